@@ -1,0 +1,62 @@
+"""Choosing a token: one uniform per row and a two-level search of the distribution's sums."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 256  # vocabulary entries per first-level sum
+
+
+def row_keys(key: jax.Array, index_P: jax.Array, rollouts: int) -> jax.Array:
+  """One key per row b = (p, g): fold(fold(key, prompt index), g), whatever the order of rows.
+
+  `key` is the step's, itself fold(seed, step). Returns typed keys [P * rollouts]. Source: none.
+  """
+  per_prompt_P = jax.vmap(lambda i: jax.random.fold_in(key, i))(index_P)
+  fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+  return fold(per_prompt_P, jnp.arange(rollouts)).reshape(-1)
+
+
+def uniforms(keys_B: jax.Array, position: jax.Array) -> jax.Array:
+  """One uniform in [0, 1) per row for the token at `position`. Source: none."""
+  return jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, position)))(keys_B)
+
+
+def sample(
+  logits_BxV: jax.Array, uniform_B: jax.Array, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+  """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
+
+  token = min{v : Σ_{w≤v} p_w > u}. Gumbel noise would need V random numbers a row; this needs one.
+  Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1.
+  Source: none (inverse transform sampling).
+  """
+  if temperature == 0:
+    token_B = jnp.argmax(logits_BxV, axis=-1)
+  else:
+    logits_BxV = logits_BxV / temperature
+    token_B = _inverse_cdf(logits_BxV, uniform_B)
+  picked_B = jnp.take_along_axis(logits_BxV, token_B[:, None], axis=-1)[:, 0]
+  return token_B.astype(jnp.int32), picked_B - jax.nn.logsumexp(logits_BxV, axis=-1)
+
+
+def _inverse_cdf(logits_BxV: jax.Array, uniform_B: jax.Array) -> jax.Array:
+  B, V = logits_BxV.shape
+  weight_BxV = jnp.exp(logits_BxV - logits_BxV.max(-1, keepdims=True))
+  blocks = -(-V // BLOCK)
+  weight = jnp.pad(weight_BxV, ((0, 0), (0, blocks * BLOCK - V))).reshape(B, blocks, BLOCK)
+  edge_BxN = jnp.cumsum(weight.sum(-1), axis=-1)
+  goal_B = uniform_B * edge_BxN[:, -1]
+  block_B, rest_B = _search(edge_BxN, goal_B)
+  inside_BxK = jnp.cumsum(jnp.take_along_axis(weight, block_B[:, None, None], axis=1)[:, 0], -1)
+  # The block's own sum may differ from the edges' by rounding: stay inside what has mass.
+  offset_B, _ = _search(inside_BxK, jnp.minimum(rest_B, inside_BxK[:, -1] * (1 - 2**-22)))
+  return block_B * BLOCK + offset_B
+
+
+def _search(sums_BxN: jax.Array, goal_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The first index whose running sum exceeds the goal, and the goal less the sum before it."""
+  index_B = jnp.argmax(sums_BxN > goal_B[:, None], axis=-1)
+  before = jnp.take_along_axis(sums_BxN, jnp.maximum(index_B - 1, 0)[:, None], axis=-1)[:, 0]
+  return index_B, goal_B - jnp.where(index_B > 0, before, 0.0)

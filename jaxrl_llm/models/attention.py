@@ -1,0 +1,79 @@
+"""Attention of each row over its own keys and, where given, over a prompt that its whole group shares."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Finite, so that a row with nothing to see (padding) gives numbers and not NaN.
+HIDDEN = -1e30
+
+
+class Keys(NamedTuple):
+  """Keys and values of one layer, and who may see them.
+
+  Own keys: arrays [B, K, S, d], mask [B, Q, S]. Shared keys: arrays [P, K, S, d], mask [P, S]; row b of
+  B = P * G sees those of prompt b // G. The order K before S keeps a decode step free of transposes.
+  """
+
+  k: jax.Array
+  v: jax.Array
+  mask: jax.Array
+
+
+def attend(q_BxQxHxd: jax.Array, own: Keys, shared: Keys | None = None) -> jax.Array:
+  """softmax(q·kᵀ/√d)·v with one softmax over own and shared keys → [B, Q, H, d].
+
+  The shared part is read once per prompt, not once per row: that is where memory and bandwidth fall
+  by G. Scores and softmax are float32. Source: arXiv:2402.05099 (shared-prefix decomposition).
+  """
+  B, Q, H, d = q_BxQxHxd.shape
+  P = shared.k.shape[0] if shared is not None else B
+  K = own.k.shape[1]
+  q = q_BxQxHxd.reshape(P, B // P, Q, K, H // K, d) * (d**-0.5)
+  parts = [_own(q, own)] + ([] if shared is None else [_shared(q, shared)])
+  # Two-part softmax: statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
+  top = parts[0][0] if shared is None else jnp.maximum(parts[0][0], parts[1][0])
+  top = jax.lax.stop_gradient(top)
+  total, out = 0.0, 0.0
+  for _, weigh in parts:
+    weight_sum, value = weigh(top)
+    total, out = total + weight_sum, out + value
+  out = out / total[..., None]
+  out = out.astype(q_BxQxHxd.dtype)  # [P, G, K, Q, R, d]
+  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, d)
+
+
+def _own(q, keys: Keys):
+  """Largest score per query, and a function from the softmax's reference to (Σ weights, Σ weights·v)."""
+  P, G = q.shape[:2]
+  k, v = (x.reshape(P, G, *x.shape[1:]) for x in (keys.k, keys.v))
+  score = jnp.einsum('pgqkrd,pgksd->pgkqrs', q, k, preferred_element_type=jnp.float32)
+  mask = keys.mask.reshape(P, G, 1, keys.mask.shape[1], 1, keys.mask.shape[2])
+  score = jnp.where(mask, score, HIDDEN)
+
+  def weigh(top):
+    weight = jnp.exp(score - top[..., None])
+    value = jnp.einsum(
+      'pgkqrs,pgksd->pgkqrd', weight.astype(v.dtype), v, preferred_element_type=jnp.float32
+    )
+    return weight.sum(-1), value
+
+  return score.max(-1), weigh
+
+
+def _shared(q, keys: Keys):
+  """As `_own`, for keys that all G rows of a prompt see."""
+  score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, keys.k, preferred_element_type=jnp.float32)
+  score = jnp.where(keys.mask[:, None, None, None, None, :], score, HIDDEN)
+
+  def weigh(top):
+    weight = jnp.exp(score - top.swapaxes(1, 2)[..., None])
+    value = jnp.einsum(
+      'pkgqrs,pksd->pkgqrd', weight.astype(keys.v.dtype), keys.v, preferred_element_type=jnp.float32
+    )
+    return weight.sum(-1).swapaxes(1, 2), value.swapaxes(1, 2)
+
+  return score.max(-1).swapaxes(1, 2), weigh

@@ -1,0 +1,156 @@
+"""One dense decoder for Llama, Qwen2, Qwen2.5 and Qwen3: flax modules inside, pure functions at the border."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_llm.models import attention, rotary
+from jaxrl_llm.types import Array, ModelConfig
+
+Cache = list[tuple[jax.Array, jax.Array]]  # one (k, v) per layer, each [rows, K, S, d]
+
+
+class Block(nnx.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+  def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+    D, F, d = config.width, config.mlp, config.head_dim
+    linear = functools.partial(nnx.Linear, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
+    norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
+    self.config = config
+    self.attn_norm = norm(D)
+    self.q = linear(D, config.heads * d, use_bias=config.qkv_bias)
+    self.k = linear(D, config.kv_heads * d, use_bias=config.qkv_bias)
+    self.v = linear(D, config.kv_heads * d, use_bias=config.qkv_bias)
+    self.o = linear(config.heads * d, D, use_bias=config.out_bias)
+    if config.qk_norm:
+      self.q_norm, self.k_norm = norm(d), norm(d)
+    self.mlp_norm = norm(D)
+    self.gate = linear(D, F, use_bias=config.mlp_bias)
+    self.up = linear(D, F, use_bias=config.mlp_bias)
+    self.down = linear(F, D, use_bias=config.mlp_bias)
+
+  def __call__(self, x_BxQxD, rope, mask_BxQxS, shared=None, cache=None, at=None):
+    """Returns x_BxQxD and this layer's (k, v): those of x, or the cache with x written at slot `at`."""
+    c, h = self.config, self.attn_norm(x_BxQxD)
+    q, k, v = (
+      f(h).reshape(*h.shape[:2], n, c.head_dim)
+      for f, n in ((self.q, c.heads), (self.k, c.kv_heads), (self.v, c.kv_heads))
+    )
+    if c.qk_norm:
+      q, k = self.q_norm(q), self.k_norm(k)
+    q, k = rotary.rotate(q, *rope), rotary.rotate(k, *rope)
+    kv = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    if cache is not None:
+      kv = tuple(
+        jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), at, 2)
+        for old, new in zip(cache, kv, strict=True)
+      )
+    out = attention.attend(q, attention.Keys(*kv, mask_BxQxS), shared)
+    x = x_BxQxD + self.o(out.reshape(*out.shape[:2], -1))
+    h = self.mlp_norm(x)
+    return x + self.down(jax.nn.silu(self.gate(h)) * self.up(h)), kv
+
+
+class Decoder(nnx.Module):
+  """Embedding, blocks, final norm, and a head that may be the embedding's transpose."""
+
+  def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+    self.embed = nnx.Embed(
+      config.vocab,
+      config.width,
+      dtype=dtype,
+      embedding_init=nnx.initializers.normal(config.width**-0.5),
+      rngs=rngs,
+    )
+    self.layers = nnx.List([Block(config, dtype, rngs) for _ in range(config.layers)])
+    self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
+    if not config.tied:
+      self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
+
+
+@functools.lru_cache(maxsize=32)
+def _definition(config: ModelConfig, dtype: str):
+  """The module's structure and its abstract parameters, made without allocating anything."""
+  model = nnx.eval_shape(lambda: Decoder(config, jnp.dtype(dtype), nnx.Rngs(0)))
+  graph, params = nnx.split(model, nnx.Param)
+  return graph, nnx.to_pure_dict(params)
+
+
+def abstract_params(config: ModelConfig) -> Any:
+  """The parameter tree as float32 ShapeDtypeStructs; kernels are [in, out]. Source: none."""
+  return _definition(config, 'float32')[1]
+
+
+def init(config: ModelConfig, seed: int) -> Any:
+  """A parameter tree drawn at random (LeCun-normal kernels, unit norms). Source: none."""
+  make = jax.jit(lambda: nnx.split(Decoder(config, jnp.float32, nnx.Rngs(seed)), nnx.Param)[1])
+  return nnx.to_pure_dict(make())
+
+
+def apply(
+  config: ModelConfig,
+  params: Any,
+  tokens_BxQ: Array,
+  positions_BxQ: Array,
+  mask_BxQxS: Array,
+  *,
+  shared: tuple[Cache, Array] | None = None,
+  cache: Cache | None = None,
+  at: Array | None = None,
+  dtype: str = 'float32',
+  remat: bool = False,
+) -> tuple[jax.Array, Cache]:
+  """Runs the blocks: final hidden states [B, Q, D] and per layer the keys and values.
+
+  Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, the tokens
+  are written at slot `at` of S slots and the whole cache comes back. `shared` is (cache of P prompts,
+  mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each block in the backward pass.
+  Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
+  """
+  model = nnx.merge(_definition(config, dtype)[0], params)
+  rope = rotary.tables(config, positions_BxQ)
+  x_BxQxD, kv_L = model.embed(tokens_BxQ), []
+  for i, layer in enumerate(model.layers):
+    prompt = None if shared is None else attention.Keys(*shared[0][i], shared[1])
+    own = None if cache is None else cache[i]
+    graph, weights = nnx.split(layer)
+
+    def block(weights, x, prompt, own, graph=graph):
+      return nnx.merge(graph, weights)(x, rope, mask_BxQxS, prompt, own, at)
+
+    x_BxQxD, kv = (jax.checkpoint(block) if remat else block)(weights, x_BxQxD, prompt, own)
+    kv_L.append(kv)
+  return model.norm(x_BxQxD), kv_L
+
+
+def head(config: ModelConfig, params: Any, hidden: jax.Array, dtype: str = 'float32') -> jax.Array:
+  """Logits [..., V] in float32 of hidden states [..., D]. Source: none."""
+  if config.tied:
+    kernel, spec = params['embed']['embedding'], '...d,vd->...v'
+  else:
+    kernel, spec = params['head']['kernel'], '...d,dv->...v'
+  return jnp.einsum(
+    spec, hidden.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32
+  )
+
+
+def forward(
+  config: ModelConfig, params: Any, tokens_BxS: Array, mask_BxS: Array, dtype: str = 'float32'
+) -> jax.Array:
+  """Logits [B, S, V] of whole sequences, padded on either side as `mask_BxS` says. Source: none."""
+  mask_BxS = jnp.asarray(mask_BxS, bool)
+  positions_BxS = jnp.maximum(jnp.cumsum(mask_BxS, axis=1) - 1, 0)
+  hidden, _ = apply(config, params, tokens_BxS, positions_BxS, causal(mask_BxS), dtype=dtype)
+  return head(config, params, hidden, dtype)
+
+
+def causal(mask_BxS: Array) -> jax.Array:
+  """mask[b, q, s] = s ≤ q and s is real. Source: none."""
+  S = mask_BxS.shape[1]
+  return jnp.tril(jnp.ones((S, S), bool))[None] & mask_BxS[:, None, :]

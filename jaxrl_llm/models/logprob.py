@@ -1,0 +1,50 @@
+"""Log-probabilities of given tokens through a chunked head: [B, T, V] float32 logits never exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import ModelConfig
+
+
+def token_logp(
+  config: ModelConfig,
+  params: Any,
+  hidden_BxTxD: jax.Array,
+  targets_BxT: jax.Array,
+  *,
+  temperature: float,
+  chunk_tokens: int,
+  dtype: str = 'float32',
+) -> tuple[jax.Array, jax.Array]:
+  """log softmax(logits / temperature)[target] and the entropy (nats, no gradient), both [B, T].
+
+  Columns are taken so many at a time that about `chunk_tokens` rows of logits exist at once, and
+  are recomputed in the backward pass. Chunks run over T: rows keep their place on the mesh.
+  Source: none.
+  """
+  B, T, _ = hidden_BxTxD.shape
+  columns = min(T, max(1, chunk_tokens // B))
+  chunks = -(-T // columns)
+  pad = chunks * columns - T
+
+  def split(x):
+    x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
+    return x.reshape(B, chunks, columns, *x.shape[2:]).swapaxes(0, 1)
+
+  @jax.checkpoint
+  def chunk(pair):
+    hidden_BxCxD, targets_BxC = pair
+    logits_BxCxV = decoder.head(config, params, hidden_BxCxD, dtype) / temperature
+    total_BxC = jax.nn.logsumexp(logits_BxCxV, axis=-1)
+    picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
+    frozen = jax.lax.stop_gradient(logits_BxCxV - total_BxC[..., None])
+    entropy_BxC = -(jnp.exp(frozen) * frozen).sum(-1)
+    return picked_BxC - total_BxC, entropy_BxC
+
+  out = jax.lax.map(chunk, (split(hidden_BxTxD), split(targets_BxT)))
+  return tuple(x.swapaxes(0, 1).reshape(B, chunks * columns)[:, :T] for x in out)

@@ -1,0 +1,86 @@
+"""Rotary position embedding with Hugging Face's scaling variants."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.types import Array, ModelConfig, UserError
+
+SCALINGS = ('default', 'linear', 'llama3', 'yarn')
+
+
+def frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
+  """Inverse frequencies [head_dim / 2], in radians per token, and the factor on cosine and sine.
+
+  θ_i = base^(−2i/d), then stretched as `rope_scaling` says. Raises UserError for an unknown scaling.
+  Source: arXiv:2104.09864 (rotary), arXiv:2309.00071 (yarn).
+  """
+  scaling = dict(config.rope_scaling)
+  kind = scaling.get('rope_type', scaling.get('type', 'default'))
+  exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
+  inverse = (1.0 / (config.rope_theta**exponent)).astype(np.float32)
+  if kind == 'default':
+    return inverse, 1.0
+  if kind == 'linear':
+    return inverse / np.float32(scaling['factor']), 1.0
+  if kind == 'llama3':
+    return _llama3(inverse, scaling), 1.0
+  if kind == 'yarn':
+    return _yarn(inverse, scaling, config)
+  raise UserError(f'rope_scaling type {kind!r} is unknown; supported: {", ".join(SCALINGS)}.')
+
+
+def _llama3(inverse: np.ndarray, scaling: dict) -> np.ndarray:
+  """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
+  low, high = scaling['low_freq_factor'], scaling['high_freq_factor']
+  span = scaling['original_max_position_embeddings']
+  wavelength = 2 * math.pi / inverse
+  blend = (span / wavelength - low) / (high - low)
+  between = (1 - blend) * inverse / scaling['factor'] + blend * inverse
+  scaled = np.where(wavelength > span / low, inverse / scaling['factor'], inverse)
+  medium = (wavelength <= span / low) & (wavelength >= span / high)
+  return np.where(medium, between, scaled).astype(np.float32)
+
+
+def _yarn(inverse: np.ndarray, scaling: dict, config: ModelConfig) -> tuple[np.ndarray, float]:
+  """Interpolates slow dimensions, keeps fast ones, and sharpens attention by a factor."""
+  factor, dim, base = scaling['factor'], config.head_dim, config.rope_theta
+  span = scaling.get('original_max_position_embeddings') or config.max_tokens
+
+  def mscale(value, weight=1.0):
+    return 1.0 if value <= 1 else 0.1 * weight * math.log(value) + 1.0
+
+  attention = scaling.get('attention_factor')
+  if attention is None:
+    weight, weight_all = scaling.get('mscale'), scaling.get('mscale_all_dim')
+    both = weight and weight_all
+    attention = mscale(factor, weight) / mscale(factor, weight_all) if both else mscale(factor)
+
+  def turns(count):  # the dimension that makes `count` turns over the original context
+    return dim * math.log(span / (count * 2 * math.pi)) / (2 * math.log(base))
+
+  first, last = turns(scaling.get('beta_fast') or 32), turns(scaling.get('beta_slow') or 1)
+  if scaling.get('truncate', True):
+    first, last = math.floor(first), math.ceil(last)
+  first, last = max(first, 0), min(last, dim - 1)
+  width = max(last - first, 0.001)
+  ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - first) / width, 0, 1)
+  return (inverse / factor * ramp + inverse * (1 - ramp)).astype(np.float32), float(attention)
+
+
+def tables(config: ModelConfig, positions_BxQ: Array) -> tuple[jax.Array, jax.Array]:
+  """Cosine and sine [B, Q, head_dim / 2] in float32 at `positions_BxQ`. Source: arXiv:2104.09864."""
+  inverse, factor = frequencies(config)
+  angle = positions_BxQ[..., None].astype(jnp.float32) * jnp.asarray(inverse)[None, None, :]
+  return jnp.cos(angle) * factor, jnp.sin(angle) * factor
+
+
+def rotate(x_BxQxNxd: jax.Array, cos_BxQxh: jax.Array, sin_BxQxh: jax.Array) -> jax.Array:
+  """(a, b) → (a·cos − b·sin, b·cos + a·sin) with a, b the two halves. Source: arXiv:2104.09864."""
+  a, b = jnp.split(x_BxQxNxd.astype(jnp.float32), 2, axis=-1)
+  cos, sin = cos_BxQxh[:, :, None, :], sin_BxQxh[:, :, None, :]
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BxQxNxd.dtype)

@@ -1,0 +1,38 @@
+"""Denominators as weights: mask_BxT, max_tokens → weight_BxT, so that the loss is −Σ weight·objective.
+
+Sums run over the whole (global) batch before it is cut into microbatches; a mean of shard means never occurs.
+Every public function here may be named in `config.objective.aggregate.fn`. A row with an empty mask is no row.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def token_mean(mask_BxT: jax.Array, max_tokens: int) -> jax.Array:
+  """w = m / Σm: every token counts the same. Source: arXiv:2503.14476 (DAPO)."""
+  del max_tokens
+  return mask_BxT / jnp.maximum(mask_BxT.sum(), 1)
+
+
+def sequence_mean(mask_BxT: jax.Array, max_tokens: int) -> jax.Array:
+  """w = m / (|y|·rows): every rollout counts the same. Source: arXiv:2402.03300 (GRPO)."""
+  del max_tokens
+  length_Bx1 = mask_BxT.sum(1, keepdims=True)
+  return mask_BxT / jnp.maximum(length_Bx1, 1) / _rows(mask_BxT)
+
+
+def fixed(mask_BxT: jax.Array, max_tokens: int) -> jax.Array:
+  """w = m / (max_tokens·rows): no bias to short answers. Source: arXiv:2503.20783 (Dr.GRPO)."""
+  return mask_BxT / (max_tokens * _rows(mask_BxT))
+
+
+def sequence_sum(mask_BxT: jax.Array, max_tokens: int) -> jax.Array:
+  """w = m / rows: the log-probability of whole answers. Source: arXiv:2402.14740 (RLOO)."""
+  del max_tokens
+  return mask_BxT / _rows(mask_BxT)
+
+
+def _rows(mask_BxT: jax.Array) -> jax.Array:
+  return jnp.maximum((mask_BxT.sum(1) > 0).sum(), 1)

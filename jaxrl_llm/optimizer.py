@@ -1,0 +1,51 @@
+"""The optimizer: AdamW with a schedule and a bound on the global gradient norm, all optax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from jaxrl_llm.types import UserError
+
+DECAYS = ('constant', 'cosine', 'linear')
+
+
+def make_optimizer(config: Any, steps: int) -> tuple[optax.GradientTransformation, Callable]:
+  """AdamW on gradients clipped to `clip_norm`, and its learning-rate schedule step → rate.
+
+  Weight decay touches matrices only. Raises UserError for an unknown decay.
+  Source: arXiv:1711.05101 (AdamW).
+  """
+  schedule = _schedule(config, steps)
+  matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
+  adamw = optax.adamw(
+    schedule,
+    b1=config.b1,
+    b2=config.b2,
+    eps=config.eps,
+    weight_decay=config.weight_decay,
+    mask=matrices,
+  )
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw), schedule
+
+
+def _schedule(config: Any, steps: int) -> Callable:
+  rate, warmup = config.learning_rate, config.warmup_steps
+  after = max(steps - warmup, 1)
+  if config.decay not in DECAYS:
+    raise UserError(
+      f'config.optimizer.decay={config.decay!r} is unknown; choose one of: {", ".join(DECAYS)}.'
+    )
+  main = {
+    'constant': lambda: optax.constant_schedule(rate),
+    'cosine': lambda: optax.cosine_decay_schedule(rate, after),
+    'linear': lambda: optax.linear_schedule(rate, 0.0, after),
+  }[config.decay]()
+  if not warmup:
+    return main
+  # The first step already moves: the ramp starts at rate / warmup, not at 0.
+  ramp = optax.linear_schedule(rate / warmup, rate, max(warmup - 1, 1))
+  return optax.join_schedules([ramp, main], [warmup])

@@ -1,0 +1,96 @@
+"""Meshes and layouts: which axis of which parameter lies on which axis of the mesh."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm.types import UserError
+
+AXES = ('data', 'fsdp', 'tensor')
+ROWS = ('data', 'fsdp')  # what a batch is cut over
+
+# (regular expression over the path, axes): the first match counts. Optimizer moments end in the same path.
+RULES = (
+  (r'embed/embedding$', ('tensor', 'fsdp')),
+  (r'(q|k|v|gate|up)/kernel$', ('fsdp', 'tensor')),
+  (r'(o|down)/kernel$', ('tensor', 'fsdp')),
+  (r'head/kernel$', ('fsdp', 'tensor')),
+  (r'(q|k|v|gate|up)/bias$', ('tensor',)),
+)
+
+
+def make_mesh(config: Any, devices: list | None = None) -> Mesh:
+  """A mesh of `config.data` × `config.fsdp` × `config.tensor` devices; one of them may be −1.
+
+  Raises UserError when the product is not the number of devices. Source: none.
+  """
+  devices = devices or jax.devices()
+  sizes = [config[axis] for axis in AXES]
+  known = math.prod(s for s in sizes if s != -1)
+  if sizes.count(-1) == 1 and len(devices) % known == 0:
+    sizes = [len(devices) // known if s == -1 else s for s in sizes]
+  if -1 in sizes or math.prod(sizes) > len(devices):
+    told = ', '.join(f'{a}={config[a]}' for a in AXES)
+    raise UserError(
+      f'config.mesh ({told}) does not fit {len(devices)} devices; '
+      'let the product be that number, or set one axis to -1.'
+    )
+  used = np.array(devices[: math.prod(sizes)]).reshape(sizes)
+  return Mesh(used, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def rows_shards(mesh: Mesh) -> int:
+  """Into how many parts a batch is cut. Source: none."""
+  return math.prod(mesh.shape[axis] for axis in ROWS)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The same on every device. Source: none."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+  """The first dimension cut over data and fsdp. Source: none."""
+  return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
+def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> Any:
+  """A NamedSharding for every leaf of a parameter tree or an optimizer state. Source: none.
+
+  The axes of the first rule that matches the leaf's path, without those in `drop` and without any
+  that does not divide its dimension; replicated where no rule matches.
+  """
+
+  def place(path, leaf):
+    name = '/'.join(_key(k) for k in path)
+    axes = next((axes for pattern, axes in rules if re.search(pattern, name)), ())
+    if len(axes) != len(leaf.shape):
+      axes = ()
+    kept = [
+      a if a not in drop and leaf.shape[i] % mesh.shape[a] == 0 else None
+      for i, a in enumerate(axes)
+    ]
+    return NamedSharding(mesh, PartitionSpec(*kept))
+
+  return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def decode_layout(params: Any, mesh: Mesh, rules=RULES) -> Any:
+  """The layout while sampling: tensor parallel, whole on data and fsdp, so no gather in the loop.
+
+  Source: none.
+  """
+  return layout(params, mesh, rules, drop=ROWS)
+
+
+def _key(entry: Any) -> str:
+  for name in ('key', 'name', 'idx'):
+    if hasattr(entry, name):
+      return str(getattr(entry, name))
+  return str(entry)

@@ -1,0 +1,319 @@
+"""The one compiled program of a step: learn from the rollouts just graded, then sample with the new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm import objective, shard
+from jaxrl_llm.generate import engine
+from jaxrl_llm.models import decoder, logprob
+from jaxrl_llm.optimizer import make_optimizer
+from jaxrl_llm.types import Batch, ModelConfig, Prompts, Rollout, TrainState
+
+
+class Program(NamedTuple):
+  """What is fixed when a step is compiled."""
+
+  model: ModelConfig
+  mesh: jax.sharding.Mesh
+  method: objective.Method
+  optimizer: optax.GradientTransformation
+  schedule: Callable
+  generate: engine.Spec
+  seed: int
+  prompts: int  # P
+  prompt_tokens: int  # L
+  minibatches: int  # optimizer steps per batch
+  slice_groups: int  # prompts per gradient-accumulation slice
+  slice_rollouts: int  # rows of each of them; fewer than G repeats the prompt
+  head_chunk_tokens: int
+  remat: bool
+
+
+def make_program(
+  config: Any, model: ModelConfig, end_ids: tuple[int, ...], mesh: jax.sharding.Mesh
+) -> Program:
+  """Reads a validated config. Raises UserError for a function that does not exist. Source: none."""
+  cpu = mesh.devices.flat[0].platform == 'cpu'
+  dtype = ('float32' if cpu else 'bfloat16') if config.dtype == 'auto' else config.dtype
+  rows = config.prompts * config.rollouts // config.updates_per_rollout
+  rows = min(rows, config.microbatch_rollouts or rows)
+  slice_rollouts = min(config.rollouts, max(1, rows // shard.rows_shards(mesh)))
+  optimizer, schedule = make_optimizer(config.optimizer, config.steps)
+  return Program(
+    model=model,
+    mesh=mesh,
+    method=objective.method(config.objective),
+    optimizer=optimizer,
+    schedule=schedule,
+    generate=engine.Spec(
+      config.rollouts, config.completion_tokens, config.temperature, tuple(end_ids), dtype
+    ),
+    seed=config.seed,
+    prompts=config.prompts,
+    prompt_tokens=config.prompt_tokens,
+    minibatches=config.updates_per_rollout,
+    slice_groups=rows // slice_rollouts,
+    slice_rollouts=slice_rollouts,
+    head_chunk_tokens=config.objective.head_chunk_tokens,
+    remat=(not cpu) if config.remat == 'auto' else config.remat,
+  )
+
+
+def step(
+  program: Program, state: TrainState, batch: Batch, prompts: Prompts, index: jax.Array
+) -> tuple[TrainState, Rollout, dict[str, jax.Array]]:
+  """One step: update on `batch`, then G rollouts of each of `prompts` with the new weights.
+
+  `index` is the step's number: it and the seed key all randomness. Source: none.
+  """
+  state, metrics = update(program, state, batch)
+  rollout = generate(program, state.params, prompts, index, state.step)
+  return state, rollout, metrics
+
+
+def generate(
+  program: Program, params: Any, prompts: Prompts, index: jax.Array, version: jax.Array
+) -> Rollout:
+  """Lays the weights out for decoding, once, and samples. Source: none."""
+  key = jax.random.fold_in(jax.random.key(program.seed), index)
+  params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
+  params = jax.lax.with_sharding_constraint(params, shard.decode_layout(params, program.mesh))
+  return engine.generate(program.model, params, prompts, key, version, program.generate)
+
+
+def update(
+  program: Program, state: TrainState, batch: Batch
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
+  U = program.minibatches
+  minibatches = jax.tree.map(
+    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), _by_prompt(program, batch)
+  )
+  state, metrics = jax.lax.scan(
+    lambda state, minibatch: _minibatch(program, state, _by_row(program, minibatch)),
+    state,
+    minibatches,
+  )
+  return state, {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
+
+
+def _minibatch(program: Program, state: TrainState, batch: Batch):
+  """Sums the gradient over slices, then takes one guarded optimizer step."""
+  target = objective.targets(program.method, batch, program.generate.rollouts)
+
+  def accumulate(carry, piece):
+    grads, sums = jax.grad(_slice_loss, argnums=1, has_aux=True)(program, state.params, *piece)
+    summed = {k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()}
+    return (jax.tree.map(jnp.add, carry[0], grads), summed), None
+
+  zeros = jax.tree.map(jnp.zeros_like, state.params), {k: jnp.float32(0) for k in _SUMS}
+  (grads, sums), _ = jax.lax.scan(accumulate, zeros, _slices(program, batch, target))
+  norm = optax.global_norm(grads)
+  usable = jnp.isfinite(norm)
+  state = jax.lax.cond(
+    usable & (batch.rollout.length_B.sum() > 0),
+    lambda: _apply(program, state, grads),
+    lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1)),
+  )
+  return state, _metrics(program, state, batch, target, sums, norm)
+
+
+def _apply(program: Program, state: TrainState, grads: Any) -> TrainState:
+  updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  return TrainState(params, opt_state, state.step + 1, jnp.zeros_like(state.skipped))
+
+
+_SUMS = ('pg_loss', 'clipped', 'kl', 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
+
+
+def _slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, target):
+  """−Σ c·log π of one slice, with every denominator already inside c."""
+  logp_BxT, entropy_BxT = rescore(program, params, prompts, tokens_BxT)
+  c_BxT, sums = objective.coefficients(program.method, target, logp_BxT)
+  real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
+  logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
+  gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(target.behaviour_BxT)), 0.0)
+  sums |= {
+    'entropy': jnp.where(real_BxT, entropy_BxT, 0.0).sum(),
+    'tokens': real_BxT.sum().astype(jnp.float32),
+    'probs_diff': gap_BxT.sum(),
+    'probs_diff_max': gap_BxT.max(),
+  }
+  return -(c_BxT * logp_BxT).sum(), jax.lax.stop_gradient(sums)
+
+
+def rescore(
+  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
+
+  The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
+  states predict the rest. Same gradient as a repeated prompt, B / P times fewer prompt tokens.
+  Source: none.
+  """
+  P, L = prompts.tokens_PxL.shape
+  B, T = tokens_BxT.shape
+  run = dict(dtype=program.generate.dtype, remat=program.remat)
+  positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
+  mask_PxL = positions_PxL < prompts.length_P[:, None]
+  hidden_PxLxD, cache = decoder.apply(
+    program.model, params, prompts.tokens_PxL, positions_PxL, decoder.causal(mask_PxL), **run
+  )
+  last_Px1xD = jnp.take_along_axis(
+    hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
+  )
+  start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
+  hidden_BxT1xD, _ = decoder.apply(
+    program.model,
+    params,
+    tokens_BxT[:, :-1],
+    start_Bx1 + jnp.arange(T - 1)[None],
+    jnp.broadcast_to(jnp.tril(jnp.ones((T - 1, T - 1), bool)), (B, T - 1, T - 1)),
+    shared=(cache, mask_PxL),
+    **run,
+  )
+  hidden_BxTxD = jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
+  return logprob.token_logp(
+    program.model,
+    params,
+    hidden_BxTxD,
+    tokens_BxT,
+    temperature=program.generate.temperature,
+    chunk_tokens=program.head_chunk_tokens,
+    dtype=program.generate.dtype,
+  )
+
+
+def _by_prompt(program: Program, batch: Batch) -> Batch:
+  """Arrays of rows [B, …] as [P, G, …], so that all leaves lead with P."""
+  G = program.generate.rollouts
+  group = lambda x: x.reshape(x.shape[0] // G, G, *x.shape[1:])  # noqa: E731
+  prompts, *rest = batch
+  return Batch(prompts, *jax.tree.map(group, rest))
+
+
+def _by_row(program: Program, batch: Batch) -> Batch:
+  prompts, *rest = batch
+  return Batch(prompts, *jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rest))
+
+
+def _slices(program: Program, batch: Batch, target: objective.Targets):
+  """Cuts a minibatch into [M, …] slices of `slice_groups` prompts × `slice_rollouts` rows.
+
+  Slice m takes every M-th group, so that rows stay on the device that holds them.
+  """
+  p, g = program.slice_groups, program.slice_rollouts
+  repeats = program.generate.rollouts // g
+
+  def groups(x):  # [P, …] → [M, p, …], a prompt repeated where its group is cut
+    x = jnp.repeat(x, repeats, axis=0)
+    return x.reshape(p, x.shape[0] // p, *x.shape[1:]).swapaxes(0, 1)
+
+  def rows(x):  # [B, …] → [M, p·g, …]
+    x = x.reshape(p, x.shape[0] // (p * g), g, *x.shape[1:]).swapaxes(0, 1)
+    return x.reshape(x.shape[0], p * g, *x.shape[3:])
+
+  rollout = batch.rollout
+  return (
+    jax.tree.map(groups, batch.prompts),
+    rows(rollout.tokens_BxT),
+    rows(rollout.length_B),
+    jax.tree.map(rows, target),
+  )
+
+
+def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, norm):
+  tokens = jnp.maximum(sums['tokens'], 1)
+  counted = jnp.maximum((target.mask_BxT > 0).sum(), 1)
+  mixed_P = objective.mixed(batch.correct_B, batch.rollout.length_B, program.generate.rollouts)
+  # Read off the advantages as the loss sees them: a mask or a denominator gone wrong shows here.
+  return {
+    'actor/pg_loss': sums['pg_loss'],
+    'actor/pg_clipfrac': sums['clipped'] / counted,
+    'actor/ppo_kl': sums['kl'] / counted,
+    'actor/entropy': sums['entropy'] / tokens,
+    'actor/grad_norm': norm,
+    'actor/lr': program.schedule(jnp.maximum(state.step - 1, 0)),
+    'actor/skipped_updates': state.skipped.astype(jnp.float32),
+    'critic/advantages/mean': (target.advantage_BxT * target.mask_BxT).sum() / counted,
+    'critic/advantages/max': target.advantage_BxT.max(),
+    'critic/advantages/min': target.advantage_BxT.min(),
+    'training/rollout_probs_diff_mean': sums['probs_diff'] / tokens,
+    'training/rollout_probs_diff_max': sums['probs_diff_max'],
+    'training/trained_tokens': sums['tokens'],
+    'frac_reward_zero_std': 1 - mixed_P.mean(),
+  }
+
+
+def init_state(program: Program, params: Any) -> TrainState:
+  """A TrainState on the mesh, from parameters anywhere. Source: none."""
+  params = jax.device_put(params, shard.layout(params, program.mesh))
+  make = lambda p: TrainState(p, program.optimizer.init(p), jnp.int32(0), jnp.int32(0))  # noqa: E731
+  shardings = shard.layout(jax.eval_shape(make, params), program.mesh)
+  return jax.jit(make, out_shardings=shardings)(params)
+
+
+def abstract_state(program: Program) -> TrainState:
+  """The shapes and shardings of `init_state`, nothing allocated. Source: none."""
+  make = lambda p: TrainState(p, program.optimizer.init(p), jnp.int32(0), jnp.int32(0))  # noqa: E731
+  shapes = jax.eval_shape(make, decoder.abstract_params(program.model))
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    shard.layout(shapes, program.mesh),
+  )
+
+
+def empty_batch(program: Program) -> Batch:
+  """A batch of no rollouts, to start with: host arrays. Source: none."""
+  P, L, T = program.prompts, program.prompt_tokens, program.generate.max_tokens
+  B = P * program.generate.rollouts
+  zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+  rollout = Rollout(
+    zeros(B, T), np.zeros((B, T), np.float32), zeros(B), np.zeros(B, np.int8), zeros(B)
+  )
+  prompts = Prompts(zeros(P, L), zeros(P), zeros(P))
+  return Batch(prompts, rollout, np.zeros(B, np.float32), np.zeros(B, np.float32))
+
+
+def compile_step(program: Program) -> Callable:
+  """`step` as one jit: (state, batch, prompts, index), state and batch donated. Source: none."""
+  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
+  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  return jax.jit(
+    lambda state, batch, prompts, index: step(program, state, batch, prompts, index),
+    donate_argnums=(0, 1),
+    in_shardings=(state, rows, rows, whole),
+    out_shardings=(state, rows, whole),
+  )
+
+
+def compile_generate(program: Program) -> Callable:
+  """`generate` alone, for evaluation: (params, prompts, index). Source: none."""
+  params = jax.tree.map(lambda x: x.sharding, abstract_state(program).params)
+  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  return jax.jit(
+    lambda params, prompts, index: generate(program, params, prompts, index, jnp.int32(0)),
+    in_shardings=(params, rows, whole),
+    out_shardings=rows,
+  )
+
+
+def compile_update(program: Program) -> Callable:
+  """`update` alone, for a supervised warm start: (state, batch), both donated. Source: none."""
+  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
+  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  return jax.jit(
+    lambda state, batch: update(program, state, batch),
+    donate_argnums=(0, 1),
+    in_shardings=(state, rows),
+    out_shardings=(state, whole),
+  )

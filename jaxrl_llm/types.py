@@ -1,0 +1,93 @@
+"""The records that cross the borders of the program, and the glossary of shape suffixes.
+
+P prompts of a step, G rollouts per prompt, B = P * G rows (row b belongs to prompt b // G), L prompt tokens,
+T completion tokens, V vocabulary, D width, H attention heads, K key-value heads, Q query positions.
+Prompts are right-padded: token i of prompt p is real where i < length_P[p]. Completions likewise. Padding is
+decided by position and never by a token id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+# Why a row stopped, as stored in Rollout.reason_B.
+UNFINISHED, STOPPED, TRUNCATED = 0, 1, 2
+REASONS = ('unfinished', 'stop', 'length')
+
+
+class UserError(ValueError):
+  """Bad input, told in one sentence that names the field, the value and the remedy."""
+
+
+class Prompts(NamedTuple):
+  """The prompts of one step."""
+
+  tokens_PxL: Array  # int32, right-padded
+  length_P: Array  # int32, in tokens
+  index_P: Array  # int32, the row in the data set: keys the randomness and the posterior
+
+
+class Rollout(NamedTuple):
+  """What `generate` returns: G completions of each prompt."""
+
+  tokens_BxT: Array  # int32, right-padded
+  logp_BxT: Array  # float32, log-probability under the distribution that was really sampled
+  length_B: Array  # int32, in tokens, the end token included
+  reason_B: Array  # int8, one of UNFINISHED, STOPPED, TRUNCATED
+  version_B: Array  # int32, optimizer steps taken by the weights that sampled the row
+
+
+class Batch(NamedTuple):
+  """What `update` learns from. An empty batch has length_B = 0 everywhere."""
+
+  prompts: Prompts
+  rollout: Rollout
+  reward_B: Array  # float32
+  correct_B: Array  # float32 in {0, 1}: decides which groups are mixed, before any shaping
+
+
+class TrainState(NamedTuple):
+  """Everything on the device that outlives a step."""
+
+  params: Any  # float32 master weights
+  opt_state: Any
+  step: Array  # int32, optimizer steps taken
+  skipped: Array  # int32, updates in a row skipped for a non-finite gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """The shape of a dense decoder: Llama, Qwen2, Qwen2.5 and Qwen3 by setting."""
+
+  vocab: int
+  width: int
+  layers: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  mlp: int
+  max_tokens: int  # longest context the model was made for
+  rope_theta: float = 10000.0
+  # Hugging Face's rope_scaling as sorted (name, value) pairs, so that the config stays hashable.
+  rope_scaling: tuple[tuple[str, Any], ...] = ()
+  norm_eps: float = 1e-5
+  qkv_bias: bool = False
+  out_bias: bool = False
+  mlp_bias: bool = False
+  qk_norm: bool = False
+  tied: bool = True
+
+
+class Model(NamedTuple):
+  """A model ready for use: `models.load` returns one."""
+
+  config: ModelConfig
+  params: Any
+  tokenizer: Any  # models.tokenizer.Tokenizer
+  name: str
