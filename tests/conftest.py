@@ -1,0 +1,42 @@
+"""What tests run under: CPU, 8 virtual devices, strict rank promotion, a kept compilation cache."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+# Both are read when jax is first imported. A mesh of one device is made from jax.devices()[:1].
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
+  os.environ['XLA_FLAGS'] = (
+    os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+  ).strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+# Tests that need these use pytest.importorskip; where all was installed, none may be skipped.
+_PARITY = ('torch', 'transformers', 'trl', 'reasoning_gym')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  _require_parity()
+  jax.config.update('jax_numpy_rank_promotion', 'raise')
+  # Under .pytest_cache: a second run of the suite compiles next to nothing.
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('jax')))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+
+
+def _require_parity() -> None:
+  """Fails the run when JAXRL_LLM_REQUIRE_PARITY=1 and a module to compare with does not import."""
+  if os.environ.get('JAXRL_LLM_REQUIRE_PARITY') != '1':
+    return
+  for name in _PARITY:
+    try:
+      importlib.import_module(name)
+    except ImportError as error:
+      raise pytest.UsageError(
+        f'JAXRL_LLM_REQUIRE_PARITY=1, but {name} does not import ({error}); '
+        "install the extras: pip install -e '.[gym,parity]'."
+      ) from error
