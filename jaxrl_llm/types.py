@@ -9,12 +9,17 @@ decided by position and never by a token id.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
 
-Array = jax.Array | np.ndarray
+# Grading workers import this module and must not pay for jax, nor touch a device.
+if TYPE_CHECKING:
+  import jax
+
+  Array = jax.Array | np.ndarray
+else:
+  Array = Any
 
 # Why a row stopped, as stored in Rollout.reason_B.
 UNFINISHED, STOPPED, TRUNCATED = 0, 1, 2
@@ -23,6 +28,17 @@ REASONS = ('unfinished', 'stop', 'length')
 
 class UserError(ValueError):
   """Bad input, told in one sentence that names the field, the value and the remedy."""
+
+
+class Row(NamedTuple):
+  """One row of data: a question or messages, and what a grader needs to judge a reply."""
+
+  id: str  # stable: a hash of source, prompt and answer
+  question: str  # '' where the prompt is messages
+  messages: tuple[dict[str, str], ...]  # () where it is a question; else role, content
+  answer: str  # '' only where the source's own grader knows better (some reasoning-gym tasks)
+  source: str  # names the data in metrics: val-core/<source>/...
+  extra: dict[str, Any]  # everything else, handed to the grader
 
 
 class Prompts(NamedTuple):

@@ -1,0 +1,38 @@
+"""Grading: text in, number out. Nothing in here imports jax, so that workers start fast and own no
+device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_llm.grade.pool import Pool, Scores
+from jaxrl_llm.grade.resolve import resolve
+from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, TIMEOUT
+from jaxrl_llm.types import Row
+
+__all__ = [
+  'CRASH',
+  'ERROR',
+  'OK',
+  'OUTCOMES',
+  'TIMEOUT',
+  'Pool',
+  'Scores',
+  'resolve',
+  'score',
+]
+
+
+def score(rows: Sequence[Row], texts: Sequence[str], spec: Any, pool: Pool | None = None) -> Scores:
+  """reward[b] = grader(texts[b], rows[b]) with the grader and deadline of `spec` (a config.grade).
+
+  pool: workers to reuse over many calls, made from the same spec; without it they live for this
+  call. Raises UserError where the spec is bad. Source: none.
+  """
+  if pool is None:
+    with Pool(spec) as own:
+      return own.score(rows, texts)
+  if pool.spec != dict(spec):
+    raise ValueError(f'the pool was made for {pool.spec}, not for {dict(spec)}')
+  return pool.score(rows, texts)

@@ -1,0 +1,87 @@
+"""The graders a config may name in `config.grade.fn`: text in, number out.
+
+Each is `f(text, row, *, settings) -> float`. One that cannot judge a row raises: the pool reports
+an error, never a zero that looks like a wrong answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+from jaxrl_llm.types import Row
+
+# A sign counts only where it cannot be a minus between two terms. Commas count only between groups
+# of three.
+_NUMBER = re.compile(
+  r'(?:(?<![\w)\].])[-+])?'
+  r'(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
+)
+
+
+def exact(text: str, row: Row) -> float:
+  """1 where the text equals the answer, both stripped of surrounding space. Source: none."""
+  return float(text.strip() == _answer(row).strip())
+
+
+def number(text: str, row: Row) -> float:
+  """1 where the last number of the text equals the answer's: 1,000 = 1000.0 and -0 = 0.
+
+  Source: none.
+  """
+  found = _numbers(text)
+  return float(bool(found) and found[-1] == _target(row))
+
+
+def first_number(text: str, row: Row) -> float:
+  """1 where the first number of the text equals the answer's. Source: none."""
+  found = _numbers(text)
+  return float(bool(found) and found[0] == _target(row))
+
+
+def gym(text: str, row: Row, *, tag: str = '') -> float:
+  """The score that the row's own reasoning-gym task gives, in [0, 1], with its partial credit.
+
+  tag: judge what stands in the last <tag>...</tag>, 0 where there is none; '' judges the whole
+  text. Source: none.
+  """
+  if 'gym' not in row.extra:
+    raise ValueError(f'row {row.id} does not come from reasoning-gym')
+  if tag:
+    found = re.findall(f'<{re.escape(tag)}>(.*?)</{re.escape(tag)}>', text, re.DOTALL)
+    if not found:
+      return 0.0
+    text = found[-1]
+  task = row.extra['gym']
+  dataset = _gym_dataset(task['name'], json.dumps(task['settings'], sort_keys=True))
+  entry = dict(question=row.question, answer=task['answer'], metadata=row.extra['metadata'])
+  return float(dataset.score_answer(text.strip(), entry))
+
+
+@functools.lru_cache(maxsize=256)
+def _gym_dataset(name: str, settings: str) -> Any:
+  import reasoning_gym
+
+  return reasoning_gym.create_dataset(name, seed=0, **json.loads(settings))
+
+
+def _numbers(text: str) -> list[Decimal]:
+  # Decimal compares exactly at any length, where floats would call 2**53 and 2**53 + 1 equal.
+  plain = text.replace('\N{MINUS SIGN}', '-')
+  return [Decimal(found.replace(',', '')) for found in _NUMBER.findall(plain)]
+
+
+def _target(row: Row) -> Decimal:
+  found = _numbers(_answer(row))
+  if not found:
+    raise ValueError(f'the answer of row {row.id} holds no number: {row.answer!r}')
+  return found[-1]
+
+
+def _answer(row: Row) -> str:
+  if not row.answer.strip():
+    raise ValueError(f'row {row.id} has no answer to compare with')
+  return row.answer

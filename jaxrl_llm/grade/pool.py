@@ -1,0 +1,227 @@
+"""Grading in worker processes that can be killed: every item has a deadline, every failure a name.
+
+Pebble owns the processes. What it leaves open is closed here: which item of a chunk hung, workers
+that would import the user's main module (and jax with it), and a pool that breaks when an idle
+worker dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import multiprocessing.context
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple
+
+import numpy as np
+import pebble
+from absl import logging
+
+from jaxrl_llm.grade import graders, worker
+from jaxrl_llm.grade.resolve import resolve
+from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, PENDING, RESULT, TIMEOUT
+from jaxrl_llm.types import Row, UserError
+
+# Linear in the text, whatever it holds: they need no deadline, so no worker.
+_INLINE = (graders.exact, graders.number, graders.first_number)
+
+_METRICS = {TIMEOUT: 'grade/timeouts', CRASH: 'grade/crashes', ERROR: 'grade/errors'}
+_CHUNK_ITEMS = 64
+_SLICE_S = 1.0  # the longest a worker keeps starting items of one chunk
+_GRACE_S = 1.0  # what the worker's own alarm gets before the pool steps in
+_STALL_S = 60.0  # beyond any deadline and any start of a worker: the pool has lost a chunk
+_MAX_RESTARTS = 3
+
+
+class Scores(NamedTuple):
+  """What grading gives. Where the outcome is not OK the reward is 0, and no judgement."""
+
+  reward_B: np.ndarray  # float32
+  outcome_B: np.ndarray  # int8, one of OK, TIMEOUT, CRASH, ERROR
+  counts: dict[str, int]  # metrics: grade/timeouts, grade/crashes, grade/errors
+  message: str  # the first failure in words, '' where there is none
+
+
+class Pool:
+  """Workers for one `config.grade`, to be used in `with`. They start when first needed."""
+
+  def __init__(self, spec: Any):
+    """Raises UserError for a grader that does not resolve, or bad `workers` or `deadline_s`."""
+    self.spec = dict(spec)
+    grader = resolve(self.spec)
+    self._inline = grader if getattr(grader, 'func', None) in _INLINE else None
+    self._workers = self.spec.get('workers', 2)
+    self._deadline_s = self.spec.get('deadline_s', 10.0)
+    if not isinstance(self._workers, int) or self._workers < 1:
+      raise UserError(f'config.grade.workers={self._workers!r} must be a whole number from 1 up.')
+    if not isinstance(self._deadline_s, int | float) or not 0 < self._deadline_s < math.inf:
+      raise UserError(
+        f'config.grade.deadline_s={self._deadline_s!r} must be a positive number of seconds.'
+      )
+    self._slice_s = min(_SLICE_S, self._deadline_s)
+    self._processes: pebble.ProcessPool | None = None
+
+  def __enter__(self) -> Pool:
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Kills every worker. A later call to `score` starts new ones."""
+    processes, self._processes = self._processes, None
+    if processes is not None:
+      processes.stop()
+      processes.join()
+
+  def score(self, rows: Sequence[Row], texts: Sequence[str]) -> Scores:
+    """Grades texts[b] against rows[b]; results in that order. One call at a time."""
+    if len(rows) != len(texts):
+      raise ValueError(f'{len(rows)} rows but {len(texts)} texts')
+    if self._inline is not None:
+      results = [worker.attempt(self._inline, *item) for item in zip(texts, rows, strict=True)]
+      return _scores(np.array(results, RESULT))
+    with tempfile.TemporaryDirectory(prefix='grade-') as folder:
+      job = _Job(os.path.join(folder, 'results'), rows, texts)
+      try:
+        self._finish(job)
+      except BaseException:  # Ctrl-C too: what still runs belongs to a call that is over
+        self.close()
+        raise
+      return _scores(np.array(job.table))
+
+  def _finish(self, job: _Job) -> None:
+    size = max(1, min(_CHUNK_ITEMS, math.ceil(len(job.items) / (4 * self._workers))))
+    todo = [(at, min(at + size, len(job.items))) for at in range(0, len(job.items), size)]
+    pending = {self._submit(job, *chunk): chunk for chunk in todo if chunk[0] < chunk[1]}
+    restarts = 0
+    while pending:
+      wait_s = self._slice_s + self._deadline_s + _STALL_S
+      done, _ = futures.wait(pending, wait_s, return_when=futures.FIRST_COMPLETED)
+      if not done or any(isinstance(f.exception(), BrokenProcessPool) for f in done):
+        restarts += 1
+        if restarts > _MAX_RESTARTS:
+          raise RuntimeError(f'grading workers broke {restarts} times in a row; their log says why')
+        logging.warning('The grading workers broke; starting new ones.')
+        self.close()
+        chunks = [(job.first_pending(*chunk), chunk[1]) for chunk in pending.values()]
+        pending = {self._submit(job, *c): c for c in chunks if c[0] < c[1]}
+        continue
+      restarts = 0
+      for future in done:
+        _, stop = chunk = pending.pop(future)
+        at = job.settle(future.exception(), *chunk)
+        if at < stop:
+          pending[self._submit(job, at, stop)] = (at, stop)
+
+  def _submit(self, job: _Job, at: int, stop: int) -> futures.Future:
+    items = job.items[at:stop]
+    args = (job.path, at, items, self._deadline_s, self._slice_s)
+    timeout_s = self._slice_s + self._deadline_s + _GRACE_S
+    for _ in range(_MAX_RESTARTS):
+      if self._processes is None:
+        self._processes = pebble.ProcessPool(
+          max_workers=self._workers,
+          initializer=worker.start,
+          initargs=(self.spec,),
+          context=_CleanContext(),
+        )
+      try:
+        return self._processes.schedule(worker.grade_chunk, args=args, timeout=timeout_s)
+      except RuntimeError:  # broken since the last call: an idle worker died
+        self.close()
+    raise RuntimeError('grading workers cannot be started; their log says why')
+
+
+class _Job:
+  """The items of one call, and the file their results are written to."""
+
+  def __init__(self, path: str, rows: Sequence[Row], texts: Sequence[str]):
+    self.path = path
+    self.items: list[bytes] = []
+    self.table = np.memmap(path, RESULT, 'w+', shape=max(len(rows), 1))[: len(rows)]
+    self.table['outcome'] = PENDING
+    for index, item in enumerate(zip(texts, rows, strict=True)):
+      try:
+        self.items.append(pickle.dumps(item))
+      except Exception as error:
+        self.items.append(b'')  # fails to unpickle; what counts is why it did not pickle
+        self.table[index] = (0.0, worker.describe(error), ERROR)
+
+  def first_pending(self, at: int, stop: int) -> int:
+    """The first item of [at, stop) without a result, or stop."""
+    waiting = np.flatnonzero(self.table['outcome'][at:stop] == PENDING)
+    return at + int(waiting[0]) if len(waiting) else stop
+
+  def settle(self, error: BaseException | None, at: int, stop: int) -> int:
+    """Books the end of a chunk and returns where to go on.
+
+    After an error, the first item without a result is the one that was running.
+    """
+    at = self.first_pending(at, stop)
+    if error is None or at == stop:
+      return at
+    if isinstance(error, futures.TimeoutError):
+      found = TIMEOUT, b'TimeoutError: past the deadline'
+    elif isinstance(error, pebble.ProcessExpired):
+      alarm = error.exitcode == -signal.SIGALRM
+      ended = f'ProcessExpired: the worker ended with code {error.exitcode}'.encode()
+      found = (TIMEOUT, b'TimeoutError: past the deadline') if alarm else (CRASH, ended)
+    else:
+      found = ERROR, worker.describe(error)
+    self.table[at] = (0.0, found[1], found[0])
+    return self.first_pending(at, stop)
+
+
+def _scores(table: np.ndarray) -> Scores:
+  outcome_B = table['outcome'].astype(np.int8)
+  counts = {name: int(np.sum(outcome_B == code)) for code, name in _METRICS.items()}
+  failed = np.flatnonzero(outcome_B != OK)
+  message = ''
+  if len(failed):
+    message = bytes(table['message'][failed[0]]).decode('utf-8', 'replace')
+    kinds = ', '.join(
+      f'{np.sum(outcome_B == code)} {name}' for code, name in enumerate(OUTCOMES) if code != OK
+    )
+    logging.warning(
+      'Grading failed on %d of %d items (%s); the first: %s',
+      len(failed), len(table), kinds, message,
+    )  # fmt: skip
+  return Scores(table['reward'].astype(np.float32), outcome_B, counts, message)
+
+
+_main_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+  """Hides where __main__ came from: a spawned process would import it again, whole, and jax with
+  it."""
+  main = sys.modules['__main__']
+  with _main_lock:
+    kept = {name: vars(main)[name] for name in ('__spec__', '__file__') if name in vars(main)}
+    main.__spec__ = None
+    vars(main).pop('__file__', None)
+    try:
+      yield
+    finally:
+      vars(main).update(kept)
+
+
+class _CleanProcess(multiprocessing.context.SpawnProcess):
+  def start(self) -> None:
+    with _hidden_main():
+      super().start()
+
+
+class _CleanContext(multiprocessing.context.SpawnContext):
+  Process = _CleanProcess

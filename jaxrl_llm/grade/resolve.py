@@ -1,0 +1,83 @@
+"""From `config.grade` to a grader: a name in graders.py, or the user's own
+'package.module:function'."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm import config
+from jaxrl_llm.grade import graders
+from jaxrl_llm.types import Row, UserError
+
+Grader = Callable[[str, Row], float]
+
+# These settings of config.grade belong to the pool, the others to the grader.
+POOL_SETTINGS = ('workers', 'deadline_s')
+
+
+def resolve(spec: Any) -> Grader:
+  """config.grade → f(text, row) -> float. Source: none.
+
+  Raises UserError for an unknown name or setting, a module that does not import, a function that
+  lacks verl's parameters, or `gym` without reasoning-gym: all before anything compiles.
+  """
+  spec = {key: value for key, value in dict(spec).items() if key not in POOL_SETTINGS}
+  fn = spec.get('fn')
+  if isinstance(fn, str) and ':' in fn:
+    return _own(fn, {key: value for key, value in spec.items() if key != 'fn'})
+  if fn == 'gym' and importlib.util.find_spec('reasoning_gym') is None:
+    raise UserError(
+      "config.grade.fn='gym' needs reasoning-gym; install the extra: pip install 'jaxrl_llm[gym]'."
+    )
+  try:
+    return config.pick(graders, spec, 'grade')
+  except UserError as error:
+    if isinstance(fn, str) and fn in config.choices(graders):
+      raise
+    raise UserError(
+      f"{str(error).rstrip('.')}, or your own function as 'package.module:function'."
+    ) from None
+
+
+def _own(path: str, settings: dict[str, Any]) -> Grader:
+  module_name, _, name = path.partition(':')
+  where = f'config.grade.fn={path!r}'
+  try:
+    fn = getattr(importlib.import_module(module_name), name, None)
+  except Exception as error:
+    raise UserError(
+      f'{where}: importing {module_name!r} failed ({type(error).__name__}: {error}); '
+      'run from its folder or put that on PYTHONPATH.'
+    ) from error
+  if not callable(fn):
+    raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
+  try:
+    inspect.signature(fn).bind(
+      data_source='', solution_str='', ground_truth='', extra_info=None, **settings
+    )
+  except TypeError as error:
+    raise UserError(
+      f'{where} is called as {name}(data_source=, solution_str=, ground_truth=, extra_info='
+      f'{"".join(f", {key}=" for key in settings)}), which it does not take: {error}.'
+    ) from error
+  return functools.partial(_call_own, functools.partial(fn, **settings))
+
+
+def _call_own(fn: Callable, text: str, row: Row) -> float:
+  """Calls verl's compute_score with what verl would pass: raw ground truth, and extra_info."""
+  reward_model = row.extra.get('reward_model')
+  truth = row.answer
+  if isinstance(reward_model, dict):
+    truth = reward_model.get('ground_truth', truth)
+  score = fn(
+    data_source=row.source,
+    solution_str=text,
+    ground_truth=truth,
+    extra_info=row.extra.get('extra_info', row.extra),
+  )
+  return float(score['score'] if isinstance(score, dict) else score)

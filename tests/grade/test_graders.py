@@ -1,0 +1,102 @@
+"""Each grader on texts that fooled one before."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxrl_llm.grade import graders
+from jaxrl_llm.types import Row
+
+
+def row(answer: str, **extra) -> Row:
+  return Row('id', 'question', (), answer, 'source', extra)
+
+
+@pytest.mark.parametrize(
+  'text, answer, reward',
+  [
+    (' 12\n', '12', 1),
+    ('12', ' 12 ', 1),
+    ('12.', '12', 0),
+    ('012', '12', 0),
+    ('', '12', 0),
+    ('a b', 'ab', 0),
+  ],
+)
+def test_exact(text, answer, reward):
+  assert graders.exact(text, row(answer)) == reward
+
+
+@pytest.mark.parametrize(
+  'text, answer, reward',
+  [
+    ('so 3 + 4 = 7', '7', 1),
+    ('7, not 8', '7', 0),  # the last number counts
+    ('it is 42.', '42', 1),
+    ('1,234,567', '1234567', 1),
+    ('1234567', '1,234,567', 1),
+    ('choose 1,2,3', '3', 1),  # a list, no thousands
+    ('1,2345', '2345', 1),
+    ('-0', '0', 1),
+    ('-0.00', '0', 1),
+    ('7.50', '7.5', 1),
+    ('.5', '0.5', 1),
+    ('+3', '3', 1),
+    ('x = -4', '-4', 1),
+    ('x = \u22124', '-4', 1),  # the typographic minus
+    ('10-4', '4', 1),  # a minus between two terms is no sign
+    ('(2)-4', '4', 1),
+    ('-4', '4', 0),
+    ('9007199254740993', '9007199254740992', 0),  # equal as floats
+    ('1' + '0' * 5000, '1' + '0' * 5000, 1),
+    ('no number', '7', 0),
+    ('', '7', 0),
+    ('72', 'reasoning ... #### 72', 1),
+  ],
+)
+def test_number(text, answer, reward):
+  assert graders.number(text, row(answer)) == reward
+
+
+@pytest.mark.parametrize('text, reward', [('7 and 8', 1), ('8 and 7', 0), ('none', 0)])
+def test_first_number(text, reward):
+  assert graders.first_number(text, row('7')) == reward
+
+
+@pytest.mark.parametrize('grader', [graders.exact, graders.number, graders.first_number])
+def test_a_row_without_an_answer_is_an_error_and_no_zero(grader):
+  with pytest.raises(ValueError, match='has no answer'):
+    grader('7', row(''))
+
+
+def test_an_answer_without_a_number_is_an_error_and_no_zero():
+  with pytest.raises(ValueError, match="no number: 'blue'"):
+    graders.number('7', row('blue'))
+
+
+def gym_row(settings: dict) -> Row:
+  reasoning_gym = pytest.importorskip('reasoning_gym')
+  entry = reasoning_gym.create_dataset('countdown', seed=3, size=1, **settings)[0]
+  gym = dict(name='countdown', settings=settings, answer=entry['answer'])
+  return Row('id', entry['question'], (), entry['answer'], 'countdown',
+             dict(gym=gym, metadata=entry['metadata']))  # fmt: skip
+
+
+def test_gym_accepts_what_the_task_accepts():
+  # Countdown takes any expression of the right value, which no comparison with the answer would.
+  known = gym_row(dict(min_numbers=2, max_numbers=2))
+  assert graders.gym(known.answer, known) == 1.0
+  assert graders.gym(f' ({known.answer}) ', known) == 1.0
+  assert graders.gym('nonsense', known) < 1.0
+
+
+def test_gym_reads_the_last_tag():
+  known = gym_row({})
+  told = f'<answer>no</answer> or <answer>\n{known.answer}\n</answer> then'
+  assert graders.gym(told, known, tag='answer') == 1.0
+  assert graders.gym(known.answer, known, tag='answer') == 0.0
+
+
+def test_gym_refuses_rows_of_other_sources():
+  with pytest.raises(ValueError, match='does not come from reasoning-gym'):
+    graders.gym('7', row('7'))

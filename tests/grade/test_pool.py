@@ -1,0 +1,257 @@
+"""Workers that hang, die, raise and lie: the right outcome for the item, and none for its neighbours."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import grade
+from jaxrl_llm.grade import CRASH, ERROR, OK, TIMEOUT
+from jaxrl_llm.types import Row, UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+OWN = r"""
+import os, re, signal, sys, time
+
+def judge(data_source, solution_str, ground_truth, extra_info=None):
+  if solution_str == 'loop':
+    while True: pass
+  if solution_str == 'regex': re.match(r'(a+)+$', 'a' * 60 + 'b')
+  if solution_str == 'power': return (10 ** 10 ** 9) % 7  # in C, deaf to signal handlers
+  if solution_str == 'alarm':
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    while True: time.sleep(1)
+  if solution_str == 'nap': time.sleep(0.15)
+  if solution_str == 'die': os._exit(3)
+  if solution_str == 'leave': sys.exit(0)
+  if solution_str == 'raise': raise ValueError('cannot judge this')
+  if solution_str == 'nan': return float('nan')
+  if solution_str == 'none': return None
+  if solution_str == 'pid': return os.getpid()
+  if solution_str == 'jax': return 'jax' in sys.modules
+  if solution_str == 'hang':
+    with open(extra_info['file'], 'a') as file: file.write(f'{os.getpid()}\n')
+    (10 ** 10 ** 9) % 7
+  return float(solution_str == ground_truth)
+"""
+
+
+@pytest.fixture(scope='module')
+def own(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('own')
+  (folder / 'own_judge.py').write_text(OWN)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(folder))
+    yield str(folder)
+
+
+def spec_of(**settings) -> dict:
+  return dict(fn='own_judge:judge', workers=2, deadline_s=1.0) | settings
+
+
+@pytest.fixture(scope='module')
+def pool(own):
+  with grade.Pool(spec_of()) as pool:
+    yield pool
+
+
+def rows_of(count: int, **extra) -> list[Row]:
+  return [Row(str(i), 'question', (), str(i % 3), 'source', extra) for i in range(count)]
+
+
+def judged(pool: grade.Pool, special: dict[int, str], count: int = 60) -> grade.Scores:
+  """Grades `count` items, some of them special, and checks all the others."""
+  rows = rows_of(count)
+  texts = [special.get(i, str(i % 2)) for i in range(count)]
+  scores = pool.score(rows, texts)
+  plain = np.array([i not in special for i in range(count)])
+  assert (scores.outcome_B[plain] == OK).all()
+  expected = np.array([i % 3 == i % 2 for i in range(count)], np.float32)
+  np.testing.assert_array_equal(scores.reward_B[plain], expected[plain])
+  return scores
+
+
+def gone(pid: int) -> bool:
+  try:
+    return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] in 'ZX'
+  except (FileNotFoundError, ProcessLookupError):
+    return True
+
+
+def wait_for(condition, what: str) -> None:
+  for _ in range(600):
+    if condition():
+      return
+    time.sleep(0.05)
+  pytest.fail(f'waited in vain for: {what}')
+
+
+def test_results_come_in_order_and_every_time_the_same(pool):
+  first, second = judged(pool, {}, 500), judged(pool, {}, 500)
+  np.testing.assert_array_equal(first.reward_B, second.reward_B)
+  assert first.counts == {'grade/timeouts': 0, 'grade/crashes': 0, 'grade/errors': 0}
+  assert first.message == ''
+  assert (first.reward_B.dtype, first.outcome_B.dtype) == (np.float32, np.int8)
+
+
+def test_nothing_to_grade(pool):
+  assert pool.score([], []).reward_B.shape == (0,)
+
+
+def test_hung_items_time_out_alone(pool):
+  scores = judged(pool, {3: 'loop', 4: 'power', 59: 'regex'})
+  assert scores.outcome_B[[3, 4, 59]].tolist() == [TIMEOUT] * 3
+  assert scores.reward_B[[3, 4, 59]].tolist() == [0.0] * 3
+  assert scores.counts['grade/timeouts'] == 3
+  assert 'past the deadline' in scores.message
+
+
+def test_a_grader_that_takes_the_alarm_for_itself_times_out_too(pool):
+  scores = judged(pool, {7: 'alarm'})
+  assert scores.outcome_B[7] == TIMEOUT
+
+
+def test_slow_items_are_no_hung_chunk(pool):
+  # A chunk holds 8 of them: more than the deadline, while each alone is well within it.
+  scores = pool.score(rows_of(64), ['nap'] * 64)
+  assert (scores.outcome_B == OK).all()
+
+
+def test_dead_workers_are_crashes_and_are_replaced(pool):
+  scores = judged(pool, {0: 'die', 1: 'die', 2: 'die', 30: 'die'})
+  assert scores.outcome_B[[0, 1, 2, 30]].tolist() == [CRASH] * 4
+  assert scores.counts['grade/crashes'] == 4
+  assert 'code 3' in scores.message
+
+
+def test_what_a_grader_raises_or_returns_wrong_is_an_error(pool):
+  special = {2: 'raise', 3: 'nan', 4: 'none', 5: 'leave'}
+  scores = judged(pool, special)
+  assert scores.outcome_B[list(special)].tolist() == [ERROR] * 4
+  assert scores.counts['grade/errors'] == 4
+  assert scores.message == 'ValueError: cannot judge this'
+
+
+def test_a_row_that_cannot_travel_is_an_error(pool):
+  rows = rows_of(3)
+  rows[1] = rows[1]._replace(extra=dict(file=lambda: None))
+  scores = pool.score(rows, ['0', '1', '2'])
+  assert scores.outcome_B.tolist() == [OK, ERROR, OK]
+  assert 'pickle' in scores.message
+  assert scores.reward_B.tolist() == [1, 0, 1]
+
+
+def test_a_pool_whose_idle_workers_died_goes_on(pool):
+  for pid in set(pool.score(rows_of(16), ['pid'] * 16).reward_B.astype(int).tolist()):
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda pid=pid: gone(pid), 'the end of a killed worker')
+  judged(pool, {})
+
+
+def test_workers_do_not_import_jax(pool):
+  assert 'jax' in sys.modules  # else the next line says nothing
+  assert pool.score(rows_of(4), ['jax'] * 4).reward_B.tolist() == [0.0] * 4
+
+
+def test_close_ends_every_worker_and_a_later_call_starts_new_ones(own):
+  with grade.Pool(spec_of()) as pool:
+    pids = set(pool.score(rows_of(8), ['pid'] * 8).reward_B.astype(int).tolist())
+    pool.close()
+    assert all(gone(pid) for pid in pids)
+    again = set(pool.score(rows_of(8), ['pid'] * 8).reward_B.astype(int).tolist())
+  assert not pids & again
+
+
+def test_graders_of_bounded_time_start_no_worker():
+  with grade.Pool(dict(fn='number')) as pool:
+    rows = rows_of(3) + [Row('x', '', (), 'blue', 's', {})]
+    scores = pool.score(rows, ['0', 'so 1', '7', '7'])
+    assert pool._processes is None
+  assert scores.reward_B.tolist() == [1, 1, 0, 0]
+  assert scores.outcome_B.tolist() == [OK, OK, OK, ERROR]
+
+
+def test_score_makes_its_own_workers_or_uses_those_given(own, pool):
+  assert grade.score(rows_of(2), ['0', '0'], spec_of(workers=1)).reward_B.tolist() == [1, 0]
+  assert grade.score(rows_of(2), ['0', '0'], spec_of(), pool).reward_B.tolist() == [1, 0]
+  with pytest.raises(ValueError, match='the pool was made for'):
+    grade.score([], [], dict(fn='exact'), pool)
+  with pytest.raises(ValueError, match='2 rows but 1 texts'):
+    pool.score(rows_of(2), ['0'])
+
+
+@pytest.mark.parametrize(
+  'settings, told',
+  [
+    (dict(workers=0), 'config.grade.workers=0 must be'),
+    (dict(workers=1.5), 'config.grade.workers=1.5 must be'),
+    (dict(deadline_s=0), 'config.grade.deadline_s=0 must be'),
+    (dict(deadline_s=float('inf')), 'config.grade.deadline_s=inf must be'),
+    (dict(deadline_s='10'), "config.grade.deadline_s='10' must be"),
+  ],
+)
+def test_bad_settings_are_told(settings, told):
+  with pytest.raises(UserError, match=told):
+    grade.Pool(dict(fn='exact') | settings)
+
+
+def test_importing_grade_does_not_import_jax():
+  code = "import sys, jaxrl_llm.grade; sys.exit('jax' in sys.modules)"
+  assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
+
+
+SCRIPT = """
+import jax  # what a worker would pay for, if it ran this file again
+from jaxrl_llm import grade
+from jaxrl_llm.types import Row
+
+print('started', flush=True)
+row = Row('0', 'question', (), '0', 'source', dict(file={file!r}))
+spec = dict(fn='own_judge:judge', workers=2, deadline_s={deadline_s})
+print(grade.score([row] * 4, {texts!r}, spec).reward_B.tolist(), flush=True)
+"""
+
+
+def start_script(tmp_path, own, texts, deadline_s=30.0) -> subprocess.Popen:
+  path = tmp_path / 'script.py'
+  told = dict(file=str(tmp_path / 'pids'), texts=texts, deadline_s=deadline_s)
+  path.write_text(textwrap.dedent(SCRIPT).format(**told))
+  return subprocess.Popen(
+    [sys.executable, str(path)],
+    env=os.environ | dict(PYTHONPATH=f'{ROOT}:{own}'),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def pids_in(tmp_path) -> list[int]:
+  file = tmp_path / 'pids'
+  return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def test_a_script_without_a_main_guard_is_not_run_again_by_workers(tmp_path, own):
+  process = start_script(tmp_path, own, ['0', '1', 'jax', '0'])
+  out, _ = process.communicate(timeout=120)
+  assert out == 'started\n[1.0, 0.0, 0.0, 1.0]\n'
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_its_parent(tmp_path, own, number):
+  # After SIGKILL nobody cleans up: a hung worker then ends by its own deadline.
+  deadline_s = 30.0 if number == signal.SIGINT else 2.0
+  process = start_script(tmp_path, own, ['hang'] * 4, deadline_s)
+  wait_for(lambda: len(pids_in(tmp_path)) >= 2, 'two hung workers')
+  process.send_signal(number)
+  out, _ = process.communicate(timeout=60)
+  assert process.returncode != 0 and ('KeyboardInterrupt' in out) == (number == signal.SIGINT)
+  wait_for(lambda: all(gone(pid) for pid in pids_in(tmp_path)), 'the end of all workers')

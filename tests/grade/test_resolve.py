@@ -1,0 +1,86 @@
+"""config.grade → grader, and a sentence for everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxrl_llm.grade import resolve
+from jaxrl_llm.types import Row, UserError
+
+OWN = """
+seen = {}
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+  seen.update(locals())
+  return float(solution_str == ground_truth) + bonus
+def as_dict(data_source, solution_str, ground_truth, extra_info=None):
+  return {'score': 0.25, 'acc': True}
+def wrong(text, row):
+  return 1.0
+number = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path, monkeypatch):
+  (tmp_path / 'own_resolve.py').write_text(OWN)
+  (tmp_path / 'own_broken.py').write_text('1 / 0')
+  monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def row(answer='7', **extra) -> Row:
+  return Row('id', 'question', (), answer, 'gsm8k', extra)
+
+
+def test_a_name_with_settings_of_the_pool():
+  grader = resolve(dict(fn='number', workers=3, deadline_s=1.0))
+  assert (grader('7', row()), grader('8', row())) == (1.0, 0.0)
+
+
+def test_own_function_gets_what_verl_passes():
+  import own_resolve
+
+  grader = resolve(dict(fn='own_resolve:compute_score', bonus=0.5))
+  assert grader('7', row(a=1)) == 1.5
+  assert own_resolve.seen == dict(
+    data_source='gsm8k', solution_str='7', ground_truth='7', extra_info=dict(a=1), bonus=0.5
+  )
+
+
+def test_own_function_gets_the_raw_ground_truth_and_extra_info():
+  import own_resolve
+
+  known = row('[1, 2]', reward_model=dict(ground_truth=[1, 2]), extra_info=dict(index=4))
+  resolve(dict(fn='own_resolve:compute_score'))('7', known)
+  assert own_resolve.seen['ground_truth'] == [1, 2]
+  assert own_resolve.seen['extra_info'] == dict(index=4)
+
+
+def test_own_function_may_return_a_dict():
+  assert resolve(dict(fn='own_resolve:as_dict'))('7', row()) == 0.25
+
+
+@pytest.mark.parametrize(
+  'spec, told',
+  [
+    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: exact, first_number, "
+     "gym, number, or your own function as 'package.module:function'."),
+    (dict(fn=None), 'config.grade.fn=None is unknown'),
+    (dict(fn='number', tag='x'), "config.grade.tag='x' is not a setting of 'number'"),
+    (dict(fn='own_missing:f'), "importing 'own_missing' failed (ModuleNotFoundError"),
+    (dict(fn='own_broken:f'), 'failed (ZeroDivisionError'),
+    (dict(fn='own_resolve:nothing'), "'own_resolve' has no function 'nothing'"),
+    (dict(fn='own_resolve:number'), "has no function 'number'"),
+    (dict(fn='own_resolve:wrong'), 'which it does not take'),
+    (dict(fn='own_resolve:compute_score', bouns=1), 'bouns=), which it does not take'),
+  ],
+)  # fmt: skip
+def test_bad_specs_are_told(spec, told):
+  with pytest.raises(UserError) as error:
+    resolve(spec)
+  assert told in str(error.value)
+
+
+def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+  with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[gym\]'"):
+    resolve(dict(fn='gym'))
