@@ -1,4 +1,4 @@
-"""Workers that hang, die, raise and lie: the right outcome for the item, and none for its neighbours."""
+"""Workers that hang, die, raise and lie: an outcome for the item, and none for its neighbours."""
 
 from __future__ import annotations
 

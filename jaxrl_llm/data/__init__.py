@@ -1,0 +1,16 @@
+"""Data: rows from a source, rendered and encoded into prompts."""
+
+from __future__ import annotations
+
+from jaxrl_llm.data.digits import ALPHABET
+from jaxrl_llm.data.pipeline import PromptTable, Tables, answer_tokens, load, make_table, render
+
+__all__ = [
+  'ALPHABET',
+  'PromptTable',
+  'Tables',
+  'answer_tokens',
+  'load',
+  'make_table',
+  'render',
+]

@@ -1,0 +1,64 @@
+"""Tasks on strings of digits, for a character model of about a million parameters.
+
+Their difficulty is known and set by one number, the length: after a short supervised warm start a
+model gets the short ones right and the long ones wrong, and what lies between is what a curriculum
+has to find.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+
+def _copy(digits: str) -> str:
+  return digits
+
+
+def _rev(digits: str) -> str:
+  return digits[::-1]
+
+
+def _sort(digits: str) -> str:
+  return ''.join(sorted(digits))
+
+
+def _cum(digits: str) -> str:
+  sums = itertools.accumulate(int(d) for d in digits)
+  return ''.join(str(s % 10) for s in sums)
+
+
+def _add(left: str, right: str) -> str:
+  return ''.join(str((int(a) + int(b)) % 10) for a, b in zip(left, right, strict=True))
+
+
+# Name in the question → (function, operands). copy and rev move digits, sort orders them, add sums
+# two strings digit by digit modulo 10, cum is the running sum modulo 10.
+OPERATIONS: dict[str, tuple[Callable[..., str], int]] = {
+  'copy': (_copy, 1),
+  'rev': (_rev, 1),
+  'sort': (_sort, 1),
+  'add': (_add, 2),
+  'cum': (_cum, 1),
+}
+
+# Every character of a question or an answer: the vocabulary a model for these tasks needs.
+ALPHABET = ''.join(sorted(set('0123456789:+=').union(*OPERATIONS)))
+
+SETTINGS = dict(min_length=1, max_length=8)
+
+
+def draw(operation: str, rng: random.Random, *, min_length: int, max_length: int) -> dict:
+  """A question such as 'rev:4821=' with its answer '1284', its length uniform in the range.
+
+  Source: none.
+  """
+  fn, operands = OPERATIONS[operation]
+  length = rng.randint(min_length, max_length)
+  values = [''.join(rng.choices('0123456789', k=length)) for _ in range(operands)]
+  return dict(
+    question=f'{operation}:{"+".join(values)}=',
+    answer=fn(*values),
+    extra=dict(operation=operation, length=length),
+  )

@@ -1,0 +1,133 @@
+"""Where rows come from: the functions that `config.data.source` may name.
+
+Each is `f(data, held_out) -> (training rows, held-out rows)`, deterministic in data.seed, and no
+question stands in both sets. `held_out` is how many rows evaluation wants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import random
+from typing import Any
+
+from jaxrl_llm.data import digits as operations
+from jaxrl_llm.data import files, tasks
+from jaxrl_llm.types import Row, UserError
+
+# What a small instruct model gets sometimes right: sums of one to three small numbers.
+_GYM_DEFAULT = (dict(name='chain_sum', min_terms=2, max_terms=3, min_digits=1, max_digits=2),)
+
+# Their rows follow the order of Python sets, which changes from process to process.
+_UNORDERED = (
+  *('codeio', 'isomorphic_strings', 'knight_swap', 'list_functions'),
+  *('polynomial_multiplication', 'ransom_note', 'word_ladder'),
+)
+
+
+def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
+  """Rows of the reasoning-gym generators in data.tasks: dict(name=, size=|weight=, <its settings>).
+
+  Raises UserError without reasoning-gym, for unknown tasks or settings, and values its task
+  refuses. Source: none.
+  """
+  try:
+    from reasoning_gym.factory import DATASETS
+  except ImportError as error:
+    raise UserError(
+      "config.data.source='gym' needs reasoning-gym; install the extra: "
+      "pip install 'jaxrl_llm[gym]'."
+    ) from error
+
+  def settings_of(name: str) -> set[str]:
+    return {f.name for f in dataclasses.fields(DATASETS[name][1]) if f.init} - {'seed', 'size'}
+
+  planned = tasks.plan(list(data.tasks) or _GYM_DEFAULT, data, held_out, DATASETS, settings_of)
+  streams = []
+  for index, task in enumerate(planned):
+    if task.name in _UNORDERED and not os.environ.get('PYTHONHASHSEED', '').isdigit():
+      raise UserError(
+        f'{task.field}.name={task.name!r} draws other rows in every process, so that no run could '
+        'resume; set PYTHONHASHSEED=0 in the environment.'
+      )
+    seeds = [
+      tasks.derived_seed(data.seed, index, task.name, side) for side in ('train', 'held_out')
+    ]
+    streams.append(tuple(_gym_stream(task, seed) for seed in seeds))
+  return tasks.collect(planned, streams, data.seed)
+
+
+def jsonl(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
+  """Rows of the JSON-lines file data.path, in its order; the first data.size of them, 0 for all.
+
+  A line holds `question` or `prompt` (text or messages), `answer` or `reward_model.ground_truth`, a
+  `data_source` if it likes, and anything else for the grader. Held-out rows come from
+  data.eval_path, or from a seeded split of at most a fifth of the questions. Raises UserError for a
+  missing, empty or broken file, with the number of the line. Source: none.
+  """
+  rows = files.read(data.path, 'config.data.path')
+  if data.get('eval_path', ''):
+    other = files.read(data.eval_path, 'config.data.eval_path')
+    return files.without(rows, other, data), files.choose(other, held_out, data.seed)
+  return files.split(rows, held_out, data)
+
+
+def digits(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
+  """Rows such as 'rev:4821=' → '1284', of the operations in data.tasks (default: all, lengths 1 to
+  8).
+
+  A task is dict(name=, size=|weight=, min_length=1, max_length=8). Raises UserError for unknown
+  tasks or settings and for lengths that are none. Source: none.
+  """
+  every = tuple(dict(name=name) for name in operations.OPERATIONS)
+  planned = tasks.plan(
+    list(data.tasks) or every, data, held_out, operations.OPERATIONS, lambda _: operations.SETTINGS
+  )
+  streams = []
+  for index, task in enumerate(planned):
+    settings = {**operations.SETTINGS, **task.settings}
+    low, high = settings['min_length'], settings['max_length']
+    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high):
+      raise UserError(
+        f'{task.field}: min_length={low!r} and max_length={high!r} must be whole, 1 <= min <= max.'
+      )
+    streams.append(
+      tuple(
+        functools.partial(_digits_row, task.name, settings, (data.seed, index, task.name, side))
+        for side in ('train', 'held_out')
+      )
+    )
+  return tasks.collect(planned, streams, data.seed)
+
+
+def _digits_row(name: str, settings: dict[str, int], seed: tuple, index: int) -> Row:
+  rng = random.Random(tasks.derived_seed(*seed, index))
+  drawn = operations.draw(name, rng, **settings)
+  return tasks.make_row(f'digits/{name}', drawn['question'], drawn['answer'], drawn['extra'])
+
+
+def _gym_stream(task: tasks.Task, seed: int) -> tasks.Draw:
+  """Row i of a reasoning-gym dataset. Its size only bounds how far the stream may be read."""
+  import reasoning_gym
+
+  size = task.rows if task.rows > 20_000 else min(20 * task.rows + 1000, 20_000)
+  try:
+    dataset = reasoning_gym.create_dataset(task.name, seed=seed, size=size, **task.settings)
+    dataset[0]  # some generators see only now that their settings cannot be met
+  except Exception as error:
+    raise UserError(
+      f'{task.field}: {task.name!r} refuses its settings {task.settings} '
+      f'({type(error).__name__}: {error}); change them.'
+    ) from error
+
+  def draw(index: int) -> Row:
+    if index >= size:
+      raise IndexError(index)
+    entry = dataset[index]
+    answer = '' if entry['answer'] is None else str(entry['answer'])
+    told = dict(name=task.name, settings=task.settings, answer=entry['answer'])
+    extra = dict(gym=told, metadata=entry['metadata'])
+    return tasks.make_row(task.name, entry['question'], answer, extra)
+
+  return draw

@@ -1,0 +1,172 @@
+"""Rows → prompts: rendering, padding, what is dropped and what is refused."""
+
+from __future__ import annotations
+
+import ml_collections
+import numpy as np
+import pytest
+
+from jaxrl_llm import config, data
+from jaxrl_llm.data import pipeline
+from jaxrl_llm.data.tasks import make_row
+from jaxrl_llm.types import UserError
+
+
+class CharTokenizer:
+  """One id a character; a chat is its messages between < and >."""
+
+  pad_id = 0
+  end_ids = (1, 2)
+
+  def encode(self, text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+  def decode(self, ids) -> str:
+    return ''.join(chr(i) for i in ids)
+
+  def encode_chat(self, messages) -> list[int]:
+    return self.encode(''.join(f'<{m["role"][0]} {m["content"]}>' for m in messages))
+
+
+TOKENIZER = CharTokenizer()
+MESSAGES = [dict(role='user', content='hi')]
+
+
+def config_of(**settings) -> ml_collections.ConfigDict:
+  c = config.default()
+  c.update(prompt_tokens=settings.pop('prompt_tokens', 64))
+  c.data.update(dict(source='digits', size=40, chat=False) | settings)
+  return c
+
+
+def rendered(prompt, **settings) -> str:
+  row = make_row('toy', prompt, 'answer', {})
+  table = pipeline.make_table([row], config_of(**settings).data, 64, TOKENIZER)
+  return TOKENIZER.decode(table.tokens[0])
+
+
+def test_rendering():
+  assert rendered('hi') == 'hi'
+  assert rendered('{a} hi') == '{a} hi'  # a question may hold braces
+  assert rendered('hi', template='Q: {question} {{}}\nA:') == 'Q: hi {}\nA:'
+  assert rendered('hi', system='Be terse.') == 'Be terse.\nhi'
+  assert rendered('hi', chat=True) == '<u hi>'
+  assert rendered('hi', chat=True, system='S', template='{question}?') == '<s S><u hi?>'
+  assert rendered(MESSAGES, chat=True) == '<u hi>'
+  assert rendered(MESSAGES, chat=True, system='S') == '<s S><u hi>'
+  own = [dict(role='system', content='mine'), *MESSAGES]
+  assert rendered(own, chat=True, system='S') == '<s mine><u hi>'
+
+
+@pytest.mark.parametrize(
+  'settings, told',
+  [
+    (dict(chat=False), 'config.data.chat=False cannot render'),
+    (dict(chat=True, template='{question}?'), r"config.data.template='{question}\?' cannot"),
+  ],
+)
+def test_messages_refuse_what_would_be_ignored(settings, told):
+  with pytest.raises(UserError, match=told):
+    rendered(MESSAGES, **settings)
+
+
+@pytest.mark.parametrize(
+  'template, told',
+  [
+    ('{question} {answer}', 'has the unknown placeholder {answer}; only {question} exists.'),
+    ('{question.__class__}', 'unknown placeholder {question.__class__}'),
+    ('{}', 'unknown placeholder {}'),
+    ('{question!r}', 'unknown placeholder'),
+    ('{question', 'is no template'),
+    ('Solve it.', 'has no {question}'),
+  ],
+)
+def test_bad_templates_are_told(template, told):
+  with pytest.raises(UserError) as error:
+    data.load(config_of(template=template), TOKENIZER)
+  assert told in str(error.value) and 'config.data.template=' in str(error.value)
+
+
+def test_an_unknown_source_is_told():
+  with pytest.raises(UserError, match="source='gsm' is unknown; choose one of: digits, gym, jsonl"):
+    data.load(config_of(source='gsm'), TOKENIZER)
+
+
+def test_prompts_are_padded_and_numbered():
+  train, held_out = data.load(config_of(), TOKENIZER)
+  assert len(train) == 40 and len(held_out) == 200
+  prompts = train.prompts([3, 0, 3])
+  assert prompts.tokens_PxL.shape == (3, 64) and prompts.tokens_PxL.dtype == np.int32
+  assert prompts.index_P.tolist() == [3, 0, 3] and prompts.index_P.dtype == np.int32
+  for tokens, length, index in zip(*prompts, strict=True):
+    assert TOKENIZER.decode(tokens[:length]) == train.rows[index].question
+    assert not tokens[length:].any()
+
+
+@pytest.mark.parametrize('indices', [[40], [-1], [0, 100]])
+def test_no_row_beyond_the_table(indices):
+  train, _ = data.load(config_of(), TOKENIZER)
+  with pytest.raises(IndexError, match='from 0 to 39'):
+    train.prompts(indices)
+
+
+def test_long_prompts_are_dropped_counted_and_never_cut(caplog):
+  rows = [make_row('toy', 'x' * n, 'answer', {}) for n in (3, 9, 5, 6)]
+  table = pipeline.make_table(rows, config_of().data, 5, TOKENIZER)
+  assert [row.question for row in table.rows] == ['xxx', 'xxxxx']
+  assert table.dropped == 2
+  assert table.prompts([0, 1]).length_P.tolist() == [3, 5]
+  assert '2 of 4 rows were dropped' in caplog.text and 'prompt_tokens=5' in caplog.text
+
+
+def test_a_table_that_loses_every_row_is_told():
+  with pytest.raises(UserError, match='longer than config.prompt_tokens=3; raise that: the short'):
+    data.load(config_of(prompt_tokens=3), TOKENIZER)
+
+
+def test_a_prompt_without_tokens_is_told():
+  with pytest.raises(UserError, match='no token at all'):
+    pipeline.make_table([make_row('toy', '', 'a', {})], config_of().data, 5, TOKENIZER)
+
+
+def test_an_empty_held_out_set_is_a_table_of_none():
+  c = config_of()
+  c.eval.prompts = 0
+  assert len(data.load(c, TOKENIZER).held_out) == 0
+
+
+def test_the_fingerprint_tells_what_changed():
+  def mark(**settings):
+    return data.load(config_of(**settings), TOKENIZER).train.fingerprint
+
+  assert mark() == mark() and len(mark()) == 64
+  changes = [dict(seed=1), dict(size=41), dict(system='S'), dict(chat=True),
+             dict(template=' {question}'), dict(prompt_tokens=65)]  # fmt: skip
+  assert len({mark(), *(mark(**change) for change in changes)}) == len(changes) + 1
+
+
+def test_the_fingerprint_sees_what_only_graders_see_and_no_order_of_sets():
+  def mark(extra):
+    rows = [make_row('toy', 'question', 'answer', extra)]
+    return pipeline.make_table(rows, config_of().data, 20, TOKENIZER).fingerprint
+
+  assert mark(dict(tests=[1])) != mark(dict(tests=[2]))
+  assert mark(dict(a={'x', 'y', 'z'}, b=1)) == mark(dict(b=1, a={'z', 'y', 'x'}))
+  assert mark(dict(a=object())) == mark(dict(a=object()))
+  assert mark({1: 'a', 'b': np.arange(2)}) == mark({'b': np.arange(2), 1: 'a'})
+
+
+def test_answers_end_with_an_end_token():
+  rows = [make_row('toy', 'q', answer, {}) for answer in ('12', '345')]
+  tokens_PxT, length_P = data.answer_tokens(rows, TOKENIZER, 5)
+  assert tokens_PxT.tolist() == [[49, 50, 1, 0, 0], [51, 52, 53, 1, 0]]
+  assert length_P.tolist() == [3, 4]
+  assert tokens_PxT.dtype == length_P.dtype == np.int32
+
+
+def test_answers_that_do_not_fit_are_told():
+  row = make_row('toy', 'q', '12345', {})
+  with pytest.raises(UserError, match="completion_tokens=5 is too small.*'12345' has 6 tokens"):
+    data.answer_tokens([row], TOKENIZER, 5)
+  with pytest.raises(UserError, match='has no answer to learn from'):
+    data.answer_tokens([row._replace(answer='')], TOKENIZER, 5)
