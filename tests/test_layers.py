@@ -19,10 +19,11 @@ LAYERS = (
   ('types',),
   ('config', 'models', 'shard'),
   (
-    *('checkpoint', 'control', 'data', 'evaluate', 'generate', 'grade', 'metrics', 'objective'),
+    *('checkpoint', 'control', 'data', 'generate', 'grade', 'metrics', 'objective'),
     *('optimizer', 'replay', 'report'),
   ),
   ('step',),
+  ('evaluate', 'warmstart'),
   ('train',),
   ('main',),
 )
