@@ -20,10 +20,12 @@ def default() -> ml_collections.ConfigDict:
   """Returns every field with its default; a file of configs/ names only what it changes. Source: none."""
   c = ml_collections.ConfigDict()
   c.model = 'smollm2-135m'  # that name, a folder, a .gguf file, a wheel, or a hub name
+  # for model='scratch': a character-level decoder drawn at random
+  c.scratch = dict(width=128, layers=5, heads=4, kv_heads=4, mlp=512, max_tokens=128)
   c.dtype = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
   c.seed = 0
   c.steps = 60
-  c.prompts = 4  # P: prompts per step
+  c.prompts = 0  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
   c.rollouts = 8  # G: rollouts per prompt
   c.prompt_tokens = 64  # L: longer prompts are dropped, and counted
   c.completion_tokens = 16  # T: the cap on a rollout

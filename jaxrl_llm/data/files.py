@@ -89,8 +89,8 @@ def _lines(path: str, field: str) -> list[str]:
   if not os.path.isfile(path):
     raise UserError(f'{field}={path!r} is no file; give the path of a JSON-lines file.')
   try:
-    # Not str.splitlines: it also ends a line at characters that JSON allows within one.
-    with open(path, encoding='utf-8-sig', newline='\n') as file:
+    with open(path, encoding='utf-8-sig') as file:
+      # Not read().splitlines(): that also ends a line at characters which JSON allows within one.
       return list(file)
   except UnicodeDecodeError as error:
     raise UserError(f'{field}={path!r} is no UTF-8 text ({error.reason}); convert it.') from error

@@ -16,8 +16,6 @@ from jaxrl_llm.config import choices
 from jaxrl_llm.data import sources
 from jaxrl_llm.types import Prompts, Row, UserError
 
-_RENDERED = ('system', 'template', 'chat')
-
 
 class Tables(NamedTuple):
   """The two sets of a run; no question is in both."""
@@ -90,7 +88,7 @@ def make_table(rows: Sequence[Row], data: Any, prompt_tokens: int, tokenizer: An
       len(rows) - len(kept), len(rows), prompt_tokens, max(map(len, tokens)),
     )  # fmt: skip
   chosen, prompts = tuple(rows[i] for i in kept), tuple(tokens[i] for i in kept)
-  mark = _fingerprint(chosen, prompts, {name: data[name] for name in _RENDERED}, prompt_tokens)
+  mark = _fingerprint(chosen, prompts, prompt_tokens)
   return PromptTable(chosen, prompts, prompt_tokens, len(rows) - len(kept), mark)
 
 
@@ -183,8 +181,9 @@ def _check_messages(data: Any) -> None:
     )
 
 
-def _fingerprint(rows: Sequence[Row], tokens: Sequence[np.ndarray], *settings: Any) -> str:
-  digest = hashlib.sha256(repr(_canonical(settings)).encode())
+def _fingerprint(rows: Sequence[Row], tokens: Sequence[np.ndarray], prompt_tokens: int) -> str:
+  # The tokens hold what system, template, chat and tokenizer made of a row.
+  digest = hashlib.sha256(str(prompt_tokens).encode())
   for row, ids in zip(rows, tokens, strict=True):
     digest.update(repr(_canonical(row)).encode())
     digest.update(ids.tobytes())

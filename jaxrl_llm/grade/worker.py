@@ -62,7 +62,7 @@ def _with_deadline(item: bytes, deadline_s: float) -> tuple[float, bytes, int]:
   signal.setitimer(signal.ITIMER_REAL, deadline_s)
   try:
     return attempt(_grader, *pickle.loads(item))
-  except BaseException as error:
+  except BaseException as error:  # a grader's sys.exit() must not end the worker
     return 0.0, describe(error), ERROR
   finally:
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -78,9 +78,7 @@ def attempt(grader: Grader, text: str, row: Any) -> tuple[float, bytes, int]:
     if not math.isfinite(reward):
       raise ValueError(f'the grader returned {reward}')
     return reward, b'', OK
-  except BaseException as error:  # a grader's sys.exit() must not end the worker
-    if isinstance(error, KeyboardInterrupt):
-      raise
+  except Exception as error:
     return 0.0, describe(error), ERROR
 
 

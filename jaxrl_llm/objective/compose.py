@@ -58,9 +58,10 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   """
   length_B = batch.rollout.length_B
   T = batch.rollout.tokens_BxT.shape[1]
-  mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(jnp.float32)
+  dtype = jnp.result_type(batch.reward_B)
+  mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
   reward_B = method.shape(batch.reward_B, length_B, T)
-  count_PxG = (length_B > 0).astype(jnp.float32).reshape(-1, rollouts)
+  count_PxG = (length_B > 0).astype(dtype).reshape(-1, rollouts)
   advantage_PxG = method.advantage(reward_B.reshape(-1, rollouts), count_PxG)
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)

@@ -1,0 +1,6 @@
+"""Models: loading, tokenizers, and one dense decoder."""
+
+from jaxrl_llm.models.decoder import forward
+from jaxrl_llm.models.load import load
+
+__all__ = ['forward', 'load']

@@ -1,0 +1,212 @@
+"""Text to token ids and back, and chat templates: one interface for Hugging Face folders, GGUF and characters."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from typing import Any, NamedTuple
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
+from tokenizers import models as bpe
+
+from jaxrl_llm.types import UserError
+
+# How GGUF names the split that comes before byte-level BPE.
+_QWEN2 = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+_LLAMA3 = _QWEN2.replace(r'|\p{N}|', r'|\p{N}{1,3}|')
+_SPLITS = {'smollm': None, 'qwen2': _QWEN2, 'llama-bpe': _LLAMA3}
+
+_PLAIN_CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
+
+
+class Tokenizer(NamedTuple):
+  """Encodes, decodes, and renders chats. `end_ids` are all ids that end a reply."""
+
+  backend: tokenizers.Tokenizer
+  template: str  # jinja2
+  end_ids: tuple[int, ...]
+  pad_id: int
+  bos_token: str = ''
+  eos_token: str = ''
+
+  @property
+  def vocab_size(self) -> int:
+    return self.backend.get_vocab_size()
+
+  def encode(self, text: str) -> list[int]:
+    """Token ids; nothing is added, special tokens written in the text are recognised."""
+    return self.backend.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids: list[int], skip_special: bool = True) -> str:
+    """Text of token ids."""
+    return self.backend.decode(ids, skip_special_tokens=skip_special)
+
+  def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """The chat template applied to `messages` (role, content). Raises UserError where it refuses."""
+    try:
+      return _compiled(self.template).render(
+        messages=messages,
+        add_generation_prompt=add_generation_prompt,
+        bos_token=self.bos_token,
+        eos_token=self.eos_token,
+      )
+    except jinja2.TemplateError as error:
+      raise UserError(f'the chat template refuses the messages ({error}); change config.data.') from error
+
+  def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    """Token ids of the rendered chat, ready for the assistant's reply."""
+    return self.encode(self.chat(messages))
+
+
+def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
+  """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face folder.
+
+  `model` is its config.json. Raises UserError when there is no tokenizer.json. Source: none.
+  """
+  path = os.path.join(folder, 'tokenizer.json')
+  try:
+    backend = tokenizers.Tokenizer.from_file(path)
+  except Exception as error:  # the library raises bare Exception
+    raise UserError(
+      f'config.model={folder!r}: tokenizer.json is missing or unreadable ({error}); '
+      'save the fast tokenizer beside the weights.'
+    ) from error
+  backend.no_padding()
+  backend.no_truncation()
+  settings = read_json(folder, 'tokenizer_config.json')
+  generation = read_json(folder, 'generation_config.json')
+  token = lambda name: _content(settings.get(name))  # noqa: E731
+  ends = [generation.get('eos_token_id'), model.get('eos_token_id')]
+  ids = [i for e in ends for i in (e if isinstance(e, list) else [e]) if i is not None]
+  ids += [backend.token_to_id(t) for t in (token('eos_token'), *_turn_ends(backend)) if t]
+  ids = list(dict.fromkeys(i for i in ids if i is not None))
+  if not ids:
+    raise UserError(
+      f'config.model={folder!r} names no end token; set eos_token_id in generation_config.json.'
+    )
+  pad = backend.token_to_id(token('pad_token')) if token('pad_token') else None
+  return Tokenizer(
+    backend=backend,
+    template=_template(folder, settings),
+    end_ids=tuple(ids),
+    pad_id=ids[0] if pad is None else pad,
+    bos_token=token('bos_token'),
+    eos_token=token('eos_token'),
+  )
+
+
+def from_gguf(fields: dict[str, Any]) -> Tokenizer:
+  """Builds the byte-level BPE tokenizer that a GGUF file's metadata describe. Source: none.
+
+  Raises UserError for a kind of tokenizer that is not supported.
+  """
+  kind, split = fields.get('tokenizer.ggml.model'), fields.get('tokenizer.ggml.pre')
+  if kind != 'gpt2' or split not in _SPLITS:
+    raise UserError(
+      f'the GGUF tokenizer {kind!r}/{split!r} is not supported; supported: gpt2 with one of '
+      f'{", ".join(_SPLITS)}; use a Hugging Face folder of the model instead.'
+    )
+  tokens, types = fields['tokenizer.ggml.tokens'], fields['tokenizer.ggml.token_type']
+  merges = [tuple(m.split(' ')) for m in fields['tokenizer.ggml.merges']]
+  ranked = {token: i for i, token in enumerate(tokens)}
+  backend = tokenizers.Tokenizer(bpe.BPE(ranked, merges, ignore_merges=split == 'llama-bpe'))
+  backend.pre_tokenizer = _pre_tokenizer(_SPLITS[split])
+  backend.decoder = decoders.ByteLevel()
+  for token, sort in zip(tokens, types, strict=True):
+    if sort in (_CONTROL, _USER_DEFINED):
+      backend.add_tokens([AddedToken(token, special=sort == _CONTROL, normalized=False)])
+  at = lambda name: fields.get(f'tokenizer.ggml.{name}_token_id')  # noqa: E731
+  ends = [at('eos'), at('eot'), *(backend.token_to_id(t) for t in _turn_ends(backend))]
+  ids = tuple(dict.fromkeys(i for i in ends if i is not None))
+  return Tokenizer(
+    backend=backend,
+    template=fields.get('tokenizer.chat_template', _PLAIN_CHAT),
+    end_ids=ids,
+    pad_id=at('padding') if at('padding') is not None else ids[0],
+    bos_token=tokens[at('bos')] if at('bos') is not None else '',
+    eos_token=tokens[at('eos')] if at('eos') is not None else '',
+  )
+
+
+def characters(alphabet: str) -> Tokenizer:
+  """One token per character of `alphabet`, after <end> (0) and <unknown> (1). Source: none."""
+  special = ['<end>', '<unknown>']
+  vocab = {t: i for i, t in enumerate([*special, *sorted(set(alphabet))])}
+  backend = tokenizers.Tokenizer(bpe.WordLevel(vocab, unk_token='<unknown>'))
+  backend.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
+  backend.decoder = decoders.Fuse()
+  backend.add_special_tokens(special)
+  return Tokenizer(backend, _PLAIN_CHAT, (0,), 0, '', '<end>')
+
+
+def read_json(folder: str, name: str) -> dict[str, Any]:
+  """The JSON object in folder/name, {} where there is no such file. Raises UserError. Source: none."""
+  path = os.path.join(folder, name)
+  if not os.path.exists(path):
+    return {}
+  try:
+    with open(path, encoding='utf-8') as file:
+      value = json.load(file)
+  except (OSError, ValueError) as error:
+    raise UserError(f'config.model={folder!r}: {name} is unreadable ({error}); copy it again.') from error
+  if not isinstance(value, dict):
+    raise UserError(f'config.model={folder!r}: {name} is not a JSON object; copy it again.')
+  return value
+
+
+def _pre_tokenizer(split: str | None):
+  if split is None:
+    return pre_tokenizers.Sequence(
+      [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+      ]
+    )
+  return pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(Regex(split), 'isolated'),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+
+
+def _turn_ends(backend: tokenizers.Tokenizer) -> list[str]:
+  """Tokens that close a chat turn, where the vocabulary has them."""
+  return [t for t in ('<|im_end|>', '<|eot_id|>', '<|eom_id|>') if backend.token_to_id(t) is not None]
+
+
+def _template(folder: str, settings: dict[str, Any]) -> str:
+  path = os.path.join(folder, 'chat_template.jinja')
+  if os.path.exists(path):
+    with open(path, encoding='utf-8') as file:
+      return file.read()
+  template = settings.get('chat_template') or _PLAIN_CHAT
+  if isinstance(template, list):  # several by name: the default one
+    template = next((t['template'] for t in template if t.get('name') == 'default'), _PLAIN_CHAT)
+  return template
+
+
+def _content(token: Any) -> str:
+  return (token.get('content') if isinstance(token, dict) else token) or ''
+
+
+def _compiled(template: str) -> jinja2.Template:
+  def refuse(message):
+    raise jinja2.TemplateError(message)
+
+  env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+  )
+  env.filters['tojson'] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
+  env.globals['raise_exception'] = refuse
+  env.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
+  return env.from_string(template)

@@ -1,0 +1,231 @@
+"""The host loop, in reading order: set up, evaluate, then propose → step → grade → observe, and save."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+
+from jaxrl_llm import (
+  checkpoint,
+  config as configs,
+  console,
+  control,
+  data,
+  evaluate,
+  grade,
+  metrics,
+  models,
+  shard,
+  step as steps,
+  warmstart,
+  workdir as workdirs,
+)
+from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Rollout, UserError
+
+
+class _Parts(NamedTuple):
+  """What a run is made of, all checked before anything is compiled."""
+
+  config: Any
+  model: Any
+  mesh: jax.sharding.Mesh
+  program: steps.Program
+  tables: data.Tables
+  curriculum: control.Curriculum
+
+
+def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dict[str, float]:
+  """Trains as `config` says inside `workdir`, and resumes what lies there. Returns the last evaluation.
+
+  `mesh` overrides `config.mesh`. Raises UserError for bad input, before compiling. Source: none.
+  """
+  config = configs.sized(config, jax.devices() if mesh is None else mesh.devices.flatten().tolist())
+  parts = _parts(config, mesh)
+  folder = workdirs.open_run(workdir, config)
+  with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
+    return _loop(parts, folder, pool, screen)
+
+
+def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
+  configs.validate(config)
+  grade.resolve(config.grade)
+  mesh = mesh or shard.make_mesh(config.mesh)
+  if config.prompts // config.updates_per_rollout % shard.rows_shards(mesh):
+    raise UserError(
+      f'config.prompts={config.prompts} (over updates_per_rollout={config.updates_per_rollout}) is '
+      f'not a multiple of data × fsdp = {shard.rows_shards(mesh)} devices; change one of them.'
+    )
+  model = models.load(config.model, scratch=config.scratch)
+  tables = data.load(config, model.tokenizer)
+  program = steps.make_program(config, model.config, model.tokenizer.end_ids, mesh)
+  curriculum = control.Curriculum(
+    config.curriculum,
+    len(tables.train),
+    group=config.rollouts,
+    seed=config.seed,
+    kind=tables.train.kind,
+  )
+  return _Parts(config, model, mesh, program, tables, curriculum)
+
+
+def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
+  config, program = parts.config, parts.program
+  state, batch, start = _restore(parts, folder, screen)
+  if start == 0 and config.sft.steps:
+    state = warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer, screen)
+  evaluator = _evaluator(parts, pool)
+  if start == 0:
+    _evaluate(evaluator, state.params, folder, 0, screen)
+  step_fn = steps.compile_step(program)
+  screen.say('compiling the step (update and generation in one program)')
+  with metrics.Writer(folder.metrics, start) as writer:
+    for index in range(start, config.steps):
+      began = time.perf_counter()
+      proposal = parts.curriculum.propose(index, config.prompts)
+      prompts = parts.tables.train.prompts(proposal.index)
+      state, rollout, device = step_fn(state, batch, prompts, np.int32(index))
+      rollout = jax.tree.map(np.asarray, rollout)
+      sampled = time.perf_counter()
+      texts = _texts(parts.model.tokenizer, rollout)
+      rows = [parts.tables.train.rows[i] for i in proposal.index for _ in range(config.rollouts)]
+      scores = pool.score(rows, texts)
+      graded = time.perf_counter()
+      batch = Batch(prompts, rollout, scores.reward_B, (scores.reward_B >= 1).astype(np.float32))
+      observed = _observe(parts, index, proposal, batch)
+      row = {'training/global_step': index} | {k: float(v) for k, v in device.items()}
+      row |= observed | scores.counts | _rollout_metrics(batch, config)
+      row |= {
+        'timing_s/gen_update': sampled - began,
+        'timing_s/grade': graded - sampled,
+        'timing_s/step': time.perf_counter() - began,
+        'perf/throughput': float(rollout.length_B.sum()) / (sampled - began),
+      }
+      _check(row, config)
+      writer.write(row)
+      screen.step(row)
+      if index % config.rollouts_every == 0:
+        folder.write_rollouts(index, _rollout_rows(rows, texts, batch, proposal, index))
+      if config.eval.every and (index + 1) % config.eval.every == 0 and index + 1 < config.steps:
+        _evaluate(evaluator, state.params, folder, index + 1, screen)
+      if (index + 1) % config.checkpoint.every == 0 or index + 1 == config.steps:
+        _save(parts, folder, index + 1, state, batch)
+  final = _evaluate(evaluator, state.params, folder, config.steps, screen)
+  checkpoint.wait()
+  screen.finish(folder)
+  return final
+
+
+def _restore(parts: _Parts, folder: Any, screen: Any):
+  """The newest whole checkpoint, or a fresh start: state, pending batch, number of steps done."""
+  program = parts.program
+  found = checkpoint.latest(folder.checkpoints)
+  batch = steps.empty_batch(program)
+  if found is None:
+    return steps.init_state(program, parts.model.params), batch, 0
+  abstract = steps.abstract_state(program), jax.eval_shape(lambda: batch)
+  (state, batch), host = checkpoint.restore(folder.checkpoints, found, abstract)
+  if host['fingerprint'] != parts.tables.train.fingerprint:
+    raise UserError(
+      f'the data of {folder.root} changed since step {found} (config.data); restore the files, or '
+      'start another --workdir.'
+    )
+  parts.curriculum.load_state_dict(host['curriculum'])
+  screen.say(f'resuming at step {found}')
+  return state, jax.tree.map(np.asarray, batch), found
+
+
+def _save(parts: _Parts, folder: Any, done: int, state: Any, batch: Batch) -> None:
+  """Everything the next step depends on; PRNG and data order follow from (seed, step)."""
+  host = dict(
+    curriculum=parts.curriculum.state_dict(), fingerprint=parts.tables.train.fingerprint, step=done
+  )
+  checkpoint.save(
+    folder.checkpoints, done, (state, batch), host, keep=parts.config.checkpoint.keep
+  )
+
+
+def _evaluator(parts: _Parts, pool: grade.Pool):
+  if not len(parts.tables.held_out):
+    logging.warning('no held-out prompts: nothing is evaluated')
+    return None
+  return evaluate.make_evaluator(
+    parts.program,
+    parts.tables.held_out,
+    parts.model.tokenizer.decode,
+    pool,
+    parts.config.eval.samples,
+  )
+
+
+def _evaluate(evaluator: Any, params: Any, folder: Any, step: int, screen: Any) -> dict[str, float]:
+  """Evaluates once per step number: a finished evaluation on disk is not repeated."""
+  if evaluator is None:
+    return {}
+  known = folder.read_eval(step)
+  if known is None:
+    screen.say(f'evaluating at step {step}')
+    known, rows = evaluator(params)
+    folder.write_eval(step, known, rows)
+  screen.evaluation(step, known)
+  return known
+
+
+def _texts(tokenizer: Any, rollout: Rollout) -> list[str]:
+  return [
+    tokenizer.decode(tokens[:length].tolist())
+    for tokens, length in zip(rollout.tokens_BxT, rollout.length_B, strict=True)
+  ]
+
+
+def _observe(parts: _Parts, index: int, proposal: Any, batch: Batch) -> dict[str, float]:
+  """Tells the curriculum how many of each group were right; integers only."""
+  G = parts.config.rollouts
+  right_P = batch.correct_B.reshape(-1, G).sum(1).astype(np.int32)
+  truncated_P = (batch.rollout.reason_B == TRUNCATED).reshape(-1, G).sum(1).astype(np.int32)
+  parts.curriculum.observe(index, proposal.index, right_P, np.full_like(right_P, G), truncated_P)
+  return parts.curriculum.metrics()
+
+
+def _rollout_metrics(batch: Batch, config: Any) -> dict[str, float]:
+  length_B, reward_B = batch.rollout.length_B, batch.reward_B
+  return {
+    'critic/score/mean': float(reward_B.mean()),
+    'critic/score/max': float(reward_B.max()),
+    'critic/score/min': float(reward_B.min()),
+    'response_length/mean': float(length_B.mean()),
+    'response_length/max': float(length_B.max()),
+    'response_length/min': float(length_B.min()),
+    'response_length/clip_ratio': float((batch.rollout.reason_B == TRUNCATED).mean()),
+    'prompt_length/mean': float(batch.prompts.length_P.mean()),
+    'perf/rollouts': config.prompts * config.rollouts,
+  }
+
+
+def _rollout_rows(rows, texts, batch: Batch, proposal: Any, index: int) -> list[dict]:
+  G = len(texts) // len(proposal.index)
+  return [
+    dict(
+      input=row.question or row.messages,
+      output=text,
+      gts=row.answer,
+      score=float(batch.reward_B[b]),
+      step=index,
+      prompt=int(proposal.index[b // G]),
+      length=int(batch.rollout.length_B[b]),
+      reason=REASONS[int(batch.rollout.reason_B[b])],
+    )
+    for b, (row, text) in enumerate(zip(rows, texts, strict=True))
+  ]
+
+
+def _check(row: dict[str, float], config: Any) -> None:
+  skipped = row['actor/skipped_updates']
+  if skipped >= config.optimizer.max_skipped:
+    raise UserError(
+      f'config.optimizer.max_skipped={config.optimizer.max_skipped} updates in a row had a non-finite '
+      'gradient; lower config.optimizer.learning_rate and restart from the last checkpoint.'
+    )

@@ -1,0 +1,231 @@
+"""The compiled step: what it learns, what it leaves alone, and that no arrangement of rows or devices matters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import objective, shard
+from jaxrl_llm import step as steps
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import Batch, ModelConfig, Prompts
+
+MODEL = ModelConfig(
+  vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
+)
+P, G, L, T = 4, 4, 8, 6
+
+
+def config(**changes):
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  c.optimizer.learning_rate = 1e-2
+  for name, value in changes.items():
+    c[name] = value
+  return c
+
+
+def program(**changes):
+  c = config(**changes)
+  return steps.make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:1]))
+
+
+def make_prompts(seed=0):
+  r = np.random.default_rng(seed)
+  length_P = r.integers(1, L + 1, P).astype(np.int32)
+  return Prompts(
+    r.integers(0, 50, (P, L)).astype(np.int32), length_P, (seed * P + np.arange(P)).astype(np.int32)
+  )
+
+
+def grade(prompts, rollout):
+  """A rule that a model can learn: even last tokens are right."""
+  rollout = jax.tree.map(np.asarray, rollout)
+  last = rollout.tokens_BxT[np.arange(P * G), rollout.length_B - 1]
+  correct_B = ((last + rollout.length_B) % 2).astype(np.float32)
+  return Batch(prompts, rollout, correct_B, correct_B)
+
+
+def train(program, count=4, params=None):
+  """`count` steps; returns every rollout's tokens, the metrics, and the last state."""
+  state = steps.init_state(program, params or decoder.init(MODEL, 0))
+  fn, batch, history = steps.compile_step(program), steps.empty_batch(program), []
+  for index in range(count):
+    prompts = make_prompts(index)
+    state, rollout, metrics = fn(state, batch, prompts, np.int32(index))
+    batch = grade(prompts, rollout)
+    history.append((np.asarray(rollout.tokens_BxT), {k: float(v) for k, v in metrics.items()}))
+  assert fn._cache_size() == 1, 'one compile serves every step, the first and the empty one too'
+  return history, state
+
+
+def gradient(program, batch, params):
+  """The sum over slices, without the optimizer."""
+  batch = jax.tree.map(jnp.asarray, batch)
+  target = objective.targets(program.method, batch, G)
+  pieces = steps._slices(program, batch, target)
+  total = jax.tree.map(jnp.zeros_like, params)
+  for i in range(jax.tree.leaves(pieces)[0].shape[0]):
+    piece = jax.tree.map(lambda x: x[i], pieces)  # noqa: B023
+    grads, _ = jax.grad(steps._slice_loss, argnums=1, has_aux=True)(program, params, *piece)
+    total = jax.tree.map(jnp.add, total, grads)
+  return total
+
+
+def graded(program, params, seed=0):
+  prompts = make_prompts(seed)
+  rollout = jax.jit(lambda p: steps.generate(program, p, prompts, 0, jnp.int32(0)))(params)
+  return grade(prompts, rollout)
+
+
+def assert_close(a, b, atol):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+def test_gradient_is_the_weighted_gradient_of_the_log_probability():
+  """Against repeated prompts and a plain forward pass: nothing shared, nothing chunked, one row at a time."""
+  p, params = program(), decoder.init(MODEL, 0)
+  batch = graded(p, params)
+  target = objective.targets(p.method, batch, G)
+  weight_BxT = np.asarray(target.weight_BxT * target.advantage_BxT)
+  assert np.abs(weight_BxT).max() > 0
+
+  def loss(params):
+    total = 0.0
+    for b in range(P * G):
+      start, n = batch.prompts.length_P[b // G], batch.rollout.length_B[b]
+      row = np.concatenate(
+        [batch.prompts.tokens_PxL[b // G, :start], batch.rollout.tokens_BxT[b, :n]]
+      )
+      logits = decoder.forward(MODEL, params, row[None], np.ones((1, len(row)), bool))[0]
+      logp = jax.nn.log_softmax(logits)[np.arange(start - 1, start + n - 1), row[start:]]
+      total = total - (weight_BxT[b, :n] * logp).sum()
+    return total
+
+  assert_close(gradient(p, batch, params), jax.grad(loss)(params), 1e-5)
+
+
+@pytest.mark.parametrize('rows', [1, 2, 4, 8])
+@pytest.mark.parametrize('method', ['token_mean', 'sequence_mean'])
+def test_microbatches_of_any_size_sum_to_the_same_gradient(rows, method):
+  params = decoder.init(MODEL, 0)
+  c = config().objective
+  c.aggregate, c.zero_variance = dict(fn=method), dict(fn='mask')
+  whole = program(objective=c)
+  batch = graded(whole, params)
+  cut = program(objective=c, microbatch_rollouts=rows)
+  assert cut.slice_groups * cut.slice_rollouts == rows
+  assert_close(gradient(cut, batch, params), gradient(whole, batch, params), 1e-6)
+
+
+def test_order_of_groups_leaves_the_gradient_alone():
+  p, params = program(), decoder.init(MODEL, 0)
+  batch = graded(p, params)
+  order = np.array([2, 0, 3, 1])
+  rows = (order[:, None] * G + np.arange(G)).ravel()
+  moved = Batch(
+    Prompts(*(x[order] for x in batch.prompts)),
+    type(batch.rollout)(*(x[rows] for x in batch.rollout)),
+    batch.reward_B[rows],
+    batch.correct_B[rows],
+  )
+  assert_close(gradient(p, moved, params), gradient(p, batch, params), 1e-6)
+
+
+def test_head_chunks_of_any_size_give_the_same_gradient_and_no_logits_of_all_tokens():
+  params = decoder.init(MODEL, 0)
+  batch, results = None, []
+  for chunk in (16, 32, 1000):
+    c = config().objective
+    c.head_chunk_tokens = chunk
+    p = program(objective=c)
+    batch = batch or graded(p, params)
+    results.append(gradient(p, batch, params))
+    jaxpr = str(jax.make_jaxpr(lambda x, p=p: gradient(p, batch, x))(params))
+    assert (f'f32[{P * G},{T},50]' in jaxpr) == (chunk == 1000)
+  assert_close(results[0], results[2], 1e-6)
+  assert_close(results[1], results[2], 1e-6)
+
+
+def test_remat_changes_no_gradient():
+  params = decoder.init(MODEL, 0)
+  batch = graded(program(), params)
+  plain, remat = program(remat=False), program(remat=True)
+  assert_close(gradient(remat, batch, params), gradient(plain, batch, params), 1e-6)
+
+
+def test_an_empty_batch_touches_neither_weights_nor_optimizer():
+  c = config()
+  c.optimizer.weight_decay = 0.1
+  p = steps.make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  before = jax.tree.map(np.asarray, steps.init_state(p, decoder.init(MODEL, 0)))
+  state, _, metrics = steps.compile_step(p)(
+    steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), np.int32(0)
+  )
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
+  assert all(np.isfinite(float(v)) for v in metrics.values())
+
+
+def test_a_non_finite_gradient_is_skipped_and_counted():
+  p, params = program(), decoder.init(MODEL, 0)
+  batch = graded(p, params)
+  bad = batch._replace(reward_B=np.where(np.arange(P * G) == 3, np.inf, batch.reward_B))
+  update = steps.compile_update(p)
+  state, _ = update(steps.init_state(p, params), bad)
+  assert int(state.skipped) == 1 and int(state.step) == 0
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state.params), params)
+  state, _ = update(state, batch)
+  assert int(state.skipped) == 0 and int(state.step) == 1
+
+
+def test_sampler_and_trainer_are_the_same_policy_and_fresh_noise_every_step():
+  history, state = train(program(), 5)
+  gaps = [m['training/rollout_probs_diff_max'] for _, m in history]
+  assert gaps[0] == 0 and all(0 <= g < 1e-5 for g in gaps) and max(gaps) > 0
+  assert int(state.step) == 4
+  assert abs(history[2][1]['actor/ppo_kl']) < 1e-5
+  same = train(program(), 1)[0][0][0]
+  np.testing.assert_array_equal(history[0][0], same)
+  again = program(seed=1)
+  assert (train(again, 1)[0][0][0] != same).any()
+
+
+def test_the_rewarded_behaviour_becomes_more_likely():
+  p, params = program(), decoder.init(MODEL, 0)
+  batch = graded(p, params)
+  state, _ = steps.compile_update(p)(steps.init_state(p, params), batch)
+  advantage = np.asarray(objective.targets(p.method, batch, G).advantage_BxT)
+  logp = lambda q: np.asarray(  # noqa: E731
+    steps.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
+  )
+  assert (advantage * (logp(state.params) - logp(params))).sum() > 0
+
+
+def test_several_updates_per_rollout_take_that_many_optimizer_steps():
+  history, state = train(program(updates_per_rollout=2), 3)
+  assert int(state.step) == 4
+  assert history[2][1]['training/rollout_probs_diff_max'] > 1e-4, 'the second minibatch is off-policy'
+
+
+@pytest.mark.parametrize('mesh', [dict(data=2, fsdp=2, tensor=2), dict(data=1, fsdp=4, tensor=2)])
+def test_one_device_and_eight_give_the_same_tokens_and_metrics(mesh):
+  one, one_state = train(program(), 4)
+  many, many_state = train(_on_eight(mesh), 4)
+  for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
+    np.testing.assert_array_equal(tokens, tokens8)
+    for name, value in metrics.items():
+      np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
+  assert_close(jax.device_get(one_state.params), jax.device_get(many_state.params), 1e-4)
+  q = many_state.params['layers'][0]['q']['kernel']
+  assert q.addressable_shards[0].data.shape == (32 // mesh['fsdp'], 32 // mesh['tensor'])
+  mu = jax.tree.leaves(many_state.opt_state)[5]
+  assert mu.sharding.device_set == q.sharding.device_set
+
+
+def _on_eight(mesh):
+  c = config()
+  c.mesh = mesh
+  return steps.make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:8]))
