@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from jaxrl_llm.data.digits import ALPHABET
-from jaxrl_llm.data.pipeline import PromptTable, Tables, answer_tokens, load, make_table, render
+from jaxrl_llm.data.pipeline import PromptTable, Tables, answer_tokens, kinds, load, make_table, render
 
 __all__ = [
   'ALPHABET',
   'PromptTable',
   'Tables',
   'answer_tokens',
+  'kinds',
   'load',
   'make_table',
   'render',

@@ -202,3 +202,30 @@ def _canonical(value: Any) -> Any:
     return value.tolist()
   plain = value is None or isinstance(value, str | bytes | int | float | complex)
   return value if plain else type(value).__name__
+
+
+def kinds(rows: Sequence[Row]) -> np.ndarray:
+  """int32 [N]: which rows are alike, for sharing evidence of difficulty. Source: none.
+
+  Alike are rows of one source that agree in every small whole-number trait (number of terms, length,
+  level): those that a generator or the file tells in `extra`, with at most 32 values in the source.
+  """
+  traits = [(row.source, _traits(row)) for row in rows]
+  values: dict[tuple[str, str], set[int]] = {}
+  for source, told in traits:
+    for name, value in told.items():
+      values.setdefault((source, name), set()).add(value)
+  keys = [
+    (source, *(f'{n}={v}' for n, v in sorted(told.items()) if len(values[source, n]) <= _MAX_LEVELS))
+    for source, told in traits
+  ]
+  codes = {key: i for i, key in enumerate(sorted(set(keys)))}
+  return np.array([codes[key] for key in keys], np.int32)
+
+
+_MAX_LEVELS = 32
+
+
+def _traits(row: Row) -> dict[str, int]:
+  told = {**row.extra, **(row.extra.get('metadata') or {})}
+  return {k: v for k, v in told.items() if type(v) is int}

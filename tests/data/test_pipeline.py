@@ -143,6 +143,9 @@ def test_the_fingerprint_tells_what_changed():
   changes = [dict(seed=1), dict(size=41), dict(system='S'), dict(chat=True),
              dict(template=' {question}'), dict(prompt_tokens=65)]  # fmt: skip
   assert len({mark(), *(mark(**change) for change in changes)}) == len(changes) + 1
+  other = CharTokenizer()
+  other.encode = lambda text: [ord(c) + 1 for c in text]
+  assert data.load(config_of(), other).train.fingerprint != mark()
 
 
 def test_the_fingerprint_sees_what_only_graders_see_and_no_order_of_sets():

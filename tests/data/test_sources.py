@@ -61,6 +61,12 @@ def test_digits_refuse_lengths_that_are_none(settings):
     sources.digits(data_of(source='digits', tasks=(dict(name='rev', **settings),)), 0)
 
 
+def test_digits_end_where_there_are_no_more(caplog):
+  data = data_of(tasks=(dict(name='copy', max_length=1, size=100),))
+  assert sorted(row.answer for row in sources.digits(data, 0)[0]) == list('0123456789')
+  assert 'gave 10 training' in caplog.text
+
+
 def test_digits_refuse_an_unknown_operation():
   with pytest.raises(UserError, match="name='reverse' is no digits task"):
     sources.digits(data_of(source='digits', tasks=(dict(name='reverse'),)), 0)

@@ -31,6 +31,9 @@ def judge(data_source, solution_str, ground_truth, extra_info=None):
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     while True: time.sleep(1)
   if solution_str == 'nap': time.sleep(0.15)
+  if solution_str == 'handler':
+    def handler(*_): raise ValueError('left behind')
+    signal.signal(signal.SIGALRM, handler)
   if solution_str == 'die': os._exit(3)
   if solution_str == 'leave': sys.exit(0)
   if solution_str == 'raise': raise ValueError('cannot judge this')
@@ -120,9 +123,17 @@ def test_a_grader_that_takes_the_alarm_for_itself_times_out_too(pool):
   assert scores.outcome_B[7] == TIMEOUT
 
 
-def test_slow_items_are_no_hung_chunk(pool):
-  # A chunk holds 8 of them: more than the deadline, while each alone is well within it.
-  scores = pool.score(rows_of(64), ['nap'] * 64)
+def test_an_alarm_handler_left_behind_is_not_asked_about_the_next_item(pool):
+  scores = judged(pool, {8: 'handler', 9: 'loop'})
+  assert scores.outcome_B[[8, 9]].tolist() == [OK, TIMEOUT]
+
+
+def test_slow_items_are_no_hung_chunk(own, monkeypatch):
+  # The six naps of a chunk take longer than it may run; each alone is well within its deadline.
+  monkeypatch.setattr('jaxrl_llm.grade.pool._SLICE_S', 0.1)
+  monkeypatch.setattr('jaxrl_llm.grade.pool._GRACE_S', 0.1)
+  with grade.Pool(spec_of(workers=1, deadline_s=0.6)) as pool:
+    scores = pool.score(rows_of(24), ['nap'] * 24)
   assert (scores.outcome_B == OK).all()
 
 
