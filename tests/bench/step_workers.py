@@ -1,0 +1,276 @@
+"""The two sides of step_time.py, and the folder both read: each a process that works when told.
+
+step_workers.py prepare FOLDER | trl FOLDER MICROBATCH | ours FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import resource
+import sys
+import time
+import zlib
+
+P, G, L, T = 4, 8, 64, 32
+STEPS = 64  # steps' worth of different prompts; the sides walk through them in the same order
+
+
+def reward(text: str) -> float:
+  """A fixed number in [0, 1) for a text: any two rollouts differ, so every group is mixed."""
+  return zlib.crc32(text.encode()) / 2**32
+
+
+def cpu_seconds() -> float:
+  used = resource.getrusage(resource.RUSAGE_SELF)
+  return used.ru_utime + used.ru_stime
+
+
+@contextlib.contextmanager
+def timed(row: dict, name: str):
+  """Adds `name`_wall_s and `name`_cpu_s, of all threads of this process, to `row`."""
+  wall, cpu = time.perf_counter(), cpu_seconds()
+  yield
+  row[f'{name}_wall_s'] = time.perf_counter() - wall
+  row[f'{name}_cpu_s'] = cpu_seconds() - cpu
+
+
+def peak_gib() -> float:
+  """The most memory this process held since the last `forget_peak`, in GiB."""
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path('/proc/self/status').read_text().splitlines():
+      if line.startswith('VmHWM:'):
+        return int(line.split()[1]) / 2**20
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def forget_peak() -> None:
+  with contextlib.suppress(OSError):  # Linux only; elsewhere the peak is that since the start
+    pathlib.Path('/proc/self/clear_refs').write_text('5')
+
+
+class Turns:
+  """The worker's end of the pipe: one command a line in, one JSON row a line out."""
+
+  def __init__(self):
+    self._out = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)  # what libraries print must not get between the rows
+
+  def wait(self) -> str:
+    command = sys.stdin.readline().strip() or 'stop'
+    if command == 'forget':
+      forget_peak()
+      self.reply({})
+      return self.wait()
+    return command
+
+  def reply(self, row: dict) -> None:
+    print(json.dumps(row | {'peak_gib': peak_gib()}), file=self._out, flush=True)
+
+
+# Weights and prompts for both sides.
+
+
+def prepare(folder: pathlib.Path) -> None:
+  """Writes the model, as this program loads it, as a Hugging Face folder, and prompts.json."""
+  import transformers
+  from safetensors.numpy import save_file
+
+  from jaxrl_llm import models
+  from jaxrl_llm.models import embedded
+
+  model = models.load(embedded.NAME)
+  c = model.config
+  save_file(hf_tensors(model.params), folder / 'model.safetensors', metadata={'format': 'pt'})
+  transformers.LlamaConfig(
+    vocab_size=c.vocab,
+    hidden_size=c.width,
+    intermediate_size=c.mlp,
+    num_hidden_layers=c.layers,
+    num_attention_heads=c.heads,
+    num_key_value_heads=c.kv_heads,
+    head_dim=c.head_dim,
+    max_position_embeddings=c.max_tokens,
+    rope_parameters={'rope_type': 'default', 'rope_theta': c.rope_theta},
+    rms_norm_eps=c.norm_eps,
+    tie_word_embeddings=c.tied,
+    architectures=['LlamaForCausalLM'],
+  ).save_pretrained(folder)
+  gguf = pathlib.Path(embedded.fetch())
+  tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+  tokenizer.save_pretrained(folder)
+  (folder / 'prompts.json').write_text(json.dumps(make_prompts(tokenizer)))
+
+
+def hf_tensors(params: dict) -> dict:
+  """Our tree as Hugging Face's Llama names; its kernels are [out, in]."""
+  import numpy as np
+
+  array = lambda x: np.ascontiguousarray(np.asarray(x, np.float32))  # noqa: E731
+  out = {
+    'model.embed_tokens.weight': array(params['embed']['embedding']),
+    'model.norm.weight': array(params['norm']['scale']),
+  }
+  names = {f'self_attn.{x}_proj': x for x in 'qkvo'}
+  names |= {f'mlp.{x}_proj': x for x in ('gate', 'up', 'down')}
+  for i, layer in params['layers'].items():
+    prefix = f'model.layers.{i}'
+    out[f'{prefix}.input_layernorm.weight'] = array(layer['attn_norm']['scale'])
+    out[f'{prefix}.post_attention_layernorm.weight'] = array(layer['mlp_norm']['scale'])
+    for name, ours in names.items():
+      out[f'{prefix}.{name}.weight'] = array(layer[ours]['kernel'].T)
+  return out
+
+
+def make_prompts(tokenizer) -> list[dict]:
+  """Texts of exactly L tokens, the same in every run: sums told as stories, cut off."""
+  rng, prompts = random.Random(0), []
+  while len(prompts) < P * STEPS:
+    text = ''
+    while len(tokenizer(text)['input_ids']) <= L:
+      name, thing = (
+        rng.choice(('Ada', 'Ben', 'Cleo', 'Dan')),
+        rng.choice(('apples', 'pens', 'cups')),
+      )
+      text += f'{name} has {rng.randint(2, 99)} {thing} and gives {rng.randint(2, 9)} away. '
+    text = tokenizer.decode(tokenizer(text)['input_ids'][:L])
+    ids = tokenizer(text)['input_ids']
+    if len(ids) == L:
+      prompts.append({'text': text, 'ids': ids})
+  return prompts
+
+
+# The workers.
+
+
+def trl_worker(folder: pathlib.Path, microbatch: int) -> None:
+  """Runs TRL's own training loop, which waits for its turn before every step."""
+  turns = Turns()
+  import datasets
+  import torch
+  import transformers
+  import trl
+
+  row: dict = {}
+
+  class Trainer(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+      with timed(row, 'rollout'):
+        out = super()._generate_and_score_completions(inputs)
+      row['tokens'] = int(out['completion_mask'].sum())
+      return out
+
+  class OneStepATurn(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+      if turns.wait() == 'stop':
+        os._exit(0)  # inside TRL's loop there is nothing left to save
+      self.step = timed(row, 'step')
+      self.step.__enter__()
+
+    def on_step_end(self, args, state, control, **kwargs):
+      self.step.__exit__(None, None, None)
+      row['update_wall_s'] = row['step_wall_s'] - row['rollout_wall_s']
+      row['update_cpu_s'] = row['step_cpu_s'] - row['rollout_cpu_s']
+      row['entropy'] = trainer._metrics['train']['entropy'][-1]
+      turns.reply(row)
+
+  prompts = json.loads((folder / 'prompts.json').read_text())
+  trainer = Trainer(
+    model=transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+    processing_class=transformers.AutoTokenizer.from_pretrained(folder),
+    train_dataset=datasets.Dataset.from_list([{'prompt': p['text']} for p in prompts]),
+    reward_funcs=lambda completions, **_: [reward(text) for text in completions],
+    args=trl_config(folder, microbatch),
+    callbacks=[OneStepATurn()],
+  )
+  trainer.eos_token_ids = [
+    -1
+  ]  # the config below lets no row stop; this lets none be cut afterwards
+  turns.reply({'threads': torch.get_num_threads()})
+  trainer.train()
+
+
+def trl_config(folder: pathlib.Path, microbatch: int):
+  import trl
+
+  return trl.GRPOConfig(
+    output_dir=str(folder / 'trl'),
+    max_steps=10**6,
+    per_device_train_batch_size=microbatch,
+    gradient_accumulation_steps=P * G // microbatch,
+    num_generations=G,
+    max_completion_length=T,
+    generation_kwargs={'eos_token_id': None},
+    temperature=1.0,
+    loss_type='grpo',
+    beta=0.0,
+    learning_rate=1e-6,
+    lr_scheduler_type='constant',
+    gradient_checkpointing=False,
+    bf16=False,
+    use_cpu=True,
+    shuffle_dataset=False,
+    logging_strategy='no',
+    save_strategy='no',
+    report_to='none',
+    disable_tqdm=True,
+  )
+
+
+def ours_worker(folder: pathlib.Path) -> None:
+  """Runs the compiled step; `split` times its two halves as programs of their own."""
+  turns = Turns()
+  import jax
+  import numpy as np
+
+  from jaxrl_llm import config, models, shard, step
+  from jaxrl_llm.models import embedded
+  from jaxrl_llm.types import Batch, Prompts
+
+  model = models.load(embedded.NAME)
+  c = config.default()
+  c.dtype, c.optimizer.learning_rate = 'float32', 1e-6
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  program = step.make_program(c, model.config, (), shard.make_mesh(c.mesh))
+  state, batch = step.init_state(program, model.params), step.empty_batch(program)
+  fused = step.compile_step(program)
+  halves = None
+  ids = np.array([p['ids'] for p in json.loads((folder / 'prompts.json').read_text())], np.int32)
+
+  def grade(prompts, rollout):
+    rollout = jax.tree.map(np.asarray, rollout)
+    reward_B = np.array([reward(model.tokenizer.decode(x)) for x in rollout.tokens_BxT.tolist()])
+    return Batch(prompts, rollout, reward_B.astype(np.float32), (reward_B > 0.5).astype(np.float32))
+
+  turns.reply({'threads': os.cpu_count()})
+  index = 0
+  while (command := turns.wait()) != 'stop':
+    index_P = np.arange(index * P, index * P + P, dtype=np.int32) % len(ids)
+    prompts, row = Prompts(ids[index_P], np.full(P, L, np.int32), index_P), {}
+    if command == 'step':
+      with timed(row, 'step'):
+        state, rollout, metrics = fused(state, batch, prompts, index)
+        batch = grade(prompts, rollout)
+        metrics = {k: float(v) for k, v in metrics.items()}
+    else:
+      halves = halves or (step.compile_update(program), step.compile_generate(program))
+      with timed(row, 'update'):
+        state, metrics = jax.block_until_ready(halves[0](state, batch))
+      with timed(row, 'rollout'):
+        batch = grade(prompts, halves[1](state.params, prompts, index))
+    row['tokens'] = int(batch.rollout.length_B.sum())
+    row['entropy'] = float(metrics['actor/entropy'])
+    turns.reply(row)
+    index += 1
+
+
+def main(name: str, folder: str, *options: str) -> None:
+  worker = {'prepare': prepare, 'trl': trl_worker, 'ours': ours_worker}[name]
+  worker(pathlib.Path(folder), *map(int, options))
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
