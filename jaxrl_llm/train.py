@@ -59,7 +59,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
       f'config.prompts={config.prompts} (over updates_per_rollout={config.updates_per_rollout}) is '
       f'not a multiple of data × fsdp = {shard.rows_shards(mesh)} devices; change one of them.'
     )
-  model = models.load(config.model, scratch=config.scratch)
+  model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   tables = data.load(config, model.tokenizer)
   program = steps.make_program(config, model.config, model.tokenizer.end_ids, mesh)
   curriculum = control.Curriculum(
@@ -67,7 +67,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
     len(tables.train),
     group=config.rollouts,
     seed=config.seed,
-    kind=tables.train.kind,
+    kind=data.kinds(tables.train.rows),
   )
   return _Parts(config, model, mesh, program, tables, curriculum)
 
@@ -76,7 +76,9 @@ def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str
   config, program = parts.config, parts.program
   state, batch, start = _restore(parts, folder, screen)
   if start == 0 and config.sft.steps:
-    state = warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer, screen)
+    screen.say(f'supervised warm start, {config.sft.steps} steps')
+    state, losses = warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer)
+    screen.say(f'warm start: loss {losses[0]:.2f} -> {losses[-1]:.2f} nats per token')
   evaluator = _evaluator(parts, pool)
   if start == 0:
     _evaluate(evaluator, state.params, folder, 0, screen)
@@ -95,7 +97,7 @@ def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str
       scores = pool.score(rows, texts)
       graded = time.perf_counter()
       batch = Batch(prompts, rollout, scores.reward_B, (scores.reward_B >= 1).astype(np.float32))
-      observed = _observe(parts, index, proposal, batch)
+      observed = _observe(parts, proposal, batch)
       row = {'training/global_step': index} | {k: float(v) for k, v in device.items()}
       row |= observed | scores.counts | _rollout_metrics(batch, config)
       row |= {
@@ -114,8 +116,7 @@ def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str
       if (index + 1) % config.checkpoint.every == 0 or index + 1 == config.steps:
         _save(parts, folder, index + 1, state, batch)
   final = _evaluate(evaluator, state.params, folder, config.steps, screen)
-  checkpoint.wait()
-  screen.finish(folder)
+  screen.finish(folder.root)
   return final
 
 
@@ -181,12 +182,12 @@ def _texts(tokenizer: Any, rollout: Rollout) -> list[str]:
   ]
 
 
-def _observe(parts: _Parts, index: int, proposal: Any, batch: Batch) -> dict[str, float]:
+def _observe(parts: _Parts, proposal: Any, batch: Batch) -> dict[str, float]:
   """Tells the curriculum how many of each group were right; integers only."""
   G = parts.config.rollouts
   right_P = batch.correct_B.reshape(-1, G).sum(1).astype(np.int32)
   truncated_P = (batch.rollout.reason_B == TRUNCATED).reshape(-1, G).sum(1).astype(np.int32)
-  parts.curriculum.observe(index, proposal.index, right_P, np.full_like(right_P, G), truncated_P)
+  parts.curriculum.observe(proposal.index, right_P, np.full_like(right_P, G), truncated_P)
   return parts.curriculum.metrics()
 
 
@@ -229,3 +230,13 @@ def _check(row: dict[str, float], config: Any) -> None:
       f'config.optimizer.max_skipped={config.optimizer.max_skipped} updates in a row had a non-finite '
       'gradient; lower config.optimizer.learning_rate and restart from the last checkpoint.'
     )
+
+
+def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
+  """Evaluates the newest checkpoint in `workdir`, or the model as loaded. Source: none."""
+  config = configs.sized(config, jax.devices())
+  parts = _parts(config, None)
+  folder = workdirs.open_run(workdir, config)
+  with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
+    state, _, start = _restore(parts, folder, screen)
+    return _evaluate(_evaluator(parts, pool), state.params, folder, start, screen)

@@ -35,7 +35,8 @@ def run(
   sft.steps, sft.updates_per_rollout, sft.microbatch_rollouts = config.sft.steps, 1, 0
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
-  sft.objective.update(_LIKELIHOOD)
+  for stage, spec in _LIKELIHOOD.items():
+    sft.objective[stage] = spec
   end_ids = program.generate.end_ids
   supervised = steps.make_program(sft, program.model, end_ids, program.mesh)
   update = steps.compile_update(supervised)

@@ -1,0 +1,25 @@
+"""Which candidates are taken. (utility, slots, random generator) → positions among the candidates.
+
+Every public function here may be named in `config.curriculum.pick.fn`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def top(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.ndarray:
+  """The `slots` largest; equal ones in random order. Source: arXiv:2507.04632 (MoPPS)."""
+  order = random.permutation(len(utility))
+  return order[np.argsort(-utility[order], kind='stable')[:slots]]
+
+
+def softmax(
+  utility: np.ndarray, slots: int, random: np.random.Generator, *, temperature: float
+) -> np.ndarray:
+  """Without replacement, proportional to exp(utility / temperature), by Gumbel top-k.
+
+  Source: arXiv:2506.05316 (DOTS; temperature 1e-3 on −|p̂ − ½|).
+  """
+  noise = random.gumbel(size=len(utility))
+  return np.argsort(-(utility / temperature + noise), kind='stable')[:slots]

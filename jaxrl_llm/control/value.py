@@ -1,0 +1,19 @@
+"""One number for a prompt's success rate. (alpha, beta, random generator) → rate.
+
+Every public function here may be named in `config.curriculum.value.fn`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def mean(alpha: np.ndarray, beta: np.ndarray, random: np.random.Generator) -> np.ndarray:
+  """α / (α + β). Source: none."""
+  del random
+  return alpha / (alpha + beta)
+
+
+def thompson(alpha: np.ndarray, beta: np.ndarray, random: np.random.Generator) -> np.ndarray:
+  """One draw from Beta(α, β) per prompt. Source: arXiv:2507.04632 (MoPPS)."""
+  return random.beta(alpha, beta)
