@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from jaxrl_llm.data.digits import ALPHABET
-from jaxrl_llm.data.pipeline import PromptTable, Tables, answer_tokens, kinds, load, make_table, render
+from jaxrl_llm.data.pipeline import (
+  PromptTable,
+  Tables,
+  answer_tokens,
+  kinds,
+  load,
+  make_table,
+  render,
+)
 
 __all__ = [
   'ALPHABET',

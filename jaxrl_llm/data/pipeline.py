@@ -207,8 +207,9 @@ def _canonical(value: Any) -> Any:
 def kinds(rows: Sequence[Row]) -> np.ndarray:
   """int32 [N]: which rows are alike, for sharing evidence of difficulty. Source: none.
 
-  Alike are rows of one source that agree in every small whole-number trait (number of terms, length,
-  level): those that a generator or the file tells in `extra`, with at most 32 values in the source.
+  Alike are rows of one source that agree in every small whole-number trait (number of terms,
+  length, level): those that a generator or the file tells in `extra`, with at most 32 values in
+  the source.
   """
   traits = [(row.source, _traits(row)) for row in rows]
   values: dict[tuple[str, str], set[int]] = {}
@@ -216,7 +217,10 @@ def kinds(rows: Sequence[Row]) -> np.ndarray:
     for name, value in told.items():
       values.setdefault((source, name), set()).add(value)
   keys = [
-    (source, *(f'{n}={v}' for n, v in sorted(told.items()) if len(values[source, n]) <= _MAX_LEVELS))
+    (
+      source,
+      *(f'{n}={v}' for n, v in sorted(told.items()) if len(values[source, n]) <= _MAX_LEVELS),
+    )
     for source, told in traits
   ]
   codes = {key: i for i, key in enumerate(sorted(set(keys)))}

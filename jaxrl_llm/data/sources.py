@@ -74,15 +74,18 @@ def jsonl(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
 
 
 def digits(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
-  """Rows such as 'rev:4821=' → '1284', of the operations in data.tasks (default: all, lengths 1 to
-  8).
+  """Rows such as 'rev:4821=' → '1284', of the operations in data.tasks (default: copy, rev, sort).
 
   A task is dict(name=, size=|weight=, min_length=1, max_length=8). Raises UserError for unknown
   tasks or settings and for lengths that are none. Source: none.
   """
-  every = tuple(dict(name=name) for name in operations.OPERATIONS)
+  default = tuple(dict(name=name) for name in operations.DEFAULT)
   planned = tasks.plan(
-    list(data.tasks) or every, data, held_out, operations.OPERATIONS, lambda _: operations.SETTINGS
+    list(data.tasks) or default,
+    data,
+    held_out,
+    operations.OPERATIONS,
+    lambda _: operations.SETTINGS,
   )
   streams = []
   for index, task in enumerate(planned):
