@@ -44,8 +44,8 @@ OPERATIONS: dict[str, tuple[Callable[..., str], int]] = {
 }
 
 # What a short supervised start can reach. After 400 steps of 64 rows of all five, a model of 0.3
-# million parameters had 0.9 to 1 of these right at length 3 and 0 to 0.4 at length 7, but hardly any
-# `add` or `cum` at any length, nor after 800: no reward to start from.
+# million parameters had 0.9 to 1 of these right at length 3 and 0 to 0.4 at length 7, but hardly
+# any `add` or `cum` at any length, nor after 800: no reward to start from.
 DEFAULT = ('copy', 'rev', 'sort')
 
 # Every character of a question or an answer: the vocabulary a model for these tasks needs.
