@@ -9,7 +9,7 @@ recipes do; learning rate and batch are ours, for a 135M model on a laptop.
 
 def get_config():
   return dict(
-    steps=75,
+    steps=60,
     prompt_tokens=56,
     completion_tokens=16,
     objective=dict(
@@ -17,16 +17,25 @@ def get_config():
       trust=dict(fn='clip', low=0.2, high=0.2),
       aggregate=dict(fn='sequence_mean'),
     ),
-    optimizer=dict(learning_rate=1e-5),
+    optimizer=dict(learning_rate=1e-5, decay='linear'),
     grade=dict(fn='number', workers=2, deadline_s=10.0),
-    # From what the model often solves to what it never does: (terms, digits).
+    # From what the model sometimes solves to what it never does: (terms, digits). The easy sums are few.
     data=dict(
       source='gym',
-      tasks=(
-        dict(name='chain_sum', size=100, min_terms=2, max_terms=2, min_digits=1, max_digits=1),
-        dict(name='chain_sum', size=300, min_terms=3, max_terms=3, min_digits=1, max_digits=1),
-        dict(name='chain_sum', size=300, min_terms=2, max_terms=2, min_digits=2, max_digits=2),
-        dict(name='chain_sum', size=300, min_terms=2, max_terms=2, min_digits=3, max_digits=3),
+      template='State the final answer to the following arithmetic problem: {question}',
+      tasks=tuple(
+        dict(
+          name='basic_arithmetic',
+          size=size,
+          operators=('+',),
+          allow_parentheses=False,
+          allow_negation=False,
+          min_terms=terms,
+          max_terms=terms,
+          min_digits=digits,
+          max_digits=digits,
+        )
+        for terms, digits, size in ((2, 1, 60), (2, 2, 300), (3, 1, 240), (2, 3, 180))
       ),
     ),
   )

@@ -51,7 +51,8 @@ class Console:
 
   def say(self, text: str) -> None:
     """A line that stays."""
-    self._rich.print(f'[{time.monotonic() - self._began:5.0f} s] {text}', markup=False, highlight=False)
+    told = f'[{time.monotonic() - self._began:5.0f} s] {text}'
+    self._rich.print(told, markup=False, highlight=False, soft_wrap=True)
 
   def step(self, row: dict[str, float]) -> None:
     """One step's metrics."""
@@ -78,11 +79,11 @@ class Console:
       self._live.stop()
       self._live = None
     if self._rewards:
-      self._rich.print(f'reward  {spark(self._rewards)}  {self._rewards[-1]:.2f}', highlight=False)
+      self._rich.print(f'reward  {spark(self._rewards)}', highlight=False)
     if len(self._evaluations) > 1:
       first, last = min(self._evaluations), max(self._evaluations)
       self._rich.print(before_after(self._evaluations[first], self._evaluations[last], last))
-    self._rich.print(f'everything is in {root}', highlight=False, markup=False)
+    self._rich.print(f'everything is in {root}', highlight=False, markup=False, soft_wrap=True)
 
   def _values(self):
     return [(n, f.format(self._last[k])) for n, k, f in _SHOWN if self._last.get(k) is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from jaxrl_llm.generate import engine
 from jaxrl_llm.models import decoder, logprob
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, Rollout, TrainState
+
+# A donated batch frees its rollouts; its prompts have no output of their shape to live on in, which jax reports.
+warnings.filterwarnings('ignore', message='Some donated buffers were not usable')
 
 
 class Program(NamedTuple):

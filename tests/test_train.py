@@ -1,0 +1,152 @@
+"""The whole job as a user runs it: killed, resumed, on other devices, and given bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tiny_job
+
+from jaxrl_llm import main
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('uninterrupted')
+  out = tiny_job.finish(tiny_job.start(tiny_job.config_file(folder), folder / 'run'))
+  return folder / 'run', out
+
+
+def test_a_run_leaves_its_folder_and_says_what_it_gained(uninterrupted):
+  run, out = uninterrupted
+  assert [r['training/global_step'] for r in tiny_job.rows(run)] == list(range(10))
+  assert len(os.listdir(run / 'rollouts')) == 10 and len(os.listdir(run / 'checkpoints')) == 2
+  assert sorted(os.listdir(run / 'eval')) == ['step_000000.json', 'step_000010.json']
+  rollout = json.loads((run / 'rollouts/step_000003.jsonl').read_text().splitlines()[0])
+  assert {'input', 'output', 'gts', 'score', 'step', 'reason'} <= set(rollout)
+  assert 'held-out accuracy' in out and 'after 10 steps' in out and 'step 10/10' in out
+  gaps = [r['training/rollout_probs_diff_max'] for r in tiny_job.rows(run)]
+  assert max(gaps) <= 1e-4
+
+
+@pytest.mark.parametrize('seed', [0, 1])
+def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
+  uninterrupted, tmp_path, seed
+):
+  """SIGKILL, three times, then to the end: every metric of every step equal, bit for bit."""
+  draw, config, run = random.Random(seed), tiny_job.config_file(tmp_path), tmp_path / 'run'
+  for _ in range(3):
+    process = tiny_job.start(config, run)
+    aim = draw.randrange(1, 9)
+    while process.poll() is None and not (run / f'rollouts/step_{aim:06d}.jsonl').exists():
+      time.sleep(0.02)
+    time.sleep(draw.random() * 0.2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+  tiny_job.finish(tiny_job.start(config, run))
+  assert tiny_job.rows(run) == tiny_job.rows(uninterrupted[0])
+  for name in ('step_000000.json', 'step_000010.json'):
+    want = (uninterrupted[0] / 'eval' / name).read_text()
+    assert (run / 'eval' / name).read_text() == want
+  for step in range(10):
+    name = f'rollouts/step_{step:06d}.jsonl'
+    assert (run / name).read_text() == (uninterrupted[0] / name).read_text()
+
+
+def test_more_steps_continue_a_finished_run(uninterrupted, tmp_path):
+  config = tiny_job.config_file(tmp_path)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=6'))
+  out = tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  assert 'resuming at step 6' in out
+  assert tiny_job.rows(tmp_path / 'run') == tiny_job.rows(uninterrupted[0])
+
+
+def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):
+  mesh = dict(data=2, fsdp=2, tensor=2)
+  config = tiny_job.config_file(tmp_path, mesh=mesh)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', devices=8))
+  for one, eight in zip(tiny_job.rows(uninterrupted[0]), tiny_job.rows(tmp_path / 'run'), strict=True):
+    assert one.keys() == eight.keys()
+    for name in one:
+      np.testing.assert_allclose(eight[name], one[name], atol=1e-4, rtol=1e-3, err_msg=name)
+
+
+def test_a_broken_newest_checkpoint_is_skipped_for_the_one_before(uninterrupted, tmp_path):
+  config, run = tiny_job.config_file(tmp_path), tmp_path / 'run'
+  tiny_job.finish(tiny_job.start(config, run, '--config.steps=6'))
+  (run / 'checkpoints/step_000006/host.npz').write_bytes(b'PK')
+  out = tiny_job.finish(tiny_job.start(config, run))
+  assert 'resuming at step 4' in out and 'step_000006 is broken' in out
+  assert tiny_job.rows(run) == tiny_job.rows(uninterrupted[0])
+
+
+def told(capsys, *argv: str) -> str:
+  """The one sentence of a refused command."""
+  assert main.main(list(argv)) == 2
+  text = capsys.readouterr().err.strip()
+  assert text.startswith('error: ') and '\n' not in text and 'Traceback' not in text
+  return text
+
+
+@pytest.mark.parametrize(
+  'changes, text',
+  [
+    (dict(rolouts=8), 'config.rolouts is unknown; did you mean rollouts'),
+    (dict(rollouts='8'), "config.rollouts='8' must be of type int"),
+    (dict(data=dict(source='csv')), "config.data.source='csv' is unknown; choose one of"),
+    (dict(data=dict(source='gym', tasks=[dict(name='chain_sums')])), 'chain_sum'),
+    (dict(data=dict(source='jsonl', path='nowhere.jsonl')), 'nowhere.jsonl'),
+    (dict(grade=dict(fn='guess')), "config.grade.fn='guess'"),
+    (dict(curriculum=dict(utility=dict(fn='mixed'))), 'mixed_group'),
+    (dict(model='smollm9'), "config.model='smollm9'"),
+    (dict(prompts=6, mesh=dict(fsdp=4)), 'is not a multiple of data × fsdp'),
+    (dict(mesh=dict(data=3, fsdp=3)), 'does not fit'),
+    (dict(temperature=0.0), 'config.temperature=0.0'),
+    (dict(microbatch_rollouts=3), 'config.microbatch_rollouts=3'),
+    (dict(prompts=100), 'config.prompts=100 is more than the'),
+  ],
+)
+def test_bad_configs_are_one_sentence_before_anything_is_compiled(changes, text, tmp_path, capsys):
+  config = tiny_job.config_file(tmp_path, **changes)
+  assert text in told(capsys, f'--config={config}', f'--workdir={tmp_path}/run')
+
+
+def test_bad_overrides_files_and_folders(tmp_path, capsys):
+  config, run = tiny_job.config_file(tmp_path), f'--workdir={tmp_path}/run'
+  argv = [f'--config={config}', run]
+  assert 'did you mean learning_rate' in told(capsys, *argv, '--config.optimizer.learning_rte=1')
+  assert 'did you mean temperature' in told(capsys, *argv, '--config.temprature=1')
+  assert 'must be of type int' in told(capsys, *argv, '--config.steps=many')
+  assert 'has no value' in told(capsys, *argv, '--config.steps')
+  assert 'does not exist' in told(capsys, '--config=nowhere.py', run)
+  empty, answerless = tmp_path / 'empty.jsonl', tmp_path / 'answerless.jsonl'
+  empty.write_text('')
+  answerless.write_text('{"question": "a", "answer": "b"}\n{"question": "c"}\n')
+  for path, text in ((empty, 'empty'), (answerless, '2')):
+    changes = dict(data=dict(source='jsonl', path=str(path), chat=False))
+    config = tiny_job.config_file(tmp_path, **changes)
+    message = told(capsys, f'--config={config}', run)
+    assert str(path) in message and text in message
+
+
+def test_a_workdir_that_cannot_be_used_or_is_of_another_config(uninterrupted, tmp_path, capsys):
+  config = tiny_job.config_file(tmp_path)
+  (tmp_path / 'file').write_text('')
+  assert 'cannot be used' in told(capsys, f'--config={config}', f'--workdir={tmp_path}/file/run')
+  message = told(
+    capsys, f'--config={config}', f'--workdir={uninterrupted[0]}', '--config.temperature=0.5'
+  )
+  assert 'temperature: 1.0 -> 0.5' in message and 'another --workdir' in message
+
+
+def test_help_and_unknown_modes_answer_without_jax():
+  code = 'import sys; from jaxrl_llm import main; main.main(["--help"])'
+  out = subprocess.run([sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True)
+  assert '--workdir' in out.stdout and ' jax\n' not in out.stderr

@@ -1,0 +1,61 @@
+"""A job of seconds for tests that run the real command: `config_file(folder, **changes)`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+CONFIG = dict(
+  model='scratch',
+  scratch=dict(width=32, layers=2, heads=2, kv_heads=1, mlp=64, max_tokens=64),
+  steps=10,
+  prompts=4,
+  rollouts=4,
+  prompt_tokens=12,
+  completion_tokens=6,
+  optimizer=dict(learning_rate=3e-3),
+  sft=dict(steps=20, learning_rate=3e-3, prompts=16),
+  data=dict(source='digits', size=64, chat=False, tasks=[dict(name='copy', min_length=1, max_length=2)]),
+  eval=dict(every=0, prompts=8, samples=2),
+  checkpoint=dict(every=2, keep=2),
+)
+
+
+def config_file(folder, **changes) -> str:
+  """Writes a config of CONFIG with `changes` on top; a value None takes the field away."""
+  config = {k: v for k, v in (CONFIG | changes).items() if v is not None}
+  path = os.path.join(folder, 'config.py')
+  with open(path, 'w') as file:
+    file.write(f'def get_config():\n  return {config!r}\n')
+  return path
+
+
+def start(config: str, workdir: str, *more: str, devices: int = 1) -> subprocess.Popen:
+  """The command line in a process of its own."""
+  flags = f'--xla_force_host_platform_device_count={devices}'
+  command = [sys.executable, '-m', 'jaxrl_llm.main', f'--config={config}', f'--workdir={workdir}']
+  return subprocess.Popen(
+    [*command, *more],
+    env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS='cpu'),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def finish(process: subprocess.Popen) -> str:
+  """Waits, and returns what it printed; fails where the status is not 0."""
+  out, _ = process.communicate(timeout=600)
+  assert process.returncode == 0, out
+  return out
+
+
+def rows(workdir) -> list[dict]:
+  """metrics.jsonl without what the clock decides."""
+  with open(os.path.join(workdir, 'metrics.jsonl')) as file:
+    told = [json.loads(line) for line in file]
+  return [
+    {k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/throughput'))} for row in told
+  ]
