@@ -35,7 +35,7 @@ def make_mesh(config: Any, devices: list | None = None) -> Mesh:
   known = math.prod(s for s in sizes if s != -1)
   if sizes.count(-1) == 1 and len(devices) % known == 0:
     sizes = [len(devices) // known if s == -1 else s for s in sizes]
-  if -1 in sizes or math.prod(sizes) > len(devices):
+  if min(sizes) < 1 or math.prod(sizes) > len(devices):
     told = ', '.join(f'{a}={config[a]}' for a in AXES)
     raise UserError(
       f'config.mesh ({told}) does not fit {len(devices)} devices; '

@@ -119,7 +119,7 @@ def _minibatch(program: Program, state: TrainState, batch: Batch):
 
   zeros = jax.tree.map(jnp.zeros_like, state.params), {k: jnp.float32(0) for k in _SUMS}
   (grads, sums), _ = jax.lax.scan(accumulate, zeros, _slices(program, batch, target))
-  norm = optax.global_norm(grads)
+  norm = optax.tree.norm(grads)
   usable = jnp.isfinite(norm)
   state = jax.lax.cond(
     usable & (batch.rollout.length_B.sum() > 0),
