@@ -25,7 +25,10 @@ def get_config():
       source='digits',
       size=2048,
       chat=False,
-      tasks=(dict(name='rev', min_length=1, max_length=8), dict(name='sort', min_length=1, max_length=8)),
+      tasks=(
+        dict(name='rev', min_length=1, max_length=8),
+        dict(name='sort', min_length=1, max_length=8),
+      ),
     ),
     checkpoint=dict(every=60, keep=2),
   )

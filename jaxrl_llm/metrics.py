@@ -48,7 +48,5 @@ def read(path: str) -> list[dict[str, Any]]:
 
 
 def _line(row: dict[str, Any]) -> str:
-  clean = {
-    k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-  }
+  clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
   return json.dumps(clean) + '\n'

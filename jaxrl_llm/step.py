@@ -114,7 +114,9 @@ def _minibatch(program: Program, state: TrainState, batch: Batch):
 
   def accumulate(carry, piece):
     grads, sums = jax.grad(_slice_loss, argnums=1, has_aux=True)(program, state.params, *piece)
-    summed = {k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()}
+    summed = {
+      k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()
+    }
     return (jax.tree.map(jnp.add, carry[0], grads), summed), None
 
   zeros = jax.tree.map(jnp.zeros_like, state.params), {k: jnp.float32(0) for k in _SUMS}

@@ -11,7 +11,6 @@ from absl import logging
 
 from jaxrl_llm import (
   checkpoint,
-  config as configs,
   console,
   control,
   data,
@@ -20,8 +19,15 @@ from jaxrl_llm import (
   metrics,
   models,
   shard,
-  step as steps,
   warmstart,
+)
+from jaxrl_llm import (
+  config as configs,
+)
+from jaxrl_llm import (
+  step as steps,
+)
+from jaxrl_llm import (
   workdir as workdirs,
 )
 from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Rollout, UserError
@@ -144,9 +150,7 @@ def _save(parts: _Parts, folder: Any, done: int, state: Any, batch: Batch) -> No
   host = dict(
     curriculum=parts.curriculum.state_dict(), fingerprint=parts.tables.train.fingerprint, step=done
   )
-  checkpoint.save(
-    folder.checkpoints, done, (state, batch), host, keep=parts.config.checkpoint.keep
-  )
+  checkpoint.save(folder.checkpoints, done, (state, batch), host, keep=parts.config.checkpoint.keep)
 
 
 def _evaluator(parts: _Parts, pool: grade.Pool):

@@ -72,7 +72,9 @@ def open_run(root: str, config: Any) -> Workdir:
   except (OSError, ValueError) as error:
     if isinstance(error, UserError):
       raise
-    raise UserError(f'--workdir={root} cannot be used ({error}); choose a folder to write in.') from error
+    raise UserError(
+      f'--workdir={root} cannot be used ({error}); choose a folder to write in.'
+    ) from error
   return Workdir(root)
 
 

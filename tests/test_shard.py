@@ -11,7 +11,15 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.types import ModelConfig, UserError
 
 MODEL = ModelConfig(
-  vocab=48, width=32, layers=1, heads=4, kv_heads=1, head_dim=6, mlp=64, max_tokens=64, qkv_bias=True
+  vocab=48,
+  width=32,
+  layers=1,
+  heads=4,
+  kv_heads=1,
+  head_dim=6,
+  mlp=64,
+  max_tokens=64,
+  qkv_bias=True,
 )
 
 

@@ -147,7 +147,7 @@ def test_head_chunks_of_any_size_give_the_same_gradient_and_no_logits_of_all_tok
     p = program(objective=c)
     batch = batch or graded(p, params)
     results.append(gradient(p, batch, params))
-    jaxpr = str(jax.make_jaxpr(lambda x, p=p: gradient(p, batch, x))(params))
+    jaxpr = str(jax.make_jaxpr(lambda x, p=p, b=batch: gradient(p, b, x))(params))
     assert (f'f32[{P * G},{T},50]' in jaxpr) == (chunk == 1000)
   assert_close(results[0], results[2], 1e-6)
   assert_close(results[1], results[2], 1e-6)
@@ -210,7 +210,9 @@ def test_the_rewarded_behaviour_becomes_more_likely():
 def test_several_updates_per_rollout_take_that_many_optimizer_steps():
   history, state = train(program(updates_per_rollout=2), 3)
   assert int(state.step) == 4
-  assert history[2][1]['training/rollout_probs_diff_max'] > 1e-4, 'the second minibatch is off-policy'
+  assert history[2][1]['training/rollout_probs_diff_max'] > 1e-4, (
+    'the second minibatch is off-policy'
+  )
 
 
 @pytest.mark.parametrize('mesh', [dict(data=2, fsdp=2, tensor=2), dict(data=1, fsdp=4, tensor=2)])

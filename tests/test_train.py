@@ -72,7 +72,9 @@ def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):
   mesh = dict(data=2, fsdp=2, tensor=2)
   config = tiny_job.config_file(tmp_path, mesh=mesh)
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run', devices=8))
-  for one, eight in zip(tiny_job.rows(uninterrupted[0]), tiny_job.rows(tmp_path / 'run'), strict=True):
+  for one, eight in zip(
+    tiny_job.rows(uninterrupted[0]), tiny_job.rows(tmp_path / 'run'), strict=True
+  ):
     assert one.keys() == eight.keys()
     for name in one:
       np.testing.assert_allclose(eight[name], one[name], atol=1e-4, rtol=1e-3, err_msg=name)
@@ -148,5 +150,7 @@ def test_a_workdir_that_cannot_be_used_or_is_of_another_config(uninterrupted, tm
 
 def test_help_and_unknown_modes_answer_without_jax():
   code = 'import sys; from jaxrl_llm import main; main.main(["--help"])'
-  out = subprocess.run([sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True)
+  out = subprocess.run(
+    [sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True
+  )
   assert '--workdir' in out.stdout and ' jax\n' not in out.stderr

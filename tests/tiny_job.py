@@ -17,7 +17,9 @@ CONFIG = dict(
   completion_tokens=6,
   optimizer=dict(learning_rate=3e-3),
   sft=dict(steps=20, learning_rate=3e-3, prompts=16),
-  data=dict(source='digits', size=64, chat=False, tasks=[dict(name='copy', min_length=1, max_length=2)]),
+  data=dict(
+    source='digits', size=64, chat=False, tasks=[dict(name='copy', min_length=1, max_length=2)]
+  ),
   eval=dict(every=0, prompts=8, samples=2),
   checkpoint=dict(every=2, keep=2),
 )
@@ -57,5 +59,6 @@ def rows(workdir) -> list[dict]:
   with open(os.path.join(workdir, 'metrics.jsonl')) as file:
     told = [json.loads(line) for line in file]
   return [
-    {k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/throughput'))} for row in told
+    {k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/throughput'))}
+    for row in told
   ]

@@ -115,7 +115,9 @@ def _empty(model: ModelConfig, rows: int, spec: Spec) -> _Carry:
     logp_BxT=jnp.zeros((rows, T), jnp.float32),
     length_B=jnp.zeros(rows, jnp.int32),
     # One array per layer: stacked layers cost the CPU a copy of the cache every token.
-    cache=[(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)) for _ in range(model.layers)],
+    cache=[
+      (jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)) for _ in range(model.layers)
+    ],
   )
 
 

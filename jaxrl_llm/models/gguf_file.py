@@ -38,7 +38,9 @@ def load(path: str) -> tuple[ModelConfig, Any, tokenizer.Tokenizer]:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
   except Exception as error:  # the reader raises whatever the bytes lead it to
-    raise UserError(f'config.model={path!r} is no whole GGUF file ({error}); fetch it again.') from error
+    raise UserError(
+      f'config.model={path!r} is no whole GGUF file ({error}); fetch it again.'
+    ) from error
   tensors = {t.name: t for t in reader.tensors}
   architecture = fields.get('general.architecture')
   if architecture not in ARCHITECTURES:

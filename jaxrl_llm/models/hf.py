@@ -22,7 +22,11 @@ _LAYER = {
   'mlp_norm/scale': 'post_attention_layernorm.weight',
   'q_norm/scale': 'self_attn.q_norm.weight',
   'k_norm/scale': 'self_attn.k_norm.weight',
-  **{f'{n}/{k}': f'self_attn.{n}_proj.{t}' for n in 'qkvo' for k, t in (('kernel', 'weight'), ('bias', 'bias'))},
+  **{
+    f'{n}/{k}': f'self_attn.{n}_proj.{t}'
+    for n in 'qkvo'
+    for k, t in (('kernel', 'weight'), ('bias', 'bias'))
+  },
   **{
     f'{n}/{k}': f'mlp.{n}_proj.{t}'
     for n in ('gate', 'up', 'down')
@@ -51,7 +55,9 @@ def read_config(folder: str) -> tuple[ModelConfig, dict[str, Any]]:
   try:
     return _model_config(raw, kind), raw
   except KeyError as error:
-    raise UserError(f'config.model={folder!r}: config.json lacks {error}; copy it again.') from error
+    raise UserError(
+      f'config.model={folder!r}: config.json lacks {error}; copy it again.'
+    ) from error
 
 
 def _model_config(raw: dict[str, Any], kind: str) -> ModelConfig:
@@ -138,7 +144,9 @@ def _index(folder: str) -> dict[str, str]:
     return {name: os.path.join(folder, file) for name, file in shards.items()}
   if not files:
     pickled = glob.glob(os.path.join(folder, '*.bin')) + glob.glob(os.path.join(folder, '*.pt'))
-    told = 'only pickled weights, which are never loaded' if pickled else 'no weights (*.safetensors)'
+    told = (
+      'only pickled weights, which are never loaded' if pickled else 'no weights (*.safetensors)'
+    )
     raise UserError(f'config.model={folder!r} holds {told}; save the model as safetensors.')
   return {name: file for file in files for name in _open(file).keys()}
 
@@ -149,7 +157,9 @@ def _tensor(opened: dict[str, Any], file: str, name: str) -> np.ndarray:
   try:
     return opened[file].get_tensor(name)
   except Exception as error:  # the library raises its own and bare ones
-    raise UserError(f'config.model: tensor {name!r} cannot be read from {file} ({error}).') from error
+    raise UserError(
+      f'config.model: tensor {name!r} cannot be read from {file} ({error}).'
+    ) from error
 
 
 def _open(file: str):
@@ -160,5 +170,3 @@ def _open(file: str):
     raise UserError(
       f'config.model: {file} is truncated or not a safetensors file ({error}); download it again.'
     ) from error
-
-

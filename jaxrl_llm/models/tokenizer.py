@@ -60,7 +60,9 @@ class Tokenizer(NamedTuple):
         eos_token=self.eos_token,
       )
     except jinja2.TemplateError as error:
-      raise UserError(f'the chat template refuses the messages ({error}); change config.data.') from error
+      raise UserError(
+        f'the chat template refuses the messages ({error}); change config.data.'
+      ) from error
 
   def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
     """Token ids of the rendered chat, ready for the assistant's reply."""
@@ -157,7 +159,9 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     with open(path, encoding='utf-8') as file:
       value = json.load(file)
   except (OSError, ValueError) as error:
-    raise UserError(f'config.model={folder!r}: {name} is unreadable ({error}); copy it again.') from error
+    raise UserError(
+      f'config.model={folder!r}: {name} is unreadable ({error}); copy it again.'
+    ) from error
   if not isinstance(value, dict):
     raise UserError(f'config.model={folder!r}: {name} is not a JSON object; copy it again.')
   return value
@@ -181,7 +185,9 @@ def _pre_tokenizer(split: str | None):
 
 def _turn_ends(backend: tokenizers.Tokenizer) -> list[str]:
   """Tokens that close a chat turn, where the vocabulary has them."""
-  return [t for t in ('<|im_end|>', '<|eot_id|>', '<|eom_id|>') if backend.token_to_id(t) is not None]
+  return [
+    t for t in ('<|im_end|>', '<|eot_id|>', '<|eom_id|>') if backend.token_to_id(t) is not None
+  ]
 
 
 def _template(folder: str, settings: dict[str, Any]) -> str:

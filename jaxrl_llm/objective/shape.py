@@ -16,7 +16,12 @@ def none(reward_B: jax.Array, length_B: jax.Array, max_tokens: int) -> jax.Array
 
 
 def overlong(
-  reward_B: jax.Array, length_B: jax.Array, max_tokens: int, *, buffer_tokens: int, factor: float = 1.0
+  reward_B: jax.Array,
+  length_B: jax.Array,
+  max_tokens: int,
+  *,
+  buffer_tokens: int,
+  factor: float = 1.0,
 ) -> jax.Array:
   """R + min(−(|y| − (T − buffer)) / buffer · factor, 0), lengths in tokens.
 

@@ -75,7 +75,9 @@ def test_rows_end_at_any_end_token_and_hold_nothing_after_it(params):
     assert not ends[:-1].any() and ends[-1] == (reason == STOPPED)
     assert (n == T) if reason == TRUNCATED else True
     assert (logp[:n] < 0).all() and (logp[n:] == 0).all() and (tokens[n:] == 0).all()
-  ended_by = {int(t[n - 1]) for t, n, r in zip(*rollout[:1], *rollout[2:4], strict=True) if r == STOPPED}
+  ended_by = {
+    int(t[n - 1]) for t, n, r in zip(*rollout[:1], *rollout[2:4], strict=True) if r == STOPPED
+  }
   assert ended_by == set(END), 'both ids must have ended a row for this test to mean anything'
   assert (rollout.version_B == 4).all()
 

@@ -26,8 +26,10 @@ def folder(tmp_path):
   shapes = {
     'model.embed_tokens.weight': (11, 8), 'model.norm.weight': (8,),
     **{f'model.layers.0.{n}_layernorm.weight': (8,) for n in ('input', 'post_attention')},
-    **{f'model.layers.0.self_attn.{n}_proj.weight': s for n, s in (('q', (8, 8)), ('k', (4, 8)), ('v', (4, 8)), ('o', (8, 8)))},
-    **{f'model.layers.0.mlp.{n}_proj.weight': s for n, s in (('gate', (12, 8)), ('up', (12, 8)), ('down', (8, 12)))},
+    **{f'model.layers.0.self_attn.{n}_proj.weight': (8, 8) for n in 'qo'},
+    **{f'model.layers.0.self_attn.{n}_proj.weight': (4, 8) for n in 'kv'},
+    **{f'model.layers.0.mlp.{n}_proj.weight': (12, 8) for n in ('gate', 'up')},
+    'model.layers.0.mlp.down_proj.weight': (8, 12),
   }  # fmt: skip
   weights = {n: np.full(s, i, np.float32) for i, (n, s) in enumerate(shapes.items())}
   safetensors.numpy.save_file(weights, tmp_path / 'model.safetensors')

@@ -40,7 +40,10 @@ CASES = {
   'llama': ('Llama', dict()),
   'llama-tied': ('Llama', dict(tie_word_embeddings=True)),
   'llama-biases': ('Llama', dict(attention_bias=True, mlp_bias=True)),
-  'llama-linear': ('Llama', dict(rope_parameters=dict(rope_type='linear', factor=2.0, rope_theta=1e4))),
+  'llama-linear': (
+    'Llama',
+    dict(rope_parameters=dict(rope_type='linear', factor=2.0, rope_theta=1e4)),
+  ),
   'llama-llama3': ('Llama', dict(rope_parameters=dict(_LLAMA3, rope_theta=5e5))),
   'llama-yarn': ('Llama', dict(rope_parameters=dict(_YARN, rope_theta=1e4))),
   'qwen2': ('Qwen2', dict()),
@@ -55,7 +58,7 @@ def reference(kind, changes):
   config = getattr(transformers, f'{kind}Config')(**(SIZES | changes))
   model = getattr(transformers, f'{kind}ForCausalLM')(config).eval()
   with torch.no_grad():  # biases and norms start at 0 and 1: wrong ones would not show
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
       if parameter.ndim == 1:
         parameter.add_(0.3 * torch.randn_like(parameter))
       else:
@@ -94,7 +97,9 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
   assert config.tied == changes.get('tie_word_embeddings', False)
   for left in (True, False):
     tokens, mask = padded(left)
-    ours = np.asarray(jax.jit(lambda p, t, m: decoder.forward(config, p, t, m))(params, tokens, mask))
+    ours = np.asarray(
+      jax.jit(lambda p, t, m: decoder.forward(config, p, t, m))(params, tokens, mask)
+    )
     gap = np.abs(ours - their_logits(model, tokens, mask))[mask].max()
     assert gap <= 1e-4, gap
 
@@ -112,9 +117,7 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
   prompts = Prompts(tokens[:, :32], start.astype(np.int32), np.arange(4, dtype=np.int32))
   forced = np.random.default_rng(1).integers(0, 97, (4, T)).astype(np.int32)
   prompt_cache, logits = engine.prefill(config, params, prompts, 'float32')
-  own = [
-    (jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)
-  ]
+  own = [(jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)]
   steps = [logits]
   for t in range(T - 1):
     hidden, own = decoder.apply(
@@ -212,7 +215,10 @@ def test_token_ids_equal_the_reference_tokenizer_on_200_texts(smollm2, tmp_path)
     bpe.BPE(backend['model']['vocab'], [tuple(m) for m in backend['model']['merges']])
   )
   reference.pre_tokenizer = pre_tokenizers.Sequence(
-    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    [
+      pre_tokenizers.Digits(individual_digits=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
   )
   reference.decoder = decoders.ByteLevel()
   special = [t['content'] for t in backend['added_tokens']]
@@ -223,7 +229,9 @@ def test_token_ids_equal_the_reference_tokenizer_on_200_texts(smollm2, tmp_path)
   texts = _texts()
   assert len(texts) == 200
   for text in texts:
-    assert smollm2.tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False), repr(text)
+    assert smollm2.tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False), repr(
+      text
+    )
     messages = [dict(role='user', content=text)]
     want = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert smollm2.tokenizer.chat(messages) == want
@@ -242,7 +250,9 @@ def test_a_folder_tokenizer_equals_transformers(smollm2, tmp_path):
 
   smollm2.tokenizer.backend.save(str(tmp_path / 'tokenizer.json'))
   (tmp_path / 'chat_template.jinja').write_text(smollm2.tokenizer.template)
-  (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'eos_token': '<|im_end|>', 'bos_token': '<|im_start|>'}))
+  (tmp_path / 'tokenizer_config.json').write_text(
+    json.dumps({'eos_token': '<|im_end|>', 'bos_token': '<|im_start|>'})
+  )
   (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': [0, 2]}))
   ours = tokenizer.from_folder(str(tmp_path), {'eos_token_id': 2})
   theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
