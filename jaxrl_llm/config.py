@@ -27,14 +27,18 @@ def default() -> ml_collections.ConfigDict:
   c.dtype = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
   c.seed = 0
   c.steps = 60
-  c.prompts = 0  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
+  c.prompts = (
+    0  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
+  )
   c.rollouts = 8  # G: rollouts per prompt
   c.prompt_tokens = 64  # L: longer prompts are dropped, and counted
   c.completion_tokens = 16  # T: the cap on a rollout
   c.temperature = 1.0
   c.updates_per_rollout = 1  # minibatches (optimizer steps) per batch; 1 = strictly on-policy
   c.microbatch_rollouts = 0  # rows per gradient-accumulation slice; 0 = the whole minibatch
-  c.remat = 'auto'  # recompute layer activations in the backward pass: auto = not on CPU; or True, False
+  c.remat = (
+    'auto'  # recompute layer activations in the backward pass: auto = not on CPU; or True, False
+  )
   c.objective = dict(
     advantage=dict(fn='group_normalized', eps=1e-6),
     ratio=dict(fn='token'),
@@ -57,12 +61,12 @@ def default() -> ml_collections.ConfigDict:
   )
   c.curriculum = dict(
     candidates=dict(fn='everything'),
-    forget=dict(fn='visit', decay=0.5),
-    share=dict(fn='kind', strength=3.0),
+    forget=dict(fn='visit', decay=0.25),
+    share=dict(fn='kind', strength=2.0),
     kind_decay=0.9,  # of a kind's evidence, per visit to one of its prompts
     value=dict(fn='mean'),
     utility=dict(fn='mixed_group'),
-    pick=dict(fn='top'),
+    pick=dict(fn='softmax', temperature=0.05),
     gate=dict(fn='audit', share=0.05),
   )
   c.data = dict(
@@ -78,11 +82,15 @@ def default() -> ml_collections.ConfigDict:
     chat=True,  # wrap in the model's chat template
   )
   c.grade = dict(fn='exact', workers=2, deadline_s=10.0)
-  c.eval = dict(every=0, prompts=200, samples=4)  # every: steps between evaluations; 0 = before and after only
+  c.eval = dict(
+    every=0, prompts=200, samples=4
+  )  # every: steps between evaluations; 0 = before and after only
   c.checkpoint = dict(every=20, keep=2)
   c.rollouts_every = 1  # steps between rollout files
   c.mesh = dict(data=1, fsdp=-1, tensor=1)  # -1 = all devices that are left
-  c.sft = dict(steps=0, learning_rate=3e-3, prompts=64)  # supervised warm start through the same update
+  c.sft = dict(
+    steps=0, learning_rate=3e-3, prompts=64
+  )  # supervised warm start through the same update
   return c
 
 
@@ -97,11 +105,11 @@ def pick(module: ModuleType, spec: Any, field: str = '') -> Callable:
   field = field or module.__name__.rsplit('.', 1)[-1]
   valid = choices(module)
   if name not in valid:
-    raise UserError(f'config.{field}.fn={name!r} is unknown; choose one of: {", ".join(sorted(valid))}.')
+    raise UserError(
+      f'config.{field}.fn={name!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
+    )
   fn = valid[name]
-  allowed = [
-    p.name for p in inspect.signature(fn).parameters.values() if p.kind == p.KEYWORD_ONLY
-  ]
+  allowed = [p.name for p in inspect.signature(fn).parameters.values() if p.kind == p.KEYWORD_ONLY]
   for key in spec:
     if key not in allowed:
       raise UserError(
@@ -265,9 +273,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
       'choose a divisor.'
     )
   rows, slice_rows = c.prompts * c.rollouts // c.updates_per_rollout, c.microbatch_rollouts
-  fits = not slice_rows or (rows % slice_rows == 0 and (
-    slice_rows % c.rollouts == 0 or c.rollouts % slice_rows == 0
-  ))
+  fits = not slice_rows or (
+    rows % slice_rows == 0 and (slice_rows % c.rollouts == 0 or c.rollouts % slice_rows == 0)
+  )
   if not fits:
     raise UserError(
       f'config.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be a '

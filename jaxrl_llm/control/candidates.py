@@ -1,4 +1,4 @@
-"""Which prompts are considered at a step. size, slots, seed, step → index array.
+"""Which prompts are considered at a step. size, slots, seed, step → distinct indices.
 
 Every public function here may be named in `config.curriculum.candidates.fn`.
 """
@@ -6,6 +6,8 @@ Every public function here may be named in `config.curriculum.candidates.fn`.
 from __future__ import annotations
 
 import numpy as np
+
+from jaxrl_llm.types import UserError
 
 
 def everything(size: int, slots: int, seed: int, step: int) -> np.ndarray:
@@ -15,14 +17,18 @@ def everything(size: int, slots: int, seed: int, step: int) -> np.ndarray:
 
 
 def stream(size: int, slots: int, seed: int, step: int, *, multiple: int = 16) -> np.ndarray:
-  """The next slots·multiple prompts of an endless shuffled stream, each epoch in a new order.
+  """The next slots·multiple prompts of an endless stream, shuffled anew each epoch.
 
+  Every epoch is cut into whole windows, and the remainder is left out: a window that crossed into
+  the next epoch could hold a prompt twice. Raises UserError for a `multiple` that is no whole
+  number from 1 up.
   Source: arXiv:2507.04632 (MoPPS; multiple 16 on MATH, 8 elsewhere).
   """
+  if type(multiple) is not int or multiple < 1:
+    raise UserError(
+      f'config.curriculum.candidates.multiple={multiple!r} must be a whole number of at least 1.'
+    )
   window = min(slots * multiple, size)
-  start, taken = step * window, []
-  while sum(map(len, taken)) < window:
-    epoch, offset = divmod(start + sum(map(len, taken)), size)
-    order = np.random.default_rng((seed, 1, epoch)).permutation(size)
-    taken.append(order[offset : offset + window - sum(map(len, taken))])
-  return np.unique(np.concatenate(taken))
+  epoch, number = divmod(step, size // window)
+  order = np.random.default_rng((seed, 1, epoch)).permutation(size)
+  return order[number * window : (number + 1) * window]

@@ -1,4 +1,4 @@
-"""Which candidates are taken. (utility, slots, random generator) → positions among the candidates.
+"""Which candidates are taken. (utility, slots, random) → positions, the most useful first.
 
 Every public function here may be named in `config.curriculum.pick.fn`.
 """
@@ -6,6 +6,8 @@ Every public function here may be named in `config.curriculum.pick.fn`.
 from __future__ import annotations
 
 import numpy as np
+
+from jaxrl_llm.control import setting
 
 
 def top(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.ndarray:
@@ -15,11 +17,13 @@ def top(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.ndar
 
 
 def softmax(
-  utility: np.ndarray, slots: int, random: np.random.Generator, *, temperature: float
+  utility: np.ndarray, slots: int, random: np.random.Generator, *, temperature: float = 0.05
 ) -> np.ndarray:
   """Without replacement, proportional to exp(utility / temperature), by Gumbel top-k.
 
-  Source: arXiv:2506.05316 (DOTS; temperature 1e-3 on −|p̂ − ½|).
+  Temperature is in units of the utility: 0.05 is five points of P(mixed). Raises UserError where it
+  is not above 0. Source: arXiv:2506.05316 (DOTS; temperature 1e-3 on −|p̂ − ½|).
   """
+  setting.within('pick.temperature', temperature, 0, open_low=True)
   noise = random.gumbel(size=len(utility))
   return np.argsort(-(utility / temperature + noise), kind='stable')[:slots]

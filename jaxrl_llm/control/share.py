@@ -1,12 +1,15 @@
 """What a prompt's prior is. (evidence of kinds, kind_N) → prior_Nx2 of Beta pseudo-counts.
 
-`pooled_Kx2` holds (right, wrong) counts of all visits to prompts of each kind, aged by `kind_decay` a visit.
+`pooled_Kx2` holds (right, wrong) counts of all visits to prompts of each kind, aged by `kind_decay`
+a visit.
 Every public function here may be named in `config.curriculum.share.fn`.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from jaxrl_llm.control import setting
 
 
 def none(pooled_Kx2: np.ndarray, kind_N: np.ndarray) -> np.ndarray:
@@ -16,7 +19,7 @@ def none(pooled_Kx2: np.ndarray, kind_N: np.ndarray) -> np.ndarray:
 
 
 def kind(
-  pooled_Kx2: np.ndarray, kind_N: np.ndarray, *, strength: float = 3.0, floor: float = 1.0
+  pooled_Kx2: np.ndarray, kind_N: np.ndarray, *, strength: float = 2.0, floor: float = 1.0
 ) -> np.ndarray:
   """Beta(s·m, s·(1 − m)), m = (right + floor) / (right + wrong + 2·floor) of the prompt's kind.
 
@@ -24,6 +27,8 @@ def kind(
   kind are, in pseudo-counts: small keeps room for difference between them, so the chance of a mixed
   group stays that of a Beta-binomial and not of one shared rate. Source: none (empirical Bayes).
   """
+  setting.within('share.strength', strength, 0, open_low=True)
+  setting.within('share.floor', floor, 0, open_low=True)
   rate_K = (pooled_Kx2[:, 0] + floor) / (pooled_Kx2.sum(1) + 2 * floor)
   rate_N = rate_K[kind_N]
   return strength * np.stack([rate_N, 1 - rate_N], axis=1)

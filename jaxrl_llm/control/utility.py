@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxrl_llm.control import setting
+
 
 def uniform(rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int) -> np.ndarray:
   """The same for all: ties are broken at random. Source: none."""
@@ -19,6 +21,7 @@ def mopps(
 ) -> np.ndarray:
   """−(x − p*)². Source: arXiv:2507.04632 (MoPPS)."""
   del alpha, beta, group
+  setting.within('utility.target', target, 0, 1)
   return -((rate - target) ** 2)
 
 

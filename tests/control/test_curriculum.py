@@ -1,0 +1,355 @@
+"""The curriculum as a whole: what it believes, what it chooses, and that it continues exactly."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import config
+from jaxrl_llm.control import Curriculum
+from jaxrl_llm.types import UserError
+
+G = 8
+PLAIN = dict(
+  share=dict(fn='none'), forget=dict(fn='none'), gate=dict(fn='none'), pick=dict(fn='top')
+)
+MOPPS = PLAIN | dict(
+  candidates=dict(fn='stream', multiple=4),
+  forget=dict(fn='visit', decay=0.5),
+  value=dict(fn='thompson'),
+  utility=dict(fn='mopps'),
+)
+
+
+def make(size=40, *overrides, kind=None, seed=0, **parts) -> Curriculum:
+  settings = config.load(overrides=overrides).curriculum.to_dict() | parts
+  return Curriculum(settings, size, group=G, seed=seed, kind=kind)
+
+
+def observe(curriculum, index, k, **kwargs):
+  curriculum.observe(np.asarray(index), np.asarray(k), np.full(len(index), G), **kwargs)
+
+
+def loop(curriculum, rate_N, steps, slots, start=0):
+  """Proposes and answers, the answers keyed by step."""
+  chosen = []
+  for step in range(start, start + steps):
+    index = curriculum.propose(step, slots).index
+    k = np.random.default_rng((99, step)).binomial(G, rate_N[index])
+    observe(curriculum, index, k, truncated=k // 2)
+    chosen.append(index)
+  return np.array(chosen)
+
+
+def same(a: dict, b: dict) -> bool:
+  return a.keys() == b.keys() and all(
+    a[k].dtype == b[k].dtype and np.array_equal(a[k], b[k]) for k in a
+  )
+
+
+# What it believes.
+
+
+def test_static_rates_are_recovered_when_nothing_is_forgotten():
+  rate_N = np.array([0.0, 0.1, 0.5, 0.9, 1.0])
+  curriculum, random = make(5, **PLAIN), np.random.default_rng(0)
+  for _ in range(500):
+    observe(curriculum, np.arange(5), random.binomial(G, rate_N))
+  mean, variance, _ = curriculum.predict(np.arange(5))
+  np.testing.assert_allclose(mean, rate_N, atol=0.02)
+  np.testing.assert_allclose(variance, mean * (1 - mean) / (4002 + 1), rtol=1e-9)
+
+
+def test_a_visit_updates_as_mopps_does_and_leaves_the_others_alone():
+  curriculum = make(4, **MOPPS)
+  observe(curriculum, [1], [6])
+  observe(curriculum, [1], [8])
+  alpha, beta = 0.5 * (1 + 6) + 0.5 * 1 + 8, 0.5 * (1 + 2) + 0.5 * 1 + 0
+  mean, variance, _ = curriculum.predict(np.arange(4))
+  assert mean[1] == pytest.approx(alpha / (alpha + beta), rel=1e-12)
+  others = [0, 2, 3]
+  assert (mean[others] == 0.5).all() and (variance[others] == 1 / 12).all()
+
+
+def test_step_forgetting_ages_every_prompt():
+  curriculum = make(3, **PLAIN | dict(forget=dict(fn='step', decay=0.9)))
+  observe(curriculum, [0, 1], [8, 0])
+  observe(curriculum, [2], [4])
+  mean = curriculum.predict(np.arange(3))[0]
+  np.testing.assert_allclose(mean, [(1 + 7.2) / 9.2, 1 / 9.2, 0.5], rtol=1e-12)
+
+
+def test_prompts_never_seen_are_likely_to_be_mixed():
+  # Beta(1, 1) and G = 8: every k from 0 to 8 is as likely.
+  assert make(3, **PLAIN).predict(np.arange(3))[2] == pytest.approx([7 / 9] * 3, rel=1e-12)
+
+
+def test_an_unvisited_prompt_of_a_solved_kind_is_predicted_easy():
+  curriculum = make(30, kind=np.arange(30) % 3)
+  for step in range(4):
+    observe(curriculum, [3 * step, 3 * step + 1], [8, 0])
+  mean, _, mixed = curriculum.predict(np.array([27, 28, 29]))
+  assert mean[0] > 0.95 and mean[1] < 0.05 and mean[2] == 0.5
+  assert mixed[0] < 0.25 and mixed[1] < 0.25 and mixed[2] > 0.75
+
+
+def test_the_prior_of_a_kind_is_its_aged_rate_with_room_for_difference():
+  share = dict(fn='kind', strength=3.0, floor=1.0)
+  curriculum = make(9, kind=np.zeros(9, int), share=share, kind_decay=0.5)
+  observe(curriculum, [0, 1], [8, 2])  # two visits in one step: each ages what was before by half
+  observe(curriculum, [2], [4])
+  rate = (0.5 * 10 + 4 + 1) / (0.5 * 16 + 8 + 2)
+  mean, variance, mixed = curriculum.predict(np.array([8]))
+  assert mean[0] == pytest.approx(rate, rel=1e-12)
+  assert variance[0] == pytest.approx(rate * (1 - rate) / 4, rel=1e-12)  # Beta of strength 3
+  assert mixed[0] < 1 - rate**G - (1 - rate) ** G - 0.1  # far below that of one shared rate
+
+
+def test_a_kind_ages_by_the_visits_it_gets_and_not_by_those_of_others():
+  curriculum = make(4, kind=np.array([0, 0, 1, 1]), kind_decay=0.5)
+  observe(curriculum, [0], [8])
+  before = curriculum.predict(np.array([1]))[0]
+  observe(curriculum, [2, 3], [0, 0])
+  assert curriculum.predict(np.array([1]))[0] == before
+
+
+def test_the_order_of_rows_does_not_matter_to_the_bit():
+  kind, random = np.arange(200) % 3, np.random.default_rng(0)
+  one, other = make(200, kind=kind), make(200, kind=kind)
+  for _ in range(20):
+    index, k = random.permutation(200)[:50], random.integers(0, G + 1, 50)
+    shuffled = random.permutation(50)
+    observe(one, index, k, truncated=k // 2)
+    observe(other, index[shuffled], k[shuffled], truncated=(k // 2)[shuffled])
+  assert same(one.state_dict(), other.state_dict())
+  assert one.metrics() == other.metrics()
+
+
+def test_truncation_is_counted_and_is_no_evidence():
+  one, other = make(4), make(4)
+  observe(one, [2, 1], [4, 8], truncated=[3, 0])
+  observe(other, [2, 1], [4, 8])
+  assert one.state_dict()['truncated'].tolist() == [0, 0, 3, 0]
+  assert one.metrics()['curriculum/truncated_share'] == 3 / 16
+  assert np.array_equal(one.predict(np.arange(4)), other.predict(np.arange(4)))
+
+
+@pytest.mark.parametrize(
+  'index, k, n', [([0, 0], [1, 1], 8), ([0], [9], 8), ([0], [-1], 8), ([0], [0.5], 8)]
+)
+def test_evidence_that_cannot_be_is_refused(index, k, n):
+  with pytest.raises(ValueError, match='observe needs'):
+    make().observe(np.array(index), np.array(k), np.full(len(index), n))
+
+
+# What it chooses.
+
+
+@pytest.mark.parametrize('parts', [{}, MOPPS, dict(gate=dict(fn='audit', share=0.5))])
+@pytest.mark.parametrize('size, slots', [(40, 4), (40, 40), (41, 7), (1, 1)])
+def test_a_proposal_is_distinct_and_depends_on_seed_step_and_evidence_alone(parts, size, slots):
+  busy, fresh = make(size, **parts), make(size, **parts)
+  for step in (3, 1, 7, 7):
+    busy.propose(step, slots)
+  assert same(busy.state_dict(), fresh.state_dict())
+  for step in (7, 12):
+    ours, theirs = busy.propose(step, slots), fresh.propose(step, slots)
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert ours.index.dtype == np.int32 and ours.index.shape == (slots,)
+    assert len(set(ours.index.tolist())) == slots
+    assert 0 <= ours.index.min() and ours.index.max() < size
+    assert np.array_equal(ours.p_mean, busy.predict(ours.index)[0])
+    assert np.array_equal(ours.p_mixed, busy.predict(ours.index)[2])
+
+
+@pytest.mark.parametrize('parts', [{}, MOPPS, dict(utility=dict(fn='uniform'))])
+def test_steps_and_seeds_choose_differently(parts):
+  chosen = {
+    tuple(make(500, seed=seed, **parts).propose(step, 8).index)
+    for seed in (0, 1)
+    for step in (0, 1)
+  }
+  assert len(chosen) == 4
+
+
+def test_the_uniform_utility_alone_makes_the_choice_uniform():
+  size, slots, steps = 30, 4, 3000
+  kind = np.arange(size) % 3
+  curriculum = make(size, kind=kind, utility=dict(fn='uniform'))
+  for _ in range(5):  # evidence must not matter
+    observe(curriculum, np.arange(size), np.where(kind == 0, 8, 4))
+  drawn = np.array([curriculum.propose(step, slots).index for step in range(steps)])
+  assert all(len(set(row)) == slots for row in drawn.tolist())
+  expected = slots * steps / size
+  statistic = ((np.bincount(drawn.ravel(), minlength=size) - expected) ** 2 / expected).sum()
+  assert statistic < 58.3  # 29 degrees of freedom, one in a thousand; the draw is seeded
+
+
+def test_the_kind_within_reach_is_found():
+  kind = np.arange(400) % 4
+  rate_N = np.array([0.0, 0.02, 0.5, 1.0])[kind]
+  curriculum = make(400, kind=kind)
+  chosen = loop(curriculum, rate_N, 60, 4)[20:]
+  assert (kind[chosen] == 2).mean() > 0.8
+
+
+def test_mopps_looks_for_the_target():
+  rate_N = np.linspace(0, 1, 64)
+  settings = MOPPS | dict(utility=dict(fn='mopps', target=0.8))
+  chosen = loop(make(64, **settings), rate_N, 200, 4)[100:]
+  assert abs(rate_N[chosen].mean() - 0.8) < 0.1
+
+
+def test_more_slots_than_prompts_is_a_user_error():
+  with pytest.raises(UserError, match=r'config\.prompts=9 .* 8 prompts'):
+    make(8).propose(0, 9)
+
+
+# What it tells.
+
+
+def test_metrics_compare_what_came_with_what_was_predicted_before():
+  curriculum = make(8, **PLAIN)
+  assert curriculum.metrics() == {}
+  observe(curriculum, [0, 1], [8, 8])
+  observe(curriculum, [0, 2], [4, 8])
+  told = curriculum.metrics()
+  assert told['curriculum/predicted_success'] == pytest.approx((0.9 + 0.5) / 2)
+  assert told['curriculum/observed_success'] == 0.75
+  assert told['curriculum/mixed_share'] == 0.5
+  # Beta(9, 1): all right with 9/17, all wrong with next to nothing (8!·9!/17!).
+  all_right, all_wrong = 9 / 17, 1 / 24310
+  mixed = 1 - all_right - all_wrong
+  assert told['curriculum/predicted_mixed'] == pytest.approx((mixed + 7 / 9) / 2)
+  assert told['curriculum/coverage'] == 3 / 8
+  # Predicted 0.5, 0.5, 0.5 against 1, 1, 1; predicted 0.9 against 0.5.
+  assert told['curriculum/calibration_error'] == pytest.approx(3 / 4 * 0.5 + 1 / 4 * 0.4)
+  brier = (3 * (7 / 9) ** 2 + (1 - mixed) ** 2) / 4
+  assert told['curriculum/brier'] == pytest.approx(brier)
+
+
+def test_calibration_looks_at_recent_prompts_alone():
+  curriculum = make(4, **PLAIN)
+  for _ in range(50):
+    observe(curriculum, np.arange(4), [0, 8, 0, 8])
+  for _ in range(1000):
+    observe(curriculum, np.arange(4), [0, 8, 0, 8])
+  assert curriculum.metrics()['curriculum/calibration_error'] < 0.01
+  assert len(curriculum.state_dict()['history']) == 512
+
+
+# That it continues exactly.
+
+
+@pytest.mark.parametrize('parts', [{}, MOPPS])
+def test_a_saved_curriculum_continues_to_the_bit(parts):
+  kind, rate_N = np.arange(50) % 5, np.linspace(0, 1, 50)
+  whole = make(50, kind=kind, **parts)
+  loop(whole, rate_N, 6, 4)
+  file = io.BytesIO()
+  np.savez(file, **whole.state_dict())
+  file.seek(0)
+  resumed = make(50, kind=kind, **parts)
+  with np.load(file, allow_pickle=False) as saved:
+    resumed.load_state_dict(dict(saved))
+  assert same(whole.state_dict(), resumed.state_dict())
+  assert whole.metrics() == resumed.metrics()
+  ours, theirs = (loop(c, rate_N, 6, 4, start=6) for c in (whole, resumed))
+  assert np.array_equal(ours, theirs)
+  assert same(whole.state_dict(), resumed.state_dict())
+
+
+def test_a_saved_state_is_a_copy():
+  curriculum = make(8)
+  saved = curriculum.state_dict()
+  kept = {k: v.copy() for k, v in saved.items()}
+  observe(curriculum, [0, 1], [3, 4])
+  assert same(saved, kept)
+  curriculum.load_state_dict(saved)
+  observe(curriculum, [0, 1], [3, 4])
+  assert same(saved, kept)
+
+
+def test_the_state_of_other_data_is_a_user_error():
+  with pytest.raises(UserError, match='is of 9 prompts, not 8'):
+    make(8).load_state_dict(make(9).state_dict())
+  with pytest.raises(UserError, match='is of 2 kinds of prompts, not 4'):
+    make(8, kind=np.arange(8) % 4).load_state_dict(make(8, kind=np.arange(8) % 2).state_dict())
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+  'override, told',
+  [
+    ('forget.rate=0.5', 'decay'),
+    ('gate.portion=0.5', 'share'),
+    ('gate.share=1.5', 'at most 1'),
+    ('forget.decay=-0.1', 'at least 0'),
+    ('share.strength=0.0', 'above 0'),
+    ('share.floor=0', 'above 0'),
+    ('pick.temperature=0.0', 'above 0'),
+    ('kind_decay=2.0', 'at most 1'),
+  ],
+)
+def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, told):
+  name = override.partition('=')[0]
+  with pytest.raises(UserError) as error:
+    make(8, f'--config.curriculum.{override}')
+  assert f'config.curriculum.{name}=' in str(error.value) and told in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'part, valid',
+  [
+    ('candidates', 'everything, stream'),
+    ('forget', 'none, step, visit'),
+    ('share', 'kind, none'),
+    ('value', 'mean, thompson'),
+    ('utility', 'information, mixed_group, mopps, uniform'),
+    ('pick', 'softmax, top'),
+    ('gate', 'audit, none'),
+  ],
+)
+def test_an_unknown_function_is_told_with_the_valid_ones(part, valid):
+  told = rf"^config\.curriculum\.{part}\.fn='best' is unknown; choose one of: {valid}\.$"
+  with pytest.raises(UserError, match=told):
+    make(8, **{part: dict(fn='best')})
+
+
+@pytest.mark.parametrize(
+  'part, setting, value',
+  [
+    ('candidates', dict(fn='stream', multiple=0), 0),
+    ('candidates', dict(fn='stream', multiple=1.5), 1.5),
+    ('forget', dict(fn='step', decay=1.01), 1.01),
+    ('utility', dict(fn='mopps', target=float('nan')), float('nan')),
+    ('share', dict(fn='kind', strength=float('inf')), float('inf')),
+    ('gate', dict(fn='audit', share='half'), 'half'),
+    ('gate', dict(fn='audit', share=True), True),
+  ],
+)
+def test_a_value_out_of_range_is_told(part, setting, value):
+  with pytest.raises(UserError, match=rf'^config\.curriculum\.{part}\.\w+={value!r} must be'):
+    make(8, **{part: setting})
+
+
+@pytest.mark.parametrize('kind', [np.zeros(7, int), np.full(8, -1)])
+def test_kinds_that_do_not_fit_the_prompts_are_refused(kind):
+  with pytest.raises(ValueError, match='kind must hold 8 codes'):
+    make(8, kind=kind)
+
+
+def test_no_prompts_at_all_is_a_user_error():
+  with pytest.raises(UserError, match='config.data.size'):
+    make(0)
+
+
+def test_nothing_here_imports_jax():
+  code = 'import sys, jaxrl_llm.control; sys.exit("jax" in sys.modules)'
+  assert subprocess.run([sys.executable, '-c', code], check=False).returncode == 0

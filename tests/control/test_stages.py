@@ -1,0 +1,133 @@
+"""Each stage against what it should compute, counted exactly or drawn many times."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.control import candidates, choose, gate, utility, value
+
+
+def beta_binomial(k: int, n: int, a: int, b: int) -> Fraction:
+  """P(k of n) for whole a, b, exactly: C(n, k)·B(a + k, b + n − k) / B(a, b)."""
+
+  def beta(x, y):
+    return Fraction(math.factorial(x - 1) * math.factorial(y - 1), math.factorial(x + y - 1))
+
+  return math.comb(n, k) * beta(a + k, b + n - k) / beta(a, b)
+
+
+@pytest.mark.parametrize('a, b', [(1, 1), (1, 9), (9, 1), (3, 5), (40, 2)])
+@pytest.mark.parametrize('group', [1, 2, 4, 8, 16])
+def test_mixed_group_is_the_beta_binomial_without_its_ends(a, b, group):
+  exact = sum((beta_binomial(k, group, a, b) for k in range(1, group)), Fraction(0))
+  told = utility.mixed_group(np.zeros(1), np.array([float(a)]), np.array([float(b)]), group)
+  np.testing.assert_allclose(told, float(exact), rtol=1e-12, atol=1e-15)
+
+
+def test_mixed_group_is_what_draws_give_for_broken_counts():
+  alpha, beta = np.array([0.2, 1.7, 4.5]), np.array([2.9, 0.4, 4.5])
+  random = np.random.default_rng(0)
+  k = random.binomial(8, random.beta(alpha, beta, size=(200_000, 3)))
+  drawn = ((k > 0) & (k < 8)).mean(0)
+  told = utility.mixed_group(alpha, alpha, beta, 8)
+  np.testing.assert_allclose(told, drawn, atol=0.005)  # four standard errors
+
+
+def test_utilities_of_a_rate():
+  rate = np.array([0.0, 0.25, 0.5, 1.0])
+  none = np.ones(4)
+  assert utility.mopps(rate, none, none, 8).tolist() == [-0.25, -0.0625, 0, -0.25]
+  assert utility.mopps(rate, none, none, 8, target=0.25).tolist() == [-0.0625, 0, -0.0625, -0.5625]
+  assert utility.information(rate, none, none, 8).tolist() == [0, 0.1875, 0.25, 0]
+  assert utility.uniform(rate, none, none, 8).tolist() == [0, 0, 0, 0]
+
+
+def test_thompson_draws_from_the_posterior():
+  alpha, beta = np.full(100_000, 3.0), np.full(100_000, 1.0)
+  drawn = value.thompson(alpha, beta, np.random.default_rng(0))
+  assert drawn.mean() == pytest.approx(0.75, abs=0.003)
+  assert drawn.var() == pytest.approx(3 / (16 * 5), abs=0.001)
+  assert (value.mean(alpha, beta, None) == 0.75).all()
+
+
+@pytest.mark.parametrize('size, slots, multiple', [(64, 4, 4), (50, 3, 1), (20, 4, 16), (10, 6, 1)])
+def test_a_stream_passes_over_the_prompts_once_an_epoch(size, slots, multiple):
+  window = min(slots * multiple, size)
+  windows = size // window
+  epochs = []
+  for epoch in range(3):
+    steps = range(epoch * windows, (epoch + 1) * windows)
+    seen = np.concatenate([candidates.stream(size, slots, 5, s, multiple=multiple) for s in steps])
+    assert len(set(seen.tolist())) == len(seen) == windows * window
+    assert 0 <= seen.min() and seen.max() < size
+    epochs.append(tuple(seen))
+  assert len(set(epochs)) == 3  # each in an order of its own
+  assert tuple(candidates.stream(size, slots, 6, 0, multiple=multiple)) != epochs[0][:window]
+
+
+def test_top_breaks_ties_at_random_and_puts_the_best_first():
+  worth = np.array([1.0, 3.0, 1.0, 1.0, 2.0, 0.0])
+  drawn = np.array([choose.top(worth, 3, np.random.default_rng(s)) for s in range(600)])
+  assert (drawn[:, 0] == 1).all() and (drawn[:, 1] == 4).all()
+  third = np.bincount(drawn[:, 2], minlength=6)
+  assert third[[1, 4, 5]].sum() == 0
+  assert (np.abs(third[[0, 2, 3]] - 200) < 50).all()
+
+
+def test_softmax_draws_in_proportion_and_without_replacement():
+  worth, temperature = np.array([0.0, 0.1, 0.2]), 0.1
+  weight = np.exp(worth / temperature)
+  weight /= weight.sum()
+  draws = [
+    choose.softmax(worth, 2, np.random.default_rng(s), temperature=temperature)
+    for s in range(20_000)
+  ]
+  drawn = np.array(draws)
+  for first in range(3):
+    assert (drawn[:, 0] == first).mean() == pytest.approx(weight[first], abs=0.015)
+    for second in set(range(3)) - {first}:
+      expected = weight[first] * weight[second] / (1 - weight[first])
+      pair = (drawn[:, 0] == first) & (drawn[:, 1] == second)
+      assert pair.mean() == pytest.approx(expected, abs=0.015)
+  assert (drawn[:, 0] != drawn[:, 1]).all()
+
+
+class Last:
+  """Draws the last ones, so that a test can count what was drawn."""
+
+  def choice(self, values, count, **_):
+    return values[len(values) - count :]
+
+
+@pytest.mark.parametrize('share', [0.0, 0.05, 0.29, 0.5, 1.0])
+@pytest.mark.parametrize('slots', [1, 4, 10])
+def test_audit_gives_away_exactly_its_share(share, slots):
+  given = 0
+  for step in range(100):
+    index = gate.audit(np.arange(slots), 50, step, Last(), share=share)
+    kept = [i for i in range(slots) if index[i] == i]
+    assert kept == list(range(len(kept)))  # the least useful, at the end, give way
+    assert len(set(index.tolist())) == slots
+    given += slots - len(kept)
+  assert given == round(100 * slots * share)
+
+
+def test_audit_draws_uniformly_from_all_that_are_not_kept():
+  counts = np.zeros(10, int)
+  for step in range(4000):
+    index = gate.audit(np.arange(4), 10, step, np.random.default_rng(step), share=0.5)
+    assert index[:2].tolist() == [0, 1]
+    counts += np.bincount(index[2:], minlength=10)
+  assert counts[:2].sum() == 0
+  expected = 8000 / 8
+  # 7 degrees of freedom, one in a thousand; the draw is seeded.
+  assert ((counts[2:] - expected) ** 2 / expected).sum() < 24.3
+
+
+def test_no_gate_changes_nothing():
+  chosen = np.array([3, 1, 2])
+  assert gate.none(chosen, 9, 0, np.random.default_rng(0)) is chosen
