@@ -1,75 +1,131 @@
-"""Checkpoints: device arrays by orbax, host state as npz, committed together by one rename."""
+"""Checkpoints: device arrays by orbax, host state beside them, committed together by one rename."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shutil
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
+from jax.experimental import multihost_utils
 
 from jaxrl_llm.types import UserError
 
 _NAME = re.compile(r'step_(\d{6,})$')
+_LEFTOVER = re.compile(r'step_\d{6,}\.(part|old)$')  # of a kill while saving, or while deleting
 _SPARE = 1.1  # disk asked for, over the bytes to be written
+_ARRAY = '__array__'  # stands in host.json for an array of host.npz
+_CHUNK_BYTES = 2**22
 
 
 def save(folder: str, step: int, tree: Any, host: dict[str, Any], *, keep: int) -> None:
-  """Writes step_NNNNNN under a temporary name, reads it back, renames it, then drops old ones.
+  """Writes `folder`/step_NNNNNN whole or not at all, then drops all but the newest `keep`.
 
-  `tree` holds device or numpy arrays; `host` JSON values, and dicts of numpy arrays. A kill at any
-  moment leaves the older checkpoints whole. Raises UserError when the disk is too full. Source: none.
+  `tree` holds device arrays of any sharding, or numpy arrays; `host` nests dicts and lists of JSON
+  values and numpy arrays. A kill at any moment leaves the older checkpoints whole. It returns when
+  all is on disk: the step that follows donates the very arrays that are written here. In a run of
+  many processes all of them call it, on a folder that all of them see. Raises UserError when the
+  disk is too full. Source: none.
   """
   folder = os.path.abspath(folder)
-  os.makedirs(folder, exist_ok=True)
-  _check_space(folder, tree)
   target = os.path.join(folder, f'step_{step:06d}')
-  part = f'{target}.part'
-  shutil.rmtree(part, ignore_errors=True)
-  with ocp.StandardCheckpointer() as writer:
-    writer.save(os.path.join(part, 'device'), tree)
-    writer.wait_until_finished()
-  _write_host(part, host)
-  if os.path.exists(target):  # a step done again after a resume
-    shutil.rmtree(target)
-  os.replace(part, target)
-  for old in sorted(_steps(folder))[:-keep]:
-    shutil.rmtree(os.path.join(folder, f'step_{old:06d}'))
+  part, old = f'{target}.part', f'{target}.old'
+  encoded = _encode(host)  # what cannot be kept is told before anything is written
+  if _first():
+    os.makedirs(folder, exist_ok=True)
+    _remove_leftovers(folder)
+  _barrier(f'begin {step}')
+  check_space(folder, tree)
+  try:
+    # Uncompressed: random float32 loses an eighth of its size to zstd, at several times the time.
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as writer:
+      writer.save(os.path.join(part, 'device'), ocp.args.PyTreeSave(tree))
+    if _first():
+      _seal(part, encoded, _leaves(tree))
+  except Exception as error:
+    shutil.rmtree(part, ignore_errors=True)
+    raise _when_full(folder, error) from error
+  if _first():
+    if os.path.exists(target):  # broken, or `latest` would have begun from it
+      os.replace(target, old)
+    os.replace(part, target)
+    _flush(folder)
+    _retain(folder, step, keep)
+  _barrier(f'end {step}')
 
 
 def latest(folder: str) -> int | None:
-  """The newest step whose checkpoint is whole; broken ones are named in a warning. Source: none."""
-  for step in sorted(_steps(folder), reverse=True):
-    path = os.path.join(folder, f'step_{step:06d}')
-    try:
-      _read_host(path)
-      with ocp.StandardCheckpointer() as reader:
-        reader.metadata(os.path.join(path, 'device'))
-      return step
-    except Exception as error:  # any damage at all: the one before it counts
-      logging.warning('%s is broken (%s) and is skipped', path, error)
-  return None
+  """The newest step whose checkpoint is whole, None where none was ever saved. Source: none.
+
+  Broken ones are named in a warning. Raises UserError when all are broken: to begin again from
+  nothing, over the metrics of the run, is the user's decision.
+  """
+  found, told = None, ''
+  if _first():
+    for step in sorted(_steps(folder), reverse=True):
+      path = os.path.join(folder, f'step_{step:06d}')
+      told = _damage(path)
+      if not told:
+        found = step
+        break
+      logging.warning('%s is broken (%s) and is skipped.', path, told)
+  # One process looks, all hear: files may show late on the others.
+  code = -2 if found is None and told else -1 if found is None else found
+  if jax.process_count() > 1:
+    code = int(multihost_utils.broadcast_one_to_all(np.int32(code)))
+  if code == -2:
+    raise UserError(
+      f'{folder} holds only broken checkpoints ({told or "see process 0"}); put a whole one back, '
+      'or delete them to begin again from step 0.'
+    )
+  return None if code == -1 else code
 
 
 def restore(folder: str, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
-  """The arrays as `abstract` asks (shapes, dtypes, shardings of any mesh) and the host state.
+  """The saved tree and host state, bit for bit. Source: none.
 
-  Raises UserError when the checkpoint is of another model. Source: none.
+  Every leaf of `abstract` has the shape and dtype of the saved one. A leaf with a sharding, of any
+  mesh, comes back as a device array in it; a leaf without one as a numpy array. Raises UserError
+  when the checkpoint is of another model or batch.
   """
   path = os.path.join(os.path.abspath(folder), f'step_{step:06d}')
-  try:
-    with ocp.StandardCheckpointer() as reader:
-      tree = reader.restore(os.path.join(path, 'device'), abstract)
-  except ValueError as error:
+  _fits(path, _leaves(abstract))
+  with ocp.StandardCheckpointer() as reader:
+    tree = reader.restore(os.path.join(path, 'device'), jax.tree.map(_placed, abstract))
+  return tree, _decode(path)
+
+
+def check_space(folder: str, tree: Any) -> None:
+  """Raises UserError, with both numbers, when the disk cannot hold one more checkpoint of `tree`.
+
+  `tree` may be abstract. Source: none.
+  """
+  needed = int(_SPARE * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)))
+  while not os.path.exists(folder):
+    folder = os.path.dirname(os.path.abspath(folder))
+  free = shutil.disk_usage(folder).free
+  if free < needed:
     raise UserError(
-      f'{path} does not fit this config ({str(error).splitlines()[0]}); start another --workdir.'
-    ) from error
-  return tree, _read_host(path)
+      f'{folder} has {_size(free)} free and a checkpoint needs {_size(needed)}; make room, or '
+      'choose another --workdir.'
+    )
+
+
+def _first() -> bool:
+  return jax.process_index() == 0
+
+
+def _barrier(name: str) -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(f'checkpoint {name}')
 
 
 def _steps(folder: str) -> list[int]:
@@ -77,36 +133,151 @@ def _steps(folder: str) -> list[int]:
   return [int(m.group(1)) for m in map(_NAME.match, names) if m]
 
 
-def _check_space(folder: str, tree: Any) -> None:
-  needed = int(_SPARE * sum(x.nbytes for x in jax.tree.leaves(tree)))
-  free = shutil.disk_usage(folder).free
-  if free < needed:
-    raise UserError(
-      f'{folder} has {free / 1e9:.1f} GB free and a checkpoint needs {needed / 1e9:.1f} GB; make room, or '
-      'choose another --workdir.'
+def _remove_leftovers(folder: str) -> None:
+  for name in os.listdir(folder):
+    if _LEFTOVER.match(name):
+      shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def _retain(folder: str, step: int, keep: int) -> None:
+  """Keeps `step` and the keep − 1 before it.
+
+  Steps after it are of a run that was overtaken: `latest` found them broken and began earlier.
+  Counted as new ones, they would push whole checkpoints out.
+  """
+  steps = sorted(_steps(folder))
+  kept = [s for s in steps if s <= step][-max(keep, 1) :]
+  for other in set(steps) - set(kept):
+    path = os.path.join(folder, f'step_{other:06d}')
+    os.replace(path, f'{path}.old')  # half deleted, it must not look like a checkpoint
+  _remove_leftovers(folder)
+
+
+def _seal(part: str, encoded: tuple[str, list[np.ndarray]], leaves: dict[str, Any]) -> None:
+  """Adds the host state, then the list of all files with their checksums, and flushes to disk."""
+  text, arrays = encoded
+  np.savez(os.path.join(part, 'host.npz'), **{f'a{i}': x for i, x in enumerate(arrays)})
+  _write(os.path.join(part, 'host.json'), text)
+  files = {name: _checksum(os.path.join(part, name)) for name in _files(part)}
+  _write(os.path.join(part, 'manifest.json'), json.dumps(dict(files=files, leaves=leaves)))
+  for at, _, names in os.walk(part):
+    for name in (*names, ''):
+      _flush(os.path.join(at, name))
+
+
+def _damage(path: str) -> str:
+  """What is wrong with a checkpoint, '' when it is as it was written."""
+  try:
+    with open(os.path.join(path, 'manifest.json'), encoding='utf-8') as file:
+      expected = json.load(file)['files']
+    for name, told in expected.items():
+      if _checksum(os.path.join(path, name), told[0]) != told:
+        return f'{name} is not as it was written'
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    return f'{type(error).__name__}: {error}'
+  return ''
+
+
+def _files(folder: str) -> Iterator[str]:
+  for at, _, names in os.walk(folder):
+    for name in sorted(names):
+      yield os.path.relpath(os.path.join(at, name), folder)
+
+
+def _checksum(path: str, expected_bytes: int | None = None) -> list[int]:
+  """[bytes, CRC-32]; a file of another length than expected is not read."""
+  size, crc = os.path.getsize(path), 0
+  if expected_bytes not in (None, size):
+    return [size, -1]
+  with open(path, 'rb') as file:
+    for chunk in iter(functools.partial(file.read, _CHUNK_BYTES), b''):
+      crc = zlib.crc32(chunk, crc)
+  return [size, crc]
+
+
+def _write(path: str, text: str) -> None:
+  with open(path, 'w', encoding='utf-8') as file:
+    file.write(text)
+
+
+def _flush(path: str) -> None:
+  """To the disk itself, a file or a folder: a machine may be taken away without notice."""
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+  except OSError:  # some network file systems cannot, for folders
+    pass
+  finally:
+    os.close(handle)
+
+
+def _when_full(folder: str, error: Exception) -> Exception:
+  """Filled up by others while we wrote: told as such. Anything else is passed on."""
+  reason = str(error)
+  if 'No space left' in reason or 'Disk quota' in reason:
+    free = _size(shutil.disk_usage(folder).free)
+    return UserError(
+      f'{folder} became full while a checkpoint was written ({free} free); make room and start '
+      'again: the checkpoints before are whole.'
     )
+  return error
 
 
-def _write_host(path: str, host: dict[str, Any]) -> None:
-  arrays = {
-    f'{group}/{name}': x
-    for group, value in host.items()
-    if isinstance(value, dict)
-    for name, x in value.items()
-  }
-  np.savez(os.path.join(path, 'host.npz'), **arrays)
-  plain = {k: v for k, v in host.items() if not isinstance(v, dict)}
-  with open(os.path.join(path, 'host.json'), 'w', encoding='utf-8') as file:
-    json.dump(plain, file)
-    file.flush()
-    os.fsync(file.fileno())
+def _size(count_bytes: float) -> str:
+  return f'{count_bytes / 1e9:.2f} GB' if count_bytes >= 1e9 else f'{count_bytes / 1e6:.1f} MB'
 
 
-def _read_host(path: str) -> dict[str, Any]:
+def _leaves(tree: Any) -> dict[str, Any]:
+  """Path → [shape, dtype] of every leaf."""
+  flat = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(path): [list(x.shape), str(x.dtype)] for path, x in flat}
+
+
+def _fits(path: str, wanted: dict[str, Any]) -> None:
+  """Compares before orbax does, which would cast another dtype without a word."""
+  try:
+    with open(os.path.join(path, 'manifest.json'), encoding='utf-8') as file:
+      saved = json.load(file)['leaves']
+  except (OSError, ValueError, KeyError) as error:
+    raise UserError(f'{path} is no whole checkpoint ({error}); use one that is.') from error
+  for name in sorted(saved.keys() | wanted.keys()):
+    if saved.get(name) != wanted.get(name):
+      raise UserError(
+        f'{path} does not fit this config: {name} is {saved.get(name, "absent")} there and '
+        f'{wanted.get(name, "absent")} here; give the old config, or another --workdir.'
+      )
+
+
+def _placed(leaf: Any) -> Any:
+  """What orbax is to restore a leaf as: without a sharding, a numpy array (of no memory, here)."""
+  if getattr(leaf, 'sharding', None) is not None:
+    return leaf
+  return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+
+def _encode(host: dict[str, Any]) -> tuple[str, list[np.ndarray]]:
+  """Host state as JSON, with arrays replaced by numbers, and these arrays."""
+  arrays: list[np.ndarray] = []
+
+  def split(value):
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+      array = np.asarray(value)
+      if array.dtype.kind not in 'biufcUS':  # others would be pickled, or lose their type
+        raise TypeError(f'an array of {array.dtype} cannot be kept in the host state')
+      arrays.append(array)
+      return {_ARRAY: len(arrays) - 1}
+    if isinstance(value, dict):
+      if not all(isinstance(k, str) and k != _ARRAY for k in value):
+        raise TypeError(f'keys of the host state must be strings, not {list(value)}')
+      return {k: split(v) for k, v in value.items()}
+    return [split(v) for v in value] if isinstance(value, list | tuple) else value
+
+  return json.dumps(split(host)), arrays
+
+
+def _decode(path: str) -> dict[str, Any]:
+  with np.load(os.path.join(path, 'host.npz'), allow_pickle=False) as file:
+    arrays = {name: file[name] for name in file.files}
+  join = lambda d: arrays[f'a{d[_ARRAY]}'] if _ARRAY in d else d  # noqa: E731
   with open(os.path.join(path, 'host.json'), encoding='utf-8') as file:
-    host = json.load(file)
-  with np.load(os.path.join(path, 'host.npz'), allow_pickle=False) as arrays:
-    for name in arrays.files:
-      group, _, key = name.partition('/')
-      host.setdefault(group, {})[key] = arrays[name]
-  return host
+    return json.load(file, object_hook=join)

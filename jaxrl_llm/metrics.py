@@ -5,22 +5,37 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from typing import Any
+
+from absl import logging
+
+STEP = 'training/global_step'
+NONFINITE = 'training/nonfinite_metrics'
+# What the clock decides: two equal runs differ here and nowhere else.
+CLOCK = ('timing_s/', 'perf/')
 
 
 class Writer:
-  """Appends rows; rows of steps that will be taken again are dropped when it opens."""
+  """Appends rows; rows of steps that will be taken again are dropped when it opens.
+
+  A run resumed from a checkpoint of s steps passes start = s. The rows before that are there, since
+  each was on the disk before its step's checkpoint was begun; if not, a warning says which.
+  """
 
   def __init__(self, path: str, start: int):
     """start: the first step that this run will write."""
-    kept = [row for row in read(path) if row['training/global_step'] < start]
+    kept = {row[STEP]: row for row in read(path) if row[STEP] < start}
+    missing = sorted(set(range(start)) - set(kept))
+    if missing:
+      logging.warning('%s lacks %d steps, from %d on.', path, len(missing), missing[0])
     part = f'{path}.part'
     with open(part, 'w', encoding='utf-8') as file:
-      file.writelines(_line(row) for row in kept)
-      file.flush()
-      os.fsync(file.fileno())
+      file.writelines(_line(kept[step]) for step in sorted(kept))
+      _sync(file)
     os.replace(part, path)
-    self._file = open(path, 'a', encoding='utf-8')  # noqa: SIM115: closed in __exit__
+    self._file = open(path, 'a', encoding='utf-8')
+    self._next = start
 
   def __enter__(self) -> Writer:
     return self
@@ -29,24 +44,64 @@ class Writer:
     self._file.close()
 
   def write(self, row: dict[str, Any]) -> None:
-    """One line, on its way to the disk before the next step begins. NaN and infinity become null."""
+    """One line, on the disk when it returns. NaN and infinity become null, and are counted.
+
+    Raises ValueError for a step out of turn: a row twice, or a gap.
+    """
+    if row[STEP] != self._next:
+      raise ValueError(f'the row after step {self._next - 1} is of step {row[STEP]}')
+    self._next += 1
     self._file.write(_line(row))
-    self._file.flush()
+    _sync(self._file)
 
 
 def read(path: str) -> list[dict[str, Any]]:
-  """The whole rows of a metrics.jsonl; a last line cut short by a kill is left out. Source: none."""
+  """The whole rows of a metrics.jsonl; a line cut short by a kill is left out. Source: none."""
   rows = []
   if os.path.exists(path):
-    with open(path, encoding='utf-8') as file:
+    with open(path, encoding='utf-8', errors='replace') as file:
       for line in file:
         try:
-          rows.append(json.loads(line))
+          row = json.loads(line)
         except ValueError:
-          break
+          continue
+        if isinstance(row, dict) and isinstance(row.get(STEP), int):
+          rows.append(row)
   return rows
 
 
+def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+  """The rows without what the clock decides, to hold two runs against each other. Source: none."""
+  return [{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in rows]
+
+
+def summary(path: str) -> dict[str, dict[str, float]]:
+  """name → first, last, mean, min, max and count of its numbers over all steps. Source: none."""
+  columns: dict[str, list[float]] = {}
+  for row in read(path):
+    for name, value in row.items():
+      if isinstance(value, int | float):
+        columns.setdefault(name, []).append(value)
+  return {
+    name: dict(
+      first=x[0], last=x[-1], mean=math.fsum(x) / len(x), min=min(x), max=max(x), count=len(x)
+    )
+    for name, x in columns.items()
+  }
+
+
 def _line(row: dict[str, Any]) -> str:
-  clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-  return json.dumps(clean) + '\n'
+  clean, bad = {}, 0
+  for name, value in row.items():
+    value = value.item() if hasattr(value, 'item') else value  # numpy and jax scalars
+    if isinstance(value, float) and not math.isfinite(value):
+      value, bad = None, bad + 1
+    clean[name] = value
+  if bad:
+    clean[NONFINITE] = bad
+  return json.dumps(clean, allow_nan=False) + '\n'
+
+
+def _sync(file: Any) -> None:
+  file.flush()
+  os.fsync(file.fileno())
