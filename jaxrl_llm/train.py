@@ -67,6 +67,11 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
     )
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   tables = data.load(config, model.tokenizer)
+  if config.prompts > len(tables.train):
+    raise UserError(
+      f'config.prompts={config.prompts} is more than the {len(tables.train)} prompts of the data; '
+      'lower it, or raise config.data.size.'
+    )
   program = steps.make_program(config, model.config, model.tokenizer.end_ids, mesh)
   curriculum = control.Curriculum(
     config.curriculum,

@@ -1,27 +1,52 @@
-"""The run folder: config.json, metrics.jsonl, rollouts/, eval/, checkpoints/. Files appear whole or not at all."""
+"""The run folder: config.json, environment.json, metrics.jsonl, rollouts/, eval/, checkpoints/.
+
+Files appear whole or not at all; in a run of many processes the first one writes them.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
+import time
 from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_llm import config as configs
 from jaxrl_llm.types import UserError
 
-# What may differ between the two starts of a run; the rest decides what the steps compute.
-_FREE = ('steps', 'eval', 'checkpoint', 'rollouts_every', 'grade.workers', 'grade.deadline_s')
+# What may differ between two starts of a run: how long it goes on, what is looked at and kept, and
+# how the same mathematics is laid out on a machine. All else decides what the steps compute.
+_FREE = (
+  'steps',
+  'eval',
+  'checkpoint',
+  'rollouts_every',
+  'grade.workers',
+  'grade.deadline_s',
+  'mesh',
+  'microbatch_rollouts',
+  'remat',
+  'objective.head_chunk_tokens',
+)
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+_TOLD = 8  # differing fields named in a refusal
+_STARTS = 100  # entries kept in environment.json
 
 
 class Workdir(NamedTuple):
   """Where a run keeps its files."""
 
   root: str
+  changed: tuple[str, ...] = ()  # 'steps: 60 -> 120': what differs from the last start
+  lock: Any = None  # an open file: the folder is this process's as long as it lives
 
   @property
   def metrics(self) -> str:
@@ -32,7 +57,7 @@ class Workdir(NamedTuple):
     return os.path.join(self.root, 'checkpoints')
 
   def write_rollouts(self, step: int, rows: list[dict]) -> None:
-    """rollouts/step_000012.jsonl, one row a rollout."""
+    """rollouts/step_000012.jsonl, one row a rollout: input, output, gts, score, step and more."""
     text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
     write(os.path.join(self.root, 'rollouts', f'step_{step:06d}.jsonl'), text)
 
@@ -46,61 +71,110 @@ class Workdir(NamedTuple):
     try:
       with open(self._eval(step), encoding='utf-8') as file:
         return json.load(file)['metrics']
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
       return None
 
   def _eval(self, step: int) -> str:
     return os.path.join(self.root, 'eval', f'step_{step:06d}.json')
 
 
-def open_run(root: str, config: Any) -> Workdir:
-  """Makes the folder, or checks that it is of the same config. Source: none.
+def open_run(root: str, config: Any, *, exclusive: bool = True) -> Workdir:
+  """Makes the folder of a run, or checks that it is of the same config. Source: none.
 
-  Raises UserError when it cannot be written, and for another config with what differs.
+  `exclusive` keeps a second process out for as long as the result lives. Raises UserError when the
+  folder cannot be written or is in use, and for another config, with what differs (old -> new).
   """
   root = os.path.abspath(root)
-  flat = json.loads(config.to_json())
-  path = os.path.join(root, 'config.json')
+  now = json.loads(config.to_json())
+  changed, lock = (), None
   try:
-    for name in ('rollouts', 'eval', 'checkpoints'):
-      os.makedirs(os.path.join(root, name), exist_ok=True)
-    if os.path.exists(path):
-      with open(path, encoding='utf-8') as file:
-        _same(root, json.load(file), flat)
-    write(path, json.dumps(flat, indent=1, sort_keys=True))
-    write(os.path.join(root, 'environment.json'), json.dumps(_environment(), indent=1))
-  except (OSError, ValueError) as error:
-    if isinstance(error, UserError):
-      raise
+    before = _read_config(os.path.join(root, 'config.json'))
+    if before is not None:
+      changed = _compare(root, before, now)
+    if jax.process_index() == 0:
+      for name in ('rollouts', 'eval', 'checkpoints'):
+        os.makedirs(os.path.join(root, name), exist_ok=True)
+      lock = _lock(root) if exclusive else None
+      told = now | dict(fingerprint=fingerprint(now))
+      write(os.path.join(root, 'config.json'), json.dumps(told, indent=1, sort_keys=True))
+      _add_start(os.path.join(root, 'environment.json'))
+  except OSError as error:
     raise UserError(
       f'--workdir={root} cannot be used ({error}); choose a folder to write in.'
     ) from error
-  return Workdir(root)
+  return Workdir(root, changed, lock)
+
+
+def fingerprint(config: dict[str, Any]) -> str:
+  """A hash of all that decides what the steps compute: equal for any two starts of a run.
+
+  Source: none.
+  """
+  told = {k: v for k, v in _flatten(config).items() if not _free(k)}
+  return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write(path: str, text: str) -> None:
-  """Writes a file under another name, then renames it. Source: none."""
+  """Writes a file under another name, then renames it; on the first process only. Source: none."""
+  if jax.process_index():
+    return
   part = f'{path}.part'
-  with open(part, 'w', encoding='utf-8') as file:
+  # A lone surrogate has no UTF-8; as \udXXX it is what JSON would say anyway.
+  with open(part, 'w', encoding='utf-8', errors='backslashreplace') as file:
     file.write(text)
     file.flush()
     os.fsync(file.fileno())
   os.replace(part, path)
 
 
-def _same(root: str, old: dict, new: dict) -> None:
-  before, now = _flatten(old), _flatten(new)
-  differ = [
-    f'{name}: {before.get(name, "unset")!r} -> {now.get(name, "unset")!r}'
-    for name in sorted(before | now)
-    if before.get(name) != now.get(name)
-    and not any(name == free or name.startswith(free + '.') for free in _FREE)
-  ]
-  if differ:
+def _read_config(path: str) -> dict[str, Any] | None:
+  if not os.path.exists(path):
+    return None
+  try:
+    with open(path, encoding='utf-8') as file:
+      return dict(json.load(file))
+  except (ValueError, TypeError) as error:
     raise UserError(
-      f'--workdir={root} holds a run of another config ({"; ".join(differ[:5])}); give the old values, '
-      'or another --workdir.'
+      f'{path} is damaged ({error}); restore it, or give another --workdir.'
+    ) from error
+
+
+def _compare(root: str, old: dict, new: dict) -> tuple[str, ...]:
+  """What changed, all of it harmless; raises UserError for what is not."""
+  # A field that did not exist yet when the run began had what is its default now.
+  before, now = _defaults() | _flatten(old), _flatten(new)
+  before.pop('fingerprint', None)
+  differ = {
+    name: f'{name}: {before.get(name, "unset")!r} -> {now.get(name, "unset")!r}'
+    for name in sorted(before | now)
+    if before.get(name, _ABSENT) != now.get(name, _ABSENT)
+  }
+  refused = [told for name, told in differ.items() if not _free(name)]
+  if refused:
+    more = f'; and {len(refused) - _TOLD} more' if len(refused) > _TOLD else ''
+    raise UserError(
+      f'--workdir={root} holds a run of another config ({"; ".join(refused[:_TOLD])}{more}); give '
+      'the old values, or another --workdir.'
     )
+  return tuple(differ.values())
+
+
+_ABSENT = object()
+
+
+def _defaults() -> dict[str, Any]:
+  """The default fields outside of function specs, whose settings depend on the function."""
+  whole = json.loads(configs.default().to_json())
+  drop = lambda d: {  # noqa: E731
+    k: drop(v) if isinstance(v, dict) else v
+    for k, v in d.items()
+    if not (isinstance(v, dict) and 'fn' in v)
+  }
+  return _flatten(drop(whole))
+
+
+def _free(name: str) -> bool:
+  return any(name == free or name.startswith(f'{free}.') for free in _FREE)
 
 
 def _flatten(tree: dict, prefix: str = '') -> dict[str, Any]:
@@ -113,11 +187,59 @@ def _flatten(tree: dict, prefix: str = '') -> dict[str, Any]:
   return flat
 
 
+def _lock(root: str) -> Any:
+  """Two processes in one folder would write each other's files."""
+  file = open(os.path.join(root, '.lock'), 'a+', encoding='utf-8')
+  try:
+    # A record lock, which workers do not inherit: it ends with this process, however that ends.
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    file.close()
+    if error.errno in (errno.EACCES, errno.EAGAIN):
+      raise UserError(
+        f'--workdir={root} is in use by another process; wait for it, or give another --workdir.'
+      ) from error
+    return None  # a file system without locks
+  return file
+
+
+def _add_start(path: str) -> None:
+  """Appends to environment.json what this start runs on: one run may see several machines."""
+  try:
+    with open(path, encoding='utf-8') as file:
+      starts = json.load(file)
+  except (OSError, ValueError):
+    starts = []
+  starts = starts if isinstance(starts, list) else [starts]
+  write(path, json.dumps([*starts, _environment()][-_STARTS:], indent=1))
+
+
 def _environment() -> dict[str, Any]:
   return dict(
+    time=time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),
+    command=sys.argv,
     python=sys.version.split()[0],
     machine=platform.platform(),
     cores=os.cpu_count(),
+    processes=jax.process_count(),
     devices=[str(d) for d in jax.devices()],
     packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+    git=_git_revision(os.path.dirname(os.path.abspath(__file__))),
   )
+
+
+def _git_revision(folder: str) -> str | None:
+  """The commit of this package's source, with '+changes' where files differ from it."""
+
+  def git(*argv: str) -> str:
+    command = ['git', '-C', folder, *argv]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+
+  try:
+    # Of this folder: a package installed inside another project has no revision.
+    commit = git('log', '-1', '--format=%H', '--', '.').strip()
+    if not commit:
+      return None
+    return commit + ('+changes' if git('status', '--porcelain', '--', '.').strip() else '')
+  except (OSError, subprocess.SubprocessError):
+    return None

@@ -22,6 +22,7 @@ CONFIG = dict(
   ),
   eval=dict(every=0, prompts=8, samples=2),
   checkpoint=dict(every=2, keep=2),
+  mesh=dict(fsdp=1),
 )
 
 
