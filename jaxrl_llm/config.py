@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
-import importlib.util
 import inspect
 import math
 import os
+import runpy
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -139,42 +139,39 @@ def load(path: str = '', overrides: Sequence[str] = ()) -> ml_collections.Config
   """Lays a file of configs/ over the defaults, then overrides such as `--config.a.b=v`. Source: none.
 
   The file's `get_config()` names only what it changes. A part with an `fn` replaces the default part
-  whole. Raises UserError for a missing file and for unknown fields, with the nearest valid name.
+  whole; one without changes settings of the default function. Raises UserError for a file that is
+  missing or fails, for unknown fields, with the nearest valid name, and for values of another type.
   """
   config = default()
   if path:
     _merge(config, _read(path), 'config')
-  for override in overrides:
+  # Functions first: choosing one drops the settings of another, but not those typed before it.
+  for override in sorted(overrides, key=lambda text: not text.partition('=')[0].endswith('.fn')):
     _override(config, override)
   return config
+
+
+_PLAIN = (bool, int, float, str)
+_MIXED = ('remat',)  # 'auto' or a bool
+_KEPT = {'config.grade': ('workers', 'deadline_s')}  # not of the function, but of what runs it
 
 
 def _read(path: str) -> dict:
   if not os.path.isfile(path):
     raise UserError(f'--config={path} does not exist; give a file such as configs/dapo.py.')
-  spec = importlib.util.spec_from_file_location('jaxrl_llm_user_config', path)
-  if spec is None:
-    raise UserError(f'--config={path} is not a Python file; give one such as configs/dapo.py.')
-  module = importlib.util.module_from_spec(spec)
   try:
-    spec.loader.exec_module(module)
-    told = module.get_config()
-  except Exception as error:  # the file is the user's program: anything may come
+    # Not an import, which would look a file changed within a second up in its bytecode cache.
+    get_config = runpy.run_path(path).get('get_config')
+    told = get_config() if callable(get_config) else None
+  except (Exception, SystemExit) as error:  # the file is the user's program: anything may come
     raise UserError(f'--config={path} fails ({type(error).__name__}: {error}); mend it.') from error
-  return told.to_dict() if isinstance(told, ml_collections.ConfigDict) else dict(told)
-
-
-def _merge(config: ml_collections.ConfigDict, changes: dict, field: str) -> None:
-  for key, value in changes.items():
-    if key not in config:
-      raise UserError(f'{field}.{key} is unknown; {_near(key, config.keys())}.')
-    old = config[key]
-    if isinstance(old, ml_collections.ConfigDict) and 'fn' not in old:
-      if not isinstance(value, dict):
-        raise UserError(f'{field}.{key}={value!r} must be a dict of: {", ".join(old.keys())}.')
-      _merge(old, value, f'{field}.{key}')
-    else:
-      _set(config, key, value, f'{field}.{key}')
+  if not callable(get_config):
+    raise UserError(f'--config={path} has no function get_config(); see configs/dapo.py.')
+  if not isinstance(told, dict | ml_collections.ConfigDict):
+    raise UserError(
+      f'--config={path}: get_config() returns {type(told).__name__}, not a dict; see configs/dapo.py.'
+    )
+  return told
 
 
 def _override(config: ml_collections.ConfigDict, text: str) -> None:
@@ -182,58 +179,86 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
   *parents, leaf = name.split('.')
   part, field = config, 'config'
   for parent in parents:
-    if parent not in part or not isinstance(part[parent], ml_collections.ConfigDict):
-      raise UserError(f'--{field}.{parent} is unknown; {_near(parent, part.keys())}.')
+    if parent not in part:
+      raise UserError(f'{field}.{parent} is unknown; {_near(parent, part.keys())}.')
     part, field = part[parent], f'{field}.{parent}'
+    if not isinstance(part, ml_collections.ConfigDict):
+      raise UserError(f'{text} asks for a part of {field}={part!r}; write --{field}=VALUE.')
   if not equals:
     raise UserError(f'{text} has no value; write --config.{name}=VALUE.')
-  if leaf not in part:
-    if 'fn' not in part:
-      raise UserError(f'--{field}.{leaf} is unknown; {_near(leaf, part.keys())}.')
-    part[leaf] = _literal(raw)  # a setting of the function: pick checks its name
+  old = part.get(leaf)
+  if leaf == 'fn' and raw == old:
     return
-  if leaf == 'fn' and raw != part['fn']:
-    part.clear()  # settings of another function would be stale
-    part['fn'] = raw
-    return
-  value = raw if isinstance(part[leaf], str) and leaf not in _MIXED else _literal(raw)
-  _set(part, leaf, value, f'{field}.{leaf}')
+  value = raw if isinstance(old, str) and leaf not in _MIXED else _literal(raw)
+  _merge(part, {leaf: value}, field)
 
 
-_MIXED = ('remat',)  # 'auto' or a bool
+def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
+  """Lays `changes` over `part`; see `load`. `field` is where that is, such as 'config.data'."""
+  old = dict(part.items())
+  if 'fn' in old and 'fn' in changes:
+    for key in old.keys() - {'fn', *_KEPT.get(field, ())}:
+      del part[key]  # of another function, or left out on purpose
+  same = changes.get('fn', old.get('fn')) == old.get('fn')
+  for key, value in changes.items():
+    where, was = f'{field}.{key}', old.get(key)
+    if key not in old and 'fn' not in old:
+      raise UserError(f'{where} is unknown; {_near(key, old)}.')
+    if isinstance(was, ml_collections.ConfigDict):
+      if not isinstance(value, dict | ml_collections.ConfigDict):
+        raise UserError(f'{where}={value!r} must be a dict of: {", ".join(was.keys())}.')
+      _merge(was, value, where)
+    else:
+      with part.ignore_type():
+        # The settings of another function, or of none here, are checked by `pick`.
+        part[key] = _typed(value, was if same or key in part else None, where)
 
 
-def _set(part: ml_collections.ConfigDict, key: str, value: Any, field: str) -> None:
-  """Assigns with the type of what was there; an int may stand for a float."""
-  old = part[key]
+def _typed(value: Any, old: Any, field: str) -> Any:
+  """`value` with the type of `old`, where there is one; an int may stand for a float."""
   if value is None:
-    raise UserError(f'{field} is missing; give it a value such as {old!r}.')
-  if isinstance(value, dict):
-    value = ml_collections.ConfigDict(value)
+    such = '' if old is None else f' such as {old!r}'
+    raise UserError(f'{field} is missing; give it a value{such}.')
   if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
     value = float(value)
   if isinstance(old, tuple) and isinstance(value, list):
     value = tuple(value)
-  if key not in _MIXED and type(value) is not type(old):
+  mixed = field.rpartition('.')[2] in _MIXED
+  if old is not None and not mixed and type(value) is not type(old):
     raise UserError(f'{field}={value!r} must be of type {type(old).__name__}, such as {old!r}.')
-  with part.ignore_type():
-    part[key] = value
+  _check_plain(value, field)
+  return value
+
+
+def _check_plain(value: Any, field: str) -> None:
+  """A config is written to config.json and compared: strings, finite numbers and bools only."""
+  if isinstance(value, dict | ml_collections.ConfigDict):
+    for key, item in value.items():
+      _check_plain(item, f'{field}.{key}')
+  elif isinstance(value, list | tuple):
+    for index, item in enumerate(value):
+      _check_plain(item, f'{field}[{index}]')
+  elif not isinstance(value, _PLAIN) or (isinstance(value, float) and not math.isfinite(value)):
+    raise UserError(
+      f'{field}={value!r} must be a string, a finite number, a bool, or a list or dict of them.'
+    )
 
 
 def _literal(raw: str) -> Any:
   try:
     return ast.literal_eval({'true': 'True', 'false': 'False'}.get(raw, raw))
-  except (ValueError, SyntaxError):
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
     return raw
 
 
 def _near(name: str, valid: Iterable[str]) -> str:
   close = difflib.get_close_matches(name, list(valid), n=1)
-  return f'did you mean {close[0]}?'.rstrip('?') if close else f'valid: {", ".join(sorted(valid))}'
+  return f'did you mean {close[0]}' if close else f'valid: {", ".join(sorted(valid))}'
 
 
 def sized(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> ml_collections.ConfigDict:
   """A copy whose automatic fields are set for these devices: `prompts`. Source: none."""
+  _complete(config, default(), 'config')
   config = config.copy_and_resolve_references()
   if config.prompts == 0:
     tensor = max(config.mesh.tensor, 1)
@@ -243,50 +268,119 @@ def sized(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> ml_colle
   return config
 
 
+_GROUP = ('group_normalized', 'group_centered', 'leave_one_out')
+
+
 def validate(config: ml_collections.ConfigDict) -> None:
-  """Raises UserError for a value out of range, before anything is loaded. Source: none."""
+  """Raises UserError for a field missing, unknown, of another type or out of range. Source: none.
+
+  It runs before anything is loaded, so that what depends on devices, data or the model, and the
+  names of functions, are checked elsewhere.
+  """
   c = config
-  _whole(c, 'config', 1, 'prompts', 'prompt_tokens', 'rollouts', 'updates_per_rollout')
-  _whole(c, 'config', 1, 'steps', 'rollouts_every')
+  _complete(c, default(), 'config')
+  _whole(c, 'config', 1, 'prompt_tokens', 'rollouts', 'updates_per_rollout', 'rollouts_every')
+  _whole(c, 'config', 1, 'steps')
   _whole(c, 'config', 2, 'completion_tokens')
-  _whole(c, 'config', 0, 'microbatch_rollouts', 'seed')
+  _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed')
+  _whole(c.scratch, 'config.scratch', 1, *c.scratch)
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
   _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
   _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
+  _whole(c.data, 'config.data', 0, 'size', 'seed')
   _whole(c.eval, 'config.eval', 0, 'every', 'prompts', 'samples')
   _whole(c.checkpoint, 'config.checkpoint', 1, 'every', 'keep')
   _whole(c.sft, 'config.sft', 0, 'steps')
-  for part, name, value in (
-    ('config', 'temperature', c.temperature),
-    ('config.optimizer', 'learning_rate', c.optimizer.learning_rate),
-    ('config.optimizer', 'clip_norm', c.optimizer.clip_norm),
-  ):
-    if not (value > 0 and math.isfinite(value)):
-      raise UserError(f'{part}.{name}={value} must be a finite number above 0.')
+  _whole(c.sft, 'config.sft', 1, 'prompts')
+  _positive(c, 'config', 'temperature')
+  _positive(c.optimizer, 'config.optimizer', 'learning_rate', 'clip_norm', 'eps')
+  _positive(c.sft, 'config.sft', 'learning_rate')
+  _share(c.optimizer, 'config.optimizer', 'b1', 'b2')
+  _share(c.curriculum, 'config.curriculum', 'kind_decay', last=True)
+  if c.optimizer.weight_decay < 0:
+    raise UserError(
+      f'config.optimizer.weight_decay={c.optimizer.weight_decay} must not be below 0.'
+    )
+  if c.seed >= 2**31:
+    raise UserError(f'config.seed={c.seed} must be below 2**31.')
   if c.dtype not in ('auto', 'float32', 'bfloat16'):
     raise UserError(f'config.dtype={c.dtype!r} must be one of: auto, float32, bfloat16.')
   if c.remat not in ('auto', True, False):
     raise UserError(f'config.remat={c.remat!r} must be one of: auto, True, False.')
+  _check_batch(c)
+  _check_mesh(c.mesh)
+
+
+def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
+  """Every field of the defaults is there, with their types, and no other. Parts with fn: see pick."""
+  if not isinstance(part, ml_collections.ConfigDict):
+    raise UserError(f'{field}={part!r} must be a dict of: {", ".join(reference.keys())}.')
+  for key, old in reference.items():
+    where, whole = f'{field}.{key}', isinstance(old, ml_collections.ConfigDict)
+    if key not in part or part[key] is None:
+      such = '' if whole else f' such as {old!r}'
+      raise UserError(f'{where} is missing; give it a value{such}.')
+    if not whole:
+      _typed(part[key], old, where)
+    elif 'fn' not in old:
+      _complete(part[key], old, where)
+    elif not isinstance(part[key], ml_collections.ConfigDict) or 'fn' not in part[key]:
+      raise UserError(f'{where}.fn is missing; give it a value such as {old.fn!r}.')
+    else:
+      _check_plain(part[key], where)
+  for key in part:
+    if key not in reference:
+      raise UserError(f'{field}.{key} is unknown; {_near(key, reference.keys())}.')
+
+
+def _check_batch(c: ml_collections.ConfigDict) -> None:
+  if c.rollouts < 2 and c.objective.advantage.fn in _GROUP:
+    raise UserError(
+      f'config.rollouts={c.rollouts} leaves nothing to compare in a group for '
+      f'config.objective.advantage.fn={c.objective.advantage.fn!r}; give at least 2.'
+    )
   if c.prompts % c.updates_per_rollout:
     raise UserError(
-      f'config.updates_per_rollout={c.updates_per_rollout} does not divide config.prompts={c.prompts}; '
-      'choose a divisor.'
+      f'config.updates_per_rollout={c.updates_per_rollout} does not divide '
+      f'config.prompts={c.prompts}; choose a divisor.'
     )
   rows, slice_rows = c.prompts * c.rollouts // c.updates_per_rollout, c.microbatch_rollouts
-  fits = not slice_rows or (
-    rows % slice_rows == 0 and (slice_rows % c.rollouts == 0 or c.rollouts % slice_rows == 0)
-  )
-  if not fits:
+  if slice_rows and (
+    rows % slice_rows or (slice_rows % c.rollouts and c.rollouts % slice_rows)
+  ):  # prompts = 0, rows = 0: `sized` has not chosen yet, and only the second can be checked
     raise UserError(
-      f'config.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be a '
-      f'multiple or a divisor of config.rollouts={c.rollouts}; 0 takes all rows at once.'
+      f'config.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be '
+      f'a multiple or a divisor of config.rollouts={c.rollouts}; 0 takes all rows at once.'
     )
-  for axis, size in c.mesh.items():
+
+
+def _check_mesh(mesh: ml_collections.ConfigDict) -> None:
+  for axis, size in mesh.items():
     if not (size == -1 or size >= 1):
       raise UserError(f'config.mesh.{axis}={size} must be at least 1, or -1 for all that is left.')
+  rest = [axis for axis, size in mesh.items() if size == -1]
+  if len(rest) > 1:
+    raise UserError(
+      f'config.mesh.{rest[0]} and config.mesh.{rest[1]} are both -1; one axis can take all that is '
+      'left.'
+    )
 
 
 def _whole(part: Any, field: str, least: int, *names: str) -> None:
   for name in names:
-    if not isinstance(part[name], int) or part[name] < least:
+    if part[name] < least:
       raise UserError(f'{field}.{name}={part[name]!r} must be a whole number of at least {least}.')
+
+
+def _positive(part: Any, field: str, *names: str) -> None:
+  for name in names:
+    if not (part[name] > 0 and math.isfinite(part[name])):
+      raise UserError(f'{field}.{name}={part[name]!r} must be a finite number above 0.')
+
+
+def _share(part: Any, field: str, *names: str, last: bool = False) -> None:
+  for name in names:
+    if not (0 <= part[name] < 1 or (last and part[name] == 1)):
+      raise UserError(
+        f'{field}.{name}={part[name]!r} must be from 0 to 1{"" if last else ", 1 not included"}.'
+      )

@@ -1,0 +1,222 @@
+"""The run folder: made once, resumed only by the same config, never half written, never shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import workdir
+from jaxrl_llm.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def make(*overrides: str):
+  return configs.load('', [f'--config.{x}' for x in overrides])
+
+
+def told(root, *overrides: str) -> str:
+  with pytest.raises(UserError) as caught:
+    workdir.open_run(str(root), make(*overrides))
+  return str(caught.value)
+
+
+def test_a_new_folder_holds_the_config_and_where_it_runs(tmp_path):
+  run = workdir.open_run(str(tmp_path / 'a/b'), make('steps=7'))
+  root = tmp_path / 'a/b'
+  assert run.root == str(root) and run.changed == ()
+  assert run.metrics == str(root / 'metrics.jsonl') and run.checkpoints == str(root / 'checkpoints')
+  config = json.loads((root / 'config.json').read_text())
+  assert config['steps'] == 7 and config['objective']['trust']['fn'] == 'clip'
+  (start,) = json.loads((root / 'environment.json').read_text())
+  assert start['packages']['jax'] == jax.__version__ and len(start['devices']) == 8
+  assert not list(root.glob('*.part'))
+
+
+def test_the_same_config_resumes_and_every_start_is_recorded(tmp_path):
+  for _ in range(3):
+    run = workdir.open_run(str(tmp_path), make())
+  assert run.changed == () and len(json.loads((tmp_path / 'environment.json').read_text())) == 3
+
+
+HARMLESS = [
+  'steps=61',
+  'eval.every=5',
+  'checkpoint.keep=3',
+  'rollouts_every=2',
+  'grade.workers=1',
+  'grade.deadline_s=3.0',
+  'mesh.data=2',
+  'microbatch_rollouts=8',
+  'remat=True',
+  'objective.head_chunk_tokens=64',
+]
+
+
+@pytest.mark.parametrize('override', HARMLESS)
+def test_what_does_not_decide_the_steps_may_change(tmp_path, override):
+  workdir.open_run(str(tmp_path), make())
+  run = workdir.open_run(str(tmp_path), make(override))
+  name, _, value = override.partition('=')
+  (changed,) = run.changed
+  assert changed.startswith(f'{name}: ') and changed.endswith(f' -> {value}')
+  stored = json.loads((tmp_path / 'config.json').read_text())
+  for part in name.split('.'):
+    stored = stored[part]
+  assert str(stored) == value  # what the next start is compared with
+  assert workdir.open_run(str(tmp_path), make(override)).changed == ()
+
+
+@pytest.mark.parametrize(
+  'override, text',
+  [
+    ('seed=1', 'seed: 0 -> 1'),
+    ('grade.fn=number', "grade.fn: 'exact' -> 'number'"),
+    ('objective.trust.low=0.1', 'objective.trust.low: 0.2 -> 0.1'),
+    ('objective.trust.delta=3', "objective.trust.delta: 'unset' -> 3"),
+    ('objective.trust.fn=none', "objective.trust.low: 0.2 -> 'unset'"),
+    ('data.tasks=({"name": "rev"},)', "data.tasks: [] -> [{'name': 'rev'}]"),
+  ],
+)
+def test_what_decides_the_steps_may_not(tmp_path, override, text):
+  workdir.open_run(str(tmp_path), make('steps=9'))
+  before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+  message = told(tmp_path, override, 'steps=8')
+  assert text in message and 'steps: ' not in message
+  assert 'give the old values, or another --workdir' in message and str(tmp_path) in message
+  assert before == {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+
+
+def test_a_long_list_of_differences_is_cut_and_counted(tmp_path):
+  workdir.open_run(str(tmp_path), make())
+  changes = [f'scratch.{x}=8' for x in ('width', 'layers', 'heads', 'kv_heads', 'mlp')]
+  message = told(tmp_path, *changes, 'seed=1', 'data.seed=1', 'data.size=1', 'temperature=0.5')
+  assert message.count(' -> ') == 8 and '; and 1 more' in message
+
+
+def test_a_field_that_came_later_had_its_default(tmp_path):
+  workdir.open_run(str(tmp_path), make())
+  path = tmp_path / 'config.json'
+  old = json.loads(path.read_text())
+  del old['temperature'], old['sft']['prompts']
+  path.write_text(json.dumps(old))
+  assert workdir.open_run(str(tmp_path), make()).changed == ()
+  path.write_text(json.dumps(old))
+  assert 'temperature: 1.0 -> 0.5' in told(tmp_path, 'temperature=0.5')
+
+
+def test_the_fingerprint_is_of_what_decides_the_steps(tmp_path):
+  seen = {}
+  for override in ('seed=0', 'seed=1', *HARMLESS):
+    root = tmp_path / override
+    workdir.open_run(str(root), make(override))
+    seen[override] = json.loads((root / 'config.json').read_text())['fingerprint']
+  assert len({seen[x] for x in ('seed=0', *HARMLESS)}) == 1 and seen['seed=1'] != seen['seed=0']
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path):
+  (tmp_path / 'file').write_text('')
+  assert 'cannot be used' in told(tmp_path / 'file') and 'choose a folder' in told(
+    tmp_path / 'file'
+  )
+  assert 'cannot be used' in told(tmp_path / 'file/run')
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run/config.json').write_text('{"steps": ')
+  assert 'config.json is damaged' in told(tmp_path / 'run')
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason='nothing is forbidden to root')
+def test_a_folder_without_permission_is_told(tmp_path):
+  (tmp_path / 'run').mkdir(mode=0o500)
+  assert 'cannot be used' in told(tmp_path / 'run')
+
+
+_SECOND = """
+import sys
+from jaxrl_llm import config, workdir
+from jaxrl_llm.types import UserError
+try:
+  workdir.open_run(sys.argv[1], config.default(), exclusive=len(sys.argv) == 2)
+except UserError as error:
+  print(error)
+"""
+
+
+def second_process(root, *argv: str) -> str:
+  command = [sys.executable, '-c', _SECOND, str(root), *argv]
+  env = os.environ | dict(PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu')
+  return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_two_processes_cannot_share_a_folder(tmp_path):
+  run = workdir.open_run(str(tmp_path), make())
+  assert 'is in use by another process' in second_process(tmp_path)
+  assert second_process(tmp_path, 'to read') == ''
+  assert workdir.open_run(str(tmp_path), make()).lock  # the same process may
+  run.lock.close()
+  assert second_process(tmp_path) == ''
+
+
+def test_rollouts_and_evaluations_are_written_whole(tmp_path, monkeypatch):
+  run = workdir.open_run(str(tmp_path), make())
+  rows = [
+    dict(input='1 + 1', output='2 \ud800 ∑\r\u2028', gts='2', score=1.0, step=12),
+    dict(input=[dict(role='user', content='x')], output='', gts='', score=0.0, step=12),
+  ]
+  run.write_rollouts(12, rows)
+  lines = (tmp_path / 'rollouts/step_000012.jsonl').read_bytes().split(b'\n')
+  assert [json.loads(x) for x in lines[:-1]] == rows and lines[-1] == b''
+  assert '∑'.encode() in lines[0]
+  assert run.read_eval(12) is None
+  run.write_eval(12, {'val-core/all/acc/greedy': 0.5}, rows)
+  assert run.read_eval(12) == {'val-core/all/acc/greedy': 0.5}
+  assert json.loads((tmp_path / 'eval/step_000012.json').read_text())['step'] == 12
+
+  def killed(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(os, 'replace', killed)
+  with pytest.raises(KeyboardInterrupt):
+    run.write_eval(12, {}, [])
+  assert run.read_eval(12) == {'val-core/all/acc/greedy': 0.5}
+
+
+@pytest.mark.parametrize('text', ['{"metrics": {"a"', '[]', '{}'])
+def test_a_damaged_evaluation_is_done_again(tmp_path, text):
+  run = workdir.open_run(str(tmp_path), make())
+  (tmp_path / 'eval/step_000001.json').write_text(text)
+  assert run.read_eval(1) is None
+
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  run = workdir.open_run(str(tmp_path), make())
+  run.write_rollouts(0, [dict(output='')])
+  run.write_eval(0, {}, [])
+  assert list(tmp_path.iterdir()) == []
+  monkeypatch.setattr(jax, 'process_index', lambda: 0)
+  workdir.open_run(str(tmp_path), make())
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  assert 'seed: 0 -> 1' in told(tmp_path, 'seed=1')  # but all refuse
+
+
+def test_the_revision_is_of_the_package_or_none(tmp_path):
+  git = ['git', '-C', str(tmp_path), '-c', 'user.name=a', '-c', 'user.email=a@b']
+  package, other = tmp_path / 'package', tmp_path / 'other'
+  package.mkdir(), other.mkdir()
+  (package / 'x').write_text('1')
+  (other / 'x').write_text('1')
+  assert workdir._git_revision(str(package)) is None
+  for command in (['init', '-q'], ['add', 'package'], ['commit', '-qm', 'x']):
+    subprocess.run([*git, *command], check=True)
+  commit = workdir._git_revision(str(package))
+  assert len(commit) == 40 and workdir._git_revision(str(other)) is None
+  (package / 'x').write_text('2')
+  assert workdir._git_revision(str(package)) == f'{commit}+changes'
