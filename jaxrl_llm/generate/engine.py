@@ -93,7 +93,10 @@ def generate(
 def prefill(
   model: ModelConfig, params: Any, prompts: Prompts, dtype: str
 ) -> tuple[decoder.Cache, jax.Array]:
-  """The prompts' cache, (k, v) [P, K, L, d] a layer, and the logits [P, V] after each one's last token."""
+  """The prompts' cache, (k, v) [P, K, L, d] a layer, and the logits [P, V] after each one's last token.
+
+  Source: none.
+  """
   P, L = prompts.tokens_PxL.shape
   positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
   mask_PxL = positions_PxL < prompts.length_P[:, None]
