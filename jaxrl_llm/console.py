@@ -2,125 +2,293 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 from rich.console import Console as Rich
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
-_BARS = '▁▂▃▄▅▆▇█'
+_WIDTH = 120  # of a plain line, in characters
+_BARS = ' ▁▂▃▄▅▆▇█'
+_ASCII_BARS = ' .:#'
+# (name, metrics, format), the most telling first: a plain line takes seven, or as many as fit.
+_LINE = 7
 _SHOWN = (
-  ('reward', 'critic/score/mean', '{:.2f}'),
-  ('mixed', 'curriculum/mixed_share', '{:.2f}'),
-  ('predicted', 'curriculum/predicted_success', '{:.2f}'),
-  ('tokens', 'response_length/mean', '{:.1f}'),
-  ('entropy', 'actor/entropy', '{:.2f}'),
-  ('grad', 'actor/grad_norm', '{:.2f}'),
-  ('prob gap', 'training/rollout_probs_diff_max', '{:.0e}'),
-  ('s', 'timing_s/step', '{:.1f}'),
+  ('reward', ('critic/score/mean',), '{:.2f}'),
+  ('right', ('curriculum/observed_success',), '{:.0%}'),
+  ('mixed', ('curriculum/mixed_share',), '{:.0%}'),
+  ('tokens', ('response_length/mean',), '{:.1f}'),
+  ('entropy', ('actor/entropy',), '{:.2f}'),
+  ('time', ('timing_s/gen_update', 'timing_s/grade'), '{:.1f}+{:.1f} s'),  # device + grading
+  ('lr', ('actor/lr',), '{:.0e}'),
+  ('grad', ('actor/grad_norm',), '{:.2f}'),
+  ('predicted', ('curriculum/predicted_success',), '{:.0%}'),
+  ('prob gap', ('training/rollout_probs_diff_max',), '{:.0e}'),
 )
 
 
 class Console:
-  """Use in `with`. Every method may be called at any time, in a terminal or in a pipe."""
+  """Use in `with`. Every method may be called at any time, in a terminal or in a pipe.
+
+  Of many processes only the first one speaks. What is wrong with a number never stops a run.
+  """
 
   def __init__(self, steps: int, out: Rich | None = None):
     """steps: how many the run takes in all."""
-    self._rich = out or Rich()
+    self._rich = out or _rich()
     self._steps, self._rewards, self._last = steps, [], {}
     self._live: Live | None = None
     self._began, self._anchor, self._first = time.monotonic(), 0.0, None
+    self._status, self._warnings = '', []
     self._progress = Progress(
-      TextColumn('step'), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(),
+      TextColumn('step'), MofNCompleteColumn(), BarColumn(40), TextColumn('{task.fields[left]}'),
       console=self._rich,
     )  # fmt: skip
-    self._task = self._progress.add_task('steps', total=steps)
+    self._task = self._progress.add_task('steps', total=steps, left='')
     self._evaluations: dict[int, dict[str, float]] = {}
+    self._handler = _Warnings(self)
 
   def __enter__(self) -> Console:
     if self._rich.is_terminal:
       self._live = Live(self._table(), console=self._rich, refresh_per_second=4)
       self._live.start()
+      self._handler.attach()
     return self
 
   def __exit__(self, *_: Any) -> None:
-    if self._live:
-      self._live.stop()
+    self._stop()
+
+  def banner(self, **facts: Any) -> None:
+    """What is about to run, one fact a line."""
+    self._print(banner(**facts))
 
   def say(self, text: str) -> None:
     """A line that stays."""
-    told = f'[{time.monotonic() - self._began:5.0f} s] {text}'
-    self._rich.print(told, markup=False, highlight=False, soft_wrap=True)
+    self._print(self._clock() + text)
 
-  def step(self, row: dict[str, float]) -> None:
+  def warn(self, text: str) -> None:
+    """A line that stays, and is counted in the table."""
+    self._warnings.append(text)
+    self.say(f'warning: {text}')
+    self._refresh()
+
+  def compiling(self, what: str = 'the step') -> None:
+    """Said once, and shown in the table until something else happens: nothing moves meanwhile."""
+    self._status = f'compiling {what} ...'
+    self.say(self._status)
+    self._refresh()
+
+  def history(self, rows: Sequence[dict[str, Any]]) -> None:
+    """The metrics of the steps before this start, for the curve."""
+    self._rewards = [row.get('critic/score/mean') for row in rows]
+
+  def step(self, row: dict[str, Any]) -> None:
     """One step's metrics."""
-    self._last = row
-    self._rewards.append(row['critic/score/mean'])
-    done = row['training/global_step'] + 1
-    self._first = done if self._first is None else self._first
-    self._progress.update(self._task, completed=done)
+    self._last, self._status = row, ''
+    self._rewards.append(row.get('critic/score/mean'))
+    done = int(row['training/global_step']) + 1
+    left = self._left(done)
+    self._progress.update(self._task, completed=done, left=left)
     if self._live:
-      self._live.update(self._table())
+      self._refresh()
     else:
-      told = '  '.join(f'{n} {v}' for n, v in self._values())
-      self.say(f'step {done}/{self._steps}{self._left(done)}  {told}')
+      told = f'step {done}/{self._steps}' + (f' ({left})' if left else '')
+      for name, value in self._values()[:_LINE]:
+        if len(told) + len(name) + len(value) + 3 > _WIDTH - len(self._clock()):
+          break
+        told += f'  {name} {value}'
+      self.say(told)
 
   def evaluation(self, step: int, metrics: dict[str, float]) -> None:
     """The totals of an evaluation."""
-    self._evaluations[step] = metrics
-    told = '  '.join(f'{k.rsplit("/", 1)[-1]} {v:.1%}' for k, v in metrics.items() if '/all/' in k)
+    self._evaluations[step], self._status = metrics, ''
+    told = '  '.join(
+      f'{k.rsplit("/", 1)[-1]} {_percent(v)}' for k, v in metrics.items() if '/all/' in k
+    )
     self.say(f'held-out at step {step}: {told}')
 
   def finish(self, root: str) -> None:
     """The learning curve and the table of before and after."""
-    if self._live:
-      self._live.stop()
-      self._live = None
+    self._stop()
     if self._rewards:
-      self._rich.print(f'reward  {spark(self._rewards)}', highlight=False)
+      self._print(curve(self._rewards, 'reward', ascii_only=self._ascii))
     if len(self._evaluations) > 1:
       first, last = min(self._evaluations), max(self._evaluations)
       self._rich.print(before_after(self._evaluations[first], self._evaluations[last], last))
-    self._rich.print(f'everything is in {root}', highlight=False, markup=False, soft_wrap=True)
+    self._print(f'everything is in {root}')
 
-  def _values(self):
-    return [(n, f.format(self._last[k])) for n, k, f in _SHOWN if self._last.get(k) is not None]
+  @property
+  def _ascii(self) -> bool:
+    return self._rich.options.ascii_only
+
+  def _print(self, text: str) -> None:
+    if self._ascii:
+      text = text.encode('ascii', 'replace').decode()
+    self._rich.print(text, markup=False, highlight=False, soft_wrap=True)
+
+  def _clock(self) -> str:
+    return f'{time.monotonic() - self._began:6.0f} s  '
+
+  def _stop(self) -> None:
+    self._handler.detach()
+    if self._live:
+      self._live.stop()
+      self._live = None
+
+  def _refresh(self) -> None:
+    if self._live:
+      self._live.update(self._table())
+
+  def _values(self) -> list[tuple[str, str]]:
+    found = [(n, [self._last.get(k) for k in keys], f) for n, keys, f in _SHOWN]
+    return [(n, f.format(*values)) for n, values, f in found if None not in values]
 
   def _left(self, done: int) -> str:
-    taken = done - self._first
-    if not taken:
-      self._anchor = time.monotonic()
+    """Time left; the first step of a start compiles, so it counts for nothing."""
+    if self._first is None:
+      self._first, self._anchor = done, time.monotonic()
+    if done == self._first or done >= self._steps:
       return ''
-    left = (time.monotonic() - self._anchor) / taken * (self._steps - done)
-    return f' ({left / 60:.0f} min left)'
+    taken_s = (time.monotonic() - self._anchor) / (done - self._first)
+    return f'{_duration(taken_s * (self._steps - done))} left'
 
   def _table(self) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row(self._progress)
     if self._last:
-      told = '   '.join(f'[dim]{n}[/dim] {v}' for n, v in self._values())
-      table.add_row(told)
-      table.add_row(f'[dim]reward[/dim] {spark(self._rewards)}')
+      # Cut into lines of five, whatever the width of the terminal.
+      cells = [Text.assemble((f'{n} ', 'dim'), v) for n, v in self._values()]
+      grid = Table.grid(padding=(0, 3))
+      for at in range(0, len(cells), 5):
+        grid.add_row(*cells[at : at + 5])
+      table.add_row(grid)
+      table.add_row(Text.assemble(('reward ', 'dim'), spark(self._rewards, ascii_only=self._ascii)))
+    if self._status:
+      table.add_row(Text(self._status, 'cyan'))
+    if self._warnings:
+      told = f'warnings: {len(self._warnings)}, the last: {self._warnings[-1]}'
+      table.add_row(Text(told, 'yellow'))
     return table
 
 
-def spark(values: list[float], width: int = 60) -> str:
-  """A curve of values in [0, 1] in one line: means over equal stretches. Source: none."""
-  width = min(width, len(values))
-  cuts = [len(values) * i // width for i in range(width + 1)]
-  means = [sum(values[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
-  return ''.join(_BARS[min(int(max(m, 0) * len(_BARS)), len(_BARS) - 1)] for m in means)
+class _Warnings(logging.Handler):
+  """Takes warnings to the screen while a table is live: stderr would tear it."""
+
+  def __init__(self, screen: Console):
+    super().__init__(logging.WARNING)
+    self._screen = screen
+    self._logger = logging.getLogger('absl')
+    self._propagated: bool | None = None
+
+  def attach(self) -> None:
+    self._propagated, self._logger.propagate = self._logger.propagate, False
+    self._logger.addHandler(self)
+
+  def detach(self) -> None:
+    if self._propagated is not None:
+      self._logger.removeHandler(self)
+      self._logger.propagate, self._propagated = self._propagated, None
+
+  def emit(self, record: logging.LogRecord) -> None:
+    self._screen.warn(record.getMessage())
 
 
-def before_after(before: dict[str, float], after: dict[str, float], step: int) -> Table:
-  """Held-out accuracies before training and after it, and what they gained, in points. Source: none."""
+def _rich() -> Rich:
+  out = Rich(quiet=jax.process_index() != 0)
+  return out if out.is_terminal else Rich(width=_WIDTH, quiet=out.quiet)
+
+
+def banner(**facts: Any) -> str:
+  """name=value pairs as lines, the names in one column. Source: none."""
+  width = max((len(name) for name in facts), default=0)
+  return '\n'.join(
+    [
+      'jaxrl_llm',
+      *(f'  {name.replace("_", " "):{width}}  {value}' for name, value in facts.items()),
+    ]
+  )
+
+
+def spark(values: Sequence[float | None], width: int = 60, ascii_only: bool = False) -> str:
+  """A curve in one line: means over equal stretches, on a scale that holds 0 and 1. Source: none."""
+  means = _means(values, width)
+  if not means:
+    return ''
+  low, high = min(0.0, *means), max(1.0, *means)
+  bars = _ASCII_BARS if ascii_only else _BARS
+  # From the second one up: a zero is shown as a line, not as nothing.
+  return ''.join(bars[1 + round((m - low) / (high - low) * (len(bars) - 2))] for m in means)
+
+
+def curve(
+  values: Sequence[float | None],
+  title: str,
+  *,
+  width: int = 60,
+  height: int = 6,
+  ascii_only: bool = False,
+) -> str:
+  """A learning curve as text: title, first and last mean, and `height` rows. Source: none.
+
+  Columns are means over equal stretches of `values`; what is None or not finite is left out.
+  """
+  means = _means(values, width)
+  if not means:
+    return f'{title}: nothing to show'
+  low, high = min(means), max(means)
+  scale = (high - low) or 1.0
+  bars = _ASCII_BARS if ascii_only else _BARS
+  steps = len(bars) - 1
+  # At least one eighth, so that the lowest column is seen.
+  filled = [max(1, round((m - low) / scale * height * steps)) for m in means]
+  lines = [f'{title}: {means[0]:.3g} -> {means[-1]:.3g} over {len(values)} steps']
+  for row in reversed(range(height)):
+    label = {height - 1: f'{high:.3g}', 0: f'{low:.3g}'}.get(row, '')
+    cells = ''.join(bars[min(max(f - row * steps, 0), steps)] for f in filled)
+    lines.append(f'{label:>9} |{cells}'.rstrip())
+  return '\n'.join(lines)
+
+
+def before_after(
+  before: dict[str, float], after: dict[str, float], step: int | None = None
+) -> Table:
+  """Held-out accuracies before training and after it, and what they gained, in points.
+
+  Source: none.
+  """
+  told = 'after' if step is None else f'after {step} steps'
   table = Table(title='held-out accuracy')
-  for name in ('data', 'measure', 'before', f'after {step} steps', 'gain'):
+  for name in ('data', 'measure', 'before', told, 'gain'):
     table.add_column(name, justify='left' if name in ('data', 'measure') else 'right')
   for name in sorted(set(before) & set(after)):
     source, _, measure = name.removeprefix('val-core/').rpartition('/acc/')
-    gain = 100 * (after[name] - before[name])
-    table.add_row(source, measure, f'{before[name]:.1%}', f'{after[name]:.1%}', f'{gain:+.1f}')
+    old, new = before[name], after[name]
+    known = old is not None and new is not None
+    gain = f'{100 * (new - old):+.1f}' if known else '-'
+    # Text: names come from data, and [brackets] in them are no markup.
+    table.add_row(Text(source), Text(measure), _percent(old), _percent(new), gain)
   return table
+
+
+def _means(values: Sequence[float | None], width: int) -> list[float]:
+  known = [v for v in values if v is not None and math.isfinite(v)]
+  width = min(width, len(known))
+  cuts = [len(known) * i // width for i in range(width + 1)] if width else []
+  return [math.fsum(known[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def _percent(value: float | None) -> str:
+  return '-' if value is None else f'{value:.1%}'
+
+
+def _duration(seconds: float) -> str:
+  if seconds < 90:
+    return f'{seconds:.0f} s'
+  return f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'

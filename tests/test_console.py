@@ -1,0 +1,213 @@
+"""The screen: in a pipe, in a terminal and without UTF-8, and whatever the numbers are."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import re
+
+import jax
+import pytest
+from absl import logging as absl_logging
+from rich.console import Console as Rich
+
+from jaxrl_llm import console
+
+ROW = {
+  'critic/score/mean': 0.25,
+  'curriculum/observed_success': 0.5,
+  'curriculum/mixed_share': 0.75,
+  'response_length/mean': 12.3,
+  'actor/entropy': 1.88,
+  'actor/lr': 1e-5,
+  'timing_s/gen_update': 11.24,
+  'timing_s/grade': 0.13,
+}
+EVALUATION = {'val-core/all/acc/greedy': 0.2, 'val-core/[b]sums[/b]/acc/mean@4': 0.105}
+
+
+def row(step: int, **more) -> dict:
+  return ROW | {'training/global_step': step} | more
+
+
+class Pipe(io.TextIOWrapper):
+  """A text file in memory."""
+
+  def __init__(self, encoding: str = 'utf-8', terminal: bool = False):
+    super().__init__(io.BytesIO(), encoding=encoding, write_through=True)
+    self._terminal = terminal
+
+  def isatty(self) -> bool:
+    return self._terminal
+
+  def text(self) -> str:
+    return self.buffer.getvalue().decode(self.encoding)
+
+
+def show(do, *, steps: int = 75, encoding: str = 'utf-8', terminal: bool = False) -> str:
+  pipe = Pipe(encoding, terminal)
+  out = Rich(file=pipe, force_terminal=terminal, width=120, legacy_windows=False)
+  with console.Console(steps, out) as screen:
+    do(screen)
+  return pipe.text()
+
+
+def everything(screen) -> None:
+  screen.banner(model='m', work_dir='/tmp/x')
+  screen.compiling()
+  screen.evaluation(0, EVALUATION)
+  for step in range(75):
+    screen.step(row(step, **{'critic/score/mean': step / 75}))
+  screen.warn('careful')
+  screen.evaluation(75, {k: v * 2 for k, v in EVALUATION.items()})
+  screen.finish('/tmp/x')
+
+
+def test_in_a_pipe_a_step_is_one_short_line():
+  lines = show(everything).splitlines()
+  steps = [x for x in lines if re.search(r' s  step \d+/75', x)]
+  assert len(steps) == 75 and max(map(len, lines)) <= 120
+  assert 'step 1/75  reward 0.00  right 50%  mixed 75%  tokens 12.3  entropy 1.88' in steps[0]
+  assert '  time 11.2+0.1 s  lr 1e-05' in steps[0] and 'left' not in steps[0]
+  assert re.search(r'step 40/75 \(\d+ s left\)', steps[39]) and 'left' not in steps[-1]
+  assert '\x1b' not in ''.join(lines)
+
+
+def test_a_line_stays_short_whatever_the_numbers_are():
+  huge = {name: -1.23456e15 for name in ROW} | {'training/global_step': 10**9}
+  (line,) = show(lambda s: s.step(huge), steps=2 * 10**9).splitlines()
+  assert len(line) <= 120 and 'reward -1234560000000000.00' in line
+
+
+def test_what_a_run_says_is_there():
+  text = show(everything)
+  assert 'jaxrl_llm\n  model     m\n  work dir  /tmp/x\n' in text
+  assert 'compiling the step ...' in text and 'warning: careful' in text
+  assert 'held-out at step 0: greedy 20.0%' in text
+  assert 'reward: 0 -> 0.98 over 75 steps' in text and 'everything is in /tmp/x' in text
+  table = text[text.index('held-out accuracy') :]
+  assert 'after 75 steps' in table
+  assert re.search(r'all\W+greedy\W+20.0%\W+40.0%\W+20.0', table)
+  assert re.search(r'\[b\]sums\[/b\]\W+mean@4\W+10.5%\W+21.0%\W+10.5', table)
+
+
+def test_in_a_terminal_a_table_is_live():
+  text = show(everything, terminal=True)
+  plain = re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', text)
+  assert '\x1b[' in text and 'step 75/75' in plain and 'compiling the step' in plain
+  for name in ('reward', 'right', 'mixed', 'tokens', 'entropy', 'time', 'lr'):
+    assert f'{name} ' in plain
+  assert 'warnings: 1, the last: careful' in plain
+  assert ' s  step 1/75' not in plain  # no line a step beside the table
+  assert text.rstrip().endswith('everything is in /tmp/x')
+
+
+def test_logged_warnings_join_the_live_table_and_then_leave_it():
+  logger = logging.getLogger('absl')
+  before = (logger.propagate, list(logger.handlers))
+  text = show(lambda _: absl_logging.warning('row %d is [bold]', 3), terminal=True)
+  assert 'warning: row 3 is [bold]' in text
+  assert (logger.propagate, list(logger.handlers)) == before
+  with pytest.raises(KeyError):
+    show(lambda _: {}['x'], terminal=True)
+  assert (logger.propagate, list(logger.handlers)) == before
+
+
+def test_without_utf8_it_speaks_ascii():
+  def more(screen):
+    everything(screen)
+    screen.say('loss 1 → 2')
+
+  for terminal in (False, True):
+    text = show(more, encoding='ascii', terminal=terminal)
+    assert text.isascii() and 'loss 1 ? 2' in text and '#' in text
+
+
+@pytest.mark.parametrize('terminal', [False, True])
+def test_no_number_stops_a_run(terminal):
+  def odd(screen):
+    screen.step({'training/global_step': 0})
+    screen.step(row(1, **{'critic/score/mean': math.nan, 'actor/entropy': None}))
+    screen.step(row(2, **{'critic/score/mean': math.inf, 'actor/lr': -math.inf}))
+    screen.step(row(3, **{'critic/score/mean': -2.0}))
+    screen.evaluation(0, {'val-core/all/acc/greedy': None, 'other': 1.0})
+    screen.evaluation(3, {'val-core/all/acc/greedy': 0.5, 'other': math.nan})
+    screen.finish('x')
+
+  assert 'everything is in x' in show(odd, terminal=terminal)
+  assert 'everything is in x' in show(lambda s: s.finish('x'), terminal=terminal)
+
+
+def test_the_curve_of_a_resumed_run_begins_with_the_run():
+  def resumed(screen):
+    screen.history([row(s, **{'critic/score/mean': 0.0}) for s in range(10)])
+    screen.step(row(10, **{'critic/score/mean': 1.0}))
+    screen.finish('x')
+
+  assert 'reward: 0 -> 1 over 11 steps' in show(resumed)
+
+
+def test_time_left_counts_from_the_second_step(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(console.time, 'monotonic', lambda: now[0])
+
+  def run(screen):
+    for step, taken in ((20, 500.0), (21, 100.0), (22, 300.0)):
+      now[0] += taken
+      screen.step(row(step))
+
+  lines = show(run, steps=33).splitlines()
+  assert [re.findall(r'\((.*?)\)', x) for x in lines] == [[], ['18 min left'], ['33 min left']]
+
+
+@pytest.mark.parametrize(
+  'seconds, text', [(3.4, '3 s'), (89, '89 s'), (600, '10 min'), (9000, '2.5 h')]
+)
+def test_durations_have_the_unit_that_fits(seconds, text):
+  assert console._duration(seconds) == text
+
+
+def test_only_the_first_process_speaks(monkeypatch, capsys):
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  with console.Console(3) as screen:
+    everything(screen)
+  assert capsys.readouterr().out == ''
+  monkeypatch.setattr(jax, 'process_index', lambda: 0)
+  with console.Console(3) as screen:
+    everything(screen)
+  lines = capsys.readouterr().out.splitlines()
+  assert len([x for x in lines if ' s  step ' in x]) == 75 and max(map(len, lines)) <= 120
+
+
+def test_a_curve_shows_means_over_equal_stretches():
+  text = console.curve([0, 0, 1, 3, 4, 4], 'r', width=3, height=2)
+  assert text.splitlines() == [
+    'r: 0 -> 4 over 6 steps',
+    '        4 |  █',
+    '        0 |▁██',
+  ]
+  assert console.curve([1.0, math.nan, None, 1.0], 'r').startswith('r: 1 -> 1 over 4 steps')
+  assert console.curve([None], 'r') == 'r: nothing to show'
+  assert console.curve([0, 1, 2, 3], 'r', height=1, ascii_only=True).endswith('0 |..:#')
+
+
+def test_a_curve_fits_its_width():
+  lines = console.curve(
+    [math.sin(i / 50) for i in range(1000)], 'r', width=40, height=5
+  ).splitlines()
+  assert len(lines) == 6 and max(map(len, lines)) == len('          |') + 40
+
+
+def test_a_spark_line_has_room_for_zero_and_one():
+  assert console.spark([0.0, 0.5, 1.0]) == '▁▅█'
+  assert console.spark([0.5] * 3) == '▅▅▅'
+  assert console.spark([-1.0, 3.0]) == '▁█'
+  assert console.spark([]) == '' and len(console.spark(list(range(99)), width=10)) == 10
+
+
+def test_before_and_after_without_a_step():
+  out = Rich(file=io.StringIO(), width=100)
+  out.print(console.before_after({'val-core/a/acc/greedy': 0.5}, {'val-core/a/acc/greedy': 0.25}))
+  text = out.file.getvalue()
+  assert '-25.0' in text and 'after' in text and 'steps' not in text
