@@ -100,9 +100,9 @@ def test_an_unvisited_prompt_of_a_solved_kind_is_predicted_easy():
 def test_the_prior_of_a_kind_is_its_aged_rate_with_room_for_difference():
   share = dict(fn='kind', strength=3.0, floor=1.0)
   curriculum = make(9, kind=np.zeros(9, int), share=share, kind_decay=0.5)
-  observe(curriculum, [0, 1], [8, 2])  # two visits in one step: each ages what was before by half
   observe(curriculum, [2], [4])
-  rate = (0.5 * 10 + 4 + 1) / (0.5 * 16 + 8 + 2)
+  observe(curriculum, [0, 1], [8, 2])  # two visits in one step: each ages what was before by half
+  rate = (0.25 * 4 + 10 + 1) / (0.25 * 8 + 16 + 2)
   mean, variance, mixed = curriculum.predict(np.array([8]))
   assert mean[0] == pytest.approx(rate, rel=1e-12)
   assert variance[0] == pytest.approx(rate * (1 - rate) / 4, rel=1e-12)  # Beta of strength 3
@@ -176,10 +176,10 @@ def test_steps_and_seeds_choose_differently(parts):
   assert len(chosen) == 4
 
 
-def test_the_uniform_utility_alone_makes_the_choice_uniform():
+def test_one_override_makes_the_choice_uniform():
   size, slots, steps = 30, 4, 3000
   kind = np.arange(size) % 3
-  curriculum = make(size, kind=kind, utility=dict(fn='uniform'))
+  curriculum = make(size, '--config.curriculum.utility.fn=uniform', kind=kind)
   for _ in range(5):  # evidence must not matter
     observe(curriculum, np.arange(size), np.where(kind == 0, 8, 4))
   drawn = np.array([curriculum.propose(step, slots).index for step in range(steps)])
@@ -233,13 +233,13 @@ def test_metrics_compare_what_came_with_what_was_predicted_before():
 
 
 def test_calibration_looks_at_recent_prompts_alone():
-  curriculum = make(4, **PLAIN)
-  for _ in range(50):
-    observe(curriculum, np.arange(4), [0, 8, 0, 8])
-  for _ in range(1000):
-    observe(curriculum, np.arange(4), [0, 8, 0, 8])
-  assert curriculum.metrics()['curriculum/calibration_error'] < 0.01
-  assert len(curriculum.state_dict()['history']) == 512
+  curriculum = make(4, **PLAIN | dict(forget=dict(fn='visit', decay=0.0)))
+  for step in range(200):  # the opposite of what was seen last
+    observe(curriculum, np.arange(4), [0, 8, 0, 8] if step % 2 else [8, 0, 8, 0])
+  assert curriculum.metrics()['curriculum/calibration_error'] > 0.7
+  for _ in range(129):
+    observe(curriculum, np.arange(4), [4, 4, 4, 4])
+  assert curriculum.metrics()['curriculum/calibration_error'] == 0
 
 
 # That it continues exactly.
