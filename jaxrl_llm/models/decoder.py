@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import attention, rotary
+from jaxrl_llm.models import attention, linear, rotary
 from jaxrl_llm.types import Array, ModelConfig
 
 Cache = list[tuple[jax.Array, jax.Array]]  # one (k, v) per layer, each [rows, K, S, d]
@@ -20,20 +20,21 @@ class Block(nnx.Module):
 
   def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
     D, F, d = config.width, config.mlp, config.head_dim
-    linear = functools.partial(nnx.Linear, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
+    matmul = dict(dot_general=linear.dot_general, dtype=dtype, param_dtype=jnp.float32)
+    dense = functools.partial(nnx.Linear, rngs=rngs, **matmul)
     norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     self.config = config
     self.attn_norm = norm(D)
-    self.q = linear(D, config.heads * d, use_bias=config.qkv_bias)
-    self.k = linear(D, config.kv_heads * d, use_bias=config.qkv_bias)
-    self.v = linear(D, config.kv_heads * d, use_bias=config.qkv_bias)
-    self.o = linear(config.heads * d, D, use_bias=config.out_bias)
+    self.q = dense(D, config.heads * d, use_bias=config.qkv_bias)
+    self.k = dense(D, config.kv_heads * d, use_bias=config.qkv_bias)
+    self.v = dense(D, config.kv_heads * d, use_bias=config.qkv_bias)
+    self.o = dense(config.heads * d, D, use_bias=config.out_bias)
     if config.qk_norm:
       self.q_norm, self.k_norm = norm(d), norm(d)
     self.mlp_norm = norm(D)
-    self.gate = linear(D, F, use_bias=config.mlp_bias)
-    self.up = linear(D, F, use_bias=config.mlp_bias)
-    self.down = linear(F, D, use_bias=config.mlp_bias)
+    self.gate = dense(D, F, use_bias=config.mlp_bias)
+    self.up = dense(D, F, use_bias=config.mlp_bias)
+    self.down = dense(F, D, use_bias=config.mlp_bias)
 
   def __call__(self, x_BxQxD, rope, mask_BxQxS, shared=None, cache=None, at=None):
     """Returns x_BxQxD and this layer's (k, v): those of x, or the cache with x written at slot `at`."""
