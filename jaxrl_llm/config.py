@@ -39,6 +39,13 @@ def default() -> ml_collections.ConfigDict:
   c.remat = (
     'auto'  # recompute layer activations in the backward pass: auto = not on CPU; or True, False
   )
+  c.generate = dict(
+    slots=0,  # rows decoded at once; 0 = all of them. A finished row hands its slot to a waiting one
+    order=dict(fn='fifo'),  # which waiting row goes next
+    cap=dict(fn='constant'),  # tokens a row may take, by step
+    stop=dict(fn='none'),  # when to go on to the update although rows still run
+    max_age=4,  # steps over which an unfinished rollout may be continued
+  )
   c.objective = dict(
     advantage=dict(fn='group_normalized', eps=1e-6),
     ratio=dict(fn='token'),
@@ -285,6 +292,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed')
   _whole(c.scratch, 'config.scratch', 1, *c.scratch)
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
+  _whole(c.generate, 'config.generate', 0, 'slots')
+  _whole(c.generate, 'config.generate', 1, 'max_age')
   _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
   _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
   _whole(c.data, 'config.data', 0, 'size', 'seed')

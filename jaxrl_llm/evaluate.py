@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm import shard
 from jaxrl_llm import step as steps
+from jaxrl_llm.generate import stopping
 from jaxrl_llm.types import Prompts
 
 # Evaluation draws its noise under a step number that training never reaches, the same every time:
@@ -28,9 +29,10 @@ def make_evaluator(
   shards = shard.rows_shards(program.mesh)
   size = max(_BATCH_ROLLOUTS // max(samples, 1), shards)
   size = min(size, len(table.rows) + shards - 1) // shards * shards
-  kinds = {'greedy': program.generate._replace(rollouts=1, temperature=0.0)}
+  whole = program.generate._replace(slots=0, stop=stopping.none)
+  kinds = {'greedy': whole._replace(rollouts=1, temperature=0.0)}
   if samples:
-    kinds['sampled'] = program.generate._replace(rollouts=samples)
+    kinds['sampled'] = whole._replace(rollouts=samples)
   run = {k: steps.compile_generate(program._replace(generate=v)) for k, v in kinds.items()}
 
   def evaluate(params: Any) -> tuple[dict[str, float], list[dict]]:
@@ -54,8 +56,8 @@ def _texts(fn: Callable, params: Any, table: Any, size: int, decode: Callable) -
   count, texts = len(table.rows), []
   for start in range(0, count, size):
     index = np.arange(start, start + size)
-    prompts: Prompts = table.prompts(np.where(index < count, index, 0))
-    rollout = fn(params, prompts._replace(index_P=index.astype(np.int32)), np.int32(_NOISE))
+    prompts: Prompts = table.prompts(np.where(index < count, index, 0), born=_NOISE)
+    rollout = fn(params, prompts._replace(index_P=index.astype(np.int32)))
     tokens_BxT, length_B = np.asarray(rollout.tokens_BxT), np.asarray(rollout.length_B)
     decoded = [decode(t[:n].tolist()) for t, n in zip(tokens_BxT, length_B, strict=True)]
     each = len(decoded) // size

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from jaxrl_llm import objective, shard
-from jaxrl_llm.generate import engine
+from jaxrl_llm.config import pick
+from jaxrl_llm.generate import engine, order, stopping
 from jaxrl_llm.models import decoder, logprob
 from jaxrl_llm.optimizer import make_optimizer
-from jaxrl_llm.types import Batch, ModelConfig, Prompts, Rollout, TrainState
+from jaxrl_llm.types import Batch, ModelConfig, Prompts, Rollout, TrainState, UserError
 
 # A donated batch frees its rollouts; its prompts have no output of their shape to live on in, which jax reports.
 warnings.filterwarnings('ignore', message='Some donated buffers were not usable')
@@ -49,6 +51,12 @@ def make_program(
   rows = config.prompts * config.rollouts // config.updates_per_rollout
   rows = min(rows, config.microbatch_rollouts or rows)
   slice_rollouts = min(config.rollouts, max(1, rows // shard.rows_shards(mesh)))
+  slots, shards = config.generate.slots, shard.rows_shards(mesh)
+  if slots % shards or slots > config.prompts * config.rollouts:
+    raise UserError(
+      f'config.generate.slots={slots} must be a multiple of data × fsdp = {shards} devices and at most '
+      f'prompts × rollouts = {config.prompts * config.rollouts}; 0 stands for all of them.'
+    )
   optimizer, schedule = make_optimizer(config.optimizer, config.steps)
   return Program(
     model=model,
@@ -57,7 +65,14 @@ def make_program(
     optimizer=optimizer,
     schedule=schedule,
     generate=engine.Spec(
-      config.rollouts, config.completion_tokens, config.temperature, tuple(end_ids), dtype
+      rollouts=config.rollouts,
+      max_tokens=config.completion_tokens,
+      temperature=config.temperature,
+      end_ids=tuple(end_ids),
+      dtype=dtype,
+      slots=config.generate.slots,
+      order=pick(order, config.generate.order, 'generate.order'),
+      stop=pick(stopping, config.generate.stop, 'generate.stop'),
     ),
     seed=config.seed,
     prompts=config.prompts,
@@ -71,25 +86,58 @@ def make_program(
 
 
 def step(
-  program: Program, state: TrainState, batch: Batch, prompts: Prompts, index: jax.Array
+  program: Program,
+  state: TrainState,
+  batch: Batch,
+  prompts: Prompts,
+  begun: Rollout | None = None,
+  cap: jax.Array | None = None,
 ) -> tuple[TrainState, Rollout, dict[str, jax.Array]]:
   """One step: update on `batch`, then G rollouts of each of `prompts` with the new weights.
 
-  `index` is the step's number: it and the seed key all randomness. Source: none.
+  `begun` holds rollouts of these prompts that earlier steps left unfinished, `cap` the most tokens a
+  row may take now (at most T). Source: none.
   """
   state, metrics = update(program, state, batch)
-  rollout = generate(program, state.params, prompts, index, state.step)
-  return state, rollout, metrics
+  rollout, sampled = generate(program, state.params, prompts, state.step, begun, cap)
+  return state, rollout, metrics | sampled
 
 
 def generate(
-  program: Program, params: Any, prompts: Prompts, index: jax.Array, version: jax.Array
-) -> Rollout:
-  """Lays the weights out for decoding, once, and samples. Source: none."""
-  key = jax.random.fold_in(jax.random.key(program.seed), index)
+  program: Program,
+  params: Any,
+  prompts: Prompts,
+  version: jax.Array,
+  begun: Rollout | None = None,
+  cap: jax.Array | None = None,
+) -> tuple[Rollout, dict[str, jax.Array]]:
+  """Lays the weights out for decoding, once, and samples; each shard of rows runs its own loop.
+
+  Source: none.
+  """
   params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
   params = jax.lax.with_sharding_constraint(params, shard.decode_layout(params, program.mesh))
-  return engine.generate(program.model, params, prompts, key, version, program.generate)
+  shards = shard.rows_shards(program.mesh)
+  spec = program.generate._replace(slots=program.generate.slots // shards)
+  cap = jnp.int32(spec.max_tokens if cap is None else cap)
+
+  def local(params, version, cap, prompts, begun):
+    key = jax.random.key(program.seed)
+    rollout, rounds = engine.generate(
+      program.model, params, prompts, key, version, spec, begun=begun, cap=cap
+    )
+    return rollout, rounds[None]
+
+  rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
+  rollout, rounds = jax.shard_map(
+    local,
+    mesh=program.mesh,
+    in_specs=(whole, whole, whole, rows, rows),
+    out_specs=rows,
+    axis_names=set(shard.ROWS),
+    check_vma=False,
+  )(params, version, cap, prompts, begun)
+  return rollout, {'generate/rounds': rounds.max().astype(jnp.float32)}
 
 
 def update(
@@ -278,37 +326,42 @@ def abstract_state(program: Program) -> TrainState:
   )
 
 
+def empty_rollout(program: Program) -> Rollout:
+  """No tokens in any row: host arrays. Source: none."""
+  B, T = program.prompts * program.generate.rollouts, program.generate.max_tokens
+  zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+  return Rollout(
+    zeros(B, T), np.zeros((B, T), np.float32), zeros(B), np.zeros(B, np.int8), zeros(B, T)
+  )
+
+
 def empty_batch(program: Program) -> Batch:
   """A batch of no rollouts, to start with: host arrays. Source: none."""
-  P, L, T = program.prompts, program.prompt_tokens, program.generate.max_tokens
-  B = P * program.generate.rollouts
+  P, L, B = program.prompts, program.prompt_tokens, program.prompts * program.generate.rollouts
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
-  rollout = Rollout(
-    zeros(B, T), np.zeros((B, T), np.float32), zeros(B), np.zeros(B, np.int8), zeros(B)
-  )
-  prompts = Prompts(zeros(P, L), zeros(P), zeros(P))
-  return Batch(prompts, rollout, np.zeros(B, np.float32), np.zeros(B, np.float32))
+  prompts = Prompts(zeros(P, L), zeros(P), zeros(P), zeros(P), np.zeros(P, np.float32))
+  return Batch(prompts, empty_rollout(program), np.zeros(B, np.float32), np.zeros(B, np.float32))
 
 
 def compile_step(program: Program) -> Callable:
-  """`step` as one jit: (state, batch, prompts, index), state and batch donated. Source: none."""
+  """`step` as one jit: (state, batch, prompts, begun, cap), state and batch donated. Source: none."""
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
   return jax.jit(
-    lambda state, batch, prompts, index: step(program, state, batch, prompts, index),
+    lambda state, batch, prompts, begun, cap: step(program, state, batch, prompts, begun, cap),
     donate_argnums=(0, 1),
-    in_shardings=(state, rows, rows, whole),
+    in_shardings=(state, rows, rows, rows, whole),
     out_shardings=(state, rows, whole),
   )
 
 
 def compile_generate(program: Program) -> Callable:
-  """`generate` alone, for evaluation: (params, prompts, index). Source: none."""
+  """`generate` alone, for evaluation: (params, prompts) → Rollout. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_state(program).params)
-  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  rows = shard.rows(program.mesh)
   return jax.jit(
-    lambda params, prompts, index: generate(program, params, prompts, index, jnp.int32(0)),
-    in_shardings=(params, rows, whole),
+    lambda params, prompts: generate(program, params, prompts, jnp.int32(0))[0],
+    in_shardings=(params, rows),
     out_shardings=rows,
   )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jaxrl_llm import (
   grade,
   metrics,
   models,
+  replay,
   shard,
   warmstart,
 )
@@ -30,7 +32,10 @@ from jaxrl_llm import (
 from jaxrl_llm import (
   workdir as workdirs,
 )
-from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Rollout, UserError
+from jaxrl_llm.generate import cap as caps
+from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Prompts, Rollout, UserError
+
+_HOST_STATE = ('curriculum', 'lengths', 'unfinished')  # what the checkpoint keeps of the host
 
 
 class _Parts(NamedTuple):
@@ -42,6 +47,9 @@ class _Parts(NamedTuple):
   program: steps.Program
   tables: data.Tables
   curriculum: control.Curriculum
+  lengths: control.LengthEstimate
+  unfinished: replay.Unfinished
+  cap: Callable[..., int]  # (step, T) → tokens a row may take
 
 
 def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dict[str, float]:
@@ -80,7 +88,11 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
     seed=config.seed,
     kind=data.kinds(tables.train.rows),
   )
-  return _Parts(config, model, mesh, program, tables, curriculum)
+  lengths = control.LengthEstimate(len(tables.train))
+  unfinished = replay.Unfinished(config.rollouts, config.generate.max_age)
+  cap = configs.pick(caps, config.generate.cap, 'generate.cap')
+  cap(0, config.completion_tokens)
+  return _Parts(config, model, mesh, program, tables, curriculum, lengths, unfinished, cap)
 
 
 def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
@@ -98,30 +110,34 @@ def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str
   with metrics.Writer(folder.metrics, start) as writer:
     for index in range(start, config.steps):
       began = time.perf_counter()
-      proposal = parts.curriculum.propose(index, config.prompts)
-      prompts = parts.tables.train.prompts(proposal.index)
-      state, rollout, device = step_fn(state, batch, prompts, np.int32(index))
+      prompts, begun = _propose(parts, index)
+      cap = np.int32(parts.cap(index, config.completion_tokens))
+      state, rollout, device = step_fn(state, batch, prompts, begun, cap)
       rollout = jax.tree.map(np.asarray, rollout)
       sampled = time.perf_counter()
+      whole_P, dropped = parts.unfinished.keep(prompts, rollout, index)
+      rollout = replay.blank(rollout, np.repeat(whole_P, config.rollouts))
       texts = _texts(parts.model.tokenizer, rollout)
-      rows = [parts.tables.train.rows[i] for i in proposal.index for _ in range(config.rollouts)]
+      rows = [parts.tables.train.rows[i] for i in prompts.index_P for _ in range(config.rollouts)]
       scores = pool.score(rows, texts)
       graded = time.perf_counter()
       batch = Batch(prompts, rollout, scores.reward_B, (scores.reward_B >= 1).astype(np.float32))
-      observed = _observe(parts, proposal, batch)
+      observed = _observe(parts, batch, whole_P)
       row = {'training/global_step': index} | {k: float(v) for k, v in device.items()}
-      row |= observed | scores.counts | _rollout_metrics(batch, config)
+      row |= observed | scores.counts | _rollout_metrics(batch)
       row |= {
         'timing_s/gen_update': sampled - began,
         'timing_s/grade': graded - sampled,
         'timing_s/step': time.perf_counter() - began,
+        'generate/unfinished_groups': len(parts.unfinished),
+        'generate/dropped_groups': dropped,
         'perf/throughput': float(rollout.length_B.sum()) / (sampled - began),
       }
       _check(row, config)
       writer.write(row)
       screen.step(row)
       if index % config.rollouts_every == 0:
-        folder.write_rollouts(index, _rollout_rows(rows, texts, batch, proposal, index))
+        folder.write_rollouts(index, _rollout_rows(rows, texts, batch, index))
       if config.eval.every and (index + 1) % config.eval.every == 0 and index + 1 < config.steps:
         _evaluate(evaluator, state.params, folder, index + 1, screen)
       if (index + 1) % config.checkpoint.every == 0 or index + 1 == config.steps:
@@ -145,16 +161,16 @@ def _restore(parts: _Parts, folder: Any, screen: Any):
       f'the data of {folder.root} changed since step {found} (config.data); restore the files, or '
       'start another --workdir.'
     )
-  parts.curriculum.load_state_dict(host['curriculum'])
+  for name in _HOST_STATE:
+    getattr(parts, name).load_state_dict(host[name])
   screen.say(f'resuming at step {found}')
   return state, jax.tree.map(np.asarray, batch), found
 
 
 def _save(parts: _Parts, folder: Any, done: int, state: Any, batch: Batch) -> None:
   """Everything the next step depends on; PRNG and data order follow from (seed, step)."""
-  host = dict(
-    curriculum=parts.curriculum.state_dict(), fingerprint=parts.tables.train.fingerprint, step=done
-  )
+  host = {name: getattr(parts, name).state_dict() for name in _HOST_STATE}
+  host |= dict(fingerprint=parts.tables.train.fingerprint, step=done)
   checkpoint.save(folder.checkpoints, done, (state, batch), host, keep=parts.config.checkpoint.keep)
 
 
@@ -191,32 +207,52 @@ def _texts(tokenizer: Any, rollout: Rollout) -> list[str]:
   ]
 
 
-def _observe(parts: _Parts, proposal: Any, batch: Batch) -> dict[str, float]:
-  """Tells the curriculum how many of each group were right; integers only."""
-  G = parts.config.rollouts
-  right_P = batch.correct_B.reshape(-1, G).sum(1).astype(np.int32)
-  truncated_P = (batch.rollout.reason_B == TRUNCATED).reshape(-1, G).sum(1).astype(np.int32)
-  parts.curriculum.observe(proposal.index, right_P, np.full_like(right_P, G), truncated_P)
+def _propose(parts: _Parts, index: int) -> tuple[Prompts, Rollout | None]:
+  """The groups to continue, then as many new prompts as there is room for."""
+  config, held = parts.config, parts.unfinished
+  chosen = parts.curriculum.propose(index, config.prompts).index
+  if len(held):  # one prompt may not run twice at once
+    chosen = chosen[~np.isin(chosen, held.prompts.index_P)][: config.prompts - len(held)]
+  fresh = parts.tables.train.prompts(chosen, born=index)
+  fresh = fresh._replace(expected_P=parts.lengths(chosen))
+  if config.generate.stop.fn == 'none':
+    return fresh, None
+  return held.begin(fresh, steps.empty_rollout(parts.program))
+
+
+def _observe(parts: _Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float]:
+  """Tells the curriculum how many of each whole group were right; integers only."""
+  per_prompt = lambda x: x.reshape(-1, parts.config.rollouts)[whole_P]  # noqa: E731
+  index = np.asarray(batch.prompts.index_P)[whole_P]
+  right = per_prompt(batch.correct_B).sum(1).astype(np.int32)
+  truncated = per_prompt(batch.rollout.reason_B == TRUNCATED).sum(1).astype(np.int32)
+  if len(index):
+    parts.curriculum.observe(index, right, np.full_like(right, parts.config.rollouts), truncated)
+    parts.lengths.observe(index, per_prompt(batch.rollout.length_B).mean(1))
   return parts.curriculum.metrics()
 
 
-def _rollout_metrics(batch: Batch, config: Any) -> dict[str, float]:
-  length_B, reward_B = batch.rollout.length_B, batch.reward_B
+def _rollout_metrics(batch: Batch) -> dict[str, float]:
+  real_B = batch.rollout.length_B > 0
+  if not real_B.any():
+    return {'perf/rollouts': 0, 'response_length/sum': 0}
+  length_B, reward_B = batch.rollout.length_B[real_B], batch.reward_B[real_B]
   return {
     'critic/score/mean': float(reward_B.mean()),
     'critic/score/max': float(reward_B.max()),
     'critic/score/min': float(reward_B.min()),
+    'response_length/sum': int(length_B.sum()),
     'response_length/mean': float(length_B.mean()),
     'response_length/max': float(length_B.max()),
     'response_length/min': float(length_B.min()),
-    'response_length/clip_ratio': float((batch.rollout.reason_B == TRUNCATED).mean()),
+    'response_length/clip_ratio': float((batch.rollout.reason_B == TRUNCATED)[real_B].mean()),
     'prompt_length/mean': float(batch.prompts.length_P.mean()),
-    'perf/rollouts': config.prompts * config.rollouts,
+    'perf/rollouts': int(real_B.sum()),
   }
 
 
-def _rollout_rows(rows, texts, batch: Batch, proposal: Any, index: int) -> list[dict]:
-  G = len(texts) // len(proposal.index)
+def _rollout_rows(rows, texts, batch: Batch, index: int) -> list[dict]:
+  G = len(texts) // len(batch.prompts.index_P)
   return [
     dict(
       input=row.question or row.messages,
@@ -224,11 +260,12 @@ def _rollout_rows(rows, texts, batch: Batch, proposal: Any, index: int) -> list[
       gts=row.answer,
       score=float(batch.reward_B[b]),
       step=index,
-      prompt=int(proposal.index[b // G]),
+      prompt=int(batch.prompts.index_P[b // G]),
       length=int(batch.rollout.length_B[b]),
       reason=REASONS[int(batch.rollout.reason_B[b])],
     )
     for b, (row, text) in enumerate(zip(rows, texts, strict=True))
+    if batch.rollout.length_B[b]
   ]
 
 

@@ -47,16 +47,18 @@ class Prompts(NamedTuple):
   tokens_PxL: Array  # int32, right-padded
   length_P: Array  # int32, in tokens
   index_P: Array  # int32, the row in the data set: keys the randomness and the posterior
+  born_P: Array  # int32, the step that proposed it: keys the randomness of all its rollouts, continued ones too
+  expected_P: Array  # float32, tokens that a rollout of it is expected to take; 0 = unknown
 
 
 class Rollout(NamedTuple):
-  """What `generate` returns: G completions of each prompt."""
+  """What `generate` returns, and what it may begin from: G completions of each prompt."""
 
   tokens_BxT: Array  # int32, right-padded
   logp_BxT: Array  # float32, log-probability under the distribution that was really sampled
   length_B: Array  # int32, in tokens, the end token included
   reason_B: Array  # int8, one of UNFINISHED, STOPPED, TRUNCATED
-  version_B: Array  # int32, optimizer steps taken by the weights that sampled the row
+  version_BxT: Array  # int32, optimizer steps taken by the weights that sampled the token
 
 
 class Batch(NamedTuple):

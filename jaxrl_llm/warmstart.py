@@ -60,6 +60,6 @@ def _batch(table: Any, chosen: np.ndarray, tokenizer: Any, max_tokens: int) -> B
     np.zeros(tokens_BxT.shape, np.float32),
     length_B,
     np.ones(len(rows), np.int8),
-    np.zeros(len(rows), np.int32),
+    np.zeros(tokens_BxT.shape, np.int32),
   )
   return Batch(table.prompts(chosen), rollout, ones_B, ones_B)

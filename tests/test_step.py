@@ -37,9 +37,10 @@ def program(**changes):
 def make_prompts(seed=0):
   r = np.random.default_rng(seed)
   length_P = r.integers(1, L + 1, P).astype(np.int32)
-  return Prompts(
-    r.integers(0, 50, (P, L)).astype(np.int32), length_P, (seed * P + np.arange(P)).astype(np.int32)
-  )
+  index_P = (seed * P + np.arange(P)).astype(np.int32)
+  born_P, expected_P = np.full(P, seed, np.int32), np.zeros(P, np.float32)
+  tokens_PxL = r.integers(0, 50, (P, L)).astype(np.int32)
+  return Prompts(tokens_PxL, length_P, index_P, born_P, expected_P)
 
 
 def grade(prompts, rollout):
@@ -56,7 +57,7 @@ def train(program, count=4, params=None):
   fn, batch, history = steps.compile_step(program), steps.empty_batch(program), []
   for index in range(count):
     prompts = make_prompts(index)
-    state, rollout, metrics = fn(state, batch, prompts, np.int32(index))
+    state, rollout, metrics = fn(state, batch, prompts, None, np.int32(T))
     batch = grade(prompts, rollout)
     history.append((np.asarray(rollout.tokens_BxT), {k: float(v) for k, v in metrics.items()}))
   assert fn._cache_size() == 1, 'one compile serves every step, the first and the empty one too'
@@ -77,7 +78,7 @@ def gradient(program, batch, params):
 
 def graded(program, params, seed=0):
   prompts = make_prompts(seed)
-  rollout = jax.jit(lambda p: steps.generate(program, p, prompts, 0, jnp.int32(0)))(params)
+  rollout = jax.jit(lambda p: steps.generate(program, p, prompts, jnp.int32(0))[0])(params)
   return grade(prompts, rollout)
 
 
@@ -166,7 +167,7 @@ def test_an_empty_batch_touches_neither_weights_nor_optimizer():
   p = steps.make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
   before = jax.tree.map(np.asarray, steps.init_state(p, decoder.init(MODEL, 0)))
   state, _, metrics = steps.compile_step(p)(
-    steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), np.int32(0)
+    steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), None, T
   )
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
   assert all(np.isfinite(float(v)) for v in metrics.values())

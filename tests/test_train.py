@@ -16,12 +16,22 @@ import tiny_job
 
 from jaxrl_llm import main
 
+# Two tokens a row in each step, in half as many slots as rows: most groups take several steps.
+PARTIAL = dict(generate=dict(slots=8, stop=dict(fn='rounds', count=4)))
+
 
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
   folder = tmp_path_factory.mktemp('uninterrupted')
   out = tiny_job.finish(tiny_job.start(tiny_job.config_file(folder), folder / 'run'))
   return folder / 'run', out
+
+
+@pytest.fixture(scope='module')
+def partial(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('partial')
+  tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **PARTIAL), folder / 'run'))
+  return folder / 'run'
 
 
 def test_a_run_leaves_its_folder_and_says_what_it_gained(uninterrupted):
@@ -36,12 +46,26 @@ def test_a_run_leaves_its_folder_and_says_what_it_gained(uninterrupted):
   assert max(gaps) <= 1e-4
 
 
-@pytest.mark.parametrize('seed', [0, 1])
+def test_unfinished_groups_go_on_and_are_learnt_from_once_whole(partial):
+  rows = tiny_job.rows(partial)
+  assert max(r['generate/rounds'] for r in rows) == 4
+  held = [r['generate/unfinished_groups'] for r in rows]
+  assert max(held) > 0 and sum(r['perf/rollouts'] for r in rows) > 16
+  for before, after in zip(rows, rows[1:], strict=False):
+    assert after['training/trained_tokens'] == before['response_length/sum']
+  # What several weights wrote is off-policy, and the recorded log-probabilities know it.
+  assert max(r['actor/ppo_kl'] for r in rows) > 1e-5
+
+
+@pytest.mark.parametrize('kind', ['uninterrupted', 'partial'])
 def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
-  uninterrupted, tmp_path, seed
+  kind, tmp_path, request
 ):
   """SIGKILL, three times, then to the end: every metric of every step equal, bit for bit."""
-  draw, config, run = random.Random(seed), tiny_job.config_file(tmp_path), tmp_path / 'run'
+  want, changes = request.getfixturevalue(kind), {} if kind == 'uninterrupted' else PARTIAL
+  want = want[0] if kind == 'uninterrupted' else want
+  draw, run = random.Random(0), tmp_path / 'run'
+  config = tiny_job.config_file(tmp_path, **changes)
   for _ in range(3):
     process = tiny_job.start(config, run)
     aim = draw.randrange(1, 9)
@@ -51,13 +75,11 @@ def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
     process.send_signal(signal.SIGKILL)
     process.communicate()
   tiny_job.finish(tiny_job.start(config, run))
-  assert tiny_job.rows(run) == tiny_job.rows(uninterrupted[0])
-  for name in ('step_000000.json', 'step_000010.json'):
-    want = (uninterrupted[0] / 'eval' / name).read_text()
-    assert (run / 'eval' / name).read_text() == want
-  for step in range(10):
-    name = f'rollouts/step_{step:06d}.jsonl'
-    assert (run / name).read_text() == (uninterrupted[0] / name).read_text()
+  assert tiny_job.rows(run) == tiny_job.rows(want)
+  files = [f'eval/step_{n:06d}.json' for n in (0, 10)]
+  files += [f'rollouts/step_{n:06d}.jsonl' for n in range(10)]
+  for name in files:
+    assert (run / name).read_text() == (want / name).read_text()
 
 
 def test_more_steps_continue_a_finished_run(uninterrupted, tmp_path):

@@ -37,13 +37,14 @@ class PromptTable:
   def __len__(self) -> int:
     return len(self.rows)
 
-  def prompts(self, indices: Sequence[int]) -> Prompts:
-    """The prompts of these rows, right-padded with 0 to [P, L]. Raises IndexError."""
+  def prompts(self, indices: Sequence[int], born: int = 0) -> Prompts:
+    """The prompts of these rows, right-padded with 0 to [P, L], proposed in step `born`. Raises IndexError."""
     index_P = np.asarray(indices, np.int32).reshape(-1)
     if len(index_P) and not 0 <= index_P.min() <= index_P.max() < len(self):
       raise IndexError(f'row indices must be from 0 to {len(self) - 1}: {index_P.tolist()}')
     tokens_PxL, length_P = _padded([self.tokens[i] for i in index_P], self.prompt_tokens)
-    return Prompts(tokens_PxL, length_P, index_P)
+    born_P = np.full(len(index_P), born, np.int32)
+    return Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(len(index_P), np.float32))
 
 
 def load(config: Any, tokenizer: Any) -> Tables:

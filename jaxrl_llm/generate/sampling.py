@@ -8,19 +8,22 @@ import jax.numpy as jnp
 BLOCK = 256  # vocabulary entries per first-level sum
 
 
-def row_keys(key: jax.Array, index_P: jax.Array, rollouts: int) -> jax.Array:
-  """One key per row b = (p, g): fold(fold(key, prompt index), g), whatever the order of rows.
+def row_keys(key: jax.Array, born_P: jax.Array, index_P: jax.Array, rollouts: int) -> jax.Array:
+  """One key per row b = (p, g): fold(fold(fold(key, born), prompt index), g), whatever the order of rows.
 
-  `key` is the step's, itself fold(seed, step). Returns typed keys [P * rollouts]. Source: none.
+  `key` comes from the run's seed; `born` is the step in which the prompt was proposed, so that a row
+  continued later draws what it would have drawn. Returns typed keys [P * rollouts]. Source: none.
   """
-  per_prompt_P = jax.vmap(lambda i: jax.random.fold_in(key, i))(index_P)
-  fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
-  return fold(per_prompt_P, jnp.arange(rollouts)).reshape(-1)
+  fold = jax.random.fold_in
+  per_prompt_P = jax.vmap(lambda s, i: fold(fold(key, s), i))(born_P, index_P)
+  per_row = jax.vmap(jax.vmap(fold, (None, 0)), (0, None))
+  return per_row(per_prompt_P, jnp.arange(rollouts)).reshape(-1)
 
 
-def uniforms(keys_B: jax.Array, position: jax.Array) -> jax.Array:
-  """One uniform in [0, 1) per row for the token at `position`. Source: none."""
-  return jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, position)))(keys_B)
+def uniforms(keys_B: jax.Array, position_B: jax.Array | int) -> jax.Array:
+  """One uniform in [0, 1) per row for the token at `position`, one number or [B]. Source: none."""
+  position_B = jnp.broadcast_to(position_B, keys_B.shape)
+  return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(keys_B, position_B)
 
 
 def sample(

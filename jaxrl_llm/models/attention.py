@@ -48,20 +48,22 @@ def attend(q_BxQxHxd: jax.Array, own: Keys, shared: Keys | None = None) -> jax.A
 
 def _own(q, keys: Keys):
   """Largest score per query, and a function from the softmax's reference to (Σ weights, Σ weights·v)."""
-  P, G = q.shape[:2]
-  k, v = (x.reshape(P, G, *x.shape[1:]) for x in (keys.k, keys.v))
-  score = jnp.einsum('pgqkrd,pgksd->pgkqrs', q, k, preferred_element_type=jnp.float32)
-  mask = keys.mask.reshape(P, G, 1, keys.mask.shape[1], 1, keys.mask.shape[2])
-  score = jnp.where(mask, score, HIDDEN)
+  P, G, Q, K, R, d = q.shape
+  # Rows stay one axis next to the cache: split in two, XLA repeats the cache's update inside what
+  # reads it, then needs the old cache beside the new one, and copies it every token.
+  q = q.reshape(P * G, Q, K, R, d)
+  score = jnp.einsum('bqkrd,bksd->bkqrs', q, keys.k, preferred_element_type=jnp.float32)
+  score = jnp.where(keys.mask[:, None, :, None, :], score, HIDDEN)
+  group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
   def weigh(top):
-    weight = jnp.exp(score - top[..., None])
+    weight = jnp.exp(score - top.reshape(P * G, *top.shape[2:])[..., None])
     value = jnp.einsum(
-      'pgkqrs,pgksd->pgkqrd', weight.astype(v.dtype), v, preferred_element_type=jnp.float32
+      'bkqrs,bksd->bkqrd', weight.astype(keys.v.dtype), keys.v, preferred_element_type=jnp.float32
     )
-    return weight.sum(-1), value
+    return group(weight.sum(-1)), group(value)
 
-  return score.max(-1), weigh
+  return group(score.max(-1)), weigh
 
 
 def _shared(q, keys: Keys):

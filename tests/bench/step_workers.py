@@ -249,10 +249,12 @@ def ours_worker(folder: pathlib.Path) -> None:
   index = 0
   while (command := turns.wait()) != 'stop':
     index_P = np.arange(index * P, index * P + P, dtype=np.int32) % len(ids)
-    prompts, row = Prompts(ids[index_P], np.full(P, L, np.int32), index_P), {}
+    born_P, expected_P = np.full_like(index_P, index), np.zeros(P, np.float32)
+    prompts = Prompts(ids[index_P], np.full(P, L, np.int32), index_P, born_P, expected_P)
+    row = {}
     if command == 'step':
       with timed(row, 'step'):
-        state, rollout, metrics = fused(state, batch, prompts, index)
+        state, rollout, metrics = fused(state, batch, prompts, None, T)
         batch = grade(prompts, rollout)
         metrics = {k: float(v) for k, v in metrics.items()}
     else:
@@ -260,7 +262,7 @@ def ours_worker(folder: pathlib.Path) -> None:
       with timed(row, 'update'):
         state, metrics = jax.block_until_ready(halves[0](state, batch))
       with timed(row, 'rollout'):
-        batch = grade(prompts, halves[1](state.params, prompts, index))
+        batch = grade(prompts, halves[1](state.params, prompts))
     row['tokens'] = int(batch.rollout.length_B.sum())
     row['entropy'] = float(metrics['actor/entropy'])
     turns.reply(row)

@@ -27,7 +27,10 @@ def make_prompts(seed=0):
   r = np.random.default_rng(seed)
   length_P = np.array([4, 9, 1, 6], np.int32)
   tokens_PxL = np.where(np.arange(L)[None] < length_P[:, None], r.integers(0, 40, (4, L)), 0)
-  return Prompts(tokens_PxL.astype(np.int32), length_P, np.array([5, 2, 8, 30], np.int32))
+  index_P = np.array([5, 2, 8, 30], np.int32)
+  return Prompts(
+    tokens_PxL.astype(np.int32), length_P, index_P, np.zeros(4, np.int32), np.zeros(4, np.float32)
+  )
 
 
 def spec(**changes):
@@ -35,7 +38,8 @@ def spec(**changes):
 
 
 def run(params, prompts, seed=0, **changes):
-  fn = jax.jit(lambda p, q: engine.generate(MODEL, p, q, jax.random.key(seed), 4, spec(**changes)))
+  key = jax.random.key(seed)
+  fn = jax.jit(lambda p, q: engine.generate(MODEL, p, q, key, 4, spec(**changes))[0])
   return jax.tree.map(np.asarray, fn(params, prompts))
 
 
@@ -79,7 +83,8 @@ def test_rows_end_at_any_end_token_and_hold_nothing_after_it(params):
     int(t[n - 1]) for t, n, r in zip(*rollout[:1], *rollout[2:4], strict=True) if r == STOPPED
   }
   assert ended_by == set(END), 'both ids must have ended a row for this test to mean anything'
-  assert (rollout.version_B == 4).all()
+  real = np.arange(T)[None] < rollout.length_B[:, None]
+  assert (rollout.version_BxT[real] == 4).all()
 
 
 def test_padding_tokens_of_a_prompt_do_not_matter_even_when_they_are_end_tokens(params):

@@ -62,7 +62,7 @@ def test_recorded_log_prob_includes_the_temperature_and_greedy_takes_the_largest
 def test_noise_belongs_to_prompt_rollout_and_position():
   key = jax.random.key(3)
   draw = lambda index, t: np.asarray(  # noqa: E731
-    sampling.uniforms(sampling.row_keys(key, jnp.asarray(index), 3), t)
+    sampling.uniforms(sampling.row_keys(key, jnp.zeros(len(index), int), jnp.asarray(index), 3), t)
   ).reshape(-1, 3)
   a, b = draw([5, 9], 0), draw([9, 7, 5], 0)
   np.testing.assert_array_equal(a[0], b[2])

@@ -114,7 +114,7 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
   params = hf.load_params(str(tmp_path), config)
   tokens, mask = padded(left=False)
   start, T = np.array([30, 4, 1, 20]), 6
-  prompts = Prompts(tokens[:, :32], start.astype(np.int32), np.arange(4, dtype=np.int32))
+  prompts = Prompts(tokens[:, :32], start.astype(np.int32), *[np.arange(4, dtype=np.int32)] * 3)
   forced = np.random.default_rng(1).integers(0, 97, (4, T)).astype(np.int32)
   prompt_cache, logits = engine.prefill(config, params, prompts, 'float32')
   own = [(jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)]

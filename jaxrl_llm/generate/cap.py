@@ -1,0 +1,33 @@
+"""How many tokens a rollout may take in a step: host functions of the step's number, named in `config.generate.cap.fn`.
+
+The result goes into the compiled program as a number, so that no schedule compiles twice. It lies between 1
+and `config.completion_tokens`, which is what caches and batches are sized for.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+
+
+def constant(step: int, max_tokens: int) -> int:
+  """`config.completion_tokens`, always. Source: none."""
+  return max_tokens
+
+
+def cosine(step: int, max_tokens: int, *, low: int, period: int) -> int:
+  """From the full cap down to `low` and back once every `period` steps, along a cosine.
+
+  cap(s) = low + (T − low)·(1 + cos 2πs/period)/2. Source: arXiv:2509.25176 (SIRI: cycles of compression
+  and expansion; the shape is reconstructed from its abstract and notes on it).
+  """
+  phase = (1 + math.cos(2 * math.pi * step / period)) / 2
+  return max(1, min(max_tokens, round(low + (max_tokens - low) * phase)))
+
+
+def stairs(step: int, max_tokens: int, *, starts: tuple[int, ...], caps: tuple[int, ...]) -> int:
+  """`caps[i]` from step `starts[i]` on; before the first of them, `caps[0]`.
+
+  Source: arXiv:2506.07976 (TTI: a horizon that grows by iteration, 10, 20, 30 in its script).
+  """
+  return max(1, min(max_tokens, caps[max(bisect.bisect_right(starts, step) - 1, 0)]))

@@ -1,0 +1,263 @@
+"""Slots, orders, stop rules and continued rows: they change when a row runs, and never what it says."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.generate import engine, order, stopping
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts
+
+MODEL = ModelConfig(
+  vocab=24, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
+)
+P, G, L, T = 6, 4, 7, 13
+B = P * G
+ORDERS = (order.fifo, order.longest_first, order.probe_then_longest)
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
+
+
+@pytest.fixture(scope='module')
+def whole(params):
+  """Every row in a slot of its own, none interrupted."""
+  return run(params)[0]
+
+
+def make_prompts():
+  r = np.random.default_rng(0)
+  length_P = r.integers(1, L + 1, P).astype(np.int32)
+  tokens_PxL = r.integers(0, 24, (P, L)).astype(np.int32)
+  expected_P = np.array([3, 0, 9, 5, 1, 12], np.float32)
+  return Prompts(tokens_PxL, length_P, np.arange(P, dtype=np.int32) * 7, np.full(P, 2), expected_P)
+
+
+def run(params, begun=None, cap=None, version=4, **changes):
+  spec = engine.Spec(G, T, 1.0, (3, 11), 'float32')._replace(**changes)
+
+  @jax.jit
+  def fn(params, prompts, begun, cap):
+    key = jax.random.key(1)
+    return engine.generate(MODEL, params, prompts, key, version, spec, begun=begun, cap=cap)
+
+  rollout, rounds = fn(params, make_prompts(), begun, cap)
+  return jax.tree.map(np.asarray, rollout), int(rounds)
+
+
+def assert_same(got, want):
+  np.testing.assert_array_equal(got.tokens_BxT, want.tokens_BxT)
+  np.testing.assert_array_equal(got.length_B, want.length_B)
+  np.testing.assert_array_equal(got.reason_B, want.reason_B)
+  np.testing.assert_allclose(got.logp_BxT, want.logp_BxT, atol=1e-5)
+
+
+def test_rows_of_this_test_end_early_late_and_never(whole):
+  assert len(set(whole.length_B.tolist())) > 5
+  assert {STOPPED, TRUNCATED} == set(whole.reason_B.tolist())
+
+
+@pytest.mark.parametrize('fn', ORDERS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize('slots', [4, 6, 24])
+def test_tokens_do_not_depend_on_slots_or_order(params, whole, slots, fn):
+  got, rounds = run(params, slots=slots, order=fn)
+  assert_same(got, whole)
+  # A row's first token is sampled from its prompt: the loop owes the others.
+  owed = (whole.length_B - 1).sum()
+  assert -(-owed // slots) <= rounds <= owed / slots + T
+
+
+@pytest.mark.parametrize('fn', ORDERS, ids=lambda f: f.__name__)
+def test_one_slot_takes_rows_in_the_order_asked_for(params, fn):
+  """Two thirds through, with rows of equal length: what is done is what went first."""
+  stop = lambda p: p.rounds >= 4 * 8  # noqa: E731
+  got, rounds = run(params, slots=1, order=fn, end_ids=(), cap=5, stop=stop)
+  assert rounds == 32
+  # Unknown counts as the cap, 5: longest expected first, ties in their order.
+  ranked = sorted(range(P), key=lambda p: -(make_prompts().expected_P[p] or 5))
+  first = {
+    'fifo': range(8),
+    'longest_first': [p * G + g for p in ranked[:2] for g in range(G)],
+    'probe_then_longest': [p * G for p in range(P)] + [1, 2],
+  }[fn.__name__]
+  assert np.flatnonzero(got.length_B == 5).tolist() == sorted(first)
+
+
+def test_probed_groups_go_on_with_the_longest():
+  length_B, finished_B = np.zeros(B, np.int32), np.zeros(B, bool)
+  length_B[::G], finished_B[::G] = [4, 9, 2, 13, 5, 6], [True, True, True, True, False, True]
+  score_B = order.probe_then_longest(
+    order.Progress(0, 0, length_B, finished_B, np.full(B, T), np.zeros(P))
+  )
+  others = np.asarray(score_B).reshape(P, G)[:, 1:]
+  assert others.tolist() == [[s] * 3 for s in [4, 9, 2, 13, T, 6]]  # 4: unfinished, so the cap
+
+
+@pytest.mark.parametrize('slots', [0, 5])
+def test_continued_rows_are_the_uninterrupted_ones(params, whole, slots):
+  """Stopped every three rounds and continued, with unchanged weights, until all is done."""
+  begun, calls = None, 0
+  while begun is None or (begun.reason_B == UNFINISHED).any():
+    stop = lambda p: stopping.rounds(p, count=3)  # noqa: E731
+    begun, rounds = run(params, begun, version=calls, slots=slots, stop=stop)
+    assert rounds <= 3
+    calls += 1
+    assert calls < 60
+  assert calls > 3
+  assert_same(begun, whole)
+  real = np.arange(T)[None] < begun.length_B[:, None]
+  steps = np.where(real, begun.version_BxT, -1)
+  assert steps.max() == calls - 1
+  assert (np.diff(begun.version_BxT, axis=1)[real[:, 1:]] >= 0).all()
+
+
+def test_a_row_that_waits_with_many_tokens_streams_them_again(params, whole):
+  """More rows to continue than slots: those that are not encoded at once still say the same."""
+  begun, _ = run(params, stop=lambda p: stopping.rounds(p, count=6))
+  assert ((begun.reason_B == UNFINISHED) & (begun.length_B > 4)).sum() > 4
+  got, _ = run(params, begun, slots=2, version=5)
+  assert_same(got, whole)
+
+
+def test_new_weights_continue_old_tokens(params, whole):
+  begun, _ = run(params, stop=lambda p: stopping.rounds(p, count=4))
+  other = jax.tree.map(lambda x: x * 0.9, params)
+  got, _ = run(other, begun, version=5, slots=7)
+  for b in range(B):
+    old = begun.length_B[b]
+    np.testing.assert_array_equal(got.tokens_BxT[b, :old], whole.tokens_BxT[b, :old])
+    np.testing.assert_array_equal(got.logp_BxT[b, :old], begun.logp_BxT[b, :old])
+    new = slice(old, got.length_B[b])
+    assert (got.version_BxT[b, new] == 5).all() and (got.version_BxT[b, :old] == 4).all()
+    logp = rescored(other, got, b)
+    np.testing.assert_allclose(got.logp_BxT[b, new], logp[new], atol=5e-5)
+  assert (got.tokens_BxT != whole.tokens_BxT).any()
+
+
+def rescored(params, rollout, b):
+  prompts = make_prompts()
+  start, n = prompts.length_P[b // G], rollout.length_B[b]
+  row = np.concatenate([prompts.tokens_PxL[b // G, :start], rollout.tokens_BxT[b, :n]])
+  logits = decoder.forward(MODEL, params, row[None], np.ones((1, len(row)), bool))[0]
+  return np.asarray(jax.nn.log_softmax(logits))[np.arange(start - 1, len(row) - 1), row[start:]]
+
+
+@pytest.mark.parametrize('slots', [0, 3])
+def test_recorded_log_prob_is_the_teacher_forced_one(params, slots):
+  got, _ = run(params, slots=slots)
+  for b in range(B):
+    np.testing.assert_allclose(
+      got.logp_BxT[b, : got.length_B[b]], rescored(params, got, b), atol=5e-5
+    )
+
+
+def test_a_cap_is_a_number_and_compiles_once(params, whole):
+  spec = engine.Spec(G, T, 1.0, (3, 11), 'float32', slots=5)
+  key = jax.random.key(1)
+  fn = jax.jit(lambda p, q, c: engine.generate(MODEL, p, q, key, 4, spec, cap=c)[0])
+  for cap in (1, 4, T, 99):
+    got = fn(params, make_prompts(), jnp.int32(cap))
+    np.testing.assert_array_equal(got.length_B, np.minimum(whole.length_B, cap))
+    cut = np.arange(T)[None] < cap
+    np.testing.assert_array_equal(got.tokens_BxT, np.where(cut, whole.tokens_BxT, 0))
+  assert fn._cache_size() == 1
+  cap_B = np.arange(B) % T + 1
+  got = run(params, cap=cap_B)[0]
+  np.testing.assert_array_equal(got.length_B, np.minimum(whole.length_B, cap_B))
+  long = whole.length_B > cap_B
+  assert (got.reason_B[long] == TRUNCATED).all() and long.any()
+
+
+def test_stop_rules_stop_where_they_say(params, whole):
+  half, rounds = run(params, slots=6, stop=lambda p: stopping.groups(p, fraction=0.5))
+  done_P = (half.reason_B != UNFINISHED).reshape(P, G).all(1)
+  assert done_P.sum() >= 3
+  before, _ = run(params, slots=6, stop=lambda p: stopping.rounds(p, count=rounds - 1))
+  assert (before.reason_B != UNFINISHED).reshape(P, G).all(1).sum() < 3
+  some, _ = run(params, slots=6, stop=lambda p: stopping.tokens(p, per_row=3.0))
+  assert 3 * B <= some.length_B.sum() < 3 * B + 6
+  more, _ = run(params, some, slots=6, stop=lambda p: stopping.tokens(p, per_row=1.0))
+  assert B <= more.length_B.sum() - some.length_B.sum() < B + 6, 'the budget is that of one call'
+
+
+@pytest.mark.parametrize('slots', [0, 6])
+def test_caches_are_written_in_place_and_never_copied(params, slots):
+  """In the compiled program only updates of one column make an array of a cache's shape."""
+  spec = engine.Spec(G, 128, 1.0, (3,), 'float32', slots=slots)
+  fn = jax.jit(lambda p, q: engine.generate(MODEL, p, q, jax.random.key(0), 0, spec)[0])
+  text = fn.lower(params, make_prompts()).compile().as_text()
+  shape = re.escape(f'f32[{slots or B},{MODEL.kv_heads},128,{MODEL.head_dim}]')
+  made = collections.Counter(re.findall(rf'= {shape}\S* ([a-z-]+)\(', text))
+  assert made.pop('dynamic-update-slice') == 2 * MODEL.layers
+  # Before the loop: zeros are one broadcast, copied for each further cache. A fusion is a frame around either.
+  assert made.pop('fusion') <= 2 * MODEL.layers + 1
+  assert made.pop('broadcast') + made.pop('copy') == 2 * MODEL.layers
+  assert set(made) <= {'parameter', 'get-tuple-element'}, made
+
+
+N, SLOTS, LONG = 512, 64, 2048
+
+
+def lengths():
+  """Log-normal, half of the log's variance shared by the group of 8, cut at 2048 tokens."""
+  r = np.random.default_rng(0)
+  log = np.repeat(r.normal(size=N // 8), 8) * 0.7 + r.normal(size=N) * 0.7
+  return np.clip(np.exp(5.6 + log), 2, LONG).astype(np.int32)
+
+
+def simulated(length_B, fn):
+  """Rounds of the same queue in plain Python: a row owes its length less the token from the prompt."""
+  P8, owed_B = N // 8, length_B - 1
+  waiting, running, rounds = set(range(N)), {}, 0
+  finished_B = np.zeros(N, bool)
+  while waiting or running:
+    if waiting and len(running) < SLOTS:
+      seen_B = np.where(finished_B, length_B, 0)
+      score = np.asarray(
+        fn(order.Progress(0, 0, seen_B, finished_B, np.full(N, LONG), np.zeros(P8)))
+      )
+      for b in sorted(waiting, key=lambda b: (-score[b], b))[: SLOTS - len(running)]:
+        waiting.remove(b)
+        running[b] = rounds + owed_B[b]
+    rounds = min(running.values())
+    for b in [b for b, end in running.items() if end == rounds]:
+      del running[b]
+      finished_B[b] = True
+  return rounds
+
+
+@pytest.mark.parametrize('fn', [order.fifo, order.probe_then_longest], ids=lambda f: f.__name__)
+def test_rounds_over_the_ideal_are_those_of_a_simulation(fn):
+  """512 rows of long-tailed, group-correlated lengths in 64 slots; the real loop, cut by its caps."""
+  model = ModelConfig(
+    vocab=8, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp=4, max_tokens=4096
+  )
+  spec = engine.Spec(8, LONG, 1.0, (), 'float32', slots=SLOTS, order=fn)
+  P8 = N // 8
+  zeros = np.zeros(P8, np.int32)
+  prompts = Prompts(np.ones((P8, 1), np.int32), zeros + 1, zeros, zeros, np.zeros(P8, np.float32))
+  length_B = lengths()
+  # Probes and bounds must not see the caps, which here stand for ends: the bound is the longest possible.
+  blind = spec._replace(order=lambda p: fn(p._replace(cap_B=jnp.full(N, LONG))))
+  run = jax.jit(
+    lambda params, cap: engine.generate(
+      model, params, prompts, jax.random.key(0), 0, blind, cap=cap
+    )
+  )
+  rollout, rounds = run(decoder.init(model, 0), length_B)
+  np.testing.assert_array_equal(rollout.length_B, length_B)
+  want, ideal = simulated(length_B, fn), (length_B - 1).sum() / SLOTS
+  static = sum((length_B[i : i + SLOTS] - 1).max() for i in range(0, N, SLOTS))
+  print(
+    f'{fn.__name__}: {rounds / ideal:.3f} of the ideal, simulated {want / ideal:.3f}, static {static / ideal:.2f}'
+  )
+  assert rounds == pytest.approx(want, rel=0.05)
+  assert want < static
