@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm import objective, shard
 from jaxrl_llm.config import pick
-from jaxrl_llm.generate import engine, order, stopping
-from jaxrl_llm.models import decoder, logprob
+from jaxrl_llm.generate import engine, order, sampling, speculate, stopping
+from jaxrl_llm.models import completion, decoder, logprob
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, Rollout, TrainState, UserError
 
@@ -32,6 +33,8 @@ class Program(NamedTuple):
   optimizer: optax.GradientTransformation
   schedule: Callable
   generate: engine.Spec
+  verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
+  same_noise: bool  # a prompt meets the same noise at every visit
   seed: int
   prompts: int  # P
   prompt_tokens: int  # L
@@ -57,6 +60,7 @@ def make_program(
       f'config.generate.slots={slots} must be a multiple of data × fsdp = {shards} devices and at most '
       f'prompts × rollouts = {config.prompts * config.rollouts}; 0 stands for all of them.'
     )
+  draft = pick(speculate, config.generate.draft, 'generate.draft')
   optimizer, schedule = make_optimizer(config.optimizer, config.steps)
   return Program(
     model=model,
@@ -74,6 +78,8 @@ def make_program(
       order=pick(order, config.generate.order, 'generate.order'),
       stop=pick(stopping, config.generate.stop, 'generate.stop'),
     ),
+    verify=None if config.generate.draft.fn == 'none' else draft,
+    same_noise=config.generate.draft.fn == 'coupled',
     seed=config.seed,
     prompts=config.prompts,
     prompt_tokens=config.prompt_tokens,
@@ -91,15 +97,16 @@ def step(
   batch: Batch,
   prompts: Prompts,
   begun: Rollout | None = None,
+  draft: Rollout | None = None,
   cap: jax.Array | None = None,
 ) -> tuple[TrainState, Rollout, dict[str, jax.Array]]:
   """One step: update on `batch`, then G rollouts of each of `prompts` with the new weights.
 
-  `begun` holds rollouts of these prompts that earlier steps left unfinished, `cap` the most tokens a
-  row may take now (at most T). Source: none.
+  `begun` holds rollouts of these prompts that earlier steps left unfinished, `draft` answers from an
+  earlier visit for rows that begin, `cap` the most tokens a row may take now (at most T). Source: none.
   """
   state, metrics = update(program, state, batch)
-  rollout, sampled = generate(program, state.params, prompts, state.step, begun, cap)
+  rollout, sampled = generate(program, state.params, prompts, state.step, begun, draft, cap)
   return state, rollout, metrics | sampled
 
 
@@ -109,14 +116,23 @@ def generate(
   prompts: Prompts,
   version: jax.Array,
   begun: Rollout | None = None,
+  draft: Rollout | None = None,
   cap: jax.Array | None = None,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
   """Lays the weights out for decoding, once, and samples; each shard of rows runs its own loop.
+
+  What verification keeps of `draft` is where rows begin that hold nothing in `begun`.
 
   Source: none.
   """
   params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
   params = jax.lax.with_sharding_constraint(params, shard.decode_layout(params, program.mesh))
+  metrics = {}
+  if program.same_noise:
+    prompts = prompts._replace(born_P=jnp.zeros_like(prompts.born_P))
+  if draft is not None:
+    begun, kept = _verify(program, params, prompts, draft, begun, version)
+    metrics['generate/draft_tokens_kept'] = kept
   shards = shard.rows_shards(program.mesh)
   spec = program.generate._replace(slots=program.generate.slots // shards)
   cap = jnp.int32(spec.max_tokens if cap is None else cap)
@@ -137,7 +153,43 @@ def generate(
     axis_names=set(shard.ROWS),
     check_vma=False,
   )(params, version, cap, prompts, begun)
-  return rollout, {'generate/rounds': rounds.max().astype(jnp.float32)}
+  metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
+  return rollout, metrics
+
+
+_VERDICT = 2**31 - 1  # folded into the key: a verdict's noise is none of the sampler's
+
+
+def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, version):
+  """One forward pass over the drafts → the rows to continue, and how many draft tokens they keep."""
+  T, G = draft.tokens_BxT.shape[1], program.generate.rollouts
+  key = jax.random.key(program.seed)
+
+  def uniforms(key):
+    keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, G)
+    return jax.vmap(lambda t: sampling.uniforms(keys_B, t), out_axes=1)(jnp.arange(T))
+
+  stays_BxT, logp_BxT = logprob.over_logits(
+    lambda *columns: program.verify(*columns, program.generate.temperature),
+    program.model,
+    params,
+    completion.hidden(
+      program.model, params, prompts, draft.tokens_BxT, dtype=program.generate.dtype
+    ),
+    draft.tokens_BxT,
+    draft.logp_BxT,
+    uniforms(jax.random.fold_in(key, _VERDICT)),
+    uniforms(key),
+    chunk_tokens=program.head_chunk_tokens,
+    dtype=program.generate.dtype,
+  )
+  cut = speculate.cut(draft, stays_BxT, logp_BxT, version)
+  if begun is not None:
+    held_B = begun.length_B > 0
+    pick = lambda old, new: jnp.where(held_B.reshape(-1, *[1] * (new.ndim - 1)), old, new)  # noqa: E731
+    cut = jax.tree.map(pick, begun, cut)
+    return cut, jnp.where(held_B, 0, cut.length_B).sum().astype(jnp.float32)
+  return cut, cut.length_B.sum().astype(jnp.float32)
 
 
 def update(
@@ -209,40 +261,17 @@ def rescore(
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
 
-  The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
-  states predict the rest. Same gradient as a repeated prompt, B / P times fewer prompt tokens.
-  Source: none.
+  Same gradient as a repeated prompt, B / P times fewer prompt tokens. Source: none.
   """
-  P, L = prompts.tokens_PxL.shape
-  B, T = tokens_BxT.shape
-  run = dict(dtype=program.generate.dtype, remat=program.remat)
-  positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
-  mask_PxL = positions_PxL < prompts.length_P[:, None]
-  hidden_PxLxD, cache = decoder.apply(
-    program.model, params, prompts.tokens_PxL, positions_PxL, decoder.causal(mask_PxL), **run
-  )
-  last_Px1xD = jnp.take_along_axis(
-    hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
-  )
-  start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
-  hidden_BxT1xD, _ = decoder.apply(
-    program.model,
-    params,
-    tokens_BxT[:, :-1],
-    start_Bx1 + jnp.arange(T - 1)[None],
-    jnp.broadcast_to(jnp.tril(jnp.ones((T - 1, T - 1), bool)), (B, T - 1, T - 1)),
-    shared=(cache, mask_PxL),
-    **run,
-  )
-  hidden_BxTxD = jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
+  dtype = program.generate.dtype
   return logprob.token_logp(
     program.model,
     params,
-    hidden_BxTxD,
+    completion.hidden(program.model, params, prompts, tokens_BxT, dtype=dtype, remat=program.remat),
     tokens_BxT,
     temperature=program.generate.temperature,
     chunk_tokens=program.head_chunk_tokens,
-    dtype=program.generate.dtype,
+    dtype=dtype,
   )
 
 
@@ -344,13 +373,16 @@ def empty_batch(program: Program) -> Batch:
 
 
 def compile_step(program: Program) -> Callable:
-  """`step` as one jit: (state, batch, prompts, begun, cap), state and batch donated. Source: none."""
+  """`step` as one jit: (state, batch, prompts, begun, draft, cap), state and batch donated.
+
+  Source: none.
+  """
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
   return jax.jit(
-    lambda state, batch, prompts, begun, cap: step(program, state, batch, prompts, begun, cap),
+    functools.partial(step, program),
     donate_argnums=(0, 1),
-    in_shardings=(state, rows, rows, rows, whole),
+    in_shardings=(state, rows, rows, rows, rows, whole),
     out_shardings=(state, rows, whole),
   )
 

@@ -35,7 +35,12 @@ from jaxrl_llm import (
 from jaxrl_llm.generate import cap as caps
 from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Prompts, Rollout, UserError
 
-_HOST_STATE = ('curriculum', 'lengths', 'unfinished')  # what the checkpoint keeps of the host
+_HOST_STATE = (
+  'curriculum',
+  'lengths',
+  'unfinished',
+  'drafts',
+)  # what the checkpoint keeps of the host
 
 
 class _Parts(NamedTuple):
@@ -49,6 +54,7 @@ class _Parts(NamedTuple):
   curriculum: control.Curriculum
   lengths: control.LengthEstimate
   unfinished: replay.Unfinished
+  drafts: replay.Drafts
   cap: Callable[..., int]  # (step, T) → tokens a row may take
 
 
@@ -90,9 +96,10 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
   )
   lengths = control.LengthEstimate(len(tables.train))
   unfinished = replay.Unfinished(config.rollouts, config.generate.max_age)
+  drafts = replay.Drafts(config.rollouts)
   cap = configs.pick(caps, config.generate.cap, 'generate.cap')
   cap(0, config.completion_tokens)
-  return _Parts(config, model, mesh, program, tables, curriculum, lengths, unfinished, cap)
+  return _Parts(config, model, mesh, program, tables, curriculum, lengths, unfinished, drafts, cap)
 
 
 def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
@@ -110,13 +117,15 @@ def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str
   with metrics.Writer(folder.metrics, start) as writer:
     for index in range(start, config.steps):
       began = time.perf_counter()
-      prompts, begun = _propose(parts, index)
+      prompts, begun, draft = _propose(parts, index)
       cap = np.int32(parts.cap(index, config.completion_tokens))
-      state, rollout, device = step_fn(state, batch, prompts, begun, cap)
+      state, rollout, device = step_fn(state, batch, prompts, begun, draft, cap)
       rollout = jax.tree.map(np.asarray, rollout)
       sampled = time.perf_counter()
       whole_P, dropped = parts.unfinished.keep(prompts, rollout, index)
       rollout = replay.blank(rollout, np.repeat(whole_P, config.rollouts))
+      if draft is not None:
+        parts.drafts.keep(prompts.index_P, rollout)
       texts = _texts(parts.model.tokenizer, rollout)
       rows = [parts.tables.train.rows[i] for i in prompts.index_P for _ in range(config.rollouts)]
       scores = pool.score(rows, texts)
@@ -207,17 +216,19 @@ def _texts(tokenizer: Any, rollout: Rollout) -> list[str]:
   ]
 
 
-def _propose(parts: _Parts, index: int) -> tuple[Prompts, Rollout | None]:
-  """The groups to continue, then as many new prompts as there is room for."""
+def _propose(parts: _Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None]:
+  """The groups to continue, then as many new prompts as there is room for; and drafts for these."""
   config, held = parts.config, parts.unfinished
   chosen = parts.curriculum.propose(index, config.prompts).index
   if len(held):  # one prompt may not run twice at once
     chosen = chosen[~np.isin(chosen, held.prompts.index_P)][: config.prompts - len(held)]
   fresh = parts.tables.train.prompts(chosen, born=index)
   fresh = fresh._replace(expected_P=parts.lengths(chosen))
-  if config.generate.stop.fn == 'none':
-    return fresh, None
-  return held.begin(fresh, steps.empty_rollout(parts.program))
+  empty, begun = steps.empty_rollout(parts.program), None
+  if config.generate.stop.fn != 'none':
+    fresh, begun = held.begin(fresh, empty)
+  drafts = config.generate.draft.fn != 'none'
+  return fresh, begun, parts.drafts.take(fresh.index_P, empty) if drafts else None
 
 
 def _observe(parts: _Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float]:

@@ -57,7 +57,7 @@ def train(program, count=4, params=None):
   fn, batch, history = steps.compile_step(program), steps.empty_batch(program), []
   for index in range(count):
     prompts = make_prompts(index)
-    state, rollout, metrics = fn(state, batch, prompts, None, np.int32(T))
+    state, rollout, metrics = fn(state, batch, prompts, None, None, np.int32(T))
     batch = grade(prompts, rollout)
     history.append((np.asarray(rollout.tokens_BxT), {k: float(v) for k, v in metrics.items()}))
   assert fn._cache_size() == 1, 'one compile serves every step, the first and the empty one too'
@@ -167,7 +167,7 @@ def test_an_empty_batch_touches_neither_weights_nor_optimizer():
   p = steps.make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
   before = jax.tree.map(np.asarray, steps.init_state(p, decoder.init(MODEL, 0)))
   state, _, metrics = steps.compile_step(p)(
-    steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), None, T
+    steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), None, None, T
   )
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
   assert all(np.isfinite(float(v)) for v in metrics.values())

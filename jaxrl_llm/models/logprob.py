@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,28 +24,50 @@ def token_logp(
 ) -> tuple[jax.Array, jax.Array]:
   """log softmax(logits / temperature)[target] and the entropy (nats, no gradient), both [B, T].
 
-  Columns are taken so many at a time that about `chunk_tokens` rows of logits exist at once, and
-  are recomputed in the backward pass. Chunks run over T: rows keep their place on the mesh.
   Source: none.
   """
-  B, T, _ = hidden_BxTxD.shape
-  columns = min(T, max(1, chunk_tokens // B))
-  chunks = -(-T // columns)
-  pad = chunks * columns - T
 
-  def split(x):
-    x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
-    return x.reshape(B, chunks, columns, *x.shape[2:]).swapaxes(0, 1)
-
-  @jax.checkpoint
-  def chunk(pair):
-    hidden_BxCxD, targets_BxC = pair
-    logits_BxCxV = decoder.head(config, params, hidden_BxCxD, dtype) / temperature
+  def pick(logits_BxCxV, targets_BxC):
+    logits_BxCxV = logits_BxCxV / temperature
     total_BxC = jax.nn.logsumexp(logits_BxCxV, axis=-1)
     picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
     frozen = jax.lax.stop_gradient(logits_BxCxV - total_BxC[..., None])
     entropy_BxC = -(jnp.exp(frozen) * frozen).sum(-1)
     return picked_BxC - total_BxC, entropy_BxC
 
-  out = jax.lax.map(chunk, (split(hidden_BxTxD), split(targets_BxT)))
-  return tuple(x.swapaxes(0, 1).reshape(B, chunks * columns)[:, :T] for x in out)
+  return over_logits(
+    pick, config, params, hidden_BxTxD, targets_BxT, chunk_tokens=chunk_tokens, dtype=dtype
+  )
+
+
+def over_logits(
+  fn: Callable[..., tuple[jax.Array, ...]],
+  config: ModelConfig,
+  params: Any,
+  hidden_BxTxD: jax.Array,
+  *columns: jax.Array,
+  chunk_tokens: int,
+  dtype: str = 'float32',
+) -> tuple[jax.Array, ...]:
+  """fn(logits [B, C, V], columns [B, C]…) over the columns of T, its results joined to [B, T].
+
+  Columns are taken so many at a time that about `chunk_tokens` rows of logits exist at once, and
+  are recomputed in the backward pass. Chunks run over T: rows keep their place on the mesh.
+  Source: none.
+  """
+  B, T, _ = hidden_BxTxD.shape
+  width = min(T, max(1, chunk_tokens // B))
+  chunks = -(-T // width)
+  pad = chunks * width - T
+
+  def split(x):
+    x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
+    return x.reshape(B, chunks, width, *x.shape[2:]).swapaxes(0, 1)
+
+  @jax.checkpoint
+  def chunk(pieces):
+    hidden_BxCxD, *rest = pieces
+    return fn(decoder.head(config, params, hidden_BxCxD, dtype), *rest)
+
+  out = jax.lax.map(chunk, tuple(map(split, (hidden_BxTxD, *columns))))
+  return tuple(x.swapaxes(0, 1).reshape(B, chunks * width)[:, :T] for x in out)

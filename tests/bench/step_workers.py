@@ -254,7 +254,7 @@ def ours_worker(folder: pathlib.Path) -> None:
     row = {}
     if command == 'step':
       with timed(row, 'step'):
-        state, rollout, metrics = fused(state, batch, prompts, None, T)
+        state, rollout, metrics = fused(state, batch, prompts, None, None, T)
         batch = grade(prompts, rollout)
         metrics = {k: float(v) for k, v in metrics.items()}
     else:

@@ -98,7 +98,8 @@ def test_prompts_are_padded_and_numbered():
   prompts = train.prompts([3, 0, 3])
   assert prompts.tokens_PxL.shape == (3, 64) and prompts.tokens_PxL.dtype == np.int32
   assert prompts.index_P.tolist() == [3, 0, 3] and prompts.index_P.dtype == np.int32
-  for tokens, length, index in zip(*prompts, strict=True):
+  assert (prompts.born_P == 0).all() and (train.prompts([1, 2], born=7).born_P == 7).all()
+  for tokens, length, index in zip(*prompts[:3], strict=True):
     assert TOKENIZER.decode(tokens[:length]) == train.rows[index].question
     assert not tokens[length:].any()
 

@@ -1,0 +1,80 @@
+"""Last visit's answers as drafts: verified in one forward pass, kept up to the first rejection, continued from there.
+
+Each function named in `config.generate.draft.fn` looks at the logits of every draft token and says which
+tokens stay. A kept token is recorded with the log-probability that the policy gives it now.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.generate import sampling
+from jaxrl_llm.types import UNFINISHED, Rollout
+
+
+def none(logits_BxTxV, token_BxT, logp_BxT, verdict_BxT, noise_BxT, temperature):
+  """No drafts are made. Source: none."""
+  raise NotImplementedError('never called: without drafts nothing is verified')
+
+
+def lenient(
+  logits_BxTxV: jax.Array,
+  token_BxT: jax.Array,
+  logp_BxT: jax.Array,
+  verdict_BxT: jax.Array,
+  noise_BxT: jax.Array,
+  temperature: float,
+  *,
+  lenience: float,
+) -> tuple[jax.Array, jax.Array]:
+  """Token t stays iff log u ≤ log π_new − log π_old + ln ℓ, u uniform; returns (stays, log π_new).
+
+  ℓ → ∞ keeps every draft, ℓ = 0 none, and ℓ = 1 is the rule of speculative sampling but for the token
+  at the cut: it comes from π_new and not from the residual (π_new − π_old)⁺, so the whole is not an
+  exact sample of π_new, here as in the official code. Its own defaults: ℓ = e^0.5 with GRPO, e^0.15
+  with DAPO. Source: arXiv:2509.23232 (SPEC-RL).
+  """
+  logits_BxTxV = logits_BxTxV / temperature
+  picked_BxT = jnp.take_along_axis(logits_BxTxV, token_BxT[..., None], axis=-1)[..., 0]
+  new_BxT = picked_BxT - jax.nn.logsumexp(logits_BxTxV, axis=-1)
+  stays_BxT = jnp.log(verdict_BxT) <= new_BxT - logp_BxT + jnp.log(jnp.float32(lenience))
+  return stays_BxT, new_BxT
+
+
+def coupled(
+  logits_BxTxV: jax.Array,
+  token_BxT: jax.Array,
+  logp_BxT: jax.Array,
+  verdict_BxT: jax.Array,
+  noise_BxT: jax.Array,
+  temperature: float,
+) -> tuple[jax.Array, jax.Array]:
+  """Token t stays iff π_new draws it from the very uniform that drew it first; returns (stays, log π_new).
+
+  Exact: the outcome is, token for token, what sampling afresh with that noise would give, for the price
+  of one forward pass over what stayed. In exchange a prompt meets the same noise at every visit: two
+  visits differ only by what the policy learnt between them. Source: none (common random numbers).
+  """
+  B, T, V = logits_BxTxV.shape
+  drawn_N, new_N = sampling.sample(logits_BxTxV.reshape(-1, V), noise_BxT.reshape(-1), temperature)
+  return drawn_N.reshape(B, T) == token_BxT, new_N.reshape(B, T)
+
+
+def cut(draft: Rollout, stays_BxT: jax.Array, logp_BxT: jax.Array, version: jax.Array) -> Rollout:
+  """The drafts up to their first token that does not stay, for the engine to continue.
+
+  A draft that stays whole is finished as it was. Source: arXiv:2509.23232 (SPEC-RL).
+  """
+  T = draft.tokens_BxT.shape[1]
+  real_BxT = jnp.arange(T)[None] < draft.length_B[:, None]
+  length_B = jnp.cumprod(stays_BxT & real_BxT, axis=1).sum(1).astype(jnp.int32)
+  kept_BxT = jnp.arange(T)[None] < length_B[:, None]
+  whole_B = (length_B == draft.length_B) & (length_B > 0)
+  return Rollout(
+    jnp.where(kept_BxT, draft.tokens_BxT, 0),
+    jnp.where(kept_BxT, logp_BxT, 0.0),
+    length_B,
+    jnp.where(whole_B, draft.reason_B, UNFINISHED).astype(jnp.int8),
+    jnp.where(kept_BxT, version, 0).astype(jnp.int32),
+  )

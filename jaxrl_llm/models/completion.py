@@ -1,0 +1,50 @@
+"""Hidden states of completions whose group shares a prompt: it is encoded once, and every row attends to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import ModelConfig, Prompts
+
+
+def hidden(
+  model: ModelConfig,
+  params: Any,
+  prompts: Prompts,
+  tokens_BxT: jax.Array,
+  *,
+  dtype: str = 'float32',
+  remat: bool = False,
+) -> jax.Array:
+  """The hidden state [B, T, D] that predicts each token; row b belongs to prompt b // (B / P).
+
+  The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
+  states predict the rest. Source: none.
+  """
+  P, L = prompts.tokens_PxL.shape
+  B, T = tokens_BxT.shape
+  positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
+  mask_PxL = positions_PxL < prompts.length_P[:, None]
+  causal_PxLxL = decoder.causal(mask_PxL)
+  hidden_PxLxD, cache = decoder.apply(
+    model, params, prompts.tokens_PxL, positions_PxL, causal_PxLxL, dtype=dtype, remat=remat
+  )
+  last_Px1xD = jnp.take_along_axis(
+    hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
+  )
+  start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
+  hidden_BxT1xD, _ = decoder.apply(
+    model,
+    params,
+    tokens_BxT[:, :-1],
+    start_Bx1 + jnp.arange(T - 1)[None],
+    jnp.broadcast_to(jnp.tril(jnp.ones((T - 1, T - 1), bool)), (B, T - 1, T - 1)),
+    shared=(cache, mask_PxL),
+    dtype=dtype,
+    remat=remat,
+  )
+  return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)

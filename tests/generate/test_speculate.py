@@ -1,0 +1,147 @@
+"""Drafts: what is kept, that what is recorded is the policy's own, and that the exact rule is exact."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import shard
+from jaxrl_llm import step as steps
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
+
+P, G, L, T, V = 6, 4, 5, 9, 12
+MODEL = ModelConfig(
+  vocab=V, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, max_tokens=64
+)
+
+
+def program(prompts=P, rollouts=G, **draft):
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = prompts, rollouts, L, T
+  with c.ignore_type():
+    c.generate.draft = draft or dict(fn='none')
+  return steps.make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.tree.map(lambda x: x * 2.0, decoder.init(MODEL, 0))
+
+
+@pytest.fixture(scope='module')
+def changed(params):
+  noise = decoder.init(MODEL, 1)
+  return jax.tree.map(lambda x, y: x + 0.15 * y, params, noise)
+
+
+def make_prompts(count=P, born=0):
+  r = np.random.default_rng(0)
+  length_P = r.integers(1, L + 1, count).astype(np.int32)
+  tokens_PxL = r.integers(0, V, (count, L)).astype(np.int32)
+  index_P = np.arange(count, dtype=np.int32)
+  born_P, expected_P = np.full(count, born, np.int32), np.zeros(count, np.float32)
+  return Prompts(tokens_PxL, length_P, index_P, born_P, expected_P)
+
+
+def sample(program, params, born=0, draft=None, version=1):
+  prompts = make_prompts(program.prompts, born)
+  fn = jax.jit(lambda p, d: steps.generate(program, p, prompts, version, None, d))
+  rollout, metrics = jax.tree.map(np.asarray, fn(params, draft))
+  assert (rollout.reason_B != UNFINISHED).all()
+  return rollout, metrics
+
+
+def assert_same(a, b):
+  np.testing.assert_array_equal(a.tokens_BxT, b.tokens_BxT)
+  np.testing.assert_array_equal(a.length_B, b.length_B)
+  np.testing.assert_array_equal(a.reason_B, b.reason_B)
+  np.testing.assert_allclose(a.logp_BxT, b.logp_BxT, atol=1e-5)
+
+
+def test_unchanged_weights_at_lenience_one_keep_everything(params):
+  draft, _ = sample(program(), params)
+  # Verified and sampled log-probabilities differ in rounding; a hair of leeway covers it.
+  got, metrics = sample(program(fn='lenient', lenience=1.0001), params, born=7, draft=draft)
+  assert_same(got, draft)
+  assert metrics['generate/draft_tokens_kept'] == draft.length_B.sum()
+  assert metrics['generate/rounds'] == 0
+
+
+def test_lenience_without_bound_returns_the_draft_and_zero_forgets_it(params, changed):
+  draft, _ = sample(program(), params)
+  got, metrics = sample(program(fn='lenient', lenience=1e30), changed, born=7, draft=draft)
+  np.testing.assert_array_equal(got.tokens_BxT, draft.tokens_BxT)
+  assert (got.logp_BxT != draft.logp_BxT).any(), 'recorded is what the new weights say'
+  got, metrics = sample(program(fn='lenient', lenience=0.0), changed, born=7, draft=draft)
+  fresh, _ = sample(program(), changed, born=7)
+  assert_same(got, fresh)
+  assert metrics['generate/draft_tokens_kept'] == 0
+
+
+def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
+  """First tokens of many rows: kept with probability min(1, ℓ·π_new/π_old)."""
+  many, lenience = program(rollouts=600), 0.8
+  draft, _ = sample(many, params)
+  prompts, rows = make_prompts(), 600
+  spec = program(rollouts=rows, fn='lenient', lenience=lenience)
+
+  def verified(p):
+    return steps._verify(spec, p, prompts, draft, None, 1)[0]
+
+  cut = jax.tree.map(np.asarray, jax.jit(verified)(changed))
+  new = jax.jit(lambda p: steps.rescore(many, p, prompts, draft.tokens_BxT)[0])(changed)
+  ratio_B = np.exp(np.asarray(new)[:, 0] - draft.logp_BxT[:, 0])
+  wanted, kept = np.minimum(1, lenience * ratio_B), cut.length_B > 0
+  spread = np.sqrt((wanted * (1 - wanted)).sum())
+  assert abs(kept.sum() - wanted.sum()) < 4 * spread and spread > 5
+
+
+@pytest.mark.parametrize('draft_of', [dict(fn='lenient', lenience=1.5), dict(fn='coupled')])
+def test_recorded_log_prob_is_that_of_the_weights_now(params, changed, draft_of):
+  spec = program(**draft_of)
+  draft, _ = sample(spec, params)
+  got, metrics = sample(spec, changed, born=7, draft=draft)
+  assert 0 < metrics['generate/draft_tokens_kept'] < draft.length_B.sum()
+  prompts = make_prompts()
+  logp = jax.jit(lambda p: steps.rescore(spec, p, prompts, got.tokens_BxT)[0])(changed)
+  real = np.arange(T)[None] < got.length_B[:, None]
+  np.testing.assert_allclose(got.logp_BxT[real], np.asarray(logp)[real], atol=5e-5)
+
+
+def test_the_coupled_rule_gives_what_sampling_afresh_gives(params, changed):
+  spec = program(fn='coupled')
+  draft, _ = sample(spec, params, born=1)
+  got, metrics = sample(spec, changed, born=2, draft=draft)
+  fresh, alone = sample(spec, changed, born=3)
+  assert_same(got, fresh)
+  assert (fresh.tokens_BxT != draft.tokens_BxT).any()
+  assert metrics['generate/draft_tokens_kept'] > 0.3 * draft.length_B.sum()
+  assert metrics['generate/rounds'] <= alone['generate/rounds']
+
+
+def test_the_coupled_rule_samples_the_new_policy(params, changed):
+  """Chi-square of the first two tokens over 6000 rows against the policy's own probabilities."""
+  spec = program(prompts=1, rollouts=6000, fn='coupled')
+  draft, _ = sample(spec, params)
+  got, _ = sample(spec, changed, draft=draft)
+  prompts = make_prompts(1)
+  start = prompts.length_P[0]
+  rows = np.concatenate(
+    [np.repeat(prompts.tokens_PxL[:, :start], V, 0), np.arange(V)[:, None]], axis=1
+  )
+  logits = decoder.forward(MODEL, changed, rows, np.ones(rows.shape, bool))
+  policy = np.exp(np.asarray(jax.nn.log_softmax(logits[:, -2:]), np.float64))
+  first, second = policy.swapaxes(0, 1)
+  joint = first[0][:, None] * second  # first[v] is the same for every row
+  ended = got.length_B == 1
+  counts = np.zeros((V, V))
+  np.add.at(counts, (got.tokens_BxT[~ended, 0], got.tokens_BxT[~ended, 1]), 1)
+  joint[3] = 0  # the end token has no second
+  seen, wanted = np.append(counts.ravel(), ended.sum()), np.append(joint.ravel(), first[0][3])
+  big = wanted * 6000 >= 5
+  seen, wanted = np.append(seen[big], seen[~big].sum()), np.append(wanted[big], wanted[~big].sum())
+  assert stats.chisquare(seen, wanted / wanted.sum() * 6000).pvalue > 1e-3
