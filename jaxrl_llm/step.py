@@ -34,6 +34,7 @@ class Program(NamedTuple):
   schedule: Callable
   generate: engine.Spec
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
+  lockstep: bool  # all shards of rows run the decode loop equally often
   same_noise: bool  # a prompt meets the same noise at every visit
   seed: int
   prompts: int  # P
@@ -60,6 +61,11 @@ def make_program(
       f'config.generate.slots={slots} must be a multiple of data × fsdp = {shards} devices and at most '
       f'prompts × rollouts = {config.prompts * config.rollouts}; 0 stands for all of them.'
     )
+  if not config.generate.lockstep and mesh.shape['tensor'] > 1:
+    raise UserError(
+      f'config.generate.lockstep=False needs config.mesh.tensor=1, not {mesh.shape["tensor"]}: shards of '
+      'rows that end apart wait for each other in the sums over tensor for ever.'
+    )
   draft = pick(speculate, config.generate.draft, 'generate.draft')
   optimizer, schedule = make_optimizer(config.optimizer, config.steps)
   return Program(
@@ -79,6 +85,7 @@ def make_program(
       stop=pick(stopping, config.generate.stop, 'generate.stop'),
     ),
     verify=None if config.generate.draft.fn == 'none' else draft,
+    lockstep=config.generate.lockstep,
     same_noise=config.generate.draft.fn == 'coupled',
     seed=config.seed,
     prompts=config.prompts,
@@ -134,7 +141,8 @@ def generate(
     begun, kept = _verify(program, params, prompts, draft, begun, version)
     metrics['generate/draft_tokens_kept'] = kept
   shards = shard.rows_shards(program.mesh)
-  spec = program.generate._replace(slots=program.generate.slots // shards)
+  lockstep = shard.ROWS if program.lockstep and shards > 1 else ()
+  spec = program.generate._replace(slots=program.generate.slots // shards, lockstep=lockstep)
   cap = jnp.int32(spec.max_tokens if cap is None else cap)
 
   def local(params, version, cap, prompts, begun):

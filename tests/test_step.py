@@ -11,7 +11,7 @@ from jaxrl_llm import config as configs
 from jaxrl_llm import objective, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
-from jaxrl_llm.types import Batch, ModelConfig, Prompts
+from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
 
 MODEL = ModelConfig(
   vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
@@ -231,7 +231,32 @@ def test_one_device_and_eight_give_the_same_tokens_and_metrics(mesh):
   assert mu.sharding.device_set == q.sharding.device_set
 
 
-def _on_eight(mesh):
+@pytest.mark.parametrize('lockstep, tensor', [(True, 2), (False, 1)])
+def test_slots_of_every_device_refill_from_its_own_rows(lockstep, tensor):
+  """Half as many slots as rows, on four shards of two: the tokens are those of one device, no slots."""
+  one, _ = train(program(), 2)
+  many, _ = train(_on_eight(dict(data=2, fsdp=2, tensor=tensor), slots=8, lockstep=lockstep), 2)
+  for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
+    np.testing.assert_array_equal(tokens, tokens8)
+    assert T - 1 <= metrics['generate/rounds'] < metrics8['generate/rounds'] <= 2 * (T - 1)
+
+
+def test_loops_that_end_apart_need_weights_that_are_whole():
+  with pytest.raises(
+    UserError, match='config.generate.lockstep=False needs config.mesh.tensor=1, not 2'
+  ):
+    _on_eight(dict(data=2, fsdp=2, tensor=2), lockstep=False)
+
+
+@pytest.mark.parametrize('slots', [6, 20])
+def test_slots_that_do_not_fit_are_told(slots):
+  with pytest.raises(
+    UserError, match=f'config.generate.slots={slots} must be a multiple of data × fsdp = 4'
+  ):
+    _on_eight(dict(data=2, fsdp=2, tensor=2), slots=slots)
+
+
+def _on_eight(mesh, slots=0, lockstep=True):
   c = config()
-  c.mesh = mesh
+  c.mesh, c.generate.slots, c.generate.lockstep = mesh, slots, lockstep
   return steps.make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:8]))

@@ -33,6 +33,7 @@ class Spec(NamedTuple):
   slots: int = 0  # S, rows decoded at once; 0 = all of them
   order: Callable = order.fifo
   stop: Callable = stopping.none
+  lockstep: tuple[str, ...] = ()  # mesh axes whose shards all go on until the last one may stop
 
 
 class _Carry(NamedTuple):
@@ -169,7 +170,10 @@ def _record(fixed: _Fixed, rollout: Rollout, row_S, column_S, token_S, logp_S) -
 
 def _running(fixed: _Fixed, carry: _Carry) -> jax.Array:
   busy = (carry.row_S < len(fixed.keys_B)).any()
-  return busy & ~fixed.spec.stop(_progress(fixed, carry))
+  go_on = busy & ~fixed.spec.stop(_progress(fixed, carry))
+  if not fixed.spec.lockstep:
+    return go_on
+  return jax.lax.psum(go_on.astype(jnp.int32), fixed.spec.lockstep) > 0
 
 
 def _progress(fixed: _Fixed, carry: _Carry) -> order.Progress:

@@ -1,0 +1,97 @@
+"""What outlives a step: unfinished groups and drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxrl_llm.replay import Drafts, Unfinished, blank
+from jaxrl_llm.types import STOPPED, UNFINISHED, Prompts, Rollout
+
+G, L, T = 2, 3, 5
+
+
+def prompts(*index, born=0):
+  P = len(index)
+  index_P = np.array(index, np.int32)
+  tokens_PxL = np.tile(index_P[:, None], (1, L))
+  born_P = np.full(P, born, np.int32)
+  return Prompts(tokens_PxL, np.full(P, L, np.int32), index_P, born_P, np.zeros(P, np.float32))
+
+
+def rollout(*length_B, reason_B, seed=0):
+  r, B = np.random.default_rng(seed), len(length_B)
+  real = np.arange(T)[None] < np.array(length_B)[:, None]
+  return Rollout(
+    np.where(real, r.integers(1, 90, (B, T)), 0).astype(np.int32),
+    np.where(real, -r.random((B, T)), 0).astype(np.float32),
+    np.array(length_B, np.int32),
+    np.array(reason_B, np.int8),
+    np.zeros((B, T), np.int32),
+  )
+
+
+def empty(P):
+  return rollout(*[0] * (P * G), reason_B=[UNFINISHED] * (P * G))
+
+
+def test_groups_with_an_unfinished_row_come_back_first_with_all_their_rows():
+  held = Unfinished(G, max_age=3)
+  got = rollout(5, 2, 3, 3, 1, 4, reason_B=[1, 0, 1, 1, 0, 1])
+  whole_P, dropped = held.keep(prompts(10, 11, 12), got, step=0)
+  assert whole_P.tolist() == [False, True, False] and dropped == 0 and len(held) == 2
+  both, begun = held.begin(prompts(20, born=1), empty(3))
+  assert both.index_P.tolist() == [10, 12, 20] and both.born_P.tolist() == [0, 0, 1]
+  np.testing.assert_array_equal(begun.tokens_BxT[:4], got.tokens_BxT[[0, 1, 4, 5]])
+  np.testing.assert_array_equal(begun.logp_BxT[:4], got.logp_BxT[[0, 1, 4, 5]])
+  assert begun.length_B.tolist() == [5, 2, 1, 4, 0, 0]
+  assert begun.reason_B.tolist() == [1, 0, 0, 1, 0, 0]
+  assert [x.dtype for x in begun] == [x.dtype for x in got]
+
+
+def test_groups_too_old_are_dropped_and_counted():
+  held = Unfinished(G, max_age=2)
+  parts = prompts(1, born=3), prompts(2, born=4)
+  both = Prompts(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+  _, dropped = held.keep(both, rollout(1, 1, 1, 1, reason_B=[0, 0, 0, 1]), step=5)
+  assert dropped == 1 and held.prompts.index_P.tolist() == [2]
+
+
+def test_nothing_held_changes_nothing():
+  held, fresh, none = Unfinished(G, max_age=2), prompts(4, 5), empty(2)
+  assert held.begin(fresh, none) == (fresh, none)
+  held.keep(fresh, rollout(1, 2, 3, 4, reason_B=[STOPPED] * 4), step=0)
+  assert len(held) == 0 and held.begin(fresh, none) == (fresh, none)
+
+
+def test_unfinished_groups_survive_a_checkpoint():
+  a, b = Unfinished(G, max_age=3), Unfinished(G, max_age=3)
+  a.keep(prompts(7), rollout(2, 3, reason_B=[0, 1]), step=0)
+  b.load_state_dict(a.state_dict())
+  for x, y in zip(a.begin(prompts(8), empty(2)), b.begin(prompts(8), empty(2)), strict=True):
+    for left, right in zip(x, y, strict=True):
+      np.testing.assert_array_equal(left, right)
+  b.load_state_dict(Unfinished(G, max_age=3).state_dict())
+
+
+def test_a_blanked_row_has_no_tokens():
+  got = blank(rollout(4, 5, reason_B=[1, 1]), np.array([True, False]))
+  assert got.length_B.tolist() == [4, 0]
+
+
+def test_drafts_are_the_newest_whole_groups():
+  drafts = Drafts(G)
+  first = rollout(2, 3, 1, 4, reason_B=[1, 2, 1, 0])  # the second group is not whole
+  drafts.keep(np.array([5, 6]), first)
+  got = drafts.take(np.array([6, 5]), empty(2))
+  assert got.length_B.tolist() == [0, 0, 2, 3] and got.reason_B.tolist() == [0, 0, 1, 2]
+  np.testing.assert_array_equal(got.tokens_BxT[2:], first.tokens_BxT[:2])
+  np.testing.assert_array_equal(got.logp_BxT[2:], first.logp_BxT[:2])
+  second = rollout(5, 1, reason_B=[1, 1], seed=1)
+  drafts.keep(np.array([5]), second)
+  again = Drafts(G)
+  again.load_state_dict(drafts.state_dict())
+  np.testing.assert_array_equal(again.take(np.array([5]), empty(1)).tokens_BxT, second.tokens_BxT)
+  drafts.keep(np.array([5]), blank(first, np.zeros(4, bool)))
+  assert drafts.take(np.array([5]), empty(1)).length_B.tolist() == [5, 1], (
+    'a blank group is no draft'
+  )
