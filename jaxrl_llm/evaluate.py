@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm import shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import stopping
+from jaxrl_llm.program import Program
 from jaxrl_llm.types import Prompts
 
 # Evaluation draws its noise under a step number that training never reaches, the same every time:
@@ -19,7 +20,7 @@ _BATCH_ROLLOUTS = 128
 
 
 def make_evaluator(
-  program: steps.Program, table: Any, decode: Callable, pool: Any, samples: int
+  program: Program, table: Any, decode: Callable, pool: Any, samples: int
 ) -> Callable:
   """Returns evaluate(params) → (metrics, rows), compiled once for greedy and once for sampling.
 

@@ -33,6 +33,7 @@ from jaxrl_llm import (
   workdir as workdirs,
 )
 from jaxrl_llm.generate import cap as caps
+from jaxrl_llm.program import Program, make_program
 from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Prompts, Rollout, UserError
 
 _HOST_STATE = (
@@ -49,7 +50,7 @@ class _Parts(NamedTuple):
   config: Any
   model: Any
   mesh: jax.sharding.Mesh
-  program: steps.Program
+  program: Program
   tables: data.Tables
   curriculum: control.Curriculum
   lengths: control.LengthEstimate
@@ -86,7 +87,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
       f'config.prompts={config.prompts} is more than the {len(tables.train)} prompts of the data; '
       'lower it, or raise config.data.size.'
     )
-  program = steps.make_program(config, model.config, model.tokenizer.end_ids, mesh)
+  program = make_program(config, model.config, model.tokenizer.end_ids, mesh)
   curriculum = control.Curriculum(
     config.curriculum,
     len(tables.train),

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm import data
 from jaxrl_llm import step as steps
+from jaxrl_llm.program import Program, make_program
 from jaxrl_llm.types import Batch, Rollout, TrainState
 
 # With A = 1, no ratio and no trust region the coefficient form is token-mean maximum likelihood.
@@ -23,7 +24,7 @@ _LIKELIHOOD = dict(
 
 
 def run(
-  config: Any, program: steps.Program, state: TrainState, table: Any, tokenizer: Any
+  config: Any, program: Program, state: TrainState, table: Any, tokenizer: Any
 ) -> tuple[TrainState, list[float]]:
   """Takes `config.sft.steps` supervised steps on `table`; fresh optimizer state for what follows.
 
@@ -38,7 +39,7 @@ def run(
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
   end_ids = program.generate.end_ids
-  supervised = steps.make_program(sft, program.model, end_ids, program.mesh)
+  supervised = make_program(sft, program.model, end_ids, program.mesh)
   update = steps.compile_update(supervised)
   state, losses = steps.init_state(supervised, state.params), []
   for index in range(config.sft.steps):

@@ -21,6 +21,7 @@ LAYERS = (
   ('types',),
   ('config', 'models', 'shard'),
   (),
+  ('program',),
   ('step',),
   ('evaluate', 'warmstart'),
   ('train',),

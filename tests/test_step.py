@@ -11,6 +11,7 @@ from jaxrl_llm import config as configs
 from jaxrl_llm import objective, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
+from jaxrl_llm.program import make_program
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
 
 MODEL = ModelConfig(
@@ -31,7 +32,7 @@ def config(**changes):
 
 def program(**changes):
   c = config(**changes)
-  return steps.make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  return make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def make_prompts(seed=0):
@@ -164,7 +165,7 @@ def test_remat_changes_no_gradient():
 def test_an_empty_batch_touches_neither_weights_nor_optimizer():
   c = config()
   c.optimizer.weight_decay = 0.1
-  p = steps.make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  p = make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
   before = jax.tree.map(np.asarray, steps.init_state(p, decoder.init(MODEL, 0)))
   state, _, metrics = steps.compile_step(p)(
     steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), None, None, T
@@ -259,4 +260,4 @@ def test_slots_that_do_not_fit_are_told(slots):
 def _on_eight(mesh, slots=0, lockstep=True):
   c = config()
   c.mesh, c.generate.slots, c.generate.lockstep = mesh, slots, lockstep
-  return steps.make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:8]))
+  return make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:8]))

@@ -228,13 +228,14 @@ def ours_worker(folder: pathlib.Path) -> None:
 
   from jaxrl_llm import config, models, shard, step
   from jaxrl_llm.models import embedded
+  from jaxrl_llm.program import make_program
   from jaxrl_llm.types import Batch, Prompts
 
   model = models.load(embedded.NAME)
   c = config.default()
   c.dtype, c.optimizer.learning_rate = 'float32', 1e-6
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
-  program = step.make_program(c, model.config, (), shard.make_mesh(c.mesh))
+  program = make_program(c, model.config, (), shard.make_mesh(c.mesh))
   state, batch = step.init_state(program, model.params), step.empty_batch(program)
   fused = step.compile_step(program)
   halves = None

@@ -11,6 +11,7 @@ from jaxrl_llm import config as configs
 from jaxrl_llm import shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
+from jaxrl_llm.program import make_program
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
 
 P, G, L, T, V = 6, 4, 5, 9, 12
@@ -24,7 +25,7 @@ def program(prompts=P, rollouts=G, **draft):
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = prompts, rollouts, L, T
   with c.ignore_type():
     c.generate.draft = draft or dict(fn='none')
-  return steps.make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  return make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 @pytest.fixture(scope='module')
