@@ -92,8 +92,12 @@ def default() -> ml_collections.ConfigDict:
   )
   c.grade = dict(fn='exact', workers=2, deadline_s=10.0)
   c.eval = dict(
-    every=0, prompts=200, samples=4
-  )  # every: steps between evaluations; 0 = before and after only
+    every=0,  # steps between evaluations; 0 = before and after only
+    prompts=200,
+    samples=4,  # per prompt, besides the greedy answer
+    # of the samples, and of --mode=generate; training samples the policy as it is
+    sampling=dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
+  )
   c.checkpoint = dict(every=20, keep=2)
   c.rollouts_every = 1  # steps between rollout files
   c.mesh = dict(data=1, fsdp=-1, tensor=1)  # -1 = all devices that are left
@@ -318,6 +322,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.dtype={c.dtype!r} must be one of: auto, float32, bfloat16.')
   if c.remat not in ('auto', True, False):
     raise UserError(f'config.remat={c.remat!r} must be one of: auto, True, False.')
+  _check_sampling(c.eval.sampling)
   _check_batch(c)
   _check_mesh(c.mesh)
 
@@ -342,6 +347,15 @@ def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> No
   for key in part:
     if key not in reference:
       raise UserError(f'{field}.{key} is unknown; {_near(key, reference.keys())}.')
+
+
+def _check_sampling(sampling: ml_collections.ConfigDict) -> None:
+  where = 'config.eval.sampling'
+  _whole(sampling, where, 0, 'top_k')
+  bounds = dict(temperature=(0, math.inf), top_p=(1e-6, 1), min_p=(0, 1))
+  for name, (low, high) in bounds.items():
+    if not low <= sampling[name] <= high:
+      raise UserError(f'{where}.{name}={sampling[name]} must be from {low} to {high}.')
 
 
 def _check_batch(c: ml_collections.ConfigDict) -> None:

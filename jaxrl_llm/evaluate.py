@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm import shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import stopping
+from jaxrl_llm.generate.sampling import Filter
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Prompts
 
@@ -20,11 +21,12 @@ _BATCH_ROLLOUTS = 128
 
 
 def make_evaluator(
-  program: Program, table: Any, decode: Callable, pool: Any, samples: int
+  program: Program, table: Any, decode: Callable, pool: Any, samples: int, sampling: Any
 ) -> Callable:
   """Returns evaluate(params) → (metrics, rows), compiled once for greedy and once for sampling.
 
-  `table` holds the held-out prompts, `decode` turns token ids into text, `pool` grades. Metrics are
+  `table` holds the held-out prompts, `decode` turns token ids into text, `pool` grades;
+  `sampling` holds temperature, top_k, top_p, min_p of the samples. Metrics are
   val-core/<source>/acc/{greedy, mean@k, best@k}; rows hold every answer. Source: none.
   """
   shards = shard.rows_shards(program.mesh)
@@ -33,7 +35,11 @@ def make_evaluator(
   whole = program.generate._replace(slots=0, stop=stopping.none)
   kinds = {'greedy': whole._replace(rollouts=1, temperature=0.0)}
   if samples:
-    kinds['sampled'] = whole._replace(rollouts=samples)
+    kinds['sampled'] = whole._replace(
+      rollouts=samples,
+      temperature=sampling['temperature'],
+      keep=Filter(*(sampling[k] for k in Filter._fields)),
+    )
   run = {k: steps.compile_generate(program._replace(generate=v)) for k, v in kinds.items()}
 
   def evaluate(params: Any) -> tuple[dict[str, float], list[dict]]:

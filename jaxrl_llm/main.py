@@ -8,12 +8,13 @@ import sys
 
 from jaxrl_llm.types import UserError
 
-MODES = ('train', 'eval')
+MODES = ('train', 'eval', 'generate')
 
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
 Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
-Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model).
+Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
+generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE).
 """
 
 
@@ -39,6 +40,15 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument('--config', default='', help='a file of configs/; default: the defaults')
   parser.add_argument('--workdir', default='', help='the run folder; default: runs/<config name>')
   parser.add_argument('--mode', default='train', choices=MODES)
+  parser.add_argument(
+    '--prompt', action='append', default=[], help='with --mode=generate; may be repeated'
+  )
+  parser.add_argument(
+    '--prompts', default='', help='with --mode=generate: a file, one prompt a line'
+  )
+  parser.add_argument(
+    '--samples', type=int, default=1, help='with --mode=generate: answers to each prompt'
+  )
   arguments = parser.parse_args([a for a in argv if not a.startswith('--config.')])
   if not arguments.workdir:
     name = os.path.splitext(os.path.basename(arguments.config))[0] or 'default'
@@ -46,11 +56,30 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   return arguments, overrides
 
 
+def _prompts(arguments: argparse.Namespace) -> list[str]:
+  prompts = list(arguments.prompt)
+  if arguments.prompts:
+    try:
+      with open(arguments.prompts, encoding='utf-8') as file:
+        prompts += [line.rstrip('\n') for line in file if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+      raise UserError(
+        f'--prompts={arguments.prompts} cannot be read ({error}); name a UTF-8 text file.'
+      ) from error
+  if not prompts or arguments.samples < 1:
+    raise UserError(
+      f'--mode=generate has {len(prompts)} prompts and --samples={arguments.samples}; give at least one of each: '
+      '--prompt=TEXT or --prompts=FILE, --samples=1.'
+    )
+  return prompts
+
+
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
   # Imported late: --help and a misspelt flag should not wait for jax.
   from jaxrl_llm import config as configs
 
   config = configs.load(arguments.config, overrides)
+  prompts = _prompts(arguments) if arguments.mode == 'generate' else []
   import jax
 
   from jaxrl_llm import train
@@ -58,7 +87,10 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
   cache = os.environ.get('JAXRL_LLM_CACHE') or os.path.expanduser('~/.cache/jaxrl_llm')
   jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'compiled'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)
-  {'train': train.run, 'eval': train.evaluate_only}[arguments.mode](config, arguments.workdir)
+  if arguments.mode == 'generate':
+    train.generate_only(config, arguments.workdir, prompts, arguments.samples)
+  else:
+    {'train': train.run, 'eval': train.evaluate_only}[arguments.mode](config, arguments.workdir)
 
 
 if __name__ == '__main__':

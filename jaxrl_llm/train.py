@@ -16,6 +16,7 @@ from jaxrl_llm import (
   control,
   data,
   evaluate,
+  generate,
   grade,
   metrics,
   models,
@@ -194,6 +195,7 @@ def _evaluator(parts: _Parts, pool: grade.Pool):
     parts.model.tokenizer.decode,
     pool,
     parts.config.eval.samples,
+    parts.config.eval.sampling,
   )
 
 
@@ -298,3 +300,24 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
     state, _, start = _restore(parts, folder, screen)
     return _evaluate(_evaluator(parts, pool), state.params, folder, start, screen)
+
+
+def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:
+  """Prints answers of the newest checkpoint in `workdir`, or of the model as loaded. Source: none."""
+  config = configs.sized(config, jax.devices())
+  parts = _parts(config, None)
+  folder = workdirs.open_run(workdir, config)
+  with console.Console(config.steps) as screen:
+    state, _, _ = _restore(parts, folder, screen)
+  model = parts.model._replace(params=state.params)
+  answers = generate.stream(
+    model,
+    prompts,
+    n=samples,
+    max_tokens=config.completion_tokens,
+    seed=config.seed,
+    chat=config.data.chat,
+    **config.eval.sampling,
+  )
+  for prompt, texts in zip(prompts, answers, strict=True):
+    print(f'> {prompt}', *texts, sep='\n', flush=True)

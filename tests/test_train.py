@@ -21,6 +21,9 @@ from jaxrl_llm import main
 PARTIAL = dict(
   generate=dict(slots=8, stop=dict(fn='rounds', count=3), draft=dict(fn='lenient', lenience=1.0)),
   data=tiny_job.CONFIG['data'] | dict(size=24),
+  optimizer=dict(
+    learning_rate=3e-3
+  ),  # steps large enough to tell two versions of the weights apart
 )
 
 
@@ -181,3 +184,33 @@ def test_help_and_unknown_modes_answer_without_jax():
     [sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True
   )
   assert '--workdir' in out.stdout and ' jax\n' not in out.stderr
+
+
+def test_generate_prints_the_answers_of_the_newest_checkpoint(uninterrupted, tmp_path):
+  """The digits task is easy: the trained model copies, and prompts come from a file and the command line."""
+  (tmp_path / 'prompts.txt').write_text('copy:7=\n\ncopy:12=\n')
+  run = uninterrupted[0]
+  config = str(run.parent / 'config.py')
+  out = tiny_job.finish(
+    tiny_job.start(
+      config, run, '--mode=generate', '--prompt=copy:3=', f'--prompts={tmp_path}/prompts.txt',
+      '--config.eval.sampling.temperature=0.0', '--samples=2',
+    )
+  )  # fmt: skip
+  lines = [line for line in out.splitlines() if line]
+  first = lines.index('> copy:3=')
+  assert lines[first + 1 : first + 3] == ['3', '3']
+  assert lines[first + 3 :: 3] == ['> copy:7=', '> copy:12=']
+
+
+@pytest.mark.parametrize(
+  'flags, told',
+  [
+    ([], 'has 0 prompts and --samples=1; give at least one of each'),
+    (['--prompt=a', '--samples=0'], 'has 1 prompts and --samples=0'),
+    (['--prompts=nowhere.txt'], '--prompts=nowhere.txt cannot be read'),
+  ],
+)
+def test_generate_without_prompts_is_told(flags, told, tmp_path, capsys):
+  assert main.main([f'--workdir={tmp_path}', '--mode=generate', *flags]) == 2
+  assert told in capsys.readouterr().err

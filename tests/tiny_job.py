@@ -15,7 +15,7 @@ CONFIG = dict(
   rollouts=4,
   prompt_tokens=12,
   completion_tokens=6,
-  optimizer=dict(learning_rate=3e-3),
+  optimizer=dict(learning_rate=5e-4),
   sft=dict(steps=100, learning_rate=3e-3, prompts=16),
   data=dict(
     source='digits', size=64, chat=False, tasks=[dict(name='copy', min_length=1, max_length=2)]

@@ -30,6 +30,7 @@ class Spec(NamedTuple):
   temperature: float  # 0 = greedy
   end_ids: tuple[int, ...]  # any of these ends a row; the end token belongs to the row
   dtype: str  # of compute and cache
+  keep: sampling.Filter = sampling.EVERYTHING  # of evaluation; training samples the policy itself
   slots: int = 0  # S, rows decoded at once; 0 = all of them
   order: Callable = order.fifo
   stop: Callable = stopping.none
@@ -134,7 +135,7 @@ def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
   )
   logits_SxV = decoder.head(model, fixed.params, hidden[:, 0], spec.dtype)
   uniform_S = sampling.uniforms(fixed.keys_B[row_S], at_S + 1)
-  token_S, logp_S = sampling.sample(logits_SxV, uniform_S, spec.temperature)
+  token_S, logp_S = sampling.sample(logits_SxV, uniform_S, spec.temperature, spec.keep)
   # A row that streams what it held before takes its own next token and records nothing.
   held_S = at_S + 1 < carry.rollout.length_B[row_S]
   write_S = jnp.where(held_S, len(fixed.keys_B), carry.row_S)
@@ -274,7 +275,7 @@ def _first_tokens(fixed: _Fixed, logits_PxV: jax.Array, rollout: Rollout) -> Rol
   def draw(row):
     uniform_1 = sampling.uniforms(fixed.keys_B[row][None], 0)
     token_1, logp_1 = sampling.sample(
-      logits_PxV[row // spec.rollouts][None], uniform_1, spec.temperature
+      logits_PxV[row // spec.rollouts][None], uniform_1, spec.temperature, spec.keep
     )
     return token_1[0], logp_1[0]
 

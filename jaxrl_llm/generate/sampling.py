@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -26,22 +28,53 @@ def uniforms(keys_B: jax.Array, position_B: jax.Array | int) -> jax.Array:
   return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(keys_B, position_B)
 
 
+class Filter(NamedTuple):
+  """Which tokens may be sampled at all; the default is every token."""
+
+  top_k: int = 0  # the k likeliest; 0 = all
+  top_p: float = 1.0  # the fewest likeliest whose probabilities reach p
+  min_p: float = 0.0  # those at least p times as likely as the likeliest
+
+
+EVERYTHING = Filter()
+
+
 def sample(
-  logits_BxV: jax.Array, uniform_B: jax.Array, temperature: float
+  logits_BxV: jax.Array, uniform_B: jax.Array, temperature: float, keep: Filter = EVERYTHING
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
   token = min{v : Σ_{w≤v} p_w > u}. Gumbel noise would need V random numbers a row; this needs one.
-  Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1.
-  Source: none (inverse transform sampling).
+  Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1. With a
+  filter the log-probability is that of the filtered distribution. Source: none (inverse transform sampling).
   """
   if temperature == 0:
     token_B = jnp.argmax(logits_BxV, axis=-1)
   else:
-    logits_BxV = logits_BxV / temperature
+    logits_BxV = filtered(logits_BxV / temperature, keep)
     token_B = _inverse_cdf(logits_BxV, uniform_B)
   picked_B = jnp.take_along_axis(logits_BxV, token_B[:, None], axis=-1)[:, 0]
   return token_B.astype(jnp.int32), picked_B - jax.nn.logsumexp(logits_BxV, axis=-1)
+
+
+def filtered(logits_BxV: jax.Array, keep: Filter) -> jax.Array:
+  """Logits with −inf for what the filter bars: top-k, then top-p, then min-p, each on what is left.
+
+  Source: arXiv:1805.04833 (top-k), arXiv:1904.09751 (top-p), arXiv:2407.01082 (min-p).
+  """
+  if 0 < keep.top_k < logits_BxV.shape[-1]:
+    least_Bx1 = jax.lax.top_k(logits_BxV, keep.top_k)[0][:, -1:]
+    logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
+  if keep.top_p < 1:
+    sorted_BxV = -jnp.sort(-logits_BxV, axis=-1)
+    before_BxV = jnp.cumsum(jax.nn.softmax(sorted_BxV), axis=-1) - jax.nn.softmax(sorted_BxV)
+    count_Bx1 = (before_BxV < keep.top_p).sum(-1, keepdims=True)  # the likeliest always is in
+    least_Bx1 = jnp.take_along_axis(sorted_BxV, jnp.maximum(count_Bx1, 1) - 1, axis=-1)
+    logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
+  if keep.min_p > 0:
+    least_Bx1 = logits_BxV.max(-1, keepdims=True) + jnp.log(keep.min_p)
+    logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
+  return logits_BxV
 
 
 def _inverse_cdf(logits_BxV: jax.Array, uniform_B: jax.Array) -> jax.Array:

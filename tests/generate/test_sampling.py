@@ -70,3 +70,37 @@ def test_noise_belongs_to_prompt_rollout_and_position():
   everything = np.stack([draw([5, 9], t) for t in range(20)]).ravel()
   assert len(np.unique(everything)) == everything.size
   np.testing.assert_array_less(np.abs(everything.mean() - 0.5), 0.12)
+
+
+@pytest.mark.parametrize(
+  'keep',
+  [
+    dict(top_k=1),
+    dict(top_k=7),
+    dict(top_p=0.6),
+    dict(top_p=1e-6),
+    dict(min_p=0.2),
+    dict(top_k=20, top_p=0.8, min_p=0.1),
+  ],
+  ids=str,
+)
+def test_filters_are_those_of_transformers(keep):
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  logits = np.random.default_rng(0).normal(size=(5, 60)).astype(np.float32) * 2
+  want = torch.from_numpy(logits.copy())
+  for name, value in keep.items():
+    kind = {'top_k': 'TopK', 'top_p': 'TopP', 'min_p': 'MinP'}[name]
+    want = getattr(transformers, f'{kind}LogitsWarper')(value)(None, want)
+  got = sampling.filtered(jnp.asarray(logits), sampling.Filter(**keep))
+  np.testing.assert_array_equal(got, want.numpy())
+  assert np.isinf(want.numpy()).any() and np.isfinite(want.numpy()).any(1).all()
+
+
+def test_barred_tokens_are_never_drawn_and_the_log_prob_is_of_what_is_left():
+  logits = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.4, 0.3, 0.2])), (3000, 4))
+  uniform_B = (jnp.arange(3000) + 0.5) / 3000
+  token_B, logp_B = sampling.sample(logits, uniform_B, 1.0, sampling.Filter(top_k=2))
+  np.testing.assert_allclose(
+    np.bincount(token_B, minlength=4) / 3000, [0, 4 / 7, 3 / 7, 0], atol=1e-3
+  )
+  np.testing.assert_allclose(jnp.exp(logp_B), np.array([0, 4, 3, 0])[token_B] / 7, atol=1e-6)

@@ -1,0 +1,42 @@
+"""Answers from Python: they are the engine's, whatever the batch, and bad prompts are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxrl_llm import generate, models
+from jaxrl_llm.types import UserError
+
+SCRATCH = dict(width=32, layers=2, heads=2, kv_heads=1, mlp=64, max_tokens=96)
+PROMPTS = ['rev:12=', 'sort:9=', 'copy:123456=', '1', 'add:1+2=']
+
+
+@pytest.fixture(scope='module')
+def model():
+  return models.load('scratch', scratch=SCRATCH, seed=0)
+
+
+def test_answers_do_not_depend_on_how_many_prompts_run_at_once(model):
+  settings = dict(n=3, max_tokens=6, chat=False)
+  want = generate.sample(model, PROMPTS, **settings)
+  assert [len(texts) for texts in want] == [3] * 5 and len({t for texts in want for t in texts}) > 5
+  assert generate.sample(model, PROMPTS, at_once=2, **settings) == want
+  assert generate.sample(model, PROMPTS, seed=1, **settings) != want
+
+
+def test_greedy_answers_are_all_the_same_and_top_one_is_greedy(model):
+  settings = dict(n=2, max_tokens=6, chat=False)
+  greedy = generate.sample(model, PROMPTS, temperature=0.0, **settings)
+  assert all(a == b for a, b in greedy)
+  assert generate.sample(model, PROMPTS, top_k=1, **settings) == greedy
+
+
+def test_answers_come_one_prompt_after_another(model):
+  stream = generate.stream(model, PROMPTS, max_tokens=3, chat=False, at_once=1)
+  assert len(next(stream)) == 1 and len(list(stream)) == 4
+
+
+@pytest.mark.parametrize('prompt, tokens', [('', 0), ('1' * 95, 95)])
+def test_prompts_that_cannot_be_answered_are_told(model, prompt, tokens):
+  with pytest.raises(UserError, match=f'prompt 1 has {tokens} tokens.*at most 92 for this model'):
+    generate.sample(model, ['1', prompt], max_tokens=4, chat=False)
