@@ -124,24 +124,16 @@ def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str
       state, rollout, device = step_fn(state, batch, prompts, begun, draft, cap)
       rollout = jax.tree.map(np.asarray, rollout)
       sampled = time.perf_counter()
-      whole_P, dropped = parts.unfinished.keep(prompts, rollout, index)
-      rollout = replay.blank(rollout, np.repeat(whole_P, config.rollouts))
-      if draft is not None:
-        parts.drafts.keep(prompts.index_P, rollout)
-      texts = _texts(parts.model.tokenizer, rollout)
-      rows = [parts.tables.train.rows[i] for i in prompts.index_P for _ in range(config.rollouts)]
-      scores = pool.score(rows, texts)
+      rollout, whole_P, held = _hold(parts, prompts, rollout, index)
+      batch, rows, texts, counts = _grade(parts, pool, prompts, rollout)
       graded = time.perf_counter()
-      batch = Batch(prompts, rollout, scores.reward_B, (scores.reward_B >= 1).astype(np.float32))
       observed = _observe(parts, batch, whole_P)
       row = {'training/global_step': index} | {k: float(v) for k, v in device.items()}
-      row |= observed | scores.counts | _rollout_metrics(batch)
+      row |= observed | counts | held | _rollout_metrics(batch)
       row |= {
         'timing_s/gen_update': sampled - began,
         'timing_s/grade': graded - sampled,
         'timing_s/step': time.perf_counter() - began,
-        'generate/unfinished_groups': len(parts.unfinished),
-        'generate/dropped_groups': dropped,
         'perf/throughput': float(rollout.length_B.sum()) / (sampled - began),
       }
       _check(row, config)
@@ -212,11 +204,30 @@ def _evaluate(evaluator: Any, params: Any, folder: Any, step: int, screen: Any) 
   return known
 
 
-def _texts(tokenizer: Any, rollout: Rollout) -> list[str]:
-  return [
-    tokenizer.decode(tokens[:length].tolist())
-    for tokens, length in zip(rollout.tokens_BxT, rollout.length_B, strict=True)
+def _hold(parts: _Parts, prompts: Prompts, rollout: Rollout, index: int):
+  """Keeps what goes on next step and what may be a draft; returns the rollout without the unfinished groups."""
+  whole_P, dropped = parts.unfinished.keep(prompts, rollout, index)
+  rollout = replay.blank(rollout, np.repeat(whole_P, parts.config.rollouts))
+  if parts.config.generate.draft.fn != 'none':
+    parts.drafts.keep(prompts.index_P, rollout)
+  held = len(parts.unfinished)
+  told = {'generate/unfinished_groups': held, 'generate/dropped_groups': dropped}
+  return rollout, whole_P, told
+
+
+def _grade(parts: _Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
+  """The batch to learn from, with rows and texts for the log; empty rows are not graded and get 0."""
+  decode, table = parts.model.tokenizer.decode, parts.tables.train
+  texts = [
+    decode(t[:n].tolist()) for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)
   ]
+  rows = [table.rows[i] for i in prompts.index_P for _ in range(parts.config.rollouts)]
+  real = np.flatnonzero(rollout.length_B)
+  scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
+  reward_B = np.zeros(len(rows), np.float32)
+  reward_B[real] = scores.reward_B
+  batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32))
+  return batch, rows, texts, scores.counts
 
 
 def _propose(parts: _Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None]:
