@@ -21,9 +21,7 @@ from jaxrl_llm import main
 PARTIAL = dict(
   generate=dict(slots=8, stop=dict(fn='rounds', count=3), draft=dict(fn='lenient', lenience=1.0)),
   data=tiny_job.CONFIG['data'] | dict(size=24),
-  optimizer=dict(
-    learning_rate=3e-3
-  ),  # steps large enough to tell two versions of the weights apart
+  optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
 )
 
 
@@ -53,8 +51,16 @@ def test_a_run_leaves_its_folder_and_says_what_it_gained(uninterrupted):
   assert max(gaps) <= 1e-4
 
 
-def test_unfinished_groups_go_on_and_are_learnt_from_once_whole(partial):
-  rows = tiny_job.rows(partial)
+@pytest.mark.parametrize('devices', [1, 8])
+def test_unfinished_groups_go_on_and_are_learnt_from_once_whole(devices, tmp_path, request):
+  run = tmp_path / 'run'
+  if devices == 1:
+    run = request.getfixturevalue('partial')
+  else:  # every shard has its own queue, so that others are unfinished than on one device
+    mesh = dict(data=2, fsdp=2, tensor=2)
+    config = tiny_job.config_file(tmp_path, **PARTIAL, mesh=mesh)
+    tiny_job.finish(tiny_job.start(config, run, devices=devices))
+  rows = tiny_job.rows(run)
   assert max(r['generate/rounds'] for r in rows) == 3
   held = [r['generate/unfinished_groups'] for r in rows]
   assert max(held) > 0 and sum(r['perf/rollouts'] for r in rows) > 16

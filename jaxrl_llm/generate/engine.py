@@ -151,7 +151,7 @@ def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
   if len(carry.row_S) == len(fixed.keys_B):
     return carry  # every row has its own slot
   free = (carry.row_S == len(fixed.keys_B)).any() & carry.waiting_B.any()
-  return jax.lax.cond(free, lambda c: _refill(fixed, c), lambda c: c, carry)
+  return jax.lax.cond(_anywhere(fixed, free), lambda c: _refill(fixed, c), lambda c: c, carry)
 
 
 def _record(fixed: _Fixed, rollout: Rollout, row_S, column_S, token_S, logp_S) -> Rollout:
@@ -172,9 +172,18 @@ def _record(fixed: _Fixed, rollout: Rollout, row_S, column_S, token_S, logp_S) -
 def _running(fixed: _Fixed, carry: _Carry) -> jax.Array:
   busy = (carry.row_S < len(fixed.keys_B)).any()
   go_on = busy & ~fixed.spec.stop(_progress(fixed, carry))
+  return _anywhere(fixed, go_on)
+
+
+def _anywhere(fixed: _Fixed, yes: jax.Array) -> jax.Array:
+  """Whether any shard says yes, where they run in lockstep; else what this one says.
+
+  What decides a loop or a branch must be the same everywhere: XLA may put exchanges between all devices
+  inside either, and a device that goes another way is waited for in vain.
+  """
   if not fixed.spec.lockstep:
-    return go_on
-  return jax.lax.psum(go_on.astype(jnp.int32), fixed.spec.lockstep) > 0
+    return yes
+  return jax.lax.psum(yes.astype(jnp.int32), fixed.spec.lockstep) > 0
 
 
 def _progress(fixed: _Fixed, carry: _Carry) -> order.Progress:
@@ -231,7 +240,7 @@ def _begin(fixed: _Fixed, rollout: Rollout, resumes: bool) -> _Carry:
     return carry
   at_S = jnp.where(carry.row_S < B, rollout.length_B.at[carry.row_S].get(mode='clip') - 1, 0)
   encode = lambda c: _encode(fixed, c._replace(at_S=at_S))  # noqa: E731
-  return jax.lax.cond((at_S > 0).any(), encode, lambda c: c, carry)
+  return jax.lax.cond(_anywhere(fixed, (at_S > 0).any()), encode, lambda c: c, carry)
 
 
 def _encode(fixed: _Fixed, carry: _Carry) -> _Carry:
