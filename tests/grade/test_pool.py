@@ -242,6 +242,8 @@ def start_script(tmp_path, own, texts, deadline_s=30.0) -> subprocess.Popen:
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
+    # A shell starts what it sends to the background deaf to Ctrl-C, and children inherit that.
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
   )
 
 
