@@ -75,7 +75,7 @@ def default() -> ml_collections.ConfigDict:
     kind_decay=0.9,  # of a kind's evidence, per visit to one of its prompts
     value=dict(fn='mean'),
     utility=dict(fn='mixed_group'),
-    pick=dict(fn='softmax', temperature=0.05),
+    pick=dict(fn='softmax', temperature=0.2),
     gate=dict(fn='audit', share=0.05),
   )
   c.data = dict(

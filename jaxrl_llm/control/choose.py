@@ -17,11 +17,11 @@ def top(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.ndar
 
 
 def softmax(
-  utility: np.ndarray, slots: int, random: np.random.Generator, *, temperature: float = 0.05
+  utility: np.ndarray, slots: int, random: np.random.Generator, *, temperature: float = 0.2
 ) -> np.ndarray:
   """Without replacement, proportional to exp(utility / temperature), by Gumbel top-k.
 
-  Temperature is in units of the utility: 0.05 is five points of P(mixed). Raises UserError where it
+  Temperature is in units of the utility: 0.2 is twenty points of P(mixed). Raises UserError where it
   is not above 0. Source: arXiv:2506.05316 (DOTS; temperature 1e-3 on −|p̂ − ½|).
   """
   setting.within('pick.temperature', temperature, 0, open_low=True)
