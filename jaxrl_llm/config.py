@@ -26,6 +26,8 @@ def default() -> ml_collections.ConfigDict:
   c.scratch = dict(width=128, layers=5, heads=4, kv_heads=4, mlp=512, max_tokens=128)
   c.dtype = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
   c.seed = 0
+  # fused | lag: grade while the next step runs, and learn one update late | split: two programs, quick to compile
+  c.mode = 'fused'
   c.steps = 60
   c.prompts = (
     0  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
@@ -45,6 +47,11 @@ def default() -> ml_collections.ConfigDict:
     cap=dict(fn='constant'),  # tokens a row may take, by step
     stop=dict(fn='none'),  # when to go on to the update although rows still run
     draft=dict(fn='none'),  # begin from a prompt's last answers: lenient(lenience), coupled
+    exit=dict(fn='none'),  # end a row early: repetition, entropy, marker
+    prune=dict(fn='none'),  # begin more rollouts than are learnt from: quality, uniform
+    cache_dtype='auto',  # float32, bfloat16 or int8; auto = that of compute
+    windows=1,  # widths of the cache, each twice the one before: attention pays for the rows there are
+    test_every=1,  # tokens between two looks at whether the loop may end
     lockstep=True,  # all devices' loops run equally often; False lets each end by itself
     max_age=4,  # steps over which an unfinished rollout may be continued
   )
@@ -55,6 +62,7 @@ def default() -> ml_collections.ConfigDict:
     aggregate=dict(fn='sequence_mean'),
     shape=dict(fn='none'),  # changes rewards by length, before advantages
     zero_variance=dict(fn='keep'),  # keep | mask: do all-equal groups count in the denominator
+    weigh_rows=True,  # rows that were kept by chance count 1 / their probability
     head_chunk_tokens=512,  # rows of logits that exist at once
   )
   c.optimizer = dict(
@@ -299,7 +307,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.scratch, 'config.scratch', 1, *c.scratch)
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
   _whole(c.generate, 'config.generate', 0, 'slots')
-  _whole(c.generate, 'config.generate', 1, 'max_age')
+  _whole(c.generate, 'config.generate', 1, 'max_age', 'windows', 'test_every')
   _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
   _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
   _whole(c.data, 'config.data', 0, 'size', 'seed')
@@ -320,6 +328,13 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.seed={c.seed} must be below 2**31.')
   if c.dtype not in ('auto', 'float32', 'bfloat16'):
     raise UserError(f'config.dtype={c.dtype!r} must be one of: auto, float32, bfloat16.')
+  cache_dtypes = ('auto', 'float32', 'bfloat16', 'int8')
+  if c.generate.cache_dtype not in cache_dtypes:
+    raise UserError(
+      f'config.generate.cache_dtype={c.generate.cache_dtype!r} must be one of: {", ".join(cache_dtypes)}.'
+    )
+  if c.mode not in ('fused', 'lag', 'split'):
+    raise UserError(f'config.mode={c.mode!r} must be one of: fused, lag, split.')
   if c.remat not in ('auto', True, False):
     raise UserError(f'config.remat={c.remat!r} must be one of: auto, True, False.')
   _check_sampling(c.eval.sampling)

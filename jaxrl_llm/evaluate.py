@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_llm import shard
 from jaxrl_llm import step as steps
-from jaxrl_llm.generate import stopping
+from jaxrl_llm.generate import exits, stopping
 from jaxrl_llm.generate.sampling import Filter
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Prompts
@@ -32,7 +32,8 @@ def make_evaluator(
   shards = shard.rows_shards(program.mesh)
   size = max(_BATCH_ROLLOUTS // max(samples, 1), shards)
   size = min(size, len(table.rows) + shards - 1) // shards * shards
-  whole = program.generate._replace(slots=0, stop=stopping.none)
+  program = program._replace(prune=None)
+  whole = program.generate._replace(slots=0, stop=stopping.none, exit=exits.none)
   kinds = {'greedy': whole._replace(rollouts=1, temperature=0.0)}
   if samples:
     kinds['sampled'] = whole._replace(

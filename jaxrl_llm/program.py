@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import objective, shard
 from jaxrl_llm.config import pick
-from jaxrl_llm.generate import engine, order, speculate, stopping
+from jaxrl_llm.generate import engine, exits, marker, order, prune, speculate, stopping
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import ModelConfig, UserError
 
@@ -24,10 +26,12 @@ class Program(NamedTuple):
   optimizer: optax.GradientTransformation
   schedule: Callable
   generate: engine.Spec
+  prune: prune.Prune | None  # None: all rollouts that begin are finished
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
   lockstep: bool  # all shards of rows run the decode loop equally often
   same_noise: bool  # a prompt meets the same noise at every visit
   seed: int
+  features: int  # F: what a row is judged by while it is sampled
   prompts: int  # P
   prompt_tokens: int  # L
   minibatches: int  # optimizer steps per batch
@@ -38,15 +42,24 @@ class Program(NamedTuple):
 
 
 def make_program(
-  config: Any, model: ModelConfig, end_ids: tuple[int, ...], mesh: jax.sharding.Mesh
+  config: Any,
+  model: ModelConfig,
+  end_ids: tuple[int, ...],
+  mesh: jax.sharding.Mesh,
+  token_texts: Callable[[], list[str]] | None = None,
 ) -> Program:
-  """Reads a validated config. Raises UserError for a function that does not exist. Source: none."""
+  """Reads a validated config. `token_texts` gives each token's text to the rules that look for one.
+
+  Raises UserError for a function that does not exist, or for settings that contradict each other.
+  Source: none.
+  """
   cpu = mesh.devices.flat[0].platform == 'cpu'
   dtype = ('float32' if cpu else 'bfloat16') if config.dtype == 'auto' else config.dtype
   rows = config.prompts * config.rollouts // config.updates_per_rollout
   rows = min(rows, config.microbatch_rollouts or rows)
   slice_rollouts = min(config.rollouts, max(1, rows // shard.rows_shards(mesh)))
   slots, shards = config.generate.slots, shard.rows_shards(mesh)
+  pruning = _pruning(config)
   if slots % shards or slots > config.prompts * config.rollouts:
     raise UserError(
       f'config.generate.slots={slots} must be a multiple of data × fsdp = {shards} devices and at most '
@@ -58,6 +71,7 @@ def make_program(
       'rows that end apart wait for each other in the sums over tensor for ever.'
     )
   draft = pick(speculate, config.generate.draft, 'generate.draft')
+  cache_dtype = config.generate.cache_dtype
   optimizer, schedule = make_optimizer(config.optimizer, config.steps)
   return Program(
     model=model,
@@ -74,11 +88,17 @@ def make_program(
       slots=config.generate.slots,
       order=pick(order, config.generate.order, 'generate.order'),
       stop=pick(stopping, config.generate.stop, 'generate.stop'),
+      exit=_exit(config, model.vocab, token_texts),
+      cache_dtype=dtype if cache_dtype == 'auto' else cache_dtype,
+      windows=config.generate.windows,
+      test_every=config.generate.test_every,
     ),
+    prune=pruning,
     verify=None if config.generate.draft.fn == 'none' else draft,
     lockstep=config.generate.lockstep,
     same_noise=config.generate.draft.fn == 'coupled',
     seed=config.seed,
+    features=model.width if pruning else 0,
     prompts=config.prompts,
     prompt_tokens=config.prompt_tokens,
     minibatches=config.updates_per_rollout,
@@ -87,3 +107,48 @@ def make_program(
     head_chunk_tokens=config.objective.head_chunk_tokens,
     remat=(not cpu) if config.remat == 'auto' else config.remat,
   )
+
+
+def _exit(config: Any, vocab: int, token_texts: Callable[[], list[str]] | None) -> Callable:
+  """The exit rule; one that looks for a text gets the automaton that finds it."""
+  rule = pick(exits, config.generate.exit, 'generate.exit')
+  if rule.func is exits.none:
+    return exits.none
+  text = rule.keywords.get('text')
+  if text is None:
+    return rule
+  if not text or token_texts is None:
+    raise UserError(
+      f'config.generate.exit.text={text!r} must not be empty, and needs a tokenizer that tells its texts.'
+    )
+  if config.generate.stop.fn != 'none':
+    raise UserError(
+      f'config.generate.exit.fn={config.generate.exit.fn!r} forgets what it saw where a rollout is continued in a '
+      f'later step; set config.generate.stop.fn=none, not {config.generate.stop.fn!r}.'
+    )
+  texts = token_texts()
+  texts += [''] * (vocab - len(texts))  # some models have rows to spare
+  return functools.partial(rule, table=jnp.asarray(marker.table(texts, text)))
+
+
+def _pruning(config: Any) -> prune.Prune | None:
+  made = pick(prune, config.generate.prune, 'generate.prune')()
+  if made is None:
+    return None
+  if made.candidates <= config.rollouts:
+    raise UserError(
+      f'config.generate.prune.candidates={made.candidates} must be more than config.rollouts='
+      f'{config.rollouts}, the rollouts that survive.'
+    )
+  if not 1 <= made.at_tokens < config.completion_tokens:
+    raise UserError(
+      f'config.generate.prune.at_tokens={made.at_tokens} must lie between 1 and config.completion_tokens - 1 = '
+      f'{config.completion_tokens - 1}.'
+    )
+  for other in ('stop', 'draft'):
+    if config.generate[other].fn != 'none':
+      raise UserError(
+        f'config.generate.prune.fn={config.generate.prune.fn!r} does not go with '
+        f'config.generate.{other}.fn={config.generate[other].fn!r}; set one of them to none.'
+      )
+  return made

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm import objective, shard
-from jaxrl_llm.generate import engine, sampling, speculate
+from jaxrl_llm.generate import engine, judge, sampling, shortlist, speculate
 from jaxrl_llm.models import completion, decoder, logprob
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState
@@ -38,15 +38,14 @@ def step(
   earlier visit for rows that begin, `cap` the most tokens a row may take now (at most T). Source: none.
   """
   state, metrics = update(program, state, batch)
-  rollout, sampled = generate(program, state.params, prompts, state.step, begun, draft, cap)
+  rollout, sampled = generate(program, state, prompts, begun, draft, cap)
   return state, rollout, metrics | sampled
 
 
 def generate(
   program: Program,
-  params: Any,
+  state: TrainState,
   prompts: Prompts,
-  version: jax.Array,
   begun: Rollout | None = None,
   draft: Rollout | None = None,
   cap: jax.Array | None = None,
@@ -57,7 +56,8 @@ def generate(
 
   Source: none.
   """
-  params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
+  version = state.step
+  params = jax.tree.map(lambda x: x.astype(program.generate.dtype), state.params)
   params = jax.lax.with_sharding_constraint(params, shard.decode_layout(params, program.mesh))
   metrics = {}
   if program.same_noise:
@@ -70,23 +70,28 @@ def generate(
   spec = program.generate._replace(slots=program.generate.slots // shards, lockstep=lockstep)
   cap = jnp.int32(spec.max_tokens if cap is None else cap)
 
-  def local(params, version, cap, prompts, begun):
-    key = jax.random.key(program.seed)
-    rollout, rounds = engine.generate(
-      program.model, params, prompts, key, version, spec, begun=begun, cap=cap
-    )
-    return rollout, rounds[None]
+  def local(params, judge_state, version, cap, prompts, begun):
+    args = prompts, jax.random.key(program.seed), version, spec
+    if program.prune is None:
+      rollout, rounds = engine.generate(program.model, params, *args, begun=begun, cap=cap)
+      tokens = rollout.length_B.sum() - (0 if begun is None else begun.length_B.sum())
+    else:
+      rollout, rounds, tokens = shortlist.generate(
+        program.model, params, judge_state, *args, program.prune, cap
+      )
+    return rollout, rounds[None], tokens[None]
 
   rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
-  rollout, rounds = jax.shard_map(
+  rollout, rounds, tokens = jax.shard_map(
     local,
     mesh=program.mesh,
-    in_specs=(whole, whole, whole, rows, rows),
+    in_specs=(whole, whole, whole, whole, rows, rows),
     out_specs=rows,
     axis_names=set(shard.ROWS),
     check_vma=False,
-  )(params, version, cap, prompts, begun)
+  )(params, state.judge, version, cap, prompts, begun)
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
+  metrics['generate/tokens'] = tokens.sum().astype(jnp.float32)
   return rollout, metrics
 
 
@@ -138,6 +143,16 @@ def update(
     state,
     minibatches,
   )
+  if program.prune is not None and program.prune.learning_rate:
+    real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
+    learnt = judge.learn(
+      state.judge,
+      batch.rollout.feature_BxF,
+      batch.correct_B,
+      real_B * batch.rollout.weight_B,
+      program.prune.learning_rate,
+    )
+    state = state._replace(judge=learnt)
   return state, {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
 
 
@@ -167,7 +182,7 @@ def _minibatch(program: Program, state: TrainState, batch: Batch):
 def _apply(program: Program, state: TrainState, grads: Any) -> TrainState:
   updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
-  return TrainState(params, opt_state, state.step + 1, jnp.zeros_like(state.skipped))
+  return TrainState(params, opt_state, state.step + 1, jnp.zeros_like(state.skipped), state.judge)
 
 
 _SUMS = ('pg_loss', 'clipped', 'kl', 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
@@ -218,7 +233,8 @@ def _by_prompt(program: Program, batch: Batch) -> Batch:
 
 def _by_row(program: Program, batch: Batch) -> Batch:
   prompts, *rest = batch
-  return Batch(prompts, *jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rest))
+  row = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # noqa: E731
+  return Batch(prompts, *jax.tree.map(row, rest))
 
 
 def _slices(program: Program, batch: Batch, target: objective.Targets):
@@ -272,15 +288,21 @@ def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, no
 def init_state(program: Program, params: Any) -> TrainState:
   """A TrainState on the mesh, from parameters anywhere. Source: none."""
   params = jax.device_put(params, shard.layout(params, program.mesh))
-  make = lambda p: TrainState(p, program.optimizer.init(p), jnp.int32(0), jnp.int32(0))  # noqa: E731
+  make = functools.partial(_fresh, program)
   shardings = shard.layout(jax.eval_shape(make, params), program.mesh)
   return jax.jit(make, out_shardings=shardings)(params)
 
 
+def _fresh(program: Program, params: Any) -> TrainState:
+  judging = judge.init(program.features, program.seed) if program.prune else ()
+  return TrainState(params, program.optimizer.init(params), jnp.int32(0), jnp.int32(0), judging)
+
+
 def abstract_state(program: Program) -> TrainState:
   """The shapes and shardings of `init_state`, nothing allocated. Source: none."""
-  make = lambda p: TrainState(p, program.optimizer.init(p), jnp.int32(0), jnp.int32(0))  # noqa: E731
-  shapes = jax.eval_shape(make, decoder.abstract_params(program.model))
+  shapes = jax.eval_shape(
+    functools.partial(_fresh, program), decoder.abstract_params(program.model)
+  )
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
@@ -293,7 +315,13 @@ def empty_rollout(program: Program) -> Rollout:
   B, T = program.prompts * program.generate.rollouts, program.generate.max_tokens
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
   return Rollout(
-    zeros(B, T), np.zeros((B, T), np.float32), zeros(B), np.zeros(B, np.int8), zeros(B, T)
+    tokens_BxT=zeros(B, T),
+    logp_BxT=np.zeros((B, T), np.float32),
+    length_B=zeros(B),
+    reason_B=np.zeros(B, np.int8),
+    version_BxT=zeros(B, T),
+    weight_B=np.ones(B, np.float32),
+    feature_BxF=np.zeros((B, program.features), np.float32),
   )
 
 
@@ -320,15 +348,42 @@ def compile_step(program: Program) -> Callable:
   )
 
 
+def compile_split(program: Program) -> Callable:
+  """What `compile_step` returns, as two programs one after the other: they compile faster, and waste the overlap.
+
+  Source: none.
+  """
+  learn = compile_update(program)
+  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
+  sample = jax.jit(
+    functools.partial(generate, program),
+    in_shardings=(state, rows, rows, rows, whole),
+    out_shardings=(rows, whole),
+  )
+
+  def call(state, batch, *asked):
+    state, metrics = learn(state, batch)
+    rollout, sampled = sample(state, *asked)
+    return state, rollout, metrics | sampled
+
+  return call
+
+
 def compile_generate(program: Program) -> Callable:
   """`generate` alone, for evaluation: (params, prompts) → Rollout. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_state(program).params)
   rows = shard.rows(program.mesh)
   return jax.jit(
-    lambda params, prompts: generate(program, params, prompts, jnp.int32(0))[0],
+    lambda params, prompts: generate(program, frozen(params), prompts)[0],
     in_shardings=(params, rows),
     out_shardings=rows,
   )
+
+
+def frozen(params: Any, version: int = 0) -> TrainState:
+  """Weights to sample with and not to learn with. Source: none."""
+  return TrainState(params, (), jnp.int32(version), jnp.int32(0))
 
 
 def compile_update(program: Program) -> Callable:

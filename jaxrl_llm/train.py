@@ -1,10 +1,9 @@
-"""The host loop, in reading order: set up, evaluate, then propose → step → grade → observe, and save."""
+"""The host loop, in reading order: set up, evaluate, then propose → step → land, and save."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from jaxrl_llm import (
   models,
   replay,
   shard,
+  turn,
   warmstart,
 )
 from jaxrl_llm import (
@@ -34,30 +34,12 @@ from jaxrl_llm import (
   workdir as workdirs,
 )
 from jaxrl_llm.generate import cap as caps
-from jaxrl_llm.program import Program, make_program
-from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Prompts, Rollout, UserError
+from jaxrl_llm.program import make_program
+from jaxrl_llm.turn import Parts
+from jaxrl_llm.types import Batch, UserError
 
-_HOST_STATE = (
-  'curriculum',
-  'lengths',
-  'unfinished',
-  'drafts',
-)  # what the checkpoint keeps of the host
-
-
-class _Parts(NamedTuple):
-  """What a run is made of, all checked before anything is compiled."""
-
-  config: Any
-  model: Any
-  mesh: jax.sharding.Mesh
-  program: Program
-  tables: data.Tables
-  curriculum: control.Curriculum
-  lengths: control.LengthEstimate
-  unfinished: replay.Unfinished
-  drafts: replay.Drafts
-  cap: Callable[..., int]  # (step, T) → tokens a row may take
+# What the checkpoint keeps of the host.
+_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts')
 
 
 def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dict[str, float]:
@@ -72,7 +54,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
     return _loop(parts, folder, pool, screen)
 
 
-def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
+def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   configs.validate(config)
   grade.resolve(config.grade)
   mesh = mesh or shard.make_mesh(config.mesh)
@@ -88,7 +70,9 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
       f'config.prompts={config.prompts} is more than the {len(tables.train)} prompts of the data; '
       'lower it, or raise config.data.size.'
     )
-  program = make_program(config, model.config, model.tokenizer.end_ids, mesh)
+  program = make_program(
+    config, model.config, model.tokenizer.end_ids, mesh, model.tokenizer.token_texts
+  )
   curriculum = control.Curriculum(
     config.curriculum,
     len(tables.train),
@@ -101,12 +85,12 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> _Parts:
   drafts = replay.Drafts(config.rollouts)
   cap = configs.pick(caps, config.generate.cap, 'generate.cap')
   cap(0, config.completion_tokens)
-  return _Parts(config, model, mesh, program, tables, curriculum, lengths, unfinished, drafts, cap)
+  return Parts(config, model, mesh, program, tables, curriculum, lengths, unfinished, drafts, cap)
 
 
-def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
+def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
   config, program = parts.config, parts.program
-  state, batch, start = _restore(parts, folder, screen)
+  state, batch, flight, start = _restore(parts, folder, screen)
   if start == 0 and config.sft.steps:
     screen.say(f'supervised warm start, {config.sft.steps} steps')
     state, losses = warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer)
@@ -114,49 +98,64 @@ def _loop(parts: _Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str
   evaluator = _evaluator(parts, pool)
   if start == 0:
     _evaluate(evaluator, state.params, folder, 0, screen)
-  step_fn = steps.compile_step(program)
-  screen.say('compiling the step (update and generation in one program)')
-  with metrics.Writer(folder.metrics, start) as writer:
+  call = steps.compile_split(program) if config.mode == 'split' else steps.compile_step(program)
+  screen.say(_COMPILING[config.mode])
+  with metrics.Writer(folder.metrics, max(start - (flight is not None), 0)) as writer:
     for index in range(start, config.steps):
       began = time.perf_counter()
-      prompts, begun, draft = _propose(parts, index)
-      cap = np.int32(parts.cap(index, config.completion_tokens))
-      state, rollout, device = step_fn(state, batch, prompts, begun, draft, cap)
-      rollout = jax.tree.map(np.asarray, rollout)
-      sampled = time.perf_counter()
-      rollout, whole_P, held = _hold(parts, prompts, rollout, index)
-      batch, rows, texts, counts = _grade(parts, pool, prompts, rollout)
-      graded = time.perf_counter()
-      observed = _observe(parts, batch, whole_P)
-      row = {'training/global_step': index} | {k: float(v) for k, v in device.items()}
-      row |= observed | counts | held | _rollout_metrics(batch)
-      row |= {
-        'timing_s/gen_update': sampled - began,
-        'timing_s/grade': graded - sampled,
-        'timing_s/step': time.perf_counter() - began,
-        'perf/throughput': float(rollout.length_B.sum()) / (sampled - began),
-      }
-      _check(row, config)
-      writer.write(row)
-      screen.step(row)
-      if index % config.rollouts_every == 0:
-        folder.write_rollouts(index, _rollout_rows(rows, texts, batch, index))
+      prompts, *more = turn.propose(parts, index)
+      state, rollout, device = call(state, batch, prompts, *more)
+      # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
+      flight, landing = turn.Flight(index, prompts, rollout, device), flight
+      if config.mode != 'lag':
+        flight, landing = None, flight
+      if landing is not None:
+        batch = _land(parts, folder, pool, writer, screen, landing, began)
       if config.eval.every and (index + 1) % config.eval.every == 0 and index + 1 < config.steps:
         _evaluate(evaluator, state.params, folder, index + 1, screen)
       if (index + 1) % config.checkpoint.every == 0 or index + 1 == config.steps:
-        _save(parts, folder, index + 1, state, batch)
+        _save(parts, folder, index + 1, state, batch, flight)
+    if flight is not None:
+      _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
   final = _evaluate(evaluator, state.params, folder, config.steps, screen)
   screen.finish(folder.root)
   return final
 
 
-def _restore(parts: _Parts, folder: Any, screen: Any):
-  """The newest whole checkpoint, or a fresh start: state, pending batch, number of steps done."""
+_COMPILING = dict(
+  fused='compiling the step (update and generation in one program)',
+  lag='compiling the step (update and generation in one program; grading lags one step behind)',
+  split='compiling update and generation, a program each',
+)
+
+
+def _land(parts: Parts, folder: Any, pool: Any, writer: Any, screen: Any, flight, began) -> Batch:
+  """The batch to learn next; metrics, screen and rollout file are told. `began` is when the host's turn began."""
+  jax.block_until_ready(flight.rollout)
+  sampled = time.perf_counter()
+  landed = turn.land(parts, pool, flight)
+  graded = time.perf_counter()
+  row = landed.row | {
+    'timing_s/gen_update': sampled - began,
+    'timing_s/grade': graded - sampled,
+    'timing_s/step': graded - began,
+    'perf/throughput': landed.row['generate/tokens'] / (graded - began),
+  }
+  _check(row, parts.config)
+  writer.write(row)
+  screen.step(row)
+  if flight.index % parts.config.rollouts_every == 0:
+    folder.write_rollouts(flight.index, landed.told)
+  return landed.batch
+
+
+def _restore(parts: Parts, folder: Any, screen: Any):
+  """The newest whole checkpoint, or a fresh start: state, batch to learn, flight to land, steps done."""
   program = parts.program
   found = checkpoint.latest(folder.checkpoints)
   batch = steps.empty_batch(program)
   if found is None:
-    return steps.init_state(program, parts.model.params), batch, 0
+    return steps.init_state(program, parts.model.params), batch, None, 0
   abstract = steps.abstract_state(program), jax.eval_shape(lambda: batch)
   (state, batch), host = checkpoint.restore(folder.checkpoints, found, abstract)
   if host['fingerprint'] != parts.tables.train.fingerprint:
@@ -167,17 +166,19 @@ def _restore(parts: _Parts, folder: Any, screen: Any):
   for name in _HOST_STATE:
     getattr(parts, name).load_state_dict(host[name])
   screen.say(f'resuming at step {found}')
-  return state, jax.tree.map(np.asarray, batch), found
+  flight = turn.unpacked(host['flight']) if host['flight'] else None
+  return state, jax.tree.map(np.asarray, batch), flight, found
 
 
-def _save(parts: _Parts, folder: Any, done: int, state: Any, batch: Batch) -> None:
+def _save(parts: Parts, folder: Any, done: int, state: Any, batch: Batch, flight) -> None:
   """Everything the next step depends on; PRNG and data order follow from (seed, step)."""
   host = {name: getattr(parts, name).state_dict() for name in _HOST_STATE}
   host |= dict(fingerprint=parts.tables.train.fingerprint, step=done)
+  host['flight'] = {} if flight is None else turn.packed(flight)
   checkpoint.save(folder.checkpoints, done, (state, batch), host, keep=parts.config.checkpoint.keep)
 
 
-def _evaluator(parts: _Parts, pool: grade.Pool):
+def _evaluator(parts: Parts, pool: grade.Pool):
   if not len(parts.tables.held_out):
     logging.warning('no held-out prompts: nothing is evaluated')
     return None
@@ -204,96 +205,6 @@ def _evaluate(evaluator: Any, params: Any, folder: Any, step: int, screen: Any) 
   return known
 
 
-def _hold(parts: _Parts, prompts: Prompts, rollout: Rollout, index: int):
-  """Keeps what goes on next step and what may be a draft; returns the rollout without the unfinished groups."""
-  whole_P, dropped = parts.unfinished.keep(prompts, rollout, index)
-  rollout = replay.blank(rollout, np.repeat(whole_P, parts.config.rollouts))
-  if parts.config.generate.draft.fn != 'none':
-    parts.drafts.keep(prompts.index_P, rollout)
-  held = len(parts.unfinished)
-  told = {'generate/unfinished_groups': held, 'generate/dropped_groups': dropped}
-  return rollout, whole_P, told
-
-
-def _grade(parts: _Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
-  """The batch to learn from, with rows and texts for the log; empty rows are not graded and get 0."""
-  decode, table = parts.model.tokenizer.decode, parts.tables.train
-  texts = [
-    decode(t[:n].tolist()) for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)
-  ]
-  rows = [table.rows[i] for i in prompts.index_P for _ in range(parts.config.rollouts)]
-  real = np.flatnonzero(rollout.length_B)
-  scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
-  reward_B = np.zeros(len(rows), np.float32)
-  reward_B[real] = scores.reward_B
-  batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32))
-  return batch, rows, texts, scores.counts
-
-
-def _propose(parts: _Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None]:
-  """The groups to continue, then as many new prompts as there is room for; and drafts for these."""
-  config, held = parts.config, parts.unfinished
-  chosen = parts.curriculum.propose(index, config.prompts).index
-  if len(held):  # one prompt may not run twice at once
-    chosen = chosen[~np.isin(chosen, held.prompts.index_P)][: config.prompts - len(held)]
-  fresh = parts.tables.train.prompts(chosen, born=index)
-  fresh = fresh._replace(expected_P=parts.lengths(chosen))
-  empty, begun = steps.empty_rollout(parts.program), None
-  if config.generate.stop.fn != 'none':
-    fresh, begun = held.begin(fresh, empty)
-  drafts = config.generate.draft.fn != 'none'
-  return fresh, begun, parts.drafts.take(fresh.index_P, empty) if drafts else None
-
-
-def _observe(parts: _Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float]:
-  """Tells the curriculum how many of each whole group were right; integers only."""
-  per_prompt = lambda x: x.reshape(-1, parts.config.rollouts)[whole_P]  # noqa: E731
-  index = np.asarray(batch.prompts.index_P)[whole_P]
-  right = per_prompt(batch.correct_B).sum(1).astype(np.int32)
-  truncated = per_prompt(batch.rollout.reason_B == TRUNCATED).sum(1).astype(np.int32)
-  if len(index):
-    parts.curriculum.observe(index, right, np.full_like(right, parts.config.rollouts), truncated)
-    parts.lengths.observe(index, per_prompt(batch.rollout.length_B).mean(1))
-  return parts.curriculum.metrics()
-
-
-def _rollout_metrics(batch: Batch) -> dict[str, float]:
-  real_B = batch.rollout.length_B > 0
-  if not real_B.any():
-    return {'perf/rollouts': 0, 'response_length/sum': 0}
-  length_B, reward_B = batch.rollout.length_B[real_B], batch.reward_B[real_B]
-  return {
-    'critic/score/mean': float(reward_B.mean()),
-    'critic/score/max': float(reward_B.max()),
-    'critic/score/min': float(reward_B.min()),
-    'response_length/sum': int(length_B.sum()),
-    'response_length/mean': float(length_B.mean()),
-    'response_length/max': float(length_B.max()),
-    'response_length/min': float(length_B.min()),
-    'response_length/clip_ratio': float((batch.rollout.reason_B == TRUNCATED)[real_B].mean()),
-    'prompt_length/mean': float(batch.prompts.length_P.mean()),
-    'perf/rollouts': int(real_B.sum()),
-  }
-
-
-def _rollout_rows(rows, texts, batch: Batch, index: int) -> list[dict]:
-  G = len(texts) // len(batch.prompts.index_P)
-  return [
-    dict(
-      input=row.question or row.messages,
-      output=text,
-      gts=row.answer,
-      score=float(batch.reward_B[b]),
-      step=index,
-      prompt=int(batch.prompts.index_P[b // G]),
-      length=int(batch.rollout.length_B[b]),
-      reason=REASONS[int(batch.rollout.reason_B[b])],
-    )
-    for b, (row, text) in enumerate(zip(rows, texts, strict=True))
-    if batch.rollout.length_B[b]
-  ]
-
-
 def _check(row: dict[str, float], config: Any) -> None:
   skipped = row['actor/skipped_updates']
   if skipped >= config.optimizer.max_skipped:
@@ -309,7 +220,7 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   parts = _parts(config, None)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
-    state, _, start = _restore(parts, folder, screen)
+    state, _, _, start = _restore(parts, folder, screen)
     return _evaluate(_evaluator(parts, pool), state.params, folder, start, screen)
 
 
@@ -319,7 +230,7 @@ def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], sa
   parts = _parts(config, None)
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:
-    state, _, _ = _restore(parts, folder, screen)
+    state, *_ = _restore(parts, folder, screen)
   model = parts.model._replace(params=state.params)
   answers = generate.stream(
     model,

@@ -1,7 +1,7 @@
 """The records that cross the borders of the program, and the glossary of shape suffixes.
 
 P prompts of a step, G rollouts per prompt, B = P * G rows (row b belongs to prompt b // G), L prompt tokens,
-T completion tokens, V vocabulary, D width, H attention heads, K key-value heads, Q query positions.
+T completion tokens, V vocabulary, D width, F features, H attention heads, K key-value heads, Q query positions.
 Prompts are right-padded: token i of prompt p is real where i < length_P[p]. Completions likewise. Padding is
 decided by position and never by a token id.
 """
@@ -22,8 +22,8 @@ else:
   Array = Any
 
 # Why a row stopped, as stored in Rollout.reason_B.
-UNFINISHED, STOPPED, TRUNCATED = 0, 1, 2
-REASONS = ('unfinished', 'stop', 'length')
+UNFINISHED, STOPPED, TRUNCATED, EXITED, ABORTED = 0, 1, 2, 3, 4
+REASONS = ('unfinished', 'stop', 'length', 'exit', 'abort')
 
 
 class UserError(ValueError):
@@ -59,6 +59,12 @@ class Rollout(NamedTuple):
   length_B: Array  # int32, in tokens, the end token included
   reason_B: Array  # int8, one of UNFINISHED, STOPPED, TRUNCATED
   version_BxT: Array  # int32, optimizer steps taken by the weights that sampled the token
+  weight_B: (
+    Array  # float32, 1 / the probability that the row was kept; 1 where nothing chose between rows
+  )
+  feature_BxF: (
+    Array  # float32, the hidden state that a row was judged by; F = 0 where nothing judges
+  )
 
 
 class Batch(NamedTuple):
@@ -77,6 +83,7 @@ class TrainState(NamedTuple):
   opt_state: Any
   step: Array  # int32, optimizer steps taken
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
+  judge: Any = ()  # of half-said rollouts, where some are pruned
 
 
 @dataclasses.dataclass(frozen=True)

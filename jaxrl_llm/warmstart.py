@@ -36,6 +36,7 @@ def run(
   sft.steps, sft.updates_per_rollout, sft.microbatch_rollouts = config.sft.steps, 1, 0
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
+  sft.generate.prune = dict(fn='none')
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
   end_ids = program.generate.end_ids
@@ -62,5 +63,7 @@ def _batch(table: Any, chosen: np.ndarray, tokenizer: Any, max_tokens: int) -> B
     length_B,
     np.ones(len(rows), np.int8),
     np.zeros(tokens_BxT.shape, np.int32),
+    ones_B,
+    np.zeros((len(rows), 0), np.float32),
   )
   return Batch(table.prompts(chosen), rollout, ones_B, ones_B)

@@ -23,7 +23,7 @@ LAYERS = (
   (),
   ('program',),
   ('step',),
-  ('evaluate', 'warmstart'),
+  ('evaluate', 'turn', 'warmstart'),
   ('train',),
   ('main',),
 )

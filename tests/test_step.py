@@ -79,7 +79,7 @@ def gradient(program, batch, params):
 
 def graded(program, params, seed=0):
   prompts = make_prompts(seed)
-  rollout = jax.jit(lambda p: steps.generate(program, p, prompts, jnp.int32(0))[0])(params)
+  rollout = jax.jit(lambda p: steps.generate(program, steps.frozen(p), prompts)[0])(params)
   return grade(prompts, rollout)
 
 

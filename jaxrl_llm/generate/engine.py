@@ -1,8 +1,9 @@
 """Prefill each prompt once, then decode its rollouts in slots: a finished row hands its slot to the next one.
 
-All of it is one `lax.while_loop`. Every slot writes its keys and values into the same column of a ring, the
-number of the iteration modulo T. A row at its token a sees the a + 1 youngest columns, so that handing on a
-slot is setting a to 0: nothing is moved, cleared or scattered.
+All of it is one `lax.while_loop`. Every slot writes its keys and values into the same column of a ring, which
+moves on by one each iteration. A row at its token a sees the a + 1 youngest columns, so that handing on a
+slot is setting a to 0: nothing is moved, cleared or scattered. The ring may grow with the longest
+row: then it is a chain of loops, each with a ring twice as wide.
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.generate import order, sampling, stopping
-from jaxrl_llm.models import decoder
-from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts, Rollout
-
-_FIRST_TOKENS_AT_ONCE = (
-  64  # rows of [V] logits: all B of them would not fit beside a large vocabulary
+from jaxrl_llm.generate import exits, order, sampling, stopping
+from jaxrl_llm.models import decoder, kvcache
+from jaxrl_llm.types import (
+  ABORTED,
+  EXITED,
+  STOPPED,
+  TRUNCATED,
+  UNFINISHED,
+  ModelConfig,
+  Prompts,
+  Rollout,
 )
+
+# Rows of [V] logits: all B of them would not fit beside a large vocabulary.
+_FIRST_TOKENS_AT_ONCE = 64
+_LOTTERY = 2**31 - 2  # folded into a row's key: an exit rule's noise is none of the sampler's
 
 
 class Spec(NamedTuple):
@@ -29,11 +39,15 @@ class Spec(NamedTuple):
   max_tokens: int  # T
   temperature: float  # 0 = greedy
   end_ids: tuple[int, ...]  # any of these ends a row; the end token belongs to the row
-  dtype: str  # of compute and cache
+  dtype: str  # of compute
   keep: sampling.Filter = sampling.EVERYTHING  # of evaluation; training samples the policy itself
   slots: int = 0  # S, rows decoded at once; 0 = all of them
   order: Callable = order.fifo
   stop: Callable = stopping.none
+  exit: Callable = exits.none
+  cache_dtype: str = 'float32'
+  windows: int = 1  # widths of the ring: T / 2ⁿ⁻¹, …, T / 2, T
+  test_every: int = 1  # iterations between two looks at whether the loop may end
   lockstep: tuple[str, ...] = ()  # mesh axes whose shards all go on until the last one may stop
 
 
@@ -41,6 +55,8 @@ class _Carry(NamedTuple):
   rounds: jax.Array  # iterations so far
   row_S: jax.Array  # which row a slot decodes; B where it idles
   at_S: jax.Array  # number of the token that goes into the model next
+  memory_SxM: jax.Array  # of the exit rule
+  column: jax.Array  # of the ring, written next
   waiting_B: jax.Array
   rollout: Rollout
   cache: decoder.Cache
@@ -56,6 +72,7 @@ class _Fixed(NamedTuple):
   prompt_cache: decoder.Cache
   keys_B: jax.Array
   cap_B: jax.Array
+  pause_B: jax.Array
   version: jax.Array
   started_tokens: jax.Array
 
@@ -70,6 +87,8 @@ def generate(
   *,
   begun: Rollout | None = None,
   cap: jax.Array | int | None = None,
+  pause: int | None = None,
+  member_B: jax.Array | None = None,
 ) -> tuple[Rollout, jax.Array]:
   """Samples G completions of each prompt: rows b = p * G + g of a Rollout, and the iterations it took.
 
@@ -78,23 +97,35 @@ def generate(
   interruption changes a sample. Columns past a row's end hold token 0 and log-probability 0.
 
   `begun` holds rows to continue (UNFINISHED) or to leave as they are; `cap`, at most T, is a traced
-  number or one per row [B]. Rows that `spec.stop` or nothing else finished stay UNFINISHED.
+  number or one per row [B]. Rows that `spec.stop` cuts short, or that reach `pause` tokens, stay
+  UNFINISHED. `member_B` says which rollout of its prompt a row is, where that is not b % G.
   Source: none.
   """
   prompts = Prompts(*map(jnp.asarray, prompts))
   B, T = prompts.tokens_PxL.shape[0] * spec.rollouts, spec.max_tokens
   prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
+  prompt_cache = [tuple(kvcache.pack(x, spec.cache_dtype) for x in kv) for kv in prompt_cache]
   cap_B = jnp.broadcast_to(jnp.minimum(T if cap is None else cap, T), (B,))
   rollout = _empty(B, T) if begun is None else jax.tree.map(jnp.asarray, begun)
   started = rollout.length_B.sum()
-  keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, spec.rollouts)
+  keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, spec.rollouts, member_B)
+  pause_B = jnp.full(B, T + 1 if pause is None else pause)
+  version = jnp.int32(version)
   fixed = _Fixed(
-    model, spec, params, prompts, prompt_cache, keys_B, cap_B, jnp.int32(version), started
+    model, spec, params, prompts, prompt_cache, keys_B, cap_B, pause_B, version, started
   )
   rollout = _first_tokens(fixed, logits_PxV, rollout)
   carry = _begin(fixed, rollout, resumes=begun is not None)
-  carry = jax.lax.while_loop(lambda c: _running(fixed, c), lambda c: _iterate(fixed, c), carry)
+  for width in _widths(spec, begun is not None):
+    carry = _widened(carry, width)
+    carry = jax.lax.while_loop(lambda c: _running(fixed, c), lambda c: _body(fixed, c), carry)
   return carry.rollout, carry.rounds
+
+
+def _widths(spec: Spec, resumes: bool) -> list[int]:
+  """Of the ring, one for each loop of the chain. Rows to continue may be of any length: they need all of it."""
+  windows = 1 if resumes else spec.windows
+  return [-(-spec.max_tokens // 2**i) for i in reversed(range(windows))]
 
 
 def prefill(
@@ -114,11 +145,16 @@ def prefill(
   return cache, decoder.head(model, params, last[:, 0], dtype)
 
 
+def _body(fixed: _Fixed, carry: _Carry) -> _Carry:
+  if fixed.spec.test_every == 1:
+    return _iterate(fixed, carry)
+  return jax.lax.fori_loop(0, fixed.spec.test_every, lambda _, c: _iterate(fixed, c), carry)
+
+
 def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
   """One token for every slot that has a row, then slots change hands."""
-  model, spec, T = fixed.model, fixed.spec, fixed.spec.max_tokens
-  column = carry.rounds % T
-  age_T = (column - jnp.arange(T)) % T
+  model, spec, T, W = fixed.model, fixed.spec, fixed.spec.max_tokens, _width(carry)
+  age_W = (carry.column - jnp.arange(W)) % W
   row_S = jnp.minimum(carry.row_S, len(fixed.keys_B) - 1)
   at_S = jnp.minimum(carry.at_S, T - 1)
   prompt_S = row_S // spec.rollouts
@@ -127,10 +163,10 @@ def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
     fixed.params,
     carry.rollout.tokens_BxT[row_S, at_S][:, None],
     (fixed.prompts.length_P[prompt_S] + at_S)[:, None],
-    (age_T[None] <= at_S[:, None])[:, None],
+    (age_W[None] <= at_S[:, None])[:, None],
     shared=_prompts_of(fixed, prompt_S),
     cache=carry.cache,
-    at=column,
+    at=carry.column,
     dtype=spec.dtype,
   )
   logits_SxV = decoder.head(model, fixed.params, hidden[:, 0], spec.dtype)
@@ -140,12 +176,15 @@ def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
   held_S = at_S + 1 < carry.rollout.length_B[row_S]
   write_S = jnp.where(held_S, len(fixed.keys_B), carry.row_S)
   rollout = _record(fixed, carry.rollout, write_S, at_S + 1, token_S, logp_S)
-  done_S = rollout.reason_B[row_S] != UNFINISHED
+  carry = carry._replace(rollout=rollout)
+  if spec.exit is not exits.none:
+    carry = _judge(fixed, carry, write_S, logits_SxV)
+  done_S = ~_runs(fixed, carry.rollout)[row_S]
   carry = carry._replace(
     rounds=carry.rounds + 1,
     row_S=jnp.where(done_S, len(fixed.keys_B), carry.row_S),
     at_S=carry.at_S + 1,
-    rollout=rollout,
+    column=(carry.column + 1) % W,
     cache=cache,
   )
   if len(carry.row_S) == len(fixed.keys_B):
@@ -166,13 +205,66 @@ def _record(fixed: _Fixed, rollout: Rollout, row_S, column_S, token_S, logp_S) -
     rollout.length_B.at[row_S].set(column_S + 1, **put),
     rollout.reason_B.at[row_S].set(reason_S, **put),
     rollout.version_BxT.at[row_S, column_S].set(fixed.version, **put),
+    rollout.weight_B,
+    rollout.feature_BxF,
   )
 
 
+def _judge(fixed: _Fixed, carry: _Carry, write_S: jax.Array, logits_SxV: jax.Array) -> _Carry:
+  """Applies the exit rule to the rows that just took a token."""
+  rollout, row_S = carry.rollout, jnp.minimum(write_S, len(fixed.keys_B) - 1)
+  lottery_B = jax.vmap(lambda key: jax.random.fold_in(key, _LOTTERY))(fixed.keys_B[row_S])
+  verdict = fixed.spec.exit(
+    exits.Look(
+      rollout.tokens_BxT[row_S],
+      rollout.length_B[row_S],
+      fixed.cap_B[row_S],
+      logits_SxV,
+      sampling.uniforms(lottery_B, 0),
+      carry.memory_SxM,
+    )
+  )
+  reason_S = jnp.where(verdict.exit_S, EXITED, rollout.reason_B[row_S])
+  reason_S = jnp.where(verdict.abort_S, ABORTED, reason_S)
+  ended_S = rollout.reason_B[row_S] != UNFINISHED  # by itself: no rule undoes that
+  reason_S = jnp.where(ended_S, rollout.reason_B[row_S], reason_S).astype(jnp.int8)
+  return carry._replace(
+    memory_SxM=verdict.memory_SxM,
+    rollout=rollout._replace(
+      reason_B=rollout.reason_B.at[write_S].set(reason_S, mode='drop'),
+      weight_B=rollout.weight_B.at[write_S].multiply(verdict.weight_S, mode='drop'),
+    ),
+  )
+
+
+def _runs(fixed: _Fixed, rollout: Rollout) -> jax.Array:
+  return (rollout.reason_B == UNFINISHED) & (rollout.length_B < fixed.pause_B)
+
+
 def _running(fixed: _Fixed, carry: _Carry) -> jax.Array:
-  busy = (carry.row_S < len(fixed.keys_B)).any()
-  go_on = busy & ~fixed.spec.stop(_progress(fixed, carry))
-  return _anywhere(fixed, go_on)
+  busy_S = carry.row_S < len(fixed.keys_B)
+  go_on = _anywhere(fixed, busy_S.any() & ~fixed.spec.stop(_progress(fixed, carry)))
+  if _width(carry) == fixed.spec.max_tokens:
+    return go_on
+  outgrown_S = busy_S & (carry.at_S + fixed.spec.test_every > _width(carry))
+  return go_on & ~_anywhere(fixed, outgrown_S.any())
+
+
+def _width(carry: _Carry) -> int:
+  return jax.tree.leaves(carry.cache)[0].shape[2]
+
+
+def _widened(carry: _Carry, width: int) -> _Carry:
+  """The ring cut open after its youngest column, and drawn out to `width` columns."""
+  old = _width(carry)
+  if old == width:
+    return carry
+
+  def stretch(x):
+    x = jnp.roll(x, -carry.column, axis=2)
+    return jnp.pad(x, [(0, 0)] * 2 + [(0, width - old)] + [(0, 0)] * (x.ndim - 3))
+
+  return carry._replace(cache=jax.tree.map(stretch, carry.cache), column=jnp.int32(old))
 
 
 def _anywhere(fixed: _Fixed, yes: jax.Array) -> jax.Array:
@@ -209,22 +301,30 @@ def _refill(fixed: _Fixed, carry: _Carry, score_B: jax.Array | None = None) -> _
   return carry._replace(
     row_S=row_S,
     at_S=jnp.where(takes_S, 0, carry.at_S),
+    memory_SxM=jnp.where(takes_S[:, None], 0.0, carry.memory_SxM),
     waiting_B=carry.waiting_B.at[row_S].set(False, mode='drop'),
   )
 
 
 def _begin(fixed: _Fixed, rollout: Rollout, resumes: bool) -> _Carry:
   """Puts rows into the slots, those that hold most tokens first: these are encoded in one pass."""
-  model, spec, B, T = fixed.model, fixed.spec, len(fixed.keys_B), fixed.spec.max_tokens
+  model, spec, B = fixed.model, fixed.spec, len(fixed.keys_B)
   S = spec.slots or B
-  waiting_B = rollout.reason_B == UNFINISHED
+  waiting_B = _runs(fixed, rollout)
   idle_S, zeros_S = jnp.full(S, B, jnp.int32), jnp.zeros(S, jnp.int32)
-  shape = (S, model.kv_heads, T, model.head_dim)
-  # One array per layer: stacked layers cost the CPU a copy of the cache every token.
-  cache = [
-    (jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)) for _ in range(model.layers)
-  ]
-  carry = _Carry(jnp.int32(0), idle_S, zeros_S, waiting_B, rollout, cache)
+  shape = (S, model.kv_heads, _widths(spec, resumes)[0], model.head_dim)
+  empty = lambda: kvcache.zeros(shape, spec.cache_dtype)  # noqa: E731
+  carry = _Carry(
+    rounds=jnp.int32(0),
+    row_S=idle_S,
+    at_S=zeros_S,
+    memory_SxM=jnp.zeros((S, exits.MEMORY), jnp.float32),
+    column=jnp.int32(0),
+    waiting_B=waiting_B,
+    rollout=rollout,
+    # One array per layer: stacked layers cost the CPU a copy of the cache every token.
+    cache=[(empty(), empty()) for _ in range(model.layers)],
+  )
   if S == B:
     carry = carry._replace(
       row_S=jnp.where(waiting_B, jnp.arange(B), B).astype(jnp.int32),
@@ -259,11 +359,10 @@ def _encode(fixed: _Fixed, carry: _Carry) -> _Carry:
   )
   # The next token of a row goes to column 0, so the one of age a lies in column −a.
   source_SxT = (jnp.arange(T)[None] + carry.at_S[:, None]) % T
-  rolled = jax.tree.map(
-    lambda x: jnp.take_along_axis(x, source_SxT[:, None, :, None], axis=2).astype(fixed.spec.dtype),
-    kv,
+  rolled = lambda x: kvcache.pack(  # noqa: E731
+    jnp.take_along_axis(x, source_SxT[:, None, :, None], axis=2), fixed.spec.cache_dtype
   )
-  return carry._replace(cache=rolled)
+  return carry._replace(cache=jax.tree.map(rolled, kv))
 
 
 def _prompts_of(fixed: _Fixed, prompt_S: jax.Array):
@@ -300,4 +399,6 @@ def _empty(rows: int, T: int) -> Rollout:
     jnp.zeros(rows, jnp.int32),
     jnp.zeros(rows, jnp.int8),
     jnp.zeros((rows, T), jnp.int32),
+    jnp.ones(rows, jnp.float32),
+    jnp.zeros((rows, 0), jnp.float32),
   )

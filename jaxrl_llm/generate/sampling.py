@@ -10,16 +10,23 @@ import jax.numpy as jnp
 BLOCK = 256  # vocabulary entries per first-level sum
 
 
-def row_keys(key: jax.Array, born_P: jax.Array, index_P: jax.Array, rollouts: int) -> jax.Array:
+def row_keys(
+  key: jax.Array,
+  born_P: jax.Array,
+  index_P: jax.Array,
+  rollouts: int,
+  member_B: jax.Array | None = None,
+) -> jax.Array:
   """One key per row b = (p, g): fold(fold(fold(key, born), prompt index), g), whatever the order of rows.
 
   `key` comes from the run's seed; `born` is the step in which the prompt was proposed, so that a row
-  continued later draws what it would have drawn. Returns typed keys [P * rollouts]. Source: none.
+  continued later draws what it would have drawn. `member_B` is g, where it is not b % rollouts.
+  Returns typed keys [P * rollouts]. Source: none.
   """
   fold = jax.random.fold_in
   per_prompt_P = jax.vmap(lambda s, i: fold(fold(key, s), i))(born_P, index_P)
-  per_row = jax.vmap(jax.vmap(fold, (None, 0)), (0, None))
-  return per_row(per_prompt_P, jnp.arange(rollouts)).reshape(-1)
+  member_B = jnp.arange(len(index_P) * rollouts) % rollouts if member_B is None else member_B
+  return jax.vmap(fold)(jnp.repeat(per_prompt_P, rollouts), member_B)
 
 
 def uniforms(keys_B: jax.Array, position_B: jax.Array | int) -> jax.Array:

@@ -77,4 +77,6 @@ def cut(draft: Rollout, stays_BxT: jax.Array, logp_BxT: jax.Array, version: jax.
     length_B,
     jnp.where(whole_B, draft.reason_B, UNFINISHED).astype(jnp.int8),
     jnp.where(kept_BxT, version, 0).astype(jnp.int32),
+    jnp.ones_like(draft.weight_B),
+    draft.feature_BxF,
   )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import kvcache
+
 # Finite, so that a row with nothing to see (padding) gives numbers and not NaN.
 HIDDEN = -1e30
 
@@ -18,8 +20,8 @@ class Keys(NamedTuple):
   B = P * G sees those of prompt b // G. The order K before S keeps a decode step free of transposes.
   """
 
-  k: jax.Array
-  v: jax.Array
+  k: kvcache.Stored
+  v: kvcache.Stored
   mask: jax.Array
 
 
@@ -30,8 +32,8 @@ def attend(q_BxQxHxd: jax.Array, own: Keys, shared: Keys | None = None) -> jax.A
   by G. Scores and softmax are float32. Source: arXiv:2402.05099 (shared-prefix decomposition).
   """
   B, Q, H, d = q_BxQxHxd.shape
-  P = shared.k.shape[0] if shared is not None else B
-  K = own.k.shape[1]
+  P = len(shared.mask) if shared is not None else B
+  K = jax.tree.leaves(own.k)[0].shape[1]
   q = q_BxQxHxd.reshape(P, B // P, Q, K, H // K, d) * (d**-0.5)
   parts = [_own(q, own)] + ([] if shared is None else [_shared(q, shared)])
   # Two-part softmax: statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
@@ -52,14 +54,18 @@ def _own(q, keys: Keys):
   # Rows stay one axis next to the cache: split in two, XLA repeats the cache's update inside what
   # reads it, then needs the old cache beside the new one, and copies it every token.
   q = q.reshape(P * G, Q, K, R, d)
-  score = jnp.einsum('bqkrd,bksd->bkqrs', q, keys.k, preferred_element_type=jnp.float32)
+  k, k_scale = kvcache.read(keys.k, q.dtype)
+  v, v_scale = kvcache.read(keys.v, q.dtype)
+  score = jnp.einsum('bqkrd,bksd->bkqrs', q, k, preferred_element_type=jnp.float32)
+  score = score if k_scale is None else score * k_scale[:, :, None, None]
   score = jnp.where(keys.mask[:, None, :, None, :], score, HIDDEN)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
   def weigh(top):
     weight = jnp.exp(score - top.reshape(P * G, *top.shape[2:])[..., None])
+    scaled = weight if v_scale is None else weight * v_scale[:, :, None, None]
     value = jnp.einsum(
-      'bkqrs,bksd->bkqrd', weight.astype(keys.v.dtype), keys.v, preferred_element_type=jnp.float32
+      'bkqrs,bksd->bkqrd', scaled.astype(q.dtype), v, preferred_element_type=jnp.float32
     )
     return group(weight.sum(-1)), group(value)
 
@@ -68,13 +74,17 @@ def _own(q, keys: Keys):
 
 def _shared(q, keys: Keys):
   """As `_own`, for keys that all G rows of a prompt see."""
-  score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, keys.k, preferred_element_type=jnp.float32)
+  k, k_scale = kvcache.read(keys.k, q.dtype)
+  v, v_scale = kvcache.read(keys.v, q.dtype)
+  score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, k, preferred_element_type=jnp.float32)
+  score = score if k_scale is None else score * k_scale[:, :, None, None, None]
   score = jnp.where(keys.mask[:, None, None, None, None, :], score, HIDDEN)
 
   def weigh(top):
     weight = jnp.exp(score - top.swapaxes(1, 2)[..., None])
+    scaled = weight if v_scale is None else weight * v_scale[:, :, None, None, None]
     value = jnp.einsum(
-      'pkgqrs,pksd->pkgqrd', weight.astype(keys.v.dtype), keys.v, preferred_element_type=jnp.float32
+      'pkgqrs,pksd->pkgqrd', scaled.astype(q.dtype), v, preferred_element_type=jnp.float32
     )
     return weight.sum(-1).swapaxes(1, 2), value.swapaxes(1, 2)
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import attention, linear, rotary
+from jaxrl_llm.models import attention, kvcache, linear, rotary
 from jaxrl_llm.types import Array, ModelConfig
 
-Cache = list[tuple[jax.Array, jax.Array]]  # one (k, v) per layer, each [rows, K, S, d]
+Cache = list[tuple[kvcache.Stored, kvcache.Stored]]  # one (k, v) per layer, each [rows, K, S, d]
 
 
 class Block(nnx.Module):
@@ -48,10 +48,7 @@ class Block(nnx.Module):
     q, k = rotary.rotate(q, *rope), rotary.rotate(k, *rope)
     kv = k.swapaxes(1, 2), v.swapaxes(1, 2)
     if cache is not None:
-      kv = tuple(
-        jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), at, 2)
-        for old, new in zip(cache, kv, strict=True)
-      )
+      kv = tuple(kvcache.write(old, new, at) for old, new in zip(cache, kv, strict=True))
     out = attention.attend(q, attention.Keys(*kv, mask_BxQxS), shared)
     x = x_BxQxD + self.o(out.reshape(*out.shape[:2], -1))
     h = self.mlp_norm(x)

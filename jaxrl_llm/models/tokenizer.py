@@ -50,6 +50,14 @@ class Tokenizer(NamedTuple):
     """Text of token ids."""
     return self.backend.decode(ids, skip_special_tokens=skip_special)
 
+  def token_texts(self) -> list[str]:
+    """What each token adds to a text, by id; '' for special ones. Bytes that are no whole character show as '�'."""
+    # After another token: some decoders drop the space that a first token begins with.
+    first = self.encode('a')[-1]
+    base = len(self.decode([first]))
+    pairs = [[first, token] for token in range(self.vocab_size)]
+    return [text[base:] for text in self.backend.decode_batch(pairs, skip_special_tokens=True)]
+
   def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
     """The chat template applied to `messages` (role, content). Raises UserError where it refuses."""
     try:

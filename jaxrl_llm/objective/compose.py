@@ -22,6 +22,9 @@ class Method(NamedTuple):
   trust: Callable
   aggregate: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
+  weigh_rows: (
+    bool  # rows kept by chance count 1 / their probability in the loss, not in the denominator
+  )
 
 
 class Targets(NamedTuple):
@@ -47,6 +50,7 @@ def method(config: Any) -> Method:
     trust=pick(trust, config.trust, 'objective.trust'),
     aggregate=pick(aggregate, config.aggregate, 'objective.aggregate'),
     mask_zero_variance=policy == 'mask',
+    weigh_rows=config.weigh_rows,
   )
 
 
@@ -66,10 +70,13 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
+  weight_BxT = method.aggregate(mask_BxT, T)
+  if method.weigh_rows:
+    weight_BxT *= batch.rollout.weight_B[:, None]
   return Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_PxG.reshape(-1, 1) * mask_BxT,
-    weight_BxT=method.aggregate(mask_BxT, T),
+    weight_BxT=weight_BxT,
     behaviour_BxT=batch.rollout.logp_BxT,
   )
 

@@ -37,7 +37,10 @@ def lengths() -> np.ndarray:
 def empty() -> Rollout:
   zeros = np.zeros((P * G, T), np.int32)
   one = np.zeros(P * G, np.int32)
-  return Rollout(zeros, zeros.astype(np.float32), one, one.astype(np.int8), zeros)
+  weights, features = np.ones(P * G, np.float32), np.zeros((P * G, 0), np.float32)
+  return Rollout(
+    zeros, zeros.astype(np.float32), one, one.astype(np.int8), zeros, weights, features
+  )
 
 
 def run(choose, stop) -> tuple[float, float, float]:

@@ -58,6 +58,8 @@ def make_batch(seed=0, off_policy=0.3):
     length_B,
     np.ones(B, np.int8),
     np.zeros(B, np.int32),
+    np.ones(B),
+    np.zeros((B, 0)),
   )
   prompts = Prompts(np.zeros((P, 3), np.int32), np.full(P, 3, np.int32), *[np.arange(P)] * 3)
   return Batch(prompts, rollout, correct_B, correct_B), logp_BxT

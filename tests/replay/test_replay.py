@@ -27,6 +27,8 @@ def rollout(*length_B, reason_B, seed=0):
     np.array(length_B, np.int32),
     np.array(reason_B, np.int8),
     np.zeros((B, T), np.int32),
+    np.ones(B, np.float32),
+    np.zeros((B, 0), np.float32),
   )
 
 

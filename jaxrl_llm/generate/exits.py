@@ -1,0 +1,117 @@
+"""Ending a row before its end token or its cap: each function here looks at the rows' newest token and judges.
+
+Named in `config.generate.exit.fn`. A row that exits is graded as it is, like one that its cap cut; one
+that is aborted is not learnt from. A rule sees a row's own record alone, so that slots and order change
+nothing. The first look is at a row's second token. A row continued from an earlier step begins with empty memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+MEMORY = 2  # numbers that a rule may keep for a row
+
+
+class Look(NamedTuple):
+  """What a rule may look at, one entry per slot."""
+
+  tokens_SxT: jax.Array  # of the row, the newest included
+  length_S: jax.Array
+  cap_S: jax.Array
+  logits_SxV: jax.Array  # that the newest token was drawn from, temperature not yet applied
+  uniform_S: jax.Array  # one for each row, for lotteries
+  memory_SxM: jax.Array  # float32, zeros at first
+
+
+class Verdict(NamedTuple):
+  """What a rule answers."""
+
+  exit_S: jax.Array
+  abort_S: jax.Array
+  weight_S: jax.Array  # what the row's weight is multiplied by
+  memory_SxM: jax.Array
+
+
+def none(look: Look) -> Verdict:
+  """Rows end by themselves or at their cap. Source: none."""
+  return _verdict(look)
+
+
+def repetition(look: Look, *, period: int = 8, times: int = 4) -> Verdict:
+  """Exit where the last tokens are one passage of at most `period` tokens, `times` times over.
+
+  Passage of p tokens: y[t−i] = y[t−i−p] for all i < (times − 1)·p. Source: none.
+  """
+  T = look.tokens_SxT.shape[1]
+  reach = (times - 1) * period
+  back = look.length_S[:, None] - 1 - jnp.arange(reach + period)
+  newest_SxR = jnp.take_along_axis(look.tokens_SxT, jnp.clip(back, 0, T - 1), axis=1)
+  again = jnp.zeros_like(look.length_S, bool)
+  for p in range(1, period + 1):
+    n = (times - 1) * p
+    same = (newest_SxR[:, :n] == newest_SxR[:, p : p + n]).all(1)
+    again |= same & (look.length_S >= times * p)
+  return _verdict(look, exit_S=again)
+
+
+def entropy(look: Look, *, high: float, decay: float = 0.9, least_tokens: int = 8) -> Verdict:
+  """Exit where the running mean of the entropy (nats) exceeds `high`: the row has come apart.
+
+  h ← decay·h + (1 − decay)·H, divided by 1 − decayᵗ; from `least_tokens` on. Source: none.
+  """
+  logp_SxV = jax.nn.log_softmax(look.logits_SxV.astype(jnp.float32))
+  now_S = -(jnp.exp(logp_SxV) * logp_SxV).sum(-1)
+  mean_S = decay * look.memory_SxM[:, 0] + (1 - decay) * now_S
+  count_S = look.memory_SxM[:, 1] + 1
+  over_S = mean_S / (1 - decay**count_S) > high
+  memory = jnp.stack([mean_S, count_S], 1)
+  return _verdict(look, exit_S=over_S & (count_S >= least_tokens), memory_SxM=memory)
+
+
+def marker(
+  look: Look,
+  *,
+  text: str,
+  table: jax.Array | None = None,
+  start: float = 0.3,
+  deadline: float = 0.8,
+  abort: float = 0.95,
+  margin: float = 0.9,
+  streak: int = 5,
+) -> Verdict:
+  """Exit soon after a sure answer, abort where none has come: Duet's stop machine.
+
+  From start·cap tokens on: once the marker was seen, `streak` tokens in a row with p₁ − p₂ > `margin` end
+  the row. At deadline·cap tokens a row without marker is aborted with probability `abort`, else it
+  goes on with weight 1 / (1 − abort). `table` comes from `marker.table(…, text)`, made where the
+  tokenizer is known.
+  Source: none (the official code of DUET, Haoyu-Hu/DUET, as notes on it tell; its quantiles of recent lengths,
+  30 % and 80 %, are shares of the cap here, its per-prompt margin is one number).
+  """
+  states = table.shape[0]
+  newest_S = jnp.take_along_axis(look.tokens_SxT, look.length_S[:, None] - 1, axis=1)[:, 0]
+  # Token 0 comes from the prompt and is not looked at by itself.
+  begun_S = jnp.where(look.length_S == 2, table[0, look.tokens_SxT[:, 0]], look.memory_SxM[:, 0])
+  state_S = table[begun_S.astype(jnp.int32), newest_S].astype(jnp.int32)
+  seen_S = state_S == states - 1
+  top_Sx2 = jax.lax.top_k(jax.nn.softmax(look.logits_SxV.astype(jnp.float32)), 2)[0]
+  sure_S = seen_S & (top_Sx2[:, 0] - top_Sx2[:, 1] > margin)
+  sure_S &= look.length_S >= jnp.ceil(start * look.cap_S)
+  run_S = jnp.where(sure_S, look.memory_SxM[:, 1] + 1, 0)
+  due_S = ~seen_S & (look.length_S == jnp.ceil(deadline * look.cap_S))
+  lost_S = due_S & (look.uniform_S < abort)
+  return Verdict(
+    exit_S=run_S >= streak,
+    abort_S=lost_S,
+    weight_S=jnp.where(due_S & ~lost_S, 1 / max(1 - abort, 1e-3), 1.0),
+    memory_SxM=jnp.stack([state_S.astype(jnp.float32), run_S], 1),
+  )
+
+
+def _verdict(look: Look, **changes: jax.Array) -> Verdict:
+  never = jnp.zeros_like(look.length_S, bool)
+  ones = jnp.ones_like(look.length_S, jnp.float32)
+  return Verdict(never, never, ones, look.memory_SxM)._replace(**changes)

@@ -1,0 +1,50 @@
+"""Keys and values as stored: plain arrays in float32 or bfloat16, or int8 with one scale per token and head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Int8(NamedTuple):
+  """x ≈ data · scale, rounded to nearest, scale = max|x| / 127 over the head's dimension."""
+
+  data: jax.Array  # int8 [rows, K, S, d]
+  scale: jax.Array  # float32 [rows, K, S]
+
+
+Stored = jax.Array | Int8
+
+
+def pack(x: jax.Array, dtype: str) -> Stored:
+  """x [rows, K, S, d] as it is stored; int8 errs by at most max|x| / 254 a number. Source: none."""
+  if dtype != 'int8':
+    return x.astype(dtype)
+  x = x.astype(jnp.float32)
+  scale = jnp.abs(x).max(-1) / 127
+  data = jnp.round(x / jnp.where(scale > 0, scale, 1)[..., None])
+  return Int8(data.astype(jnp.int8), scale)
+
+
+def zeros(shape: tuple[int, ...], dtype: str) -> Stored:
+  """An empty cache of `shape` [rows, K, S, d]. Source: none."""
+  return pack(jnp.zeros(shape, jnp.float32 if dtype == 'int8' else dtype), dtype)
+
+
+def write(cache: Stored, new: jax.Array, at: jax.Array) -> Stored:
+  """The cache with `new` [rows, K, Q, d] in the columns from `at` on. Source: none."""
+  stored = pack(new, 'int8' if isinstance(cache, Int8) else cache.dtype.name)
+  put = lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, at, 2)  # noqa: E731
+  return jax.tree.map(put, cache, stored)
+
+
+def read(cache: Stored, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
+  """(numbers in `dtype` [rows, K, S, d], scale [rows, K, S] or None).
+
+  The scale multiplies scores or weights, so that no dequantised copy of the cache is needed. Source: none.
+  """
+  if isinstance(cache, Int8):
+    return cache.data.astype(dtype), cache.scale
+  return cache, None

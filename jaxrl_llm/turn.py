@@ -1,0 +1,177 @@
+"""What the host does between two calls of the compiled program: choose prompts, grade what came, learn from both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm import control, data, grade, replay
+from jaxrl_llm import step as steps
+from jaxrl_llm.program import Program
+from jaxrl_llm.types import ABORTED, REASONS, TRUNCATED, Batch, Prompts, Rollout
+
+
+class Parts(NamedTuple):
+  """What a run is made of, all checked before anything is compiled."""
+
+  config: Any
+  model: Any
+  mesh: jax.sharding.Mesh
+  program: Program
+  tables: data.Tables
+  curriculum: control.Curriculum
+  lengths: control.LengthEstimate
+  unfinished: replay.Unfinished
+  drafts: replay.Drafts
+  cap: Callable[..., int]  # (step, T) → tokens a row may take
+
+
+class Flight(NamedTuple):
+  """What a call of the program was asked and gave: on its way from the device until it is landed."""
+
+  index: int  # number of the step
+  prompts: Prompts
+  rollout: Rollout
+  device: dict[str, Any]  # the program's own metrics
+
+
+class Landed(NamedTuple):
+  """A flight, graded."""
+
+  batch: Batch
+  row: dict[str, float]  # of metrics.jsonl
+  told: list[dict]  # rows of the rollout file
+
+
+def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None, np.int32]:
+  """The groups to continue, then as many new prompts as there is room for; drafts; the cap. Source: none."""
+  config, held = parts.config, parts.unfinished
+  chosen = parts.curriculum.propose(index, config.prompts).index
+  if len(held):  # one prompt may not run twice at once
+    chosen = chosen[~np.isin(chosen, held.prompts.index_P)][: config.prompts - len(held)]
+  fresh = parts.tables.train.prompts(chosen, born=index)
+  fresh = fresh._replace(expected_P=parts.lengths(chosen))
+  empty, begun = steps.empty_rollout(parts.program), None
+  if config.generate.stop.fn != 'none':
+    fresh, begun = held.begin(fresh, empty)
+  drafts = config.generate.draft.fn != 'none'
+  draft = parts.drafts.take(fresh.index_P, empty) if drafts else None
+  return fresh, begun, draft, np.int32(parts.cap(index, config.completion_tokens))
+
+
+def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
+  """Waits for a flight, holds back what is unfinished, grades the rest and tells the curriculum. Source: none."""
+  device = {k: float(v) for k, v in flight.device.items()}
+  rollout = jax.tree.map(np.asarray, flight.rollout)
+  rollout, whole_P, held = _hold(parts, flight.prompts, rollout, flight.index)
+  batch, rows, texts, counts = _grade(parts, pool, flight.prompts, rollout)
+  row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
+  row |= counts | held | _rollout_metrics(batch)
+  return Landed(batch, row, _rollout_rows(rows, texts, batch, flight.index))
+
+
+def packed(flight: Flight) -> dict[str, Any]:
+  """A flight for the checkpoint: it waits for the device. Source: none."""
+  prompts, rollout = (
+    jax.tree.map(np.asarray, x)._asdict() for x in (flight.prompts, flight.rollout)
+  )
+  device = {k: float(v) for k, v in flight.device.items()}
+  return dict(index=flight.index, prompts=prompts, rollout=rollout, device=device)
+
+
+def unpacked(host: dict[str, Any]) -> Flight:
+  """Back from `packed`. Source: none."""
+  return Flight(
+    host['index'], Prompts(**host['prompts']), Rollout(**host['rollout']), host['device']
+  )
+
+
+def _hold(parts: Parts, prompts: Prompts, rollout: Rollout, index: int):
+  """Keeps what goes on next step and what may be a draft; returns the rollout without the unfinished groups."""
+  whole_P, dropped = parts.unfinished.keep(prompts, rollout, index)
+  aborted_B = rollout.reason_B == ABORTED
+  rollout = replay.blank(rollout, np.repeat(whole_P, parts.config.rollouts) & ~aborted_B)
+  if parts.config.generate.draft.fn != 'none':
+    parts.drafts.keep(prompts.index_P, rollout)
+  held = len(parts.unfinished)
+  told = {'generate/unfinished_groups': held, 'generate/dropped_groups': dropped}
+  told['generate/aborted_rows'] = int(aborted_B.sum())
+  return rollout, whole_P, told
+
+
+def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
+  """The batch to learn from, with rows and texts for the log; empty rows are not graded and get 0."""
+  decode, table = parts.model.tokenizer.decode, parts.tables.train
+  texts = [
+    decode(t[:n].tolist()) for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)
+  ]
+  rows = [table.rows[i] for i in prompts.index_P for _ in range(parts.config.rollouts)]
+  real = np.flatnonzero(rollout.length_B)
+  scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
+  reward_B = np.zeros(len(rows), np.float32)
+  reward_B[real] = scores.reward_B
+  batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32))
+  return batch, rows, texts, scores.counts
+
+
+def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float]:
+  """Tells the curriculum how many of each whole group were right; integers only.
+
+  Where rows were kept by chance, right ones count 1 / their probability, scaled to the group: who was kept
+  must not look like how hard a prompt is.
+  """
+  per_prompt = lambda x: x.reshape(-1, parts.config.rollouts)[whole_P]  # noqa: E731
+  length_PxG = per_prompt(batch.rollout.length_B)
+  count_P = (length_PxG > 0).sum(1).astype(np.int32)
+  weight_PxG = per_prompt(batch.rollout.weight_B) * (length_PxG > 0)
+  share_P = (weight_PxG * per_prompt(batch.correct_B)).sum(1) / np.maximum(weight_PxG.sum(1), 1e-9)
+  right_P = np.rint(share_P * count_P).astype(np.int32)
+  truncated_P = per_prompt(batch.rollout.reason_B == TRUNCATED).sum(1).astype(np.int32)
+  index_P = np.asarray(batch.prompts.index_P)[whole_P]
+  seen_P = count_P > 0
+  if seen_P.any():
+    told = (x[seen_P] for x in (index_P, right_P, count_P, truncated_P))
+    parts.curriculum.observe(*told)
+    mean_P = length_PxG.sum(1)[seen_P] / count_P[seen_P]
+    parts.lengths.observe(index_P[seen_P], mean_P)
+  return parts.curriculum.metrics()
+
+
+def _rollout_metrics(batch: Batch) -> dict[str, float]:
+  real_B = batch.rollout.length_B > 0
+  if not real_B.any():
+    return {'perf/rollouts': 0, 'response_length/sum': 0}
+  length_B, reward_B = batch.rollout.length_B[real_B], batch.reward_B[real_B]
+  return {
+    'critic/score/mean': float(reward_B.mean()),
+    'critic/score/max': float(reward_B.max()),
+    'critic/score/min': float(reward_B.min()),
+    'response_length/sum': int(length_B.sum()),
+    'response_length/mean': float(length_B.mean()),
+    'response_length/max': float(length_B.max()),
+    'response_length/min': float(length_B.min()),
+    'response_length/clip_ratio': float((batch.rollout.reason_B == TRUNCATED)[real_B].mean()),
+    'prompt_length/mean': float(batch.prompts.length_P.mean()),
+    'perf/rollouts': int(real_B.sum()),
+  }
+
+
+def _rollout_rows(rows, texts, batch: Batch, index: int) -> list[dict]:
+  G = len(texts) // len(batch.prompts.index_P)
+  return [
+    dict(
+      input=row.question or row.messages,
+      output=text,
+      gts=row.answer,
+      score=float(batch.reward_B[b]),
+      step=index,
+      prompt=int(batch.prompts.index_P[b // G]),
+      length=int(batch.rollout.length_B[b]),
+      reason=REASONS[int(batch.rollout.reason_B[b])],
+    )
+    for b, (row, text) in enumerate(zip(rows, texts, strict=True))
+    if batch.rollout.length_B[b]
+  ]
