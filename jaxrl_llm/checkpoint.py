@@ -47,7 +47,7 @@ def save(folder: str, step: int, tree: Any, host: dict[str, Any], *, keep: int) 
   try:
     # Uncompressed: random float32 loses an eighth of its size to zstd, at several times the time.
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as writer:
-      writer.save(os.path.join(part, 'device'), ocp.args.PyTreeSave(tree))
+      writer.save(os.path.join(part, 'device'), ocp.args.PyTreeSave(jax.tree.map(_sized, tree)))
     if _first():
       _seal(part, encoded, _leaves(tree))
   except Exception as error:
@@ -100,6 +100,9 @@ def restore(folder: str, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]
   _fits(path, _leaves(abstract))
   with ocp.StandardCheckpointer() as reader:
     tree = reader.restore(os.path.join(path, 'device'), jax.tree.map(_placed, abstract))
+  tree = jax.tree.map(
+    lambda x, like: x if like.size else np.zeros(like.shape, like.dtype), tree, abstract
+  )
   return tree, _decode(path)
 
 
@@ -248,8 +251,15 @@ def _fits(path: str, wanted: dict[str, Any]) -> None:
       )
 
 
+def _sized(leaf: Any) -> Any:
+  """A leaf as orbax is to write it: an array of no elements, which it refuses, as a zero."""
+  return leaf if leaf.size else np.zeros((), leaf.dtype)
+
+
 def _placed(leaf: Any) -> Any:
   """What orbax is to restore a leaf as: without a sharding, a numpy array (of no memory, here)."""
+  if not leaf.size:
+    return _sized(leaf)
   if getattr(leaf, 'sharding', None) is not None:
     return leaf
   return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

@@ -54,6 +54,7 @@ def make_tree(on: Mesh, seed: int = 0) -> tuple[State, dict]:
     'tokens_BxT': random.integers(0, 99, (8, 5), np.int32),  # numpy, as a pending batch may be
     'reason_B': put(np.arange(8, dtype=np.int8), on.axis_names[0]),
     'key': put(jax.random.key(seed + 7)),
+    'feature_BxF': np.zeros((8, 0), np.float32),  # of no elements, as where nothing judges
   }
   return State(params, moments, put(np.int32(4))), batch
 

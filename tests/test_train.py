@@ -24,6 +24,15 @@ PARTIAL = dict(
   optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
 )
 
+# Graded while the next step runs; and half of all rollouts pruned by a judge that is part of the state.
+LAG = dict(
+  mode='lag',
+  generate=dict(
+    prune=dict(fn='quality', candidates=8, at_tokens=2, warmup_steps=2, learning_rate=1e-2)
+  ),
+  optimizer=dict(learning_rate=3e-3),
+)
+
 
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
@@ -36,6 +45,13 @@ def uninterrupted(tmp_path_factory):
 def partial(tmp_path_factory):
   folder = tmp_path_factory.mktemp('partial')
   tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **PARTIAL), folder / 'run'))
+  return folder / 'run'
+
+
+@pytest.fixture(scope='module')
+def lag(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('lag')
+  tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **LAG), folder / 'run'))
   return folder / 'run'
 
 
@@ -71,12 +87,33 @@ def test_unfinished_groups_go_on_and_are_learnt_from_once_whole(devices, tmp_pat
   assert max(r['actor/ppo_kl'] for r in rows) > 1e-5
 
 
-@pytest.mark.parametrize('kind', ['uninterrupted', 'partial'])
+def test_lagging_learns_every_batch_one_update_late_and_knows_it(lag):
+  rows = tiny_job.rows(lag)
+  assert [r['training/global_step'] for r in rows] == list(range(10))
+  learnt = [r['training/trained_tokens'] for r in rows]
+  assert learnt[:2] == [0, 0] and min(learnt[2:]) > 0
+  assert learnt[2:] == [r['response_length/sum'] for r in rows[:-2]]
+  # One update lies between: off-policy, and corrected by the recorded log-probabilities.
+  assert max(r['training/rollout_probs_diff_max'] for r in rows[3:]) > 1e-3
+  assert all(r['generate/tokens'] > r['response_length/sum'] for r in rows)
+
+
+def test_two_programs_are_the_one(uninterrupted, tmp_path):
+  config = tiny_job.config_file(tmp_path, mode='split', steps=6)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  for one, two in zip(
+    tiny_job.rows(uninterrupted[0]), tiny_job.rows(tmp_path / 'run'), strict=False
+  ):
+    for name in one:
+      np.testing.assert_allclose(two[name], one[name], atol=1e-6, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize('kind', ['uninterrupted', 'partial', 'lag'])
 def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
   kind, tmp_path, request
 ):
   """SIGKILL, three times, then to the end: every metric of every step equal, bit for bit."""
-  want, changes = request.getfixturevalue(kind), {} if kind == 'uninterrupted' else PARTIAL
+  want, changes = request.getfixturevalue(kind), dict(partial=PARTIAL, lag=LAG).get(kind, {})
   want = want[0] if kind == 'uninterrupted' else want
   draw, run = random.Random(0), tmp_path / 'run'
   config = tiny_job.config_file(tmp_path, **changes)

@@ -47,7 +47,7 @@ def repetition(look: Look, *, period: int = 8, times: int = 4) -> Verdict:
   """
   T = look.tokens_SxT.shape[1]
   reach = (times - 1) * period
-  back = look.length_S[:, None] - 1 - jnp.arange(reach + period)
+  back = look.length_S[:, None] - 1 - jnp.arange(reach + period)[None]
   newest_SxR = jnp.take_along_axis(look.tokens_SxT, jnp.clip(back, 0, T - 1), axis=1)
   again = jnp.zeros_like(look.length_S, bool)
   for p in range(1, period + 1):

@@ -34,7 +34,7 @@ def init(features: int, seed: int) -> Judge:
 def score(params: Any, feature_BxF: jax.Array) -> jax.Array:
   """The logit of being right, from a feature scaled to unit mean square. Source: arXiv:2603.24840."""
   scale = jnp.sqrt((feature_BxF**2).mean(-1, keepdims=True) + 1e-6)
-  hidden = jax.nn.gelu(feature_BxF / scale @ params['w1'] + params['b1'])
+  hidden = jax.nn.gelu(feature_BxF / scale @ params['w1'] + params['b1'][None])
   return hidden @ params['w2'] + params['b2']
 
 

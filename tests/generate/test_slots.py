@@ -41,13 +41,14 @@ def make_prompts():
   return Prompts(tokens_PxL, length_P, np.arange(P, dtype=np.int32) * 7, np.full(P, 2), expected_P)
 
 
-def run(params, begun=None, cap=None, version=4, **changes):
+def run(params, begun=None, cap=None, version=4, pause=None, member_B=None, **changes):
   spec = engine.Spec(G, T, 1.0, (3, 11), 'float32')._replace(**changes)
 
   @jax.jit
   def fn(params, prompts, begun, cap):
     key = jax.random.key(1)
-    return engine.generate(MODEL, params, prompts, key, version, spec, begun=begun, cap=cap)
+    more = dict(begun=begun, cap=cap, pause=pause, member_B=member_B)
+    return engine.generate(MODEL, params, prompts, key, version, spec, **more)
 
   rollout, rounds = fn(params, make_prompts(), begun, cap)
   return jax.tree.map(np.asarray, rollout), int(rounds)
@@ -174,6 +175,77 @@ def test_a_cap_is_a_number_and_compiles_once(params, whole):
   np.testing.assert_array_equal(got.length_B, np.minimum(whole.length_B, cap_B))
   long = whole.length_B > cap_B
   assert (got.reason_B[long] == TRUNCATED).all() and long.any()
+
+
+@pytest.mark.parametrize('slots', [0, 5])
+def test_a_growing_ring_says_the_same(params, whole, slots):
+  """Rings of 4, 7 and 13 columns, grown in mid-flow, with rows of all ages in the slots."""
+  got, rounds = run(params, slots=slots, windows=3)
+  assert_same(got, whole)
+  assert rounds == run(params, slots=slots)[1]
+
+
+def test_short_rows_never_leave_the_narrow_ring(params):
+  """Rows that end within 4 tokens: the widest ring is made after the work is done, and never decoded with."""
+  spec = engine.Spec(G, 64, 1.0, (3, 11), 'float32', windows=5, slots=6)
+  widths = []
+  real = decoder.apply
+  engine.decoder.apply, key = _spy(real, widths), jax.random.key(1)
+  try:
+    out = jax.jit(lambda p, q, c: engine.generate(MODEL, p, q, key, 4, spec, cap=c))(
+      params, make_prompts(), jnp.int32(4)
+    )
+  finally:
+    engine.decoder.apply = real
+  assert sorted(set(widths)) == [4, 8, 16, 32, 64]
+  assert out[0].length_B.max() == 4
+  # Every row of at most 4 tokens fits the ring of 4: no other loop ran.
+  alone = jax.jit(
+    lambda p, q, c: engine.generate(
+      MODEL, p, q, key, 4, spec._replace(windows=1, max_tokens=4), cap=c
+    )
+  )(params, make_prompts(), jnp.int32(4))
+  assert out[1] == alone[1]
+
+
+def _spy(real, widths):
+  def apply(*args, cache=None, **more):
+    if cache is not None:
+      widths.append(cache[0][0].shape[2])
+    return real(*args, cache=cache, **more)
+
+  return apply
+
+
+@pytest.mark.parametrize('slots', [0, 5])
+def test_looking_at_the_end_only_now_and_then_changes_nothing(params, whole, slots):
+  got, rounds = run(params, slots=slots, test_every=4, windows=2)
+  assert_same(got, whole)
+  assert rounds % 4 == 0 and rounds - run(params, slots=slots)[1] < 2 * 4
+
+
+def test_rows_pause_and_go_on_as_other_members(params, whole):
+  """Two legs: all rows to 4 tokens, then half of each group to the end, each as the member that it was."""
+  paused, _ = run(params, pause=4)
+  assert paused.length_B.max() == 4
+  assert ((paused.reason_B == UNFINISHED) == (whole.length_B > 4)).all()
+  member = np.array([[0, 2], [1, 3], [2, 3], [0, 1], [1, 2], [0, 3]])
+  row_B = (np.arange(P)[:, None] * G + member).reshape(-1)
+  begun = jax.tree.map(lambda x: x[row_B], paused)
+  got, _ = run(params, begun, rollouts=2, member_B=member.reshape(-1))
+  assert_same(got, jax.tree.map(lambda x: x[row_B], whole))
+
+
+@pytest.mark.parametrize('dtype,error', [('bfloat16', 0.005), ('int8', 0.01)])
+def test_a_smaller_cache_errs_by_its_rounding_alone(params, dtype, error):
+  """Rounded the same whatever the slot and the ring; and on average by little."""
+  got, _ = run(params, cache_dtype=dtype)
+  assert_same(run(params, slots=5, cache_dtype=dtype, windows=2)[0], got)
+  gaps = [
+    np.abs(np.exp(got.logp_BxT[b, : got.length_B[b]]) - np.exp(rescored(params, got, b)))
+    for b in range(B)
+  ]
+  assert 1e-5 < np.concatenate(gaps).mean() < error
 
 
 def test_stop_rules_stop_where_they_say(params, whole):

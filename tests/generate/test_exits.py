@@ -1,0 +1,128 @@
+"""Rows that end by a rule: which, when, and what the others say."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.generate import engine, exits, marker
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import ABORTED, EXITED, ModelConfig, Prompts
+
+V, P, G, T = 6, 12, 8, 24
+B = P * G
+MODEL = ModelConfig(
+  vocab=V, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=24, max_tokens=64
+)
+TEXTS = ['', 'a', 'b', 'ab', 'ca', 'ba']
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.tree.map(lambda x: x * 2.5, decoder.init(MODEL, 0))
+
+
+def run(params, rule=exits.none, slots=0, end_ids=()):
+  ones = np.ones(P, np.int32)
+  prompts = Prompts(
+    np.arange(P, dtype=np.int32)[:, None] % V,
+    ones,
+    ones * 3 + np.arange(P),
+    ones,
+    np.zeros(P, np.float32),
+  )
+  spec = engine.Spec(G, T, 1.0, end_ids, 'float32', slots=slots, exit=rule)
+  fn = jax.jit(lambda p: engine.generate(MODEL, p, prompts, jax.random.key(0), 1, spec)[0])
+  return jax.tree.map(np.asarray, fn(params))
+
+
+@pytest.fixture(scope='module')
+def free(params):
+  return run(params)
+
+
+def check(got, free, ends):
+  """Rows end at `ends` (T where they don't), and until then say what they would have said."""
+  np.testing.assert_array_equal(got.length_B, ends)
+  assert 0 < (ends < T).sum() < B
+  for b in range(B):
+    np.testing.assert_array_equal(got.tokens_BxT[b, : ends[b]], free.tokens_BxT[b, : ends[b]])
+
+
+def first(flags, default=T):
+  """The number of tokens when a flag first holds."""
+  return next((n for n, flag in flags if flag), default)
+
+
+@pytest.mark.parametrize('slots', [0, 7])
+def test_repetition_ends_a_row_at_the_token_that_completes_it(params, free, slots):
+  def repeats(y, n):
+    return any(
+      n >= 3 * p and all(y[n - 1 - i] == y[n - 1 - i - p] for i in range(2 * p)) for p in (1, 2)
+    )
+
+  got = run(params, functools.partial(exits.repetition, period=2, times=3), slots)
+  ends = [first((n, repeats(y, n)) for n in range(2, T + 1)) for y in free.tokens_BxT]
+  check(got, free, np.array(ends))
+  assert (got.reason_B[got.length_B < T] == EXITED).all()
+
+
+def test_entropy_ends_a_row_when_its_running_mean_is_too_high(params, free):
+  means_BxT = np.zeros((B, T))
+  for b in range(B):
+    tokens = np.concatenate([[b // G % V], free.tokens_BxT[b]])[None]
+    logp = jax.nn.log_softmax(decoder.forward(MODEL, params, tokens, np.ones_like(tokens, bool)))[0]
+    entropy, mean = np.asarray(-(jnp.exp(logp) * logp).sum(-1)), 0.0
+    for t in range(1, T):  # token t is drawn from what position t says; the t-th look is at it
+      mean = 0.8 * mean + 0.2 * entropy[t]
+      means_BxT[b, t] = mean / (1 - 0.8**t) if t >= 4 else 0
+  high = float(np.median(means_BxT.max(1)))
+  got = run(params, functools.partial(exits.entropy, high=high, decay=0.8, least_tokens=4), slots=9)
+  over = means_BxT > high
+  check(got, free, np.where(over.any(1), over.argmax(1) + 1, T))
+
+
+def test_the_table_finds_a_text_however_it_is_cut(free):
+  table = marker.table(TEXTS, 'aba')
+  for y in free.tokens_BxT:
+    state = 0
+    for n in range(T):
+      state = table[state, y[n]]
+      text = ''.join(TEXTS[t] for t in y[: n + 1])
+      if 'aba' in text:
+        assert state == 3
+      else:
+        assert state == max(k for k in range(3) if text.endswith('aba'[:k]))
+
+
+@pytest.mark.parametrize('slots', [0, 7])
+def test_marker_aborts_rows_without_it_and_ends_sure_rows_with_it(params, free, slots):
+  table = jnp.asarray(marker.table(TEXTS, 'aba'))
+  rule = functools.partial(
+    exits.marker, text='aba', table=table, start=0.25, deadline=0.5, abort=0.6, margin=0.2, streak=2
+  )
+  got = run(params, rule, slots)
+  has = np.array(['aba' in ''.join(TEXTS[t] for t in y[: T // 2]) for y in free.tokens_BxT])
+  aborted = got.reason_B == ABORTED
+  assert (got.length_B[aborted] == T // 2).all() and not has[aborted].any()
+  spared = ~has & ~aborted
+  assert aborted.sum() / (~has).sum() == pytest.approx(0.6, abs=0.2) and spared.any()
+  np.testing.assert_allclose(got.weight_B, np.where(spared, 1 / 0.4, 1.0), rtol=1e-5)
+  left = got.reason_B == EXITED
+  assert left.any()
+  for b in np.flatnonzero(left):
+    n = got.length_B[b]
+    assert n >= T // 4 and 'aba' in ''.join(TEXTS[t] for t in got.tokens_BxT[b, : n - 1])
+  # Counting the spared 1/(1 − abort) times and the aborted not at all leaves sums as they were.
+  assert got.weight_B[~aborted].sum() == pytest.approx(B, rel=0.15)
+
+
+def test_an_end_token_is_no_exit(params):
+  rule = functools.partial(exits.repetition, period=1, times=2)
+  got = run(params, rule, end_ids=(1, 2))
+  ended = np.isin(got.tokens_BxT[np.arange(B), got.length_B - 1], (1, 2))
+  assert ended.any() and (got.reason_B[ended] == 1).all()

@@ -1,0 +1,174 @@
+"""Pruning: who survives, with which probability, and that survivors are what they would have been."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import shard
+from jaxrl_llm import step as steps
+from jaxrl_llm.generate import judge, shortlist
+from jaxrl_llm.models import decoder
+from jaxrl_llm.program import make_program
+from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts, UserError
+
+P, C, G, L, T, V = 4, 8, 3, 4, 9, 12
+MODEL = ModelConfig(
+  vocab=V, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, max_tokens=64
+)
+
+
+def some_p(groups=500):
+  return jnp.asarray(np.random.default_rng(0).beta(0.6, 0.6, (groups, C)), jnp.float32)
+
+
+@pytest.mark.parametrize('keep', [2, 4, 6])
+def test_survival_sums_to_the_kept_within_its_bounds(keep):
+  s = np.asarray(shortlist.survival(some_p(), keep, share=0.5, floor=0.05))
+  np.testing.assert_allclose(s.sum(1), keep, rtol=1e-4)
+  assert s.min() >= 0.05 * 0.999 and s.max() <= 1.001
+
+
+def test_survivors_are_balanced_where_nothing_is_clipped():
+  """Expected right ones among the survivors = share × kept, where p̂ is the truth."""
+  p = jnp.asarray([[0.3, 0.4, 0.5, 0.2, 0.35, 0.3, 0.25, 0.4]])
+  for share in (0.3, 0.5, 0.6):
+    s = shortlist.survival(p, 2, share=share, floor=0.0)
+    # Each half of the wish gives its part: Σ p·s = keep·[share·Σp²/p̄ + (1−share)·Σp(1−p)/(1−p̄)]/C.
+    mean = p.mean()
+    want = 2 * (share * (p**2).sum() / mean + (1 - share) * (p * (1 - p)).sum() / (1 - mean)) / C
+    assert float((p * s).sum()) == pytest.approx(float(want), rel=1e-4)
+
+
+def test_certain_groups_survive_evenly():
+  for p in (0.0, 1.0):
+    s = shortlist.survival(jnp.full((1, C), p), 4, share=0.5, floor=0.05)
+    np.testing.assert_allclose(s, 0.5, rtol=1e-4)
+
+
+def test_exactly_so_many_are_kept_each_with_its_own_probability():
+  """20000 draws for one group: frequencies are s, and the mean of r/s is the mean of r."""
+  N, keep = 20000, 3
+  s_C = shortlist.survival(some_p(1), keep, share=0.5, floor=0.05)[0]
+  keys = jax.random.split(jax.random.key(0), N)
+  index, s = shortlist.choose(keys, jnp.tile(s_C, (N, 1)), keep)
+  index = np.asarray(index)
+  assert index.shape == (N, keep) and (np.diff(index, axis=1) > 0).all()
+  frequency = np.bincount(index.reshape(-1), minlength=C) / N
+  np.testing.assert_allclose(frequency, s_C, atol=4 * 0.5 / np.sqrt(N))
+  reward_C = np.arange(C) % 3 == 0
+  estimate = (reward_C[index] / np.asarray(s)).sum(1) / C
+  assert estimate.mean() == pytest.approx(reward_C.mean(), abs=4 * estimate.std() / np.sqrt(N))
+  plain = reward_C[index].mean()
+  assert abs(plain - reward_C.mean()) > 0.02, (
+    'without weights the mean is another: the check can fail'
+  )
+
+
+def test_the_judge_learns_and_is_calibrated():
+  """Right with probability σ(3·x₀): ranked like the truth, and right as often as it says."""
+  r = np.random.default_rng(0)
+
+  def data():
+    x = r.normal(size=(256, 8)).astype(np.float32)
+    p = 1 / (1 + np.exp(-3 * x[:, 0]))
+    return x, p, (r.random(256) < p).astype(np.float32)
+
+  state, ones = judge.init(8, 0), jnp.ones(256)
+  x, _, _ = data()
+  np.testing.assert_allclose(judge.chance(state, x, 0), 0.525, rtol=1e-6)  # its bin's middle
+  learn = jax.jit(lambda s, x, y, w: judge.learn(s, x, y, w, 3e-3))
+  for _ in range(300):
+    x, _, y = data()
+    state = learn(state, x, y, ones)
+  x, p, _ = data()
+  told = np.asarray(judge.chance(state, x, 0))
+  assert np.corrcoef(told, p)[0, 1] > 0.9
+  assert np.abs(told - p).mean() < 0.08
+  np.testing.assert_array_equal(judge.chance(state, x, 1000), 0.5)
+  same = learn(state, x, np.ones(256, np.float32), jnp.zeros(256))
+  jax.tree.map(np.testing.assert_array_equal, same, state)
+
+
+def config(**prune):
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  with c.ignore_type():
+    c.generate.prune = prune or dict(fn='none')
+  return c
+
+
+def program(rollouts=G, devices=1, **prune):
+  c = config(**prune)
+  c.rollouts = rollouts
+  c.mesh.data = devices
+  return make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:devices]))
+
+
+def make_prompts():
+  r = np.random.default_rng(0)
+  index_P = np.arange(P, dtype=np.int32)
+  tokens_PxL = r.integers(0, V, (P, L)).astype(np.int32)
+  return Prompts(tokens_PxL, index_P % L + 1, index_P, index_P * 0, np.zeros(P, np.float32))
+
+
+def sample(p, params):
+  state = steps.init_state(p, params)
+  rollout, told = jax.jit(lambda s: steps.generate(p, s, make_prompts()))(state)
+  return jax.tree.map(np.asarray, (rollout, told))
+
+
+@pytest.mark.parametrize('devices', [1, 2])
+def test_survivors_say_what_they_would_have_said_unpruned(devices):
+  params = jax.tree.map(lambda x: x * 2.0, decoder.init(MODEL, 0))
+  whole, _ = sample(program(rollouts=C), params)
+  got, told = sample(
+    program(fn='quality', candidates=C, at_tokens=4, warmup_steps=0, devices=devices), params
+  )
+  assert (got.reason_B != UNFINISHED).all()
+  for p in range(P):
+    all_C = [whole.tokens_BxT[b].tolist() for b in range(p * C, (p + 1) * C)]
+    found = [all_C.index(got.tokens_BxT[b].tolist()) for b in range(p * G, (p + 1) * G)]
+    assert found == sorted(found)
+    for b, c in zip(range(p * G, (p + 1) * G), found, strict=True):
+      np.testing.assert_allclose(got.logp_BxT[b], whole.logp_BxT[p * C + c], atol=1e-5)
+      assert got.length_B[b] == whole.length_B[p * C + c]
+  first = np.minimum(whole.length_B, 4).sum()
+  assert told['generate/tokens'] == first + np.maximum(got.length_B - 4, 0).sum()
+  assert got.feature_BxF.shape == (P * G, MODEL.width) and (got.weight_B >= 1 - 1e-5).all()
+
+
+def test_a_step_teaches_the_judge_by_what_was_graded():
+  p = program(fn='quality', candidates=C, at_tokens=4, learning_rate=1e-2)
+  state = steps.init_state(p, decoder.init(MODEL, 0))
+  call = steps.compile_step(p)
+  batch = steps.empty_batch(p)
+  state, rollout, _ = call(state, batch, make_prompts(), None, None, np.int32(T))
+  assert int(state.judge.updates) == 0
+  rollout = jax.tree.map(np.asarray, rollout)
+  right = (np.arange(P * G) % 2).astype(np.float32)
+  batch = batch._replace(prompts=make_prompts(), rollout=rollout, reward_B=right, correct_B=right)
+  want = judge.learn(
+    jax.device_get(state.judge), rollout.feature_BxF, right, rollout.weight_B, 1e-2
+  )
+  state, _, _ = call(state, batch, make_prompts(), None, None, np.int32(T))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.judge, want)
+  assert int(state.judge.updates) == 1
+
+
+@pytest.mark.parametrize(
+  'prune,told',
+  [
+    (
+      dict(fn='quality', candidates=G, at_tokens=4),
+      'candidates=3 must be more than config.rollouts=3',
+    ),
+    (dict(fn='uniform', candidates=C, at_tokens=T), 'at_tokens=9 must lie between 1 and'),
+  ],
+)
+def test_settings_that_cannot_be_are_told(prune, told):
+  with pytest.raises(UserError, match=told):
+    program(**prune)
