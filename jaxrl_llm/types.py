@@ -77,6 +77,7 @@ class TrainState(NamedTuple):
   opt_state: Any
   step: Array  # int32, optimizer steps taken
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
+  reference: Any = None  # float32 weights as they began, for a method that is held near them
 
 
 @dataclasses.dataclass(frozen=True)
