@@ -336,16 +336,15 @@ def listwise(
 ) -> tuple[jax.Array, jax.Array]:
   """Per prompt Σ_right ω·s/Σω − τ·log mean_wrong e^{s/τ}, s = mean log π, ω = e^{(1 − |y|/max)/rate}.
 
-  Over all prompts; one without a right or a wrong answer adds nothing. Right is A > 0, so that any
-  centred advantage does; to be used with `aggregate.fn=sequence_mean`, whose denominator it replaces, and
-  `ratio.fn=one`. Source: arXiv:2510.04474 (DRPO).
+  Over all prompts; one without a right or a wrong answer adds nothing. A is divided out again and must not
+  be 0: `advantage` raw with baseline 0.5, and `aggregate.fn=sequence_mean`, whose rows are counted anew.
+  Source: arXiv:2510.04474 (DRPO).
   """
   del log_ratio_BxT
   score = row_mean(tokens.logp_BxT, tokens.mask_BxT)[:, 0]
   length = tokens.mask_BxT.sum(1)
   exists, group = length > 0, tokens.group_B
-  sign = jnp.sign(jnp.sum(tokens.advantage_BxT * tokens.mask_BxT, axis=1))
-  right, wrong = exists & (sign > 0), exists & (sign < 0)
+  right, wrong = exists & (tokens.correct_B > 0.5), exists & (tokens.correct_B <= 0.5)
   omega = jnp.where(right, jnp.exp((1 - length / max_tokens) / length_rate), 0.0)
   soft = jnp.where(wrong, jnp.exp((score - jnp.max(score)) / temperature), 0.0)
   share = omega / jnp.maximum(group_sum(omega, group), 1e-30)
