@@ -57,8 +57,13 @@ def default() -> ml_collections.ConfigDict:
   )
   c.objective = dict(
     advantage=dict(fn='group_normalized', eps=1e-6),
+    correction=dict(fn='none'),  # for a sampler that is not the old policy; recomputes log-probs
     ratio=dict(fn='token'),
     trust=dict(fn='clip', low=0.2, high=0.2),
+    emphasis=dict(fn='none'),  # which tokens count for more or not at all
+    kl=dict(
+      fn='none'
+    ),  # what holds the policy back; k1, k2, k3: a frozen copy of the first weights
     aggregate=dict(fn='sequence_mean'),
     shape=dict(fn='none'),  # changes rewards by length, before advantages
     zero_variance=dict(fn='keep'),  # keep | mask: do all-equal groups count in the denominator
@@ -289,7 +294,19 @@ def sized(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> ml_colle
   return config
 
 
-_GROUP = ('group_normalized', 'group_centered', 'leave_one_out')
+_GROUP = (
+  'group_normalized',
+  'group_centered',
+  'group_whitened',
+  'leave_one_out',
+  'batch_normalized',
+  'mean_relative',
+  'median_centered',
+  'shifted',
+  'log_mean_exp',
+  'length_weighted',
+  'adora',
+)
 
 
 def validate(config: ml_collections.ConfigDict) -> None:

@@ -138,10 +138,14 @@ def update(
   minibatches = jax.tree.map(
     lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), _by_prompt(program, batch)
   )
+  old = None
+  if program.method.needs_old:  # of all minibatches, before the first of them moves the weights
+    score = lambda x: _scores(program, state.params, _by_row(program, x))[0]  # noqa: E731
+    old = jax.lax.map(score, minibatches)
   state, metrics = jax.lax.scan(
-    lambda state, minibatch: _minibatch(program, state, _by_row(program, minibatch)),
+    lambda state, piece: _minibatch(program, state, _by_row(program, piece[0]), piece[1]),
     state,
-    minibatches,
+    (minibatches, old),
   )
   if program.prune is not None and program.prune.learning_rate:
     real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
@@ -156,9 +160,10 @@ def update(
   return state, {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
 
 
-def _minibatch(program: Program, state: TrainState, batch: Batch):
+def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array | None):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
-  target = objective.targets(program.method, batch, program.generate.rollouts)
+  target = objective.targets(program.method, batch, program.generate.rollouts)._replace(old_BxT=old)
+  target, whole = _prepared(program, state, batch, target)
 
   def accumulate(carry, piece):
     grads, sums = jax.grad(_slice_loss, argnums=1, has_aux=True)(program, state.params, *piece)
@@ -169,6 +174,7 @@ def _minibatch(program: Program, state: TrainState, batch: Batch):
 
   zeros = jax.tree.map(jnp.zeros_like, state.params), {k: jnp.float32(0) for k in _SUMS}
   (grads, sums), _ = jax.lax.scan(accumulate, zeros, _slices(program, batch, target))
+  sums |= whole
   norm = optax.tree.norm(grads)
   usable = jnp.isfinite(norm)
   state = jax.lax.cond(
@@ -182,16 +188,48 @@ def _minibatch(program: Program, state: TrainState, batch: Batch):
 def _apply(program: Program, state: TrainState, grads: Any) -> TrainState:
   updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
-  return TrainState(params, opt_state, state.step + 1, jnp.zeros_like(state.skipped), state.judge)
+  return state._replace(
+    params=params,
+    opt_state=opt_state,
+    step=state.step + 1,
+    skipped=jnp.zeros_like(state.skipped),
+  )
 
 
-_SUMS = ('pg_loss', 'clipped', 'kl', 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
+def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
+  """What the gradient's slices cannot work out for themselves → targets, and sums already complete."""
+  method = program.method
+  if method.needs_reference:
+    target = target._replace(reference_BxT=_scores(program, state.reference, batch)[0])
+  if not method.needs_rows:
+    return target, {}
+  c_BxT, sums = objective.coefficients(method, target, *_scores(program, state.params, batch))
+  return target._replace(c_BxT=c_BxT), sums
+
+
+def _scores(program: Program, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Log-probabilities and entropies [B, T] of a minibatch, slice by slice, without a gradient."""
+
+  def score(piece):
+    prompts, tokens_BxT = piece
+    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT)
+
+  prompts, tokens, *_ = _slices(program, batch, None)
+  p, g = program.slice_groups, program.slice_rollouts
+  whole = lambda x: x.reshape(-1, p, g, x.shape[-1]).swapaxes(0, 1).reshape(-1, x.shape[-1])  # noqa: E731
+  return jax.tree.map(whole, jax.lax.map(score, (prompts, tokens)))
+
+
+_SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
 
 
 def _slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, target):
   """−Σ c·log π of one slice, with every denominator already inside c."""
   logp_BxT, entropy_BxT = rescore(program, params, prompts, tokens_BxT)
-  c_BxT, sums = objective.coefficients(program.method, target, logp_BxT)
+  if target.c_BxT is None:
+    c_BxT, sums = objective.coefficients(program.method, target, logp_BxT, entropy_BxT)
+  else:
+    c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
   real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
   logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
   gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(target.behaviour_BxT)), 0.0)
@@ -271,6 +309,8 @@ def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, no
     'actor/pg_loss': sums['pg_loss'],
     'actor/pg_clipfrac': sums['clipped'] / counted,
     'actor/ppo_kl': sums['kl'] / counted,
+    'actor/kl_loss': sums['kl_loss'],
+    'actor/rejected_frac': sums['rejected'] / counted,
     'actor/entropy': sums['entropy'] / tokens,
     'actor/grad_norm': norm,
     'actor/lr': program.schedule(jnp.maximum(state.step - 1, 0)),
@@ -294,8 +334,10 @@ def init_state(program: Program, params: Any) -> TrainState:
 
 
 def _fresh(program: Program, params: Any) -> TrainState:
-  judging = judge.init(program.features, program.seed) if program.prune else ()
-  return TrainState(params, program.optimizer.init(params), jnp.int32(0), jnp.int32(0), judging)
+  judging = judge.init(program.features, program.seed) if program.prune else None
+  reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
+  opt_state, zero = program.optimizer.init(params), jnp.int32(0)
+  return TrainState(params, opt_state, zero, zero, judging, reference)
 
 
 def abstract_state(program: Program) -> TrainState:

@@ -15,8 +15,11 @@ from jaxrl_llm.types import Batch, Rollout, TrainState
 # With A = 1, no ratio and no trust region the coefficient form is token-mean maximum likelihood.
 _LIKELIHOOD = dict(
   advantage=dict(fn='raw'),
+  correction=dict(fn='none'),
   ratio=dict(fn='one'),
   trust=dict(fn='none'),
+  emphasis=dict(fn='none'),
+  kl=dict(fn='none'),
   aggregate=dict(fn='token_mean'),
   shape=dict(fn='none'),
   zero_variance=dict(fn='keep'),

@@ -1,7 +1,7 @@
-"""Advantages: how much better a rollout did than its group. reward_PxG → advantage_PxG.
+"""Advantages: how much better a rollout did than others. reward_PxG, length_PxG → advantage_PxG.
 
-Every public function here may be named in `config.objective.advantage.fn`. `count_PxG` is 1 for a rollout
-that exists and 0 for an empty row; empty rows get 0 and count nowhere.
+Every public function here may be named in `config.objective.advantage.fn`. `length_PxG` is the length of a
+rollout in tokens, 0 for an empty row; empty rows get 0 and count nowhere.
 """
 
 from __future__ import annotations
@@ -11,31 +11,158 @@ import jax.numpy as jnp
 
 
 def group_normalized(
-  reward_PxG: jax.Array, count_PxG: jax.Array, *, eps: float = 1e-6
+  reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-6
 ) -> jax.Array:
   """A = (R − mean_g) / (std_g + eps), std unbiased (n − 1). Source: arXiv:2402.03300 (GRPO).
 
   `eps` is 1e-6 in verl and 1e-4 in TRL.
   """
-  centred = group_centered(reward_PxG, count_PxG)
-  n_Px1 = count_PxG.sum(1, keepdims=True)
+  centred = group_centered(reward_PxG, length_PxG)
+  n_Px1 = _exists(length_PxG).sum(1, keepdims=True)
   std = jnp.sqrt((centred**2).sum(1, keepdims=True) / jnp.maximum(n_Px1 - 1, 1))
   return centred / (std + eps)
 
 
-def group_centered(reward_PxG: jax.Array, count_PxG: jax.Array) -> jax.Array:
+def group_centered(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
   """A = R − mean_g. Source: arXiv:2503.20783 (Dr.GRPO)."""
-  n_Px1 = jnp.maximum(count_PxG.sum(1, keepdims=True), 1)
-  mean = (reward_PxG * count_PxG).sum(1, keepdims=True) / n_Px1
-  return (reward_PxG - mean) * count_PxG
+  exists = _exists(length_PxG)
+  return (reward_PxG - _mean(reward_PxG, exists)) * exists
 
 
-def leave_one_out(reward_PxG: jax.Array, count_PxG: jax.Array) -> jax.Array:
+def leave_one_out(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
   """A = R − mean of the others = n/(n − 1) · (R − mean_g). Source: arXiv:2402.14740 (RLOO)."""
-  n_Px1 = count_PxG.sum(1, keepdims=True)
-  return group_centered(reward_PxG, count_PxG) * n_Px1 / jnp.maximum(n_Px1 - 1, 1)
+  n_Px1 = _exists(length_PxG).sum(1, keepdims=True)
+  return group_centered(reward_PxG, length_PxG) * n_Px1 / jnp.maximum(n_Px1 - 1, 1)
 
 
-def raw(reward_PxG: jax.Array, count_PxG: jax.Array) -> jax.Array:
-  """A = R: REINFORCE without a baseline; with R = 1 it is supervised learning. Source: none."""
-  return reward_PxG * count_PxG
+def raw(reward_PxG: jax.Array, length_PxG: jax.Array, *, baseline: float = 0.0) -> jax.Array:
+  """A = R − baseline: REINFORCE with a constant; R = 1, baseline 0 is supervised learning. Source: none."""
+  return (reward_PxG - baseline) * _exists(length_PxG)
+
+
+def batch_normalized(
+  reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-4
+) -> jax.Array:
+  """A = (R − mean_g) / (std_batch + eps), std over all rewards, unbiased. Source: arXiv:2508.08221 (LitePPO).
+
+  ScaleRL (arXiv:2510.13786) uses it too; `eps` is TRL's.
+  """
+  exists = _exists(length_PxG)
+  n = exists.sum()
+  off = (reward_PxG - (reward_PxG * exists).sum() / jnp.maximum(n, 1)) * exists
+  std = jnp.sqrt((off**2).sum() / jnp.maximum(n - 1, 1))
+  return group_centered(reward_PxG, length_PxG) / (std + eps)
+
+
+def mean_relative(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
+  """A = (R − mean_g) / mean_g; 0 where mean_g is 0. Source: arXiv:2602.02710 (MaxRL).
+
+  For rewards of 0 and 1: a group of which a share p is right pulls with 1/p.
+  """
+  exists = _exists(length_PxG)
+  mean = _mean(reward_PxG, exists)
+  safe = jnp.where(mean == 0, 1.0, mean)
+  return jnp.where(mean == 0, 0.0, (reward_PxG - mean) / safe) * exists
+
+
+def median_centered(
+  reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-3
+) -> jax.Array:
+  """A = (R − median_g) / (MAD_g + eps) · n / #{A ≠ 0}, MAD = median |R − median_g|.
+
+  An odd group has a rollout at the median, which pulls nowhere; the last factor makes up for it.
+  Rewards of 0 and 1 have a MAD of 0 in most groups, and A is then 1/eps: meant for graded rewards, or for
+  a larger eps. Source: arXiv:2601.22582 (MC-GRPO).
+  """
+  exists = _exists(length_PxG)
+  off = (reward_PxG - _median(reward_PxG, exists)) * exists
+  advantage = off / (_median(jnp.abs(off), exists) + eps)
+  moved = ((advantage != 0) * exists).sum(1, keepdims=True)
+  return advantage * exists.sum(1, keepdims=True) / jnp.maximum(moved, 1)
+
+
+def token_whitened(reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-8) -> jax.Array:
+  """A = (R − mean) / √(var + eps), both over all tokens of the batch. Source: arXiv:2501.03262 (REINFORCE++).
+
+  var unbiased; with no per-token penalty and no discount the return of every token is R.
+  """
+  weight = jnp.asarray(length_PxG, reward_PxG.dtype)
+  n = weight.sum()
+  off = reward_PxG - (reward_PxG * weight).sum() / jnp.maximum(n, 1)
+  var = (off**2 * weight).sum() / jnp.maximum(n - 1, 1)
+  return off / jnp.sqrt(var + eps) * _exists(length_PxG)
+
+
+def group_whitened(reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-8) -> jax.Array:
+  """R − mean_g, then whitened over all tokens of the batch. Source: arXiv:2501.03262 (REINFORCE++ baseline)."""
+  return token_whitened(group_centered(reward_PxG, length_PxG), length_PxG, eps=eps)
+
+
+def shifted(reward_PxG: jax.Array, length_PxG: jax.Array, *, shift: float = -0.1) -> jax.Array:
+  """A = R − (mean_g + shift): below the mean, failures count for less. Source: arXiv:2506.20520 (AsymRE)."""
+  exists = _exists(length_PxG)
+  return (reward_PxG - _mean(reward_PxG, exists) - shift) * exists
+
+
+def log_mean_exp(
+  reward_PxG: jax.Array, length_PxG: jax.Array, *, temperature: float = 1.0
+) -> jax.Array:
+  """A = (R − τ·log mean_g e^{R/τ}) / (1 + τ); τ → ∞ is the mean. Source: arXiv:2505.17826 (OPMD)."""
+  exists = _exists(length_PxG)
+  scaled = jnp.where(exists > 0, reward_PxG / temperature, -jnp.inf)
+  top = jnp.max(jnp.where(exists > 0, scaled, 0.0), axis=1, keepdims=True)
+  soft = top + jnp.log(jnp.maximum(_mean(jnp.exp(scaled - top), exists), 1e-37))
+  return (reward_PxG - temperature * soft) / (1 + temperature) * exists
+
+
+def length_weighted(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
+  """A = R − Σ|y|·R / Σ|y| over the group: nearly the baseline of least variance.
+
+  Source: arXiv:2505.23585 (OPO).
+  """
+  weight = jnp.asarray(length_PxG, reward_PxG.dtype)
+  baseline = (reward_PxG * weight).sum(1, keepdims=True)
+  baseline = baseline / jnp.maximum(weight.sum(1, keepdims=True), 1)
+  return (reward_PxG - baseline) * _exists(length_PxG)
+
+
+def adora(
+  reward_PxG: jax.Array,
+  length_PxG: jax.Array,
+  *,
+  weak: float = 0.1,
+  right: float = 0.5,
+  eps: float = 1e-6,
+) -> jax.Array:
+  """GRPO's A, times `weak` unless the longest right answer is longer than the mean wrong one.
+
+  Right is R > `right`. A group without a right or without a wrong answer keeps weight 1: its A is 0 anyway
+  for rewards of 0 and 1. Source: arXiv:2602.10019 (ADORA).
+  """
+  exists = _exists(length_PxG) > 0
+  good, bad = exists & (reward_PxG > right), exists & (reward_PxG <= right)
+  length = jnp.asarray(length_PxG, reward_PxG.dtype)
+  longest = jnp.max(jnp.where(good, length, 0.0), axis=1, keepdims=True)
+  mean = _mean(length, bad.astype(reward_PxG.dtype))
+  both = good.any(1, keepdims=True) & bad.any(1, keepdims=True)
+  weight = jnp.where(both & (longest <= mean), weak, 1.0)
+  return group_normalized(reward_PxG, length_PxG, eps=eps) * weight
+
+
+def _exists(length_PxG: jax.Array) -> jax.Array:
+  return (jnp.asarray(length_PxG) > 0).astype(jnp.result_type(float))
+
+
+def _mean(x_PxG: jax.Array, exists_PxG: jax.Array) -> jax.Array:
+  total = jnp.where(exists_PxG > 0, x_PxG * exists_PxG, 0.0).sum(1, keepdims=True)
+  return total / jnp.maximum(exists_PxG.sum(1, keepdims=True), 1)
+
+
+def _median(x_PxG: jax.Array, exists_PxG: jax.Array) -> jax.Array:
+  """Of the rows that exist: empty ones are sorted to the end."""
+  n_Px1 = exists_PxG.sum(1, keepdims=True).astype(int)
+  ordered = jnp.sort(jnp.where(exists_PxG > 0, x_PxG, jnp.inf), axis=1)
+  low = jnp.take_along_axis(ordered, jnp.maximum(n_Px1 - 1, 0) // 2, axis=1)
+  high = jnp.take_along_axis(ordered, jnp.maximum(n_Px1, 1) // 2, axis=1)
+  high = jnp.where(jnp.isfinite(high), high, low)
+  return jnp.where(n_Px1 > 0, (low + high) / 2, 0.0)

@@ -9,46 +9,88 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.config import pick
-from jaxrl_llm.objective import advantage, aggregate, ratio, shape, trust
+from jaxrl_llm.objective import advantage, aggregate, correction, emphasis, kl, ratio, shape, trust
+from jaxrl_llm.objective.tokens import Tokens
 from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of five small functions and one policy."""
+  """A method is a choice of eight small functions and one policy."""
 
   shape: Callable
   advantage: Callable
+  correction: Callable
   ratio: Callable
   trust: Callable
+  emphasis: Callable
   aggregate: Callable
+  kl: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
-  weigh_rows: (
-    bool  # rows kept by chance count 1 / their probability in the loss, not in the denominator
-  )
+  weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
+
+  @property
+  def needs(self) -> frozenset[str]:
+    """What the chosen functions cannot do without; see `tokens.needs`."""
+    return frozenset().union(*(getattr(fn.func, 'needs', ()) for fn in self if callable(fn)))
+
+  @property
+  def needs_old(self) -> bool:
+    """Log-probs of the weights before the first minibatch, over the whole batch."""
+    return 'old' in self.needs
+
+  @property
+  def needs_rows(self) -> bool:
+    """Coefficients depend on all rows of a minibatch: they are worked out before its gradient."""
+    return 'rows' in self.needs
+
+  @property
+  def needs_reference(self) -> bool:
+    """Log-probs of a frozen policy."""
+    return 'reference' in self.needs
+
+  @property
+  def needs_prepass(self) -> bool:
+    """A forward pass without gradient, before that with one."""
+    return self.needs_old or self.needs_rows
 
 
 class Targets(NamedTuple):
-  """What a batch asks of the policy, before the policy is looked at: [B, T] but for the last two."""
+  """What a batch asks of the policy, before the policy is looked at. Every array leads with B."""
 
   mask_BxT: jax.Array  # float32, tokens that count
   advantage_BxT: jax.Array
   weight_BxT: jax.Array  # 1 / denominator where the mask is 1
   behaviour_BxT: jax.Array  # log-probabilities recorded at sampling
+  correct_B: jax.Array
+  group_B: jax.Array  # int32
+  old_BxT: jax.Array | None = None  # None: the behaviour's
+  reference_BxT: jax.Array | None = None  # None: no reference policy
+  c_BxT: jax.Array | None = None  # None: not worked out yet
 
 
 def method(config: Any) -> Method:
-  """Reads `config.objective`. Raises UserError for a name or keyword that does not exist. Source: none."""
+  """Reads `config.objective`. Raises UserError for a name or keyword that does not exist, and for a ratio
+  and a correction that would both count the sampler's mismatch. Source: none."""
   policy = config.zero_variance['fn']
   if policy not in ('keep', 'mask'):
     raise UserError(
       f'config.objective.zero_variance.fn={policy!r} is unknown; choose one of: keep, mask.'
     )
+  weighs = config.correction['fn'] not in ('none', 'divergent_negatives', 'second_moment_mask')
+  if config.ratio['fn'].startswith('direct') and weighs:
+    raise UserError(
+      f'config.objective.correction.fn={config.correction["fn"]!r} counts the mismatch with the sampler, '
+      f'and config.objective.ratio.fn={config.ratio["fn"]!r} counts it again; set one of them to none or token.'
+    )
   return Method(
     shape=pick(shape, config.shape, 'objective.shape'),
     advantage=pick(advantage, config.advantage, 'objective.advantage'),
+    correction=pick(correction, config.correction, 'objective.correction'),
     ratio=pick(ratio, config.ratio, 'objective.ratio'),
     trust=pick(trust, config.trust, 'objective.trust'),
+    emphasis=pick(emphasis, config.emphasis, 'objective.emphasis'),
     aggregate=pick(aggregate, config.aggregate, 'objective.aggregate'),
+    kl=pick(kl, config.kl, 'objective.kl'),
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
   )
@@ -61,16 +103,17 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   differs a little. The denominator counts what is left after masking them.
   """
   length_B = batch.rollout.length_B
-  T = batch.rollout.tokens_BxT.shape[1]
+  B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
   reward_B = method.shape(batch.reward_B, length_B, T)
-  count_PxG = (length_B > 0).astype(dtype).reshape(-1, rollouts)
-  advantage_PxG = method.advantage(reward_B.reshape(-1, rollouts), count_PxG)
+  advantage_PxG = method.advantage(
+    reward_B.reshape(-1, rollouts), length_B.astype(dtype).reshape(-1, rollouts)
+  )
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
-  weight_BxT = method.aggregate(mask_BxT, T)
+  weight_BxT = method.aggregate(mask_BxT, T, rollouts)
   if method.weigh_rows:
     weight_BxT *= batch.rollout.weight_B[:, None]
   return Targets(
@@ -78,6 +121,8 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
     advantage_BxT=advantage_PxG.reshape(-1, 1) * mask_BxT,
     weight_BxT=weight_BxT,
     behaviour_BxT=batch.rollout.logp_BxT,
+    correct_B=batch.correct_B,
+    group_B=jnp.arange(B, dtype=jnp.int32) // rollouts,
   )
 
 
@@ -88,25 +133,53 @@ def mixed(correct_B: jax.Array, length_B: jax.Array, rollouts: int) -> jax.Array
   return ((correct & exists).any(1) & (~correct & exists).any(1)).astype(jnp.float32)
 
 
-def coefficients(
-  method: Method, target: Targets, logp_BxT: jax.Array
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """c = weight · W(r, A) · A, detached; and sums for the log, to be added over microbatches.
+SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # what `coefficients` adds up
 
-  The loss is −Σ c·log π. `logp_BxT` may be −inf or anything where the mask is 0. Source: by the
-  functions chosen.
+
+def coefficients(
+  method: Method, target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None = None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """c = denominator · (correction · emphasis · W(r, A) · A + kl), detached; and sums for the log.
+
+  The loss is −Σ c·log π. `logp_BxT` may be −inf or anything where the mask is 0. The sums are to be added
+  over slices of rows; a method that `needs_rows` takes all of a minibatch at once. Source: by the functions
+  chosen.
   """
-  logp_BxT = jax.lax.stop_gradient(logp_BxT)
-  seen = target.mask_BxT > 0
-  logp_BxT = jnp.where(seen, logp_BxT, 0.0)
-  behaviour_BxT = jnp.where(seen, target.behaviour_BxT, 0.0)
-  log_ratio = method.ratio(logp_BxT, behaviour_BxT, target.mask_BxT)
-  trust_BxT, surrogate_BxT = method.trust(log_ratio, target.advantage_BxT)
-  c_BxT = jnp.where(seen, target.weight_BxT * trust_BxT * target.advantage_BxT, 0.0)
-  held = seen & (trust_BxT == 0) & (target.advantage_BxT != 0)
+  tokens = _tokens(target, logp_BxT, entropy_BxT)
+  seen = tokens.mask_BxT > 0
+  weight, keep = method.correction(tokens)
+  held_back = weight * keep * method.emphasis(tokens)
+  trust_BxT, surrogate_BxT = method.trust(method.ratio(tokens), tokens)
+  kl_BxT, kl_value_BxT = method.kl(tokens)
+  c_BxT = target.weight_BxT * held_back * trust_BxT * tokens.advantage_BxT
+  c_BxT = jnp.where(seen, c_BxT + target.weight_BxT * kl_BxT, 0.0)
+  moved = tokens.advantage_BxT != 0
   sums = {
-    'pg_loss': -(target.weight_BxT * surrogate_BxT).sum(),
-    'clipped': held.sum().astype(jnp.float32),
-    'kl': jnp.where(seen, behaviour_BxT - logp_BxT, 0.0).sum(),
+    'pg_loss': -(target.weight_BxT * held_back * surrogate_BxT).sum(),
+    'clipped': (seen & (trust_BxT == 0) & moved).sum().astype(jnp.float32),
+    'rejected': (seen & (keep == 0) & moved).sum().astype(jnp.float32),
+    'kl': jnp.where(seen, tokens.behaviour_BxT - tokens.logp_BxT, 0.0).sum(),
+    'kl_loss': jnp.where(seen, target.weight_BxT * kl_value_BxT, 0.0).sum(),
   }
   return jax.lax.stop_gradient(c_BxT), sums
+
+
+def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None) -> Tokens:
+  """Everything the stages see, without gradients and without what lies where the mask is 0."""
+  seen = target.mask_BxT > 0
+  old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
+
+  def clean(x):
+    return None if x is None else jnp.where(seen, jax.lax.stop_gradient(x), 0.0)
+
+  return Tokens(
+    logp_BxT=clean(logp_BxT),
+    old_BxT=clean(old_BxT),
+    behaviour_BxT=clean(target.behaviour_BxT),
+    mask_BxT=target.mask_BxT,
+    advantage_BxT=target.advantage_BxT,
+    correct_B=target.correct_B,
+    group_B=target.group_B,
+    reference_BxT=clean(target.reference_BxT),
+    entropy_BxT=clean(entropy_BxT),
+  )

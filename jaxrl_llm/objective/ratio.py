@@ -1,6 +1,7 @@
-"""Log-ratios of the policy to the one that sampled. logp_BxT, behaviour_BxT, mask_BxT → log_ratio_BxT.
+"""Log-ratios of the policy that learns to an earlier one. tokens → log_ratio_BxT, 0 where the mask is 0.
 
-Every public function here may be named in `config.objective.ratio.fn`. Inputs carry no gradient.
+Every public function here may be named in `config.objective.ratio.fn`. Detached: the trust region says what of
+the ratio moves.
 """
 
 from __future__ import annotations
@@ -8,13 +9,50 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-
-def token(logp_BxT: jax.Array, behaviour_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
-  """log r = log π − log π_b for each token. Source: arXiv:1707.06347 (PPO)."""
-  return jnp.where(mask_BxT > 0, logp_BxT - behaviour_BxT, 0.0)
+from jaxrl_llm.objective.tokens import Tokens, row_mean, row_sum
 
 
-def one(logp_BxT: jax.Array, behaviour_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
+def token(tokens: Tokens) -> jax.Array:
+  """log r = log π − log π_old for each token. Source: arXiv:1707.06347 (PPO)."""
+  return jnp.where(tokens.mask_BxT > 0, tokens.logp_BxT - tokens.old_BxT, 0.0)
+
+
+def sequence(tokens: Tokens) -> jax.Array:
+  """log s = mean over the row of log r, the same for all its tokens. Source: arXiv:2507.18071 (GSPO)."""
+  return _spread(row_mean(token(tokens), tokens.mask_BxT), tokens)
+
+
+def product(tokens: Tokens) -> jax.Array:
+  """log Πr = sum over the row of log r, the same for all its tokens. Source: arXiv:2503.14286 (TOPR)."""
+  return _spread(row_sum(token(tokens), tokens.mask_BxT), tokens)
+
+
+def prefix_min(tokens: Tokens) -> jax.Array:
+  """log r_t + min_{i<t} log r_i, the minimum 0 before the first token and detached.
+
+  From third-party notes: whether the minimum is also held at 1, and that it carries no gradient, is not
+  verified. Source: arXiv:2601.22718 (MinPRO).
+  """
+  own = token(tokens)
+  before = jax.lax.cummin(own, axis=1)[:, :-1]
+  before = jnp.pad(before, ((0, 0), (1, 0)))
+  return jnp.where(tokens.mask_BxT > 0, own + before, 0.0)
+
+
+def direct(tokens: Tokens) -> jax.Array:
+  """log v = log π − log π_b: both corrections in one ratio, so no other is allowed. Source: none (bypass)."""
+  return jnp.where(tokens.mask_BxT > 0, tokens.logp_BxT - tokens.behaviour_BxT, 0.0)
+
+
+def direct_product(tokens: Tokens) -> jax.Array:
+  """log Πv = sum over the row of log v: unbiased for whole answers. Source: arXiv:2602.17616 (VCPO)."""
+  return _spread(row_sum(direct(tokens), tokens.mask_BxT), tokens)
+
+
+def one(tokens: Tokens) -> jax.Array:
   """log r = 0: no correction, as in REINFORCE. Source: none."""
-  del behaviour_BxT, mask_BxT
-  return jnp.zeros_like(logp_BxT)
+  return jnp.zeros_like(tokens.logp_BxT)
+
+
+def _spread(x_Bx1: jax.Array, tokens: Tokens) -> jax.Array:
+  return jnp.where(tokens.mask_BxT > 0, x_Bx1, 0.0)

@@ -217,7 +217,7 @@ def test_group_standard_deviation_is_unbiased_and_empty_rows_count_nowhere():
 @pytest.mark.parametrize(
   'change, told',
   [
-    (dict(trust=dict(fn='clup')), 'choose one of: clip, none'),
+    (dict(trust=dict(fn='clup')), 'choose one of: balanced_clip, binary_kl, .*two_side'),
     (dict(trust=dict(fn='clip', hihg=0.3)), 'takes: low, high'),
     (dict(shape=dict(fn='overlong')), 'buffer_tokens is missing'),
     (dict(zero_variance=dict(fn='drop')), 'keep, mask'),

@@ -1,0 +1,104 @@
+"""What holds the policy back: tokens → (c_BxT, value_BxT), c = −∂(coef·value)/∂log π as the loss is differentiated.
+
+Added to the policy term with the same denominator; neither corrections nor trust regions touch it. d = log π_ref −
+log π. The forms agree in expectation as numbers and not as gradients: sampled from π itself, k1 has gradient 0, k3
+that of KL(ref ‖ π), and k2, v·k1 and v·k3 that of KL(π ‖ ref), v = π/π_b. Every public function here may be named in
+`config.objective.kl.fn`. Detached.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.objective.tokens import Tokens, batch_mean, centred_product, exp, needs
+
+
+def none(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+  """Nothing. Source: none."""
+  zeros = jnp.zeros_like(tokens.logp_BxT)
+  return zeros, zeros
+
+
+@needs('reference')
+def k1(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """Value −d, c = −coef: as a loss it only pushes all sampled tokens down. Source: none (Schulman's k1)."""
+  return jnp.full_like(tokens.logp_BxT, -coef), -_gap(tokens)
+
+
+@needs('reference')
+def k2(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """Value d²/2, c = coef·d. Source: none (Schulman's k2)."""
+  d = _gap(tokens)
+  return coef * d, d**2 / 2
+
+
+@needs('reference')
+def k3(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """Value e^d − d − 1, c = −coef·(1 − e^d). Source: arXiv:2402.03300 (GRPO)."""
+  d = _gap(tokens)
+  return coef * (exp(d) - 1), exp(d) - d - 1
+
+
+@needs('reference')
+def k3_straight(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """The value of k3 with the gradient of k2. Source: none (verl's 'k3+')."""
+  return k2(tokens, coef=coef)[0], k3(tokens)[1]
+
+
+@needs('reference')
+def ratio_k1(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """Value −v·d, c = coef·v·(d − 1): unbiased for off-policy tokens. Source: none."""
+  v, d = _ratio(tokens), _gap(tokens)
+  return coef * v * (d - 1), -v * d
+
+
+@needs('reference')
+def ratio_k3(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
+  """Value v·(e^d − d − 1), c = coef·v·d: unbiased in value and gradient. Source: arXiv:2512.02556 (DeepSeek-V3.2)."""
+  v, d = _ratio(tokens), _gap(tokens)
+  return coef * v * d, v * (exp(d) - d - 1)
+
+
+def quadratic(tokens: Tokens, *, coef: float = 0.1) -> tuple[jax.Array, jax.Array]:
+  """Value (log π − log π_old)²/2, no reference needed. Source: arXiv:2501.12599 (Kimi k1.5)."""
+  moved = tokens.logp_BxT - tokens.old_BxT
+  return -coef * moved, moved**2 / 2
+
+
+@needs('rows')
+def covariance(
+  tokens: Tokens, *, coef: float = 1.0, share: float = 0.0002
+) -> tuple[jax.Array, jax.Array]:
+  """Value |log π − log π_old| for the `share` of tokens with the largest covariance of A and log π.
+
+  To be used with `trust.fn=none`. Source: arXiv:2505.22617 (KL-Cov).
+  """
+  seen = tokens.mask_BxT > 0
+  ordered = jnp.sort(jnp.where(seen, centred_product(tokens), -jnp.inf).ravel())[::-1]
+  count = jnp.maximum(jnp.floor(share * seen.sum()).astype(int), 1)
+  edge = ordered[jnp.clip(count - 1, 0, ordered.size - 1)]
+  chosen = seen & (centred_product(tokens) >= edge)
+  moved = jnp.where(chosen, tokens.logp_BxT - tokens.old_BxT, 0.0)
+  return -coef * jnp.sign(moved), jnp.abs(moved)
+
+
+@needs('rows')
+def hinge(
+  tokens: Tokens, *, coef: float = 1000.0, delta: float = 1e-4
+) -> tuple[jax.Array, jax.Array]:
+  """Value sg(max(coef·(K − delta), 0))·K / coef, K = mean of log π_old − log π: nothing until K > delta.
+
+  Source: arXiv:2510.04474 (DRPO).
+  """
+  drift = tokens.old_BxT - tokens.logp_BxT
+  force = jnp.maximum(coef * (batch_mean(drift, tokens.mask_BxT) - delta), 0.0)
+  return jnp.ones_like(drift) * force, force / coef * drift
+
+
+def _gap(tokens: Tokens) -> jax.Array:
+  return tokens.reference_BxT - tokens.logp_BxT
+
+
+def _ratio(tokens: Tokens) -> jax.Array:
+  return exp(tokens.logp_BxT - tokens.behaviour_BxT)

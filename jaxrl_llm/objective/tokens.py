@@ -1,0 +1,109 @@
+"""What the stages look at when they weigh a token, and the sums that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LOG_CAP = 20.0  # exp of more overflows nothing but helps nobody; applied to detached values only
+
+
+class Tokens(NamedTuple):
+  """Log-probabilities and what is known of each token: no gradients, and 0 where the mask is 0.
+
+  Three policies: `logp` of the one that learns, `old` of the one that the trust region is around,
+  `behaviour` of the one that sampled. `old` is `behaviour` unless it was computed before the update.
+  """
+
+  logp_BxT: jax.Array
+  old_BxT: jax.Array
+  behaviour_BxT: jax.Array
+  mask_BxT: jax.Array  # float, 1 for tokens that count
+  advantage_BxT: jax.Array
+  correct_B: jax.Array  # 1 where the answer was right, before any shaping
+  group_B: jax.Array  # int32, which prompt a row answers
+  reference_BxT: jax.Array | None = None  # of a frozen policy; None: there is none
+  entropy_BxT: jax.Array | None = None  # nats
+
+
+def needs(*what: str) -> Callable:
+  """Marks a function with what it cannot do without, so that a step prepares it. Source: none.
+
+  'old': log-probs of the weights before the update; 'rows': those of all rows of the minibatch at once,
+  so that coefficients cannot be worked out slice by slice; 'reference': a frozen policy.
+  """
+
+  def mark(fn: Callable) -> Callable:
+    fn.needs = frozenset(what)
+    return fn
+
+  return mark
+
+
+def exp(log_ratio: jax.Array) -> jax.Array:
+  """e^x with x held within ±20: only for values without a gradient. Source: none."""
+  return jnp.exp(jnp.clip(log_ratio, -LOG_CAP, LOG_CAP))
+
+
+def row_sum(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
+  """Σ_t m·x as [B, 1]; x may be anything where the mask is 0. Source: none."""
+  return jnp.where(mask_BxT > 0, x_BxT * mask_BxT, 0.0).sum(1, keepdims=True)
+
+
+def row_mean(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
+  """Σ_t m·x / |y| as [B, 1]; 0 for an empty row. Source: none."""
+  return row_sum(x_BxT, mask_BxT) / jnp.maximum(mask_BxT.sum(1, keepdims=True), 1)
+
+
+def batch_mean(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
+  """Σ m·x / Σm over all rows. Source: none."""
+  return row_sum(x_BxT, mask_BxT).sum() / jnp.maximum(mask_BxT.sum(), 1)
+
+
+def group_sum(x_B: jax.Array, group_B: jax.Array) -> jax.Array:
+  """The sum over each row's own group, as [B]; groups are numbered below B. Source: none."""
+  return jax.ops.segment_sum(x_B, group_B, num_segments=group_B.shape[0])[group_B]
+
+
+def smallest_within(x_BxT: jax.Array, chosen_BxT: jax.Array, budget: float) -> jax.Array:
+  """The most of the chosen, from the smallest up, whose mean is at most `budget`: bool [B, T].
+
+  Of equal values either all are in or none. Source: none.
+  """
+  x = jnp.where(chosen_BxT, x_BxT, jnp.inf).ravel()
+  ordered = jnp.sort(x)
+  mean = jnp.cumsum(jnp.where(jnp.isfinite(ordered), ordered, 0.0)) / (1 + jnp.arange(x.size))
+  within = jnp.isfinite(ordered) & (mean <= budget)
+  # Means of ever larger values only grow; the last one in may have equals that are out.
+  count = within.sum()
+  edge = jnp.where(count < x.size, ordered[jnp.minimum(count, x.size - 1)], jnp.inf)
+  return chosen_BxT & (x_BxT < edge)
+
+
+def centred_product(tokens: Tokens) -> jax.Array:
+  """(A − Ā)(log π − mean log π), means over all tokens: a token's share of their covariance.
+
+  Source: arXiv:2505.22617 (Clip-Cov, KL-Cov).
+  """
+  mask_BxT = tokens.mask_BxT
+  advantage = tokens.advantage_BxT - batch_mean(tokens.advantage_BxT, mask_BxT)
+  logp = tokens.logp_BxT - batch_mean(tokens.logp_BxT, mask_BxT)
+  return jnp.where(mask_BxT > 0, advantage * logp, 0.0)
+
+
+def level_within(x_BxT: jax.Array, chosen_BxT: jax.Array, budget: float) -> jax.Array:
+  """The level h with Σ min(x, h) = budget·#chosen over the chosen x ≥ 0; ∞ where Σ x is no more.
+
+  Source: none.
+  """
+  ordered = jnp.sort(jnp.where(chosen_BxT, x_BxT, jnp.inf).ravel())
+  finite = jnp.isfinite(ordered)
+  values = jnp.where(finite, ordered, 0.0)
+  count, below = chosen_BxT.sum(), jnp.cumsum(values) - values
+  # h if the first k values stay as they are and the other count − k are held at h.
+  level = (budget * count - below) / jnp.maximum(count - jnp.arange(ordered.size), 1)
+  fits = finite & (level <= ordered)  # the first that fits is the level
+  return jnp.where(fits.any(), level[jnp.argmax(fits)], jnp.inf)

@@ -1,0 +1,217 @@
+"""Every method of the table: its coefficients are the gradient of its written loss, whatever the batch looks like."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from objective_table import METHODS, B, G, P, T, batch, data, settings
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import objective
+from jaxrl_llm.objective import aggregate, correction, ratio, trust
+
+SLICED = [
+  n for n, row in METHODS.items() if not objective.method(settings(**row.settings)).needs_rows
+]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def target_of(method, d):
+  target = objective.targets(method, batch(d), G)
+  return target._replace(
+    old_BxT=d.old if method.needs_old else None,
+    reference_BxT=d.reference if method.needs_reference else None,
+  )
+
+
+def coefficients(name, d):
+  method = objective.method(settings(**METHODS[name].settings))
+  c, sums = objective.coefficients(method, target_of(method, d), d.x, d.entropy)
+  return np.asarray(c), sums
+
+
+@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('seed', [0, 1])
+def test_coefficients_are_the_gradient_of_the_written_loss(name, seed):
+  d = data(seed)
+  c, sums = coefficients(name, d)
+  gradient = jax.grad(lambda x: METHODS[name].loss(x, d.x, d))(jnp.asarray(d.x))
+  np.testing.assert_allclose(c, -gradient * d.mask, rtol=1e-9, atol=1e-10)
+  assert np.abs(c).max() > 1e-3 and all(np.isfinite(float(v)) for v in sums.values())
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_three_coordinates_agree_with_finite_differences(name):
+  d, step = data(2), 1e-6
+  c, _ = coefficients(name, d)
+  places = np.argwhere(d.mask > 0)
+  for b, t in np.random.default_rng(0).permutation(places)[:3]:
+    nudge = np.zeros((B, T))
+    nudge[b, t] = step
+    loss = lambda x: float(METHODS[name].loss(jnp.asarray(x), d.x, d))  # noqa: B023, E731
+    slope = (loss(d.x + nudge) - loss(d.x - nudge)) / (2 * step)
+    np.testing.assert_allclose(-slope, c[b, t], rtol=1e-5, atol=1e-8)
+
+
+def names(module):
+  return sorted(configs.choices(module))
+
+
+@pytest.mark.parametrize('region', [n for n in names(trust) if n != 'listwise'])
+def test_on_policy_every_choice_is_reinforce(region):
+  """Every ratio with every trust region, denominator and correction: where no policy has moved, c = w·A."""
+  d = data(drift=0, mismatch=0)
+  for log_ratio in names(ratio):
+    for denominator in names(aggregate):
+      method = objective.method(settings(ratio=log_ratio, trust=region, aggregate=denominator))
+      target = target_of(method, d)
+      c, sums = objective.coefficients(method, target, d.x)
+      want = target.weight_BxT * target.advantage_BxT
+      np.testing.assert_allclose(c, want, rtol=1e-12, err_msg=f'{log_ratio} {denominator}')
+      assert float(sums['clipped']) == float(sums['rejected']) == 0
+      assert np.abs(c).max() > 1e-3
+
+
+@pytest.mark.parametrize('name', names(correction))
+def test_on_policy_every_correction_is_one(name):
+  d = data(drift=0, mismatch=0)
+  method = objective.method(settings(correction=name))
+  target = target_of(method, d)
+  c, _ = objective.coefficients(method, target, d.x)
+  np.testing.assert_allclose(c, target.weight_BxT * target.advantage_BxT, rtol=1e-12)
+
+
+@pytest.mark.parametrize('name', [n for n, row in METHODS.items() if row.on_policy])
+def test_on_policy_every_method_is_reinforce(name):
+  d = data(drift=0, mismatch=0)
+  method = objective.method(settings(**METHODS[name].settings))
+  target = target_of(method, d)
+  c, _ = objective.coefficients(method, target, d.x)
+  np.testing.assert_allclose(c, target.weight_BxT * target.advantage_BxT, rtol=1e-12, atol=1e-15)
+
+
+def change(d, **new):
+  return type(d)(**(vars(d) | new))
+
+
+ARRAYS = ('x', 'old', 'behaviour', 'reference', 'entropy')
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_padding_columns_and_what_stands_in_them_change_nothing(name):
+  d = data()
+  c, _ = coefficients(name, d)
+  for poison in (-np.inf, 200.0, np.nan):
+    bad = change(d, **{k: np.where(d.mask > 0, getattr(d, k), poison) for k in ARRAYS})
+    again, sums = coefficients(name, bad)
+    np.testing.assert_array_equal(c, again)
+    assert all(np.isfinite(float(v)) for v in sums.values())
+  if METHODS[name].settings.get('aggregate') == 'fixed':
+    return  # whose denominator is the number of columns
+  pad = lambda x: np.pad(x, ((0, 0), (0, 3)))  # noqa: E731
+  wide, _ = coefficients(name, change(d, **{k: pad(getattr(d, k)) for k in (*ARRAYS, 'mask')}))
+  np.testing.assert_allclose(wide[:, :T], c, rtol=1e-12, atol=1e-15)
+  assert (wide[:, T:] == 0).all()
+
+
+def permuted(d, order):
+  rows = ('reward', 'correct', 'length', 'mask', *ARRAYS)
+  return change(d, **{k: getattr(d, k)[order] for k in rows})
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_order_of_groups_and_of_rows_in_a_group_does_not_matter(name):
+  d, r = data(), np.random.default_rng(1)
+  order = np.concatenate([p * G + r.permutation(G) for p in r.permutation(P)])
+  c, _ = coefficients(name, d)
+  mixed_up, _ = coefficients(name, permuted(d, order))
+  np.testing.assert_allclose(mixed_up, c[order], rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize('name', SLICED)
+def test_slices_of_any_size_give_the_same_coefficients_and_sums(name):
+  """What a step relies on when it works out coefficients slice by slice."""
+  d = data()
+  method = objective.method(settings(**METHODS[name].settings))
+  target = target_of(method, d)
+  whole, sums = objective.coefficients(method, target, d.x)
+  for size in (1, 2, 8):
+    parts = []
+    for start in range(0, B, size):
+      rows = slice(start, start + size)
+      piece = jax.tree.map(lambda x: x[rows], target)  # noqa: B023
+      parts.append(objective.coefficients(method, piece, d.x[rows]))
+    np.testing.assert_allclose(np.concatenate([c for c, _ in parts]), whole, rtol=1e-12, atol=1e-16)
+    for key, value in sums.items():
+      np.testing.assert_allclose(
+        sum(float(s[key]) for _, s in parts), float(value), rtol=1e-9, atol=1e-12
+      )
+
+
+@pytest.mark.parametrize('name', [n for n in METHODS if n not in SLICED])
+def test_a_method_of_whole_batches_says_so(name):
+  """Worked out slice by slice, its coefficients would be others."""
+  d = data()
+  method = objective.method(settings(**METHODS[name].settings))
+  target = target_of(method, d)
+  whole, _ = objective.coefficients(method, target, d.x, d.entropy)
+  parts = []
+  for start in range(0, B, 2):
+    rows = slice(start, start + 2)
+    piece = jax.tree.map(lambda x: x[rows], target)  # noqa: B023
+    parts.append(objective.coefficients(method, piece, d.x[rows], d.entropy[rows])[0])
+  assert np.abs(np.concatenate(parts) - whole).max() > 1e-6
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_log_ratios_of_200_and_empty_rows_are_finite(name):
+  d = data()
+  length = d.length.copy()
+  length[:3] = 0
+  length[2 * G : 3 * G] = 0
+  far = np.where(np.arange(B)[:, None] % 2, 200.0, -200.0)
+  mask = (np.arange(T)[None] < length[:, None]).astype(float)
+  for changed in (
+    dict(behaviour=d.x + far),
+    dict(old=d.x + far),
+    dict(reference=d.x + far),
+    dict(x=d.x - 200),
+  ):
+    c, sums = coefficients(name, change(d, length=length, mask=mask, **changed))
+    assert np.isfinite(c).all() and all(np.isfinite(float(v)) for v in sums.values())
+    assert (c[:3] == 0).all() and (c[2 * G : 3 * G] == 0).all()
+
+
+def test_an_empty_batch_is_finite():
+  d = data()
+  empty = change(d, length=0 * d.length, mask=0 * d.mask)
+  for name in METHODS:
+    c, sums = coefficients(name, empty)
+    assert (c == 0).all() and all(np.isfinite(float(v)) for v in sums.values()), name
+
+
+def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
+  chosen = {}
+  for row in METHODS.values():
+    c = settings(**row.settings)
+    for stage in ('advantage', 'correction', 'ratio', 'trust', 'emphasis', 'aggregate', 'kl'):
+      chosen.setdefault(stage, set()).add(c[stage].fn)
+  for stage, used in chosen.items():
+    module = inspect.getmodule(
+      configs.pick(getattr(objective.compose, stage), settings()[stage]).func
+    )
+    assert set(names(module)) == used, stage
+
+
+def test_a_mismatch_is_never_corrected_twice():
+  with pytest.raises(objective.compose.UserError, match='counts the mismatch'):
+    objective.method(settings(ratio='direct', correction='token_truncate'))

@@ -1,0 +1,393 @@
+"""For each method the identity that proves it: a limit or a special case in which it must be another, known one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from objective_table import METHODS, B, G, P, T, batch, data, settings, tok
+
+from jaxrl_llm import objective
+from jaxrl_llm.objective import advantage, tokens
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def run(d, **choices):
+  """Coefficients and sums; a name of the table stands for its settings."""
+  method = objective.method(settings(**choices))
+  target = objective.targets(method, batch(d), G)._replace(
+    old_BxT=d.old if method.needs_old else None,
+    reference_BxT=d.reference if method.needs_reference else None,
+  )
+  c, sums = objective.coefficients(method, target, d.x, d.entropy)
+  return np.asarray(c), {k: float(v) for k, v in sums.items()}
+
+
+def of(name, **changes):
+  return METHODS[name].settings | changes
+
+
+def same(one, other, **tolerance):
+  assert np.abs(one).max() > 1e-4
+  np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-13, **tolerance)
+
+
+WIDE = dict(fn='clip', low=1e6, high=1e6)
+
+
+def change(d, **new):
+  return type(d)(**(vars(d) | new))
+
+
+def test_ppo_with_wide_bounds_is_the_plain_ratio():
+  same(run(data(), trust=WIDE)[0], run(data(), trust='none')[0])
+
+
+def test_dual_clip_with_a_high_bound_is_ppo():
+  same(run(data(), trust=dict(fn='dual_clip', most=1e6))[0], run(data())[0])
+
+
+def test_grpo_of_equal_rewards_is_zero():
+  d = data()
+  assert (run(change(d, reward=np.ones(B)))[0] == 0).all()
+
+
+def test_dr_grpo_counts_columns_that_no_row_reaches():
+  d = data()
+  wide = {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('x', 'old', 'behaviour', 'mask')}
+  wide |= {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('reference', 'entropy')}
+  same(2 * run(change(d, **wide), **of('dr_grpo'))[0][:, :T], run(d, **of('dr_grpo'))[0])
+
+
+def test_rloo_is_the_group_mean_times_n_over_n_minus_1():
+  d = data()
+  mean = run(d, **of('rloo', advantage='group_centered'))[0]
+  same(run(d, **of('rloo'))[0], G / (G - 1) * mean)
+
+
+@pytest.mark.parametrize('name', ['token_whitened', 'group_whitened'])
+def test_reinforce_pp_has_mean_0_and_variance_1_over_tokens(name):
+  d = data()
+  method = objective.method(settings(advantage=name))
+  a = np.asarray(objective.targets(method, batch(d), G).advantage_BxT)[d.mask > 0]
+  np.testing.assert_allclose([a.mean(), a.var(ddof=1)], [0, 1], atol=1e-6)
+
+
+def test_lite_ppo_is_grpo_up_to_a_constant_where_groups_are_alike():
+  d = data()
+  d.reward = np.tile([0.0, 0.1, 0.7, 1.0], P)
+  one, other = run(d, advantage='batch_normalized')[0], run(d)[0]
+  ratio = one[other != 0] / other[other != 0]
+  np.testing.assert_allclose(ratio, ratio[0], rtol=1e-10)
+
+
+def test_the_median_of_an_odd_group_has_no_advantage_and_an_outlier_moves_no_other():
+  reward, length = jnp.array([[0.1, 0.5, 0.2, 0.9, 0.4]]), jnp.ones((1, 5))
+  a = advantage.median_centered(reward, length)
+  assert np.flatnonzero(a[0] == 0).tolist() == [4]
+  far = advantage.median_centered(reward.at[0, 3].set(1e9), length)
+  np.testing.assert_allclose(far[0, :3], a[0, :3])
+  # Empty rows are neither at the median nor counted: |A| is scaled by 5/4, not 7/4.
+  empty = advantage.median_centered(
+    jnp.concatenate([reward, jnp.full((1, 2), 9.0)], 1), jnp.array([[1.0] * 5 + [0.0] * 2])
+  )
+  np.testing.assert_allclose(empty, np.pad(a, ((0, 0), (0, 2))))
+
+
+def test_all_means_agree_where_all_rows_are_equally_long():
+  d = data()
+  d.length, d.mask = np.full(B, T), np.ones((B, T))
+  means = [run(d, aggregate=f'{k}_mean')[0] for k in ('token', 'sequence', 'prompt')]
+  same(means[0], means[1])
+  same(means[0], means[2])
+
+
+def test_a_prompt_counts_the_same_however_long_its_answers_are():
+  d = data()
+  method = objective.method(settings(aggregate='prompt_mean'))
+  weight = np.asarray(objective.targets(method, batch(d), G).weight_BxT)
+  np.testing.assert_allclose(weight.reshape(P, -1).sum(1), 1 / P)
+
+
+def test_gspo_of_single_tokens_is_grpo():
+  d = data()
+  d.length, d.mask = np.ones(B, int), (np.arange(T)[None] < 1) * np.ones((B, 1))
+  same(run(d, ratio='sequence')[0], run(d)[0])
+  same(run(d, ratio='product')[0], run(d)[0])
+
+
+def test_luspo_is_gspo_times_the_length():
+  d = data()
+  same(run(d, **of('luspo'))[0], run(d, ratio='sequence')[0] * d.length[:, None])
+
+
+def test_gmpo_with_wide_bounds_is_gspo_with_wide_bounds():
+  wide = dict(fn='geometric', low=1e6, high=1e6)
+  same(run(data(), trust=wide)[0], run(data(), ratio='sequence', trust=WIDE)[0])
+
+
+def test_a_cap_of_infinity_is_unclipped_ppo_and_a_cap_of_0_no_update():
+  d = data()
+  same(run(d, trust=dict(fn='cap', most=1e9))[0], run(d, trust='none')[0])
+  assert (run(d, trust=dict(fn='cap', most=0.0))[0] == 0).all()
+
+
+def test_three_conventions_of_cispo_with_one_meaning():
+  d = data()
+  above = run(d, trust=dict(fn='cap_above', high=0.3))[0]
+  same(run(d, trust=dict(fn='cap', most=1.3))[0], above)
+  same(run(d, trust=dict(fn='cap_band', low=1.0, high=0.3))[0], above)
+  assert np.abs(run(d, trust=dict(fn='cap_band', low=0.1, high=0.3))[0] - above).max() > 1e-4
+
+
+def test_minpro_is_ppo_where_only_the_last_token_is_off_policy():
+  d = data()
+  last = np.arange(T)[None] == d.length[:, None] - 1
+  d.behaviour = np.where(last, d.behaviour, d.x)
+  # The prefix's minimum is then 1: nothing before the last token moved.
+  same(run(d, ratio='prefix_min')[0], run(d)[0])
+  d.behaviour = data().behaviour
+  d.length, d.mask = np.ones(B, int), (np.arange(T)[None] < 1) * np.ones((B, 1))
+  same(run(d, ratio='prefix_min')[0], run(d)[0])
+
+
+def test_bapo_without_a_target_has_its_first_bounds_and_with_a_high_one_its_last():
+  d = data()
+  none = dict(fn='balanced_clip', target=0.0)
+  first = dict(fn='dual_clip', low=0.4, high=0.2)
+  same(run(d, trust=none)[0], run(d, trust=first)[0])
+  last = dict(fn='dual_clip', low=0.2, high=1.0)
+  same(run(d, trust=dict(fn='balanced_clip', target=1e9))[0], run(d, trust=last)[0])
+
+
+def harmful(d):
+  a = np.asarray(objective.targets(objective.method(settings()), batch(d), G).advantage_BxT)
+  r = np.exp(d.x - d.behaviour)
+  return (((a > 0) & (r > 1)) | ((a < 0) & (r < 1))) & (d.mask > 0)
+
+
+@pytest.mark.parametrize('budget', [0.001, 0.01, 0.04])
+def test_m2po_meets_its_budget_exactly(budget):
+  d = data()
+  chosen, square = harmful(d), (d.x - d.behaviour) ** 2
+  level = float(tokens.level_within(jnp.asarray(square), jnp.asarray(chosen), budget))
+  np.testing.assert_allclose(np.minimum(square, level)[chosen].mean(), budget, rtol=1e-12)
+
+
+def test_m2po_with_a_large_budget_masks_nothing_and_with_none_clips_no_tighter_than_told():
+  d = data()
+  plain = run(d, trust='none')[0]
+  for fn in ('second_moment_clip', 'second_moment_mask'):
+    same(run(d, trust=dict(fn=fn, budget=1e9))[0], plain)
+  tight = dict(fn='second_moment_clip', budget=1e-9, low=0.1, high=0.15)
+  same(run(d, trust=tight)[0], run(d, trust=dict(fn='clip', low=0.1, high=0.15))[0])
+  dropped = (run(d, trust=dict(fn='second_moment_mask', budget=0.0))[0] == 0) & (plain != 0)
+  np.testing.assert_array_equal(dropped, harmful(d))
+
+
+def test_topr_of_successes_alone_is_supervised_learning():
+  d = data()
+  d.reward = np.ones(B)
+  supervised = dict(advantage='raw', ratio='one', trust='none', aggregate='sequence_sum')
+  same(run(d, **of('topr', advantage='raw'))[0], run(d, **supervised)[0])
+
+
+def test_opmd_at_a_high_temperature_is_the_mean():
+  reward, length = jnp.asarray(data().reward.reshape(P, G)), jnp.ones((P, G))
+  got = 1e6 * advantage.log_mean_exp(reward, length, temperature=1e6)
+  np.testing.assert_allclose(got, advantage.group_centered(reward, length), atol=1e-5)
+
+
+def test_asym_re_differs_from_the_mean_by_supervised_learning_on_its_own_samples():
+  d = data()
+  mean = run(d, **of('asym_re', advantage='group_centered'))[0]
+  same(run(d, **of('asym_re', advantage=dict(fn='shifted', shift=0.0)))[0], mean)
+  np.testing.assert_allclose(run(d, **of('asym_re'))[0] - mean, 0.1 * tok(d), atol=1e-12)
+
+
+def test_rec_one_side_is_ppo_and_a_ring_with_a_far_rim_is_one_side():
+  d = data()
+  same(run(d, trust='one_side')[0], run(d)[0])
+  far = dict(fn='ring', outer_low=1.0, outer_high=1e9)
+  same(run(d, trust=far)[0], run(d)[0])
+
+
+def test_kimi_without_its_regulariser_is_reinforce():
+  d = data()
+  plain = run(d, **of('kimi', kl='none'))[0]
+  same(run(d, **of('kimi', kl=dict(fn='quadratic', coef=0.0)))[0], plain)
+
+
+@pytest.mark.parametrize('fn', ['total_variation', 'binary_kl'])
+def test_dppo_masks_nothing_at_a_wide_bound_and_never_an_unlikely_token(fn):
+  d = data()
+  same(
+    run(d, ratio='direct', trust=dict(fn=fn, delta=100.0))[0],
+    run(d, ratio='direct', trust='none')[0],
+  )
+  d.x, d.behaviour = d.x - 8, d.behaviour - 8  # p of about 1e-4: a large ratio is a small step
+  assert run(d, ratio='direct', trust=fn)[1]['clipped'] == 0
+  assert run(d)[1]['clipped'] > 0
+
+
+def test_remix_on_fresh_rollouts_is_ppo():
+  d = data(mismatch=0)
+  same(run(d, **of('remix', aggregate='sequence_mean'))[0], run(d)[0])
+
+
+def test_corrections_with_open_bounds_are_the_whole_ratio():
+  d = data()
+  open_ = dict(low=0.0, high=1e9)
+  token = run(d, correction='token')[0]
+  for fn in ('token_truncate', 'token_mask', 'geometric_mask'):
+    same(run(d, correction=dict(fn=fn, **open_))[0], token)
+  rows = np.exp(((d.old - d.behaviour) * d.mask).sum(1, keepdims=True))
+  plain = run(change(d, behaviour=d.old))[0]
+  for fn in ('sequence_truncate', 'sequence_mask'):
+    same(run(d, correction=dict(fn=fn, **open_))[0], rows * plain)
+
+
+def test_what_a_mask_rejects_is_exactly_0_counted_and_left_in_the_denominator():
+  d = data()
+  choices = dict(fn='token_mask', low=0.8, high=1.25)
+  c, sums = run(d, correction=choices)
+  rho = np.exp(d.old - d.behaviour)
+  out = ((rho < 0.8) | (rho > 1.25)) & (d.mask > 0)
+  assert 0 < out.sum() == sums['rejected'] and (c[out] == 0).all()
+  same(c[~out], run(d, correction='token')[0][~out])
+
+
+def test_opsm_never_masks_what_was_good():
+  d = data()
+  kept = run(d, correction=dict(fn='divergent_negatives', delta=-1e9))[0]
+  plain = run(d, trust='none', ratio='one')[0]
+  assert (kept[plain < 0] == 0).all()
+  same(kept[plain > 0], run(d)[0][plain > 0])
+
+
+def test_decoupled_ppo_is_ppo_or_importance_sampling_at_its_two_ends():
+  d = data()
+  same(run(change(d, old=d.behaviour), **of('decoupled'))[0], run(d)[0])
+  same(run(change(d, old=d.x), **of('decoupled'))[0], run(d, ratio='direct', trust='none')[0])
+
+
+def test_mini_rl_on_policy_is_reinforce_and_a_long_answer_pulls_as_hard_per_token():
+  d = data(drift=0, mismatch=0)
+  c, _ = run(d, **of('mini_rl'))
+  a = np.asarray(
+    objective.targets(objective.method(settings(**of('mini_rl'))), batch(d), G).advantage_BxT
+  )
+  same(c, a / B)
+
+
+def test_echo_with_a_constant_epsilon_is_grpo():
+  d = data()
+  same(run(d, trust=dict(fn='confidence_clip', base=0.2, gain=0.0))[0], run(d)[0])
+  sure = change(d, behaviour=np.full((B, T), -1e-12), x=d.x * 0 + 0.1)
+  slack = dict(fn='clip', low=0.05 + 0.15 / 2, high=0.05 + 0.15 / 2)
+  same(run(sure, trust='confidence_clip')[0], run(sure, trust=slack)[0], err_msg='σ(0) = 1/2')
+
+
+def test_sapo_is_flat_far_away_and_steepest_at_one():
+  from jaxrl_llm.objective import trust
+
+  view = tokens.Tokens(*[jnp.zeros((1, 3))] * 3, jnp.ones((1, 3)), jnp.ones((1, 3)), None, None)
+  weight, value = trust.sigmoid(jnp.log(jnp.array([[1e-3, 1.0, 30.0]])), view)
+  np.testing.assert_allclose(weight[0, 1], 1.0)
+  np.testing.assert_allclose(value[0, 1], 2.0)
+  assert float(weight[0, 0]) < 1e-2 and float(weight[0, 2]) < 1e-8
+
+
+def test_vespo_weighs_most_at_k_over_lambda():
+  from jaxrl_llm.objective import trust
+
+  w = jnp.linspace(0.1, 4, 400)[None]
+  view = tokens.Tokens(*[w * 0] * 3, w * 0 + 1, w * 0 + 1, None, None)
+  for k, rate in ((2.0, 3.0), (3.0, 2.0)):
+    weight, _ = trust.gamma(jnp.log(w), view, power=k, decay=rate)
+    np.testing.assert_allclose(w[0, np.argmax(weight)], k / rate, atol=0.01)
+
+
+def test_adora_with_a_weight_of_1_is_grpo():
+  same(run(data(), advantage=dict(fn='adora', weak=1.0))[0], run(data())[0])
+
+
+def test_adora_trusts_only_groups_whose_right_answers_are_longer_than_the_mean_wrong_one():
+  reward = jnp.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+  length = jnp.array([[5.0, 2.0, 6.0], [4.0, 2.0, 6.0]])
+  weight = advantage.adora(reward, length) / advantage.group_normalized(reward, length)
+  np.testing.assert_allclose(weight, [[1.0] * 3, [0.1] * 3])
+
+
+def test_max_rl_pulls_with_one_over_the_share_that_is_right():
+  reward, length = jnp.array([[1.0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]]), jnp.ones((3, 4))
+  a = advantage.mean_relative(reward, length)
+  np.testing.assert_allclose(a, [[3, -1, -1, -1], [1 / 3, 1 / 3, 1 / 3, -1], [0] * 4])
+
+
+def test_xrpo_adds_nothing_to_equal_likelihoods_and_never_more_than_told():
+  d = data()
+  level = change(d, x=np.full((B, T), -1.0), behaviour=d.behaviour - d.x - 1.0)
+  same(run(level, emphasis='sharpen')[0], run(level)[0])
+  plain = run(d)[0]
+  ratio = run(d, emphasis=dict(fn='sharpen', strength=1e6, most=0.5))[0] / np.where(plain, plain, 1)
+  assert ratio.max() == pytest.approx(1.5) and ratio[plain < 0].min() == 1
+
+
+def test_ulo_rl_masks_nothing_above_probability_1_or_while_entropy_is_high():
+  d = data()
+  plain = run(d)[0]
+  assert np.abs(run(d, emphasis=dict(fn='uncertain', mastered=0.5))[0] - plain).max() > 1e-3
+  same(run(d, emphasis=dict(fn='uncertain', mastered=1.1))[0], plain)
+  same(run(d, emphasis=dict(fn='uncertain', mastered=0.5, entropy=0.0))[0], plain)
+
+
+def test_all_tokens_fork_where_all_are_asked_for():
+  same(run(data(), emphasis=dict(fn='forking', share=1.0))[0], run(data())[0])
+
+
+def test_covariance_terms_without_strength_are_plain():
+  d = data()
+  same(run(d, emphasis=dict(fn='covariance_clip', share=0.0, low=0.0))[0], run(d)[0])
+  free = run(d, trust='none')[0]
+  same(run(d, trust='none', kl=dict(fn='covariance', coef=0.0))[0], free)
+
+
+def test_clip_cov_drops_on_average_the_share_it_was_told_to():
+  d = data()
+  c = run(d, emphasis=dict(fn='covariance_clip', share=0.1, low=-9.0, high=9.0))[0]
+  same(c, 0.9 * run(d)[0])  # the band is everything
+
+
+def test_drpo_at_a_high_temperature_is_the_mean_over_right_minus_the_mean_over_wrong():
+  """That is R − mean, divided by p(1 − p)."""
+  d = data()
+  d.reward = d.correct
+  flat = dict(fn='listwise', max_tokens=T, temperature=1e6, length_rate=1e9)
+  got = run(d, **of('drpo', kl='none', trust=flat))[0]
+  p = np.repeat(d.correct.reshape(P, G).mean(1), G)[:, None]
+  scale = np.where((p > 0) & (p < 1), 1 / np.maximum(p * (1 - p), 1e-9), 0)
+  want = run(d, advantage='group_centered', ratio='one', trust='none')[0] * scale
+  np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_the_hinge_of_drpo_is_still_until_the_drift_is_too_large():
+  d = data()
+  plain = run(d, **of('drpo', kl='none'))[0]
+  same(run(d, **of('drpo', kl=dict(fn='hinge', delta=1e6)))[0], plain)
+
+
+def test_kl_forms_agree_in_value_where_they_should():
+  d = data()
+  assert run(d, kl='k3')[1]['kl_loss'] == run(d, kl='k3_straight')[1]['kl_loss'] > 0
+  level = change(d, reference=d.x)
+  for name in ('k1', 'k2', 'k3', 'k3_straight', 'ratio_k1', 'ratio_k3'):
+    assert run(level, kl=name)[1]['kl_loss'] == 0
+  for name in ('k2', 'k3', 'k3_straight', 'ratio_k3'):
+    same(run(level, kl=name)[0], run(d)[0])

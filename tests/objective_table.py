@@ -1,0 +1,670 @@
+"""Every method once: its settings, and its loss as the paper writes it, from nothing of the package.
+
+A loss takes the log-probs `x` that the gradient is taken of and a frozen copy `s` for what the paper detaches, so that
+autodiff and finite differences see the same function. `d` holds the data, see `data`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import config as configs
+from jaxrl_llm.types import Batch, Prompts, Rollout
+
+P, G, T = 4, 4, 6
+B = P * G
+
+
+class Row(NamedTuple):
+  """A line of the table."""
+
+  settings: dict
+  loss: Callable  # (x, s, d) → scalar
+  on_policy: bool = True  # c = denominator · A where all policies agree
+
+
+def settings(**changes):
+  """`config.objective` with `changes`; for `advantage` and `aggregate` a name will do."""
+  c = configs.default().objective
+  for name, value in changes.items():
+    c[name] = dict(fn=value) if isinstance(value, str) else value
+  return c
+
+
+def data(seed=0, drift=0.3, mismatch=0.2):
+  """Random lengths, graded rewards, one group all right, four policies: x, old, behaviour, reference."""
+  r = np.random.default_rng(seed)
+  length = r.integers(1, T + 1, B).astype(np.int32)
+  correct = r.integers(0, 2, B).astype(np.float64)
+  correct[G : 2 * G] = 1
+  correct[:2] = [1, 0]
+  reward = correct + 0.3 * r.random(B)
+  x = np.log(r.uniform(0.05, 0.95, (B, T)))
+  old = np.minimum(x + drift * r.normal(size=(B, T)), -1e-3)
+  behaviour = np.minimum(old + mismatch * r.normal(size=(B, T)), -1e-3)
+  if not drift:
+    old = x
+  if not mismatch:
+    behaviour = old
+  mask = (np.arange(T)[None] < length[:, None]).astype(np.float64)
+  return types.SimpleNamespace(
+    x=x,
+    old=old,
+    behaviour=behaviour,
+    reference=x + 0.5 * r.normal(size=(B, T)),
+    entropy=r.uniform(0, 0.35, (B, T)),
+    reward=reward,
+    correct=correct,
+    length=length,
+    mask=mask,
+    group=np.arange(B) // G,
+  )
+
+
+def batch(d):
+  rows, columns = d.mask.shape
+  rollout = Rollout(
+    np.zeros((rows, columns), np.int32),
+    d.behaviour,
+    d.length,
+    np.ones(rows, np.int8),
+    np.zeros((rows, columns), np.int32),
+  )
+  groups = rows // G
+  prompts = Prompts(
+    np.zeros((groups, 3), np.int32), np.full(groups, 3, np.int32), *[np.arange(groups)] * 3
+  )
+  return Batch(prompts, rollout, d.reward, d.correct)
+
+
+# Advantages, group by group, as [B, 1].
+
+
+def by_group(fn):
+  def advantage(d):
+    out = np.zeros(B)
+    for g in range(P):
+      rows = np.arange(g * G, (g + 1) * G)
+      out[rows] = fn(d.reward[rows], d.length[rows])
+    return out[:, None]
+
+  return advantage
+
+
+gz = by_group(lambda r, n: (r - r.mean()) / (r.std(ddof=1) + 1e-6))
+gm = by_group(lambda r, n: r - r.mean())
+loo = by_group(lambda r, n: np.array([x - np.delete(r, i).mean() for i, x in enumerate(r)]))
+relative = by_group(lambda r, n: r / r.mean() - 1)
+shifted = by_group(lambda r, n: r - (r.mean() - 0.1))
+opmd = by_group(lambda r, n: (r - np.log(np.exp(r).mean())) / 2)
+weighted = by_group(lambda r, n: r - (r * n).sum() / n.sum())
+median = by_group(lambda r, n: (r - np.median(r)) / (np.median(np.abs(r - np.median(r))) + 1e-3))
+
+
+def gb(d):
+  return gm(d) / (d.reward.std(ddof=1) + 1e-4)
+
+
+def adora(d):
+  out = gz(d)[:, 0]
+  for g in range(P):
+    rows = np.arange(g * G, (g + 1) * G)
+    right, wrong = rows[d.correct[rows] == 1], rows[d.correct[rows] == 0]
+    if len(right) and len(wrong) and d.length[right].max() <= d.length[wrong].mean():
+      out[rows] *= 0.1
+  return out[:, None]
+
+
+def whiten(a, d):
+  tokens = np.concatenate([np.full(n, v) for v, n in zip(a.ravel(), d.length, strict=True)])
+  return (a - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+
+
+def raw(d):
+  return d.reward[:, None] - 0.5
+
+
+# Denominators, as [B, T].
+
+
+def tok(d):
+  return d.mask / d.mask.sum()
+
+
+def seq(d):
+  return d.mask / d.mask.sum(1, keepdims=True) / B
+
+
+def fix(d):
+  return d.mask / (B * T)
+
+
+def total(d):
+  return d.mask / B
+
+
+def prm(d):
+  tokens = np.repeat(d.mask.sum(1).reshape(P, G).sum(1), G)[:, None]
+  return d.mask / tokens / P
+
+
+def mixed(d):
+  """The token mean over groups with right and wrong answers."""
+  keep = np.repeat(d.correct.reshape(P, G).std(1) > 0, G)[:, None]
+  return d.mask * keep / (d.mask * keep).sum()
+
+
+# Losses.
+
+
+def mean(x, d):
+  return (x * d.mask).sum(1, keepdims=True) / d.mask.sum(1, keepdims=True)
+
+
+def ppo(low=0.2, high=0.2, adv=gz, agg=seq, rho=None, dual=None):
+  def loss(x, s, d):
+    a, r = adv(d), jnp.exp(x - (d.old if rho else d.behaviour))
+    q = jnp.minimum(r * a, jnp.clip(r, 1 - low, 1 + high) * a)
+    if dual:
+      q = jnp.where(a < 0, jnp.maximum(q, dual * a), q)
+    return -(agg(d) * (rho(d) if rho else 1) * q).sum()
+
+  return loss
+
+
+def reinforce(adv, agg, weight=lambda s, d: 1.0):
+  """Σ sg(weight)·A·ℓ."""
+  return lambda x, s, d: -(agg(d) * weight(s, d) * adv(d) * x).sum()
+
+
+def rho(d):
+  return np.exp(d.old - d.behaviour)
+
+
+def row_rho(d):
+  return np.exp(((d.old - d.behaviour) * d.mask).sum(1, keepdims=True))
+
+
+def geo_rho(d):
+  return np.exp(mean(d.old - d.behaviour, d))
+
+
+def gspo(x, s, d):
+  a, r = gz(d)[:, 0], jnp.exp(mean(x - d.behaviour, d))[:, 0]
+  return -jnp.minimum(r * a, jnp.clip(r, 1 - 3e-2, 1 + 4e-2) * a).mean()
+
+
+def luspo(x, s, d):
+  a, r = gz(d)[:, 0], jnp.exp(mean(x - d.behaviour, d))[:, 0]
+  return -(d.length * jnp.minimum(r * a, jnp.clip(r, 0.8, 1.2) * a)).mean()
+
+
+def minpro(x, s, d):
+  a, value = gz(d), 0.0
+  for b in range(B):
+    for t in range(d.length[b]):
+      least = min((np.exp(s[b, i] - d.behaviour[b, i]) for i in range(t)), default=1.0)
+      r = jnp.exp(x[b, t] - d.behaviour[b, t]) * least
+      value += jnp.minimum(r * a[b, 0], jnp.clip(r, 0.8, 1.2) * a[b, 0])
+  return -value / d.mask.sum()
+
+
+def bapo(x, s, d):
+  a, r = gz(d), np.exp(s - d.behaviour)
+  low, high = 0.6, 1.2
+
+  def gains():
+    c = np.where(a > 0, a * np.minimum(r, high), a * np.maximum(r, low)) * d.mask
+    return c[c > 0].sum() / -c[c < 0].sum()
+
+  while gains() < 1.0 and (low < 0.8 - 1e-9 or high < 2 - 1e-9):
+    if low < 0.8 - 1e-9:
+      low += 0.05
+    else:
+      high += 0.05
+  return ppo(1 - low, high - 1, agg=tok, dual=3.0)(x, s, d)
+
+
+def harmful(s, d):
+  a, r = gz(d), np.exp(s - d.behaviour)
+  return (((a > 0) & (r > 1)) | ((a < 0) & (r < 1))) & (d.mask > 0)
+
+
+def m2po(x, s, d):
+  square, low, high = ((s - d.behaviour) ** 2)[harmful(s, d)], 0.0, 10.0
+  for _ in range(200):  # bisection on τ²
+    half = (low + high) / 2
+    low, high = (half, high) if np.minimum(square, half).mean() < 0.02 else (low, half)
+  tau = np.sqrt(low) if square.mean() > 0.02 else np.inf
+  return ppo(1 - min(np.exp(-tau), 0.9), max(np.exp(tau), 1.1) - 1, agg=tok)(x, s, d)
+
+
+def m2po_mask(x, s, d):
+  keep, chosen = np.ones_like(s), harmful(s, d)
+  while ((s - d.behaviour) ** 2)[chosen].mean() > 0.04:
+    worst = np.argmax(np.where(chosen, (s - d.behaviour) ** 2, -1))
+    chosen.ravel()[worst], keep.ravel()[worst] = False, 0
+  return -(tok(d) * keep * jnp.exp(x - d.behaviour) * gz(d)).sum()
+
+
+def rho_mask(d):
+  keep = d.mask > 0
+  while ((d.old - d.behaviour) ** 2)[keep].mean() > 0.02:
+    keep.ravel()[np.argmax(np.where(keep, (d.old - d.behaviour) ** 2, -1))] = False
+  return keep
+
+
+def ring(s, d):
+  a, r = gm(d), np.exp(s - d.behaviour)
+  good = np.where(a > 0, (r <= 1.2) | (r >= 1.5), (r >= 0.8) | (r <= 0.6))
+  return good * r
+
+
+def two_side(s, d):
+  r = np.exp(s - d.behaviour)
+  return (r >= 0.7) & (r <= 1.3)
+
+
+def one_side(s, d):
+  a, r = gm(d), np.exp(s - d.behaviour)
+  return np.where(a > 0, r <= 1.2, r >= 0.8)
+
+
+def variation(s, d):
+  gap, a = np.exp(s) - np.exp(d.behaviour), gm(d)
+  drop = ((gap > 0.1) & (a > 0)) | ((gap < -0.1) & (a < 0))
+  return ~drop * np.minimum(np.exp(s - d.behaviour), 20)
+
+
+def bernoulli(s, d):
+  p, q, a = np.exp(d.behaviour), np.exp(s), gm(d)
+  kl = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+  drop = (kl > 0.02) & (np.sign(q - p) == np.sign(a))
+  return ~drop * np.minimum(q / p, 20)
+
+
+def remix(x, s, d):
+  a, v, centre = gz(d), jnp.exp(x - d.behaviour), rho(d)
+  return -(tok(d) * jnp.minimum(v * a, jnp.clip(v, centre - 0.2, centre + 0.2) * a)).sum()
+
+
+def echo(x, s, d):
+  a, value = gz(d), 0.0
+  for b in range(B):
+    n = d.length[b]
+    sure = np.exp(d.behaviour[b, max(n - 3, 0) : n]).mean()
+    eps = 0.05 + 0.15 / (1 + np.exp(-4 * (1 - sure)))
+    r = jnp.exp(x[b, :n] - d.behaviour[b, :n])
+    value += jnp.minimum(r * a[b, 0], jnp.clip(r, 1 - eps, 1 + eps) * a[b, 0]).sum()
+  return -value / d.mask.sum()
+
+
+def sapo(x, s, d):
+  a, r = gz(d), jnp.exp(x - d.behaviour)
+  tau = np.where(a > 0, 1.0, 1.05)
+  return -(seq(d) * 4 / tau / (1 + jnp.exp(-tau * (r - 1))) * a).sum()
+
+
+def phi(s, d):
+  a, w = gz(d), np.exp(((s - d.behaviour) * d.mask).sum(1, keepdims=True))
+  k, rate = np.where(a >= 0, 2.0, 3.0), np.where(a >= 0, 3.0, 2.0)
+  return np.exp(rate) * w**k * np.exp(-rate * w)
+
+
+def gmpo(x, s, d):
+  a, value = gz(d), 0.0
+  for b in range(B):
+    n, sign = d.length[b], np.sign(a[b, 0])
+    log_r = sign * (x[b, :n] - d.behaviour[b, :n])
+    value += a[b, 0] * jnp.exp(sign * jnp.minimum(log_r, jnp.clip(log_r, -0.4, 0.4)).mean())
+  return -value / B
+
+
+def drpo(x, s, d):
+  score, value = mean(x, d)[:, 0], 0.0
+  for g in range(P):
+    rows = np.arange(g * G, (g + 1) * G)
+    right, wrong = rows[d.correct[rows] == 1], rows[d.correct[rows] == 0]
+    if not len(right) or not len(wrong):
+      continue
+    omega = np.exp((1 - d.length[right] / T) / 0.1)
+    value += (omega * score[right]).sum() / omega.sum()
+    value -= 10 * jnp.log(jnp.exp(score[wrong] / 10).mean())
+  drift = (tok(d) * (d.behaviour - s)).sum()
+  force = max(1000 * (drift - 1e-4), 0)
+  return -value / P + force * (seq(d) * (d.behaviour - x)).sum()
+
+
+def kimi(x, s, d):
+  return -(tok(d) * (gm(d) * x - 0.1 / 2 * (x - d.behaviour) ** 2)).sum()
+
+
+def vcpo(x, s, d):
+  return -(seq(d) * np.exp(((s - d.behaviour) * d.mask).sum(1, keepdims=True)) * gm(d) * x).sum()
+
+
+def opsm_keep(s, d):
+  return ~((gz(d) < 0) & (mean(d.behaviour - s, d) > 0.01))
+
+
+def mpt(s, d):
+  low = (d.entropy * d.mask).sum() / d.mask.sum() < 0.2
+  return ~((np.exp(s) >= 0.7) & (d.correct[:, None] == 1)) if low else 1.0
+
+
+def fork(s, d):
+  tokens = np.sort(d.entropy[d.mask > 0])[::-1]
+  return d.entropy >= tokens[int(np.ceil(0.2 * len(tokens))) - 1]
+
+
+def product(s, d):
+  w, a = tok(d), gz(d) * d.mask
+  return (a - (w * a).sum()) * (s - (w * s).sum())
+
+
+def clip_cov(s, d):
+  band = (product(s, d) > 0.1) & (product(s, d) < 1) & (d.mask > 0)
+  return np.where(band, 1 - min(0.05 * d.mask.sum() / band.sum(), 1), 1)
+
+
+def kl_cov(x, s, d):
+  n = int(0.1 * d.mask.sum())
+  edge = np.sort(product(s, d)[d.mask > 0])[-n]
+  top = (product(s, d) >= edge) & (d.mask > 0)
+  r = jnp.exp(x - d.behaviour)
+  return -(tok(d) * (r * gz(d) - jnp.where(top, jnp.abs(x - d.behaviour), 0))).sum()
+
+
+def xrpo(s, d):
+  score, a, out = mean(s, d)[:, 0], gz(d)[:, 0], np.ones(B)
+  for b in range(B):
+    rows = np.arange(b // G * G, b // G * G + G)
+    eta = np.exp(score[b] - score[rows].mean())
+    if d.correct[b] and a[b] > 0:
+      out[b] = (a[b] + min(max(1 - eta, 0), a[b])) / a[b]
+  return out[:, None]
+
+
+def with_kl(value):
+  """GRPO with 0.05 times a divergence, the same mean over sequences."""
+  return lambda x, s, d: ppo()(x, s, d) + 0.05 * (seq(d) * value(x, s, d)).sum()
+
+
+def k3(x, s, d):
+  return jnp.exp(d.reference - x) - (d.reference - x) - 1
+
+
+def v(x, d):
+  return jnp.exp(x - d.behaviour)
+
+
+def scaled(base, factor):
+  """The same loss with detached weights on its tokens: mask and multiplier stages."""
+
+  def loss(x, s, d):
+    keep = types.SimpleNamespace(**vars(d))
+    keep.factor = factor(s, d)
+    return base(x, s, keep)
+
+  return loss
+
+
+def tagged(agg):
+  return lambda d: agg(d) * d.factor
+
+
+_OUT = dict(correction=dict(fn='divergent_negatives', delta=0.01))
+METHODS = {
+  'grpo': Row({}, ppo()),
+  'dr_grpo': Row(dict(advantage='group_centered', aggregate='fixed'), ppo(adv=gm, agg=fix)),
+  'rloo': Row(
+    dict(advantage='leave_one_out', ratio='one', trust='none', aggregate='sequence_sum'),
+    reinforce(loo, total),
+  ),
+  'dapo': Row(
+    dict(trust=dict(fn='clip', low=0.2, high=0.28), aggregate='token_mean', zero_variance='mask'),
+    ppo(high=0.28, agg=mixed),
+  ),
+  'ppo_dual': Row(dict(trust=dict(fn='dual_clip', most=1.3)), ppo(dual=1.3)),
+  'reinforce_pp': Row(
+    dict(advantage='token_whitened', aggregate='token_mean'),
+    ppo(adv=lambda d: whiten(d.reward[:, None], d), agg=tok),
+  ),
+  'reinforce_pp_baseline': Row(
+    dict(advantage='group_whitened', aggregate='token_mean'),
+    ppo(adv=lambda d: whiten(gm(d), d), agg=tok),
+  ),
+  'lite_ppo': Row(dict(advantage='batch_normalized', aggregate='token_mean'), ppo(adv=gb, agg=tok)),
+  'mc_grpo': Row(dict(advantage='median_centered'), ppo(adv=median)),
+  'scale_rl': Row(
+    dict(
+      advantage='batch_normalized',
+      ratio='direct',
+      trust=dict(fn='cap', most=1.2),
+      aggregate='prompt_mean',
+    ),
+    reinforce(gb, prm, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.2)),
+  ),
+  'max_rl': Row(
+    dict(advantage='mean_relative', ratio='one', trust='none', aggregate='token_mean'),
+    reinforce(relative, tok),
+  ),
+  'opo': Row(dict(advantage='length_weighted', aggregate='token_mean'), ppo(adv=weighted, agg=tok)),
+  'adora': Row(dict(advantage='adora'), ppo(adv=adora)),
+  'opmd': Row(
+    dict(advantage='log_mean_exp', ratio='one', trust='none', aggregate='token_mean'),
+    reinforce(opmd, tok),
+  ),
+  'asym_re': Row(
+    dict(advantage='shifted', ratio='one', trust='none', aggregate='token_mean'),
+    reinforce(shifted, tok),
+  ),
+  'gspo': Row(dict(ratio='sequence', trust=dict(fn='clip', low=3e-2, high=4e-2)), gspo),
+  'luspo': Row(dict(ratio='sequence', aggregate='sequence_sum'), luspo),
+  'gmpo': Row(dict(trust='geometric'), gmpo),
+  'cispo_cap': Row(
+    dict(trust=dict(fn='cap', most=1.2), aggregate='token_mean'),
+    reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.2)),
+  ),
+  'cispo_above': Row(
+    dict(trust=dict(fn='cap_above', high=0.3), aggregate='token_mean'),
+    reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.3)),
+  ),
+  'cispo_band': Row(
+    dict(trust=dict(fn='cap_band', low=0.1, high=0.3), aggregate='token_mean'),
+    reinforce(gz, tok, lambda s, d: np.clip(np.exp(s - d.behaviour), 0.9, 1.3)),
+  ),
+  'minpro': Row(dict(ratio='prefix_min', aggregate='token_mean'), minpro),
+  'bapo': Row(dict(trust='balanced_clip', aggregate='token_mean'), bapo),
+  'm2po': Row(
+    dict(
+      trust=dict(fn='second_moment_clip', budget=0.02, low=0.1, high=0.1), aggregate='token_mean'
+    ),
+    m2po,
+  ),
+  'm2po_mask': Row(dict(trust='second_moment_mask', aggregate='token_mean'), m2po_mask),
+  'm2po_areal': Row(
+    dict(correction=dict(fn='second_moment_mask', budget=0.02), aggregate='token_mean'),
+    ppo(agg=tok, rho=rho_mask),
+  ),
+  'topr': Row(
+    dict(
+      advantage=dict(fn='raw', baseline=0.5),
+      ratio='direct_product',
+      trust='taper',
+      aggregate='sequence_sum',
+    ),
+    reinforce(raw, total, lambda s, d: np.where(raw(d) > 0, 1, np.minimum(row_v(s, d), 1))),
+  ),
+  'topr_token': Row(
+    dict(
+      advantage=dict(fn='raw', baseline=0.5),
+      ratio='direct',
+      trust='taper',
+      aggregate='sequence_sum',
+    ),
+    reinforce(
+      raw, total, lambda s, d: np.where(raw(d) > 0, 1, np.minimum(np.exp(s - d.behaviour), 1))
+    ),
+  ),
+  'rec_one_side': Row(
+    dict(advantage='group_centered', trust='one_side', aggregate='token_mean'),
+    reinforce(gm, tok, lambda s, d: one_side(s, d) * np.exp(s - d.behaviour)),
+  ),
+  'rec_one_side_plain': Row(
+    dict(
+      advantage='group_centered',
+      trust=dict(fn='one_side', corrected=False),
+      aggregate='token_mean',
+    ),
+    reinforce(gm, tok, one_side),
+  ),
+  'rec_ring': Row(
+    dict(
+      advantage='group_centered',
+      trust=dict(fn='ring', outer_low=0.4, outer_high=0.5),
+      aggregate='token_mean',
+    ),
+    reinforce(gm, tok, ring),
+  ),
+  'sppo': Row(
+    dict(
+      advantage='group_centered',
+      trust=dict(fn='two_side', low=0.3, high=0.3, corrected=False),
+      aggregate='token_mean',
+    ),
+    reinforce(gm, tok, two_side),
+  ),
+  'kimi': Row(
+    dict(
+      advantage='group_centered',
+      ratio='one',
+      trust='none',
+      kl='quadratic',
+      aggregate='token_mean',
+    ),
+    kimi,
+  ),
+  'dppo_tv': Row(
+    dict(
+      advantage='group_centered',
+      ratio='direct',
+      trust=dict(fn='total_variation', delta=0.1),
+      aggregate='token_mean',
+    ),
+    reinforce(gm, tok, variation),
+  ),
+  'dppo_kl': Row(
+    dict(
+      advantage='group_centered',
+      ratio='direct',
+      trust=dict(fn='binary_kl', delta=0.02),
+      aggregate='token_mean',
+    ),
+    reinforce(gm, tok, bernoulli),
+  ),
+  'remix': Row(dict(ratio='direct', trust='shifted_clip', aggregate='token_mean'), remix),
+  'echo': Row(dict(trust=dict(fn='confidence_clip', tail=3), aggregate='token_mean'), echo),
+  'sapo': Row(dict(trust='sigmoid'), sapo),
+  'vespo': Row(
+    dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)
+  ),
+  'decoupled': Row(dict(correction='token'), ppo(rho=rho)),
+  'tis': Row(
+    dict(correction=dict(fn='token_truncate', high=1.1)),
+    ppo(rho=lambda d: np.minimum(rho(d), 1.1)),
+  ),
+  'tis_sequence': Row(
+    dict(correction=dict(fn='sequence_truncate', high=1.1)),
+    ppo(rho=lambda d: np.minimum(row_rho(d), 1.1)),
+  ),
+  'mis': Row(
+    dict(correction=dict(fn='sequence_mask', high=1.3)),
+    ppo(rho=lambda d: row_rho(d) * (row_rho(d) <= 1.3)),
+  ),
+  'mis_geometric': Row(
+    dict(correction=dict(fn='geometric_mask', low=0.9, high=1.1)),
+    ppo(rho=lambda d: rho(d) * (geo_rho(d) >= 0.9) * (geo_rho(d) <= 1.1)),
+  ),
+  'icepop': Row(
+    dict(correction=dict(fn='token_mask', low=0.8, high=1.25), aggregate='token_mean'),
+    ppo(agg=tok, rho=lambda d: rho(d) * (rho(d) >= 0.8) * (rho(d) <= 1.25)),
+  ),
+  'opsm': Row(_OUT, scaled(ppo(agg=tagged(seq)), opsm_keep)),
+  'mini_rl': Row(
+    dict(
+      advantage='group_centered',
+      correction='token',
+      trust=dict(fn='clip', low=0.2, high=0.27),
+      aggregate='sequence_sum',
+    ),
+    ppo(high=0.27, adv=gm, agg=total, rho=rho),
+  ),
+  'vcpo': Row(
+    dict(advantage='group_centered', ratio='direct_product', trust=dict(fn='cap', most=8.0)), vcpo
+  ),
+  'ulo_rl': Row(
+    dict(emphasis=dict(fn='uncertain', mastered=0.7), aggregate='token_mean'),
+    scaled(ppo(agg=tagged(tok)), mpt),
+    on_policy=False,
+  ),
+  'forking': Row(
+    dict(emphasis='forking', aggregate='token_mean'),
+    scaled(ppo(agg=tagged(tok)), fork),
+    on_policy=False,
+  ),
+  'clip_cov': Row(
+    dict(
+      emphasis=dict(fn='covariance_clip', share=0.05, low=0.1, high=1.0), aggregate='token_mean'
+    ),
+    scaled(ppo(agg=tagged(tok)), clip_cov),
+    on_policy=False,
+  ),
+  'kl_cov': Row(
+    dict(trust='none', kl=dict(fn='covariance', share=0.1), aggregate='token_mean'), kl_cov
+  ),
+  'xrpo': Row(dict(emphasis='sharpen'), scaled(ppo(agg=tagged(seq)), xrpo), on_policy=False),
+  'drpo': Row(
+    dict(
+      advantage=dict(fn='raw', baseline=0.5),
+      ratio='one',
+      trust=dict(fn='listwise', max_tokens=T),
+      kl='hinge',
+    ),
+    drpo,
+    on_policy=False,
+  ),
+  'k1': Row(
+    dict(kl=dict(fn='k1', coef=0.05)), with_kl(lambda x, s, d: x - d.reference), on_policy=False
+  ),
+  'k2': Row(
+    dict(kl=dict(fn='k2', coef=0.05)),
+    with_kl(lambda x, s, d: (x - d.reference) ** 2 / 2),
+    on_policy=False,
+  ),
+  'k3': Row(dict(kl=dict(fn='k3', coef=0.05)), with_kl(k3), on_policy=False),
+  'k3_straight': Row(
+    dict(kl=dict(fn='k3_straight', coef=0.05)),
+    with_kl(lambda x, s, d: k3(s, s, d) + ((x - d.reference) ** 2 - (s - d.reference) ** 2) / 2),
+    on_policy=False,
+  ),
+  'ratio_k1': Row(
+    dict(kl=dict(fn='ratio_k1', coef=0.05)),
+    with_kl(lambda x, s, d: v(x, d) * (x - d.reference)),
+    on_policy=False,
+  ),
+  'ratio_k3': Row(
+    dict(kl=dict(fn='ratio_k3', coef=0.05)),
+    with_kl(lambda x, s, d: v(x, d) * k3(x, s, d)),
+    on_policy=False,
+  ),
+}
+
+
+def row_v(s, d):
+  return np.exp(((s - d.behaviour) * d.mask).sum(1, keepdims=True))
