@@ -74,6 +74,8 @@ def batch(d):
     d.length,
     np.ones(rows, np.int8),
     np.zeros((rows, columns), np.int32),
+    np.ones(rows),
+    np.zeros((rows, 0)),
   )
   groups = rows // G
   prompts = Prompts(

@@ -57,7 +57,13 @@ def expected(sampler, reward=REWARD, group=1, **choices):
     rows = np.array(rows)
     n = len(rows)
     rollout = Rollout(
-      ANSWERS[rows], b[rows], np.full(n, 3), np.ones(n, np.int8), np.zeros((n, 3), np.int32)
+      ANSWERS[rows],
+      b[rows],
+      np.full(n, 3),
+      np.ones(n, np.int8),
+      np.zeros((n, 3), np.int32),
+      np.ones(n),
+      np.zeros((n, 0)),
     )
     prompts = Prompts(np.zeros((1, 1), np.int32), np.ones(1, np.int32), *[np.arange(1)] * 3)
     correct = (reward[rows] > 0.5).astype(float)

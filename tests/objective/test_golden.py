@@ -59,6 +59,8 @@ def run(**choices):
     DATA['length'],
     np.ones(B, np.int8),
     np.zeros((B, T), np.int32),
+    np.ones(B),
+    np.zeros((B, 0)),
   )
   P = B // G
   prompts = Prompts(np.zeros((P, 2), np.int32), np.full(P, 2, np.int32), *[np.arange(P)] * 3)
