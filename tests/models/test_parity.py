@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import models
-from jaxrl_llm.generate import engine
+from jaxrl_llm.generate import slots
 from jaxrl_llm.models import decoder, hf
 from jaxrl_llm.types import Prompts
 
@@ -116,7 +116,7 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
   start, T = np.array([30, 4, 1, 20]), 6
   prompts = Prompts(tokens[:, :32], start.astype(np.int32), *[np.arange(4, dtype=np.int32)] * 3)
   forced = np.random.default_rng(1).integers(0, 97, (4, T)).astype(np.int32)
-  prompt_cache, logits = engine.prefill(config, params, prompts, 'float32')
+  prompt_cache, logits = slots.prefill(config, params, prompts, 'float32')
   own = [(jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)]
   steps = [logits]
   for t in range(T - 1):
