@@ -81,6 +81,14 @@ def generate(
   number or one per row [B]. Rows that `spec.stop` or nothing else finished stay UNFINISHED.
   Source: none.
   """
+  fixed, rollout = _prepare(model, params, prompts, key, version, spec, begun, cap)
+  carry = _begin(fixed, rollout, begun is not None, spec.max_tokens, _encode)
+  carry = jax.lax.while_loop(lambda c: _running(fixed, c), lambda c: _iterate(fixed, c), carry)
+  return carry.rollout, carry.rounds
+
+
+def _prepare(model, params, prompts, key, version, spec, begun, cap) -> tuple[_Fixed, Rollout]:
+  """Everything before the loop: the prompts' cache, the rows' keys and caps, and token 0 of each row."""
   prompts = Prompts(*map(jnp.asarray, prompts))
   B, T = prompts.tokens_PxL.shape[0] * spec.rollouts, spec.max_tokens
   prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
@@ -91,10 +99,7 @@ def generate(
   fixed = _Fixed(
     model, spec, params, prompts, prompt_cache, keys_B, cap_B, jnp.int32(version), started
   )
-  rollout = _first_tokens(fixed, logits_PxV, rollout)
-  carry = _begin(fixed, rollout, resumes=begun is not None)
-  carry = jax.lax.while_loop(lambda c: _running(fixed, c), lambda c: _iterate(fixed, c), carry)
-  return carry.rollout, carry.rounds
+  return fixed, _first_tokens(fixed, logits_PxV, rollout)
 
 
 def prefill(
@@ -140,13 +145,15 @@ def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
   held_S = at_S + 1 < carry.rollout.length_B[row_S]
   write_S = jnp.where(held_S, len(fixed.keys_B), carry.row_S)
   rollout = _record(fixed, carry.rollout, write_S, at_S + 1, token_S, logp_S)
-  done_S = rollout.reason_B[row_S] != UNFINISHED
+  return _hand_on(fixed, carry._replace(at_S=carry.at_S + 1, rollout=rollout, cache=cache))
+
+
+def _hand_on(fixed: _Fixed, carry: _Carry) -> _Carry:
+  """Ends an iteration: finished rows leave their slots, and waiting ones take them."""
+  row_S = jnp.minimum(carry.row_S, len(fixed.keys_B) - 1)
+  done_S = carry.rollout.reason_B[row_S] != UNFINISHED
   carry = carry._replace(
-    rounds=carry.rounds + 1,
-    row_S=jnp.where(done_S, len(fixed.keys_B), carry.row_S),
-    at_S=carry.at_S + 1,
-    rollout=rollout,
-    cache=cache,
+    rounds=carry.rounds + 1, row_S=jnp.where(done_S, len(fixed.keys_B), carry.row_S)
   )
   if len(carry.row_S) == len(fixed.keys_B):
     return carry  # every row has its own slot
@@ -213,13 +220,16 @@ def _refill(fixed: _Fixed, carry: _Carry, score_B: jax.Array | None = None) -> _
   )
 
 
-def _begin(fixed: _Fixed, rollout: Rollout, resumes: bool) -> _Carry:
-  """Puts rows into the slots, those that hold most tokens first: these are encoded in one pass."""
-  model, spec, B, T = fixed.model, fixed.spec, len(fixed.keys_B), fixed.spec.max_tokens
+def _begin(fixed: _Fixed, rollout: Rollout, resumes: bool, width: int, encode: Callable) -> _Carry:
+  """Puts rows into the slots, those that hold most tokens first: these are encoded in one pass.
+
+  The cache has `width` columns; `encode` fills it with what the slots' rows hold.
+  """
+  model, spec, B = fixed.model, fixed.spec, len(fixed.keys_B)
   S = spec.slots or B
   waiting_B = rollout.reason_B == UNFINISHED
   idle_S, zeros_S = jnp.full(S, B, jnp.int32), jnp.zeros(S, jnp.int32)
-  shape = (S, model.kv_heads, T, model.head_dim)
+  shape = (S, model.kv_heads, width, model.head_dim)
   # One array per layer: stacked layers cost the CPU a copy of the cache every token.
   cache = [
     (jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)) for _ in range(model.layers)
@@ -239,31 +249,36 @@ def _begin(fixed: _Fixed, rollout: Rollout, resumes: bool) -> _Carry:
   if not resumes:
     return carry
   at_S = jnp.where(carry.row_S < B, rollout.length_B.at[carry.row_S].get(mode='clip') - 1, 0)
-  encode = lambda c: _encode(fixed, c._replace(at_S=at_S))  # noqa: E731
-  return jax.lax.cond(_anywhere(fixed, (at_S > 0).any()), encode, lambda c: c, carry)
+  encoded = lambda c: c._replace(at_S=at_S, cache=encode(fixed, c.row_S, at_S, c.rollout))  # noqa: E731
+  return jax.lax.cond(_anywhere(fixed, (at_S > 0).any()), encoded, lambda c: c, carry)
 
 
-def _encode(fixed: _Fixed, carry: _Carry) -> _Carry:
-  """Fills the ring with what the slots' rows hold: token j of a row at its token a gets age a − j."""
-  T, S = fixed.spec.max_tokens, len(carry.row_S)
-  row_S = jnp.minimum(carry.row_S, len(fixed.keys_B) - 1)
+def _encode(fixed: _Fixed, row_S: jax.Array, at_S: jax.Array, rollout: Rollout) -> decoder.Cache:
+  """The ring with what the slots' rows hold: token j of a row at its token a gets age a − j."""
+  T = fixed.spec.max_tokens
+  # The next token of a row goes to column 0, so the one of age a lies in column −a.
+  source_SxT = (jnp.arange(T)[None] + at_S[:, None]) % T
+  return jax.tree.map(
+    lambda x: jnp.take_along_axis(x, source_SxT[:, None, :, None], axis=2).astype(fixed.spec.dtype),
+    _held(fixed, row_S, rollout),
+  )
+
+
+def _held(fixed: _Fixed, row_S: jax.Array, rollout: Rollout) -> decoder.Cache:
+  """Keys and values of what the slots' rows hold, token j in column j: one pass over all of it."""
+  T, S = fixed.spec.max_tokens, len(row_S)
+  row_S = jnp.minimum(row_S, len(fixed.keys_B) - 1)
   prompt_S = row_S // fixed.spec.rollouts
   _, kv = decoder.apply(
     fixed.model,
     fixed.params,
-    carry.rollout.tokens_BxT[row_S],
+    rollout.tokens_BxT[row_S],
     fixed.prompts.length_P[prompt_S][:, None] + jnp.arange(T)[None],
     jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (S, T, T)),
     shared=_prompts_of(fixed, prompt_S),
     dtype=fixed.spec.dtype,
   )
-  # The next token of a row goes to column 0, so the one of age a lies in column −a.
-  source_SxT = (jnp.arange(T)[None] + carry.at_S[:, None]) % T
-  rolled = jax.tree.map(
-    lambda x: jnp.take_along_axis(x, source_SxT[:, None, :, None], axis=2).astype(fixed.spec.dtype),
-    kv,
-  )
-  return carry._replace(cache=rolled)
+  return kv
 
 
 def _prompts_of(fixed: _Fixed, prompt_S: jax.Array):

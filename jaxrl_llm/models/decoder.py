@@ -48,14 +48,21 @@ class Block(nnx.Module):
     q, k = rotary.rotate(q, *rope), rotary.rotate(k, *rope)
     kv = k.swapaxes(1, 2), v.swapaxes(1, 2)
     if cache is not None:
-      kv = tuple(
-        jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), at, 2)
-        for old, new in zip(cache, kv, strict=True)
-      )
+      kv = tuple(_written(old, new, at) for old, new in zip(cache, kv, strict=True))
     out = attention.attend(q, attention.Keys(*kv, mask_BxQxS), shared)
     x = x_BxQxD + self.o(out.reshape(*out.shape[:2], -1))
     h = self.mlp_norm(x)
     return x + self.down(jax.nn.silu(self.gate(h)) * self.up(h)), kv
+
+
+def _written(old_BxKxSxd, new_BxKxQxd, at):
+  """The cache with new keys or values at slots at … at + Q − 1: one number for all rows, or one per row [B]."""
+  new = new_BxKxQxd.astype(old_BxKxSxd.dtype)
+  if jnp.ndim(at) == 0:
+    return jax.lax.dynamic_update_slice_in_dim(old_BxKxSxd, new, at, 2)
+  return jax.vmap(lambda o, n, a: jax.lax.dynamic_update_slice_in_dim(o, n, a, 1))(
+    old_BxKxSxd, new, at
+  )
 
 
 class Decoder(nnx.Module):
@@ -110,7 +117,7 @@ def apply(
   """Runs the blocks: final hidden states [B, Q, D] and per layer the keys and values.
 
   Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, the tokens
-  are written at slot `at` of S slots and the whole cache comes back. `shared` is (cache of P prompts,
+  are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back. `shared` is (cache of P prompts,
   mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each block in the backward pass.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
