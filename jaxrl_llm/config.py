@@ -45,6 +45,8 @@ def default() -> ml_collections.ConfigDict:
     cap=dict(fn='constant'),  # tokens a row may take, by step
     stop=dict(fn='none'),  # when to go on to the update although rows still run
     draft=dict(fn='none'),  # begin from a prompt's last answers: lenient(lenience), coupled
+    # guess tokens from what the group has said: those that hold save rounds, none changes a token
+    ngram=dict(match=3, draft=0),  # longest context looked for; tokens guessed a round, 0 = off
     lockstep=True,  # all devices' loops run equally often; False lets each end by itself
     max_age=4,  # steps over which an unfinished rollout may be continued
   )
@@ -300,6 +302,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
   _whole(c.generate, 'config.generate', 0, 'slots')
   _whole(c.generate, 'config.generate', 1, 'max_age')
+  _whole(c.generate.ngram, 'config.generate.ngram', 0, 'draft')
+  _whole(c.generate.ngram, 'config.generate.ngram', 1, 'match')
   _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
   _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
   _whole(c.data, 'config.data', 0, 'size', 'seed')
@@ -322,6 +326,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.dtype={c.dtype!r} must be one of: auto, float32, bfloat16.')
   if c.remat not in ('auto', True, False):
     raise UserError(f'config.remat={c.remat!r} must be one of: auto, True, False.')
+  if c.generate.ngram.draft >= c.completion_tokens:
+    raise UserError(
+      f'config.generate.ngram.draft={c.generate.ngram.draft} must be below '
+      f'config.completion_tokens={c.completion_tokens}; 4 is a good start.'
+    )
   _check_sampling(c.eval.sampling)
   _check_batch(c)
   _check_mesh(c.mesh)

@@ -10,7 +10,7 @@ import optax
 
 from jaxrl_llm import objective, shard
 from jaxrl_llm.config import pick
-from jaxrl_llm.generate import engine, order, speculate, stopping
+from jaxrl_llm.generate import engine, ngram, order, speculate, stopping
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import ModelConfig, UserError
 
@@ -24,6 +24,7 @@ class Program(NamedTuple):
   optimizer: optax.GradientTransformation
   schedule: Callable
   generate: engine.Spec
+  ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
   lockstep: bool  # all shards of rows run the decode loop equally often
   same_noise: bool  # a prompt meets the same noise at every visit
@@ -75,6 +76,7 @@ def make_program(
       order=pick(order, config.generate.order, 'generate.order'),
       stop=pick(stopping, config.generate.stop, 'generate.stop'),
     ),
+    ngram=ngram.Settings(**config.generate.ngram) if config.generate.ngram.draft else None,
     verify=None if config.generate.draft.fn == 'none' else draft,
     lockstep=config.generate.lockstep,
     same_noise=config.generate.draft.fn == 'coupled',

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm import objective, shard
-from jaxrl_llm.generate import engine, sampling, speculate
+from jaxrl_llm.generate import engine, ngram, sampling, speculate
 from jaxrl_llm.models import completion, decoder, logprob
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState
@@ -72,13 +72,15 @@ def generate(
 
   def local(params, version, cap, prompts, begun):
     key = jax.random.key(program.seed)
-    rollout, rounds = engine.generate(
-      program.model, params, prompts, key, version, spec, begun=begun, cap=cap
-    )
-    return rollout, rounds[None]
+    given = program.model, params, prompts, key, version, spec
+    if program.ngram is None:
+      rollout, rounds = engine.generate(*given, begun=begun, cap=cap)
+      return rollout, rounds[None], ()
+    rollout, rounds, counts = ngram.generate(*given, program.ngram, begun=begun, cap=cap)
+    return rollout, rounds[None], jax.tree.map(lambda x: x[None], counts)
 
   rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
-  rollout, rounds = jax.shard_map(
+  rollout, rounds, counts = jax.shard_map(
     local,
     mesh=program.mesh,
     in_specs=(whole, whole, whole, rows, rows),
@@ -87,6 +89,10 @@ def generate(
     check_vma=False,
   )(params, version, cap, prompts, begun)
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
+  if program.ngram is not None:
+    turns = jnp.maximum(counts.turns.sum(), 1)
+    metrics['generate/ngram_offered_per_turn'] = counts.offered.sum() / turns
+    metrics['generate/ngram_kept_per_turn'] = counts.kept.sum() / turns
   return rollout, metrics
 
 

@@ -166,9 +166,7 @@ def _verify(fixed: engine._Fixed, loop: engine._Carry, at_S, input_SxQ, token_Sx
     count_S += right_S
     fresh_S = right_S & (at_S + q + 1 >= rollout.length_B[row_S])
     write_S = jnp.where(fresh_S, row_S, B)
-    rollout = engine._record(
-      fixed, rollout, write_S, at_S + q + 1, token_SxQ[:, q], logp_SxQ[:, q]
-    )
+    rollout = engine._record(fixed, rollout, write_S, at_S + q + 1, token_SxQ[:, q], logp_SxQ[:, q])
   return rollout, count_S
 
 
