@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 
 import jax
@@ -28,8 +29,10 @@ B = P * G
 
 @pytest.fixture(scope='module')
 def params():
-  """Sharp enough for siblings to repeat each other often, and not always."""
-  return jax.tree.map(lambda x: x * 5.0, decoder.init(MODEL, 0))
+  """Siblings repeat each other often, and not always: the logits are sharp, what they come from is tame."""
+  params = jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
+  params['norm']['scale'] = params['norm']['scale'] * 4.0
+  return params
 
 
 @pytest.fixture(scope='module')
@@ -46,26 +49,31 @@ def make_prompts():
   return Prompts(tokens_PxL, length_P, np.arange(P, dtype=np.int32) * 7, np.full(P, 2), expected_P)
 
 
-def run(params, draft=0, begun=None, cap=None, version=4, match=3, **changes):
-  """The plain engine without a draft, else the loop with drafts: rollout, rounds, counts."""
-  spec = engine.Spec(G, T, 1.0, (3, 11), 'float32')._replace(**changes)
+@functools.lru_cache
+def compiled(spec, draft, match):
+  """The plain engine without a draft, else the loop with drafts."""
 
   @jax.jit
-  def fn(params, prompts, begun, cap):
+  def fn(params, prompts, version, begun, cap):
     given = MODEL, params, prompts, jax.random.key(1), version, spec
     if not draft:
       return *engine.generate(*given, begun=begun, cap=cap), None
     return ngram.generate(*given, ngram.Settings(match, draft), begun=begun, cap=cap)
 
-  return jax.tree.map(np.asarray, fn(params, make_prompts(), begun, cap))
+  return fn
+
+
+def run(params, draft=0, begun=None, cap=None, match=3, **changes):
+  """Rollout, rounds and, with a draft, counts."""
+  fn = compiled(engine.Spec(G, T, 1.0, (3, 11), 'float32')._replace(**changes), draft, match)
+  return jax.tree.map(np.asarray, fn(params, make_prompts(), 4, begun, cap))
 
 
 def assert_same(got, want):
   np.testing.assert_array_equal(got.tokens_BxT, want.tokens_BxT)
   np.testing.assert_array_equal(got.length_B, want.length_B)
   np.testing.assert_array_equal(got.reason_B, want.reason_B)
-  # Float32's rounding, with logits as large as this model's.
-  np.testing.assert_allclose(got.logp_BxT, want.logp_BxT, atol=2e-4)
+  np.testing.assert_allclose(got.logp_BxT, want.logp_BxT, atol=1e-4)
   np.testing.assert_array_equal(got.version_BxT, want.version_BxT)
 
 
@@ -96,26 +104,23 @@ def test_drafts_change_no_token(params, plain, temperature, draft, match, slots,
 
 
 def test_caps_cut_within_a_draft_and_compile_once(params, plain):
-  spec = engine.Spec(G, T, 1.0, (3, 11), 'float32', slots=6)
-  given = lambda p, q: (MODEL, p, q, jax.random.key(1), 4, spec, ngram.Settings(3, 5))  # noqa: E731
-  fn = jax.jit(lambda p, q, cap_B: ngram.generate(*given(p, q), cap=cap_B)[0])
   for cap_B in (np.full(B, 1), np.full(B, 4), np.arange(B) % T + 1):
-    got = fn(params, make_prompts(), cap_B.astype(np.int32))
+    got = run(params, 5, cap=cap_B.astype(np.int32), slots=4)[0]
     np.testing.assert_array_equal(got.length_B, np.minimum(plain.length_B, cap_B))
     cut = np.arange(T)[None] < cap_B[:, None]
     np.testing.assert_array_equal(got.tokens_BxT, np.where(cut, plain.tokens_BxT, 0))
-    np.testing.assert_allclose(got.logp_BxT, np.where(cut, plain.logp_BxT, 0), atol=2e-4)
+    np.testing.assert_allclose(got.logp_BxT, np.where(cut, plain.logp_BxT, 0), atol=1e-4)
     long = plain.length_B > cap_B
-    assert (np.asarray(got.reason_B)[long] == TRUNCATED).all() and long.any()
-  assert fn._cache_size() == 1
+    assert (got.reason_B[long] == TRUNCATED).all() and long.any()
+  spec = engine.Spec(G, T, 1.0, (3, 11), 'float32', slots=4)
+  assert compiled(spec, 5, 3)._cache_size() == 1
 
 
 @pytest.mark.parametrize('slots', [0, 5])
 def test_continued_rows_are_the_uninterrupted_ones(params, plain, slots):
   """Stopped every two rounds and continued until all is done; then what waits streams its tokens again."""
-  begun, calls = None, 0
+  begun, calls, stop = None, 0, lambda p: stopping.rounds(p, count=2)
   while begun is None or (begun.reason_B == UNFINISHED).any():
-    stop = lambda p: stopping.rounds(p, count=2)  # noqa: E731
     begun, rounds, _ = run(params, 3, begun, slots=slots, stop=stop)
     assert rounds <= 2
     calls += 1
@@ -147,12 +152,17 @@ def test_recorded_log_prob_is_the_teacher_forced_one(params):
   prompts = make_prompts()
   got, _, counts = run(params, 4, slots=6, temperature=0.8)
   assert counts.kept > 20
-  for b in range(B):
-    start, n = prompts.length_P[b // G], got.length_B[b]
-    row = np.concatenate([prompts.tokens_PxL[b // G, :start], got.tokens_BxT[b, :n]])
-    logits = decoder.forward(MODEL, params, row[None], np.ones((1, len(row)), bool))[0] / 0.8
-    logp = jax.nn.log_softmax(logits)[np.arange(start - 1, len(row) - 1), row[start:]]
-    np.testing.assert_allclose(got.logp_BxT[b, :n], logp, atol=2e-4)
+  rows = np.zeros((B, L + T), np.int32)
+  start_B = np.repeat(prompts.length_P, G)
+  for row, b in zip(rows, range(B), strict=True):
+    row[: start_B[b]] = prompts.tokens_PxL[b // G, : start_B[b]]
+    row[start_B[b] :][:T] = got.tokens_BxT[b]
+  logits = jax.jit(lambda p: decoder.forward(MODEL, p, rows, np.ones(rows.shape, bool)))(params)
+  place_BxT = np.minimum(start_B[:, None] + np.arange(T)[None], L + T - 1)
+  logp = np.asarray(jax.nn.log_softmax(logits / 0.8))
+  logp = logp[np.arange(B)[:, None], place_BxT - 1, got.tokens_BxT]
+  real = np.arange(T)[None] < got.length_B[:, None]
+  np.testing.assert_allclose(got.logp_BxT, np.where(real, logp, 0), atol=1e-4)
 
 
 def searched(tokens_BxT, length_B, row, rollouts, match, draft):
@@ -203,7 +213,7 @@ def test_the_law_of_drafted_tokens_is_the_policys():
   model = ModelConfig(
     vocab=V, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=24, max_tokens=64
   )
-  params = jax.tree.map(lambda x: x * 2.0, decoder.init(model, 0))
+  params = jax.tree.map(lambda x: x * 1.2, decoder.init(model, 0))
   zeros = np.zeros(prompts, np.int32)
   same = Prompts(
     np.full((prompts, 2), 1, np.int32), zeros + 2, np.arange(prompts), zeros, zeros * 1.0
@@ -212,7 +222,7 @@ def test_the_law_of_drafted_tokens_is_the_policys():
   key, settings = jax.random.key(3), ngram.Settings(2, 3)
   fn = jax.jit(lambda p: ngram.generate(model, p, same, key, 0, spec, settings))
   got, _, counts = jax.tree.map(np.asarray, fn(params))
-  assert 0.25 * counts.offered < counts.kept < 0.75 * counts.offered and counts.kept > 2000
+  assert 3000 < counts.kept < 0.5 * counts.offered, 'drafts must be taken often, and refused often'
   every = np.stack(np.unravel_index(np.arange(V**length), [V] * length), axis=1)
   rows = np.concatenate([np.full((len(every), 2), 1), every], axis=1)
   logits = decoder.forward(model, params, rows, np.ones(rows.shape, bool))[:, 1:-1]
@@ -260,21 +270,29 @@ def sampled(program, params):
   return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
 
 
-@pytest.mark.parametrize(
-  'mesh, lockstep',
-  [(dict(data=2, fsdp=2, tensor=2), True), (dict(data=4, fsdp=2, tensor=1), False)],
-)
-def test_one_device_and_eight_draft_the_same(params, mesh, lockstep):
-  plain, _ = sampled(make_program_of(0), params)
-  one, metrics = sampled(make_program_of(3), params)
-  many, metrics8 = sampled(make_program_of(3, 8, 8, lockstep, mesh), params)
-  assert_same(one, plain)
-  assert_same(many, plain)
-  # With fewer slots later rows know more.
-  assert metrics8['generate/ngram_kept_per_turn'] > metrics['generate/ngram_kept_per_turn'] > 0
-  whole, metrics8 = sampled(make_program_of(3, 8, 0, lockstep, mesh), params)
-  assert_same(whole, plain)
-  assert metrics8 == pytest.approx(metrics)
+@pytest.fixture(scope='module')
+def one(params):
+  """On one device, every row in a slot of its own."""
+  rollout, metrics = sampled(make_program_of(3), params)
+  assert_same(rollout, sampled(make_program_of(0), params)[0])
+  assert metrics['generate/ngram_offered_per_turn'] > metrics['generate/ngram_kept_per_turn'] > 0
+  return rollout, metrics
+
+
+def test_one_device_and_eight_draft_the_same(params, one):
+  program = make_program_of(3, 8, mesh=dict(data=2, fsdp=2, tensor=2))
+  rollout, metrics = sampled(program, params)
+  assert_same(rollout, one[0])
+  assert metrics == pytest.approx(one[1])
+
+
+def test_fewer_slots_on_eight_devices_keep_more_of_their_drafts(params, one):
+  """Later rows know more. Here the loops end apart."""
+  program = make_program_of(3, 8, slots=8, lockstep=False, mesh=dict(data=4, fsdp=2, tensor=1))
+  rollout, metrics = sampled(program, params)
+  assert_same(rollout, one[0])
+  name = 'generate/ngram_kept_per_turn'
+  assert metrics[name] > one[1][name]
 
 
 def test_off_is_the_plain_engine():
