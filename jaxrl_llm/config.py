@@ -52,6 +52,8 @@ def default() -> ml_collections.ConfigDict:
     cache_dtype='auto',  # float32, bfloat16 or int8; auto = that of compute
     windows=1,  # widths of the cache, each twice the one before: attention pays for the rows there are
     test_every=1,  # tokens between two looks at whether the loop may end
+    # guess tokens from what the group has said: those that hold save rounds, none changes a token
+    ngram=dict(match=3, draft=0),  # longest context looked for; tokens guessed a round, 0 = off
     lockstep=True,  # all devices' loops run equally often; False lets each end by itself
     max_age=4,  # steps over which an unfinished rollout may be continued
   )
@@ -325,6 +327,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
   _whole(c.generate, 'config.generate', 0, 'slots')
   _whole(c.generate, 'config.generate', 1, 'max_age', 'windows', 'test_every')
+  _whole(c.generate, 'config.generate', 1, 'max_age')
+  _whole(c.generate.ngram, 'config.generate.ngram', 0, 'draft')
+  _whole(c.generate.ngram, 'config.generate.ngram', 1, 'match')
   _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
   _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
   _whole(c.data, 'config.data', 0, 'size', 'seed')
@@ -354,6 +359,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.mode={c.mode!r} must be one of: fused, lag, split.')
   if c.remat not in ('auto', True, False):
     raise UserError(f'config.remat={c.remat!r} must be one of: auto, True, False.')
+  if c.generate.ngram.draft >= c.completion_tokens:
+    raise UserError(
+      f'config.generate.ngram.draft={c.generate.ngram.draft} must be below '
+      f'config.completion_tokens={c.completion_tokens}; 4 is a good start.'
+    )
   _check_sampling(c.eval.sampling)
   _check_batch(c)
   _check_mesh(c.mesh)

@@ -12,7 +12,16 @@ import optax
 
 from jaxrl_llm import objective, shard
 from jaxrl_llm.config import pick
-from jaxrl_llm.generate import engine, exits, marker, order, prune, speculate, stopping
+from jaxrl_llm.generate import (
+  engine,
+  exits,
+  marker,
+  ngram,
+  order,
+  prune,
+  speculate,
+  stopping,
+)
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import ModelConfig, UserError
 
@@ -27,6 +36,7 @@ class Program(NamedTuple):
   schedule: Callable
   generate: engine.Spec
   prune: prune.Prune | None  # None: all rollouts that begin are finished
+  ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
   lockstep: bool  # all shards of rows run the decode loop equally often
   same_noise: bool  # a prompt meets the same noise at every visit
@@ -94,6 +104,7 @@ def make_program(
       test_every=config.generate.test_every,
     ),
     prune=pruning,
+    ngram=ngram.Settings(**config.generate.ngram) if config.generate.ngram.draft else None,
     verify=None if config.generate.draft.fn == 'none' else draft,
     lockstep=config.generate.lockstep,
     same_noise=config.generate.draft.fn == 'coupled',

@@ -107,8 +107,9 @@ def apply(
   """Runs the blocks: final hidden states [B, Q, D] and per layer the keys and values.
 
   Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, the tokens
-  are written at slot `at` of S slots and the whole cache comes back. `shared` is (cache of P prompts,
-  mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each block in the backward pass.
+  are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back.
+  `shared` is (cache of P prompts, mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each
+  block in the backward pass.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   model = nnx.merge(_definition(config, dtype)[0], params)

@@ -1,0 +1,124 @@
+"""The sampling half of the step: which decode loop runs, with what it begins, on every shard of the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxrl_llm import shard
+from jaxrl_llm.generate import engine, ngram, sampling, shortlist, speculate, tree
+from jaxrl_llm.models import completion, logprob
+from jaxrl_llm.program import Program
+from jaxrl_llm.types import Prompts, Rollout, TrainState, UserError
+
+
+def generate(
+  program: Program,
+  state: TrainState,
+  prompts: Prompts,
+  begun: Rollout | None = None,
+  draft: Rollout | None = None,
+  cap: jax.Array | None = None,
+) -> tuple[Rollout, dict[str, jax.Array]]:
+  """Lays the weights out for decoding, once, and samples; each shard of rows runs its own loop.
+
+  What verification keeps of `draft` is where rows begin that hold nothing in `begun`. Trees take neither:
+  UserError. Source: none.
+  """
+  if program.tree is not None and (begun is not None or draft is not None):
+    raise UserError(
+      "config.generate.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
+    )
+  params = jax.tree.map(lambda x: x.astype(program.generate.dtype), state.params)
+  params = jax.lax.with_sharding_constraint(params, shard.decode_layout(params, program.mesh))
+  metrics = {}
+  if program.same_noise:
+    prompts = prompts._replace(born_P=jnp.zeros_like(prompts.born_P))
+  if draft is not None:
+    begun, kept = _verify(program, params, prompts, draft, begun, state.step)
+    metrics['generate/draft_tokens_kept'] = kept
+  cap = jnp.int32(program.generate.max_tokens if cap is None else cap)
+
+  def local(params, judge, version, cap, prompts, begun):
+    rollout, rounds, counts = _decode(program, params, judge, version, cap, prompts, begun)
+    return rollout, rounds[None], {k: v[None] for k, v in counts.items()}
+
+  rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
+  rollout, rounds, counts = jax.shard_map(
+    local,
+    mesh=program.mesh,
+    in_specs=(whole, whole, whole, whole, rows, rows),
+    out_specs=rows,
+    axis_names=set(shard.ROWS),
+    check_vma=False,
+  )(params, state.judge, state.step, cap, prompts, begun)
+  metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
+  return rollout, metrics | {
+    f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()
+  }
+
+
+def _decode(program: Program, params: Any, judge: Any, version, cap, prompts, begun):
+  """One shard's loop → its rows, the iterations it took, and numbers that add up over shards."""
+  shards = shard.rows_shards(program.mesh)
+  lockstep = shard.ROWS if program.lockstep and shards > 1 else ()
+  spec = program.generate._replace(slots=program.generate.slots // shards, lockstep=lockstep)
+  given = prompts, jax.random.key(program.seed), version, spec
+  counts, held = {}, 0 if begun is None else begun.length_B.sum()
+  if program.prune is not None:
+    rollout, rounds, tokens = shortlist.generate(
+      program.model, params, judge, *given, program.prune, cap
+    )
+    return rollout, rounds, dict(tokens=tokens)
+  if program.tree is not None:
+    share = program.tree.share(prompts.born_P)
+    rollout, rounds, grown = tree.generate(
+      program.model, params, *given, program.tree, share=share, cap=cap
+    )
+    counts = {f'tree_{k}': v for k, v in tree.counts(grown).items()}
+  elif program.ngram is not None:
+    rollout, rounds, fared = ngram.generate(
+      program.model, params, *given, program.ngram, begun=begun, cap=cap
+    )
+    counts = {f'ngram_{k}': v for k, v in fared._asdict().items()}
+  else:
+    rollout, rounds = engine.generate(program.model, params, *given, begun=begun, cap=cap)
+  return rollout, rounds, counts | dict(tokens=rollout.length_B.sum() - held)
+
+
+_VERDICT = 2**31 - 1  # folded into the key: a verdict's noise is none of the sampler's
+
+
+def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, version):
+  """One forward pass over the drafts → the rows to continue, and how many draft tokens they keep."""
+  T, G = draft.tokens_BxT.shape[1], program.generate.rollouts
+  key = jax.random.key(program.seed)
+
+  def uniforms(key):
+    keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, G)
+    return jax.vmap(lambda t: sampling.uniforms(keys_B, t), out_axes=1)(jnp.arange(T))
+
+  stays_BxT, logp_BxT = logprob.over_logits(
+    lambda *columns: program.verify(*columns, program.generate.temperature),
+    program.model,
+    params,
+    completion.hidden(
+      program.model, params, prompts, draft.tokens_BxT, dtype=program.generate.dtype
+    ),
+    draft.tokens_BxT,
+    draft.logp_BxT,
+    uniforms(jax.random.fold_in(key, _VERDICT)),
+    uniforms(key),
+    chunk_tokens=program.head_chunk_tokens,
+    dtype=program.generate.dtype,
+  )
+  cut = speculate.cut(draft, stays_BxT, logp_BxT, version)
+  if begun is not None:
+    held_B = begun.length_B > 0
+    pick = lambda old, new: jnp.where(held_B.reshape(-1, *[1] * (new.ndim - 1)), old, new)  # noqa: E731
+    cut = jax.tree.map(pick, begun, cut)
+    return cut, jnp.where(held_B, 0, cut.length_B).sum().astype(jnp.float32)
+  return cut, cut.length_B.sum().astype(jnp.float32)
