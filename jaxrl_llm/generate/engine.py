@@ -81,20 +81,26 @@ def generate(
   number or one per row [B]. Rows that `spec.stop` or nothing else finished stay UNFINISHED.
   Source: none.
   """
-  prompts = Prompts(*map(jnp.asarray, prompts))
-  B, T = prompts.tokens_PxL.shape[0] * spec.rollouts, spec.max_tokens
-  prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
-  cap_B = jnp.broadcast_to(jnp.minimum(T if cap is None else cap, T), (B,))
+  B, T = len(prompts.index_P) * spec.rollouts, spec.max_tokens
   rollout = _empty(B, T) if begun is None else jax.tree.map(jnp.asarray, begun)
   started = rollout.length_B.sum()
-  keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, spec.rollouts)
-  fixed = _Fixed(
-    model, spec, params, prompts, prompt_cache, keys_B, cap_B, jnp.int32(version), started
-  )
+  fixed, logits_PxV = _fix(model, params, prompts, key, version, spec, cap, started)
   rollout = _first_tokens(fixed, logits_PxV, rollout)
   carry = _begin(fixed, rollout, resumes=begun is not None)
   carry = jax.lax.while_loop(lambda c: _running(fixed, c), lambda c: _iterate(fixed, c), carry)
   return carry.rollout, carry.rounds
+
+
+def _fix(model, params, prompts, key, version, spec, cap, started) -> tuple[_Fixed, jax.Array]:
+  """Prefills the prompts: what the loop reads, and the logits [P, V] of every first token."""
+  prompts = Prompts(*map(jnp.asarray, prompts))
+  B, T = prompts.tokens_PxL.shape[0] * spec.rollouts, spec.max_tokens
+  prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
+  cap_B = jnp.broadcast_to(jnp.minimum(T if cap is None else cap, T), (B,))
+  keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, spec.rollouts)
+  version = jnp.int32(version)
+  fixed = _Fixed(model, spec, params, prompts, prompt_cache, keys_B, cap_B, version, started)
+  return fixed, logits_PxV
 
 
 def prefill(
@@ -116,24 +122,8 @@ def prefill(
 
 def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
   """One token for every slot that has a row, then slots change hands."""
-  model, spec, T = fixed.model, fixed.spec, fixed.spec.max_tokens
-  column = carry.rounds % T
-  age_T = (column - jnp.arange(T)) % T
-  row_S = jnp.minimum(carry.row_S, len(fixed.keys_B) - 1)
-  at_S = jnp.minimum(carry.at_S, T - 1)
-  prompt_S = row_S // spec.rollouts
-  hidden, cache = decoder.apply(
-    model,
-    fixed.params,
-    carry.rollout.tokens_BxT[row_S, at_S][:, None],
-    (fixed.prompts.length_P[prompt_S] + at_S)[:, None],
-    (age_T[None] <= at_S[:, None])[:, None],
-    shared=_prompts_of(fixed, prompt_S),
-    cache=carry.cache,
-    at=column,
-    dtype=spec.dtype,
-  )
-  logits_SxV = decoder.head(model, fixed.params, hidden[:, 0], spec.dtype)
+  spec, row_S, at_S = fixed.spec, *_clipped(fixed, carry)
+  logits_SxV, cache = _decode(fixed, carry)
   uniform_S = sampling.uniforms(fixed.keys_B[row_S], at_S + 1)
   token_S, logp_S = sampling.sample(logits_SxV, uniform_S, spec.temperature, spec.keep)
   # A row that streams what it held before takes its own next token and records nothing.
@@ -152,6 +142,33 @@ def _iterate(fixed: _Fixed, carry: _Carry) -> _Carry:
     return carry  # every row has its own slot
   free = (carry.row_S == len(fixed.keys_B)).any() & carry.waiting_B.any()
   return jax.lax.cond(_anywhere(fixed, free), lambda c: _refill(fixed, c), lambda c: c, carry)
+
+
+def _decode(fixed: _Fixed, carry: _Carry) -> tuple[jax.Array, decoder.Cache]:
+  """Each slot's last token goes through the model: logits [S, V] of its next one, and the cache with it."""
+  model, spec, T = fixed.model, fixed.spec, fixed.spec.max_tokens
+  column = carry.rounds % T
+  age_T = (column - jnp.arange(T)) % T
+  row_S, at_S = _clipped(fixed, carry)
+  prompt_S = row_S // spec.rollouts
+  hidden, cache = decoder.apply(
+    model,
+    fixed.params,
+    carry.rollout.tokens_BxT[row_S, at_S][:, None],
+    (fixed.prompts.length_P[prompt_S] + at_S)[:, None],
+    (age_T[None] <= at_S[:, None])[:, None],
+    shared=_prompts_of(fixed, prompt_S),
+    cache=carry.cache,
+    at=column,
+    dtype=spec.dtype,
+  )
+  return decoder.head(model, fixed.params, hidden[:, 0], spec.dtype), cache
+
+
+def _clipped(fixed: _Fixed, carry: _Carry) -> tuple[jax.Array, jax.Array]:
+  """Each slot's row and place in it, within bounds also where it idles."""
+  row_S = jnp.minimum(carry.row_S, len(fixed.keys_B) - 1)
+  return row_S, jnp.minimum(carry.at_S, fixed.spec.max_tokens - 1)
 
 
 def _record(fixed: _Fixed, rollout: Rollout, row_S, column_S, token_S, logp_S) -> Rollout:
