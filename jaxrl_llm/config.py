@@ -45,6 +45,7 @@ def default() -> ml_collections.ConfigDict:
     cap=dict(fn='constant'),  # tokens a row may take, by step
     stop=dict(fn='none'),  # when to go on to the update although rows still run
     draft=dict(fn='none'),  # begin from a prompt's last answers: lenient(lenience), coupled
+    tree=dict(fn='none'),  # rollouts of a group fork from one another: latr, echo
     lockstep=True,  # all devices' loops run equally often; False lets each end by itself
     max_age=4,  # steps over which an unfinished rollout may be continued
   )

@@ -10,7 +10,7 @@ import optax
 
 from jaxrl_llm import objective, shard
 from jaxrl_llm.config import pick
-from jaxrl_llm.generate import engine, order, speculate, stopping
+from jaxrl_llm.generate import branching, engine, order, speculate, stopping
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import ModelConfig, UserError
 
@@ -25,6 +25,7 @@ class Program(NamedTuple):
   schedule: Callable
   generate: engine.Spec
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
+  tree: branching.Rules | None  # when rollouts fork; None: each is a sample of its own
   lockstep: bool  # all shards of rows run the decode loop equally often
   same_noise: bool  # a prompt meets the same noise at every visit
   seed: int
@@ -76,6 +77,7 @@ def make_program(
       stop=pick(stopping, config.generate.stop, 'generate.stop'),
     ),
     verify=None if config.generate.draft.fn == 'none' else draft,
+    tree=_tree(config),
     lockstep=config.generate.lockstep,
     same_noise=config.generate.draft.fn == 'coupled',
     seed=config.seed,
@@ -87,3 +89,21 @@ def make_program(
     head_chunk_tokens=config.objective.head_chunk_tokens,
     remat=(not cpu) if config.remat == 'auto' else config.remat,
   )
+
+
+def _tree(config: Any) -> branching.Rules | None:
+  """The rules of `config.generate.tree`, and no part of generation that they cannot go with."""
+  c, rules = config.generate, pick(branching, config.generate.tree, 'generate.tree')()
+  if rules is None:
+    return None
+  asks = f'config.generate.tree.fn={c.tree.fn!r} needs'
+  if c.slots not in (0, config.prompts * config.rollouts):
+    raise UserError(f'{asks} a slot for every row: set config.generate.slots={c.slots} to 0.')
+  if config.rollouts < 2:
+    raise UserError(
+      f'{asks} rows to fork into: raise config.rollouts={config.rollouts} to 2 or more.'
+    )
+  for part, why in (('stop', 'groups that end in the step'), ('draft', 'rows that begin empty')):
+    if c[part].fn != 'none':
+      raise UserError(f"{asks} {why}: set config.generate.{part}.fn={c[part].fn!r} to 'none'.")
+  return rules

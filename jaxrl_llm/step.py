@@ -14,10 +14,10 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm import objective, shard
-from jaxrl_llm.generate import engine, sampling, speculate
+from jaxrl_llm.generate import engine, sampling, speculate, tree
 from jaxrl_llm.models import completion, decoder, logprob
 from jaxrl_llm.program import Program
-from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState
+from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState, UserError
 
 # A donated batch frees its rollouts; its prompts have no output of their shape to live on in, which jax reports.
 warnings.filterwarnings('ignore', message='Some donated buffers were not usable')
@@ -53,10 +53,15 @@ def generate(
 ) -> tuple[Rollout, dict[str, jax.Array]]:
   """Lays the weights out for decoding, once, and samples; each shard of rows runs its own loop.
 
-  What verification keeps of `draft` is where rows begin that hold nothing in `begun`.
+  What verification keeps of `draft` is where rows begin that hold nothing in `begun`. Trees take neither:
+  UserError.
 
   Source: none.
   """
+  if program.tree is not None and (begun is not None or draft is not None):
+    raise UserError(
+      "config.generate.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
+    )
   params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
   params = jax.lax.with_sharding_constraint(params, shard.decode_layout(params, program.mesh))
   metrics = {}
@@ -71,14 +76,16 @@ def generate(
   cap = jnp.int32(spec.max_tokens if cap is None else cap)
 
   def local(params, version, cap, prompts, begun):
-    key = jax.random.key(program.seed)
-    rollout, rounds = engine.generate(
-      program.model, params, prompts, key, version, spec, begun=begun, cap=cap
-    )
-    return rollout, rounds[None]
+    fixed = program.model, params, prompts, jax.random.key(program.seed), version, spec
+    if program.tree is None:
+      rollout, rounds = engine.generate(*fixed, begun=begun, cap=cap)
+      return rollout, rounds[None], {}
+    share = program.tree.share(prompts.born_P)
+    rollout, rounds, grown = tree.generate(*fixed, program.tree, share=share, cap=cap)
+    return rollout, rounds[None], {k: v[None] for k, v in tree.counts(grown).items()}
 
   rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
-  rollout, rounds = jax.shard_map(
+  rollout, rounds, counts = jax.shard_map(
     local,
     mesh=program.mesh,
     in_specs=(whole, whole, whole, rows, rows),
@@ -87,6 +94,7 @@ def generate(
     check_vma=False,
   )(params, version, cap, prompts, begun)
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
+  metrics |= {f'generate/tree_{k}': v.sum().astype(jnp.float32) for k, v in counts.items()}
   return rollout, metrics
 
 

@@ -85,11 +85,23 @@ def generate(
     jax.random.fold_in(key, _CHOICE), fixed.prompts.born_P, fixed.prompts.index_P, 1
   )
   state = _begin(plan, sampling.uniforms(keys_P, 0) < share)
-  state = _advance(plan, state, jnp.repeat(logits_PxV, G, axis=0), plan.token_B, plan.logp_B)
+  # A fork at the first token finds nothing in the caches: they stay out of it.
+  cache, bare = state.slots.cache, state._replace(slots=state.slots._replace(cache=[]))
+  state = _advance(plan, bare, jnp.repeat(logits_PxV, G, axis=0), plan.token_B, plan.logp_B)
+  state = state._replace(slots=state.slots._replace(cache=cache))
   state = jax.lax.while_loop(
     lambda s: engine._anywhere(fixed, _running(s).any()), lambda s: _iterate(plan, s), state
   )
   return state.slots.rollout, state.slots.rounds, state.tree
+
+
+def counts(tree: Tree) -> dict[str, jax.Array]:
+  """Numbers that add up over shards: groups grown, children made and dropped, rows left of a fork.
+
+  Source: none.
+  """
+  left = (tree.parent_B != jnp.arange(len(tree.parent_B))).sum()
+  return dict(groups=tree.grown_P.sum(), forks=tree.forks, drops=tree.drops, rows=left)
 
 
 def _begin(plan: _Plan, growing_P: jax.Array) -> _State:
