@@ -289,6 +289,9 @@ def _stairs(starts: Sequence[int], shares: Sequence[float]) -> Callable[[jax.Arr
 
 def _check(ages, limit, starts, shares) -> None:
   where = 'config.generate.tree'
+  for name, value in dict(ages=ages, starts=starts, shares=shares).items():
+    if not isinstance(value, Sequence) or isinstance(value, str):
+      raise UserError(f'{where}.{name}={value!r} must be a list of numbers, such as [{value}].')
   if not ages or min(ages) < 1:
     raise UserError(f'{where}.ages={ages!r} must name at least one age of at least 1 token.')
   if limit < 1:
