@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,21 @@ import pytest
 import tree_reference as reference
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import shard
+from jaxrl_llm import evaluate, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import branching, engine, sampling, similarity, tree
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program
-from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, Batch, ModelConfig, Prompts, UserError
+from jaxrl_llm.types import (
+  STOPPED,
+  TRUNCATED,
+  UNFINISHED,
+  Batch,
+  ModelConfig,
+  Prompts,
+  Row,
+  UserError,
+)
 
 MODEL = ModelConfig(
   vocab=24, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
@@ -341,6 +351,27 @@ def test_without_trees_the_step_reports_none_of_them(params):
     lambda q: steps.generate(p, q, make_prompts(), jnp.int32(0))[1], state.params
   )
   assert not [name for name in told if 'tree' in name]
+
+
+def test_evaluation_grows_no_trees(params):
+  """Its answers are those of a run without trees: one greedy, some sampled."""
+
+  class Table:
+    rows = tuple(Row(str(i), 'q', (), 'a', 's', {}) for i in range(P))
+
+    def prompts(self, index, born):
+      return make_prompts()._replace(born_P=np.full(P, born, np.int32))
+
+  class Pool:
+    def score(self, rows, texts):
+      return types.SimpleNamespace(reward_B=np.zeros(len(texts), np.float32))
+
+  plain = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+  told = [
+    evaluate.make_evaluator(program(fn=fn), Table(), str, Pool(), 2, plain)(params)[1]
+    for fn in ('latr', 'none')
+  ]
+  assert told[0] == told[1] and len(told[0]) == 2 * P
 
 
 @pytest.mark.parametrize(
