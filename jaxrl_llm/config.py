@@ -54,6 +54,7 @@ def default() -> ml_collections.ConfigDict:
     test_every=1,  # tokens between two looks at whether the loop may end
     # guess tokens from what the group has said: those that hold save rounds, none changes a token
     ngram=dict(match=3, draft=0),  # longest context looked for; tokens guessed a round, 0 = off
+    tree=dict(fn='none'),  # rollouts of a group fork from one another: latr, echo
     lockstep=True,  # all devices' loops run equally often; False lets each end by itself
     max_age=4,  # steps over which an unfinished rollout may be continued
   )

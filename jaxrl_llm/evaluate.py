@@ -41,7 +41,8 @@ def make_evaluator(
       temperature=sampling['temperature'],
       keep=Filter(*(sampling[k] for k in Filter._fields)),
     )
-  run = {k: steps.compile_generate(program._replace(generate=v)) for k, v in kinds.items()}
+  plain = program._replace(tree=None)
+  run = {k: steps.compile_generate(plain._replace(generate=v)) for k, v in kinds.items()}
 
   def evaluate(params: Any) -> tuple[dict[str, float], list[dict]]:
     rewards, rows = {}, []

@@ -13,6 +13,7 @@ import optax
 from jaxrl_llm import objective, shard
 from jaxrl_llm.config import pick
 from jaxrl_llm.generate import (
+  branching,
   engine,
   exits,
   marker,
@@ -38,6 +39,7 @@ class Program(NamedTuple):
   prune: prune.Prune | None  # None: all rollouts that begin are finished
   ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
+  tree: branching.Rules | None  # when rollouts fork; None: each is a sample of its own
   lockstep: bool  # all shards of rows run the decode loop equally often
   same_noise: bool  # a prompt meets the same noise at every visit
   seed: int
@@ -69,6 +71,7 @@ def make_program(
   rows = min(rows, config.microbatch_rollouts or rows)
   slice_rollouts = min(config.rollouts, max(1, rows // shard.rows_shards(mesh)))
   slots, shards = config.generate.slots, shard.rows_shards(mesh)
+  _check_together(config.generate)
   pruning = _pruning(config)
   if slots % shards or slots > config.prompts * config.rollouts:
     raise UserError(
@@ -106,6 +109,7 @@ def make_program(
     prune=pruning,
     ngram=ngram.Settings(**config.generate.ngram) if config.generate.ngram.draft else None,
     verify=None if config.generate.draft.fn == 'none' else draft,
+    tree=_tree(config),
     lockstep=config.generate.lockstep,
     same_noise=config.generate.draft.fn == 'coupled',
     seed=config.seed,
@@ -156,10 +160,45 @@ def _pruning(config: Any) -> prune.Prune | None:
       f'config.generate.prune.at_tokens={made.at_tokens} must lie between 1 and config.completion_tokens - 1 = '
       f'{config.completion_tokens - 1}.'
     )
-  for other in ('stop', 'draft'):
-    if config.generate[other].fn != 'none':
-      raise UserError(
-        f'config.generate.prune.fn={config.generate.prune.fn!r} does not go with '
-        f'config.generate.{other}.fn={config.generate[other].fn!r}; set one of them to none.'
-      )
   return made
+
+
+def _tree(config: Any) -> branching.Rules | None:
+  """The rules of `config.generate.tree`, and no part of generation that they cannot go with."""
+  c, rules = config.generate, pick(branching, config.generate.tree, 'generate.tree')()
+  if rules is None:
+    return None
+  asks = f'config.generate.tree.fn={c.tree.fn!r} needs'
+  if c.slots not in (0, config.prompts * config.rollouts):
+    raise UserError(f'{asks} a slot for every row: set config.generate.slots={c.slots} to 0.')
+  if config.rollouts < 2:
+    raise UserError(
+      f'{asks} rows to fork into: raise config.rollouts={config.rollouts} to 2 or more.'
+    )
+  return rules
+
+
+# Each loop of its own kind, and what it cannot do.
+_ALONE = dict(
+  prune=('stop', 'draft', 'tree', 'ngram'),
+  tree=('stop', 'draft', 'exit', 'ngram', 'windows', 'test_every'),
+  ngram=('exit', 'windows', 'test_every'),
+)
+
+
+def _check_together(generate: Any) -> None:
+  """Raises UserError for parts of generation that do not go together."""
+
+  def used(part: str) -> str:
+    if part == 'ngram':
+      return f'ngram.draft={generate.ngram.draft}' if generate.ngram.draft else ''
+    if part in ('windows', 'test_every'):
+      return f'{part}={generate[part]}' if generate[part] > 1 else ''
+    return f'{part}.fn={generate[part].fn!r}' if generate[part].fn != 'none' else ''
+
+  for part, others in _ALONE.items():
+    for other in others:
+      if used(part) and used(other):
+        raise UserError(
+          f'config.generate.{used(part)} does not go with config.generate.{used(other)}; choose one of them.'
+        )

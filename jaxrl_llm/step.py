@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
 
 from jaxrl_llm import objective, shard
-from jaxrl_llm.generate import engine, judge, sampling, shortlist, speculate
+from jaxrl_llm.generate import judge
 from jaxrl_llm.models import completion, decoder, logprob
 from jaxrl_llm.program import Program
+from jaxrl_llm.rollout import generate
 from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState
 
 # A donated batch frees its rollouts; its prompts have no output of their shape to live on in, which jax reports.

@@ -22,6 +22,7 @@ LAYERS = (
   ('config', 'models', 'shard'),
   (),
   ('program',),
+  ('rollout',),
   ('step',),
   ('evaluate', 'turn', 'warmstart'),
   ('train',),

@@ -89,7 +89,7 @@ def prepare(
   prompts = Prompts(*map(jnp.asarray, prompts))
   B, T = prompts.tokens_PxL.shape[0] * spec.rollouts, spec.max_tokens
   prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
-  rollout = _empty(B, T) if begun is None else jax.tree.map(jnp.asarray, begun)
+  rollout = empty(B, T) if begun is None else jax.tree.map(jnp.asarray, begun)
   fixed = Fixed(
     model=model,
     spec=spec,
@@ -133,7 +133,7 @@ def begin(
   model, spec, B = fixed.model, fixed.spec, len(fixed.keys_B)
   S = spec.slots or B
   shape = (S, model.kv_heads, width, model.head_dim)
-  empty = lambda: kvcache.zeros(shape, spec.cache_dtype)  # noqa: E731
+  zeros = lambda: kvcache.zeros(shape, spec.cache_dtype)  # noqa: E731
   carry = Carry(
     rounds=jnp.int32(0),
     row_S=jnp.full(S, B, jnp.int32),
@@ -143,7 +143,7 @@ def begin(
     waiting_B=runs(fixed, rollout),
     rollout=rollout,
     # One array per layer: stacked layers cost the CPU a copy of the cache every token.
-    cache=[(empty(), empty()) for _ in range(model.layers)],
+    cache=[(zeros(), zeros()) for _ in range(model.layers)],
   )
   if S == B:
     row_S = jnp.where(carry.waiting_B, jnp.arange(B), B).astype(jnp.int32)
@@ -317,7 +317,8 @@ def _first_tokens(fixed: Fixed, logits_PxV: jax.Array, rollout: Rollout) -> Roll
   return record(fixed, rollout, jnp.where(fresh_B, row_B, B), zeros_B, token_B, logp_B)
 
 
-def _empty(rows: int, T: int) -> Rollout:
+def empty(rows: int, T: int) -> Rollout:
+  """No tokens in any row. Source: none."""
   return Rollout(
     jnp.zeros((rows, T), jnp.int32),
     jnp.zeros((rows, T), jnp.float32),

@@ -34,7 +34,7 @@ def zeros(shape: tuple[int, ...], dtype: str) -> Stored:
 
 
 def write(cache: Stored, new: jax.Array, at: jax.Array) -> Stored:
-  """The cache with `new` [rows, K, Q, d] in the columns from `at` on, one number or one per row [rows]. Source: none."""
+  """The cache with `new` [rows, K, Q, d] in the columns from `at` on: one number, or one a row. Source: none."""
   stored = pack(new, 'int8' if isinstance(cache, Int8) else cache.dtype.name)
   put = jax.lax.dynamic_update_slice_in_dim
   if jnp.ndim(at) == 0:
