@@ -378,7 +378,7 @@ def test_evaluation_grows_no_trees(params):
   'changes, why',
   [
     (dict(slots=8), "tree.fn='latr' needs a slot for every row: set config.generate.slots=8 to 0"),
-    (dict(stop=dict(fn='groups')), "tree.fn='latr' does not go with config.generate.stop.fn='groups'; choose one of them"),
+    (dict(stop=dict(fn='groups')), "does not go with config.generate.stop.fn='groups'"),
     (dict(draft=dict(fn='coupled')), "does not go with config.generate.draft.fn='coupled'"),
     (dict(tree=dict(fn='latr', ages=())), r'tree.ages=\(\) must name at least one age'),
     (dict(tree=dict(fn='latr', ages=5)), r'tree.ages=5 must be a list of numbers, such as \[5\]'),
