@@ -40,6 +40,7 @@ def run(
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
   sft.generate.prune = dict(fn='none')
+  sft.generate.tree = dict(fn='none')  # nothing is generated; one row a prompt has no room to fork
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
   end_ids = program.generate.end_ids

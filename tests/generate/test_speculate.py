@@ -9,7 +9,7 @@ from scipy import stats
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import shard
-from jaxrl_llm import rollout as rollouts
+from jaxrl_llm import rollout as sampling_half
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program
@@ -92,7 +92,7 @@ def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
   spec = program(rollouts=rows, fn='lenient', lenience=lenience)
 
   def verified(p):
-    return rollouts._verify(spec, p, prompts, draft, None, 1)[0]
+    return sampling_half._verify(spec, p, prompts, draft, None, 1)[0]
 
   cut = jax.tree.map(np.asarray, jax.jit(verified)(changed))
   new = jax.jit(lambda p: steps.rescore(many, p, prompts, draft.tokens_BxT)[0])(changed)

@@ -14,7 +14,7 @@ import pytest
 import tree_reference as reference
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import evaluate, shard
+from jaxrl_llm import evaluate, shard, warmstart
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import branching, engine, sampling, similarity, tree
 from jaxrl_llm.models import decoder
@@ -26,6 +26,7 @@ from jaxrl_llm.types import (
   Batch,
   ModelConfig,
   Prompts,
+  Rollout,
   Row,
   UserError,
 )
@@ -372,6 +373,21 @@ def test_evaluation_grows_no_trees(params):
     for fn in ('latr', 'none')
   ]
   assert told[0] == told[1] and len(told[0]) == 2 * P
+
+
+def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypatch):
+  c = config()
+  c.sft.steps, c.sft.prompts = 1, P
+  p = make_program(c, MODEL, END, shard.make_mesh(c.mesh, jax.devices()[:1]))
+  answers = Batch(
+    make_prompts(),
+    Rollout(*(x[:P] for x in steps.empty_rollout(p))),
+    np.ones(P, np.float32),
+    np.ones(P, np.float32),
+  )
+  monkeypatch.setattr(warmstart, '_batch', lambda *_: answers)
+  _, losses = warmstart.run(c, p, steps.init_state(p, params), range(P), None)
+  assert len(losses) == 1
 
 
 @pytest.mark.parametrize(
