@@ -585,7 +585,7 @@ METHODS = {
   'vespo': Row(
     dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)
   ),
-  'decoupled': Row(dict(correction='token'), ppo(rho=rho)),
+  'decoupled_ppo': Row(dict(correction='token', aggregate='token_mean'), ppo(agg=tok, rho=rho)),
   'tis': Row(
     dict(correction=dict(fn='token_truncate', high=1.1)),
     ppo(rho=lambda d: np.minimum(rho(d), 1.1)),
@@ -607,6 +607,11 @@ METHODS = {
     ppo(agg=tok, rho=lambda d: rho(d) * (rho(d) >= 0.8) * (rho(d) <= 1.25)),
   ),
   'opsm': Row(_OUT, scaled(ppo(agg=tagged(seq)), opsm_keep)),
+  'deepseek_v32': Row(
+    _OUT | dict(kl=dict(fn='ratio_k3', coef=0.05)),
+    lambda x, s, d: METHODS['opsm'].loss(x, s, d) + 0.05 * (seq(d) * v(x, d) * k3(x, s, d)).sum(),
+    on_policy=False,
+  ),
   'mini_rl': Row(
     dict(
       advantage='group_centered',

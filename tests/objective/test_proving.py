@@ -353,8 +353,10 @@ def test_opsm_never_masks_what_was_good():
 
 def test_decoupled_ppo_is_ppo_or_importance_sampling_at_its_two_ends():
   d = data()
-  same(run(change(d, old=d.behaviour), **of('decoupled'))[0], run(d)[0])
-  same(run(change(d, old=d.x), **of('decoupled'))[0], run(d, ratio='direct', trust='none')[0])
+  mean = dict(aggregate='token_mean')
+  same(run(change(d, old=d.behaviour), **of('decoupled_ppo'))[0], run(d, **mean)[0])
+  free = run(d, ratio='direct', trust='none', **mean)[0]
+  same(run(change(d, old=d.x), **of('decoupled_ppo'))[0], free)
 
 
 def test_mini_rl_on_policy_is_reinforce_and_a_long_answer_pulls_as_hard_per_token():
