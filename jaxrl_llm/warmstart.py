@@ -20,6 +20,7 @@ _LIKELIHOOD = dict(
   trust=dict(fn='none'),
   emphasis=dict(fn='none'),
   kl=dict(fn='none'),
+  lr_scale=dict(fn='none'),
   aggregate=dict(fn='token_mean'),
   shape=dict(fn='none'),
   zero_variance=dict(fn='keep'),

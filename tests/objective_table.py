@@ -622,7 +622,13 @@ METHODS = {
     ppo(high=0.27, adv=gm, agg=total, rho=rho),
   ),
   'vcpo': Row(
-    dict(advantage='group_centered', ratio='direct_product', trust=dict(fn='cap', most=8.0)), vcpo
+    dict(
+      advantage='group_centered',
+      ratio='direct_product',
+      trust=dict(fn='cap', most=8.0),
+      lr_scale='effective_sample_size',
+    ),
+    vcpo,
   ),
   'ulo_rl': Row(
     dict(emphasis=dict(fn='uncertain', mastered=0.7), aggregate='token_mean'),

@@ -119,3 +119,17 @@ def test_one_device_and_eight_agree_on_a_method_of_whole_batches():
   for name, value in metrics.items():
     np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
   assert_close(state.params, state8.params, 1e-4)
+
+
+def test_the_effective_sample_size_scales_the_step_and_nothing_else():
+  params = decoder.init(MODEL, 0)
+  batch = off_policy(graded(program(), params))
+  vcpo = dict(ratio=dict(fn='direct_product'), trust=PLAIN)
+  plain, plain_metrics = updated(program(objective=chosen(**vcpo)), batch, params)
+  p = program(objective=chosen(**vcpo, lr_scale=dict(fn='effective_sample_size')))
+  scaled, metrics = updated(p, batch, params)
+  factor = metrics['actor/lr'] / plain_metrics['actor/lr']
+  assert 0.1 < factor < 0.95
+  moved = lambda state: jax.tree.map(jnp.subtract, state.params, params)  # noqa: E731
+  assert_close(moved(scaled), jax.tree.map(lambda x: x * factor, moved(plain)), 1e-5)
+  assert_close(scaled.opt_state, plain.opt_state, 1e-5)

@@ -9,13 +9,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.config import pick
-from jaxrl_llm.objective import advantage, aggregate, correction, emphasis, kl, ratio, shape, trust
+from jaxrl_llm.objective import (
+  advantage,
+  aggregate,
+  correction,
+  emphasis,
+  kl,
+  lr_scale,
+  ratio,
+  shape,
+  trust,
+)
 from jaxrl_llm.objective.tokens import Tokens
 from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of eight small functions and one policy."""
+  """A method is a choice of nine small functions and one policy."""
 
   shape: Callable
   advantage: Callable
@@ -25,6 +35,7 @@ class Method(NamedTuple):
   emphasis: Callable
   aggregate: Callable
   kl: Callable
+  lr_scale: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
 
   @property
@@ -90,6 +101,7 @@ def method(config: Any) -> Method:
     emphasis=pick(emphasis, config.emphasis, 'objective.emphasis'),
     aggregate=pick(aggregate, config.aggregate, 'objective.aggregate'),
     kl=pick(kl, config.kl, 'objective.kl'),
+    lr_scale=pick(lr_scale, config.lr_scale, 'objective.lr_scale'),
     mask_zero_variance=policy == 'mask',
   )
 
@@ -157,6 +169,11 @@ def coefficients(
     'kl_loss': jnp.where(seen, target.weight_BxT * kl_value_BxT, 0.0).sum(),
   }
   return jax.lax.stop_gradient(c_BxT), sums
+
+
+def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
+  """A factor on the learning rate for this minibatch, all rows at once. Source: by the functions chosen."""
+  return method.lr_scale(_tokens(target, logp_BxT, None))
 
 
 def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None) -> Tokens:

@@ -473,3 +473,27 @@ def test_kl_forms_agree_in_value_where_they_should():
     assert run(level, kl=name)[1]['kl_loss'] == 0
   for name in ('k2', 'k3', 'k3_straight', 'ratio_k3'):
     same(run(level, kl=name)[0], run(d)[0])
+
+
+def ess(d, **changes):
+  method = objective.method(
+    settings(lr_scale=dict(fn='effective_sample_size', most=1e9) | changes, ratio='direct')
+  )
+  return float(objective.scale(method, objective.targets(method, batch(d), G), d.x))
+
+
+def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_over_b_for_one():
+  d = data()
+  assert ess(change(d, behaviour=d.x)) == pytest.approx(1)
+  assert ess(change(d, behaviour=d.x - 0.1 / d.length[:, None])) == pytest.approx(1)
+  far = np.where(np.arange(B)[:, None] == 3, 15.0, 0.0) / d.length[:, None]
+  assert ess(change(d, behaviour=d.x - far)) == pytest.approx(np.sqrt(1 / B), rel=1e-3)
+  w = np.exp(((d.x - d.behaviour) * d.mask).sum(1))
+  assert ess(d) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / B))
+  w = np.minimum(w, 1.1)
+  assert ess(d, most=1.1) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / B))
+  assert ess(d, base=0.1) == 1
+  half = change(d, length=np.where(np.arange(B) < G, d.length, 0))
+  w = np.exp(((d.x - d.behaviour) * d.mask).sum(1))[:G]
+  assert ess(half) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / G))
+  assert ess(change(d, length=0 * d.length)) == 1
