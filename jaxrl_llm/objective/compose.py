@@ -106,11 +106,14 @@ def method(config: Any) -> Method:
   )
 
 
-def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
+def targets(
+  method: Method, batch: Batch, rollouts: int, importance_B: jax.Array | None = None
+) -> Targets:
   """Advantages and denominators, from the whole batch at once. Source: by the functions chosen.
 
   Which groups are all-equal is judged by `correct_B`, before length shaping: a shaped reward always
-  differs a little. The denominator counts what is left after masking them.
+  differs a little. The denominator counts what is left after masking them. `importance_B` multiplies the
+  coefficients of rows that were not drawn as the policy would draw them (1 / propensity), and no denominator.
   """
   length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
@@ -123,10 +126,13 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
+  weight_BxT = method.aggregate(mask_BxT, T, rollouts)
+  if importance_B is not None:
+    weight_BxT = weight_BxT * importance_B[:, None]
   return Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_PxG.reshape(-1, 1) * mask_BxT,
-    weight_BxT=method.aggregate(mask_BxT, T, rollouts),
+    weight_BxT=weight_BxT,
     behaviour_BxT=batch.rollout.logp_BxT,
     correct_B=batch.correct_B,
     group_B=jnp.arange(B, dtype=jnp.int32) // rollouts,
