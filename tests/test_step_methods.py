@@ -36,6 +36,19 @@ def updated(p, batch, params):
   return jax.device_get(state), {k: float(v) for k, v in metrics.items()}
 
 
+def test_log_probs_from_slices_of_any_size_stand_in_the_rows_they_belong_to():
+  params = decoder.init(MODEL, 0)
+  batch = graded(program(), params)
+  tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
+  seen = np.arange(tokens_BxT.shape[1])[None] < batch.rollout.length_B[:, None]
+  want = steps.rescore(program(), params, batch.prompts, tokens_BxT)
+  batch = jax.tree.map(jnp.asarray, batch)
+  for rows in (2, 4, 8):  # half a group, a group, two groups: the last interleaves them
+    got = steps._scores(program(microbatch_rollouts=rows), params, batch)
+    for one, other in zip(got, want, strict=True):
+      np.testing.assert_allclose(np.where(seen, one, 0), np.where(seen, other, 0), atol=1e-5)
+
+
 WHOLE = dict(trust=dict(fn='second_moment_mask', budget=0.01), kl=dict(fn='k3', coef=0.1))
 
 

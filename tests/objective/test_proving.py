@@ -497,3 +497,13 @@ def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_o
   w = np.exp(((d.x - d.behaviour) * d.mask).sum(1))[:G]
   assert ess(half) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / G))
   assert ess(change(d, length=0 * d.length)) == 1
+
+
+def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
+  d = change(data(4), old=data(4).behaviour)
+  moved, weight = (d.x - d.behaviour) * d.mask, tok(d)
+  got = run(d, kl='quadratic', aggregate='token_mean')[1]['kl_loss']
+  assert got == pytest.approx((weight * moved**2).sum() / 2)
+  drift = -(weight * moved).sum()
+  got = run(d, kl=dict(fn='hinge', coef=7.0, delta=0.01), aggregate='token_mean')[1]['kl_loss']
+  assert drift > 0.01 and got == pytest.approx((drift - 0.01) * drift)
