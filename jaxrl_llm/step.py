@@ -75,7 +75,7 @@ def update(
 def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array | None):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
   target = objective.targets(program.method, batch, program.generate.rollouts)._replace(old_BxT=old)
-  target, whole = _prepared(program, state, batch, target)
+  target, whole, scale = _prepared(program, state, batch, target)
 
   def accumulate(carry, piece):
     grads, sums = jax.grad(_slice_loss, argnums=1, has_aux=True)(program, state.params, *piece)
@@ -91,14 +91,17 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array
   usable = jnp.isfinite(norm)
   state = jax.lax.cond(
     usable & (batch.rollout.length_B.sum() > 0),
-    lambda: _apply(program, state, grads),
+    lambda: _apply(program, state, grads, scale),
     lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1)),
   )
-  return state, _metrics(program, state, batch, target, sums, norm)
+  metrics = _metrics(program, state, batch, target, sums, norm)
+  metrics['actor/lr'] *= scale
+  return state, metrics
 
 
-def _apply(program: Program, state: TrainState, grads: Any) -> TrainState:
+def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) -> TrainState:
   updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
+  updates = jax.tree.map(lambda x: x * scale, updates)
   params = optax.apply_updates(state.params, updates)
   return state._replace(
     params=params,
@@ -109,14 +112,16 @@ def _apply(program: Program, state: TrainState, grads: Any) -> TrainState:
 
 
 def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
-  """What the gradient's slices cannot work out for themselves → targets, and sums already complete."""
+  """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
   if method.needs_reference:
     target = target._replace(reference_BxT=_scores(program, state.reference, batch)[0])
   if not method.needs_rows:
-    return target, {}
-  c_BxT, sums = objective.coefficients(method, target, *_scores(program, state.params, batch))
-  return target._replace(c_BxT=c_BxT), sums
+    return target, {}, jnp.float32(1)
+  logp_BxT, entropy_BxT = _scores(program, state.params, batch)
+  c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT)
+  scale = objective.scale(method, target, logp_BxT)
+  return target._replace(c_BxT=c_BxT), sums, scale
 
 
 def _scores(program: Program, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:

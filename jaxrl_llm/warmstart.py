@@ -20,6 +20,7 @@ _LIKELIHOOD = dict(
   trust=dict(fn='none'),
   emphasis=dict(fn='none'),
   kl=dict(fn='none'),
+  lr_scale=dict(fn='none'),
   aggregate=dict(fn='token_mean'),
   shape=dict(fn='none'),
   zero_variance=dict(fn='keep'),
@@ -39,8 +40,8 @@ def run(
   sft.steps, sft.updates_per_rollout, sft.microbatch_rollouts = config.sft.steps, 1, 0
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
-  sft.generate.prune = dict(fn='none')
-  sft.generate.tree = dict(fn='none')  # nothing is generated; one row a prompt has no room to fork
+  # Nothing is generated, and one row a prompt has no room for these.
+  sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
   end_ids = program.generate.end_ids

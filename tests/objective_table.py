@@ -26,6 +26,7 @@ class Row(NamedTuple):
   settings: dict
   loss: Callable  # (x, s, d) → scalar
   on_policy: bool = True  # c = denominator · A where all policies agree
+  value: bool = True  # the logged loss is the written one, and not only its gradient
 
 
 def settings(**changes):
@@ -103,7 +104,7 @@ gm = by_group(lambda r, n: r - r.mean())
 loo = by_group(lambda r, n: np.array([x - np.delete(r, i).mean() for i, x in enumerate(r)]))
 relative = by_group(lambda r, n: r / r.mean() - 1)
 shifted = by_group(lambda r, n: r - (r.mean() - 0.1))
-opmd = by_group(lambda r, n: (r - np.log(np.exp(r).mean())) / 2)
+opmd = by_group(lambda r, n: (r - 2 * np.log(np.exp(r / 2).mean())) / 3)
 weighted = by_group(lambda r, n: r - (r * n).sum() / n.sum())
 median = by_group(lambda r, n: (r - np.median(r)) / (np.median(np.abs(r - np.median(r))) + 1e-3))
 
@@ -388,7 +389,7 @@ def xrpo(s, d):
     rows = np.arange(b // G * G, b // G * G + G)
     eta = np.exp(score[b] - score[rows].mean())
     if d.correct[b] and a[b] > 0:
-      out[b] = (a[b] + min(max(1 - eta, 0), a[b])) / a[b]
+      out[b] = (a[b] + min(max(1.5 * (1 - eta), 0), 0.3 * a[b])) / a[b]
   return out[:, None]
 
 
@@ -427,6 +428,7 @@ METHODS = {
   'rloo': Row(
     dict(advantage='leave_one_out', ratio='one', trust='none', aggregate='sequence_sum'),
     reinforce(loo, total),
+    value=False,
   ),
   'dapo': Row(
     dict(trust=dict(fn='clip', low=0.2, high=0.28), aggregate='token_mean', zero_variance='mask'),
@@ -455,16 +457,24 @@ METHODS = {
   'max_rl': Row(
     dict(advantage='mean_relative', ratio='one', trust='none', aggregate='token_mean'),
     reinforce(relative, tok),
+    value=False,
   ),
   'opo': Row(dict(advantage='length_weighted', aggregate='token_mean'), ppo(adv=weighted, agg=tok)),
   'adora': Row(dict(advantage='adora'), ppo(adv=adora)),
   'opmd': Row(
-    dict(advantage='log_mean_exp', ratio='one', trust='none', aggregate='token_mean'),
+    dict(
+      advantage=dict(fn='log_mean_exp', temperature=2.0),
+      ratio='one',
+      trust='none',
+      aggregate='token_mean',
+    ),
     reinforce(opmd, tok),
+    value=False,
   ),
   'asym_re': Row(
     dict(advantage='shifted', ratio='one', trust='none', aggregate='token_mean'),
     reinforce(shifted, tok),
+    value=False,
   ),
   'gspo': Row(dict(ratio='sequence', trust=dict(fn='clip', low=3e-2, high=4e-2)), gspo),
   'luspo': Row(dict(ratio='sequence', aggregate='sequence_sum'), luspo),
@@ -551,6 +561,7 @@ METHODS = {
       aggregate='token_mean',
     ),
     kimi,
+    value=False,
   ),
   'dppo_tv': Row(
     dict(
@@ -576,7 +587,7 @@ METHODS = {
   'vespo': Row(
     dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)
   ),
-  'decoupled': Row(dict(correction='token'), ppo(rho=rho)),
+  'decoupled_ppo': Row(dict(correction='token', aggregate='token_mean'), ppo(agg=tok, rho=rho)),
   'tis': Row(
     dict(correction=dict(fn='token_truncate', high=1.1)),
     ppo(rho=lambda d: np.minimum(rho(d), 1.1)),
@@ -598,6 +609,11 @@ METHODS = {
     ppo(agg=tok, rho=lambda d: rho(d) * (rho(d) >= 0.8) * (rho(d) <= 1.25)),
   ),
   'opsm': Row(_OUT, scaled(ppo(agg=tagged(seq)), opsm_keep)),
+  'deepseek_v32': Row(
+    _OUT | dict(kl=dict(fn='ratio_k3', coef=0.05)),
+    lambda x, s, d: METHODS['opsm'].loss(x, s, d) + 0.05 * (seq(d) * v(x, d) * k3(x, s, d)).sum(),
+    on_policy=False,
+  ),
   'mini_rl': Row(
     dict(
       advantage='group_centered',
@@ -608,7 +624,13 @@ METHODS = {
     ppo(high=0.27, adv=gm, agg=total, rho=rho),
   ),
   'vcpo': Row(
-    dict(advantage='group_centered', ratio='direct_product', trust=dict(fn='cap', most=8.0)), vcpo
+    dict(
+      advantage='group_centered',
+      ratio='direct_product',
+      trust=dict(fn='cap', most=8.0),
+      lr_scale='effective_sample_size',
+    ),
+    vcpo,
   ),
   'ulo_rl': Row(
     dict(emphasis=dict(fn='uncertain', mastered=0.7), aggregate='token_mean'),
@@ -630,7 +652,11 @@ METHODS = {
   'kl_cov': Row(
     dict(trust='none', kl=dict(fn='covariance', share=0.1), aggregate='token_mean'), kl_cov
   ),
-  'xrpo': Row(dict(emphasis='sharpen'), scaled(ppo(agg=tagged(seq)), xrpo), on_policy=False),
+  'xrpo': Row(
+    dict(emphasis=dict(fn='sharpen', strength=1.5, most=0.3)),
+    scaled(ppo(agg=tagged(seq)), xrpo),
+    on_policy=False,
+  ),
   'drpo': Row(
     dict(
       advantage=dict(fn='raw', baseline=0.5),
@@ -640,6 +666,7 @@ METHODS = {
     ),
     drpo,
     on_policy=False,
+    value=False,
   ),
   'k1': Row(
     dict(kl=dict(fn='k1', coef=0.05)), with_kl(lambda x, s, d: x - d.reference), on_policy=False

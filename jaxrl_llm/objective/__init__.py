@@ -1,5 +1,14 @@
 """Objectives as coefficients. A method whose result is a gradient lives here."""
 
-from jaxrl_llm.objective.compose import SUMS, Method, Targets, coefficients, method, mixed, targets
+from jaxrl_llm.objective.compose import (
+  SUMS,
+  Method,
+  Targets,
+  coefficients,
+  method,
+  mixed,
+  scale,
+  targets,
+)
 
-__all__ = ['SUMS', 'Method', 'Targets', 'coefficients', 'method', 'mixed', 'targets']
+__all__ = ['SUMS', 'Method', 'Targets', 'coefficients', 'method', 'mixed', 'scale', 'targets']

@@ -9,13 +9,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.config import pick
-from jaxrl_llm.objective import advantage, aggregate, correction, emphasis, kl, ratio, shape, trust
+from jaxrl_llm.objective import (
+  advantage,
+  aggregate,
+  correction,
+  emphasis,
+  kl,
+  lr_scale,
+  ratio,
+  shape,
+  trust,
+)
 from jaxrl_llm.objective.tokens import Tokens
 from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of eight small functions and one policy."""
+  """A method is a choice of nine small functions and one policy."""
 
   shape: Callable
   advantage: Callable
@@ -25,6 +35,7 @@ class Method(NamedTuple):
   emphasis: Callable
   aggregate: Callable
   kl: Callable
+  lr_scale: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
 
@@ -91,16 +102,20 @@ def method(config: Any) -> Method:
     emphasis=pick(emphasis, config.emphasis, 'objective.emphasis'),
     aggregate=pick(aggregate, config.aggregate, 'objective.aggregate'),
     kl=pick(kl, config.kl, 'objective.kl'),
+    lr_scale=pick(lr_scale, config.lr_scale, 'objective.lr_scale'),
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
   )
 
 
-def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
+def targets(
+  method: Method, batch: Batch, rollouts: int, importance_B: jax.Array | None = None
+) -> Targets:
   """Advantages and denominators, from the whole batch at once. Source: by the functions chosen.
 
   Which groups are all-equal is judged by `correct_B`, before length shaping: a shaped reward always
-  differs a little. The denominator counts what is left after masking them.
+  differs a little. The denominator counts what is left after masking them. `importance_B` multiplies the
+  coefficients of rows that were not drawn as the policy would draw them (1 / propensity), and no denominator.
   """
   length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
@@ -116,6 +131,8 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   weight_BxT = method.aggregate(mask_BxT, T, rollouts)
   if method.weigh_rows:
     weight_BxT *= batch.rollout.weight_B[:, None]
+  if importance_B is not None:
+    weight_BxT = weight_BxT * importance_B[:, None]
   return Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_PxG.reshape(-1, 1) * mask_BxT,
@@ -162,6 +179,11 @@ def coefficients(
     'kl_loss': jnp.where(seen, target.weight_BxT * kl_value_BxT, 0.0).sum(),
   }
   return jax.lax.stop_gradient(c_BxT), sums
+
+
+def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
+  """A factor on the learning rate for this minibatch, all rows at once. Source: by the functions chosen."""
+  return method.lr_scale(_tokens(target, logp_BxT, None))
 
 
 def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None) -> Tokens:

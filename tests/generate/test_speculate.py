@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import shard
 from jaxrl_llm import rollout as sampling_half
+from jaxrl_llm import shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program

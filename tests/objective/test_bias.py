@@ -47,7 +47,7 @@ def truth(reward=REWARD):
   return jax.grad(lambda t: (chance(t) * reward).sum())(jnp.asarray(THETA))
 
 
-def expected(sampler, reward=REWARD, group=1, **choices):
+def expected(sampler, reward=REWARD, group=1, importance=None, **choices):
   """E over answers drawn from `sampler` of Σ c·∇log π, times the rows that c is divided by."""
   method = objective.method(settings(**(dict(aggregate='sequence_sum', trust='none') | choices)))
   groups = list(itertools.product(range(8), repeat=group))
@@ -68,7 +68,8 @@ def expected(sampler, reward=REWARD, group=1, **choices):
     prompts = Prompts(np.zeros((1, 1), np.int32), np.ones(1, np.int32), *[np.arange(1)] * 3)
     correct = (reward[rows] > 0.5).astype(float)
     batch = Batch(prompts, rollout, reward[rows], correct)
-    target = objective.targets(method, batch, n)._replace(
+    weight = None if importance is None else importance[rows]
+    target = objective.targets(method, batch, n, weight)._replace(
       old_BxT=x[rows] if method.needs_old else None,
       reference_BxT=ref[rows] if method.needs_reference else None,
     )
@@ -103,6 +104,12 @@ def test_on_policy_the_gradient_is_exact(choices):
 )
 def test_off_policy_the_product_of_ratios_is_exact(choices):
   np.testing.assert_allclose(expected(BEHAVIOUR, **RAW, **choices), truth(), atol=1e-10)
+
+
+def test_rows_weighted_by_how_they_were_drawn_are_exact():
+  importance = np.asarray(chance(THETA) / chance(BEHAVIOUR))
+  got = expected(BEHAVIOUR, **RAW, ratio='one', importance=importance)
+  np.testing.assert_allclose(got, truth(), atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from objective_table import METHODS, B, G, P, T, batch, data, settings, tok
 
+from jaxrl_llm import config as configs
 from jaxrl_llm import objective
 from jaxrl_llm.objective import advantage, tokens
 
@@ -69,6 +70,85 @@ def test_rloo_is_the_group_mean_times_n_over_n_minus_1():
   d = data()
   mean = run(d, **of('rloo', advantage='group_centered'))[0]
   same(run(d, **of('rloo'))[0], G / (G - 1) * mean)
+
+
+@pytest.mark.parametrize('name', sorted(configs.choices(advantage)))
+def test_empty_rows_have_no_advantage_and_no_say(name):
+  """Of the sums over groups and over the batch."""
+  r = np.random.default_rng(5)
+  reward, length = r.random((2, 3)), r.integers(1, 9, (2, 3)).astype(float)
+  fn = getattr(advantage, name)
+  want = np.pad(np.asarray(fn(jnp.asarray(reward), jnp.asarray(length))), ((0, 1), (0, 2)))
+  for junk in (9.0, -9.0, 100.0):
+    filled = np.pad(reward, ((0, 1), (0, 2)), constant_values=junk)
+    got = fn(jnp.asarray(filled), jnp.asarray(np.pad(length, ((0, 1), (0, 2)))))
+    np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+# What the papers, or the code that comes with them, set; where a docstring says 'ours', what we do.
+DEFAULTS = {
+  'advantage': dict(
+    group_normalized=[1e-6],
+    raw=[0.0],
+    batch_normalized=[1e-4],
+    median_centered=[1e-3],
+    token_whitened=[1e-8],
+    group_whitened=[1e-8],
+    shifted=[-0.1],
+    log_mean_exp=[1.0],
+    adora=[0.1, 0.5, 1e-6],
+  ),
+  'correction': dict(
+    token_truncate=[0.0, 2.0],
+    sequence_truncate=[0.0, 5.0],
+    token_mask=[0.5, 5.0],
+    sequence_mask=[0.0, 3.0],
+    geometric_mask=[0.99, 1.01],
+    divergent_negatives=[1e-4],
+    second_moment_mask=[0.04],
+  ),
+  'trust': dict(
+    clip=[0.2, 0.2],
+    dual_clip=[0.2, 0.2, 3.0],
+    cap=[5.0],
+    cap_above=[4.0],
+    cap_band=[0.2, 0.2],
+    one_side=[0.2, 0.2, True],
+    two_side=[0.2, 0.2, True],
+    ring=[0.2, 0.2, 0.6, 2.0, True],
+    total_variation=[0.2, 20.0],
+    binary_kl=[0.05, 20.0],
+    second_moment_clip=[0.04, 0.3, 0.5],
+    second_moment_mask=[0.04],
+    balanced_clip=[1.0, 3.0],
+    sigmoid=[1.0, 1.05],
+    gamma=[2.0, 3.0, 3.0, 2.0],
+    taper=[1.0],
+    confidence_clip=[0.05, 0.15, 4.0, 16],
+    shifted_clip=[0.2, 0.2],
+    geometric=[0.4, 0.4],
+    listwise=[10.0, 0.1],
+  ),
+  'emphasis': dict(
+    uncertain=[0.99, 0.2],
+    forking=[0.2],
+    covariance_clip=[0.0002, 1.0, 5.0],
+    sharpen=[1.0, 1.0],
+  ),
+  'kl': dict(
+    {name: [0.001] for name in ('k1', 'k2', 'k3', 'k3_straight', 'ratio_k1', 'ratio_k3')},
+    quadratic=[0.1],
+    covariance=[1.0, 0.0002],
+    hinge=[1000.0, 1e-4],
+  ),
+}
+
+
+@pytest.mark.parametrize('stage', DEFAULTS)
+def test_defaults_are_those_of_the_sources(stage):
+  fns = configs.choices(getattr(objective.compose, stage))
+  told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
+  assert told == DEFAULTS[stage]
 
 
 @pytest.mark.parametrize('name', ['token_whitened', 'group_whitened'])
@@ -273,8 +353,10 @@ def test_opsm_never_masks_what_was_good():
 
 def test_decoupled_ppo_is_ppo_or_importance_sampling_at_its_two_ends():
   d = data()
-  same(run(change(d, old=d.behaviour), **of('decoupled'))[0], run(d)[0])
-  same(run(change(d, old=d.x), **of('decoupled'))[0], run(d, ratio='direct', trust='none')[0])
+  mean = dict(aggregate='token_mean')
+  same(run(change(d, old=d.behaviour), **of('decoupled_ppo'))[0], run(d, **mean)[0])
+  free = run(d, ratio='direct', trust='none', **mean)[0]
+  same(run(change(d, old=d.x), **of('decoupled_ppo'))[0], free)
 
 
 def test_mini_rl_on_policy_is_reinforce_and_a_long_answer_pulls_as_hard_per_token():
@@ -391,3 +473,37 @@ def test_kl_forms_agree_in_value_where_they_should():
     assert run(level, kl=name)[1]['kl_loss'] == 0
   for name in ('k2', 'k3', 'k3_straight', 'ratio_k3'):
     same(run(level, kl=name)[0], run(d)[0])
+
+
+def ess(d, **changes):
+  method = objective.method(
+    settings(lr_scale=dict(fn='effective_sample_size', most=1e9) | changes, ratio='direct')
+  )
+  return float(objective.scale(method, objective.targets(method, batch(d), G), d.x))
+
+
+def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_over_b_for_one():
+  d = data()
+  assert ess(change(d, behaviour=d.x)) == pytest.approx(1)
+  assert ess(change(d, behaviour=d.x - 0.1 / d.length[:, None])) == pytest.approx(1)
+  far = np.where(np.arange(B)[:, None] == 3, 15.0, 0.0) / d.length[:, None]
+  assert ess(change(d, behaviour=d.x - far)) == pytest.approx(np.sqrt(1 / B), rel=1e-3)
+  w = np.exp(((d.x - d.behaviour) * d.mask).sum(1))
+  assert ess(d) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / B))
+  w = np.minimum(w, 1.1)
+  assert ess(d, most=1.1) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / B))
+  assert ess(d, base=0.1) == 1
+  half = change(d, length=np.where(np.arange(B) < G, d.length, 0))
+  w = np.exp(((d.x - d.behaviour) * d.mask).sum(1))[:G]
+  assert ess(half) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / G))
+  assert ess(change(d, length=0 * d.length)) == 1
+
+
+def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
+  d = change(data(4), old=data(4).behaviour)
+  moved, weight = (d.x - d.behaviour) * d.mask, tok(d)
+  got = run(d, kl='quadratic', aggregate='token_mean')[1]['kl_loss']
+  assert got == pytest.approx((weight * moved**2).sum() / 2)
+  drift = -(weight * moved).sum()
+  got = run(d, kl=dict(fn='hinge', coef=7.0, delta=0.01), aggregate='token_mean')[1]['kl_loss']
+  assert drift > 0.01 and got == pytest.approx((drift - 0.01) * drift)

@@ -1,0 +1,41 @@
+"""Clip-Cov, arXiv:2505.22617: drops some of the tokens whose advantage and log-probability rise together.
+
+python -m jaxrl_llm.main --config=configs/clip_cov.py
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: share 2e-4 and the band 1 to 5 are verl's (read in code); where it draws tokens at random, here each
+loses that share. Learning rate and batch are ours, for a 135M model on a laptop.
+"""
+
+
+def get_config():
+  return dict(
+    steps=60,
+    prompt_tokens=56,
+    completion_tokens=16,
+    objective=dict(
+      emphasis=dict(fn='covariance_clip', share=0.0002, low=1.0, high=5.0),
+      trust=dict(fn='clip', low=0.2, high=0.2),
+      aggregate=dict(fn='token_mean'),
+    ),
+    optimizer=dict(learning_rate=1e-5, decay='linear'),
+    grade=dict(fn='number', workers=2, deadline_s=10.0),
+    # From what the model sometimes solves to what it never does: (terms, digits). The easy sums are few.
+    data=dict(
+      source='gym',
+      template='State the final answer to the following arithmetic problem: {question}',
+      tasks=tuple(
+        dict(
+          name='basic_arithmetic',
+          size=size,
+          operators=('+',),
+          allow_parentheses=False,
+          allow_negation=False,
+          min_terms=terms,
+          max_terms=terms,
+          min_digits=digits,
+          max_digits=digits,
+        )
+        for terms, digits, size in ((2, 1, 60), (2, 2, 300), (3, 1, 240), (2, 3, 180))
+      ),
+    ),
+  )

@@ -1,0 +1,45 @@
+"""MiniRL (Qwen), arXiv:2512.01374: a corrected and clipped sum over tokens, without length normalisation.
+
+python -m jaxrl_llm.main --config=configs/mini_rl.py
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: clip 0.2/0.27 is from third-party notes, the mean-only advantage from memory. Two minibatches per
+batch, so that the policy moves away from the sampler at all: that number is ours. Sampler and trainer are one
+program here and agree to about 1e-5, so this acts on rollouts continued from earlier steps and on drafts.
+Learning rate and batch are ours, for a 135M model on a laptop.
+"""
+
+
+def get_config():
+  return dict(
+    steps=60,
+    updates_per_rollout=2,
+    prompt_tokens=56,
+    completion_tokens=16,
+    objective=dict(
+      advantage=dict(fn='group_centered'),
+      correction=dict(fn='token'),
+      trust=dict(fn='clip', low=0.2, high=0.27),
+      aggregate=dict(fn='sequence_sum'),
+    ),
+    optimizer=dict(learning_rate=1e-5, decay='linear'),
+    grade=dict(fn='number', workers=2, deadline_s=10.0),
+    # From what the model sometimes solves to what it never does: (terms, digits). The easy sums are few.
+    data=dict(
+      source='gym',
+      template='State the final answer to the following arithmetic problem: {question}',
+      tasks=tuple(
+        dict(
+          name='basic_arithmetic',
+          size=size,
+          operators=('+',),
+          allow_parentheses=False,
+          allow_negation=False,
+          min_terms=terms,
+          max_terms=terms,
+          min_digits=digits,
+          max_digits=digits,
+        )
+        for terms, digits, size in ((2, 1, 60), (2, 2, 300), (3, 1, 240), (2, 3, 180))
+      ),
+    ),
+  )

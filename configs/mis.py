@@ -1,0 +1,41 @@
+"""MIS (no paper: documentation of TRL and verl): masked importance sampling of whole answers.
+
+python -m jaxrl_llm.main --config=configs/mis.py
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: the bound of 3 is TRL's default (read in code); `geometric_mask` with 0.99 and 1.01 is what SkyRL
+recommends. Sampler and trainer are one program here and agree to about 1e-5, so this acts on rollouts continued
+from earlier steps and on drafts. Learning rate and batch are ours, for a 135M model on a laptop.
+"""
+
+
+def get_config():
+  return dict(
+    steps=60,
+    prompt_tokens=56,
+    completion_tokens=16,
+    objective=dict(
+      correction=dict(fn='sequence_mask', low=0.0, high=3.0),
+      trust=dict(fn='clip', low=0.2, high=0.2),
+    ),
+    optimizer=dict(learning_rate=1e-5, decay='linear'),
+    grade=dict(fn='number', workers=2, deadline_s=10.0),
+    # From what the model sometimes solves to what it never does: (terms, digits). The easy sums are few.
+    data=dict(
+      source='gym',
+      template='State the final answer to the following arithmetic problem: {question}',
+      tasks=tuple(
+        dict(
+          name='basic_arithmetic',
+          size=size,
+          operators=('+',),
+          allow_parentheses=False,
+          allow_negation=False,
+          min_terms=terms,
+          max_terms=terms,
+          min_digits=digits,
+          max_digits=digits,
+        )
+        for terms, digits, size in ((2, 1, 60), (2, 2, 300), (3, 1, 240), (2, 3, 180))
+      ),
+    ),
+  )

@@ -1,0 +1,42 @@
+"""REINFORCE++, arXiv:2501.03262: rewards minus the group's mean, whitened over all tokens of the batch.
+
+python -m jaxrl_llm.main --config=configs/reinforce_pp.py
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: clip 0.2 and the whitening are verl's and OpenRLHF's (read in code); their KL penalty on rewards is
+left out. `advantage.fn=token_whitened` is the form without groups. Learning rate and batch are ours, for a 135M
+model on a laptop.
+"""
+
+
+def get_config():
+  return dict(
+    steps=60,
+    prompt_tokens=56,
+    completion_tokens=16,
+    objective=dict(
+      advantage=dict(fn='group_whitened'),
+      trust=dict(fn='clip', low=0.2, high=0.2),
+      aggregate=dict(fn='token_mean'),
+    ),
+    optimizer=dict(learning_rate=1e-5, decay='linear'),
+    grade=dict(fn='number', workers=2, deadline_s=10.0),
+    # From what the model sometimes solves to what it never does: (terms, digits). The easy sums are few.
+    data=dict(
+      source='gym',
+      template='State the final answer to the following arithmetic problem: {question}',
+      tasks=tuple(
+        dict(
+          name='basic_arithmetic',
+          size=size,
+          operators=('+',),
+          allow_parentheses=False,
+          allow_negation=False,
+          min_terms=terms,
+          max_terms=terms,
+          min_digits=digits,
+          max_digits=digits,
+        )
+        for terms, digits, size in ((2, 1, 60), (2, 2, 300), (3, 1, 240), (2, 3, 180))
+      ),
+    ),
+  )

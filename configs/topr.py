@@ -1,0 +1,45 @@
+"""TOPR, arXiv:2503.14286: successes as if supervised, failures with a truncated ratio of whole answers.
+
+python -m jaxrl_llm.main --config=configs/topr.py
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: truncation at 1 and the ratio of answers are the paper's (from Trinity's and ROLL's code, which take
+tokens: `ratio.fn=direct`). Rewards of 0 and 1 become ±0.5. Two minibatches per batch, so that the policy moves
+away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on a
+laptop.
+"""
+
+
+def get_config():
+  return dict(
+    steps=60,
+    updates_per_rollout=2,
+    prompt_tokens=56,
+    completion_tokens=16,
+    objective=dict(
+      advantage=dict(fn='raw', baseline=0.5),
+      ratio=dict(fn='direct_product'),
+      trust=dict(fn='taper', most=1.0),
+      aggregate=dict(fn='sequence_sum'),
+    ),
+    optimizer=dict(learning_rate=1e-5, decay='linear'),
+    grade=dict(fn='number', workers=2, deadline_s=10.0),
+    # From what the model sometimes solves to what it never does: (terms, digits). The easy sums are few.
+    data=dict(
+      source='gym',
+      template='State the final answer to the following arithmetic problem: {question}',
+      tasks=tuple(
+        dict(
+          name='basic_arithmetic',
+          size=size,
+          operators=('+',),
+          allow_parentheses=False,
+          allow_negation=False,
+          min_terms=terms,
+          max_terms=terms,
+          min_digits=digits,
+          max_digits=digits,
+        )
+        for terms, digits, size in ((2, 1, 60), (2, 2, 300), (3, 1, 240), (2, 3, 180))
+      ),
+    ),
+  )

@@ -1,0 +1,110 @@
+"""One config a paper: each builds and traces, trains the default job, is proven, and stands in the README's table.
+
+python tests/test_papers.py          writes the table into README.md
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+import jax
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+if __name__ == '__main__':
+  sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
+
+from objective_table import METHODS, settings  # noqa: E402
+
+from jaxrl_llm import config as configs  # noqa: E402
+from jaxrl_llm import shard  # noqa: E402
+from jaxrl_llm import step as steps  # noqa: E402
+from jaxrl_llm.program import make_program  # noqa: E402
+from jaxrl_llm.types import ModelConfig  # noqa: E402
+
+FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
+PAPERS = [name for name in FILES if name != 'tiny']
+STAGES = ('advantage', 'correction', 'ratio', 'trust', 'emphasis', 'kl', 'aggregate', 'lr_scale')
+BEGIN, END = '<!-- methods: python tests/test_papers.py -->\n', '<!-- end of methods -->\n'
+MODEL = ModelConfig(
+  vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
+)
+
+
+def functions(objective) -> dict[str, str]:
+  return {stage: objective[stage]['fn'] for stage in STAGES}
+
+
+def proof(name: str) -> str:
+  """The row of tests/objective_table.py with the functions of a config."""
+  own = functions(configs.load(str(FILES[name])).objective)
+  rows = [row for row, m in METHODS.items() if functions(settings(**m.settings)) == own]
+  return name if name in rows else rows[0]
+
+
+def title(name: str) -> str:
+  return FILES[name].read_text().split('"""')[1].strip().split('\n')[0]
+
+
+def table() -> str:
+  """The README's table: paper → config → functions → what proves them."""
+  lines = ['| paper | config | functions that differ from GRPO | proof |', '|---|---|---|---|']
+  default = functions(configs.default().objective)
+  for name in sorted(PAPERS, key=lambda n: (n != 'grpo', n != 'dapo', n)):
+    objective = configs.load(str(FILES[name])).objective
+    chosen = [f'{s}={fn}' for s, fn in functions(objective).items() if fn != default[s]]
+    for stage in ('shape', 'zero_variance'):
+      if objective[stage].fn != configs.default().objective[stage].fn:
+        chosen.append(f'{stage}={objective[stage].fn}')
+    paper = re.match(r'(.*?)(?:, (arXiv:\S+?)| \(no paper.*?\)):', title(name))
+    told = f'{paper[1]}, {paper[2]}' if paper[2] else f'{paper[1]}, no paper'
+    code = f'`{" ".join(chosen)}`' if chosen else '–'
+    lines.append(f'| {told} | `configs/{name}.py` | {code} | `{proof(name)}` |')
+  return '\n'.join(lines) + '\n'
+
+
+def readme() -> tuple[str, str, str]:
+  text = (ROOT / 'README.md').read_text()
+  before, rest = text.split(BEGIN)
+  old, after = rest.split(END)
+  return before, old, after
+
+
+def test_the_table_in_the_readme_is_up_to_date():
+  assert readme()[1] == table(), 'run: python tests/test_papers.py'
+
+
+@pytest.mark.parametrize('name', PAPERS)
+def test_every_config_is_proven_and_trains_the_default_job(name):
+  """The very functions of the config are a row of the table of methods; the job is that of dapo.py."""
+  own, dapo = (configs.load(str(FILES[n])) for n in (name, 'dapo'))
+  assert functions(own.objective) == functions(settings(**METHODS[proof(name)].settings))
+  for field in own:
+    if field not in ('objective', 'updates_per_rollout', 'rollouts'):
+      assert own[field] == dapo[field], field
+  text = FILES[name].read_text()
+  assert f'--config=configs/{name}.py' in text and 'Numbers:' in text
+  assert re.search(r'arXiv:\d{4}\.\d{4,5}: |\(no paper', title(name))
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_every_config_compiles_to_an_update(name):
+  """Traced for a small model: names, settings, shapes."""
+  c = configs.load(str(FILES[name]))
+  c.prompts, c.prompt_tokens, c.completion_tokens = 4, 8, 6
+  configs.validate(c)
+  program = make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  state = steps.abstract_state(program)
+  after, metrics = jax.eval_shape(
+    lambda s, b: steps.update(program, s, b), state, steps.empty_batch(program)
+  )
+  assert jax.tree.structure(after) == jax.tree.structure(state)
+  assert {'actor/pg_loss', 'actor/kl_loss'} <= set(metrics)
+  assert (after.reference is None) == (not program.method.needs_reference)
+
+
+if __name__ == '__main__':
+  before, _, after = readme()
+  (ROOT / 'README.md').write_text(before + BEGIN + table() + END + after)
