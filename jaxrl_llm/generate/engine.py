@@ -21,6 +21,8 @@ _FIRST_TOKENS_AT_ONCE = (
   64  # rows of [V] logits: all B of them would not fit beside a large vocabulary
 )
 
+LOOP = 'decode'  # what the loop is called inside the compiled program
+
 
 class Spec(NamedTuple):
   """What is fixed when generation is compiled."""
@@ -93,7 +95,8 @@ def generate(
   )
   rollout = _first_tokens(fixed, logits_PxV, rollout)
   carry = _begin(fixed, rollout, resumes=begun is not None)
-  carry = jax.lax.while_loop(lambda c: _running(fixed, c), lambda c: _iterate(fixed, c), carry)
+  with jax.named_scope(LOOP):
+    carry = jax.lax.while_loop(lambda c: _running(fixed, c), lambda c: _iterate(fixed, c), carry)
   return carry.rollout, carry.rounds
 
 
