@@ -23,7 +23,7 @@ LAYERS = (
   (),
   ('program',),
   ('step',),
-  ('evaluate', 'warmstart'),
+  ('evaluate', 'warmstart', 'aot'),
   ('train',),
   ('main',),
 )
