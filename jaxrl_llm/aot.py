@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import hlo, models, shard
+from jaxrl_llm import decode_cost, models, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import engine, stopping
 from jaxrl_llm.program import Program, check_rows, make_program
@@ -140,7 +140,7 @@ class Part(NamedTuple):
   alias_bytes: int  # of arguments that results are written over
   temp_bytes: int
   code_bytes: int
-  peak_bytes: int  # everything at the worst moment, code included
+  peak_bytes: int  # arguments, results and temporaries at the worst moment, without the code
   compile_s: float
   compile_cpu_s: float
   oom: str  # what the compiler says where it does not fit; '' where it does
@@ -188,12 +188,12 @@ def _dumped(folder: str) -> str:
     return file.read()
 
 
-def loops(program: Program, text: str) -> list[hlo.Loop]:
+def loops(program: Program, text: str) -> list[decode_cost.Loop]:
   """The decode loops of a compiled program. Source: none."""
   spec, shards = program.generate, shard.rows_shards(program.mesh)
   rows = (spec.slots or program.prompts * spec.rollouts) // shards
   cache = rows, program.model.kv_heads, spec.max_tokens, program.model.head_dim
-  return hlo.decode_loops(text, f'{engine.LOOP}/', cache)
+  return decode_cost.loops(text, f'{engine.LOOP}/', cache)
 
 
 def measure(program: Program) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def measure(program: Program) -> dict[str, Any]:
     state_bytes=_on_one_device(steps.abstract_state(program)),
     hbm_gib=limit,
     fits=not found['fused'].oom,
-    headroom_gib=limit and not found['fused'].oom and limit - found['fused'].peak_bytes / _GIB,
+    headroom_gib=_headroom(found['fused'], limit),
     parts={n: {k: v for k, v in p._asdict().items() if k != 'text'} for n, p in found.items()},
     compile_s=sum(p.compile_s for p in found.values()),
     decode=decode,
@@ -222,7 +222,14 @@ def measure(program: Program) -> dict[str, Any]:
   return report | dict(problems=problems(report))
 
 
-def decode_report(loop: hlo.Loop) -> dict[str, Any]:
+def _headroom(part: Part, limit: float | None) -> float | None:
+  """What is left in GiB; the code lies in the same memory."""
+  if part.oom or limit is None:
+    return None
+  return limit - (part.peak_bytes + part.code_bytes) / _GIB
+
+
+def decode_report(loop: decode_cost.Loop) -> dict[str, Any]:
   """What one token of every row costs on one device, besides computing. Source: none."""
   kinds: dict[tuple, dict[str, Any]] = {}
   for c in loop.collectives:

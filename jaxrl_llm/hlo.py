@@ -1,36 +1,14 @@
-"""Reads an optimised XLA program as text: what its decode loop copies and exchanges for every token."""
+"""An optimised XLA program as text, read into computations and instructions."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _BYTES = dict(pred=1, s4=0.5, u4=0.5, s8=1, u8=1, s16=2, u16=2, bf16=2, f16=2, s32=4, u32=4, f32=4)
 _BYTES |= dict(s64=8, u64=8, f64=8, f8e4m3fn=1, f8e5m2=1, c64=8)
-
-COLLECTIVES = (
-  'all-gather',
-  'all-reduce',
-  'reduce-scatter',
-  'all-to-all',
-  'collective-permute',
-  'collective-broadcast',
-)
-# These hand an array on, or change one column of it where it lies; whoever reads it is another instruction.
-_IN_PLACE = (
-  'parameter',
-  'get-tuple-element',
-  'tuple',
-  'bitcast',
-  'while',
-  'conditional',
-  'call',
-  'opt-barrier',
-  'dynamic-update-slice',
-  'scatter',
-)
 
 
 class Array(NamedTuple):
@@ -63,37 +41,6 @@ class Instruction(NamedTuple):
     str  # what stands between the parentheses: the number of a parameter, the value of a constant
   )
   attributes: str
-
-
-class Collective(NamedTuple):
-  """An exchange between devices inside the loop."""
-
-  opcode: str
-  name: str
-  source: str  # XLA's op_name: where in the Python program it comes from
-  bytes: float  # of the largest of operand and result, on one device
-  wire_bytes: float  # received per device on a ring
-  times: int  # per iteration
-  fixed: bool  # it moves what no iteration changes: weights, or the prompts' cache
-
-
-class Copy(NamedTuple):
-  """An instruction that writes a whole array of keys or values."""
-
-  opcode: str
-  name: str
-  source: str
-  bytes: float
-  times: int
-
-
-class Loop(NamedTuple):
-  """What one iteration of a decode loop does, besides computing."""
-
-  name: str
-  cache: tuple[Array, ...]  # keys and values it carries
-  copies: tuple[Copy, ...]
-  collectives: tuple[Collective, ...]
 
 
 _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
@@ -161,253 +108,28 @@ def _arrays(shape: str) -> Iterator[Array]:
     yield Array(dtype, sizes, int(space[1]) if space else 0)
 
 
-def decode_loops(text: str, mark: str, cache_dims: Sequence[int]) -> list[Loop]:
-  """The outermost loops whose op_name holds `mark`, and what one iteration of each does.
-
-  `cache_dims` are (rows, key-value heads, tokens, head width) of one layer's keys on one device, the
-  heads before they are cut. A copy is an instruction that is no update in place, whose operands the
-  loop changes, and whose result has as many elements as one or more of the carried caches. A
-  collective is `fixed` where its operands follow from nothing but what the loop hands on unchanged.
-  Branches count in full. Source: none.
-  """
-  program = parse(text)
-  devices = int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
-  marked = [
-    (name, i)
-    for name, computation in program.items()
-    for i in computation
-    if i.opcode == 'while' and mark in _source(i)
-  ]
-  inside = {c for _, i in marked for c in _below(program, _attribute(i, 'body'))}
-  return [_read(program, i, cache_dims, devices) for name, i in marked if name not in inside]
-
-
-def _read(program, loop: Instruction, cache_dims, devices: int) -> Loop:
-  body = _attribute(loop, 'body')
-  cache = tuple(a for a in loop.arrays if _is_cache(a, cache_dims))
-  walk = _Walk(program, {a.size for a in cache}, len(cache), devices)
-  unchanged = _unchanged(program[body], len(loop.arrays))
-  for computation in (body, _attribute(loop, 'condition')):
-    walk.run(computation, [unchanged], 1, record=True)
-  return Loop(loop.name, cache, tuple(walk.copies), tuple(walk.collectives.values()))
-
-
-def _is_cache(array: Array, cache_dims: Sequence[int]) -> bool:
-  """[rows, heads or a part of them, tokens, width] in any order, alone or with a leading dimension."""
-  rows, heads, tokens, width = cache_dims
-  dims = sorted(d for d in array.dims if d != 1)
-  for kept in range(1, heads + 1):
-    wanted = [d for d in (rows, kept, tokens, width) if d != 1]
-    if heads % kept == 0 and (dims == sorted(wanted)):
-      return array.dtype in ('bf16', 'f16', 'f32', 's8', 'f8e4m3fn', 'f8e5m2')
-  return False
-
-
-def _unchanged(body: list[Instruction], count: int) -> list[bool]:
-  """Which elements of a loop's tuple come out of the body as they went in."""
-  by_name = {i.name: i for i in body}
-  root = next(i for i in body if i.root)
-
-  def origin(name: str) -> int | None:
-    i = by_name.get(name)
-    while i and i.opcode in ('copy', 'bitcast', 'copy-done', 'copy-start', 'opt-barrier'):
-      i = by_name.get(i.operands[0])
-    if i and i.opcode == 'get-tuple-element' and by_name[i.operands[0]].opcode == 'parameter':
-      return int(_attribute(i, 'index'))
-    return None
-
-  if root.opcode != 'tuple':
-    return [False] * count
-  return [origin(name) == index for index, name in enumerate(root.operands)]
-
-
-class _Walk:
-  """Follows what is fixed through a computation and all it calls, and notes copies and exchanges.
-
-  What an instruction returns is True (fixed), False, or a list of these for a tuple.
-  """
-
-  def __init__(self, program: dict, cache_sizes: set[int], caches: int, devices: int):
-    self.program, self.devices = program, devices
-    self.cache_sizes, self.caches = cache_sizes, caches
-    self.copies: list[Copy] = []
-    self.collectives: dict[str, Collective] = {}
-    self.exchanging = {
-      name
-      for name in program
-      if any(_exchange(i) for c in _below(program, name) for i in program.get(c, ()))
-    }
-
-  def run(self, name: str, arguments: list, times: int, record: bool, fused: bool = False) -> Any:
-    """What the computation returns, given what its parameters are."""
-    known: dict[str, Any] = {}
-    result: Any = False
-    for i in self.program.get(name, ()):
-      known[i.name] = self._value(i, known, arguments, times, record, fused)
-      if i.root:
-        result = known[i.name]
-      if record:
-        self._note(i, known, times, fused)
-    return result
-
-  def _value(self, i: Instruction, known, arguments, times: int, record: bool, fused: bool) -> Any:
-    operands = [known.get(o, False) for o in i.operands]
-    if i.opcode == 'parameter':
-      return arguments[int(i.inside)]
-    if i.opcode == 'tuple':
-      return operands
-    if i.opcode == 'get-tuple-element':
-      held = operands[0]
-      return held[int(_attribute(i, 'index'))] if isinstance(held, list) else held
-    if i.opcode in ('bitcast', 'copy', 'opt-barrier'):
-      return operands[0]
-    if i.opcode == 'while':
-      return self._while(i, operands[0], times, record)
-    if i.opcode == 'conditional':
-      branches = _called(i)
-      results = [
-        self.run(c, [o], times, record) for c, o in zip(branches, operands[1:], strict=False)
-      ]
-      return _both(results) if _all(operands[0]) else _none(_both(results))
-    if (called := _called(i)) and called[0] in self.exchanging:
-      return self.run(called[0], operands, times, record, fused=i.opcode != 'call')
-    return all(map(_all, operands))
-
-  def _while(self, i: Instruction, start: Any, times: int, record: bool) -> Any:
-    """An element stays fixed where it is fixed before the loop and after every iteration."""
-    body, state = _attribute(i, 'body'), start
-    while (after := _both([state, self.run(body, [state], times, False)])) != state:
-      state = after
-    trips = _trips(self.program, _attribute(i, 'condition'))
-    self.run(body, [state], times * trips, record)
-    return state
-
-  def _note(self, i: Instruction, known: dict[str, Any], times: int, fused: bool) -> None:
-    fixed = all(_all(known.get(o, False)) for o in i.operands)
-    if _exchange(i):
-      key = (re.search(r'channel_id=(\d+)', i.attributes) or (0, i.name))[1]
-      # A chain of asynchronous pieces repeats its channel: the first one counts.
-      self.collectives.setdefault(key, _collective(i, times, fixed, self.devices))
-    if not (fused or fixed) and (written := sum(a.bytes for a in self._copied(i))):
-      self.copies.append(Copy(i.opcode, i.name, _source(i), written, times))
-
-  def _copied(self, i: Instruction) -> list[Array]:
-    """The arrays of a cache's size that the instruction writes anew."""
-    if (
-      i.opcode in _IN_PLACE
-      or i.opcode.endswith('-done')
-      or 'output_to_operand_aliasing=' in i.attributes
-    ):
-      return []
-    # What is fetched to fast memory ahead of its use is a read.
-    arrays = [a for a in i.arrays[:1] if not a.space] if i.opcode == 'copy-start' else i.arrays
-    large = [
-      (n, a)
-      for n, a in enumerate(arrays)
-      if any(a.size % s == 0 and 1 <= a.size // s <= self.caches for s in self.cache_sizes)
-    ]
-    if i.opcode == 'fusion' and large:
-      body = self.program.get(_called(i)[0], [])
-      return [a for n, a in large if not _updates_in_place(body, n)]
-    return [a for _, a in large]
-
-
-def _updates_in_place(body: list[Instruction], output: int) -> bool:
-  """Whether output `output` of a fusion is its operand with a part of it changed."""
-  by_name = {i.name: i for i in body}
-
-  def through(i: Instruction) -> Instruction:
-    while i.opcode == 'bitcast':
-      i = by_name[i.operands[0]]
-    return i
-
-  root = next((i for i in body if i.root), None)
-  if root is not None and root.opcode == 'tuple':
-    root = by_name[root.operands[output]]
-  if root is None or through(root).opcode not in ('dynamic-update-slice', 'scatter'):
-    return False
-  return through(by_name[through(root).operands[0]]).opcode == 'parameter'
-
-
-def _exchange(i: Instruction) -> bool:
-  return i.opcode.removesuffix('-start') in COLLECTIVES
-
-
-def _collective(i: Instruction, times: int, fixed: bool, devices: int) -> Collective:
-  opcode = i.opcode.removesuffix('-start')
-  n = group_size(i.attributes, devices)
-  # The result of a start holds its operand too, and scalars of context; that of an all-reduce does not.
-  joined = sum if i.opcode == opcode or opcode == 'all-reduce' else max
-  size = joined(a.bytes for a in i.arrays)
-  if opcode == 'reduce-scatter' and i.opcode == opcode:
-    size *= n
-  share = {'all-reduce': 2 * (n - 1) / n, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
-  wire = size * share.get(opcode, (n - 1) / n)
-  return Collective(opcode, i.name, _source(i), size, wire, times, fixed)
-
-
-def group_size(attributes: str, devices: int) -> int:
-  """How many devices exchange with each other: of {{0,1},{2,3}}, [2,2]<=[4], or a mesh's axes.
-
-  Source: none.
-  """
-  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=', attributes):
-    return int(iota[1].split(',')[-1])
-  if listed := re.search(r'replica_groups=\{\{([\d,]*)\}', attributes):
-    return listed[1].count(',') + 1
-  if mesh := re.search(r'replica_groups=(?:@\w+|mesh)?\[([^\]]*)\]\s*\{([^}]*)\}', attributes):
-    sizes = dict(re.findall(r"['\"](\w+)['\"]?=(\d+)", mesh[1]))
-    return math.prod(int(sizes.get(a, 1)) for a in re.findall(r"['\"](\w+)['\"]", mesh[2]))
-  return devices
-
-
-def _trips(program: dict, condition: str) -> int:
-  """How often a loop with a counter runs: the one number its condition compares with; else 1."""
-  numbers = [
-    int(i.inside)
-    for c in _below(program, condition)
-    for i in program.get(c, ())
-    if i.opcode == 'constant' and i.arrays[0].dims == () and re.fullmatch(r'\d+', i.inside)
-  ]
-  return max(1, numbers[0]) if len(set(numbers)) == 1 else 1
-
-
-def _below(program: dict, name: str) -> set[str]:
-  """A computation and all it calls."""
+def below(program: dict, name: str) -> set[str]:
+  """A computation and all it calls. Source: none."""
   found, waiting = set(), [name]
   while waiting:
     if (name := waiting.pop()) not in found:
       found.add(name)
-      waiting += [c for i in program.get(name, ()) for c in _called(i)]
+      waiting += [c for i in program.get(name, ()) for c in called(i)]
   return found
 
 
-def _called(i: Instruction) -> list[str]:
+def called(i: Instruction) -> list[str]:
+  """The computations an instruction names. Source: none."""
   return [n for group in _CALLED.findall(i.attributes) for n in re.findall(r'%([\w.\-]+)', group)]
 
 
-def _attribute(i: Instruction, key: str) -> str:
+def attribute(i: Instruction, key: str) -> str:
+  """The name or number after `key=`, or ''. Source: none."""
   match = re.search(rf'\b{key}=%?([\w.\-]+)', i.attributes)
   return match[1] if match else ''
 
 
-def _source(i: Instruction) -> str:
+def source(i: Instruction) -> str:
+  """Where it comes from in the Python program: XLA's op_name. Source: none."""
   match = re.search(r'op_name="([^"]*)"', i.attributes)
   return match[1] if match else ''
-
-
-def _all(value: Any) -> bool:
-  return all(map(_all, value)) if isinstance(value, list) else bool(value)
-
-
-def _both(values: Sequence[Any]) -> Any:
-  """Fixed where all of them are; lists are met element by element."""
-  lists = [v for v in values if isinstance(v, list)]
-  if not lists:
-    return all(values)
-  length = len(lists[0])
-  return [_both([v[k] if isinstance(v, list) else v for v in values]) for k in range(length)]
-
-
-def _none(value: Any) -> Any:
-  return [_none(v) for v in value] if isinstance(value, list) else False

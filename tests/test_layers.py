@@ -19,7 +19,7 @@ PACKAGE = 'jaxrl_llm'
 STAGE = 2
 LAYERS = (
   ('types',),
-  ('config', 'models', 'shard'),
+  ('config', 'models', 'shard', 'hlo'),
   (),
   ('program',),
   ('step',),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm import hlo
+from jaxrl_llm import decode_cost
 
 # Keys [rows 8, heads 2, tokens 24, width 64], weights [64, 128] cut in two.
 KEYS = 'bf16[8,2,24,64]{3,2,0,1:T(8,128)(2,1)}'
@@ -50,7 +50,7 @@ ENTRY %main (p: {carry}) -> {carry} {{
 
 def read(lines='', written='keys', more=''):
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines=lines, written=written, more=more)
-  (loop,) = hlo.decode_loops(text, 'decode/', CACHE)
+  (loop,) = decode_cost.loops(text, 'decode/', CACHE)
   assert [a.dims for a in loop.cache] == [(8, 2, 24, 64)]
   return loop
 
@@ -205,7 +205,7 @@ def test_a_condition_that_exchanges_counts():
     '  ROOT %less',
     '  %s = s32[] all-reduce(%count), replica_groups={}, to_apply=%add\n  ROOT %less',
   )
-  (loop,) = hlo.decode_loops(text, 'decode/', CACHE)
+  (loop,) = decode_cost.loops(text, 'decode/', CACHE)
   assert loop.collectives[0].wire_bytes == 4 * 2 * 3 / 4
 
 
@@ -231,9 +231,9 @@ def test_kernels_written_over_many_lines_do_not_end_a_computation():
   ],
 )
 def test_sizes_of_groups(text, size):
-  assert hlo.group_size(text, 8) == size
+  assert decode_cost.group_size(text, 8) == size
 
 
 def test_another_loop_is_not_read():
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines='', written='keys', more='')
-  assert hlo.decode_loops(text, 'prefill/', CACHE) == []
+  assert decode_cost.loops(text, 'prefill/', CACHE) == []
