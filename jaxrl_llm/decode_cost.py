@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ COLLECTIVES = (
   'collective-permute',
   'collective-broadcast',
 )
+_CACHE_TYPES = ('bf16', 'f16', 'f32', 's8', 'f8e4m3fn', 'f8e5m2')
 # These hand an array on, or change one column of it where it lies; whoever reads it is another instruction.
 _IN_PLACE = (
   'parameter',
@@ -85,23 +87,25 @@ def loops(text: str, mark: str, cache_dims: Sequence[int]) -> list[Loop]:
 
 def _read(program, loop: hlo.Instruction, cache_dims, devices: int) -> Loop:
   body = hlo.attribute(loop, 'body')
-  cache = tuple(a for a in loop.arrays if _is_cache(a, cache_dims))
-  walk = _Walk(program, {a.size for a in cache}, len(cache), devices)
+  held = [(a, _layer_size(a, cache_dims)) for a in loop.arrays]
+  cache = tuple(a for a, size in held if size)
+  walk = _Walk(program, {s for _, s in held if s}, sum(a.size for a in cache), devices)
   unchanged = _unchanged(program[body], len(loop.arrays))
   for computation in (body, hlo.attribute(loop, 'condition')):
     walk.run(computation, [unchanged], 1, record=True)
   return Loop(loop.name, cache, tuple(walk.copies), tuple(walk.collectives.values()))
 
 
-def _is_cache(array: hlo.Array, cache_dims: Sequence[int]) -> bool:
-  """[rows, heads or a part of them, tokens, width] in any order, alone or with a leading dimension."""
+def _layer_size(array: hlo.Array, cache_dims: Sequence[int]) -> int:
+  """Elements of one layer's keys where the array holds [rows, heads or a part of them, tokens, width]
+  in any order, of one layer or of several; else 0."""
   rows, heads, tokens, width = cache_dims
-  dims = sorted(d for d in array.dims if d != 1)
-  for kept in range(1, heads + 1):
-    wanted = [d for d in (rows, kept, tokens, width) if d != 1]
-    if heads % kept == 0 and (dims == sorted(wanted)):
-      return array.dtype in ('bf16', 'f16', 'f32', 's8', 'f8e4m3fn', 'f8e5m2')
-  return False
+  dims = collections.Counter(d for d in array.dims if d != 1)
+  for kept in range(heads, 0, -1):
+    wanted = collections.Counter(d for d in (rows, kept, tokens, width) if d != 1)
+    if heads % kept == 0 and wanted <= dims and (dims - wanted).total() <= 1:
+      return rows * kept * tokens * width if array.dtype in _CACHE_TYPES else 0
+  return 0
 
 
 def _unchanged(body: list[hlo.Instruction], count: int) -> list[bool]:
@@ -128,9 +132,9 @@ class _Walk:
   What an instruction returns is True (fixed), False, or a list of these for a tuple.
   """
 
-  def __init__(self, program: dict, cache_sizes: set[int], caches: int, devices: int):
+  def __init__(self, program: dict, layer_sizes: set[int], cache_size: int, devices: int):
     self.program, self.devices = program, devices
-    self.cache_sizes, self.caches = cache_sizes, caches
+    self.layer_sizes, self.cache_size = layer_sizes, cache_size
     self.copies: list[Copy] = []
     self.collectives: dict[str, Collective] = {}
     self.exchanging = {
@@ -207,7 +211,7 @@ class _Walk:
     large = [
       (n, a)
       for n, a in enumerate(arrays)
-      if any(a.size % s == 0 and 1 <= a.size // s <= self.caches for s in self.cache_sizes)
+      if a.size <= self.cache_size and any(a.size and a.size % s == 0 for s in self.layer_sizes)
     ]
     if i.opcode == 'fusion' and large:
       body = self.program.get(hlo.called(i)[0], [])

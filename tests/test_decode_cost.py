@@ -135,6 +135,18 @@ def test_of_two_outputs_of_a_fusion_one_is_a_copy():
   assert copy.bytes == 8 * 2 * 24 * 64 * 2
 
 
+def test_one_layer_copied_out_of_a_stack_of_them_is_found():
+  """A loop that carries [layers, rows, …] and cuts a layer out of it for every token."""
+  stack = KEYS.replace('[8,', '[36,8,').replace('{3,2,0,1', '{4,3,2,0,1')
+  lines = f'  %c = {KEYS} copy(%cut)\n  %cut = {KEYS} dynamic-slice(%keys, %one, %one)'
+  text = PROGRAM.format(
+    carry=CARRY.replace(KEYS, stack), keys=stack, lines=lines, written='keys', more=''
+  ).replace('tuple(%next, %keys', 'tuple(%next, %c')
+  (loop,) = decode_cost.loops(text, 'decode/', CACHE)
+  assert [a.dims for a in loop.cache] == [(36, 8, 2, 24, 64)]
+  assert {c.bytes for c in loop.copies} == {8 * 2 * 24 * 64 * 2}
+
+
 GATHER = (
   '  %g = bf16[64,128]{1,0} all-gather(%weights), channel_id=7, replica_groups={{0,1},{2,3}}, '
   'dimensions={0}, metadata={op_name="jit(step)/dot"}'
