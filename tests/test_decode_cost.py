@@ -88,7 +88,7 @@ CALL = f'  %f = {KEYS} fusion(%keys, %new, %round), kind=kLoop, calls=%fused'
     ),
     # What the loop does not change, of the same size by chance.
     (
-      '  %w = bf16[8,48,128]{2,1,0} broadcast(%weights), dimensions={1,2}\n' + UPDATE,
+      '  %w = bf16[8,24,128]{2,1,0} broadcast(%weights), dimensions={1,2}\n' + UPDATE,
       '',
     ),
   ],
