@@ -8,13 +8,15 @@ import sys
 
 from jaxrl_llm.types import UserError
 
-MODES = ('train', 'eval', 'generate')
+MODES = ('train', 'eval', 'generate', 'compile')
 
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
 Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
 Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
-generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE).
+generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), compile (the step for a TPU
+slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per token; exit status 1 if it does
+not fit or the decode loop does what it should not).
 """
 
 
@@ -22,14 +24,13 @@ def main(argv: list[str] | None = None) -> int:
   """Runs one mode; bad input ends with one sentence and exit status 2. Source: none."""
   arguments, overrides = _parse(sys.argv[1:] if argv is None else argv)
   try:
-    _run(arguments, overrides)
+    return _run(arguments, overrides)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print('interrupted; the same command resumes at the last checkpoint.', file=sys.stderr)
     return 130
-  return 0
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -49,6 +50,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
     '--samples', type=int, default=1, help='with --mode=generate: answers to each prompt'
   )
+  parser.add_argument('--topology', default='v5e:4x4', help='with --mode=compile')
+  parser.add_argument('--report', default='', help='with --mode=compile: a JSON file to write')
   arguments = parser.parse_args([a for a in argv if not a.startswith('--config.')])
   if not arguments.workdir:
     name = os.path.splitext(os.path.basename(arguments.config))[0] or 'default'
@@ -74,11 +77,15 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
   return prompts
 
 
-def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
   # Imported late: --help and a misspelt flag should not wait for jax.
   from jaxrl_llm import config as configs
 
   config = configs.load(arguments.config, overrides)
+  if arguments.mode == 'compile':
+    from jaxrl_llm import aot
+
+    return aot.run(config, arguments.topology, arguments.report)
   prompts = _prompts(arguments) if arguments.mode == 'generate' else []
   import jax
 
@@ -91,6 +98,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     train.generate_only(config, arguments.workdir, prompts, arguments.samples)
   else:
     {'train': train.run, 'eval': train.evaluate_only}[arguments.mode](config, arguments.workdir)
+  return 0
 
 
 if __name__ == '__main__':

@@ -53,6 +53,15 @@ class Program(NamedTuple):
   remat: bool
 
 
+def check_rows(config: Any, mesh: jax.sharding.Mesh) -> None:
+  """Raises UserError where the prompts of a minibatch cannot be cut over the mesh. Source: none."""
+  if config.prompts // config.updates_per_rollout % shard.rows_shards(mesh):
+    raise UserError(
+      f'config.prompts={config.prompts} (over updates_per_rollout={config.updates_per_rollout}) is '
+      f'not a multiple of data × fsdp = {shard.rows_shards(mesh)} devices; change one of them.'
+    )
+
+
 def make_program(
   config: Any,
   model: ModelConfig,

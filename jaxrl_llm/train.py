@@ -34,7 +34,7 @@ from jaxrl_llm import (
   workdir as workdirs,
 )
 from jaxrl_llm.generate import cap as caps
-from jaxrl_llm.program import make_program
+from jaxrl_llm.program import check_rows, make_program
 from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, UserError
 
@@ -58,11 +58,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   configs.validate(config)
   grade.resolve(config.grade)
   mesh = mesh or shard.make_mesh(config.mesh)
-  if config.prompts // config.updates_per_rollout % shard.rows_shards(mesh):
-    raise UserError(
-      f'config.prompts={config.prompts} (over updates_per_rollout={config.updates_per_rollout}) is '
-      f'not a multiple of data × fsdp = {shard.rows_shards(mesh)} devices; change one of them.'
-    )
+  check_rows(config, mesh)
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   tables = data.load(config, model.tokenizer)
   if config.prompts > len(tables.train):

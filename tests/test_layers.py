@@ -19,12 +19,12 @@ PACKAGE = 'jaxrl_llm'
 STAGE = 2
 LAYERS = (
   ('types',),
-  ('config', 'models', 'shard'),
+  ('config', 'models', 'shard', 'hlo'),
   (),
   ('program',),
   ('rollout',),
   ('step',),
-  ('evaluate', 'turn', 'warmstart'),
+  ('aot', 'evaluate', 'turn', 'warmstart'),
   ('train',),
   ('main',),
 )

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 BLOCK = 256  # vocabulary entries per first-level sum
+# So many devices may share a large vocabulary and each keep whole blocks: else every token gathers the logits.
+_CUT = 16
 
 
 def row_keys(
@@ -88,6 +90,7 @@ def _inverse_cdf(logits_BxV: jax.Array, uniform_B: jax.Array) -> jax.Array:
   B, V = logits_BxV.shape
   weight_BxV = jnp.exp(logits_BxV - logits_BxV.max(-1, keepdims=True))
   blocks = -(-V // BLOCK)
+  blocks = blocks if blocks < _CUT else -(-blocks // _CUT) * _CUT
   weight = jnp.pad(weight_BxV, ((0, 0), (0, blocks * BLOCK - V))).reshape(B, blocks, BLOCK)
   edge_BxN = jnp.cumsum(weight.sum(-1), axis=-1)
   goal_B = uniform_B * edge_BxN[:, -1]

@@ -1,6 +1,6 @@
 """Models: loading, tokenizers, and one dense decoder."""
 
 from jaxrl_llm.models.decoder import forward
-from jaxrl_llm.models.load import load
+from jaxrl_llm.models.load import load, read_config
 
-__all__ = ['forward', 'load']
+__all__ = ['forward', 'load', 'read_config']

@@ -12,7 +12,9 @@ from flax import nnx
 from jaxrl_llm.models import attention, kvcache, linear, rotary
 from jaxrl_llm.types import Array, ModelConfig
 
-Cache = list[tuple[kvcache.Stored, kvcache.Stored]]  # one (k, v) per layer, each [rows, K, S, d]
+# One (k, v) per layer, each [rows, K, S, d]; or, of `remat`, one pair of [layers, rows, K, S, d].
+Pair = tuple[kvcache.Stored, kvcache.Stored]
+Cache = list[Pair] | Pair
 
 
 class Block(nnx.Module):
@@ -109,23 +111,37 @@ def apply(
   Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, the tokens
   are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back.
   `shared` is (cache of P prompts, mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each
-  block in the backward pass.
+  block in the backward pass, and runs all blocks as one loop: its cache, and the `shared` it takes, is a
+  pair of arrays [layers, …].
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   model = nnx.merge(_definition(config, dtype)[0], params)
   rope = rotary.tables(config, positions_BxQ)
+  graphs, weights_L = zip(*map(nnx.split, model.layers), strict=True)
+
+  def block(x, layer):
+    weights, prompt, own = layer
+    prompt = None if prompt is None else attention.Keys(*prompt, shared[1])
+    return nnx.merge(graphs[0], weights)(x, rope, mask_BxQxS, prompt, own, at)
+
   x_BxQxD, kv_L = model.embed(tokens_BxQ), []
-  for i, layer in enumerate(model.layers):
-    prompt = None if shared is None else attention.Keys(*shared[0][i], shared[1])
+  prompts_L = None if shared is None else shared[0]
+  if remat:
+    # Once a block, not once a layer: a TPU's compiler takes the better part of a minute for each.
+    layers = _stacked(weights_L, dtype), prompts_L, None
+    x_BxQxD, kv_L = jax.lax.scan(jax.checkpoint(block, prevent_cse=False), x_BxQxD, layers)
+    return model.norm(x_BxQxD), kv_L
+  for i, weights in enumerate(weights_L):
     own = None if cache is None else cache[i]
-    graph, weights = nnx.split(layer)
-
-    def block(weights, x, prompt, own, graph=graph):
-      return nnx.merge(graph, weights)(x, rope, mask_BxQxS, prompt, own, at)
-
-    x_BxQxD, kv = (jax.checkpoint(block) if remat else block)(weights, x_BxQxD, prompt, own)
+    x_BxQxD, kv = block(x_BxQxD, (weights, prompts_L and prompts_L[i], own))
     kv_L.append(kv)
   return model.norm(x_BxQxD), kv_L
+
+
+def _stacked(weights_L: tuple[Any, ...], dtype: str) -> Any:
+  """One tree of arrays [layers, …]; matrices already in the type that they are multiplied in."""
+  cast = lambda x: x.astype(dtype) if x.ndim > 1 else x  # noqa: E731
+  return jax.tree.map(lambda *x_L: jnp.stack([cast(x) for x in x_L]), *weights_L)
 
 
 def head(config: ModelConfig, params: Any, hidden: jax.Array, dtype: str = 'float32') -> jax.Array:

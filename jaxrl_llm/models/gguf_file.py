@@ -34,6 +34,23 @@ def load(path: str) -> tuple[ModelConfig, Any, tokenizer.Tokenizer]:
 
   Raises UserError for a broken file, an unsupported architecture, and missing tensors.
   """
+  config, fields, tensors = _open(path)
+  architecture = fields['general.architecture']
+
+  def read(where, wanted):
+    return _read(path, tensors, [str(k.key) for k in where], wanted, architecture, config)
+
+  params = jax.tree_util.tree_map_with_path(read, decoder.abstract_params(config))
+  return config, params, tokenizer.from_gguf(fields)
+
+
+def read_config(path: str) -> ModelConfig:
+  """The model config of a GGUF file; no tensor is read. Raises UserError as `load` does. Source: none."""
+  return _open(path)[0]
+
+
+def _open(path: str) -> tuple[ModelConfig, dict[str, Any], dict[str, Any]]:
+  """Config, metadata, and tensors by name, still in the file."""
   try:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -48,13 +65,7 @@ def load(path: str) -> tuple[ModelConfig, Any, tokenizer.Tokenizer]:
       f'config.model={path!r}: architecture {architecture!r} is not supported; supported: '
       f'{", ".join(ARCHITECTURES)}.'
     )
-  config = _config(fields, architecture, tensors)
-
-  def read(where, wanted):
-    return _read(path, tensors, [str(k.key) for k in where], wanted, architecture, config)
-
-  params = jax.tree_util.tree_map_with_path(read, decoder.abstract_params(config))
-  return config, params, tokenizer.from_gguf(fields)
+  return _config(fields, architecture, tensors), fields, tensors
 
 
 def _config(fields: dict[str, Any], architecture: str, tensors: dict[str, Any]) -> ModelConfig:

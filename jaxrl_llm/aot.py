@@ -1,0 +1,379 @@
+"""Compiles the step for TPUs that nobody has at hand, and reports whether it fits and what a token costs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import decode_cost, models, shard
+from jaxrl_llm import step as steps
+from jaxrl_llm.generate import engine, stopping
+from jaxrl_llm.program import Program, check_rows, make_program
+from jaxrl_llm.types import Batch, UserError
+
+_GIB = 2**30
+_TOPOLOGIES = 'v5e:2x2, v5e:4x4, v5e:16x16, v5p:2x2x1, v5p:4x4x4, v6e:4x4, v6e:16x16, tpu7x:2x2x1'
+# libtpu looks for the machine that it runs on, and there is none.
+_ENVIRONMENT = dict(
+  JAX_PLATFORMS='cpu',
+  TPU_SKIP_MDS_QUERY='1',
+  ALLOW_MULTIPLE_LIBTPU_LOAD='1',
+  TPU_WORKER_HOSTNAMES='localhost',
+)
+
+
+class Chip(NamedTuple):
+  """What a device can do at best; the vendor's figures, bfloat16."""
+
+  flops: float  # per second
+  memory_bandwidth: float  # bytes per second
+  link_bandwidth: float  # bytes per second, one direction of one link between chips
+
+
+# Per device kind as jax names it. Source: cloud.google.com/tpu/docs/v5e, /v5p, /v6e (read November 2026).
+# Links: v5e 400 GB/s a chip over 4 links and 2 directions, v5p 1200 over 6, v6e 800 over 4.
+CHIPS = {
+  'TPU v5 lite': Chip(197e12, 819e9, 50e9),
+  'TPU v5': Chip(459e12, 2765e9, 100e9),
+  'TPU v6 lite': Chip(918e12, 1638e9, 100e9),
+}
+# GiB that the compiler lets a program use, as it says itself when one does not fit (libtpu 0.0.42).
+HBM_GIB = {
+  'TPU v5 lite': 15.75,
+  'TPU v5': 95.74,
+  'TPU v6 lite': 31.25,
+  'TPU v4': 15.25,
+  'TPU7x': 94.75,
+}
+
+
+def run(config: Any, topology: str, report: str = '') -> int:
+  """Compiles the step of `config` for `topology`, prints the report and writes it as JSON to `report`.
+
+  Returns 0, or 1 where it does not fit or the decode loop copies its cache or exchanges weights.
+  Raises UserError for bad input. Source: none.
+  """
+  prepare()
+  program = make(config, devices(topology))
+  found = measure(program) | dict(topology=topology, model=config.model)
+  if report:
+    with open(report, 'w', encoding='utf-8') as file:
+      json.dump(found, file, indent=2)
+  print(table(found))
+  return 1 if found['problems'] else 0
+
+
+def prepare() -> None:
+  """Sets what libtpu needs in order to compile without a TPU; call it before jax is first used.
+
+  Source: none.
+  """
+  os.environ.update(_ENVIRONMENT)
+  jax.config.update('jax_platforms', 'cpu')
+
+
+def devices(topology: str) -> list:
+  """The devices of a topology such as 'v5e:4x4': real enough to compile for.
+
+  Raises UserError without libtpu, and for a topology that it does not know. Source: none.
+  """
+  from jax.experimental import topologies
+
+  try:
+    importlib.metadata.version('libtpu')
+  except importlib.metadata.PackageNotFoundError as error:
+    raise UserError(
+      "--mode=compile needs libtpu, the TPU's compiler: pip install 'jaxrl_llm[aot]'."
+    ) from error
+  try:
+    found = topologies.get_topology_desc(platform='tpu', topology_name=topology)
+  except Exception as error:  # the plugin raises its own
+    raise UserError(
+      f'--topology={topology!r} is unknown ({_first_line(error)}); give one such as: {_TOPOLOGIES}.'
+    ) from error
+  return list(found.devices)
+
+
+def make(config: Any, devices: Sequence[Any]) -> Program:
+  """The program of `config` on these devices; the model's weights are not read. Source: none.
+
+  One end token stands for the model's own: their number changes neither memory nor exchanges.
+  """
+  config = configs.sized(config, devices)
+  configs.validate(config)
+  mesh = shard.make_mesh(config.mesh, list(devices))
+  check_rows(config, mesh)
+  model = models.read_config(config.model, scratch=config.scratch)
+  return make_program(config, model, (0,), mesh)
+
+
+def arguments(program: Program) -> tuple:
+  """What `steps.compile_step` takes, as shapes with their shardings: nothing is allocated.
+
+  Source: none.
+  """
+  place = lambda tree, sharding: jax.tree.map(  # noqa: E731
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+  )
+  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  batch: Batch = place(jax.eval_shape(lambda: steps.empty_batch(program)), rows)
+  begun = batch.rollout if program.generate.stop.func is not stopping.none else None
+  draft = batch.rollout if program.verify else None
+  cap = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+  return steps.abstract_state(program), batch, batch.prompts, begun, draft, cap
+
+
+class Part(NamedTuple):
+  """One compiled program: sizes per device, and the optimised program as text."""
+
+  argument_bytes: int
+  alias_bytes: int  # of arguments that results are written over
+  temp_bytes: int
+  code_bytes: int
+  peak_bytes: int  # arguments, results and temporaries at the worst moment, without the code
+  compile_s: float
+  compile_cpu_s: float
+  oom: str  # what the compiler says where it does not fit; '' where it does
+  text: str
+
+
+def parts(program: Program) -> dict[str, Part]:
+  """The update alone, generation alone, and both fused as training runs them. Source: none."""
+  state, batch, prompts, begun, draft, cap = arguments(program)
+  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  alone = jax.jit(functools.partial(steps.generate, program), out_shardings=(rows, whole))
+  return {
+    'update': build(steps.compile_update(program), state, batch),
+    'generate': build(alone, state.params, prompts, state.step, begun, draft, cap),
+    'fused': build(steps.compile_step(program), state, batch, prompts, begun, draft, cap),
+  }
+
+
+def build(fn: Any, *arguments: Any) -> Part:
+  """Compiles one jit for the devices its arguments name. Source: none."""
+  lowered = fn.lower(*arguments)
+  with tempfile.TemporaryDirectory() as folder:
+    # A dump, because `as_text` fails on some targets.
+    options = dict(xla_dump_to=folder, xla_dump_hlo_as_text=True)
+    began, cpu = time.perf_counter(), time.process_time()
+    try:
+      memory = lowered.compile(compiler_options=options).memory_analysis()
+      oom = ''
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      memory, oom = None, _first_line(error)
+    took, used = time.perf_counter() - began, time.process_time() - cpu
+    text = '' if oom else _dumped(folder)
+  size = lambda name: int(getattr(memory, f'{name}_in_bytes', 0))  # noqa: E731
+  names = ('argument_size', 'alias_size', 'temp_size', 'generated_code_size', 'peak_memory')
+  return Part(*map(size, names), took, used, oom, text)
+
+
+def _dumped(folder: str) -> str:
+  """The largest optimised program of a dump: the smaller ones are helpers of it."""
+  names = [n for n in os.listdir(folder) if n.endswith('.after_optimizations.txt')]
+  path = max((os.path.join(folder, n) for n in names), key=os.path.getsize)
+  with open(path, encoding='utf-8', errors='replace') as file:
+    return file.read()
+
+
+def loops(program: Program, text: str) -> list[decode_cost.Loop]:
+  """The decode loops of a compiled program. Source: none."""
+  spec, shards = program.generate, shard.rows_shards(program.mesh)
+  rows = (spec.slots or program.prompts * spec.rollouts) // shards
+  cache = rows, program.model.kv_heads, spec.max_tokens, program.model.head_dim
+  return decode_cost.loops(text, f'{engine.LOOP}/', cache)
+
+
+def measure(program: Program) -> dict[str, Any]:
+  """Compiles the parts of `program` and reads them: the report, ready for JSON. Source: none."""
+  found = parts(program)
+  device = program.mesh.devices.flat[0]
+  compiled = found['fused'] if not found['fused'].oom else found['generate']
+  decode = [decode_report(loop) for loop in loops(program, compiled.text)]
+  limit = HBM_GIB.get(device.device_kind)
+  report = dict(
+    device_kind=device.device_kind,
+    devices=program.mesh.size,
+    mesh=dict(program.mesh.shape),
+    dtype=program.generate.dtype,
+    versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
+    parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_state(program).params)),
+    state_bytes=_on_one_device(steps.abstract_state(program)),
+    hbm_gib=limit,
+    fits=not found['fused'].oom,
+    headroom_gib=_headroom(found['fused'], limit),
+    parts={n: {k: v for k, v in p._asdict().items() if k != 'text'} for n, p in found.items()},
+    compile_s=sum(p.compile_s for p in found.values()),
+    decode=decode,
+    roofline=roofline(program, decode[0]) if decode else None,
+  )
+  return report | dict(problems=problems(report))
+
+
+def _headroom(part: Part, limit: float | None) -> float | None:
+  """What is left in GiB; the code lies in the same memory."""
+  if part.oom or limit is None:
+    return None
+  return limit - (part.peak_bytes + part.code_bytes) / _GIB
+
+
+def decode_report(loop: decode_cost.Loop) -> dict[str, Any]:
+  """What one token of every row costs on one device, besides computing. Source: none."""
+  kinds: dict[tuple, dict[str, Any]] = {}
+  for c in loop.collectives:
+    kind = kinds.setdefault(
+      (c.opcode, c.bytes, c.fixed),
+      dict(opcode=c.opcode, bytes=c.bytes, fixed=c.fixed, count=0, wire_bytes=0, source=c.source),
+    )
+    kind['count'] += c.times
+    kind['wire_bytes'] += c.wire_bytes * c.times
+  fixed = [c for c in loop.collectives if c.fixed]
+  return dict(
+    cache_bytes=sum(a.bytes for a in loop.cache),
+    cache_shape=loop.cache[0].dims if loop.cache else (),
+    copies=[c._asdict() for c in loop.copies],
+    copied_bytes=sum(c.bytes * c.times for c in loop.copies),
+    weight_collectives=sum(c.times for c in fixed),
+    weight_collective_bytes=sum(c.bytes * c.times for c in fixed),
+    collectives=sorted(kinds.values(), key=lambda k: -k['wire_bytes']),
+    wire_bytes=sum(c.wire_bytes * c.times for c in loop.collectives),
+  )
+
+
+def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
+  """Tokens/s at best: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
+
+  Bytes are weights as laid out for decoding, the whole ring, and the prompts' cache; exchanges wait
+  for the products before them, so that their time adds; latency is left out. None for a device
+  whose figures are not known. Source: none.
+  """
+  chip = CHIPS.get(program.mesh.devices.flat[0].device_kind)
+  if chip is None or not decode['cache_shape']:
+    return None
+  spec, model = program.generate, program.model
+  shards = shard.rows_shards(program.mesh)
+  rows = spec.slots or program.prompts * spec.rollouts
+  params = steps.abstract_state(program).params
+  placed = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, np.dtype(spec.dtype), sharding=s),
+    params,
+    shard.decode_layout(params, program.mesh),
+  )
+  if not model.tied:
+    placed.pop('embed')  # a few rows of it
+  weights = _on_one_device(placed)
+  # Of a prompt whose rows all have slots one copy is read, else one for each slot.
+  prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
+  shared = decode['cache_bytes'] * program.prompt_tokens * prompts / (spec.max_tokens * rows)
+  seconds = {
+    'weights': weights / chip.memory_bandwidth,
+    'cache': (decode['cache_bytes'] + shared) / chip.memory_bandwidth,
+    'links': decode['wire_bytes'] / chip.link_bandwidth,
+    'compute': 2 * (weights / np.dtype(spec.dtype).itemsize) * (rows // shards) / chip.flops,
+  }
+  total = max(seconds['weights'] + seconds['cache'], seconds['compute']) + seconds['links']
+  return dict(
+    tokens_per_s=rows / total,
+    bound=max(seconds, key=seconds.get),
+    ms_per_token={k: 1e3 * v for k, v in seconds.items()},
+    rows=rows,
+    weight_bytes=weights,
+    prompt_cache_bytes=shared,
+    chip=chip._asdict(),
+  )
+
+
+def problems(report: dict[str, Any]) -> list[str]:
+  """What is wrong with a compiled step, one sentence each. Source: none."""
+  found = [f'{n} does not fit: {p["oom"]}' for n, p in report['parts'].items() if p['oom']]
+  fused = report['parts']['fused']
+  if not fused['oom'] and fused['alias_bytes'] < report['state_bytes']:
+    found.append(
+      f'only {fused["alias_bytes"]:,} bytes are written in place, of a state of {report["state_bytes"]:,}.'
+    )
+  if not report['decode'] and not (fused['oom'] and report['parts']['generate']['oom']):
+    found.append('no decode loop was found in the compiled program: nothing is known about it.')
+  for loop in report['decode']:
+    if not loop['cache_shape']:
+      found.append('the decode loop carries no keys and values of the expected shape.')
+    if loop['copied_bytes']:
+      found.append(
+        f'{len(loop["copies"])} copies of keys and values, {loop["copied_bytes"]:,.0f} bytes a token.'
+      )
+    if loop['weight_collectives']:
+      found.append(
+        f'{loop["weight_collectives"]} exchanges of what does not change, weights most likely, '
+        f'{loop["weight_collective_bytes"]:,.0f} bytes a token.'
+      )
+  return found
+
+
+def _on_one_device(tree: Any) -> int:
+  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device."""
+  return sum(
+    int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
+    for x in jax.tree.leaves(tree)
+  )
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def table(report: dict[str, Any]) -> str:
+  """The report as text. Source: none."""
+  mesh = ' × '.join(f'{k} {v}' for k, v in report['mesh'].items())
+  lines = [
+    f'{report["model"]}, {report["parameters"] / 1e9:.2f}e9 parameters, {report["dtype"]}, on '
+    f'{report["topology"]} ({report["devices"]} × {report["device_kind"]}; {mesh})',
+    '',
+    f'{"per device":10} {"arguments":>10} {"in place":>10} {"temporary":>10} {"code":>10} {"peak GiB":>10} '
+    f'{"compile s":>10} {"CPU s":>8}',
+  ]
+  for name, part in report['parts'].items():
+    if part['oom']:
+      lines.append(f'{name:10} does not fit')
+      continue
+    sizes = ('argument_bytes', 'alias_bytes', 'temp_bytes', 'code_bytes', 'peak_bytes')
+    cells = ' '.join(f'{part[k] / _GIB:10.3f}' for k in sizes)
+    lines.append(f'{name:10} {cells} {part["compile_s"]:10.1f} {part["compile_cpu_s"]:8.1f}')
+  if report['fits'] and report['hbm_gib']:
+    lines.append(
+      f'fits: {report["headroom_gib"]:.2f} of {report["hbm_gib"]} GiB are left; compiled in '
+      f'{report["compile_s"]:.0f} s together'
+    )
+  lines += [line for loop in report['decode'] for line in _decode_lines(loop)]
+  lines += _roofline_lines(report['roofline']) if report['roofline'] else []
+  return '\n'.join(lines + [''] + [f'PROBLEM: {p}' for p in report['problems']]).rstrip()
+
+
+def _decode_lines(loop: dict[str, Any]) -> list[str]:
+  lines = [
+    '',
+    f'per token: {loop["copied_bytes"]:,.0f} bytes of keys and values copied, '
+    f'{loop["weight_collectives"]} exchanges of weights, {loop["wire_bytes"] / 1e6:.3f} MB over links',
+  ]
+  return lines + [
+    f'  {c["count"]:5} × {c["opcode"]:18} {c["bytes"] / 1e6:10.4f} MB each  {c["source"][-60:]}'
+    for c in loop['collectives']
+  ]
+
+
+def _roofline_lines(roof: dict[str, Any]) -> list[str]:
+  parts = ', '.join(f'{k} {v:.3f}' for k, v in roof['ms_per_token'].items())
+  return [
+    f'at best {roof["tokens_per_s"]:,.0f} tokens/s with {roof["rows"]} rows, bound by {roof["bound"]} '
+    f'(ms per token of every row: {parts})'
+  ]

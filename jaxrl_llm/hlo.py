@@ -1,0 +1,135 @@
+"""An optimised XLA program as text, read into computations and instructions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_BYTES = dict(pred=1, s4=0.5, u4=0.5, s8=1, u8=1, s16=2, u16=2, bf16=2, f16=2, s32=4, u32=4, f32=4)
+_BYTES |= dict(s64=8, u64=8, f64=8, f8e4m3fn=1, f8e5m2=1, c64=8)
+
+
+class Array(NamedTuple):
+  """One array of a shape; `space` is XLA's memory space, 0 the main memory."""
+
+  dtype: str
+  dims: tuple[int, ...]
+  space: int
+
+  @property
+  def size(self) -> int:
+    """Number of elements. Source: none."""
+    return math.prod(self.dims)
+
+  @property
+  def bytes(self) -> float:
+    """Without the padding of tiles. Source: none."""
+    return self.size * _BYTES.get(self.dtype, 0)
+
+
+class Instruction(NamedTuple):
+  """`name = shape opcode(operands), attributes`."""
+
+  name: str
+  root: bool
+  arrays: tuple[Array, ...]  # of a tuple, all of them in order
+  opcode: str
+  operands: tuple[str, ...]
+  inside: (
+    str  # what stands between the parentheses: the number of a parameter, the value of a constant
+  )
+  attributes: str
+
+
+_INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
+_COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{\s*$')
+_ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,<=]*)\](?:\{([^{}]*)\})?')
+_CALLED = re.compile(
+  r'(?:calls|to_apply|body|branch_computations|called_computations|'
+  r'true_computation|false_computation)=\{?((?:%[\w.\-]+(?:, )?)+)'
+)
+
+
+def parse(text: str) -> dict[str, list[Instruction]]:
+  """Computations by name, instructions in their order; what is neither is skipped. Source: none.
+
+  Kernels write programs of their own over many lines into attributes: a line counts only where it
+  reads as an instruction with an XLA shape, and a computation ends where the next one begins.
+  """
+  computations: dict[str, list[Instruction]] = {}
+  current = None
+  for line in text.splitlines():
+    header = None if line[:1].isspace() else _COMPUTATION.match(line)
+    if header:
+      current = computations.setdefault(header[2], [])
+    elif current is not None and (found := _instruction(line)):
+      current.append(found)
+  return computations
+
+
+def _instruction(line: str) -> Instruction | None:
+  match = _INSTRUCTION.match(line)
+  if not match:
+    return None
+  rest = match[3]
+  end = _balanced(rest, 0) if rest.startswith('(') else _first_space(rest)
+  opcode = re.match(r'\s*([a-z][\w\-]*)\(', rest[end:])
+  arrays = tuple(_arrays(rest[:end]))
+  if not opcode or not (arrays or rest.startswith(('(', 'token[]'))):
+    return None
+  start = end + opcode.end() - 1
+  stop = _balanced(rest, start)
+  inside = rest[start + 1 : stop - 1]
+  operands = tuple(re.findall(r'%([\w.\-]+)', inside))
+  return Instruction(match[2], bool(match[1]), arrays, opcode[1], operands, inside, rest[stop:])
+
+
+def _balanced(text: str, start: int) -> int:
+  """The position after the parenthesis that closes the one at `start`."""
+  depth = 0
+  for position in range(start, len(text)):
+    depth += {'(': 1, ')': -1}.get(text[position], 0)
+    if depth == 0:
+      return position + 1
+  return len(text)
+
+
+def _first_space(text: str) -> int:
+  position = text.find(' ')
+  return len(text) if position < 0 else position
+
+
+def _arrays(shape: str) -> Iterator[Array]:
+  for dtype, dims, layout in _ARRAY.findall(shape):
+    space = re.search(r'S\((\d+)\)', layout)
+    sizes = tuple(int(d.lstrip('<=')) for d in dims.split(',') if d)
+    yield Array(dtype, sizes, int(space[1]) if space else 0)
+
+
+def below(program: dict, name: str) -> set[str]:
+  """A computation and all it calls. Source: none."""
+  found, waiting = set(), [name]
+  while waiting:
+    if (name := waiting.pop()) not in found:
+      found.add(name)
+      waiting += [c for i in program.get(name, ()) for c in called(i)]
+  return found
+
+
+def called(i: Instruction) -> list[str]:
+  """The computations an instruction names. Source: none."""
+  return [n for group in _CALLED.findall(i.attributes) for n in re.findall(r'%([\w.\-]+)', group)]
+
+
+def attribute(i: Instruction, key: str) -> str:
+  """The name or number after `key=`, or ''. Source: none."""
+  match = re.search(rf'\b{key}=%?([\w.\-]+)', i.attributes)
+  return match[1] if match else ''
+
+
+def source(i: Instruction) -> str:
+  """Where it comes from in the Python program: XLA's op_name. Source: none."""
+  match = re.search(r'op_name="([^"]*)"', i.attributes)
+  return match[1] if match else ''

@@ -1,0 +1,122 @@
+"""The step compiled for a TPU that is not there: what its decode loop copies and exchanges per token."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import jax
+import pytest
+
+from jaxrl_llm import aot, main, shard
+from jaxrl_llm import config as configs
+from jaxrl_llm import step as steps
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import UserError
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason="needs libtpu: pip install '.[aot]'"
+)
+
+# 8 rows a shard, 2 heads of 64: no activation has the size of a cache.
+CHANGES = dict(
+  model='scratch',
+  scratch=dict(width=128, layers=2, heads=2, kv_heads=2, mlp=256, max_tokens=64),
+  prompts=4,
+  rollouts=4,
+  microbatch_rollouts=8,
+  prompt_tokens=16,
+  completion_tokens=24,
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _environment():
+  aot.prepare()
+  # What was compiled for another machine can be written to the cache, and not be read again.
+  name = 'jax_persistent_cache_min_compile_time_secs'
+  before = getattr(jax.config, name)
+  jax.config.update(name, 1e9)
+  yield
+  jax.config.update(name, before)
+
+
+def config(**changes):
+  made = configs.default()
+  with made.ignore_type():
+    made.update(CHANGES | changes)
+  return made
+
+
+def program(**changes):
+  return aot.make(config(**changes), aot.devices('v5e:2x2'))
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
+  made = program(mesh=dict(data=1, fsdp=2, tensor=2))
+  fused = aot.build(steps.compile_step(made), *aot.arguments(made))
+  monkeypatch.setattr(aot, 'make', lambda *_: made)
+  monkeypatch.setattr(aot, 'parts', lambda _: dict.fromkeys(('update', 'generate', 'fused'), fused))
+  path = str(tmp_path / 'report.json')
+  assert aot.run(config(), 'v5e:2x2', path) == 0
+  with open(path) as file:
+    report = json.load(file)
+  (loop,) = report['decode']
+  # In place: keys and values of 2 layers, a head on each of two devices.
+  assert loop['cache_bytes'] == 2 * 2 * 8 * 1 * 24 * 64 * 2 and loop['copies'] == []
+  assert loop['weight_collectives'] == 0
+  # Tensor parallel: the embedding's rows, then attention and feed-forward of each layer.
+  sums = [c for c in loop['collectives'] if c['bytes'] == 8 * 128 * 2]
+  assert [(c['opcode'], c['count']) for c in sums] == [('all-reduce', 5)]
+  assert fused.alias_bytes >= report['state_bytes']
+  assert report['state_bytes'] == pytest.approx(12 * report['parameters'] / 4, rel=0.02)
+  assert report['dtype'] == 'bfloat16' and report['fits'] and report['problems'] == []
+  assert report['roofline']['tokens_per_s'] > 0
+  told = capsys.readouterr().out
+  assert 'fits' in told and 'tokens/s' in told and 'PROBLEM' not in told
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
+  """Weights cut as for training, rows cut over the same axis: every token gathers every kernel."""
+  made = program(mesh=dict(data=1, fsdp=4, tensor=1), generate=dict(lockstep=False))
+  monkeypatch.setattr(shard, 'decode_layout', shard.layout)
+  # It would gather the weights itself, once, where it begins.
+  monkeypatch.setattr(jax, 'shard_map', lambda fn, **_: fn)
+  block, rows = decoder.Block.__call__, shard.rows(made.mesh)
+  pin = lambda x: jax.lax.with_sharding_constraint(x, rows)  # noqa: E731
+
+  def pinned(self, x, *rest):
+    x, kv = block(self, pin(x), *rest)
+    return pin(x), tuple(map(pin, kv))
+
+  monkeypatch.setattr(decoder.Block, '__call__', pinned)
+  state, _, prompts, *_ = aot.arguments(made)
+  part = aot.build(steps.compile_generate(made), state.params, prompts)
+  (loop,) = aot.loops(made, part.text)
+  weights = [c for c in loop.collectives if c.fixed and c.bytes > 1000]
+  assert {c.opcode for c in weights} == {'all-gather'} and len(weights) == 2 * 7 + 1
+  vocab, kernels = made.model.vocab, 2 * (4 * 128 * 128 + 3 * 128 * 256)
+  assert sum(c.bytes for c in weights) == 2 * (kernels + 128 * vocab)
+  report = dict(parts={'fused': part._asdict() | dict(alias_bytes=1)}, state_bytes=1)
+  (told,) = aot.problems(report | dict(decode=[aot.decode_report(loop)]))
+  assert 'exchanges of what does not change' in told
+
+
+@needs_libtpu
+def test_an_unknown_topology_is_told():
+  with pytest.raises(UserError, match=r"--topology='v5litepod-16'.*such as: v5e:2x2"):
+    aot.devices('v5litepod-16')
+
+
+def test_without_libtpu_the_command_says_what_to_install(monkeypatch, capsys):
+  def version(name):
+    raise aot.importlib.metadata.PackageNotFoundError(name)
+
+  monkeypatch.setattr(aot.importlib.metadata, 'version', version)
+  assert main.main(['--mode=compile', '--config.model=scratch']) == 2
+  told = capsys.readouterr().err
+  assert "pip install 'jaxrl_llm[aot]'" in told and 'Traceback' not in told
