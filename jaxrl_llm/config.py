@@ -168,17 +168,34 @@ def choices(module: ModuleType) -> dict[str, Callable]:
 def load(path: str = '', overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
   """Lays a file of configs/ over the defaults, then overrides such as `--config.a.b=v`. Source: none.
 
-  The file's `get_config()` names only what it changes. A part with an `fn` replaces the default part
-  whole; one without changes settings of the default function. Raises UserError for a file that is
-  missing or fails, for unknown fields, with the nearest valid name, and for values of another type.
+  The file's `get_config()` names only what it changes; with `base='other.py'`, a file beside it is laid
+  first. A part with an `fn` replaces the default part whole; one without changes settings of the
+  default function. Raises UserError for a file that is missing or fails, for unknown fields, with the
+  nearest valid name, and for values of another type.
   """
   config = default()
-  if path:
-    _merge(config, _read(path), 'config')
+  for told in _chain(path) if path else ():
+    _merge(config, told, 'config')
   # Functions first: choosing one drops the settings of another, but not those typed before it.
   for override in sorted(overrides, key=lambda text: not text.partition('=')[0].endswith('.fn')):
     _override(config, override)
   return config
+
+
+def _chain(path: str) -> list[dict]:
+  """What a file says, after what the files it stands on say."""
+  told, seen = [], []
+  while path:
+    if path in seen:
+      raise UserError(
+        f'--config={seen[0]}: its base is in the end {path} again; name another base.'
+      )
+    seen.append(path)
+    changes = dict(_read(path))
+    base = changes.pop('base', '')
+    told.insert(0, changes)
+    path = os.path.join(os.path.dirname(path), base) if base else ''
+  return told
 
 
 _PLAIN = (bool, int, float, str)

@@ -16,8 +16,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = sorted((ROOT / 'configs').glob('*.py'))
 
 
-def write(folder: pathlib.Path, body: str) -> str:
-  path = folder / 'c.py'
+def write(folder: pathlib.Path, body: str, name: str = 'c.py') -> str:
+  path = folder / name
   path.write_text(f'def get_config():\n  return {body}\n')
   return str(path)
 
@@ -60,6 +60,25 @@ def test_a_file_may_return_a_config_dict(tmp_path):
   config = configs.load(str(path))
   assert config.steps == 4 and config.objective.trust.to_dict() == dict(fn='none')
   assert config.objective.ratio.fn == 'token'
+
+
+def test_a_file_may_stand_on_another(tmp_path):
+  write(tmp_path, 'dict(steps=3, prompts=8, objective=dict(trust=dict(high=0.3)))', 'job.py')
+  config = configs.load(
+    write(tmp_path, "dict(base='job.py', steps=5, objective=dict(aggregate=dict(fn='fixed')))")
+  )
+  assert (config.steps, config.prompts) == (5, 8)
+  assert config.objective.trust.high == 0.3 and config.objective.aggregate.fn == 'fixed'
+  assert 'base' not in config
+
+
+def test_bases_that_are_missing_or_go_in_circles_are_told(tmp_path):
+  with pytest.raises(UserError, match='none.py does not exist'):
+    configs.load(write(tmp_path, "dict(base='none.py')"))
+  write(tmp_path, "dict(base='b.py')", 'a.py')
+  with pytest.raises(UserError, match='its base is in the end .*a.py again'):
+    write(tmp_path, "dict(base='a.py')", 'b.py')
+    configs.load(str(tmp_path / 'a.py'))
 
 
 def test_a_part_with_fn_replaces_the_default_whole(tmp_path):

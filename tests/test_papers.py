@@ -25,11 +25,21 @@ from jaxrl_llm.program import make_program  # noqa: E402
 from jaxrl_llm.types import ModelConfig  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
-PAPERS = [name for name in FILES if name != 'tiny']
+PAPERS = [name for name in FILES if name not in ('sums', 'tiny')]
 STAGES = ('advantage', 'correction', 'ratio', 'trust', 'emphasis', 'kl', 'aggregate', 'lr_scale')
 BEGIN, END = '<!-- methods: python tests/test_papers.py -->\n', '<!-- end of methods -->\n'
 MODEL = ModelConfig(
   vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
+)
+
+
+# What proves a part of generation.
+GENERATION = dict(
+  prune='tests/generate/test_prune.py',
+  stop='tests/generate/test_slots.py',
+  draft='tests/generate/test_speculate.py',
+  cap='tests/generate/test_cap.py',
+  tree='tests/generate/test_tree.py',
 )
 
 
@@ -42,6 +52,11 @@ def proof(name: str) -> str:
   own = functions(configs.load(str(FILES[name])).objective)
   rows = [row for row, m in METHODS.items() if functions(settings(**m.settings)) == own]
   return name if name in rows else rows[0]
+
+
+def generation(name: str) -> dict[str, str]:
+  own, default = configs.load(str(FILES[name])).generate, configs.default().generate
+  return {part: own[part].fn for part in GENERATION if own[part].fn != default[part].fn}
 
 
 def title(name: str) -> str:
@@ -61,7 +76,15 @@ def table() -> str:
     paper = re.match(r'(.*?)(?:, (arXiv:\S+?)| \(no paper.*?\)):', title(name))
     told = f'{paper[1]}, {paper[2]}' if paper[2] else f'{paper[1]}, no paper'
     code = f'`{" ".join(chosen)}`' if chosen else '–'
-    lines.append(f'| {told} | `configs/{name}.py` | {code} | `{proof(name)}` |')
+    proofs, parts = [proof(name)], generation(name)
+    if parts:
+      code = (
+        f'those of DAPO, and `{" ".join(f"generate.{part}={fn}" for part, fn in parts.items())}`'
+      )
+      proofs = [GENERATION[part] for part in parts]
+    lines.append(
+      f'| {told} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'
+    )
   return '\n'.join(lines) + '\n'
 
 
@@ -82,7 +105,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   own, dapo = (configs.load(str(FILES[n])) for n in (name, 'dapo'))
   assert functions(own.objective) == functions(settings(**METHODS[proof(name)].settings))
   for field in own:
-    if field not in ('objective', 'updates_per_rollout', 'rollouts'):
+    if field not in ('objective', 'updates_per_rollout', 'rollouts', 'prompts', 'generate'):
       assert own[field] == dapo[field], field
   text = FILES[name].read_text()
   assert f'--config=configs/{name}.py' in text and 'Numbers:' in text
@@ -93,7 +116,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
 def test_every_config_compiles_to_an_update(name):
   """Traced for a small model: names, settings, shapes."""
   c = configs.load(str(FILES[name]))
-  c.prompts, c.prompt_tokens, c.completion_tokens = 4, 8, 6
+  c.prompts, c.prompt_tokens, c.completion_tokens = 4, 8, 8
   configs.validate(c)
   program = make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
   state = steps.abstract_state(program)

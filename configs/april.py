@@ -1,0 +1,14 @@
+"""APRIL, arXiv:2509.18521: twice the prompts are submitted; when half of the groups are whole, the step goes on.
+
+python -m jaxrl_llm.main --config=configs/april.py
+Numbers: 64 groups submitted for 32 needed are the official code's. Unfinished groups go on in the next step. All
+else is dapo.py's.
+"""
+
+
+def get_config():
+  return dict(
+    base='dapo.py',
+    prompts=8,
+    generate=dict(stop=dict(fn='groups', fraction=0.5)),
+  )
