@@ -108,14 +108,12 @@ def method(config: Any) -> Method:
   )
 
 
-def targets(
-  method: Method, batch: Batch, rollouts: int, importance_B: jax.Array | None = None
-) -> Targets:
+def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   """Advantages and denominators, from the whole batch at once. Source: by the functions chosen.
 
   Which groups are all-equal is judged by `correct_B`, before length shaping: a shaped reward always
-  differs a little. The denominator counts what is left after masking them. `importance_B` multiplies the
-  coefficients of rows that were not drawn as the policy would draw them (1 / propensity), and no denominator.
+  differs a little. The denominator counts what is left after masking them. A row's weight (1 / the
+  probability that it was kept) multiplies its coefficients, and no denominator.
   """
   length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
@@ -131,8 +129,6 @@ def targets(
   weight_BxT = method.aggregate(mask_BxT, T, rollouts)
   if method.weigh_rows:
     weight_BxT *= batch.rollout.weight_B[:, None]
-  if importance_B is not None:
-    weight_BxT = weight_BxT * importance_B[:, None]
   return Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_PxG.reshape(-1, 1) * mask_BxT,

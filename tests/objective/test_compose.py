@@ -227,3 +227,23 @@ def test_group_standard_deviation_is_unbiased_and_empty_rows_count_nowhere():
 def test_unknown_names_and_keywords_list_the_valid_ones(change, told):
   with pytest.raises(UserError, match=told):
     objective.method(settings(**change))
+
+
+def test_rows_kept_by_chance_weigh_in_the_loss_and_in_no_denominator():
+  batch, logp_BxT = make_batch()
+  r = np.random.default_rng(2)
+  weight_B = r.uniform(1, 4, B)
+  weighed = batch._replace(rollout=batch.rollout._replace(weight_B=weight_B))
+  for name in ('token_mean', 'sequence_mean', 'fixed', 'sequence_sum'):
+    c = configs.default().objective
+    c.aggregate.fn = name
+    plain, got = (
+      objective.coefficients(m, objective.targets(m, x, G), logp_BxT)[0]
+      for m, x in ((objective.method(c), batch), (objective.method(c), weighed))
+    )
+    np.testing.assert_allclose(got, plain * weight_B[:, None], rtol=1e-6)
+    assert np.abs(plain).max() > 0
+    c.weigh_rows = False
+    unmoved = objective.method(c)
+    off = objective.coefficients(unmoved, objective.targets(unmoved, weighed, G), logp_BxT)[0]
+    np.testing.assert_array_equal(off, plain)
