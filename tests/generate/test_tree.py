@@ -354,6 +354,17 @@ def test_without_trees_the_step_reports_none_of_them(params):
   assert not [name for name in told if 'tree' in name]
 
 
+def test_latr_compares_children_of_an_age_while_they_and_their_parents_run():
+  rules = branching.latr(ages=(2, 4))
+  # parent, born, length, runs: a root, a finished root, then children.
+  rows = [(0, 0, 5, True), (1, 0, 3, False)]
+  rows += [(0, 3, 5, True), (1, 3, 5, True), (0, 3, 5, False), (0, 2, 5, True), (0, 1, 5, True)]
+  parent_B, born_B, length_B, running_B = (jnp.array(x) for x in zip(*rows, strict=True))
+  seen = branching.Branches(jnp.zeros((7, 9), int), length_B, parent_B, born_B, running_B)
+  assert rules.due(seen).tolist() == [False, False, True, False, False, False, True]
+  assert rules.pending(seen).tolist() == [False, False, True, False, False, True, False]
+
+
 def test_evaluation_grows_no_trees(params):
   """Its answers are those of a run without trees: one greedy, some sampled."""
 
