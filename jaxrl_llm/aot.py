@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import decode_cost, models, shard
+from jaxrl_llm import decode_cost, models, shard, validation
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import engine, stopping
 from jaxrl_llm.program import Program, check_rows, make_program
@@ -109,8 +108,8 @@ def make(config: Any, devices: Sequence[Any]) -> Program:
 
   One end token stands for the model's own: their number changes neither memory nor exchanges.
   """
-  config = configs.sized(config, devices)
-  configs.validate(config)
+  config = validation.sized(config, devices)
+  validation.validate(config)
   mesh = shard.make_mesh(config.mesh, list(devices))
   check_rows(config, mesh)
   model = models.read_config(config.model, scratch=config.scratch)

@@ -227,7 +227,7 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
   part, field = config, 'config'
   for parent in parents:
     if parent not in part:
-      raise UserError(f'{field}.{parent} is unknown; {_near(parent, part.keys())}.')
+      raise UserError(f'{field}.{parent} is unknown; {near(parent, part.keys())}.')
     part, field = part[parent], f'{field}.{parent}'
     if not isinstance(part, ml_collections.ConfigDict):
       raise UserError(f'{text} asks for a part of {field}={part!r}; write --{field}=VALUE.')
@@ -250,7 +250,7 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
   for key, value in changes.items():
     where, was = f'{field}.{key}', old.get(key)
     if key not in old and 'fn' not in old:
-      raise UserError(f'{where} is unknown; {_near(key, old)}.')
+      raise UserError(f'{where} is unknown; {near(key, old)}.')
     if isinstance(was, ml_collections.ConfigDict):
       if not isinstance(value, dict | ml_collections.ConfigDict):
         raise UserError(f'{where}={value!r} must be a dict of: {", ".join(was.keys())}.')
@@ -258,11 +258,14 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
     else:
       with part.ignore_type():
         # The settings of another function, or of none here, are checked by `pick`.
-        part[key] = _typed(value, was if same or key in part else None, where)
+        part[key] = typed(value, was if same or key in part else None, where)
 
 
-def _typed(value: Any, old: Any, field: str) -> Any:
-  """`value` with the type of `old`, where there is one; an int may stand for a float."""
+def typed(value: Any, old: Any, field: str) -> Any:
+  """`value` with the type of `old`, where there is one; an int may stand for a float.
+
+  Raises UserError for another type, or what cannot be written to config.json. Source: none.
+  """
   if value is None:
     such = '' if old is None else f' such as {old!r}'
     raise UserError(f'{field} is missing; give it a value{such}.')
@@ -273,18 +276,21 @@ def _typed(value: Any, old: Any, field: str) -> Any:
   mixed = field.rpartition('.')[2] in _MIXED
   if old is not None and not mixed and type(value) is not type(old):
     raise UserError(f'{field}={value!r} must be of type {type(old).__name__}, such as {old!r}.')
-  _check_plain(value, field)
+  check_plain(value, field)
   return value
 
 
-def _check_plain(value: Any, field: str) -> None:
-  """A config is written to config.json and compared: strings, finite numbers and bools only."""
+def check_plain(value: Any, field: str) -> None:
+  """A config is written to config.json and compared: strings, finite numbers and bools only, else UserError.
+
+  Source: none.
+  """
   if isinstance(value, dict | ml_collections.ConfigDict):
     for key, item in value.items():
-      _check_plain(item, f'{field}.{key}')
+      check_plain(item, f'{field}.{key}')
   elif isinstance(value, list | tuple):
     for index, item in enumerate(value):
-      _check_plain(item, f'{field}[{index}]')
+      check_plain(item, f'{field}[{index}]')
   elif not isinstance(value, _PLAIN) or (isinstance(value, float) and not math.isfinite(value)):
     raise UserError(
       f'{field}={value!r} must be a string, a finite number, a bool, or a list or dict of them.'
@@ -298,175 +304,7 @@ def _literal(raw: str) -> Any:
     return raw
 
 
-def _near(name: str, valid: Iterable[str]) -> str:
+def near(name: str, valid: Iterable[str]) -> str:
+  """The valid name that is meant, or all of them, for an error message. Source: none."""
   close = difflib.get_close_matches(name, list(valid), n=1)
   return f'did you mean {close[0]}' if close else f'valid: {", ".join(sorted(valid))}'
-
-
-def sized(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> ml_collections.ConfigDict:
-  """A copy whose automatic fields are set for these devices: `prompts`. Source: none."""
-  _complete(config, default(), 'config')
-  config = config.copy_and_resolve_references()
-  if config.prompts == 0:
-    tensor = max(config.mesh.tensor, 1)
-    shards = max(len(devices) // tensor, 1)
-    wanted = 4 if devices[0].platform == 'cpu' else 64
-    config.prompts = math.ceil(wanted / shards) * shards
-  return config
-
-
-_GROUP = (
-  'group_normalized',
-  'group_centered',
-  'group_whitened',
-  'leave_one_out',
-  'batch_normalized',
-  'mean_relative',
-  'median_centered',
-  'shifted',
-  'log_mean_exp',
-  'length_weighted',
-  'adora',
-)
-
-
-def validate(config: ml_collections.ConfigDict) -> None:
-  """Raises UserError for a field missing, unknown, of another type or out of range. Source: none.
-
-  It runs before anything is loaded, so that what depends on devices, data or the model, and the
-  names of functions, are checked elsewhere.
-  """
-  c = config
-  _complete(c, default(), 'config')
-  _whole(c, 'config', 1, 'prompt_tokens', 'rollouts', 'updates_per_rollout', 'rollouts_every')
-  _whole(c, 'config', 1, 'steps')
-  _whole(c, 'config', 2, 'completion_tokens')
-  _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed')
-  _whole(c.scratch, 'config.scratch', 1, *c.scratch)
-  _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
-  _whole(c.generate, 'config.generate', 0, 'slots')
-  _whole(c.generate, 'config.generate', 1, 'max_age', 'windows', 'test_every')
-  _whole(c.generate, 'config.generate', 1, 'max_age')
-  _whole(c.generate.ngram, 'config.generate.ngram', 0, 'draft')
-  _whole(c.generate.ngram, 'config.generate.ngram', 1, 'match')
-  _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
-  _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
-  _whole(c.data, 'config.data', 0, 'size', 'seed')
-  _whole(c.eval, 'config.eval', 0, 'every', 'prompts', 'samples')
-  _whole(c.checkpoint, 'config.checkpoint', 1, 'every', 'keep')
-  _whole(c.sft, 'config.sft', 0, 'steps')
-  _whole(c.sft, 'config.sft', 1, 'prompts')
-  _positive(c, 'config', 'temperature')
-  _positive(c.optimizer, 'config.optimizer', 'learning_rate', 'clip_norm', 'eps')
-  _positive(c.sft, 'config.sft', 'learning_rate')
-  _share(c.optimizer, 'config.optimizer', 'b1', 'b2')
-  _share(c.curriculum, 'config.curriculum', 'kind_decay', last=True)
-  if c.optimizer.weight_decay < 0:
-    raise UserError(
-      f'config.optimizer.weight_decay={c.optimizer.weight_decay} must not be below 0.'
-    )
-  if c.seed >= 2**31:
-    raise UserError(f'config.seed={c.seed} must be below 2**31.')
-  if c.dtype not in ('auto', 'float32', 'bfloat16'):
-    raise UserError(f'config.dtype={c.dtype!r} must be one of: auto, float32, bfloat16.')
-  cache_dtypes = ('auto', 'float32', 'bfloat16', 'int8')
-  if c.generate.cache_dtype not in cache_dtypes:
-    raise UserError(
-      f'config.generate.cache_dtype={c.generate.cache_dtype!r} must be one of: {", ".join(cache_dtypes)}.'
-    )
-  if c.mode not in ('fused', 'lag', 'split'):
-    raise UserError(f'config.mode={c.mode!r} must be one of: fused, lag, split.')
-  if c.remat not in ('auto', True, False):
-    raise UserError(f'config.remat={c.remat!r} must be one of: auto, True, False.')
-  if c.generate.ngram.draft >= c.completion_tokens:
-    raise UserError(
-      f'config.generate.ngram.draft={c.generate.ngram.draft} must be below '
-      f'config.completion_tokens={c.completion_tokens}; 4 is a good start.'
-    )
-  _check_sampling(c.eval.sampling)
-  _check_batch(c)
-  _check_mesh(c.mesh)
-
-
-def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
-  """Every field of the defaults is there, with their types, and no other. Parts with fn: see pick."""
-  if not isinstance(part, ml_collections.ConfigDict):
-    raise UserError(f'{field}={part!r} must be a dict of: {", ".join(reference.keys())}.')
-  for key, old in reference.items():
-    where, whole = f'{field}.{key}', isinstance(old, ml_collections.ConfigDict)
-    if key not in part or part[key] is None:
-      such = '' if whole else f' such as {old!r}'
-      raise UserError(f'{where} is missing; give it a value{such}.')
-    if not whole:
-      _typed(part[key], old, where)
-    elif 'fn' not in old:
-      _complete(part[key], old, where)
-    elif not isinstance(part[key], ml_collections.ConfigDict) or 'fn' not in part[key]:
-      raise UserError(f'{where}.fn is missing; give it a value such as {old.fn!r}.')
-    else:
-      _check_plain(part[key], where)
-  for key in part:
-    if key not in reference:
-      raise UserError(f'{field}.{key} is unknown; {_near(key, reference.keys())}.')
-
-
-def _check_sampling(sampling: ml_collections.ConfigDict) -> None:
-  where = 'config.eval.sampling'
-  _whole(sampling, where, 0, 'top_k')
-  bounds = dict(temperature=(0, math.inf), top_p=(1e-6, 1), min_p=(0, 1))
-  for name, (low, high) in bounds.items():
-    if not low <= sampling[name] <= high:
-      raise UserError(f'{where}.{name}={sampling[name]} must be from {low} to {high}.')
-
-
-def _check_batch(c: ml_collections.ConfigDict) -> None:
-  if c.rollouts < 2 and c.objective.advantage.fn in _GROUP:
-    raise UserError(
-      f'config.rollouts={c.rollouts} leaves nothing to compare in a group for '
-      f'config.objective.advantage.fn={c.objective.advantage.fn!r}; give at least 2.'
-    )
-  if c.prompts % c.updates_per_rollout:
-    raise UserError(
-      f'config.updates_per_rollout={c.updates_per_rollout} does not divide '
-      f'config.prompts={c.prompts}; choose a divisor.'
-    )
-  rows, slice_rows = c.prompts * c.rollouts // c.updates_per_rollout, c.microbatch_rollouts
-  if slice_rows and (
-    rows % slice_rows or (slice_rows % c.rollouts and c.rollouts % slice_rows)
-  ):  # prompts = 0, rows = 0: `sized` has not chosen yet, and only the second can be checked
-    raise UserError(
-      f'config.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be '
-      f'a multiple or a divisor of config.rollouts={c.rollouts}; 0 takes all rows at once.'
-    )
-
-
-def _check_mesh(mesh: ml_collections.ConfigDict) -> None:
-  for axis, size in mesh.items():
-    if not (size == -1 or size >= 1):
-      raise UserError(f'config.mesh.{axis}={size} must be at least 1, or -1 for all that is left.')
-  rest = [axis for axis, size in mesh.items() if size == -1]
-  if len(rest) > 1:
-    raise UserError(
-      f'config.mesh.{rest[0]} and config.mesh.{rest[1]} are both -1; one axis can take all that is '
-      'left.'
-    )
-
-
-def _whole(part: Any, field: str, least: int, *names: str) -> None:
-  for name in names:
-    if part[name] < least:
-      raise UserError(f'{field}.{name}={part[name]!r} must be a whole number of at least {least}.')
-
-
-def _positive(part: Any, field: str, *names: str) -> None:
-  for name in names:
-    if not (part[name] > 0 and math.isfinite(part[name])):
-      raise UserError(f'{field}.{name}={part[name]!r} must be a finite number above 0.')
-
-
-def _share(part: Any, field: str, *names: str, last: bool = False) -> None:
-  for name in names:
-    if not (0 <= part[name] < 1 or (last and part[name] == 1)):
-      raise UserError(
-        f'{field}.{name}={part[name]!r} must be from 0 to 1{"" if last else ", 1 not included"}.'
-      )

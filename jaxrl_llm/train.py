@@ -22,6 +22,7 @@ from jaxrl_llm import (
   replay,
   shard,
   turn,
+  validation,
   warmstart,
 )
 from jaxrl_llm import (
@@ -47,7 +48,9 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 
   `mesh` overrides `config.mesh`. Raises UserError for bad input, before compiling. Source: none.
   """
-  config = configs.sized(config, jax.devices() if mesh is None else mesh.devices.flatten().tolist())
+  config = validation.sized(
+    config, jax.devices() if mesh is None else mesh.devices.flatten().tolist()
+  )
   parts = _parts(config, mesh)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
@@ -55,7 +58,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 
 
 def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
-  configs.validate(config)
+  validation.validate(config)
   grade.resolve(config.grade)
   mesh = mesh or shard.make_mesh(config.mesh)
   check_rows(config, mesh)
@@ -212,7 +215,7 @@ def _check(row: dict[str, float], config: Any) -> None:
 
 def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   """Evaluates the newest checkpoint in `workdir`, or the model as loaded. Source: none."""
-  config = configs.sized(config, jax.devices())
+  config = validation.sized(config, jax.devices())
   parts = _parts(config, None)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
@@ -222,7 +225,7 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
 
 def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:
   """Prints answers of the newest checkpoint in `workdir`, or of the model as loaded. Source: none."""
-  config = configs.sized(config, jax.devices())
+  config = validation.sized(config, jax.devices())
   parts = _parts(config, None)
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:

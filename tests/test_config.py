@@ -10,6 +10,7 @@ import ml_collections
 import pytest
 
 from jaxrl_llm import config as configs
+from jaxrl_llm import validation
 from jaxrl_llm.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -38,7 +39,7 @@ def test_without_a_file_it_is_the_default():
 @pytest.mark.parametrize('path', RECIPES, ids=lambda p: p.stem)
 def test_every_recipe_loads_and_is_valid(path):
   config = configs.load(str(path))
-  configs.validate(config)
+  validation.validate(config)
   assert config != configs.default()
   assert json.loads(config.to_json())
 
@@ -259,7 +260,7 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
 )
 def test_values_out_of_range_are_told(overrides, text):
   config = configs.load('', [f'--config.{x}' for x in overrides])
-  assert text in told(configs.validate, config)
+  assert text in told(validation.validate, config)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_values_out_of_range_are_told(overrides, text):
   ],
 )
 def test_values_at_the_edge_are_valid(overrides):
-  configs.validate(configs.load('', [f'--config.{x}' for x in overrides]))
+  validation.validate(configs.load('', [f'--config.{x}' for x in overrides]))
 
 
 def change(config, field: str, value) -> None:
@@ -289,7 +290,7 @@ def change(config, field: str, value) -> None:
       config[leaf] = value
 
 
-@pytest.mark.parametrize('check', [configs.validate, lambda c: configs.sized(c, [])])
+@pytest.mark.parametrize('check', [validation.validate, lambda c: validation.sized(c, [])])
 @pytest.mark.parametrize(
   'field, value, text',
   [
@@ -320,7 +321,7 @@ def test_a_config_made_in_python_is_checked_the_same(check, field, value, text):
 def test_validating_changes_nothing():
   config = configs.load('', ['--config.prompts=8'])
   before = config.to_json()
-  configs.validate(config)
+  validation.validate(config)
   assert config.to_json() == before
 
 
@@ -330,6 +331,6 @@ def test_validating_changes_nothing():
 def test_sized_chooses_prompts_that_the_devices_share(platform, count, tensor, prompts):
   devices = [types.SimpleNamespace(platform=platform)] * count
   config = configs.load('', [f'--config.mesh.tensor={tensor}'])
-  assert configs.sized(config, devices).prompts == prompts and config.prompts == 0
+  assert validation.sized(config, devices).prompts == prompts and config.prompts == 0
   config.prompts = 5
-  assert configs.sized(config, devices).prompts == 5
+  assert validation.sized(config, devices).prompts == 5

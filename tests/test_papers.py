@@ -19,7 +19,7 @@ if __name__ == '__main__':
 from objective_table import METHODS, settings  # noqa: E402
 
 from jaxrl_llm import config as configs  # noqa: E402
-from jaxrl_llm import shard  # noqa: E402
+from jaxrl_llm import shard, validation  # noqa: E402
 from jaxrl_llm import step as steps  # noqa: E402
 from jaxrl_llm.program import make_program  # noqa: E402
 from jaxrl_llm.types import ModelConfig  # noqa: E402
@@ -117,7 +117,7 @@ def test_every_config_compiles_to_an_update(name):
   """Traced for a small model: names, settings, shapes."""
   c = configs.load(str(FILES[name]))
   c.prompts, c.prompt_tokens, c.completion_tokens = 4, 8, 8
-  configs.validate(c)
+  validation.validate(c)
   program = make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
   state = steps.abstract_state(program)
   after, metrics = jax.eval_shape(

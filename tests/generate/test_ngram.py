@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import shard
+from jaxrl_llm import shard, validation
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import engine, ngram, order, stopping
 from jaxrl_llm.models import decoder
@@ -311,4 +311,4 @@ def test_settings_out_of_range_are_told(change, why):
   c = configs.default()
   c.generate.ngram.update(change)
   with pytest.raises(UserError, match=why):
-    configs.validate(c)
+    validation.validate(c)
