@@ -72,8 +72,7 @@ def survival(p_PxC: jax.Array, keep: int, *, share: float, floor: float) -> jax.
 
   ones = jnp.ones_like(mean_Px1)
   _, scale = jax.lax.fori_loop(0, 60, halve, (ones * _SMALL, ones / _SMALL))
-  s = jnp.clip(scale * wish, floor, 1.0)
-  return s * keep / s.sum(1, keepdims=True)  # what bisection left over
+  return jnp.clip(scale * wish, floor, 1.0)
 
 
 def choose(keys_P: jax.Array, s_PxC: jax.Array, keep: int) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_llm.generate import engine, exits, marker
 from jaxrl_llm.models import decoder
-from jaxrl_llm.types import ABORTED, EXITED, ModelConfig, Prompts
+from jaxrl_llm.types import ABORTED, EXITED, STOPPED, ModelConfig, Prompts
 
 V, P, G, T = 6, 12, 8, 24
 B = P * G
@@ -121,8 +121,25 @@ def test_marker_aborts_rows_without_it_and_ends_sure_rows_with_it(params, free, 
   assert got.weight_B[~aborted].sum() == pytest.approx(B, rel=0.15)
 
 
-def test_an_end_token_is_no_exit(params):
-  rule = functools.partial(exits.repetition, period=1, times=2)
-  got = run(params, rule, end_ids=(1, 2))
-  ended = np.isin(got.tokens_BxT[np.arange(B), got.length_B - 1], (1, 2))
-  assert ended.any() and (got.reason_B[ended] == 1).all()
+def test_a_row_that_ends_by_itself_does_not_exit(params):
+  """Everything exits at its 5th token, but for the rows whose 5th token is an end."""
+
+  def fifth(look):
+    return exits.none(look)._replace(exit_S=look.length_S == 5)
+
+  got = run(params, fifth, end_ids=(1, 2))
+  at = got.length_B == 5
+  ended = np.isin(got.tokens_BxT[:, 4], (1, 2)) & at
+  assert ended.any() and (got.reason_B[ended] == STOPPED).all()
+  assert (at & ~ended).any() and (got.reason_B[at & ~ended] == EXITED).all()
+
+
+def test_a_marker_may_begin_with_the_first_token():
+  """'a', then 'ba': seen at the first look, which is at the second token."""
+  table = jnp.asarray(marker.table(TEXTS, 'aba'))
+  tokens_SxT = jnp.array([[1, 5, 0], [2, 5, 0]])
+  two, zeros = jnp.full(2, 2), jnp.zeros((2, exits.MEMORY))
+  look = exits.Look(tokens_SxT, two, two + 2, jnp.zeros((2, V)), jnp.zeros(2), zeros)
+  verdict = exits.marker(look, text='aba', table=table, deadline=0.5, abort=0.9)
+  assert verdict.memory_SxM[:, 0].tolist() == [3, 1]
+  assert verdict.abort_S.tolist() == [False, True]

@@ -185,6 +185,14 @@ def test_a_growing_ring_says_the_same(params, whole, slots):
   assert rounds == run(params, slots=slots)[1]
 
 
+def test_a_ring_grows_in_the_middle_of_a_turn(params, whole):
+  """Short rows come first, so that the row which outgrows the ring began in any column of it."""
+  cap_B = np.where(np.arange(B) < 6, 2, T)
+  got, _ = run(params, cap=cap_B, slots=3, windows=3)
+  assert_same(got, run(params, cap=cap_B, slots=3)[0])
+  assert (got.length_B[6:] == whole.length_B[6:]).all() and got.length_B.max() == T
+
+
 def test_short_rows_never_leave_the_narrow_ring(params):
   """Rows that end within 4 tokens: the widest ring is made after the work is done, and never decoded with."""
   spec = engine.Spec(G, 64, 1.0, (3, 11), 'float32', windows=5, slots=6)
