@@ -187,10 +187,10 @@ def test_a_growing_ring_says_the_same(params, whole, slots):
 
 def test_a_ring_grows_in_the_middle_of_a_turn(params, whole):
   """Short rows come first, so that the row which outgrows the ring began in any column of it."""
-  cap_B = np.where(np.arange(B) < 6, 2, T)
-  got, _ = run(params, cap=cap_B, slots=3, windows=3)
+  cap_B = np.where(np.arange(B) < 7, np.arange(B) % 3 + 2, T)
+  got, _ = run(params, cap=cap_B, slots=3, windows=2)
   assert_same(got, run(params, cap=cap_B, slots=3)[0])
-  assert (got.length_B[6:] == whole.length_B[6:]).all() and got.length_B.max() == T
+  assert (got.length_B[7:] == whole.length_B[7:]).all() and got.length_B.max() == T
 
 
 def test_short_rows_never_leave_the_narrow_ring(params):

@@ -62,14 +62,13 @@ def expected(sampler, reward=REWARD, group=1, importance=None, **choices):
       np.full(n, 3),
       np.ones(n, np.int8),
       np.zeros((n, 3), np.int32),
-      np.ones(n),
+      np.ones(n) if importance is None else importance[rows],
       np.zeros((n, 0)),
     )
     prompts = Prompts(np.zeros((1, 1), np.int32), np.ones(1, np.int32), *[np.arange(1)] * 3)
     correct = (reward[rows] > 0.5).astype(float)
     batch = Batch(prompts, rollout, reward[rows], correct)
-    weight = None if importance is None else importance[rows]
-    target = objective.targets(method, batch, n, weight)._replace(
+    target = objective.targets(method, batch, n)._replace(
       old_BxT=x[rows] if method.needs_old else None,
       reference_BxT=ref[rows] if method.needs_reference else None,
     )
