@@ -22,7 +22,7 @@ LAYERS = (
   ('config', 'models', 'shard', 'hlo'),
   (),
   ('program',),
-  ('rollout',),
+  ('rollout', 'update'),
   ('step',),
   ('aot', 'evaluate', 'turn', 'warmstart'),
   ('train',),
