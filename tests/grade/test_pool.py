@@ -255,7 +255,8 @@ def pids_in(tmp_path) -> list[int]:
 def test_a_script_without_a_main_guard_is_not_run_again_by_workers(tmp_path, own):
   process = start_script(tmp_path, own, ['0', '1', 'jax', '0'])
   out, _ = process.communicate(timeout=120)
-  assert out == 'started\n[1.0, 0.0, 0.0, 1.0]\n'
+  # A worker that is still starting when the pool closes may say so: that is another line than these.
+  assert out.count('started') == 1 and out.endswith('[1.0, 0.0, 0.0, 1.0]\n')
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL])
