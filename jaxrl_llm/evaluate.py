@@ -47,7 +47,7 @@ def make_evaluator(
   def evaluate(params: Any) -> tuple[dict[str, float], list[dict]]:
     rewards, rows = {}, []
     for kind, fn in run.items():
-      texts = _texts(fn, params, table, size, decode)
+      texts = _texts(fn, params, table, size, program.seed, decode)
       flat = [row for row, answers in zip(table.rows, texts, strict=True) for _ in answers]
       scores = pool.score(flat, [text for answers in texts for text in answers])
       rewards[kind] = scores.reward_B.reshape(len(table.rows), -1)
@@ -60,13 +60,15 @@ def make_evaluator(
   return evaluate
 
 
-def _texts(fn: Callable, params: Any, table: Any, size: int, decode: Callable) -> list[list[str]]:
+def _texts(
+  fn: Callable, params: Any, table: Any, size: int, seed: int, decode: Callable
+) -> list[list[str]]:
   """All answers to every prompt, in order; the last batch is filled up with the first prompt."""
   count, texts = len(table.rows), []
   for start in range(0, count, size):
     index = np.arange(start, start + size)
     prompts: Prompts = table.prompts(np.where(index < count, index, 0), born=_NOISE)
-    rollout = fn(params, prompts._replace(index_P=index.astype(np.int32)))
+    rollout = fn(params, prompts._replace(index_P=index.astype(np.int32)), np.int32(seed))
     tokens_BxT, length_B = np.asarray(rollout.tokens_BxT), np.asarray(rollout.length_B)
     decoded = [decode(t[:n].tolist()) for t, n in zip(tokens_BxT, length_B, strict=True)]
     each = len(decoded) // size

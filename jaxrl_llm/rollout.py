@@ -38,35 +38,35 @@ def generate(
   if program.same_noise:
     prompts = prompts._replace(born_P=jnp.zeros_like(prompts.born_P))
   if draft is not None:
-    begun, kept = _verify(program, params, prompts, draft, begun, state.step)
+    begun, kept = _verify(program, params, prompts, draft, begun, state)
     metrics['generate/draft_tokens_kept'] = kept
   cap = jnp.int32(program.generate.max_tokens if cap is None else cap)
 
-  def local(params, judge, version, cap, prompts, begun):
-    rollout, rounds, counts = _decode(program, params, judge, version, cap, prompts, begun)
+  def local(params, judge, seed, version, cap, prompts, begun):
+    rollout, rounds, counts = _decode(program, params, judge, seed, version, cap, prompts, begun)
     return rollout, rounds[None], {k: v[None] for k, v in counts.items()}
 
   rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
   rollout, rounds, counts = jax.shard_map(
     local,
     mesh=program.mesh,
-    in_specs=(whole, whole, whole, whole, rows, rows),
+    in_specs=(whole, whole, whole, whole, whole, rows, rows),
     out_specs=rows,
     axis_names=set(shard.ROWS),
     check_vma=False,
-  )(params, state.judge, state.step, cap, prompts, begun)
+  )(params, state.judge, state.seed, state.step, cap, prompts, begun)
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
   return rollout, metrics | {
     f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()
   }
 
 
-def _decode(program: Program, params: Any, judge: Any, version, cap, prompts, begun):
+def _decode(program: Program, params: Any, judge: Any, seed, version, cap, prompts, begun):
   """One shard's loop → its rows, the iterations it took, and numbers that add up over shards."""
   shards = shard.rows_shards(program.mesh)
   lockstep = shard.ROWS if program.lockstep and shards > 1 else ()
   spec = program.generate._replace(slots=program.generate.slots // shards, lockstep=lockstep)
-  given = prompts, jax.random.key(program.seed), version, spec
+  given = prompts, jax.random.key(seed), version, spec
   counts, held = {}, 0 if begun is None else begun.length_B.sum()
   if program.prune is not None:
     rollout, rounds, tokens = shortlist.generate(
@@ -92,10 +92,10 @@ def _decode(program: Program, params: Any, judge: Any, version, cap, prompts, be
 _VERDICT = 2**31 - 1  # folded into the key: a verdict's noise is none of the sampler's
 
 
-def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, version):
+def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, state: TrainState):
   """One forward pass over the drafts → the rows to continue, and how many draft tokens they keep."""
   T, G = draft.tokens_BxT.shape[1], program.generate.rollouts
-  key = jax.random.key(program.seed)
+  key = jax.random.key(state.seed)
 
   def uniforms(key):
     keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, G)
@@ -115,7 +115,7 @@ def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, versi
     chunk_tokens=program.head_chunk_tokens,
     dtype=program.generate.dtype,
   )
-  cut = speculate.cut(draft, stays_BxT, logp_BxT, version)
+  cut = speculate.cut(draft, stays_BxT, logp_BxT, state.step)
   if begun is not None:
     held_B = begun.length_B > 0
     pick = lambda old, new: jnp.where(held_B.reshape(-1, *[1] * (new.ndim - 1)), old, new)  # noqa: E731

@@ -54,7 +54,7 @@ def _fresh(program: Program, params: Any) -> TrainState:
   judging = judge.init(program.features, program.seed) if program.prune else None
   reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
-  return TrainState(params, opt_state, zero, zero, judging, reference)
+  return TrainState(params, opt_state, zero, zero, jnp.int32(program.seed), judging, reference)
 
 
 def abstract_state(program: Program) -> TrainState:
@@ -130,19 +130,19 @@ def compile_split(program: Program) -> Callable:
 
 
 def compile_generate(program: Program) -> Callable:
-  """`generate` alone, for evaluation: (params, prompts) → Rollout. Source: none."""
+  """`generate` alone, for evaluation: (params, prompts, seed) → Rollout. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_state(program).params)
   rows = shard.rows(program.mesh)
   return jax.jit(
-    lambda params, prompts: generate(program, frozen(params), prompts)[0],
-    in_shardings=(params, rows),
+    lambda params, prompts, seed: generate(program, frozen(params, seed=seed), prompts)[0],
+    in_shardings=(params, rows, shard.replicated(program.mesh)),
     out_shardings=rows,
   )
 
 
-def frozen(params: Any, version: int = 0) -> TrainState:
+def frozen(params: Any, version: int = 0, seed: jax.Array | int = 0) -> TrainState:
   """Weights to sample with and not to learn with. Source: none."""
-  return TrainState(params, (), jnp.int32(version), jnp.int32(0))
+  return TrainState(params, (), jnp.int32(version), jnp.int32(0), jnp.int32(seed))
 
 
 def compile_update(program: Program) -> Callable:

@@ -83,6 +83,7 @@ class TrainState(NamedTuple):
   opt_state: Any
   step: Array  # int32, optimizer steps taken
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
+  seed: Array  # int32, keys all noise: as data and not in the program, which other seeds share
   judge: Any = None  # of half-said rollouts, where some are pruned
   reference: Any = None  # float32 weights as they began, for a method that is held near them
 
