@@ -93,7 +93,7 @@ def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
   spec = program(rollouts=rows, fn='lenient', lenience=lenience)
 
   def verified(p):
-    return sampling_half._verify(spec, p, prompts, draft, None, 1)[0]
+    return sampling_half._verify(spec, p, prompts, draft, None, steps.frozen(p, 1))[0]
 
   cut = jax.tree.map(np.asarray, jax.jit(verified)(changed))
   new = jax.jit(lambda p: updates.rescore(many, p, prompts, draft.tokens_BxT)[0])(changed)
