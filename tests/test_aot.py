@@ -120,3 +120,26 @@ def test_without_libtpu_the_command_says_what_to_install(monkeypatch, capsys):
   assert main.main(['--mode=compile', '--config.model=scratch']) == 2
   told = capsys.readouterr().err
   assert "pip install 'jaxrl_llm[aot]'" in told and 'Traceback' not in told
+
+
+def report(oom='', alias=10, **loop):
+  parts = {n: dict(oom=oom, alias_bytes=alias) for n in ('generate', 'fused')}
+  good = dict(copies=[], copied_bytes=0, cache_shape=(8,), weight_collectives=0)
+  loops = [good | dict(weight_collective_bytes=0) | loop] if not oom else []
+  return dict(parts=parts, state_bytes=10, decode=loops)
+
+
+@pytest.mark.parametrize(
+  'made, text',
+  [
+    (report(oom='Ran out of memory'), 'fused does not fit: Ran out of memory'),
+    (report(alias=9), 'only 9 bytes are written in place'),
+    (report(copies=[{}], copied_bytes=2048), '1 copies of keys and values, 2,048 bytes a token'),
+    (report(weight_collectives=3), '3 exchanges of what does not change'),
+    (report(cache_shape=()), 'no keys and values'),
+    (report() | dict(decode=[]), 'no decode loop was found'),
+  ],
+)
+def test_each_fault_is_told(made, text):
+  assert aot.problems(report()) == []
+  assert text in aot.problems(made)[-1]
