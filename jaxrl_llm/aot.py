@@ -153,7 +153,7 @@ def parts(program: Program) -> dict[str, Part]:
   alone = jax.jit(functools.partial(steps.generate, program), out_shardings=(rows, whole))
   return {
     'update': build(steps.compile_update(program), state, batch),
-    'generate': build(alone, state.params, prompts, state.step, begun, draft, cap),
+    'generate': build(alone, state, prompts, begun, draft, cap),
     'fused': build(steps.compile_step(program), state, batch, prompts, begun, draft, cap),
   }
 
