@@ -1,16 +1,20 @@
-"""Iterations of the decode loop per finished rollout, on long-tailed lengths: orders, and stopping early.
+"""Iterations and device time per finished rollout, on long-tailed lengths: orders, and stopping early.
 
-python tests/bench/rounds.py
+python tests/bench/rounds.py [--width 256 --layers 4 --steps 6]
 Log-normal lengths, half of the log's variance shared by a group of 8, cut at 512 tokens; 64 groups a step,
-64 slots, 12 steps. A tiny model runs the real loop, its caps standing for the ends of answers. Where a
+64 slots. A model of random weights runs the real loop, its caps standing for the ends of answers. Where a
 rule stops the loop, unfinished groups go on in the next step. An iteration decodes one token for every
-slot, so that on a device its time is that of reading the weights once; what continued rows cost in encoding
-is told beside.
+slot, so that on a device its time is that of reading the weights once. Beside it: what continued rows cost in
+encoding, and the time of the whole generation, prompts and encoding included, compilation not. On a CPU that is
+CPU time, which others at work disturb least; the default model is too small for it to mean much.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
+import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +25,31 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.replay import Unfinished
 from jaxrl_llm.types import ModelConfig, Prompts, Rollout
 
-P, G, SLOTS, T, STEPS = 64, 8, 64, 512, 12
-MODEL = ModelConfig(
-  vocab=8, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp=4, max_tokens=1024
-)
+P, G, SLOTS, T = 64, 8, 64, 512
+HEAD = 64
 
 
-def lengths() -> np.ndarray:
-  """Tokens of every rollout that any step may begin, [STEPS * P, G]."""
+class Cost(NamedTuple):
+  """All per finished rollout."""
+
+  rounds: float
+  ideal: float  # rounds, with every slot busy in all of them
+  again: float  # tokens of unfinished rollouts that were encoded once more
+  ms: float  # of the device; of a CPU, CPU time
+
+
+def model_of(width: int, layers: int) -> ModelConfig:
+  heads = max(1, width // HEAD)
+  return ModelConfig(
+    vocab=64, width=width, layers=layers, heads=heads, kv_heads=heads, head_dim=min(width, HEAD),
+    mlp=4 * width, max_tokens=1024,
+  )  # fmt: skip
+
+
+def lengths(steps: int) -> np.ndarray:
+  """Tokens of every rollout that any step may begin, [steps * P, G]."""
   r = np.random.default_rng(0)
-  log = r.normal(size=(STEPS * P, 1)) * 0.7 + r.normal(size=(STEPS * P, G)) * 0.7
+  log = r.normal(size=(steps * P, 1)) * 0.7 + r.normal(size=(steps * P, G)) * 0.7
   return np.clip(np.exp(4.2 + log), 2, T).astype(np.int32)
 
 
@@ -43,20 +62,29 @@ def empty() -> Rollout:
   )
 
 
-def run(choose, stop) -> tuple[float, float, float]:
-  """Rounds, ideal rounds, and tokens encoded again, each per finished rollout."""
+def compiled(model: ModelConfig, choose, stop):
+  """One program for all steps: (params, prompts, begun, cap) → rollout and rounds."""
   spec = engine.Spec(
     G, T, 1.0, (), 'float32', slots=SLOTS, stop=stop,
     order=lambda p: choose(p._replace(cap_B=jnp.full(P * G, T))),
   )  # fmt: skip
   fn = jax.jit(
     lambda params, prompts, begun, cap: engine.generate(
-      MODEL, params, prompts, jax.random.key(0), 0, spec, begun=begun, cap=cap
+      model, params, prompts, jax.random.key(0), 0, spec, begun=begun, cap=cap
     )
   )
-  params, table, held = decoder.init(MODEL, 0), lengths(), Unfinished(G, max_age=STEPS)
+  one = np.ones(P, np.int32)
+  prompts = Prompts(one[:, None], one, one, one, np.zeros(P, np.float32))
+  shapes = jax.eval_shape(lambda: decoder.init(model, 0))
+  return fn.lower(shapes, prompts, empty(), np.ones(P * G, np.int32)).compile()
+
+
+def run(model: ModelConfig, steps: int, choose, stop) -> Cost:
+  fn, clock = compiled(model, choose, stop), _clock()
+  params, table, held = decoder.init(model, 0), lengths(steps), Unfinished(G, max_age=steps)
   rounds = tokens = again = finished = begun_at = 0
-  for step in range(STEPS):
+  spent = 0.0
+  for step in range(steps):
     count = P - len(held)
     index_P = np.arange(begun_at, begun_at + count, dtype=np.int32)
     begun_at += count
@@ -65,16 +93,32 @@ def run(choose, stop) -> tuple[float, float, float]:
     prompts, begun = held.begin(fresh, empty())
     running = begun.reason_B == 0
     again += begun.length_B[running].sum()
-    rollout, took = fn(params, prompts, begun, table[prompts.index_P].reshape(-1))
+    began = clock()
+    rollout, took = jax.block_until_ready(
+      fn(params, prompts, begun, table[prompts.index_P].reshape(-1))
+    )
+    spent += clock() - began
     rollout = jax.tree.map(np.asarray, rollout)
     tokens += rollout.length_B.sum() - begun.length_B.sum()
     rounds += int(took)
     whole_P, _ = held.keep(prompts, rollout, step)
     finished += whole_P.sum() * G
-  return rounds / finished, tokens / SLOTS / finished, again / finished
+  return Cost(
+    rounds / finished, tokens / SLOTS / finished, again / finished, 1e3 * spent / finished
+  )
+
+
+def _clock():
+  return time.process_time if jax.default_backend() == 'cpu' else time.perf_counter
 
 
 def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--width', type=int, default=4, help='of the model')
+  parser.add_argument('--layers', type=int, default=1)
+  parser.add_argument('--steps', type=int, default=12)
+  options = parser.parse_args()
+  model = model_of(options.width, options.layers)
   never, half = stopping.none, functools.partial(stopping.groups, fraction=0.5)
   three = functools.partial(stopping.groups, fraction=0.75)
   cases = {
@@ -83,10 +127,14 @@ def main() -> None:
     'fifo, until 3/4 of the groups are whole': (order.fifo, three),
     'fifo, until half of the groups are whole': (order.fifo, half),
   }
-  print(f'{"rounds per finished rollout":44} measured   ideal   ratio   encoded again')
+  print(f'{"per finished rollout":44}   rounds   ideal   ratio   encoded again   device time')
   for name, case in cases.items():
-    rounds, ideal, again = run(*case)
-    print(f'{name:44} {rounds:8.3f} {ideal:7.3f} {rounds / ideal:7.2f} {again:10.1f} tokens')
+    cost = run(model, options.steps, *case)
+    print(
+      f'{name:44} {cost.rounds:8.3f} {cost.ideal:7.3f} {cost.rounds / cost.ideal:7.2f} '
+      f'{cost.again:8.1f} tokens {cost.ms:10.1f} ms',
+      flush=True,
+    )
 
 
 if __name__ == '__main__':
