@@ -8,7 +8,7 @@ import sys
 
 from jaxrl_llm.types import UserError
 
-MODES = ('train', 'eval', 'generate', 'compile')
+MODES = ('train', 'eval', 'generate', 'compile', 'fit')
 
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
@@ -16,7 +16,8 @@ Any field of the configuration can be set: --config.steps=100 --config.curriculu
 Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
 generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), compile (the step for a TPU
 slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per token; exit status 1 if it does
-not fit or the decode loop does what it should not).
+not fit or the decode loop does what it should not), fit (the sigmoid of compute through a metric of the run in
+--workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it).
 """
 
 
@@ -52,6 +53,14 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   )
   parser.add_argument('--topology', default='v5e:4x4', help='with --mode=compile')
   parser.add_argument('--report', default='', help='with --mode=compile: a JSON file to write')
+  parser.add_argument('--metric', default='critic/score/mean', help='with --mode=fit')
+  parser.add_argument(
+    '--compute', default='seconds', help='with --mode=fit: seconds, tokens or steps'
+  )
+  parser.add_argument(
+    '--skip', type=float, default=0.0, help='with --mode=fit: share of the compute to leave out'
+  )
+  parser.add_argument('--plot', default='', help='with --mode=fit: a .svg, .png or .pdf to write')
   arguments = parser.parse_args([a for a in argv if not a.startswith('--config.')])
   if not arguments.workdir:
     name = os.path.splitext(os.path.basename(arguments.config))[0] or 'default'
@@ -79,6 +88,12 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
   # Imported late: --help and a misspelt flag should not wait for jax.
+  if arguments.mode == 'fit':
+    from jaxrl_llm import scaling
+
+    folders = arguments.workdir.split(',')
+    scaling.run(folders, arguments.metric, arguments.compute, arguments.skip, arguments.plot)
+    return 0
   from jaxrl_llm import config as configs
 
   config = configs.load(arguments.config, overrides)
