@@ -1,0 +1,128 @@
+"""Learning curves of methods on the tiny job: same start, same number of rollouts, several seeds each.
+
+python -m tests.bench.curves --out=runs/curves [--methods grpo,dapo] [--seeds 0,1,2,3,4] [--plot curves.svg]
+Every method is the objective of its file in configs/, on the model, data and optimizer of configs/tiny.py with 32
+prompts × 8 rollouts × 60 steps and 4 optimizer steps per batch, so that ratios and trust regions have something to
+do. A seed's warm start is made once and shared. Finished runs are not repeated; the table is of all that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+import jax
+import numpy as np
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import train
+
+ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
+METHODS = (
+  'grpo', 'dapo', 'dr_grpo', 'gspo', 'cispo', 'scale_rl', 'rloo', 'reinforce_pp', 'm2po', 'sapo', 'max_rl',
+)  # fmt: skip
+JOB = ('prompts=32', 'steps=60', 'updates_per_rollout=4', 'eval.every=20', 'rollouts_every=1000')
+SMOOTH = 5  # steps in a point of the plot
+
+
+def job(method: str, seed: int):
+  """The tiny job with the objective of another file."""
+  said = [f'--config.{x}' for x in (*JOB, f'seed={seed}', 'checkpoint.every=60')]
+  config = configs.load(f'{ROOT}/configs/tiny.py', said)
+  config.objective = configs.load(f'{ROOT}/configs/{method}.py').objective
+  # A penalty on length is a matter of the task, whose answers here are short.
+  config.objective.shape = dict(fn='none')
+  return config
+
+
+def share_warm_starts() -> None:
+  """One for each seed: it depends on nothing that a method changes."""
+  make, kept = train.warmstart.run, {}
+
+  def run(config, program, state, *rest):
+    if config.seed not in kept:
+      warm, losses = make(config, program, state, *rest)
+      kept[config.seed] = jax.tree.map(np.asarray, warm.params), losses
+    params, losses = kept[config.seed]
+    return train.steps.init_state(program, params), losses
+
+  train.warmstart.run = run
+
+
+def final(folder: str) -> dict[str, float] | None:
+  path = os.path.join(folder, 'eval', 'step_000060.json')
+  if not os.path.isfile(path):
+    return None
+  with open(path) as file:
+    return json.load(file)['metrics']
+
+
+def rewards(folder: str) -> np.ndarray:
+  with open(os.path.join(folder, 'metrics.jsonl')) as file:
+    return np.array([json.loads(line)['critic/score/mean'] for line in file])
+
+
+def table(out: str) -> dict[str, list[str]]:
+  """Prints means over seeds; returns the folders of each method."""
+  names = sorted(d for d in os.listdir(out) if final(os.path.join(out, d)) is not None)
+  found = {m: [os.path.join(out, d) for d in names if d.rpartition('_')[0] == m] for m in METHODS}
+  found = {m: folders for m, folders in found.items() if folders}
+  print(f'{"":14} seeds  greedy       mean@4       best@4       reward of the last 10 steps')
+  for method, folders in found.items():
+    told = [final(f) for f in folders]
+    cells = []
+    for kind in ('greedy', 'mean@4', 'best@4'):
+      x = 100 * np.array([t[f'val-core/all/acc/{kind}'] for t in told])
+      cells.append(f'{x.mean():5.1f} ± {x.std(ddof=len(x) > 1):4.1f}')
+    last = np.mean([rewards(f)[-10:].mean() for f in folders])
+    print(f'{method:14} {len(folders):5}  {" ".join(cells)}  {last:.3f}')
+  return found
+
+
+def draw(found: dict[str, list[str]], path: str) -> None:
+  import matplotlib
+
+  matplotlib.use('agg')
+  import matplotlib.pyplot as plt
+
+  figure, axes = plt.subplots(figsize=(8, 5), layout='constrained')
+  for index, (method, folders) in enumerate(found.items()):
+    runs = np.array([rewards(f)[: 60 // SMOOTH * SMOOTH] for f in folders])
+    points = runs.reshape(len(folders), -1, SMOOTH).mean(2)
+    x = SMOOTH * (np.arange(points.shape[1]) + 0.5)
+    style = '-' if index < 10 else '--'
+    (line,) = axes.plot(x, points.mean(0), style, label=method)
+    half = points.std(0) / np.sqrt(len(folders))
+    axes.fill_between(
+      x, points.mean(0) - half, points.mean(0) + half, color=line.get_color(), alpha=0.15, lw=0
+    )
+  axes.set(xlabel='step', ylabel='reward of the training rollouts, mean of seeds ± standard error')
+  axes.legend(frameon=False, ncols=2)
+  axes.grid(alpha=0.3)
+  figure.savefig(path)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--out', default='runs/curves')
+  parser.add_argument('--methods', default=','.join(METHODS))
+  parser.add_argument('--seeds', default='0,1,2,3,4')
+  parser.add_argument('--plot', default='')
+  options = parser.parse_args()
+  share_warm_starts()
+  os.makedirs(options.out, exist_ok=True)
+  jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
+  for seed, method in (
+    (s, m) for s in options.seeds.split(',') for m in options.methods.split(',')
+  ):
+    folder = os.path.join(options.out, f'{method}_{seed}')
+    if seed and final(folder) is None:
+      train.run(job(method, int(seed)), folder)
+  found = table(options.out)
+  if options.plot:
+    draw(found, options.plot)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,73 @@
+"""The update with a group's prompt encoded once, against the prompt repeated for every rollout: time and gradient.
+
+python tests/bench/shared_prompt.py [--width 256 --layers 4 --turns 3]
+Groups of 8; prompts of 64, 256, 1024 tokens, completions of 64 and 256. Both take turns, the best turn of each
+counts; beside the ratio of times, the ratio of tokens that go through the layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.models import completion, decoder, logprob
+from jaxrl_llm.types import ModelConfig, Prompts
+
+G = 8
+
+
+def gradient(model: ModelConfig, rows_per_prompt: int):
+  """Of −Σ c·log π over 8 rows of one prompt, which stands once for so many of them."""
+
+  def loss(params, tokens_L, tokens_BxT, c_BxT):
+    P, L = G // rows_per_prompt, len(tokens_L)
+    zeros = jnp.zeros(P, jnp.int32)
+    prompts = Prompts(
+      jnp.broadcast_to(tokens_L, (P, L)), jnp.full(P, L, jnp.int32), zeros, zeros, zeros
+    )
+    hidden = completion.hidden(model, params, prompts, tokens_BxT)
+    logp, _ = logprob.token_logp(
+      model, params, hidden, tokens_BxT, temperature=1.0, chunk_tokens=512
+    )
+    return -(c_BxT * logp).sum()
+
+  return jax.jit(jax.grad(loss))
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--width', type=int, default=256)
+  parser.add_argument('--layers', type=int, default=4)
+  parser.add_argument('--turns', type=int, default=3)
+  options = parser.parse_args()
+  model = ModelConfig(
+    vocab=1024, width=options.width, layers=options.layers, heads=options.width // 64,
+    kv_heads=options.width // 64, head_dim=64, mlp=3 * options.width, max_tokens=2048,
+  )  # fmt: skip
+  params, random = decoder.init(model, 0), np.random.default_rng(0)
+  print('prompt  completion  once, s  repeated, s   time   tokens   largest gap of the gradient')
+  for L in (64, 256, 1024):
+    for T in (64, 256):
+      ids = random.integers(0, model.vocab, L), random.integers(0, model.vocab, (G, T))
+      given = params, *ids, random.normal(size=(G, T)).astype(np.float32) / (G * T)
+      fns, best = (gradient(model, G), gradient(model, 1)), [np.inf, np.inf]
+      grads = [jax.block_until_ready(fn(*given)) for fn in fns]
+      for _ in range(options.turns):
+        for which, fn in enumerate(fns):
+          began = time.perf_counter()
+          jax.block_until_ready(fn(*given))
+          best[which] = min(best[which], time.perf_counter() - began)
+      gap = jax.tree.reduce(max, jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), *grads))
+      tokens = (L + G * T) / (G * (L + T))
+      print(
+        f'{L:6} {T:11} {best[0]:8.3f} {best[1]:12.3f} {best[0] / best[1]:6.2f} {tokens:8.2f} {gap:12.1e}',
+        flush=True,
+      )
+
+
+if __name__ == '__main__':
+  main()

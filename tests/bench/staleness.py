@@ -1,0 +1,119 @@
+"""Learning from rollouts of weights that are many updates old: which corrections hold, and which do not.
+
+python -m tests.bench.staleness --out=runs/staleness [--methods ppo_clip,m2po] [--lags 0,4,16,64] [--seeds 0]
+The tiny job's model after its warm start; 128 updates of 32 prompts × 8 rollouts, each on rollouts sampled so many
+updates before. A line of JSON a run: held-out accuracy before and after, the best and the last reward of the policy
+that samples, entropy, and how far behaviour and policy are apart. Finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import json
+import os
+
+import jax
+import numpy as np
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import evaluate, grade, train, turn
+from jaxrl_llm import step as steps
+from tests.bench.curves import ROOT, share_warm_starts
+
+UPDATES = 128
+JOB = (
+  'prompts=32',
+  f'steps={UPDATES}',
+  'optimizer.decay="constant"',
+  'optimizer.learning_rate=1e-4',
+)
+# PPO with a clip around the policy that sampled; the others are files of configs/.
+METHODS = {
+  'ppo_clip': 'grpo',
+  'decoupled': 'decoupled_ppo',
+  'm2po': 'm2po',
+  'vcpo': 'vcpo',
+  'topr': 'topr',
+  'minpro': 'minpro',
+}
+
+
+def job(method: str, seed: int):
+  said = [f'--config.{x}' for x in (*JOB, f'seed={seed}', 'curriculum.utility.fn=uniform')]
+  config = configs.load(f'{ROOT}/configs/tiny.py', said)
+  config.objective = configs.load(f'{ROOT}/configs/{METHODS[method]}.py').objective
+  return config
+
+
+def run(method: str, lag: int, seed: int) -> dict:
+  """One line of the study."""
+  config = train.validation.sized(job(method, seed), jax.devices())
+  parts = train._parts(config, None)
+  program = parts.program
+  state = steps.init_state(program, parts.model.params)
+  state, _ = train.warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer)
+  learn = steps.compile_update(program)
+  sample = jax.jit(functools.partial(steps.generate, program))
+  waiting, rows = collections.deque(), []
+  with grade.Pool(config.grade) as pool:
+    told = evaluate.make_evaluator(
+      program, parts.tables.held_out, parts.model.tokenizer.decode, pool, 4, config.eval.sampling
+    )
+    before = told(state.params)[0]
+    for index in range(UPDATES + lag):
+      prompts, *more = turn.propose(parts, index)
+      flight = turn.Flight(index, prompts, *sample(state, prompts, *more))
+      landed = turn.land(parts, pool, flight)
+      waiting.append(landed.batch)
+      if len(waiting) > lag:
+        state, device = learn(state, waiting.popleft())
+        rows.append({k: float(v) for k, v in device.items()} | landed.row)
+    after = told(state.params)[0]
+  reward = np.array([row['critic/score/mean'] for row in rows])
+  smooth = reward.reshape(-1, 8).mean(1)
+  last = rows[-8:]
+  mean = lambda name: float(np.mean([row[name] for row in last]))  # noqa: E731
+  return dict(
+    method=method,
+    lag=lag,
+    seed=seed,
+    before=before['val-core/all/acc/mean@4'],
+    after=after['val-core/all/acc/mean@4'],
+    greedy=after['val-core/all/acc/greedy'],
+    best_reward=float(smooth.max()),
+    last_reward=float(smooth[-1]),
+    entropy=mean('actor/entropy'),
+    drift=mean('actor/ppo_kl'),
+    clipped=mean('actor/pg_clipfrac'),
+    rewards=[round(float(x), 4) for x in smooth],
+  )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--out', default='runs/staleness')
+  parser.add_argument('--methods', default=','.join(METHODS))
+  parser.add_argument('--lags', default='0,4,16,64')
+  parser.add_argument('--seeds', default='0')
+  options = parser.parse_args()
+  os.makedirs(options.out, exist_ok=True)
+  jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
+  share_warm_starts()
+  for seed in map(int, options.seeds.split(',')):
+    for method in options.methods.split(','):
+      for lag in map(int, options.lags.split(',')):
+        path = os.path.join(options.out, f'{method}_{lag}_{seed}.json')
+        if not os.path.isfile(path):
+          told = run(method, lag, seed)
+          with open(path, 'w') as file:
+            json.dump(told, file)
+        with open(path) as file:
+          told = json.load(file)
+        cells = {k: round(v, 3) if isinstance(v, float) else v for k, v in told.items()}
+        print(json.dumps({k: v for k, v in cells.items() if k != 'rewards'}), flush=True)
+
+
+if __name__ == '__main__':
+  main()
