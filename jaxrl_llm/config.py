@@ -77,7 +77,7 @@ def default() -> ml_collections.ConfigDict:
   c.optimizer = dict(
     learning_rate=1e-5,
     warmup_steps=0,
-    decay='constant',  # constant | cosine | linear, over the steps after warm-up
+    decay='constant',  # constant | cosine | linear, over the optimizer steps after warm-up
     weight_decay=0.0,
     b1=0.9,
     b2=0.95,
