@@ -94,9 +94,7 @@ def make_program(
     )
   draft = pick(speculate, config.generate.draft, 'generate.draft')
   cache_dtype = config.generate.cache_dtype
-  optimizer, schedule = make_optimizer(
-    config.optimizer, config.steps * config.updates_per_rollout
-  )
+  optimizer, schedule = make_optimizer(config.optimizer, config.steps * config.updates_per_rollout)
   return Program(
     model=model,
     mesh=mesh,

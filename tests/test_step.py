@@ -277,7 +277,7 @@ def test_one_compiled_program_serves_every_seed():
 
 def test_the_learning_rate_falls_over_all_optimizer_steps_of_the_run():
   decay = dict(configs.default().optimizer) | dict(learning_rate=1.0, decay='linear')
-  for updates in (1, 4):
-    schedule = program(steps=10, updates_per_rollout=updates, optimizer=decay).schedule
-    got = [float(schedule(updates * step)) for step in (0, 5, 10)]
+  for count in (1, 4):
+    schedule = program(steps=10, updates_per_rollout=count, optimizer=decay).schedule
+    got = [float(schedule(count * step)) for step in (0, 5, 10)]
     np.testing.assert_allclose(got, [1.0, 0.5, 0.0], atol=1e-6)
