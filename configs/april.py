@@ -2,7 +2,8 @@
 
 python -m jaxrl_llm.main --config=configs/april.py
 Numbers: 64 groups submitted for 32 needed are the official code's. Unfinished groups go on in the next step. All
-else is dapo.py's.
+else is dapo.py's. With --config.generate.carry_cache=True they keep their keys and values, those of older weights
+(arXiv:2509.19128, PipelineRL), and are not encoded again.
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import os
@@ -148,13 +147,12 @@ class Part(NamedTuple):
 
 def parts(program: Program) -> dict[str, Part]:
   """The update alone, generation alone, and both fused as training runs them. Source: none."""
-  state, batch, prompts, begun, draft, cap = arguments(program)
-  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
-  alone = jax.jit(functools.partial(steps.generate, program), out_shardings=(rows, whole))
+  state, batch, *asked = arguments(program)
+  halved = state._replace(carried=()), state.carried
   return {
     'update': build(steps.compile_update(program), state, batch),
-    'generate': build(alone, state, prompts, begun, draft, cap),
-    'fused': build(steps.compile_step(program), state, batch, prompts, begun, draft, cap),
+    'generate': build(steps.compile_sample(program), *halved, *asked),
+    'fused': build(steps.compile_step(program), state, batch, *asked),
   }
 
 

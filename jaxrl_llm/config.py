@@ -57,6 +57,7 @@ def default() -> ml_collections.ConfigDict:
     tree=dict(fn='none'),  # rollouts of a group fork from one another: latr, echo
     lockstep=True,  # all devices' loops run equally often; False lets each end by itself
     max_age=4,  # steps over which an unfinished rollout may be continued
+    carry_cache=False,  # hand on the keys and values of unfinished rollouts, instead of encoding them again
   )
   c.objective = dict(
     advantage=dict(fn='group_normalized', eps=1e-6),

@@ -40,6 +40,7 @@ class Program(NamedTuple):
   ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
   tree: branching.Rules | None  # when rollouts fork; None: each is a sample of its own
+  carried: int  # calls whose unfinished rows' keys and values are kept; 0: these are encoded again
   lockstep: bool  # all shards of rows run the decode loop equally often
   same_noise: bool  # a prompt meets the same noise at every visit
   seed: int
@@ -119,6 +120,8 @@ def make_program(
     ngram=ngram.Settings(**config.generate.ngram) if config.generate.ngram.draft else None,
     verify=None if config.generate.draft.fn == 'none' else draft,
     tree=_tree(config),
+    # A lagging host continues the rows of the call before the last one.
+    carried=config.generate.carry_cache * (2 if config.mode == 'lag' else 1),
     lockstep=config.generate.lockstep,
     same_noise=config.generate.draft.fn == 'coupled',
     seed=config.seed,
@@ -192,6 +195,7 @@ _ALONE = dict(
   prune=('stop', 'draft', 'tree', 'ngram'),
   tree=('stop', 'draft', 'exit', 'ngram', 'windows', 'test_every'),
   ngram=('exit', 'windows', 'test_every'),
+  carry_cache=('prune', 'tree', 'draft', 'ngram'),
 )
 
 
@@ -201,6 +205,8 @@ def _check_together(generate: Any) -> None:
   def used(part: str) -> str:
     if part == 'ngram':
       return f'ngram.draft={generate.ngram.draft}' if generate.ngram.draft else ''
+    if part == 'carry_cache':
+      return 'carry_cache=True' if generate.carry_cache else ''
     if part in ('windows', 'test_every'):
       return f'{part}={generate[part]}' if generate[part] > 1 else ''
     return f'{part}.fn={generate[part].fn!r}' if generate[part].fn != 'none' else ''
@@ -211,3 +217,8 @@ def _check_together(generate: Any) -> None:
         raise UserError(
           f'config.generate.{used(part)} does not go with config.generate.{used(other)}; choose one of them.'
         )
+  if generate.carry_cache and generate.stop.fn == 'none':
+    raise UserError(
+      'config.generate.carry_cache=True hands on what a stop rule leaves unfinished, and '
+      "config.generate.stop.fn='none' leaves nothing; choose a rule such as groups."
+    )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm import shard
-from jaxrl_llm.generate import engine, ngram, sampling, shortlist, speculate, tree
+from jaxrl_llm.generate import carried, engine, ngram, sampling, shortlist, speculate, tree
 from jaxrl_llm.models import completion, logprob
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Prompts, Rollout, TrainState, UserError
@@ -22,11 +22,12 @@ def generate(
   begun: Rollout | None = None,
   draft: Rollout | None = None,
   cap: jax.Array | None = None,
-) -> tuple[Rollout, dict[str, jax.Array]]:
+) -> tuple[Rollout, dict[str, jax.Array], tuple]:
   """Lays the weights out for decoding, once, and samples; each shard of rows runs its own loop.
 
   What verification keeps of `draft` is where rows begin that hold nothing in `begun`. Trees take neither:
-  UserError. Source: none.
+  UserError. Last comes the new `state.carried`: the oldest is used up, that of this call is added.
+  Source: none.
   """
   if program.tree is not None and (begun is not None or draft is not None):
     raise UserError(
@@ -38,41 +39,50 @@ def generate(
   if program.same_noise:
     prompts = prompts._replace(born_P=jnp.zeros_like(prompts.born_P))
   if draft is not None:
-    begun, kept = _verify(program, params, prompts, draft, begun, state)
-    metrics['generate/draft_tokens_kept'] = kept
+    begun, metrics['generate/draft_tokens_kept'] = _verify(
+      program, params, prompts, draft, begun, state
+    )
   cap = jnp.int32(program.generate.max_tokens if cap is None else cap)
+  kept = _taken(program, state, prompts) if state.carried else None
 
-  def local(params, judge, seed, version, cap, prompts, begun):
-    rollout, rounds, counts = _decode(program, params, judge, seed, version, cap, prompts, begun)
-    return rollout, rounds[None], {k: v[None] for k, v in counts.items()}
+  def local(params, judge, seed, version, cap, prompts, begun, kept):
+    rollout, rounds, left, counts = _decode(
+      program, params, judge, seed, version, cap, prompts, begun, kept
+    )
+    return rollout, rounds[None], left, {k: v[None] for k, v in counts.items()}
 
   rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
-  rollout, rounds, counts = jax.shard_map(
+  rollout, rounds, left, counts = jax.shard_map(
     local,
     mesh=program.mesh,
-    in_specs=(whole, whole, whole, whole, whole, rows, rows),
+    in_specs=(whole, whole, whole, whole, whole, rows, rows, rows),
     out_specs=rows,
     axis_names=set(shard.ROWS),
     check_vma=False,
-  )(params, state.judge, state.seed, state.step, cap, prompts, begun)
+  )(params, state.judge, state.seed, state.step, cap, prompts, begun, kept)
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
-  return rollout, metrics | {
-    f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()
-  }
+  metrics |= {f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()}
+  return rollout, metrics, (*state.carried[1:], left) if state.carried else ()
 
 
-def _decode(program: Program, params: Any, judge: Any, seed, version, cap, prompts, begun):
-  """One shard's loop → its rows, the iterations it took, and numbers that add up over shards."""
+def _taken(program: Program, state: TrainState, prompts: Prompts) -> carried.Carried:
+  """The oldest carried cache; rows may go on elsewhere on the mesh, so that they move before it is cut."""
+  kept = carried.moved(state.carried[0], prompts, program.generate.rollouts)
+  return jax.lax.with_sharding_constraint(kept, shard.cache_layout(kept, program.mesh))
+
+
+def _decode(program: Program, params: Any, judge: Any, seed, version, cap, prompts, begun, kept):
+  """One shard's loop → its rows, the iterations it took, what it hands on, and numbers that add up over shards."""
   shards = shard.rows_shards(program.mesh)
   lockstep = shard.ROWS if program.lockstep and shards > 1 else ()
   spec = program.generate._replace(slots=program.generate.slots // shards, lockstep=lockstep)
   given = prompts, jax.random.key(seed), version, spec
-  counts, held = {}, 0 if begun is None else begun.length_B.sum()
+  counts, left, held = {}, None, 0 if begun is None else begun.length_B.sum()
   if program.prune is not None:
     rollout, rounds, tokens = shortlist.generate(
       program.model, params, judge, *given, program.prune, cap
     )
-    return rollout, rounds, dict(tokens=tokens)
+    return rollout, rounds, None, dict(tokens=tokens)
   if program.tree is not None:
     share = program.tree.share(prompts.born_P)
     rollout, rounds, grown = tree.generate(
@@ -84,9 +94,12 @@ def _decode(program: Program, params: Any, judge: Any, seed, version, cap, promp
       program.model, params, *given, program.ngram, begun=begun, cap=cap
     )
     counts = {f'ngram_{k}': v for k, v in fared._asdict().items()}
+  elif kept is not None:
+    rollout, rounds, left = engine.resume(program.model, params, *given, begun, kept, cap=cap)
+    counts = dict(carried_tokens=kept.held_B.sum())
   else:
     rollout, rounds = engine.generate(program.model, params, *given, begun=begun, cap=cap)
-  return rollout, rounds, counts | dict(tokens=rollout.length_B.sum() - held)
+  return rollout, rounds, left, counts | dict(tokens=rollout.length_B.sum() - held)
 
 
 _VERDICT = 2**31 - 1  # folded into the key: a verdict's noise is none of the sampler's

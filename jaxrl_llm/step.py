@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import shard
-from jaxrl_llm.generate import judge
+from jaxrl_llm.generate import carried, judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
 from jaxrl_llm.rollout import generate
@@ -38,15 +38,15 @@ def step(
   earlier visit for rows that begin, `cap` the most tokens a row may take now (at most T). Source: none.
   """
   state, metrics = update(program, state, batch)
-  rollout, sampled = generate(program, state, prompts, begun, draft, cap)
-  return state, rollout, metrics | sampled
+  rollout, sampled, left = generate(program, state, prompts, begun, draft, cap)
+  return state._replace(carried=left), rollout, metrics | sampled
 
 
 def init_state(program: Program, params: Any) -> TrainState:
   """A TrainState on the mesh, from parameters anywhere. Source: none."""
   params = jax.device_put(params, shard.layout(params, program.mesh))
   make = functools.partial(_fresh, program)
-  shardings = shard.layout(jax.eval_shape(make, params), program.mesh)
+  shardings = _layout(jax.eval_shape(make, params), program.mesh)
   return jax.jit(make, out_shardings=shardings)(params)
 
 
@@ -54,7 +54,24 @@ def _fresh(program: Program, params: Any) -> TrainState:
   judging = judge.init(program.features, program.seed) if program.prune else None
   reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
-  return TrainState(params, opt_state, zero, zero, jnp.int32(program.seed), judging, reference)
+  handed = (
+    carried.empty(program.model, program.generate, program.prompts) for _ in range(program.carried)
+  )
+  return TrainState(
+    params,
+    opt_state,
+    step=zero,
+    skipped=zero,
+    seed=jnp.int32(program.seed),
+    judge=judging,
+    reference=reference,
+    carried=tuple(handed),
+  )
+
+
+def _layout(shapes: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
+  placed = shard.layout(shapes._replace(carried=()), mesh)
+  return placed._replace(carried=shard.cache_layout(shapes.carried, mesh))
 
 
 def abstract_state(program: Program) -> TrainState:
@@ -65,7 +82,7 @@ def abstract_state(program: Program) -> TrainState:
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
-    shard.layout(shapes, program.mesh),
+    _layout(shapes, program.mesh),
   )
 
 
@@ -112,21 +129,33 @@ def compile_split(program: Program) -> Callable:
 
   Source: none.
   """
-  learn = compile_update(program)
-  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
-  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
-  sample = jax.jit(
-    functools.partial(generate, program),
-    in_shardings=(state, rows, rows, rows, whole),
-    out_shardings=(rows, whole),
-  )
+  learn, sample = compile_update(program), compile_sample(program)
 
   def call(state, batch, *asked):
     state, metrics = learn(state, batch)
-    rollout, sampled = sample(state, *asked)
-    return state, rollout, metrics | sampled
+    rollout, sampled, left = sample(state._replace(carried=()), state.carried, *asked)
+    return state._replace(carried=left), rollout, metrics | sampled
 
   return call
+
+
+def compile_sample(program: Program) -> Callable:
+  """The sampling half alone: (state without `carried`, carried, prompts, begun, draft, cap), `carried` donated.
+
+  Source: none.
+  """
+  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
+
+  def sample(state, handed, *asked):
+    return generate(program, state._replace(carried=handed), *asked)
+
+  return jax.jit(
+    sample,
+    donate_argnums=1,
+    in_shardings=(state._replace(carried=()), state.carried, rows, rows, rows, whole),
+    out_shardings=(rows, whole, state.carried),
+  )
 
 
 def compile_generate(program: Program) -> Callable:

@@ -86,6 +86,7 @@ class TrainState(NamedTuple):
   seed: Array  # int32, keys all noise: as data and not in the program, which other seeds share
   judge: Any = None  # of half-said rollouts, where some are pruned
   reference: Any = None  # float32 weights as they began, for a method that is held near them
+  carried: tuple = ()  # generate.carried.Carried of unfinished rows, the oldest first; () = encoded again
 
 
 @dataclasses.dataclass(frozen=True)

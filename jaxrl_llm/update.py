@@ -19,7 +19,8 @@ def update(
   program: Program, state: TrainState, batch: Batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
-  U = program.minibatches
+  U, carried = program.minibatches, state.carried
+  state = state._replace(carried=())  # caches stay out of the loops below, which would hand them on
   minibatches = jax.tree.map(
     lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), _by_prompt(program, batch)
   )
@@ -42,7 +43,8 @@ def update(
       program.prune.learning_rate,
     )
     state = state._replace(judge=learnt)
-  return state, {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
+  metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
+  return state._replace(carried=carried), metrics
 
 
 def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array | None):

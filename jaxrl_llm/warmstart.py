@@ -42,6 +42,7 @@ def run(
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
   # Nothing is generated, and one row a prompt has no room for these.
   sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
+  sft.generate.carry_cache = False
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
   end_ids = program.generate.end_ids

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.generate import exits, sampling, slots
+from jaxrl_llm.generate import carried, exits, sampling, slots
 from jaxrl_llm.generate.slots import Spec
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.types import ModelConfig, Prompts, Rollout
@@ -49,16 +49,49 @@ def generate(
   fixed, rollout, _ = slots.prepare(
     model, params, prompts, key, version, spec, begun, cap, pause, member_B
   )
-  resumes = begun is not None
-  widths = _widths(spec, resumes)
-  carry = slots.begin(fixed, rollout, resumes, widths[0], _encode)
+  carry = _loops(fixed, rollout, begun is not None)
+  return carry.rollout, carry.rounds
+
+
+def resume(
+  model: ModelConfig,
+  params: Any,
+  prompts: Prompts,
+  key: jax.Array,
+  version: jax.Array,
+  spec: Spec,
+  begun: Rollout | None,
+  kept: carried.Carried,
+  *,
+  cap: jax.Array | int | None = None,
+) -> tuple[Rollout, jax.Array, carried.Carried]:
+  """As `generate`, with the keys and values of unfinished rows handed in and out: none is encoded again.
+
+  `kept` is in the order of these prompts (`carried.moved`). A row that holds more tokens than `kept`
+  knows keys of decodes the others once more, without recording them.
+  Source: arXiv:2509.19128 (PipelineRL: keys of older weights stay), with the prompt's encoded anew here.
+  """
+  fixed, rollout, _ = slots.prepare(model, params, prompts, key, version, spec, begun, cap)
+  fixed = fixed._replace(kept=kept)
+  carry = _loops(fixed, rollout, resumes=True)
+  return carry.rollout, carry.rounds, carried.left(fixed, carry)
+
+
+def _loops(fixed: slots.Fixed, rollout: Rollout, resumes: bool) -> slots.Carry:
+  """Seats rows and decodes until the last loop of the chain is over."""
+  widths = _widths(fixed.spec, resumes)
+  if fixed.kept is None:
+    carry = slots.begin(fixed, rollout, resumes, widths[0], _encode)
+  else:
+    carry = slots.begin(fixed, rollout, resumes, widths[0])
+    carry = carried.seated(fixed, carry, jnp.full_like(carry.row_S, len(fixed.keys_B)))
   for width in widths:
     carry = _widened(carry, width)
     with jax.named_scope(LOOP):
       carry = jax.lax.while_loop(
         functools.partial(_running, fixed), functools.partial(_body, fixed), carry
       )
-  return carry.rollout, carry.rounds
+  return carry
 
 
 def _widths(spec: Spec, resumes: bool) -> list[int]:
@@ -100,7 +133,10 @@ def _iterate(fixed: slots.Fixed, carry: slots.Carry) -> slots.Carry:
   )
   if spec.exit is not exits.none:
     carry = slots.judge(fixed, carry, write_S, logits_SxV)
-  return slots.hand_on(fixed, carry)
+  before_S, carry = carry.row_S, slots.hand_on(fixed, carry)
+  if fixed.kept is None or len(before_S) == len(fixed.keys_B):
+    return carry
+  return carried.seated(fixed, carry, before_S)
 
 
 def decode(fixed: slots.Fixed, carry: slots.Carry) -> tuple[jax.Array, decoder.Cache]:

@@ -71,6 +71,7 @@ class Fixed(NamedTuple):
   pause_B: jax.Array
   version: jax.Array
   started_tokens: jax.Array
+  kept: Any = None  # carried.Carried, of rows that go on where an earlier call left them
 
 
 def prepare(
@@ -127,8 +128,8 @@ def begin(
 ) -> Carry:
   """Puts rows into the slots, those that hold most tokens first: these are encoded in one pass.
 
-  The cache has `width` columns; `encode` fills it with what the slots' rows hold, for rows that
-  resume. Source: none.
+  The cache has `width` columns; `encode`, where given, fills it with what the slots' rows hold, for
+  rows that resume. Source: none.
   """
   model, spec, B = fixed.model, fixed.spec, len(fixed.keys_B)
   S = spec.slots or B
@@ -154,7 +155,7 @@ def begin(
     carry = refill(fixed, carry, score_B)
   else:
     carry = refill(fixed, carry)
-  if not resumes:
+  if not resumes or encode is None:
     return carry
   at_S = jnp.where(carry.row_S < B, rollout.length_B.at[carry.row_S].get(mode='clip') - 1, 0)
   encoded = lambda c: c._replace(at_S=at_S, cache=encode(fixed, c.row_S, at_S, c.rollout))  # noqa: E731

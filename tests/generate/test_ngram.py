@@ -267,7 +267,7 @@ def sampled(program, params):
   prompts = Prompts(tokens_PxL, length_P, index_P, index_P * 0, np.zeros(8, np.float32))
   params = steps.init_state(program, params).params
   fn = jax.jit(lambda p, q: steps.generate(program, steps.frozen(p), q))
-  rollout, metrics = fn(params, prompts)
+  rollout, metrics, _ = fn(params, prompts)
   return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
 
 

@@ -117,7 +117,7 @@ def make_prompts():
 
 def sample(p, params):
   state = steps.init_state(p, params)
-  rollout, told = jax.jit(lambda s: steps.generate(p, s, make_prompts()))(state)
+  rollout, told = jax.jit(lambda s: steps.generate(p, s, make_prompts())[:2])(state)
   return jax.tree.map(np.asarray, (rollout, told))
 
 

@@ -53,7 +53,7 @@ def make_prompts(count=P, born=0):
 def sample(program, params, born=0, draft=None, version=1):
   prompts = make_prompts(program.prompts, born)
   fn = jax.jit(lambda p, d: steps.generate(program, steps.frozen(p, version), prompts, None, d))
-  rollout, metrics = jax.tree.map(np.asarray, fn(params, draft))
+  rollout, metrics, _ = jax.tree.map(np.asarray, fn(params, draft))
   assert (rollout.reason_B != UNFINISHED).all()
   return rollout, metrics
 

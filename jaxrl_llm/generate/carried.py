@@ -1,0 +1,116 @@
+"""Keys and values of unfinished rows, handed from one call to the next on the device instead of encoded again.
+
+With the same weights a row goes on as if it had never stopped. With new ones its old tokens keep the keys of
+the weights that first read them, while its prompt is encoded anew: what is recorded is the log-probability of
+what was sampled so, and to one who scores the whole row with one set of weights it is off-policy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.generate import slots
+from jaxrl_llm.models import decoder, kvcache
+from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
+
+
+class Carried(NamedTuple):
+  """What a call leaves for a later one. It costs B × T columns of cache, beside the ring of S × T.
+
+  (index, born) names a group: a prompt that is begun again is another one.
+  """
+
+  index_P: jax.Array  # as in Prompts; −1 before the first call
+  born_P: jax.Array
+  held_B: jax.Array  # int32, tokens of a row whose keys and values are here
+  cache: decoder.Cache  # token j of a row in column j, zeros from held_B on
+
+
+def empty(model: ModelConfig, spec: slots.Spec, prompts: int) -> Carried:
+  """Nothing held, of groups that there are not. Source: none."""
+  shape = (prompts * spec.rollouts, model.kv_heads, spec.max_tokens, model.head_dim)
+  zeros = lambda: kvcache.zeros(shape, spec.cache_dtype)  # noqa: E731
+  return Carried(
+    jnp.full(prompts, -1, jnp.int32),
+    jnp.full(prompts, -1, jnp.int32),
+    jnp.zeros(shape[0], jnp.int32),
+    [(zeros(), zeros()) for _ in range(model.layers)],
+  )
+
+
+def moved(old: Carried, prompts: Prompts, rollouts: int) -> Carried:
+  """The rows in the order of `prompts`; nothing is held of a group that `old` does not know.
+
+  A gather of rows: over a mesh every device is sent all of them, one array of one layer at a time.
+  Source: none.
+  """
+  same_PxP = prompts.index_P[:, None] == old.index_P[None]
+  same_PxP &= prompts.born_P[:, None] == old.born_P[None]
+  members_G = jnp.arange(rollouts)[None]
+  row_B = (jnp.argmax(same_PxP, axis=1)[:, None] * rollouts + members_G).reshape(-1)
+  known_B = jnp.repeat(same_PxP.any(axis=1), rollouts)
+  return Carried(
+    prompts.index_P,
+    prompts.born_P,
+    jnp.where(known_B, old.held_B[row_B], 0),
+    jax.tree.map(lambda x: x[row_B], old.cache),
+  )
+
+
+def seated(fixed: slots.Fixed, carry: slots.Carry, before_S: jax.Array) -> slots.Carry:
+  """Rows that took their slots since these held `before_S` go on where they were left.
+
+  Token j of a row at its token a gets age a − j. A round in which no such row was seated copies
+  nothing. Source: none.
+  """
+  T, kept = fixed.spec.max_tokens, fixed.kept
+  row_S, _ = slots.bounded(fixed, carry)
+  held_S = kept.held_B[row_S]
+  takes_S = (carry.row_S != before_S) & (carry.row_S < len(fixed.keys_B)) & (held_S > 0)
+  source_SxT = (jnp.arange(T)[None] - carry.column + held_S[:, None]) % T
+
+  def load(c: slots.Carry) -> slots.Carry:
+    def fill(ring, x):
+      return jnp.where(_beside(takes_S[:, None], x), _columns(x[row_S], source_SxT), ring)
+
+    cache = jax.tree.map(fill, c.cache, kept.cache)
+    return c._replace(at_S=jnp.where(takes_S, held_S, c.at_S), cache=cache)
+
+  with jax.named_scope(SEATING):
+    return jax.lax.cond(slots.anywhere(fixed, takes_S.any()), load, lambda c: c, carry)
+
+
+SEATING = 'seating'  # what that branch is called inside the compiled program
+
+
+def left(fixed: slots.Fixed, carry: slots.Carry) -> Carried:
+  """What the loop leaves of unfinished rows: of the slots' rows from the ring, else as it was. Source: none."""
+  T, B, kept = fixed.spec.max_tokens, len(fixed.keys_B), fixed.kept
+  held_B = kept.held_B.at[carry.row_S].set(carry.at_S, mode='drop')
+  held_B = jnp.where(carry.rollout.reason_B == UNFINISHED, held_B, 0)
+  real_BxT = jnp.arange(T)[None] < held_B[:, None]
+  source_SxT = (carry.column - carry.at_S[:, None] + jnp.arange(T)[None]) % T
+
+  def unroll(ring, x):
+    rows = _columns(ring, source_SxT)
+    # With a slot for every row none waits, and what was handed in need not live as long as the loop.
+    if len(carry.row_S) < B:
+      rows = x.at[carry.row_S].set(rows, mode='drop')
+    return jnp.where(_beside(real_BxT, rows), rows, jnp.zeros((), rows.dtype))
+
+  cache = jax.tree.map(unroll, carry.cache, kept.cache)
+  return Carried(fixed.prompts.index_P, fixed.prompts.born_P, held_B, cache)
+
+
+def _columns(x: jax.Array, source_NxT: jax.Array) -> jax.Array:
+  """x [N, K, T, …] with column source[n, t] of row n in column t."""
+  return jnp.take_along_axis(x, _beside(source_NxT, x), axis=2)
+
+
+def _beside(value_NxT: jax.Array, x: jax.Array) -> jax.Array:
+  """[N, T] or [N, 1] as [N, 1, T, …], to go with x [N, K, T, …]."""
+  N, T = value_NxT.shape
+  return value_NxT.reshape(N, 1, T, *[1] * (x.ndim - 3))
