@@ -22,6 +22,8 @@ LAYERS = (
   ('config', 'models', 'shard', 'hlo'),
   (),
   ('program',),
+  ('passes',),
+  ('companion',),
   ('rollout', 'update'),
   ('step',),
   ('aot', 'evaluate', 'turn', 'warmstart'),
