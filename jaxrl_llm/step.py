@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import shard
+from jaxrl_llm import companion, shard
 from jaxrl_llm.generate import judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
@@ -54,7 +54,8 @@ def _fresh(program: Program, params: Any) -> TrainState:
   judging = judge.init(program.features, program.seed) if program.prune else None
   reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
-  return TrainState(params, opt_state, zero, zero, judging, reference)
+  beside = companion.init(program, params)
+  return TrainState(params, opt_state, zero, zero, judging, reference, beside)
 
 
 def abstract_state(program: Program) -> TrainState:

@@ -85,6 +85,7 @@ class TrainState(NamedTuple):
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
   judge: Any = None  # of half-said rollouts, where some are pruned
   reference: Any = None  # float32 weights as they began, for a method that is held near them
+  companion: Any = None  # a second model with its optimizer, where the credit of tokens needs one
 
 
 @dataclasses.dataclass(frozen=True)

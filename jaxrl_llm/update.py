@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import objective
+from jaxrl_llm import companion, objective
 from jaxrl_llm.generate import judge
 from jaxrl_llm.passes import by_prompt, by_row, rescore, scores, slices
 from jaxrl_llm.program import Program
@@ -27,11 +27,16 @@ def update(
   if program.method.needs_old:  # of all minibatches, before the first of them moves the weights
     score = lambda x: scores(program, state.params, by_row(x))[0]  # noqa: E731
     old = jax.lax.map(score, minibatches)
+  signal, told = None, {}
+  if program.method.companion is not None:
+    beside, signal, told = companion.run(program, state, minibatches)
+    state = state._replace(companion=beside)
   state, metrics = jax.lax.scan(
-    lambda state, piece: _minibatch(program, state, by_row(piece[0]), piece[1]),
+    lambda state, piece: _minibatch(program, state, by_row(piece[0]), *piece[1:]),
     state,
-    (minibatches, old),
+    (minibatches, old, signal),
   )
+  metrics |= told
   if program.prune is not None and program.prune.learning_rate:
     real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
     learnt = judge.learn(
@@ -45,9 +50,16 @@ def update(
   return state, {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
 
 
-def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array | None):
+def _minibatch(
+  program: Program,
+  state: TrainState,
+  batch: Batch,
+  old: jax.Array | None,
+  signal: jax.Array | None,
+):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
-  target = objective.targets(program.method, batch, program.generate.rollouts)._replace(old_BxT=old)
+  target = objective.targets(program.method, batch, program.generate.rollouts, signal)
+  target = target._replace(old_BxT=old)
   target, whole, scale = _prepared(program, state, batch, target)
 
   def accumulate(carry, piece):
@@ -87,7 +99,7 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) ->
 def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
-  if method.needs_reference:
+  if 'reference' in method.needs:
     target = target._replace(reference_BxT=scores(program, state.reference, batch)[0])
   if not method.needs_rows:
     return target, {}, jnp.float32(1)

@@ -24,6 +24,7 @@ LAYERS = (
   ('program',),
   ('passes',),
   ('companion',),
+  ('companion',),
   ('rollout', 'update'),
   ('step',),
   ('aot', 'evaluate', 'turn', 'warmstart'),
