@@ -61,6 +61,9 @@ def default() -> ml_collections.ConfigDict:
   )
   c.objective = dict(
     advantage=dict(fn='group_normalized', eps=1e-6),
+    credit=dict(fn='row'),  # how a row's advantage is laid over its tokens: gae, process, steps
+    # a second model for that credit, which begins as a copy of the policy: critic, outcome, preference
+    companion=dict(fn='none'),
     correction=dict(fn='none'),  # for a sampler that is not the old policy; recomputes log-probs
     ratio=dict(fn='token'),
     trust=dict(fn='clip', low=0.2, high=0.2),

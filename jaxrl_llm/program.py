@@ -35,6 +35,7 @@ class Program(NamedTuple):
   method: objective.Method
   optimizer: optax.GradientTransformation
   schedule: Callable
+  companion_optimizer: optax.GradientTransformation | None  # None: there is no companion
   generate: engine.Spec
   prune: prune.Prune | None  # None: all rollouts that begin are finished
   ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
@@ -96,12 +97,14 @@ def make_program(
   draft = pick(speculate, config.generate.draft, 'generate.draft')
   cache_dtype = config.generate.cache_dtype
   optimizer, schedule = make_optimizer(config.optimizer, config.steps * config.updates_per_rollout)
+  method = objective.method(config.objective)
   return Program(
     model=model,
     mesh=mesh,
-    method=objective.method(config.objective),
+    method=method,
     optimizer=optimizer,
     schedule=schedule,
+    companion_optimizer=_companion_optimizer(config, method.companion),
     generate=engine.Spec(
       rollouts=config.rollouts,
       max_tokens=config.completion_tokens,
@@ -134,6 +137,15 @@ def make_program(
     head_chunk_tokens=config.objective.head_chunk_tokens,
     remat=(not cpu) if config.remat == 'auto' else config.remat,
   )
+
+
+def _companion_optimizer(config: Any, companion: Any) -> optax.GradientTransformation | None:
+  """The policy's, with a learning rate of its own."""
+  if companion is None:
+    return None
+  settings = config.optimizer.copy_and_resolve_references()
+  settings.learning_rate = companion.learning_rate
+  return make_optimizer(settings, config.steps * config.updates_per_rollout)[0]
 
 
 def _exit(config: Any, vocab: int, token_texts: Callable[[], list[str]] | None) -> Callable:

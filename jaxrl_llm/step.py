@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import shard
+from jaxrl_llm import companion, shard
 from jaxrl_llm.generate import carried, judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
@@ -66,6 +66,7 @@ def _fresh(program: Program, params: Any) -> TrainState:
     judge=judging,
     reference=reference,
     carried=tuple(handed),
+    companion=companion.init(program, params),
   )
 
 

@@ -87,6 +87,7 @@ class TrainState(NamedTuple):
   judge: Any = None  # of half-said rollouts, where some are pruned
   reference: Any = None  # float32 weights as they began, for a method that is held near them
   carried: tuple = ()  # generate.carried.Carried of unfinished rows, the oldest first; () = encoded again
+  companion: Any = None  # a second model with its optimizer, where the credit of tokens needs one
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import objective
+from jaxrl_llm import companion, objective
 from jaxrl_llm.generate import judge
-from jaxrl_llm.models import completion, logprob
+from jaxrl_llm.passes import by_prompt, by_row, rescore, scores, slices
 from jaxrl_llm.program import Program
-from jaxrl_llm.types import Batch, Prompts, TrainState
+from jaxrl_llm.types import Batch, TrainState
 
 
 def update(
@@ -22,17 +22,22 @@ def update(
   U, carried = program.minibatches, state.carried
   state = state._replace(carried=())  # caches stay out of the loops below, which would hand them on
   minibatches = jax.tree.map(
-    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), _by_prompt(program, batch)
+    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), by_prompt(program, batch)
   )
   old = None
   if program.method.needs_old:  # of all minibatches, before the first of them moves the weights
-    score = lambda x: scores(program, state.params, _by_row(program, x))[0]  # noqa: E731
+    score = lambda x: scores(program, state.params, by_row(x))[0]  # noqa: E731
     old = jax.lax.map(score, minibatches)
+  signal, told = None, {}
+  if program.method.companion is not None:
+    beside, signal, told = companion.run(program, state, minibatches)
+    state = state._replace(companion=beside)
   state, metrics = jax.lax.scan(
-    lambda state, piece: _minibatch(program, state, _by_row(program, piece[0]), piece[1]),
+    lambda state, piece: _minibatch(program, state, by_row(piece[0]), *piece[1:]),
     state,
-    (minibatches, old),
+    (minibatches, old, signal),
   )
+  metrics |= told
   if program.prune is not None and program.prune.learning_rate:
     real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
     learnt = judge.learn(
@@ -47,9 +52,16 @@ def update(
   return state._replace(carried=carried), metrics
 
 
-def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array | None):
+def _minibatch(
+  program: Program,
+  state: TrainState,
+  batch: Batch,
+  old: jax.Array | None,
+  signal: jax.Array | None,
+):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
-  target = objective.targets(program.method, batch, program.generate.rollouts)._replace(old_BxT=old)
+  target = objective.targets(program.method, batch, program.generate.rollouts, signal)
+  target = target._replace(old_BxT=old)
   target, whole, scale = _prepared(program, state, batch, target)
 
   def accumulate(carry, piece):
@@ -89,7 +101,7 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) ->
 def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
-  if method.needs_reference:
+  if 'reference' in method.needs:
     target = target._replace(reference_BxT=scores(program, state.reference, batch)[0])
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
@@ -97,19 +109,6 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT)
   scale = objective.scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
-
-
-def scores(program: Program, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Log-probabilities and entropies [B, T] of a minibatch, slice by slice, without a gradient."""
-
-  def score(piece):
-    prompts, tokens_BxT = piece
-    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT)
-
-  prompts, tokens, *_ = slices(program, batch, None)
-  p, g = program.slice_groups, program.slice_rollouts
-  whole = lambda x: x.reshape(-1, p, g, x.shape[-1]).swapaxes(0, 1).reshape(-1, x.shape[-1])  # noqa: E731
-  return jax.tree.map(whole, jax.lax.map(score, (prompts, tokens)))
 
 
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
@@ -132,64 +131,6 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
     'probs_diff_max': gap_BxT.max(),
   }
   return -(c_BxT * logp_BxT).sum(), jax.lax.stop_gradient(sums)
-
-
-def rescore(
-  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
-
-  Same gradient as a repeated prompt, B / P times fewer prompt tokens. Source: none.
-  """
-  dtype = program.generate.dtype
-  return logprob.token_logp(
-    program.model,
-    params,
-    completion.hidden(program.model, params, prompts, tokens_BxT, dtype=dtype, remat=program.remat),
-    tokens_BxT,
-    temperature=program.generate.temperature,
-    chunk_tokens=program.head_chunk_tokens,
-    dtype=dtype,
-  )
-
-
-def _by_prompt(program: Program, batch: Batch) -> Batch:
-  """Arrays of rows [B, …] as [P, G, …], so that all leaves lead with P."""
-  G = program.generate.rollouts
-  group = lambda x: x.reshape(x.shape[0] // G, G, *x.shape[1:])  # noqa: E731
-  prompts, *rest = batch
-  return Batch(prompts, *jax.tree.map(group, rest))
-
-
-def _by_row(program: Program, batch: Batch) -> Batch:
-  prompts, *rest = batch
-  row = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # noqa: E731
-  return Batch(prompts, *jax.tree.map(row, rest))
-
-
-def slices(program: Program, batch: Batch, target: objective.Targets):
-  """Cuts a minibatch into [M, …] slices of `slice_groups` prompts × `slice_rollouts` rows.
-
-  Slice m takes every M-th group, so that rows stay on the device that holds them.
-  """
-  p, g = program.slice_groups, program.slice_rollouts
-  repeats = program.generate.rollouts // g
-
-  def groups(x):  # [P, …] → [M, p, …], a prompt repeated where its group is cut
-    x = jnp.repeat(x, repeats, axis=0)
-    return x.reshape(p, x.shape[0] // p, *x.shape[1:]).swapaxes(0, 1)
-
-  def rows(x):  # [B, …] → [M, p·g, …]
-    x = x.reshape(p, x.shape[0] // (p * g), g, *x.shape[1:]).swapaxes(0, 1)
-    return x.reshape(x.shape[0], p * g, *x.shape[3:])
-
-  rollout = batch.rollout
-  return (
-    jax.tree.map(groups, batch.prompts),
-    rows(rollout.tokens_BxT),
-    rows(rollout.length_B),
-    jax.tree.map(rows, target),
-  )
 
 
 def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, norm):

@@ -134,6 +134,11 @@ def _check_batch(c: ml_collections.ConfigDict) -> None:
       f'config.rollouts={c.rollouts} leaves nothing to compare in a group for '
       f'config.objective.advantage.fn={c.objective.advantage.fn!r}; give at least 2.'
     )
+  if c.rollouts < 2 and c.objective.companion.fn == 'preference':
+    raise UserError(
+      f'config.rollouts={c.rollouts} leaves no pair of rows for '
+      "config.objective.companion.fn='preference'; give at least 2."
+    )
   if c.prompts % c.updates_per_rollout:
     raise UserError(
       f'config.updates_per_rollout={c.updates_per_rollout} does not divide '

@@ -15,6 +15,8 @@ from jaxrl_llm.types import Batch, Rollout, TrainState
 # With A = 1, no ratio and no trust region the coefficient form is token-mean maximum likelihood.
 _LIKELIHOOD = dict(
   advantage=dict(fn='raw'),
+  credit=dict(fn='row'),
+  companion=dict(fn='none'),
   correction=dict(fn='none'),
   ratio=dict(fn='one'),
   trust=dict(fn='none'),

@@ -64,7 +64,14 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     length=length,
     mask=mask,
     group=np.arange(B) // G,
+    values=r.normal(size=(B, T)),
+    process=0.3 * r.normal(size=(B, T)),
   )
+
+
+def signal(method, d):
+  """What the method's companion says of the data."""
+  return getattr(d, method.companion.gives) if method.companion else None
 
 
 def batch(d):
@@ -126,6 +133,41 @@ def adora(d):
 def whiten(a, d):
   tokens = np.concatenate([np.full(n, v) for v, n in zip(a.ravel(), d.length, strict=True)])
   return (a - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+
+
+# Credits of tokens, as [B, T].
+
+
+def tokens_whitened(a, d):
+  seen = a[d.mask > 0]
+  return (a - seen.mean()) / np.sqrt(seen.var(ddof=1) + 1e-8) * d.mask
+
+
+def gae(d, discount=0.97, trace=0.9):
+  out = np.zeros(d.mask.shape)
+  for b, n in enumerate(d.length):
+    ahead = 0.0
+    for t in reversed(range(n)):
+      reward, following = (d.reward[b], 0.0) if t == n - 1 else (0.0, d.values[b, t + 1])
+      ahead = reward + discount * following - d.values[b, t] + discount * trace * ahead
+      out[b, t] = ahead
+  return out
+
+
+def prime(d):
+  out = np.zeros(d.mask.shape)
+  for b, n in enumerate(d.length):
+    others = [o for o in range(B) if o // G == b // G and o != b]
+    base = np.mean([d.process[o, : d.length[o]].mean() for o in others])
+    gain = d.reward[b] - d.reward[others].mean()
+    out[b, :n] = 2 * np.cumsum((d.process[b, :n] - base)[::-1])[::-1] + 5 * gain
+  return tokens_whitened(out, d)
+
+
+def oprl(d):
+  total = (d.process * d.mask).sum(1)
+  step = by_group(lambda s, n: (s - s.mean()) / (s.std(ddof=1) + 1e-6))
+  return (gz(d) + 0.7 * step(types.SimpleNamespace(reward=total, length=d.length))) * d.mask
 
 
 def raw(d):
@@ -433,6 +475,28 @@ METHODS = {
   'dapo': Row(
     dict(trust=dict(fn='clip', low=0.2, high=0.28), aggregate='token_mean', zero_variance='mask'),
     ppo(high=0.28, agg=mixed),
+  ),
+  'ppo': Row(
+    dict(
+      advantage='raw',
+      credit=dict(fn='gae', discount=0.97, trace=0.9),
+      companion='critic',
+      aggregate='token_mean',
+    ),
+    ppo(adv=lambda d: tokens_whitened(gae(d), d), agg=tok),
+  ),
+  'prime': Row(
+    dict(
+      advantage='leave_one_out',
+      credit=dict(fn='process', process=2.0),
+      companion='outcome',
+      aggregate='token_mean',
+    ),
+    ppo(adv=prime, agg=tok),
+  ),
+  'oprl': Row(
+    dict(credit=dict(fn='steps', weight=0.7), companion='preference'),
+    ppo(adv=oprl),
   ),
   'ppo_dual': Row(dict(trust=dict(fn='dual_clip', most=1.3)), ppo(dual=1.3)),
   'reinforce_pp': Row(

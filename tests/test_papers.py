@@ -26,7 +26,18 @@ from jaxrl_llm.types import ModelConfig  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
 PAPERS = [name for name in FILES if name not in ('sums', 'tiny')]
-STAGES = ('advantage', 'correction', 'ratio', 'trust', 'emphasis', 'kl', 'aggregate', 'lr_scale')
+STAGES = (
+  'advantage',
+  'credit',
+  'companion',
+  'correction',
+  'ratio',
+  'trust',
+  'emphasis',
+  'kl',
+  'aggregate',
+  'lr_scale',
+)
 BEGIN, END = '<!-- methods: python tests/test_papers.py -->\n', '<!-- end of methods -->\n'
 MODEL = ModelConfig(
   vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64

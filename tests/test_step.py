@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import objective, shard
+from jaxrl_llm import objective, passes, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm import update as updates
 from jaxrl_llm.models import decoder
@@ -71,7 +71,7 @@ def gradient(program, batch, params):
 
   def total(params):
     target = objective.targets(program.method, batch, G)
-    pieces = updates.slices(program, jax.tree.map(jnp.asarray, batch), target)
+    pieces = passes.slices(program, jax.tree.map(jnp.asarray, batch), target)
     loss = lambda piece: updates.slice_loss(program, params, *piece)[0]  # noqa: E731
     return jax.lax.map(loss, pieces).sum()
 
@@ -205,7 +205,7 @@ def test_the_rewarded_behaviour_becomes_more_likely():
   state, _ = steps.compile_update(p)(steps.init_state(p, params), batch)
   advantage = np.asarray(objective.targets(p.method, batch, G).advantage_BxT)
   logp = lambda q: np.asarray(  # noqa: E731
-    updates.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
+    passes.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
   )
   assert (advantage * (logp(state.params) - logp(params))).sum() > 0
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from test_step import MODEL, G, P, assert_close, config, graded, program
 
-from jaxrl_llm import objective
+from jaxrl_llm import objective, passes
 from jaxrl_llm import step as steps
-from jaxrl_llm import update as updates
 from jaxrl_llm.models import decoder
 
 PLAIN = dict(fn='none')
@@ -42,10 +41,10 @@ def test_log_probs_from_slices_of_any_size_stand_in_the_rows_they_belong_to():
   batch = graded(program(), params)
   tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
   seen = np.arange(tokens_BxT.shape[1])[None] < batch.rollout.length_B[:, None]
-  want = updates.rescore(program(), params, batch.prompts, tokens_BxT)
+  want = passes.rescore(program(), params, batch.prompts, tokens_BxT)
   batch = jax.tree.map(jnp.asarray, batch)
   for rows in (2, 4, 8):  # half a group, a group, two groups: the last interleaves them
-    got = updates.scores(program(microbatch_rollouts=rows), params, batch)
+    got = passes.scores(program(microbatch_rollouts=rows), params, batch)
     for one, other in zip(got, want, strict=True):
       np.testing.assert_allclose(np.where(seen, one, 0), np.where(seen, other, 0), atol=1e-5)
 
@@ -59,7 +58,7 @@ def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size
   batch = off_policy(graded(program(), params))
   cut = program(objective=chosen(**WHOLE), microbatch_rollouts=2)
   assert cut.method.needs_prepass and cut.method.needs_rows and not cut.method.needs_old
-  score = lambda q: updates.rescore(cut, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]  # noqa: E731
+  score = lambda q: passes.rescore(cut, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]  # noqa: E731
   target = objective.targets(cut.method, batch, G)._replace(reference_BxT=score(params))
   c_BxT, sums = objective.coefficients(cut.method, target, score(params))
   assert 0 < float(sums['clipped'])

@@ -12,7 +12,9 @@ from jaxrl_llm.config import pick
 from jaxrl_llm.objective import (
   advantage,
   aggregate,
+  companion,
   correction,
+  credit,
   emphasis,
   kl,
   lr_scale,
@@ -20,15 +22,16 @@ from jaxrl_llm.objective import (
   shape,
   trust,
 )
-from jaxrl_llm.objective.tokens import Tokens
+from jaxrl_llm.objective.tokens import Graded, Tokens
 from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of nine small functions and one policy."""
+  """A method is a choice of ten small functions and one policy, and perhaps of a second model."""
 
   shape: Callable
   advantage: Callable
+  credit: Callable
   correction: Callable
   ratio: Callable
   trust: Callable
@@ -38,6 +41,7 @@ class Method(NamedTuple):
   lr_scale: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
+  companion: companion.Companion | None  # None: the policy learns alone
 
   @property
   def needs(self) -> frozenset[str]:
@@ -56,8 +60,9 @@ class Method(NamedTuple):
 
   @property
   def needs_reference(self) -> bool:
-    """Log-probs of a frozen policy."""
-    return 'reference' in self.needs
+    """A frozen policy: for a KL form, or for a companion to be compared with."""
+    beside = '' if self.companion is None else self.companion.base
+    return 'reference' in self.needs | {beside}
 
   @property
   def needs_prepass(self) -> bool:
@@ -77,11 +82,13 @@ class Targets(NamedTuple):
   old_BxT: jax.Array | None = None  # None: the behaviour's
   reference_BxT: jax.Array | None = None  # None: no reference policy
   c_BxT: jax.Array | None = None  # None: not worked out yet
+  return_BxT: jax.Array | None = None  # what a critic should have said; None: there is no critic
 
 
 def method(config: Any) -> Method:
-  """Reads `config.objective`. Raises UserError for a name or keyword that does not exist, and for a ratio
-  and a correction that would both count the sampler's mismatch. Source: none."""
+  """Reads `config.objective`. Raises UserError for a name or keyword that does not exist, for a ratio and
+  a correction that would both count the sampler's mismatch, and for a credit without the companion that it
+  needs or a companion that nobody asks. Source: none."""
   policy = config.zero_variance['fn']
   if policy not in ('keep', 'mask'):
     raise UserError(
@@ -93,9 +100,11 @@ def method(config: Any) -> Method:
       f'config.objective.correction.fn={config.correction["fn"]!r} counts the mismatch with the sampler, '
       f'and config.objective.ratio.fn={config.ratio["fn"]!r} counts it again; set one of them to none or token.'
     )
+  beside = _companion(config)
   return Method(
     shape=pick(shape, config.shape, 'objective.shape'),
     advantage=pick(advantage, config.advantage, 'objective.advantage'),
+    credit=pick(credit, config.credit, 'objective.credit'),
     correction=pick(correction, config.correction, 'objective.correction'),
     ratio=pick(ratio, config.ratio, 'objective.ratio'),
     trust=pick(trust, config.trust, 'objective.trust'),
@@ -105,11 +114,35 @@ def method(config: Any) -> Method:
     lr_scale=pick(lr_scale, config.lr_scale, 'objective.lr_scale'),
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
+    companion=beside,
   )
 
 
-def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
+def _companion(config: Any) -> companion.Companion | None:
+  """The second model, if the credit of tokens needs one and it is the right one."""
+  made = pick(companion, config.companion, 'objective.companion')()
+  asked = getattr(pick(credit, config.credit, 'objective.credit').func, 'needs', frozenset())
+  if made is None and not asked:
+    return None
+  told = f'config.objective.companion.fn={config.companion["fn"]!r}'
+  if made is not None and not made.learning_rate > 0:
+    raise UserError(f'{told}: its learning_rate={made.learning_rate!r} must be above 0.')
+  fits = dict(values='critic', process='outcome or preference', nothing='none')
+  need = next(iter(asked), 'nothing')
+  if made is None or made.gives != need:
+    raise UserError(
+      f'config.objective.credit.fn={config.credit["fn"]!r} asks a companion for {need} and {told} gives '
+      f'{"nothing" if made is None else made.gives}; set companion.fn to {fits[need]}.'
+    )
+  return made
+
+
+def targets(
+  method: Method, batch: Batch, rollouts: int, signal_BxT: jax.Array | None = None
+) -> Targets:
   """Advantages and denominators, from the whole batch at once. Source: by the functions chosen.
+
+  `signal_BxT` is what the method's companion gives, if it has one.
 
   Which groups are all-equal is judged by `correct_B`, before length shaping: a shaped reward always
   differs a little. The denominator counts what is left after masking them. A row's weight (1 / the
@@ -118,7 +151,7 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
-  mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
+  mask_BxT = real_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
   reward_B = method.shape(batch.reward_B, length_B, T)
   advantage_PxG = method.advantage(
     reward_B.reshape(-1, rollouts), length_B.astype(dtype).reshape(-1, rollouts)
@@ -129,13 +162,19 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   weight_BxT = method.aggregate(mask_BxT, T, rollouts)
   if method.weigh_rows:
     weight_BxT *= batch.rollout.weight_B[:, None]
+  group_B = jnp.arange(B, dtype=jnp.int32) // rollouts
+  graded = Graded(advantage_PxG.reshape(-1, 1), real_BxT, group_B)
+  if method.companion is not None:
+    graded = graded._replace(**{f'{method.companion.gives}_BxT': signal_BxT})
+  advantage_BxT, return_BxT = method.credit(graded)
   return Targets(
     mask_BxT=mask_BxT,
-    advantage_BxT=advantage_PxG.reshape(-1, 1) * mask_BxT,
+    advantage_BxT=advantage_BxT * mask_BxT,
     weight_BxT=weight_BxT,
     behaviour_BxT=batch.rollout.logp_BxT,
     correct_B=batch.correct_B,
-    group_B=jnp.arange(B, dtype=jnp.int32) // rollouts,
+    group_B=group_B,
+    return_BxT=return_BxT,
   )
 
 

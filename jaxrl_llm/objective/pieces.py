@@ -1,4 +1,4 @@
-"""Parts of methods for jobs that a step does not run yet: demonstrations, teachers, turns, process rewards.
+"""Parts of methods for jobs that a step does not run yet: demonstrations, teachers, turns.
 
 Pure functions of arrays, each with its proving identity in tests/objective/test_pieces.py. None of them is a choice of
 a config. A coefficient array here stands for the loss −Σ sg(c)·log π, like those of `compose.coefficients`; terms of
@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.tokens import group_sum, row_mean, row_sum
+from jaxrl_llm.objective.tokens import row_mean, row_sum
 
 
 def chord(logp_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
@@ -141,43 +141,6 @@ def turn_multiplier(
   """
   moved = jnp.exp(row_mean(logp_BxT - before_BxT, turn_mask_BxT)[:, 0])
   return jnp.clip(multiplier_B * jnp.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
-
-
-def implicit_reward(
-  model_BxT: jax.Array, reference_BxT: jax.Array, mask_BxT: jax.Array, *, beta: float = 0.05
-) -> jax.Array:
-  """q = beta·(log π_φ − log π_ref) per token. Source: arXiv:2502.01456 (PRIME)."""
-  return jnp.where(mask_BxT > 0, beta * (model_BxT - reference_BxT), 0.0)
-
-
-def implicit_loss(reward_BxT: jax.Array, correct_B: jax.Array) -> jax.Array:
-  """Mean cross-entropy of σ(Σ_t q) and right or wrong, by which φ is trained. Source: arXiv:2502.01456 (PRIME)."""
-  total = reward_BxT.sum(1)
-  return -jnp.where(correct_B > 0.5, jax.nn.log_sigmoid(total), jax.nn.log_sigmoid(-total)).mean()
-
-
-def process_advantage(
-  process_BxT: jax.Array,
-  outcome_B: jax.Array,
-  mask_BxT: jax.Array,
-  group_B: jax.Array,
-  *,
-  process: float = 1.0,
-  outcome: float = 5.0,
-) -> jax.Array:
-  """Σ_{j≥t} of process·(q_j − mean of the others) and, at the last token, outcome·(R − mean of the others).
-
-  The mean for q is over the other rows' means per token. Whitening comes after. Source: arXiv:2502.01456 (PRIME).
-  """
-  exists = (mask_BxT.sum(1) > 0).astype(process_BxT.dtype)
-  others = jnp.maximum(group_sum(exists, group_B) - 1, 1)
-  own = row_mean(process_BxT, mask_BxT)[:, 0] * exists
-  base = (group_sum(own, group_B) - own) / others
-  score = outcome_B * exists
-  gain = (score - (group_sum(score, group_B) - score) / others) * exists
-  step = process * (process_BxT - base[:, None]) * mask_BxT
-  ahead = row_sum(step, mask_BxT) - jnp.cumsum(step, axis=1) + step
-  return (ahead + outcome * gain[:, None]) * mask_BxT
 
 
 def optimal_baseline(

@@ -29,11 +29,25 @@ class Tokens(NamedTuple):
   entropy_BxT: jax.Array | None = None  # nats
 
 
+class Graded(NamedTuple):
+  """What is known of a batch before the policy is looked at, for the credit of its tokens: no gradients."""
+
+  advantage_Bx1: jax.Array  # of the row
+  mask_BxT: jax.Array  # float, 1 for real tokens, all-equal groups included
+  group_B: jax.Array
+  values_BxT: jax.Array | None = None  # what a critic said before the batch was learnt
+  process_BxT: jax.Array | None = None  # a companion's reward for each token
+  turn_BxT: jax.Array | None = (
+    None  # int32 from 0 up, which turn of its row a token is of; None: the row is one
+  )
+
+
 def needs(*what: str) -> Callable:
   """Marks a function with what it cannot do without, so that a step prepares it. Source: none.
 
   'old': log-probs of the weights before the update; 'rows': those of all rows of the minibatch at once,
-  so that coefficients cannot be worked out slice by slice; 'reference': a frozen policy.
+  so that coefficients cannot be worked out slice by slice; 'reference': a frozen policy; 'values': of a
+  critic; 'process': a companion's reward for each token.
   """
 
   def mark(fn: Callable) -> Callable:

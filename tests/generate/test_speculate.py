@@ -8,10 +8,9 @@ import pytest
 from scipy import stats
 
 from jaxrl_llm import config as configs
+from jaxrl_llm import passes, shard
 from jaxrl_llm import rollout as sampling_half
-from jaxrl_llm import shard
 from jaxrl_llm import step as steps
-from jaxrl_llm import update as updates
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
@@ -96,7 +95,7 @@ def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
     return sampling_half._verify(spec, p, prompts, draft, None, steps.frozen(p, 1))[0]
 
   cut = jax.tree.map(np.asarray, jax.jit(verified)(changed))
-  new = jax.jit(lambda p: updates.rescore(many, p, prompts, draft.tokens_BxT)[0])(changed)
+  new = jax.jit(lambda p: passes.rescore(many, p, prompts, draft.tokens_BxT)[0])(changed)
   ratio_B = np.exp(np.asarray(new)[:, 0] - draft.logp_BxT[:, 0])
   wanted, kept = np.minimum(1, lenience * ratio_B), cut.length_B > 0
   spread = np.sqrt((wanted * (1 - wanted)).sum())
@@ -110,7 +109,7 @@ def test_recorded_log_prob_is_that_of_the_weights_now(params, changed, draft_of)
   got, metrics = sample(spec, changed, born=7, draft=draft)
   assert 0 < metrics['generate/draft_tokens_kept'] < draft.length_B.sum()
   prompts = make_prompts()
-  logp = jax.jit(lambda p: updates.rescore(spec, p, prompts, got.tokens_BxT)[0])(changed)
+  logp = jax.jit(lambda p: passes.rescore(spec, p, prompts, got.tokens_BxT)[0])(changed)
   real = np.arange(T)[None] < got.length_B[:, None]
   np.testing.assert_allclose(got.logp_BxT[real], np.asarray(logp)[real], atol=5e-5)
 

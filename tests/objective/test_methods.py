@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, B, G, P, T, batch, data, settings
+from objective_table import METHODS, B, G, P, T, batch, data, settings, signal
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
@@ -28,7 +28,7 @@ def float64():
 
 
 def target_of(method, d):
-  target = objective.targets(method, batch(d), G)
+  target = objective.targets(method, batch(d), G, signal(method, d))
   return target._replace(
     old_BxT=d.old if method.needs_old else None,
     reference_BxT=d.reference if method.needs_reference else None,
@@ -110,7 +110,7 @@ def change(d, **new):
   return type(d)(**(vars(d) | new))
 
 
-ARRAYS = ('x', 'old', 'behaviour', 'reference', 'entropy')
+ARRAYS = ('x', 'old', 'behaviour', 'reference', 'entropy', 'values', 'process')
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -212,6 +212,8 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
     c = settings(**row.settings)
     for stage in (
       'advantage',
+      'credit',
+      'companion',
       'correction',
       'ratio',
       'trust',

@@ -110,32 +110,6 @@ def test_see_upo_multiplies_within_its_bounds_and_not_at_all_where_nothing_moved
   assert m.min() < m.max()
 
 
-def test_implicit_rewards_sum_to_the_log_ratio_and_train_towards_the_outcome():
-  d = data()
-  q = pieces.implicit_reward(d.x, d.reference, d.mask, beta=0.05)
-  want = 0.05 * ((d.x - d.reference) * d.mask).sum(1)
-  np.testing.assert_allclose(q.sum(1), want, atol=1e-12)
-  zero = jnp.zeros_like(q)
-  assert float(pieces.implicit_loss(zero, d.correct)) == pytest.approx(np.log(2))
-  slope = jax.grad(pieces.implicit_loss)(zero, d.correct)
-  assert ((slope[:, 0] < 0) == (d.correct == 1)).all()
-
-
-def test_prime_without_process_is_leave_one_out_and_with_it_what_is_still_to_come():
-  d = data()
-  q = np.asarray(pieces.implicit_reward(d.x, d.reference, d.mask))
-  plain = pieces.process_advantage(q, d.reward, d.mask, d.group, process=0.0, outcome=1.0)
-  loo = advantage.leave_one_out(d.reward.reshape(4, 4), jnp.ones((4, 4))).reshape(-1, 1)
-  np.testing.assert_allclose(plain, loo * d.mask, atol=1e-12)
-  got = np.asarray(pieces.process_advantage(q, d.reward, d.mask, d.group))
-  for b, n in enumerate(d.length):
-    others = [o for o in range(len(d.length)) if o // 4 == b // 4 and o != b]
-    base = np.mean([q[o, : d.length[o]].mean() for o in others])
-    gain = d.reward[b] - d.reward[others].mean()
-    want = np.cumsum((q[b, :n] - base)[::-1])[::-1] + 5 * gain
-    np.testing.assert_allclose(got[b, :n], want, atol=1e-12)
-
-
 def test_the_optimal_baseline_is_least_in_variance_and_for_equal_norms_the_mean():
   r = np.random.default_rng(2)
   reward, weight = r.random((1, 6)), r.uniform(0.5, 2, (1, 6))

@@ -8,10 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, G, batch, data, settings
+from objective_table import METHODS, G, batch, data, settings, signal
 
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, aggregate, correction, emphasis, kl, ratio, tokens, trust
+from jaxrl_llm.objective import (
+  advantage,
+  aggregate,
+  correction,
+  credit,
+  emphasis,
+  kl,
+  ratio,
+  tokens,
+  trust,
+)
 
 # (module, what stands there, what is planted, a method that must notice)
 BUGS = {
@@ -81,6 +91,24 @@ BUGS = {
     'tokens.logp_BxT - tokens.reference_BxT',
     'k2',
   ),
+  'value of the token itself for the next one': (
+    credit,
+    'discount * next_B - value_B',
+    'discount * value_B - value_B',
+    'ppo',
+  ),
+  'what was for what is to come': (
+    credit,
+    'row_sum(step_BxT, mask_BxT) - jnp.cumsum(step_BxT, axis=1) + step_BxT',
+    'jnp.cumsum(step_BxT, axis=1)',
+    'prime',
+  ),
+  'mean of the batch for that of the group': (
+    credit,
+    'mean_B = group_sum(reward_BxS.sum(1), group_B)',
+    'mean_B = group_sum(reward_BxS.sum(1), group_B * 0)',
+    'oprl',
+  ),
   'likely for unlikely': (
     emphasis,
     '1 - jnp.exp(score - mean)',
@@ -100,7 +128,7 @@ def agrees(name):
   """Gradient and value of a method of the table against its written loss."""
   d, row = data(4), METHODS[name]
   method = objective.method(settings(**row.settings))
-  target = objective.targets(method, batch(d), G)._replace(
+  target = objective.targets(method, batch(d), G, signal(method, d))._replace(
     old_BxT=d.old if method.needs_old else None,
     reference_BxT=d.reference if method.needs_reference else None,
   )

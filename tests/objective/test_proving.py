@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, B, G, P, T, batch, data, settings, tok
+from objective_table import METHODS, B, G, P, T, batch, data, settings, signal, tok
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
@@ -22,7 +22,7 @@ def float64():
 def run(d, **choices):
   """Coefficients and sums; a name of the table stands for its settings."""
   method = objective.method(settings(**choices))
-  target = objective.targets(method, batch(d), G)._replace(
+  target = objective.targets(method, batch(d), G, signal(method, d))._replace(
     old_BxT=d.old if method.needs_old else None,
     reference_BxT=d.reference if method.needs_reference else None,
   )
@@ -98,6 +98,8 @@ DEFAULTS = {
     log_mean_exp=[1.0],
     adora=[0.1, 0.5, 1e-6],
   ),
+  'credit': dict(gae=[1.0, 1.0, True], process=[1.0, 5.0, True], steps=[1.0, 1e-6]),
+  'companion': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
   'correction': dict(
     token_truncate=[0.0, 2.0],
     sequence_truncate=[0.0, 5.0],

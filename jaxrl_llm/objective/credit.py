@@ -1,0 +1,106 @@
+"""How a row's advantage is laid over its tokens: graded → (advantage, return_BxT or None).
+
+The advantage is [B, T], or [B, 1] where it is the same at every token; the return is what a critic should have said of
+each token, None where there is no critic. A mean and a variance run over the real tokens of a minibatch. Every public
+function here may be named in `config.objective.credit.fn`; what it needs of a companion (`config.objective.companion`)
+stands on it. Detached.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.objective.tokens import Graded, group_sum, needs, row_mean, row_sum
+
+
+def row(graded: Graded) -> tuple[jax.Array, None]:
+  """A_t = the row's advantage at every token. Source: arXiv:2402.03300 (GRPO, outcome supervision)."""
+  return graded.advantage_Bx1, None
+
+
+@needs('values')
+def gae(
+  graded: Graded, *, discount: float = 1.0, trace: float = 1.0, whiten: bool = True
+) -> tuple[jax.Array, jax.Array]:
+  """A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t; the return is A + V, before A is whitened.
+
+  r is the row's advantage at its last token and 0 before it, so that `advantage.fn=raw` is the reward itself.
+  V_t is the critic's before token t is known, and 0 after the last token. γ = `discount`, λ = `trace`; with
+  both 1, A = r − V. Whitened as in verl, whose defaults these are: (A − mean) / √(var + 1e-8).
+  Source: arXiv:1506.02438 (GAE), arXiv:1707.06347 (PPO).
+  """
+  mask_BxT = graded.mask_BxT
+  values_BxT = jnp.where(mask_BxT > 0, graded.values_BxT, 0.0)
+  last_BxT = mask_BxT * (1 - jnp.pad(mask_BxT, ((0, 0), (0, 1)))[:, 1:])
+
+  def back(later, column):
+    ahead_B, next_B = later
+    reward_B, value_B, mask_B = column
+    own_B = reward_B + discount * next_B - value_B + discount * trace * ahead_B
+    later = jnp.where(mask_B > 0, own_B, ahead_B), jnp.where(mask_B > 0, value_B, next_B)
+    return later, jnp.where(mask_B > 0, own_B, 0.0)
+
+  columns = (graded.advantage_Bx1 * last_BxT).T, values_BxT.T, mask_BxT.T
+  nothing = jnp.zeros_like(values_BxT[:, 0])
+  _, advantage_TxB = jax.lax.scan(back, (nothing, nothing), columns, reverse=True)
+  advantage_BxT = advantage_TxB.T
+  returns_BxT = advantage_BxT + values_BxT
+  return (_whitened(advantage_BxT, mask_BxT) if whiten else advantage_BxT), returns_BxT
+
+
+@needs('process')
+def process(
+  graded: Graded, *, process: float = 1.0, outcome: float = 5.0, whiten: bool = True
+) -> tuple[jax.Array, None]:
+  """A_t = Σ_{j≥t} process·(q_j − mean of the others' means per token) + outcome·A_row, then whitened over all tokens.
+
+  q is the companion's reward of a token; with `advantage.fn=leave_one_out` A_row is the outcome's own R − mean
+  of the others. Whitened as in verl: (A − mean) / √(var + 1e-8). verl's code takes n/(n − 1)·(q_j − mean of
+  all) for the first term, which is the same in the mean over a row, and divides q by the batch's largest |Σq|.
+  Source: arXiv:2502.01456 (PRIME).
+  """
+  mask_BxT, group_B = graded.mask_BxT, graded.group_B
+  exists_B = (mask_BxT.sum(1) > 0).astype(mask_BxT.dtype)
+  others_B = jnp.maximum(group_sum(exists_B, group_B) - 1, 1)
+  own_B = row_mean(graded.process_BxT, mask_BxT)[:, 0] * exists_B
+  base_B = (group_sum(own_B, group_B) - own_B) / others_B
+  q_BxT = jnp.where(mask_BxT > 0, graded.process_BxT, 0.0)
+  step_BxT = process * (q_BxT - base_B[:, None]) * mask_BxT
+  ahead_BxT = row_sum(step_BxT, mask_BxT) - jnp.cumsum(step_BxT, axis=1) + step_BxT
+  advantage_BxT = (ahead_BxT + outcome * graded.advantage_Bx1) * mask_BxT
+  return (_whitened(advantage_BxT, mask_BxT) if whiten else advantage_BxT), None
+
+
+@needs('process')
+def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[jax.Array, None]:
+  """A_t = A_row + weight·(s − mean_g) / (std_g + eps), s = Σ q over the tokens of the step that t is in.
+
+  Mean and unbiased std are over all steps of the group. A step is a turn where `graded.turn_BxT` numbers
+  them, else the whole row: then this is a second advantage of a row beside its own and no finer credit, and
+  rollouts here carry no turns yet. The code that comes with the paper also subtracts the mean alone.
+  Source: arXiv:2509.19199 (iStar, first named OPRL).
+  """
+  mask_BxT, group_B = graded.mask_BxT, graded.group_B
+  turn_BxT = graded.turn_BxT
+  if turn_BxT is None:
+    turn_BxT = jnp.zeros(mask_BxT.shape, jnp.int32)
+  of_turns = jax.vmap(
+    lambda x_T, turn_T: jax.ops.segment_sum(x_T, turn_T, num_segments=x_T.shape[0])
+  )
+  # Turns are at most as many as tokens: [B, T] again, by turn.
+  reward_BxS = of_turns(jnp.where(mask_BxT > 0, graded.process_BxT, 0.0), turn_BxT)
+  exists_BxS = (of_turns(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
+  n_B = group_sum(exists_BxS.sum(1), group_B)
+  mean_B = group_sum(reward_BxS.sum(1), group_B) / jnp.maximum(n_B, 1)
+  off_BxS = (reward_BxS - mean_B[:, None]) * exists_BxS
+  std_B = jnp.sqrt(group_sum((off_BxS**2).sum(1), group_B) / jnp.maximum(n_B - 1, 1))
+  step_BxT = jnp.take_along_axis(off_BxS / (std_B[:, None] + eps), turn_BxT, axis=1)
+  return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+
+
+def _whitened(x_BxT: jax.Array, mask_BxT: jax.Array, eps: float = 1e-8) -> jax.Array:
+  """(x − mean) / √(var + eps) over all real tokens, var unbiased."""
+  n = mask_BxT.sum()
+  off_BxT = (x_BxT - (x_BxT * mask_BxT).sum() / jnp.maximum(n, 1)) * mask_BxT
+  return off_BxT / jnp.sqrt((off_BxT**2).sum() / jnp.maximum(n - 1, 1) + eps)

@@ -1,0 +1,94 @@
+"""How a batch is cut into minibatches and slices, and passes over a minibatch slice by slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models import completion, logprob
+from jaxrl_llm.program import Program
+from jaxrl_llm.types import Batch, Prompts
+
+
+def by_prompt(program: Program, batch: Batch) -> Batch:
+  """Arrays of rows [B, …] as [P, G, …], so that all leaves lead with P. Source: none."""
+  G = program.generate.rollouts
+  group = lambda x: x.reshape(x.shape[0] // G, G, *x.shape[1:])  # noqa: E731
+  prompts, *rest = batch
+  return Batch(prompts, *jax.tree.map(group, rest))
+
+
+def by_row(batch: Batch) -> Batch:
+  """Back from `by_prompt`. Source: none."""
+  prompts, *rest = batch
+  row = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # noqa: E731
+  return Batch(prompts, *jax.tree.map(row, rest))
+
+
+def slices(program: Program, batch: Batch, target: Any):
+  """Cuts a minibatch into [M, …] slices of `slice_groups` prompts × `slice_rollouts` rows.
+
+  `target` is any tree of arrays that lead with B. Slice m takes every M-th group, so that rows stay on the
+  device that holds them. Source: none.
+  """
+  p, g = program.slice_groups, program.slice_rollouts
+  repeats = program.generate.rollouts // g
+
+  def groups(x):  # [P, …] → [M, p, …], a prompt repeated where its group is cut
+    x = jnp.repeat(x, repeats, axis=0)
+    return x.reshape(p, x.shape[0] // p, *x.shape[1:]).swapaxes(0, 1)
+
+  def rows(x):  # [B, …] → [M, p·g, …]
+    x = x.reshape(p, x.shape[0] // (p * g), g, *x.shape[1:]).swapaxes(0, 1)
+    return x.reshape(x.shape[0], p * g, *x.shape[3:])
+
+  rollout = batch.rollout
+  return (
+    jax.tree.map(groups, batch.prompts),
+    rows(rollout.tokens_BxT),
+    rows(rollout.length_B),
+    jax.tree.map(rows, target),
+  )
+
+
+def joined(program: Program, x: jax.Array) -> jax.Array:
+  """[M, rows of a slice, T] as [B, T], each row in its place. Source: none."""
+  p, g = program.slice_groups, program.slice_rollouts
+  return x.reshape(-1, p, g, x.shape[-1]).swapaxes(0, 1).reshape(-1, x.shape[-1])
+
+
+def rescore(
+  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
+
+  Same gradient as a repeated prompt, B / P times fewer prompt tokens. Source: none.
+  """
+  return logprob.token_logp(
+    program.model,
+    params,
+    hidden(program, params, prompts, tokens_BxT),
+    tokens_BxT,
+    temperature=program.generate.temperature,
+    chunk_tokens=program.head_chunk_tokens,
+    dtype=program.generate.dtype,
+  )
+
+
+def hidden(program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array) -> jax.Array:
+  """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
+  dtype, remat = program.generate.dtype, program.remat
+  return completion.hidden(program.model, params, prompts, tokens_BxT, dtype=dtype, remat=remat)
+
+
+def scores(program: Program, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Log-probabilities and entropies [B, T] of a minibatch, slice by slice, without a gradient. Source: none."""
+
+  def score(piece):
+    prompts, tokens_BxT = piece
+    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT)
+
+  prompts, tokens, *_ = slices(program, batch, None)
+  return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, (prompts, tokens)))
