@@ -61,6 +61,7 @@ def default() -> ml_collections.ConfigDict:
   c.objective = dict(
     advantage=dict(fn='group_normalized', eps=1e-6),
     correction=dict(fn='none'),  # for a sampler that is not the old policy; recomputes log-probs
+    proximal=dict(fn='auto'),  # the old policy: recorded, before, average(decay), interpolated
     ratio=dict(fn='token'),
     trust=dict(fn='clip', low=0.2, high=0.2),
     emphasis=dict(fn='none'),  # which tokens count for more or not at all

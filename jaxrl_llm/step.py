@@ -54,7 +54,8 @@ def _fresh(program: Program, params: Any) -> TrainState:
   judging = judge.init(program.features, program.seed) if program.prune else None
   reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
-  return TrainState(params, opt_state, zero, zero, judging, reference)
+  average = jax.tree.map(jnp.copy, params) if program.method.needs_average else None
+  return TrainState(params, opt_state, zero, zero, judging, reference, average=average)
 
 
 def abstract_state(program: Program) -> TrainState:

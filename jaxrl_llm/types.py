@@ -85,6 +85,9 @@ class TrainState(NamedTuple):
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
   judge: Any = None  # of half-said rollouts, where some are pruned
   reference: Any = None  # float32 weights as they began, for a method that is held near them
+  average: Any = (
+    None  # float32 weights averaged over optimizer steps, where the old policy is theirs
+  )
 
 
 @dataclasses.dataclass(frozen=True)

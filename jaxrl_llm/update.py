@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -23,12 +24,13 @@ def update(
   minibatches = jax.tree.map(
     lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), _by_prompt(program, batch)
   )
-  old = None
-  if program.method.needs_old:  # of all minibatches, before the first of them moves the weights
+  old, method, began = None, program.method, state.step
+  # Of all minibatches, before the first of them moves the weights.
+  if method.needs_old and not method.needs_average:
     score = lambda x: scores(program, state.params, _by_row(program, x))[0]  # noqa: E731
     old = jax.lax.map(score, minibatches)
   state, metrics = jax.lax.scan(
-    lambda state, piece: _minibatch(program, state, _by_row(program, piece[0]), piece[1]),
+    lambda state, piece: _minibatch(program, state, _by_row(program, piece[0]), piece[1], began),
     state,
     (minibatches, old),
   )
@@ -45,9 +47,17 @@ def update(
   return state, {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
 
 
-def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array | None):
-  """Sums the gradient over slices, then takes one guarded optimizer step."""
+def _minibatch(
+  program: Program, state: TrainState, batch: Batch, old: jax.Array | None, began: jax.Array
+):
+  """Sums the gradient over slices, then takes one guarded optimizer step. `began`: `step` before the batch."""
   target = objective.targets(program.method, batch, program.generate.rollouts)._replace(old_BxT=old)
+  if program.method.needs_versions:
+    version_BxT = batch.rollout.version_BxT
+    target = target._replace(
+      age_BxT=state.step - version_BxT,
+      moved_BxT=jnp.broadcast_to(state.step - began, version_BxT.shape),
+    )
   target, whole, scale = _prepared(program, state, batch, target)
 
   def accumulate(carry, piece):
@@ -76,6 +86,8 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) ->
   updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
   updates = jax.tree.map(lambda x: x * scale, updates)
   params = optax.apply_updates(state.params, updates)
+  if program.method.needs_average:
+    state = state._replace(average=_averaged(program, state, params))
   return state._replace(
     params=params,
     opt_state=opt_state,
@@ -84,11 +96,22 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) ->
   )
 
 
+def _averaged(program: Program, state: TrainState, params: Any) -> Any:
+  """The average with one more step in it, of weights decay^0 for the newest, decay^1 for the one before, …"""
+  decay = program.method.proximal.keywords['decay']
+  # 1 / Σ decay^i over the weights so far: `step` of them before this one, and those at the start.
+  weights = state.step.astype(jnp.float32) + 2
+  share = (1 - decay) / -jnp.expm1(weights * math.log(decay)) if decay else 1.0
+  return jax.tree.map(lambda mean, x: x + (1 - share) * (mean - x), state.average, params)
+
+
 def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
   if method.needs_reference:
     target = target._replace(reference_BxT=scores(program, state.reference, batch)[0])
+  if method.needs_average:
+    target = target._replace(old_BxT=scores(program, state.average, batch)[0])
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
   logp_BxT, entropy_BxT = scores(program, state.params, batch)

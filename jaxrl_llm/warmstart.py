@@ -16,6 +16,7 @@ from jaxrl_llm.types import Batch, Rollout, TrainState
 _LIKELIHOOD = dict(
   advantage=dict(fn='raw'),
   correction=dict(fn='none'),
+  proximal=dict(fn='auto'),
   ratio=dict(fn='one'),
   trust=dict(fn='none'),
   emphasis=dict(fn='none'),

@@ -64,6 +64,18 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     length=length,
     mask=mask,
     group=np.arange(B) // G,
+    age=r.integers(1, 5, (B, T)),
+    moved=np.ones((B, T), int),
+  )
+
+
+def known(method, d):
+  """What a step tells of the old and the reference policy, where a method asks for it."""
+  return dict(
+    old_BxT=d.old if method.needs_old else None,
+    reference_BxT=d.reference if method.needs_reference else None,
+    age_BxT=d.age if method.needs_versions else None,
+    moved_BxT=d.moved if method.needs_versions else None,
   )
 
 
@@ -398,6 +410,12 @@ def with_kl(value):
   return lambda x, s, d: ppo()(x, s, d) + 0.05 * (seq(d) * value(x, s, d)).sum()
 
 
+def interpolated(x, s, d):
+  alpha = (d.age - 1) / d.age  # the batch has taken one step
+  old = d.behaviour + alpha * (s - d.behaviour)
+  return ppo(agg=tok, rho=rho)(x, s, types.SimpleNamespace(**(vars(d) | dict(old=old))))
+
+
 def k3(x, s, d):
   return jnp.exp(d.reference - x) - (d.reference - x) - 1
 
@@ -588,6 +606,19 @@ METHODS = {
     dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)
   ),
   'decoupled_ppo': Row(dict(correction='token', aggregate='token_mean'), ppo(agg=tok, rho=rho)),
+  'ppo_ewma': Row(
+    dict(
+      correction=dict(fn='token_truncate', high=1.2),
+      proximal=dict(fn='average', decay=0.9),
+      aggregate='token_mean',
+    ),
+    ppo(agg=tok, rho=lambda d: np.minimum(rho(d), 1.2)),
+  ),
+  'areal_interpolated': Row(
+    dict(correction='token', proximal='interpolated', aggregate='token_mean'), interpolated
+  ),
+  'recorded': Row(dict(proximal='recorded'), ppo()),
+  'before': Row(dict(proximal='before'), ppo(rho=lambda d: 1.0)),
   'tis': Row(
     dict(correction=dict(fn='token_truncate', high=1.1)),
     ppo(rho=lambda d: np.minimum(rho(d), 1.1)),

@@ -26,7 +26,17 @@ from jaxrl_llm.types import ModelConfig  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
 PAPERS = [name for name in FILES if name not in ('sums', 'tiny')]
-STAGES = ('advantage', 'correction', 'ratio', 'trust', 'emphasis', 'kl', 'aggregate', 'lr_scale')
+STAGES = (
+  'advantage',
+  'correction',
+  'proximal',
+  'ratio',
+  'trust',
+  'emphasis',
+  'kl',
+  'aggregate',
+  'lr_scale',
+)
 BEGIN, END = '<!-- methods: python tests/test_papers.py -->\n', '<!-- end of methods -->\n'
 MODEL = ModelConfig(
   vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
@@ -126,6 +136,7 @@ def test_every_config_compiles_to_an_update(name):
   assert jax.tree.structure(after) == jax.tree.structure(state)
   assert {'actor/pg_loss', 'actor/kl_loss'} <= set(metrics)
   assert (after.reference is None) == (not program.method.needs_reference)
+  assert (after.average is None) == (not program.method.needs_average)
 
 
 if __name__ == '__main__':

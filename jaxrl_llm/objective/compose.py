@@ -16,6 +16,7 @@ from jaxrl_llm.objective import (
   emphasis,
   kl,
   lr_scale,
+  proximal,
   ratio,
   shape,
   trust,
@@ -25,11 +26,12 @@ from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of nine small functions and one policy."""
+  """A method is a choice of ten small functions and two switches."""
 
   shape: Callable
   advantage: Callable
   correction: Callable
+  proximal: Callable
   ratio: Callable
   trust: Callable
   emphasis: Callable
@@ -42,12 +44,28 @@ class Method(NamedTuple):
   @property
   def needs(self) -> frozenset[str]:
     """What the chosen functions cannot do without; see `tokens.needs`."""
-    return frozenset().union(*(getattr(fn.func, 'needs', ()) for fn in self if callable(fn)))
+    others = (fn for fn in self if callable(fn) and fn is not self.proximal)
+    asked = frozenset().union(*(getattr(fn.func, 'needs', ()) for fn in others))
+    if (
+      self.proximal.func is not proximal.auto
+    ):  # which says itself whose log-probs are the old ones
+      asked -= {'old'}
+    return asked | getattr(self.proximal.func, 'needs', frozenset())
 
   @property
   def needs_old(self) -> bool:
-    """Log-probs of the weights before the first minibatch, over the whole batch."""
+    """Log-probs of the weights before the first minibatch, over the whole batch; or of averaged ones."""
     return 'old' in self.needs
+
+  @property
+  def needs_average(self) -> bool:
+    """An average of the weights over the optimizer's steps: whose log-probs the old ones are."""
+    return 'average' in self.needs
+
+  @property
+  def needs_versions(self) -> bool:
+    """How many optimizer steps ago each token was sampled."""
+    return 'versions' in self.needs
 
   @property
   def needs_rows(self) -> bool:
@@ -77,6 +95,10 @@ class Targets(NamedTuple):
   old_BxT: jax.Array | None = None  # None: the behaviour's
   reference_BxT: jax.Array | None = None  # None: no reference policy
   c_BxT: jax.Array | None = None  # None: not worked out yet
+  age_BxT: jax.Array | None = (
+    None  # int32, optimizer steps since a token was sampled; None: nobody asks
+  )
+  moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
 
 
 def method(config: Any) -> Method:
@@ -93,10 +115,12 @@ def method(config: Any) -> Method:
       f'config.objective.correction.fn={config.correction["fn"]!r} counts the mismatch with the sampler, '
       f'and config.objective.ratio.fn={config.ratio["fn"]!r} counts it again; set one of them to none or token.'
     )
+  _check_proximal(config)
   return Method(
     shape=pick(shape, config.shape, 'objective.shape'),
     advantage=pick(advantage, config.advantage, 'objective.advantage'),
     correction=pick(correction, config.correction, 'objective.correction'),
+    proximal=pick(proximal, config.proximal, 'objective.proximal'),
     ratio=pick(ratio, config.ratio, 'objective.ratio'),
     trust=pick(trust, config.trust, 'objective.trust'),
     emphasis=pick(emphasis, config.emphasis, 'objective.emphasis'),
@@ -106,6 +130,21 @@ def method(config: Any) -> Method:
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
   )
+
+
+def _check_proximal(config: Any) -> None:
+  chosen = config.proximal['fn']
+  corrects = 'old' in getattr(getattr(correction, config.correction['fn'], None), 'needs', ())
+  if chosen == 'recorded' and corrects:
+    raise UserError(
+      f"config.objective.proximal.fn='recorded' leaves config.objective.correction.fn={config.correction['fn']!r} "
+      'nothing to correct; set one of them to auto or none.'
+    )
+  decay = config.proximal.get('decay', 0.0)
+  if chosen == 'average' and not 0 <= decay < 1:
+    raise UserError(
+      f'config.objective.proximal.decay={decay!r} must be from 0 to 1, 1 not included.'
+    )
 
 
 def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
@@ -158,7 +197,7 @@ def coefficients(
   over slices of rows; a method that `needs_rows` takes all of a minibatch at once. Source: by the functions
   chosen.
   """
-  tokens = _tokens(target, logp_BxT, entropy_BxT)
+  tokens = _tokens(method, target, logp_BxT, entropy_BxT)
   seen = tokens.mask_BxT > 0
   weight, keep = method.correction(tokens)
   held_back = weight * keep * method.emphasis(tokens)
@@ -179,10 +218,12 @@ def coefficients(
 
 def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
   """A factor on the learning rate for this minibatch, all rows at once. Source: by the functions chosen."""
-  return method.lr_scale(_tokens(target, logp_BxT, None))
+  return method.lr_scale(_tokens(method, target, logp_BxT, None))
 
 
-def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None) -> Tokens:
+def _tokens(
+  method: Method, target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None
+) -> Tokens:
   """Everything the stages see, without gradients and without what lies where the mask is 0."""
   seen = target.mask_BxT > 0
   old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
@@ -190,7 +231,7 @@ def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None)
   def clean(x):
     return None if x is None else jnp.where(seen, jax.lax.stop_gradient(x), 0.0)
 
-  return Tokens(
+  tokens = Tokens(
     logp_BxT=clean(logp_BxT),
     old_BxT=clean(old_BxT),
     behaviour_BxT=clean(target.behaviour_BxT),
@@ -200,4 +241,7 @@ def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None)
     group_B=target.group_B,
     reference_BxT=clean(target.reference_BxT),
     entropy_BxT=clean(entropy_BxT),
+    age_BxT=target.age_BxT,
+    moved_BxT=target.moved_BxT,
   )
+  return tokens._replace(old_BxT=method.proximal(tokens))

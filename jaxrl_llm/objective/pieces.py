@@ -187,19 +187,3 @@ def optimal_baseline(
   square = (weight_PxG * norm_PxG) ** 2
   top = (square * reward_PxG).sum(1, keepdims=True)
   return top / jnp.maximum(square.sum(1, keepdims=True), 1e-30)
-
-
-def interpolated_old(
-  logp_BxT: jax.Array,
-  behaviour_BxT: jax.Array,
-  version_BxT: jax.Array,
-  proximal: jax.Array,
-  now: jax.Array,
-) -> jax.Array:
-  """log π_old ≈ log π_b + α·(log π − log π_b), α = (proximal − version)/(now − version): no forward pass.
-
-  Versions count optimizer steps; tokens of the present version have α = 0. Source: arXiv:2505.24298 (AReaL).
-  """
-  age = now - version_BxT
-  alpha = jnp.where(age > 0, (proximal - version_BxT) / jnp.maximum(age, 1), 0.0)
-  return behaviour_BxT + jnp.clip(alpha, 0.0, 1.0) * (logp_BxT - behaviour_BxT)

@@ -146,14 +146,3 @@ def test_the_optimal_baseline_is_least_in_variance_and_for_equal_norms_the_mean(
   assert all(spread(b) < spread(b + step) for step in (-1e-3, 1e-3))
   same = pieces.optimal_baseline(reward, np.ones((1, 6)), np.full((1, 6), 3.0))
   np.testing.assert_allclose(same, reward.mean())
-
-
-def test_areal_interpolates_between_what_sampled_and_what_learns():
-  d = data()
-  old = lambda proximal, version, now: pieces.interpolated_old(  # noqa: E731
-    d.x, d.behaviour, np.full(d.x.shape, version), proximal, now
-  )
-  np.testing.assert_allclose(old(2, 2, 5), d.behaviour)
-  np.testing.assert_allclose(old(5, 2, 5), d.x)
-  np.testing.assert_allclose(old(3, 2, 4), (d.x + d.behaviour) / 2)
-  np.testing.assert_allclose(old(5, 5, 5), d.behaviour)

@@ -8,10 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, G, batch, data, settings
+from objective_table import METHODS, G, batch, data, known, settings
 
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, aggregate, correction, emphasis, kl, ratio, tokens, trust
+from jaxrl_llm.objective import (
+  advantage,
+  aggregate,
+  correction,
+  emphasis,
+  kl,
+  proximal,
+  ratio,
+  tokens,
+  trust,
+)
 
 # (module, what stands there, what is planted, a method that must notice)
 BUGS = {
@@ -63,6 +73,12 @@ BUGS = {
     'jnp.maximum(exp(_log_rho(tokens)), high)',
     'tis',
   ),
+  'age upside down': (
+    proximal,
+    '(age_BxT - tokens.moved_BxT) /',
+    'tokens.moved_BxT /',
+    'areal_interpolated',
+  ),
   'mask of the good': (
     correction,
     '(tokens.advantage_BxT < 0)',
@@ -100,10 +116,7 @@ def agrees(name):
   """Gradient and value of a method of the table against its written loss."""
   d, row = data(4), METHODS[name]
   method = objective.method(settings(**row.settings))
-  target = objective.targets(method, batch(d), G)._replace(
-    old_BxT=d.old if method.needs_old else None,
-    reference_BxT=d.reference if method.needs_reference else None,
-  )
+  target = objective.targets(method, batch(d), G)._replace(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy)
   value, gradient = jax.value_and_grad(lambda x: row.loss(x, d.x, d))(jnp.asarray(d.x))
   coef = method.kl.keywords.get('coef', 0.0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, B, G, P, T, batch, data, settings, tok
+from objective_table import METHODS, B, G, P, T, batch, data, known, settings, tok
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
@@ -22,10 +22,7 @@ def float64():
 def run(d, **choices):
   """Coefficients and sums; a name of the table stands for its settings."""
   method = objective.method(settings(**choices))
-  target = objective.targets(method, batch(d), G)._replace(
-    old_BxT=d.old if method.needs_old else None,
-    reference_BxT=d.reference if method.needs_reference else None,
-  )
+  target = objective.targets(method, batch(d), G)._replace(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
