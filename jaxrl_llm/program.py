@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import objective, shard
+from jaxrl_llm import objective, outer, shard
 from jaxrl_llm.config import pick
 from jaxrl_llm.generate import (
   branching,
@@ -23,6 +23,7 @@ from jaxrl_llm.generate import (
   speculate,
   stopping,
 )
+from jaxrl_llm.objective import perturb
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import ModelConfig, UserError
 
@@ -35,6 +36,8 @@ class Program(NamedTuple):
   method: objective.Method
   optimizer: optax.GradientTransformation
   schedule: Callable
+  outer: outer.SlowFast | None  # a loop around the optimizer's steps; None: one step a minibatch
+  perturb: perturb.Layers | None  # noise in the update's forward pass
   generate: engine.Spec
   prune: prune.Prune | None  # None: all rollouts that begin are finished
   ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
@@ -94,13 +97,17 @@ def make_program(
     )
   draft = pick(speculate, config.generate.draft, 'generate.draft')
   cache_dtype = config.generate.cache_dtype
-  optimizer, schedule = make_optimizer(config.optimizer, config.steps)
+  loop = pick(outer, config.optimizer.outer, 'optimizer.outer')()
+  optimizer_steps = config.steps * (loop.fast_steps + 1 if loop else 1)
+  optimizer, schedule = make_optimizer(config.optimizer, optimizer_steps)
   return Program(
     model=model,
     mesh=mesh,
     method=objective.method(config.objective),
     optimizer=optimizer,
     schedule=schedule,
+    outer=loop,
+    perturb=pick(perturb, config.objective.perturb, 'objective.perturb')(),
     generate=engine.Spec(
       rollouts=config.rollouts,
       max_tokens=config.completion_tokens,

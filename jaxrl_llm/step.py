@@ -55,7 +55,11 @@ def _fresh(program: Program, params: Any) -> TrainState:
   reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
   average = jax.tree.map(jnp.copy, params) if program.method.needs_average else None
-  return TrainState(params, opt_state, zero, zero, judging, reference, average=average)
+  outer = program.outer.fresh() if program.outer else None
+  noise = program.perturb.fresh(program.model.layers) if program.perturb else None
+  return TrainState(
+    params, opt_state, zero, zero, judging, reference, average=average, outer=outer, noise=noise
+  )
 
 
 def abstract_state(program: Program) -> TrainState:

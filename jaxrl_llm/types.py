@@ -85,9 +85,9 @@ class TrainState(NamedTuple):
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
   judge: Any = None  # of half-said rollouts, where some are pruned
   reference: Any = None  # float32 weights as they began, for a method that is held near them
-  average: Any = (
-    None  # float32 weights averaged over optimizer steps, where the old policy is theirs
-  )
+  average: Any = None  # float32 weights averaged over steps, where the old policy is theirs
+  outer: Any = None  # what a loop around the optimizer's steps has seen
+  noise: Any = None  # how loud it is in each layer, where the update's forward pass has some
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     group=np.arange(B) // G,
     age=r.integers(1, 5, (B, T)),
     moved=np.ones((B, T), int),
+    norm=r.uniform(0.5, 3, B),  # of the gradient of a row
   )
 
 
@@ -77,6 +78,14 @@ def known(method, d):
     age_BxT=d.age if method.needs_versions else None,
     moved_BxT=d.moved if method.needs_versions else None,
   )
+
+
+def leverage(d):
+  """log(w·n) of each row, as the step works it out."""
+  real = d.mask > 0
+  return np.log(d.norm) + np.where(
+    real, np.where(real, d.x, 0) - np.where(real, d.behaviour, 0), 0
+  ).sum(1)
 
 
 def batch(d):
@@ -360,7 +369,14 @@ def kimi(x, s, d):
 
 
 def vcpo(x, s, d):
-  return -(seq(d) * np.exp(((s - d.behaviour) * d.mask).sum(1, keepdims=True)) * gm(d) * x).sum()
+  w = np.exp(((s - d.behaviour) * d.mask).sum(1))
+  a = np.zeros((B, 1))
+  for g in range(P):
+    rows = np.arange(g * G, (g + 1) * G)
+    square, reward = (w[rows] * d.norm[rows]) ** 2, d.reward[rows]
+    b = (square * reward).sum() / square.sum()
+    a[rows, 0] = (reward - b) / (reward.std(ddof=1) + 1e-6)
+  return -(seq(d) * w[:, None] * a * x).sum()
 
 
 def opsm_keep(s, d):
@@ -493,6 +509,10 @@ METHODS = {
     dict(advantage='shifted', ratio='one', trust='none', aggregate='token_mean'),
     reinforce(shifted, tok),
     value=False,
+  ),
+  'alp': Row(  # of the noisy log-probs, which are `x` here
+    dict(ratio='direct', trust=dict(fn='clip', low=0.2, high=0.3), aggregate='token_mean'),
+    ppo(high=0.3, agg=tok),
   ),
   'gspo': Row(dict(ratio='sequence', trust=dict(fn='clip', low=3e-2, high=4e-2)), gspo),
   'luspo': Row(dict(ratio='sequence', aggregate='sequence_sum'), luspo),
@@ -656,7 +676,7 @@ METHODS = {
   ),
   'vcpo': Row(
     dict(
-      advantage='group_centered',
+      advantage='least_variance',
       ratio='direct_product',
       trust=dict(fn='cap', most=8.0),
       lr_scale='effective_sample_size',

@@ -80,7 +80,10 @@ def table() -> str:
   for name in sorted(PAPERS, key=lambda n: (n != 'grpo', n != 'dapo', n)):
     objective = configs.load(str(FILES[name])).objective
     chosen = [f'{s}={fn}' for s, fn in functions(objective).items() if fn != default[s]]
-    for stage in ('shape', 'zero_variance'):
+    outer = configs.load(str(FILES[name])).optimizer.outer.fn
+    if outer != 'none':
+      chosen.append(f'optimizer.outer={outer}')
+    for stage in ('shape', 'zero_variance', 'perturb'):
       if objective[stage].fn != configs.default().objective[stage].fn:
         chosen.append(f'{stage}={objective[stage].fn}')
     paper = re.match(r'(.*?)(?:, (arXiv:\S+?)| \(no paper.*?\)):', title(name))
@@ -114,6 +117,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   """The very functions of the config are a row of the table of methods; the job is that of dapo.py."""
   own, dapo = (configs.load(str(FILES[n])) for n in (name, 'dapo'))
   assert functions(own.objective) == functions(settings(**METHODS[proof(name)].settings))
+  own.optimizer.outer = dapo.optimizer.outer
   for field in own:
     if field not in ('objective', 'updates_per_rollout', 'rollouts', 'prompts', 'generate'):
       assert own[field] == dapo[field], field

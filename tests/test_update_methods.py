@@ -6,14 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_step import MODEL, G, assert_close, config, graded, make_prompts, program
+from test_step import MODEL, G, assert_close, config, graded, program
 from test_step_methods import PLAIN, chosen, off_policy, updated
 
-from jaxrl_llm import checkpoint, objective, shard
+from jaxrl_llm import checkpoint, objective, outer, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm import update as updates
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program
+from jaxrl_llm.types import UserError
 
 
 def averaged(decay, **more):
@@ -57,14 +58,8 @@ def test_the_average_is_that_of_all_weights_so_far(batch, decay):
       *[s.params for s in history[: n + 1]],
     )
     assert_close(state.average, want, 1e-6)
-  apart = jax.tree.map(
-    lambda a, b: float(jnp.abs(a - b).max()), history[3].params, want_of(history)
-  )
+  apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), history[3].params, history[0].params)
   assert max(jax.tree.leaves(apart)) > 1e-3
-
-
-def want_of(history):
-  return history[0].params
 
 
 def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
@@ -119,47 +114,216 @@ def test_the_age_of_tokens_is_counted_from_the_present_step(batch):
   np.testing.assert_allclose(float(stale['actor/grad_norm']), want['actor/grad_norm'], rtol=1e-4)
 
 
-KEPT = {'average': dict(objective=averaged(0.7, correction=dict(fn='token_truncate', high=100.0)))}
+def looped(**settings):
+  c = config().optimizer
+  c.outer = dict(fn='slow_fast', **settings)
+  return dict(optimizer=c)
 
 
-def on(devices, mesh, changes):
+def noisy(sigma=1e-6, **more):
+  return chosen(perturb=dict(fn='layerwise', sigma=sigma, learning_rate=0.1), **more)
+
+
+def everything():
+  """All that the update may keep, and the norms of rows, in one program."""
+  method = noisy(
+    1e-3,
+    advantage=dict(fn='least_variance'),
+    correction=dict(fn='token_truncate', high=100.0),
+    proximal=dict(fn='average', decay=0.7),
+  )
+  return dict(objective=method) | looped(fast_steps=1, alpha=0.5, window=2)
+
+
+def on(devices, mesh, **changes):
   c = config(**changes)
-  if mesh:
-    c.mesh = mesh
+  c.mesh = mesh
   return make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:devices]))
 
 
-EIGHT = dict(data=2, fsdp=2, tensor=2)
-
-
-@pytest.mark.parametrize('name', KEPT)
-def test_one_device_and_eight_agree(batch, name):
-  one, many = (
-    trained(on(n, mesh, KEPT[name]), batch, 2)[-1] for n, mesh in ((1, None), (8, EIGHT))
-  )
-  assert_close(one, many, 1e-4)
-
-
-@pytest.mark.parametrize('name', KEPT)
-def test_what_is_kept_is_laid_out_like_weights_and_restored_exactly(batch, name, tmp_path):
-  p = on(8, EIGHT, KEPT[name])
-  state = steps.init_state(p, decoder.init(MODEL, 0))
-  state, _ = steps.compile_update(p)(state, batch)
+def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch, tmp_path):
+  """Layouts like those of the weights, a checkpoint bit for bit, and an empty batch that changes none of it."""
+  mesh = dict(data=2, fsdp=2, tensor=2)
+  one, many = on(1, dict(data=1, fsdp=1, tensor=1), **everything()), on(8, mesh, **everything())
+  want = trained(one, batch, 1)[-1]
+  state = steps.init_state(many, decoder.init(MODEL, 0))
+  update = steps.compile_update(many)
+  state, _ = update(state, batch)
+  after = jax.device_get(state)
+  assert int(after.step) == 2 and int(after.outer.count) == 1
+  assert_close(after, want, 1e-4)
   checkpoint.save(str(tmp_path), 1, state, {}, keep=1)
-  got, _ = checkpoint.restore(str(tmp_path), 1, steps.abstract_state(p))
-  assert_equal(jax.device_get(got), jax.device_get(state))
-  for x, want in zip(jax.tree.leaves(got), jax.tree.leaves(state), strict=True):
-    assert x.sharding.is_equivalent_to(want.sharding, x.ndim)
-  if state.average is not None:
-    kernel = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
-    assert kernel(state.average) == kernel(state.params)
-
-
-@pytest.mark.parametrize('name', KEPT)
-def test_an_empty_batch_changes_nothing(name):
-  p = program(**KEPT[name])
-  state = steps.init_state(p, decoder.init(MODEL, 0))
-  before = jax.device_get(state)
-  after, metrics = steps.compile_update(p)(state, steps.empty_batch(p))
-  assert_equal(jax.device_get(after), before)
+  got, _ = checkpoint.restore(str(tmp_path), 1, steps.abstract_state(many))
+  assert_equal(jax.device_get(got), after)
+  kernel = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
+  assert kernel(got.average) == kernel(got.params) == kernel(steps.abstract_state(many).params)
+  got, metrics = update(got, steps.empty_batch(many))
+  assert_equal(jax.device_get(got), after)
   assert all(np.isfinite(float(v)) for v in metrics.values())
+
+
+def test_nothing_is_kept_that_nobody_asks_for():
+  state = steps.abstract_state(program())
+  assert state.average is state.outer is state.noise is None
+
+
+def test_without_a_share_of_the_fast_steps_a_batch_is_a_plain_step(batch):
+  plain, slow = (trained(program(**c), batch, 2)[-1] for c in ({}, looped(fast_steps=1, alpha=0.0)))
+  assert int(slow.step) == 2
+  assert_close(slow._replace(outer=None), plain, 1e-7)
+
+
+@pytest.mark.parametrize('alpha', [1.0, 0.3])
+def test_fast_steps_go_back_by_their_share_and_one_more_step_follows(batch, alpha):
+  """Against K plain steps, the weights put back by hand, and one more: moments and counters run on."""
+  p = program()
+  states = trained(p, batch, 2)
+  back = jax.tree.map(lambda x, y: x + alpha * (y - x), states[0].params, states[2].params)
+  state = jax.tree.map(jnp.asarray, states[2]._replace(params=back))
+  want = jax.device_get(steps.compile_update(p)(state, batch)[0])
+  got, metrics = updated(
+    program(**looped(fast_steps=2, alpha=alpha)), batch, decoder.init(MODEL, 0)
+  )
+  assert int(got.step) == 3 and metrics['actor/fast_steps'] == 2
+  assert_close(got._replace(outer=None), want, 1e-6)
+  if alpha == 1:
+    assert_close(got.params, trained(p, batch, 3)[-1].params, 1e-6)
+
+
+def test_the_weights_go_back_to_the_bit_at_both_ends():
+  r = np.random.default_rng(0)
+  x, y = r.normal(size=9).astype(np.float32), r.normal(size=9).astype(np.float32)
+  whole, half = outer.slow_fast(alpha=1.0), outer.slow_fast(alpha=0.7)
+  np.testing.assert_array_equal(whole.reposition(x, y), y)
+  np.testing.assert_array_equal(half.reposition(x, x), x)
+  np.testing.assert_allclose(half.reposition(x, y), 0.3 * x + 0.7 * y, atol=1e-6)
+
+
+def test_fast_steps_end_for_ever_where_the_entropy_leaves_its_window():
+  """Against numpy: the mean and std of the window before a value, not of one that holds it."""
+  rule = outer.slow_fast(fast_steps=4, window=4, threshold=2.0)
+  entropy = [1.0, 1.2, 0.9, 1.1, 1.0, 1.25, 0.4, 1.0, 1.0]
+  seen, ends = rule.fresh(), []
+  for index, value in enumerate(entropy):
+    before = np.array(entropy[max(index - 4, 0) : index])
+    ends.append(len(before) == 4 and abs(value - before.mean()) >= 2 * before.std(ddof=1))
+    assert int(rule.steps(seen)) == (0 if any(ends[:-1]) else 4)
+    seen = rule.observe(seen, jnp.float32(value), jnp.bool_(True))
+    nothing = rule.observe(seen, jnp.float32(99), jnp.bool_(False))
+    assert_equal(jax.device_get(nothing), jax.device_get(seen))
+  assert ends.index(True) == 6 and int(rule.steps(seen)) == 0
+  assert int(outer.slow_fast(alpha=0.0).steps(outer.slow_fast(alpha=0.0).fresh())) == 0
+
+
+def test_the_update_tells_the_window_the_entropy_of_where_it_began(batch):
+  p = program(**looped(fast_steps=2, alpha=0.5, window=3))
+  first = updated(program(), batch, decoder.init(MODEL, 0))[1]['actor/entropy']
+  state, _ = updated(p, batch, decoder.init(MODEL, 0))
+  np.testing.assert_allclose(state.outer.entropy_W, [first, 0, 0], rtol=1e-5)
+
+
+def test_the_schedule_lasts_for_fast_and_slow_steps():
+  c = looped(fast_steps=3)['optimizer']
+  c.decay = 'linear'
+  p = program(optimizer=c, steps=5)
+  np.testing.assert_allclose(p.schedule(10) / p.schedule(0), 0.5)
+
+
+@pytest.mark.parametrize(
+  'settings, told',
+  [
+    (dict(fast_steps=0), 'fast_steps=0 must be at least 1'),
+    (dict(alpha=1.1), 'alpha=1.1 must be from 0 to 1'),
+    (dict(window=1), 'window=1 must be at least 2'),
+    (dict(threshold=0.0), 'threshold=0.0 must be above 0'),
+  ],
+)
+def test_settings_out_of_range_are_told(settings, told):
+  with pytest.raises(UserError, match=f'config.optimizer.outer.{told}'):
+    program(**looped(**settings))
+
+
+def forward(p, params, batch, noise=None):
+  return updates.rescore(p, params, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT), noise)[0]
+
+
+@pytest.mark.parametrize('remat', [False, True])
+def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch, remat):
+  p, params = program(remat=remat), decoder.init(MODEL, 0)
+  run = jax.jit(lambda noise: forward(p, params, batch, noise))
+  clean, key = run(None), jax.random.key(3)
+  np.testing.assert_array_equal(run((jnp.zeros(MODEL.layers), key)), clean)
+  one, other = run((jnp.full(MODEL.layers, 0.1), key)), run((jnp.array([0.0, 0.1]), key))
+  for x in (one, other):
+    assert 1e-4 < float(jnp.abs(x - clean).max())
+  assert float(jnp.abs(one - other).max()) > 1e-4
+  again = run((jnp.full(MODEL.layers, 0.1), jax.random.key(4)))
+  assert float(jnp.abs(one - again).max()) > 1e-4
+
+
+def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
+  params, noise = decoder.init(MODEL, 0), (jnp.array([0.1, 0.3]), jax.random.key(3))
+  one, other = (forward(program(remat=r), params, batch, noise) for r in (False, True))
+  np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
+  """Of the surrogate's own value: log σ is learnt through log π, with the coefficients held."""
+  p = program(objective=noisy(0.1, ratio=dict(fn='direct'), trust=PLAIN))
+  params, key = decoder.init(MODEL, 0), jax.random.key(3)
+  target = objective.targets(p.method, batch, G)
+  seen = np.asarray(target.mask_BxT) > 0
+  start = jnp.log(jnp.array([0.1, 0.2]))
+  logp = jax.jit(lambda log_sigma: forward(p, params, batch, (jnp.exp(log_sigma), key)))
+  c_BxT, _ = objective.coefficients(p.method, target, logp(start))
+  loss = lambda log_sigma: -float(jnp.where(seen, c_BxT * logp(log_sigma), 0).sum())  # noqa: E731
+  prompts, tokens, length, _ = updates.slices(p, jax.tree.map(jnp.asarray, batch), None)
+  first = lambda x: x[0]  # noqa: E731
+  got = jax.jit(
+    jax.grad(
+      lambda log_sigma: updates.slice_loss(
+        p,
+        params,
+        jax.tree.map(first, prompts),
+        tokens[0],
+        length[0],
+        target,
+        noise=(jnp.exp(log_sigma), key),
+      )[0]
+    )
+  )(start)
+  for layer in range(MODEL.layers):
+    nudge = jnp.zeros(MODEL.layers).at[layer].set(0.02)
+    slope = (loss(start + nudge) - loss(start - nudge)) / 0.04
+    np.testing.assert_allclose(got[layer], slope, rtol=2e-2, atol=1e-4)
+  assert float(jnp.abs(got).min()) > 1e-4
+
+
+def test_an_update_moves_the_loudness_by_its_own_rate_and_repeats_itself(batch):
+  p, params = program(objective=noisy(0.05, ratio=dict(fn='direct'))), decoder.init(MODEL, 0)
+  update = steps.compile_update(p)
+  run = lambda step: jax.device_get(  # noqa: E731
+    update(steps.init_state(p, params)._replace(step=jnp.int32(step)), batch)
+  )
+  (one, metrics), (again, _), (_, later) = run(0), run(0), run(1)
+  assert_equal(one, again)
+  moved = one.noise.log_sigma_L - np.log(0.05)
+  np.testing.assert_allclose(np.abs(moved), 0.1, rtol=1e-3)  # the first step of Adam
+  assert abs(later['actor/grad_norm'] / metrics['actor/grad_norm'] - 1) > 1e-4  # other noise
+
+
+def test_the_pull_of_a_row_is_its_own_gradient(batch):
+  """Each row's answer differentiated apart; an empty row pulls nowhere."""
+  p, params = program(), decoder.init(MODEL, 0)
+  length_B = np.array(batch.rollout.length_B)
+  length_B[3] = 0
+  batch = batch._replace(rollout=batch.rollout._replace(length_B=length_B))
+  got = jax.jit(lambda q: updates.leverage(p, q, jax.tree.map(jnp.asarray, batch)))(params)
+  assert float(got[3]) == -np.inf
+  real = np.arange(batch.rollout.tokens_BxT.shape[1])[None] < length_B[:, None]
+  answers = jax.jit(lambda q: jnp.where(real, forward(p, q, batch), 0).sum(1))
+  jacobian = jax.jit(lambda q, b: jax.grad(lambda q: answers(q)[b])(q))
+  log_w = answers(params) - np.where(real, batch.rollout.logp_BxT, 0).sum(1)
+  for b in (0, 7, 14):
+    norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(jacobian(params, b))))
+    np.testing.assert_allclose(float(got[b]), float(log_w[b]) + np.log(norm), atol=1e-4)

@@ -68,6 +68,11 @@ class Method(NamedTuple):
     return 'versions' in self.needs
 
   @property
+  def needs_norms(self) -> bool:
+    """How hard each row pulls at the weights: a pass with a gradient, row by row."""
+    return 'norms' in self.needs
+
+  @property
   def needs_rows(self) -> bool:
     """Coefficients depend on all rows of a minibatch: they are worked out before its gradient."""
     return 'rows' in self.needs
@@ -147,21 +152,23 @@ def _check_proximal(config: Any) -> None:
     )
 
 
-def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
+def targets(
+  method: Method, batch: Batch, rollouts: int, leverage_B: jax.Array | None = None
+) -> Targets:
   """Advantages and denominators, from the whole batch at once. Source: by the functions chosen.
 
   Which groups are all-equal is judged by `correct_B`, before length shaping: a shaped reward always
   differs a little. The denominator counts what is left after masking them. A row's weight (1 / the
-  probability that it was kept) multiplies its coefficients, and no denominator.
+  probability that it was kept) multiplies its coefficients, and no denominator. `leverage_B` is for a method that
+  `needs_norms`.
   """
   length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
   reward_B = method.shape(batch.reward_B, length_B, T)
-  advantage_PxG = method.advantage(
-    reward_B.reshape(-1, rollouts), length_B.astype(dtype).reshape(-1, rollouts)
-  )
+  seen = (reward_B, length_B.astype(dtype)) + ((leverage_B,) if method.needs_norms else ())
+  advantage_PxG = method.advantage(*(x.reshape(-1, rollouts) for x in seen))
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]

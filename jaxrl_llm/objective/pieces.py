@@ -178,12 +178,3 @@ def process_advantage(
   step = process * (process_BxT - base[:, None]) * mask_BxT
   ahead = row_sum(step, mask_BxT) - jnp.cumsum(step, axis=1) + step
   return (ahead + outcome * gain[:, None]) * mask_BxT
-
-
-def optimal_baseline(
-  reward_PxG: jax.Array, weight_PxG: jax.Array, norm_PxG: jax.Array
-) -> jax.Array:
-  """b_g = Σw²n²R / Σw²n²: of least variance for row weights w and gradient norms n. Source: arXiv:2602.17616 (VCPO)."""
-  square = (weight_PxG * norm_PxG) ** 2
-  top = (square * reward_PxG).sum(1, keepdims=True)
-  return top / jnp.maximum(square.sum(1, keepdims=True), 1e-30)

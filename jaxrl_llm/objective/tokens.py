@@ -36,7 +36,7 @@ def needs(*what: str) -> Callable:
 
   'old': log-probs of the weights before the update, or with 'average' those of averaged weights; 'rows': those of
   all rows of the minibatch at once, so that coefficients cannot be worked out slice by slice; 'reference': a frozen
-  policy; 'versions': the ages of tokens.
+  policy; 'versions': the ages of tokens; 'norms': the gradient's norm of each row.
   """
 
   def mark(fn: Callable) -> Callable:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, B, G, P, T, batch, data, known, settings
+from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, settings
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
@@ -28,7 +28,7 @@ def float64():
 
 
 def target_of(method, d):
-  return objective.targets(method, batch(d), G)._replace(**known(method, d))
+  return objective.targets(method, batch(d), G, leverage(d))._replace(**known(method, d))
 
 
 def coefficients(name, d):
@@ -128,7 +128,7 @@ def test_padding_columns_and_what_stands_in_them_change_nothing(name):
 
 
 def permuted(d, order):
-  rows = ('reward', 'correct', 'length', *TOKENS)
+  rows = ('reward', 'correct', 'length', 'norm', *TOKENS)
   return change(d, **{k: getattr(d, k)[order] for k in rows})
 
 

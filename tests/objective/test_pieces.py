@@ -134,15 +134,3 @@ def test_prime_without_process_is_leave_one_out_and_with_it_what_is_still_to_com
     gain = d.reward[b] - d.reward[others].mean()
     want = np.cumsum((q[b, :n] - base)[::-1])[::-1] + 5 * gain
     np.testing.assert_allclose(got[b, :n], want, atol=1e-12)
-
-
-def test_the_optimal_baseline_is_least_in_variance_and_for_equal_norms_the_mean():
-  r = np.random.default_rng(2)
-  reward, weight = r.random((1, 6)), r.uniform(0.5, 2, (1, 6))
-  gradient = r.normal(size=(6, 3))
-  norm = np.linalg.norm(gradient, axis=1)[None]
-  b = float(pieces.optimal_baseline(reward, weight, norm)[0, 0])
-  spread = lambda b: ((weight[0] * (reward[0] - b))[:, None] ** 2 * gradient**2).sum()  # noqa: E731
-  assert all(spread(b) < spread(b + step) for step in (-1e-3, 1e-3))
-  same = pieces.optimal_baseline(reward, np.ones((1, 6)), np.full((1, 6), 3.0))
-  np.testing.assert_allclose(same, reward.mean())

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, G, batch, data, known, settings
+from objective_table import METHODS, G, batch, data, known, leverage, settings
 
 from jaxrl_llm import objective
 from jaxrl_llm.objective import (
@@ -116,7 +116,7 @@ def agrees(name):
   """Gradient and value of a method of the table against its written loss."""
   d, row = data(4), METHODS[name]
   method = objective.method(settings(**row.settings))
-  target = objective.targets(method, batch(d), G)._replace(**known(method, d))
+  target = objective.targets(method, batch(d), G, leverage(d))._replace(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy)
   value, gradient = jax.value_and_grad(lambda x: row.loss(x, d.x, d))(jnp.asarray(d.x))
   coef = method.kl.keywords.get('coef', 0.0)
