@@ -31,7 +31,7 @@ class SlowFast(NamedTuple):
   threshold: float
 
   def fresh(self) -> Seen:
-    return Seen(jnp.zeros(self.window), jnp.int32(0), jnp.int32(self.alpha == 0))
+    return Seen(jnp.zeros(self.window, jnp.float32), jnp.int32(0), jnp.int32(self.alpha == 0))
 
   def steps(self, seen: Seen) -> jax.Array:
     """How many fast steps the next minibatch gets."""

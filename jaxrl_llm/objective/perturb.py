@@ -29,7 +29,7 @@ class Layers(NamedTuple):
   learning_rate: float
 
   def fresh(self, layers: int) -> Noise:
-    log_sigma_L = jnp.full(layers, math.log(self.sigma))
+    log_sigma_L = jnp.full(layers, math.log(self.sigma), jnp.float32)
     return Noise(log_sigma_L, optax.adam(self.learning_rate).init(log_sigma_L))
 
   def learn(self, noise: Noise, grad_L: jax.Array) -> Noise:
