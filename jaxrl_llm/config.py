@@ -65,6 +65,7 @@ def default() -> ml_collections.ConfigDict:
     # a second model for that credit, which begins as a copy of the policy: critic, outcome, preference
     companion=dict(fn='none'),
     correction=dict(fn='none'),  # for a sampler that is not the old policy; recomputes log-probs
+    proximal=dict(fn='auto'),  # the old policy: recorded, before, average(decay), interpolated
     ratio=dict(fn='token'),
     trust=dict(fn='clip', low=0.2, high=0.2),
     emphasis=dict(fn='none'),  # which tokens count for more or not at all
@@ -75,6 +76,7 @@ def default() -> ml_collections.ConfigDict:
     lr_scale=dict(fn='none'),  # what a batch is worth: effective_sample_size
     shape=dict(fn='none'),  # changes rewards by length, before advantages
     zero_variance=dict(fn='keep'),  # keep | mask: do all-equal groups count in the denominator
+    perturb=dict(fn='none'),  # noise in the update's forward pass: layerwise(sigma, learning_rate)
     weigh_rows=True,  # rows that were kept by chance count 1 / their probability
     head_chunk_tokens=512,  # rows of logits that exist at once
   )
@@ -88,6 +90,9 @@ def default() -> ml_collections.ConfigDict:
     eps=1e-8,
     clip_norm=1.0,
     max_skipped=5,  # stop after so many non-finite gradients in a row
+    outer=dict(
+      fn='none'
+    ),  # slow_fast: several steps on one minibatch, part of the way back, one more
   )
   c.curriculum = dict(
     candidates=dict(fn='everything'),

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxrl_llm.models import completion, logprob
 from jaxrl_llm.program import Program
@@ -60,16 +61,16 @@ def joined(program: Program, x: jax.Array) -> jax.Array:
 
 
 def rescore(
-  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array
+  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array, noise: Any = None
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
 
-  Same gradient as a repeated prompt, B / P times fewer prompt tokens. Source: none.
+  Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`: see `decoder.apply`. Source: none.
   """
   return logprob.token_logp(
     program.model,
     params,
-    hidden(program, params, prompts, tokens_BxT),
+    hidden(program, params, prompts, tokens_BxT, noise),
     tokens_BxT,
     temperature=program.generate.temperature,
     chunk_tokens=program.head_chunk_tokens,
@@ -77,18 +78,51 @@ def rescore(
   )
 
 
-def hidden(program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array) -> jax.Array:
+def hidden(
+  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array, noise: Any = None
+) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
-  dtype, remat = program.generate.dtype, program.remat
-  return completion.hidden(program.model, params, prompts, tokens_BxT, dtype=dtype, remat=remat)
+  how = dict(dtype=program.generate.dtype, remat=program.remat, noise=noise)
+  return completion.hidden(program.model, params, prompts, tokens_BxT, **how)
 
 
-def scores(program: Program, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def scores(
+  program: Program, params: Any, batch: Batch, sigma_L=None, key_M=None
+) -> tuple[jax.Array, jax.Array]:
   """Log-probabilities and entropies [B, T] of a minibatch, slice by slice, without a gradient. Source: none."""
 
   def score(piece):
-    prompts, tokens_BxT = piece
-    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT)
+    prompts, tokens_BxT, key = piece
+    noise = None if key is None else (sigma_L, key)
+    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT, noise)
 
   prompts, tokens, *_ = slices(program, batch, None)
-  return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, (prompts, tokens)))
+  return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, (prompts, tokens, key_M)))
+
+
+def leverage(program: Program, params: Any, batch: Batch) -> jax.Array:
+  """log(w·n) of each row [B]: w = π/π_b of its answer, n = ‖∇ log π(answer)‖; −∞ where there is none.
+
+  Row after row, and of each gradient its norm alone is kept: the memory of one gradient, the time of a pass of rows
+  alone. Rows that lie on several devices are still taken one at a time. Source: arXiv:2602.17616 (VCPO).
+  """
+  repeats = batch.rollout.length_B.shape[0] // batch.prompts.length_P.shape[0]
+  prompts = jax.tree.map(lambda x: jnp.repeat(x, repeats, axis=0), batch.prompts)
+  rollout = batch.rollout
+
+  def pull(row):
+    prompt, tokens_T, behaviour_T, length = row
+    real_T = jnp.arange(tokens_T.shape[0]) < length
+
+    def answer(params):
+      logp_1xT, _ = rescore(
+        program, params, jax.tree.map(lambda x: x[None], prompt), tokens_T[None]
+      )
+      return jnp.where(real_T, logp_1xT[0], 0.0).sum()
+
+    logp, grads = jax.value_and_grad(answer)(params)
+    log_w = logp - jnp.where(real_T, behaviour_T, 0.0).sum()
+    return log_w + jnp.log(optax.tree.norm(grads))
+
+  rows = prompts, rollout.tokens_BxT, rollout.logp_BxT, rollout.length_B
+  return jax.lax.map(pull, rows)

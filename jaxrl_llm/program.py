@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import objective, shard
+from jaxrl_llm import objective, outer, shard
 from jaxrl_llm.config import pick
 from jaxrl_llm.generate import (
   branching,
@@ -23,6 +23,7 @@ from jaxrl_llm.generate import (
   speculate,
   stopping,
 )
+from jaxrl_llm.objective import perturb
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.types import ModelConfig, UserError
 
@@ -36,6 +37,8 @@ class Program(NamedTuple):
   optimizer: optax.GradientTransformation
   schedule: Callable
   companion_optimizer: optax.GradientTransformation | None  # None: there is no companion
+  outer: outer.SlowFast | None  # a loop around the optimizer's steps; None: one step a minibatch
+  perturb: perturb.Layers | None  # noise in the update's forward pass
   generate: engine.Spec
   prune: prune.Prune | None  # None: all rollouts that begin are finished
   ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
@@ -96,7 +99,9 @@ def make_program(
     )
   draft = pick(speculate, config.generate.draft, 'generate.draft')
   cache_dtype = config.generate.cache_dtype
-  optimizer, schedule = make_optimizer(config.optimizer, config.steps * config.updates_per_rollout)
+  loop = pick(outer, config.optimizer.outer, 'optimizer.outer')()
+  optimizer_steps = config.steps * config.updates_per_rollout * (loop.fast_steps + 1 if loop else 1)
+  optimizer, schedule = make_optimizer(config.optimizer, optimizer_steps)
   method = objective.method(config.objective)
   return Program(
     model=model,
@@ -105,6 +110,8 @@ def make_program(
     optimizer=optimizer,
     schedule=schedule,
     companion_optimizer=_companion_optimizer(config, method.companion),
+    outer=loop,
+    perturb=pick(perturb, config.objective.perturb, 'objective.perturb')(),
     generate=engine.Spec(
       rollouts=config.rollouts,
       max_tokens=config.completion_tokens,

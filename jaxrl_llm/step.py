@@ -54,6 +54,9 @@ def _fresh(program: Program, params: Any) -> TrainState:
   judging = judge.init(program.features, program.seed) if program.prune else None
   reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
+  average = jax.tree.map(jnp.copy, params) if program.method.needs_average else None
+  outer = program.outer.fresh() if program.outer else None
+  noise = program.perturb.fresh(program.model.layers) if program.perturb else None
   handed = (
     carried.empty(program.model, program.generate, program.prompts) for _ in range(program.carried)
   )
@@ -67,6 +70,9 @@ def _fresh(program: Program, params: Any) -> TrainState:
     reference=reference,
     carried=tuple(handed),
     companion=companion.init(program, params),
+    average=average,
+    outer=outer,
+    noise=noise,
   )
 
 

@@ -88,6 +88,9 @@ class TrainState(NamedTuple):
   reference: Any = None  # float32 weights as they began, for a method that is held near them
   carried: tuple = ()  # generate.carried.Carried of unfinished rows, the oldest first; () = encoded again
   companion: Any = None  # a second model with its optimizer, where the credit of tokens needs one
+  average: Any = None  # float32 weights averaged over steps, where the old policy is theirs
+  outer: Any = None  # what a loop around the optimizer's steps has seen
+  noise: Any = None  # how loud it is in each layer, where the update's forward pass has some
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import optax
 
 from jaxrl_llm import companion, objective
 from jaxrl_llm.generate import judge
-from jaxrl_llm.passes import by_prompt, by_row, rescore, scores, slices
+from jaxrl_llm.passes import by_prompt, by_row, leverage, rescore, scores, slices
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, TrainState
 
@@ -19,63 +20,100 @@ def update(
   program: Program, state: TrainState, batch: Batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
-  U, carried = program.minibatches, state.carried
+  U, method, carried = program.minibatches, program.method, state.carried
   state = state._replace(carried=())  # caches stay out of the loops below, which would hand them on
   minibatches = jax.tree.map(
     lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), by_prompt(program, batch)
   )
-  old = None
-  if program.method.needs_old:  # of all minibatches, before the first of them moves the weights
+  known = Known(began=state.step)
+  # Of all minibatches, before the first of them moves the weights.
+  if method.needs_old and not method.needs_average:
     score = lambda x: scores(program, state.params, by_row(x))[0]  # noqa: E731
-    old = jax.lax.map(score, minibatches)
-  signal, told = None, {}
-  if program.method.companion is not None:
+    known = known._replace(old=jax.lax.map(score, minibatches))
+  told = {}
+  if method.companion is not None:
     beside, signal, told = companion.run(program, state, minibatches)
-    state = state._replace(companion=beside)
+    state, known = state._replace(companion=beside), known._replace(signal=signal)
+  known = known._replace(began=jnp.broadcast_to(known.began, (U,)))
   state, metrics = jax.lax.scan(
-    lambda state, piece: _minibatch(program, state, by_row(piece[0]), *piece[1:]),
+    lambda state, piece: _steps(program, state, by_row(piece[0]), piece[1]),
     state,
-    (minibatches, old, signal),
+    (minibatches, known),
   )
   metrics |= told
   if program.prune is not None and program.prune.learning_rate:
-    real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
-    learnt = judge.learn(
-      state.judge,
-      batch.rollout.feature_BxF,
-      batch.correct_B,
-      real_B * batch.rollout.weight_B,
-      program.prune.learning_rate,
-    )
-    state = state._replace(judge=learnt)
+    state = state._replace(judge=_judged(program, state, batch))
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
   return state._replace(carried=carried), metrics
 
 
-def _minibatch(
-  program: Program,
-  state: TrainState,
-  batch: Batch,
-  old: jax.Array | None,
-  signal: jax.Array | None,
-):
+class Known(NamedTuple):
+  """What is worked out of a minibatch before the first of a batch moves the weights."""
+
+  began: jax.Array  # optimizer steps taken before the batch
+  old: jax.Array | None = None  # log-probabilities [B, T]
+  signal: jax.Array | None = None  # of the companion, [B, T]
+
+
+def _judged(program: Program, state: TrainState, batch: Batch) -> judge.Judge:
+  """The judge of half-said rollouts, taught by how these ended."""
+  real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
+  return judge.learn(
+    state.judge,
+    batch.rollout.feature_BxF,
+    batch.correct_B,
+    real_B * batch.rollout.weight_B,
+    program.prune.learning_rate,
+  )
+
+
+def _steps(program: Program, state: TrainState, batch: Batch, known: Known):
+  """All that is done with a minibatch: one optimizer step, or those of the loop around them."""
+  step = lambda state: _minibatch(program, state, batch, known)  # noqa: E731
+  outer, start, seen = program.outer, state.params, state.outer
+  if outer is None:
+    return step(state)
+  fast = outer.steps(seen)
+
+  def body(index, carry):  # one body for fast and slow steps, so that it is compiled once
+    state, _, entropy = carry
+    back = lambda: outer.reposition(start, state.params)  # noqa: E731
+    state = state._replace(params=jax.lax.cond(index == fast, back, lambda: state.params))
+    state, metrics = step(state)
+    return state, metrics, jnp.where(index == 0, metrics['actor/entropy'], entropy)
+
+  blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, state)[1])
+  carry = state, blank, jnp.float32(0)
+  state, metrics, entropy = jax.lax.fori_loop(0, fast + 1, body, carry)
+  seen = outer.observe(seen, entropy, batch.rollout.length_B.sum() > 0)
+  metrics['actor/fast_steps'] = fast.astype(jnp.float32)
+  return state._replace(outer=seen), metrics
+
+
+def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
-  target = objective.targets(program.method, batch, program.generate.rollouts, signal)
-  target = target._replace(old_BxT=old)
-  target, whole, scale = _prepared(program, state, batch, target)
+  target = _target(program, state, batch, known)
+  key_M = _noise_keys(program, state, batch)
+  target, whole, scale = _prepared(program, state, batch, target, key_M)
+  # Noise is learnt with the weights; None, and of no cost, where there is none.
+  learnt = state.params, state.noise and state.noise.log_sigma_L
 
   def accumulate(carry, piece):
-    grads, sums = jax.grad(slice_loss, argnums=1, has_aux=True)(program, state.params, *piece)
+    piece, key = piece
+    loss = lambda learnt: slice_loss(program, learnt[0], *piece, noise=_noise(learnt[1], key))  # noqa: E731
+    grads, sums = jax.grad(loss, has_aux=True)(learnt)
     summed = {
       k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()
     }
     return (jax.tree.map(jnp.add, carry[0], grads), summed), None
 
-  zeros = jax.tree.map(jnp.zeros_like, state.params), {k: jnp.float32(0) for k in _SUMS}
-  (grads, sums), _ = jax.lax.scan(accumulate, zeros, slices(program, batch, target))
+  zeros = jax.tree.map(jnp.zeros_like, learnt), {k: jnp.float32(0) for k in _SUMS}
+  (grads, sums), _ = jax.lax.scan(accumulate, zeros, (slices(program, batch, target), key_M))
   sums |= whole
-  norm = optax.tree.norm(grads)
+  norm = optax.tree.norm(grads[0])
   usable = jnp.isfinite(norm)
+  if program.perturb is not None:
+    usable &= jnp.isfinite(grads[1]).all()
   state = jax.lax.cond(
     usable & (batch.rollout.length_B.sum() > 0),
     lambda: _apply(program, state, grads, scale),
@@ -83,13 +121,36 @@ def _minibatch(
   )
   metrics = _metrics(program, state, batch, target, sums, norm)
   metrics['actor/lr'] *= scale
+  if program.perturb is not None:
+    metrics['actor/noise_sigma'] = jnp.exp(state.noise.log_sigma_L).mean()
   return state, metrics
 
 
+def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> objective.Targets:
+  """Advantages and denominators, and what the method asks of the minibatch besides."""
+  method, pull_B = program.method, None
+  if method.needs_norms:
+    pull_B = leverage(program, state.params, batch)
+  target = objective.targets(method, batch, program.generate.rollouts, known.signal, pull_B)
+  target = target._replace(old_BxT=known.old)
+  if method.needs_versions:
+    version_BxT = batch.rollout.version_BxT
+    target = target._replace(
+      age_BxT=state.step - version_BxT,
+      moved_BxT=jnp.broadcast_to(state.step - known.began, version_BxT.shape),
+    )
+  return target
+
+
 def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) -> TrainState:
+  grads, noise_grad = grads
+  if program.perturb is not None:
+    state = state._replace(noise=program.perturb.learn(state.noise, noise_grad))
   updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
   updates = jax.tree.map(lambda x: x * scale, updates)
   params = optax.apply_updates(state.params, updates)
+  if program.method.needs_average:
+    state = state._replace(average=_averaged(program, state, params))
   return state._replace(
     params=params,
     opt_state=opt_state,
@@ -98,14 +159,39 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) ->
   )
 
 
-def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
+def _averaged(program: Program, state: TrainState, params: Any) -> Any:
+  """The average with one more step in it, of weights decay^0 for the newest, decay^1 for the one before, …"""
+  decay = program.method.proximal.keywords['decay']
+  # 1 / Σ decay^i over the weights so far: `step` of them before this one, and those at the start.
+  weights = state.step.astype(jnp.float32) + 2
+  share = (1 - decay) / -jnp.expm1(weights * math.log(decay)) if decay else 1.0
+  return jax.tree.map(lambda mean, x: x + (1 - share) * (mean - x), state.average, params)
+
+
+def _noise_keys(program: Program, state: TrainState, batch: Batch) -> jax.Array | None:
+  """One key for each slice, by seed and step: an update that is repeated meets the same noise."""
+  if program.perturb is None:
+    return None
+  key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+  rows = program.slice_groups * program.slice_rollouts
+  return jax.random.split(key, batch.rollout.length_B.shape[0] // rows)
+
+
+def _noise(log_sigma_L: jax.Array | None, key: jax.Array | None):
+  return None if key is None else (jnp.exp(log_sigma_L), key)
+
+
+def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets, key_M):
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
   if 'reference' in method.needs:
     target = target._replace(reference_BxT=scores(program, state.reference, batch)[0])
+  if method.needs_average:
+    target = target._replace(old_BxT=scores(program, state.average, batch)[0])
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
-  logp_BxT, entropy_BxT = scores(program, state.params, batch)
+  sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)
+  logp_BxT, entropy_BxT = scores(program, state.params, batch, sigma_L, key_M)
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT)
   scale = objective.scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
@@ -114,9 +200,9 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
 
 
-def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, target):
+def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, target, noise=None):
   """−Σ c·log π of one slice, with every denominator already inside c."""
-  logp_BxT, entropy_BxT = rescore(program, params, prompts, tokens_BxT)
+  logp_BxT, entropy_BxT = rescore(program, params, prompts, tokens_BxT, noise)
   if target.c_BxT is None:
     c_BxT, sums = objective.coefficients(program.method, target, logp_BxT, entropy_BxT)
   else:

@@ -36,6 +36,7 @@ _GROUP = (
   'log_mean_exp',
   'length_weighted',
   'adora',
+  'least_variance',
 )
 
 

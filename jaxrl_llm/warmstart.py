@@ -18,6 +18,7 @@ _LIKELIHOOD = dict(
   credit=dict(fn='row'),
   companion=dict(fn='none'),
   correction=dict(fn='none'),
+  proximal=dict(fn='auto'),
   ratio=dict(fn='one'),
   trust=dict(fn='none'),
   emphasis=dict(fn='none'),
@@ -26,6 +27,7 @@ _LIKELIHOOD = dict(
   aggregate=dict(fn='token_mean'),
   shape=dict(fn='none'),
   zero_variance=dict(fn='keep'),
+  perturb=dict(fn='none'),
 )
 
 
@@ -42,6 +44,7 @@ def run(
   sft.steps, sft.updates_per_rollout, sft.microbatch_rollouts = config.sft.steps, 1, 0
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
+  sft.optimizer.outer = dict(fn='none')
   # Nothing is generated, and one row a prompt has no room for these.
   sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
   sft.generate.carry_cache = False

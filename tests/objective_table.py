@@ -66,12 +66,33 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     group=np.arange(B) // G,
     values=r.normal(size=(B, T)),
     process=0.3 * r.normal(size=(B, T)),
+    age=r.integers(1, 5, (B, T)),
+    moved=np.ones((B, T), int),
+    norm=r.uniform(0.5, 3, B),  # of the gradient of a row
   )
 
 
 def signal(method, d):
   """What the method's companion says of the data."""
   return getattr(d, method.companion.gives) if method.companion else None
+
+
+def known(method, d):
+  """What a step tells of the old and the reference policy, where a method asks for it."""
+  return dict(
+    old_BxT=d.old if method.needs_old else None,
+    reference_BxT=d.reference if method.needs_reference else None,
+    age_BxT=d.age if method.needs_versions else None,
+    moved_BxT=d.moved if method.needs_versions else None,
+  )
+
+
+def leverage(d):
+  """log(w·n) of each row, as the step works it out."""
+  real = d.mask > 0
+  return np.log(d.norm) + np.where(
+    real, np.where(real, d.x, 0) - np.where(real, d.behaviour, 0), 0
+  ).sum(1)
 
 
 def batch(d):
@@ -390,7 +411,14 @@ def kimi(x, s, d):
 
 
 def vcpo(x, s, d):
-  return -(seq(d) * np.exp(((s - d.behaviour) * d.mask).sum(1, keepdims=True)) * gm(d) * x).sum()
+  w = np.exp(((s - d.behaviour) * d.mask).sum(1))
+  a = np.zeros((B, 1))
+  for g in range(P):
+    rows = np.arange(g * G, (g + 1) * G)
+    square, reward = (w[rows] * d.norm[rows]) ** 2, d.reward[rows]
+    b = (square * reward).sum() / square.sum()
+    a[rows, 0] = (reward - b) / (reward.std(ddof=1) + 1e-6)
+  return -(seq(d) * w[:, None] * a * x).sum()
 
 
 def opsm_keep(s, d):
@@ -438,6 +466,12 @@ def xrpo(s, d):
 def with_kl(value):
   """GRPO with 0.05 times a divergence, the same mean over sequences."""
   return lambda x, s, d: ppo()(x, s, d) + 0.05 * (seq(d) * value(x, s, d)).sum()
+
+
+def interpolated(x, s, d):
+  alpha = (d.age - 1) / d.age  # the batch has taken one step
+  old = d.behaviour + alpha * (s - d.behaviour)
+  return ppo(agg=tok, rho=rho)(x, s, types.SimpleNamespace(**(vars(d) | dict(old=old))))
 
 
 def k3(x, s, d):
@@ -539,6 +573,10 @@ METHODS = {
     dict(advantage='shifted', ratio='one', trust='none', aggregate='token_mean'),
     reinforce(shifted, tok),
     value=False,
+  ),
+  'alp': Row(  # of the noisy log-probs, which are `x` here
+    dict(ratio='direct', trust=dict(fn='clip', low=0.2, high=0.3), aggregate='token_mean'),
+    ppo(high=0.3, agg=tok),
   ),
   'gspo': Row(dict(ratio='sequence', trust=dict(fn='clip', low=3e-2, high=4e-2)), gspo),
   'luspo': Row(dict(ratio='sequence', aggregate='sequence_sum'), luspo),
@@ -652,6 +690,19 @@ METHODS = {
     dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)
   ),
   'decoupled_ppo': Row(dict(correction='token', aggregate='token_mean'), ppo(agg=tok, rho=rho)),
+  'ppo_ewma': Row(
+    dict(
+      correction=dict(fn='token_truncate', high=1.2),
+      proximal=dict(fn='average', decay=0.9),
+      aggregate='token_mean',
+    ),
+    ppo(agg=tok, rho=lambda d: np.minimum(rho(d), 1.2)),
+  ),
+  'areal_interpolated': Row(
+    dict(correction='token', proximal='interpolated', aggregate='token_mean'), interpolated
+  ),
+  'recorded': Row(dict(proximal='recorded'), ppo()),
+  'before': Row(dict(proximal='before'), ppo(rho=lambda d: 1.0)),
   'tis': Row(
     dict(correction=dict(fn='token_truncate', high=1.1)),
     ppo(rho=lambda d: np.minimum(rho(d), 1.1)),
@@ -689,7 +740,7 @@ METHODS = {
   ),
   'vcpo': Row(
     dict(
-      advantage='group_centered',
+      advantage='least_variance',
       ratio='direct_product',
       trust=dict(fn='cap', most=8.0),
       lr_scale='effective_sample_size',

@@ -31,6 +31,7 @@ STAGES = (
   'credit',
   'companion',
   'correction',
+  'proximal',
   'ratio',
   'trust',
   'emphasis',
@@ -81,7 +82,10 @@ def table() -> str:
   for name in sorted(PAPERS, key=lambda n: (n != 'grpo', n != 'dapo', n)):
     objective = configs.load(str(FILES[name])).objective
     chosen = [f'{s}={fn}' for s, fn in functions(objective).items() if fn != default[s]]
-    for stage in ('shape', 'zero_variance'):
+    outer = configs.load(str(FILES[name])).optimizer.outer.fn
+    if outer != 'none':
+      chosen.append(f'optimizer.outer={outer}')
+    for stage in ('shape', 'zero_variance', 'perturb'):
       if objective[stage].fn != configs.default().objective[stage].fn:
         chosen.append(f'{stage}={objective[stage].fn}')
     paper = re.match(r'(.*?)(?:, (arXiv:\S+?)| \(no paper.*?\)):', title(name))
@@ -115,6 +119,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   """The very functions of the config are a row of the table of methods; the job is that of dapo.py."""
   own, dapo = (configs.load(str(FILES[n])) for n in (name, 'dapo'))
   assert functions(own.objective) == functions(settings(**METHODS[proof(name)].settings))
+  own.optimizer.outer = dapo.optimizer.outer
   for field in own:
     if field not in ('objective', 'updates_per_rollout', 'rollouts', 'prompts', 'generate'):
       assert own[field] == dapo[field], field
@@ -137,6 +142,7 @@ def test_every_config_compiles_to_an_update(name):
   assert jax.tree.structure(after) == jax.tree.structure(state)
   assert {'actor/pg_loss', 'actor/kl_loss'} <= set(metrics)
   assert (after.reference is None) == (not program.method.needs_reference)
+  assert (after.average is None) == (not program.method.needs_average)
 
 
 if __name__ == '__main__':

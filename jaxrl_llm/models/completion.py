@@ -19,19 +19,28 @@ def hidden(
   *,
   dtype: str = 'float32',
   remat: bool = False,
+  noise: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token; row b belongs to prompt b // (B / P).
 
   The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
-  states predict the rest. Source: none.
+  states predict the rest. `noise` is that of `decoder.apply`, of its own for prompts and completions. Source: none.
   """
+  of_prompt, of_rows = _apart(noise)
   P, L = prompts.tokens_PxL.shape
   B, T = tokens_BxT.shape
   positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
   mask_PxL = positions_PxL < prompts.length_P[:, None]
   causal_PxLxL = decoder.causal(mask_PxL)
   hidden_PxLxD, cache = decoder.apply(
-    model, params, prompts.tokens_PxL, positions_PxL, causal_PxLxL, dtype=dtype, remat=remat
+    model,
+    params,
+    prompts.tokens_PxL,
+    positions_PxL,
+    causal_PxLxL,
+    dtype=dtype,
+    remat=remat,
+    noise=of_prompt,
   )
   last_Px1xD = jnp.take_along_axis(
     hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
@@ -46,5 +55,14 @@ def hidden(
     shared=(cache, mask_PxL),
     dtype=dtype,
     remat=remat,
+    noise=of_rows,
   )
   return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
+
+
+def _apart(noise):
+  """The same loudness with two keys."""
+  if noise is None:
+    return None, None
+  sigma_L, key = noise
+  return tuple((sigma_L, key) for key in jax.random.split(key))

@@ -105,6 +105,7 @@ def apply(
   at: Array | None = None,
   dtype: str = 'float32',
   remat: bool = False,
+  noise: tuple[Array, Array] | None = None,
 ) -> tuple[jax.Array, Cache]:
   """Runs the blocks: final hidden states [B, Q, D] and per layer the keys and values.
 
@@ -112,7 +113,7 @@ def apply(
   are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back.
   `shared` is (cache of P prompts, mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each
   block in the backward pass, and runs all blocks as one loop: its cache, and the `shared` it takes, is a
-  pair of arrays [layers, …].
+  pair of arrays [layers, …]. `noise` is (sigma_L, key): sigma_L[l]·N(0, 1) is added to what layer l is given.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   model = nnx.merge(_definition(config, dtype)[0], params)
@@ -120,20 +121,25 @@ def apply(
   graphs, weights_L = zip(*map(nnx.split, model.layers), strict=True)
 
   def block(x, layer):
-    weights, prompt, own = layer
+    weights, prompt, own, loud = layer
+    if loud is not None:
+      sigma, key = loud
+      x = x + (sigma * jax.random.normal(key, x.shape)).astype(x.dtype)
     prompt = None if prompt is None else attention.Keys(*prompt, shared[1])
     return nnx.merge(graphs[0], weights)(x, rope, mask_BxQxS, prompt, own, at)
 
+  loud_L = noise and (noise[0], jax.random.split(noise[1], config.layers))
   x_BxQxD, kv_L = model.embed(tokens_BxQ), []
   prompts_L = None if shared is None else shared[0]
   if remat:
     # Once a block, not once a layer: a TPU's compiler takes the better part of a minute for each.
-    layers = _stacked(weights_L, dtype), prompts_L, None
+    layers = _stacked(weights_L, dtype), prompts_L, None, loud_L
     x_BxQxD, kv_L = jax.lax.scan(jax.checkpoint(block, prevent_cse=False), x_BxQxD, layers)
     return model.norm(x_BxQxD), kv_L
   for i, weights in enumerate(weights_L):
     own = None if cache is None else cache[i]
-    x_BxQxD, kv = block(x_BxQxD, (weights, prompts_L and prompts_L[i], own))
+    loud = loud_L and jax.tree.map(lambda x: x[i], loud_L)  # noqa: B023
+    x_BxQxD, kv = block(x_BxQxD, (weights, prompts_L and prompts_L[i], own, loud))
     kv_L.append(kv)
   return model.norm(x_BxQxD), kv_L
 

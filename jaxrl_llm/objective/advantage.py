@@ -1,13 +1,16 @@
 """Advantages: how much better a rollout did than others. reward_PxG, length_PxG → advantage_PxG.
 
 Every public function here may be named in `config.objective.advantage.fn`. `length_PxG` is the length of a
-rollout in tokens, 0 for an empty row; empty rows get 0 and count nowhere.
+rollout in tokens, 0 for an empty row; empty rows get 0 and count nowhere. One that @needs('norms') takes a third
+array, `leverage_PxG` = log(w·n): w = π/π_b of the whole answer, n the norm of the gradient of its log-probability.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+
+from jaxrl_llm.objective.tokens import needs
 
 
 def group_normalized(
@@ -124,6 +127,36 @@ def length_weighted(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
   baseline = (reward_PxG * weight).sum(1, keepdims=True)
   baseline = baseline / jnp.maximum(weight.sum(1, keepdims=True), 1)
   return (reward_PxG - baseline) * _exists(length_PxG)
+
+
+@needs('norms')
+def least_variance(
+  reward_PxG: jax.Array,
+  length_PxG: jax.Array,
+  leverage_PxG: jax.Array,
+  *,
+  by_std: bool = True,
+  eps: float = 1e-6,
+) -> jax.Array:
+  """A = (R − b) / (std_g + eps), b = Σw²n²R / Σw²n² over the group: of least variance for Σ w·(R − b)·∇log π.
+
+  With `by_std` false A = R − b, the paper's formula; the official scripts divide. w is uncapped, as there, whatever the
+  loss does with it. Where nothing pulls, b is the mean. Source: arXiv:2602.17616 (VCPO).
+  """
+  exists = _exists(length_PxG)
+  leverage = jnp.where(exists > 0, leverage_PxG, -jnp.inf)
+  top_Px1 = jnp.max(leverage, axis=1, keepdims=True)
+  pulls = jnp.isfinite(top_Px1)
+  # From the largest down: squares of products of ratios overflow.
+  square = jnp.where(pulls, jnp.exp(2 * (leverage - jnp.where(pulls, top_Px1, 0.0))), exists)
+  weighed = jnp.where(exists > 0, square * reward_PxG, 0.0).sum(1, keepdims=True)
+  baseline = weighed / jnp.maximum(square.sum(1, keepdims=True), 1e-30)
+  advantage = jnp.where(exists > 0, reward_PxG - baseline, 0.0)
+  if not by_std:
+    return advantage
+  n_Px1 = exists.sum(1, keepdims=True)
+  off = group_centered(reward_PxG, length_PxG)
+  return advantage / (jnp.sqrt((off**2).sum(1, keepdims=True) / jnp.maximum(n_Px1 - 1, 1)) + eps)
 
 
 def adora(

@@ -18,6 +18,7 @@ from jaxrl_llm.objective import (
   emphasis,
   kl,
   lr_scale,
+  proximal,
   ratio,
   shape,
   trust,
@@ -27,12 +28,13 @@ from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of ten small functions and one policy, and perhaps of a second model."""
+  """A method is a choice of eleven small functions and two switches, and perhaps of a second model."""
 
   shape: Callable
   advantage: Callable
   credit: Callable
   correction: Callable
+  proximal: Callable
   ratio: Callable
   trust: Callable
   emphasis: Callable
@@ -46,12 +48,33 @@ class Method(NamedTuple):
   @property
   def needs(self) -> frozenset[str]:
     """What the chosen functions cannot do without; see `tokens.needs`."""
-    return frozenset().union(*(getattr(fn.func, 'needs', ()) for fn in self if callable(fn)))
+    others = (fn for fn in self if callable(fn) and fn is not self.proximal)
+    asked = frozenset().union(*(getattr(fn.func, 'needs', ()) for fn in others))
+    if (
+      self.proximal.func is not proximal.auto
+    ):  # which says itself whose log-probs are the old ones
+      asked -= {'old'}
+    return asked | getattr(self.proximal.func, 'needs', frozenset())
 
   @property
   def needs_old(self) -> bool:
-    """Log-probs of the weights before the first minibatch, over the whole batch."""
+    """Log-probs of the weights before the first minibatch, over the whole batch; or of averaged ones."""
     return 'old' in self.needs
+
+  @property
+  def needs_average(self) -> bool:
+    """An average of the weights over the optimizer's steps: whose log-probs the old ones are."""
+    return 'average' in self.needs
+
+  @property
+  def needs_versions(self) -> bool:
+    """How many optimizer steps ago each token was sampled."""
+    return 'versions' in self.needs
+
+  @property
+  def needs_norms(self) -> bool:
+    """How hard each row pulls at the weights: a pass with a gradient, row by row."""
+    return 'norms' in self.needs
 
   @property
   def needs_rows(self) -> bool:
@@ -83,6 +106,10 @@ class Targets(NamedTuple):
   reference_BxT: jax.Array | None = None  # None: no reference policy
   c_BxT: jax.Array | None = None  # None: not worked out yet
   return_BxT: jax.Array | None = None  # what a critic should have said; None: there is no critic
+  age_BxT: jax.Array | None = (
+    None  # int32, optimizer steps since a token was sampled; None: nobody asks
+  )
+  moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
 
 
 def method(config: Any) -> Method:
@@ -101,11 +128,13 @@ def method(config: Any) -> Method:
       f'and config.objective.ratio.fn={config.ratio["fn"]!r} counts it again; set one of them to none or token.'
     )
   beside = _companion(config)
+  _check_proximal(config)
   return Method(
     shape=pick(shape, config.shape, 'objective.shape'),
     advantage=pick(advantage, config.advantage, 'objective.advantage'),
     credit=pick(credit, config.credit, 'objective.credit'),
     correction=pick(correction, config.correction, 'objective.correction'),
+    proximal=pick(proximal, config.proximal, 'objective.proximal'),
     ratio=pick(ratio, config.ratio, 'objective.ratio'),
     trust=pick(trust, config.trust, 'objective.trust'),
     emphasis=pick(emphasis, config.emphasis, 'objective.emphasis'),
@@ -137,8 +166,27 @@ def _companion(config: Any) -> companion.Companion | None:
   return made
 
 
+def _check_proximal(config: Any) -> None:
+  chosen = config.proximal['fn']
+  corrects = 'old' in getattr(getattr(correction, config.correction['fn'], None), 'needs', ())
+  if chosen == 'recorded' and corrects:
+    raise UserError(
+      f"config.objective.proximal.fn='recorded' leaves config.objective.correction.fn={config.correction['fn']!r} "
+      'nothing to correct; set one of them to auto or none.'
+    )
+  decay = config.proximal.get('decay', 0.0)
+  if chosen == 'average' and not 0 <= decay < 1:
+    raise UserError(
+      f'config.objective.proximal.decay={decay!r} must be from 0 to 1, 1 not included.'
+    )
+
+
 def targets(
-  method: Method, batch: Batch, rollouts: int, signal_BxT: jax.Array | None = None
+  method: Method,
+  batch: Batch,
+  rollouts: int,
+  signal_BxT: jax.Array | None = None,
+  leverage_B: jax.Array | None = None,
 ) -> Targets:
   """Advantages and denominators, from the whole batch at once. Source: by the functions chosen.
 
@@ -146,16 +194,16 @@ def targets(
 
   Which groups are all-equal is judged by `correct_B`, before length shaping: a shaped reward always
   differs a little. The denominator counts what is left after masking them. A row's weight (1 / the
-  probability that it was kept) multiplies its coefficients, and no denominator.
+  probability that it was kept) multiplies its coefficients, and no denominator. `leverage_B` is for a method that
+  `needs_norms`.
   """
   length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = real_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
   reward_B = method.shape(batch.reward_B, length_B, T)
-  advantage_PxG = method.advantage(
-    reward_B.reshape(-1, rollouts), length_B.astype(dtype).reshape(-1, rollouts)
-  )
+  seen = (reward_B, length_B.astype(dtype)) + ((leverage_B,) if method.needs_norms else ())
+  advantage_PxG = method.advantage(*(x.reshape(-1, rollouts) for x in seen))
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
@@ -197,7 +245,7 @@ def coefficients(
   over slices of rows; a method that `needs_rows` takes all of a minibatch at once. Source: by the functions
   chosen.
   """
-  tokens = _tokens(target, logp_BxT, entropy_BxT)
+  tokens = _tokens(method, target, logp_BxT, entropy_BxT)
   seen = tokens.mask_BxT > 0
   weight, keep = method.correction(tokens)
   held_back = weight * keep * method.emphasis(tokens)
@@ -218,10 +266,12 @@ def coefficients(
 
 def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
   """A factor on the learning rate for this minibatch, all rows at once. Source: by the functions chosen."""
-  return method.lr_scale(_tokens(target, logp_BxT, None))
+  return method.lr_scale(_tokens(method, target, logp_BxT, None))
 
 
-def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None) -> Tokens:
+def _tokens(
+  method: Method, target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None
+) -> Tokens:
   """Everything the stages see, without gradients and without what lies where the mask is 0."""
   seen = target.mask_BxT > 0
   old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
@@ -229,7 +279,7 @@ def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None)
   def clean(x):
     return None if x is None else jnp.where(seen, jax.lax.stop_gradient(x), 0.0)
 
-  return Tokens(
+  tokens = Tokens(
     logp_BxT=clean(logp_BxT),
     old_BxT=clean(old_BxT),
     behaviour_BxT=clean(target.behaviour_BxT),
@@ -239,4 +289,7 @@ def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None)
     group_B=target.group_B,
     reference_BxT=clean(target.reference_BxT),
     entropy_BxT=clean(entropy_BxT),
+    age_BxT=target.age_BxT,
+    moved_BxT=target.moved_BxT,
   )
+  return tokens._replace(old_BxT=method.proximal(tokens))

@@ -141,28 +141,3 @@ def turn_multiplier(
   """
   moved = jnp.exp(row_mean(logp_BxT - before_BxT, turn_mask_BxT)[:, 0])
   return jnp.clip(multiplier_B * jnp.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
-
-
-def optimal_baseline(
-  reward_PxG: jax.Array, weight_PxG: jax.Array, norm_PxG: jax.Array
-) -> jax.Array:
-  """b_g = Σw²n²R / Σw²n²: of least variance for row weights w and gradient norms n. Source: arXiv:2602.17616 (VCPO)."""
-  square = (weight_PxG * norm_PxG) ** 2
-  top = (square * reward_PxG).sum(1, keepdims=True)
-  return top / jnp.maximum(square.sum(1, keepdims=True), 1e-30)
-
-
-def interpolated_old(
-  logp_BxT: jax.Array,
-  behaviour_BxT: jax.Array,
-  version_BxT: jax.Array,
-  proximal: jax.Array,
-  now: jax.Array,
-) -> jax.Array:
-  """log π_old ≈ log π_b + α·(log π − log π_b), α = (proximal − version)/(now − version): no forward pass.
-
-  Versions count optimizer steps; tokens of the present version have α = 0. Source: arXiv:2505.24298 (AReaL).
-  """
-  age = now - version_BxT
-  alpha = jnp.where(age > 0, (proximal - version_BxT) / jnp.maximum(age, 1), 0.0)
-  return behaviour_BxT + jnp.clip(alpha, 0.0, 1.0) * (logp_BxT - behaviour_BxT)

@@ -15,7 +15,7 @@ class Tokens(NamedTuple):
   """Log-probabilities and what is known of each token: no gradients, and 0 where the mask is 0.
 
   Three policies: `logp` of the one that learns, `old` of the one that the trust region is around,
-  `behaviour` of the one that sampled. `old` is `behaviour` unless it was computed before the update.
+  `behaviour` of the one that sampled. Which policy `old` is, stage `proximal` says.
   """
 
   logp_BxT: jax.Array
@@ -27,6 +27,8 @@ class Tokens(NamedTuple):
   group_B: jax.Array  # int32, which prompt a row answers
   reference_BxT: jax.Array | None = None  # of a frozen policy; None: there is none
   entropy_BxT: jax.Array | None = None  # nats
+  age_BxT: jax.Array | None = None  # optimizer steps since the token was sampled
+  moved_BxT: jax.Array | None = None  # of them, those taken on this batch
 
 
 class Graded(NamedTuple):
@@ -45,9 +47,10 @@ class Graded(NamedTuple):
 def needs(*what: str) -> Callable:
   """Marks a function with what it cannot do without, so that a step prepares it. Source: none.
 
-  'old': log-probs of the weights before the update; 'rows': those of all rows of the minibatch at once,
-  so that coefficients cannot be worked out slice by slice; 'reference': a frozen policy; 'values': of a
-  critic; 'process': a companion's reward for each token.
+  'old': log-probs of the weights before the update, or with 'average' those of averaged weights; 'rows': those of
+  all rows of the minibatch at once, so that coefficients cannot be worked out slice by slice; 'reference': a frozen
+  policy; 'versions': the ages of tokens; 'norms': the gradient's norm of each row; 'values': of a critic; 'process':
+  a companion's reward for each token.
   """
 
   def mark(fn: Callable) -> Callable:

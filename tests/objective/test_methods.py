@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, B, G, P, T, batch, data, settings, signal
+from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, settings, signal
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
@@ -28,11 +28,8 @@ def float64():
 
 
 def target_of(method, d):
-  target = objective.targets(method, batch(d), G, signal(method, d))
-  return target._replace(
-    old_BxT=d.old if method.needs_old else None,
-    reference_BxT=d.reference if method.needs_reference else None,
-  )
+  target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
+  return target._replace(**known(method, d))
 
 
 def coefficients(name, d):
@@ -111,6 +108,7 @@ def change(d, **new):
 
 
 ARRAYS = ('x', 'old', 'behaviour', 'reference', 'entropy', 'values', 'process')
+TOKENS = (*ARRAYS, 'mask', 'age', 'moved')
 
 
 @pytest.mark.parametrize('name', METHODS)
@@ -125,13 +123,13 @@ def test_padding_columns_and_what_stands_in_them_change_nothing(name):
   if METHODS[name].settings.get('aggregate') == 'fixed':
     return  # whose denominator is the number of columns
   pad = lambda x: np.pad(x, ((0, 0), (0, 3)))  # noqa: E731
-  wide, _ = coefficients(name, change(d, **{k: pad(getattr(d, k)) for k in (*ARRAYS, 'mask')}))
+  wide, _ = coefficients(name, change(d, **{k: pad(getattr(d, k)) for k in TOKENS}))
   np.testing.assert_allclose(wide[:, :T], c, rtol=1e-12, atol=1e-15)
   assert (wide[:, T:] == 0).all()
 
 
 def permuted(d, order):
-  rows = ('reward', 'correct', 'length', 'mask', *ARRAYS)
+  rows = ('reward', 'correct', 'length', 'norm', *TOKENS)
   return change(d, **{k: getattr(d, k)[order] for k in rows})
 
 
@@ -215,6 +213,7 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
       'credit',
       'companion',
       'correction',
+      'proximal',
       'ratio',
       'trust',
       'emphasis',

@@ -108,26 +108,3 @@ def test_see_upo_multiplies_within_its_bounds_and_not_at_all_where_nothing_moved
     m = pieces.turn_multiplier(m, d.x, d.behaviour, d.mask)
     assert (m >= 0.8).all() and (m <= 1.2).all()
   assert m.min() < m.max()
-
-
-def test_the_optimal_baseline_is_least_in_variance_and_for_equal_norms_the_mean():
-  r = np.random.default_rng(2)
-  reward, weight = r.random((1, 6)), r.uniform(0.5, 2, (1, 6))
-  gradient = r.normal(size=(6, 3))
-  norm = np.linalg.norm(gradient, axis=1)[None]
-  b = float(pieces.optimal_baseline(reward, weight, norm)[0, 0])
-  spread = lambda b: ((weight[0] * (reward[0] - b))[:, None] ** 2 * gradient**2).sum()  # noqa: E731
-  assert all(spread(b) < spread(b + step) for step in (-1e-3, 1e-3))
-  same = pieces.optimal_baseline(reward, np.ones((1, 6)), np.full((1, 6), 3.0))
-  np.testing.assert_allclose(same, reward.mean())
-
-
-def test_areal_interpolates_between_what_sampled_and_what_learns():
-  d = data()
-  old = lambda proximal, version, now: pieces.interpolated_old(  # noqa: E731
-    d.x, d.behaviour, np.full(d.x.shape, version), proximal, now
-  )
-  np.testing.assert_allclose(old(2, 2, 5), d.behaviour)
-  np.testing.assert_allclose(old(5, 2, 5), d.x)
-  np.testing.assert_allclose(old(3, 2, 4), (d.x + d.behaviour) / 2)
-  np.testing.assert_allclose(old(5, 5, 5), d.behaviour)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, G, batch, data, settings, signal
+from objective_table import METHODS, G, batch, data, known, leverage, settings, signal
 
 from jaxrl_llm import objective
 from jaxrl_llm.objective import (
@@ -18,6 +18,7 @@ from jaxrl_llm.objective import (
   credit,
   emphasis,
   kl,
+  proximal,
   ratio,
   tokens,
   trust,
@@ -72,6 +73,12 @@ BUGS = {
     'jnp.clip(exp(_log_rho(tokens)), low, high)',
     'jnp.maximum(exp(_log_rho(tokens)), high)',
     'tis',
+  ),
+  'age upside down': (
+    proximal,
+    '(age_BxT - tokens.moved_BxT) /',
+    'tokens.moved_BxT /',
+    'areal_interpolated',
   ),
   'mask of the good': (
     correction,
@@ -128,10 +135,8 @@ def agrees(name):
   """Gradient and value of a method of the table against its written loss."""
   d, row = data(4), METHODS[name]
   method = objective.method(settings(**row.settings))
-  target = objective.targets(method, batch(d), G, signal(method, d))._replace(
-    old_BxT=d.old if method.needs_old else None,
-    reference_BxT=d.reference if method.needs_reference else None,
-  )
+  target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
+  target = target._replace(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy)
   value, gradient = jax.value_and_grad(lambda x: row.loss(x, d.x, d))(jnp.asarray(d.x))
   coef = method.kl.keywords.get('coef', 0.0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, B, G, P, T, batch, data, settings, signal, tok
+from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, settings, signal, tok
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
@@ -22,10 +22,8 @@ def float64():
 def run(d, **choices):
   """Coefficients and sums; a name of the table stands for its settings."""
   method = objective.method(settings(**choices))
-  target = objective.targets(method, batch(d), G, signal(method, d))._replace(
-    old_BxT=d.old if method.needs_old else None,
-    reference_BxT=d.reference if method.needs_reference else None,
-  )
+  target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
+  target = target._replace(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
@@ -78,10 +76,12 @@ def test_empty_rows_have_no_advantage_and_no_say(name):
   r = np.random.default_rng(5)
   reward, length = r.random((2, 3)), r.integers(1, 9, (2, 3)).astype(float)
   fn = getattr(advantage, name)
-  want = np.pad(np.asarray(fn(jnp.asarray(reward), jnp.asarray(length))), ((0, 1), (0, 2)))
+  more = [jnp.asarray(r.normal(size=(2, 3)))] if 'norms' in getattr(fn, 'needs', ()) else []
+  want = np.pad(np.asarray(fn(jnp.asarray(reward), jnp.asarray(length), *more)), ((0, 1), (0, 2)))
   for junk in (9.0, -9.0, 100.0):
     filled = np.pad(reward, ((0, 1), (0, 2)), constant_values=junk)
-    got = fn(jnp.asarray(filled), jnp.asarray(np.pad(length, ((0, 1), (0, 2)))))
+    wide = [jnp.pad(x, ((0, 1), (0, 2)), constant_values=junk) for x in more]
+    got = fn(jnp.asarray(filled), jnp.asarray(np.pad(length, ((0, 1), (0, 2)))), *wide)
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
@@ -96,6 +96,7 @@ DEFAULTS = {
     group_whitened=[1e-8],
     shifted=[-0.1],
     log_mean_exp=[1.0],
+    least_variance=[True, 1e-6],
     adora=[0.1, 0.5, 1e-6],
   ),
   'credit': dict(gae=[1.0, 1.0, True], process=[1.0, 5.0, True], steps=[1.0, 1e-6]),
@@ -157,7 +158,7 @@ def test_defaults_are_those_of_the_sources(stage):
 def test_reinforce_pp_has_mean_0_and_variance_1_over_tokens(name):
   d = data()
   method = objective.method(settings(advantage=name))
-  a = np.asarray(objective.targets(method, batch(d), G).advantage_BxT)[d.mask > 0]
+  a = np.asarray(objective.targets(method, batch(d), G, leverage(d)).advantage_BxT)[d.mask > 0]
   np.testing.assert_allclose([a.mean(), a.var(ddof=1)], [0, 1], atol=1e-6)
 
 
@@ -167,6 +168,41 @@ def test_lite_ppo_is_grpo_up_to_a_constant_where_groups_are_alike():
   one, other = run(d, advantage='batch_normalized')[0], run(d)[0]
   ratio = one[other != 0] / other[other != 0]
   np.testing.assert_allclose(ratio, ratio[0], rtol=1e-10)
+
+
+def test_the_baseline_of_least_variance_is_the_mean_where_all_rows_pull_alike():
+  reward, length = jnp.array([[0.1, 0.5, 0.2, 0.9]]), jnp.ones((1, 4))
+  for pull in (0.0, 300.0, -jnp.inf):
+    a = advantage.least_variance(reward, length, jnp.full((1, 4), pull), by_std=False)
+    np.testing.assert_allclose(a, advantage.group_centered(reward, length), atol=1e-15)
+    a = advantage.least_variance(reward, length, jnp.full((1, 4), pull))
+    np.testing.assert_allclose(a, advantage.group_normalized(reward, length), rtol=1e-12)
+
+
+def test_the_baseline_of_least_variance_has_it_on_an_enumerated_policy():
+  """Four answers with known probabilities, sampled by another policy: E and Var of w·(R − b)·∇log π, no estimate.
+
+  A group that holds each answer as often as it is sampled has the b of the expectation.
+  """
+  theta, sampler = np.array([0.3, -0.5, 0.9, 0.1]), np.array([3, 1, 2, 2]) / 8
+  pi = np.exp(theta) / np.exp(theta).sum()
+  reward, score = np.array([1.0, 0.2, 0.0, 0.7]), np.eye(4) - pi  # ∇ log π of a softmax
+  w = pi / sampler
+
+  def spread(b):
+    sample = (w * (reward - b))[:, None] * score
+    mean = sampler @ sample
+    return float(sampler @ ((sample - mean) ** 2).sum(1)), mean
+
+  group = np.repeat(np.arange(4), [3, 1, 2, 2])
+  pull = np.log(w * np.linalg.norm(score, axis=1))[group]
+  a = advantage.least_variance(
+    jnp.asarray(reward[group][None]), jnp.ones((1, 8)), jnp.asarray(pull[None]), by_std=False
+  )
+  b = float(reward[group][0] - a[0, 0])
+  assert all(spread(b)[0] < spread(b + step)[0] for step in (-1e-4, 1e-4))
+  assert spread(b)[0] < spread(reward[group].mean())[0] - 1e-4
+  np.testing.assert_allclose(spread(b)[1], spread(0.0)[1], atol=1e-12)  # a baseline moves no mean
 
 
 def test_the_median_of_an_odd_group_has_no_advantage_and_an_outlier_moves_no_other():
@@ -193,7 +229,7 @@ def test_all_means_agree_where_all_rows_are_equally_long():
 def test_a_prompt_counts_the_same_however_long_its_answers_are():
   d = data()
   method = objective.method(settings(aggregate='prompt_mean'))
-  weight = np.asarray(objective.targets(method, batch(d), G).weight_BxT)
+  weight = np.asarray(objective.targets(method, batch(d), G, leverage(d)).weight_BxT)
   np.testing.assert_allclose(weight.reshape(P, -1).sum(1), 1 / P)
 
 
@@ -481,7 +517,7 @@ def ess(d, **changes):
   method = objective.method(
     settings(lr_scale=dict(fn='effective_sample_size', most=1e9) | changes, ratio='direct')
   )
-  return float(objective.scale(method, objective.targets(method, batch(d), G), d.x))
+  return float(objective.scale(method, objective.targets(method, batch(d), G, leverage(d)), d.x))
 
 
 def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_over_b_for_one():

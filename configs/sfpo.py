@@ -1,0 +1,16 @@
+"""SFPO, arXiv:2510.04072: a few fast steps on a batch, back towards where they began, one slow step from there.
+
+python -m jaxrl_llm.main --config=configs/sfpo.py
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: the three stages and the exit by the entropy's z-score are reconstructed from third-party notes; the objective
+is GRPO's, as in the paper. Three fast steps, alpha 0.5, a window of 10 batches and a threshold of 2 are ours. Adam's
+moments run on through all four steps of a batch; only the weights are put back. Learning rate and batch are ours, for
+a 135M model on a laptop.
+"""
+
+
+def get_config():
+  return dict(
+    base='sums.py',
+    optimizer=dict(outer=dict(fn='slow_fast', fast_steps=3, alpha=0.5, window=10, threshold=2.0)),
+  )
