@@ -74,6 +74,8 @@ class Batch(NamedTuple):
   rollout: Rollout
   reward_B: Array  # float32
   correct_B: Array  # float32 in {0, 1}: decides which groups are mixed, before any shaping
+  # One row a prompt, of length 0 where there is none; log-probs as recorded, 0 throughout a row: unknown.
+  demo: Rollout | None = None  # None: the method learns from no demonstrations
 
 
 class TrainState(NamedTuple):
@@ -85,6 +87,7 @@ class TrainState(NamedTuple):
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
   judge: Any = None  # of half-said rollouts, where some are pruned
   reference: Any = None  # float32 weights as they began, for a method that is held near them
+  teacher: Any = None  # float32 weights of another model, frozen; no part of a checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -48,6 +49,7 @@ def update(
 def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array | None):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
   target = objective.targets(program.method, batch, program.generate.rollouts)._replace(old_BxT=old)
+  target, taught = _planned(program, state, batch, target)
   target, whole, scale = _prepared(program, state, batch, target)
 
   def accumulate(carry, piece):
@@ -60,6 +62,7 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array
   zeros = jax.tree.map(jnp.zeros_like, state.params), {k: jnp.float32(0) for k in _SUMS}
   (grads, sums), _ = jax.lax.scan(accumulate, zeros, slices(program, batch, target))
   sums |= whole
+  grads, learnt = _add_demonstrations(program, state, batch, taught, grads)
   norm = optax.tree.norm(grads)
   usable = jnp.isfinite(norm)
   state = jax.lax.cond(
@@ -67,7 +70,7 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, old: jax.Array
     lambda: _apply(program, state, grads, scale),
     lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1)),
   )
-  metrics = _metrics(program, state, batch, target, sums, norm)
+  metrics = _metrics(program, state, batch, target, sums, norm) | learnt
   metrics['actor/lr'] *= scale
   return state, metrics
 
@@ -87,8 +90,12 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) ->
 def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
-  if method.needs_reference:
+  if 'reference' in method.needs:
     target = target._replace(reference_BxT=scores(program, state.reference, batch)[0])
+  if method.needs_teacher:
+    other = program._replace(model=program.teacher)
+    target = target._replace(teacher_BxT=scores(other, state.teacher, batch)[0])
+    target = objective.distilled(method, target)
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
   logp_BxT, entropy_BxT = scores(program, state.params, batch)
@@ -132,6 +139,49 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
   return -(c_BxT * logp_BxT).sum(), jax.lax.stop_gradient(sums)
 
 
+def _planned(program: Program, state: TrainState, batch: Batch, target: objective.Targets):
+  """Targets with their share, and what demonstrations ask; None where the method has none."""
+  if not program.method.needs_demo:
+    return target, None
+  rollouts = program.generate.rollouts
+  target, *taught = objective.plan_lesson(program.method, target, batch, rollouts, state.step)
+  return target, taught
+
+
+def _add_demonstrations(program: Program, state: TrainState, batch: Batch, taught, grads: Any):
+  """The gradient with that of the demonstrations in it, slice by slice of one row a prompt; metrics."""
+  if taught is None:
+    return grads, {}
+  lesson, weigh, share = taught
+  # Their prompts are encoded once more: for a slice of their own, no larger than one of the rollouts.
+  single = program._replace(
+    generate=program.generate._replace(rollouts=1),
+    slice_groups=math.gcd(program.slice_groups, batch.prompts.length_P.shape[0]),
+    slice_rollouts=1,
+  )
+  shown = batch._replace(rollout=batch.demo, demo=None)
+  if 'demo_reference' in program.method.needs:
+    lesson = objective.recorded_or(lesson, scores(single, state.reference, shown)[0])
+
+  def accumulate(carry, piece):
+    found = jax.grad(lesson_loss, argnums=2, has_aux=True)(single, weigh, state.params, *piece)
+    return jax.tree.map(jnp.add, carry, found), None
+
+  start = grads, jnp.float32(0)
+  (grads, surprise), _ = jax.lax.scan(accumulate, start, slices(single, shown, lesson))
+  loss = surprise / jnp.maximum(lesson.mask_PxT.sum(), 1)
+  return grads, {'actor/sft_loss': loss, 'actor/sft_share': share}
+
+
+def lesson_loss(program: Program, weigh, params: Any, prompts, tokens_PxT, length_P, lesson):
+  """−Σ c·log π of a slice of demonstrations; and −Σ log π of their tokens, without a gradient. Source: none."""
+  del length_P  # the mask says more
+  logp_PxT, _ = rescore(program, params, prompts, tokens_PxT)
+  c_PxT = objective.lesson_coefficients(weigh, lesson, logp_PxT)
+  logp_PxT = jnp.where(lesson.mask_PxT > 0, logp_PxT, 0.0)
+  return -(c_PxT * logp_PxT).sum(), jax.lax.stop_gradient(-logp_PxT.sum())
+
+
 def rescore(
   program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -155,14 +205,14 @@ def _by_prompt(program: Program, batch: Batch) -> Batch:
   """Arrays of rows [B, …] as [P, G, …], so that all leaves lead with P."""
   G = program.generate.rollouts
   group = lambda x: x.reshape(x.shape[0] // G, G, *x.shape[1:])  # noqa: E731
-  prompts, *rest = batch
-  return Batch(prompts, *jax.tree.map(group, rest))
+  rows = batch._replace(prompts=None, demo=None)
+  return jax.tree.map(group, rows)._replace(prompts=batch.prompts, demo=batch.demo)
 
 
 def _by_row(program: Program, batch: Batch) -> Batch:
-  prompts, *rest = batch
+  rows = batch._replace(prompts=None, demo=None)
   row = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # noqa: E731
-  return Batch(prompts, *jax.tree.map(row, rest))
+  return jax.tree.map(row, rows)._replace(prompts=batch.prompts, demo=batch.demo)
 
 
 def slices(program: Program, batch: Batch, target: objective.Targets):

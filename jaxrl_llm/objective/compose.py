@@ -12,7 +12,9 @@ from jaxrl_llm.config import pick
 from jaxrl_llm.objective import (
   advantage,
   aggregate,
+  auxiliary,
   correction,
+  distill,
   emphasis,
   kl,
   lr_scale,
@@ -25,7 +27,7 @@ from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of nine small functions and one policy."""
+  """A method is a choice of small functions and one policy."""
 
   shape: Callable
   advantage: Callable
@@ -36,6 +38,8 @@ class Method(NamedTuple):
   aggregate: Callable
   kl: Callable
   lr_scale: Callable
+  distill: Callable
+  auxiliary: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
 
@@ -56,8 +60,18 @@ class Method(NamedTuple):
 
   @property
   def needs_reference(self) -> bool:
-    """Log-probs of a frozen policy."""
-    return 'reference' in self.needs
+    """A frozen policy, which speaks of rollouts or of demonstrations."""
+    return bool({'reference', 'demo_reference'} & self.needs)
+
+  @property
+  def needs_teacher(self) -> bool:
+    """Log-probs of another model."""
+    return 'teacher' in self.needs
+
+  @property
+  def needs_demo(self) -> bool:
+    """A demonstration of each prompt in the batch."""
+    return 'demo' in self.needs
 
   @property
   def needs_prepass(self) -> bool:
@@ -76,6 +90,7 @@ class Targets(NamedTuple):
   group_B: jax.Array  # int32
   old_BxT: jax.Array | None = None  # None: the behaviour's
   reference_BxT: jax.Array | None = None  # None: no reference policy
+  teacher_BxT: jax.Array | None = None  # None: no teacher
   c_BxT: jax.Array | None = None  # None: not worked out yet
 
 
@@ -103,6 +118,8 @@ def method(config: Any) -> Method:
     aggregate=pick(aggregate, config.aggregate, 'objective.aggregate'),
     kl=pick(kl, config.kl, 'objective.kl'),
     lr_scale=pick(lr_scale, config.lr_scale, 'objective.lr_scale'),
+    distill=pick(distill, config.distill, 'objective.distill'),
+    auxiliary=pick(auxiliary, config.auxiliary, 'objective.auxiliary'),
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
   )
@@ -144,6 +161,12 @@ def mixed(correct_B: jax.Array, length_B: jax.Array, rollouts: int) -> jax.Array
   exists = (length_B > 0).reshape(-1, rollouts)
   correct = correct_B.reshape(-1, rollouts) > 0.5
   return ((correct & exists).any(1) & (~correct & exists).any(1)).astype(jnp.float32)
+
+
+def distilled(method: Method, target: Targets) -> Targets:
+  """Advantages of every token, from policies that do not learn. Source: by the functions chosen."""
+  old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
+  return target._replace(advantage_BxT=method.distill(_tokens(target, old_BxT, None)))
 
 
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # what `coefficients` adds up
@@ -199,5 +222,6 @@ def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None)
     correct_B=target.correct_B,
     group_B=target.group_B,
     reference_BxT=clean(target.reference_BxT),
+    teacher_BxT=clean(target.teacher_BxT),
     entropy_BxT=clean(entropy_BxT),
   )

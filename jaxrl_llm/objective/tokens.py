@@ -26,6 +26,7 @@ class Tokens(NamedTuple):
   correct_B: jax.Array  # 1 where the answer was right, before any shaping
   group_B: jax.Array  # int32, which prompt a row answers
   reference_BxT: jax.Array | None = None  # of a frozen policy; None: there is none
+  teacher_BxT: jax.Array | None = None  # of another model; None: there is none
   entropy_BxT: jax.Array | None = None  # nats
 
 
@@ -33,7 +34,8 @@ def needs(*what: str) -> Callable:
   """Marks a function with what it cannot do without, so that a step prepares it. Source: none.
 
   'old': log-probs of the weights before the update; 'rows': those of all rows of the minibatch at once,
-  so that coefficients cannot be worked out slice by slice; 'reference': a frozen policy.
+  so that coefficients cannot be worked out slice by slice; 'reference': a frozen policy; 'teacher': another
+  model; 'demo': a demonstration of each prompt; 'demo_reference': what the frozen policy says of those.
   """
 
   def mark(fn: Callable) -> Callable:
