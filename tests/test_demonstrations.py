@@ -133,6 +133,17 @@ def test_slices_of_any_size_give_the_same_gradient(rows, job):
   np.testing.assert_allclose(same['actor/sft_loss'], metrics['actor/sft_loss'], rtol=1e-5)
 
 
+def test_where_nothing_was_recorded_the_weights_as_they_began_speak(job):
+  """Before the first step they are the policy, so that all ratios are 1 and PEAR is supervised learning."""
+  params, batch = job
+  pear, _ = gradient(made(objective=aside('suffix_weighted', discount=1.0)), batch, params)
+  # The second prompt has no demonstration; HPT goes on with its rollouts, PEAR never looks at them.
+  rows = np.arange(P * G) // G == 1
+  none = batch._replace(reward_B=np.where(rows, 0, batch.reward_B).astype(np.float32))
+  plain, _ = gradient(made(objective=aside('replace', gate=G)), none, params)
+  assert_close(pear, plain, 1e-6)
+
+
 TAUGHT = aside('chord', high=0.5, low=0.1, warmup=2, decay=2) | dict(
   distill=dict(fn='on_policy', scale=1.25), correction=dict(fn='token_truncate', high=5.0)
 )
