@@ -112,7 +112,9 @@ def make(config: Any, devices: Sequence[Any]) -> Program:
   mesh = shard.make_mesh(config.mesh, list(devices))
   check_rows(config, mesh)
   model = models.read_config(config.model, scratch=config.scratch)
-  return make_program(config, model, (0,), mesh)
+  teacher = config.objective.teacher
+  teacher = models.read_config(teacher, scratch=config.scratch) if teacher else None
+  return make_program(config, model, (0,), mesh, teacher=teacher)
 
 
 def arguments(program: Program) -> tuple:

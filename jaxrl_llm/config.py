@@ -74,6 +74,10 @@ def default() -> ml_collections.ConfigDict:
     ),  # what holds the policy back; k1, k2, k3: a frozen copy of the first weights
     aggregate=dict(fn='sequence_mean'),
     lr_scale=dict(fn='none'),  # what a batch is worth: effective_sample_size
+    # demonstrations beside rollouts, or instead: chord, replace, likelihood, one_token_rollouts, suffix_weighted
+    auxiliary=dict(fn='none'),
+    distill=dict(fn='none'),  # a teacher's word instead of rewards: on_policy
+    teacher='',  # a model named as config.model is, of the same vocabulary; '' = none
     shape=dict(fn='none'),  # changes rewards by length, before advantages
     zero_variance=dict(fn='keep'),  # keep | mask: do all-equal groups count in the denominator
     perturb=dict(fn='none'),  # noise in the update's forward pass: layerwise(sigma, learning_rate)

@@ -17,15 +17,15 @@ def by_prompt(program: Program, batch: Batch) -> Batch:
   """Arrays of rows [B, …] as [P, G, …], so that all leaves lead with P. Source: none."""
   G = program.generate.rollouts
   group = lambda x: x.reshape(x.shape[0] // G, G, *x.shape[1:])  # noqa: E731
-  prompts, *rest = batch
-  return Batch(prompts, *jax.tree.map(group, rest))
+  rows = batch._replace(prompts=None, demo=None)
+  return jax.tree.map(group, rows)._replace(prompts=batch.prompts, demo=batch.demo)
 
 
 def by_row(batch: Batch) -> Batch:
   """Back from `by_prompt`. Source: none."""
-  prompts, *rest = batch
+  rows = batch._replace(prompts=None, demo=None)
   row = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # noqa: E731
-  return Batch(prompts, *jax.tree.map(row, rest))
+  return jax.tree.map(row, rows)._replace(prompts=batch.prompts, demo=batch.demo)
 
 
 def slices(program: Program, batch: Batch, target: Any):

@@ -49,6 +49,7 @@ class Program(NamedTuple):
   same_noise: bool  # a prompt meets the same noise at every visit
   seed: int
   features: int  # F: what a row is judged by while it is sampled
+  teacher: ModelConfig | None  # the shape of another model; None: there is none
   prompts: int  # P
   prompt_tokens: int  # L
   minibatches: int  # optimizer steps per batch
@@ -73,8 +74,10 @@ def make_program(
   end_ids: tuple[int, ...],
   mesh: jax.sharding.Mesh,
   token_texts: Callable[[], list[str]] | None = None,
+  teacher: ModelConfig | None = None,
 ) -> Program:
-  """Reads a validated config. `token_texts` gives each token's text to the rules that look for one.
+  """Reads a validated config. `token_texts` gives each token's text to the rules that look for one, `teacher` is the
+  shape of the model that config.objective.teacher names.
 
   Raises UserError for a function that does not exist, or for settings that contradict each other.
   Source: none.
@@ -136,6 +139,7 @@ def make_program(
     same_noise=config.generate.draft.fn == 'coupled',
     seed=config.seed,
     features=model.width if pruning else 0,
+    teacher=teacher,
     prompts=config.prompts,
     prompt_tokens=config.prompt_tokens,
     minibatches=config.updates_per_rollout,

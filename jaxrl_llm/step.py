@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import companion, shard
+from jaxrl_llm import companion, data, shard
 from jaxrl_llm.generate import carried, judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
@@ -42,15 +42,20 @@ def step(
   return state._replace(carried=left), rollout, metrics | sampled
 
 
-def init_state(program: Program, params: Any) -> TrainState:
-  """A TrainState on the mesh, from parameters anywhere. Source: none."""
-  params = jax.device_put(params, shard.layout(params, program.mesh))
+def init_state(program: Program, params: Any, teacher: Any = None) -> TrainState:
+  """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one. Source: none."""
+  given = jax.device_put((params, teacher), shard.layout((params, teacher), program.mesh))
   make = functools.partial(_fresh, program)
-  shardings = _layout(jax.eval_shape(make, params), program.mesh)
-  return jax.jit(make, out_shardings=shardings)(params)
+  shardings = _layout(jax.eval_shape(make, *given), program.mesh)
+  return jax.jit(make, out_shardings=shardings)(*given)
 
 
-def _fresh(program: Program, params: Any) -> TrainState:
+def with_teacher(program: Program, state: TrainState, teacher: Any) -> TrainState:
+  """A state that was saved without its teacher, and the teacher's parameters from anywhere. Source: none."""
+  return state._replace(teacher=jax.device_put(teacher, shard.layout(teacher, program.mesh)))
+
+
+def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
   judging = judge.init(program.features, program.seed) if program.prune else None
   reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
@@ -73,6 +78,7 @@ def _fresh(program: Program, params: Any) -> TrainState:
     average=average,
     outer=outer,
     noise=noise,
+    teacher=teacher,
   )
 
 
@@ -83,8 +89,9 @@ def _layout(shapes: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
 
 def abstract_state(program: Program) -> TrainState:
   """The shapes and shardings of `init_state`, nothing allocated. Source: none."""
+  teacher = decoder.abstract_params(program.teacher) if program.teacher else None
   shapes = jax.eval_shape(
-    functools.partial(_fresh, program), decoder.abstract_params(program.model)
+    functools.partial(_fresh, program), decoder.abstract_params(program.model), teacher
   )
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -113,7 +120,14 @@ def empty_batch(program: Program) -> Batch:
   P, L, B = program.prompts, program.prompt_tokens, program.prompts * program.generate.rollouts
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
   prompts = Prompts(zeros(P, L), zeros(P), zeros(P), zeros(P), np.zeros(P, np.float32))
-  return Batch(prompts, empty_rollout(program), np.zeros(B, np.float32), np.zeros(B, np.float32))
+  demo = data.supervised(zeros(P, program.generate.max_tokens), zeros(P))
+  return Batch(
+    prompts,
+    empty_rollout(program),
+    np.zeros(B, np.float32),
+    np.zeros(B, np.float32),
+    demo if program.method.needs_demo else None,
+  )
 
 
 def compile_step(program: Program) -> Callable:

@@ -37,7 +37,7 @@ from jaxrl_llm import (
 from jaxrl_llm.generate import cap as caps
 from jaxrl_llm.program import check_rows, make_program
 from jaxrl_llm.turn import Parts
-from jaxrl_llm.types import Batch, UserError
+from jaxrl_llm.types import Batch, Model, UserError
 
 # What the checkpoint keeps of the host.
 _HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts')
@@ -69,9 +69,18 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
       f'config.prompts={config.prompts} is more than the {len(tables.train)} prompts of the data; '
       'lower it, or raise config.data.size.'
     )
+  teacher = _teacher(config, model)
   program = make_program(
-    config, model.config, model.tokenizer.end_ids, mesh, model.tokenizer.token_texts
+    config,
+    model.config,
+    model.tokenizer.end_ids,
+    mesh,
+    model.tokenizer.token_texts,
+    teacher and teacher.config,
   )
+  if program.method.needs_demo:
+    field = f'config.objective.auxiliary.fn={config.objective.auxiliary.fn!r}'
+    data.check_demonstrations(tables.train.rows, model.tokenizer, field)
   curriculum = control.Curriculum(
     config.curriculum,
     len(tables.train),
@@ -84,7 +93,27 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   drafts = replay.Drafts(config.rollouts)
   cap = configs.pick(caps, config.generate.cap, 'generate.cap')
   cap(0, config.completion_tokens)
-  return Parts(config, model, mesh, program, tables, curriculum, lengths, unfinished, drafts, cap)
+  return Parts(
+    config, model, mesh, program, tables, curriculum, lengths, unfinished, drafts, cap, teacher
+  )
+
+
+def _teacher(config: Any, model: Model) -> Model | None:
+  """The model of config.objective.teacher, which must read and write the tokens of `model`."""
+  name = config.objective.teacher
+  if not name:
+    return None
+  try:
+    teacher = models.load(name, scratch=config.scratch, seed=config.seed)
+  except UserError as error:
+    raise UserError(str(error).replace('config.model', 'config.objective.teacher')) from error
+  theirs, ours = (x.tokenizer.backend.get_vocab() for x in (teacher, model))
+  if theirs != ours or teacher.config.vocab < model.config.vocab:
+    raise UserError(
+      f'config.objective.teacher={name!r} has other tokens than config.model={config.model!r} ({len(theirs)} '
+      f'of {teacher.config.vocab} against {len(ours)} of {model.config.vocab}); name one of the same family.'
+    )
+  return teacher
 
 
 def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
@@ -153,9 +182,10 @@ def _restore(parts: Parts, folder: Any, screen: Any):
   program = parts.program
   found = checkpoint.latest(folder.checkpoints)
   batch = steps.empty_batch(program)
+  teacher = parts.teacher and parts.teacher.params
   if found is None:
-    return steps.init_state(program, parts.model.params), batch, None, 0
-  abstract = steps.abstract_state(program), jax.eval_shape(lambda: batch)
+    return steps.init_state(program, parts.model.params, teacher), batch, None, 0
+  abstract = steps.abstract_state(program)._replace(teacher=None), jax.eval_shape(lambda: batch)
   (state, batch), host = checkpoint.restore(folder.checkpoints, found, abstract)
   if host['fingerprint'] != parts.tables.train.fingerprint:
     raise UserError(
@@ -166,6 +196,7 @@ def _restore(parts: Parts, folder: Any, screen: Any):
     getattr(parts, name).load_state_dict(host[name])
   screen.say(f'resuming at step {found}')
   flight = turn.unpacked(host['flight']) if host['flight'] else None
+  state = steps.with_teacher(program, state, teacher)
   return state, jax.tree.map(np.asarray, batch), flight, found
 
 
@@ -174,7 +205,8 @@ def _save(parts: Parts, folder: Any, done: int, state: Any, batch: Batch, flight
   host = {name: getattr(parts, name).state_dict() for name in _HOST_STATE}
   host |= dict(fingerprint=parts.tables.train.fingerprint, step=done)
   host['flight'] = {} if flight is None else turn.packed(flight)
-  checkpoint.save(folder.checkpoints, done, (state, batch), host, keep=parts.config.checkpoint.keep)
+  tree = state._replace(teacher=None), batch  # the teacher can be loaded again
+  checkpoint.save(folder.checkpoints, done, tree, host, keep=parts.config.checkpoint.keep)
 
 
 def _evaluator(parts: Parts, pool: grade.Pool):

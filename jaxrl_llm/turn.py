@@ -27,6 +27,7 @@ class Parts(NamedTuple):
   unfinished: replay.Unfinished
   drafts: replay.Drafts
   cap: Callable[..., int]  # (step, T) → tokens a row may take
+  teacher: Any = None  # of config.objective.teacher
 
 
 class Flight(NamedTuple):
@@ -113,7 +114,11 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
   reward_B = np.zeros(len(rows), np.float32)
   reward_B[real] = scores.reward_B
-  batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32))
+  demo = None
+  if parts.program.method.needs_demo:
+    asked, T = [table.rows[i] for i in prompts.index_P], parts.config.completion_tokens
+    demo = data.demonstrations(asked, parts.model.tokenizer, T)
+  batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32), demo)
   return batch, rows, texts, scores.counts
 
 

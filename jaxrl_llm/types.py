@@ -74,6 +74,8 @@ class Batch(NamedTuple):
   rollout: Rollout
   reward_B: Array  # float32
   correct_B: Array  # float32 in {0, 1}: decides which groups are mixed, before any shaping
+  # One row a prompt, of length 0 where there is none; log-probs as recorded, 0 throughout a row: unknown.
+  demo: Rollout | None = None  # None: the method learns from no demonstrations
 
 
 class TrainState(NamedTuple):
@@ -91,6 +93,7 @@ class TrainState(NamedTuple):
   average: Any = None  # float32 weights averaged over steps, where the old policy is theirs
   outer: Any = None  # what a loop around the optimizer's steps has seen
   noise: Any = None  # how loud it is in each layer, where the update's forward pass has some
+  teacher: Any = None  # float32 weights of another model, frozen; no part of a checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import companion, objective
+from jaxrl_llm import companion, demonstrate, objective
 from jaxrl_llm.generate import judge
 from jaxrl_llm.passes import by_prompt, by_row, leverage, rescore, scores, slices
 from jaxrl_llm.program import Program
@@ -93,6 +93,7 @@ def _steps(program: Program, state: TrainState, batch: Batch, known: Known):
 def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
   target = _target(program, state, batch, known)
+  target, taught = demonstrate.planned(program, state, batch, target)
   key_M = _noise_keys(program, state, batch)
   target, whole, scale = _prepared(program, state, batch, target, key_M)
   # Noise is learnt with the weights; None, and of no cost, where there is none.
@@ -110,6 +111,8 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
   zeros = jax.tree.map(jnp.zeros_like, learnt), {k: jnp.float32(0) for k in _SUMS}
   (grads, sums), _ = jax.lax.scan(accumulate, zeros, (slices(program, batch, target), key_M))
   sums |= whole
+  demonstrated, told = demonstrate.added(program, state, batch, taught, grads[0])
+  grads = demonstrated, grads[1]
   norm = optax.tree.norm(grads[0])
   usable = jnp.isfinite(norm)
   if program.perturb is not None:
@@ -119,7 +122,7 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
     lambda: _apply(program, state, grads, scale),
     lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1)),
   )
-  metrics = _metrics(program, state, batch, target, sums, norm)
+  metrics = _metrics(program, state, batch, target, sums, norm) | told
   metrics['actor/lr'] *= scale
   if program.perturb is not None:
     metrics['actor/noise_sigma'] = jnp.exp(state.noise.log_sigma_L).mean()
@@ -188,6 +191,10 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
     target = target._replace(reference_BxT=scores(program, state.reference, batch)[0])
   if method.needs_average:
     target = target._replace(old_BxT=scores(program, state.average, batch)[0])
+  if method.needs_teacher:
+    other = program._replace(model=program.teacher)
+    target = target._replace(teacher_BxT=scores(other, state.teacher, batch)[0])
+    target = objective.distilled(method, target)
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
   sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)

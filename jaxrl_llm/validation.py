@@ -95,6 +95,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     )
   _check_sampling(c.eval.sampling)
   _check_batch(c)
+  _check_teacher(c.objective)
   _check_mesh(c.mesh)
 
 
@@ -152,6 +153,20 @@ def _check_batch(c: ml_collections.ConfigDict) -> None:
     raise UserError(
       f'config.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be '
       f'a multiple or a divisor of config.rollouts={c.rollouts}; 0 takes all rows at once.'
+    )
+
+
+def _check_teacher(objective: ml_collections.ConfigDict) -> None:
+  named, used = objective.teacher, objective.distill.fn
+  if used != 'none' and not named:
+    raise UserError(
+      f"config.objective.teacher='' is empty and config.objective.distill.fn={used!r} needs one; name a "
+      'model as config.model does.'
+    )
+  if named and used == 'none':
+    raise UserError(
+      f'config.objective.teacher={named!r} teaches nothing; set config.objective.distill.fn=on_policy, or '
+      'leave it empty.'
     )
 
 

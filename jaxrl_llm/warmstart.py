@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm import data
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program, make_program
-from jaxrl_llm.types import Batch, Rollout, TrainState
+from jaxrl_llm.types import Batch, TrainState
 
 # With A = 1, no ratio and no trust region the coefficient form is token-mean maximum likelihood.
 _LIKELIHOOD = dict(
@@ -24,6 +24,9 @@ _LIKELIHOOD = dict(
   emphasis=dict(fn='none'),
   kl=dict(fn='none'),
   lr_scale=dict(fn='none'),
+  distill=dict(fn='none'),
+  auxiliary=dict(fn='none'),
+  teacher='',
   aggregate=dict(fn='token_mean'),
   shape=dict(fn='none'),
   zero_variance=dict(fn='keep'),
@@ -53,6 +56,7 @@ def run(
   end_ids = program.generate.end_ids
   supervised = make_program(sft, program.model, end_ids, program.mesh)
   update = steps.compile_update(supervised)
+  teacher = state.teacher
   state, losses = steps.init_state(supervised, state.params), []
   for index in range(config.sft.steps):
     random = np.random.default_rng((config.seed, index))
@@ -60,7 +64,7 @@ def run(
     state, metrics = update(state, _batch(table, chosen, tokenizer, config.completion_tokens))
     # Recorded log-probabilities are 0 here, so this divergence is the negative log-likelihood.
     losses.append(float(metrics['actor/ppo_kl']))
-  return steps.init_state(program, state.params), losses
+  return steps.init_state(program, state.params, teacher), losses
 
 
 def _batch(table: Any, chosen: np.ndarray, tokenizer: Any, max_tokens: int) -> Batch:
@@ -68,13 +72,4 @@ def _batch(table: Any, chosen: np.ndarray, tokenizer: Any, max_tokens: int) -> B
   rows = [table.rows[i] for i in chosen]
   tokens_BxT, length_B = data.answer_tokens(rows, tokenizer, max_tokens)
   ones_B = np.ones(len(rows), np.float32)
-  rollout = Rollout(
-    tokens_BxT,
-    np.zeros(tokens_BxT.shape, np.float32),
-    length_B,
-    np.ones(len(rows), np.int8),
-    np.zeros(tokens_BxT.shape, np.int32),
-    ones_B,
-    np.zeros((len(rows), 0), np.float32),
-  )
-  return Batch(table.prompts(chosen), rollout, ones_B, ones_B)
+  return Batch(table.prompts(chosen), data.supervised(tokens_BxT, length_B), ones_B, ones_B)

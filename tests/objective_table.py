@@ -783,6 +783,22 @@ METHODS = {
     on_policy=False,
     value=False,
   ),
+  'hpt': Row(
+    dict(advantage='group_centered', ratio='one', trust='none', aggregate='fixed'),
+    reinforce(gm, fix),
+    value=False,
+  ),
+  'exopd': Row(
+    dict(
+      advantage=dict(fn='raw', baseline=0.5),
+      correction=dict(fn='token_truncate', high=1.1),
+      ratio='one',
+      trust='none',
+      aggregate='token_mean',
+    ),
+    reinforce(raw, tok, lambda s, d: np.minimum(rho(d), 1.1)),
+    value=False,
+  ),
   'k1': Row(
     dict(kl=dict(fn='k1', coef=0.05)), with_kl(lambda x, s, d: x - d.reference), on_policy=False
   ),

@@ -55,6 +55,12 @@ GENERATION = dict(
 )
 
 
+# What proves a stage that stands beside the policy gradient, or in the place of rewards.
+BESIDE = dict(
+  auxiliary='tests/objective/test_auxiliary.py', distill='tests/objective/test_distill.py'
+)
+
+
 def functions(objective) -> dict[str, str]:
   return {stage: objective[stage]['fn'] for stage in STAGES}
 
@@ -85,13 +91,16 @@ def table() -> str:
     outer = configs.load(str(FILES[name])).optimizer.outer.fn
     if outer != 'none':
       chosen.append(f'optimizer.outer={outer}')
-    for stage in ('shape', 'zero_variance', 'perturb'):
-      if objective[stage].fn != configs.default().objective[stage].fn:
-        chosen.append(f'{stage}={objective[stage].fn}')
+    extra = [
+      stage
+      for stage in ('shape', 'zero_variance', 'perturb', *BESIDE)
+      if objective[stage].fn != configs.default().objective[stage].fn
+    ]
+    chosen += [f'{stage}={objective[stage].fn}' for stage in extra]
     paper = re.match(r'(.*?)(?:, (arXiv:\S+?)| \(no paper.*?\)):', title(name))
     told = f'{paper[1]}, {paper[2]}' if paper[2] else f'{paper[1]}, no paper'
     code = f'`{" ".join(chosen)}`' if chosen else '–'
-    proofs, parts = [proof(name)], generation(name)
+    proofs, parts = [proof(name), *(BESIDE[s] for s in extra if s in BESIDE)], generation(name)
     if parts:
       code = (
         f'those of DAPO, and `{" ".join(f"generate.{part}={fn}" for part, fn in parts.items())}`'
@@ -134,7 +143,9 @@ def test_every_config_compiles_to_an_update(name):
   c = configs.load(str(FILES[name]))
   c.prompts, c.prompt_tokens, c.completion_tokens = 4, 8, 8
   validation.validate(c)
-  program = make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  teacher = MODEL if c.objective.teacher else None
+  mesh = shard.make_mesh(c.mesh, jax.devices()[:1])
+  program = make_program(c, MODEL, (3,), mesh, teacher=teacher)
   state = steps.abstract_state(program)
   after, metrics = jax.eval_shape(
     lambda s, b: steps.update(program, s, b), state, steps.empty_batch(program)
@@ -143,6 +154,8 @@ def test_every_config_compiles_to_an_update(name):
   assert {'actor/pg_loss', 'actor/kl_loss'} <= set(metrics)
   assert (after.reference is None) == (not program.method.needs_reference)
   assert (after.average is None) == (not program.method.needs_average)
+  assert (after.teacher is None) == (not program.method.needs_teacher)
+  assert ('actor/sft_loss' in metrics) == program.method.needs_demo
 
 
 if __name__ == '__main__':

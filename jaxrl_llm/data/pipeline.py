@@ -42,7 +42,7 @@ class PromptTable:
     index_P = np.asarray(indices, np.int32).reshape(-1)
     if len(index_P) and not 0 <= index_P.min() <= index_P.max() < len(self):
       raise IndexError(f'row indices must be from 0 to {len(self) - 1}: {index_P.tolist()}')
-    tokens_PxL, length_P = _padded([self.tokens[i] for i in index_P], self.prompt_tokens)
+    tokens_PxL, length_P = padded([self.tokens[i] for i in index_P], self.prompt_tokens)
     born_P = np.full(len(index_P), born, np.int32)
     return Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(len(index_P), np.float32))
 
@@ -120,35 +120,14 @@ def render(row: Row, data: Any) -> str | list[dict[str, str]]:
   return [*system, dict(role='user', content=text)]
 
 
-def answer_tokens(
-  rows: Sequence[Row], tokenizer: Any, completion_tokens: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """(tokens_PxT, length_P): each answer and an end token, right-padded with 0, for a supervised
-  start.
-
-  Raises UserError for an answer that does not fit or a row without one. Source: none.
-  """
-  completions = []
-  for row in rows:
-    if not row.answer:
-      raise UserError(f'config.sft: row {row.id} of {row.source!r} has no answer to learn from.')
-    ids = [*tokenizer.encode(row.answer), list(tokenizer.end_ids)[0]]
-    if len(ids) > completion_tokens:
-      raise UserError(
-        f'config.completion_tokens={completion_tokens} is too small for config.sft: the answer '
-        f'{row.answer[:40]!r} has {len(ids)} tokens with its end; raise it.'
-      )
-    completions.append(np.asarray(ids, np.int32))
-  return _padded(completions, completion_tokens)
-
-
 def _encode(rendered: str | list[dict[str, str]], tokenizer: Any) -> np.ndarray:
   text = isinstance(rendered, str)
   ids = tokenizer.encode(rendered) if text else tokenizer.encode_chat(rendered)
   return np.asarray(ids, np.int32).reshape(-1)
 
 
-def _padded(sequences: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+def padded(sequences: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+  """(tokens [N, width] int32, right-padded with 0, lengths [N]). Source: none."""
   tokens = np.zeros((len(sequences), width), np.int32)
   for row, sequence in zip(tokens, sequences, strict=True):
     row[: len(sequence)] = sequence

@@ -5,10 +5,26 @@ from jaxrl_llm.objective.compose import (
   Method,
   Targets,
   coefficients,
+  distilled,
   method,
   mixed,
   scale,
   targets,
 )
+from jaxrl_llm.objective.lesson import Lesson, lesson_coefficients, plan_lesson, recorded_or
 
-__all__ = ['SUMS', 'Method', 'Targets', 'coefficients', 'method', 'mixed', 'scale', 'targets']
+__all__ = [
+  'SUMS',
+  'Lesson',
+  'Method',
+  'Targets',
+  'coefficients',
+  'distilled',
+  'lesson_coefficients',
+  'method',
+  'mixed',
+  'plan_lesson',
+  'recorded_or',
+  'scale',
+  'targets',
+]

@@ -12,9 +12,11 @@ from jaxrl_llm.config import pick
 from jaxrl_llm.objective import (
   advantage,
   aggregate,
+  auxiliary,
   companion,
   correction,
   credit,
+  distill,
   emphasis,
   kl,
   lr_scale,
@@ -28,7 +30,7 @@ from jaxrl_llm.types import Batch, UserError
 
 
 class Method(NamedTuple):
-  """A method is a choice of eleven small functions and two switches, and perhaps of a second model."""
+  """A method is a choice of small functions and two switches, and perhaps of a second model."""
 
   shape: Callable
   advantage: Callable
@@ -41,6 +43,8 @@ class Method(NamedTuple):
   aggregate: Callable
   kl: Callable
   lr_scale: Callable
+  distill: Callable
+  auxiliary: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
   companion: companion.Companion | None  # None: the policy learns alone
@@ -83,9 +87,19 @@ class Method(NamedTuple):
 
   @property
   def needs_reference(self) -> bool:
-    """A frozen policy: for a KL form, or for a companion to be compared with."""
+    """A frozen policy: for a KL form, for demonstrations, or for a companion to be compared with."""
     beside = '' if self.companion is None else self.companion.base
-    return 'reference' in self.needs | {beside}
+    return bool({'reference', 'demo_reference'} & (self.needs | {beside}))
+
+  @property
+  def needs_teacher(self) -> bool:
+    """Log-probs of another model."""
+    return 'teacher' in self.needs
+
+  @property
+  def needs_demo(self) -> bool:
+    """A demonstration of each prompt in the batch."""
+    return 'demo' in self.needs
 
   @property
   def needs_prepass(self) -> bool:
@@ -104,6 +118,7 @@ class Targets(NamedTuple):
   group_B: jax.Array  # int32
   old_BxT: jax.Array | None = None  # None: the behaviour's
   reference_BxT: jax.Array | None = None  # None: no reference policy
+  teacher_BxT: jax.Array | None = None  # None: no teacher
   c_BxT: jax.Array | None = None  # None: not worked out yet
   return_BxT: jax.Array | None = None  # what a critic should have said; None: there is no critic
   age_BxT: jax.Array | None = (
@@ -141,6 +156,8 @@ def method(config: Any) -> Method:
     aggregate=pick(aggregate, config.aggregate, 'objective.aggregate'),
     kl=pick(kl, config.kl, 'objective.kl'),
     lr_scale=pick(lr_scale, config.lr_scale, 'objective.lr_scale'),
+    distill=pick(distill, config.distill, 'objective.distill'),
+    auxiliary=pick(auxiliary, config.auxiliary, 'objective.auxiliary'),
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
     companion=beside,
@@ -233,6 +250,12 @@ def mixed(correct_B: jax.Array, length_B: jax.Array, rollouts: int) -> jax.Array
   return ((correct & exists).any(1) & (~correct & exists).any(1)).astype(jnp.float32)
 
 
+def distilled(method: Method, target: Targets) -> Targets:
+  """Advantages of every token, from policies that do not learn. Source: by the functions chosen."""
+  old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
+  return target._replace(advantage_BxT=method.distill(_tokens(method, target, old_BxT, None)))
+
+
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # what `coefficients` adds up
 
 
@@ -288,6 +311,7 @@ def _tokens(
     correct_B=target.correct_B,
     group_B=target.group_B,
     reference_BxT=clean(target.reference_BxT),
+    teacher_BxT=clean(target.teacher_BxT),
     entropy_BxT=clean(entropy_BxT),
     age_BxT=target.age_BxT,
     moved_BxT=target.moved_BxT,

@@ -1,4 +1,4 @@
-"""Parts of methods for jobs that a step does not run yet: demonstrations, teachers, turns.
+"""Parts of methods for jobs that a step does not run yet: turns.
 
 Pure functions of arrays, each with its proving identity in tests/objective/test_pieces.py. None of them is a choice of
 a config. A coefficient array here stands for the loss −Σ sg(c)·log π, like those of `compose.coefficients`; terms of
@@ -10,83 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.tokens import row_mean, row_sum
-
-
-def chord(logp_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
-  """c = p(1 − p) / Σm on demonstrations: not the known, not the hopeless tokens. Source: arXiv:2508.11408 (CHORD)."""
-  p = jnp.where(mask_BxT > 0, jnp.exp(logp_BxT), 0.0)
-  return p * (1 - p) * mask_BxT / jnp.maximum(mask_BxT.sum(), 1)
-
-
-def chord_share(
-  step: jax.Array, *, warmup: int, decay: int, high: float = 0.9, low: float = 0.05
-) -> jax.Array:
-  """μ: linear to `high` over `warmup` steps, then a cosine to `low` over `decay`. Source: arXiv:2508.11408 (CHORD).
-
-  The loss is (1 − μ)·RL + μ·demonstrations, see `mixed_terms`; the two ends are our defaults.
-  """
-  up = high * jnp.minimum(step / max(warmup, 1), 1.0)
-  place = jnp.clip((step - warmup) / max(decay, 1), 0.0, 1.0)
-  return jnp.where(step < warmup, up, low + (high - low) * (1 + jnp.cos(jnp.pi * place)) / 2)
-
-
-def mixed_terms(rl_BxT: jax.Array, demo_BxT: jax.Array, share: jax.Array) -> jax.Array:
-  """c = (1 − share)·c_RL + share·c_demo, each with its own denominator in it. Source: arXiv:2508.11408 (CHORD)."""
-  return (1 - share) * rl_BxT + share * demo_BxT
-
-
-def hpt_learns(correct_PxG: jax.Array, *, gate: int = 0) -> tuple[jax.Array, jax.Array]:
-  """(RL_P, SFT_P), 0 or 1: a prompt with at most `gate` right answers learns from its demonstration instead.
-
-  Source: arXiv:2509.04419 (HPT).
-  """
-  lost = (correct_PxG > 0.5).sum(1) <= gate
-  return jnp.where(lost, 0.0, 1.0), jnp.where(lost, 1.0, 0.0)
-
-
-def one_token_rollouts(
-  logp_BxT: jax.Array, mask_BxT: jax.Array, *, beta: float = -0.1
-) -> jax.Array:
-  """c = (1 − beta)·p / Σm on demonstrations: OTR with infinitely many samples at each position.
-
-  A sampled token is worth 1 where it is the demonstrated one and `beta` elsewhere; the policy gradient's mean is
-  this. `beta` from memory. Source: arXiv:2509.26313 (OTR).
-  """
-  p = jnp.where(mask_BxT > 0, jnp.exp(logp_BxT), 0.0)
-  return (1 - beta) * p * mask_BxT / jnp.maximum(mask_BxT.sum(), 1)
-
-
-def pear(
-  logp_BxT: jax.Array,
-  behaviour_BxT: jax.Array,
-  mask_BxT: jax.Array,
-  *,
-  discount: float = 0.999,
-  low: float = -0.08,
-  high: float = 0.3,
-  least: float = 0.1,
-  most: float = 10.0,
-) -> jax.Array:
-  """c = clip(G, least, most) / Σm, G_t = discount^{|y|−1−t}·Π_{j>t} e^{clip(log π/π_b, low, high)}.
-
-  How much the rest of a demonstration is still what the policy would say. From third-party notes.
-  Source: none (PEAR).
-  """
-  step = jnp.clip(jnp.where(mask_BxT > 0, logp_BxT - behaviour_BxT, 0.0), low, high)
-  step = jnp.where(mask_BxT > 0, step + jnp.log(discount), 0.0)
-  after = row_sum(step, mask_BxT) - jnp.cumsum(step, axis=1)
-  return jnp.clip(jnp.exp(after), least, most) * mask_BxT / jnp.maximum(mask_BxT.sum(), 1)
-
-
-def distilled(
-  old_BxT: jax.Array, teacher_BxT: jax.Array, base_BxT: jax.Array, *, scale: float = 1.25
-) -> jax.Array:
-  """A = scale·(log π_T − log π_base) − (log π_old − log π_base), per token; scale 1 is log π_T/π_old.
-
-  Source: arXiv:2602.12125 (G-OPD).
-  """
-  return scale * (teacher_BxT - base_BxT) - (old_BxT - base_BxT)
+from jaxrl_llm.objective.tokens import row_mean
 
 
 def discounted(reward_BxS: jax.Array, mask_BxS: jax.Array, *, discount: float = 0.95) -> jax.Array:

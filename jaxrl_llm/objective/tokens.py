@@ -26,6 +26,7 @@ class Tokens(NamedTuple):
   correct_B: jax.Array  # 1 where the answer was right, before any shaping
   group_B: jax.Array  # int32, which prompt a row answers
   reference_BxT: jax.Array | None = None  # of a frozen policy; None: there is none
+  teacher_BxT: jax.Array | None = None  # of another model; None: there is none
   entropy_BxT: jax.Array | None = None  # nats
   age_BxT: jax.Array | None = None  # optimizer steps since the token was sampled
   moved_BxT: jax.Array | None = None  # of them, those taken on this batch
@@ -50,7 +51,8 @@ def needs(*what: str) -> Callable:
   'old': log-probs of the weights before the update, or with 'average' those of averaged weights; 'rows': those of
   all rows of the minibatch at once, so that coefficients cannot be worked out slice by slice; 'reference': a frozen
   policy; 'versions': the ages of tokens; 'norms': the gradient's norm of each row; 'values': of a critic; 'process':
-  a companion's reward for each token.
+  a companion's reward for each token; 'teacher': another model; 'demo': a demonstration of each prompt;
+  'demo_reference': what the frozen policy says of those.
   """
 
   def mark(fn: Callable) -> Callable:

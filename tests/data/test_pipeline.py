@@ -158,19 +158,3 @@ def test_the_fingerprint_sees_what_only_graders_see_and_no_order_of_sets():
   assert mark(dict(a={'x', 'y', 'z'}, b=1)) == mark(dict(b=1, a={'z', 'y', 'x'}))
   assert mark(dict(a=object())) == mark(dict(a=object()))
   assert mark({1: 'a', 'b': np.arange(2)}) == mark({'b': np.arange(2), 1: 'a'})
-
-
-def test_answers_end_with_an_end_token():
-  rows = [make_row('toy', 'q', answer, {}) for answer in ('12', '345')]
-  tokens_PxT, length_P = data.answer_tokens(rows, TOKENIZER, 5)
-  assert tokens_PxT.tolist() == [[49, 50, 1, 0, 0], [51, 52, 53, 1, 0]]
-  assert length_P.tolist() == [3, 4]
-  assert tokens_PxT.dtype == length_P.dtype == np.int32
-
-
-def test_answers_that_do_not_fit_are_told():
-  row = make_row('toy', 'q', '12345', {})
-  with pytest.raises(UserError, match="completion_tokens=5 is too small.*'12345' has 6 tokens"):
-    data.answer_tokens([row], TOKENIZER, 5)
-  with pytest.raises(UserError, match='has no answer to learn from'):
-    data.answer_tokens([row._replace(answer='')], TOKENIZER, 5)

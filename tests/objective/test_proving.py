@@ -87,6 +87,14 @@ def test_empty_rows_have_no_advantage_and_no_say(name):
 
 # What the papers, or the code that comes with them, set; where a docstring says 'ours', what we do.
 DEFAULTS = {
+  'auxiliary': dict(
+    likelihood=[0.1],
+    chord=[0.1, 0.1, 0, 0, True],
+    replace=[0, 1.0],
+    one_token_rollouts=[-0.1],
+    suffix_weighted=[0.999, -0.08, 0.3, 0.1, 10.0],
+  ),
+  'distill': dict(on_policy=[1.0]),
   'advantage': dict(
     group_normalized=[1e-6],
     raw=[0.0],

@@ -1,0 +1,21 @@
+"""HPT, arXiv:2509.04419: a prompt whose rollouts are all wrong learns from its demonstration instead.
+
+python -m jaxrl_llm.main --config=configs/hpt.py
+Numbers: gate 0 of 8, weight 1 (0.3 for a model of 1.5B), the mean as baseline, no clip and a fixed denominator are the
+official code's, read for our notes. Its learning rate of 5e-6, entropy bonus of 0.001 and gradient clip of 80 are not
+taken over; there is no entropy bonus here. Demonstrations of the default job are its answers, a bare number each:
+--config.data.source=jsonl with a column `solution` brings better ones.
+"""
+
+
+def get_config():
+  return dict(
+    base='sums.py',
+    objective=dict(
+      advantage=dict(fn='group_centered'),
+      ratio=dict(fn='one'),
+      trust=dict(fn='none'),
+      aggregate=dict(fn='fixed'),
+      auxiliary=dict(fn='replace', gate=0, weight=1.0),
+    ),
+  )
