@@ -132,6 +132,42 @@ def raw(d):
   return d.reward[:, None] - 0.5
 
 
+# Shaped rewards, and the advantages of the rows that have them, as [B, 1].
+
+
+def of_reward(fn):
+  return lambda d: gz(types.SimpleNamespace(**(vars(d) | dict(reward=fn(d)))))
+
+
+def over(n):
+  return max(n - (T - 4), 0) / 4
+
+
+def overlong(d):
+  return d.reward - 0.5 * np.array([over(n) for n in d.length])
+
+
+def apriel(d):
+  out = d.reward.copy()
+  for b, n in enumerate(d.length):
+    solved = d.correct[b // G * G : b // G * G + G].mean()
+    weight = 1 if n == T else solved**2 if d.correct[b] else 0.5
+    out[b] -= weight * over(n)
+  return out
+
+
+def grpo_lambda(d):
+  out, solved = d.reward.copy(), d.correct.reshape(P, G).mean(1)
+  least = np.sort(solved)[-int(np.ceil(0.4 * P))]
+  for g in np.flatnonzero(solved >= least):
+    rows = np.arange(g * G, (g + 1) * G)
+    right = rows[d.correct[rows] == 1]
+    if len(right):
+      z = (d.length[right] - d.length[right].mean()) / (d.length[right].std() + 1e-4)
+      out[right] -= 0.7 / (1 + np.exp(-z))
+  return out
+
+
 # Denominators, as [B, T].
 
 
@@ -461,6 +497,17 @@ METHODS = {
   ),
   'opo': Row(dict(advantage='length_weighted', aggregate='token_mean'), ppo(adv=weighted, agg=tok)),
   'adora': Row(dict(advantage='adora'), ppo(adv=adora)),
+  'overlong': Row(
+    dict(shape=dict(fn='overlong', buffer_tokens=4, factor=0.5)), ppo(adv=of_reward(overlong))
+  ),
+  'apriel': Row(
+    dict(shape=dict(fn='overlong_where_solved', buffer_tokens=4, power=2.0, failure=0.5)),
+    ppo(adv=of_reward(apriel)),
+  ),
+  'grpo_lambda': Row(
+    dict(shape=dict(fn='brief_where_solved', share=0.4, factor=0.7)),
+    ppo(adv=of_reward(grpo_lambda)),
+  ),
   'opmd': Row(
     dict(
       advantage=dict(fn='log_mean_exp', temperature=2.0),

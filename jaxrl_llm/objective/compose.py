@@ -119,10 +119,9 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
-  reward_B = method.shape(batch.reward_B, length_B, T)
-  advantage_PxG = method.advantage(
-    reward_B.reshape(-1, rollouts), length_B.astype(dtype).reshape(-1, rollouts)
-  )
+  group = lambda x: x.reshape(-1, rollouts)  # noqa: E731
+  reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
+  advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)))
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]

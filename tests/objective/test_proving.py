@@ -10,7 +10,7 @@ from objective_table import METHODS, B, G, P, T, batch, data, settings, tok
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, tokens
+from jaxrl_llm.objective import advantage, shape, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,9 @@ def test_empty_rows_have_no_advantage_and_no_say(name):
 
 # What the papers, or the code that comes with them, set; where a docstring says 'ours', what we do.
 DEFAULTS = {
+  'shape': dict(
+    overlong=[1.0], overlong_where_solved=[1.0, 1.0], brief_where_solved=[0.2, 0.6, 1e-4]
+  ),
   'advantage': dict(
     group_normalized=[1e-6],
     raw=[0.0],
@@ -149,6 +152,33 @@ def test_defaults_are_those_of_the_sources(stage):
   fns = configs.choices(getattr(objective.compose, stage))
   told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
   assert told == DEFAULTS[stage]
+
+
+def test_grpo_lambda_without_groups_is_grpo_and_apriel_without_its_share_is_overlong():
+  d = data()
+  same(run(d, **of('grpo_lambda', shape=dict(fn='brief_where_solved', share=0.0)))[0], run(d)[0])
+  plain = dict(fn='overlong_where_solved', buffer_tokens=4, power=0.0, failure=1.0)
+  long = dict(fn='overlong', buffer_tokens=4)
+  same(run(d, shape=plain)[0], run(d, shape=long)[0])
+
+
+def test_grpo_lambda_shortens_right_answers_of_the_groups_with_most_of_them():
+  correct = jnp.array([[1.0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+  length = jnp.array([[2, 4, 9, 9], [2, 9, 9, 9], [2, 9, 9, 9], [2, 9, 9, 9], [0, 0, 0, 0]])
+  for share, groups in ((0.0, []), (0.25, [0]), (0.5, [0, 2, 3]), (0.75, [0, 2, 3])):
+    got = shape.brief_where_solved(correct, correct, length, 9, share=share)
+    assert np.flatnonzero((got < correct).any(1)).tolist() == groups  # equals all or none
+    assert (got[correct == 0] == 0).all() and (got[4] == 1).all()  # an empty group is none
+  assert got[0, 0] > got[0, 1] > got[0, 2] > 0
+
+
+def test_apriel_lets_right_answers_to_hard_prompts_be_long_but_not_cut_off():
+  correct = jnp.array([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]])
+  length = jnp.array([[8, 8, 10, 1], [8, 8, 10, 1], [8, 8, 0, 0]])
+  fall = correct - shape.overlong_where_solved(correct, correct, length, 10, buffer_tokens=4)
+  np.testing.assert_allclose(fall[0], [0.25 / 2, 1 / 2, 1, 0])
+  np.testing.assert_allclose(fall[1], [0.75 / 2, 0.75 / 2, 1, 0])
+  np.testing.assert_allclose(fall[2], [1 / 2, 1 / 2, 0, 0])  # two rows exist, both right
 
 
 @pytest.mark.parametrize('name', ['token_whitened', 'group_whitened'])
