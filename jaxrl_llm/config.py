@@ -69,7 +69,9 @@ def default() -> ml_collections.ConfigDict:
     ),  # what holds the policy back; k1, k2, k3: a frozen copy of the first weights
     aggregate=dict(fn='sequence_mean'),
     lr_scale=dict(fn='none'),  # what a batch is worth: effective_sample_size
-    shape=dict(fn='none'),  # changes rewards by length, before advantages
+    shape=dict(
+      fn='none'
+    ),  # changes rewards by length and by how right the group is, before advantages
     zero_variance=dict(fn='keep'),  # keep | mask: do all-equal groups count in the denominator
     weigh_rows=True,  # rows that were kept by chance count 1 / their probability
     head_chunk_tokens=512,  # rows of logits that exist at once
@@ -108,6 +110,15 @@ def default() -> ml_collections.ConfigDict:
     chat=True,  # wrap in the model's chat template
   )
   c.grade = dict(fn='exact', workers=2, deadline_s=10.0)
+  c.vote = dict(
+    fn='none'
+  )  # majority: a group's most frequent answer is the right one, labels are not learnt from
+  c.truncate = dict(
+    fn='none'
+  )  # outliers: the longest of an all-right group are cut, and graded again
+  c.replay = dict(
+    fn='none'
+  )  # successes(count): right rollouts of earlier visits, beside the fresh ones
   c.eval = dict(
     every=0,  # steps between evaluations; 0 = before and after only
     prompts=200,

@@ -74,6 +74,8 @@ class Batch(NamedTuple):
   rollout: Rollout
   reward_B: Array  # float32
   correct_B: Array  # float32 in {0, 1}: decides which groups are mixed, before any shaping
+  # float32 in {0, 1}: rows of an earlier visit, whose log-probabilities nobody remembers; None: there are none
+  replayed_B: Array | None = None
 
 
 class TrainState(NamedTuple):

@@ -41,6 +41,7 @@ def run(
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
   # Nothing is generated, and one row a prompt has no room for these.
+  sft.replay = dict(fn='none')
   sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec

@@ -123,6 +123,14 @@ def adora(d):
   return out[:, None]
 
 
+def dars(weight):
+  def advantage(r, n):
+    p = r.mean()
+    return (r - p) * (min(weight(p), 1.2) if p < 0.5 else 1)
+
+  return by_group(advantage)
+
+
 def whiten(a, d):
   tokens = np.concatenate([np.full(n, v) for v, n in zip(a.ravel(), d.length, strict=True)])
   return (a - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
@@ -497,6 +505,19 @@ METHODS = {
   ),
   'opo': Row(dict(advantage='length_weighted', aggregate='token_mean'), ppo(adv=weighted, agg=tok)),
   'adora': Row(dict(advantage='adora'), ppo(adv=adora)),
+  'dars_et': Row(
+    dict(advantage=dict(fn='equal_treatment', most=1.2)),
+    ppo(adv=dars(lambda p: 1 / (4 * p * (1 - p)))),
+  ),
+  'dars_hw': Row(
+    dict(advantage=dict(fn='hardness_weighted', most=1.2)), ppo(adv=dars(lambda p: 1 / (2 * p)))
+  ),
+  'rlep': Row(
+    dict(
+      trust=dict(fn='dual_clip', high=0.28, most=1.3), aggregate='token_mean', zero_variance='mask'
+    ),
+    ppo(high=0.28, agg=mixed, dual=1.3),
+  ),
   'overlong': Row(
     dict(shape=dict(fn='overlong', buffer_tokens=4, factor=0.5)), ppo(adv=of_reward(overlong))
   ),

@@ -4,6 +4,7 @@ from jaxrl_llm.objective.compose import (
   SUMS,
   Method,
   Targets,
+  behaviour,
   coefficients,
   method,
   mixed,
@@ -11,4 +12,14 @@ from jaxrl_llm.objective.compose import (
   targets,
 )
 
-__all__ = ['SUMS', 'Method', 'Targets', 'coefficients', 'method', 'mixed', 'scale', 'targets']
+__all__ = [
+  'SUMS',
+  'Method',
+  'Targets',
+  'behaviour',
+  'coefficients',
+  'method',
+  'mixed',
+  'scale',
+  'targets',
+]

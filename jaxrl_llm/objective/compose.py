@@ -77,6 +77,7 @@ class Targets(NamedTuple):
   old_BxT: jax.Array | None = None  # None: the behaviour's
   reference_BxT: jax.Array | None = None  # None: no reference policy
   c_BxT: jax.Array | None = None  # None: not worked out yet
+  replayed_B: jax.Array | None = None  # 1 for rows without a behaviour; None: all have one
 
 
 def method(config: Any) -> Method:
@@ -135,6 +136,7 @@ def targets(method: Method, batch: Batch, rollouts: int) -> Targets:
     behaviour_BxT=batch.rollout.logp_BxT,
     correct_B=batch.correct_B,
     group_B=jnp.arange(B, dtype=jnp.int32) // rollouts,
+    replayed_B=batch.replayed_B,
   )
 
 
@@ -176,6 +178,16 @@ def coefficients(
   return jax.lax.stop_gradient(c_BxT), sums
 
 
+def behaviour(target: Targets, recorded_BxT: jax.Array, logp_BxT: jax.Array) -> jax.Array:
+  """The recorded log-probs; for replayed rows those of the policy now, so that every ratio of theirs is one.
+
+  Source: arXiv:2507.07451 (RLEP).
+  """
+  if target.replayed_B is None:
+    return recorded_BxT
+  return jnp.where(target.replayed_B[:, None] > 0, logp_BxT, recorded_BxT)
+
+
 def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
   """A factor on the learning rate for this minibatch, all rows at once. Source: by the functions chosen."""
   return method.lr_scale(_tokens(target, logp_BxT, None))
@@ -184,7 +196,9 @@ def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
 def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None) -> Tokens:
   """Everything the stages see, without gradients and without what lies where the mask is 0."""
   seen = target.mask_BxT > 0
+  behaviour_BxT = behaviour(target, target.behaviour_BxT, logp_BxT)
   old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
+  old_BxT = behaviour(target, old_BxT, logp_BxT)
 
   def clean(x):
     return None if x is None else jnp.where(seen, jax.lax.stop_gradient(x), 0.0)
@@ -192,7 +206,7 @@ def _tokens(target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None)
   return Tokens(
     logp_BxT=clean(logp_BxT),
     old_BxT=clean(old_BxT),
-    behaviour_BxT=clean(target.behaviour_BxT),
+    behaviour_BxT=clean(behaviour_BxT),
     mask_BxT=target.mask_BxT,
     advantage_BxT=target.advantage_BxT,
     correct_B=target.correct_B,

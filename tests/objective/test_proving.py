@@ -100,6 +100,8 @@ DEFAULTS = {
     shifted=[-0.1],
     log_mean_exp=[1.0],
     adora=[0.1, 0.5, 1e-6],
+    equal_treatment=[4.0],
+    hardness_weighted=[8.0],
   ),
   'correction': dict(
     token_truncate=[0.0, 2.0],
@@ -152,6 +154,48 @@ def test_defaults_are_those_of_the_sources(stage):
   fns = configs.choices(getattr(objective.compose, stage))
   told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
   assert told == DEFAULTS[stage]
+
+
+def test_dars_tops_up_hard_groups_to_what_its_rollouts_would_have_made_of_them():
+  """Σ|A| of N + ΔN rollouts at the same rate, ΔN the table of the paper's code for N = 8 before rounding up."""
+  k = np.arange(9)
+  reward = jnp.asarray((np.arange(8)[None] < k[:, None]).astype(float))
+  plain = np.abs(advantage.group_centered(reward, jnp.ones((9, 8)))).sum(1)
+  for fn, more in (
+    (advantage.equal_treatment, [24, 11, 3, 1, 0]),
+    (advantage.hardness_weighted, [56, 24, 8, 3, 0]),
+  ):
+    got = np.abs(fn(reward, jnp.ones((9, 8)))).sum(1)
+    assert got[0] == 0
+    np.testing.assert_array_equal(got[4:], plain[4:])
+    total = 8 * got[1:5] / plain[1:5]
+    assert np.ceil(total - 8 - 1e-9).tolist() == more[1:]
+  np.testing.assert_allclose(
+    np.abs(advantage.equal_treatment(reward, jnp.ones((9, 8)))).sum(1)[1:5], plain[4]
+  )
+  same(
+    run(data(), advantage=dict(fn='equal_treatment', most=1.0))[0],
+    run(data(), advantage='group_centered')[0],
+  )
+
+
+def test_replayed_rows_have_a_ratio_of_one_and_the_others_the_ratios_that_they_had():
+  d = data()
+  method = objective.method(settings(**of('rlep', correction='token_truncate')))
+  marked = batch(d)._replace(replayed_B=np.arange(B) % 3 == 0)
+  target, plain = (
+    objective.targets(method, x, G)._replace(old_BxT=d.old) for x in (marked, batch(d))
+  )
+  c, sums = objective.coefficients(method, target, d.x)
+  want = np.asarray(objective.coefficients(method, plain, d.x)[0])
+  again = marked.replayed_B
+  np.testing.assert_array_equal(np.asarray(c)[~again], want[~again])
+  one = target.weight_BxT * target.advantage_BxT
+  np.testing.assert_allclose(np.asarray(c)[again], one[again], rtol=1e-12)
+  assert np.abs(np.asarray(c) - want)[again].max() > 1e-4
+  seen = np.asarray(target.mask_BxT) > 0
+  moved = np.where(seen & ~again[:, None], d.behaviour - d.x, 0)
+  np.testing.assert_allclose(float(sums['kl']), moved.sum())
 
 
 def test_grpo_lambda_without_groups_is_grpo_and_apriel_without_its_share_is_overlong():
