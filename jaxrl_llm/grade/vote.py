@@ -29,9 +29,8 @@ class Majority(NamedTuple):
       group = [None if text is None else self.extract(text) for text in texts[start:][:rollouts]]
       votes = Counter(answer for answer in group if answer is not None)
       if votes:
-        best = max(
-          votes, key=votes.get
-        )  # a Counter keeps the order of first occurrence, max the first of equals
+        # A Counter keeps the order of first occurrence, and max takes the first of equals.
+        best = max(votes, key=votes.get)
         agree_B[start : start + rollouts] = [answer == best for answer in group]
       winner_P.append(start + group.index(best) if votes else -1)
     return agree_B, np.array(winner_P, np.int64)
