@@ -127,8 +127,9 @@ def arguments(program: Program) -> tuple:
   )
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
   batch: Batch = place(jax.eval_shape(lambda: steps.empty_batch(program)), rows)
-  begun = batch.rollout if program.generate.stop.func is not stopping.none else None
-  draft = batch.rollout if program.verify else None
+  sampled = place(jax.eval_shape(lambda: steps.empty_rollout(program)), rows)
+  begun = sampled if program.generate.stop.func is not stopping.none else None
+  draft = sampled if program.verify else None
   cap = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
   return steps.abstract_state(program), batch, batch.prompts, begun, draft, cap
 

@@ -78,7 +78,8 @@ def default() -> ml_collections.ConfigDict:
     auxiliary=dict(fn='none'),
     distill=dict(fn='none'),  # a teacher's word instead of rewards: on_policy
     teacher='',  # a model named as config.model is, of the same vocabulary; '' = none
-    shape=dict(fn='none'),  # changes rewards by length, before advantages
+    # changes rewards by length and by how right the group is, before advantages
+    shape=dict(fn='none'),
     zero_variance=dict(fn='keep'),  # keep | mask: do all-equal groups count in the denominator
     perturb=dict(fn='none'),  # noise in the update's forward pass: layerwise(sigma, learning_rate)
     weigh_rows=True,  # rows that were kept by chance count 1 / their probability
@@ -121,6 +122,15 @@ def default() -> ml_collections.ConfigDict:
     chat=True,  # wrap in the model's chat template
   )
   c.grade = dict(fn='exact', workers=2, deadline_s=10.0)
+  c.vote = dict(
+    fn='none'
+  )  # majority: a group's most frequent answer is the right one, labels are not learnt from
+  c.truncate = dict(
+    fn='none'
+  )  # outliers: the longest of an all-right group are cut, and graded again
+  c.replay = dict(
+    fn='none'
+  )  # successes(count): right rollouts of earlier visits, beside the fresh ones
   c.eval = dict(
     every=0,  # steps between evaluations; 0 = before and after only
     prompts=200,

@@ -25,6 +25,7 @@ from jaxrl_llm.generate import (
 )
 from jaxrl_llm.objective import perturb
 from jaxrl_llm.optimizer import make_optimizer
+from jaxrl_llm.replay import successes
 from jaxrl_llm.types import ModelConfig, UserError
 
 
@@ -51,6 +52,7 @@ class Program(NamedTuple):
   features: int  # F: what a row is judged by while it is sampled
   teacher: ModelConfig | None  # the shape of another model; None: there is none
   prompts: int  # P
+  group: int  # rows of a prompt that an update sees: those sampled, and those replayed
   prompt_tokens: int  # L
   minibatches: int  # optimizer steps per batch
   slice_groups: int  # prompts per gradient-accumulation slice
@@ -84,9 +86,10 @@ def make_program(
   """
   cpu = mesh.devices.flat[0].platform == 'cpu'
   dtype = ('float32' if cpu else 'bfloat16') if config.dtype == 'auto' else config.dtype
-  rows = config.prompts * config.rollouts // config.updates_per_rollout
+  group = config.rollouts + _replays(config)
+  rows = config.prompts * group // config.updates_per_rollout
   rows = min(rows, config.microbatch_rollouts or rows)
-  slice_rollouts = min(config.rollouts, max(1, rows // shard.rows_shards(mesh)))
+  slice_rollouts = min(group, max(1, rows // shard.rows_shards(mesh)))
   slots, shards = config.generate.slots, shard.rows_shards(mesh)
   _check_together(config.generate)
   pruning = _pruning(config)
@@ -141,6 +144,7 @@ def make_program(
     features=model.width if pruning else 0,
     teacher=teacher,
     prompts=config.prompts,
+    group=group,
     prompt_tokens=config.prompt_tokens,
     minibatches=config.updates_per_rollout,
     slice_groups=rows // slice_rollouts,
@@ -179,6 +183,16 @@ def _exit(config: Any, vocab: int, token_texts: Callable[[], list[str]] | None) 
   texts = token_texts()
   texts += [''] * (vocab - len(texts))  # some models have rows to spare
   return functools.partial(rule, table=jnp.asarray(marker.table(texts, text)))
+
+
+def _replays(config: Any) -> int:
+  count = pick(successes, config.replay, 'replay')().count
+  if count and config.generate.prune.fn != 'none':
+    raise UserError(
+      f'config.replay.fn={config.replay.fn!r} does not go with config.generate.prune.fn='
+      f'{config.generate.prune.fn!r}, whose judge learns from sampled rollouts alone; choose one of them.'
+    )
+  return count
 
 
 def _pruning(config: Any) -> prune.Prune | None:

@@ -117,16 +117,20 @@ def empty_rollout(program: Program) -> Rollout:
 
 def empty_batch(program: Program) -> Batch:
   """A batch of no rollouts, to start with: host arrays. Source: none."""
-  P, L, B = program.prompts, program.prompt_tokens, program.prompts * program.generate.rollouts
+  P, L, B = program.prompts, program.prompt_tokens, program.prompts * program.group
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
   prompts = Prompts(zeros(P, L), zeros(P), zeros(P), zeros(P), np.zeros(P, np.float32))
+  rollout = empty_rollout(
+    program._replace(generate=program.generate._replace(rollouts=program.group))
+  )
   demo = data.supervised(zeros(P, program.generate.max_tokens), zeros(P))
   return Batch(
     prompts,
-    empty_rollout(program),
-    np.zeros(B, np.float32),
-    np.zeros(B, np.float32),
-    demo if program.method.needs_demo else None,
+    rollout,
+    reward_B=np.zeros(B, np.float32),
+    correct_B=np.zeros(B, np.float32),
+    demo=demo if program.method.needs_demo else None,
+    replayed_B=np.zeros(B, np.float32) if program.group > program.generate.rollouts else None,
   )
 
 

@@ -40,7 +40,7 @@ from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, Model, UserError
 
 # What the checkpoint keeps of the host.
-_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts')
+_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts', 'successes')
 
 
 def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dict[str, float]:
@@ -60,6 +60,8 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   validation.validate(config)
   grade.resolve(config.grade)
+  vote = grade.resolve_vote(config.vote, config.grade, config.rollouts)
+  truncate = configs.pick(grade.truncate, config.truncate, 'truncate')()
   mesh = mesh or shard.make_mesh(config.mesh)
   check_rows(config, mesh)
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
@@ -94,7 +96,20 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   cap = configs.pick(caps, config.generate.cap, 'generate.cap')
   cap(0, config.completion_tokens)
   return Parts(
-    config, model, mesh, program, tables, curriculum, lengths, unfinished, drafts, cap, teacher
+    config=config,
+    model=model,
+    mesh=mesh,
+    program=program,
+    tables=tables,
+    curriculum=curriculum,
+    lengths=lengths,
+    unfinished=unfinished,
+    drafts=drafts,
+    successes=configs.pick(replay.successes, config.replay, 'replay')(),
+    vote=vote,
+    truncate=truncate,
+    cap=cap,
+    teacher=teacher,
   )
 
 

@@ -26,6 +26,9 @@ class Parts(NamedTuple):
   lengths: control.LengthEstimate
   unfinished: replay.Unfinished
   drafts: replay.Drafts
+  successes: replay.Successes
+  vote: grade.vote.Majority | None  # None: the rows' own answers say what is right
+  truncate: grade.truncate.Outliers | None  # None: nothing is cut
   cap: Callable[..., int]  # (step, T) → tokens a row may take
   teacher: Any = None  # of config.objective.teacher
 
@@ -71,7 +74,13 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   batch, rows, texts, counts = _grade(parts, pool, flight.prompts, rollout)
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
   row |= counts | held | _rollout_metrics(batch)
-  return Landed(batch, row, _rollout_rows(rows, texts, batch, flight.index))
+  told = _rollout_rows(rows, texts, batch, flight.index)
+  learnt = parts.successes.join(batch, parts.config.seed, flight.index)
+  parts.successes.keep(batch)
+  if learnt is not batch:
+    row['replay/rows'] = int((learnt.rollout.length_B[learnt.replayed_B > 0] > 0).sum())
+    row['replay/prompts'] = len(parts.successes.held)
+  return Landed(learnt, row, told)
 
 
 def packed(flight: Flight) -> dict[str, Any]:
@@ -114,12 +123,54 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
   reward_B = np.zeros(len(rows), np.float32)
   reward_B[real] = scores.reward_B
+  rollout, reward_B, counts = _cut(parts, pool, rows, texts, rollout, reward_B, scores.counts)
+  rollout, reward_B, voted = _voted(parts, texts, rollout, reward_B)
   demo = None
   if parts.program.method.needs_demo:
     asked, T = [table.rows[i] for i in prompts.index_P], parts.config.completion_tokens
     demo = data.demonstrations(asked, parts.model.tokenizer, T)
   batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32), demo)
-  return batch, rows, texts, scores.counts
+  return batch, rows, texts, counts | voted
+
+
+def _cut(parts: Parts, pool: grade.Pool, rows, texts, rollout: Rollout, reward_B, counts):
+  """Outliers of all-right groups end where they are cut, and are graded again; `texts` change in place."""
+  if parts.truncate is None:
+    return rollout, reward_B, counts
+  group = lambda x: x.reshape(-1, parts.config.rollouts)  # noqa: E731
+  length_B = parts.truncate.cut(group(reward_B >= 1), group(rollout.length_B)).ravel()
+  cut = np.flatnonzero(length_B < rollout.length_B)
+  for b in cut:
+    texts[b] = parts.model.tokenizer.decode(rollout.tokens_BxT[b, : length_B[b]].tolist())
+  if len(cut):
+    scores = pool.score([rows[b] for b in cut], [texts[b] for b in cut])
+    reward_B = reward_B.copy()
+    reward_B[cut] = scores.reward_B
+    counts = {name: count + scores.counts[name] for name, count in counts.items()}
+  reason_B = np.where(length_B < rollout.length_B, TRUNCATED, rollout.reason_B)
+  rollout = rollout._replace(length_B=length_B, reason_B=reason_B.astype(rollout.reason_B.dtype))
+  return rollout, reward_B, counts | {'grade/truncated': len(cut)}
+
+
+def _voted(parts: Parts, texts: list[str], rollout: Rollout, reward_B: np.ndarray):
+  """Rewards by each group's own majority; by the rows' answers the log alone says how good it is."""
+  if parts.vote is None:
+    return rollout, reward_B, {}
+  G, real_B = parts.config.rollouts, rollout.length_B > 0
+  seen = [text if real else None for text, real in zip(texts, real_B, strict=True)]
+  agree_B, winner_P = parts.vote.count(seen, G)
+  asked_P = real_B.reshape(-1, G).any(1)
+  right_P = (winner_P >= 0) & (reward_B[winner_P] >= 1)
+  told = {}
+  if asked_P.any():
+    told = {
+      'critic/vote_accuracy': float(right_P[asked_P].mean()),
+      'critic/vote_share': float(agree_B[real_B].mean()),
+      'critic/label_score/mean': float(reward_B[real_B].mean()),
+    }
+  if parts.vote.learn_from:
+    rollout = replay.blank(rollout, np.arange(len(texts)) % G < parts.vote.learn_from)
+  return rollout, agree_B.astype(np.float32), told
 
 
 def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float]:

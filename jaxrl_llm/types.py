@@ -76,6 +76,8 @@ class Batch(NamedTuple):
   correct_B: Array  # float32 in {0, 1}: decides which groups are mixed, before any shaping
   # One row a prompt, of length 0 where there is none; log-probs as recorded, 0 throughout a row: unknown.
   demo: Rollout | None = None  # None: the method learns from no demonstrations
+  # float32 in {0, 1}: rows of an earlier visit, whose log-probabilities nobody remembers; None: there are none
+  replayed_B: Array | None = None
 
 
 class TrainState(NamedTuple):

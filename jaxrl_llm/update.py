@@ -20,6 +20,8 @@ def update(
   program: Program, state: TrainState, batch: Batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
+  # Replayed rows are learnt beside the sampled ones of their group: here a group is all of them.
+  program = program._replace(generate=program.generate._replace(rollouts=program.group))
   U, method, carried = program.minibatches, program.method, state.carried
   state = state._replace(carried=())  # caches stay out of the loops below, which would hand them on
   minibatches = jax.tree.map(
@@ -216,7 +218,8 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
     c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
   real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
   logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
-  gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(target.behaviour_BxT)), 0.0)
+  behaviour_BxT = objective.behaviour(target, target.behaviour_BxT, logp_BxT)
+  gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behaviour_BxT)), 0.0)
   sums |= {
     'entropy': jnp.where(real_BxT, entropy_BxT, 0.0).sum(),
     'tokens': real_BxT.sum().astype(jnp.float32),

@@ -37,6 +37,8 @@ _GROUP = (
   'length_weighted',
   'adora',
   'least_variance',
+  'equal_treatment',
+  'hardness_weighted',
 )
 
 
@@ -146,13 +148,14 @@ def _check_batch(c: ml_collections.ConfigDict) -> None:
       f'config.updates_per_rollout={c.updates_per_rollout} does not divide '
       f'config.prompts={c.prompts}; choose a divisor.'
     )
-  rows, slice_rows = c.prompts * c.rollouts // c.updates_per_rollout, c.microbatch_rollouts
+  group = c.rollouts + c.replay.get('count', 0)  # replayed rows are learnt, too
+  rows, slice_rows = c.prompts * group // c.updates_per_rollout, c.microbatch_rollouts
   if slice_rows and (
-    rows % slice_rows or (slice_rows % c.rollouts and c.rollouts % slice_rows)
+    rows % slice_rows or (slice_rows % group and group % slice_rows)
   ):  # prompts = 0, rows = 0: `sized` has not chosen yet, and only the second can be checked
     raise UserError(
       f'config.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be '
-      f'a multiple or a divisor of config.rollouts={c.rollouts}; 0 takes all rows at once.'
+      f'a multiple or a divisor of {_rows_of(c)}; 0 takes all rows at once.'
     )
 
 
@@ -168,6 +171,11 @@ def _check_teacher(objective: ml_collections.ConfigDict) -> None:
       f'config.objective.teacher={named!r} teaches nothing; set config.objective.distill.fn=on_policy, or '
       'leave it empty.'
     )
+
+
+def _rows_of(c: ml_collections.ConfigDict) -> str:
+  more = f' + config.replay.count={c.replay.count}' if 'count' in c.replay else ''
+  return f'config.rollouts={c.rollouts}{more}'
 
 
 def _check_mesh(mesh: ml_collections.ConfigDict) -> None:

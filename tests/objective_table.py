@@ -151,6 +151,14 @@ def adora(d):
   return out[:, None]
 
 
+def dars(weight):
+  def advantage(r, n):
+    p = r.mean()
+    return (r - p) * (min(weight(p), 1.2) if p < 0.5 else 1)
+
+  return by_group(advantage)
+
+
 def whiten(a, d):
   tokens = np.concatenate([np.full(n, v) for v, n in zip(a.ravel(), d.length, strict=True)])
   return (a - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
@@ -193,6 +201,42 @@ def oprl(d):
 
 def raw(d):
   return d.reward[:, None] - 0.5
+
+
+# Shaped rewards, and the advantages of the rows that have them, as [B, 1].
+
+
+def of_reward(fn):
+  return lambda d: gz(types.SimpleNamespace(**(vars(d) | dict(reward=fn(d)))))
+
+
+def over(n):
+  return max(n - (T - 4), 0) / 4
+
+
+def overlong(d):
+  return d.reward - 0.5 * np.array([over(n) for n in d.length])
+
+
+def apriel(d):
+  out = d.reward.copy()
+  for b, n in enumerate(d.length):
+    solved = d.correct[b // G * G : b // G * G + G].mean()
+    weight = 1 if n == T else solved**2 if d.correct[b] else 0.5
+    out[b] -= weight * over(n)
+  return out
+
+
+def grpo_lambda(d):
+  out, solved = d.reward.copy(), d.correct.reshape(P, G).mean(1)
+  least = np.sort(solved)[-int(np.ceil(0.4 * P))]
+  for g in np.flatnonzero(solved >= least):
+    rows = np.arange(g * G, (g + 1) * G)
+    right = rows[d.correct[rows] == 1]
+    if len(right):
+      z = (d.length[right] - d.length[right].mean()) / (d.length[right].std() + 1e-4)
+      out[right] -= 0.7 / (1 + np.exp(-z))
+  return out
 
 
 # Denominators, as [B, T].
@@ -559,6 +603,30 @@ METHODS = {
   ),
   'opo': Row(dict(advantage='length_weighted', aggregate='token_mean'), ppo(adv=weighted, agg=tok)),
   'adora': Row(dict(advantage='adora'), ppo(adv=adora)),
+  'dars_et': Row(
+    dict(advantage=dict(fn='equal_treatment', most=1.2)),
+    ppo(adv=dars(lambda p: 1 / (4 * p * (1 - p)))),
+  ),
+  'dars_hw': Row(
+    dict(advantage=dict(fn='hardness_weighted', most=1.2)), ppo(adv=dars(lambda p: 1 / (2 * p)))
+  ),
+  'rlep': Row(
+    dict(
+      trust=dict(fn='dual_clip', high=0.28, most=1.3), aggregate='token_mean', zero_variance='mask'
+    ),
+    ppo(high=0.28, agg=mixed, dual=1.3),
+  ),
+  'overlong': Row(
+    dict(shape=dict(fn='overlong', buffer_tokens=4, factor=0.5)), ppo(adv=of_reward(overlong))
+  ),
+  'apriel': Row(
+    dict(shape=dict(fn='overlong_where_solved', buffer_tokens=4, power=2.0, failure=0.5)),
+    ppo(adv=of_reward(apriel)),
+  ),
+  'grpo_lambda': Row(
+    dict(shape=dict(fn='brief_where_solved', share=0.4, factor=0.7)),
+    ppo(adv=of_reward(grpo_lambda)),
+  ),
   'opmd': Row(
     dict(
       advantage=dict(fn='log_mean_exp', temperature=2.0),

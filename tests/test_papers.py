@@ -59,6 +59,12 @@ GENERATION = dict(
 BESIDE = dict(
   auxiliary='tests/objective/test_auxiliary.py', distill='tests/objective/test_distill.py'
 )
+# And of what happens between sampling and learning.
+BETWEEN = dict(
+  vote='tests/grade/test_vote.py',
+  truncate='tests/grade/test_truncate.py',
+  replay='tests/replay/test_successes.py',
+)
 
 
 def functions(objective) -> dict[str, str]:
@@ -75,6 +81,11 @@ def proof(name: str) -> str:
 def generation(name: str) -> dict[str, str]:
   own, default = configs.load(str(FILES[name])).generate, configs.default().generate
   return {part: own[part].fn for part in GENERATION if own[part].fn != default[part].fn}
+
+
+def between(name: str) -> dict[str, str]:
+  own = configs.load(str(FILES[name]))
+  return {part: own[part].fn for part in BETWEEN if own[part].fn != 'none'}
 
 
 def title(name: str) -> str:
@@ -106,6 +117,9 @@ def table() -> str:
         f'those of DAPO, and `{" ".join(f"generate.{part}={fn}" for part, fn in parts.items())}`'
       )
       proofs = [GENERATION[part] for part in parts]
+    for part, fn in between(name).items():
+      code = f'`{" ".join([*chosen, f"{part}={fn}"])}`'
+      proofs.append(BETWEEN[part])
     lines.append(
       f'| {told} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'
     )
@@ -127,10 +141,13 @@ def test_the_table_in_the_readme_is_up_to_date():
 def test_every_config_is_proven_and_trains_the_default_job(name):
   """The very functions of the config are a row of the table of methods; the job is that of dapo.py."""
   own, dapo = (configs.load(str(FILES[n])) for n in (name, 'dapo'))
-  assert functions(own.objective) == functions(settings(**METHODS[proof(name)].settings))
+  row = settings(**METHODS[proof(name)].settings)
+  assert functions(own.objective) == functions(row)
+  assert own.objective.shape.fn in ('none', 'overlong', row.shape.fn)
   own.optimizer.outer = dapo.optimizer.outer
   for field in own:
-    if field not in ('objective', 'updates_per_rollout', 'rollouts', 'prompts', 'generate'):
+    free = ('objective', 'updates_per_rollout', 'rollouts', 'prompts', 'generate', *BETWEEN)
+    if field not in free:
       assert own[field] == dapo[field], field
   text = FILES[name].read_text()
   assert f'--config=configs/{name}.py' in text and 'Numbers:' in text

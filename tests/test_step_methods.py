@@ -11,6 +11,7 @@ from test_step import MODEL, G, P, assert_close, config, graded, program
 from jaxrl_llm import objective, passes
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
+from jaxrl_llm.types import UserError
 
 PLAIN = dict(fn='none')
 
@@ -146,3 +147,35 @@ def test_the_effective_sample_size_scales_the_step_and_nothing_else():
   moved = lambda state: jax.tree.map(jnp.subtract, state.params, params)  # noqa: E731
   assert_close(moved(scaled), jax.tree.map(lambda x: x * factor, moved(plain)), 1e-5)
   assert_close(scaled.opt_state, plain.opt_state, 1e-5)
+
+
+def test_replayed_rows_are_learnt_beside_sampled_ones_as_if_sampled_now():
+  """Two sampled and two marked rows a group, nothing known of how these came about: the update of four sampled."""
+  params = decoder.init(MODEL, 0)
+  batch = graded(program(), params)
+  want, told = updated(program(), batch, params)
+  replayed_B = np.tile(np.array([0, 0, 1, 1], np.float32), P)
+  logp_BxT = np.where(replayed_B[:, None] > 0, -7.0, batch.rollout.logp_BxT).astype(np.float32)
+  unknown = batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT))
+  half = dict(rollouts=2, replay=dict(fn='successes', count=2), microbatch_rollouts=2)
+  assert steps.empty_batch(program(**half)).replayed_B.shape == (P * G,)
+  state, metrics = updated(program(**half), unknown._replace(replayed_B=replayed_B), params)
+  assert_close(state.params, want.params, 1e-5)
+  for name in ('actor/grad_norm', 'actor/ppo_kl', 'training/rollout_probs_diff_max'):
+    np.testing.assert_allclose(metrics[name], told[name], rtol=1e-4, atol=1e-5)
+  _, unmarked = updated(program(), unknown, params)
+  assert abs(unmarked['actor/grad_norm'] / told['actor/grad_norm'] - 1) > 0.05
+
+
+def test_without_replay_a_program_and_its_batch_are_what_they_were():
+  off = program(replay=dict(fn='none'))
+  assert off.group == off.generate.rollouts == G
+  assert steps.empty_batch(off).replayed_B is None
+  with pytest.raises(UserError, match='config.replay.fn=.successes. does not go with'):
+    program(replay=dict(fn='successes', count=1), generate=pruned())
+
+
+def pruned():
+  c = config().generate
+  c.prune = dict(fn='uniform', candidates=8, at_tokens=2)
+  return c

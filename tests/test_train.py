@@ -33,6 +33,17 @@ LAG = dict(
   optimizer=dict(learning_rate=3e-3),
 )
 
+# Rewards by vote, outliers cut, and successes of earlier visits in every group.
+AGAIN = dict(
+  steps=5,
+  vote=dict(fn='majority', learn_from=0),
+  truncate=dict(fn='outliers', deviations=1.0, least_tokens=1),
+  replay=dict(fn='successes', count=2),
+  data=tiny_job.CONFIG['data'] | dict(size=8),
+  eval=dict(every=0, prompts=8, samples=0),
+  optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
+)
+
 
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
@@ -139,6 +150,26 @@ def test_more_steps_continue_a_finished_run(uninterrupted, tmp_path):
   out = tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
   assert 'resuming at step 6' in out
   assert tiny_job.rows(tmp_path / 'run') == tiny_job.rows(uninterrupted[0])
+
+
+def test_votes_and_replays_go_on_where_a_finished_run_is_continued(tmp_path):
+  """Few prompts, so that most are met again: what is kept of them is part of the checkpoint."""
+  config = tiny_job.config_file(tmp_path, **AGAIN)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=2'))
+  out = tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  assert 'resuming at step 2' in out
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  again = [r['replay/rows'] for r in rows]
+  assert again[0] == 0 and max(again[2:]) > 0
+  for before, after in zip(rows, rows[1:], strict=False):
+    more = after['training/trained_tokens'] - before['response_length/sum']
+    assert (more > 0) == (before['replay/rows'] > 0) and more >= 0
+  # Replays are off-policy; without a mark they would be seen here.
+  assert max(r['training/rollout_probs_diff_max'] for r in rows) <= 1e-4
+  assert max(r['critic/vote_share'] for r in rows) <= 1 and 'critic/vote_accuracy' in rows[0]
+  assert 'grade/truncated' in rows[0]
 
 
 def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):

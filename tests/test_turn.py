@@ -80,3 +80,96 @@ def test_a_packed_flight_is_the_flight():
   assert (back.index, back.device) == (7, {'a': float(np.float32(0.1))})
   for a, b in zip((*flight.prompts, *flight.rollout), (*back.prompts, *back.rollout), strict=True):
     np.testing.assert_array_equal(a, b)
+
+
+class Words:
+  """Stands for the tokenizer: a token is its number."""
+
+  def decode(self, tokens):
+    return ' '.join(map(str, tokens))
+
+
+class Sevens:
+  """Stands for the pool: right is what ends in 7."""
+
+  def score(self, rows, texts):
+    right = np.array([text.endswith('7') for text in texts], np.float32)
+    return types.SimpleNamespace(reward_B=right, counts={'grade/errors': len(texts)})
+
+
+def graded(tokens_BxT, length_B, vote=None, truncate=None):
+  parts = make_parts()
+  parts.vote, parts.truncate = vote, truncate
+  parts.model = types.SimpleNamespace(tokenizer=Words())
+  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  batch = make_batch(length_B, [0] * B, [STOPPED] * B, [1] * B)
+  rollout = batch.rollout._replace(tokens_BxT=np.array(tokens_BxT, np.int32))
+  return turn._grade(parts, Sevens(), batch.prompts, rollout)
+
+
+# Group 0 is for 7, group 1 for 8, group 2 says nothing at all, group 3 agrees on 7.
+VOTES = [[5, 0, n] for n in (7, 7, 8, 7, 8, 8, 7, 9, 1, 1, 1, 1, 7, 7, 7, 7)]
+SAID_B = [3] * 8 + [0] * 4 + [3] * 4
+
+
+def test_by_vote_the_rows_own_answers_reach_the_log_alone():
+  vote = turn.grade.vote.Majority(0, lambda text: text)
+  batch, _, _, told = graded(VOTES, SAID_B, vote)
+  want = [1, 1, 0, 1] + [1, 1, 0, 0] + [0] * 4 + [1] * 4
+  assert batch.reward_B.tolist() == batch.correct_B.tolist() == want
+  want = {'vote_accuracy': 2 / 3, 'vote_share': 9 / 12, 'label_score/mean': 8 / 12}
+  for name, value in want.items():
+    np.testing.assert_allclose(told[f'critic/{name}'], value, rtol=1e-6)
+  plain, _, _, none = graded(VOTES, SAID_B)
+  assert plain.reward_B.tolist() == [1, 1, 0, 1] + [0, 0, 1, 0] + [0] * 4 + [1] * 4
+  assert none == {'grade/errors': 12}
+
+
+def test_all_vote_and_the_first_are_learnt_from():
+  vote = turn.grade.vote.Majority(2, lambda text: text)
+  batch, *_ = graded([[5, 0, n] for n in (7, 8, 8, 8)] * P, [3] * B, vote)
+  assert batch.rollout.length_B.tolist() == [3, 3, 0, 0] * P
+  assert batch.reward_B.tolist() == [0, 1, 1, 1] * P
+
+
+def test_a_cut_row_is_graded_again_by_what_is_left_of_it():
+  truncate = turn.grade.truncate.Outliers(deviations=1.0, least_tokens=1)
+  tokens = [[7, 7, 7]] * 3 + [[8, 8, 7]] + [[7, 7, 7]] * 4 + [[9, 9, 9]] * 3 + [[8, 8, 7]]
+  tokens += [[7, 8, 7], [7, 7, 7], [7, 7, 7], [7, 7, 7]]
+  length_B = [1, 1, 1, 3] + [2] * 4 + [1, 1, 1, 3] + [3, 1, 1, 1]
+  batch, _, texts, told = graded(tokens, length_B, truncate=truncate)
+  assert batch.rollout.length_B.tolist() == [1, 1, 1, 2] + [2] * 4 + [1, 1, 1, 3] + [2, 1, 1, 1]
+  assert (
+    batch.rollout.reason_B.tolist()
+    == [STOPPED] * 3 + [TRUNCATED] + [STOPPED] * 8 + [TRUNCATED] + [STOPPED] * 3
+  )
+  assert batch.correct_B.tolist() == [1, 1, 1, 0] + [1] * 4 + [0, 0, 0, 1] + [0, 1, 1, 1]
+  assert texts[3] == '8 8' and told == {'grade/errors': 18, 'grade/truncated': 2}
+
+
+def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
+  parts = make_parts()
+  parts.vote = parts.truncate = None
+  parts.config.seed = 0
+  parts.model = types.SimpleNamespace(tokenizer=Words())
+  rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
+  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
+  parts.unfinished = turn.replay.Unfinished(G, max_age=3)
+  batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
+  rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
+  landed = {}
+  for name, kept in dict(
+    plain=turn.replay.successes.none(), replay=turn.replay.successes.successes(count=1)
+  ).items():
+    parts.successes = kept
+    for index in (0, 1):
+      landed[name] = turn.land(
+        parts, Sevens(), turn.Flight(index, batch.prompts, rollout, {'loss': np.float32(1)})
+      )
+  plain, again = landed['plain'], landed['replay']
+  assert plain.told == again.told and len(again.told) == B
+  assert again.row == plain.row | {'replay/rows': 3, 'replay/prompts': 3}
+  assert plain.batch.replayed_B is None and again.batch.replayed_B.sum() == P
+  length_PxG = again.batch.rollout.length_B.reshape(P, G + 1)
+  assert length_PxG[:, -1].tolist() == [3, 3, 0, 3]
+  np.testing.assert_array_equal(length_PxG[:, :G].ravel(), plain.batch.rollout.length_B)

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_llm.grade import truncate, vote
 from jaxrl_llm.grade.pool import Pool, Scores
-from jaxrl_llm.grade.resolve import resolve
+from jaxrl_llm.grade.resolve import resolve, resolve_vote
 from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, TIMEOUT
 from jaxrl_llm.types import Row
 
@@ -20,7 +21,10 @@ __all__ = [
   'Pool',
   'Scores',
   'resolve',
+  'resolve_vote',
   'score',
+  'truncate',
+  'vote',
 ]
 
 

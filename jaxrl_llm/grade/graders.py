@@ -12,19 +12,13 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from jaxrl_llm.grade import extract
 from jaxrl_llm.types import Row
-
-# A sign counts only where it cannot be a minus between two terms. Commas count only between groups
-# of three.
-_NUMBER = re.compile(
-  r'(?:(?<![\w)\].])[-+])?'
-  r'(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
-)
 
 
 def exact(text: str, row: Row) -> float:
   """1 where the text equals the answer, both stripped of surrounding space. Source: none."""
-  return float(text.strip() == _answer(row).strip())
+  return float(extract.exact(text) == extract.exact(_answer(row)))
 
 
 def number(text: str, row: Row) -> float:
@@ -32,14 +26,14 @@ def number(text: str, row: Row) -> float:
 
   Source: none.
   """
-  found = _numbers(text)
-  return float(bool(found) and found[-1] == _target(row))
+  found = extract.number(text)
+  return float(found is not None and found == _target(row))
 
 
 def first_number(text: str, row: Row) -> float:
   """1 where the first number of the text equals the answer's. Source: none."""
-  found = _numbers(text)
-  return float(bool(found) and found[0] == _target(row))
+  found = extract.first_number(text)
+  return float(found is not None and found == _target(row))
 
 
 def gym(text: str, row: Row, *, tag: str = '') -> float:
@@ -68,17 +62,11 @@ def _gym_dataset(name: str, settings: str) -> Any:
   return reasoning_gym.create_dataset(name, seed=0, **json.loads(settings))
 
 
-def _numbers(text: str) -> list[Decimal]:
-  # Decimal compares exactly at any length, where floats would call 2**53 and 2**53 + 1 equal.
-  plain = text.replace('\N{MINUS SIGN}', '-')
-  return [Decimal(found.replace(',', '')) for found in _NUMBER.findall(plain)]
-
-
 def _target(row: Row) -> Decimal:
-  found = _numbers(_answer(row))
-  if not found:
+  found = extract.number(_answer(row))
+  if found is None:
     raise ValueError(f'the answer of row {row.id} holds no number: {row.answer!r}')
-  return found[-1]
+  return found
 
 
 def _answer(row: Row) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm import config
-from jaxrl_llm.grade import graders
+from jaxrl_llm.grade import extract, graders, vote
 from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float]
@@ -42,6 +42,27 @@ def resolve(spec: Any) -> Grader:
     raise UserError(
       f"{str(error).rstrip('.')}, or your own function as 'package.module:function'."
     ) from None
+
+
+def resolve_vote(spec: Any, grader: Any, rollouts: int) -> vote.Majority | None:
+  """config.vote → a vote that finds answers in texts as config.grade does; None where there is none. Source: none.
+
+  Raises UserError for a grader that cannot tell what it compares, or more voters to learn from than rollouts.
+  """
+  made = config.pick(vote, spec, 'vote')()
+  if made is None:
+    return None
+  valid = config.choices(extract)
+  if grader['fn'] not in valid:
+    raise UserError(
+      f'config.vote.fn={spec["fn"]!r} counts equal answers, and config.grade.fn={grader["fn"]!r} does not tell which '
+      f'are; choose a grader of: {", ".join(sorted(valid))}.'
+    )
+  if made.learn_from and not 2 <= made.learn_from <= rollouts:
+    raise UserError(
+      f'config.vote.learn_from={made.learn_from} must be from 2 to config.rollouts={rollouts}; 0 stands for all.'
+    )
+  return made._replace(extract=valid[grader['fn']])
 
 
 def _own(path: str, settings: dict[str, Any]) -> Grader:

@@ -182,6 +182,39 @@ def adora(
   return group_normalized(reward_PxG, length_PxG, eps=eps) * weight
 
 
+def equal_treatment(
+  reward_PxG: jax.Array, length_PxG: jax.Array, *, most: float = 4.0
+) -> jax.Array:
+  """A = (R − mean_g) · min(1 / (4p(1 − p)), most) where p < ½, p the group's mean reward: every Σ|A| is that of p = ½.
+
+  Where the paper draws ⌈n·(1 − 2p)² / (4p(1 − p))⌉ more rollouts of such a prompt, those that there are count as much
+  as all of them would: the same mean, without what more of them would take from the noise. `most` is its largest
+  number of rollouts over the first, 32 / 8. For rewards of 0 and 1. Source: arXiv:2508.13755 (DARS, ET).
+  """
+  p, a = _rate(reward_PxG, length_PxG), group_centered(reward_PxG, length_PxG)
+  return a * _at_most(p, 1 / (4 * p * (1 - p)), most)
+
+
+def hardness_weighted(
+  reward_PxG: jax.Array, length_PxG: jax.Array, *, most: float = 8.0
+) -> jax.Array:
+  """A = (R − mean_g) · min(1 / (2p), most) where p < ½: the rarer right answers, the more Σ|A|.
+
+  As `equal_treatment`, for ⌈n·(1 − 2p) / (2p)⌉ more rollouts; `most` is 64 / 8. Source: arXiv:2508.13755 (DARS, HW).
+  """
+  p, a = _rate(reward_PxG, length_PxG), group_centered(reward_PxG, length_PxG)
+  return a * _at_most(p, 1 / (2 * p), most)
+
+
+def _rate(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
+  # All wrong has no advantage, whatever its weight; it must be finite.
+  return jnp.clip(_mean(reward_PxG, _exists(length_PxG)), 1e-6, 1 - 1e-6)
+
+
+def _at_most(p_Px1: jax.Array, weight_Px1: jax.Array, most: float) -> jax.Array:
+  return jnp.where(p_Px1 < 0.5, jnp.minimum(weight_Px1, most), 1.0)
+
+
 def _exists(length_PxG: jax.Array) -> jax.Array:
   return (jnp.asarray(length_PxG) > 0).astype(jnp.result_type(float))
 

@@ -125,6 +125,7 @@ class Targets(NamedTuple):
     None  # int32, optimizer steps since a token was sampled; None: nobody asks
   )
   moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
+  replayed_B: jax.Array | None = None  # 1 for rows without a behaviour; None: all have one
 
 
 def method(config: Any) -> Method:
@@ -218,9 +219,10 @@ def targets(
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = real_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
-  reward_B = method.shape(batch.reward_B, length_B, T)
-  seen = (reward_B, length_B.astype(dtype)) + ((leverage_B,) if method.needs_norms else ())
-  advantage_PxG = method.advantage(*(x.reshape(-1, rollouts) for x in seen))
+  group = lambda x: x.reshape(-1, rollouts)  # noqa: E731
+  reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
+  pull = (group(leverage_B),) if method.needs_norms else ()
+  advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)), *pull)
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
@@ -240,6 +242,7 @@ def targets(
     correct_B=batch.correct_B,
     group_B=group_B,
     return_BxT=return_BxT,
+    replayed_B=batch.replayed_B,
   )
 
 
@@ -287,6 +290,16 @@ def coefficients(
   return jax.lax.stop_gradient(c_BxT), sums
 
 
+def behaviour(target: Targets, recorded_BxT: jax.Array, logp_BxT: jax.Array) -> jax.Array:
+  """The recorded log-probs; for replayed rows those of the policy now, so that every ratio of theirs is one.
+
+  Source: arXiv:2507.07451 (RLEP).
+  """
+  if target.replayed_B is None:
+    return recorded_BxT
+  return jnp.where(target.replayed_B[:, None] > 0, logp_BxT, recorded_BxT)
+
+
 def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
   """A factor on the learning rate for this minibatch, all rows at once. Source: by the functions chosen."""
   return method.lr_scale(_tokens(method, target, logp_BxT, None))
@@ -297,7 +310,9 @@ def _tokens(
 ) -> Tokens:
   """Everything the stages see, without gradients and without what lies where the mask is 0."""
   seen = target.mask_BxT > 0
+  behaviour_BxT = behaviour(target, target.behaviour_BxT, logp_BxT)
   old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
+  old_BxT = behaviour(target, old_BxT, logp_BxT)
 
   def clean(x):
     return None if x is None else jnp.where(seen, jax.lax.stop_gradient(x), 0.0)
@@ -305,7 +320,7 @@ def _tokens(
   tokens = Tokens(
     logp_BxT=clean(logp_BxT),
     old_BxT=clean(old_BxT),
-    behaviour_BxT=clean(target.behaviour_BxT),
+    behaviour_BxT=clean(behaviour_BxT),
     mask_BxT=target.mask_BxT,
     advantage_BxT=target.advantage_BxT,
     correct_B=target.correct_B,

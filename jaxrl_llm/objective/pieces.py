@@ -65,3 +65,54 @@ def turn_multiplier(
   """
   moved = jnp.exp(row_mean(logp_BxT - before_BxT, turn_mask_BxT)[:, 0])
   return jnp.clip(multiplier_B * jnp.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
+
+
+def decoupled(parts_PxGxK: jax.Array, weight_K: jax.Array, *, eps: float = 1e-4) -> jax.Array:
+  """A = z_batch(Σ_k w_k·z_group(R_k)), z(x) = (x − mean) / (std + eps), std unbiased: [P, G].
+
+  Rewards of several parts, each of its own scale: sums of them that are equal need not have equal advantages. With one
+  part, equal groups apart, it is GRPO up to a constant. The form of the code in TRL and verl.
+  Source: arXiv:2601.05242 (GDPO).
+  """
+  total_PxG = _standard(parts_PxGxK, 1, eps) @ weight_K
+  return _standard(total_PxG.reshape(-1), 0, eps).reshape(total_PxG.shape)
+
+
+def nudged(
+  reward_PxG: jax.Array, context_PxG: jax.Array, *, between: float = 1.1, eps: float = 1e-6
+) -> jax.Array:
+  """A = z_group((R − mean_c) + between·(mean_c − mean_g)), mean_c over the group's rows of the same context.
+
+  `context_PxG` ≥ 0 says which strategy a prompt was given, −1 that it was dropped: there A = R − mean_g before
+  z_group. between = 1 is GRPO. Source: arXiv:2605.15726 (NudgeRL).
+  """
+  alike = (context_PxG[:, :, None] == context_PxG[:, None]).astype(reward_PxG.dtype)
+  own = (alike * reward_PxG[:, None]).sum(2) / alike.sum(2)
+  mean = reward_PxG.mean(1, keepdims=True)
+  apart = (reward_PxG - own) + between * (own - mean)
+  return _standard(jnp.where(context_PxG >= 0, apart, reward_PxG - mean), 1, eps)
+
+
+def noisy_posterior(
+  reward_PxG: jax.Array,
+  noise_PxG: jax.Array,
+  *,
+  spread: float = 0.01,
+  trust: float = 0.1,
+  eps: float = 1e-4,
+) -> jax.Array:
+  """A = z_group(s + k·(n − s)), s = z_group(R), n = z_group(1 − noise), k = clip(P / (trust + P), 0, 1).
+
+  P = spread / (var_g(R) + spread): the less the rewards of a group tell, the more the noise that its inputs had does.
+  Constant noise is GRPO. The official code's, `spread` (p_alpha) and `trust` (r_value) of its 3B script.
+  Source: arXiv:2510.21122 (NoisyGRPO).
+  """
+  prior = spread / (jnp.var(reward_PxG, axis=1, ddof=1, keepdims=True) + spread)
+  gain = jnp.clip(prior / (trust + prior), 0.0, 1.0)
+  seen, clean = _standard(reward_PxG, 1, eps), _standard(1 - noise_PxG, 1, eps)
+  return _standard(seen + gain * (clean - seen), 1, eps)
+
+
+def _standard(x: jax.Array, axis: int, eps: float) -> jax.Array:
+  off = x - x.mean(axis, keepdims=True)
+  return off / (jnp.std(x, axis=axis, ddof=1, keepdims=True) + eps)

@@ -1,6 +1,7 @@
-"""Reward shaping by length in tokens: reward_B, length_B, max_tokens → reward_B.
+"""Reward shaping by length in tokens: reward_PxG, correct_PxG, length_PxG, max_tokens → reward_PxG.
 
-Every public function here may be named in `config.objective.shape.fn`.
+Every public function here may be named in `config.objective.shape.fn`. It sees whole groups of a minibatch.
+`length_PxG` is 0 for an empty row, which counts nowhere; `correct_PxG` is 1 where the answer was right.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ import jax
 import jax.numpy as jnp
 
 
-def none(reward_B: jax.Array, length_B: jax.Array, max_tokens: int) -> jax.Array:
+def none(
+  reward_PxG: jax.Array, correct_PxG: jax.Array, length_PxG: jax.Array, max_tokens: int
+) -> jax.Array:
   """R as graded. Source: none."""
-  del length_B, max_tokens
-  return reward_B
+  del correct_PxG, length_PxG, max_tokens
+  return reward_PxG
 
 
 def overlong(
-  reward_B: jax.Array,
-  length_B: jax.Array,
+  reward_PxG: jax.Array,
+  correct_PxG: jax.Array,
+  length_PxG: jax.Array,
   max_tokens: int,
   *,
   buffer_tokens: int,
@@ -27,5 +31,68 @@ def overlong(
 
   Nothing until T − buffer, then linear down to −factor at T. Source: arXiv:2503.14476 (DAPO, eq. 13).
   """
-  over_B = (length_B - (max_tokens - buffer_tokens)) / buffer_tokens
-  return reward_B - factor * jnp.clip(over_B, 0.0, None)
+  del correct_PxG
+  over_PxG = (length_PxG - (max_tokens - buffer_tokens)) / buffer_tokens
+  return reward_PxG - factor * jnp.clip(over_PxG, 0.0, None)
+
+
+def overlong_where_solved(
+  reward_PxG: jax.Array,
+  correct_PxG: jax.Array,
+  length_PxG: jax.Array,
+  max_tokens: int,
+  *,
+  buffer_tokens: int,
+  power: float = 1.0,
+  failure: float = 1.0,
+) -> jax.Array:
+  """R − w · max((|y| − (T − buffer)) / buffer, 0); s the share of right rows in the group.
+
+  w is s^power for right rows, `failure` for wrong ones and 1 for rows of T tokens, which count as cut off: the
+  fewer rollouts solve a prompt, the longer the right ones may be. power = 0 and failure = 1 is `overlong`. The
+  formula is the official code's; its configs do not tell `power`, and 1 is ours.
+  Source: arXiv:2604.02007 (Apriel-Reasoner).
+  """
+  solved_Px1 = _share(correct_PxG, length_PxG)
+  weight_PxG = jnp.where(correct_PxG > 0.5, solved_Px1**power, failure)
+  weight_PxG = jnp.where(length_PxG >= max_tokens, 1.0, weight_PxG)
+  over_PxG = (length_PxG - (max_tokens - buffer_tokens)) / buffer_tokens
+  return reward_PxG - weight_PxG * jnp.clip(over_PxG, 0.0, None)
+
+
+def brief_where_solved(
+  reward_PxG: jax.Array,
+  correct_PxG: jax.Array,
+  length_PxG: jax.Array,
+  max_tokens: int,
+  *,
+  share: float = 0.2,
+  factor: float = 0.6,
+  eps: float = 1e-4,
+) -> jax.Array:
+  """R − factor · σ((|y| − mean) / (std + eps)) for right rows of the `share` of groups with most right ones, else R.
+
+  Mean and std (n, not n − 1) of the lengths of the group's right rows. ⌈share · groups⌉ are chosen, and all that are
+  as right as the last of them, so that their order is of no account. share = 0 is GRPO. From third-party notes on the
+  paper, `share` and `factor` from a re-implementation; the abstract tells the switch alone.
+  Source: arXiv:2505.18086 (GRPO-λ).
+  """
+  del max_tokens
+  exists_P = (length_PxG > 0).any(1)
+  solved_P = jnp.where(exists_P, _share(correct_PxG, length_PxG)[:, 0], -1.0)
+  better_P = (solved_P[None] > solved_P[:, None]).sum(1)  # groups that are more right than this one
+  # What a float32 product has too much must not choose one group more.
+  chosen_P = exists_P & (better_P < jnp.ceil(share * exists_P.sum() - 1e-4))
+  right_PxG = jnp.where((correct_PxG > 0.5) & (length_PxG > 0), 1.0, 0.0)
+  n_Px1 = jnp.maximum(right_PxG.sum(1, keepdims=True), 1)
+  off_PxG = length_PxG - (length_PxG * right_PxG).sum(1, keepdims=True) / n_Px1
+  std_Px1 = jnp.sqrt((off_PxG**2 * right_PxG).sum(1, keepdims=True) / n_Px1)
+  penalty_PxG = factor * jax.nn.sigmoid(off_PxG / (std_Px1 + eps))
+  return reward_PxG - jnp.where(chosen_P[:, None] & (right_PxG > 0), penalty_PxG, 0.0)
+
+
+def _share(correct_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
+  """The share of right rows among those that exist, as [P, 1]."""
+  exists_PxG = length_PxG > 0
+  right_Px1 = ((correct_PxG > 0.5) & exists_PxG).sum(1, keepdims=True)
+  return right_Px1 / jnp.maximum(exists_PxG.sum(1, keepdims=True), 1)

@@ -198,9 +198,9 @@ def test_masking_looks_at_correctness_not_at_the_shaped_reward():
 def test_overlong_is_piecewise_linear_in_tokens():
   from jaxrl_llm.objective import shape
 
-  length_B = jnp.asarray([0, 12, 14, 16, 20])
-  got = shape.overlong(jnp.ones(5), length_B, 20, buffer_tokens=8, factor=0.5)
-  np.testing.assert_allclose(got, [1, 1, 1 - 0.125, 1 - 0.25, 1 - 0.5])
+  ones, length_PxG = jnp.ones((1, 5)), jnp.asarray([[0, 12, 14, 16, 20]])
+  got = shape.overlong(ones, ones, length_PxG, 20, buffer_tokens=8, factor=0.5)
+  np.testing.assert_allclose(got, [[1, 1, 1 - 0.125, 1 - 0.25, 1 - 0.5]])
 
 
 def test_group_standard_deviation_is_unbiased_and_empty_rows_count_nowhere():

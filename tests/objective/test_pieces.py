@@ -45,3 +45,55 @@ def test_see_upo_multiplies_within_its_bounds_and_not_at_all_where_nothing_moved
     m = pieces.turn_multiplier(m, d.x, d.behaviour, d.mask)
     assert (m >= 0.8).all() and (m <= 1.2).all()
   assert m.min() < m.max()
+
+
+def standard(x, axis=-1):
+  x = np.asarray(x)
+  return (x - x.mean(axis, keepdims=True)) / x.std(axis, ddof=1, keepdims=True)
+
+
+def test_gdpo_of_one_part_is_grpo_up_to_a_constant_and_of_two_tells_equal_sums_apart():
+  reward = np.random.default_rng(0).random((3, 4))
+  one = np.asarray(pieces.decoupled(reward[..., None], np.ones(1), eps=0.0))
+  np.testing.assert_allclose(one, standard(standard(reward).ravel()).reshape(3, 4), atol=1e-12)
+  parts = np.array([[[1.0, 0], [0, 1], [0, 0], [0, 0], [0, 1]]])  # the second is given twice
+  got = np.asarray(pieces.decoupled(parts, np.array([1.0, 1.0]), eps=0.0))[0]
+  want = standard(standard(parts[0, :, 0]) + standard(parts[0, :, 1]))
+  np.testing.assert_allclose(got, want, atol=1e-12)
+  assert got[0] - got[1] > 0.3  # whose sum is 1, both
+  far = np.asarray(pieces.decoupled(parts * np.array([1.0, 50.0]), np.ones(2), eps=0.0))[0]
+  np.testing.assert_allclose(far, got, atol=1e-12)
+
+
+def test_nudge_rl_without_a_surplus_between_contexts_is_grpo_and_with_one_favours_the_better():
+  reward = np.random.default_rng(0).random((2, 6))
+  context = np.array([[0, 0, 0, 1, 1, -1]] * 2)
+  plain = np.asarray(pieces.nudged(reward, context, between=1.0, eps=0.0))
+  np.testing.assert_allclose(plain, standard(reward), atol=1e-12)
+  dropped = pieces.nudged(reward, np.full((2, 6), -1), between=9.0, eps=0.0)
+  np.testing.assert_allclose(dropped, standard(reward), atol=1e-12)
+  for g in range(2):
+    raw = reward[g] - reward[g].mean()
+    for c in (0, 1):
+      rows = context[g] == c
+      raw[rows] = reward[g, rows] - reward[g, rows].mean()
+      raw[rows] += 2 * (reward[g, rows].mean() - reward[g].mean())
+    got = np.asarray(pieces.nudged(reward, context, between=2.0, eps=0.0))[g]
+    np.testing.assert_allclose(got, standard(raw), atol=1e-12)
+
+
+def test_noisy_grpo_of_constant_noise_is_grpo_and_of_equal_rewards_is_the_noise():
+  reward = np.random.default_rng(0).random((2, 4))
+  noise = np.array([[0.0, 0.3, 0.6, 0.9]] * 2)
+  flat = np.asarray(pieces.noisy_posterior(reward, np.full((2, 4), 0.5), eps=1e-12))
+  np.testing.assert_allclose(flat, standard(reward), atol=1e-9)
+  alike = np.asarray(pieces.noisy_posterior(np.ones((2, 4)), noise, eps=1e-12))
+  np.testing.assert_allclose(alike, standard(1 - noise), atol=1e-9)
+  # The gain is that of the formula, within [0, 1].
+  var = reward.var(1, ddof=1, keepdims=True)
+  p = 0.01 / (var + 0.01)
+  k = p / (0.1 + p)
+  assert ((k > 0) & (k < 1)).all()
+  want = standard((1 - k) * standard(reward) + k * standard(1 - noise))
+  got = pieces.noisy_posterior(reward, noise, eps=1e-12)
+  np.testing.assert_allclose(got, want, atol=1e-9)

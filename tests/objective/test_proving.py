@@ -10,7 +10,7 @@ from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, s
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, tokens
+from jaxrl_llm.objective import advantage, shape, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,9 @@ DEFAULTS = {
     suffix_weighted=[0.999, -0.08, 0.3, 0.1, 10.0],
   ),
   'distill': dict(on_policy=[1.0]),
+  'shape': dict(
+    overlong=[1.0], overlong_where_solved=[1.0, 1.0], brief_where_solved=[0.2, 0.6, 1e-4]
+  ),
   'advantage': dict(
     group_normalized=[1e-6],
     raw=[0.0],
@@ -106,6 +109,8 @@ DEFAULTS = {
     log_mean_exp=[1.0],
     least_variance=[True, 1e-6],
     adora=[0.1, 0.5, 1e-6],
+    equal_treatment=[4.0],
+    hardness_weighted=[8.0],
   ),
   'credit': dict(gae=[1.0, 1.0, True], process=[1.0, 5.0, True], steps=[1.0, 1e-6]),
   'companion': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
@@ -160,6 +165,75 @@ def test_defaults_are_those_of_the_sources(stage):
   fns = configs.choices(getattr(objective.compose, stage))
   told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
   assert told == DEFAULTS[stage]
+
+
+def test_dars_tops_up_hard_groups_to_what_its_rollouts_would_have_made_of_them():
+  """Σ|A| of N + ΔN rollouts at the same rate, ΔN the table of the paper's code for N = 8 before rounding up."""
+  k = np.arange(9)
+  reward = jnp.asarray((np.arange(8)[None] < k[:, None]).astype(float))
+  plain = np.abs(advantage.group_centered(reward, jnp.ones((9, 8)))).sum(1)
+  for fn, more in (
+    (advantage.equal_treatment, [24, 11, 3, 1, 0]),
+    (advantage.hardness_weighted, [56, 24, 8, 3, 0]),
+  ):
+    got = np.abs(fn(reward, jnp.ones((9, 8)))).sum(1)
+    assert got[0] == 0
+    np.testing.assert_array_equal(got[4:], plain[4:])
+    total = 8 * got[1:5] / plain[1:5]
+    assert np.ceil(total - 8 - 1e-9).tolist() == more[1:]
+  np.testing.assert_allclose(
+    np.abs(advantage.equal_treatment(reward, jnp.ones((9, 8)))).sum(1)[1:5], plain[4]
+  )
+  same(
+    run(data(), advantage=dict(fn='equal_treatment', most=1.0))[0],
+    run(data(), advantage='group_centered')[0],
+  )
+
+
+def test_replayed_rows_have_a_ratio_of_one_and_the_others_the_ratios_that_they_had():
+  d = data()
+  method = objective.method(settings(**of('rlep', correction='token_truncate')))
+  marked = batch(d)._replace(replayed_B=np.arange(B) % 3 == 0)
+  target, plain = (
+    objective.targets(method, x, G)._replace(old_BxT=d.old) for x in (marked, batch(d))
+  )
+  c, sums = objective.coefficients(method, target, d.x)
+  want = np.asarray(objective.coefficients(method, plain, d.x)[0])
+  again = marked.replayed_B
+  np.testing.assert_array_equal(np.asarray(c)[~again], want[~again])
+  one = target.weight_BxT * target.advantage_BxT
+  np.testing.assert_allclose(np.asarray(c)[again], one[again], rtol=1e-12)
+  assert np.abs(np.asarray(c) - want)[again].max() > 1e-4
+  seen = np.asarray(target.mask_BxT) > 0
+  moved = np.where(seen & ~again[:, None], d.behaviour - d.x, 0)
+  np.testing.assert_allclose(float(sums['kl']), moved.sum())
+
+
+def test_grpo_lambda_without_groups_is_grpo_and_apriel_without_its_share_is_overlong():
+  d = data()
+  same(run(d, **of('grpo_lambda', shape=dict(fn='brief_where_solved', share=0.0)))[0], run(d)[0])
+  plain = dict(fn='overlong_where_solved', buffer_tokens=4, power=0.0, failure=1.0)
+  long = dict(fn='overlong', buffer_tokens=4)
+  same(run(d, shape=plain)[0], run(d, shape=long)[0])
+
+
+def test_grpo_lambda_shortens_right_answers_of_the_groups_with_most_of_them():
+  correct = jnp.array([[1.0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+  length = jnp.array([[2, 4, 9, 9], [2, 9, 9, 9], [2, 9, 9, 9], [2, 9, 9, 9], [0, 0, 0, 0]])
+  for share, groups in ((0.0, []), (0.25, [0]), (0.5, [0, 2, 3]), (0.75, [0, 2, 3])):
+    got = shape.brief_where_solved(correct, correct, length, 9, share=share)
+    assert np.flatnonzero((got < correct).any(1)).tolist() == groups  # equals all or none
+    assert (got[correct == 0] == 0).all() and (got[4] == 1).all()  # an empty group is none
+  assert got[0, 0] > got[0, 1] > got[0, 2] > 0
+
+
+def test_apriel_lets_right_answers_to_hard_prompts_be_long_but_not_cut_off():
+  correct = jnp.array([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]])
+  length = jnp.array([[8, 8, 10, 1], [8, 8, 10, 1], [8, 8, 0, 0]])
+  fall = correct - shape.overlong_where_solved(correct, correct, length, 10, buffer_tokens=4)
+  np.testing.assert_allclose(fall[0], [0.25 / 2, 1 / 2, 1, 0])
+  np.testing.assert_allclose(fall[1], [0.75 / 2, 0.75 / 2, 1, 0])
+  np.testing.assert_allclose(fall[2], [1 / 2, 1 / 2, 0, 0])  # two rows exist, both right
 
 
 @pytest.mark.parametrize('name', ['token_whitened', 'group_whitened'])
