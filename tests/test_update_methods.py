@@ -12,7 +12,7 @@ from test_step_methods import PLAIN, chosen, off_policy, updated
 from jaxrl_llm import checkpoint, objective, outer, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm import update as updates
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import completion, decoder
 from jaxrl_llm.program import make_program
 from jaxrl_llm.types import UserError
 
@@ -247,18 +247,19 @@ def forward(p, params, batch, noise=None):
   return updates.rescore(p, params, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT), noise)[0]
 
 
-@pytest.mark.parametrize('remat', [False, True])
-def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch, remat):
-  p, params = program(remat=remat), decoder.init(MODEL, 0)
-  run = jax.jit(lambda noise: forward(p, params, batch, noise))
-  clean, key = run(None), jax.random.key(3)
-  np.testing.assert_array_equal(run((jnp.zeros(MODEL.layers), key)), clean)
-  one, other = run((jnp.full(MODEL.layers, 0.1), key)), run((jnp.array([0.0, 0.1]), key))
-  for x in (one, other):
-    assert 1e-4 < float(jnp.abs(x - clean).max())
-  assert float(jnp.abs(one - other).max()) > 1e-4
-  again = run((jnp.full(MODEL.layers, 0.1), jax.random.key(4)))
-  assert float(jnp.abs(one - again).max()) > 1e-4
+def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
+  """Operation by operation: programs with and without noise may be fused differently, in the last digit."""
+  params, tokens_BxT = decoder.init(MODEL, 0), jnp.asarray(batch.rollout.tokens_BxT)
+  run = lambda *noise: completion.hidden(  # noqa: E731
+    MODEL, params, batch.prompts, tokens_BxT, noise=noise or None
+  )
+  clean, key = run(), jax.random.key(3)
+  np.testing.assert_array_equal(run(jnp.zeros(MODEL.layers), key), clean)
+  loud = jnp.full(MODEL.layers, 0.1)
+  different = [clean, run(loud, key), run(jnp.array([0.0, 0.1]), key), run(loud, jax.random.key(4))]
+  for index, one in enumerate(different):
+    for other in different[:index]:
+      assert float(jnp.abs(one - other).max()) > 1e-3
 
 
 def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
