@@ -29,18 +29,16 @@ def default() -> ml_collections.ConfigDict:
   # fused | lag: grade while the next step runs, and learn one update late | split: two programs, quick to compile
   c.mode = 'fused'
   c.steps = 60
-  c.prompts = (
-    0  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
-  )
+  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
+  c.prompts = 0
   c.rollouts = 8  # G: rollouts per prompt
   c.prompt_tokens = 64  # L: longer prompts are dropped, and counted
   c.completion_tokens = 16  # T: the cap on a rollout
   c.temperature = 1.0
   c.updates_per_rollout = 1  # minibatches (optimizer steps) per batch; 1 = strictly on-policy
   c.microbatch_rollouts = 0  # rows per gradient-accumulation slice; 0 = the whole minibatch
-  c.remat = (
-    'auto'  # recompute layer activations in the backward pass: auto = not on CPU; or True, False
-  )
+  # recompute layer activations in the backward pass: auto = not on CPU; or True, False
+  c.remat = 'auto'
   c.generate = dict(
     slots=0,  # rows decoded at once; 0 = all of them. A finished row hands its slot to a waiting one
     order=dict(fn='fifo'),  # which waiting row goes next
@@ -69,9 +67,8 @@ def default() -> ml_collections.ConfigDict:
     ratio=dict(fn='token'),
     trust=dict(fn='clip', low=0.2, high=0.2),
     emphasis=dict(fn='none'),  # which tokens count for more or not at all
-    kl=dict(
-      fn='none'
-    ),  # what holds the policy back; k1, k2, k3: a frozen copy of the first weights
+    # what holds the policy back; k1, k2, k3: a frozen copy of the first weights
+    kl=dict(fn='none'),
     aggregate=dict(fn='sequence_mean'),
     lr_scale=dict(fn='none'),  # what a batch is worth: effective_sample_size
     # demonstrations beside rollouts, or instead: chord, replace, likelihood, one_token_rollouts, suffix_weighted
@@ -95,9 +92,8 @@ def default() -> ml_collections.ConfigDict:
     eps=1e-8,
     clip_norm=1.0,
     max_skipped=5,  # stop after so many non-finite gradients in a row
-    outer=dict(
-      fn='none'
-    ),  # slow_fast: several steps on one minibatch, part of the way back, one more
+    # slow_fast: several steps on one minibatch, part of the way back, one more
+    outer=dict(fn='none'),
   )
   c.curriculum = dict(
     candidates=dict(fn='everything'),

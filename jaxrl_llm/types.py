@@ -59,12 +59,10 @@ class Rollout(NamedTuple):
   length_B: Array  # int32, in tokens, the end token included
   reason_B: Array  # int8, one of UNFINISHED, STOPPED, TRUNCATED
   version_BxT: Array  # int32, optimizer steps taken by the weights that sampled the token
-  weight_B: (
-    Array  # float32, 1 / the probability that the row was kept; 1 where nothing chose between rows
-  )
-  feature_BxF: (
-    Array  # float32, the hidden state that a row was judged by; F = 0 where nothing judges
-  )
+  # float32, 1 / the probability that the row was kept; 1 where nothing chose between rows
+  weight_B: Array
+  # float32, the hidden state that a row was judged by; F = 0 where nothing judges
+  feature_BxF: Array
 
 
 class Batch(NamedTuple):

@@ -28,17 +28,15 @@ class Lesson(NamedTuple):
   base_BxT: jax.Array | None = None  # log-probabilities that the model's own are compared with
   old_BxT: jax.Array | None = None  # values before the batch was learnt
   return_BxT: jax.Array | None = None
-  c_BxT: jax.Array | None = (
-    None  # the loss's slope, where it was worked out from the whole minibatch
-  )
+  # the loss's slope, where it was worked out from the whole minibatch
+  c_BxT: jax.Array | None = None
 
 
 class Companion(NamedTuple):
   """What is fixed when a companion is compiled."""
 
-  gives: (
-    str  # to the credit: 'values' of what is still to come, or 'process', a reward for each token
-  )
+  # to the credit: 'values' of what is still to come, or 'process', a reward for each token
+  gives: str
   base: str  # 'reference': the first weights; 'behaviour': what sampled; '': nothing
   loss: Callable  # (output_BxT, lesson, rollouts) → (loss, sums)
   whole: bool  # the loss compares rows with each other

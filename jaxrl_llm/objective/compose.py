@@ -54,10 +54,8 @@ class Method(NamedTuple):
     """What the chosen functions cannot do without; see `tokens.needs`."""
     others = (fn for fn in self if callable(fn) and fn is not self.proximal)
     asked = frozenset().union(*(getattr(fn.func, 'needs', ()) for fn in others))
-    if (
-      self.proximal.func is not proximal.auto
-    ):  # which says itself whose log-probs are the old ones
-      asked -= {'old'}
+    if self.proximal.func is not proximal.auto:
+      asked -= {'old'}  # it says itself whose log-probs are the old ones
     return asked | getattr(self.proximal.func, 'needs', frozenset())
 
   @property
@@ -121,9 +119,8 @@ class Targets(NamedTuple):
   teacher_BxT: jax.Array | None = None  # None: no teacher
   c_BxT: jax.Array | None = None  # None: not worked out yet
   return_BxT: jax.Array | None = None  # what a critic should have said; None: there is no critic
-  age_BxT: jax.Array | None = (
-    None  # int32, optimizer steps since a token was sampled; None: nobody asks
-  )
+  # int32, optimizer steps since a token was sampled; None: nobody asks
+  age_BxT: jax.Array | None = None
   moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
   replayed_B: jax.Array | None = None  # 1 for rows without a behaviour; None: all have one
 

@@ -40,9 +40,8 @@ class Graded(NamedTuple):
   group_B: jax.Array
   values_BxT: jax.Array | None = None  # what a critic said before the batch was learnt
   process_BxT: jax.Array | None = None  # a companion's reward for each token
-  turn_BxT: jax.Array | None = (
-    None  # int32 from 0 up, which turn of its row a token is of; None: the row is one
-  )
+  # int32 from 0 up, which turn of its row a token is of; None: the row is one
+  turn_BxT: jax.Array | None = None
 
 
 def needs(*what: str) -> Callable:
