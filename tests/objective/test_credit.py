@@ -73,7 +73,8 @@ def test_padding_and_empty_rows_have_no_credit_and_no_say(name):
     filled = np.where(d.mask > 0, getattr(d, field), junk)
     wide = graded(d)._replace(mask_BxT=np.pad(d.mask, ((0, 0), (0, 2))))
     padded = np.pad(filled, ((0, 0), (0, 2)), constant_values=junk)
-    a, _ = fn(graded(d, **{f'{field}_BxT': filled}))
+    a, returns = fn(graded(d, **{f'{field}_BxT': filled}))
+    assert returns is None or (np.asarray(returns)[d.mask == 0] == 0).all()
     wider, _ = fn(wide._replace(**{f'{field}_BxT': padded}))
     want = a if want is None else want
     np.testing.assert_array_equal(a, want)
