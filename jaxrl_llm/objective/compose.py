@@ -167,8 +167,10 @@ def targets(
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
   reward_B = method.shape(batch.reward_B, length_B, T)
-  seen = (reward_B, length_B.astype(dtype)) + ((leverage_B,) if method.needs_norms else ())
-  advantage_PxG = method.advantage(*(x.reshape(-1, rollouts) for x in seen))
+  more = (leverage_B.reshape(-1, rollouts),) if method.needs_norms else ()
+  advantage_PxG = method.advantage(
+    reward_B.reshape(-1, rollouts), length_B.astype(dtype).reshape(-1, rollouts), *more
+  )
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
