@@ -19,15 +19,18 @@ def float64():
     yield
 
 
-def coefficients(d, scale, **changes):
+def coefficients(d, scale):
   """Those of ExOPD's row, taught."""
-  own = METHODS['exopd'].settings | dict(distill=dict(fn='on_policy', scale=scale)) | changes
+  own = METHODS['exopd'].settings | dict(distill=dict(fn='on_policy', scale=scale))
   method = objective.method(settings(**own))
   assert method.needs_teacher and method.needs_reference and not method.needs_rows
   target = objective.targets(method, batch(d), G)._replace(
     old_BxT=d.old if method.needs_old else None, reference_BxT=d.reference, teacher_BxT=d.teacher
   )
-  return np.asarray(objective.coefficients(method, objective.distilled(method, target), d.x)[0])
+  target = objective.distilled(method, target)
+  advantage = np.asarray(target.advantage_BxT)
+  assert (advantage[d.mask == 0] == 0).all()  # what the metrics look at
+  return np.asarray(objective.coefficients(method, target, d.x)[0])
 
 
 def taught(seed=0):
