@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm import decode_cost, models, shard, validation
 from jaxrl_llm import step as steps
-from jaxrl_llm.generate import engine, stopping
+from jaxrl_llm.generate import carried, engine, stopping
 from jaxrl_llm.program import Program, check_rows, make_program
 from jaxrl_llm.types import Batch, UserError
 
@@ -246,11 +246,13 @@ def decode_report(loop: decode_cost.Loop) -> dict[str, Any]:
     kind['count'] += c.times
     kind['wire_bytes'] += c.wire_bytes * c.times
   fixed = [c for c in loop.collectives if c.fixed]
+  # A carried row is copied into its slot once, in a branch that other rounds do not take.
+  copies = [c for c in loop.copies if f'{carried.SEATING}/' not in c.source]
   return dict(
     cache_bytes=sum(a.bytes for a in loop.cache),
     cache_shape=loop.cache[0].dims if loop.cache else (),
-    copies=[c._asdict() for c in loop.copies],
-    copied_bytes=sum(c.bytes * c.times for c in loop.copies),
+    copies=[c._asdict() for c in copies],
+    copied_bytes=sum(c.bytes * c.times for c in copies),
     weight_collectives=sum(c.times for c in fixed),
     weight_collective_bytes=sum(c.bytes * c.times for c in fixed),
     collectives=sorted(kinds.values(), key=lambda k: -k['wire_bytes']),

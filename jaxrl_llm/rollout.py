@@ -43,9 +43,11 @@ def generate(
       program, params, prompts, draft, begun, state
     )
   cap = jnp.int32(program.generate.max_tokens if cap is None else cap)
-  kept = _taken(program, state, prompts) if state.carried else None
+  kept = state.carried[0] if state.carried else None
 
   def local(params, judge, seed, version, cap, prompts, begun, kept):
+    if kept is not None:
+      kept = carried.moved(kept, prompts, program.generate.rollouts)
     rollout, rounds, left, counts = _decode(
       program, params, judge, seed, version, cap, prompts, begun, kept
     )
@@ -63,12 +65,6 @@ def generate(
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
   metrics |= {f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()}
   return rollout, metrics, (*state.carried[1:], left) if state.carried else ()
-
-
-def _taken(program: Program, state: TrainState, prompts: Prompts) -> carried.Carried:
-  """The oldest carried cache; rows may go on elsewhere on the mesh, so that they move before it is cut."""
-  kept = carried.moved(state.carried[0], prompts, program.generate.rollouts)
-  return jax.lax.with_sharding_constraint(kept, shard.cache_layout(kept, program.mesh))
 
 
 def _decode(program: Program, params: Any, judge: Any, seed, version, cap, prompts, begun, kept):

@@ -91,7 +91,8 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     kind=data.kinds(tables.train.rows),
   )
   lengths = control.LengthEstimate(len(tables.train))
-  unfinished = replay.Unfinished(config.rollouts, config.generate.max_age)
+  shards = shard.rows_shards(mesh)
+  unfinished = replay.Unfinished(config.rollouts, config.generate.max_age, shards)
   drafts = replay.Drafts(config.rollouts)
   cap = configs.pick(caps, config.generate.cap, 'generate.cap')
   cap(0, config.completion_tokens)

@@ -18,9 +18,10 @@ from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
 
 
 class Carried(NamedTuple):
-  """What a call leaves for a later one. It costs B × T columns of cache, beside the ring of S × T.
+  """What a call leaves for a later one; (index, born) names a group, for a prompt may be begun again.
 
-  (index, born) names a group: a prompt that is begun again is another one.
+  It costs a cache of B × T columns for as long as the run lasts, the update included, beside the ring of
+  S × T columns; twice that where the host lags, and once more while the rows of S < B slots are decoded.
   """
 
   index_P: jax.Array  # as in Prompts; −1 before the first call
@@ -44,8 +45,8 @@ def empty(model: ModelConfig, spec: slots.Spec, prompts: int) -> Carried:
 def moved(old: Carried, prompts: Prompts, rollouts: int) -> Carried:
   """The rows in the order of `prompts`; nothing is held of a group that `old` does not know.
 
-  A gather of rows: over a mesh every device is sent all of them, one array of one layer at a time.
-  Source: none.
+  On every device for its own rows: a group is to go on where it was, as `replay.Unfinished` sees to. One
+  that does not, after a resume on another mesh, is read again token by token. Source: none.
   """
   same_PxP = prompts.index_P[:, None] == old.index_P[None]
   same_PxP &= prompts.born_P[:, None] == old.born_P[None]

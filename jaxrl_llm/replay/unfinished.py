@@ -10,27 +10,43 @@ from jaxrl_llm.types import UNFINISHED, Prompts, Rollout
 class Unfinished:
   """Holds prompts and rollouts between two steps: tokens, their log-probabilities and weight versions."""
 
-  def __init__(self, rollouts: int, max_age: int):
-    """Groups of `rollouts`; one that was begun more than `max_age` steps ago is dropped. Source: none."""
-    self.G, self.max_age = rollouts, max_age
+  def __init__(self, rollouts: int, max_age: int, shards: int = 1):
+    """Groups of `rollouts`; one that was begun more than `max_age` steps ago is dropped.
+
+    Prompts are cut over `shards` devices in their order: a held group stays on the one where its keys
+    and values may lie. Source: none.
+    """
+    self.G, self.max_age, self.shards = rollouts, max_age, shards
     self.prompts: Prompts | None = None
     self.rollout: Rollout | None = None
+    self.place_H: np.ndarray | None = None  # where each group stood among the prompts
 
   def __len__(self) -> int:
     return 0 if self.prompts is None else len(self.prompts.index_P)
 
   def begin(self, fresh: Prompts, empty: Rollout) -> tuple[Prompts, Rollout]:
-    """What is held, then `fresh`; and the tokens that these rows have, `empty` for the fresh ones.
+    """What is held, then `fresh`, in each shard; and the tokens that these rows have, `empty` for the fresh ones.
 
     Source: arXiv:2509.18521 (APRIL).
     """
     if not len(self):
       return fresh, empty
-    rows = len(self) * self.G
-    prompts = Prompts(*map(_joined, self.prompts, fresh))
+    rows, order_P = len(self) * self.G, self._order(len(fresh.index_P))
+    row_B = (order_P[:, None] * self.G + np.arange(self.G)).reshape(-1)
+    prompts = Prompts(*(_joined(*x)[order_P] for x in zip(self.prompts, fresh, strict=True)))
     return prompts, Rollout(
-      *(_joined(x, y[rows:]) for x, y in zip(self.rollout, empty, strict=True))
+      *(_joined(x, y[rows:])[row_B] for x, y in zip(self.rollout, empty, strict=True))
     )
+
+  def _order(self, fresh: int) -> np.ndarray:
+    """Of all groups, the held ones and then the fresh ones: which stands where."""
+    held, P = len(self), len(self) + fresh
+    shard_H = self.place_H * self.shards // P
+    rank_H = np.arange(held) - np.searchsorted(shard_H, shard_H)
+    order_P = np.full(P, -1)
+    order_P[shard_H * (P // self.shards) + rank_H] = np.arange(held)
+    order_P[order_P < 0] = np.arange(held, P)
+    return order_P
 
   def keep(self, prompts: Prompts, rollout: Rollout, step: int) -> tuple[np.ndarray, int]:
     """Holds the groups with an unfinished row; returns which are whole, [P] bool, and how many were dropped.
@@ -44,18 +60,22 @@ class Unfinished:
     held_P = ~whole_P & young_P
     self.prompts = Prompts(*(x[held_P] for x in prompts))
     self.rollout = Rollout(*(x[np.repeat(held_P, self.G)] for x in rollout))
+    self.place_H = np.flatnonzero(held_P)
     return whole_P, int((~whole_P & ~young_P).sum())
 
   def state_dict(self) -> dict:
     """For the checkpoint. Source: none."""
     if not len(self):
       return {}
-    return dict(prompts=self.prompts._asdict(), rollout=self.rollout._asdict())
+    return dict(
+      prompts=self.prompts._asdict(), rollout=self.rollout._asdict(), place_H=self.place_H
+    )
 
   def load_state_dict(self, state: dict) -> None:
     """Back from `state_dict`. Source: none."""
     if state:
       self.prompts, self.rollout = Prompts(**state['prompts']), Rollout(**state['rollout'])
+      self.place_H = state['place_H']
 
 
 def blank(rollout: Rollout, keep_B: np.ndarray) -> Rollout:

@@ -100,13 +100,15 @@ def assert_all_is_held(rollout, kept):
 
 def carry_on(params, rows=0, cache_dtype='float32', longest=False):
   """Stopped every three rounds and continued, with the groups in another order every time."""
-  fn, (begun, kept) = resumed(rows, cache_dtype), start(cache_dtype)
+  begun, kept = start(cache_dtype)
   where_P = np.arange(P)
   for call in range(40):
     order_P = np.random.default_rng(call).permutation(P)
     where_P = where_P[order_P]
     prompts = Prompts(*(x[where_P] for x in make_prompts()))
     begun = groups(begun, order_P)
+    # At first a slot for every row: later more rows have keys than there are slots.
+    fn = resumed(rows if call else 0, cache_dtype)
     begun, rounds, kept = fn(params, prompts, begun, kept, call, 3, longest=longest)
     assert rounds <= 3
     assert_all_is_held(begun, kept)
@@ -277,7 +279,7 @@ def test_nothing_is_encoded_and_caches_are_copied_only_where_a_row_is_seated(par
 
 def config(**changes):
   c = configs.default()
-  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 2 * P, G, L, T
   c.generate.stop, c.generate.carry_cache = dict(fn='rounds', count=2), True
   with c.ignore_type():
     for name, value in changes.items():
@@ -300,10 +302,10 @@ def drive(params, lag=0, decay=1.0, **kind):
   In call i the weights are those at first times decayⁱ. A held group runs beside a later visit to its prompt.
   """
   program, sample = sampler(**kind)
-  state, held = steps.init_state(program, params), replay.Unfinished(G, max_age=99)
+  state, held = steps.init_state(program, params), replay.Unfinished(G, max_age=99, shards=P)
   handed, flights, done, tokens = state.carried, [], {}, 0
   for index in range(6):
-    fresh = Prompts(*(x[: P - len(held)] for x in make_prompts(born=index)))
+    fresh = Prompts(*(x[: 2 * P - len(held)] for x in make_prompts(2 * P, born=index)))
     prompts, begun = held.begin(fresh, steps.empty_rollout(program))
     weights = jax.tree.map(lambda x, f=decay**index: x * f, state.params)
     state = state._replace(carried=())
@@ -339,12 +341,12 @@ def test_a_group_goes_on_with_its_own_cache(params, mode):
 
 
 def test_eight_devices_carry_what_one_does(params):
-  """New weights in every call; a group on each of four shards, that goes on on another."""
+  """New weights in every call; two groups on each of four shards, where they go on."""
   one, eight = drive(params, decay=0.95), drive(params, decay=0.95, devices=8)
   assert_same_rows(eight[0], one[0], 1e-4)
   assert eight[1] == one[1] > 0
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), eight[2], one[2])
-  assert eight[2][0].cache[0][0].addressable_shards[0].data.shape == (G, 1, T, 8)
+  assert eight[2][0].cache[0][0].addressable_shards[0].data.shape == (2 * G, 1, T, 8)
 
 
 @pytest.mark.parametrize('mode', ['lag', 'split'])

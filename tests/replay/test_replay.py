@@ -50,6 +50,19 @@ def test_groups_with_an_unfinished_row_come_back_first_with_all_their_rows():
   assert [x.dtype for x in begun] == [x.dtype for x in got]
 
 
+def test_a_held_group_stays_in_its_shard():
+  """Three shards of two: of these the second holds both its groups, the third its last one."""
+  held = Unfinished(G, max_age=3, shards=3)
+  reason_B = np.where(np.repeat([1, 1, 0, 0, 1, 0], G), STOPPED, UNFINISHED)
+  held.keep(prompts(*range(6)), rollout(*range(1, 13), reason_B=reason_B), step=0)
+  both, begun = held.begin(prompts(20, 21, 22), empty(6))
+  assert both.index_P.tolist() == [20, 21, 2, 3, 5, 22]
+  assert begun.length_B.tolist() == [0, 0, 0, 0, 5, 6, 7, 8, 11, 12, 0, 0]
+  other = Unfinished(G, max_age=3, shards=2)
+  other.load_state_dict(held.state_dict())
+  assert other.begin(prompts(20, 21, 22), empty(6))[0].index_P.tolist() == [2, 20, 21, 3, 5, 22]
+
+
 def test_groups_too_old_are_dropped_and_counted():
   held = Unfinished(G, max_age=2)
   parts = prompts(1, born=3), prompts(2, born=4)
