@@ -118,15 +118,12 @@ def default() -> ml_collections.ConfigDict:
     chat=True,  # wrap in the model's chat template
   )
   c.grade = dict(fn='exact', workers=2, deadline_s=10.0)
-  c.vote = dict(
-    fn='none'
-  )  # majority: a group's most frequent answer is the right one, labels are not learnt from
-  c.truncate = dict(
-    fn='none'
-  )  # outliers: the longest of an all-right group are cut, and graded again
-  c.replay = dict(
-    fn='none'
-  )  # successes(count): right rollouts of earlier visits, beside the fresh ones
+  # majority: a group's most frequent answer is the right one, labels are not learnt from
+  c.vote = dict(fn='none')
+  # outliers: the longest of an all-right group are cut, and graded again
+  c.truncate = dict(fn='none')
+  # successes(count): right rollouts of earlier visits, beside the fresh ones
+  c.replay = dict(fn='none')
   c.eval = dict(
     every=0,  # steps between evaluations; 0 = before and after only
     prompts=200,
@@ -137,9 +134,8 @@ def default() -> ml_collections.ConfigDict:
   c.checkpoint = dict(every=20, keep=2)
   c.rollouts_every = 1  # steps between rollout files
   c.mesh = dict(data=1, fsdp=-1, tensor=1)  # -1 = all devices that are left
-  c.sft = dict(
-    steps=0, learning_rate=3e-3, prompts=64
-  )  # supervised warm start through the same update
+  # supervised warm start through the same update
+  c.sft = dict(steps=0, learning_rate=3e-3, prompts=64)
   return c
 
 

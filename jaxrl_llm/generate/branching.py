@@ -215,9 +215,8 @@ def echo(
       s, logits_BxV, age_B, top_k, window, tail_window
     ),
     branch=branch,
-    due=lambda seen: (
-      children(seen) & (seen.length_B - seen.born_B > 1)
-    ),  # at 1 they are the parent's
+    # At 1 they are the parent's.
+    due=lambda seen: children(seen) & (seen.length_B - seen.born_B > 1),
     drop=drop,
     pending=children,
     limit=limit,

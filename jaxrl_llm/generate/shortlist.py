@@ -87,9 +87,8 @@ def choose(keys_P: jax.Array, s_PxC: jax.Array, keep: int) -> tuple[jax.Array, j
     order_C = jax.random.permutation(jax.random.fold_in(key, 0), len(s_C))
     edges_C = jnp.cumsum(s_C[order_C])
     points_K = jax.random.uniform(jax.random.fold_in(key, 1)) + jnp.arange(keep)
-    points_K = jnp.minimum(
-      points_K, edges_C[-1] * (1 - _SMALL)
-    )  # rounding must not fall off the end
+    # Rounding must not fall off the end.
+    points_K = jnp.minimum(points_K, edges_C[-1] * (1 - _SMALL))
     return jnp.sort(order_C[jnp.searchsorted(edges_C, points_K, side='right')])
 
   index_PxK = jax.vmap(group)(keys_P, s_PxC)

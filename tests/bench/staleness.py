@@ -26,7 +26,7 @@ UPDATES = 128
 JOB = (
   'prompts=32',
   f'steps={UPDATES}',
-  'optimizer.decay="constant"',
+  'optimizer.decay=constant',
   'optimizer.learning_rate=1e-4',
 )
 # PPO with a clip around the policy that sampled; the others are files of configs/.
