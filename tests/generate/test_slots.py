@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.generate import engine, order, stopping
+from jaxrl_llm.generate import slots as slot
 from jaxrl_llm.models import decoder
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts
 
@@ -41,17 +43,29 @@ def make_prompts():
   return Prompts(tokens_PxL, length_P, np.arange(P, dtype=np.int32) * 7, np.full(P, 2), expected_P)
 
 
-def run(params, begun=None, cap=None, version=4, pause=None, member_B=None, **changes):
+def run(
+  params, begun=None, *, cap=None, version=4, stop_after=None, pause=None, member_B=None, **changes
+):
+  """`stop_after`: rounds after which a rule stops. What is named here, and the order, compiles nothing anew."""
+  rank = ORDERS.index(changes.pop('order', order.fifo))
+  more = dict(begun=begun, cap=cap, pause=pause, member_B=member_B)
+  fn = compiled(**dict(slots=0) | changes)
+  rollout, rounds = fn(params, make_prompts(), more, version, rank, stop_after)
+  return jax.tree.map(np.asarray, rollout), int(rounds)
+
+
+@functools.cache
+def compiled(**changes):
   spec = engine.Spec(G, T, 1.0, (3, 11), 'float32')._replace(**changes)
 
   @jax.jit
-  def fn(params, prompts, begun, cap):
-    key = jax.random.key(1)
-    more = dict(begun=begun, cap=cap, pause=pause, member_B=member_B)
-    return engine.generate(MODEL, params, prompts, key, version, spec, **more)
+  def fn(params, prompts, more, version, rank, stop_after):
+    ranked = spec._replace(order=lambda progress: jax.lax.switch(rank, ORDERS, progress))
+    if stop_after is not None:
+      ranked = ranked._replace(stop=functools.partial(stopping.rounds, count=stop_after))
+    return engine.generate(MODEL, params, prompts, jax.random.key(1), version, ranked, **more)
 
-  rollout, rounds = fn(params, make_prompts(), begun, cap)
-  return jax.tree.map(np.asarray, rollout), int(rounds)
+  return fn
 
 
 def assert_same(got, want):
@@ -79,8 +93,7 @@ def test_tokens_do_not_depend_on_slots_or_order(params, whole, slots, fn):
 @pytest.mark.parametrize('fn', ORDERS, ids=lambda f: f.__name__)
 def test_one_slot_takes_rows_in_the_order_asked_for(params, fn):
   """Two thirds through, with rows of equal length: what is done is what went first."""
-  stop = lambda p: p.rounds >= 4 * 8  # noqa: E731
-  got, rounds = run(params, slots=1, order=fn, end_ids=(), cap=5, stop=stop)
+  got, rounds = run(params, slots=1, order=fn, end_ids=(), cap=5, stop_after=4 * 8)
   assert rounds == 32
   # Unknown counts as the cap, 5: longest expected first, ties in their order.
   ranked = sorted(range(P), key=lambda p: -(make_prompts().expected_P[p] or 5))
@@ -105,10 +118,9 @@ def test_probed_groups_go_on_with_the_longest():
 @pytest.mark.parametrize('slots', [0, 5])
 def test_continued_rows_are_the_uninterrupted_ones(params, whole, slots):
   """Stopped every three rounds and continued, with unchanged weights, until all is done."""
-  begun, calls = None, 0
-  while begun is None or (begun.reason_B == UNFINISHED).any():
-    stop = lambda p: stopping.rounds(p, count=3)  # noqa: E731
-    begun, rounds = run(params, begun, version=calls, slots=slots, stop=stop)
+  begun, calls = empty(), 0
+  while (begun.reason_B == UNFINISHED).any():
+    begun, rounds = run(params, begun, version=calls, slots=slots, stop_after=3)
     assert rounds <= 3
     calls += 1
     assert calls < 60
@@ -122,42 +134,54 @@ def test_continued_rows_are_the_uninterrupted_ones(params, whole, slots):
 
 def test_a_row_that_waits_with_many_tokens_streams_them_again(params, whole):
   """More rows to continue than slots: those that are not encoded at once still say the same."""
-  begun, _ = run(params, stop=lambda p: stopping.rounds(p, count=6))
-  assert ((begun.reason_B == UNFINISHED) & (begun.length_B > 4)).sum() > 4
-  got, _ = run(params, begun, slots=2, version=5)
+  begun, _ = run(params, empty(), slots=0, stop_after=6)
+  assert ((begun.reason_B == UNFINISHED) & (begun.length_B > 4)).sum() > 5
+  got, _ = run(params, begun, slots=5, version=5, stop_after=999)
   assert_same(got, whole)
 
 
 def test_new_weights_continue_old_tokens(params, whole):
-  begun, _ = run(params, stop=lambda p: stopping.rounds(p, count=4))
+  begun, _ = run(params, empty(), slots=0, stop_after=4)
   other = jax.tree.map(lambda x: x * 0.9, params)
-  got, _ = run(other, begun, version=5, slots=7)
+  got, _ = run(other, begun, version=5, slots=5, stop_after=999)
+  want = rescored(other, got)
   for b in range(B):
     old = begun.length_B[b]
     np.testing.assert_array_equal(got.tokens_BxT[b, :old], whole.tokens_BxT[b, :old])
     np.testing.assert_array_equal(got.logp_BxT[b, :old], begun.logp_BxT[b, :old])
     new = slice(old, got.length_B[b])
     assert (got.version_BxT[b, new] == 5).all() and (got.version_BxT[b, :old] == 4).all()
-    logp = rescored(other, got, b)
-    np.testing.assert_allclose(got.logp_BxT[b, new], logp[new], atol=5e-5)
+    np.testing.assert_allclose(got.logp_BxT[b, new], want[b, new], atol=5e-5)
   assert (got.tokens_BxT != whole.tokens_BxT).any()
 
 
-def rescored(params, rollout, b):
-  prompts = make_prompts()
-  start, n = prompts.length_P[b // G], rollout.length_B[b]
-  row = np.concatenate([prompts.tokens_PxL[b // G, :start], rollout.tokens_BxT[b, :n]])
-  logits = decoder.forward(MODEL, params, row[None], np.ones((1, len(row)), bool))[0]
-  return np.asarray(jax.nn.log_softmax(logits))[np.arange(start - 1, len(row) - 1), row[start:]]
+def empty():
+  return jax.tree.map(np.asarray, slot.empty(B, T))
+
+
+def rescored(params, rollout):
+  """Log-probs [B, T] by a plain forward pass over whole rows, right-padded."""
+  prompts, n_B = make_prompts(), rollout.length_B
+  start_B = np.repeat(prompts.length_P, G)
+  row_BxS, mask_BxS = np.zeros((B, L + T), int), np.arange(L + T)[None] < (start_B + n_B)[:, None]
+  for b, (start, n) in enumerate(zip(start_B, n_B, strict=True)):
+    row_BxS[b, :start] = prompts.tokens_PxL[b // G, :start]
+    row_BxS[b, start : start + n] = rollout.tokens_BxT[b, :n]
+  logp = np.asarray(jax.nn.log_softmax(forward(params, row_BxS, mask_BxS)))
+  at_BxT = np.minimum(start_B[:, None] + np.arange(T)[None] - 1, L + T - 1)
+  return logp[np.arange(B)[:, None], at_BxT, rollout.tokens_BxT]
+
+
+@jax.jit
+def forward(params, row_BxS, mask_BxS):
+  return decoder.forward(MODEL, params, row_BxS, mask_BxS)
 
 
 @pytest.mark.parametrize('slots', [0, 3])
 def test_recorded_log_prob_is_the_teacher_forced_one(params, slots):
   got, _ = run(params, slots=slots)
-  for b in range(B):
-    np.testing.assert_allclose(
-      got.logp_BxT[b, : got.length_B[b]], rescored(params, got, b), atol=5e-5
-    )
+  real = np.arange(T)[None] < got.length_B[:, None]
+  np.testing.assert_allclose(got.logp_BxT[real], rescored(params, got)[real], atol=5e-5)
 
 
 def test_a_cap_is_a_number_and_compiles_once(params, whole):
@@ -249,18 +273,16 @@ def test_a_smaller_cache_errs_by_its_rounding_alone(params, dtype, error):
   """Rounded the same whatever the slot and the ring; and on average by little."""
   got, _ = run(params, cache_dtype=dtype)
   assert_same(run(params, slots=5, cache_dtype=dtype, windows=2)[0], got)
-  gaps = [
-    np.abs(np.exp(got.logp_BxT[b, : got.length_B[b]]) - np.exp(rescored(params, got, b)))
-    for b in range(B)
-  ]
-  assert 1e-5 < np.concatenate(gaps).mean() < error
+  real = np.arange(T)[None] < got.length_B[:, None]
+  gap_BxT = np.abs(np.exp(got.logp_BxT) - np.exp(rescored(params, got)))
+  assert 1e-5 < gap_BxT[real].mean() < error
 
 
 def test_stop_rules_stop_where_they_say(params, whole):
   half, rounds = run(params, slots=6, stop=lambda p: stopping.groups(p, fraction=0.5))
   done_P = (half.reason_B != UNFINISHED).reshape(P, G).all(1)
   assert done_P.sum() >= 3
-  before, _ = run(params, slots=6, stop=lambda p: stopping.rounds(p, count=rounds - 1))
+  before, _ = run(params, slots=6, stop_after=rounds - 1)
   assert (before.reason_B != UNFINISHED).reshape(P, G).all(1).sum() < 3
   some, _ = run(params, slots=6, stop=lambda p: stopping.tokens(p, per_row=3.0))
   assert 3 * B <= some.length_B.sum() < 3 * B + 6
