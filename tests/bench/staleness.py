@@ -64,7 +64,8 @@ def run(method: str, lag: int, seed: int) -> dict:
     before = told(state.params)[0]
     for index in range(UPDATES + lag):
       prompts, *more = turn.propose(parts, index)
-      flight = turn.Flight(index, prompts, *sample(state, prompts, *more))
+      rollout, metrics, _ = sample(state, prompts, *more)
+      flight = turn.Flight(index, prompts, rollout, metrics)
       landed = turn.land(parts, pool, flight)
       waiting.append(landed.batch)
       if len(waiting) > lag:
