@@ -1,6 +1,7 @@
 """Learning from rollouts of weights that are many updates old: which corrections hold, and which do not.
 
-python -m tests.bench.staleness --out=runs/staleness [--methods ppo_clip,m2po] [--lags 0,4,16,64] [--seeds 0]
+python -m tests.bench.staleness --out=runs/staleness [--methods ppo_clip,m2po] [--lags 0,4,16,64]
+  [--seeds 0] [--learning_rate 2e-4]
 The tiny job's model after its warm start; 128 updates of 32 prompts × 8 rollouts, each on rollouts sampled so many
 updates before. A line of JSON a run: held-out accuracy before and after, the best and the last reward of the policy
 that samples, entropy, and how far behaviour and policy are apart. Finished runs are not repeated.
@@ -27,7 +28,6 @@ JOB = (
   'prompts=32',
   f'steps={UPDATES}',
   'optimizer.decay=constant',
-  'optimizer.learning_rate=1e-4',
 )
 # PPO with a clip around the policy that sampled; the others are files of configs/.
 METHODS = {
@@ -40,16 +40,21 @@ METHODS = {
 }
 
 
-def job(method: str, seed: int):
-  said = [f'--config.{x}' for x in (*JOB, f'seed={seed}', 'curriculum.utility.fn=uniform')]
+def job(method: str, seed: int, learning_rate: float):
+  more = (
+    f'seed={seed}',
+    f'optimizer.learning_rate={learning_rate}',
+    'curriculum.utility.fn=uniform',
+  )
+  said = [f'--config.{x}' for x in (*JOB, *more)]
   config = configs.load(f'{ROOT}/configs/tiny.py', said)
   config.objective = configs.load(f'{ROOT}/configs/{METHODS[method]}.py').objective
   return config
 
 
-def run(method: str, lag: int, seed: int) -> dict:
+def run(method: str, lag: int, seed: int, learning_rate: float) -> dict:
   """One line of the study."""
-  config = train.validation.sized(job(method, seed), jax.devices())
+  config = train.validation.sized(job(method, seed, learning_rate), jax.devices())
   parts = train._parts(config, None)
   program = parts.program
   state = steps.init_state(program, parts.model.params)
@@ -80,6 +85,7 @@ def run(method: str, lag: int, seed: int) -> dict:
     method=method,
     lag=lag,
     seed=seed,
+    learning_rate=learning_rate,
     before=before['val-core/all/acc/mean@4'],
     after=after['val-core/all/acc/mean@4'],
     greedy=after['val-core/all/acc/greedy'],
@@ -98,6 +104,7 @@ def main() -> None:
   parser.add_argument('--methods', default=','.join(METHODS))
   parser.add_argument('--lags', default='0,4,16,64')
   parser.add_argument('--seeds', default='0')
+  parser.add_argument('--learning_rate', type=float, default=2e-4)
   options = parser.parse_args()
   os.makedirs(options.out, exist_ok=True)
   jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
@@ -105,9 +112,9 @@ def main() -> None:
   for seed in map(int, options.seeds.split(',')):
     for method in options.methods.split(','):
       for lag in map(int, options.lags.split(',')):
-        path = os.path.join(options.out, f'{method}_{lag}_{seed}.json')
+        path = os.path.join(options.out, f'{method}_{lag}_{seed}_{options.learning_rate:g}.json')
         if not os.path.isfile(path):
-          told = run(method, lag, seed)
+          told = run(method, lag, seed, options.learning_rate)
           with open(path, 'w') as file:
             json.dump(told, file)
         with open(path) as file:
