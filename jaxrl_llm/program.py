@@ -25,7 +25,7 @@ from jaxrl_llm.generate import (
 )
 from jaxrl_llm.objective import perturb
 from jaxrl_llm.optimizer import make_optimizer
-from jaxrl_llm.replay import successes
+from jaxrl_llm.replay import collect, successes
 from jaxrl_llm.types import ModelConfig, UserError
 
 
@@ -52,7 +52,9 @@ class Program(NamedTuple):
   features: int  # F: what a row is judged by while it is sampled
   teacher: ModelConfig | None  # the shape of another model; None: there is none
   prompts: int  # P
-  group: int  # rows of a prompt that an update sees: those sampled, and those replayed
+  group: int  # rows of a slot that an update sees: those sampled, and those replayed
+  parts: int  # most slots that one prompt fills; its rows are one group
+  idles: bool  # batches may be empty for a while, and cost nothing then
   prompt_tokens: int  # L
   minibatches: int  # optimizer steps per batch
   slice_groups: int  # prompts per gradient-accumulation slice
@@ -109,6 +111,7 @@ def make_program(
   optimizer_steps = config.steps * config.updates_per_rollout * (loop.fast_steps + 1 if loop else 1)
   optimizer, schedule = make_optimizer(config.optimizer, optimizer_steps)
   method = objective.method(config.objective)
+  rule = _collecting(config, method)
   return Program(
     model=model,
     mesh=mesh,
@@ -145,6 +148,8 @@ def make_program(
     teacher=teacher,
     prompts=config.prompts,
     group=group,
+    parts=rule.most if rule else 1,
+    idles=rule is not None,
     prompt_tokens=config.prompt_tokens,
     minibatches=config.updates_per_rollout,
     slice_groups=rows // slice_rollouts,
@@ -193,6 +198,33 @@ def _replays(config: Any) -> int:
       f'{config.generate.prune.fn!r}, whose judge learns from sampled rollouts alone; choose one of them.'
     )
   return count
+
+
+def _collecting(config: Any, method: objective.Method) -> collect.Rule | None:
+  """The rule of `config.collect`, and nothing beside it that takes a slot for a whole group."""
+  rule = pick(collect, config.collect, 'collect')()
+  if rule is None or rule.most == 1:
+    return rule
+  if rule.top_ups >= config.prompts:
+    raise UserError(
+      f'config.collect.top_ups={rule.top_ups} leaves no slot for new prompts; it must be below '
+      f'config.prompts={config.prompts}.'
+    )
+  takes = dict(
+    updates_per_rollout=config.updates_per_rollout > 1,
+    replay=config.replay.fn != 'none',
+    vote=config.vote.fn != 'none',
+    **{'generate.stop': config.generate.stop.fn != 'none'},
+    **{'generate.draft': config.generate.draft.fn != 'none'},
+    **{'objective.auxiliary': method.needs_demo},
+    **{'objective.companion': method.companion is not None},
+  )
+  for part in (name for name, used in takes.items() if used):
+    raise UserError(
+      f'config.collect.fn={config.collect.fn!r} gives a prompt several slots, and config.{part} takes a slot for a '
+      'whole group; leave one of them at its default.'
+    )
+  return rule
 
 
 def _pruning(config: Any) -> prune.Prune | None:

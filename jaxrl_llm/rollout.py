@@ -107,7 +107,7 @@ def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, state
   key = jax.random.key(state.seed)
 
   def uniforms(key):
-    keys_B = sampling.row_keys(key, prompts.born_P, prompts.index_P, G)
+    keys_B = sampling.row_keys(key, prompts, G)
     return jax.vmap(lambda t: sampling.uniforms(keys_B, t), out_axes=1)(jnp.arange(T))
 
   stays_BxT, logp_BxT = logprob.over_logits(

@@ -40,7 +40,7 @@ from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, Model, UserError
 
 # What the checkpoint keeps of the host.
-_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts', 'successes')
+_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts', 'successes', 'collect')
 
 
 def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dict[str, float]:
@@ -107,11 +107,22 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     unfinished=unfinished,
     drafts=drafts,
     successes=configs.pick(replay.successes, config.replay, 'replay')(),
+    collect=_collector(config, len(tables.train)),
     vote=vote,
     truncate=truncate,
     cap=cap,
     teacher=teacher,
   )
+
+
+def _collector(config: Any, size: int) -> replay.Collector | None:
+  rule = configs.pick(replay.collect, config.collect, 'collect')()
+  if rule is not None and rule.top_ups and size < 3 * config.prompts:
+    raise UserError(
+      f'config.collect.fn={config.collect.fn!r} keeps prompts waiting for rollouts, so that {size} prompts of data are '
+      f'too few for config.prompts={config.prompts}; lower that to a third of them, or raise config.data.size.'
+    )
+  return rule and replay.Collector(rule, config.prompts, config.rollouts)
 
 
 def _teacher(config: Any, model: Model) -> Model | None:
@@ -209,7 +220,8 @@ def _restore(parts: Parts, folder: Any, screen: Any):
       'start another --workdir.'
     )
   for name in _HOST_STATE:
-    getattr(parts, name).load_state_dict(host[name])
+    if getattr(parts, name) is not None:
+      getattr(parts, name).load_state_dict(host[name])
   screen.say(f'resuming at step {found}')
   flight = turn.unpacked(host['flight']) if host['flight'] else None
   state = steps.with_teacher(program, state, teacher)
@@ -218,7 +230,8 @@ def _restore(parts: Parts, folder: Any, screen: Any):
 
 def _save(parts: Parts, folder: Any, done: int, state: Any, batch: Batch, flight) -> None:
   """Everything the next step depends on; PRNG and data order follow from (seed, step)."""
-  host = {name: getattr(parts, name).state_dict() for name in _HOST_STATE}
+  kept = {name: getattr(parts, name) for name in _HOST_STATE}
+  host = {name: part.state_dict() for name, part in kept.items() if part is not None}
   host |= dict(fingerprint=parts.tables.train.fingerprint, step=done)
   host['flight'] = {} if flight is None else turn.packed(flight)
   tree = state._replace(teacher=None), batch  # the teacher can be loaded again

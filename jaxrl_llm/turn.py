@@ -27,6 +27,7 @@ class Parts(NamedTuple):
   unfinished: replay.Unfinished
   drafts: replay.Drafts
   successes: replay.Successes
+  collect: replay.Collector | None  # None: every landed batch is learnt as it is
   vote: grade.vote.Majority | None  # None: the rows' own answers say what is right
   truncate: grade.truncate.Outliers | None  # None: nothing is cut
   cap: Callable[..., int]  # (step, T) → tokens a row may take
@@ -53,10 +54,10 @@ class Landed(NamedTuple):
 def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None, np.int32]:
   """The groups to continue, then as many new prompts as there is room for; drafts; the cap. Source: none."""
   config, held = parts.config, parts.unfinished
-  chosen = parts.curriculum.propose(index, config.prompts).index
-  if len(held):  # one prompt may not run twice at once
-    chosen = chosen[~np.isin(chosen, held.prompts.index_P)][: config.prompts - len(held)]
+  chosen, part_P = _choose(parts, index)
   fresh = parts.tables.train.prompts(chosen, born=index)
+  if parts.program.parts > 1:
+    fresh = fresh._replace(part_P=part_P)
   fresh = fresh._replace(expected_P=parts.lengths(chosen))
   empty, begun = steps.empty_rollout(parts.program), None
   if config.generate.stop.fn != 'none':
@@ -64,6 +65,22 @@ def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout 
   drafts = config.generate.draft.fn != 'none'
   draft = parts.drafts.take(fresh.index_P, empty) if drafts else None
   return fresh, begun, draft, np.int32(parts.cap(index, config.completion_tokens))
+
+
+def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray]:
+  """(prompt, which of its slots) for every slot that is free: what prompts lack, then new ones."""
+  config, held = parts.config, parts.unfinished
+  asked, part, busy = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
+  if len(held):
+    busy = held.prompts.index_P
+  if parts.collect is not None:
+    asked, part = parts.collect.requests()
+    busy = np.concatenate([busy, parts.collect.held])
+  slots = min(config.prompts + len(busy) - len(held), len(parts.tables.train))
+  chosen = parts.curriculum.propose(index, slots).index
+  # One prompt may not run twice at once.
+  chosen = chosen[~np.isin(chosen, busy)][: config.prompts - len(held) - len(asked)]
+  return np.concatenate([asked, chosen]), np.concatenate([part, np.zeros_like(chosen)])
 
 
 def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
@@ -77,7 +94,11 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   told = _rollout_rows(rows, texts, batch, flight.index)
   learnt = parts.successes.join(batch, parts.config.seed, flight.index)
   parts.successes.keep(batch)
-  if learnt is not batch:
+  if parts.collect is not None:
+    row |= parts.collect.add(learnt, flight.index)
+    learnt, told_of = parts.collect.take(steps.empty_batch(parts.program), flight.index)
+    row |= told_of
+  if parts.successes.count:
     row['replay/rows'] = int((learnt.rollout.length_B[learnt.replayed_B > 0] > 0).sum())
     row['replay/prompts'] = len(parts.successes.held)
   return Landed(learnt, row, told)
@@ -186,12 +207,15 @@ def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float
   share_P = (weight_PxG * per_prompt(batch.correct_B)).sum(1) / np.maximum(weight_PxG.sum(1), 1e-9)
   right_P = np.rint(share_P * count_P).astype(np.int32)
   truncated_P = per_prompt(batch.rollout.reason_B == TRUNCATED).sum(1).astype(np.int32)
-  index_P = np.asarray(batch.prompts.index_P)[whole_P]
+  # A prompt may have filled several slots.
+  index_P, slot_P = np.unique(np.asarray(batch.prompts.index_P)[whole_P], return_inverse=True)
+  once = lambda x_P: np.bincount(slot_P, x_P, len(index_P)).astype(np.int32)  # noqa: E731
+  right_P, count_P, truncated_P = map(once, (right_P, count_P, truncated_P))
   seen_P = count_P > 0
   if seen_P.any():
     told = (x[seen_P] for x in (index_P, right_P, count_P, truncated_P))
     parts.curriculum.observe(*told)
-    mean_P = length_PxG.sum(1)[seen_P] / count_P[seen_P]
+    mean_P = once(length_PxG.sum(1))[seen_P] / count_P[seen_P]
     parts.lengths.observe(index_P[seen_P], mean_P)
   return parts.curriculum.metrics()
 

@@ -49,6 +49,8 @@ class Prompts(NamedTuple):
   index_P: Array  # int32, the row in the data set: keys the randomness and the posterior
   born_P: Array  # int32, the step that proposed it: keys the randomness of all its rollouts, continued ones too
   expected_P: Array  # float32, tokens that a rollout of it is expected to take; 0 = unknown
+  # int32: a prompt may fill several slots of a step, and this says which of them; None: each fills one
+  part_P: Array | None = None
 
 
 class Rollout(NamedTuple):

@@ -20,6 +20,14 @@ def update(
   program: Program, state: TrainState, batch: Batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
+  learn = lambda: _learn(program, state, batch)  # noqa: E731
+  if not program.idles:
+    return learn()
+  blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn)[1])
+  return jax.lax.cond(batch.rollout.length_B.sum() > 0, learn, lambda: (state, blank))
+
+
+def _learn(program: Program, state: TrainState, batch: Batch):
   # Replayed rows are learnt beside the sampled ones of their group: here a group is all of them.
   program = program._replace(generate=program.generate._replace(rollouts=program.group))
   U, method, carried = program.minibatches, program.method, state.carried
@@ -136,7 +144,9 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
   method, pull_B = program.method, None
   if method.needs_norms:
     pull_B = leverage(program, state.params, batch)
-  target = objective.targets(method, batch, program.generate.rollouts, known.signal, pull_B)
+  target = objective.targets(
+    method, batch, program.generate.rollouts, known.signal, pull_B, program.parts
+  )
   target = target._replace(old_BxT=known.old)
   if method.needs_versions:
     version_BxT = batch.rollout.version_BxT
@@ -232,7 +242,8 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
 def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, norm):
   tokens = jnp.maximum(sums['tokens'], 1)
   counted = jnp.maximum((target.mask_BxT > 0).sum(), 1)
-  mixed_P = objective.mixed(batch.correct_B, batch.rollout.length_B, program.generate.rollouts)
+  own = objective.groups(batch.prompts, program.generate.rollouts, program.parts)
+  mixed_B = objective.mixed(batch.correct_B, batch.rollout.length_B, own)
   # Read off the advantages as the loss sees them: a mask or a denominator gone wrong shows here.
   return {
     'actor/pg_loss': sums['pg_loss'],
@@ -250,5 +261,5 @@ def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, no
     'training/rollout_probs_diff_mean': sums['probs_diff'] / tokens,
     'training/rollout_probs_diff_max': sums['probs_diff_max'],
     'training/trained_tokens': sums['tokens'],
-    'frac_reward_zero_std': 1 - mixed_P.mean(),
+    'frac_reward_zero_std': 1 - mixed_B.mean(),
   }

@@ -133,7 +133,7 @@ def test_order_of_groups_leaves_the_gradient_alone():
   order = np.array([2, 0, 3, 1])
   rows = (order[:, None] * G + np.arange(G)).ravel()
   moved = Batch(
-    Prompts(*(x[order] for x in batch.prompts)),
+    jax.tree.map(lambda x: x[order], batch.prompts),
     type(batch.rollout)(*(x[rows] for x in batch.rollout)),
     batch.reward_B[rows],
     batch.correct_B[rows],

@@ -162,7 +162,7 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   for name, kept in dict(
     plain=turn.replay.successes.none(), replay=turn.replay.successes.successes(count=1)
   ).items():
-    parts.successes = kept
+    parts.successes, parts.collect = kept, None
     for index in (0, 1):
       landed[name] = turn.land(
         parts, Sevens(), turn.Flight(index, batch.prompts, rollout, {'loss': np.float32(1)})

@@ -7,28 +7,41 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.types import Prompts
+
 BLOCK = 256  # vocabulary entries per first-level sum
 # So many devices may share a large vocabulary and each keep whole blocks: else every token gathers the logits.
 _CUT = 16
 
 
-def row_keys(
-  key: jax.Array,
-  born_P: jax.Array,
-  index_P: jax.Array,
-  rollouts: int,
-  member_B: jax.Array | None = None,
-) -> jax.Array:
-  """One key per row b = (p, g): fold(fold(fold(key, born), prompt index), g), whatever the order of rows.
+def prompt_keys(key: jax.Array, prompts: Prompts) -> jax.Array:
+  """One typed key per slot [P]: fold(fold(key, born), prompt index), whatever the order of slots.
 
   `key` comes from the run's seed; `born` is the step in which the prompt was proposed, so that a row
-  continued later draws what it would have drawn. `member_B` is g, where it is not b % rollouts.
-  Returns typed keys [P * rollouts]. Source: none.
+  continued later draws what it would have drawn. A prompt's second slot and those after it fold their number
+  in as well. Source: none.
   """
   fold = jax.random.fold_in
-  per_prompt_P = jax.vmap(lambda s, i: fold(fold(key, s), i))(born_P, index_P)
-  member_B = jnp.arange(len(index_P) * rollouts) % rollouts if member_B is None else member_B
-  return jax.vmap(fold)(jnp.repeat(per_prompt_P, rollouts), member_B)
+  key_P = jax.vmap(lambda s, i: fold(fold(key, s), i))(prompts.born_P, prompts.index_P)
+  if prompts.part_P is None:
+    return key_P
+  others = jax.vmap(fold)(key_P, _PART + prompts.part_P)
+  return jnp.where(prompts.part_P > 0, others, key_P)
+
+
+_PART = 2**30  # above all that is folded into a slot's key: rollouts
+
+
+def row_keys(
+  key: jax.Array, prompts: Prompts, rollouts: int, member_B: jax.Array | None = None
+) -> jax.Array:
+  """One typed key per row b = (p, g), [P * rollouts]: fold(the slot's key, g).
+
+  `member_B` is g, where it is not b % rollouts. Source: none.
+  """
+  rows = len(prompts.index_P) * rollouts
+  member_B = jnp.arange(rows) % rollouts if member_B is None else member_B
+  return jax.vmap(jax.random.fold_in)(jnp.repeat(prompt_keys(key, prompts), rollouts), member_B)
 
 
 def uniforms(keys_B: jax.Array, position_B: jax.Array | int) -> jax.Array:

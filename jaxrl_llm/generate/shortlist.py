@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.generate import engine, judge
+from jaxrl_llm.generate import engine, judge, sampling
 from jaxrl_llm.models import completion
 from jaxrl_llm.types import ModelConfig, Prompts, Rollout
 
@@ -41,10 +41,7 @@ def generate(
   last_B = jnp.clip(jnp.minimum(first.length_B, n) - 1, 0)
   feature_BxF = jnp.take_along_axis(hidden_BxnxD, last_B[:, None, None], axis=1)[:, 0]
   p_B = judge.chance(state, feature_BxF.astype(jnp.float32), prune.warmup_steps)
-  fold = jax.random.fold_in
-  keys_P = jax.vmap(lambda born, i: fold(fold(fold(key, _CHOICE), born), i))(
-    prompts.born_P, prompts.index_P
-  )
+  keys_P = sampling.prompt_keys(jax.random.fold_in(key, _CHOICE), prompts)
   index_PxG, s_PxG = choose(keys_P, prune.survival(p_B.reshape(P, C), G), G)
   row_B = (jnp.arange(P)[:, None] * C + index_PxG).reshape(-1)
   begun = jax.tree.map(lambda x: x[row_B], first)

@@ -87,7 +87,7 @@ def prepare(
   member_B: jax.Array | None = None,
 ) -> tuple[Fixed, Rollout, jax.Array]:
   """All before a loop: what it reads, every row with its first token, and the logits [P, V] of that. Source: none."""
-  prompts = Prompts(*map(jnp.asarray, prompts))
+  prompts = jax.tree.map(jnp.asarray, prompts)
   B, T = prompts.tokens_PxL.shape[0] * spec.rollouts, spec.max_tokens
   prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
   rollout = empty(B, T) if begun is None else jax.tree.map(jnp.asarray, begun)
@@ -97,7 +97,7 @@ def prepare(
     params=params,
     prompts=prompts,
     prompt_cache=[tuple(kvcache.pack(x, spec.cache_dtype) for x in kv) for kv in prompt_cache],
-    keys_B=sampling.row_keys(key, prompts.born_P, prompts.index_P, spec.rollouts, member_B),
+    keys_B=sampling.row_keys(key, prompts, spec.rollouts, member_B),
     cap_B=jnp.broadcast_to(jnp.minimum(T if cap is None else cap, T), (B,)),
     pause_B=jnp.full(B, T + 1 if pause is None else pause),
     version=jnp.int32(version),

@@ -78,9 +78,7 @@ def generate(
   G = spec.rollouts
   fixed, first, logits_PxV = slots.prepare(model, params, prompts, key, version, spec, cap=cap)
   plan = _Plan(fixed, rules, first.tokens_BxT[:, 0], first.logp_BxT[:, 0])
-  keys_P = sampling.row_keys(
-    jax.random.fold_in(key, _CHOICE), fixed.prompts.born_P, fixed.prompts.index_P, 1
-  )
+  keys_P = sampling.row_keys(jax.random.fold_in(key, _CHOICE), fixed.prompts, 1)
   state = _begin(plan, sampling.uniforms(keys_P, 0) < share)
   # A fork at the first token finds nothing in the caches: they stay out of it.
   cache, bare = state.loop.cache, state._replace(loop=state.loop._replace(cache=[]))

@@ -12,16 +12,19 @@ from jaxrl_llm.objective.compose import (
   scale,
   targets,
 )
+from jaxrl_llm.objective.groups import Groups, groups
 from jaxrl_llm.objective.lesson import Lesson, lesson_coefficients, plan_lesson, recorded_or
 
 __all__ = [
   'SUMS',
+  'Groups',
   'Lesson',
   'Method',
   'Targets',
   'behaviour',
   'coefficients',
   'distilled',
+  'groups',
   'lesson_coefficients',
   'method',
   'mixed',

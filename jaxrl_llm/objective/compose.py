@@ -25,6 +25,7 @@ from jaxrl_llm.objective import (
   shape,
   trust,
 )
+from jaxrl_llm.objective.groups import Groups, groups
 from jaxrl_llm.objective.tokens import Graded, Tokens
 from jaxrl_llm.types import Batch, UserError
 
@@ -202,6 +203,7 @@ def targets(
   rollouts: int,
   signal_BxT: jax.Array | None = None,
   leverage_B: jax.Array | None = None,
+  parts: int = 1,
 ) -> Targets:
   """Advantages and denominators, from the whole batch at once. Source: by the functions chosen.
 
@@ -210,24 +212,23 @@ def targets(
   Which groups are all-equal is judged by `correct_B`, before length shaping: a shaped reward always
   differs a little. The denominator counts what is left after masking them. A row's weight (1 / the
   probability that it was kept) multiplies its coefficients, and no denominator. `leverage_B` is for a method that
-  `needs_norms`.
+  `needs_norms`. `parts` is the most slots that one prompt fills: all its rows are one group.
   """
   length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = real_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
-  group = lambda x: x.reshape(-1, rollouts)  # noqa: E731
+  own = groups(batch.prompts, rollouts, parts)
+  group, group_B = own.gather, own.numbers(B)
   reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
   pull = (group(leverage_B),) if method.needs_norms else ()
   advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)), *pull)
   if method.mask_zero_variance:
-    mixed_P = mixed(batch.correct_B, length_B, rollouts)
-    mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
-  weight_BxT = method.aggregate(mask_BxT, T, rollouts)
+    mask_BxT = mask_BxT * mixed(batch.correct_B, length_B, own)[:, None]
+  weight_BxT = method.aggregate(mask_BxT, T, group_B)
   if method.weigh_rows:
     weight_BxT *= batch.rollout.weight_B[:, None]
-  group_B = jnp.arange(B, dtype=jnp.int32) // rollouts
-  graded = Graded(advantage_PxG.reshape(-1, 1), real_BxT, group_B)
+  graded = Graded(own.scatter(advantage_PxG)[:, None], real_BxT, group_B)
   if method.companion is not None:
     graded = graded._replace(**{f'{method.companion.gives}_BxT': signal_BxT})
   advantage_BxT, return_BxT = method.credit(graded)
@@ -243,11 +244,11 @@ def targets(
   )
 
 
-def mixed(correct_B: jax.Array, length_B: jax.Array, rollouts: int) -> jax.Array:
-  """1 for a group with both right and wrong answers, else 0: [P]. Source: arXiv:2503.14476 (DAPO)."""
-  exists = (length_B > 0).reshape(-1, rollouts)
-  correct = correct_B.reshape(-1, rollouts) > 0.5
-  return ((correct & exists).any(1) & (~correct & exists).any(1)).astype(jnp.float32)
+def mixed(correct_B: jax.Array, length_B: jax.Array, own: Groups) -> jax.Array:
+  """1 for rows of a group with both right and wrong answers, else 0: [B]. Source: arXiv:2503.14476 (DAPO)."""
+  exists, correct = own.gather(length_B) > 0, own.gather(correct_B) > 0.5
+  mixed_P = (correct & exists).any(1) & (~correct & exists).any(1)
+  return own.scatter(mixed_P.astype(jnp.float32)[:, None])
 
 
 def distilled(method: Method, target: Targets) -> Targets:

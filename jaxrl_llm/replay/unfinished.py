@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jaxrl_llm.types import UNFINISHED, Prompts, Rollout
@@ -33,7 +35,7 @@ class Unfinished:
       return fresh, empty
     rows, order_P = len(self) * self.G, self._order(len(fresh.index_P))
     row_B = (order_P[:, None] * self.G + np.arange(self.G)).reshape(-1)
-    prompts = Prompts(*(_joined(*x)[order_P] for x in zip(self.prompts, fresh, strict=True)))
+    prompts = _each(lambda *x: _joined(*x)[order_P], self.prompts, fresh)
     return prompts, Rollout(
       *(_joined(x, y[rows:])[row_B] for x, y in zip(self.rollout, empty, strict=True))
     )
@@ -58,7 +60,7 @@ class Unfinished:
     whole_P = (rollout.reason_B != UNFINISHED).reshape(-1, self.G).all(1)
     young_P = step + 1 - prompts.born_P <= self.max_age
     held_P = ~whole_P & young_P
-    self.prompts = Prompts(*(x[held_P] for x in prompts))
+    self.prompts = _each(lambda x: x[held_P], prompts)
     self.rollout = Rollout(*(x[np.repeat(held_P, self.G)] for x in rollout))
     self.place_H = np.flatnonzero(held_P)
     return whole_P, int((~whole_P & ~young_P).sum())
@@ -81,6 +83,10 @@ class Unfinished:
 def blank(rollout: Rollout, keep_B: np.ndarray) -> Rollout:
   """The rollout with all but the rows to keep emptied: no token of theirs counts anywhere. Source: none."""
   return rollout._replace(length_B=np.where(keep_B, rollout.length_B, 0))
+
+
+def _each(f: Callable, *prompts: Prompts) -> Prompts:
+  return Prompts(*(None if x[0] is None else f(*x) for x in zip(*prompts, strict=True)))
 
 
 def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:

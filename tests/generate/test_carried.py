@@ -105,7 +105,7 @@ def carry_on(params, rows=0, cache_dtype='float32', longest=False):
   for call in range(40):
     order_P = np.random.default_rng(call).permutation(P)
     where_P = where_P[order_P]
-    prompts = Prompts(*(x[where_P] for x in make_prompts()))
+    prompts = jax.tree.map(lambda x, at=where_P: x[at], make_prompts())
     begun = groups(begun, order_P)
     # At first a slot for every row: later more rows have keys than there are slots.
     fn = resumed(rows if call else 0, cache_dtype)
@@ -180,7 +180,7 @@ def teacher_forced(weights, rollout):
 
   The weights that sampled a token have read the one before it, and all later ones see their keys.
   """
-  prompts = Prompts(*map(jnp.asarray, make_prompts()))
+  prompts = jax.tree.map(jnp.asarray, make_prompts())
   read = [slots.prefill(MODEL, w, prompts, 'float32') for w in weights]
   said = [np.repeat(jax.nn.log_softmax(logits), G, axis=0) for _, logits in read]
   cache = [(np.zeros((B, 2, T, 8), np.float32),) * 2 for _ in range(MODEL.layers)]
@@ -305,7 +305,7 @@ def drive(params, lag=0, decay=1.0, **kind):
   state, held = steps.init_state(program, params), replay.Unfinished(G, max_age=99, shards=P)
   handed, flights, done, tokens = state.carried, [], {}, 0
   for index in range(6):
-    fresh = Prompts(*(x[: 2 * P - len(held)] for x in make_prompts(2 * P, born=index)))
+    fresh = jax.tree.map(lambda x: x[: 2 * P - len(held)], make_prompts(2 * P, born=index))
     prompts, begun = held.begin(fresh, steps.empty_rollout(program))
     weights = jax.tree.map(lambda x, f=decay**index: x * f, state.params)
     state = state._replace(carried=())

@@ -101,7 +101,7 @@ def test_order_of_prompts_and_number_of_rollouts_change_no_sample(params):
   prompts = make_prompts()
   rollout = run(params, prompts)
   order = np.array([2, 0, 3, 1])
-  moved = run(params, Prompts(*(x[order] for x in prompts)))
+  moved = run(params, jax.tree.map(lambda x: x[order], prompts))
   np.testing.assert_array_equal(
     moved.tokens_BxT.reshape(4, G, T), rollout.tokens_BxT.reshape(4, G, T)[order]
   )

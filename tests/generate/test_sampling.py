@@ -8,6 +8,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.generate import sampling
+from jaxrl_llm.types import Prompts
+
+
+def slots_of(index, part=None):
+  index_P, zeros = jnp.asarray(index), jnp.zeros(len(index), int)
+  part_P = None if part is None else jnp.asarray(part)
+  return Prompts(zeros[:, None], zeros, index_P, zeros, zeros, part_P)
 
 
 @pytest.mark.parametrize('vocab', [7, 256, 700])
@@ -62,11 +69,17 @@ def test_recorded_log_prob_includes_the_temperature_and_greedy_takes_the_largest
 def test_noise_belongs_to_prompt_rollout_and_position():
   key = jax.random.key(3)
   draw = lambda index, t: np.asarray(  # noqa: E731
-    sampling.uniforms(sampling.row_keys(key, jnp.zeros(len(index), int), jnp.asarray(index), 3), t)
+    sampling.uniforms(sampling.row_keys(key, slots_of(index), 3), t)
   ).reshape(-1, 3)
   a, b = draw([5, 9], 0), draw([9, 7, 5], 0)
   np.testing.assert_array_equal(a[0], b[2])
   np.testing.assert_array_equal(a[1], b[0])
+  # A prompt's first slot draws as if it were alone, its others anew.
+  again = np.asarray(
+    sampling.uniforms(sampling.row_keys(key, slots_of([5, 5, 5], [1, 0, 2]), 3), 0)
+  ).reshape(-1, 3)
+  np.testing.assert_array_equal(again[1], a[0])
+  assert len(np.unique(again)) == 9
   everything = np.stack([draw([5, 9], t) for t in range(20)]).ravel()
   assert len(np.unique(everything)) == everything.size
   np.testing.assert_array_less(np.abs(everything.mean() - 0.5), 0.12)

@@ -80,7 +80,7 @@ def make_prompts(order=range(P)):
   tokens_PxL = r.integers(0, 24, (P, L)).astype(np.int32)
   index_P, born_P = np.arange(P, dtype=np.int32) * 7, np.full(P, 2, np.int32)
   prompts = Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(P, np.float32))
-  return Prompts(*(x[np.array(order)] for x in prompts))
+  return jax.tree.map(lambda x: x[np.array(order)], prompts)
 
 
 # Thresholds go in as numbers: cases that differ by them alone share a compiled program.
@@ -133,7 +133,7 @@ def assert_same(got, want, rows=slice(None)):
 @pytest.fixture(scope='module')
 def told(params):
   prompts = make_prompts()
-  keys_B = sampling.row_keys(jax.random.key(1), prompts.born_P, prompts.index_P, G)
+  keys_B = sampling.row_keys(jax.random.key(1), prompts, G)
   return reference.Reference(MODEL, params, prompts, keys_B, SPEC)
 
 
