@@ -48,8 +48,8 @@ def run(
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
   sft.optimizer.outer = dict(fn='none')
-  # Nothing is generated, and one row a prompt has no room for these.
-  sft.replay = dict(fn='none')
+  # Nothing is generated, and one row a prompt has no room for others.
+  sft.replay = sft.collect = dict(fn='none')
   sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
   sft.generate.carry_cache = False
   for stage, spec in _LIKELIHOOD.items():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from test_step import MODEL, G, P, assert_close, config, graded, program
 
-from jaxrl_llm import objective, passes
+from jaxrl_llm import objective, passes, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
+from jaxrl_llm.program import make_program
 from jaxrl_llm.types import UserError
 
 PLAIN = dict(fn='none')
@@ -173,6 +174,49 @@ def test_without_replay_a_program_and_its_batch_are_what_they_were():
   assert steps.empty_batch(off).replayed_B is None
   with pytest.raises(UserError, match='config.replay.fn=.successes. does not go with'):
     program(replay=dict(fn='successes', count=1), generate=pruned())
+
+
+SLOTS = dict(prompts=2 * P, rollouts=G // 2, collect=dict(fn='dars', top_ups=1, most=2))
+
+
+def in_halves(batch, order):
+  """Each group in two slots of half its rows, in this order."""
+  rows = (order[:, None] * (G // 2) + np.arange(G // 2)).ravel()
+  prompts = jax.tree.map(lambda x: np.repeat(x, 2, axis=0)[order], batch.prompts)
+  prompts = prompts._replace(part_P=np.tile([0, 1], P)[order].astype(np.int32))
+  cut = jax.tree.map(lambda x: np.asarray(x)[rows], batch._replace(prompts=None))
+  return cut._replace(prompts=prompts)
+
+
+@pytest.mark.parametrize('mesh', [None, dict(data=2, fsdp=2, tensor=2)])
+def test_a_prompt_in_two_slots_is_learnt_as_in_one(mesh):
+  params = decoder.init(MODEL, 0)
+  c = config().objective
+  c.aggregate, c.zero_variance = dict(fn='prompt_mean'), dict(fn='mask')
+  batch = graded(program(), params)
+  want, told = updated(program(objective=c), batch, params)
+  assert told['actor/grad_norm'] > 0
+  halves = in_halves(batch, np.array([5, 0, 3, 6, 1, 7, 2, 4]))
+  p = program(objective=c, **SLOTS)
+  if mesh:
+    own = config(objective=c, **SLOTS)
+    own.mesh.update(mesh)
+    p = make_program(own, MODEL, (3, 7), shard.make_mesh(own.mesh))
+  state, metrics = updated(p, halves, params)
+  assert_close(state.params, want.params, 1e-5)
+  for name in ('actor/grad_norm', 'frac_reward_zero_std', 'critic/advantages/max'):
+    np.testing.assert_allclose(metrics[name], told[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_that_may_idle_skips_what_is_empty():
+  p, params = program(collect=dict(fn='mixed')), decoder.init(MODEL, 0)
+  before = jax.tree.map(np.asarray, steps.init_state(p, params))
+  state, metrics = updated(p, steps.empty_batch(p), params)
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
+  assert set(metrics) == set(updated(program(), steps.empty_batch(p), params)[1])
+  assert 'conditional' in steps.compile_update(p).lower(state, steps.empty_batch(p)).as_text('hlo')
+  batch = graded(program(), params)
+  assert_close(updated(p, batch, params)[0].params, updated(program(), batch, params)[0].params, 0)
 
 
 def pruned():

@@ -44,6 +44,14 @@ AGAIN = dict(
   optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
 )
 
+# Batches wait for mixed groups, and hard prompts get a second slot in a later call.
+WAITING = dict(
+  steps=9,
+  collect=dict(fn='dars', top_ups=2, most=2, patience=4),
+  eval=dict(every=0, prompts=8, samples=0),
+  optimizer=dict(learning_rate=3e-3),
+)
+
 
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
@@ -170,6 +178,23 @@ def test_votes_and_replays_go_on_where_a_finished_run_is_continued(tmp_path):
   assert max(r['training/rollout_probs_diff_max'] for r in rows) <= 1e-4
   assert max(r['critic/vote_share'] for r in rows) <= 1 and 'critic/vote_accuracy' in rows[0]
   assert 'grade/truncated' in rows[0]
+
+
+def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_path):
+  """What is learnt is what was kept: nothing in calls without a full batch, whole prompts in the others."""
+  config = tiny_job.config_file(tmp_path, **WAITING)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=4'))
+  assert 'resuming at step 4' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  assert max(r['collect/lacking'] for r in rows) > 0
+  learnt = [r['training/trained_tokens'] for r in rows]
+  # The update of a call is on what the call before it handed over.
+  idle = [
+    before['collect/short'] == 0 and not now for before, now in zip(rows, learnt[1:], strict=False)
+  ]
+  assert 0 < sum(idle) < len(idle)
 
 
 def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):
