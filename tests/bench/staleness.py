@@ -21,10 +21,11 @@ import numpy as np
 from jaxrl_llm import config as configs
 from jaxrl_llm import evaluate, grade, train, turn
 from jaxrl_llm import step as steps
-from tests.bench.curves import ROOT, share_warm_starts
+from tests.bench.curves import EASY, ROOT, TASKS, share_warm_starts
 
 UPDATES = 128
 JOB = (
+  *EASY,
   'prompts=32',
   f'steps={UPDATES}',
   'optimizer.decay=constant',
@@ -49,6 +50,7 @@ def job(method: str, seed: int, learning_rate: float):
   said = [f'--config.{x}' for x in (*JOB, *more)]
   config = configs.load(f'{ROOT}/configs/tiny.py', said)
   config.objective = configs.load(f'{ROOT}/configs/{METHODS[method]}.py').objective
+  config.data.tasks = TASKS
   return config
 
 
@@ -119,7 +121,7 @@ def main() -> None:
             json.dump(told, file)
         with open(path) as file:
           told = json.load(file)
-        cells = {k: round(v, 3) if isinstance(v, float) else v for k, v in told.items()}
+        cells = {k: float(f'{v:.3g}') if isinstance(v, float) else v for k, v in told.items()}
         print(json.dumps({k: v for k, v in cells.items() if k != 'rewards'}), flush=True)
 
 
