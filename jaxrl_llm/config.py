@@ -122,6 +122,9 @@ def default() -> ml_collections.ConfigDict:
   c.vote = dict(fn='none')
   # outliers: the longest of an all-right group are cut, and graded again
   c.truncate = dict(fn='none')
+  # what a prompt is told of a known answer: prefix, item_response, by_difficulty (the reply begins with it), guide,
+  # exemplars (the question tells it)
+  c.hint = dict(fn='none')
   # what of the landed groups is learnt from, and when: mixed (dynamic sampling), dars (more rollouts for the hard)
   c.collect = dict(fn='none')
   # successes(count): right rollouts of earlier visits, beside the fresh ones

@@ -12,6 +12,7 @@ import optax
 
 from jaxrl_llm import objective, outer, shard
 from jaxrl_llm.config import pick
+from jaxrl_llm.control import hint
 from jaxrl_llm.generate import (
   branching,
   engine,
@@ -54,6 +55,7 @@ class Program(NamedTuple):
   prompts: int  # P
   group: int  # rows of a slot that an update sees: those sampled, and those replayed
   parts: int  # most slots that one prompt fills; its rows are one group
+  hints: bool  # prompts say how much of an answer they were told
   idles: bool  # batches may be empty for a while, and cost nothing then
   prompt_tokens: int  # L
   minibatches: int  # optimizer steps per batch
@@ -149,6 +151,7 @@ def make_program(
     prompts=config.prompts,
     group=group,
     parts=rule.most if rule else 1,
+    hints=_hints(config, method),
     idles=rule is not None,
     prompt_tokens=config.prompt_tokens,
     minibatches=config.updates_per_rollout,
@@ -225,6 +228,28 @@ def _collecting(config: Any, method: objective.Method) -> collect.Rule | None:
       'whole group; leave one of them at its default.'
     )
   return rule
+
+
+def _hints(config: Any, method: objective.Method) -> bool:
+  """Whether prompts get hints, and nothing else takes what they say for an answer to the plain prompt."""
+  rule = pick(hint, config.hint, 'hint')()
+  if rule is None:
+    return False
+  takes = {
+    'replay': config.replay.fn != 'none',
+    'truncate': config.truncate.fn != 'none',
+    'generate.draft': config.generate.draft.fn != 'none',
+    'objective.auxiliary': method.needs_demo,
+    'collect': config.collect.fn == 'dars',
+  }
+  if rule.plain:  # learnt behind another prompt than it was sampled behind
+    takes['generate.stop'] = config.generate.stop.fn != 'none'
+  for part in (name for name, used in takes.items() if used):
+    raise UserError(
+      f'config.hint.fn={config.hint.fn!r} asks a prompt in other words, and config.{part} takes all its rollouts for '
+      'answers to the same; leave one of them at its default.'
+    )
+  return True
 
 
 def _pruning(config: Any) -> prune.Prune | None:

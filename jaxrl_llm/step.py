@@ -120,7 +120,10 @@ def empty_batch(program: Program) -> Batch:
   P, L, B = program.prompts, program.prompt_tokens, program.prompts * program.group
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
   part_P = zeros(P) if program.parts > 1 else None
-  prompts = Prompts(zeros(P, L), zeros(P), zeros(P), zeros(P), np.zeros(P, np.float32), part_P)
+  hint_P = np.zeros(P, np.float32) if program.hints else None
+  prompts = Prompts(
+    zeros(P, L), zeros(P), zeros(P), zeros(P), np.zeros(P, np.float32), part_P, hint_P
+  )
   rollout = empty_rollout(
     program._replace(generate=program.generate._replace(rollouts=program.group))
   )

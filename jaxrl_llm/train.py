@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from jaxrl_llm import (
+  aid,
   checkpoint,
   console,
   control,
@@ -40,7 +41,7 @@ from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, Model, UserError
 
 # What the checkpoint keeps of the host.
-_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts', 'successes', 'collect')
+_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts', 'successes', 'collect', 'aid')
 
 
 def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dict[str, float]:
@@ -107,12 +108,18 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     unfinished=unfinished,
     drafts=drafts,
     successes=configs.pick(replay.successes, config.replay, 'replay')(),
+    aid=_aid(config, tables.train, model.tokenizer),
     collect=_collector(config, len(tables.train)),
     vote=vote,
     truncate=truncate,
     cap=cap,
     teacher=teacher,
   )
+
+
+def _aid(config: Any, table: data.PromptTable, tokenizer: Any) -> aid.Aid | None:
+  rule = configs.pick(control.hint, config.hint, 'hint')()
+  return rule and aid.Aid(rule, table, tokenizer, config.data, config.seed)
 
 
 def _collector(config: Any, size: int) -> replay.Collector | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import control, data, grade, replay
+from jaxrl_llm import aid, control, data, grade, replay
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import ABORTED, REASONS, TRUNCATED, Batch, Prompts, Rollout
@@ -28,6 +28,7 @@ class Parts(NamedTuple):
   drafts: replay.Drafts
   successes: replay.Successes
   collect: replay.Collector | None  # None: every landed batch is learnt as it is
+  aid: aid.Aid | None  # None: prompts are never told of their answers
   vote: grade.vote.Majority | None  # None: the rows' own answers say what is right
   truncate: grade.truncate.Outliers | None  # None: nothing is cut
   cap: Callable[..., int]  # (step, T) → tokens a row may take
@@ -58,6 +59,8 @@ def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout 
   fresh = parts.tables.train.prompts(chosen, born=index)
   if parts.program.parts > 1:
     fresh = fresh._replace(part_P=part_P)
+  if parts.aid is not None:
+    fresh = parts.aid.give(fresh, index)
   fresh = fresh._replace(expected_P=parts.lengths(chosen))
   empty, begun = steps.empty_rollout(parts.program), None
   if config.generate.stop.fn != 'none':
@@ -92,6 +95,9 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
   row |= counts | held | _rollout_metrics(batch)
   told = _rollout_rows(rows, texts, batch, flight.index)
+  if parts.aid is not None:
+    batch, of_hints = parts.aid.learn(batch, whole_P)
+    row |= of_hints
   learnt = parts.successes.join(batch, parts.config.seed, flight.index)
   parts.successes.keep(batch)
   if parts.collect is not None:
@@ -136,9 +142,11 @@ def _hold(parts: Parts, prompts: Prompts, rollout: Rollout, index: int):
 def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   """The batch to learn from, with rows and texts for the log; empty rows are not graded and get 0."""
   decode, table = parts.model.tokenizer.decode, parts.tables.train
-  texts = [
-    decode(t[:n].tolist()) for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)
-  ]
+  said = [t[:n] for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)]
+  if parts.aid is not None:  # a reply is judged whole, with what it was given to begin with
+    begun = parts.aid.begun(prompts)
+    said = [np.concatenate([begun[b // parts.config.rollouts], x]) for b, x in enumerate(said)]
+  texts = [decode(x.tolist()) for x in said]
   rows = [table.rows[i] for i in prompts.index_P for _ in range(parts.config.rollouts)]
   real = np.flatnonzero(rollout.length_B)
   scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
@@ -200,6 +208,8 @@ def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float
   Where rows were kept by chance, right ones count 1 / their probability, scaled to the group: who was kept
   must not look like how hard a prompt is.
   """
+  if batch.prompts.hint_P is not None:  # what was told says nothing of the plain prompt
+    whole_P = whole_P & (batch.prompts.hint_P == 0)
   per_prompt = lambda x: x.reshape(-1, parts.config.rollouts)[whole_P]  # noqa: E731
   length_PxG = per_prompt(batch.rollout.length_B)
   count_P = (length_PxG > 0).sum(1).astype(np.int32)

@@ -26,7 +26,8 @@ LAYERS = (
   ('companion', 'demonstrate'),
   ('rollout', 'update'),
   ('step',),
-  ('aot', 'evaluate', 'turn', 'warmstart'),
+  ('aid', 'aot', 'evaluate', 'warmstart'),
+  ('turn',),
   ('train',),
   ('main',),
 )

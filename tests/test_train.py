@@ -52,6 +52,20 @@ WAITING = dict(
   optimizer=dict(learning_rate=3e-3),
 )
 
+# Long strings after a short warm start: most prompts fail and are asked again behind a part of their answer.
+HINTED = dict(
+  steps=8,
+  hint=dict(fn='prefix', start=0.6, plain=0.0),
+  collect=dict(fn='mixed', patience=2),
+  prompt_tokens=20,
+  sft=dict(steps=5, learning_rate=3e-3, prompts=16),
+  data=dict(
+    source='digits', size=6, chat=False, tasks=[dict(name='rev', min_length=4, max_length=5)]
+  ),
+  eval=dict(every=0, prompts=4, samples=0),
+  optimizer=dict(learning_rate=3e-3),
+)
+
 
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
@@ -195,6 +209,23 @@ def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_pat
     before['collect/short'] == 0 and not now for before, now in zip(rows, learnt[1:], strict=False)
   ]
   assert 0 < sum(idle) < len(idle)
+
+
+def test_hints_go_on_where_a_run_is_continued_and_are_no_evidence(tmp_path):
+  config = tiny_job.config_file(tmp_path, **HINTED)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=5'))
+  assert 'resuming at step 5' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  assert rows[0]['hint/groups'] == 0 and max(r['hint/groups'] for r in rows) > 0
+  for before, now in zip(rows, rows[1:], strict=False):
+    told = now['hint/groups'] == 4  # all of them: the posterior has heard nothing new
+    assert not told or now['curriculum/coverage'] == before['curriculum/coverage']
+  with open(tmp_path / 'whole/rollouts/step_000007.jsonl') as file:
+    said = [json.loads(line) for line in file]
+  # Judged and written with what they were given: right ones are the whole answer.
+  assert all(row['output'].startswith(row['gts']) for row in said if row['score'])
 
 
 def test_eight_devices_give_the_metrics_of_one(uninterrupted, tmp_path):

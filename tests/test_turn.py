@@ -27,7 +27,9 @@ def make_parts():
   config = types.SimpleNamespace(rollouts=G, generate=types.SimpleNamespace(draft=dict(fn='none')))
   config.generate.draft = types.SimpleNamespace(fn='none')
   program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False))
-  return types.SimpleNamespace(config=config, curriculum=Heard(), lengths=Heard(), program=program)
+  return types.SimpleNamespace(
+    config=config, curriculum=Heard(), lengths=Heard(), program=program, aid=None
+  )
 
 
 def make_batch(length_B, correct_B, reason_B, weight_B):

@@ -5,11 +5,22 @@ from __future__ import annotations
 from jaxrl_llm.data.demonstrations import (
   answer_tokens,
   check_demonstrations,
+  demonstration,
   demonstrations,
   supervised,
 )
 from jaxrl_llm.data.digits import ALPHABET
-from jaxrl_llm.data.pipeline import PromptTable, Tables, kinds, load, make_table, render
+from jaxrl_llm.data.pipeline import (
+  PromptTable,
+  Tables,
+  encode,
+  kinds,
+  load,
+  make_table,
+  padded,
+  render,
+  with_question,
+)
 
 __all__ = [
   'ALPHABET',
@@ -17,10 +28,14 @@ __all__ = [
   'Tables',
   'answer_tokens',
   'check_demonstrations',
+  'demonstration',
   'demonstrations',
+  'encode',
   'kinds',
   'load',
   'make_table',
+  'padded',
   'render',
   'supervised',
+  'with_question',
 ]

@@ -103,6 +103,24 @@ def encoded(rows: Sequence[Row], data: Any, tokenizer: Any) -> grain.MapDataset:
   return dataset.map(lambda rendered: _encode(rendered, tokenizer))
 
 
+def encode(row: Row, data: Any, tokenizer: Any) -> np.ndarray:
+  """One row's prompt, int32 tokens. Source: none."""
+  return _encode(render(row, data), tokenizer)
+
+
+def with_question(row: Row, template: str, parts: dict[str, str]) -> Row:
+  """The row with its question, or its last message of a user, laid into a template of {question} and `parts`.
+
+  Source: none.
+  """
+  if not row.messages:
+    return row._replace(question=template.format(question=row.question, **parts))
+  messages = [dict(message) for message in row.messages]
+  last = max((i for i, m in enumerate(messages) if m['role'] == 'user'), default=len(messages) - 1)
+  messages[last]['content'] = template.format(question=messages[last]['content'], **parts)
+  return row._replace(messages=tuple(messages))
+
+
 def render(row: Row, data: Any) -> str | list[dict[str, str]]:
   """Row → what the tokenizer gets: messages where data.chat is set, otherwise text. Source: none.
 

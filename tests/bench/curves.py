@@ -3,7 +3,8 @@
 python -m tests.bench.curves --out=runs/curves [--methods grpo,dapo] [--seeds 0,1,2,3,4] [--plot curves.svg]
 Every method is the objective of its file in configs/, on the model and optimizer of configs/tiny.py with strings of up
 to 5 digits, 32 prompts × 8 rollouts × 60 steps and 4 optimizer steps per batch, so that ratios and trust regions have
-something to do. (With its own strings of up to 8 and a learning rate of 3e-4, minibatches of 64 rows unlearn.) A seed's warm start is made once and shared. Finished runs are not repeated; the table is of all that are there.
+something to do. (With its own strings of up to 8 and a learning rate of 3e-4, minibatches of 64 rows unlearn.) A seed's
+warm start is made once and shared. Finished runs are not repeated; the table is of all that are there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,203 @@
+"""How much of a known answer a prompt is given: rules and what is remembered of earlier hints.
+
+A rule sees, of every prompt, (share of the answer shown, right, n) of its visits with and without a hint, and says
+which share to show now; 0 is the plain prompt. Evidence of hinted visits is none of the plain prompt's difficulty.
+Every public function here may be named in `config.hint.fn`; it makes the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.types import UserError
+
+PREFIX, CONTEXT = 'prefix', 'context'  # the reply begins with it, or the question tells it
+_KEPT = 16  # visits that are remembered of a prompt
+
+
+class Visit(NamedTuple):
+  """A group that was graded."""
+
+  share: float  # of the answer that was shown
+  right: int
+  n: int
+
+
+class Rule(NamedTuple):
+  """How hints are given, and how much."""
+
+  form: str  # PREFIX or CONTEXT
+  share: Callable[[list[Visit], Any], float]  # (visits, random) → how much of the answer to show
+  plain: bool = False  # learnt as the answer to the plain prompt: what was shown is taken away before the update
+  exemplars: bool = False  # what is told is another prompt's solved question, not the own answer
+
+
+class Hints:
+  """The rule with its memory: prompt → its last visits."""
+
+  def __init__(self, rule: Rule, seed: int):
+    """Source: none."""
+    self.rule, self.seed = rule, seed
+    self.visits: dict[int, list[Visit]] = {}
+
+  def choose(self, index_P: np.ndarray, step: int) -> np.ndarray:
+    """The share of its answer that each prompt is shown at this step, float32 [P]. Source: by the rule."""
+    shares = []
+    for index in index_P.tolist():
+      random = np.random.default_rng((self.seed, 4, step, index))
+      shares.append(self.rule.share(self.visits.get(index, []), random))
+    return np.array(shares, np.float32)
+
+  def observe(self, index_P: np.ndarray, share_P: np.ndarray, right_P, n_P) -> None:
+    """What came of the hints, and of the plain prompts. Source: none."""
+    for told in zip(
+      index_P.tolist(), share_P.tolist(), right_P.tolist(), n_P.tolist(), strict=True
+    ):
+      visits = self.visits.setdefault(told[0], [])
+      visits.append(Visit(*told[1:]))
+      del visits[:-_KEPT]
+
+  def state_dict(self) -> dict:
+    """For the checkpoint. Source: none."""
+    return {str(index): [list(v) for v in visits] for index, visits in self.visits.items()}
+
+  def load_state_dict(self, state: dict) -> None:
+    """Back from `state_dict`. Source: none."""
+    self.visits = {int(index): [Visit(*v) for v in visits] for index, visits in state.items()}
+
+
+def none() -> Rule | None:
+  """Every prompt is plain. Source: none."""
+  return None
+
+
+def prefix(
+  *, start: float = 0.75, step: float = 0.125, plain: float = 0.25, after: int = 1
+) -> Rule:
+  """A prompt that `after` plain visits never solved begins its reply with a part of a known answer.
+
+  The share begins at `start`, grows by `step` when nobody was right and shrinks when more than half were, so that its
+  end comes near; when it is 0 the prompt is plain again. A share `plain` of visits is plain anyhow. The paper fixes the
+  prefixes before training so that the model has a reasonable accuracy; the staircase is ours.
+  Source: arXiv:2601.18795 (PrefixRL, abstract); the staircase: none.
+  """
+  _within('start', start, 0, 1)
+  _within('step', step, 0, 1)
+  _within('plain', plain, 0, 1)
+  _at_least('after', after, 0)
+  return Rule(PREFIX, lambda visits, random: _staircase(visits, random, start, step, plain, after))
+
+
+def guide(*, after: int = 1) -> Rule:
+  """When all rollouts of a prompt's last `after` plain visits failed, the question of the next ones tells the answer.
+
+  What they say is learnt as an answer to the plain question, with the ratio π(y | plain) / π_old(y | told) that the
+  objective clips. Source: arXiv:2506.13923 (Guide; formula from memory, constants ours).
+  """
+  _at_least('after', after, 1)
+
+  def share(visits, random):
+    del random
+    last = [v.right for v in visits if v.share == 0][-after:]
+    told = bool(visits) and visits[-1].share > 0  # a guided visit is followed by a plain one
+    return float(len(last) == after and not any(last) and not told)
+
+  return Rule(CONTEXT, share, plain=True)
+
+
+def item_response(
+  *, target: float = 0.5, slope: float = 8.0, guess: float = 0.0, plain: float = 0.0
+) -> Rule:
+  """The share h with f(h) = c + (1 − c)·σ(a·(h − b)) = target, a and b fitted to all visits of a prompt.
+
+  h = b + ln((p* − c) / (1 − p*)) / a, cut to [0, 1]; a and b by penalised likelihood on a grid, around `slope` and ½;
+  c is `guess`. In rounds of one visit each, where the paper has several before an update.
+  Source: arXiv:2509.06923 (SEELE; reconstructed from third-party notes).
+  """
+  _within('target', target, 0, 1)
+  _within('guess', guess, 0, target)
+  _within('plain', plain, 0, 1)
+
+  def share(visits, random):
+    if random.random() < plain:
+      return 0.0
+    a, b = fit_item(visits, slope, guess)
+    return float(np.clip(b + np.log((target - guess) / (1 - target)) / a, 0, 1))
+
+  return Rule(PREFIX, share)
+
+
+def by_difficulty(*, least: float = 0.0, most: float = 0.8, noise: float = 0.1) -> Rule:
+  """share = (w_max − w_min)·(1 − r̄) + w_min + noise·N(0, 1), r̄ the success rate of the last plain visit.
+
+  A prompt that was never seen plain is plain. The gate on entropy and the weights between hinted and plain groups are
+  not in here. Source: arXiv:2512.13095 (ADHint; from third-party notes, constants ours).
+  """
+  _within('least', least, 0, 1)
+  _within('most', most, least, 1)
+  _within('noise', noise, 0, 1)
+
+  def share(visits, random):
+    seen = [v for v in visits if v.share == 0]
+    if not seen or visits[-1].share > 0:  # a hinted visit is followed by a plain one
+      return 0.0
+    hard = 1 - seen[-1].right / seen[-1].n
+    return float(np.clip((most - least) * hard + least + noise * random.normal(), 0, 1)) * (
+      hard > 0
+    )
+
+  return Rule(PREFIX, share)
+
+
+def exemplars(*, after: int = 1) -> Rule:
+  """A prompt that nobody solved is asked again behind a solved question of its kind.
+
+  Source: arXiv:2510.06672 (XRPO; from third-party notes).
+  """
+  rule = guide(after=after)
+  return rule._replace(plain=False, exemplars=True)
+
+
+def _staircase(visits: list[Visit], random: Any, start, step, plain, after) -> float:
+  bare = [v for v in visits if v.share == 0]
+  if len(bare) < after or any(v.right for v in bare) or random.random() < plain:
+    return 0.0
+  hinted = [v for v in visits if v.share > 0]
+  if not hinted:
+    return start
+  share, right, n = hinted[-1]
+  if right == 0:
+    return min(share + step, 1.0)
+  return max(share - step, 0.0) if 2 * right > n else share
+
+
+_SHARES = np.linspace(-0.5, 1.5, 81)  # b
+_SLOPES = np.exp(np.linspace(-1.5, 1.5, 13))  # a, as a multiple of the setting
+
+
+def fit_item(visits: list[Visit], slope: float = 8.0, guess: float = 0.0) -> tuple[float, float]:
+  """(a, b) of f(h) = c + (1 − c)·σ(a·(h − b)), the likeliest on a grid, under ln(a / slope) ~ N(0, ½²), b ~ N(½, ½²).
+
+  Source: arXiv:2509.06923 (SEELE; reconstructed, the priors are ours).
+  """
+  a, b = np.meshgrid(slope * _SLOPES, _SHARES, indexing='ij')
+  score = -2 * np.log(a / slope) ** 2 - 2 * (b - 0.5) ** 2
+  for h, right, n in visits:
+    rate = guess + (1 - guess) / (1 + np.exp(-a * (h - b)))
+    rate = np.clip(rate, 1e-6, 1 - 1e-6)
+    score = score + right * np.log(rate) + (n - right) * np.log1p(-rate)
+  at = np.unravel_index(score.argmax(), score.shape)
+  return float(a[at]), float(b[at])
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+  if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    raise UserError(f'config.hint.{name}={value!r} must be a number from {low} to {high}.')
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+  if type(value) is not int or value < least:
+    raise UserError(f'config.hint.{name}={value!r} must be a whole number of at least {least}.')
