@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,19 +119,26 @@ def test_a_reference_stays_where_it_began_and_only_where_one_is_asked_for():
   assert float(metrics['actor/kl_loss']) < float(second['actor/kl_loss'])
 
 
-def test_one_device_and_eight_agree_on_a_method_of_whole_batches():
+@pytest.mark.parametrize(
+  'mesh',
+  [
+    dict(data=2, fsdp=1, tensor=1),
+    dict(data=1, fsdp=4, tensor=1),
+    dict(data=1, fsdp=1, tensor=3),  # cuts 32 columns unevenly
+    dict(data=2, fsdp=2, tensor=2),
+  ],
+)
+def test_any_mesh_agrees_with_one_device_on_a_method_of_whole_batches(mesh):
   """Sorting, group sums and old log-probs across shards of rows."""
-  from jaxrl_llm import shard
-  from jaxrl_llm.program import make_program
-
   params = decoder.init(MODEL, 0)
   c = config(
     objective=chosen(**WHOLE, correction=dict(fn='token_truncate'), emphasis=dict(fn='sharpen'))
   )
   one = make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:1]))
   batch = off_policy(graded(one, params))
-  c.mesh = dict(data=2, fsdp=2, tensor=2)
-  many = make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:8]))
+  c.mesh.update(mesh)
+  devices = jax.devices()[: math.prod(mesh.values())]
+  many = make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, devices))
   (state, metrics), (state8, metrics8) = (updated(p, batch, params) for p in (one, many))
   for name, value in metrics.items():
     np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
