@@ -1,201 +1,284 @@
-"""How many of the groups a curriculum pays for are mixed, in worlds that are simulated.
+"""What a choice of prompts is worth, in simulated learners and in logs of real runs.
 
-python -m tests.bench.curriculum [--seeds 5] [--worlds sums,levels] [--rules uniform,oracle]
+python -m tests.bench.curriculum [--seeds 5] [--worlds medium,hard+drift] [--rules 'uniform;mopps']
+python -m tests.bench.curriculum --replay RUN_FOLDER
 
-A world gives each prompt a true success rate capᵢ·σ(aᵢ(Wᵢθ + mᵢ − dᵢ)); skills θ and the memory mᵢ
-of single prompts grow with the advantage mass 2√(r(1 − r)) of the groups trained on, and memory
-fades. Measured: mixed = mixed groups ÷ groups generated; gain = of the mean success rate of other
-prompts of the same nature; brier of the predicted chance of a mixed group; coverage of prompts.
-
-What this is not: evidence about language models. The gain law favours rates near ½ by construction,
-and exploration is only worth what drift makes it.
+Every rule gets the same number of rollouts, the same worlds and the same seeds; differences to `uniform` are
+paired, with 95 % intervals of Student's t over seeds. worlds.py says what is simulated, and what that is not;
+selectors.py says which rules there are. A replayed log (without feedback) shows how well rates are predicted
+and how many groups are mixed, not what would have been learnt.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+import sys
+import time
+from collections import deque
 
 import numpy as np
+from scipy import special, stats
 
-from jaxrl_llm import config, control
+from tests.bench import selectors, worlds
 
-G = 8
-
-
-@dataclasses.dataclass
-class World:
-  """Prompts with a true success rate, which training moves."""
-
-  skill_NxK: np.ndarray  # W, rows sum to 1
-  difficulty_N: np.ndarray
-  kind_N: np.ndarray  # what the curriculum is told
-  prompts: int  # P, per step
-  steps: int
-  gain: float  # of a skill, per step of mixed groups that all need it
-  slope_N: Any = 1.0
-  cap_N: Any = 1.0
-  memory_gain: float = 0.5
-  memory_decay: float = 0.98
-  noise: float = 0.01
-
-  def __post_init__(self):
-    self.skill_K = np.zeros(self.skill_NxK.shape[1])
-    self.memory_N = np.zeros(len(self.difficulty_N))
-
-  def rate(self, memory: bool = True) -> np.ndarray:
-    """The true rates; without memory, those of other prompts of the same nature."""
-    logit = self.skill_NxK @ self.skill_K + memory * self.memory_N - self.difficulty_N
-    return self.cap_N / (1 + np.exp(-self.slope_N * logit))
-
-  def learn(self, index: np.ndarray, k: np.ndarray, random: np.random.Generator) -> None:
-    mass = 2 * np.sqrt(k / G * (1 - k / G))
-    K = len(self.skill_K)
-    self.skill_K += self.gain * K * (self.skill_NxK[index] * mass[:, None]).mean(0)
-    self.skill_K += self.noise * random.normal(size=K)
-    self.memory_N *= self.memory_decay
-    self.memory_N[index] += self.memory_gain * mass
-
-
-def by_kind(centres, sizes, spread, gain, told=True, prompts=4, steps=60) -> Callable:
-  """Kinds with a centre (a logit) each; inside a kind logits are normal with `spread`."""
-
-  def make(random: np.random.Generator) -> World:
-    K = len(centres)
-    kind = random.permutation(np.repeat(np.arange(K), sizes))
-    difficulty = spread * random.normal(size=len(kind)) - np.asarray(centres)[kind]
-    skill = 0.7 * np.eye(K)[kind] + 0.3 / K
-    codes = kind if told else random.integers(0, K, len(kind))
-    return World(skill, difficulty, codes, prompts, steps, gain)
-
-  return make
-
-
-def long(hardness: float) -> Callable:
-  """4096 prompts of mixed skills; told are the main skill and a noisy level."""
-
-  def make(random: np.random.Generator) -> World:
-    N = 4096
-    skill = random.dirichlet(np.full(8, 0.25), N)
-    difficulty = 1.5 * random.normal(size=N) + hardness
-    noisy = difficulty + 0.8 * random.normal(size=N)
-    level = np.searchsorted(np.quantile(difficulty, [0.2, 0.4, 0.6, 0.8]), noisy)
-    return World(
-      skill, difficulty, skill.argmax(1) * 5 + level, prompts=64, steps=500, gain=0.006,
-      slope_N=np.exp(0.3 * random.normal(size=N)),
-      cap_N=np.where(random.random(N) < 0.06, 0.02, 1.0),
-      memory_gain=0.3,
-    )  # fmt: skip
-
-  return make
-
-
-_SUMS = (77, 231, 230, 230)
-_LENGTHS = tuple(np.linspace(4, -5, 8)) * 2
-WORLDS = {
-  # One kind within reach, two nearly not, one not: sums for a 135M model. N=768, P=4, 60 steps.
-  'sums': by_kind((0.4, -4, -4, -7), _SUMS, 1.7, 0.03),
-  'steep': by_kind((1, -1, -3, -8), _SUMS, 1.0, 0.03),
-  # Two tasks, eight lengths each.
-  'levels': by_kind(_LENGTHS, (48,) * 16, 1.7, 0.03),
-  # The same prompts, but what the curriculum is told as kinds means nothing.
-  'blind': by_kind(_LENGTHS, (48,) * 16, 1.7, 0.03, told=False),
-  'long': long(0.0),
-  'long hard': long(2.5),
+LOOKS = 20  # times that predictions are compared with the world
+# measure → what its column says: what came of it, and how well it was foreseen.
+OUTCOME = {
+  'used': 'mixed and used ÷ generated',
+  'held_out': 'held-out',
+  'to_target': 'krollouts to target',
+  'static': 's to target, batch waits for its longest',
+  'refilled': 's to target, slots refilled',
 }
-
-_PLAIN, _TOP = dict(share=dict(fn='none')), dict(pick=dict(fn='top'))
-_MOPPS = _TOP | dict(
-  candidates=dict(fn='stream', multiple=16),
-  forget=dict(fn='visit', decay=0.5),
-  value=dict(fn='thompson'),
-  utility=dict(fn='mopps'),
-  gate=dict(fn='none'),
-)
-# What each changes of the defaults; the oracle knows the true rates.
-RULES = {
-  'uniform': dict(utility=dict(fn='uniform')),
-  'mopps': _MOPPS | _PLAIN,
-  'mopps + kind': _MOPPS,
-  'mixed_group': _TOP | _PLAIN | dict(forget=dict(fn='visit', decay=0.5)),
-  'mixed_group + kind': _TOP,
-  'default': {},
-  'default, strength 1': dict(share=dict(fn='kind', strength=1.0)),
-  'default, strength 4': dict(share=dict(fn='kind', strength=4.0)),
-  'default, no kinds': _PLAIN,
-  'default, visit decay 0.5': dict(forget=dict(fn='visit', decay=0.5)),
-  'default, visit decay 1': dict(forget=dict(fn='visit', decay=1.0)),
-  'default, step decay 0.98': dict(forget=dict(fn='step', decay=0.98)),
-  'default, kind decay 0.98': dict(kind_decay=0.98),
-  'default, no audit': dict(gate=dict(fn='none')),
-  'default, stream 16': dict(candidates=dict(fn='stream', multiple=16)),
-  'oracle': dict(),
+FORESIGHT = {
+  'rank_all': 'Spearman, all',
+  'rank_chosen': 'Spearman, chosen',
+  'rank_stale': 'Spearman, not seen for an epoch',
+  'calibration': 'calibration error',
+  'interval': 'in 90 % interval',
+  'brier': 'Brier of mixed',
+  'visited': 'visited',
+  'gini': 'Gini of visits',
+  'host_ms': 'host ms a step',
 }
+# Of the log itself, group by group in its order, whatever the rule would have chosen.
+LOGGED = {
+  'log_rank': 'Spearman of rates',
+  'log_calibration': 'calibration error',
+  'log_brier': 'Brier of mixed',
+  'log_constant': "Brier of the log's own share of mixed",
+}
+GROUPS = (OUTCOME, FORESIGHT, LOGGED)
+MEASURES = OUTCOME | FORESIGHT | LOGGED
+SECONDS_PER_TOKEN = 1e-3  # of one iteration of decoding; scales both columns of seconds
 
 
-def run(world: str, rule: str, seed: int) -> dict[str, float]:
-  """One run. The world's luck depends on the seed alone, so rules meet the same worlds."""
-  made = WORLDS[world](np.random.default_rng((seed, 0)))
+class Meter:
+  """Counts what a run generates, and compares its predictions with the world."""
+
+  def __init__(self, world):
+    self.world, N = world, len(world.difficulty_N)
+    self.visits_N, self.last_N = np.zeros(N, int), np.full(N, -1)
+    self.generated = self.used = self.rollouts = 0
+    self.static = self.refilled = self.host = 0.0
+    self.to_target = self.at_target = None
+    self.brier: list[float] = []
+    self.looks: list[dict[str, float]] = []
+
+  def called(self, step, index, k, tokens_PxG, expected) -> None:
+    """One call of generation; a batch has as many slots as rows, refilled ones are never idle."""
+    G = self.world.group
+    mixed = (k > 0) & (k < G)
+    self.brier.append(float(np.mean((expected - mixed) ** 2)))
+    self.visits_N[index] += 1
+    self.last_N[index] = step
+    self.generated += len(index)
+    self.rollouts += tokens_PxG.size
+    self.static += SECONDS_PER_TOKEN * (tokens_PxG.max() + worlds.FIXED_TOKENS)
+    self.refilled += SECONDS_PER_TOKEN * (tokens_PxG.mean() + worlds.FIXED_TOKENS)
+
+  def learnt(self) -> None:
+    """After an update: is the target reached?"""
+    if self.to_target is None and self.world.held_out() >= self.world.target:
+      self.to_target, self.at_target = self.rollouts / 1e3, (self.static, self.refilled)
+
+  def look(self, rule, step: int, chosen: np.ndarray) -> None:
+    """Predicted against graded rates of now."""
+    N = len(self.visits_N)
+    rate_N = self.world.graded()
+    mean_N, variance_N, _ = rule.predict(np.arange(N))
+    stale = np.flatnonzero(self.last_N < step - N / self.world.prompts)
+    with np.errstate(invalid='ignore'):
+      total_N = mean_N * (1 - mean_N) / variance_N - 1
+      below_N = special.betainc(mean_N * total_N, (1 - mean_N) * total_N, rate_N)
+    inside = np.mean((below_N > 0.05) & (below_N < 0.95)) if np.isfinite(below_N).all() else np.nan
+    self.looks.append(
+      dict(
+        rank_all=_spearman(mean_N, rate_N),
+        rank_chosen=_spearman(mean_N[chosen], rate_N[chosen]),
+        rank_stale=_spearman(mean_N[stale], rate_N[stale]),
+        calibration=_calibration(mean_N, rate_N),
+        interval=inside,
+      )
+    )
+
+  def result(self, steps: int) -> dict[str, float]:
+    """All measures; NaN where the target was not reached."""
+    static, refilled = self.at_target or (np.nan, np.nan)
+    return dict(
+      used=self.used / self.generated,
+      held_out=self.world.held_out(),
+      to_target=np.nan if self.to_target is None else self.to_target,
+      static=static,
+      refilled=refilled,
+      visited=(self.visits_N > 0).mean(),
+      gini=_gini(self.visits_N),
+      brier=np.mean(self.brier),
+      host_ms=1e3 * self.host / steps,
+    ) | {name: _mean([look[name] for look in self.looks]) for name in self.looks[0]}
+
+
+def run(world, rule: str, seed: int) -> dict[str, float]:
+  """One run of all rollouts that a fresh world allows."""
   random = np.random.default_rng((seed, 1))
-  settings = config.default().curriculum.to_dict() | RULES[rule]
-  curriculum = control.Curriculum(
-    settings, len(made.difficulty_N), group=G, seed=seed, kind=made.kind_N
-  )
-  mixed, brier = [], []
-  for step in range(made.steps):
-    rate_N = made.rate()
-    if rule == 'oracle':
-      index = np.argsort(rate_N**G + (1 - rate_N) ** G)[: made.prompts].astype(np.int32)
-      expected = curriculum.predict(index)[2]
-    else:
-      index, _, expected = curriculum.propose(step, made.prompts)
-    k = random.binomial(G, rate_N[index])
-    curriculum.observe(index, k, np.full_like(k, G))
-    made.learn(index, k, random)
-    mixed.append((k > 0) & (k < G))
-    brier.append((expected - mixed[-1]) ** 2)
-  told = curriculum.metrics()
+  kind, settings = selectors.RULES[rule]
+  selector, meter = kind(world, seed, **settings), Meter(world)
+  waiting: deque = deque()  # sampled, and neither told nor learnt
+  step, looked = 0, 0
+  while meter.rollouts < world.rollouts:
+    calls, outside = [], 0.0
+
+    def generate(index, step=step, calls=calls):
+      nonlocal outside
+      began = time.perf_counter()
+      k, tokens_PxG = world.sample(index, random)
+      meter.called(step, index, k, tokens_PxG, selector.predict(index)[2])
+      calls.append((index, k))
+      outside += time.perf_counter() - began
+      return k
+
+    began = time.perf_counter()
+    index, k = selector.step(step, generate)
+    meter.host += time.perf_counter() - began - outside
+    meter.used += int(((k > 0) & (k < world.group)).sum())
+    waiting.append((calls, index, k, world.truth(index)))
+    if meter.rollouts * LOOKS >= (looked + 1) * world.rollouts:
+      meter.look(selector, step, calls[-1][0])
+      looked += 1
+    if len(waiting) > world.staleness:
+      calls, *batch = waiting.popleft()
+      began = time.perf_counter()
+      for call in calls:
+        selector.observe(*call)
+      meter.host += time.perf_counter() - began
+      world.learn(*batch, meter.rollouts / world.rollouts, random)
+      meter.learnt()
+    step += 1
+  return meter.result(step)
+
+
+def replay(log: tuple, rule: str, seed: int) -> dict[str, float]:
+  """Both uses of a log: the rule chooses from its rates, and foresees it."""
+  return run(worlds.Logged(*log), rule, seed) | foresee(worlds.Logged(*log), rule, seed)
+
+
+def foresee(log: worlds.Logged, rule: str, seed: int) -> dict[str, float]:
+  """The rule's posterior is told each step of the log, after it has predicted its groups."""
+  kind, settings = selectors.RULES[rule]
+  selector, rows = kind(log, seed, **settings), []
+  for right_N in log.right_NxT.T:
+    index = np.flatnonzero(right_N >= 0)
+    mean, _, mixed = selector.predict(index)
+    rows.append(np.stack([mean, mixed, right_N[index] / log.group], axis=1))
+    selector.observe(index, right_N[index])
+  mean, mixed, rate = np.concatenate(rows).T
+  was = (rate > 0) & (rate < 1)
   return dict(
-    mixed=np.mean(mixed),
-    gain=(made.rate(memory=False) - WORLDS[world](np.random.default_rng((seed, 0))).rate()).mean(),
-    brier=np.mean(brier),
-    calibration=told['curriculum/calibration_error'],
-    coverage=told['curriculum/coverage'],
+    log_rank=_spearman(mean, rate),
+    log_calibration=_calibration(mean, rate),
+    log_brier=((mixed - was) ** 2).mean(),
+    log_constant=was.mean() * (1 - was.mean()),
   )
 
 
-def table(worlds: list[str], rules: list[str], seeds: int, measure: str, results: dict) -> str:
-  """Markdown: mean ± standard error over seeds."""
-  rows = [f'| {measure} | ' + ' | '.join(worlds) + ' |', '|---' * (len(worlds) + 1) + '|']
-  for rule in rules:
-    cells = []
-    for world in worlds:
-      values = np.array([r[measure] for r in results[world, rule]])
-      error = values.std(ddof=1) / seeds**0.5 if seeds > 1 else 0
-      cells.append(f'{values.mean():.3f} ± {error:.3f}')
-    rows.append(f'| {rule} | ' + ' | '.join(cells) + ' |')
-  return '\n'.join(rows)
+def _calibration(mean: np.ndarray, rate: np.ndarray) -> float:
+  """Σ over ten bins of the prediction: share · |mean prediction − mean rate|."""
+  bins = np.minimum((mean * 10).astype(int), 9)
+  return float(np.abs(np.bincount(bins, mean, 10) - np.bincount(bins, rate, 10)).sum() / len(mean))
 
 
-def main() -> None:
+def _spearman(a: np.ndarray, b: np.ndarray) -> float:
+  if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+    return np.nan
+  return float(np.corrcoef(stats.rankdata(a), stats.rankdata(b))[0, 1])
+
+
+def _gini(count_N: np.ndarray) -> float:
+  """Σ_ij |x_i − x_j| / (2 N Σ x)."""
+  x = np.sort(count_N)
+  N = len(x)
+  return float(((2 * np.arange(1, N + 1) - N - 1) * x).sum() / (N * x.sum()))
+
+
+def _mean(values) -> float:
+  values = np.asarray(values, float)
+  return float(values[~np.isnan(values)].mean()) if (~np.isnan(values)).any() else np.nan
+
+
+def paired(own: np.ndarray, base: np.ndarray) -> str:
+  """Mean difference and half the width of its 95 % interval over seeds in which both are numbers."""
+  difference = (own - base)[~np.isnan(own - base)]
+  if len(difference) < 2:
+    return '–'
+  half = special.stdtrit(len(difference) - 1, 0.975) * difference.std(ddof=1)
+  return f'{difference.mean():+.3g} ± {half / len(difference) ** 0.5:.2g}'
+
+
+def cell(values: np.ndarray) -> str:
+  """Mean ± standard deviation, and how many seeds have none."""
+  missing = int(np.isnan(values).sum())
+  if missing == len(values):
+    return '–'
+  text = f'{_mean(values):.3g}'
+  if len(values) - missing > 1:
+    text += f' ± {np.nanstd(values, ddof=1):.1g}'
+  return text + (f' ({missing} miss)' if missing else '')
+
+
+def table(results: dict[str, list[dict]], measures: list[str]) -> str:
+  """Markdown: a row a rule, mean ± deviation over seeds, then paired differences to uniform."""
+  column = lambda rule, m: np.array([r.get(m, np.nan) for r in results[rule]], float)  # noqa: E731
+  measures = [m for m in measures if not all(np.isnan(column(r, m)).all() for r in results)]
+  if not measures:
+    return ''
+  against = [m for m in measures if m in OUTCOME] if 'uniform' in results else []
+  head = ['', *(MEASURES[m] for m in measures), *(f'Δ {MEASURES[m]}' for m in against)]
+  lines = ['| ' + ' | '.join(head) + ' |', '|---' * len(head) + '|']
+  for rule in results:
+    cells = [cell(column(rule, m)) for m in measures]
+    cells += [
+      '' if rule == 'uniform' else paired(column(rule, m), column('uniform', m)) for m in against
+    ]
+    lines.append('| ' + ' | '.join([rule, *cells]) + ' |')
+  return '\n'.join(lines) + '\n'
+
+
+def arguments() -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   names = lambda text: text.split(',')  # noqa: E731
   parser.add_argument('--seeds', type=int, default=5)
   parser.add_argument('--first-seed', type=int, default=0)
-  parser.add_argument('--worlds', type=names, default=list(WORLDS))
-  parser.add_argument('--rules', type=names, default=list(RULES))
-  parser.add_argument('--measures', type=names, default=['mixed', 'gain', 'brier', 'coverage'])
+  parser.add_argument('--worlds', type=names, default=['medium', 'hard', *worlds.FIXED])
+  # Names of rules hold commas.
+  parser.add_argument('--rules', type=lambda text: text.split(';'), default=list(selectors.MAIN))
+  parser.add_argument('--measures', type=names, default=list(MEASURES))
+  parser.add_argument('--replay', metavar='RUN_FOLDER', default='')
   args = parser.parse_args()
+  for kind, known in (('rules', selectors.RULES), ('measures', MEASURES)):
+    if unknown := set(getattr(args, kind)) - set(known):
+      raise SystemExit(f'--{kind}: {"; ".join(unknown)} unknown; there are {"; ".join(known)}.')
+  return args
+
+
+def main() -> None:
+  args = arguments()
   seeds = range(args.first_seed, args.first_seed + args.seeds)
-  results = {
-    (world, rule): [run(world, rule, seed) for seed in seeds]
-    for world in args.worlds
-    for rule in args.rules
-  }
-  for measure in args.measures:
-    print(table(args.worlds, args.rules, args.seeds, measure, results), end='\n\n')
+  if args.replay:
+    log = worlds.read_log(args.replay)
+    measured = {args.replay: lambda rule, seed: replay(log, rule, seed)}
+  else:
+    measured = {
+      name: lambda rule, seed, name=name: run(worlds.make(name, seed), rule, seed)
+      for name in args.worlds
+    }
+  for name, measure in measured.items():
+    results = {}
+    for rule in args.rules:
+      results[rule] = [measure(rule, seed) for seed in seeds]
+      print(f'{name}: {rule}', file=sys.stderr)
+    print(f'\n### {name}\n')
+    for group in GROUPS:
+      print(table(results, [m for m in args.measures if m in group]), flush=True)
 
 
 if __name__ == '__main__':

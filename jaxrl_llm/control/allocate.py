@@ -1,0 +1,257 @@
+"""How many rollouts each chosen prompt gets. (alpha_P, beta_P, length_P, parts, unit) → Allocation.
+
+A part is `unit` rollouts, and a step has a fixed number of parts, so that no shape on the device changes:
+the host decides which prompt a part belongs to. Every rule hands out exactly `parts` of them and at least
+one to each prompt. Where `most` rollouts for each would not hold them all, it is raised to what does.
+Prompts come the most useful first: what is left over, and ties, go to the front.
+`length_P` are expected tokens of a rollout, 0 = unknown. A step's own evidence without a prior is
+alpha = right, beta = wrong.
+Every public function here may be named as a rule.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.control import setting
+from jaxrl_llm.types import UserError
+
+
+class Allocation(NamedTuple):
+  """What a rule returns."""
+
+  parts: np.ndarray  # int32 [P], sums to `parts`
+  weight: np.ndarray  # float64 [P], what a prompt's advantages are to be multiplied by
+  unmet: int  # parts that the rule asked for beyond the total
+
+
+def equal(
+  alpha: np.ndarray, beta: np.ndarray, length: np.ndarray, parts: int, unit: int
+) -> Allocation:
+  """⌊parts / P⌋ each, and one more for the first of them. Source: none."""
+  del beta, length
+  _check(len(alpha), parts, unit)
+  return _allocation(_level(np.zeros(len(alpha), np.int64), parts))
+
+
+def neyman(
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  length: np.ndarray,
+  parts: int,
+  unit: int,
+  *,
+  most: int = 32,
+  propensity_floor: float = 0.05,
+) -> Allocation:
+  """n = clip(round(ŝ / √(λL̂)), unit, most), λ such that the total holds; weight 1 / clip(n/n̄, floor, 1).
+
+  log λ is bisected in [−20, 20]; n is rounded to whole parts, and what rounding leaves goes to those
+  cut most. ŝ = √E[p(1 − p)] under the posterior and the budget is counted in rollouts, both
+  reconstructed: the authors keep ŝ as the running deviation of A·Σ log π, and count tokens.
+  Source: arXiv:2605.08441 (DUET; constants of its code).
+  """
+  setting.within('allocate.propensity_floor', propensity_floor, 0, 1, open_low=True)
+  cap = _cap(len(alpha), parts, unit, most)
+  known = length > 0
+  tokens = np.where(known, length, length[known].mean() if known.any() else 1.0)
+  want_P = _spread(alpha, beta) / np.sqrt(tokens) / unit
+  low, high = -20.0, 20.0
+  for _ in range(60):
+    middle = (low + high) / 2
+    too_many = np.clip(np.rint(want_P * math.exp(-middle / 2)), 1, cap).sum() > parts
+    low, high = (middle, high) if too_many else (low, middle)
+  real_P = want_P * math.exp(-high / 2)
+  count_P = np.clip(np.rint(real_P), 1, cap).astype(np.int64)
+  while (short := parts - int(count_P.sum())) != 0:  # the total jumps where prompts round together
+    step = 1 if short > 0 else -1
+    room_P = count_P < cap if short > 0 else count_P > 1
+    missing_P = np.where(room_P, step * (real_P - count_P), -np.inf)
+    count_P[np.argsort(-missing_P, kind='stable')[: min(abs(short), int(room_P.sum()))]] += step
+  propensity_P = np.clip(count_P / count_P.mean(), propensity_floor, 1)
+  return _allocation(count_P, 1 / propensity_P)
+
+
+def xrpo(
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  length: np.ndarray,
+  parts: int,
+  unit: int,
+  *,
+  most: int = 32,
+  confidence: float = 0.95,
+  bonus: float = 1.0,
+) -> Allocation:
+  """Each next part goes to the largest h(n) − h(n + unit) + φ, h = t·s/√n, φ = bonus·√(log(1 + T)/n).
+
+  t is Student's quantile with n − 1 degrees of freedom, T the rollouts handed out so far, and
+  s² = E[p(1 − p)] under the posterior, which is never 0: with the deviation of a group that is all right
+  φ alone would act. From third-party notes; constants and the single pass are reconstructed.
+  Source: arXiv:2510.06672 (XRPO).
+  """
+  del length
+  setting.within('allocate.bonus', bonus, 0)
+  if not 0 < confidence < 1:
+    raise UserError(
+      f'config.curriculum.allocate.confidence={confidence!r} must be between 0 and 1.'
+    )
+  cap = _cap(len(alpha), parts, unit, most)
+  n = unit * np.arange(1, cap + 2)
+  width = np.array([_student((1 + confidence) / 2, max(i - 1, 1)) for i in n]) / np.sqrt(n)
+  shrink, per_n = width[:-1] - width[1:], 1 / np.sqrt(n)
+  spread_P, count_P = _spread(alpha, beta), np.ones(len(alpha), np.int64)
+  for given in range(len(alpha), parts):
+    phi = bonus * math.sqrt(math.log1p(given * unit))
+    score_P = spread_P * shrink[count_P - 1] + phi * per_n[count_P - 1]
+    count_P[np.argmax(np.where(count_P < cap, score_P, -np.inf))] += 1
+  return _allocation(count_P)
+
+
+def dars(
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  length: np.ndarray,
+  parts: int,
+  unit: int,
+  *,
+  base: int = 1,
+  demand: str = 'et',
+  most: int = 32,
+) -> Allocation:
+  """N = base·unit for all, then ΔN for p < ½ that lifts its advantage mass 2Np(1 − p) to that of ½.
+
+  et: ΔN = ⌈N(1 − 2p)² / (4p(1 − p))⌉; hw: ΔN = ⌈N(1 − 2p) / (2p)⌉; at most `most` − N, p = α/(α + β) and
+  at least 0.5/N. ΔN is rounded up to parts and granted hardest first; `unmet` are parts not granted, and
+  parts that nobody asked for are spread evenly.
+  Source: arXiv:2508.13755 (DARS; its code has ET with `most` 32, HW with 64).
+  """
+  del length
+  if demand not in ('et', 'hw'):
+    raise UserError(f"config.curriculum.allocate.demand={demand!r} must be 'et' or 'hw'.")
+  P, first = len(alpha), base * unit
+  _check(P, parts, unit)
+  if base < 1 or P * base > parts:
+    raise UserError(
+      f'config.curriculum.allocate.base={base!r} must be from 1 to {parts // P}: {P} prompts share {parts} parts.'
+    )
+  rate_P = np.maximum(alpha / (alpha + beta), 0.5 / first)
+  gap_P = np.maximum(1 - 2 * rate_P, 0)
+  more_P = (
+    gap_P**2 / (4 * rate_P * (1 - rate_P) + 1e-300) if demand == 'et' else gap_P / (2 * rate_P)
+  )
+  # The nudge keeps 24.000000001 from being 25.
+  more_P = np.minimum(np.ceil(first * more_P - 1e-9), max(most - first, 0))
+  want_P = np.ceil(more_P / unit).astype(np.int64)
+  order = np.argsort(rate_P, kind='stable')
+  left = parts - P * base
+  granted = np.clip(left - (np.cumsum(want_P[order]) - want_P[order]), 0, want_P[order])
+  count_P = np.full(P, base, np.int64)
+  count_P[order] += granted
+  return _allocation(_level(count_P, parts), unmet=int(want_P.sum() - granted.sum()))
+
+
+def marginal(
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  length: np.ndarray,
+  parts: int,
+  unit: int,
+  *,
+  right: int = 0,
+  wrong: int = 0,
+  most: int = 128,
+) -> Allocation:
+  """Maximises Σ_P E[p^right (1 − p)^wrong · (1 − pⁿ − (1 − p)ⁿ)] under the posterior, exactly.
+
+  (0, 0) is the chance of a mixed group, (1, 1) counts p(1 − p) of it, (1, 2) is the paper's gain p(1 − p)².
+  Every term is concave in n, so taking the largest gain of one more part each time is optimal. The
+  posterior in the place of the last observed rate is reconstructed; it needs none of the paper's rules
+  for prompts seen all right or all wrong. Source: arXiv:2509.25849 (Knapsack RL).
+  """
+  del length
+  for name, power in (('right', right), ('wrong', wrong)):
+    if type(power) is not int or power < 0:
+      raise UserError(
+        f'config.curriculum.allocate.{name}={power!r} must be a whole number from 0 up.'
+      )
+  cap = _cap(len(alpha), parts, unit, most)
+  value_PxC = _mixed(alpha, beta, right, wrong, unit * np.arange(1, cap + 1))
+  # Rounding must not make a later part worth more than the one before it.
+  gain_PxC = np.minimum.accumulate(np.diff(value_PxC, axis=1), axis=1)
+  position = np.broadcast_to(np.arange(cap - 1), gain_PxC.shape)
+  order = np.lexsort((position.ravel(), -gain_PxC.ravel()))[: parts - len(alpha)]
+  owner = order // max(cap - 1, 1)
+  return _allocation(1 + np.bincount(owner, minlength=len(alpha)))
+
+
+def _mixed(
+  alpha: np.ndarray, beta: np.ndarray, right: int, wrong: int, n: np.ndarray
+) -> np.ndarray:
+  """E[p^right (1 − p)^wrong (1 − pⁿ − (1 − p)ⁿ)]: the powers tilt Beta(α, β) to Beta(α + right, β + wrong)."""
+  total, tilt_P = alpha + beta, np.ones(len(alpha))
+  for i in range(right):
+    tilt_P = tilt_P * (alpha + i) / (total + i)
+  for i in range(wrong):
+    tilt_P = tilt_P * (beta + i) / (total + right + i)
+  alpha, beta = (alpha + right)[:, None], (beta + wrong)[:, None]
+  i = np.arange(n[-1])
+  all_right, all_wrong = (
+    np.cumprod((x + i) / (alpha + beta + i), axis=1)[:, n - 1] for x in (alpha, beta)
+  )
+  return tilt_P[:, None] * (1 - all_right - all_wrong)
+
+
+def _spread(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
+  """√E[p(1 − p)] under Beta(α, β): the deviation of one answer."""
+  total = alpha + beta
+  return np.sqrt(alpha * beta / (total * (total + 1)))
+
+
+def _student(probability: float, freedom: int) -> float:
+  """The quantile of Student's t: exact for 1 and 2 degrees of freedom, else Fisher's series in 1/ν."""
+  if freedom == 1:
+    return math.tan(math.pi * (probability - 0.5))
+  if freedom == 2:
+    return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
+  z, v = NormalDist().inv_cdf(probability), freedom
+  terms = (
+    z,
+    (z**3 + z) / 4 / v,
+    (5 * z**5 + 16 * z**3 + 3 * z) / 96 / v**2,
+    (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / v**3,
+    (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160 / v**4,
+  )
+  return sum(terms)
+
+
+def _level(count_P: np.ndarray, parts: int) -> np.ndarray:
+  """Hands out the rest one by one to who has fewest, the first of them first."""
+  count_P = count_P.copy()
+  while (left := parts - int(count_P.sum())) > 0:
+    lowest = np.flatnonzero(count_P == count_P.min())
+    count_P[lowest[:left]] += 1
+  return count_P
+
+
+def _check(P: int, parts: int, unit: int) -> None:
+  if P < 1 or parts < P or unit < 1:
+    raise ValueError(
+      f'{P} prompts, {parts} parts of {unit} rollouts: each prompt needs a part of at least 1'
+    )
+
+
+def _cap(P: int, parts: int, unit: int, most: int) -> int:
+  """Parts that a prompt may have at most."""
+  _check(P, parts, unit)
+  setting.within('allocate.most', most, 1)
+  return max(int(most) // unit, -(-parts // P))
+
+
+def _allocation(count_P: np.ndarray, weight_P: np.ndarray | None = None, unmet: int = 0):
+  weight_P = np.ones(len(count_P)) if weight_P is None else weight_P
+  return Allocation(count_P.astype(np.int32), weight_P, unmet)

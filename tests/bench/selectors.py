@@ -1,0 +1,166 @@
+"""Rules that choose prompts in tests/bench/curriculum.py: settings of the curriculum, and baselines beside it.
+
+A rule has step(step, generate) → (index, k) of the groups that are learnt from, where generate(index) → k pays
+for rollouts as often as the rule likes; observe(index, k); predict(index) → mean, variance (or NaN), P(mixed).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm import config, control
+
+NONE = dict(share=dict(fn='none'))
+TOP = dict(pick=dict(fn='top'), gate=dict(fn='none'))
+UNIFORM = TOP | NONE | dict(candidates=dict(fn='stream', multiple=1), utility=dict(fn='uniform'))
+BETA = TOP | NONE | dict(forget=dict(fn='visit', decay=0.5))
+MOPPS = BETA | dict(
+  candidates=dict(fn='stream', multiple=16), value=dict(fn='thompson'), utility=dict(fn='mopps')
+)
+
+
+class Chosen:
+  """The curriculum under some settings: its choice is generated and learnt from."""
+
+  def __init__(self, world: Any, seed: int, **settings):
+    self.world = world
+    self.curriculum = control.Curriculum(
+      config.default().curriculum.to_dict() | settings,
+      len(world.difficulty_N),
+      group=world.group,
+      seed=seed,
+      kind=world.kind_N,
+    )
+
+  def step(self, step, generate):
+    index = self.curriculum.propose(step, self.world.prompts).index
+    return index, generate(index)
+
+  def observe(self, index, k):
+    self.curriculum.observe(index, k, np.full_like(k, self.world.group))
+
+  def predict(self, index):
+    return self.curriculum.predict(index)
+
+
+class Dynamic(Chosen):
+  """Generates batches until P groups are mixed, at most `rounds` of them. Source: arXiv:2503.14476 (DAPO).
+
+  Mixed groups beyond P are thrown away, or with `carry` kept for the next step.
+  """
+
+  def __init__(self, world, seed, *, carry: bool, rounds: int = 10, **settings):
+    super().__init__(world, seed, **(UNIFORM | settings))
+    self.carry, self.rounds, self.calls = carry, rounds, 0
+    self.index, self.k = np.zeros(0, np.int32), np.zeros(0, np.int64)
+
+  def step(self, step, generate):
+    P, G = self.world.prompts, self.world.group
+    for _ in range(self.rounds):
+      if len(self.index) >= P:
+        break
+      index = self.curriculum.propose(self.calls, P).index
+      self.calls += 1
+      k = generate(index)
+      mixed = (k > 0) & (k < G)
+      self.index = np.concatenate([self.index, index[mixed]])
+      self.k = np.concatenate([self.k, k[mixed]])
+    index, k, left = self.index[:P], self.k[:P], P if self.carry else len(self.index)
+    self.index, self.k = self.index[left:], self.k[left:]
+    return index, k
+
+
+class Oracle(Chosen):
+  """The rates known: nearest ½, or the likeliest to be mixed."""
+
+  def __init__(self, world, seed, *, nearest_half: bool):
+    super().__init__(world, seed, **BETA)
+    self.nearest_half = nearest_half
+
+  def step(self, step, generate):
+    rate_N, G = self.world.graded(), self.world.group
+    cost = np.abs(rate_N - 0.5) if self.nearest_half else rate_N**G + (1 - rate_N) ** G
+    index = np.argpartition(cost, self.world.prompts - 1)[: self.world.prompts]
+    return index, generate(index)
+
+
+class LastRate(Chosen):
+  """Nearest ½ of e ← ½e + ½r, e = ½ before the first visit; ties at random. Source: none."""
+
+  def __init__(self, world, seed):
+    super().__init__(world, seed, **BETA)
+    self.rate_N, self.random = np.full(len(world.difficulty_N), 0.5), np.random.default_rng(seed)
+
+  def step(self, step, generate):
+    order = self.random.permutation(len(self.rate_N))
+    far = np.argsort(np.abs(self.rate_N[order] - 0.5), kind='stable')
+    index = order[far[: self.world.prompts]]
+    return index, generate(index)
+
+  def observe(self, index, k):
+    self.rate_N[index] = (self.rate_N[index] + k / self.world.group) / 2
+
+  def predict(self, index):
+    rate, G = self.rate_N[index], self.world.group
+    return rate, np.full(len(index), np.nan), 1 - rate**G - (1 - rate) ** G
+
+
+class EasyToHard(Chosen):
+  """A window of N/8 prompts moves from the easiest at the start to the hardest. Source: none."""
+
+  def __init__(self, world, seed):
+    super().__init__(world, seed, **BETA)
+    self.order, self.random = np.argsort(-world.graded()), np.random.default_rng(seed)
+    self.steps = world.rollouts // (world.prompts * world.group)
+
+  def step(self, step, generate):
+    N = len(self.order)
+    width = max(N // 8, self.world.prompts)
+    start = round(min(step / self.steps, 1) * (N - width))
+    index = self.random.choice(self.order[start : start + width], self.world.prompts, replace=False)
+    return index, generate(index)
+
+
+# name → (class, its settings)
+RULES = {
+  'uniform': (Chosen, UNIFORM),
+  'oracle': (Oracle, dict(nearest_half=True)),
+  'oracle mixed': (Oracle, dict(nearest_half=False)),
+  'dynamic': (Dynamic, dict(carry=False)),
+  'dynamic, carry': (Dynamic, dict(carry=True)),
+  'easy to hard': (EasyToHard, {}),
+  'last rate': (LastRate, {}),
+  'mopps 1': (Chosen, MOPPS | dict(forget=dict(fn='visit', decay=1.0))),
+  'mopps': (Chosen, MOPPS),
+  'mopps, mean': (Chosen, MOPPS | dict(value=dict(fn='mean'))),
+  'mopps + kind': (Chosen, MOPPS | dict(share=dict(fn='kind'))),
+  'mean, all': (Chosen, BETA | dict(utility=dict(fn='mopps'))),
+  'mixed_group': (Chosen, BETA),
+  'mixed_group + kind': (Chosen, TOP),
+  'default': (Chosen, {}),
+  'default, strength 1': (Chosen, dict(share=dict(fn='kind', strength=1.0))),
+  'default, strength 4': (Chosen, dict(share=dict(fn='kind', strength=4.0))),
+  'default, no kinds': (Chosen, NONE),
+  'default, visit decay 0.5': (Chosen, dict(forget=dict(fn='visit', decay=0.5))),
+  'default, visit decay 1': (Chosen, dict(forget=dict(fn='visit', decay=1.0))),
+  'default, step decay 0.98': (Chosen, dict(forget=dict(fn='step', decay=0.98))),
+  'default, kind decay 0.98': (Chosen, dict(kind_decay=0.98)),
+  'default, no audit': (Chosen, dict(gate=dict(fn='none'))),
+  'default, stream 16': (Chosen, dict(candidates=dict(fn='stream', multiple=16))),
+}
+# What is shown unless others are asked for.
+MAIN = (
+  *('uniform', 'oracle', 'oracle mixed', 'dynamic', 'dynamic, carry', 'easy to hard', 'last rate'),
+  *('mopps 1', 'mopps', 'mean, all', 'mixed_group', 'mixed_group + kind', 'default'),
+)
+# Stages that the curriculum does not have yet: name → what the rule sets of them. Move each into RULES.
+LATER = {
+  'bots, good anchors': 'share.anchors, utility.bots, forget.step (anchors: world.anchor_Nx2)',
+  'bots, poor anchors': 'the same in worlds with +poor or +shuffled',
+  'vade': 'utility.vade, forget.two_scale',
+  'greso': 'gate.streaks, pick.skip; with Dynamic for the rounds that fill the batch',
+  'scalerl': 'gate.retire',
+  'dots': 'share.kernel, pick.softmax(1e-3)',
+}
