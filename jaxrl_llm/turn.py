@@ -53,7 +53,7 @@ class Landed(NamedTuple):
 def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None, np.int32]:
   """The groups to continue, then as many new prompts as there is room for; drafts; the cap. Source: none."""
   config, held = parts.config, parts.unfinished
-  chosen = parts.curriculum.propose(index, config.prompts).index
+  chosen = parts.curriculum.propose(index, config.prompts, parts.lengths).index
   if len(held):  # one prompt may not run twice at once
     chosen = chosen[~np.isin(chosen, held.prompts.index_P)][: config.prompts - len(held)]
   fresh = parts.tables.train.prompts(chosen, born=index)
@@ -185,14 +185,14 @@ def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float
   weight_PxG = per_prompt(batch.rollout.weight_B) * (length_PxG > 0)
   share_P = (weight_PxG * per_prompt(batch.correct_B)).sum(1) / np.maximum(weight_PxG.sum(1), 1e-9)
   right_P = np.rint(share_P * count_P).astype(np.int32)
-  truncated_P = per_prompt(batch.rollout.reason_B == TRUNCATED).sum(1).astype(np.int32)
+  cut_B = (batch.rollout.reason_B == TRUNCATED) & (batch.correct_B < 1)
+  truncated_P = per_prompt(cut_B).sum(1).astype(np.int32)
   index_P = np.asarray(batch.prompts.index_P)[whole_P]
   seen_P = count_P > 0
-  if seen_P.any():
-    told = (x[seen_P] for x in (index_P, right_P, count_P, truncated_P))
-    parts.curriculum.observe(*told)
-    mean_P = length_PxG.sum(1)[seen_P] / count_P[seen_P]
-    parts.lengths.observe(index_P[seen_P], mean_P)
+  told = (index_P, right_P, count_P, truncated_P, length_PxG.sum(1))
+  parts.curriculum.observe(*(x[seen_P] for x in told))  # also of nothing: a step has passed
+  mean_P = length_PxG.sum(1)[seen_P] / count_P[seen_P]
+  parts.lengths.observe(index_P[seen_P], mean_P)
   return parts.curriculum.metrics()
 
 

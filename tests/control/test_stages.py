@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxrl_llm.control import candidates, choose, gate, utility, value
+from jaxrl_llm.control import candidates, choose, seats, utility, value
 
 
 def beta_binomial(k: int, n: int, a: int, b: int) -> Fraction:
@@ -99,35 +99,38 @@ def test_softmax_draws_in_proportion_and_without_replacement():
 class Last:
   """Draws the last ones, so that a test can count what was drawn."""
 
-  def choice(self, values, count, **_):
-    return values[len(values) - count :]
+  def choice(self, size, count, **_):
+    return np.arange(size - count, size)
+
+
+NOBODY = np.zeros(0, int)
 
 
 @pytest.mark.parametrize('share', [0.0, 0.05, 0.29, 0.5, 1.0])
 @pytest.mark.parametrize('slots', [1, 4, 10])
-def test_audit_gives_away_exactly_its_share(share, slots):
+def test_audits_get_exactly_their_share(share, slots):
   given = 0
   for step in range(100):
-    index = gate.audit(np.arange(slots), 50, step, Last(), share=share)
-    kept = [i for i in range(slots) if index[i] == i]
-    assert kept == list(range(len(kept)))  # the least useful, at the end, give way
-    assert len(set(index.tolist())) == slots
-    given += slots - len(kept)
+    count = seats.audits(step, slots, share)
+    index = seats.audit(np.arange(slots), count, 50, NOBODY, Last())
+    assert index.tolist() == [*range(slots - count), *range(50 - count, 50)]
+    given += count
   assert given == round(100 * slots * share)
 
 
-def test_audit_draws_uniformly_from_all_that_are_not_kept():
-  counts = np.zeros(10, int)
+def test_audits_draw_uniformly_from_all_that_are_not_kept():
+  counts, chosen = np.zeros(10, int), np.array([7, 2, 4, 0])
   for step in range(4000):
-    index = gate.audit(np.arange(4), 10, step, np.random.default_rng(step), share=0.5)
-    assert index[:2].tolist() == [0, 1]
+    index = seats.audit(chosen, 2, 10, NOBODY, np.random.default_rng(step))
+    assert index[:2].tolist() == [7, 2] and len(set(index.tolist())) == 4
     counts += np.bincount(index[2:], minlength=10)
-  assert counts[:2].sum() == 0
+  assert counts[[7, 2]].sum() == 0
   expected = 8000 / 8
   # 7 degrees of freedom, one in a thousand; the draw is seeded.
-  assert ((counts[2:] - expected) ** 2 / expected).sum() < 24.3
+  assert ((np.delete(counts, [7, 2]) - expected) ** 2 / expected).sum() < 24.3
 
 
-def test_no_gate_changes_nothing():
-  chosen = np.array([3, 1, 2])
-  assert gate.none(chosen, 9, 0, np.random.default_rng(0)) is chosen
+def test_audits_draw_from_the_barred_where_there_are_any():
+  draw = lambda barred: seats.audit(np.arange(4), 3, 10, barred, np.random.default_rng(0))  # noqa: E731
+  assert set(draw(np.array([5, 7, 8, 9]))[1:]) < {5, 7, 8, 9} and draw(np.array([6, 7, 8]))[0] == 0
+  assert draw(np.array([9, 2])).tolist() == [0, 1, 2, 9]  # 2 was drawn for want of others
