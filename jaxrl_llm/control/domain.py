@@ -51,7 +51,7 @@ def mix(
   target_D /= target_D.sum()
   weight_D = target_D
   if told_2xD[0].sum() >= _SETTLED:
-    done_D = told_2xD[measure == 'tokens']
+    done_D = told_2xD[int(measure == 'tokens')]
     actual_D = done_D / max(done_D.sum(), 1)
     weight_D = target_D * np.clip(target_D / np.maximum(actual_D, 1e-12), 0.1, 10)
   return random.multinomial(slots, weight_D / weight_D.sum())

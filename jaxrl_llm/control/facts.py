@@ -60,7 +60,10 @@ def column(facts: Facts, field: str, name: str, low: float, high: float) -> np.n
   told = f'config.curriculum.{field}={name!r}'
   if name not in facts.columns:
     raise UserError(f'{told} is no field of the data; name one that every row has.')
-  values = np.asarray(facts.columns[name], np.float32)
+  try:
+    values = np.asarray(facts.columns[name], np.float32)
+  except (TypeError, ValueError) as error:
+    raise UserError(f'{told} does not hold numbers, as many in every row ({error}).') from error
   if len(values) != facts.size:
     raise ValueError(f'{told} has {len(values)} rows, not {facts.size}')
   bad = ~(np.isfinite(values) & (values >= low) & (values <= high)).reshape(facts.size, -1).all(1)

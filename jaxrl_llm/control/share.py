@@ -55,20 +55,22 @@ def anchors(
   momentum: float = 0.9,
   adaptive: bool = False,
 ) -> Share:
-  """Beta(1, 1), and a step tells everyone: p̃ = clip(F₀ + c(F₁ − F₀), 0, 1), a visited prompt's p̃ its own rate.
+  """Beta(1, 1), and a step tells everyone: p̃ = clip(F₀ + c(F₁ − F₀), 0, 1), for a visited prompt its own rate.
 
-  F₀, F₁: pass rates of a weak and a strong model, the fields `weak` and `strong` of the data. The
-  policy's place between them, c ← 0.9c + 0.1(r̄ − F̄₀)/(F̄₁ − F̄₀ + 1e-6) over the visited prompts, the first
-  step taken whole. Visited prompts gain their k and n − k, all others ρG·p̃ and ρG·(1 − p̃): with
+  F₀, F₁: pass rates of a weak and a strong model, the fields `weak` and `strong` of the data; where a
+  name is empty, 0 and 1 for all, and p̃ is one ability for everyone. The policy's place c between them:
+  c ← 0.9c + 0.1(mean r − mean F₀)/(mean F₁ − mean F₀ + 1e-6) over the visited prompts, the first step
+  taken whole. Visited prompts gain their k and n − k, all others ρG·p̃ and ρG·(1 − p̃): with
   forget.step that is α ← (1 − λ)α + λ + (1 − ρ)s + ρG·p̃. `adaptive` halves ρ after a step in which
-  p̃ missed by 0.25 or more in the mean of the visited, from the next step on (the order is ours).
+  p̃ missed by 0.25 or more in the mean of the visited, from the next step on (that order is ours).
   Raises UserError where a row lacks a rate. Source: arXiv:2510.26374 (BOTS).
   """
   setting.within('share.rho', rho, 0, 1)
   setting.within('share.momentum', momentum, 0, 1)
   setting.one_of('share.adaptive', adaptive, (True, False))
-  weak_N = column(facts, 'share.weak', weak, 0, 1)
-  gap_N = column(facts, 'share.strong', strong, 0, 1) - weak_N
+  weak_N = column(facts, 'share.weak', weak, 0, 1) if weak else np.zeros(facts.size, np.float32)
+  strong_N = column(facts, 'share.strong', strong, 0, 1) if strong else np.ones_like(weak_N)
+  gap_N = strong_N - weak_N
 
   def learn(state: State, seen: Seen) -> tuple[State, np.ndarray]:
     at, rate_V = seen.index_V, seen.right_V / seen.count_V
