@@ -8,15 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from curricula import PLAIN, G, observe, same
 
 from jaxrl_llm import config
 from jaxrl_llm.control import Curriculum
 from jaxrl_llm.types import UserError
 
-G = 8
-PLAIN = dict(
-  share=dict(fn='none'), forget=dict(fn='none'), gate=dict(fn='none'), pick=dict(fn='top')
-)
 MOPPS = PLAIN | dict(
   candidates=dict(fn='stream', multiple=4),
   forget=dict(fn='visit', decay=0.5),
@@ -30,10 +27,6 @@ def make(size=40, *overrides, kind=None, seed=0, **parts) -> Curriculum:
   return Curriculum(settings, size, group=G, seed=seed, kind=kind)
 
 
-def observe(curriculum, index, k, **kwargs):
-  curriculum.observe(np.asarray(index), np.asarray(k), np.full(len(index), G), **kwargs)
-
-
 def loop(curriculum, rate_N, steps, slots, start=0):
   """Proposes and answers, the answers keyed by step."""
   chosen = []
@@ -43,12 +36,6 @@ def loop(curriculum, rate_N, steps, slots, start=0):
     observe(curriculum, index, k, truncated=k // 2)
     chosen.append(index)
   return np.array(chosen)
-
-
-def same(a: dict, b: dict) -> bool:
-  return a.keys() == b.keys() and all(
-    a[k].dtype == b[k].dtype and np.array_equal(a[k], b[k]) for k in a
-  )
 
 
 # What it believes.
@@ -213,6 +200,24 @@ def test_mopps_looks_for_the_target():
   assert abs(rate_N[chosen].mean() - 0.8) < 0.1
 
 
+def test_lengths_divide_by_the_mean_of_those_that_are_known():
+  """All alike but for their lengths: the short come first, the unknown count as the mean."""
+  curriculum = make(6, **PLAIN | dict(utility=dict(fn='per_token')))
+  tokens = np.array([30, 0, 10, 90, 20, 0], np.float32)  # mean 37.5
+  chosen = curriculum.propose(0, 6, lambda index: tokens[index]).index.tolist()
+  assert chosen[:3] == [2, 4, 0] and set(chosen[3:5]) == {1, 5} and chosen[5] == 3
+  unknown = {
+    tuple(curriculum.propose(s, 2, lambda index: 0 * tokens[index]).index) for s in range(9)
+  }
+  assert len(unknown) > 3 and len({tuple(curriculum.propose(s, 2).index) for s in range(9)}) > 3
+
+
+def test_the_default_takes_no_notice_of_lengths():
+  ours, theirs = make(40), make(40)
+  with_lengths = ours.propose(3, 5, lambda index: index.astype(np.float32))
+  assert np.array_equal(with_lengths.index, theirs.propose(3, 5).index)
+
+
 def test_more_slots_than_prompts_is_a_user_error():
   with pytest.raises(UserError, match=r'config\.prompts=9 .* 8 prompts'):
     make(8).propose(0, 9)
@@ -304,6 +309,7 @@ def test_the_state_of_other_data_is_a_user_error():
     ('share.floor=0', 'above 0'),
     ('pick.temperature=0.0', 'above 0'),
     ('kind_decay=2.0', 'at most 1'),
+    ('truncated=never', 'one of: count, ignore'),
   ],
 )
 def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, told):

@@ -42,8 +42,25 @@ def test_utilities_of_a_rate():
   none = np.ones(4)
   assert utility.mopps(rate, none, none, 8).tolist() == [-0.25, -0.0625, 0, -0.25]
   assert utility.mopps(rate, none, none, 8, target=0.25).tolist() == [-0.0625, 0, -0.0625, -0.5625]
+  assert utility.bots(rate, none, none, 8, target=0.25).tolist() == [-0.25, 0, -0.25, -0.75]
+  assert utility.vade(rate, none, none, 8).tolist() == [0, 0.140625, 0.125, 0]
   assert utility.information(rate, none, none, 8).tolist() == [0, 0.1875, 0.25, 0]
   assert utility.uniform(rate, none, none, 8).tolist() == [0, 0, 0, 0]
+
+
+def test_vade_prefers_one_third():
+  rate = np.linspace(0, 1, 1201)
+  assert rate[utility.vade(rate, rate, rate, 8).argmax()] == pytest.approx(1 / 3, abs=1e-9)
+
+
+def test_utilities_of_a_token():
+  alpha, beta, length = np.array([1.0, 3.0]), np.array([2.0, 1.0]), np.array([0.5, 4.0])
+  rate = alpha / (alpha + beta)
+  mixed = utility.mixed_group(rate, alpha, beta, 8)
+  assert utility.per_token(rate, alpha, beta, 8, length) == pytest.approx(mixed * [2, 0.25])
+  deviation = np.sqrt(utility.information(rate, alpha, beta, 8))
+  told = utility.per_root_token(rate, alpha, beta, 8, length)
+  assert told == pytest.approx(deviation / np.sqrt(length))
 
 
 def test_thompson_draws_from_the_posterior():
@@ -76,6 +93,20 @@ def test_top_breaks_ties_at_random_and_puts_the_best_first():
   third = np.bincount(drawn[:, 2], minlength=6)
   assert third[[1, 4, 5]].sum() == 0
   assert (np.abs(third[[0, 2, 3]] - 200) < 50).all()
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_top_is_what_a_sort_gives(seed):
+  random = np.random.default_rng(seed)
+  worth = random.integers(0, 6, 50) * 0.1  # many ties
+  for slots in (1, 7, 49, 50):
+    taken = choose.top(worth, slots, random)
+    assert len(set(taken.tolist())) == slots
+    assert worth[taken].tolist() == sorted(worth.tolist(), reverse=True)[:slots]
+
+
+def test_skip_takes_candidates_as_they_come():
+  assert choose.skip(np.array([0.0, 9, 1]), 2, None).tolist() == [0, 1]
 
 
 def test_softmax_draws_in_proportion_and_without_replacement():
