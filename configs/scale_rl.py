@@ -3,9 +3,10 @@
 python -m jaxrl_llm.main --config=configs/scale_rl.py
 Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: cap 5 (4 and 8 did as well), prompt mean and the drop of all-equal groups are the paper's (third-party
-notes) and TRL's (read in code). Rewards are 0 and 1 instead of ±1; the history of prompts and the thinking
-budget are not in here. Two minibatches per batch, so that the policy moves away from the sampler at all: that
-number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+notes) and TRL's (read in code). Prompts come in a shuffled stream, and one that was right 0.9 of the time over two
+visits or more comes back in an audit alone; the visits and the audits are ours. Rewards are 0 and 1 instead of ±1;
+the thinking budget is not in here. Two minibatches per batch, so that the policy moves away from the sampler at
+all: that number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 
@@ -19,5 +20,14 @@ def get_config():
       trust=dict(fn='cap', most=5.0),
       aggregate=dict(fn='prompt_mean'),
       zero_variance=dict(fn='mask'),
+    ),
+    curriculum=dict(
+      candidates=dict(fn='stream', multiple=2),
+      forget=dict(fn='none'),
+      share=dict(fn='none'),
+      value=dict(fn='mean'),
+      utility=dict(fn='uniform'),
+      pick=dict(fn='skip'),
+      gate=dict(fn='retire', rate=0.9, visits=2),
     ),
   )

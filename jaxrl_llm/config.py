@@ -104,6 +104,8 @@ def default() -> ml_collections.ConfigDict:
     utility=dict(fn='mixed_group'),
     pick=dict(fn='softmax', temperature=0.2),
     gate=dict(fn='audit', share=0.05),
+    domain=dict(fn='none'),  # shares of the slots by source: mix(targets)
+    truncated='count',  # count | ignore: rollouts cut off before they were right, as wrong or as no evidence
   )
   c.data = dict(
     source='gym',  # gym | jsonl | digits

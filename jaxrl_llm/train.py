@@ -90,6 +90,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     group=config.rollouts,
     seed=config.seed,
     kind=data.kinds(tables.train.rows),
+    columns=data.Columns(tables.train.rows),
   )
   lengths = control.LengthEstimate(len(tables.train))
   shards = shard.rows_shards(mesh)

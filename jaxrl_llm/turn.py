@@ -80,7 +80,7 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray]:
     asked, part = parts.collect.requests()
     busy = np.concatenate([busy, parts.collect.held])
   slots = min(config.prompts + len(busy) - len(held), len(parts.tables.train))
-  chosen = parts.curriculum.propose(index, slots).index
+  chosen = parts.curriculum.propose(index, slots, parts.lengths).index
   # One prompt may not run twice at once.
   chosen = chosen[~np.isin(chosen, busy)][: config.prompts - len(held) - len(asked)]
   return np.concatenate([asked, chosen]), np.concatenate([part, np.zeros_like(chosen)])
@@ -216,17 +216,16 @@ def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float
   weight_PxG = per_prompt(batch.rollout.weight_B) * (length_PxG > 0)
   share_P = (weight_PxG * per_prompt(batch.correct_B)).sum(1) / np.maximum(weight_PxG.sum(1), 1e-9)
   right_P = np.rint(share_P * count_P).astype(np.int32)
-  truncated_P = per_prompt(batch.rollout.reason_B == TRUNCATED).sum(1).astype(np.int32)
+  cut_B = (batch.rollout.reason_B == TRUNCATED) & (batch.correct_B < 1)
+  truncated_P, tokens_P = per_prompt(cut_B).sum(1), length_PxG.sum(1)
   # A prompt may have filled several slots.
   index_P, slot_P = np.unique(np.asarray(batch.prompts.index_P)[whole_P], return_inverse=True)
   once = lambda x_P: np.bincount(slot_P, x_P, len(index_P)).astype(np.int32)  # noqa: E731
-  right_P, count_P, truncated_P = map(once, (right_P, count_P, truncated_P))
-  seen_P = count_P > 0
-  if seen_P.any():
-    told = (x[seen_P] for x in (index_P, right_P, count_P, truncated_P))
-    parts.curriculum.observe(*told)
-    mean_P = once(length_PxG.sum(1))[seen_P] / count_P[seen_P]
-    parts.lengths.observe(index_P[seen_P], mean_P)
+  told = (index_P, *map(once, (right_P, count_P, truncated_P, tokens_P)))
+  index_P, right_P, count_P, truncated_P, tokens_P = (x[told[2] > 0] for x in told)
+  # Also of nothing: a step has passed.
+  parts.curriculum.observe(index_P, right_P, count_P, truncated_P, tokens_P)
+  parts.lengths.observe(index_P, tokens_P / count_P)
   return parts.curriculum.metrics()
 
 

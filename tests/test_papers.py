@@ -67,6 +67,16 @@ BETWEEN = dict(
 )
 
 
+# And of the choice of prompts.
+SELECTION = 'tests/control/test_rules.py'
+
+
+def selection(name: str) -> dict[str, str]:
+  own, default = (c.curriculum for c in (configs.load(str(FILES[name])), configs.default()))
+  stages = [s for s in default if hasattr(default[s], 'fn') and own[s].fn != default[s].fn]
+  return {f'curriculum.{s}': own[s].fn for s in stages}
+
+
 def functions(objective) -> dict[str, str]:
   return {stage: objective[stage]['fn'] for stage in STAGES}
 
@@ -120,6 +130,10 @@ def table() -> str:
     for part, fn in between(name).items():
       code = f'`{" ".join([*chosen, f"{part}={fn}"])}`'
       proofs.append(BETWEEN[part])
+    if told_by := selection(name):
+      chosen += [f'{stage}={fn}' for stage, fn in told_by.items()]
+      code = f'`{" ".join(chosen)}`'
+      proofs.append(SELECTION)
     lines.append(
       f'| {told} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'
     )
@@ -146,7 +160,15 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   assert own.objective.shape.fn in ('none', 'overlong', row.shape.fn)
   own.optimizer.outer = dapo.optimizer.outer
   for field in own:
-    free = ('objective', 'updates_per_rollout', 'rollouts', 'prompts', 'generate', *BETWEEN)
+    free = (
+      'objective',
+      'updates_per_rollout',
+      'rollouts',
+      'prompts',
+      'generate',
+      'curriculum',
+      *BETWEEN,
+    )
     if field not in free:
       assert own[field] == dapo[field], field
   text = FILES[name].read_text()

@@ -59,9 +59,10 @@ def test_the_curriculum_hears_of_whole_groups_rows_that_exist_and_weights():
   parts = make_parts()
   batch = make_batch(length_B, correct_B, reason_B, weight_B)
   turn._observe(parts, batch, np.array([True, False, True, True]))
-  index, right, count, truncated = (x.tolist() for x in parts.curriculum.told)
+  index, right, count, truncated, tokens = (x.tolist() for x in parts.curriculum.told)
   assert index == [0, 20]  # 10 is unfinished; of 30 nothing is left
   assert (right, count, truncated) == ([1, 1], [4, 2], [1, 0])
+  assert tokens == [8, 3]
   assert parts.lengths.told[1].tolist() == [2.0, 1.5]
 
 

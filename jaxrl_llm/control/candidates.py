@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.types import UserError
+from jaxrl_llm.control import setting
 
 
 def everything(size: int, slots: int, seed: int, step: int) -> np.ndarray:
@@ -24,10 +24,7 @@ def stream(size: int, slots: int, seed: int, step: int, *, multiple: int = 16) -
   number from 1 up.
   Source: arXiv:2507.04632 (MoPPS; multiple 16 on MATH, 8 elsewhere).
   """
-  if type(multiple) is not int or multiple < 1:
-    raise UserError(
-      f'config.curriculum.candidates.multiple={multiple!r} must be a whole number of at least 1.'
-    )
+  setting.whole('candidates.multiple', multiple, 1)
   window = min(slots * multiple, size)
   epoch, number = divmod(step, size // window)
   order = np.random.default_rng((seed, 1, epoch)).permutation(size)

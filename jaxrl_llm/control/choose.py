@@ -12,18 +12,43 @@ from jaxrl_llm.control import setting
 
 def top(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.ndarray:
   """The `slots` largest; equal ones in random order. Source: arXiv:2507.04632 (MoPPS)."""
-  order = random.permutation(len(utility))
-  return order[np.argsort(-utility[order], kind='stable')[:slots]]
+  if slots < len(utility):
+    # Selection is O(N), a sort is not: only the ties of the last one taken are drawn.
+    last = np.partition(utility, len(utility) - slots)[len(utility) - slots]
+    above, ties = np.flatnonzero(utility > last), np.flatnonzero(utility == last)
+    drawn = random.choice(ties, slots - len(above), replace=False, shuffle=False)
+    chosen = np.concatenate([above, drawn])
+  else:
+    chosen = np.arange(len(utility))
+  order = random.permutation(chosen)
+  return order[np.argsort(-utility[order], kind='stable')]
 
 
 def softmax(
   utility: np.ndarray, slots: int, random: np.random.Generator, *, temperature: float = 0.2
 ) -> np.ndarray:
-  """Without replacement, proportional to exp(utility / temperature), by Gumbel top-k.
+  """Without replacement, proportional to exp(utility / temperature), by exponential clocks.
 
-  Temperature is in units of the utility: 0.2 is twenty points of P(mixed). Raises UserError where it
+  Who rings first: E_i / exp(u_i / τ), which is Gumbel top-k by other noise. Temperature is in
+  units of the utility: 0.2 is twenty points of P(mixed). Raises UserError where it
   is not above 0. Source: arXiv:2506.05316 (DOTS; temperature 1e-3 on −|p̂ − ½|).
   """
   setting.within('pick.temperature', temperature, 0, open_low=True)
-  noise = random.gumbel(size=len(utility))
-  return np.argsort(-(utility / temperature + noise), kind='stable')[:slots]
+  with np.errstate(divide='ignore'):  # a clock that rings at once is first, and that is all
+    time = np.log(random.standard_exponential(len(utility), dtype=np.float32))
+  time -= utility / np.float32(temperature)
+  if slots < len(time):
+    last = np.partition(time, slots - 1)[slots - 1]
+    chosen = np.flatnonzero(time <= last)
+  else:
+    chosen = np.arange(len(time))
+  return chosen[np.argsort(time[chosen], kind='stable')[:slots]]
+
+
+def skip(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.ndarray:
+  """As the candidates come, whatever they are worth; those to be skipped the gate has struck out.
+
+  Source: arXiv:2506.02177 (GRESO).
+  """
+  del random
+  return np.arange(min(slots, len(utility)))

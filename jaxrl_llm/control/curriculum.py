@@ -6,16 +6,32 @@ every process of a pod makes the same choice, and a resumed run continues with i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.config import pick
-from jaxrl_llm.control import candidates, choose, forget, gate, setting, share, utility, value
+from jaxrl_llm.control import (
+  candidates,
+  choose,
+  domain,
+  forget,
+  gate,
+  seats,
+  setting,
+  share,
+  utility,
+  value,
+)
+from jaxrl_llm.control.facts import Facts, Seen
 from jaxrl_llm.types import UserError
 
 _WINDOW = 512  # prompts whose predictions are compared with what came
 _BINS = 10
+_BLOCK = 1 << 15  # prompts worked on at once: what that takes stays in a core's cache
+
+Lengths = Callable[[np.ndarray], np.ndarray]
 
 
 class Proposal(NamedTuple):
@@ -27,104 +43,144 @@ class Proposal(NamedTuple):
 
 
 class Curriculum:
-  """propose → (rollouts) → observe. See `config.curriculum` for the seven stages."""
+  """propose → (rollouts) → observe. See `config.curriculum` for the stages."""
 
   def __init__(
-    self, config: Any, size: int, *, group: int, seed: int = 0, kind: np.ndarray | None = None
+    self,
+    config: Any,
+    size: int,
+    *,
+    group: int,
+    seed: int = 0,
+    kind: np.ndarray | None = None,
+    columns: Mapping[str, Any] | None = None,
   ):
     """size prompts, groups of `group` rollouts; `kind` int [size] says which prompts are alike.
 
-    Raises UserError for a stage function or a keyword that does not exist.
+    `columns` are arrays of one entry a prompt that a stage may ask for by name: 'source' for domains,
+    pass rates, features. Raises UserError for a stage function or a keyword that does not exist.
     """
-    stages = dict(
-      candidates=candidates, forget=forget, share=share, value=value, utility=utility, gate=gate
-    )
+    stages = dict(candidates=candidates, forget=forget, value=value, utility=utility)
+    stages |= dict(pick=choose, domain=domain)
     self._stage = {n: pick(m, config[n], f'curriculum.{n}') for n, m in stages.items()}
-    self._stage['pick'] = pick(choose, config['pick'], 'curriculum.pick')
-    self._kind_decay = config['kind_decay']
-    setting.within('kind_decay', self._kind_decay, 0, 1)
+    setting.within('kind_decay', config['kind_decay'], 0, 1)
+    setting.one_of('truncated', config['truncated'], ('count', 'ignore'))
+    self._ignore = config['truncated'] == 'ignore'
     self.size, self.group, self.seed = size, group, seed
-    self._kind = np.zeros(size, np.int32) if kind is None else np.asarray(kind, np.int32)
-    if self._kind.shape != (size,) or self._kind.min(initial=0) < 0:
-      raise ValueError(f'kind must hold {size} codes from 0 up, not {self._kind.shape} of them')
-    self._evidence = np.zeros((size, 2))
-    self._pooled = np.zeros((int(self._kind.max(initial=0)) + 1, 2))
+    kind_N = np.zeros(size, np.int32) if kind is None else np.asarray(kind, np.int32)
+    if kind_N.shape != (size,) or kind_N.min(initial=0) < 0:
+      raise ValueError(f'kind must hold {size} codes from 0 up, not {kind_N.shape} of them')
+    facts = Facts(size, group, kind_N, config['kind_decay'], columns or {})
+    self._share = pick(share, config['share'], 'curriculum.share')(facts)
+    self._gate = pick(gate, config['gate'], 'curriculum.gate')(facts)
+    self._domains, self._domain = [''], np.zeros(0, np.int32)
+    if config['domain']['fn'] != 'none':
+      names, codes = np.unique(np.asarray(facts.columns['source']), return_inverse=True)
+      self._domains, self._domain = names.tolist(), codes.astype(np.int32)
+    self._evidence = np.zeros((2, size), np.float32)  # right, wrong: as of step `since`
+    self._since = np.zeros(size, np.int32)
     self._visits = np.zeros(size, np.int32)
     self._truncated = np.zeros(size, np.int32)
+    self._steps = np.zeros((), np.int64)  # observed
+    self._done = np.zeros((2, len(self._domains)), np.int64)  # rollouts and tokens that came back
+    self._learnt = dict(share=self._share.state, gate=self._gate.state)
     # (predicted mean, predicted mixed, right share, was mixed) of the latest prompts.
     self._history = np.zeros((0, 4))
     self._last = np.zeros((0, 4))
-    # Each stage checks its settings when it runs: better now than after the model is compiled.
-    self.propose(0, 1)
-    self._stage['forget'](self._evidence, np.arange(1))
+    self._check()
 
-  def propose(self, step: int, slots: int) -> Proposal:
-    """The prompts of a step; changes nothing. Raises UserError when there are fewer than slots."""
+  def _check(self) -> None:
+    """Each stage checks its settings when it runs: better now than after the model is compiled."""
+    self.propose(0, 1)
+    one, random = np.arange(1), np.random.default_rng(0)
+    self._stage['forget'](self._since[:1], 1, True)
+    self._stage['pick'](self._worth(one, random, None), 1, random)
+    self._stage['domain'](self._domains, self._done, 1, random)
+
+  def propose(self, step: int, slots: int, lengths: Lengths | None = None) -> Proposal:
+    """The prompts of a step; changes nothing. Raises UserError when there are fewer than slots.
+
+    `lengths` gives the expected tokens of a rollout of each prompt, 0 where unknown.
+    """
     if slots > self.size:
       raise UserError(
         f'config.prompts={slots} is more than the {self.size} prompts of the data; lower it or '
         'raise config.data.size.'
       )
     random = np.random.default_rng((self.seed, 0, step))
-    pool = self._stage['candidates'](self.size, slots, self.seed, step)
-    alpha, beta = self._posterior(pool)
-    rate = self._stage['value'](alpha, beta, random)
-    worth = self._stage['utility'](rate, alpha, beta, self.group)
-    index = pool[self._stage['pick'](worth, slots, random)]
-    index = self._stage['gate'](index, self.size, step, random).astype(np.int32)
+    if self._share.reference(step):
+      index = random.choice(self.size, slots, replace=False)
+    else:
+      index = self._choose(step, slots, lengths, random)
+    index = index.astype(np.int32)
     mean, _, mixed = self.predict(index)
     return Proposal(index, mean, mixed)
 
   def predict(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Posterior mean, variance, and P(mixed group) of these prompts."""
-    alpha, beta = self._posterior(index)
+    alpha, beta = self._posterior(index).astype(float)
     total = alpha + beta
     mixed = utility.mixed_group(alpha, alpha, beta, self.group)
     return alpha / total, alpha * beta / (total**2 * (total + 1)), mixed
 
   def observe(
-    self, index: np.ndarray, k: np.ndarray, n: np.ndarray, truncated: np.ndarray | None = None
+    self,
+    index: np.ndarray,
+    k: np.ndarray,
+    n: np.ndarray,
+    truncated: np.ndarray | None = None,
+    tokens: np.ndarray | None = None,
   ) -> None:
     """Learns that k of n rollouts were right, integers, for distinct prompts of one step.
 
-    `truncated` counts rollouts that hit the length cap; it is kept apart and is no evidence.
+    To be called once a step, with nothing where nothing came back: time is counted by it. `truncated` are
+    rollouts that hit the length cap before they were right: they are among the n − k wrong ones, and with
+    config.curriculum.truncated='ignore' no evidence. `tokens` are those of all n.
     """
-    index, k, n = (np.asarray(x) for x in (index, k, n))
-    whole = all(np.issubdtype(x.dtype, np.integer) for x in (index, k, n))
+    given = [
+      np.zeros(len(index), int) if x is None else np.asarray(x)
+      for x in (index, k, n, truncated, tokens)
+    ]
+    whole = all(np.issubdtype(x.dtype, np.integer) for x in given)
+    index, k, n = given[:3]
     if not whole or len(np.unique(index)) != len(index) or (k > n).any() or (k < 0).any():
       raise ValueError('observe needs integers, distinct prompts, and 0 <= k <= n')
     # Floating sums depend on order; that of the rows must not matter.
     order = np.argsort(index)
-    index, k, n = index[order], k[order], n[order]
-    mean, _, mixed = self.predict(index)
-    rate = k / np.maximum(n, 1)
-    self._last = np.stack([mean, mixed, rate, (k > 0) & (k < n)], axis=1)
-    self._history = np.concatenate([self._history, self._last])[-_WINDOW:]
-    counts = np.stack([k, n - k], axis=1)
-    self._evidence = self._stage['forget'](self._evidence, index)
-    self._evidence[index] += counts
-    # A kind ages by how often it was seen, whatever the order of rows.
-    seen_K = np.bincount(self._kind[index], minlength=len(self._pooled))
-    self._pooled *= self._kind_decay ** seen_K[:, None]
-    np.add.at(self._pooled, self._kind[index], counts)
+    index, k, n, cut, tokens = (x[order] for x in given)
+    count = n - np.minimum(cut, n - k) if self._ignore else n
+    self._compare(index, k, n, count)
+    first, judged = self._visits[index] == 0, count > 0
     self._visits[index] += 1
-    if truncated is not None:
-      self._truncated[index] += np.asarray(truncated, np.int32)[order]
+    self._truncated[index] += cut.astype(np.int32)
+    if len(self._domains) > 1:
+      np.add.at(self._done.T, self._domain[index], np.stack([n, tokens], axis=1))
+    self._learn(Seen(int(self._steps), *(x[judged] for x in (index, k, count, first))))
+    self._steps = self._steps + 1
+
+  def retired(self) -> np.ndarray:
+    """int64 [..]: the prompts that the gate keeps from being chosen, whatever they are worth."""
+    return np.flatnonzero(self._odds(np.arange(self.size)) >= 1)
 
   def metrics(self) -> dict[str, float]:
     """What the last `observe` said, and how honest the posterior was over the last 512 prompts.
 
     calibration_error is that of the success rate, brier that of whether a group is mixed; both
-    compare with what was predicted before the evidence came.
+    compare with what was predicted before the evidence came. Single numbers that a stage has learnt
+    are told by their names.
     """
-    if not len(self._last):
+    if not len(self._history):
       return {}
-    last, past = self._last.mean(0), self._history
-    return {
-      'curriculum/predicted_success': float(last[0]),
-      'curriculum/observed_success': float(last[2]),
-      'curriculum/predicted_mixed': float(last[1]),
-      'curriculum/mixed_share': float(last[3]),
+    told, past = {}, self._history
+    if len(self._last):
+      last = self._last.mean(0)
+      told = {
+        'curriculum/predicted_success': float(last[0]),
+        'curriculum/observed_success': float(last[2]),
+        'curriculum/predicted_mixed': float(last[1]),
+        'curriculum/mixed_share': float(last[3]),
+      }
+    told |= {
       'curriculum/coverage': float((self._visits > 0).mean()),
       'curriculum/calibration_error': _calibration_error(past[:, 0], past[:, 2]),
       'curriculum/brier': float(((past[:, 1] - past[:, 3]) ** 2).mean()),
@@ -132,30 +188,120 @@ class Curriculum:
         self._truncated.sum() / max(self._visits.sum() * self.group, 1)
       ),
     }
+    if self._gate.barred:
+      told['curriculum/retired_share'] = len(self.retired()) / self.size
+    numbers = {k: v for state in self._learnt.values() for k, v in state.items() if v.ndim == 0}
+    return told | {f'curriculum/{k}': float(v) for k, v in numbers.items() if np.isfinite(v)}
 
   def state_dict(self) -> dict[str, np.ndarray]:
     """Everything that `observe` changed, as arrays."""
-    return {name: getattr(self, f'_{name}').copy() for name in _STATE}
+    own = {name: getattr(self, f'_{name}').copy() for name in _STATE}
+    return own | {
+      f'{stage}_{name}': array.copy()
+      for stage, state in self._learnt.items()
+      for name, array in state.items()
+    }
 
   def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-    """Continues exactly. Raises UserError for the state of another data set."""
-    for name, what in (('evidence', 'prompts'), ('pooled', 'kinds of prompts')):
-      saved, now = np.shape(state[name]), getattr(self, f'_{name}').shape
-      if saved != now:
+    """Continues exactly. Raises UserError for the state of another data set, or of other stages."""
+    now = self.state_dict()
+    if now.keys() != state.keys():
+      told = ', '.join(sorted(now.keys() ^ state.keys()))
+      raise UserError(
+        f'the saved curriculum was of other stages ({told}); restore config.curriculum, or start another --workdir.'
+      )
+    what = dict(evidence='prompts', share_pooled='kinds of prompts', done='domains')
+    for name in now.keys() & what.keys():
+      saved, ours = np.shape(state[name])[-1], now[name].shape[-1]
+      if saved != ours:
         raise UserError(
-          f'the saved curriculum is of {saved[0]} {what}, not {now[0]}; config.data changed: '
+          f'the saved curriculum is of {saved} {what[name]}, not {ours}; config.data changed: '
           'restore it, or start another --workdir.'
         )
+    state = {name: np.array(array, now[name].dtype) for name, array in state.items()}
     for name in _STATE:
-      setattr(self, f'_{name}', np.array(state[name]))
+      setattr(self, f'_{name}', state[name])
+    self._learnt = {
+      stage: {name: state[f'{stage}_{name}'] for name in learnt}
+      for stage, learnt in self._learnt.items()
+    }
 
-  def _posterior(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    prior = self._stage['share'](self._pooled, self._kind[index])
-    alpha, beta = (prior + self._evidence[index]).T
-    return alpha, beta
+  def _choose(
+    self, step: int, slots: int, lengths: Lengths | None, random: np.random.Generator
+  ) -> np.ndarray:
+    pool = self._stage['candidates'](self.size, slots, self.seed, step)
+    worth = self._worth(pool, random, lengths)
+    barred, out = None, np.zeros(0, int)
+    if self._gate.barred:
+      barred = random.random(len(pool)) < self._odds(pool)
+      out = pool[barred]
+    quota = self._stage['domain'](self._domains, self._done, slots, random)
+    own = None if quota is None else self._domain[pool]
+    index = pool[seats.seat(worth, slots, random, self._stage['pick'], barred, own, quota)]
+    count = seats.audits(step, slots, self._gate.audit)
+    return seats.audit(index, count, self.size, out, random)
+
+  def _worth(
+    self, pool: np.ndarray, random: np.random.Generator, lengths: Lengths | None
+  ) -> np.ndarray:
+    """The utility of each candidate."""
+    worth = np.empty(len(pool), np.float32)
+    tokens, mean = _tokens(pool, lengths)
+    for at in range(0, len(pool), _BLOCK):
+      part = slice(at, at + _BLOCK)
+      alpha, beta = self._posterior(pool[part])
+      rate = self._stage['value'](alpha, beta, random)
+      length = 1.0 if mean == 0 else np.where(tokens[part] > 0, tokens[part] / mean, 1)
+      worth[part] = self._stage['utility'](rate, alpha, beta, self.group, length)
+    return worth
+
+  def _posterior(self, index: np.ndarray) -> np.ndarray:
+    """float32 [2, I], α and β."""
+    kept = self._stage['forget'](self._since[index], int(self._steps), False)
+    posterior = self._share.prior(self._learnt['share'], index)
+    posterior[0] += kept * self._evidence[0, index]
+    posterior[1] += kept * self._evidence[1, index]
+    return posterior
+
+  def _odds(self, index: np.ndarray) -> np.ndarray:
+    """Of being struck out by the gate."""
+    if not self._gate.barred:
+      return np.zeros(len(index))
+    alpha, beta = self._posterior(index)
+    visits = self._visits[index]
+    return self._gate.barred(self._learnt['gate'], index, visits, alpha / (alpha + beta))
+
+  def _compare(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, count: np.ndarray) -> None:
+    """Keeps what was predicted beside what came: of prompts with evidence, before it is learnt."""
+    some = count > 0
+    mean, _, mixed = self.predict(index[some])
+    k, n, count = k[some], n[some], count[some]
+    self._last = np.stack([mean, mixed, k / count, (k > 0) & (k < n)], axis=1)
+    self._history = np.concatenate([self._history, self._last])[-_WINDOW:]
+
+  def _learn(self, seen: Seen) -> None:
+    now, age, at = int(self._steps) + 1, self._stage['forget'], seen.index_V
+    counts = np.stack([seen.right_V, seen.count_V - seen.right_V])
+    fresh = age(self._since[at], now, True) * self._evidence[:, at]
+    learnt, gained = self._share.learn(self._learnt['share'], seen)
+    if gained is None:  # evidence of all others is aged when it is read
+      self._evidence[:, at], self._since[at] = fresh + counts, now
+    else:
+      self._evidence *= age(self._since, now, False)
+      self._evidence[:, at] = fresh
+      self._evidence += gained
+      self._since[:] = now
+    self._learnt = dict(share=learnt, gate=self._gate.learn(self._learnt['gate'], seen))
 
 
-_STATE = ('evidence', 'pooled', 'visits', 'truncated', 'history', 'last')
+_STATE = ('evidence', 'since', 'visits', 'truncated', 'steps', 'done', 'history', 'last')
+
+
+def _tokens(pool: np.ndarray, lengths: Lengths | None) -> tuple[np.ndarray, np.float32]:
+  """Expected tokens of the candidates, and the mean of those that are known; 0 where nothing is."""
+  tokens = np.zeros(0, np.float32) if lengths is None else lengths(pool)
+  known = np.count_nonzero(tokens)
+  return tokens, np.float32(tokens.sum(dtype=float) / max(known, 1))
 
 
 def _calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:

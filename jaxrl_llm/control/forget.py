@@ -1,8 +1,11 @@
-"""How evidence ages. (evidence_Nx2, visited index) → evidence_Nx2, once a step, before new counts.
+"""How evidence ages. (last_N, now, visited) → what evidence of step `last` is multiplied by in step `now`.
 
 Evidence is (right, wrong) pseudo-counts beyond the prior, α = α₀ + right: to age it by λ is
 α ← λα + (1 − λ)α₀. With a prior of Beta(1, 1) that pulls a prompt's mean towards ½, which training
 does not; under `share.kind` the pull is towards what prompts of its kind do now.
+
+`last` is when a prompt's counts were last written, so that a step costs what was visited and not the
+data set: all others are aged when they are read. `visited` says that new counts come now.
 Every public function here may be named in `config.curriculum.forget.fn`.
 """
 
@@ -13,26 +16,46 @@ import numpy as np
 from jaxrl_llm.control import setting
 
 
-def none(evidence_Nx2: np.ndarray, index: np.ndarray) -> np.ndarray:
-  """Nothing is forgotten. Source: none."""
-  del index
-  return evidence_Nx2.copy()
+def none(last_N: np.ndarray, now: int, visited: bool) -> np.ndarray:
+  """Nothing is forgotten: 1. Source: none."""
+  del now, visited
+  return np.ones(len(last_N), np.float32)
 
 
-def visit(evidence_Nx2: np.ndarray, index: np.ndarray, *, decay: float = 0.25) -> np.ndarray:
-  """α ← λα + (1 − λ)α₀ for the visited prompts alone. Source: arXiv:2507.04632 (MoPPS; 0.5, 1)."""
+def visit(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.25) -> np.ndarray:
+  """λ at a visit: α ← λα + (1 − λ)α₀ + k. Source: arXiv:2507.04632 (MoPPS; 0.5, 1)."""
+  del now
   setting.within('forget.decay', decay, 0, 1)
-  aged = evidence_Nx2.copy()
-  aged[index] *= decay
-  return aged
+  return np.full(len(last_N), decay if visited else 1, np.float32)
 
 
-def step(evidence_Nx2: np.ndarray, index: np.ndarray, *, decay: float = 0.98) -> np.ndarray:
-  """α ← γα + (1 − γ)α₀ for every prompt at every step.
+def step(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.98) -> np.ndarray:
+  """γ^(now − last): α ← γα + (1 − γ)α₀ for every prompt at every step.
 
   Too small for the data where 1 − γ is far above prompts per step ÷ prompts: little is then left
   of a prompt's evidence when its turn comes again. Source: arXiv:2510.26374 (BOTS; 0.9).
   """
-  del index
+  del visited
   setting.within('forget.decay', decay, 0, 1)
-  return evidence_Nx2 * decay
+  return np.power(np.float32(decay), (now - last_N).astype(np.float32))
+
+
+def two_scale(
+  last_N: np.ndarray, now: int, visited: bool, *, per_visit: float = 0.5, per_step: float = 0.999
+) -> np.ndarray:
+  """λ_loc at a visit, times λ_glob^(now − last).
+
+  Source: arXiv:2511.18902 (VADE), reconstructed from its abstract: that there are two rates is theirs,
+  the form and the numbers are ours.
+  """
+  setting.within('forget.per_visit', per_visit, 0, 1)
+  setting.within('forget.per_step', per_step, 0, 1)
+  factor_N = np.power(np.float32(per_step), (now - last_N).astype(np.float32))
+  return factor_N * np.float32(per_visit) if visited else factor_N
+
+
+def reset(last_N: np.ndarray, now: int, visited: bool, *, every: int = 2) -> np.ndarray:
+  """1 within a round of `every` steps, 0 across its border. Source: arXiv:2506.05316 (DOTS; 2)."""
+  del visited
+  setting.whole('forget.every', every, 1)
+  return ((last_N - 1) // every == (now - 1) // every).astype(np.float32)

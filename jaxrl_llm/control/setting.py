@@ -22,3 +22,16 @@ def within(
   bounds = f'above {low}' if open_low else f'of at least {low}'
   top = '' if high == math.inf else f' and at most {high}'
   raise UserError(f'config.curriculum.{name}={value!r} must be a number {bounds}{top}.')
+
+
+def whole(name: str, value: Any, low: int) -> None:
+  """Raises UserError unless config.curriculum.<name> is a whole number from `low` up. Source: none."""
+  if type(value) is not int or value < low:
+    raise UserError(f'config.curriculum.{name}={value!r} must be a whole number of at least {low}.')
+
+
+def one_of(name: str, value: Any, valid: tuple) -> None:
+  """Raises UserError unless config.curriculum.<name> is one of `valid`. Source: none."""
+  if value not in valid:
+    told = ', '.join(map(str, valid))
+    raise UserError(f'config.curriculum.{name}={value!r} must be one of: {told}.')

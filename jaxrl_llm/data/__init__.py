@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxrl_llm.data.columns import Columns
 from jaxrl_llm.data.demonstrations import (
   answer_tokens,
   check_demonstrations,
@@ -24,6 +25,7 @@ from jaxrl_llm.data.pipeline import (
 
 __all__ = [
   'ALPHABET',
+  'Columns',
   'PromptTable',
   'Tables',
   'answer_tokens',

@@ -209,20 +209,25 @@ def kinds(rows: Sequence[Row]) -> np.ndarray:
   length, level): those that a generator or the file tells in `extra`, with at most 32 values in
   the source.
   """
+  keys = levels(rows)
+  codes = {key: i for i, key in enumerate(sorted(set(keys)))}
+  return np.array([codes[key] for key in keys], np.int32)
+
+
+def levels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+  """Of each row its source, then 'trait=value' of what `kinds` goes by. Source: none."""
   traits = [(row.source, _traits(row)) for row in rows]
   values: dict[tuple[str, str], set[int]] = {}
   for source, told in traits:
     for name, value in told.items():
       values.setdefault((source, name), set()).add(value)
-  keys = [
+  return [
     (
       source,
       *(f'{n}={v}' for n, v in sorted(told.items()) if len(values[source, n]) <= _MAX_LEVELS),
     )
     for source, told in traits
   ]
-  codes = {key: i for i, key in enumerate(sorted(set(keys)))}
-  return np.array([codes[key] for key in keys], np.int32)
 
 
 _MAX_LEVELS = 32

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxrl_llm.control import candidates, choose, gate, utility, value
+from jaxrl_llm.control import candidates, choose, seats, utility, value
 
 
 def beta_binomial(k: int, n: int, a: int, b: int) -> Fraction:
@@ -42,8 +42,25 @@ def test_utilities_of_a_rate():
   none = np.ones(4)
   assert utility.mopps(rate, none, none, 8).tolist() == [-0.25, -0.0625, 0, -0.25]
   assert utility.mopps(rate, none, none, 8, target=0.25).tolist() == [-0.0625, 0, -0.0625, -0.5625]
+  assert utility.bots(rate, none, none, 8, target=0.25).tolist() == [-0.25, 0, -0.25, -0.75]
+  assert utility.vade(rate, none, none, 8).tolist() == [0, 0.140625, 0.125, 0]
   assert utility.information(rate, none, none, 8).tolist() == [0, 0.1875, 0.25, 0]
   assert utility.uniform(rate, none, none, 8).tolist() == [0, 0, 0, 0]
+
+
+def test_vade_prefers_one_third():
+  rate = np.linspace(0, 1, 1201)
+  assert rate[utility.vade(rate, rate, rate, 8).argmax()] == pytest.approx(1 / 3, abs=1e-9)
+
+
+def test_utilities_of_a_token():
+  alpha, beta, length = np.array([1.0, 3.0]), np.array([2.0, 1.0]), np.array([0.5, 4.0])
+  rate = alpha / (alpha + beta)
+  mixed = utility.mixed_group(rate, alpha, beta, 8)
+  assert utility.per_token(rate, alpha, beta, 8, length) == pytest.approx(mixed * [2, 0.25])
+  deviation = np.sqrt(utility.information(rate, alpha, beta, 8))
+  told = utility.per_root_token(rate, alpha, beta, 8, length)
+  assert told == pytest.approx(deviation / np.sqrt(length))
 
 
 def test_thompson_draws_from_the_posterior():
@@ -78,6 +95,20 @@ def test_top_breaks_ties_at_random_and_puts_the_best_first():
   assert (np.abs(third[[0, 2, 3]] - 200) < 50).all()
 
 
+@pytest.mark.parametrize('seed', range(20))
+def test_top_is_what_a_sort_gives(seed):
+  random = np.random.default_rng(seed)
+  worth = random.integers(0, 6, 50) * 0.1  # many ties
+  for slots in (1, 7, 49, 50):
+    taken = choose.top(worth, slots, random)
+    assert len(set(taken.tolist())) == slots
+    assert worth[taken].tolist() == sorted(worth.tolist(), reverse=True)[:slots]
+
+
+def test_skip_takes_candidates_as_they_come():
+  assert choose.skip(np.array([0.0, 9, 1]), 2, None).tolist() == [0, 1]
+
+
 def test_softmax_draws_in_proportion_and_without_replacement():
   worth, temperature = np.array([0.0, 0.1, 0.2]), 0.1
   weight = np.exp(worth / temperature)
@@ -99,35 +130,38 @@ def test_softmax_draws_in_proportion_and_without_replacement():
 class Last:
   """Draws the last ones, so that a test can count what was drawn."""
 
-  def choice(self, values, count, **_):
-    return values[len(values) - count :]
+  def choice(self, size, count, **_):
+    return np.arange(size - count, size)
+
+
+NOBODY = np.zeros(0, int)
 
 
 @pytest.mark.parametrize('share', [0.0, 0.05, 0.29, 0.5, 1.0])
 @pytest.mark.parametrize('slots', [1, 4, 10])
-def test_audit_gives_away_exactly_its_share(share, slots):
+def test_audits_get_exactly_their_share(share, slots):
   given = 0
   for step in range(100):
-    index = gate.audit(np.arange(slots), 50, step, Last(), share=share)
-    kept = [i for i in range(slots) if index[i] == i]
-    assert kept == list(range(len(kept)))  # the least useful, at the end, give way
-    assert len(set(index.tolist())) == slots
-    given += slots - len(kept)
+    count = seats.audits(step, slots, share)
+    index = seats.audit(np.arange(slots), count, 50, NOBODY, Last())
+    assert index.tolist() == [*range(slots - count), *range(50 - count, 50)]
+    given += count
   assert given == round(100 * slots * share)
 
 
-def test_audit_draws_uniformly_from_all_that_are_not_kept():
-  counts = np.zeros(10, int)
+def test_audits_draw_uniformly_from_all_that_are_not_kept():
+  counts, chosen = np.zeros(10, int), np.array([7, 2, 4, 0])
   for step in range(4000):
-    index = gate.audit(np.arange(4), 10, step, np.random.default_rng(step), share=0.5)
-    assert index[:2].tolist() == [0, 1]
+    index = seats.audit(chosen, 2, 10, NOBODY, np.random.default_rng(step))
+    assert index[:2].tolist() == [7, 2] and len(set(index.tolist())) == 4
     counts += np.bincount(index[2:], minlength=10)
-  assert counts[:2].sum() == 0
+  assert counts[[7, 2]].sum() == 0
   expected = 8000 / 8
   # 7 degrees of freedom, one in a thousand; the draw is seeded.
-  assert ((counts[2:] - expected) ** 2 / expected).sum() < 24.3
+  assert ((np.delete(counts, [7, 2]) - expected) ** 2 / expected).sum() < 24.3
 
 
-def test_no_gate_changes_nothing():
-  chosen = np.array([3, 1, 2])
-  assert gate.none(chosen, 9, 0, np.random.default_rng(0)) is chosen
+def test_audits_draw_from_the_barred_where_there_are_any():
+  draw = lambda barred: seats.audit(np.arange(4), 3, 10, barred, np.random.default_rng(0))  # noqa: E731
+  assert set(draw(np.array([5, 7, 8, 9]))[1:]) < {5, 7, 8, 9} and draw(np.array([6, 7, 8]))[0] == 0
+  assert draw(np.array([9, 2])).tolist() == [0, 1, 2, 9]  # 2 was drawn for want of others

@@ -1,0 +1,74 @@
+"""What stages that learn are given: what is known of prompts beforehand, and what a step told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.types import UserError
+
+State = dict[str, np.ndarray]  # what a stage has learnt: saved, restored, never changed in place
+
+
+class Facts(NamedTuple):
+  """Known before any rollout."""
+
+  size: int  # prompts, N
+  group: int  # rollouts of a prompt, G
+  kind_N: np.ndarray  # int32, which are alike
+  kind_decay: float  # of a kind's evidence, per visit
+  columns: Mapping[str, Any]  # arrays [N] or [N, F] that rows bring with them, by name
+
+
+class Seen(NamedTuple):
+  """One step's evidence, in order of prompt numbers."""
+
+  step: int  # steps told before
+  index_V: np.ndarray
+  right_V: np.ndarray  # k
+  count_V: np.ndarray  # n, at least 1
+  first_V: np.ndarray  # bool, never visited before
+
+
+class Share(NamedTuple):
+  """Made by a function of share.py."""
+
+  state: State  # as it begins
+  prior: Callable[[State, np.ndarray], np.ndarray]  # (state, index) → float32 [2, I] pseudo-counts
+  # (state, seen) → state, and float32 [2, N] where every prompt gains evidence, the seen counts included
+  learn: Callable[[State, Seen], tuple[State, np.ndarray | None]]
+  reference: Callable[[int], bool] = lambda step: False  # steps whose prompts are drawn evenly
+
+
+class Gate(NamedTuple):
+  """Made by a function of gate.py."""
+
+  state: State
+  # (state, index, visits, posterior mean) → probability [I] of being barred; None: of nobody
+  barred: Callable[[State, np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+  learn: Callable[[State, Seen], State] = lambda state, seen: state
+  audit: float = 0.0  # share of slots that goes to the barred, or where there are none to anyone
+
+
+def column(facts: Facts, field: str, name: str, low: float, high: float) -> np.ndarray:
+  """The column that config.curriculum.<field> names, float32, its values checked against [low, high].
+
+  Raises UserError where rows lack it, or hold something else. Source: none.
+  """
+  told = f'config.curriculum.{field}={name!r}'
+  if name not in facts.columns:
+    raise UserError(f'{told} is no field of the data; name one that every row has.')
+  try:
+    values = np.asarray(facts.columns[name], np.float32)
+  except (TypeError, ValueError) as error:
+    raise UserError(f'{told} does not hold numbers, as many in every row ({error}).') from error
+  if len(values) != facts.size:
+    raise ValueError(f'{told} has {len(values)} rows, not {facts.size}')
+  bad = ~(np.isfinite(values) & (values >= low) & (values <= high)).reshape(facts.size, -1).all(1)
+  if bad.any():
+    row = int(np.flatnonzero(bad)[0])
+    bounds = 'finite numbers' if low == -np.inf else f'numbers from {low} to {high}'
+    raise UserError(f'{told}: row {row} holds {values[row]!r}; all rows must hold {bounds}.')
+  return values

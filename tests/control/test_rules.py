@@ -1,0 +1,136 @@
+"""Every rule of selection: a function of seed, step and evidence alone, in any process, and resumed to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+if __name__ == '__main__':
+  sys.path[:0] = [str(folder) for folder in pathlib.Path(__file__).parents[1:3]]
+
+from curricula import RULES, G, make, observe, same  # noqa: E402
+
+from jaxrl_llm.types import UserError  # noqa: E402
+
+SIZE, SLOTS, STEPS = 60, 6, 14
+KIND, RATE = np.arange(SIZE) % 3, np.linspace(0, 1, SIZE)
+
+
+def lengths(index):
+  return (index % 5 * 10.0).astype(np.float32)
+
+
+def answer(index, step, shuffled=None):
+  """The evidence of a step, in its order or another."""
+  random = np.random.default_rng((99, step))
+  k = random.binomial(G, RATE)[index]
+  cut = random.integers(0, 3, SIZE)[index]
+  order = np.arange(len(index)) if shuffled is None else shuffled.permutation(len(index))
+  index, k, cut = index[order], k[order], cut[order]
+  return (index, k, np.full(len(index), G), np.minimum(cut, G - k), 10 * k + index)
+
+
+def propose(curriculum, step):
+  return curriculum.propose(step, SLOTS, lengths).index
+
+
+def run(curriculum, steps, staleness=0, shuffled=None):
+  """Each step is proposed from the evidence of those up to step − 1 − staleness. Returns the choices."""
+  chosen, waiting = [], []
+  for step in steps:
+    chosen.append(propose(curriculum, step))
+    waiting.append(answer(chosen[-1], step, shuffled))
+    if len(waiting) > staleness:
+      curriculum.observe(*waiting.pop(0))
+  return np.array(chosen)
+
+
+def digest(rule: str, shuffled) -> str:
+  curriculum = make(SIZE, kind=KIND, **RULES[rule])
+  told = hashlib.sha256(run(curriculum, range(STEPS), shuffled=shuffled).tobytes())
+  for name, array in sorted(curriculum.state_dict().items()):
+    told.update(name.encode() + array.tobytes())
+  return told.hexdigest()
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_a_proposal_changes_nothing_and_is_distinct(rule):
+  busy, fresh = (make(SIZE, kind=KIND, **RULES[rule]) for _ in range(2))
+  run(busy, range(3)), run(fresh, range(3))
+  before = busy.state_dict()
+  for step in (9, 4, 7, 7):
+    propose(busy, step)
+  assert same(busy.state_dict(), before)
+  for step in (3, 4):
+    ours = propose(busy, step)
+    assert np.array_equal(ours, propose(fresh, step)) and len(set(ours.tolist())) == SLOTS
+    assert 0 <= ours.min() and ours.max() < SIZE
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_a_rule_uses_its_evidence_and_its_seed(rule):
+  one, other, seeded = (make(SIZE, kind=KIND, seed=s, **RULES[rule]) for s in (0, 0, 1))
+  steps = range(40)  # some rules want to see a prompt twice
+  chosen = run(one, steps)
+  assert not np.array_equal(chosen, run(seeded, steps))
+  assert not np.array_equal(chosen, [propose(other, step) for step in steps])
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_a_saved_rule_continues_to_the_bit(rule):
+  whole = make(SIZE, kind=KIND, **RULES[rule])
+  run(whole, range(7))
+  file = io.BytesIO()
+  np.savez(file, **whole.state_dict())
+  file.seek(0)
+  resumed = make(SIZE, kind=KIND, **RULES[rule])
+  with np.load(file, allow_pickle=False) as saved:
+    resumed.load_state_dict(dict(saved))
+  assert same(whole.state_dict(), resumed.state_dict()) and whole.metrics() == resumed.metrics()
+  assert np.array_equal(run(whole, range(7, STEPS)), run(resumed, range(7, STEPS)))
+  assert same(whole.state_dict(), resumed.state_dict())
+
+
+@pytest.mark.parametrize('staleness', [0, 1, 4])
+@pytest.mark.parametrize('rule', RULES)
+def test_stale_evidence_gives_what_that_evidence_gives(rule, staleness):
+  """What is on its way is not seen: each choice is that of a curriculum which heard the earlier steps alone."""
+  chosen = run(make(SIZE, kind=KIND, **RULES[rule]), range(9), staleness)
+  other = make(SIZE, kind=KIND, **RULES[rule])
+  for step in range(9):
+    if step > staleness:
+      past = step - 1 - staleness
+      other.observe(*answer(chosen[past], past))
+    assert np.array_equal(propose(other, step), chosen[step])
+
+
+def test_processes_that_hear_the_rows_in_another_order_agree_to_the_bit():
+  ours = [digest(rule, None) for rule in RULES]
+  told = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
+  assert told.stdout.split() == ours
+
+
+def test_states_of_other_stages_are_told():
+  with pytest.raises(UserError, match=r'other stages \(.*share_capability'):
+    make(8, **RULES['mopps']).load_state_dict(make(8, **RULES['bots']).state_dict())
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_state_is_small(rule):
+  """At most a hundred bytes a prompt, so that a million prompts are 100 MB."""
+  sizes = []
+  for size in (1000, 2000):
+    curriculum = make(size, kind=np.arange(size) % 3, **RULES[rule])
+    observe(curriculum, [1, 2], [3, 4])
+    sizes.append(sum(array.nbytes for array in curriculum.state_dict().values()))
+  assert sizes[1] - sizes[0] <= 1000 * 100
+
+
+if __name__ == '__main__':
+  print(*(digest(rule, np.random.default_rng(5)) for rule in RULES))

@@ -1,0 +1,63 @@
+"""What the tests of the curriculum share: small ones, with plain stages but for those that are named."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from jaxrl_llm import config
+from jaxrl_llm.control import Curriculum
+
+G = 8
+CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
+# Nothing is shared, forgotten or audited.
+PLAIN = dict(
+  share=dict(fn='none'), forget=dict(fn='none'), gate=dict(fn='none'), pick=dict(fn='top')
+)
+# One row of settings a paper; and what has no paper's file.
+RULES = {
+  **{
+    name: config.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
+    for name in ('sums', 'mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
+  },
+  'anchored': dict(share=dict(fn='anchors', rho=0.3, adaptive=True), forget=dict(fn='visit')),
+  'mixed': dict(domain=dict(fn='mix', targets=dict(a=3.0, b=1.0), measure='tokens')),
+  'short': dict(utility=dict(fn='per_token'), truncated='ignore'),
+}
+
+
+def columns(size: int) -> dict:
+  """Fields that rows may bring, the same for every call."""
+  random = np.random.default_rng(7)
+  weak_N = 0.5 * random.random(size)
+  return dict(
+    pass_rate_weak=weak_N,
+    pass_rate_strong=weak_N + 0.5 * random.random(size),
+    traits=random.normal(size=(size, 3)),
+    source=['ab'[i % 2] for i in range(size)],
+  )
+
+
+def make(size: int = 40, *, seed: int = 0, kind=None, told: dict | None = None, **parts):
+  """A curriculum of the defaults with `parts` changed; `told`: its columns."""
+  settings = config.default().curriculum.to_dict() | parts
+  told = columns(size) if told is None else told
+  return Curriculum(settings, size, group=G, seed=seed, kind=kind, columns=told)
+
+
+def observe(curriculum, index, k, **kwargs) -> None:
+  curriculum.observe(np.asarray(index), np.asarray(k), np.full(len(index), G), **kwargs)
+
+
+def posterior(curriculum) -> np.ndarray:
+  """[2, N], α and β, from what it predicts."""
+  mean, variance, _ = curriculum.predict(np.arange(curriculum.size))
+  total = mean * (1 - mean) / variance - 1
+  return np.stack([mean * total, (1 - mean) * total])
+
+
+def same(a: dict, b: dict) -> bool:
+  return a.keys() == b.keys() and all(
+    a[k].dtype == b[k].dtype and np.array_equal(a[k], b[k], equal_nan=True) for k in a
+  )
