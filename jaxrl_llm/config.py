@@ -104,6 +104,9 @@ def default() -> ml_collections.ConfigDict:
     utility=dict(fn='mixed_group'),
     pick=dict(fn='softmax', temperature=0.2),
     gate=dict(fn='audit', share=0.05),
+    # slots of config.rollouts that a prompt gets on average, and who gets more: neyman, xrpo, marginal, dars
+    each=1,
+    allocate=dict(fn='equal'),
     domain=dict(fn='none'),  # shares of the slots by source: mix(targets)
     truncated='count',  # count | ignore: rollouts cut off before they were right, as wrong or as no evidence
   )

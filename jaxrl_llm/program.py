@@ -113,7 +113,7 @@ def make_program(
   optimizer_steps = config.steps * config.updates_per_rollout * (loop.fast_steps + 1 if loop else 1)
   optimizer, schedule = make_optimizer(config.optimizer, optimizer_steps)
   method = objective.method(config.objective)
-  rule = _collecting(config, method)
+  rule = pick(collect, config.collect, 'collect')()
   return Program(
     model=model,
     mesh=mesh,
@@ -150,7 +150,7 @@ def make_program(
     teacher=teacher,
     prompts=config.prompts,
     group=group,
-    parts=rule.most if rule else 1,
+    parts=_parts(config, method, rule),
     hints=_hints(config, method),
     idles=rule is not None,
     prompt_tokens=config.prompt_tokens,
@@ -203,12 +203,33 @@ def _replays(config: Any) -> int:
   return count
 
 
-def _collecting(config: Any, method: objective.Method) -> collect.Rule | None:
-  """The rule of `config.collect`, and nothing beside it that takes a slot for a whole group."""
-  rule = pick(collect, config.collect, 'collect')()
-  if rule is None or rule.most == 1:
-    return rule
-  if rule.top_ups >= config.prompts:
+def _parts(config: Any, method: objective.Method, rule: collect.Rule | None) -> int:
+  """Most slots of one prompt: by `config.collect` in several calls, by `config.curriculum.each` in one.
+
+  Raises UserError where something takes a slot for a whole group.
+  """
+  each = config.curriculum.each
+  if each > config.prompts:
+    raise UserError(
+      f'config.curriculum.each={each} slots a prompt are more than config.prompts={config.prompts} slots; lower it.'
+    )
+  parts = rule.most if rule else 1
+  asks = f'config.collect.fn={config.collect.fn!r}'
+  if each > 1:
+    if parts > 1:
+      raise UserError(
+        f'{asks} and config.curriculum.each={each} both give a prompt several slots; choose one of them.'
+      )
+    # All others have one at least.
+    asks, parts = f'config.curriculum.each={each}', config.prompts - config.prompts // each + 1
+  elif config.curriculum.allocate.fn != 'equal':
+    raise UserError(
+      f'config.curriculum.allocate.fn={config.curriculum.allocate.fn!r} has nothing to give with one slot a prompt; '
+      'set config.curriculum.each to 2 or more, and config.rollouts to that share of a group.'
+    )
+  if parts == 1:
+    return 1
+  if rule and rule.top_ups >= config.prompts:
     raise UserError(
       f'config.collect.top_ups={rule.top_ups} leaves no slot for new prompts; it must be below '
       f'config.prompts={config.prompts}.'
@@ -224,10 +245,10 @@ def _collecting(config: Any, method: objective.Method) -> collect.Rule | None:
   )
   for part in (name for name, used in takes.items() if used):
     raise UserError(
-      f'config.collect.fn={config.collect.fn!r} gives a prompt several slots, and config.{part} takes a slot for a '
-      'whole group; leave one of them at its default.'
+      f'{asks} gives a prompt several slots, and config.{part} takes a slot for a whole group; leave one of them at '
+      'its default.'
     )
-  return rule
+  return parts
 
 
 def _hints(config: Any, method: objective.Method) -> bool:

@@ -119,10 +119,15 @@ def empty_batch(program: Program) -> Batch:
   """A batch of no rollouts, to start with: host arrays. Source: none."""
   P, L, B = program.prompts, program.prompt_tokens, program.prompts * program.group
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
-  part_P = zeros(P) if program.parts > 1 else None
-  hint_P = np.zeros(P, np.float32) if program.hints else None
   prompts = Prompts(
-    zeros(P, L), zeros(P), zeros(P), zeros(P), np.zeros(P, np.float32), part_P, hint_P
+    tokens_PxL=zeros(P, L),
+    length_P=zeros(P),
+    index_P=zeros(P),
+    born_P=zeros(P),
+    expected_P=np.zeros(P, np.float32),
+    part_P=zeros(P) if program.parts > 1 else None,
+    weight_P=np.ones(P, np.float32) if program.parts > 1 else None,
+    hint_P=np.zeros(P, np.float32) if program.hints else None,
   )
   rollout = empty_rollout(
     program._replace(generate=program.generate._replace(rollouts=program.group))

@@ -110,6 +110,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     drafts=drafts,
     successes=configs.pick(replay.successes, config.replay, 'replay')(),
     aid=_aid(config, tables.train, model.tokenizer),
+    allocate=_allocation(config),
     collect=_collector(config, len(tables.train)),
     vote=vote,
     truncate=truncate,
@@ -121,6 +122,16 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
 def _aid(config: Any, table: data.PromptTable, tokenizer: Any) -> aid.Aid | None:
   rule = configs.pick(control.hint, config.hint, 'hint')()
   return rule and aid.Aid(rule, table, tokenizer, config.data, config.seed)
+
+
+def _allocation(config: Any) -> Any:
+  rule = configs.pick(control.allocate, config.curriculum.allocate, 'curriculum.allocate')
+  each = config.curriculum.each
+  count = max(config.prompts // each, 1)
+  rule(
+    np.ones(count), np.ones(count), np.zeros(count), config.prompts, config.rollouts
+  )  # checks its settings
+  return rule
 
 
 def _collector(config: Any, size: int) -> replay.Collector | None:

@@ -27,6 +27,9 @@ class Parts(NamedTuple):
   unfinished: replay.Unfinished
   drafts: replay.Drafts
   successes: replay.Successes
+  allocate: Callable[
+    ..., control.allocate.Allocation
+  ]  # (α, β, lengths, slots, G) → slots of each prompt
   collect: replay.Collector | None  # None: every landed batch is learnt as it is
   aid: aid.Aid | None  # None: prompts are never told of their answers
   vote: grade.vote.Majority | None  # None: the rows' own answers say what is right
@@ -55,10 +58,10 @@ class Landed(NamedTuple):
 def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None, np.int32]:
   """The groups to continue, then as many new prompts as there is room for; drafts; the cap. Source: none."""
   config, held = parts.config, parts.unfinished
-  chosen, part_P = _choose(parts, index)
+  chosen, part_P, weight_P = _choose(parts, index)
   fresh = parts.tables.train.prompts(chosen, born=index)
   if parts.program.parts > 1:
-    fresh = fresh._replace(part_P=part_P)
+    fresh = fresh._replace(part_P=part_P, weight_P=weight_P)
   if parts.aid is not None:
     fresh = parts.aid.give(fresh, index)
   fresh = fresh._replace(expected_P=parts.lengths(chosen))
@@ -70,8 +73,8 @@ def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout 
   return fresh, begun, draft, np.int32(parts.cap(index, config.completion_tokens))
 
 
-def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray]:
-  """(prompt, which of its slots) for every slot that is free: what prompts lack, then new ones."""
+def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """(prompt, which of its slots, what it counts) for every free slot: what prompts lack, then new ones."""
   config, held = parts.config, parts.unfinished
   asked, part, busy = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
   if len(held):
@@ -79,11 +82,22 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray]:
   if parts.collect is not None:
     asked, part = parts.collect.requests()
     busy = np.concatenate([busy, parts.collect.held])
-  slots = min(config.prompts + len(busy) - len(held), len(parts.tables.train))
+  room = config.prompts - len(held) - len(asked)
+  count = max(room // config.curriculum.each, 1)
+  slots = min(count + len(busy), len(parts.tables.train))
   chosen = parts.curriculum.propose(index, slots, parts.lengths).index
-  # One prompt may not run twice at once.
-  chosen = chosen[~np.isin(chosen, busy)][: config.prompts - len(held) - len(asked)]
-  return np.concatenate([asked, chosen]), np.concatenate([part, np.zeros_like(chosen)])
+  chosen = chosen[~np.isin(chosen, busy)][:count]  # one prompt may not run twice at once
+  if config.curriculum.each == 1:
+    slots_N, weight_N = np.ones(len(chosen), int), np.ones(len(chosen))
+  else:
+    told = *parts.curriculum.posterior(chosen), parts.lengths(chosen)
+    slots_N, weight_N, _ = parts.allocate(*told, room, config.rollouts)
+  ones, own = np.ones(len(asked)), [np.arange(n) for n in slots_N]
+  return (
+    np.concatenate([asked, np.repeat(chosen, slots_N)]),
+    np.concatenate([part, *own]).astype(np.int32),
+    np.concatenate([ones, np.repeat(weight_N, slots_N)]).astype(np.float32),
+  )
 
 
 def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
@@ -154,6 +168,9 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   reward_B[real] = scores.reward_B
   rollout, reward_B, counts = _cut(parts, pool, rows, texts, rollout, reward_B, scores.counts)
   rollout, reward_B, voted = _voted(parts, texts, rollout, reward_B)
+  if prompts.weight_P is not None:
+    weight_B = rollout.weight_B * np.repeat(prompts.weight_P, parts.config.rollouts)
+    rollout = rollout._replace(weight_B=weight_B)
   demo = None
   if parts.program.method.needs_demo:
     asked, T = [table.rows[i] for i in prompts.index_P], parts.config.completion_tokens

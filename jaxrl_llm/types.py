@@ -51,6 +51,8 @@ class Prompts(NamedTuple):
   expected_P: Array  # float32, tokens that a rollout of it is expected to take; 0 = unknown
   # int32: a prompt may fill several slots of a step, and this says which of them; None: each fills one
   part_P: Array | None = None
+  # float32, what its rows count where prompts get more or fewer of them by design; None: all 1
+  weight_P: Array | None = None
   # float32, the share of a known answer that it was told; None: none ever is
   hint_P: Array | None = None
 

@@ -61,6 +61,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.generate, 'config.generate', 1, 'max_age')
   _whole(c.generate.ngram, 'config.generate.ngram', 0, 'draft')
   _whole(c.generate.ngram, 'config.generate.ngram', 1, 'match')
+  _whole(c.curriculum, 'config.curriculum', 1, 'each')
   _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
   _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
   _whole(c.data, 'config.data', 0, 'size', 'seed')

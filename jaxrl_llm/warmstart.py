@@ -50,6 +50,7 @@ def run(
   sft.optimizer.outer = dict(fn='none')
   # Nothing is generated, and one row a prompt has no room for others.
   sft.replay = sft.collect = sft.hint = dict(fn='none')
+  sft.curriculum.each, sft.curriculum.allocate = 1, dict(fn='equal')
   sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
   sft.generate.carry_cache = False
   for stage, spec in _LIKELIHOOD.items():

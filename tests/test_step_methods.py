@@ -232,3 +232,31 @@ def pruned():
   c = config().generate
   c.prune = dict(fn='uniform', candidates=8, at_tokens=2)
   return c
+
+
+@pytest.mark.parametrize(
+  'changes, told',
+  [
+    (dict(collect=dict(fn='dars', top_ups=4)), 'config.collect.top_ups=4 leaves no slot'),
+    (dict(collect=dict(fn='dars', top_ups=1), updates_per_rollout=2), 'config.updates_per_rollout'),
+    (dict(hint=dict(fn='prefix'), replay=dict(fn='successes', count=1)), 'config.replay takes'),
+    (dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')), 'config.truncate takes'),
+  ],
+)
+def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told(changes, told):
+  with pytest.raises(UserError, match=told):
+    program(**changes)
+
+
+@pytest.mark.parametrize(
+  'each, allocate, told',
+  [
+    (9, 'equal', 'each=9 slots a prompt'),
+    (1, 'neyman', 'has nothing to give'),
+  ],
+)
+def test_slots_that_cannot_be_allotted_are_told(each, allocate, told):
+  c = config().curriculum
+  c.each, c.allocate = each, dict(fn=allocate)
+  with pytest.raises(UserError, match=told):
+    program(curriculum=c)

@@ -177,3 +177,68 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   length_PxG = again.batch.rollout.length_B.reshape(P, G + 1)
   assert length_PxG[:, -1].tolist() == [3, 3, 0, 3]
   np.testing.assert_array_equal(length_PxG[:, :G].ravel(), plain.batch.rollout.length_B)
+
+
+def choosing(each=1, allocate=None, collect=None, held=()):
+  """Parts whose curriculum proposes 10, 11, 12, … of 40 prompts, for 6 slots."""
+  parts = make_parts()
+  parts.config.prompts, parts.config.curriculum = 6, types.SimpleNamespace(each=each)
+  parts.tables = types.SimpleNamespace(train=range(40))
+  propose = lambda step, slots, lengths: types.SimpleNamespace(index=10 + np.arange(slots))  # noqa: E731
+  posterior = lambda index: (index / 10, np.ones(len(index)))  # noqa: E731
+  parts.curriculum = types.SimpleNamespace(propose=propose, posterior=posterior)
+  parts.lengths = lambda index: np.full(len(index), 5.0)
+  parts.unfinished = turn.replay.Unfinished(G, max_age=3)
+  if len(held):
+    parts.unfinished.prompts = Prompts(*[np.array(held)] * 5)
+  parts.collect, parts.allocate = collect, allocate
+  return parts
+
+
+def test_slots_go_to_new_prompts_that_are_not_already_running():
+  index, part, weight = turn._choose(choosing(held=[11, 30]), 0)
+  assert index.tolist() == [10, 12, 13, 14] and not part.any() and (weight == 1).all()
+
+
+def test_prompts_get_the_slots_that_the_rule_allots():
+  asked = []
+
+  def allocate(*told):
+    asked.append(told)
+    return turn.control.allocate.Allocation(np.array([1, 3, 2]), np.array([2.0, 1.0, 0.5]), 0)
+
+  index, part, weight = turn._choose(choosing(each=2, allocate=allocate), 0)
+  assert index.tolist() == [10, 11, 11, 11, 12, 12] and part.tolist() == [0, 0, 1, 2, 0, 1]
+  assert weight.tolist() == [2, 1, 1, 1, 0.5, 0.5]
+  (alpha, _, length, slots, unit) = asked[0]
+  assert (
+    alpha.tolist() == [1, 1.1, 1.2] and length.tolist() == [5, 5, 5] and (slots, unit) == (6, G)
+  )
+
+
+def test_what_prompts_lack_comes_first_and_they_are_not_proposed_meanwhile():
+  waiting = types.SimpleNamespace(
+    held=np.array([11, 13]), requests=lambda: (np.array([13, 13]), np.array([1, 2]))
+  )
+  index, part, _ = turn._choose(choosing(collect=waiting), 0)
+  assert index.tolist() == [13, 13, 10, 12, 14, 15] and part.tolist() == [1, 2, 0, 0, 0, 0]
+
+
+def test_the_curriculum_hears_of_a_prompt_once_whatever_slots_it_filled():
+  index_P = np.array([7, 3, 7, -1], np.int32)
+  batch = make_batch([1] * 12 + [0] * 4, [1, 0, 0, 0] * 3 + [0] * 4, [STOPPED] * B, [1] * B)
+  batch = batch._replace(prompts=batch.prompts._replace(index_P=index_P))
+  parts = make_parts()
+  turn._observe(parts, batch, np.ones(P, bool))
+  assert [x.tolist() for x in parts.curriculum.told[:3]] == [[3, 7], [1, 2], [4, 8]]
+
+
+def test_rows_count_what_their_prompts_were_allotted():
+  batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [2] * B)
+  parts = make_parts()
+  parts.vote = parts.truncate = None
+  parts.model = types.SimpleNamespace(tokenizer=Words())
+  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  prompts = batch.prompts._replace(weight_P=np.array([1, 0.5, 3, 1], np.float32))
+  got, *_ = turn._grade(parts, Sevens(), prompts, batch.rollout)
+  assert got.rollout.weight_B.reshape(P, G)[:, 0].tolist() == [2, 1, 6, 2]

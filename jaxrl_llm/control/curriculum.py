@@ -123,6 +123,11 @@ class Curriculum:
     mixed = utility.mixed_group(alpha, alpha, beta, self.group)
     return alpha / total, alpha * beta / (total**2 * (total + 1)), mixed
 
+  def posterior(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """α and β of these prompts' success rates, float64."""
+    alpha, beta = self._posterior(index).astype(float)
+    return alpha, beta
+
   def observe(
     self,
     index: np.ndarray,
