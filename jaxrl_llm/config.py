@@ -125,6 +125,8 @@ def default() -> ml_collections.ConfigDict:
   c.grade = dict(fn='exact', workers=2, deadline_s=10.0)
   # majority: a group's most frequent answer is the right one, labels are not learnt from
   c.vote = dict(fn='none')
+  # majority_refined: a label that the groups' majority contradicts more and more gives way; suspects are listed
+  c.labels = dict(fn='none')
   # outliers: the longest of an all-right group are cut, and graded again
   c.truncate = dict(fn='none')
   # what a prompt is told of a known answer: prefix, item_response, by_difficulty (the reply begins with it), guide,

@@ -41,7 +41,16 @@ from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, Model, UserError
 
 # What the checkpoint keeps of the host.
-_HOST_STATE = ('curriculum', 'lengths', 'unfinished', 'drafts', 'successes', 'collect', 'aid')
+_HOST_STATE = (
+  'curriculum',
+  'lengths',
+  'unfinished',
+  'drafts',
+  'successes',
+  'collect',
+  'aid',
+  'labels',
+)
 
 
 def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dict[str, float]:
@@ -62,6 +71,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   validation.validate(config)
   grade.resolve(config.grade)
   vote = grade.resolve_vote(config.vote, config.grade, config.rollouts)
+  labels = configs.pick(control.labels, config.labels, 'labels')()
   truncate = configs.pick(grade.truncate, config.truncate, 'truncate')()
   mesh = mesh or shard.make_mesh(config.mesh)
   check_rows(config, mesh)
@@ -113,6 +123,8 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     allocate=_allocation(config),
     collect=_collector(config, len(tables.train)),
     vote=vote,
+    labels=labels,
+    read=labels and grade.resolve_extract(config.grade, f'config.labels.fn={config.labels.fn!r}'),
     truncate=truncate,
     cap=cap,
     teacher=teacher,
@@ -220,6 +232,8 @@ def _land(parts: Parts, folder: Any, pool: Any, writer: Any, screen: Any, flight
   screen.step(row)
   if flight.index % parts.config.rollouts_every == 0:
     folder.write_rollouts(flight.index, landed.told)
+    if parts.labels is not None:
+      folder.write_suspects(turn.suspects(parts))
   return landed.batch
 
 

@@ -33,6 +33,8 @@ class Parts(NamedTuple):
   collect: replay.Collector | None  # None: every landed batch is learnt as it is
   aid: aid.Aid | None  # None: prompts are never told of their answers
   vote: grade.vote.Majority | None  # None: the rows' own answers say what is right
+  labels: control.LabelCare | None  # None: labels are what they are
+  read: Callable[[str], Any] | None  # text → the answer in it, for `labels`
   truncate: grade.truncate.Outliers | None  # None: nothing is cut
   cap: Callable[..., int]  # (step, T) → tokens a row may take
   teacher: Any = None  # of config.objective.teacher
@@ -167,6 +169,7 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   reward_B = np.zeros(len(rows), np.float32)
   reward_B[real] = scores.reward_B
   rollout, reward_B, counts = _cut(parts, pool, rows, texts, rollout, reward_B, scores.counts)
+  reward_B, relabelled = _relabelled(parts, pool, prompts, rows, texts, rollout, reward_B)
   rollout, reward_B, voted = _voted(parts, texts, rollout, reward_B)
   if prompts.weight_P is not None:
     weight_B = rollout.weight_B * np.repeat(prompts.weight_P, parts.config.rollouts)
@@ -176,7 +179,7 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
     asked, T = [table.rows[i] for i in prompts.index_P], parts.config.completion_tokens
     demo = data.demonstrations(asked, parts.model.tokenizer, T)
   batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32), demo)
-  return batch, rows, texts, counts | voted
+  return batch, rows, texts, counts | relabelled | voted
 
 
 def _cut(parts: Parts, pool: grade.Pool, rows, texts, rollout: Rollout, reward_B, counts):
@@ -196,6 +199,43 @@ def _cut(parts: Parts, pool: grade.Pool, rows, texts, rollout: Rollout, reward_B
   reason_B = np.where(length_B < rollout.length_B, TRUNCATED, rollout.reason_B)
   rollout = rollout._replace(length_B=length_B, reason_B=reason_B.astype(rollout.reason_B.dtype))
   return rollout, reward_B, counts | {'grade/truncated': len(cut)}
+
+
+def _relabelled(parts: Parts, pool: grade.Pool, prompts: Prompts, rows, texts, rollout, reward_B):
+  """Rewards by what the label is taken for now; `rows` keep that of the data."""
+  if parts.labels is None:
+    return reward_B, {}
+  G, changed = parts.config.rollouts, []
+  real_PxG = rollout.length_B.reshape(-1, G) > 0
+  for p in np.flatnonzero(real_PxG.any(1)):
+    index, row = int(prompts.index_P[p]), rows[p * G]
+    said = [answer_of(parts, texts[p * G + g]) for g in np.flatnonzero(real_PxG[p])]
+    parts.labels.observe([index], [said])
+    given = answer_of(parts, row.answer)
+    label = parts.labels.label(index, given)
+    if label != given:
+      changed += [(b, row._replace(answer=label)) for b in p * G + np.flatnonzero(real_PxG[p])]
+  if changed:
+    at, asked = zip(*changed, strict=True)
+    reward_B = reward_B.copy()
+    reward_B[list(at)] = pool.score(list(asked), [texts[b] for b in at]).reward_B
+  return reward_B, {'labels/replaced': len({b // G for b, _ in changed})}
+
+
+def answer_of(parts: Parts, text: str) -> str | None:
+  """The answer in a text, in the form that equal ones share. Source: none."""
+  found = parts.read(text)
+  return None if found is None else str(found)
+
+
+def suspects(parts: Parts) -> list[dict]:
+  """Labels that rollouts contradict now, with their questions. Source: arXiv:2604.03993 (OLR)."""
+  table = parts.tables.train.rows
+  found = parts.labels.suspects(lambda index: answer_of(parts, table[index].answer))
+  return [
+    dict(one._asdict(), question=table[one.prompt].question, id=table[one.prompt].id)
+    for one in found
+  ]
 
 
 def _voted(parts: Parts, texts: list[str], rollout: Rollout, reward_B: np.ndarray):

@@ -61,6 +61,11 @@ class Workdir(NamedTuple):
     text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
     write(os.path.join(self.root, 'rollouts', f'step_{step:06d}.jsonl'), text)
 
+  def write_suspects(self, rows: list[dict]) -> None:
+    """suspect_labels.jsonl: labels that rollouts contradict, for a human to look at."""
+    text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+    write(os.path.join(self.root, 'suspect_labels.jsonl'), text)
+
   def write_eval(self, step: int, metrics: dict[str, float], rows: list[dict]) -> None:
     """eval/step_000012.json: metrics, and every answer."""
     told = dict(step=step, metrics=metrics, rows=rows)

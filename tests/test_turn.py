@@ -7,7 +7,7 @@ import types
 import numpy as np
 
 from jaxrl_llm import turn
-from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout
+from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
 
 P, G, T = 4, 4, 3
 B = P * G
@@ -28,7 +28,7 @@ def make_parts():
   config.generate.draft = types.SimpleNamespace(fn='none')
   program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False))
   return types.SimpleNamespace(
-    config=config, curriculum=Heard(), lengths=Heard(), program=program, aid=None
+    config=config, curriculum=Heard(), lengths=Heard(), program=program, aid=None, labels=None
   )
 
 
@@ -242,3 +242,35 @@ def test_rows_count_what_their_prompts_were_allotted():
   prompts = batch.prompts._replace(weight_P=np.array([1, 0.5, 3, 1], np.float32))
   got, *_ = turn._grade(parts, Sevens(), prompts, batch.rollout)
   assert got.rollout.weight_B.reshape(P, G)[:, 0].tolist() == [2, 1, 6, 2]
+
+
+def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
+  """Group 0 says 7 more and more often where the data says 8; the data's label stays in the log."""
+  parts = make_parts()
+  parts.vote = parts.truncate = None
+  parts.labels = turn.control.labels.majority_refined(min_slope=0.05, after=2)
+  parts.read = lambda text: text.split()[-1]
+  parts.model = types.SimpleNamespace(tokenizer=Words())
+  rows = {0: '8', 10: '7', 20: '1', 30: '7'}
+  table = [Row(str(i), f'?{i}', (), rows.get(i, ''), 'made', {}) for i in range(40)]
+  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=table))
+
+  class Pool:
+    def score(self, rows, texts):
+      right = [text.split()[-1] == row.answer for row, text in zip(rows, texts, strict=True)]
+      return types.SimpleNamespace(reward_B=np.array(right, np.float32), counts={})
+
+  seen = []
+  for sevens in (2, 3, 4):
+    said = [[0, 0, 7]] * sevens + [[0, 0, 8 + i] for i in range(4 - sevens)]
+    said += [[0, 0, 7]] * 4 + [[0, 0, 1]] * 4 + [[0, 0, 9]] * 4
+    batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
+    rollout = batch.rollout._replace(tokens_BxT=np.array(said, np.int32))
+    got, told_rows, _, told = turn._grade(parts, Pool(), batch.prompts, rollout)
+    seen.append((got.reward_B.reshape(P, G).sum(1).tolist(), told['labels/replaced']))
+    assert told_rows[0].answer == '8'
+  assert seen == [([1, 4, 4, 0], 0), ([1, 4, 4, 0], 0), ([4, 4, 4, 0], 1)]
+  (suspect,) = turn.suspects(parts)
+  assert suspect == dict(
+    prompt=0, given='8', majority='7', share=1.0, visits=3, question='?0', id='0'
+  )

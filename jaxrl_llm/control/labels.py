@@ -1,19 +1,18 @@
 """Labels that the policy's own answers contradict: what to train on now, and a list for a human.
 
 A visit is one group of answers to a prompt, as strings of which equal ones mean the same: whoever reads
-them out brings 0.5 and 1/2 into one form. None is a reply without an answer. Numpy on the host.
+them out brings 0.5 and 1/2 into one form. None is a reply without an answer.
+Every public function here may be named in `config.labels.fn`; it makes what is kept, or None.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import NamedTuple
 
-import numpy as np
-
+from jaxrl_llm.control.consensus import mode, refined
 from jaxrl_llm.types import UserError
 
 
@@ -25,46 +24,6 @@ class Suspect(NamedTuple):
   majority: str  # what the rollouts say
   share: float  # of the last group that says so
   visits: int
-
-
-def mode(values: Sequence[Hashable]) -> tuple[Hashable, float]:
-  """(the value that is most frequent, its share of all); None for the value in a tie or if it is None.
-
-  None is left out of the count and not of the share. In a tie the share is that of each of the tied:
-  it is not known what the authors record there. Source: arXiv:2604.03993 (OLR).
-  """
-  counts = Counter(v for v in values if v is not None).most_common(2)
-  if not counts:
-    return None, 0.0
-  tie = len(counts) > 1 and counts[0][1] == counts[1][1]
-  return None if tie else counts[0][0], counts[0][1] / len(values)
-
-
-def slope(share_V: Sequence[float]) -> float:
-  """Least squares of the shares over visits, per visit; 0 for fewer than two. Source: arXiv:2604.03993 (OLR)."""
-  if len(share_V) < 2:
-    return 0.0
-  t_V = np.arange(len(share_V)) - (len(share_V) - 1) / 2
-  return float(t_V @ np.asarray(share_V, np.float64) / (t_V @ t_V))
-
-
-def refined(
-  answer_V: Sequence[str | None],
-  share_V: Sequence[float],
-  *,
-  min_slope: float = 0.05,
-  after: int = 4,
-) -> str | None:
-  """The last visit's majority answer if it may stand for the label, else None.
-
-  It may from visit number after + 1 on, where the slope of the majority's share over all visits is at
-  least `min_slope` and it is the unique mode of the majorities of all visits, its own among them.
-  A share that is high from the start has no slope and never qualifies: that is the published rule.
-  Source: arXiv:2604.03993 (OLR; constants of its code, which counts epochs).
-  """
-  if len(answer_V) <= after or answer_V[-1] is None or slope(share_V) < min_slope:
-    return None
-  return answer_V[-1] if mode(answer_V)[0] == answer_V[-1] else None
 
 
 class LabelCare:
@@ -100,13 +59,17 @@ class LabelCare:
     answer = refined(*self._visits.get(int(prompt), ((), ())), **self._rule)
     return given if answer is None else answer
 
-  def suspects(self, given_N: Sequence[str]) -> list[Suspect]:
-    """All prompts whose label is replaced now by another one, by prompt. Source: arXiv:2604.03993 (OLR)."""
+  def suspects(self, given: Callable[[int], str]) -> list[Suspect]:
+    """All prompts whose label is replaced now by another one, by prompt; `given` tells the data's.
+
+    Source: arXiv:2604.03993 (OLR).
+    """
     found = []
     for prompt, (answer_V, share_V) in sorted(self._visits.items()):
-      answer = self.label(prompt, given_N[prompt])
-      if answer != given_N[prompt]:
-        found.append(Suspect(prompt, given_N[prompt], answer, share_V[-1], len(answer_V)))
+      label = given(prompt)
+      answer = self.label(prompt, label)
+      if answer != label:
+        found.append(Suspect(prompt, label, answer, share_V[-1], len(answer_V)))
     return found
 
   def state_dict(self) -> dict[str, list]:
@@ -116,3 +79,17 @@ class LabelCare:
   def load_state_dict(self, state: dict[str, list]) -> None:
     """Continues exactly. Source: none."""
     self._visits = {p: (list(a), list(s)) for p, a, s in state['visits']}
+
+
+def none() -> None:
+  """Rewards by the data's labels. Source: none."""
+  return None
+
+
+def majority_refined(*, min_slope: float = 0.05, after: int = 4) -> LabelCare:
+  """A label gives way to its group's unique majority answer, where that has grown and is that of most visits.
+
+  From visit `after` + 1 on, with a slope of the majority's share of at least `min_slope` a visit; asked anew at every
+  visit. Source: arXiv:2604.03993 (OLR; constants of its code, which counts epochs).
+  """
+  return LabelCare(min_slope=min_slope, after=after)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_llm.grade import truncate, vote
 from jaxrl_llm.grade.pool import Pool, Scores
-from jaxrl_llm.grade.resolve import resolve, resolve_vote
+from jaxrl_llm.grade.resolve import resolve, resolve_extract, resolve_vote
 from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, TIMEOUT
 from jaxrl_llm.types import Row
 
@@ -21,6 +21,7 @@ __all__ = [
   'Pool',
   'Scores',
   'resolve',
+  'resolve_extract',
   'resolve_vote',
   'score',
   'truncate',

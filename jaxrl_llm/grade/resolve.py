@@ -44,6 +44,20 @@ def resolve(spec: Any) -> Grader:
     ) from None
 
 
+def resolve_extract(grader: Any, field: str) -> Callable:
+  """How `grader` finds what it compares in a text, for `field`, which counts equal answers. Source: none.
+
+  Raises UserError for a grader that does not tell.
+  """
+  valid = config.choices(extract)
+  if grader['fn'] not in valid:
+    raise UserError(
+      f'{field} counts equal answers, and config.grade.fn={grader["fn"]!r} does not tell which are; choose a grader '
+      f'of: {", ".join(sorted(valid))}.'
+    )
+  return valid[grader['fn']]
+
+
 def resolve_vote(spec: Any, grader: Any, rollouts: int) -> vote.Majority | None:
   """config.vote → a vote that finds answers in texts as config.grade does; None where there is none. Source: none.
 
@@ -52,17 +66,12 @@ def resolve_vote(spec: Any, grader: Any, rollouts: int) -> vote.Majority | None:
   made = config.pick(vote, spec, 'vote')()
   if made is None:
     return None
-  valid = config.choices(extract)
-  if grader['fn'] not in valid:
-    raise UserError(
-      f'config.vote.fn={spec["fn"]!r} counts equal answers, and config.grade.fn={grader["fn"]!r} does not tell which '
-      f'are; choose a grader of: {", ".join(sorted(valid))}.'
-    )
+  read = resolve_extract(grader, f'config.vote.fn={spec["fn"]!r}')
   if made.learn_from and not 2 <= made.learn_from <= rollouts:
     raise UserError(
       f'config.vote.learn_from={made.learn_from} must be from 2 to config.rollouts={rollouts}; 0 stands for all.'
     )
-  return made._replace(extract=valid[grader['fn']])
+  return made._replace(extract=read)
 
 
 def _own(path: str, settings: dict[str, Any]) -> Grader:

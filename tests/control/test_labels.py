@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm.control.labels import LabelCare, Suspect, mode, refined, slope
+from jaxrl_llm.control.consensus import mode, refined, slope
+from jaxrl_llm.control.labels import LabelCare, Suspect
 from jaxrl_llm.types import UserError
 
 RISING = [0.25, 0.375, 0.5, 0.625, 0.75]
@@ -71,10 +72,10 @@ def test_care_uses_the_label_of_now_and_takes_it_back():
   visits(care, 7, 'bbbb')
   assert care.label(7, 'a') == 'b' and care.label(8, 'a') == 'a'
   given = ['a'] * 9
-  assert care.suspects(given) == [Suspect(7, 'a', 'b', 1.0, 5)]
-  assert care.suspects(['b'] * 9) == [], 'a majority that agrees accuses nobody'
+  assert care.suspects(given.__getitem__) == [Suspect(7, 'a', 'b', 1.0, 5)]
+  assert care.suspects(lambda index: 'b') == [], 'a majority that agrees accuses nobody'
   visits(care, 7, 'abcd')
-  assert care.label(7, 'a') == 'a' and care.suspects(given) == []
+  assert care.label(7, 'a') == 'a' and care.suspects(given.__getitem__) == []
 
 
 def test_it_continues_from_its_state():
@@ -85,7 +86,11 @@ def test_it_continues_from_its_state():
   for care in (one, other):
     visits(care, 3, 'bbbb', 'bbbb')
   assert one.state_dict() == other.state_dict() != state
-  assert other.suspects(['a'] * 4) == one.suspects(['a'] * 4) == [Suspect(3, 'a', 'b', 1.0, 6)]
+  assert (
+    other.suspects(lambda index: 'a')
+    == one.suspects(lambda index: 'a')
+    == [Suspect(3, 'a', 'b', 1.0, 6)]
+  )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def simulate(seed: int, min_slope: float, N: int = 400, visits: int = 10, G: int
       for p, m, draws, others in zip(p_N, mistake_N, draw_NxG, other_NxG, strict=True)
     ]
     care.observe(np.arange(N), groups)
-  found = {s.prompt for s in care.suspects(given)}
+  found = {s.prompt for s in care.suspects(given.__getitem__)}
   hits = len(found & set(np.flatnonzero(wrong_N)))
   return hits / len(found), hits / wrong_N.sum(), care, given
 
