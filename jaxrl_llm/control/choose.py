@@ -12,14 +12,12 @@ from jaxrl_llm.control import setting
 
 def top(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.ndarray:
   """The `slots` largest; equal ones in random order. Source: arXiv:2507.04632 (MoPPS)."""
-  if slots < len(utility):
-    # Selection is O(N), a sort is not: only the ties of the last one taken are drawn.
-    last = np.partition(utility, len(utility) - slots)[len(utility) - slots]
-    above, ties = np.flatnonzero(utility > last), np.flatnonzero(utility == last)
+  chosen = _smallest(-utility, slots)
+  if len(chosen) > slots:  # only the ties of the last one taken are drawn
+    last = utility[chosen].min()
+    above, ties = chosen[utility[chosen] > last], chosen[utility[chosen] == last]
     drawn = random.choice(ties, slots - len(above), replace=False, shuffle=False)
     chosen = np.concatenate([above, drawn])
-  else:
-    chosen = np.arange(len(utility))
   order = random.permutation(chosen)
   return order[np.argsort(-utility[order], kind='stable')]
 
@@ -37,11 +35,7 @@ def softmax(
   with np.errstate(divide='ignore'):  # a clock that rings at once is first, and that is all
     time = np.log(random.standard_exponential(len(utility), dtype=np.float32))
   time -= utility / np.float32(temperature)
-  if slots < len(time):
-    last = np.partition(time, slots - 1)[slots - 1]
-    chosen = np.flatnonzero(time <= last)
-  else:
-    chosen = np.arange(len(time))
+  chosen = _smallest(time, slots)
   return chosen[np.argsort(time[chosen], kind='stable')[:slots]]
 
 
@@ -52,3 +46,21 @@ def skip(utility: np.ndarray, slots: int, random: np.random.Generator) -> np.nda
   """
   del random
   return np.arange(min(slots, len(utility)))
+
+
+_STRIDE = 64  # one in so many is looked at first
+
+
+def _smallest(key: np.ndarray, count: int) -> np.ndarray:
+  """Positions, ascending, of the `count` smallest and of all that equal the last of them: O(N), no sort."""
+  if count >= len(key):
+    return np.arange(len(key))
+  # Four times the share of a sample holds them nearly surely; where it does not, all are looked at.
+  sample, rank = key[::_STRIDE], 4 * count // _STRIDE + 32
+  near = np.arange(0)
+  if rank < len(sample):
+    near = np.flatnonzero(key <= np.partition(sample, rank)[rank])
+  if len(near) < count:
+    near = np.arange(len(key))
+  close = key[near]
+  return near[close <= np.partition(close, count - 1)[count - 1]]

@@ -24,7 +24,7 @@ from jaxrl_llm.control import (
   utility,
   value,
 )
-from jaxrl_llm.control.facts import Facts, Seen
+from jaxrl_llm.control.facts import Facts, Index, Seen
 from jaxrl_llm.types import UserError
 
 _WINDOW = 512  # prompts whose predictions are compared with what came
@@ -254,19 +254,17 @@ class Curriculum:
     tokens, mean = _tokens(pool, lengths)
     for at in range(0, len(pool), _BLOCK):
       part = slice(at, at + _BLOCK)
-      alpha, beta = self._posterior(pool[part])
+      alpha, beta = self._posterior(_contiguous(pool[part]))
       rate = self._stage['value'](alpha, beta, random)
       length = 1.0 if mean == 0 else np.where(tokens[part] > 0, tokens[part] / mean, 1)
       worth[part] = self._stage['utility'](rate, alpha, beta, self.group, length)
     return worth
 
-  def _posterior(self, index: np.ndarray) -> np.ndarray:
+  def _posterior(self, index: Index) -> np.ndarray:
     """float32 [2, I], α and β."""
     kept = self._stage['forget'](self._since[index], int(self._steps), False)
-    posterior = self._share.prior(self._learnt['share'], index)
-    posterior[0] += kept * self._evidence[0, index]
-    posterior[1] += kept * self._evidence[1, index]
-    return posterior
+    prior = self._share.prior(self._learnt['share'], index)
+    return prior + kept * self._evidence[:, index]
 
   def _odds(self, index: np.ndarray) -> np.ndarray:
     """Of being struck out by the gate."""
@@ -307,6 +305,13 @@ def _tokens(pool: np.ndarray, lengths: Lengths | None) -> tuple[np.ndarray, np.f
   tokens = np.zeros(0, np.float32) if lengths is None else lengths(pool)
   known = np.count_nonzero(tokens)
   return tokens, np.float32(tokens.sum(dtype=float) / max(known, 1))
+
+
+def _contiguous(index: np.ndarray) -> Index:
+  """A slice where that is the same: it reads memory in order and copies nothing."""
+  first = int(index[0])
+  run = np.array_equal(index, np.arange(first, first + len(index)))
+  return slice(first, first + len(index)) if run else index
 
 
 def _calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:

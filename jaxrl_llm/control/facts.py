@@ -12,6 +12,9 @@ from jaxrl_llm.types import UserError
 State = dict[str, np.ndarray]  # what a stage has learnt: saved, restored, never changed in place
 
 
+Index = np.ndarray | slice  # which prompts
+
+
 class Facts(NamedTuple):
   """Known before any rollout."""
 
@@ -36,7 +39,7 @@ class Share(NamedTuple):
   """Made by a function of share.py."""
 
   state: State  # as it begins
-  prior: Callable[[State, np.ndarray], np.ndarray]  # (state, index) → float32 [2, I] pseudo-counts
+  prior: Callable[[State, Index], np.ndarray]  # (state, index) → float32 [2, I] pseudo-counts
   # (state, seen) → state, and float32 [2, N] where every prompt gains evidence, the seen counts included
   learn: Callable[[State, Seen], tuple[State, np.ndarray | None]]
   reference: Callable[[int], bool] = lambda step: False  # steps whose prompts are drawn evenly

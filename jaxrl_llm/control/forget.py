@@ -15,21 +15,23 @@ import numpy as np
 
 from jaxrl_llm.control import setting
 
+Factor = np.ndarray | float  # float32 [N], or one for all
 
-def none(last_N: np.ndarray, now: int, visited: bool) -> np.ndarray:
+
+def none(last_N: np.ndarray, now: int, visited: bool) -> Factor:
   """Nothing is forgotten: 1. Source: none."""
-  del now, visited
-  return np.ones(len(last_N), np.float32)
+  del last_N, now, visited
+  return 1.0
 
 
-def visit(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.25) -> np.ndarray:
+def visit(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.25) -> Factor:
   """λ at a visit: α ← λα + (1 − λ)α₀ + k. Source: arXiv:2507.04632 (MoPPS; 0.5, 1)."""
-  del now
+  del last_N, now
   setting.within('forget.decay', decay, 0, 1)
-  return np.full(len(last_N), decay if visited else 1, np.float32)
+  return float(decay) if visited else 1.0
 
 
-def step(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.98) -> np.ndarray:
+def step(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.98) -> Factor:
   """γ^(now − last): α ← γα + (1 − γ)α₀ for every prompt at every step.
 
   Too small for the data where 1 − γ is far above prompts per step ÷ prompts: little is then left
@@ -42,7 +44,7 @@ def step(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.98) ->
 
 def two_scale(
   last_N: np.ndarray, now: int, visited: bool, *, per_visit: float = 0.5, per_step: float = 0.999
-) -> np.ndarray:
+) -> Factor:
   """λ_loc at a visit, times λ_glob^(now − last).
 
   Source: arXiv:2511.18902 (VADE), reconstructed from its abstract: that there are two rates is theirs,
@@ -54,7 +56,7 @@ def two_scale(
   return factor_N * np.float32(per_visit) if visited else factor_N
 
 
-def reset(last_N: np.ndarray, now: int, visited: bool, *, every: int = 2) -> np.ndarray:
+def reset(last_N: np.ndarray, now: int, visited: bool, *, every: int = 2) -> Factor:
   """1 within a round of `every` steps, 0 across its border. Source: arXiv:2506.05316 (DOTS; 2)."""
   del visited
   setting.whole('forget.every', every, 1)

@@ -6,16 +6,17 @@ Every public function here may be named in `config.curriculum.share.fn`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jaxrl_llm.control import setting
-from jaxrl_llm.control.facts import Facts, Seen, Share, State, column
+from jaxrl_llm.control.facts import Facts, Index, Seen, Share, State, column
 
 
 def none(facts: Facts) -> Share:
   """Beta(1, 1) for every prompt. Source: arXiv:2507.04632 (MoPPS)."""
-  del facts
-  return Share({}, _even, _nothing)
+  return Share({}, _even(facts), _nothing)
 
 
 def kind(facts: Facts, *, strength: float = 2.0, floor: float = 1.0) -> Share:
@@ -30,7 +31,7 @@ def kind(facts: Facts, *, strength: float = 2.0, floor: float = 1.0) -> Share:
   setting.within('share.floor', floor, 0, open_low=True)
   kinds = int(facts.kind_N.max(initial=0)) + 1
 
-  def prior(state: State, index: np.ndarray) -> np.ndarray:
+  def prior(state: State, index: Index) -> np.ndarray:
     right_K, wrong_K = state['pooled'] + floor
     rate_K = (right_K / (right_K + wrong_K)).astype(np.float32)
     return _beta(rate_K[facts.kind_N[index]], strength)
@@ -88,7 +89,7 @@ def anchors(
     after = rho_now / 2 if adaptive and missed else rho_now
     return dict(capability=ability, rho=np.asarray(after)), gained
 
-  return Share(dict(capability=np.array(np.nan), rho=np.array(float(rho))), _even, learn)
+  return Share(dict(capability=np.array(np.nan), rho=np.array(float(rho))), _even(facts), learn)
 
 
 def kernel(
@@ -113,7 +114,7 @@ def kernel(
   setting.within('share.strength', strength, 0, open_low=True)
   unit_NxF = _features(facts, feature)
 
-  def prior(state: State, index: np.ndarray) -> np.ndarray:
+  def prior(state: State, index: Index) -> np.ndarray:
     return _beta(state['rate'][index], strength)
 
   def learn(state: State, seen: Seen) -> tuple[State, None]:
@@ -135,9 +136,8 @@ def kernel(
 _BLOCK = 1 << 15
 
 
-def _even(state: State, index: np.ndarray) -> np.ndarray:
-  del state
-  return np.ones((2, len(index)), np.float32)
+def _even(facts: Facts) -> Callable[[State, Index], np.ndarray]:
+  return lambda state, index: np.ones((2, len(facts.kind_N[index])), np.float32)
 
 
 def _nothing(state: State, seen: Seen) -> tuple[State, None]:

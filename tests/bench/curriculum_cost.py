@@ -1,0 +1,90 @@
+"""What a step of the curriculum costs on the host: milliseconds and bytes, by rule and number of prompts.
+
+python -m tests.bench.curriculum_cost [--sizes 1000,10000,100000,1000000] [--rules default,mopps] [--slots 64]
+
+CPU-milliseconds of propose, and of observe with its metrics, the mean of `--steps` after one; bytes a prompt are those of what a
+checkpoint keeps. Half of the prompts have been seen before. Lengths are known, as in a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import time
+
+import numpy as np
+
+from jaxrl_llm import config
+from jaxrl_llm.control import Curriculum, LengthEstimate
+
+G = 8
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+FEATURES = 16
+RULES = {
+  'default': {},
+  **{
+    name: config.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
+    for name in ('mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
+  },
+  'uniform': dict(utility=dict(fn='uniform'), pick=dict(fn='top')),
+  'per_token': dict(utility=dict(fn='per_token')),
+  'mixed domains': dict(domain=dict(fn='mix', targets=dict(a=1.0, b=1.0))),
+}
+
+
+def make(rule: str, size: int, random: np.random.Generator) -> tuple[Curriculum, LengthEstimate]:
+  """With half of the prompts seen once."""
+  settings = config.default().curriculum.to_dict() | RULES[rule]
+  told = dict(
+    traits=random.normal(size=(size, FEATURES)).astype(np.float32),
+    source=np.array(['a', 'b'])[random.integers(0, 2, size)],
+  )
+  kind = random.integers(0, 100, size)
+  curriculum = Curriculum(settings, size, group=G, kind=kind, columns=told)
+  lengths = LengthEstimate(size)
+  index = random.choice(size, size // 2, replace=False)
+  if rule == 'dots':
+    index = index[:64]  # all of these are references, as are the choices of every second step
+  k = random.integers(0, G + 1, len(index))
+  curriculum.observe(index, k, np.full(len(index), G))
+  lengths.mean[index] = random.integers(10, 1000, len(index))
+  return curriculum, lengths
+
+
+def measure(rule: str, size: int, slots: int, steps: int) -> tuple[float, float, float]:
+  """(ms of propose, ms of observe, bytes a prompt)."""
+  random = np.random.default_rng(0)
+  curriculum, lengths = make(rule, size, random)
+  spent = []
+  for step in range(1, steps + 2):
+    begun = time.process_time()
+    index = curriculum.propose(step, slots, lengths).index
+    proposed = time.process_time()
+    k = random.integers(0, G + 1, slots)
+    again = time.process_time()
+    curriculum.observe(index, k, np.full(slots, G), 0 * k, 100 * k)
+    curriculum.metrics()
+    spent.append((proposed - begun, time.process_time() - again))
+  kept = sum(x.nbytes for x in (*curriculum.state_dict().values(), lengths.mean))
+  return *(1e3 * np.mean(spent[1:], axis=0)), kept / size
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  names = lambda text: text.split(',')  # noqa: E731
+  parser.add_argument('--sizes', type=names, default=['1000', '10000', '100000', '1000000'])
+  parser.add_argument('--rules', type=names, default=list(RULES))
+  parser.add_argument('--slots', type=int, default=64)
+  parser.add_argument('--steps', type=int, default=8)
+  args = parser.parse_args()
+  sizes = [int(size) for size in args.sizes]
+  print('| rule | ' + ' | '.join(f'{size:,}' for size in sizes) + ' | bytes a prompt |')
+  print('|---' * (len(sizes) + 2) + '|')
+  for rule in args.rules:
+    told = [measure(rule, size, args.slots, args.steps) for size in sizes]
+    cells = ' | '.join(f'{propose:.1f} + {observe:.1f}' for propose, observe, _ in told)
+    print(f'| {rule} | {cells} | {told[-1][2]:.0f} |', flush=True)
+
+
+if __name__ == '__main__':
+  main()
