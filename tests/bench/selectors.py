@@ -73,16 +73,14 @@ class Dynamic(Chosen):
 
 
 class Oracle(Chosen):
-  """The rates known: nearest ½, or the likeliest to be mixed."""
+  """The rates known: nearest ½. 1 − p^G − (1 − p)^G falls with |p − ½|: so they are also the likeliest to be mixed."""
 
-  def __init__(self, world, seed, *, nearest_half: bool):
+  def __init__(self, world, seed):
     super().__init__(world, seed, **BETA)
-    self.nearest_half = nearest_half
 
   def step(self, step, generate):
-    rate_N, G = self.world.graded(), self.world.group
-    cost = np.abs(rate_N - 0.5) if self.nearest_half else rate_N**G + (1 - rate_N) ** G
-    index = np.argpartition(cost, self.world.prompts - 1)[: self.world.prompts]
+    far_N = np.abs(self.world.graded() - 0.5)
+    index = np.argpartition(far_N, self.world.prompts - 1)[: self.world.prompts]
     return index, generate(index)
 
 
@@ -126,8 +124,7 @@ class EasyToHard(Chosen):
 # name → (class, its settings)
 RULES = {
   'uniform': (Chosen, UNIFORM),
-  'oracle': (Oracle, dict(nearest_half=True)),
-  'oracle mixed': (Oracle, dict(nearest_half=False)),
+  'oracle': (Oracle, {}),
   'dynamic': (Dynamic, dict(carry=False)),
   'dynamic, carry': (Dynamic, dict(carry=True)),
   'easy to hard': (EasyToHard, {}),
@@ -152,7 +149,7 @@ RULES = {
 }
 # What is shown unless others are asked for.
 MAIN = (
-  *('uniform', 'oracle', 'oracle mixed', 'dynamic', 'dynamic, carry', 'easy to hard', 'last rate'),
+  *('uniform', 'oracle', 'dynamic', 'dynamic, carry', 'easy to hard', 'last rate'),
   *('mopps 1', 'mopps', 'mean, all', 'mixed_group', 'mixed_group + kind', 'default'),
 )
 # Stages that the curriculum does not have yet: name → what the rule sets of them. Move each into RULES.

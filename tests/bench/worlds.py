@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -179,7 +180,7 @@ def _anchors(world: World, quality: str, random: np.random.Generator) -> np.ndar
   for lift in (0.0, 2.0):
     other = quality == 'poor'
     skill_K = lift + other * random.normal(size=K)
-    logit = world.skill_NxK @ skill_K - world.difficulty_N + other * 1.5 * random.normal(size=N)
+    logit = world.skill_NxK @ skill_K - world.difficulty_N + other * 3.0 * random.normal(size=N)
     rates.append(random.binomial(16, world.cap_N / (1 + np.exp(-world.slope_N * logit))) / 16)
   anchor_Nx2 = np.stack(rates, axis=1)
   return random.permutation(anchor_Nx2) if quality == 'shuffled' else anchor_Nx2
@@ -196,14 +197,13 @@ class Logged:
 
   target, staleness = np.nan, 0
 
-  def __init__(self, right_NxT: np.ndarray, group: int):
-    self.right_NxT, self.group = right_NxT, group
+  def __init__(self, right_NxT: np.ndarray, kind_N: np.ndarray, group: int):
+    self.right_NxT, self.kind_N, self.group = right_NxT, kind_N, group
     steps = np.arange(right_NxT.shape[1])
     self.rate_NxT = np.stack(
       [np.interp(steps, steps[k >= 0], (k[k >= 0] + 0.5) / (group + 1)) for k in right_NxT]
     )
     self.difficulty_N = 1 - self.rate_NxT[:, 0]
-    self.kind_N = np.zeros(len(right_NxT), np.int32)  # a log does not tell kinds
     self.prompts = max(1, round((right_NxT >= 0).sum() / len(steps)))
     self.rollouts, self._now = len(steps) * self.prompts * group, 0
 
@@ -228,23 +228,28 @@ class Logged:
     self._now += 1
 
 
-def read_log(folder: str) -> tuple[np.ndarray, int]:
-  """rollouts/*.jsonl of a run folder → right_NxT with −1, and G. Groups of another size are left out."""
+def read_log(folder: str) -> tuple[np.ndarray, np.ndarray, int]:
+  """rollouts/*.jsonl of a run folder → right_NxT with −1, kind_N, G. Groups of another size are left out.
+
+  Prompts that differ in their digits alone are of a kind.
+  """
   scores: dict[tuple[int, int], list[float]] = {}
+  form: dict[int, str] = {}
   for path in sorted(pathlib.Path(folder, 'rollouts').glob('*.jsonl')):
     for line in path.read_text(encoding='utf-8').splitlines():
       row = json.loads(line)
       scores.setdefault((row['prompt'], row['step']), []).append(row['score'])
+      form[row['prompt']] = re.sub(r'\d', '0', row['input'])
   if not scores:
     raise SystemExit(f'{folder}/rollouts holds no rows; give the folder of a run.')
-  sizes = np.array([len(v) for v in scores.values()])
-  group = int(np.bincount(sizes).argmax())
+  group = int(np.bincount([len(v) for v in scores.values()]).argmax())
   scores = {key: v for key, v in scores.items() if len(v) == group}
   prompts, steps = (sorted({key[i] for key in scores}) for i in range(2))
   right_NxT = np.full((len(prompts), len(steps)), -1)
   for (prompt, step), values in scores.items():
     right_NxT[prompts.index(prompt), steps.index(step)] = (np.asarray(values) > 0.5).sum()
-  return right_NxT, group
+  kind_N = np.unique([form[prompt] for prompt in prompts], return_inverse=True)[1]
+  return right_NxT, kind_N, group
 
 
 _SUMS = (77, 231, 230, 230)
