@@ -30,6 +30,7 @@ STAGES = (
   'correction',
   'proximal',
   'ratio',
+  'tilt',
   'trust',
   'emphasis',
   'kl',
@@ -106,13 +107,16 @@ def table() -> str:
     told = f'{paper[1]}, {paper[2]}' if paper[2] else f'{paper[1]}, no paper'
     code = f'`{" ".join(chosen)}`' if chosen else '–'
     proofs, parts = [proof(name), *(BESIDE[s] for s in extra if s in BESIDE)], generation(name)
-    if parts:
-      code = (
-        f'those of DAPO, and `{" ".join(f"generate.{part}={fn}" for part, fn in parts.items())}`'
-      )
-      proofs = [GENERATION[part] for part in parts]
+    grown = [f'generate.{part}={fn}' for part, fn in parts.items()]
+    if parts and functions(objective) == functions(configs.load(str(FILES['dapo'])).objective):
+      code, proofs = f'those of DAPO, and `{" ".join(grown)}`', []
+    elif parts:
+      chosen += grown
+      code = f'`{" ".join(chosen)}`'
+    proofs += [GENERATION[part] for part in parts]
     for part, fn in between(name).items():
-      code = f'`{" ".join([*chosen, f"{part}={fn}"])}`'
+      chosen.append(f'{part}={fn}')
+      code = f'`{" ".join(chosen)}`'
       proofs.append(BETWEEN[part])
     lines.append(
       f'| {told} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'

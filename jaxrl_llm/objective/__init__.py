@@ -13,9 +13,11 @@ from jaxrl_llm.objective.compose import (
   targets,
 )
 from jaxrl_llm.objective.lesson import Lesson, lesson_coefficients, plan_lesson, recorded_or
+from jaxrl_llm.objective.tokens import TOP
 
 __all__ = [
   'SUMS',
+  'TOP',
   'Lesson',
   'Method',
   'Targets',

@@ -24,7 +24,7 @@ def run(d, **choices):
   method = objective.method(settings(**choices))
   target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
   target = target._replace(**known(method, d))
-  c, sums = objective.coefficients(method, target, d.x, d.entropy)
+  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
 
@@ -123,6 +123,7 @@ DEFAULTS = {
     divergent_negatives=[1e-4],
     second_moment_mask=[0.04],
   ),
+  'tilt': dict(unsure=[0.1, 0.0, 2.0, 1e-8]),
   'trust': dict(
     clip=[0.2, 0.2],
     dual_clip=[0.2, 0.2, 3.0],
@@ -488,12 +489,32 @@ def test_mini_rl_on_policy_is_reinforce_and_a_long_answer_pulls_as_hard_per_toke
   same(c, a / B)
 
 
-def test_echo_with_a_constant_epsilon_is_grpo():
+def test_echo_with_a_constant_epsilon_and_no_tilt_is_grpo():
   d = data()
-  same(run(d, trust=dict(fn='confidence_clip', base=0.2, gain=0.0))[0], run(d)[0])
-  sure = change(d, behaviour=np.full((B, T), -1e-12), x=d.x * 0 + 0.1)
+  flat = dict(tilt=dict(fn='unsure', multiply=0.0), aggregate='token_mean')
+  constant = dict(fn='confidence_clip', base=0.2, gain=0.0)
+  same(run(d, **of('echo', **flat, trust=constant))[0], run(d, aggregate='token_mean')[0])
+  sure = change(d, confidence=np.ones((B, T)), behaviour=d.x - 0.1)
   slack = dict(fn='clip', low=0.05 + 0.15 / 2, high=0.05 + 0.15 / 2)
   same(run(sure, trust='confidence_clip')[0], run(sure, trust=slack)[0], err_msg='σ(0) = 1/2')
+
+
+def test_the_tilt_of_echo_lifts_unsure_tokens_within_its_bound_and_gives_nothing_to_a_group():
+  d = data()
+  d.entropy[0, 0], d.confidence[0, 0] = 50.0, 0.0  # far above all others
+  c, a = (
+    run(d, tilt=dict(fn='unsure', multiply=m), trust='none', ratio='one')[0] for m in (0.2, 0.0)
+  )
+  seen = (d.mask > 0) & (a != 0)
+  lift = np.where(seen, c / np.where(seen, a, 1), 1)
+  assert np.isclose(lift[0, 0], 1 + 0.2 * 2) and (lift[seen] >= 1 - 0.4 - 1e-12).all()
+  order = np.argsort((d.entropy - d.confidence)[seen & (d.entropy < 1)])
+  assert lift[seen & (d.entropy < 1)][order[-1]] > lift[seen & (d.entropy < 1)][order[0]]
+  equal = change(d, reward=np.ones(B))  # no advantage: what is added is all there is
+  added = run(equal, tilt=dict(fn='unsure', add=0.3), trust='none', aggregate='token_mean')[0]
+  r = np.where(d.mask > 0, np.exp(d.x - d.behaviour), 1)
+  np.testing.assert_allclose((added / r).reshape(P, -1).sum(1), 0, atol=1e-15)
+  assert np.abs(added).max() > 1e-3
 
 
 def test_sapo_is_flat_far_away_and_steepest_at_one():
