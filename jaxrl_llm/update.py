@@ -144,6 +144,8 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
       age_BxT=state.step - version_BxT,
       moved_BxT=jnp.broadcast_to(state.step - known.began, version_BxT.shape),
     )
+  if method.needs_step:
+    target = target._replace(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
   return target
 
 

@@ -68,6 +68,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     process=0.3 * r.normal(size=(B, T)),
     age=r.integers(1, 5, (B, T)),
     moved=np.ones((B, T), int),
+    step=np.full(B, 64),
     norm=r.uniform(0.5, 3, B),  # of the gradient of a row
     confidence=r.uniform(0.01, 0.2, (B, T)),  # five tokens share 1
   )
@@ -85,6 +86,7 @@ def known(method, d):
     reference_BxT=d.reference if method.needs_reference else None,
     age_BxT=d.age if method.needs_versions else None,
     moved_BxT=d.moved if method.needs_versions else None,
+    step_B=d.step if method.needs_step else None,
   )
 
 
@@ -401,7 +403,10 @@ def bernoulli(s, d):
 
 def remix(x, s, d):
   a, v, centre = gz(d), jnp.exp(x - d.behaviour), rho(d)
-  return -(tok(d) * jnp.minimum(v * a, jnp.clip(v, centre - 0.2, centre + 0.2) * a)).sum()
+  clipped = jnp.minimum(v * a, jnp.clip(v, centre - 0.2, centre + 0.2) * a)
+  share = 1 - 0.1 * np.ceil((64 - 50) / 10)
+  before = jnp.exp(d.old - x) - (d.old - x) - 1
+  return -(tok(d) * (clipped - 0.05 * (share * k3(x, s, d) + (1 - share) * before))).sum()
 
 
 def unsure(d, multiply, add):
@@ -769,7 +774,16 @@ METHODS = {
     ),
     reinforce(gm, tok, bernoulli),
   ),
-  'remix': Row(dict(ratio='direct', trust='shifted_clip', aggregate='token_mean'), remix),
+  'remix': Row(
+    dict(
+      ratio='direct',
+      trust='shifted_clip',
+      kl=dict(fn='receding', coef=0.05),
+      aggregate='token_mean',
+    ),
+    remix,
+    on_policy=False,
+  ),
   'confidence_clip': Row(
     dict(trust=dict(fn='confidence_clip', tail=3), aggregate='token_mean'), confidence_clip
   ),

@@ -76,6 +76,11 @@ class Method(NamedTuple):
     return 'versions' in self.needs
 
   @property
+  def needs_step(self) -> bool:
+    """How many optimizer steps were taken."""
+    return 'step' in self.needs
+
+  @property
   def needs_norms(self) -> bool:
     """How hard each row pulls at the weights: a pass with a gradient, row by row."""
     return 'norms' in self.needs
@@ -129,6 +134,7 @@ class Targets(NamedTuple):
   # int32, optimizer steps since a token was sampled; None: nobody asks
   age_BxT: jax.Array | None = None
   moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
+  step_B: jax.Array | None = None  # int32, optimizer steps taken; None: nobody asks
   replayed_B: jax.Array | None = None  # 1 for rows without a behaviour; None: all have one
 
 
@@ -345,5 +351,6 @@ def _tokens(
     confidence_BxT=clean(confidence_BxT),
     age_BxT=target.age_BxT,
     moved_BxT=target.moved_BxT,
+    step_B=target.step_B,
   )
   return tokens._replace(old_BxT=method.proximal(tokens))

@@ -34,6 +34,7 @@ class Tokens(NamedTuple):
   )
   age_BxT: jax.Array | None = None  # optimizer steps since the token was sampled
   moved_BxT: jax.Array | None = None  # of them, those taken on this batch
+  step_B: jax.Array | None = None  # optimizer steps taken, of all rows the same; None: nobody asks
 
 
 class Graded(NamedTuple):
@@ -55,7 +56,8 @@ def needs(*what: str) -> Callable:
   all rows of the minibatch at once, so that coefficients cannot be worked out slice by slice; 'reference': a frozen
   policy; 'versions': the ages of tokens; 'norms': the gradient's norm of each row; 'values': of a critic; 'process':
   a companion's reward for each token; 'teacher': another model; 'demo': a demonstration of each prompt;
-  'demo_reference': what the frozen policy says of those; 'confidence': the mean of the largest probabilities.
+  'demo_reference': what the frozen policy says of those; 'confidence': the mean of the largest probabilities;
+  'step': optimizer steps taken.
   """
 
   def mark(fn: Callable) -> Callable:

@@ -154,6 +154,7 @@ DEFAULTS = {
   ),
   'kl': dict(
     {name: [0.001] for name in ('k1', 'k2', 'k3', 'k3_straight', 'ratio_k1', 'ratio_k3')},
+    receding=[0.001, 50, 10, 0.1, 0.5],
     quadratic=[0.1],
     covariance=[1.0, 0.0002],
     hinge=[1000.0, 1e-4],
@@ -439,7 +440,24 @@ def test_dppo_masks_nothing_at_a_wide_bound_and_never_an_unlikely_token(fn):
 
 def test_remix_on_fresh_rollouts_is_ppo():
   d = data(mismatch=0)
-  same(run(d, **of('remix', aggregate='sequence_mean'))[0], run(d)[0])
+  same(run(d, **of('remix', aggregate='sequence_mean', kl='none'))[0], run(d)[0])
+
+
+@pytest.mark.parametrize(
+  'step, share',
+  [(0, 1), (50, 1), (51, 0.9), (60, 0.9), (61, 0.8), (100, 0.5), (101, 0.5), (9999, 0.5)],
+)
+def test_the_kl_of_remix_goes_from_the_first_weights_to_those_before_the_batch(step, share):
+  """share = 1 is one KL; else each has its part, the reference's that of k3."""
+  d = change(data(), step=np.full(B, step))
+  at = lambda **kl: run(d, proximal='before', advantage='raw', trust='none', ratio='one', kl=kl)[0]  # noqa: E731
+  none = at(fn='none')
+  first = at(fn='k3', coef=0.3) - none
+  swapped = change(d, reference=d.old)
+  before = (
+    run(swapped, advantage='raw', trust='none', ratio='one', kl=dict(fn='k3', coef=0.3))[0] - none
+  )
+  same(at(fn='receding', coef=0.3) - none, share * first + (1 - share) * before)
 
 
 def test_corrections_with_open_bounds_are_the_whole_ratio():
