@@ -65,6 +65,7 @@ def default() -> ml_collections.ConfigDict:
     correction=dict(fn='none'),  # for a sampler that is not the old policy; recomputes log-probs
     proximal=dict(fn='auto'),  # the old policy: recorded, before, average(decay), interpolated
     ratio=dict(fn='token'),
+    tilt=dict(fn='none'),  # how sure the policy is of a token changes its advantage: unsure
     trust=dict(fn='clip', low=0.2, high=0.2),
     emphasis=dict(fn='none'),  # which tokens count for more or not at all
     # what holds the policy back; k1, k2, k3: a frozen copy of the first weights

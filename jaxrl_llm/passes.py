@@ -61,11 +61,17 @@ def joined(program: Program, x: jax.Array) -> jax.Array:
 
 
 def rescore(
-  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array, noise: Any = None
-) -> tuple[jax.Array, jax.Array]:
+  program: Program,
+  params: Any,
+  prompts: Prompts,
+  tokens_BxT: jax.Array,
+  noise: Any = None,
+  top: int = 0,
+) -> tuple[jax.Array, ...]:
   """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
 
-  Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`: see `decoder.apply`. Source: none.
+  Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`: see `decoder.apply`; `top`: see
+  `logprob.token_logp`. Source: none.
   """
   return logprob.token_logp(
     program.model,
@@ -75,6 +81,7 @@ def rescore(
     temperature=program.generate.temperature,
     chunk_tokens=program.head_chunk_tokens,
     dtype=program.generate.dtype,
+    top=top,
   )
 
 
@@ -87,14 +94,14 @@ def hidden(
 
 
 def scores(
-  program: Program, params: Any, batch: Batch, sigma_L=None, key_M=None
-) -> tuple[jax.Array, jax.Array]:
-  """Log-probabilities and entropies [B, T] of a minibatch, slice by slice, without a gradient. Source: none."""
+  program: Program, params: Any, batch: Batch, sigma_L=None, key_M=None, top: int = 0
+) -> tuple[jax.Array, ...]:
+  """What `rescore` tells of a minibatch, each [B, T], slice by slice, without a gradient. Source: none."""
 
   def score(piece):
     prompts, tokens_BxT, key = piece
     noise = None if key is None else (sigma_L, key)
-    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT, noise)
+    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT, noise, top)
 
   prompts, tokens, *_ = slices(program, batch, None)
   return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, (prompts, tokens, key_M)))

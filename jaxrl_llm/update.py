@@ -154,6 +154,8 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
       age_BxT=state.step - version_BxT,
       moved_BxT=jnp.broadcast_to(state.step - known.began, version_BxT.shape),
     )
+  if method.needs_step:
+    target = target._replace(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
   return target
 
 
@@ -210,10 +212,15 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
   sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)
-  logp_BxT, entropy_BxT = scores(program, state.params, batch, sigma_L, key_M)
-  c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT)
+  logp_BxT, *more = scores(program, state.params, batch, sigma_L, key_M, top=_top(method))
+  c_BxT, sums = objective.coefficients(method, target, logp_BxT, *more)
   scale = objective.scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
+
+
+def _top(method: objective.Method) -> int:
+  """How many of the largest probabilities of a token are looked at."""
+  return objective.TOP if method.needs_confidence else 0
 
 
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
@@ -221,9 +228,11 @@ _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
 
 def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, target, noise=None):
   """−Σ c·log π of one slice, with every denominator already inside c."""
-  logp_BxT, entropy_BxT = rescore(program, params, prompts, tokens_BxT, noise)
-  if target.c_BxT is None:
-    c_BxT, sums = objective.coefficients(program.method, target, logp_BxT, entropy_BxT)
+  worked_out = target.c_BxT is not None
+  top = 0 if worked_out else _top(program.method)
+  logp_BxT, entropy_BxT, *more = rescore(program, params, prompts, tokens_BxT, noise, top)
+  if not worked_out:
+    c_BxT, sums = objective.coefficients(program.method, target, logp_BxT, entropy_BxT, *more)
   else:
     c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
   real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]

@@ -68,7 +68,9 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     process=0.3 * r.normal(size=(B, T)),
     age=r.integers(1, 5, (B, T)),
     moved=np.ones((B, T), int),
+    step=np.full(B, 64),
     norm=r.uniform(0.5, 3, B),  # of the gradient of a row
+    confidence=r.uniform(0.01, 0.2, (B, T)),  # five tokens share 1
   )
 
 
@@ -84,6 +86,7 @@ def known(method, d):
     reference_BxT=d.reference if method.needs_reference else None,
     age_BxT=d.age if method.needs_versions else None,
     moved_BxT=d.moved if method.needs_versions else None,
+    step_B=d.step if method.needs_step else None,
   )
 
 
@@ -400,18 +403,38 @@ def bernoulli(s, d):
 
 def remix(x, s, d):
   a, v, centre = gz(d), jnp.exp(x - d.behaviour), rho(d)
-  return -(tok(d) * jnp.minimum(v * a, jnp.clip(v, centre - 0.2, centre + 0.2) * a)).sum()
+  clipped = jnp.minimum(v * a, jnp.clip(v, centre - 0.2, centre + 0.2) * a)
+  share = 1 - 0.1 * np.ceil((64 - 50) / 10)
+  before = jnp.exp(d.old - x) - (d.old - x) - 1
+  return -(tok(d) * (clipped - 0.05 * (share * k3(x, s, d) + (1 - share) * before))).sum()
+
+
+def unsure(d, multiply, add):
+  def standard(v):
+    seen = v[d.mask > 0]
+    return (v - seen.mean()) / np.sqrt(seen.var(ddof=1) + 1e-8)
+
+  score = np.clip(standard(d.entropy) + standard(1 - d.confidence), -1.5, 1.5)
+  off = score.copy()
+  for g in range(P):
+    rows = slice(g * G, (g + 1) * G)
+    off[rows] -= score[rows][d.mask[rows] > 0].mean()
+  return gz(d) * (1 + multiply * score) + add * off
+
+
+def confidence_clip(x, s, d, a=None):
+  a, value = gz(d) * d.mask if a is None else a, 0.0
+  for b in range(B):
+    n = d.length[b]
+    sure = d.confidence[b, max(n - 3, 0) : n].mean()
+    eps = 0.05 + 0.15 / (1 + np.exp(-4 * (1 - sure)))
+    r = jnp.exp(x[b, :n] - d.behaviour[b, :n])
+    value += jnp.minimum(r * a[b, :n], jnp.clip(r, 1 - eps, 1 + eps) * a[b, :n]).sum()
+  return -value / d.mask.sum()
 
 
 def echo(x, s, d):
-  a, value = gz(d), 0.0
-  for b in range(B):
-    n = d.length[b]
-    sure = np.exp(d.behaviour[b, max(n - 3, 0) : n]).mean()
-    eps = 0.05 + 0.15 / (1 + np.exp(-4 * (1 - sure)))
-    r = jnp.exp(x[b, :n] - d.behaviour[b, :n])
-    value += jnp.minimum(r * a[b, 0], jnp.clip(r, 1 - eps, 1 + eps) * a[b, 0]).sum()
-  return -value / d.mask.sum()
+  return confidence_clip(x, s, d, unsure(d, 0.2, 0.3))
 
 
 def sapo(x, s, d):
@@ -751,8 +774,28 @@ METHODS = {
     ),
     reinforce(gm, tok, bernoulli),
   ),
-  'remix': Row(dict(ratio='direct', trust='shifted_clip', aggregate='token_mean'), remix),
-  'echo': Row(dict(trust=dict(fn='confidence_clip', tail=3), aggregate='token_mean'), echo),
+  'remix': Row(
+    dict(
+      ratio='direct',
+      trust='shifted_clip',
+      kl=dict(fn='receding', coef=0.05),
+      aggregate='token_mean',
+    ),
+    remix,
+    on_policy=False,
+  ),
+  'confidence_clip': Row(
+    dict(trust=dict(fn='confidence_clip', tail=3), aggregate='token_mean'), confidence_clip
+  ),
+  'echo': Row(
+    dict(
+      tilt=dict(fn='unsure', multiply=0.2, add=0.3, most=1.5),
+      trust=dict(fn='confidence_clip', tail=3),
+      aggregate='token_mean',
+    ),
+    echo,
+    on_policy=False,
+  ),
   'sapo': Row(dict(trust='sigmoid'), sapo),
   'vespo': Row(
     dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)

@@ -21,9 +21,11 @@ def token_logp(
   temperature: float,
   chunk_tokens: int,
   dtype: str = 'float32',
-) -> tuple[jax.Array, jax.Array]:
+  top: int = 0,
+) -> tuple[jax.Array, ...]:
   """log softmax(logits / temperature)[target] and the entropy (nats, no gradient), both [B, T].
 
+  With `top`, a third: the mean of the `top` largest probabilities (no gradient), of all where there are fewer.
   Source: none.
   """
 
@@ -33,7 +35,11 @@ def token_logp(
     picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
     frozen = jax.lax.stop_gradient(logits_BxCxV - total_BxC[..., None])
     entropy_BxC = -(jnp.exp(frozen) * frozen).sum(-1)
-    return picked_BxC - total_BxC, entropy_BxC
+    told = picked_BxC - total_BxC, entropy_BxC
+    if not top:
+      return told
+    largest_BxCxK = jax.lax.top_k(frozen, min(top, frozen.shape[-1]))[0]
+    return *told, jnp.exp(largest_BxCxK).mean(-1)
 
   return over_logits(
     pick, config, params, hidden_BxTxD, targets_BxT, chunk_tokens=chunk_tokens, dtype=dtype

@@ -14,10 +14,12 @@ from jaxrl_llm.objective.compose import (
 )
 from jaxrl_llm.objective.groups import Groups, groups
 from jaxrl_llm.objective.lesson import Lesson, lesson_coefficients, plan_lesson, recorded_or
+from jaxrl_llm.objective.tokens import TOP
 
 __all__ = [
   'SUMS',
   'Groups',
+  'TOP',
   'Lesson',
   'Method',
   'Targets',

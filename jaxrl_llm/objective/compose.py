@@ -23,6 +23,7 @@ from jaxrl_llm.objective import (
   proximal,
   ratio,
   shape,
+  tilt,
   trust,
 )
 from jaxrl_llm.objective.groups import Groups, groups
@@ -39,6 +40,7 @@ class Method(NamedTuple):
   correction: Callable
   proximal: Callable
   ratio: Callable
+  tilt: Callable
   trust: Callable
   emphasis: Callable
   aggregate: Callable
@@ -75,6 +77,11 @@ class Method(NamedTuple):
     return 'versions' in self.needs
 
   @property
+  def needs_step(self) -> bool:
+    """How many optimizer steps were taken."""
+    return 'step' in self.needs
+
+  @property
   def needs_norms(self) -> bool:
     """How hard each row pulls at the weights: a pass with a gradient, row by row."""
     return 'norms' in self.needs
@@ -83,6 +90,11 @@ class Method(NamedTuple):
   def needs_rows(self) -> bool:
     """Coefficients depend on all rows of a minibatch: they are worked out before its gradient."""
     return 'rows' in self.needs
+
+  @property
+  def needs_confidence(self) -> bool:
+    """The mean of the largest probabilities of each token."""
+    return 'confidence' in self.needs
 
   @property
   def needs_reference(self) -> bool:
@@ -123,6 +135,7 @@ class Targets(NamedTuple):
   # int32, optimizer steps since a token was sampled; None: nobody asks
   age_BxT: jax.Array | None = None
   moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
+  step_B: jax.Array | None = None  # int32, optimizer steps taken; None: nobody asks
   replayed_B: jax.Array | None = None  # 1 for rows without a behaviour; None: all have one
 
 
@@ -150,6 +163,7 @@ def method(config: Any) -> Method:
     correction=pick(correction, config.correction, 'objective.correction'),
     proximal=pick(proximal, config.proximal, 'objective.proximal'),
     ratio=pick(ratio, config.ratio, 'objective.ratio'),
+    tilt=pick(tilt, config.tilt, 'objective.tilt'),
     trust=pick(trust, config.trust, 'objective.trust'),
     emphasis=pick(emphasis, config.emphasis, 'objective.emphasis'),
     aggregate=pick(aggregate, config.aggregate, 'objective.aggregate'),
@@ -254,14 +268,18 @@ def mixed(correct_B: jax.Array, length_B: jax.Array, own: Groups) -> jax.Array:
 def distilled(method: Method, target: Targets) -> Targets:
   """Advantages of every token, from policies that do not learn. Source: by the functions chosen."""
   old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
-  return target._replace(advantage_BxT=method.distill(_tokens(method, target, old_BxT, None)))
+  return target._replace(advantage_BxT=method.distill(_tokens(method, target, old_BxT)))
 
 
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # what `coefficients` adds up
 
 
 def coefficients(
-  method: Method, target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None = None
+  method: Method,
+  target: Targets,
+  logp_BxT: jax.Array,
+  entropy_BxT: jax.Array | None = None,
+  confidence_BxT: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """c = denominator · (correction · emphasis · W(r, A) · A + kl), detached; and sums for the log.
 
@@ -269,7 +287,8 @@ def coefficients(
   over slices of rows; a method that `needs_rows` takes all of a minibatch at once. Source: by the functions
   chosen.
   """
-  tokens = _tokens(method, target, logp_BxT, entropy_BxT)
+  tokens = _tokens(method, target, logp_BxT, entropy_BxT, confidence_BxT)
+  tokens = tokens._replace(advantage_BxT=method.tilt(tokens))
   seen = tokens.mask_BxT > 0
   weight, keep = method.correction(tokens)
   held_back = weight * keep * method.emphasis(tokens)
@@ -300,11 +319,15 @@ def behaviour(target: Targets, recorded_BxT: jax.Array, logp_BxT: jax.Array) -> 
 
 def scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
   """A factor on the learning rate for this minibatch, all rows at once. Source: by the functions chosen."""
-  return method.lr_scale(_tokens(method, target, logp_BxT, None))
+  return method.lr_scale(_tokens(method, target, logp_BxT))
 
 
 def _tokens(
-  method: Method, target: Targets, logp_BxT: jax.Array, entropy_BxT: jax.Array | None
+  method: Method,
+  target: Targets,
+  logp_BxT: jax.Array,
+  entropy_BxT: jax.Array | None = None,
+  confidence_BxT: jax.Array | None = None,
 ) -> Tokens:
   """Everything the stages see, without gradients and without what lies where the mask is 0."""
   seen = target.mask_BxT > 0
@@ -326,7 +349,9 @@ def _tokens(
     reference_BxT=clean(target.reference_BxT),
     teacher_BxT=clean(target.teacher_BxT),
     entropy_BxT=clean(entropy_BxT),
+    confidence_BxT=clean(confidence_BxT),
     age_BxT=target.age_BxT,
     moved_BxT=target.moved_BxT,
+    step_B=target.step_B,
   )
   return tokens._replace(old_BxT=method.proximal(tokens))

@@ -60,6 +60,29 @@ def ratio_k3(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Arr
   return coef * v * d, v * (exp(d) - d - 1)
 
 
+@needs('reference', 'old', 'step')
+def receding(
+  tokens: Tokens,
+  *,
+  coef: float = 0.001,
+  wait: int = 50,
+  every: int = 10,
+  fall: float = 0.1,
+  least: float = 0.5,
+) -> tuple[jax.Array, jax.Array]:
+  """Value λ·k3(ref) + (1 − λ)·k3(old), λ = max(1 − fall·⌈max(t − wait, 0) / every⌉, least): c is that of each k3.
+
+  From the first weights towards those before the batch, t the optimizer steps taken. λ and its numbers are from
+  third-party notes; that each term is a k3, and `coef`, are ours. Source: arXiv:2507.06892 (ReMix).
+  """
+  late_Bx1 = jnp.maximum(tokens.step_B - wait, 0)[:, None]
+  share = jnp.maximum(1 - fall * -(-late_Bx1 // every), least)
+  first, before = _gap(tokens), tokens.old_BxT - tokens.logp_BxT
+  c = share * (exp(first) - 1) + (1 - share) * (exp(before) - 1)
+  value = share * (exp(first) - first - 1) + (1 - share) * (exp(before) - before - 1)
+  return coef * c, value
+
+
 def quadratic(tokens: Tokens, *, coef: float = 0.1) -> tuple[jax.Array, jax.Array]:
   """Value (log π − log π_old)²/2, no reference needed. Source: arXiv:2501.12599 (Kimi k1.5)."""
   moved = tokens.logp_BxT - tokens.old_BxT

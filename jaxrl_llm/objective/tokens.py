@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+TOP = 5  # a confidence is the mean of so many of the largest probabilities
 LOG_CAP = 20.0  # exp of more overflows nothing but helps nobody; applied to detached values only
 
 
@@ -28,8 +29,12 @@ class Tokens(NamedTuple):
   reference_BxT: jax.Array | None = None  # of a frozen policy; None: there is none
   teacher_BxT: jax.Array | None = None  # of another model; None: there is none
   entropy_BxT: jax.Array | None = None  # nats
+  confidence_BxT: jax.Array | None = (
+    None  # mean of the `TOP` largest probabilities; None: nobody asks
+  )
   age_BxT: jax.Array | None = None  # optimizer steps since the token was sampled
   moved_BxT: jax.Array | None = None  # of them, those taken on this batch
+  step_B: jax.Array | None = None  # optimizer steps taken, of all rows the same; None: nobody asks
 
 
 class Graded(NamedTuple):
@@ -51,7 +56,8 @@ def needs(*what: str) -> Callable:
   all rows of the minibatch at once, so that coefficients cannot be worked out slice by slice; 'reference': a frozen
   policy; 'versions': the ages of tokens; 'norms': the gradient's norm of each row; 'values': of a critic; 'process':
   a companion's reward for each token; 'teacher': another model; 'demo': a demonstration of each prompt;
-  'demo_reference': what the frozen policy says of those.
+  'demo_reference': what the frozen policy says of those; 'confidence': the mean of the largest probabilities;
+  'step': optimizer steps taken.
   """
 
   def mark(fn: Callable) -> Callable:

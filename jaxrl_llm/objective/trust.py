@@ -277,6 +277,7 @@ def taper(
   return _detached(jnp.where(tokens.advantage_BxT > 0, 1.0, jnp.minimum(ratio, most)), tokens)
 
 
+@needs('confidence')
 def confidence_clip(
   log_ratio_BxT: jax.Array,
   tokens: Tokens,
@@ -288,13 +289,14 @@ def confidence_clip(
 ) -> tuple[jax.Array, jax.Array]:
   """PPO's clip with ε = base + gain·σ(slope·(1 − confidence)) for each row.
 
-  The confidence is the mean probability of the last `tail` tokens when they were sampled; where ECHO takes
-  the mean of the five likeliest tokens, this takes the sampled one. Source: none (after ECHO's code).
+  The confidence is the mean over the last `tail` tokens of their five largest probabilities' mean, of the policy now;
+  the official code's is that of the policy before the batch, the same with one minibatch.
+  Source: arXiv:2602.02150 (ECHO).
   """
   length_Bx1 = tokens.mask_BxT.sum(1, keepdims=True)
   place = jnp.cumsum(tokens.mask_BxT, axis=1)
   last = tokens.mask_BxT * (place > length_Bx1 - tail)
-  confidence = row_mean(jnp.exp(tokens.behaviour_BxT), last)
+  confidence = row_mean(tokens.confidence_BxT, last)
   eps = base + gain * jax.nn.sigmoid(slope * (1 - confidence))
   return _clip(log_ratio_BxT, tokens.advantage_BxT, 1 - eps, 1 + eps)
 

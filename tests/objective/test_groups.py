@@ -28,7 +28,7 @@ def coefficients(name, d, told, rollouts, parts=1):
   method = objective.method(settings(**METHODS[name].settings))
   target = objective.targets(method, told, rollouts, signal(method, d), leverage(d), parts)
   target = target._replace(**known(method, d))
-  c, sums = objective.coefficients(method, target, d.x, d.entropy)
+  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
 

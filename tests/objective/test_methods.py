@@ -34,7 +34,7 @@ def target_of(method, d):
 
 def coefficients(name, d):
   method = objective.method(settings(**METHODS[name].settings))
-  c, sums = objective.coefficients(method, target_of(method, d), d.x, d.entropy)
+  c, sums = objective.coefficients(method, target_of(method, d), d.x, d.entropy, d.confidence)
   return np.asarray(c), sums
 
 
@@ -78,7 +78,7 @@ def test_on_policy_every_choice_is_reinforce(region):
     for denominator in names(aggregate):
       method = objective.method(settings(ratio=log_ratio, trust=region, aggregate=denominator))
       target = target_of(method, d)
-      c, sums = objective.coefficients(method, target, d.x)
+      c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
       want = target.weight_BxT * target.advantage_BxT
       np.testing.assert_allclose(c, want, rtol=1e-12, err_msg=f'{log_ratio} {denominator}')
       assert float(sums['clipped']) == float(sums['rejected']) == 0
@@ -90,7 +90,7 @@ def test_on_policy_every_correction_is_one(name):
   d = data(drift=0, mismatch=0)
   method = objective.method(settings(correction=name))
   target = target_of(method, d)
-  c, _ = objective.coefficients(method, target, d.x)
+  c, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   np.testing.assert_allclose(c, target.weight_BxT * target.advantage_BxT, rtol=1e-12)
 
 
@@ -99,7 +99,7 @@ def test_on_policy_every_method_is_reinforce(name):
   d = data(drift=0, mismatch=0)
   method = objective.method(settings(**METHODS[name].settings))
   target = target_of(method, d)
-  c, _ = objective.coefficients(method, target, d.x)
+  c, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   np.testing.assert_allclose(c, target.weight_BxT * target.advantage_BxT, rtol=1e-12, atol=1e-15)
 
 
@@ -107,7 +107,7 @@ def change(d, **new):
   return type(d)(**(vars(d) | new))
 
 
-ARRAYS = ('x', 'old', 'behaviour', 'reference', 'entropy', 'values', 'process')
+ARRAYS = ('x', 'old', 'behaviour', 'reference', 'entropy', 'confidence', 'values', 'process')
 TOKENS = (*ARRAYS, 'mask', 'age', 'moved')
 
 
@@ -149,13 +149,14 @@ def test_slices_of_any_size_give_the_same_coefficients_and_sums(name):
   d = data()
   method = objective.method(settings(**METHODS[name].settings))
   target = target_of(method, d)
-  whole, sums = objective.coefficients(method, target, d.x)
+  whole, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   for size in (1, 2, 8):
     parts = []
     for start in range(0, B, size):
       rows = slice(start, start + size)
       piece = jax.tree.map(lambda x: x[rows], target)  # noqa: B023
-      parts.append(objective.coefficients(method, piece, d.x[rows]))
+      more = d.entropy[rows], d.confidence[rows]
+      parts.append(objective.coefficients(method, piece, d.x[rows], *more))
     np.testing.assert_allclose(np.concatenate([c for c, _ in parts]), whole, rtol=1e-12, atol=1e-16)
     for key, value in sums.items():
       np.testing.assert_allclose(
@@ -169,12 +170,13 @@ def test_a_method_of_whole_batches_says_so(name):
   d = data()
   method = objective.method(settings(**METHODS[name].settings))
   target = target_of(method, d)
-  whole, _ = objective.coefficients(method, target, d.x, d.entropy)
+  whole, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   parts = []
   for start in range(0, B, 2):
     rows = slice(start, start + 2)
     piece = jax.tree.map(lambda x: x[rows], target)  # noqa: B023
-    parts.append(objective.coefficients(method, piece, d.x[rows], d.entropy[rows])[0])
+    more = d.entropy[rows], d.confidence[rows]
+    parts.append(objective.coefficients(method, piece, d.x[rows], *more)[0])
   assert np.abs(np.concatenate(parts) - whole).max() > 1e-6
 
 

@@ -20,6 +20,7 @@ from jaxrl_llm.objective import (
   kl,
   proximal,
   ratio,
+  tilt,
   tokens,
   trust,
 )
@@ -116,6 +117,12 @@ BUGS = {
     'mean_B = group_sum(reward_BxS.sum(1), group_B * 0)',
     'oprl',
   ),
+  'sure for unsure': (
+    tilt,
+    'standard(1 - tokens.confidence_BxT)',
+    'standard(tokens.confidence_BxT)',
+    'echo',
+  ),
   'likely for unlikely': (
     emphasis,
     '1 - jnp.exp(score - mean)',
@@ -137,7 +144,7 @@ def agrees(name):
   method = objective.method(settings(**row.settings))
   target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
   target = target._replace(**known(method, d))
-  c, sums = objective.coefficients(method, target, d.x, d.entropy)
+  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   value, gradient = jax.value_and_grad(lambda x: row.loss(x, d.x, d))(jnp.asarray(d.x))
   coef = method.kl.keywords.get('coef', 0.0)
   logged = float(sums['pg_loss']) + coef * float(sums['kl_loss'])

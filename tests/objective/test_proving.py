@@ -24,7 +24,7 @@ def run(d, **choices):
   method = objective.method(settings(**choices))
   target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
   target = target._replace(**known(method, d))
-  c, sums = objective.coefficients(method, target, d.x, d.entropy)
+  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
 
@@ -123,6 +123,7 @@ DEFAULTS = {
     divergent_negatives=[1e-4],
     second_moment_mask=[0.04],
   ),
+  'tilt': dict(unsure=[0.1, 0.0, 2.0, 1e-8]),
   'trust': dict(
     clip=[0.2, 0.2],
     dual_clip=[0.2, 0.2, 3.0],
@@ -153,6 +154,7 @@ DEFAULTS = {
   ),
   'kl': dict(
     {name: [0.001] for name in ('k1', 'k2', 'k3', 'k3_straight', 'ratio_k1', 'ratio_k3')},
+    receding=[0.001, 50, 10, 0.1, 0.5],
     quadratic=[0.1],
     covariance=[1.0, 0.0002],
     hinge=[1000.0, 1e-4],
@@ -438,7 +440,24 @@ def test_dppo_masks_nothing_at_a_wide_bound_and_never_an_unlikely_token(fn):
 
 def test_remix_on_fresh_rollouts_is_ppo():
   d = data(mismatch=0)
-  same(run(d, **of('remix', aggregate='sequence_mean'))[0], run(d)[0])
+  same(run(d, **of('remix', aggregate='sequence_mean', kl='none'))[0], run(d)[0])
+
+
+@pytest.mark.parametrize(
+  'step, share',
+  [(0, 1), (50, 1), (51, 0.9), (60, 0.9), (61, 0.8), (100, 0.5), (101, 0.5), (9999, 0.5)],
+)
+def test_the_kl_of_remix_goes_from_the_first_weights_to_those_before_the_batch(step, share):
+  """share = 1 is one KL; else each has its part, the reference's that of k3."""
+  d = change(data(), step=np.full(B, step))
+  at = lambda **kl: run(d, proximal='before', advantage='raw', trust='none', ratio='one', kl=kl)[0]  # noqa: E731
+  none = at(fn='none')
+  first = at(fn='k3', coef=0.3) - none
+  swapped = change(d, reference=d.old)
+  before = (
+    run(swapped, advantage='raw', trust='none', ratio='one', kl=dict(fn='k3', coef=0.3))[0] - none
+  )
+  same(at(fn='receding', coef=0.3) - none, share * first + (1 - share) * before)
 
 
 def test_corrections_with_open_bounds_are_the_whole_ratio():
@@ -488,12 +507,32 @@ def test_mini_rl_on_policy_is_reinforce_and_a_long_answer_pulls_as_hard_per_toke
   same(c, a / B)
 
 
-def test_echo_with_a_constant_epsilon_is_grpo():
+def test_echo_with_a_constant_epsilon_and_no_tilt_is_grpo():
   d = data()
-  same(run(d, trust=dict(fn='confidence_clip', base=0.2, gain=0.0))[0], run(d)[0])
-  sure = change(d, behaviour=np.full((B, T), -1e-12), x=d.x * 0 + 0.1)
+  flat = dict(tilt=dict(fn='unsure', multiply=0.0), aggregate='token_mean')
+  constant = dict(fn='confidence_clip', base=0.2, gain=0.0)
+  same(run(d, **of('echo', **flat, trust=constant))[0], run(d, aggregate='token_mean')[0])
+  sure = change(d, confidence=np.ones((B, T)), behaviour=d.x - 0.1)
   slack = dict(fn='clip', low=0.05 + 0.15 / 2, high=0.05 + 0.15 / 2)
   same(run(sure, trust='confidence_clip')[0], run(sure, trust=slack)[0], err_msg='σ(0) = 1/2')
+
+
+def test_the_tilt_of_echo_lifts_unsure_tokens_within_its_bound_and_gives_nothing_to_a_group():
+  d = data()
+  d.entropy[0, 0], d.confidence[0, 0] = 50.0, 0.0  # far above all others
+  c, a = (
+    run(d, tilt=dict(fn='unsure', multiply=m), trust='none', ratio='one')[0] for m in (0.2, 0.0)
+  )
+  seen = (d.mask > 0) & (a != 0)
+  lift = np.where(seen, c / np.where(seen, a, 1), 1)
+  assert np.isclose(lift[0, 0], 1 + 0.2 * 2) and (lift[seen] >= 1 - 0.4 - 1e-12).all()
+  order = np.argsort((d.entropy - d.confidence)[seen & (d.entropy < 1)])
+  assert lift[seen & (d.entropy < 1)][order[-1]] > lift[seen & (d.entropy < 1)][order[0]]
+  equal = change(d, reward=np.ones(B))  # no advantage: what is added is all there is
+  added = run(equal, tilt=dict(fn='unsure', add=0.3), trust='none', aggregate='token_mean')[0]
+  r = np.where(d.mask > 0, np.exp(d.x - d.behaviour), 1)
+  np.testing.assert_allclose((added / r).reshape(P, -1).sum(1), 0, atol=1e-15)
+  assert np.abs(added).max() > 1e-3
 
 
 def test_sapo_is_flat_far_away_and_steepest_at_one():

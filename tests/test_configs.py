@@ -1,0 +1,128 @@
+"""Every config really runs: its own program and the host's turn, on a model of one layer and planted rewards.
+
+Update and generation are compiled apart, and with little optimisation: most configs share the generation, which is
+then compiled once. That both in one program are the same is told by tests/test_step.py.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import grade, models, shard, train, turn
+from jaxrl_llm import step as steps
+
+FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').glob('*.py'))}
+P, G, T = 4, 4, 8
+
+# What shows in a row of metrics that a config's own part took part; any of the rows will do.
+WITNESS = dict(
+  april=lambda row: row['generate/unfinished_groups'] > 0,
+  echo=lambda row: row['generate/tree_forks'] > 0,
+  latr=lambda row: row['generate/tree_forks'] > 0,
+  spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
+  rlep=lambda row: row['replay/rows'] > 0,
+  ttrl=lambda row: 0 < row['critic/vote_share'] < 1,
+  chord=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
+  otr=lambda row: row['actor/sft_loss'] > 0,
+  pear=lambda row: row['actor/sft_loss'] > 0,
+  hpt=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
+)
+# All rewards of one group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
+ALIKE = dict(hpt=0.0)
+
+
+class Planted:
+  """Stands for the grading pool: every other answer to a prompt is right, and all to the first are alike."""
+
+  def __init__(self, alike: float):
+    self.alike = alike
+
+  def score(self, rows, texts):
+    seen: dict[str, int] = {}
+    reward_B = np.zeros(len(texts), np.float32)
+    for b, row in enumerate(rows):
+      seen[row.id] = seen.get(row.id, -1) + 1
+      reward_B[b] = self.alike if len(seen) == 1 else 1 - seen[row.id] % 2
+    counts = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
+    return grade.Scores(reward_B, np.zeros(len(texts), np.int8), counts, '')
+
+
+def small(name: str):
+  """The config with the smallest sizes, and as many prompts as the data holds, so that each comes back."""
+  c = configs.load(str(FILES[name]))
+  c.model = 'scratch'
+  c.scratch = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, min(c.rollouts, G), 12, T
+  if c.vote.fn != 'none':
+    c.vote.learn_from = 3
+  if c.objective.teacher:
+    c.objective.teacher = 'scratch'
+  if c.generate.stop.fn != 'none':
+    c.generate.slots = 5  # so that groups end one after the other
+  # To a fresh model all characters are nearly alike: none is likely, and no entropy rises.
+  if c.generate.tree.fn == 'echo':
+    c.generate.tree.update(rise=-1.0)
+  if c.generate.tree.fn == 'latr':
+    c.generate.tree.update(absolute=0.01)
+  c.sft.steps = c.eval.prompts = 0
+  c.data.source, c.data.size, c.data.chat, c.data.template = 'digits', P, False, '{question}'
+  c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
+  return c
+
+
+@pytest.fixture(autouse=True)
+def compiled_quickly():
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
+def changed(one, other) -> bool:
+  return any(
+    not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True)
+  )
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_every_config_takes_two_steps(name):
+  c = small(name)
+  parts = train._parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
+  if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
+    parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
+  program, pool = parts.program, Planted(ALIKE.get(name, 1.0))
+  state = steps.init_state(program, parts.model.params, parts.teacher and parts.teacher.params)
+  before, batch = jax.device_get(state), steps.empty_batch(program)
+  call, rows = steps.compile_split(program), []
+  for index in range(3):  # the first has nothing to learn from yet
+    prompts, *more = turn.propose(parts, index)
+    state, rollout, metrics = call(state, batch, prompts, *more)
+    taken = int(state.step)
+    landed = turn.land(parts, pool, turn.Flight(index, prompts, rollout, metrics))
+    batch = landed.batch
+    rows.append(landed.row)
+    assert taken == index * program.minibatches * (
+      program.outer.fast_steps + 1 if program.outer else 1
+    )
+  after = jax.device_get(state)
+  assert all(np.isfinite(v) for row in rows for v in row.values())
+  for row in rows[1:]:
+    assert row['actor/grad_norm'] > 0 and row['training/trained_tokens'] > 0
+    assert row['actor/skipped_updates'] == 0 and row['perf/rollouts'] > 0
+  for part in ('params', 'opt_state', 'companion', 'average', 'judge', 'noise', 'outer'):
+    assert getattr(before, part) is None or changed(*(getattr(x, part) for x in (before, after))), (
+      part
+    )
+  for part in ('reference', 'teacher'):
+    assert not changed(*(getattr(x, part) for x in (before, after))), part
+  assert name not in WITNESS or any(WITNESS[name](row) for row in rows)
+  method = program.method
+  assert (after.reference is None) == (not method.needs_reference)
+  assert (after.average is None) == (not method.needs_average)
+  assert (after.teacher is None) == (not method.needs_teacher)
+  assert (after.companion is None) == (method.companion is None)
+  assert ('actor/sft_loss' in rows[0]) == method.needs_demo
