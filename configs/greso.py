@@ -2,15 +2,16 @@
 
 python -m jaxrl_llm.main --config=configs/greso.py
 Numbers: marks 0.98 and 0.11, target 0.25, p from 0.5 by 0.01 within [0.05, 0.95] and the floor 0.01 are the official
-code's. There the stream goes on where it stopped, and further rollouts replace groups that are all equal;
-here a step looks at twice its prompts, those left over wait for the next epoch, and all-equal groups leave
-the loss. All else is dapo.py's.
+code's. There the stream goes on where it stopped; here a step looks at twice its prompts, and those left over wait
+for the next epoch. Further rollouts replace groups that are all equal, in further calls of the program. All else is
+dapo.py's.
 """
 
 
 def get_config():
   return dict(
     base='dapo.py',
+    collect=dict(fn='mixed', patience=3),
     curriculum=dict(
       candidates=dict(fn='stream', multiple=2),
       forget=dict(fn='none'),

@@ -31,9 +31,16 @@ WITNESS = dict(
   otr=lambda row: row['actor/sft_loss'] > 0,
   pear=lambda row: row['actor/sft_loss'] > 0,
   hpt=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
+  dynamic_sampling=lambda row: row['collect/short'] > 0,
+  dars_top_ups=lambda row: row['collect/lacking'] > 0,
+  prefix_rl=lambda row: row['hint/groups'] > 0,
+  guide=lambda row: row['hint/groups'] > 0,
+  seele=lambda row: row['hint/groups'] > 0,
+  ad_hint=lambda row: row['hint/groups'] > 0,
+  olr=lambda row: 'labels/replaced' in row,
 )
 # All rewards of one group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
-ALIKE = dict(hpt=0.0)
+ALIKE = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0)
 
 
 class Planted:
@@ -69,8 +76,15 @@ def small(name: str):
     c.generate.tree.update(rise=-1.0)
   if c.generate.tree.fn == 'latr':
     c.generate.tree.update(absolute=0.01)
+  c.curriculum.each = min(c.curriculum.each, P // 2)
+  if c.hint.fn != 'none':
+    c.prompt_tokens = 48  # room for what is told
   c.sft.steps = c.eval.prompts = 0
   c.data.source, c.data.size, c.data.chat, c.data.template = 'digits', P, False, '{question}'
+  if c.collect.fn != 'none':
+    c.collect.patience = 1  # every call learns something
+  if c.collect.fn == 'dars':
+    c.data.size = 3 * P
   c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
   return c
 

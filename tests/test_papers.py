@@ -59,11 +59,15 @@ BETWEEN = dict(
   vote='tests/grade/test_vote.py',
   truncate='tests/grade/test_truncate.py',
   replay='tests/replay/test_successes.py',
+  collect='tests/replay/test_collect.py',
+  hint='tests/control/test_hint.py',
+  labels='tests/control/test_labels.py',
 )
 
 
 # And of the choice of prompts.
 SELECTION = 'tests/control/test_rules.py'
+ALLOTTED = 'tests/control/test_allocate.py'
 
 
 def selection(name: str) -> dict[str, str]:
@@ -131,7 +135,7 @@ def table() -> str:
     if told_by := selection(name):
       chosen += [f'{stage}={fn}' for stage, fn in told_by.items()]
       code = f'`{" ".join(chosen)}`'
-      proofs.append(SELECTION)
+      proofs.append(ALLOTTED if [*told_by] == ['curriculum.allocate'] else SELECTION)
     lines.append(
       f'| {told} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'
     )
@@ -165,6 +169,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
       'prompts',
       'generate',
       'curriculum',
+      'prompt_tokens',
       *BETWEEN,
     )
     if field not in free:
