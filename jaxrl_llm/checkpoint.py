@@ -106,6 +106,11 @@ def restore(folder: str, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]
   return tree, _decode(path)
 
 
+def host_state(folder: str, step: int) -> dict[str, Any]:
+  """The saved host state alone: no device is touched. Source: none."""
+  return _decode(os.path.join(os.path.abspath(folder), f'step_{step:06d}'))
+
+
 def check_space(folder: str, tree: Any) -> None:
   """Raises UserError, with both numbers, when the disk cannot hold one more checkpoint of `tree`.
 

@@ -8,7 +8,7 @@ import sys
 
 from jaxrl_llm.types import UserError
 
-MODES = ('train', 'eval', 'generate', 'compile', 'fit')
+MODES = ('train', 'eval', 'generate', 'compile', 'fit', 'report')
 
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
@@ -17,7 +17,8 @@ Modes: train (resumes what lies in --workdir), eval (accuracy of the newest chec
 generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), compile (the step for a TPU
 slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per token; exit status 1 if it does
 not fit or the decode loop does what it should not), fit (the sigmoid of compute through a metric of the run in
---workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it).
+--workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
+curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect labels).
 """
 
 
@@ -112,7 +113,8 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
   if arguments.mode == 'generate':
     train.generate_only(config, arguments.workdir, prompts, arguments.samples)
   else:
-    {'train': train.run, 'eval': train.evaluate_only}[arguments.mode](config, arguments.workdir)
+    modes = {'train': train.run, 'eval': train.evaluate_only, 'report': train.report_only}
+    modes[arguments.mode](config, arguments.workdir)
   return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxrl_llm import (
   metrics,
   models,
   replay,
+  report,
   shard,
   turn,
   validation,
@@ -315,6 +317,20 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen)
     return _evaluate(_evaluator(parts, pool), state.params, folder, start, screen)
+
+
+def report_only(config: Any, workdir: str) -> report.Report:
+  """Tells what the curriculum of the run in `workdir` has learnt; also as curriculum.json there. Source: none."""
+  config = validation.sized(config, jax.devices())
+  folder = workdirs.open_run(workdir, config, exclusive=False)
+  parts = _parts(config, None)
+  found = checkpoint.latest(folder.checkpoints)
+  if found is not None:
+    parts.curriculum.load_state_dict(checkpoint.host_state(folder.checkpoints, found)['curriculum'])
+  told = report.make(folder.root, parts.curriculum, parts.tables.train.rows)
+  report.tell(told)
+  report.write(told, os.path.join(folder.root, 'curriculum.json'))
+  return told
 
 
 def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:

@@ -26,7 +26,7 @@ LAYERS = (
   ('companion', 'demonstrate'),
   ('rollout', 'update'),
   ('step',),
-  ('aid', 'aot', 'evaluate', 'warmstart'),
+  ('aid', 'aot', 'evaluate', 'report', 'warmstart'),
   ('turn',),
   ('train',),
   ('main',),

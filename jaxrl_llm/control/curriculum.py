@@ -163,6 +163,10 @@ class Curriculum:
     self._learn(Seen(int(self._steps), *(x[judged] for x in (index, k, count, first))))
     self._steps = self._steps + 1
 
+  def visits(self, index: np.ndarray | int) -> np.ndarray:
+    """How often these prompts came back, int32."""
+    return self._visits[index]
+
   def retired(self) -> np.ndarray:
     """int64 [..]: the prompts that the gate keeps from being chosen, whatever they are worth."""
     return np.flatnonzero(self._odds(np.arange(self.size)) >= 1)

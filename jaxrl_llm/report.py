@@ -1,0 +1,180 @@
+"""What a run's curriculum has learnt: difficulty over time, how honest the posterior is, and which prompts teach."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxrl_llm.control import Curriculum
+from jaxrl_llm.types import Row, UserError
+
+_WINDOWS, _BINS, _SHOWN = 5, 10, 8
+_BARS = ' ▁▂▃▄▅▆▇█'
+
+
+class Report(NamedTuple):
+  """What is told, as arrays and rows; see `tell`."""
+
+  windows: list[tuple[int, int]]  # first and last step of each
+  difficulty_WxD: np.ndarray  # share of visited groups by their success rate, in each window
+  prior_D: np.ndarray  # share of all prompts by posterior mean, now
+  reliability: list[tuple[float, float, int]]  # predicted rate, observed rate, groups
+  error: float  # Σ share · |predicted − observed|
+  brier: float  # of whether a group is mixed
+  most: list[dict]  # visited prompts likeliest to be mixed
+  least: list[dict]
+  suspects: list[dict]  # labels that rollouts contradict
+
+
+def make(folder: str, curriculum: Curriculum, rows: tuple[Row, ...]) -> Report:
+  """Reads a run folder; `curriculum` holds the state of its newest checkpoint.
+
+  Raises UserError where there are no rollouts yet. Source: none.
+  """
+  steps, rates = visits(folder)
+  edges = np.linspace(steps.min(), steps.max() + 1, min(_WINDOWS, len(np.unique(steps))) + 1)
+  window_V = np.clip(np.searchsorted(edges, steps, side='right') - 1, 0, len(edges) - 2)
+  windows = [(steps[window_V == w], rates[window_V == w]) for w in range(len(edges) - 1)]
+  windows = [(s, r) for s, r in windows if len(s)]
+  index = np.arange(curriculum.size)
+  mean, _, mixed = curriculum.predict(index)
+  seen = index[curriculum.visits(index) > 0]  # of the others nothing but their kind is known
+  order = seen[np.argsort(-mixed[seen], kind='stable')]
+  told = lambda at: [_prompt(i, rows[i], mean[i], mixed[i], curriculum) for i in at.tolist()]  # noqa: E731
+  past = curriculum.state_dict()['history']
+  return Report(
+    windows=[(int(s.min()), int(s.max())) for s, _ in windows],
+    difficulty_WxD=np.array([_histogram(r) for _, r in windows]),
+    prior_D=_histogram(mean),
+    reliability=_reliability(past[:, 0], past[:, 2]),
+    error=curriculum.metrics().get('curriculum/calibration_error', 0.0),
+    brier=curriculum.metrics().get('curriculum/brier', 0.0),
+    most=told(order[:_SHOWN]),
+    least=told(order[::-1][:_SHOWN]),
+    suspects=_lines(os.path.join(folder, 'suspect_labels.jsonl')),
+  )
+
+
+def visits(folder: str) -> tuple[np.ndarray, np.ndarray]:
+  """(step [V], share of right rollouts [V]) of every visit to a prompt in the rollout files.
+
+  Raises UserError where there are none. Source: none.
+  """
+  found: dict[tuple[int, int], list[float]] = {}
+  for path in sorted(glob.glob(os.path.join(folder, 'rollouts', 'step_*.jsonl'))):
+    for row in _lines(path):
+      found.setdefault((row['step'], row['prompt']), []).append(float(row['score'] >= 1))
+  if not found:
+    raise UserError(f'--workdir={folder} has no rollouts to report on; train first.')
+  steps = np.array([step for step, _ in found])
+  return steps, np.array([np.mean(scores) for scores in found.values()])
+
+
+def tell(report: Report, console: Console | None = None) -> None:
+  """Prints it. Source: none."""
+  console = console or Console()
+  table = Table(title='Success rate of the visited groups, from 0 to 1', title_justify='left')
+  for name in ('steps', 'all wrong ▸ all right', 'all wrong', 'mixed', 'all right'):
+    table.add_column(name)
+  for (first, last), share_D in zip(report.windows, report.difficulty_WxD, strict=True):
+    wrong, right = share_D[0], share_D[-1]
+    cells = [f'{x:.0%}' for x in (wrong, 1 - wrong - right, right)]
+    table.add_row(f'{first} – {last}', bars(share_D), *cells)
+  console.print(table)
+  console.print(f'Posterior mean of all prompts now, from 0 to 1: {bars(report.prior_D)}\n')
+  table = Table(
+    title='Predicted and observed success rate of the latest groups', title_justify='left'
+  )
+  for name in ('predicted', 'observed', 'groups'):
+    table.add_column(name, justify='right')
+  for predicted, observed, count in report.reliability:
+    table.add_row(f'{predicted:.2f}', f'{observed:.2f}', str(count))
+  console.print(table)
+  console.print(
+    f'calibration error {report.error:.3f}, Brier score of "mixed" {report.brier:.3f}\n'
+  )
+  for title, rows in (('Most', report.most), ('Least', report.least)):
+    _prompts(console, f'{title} learnable prompts', rows)
+  if report.suspects:
+    _suspects(console, report.suspects)
+
+
+def write(report: Report, path: str) -> None:
+  """The same as JSON. Source: none."""
+  plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in report._asdict().items()}
+  with open(path, 'w', encoding='utf-8') as file:
+    json.dump(plain, file, ensure_ascii=False, indent=1)
+
+
+def bars(share_D: np.ndarray) -> str:
+  """A histogram in one line. Source: none."""
+  top = max(float(np.max(share_D)), 1e-12)
+  # Whatever there is shows.
+  levels = [0 if x == 0 else max(1, round(x / top * (len(_BARS) - 1))) for x in share_D]
+  return ''.join(_BARS[level] for level in levels)
+
+
+def _histogram(rate_N: np.ndarray) -> np.ndarray:
+  """Shares: exactly 0, ten bins between, exactly 1."""
+  inner = (rate_N > 0) & (rate_N < 1)
+  bins = np.minimum((rate_N[inner] * _BINS).astype(int), _BINS - 1)
+  counts = [(rate_N == 0).sum(), *np.bincount(bins, minlength=_BINS), (rate_N == 1).sum()]
+  return np.array(counts) / max(len(rate_N), 1)
+
+
+def _reliability(predicted: np.ndarray, observed: np.ndarray) -> list[tuple[float, float, int]]:
+  bins = np.minimum((predicted * _BINS).astype(int), _BINS - 1)
+  return [
+    (float(predicted[bins == b].mean()), float(observed[bins == b].mean()), int((bins == b).sum()))
+    for b in np.unique(bins)
+  ]
+
+
+def _prompt(index: int, row: Row, mean: float, mixed: float, curriculum: Curriculum) -> dict:
+  question = row.question or row.messages[-1]['content']
+  seen = int(curriculum.visits(index))
+  return dict(
+    prompt=index,
+    question=question,
+    answer=row.answer,
+    source=row.source,
+    success=float(mean),
+    mixed=float(mixed),
+    visits=seen,
+  )
+
+
+def _prompts(console: Console, title: str, rows: list[dict]) -> None:
+  table = Table(title=title, title_justify='left')
+  for name in ('prompt', 'P(mixed)', 'success', 'visits'):
+    table.add_column(name, justify='right')
+  table.add_column('question', overflow='ellipsis', no_wrap=True, max_width=60)
+  for row in rows:
+    numbers = f'{row["mixed"]:.2f}', f'{row["success"]:.2f}', str(row['visits'])
+    table.add_row(str(row['prompt']), *numbers, row['question'].replace('\n', ' '))
+  console.print(table)
+
+
+def _suspects(console: Console, rows: list[dict]) -> None:
+  table = Table(title='Labels that rollouts contradict', title_justify='left')
+  for name in ('prompt', 'label', 'majority', 'share', 'visits'):
+    table.add_column(name, justify='right')
+  table.add_column('question', overflow='ellipsis', no_wrap=True, max_width=60)
+  for row in rows:
+    cells = str(row['prompt']), str(row['given']), str(row['majority'])
+    question = row['question'].replace('\n', ' ')
+    table.add_row(*cells, f'{row["share"]:.0%}', str(row['visits']), question)
+  console.print(table)
+
+
+def _lines(path: str) -> list[dict[str, Any]]:
+  if not os.path.isfile(path):
+    return []
+  with open(path, encoding='utf-8') as file:
+    return [json.loads(line) for line in file]

@@ -1,0 +1,88 @@
+"""The curriculum's report: what it counts, on files written by hand, and that the command tells it of a real run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+import tiny_job
+from curricula import make
+from rich.console import Console
+
+from jaxrl_llm import main, report
+from jaxrl_llm.types import Row, UserError
+
+ROWS = tuple(Row(str(i), f'question {i}', (), str(i), 'made', {}) for i in range(40))
+
+
+def rollouts(folder, step, **scores):
+  os.makedirs(folder / 'rollouts', exist_ok=True)
+  rows = [
+    dict(step=step, prompt=int(name[1:]), score=score)
+    for name, all_ in scores.items()
+    for score in all_
+  ]
+  text = ''.join(json.dumps(row) + '\n' for row in rows)
+  (folder / f'rollouts/step_{step:06d}.jsonl').write_text(text)
+
+
+def test_visits_are_groups_with_their_share_of_right_answers(tmp_path):
+  rollouts(tmp_path, 0, p3=[1, 0, 0, 0], p7=[0, 0.5, 0, 0])
+  rollouts(tmp_path, 4, p3=[1, 1])
+  steps, rates = report.visits(str(tmp_path))
+  assert steps.tolist() == [0, 0, 4] and rates.tolist() == [0.25, 0, 1]
+  with pytest.raises(UserError, match='has no rollouts'):
+    report.visits(str(tmp_path / 'nothing'))
+
+
+def test_what_is_told_is_what_the_curriculum_has_seen(tmp_path):
+  curriculum = make(40, share=dict(fn='none'), forget=dict(fn='none'))
+  for _ in range(4):
+    curriculum.observe(np.array([1, 2, 3]), np.array([0, 4, 8]), np.full(3, 8))
+  rollouts(tmp_path, 0, p1=[0] * 8, p2=[1, 0] * 4)
+  rollouts(tmp_path, 9, p3=[1] * 8)
+  told = report.make(str(tmp_path), curriculum, ROWS)
+  assert told.windows == [(0, 0), (9, 9)]
+  np.testing.assert_allclose(told.difficulty_WxD.sum(1), 1)
+  assert told.difficulty_WxD[0, 0] == 0.5 and told.difficulty_WxD[1, -1] == 1
+  assert told.most[0]['prompt'] == 2 and told.most[0]['visits'] == 4
+  np.testing.assert_allclose(told.most[0]['success'], 0.5, atol=0.01)
+  assert {row['prompt'] for row in told.least[:2]} == {1, 3}
+  # Predictions before each visit: one half at first, then towards what came.
+  predicted, observed, counts = zip(*told.reliability, strict=True)
+  assert sum(counts) == 12 and predicted == tuple(sorted(predicted))
+  assert observed[0] == 0 and observed[-1] == 1
+  np.testing.assert_allclose(told.prior_D.sum(), 1)
+
+
+@pytest.mark.parametrize('width', [60, 200])
+def test_it_prints_at_any_width_and_names_suspects(width, tmp_path):
+  rollouts(tmp_path, 0, p1=[0, 1])
+  suspect = dict(prompt=1, given='8', majority='7', share=0.75, visits=6, question='1 +\n6')
+  (tmp_path / 'suspect_labels.jsonl').write_text(json.dumps(suspect) + '\n')
+  out = io.StringIO()
+  told = report.make(str(tmp_path), make(40), ROWS)
+  report.tell(told, Console(file=out, width=width))
+  text = out.getvalue()
+  assert max(map(len, text.splitlines())) <= width
+  assert 'Most learnable' in text and '75%' in text and 'calibration error' in text
+  report.write(told, str(tmp_path / 'out.json'))
+  assert json.loads((tmp_path / 'out.json').read_text())['suspects'] == [suspect]
+
+
+def test_bars_show_whatever_there_is():
+  assert report.bars(np.array([0, 1e-6, 0.5, 1])) == ' ▁▄█'
+
+
+def test_the_command_reports_a_run_from_its_folder(tmp_path, capsys):
+  changes = dict(steps=2, sft=dict(steps=20, learning_rate=3e-3, prompts=16))
+  config = tiny_job.config_file(tmp_path, **changes, eval=dict(every=0, prompts=4, samples=0))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  flags = [f'--config={config}', f'--workdir={tmp_path / "run"}', '--mode=report']
+  assert main.main(flags) == 0
+  assert 'Posterior mean of all prompts' in capsys.readouterr().out
+  told = json.loads((tmp_path / 'run/curriculum.json').read_text())
+  assert sum(row['visits'] for row in told['most']) > 0 and told['windows'][-1][1] == 1
