@@ -97,13 +97,16 @@ def default() -> ml_collections.ConfigDict:
     outer=dict(fn='none'),
   )
   c.curriculum = dict(
-    candidates=dict(fn='everything'),
-    forget=dict(fn='visit', decay=0.25),
+    candidates=dict(fn='everything'),  # or a window of a shuffled stream: stream
+    forget=dict(fn='visit', decay=0.25),  # how evidence ages: none, visit, step, two_scale, reset
+    # what prompts learn of each other: none, kind, anchors (other models' pass rates), kernel (features)
     share=dict(fn='kind', strength=2.0),
     kind_decay=0.9,  # of a kind's evidence, per visit to one of its prompts
-    value=dict(fn='mean'),
+    value=dict(fn='mean'),  # or a draw: thompson
+    # uniform, mopps, bots, vade, information, mixed_group, per_token, per_root_token
     utility=dict(fn='mixed_group'),
-    pick=dict(fn='softmax', temperature=0.2),
+    pick=dict(fn='softmax', temperature=0.2),  # top, softmax, skip
+    # who is struck out, and how many slots audit beliefs: none, audit, retire, streaks
     gate=dict(fn='audit', share=0.05),
     # slots of config.rollouts that a prompt gets on average, and who gets more: neyman, xrpo, marginal, dars
     each=1,

@@ -73,10 +73,7 @@ class Curriculum:
     facts = Facts(size, group, kind_N, config['kind_decay'], columns or {})
     self._share = pick(share, config['share'], 'curriculum.share')(facts)
     self._gate = pick(gate, config['gate'], 'curriculum.gate')(facts)
-    self._domains, self._domain = [''], np.zeros(0, np.int32)
-    if config['domain']['fn'] != 'none':
-      names, codes = np.unique(np.asarray(facts.columns['source']), return_inverse=True)
-      self._domains, self._domain = names.tolist(), codes.astype(np.int32)
+    self._domains, self._domain = _domains(config['domain']['fn'], facts)
     self._evidence = np.zeros((2, size), np.float32)  # right, wrong: as of step `since`
     self._since = np.zeros(size, np.int32)
     self._visits = np.zeros(size, np.int32)
@@ -175,8 +172,8 @@ class Curriculum:
     """What the last `observe` said, and how honest the posterior was over the last 512 prompts.
 
     calibration_error is that of the success rate, brier that of whether a group is mixed; both
-    compare with what was predicted before the evidence came. Single numbers that a stage has learnt
-    are told by their names.
+    compare with what was predicted before the evidence came. barred_share is what the gate strikes out
+    of all prompts, in the mean. Single numbers that a stage has learnt are told by their names.
     """
     if not len(self._history):
       return {}
@@ -198,7 +195,7 @@ class Curriculum:
       ),
     }
     if self._gate.barred:
-      told['curriculum/retired_share'] = len(self.retired()) / self.size
+      told['curriculum/barred_share'] = float(self._odds(np.arange(self.size)).mean())
     numbers = {k: v for state in self._learnt.values() for k, v in state.items() if v.ndim == 0}
     return told | {f'curriculum/{k}': float(v) for k, v in numbers.items() if np.isfinite(v)}
 
@@ -302,6 +299,18 @@ class Curriculum:
 
 
 _STATE = ('evidence', 'since', 'visits', 'truncated', 'steps', 'done', 'history', 'last')
+
+
+def _domains(fn: str, facts: Facts) -> tuple[list[str], np.ndarray]:
+  """The names of the domains, and each prompt's; one without a name where they do not count."""
+  if fn == 'none':
+    return [''], np.zeros(0, np.int32)
+  if 'source' not in facts.columns:
+    raise UserError(
+      f'config.curriculum.domain.fn={fn!r} needs the source of every prompt; give columns with it.'
+    )
+  names, codes = np.unique(np.asarray(facts.columns['source']), return_inverse=True)
+  return names.tolist(), codes.astype(np.int32)
 
 
 def _tokens(pool: np.ndarray, lengths: Lengths | None) -> tuple[np.ndarray, np.float32]:

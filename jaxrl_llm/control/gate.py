@@ -14,6 +14,7 @@ from jaxrl_llm.control import setting
 from jaxrl_llm.control.facts import Facts, Gate, Seen, State
 
 _MOST = 255  # a streak is counted in a byte
+_ODDS = ('p_easy', 'p_hard')
 
 
 def none(facts: Facts) -> Gate:
@@ -78,20 +79,23 @@ def streaks(
 
   def barred(state: State, index: np.ndarray, visits_I: np.ndarray, mean_I: np.ndarray):
     del visits_I, mean_I
-    stay = [
-      p ** c.astype(float) for p, c in zip(state['p'], state['streak'][:, index], strict=True)
-    ]
-    return np.where(state['streak'][:, index].any(0), 1 - np.maximum(np.minimum(*stay), floor), 0)
+    easy_I, hard_I = state['streak'][:, index].astype(float)  # one of them is 0
+    stay_I = state['p_easy'] ** easy_I * state['p_hard'] ** hard_I
+    return np.where(easy_I + hard_I > 0, 1 - np.maximum(stay_I, floor), 0)
 
   def learn(state: State, seen: Seen) -> State:
     rate_V, streak_2xN = seen.right_V / seen.count_V, state['streak'].copy()
     hit_2xV = np.stack([mark(rate_V) for mark in marks])
     old = streak_2xN[:, seen.index_V]
     streak_2xN[:, seen.index_V] = np.where(hit_2xV, np.minimum(old, _MOST - 1) + 1, 0)
-    if seen.first_V.all():
-      return dict(streak=streak_2xN, p=state['p'])
-    many = hit_2xV.mean(1) >= target * np.array([1, 2]) / 3
-    return dict(streak=streak_2xN, p=np.clip(state['p'] + np.where(many, -step, step), 0.05, 0.95))
+    after = dict(state, streak=streak_2xN)
+    if not seen.first_V.all():
+      for name, share_seen, most in zip(
+        _ODDS, hit_2xV.mean(1), (target / 3, 2 * target / 3), strict=True
+      ):
+        moved = state[name] + (-step if share_seen >= most else step)
+        after[name] = np.asarray(np.clip(moved, 0.05, 0.95))
+    return after
 
-  state = dict(streak=np.zeros((2, facts.size), np.uint8), p=np.full(2, float(start)))
-  return Gate(state, barred, learn, share)
+  state = dict(streak=np.zeros((2, facts.size), np.uint8))
+  return Gate(state | {name: np.array(float(start)) for name in _ODDS}, barred, learn, share)

@@ -2,8 +2,8 @@
 
 python -m tests.bench.curriculum_cost [--sizes 1000,10000,100000,1000000] [--rules default,mopps] [--slots 64]
 
-CPU-milliseconds of propose, and of observe with its metrics, the mean of `--steps` after one; bytes a prompt are those
-of what a checkpoint keeps. Half of the prompts have been seen before. Lengths are known, as in a run.
+CPU-milliseconds of propose, and of observe with its metrics, the mean of `--steps` after one; bytes a prompt are
+those of what a checkpoint keeps. Half of the prompts have been seen before. Lengths are known, as in a run.
 """
 
 from __future__ import annotations

@@ -25,6 +25,10 @@ def odds(made, state):
   return made.barred(state, every, every, every)
 
 
+def both(state):
+  return [float(state[name]) for name in ('p_easy', 'p_hard')]
+
+
 # Streaks.
 
 
@@ -62,10 +66,10 @@ def test_a_long_streak_keeps_a_floor_and_does_not_wrap():
 def test_the_two_probabilities_follow_what_is_seen(k, easy, hard):
   made = gate.streaks(FACTS._replace(size=20))
   seen = told(np.arange(len(k)), k, first=False)
-  assert made.learn(made.state, seen)['p'] == pytest.approx([easy, hard], abs=1e-12)
+  assert both(made.learn(made.state, seen)) == pytest.approx([easy, hard], abs=1e-12)
   # In the first epoch nothing can be skipped yet, and nothing is learnt from that.
   first = seen._replace(first_V=np.ones(len(k), bool))
-  assert made.learn(made.state, first)['p'].tolist() == [0.5, 0.5]
+  assert both(made.learn(made.state, first)) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize('k, end', [([8, 0], 0.05), ([4, 4], 0.95)])
@@ -74,7 +78,7 @@ def test_the_two_probabilities_stay_in_bounds(k, end):
   state = made.state
   for _ in range(100):
     state = made.learn(state, told([0, 1], k, first=False))
-  assert state['p'] == pytest.approx(end)
+  assert both(state) == pytest.approx([end, end])
 
 
 def test_greso_skips_what_is_always_wrong_and_takes_the_others_in_order():
@@ -100,7 +104,7 @@ def test_a_prompt_that_was_right_twice_retires_and_one_lucky_visit_does_not():
   assert curriculum.retired().size == 0  # Beta(9, 1) has mean 0.9, but that was one visit
   observe(curriculum, [0, 1], [8, 5])
   assert curriculum.retired().tolist() == [0]  # 17/18; 14/18 is not enough
-  assert curriculum.metrics()['curriculum/retired_share'] == 1 / 12
+  assert curriculum.metrics()['curriculum/barred_share'] == 1 / 12
   for step in range(60):
     assert 0 not in curriculum.propose(step, 11).index
   assert 0 in curriculum.propose(0, 12).index  # the batch must be full
@@ -223,3 +227,8 @@ def test_a_domain_whose_rollouts_are_lost_is_drawn_more_often():
 def test_bad_domains_are_user_errors(setting, text):
   with pytest.raises(UserError, match=text):
     make(N, domain=dict(fn='mix') | setting)
+
+
+def test_domains_need_the_sources():
+  with pytest.raises(UserError, match=r"domain\.fn='mix' needs the source of every prompt"):
+    make(N, told={}, domain=dict(fn='mix', targets=dict(a=1.0)))

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxrl_llm.control import candidates, choose, seats, utility, value
+from jaxrl_llm.control import candidates, choose, curriculum, seats, utility, value
 
 
 def beta_binomial(k: int, n: int, a: int, b: int) -> Fraction:
@@ -165,3 +165,11 @@ def test_audits_draw_from_the_barred_where_there_are_any():
   draw = lambda barred: seats.audit(np.arange(4), 3, 10, barred, np.random.default_rng(0))  # noqa: E731
   assert set(draw(np.array([5, 7, 8, 9]))[1:]) < {5, 7, 8, 9} and draw(np.array([6, 7, 8]))[0] == 0
   assert draw(np.array([9, 2])).tolist() == [0, 1, 2, 9]  # 2 was drawn for want of others
+
+
+@pytest.mark.parametrize('index', [[0], [3, 4, 5], [5, 4, 3], [0, 2, 1, 3], [0, 1, 1, 3], [2, 9]])
+def test_a_slice_stands_for_numbers_in_a_row_alone(index):
+  every, index = np.arange(20), np.array(index)
+  told = curriculum._contiguous(index)
+  assert every[told].tolist() == index.tolist()
+  assert isinstance(told, slice) == (index.tolist() in ([0], [3, 4, 5]))
