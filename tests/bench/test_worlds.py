@@ -27,7 +27,7 @@ class Spy:
     index = np.arange(self.world.prompts)
     return index, generate(index)
 
-  def observe(self, index, k):
+  def observe(self, index, k, n):
     self.log.append(('told', sum(kind == 'told' for kind, _ in self.log)))
 
   def predict(self, index):
@@ -161,6 +161,27 @@ def test_a_stale_rule_is_told_so_many_steps_later(staleness, monkeypatch):
     at = log.index(('chose', step + 1))
     assert log[at - 1] == ('told', step - staleness) and log[at - 2] == ('chose', step)
   assert ('chose', 9) in log and sum(kind == 'told' for kind, _ in log) == 10 - staleness
+
+
+def test_greso_tops_up_by_what_is_missing_and_takes_a_short_batch():
+  world, sizes = small(), []
+  rule = selectors.Greso(world, 0, forget=dict(fn='none'))
+
+  def generate(index):  # 3 of 12 are mixed: 5 are missing, 1.25·5/¼ = 25 is cut to 12, and so on
+    sizes.append(len(index))
+    return np.where(np.arange(len(index)) < len(index) // 4, 4, 0)
+
+  index, k = rule.step(0, generate)
+  # 3 + 3: 2 missing, 10 asked for, not cut, so the last: 2 more.
+  assert sizes == [12, 12, 10] and len(index) == 8 and (k == 4).all()
+  rule.step(1, lambda index: sizes.append(len(index)) or np.full(len(index), 4))
+  assert sizes[3:] == [12]
+
+
+def test_calls_of_a_step_are_told_together():
+  calls = [(np.array([5, 2]), np.array([1, 8])), (np.array([2, 9]), np.array([4, 0]))]
+  index, k, n = curriculum._together(calls, 8)
+  assert (index.tolist(), k.tolist(), n.tolist()) == ([2, 5, 9], [12, 1, 0], [16, 8, 8])
 
 
 # Measures.
