@@ -164,18 +164,17 @@ def test_a_stale_rule_is_told_so_many_steps_later(staleness, monkeypatch):
 
 
 def test_greso_tops_up_by_what_is_missing_and_takes_a_short_batch():
-  world, sizes = small(), []
-  rule = selectors.Greso(world, 0, forget=dict(fn='none'))
+  rule, sizes, mixed = selectors.Greso(small(), 0, forget=dict(fn='none')), [], iter([3, 4, 0, 12])
 
-  def generate(index):  # 3 of 12 are mixed: 5 are missing, 1.25·5/¼ = 25 is cut to 12, and so on
+  def generate(index):
     sizes.append(len(index))
-    return np.where(np.arange(len(index)) < len(index) // 4, 4, 0)
+    return np.where(np.arange(len(index)) < next(mixed), 4, 0)
 
+  # 3 of 12: 5 are missing, 1.25 · 5 ÷ 1/4 = 25 is cut to 12. 7 of 24: 1 is missing, 1.25 ÷ 7/24 = 4.3, and the last.
   index, k = rule.step(0, generate)
-  # 3 + 3: 2 missing, 10 asked for, not cut, so the last: 2 more.
-  assert sizes == [12, 12, 10] and len(index) == 8 and (k == 4).all()
-  rule.step(1, lambda index: sizes.append(len(index)) or np.full(len(index), 4))
-  assert sizes[3:] == [12]
+  assert sizes == [12, 12, 5] and len(index) == 7 and (k == 4).all()
+  index, _ = rule.step(1, generate)
+  assert sizes[3:] == [12] and len(index) == 8
 
 
 def test_calls_of_a_step_are_told_together():
