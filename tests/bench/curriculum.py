@@ -148,8 +148,7 @@ def run(world, rule: str, seed: int) -> dict[str, float]:
     if len(waiting) > world.staleness:
       calls, *batch = waiting.popleft()
       began = time.perf_counter()
-      for call in calls:
-        selector.observe(*call)
+      selector.observe(*_together(calls, world.group))
       meter.host += time.perf_counter() - began
       world.learn(*batch, meter.rollouts / world.rollouts, random)
       meter.learnt()
@@ -170,7 +169,7 @@ def foresee(log: worlds.Logged, rule: str, seed: int) -> dict[str, float]:
     index = np.flatnonzero(right_N >= 0)
     mean, _, mixed = selector.predict(index)
     rows.append(np.stack([mean, mixed, right_N[index] / log.group], axis=1))
-    selector.observe(index, right_N[index])
+    selector.observe(index, right_N[index], np.full(len(index), log.group))
   mean, mixed, rate = np.concatenate(rows).T
   was = (rate > 0) & (rate < 1)
   return dict(
@@ -179,6 +178,13 @@ def foresee(log: worlds.Logged, rule: str, seed: int) -> dict[str, float]:
     log_brier=((mixed - was) ** 2).mean(),
     log_constant=was.mean() * (1 - was.mean()),
   )
+
+
+def _together(calls: list, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """All calls of a step as distinct prompts with k of n: one may have been drawn twice."""
+  index, k = (np.concatenate(x) for x in zip(*calls, strict=True))
+  index, where, times = np.unique(index, return_inverse=True, return_counts=True)
+  return index, np.bincount(where, k).astype(int), times * group
 
 
 def _calibration(mean: np.ndarray, rate: np.ndarray) -> float:

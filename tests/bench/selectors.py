@@ -1,7 +1,8 @@
 """Rules that choose prompts in tests/bench/curriculum.py: settings of the curriculum, and baselines beside it.
 
 A rule has step(step, generate) → (index, k) of the groups that are learnt from, where generate(index) → k pays
-for rollouts as often as the rule likes; observe(index, k); predict(index) → mean, variance (or NaN), P(mixed).
+for rollouts as often as the rule likes; observe(index, k, n), once a step, distinct prompts; predict(index) →
+mean, variance (or NaN), P(mixed).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import config, control
+from jaxrl_llm.control import forget, gate, share, utility
 
 NONE = dict(share=dict(fn='none'))
 TOP = dict(pick=dict(fn='top'), gate=dict(fn='none'))
@@ -26,20 +28,25 @@ class Chosen:
 
   def __init__(self, world: Any, seed: int, **settings):
     self.world = world
+    anchors = zip(('pass_rate_weak', 'pass_rate_strong'), world.anchor_Nx2.T, strict=True)
+    columns = (
+      dict(columns=dict(anchors)) if settings.get('share', {}).get('fn') == 'anchors' else {}
+    )
     self.curriculum = control.Curriculum(
       config.default().curriculum.to_dict() | settings,
       len(world.difficulty_N),
       group=world.group,
       seed=seed,
       kind=world.kind_N,
+      **columns,
     )
 
   def step(self, step, generate):
     index = self.curriculum.propose(step, self.world.prompts).index
     return index, generate(index)
 
-  def observe(self, index, k):
-    self.curriculum.observe(index, k, np.full_like(k, self.world.group))
+  def observe(self, index, k, n):
+    self.curriculum.observe(index, k, n)
 
   def predict(self, index):
     return self.curriculum.predict(index)
@@ -72,6 +79,35 @@ class Dynamic(Chosen):
     return index, k
 
 
+class Greso(Chosen):
+  """1½P groups, all-equal ones left out, and top-ups while P are far. Source: arXiv:2506.02177 (GRESO).
+
+  Short by d with a share z of all-equal groups, the next call is of clip(1.25 d/(1 − z), P/4, 1½P), and the last
+  one where that is not cut; what is beyond P is thrown away. Who is skipped is the gate's business; prompts
+  are drawn evenly of all that are left, not from a stream.
+  """
+
+  def __init__(self, world, seed, **settings):
+    super().__init__(world, seed, **(TOP | NONE | dict(utility=dict(fn='uniform')) | settings))
+    self.calls = 0
+
+  def step(self, step, generate):
+    P, G = self.world.prompts, self.world.group
+    most = 3 * P // 2
+    taken, size, want = [], most, np.inf
+    while True:
+      index = self.curriculum.propose(self.calls, min(size, len(self.world.difficulty_N))).index
+      self.calls += 1
+      taken.append((index, generate(index)))
+      index, k = (np.concatenate(x) for x in zip(*taken, strict=True))
+      mixed = (k > 0) & (k < G)
+      short = P - mixed.sum()
+      if short <= 0 or want <= most or len(taken) == 10:
+        return index[mixed][:P], k[mixed][:P]
+      want = 1.25 * short / max(mixed.mean(), 1e-9)
+      size = int(np.clip(np.ceil(want), max(P // 4, 1), most))
+
+
 class Oracle(Chosen):
   """The rates known: nearest ½. 1 − p^G − (1 − p)^G falls with |p − ½|: so they are also the likeliest to be mixed."""
 
@@ -97,8 +133,8 @@ class LastRate(Chosen):
     index = order[far[: self.world.prompts]]
     return index, generate(index)
 
-  def observe(self, index, k):
-    self.rate_N[index] = (self.rate_N[index] + k / self.world.group) / 2
+  def observe(self, index, k, n):
+    self.rate_N[index] = (self.rate_N[index] + k / n) / 2
 
   def predict(self, index):
     rate, G = self.rate_N[index], self.world.group
@@ -152,12 +188,55 @@ MAIN = (
   *('uniform', 'oracle', 'dynamic', 'dynamic, carry', 'easy to hard', 'last rate'),
   *('mopps 1', 'mopps', 'mean, all', 'mixed_group', 'mixed_group + kind', 'default'),
 )
-# Stages that the curriculum does not have yet: name → what the rule sets of them. Move each into RULES.
+BOTS = TOP | dict(
+  candidates=dict(fn='everything'),
+  forget=dict(fn='step', decay=0.9),
+  share=dict(fn='anchors', rho=0.1),
+  value=dict(fn='thompson'),
+  utility=dict(fn='bots'),
+)
+# Rules of stages that the curriculum may not have yet: each appears above as soon as it has all of them.
+# How good the anchors are is the world's: +poor, +shuffled.
 LATER = {
-  'bots, good anchors': 'share.anchors, utility.bots, forget.step (anchors: world.anchor_Nx2)',
-  'bots, poor anchors': 'the same in worlds with +poor or +shuffled',
-  'vade': 'utility.vade, forget.two_scale',
-  'greso': 'gate.streaks, pick.skip; with Dynamic for the rounds that fill the batch',
-  'scalerl': 'gate.retire',
-  'dots': 'share.kernel, pick.softmax(1e-3)',
+  'bots': (Chosen, BOTS),
+  'bots, rho 0': (Chosen, BOTS | dict(share=dict(fn='anchors', rho=0.0))),
+  'bots + mixed_group': (
+    Chosen,
+    BOTS | dict(value=dict(fn='mean'), utility=dict(fn='mixed_group')),
+  ),
+  'bots 0.03 + mixed_group': (
+    Chosen,
+    BOTS
+    | dict(forget=dict(fn='step', decay=0.97), share=dict(fn='anchors', rho=0.03))
+    | dict(value=dict(fn='mean'), utility=dict(fn='mixed_group')),
+  ),
+  'bots, no anchors': (Chosen, BOTS | dict(share=dict(fn='anchors', weak='', strong='', rho=0.1))),
+  'vade': (
+    Chosen,
+    TOP
+    | NONE
+    | dict(forget=dict(fn='two_scale'), value=dict(fn='thompson'), utility=dict(fn='vade')),
+  ),
+  'greso': (Greso, dict(forget=dict(fn='none'), gate=dict(fn='streaks'))),
+  'scalerl': (Chosen, UNIFORM | dict(forget=dict(fn='none'), gate=dict(fn='retire'))),
+  'dots': (
+    Chosen,
+    TOP
+    | dict(
+      forget=dict(fn='reset', every=2),
+      share=dict(fn='kernel', feature='kind', every=2),
+      utility=dict(fn='bots'),
+      pick=dict(fn='softmax', temperature=1e-3),
+    ),
+  ),
 }
+
+
+def _there(settings: dict) -> bool:
+  modules = dict(share=share, forget=forget, gate=gate, utility=utility)
+  return all(settings[s]['fn'] in config.choices(m) for s, m in modules.items() if s in settings)
+
+
+ADDED = {name: rule for name, rule in LATER.items() if _there(rule[1])}
+RULES |= ADDED
+MAIN += tuple(ADDED)

@@ -27,7 +27,7 @@ class Spy:
     index = np.arange(self.world.prompts)
     return index, generate(index)
 
-  def observe(self, index, k):
+  def observe(self, index, k, n):
     self.log.append(('told', sum(kind == 'told' for kind, _ in self.log)))
 
   def predict(self, index):
@@ -161,6 +161,26 @@ def test_a_stale_rule_is_told_so_many_steps_later(staleness, monkeypatch):
     at = log.index(('chose', step + 1))
     assert log[at - 1] == ('told', step - staleness) and log[at - 2] == ('chose', step)
   assert ('chose', 9) in log and sum(kind == 'told' for kind, _ in log) == 10 - staleness
+
+
+def test_greso_tops_up_by_what_is_missing_and_takes_a_short_batch():
+  rule, sizes, mixed = selectors.Greso(small(), 0, forget=dict(fn='none')), [], iter([3, 4, 0, 12])
+
+  def generate(index):
+    sizes.append(len(index))
+    return np.where(np.arange(len(index)) < next(mixed), 4, 0)
+
+  # 3 of 12: 5 are missing, 1.25 · 5 ÷ 1/4 = 25 is cut to 12. 7 of 24: 1 is missing, 1.25 ÷ 7/24 = 4.3, and the last.
+  index, k = rule.step(0, generate)
+  assert sizes == [12, 12, 5] and len(index) == 7 and (k == 4).all()
+  index, _ = rule.step(1, generate)
+  assert sizes[3:] == [12] and len(index) == 8
+
+
+def test_calls_of_a_step_are_told_together():
+  calls = [(np.array([5, 2]), np.array([1, 8])), (np.array([2, 9]), np.array([4, 0]))]
+  index, k, n = curriculum._together(calls, 8)
+  assert (index.tolist(), k.tolist(), n.tolist()) == ([2, 5, 9], [12, 1, 0], [16, 8, 8])
 
 
 # Measures.

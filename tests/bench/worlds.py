@@ -204,6 +204,7 @@ class Logged:
       [np.interp(steps, steps[k >= 0], (k[k >= 0] + 0.5) / (group + 1)) for k in right_NxT]
     )
     self.difficulty_N = 1 - self.rate_NxT[:, 0]
+    self.anchor_Nx2 = np.tile([0.0, 1.0], (len(right_NxT), 1))  # a log has no reference models
     self.prompts = max(1, round((right_NxT >= 0).sum() / len(steps)))
     self.rollouts, self._now = len(steps) * self.prompts * group, 0
 
@@ -288,7 +289,9 @@ def make(name: str, seed: int) -> World:
   """The world of a name. Its luck depends on the seed alone, so that rules meet the same one."""
   random = np.random.default_rng((seed, 0))
   if name in FIXED:
-    return FIXED[name](random)
+    world = FIXED[name](random)
+    world.anchor_Nx2 = _anchors(world, 'good', np.random.default_rng((seed, 2)))
+    return world
   start, *axes = name.split('+')
   if start not in STARTS or not set(axes) <= set(AXES):
     raise SystemExit(
