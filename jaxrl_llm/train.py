@@ -59,7 +59,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 
 def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   validation.validate(config)
-  grade.resolve(config.grade)
+  rewards = grade.resolve_parts(config.grade)
   vote = grade.resolve_vote(config.vote, config.grade, config.rollouts)
   truncate = configs.pick(grade.truncate, config.truncate, 'truncate')()
   mesh = mesh or shard.make_mesh(config.mesh)
@@ -110,6 +110,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     vote=vote,
     truncate=truncate,
     cap=cap,
+    rewards=rewards,
     teacher=teacher,
   )
 

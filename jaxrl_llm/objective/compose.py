@@ -50,6 +50,9 @@ class Method(NamedTuple):
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
   companion: companion.Companion | None  # None: the policy learns alone
+  weight_K: tuple[float, ...] | None = (
+    None  # of the rewards that a row's reward is the sum of; None: all 1
+  )
 
   @property
   def needs(self) -> frozenset[str]:
@@ -89,6 +92,11 @@ class Method(NamedTuple):
   def needs_rows(self) -> bool:
     """Coefficients depend on all rows of a minibatch: they are worked out before its gradient."""
     return 'rows' in self.needs
+
+  @property
+  def needs_parts(self) -> bool:
+    """Each of several rewards, and not their sum."""
+    return 'parts' in self.needs
 
   @property
   def needs_confidence(self) -> bool:
@@ -155,6 +163,7 @@ def method(config: Any) -> Method:
     )
   beside = _companion(config)
   _check_proximal(config)
+  _check_parts(config)
   return Method(
     shape=pick(shape, config.shape, 'objective.shape'),
     advantage=pick(advantage, config.advantage, 'objective.advantage'),
@@ -210,6 +219,15 @@ def _check_proximal(config: Any) -> None:
     )
 
 
+def _check_parts(config: Any) -> None:
+  chosen = getattr(advantage, config.advantage['fn'], None)
+  if 'parts' in getattr(chosen, 'needs', ()) and config.shape['fn'] != 'none':
+    raise UserError(
+      f'config.objective.shape.fn={config.shape["fn"]!r} changes the sum of the rewards, and '
+      f'config.objective.advantage.fn={config.advantage["fn"]!r} looks at each of them alone; set shape.fn to none.'
+    )
+
+
 def targets(
   method: Method,
   batch: Batch,
@@ -232,8 +250,12 @@ def targets(
   mask_BxT = real_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
   group = lambda x: x.reshape(-1, rollouts)  # noqa: E731
   reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
-  pull = (group(leverage_B),) if method.needs_norms else ()
-  advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)), *pull)
+  more = (group(leverage_B),) if method.needs_norms else ()
+  if method.needs_parts:
+    parts_PxGxK = batch.parts_BxK.reshape(*reward_PxG.shape, -1)
+    weight_K = jnp.ones(parts_PxGxK.shape[-1]) if method.weight_K is None else method.weight_K
+    more = parts_PxGxK, jnp.asarray(weight_K, dtype)
+  advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)), *more)
   if method.mask_zero_variance:
     mixed_P = mixed(batch.correct_B, length_B, rollouts)
     mask_BxT = mask_BxT * jnp.repeat(mixed_P, rollouts)[:, None]
