@@ -126,7 +126,8 @@ def default() -> ml_collections.ConfigDict:
     template='{question}',  # how a question becomes the user's message
     chat=True,  # wrap in the model's chat template
   )
-  c.grade = dict(fn='exact', workers=2, deadline_s=10.0)
+  # fn's score says what is right: from `right` up. parts are rewarded beside it, each dict(fn=, weight=1.0, …)
+  c.grade = dict(fn='exact', right=1.0, parts=(), workers=2, deadline_s=10.0)
   # majority: a group's most frequent answer is the right one, labels are not learnt from
   c.vote = dict(fn='none')
   # majority_refined: a label that the groups' majority contradicts more and more gives way; suspects are listed
@@ -231,7 +232,8 @@ def _chain(path: str) -> list[dict]:
 
 _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # 'auto' or a bool
-_KEPT = {'config.grade': ('workers', 'deadline_s')}  # not of the function, but of what runs it
+# Not of the function, but of what runs it, or is done with its rewards.
+_KEPT = {'config.grade': ('right', 'parts', 'workers', 'deadline_s')}
 
 
 def _read(path: str) -> dict:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import objective, outer, shard
+from jaxrl_llm import grade, objective, outer, shard
 from jaxrl_llm.config import pick
 from jaxrl_llm.control import hint
 from jaxrl_llm.generate import (
@@ -112,7 +112,7 @@ def make_program(
   loop = pick(outer, config.optimizer.outer, 'optimizer.outer')()
   optimizer_steps = config.steps * config.updates_per_rollout * (loop.fast_steps + 1 if loop else 1)
   optimizer, schedule = make_optimizer(config.optimizer, optimizer_steps)
-  method = objective.method(config.objective)
+  method = objective.method(config.objective)._replace(weight_K=grade.weights(config.grade))
   rule = pick(collect, config.collect, 'collect')()
   return Program(
     model=model,
@@ -195,6 +195,11 @@ def _exit(config: Any, vocab: int, token_texts: Callable[[], list[str]] | None) 
 
 def _replays(config: Any) -> int:
   count = pick(successes, config.replay, 'replay')().count
+  if count and objective.method(config.objective).needs_parts:
+    raise UserError(
+      f"config.replay.fn={config.replay.fn!r} keeps the sum of a row's rewards, and config.objective.advantage.fn="
+      f'{config.objective.advantage.fn!r} looks at each of them; choose one of them.'
+    )
   if count and config.generate.prune.fn != 'none':
     raise UserError(
       f'config.replay.fn={config.replay.fn!r} does not go with config.generate.prune.fn='

@@ -140,6 +140,9 @@ def empty_batch(program: Program) -> Batch:
     correct_B=np.zeros(B, np.float32),
     demo=demo if program.method.needs_demo else None,
     replayed_B=np.zeros(B, np.float32) if program.group > program.generate.rollouts else None,
+    parts_BxK=np.zeros((B, len(program.method.weight_K)), np.float32)
+    if program.method.needs_parts
+    else None,
   )
 
 

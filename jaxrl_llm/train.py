@@ -71,7 +71,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 
 def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
   validation.validate(config)
-  grade.resolve(config.grade)
+  rewards = grade.resolve_parts(config.grade)
   vote = grade.resolve_vote(config.vote, config.grade, config.rollouts)
   labels = configs.pick(control.labels, config.labels, 'labels')()
   truncate = configs.pick(grade.truncate, config.truncate, 'truncate')()
@@ -129,6 +129,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     read=labels and grade.resolve_extract(config.grade, f'config.labels.fn={config.labels.fn!r}'),
     truncate=truncate,
     cap=cap,
+    rewards=rewards,
     teacher=teacher,
   )
 

@@ -37,6 +37,7 @@ class Parts(NamedTuple):
   read: Callable[[str], Any] | None  # text → the answer in it, for `labels`
   truncate: grade.truncate.Outliers | None  # None: nothing is cut
   cap: Callable[..., int]  # (step, T) → tokens a row may take
+  rewards: tuple[grade.Part, ...]  # what config.grade.fn gives, then each of its parts
   teacher: Any = None  # of config.objective.teacher
 
 
@@ -166,11 +167,16 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   rows = [table.rows[i] for i in prompts.index_P for _ in range(parts.config.rollouts)]
   real = np.flatnonzero(rollout.length_B)
   scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
-  reward_B = np.zeros(len(rows), np.float32)
-  reward_B[real] = scores.reward_B
-  rollout, reward_B, counts = _cut(parts, pool, rows, texts, rollout, reward_B, scores.counts)
-  reward_B, relabelled = _relabelled(parts, pool, prompts, rows, texts, rollout, reward_B)
-  rollout, reward_B, voted = _voted(parts, texts, rollout, reward_B)
+  part_BxK = np.zeros((len(rows), len(parts.rewards)), np.float32)
+  part_BxK[real] = scores.parts_BxK
+  rollout, part_BxK, counts = _cut(parts, pool, rows, texts, rollout, part_BxK, scores.counts)
+  part_BxK, relabelled = _relabelled(parts, pool, prompts, rows, texts, rollout, part_BxK)
+  if len(parts.rewards) > 1 and len(real):
+    means = zip(parts.rewards, part_BxK[real].mean(0), strict=True)
+    counts = counts | {f'critic/score/{part.name}': float(mean) for part, mean in means}
+  reward_B = part_BxK @ np.array([part.weight for part in parts.rewards], np.float32)
+  right_B = part_BxK[:, 0] >= parts.config.grade.right
+  rollout, reward_B, right_B, voted = _voted(parts, texts, rollout, reward_B, right_B)
   if prompts.weight_P is not None:
     weight_B = rollout.weight_B * np.repeat(prompts.weight_P, parts.config.rollouts)
     rollout = rollout._replace(weight_B=weight_B)
@@ -178,33 +184,37 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   if parts.program.method.needs_demo:
     asked, T = [table.rows[i] for i in prompts.index_P], parts.config.completion_tokens
     demo = data.demonstrations(asked, parts.model.tokenizer, T)
-  batch = Batch(prompts, rollout, reward_B, (reward_B >= 1).astype(np.float32), demo)
+  batch = Batch(prompts, rollout, reward_B, right_B.astype(np.float32), demo)
+  if parts.program.method.needs_parts:
+    batch = batch._replace(parts_BxK=part_BxK)
   return batch, rows, texts, counts | relabelled | voted
 
 
-def _cut(parts: Parts, pool: grade.Pool, rows, texts, rollout: Rollout, reward_B, counts):
+def _cut(parts: Parts, pool: grade.Pool, rows, texts, rollout: Rollout, part_BxK, counts):
   """Outliers of all-right groups end where they are cut, and are graded again; `texts` change in place."""
   if parts.truncate is None:
-    return rollout, reward_B, counts
+    return rollout, part_BxK, counts
   group = lambda x: x.reshape(-1, parts.config.rollouts)  # noqa: E731
-  length_B = parts.truncate.cut(group(reward_B >= 1), group(rollout.length_B)).ravel()
+  length_B = parts.truncate.cut(
+    group(part_BxK[:, 0] >= parts.config.grade.right), group(rollout.length_B)
+  ).ravel()
   cut = np.flatnonzero(length_B < rollout.length_B)
   for b in cut:
     texts[b] = parts.model.tokenizer.decode(rollout.tokens_BxT[b, : length_B[b]].tolist())
   if len(cut):
     scores = pool.score([rows[b] for b in cut], [texts[b] for b in cut])
-    reward_B = reward_B.copy()
-    reward_B[cut] = scores.reward_B
+    part_BxK = part_BxK.copy()
+    part_BxK[cut] = scores.parts_BxK
     counts = {name: count + scores.counts[name] for name, count in counts.items()}
   reason_B = np.where(length_B < rollout.length_B, TRUNCATED, rollout.reason_B)
   rollout = rollout._replace(length_B=length_B, reason_B=reason_B.astype(rollout.reason_B.dtype))
-  return rollout, reward_B, counts | {'grade/truncated': len(cut)}
+  return rollout, part_BxK, counts | {'grade/truncated': len(cut)}
 
 
-def _relabelled(parts: Parts, pool: grade.Pool, prompts: Prompts, rows, texts, rollout, reward_B):
+def _relabelled(parts: Parts, pool: grade.Pool, prompts: Prompts, rows, texts, rollout, part_BxK):
   """Rewards by what the label is taken for now; `rows` keep that of the data."""
   if parts.labels is None:
-    return reward_B, {}
+    return part_BxK, {}
   G, changed = parts.config.rollouts, []
   real_PxG = rollout.length_B.reshape(-1, G) > 0
   for p in np.flatnonzero(real_PxG.any(1)):
@@ -217,9 +227,9 @@ def _relabelled(parts: Parts, pool: grade.Pool, prompts: Prompts, rows, texts, r
       changed += [(b, row._replace(answer=label)) for b in p * G + np.flatnonzero(real_PxG[p])]
   if changed:
     at, asked = zip(*changed, strict=True)
-    reward_B = reward_B.copy()
-    reward_B[list(at)] = pool.score(list(asked), [texts[b] for b in at]).reward_B
-  return reward_B, {'labels/replaced': len({b // G for b, _ in changed})}
+    part_BxK = part_BxK.copy()
+    part_BxK[list(at)] = pool.score(list(asked), [texts[b] for b in at]).parts_BxK
+  return part_BxK, {'labels/replaced': len({b // G for b, _ in changed})}
 
 
 def answer_of(parts: Parts, text: str) -> str | None:
@@ -238,15 +248,15 @@ def suspects(parts: Parts) -> list[dict]:
   ]
 
 
-def _voted(parts: Parts, texts: list[str], rollout: Rollout, reward_B: np.ndarray):
+def _voted(parts: Parts, texts: list[str], rollout: Rollout, reward_B, right_B):
   """Rewards by each group's own majority; by the rows' answers the log alone says how good it is."""
   if parts.vote is None:
-    return rollout, reward_B, {}
+    return rollout, reward_B, right_B, {}
   G, real_B = parts.config.rollouts, rollout.length_B > 0
   seen = [text if real else None for text, real in zip(texts, real_B, strict=True)]
   agree_B, winner_P = parts.vote.count(seen, G)
   asked_P = real_B.reshape(-1, G).any(1)
-  right_P = (winner_P >= 0) & (reward_B[winner_P] >= 1)
+  right_P = (winner_P >= 0) & right_B[winner_P]
   told = {}
   if asked_P.any():
     told = {
@@ -256,7 +266,7 @@ def _voted(parts: Parts, texts: list[str], rollout: Rollout, reward_B: np.ndarra
     }
   if parts.vote.learn_from:
     rollout = replay.blank(rollout, np.arange(len(texts)) % G < parts.vote.learn_from)
-  return rollout, agree_B.astype(np.float32), told
+  return rollout, agree_B.astype(np.float32), agree_B, told
 
 
 def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float]:

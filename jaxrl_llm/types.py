@@ -82,6 +82,8 @@ class Batch(NamedTuple):
   demo: Rollout | None = None  # None: the method learns from no demonstrations
   # float32 in {0, 1}: rows of an earlier visit, whose log-probabilities nobody remembers; None: there are none
   replayed_B: Array | None = None
+  # float32, each of the rewards that reward_B is the weighted sum of; None: the method looks at the sum alone
+  parts_BxK: Array | None = None
 
 
 class TrainState(NamedTuple):

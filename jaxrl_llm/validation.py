@@ -39,6 +39,7 @@ _GROUP = (
   'least_variance',
   'equal_treatment',
   'hardness_weighted',
+  'decoupled',
 )
 
 

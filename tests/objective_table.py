@@ -71,6 +71,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     step=np.full(B, 64),
     norm=r.uniform(0.5, 3, B),  # of the gradient of a row
     confidence=r.uniform(0.01, 0.2, (B, T)),  # five tokens share 1
+    parts=np.stack([correct, 9 * r.random(B)], 1),
   )
 
 
@@ -113,7 +114,7 @@ def batch(d):
   prompts = Prompts(
     np.zeros((groups, 3), np.int32), np.full(groups, 3, np.int32), *[np.arange(groups)] * 3
   )
-  return Batch(prompts, rollout, d.reward, d.correct)
+  return Batch(prompts, rollout, d.reward, d.correct, parts_BxK=d.parts)
 
 
 # Advantages, group by group, as [B, 1].
@@ -142,6 +143,15 @@ median = by_group(lambda r, n: (r - np.median(r)) / (np.median(np.abs(r - np.med
 
 def gb(d):
   return gm(d) / (d.reward.std(ddof=1) + 1e-4)
+
+
+def gdpo(d):
+  total = np.zeros(B)
+  for part in d.parts.T:
+    for g in range(P):
+      rows = np.arange(g * G, (g + 1) * G)
+      total[rows] += (part[rows] - part[rows].mean()) / (part[rows].std(ddof=1) + 1e-4)
+  return ((total - total.mean()) / (total.std(ddof=1) + 1e-4))[:, None]
 
 
 def adora(d):
@@ -796,6 +806,7 @@ METHODS = {
     echo,
     on_policy=False,
   ),
+  'gdpo': Row(dict(advantage='decoupled'), ppo(adv=gdpo)),
   'sapo': Row(dict(trust='sigmoid'), sapo),
   'vespo': Row(
     dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)

@@ -87,7 +87,9 @@ def test_a_part_with_fn_replaces_the_default_whole(tmp_path):
   config = configs.load(write(tmp_path, body))
   assert config.objective.trust.to_dict() == dict(fn='clip', high=0.3)
   # How many workers grade, and how long, is no setting of a grader.
-  assert config.grade.to_dict() == dict(fn='number', workers=2, deadline_s=10.0)
+  assert config.grade.to_dict() == dict(
+    fn='number', right=1.0, parts=(), workers=2, deadline_s=10.0
+  )
 
 
 def test_a_part_without_fn_changes_settings_of_the_default_function(tmp_path):
@@ -177,7 +179,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
     ('objective.trust={"fn": "none"}', 'objective.trust', dict(fn='none')),
     ('objective.trust.fn=none', 'objective.trust', dict(fn='none')),
     ('objective.trust.fn=clip', 'objective.trust', dict(fn='clip', low=0.2, high=0.2)),
-    ('grade.fn=number', 'grade', dict(fn='number', workers=2, deadline_s=10.0)),
+    ('grade.fn=number', 'grade', configs.default().grade.to_dict() | dict(fn='number')),
   ],
 )
 def test_overrides_take_the_type_of_the_default(override, field, value):

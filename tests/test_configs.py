@@ -26,6 +26,7 @@ WITNESS = dict(
   latr=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
+  gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   ttrl=lambda row: 0 < row['critic/vote_share'] < 1,
   chord=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
   otr=lambda row: row['actor/sft_loss'] > 0,
@@ -44,19 +45,23 @@ ALIKE = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0)
 
 
 class Planted:
-  """Stands for the grading pool: every other answer to a prompt is right, and all to the first are alike."""
+  """Stands for the grading pool: every other answer to a prompt is right, all to the first are alike.
 
-  def __init__(self, alike: float):
-    self.alike = alike
+  Further rewards go to the first answer of each.
+  """
+
+  def __init__(self, alike: float, parts: int):
+    self.alike, self.parts = alike, parts
 
   def score(self, rows, texts):
     seen: dict[str, int] = {}
-    reward_B = np.zeros(len(texts), np.float32)
+    parts_BxK = np.zeros((len(texts), self.parts), np.float32)
     for b, row in enumerate(rows):
       seen[row.id] = seen.get(row.id, -1) + 1
-      reward_B[b] = self.alike if len(seen) == 1 else 1 - seen[row.id] % 2
+      parts_BxK[b, 0] = self.alike if len(seen) == 1 else 1 - seen[row.id] % 2
+      parts_BxK[b, 1:] = seen[row.id] == 0
     counts = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
-    return grade.Scores(reward_B, np.zeros(len(texts), np.int8), counts, '')
+    return grade.Scores(parts_BxK, np.zeros(len(texts), np.int8), counts, '')
 
 
 def small(name: str):
@@ -80,6 +85,7 @@ def small(name: str):
   if c.hint.fn != 'none':
     c.prompt_tokens = 48  # room for what is told
   c.sft.steps = c.eval.prompts = 0
+  c.grade.fn = 'exact'
   c.data.source, c.data.size, c.data.chat, c.data.template = 'digits', P, False, '{question}'
   if c.collect.fn != 'none':
     c.collect.patience = 1  # every call learns something
@@ -108,7 +114,7 @@ def test_every_config_takes_two_steps(name):
   parts = train._parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
   if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
-  program, pool = parts.program, Planted(ALIKE.get(name, 1.0))
+  program, pool = parts.program, Planted(ALIKE.get(name, 1.0), len(parts.rewards))
   state = steps.init_state(program, parts.model.params, parts.teacher and parts.teacher.params)
   before, batch = jax.device_get(state), steps.empty_batch(program)
   call, rows = steps.compile_split(program), []

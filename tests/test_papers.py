@@ -128,6 +128,10 @@ def table() -> str:
       chosen += grown
       code = f'`{" ".join(chosen)}`'
     proofs += [GENERATION[part] for part in parts]
+    beside = [part['fn'] for part in configs.load(str(FILES[name])).grade.parts]
+    if beside:
+      chosen.append(f'grade.parts={",".join(beside)}')
+      code = f'`{" ".join(chosen)}`'
     for part, fn in between(name).items():
       chosen.append(f'{part}={fn}')
       code = f'`{" ".join(chosen)}`'
@@ -160,7 +164,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   row = settings(**METHODS[proof(name)].settings)
   assert functions(own.objective) == functions(row)
   assert own.objective.shape.fn in ('none', 'overlong', row.shape.fn)
-  own.optimizer.outer = dapo.optimizer.outer
+  own.optimizer.outer, own.grade.parts = dapo.optimizer.outer, dapo.grade.parts
   for field in own:
     free = (
       'objective',

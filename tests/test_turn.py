@@ -26,9 +26,11 @@ class Heard:
 def make_parts():
   config = types.SimpleNamespace(rollouts=G, generate=types.SimpleNamespace(draft=dict(fn='none')))
   config.generate.draft = types.SimpleNamespace(fn='none')
-  program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False))
+  config.grade = types.SimpleNamespace(right=1.0)
+  program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False, needs_parts=False))
+  more = dict(aid=None, labels=None, rewards=(turn.grade.Part('sevens', 1.0, None),))
   return types.SimpleNamespace(
-    config=config, curriculum=Heard(), lengths=Heard(), program=program, aid=None, labels=None
+    config=config, curriculum=Heard(), lengths=Heard(), program=program, **more
   )
 
 
@@ -98,7 +100,7 @@ class Sevens:
 
   def score(self, rows, texts):
     right = np.array([text.endswith('7') for text in texts], np.float32)
-    return types.SimpleNamespace(reward_B=right, counts={'grade/errors': len(texts)})
+    return types.SimpleNamespace(parts_BxK=right[:, None], counts={'grade/errors': len(texts)})
 
 
 def graded(tokens_BxT, length_B, vote=None, truncate=None):
@@ -258,7 +260,7 @@ def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
   class Pool:
     def score(self, rows, texts):
       right = [text.split()[-1] == row.answer for row, text in zip(rows, texts, strict=True)]
-      return types.SimpleNamespace(reward_B=np.array(right, np.float32), counts={})
+      return types.SimpleNamespace(parts_BxK=np.array(right, np.float32)[:, None], counts={})
 
   seen = []
   for sevens in (2, 3, 4):
@@ -274,3 +276,37 @@ def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
   assert suspect == dict(
     prompt=0, given='8', majority='7', share=1.0, visits=3, question='?0', id='0'
   )
+
+
+class Parted:
+  """Stands for a pool of two graders: half right is what ends in 7, and good form what begins with 5."""
+
+  def score(self, rows, texts):
+    part_BxK = [[0.5 * text.endswith('7'), text.startswith('5')] for text in texts]
+    return types.SimpleNamespace(parts_BxK=np.array(part_BxK, np.float32), counts={})
+
+
+def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what_is_right():
+  parts = make_parts()
+  parts.vote = parts.truncate = None
+  parts.model = types.SimpleNamespace(tokenizer=Words())
+  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  parts.config.grade.right = 0.5
+  parts.rewards += (turn.grade.Part('form', 0.75, None),)
+  batch = make_batch(SAID_B, [0] * B, [STOPPED] * B, [1] * B)
+  tokens = [[6 if n % 4 else 5, 0, row[2]] for n, row in enumerate(VOTES)]
+  rollout = batch.rollout._replace(tokens_BxT=np.array(tokens, np.int32))
+  got, _, _, told = turn._grade(parts, Parted(), batch.prompts, rollout)
+  real = np.array(SAID_B) > 0
+  right = np.array([row[2] == 7 for row in VOTES]) & real
+  form = (np.arange(B) % 4 == 0) & real
+  assert got.correct_B.tolist() == right.tolist()
+  np.testing.assert_allclose(got.reward_B, 0.5 * right + 0.75 * form)
+  means = dict(sevens=0.5 * right[real].mean(), form=form[real].mean())
+  assert told.keys() == {f'critic/score/{name}' for name in means}
+  for name, mean in means.items():
+    np.testing.assert_allclose(told[f'critic/score/{name}'], mean, rtol=1e-6)
+  assert got.parts_BxK is None  # nobody asks
+  parts.program.method.needs_parts = True
+  got, *_ = turn._grade(parts, Parted(), batch.prompts, rollout)
+  np.testing.assert_array_equal(got.parts_BxK, np.stack([0.5 * right, form], 1))

@@ -8,7 +8,14 @@ from typing import Any
 
 from jaxrl_llm.grade import truncate, vote
 from jaxrl_llm.grade.pool import Pool, Scores
-from jaxrl_llm.grade.resolve import resolve, resolve_extract, resolve_vote
+from jaxrl_llm.grade.resolve import (
+  Part,
+  resolve,
+  resolve_extract,
+  resolve_parts,
+  resolve_vote,
+  weights,
+)
 from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, TIMEOUT
 from jaxrl_llm.types import Row
 
@@ -18,19 +25,22 @@ __all__ = [
   'OK',
   'OUTCOMES',
   'TIMEOUT',
+  'Part',
   'Pool',
   'Scores',
   'resolve',
   'resolve_extract',
+  'resolve_parts',
   'resolve_vote',
   'score',
   'truncate',
   'vote',
+  'weights',
 ]
 
 
 def score(rows: Sequence[Row], texts: Sequence[str], spec: Any, pool: Pool | None = None) -> Scores:
-  """reward[b] = grader(texts[b], rows[b]) with the grader and deadline of `spec` (a config.grade).
+  """reward[b] = grader(texts[b], rows[b]) with the graders and deadline of `spec` (a config.grade).
 
   pool: workers to reuse over many calls, made from the same spec; without it they live for this
   call. Raises UserError where the spec is bad. Source: none.

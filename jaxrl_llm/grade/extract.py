@@ -10,7 +10,7 @@ from decimal import Decimal
 
 # A sign counts only where it cannot be a minus between two terms. Commas count only between groups
 # of three.
-_NUMBER = re.compile(
+NUMBER = re.compile(
   r'(?:(?<![\w)\].])[-+])?'
   r'(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
 )
@@ -36,4 +36,4 @@ def first_number(text: str) -> Decimal | None:
 def _numbers(text: str) -> list[Decimal]:
   # Decimal compares exactly at any length, where floats would call 2**53 and 2**53 + 1 equal.
   plain = text.replace('\N{MINUS SIGN}', '-')
-  return [Decimal(found.replace(',', '')) for found in _NUMBER.findall(plain)]
+  return [Decimal(found.replace(',', '')) for found in NUMBER.findall(plain)]

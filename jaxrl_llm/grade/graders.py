@@ -36,6 +36,23 @@ def first_number(text: str, row: Row) -> float:
   return float(found is not None and found == _target(row))
 
 
+def bare_number(text: str, row: Row) -> float:
+  """1 where the text is one number and nothing else but space around it, right or wrong. Source: none."""
+  del row
+  plain = text.replace('\N{MINUS SIGN}', '-').strip()
+  return float(extract.NUMBER.fullmatch(plain) is not None)
+
+
+def tagged(text: str, row: Row, *, tag: str = 'answer') -> float:
+  """1 where the text ends with <tag>…</tag>, not empty, and holds each of the two once. Source: none."""
+  del row
+  start, end = f'<{tag}>', f'</{tag}>'
+  _, opened, rest = text.partition(start)
+  inside, closed, after = rest.partition(end)
+  once = text.count(start) == text.count(end) == 1
+  return float(bool(once and opened and closed and inside.strip() and not after.strip()))
+
+
 def gym(text: str, row: Row, *, tag: str = '') -> float:
   """The score that the row's own reasoning-gym task gives, in [0, 1], with its partial credit.
 

@@ -27,12 +27,15 @@ import pebble
 from absl import logging
 
 from jaxrl_llm.grade import graders, worker
-from jaxrl_llm.grade.resolve import resolve
-from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, PENDING, RESULT, TIMEOUT
+from jaxrl_llm.grade.resolve import resolve_parts
+from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, PENDING, TIMEOUT
 from jaxrl_llm.types import Row, UserError
 
 # Linear in the text, whatever it holds: they need no deadline, so no worker.
-_INLINE = (graders.exact, graders.number, graders.first_number)
+_INLINE = (
+  *(graders.exact, graders.number, graders.first_number),
+  *(graders.bare_number, graders.tagged),
+)
 
 _METRICS = {TIMEOUT: 'grade/timeouts', CRASH: 'grade/crashes', ERROR: 'grade/errors'}
 _CHUNK_ITEMS = 64
@@ -43,12 +46,17 @@ _MAX_RESTARTS = 3
 
 
 class Scores(NamedTuple):
-  """What grading gives. Where the outcome is not OK the reward is 0, and no judgement."""
+  """What grading gives. Where the outcome is not OK all rewards are 0, and no judgement."""
 
-  reward_B: np.ndarray  # float32
+  parts_BxK: np.ndarray  # float32, by config.grade.fn and by each of config.grade.parts
   outcome_B: np.ndarray  # int8, one of OK, TIMEOUT, CRASH, ERROR
   counts: dict[str, int]  # metrics: grade/timeouts, grade/crashes, grade/errors
   message: str  # the first failure in words, '' where there is none
+
+  @property
+  def reward_B(self) -> np.ndarray:
+    """By config.grade.fn: whether the answer is right."""
+    return self.parts_BxK[:, 0]
 
 
 class Pool:
@@ -57,8 +65,9 @@ class Pool:
   def __init__(self, spec: Any):
     """Raises UserError for a grader that does not resolve, or bad `workers` or `deadline_s`."""
     self.spec = dict(spec)
-    grader = resolve(self.spec)
-    self._inline = grader if getattr(grader, 'func', None) in _INLINE else None
+    self._graders = [part.grader for part in resolve_parts(self.spec)]
+    self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
+    self._result = worker.result(len(self._graders))
     self._workers = self.spec.get('workers', 2)
     self._deadline_s = self.spec.get('deadline_s', 10.0)
     if not isinstance(self._workers, int) or self._workers < 1:
@@ -87,11 +96,11 @@ class Pool:
     """Grades texts[b] against rows[b]; results in that order. One call at a time."""
     if len(rows) != len(texts):
       raise ValueError(f'{len(rows)} rows but {len(texts)} texts')
-    if self._inline is not None:
-      results = [worker.attempt(self._inline, *item) for item in zip(texts, rows, strict=True)]
-      return _scores(np.array(results, RESULT))
+    if self._inline:
+      results = [worker.attempt(self._graders, *item) for item in zip(texts, rows, strict=True)]
+      return _scores(np.array(results, self._result))
     with tempfile.TemporaryDirectory(prefix='grade-') as folder:
-      job = _Job(os.path.join(folder, 'results'), rows, texts)
+      job = _Job(os.path.join(folder, 'results'), self._result, rows, texts)
       try:
         self._finish(job)
       except BaseException:  # Ctrl-C too: what still runs belongs to a call that is over
@@ -145,10 +154,10 @@ class Pool:
 class _Job:
   """The items of one call, and the file their results are written to."""
 
-  def __init__(self, path: str, rows: Sequence[Row], texts: Sequence[str]):
+  def __init__(self, path: str, result: np.dtype, rows: Sequence[Row], texts: Sequence[str]):
     self.path = path
     self.items: list[bytes] = []
-    self.table = np.memmap(path, RESULT, 'w+', shape=max(len(rows), 1))[: len(rows)]
+    self.table = np.memmap(path, result, 'w+', shape=max(len(rows), 1))[: len(rows)]
     self.table['outcome'] = PENDING
     for index, item in enumerate(zip(texts, rows, strict=True)):
       try:

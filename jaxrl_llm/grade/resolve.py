@@ -1,5 +1,7 @@
-"""From `config.grade` to a grader: a name in graders.py, or the user's own
-'package.module:function'."""
+"""From `config.grade` to graders: each a name in graders.py, or the user's own 'package.module:function'.
+
+`grade.fn` says what is right; `grade.parts` are rewarded beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_llm import config
 from jaxrl_llm.grade import extract, graders, vote
@@ -16,26 +19,71 @@ from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float]
 
-# These settings of config.grade belong to the pool, the others to the grader.
-POOL_SETTINGS = ('workers', 'deadline_s')
+# These settings of config.grade belong to the pool or to what is done with rewards, the others to the grader.
+OTHER_SETTINGS = ('workers', 'deadline_s', 'right', 'parts')
 
 
-def resolve(spec: Any) -> Grader:
-  """config.grade → f(text, row) -> float. Source: none.
+class Part(NamedTuple):
+  """One of the rewards of a row."""
+
+  name: str  # in metrics: critic/score/<name>
+  weight: float  # in their sum
+  grader: Grader
+
+
+def weights(spec: Any) -> tuple[float, ...]:
+  """Of config.grade.fn, which is 1, then of each of config.grade.parts. Source: none."""
+  return 1.0, *(float(part.get('weight', 1.0)) for part in spec.get('parts', ()))
+
+
+def resolve_parts(spec: Any) -> tuple[Part, ...]:
+  """config.grade → its own grader, then those of its parts, dict(fn=, weight=1.0, name=fn, <settings>). Source: none.
+
+  Raises UserError as `resolve` does, and for a weight that is no finite number, a name that occurs twice, or a
+  `right` that no score can be compared with.
+  """
+  if not _finite(spec.get('right', 1.0)):
+    raise UserError(f'config.grade.right={spec["right"]!r} must be a finite number, such as 1.0.')
+  found = [Part(_name(spec), 1.0, resolve(spec))]
+  for index, part in enumerate(spec.get('parts', ())):
+    where = f'grade.parts[{index}]'
+    if not hasattr(part, 'items') or 'fn' not in part:
+      raise UserError(f'config.{where}={part!r} must be a dict with fn, such as dict(fn="exact").')
+    weight, name = part.get('weight', 1.0), _name(part)
+    if not _finite(weight):
+      raise UserError(f'config.{where}.weight={weight!r} must be a finite number.')
+    if name in [other.name for other in found]:
+      raise UserError(f'config.{where} is named {name!r} as another is; give it another `name`.')
+    told = {key: value for key, value in part.items() if key not in ('weight', 'name')}
+    found.append(Part(name, float(weight), resolve(told, where)))
+  return tuple(found)
+
+
+def _name(spec: Any) -> str:
+  return spec.get('name') or str(spec['fn']).rpartition(':')[2]
+
+
+def _finite(value: Any) -> bool:
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  return number and math.isfinite(value)
+
+
+def resolve(spec: Any, where: str = 'grade') -> Grader:
+  """config.grade, or one of its parts at `where`, → f(text, row) -> float. Source: none.
 
   Raises UserError for an unknown name or setting, a module that does not import, a function that
   lacks verl's parameters, or `gym` without reasoning-gym: all before anything compiles.
   """
-  spec = {key: value for key, value in dict(spec).items() if key not in POOL_SETTINGS}
+  spec = {key: value for key, value in dict(spec).items() if key not in OTHER_SETTINGS}
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
-    return _own(fn, {key: value for key, value in spec.items() if key != 'fn'})
+    return _own(fn, {key: value for key, value in spec.items() if key != 'fn'}, where)
   if fn == 'gym' and importlib.util.find_spec('reasoning_gym') is None:
     raise UserError(
-      "config.grade.fn='gym' needs reasoning-gym; install the extra: pip install 'jaxrl_llm[gym]'."
+      f"config.{where}.fn='gym' needs reasoning-gym; install the extra: pip install 'jaxrl_llm[gym]'."
     )
   try:
-    return config.pick(graders, spec, 'grade')
+    return config.pick(graders, spec, where)
   except UserError as error:
     if isinstance(fn, str) and fn in config.choices(graders):
       raise
@@ -66,6 +114,10 @@ def resolve_vote(spec: Any, grader: Any, rollouts: int) -> vote.Majority | None:
   made = config.pick(vote, spec, 'vote')()
   if made is None:
     return None
+  if grader.get('parts', ()):
+    raise UserError(
+      f'config.vote.fn={spec["fn"]!r} is the only reward there is; leave config.grade.parts={grader["parts"]!r} empty.'
+    )
   read = resolve_extract(grader, f'config.vote.fn={spec["fn"]!r}')
   if made.learn_from and not 2 <= made.learn_from <= rollouts:
     raise UserError(
@@ -74,9 +126,9 @@ def resolve_vote(spec: Any, grader: Any, rollouts: int) -> vote.Majority | None:
   return made._replace(extract=read)
 
 
-def _own(path: str, settings: dict[str, Any]) -> Grader:
+def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
   module_name, _, name = path.partition(':')
-  where = f'config.grade.fn={path!r}'
+  where = f'config.{field}.fn={path!r}'
   try:
     fn = getattr(importlib.import_module(module_name), name, None)
   except Exception as error:

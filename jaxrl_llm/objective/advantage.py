@@ -3,6 +3,7 @@
 Every public function here may be named in `config.objective.advantage.fn`. `length_PxG` is the length of a
 rollout in tokens, 0 for an empty row; empty rows get 0 and count nowhere. One that @needs('norms') takes a third
 array, `leverage_PxG` = log(w·n): w = π/π_b of the whole answer, n the norm of the gradient of its log-probability.
+One that @needs('parts') takes the rewards that R is the sum of, `parts_PxGxK`, and their weights in it, `weight_K`.
 """
 
 from __future__ import annotations
@@ -204,6 +205,28 @@ def hardness_weighted(
   """
   p, a = _rate(reward_PxG, length_PxG), group_centered(reward_PxG, length_PxG)
   return a * _at_most(p, 1 / (2 * p), most)
+
+
+@needs('parts')
+def decoupled(
+  reward_PxG: jax.Array,
+  length_PxG: jax.Array,
+  parts_PxGxK: jax.Array,
+  weight_K: jax.Array,
+  *,
+  eps: float = 1e-4,
+) -> jax.Array:
+  """A = z_batch(Σ_k w_k·z_group(R_k)), z(x) = (x − mean) / (std + eps), std unbiased; R itself is not looked at.
+
+  Rewards of several parts, each of its own scale: sums of them that are equal need not have equal advantages. With one
+  part it is GRPO up to a constant. The form of the code in TRL and verl. Source: arXiv:2601.05242 (GDPO).
+  """
+  del reward_PxG
+  part = jax.vmap(lambda x: group_normalized(x, length_PxG, eps=eps), in_axes=2, out_axes=2)
+  total_PxG = part(parts_PxGxK) @ weight_K
+  # Its mean is 0 in every group, and so in the batch; empty rows are 0.
+  n = _exists(length_PxG).sum()
+  return total_PxG / (jnp.sqrt((total_PxG**2).sum() / jnp.maximum(n - 1, 1)) + eps)
 
 
 def _rate(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:

@@ -51,6 +51,9 @@ class Method(NamedTuple):
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
   companion: companion.Companion | None  # None: the policy learns alone
+  weight_K: tuple[float, ...] | None = (
+    None  # of the rewards that a row's reward is the sum of; None: all 1
+  )
 
   @property
   def needs(self) -> frozenset[str]:
@@ -90,6 +93,11 @@ class Method(NamedTuple):
   def needs_rows(self) -> bool:
     """Coefficients depend on all rows of a minibatch: they are worked out before its gradient."""
     return 'rows' in self.needs
+
+  @property
+  def needs_parts(self) -> bool:
+    """Each of several rewards, and not their sum."""
+    return 'parts' in self.needs
 
   @property
   def needs_confidence(self) -> bool:
@@ -156,6 +164,7 @@ def method(config: Any) -> Method:
     )
   beside = _companion(config)
   _check_proximal(config)
+  _check_parts(config)
   return Method(
     shape=pick(shape, config.shape, 'objective.shape'),
     advantage=pick(advantage, config.advantage, 'objective.advantage'),
@@ -211,6 +220,15 @@ def _check_proximal(config: Any) -> None:
     )
 
 
+def _check_parts(config: Any) -> None:
+  chosen = getattr(advantage, config.advantage['fn'], None)
+  if 'parts' in getattr(chosen, 'needs', ()) and config.shape['fn'] != 'none':
+    raise UserError(
+      f'config.objective.shape.fn={config.shape["fn"]!r} changes the sum of the rewards, and '
+      f'config.objective.advantage.fn={config.advantage["fn"]!r} looks at each of them alone; set shape.fn to none.'
+    )
+
+
 def targets(
   method: Method,
   batch: Batch,
@@ -235,8 +253,12 @@ def targets(
   own = groups(batch.prompts, rollouts, parts)
   group, group_B = own.gather, own.numbers(B)
   reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
-  pull = (group(leverage_B),) if method.needs_norms else ()
-  advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)), *pull)
+  more = (group(leverage_B),) if method.needs_norms else ()
+  if method.needs_parts:
+    parts_PxGxK = jax.vmap(group, in_axes=1, out_axes=2)(batch.parts_BxK)
+    weight_K = jnp.ones(parts_PxGxK.shape[-1]) if method.weight_K is None else method.weight_K
+    more = parts_PxGxK, jnp.asarray(weight_K, dtype)
+  advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)), *more)
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed(batch.correct_B, length_B, own)[:, None]
   weight_BxT = method.aggregate(mask_BxT, T, group_B)

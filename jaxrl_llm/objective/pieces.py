@@ -67,17 +67,6 @@ def turn_multiplier(
   return jnp.clip(multiplier_B * jnp.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
 
 
-def decoupled(parts_PxGxK: jax.Array, weight_K: jax.Array, *, eps: float = 1e-4) -> jax.Array:
-  """A = z_batch(Σ_k w_k·z_group(R_k)), z(x) = (x − mean) / (std + eps), std unbiased: [P, G].
-
-  Rewards of several parts, each of its own scale: sums of them that are equal need not have equal advantages. With one
-  part, equal groups apart, it is GRPO up to a constant. The form of the code in TRL and verl.
-  Source: arXiv:2601.05242 (GDPO).
-  """
-  total_PxG = _standard(parts_PxGxK, 1, eps) @ weight_K
-  return _standard(total_PxG.reshape(-1), 0, eps).reshape(total_PxG.shape)
-
-
 def nudged(
   reward_PxG: jax.Array, context_PxG: jax.Array, *, between: float = 1.1, eps: float = 1e-6
 ) -> jax.Array:

@@ -197,14 +197,18 @@ def _hardness(group: Group) -> tuple[float, int]:
   return k / n, int(group.batch.prompts.index_P[0])
 
 
+_NESTED = ('prompts', 'rollout', 'demo')
+
+
 def _map(f: Callable, batch: Batch, *others: Batch) -> Batch:
-  """f(slots of a prompt array or of rows, …) over all arrays of batches."""
+  """f(a batch's array, that of the others, …) for all arrays, of prompts and of rows."""
   each = lambda *parts: None if parts[0] is None else f(*map(np.asarray, parts))  # noqa: E731
-  inner = lambda name: [getattr(b, name) for b in (batch, *others)]  # noqa: E731
-  rows = {n: each(*inner(n)) for n in ('reward_B', 'correct_B', 'replayed_B')}
-  many = {n: inner(n) for n in ('prompts', 'rollout', 'demo')}
-  nested = {n: None if x[0] is None else type(x[0])(*map(each, *x)) for n, x in many.items()}
-  return Batch(**rows, **nested)
+  told = {}
+  for name in Batch._fields:
+    parts = [getattr(b, name) for b in (batch, *others)]
+    nested = name in _NESTED and parts[0] is not None
+    told[name] = type(parts[0])(*map(each, *parts)) if nested else each(*parts)
+  return Batch(**told)
 
 
 def _slots(batch: Batch, slot_N: np.ndarray) -> Batch:
@@ -234,5 +238,5 @@ def _plain(batch: Batch) -> dict:
 
 
 def _batch(told: dict) -> Batch:
-  kinds = dict(prompts=Prompts, rollout=Rollout, demo=Rollout)
+  kinds = dict(zip(_NESTED, (Prompts, Rollout, Rollout), strict=True))
   return Batch(**{n: kinds[n](**x) if n in kinds else x for n, x in told.items()})

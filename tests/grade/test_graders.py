@@ -63,6 +63,51 @@ def test_first_number(text, reward):
   assert graders.first_number(text, row('7')) == reward
 
 
+@pytest.mark.parametrize(
+  'text, reward',
+  [
+    (' 12\n', 1),
+    ('-1,234.5', 1),
+    ('\u22124', 1),
+    ('+3', 1),
+    ('.5', 1),
+    ('12.', 0),
+    ('1,23', 0),
+    ('1 2', 0),
+    ('3 + 4 = 7', 0),
+    ('= 7', 0),
+    ('', 0),
+    ('--7', 0),
+    ('1' * 5000 + 'x', 0),
+  ],
+)
+def test_bare_number_judges_the_form_and_not_the_answer(text, reward):
+  assert graders.bare_number(text, row('no number at all')) == reward
+
+
+@pytest.mark.parametrize(
+  'text, reward',
+  [
+    ('so <answer>7</answer>', 1),
+    ('<answer>\n7 + 1\n</answer>\n', 1),
+    ('<answer>7</answer>.', 0),
+    ('<answer> </answer>', 0),
+    ('<answer>7', 0),
+    ('7</answer>', 0),
+    ('</answer>7<answer>', 0),
+    ('<answer>7</answer><answer>8</answer>', 0),
+    ('<answer><answer>7</answer>', 0),
+    ('<b>7</b>', 0),
+    ('', 0),
+  ],
+)
+def test_tagged_asks_for_one_pair_at_the_end(text, reward):
+  assert graders.tagged(text, row('7')) == reward
+  assert graders.tagged(text.replace('answer', 'b'), row('7'), tag='b') == (
+    reward or '<b>7</b>' == text
+  )
+
+
 @pytest.mark.parametrize('grader', [graders.exact, graders.number, graders.first_number])
 def test_a_row_without_an_answer_is_an_error_and_no_zero(grader):
   with pytest.raises(ValueError, match='has no answer'):

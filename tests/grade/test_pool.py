@@ -191,6 +191,25 @@ def test_graders_of_bounded_time_start_no_worker():
   assert scores.outcome_B.tolist() == [OK, OK, OK, ERROR]
 
 
+def test_every_part_grades_every_item_and_one_that_fails_fails_the_item(own):
+  parts = (dict(fn='tagged', tag='b'), dict(fn='own_judge:judge', name='again'))
+  rows, texts = rows_of(6), ['0', '<b>1</b>', 'raise', 'loop', 'die', '2']
+  with grade.Pool(spec_of(parts=parts)) as pool:
+    scores = pool.score(rows, texts)
+  assert scores.outcome_B.tolist() == [OK, OK, ERROR, TIMEOUT, CRASH, OK]
+  want = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]]
+  assert scores.parts_BxK.tolist() == want and scores.parts_BxK.dtype == np.float32
+  assert scores.reward_B.tolist() == [1, 0, 0, 0, 0, 1]
+
+
+def test_parts_of_bounded_time_start_no_worker():
+  with grade.Pool(dict(fn='number', parts=(dict(fn='bare_number'),))) as pool:
+    scores = pool.score(rows_of(3) + [Row('x', '', (), 'blue', 's', {})], ['0', 'so 1', '7', '7'])
+    assert pool._processes is None
+  assert scores.parts_BxK.tolist() == [[1, 1], [1, 0], [0, 1], [0, 0]]
+  assert scores.outcome_B.tolist() == [OK, OK, OK, ERROR]
+
+
 def test_score_makes_its_own_workers_or_uses_those_given(own, pool):
   assert grade.score(rows_of(2), ['0', '0'], spec_of(workers=1)).reward_B.tolist() == [1, 0]
   assert grade.score(rows_of(2), ['0', '0'], spec_of(), pool).reward_B.tolist() == [1, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm.grade import resolve
+from jaxrl_llm.grade import resolve, resolve_parts, weights
 from jaxrl_llm.types import Row, UserError
 
 OWN = """
@@ -62,8 +62,8 @@ def test_own_function_may_return_a_dict():
 @pytest.mark.parametrize(
   'spec, told',
   [
-    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: exact, first_number, "
-     "gym, number, or your own function as 'package.module:function'."),
+    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: bare_number, exact, "
+     "first_number, gym, number, tagged, or your own function as 'package.module:function'."),
     (dict(fn=None), 'config.grade.fn=None is unknown'),
     (dict(fn='number', tag='x'), "config.grade.tag='x' is not a setting of 'number'"),
     (dict(fn='own_missing:f'), "importing 'own_missing' failed (ModuleNotFoundError"),
@@ -84,3 +84,35 @@ def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[gym\]'"):
     resolve(dict(fn='gym'))
+
+
+def test_parts_are_graders_of_their_own_with_a_weight_and_a_name():
+  form = dict(fn='tagged', tag='b', weight=0.5)
+  own = dict(fn='own_resolve:compute_score', bonus=0.5, name='mine')
+  spec = dict(fn='number', workers=3, deadline_s=1.0, right=1.0, parts=(form, own))
+  found = resolve_parts(spec)
+  assert [part.name for part in found] == ['number', 'tagged', 'mine']
+  assert weights(spec) == tuple(part.weight for part in found) == (1.0, 0.5, 1.0)
+  assert [part.grader('<b>7</b>', row()) for part in found] == [1.0, 1.0, 0.5]
+  assert [part.name for part in resolve_parts(dict(fn='own_resolve:as_dict'))] == ['as_dict']
+
+
+@pytest.mark.parametrize(
+  'change, told',
+  [
+    (dict(right='1'), "config.grade.right='1' must be a finite number"),
+    (dict(parts=('exact',)), r"config.grade.parts\[0\]='exact' must be a dict"),
+    (dict(parts=(dict(fn='exact'), dict(weight=1))), r'config.grade.parts\[1\]=.* must be a dict'),
+    (dict(parts=(dict(fn='nubmer'),)), r"config.grade.parts\[0\].fn='nubmer' is unknown"),
+    (dict(parts=(dict(fn='exact', tag='x'),)), r"config.grade.parts\[0\].tag='x' is not a setting"),
+    (dict(parts=(dict(fn='exact', weight=True),)), r'config.grade.parts\[0\].weight=True must be'),
+    (dict(parts=(dict(fn='number'),)), r"config.grade.parts\[0\] is named 'number' as another is"),
+    (
+      dict(parts=(dict(fn='own_broken:f'),)),
+      r"config.grade.parts\[0\].fn='own_broken:f': importing",
+    ),
+  ],
+)
+def test_bad_parts_are_told(change, told):
+  with pytest.raises(UserError, match=told):
+    resolve_parts(dict(fn='number') | change)

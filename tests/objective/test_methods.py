@@ -130,7 +130,7 @@ def test_padding_columns_and_what_stands_in_them_change_nothing(name):
 
 
 def permuted(d, order):
-  rows = ('reward', 'correct', 'length', 'norm', *TOKENS)
+  rows = ('reward', 'correct', 'length', 'norm', 'parts', *TOKENS)
   return change(d, **{k: getattr(d, k)[order] for k in rows})
 
 

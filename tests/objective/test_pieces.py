@@ -52,19 +52,6 @@ def standard(x, axis=-1):
   return (x - x.mean(axis, keepdims=True)) / x.std(axis, ddof=1, keepdims=True)
 
 
-def test_gdpo_of_one_part_is_grpo_up_to_a_constant_and_of_two_tells_equal_sums_apart():
-  reward = np.random.default_rng(0).random((3, 4))
-  one = np.asarray(pieces.decoupled(reward[..., None], np.ones(1), eps=0.0))
-  np.testing.assert_allclose(one, standard(standard(reward).ravel()).reshape(3, 4), atol=1e-12)
-  parts = np.array([[[1.0, 0], [0, 1], [0, 0], [0, 0], [0, 1]]])  # the second is given twice
-  got = np.asarray(pieces.decoupled(parts, np.array([1.0, 1.0]), eps=0.0))[0]
-  want = standard(standard(parts[0, :, 0]) + standard(parts[0, :, 1]))
-  np.testing.assert_allclose(got, want, atol=1e-12)
-  assert got[0] - got[1] > 0.3  # whose sum is 1, both
-  far = np.asarray(pieces.decoupled(parts * np.array([1.0, 50.0]), np.ones(2), eps=0.0))[0]
-  np.testing.assert_allclose(far, got, atol=1e-12)
-
-
 def test_nudge_rl_without_a_surplus_between_contexts_is_grpo_and_with_one_favours_the_better():
   reward = np.random.default_rng(0).random((2, 6))
   context = np.array([[0, 0, 0, 1, 1, -1]] * 2)

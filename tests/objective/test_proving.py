@@ -75,13 +75,18 @@ def test_empty_rows_have_no_advantage_and_no_say(name):
   """Of the sums over groups and over the batch."""
   r = np.random.default_rng(5)
   reward, length = r.random((2, 3)), r.integers(1, 9, (2, 3)).astype(float)
-  fn = getattr(advantage, name)
-  more = [jnp.asarray(r.normal(size=(2, 3)))] if 'norms' in getattr(fn, 'needs', ()) else []
-  want = np.pad(np.asarray(fn(jnp.asarray(reward), jnp.asarray(length), *more)), ((0, 1), (0, 2)))
+  chosen = getattr(advantage, name)
+  needs = getattr(chosen, 'needs', ())
+  more, last = [r.normal(size=(2, 3))] if 'norms' in needs else [], []
+  if 'parts' in needs:
+    more, last = [r.normal(size=(2, 3, 2))], [jnp.array([1.0, 0.5])]
+  fn = lambda *arrays: chosen(*map(jnp.asarray, arrays), *last)  # noqa: E731
+  want = np.pad(np.asarray(fn(reward, length, *more)), ((0, 1), (0, 2)))
   for junk in (9.0, -9.0, 100.0):
     filled = np.pad(reward, ((0, 1), (0, 2)), constant_values=junk)
-    wide = [jnp.pad(x, ((0, 1), (0, 2)), constant_values=junk) for x in more]
-    got = fn(jnp.asarray(filled), jnp.asarray(np.pad(length, ((0, 1), (0, 2)))), *wide)
+    by_row = lambda x: ((0, 1), (0, 2), (0, 0))[: x.ndim]  # noqa: E731
+    wide = [np.pad(x, by_row(x), constant_values=junk) for x in more]
+    got = fn(filled, np.pad(length, ((0, 1), (0, 2))), *wide)
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
@@ -111,6 +116,7 @@ DEFAULTS = {
     adora=[0.1, 0.5, 1e-6],
     equal_treatment=[4.0],
     hardness_weighted=[8.0],
+    decoupled=[1e-4],
   ),
   'credit': dict(gae=[1.0, 1.0, True], process=[1.0, 5.0, True], steps=[1.0, 1e-6]),
   'companion': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
@@ -209,6 +215,28 @@ def test_replayed_rows_have_a_ratio_of_one_and_the_others_the_ratios_that_they_h
   seen = np.asarray(target.mask_BxT) > 0
   moved = np.where(seen & ~again[:, None], d.behaviour - d.x, 0)
   np.testing.assert_allclose(float(sums['kl']), moved.sum())
+
+
+def test_gdpo_of_one_part_is_grpo_up_to_a_constant_and_of_two_tells_equal_sums_apart():
+  d = data()
+  d.parts = d.reward[:, None]
+  one, grpo = (
+    run(d, advantage='decoupled')[0],
+    run(d, advantage=dict(fn='group_normalized', eps=1e-4))[0],
+  )
+  ratio = one[grpo != 0] / grpo[grpo != 0]
+  np.testing.assert_allclose(ratio, ratio[0], rtol=1e-10)
+  standard = lambda x: (x - x.mean()) / x.std(ddof=1)  # noqa: E731
+  parts = np.array([[[1.0, 0], [0, 1], [0, 0], [0, 0], [0, 1]]])  # the second is given twice
+  fn = lambda parts, *w: np.asarray(  # noqa: E731
+    advantage.decoupled(None, jnp.ones((1, 5)), jnp.asarray(parts), jnp.asarray(w), eps=0.0)
+  )[0]
+  got = fn(parts, 1.0, 1.0)
+  np.testing.assert_allclose(got, standard(standard(parts[0, :, 0]) + standard(parts[0, :, 1])))
+  assert got[0] - got[1] > 0.3  # whose sum is 1, both
+  np.testing.assert_allclose(fn(parts * np.array([1.0, 50.0]), 1.0, 1.0), got, atol=1e-12)
+  want = standard(standard(parts[0, :, 0]) + 0.5 * standard(parts[0, :, 1]))
+  np.testing.assert_allclose(fn(parts, 1.0, 0.5), want, atol=1e-12)
 
 
 def test_grpo_lambda_without_groups_is_grpo_and_apriel_without_its_share_is_overlong():

@@ -31,7 +31,8 @@ def batch(index_P, right_P, part_P=None, length=2):
   tokens_PxL = np.repeat(index_P[:, None], L, axis=1)
   prompts = Prompts(tokens_PxL, length_P, index_P, index_P, index_P.astype(np.float32), part_P)
   correct_B = (np.arange(G) < np.array(right_P)[:, None]).reshape(-1).astype(np.float32)
-  return Batch(prompts, rollout, 0.5 * correct_B, correct_B)
+  parts_BxK = np.stack([correct_B, said_PxG.reshape(-1)], axis=1)
+  return Batch(prompts, rollout, 0.5 * correct_B, correct_B, parts_BxK=parts_BxK)
 
 
 EMPTY = jax.tree.map(np.zeros_like, batch([0] * P, [0] * P))
@@ -58,6 +59,7 @@ def test_batches_wait_until_mixed_groups_fill_them_and_surplus_goes_into_the_nex
   assert told == {'collect/queued': 1, 'collect/short': 0, 'collect/dropped': 0}
   assert got.prompts.index_P.tolist() == [1, 4, 5]
   same(jax.tree.map(lambda x: x[2:], got.rollout), batch([4, 5], [1, 1]).rollout)
+  assert got.parts_BxK[:, 1].tolist() == [100, 101, 400, 401, 500, 501]
   assert got.correct_B.tolist() == [1, 0] * 3 and got.reward_B.tolist() == [0.5, 0] * 3
   kept.add(batch([7, 8, 9], [0, 0, 1]), 2)
   assert kept.take(EMPTY, 2)[0] is EMPTY and len(kept.queue) == 2
