@@ -38,6 +38,14 @@ class Aid:
     tokens_PxL, length_P = data.padded(tokens, self.table.prompt_tokens)
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P, hint_P=given_P)
 
+  def aided(self, step: int) -> control.Aided:
+    """What the curriculum is to expect of prompts that get a hint: Beta(1, 1) and their last visit with one.
+
+    Source: none.
+    """
+    index, counts = self.hints.evidence(step)
+    return control.Aided(index, *(1 + counts).T)
+
   def begun(self, prompts: Prompts) -> list[np.ndarray]:
     """The tokens that each prompt's reply began with, before anything was sampled. Source: none."""
     if self.rule.form != control.hint.PREFIX:

@@ -88,7 +88,8 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
   room = config.prompts - len(held) - len(asked)
   count = max(room // config.curriculum.each, 1)
   slots = min(count + len(busy), len(parts.tables.train))
-  chosen = parts.curriculum.propose(index, slots, parts.lengths).index
+  aided = parts.aid and parts.aid.aided(index)
+  chosen = parts.curriculum.propose(index, slots, parts.lengths, aided).index
   chosen = chosen[~np.isin(chosen, busy)][:count]  # one prompt may not run twice at once
   if config.curriculum.each == 1:
     slots_N, weight_N = np.ones(len(chosen), int), np.ones(len(chosen))

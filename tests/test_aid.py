@@ -153,3 +153,17 @@ def test_a_template_reaches_the_last_question(messages):
   assert not messages or (
     got.messages[:2] == row.messages[:2] and row.messages[2]['content'] == 'a{b}'
   )
+
+
+def test_prompts_are_worth_what_they_are_with_their_hints():
+  own = make(hint.prefix(start=0.5, plain=0.0), *PAIRS)
+  plain = own.table.prompts([0, 1, 2])
+  assert len(own.aided(0).index) == 0
+  batch = answered(own.give(plain, 0), 'a', 'b', 'c', 'd', 'e', 'f', right=[0, 0, 0, 0, 1, 0])
+  own.learn(batch, np.ones(3, bool))
+  got = own.aided(1)
+  assert [x.tolist() for x in got] == [[0, 1], [1, 1], [1, 1]]  # not told before
+  batch = answered(own.give(plain, 1), 'a', 'b', 'c', 'd', 'e', 'f', right=[1, 0, 0, 0, 1, 0])
+  own.learn(batch, np.ones(3, bool))
+  got = own.aided(2)
+  assert [x.tolist() for x in got] == [[0, 1], [2, 1], [2, 3]]

@@ -186,7 +186,7 @@ def choosing(each=1, allocate=None, collect=None, held=()):
   parts = make_parts()
   parts.config.prompts, parts.config.curriculum = 6, types.SimpleNamespace(each=each)
   parts.tables = types.SimpleNamespace(train=range(40))
-  propose = lambda step, slots, lengths: types.SimpleNamespace(index=10 + np.arange(slots))  # noqa: E731
+  propose = lambda step, slots, lengths, aided: types.SimpleNamespace(index=10 + np.arange(slots))  # noqa: E731
   posterior = lambda index: (index / 10, np.ones(len(index)))  # noqa: E731
   parts.curriculum = types.SimpleNamespace(propose=propose, posterior=posterior)
   parts.lengths = lambda index: np.full(len(index), 5.0)

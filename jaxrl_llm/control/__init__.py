@@ -1,12 +1,13 @@
 """Control: decisions about what to run. Numpy on the host; nothing here imports jax."""
 
 from jaxrl_llm.control import allocate, hint, labels
-from jaxrl_llm.control.curriculum import Curriculum, Proposal
+from jaxrl_llm.control.curriculum import Aided, Curriculum, Proposal
 from jaxrl_llm.control.hint import Hints
 from jaxrl_llm.control.labels import LabelCare
 from jaxrl_llm.control.length import LengthEstimate
 
 __all__ = [
+  'Aided',
   'Curriculum',
   'Hints',
   'LabelCare',

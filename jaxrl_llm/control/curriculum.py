@@ -34,6 +34,14 @@ _BLOCK = 1 << 15  # prompts worked on at once: what that takes stays in a core's
 Lengths = Callable[[np.ndarray], np.ndarray]
 
 
+class Aided(NamedTuple):
+  """Prompts that would be asked with a hint: what is known of their success then."""
+
+  index: np.ndarray  # int [H], distinct
+  alpha: np.ndarray  # float [H]
+  beta: np.ndarray
+
+
 class Proposal(NamedTuple):
   """The prompts of a step, with what the posterior expected of them."""
 
@@ -94,10 +102,13 @@ class Curriculum:
     self._stage['pick'](self._worth(one, random, None), 1, random)
     self._stage['domain'](self._domains, self._done, 1, random)
 
-  def propose(self, step: int, slots: int, lengths: Lengths | None = None) -> Proposal:
+  def propose(
+    self, step: int, slots: int, lengths: Lengths | None = None, aided: Aided | None = None
+  ) -> Proposal:
     """The prompts of a step; changes nothing. Raises UserError when there are fewer than slots.
 
-    `lengths` gives the expected tokens of a rollout of each prompt, 0 where unknown.
+    `lengths` gives the expected tokens of a rollout of each prompt, 0 where unknown. `aided` prompts are worth what
+    they are with their hints.
     """
     if slots > self.size:
       raise UserError(
@@ -108,7 +119,7 @@ class Curriculum:
     if self._share.reference(step):
       index = random.choice(self.size, slots, replace=False)
     else:
-      index = self._choose(step, slots, lengths, random)
+      index = self._choose(step, slots, lengths, aided, random)
     index = index.astype(np.int32)
     mean, _, mixed = self.predict(index)
     return Proposal(index, mean, mixed)
@@ -232,11 +243,16 @@ class Curriculum:
       for stage, learnt in self._learnt.items()
     }
 
-  def _choose(
-    self, step: int, slots: int, lengths: Lengths | None, random: np.random.Generator
-  ) -> np.ndarray:
+  def _choose(self, step: int, slots: int, lengths: Lengths | None, aided: Aided | None, random):
     pool = self._stage['candidates'](self.size, slots, self.seed, step)
     worth = self._worth(pool, random, lengths)
+    if aided is not None and len(aided.index):
+      rate = self._stage['value'](aided.alpha, aided.beta, random)
+      told = rate, aided.alpha, aided.beta, self.group, 1.0
+      # Candidates need not be in order, nor hold all that would be aided.
+      by_prompt = dict(zip(aided.index.tolist(), self._stage['utility'](*told), strict=True))
+      at = np.flatnonzero(np.isin(pool, aided.index))
+      worth[at] = [by_prompt[i] for i in pool[at].tolist()]
     barred, out = None, np.zeros(0, int)
     if self._gate.barred:
       barred = random.random(len(pool)) < self._odds(pool)

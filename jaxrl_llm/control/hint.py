@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_llm.types import UserError
 
 PREFIX, CONTEXT = 'prefix', 'context'  # the reply begins with it, or the question tells it
+_ASKED = 4096
 _KEPT = 16  # visits that are remembered of a prompt
 
 
@@ -51,14 +52,24 @@ class Hints:
       shares.append(self.rule.share(self.visits.get(index, []), random))
     return np.array(shares, np.float32)
 
+  def evidence(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """(prompts that would be shown something at this step, (right, wrong) of their last visit with a hint).
+
+    Of the 4096 visited last: a rule is asked for each. Source: none.
+    """
+    seen = np.array(sorted([*self.visits][-_ASKED:]), np.int64)
+    shown = seen[self.choose(seen, step) > 0]
+    last = [[v for v in self.visits[i] if v.share > 0][-1:] for i in shown.tolist()]
+    counts = [(v[0].right, v[0].n - v[0].right) if v else (0, 0) for v in last]
+    return shown, np.array(counts, float).reshape(-1, 2)
+
   def observe(self, index_P: np.ndarray, share_P: np.ndarray, right_P, n_P) -> None:
     """What came of the hints, and of the plain prompts. Source: none."""
     for told in zip(
       index_P.tolist(), share_P.tolist(), right_P.tolist(), n_P.tolist(), strict=True
     ):
-      visits = self.visits.setdefault(told[0], [])
-      visits.append(Visit(*told[1:]))
-      del visits[:-_KEPT]
+      visits = [*self.visits.pop(told[0], []), Visit(*told[1:])]
+      self.visits[told[0]] = visits[-_KEPT:]  # the newest stand last
 
   def state_dict(self) -> dict:
     """For the checkpoint. Source: none."""

@@ -11,7 +11,7 @@ import pytest
 from curricula import PLAIN, G, observe, same
 
 from jaxrl_llm import config
-from jaxrl_llm.control import Curriculum
+from jaxrl_llm.control import Aided, Curriculum
 from jaxrl_llm.types import UserError
 
 MOPPS = PLAIN | dict(
@@ -369,3 +369,17 @@ def test_no_prompts_at_all_is_a_user_error():
 def test_nothing_here_imports_jax():
   code = 'import sys, jaxrl_llm.control; sys.exit("jax" in sys.modules)'
   assert subprocess.run([sys.executable, '-c', code], check=False).returncode == 0
+
+
+def test_a_prompt_that_gets_a_hint_is_chosen_for_what_it_is_with_it():
+  """All have failed or passed throughout; one would be asked with a hint that makes it right half the time."""
+  plain = dict(share=dict(fn='none'), pick=dict(fn='top'), gate=dict(fn='none'))
+  curriculum = make(12, **plain)
+  for _ in range(6):
+    observe(curriculum, np.arange(12), [0] * 10 + [8, 0])
+  aided = Aided(np.array([11, 3]), np.array([5.0, 1.0]), np.array([5.0, 40.0]))
+  assert curriculum.propose(0, 1, aided=aided).index.tolist() == [11]
+  assert {int(curriculum.propose(step, 1).index[0]) for step in range(20)} != {11}
+  # What is not in the window of the stream has no say.
+  windowed = make(12, **plain, candidates=dict(fn='stream', multiple=1))
+  assert len(windowed.propose(0, 3, aided=aided).index) == 3
