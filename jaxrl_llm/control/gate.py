@@ -14,7 +14,6 @@ from jaxrl_llm.control import setting
 from jaxrl_llm.control.facts import Facts, Gate, Seen, State
 
 _MOST = 255  # a streak is counted in a byte
-_ODDS = ('p_easy', 'p_hard')
 
 
 def none(facts: Facts) -> Gate:
@@ -90,12 +89,12 @@ def streaks(
     streak_2xN[:, seen.index_V] = np.where(hit_2xV, np.minimum(old, _MOST - 1) + 1, 0)
     after = dict(state, streak=streak_2xN)
     if not seen.first_V.all():
-      for name, share_seen, most in zip(
-        _ODDS, hit_2xV.mean(1), (target / 3, 2 * target / 3), strict=True
-      ):
-        moved = state[name] + (-step if share_seen >= most else step)
+      limits = dict(p_easy=target / 3, p_hard=2 * target / 3)
+      for (name, most), met in zip(limits.items(), hit_2xV.mean(1), strict=True):
+        moved = state[name] + (-step if met >= most else step)
         after[name] = np.asarray(np.clip(moved, 0.05, 0.95))
     return after
 
-  state = dict(streak=np.zeros((2, facts.size), np.uint8))
-  return Gate(state | {name: np.array(float(start)) for name in _ODDS}, barred, learn, share)
+  begin = np.array(float(start))
+  state = dict(streak=np.zeros((2, facts.size), np.uint8), p_easy=begin, p_hard=begin)
+  return Gate(state, barred, learn, share)
