@@ -4,7 +4,8 @@ python -m jaxrl_llm.main --config=configs/apriel.py
 Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: the form of the penalty, and 1 for failures and for what is cut off, are the official code's (actor.py); its
 configs do not tell the power of the solve rate, 1 is ours, as is the buffer of 4 of our 16 tokens. The official
-estimator is GRPO's kind; its sampling of domains is not part of this file. Learning rate and batch are ours.
+estimator is GRPO's kind. Its sampling of domains is curriculum.domain=mix, for data of several sources: the default
+job has one. Learning rate and batch are ours.
 """
 
 

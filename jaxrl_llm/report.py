@@ -69,6 +69,8 @@ def visits(folder: str) -> tuple[np.ndarray, np.ndarray]:
   found: dict[tuple[int, int], list[float]] = {}
   for path in sorted(glob.glob(os.path.join(folder, 'rollouts', 'step_*.jsonl'))):
     for row in _lines(path):
+      if row.get('hint'):  # tells nothing of the plain prompt
+        continue
       found.setdefault((row['step'], row['prompt']), []).append(float(row['score'] >= 1))
   if not found:
     raise UserError(f'--workdir={folder} has no rollouts to report on; train first.')

@@ -317,7 +317,8 @@ def _rollout_metrics(batch: Batch) -> dict[str, float]:
 
 
 def _rollout_rows(rows, texts, batch: Batch, index: int) -> list[dict]:
-  G = len(texts) // len(batch.prompts.index_P)
+  G, hint_P = len(texts) // len(batch.prompts.index_P), batch.prompts.hint_P
+  shown = lambda p: {} if hint_P is None else dict(hint=float(hint_P[p]))  # noqa: E731
   return [
     dict(
       input=row.question or row.messages,
@@ -328,6 +329,7 @@ def _rollout_rows(rows, texts, batch: Batch, index: int) -> list[dict]:
       prompt=int(batch.prompts.index_P[b // G]),
       length=int(batch.rollout.length_B[b]),
       reason=REASONS[int(batch.rollout.reason_B[b])],
+      **shown(b // G),
     )
     for b, (row, text) in enumerate(zip(rows, texts, strict=True))
     if batch.rollout.length_B[b]

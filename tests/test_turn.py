@@ -6,7 +6,8 @@ import types
 
 import numpy as np
 
-from jaxrl_llm import turn
+from jaxrl_llm import config as configs
+from jaxrl_llm import control, turn
 from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
 
 P, G, T = 4, 4, 3
@@ -66,6 +67,53 @@ def test_the_curriculum_hears_of_whole_groups_rows_that_exist_and_weights():
   assert (right, count, truncated) == ([1, 1], [4, 2], [1, 0])
   assert tokens == [8, 3]
   assert parts.lengths.told[1].tolist() == [2.0, 1.5]
+
+
+def test_a_row_that_was_cut_off_but_right_is_not_told_as_cut_off():
+  reason_B = [TRUNCATED] * B
+  batch = make_batch([3] * B, [1, 0, 0, 1] * P, reason_B, [1] * B)
+  parts = make_parts()
+  turn._observe(parts, batch, np.ones(P, bool))
+  assert parts.curriculum.told[3].tolist() == [2] * P
+
+
+def test_a_step_of_which_nothing_is_whole_is_a_step_to_the_curriculum():
+  """Its time is counted by what it is told: reference sets and forgetting keep pace with the run."""
+  parts = make_parts()
+  settings = configs.default().curriculum.to_dict() | dict(
+    forget=dict(fn='step', decay=0.5), share=dict(fn='none')
+  )
+  parts.curriculum = control.Curriculum(settings, 40, group=G)
+  parts.lengths = control.LengthEstimate(40)
+  batch = make_batch([3] * B, [1] * B, [STOPPED] * B, [1] * B)
+  turn._observe(parts, batch, np.arange(P) == 1)
+  before = parts.curriculum.predict(np.array([10]))[0]
+  turn._observe(parts, batch, np.zeros(P, bool))
+  after = parts.curriculum.predict(np.array([10]))[0]
+  assert (before, after) == (5 / 6, 3 / 4)  # Beta(1 + 4, 1), then Beta(1 + 2, 1)
+
+
+def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
+  class Chooses:
+    def propose(self, *told):
+      self.told = told
+      return types.SimpleNamespace(index=np.array([3, 1], np.int32))
+
+  parts = make_parts()
+  parts.config.prompts, parts.config.completion_tokens = 2, T
+  parts.config.generate.stop = types.SimpleNamespace(fn='none')
+  parts.curriculum, parts.lengths, parts.unfinished = Chooses(), control.LengthEstimate(4), []
+  parts.lengths.mean[:] = [1, 2, 3, 4]
+  parts.cap = lambda index, most: most
+  fresh = make_batch([0] * B, [0] * B, [STOPPED] * B, [1] * B).prompts
+  parts.tables = types.SimpleNamespace(
+    train=types.SimpleNamespace(prompts=lambda index, born: fresh._replace(index_P=index))
+  )
+  monkeypatch.setattr(turn.steps, 'empty_rollout', lambda program: None)
+  prompts, *_ = turn.propose(parts, 5)
+  step, slots, lengths = parts.curriculum.told
+  assert (step, slots) == (5, 2) and lengths(np.array([0, 2])).tolist() == [1, 3]
+  assert prompts.expected_P.tolist() == [4, 2]
 
 
 def test_aborted_rows_are_blank_and_counted():

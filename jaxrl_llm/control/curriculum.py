@@ -287,9 +287,12 @@ class Curriculum:
     """Of being struck out by the gate."""
     if not self._gate.barred:
       return np.zeros(len(index))
-    alpha, beta = self._posterior(index)
-    visits = self._visits[index]
-    return self._gate.barred(self._learnt['gate'], index, visits, alpha / (alpha + beta))
+
+    def mean() -> np.ndarray:
+      alpha, beta = self._posterior(index)
+      return alpha / (alpha + beta)
+
+    return self._gate.barred(self._learnt['gate'], index, self._visits[index], mean)
 
   def _compare(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, count: np.ndarray) -> None:
     """Keeps what was predicted beside what came: of prompts with evidence, before it is learnt."""

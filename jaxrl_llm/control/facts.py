@@ -13,6 +13,7 @@ State = dict[str, np.ndarray]  # what a stage has learnt: saved, restored, never
 
 
 Index = np.ndarray | slice  # which prompts
+Mean = Callable[[], np.ndarray]
 
 
 class Facts(NamedTuple):
@@ -49,8 +50,8 @@ class Gate(NamedTuple):
   """Made by a function of gate.py."""
 
   state: State
-  # (state, index, visits, posterior mean) → probability [I] of being barred; None: of nobody
-  barred: Callable[[State, np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+  # (state, index, visits, how to get the posterior mean) → probability [I] of being barred; None: of nobody
+  barred: Callable[[State, Index, np.ndarray, Mean], np.ndarray] | None = None
   learn: Callable[[State, Seen], State] = lambda state, seen: state
   audit: float = 0.0  # share of slots that goes to the barred, or where there are none to anyone
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_llm.control import setting
-from jaxrl_llm.control.facts import Facts, Gate, Seen, State
+from jaxrl_llm.control.facts import Facts, Gate, Mean, Seen, State
 
 _MOST = 255  # a streak is counted in a byte
-_ODDS = ('p_easy', 'p_hard')
 
 
 def none(facts: Facts) -> Gate:
@@ -45,9 +44,9 @@ def retire(facts: Facts, *, rate: float = 0.9, visits: int = 2, share: float = 0
   setting.whole('gate.visits', visits, 1)
   setting.within('gate.share', share, 0, 1)
 
-  def barred(state: State, index: np.ndarray, visits_I: np.ndarray, mean_I: np.ndarray):
+  def barred(state: State, index: np.ndarray, visits_I: np.ndarray, mean: Mean):
     del state, index
-    return (visits_I >= visits) & (mean_I >= rate)
+    return (visits_I >= visits) & (mean() >= rate)
 
   return Gate({}, barred, audit=share)
 
@@ -77,11 +76,12 @@ def streaks(
     setting.within(f'gate.{name}', value, 0, 1)
   marks = (lambda rate: rate >= easy), (lambda rate: rate <= hard)
 
-  def barred(state: State, index: np.ndarray, visits_I: np.ndarray, mean_I: np.ndarray):
-    del visits_I, mean_I
-    easy_I, hard_I = state['streak'][:, index].astype(float)  # one of them is 0
-    stay_I = state['p_easy'] ** easy_I * state['p_hard'] ** hard_I
-    return np.where(easy_I + hard_I > 0, 1 - np.maximum(stay_I, floor), 0)
+  def barred(state: State, index: np.ndarray, visits_I: np.ndarray, mean: Mean):
+    del visits_I, mean
+    every = np.arange(_MOST + 1)  # powers of all streaks there can be: the prompts look theirs up
+    skip = [1 - np.maximum(state[name] ** every, floor) for name in ('p_easy', 'p_hard')]
+    easy_I, hard_I = state['streak'][0, index], state['streak'][1, index]  # one of them is 0
+    return np.maximum(skip[0][easy_I], skip[1][hard_I])
 
   def learn(state: State, seen: Seen) -> State:
     rate_V, streak_2xN = seen.right_V / seen.count_V, state['streak'].copy()
@@ -90,12 +90,12 @@ def streaks(
     streak_2xN[:, seen.index_V] = np.where(hit_2xV, np.minimum(old, _MOST - 1) + 1, 0)
     after = dict(state, streak=streak_2xN)
     if not seen.first_V.all():
-      for name, share_seen, most in zip(
-        _ODDS, hit_2xV.mean(1), (target / 3, 2 * target / 3), strict=True
-      ):
-        moved = state[name] + (-step if share_seen >= most else step)
+      limits = dict(p_easy=target / 3, p_hard=2 * target / 3)
+      for (name, most), met in zip(limits.items(), hit_2xV.mean(1), strict=True):
+        moved = state[name] + (-step if met >= most else step)
         after[name] = np.asarray(np.clip(moved, 0.05, 0.95))
     return after
 
-  state = dict(streak=np.zeros((2, facts.size), np.uint8))
-  return Gate(state | {name: np.array(float(start)) for name in _ODDS}, barred, learn, share)
+  begin = np.array(float(start))
+  state = dict(streak=np.zeros((2, facts.size), np.uint8), p_easy=begin, p_hard=begin)
+  return Gate(state, barred, learn, share)

@@ -132,6 +132,10 @@ def test_a_group_of_which_nothing_counts_is_a_visit_without_evidence():
   observe(curriculum, [2], [0], truncated=[8])
   assert np.array_equal(curriculum.predict(np.arange(4)), make(4).predict(np.arange(4)))
   assert curriculum.state_dict()['visits'].tolist() == [0, 0, 1, 0] and not curriculum.metrics()
+  observe(curriculum, [2], [4])
+  before = curriculum.predict(np.arange(4))
+  observe(curriculum, [2], [0], truncated=[8])  # nor does it age what was known
+  assert np.array_equal(curriculum.predict(np.arange(4)), before)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,19 @@ def test_stale_evidence_gives_what_that_evidence_gives(rule, staleness):
     assert np.array_equal(propose(other, step), chosen[step])
 
 
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('rule', RULES)
+def test_a_step_of_which_nothing_came_back_is_heard(rule):
+  """By a fresh curriculum, and by one that knows something: no visit is counted, and choices go on."""
+  curriculum, nothing = make(SIZE, kind=KIND, **RULES[rule]), np.zeros(0, int)
+  for step in range(6):
+    told = answer(propose(curriculum, step), step)
+    before = curriculum.state_dict()['visits'].sum()
+    curriculum.observe(*(told if step % 3 == 1 else [nothing] * 5))
+    curriculum.metrics()
+    assert curriculum.state_dict()['visits'].sum() == before + SLOTS * (step % 3 == 1)
+
+
 def test_processes_that_hear_the_rows_in_another_order_agree_to_the_bit():
   ours = [digest(rule, None) for rule in RULES]
   told = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)

@@ -182,6 +182,14 @@ def test_reference_steps_draw_evenly_and_others_choose():
   assert set(curriculum.propose(3, 3).index.tolist()) <= {5, 6, 7, 8, 9}
 
 
+@pytest.mark.parametrize('value', [np.inf, np.nan])
+def test_features_that_are_no_numbers_are_user_errors(value):
+  features = CORNERS.copy()
+  features[3, 1] = value
+  with pytest.raises(UserError, match=r"share\.feature='mine': row 3 holds .* finite numbers"):
+    kernel(features)
+
+
 def test_kinds_may_be_the_features():
   share = dict(fn='kernel', feature='kind', temperature=0.1)
   curriculum = make(N, kind=np.arange(N) % 2, **PLAIN | dict(share=share))
