@@ -113,11 +113,15 @@ class Greso(Chosen):
 
 
 class Allocated(Chosen):
-  """The chosen prompts share the step's rollouts in parts of G/2; weights of a rule are not simulated."""
+  """The chosen prompts share the step's rollouts in parts of G/4; weights of a rule are not simulated.
+
+  In parts of G/2 most rules leave all as it was: with the evidence of one or two groups a third part of one
+  prompt is never worth the second of another.
+  """
 
   def __init__(self, world, seed, *, rule: dict, **settings):
     super().__init__(world, seed, **settings)
-    self.rule, self.unit = config.pick(allocate, rule), max(world.group // 2, 1)
+    self.rule, self.unit = config.pick(allocate, rule), max(world.group // 4, 1)
 
   def step(self, step, generate):
     index = self.curriculum.propose(step, self.world.prompts).index

@@ -190,7 +190,7 @@ def test_allocated_rollouts_are_those_of_the_step_and_are_told():
   rule.observe(np.arange(256), np.tile([0, 4, 1, 8], 64), np.full(256, 8))
   rule.step(0, lambda index, n: drawn.append((index, n)) or n // 2)
   ((index, n),) = drawn
-  assert n.sum() == 64 and set(n % 4) == {0} and n.min() >= 4
+  assert n.sum() == 64 and set(n % 2) == {0} and n.min() >= 2
   sure_of_half = np.abs(rule.predict(index)[0] - 0.5).argmin()
   assert n[sure_of_half] == n.min() < n.max()
 
