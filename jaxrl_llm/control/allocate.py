@@ -6,7 +6,7 @@ one to each prompt. Where `most` rollouts for each would not hold them all, it i
 Prompts come the most useful first: what is left over, and ties, go to the front.
 `length_P` are expected tokens of a rollout, 0 = unknown. A step's own evidence without a prior is
 alpha = right, beta = wrong.
-Every public function here may be named as a rule.
+Every public function here may be named in `config.curriculum.allocate.fn`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def dars(
   if demand not in ('et', 'hw'):
     raise UserError(f"config.curriculum.allocate.demand={demand!r} must be 'et' or 'hw'.")
   P, first = len(alpha), base * unit
-  _check(P, parts, unit)
+  _cap(P, parts, unit, most)
   if base < 1 or P * base > parts:
     raise UserError(
       f'config.curriculum.allocate.base={base!r} must be from 1 to {parts // P}: {P} prompts share {parts} parts.'

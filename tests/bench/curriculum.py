@@ -65,17 +65,16 @@ class Meter:
     self.brier: list[float] = []
     self.looks: list[dict[str, float]] = []
 
-  def called(self, step, index, k, tokens_PxG, expected) -> None:
+  def called(self, step, index, k, n, tokens_R, expected) -> None:
     """One call of generation; a batch has as many slots as rows, refilled ones are never idle."""
-    G = self.world.group
-    mixed = (k > 0) & (k < G)
+    mixed = (k > 0) & (k < n)
     self.brier.append(float(np.mean((expected - mixed) ** 2)))
     self.visits_N[index] += 1
     self.last_N[index] = step
     self.generated += len(index)
-    self.rollouts += tokens_PxG.size
-    self.static += SECONDS_PER_TOKEN * (tokens_PxG.max() + worlds.FIXED_TOKENS)
-    self.refilled += SECONDS_PER_TOKEN * (tokens_PxG.mean() + worlds.FIXED_TOKENS)
+    self.rollouts += len(tokens_R)
+    self.static += SECONDS_PER_TOKEN * (tokens_R.max() + worlds.FIXED_TOKENS)
+    self.refilled += SECONDS_PER_TOKEN * (tokens_R.mean() + worlds.FIXED_TOKENS)
 
   def learnt(self) -> None:
     """After an update: is the target reached?"""
@@ -128,27 +127,28 @@ def run(world, rule: str, seed: int) -> dict[str, float]:
   while meter.rollouts < world.rollouts:
     calls, outside = [], 0.0
 
-    def generate(index, step=step, calls=calls):
+    def generate(index, n=None, step=step, calls=calls):
       nonlocal outside
       began = time.perf_counter()
-      k, tokens_PxG = world.sample(index, random)
-      meter.called(step, index, k, tokens_PxG, selector.predict(index)[2])
-      calls.append((index, k))
+      n = np.full(len(index), world.group) if n is None else n
+      k, tokens_R = world.sample(index, n, random)
+      meter.called(step, index, k, n, tokens_R, selector.predict(index)[2])
+      calls.append((index, k, n))
       outside += time.perf_counter() - began
       return k
 
     began = time.perf_counter()
-    index, k = selector.step(step, generate)
+    index, k, n = selector.step(step, generate)
     meter.host += time.perf_counter() - began - outside
-    meter.used += int(((k > 0) & (k < world.group)).sum())
-    waiting.append((calls, index, k, world.truth(index)))
+    meter.used += int(((k > 0) & (k < n)).sum())
+    waiting.append((calls, index, k, n, world.truth(index)))
     if meter.rollouts * LOOKS >= (looked + 1) * world.rollouts:
       meter.look(selector, step, calls[-1][0])
       looked += 1
     if len(waiting) > world.staleness:
       calls, *batch = waiting.popleft()
       began = time.perf_counter()
-      selector.observe(*_together(calls, world.group))
+      selector.observe(*_together(calls))
       meter.host += time.perf_counter() - began
       world.learn(*batch, meter.rollouts / world.rollouts, random)
       meter.learnt()
@@ -180,11 +180,11 @@ def foresee(log: worlds.Logged, rule: str, seed: int) -> dict[str, float]:
   )
 
 
-def _together(calls: list, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _together(calls: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """All calls of a step as distinct prompts with k of n: one may have been drawn twice."""
-  index, k = (np.concatenate(x) for x in zip(*calls, strict=True))
-  index, where, times = np.unique(index, return_inverse=True, return_counts=True)
-  return index, np.bincount(where, k).astype(int), times * group
+  index, k, n = (np.concatenate(x) for x in zip(*calls, strict=True))
+  index, where = np.unique(index, return_inverse=True)
+  return index, np.bincount(where, k).astype(int), np.bincount(where, n).astype(int)
 
 
 def _calibration(mean: np.ndarray, rate: np.ndarray) -> float:

@@ -1,8 +1,8 @@
 """Rules that choose prompts in tests/bench/curriculum.py: settings of the curriculum, and baselines beside it.
 
-A rule has step(step, generate) → (index, k) of the groups that are learnt from, where generate(index) → k pays
-for rollouts as often as the rule likes; observe(index, k, n), once a step, distinct prompts; predict(index) →
-mean, variance (or NaN), P(mixed).
+A rule has step(step, generate) → (index, k, n) of the groups that are learnt from, where generate(index, n) → k
+pays for rollouts (n = G each, unless said) as often as the rule likes; observe(index, k, n), once a step, of distinct
+prompts; predict(index) → mean, variance (or NaN), P(mixed).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import config, control
-from jaxrl_llm.control import forget, gate, share, utility
+from jaxrl_llm.control import allocate, forget, gate, share, utility
 
 NONE = dict(share=dict(fn='none'))
 TOP = dict(pick=dict(fn='top'), gate=dict(fn='none'))
@@ -43,7 +43,11 @@ class Chosen:
 
   def step(self, step, generate):
     index = self.curriculum.propose(step, self.world.prompts).index
-    return index, generate(index)
+    return self.whole(index, generate(index))
+
+  def whole(self, index, k):
+    """Groups of G."""
+    return index, k, np.full_like(k, self.world.group)
 
   def observe(self, index, k, n):
     self.curriculum.observe(index, k, n)
@@ -76,7 +80,7 @@ class Dynamic(Chosen):
       self.k = np.concatenate([self.k, k[mixed]])
     index, k, left = self.index[:P], self.k[:P], P if self.carry else len(self.index)
     self.index, self.k = self.index[left:], self.k[left:]
-    return index, k
+    return self.whole(index, k)
 
 
 class Greso(Chosen):
@@ -103,9 +107,30 @@ class Greso(Chosen):
       mixed = (k > 0) & (k < G)
       short = P - mixed.sum()
       if short <= 0 or want <= most or len(taken) == 10:
-        return index[mixed][:P], k[mixed][:P]
+        return self.whole(index[mixed][:P], k[mixed][:P])
       want = 1.25 * short / max(mixed.mean(), 1e-9)
       size = int(np.clip(np.ceil(want), max(P // 4, 1), most))
+
+
+class Allocated(Chosen):
+  """The chosen prompts share the step's rollouts in parts of G/4; weights of a rule are not simulated.
+
+  In parts of G/2 most rules leave all as it was: with the evidence of one or two groups a third part of one
+  prompt is never worth the second of another.
+  """
+
+  def __init__(self, world, seed, *, rule: dict, **settings):
+    super().__init__(world, seed, **settings)
+    self.rule, self.unit = config.pick(allocate, rule), max(world.group // 4, 1)
+
+  def step(self, step, generate):
+    index = self.curriculum.propose(step, self.world.prompts).index
+    mean, variance, _ = self.predict(index)
+    total = mean * (1 - mean) / variance - 1
+    length, parts = self.world.tokens_N[index], self.world.prompts * self.world.group // self.unit
+    given = self.rule(mean * total, (1 - mean) * total, length, parts, self.unit)
+    n = given.parts * self.unit
+    return index, generate(index, n), n
 
 
 class Oracle(Chosen):
@@ -117,7 +142,7 @@ class Oracle(Chosen):
   def step(self, step, generate):
     far_N = np.abs(self.world.graded() - 0.5)
     index = np.argpartition(far_N, self.world.prompts - 1)[: self.world.prompts]
-    return index, generate(index)
+    return self.whole(index, generate(index))
 
 
 class LastRate(Chosen):
@@ -131,7 +156,7 @@ class LastRate(Chosen):
     order = self.random.permutation(len(self.rate_N))
     far = np.argsort(np.abs(self.rate_N[order] - 0.5), kind='stable')
     index = order[far[: self.world.prompts]]
-    return index, generate(index)
+    return self.whole(index, generate(index))
 
   def observe(self, index, k, n):
     self.rate_N[index] = (self.rate_N[index] + k / n) / 2
@@ -154,7 +179,7 @@ class EasyToHard(Chosen):
     width = max(N // 8, self.world.prompts)
     start = round(min(step / self.steps, 1) * (N - width))
     index = self.random.choice(self.order[start : start + width], self.world.prompts, replace=False)
-    return index, generate(index)
+    return self.whole(index, generate(index))
 
 
 # name → (class, its settings)
@@ -173,6 +198,13 @@ RULES = {
   'mixed_group': (Chosen, BETA),
   'mixed_group + kind': (Chosen, TOP),
   'default': (Chosen, {}),
+  'default, neyman': (Allocated, dict(rule=dict(fn='neyman'))),
+  'default, xrpo': (Allocated, dict(rule=dict(fn='xrpo'))),
+  'default, dars': (Allocated, dict(rule=dict(fn='dars', base=2))),
+  'default, marginal': (Allocated, dict(rule=dict(fn='marginal'))),
+  'default, knapsack': (Allocated, dict(rule=dict(fn='marginal', right=1, wrong=2))),
+  'uniform, marginal': (Allocated, UNIFORM | dict(rule=dict(fn='marginal'))),
+  'uniform, dars': (Allocated, UNIFORM | dict(rule=dict(fn='dars', base=2))),
   'default, strength 1': (Chosen, dict(share=dict(fn='kind', strength=1.0))),
   'default, strength 4': (Chosen, dict(share=dict(fn='kind', strength=4.0))),
   'default, no kinds': (Chosen, NONE),

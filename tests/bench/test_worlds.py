@@ -25,7 +25,8 @@ class Spy:
   def step(self, step, generate):
     self.log.append(('chose', step))
     index = np.arange(self.world.prompts)
-    return index, generate(index)
+    k = generate(index)
+    return index, k, np.full_like(k, self.world.group)
 
   def observe(self, index, k, n):
     self.log.append(('told', sum(kind == 'told' for kind, _ in self.log)))
@@ -62,15 +63,15 @@ def test_only_mixed_groups_teach_and_wrong_labels_unteach():
   index, none = np.arange(8), np.array([0, 8] * 4)
   world = small(noise=0.0)
   before = world.held_out()
-  world.learn(index, none, world.truth(index), 0.0, random)
+  world.learn(index, none, np.full(8, 8), world.truth(index), 0.0, random)
   assert world.held_out() == before
-  world.learn(index, np.full(8, 4), world.truth(index), 0.0, random)
+  world.learn(index, np.full(8, 4), np.full(8, 8), world.truth(index), 0.0, random)
   assert (
     world.held_out() > before and (world.memory_N[:8] > 0).all() and not world.memory_N[8:].any()
   )
   world = small(noise=0.0, wrong=1.0)
   before = world.held_out()
-  world.learn(index, np.full(8, 4), world.truth(index), 0.0, random)
+  world.learn(index, np.full(8, 4), np.full(8, 8), world.truth(index), 0.0, random)
   assert world.held_out() < before
 
 
@@ -80,12 +81,12 @@ def test_skills_jump_once_at_half_of_the_rollouts_and_fade_at_every_step():
   jumps = []
   for progress in (0.2, 0.49, 0.5, 0.7):
     before = world.skill_K
-    world.learn(index, none, np.ones(8), progress, random)
+    world.learn(index, none, np.full(8, 8), np.ones(8), progress, random)
     jumps.append(bool((world.skill_K != before).any()))
   assert jumps == [False, False, True, False]
   world = small(noise=0.0, forgetting=0.1)
   world.skill_K[:] = 1.0
-  world.learn(index, none, np.ones(8), 0.0, random)
+  world.learn(index, none, np.full(8, 8), np.ones(8), 0.0, random)
   np.testing.assert_allclose(world.skill_K, 0.9)
 
 
@@ -132,12 +133,12 @@ def test_dynamic_sampling_learns_from_mixed_groups_alone(carry):
     drawn.append(index)
     return np.array(next(answers))
 
-  index, k = rule.step(0, generate)
+  index, k, _ = rule.step(0, generate)
   assert len(drawn) == 2 and k.tolist() == [4] * 5 + [1] * 3
   assert index.tolist() == [*drawn[0][[0, 2, 4, 5, 7]], *drawn[1][:3]]
   assert not set(drawn[0]) & set(drawn[1])
   if carry:
-    index, k = rule.step(1, generate)
+    index, k, _ = rule.step(1, generate)
     assert k.tolist() == [1] * 3 + [2] * 5 and index.tolist() == [*drawn[1][3:6], *drawn[2][:5]]
   else:
     assert len(rule.index) == 0
@@ -146,7 +147,7 @@ def test_dynamic_sampling_learns_from_mixed_groups_alone(carry):
 def test_dynamic_sampling_gives_up_after_its_rounds():
   calls = []
   rule = selectors.Dynamic(small(), 0, carry=False, rounds=3)
-  index, _ = rule.step(0, lambda index: calls.append(1) or np.zeros(8, int))
+  index, *_ = rule.step(0, lambda index: calls.append(1) or np.zeros(8, int))
   assert len(calls) == 3 and len(index) == 0
 
 
@@ -171,16 +172,27 @@ def test_greso_tops_up_by_what_is_missing_and_takes_a_short_batch():
     return np.where(np.arange(len(index)) < next(mixed), 4, 0)
 
   # 3 of 12: 5 are missing, 1.25 · 5 ÷ 1/4 = 25 is cut to 12. 7 of 24: 1 is missing, 1.25 ÷ 7/24 = 4.3, and the last.
-  index, k = rule.step(0, generate)
+  index, k, _ = rule.step(0, generate)
   assert sizes == [12, 12, 5] and len(index) == 7 and (k == 4).all()
-  index, _ = rule.step(1, generate)
+  index, *_ = rule.step(1, generate)
   assert sizes[3:] == [12] and len(index) == 8
 
 
 def test_calls_of_a_step_are_told_together():
-  calls = [(np.array([5, 2]), np.array([1, 8])), (np.array([2, 9]), np.array([4, 0]))]
-  index, k, n = curriculum._together(calls, 8)
-  assert (index.tolist(), k.tolist(), n.tolist()) == ([2, 5, 9], [12, 1, 0], [16, 8, 8])
+  rows = ([5, 2], [1, 8], [8, 8]), ([2, 9], [4, 0], [8, 4])
+  index, k, n = curriculum._together([tuple(map(np.array, call)) for call in rows])
+  assert (index.tolist(), k.tolist(), n.tolist()) == ([2, 5, 9], [12, 1, 0], [16, 8, 4])
+
+
+def test_allocated_rollouts_are_those_of_the_step_and_are_told():
+  world, drawn = small(), []
+  rule = selectors.Allocated(world, 0, rule=dict(fn='marginal'), **selectors.UNIFORM)
+  rule.observe(np.arange(256), np.tile([0, 4, 1, 8], 64), np.full(256, 8))
+  rule.step(0, lambda index, n: drawn.append((index, n)) or n // 2)
+  ((index, n),) = drawn
+  assert n.sum() == 64 and set(n % 2) == {0} and n.min() >= 2
+  sure_of_half = np.abs(rule.predict(index)[0] - 0.5).argmin()
+  assert n[sure_of_half] == n.min() < n.max()
 
 
 # Measures.
@@ -211,8 +223,10 @@ def test_a_paired_difference_does_not_mind_the_luck_of_seeds():
 
 def test_time_is_the_longest_row_or_the_mean_one():
   meter = curriculum.Meter(small(group=2))
-  tokens = np.array([[100.0, 300.0], [200.0, 600.0]])
-  meter.called(0, np.array([4, 7]), np.array([0, 1]), tokens, np.array([0.5, 0.5]))
+  tokens = np.array([100.0, 300, 200, 600])
+  meter.called(
+    0, np.array([4, 7]), np.array([0, 1]), np.array([2, 2]), tokens, np.array([0.5, 0.5])
+  )
   fixed = worlds.FIXED_TOKENS
   assert meter.static == pytest.approx((600 + fixed) * curriculum.SECONDS_PER_TOKEN)
   assert meter.refilled == pytest.approx((300 + fixed) * curriculum.SECONDS_PER_TOKEN)

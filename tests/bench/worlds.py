@@ -94,16 +94,16 @@ class World:
       logit = skill @ self.skill_K - difficulty
     return float((cap / (1 + np.exp(-slope * logit))).mean())
 
-  def sample(self, index: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Rollouts graded as right, int [P], and lengths in tokens, [P, G]."""
-    k = random.binomial(self.group, self.graded()[index])
-    spread = np.exp(0.5 * random.normal(size=(len(index), self.group)) - 0.125)
-    return k, np.minimum(self.tokens_N[index, None] * spread, 4096)
+  def sample(self, index, n, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Of n rollouts of each prompt: how many are graded as right, and the lengths of all in tokens."""
+    k = random.binomial(n, self.graded()[index])
+    mean_R = np.repeat(self.tokens_N[index], n)
+    return k, np.minimum(mean_R * np.exp(0.5 * random.normal(size=len(mean_R)) - 0.125), 4096)
 
-  def learn(self, index, k, truth, progress: float, random: np.random.Generator) -> None:
-    """One update with these groups; groups without difference add nothing."""
-    share = k / self.group
-    mass = truth * 2 * np.sqrt(share * (1 - share))
+  def learn(self, index, k, n, truth, progress: float, random: np.random.Generator) -> None:
+    """One update with these groups; groups without difference add nothing, and larger ones more."""
+    share = k / n
+    mass = truth * n / self.group * 2 * np.sqrt(share * (1 - share))
     K = len(self.skill_K)
     step_K = self.gain * K * (self.skill_NxK[index] * mass[:, None]).sum(0) / self.prompts
     self.skill_K = (
@@ -205,6 +205,7 @@ class Logged:
     )
     self.difficulty_N = 1 - self.rate_NxT[:, 0]
     self.anchor_Nx2 = np.tile([0.0, 1.0], (len(right_NxT), 1))  # a log has no reference models
+    self.tokens_N = np.zeros(len(right_NxT))
     self.prompts = max(1, round((right_NxT >= 0).sum() / len(steps)))
     self.rollouts, self._now = len(steps) * self.prompts * group, 0
 
@@ -220,11 +221,11 @@ class Logged:
     """Nothing is learnt."""
     return np.ones(len(index))
 
-  def sample(self, index: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """k of G by the logged rate; lengths are not simulated."""
-    return random.binomial(self.group, self.graded()[index]), np.zeros((len(index), self.group))
+  def sample(self, index, n, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """k of n by the logged rate; lengths are not simulated."""
+    return random.binomial(n, self.graded()[index]), np.zeros(n.sum())
 
-  def learn(self, index, k, truth, progress: float, random: np.random.Generator) -> None:
+  def learn(self, index, k, n, truth, progress: float, random: np.random.Generator) -> None:
     """Time goes on."""
     self._now += 1
 
