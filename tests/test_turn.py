@@ -104,14 +104,18 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
   parts.config.generate.stop = types.SimpleNamespace(fn='none')
   parts.curriculum, parts.lengths, parts.unfinished = Chooses(), control.LengthEstimate(4), []
   parts.lengths.mean[:] = [1, 2, 3, 4]
-  parts.cap = lambda index, most: most
+  parts.cap, parts.collect, parts.program.parts = lambda index, most: most, None, 1
+  parts.config.curriculum = types.SimpleNamespace(each=1)
   fresh = make_batch([0] * B, [0] * B, [STOPPED] * B, [1] * B).prompts
-  parts.tables = types.SimpleNamespace(
-    train=types.SimpleNamespace(prompts=lambda index, born: fresh._replace(index_P=index))
-  )
+
+  class Table(list):
+    def prompts(self, index, born):
+      return fresh._replace(index_P=index)
+
+  parts.tables = types.SimpleNamespace(train=Table(range(4)))
   monkeypatch.setattr(turn.steps, 'empty_rollout', lambda program: None)
   prompts, *_ = turn.propose(parts, 5)
-  step, slots, lengths = parts.curriculum.told
+  step, slots, lengths, _ = parts.curriculum.told
   assert (step, slots) == (5, 2) and lengths(np.array([0, 2])).tolist() == [1, 3]
   assert prompts.expected_P.tolist() == [4, 2]
 
