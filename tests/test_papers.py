@@ -120,26 +120,21 @@ def table() -> str:
     paper = re.match(r'(.*?)(?:, (arXiv:\S+?)| \(no paper.*?\)):', title(name))
     told = f'{paper[1]}, {paper[2]}' if paper[2] else f'{paper[1]}, no paper'
     code = f'`{" ".join(chosen)}`' if chosen else '–'
-    proofs, parts = [proof(name), *(BESIDE[s] for s in extra if s in BESIDE)], generation(name)
-    grown = [f'generate.{part}={fn}' for part, fn in parts.items()]
-    if parts and functions(objective) == functions(configs.load(str(FILES['dapo'])).objective):
-      code, proofs = f'those of DAPO, and `{" ".join(grown)}`', []
-    elif parts:
-      chosen += grown
-      code = f'`{" ".join(chosen)}`'
-    proofs += [GENERATION[part] for part in parts]
-    beside = [part['fn'] for part in configs.load(str(FILES[name])).grade.parts]
-    if beside:
-      chosen.append(f'grade.parts={",".join(beside)}')
-      code = f'`{" ".join(chosen)}`'
+    proofs, more = [proof(name), *(BESIDE[s] for s in extra if s in BESIDE)], []
+    for part, fn in generation(name).items():
+      more.append(f'generate.{part}={fn}')
+      proofs.append(GENERATION[part])
+    more += [f'grade.parts={part["fn"]}' for part in configs.load(str(FILES[name])).grade.parts]
     for part, fn in between(name).items():
-      chosen.append(f'{part}={fn}')
-      code = f'`{" ".join(chosen)}`'
+      more.append(f'{part}={fn}')
       proofs.append(BETWEEN[part])
     if told_by := selection(name):
-      chosen += [f'{stage}={fn}' for stage, fn in told_by.items()]
-      code = f'`{" ".join(chosen)}`'
+      more += [f'{stage}={fn}' for stage, fn in told_by.items()]
       proofs.append(ALLOTTED if [*told_by] == ['curriculum.allocate'] else SELECTION)
+    if more and objective == configs.load(str(FILES['dapo'])).objective:
+      code, proofs = f'those of DAPO, and `{" ".join(more)}`', proofs[1:]
+    elif more:
+      code = f'`{" ".join(chosen + more)}`'
     lines.append(
       f'| {told} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'
     )

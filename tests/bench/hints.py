@@ -1,7 +1,7 @@
 """A task that the model never solves by itself: what prefixes of known answers change.
 
 python -m tests.bench.hints [--out runs/hints] [--rules none,prefix,item_response,by_difficulty] [--seeds 0,1,2]
-The model of configs/tiny.py is taught to reverse strings of 1 to 3 digits, and has then 60 steps of 32 prompts × 8
+The model of configs/tiny.py is taught to reverse strings of 1 to 4 digits, and has then 60 steps of 32 prompts × 8
 rollouts on 64 strings of 5 and 6. Told are the shares of the 64 that some plain rollout had solved after so many steps,
 and of 200 other strings of 5 and 6 solved without any hint, before and after. Finished runs are not repeated.
 """
@@ -26,10 +26,10 @@ JOB = (
   'completion_tokens=9',
   'prompt_tokens=20',
   'updates_per_rollout=2',
-  'optimizer.learning_rate=2e-4',
+  'optimizer.learning_rate=3e-4',
   'optimizer.decay=constant',
   'data.size=64',
-  'sft.steps=100',
+  'sft.steps=150',
   f'eval.every={STEPS}',
   f'checkpoint.every={STEPS}',
 )
@@ -54,7 +54,7 @@ def teach_short_strings() -> None:
   learn = train.warmstart.run
 
   def run(config, program, state, table, tokenizer):
-    short = job('none', config.seed, (1, 3))
+    short = job('none', config.seed, (1, 4))
     short.data.size = 1000
     table = train.data.load(short, tokenizer).train
     return learn(config, program, state, table, tokenizer)
