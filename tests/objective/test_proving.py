@@ -60,7 +60,9 @@ def test_grpo_of_equal_rewards_is_zero():
 def test_dr_grpo_counts_columns_that_no_row_reaches():
   d = data()
   wide = {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('x', 'old', 'behaviour', 'mask')}
-  wide |= {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('reference', 'entropy')}
+  wide |= {
+    k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('reference', 'entropy', 'confidence')
+  }
   same(2 * run(change(d, **wide), **of('dr_grpo'))[0][:, :T], run(d, **of('dr_grpo'))[0])
 
 
