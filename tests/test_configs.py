@@ -130,6 +130,7 @@ def test_every_config_takes_two_steps(name):
     )
   after = jax.device_get(state)
   assert all(np.isfinite(v) for row in rows for v in row.values())
+  assert rows[0]['actor/grad_norm'] == 0
   for row in rows[1:]:
     assert row['actor/grad_norm'] > 0 and row['training/trained_tokens'] > 0
     assert row['actor/skipped_updates'] == 0 and row['perf/rollouts'] > 0

@@ -183,6 +183,8 @@ def test_without_replay_a_program_and_its_batch_are_what_they_were():
   assert steps.empty_batch(off).replayed_B is None
   with pytest.raises(UserError, match='config.replay.fn=.successes. does not go with'):
     program(replay=dict(fn='successes', count=1), generate=pruned())
+  with pytest.raises(UserError, match='config.replay.fn=.successes. keeps the sum of a row'):
+    program(replay=dict(fn='successes', count=1), objective=chosen(advantage=dict(fn='decoupled')))
 
 
 SLOTS = dict(prompts=2 * P, rollouts=G // 2, collect=dict(fn='dars', top_ups=1, most=2))

@@ -222,6 +222,10 @@ def test_group_standard_deviation_is_unbiased_and_empty_rows_count_nowhere():
     (dict(shape=dict(fn='overlong')), 'buffer_tokens is missing'),
     (dict(zero_variance=dict(fn='drop')), 'keep, mask'),
     (dict(advantage=dict(fn='jnp')), 'choose one of'),
+    (
+      dict(advantage=dict(fn='decoupled'), shape=dict(fn='overlong', buffer_tokens=2)),
+      "shape.fn='overlong' changes the sum .* set shape.fn to none",
+    ),
   ],
 )
 def test_unknown_names_and_keywords_list_the_valid_ones(change, told):
