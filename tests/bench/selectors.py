@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import config, control
-from jaxrl_llm.control import allocate, forget, gate, share, utility
+from jaxrl_llm.control import allocate
 
 NONE = dict(share=dict(fn='none'))
 TOP = dict(pick=dict(fn='top'), gate=dict(fn='none'))
@@ -182,7 +182,14 @@ class EasyToHard(Chosen):
     return self.whole(index, generate(index))
 
 
-# name → (class, its settings)
+BOTS = TOP | dict(
+  candidates=dict(fn='everything'),
+  forget=dict(fn='step', decay=0.9),
+  share=dict(fn='anchors', rho=0.1),
+  value=dict(fn='thompson'),
+  utility=dict(fn='bots'),
+)
+# name → (class, its settings). How good the anchors of BOTS are is the world's: +poor, +shuffled.
 RULES = {
   'uniform': (Chosen, UNIFORM),
   'oracle': (Oracle, {}),
@@ -197,39 +204,6 @@ RULES = {
   'mean, all': (Chosen, BETA | dict(utility=dict(fn='mopps'))),
   'mixed_group': (Chosen, BETA),
   'mixed_group + kind': (Chosen, TOP),
-  'default': (Chosen, {}),
-  'default, neyman': (Allocated, dict(rule=dict(fn='neyman'))),
-  'default, xrpo': (Allocated, dict(rule=dict(fn='xrpo'))),
-  'default, dars': (Allocated, dict(rule=dict(fn='dars', base=2))),
-  'default, marginal': (Allocated, dict(rule=dict(fn='marginal'))),
-  'default, knapsack': (Allocated, dict(rule=dict(fn='marginal', right=1, wrong=2))),
-  'uniform, marginal': (Allocated, UNIFORM | dict(rule=dict(fn='marginal'))),
-  'uniform, dars': (Allocated, UNIFORM | dict(rule=dict(fn='dars', base=2))),
-  'default, strength 1': (Chosen, dict(share=dict(fn='kind', strength=1.0))),
-  'default, strength 4': (Chosen, dict(share=dict(fn='kind', strength=4.0))),
-  'default, no kinds': (Chosen, NONE),
-  'default, visit decay 0.5': (Chosen, dict(forget=dict(fn='visit', decay=0.5))),
-  'default, visit decay 1': (Chosen, dict(forget=dict(fn='visit', decay=1.0))),
-  'default, step decay 0.98': (Chosen, dict(forget=dict(fn='step', decay=0.98))),
-  'default, kind decay 0.98': (Chosen, dict(kind_decay=0.98)),
-  'default, no audit': (Chosen, dict(gate=dict(fn='none'))),
-  'default, stream 16': (Chosen, dict(candidates=dict(fn='stream', multiple=16))),
-}
-# What is shown unless others are asked for.
-MAIN = (
-  *('uniform', 'oracle', 'dynamic', 'dynamic, carry', 'easy to hard', 'last rate'),
-  *('mopps 1', 'mopps', 'mean, all', 'mixed_group', 'mixed_group + kind', 'default'),
-)
-BOTS = TOP | dict(
-  candidates=dict(fn='everything'),
-  forget=dict(fn='step', decay=0.9),
-  share=dict(fn='anchors', rho=0.1),
-  value=dict(fn='thompson'),
-  utility=dict(fn='bots'),
-)
-# Rules of stages that the curriculum may not have yet: each appears above as soon as it has all of them.
-# How good the anchors are is the world's: +poor, +shuffled.
-LATER = {
   'bots': (Chosen, BOTS),
   'bots, rho 0': (Chosen, BOTS | dict(share=dict(fn='anchors', rho=0.0))),
   'bots + mixed_group': (
@@ -261,14 +235,27 @@ LATER = {
       pick=dict(fn='softmax', temperature=1e-3),
     ),
   ),
+  'default': (Chosen, {}),
+  'default, neyman': (Allocated, dict(rule=dict(fn='neyman'))),
+  'default, xrpo': (Allocated, dict(rule=dict(fn='xrpo'))),
+  'default, dars': (Allocated, dict(rule=dict(fn='dars', base=2))),
+  'default, marginal': (Allocated, dict(rule=dict(fn='marginal'))),
+  'default, knapsack': (Allocated, dict(rule=dict(fn='marginal', right=1, wrong=2))),
+  'uniform, marginal': (Allocated, UNIFORM | dict(rule=dict(fn='marginal'))),
+  'uniform, dars': (Allocated, UNIFORM | dict(rule=dict(fn='dars', base=2))),
+  'default, strength 1': (Chosen, dict(share=dict(fn='kind', strength=1.0))),
+  'default, strength 4': (Chosen, dict(share=dict(fn='kind', strength=4.0))),
+  'default, no kinds': (Chosen, NONE),
+  'default, visit decay 0.5': (Chosen, dict(forget=dict(fn='visit', decay=0.5))),
+  'default, visit decay 1': (Chosen, dict(forget=dict(fn='visit', decay=1.0))),
+  'default, step decay 0.98': (Chosen, dict(forget=dict(fn='step', decay=0.98))),
+  'default, kind decay 0.98': (Chosen, dict(kind_decay=0.98)),
+  'default, no audit': (Chosen, dict(gate=dict(fn='none'))),
+  'default, stream 16': (Chosen, dict(candidates=dict(fn='stream', multiple=16))),
 }
-
-
-def _there(settings: dict) -> bool:
-  modules = dict(share=share, forget=forget, gate=gate, utility=utility)
-  return all(settings[s]['fn'] in config.choices(m) for s, m in modules.items() if s in settings)
-
-
-ADDED = {name: rule for name, rule in LATER.items() if _there(rule[1])}
-RULES |= ADDED
-MAIN += tuple(ADDED)
+# What is shown unless others are asked for.
+MAIN = (
+  *('uniform', 'oracle', 'dynamic', 'dynamic, carry', 'easy to hard', 'last rate'),
+  *('mopps 1', 'mopps', 'mean, all', 'mixed_group', 'mixed_group + kind', 'default'),
+  *('bots', 'bots + mixed_group', 'bots, no anchors', 'vade', 'greso', 'scalerl', 'dots'),
+)
