@@ -51,9 +51,8 @@ class Method(NamedTuple):
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
   companion: companion.Companion | None  # None: the policy learns alone
-  weight_K: tuple[float, ...] | None = (
-    None  # of the rewards that a row's reward is the sum of; None: all 1
-  )
+  # of the rewards that a row's reward is the sum of; None: all 1
+  weight_K: tuple[float, ...] | None = None
 
   @property
   def needs(self) -> frozenset[str]:

@@ -29,9 +29,8 @@ class Tokens(NamedTuple):
   reference_BxT: jax.Array | None = None  # of a frozen policy; None: there is none
   teacher_BxT: jax.Array | None = None  # of another model; None: there is none
   entropy_BxT: jax.Array | None = None  # nats
-  confidence_BxT: jax.Array | None = (
-    None  # mean of the `TOP` largest probabilities; None: nobody asks
-  )
+  # mean of the `TOP` largest probabilities; None: nobody asks
+  confidence_BxT: jax.Array | None = None
   age_BxT: jax.Array | None = None  # optimizer steps since the token was sampled
   moved_BxT: jax.Array | None = None  # of them, those taken on this batch
   step_B: jax.Array | None = None  # optimizer steps taken, of all rows the same; None: nobody asks

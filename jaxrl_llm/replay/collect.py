@@ -101,12 +101,15 @@ class Collector:
     """
     young = [group for group in self.queue if step - group.step <= self.rule.max_age]
     dropped, self.calls = len(self.queue) - len(young), self.calls + 1
-    taken, rest, room = [], [], self.P
+    taken, rest, room, there = [], [], self.P, set()
     for group in young:
-      count = len(group.batch.prompts.index_P)
-      (taken if count <= room else rest).append(group)
-      room -= count if count <= room else 0
-    short = room > 0 and not rest
+      index_P = group.batch.prompts.index_P
+      # Two visits to a prompt are two groups: one batch would take them for one.
+      fits = len(index_P) <= room and int(index_P[0]) not in there
+      (taken if fits else rest).append(group)
+      there.add(int(index_P[0]))
+      room -= len(index_P) if fits else 0
+    short = room > 0 and all(len(group.batch.prompts.index_P) <= room for group in rest)
     told = {'collect/dropped': dropped, 'collect/short': 0}
     if short and self.calls < self.rule.patience:
       self.queue = young

@@ -81,6 +81,16 @@ def test_after_patience_the_batch_is_learnt_short_and_the_old_are_dropped():
   assert got is EMPTY and told['collect/dropped'] == 1 and told['collect/queued'] == 0
 
 
+def test_two_visits_to_a_prompt_are_learnt_in_two_batches():
+  kept = Collector(collect.mixed(patience=9), P, G)
+  kept.add(batch([1, 2], [1, 1]), 0)
+  kept.add(batch([1, 4], [1, 1]), 1)
+  got, told = kept.take(EMPTY, 1)
+  assert said(got) == [[100, 101], [200, 201], [400, 401]] and told['collect/queued'] == 1
+  kept.add(batch([1, 1], [1, 1], [0, 1]), 2)  # with another visit of its own there is no full batch
+  assert kept.take(EMPTY, 2)[0] is EMPTY
+
+
 def test_an_empty_slot_is_no_group():
   kept = Collector(collect.mixed(), P, G)
   kept.add(batch([1, 2, 3], [1, 1, 1], length=0), 0)
