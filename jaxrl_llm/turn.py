@@ -85,7 +85,7 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     asked, part = parts.collect.requests()
     busy = np.concatenate([busy, parts.collect.held])
   room = config.prompts - len(held) - len(asked)
-  count = max(room // config.curriculum.each, 1)
+  count = min(max(room // config.curriculum.each, 1), room)
   slots = min(count + len(busy), len(parts.tables.train))
   aided = parts.aid and parts.aid.aided(index)
   chosen = parts.curriculum.propose(index, slots, parts.lengths, aided).index

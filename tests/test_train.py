@@ -115,7 +115,7 @@ def test_unfinished_groups_go_on_and_are_learnt_from_once_whole(devices, tmp_pat
   assert max(held) > 0 and sum(r['perf/rollouts'] for r in rows) > 16
   for before, after in zip(rows, rows[1:], strict=False):
     assert after['training/trained_tokens'] == before['response_length/sum']
-  assert max(r['generate/draft_tokens_kept'] for r in rows) > 8
+  assert max(r['generate/draft_tokens_kept'] for r in rows) > 4
   # What several weights wrote is off-policy, and the recorded log-probabilities know it.
   assert max(r['actor/ppo_kl'] for r in rows) > 1e-5
 

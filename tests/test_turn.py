@@ -254,6 +254,11 @@ def test_slots_go_to_new_prompts_that_are_not_already_running():
   assert index.tolist() == [10, 12, 13, 14] and not part.any() and (weight == 1).all()
 
 
+def test_where_all_slots_are_held_nothing_new_is_chosen():
+  index, part, weight = turn._choose(choosing(held=[11, 30, 12, 13, 14, 15]), 0)
+  assert len(index) == len(part) == len(weight) == 0
+
+
 def test_prompts_get_the_slots_that_the_rule_allots():
   asked = []
 
