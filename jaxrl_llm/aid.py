@@ -10,6 +10,7 @@ from jaxrl_llm import control, data, replay
 from jaxrl_llm.types import Batch, Prompts
 
 _EXEMPLAR = '{other}\n{answer}\n\n{question}'
+_STRATEGY = '{question}\n\n{text}'
 _GUIDANCE = '{question}\n\nThe answer begins with: {answer}'
 
 
@@ -27,6 +28,8 @@ class Aid:
 
     A prompt without a known answer, or without room for a hint, stays plain. Source: by the rule.
     """
+    if self.rule.texts:
+      return self._nudged(prompts, step)
     index_P = np.asarray(prompts.index_P)
     share_P = self.hints.choose(index_P, step)
     tokens, given_P = [], np.zeros(len(index_P), np.float32)
@@ -37,6 +40,25 @@ class Aid:
       tokens.append(told if given_P[p] else self.table.tokens[index])
     tokens_PxL, length_P = data.padded(tokens, self.table.prompt_tokens)
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P, hint_P=given_P)
+
+  def _nudged(self, prompts: Prompts, step: int) -> Prompts:
+    """A strategy for each slot of a prompt, drawn by (seed, step, prompt, slot); none where there is no room."""
+    index_P = np.asarray(prompts.index_P)
+    part_P = np.zeros_like(index_P) if prompts.part_P is None else prompts.part_P
+    tokens, context_P = [], np.full(len(index_P), -1, np.int32)
+    for p, (index, part) in enumerate(zip(index_P.tolist(), part_P.tolist(), strict=True)):
+      random = np.random.default_rng((self.hints.seed, 6, step, index, part))
+      told, number = self.table.tokens[index], part % len(self.rule.texts)
+      if random.random() >= self.rule.drop:
+        longer = self._encoded(index, _STRATEGY, text=self.rule.texts[number])
+        if len(longer) <= self.table.prompt_tokens:
+          told, context_P[p] = longer, number
+      tokens.append(told)
+    tokens_PxL, length_P = data.padded(tokens, self.table.prompt_tokens)
+    hint_P = (context_P >= 0).astype(np.float32)
+    return prompts._replace(
+      tokens_PxL=tokens_PxL, length_P=length_P, context_P=context_P, hint_P=hint_P
+    )
 
   def aided(self, step: int) -> control.Aided:
     """What the curriculum is to expect of prompts that get a hint: Beta(1, 1) and their last visit with one.

@@ -55,6 +55,7 @@ class Program(NamedTuple):
   prompts: int  # P
   group: int  # rows of a slot that an update sees: those sampled, and those replayed
   parts: int  # most slots that one prompt fills; its rows are one group
+  contexts: bool  # prompts say which strategy they were given
   hints: bool  # prompts say how much of an answer they were told
   idles: bool  # batches may be empty for a while, and cost nothing then
   prompt_tokens: int  # L
@@ -151,6 +152,7 @@ def make_program(
     prompts=config.prompts,
     group=group,
     parts=_parts(config, method, rule),
+    contexts=_contexts(config, method),
     hints=_hints(config, method),
     idles=rule is not None,
     prompt_tokens=config.prompt_tokens,
@@ -276,6 +278,16 @@ def _hints(config: Any, method: objective.Method) -> bool:
       'answers to the same; leave one of them at its default.'
     )
   return True
+
+
+def _contexts(config: Any, method: objective.Method) -> bool:
+  given = config.hint.fn == 'contexts'
+  if method.needs_contexts and not given:
+    raise UserError(
+      f'config.objective.advantage.fn={config.objective.advantage.fn!r} compares strategies and '
+      f'config.hint.fn={config.hint.fn!r} gives none; set config.hint to contexts with its texts.'
+    )
+  return given
 
 
 def _pruning(config: Any) -> prune.Prune | None:

@@ -127,6 +127,7 @@ def empty_batch(program: Program) -> Batch:
     expected_P=np.zeros(P, np.float32),
     part_P=zeros(P) if program.parts > 1 else None,
     weight_P=np.ones(P, np.float32) if program.parts > 1 else None,
+    context_P=np.full(P, -1, np.int32) if program.contexts else None,
     hint_P=np.zeros(P, np.float32) if program.hints else None,
   )
   rollout = empty_rollout(

@@ -53,6 +53,8 @@ class Prompts(NamedTuple):
   part_P: Array | None = None
   # float32, what its rows count where prompts get more or fewer of them by design; None: all 1
   weight_P: Array | None = None
+  # int32, which strategy its question was given, −1 for none; None: there are no strategies
+  context_P: Array | None = None
   # float32, the share of a known answer that it was told; None: none ever is
   hint_P: Array | None = None
 

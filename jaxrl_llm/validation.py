@@ -40,6 +40,7 @@ _GROUP = (
   'equal_treatment',
   'hardness_weighted',
   'decoupled',
+  'nudged',
 )
 
 

@@ -72,6 +72,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     norm=r.uniform(0.5, 3, B),  # of the gradient of a row
     confidence=r.uniform(0.01, 0.2, (B, T)),  # five tokens share 1
     parts=np.stack([correct, 9 * r.random(B)], 1),
+    context=np.repeat([0, -1, 1, 0], G),
   )
 
 
@@ -114,6 +115,7 @@ def batch(d):
   prompts = Prompts(
     np.zeros((groups, 3), np.int32), np.full(groups, 3, np.int32), *[np.arange(groups)] * 3
   )
+  prompts = prompts._replace(context_P=d.context[::G])
   return Batch(prompts, rollout, d.reward, d.correct, parts_BxK=d.parts)
 
 
@@ -636,6 +638,8 @@ METHODS = {
   ),
   'opo': Row(dict(advantage='length_weighted', aggregate='token_mean'), ppo(adv=weighted, agg=tok)),
   'adora': Row(dict(advantage='adora'), ppo(adv=adora)),
+  # One context a group: what two in a group do, test_groups.py says.
+  'nudge_rl': Row(dict(advantage='nudged', aggregate='token_mean'), ppo(adv=gz, agg=tok)),
   'dars_et': Row(
     dict(advantage=dict(fn='equal_treatment', most=1.2)),
     ppo(adv=dars(lambda p: 1 / (4 * p * (1 - p)))),

@@ -167,3 +167,22 @@ def test_prompts_are_worth_what_they_are_with_their_hints():
   own.learn(batch, np.ones(3, bool))
   got = own.aided(2)
   assert [x.tolist() for x in got] == [[0, 1], [2, 1], [2, 3]]
+
+
+def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
+  own = make(hint.contexts(texts=('left', 'right'), drop=0.5), *PAIRS)
+  plain = own.table.prompts([0, 0, 1, 1])._replace(part_P=np.array([0, 1, 0, 1], np.int32))
+  seen = set()
+  for step in range(12):
+    got = own.give(plain, step)
+    for p, (question, side) in enumerate(
+      [('2+2', 'left'), ('2+2', 'right'), ('3+3', 'left'), ('3+3', 'right')]
+    ):
+      told = got.context_P[p] >= 0
+      assert text(got, p) == (f'{question}\n\n{side}' if told else question)
+      assert got.context_P[p] == (p % 2 if told else -1) and got.hint_P[p] == told
+    seen.add(tuple((got.context_P >= 0).tolist()))
+  assert len(seen) > 4  # slots go without one by one
+  batch = answered(got, *['a'] * 8, right=[1] * 8)
+  learnt, _ = own.learn(batch, np.ones(4, bool))
+  np.testing.assert_array_equal(learnt.prompts.tokens_PxL, got.tokens_PxL)

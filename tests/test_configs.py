@@ -38,6 +38,7 @@ WITNESS = dict(
   guide=lambda row: row['hint/groups'] > 0,
   seele=lambda row: row['hint/groups'] > 0,
   ad_hint=lambda row: row['hint/groups'] > 0,
+  nudge_rl=lambda row: 0 < row['hint/groups'] < P,
   olr=lambda row: 'labels/replaced' in row,
 )
 # All rewards of one group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.

@@ -34,6 +34,8 @@ class Rule(NamedTuple):
   share: Callable[[list[Visit], Any], float]  # (visits, random) → how much of the answer to show
   plain: bool = False  # learnt as the answer to the plain prompt: what was shown is taken away before the update
   exemplars: bool = False  # what is told is another prompt's solved question, not the own answer
+  texts: tuple[str, ...] = ()  # what is told are these strategies, one for each slot of a prompt
+  drop: float = 0.0  # the chance that a slot goes without its strategy
 
 
 class Hints:
@@ -170,6 +172,21 @@ def exemplars(*, after: int = 1) -> Rule:
   """
   rule = guide(after=after)
   return rule._replace(plain=False, exemplars=True)
+
+
+def contexts(*, texts: tuple[str, ...], drop: float = 0.5) -> Rule:
+  """Slot i of a prompt is asked with strategy i mod len(texts) behind its question, or with chance `drop` without.
+
+  advantage.fn=nudged compares them; `config.curriculum.each` gives a prompt as many slots. What is learnt stays behind
+  the strategy: the paper's term on the plain question is not in here. Source: arXiv:2605.15726 (NudgeRL).
+  """
+  _within('drop', drop, 0, 1)
+  told = tuple(texts)
+  if not told or not all(isinstance(text, str) and text.strip() for text in told):
+    raise UserError(
+      f'config.hint.texts={texts!r} must be strategies, each a text; two are a good start.'
+    )
+  return Rule(CONTEXT, lambda visits, random: 0.0, texts=told, drop=drop)
 
 
 def _staircase(visits: list[Visit], random: Any, start, step, plain, after) -> float:

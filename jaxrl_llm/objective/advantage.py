@@ -3,6 +3,7 @@
 Every public function here may be named in `config.objective.advantage.fn`. `length_PxG` is the length of a
 rollout in tokens, 0 for an empty row; empty rows get 0 and count nowhere. One that @needs('norms') takes a third
 array, `leverage_PxG` = log(w·n): w = π/π_b of the whole answer, n the norm of the gradient of its log-probability.
+One that @needs('contexts') takes `context_PxG`, which strategy a row's question was given, −1 for none.
 One that @needs('parts') takes the rewards that R is the sum of, `parts_PxGxK`, and their weights in it, `weight_K`.
 """
 
@@ -227,6 +228,29 @@ def decoupled(
   # Its mean is 0 in every group, and so in the batch; empty rows are 0.
   n = _exists(length_PxG).sum()
   return total_PxG / (jnp.sqrt((total_PxG**2).sum() / jnp.maximum(n - 1, 1)) + eps)
+
+
+@needs('contexts')
+def nudged(
+  reward_PxG: jax.Array,
+  length_PxG: jax.Array,
+  context_PxG: jax.Array,
+  *,
+  between: float = 1.1,
+  eps: float = 1e-6,
+) -> jax.Array:
+  """A = z_group((R − mean_c) + between·(mean_c − mean_g)), mean_c over the group's rows of the same context.
+
+  Rows without a context have R − mean_g before z_group. between = 1 is GRPO. Source: arXiv:2605.15726 (NudgeRL).
+  """
+  exists = _exists(length_PxG)
+  reward = jnp.where(exists > 0, reward_PxG, 0.0)
+  alike = (context_PxG[:, :, None] == context_PxG[:, None]) * exists[:, None]
+  own = (alike * reward[:, None]).sum(2) / jnp.maximum(alike.sum(2), 1)
+  mean = _mean(reward_PxG, exists)
+  apart = (reward - own) + between * (own - mean)
+  told = jnp.where(context_PxG >= 0, apart, reward - mean)
+  return group_normalized(told, length_PxG, eps=eps)
 
 
 def _rate(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:

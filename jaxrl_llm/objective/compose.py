@@ -89,6 +89,11 @@ class Method(NamedTuple):
     return 'norms' in self.needs
 
   @property
+  def needs_contexts(self) -> bool:
+    """Which strategy each row's question was given."""
+    return 'contexts' in self.needs
+
+  @property
   def needs_rows(self) -> bool:
     """Coefficients depend on all rows of a minibatch: they are worked out before its gradient."""
     return 'rows' in self.needs
@@ -253,6 +258,8 @@ def targets(
   group, group_B = own.gather, own.numbers(B)
   reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
   more = (group(leverage_B),) if method.needs_norms else ()
+  if method.needs_contexts:
+    more = (group(jnp.repeat(batch.prompts.context_P, rollouts)),)
   if method.needs_parts:
     parts_PxGxK = jax.vmap(group, in_axes=1, out_axes=2)(batch.parts_BxK)
     weight_K = jnp.ones(parts_PxGxK.shape[-1]) if method.weight_K is None else method.weight_K

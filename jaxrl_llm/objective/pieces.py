@@ -67,21 +67,6 @@ def turn_multiplier(
   return jnp.clip(multiplier_B * jnp.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
 
 
-def nudged(
-  reward_PxG: jax.Array, context_PxG: jax.Array, *, between: float = 1.1, eps: float = 1e-6
-) -> jax.Array:
-  """A = z_group((R − mean_c) + between·(mean_c − mean_g)), mean_c over the group's rows of the same context.
-
-  `context_PxG` ≥ 0 says which strategy a prompt was given, −1 that it was dropped: there A = R − mean_g before
-  z_group. between = 1 is GRPO. Source: arXiv:2605.15726 (NudgeRL).
-  """
-  alike = (context_PxG[:, :, None] == context_PxG[:, None]).astype(reward_PxG.dtype)
-  own = (alike * reward_PxG[:, None]).sum(2) / alike.sum(2)
-  mean = reward_PxG.mean(1, keepdims=True)
-  apart = (reward_PxG - own) + between * (own - mean)
-  return _standard(jnp.where(context_PxG >= 0, apart, reward_PxG - mean), 1, eps)
-
-
 def noisy_posterior(
   reward_PxG: jax.Array,
   noise_PxG: jax.Array,

@@ -56,7 +56,7 @@ def needs(*what: str) -> Callable:
   policy; 'versions': the ages of tokens; 'norms': the gradient's norm of each row; 'values': of a critic; 'process':
   a companion's reward for each token; 'teacher': another model; 'demo': a demonstration of each prompt;
   'demo_reference': what the frozen policy says of those; 'confidence': the mean of the largest probabilities;
-  'step': optimizer steps taken;
+  'contexts': which strategy a row's question was given; 'step': optimizer steps taken;
   'parts': each of several rewards.
   """
 

@@ -106,6 +106,8 @@ def test_choices_are_of_seed_step_and_prompt_alone_and_go_on_after_a_restore():
     (lambda: hint.guide(after=0), 'hint.after=0'),
     (lambda: hint.item_response(target=0.1, guess=0.2), 'hint.guess=0.2'),
     (lambda: hint.by_difficulty(least=0.5, most=0.4), 'hint.most=0.4'),
+    (lambda: hint.contexts(texts=()), 'hint.texts='),
+    (lambda: hint.contexts(texts=('a',), drop=2), 'hint.drop=2'),
   ],
 )
 def test_bad_settings_are_named(make, field):

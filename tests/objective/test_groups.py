@@ -49,6 +49,7 @@ def in_slots(d):
   told = batch(d)
   slots = np.zeros((len(index_P), 3), np.int32)
   prompts = type(told.prompts)(slots, slots[:, 0] + 3, index_P, index_P, index_P, part_P)
+  prompts = prompts._replace(context_P=d.context[::HALF])
   return told._replace(prompts=prompts)
 
 
@@ -75,3 +76,28 @@ def test_a_group_is_mixed_by_all_its_slots():
   slots = mixed_B.reshape(-1, HALF)
   at = told.prompts.index_P == ORDER[0] // 2
   assert slots[at].all() and not slots[~at].any()
+
+
+def test_two_strategies_for_a_prompt_are_compared_with_each_other_and_within():
+  """NudgeRL: 1 is GRPO whatever the contexts; more favours the rows of the better one."""
+  d = data(3)
+  split = moved(d)
+  context = np.where(np.tile([0, 1], P)[ORDER] == 1, 1, np.array([0, -1, 0, 0])[ORDER // 2])
+  split.context = np.concatenate([np.repeat(context, HALF), np.full(BLANK * HALF, -1)])
+  told = in_slots(split)
+  for between in (1.0, 2.0):
+    chosen = dict(advantage=dict(fn='nudged', between=between, eps=0.0))
+    method = objective.method(settings(**chosen))
+    target = objective.targets(method, told, HALF, parts=2)
+    got = np.zeros(B)
+    got[ROWS] = np.asarray(target.advantage_BxT)[: len(ROWS), 0]
+    given = np.zeros(B, int)
+    given[ROWS] = split.context[: len(ROWS)]
+    for p in range(P):
+      rows = np.arange(p * G, (p + 1) * G)
+      reward, raw = d.reward[rows], d.reward[rows] - d.reward[rows].mean()
+      for c in {*given[rows]} - {-1}:
+        at = given[rows] == c
+        raw[at] = reward[at] - reward[at].mean() + between * (reward[at].mean() - reward.mean())
+      want = (raw - raw.mean()) / raw.std(ddof=1)
+      np.testing.assert_allclose(got[rows], want, rtol=1e-9)

@@ -52,23 +52,6 @@ def standard(x, axis=-1):
   return (x - x.mean(axis, keepdims=True)) / x.std(axis, ddof=1, keepdims=True)
 
 
-def test_nudge_rl_without_a_surplus_between_contexts_is_grpo_and_with_one_favours_the_better():
-  reward = np.random.default_rng(0).random((2, 6))
-  context = np.array([[0, 0, 0, 1, 1, -1]] * 2)
-  plain = np.asarray(pieces.nudged(reward, context, between=1.0, eps=0.0))
-  np.testing.assert_allclose(plain, standard(reward), atol=1e-12)
-  dropped = pieces.nudged(reward, np.full((2, 6), -1), between=9.0, eps=0.0)
-  np.testing.assert_allclose(dropped, standard(reward), atol=1e-12)
-  for g in range(2):
-    raw = reward[g] - reward[g].mean()
-    for c in (0, 1):
-      rows = context[g] == c
-      raw[rows] = reward[g, rows] - reward[g, rows].mean()
-      raw[rows] += 2 * (reward[g, rows].mean() - reward[g].mean())
-    got = np.asarray(pieces.nudged(reward, context, between=2.0, eps=0.0))[g]
-    np.testing.assert_allclose(got, standard(raw), atol=1e-12)
-
-
 def test_noisy_grpo_of_constant_noise_is_grpo_and_of_equal_rewards_is_the_noise():
   reward = np.random.default_rng(0).random((2, 4))
   noise = np.array([[0.0, 0.3, 0.6, 0.9]] * 2)

@@ -80,6 +80,8 @@ def test_empty_rows_have_no_advantage_and_no_say(name):
   chosen = getattr(advantage, name)
   needs = getattr(chosen, 'needs', ())
   more, last = [r.normal(size=(2, 3))] if 'norms' in needs else [], []
+  if 'contexts' in needs:
+    more = [r.integers(-1, 2, (2, 3)).astype(float)]
   if 'parts' in needs:
     more, last = [r.normal(size=(2, 3, 2))], [jnp.array([1.0, 0.5])]
   fn = lambda *arrays: chosen(*map(jnp.asarray, arrays), *last)  # noqa: E731
@@ -119,6 +121,7 @@ DEFAULTS = {
     equal_treatment=[4.0],
     hardness_weighted=[8.0],
     decoupled=[1e-4],
+    nudged=[1.1, 1e-6],
   ),
   'credit': dict(gae=[1.0, 1.0, True], process=[1.0, 5.0, True], steps=[1.0, 1e-6]),
   'companion': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
