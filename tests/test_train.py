@@ -211,7 +211,7 @@ def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_pat
   assert 0 < sum(idle) < len(idle)
 
 
-def test_hints_go_on_where_a_run_is_continued_and_are_no_evidence(tmp_path):
+def test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them(tmp_path):
   config = tiny_job.config_file(tmp_path, **HINTED)
   tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=5'))
@@ -219,9 +219,6 @@ def test_hints_go_on_where_a_run_is_continued_and_are_no_evidence(tmp_path):
   rows = tiny_job.rows(tmp_path / 'whole')
   assert tiny_job.rows(tmp_path / 'run') == rows
   assert rows[0]['hint/groups'] == 0 and max(r['hint/groups'] for r in rows) > 0
-  for before, now in zip(rows, rows[1:], strict=False):
-    told = now['hint/groups'] == 4  # all of them: the posterior has heard nothing new
-    assert not told or now['curriculum/coverage'] == before['curriculum/coverage']
   with open(tmp_path / 'whole/rollouts/step_000007.jsonl') as file:
     said = [json.loads(line) for line in file]
   # Judged and written with what they were given: right ones are the whole answer.

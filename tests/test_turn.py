@@ -292,6 +292,15 @@ def test_the_curriculum_hears_of_a_prompt_once_whatever_slots_it_filled():
   assert [x.tolist() for x in parts.curriculum.told[:3]] == [[3, 7], [1, 2], [4, 8]]
 
 
+def test_what_hinted_groups_say_is_no_evidence():
+  batch = make_batch([1] * B, [1] * B, [STOPPED] * B, [1] * B)
+  hint_P = np.array([0, 0.5, 0, 1], np.float32)
+  batch = batch._replace(prompts=batch.prompts._replace(hint_P=hint_P))
+  parts = make_parts()
+  turn._observe(parts, batch, np.array([True, True, False, True]))
+  assert parts.curriculum.told[0].tolist() == [0] == parts.lengths.told[0].tolist()
+
+
 def test_rows_count_what_their_prompts_were_allotted():
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [2] * B)
   parts = make_parts()
