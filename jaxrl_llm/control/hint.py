@@ -130,8 +130,8 @@ def item_response(
   c is `guess`. In rounds of one visit each, where the paper has several before an update.
   Source: arXiv:2509.06923 (SEELE; reconstructed from third-party notes).
   """
-  _within('target', target, 0, 1)
-  _within('guess', guess, 0, target)
+  _within('target', target, 0.05, 0.95)
+  _within('guess', guess, 0, 0.9 * target)
   _within('plain', plain, 0, 1)
 
   def share(visits, random):
@@ -158,9 +158,8 @@ def by_difficulty(*, least: float = 0.0, most: float = 0.8, noise: float = 0.1) 
     if not seen or visits[-1].share > 0:  # a hinted visit is followed by a plain one
       return 0.0
     hard = 1 - seen[-1].right / seen[-1].n
-    return float(np.clip((most - least) * hard + least + noise * random.normal(), 0, 1)) * (
-      hard > 0
-    )
+    told = (most - least) * hard + least + noise * random.normal()
+    return float(np.clip(told, 0, 1)) if hard else 0.0
 
   return Rule(PREFIX, share)
 

@@ -74,11 +74,13 @@ class Collector:
     index_P = np.asarray(batch.prompts.index_P)
     real_P = (np.asarray(batch.rollout.length_B).reshape(len(index_P), -1) > 0).any(1)
     unmet = 0
-    for index in dict.fromkeys(index_P[real_P].tolist()):
+    for index in dict.fromkeys(index_P.tolist()):
       landed = _slots(batch, np.flatnonzero((index_P == index) & real_P))
       earlier = self.lacking.pop(index, None)
-      if earlier is not None:
+      if earlier is not None:  # also where nothing came of its top-ups
         self._queue(Group(_joined([earlier.batch, landed]), earlier.step))
+        continue
+      if not len(landed.prompts.index_P):
         continue
       wanted = math.ceil(self.rule.lacks(*_counts(landed)) / self.G)
       count = min(wanted, self.rule.most - len(landed.prompts.index_P), self.rule.top_ups)

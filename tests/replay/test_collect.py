@@ -123,6 +123,15 @@ def test_hard_prompts_are_topped_up_in_a_later_call_and_learnt_with_all_their_ro
   assert not kept.lacking and [g.step for g in kept.queue] == [1]
 
 
+def test_a_group_whose_top_ups_came_to_nothing_is_learnt_as_it_is():
+  rule = collect.dars(top_ups=2, most=3, patience=9)._replace(lacks=lambda k, n: 2)
+  kept = Collector(rule, P, G)
+  kept.add(batch([1], [1]), 0)
+  assert kept.requests()[0].tolist() == [1]
+  kept.add(batch([1], [0], [1], length=0), 1)
+  assert not kept.lacking and said(kept.queue[0].batch) == [[100, 101]]
+
+
 def test_top_ups_that_find_no_room_are_counted_and_the_hardest_go_first():
   kept = Collector(collect.dars(top_ups=1, schedule='HW', most=3, patience=9), 4, G)
   # HW with k = 0 of 2: ⌈2·.5/.5⌉ = 2 rollouts, a slot.
