@@ -108,7 +108,7 @@ def default() -> ml_collections.ConfigDict:
     pick=dict(fn='softmax', temperature=0.2),  # top, softmax, skip
     # who is struck out, and how many slots audit beliefs: none, audit, retire, streaks
     gate=dict(fn='audit', share=0.05),
-    # slots of config.rollouts that a prompt gets on average, and who gets more: neyman, xrpo, marginal, dars
+    # slots of config.rollouts that a prompt gets on average, and who gets more: neyman, xrpo, marginal
     each=1,
     allocate=dict(fn='equal'),
     domain=dict(fn='none'),  # shares of the slots by source: mix(targets)

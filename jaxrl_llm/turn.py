@@ -94,7 +94,7 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     slots_N, weight_N = np.ones(len(chosen), int), np.ones(len(chosen))
   else:
     told = *parts.curriculum.posterior(chosen), parts.lengths(chosen)
-    slots_N, weight_N, _ = parts.allocate(*told, room, config.rollouts)
+    slots_N, weight_N = parts.allocate(*told, room, config.rollouts)
   ones, own = np.ones(len(asked)), [np.arange(n) for n in slots_N]
   return (
     np.concatenate([asked, np.repeat(chosen, slots_N)]),

@@ -54,14 +54,14 @@ def show(do, *, steps: int = 75, encoding: str = 'utf-8', terminal: bool = False
 
 
 def everything(screen) -> None:
-  screen.banner(model='m', work_dir='/tmp/x')
+  screen.banner(model='m', work_dir='runs/x')
   screen.compiling()
   screen.evaluation(0, EVALUATION)
   for step in range(75):
     screen.step(row(step, **{'critic/score/mean': step / 75}))
   screen.warn('careful')
   screen.evaluation(75, {k: v * 2 for k, v in EVALUATION.items()})
-  screen.finish('/tmp/x')
+  screen.finish('runs/x')
 
 
 def test_in_a_pipe_a_step_is_one_short_line():
@@ -82,10 +82,10 @@ def test_a_line_stays_short_whatever_the_numbers_are():
 
 def test_what_a_run_says_is_there():
   text = show(everything)
-  assert 'jaxrl_llm\n  model     m\n  work dir  /tmp/x\n' in text
+  assert 'jaxrl_llm\n  model     m\n  work dir  runs/x\n' in text
   assert 'compiling the step ...' in text and 'warning: careful' in text
   assert 'held-out at step 0: greedy 20.0%' in text
-  assert 'reward: 0 -> 0.98 over 75 steps' in text and 'everything is in /tmp/x' in text
+  assert 'reward: 0 -> 0.98 over 75 steps' in text and 'everything is in runs/x' in text
   table = text[text.index('held-out accuracy') :]
   assert 'after 75 steps' in table
   assert re.search(r'all\W+greedy\W+20.0%\W+40.0%\W+20.0', table)
@@ -100,7 +100,7 @@ def test_in_a_terminal_a_table_is_live():
     assert f'{name} ' in plain
   assert 'warnings: 1, the last: careful' in plain
   assert ' s  step 1/75' not in plain  # no line a step beside the table
-  assert text.rstrip().endswith('everything is in /tmp/x')
+  assert text.rstrip().endswith('everything is in runs/x')
 
 
 def test_logged_warnings_join_the_live_table_and_then_leave_it():

@@ -264,7 +264,7 @@ def test_prompts_get_the_slots_that_the_rule_allots():
 
   def allocate(*told):
     asked.append(told)
-    return turn.control.allocate.Allocation(np.array([1, 3, 2]), np.array([2.0, 1.0, 0.5]), 0)
+    return turn.control.allocate.Allocation(np.array([1, 3, 2]), np.array([2.0, 1.0, 0.5]))
 
   index, part, weight = turn._choose(choosing(each=2, allocate=allocate), 0)
   assert index.tolist() == [10, 11, 11, 11, 12, 12] and part.tolist() == [0, 0, 1, 2, 0, 1]

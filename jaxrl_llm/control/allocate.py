@@ -4,8 +4,7 @@ A part is `unit` rollouts, and a step has a fixed number of parts, so that no sh
 the host decides which prompt a part belongs to. Every rule hands out exactly `parts` of them and at least
 one to each prompt. Where `most` rollouts for each would not hold them all, it is raised to what does.
 Prompts come the most useful first: what is left over, and ties, go to the front.
-`length_P` are expected tokens of a rollout, 0 = unknown. A step's own evidence without a prior is
-alpha = right, beta = wrong.
+`length_P` are expected tokens of a rollout, 0 = unknown.
 Every public function here may be named in `config.curriculum.allocate.fn`.
 """
 
@@ -26,7 +25,6 @@ class Allocation(NamedTuple):
 
   parts: np.ndarray  # int32 [P], sums to `parts`
   weight: np.ndarray  # float64 [P], what a prompt's advantages are to be multiplied by
-  unmet: int  # parts that the rule asked for beyond the total
 
 
 def equal(
@@ -35,7 +33,8 @@ def equal(
   """⌊parts / P⌋ each, and one more for the first of them. Source: none."""
   del beta, length
   _check(len(alpha), parts, unit)
-  return _allocation(_level(np.zeros(len(alpha), np.int64), parts))
+  each, rest = divmod(parts, len(alpha))
+  return _allocation(each + (np.arange(len(alpha)) < rest))
 
 
 def neyman(
@@ -112,49 +111,6 @@ def xrpo(
   return _allocation(count_P)
 
 
-def dars(
-  alpha: np.ndarray,
-  beta: np.ndarray,
-  length: np.ndarray,
-  parts: int,
-  unit: int,
-  *,
-  base: int = 1,
-  demand: str = 'et',
-  most: int = 32,
-) -> Allocation:
-  """N = base·unit for all, then ΔN for p < ½ that lifts its advantage mass 2Np(1 − p) to that of ½.
-
-  et: ΔN = ⌈N(1 − 2p)² / (4p(1 − p))⌉; hw: ΔN = ⌈N(1 − 2p) / (2p)⌉; at most `most` − N, p = α/(α + β) and
-  at least 0.5/N. ΔN is rounded up to parts and granted hardest first; `unmet` are parts not granted, and
-  parts that nobody asked for are spread evenly.
-  Source: arXiv:2508.13755 (DARS; its code has ET with `most` 32, HW with 64).
-  """
-  del length
-  if demand not in ('et', 'hw'):
-    raise UserError(f"config.curriculum.allocate.demand={demand!r} must be 'et' or 'hw'.")
-  P, first = len(alpha), base * unit
-  _cap(P, parts, unit, most)
-  if base < 1 or P * base > parts:
-    raise UserError(
-      f'config.curriculum.allocate.base={base!r} must be from 1 to {parts // P}: {P} prompts share {parts} parts.'
-    )
-  rate_P = np.maximum(alpha / (alpha + beta), 0.5 / first)
-  gap_P = np.maximum(1 - 2 * rate_P, 0)
-  more_P = (
-    gap_P**2 / (4 * rate_P * (1 - rate_P) + 1e-300) if demand == 'et' else gap_P / (2 * rate_P)
-  )
-  # The nudge keeps 24.000000001 from being 25.
-  more_P = np.minimum(np.ceil(first * more_P - 1e-9), max(most - first, 0))
-  want_P = np.ceil(more_P / unit).astype(np.int64)
-  order = np.argsort(rate_P, kind='stable')
-  left = parts - P * base
-  granted = np.clip(left - (np.cumsum(want_P[order]) - want_P[order]), 0, want_P[order])
-  count_P = np.full(P, base, np.int64)
-  count_P[order] += granted
-  return _allocation(_level(count_P, parts), unmet=int(want_P.sum() - granted.sum()))
-
-
 def marginal(
   alpha: np.ndarray,
   beta: np.ndarray,
@@ -229,15 +185,6 @@ def _student(probability: float, freedom: int) -> float:
   return sum(terms)
 
 
-def _level(count_P: np.ndarray, parts: int) -> np.ndarray:
-  """Hands out the rest one by one to who has fewest, the first of them first."""
-  count_P = count_P.copy()
-  while (left := parts - int(count_P.sum())) > 0:
-    lowest = np.flatnonzero(count_P == count_P.min())
-    count_P[lowest[:left]] += 1
-  return count_P
-
-
 def _check(P: int, parts: int, unit: int) -> None:
   if P < 1 or parts < P or unit < 1:
     raise ValueError(
@@ -252,6 +199,6 @@ def _cap(P: int, parts: int, unit: int, most: int) -> int:
   return max(int(most) // unit, -(-parts // P))
 
 
-def _allocation(count_P: np.ndarray, weight_P: np.ndarray | None = None, unmet: int = 0):
+def _allocation(count_P: np.ndarray, weight_P: np.ndarray | None = None) -> Allocation:
   weight_P = np.ones(len(count_P)) if weight_P is None else weight_P
-  return Allocation(count_P.astype(np.int32), weight_P, unmet)
+  return Allocation(count_P.astype(np.int32), weight_P)

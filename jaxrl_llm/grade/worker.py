@@ -66,6 +66,7 @@ def _with_deadline(item: bytes, deadline_s: float) -> tuple[Any, bytes, int]:
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
   signal.setitimer(signal.ITIMER_REAL, deadline_s)
   try:
+    # Only what the pool's own process pickled a moment ago, as all that crosses to a worker is; never a file's bytes.
     return attempt(_graders, *pickle.loads(item))
   except Exception as error:  # what does not unpickle
     return 0.0, describe(error), ERROR

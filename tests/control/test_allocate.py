@@ -16,8 +16,6 @@ RULES = dict(
   equal=dict(fn='equal'),
   neyman=dict(fn='neyman'),
   xrpo=dict(fn='xrpo'),
-  et=dict(fn='dars'),
-  hw=dict(fn='dars', demand='hw', most=64),
   mixed=dict(fn='marginal'),
   knapsack=dict(fn='marginal', right=1, wrong=2),
 )
@@ -41,7 +39,7 @@ def test_every_part_is_given_and_every_prompt_has_one(name, P, parts, unit):
   given = rule(name)(*posterior(P), parts, unit)
   assert given.parts.dtype == np.int32 and given.parts.shape == given.weight.shape == (P,)
   assert given.parts.sum() == parts and given.parts.min() >= 1
-  assert (given.weight >= 1).all() and given.unmet >= 0
+  assert (given.weight >= 1).all()
 
 
 @pytest.mark.parametrize('name', RULES)
@@ -64,37 +62,8 @@ def test_like_prompts_get_alike(name):
 # What the papers say.
 
 
-@pytest.mark.parametrize(
-  'name, most, table', [('et', 32, [24, 11, 3, 1, 0]), ('hw', 64, [56, 24, 8, 3, 0])]
-)
-def test_dars_asks_for_what_its_tables_say(name, most, table):
-  k = np.arange(5.0)
-  dars = config.pick(allocate, dict(fn='dars', demand=name, most=most, base=8))
-  met = dars(k, 8 - k, np.zeros(5), 40 + sum(table), 1)
-  assert (met.parts - 8).tolist() == table and met.unmet == 0
-  # Three less, and it is the easiest who go without.
-  short = dars(k, 8 - k, np.zeros(5), 40 + sum(table) - 3, 1)
-  assert short.unmet == 3 and (short.parts - 8).tolist()[:2] == table[:2]
-  # In parts of four, a demand is rounded up.
-  coarse = dars_parts(name, most, k)
-  assert (coarse.parts - 2).tolist() == [-(-n // 4) for n in table]
-
-
-def dars_parts(name, most, k):
-  fn = config.pick(allocate, dict(fn='dars', demand=name, most=most, base=2))
-  total = 10 + sum(-(-n // 4) for n in dict(et=[24, 11, 3, 1], hw=[56, 24, 8, 3])[name])
-  return fn(k, 8 - k, np.zeros(5), total, 4)
-
-
-def test_dars_takes_none_right_for_half_a_one():
-  # p = 1/16: 8 (7/8)² / (4 · 15/256) = 26.1, beyond the tables' cap.
-  one = allocate.dars(np.zeros(1), np.full(1, 8.0), np.zeros(1), 8 + 20, 1, base=8, most=100)
-  assert one.parts[0] == 28 and one.unmet == 7
-
-
-def test_what_nobody_asked_for_is_spread_evenly():
-  easy = rule('et')(np.full(4, 7.0), np.full(4, 1.0), np.zeros(4), 18, 4)
-  assert easy.parts.tolist() == [5, 5, 4, 4] and easy.unmet == 0
+def test_an_even_split_gives_the_rest_to_the_first():
+  assert rule('equal')(*posterior(4), 18, 4).parts.tolist() == [5, 5, 4, 4]
 
 
 def test_neyman_is_spread_over_the_root_of_length():
@@ -216,12 +185,10 @@ def test_more_parts_never_take_one_away(name):
 @pytest.mark.parametrize(
   'settings, message',
   [
-    (dict(fn='dars', demand='easy'), "demand='easy' must be 'et' or 'hw'"),
-    (dict(fn='dars', base=5), 'base=5 must be from 1 to 4'),
     (dict(fn='neyman', propensity_floor=0), 'propensity_floor=0 must be a number above 0'),
     (dict(fn='xrpo', confidence=1.0), 'confidence=1.0 must be between'),
     (dict(fn='marginal', wrong=0.5), 'wrong=0.5 must be a whole number'),
-    (dict(fn='dars', most=0), 'most=0 must be a number of at least 1'),
+    (dict(fn='neyman', most=0), 'most=0 must be a number of at least 1'),
     (dict(fn='xrpo', most=0), 'most=0 must be a number of at least 1'),
   ],
 )

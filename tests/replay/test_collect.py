@@ -101,6 +101,8 @@ def test_the_papers_table_of_top_ups():
   """n = 8 and k = 0 … 4, as published: ET and HW before their caps."""
   et = [collect._equal_treatment(k, 8) for k in range(6)]
   assert [min(n, 24) for n in et] == [24, 11, 3, 1, 0, 0]
+  # None right is taken for half a one: p = 1/16, 8 (7/8)² / (4 · 15/256) = 26.1 before the cap.
+  assert et[0] == 27
   hw = [collect._hardness_weighted(k, 8) for k in range(6)]
   assert [min(n, 56) for n in hw] == [56, 24, 8, 3, 0, 0]
 
