@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import aid, control, data, grade, replay
+from jaxrl_llm import aid, control, data, grade, replay, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import ABORTED, REASONS, TRUNCATED, Batch, Prompts, Rollout
@@ -106,7 +106,7 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   """Waits for a flight, holds back what is unfinished, grades the rest and tells the curriculum. Source: none."""
   device = {k: float(v) for k, v in flight.device.items()}
-  rollout = jax.tree.map(np.asarray, flight.rollout)
+  rollout = shard.fetch(flight.rollout)
   rollout, whole_P, held = _hold(parts, flight.prompts, rollout, flight.index)
   batch, rows, texts, counts = _grade(parts, pool, flight.prompts, rollout)
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
@@ -129,9 +129,7 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
 
 def packed(flight: Flight) -> dict[str, Any]:
   """A flight for the checkpoint: it waits for the device. Source: none."""
-  prompts, rollout = (
-    jax.tree.map(np.asarray, x)._asdict() for x in (flight.prompts, flight.rollout)
-  )
+  prompts, rollout = (shard.fetch(x)._asdict() for x in (flight.prompts, flight.rollout))
   device = {k: float(v) for k, v in flight.device.items()}
   return dict(index=flight.index, prompts=prompts, rollout=rollout, device=device)
 

@@ -228,9 +228,14 @@ def _environment() -> dict[str, Any]:
     cores=os.cpu_count(),
     processes=jax.process_count(),
     devices=[str(d) for d in jax.devices()],
-    packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+    packages=versions(),
     git=_git_revision(os.path.dirname(os.path.abspath(__file__))),
   )
+
+
+def versions() -> dict[str, str]:
+  """package → version, of those that decide what a step computes. Source: none."""
+  return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def _git_revision(folder: str) -> str | None:
