@@ -1,8 +1,8 @@
 """Runs of a small job that are killed, starved of disk, stopped and damaged at chosen or random moments.
 
-`Nursery` is a process that has imported what is slow and started no thread: it forks a child for every start of a run, so
-that a start costs a fork and not an import. A fault is dict(kind=, at=, skip=): what happens, at which stage, and how
-often that stage passes before. test_faults.py runs a few of each; tests/bench/faults.py runs many.
+`Nursery` is a process that has imported what is slow and started no thread: it forks a child for every start of a run,
+so that a start costs a fork and not an import. A fault is dict(kind=, at=, skip=): what happens, at which stage, and
+how often that stage passes before. test_faults.py runs a few of each; tests/bench/faults.py runs many.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def plan(fault, workdir_path):
     manifest=lambda: wrap(c, '_write', happen, name_is('manifest.json')),
     sealed=lambda: wrap(c, '_write', happen, name_is('manifest.json'), after=True),
     read_back=lambda: wrap(c, '_read_back', happen),
-    commit=lambda: wrap(os, 'replace', happen, lambda a, b: 'step_' in a and a.endswith('.part') and 'checkpoints' in a),
+    commit=lambda: wrap(os, 'replace', happen, lambda a, b: 'checkpoints' in a and a.endswith('.part')),
     committed=lambda: wrap(c, '_retain', happen),
     retention=lambda: wrap(shutil, 'rmtree', happen, lambda p, **_: str(p).endswith('.old')),
     propose=lambda: wrap(turn, 'propose', happen),

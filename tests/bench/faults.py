@@ -1,10 +1,10 @@
-"""How often a run survives: killed at random moments, in every stage of a save, out of disk, damaged, told a wrong time.
+"""How often a run survives being killed, at random moments or in a save, out of disk, damaged, told a wrong time.
 
 python -m tests.bench.faults [--kills 50] [--seed 0] [--out runs/faults]
 The job of tests/faults.py, of which every start resumes what the fault before it left. After each fault all that the
 run has written is held against the run that had none, bit for bit: metrics, tokens, evaluations, and at the end of
-a chain weights, optimizer, curriculum and whatever else a checkpoint holds. A disk that is full is a file system of a few
-megabytes, where one can be mounted (in a user's own namespace, by unshare), not an error made up by us.
+a chain weights, optimizer, curriculum and whatever else a checkpoint holds. A disk that is full is, besides errors made
+up by us, a file system of some kilobytes, where one can be mounted.
 """
 
 from __future__ import annotations
