@@ -3,8 +3,8 @@
 python -m tests.bench.choices --job=tiny [--rules uniform,default] [--seeds 0,1,2,3,4] [--out runs/choices]
 `tiny` is configs/tiny.py, 20,000 strings of digits; `sums` is configs/dapo.py on 2,040 sums from (2 terms, 1 digit),
 which SmolLM2 mostly solves, to (3, 2), which it hardly ever does, with held-out sums of the same kinds. Every rule
-gets the same start and the same number of rollouts. Seconds are those of the device's program; pin the process to a core
-and keep the machine quiet for them. Finished runs are not repeated; the table is of all that are there.
+gets the same start and the same number of rollouts. Seconds are those of the device's program: for them, pin the
+process to a core of a quiet machine. Finished runs are not repeated; the table is of all that are there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a step of the curriculum costs on the host: milliseconds and bytes, by rule and number of prompts.
 
-python -m tests.bench.curriculum_cost [--sizes 1000,10000,100000,1000000] [--rules default,mopps] [--slots 64] [--plot F.svg]
+python -m tests.bench.curriculum_cost [--sizes 1000,10000] [--rules default,mopps] [--slots 64] [--plot cost.svg]
 
 CPU-milliseconds of propose, and of observe with its metrics, the mean of `--steps` after one; bytes a prompt are
 those of what a checkpoint keeps. Half of the prompts have been seen before. Lengths are known, as in a run.
