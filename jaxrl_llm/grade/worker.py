@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.grade import graders as shipped
 from jaxrl_llm.grade.resolve import Grader, resolve_parts
 
 OK, TIMEOUT, CRASH, ERROR = 0, 1, 2, 3
@@ -53,6 +54,8 @@ def start(spec: dict[str, Any], memory_mb: int) -> None:
   # A user's grader may import jax. The accelerator belongs to the parent.
   os.environ['JAX_PLATFORMS'] = 'cpu'
   _graders = tuple(part.grader for part in resolve_parts(spec))
+  for grader in _graders:
+    shipped.PREPARE.get(getattr(grader, 'func', None), lambda: None)()
   resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
   _bound_memory(memory_mb * 2**20)
 
