@@ -192,6 +192,13 @@ def test_who_asks_for_too_much_memory_crashes_alone(own):
   assert scores.counts['grade/crashes'] == 3 and 'memory_mb' in scores.message
 
 
+def test_long_texts_are_not_handed_to_a_worker_by_the_dozen(own):
+  texts = ['x' * 2**23] * 20 + ['0'] * 4
+  with grade.Pool(spec_of(workers=1, memory_mb=64, deadline_s=60.0)) as pool:
+    scores = pool.score([row._replace(answer='0') for row in rows_of(24)], texts)
+  assert scores.reward_B.tolist() == [0] * 20 + [1] * 4 and (scores.outcome_B == OK).all()
+
+
 def test_processor_time_is_bounded_beside_the_clock(own):
   with grade.Pool(spec_of(cpu_s=0.5, deadline_s=60.0)) as pool:
     scores = judged(pool, {3: 'loop', 4: 'nap', 5: 'power'})
