@@ -55,6 +55,7 @@ _HOST_STATE = (
   'collect',
   'aid',
   'labels',
+  'failures',
 )
 
 
@@ -133,6 +134,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     truncate=truncate,
     cap=cap,
     rewards=rewards,
+    failures=grade.Failures(config.grade),
     teacher=teacher,
   )
 
@@ -262,6 +264,7 @@ def _land(parts: Parts, folder: Any, pool: Any, writer: Any, screen: Any, flight
   _check(row, parts.config)
   writer.write(row)
   screen.step(row)
+  parts.failures.check()
   if flight.index % parts.config.rollouts_every == 0:
     folder.write_rollouts(flight.index, landed.told)
     if parts.labels is not None:

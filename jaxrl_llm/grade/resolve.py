@@ -20,7 +20,7 @@ from jaxrl_llm.types import Row, UserError
 Grader = Callable[[str, Row], float]
 
 # These settings of config.grade belong to the pool or to what is done with rewards, the others to the grader.
-OTHER_SETTINGS = ('workers', 'deadline_s', 'right', 'parts')
+OTHER_SETTINGS = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed', 'right', 'parts')
 
 
 class Part(NamedTuple):
