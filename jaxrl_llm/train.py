@@ -27,6 +27,7 @@ from jaxrl_llm import (
   replay,
   report,
   shard,
+  together,
   turn,
   validation,
   warmstart,
@@ -70,7 +71,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
   parts = _parts(config, mesh)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
-    return _loop(parts, folder, pool, screen)
+    return _loop(parts, folder, together.Pool(pool), screen)
 
 
 def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
@@ -346,7 +347,7 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen)
-    return _evaluator(parts, pool, folder, screen)(state.params, start)
+    return _evaluator(parts, together.Pool(pool), folder, screen)(state.params, start)
 
 
 def report_only(config: Any, workdir: str) -> report.Report:

@@ -39,7 +39,7 @@ LOOP = ('propose', 'land', 'rollouts', 'half_row', 'row')
 _SERVER = r"""
 import errno, json, os, pathlib, shutil, signal, sys, threading, time
 import numpy as np
-from jaxrl_llm import checkpoint, console, main, metrics, train, turn, workdir  # jax too, and no backend yet
+from jaxrl_llm import checkpoint, console, grade, main, metrics, train, turn, workdir  # jax too, and no backend yet
 
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def full(): raise OSError(errno.ENOSPC, 'No space left on device')
@@ -50,6 +50,16 @@ def term_twice():
   term()
   np.linalg.svd(np.ones((4000, 4000)))  # in C for seconds: no handler of Python's can run
 def leap(): clock.update(ahead=clock['ahead'] + clock['by'])
+
+def kill_grader():
+  # The worker that says it has begun: see JUDGE.
+  told = pathlib.Path(os.environ['JUDGES'])
+  told.unlink(missing_ok=True)
+  def strike():
+    while not told.exists() or not told.read_text(): time.sleep(0.005)
+    os.kill(int(told.read_text()), signal.SIGKILL)
+    print('killed a grader', flush=True)
+  threading.Thread(target=strike, daemon=True).start()
 
 clock = dict(ahead=0.0, by=0.0)
 real_time = time.time
@@ -88,6 +98,7 @@ def name_is(end): return lambda path, *_: str(path).endswith(end)
 def plan(fault, workdir_path):
   kind, at, left = fault['kind'], fault['at'], [fault.get('skip', 0)]
   clock['by'] = fault.get('by', 0.0)
+  if kind == 'kill grader': return wrap(grade.Pool, 'score', kill_grader)
   do = {'kill': die, 'full': full, 'leap': leap, 'term': term, 'term twice': term_twice}[kind]
   def happen():
     left[0] -= 1
@@ -144,6 +155,17 @@ for line in sys.stdin:
 """
 
 
+JUDGE = """
+import os, time
+
+def judge(data_source, solution_str, ground_truth, extra_info=None):
+  if not os.path.exists(os.environ['JUDGES']):
+    with open(os.environ['JUDGES'], 'w') as file: file.write(str(os.getpid()))
+    time.sleep(0.5)
+  return float(solution_str == ground_truth)
+"""
+
+
 class Nursery:
   """Forks runs. start(workdir, …) → (exit status, what was printed); negative where a signal ended it."""
 
@@ -152,10 +174,12 @@ class Nursery:
     self.config = tiny_job.config_file(folder, **(JOB | changes))
     env = os.environ | dict(
       JAX_PLATFORMS='cpu',
-      PYTHONPATH=str(ROOT),
+      PYTHONPATH=f'{ROOT}:{folder}',
+      JUDGES=str(folder / 'begun'),
       XLA_FLAGS='--xla_force_host_platform_device_count=1',
       JAXRL_LLM_CACHE=str(folder / 'cache'),
     )
+    (folder / 'slow_judge.py').write_text(JUDGE)
     self._server = subprocess.Popen(
       [sys.executable, '-c', _SERVER],
       stdin=subprocess.PIPE,

@@ -11,7 +11,7 @@ import signal
 import faults
 import pytest
 
-from jaxrl_llm import preempt
+from jaxrl_llm import metrics, preempt
 
 
 @pytest.fixture(scope='module')
@@ -80,6 +80,19 @@ def test_sigterm_saves_and_says_so_by_its_status(nursery, uninterrupted, tmp_pat
 def test_a_second_sigterm_ends_the_process_at_once(nursery, tmp_path):
   status, _ = nursery.start(tmp_path / 'run', fault=dict(kind='term twice', at='propose'))
   assert status == 128 + signal.SIGTERM
+
+
+def test_a_killed_grader_changes_no_score(nursery, tmp_path):
+  """One worker is killed in every call, while it grades."""
+  slow = '--config.grade.fn=slow_judge:judge', '--config.steps=4', '--config.eval.every=0'
+  runs = [tmp_path / name for name in ('calm', 'killed')]
+  for run, fault in zip(runs, (None, dict(kind='kill grader', at='score', skip=0)), strict=True):
+    status, out = nursery.start(run, *slow, fault=fault)
+    assert status == 0, out
+  assert out.count('killed a grader') >= 4
+  rows = [metrics.comparable(metrics.read(str(run / 'metrics.jsonl'))) for run in runs]
+  assert rows[0] == rows[1] and len(rows[0]) == 4
+  faults.assert_same(runs[1], runs[0], whole=False)
 
 
 def test_a_clock_set_forward_changes_nothing(nursery, uninterrupted, tmp_path):

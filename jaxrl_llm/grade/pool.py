@@ -174,6 +174,7 @@ class _Job:
   def __init__(self, path: str, result: np.dtype, rows: Sequence[Row], texts: Sequence[str]):
     self.path = path
     self.items: list[bytes] = []
+    self.again: set[int] = set()
     self.table = np.memmap(path, result, 'w+', shape=max(len(rows), 1))[: len(rows)]
     self.table['outcome'] = PENDING
     for index, item in enumerate(zip(texts, rows, strict=True)):
@@ -201,10 +202,14 @@ class _Job:
   def settle(self, error: BaseException | None, at: int, stop: int) -> int:
     """Books the end of a chunk and returns where to go on.
 
-    After an error, the first item without a result is the one that was running.
+    After an error, the first item without a result is the one that was running. Where its worker was killed
+    from outside (an operator, a kernel without memory), that need not be its doing: it is graded once more.
     """
     at = self.first_pending(at, stop)
     if error is None or at == stop:
+      return at
+    if _killed(error) and at not in self.again:
+      self.again.add(at)
       return at
     if isinstance(error, futures.TimeoutError):
       found = TIMEOUT, b'TimeoutError: past the deadline'
@@ -214,6 +219,10 @@ class _Job:
       found = ERROR, worker.describe(error)
     self.table[at] = (0.0, found[1], found[0])
     return self.first_pending(at, stop)
+
+
+def _killed(error: BaseException | None) -> bool:
+  return isinstance(error, pebble.ProcessExpired) and error.exitcode == -signal.SIGKILL
 
 
 def _ended(code: int) -> tuple[int, bytes]:

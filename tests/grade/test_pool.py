@@ -45,6 +45,9 @@ def judge(data_source, solution_str, ground_truth, extra_info=None):
     signal.signal(signal.SIGALRM, handler)
   if solution_str == 'die': os._exit(3)
   if solution_str == 'leave': sys.exit(0)
+  if solution_str.startswith('killed'):
+    with open(extra_info['file'], 'a') as file: file.write('x')
+    if solution_str == 'killed' or os.path.getsize(extra_info['file']) == 1: os.kill(os.getpid(), signal.SIGKILL)
   if solution_str == 'raise': raise ValueError('cannot judge this')
   if solution_str == 'nan': return float('nan')
   if solution_str == 'none': return None
@@ -175,6 +178,18 @@ def test_a_pool_whose_idle_workers_died_goes_on(pool):
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda pid=pid: gone(pid), 'the end of a killed worker')
   judged(pool, {})
+
+
+def test_an_item_whose_worker_was_killed_from_outside_is_graded_once_more(pool, tmp_path):
+  rows = [row._replace(extra=dict(file=str(tmp_path / row.id))) for row in rows_of(12)]
+  texts = [
+    'killed once' if i == 4 else 'killed' if i == 7 else row.answer for i, row in enumerate(rows)
+  ]
+  rows[4] = rows[4]._replace(answer='killed once')
+  scores = pool.score(rows, texts)
+  assert scores.outcome_B.tolist() == [CRASH if i == 7 else OK for i in range(12)]
+  assert scores.reward_B.tolist() == [float(i != 7) for i in range(12)]
+  assert [(tmp_path / str(i)).read_text() for i in (4, 7)] == ['xx', 'xx']
 
 
 def test_workers_do_not_import_jax(pool):
