@@ -19,7 +19,7 @@ class Pool:
     self._own = own
 
   def score(self, rows: Sequence[Row], texts: Sequence[str]) -> grade.Scores:
-    """As grade.Pool's, on every process; `message` is of a failure that this process saw. Source: none."""
+    """As grade.Pool's, on every process; `message` is of a failure that this process saw, if it saw one. Source: none."""
     count, first = jax.process_count(), jax.process_index()
     if count == 1:
       return self._own.score(rows, texts)
@@ -32,7 +32,8 @@ class Pool:
     parts_BxK = np.moveaxis(parts_DxMxK, 0, 1).reshape(most * count, -1)[: len(rows)]
     outcome_B = outcome_DxM.T.reshape(-1)[: len(rows)]
     told = dict(zip(own.counts, counts_DxC.sum(0).tolist(), strict=True))
-    return grade.Scores(parts_BxK, outcome_B, told, own.message)
+    message = own.message or ('another process tells' if any(told.values()) else '')
+    return grade.Scores(parts_BxK, outcome_B, told, message)
 
 
 def _padded(array: np.ndarray, rows: int) -> np.ndarray:
