@@ -162,6 +162,16 @@ def default() -> ml_collections.ConfigDict:
     sampling=dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
   )
   c.checkpoint = dict(every=20, keep=2)
+  # alarms, each told once when it begins; `stop` names those that end the run
+  c.health = dict(
+    steps=10,  # in a row, before what is only bad when it lasts is told
+    entropy=0.01,  # nats a token: below, the policy has collapsed
+    # mean gap in probability between sampler and trainer, where there should be none; 0 = 1e-4 in float32, else 1e-2
+    probs_gap=0.0,
+    truncated=0.95,  # share of the rollouts cut off: above
+    failed=0.1,  # share of the rollouts that could not be graded: above
+    stop=(),  # non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward, truncated
+  )
   c.rollouts_every = 1  # steps between rollout files
   c.mesh = dict(data=1, fsdp=-1, tensor=1)  # -1 = all devices that are left
   # supervised warm start through the same update

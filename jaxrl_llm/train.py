@@ -21,6 +21,7 @@ from jaxrl_llm import (
   evaluate,
   generate,
   grade,
+  health,
   metrics,
   models,
   preempt,
@@ -57,6 +58,7 @@ _HOST_STATE = (
   'aid',
   'labels',
   'failures',
+  'health',
 )
 
 
@@ -136,6 +138,7 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     cap=cap,
     rewards=rewards,
     failures=grade.Failures(config.grade),
+    health=health.Health(config, program.generate.dtype),
     teacher=teacher,
   )
 
@@ -204,7 +207,7 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
         prompts, *more = turn.propose(parts, index)
         state, rollout, device = call(state, batch, prompts, *more)
         # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
-        flight, landing = turn.Flight(index, prompts, rollout, device), flight
+        flight, landing = turn.Flight(index, prompts, rollout, device, batch), flight
         if config.mode != 'lag':
           flight, landing = None, flight
         if landing is not None:
@@ -262,15 +265,29 @@ def _land(parts: Parts, folder: Any, pool: Any, writer: Any, screen: Any, flight
     'timing_s/step': graded - began,
     'perf/throughput': landed.row['generate/tokens'] / (graded - began),
   }
-  _check(row, parts.config)
-  writer.write(row)
+  held, alarms = parts.health.observe(row)
+  writer.write(row | held)
   screen.step(row)
+  for alarm in alarms:
+    screen.warn(alarm.text + _exhibited(parts, folder, flight, alarm))
+  _check(row, parts.config)
   parts.failures.check()
+  parts.health.check(alarms)
   if flight.index % parts.config.rollouts_every == 0:
     folder.write_rollouts(flight.index, landed.told)
     if parts.labels is not None:
       folder.write_suspects(turn.suspects(parts))
   return landed.batch
+
+
+def _exhibited(parts: Parts, folder: Any, flight: turn.Flight, alarm: health.Alarm) -> str:
+  """Where the batch of a skipped update lies, for the message."""
+  if alarm.name != 'non_finite':
+    return ''
+  if flight.learnt is None:
+    return ' The batch went with the process that this run continues.'
+  path = folder.write_non_finite(flight.index, *turn.exhibit(parts, flight.learnt))
+  return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 
 
 def _restore(parts: Parts, folder: Any, screen: Any):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import aid, control, data, grade, replay, shard
+from jaxrl_llm import aid, control, data, grade, health, replay, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import ABORTED, REASONS, TRUNCATED, Batch, Prompts, Rollout
@@ -38,6 +38,7 @@ class Parts(NamedTuple):
   cap: Callable[..., int]  # (step, T) → tokens a row may take
   rewards: tuple[grade.Part, ...]  # what config.grade.fn gives, then each of its parts
   failures: grade.Failures  # what is made of rollouts that could not be graded
+  health: health.Health
   teacher: Any = None  # of config.objective.teacher
 
 
@@ -48,6 +49,7 @@ class Flight(NamedTuple):
   prompts: Prompts
   rollout: Rollout
   device: dict[str, Any]  # the program's own metrics
+  learnt: Batch | None = None  # what it learnt before it sampled; None after a restart
 
 
 class Landed(NamedTuple):
@@ -184,12 +186,30 @@ class _Marks:
 
   def metrics(self, real: np.ndarray, rollout: Rollout) -> dict[str, float]:
     """Of the rows `real`; tells the window of failures of them, too."""
+    if self.parts.vote is not None:
+      return self.counts
     outcome_N = self.outcome_B[real]
-    if self.parts.vote is None:
-      self.parts.failures.observe(outcome_N, self.message)
+    self.parts.failures.observe(outcome_N, self.message)
     failed = float((outcome_N != grade.OK).mean()) if len(real) else 0.0
     dropped = int((rollout.length_B[real] == 0).sum())
     return self.counts | {'grade/failed_share': failed, 'grade/dropped': dropped}
+
+
+def exhibit(parts: Parts, batch: Batch) -> tuple[dict[str, np.ndarray], list[dict]]:
+  """A batch to look at: all its arrays by name, and its rows in words. Source: none."""
+  arrays = {}
+  for name, part in dict(batch._asdict()).items():
+    fields = part._asdict() if hasattr(part, '_asdict') else {'': part}
+    arrays |= {f'{name}.{k}'.strip('.'): np.asarray(v) for k, v in fields.items() if v is not None}
+  G = len(batch.reward_B) // len(batch.prompts.index_P)
+  rows = []
+  for b in np.flatnonzero(arrays['rollout.length_B']):
+    row = parts.tables.train.rows[int(arrays['prompts.index_P'][b // G])]
+    said = arrays['rollout.tokens_BxT'][b, : arrays['rollout.length_B'][b]]
+    output = parts.model.tokenizer.decode(said.tolist())
+    told = dict(input=row.question or row.messages, output=output, gts=row.answer, row=int(b))
+    rows.append(told | dict(score=float(arrays['reward_B'][b]), tokens=said.tolist()))
+  return arrays, rows
 
 
 def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
