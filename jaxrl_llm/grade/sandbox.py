@@ -1,11 +1,13 @@
 """Programs nobody has read, run by bubblewrap in namespaces of their own: no file, no network, no process but theirs.
 
-What a program finds: a Python with its standard library and C libraries, the files it is given under /box, all read-only;
-a /tmp of its own that lives in memory; null, zero, full, random and urandom under /dev; no /proc, no environment, no user
-but nobody. Everything in it ends with its first process, that with bubblewrap, and bubblewrap with the process that asked.
+What a program finds: a Python with its standard library and C libraries, the files it is given under /box, all
+read-only; a /tmp of its own that lives in memory; null, zero, full, random and urandom under /dev; no /proc, no
+environment, no user but nobody. All in it ends with its first process, that with bubblewrap, and bubblewrap with the
+process that asked.
 
-What this does not hold: a flaw of the kernel, whose system calls stay open but for new user namespaces; and several
-programs at once share the machine's cores and memory, of which each may take its part.
+What this does not hold: a flaw of the kernel in the system calls that stay open. And programs that run at once share
+the machine: each may take its processes times its memory, and the cores until its time is over. Where memory runs out,
+the kernel is told to take them before any other process.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.grade import seccomp
 from jaxrl_llm.types import UserError
 
 DONE, DEADLINE, FLOOD = 'done', 'deadline', 'flood'
@@ -61,6 +64,9 @@ class Limits(NamedTuple):
   packages: bool = False  # may it import this Python's site-packages
 
 
+_LIMITS = Limits()
+
+
 class Result(NamedTuple):
   """How a program ended."""
 
@@ -86,6 +92,8 @@ def why_not() -> str:
   """'' where a sandbox can be had and really limits what is in it, else the reason and the remedy. Source: none."""
   if not sys.platform.startswith('linux'):
     return f'there is none for {sys.platform}; train on Linux'
+  if os.uname().machine not in seccomp.MACHINES:
+    return f'there is none for {os.uname().machine}; train on: {" or ".join(seccomp.MACHINES)}'
   for tool in (*_TOOLS,) if os.geteuid() == 0 else ('bwrap', 'prlimit'):
     if shutil.which(tool) is None:
       return f'{tool} is not installed; install it: apt-get install {_TOOLS[tool]}'
@@ -137,7 +145,7 @@ def run(
   *,
   files: Mapping[str, bytes] | None = None,
   stdin: bytes = b'',
-  limits: Limits = Limits(),  # noqa: B008: a tuple, which nobody changes
+  limits: Limits = _LIMITS,
 ) -> Result:
   """Runs Python with `args`, `files` (name → content) under /box and `stdin` both there and at /dev/stdin.
 
@@ -208,12 +216,13 @@ def start(
     read, write = os.pipe()
     stack.callback(os.close, read)
     sources = {path: stack.enter_context(_in_memory(text)) for path, text in files.items()}
+    calls = stack.enter_context(_in_memory(seccomp.program()))
     other = os.dup(write)  # each layer closes its own before it runs the next
     outer = _reached(limits.packages, other)
-    argv = [*outer, *_walls(limits, sources, write), *_limited(limits), *args]
+    argv = [*outer, *_walls(limits, sources, write, calls), *_limited(limits), *args]
     try:
       process = subprocess.Popen(
-        argv, stderr=subprocess.PIPE, pass_fds=(*sources.values(), write, other, *pass_fds),
+        argv, stderr=subprocess.PIPE, pass_fds=(*sources.values(), calls, write, other, *pass_fds),
         cwd='/', env=dict(PATH=os.environ.get('PATH', os.defpath)), **streams,
       )  # fmt: skip
     finally:
@@ -265,7 +274,7 @@ def _read(process: subprocess.Popen, end: float, most: int) -> tuple[str, tuple[
   return outcome, tuple(bytes(part[:most]) for part in found)
 
 
-def _walls(limits: Limits, files: Mapping[str, int], status: int) -> list[str]:
+def _walls(limits: Limits, files: Mapping[str, int], status: int, calls: int) -> list[str]:
   """bubblewrap's part: what a program may see. The order of mounts matters."""
   binds, masks = _places(limits.packages)
   argv = [
@@ -273,6 +282,7 @@ def _walls(limits: Limits, files: Mapping[str, int], status: int) -> list[str]:
     *('--unshare-uts', '--unshare-cgroup-try', '--uid', str(_NOBODY), '--gid', str(_NOBODY)),
     *('--die-with-parent', '--new-session', '--clearenv', '--cap-drop', 'ALL'),
     *('--hostname', 'sandbox', '--json-status-fd', str(status)),
+    *('--seccomp', str(calls)),
   ]  # fmt: skip
   for name in ('/lib', '/lib32', '/lib64'):  # links into /usr, or folders on older systems
     if os.path.islink(name):
