@@ -19,7 +19,7 @@ from jaxrl_llm.grade.sandbox import DEADLINE, DONE, FLOOD, Limits
 from jaxrl_llm.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-LIMITS = Limits(wall_s=5.0, disk_mb=16, output_kb=64)
+LIMITS = Limits(wall_s=20.0, disk_mb=16, output_kb=64)
 
 # Attacks that end by themselves begin with this. `tried` tells what succeeded: nothing may.
 PRELUDE = """
@@ -153,16 +153,16 @@ if count != 7: got.append(count)
 tried('opened', lambda: [open('/dev/null') for _ in range(64)])
 """,
   disk="""
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 written = 0
-try:
-  for name in range(99):
+for name in range(4):  # a file alone has its own limit
+  try:
     with open(f'/tmp/{name}', 'wb', 0) as file:
       while True:
         written += file.write(bytes(1 << 20))
-except OSError:
-  if written > 16 << 20: got.append(written)
-else:
-  got.append(written)
+  except OSError:
+    pass
+if not 0 < written <= 16 << 20: got.append(written)
 """,
   long_file="""
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -301,7 +301,7 @@ def test_every_program_ends_in_time_and_leaves_nothing_running(name, prizes):
 
 def test_endless_recursion_without_pythons_limit_ends():
   source = b'import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()'
-  found = sandbox.run(['/box/a.py'], files={'a.py': source}, limits=LIMITS)
+  found = sandbox.run(['/box/a.py'], files={'a.py': source}, limits=Limits(wall_s=2.0))
   assert found.outcome == DEADLINE or found.code != 0
 
 
