@@ -19,7 +19,7 @@ class Pool:
     self._own = own
 
   def score(self, rows: Sequence[Row], texts: Sequence[str]) -> grade.Scores:
-    """As grade.Pool's, on every process; `message` is of a failure that this process saw, if it saw one. Source: none."""
+    """As grade.Pool's, on every process; `message` is of a failure that this one saw, if it saw any. Source: none."""
     count, first = jax.process_count(), jax.process_index()
     if count == 1:
       return self._own.score(rows, texts)
