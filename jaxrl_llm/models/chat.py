@@ -55,7 +55,7 @@ def fault(template: str, **variables: Any) -> str:
     return f'it is no jinja template ({error})'
   if template == PLAIN:
     return ''
-  told = json.dumps([template, variables])
+  told = json.dumps([template, variables, _CPU_S])
   try:
     done = subprocess.run(
       [sys.executable, '-I', __file__], input=told, capture_output=True, text=True, timeout=_WALL_S
@@ -86,8 +86,8 @@ def _trial() -> None:
   """Renders what standard input tells, within limits; ends with status 0 unless these are crossed."""
   import resource
 
-  template, variables = json.load(sys.stdin)
-  resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+  template, variables, cpu_s = json.load(sys.stdin)
+  resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
   resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
   for messages in _TRIALS:
     try:

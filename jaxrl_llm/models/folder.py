@@ -15,7 +15,8 @@ def locate(folder: str, name: Any) -> str:
   A link may lead within the folder or, in the layout of the hub's cache, from snapshots/<revision> to blobs.
   Source: none.
   """
-  if not isinstance(name, str) or name != os.path.basename(name) or name in ('', '.', '..'):
+  plain = isinstance(name, str) and name == os.path.basename(name) and '\0' not in name
+  if not plain or name in ('', '.', '..'):
     raise UserError(
       f'config.model={folder!r} names the file {name!r}, which does not lie in it; fetch the model from a source that '
       'you trust.'

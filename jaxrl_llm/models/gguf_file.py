@@ -194,7 +194,7 @@ def _read(path, tensors, name, wanted, architecture, config: ModelConfig) -> np.
   if shape != (wanted.shape[::-1] if kernel else wanted.shape):
     raise UserError(
       f'config.model={path!r}: tensor {name!r} has shape {shape}, where the metadata ask for {wanted.shape}; its '
-      'metadata and its weights disagree.'
+      'metadata and its weights disagree; fetch the file again.'
     )
   try:
     value = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
