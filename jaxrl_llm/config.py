@@ -189,26 +189,74 @@ def pick(module: ModuleType, spec: Any, field: str = '') -> Callable:
   name = spec.pop('fn', None)
   field = field or module.__name__.rsplit('.', 1)[-1]
   valid = choices(module)
-  if name not in valid:
+  if not isinstance(name, str) or name not in valid:
     raise UserError(
       f'config.{field}.fn={name!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
     )
   fn = valid[name]
-  allowed = [p.name for p in inspect.signature(fn).parameters.values() if p.kind == p.KEYWORD_ONLY]
-  for key in spec:
+  allowed = _settings(fn)
+  for key, value in spec.items():
     if key not in allowed:
       raise UserError(
-        f'config.{field}.{key}={spec[key]!r} is not a setting of {name!r}, which takes: '
+        f'config.{field}.{key}={value!r} is not a setting of {name!r}, which takes: '
         f'{", ".join(allowed) or "none"}.'
       )
-  required = [
-    p.name
-    for p in inspect.signature(fn).parameters.values()
-    if p.kind == p.KEYWORD_ONLY and p.default is p.empty and p.name not in spec
-  ]
-  if required:
-    raise UserError(f'config.{field}.{required[0]} is missing; {name!r} needs it.')
+    kind = allowed[key].annotation
+    if kind in _KINDS and not _KINDS[kind](value):
+      raise UserError(f'config.{field}.{key}={value!r} of {name!r} must be {_TOLD[kind]}.')
+  for key, setting in allowed.items():
+    if setting.default is setting.empty and key not in spec:
+      raise UserError(f'config.{field}.{key} is missing; {name!r} needs it.')
   return functools.partial(fn, **spec)
+
+
+def _settings(fn: Callable) -> dict[str, inspect.Parameter]:
+  """The keyword-only parameters that a config can write: those without a type, or with a plain one."""
+  own = inspect.signature(fn).parameters.values()
+  return {
+    p.name: p
+    for p in own
+    if p.kind == p.KEYWORD_ONLY and (p.annotation is p.empty or p.annotation in _KINDS)
+  }
+
+
+def _whole(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+  return _whole(value) or isinstance(value, float)
+
+
+def _each(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+  return lambda value: isinstance(value, list | tuple) and all(map(check, value))
+
+
+# Of the types that a setting may be declared with (they are strings here): whether a value is one, and its name.
+_KINDS = {
+  'bool': lambda value: isinstance(value, bool),
+  'int': _whole,
+  'float': _number,
+  'str': lambda value: isinstance(value, str),
+  'tuple[int, ...]': _each(_whole),
+  'tuple[str, ...]': _each(lambda value: isinstance(value, str)),
+  'Sequence[int]': _each(_whole),
+  'Sequence[float]': _each(_number),
+  'Mapping[str, float]': lambda value: (
+    hasattr(value, 'values') and all(map(_number, value.values()))
+  ),
+}
+_TOLD = {
+  'bool': 'True or False',
+  'int': 'a whole number',
+  'float': 'a number',
+  'str': 'text',
+  'tuple[int, ...]': 'a list of whole numbers',
+  'tuple[str, ...]': 'a list of texts',
+  'Sequence[int]': 'a list of whole numbers',
+  'Sequence[float]': 'a list of numbers',
+  'Mapping[str, float]': 'a dict of numbers',
+}
 
 
 def choices(module: ModuleType) -> dict[str, Callable]:
@@ -241,13 +289,15 @@ def _chain(path: str) -> list[dict]:
   """What a file says, after what the files it stands on say."""
   told, seen = [], []
   while path:
-    if path in seen:
+    if os.path.realpath(path) in map(os.path.realpath, seen):
       raise UserError(
         f'--config={seen[0]}: its base is in the end {path} again; name another base.'
       )
     seen.append(path)
     changes = dict(_read(path))
     base = changes.pop('base', '')
+    if not isinstance(base, str):
+      raise UserError(f'--config={path}: base={base!r} must be the name of a file beside it.')
     told.insert(0, changes)
     path = os.path.join(os.path.dirname(path), base) if base else ''
   return told
@@ -307,6 +357,7 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
   same = changes.get('fn', old.get('fn')) == old.get('fn')
   for key, value in changes.items():
     where, was = f'{field}.{key}', old.get(key)
+    _check_name(key, field)
     if key not in old and 'fn' not in old:
       raise UserError(f'{where} is unknown; {near(key, old)}.')
     if isinstance(was, ml_collections.ConfigDict):
@@ -332,6 +383,8 @@ def typed(value: Any, old: Any, field: str) -> Any:
   if isinstance(old, tuple) and isinstance(value, list):
     value = tuple(value)
   mixed = field.rpartition('.')[2] in _MIXED
+  if mixed and not isinstance(value, bool | str):
+    raise UserError(f'{field}={value!r} must be True, False, or text such as {old!r}.')
   if old is not None and not mixed and type(value) is not type(old):
     raise UserError(f'{field}={value!r} must be of type {type(old).__name__}, such as {old!r}.')
   check_plain(value, field)
@@ -345,6 +398,7 @@ def check_plain(value: Any, field: str) -> None:
   """
   if isinstance(value, dict | ml_collections.ConfigDict):
     for key, item in value.items():
+      _check_name(key, field)
       check_plain(item, f'{field}.{key}')
   elif isinstance(value, list | tuple):
     for index, item in enumerate(value):
@@ -353,6 +407,16 @@ def check_plain(value: Any, field: str) -> None:
     raise UserError(
       f'{field}={value!r} must be a string, a finite number, a bool, or a list or dict of them.'
     )
+  elif isinstance(value, str) and not value.isascii():
+    try:
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise UserError(f'{field}={value!r} must be Unicode text ({error.reason}).') from error
+
+
+def _check_name(key: Any, field: str) -> None:
+  if not isinstance(key, str) or not key or '.' in key:
+    raise UserError(f'{field} has the field {key!r}; a name is text without dots.')
 
 
 def _literal(raw: str) -> Any:

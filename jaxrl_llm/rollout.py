@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm import shard
-from jaxrl_llm.generate import carried, engine, ngram, sampling, shortlist, speculate, tree
+from jaxrl_llm.generate import carried, engine, ngram, sampling, shortlist, tree
 from jaxrl_llm.models import completion, logprob
 from jaxrl_llm.program import Program
-from jaxrl_llm.types import Prompts, Rollout, TrainState, UserError
+from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, TrainState, UserError
 
 
 def generate(
@@ -124,10 +124,31 @@ def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, state
     chunk_tokens=program.head_chunk_tokens,
     dtype=program.generate.dtype,
   )
-  cut = speculate.cut(draft, stays_BxT, logp_BxT, state.step)
+  cut = _cut(draft, stays_BxT, logp_BxT, state.step)
   if begun is not None:
     held_B = begun.length_B > 0
     pick = lambda old, new: jnp.where(held_B.reshape(-1, *[1] * (new.ndim - 1)), old, new)  # noqa: E731
     cut = jax.tree.map(pick, begun, cut)
     return cut, jnp.where(held_B, 0, cut.length_B).sum().astype(jnp.float32)
   return cut, cut.length_B.sum().astype(jnp.float32)
+
+
+def _cut(draft: Rollout, stays_BxT: jax.Array, logp_BxT: jax.Array, version: jax.Array) -> Rollout:
+  """The drafts up to their first token that does not stay, for the engine to continue.
+
+  A draft that stays whole is finished as it was. Source: arXiv:2509.23232 (SPEC-RL).
+  """
+  T = draft.tokens_BxT.shape[1]
+  real_BxT = jnp.arange(T)[None] < draft.length_B[:, None]
+  length_B = jnp.cumprod(stays_BxT & real_BxT, axis=1).sum(1).astype(jnp.int32)
+  kept_BxT = jnp.arange(T)[None] < length_B[:, None]
+  whole_B = (length_B == draft.length_B) & (length_B > 0)
+  return Rollout(
+    jnp.where(kept_BxT, draft.tokens_BxT, 0),
+    jnp.where(kept_BxT, logp_BxT, 0.0),
+    length_B,
+    jnp.where(whole_B, draft.reason_B, UNFINISHED).astype(jnp.int8),
+    jnp.where(kept_BxT, version, 0).astype(jnp.int32),
+    jnp.ones_like(draft.weight_B),
+    draft.feature_BxF,
+  )

@@ -27,7 +27,14 @@ REASONS = ('unfinished', 'stop', 'length', 'exit', 'abort')
 
 
 class UserError(ValueError):
-  """Bad input, told in one sentence that names the field, the value and the remedy."""
+  """Bad input, told in one sentence that names the field, the value and the remedy.
+
+  One line, whatever the value is: line ends become spaces, and what does not print is shown as \\x1b.
+  """
+
+  def __init__(self, sentence: str):
+    line = ' '.join(part.strip() for part in str(sentence).splitlines())
+    super().__init__(''.join(c if c.isprintable() else repr(c)[1:-1] for c in line))
 
 
 class Row(NamedTuple):

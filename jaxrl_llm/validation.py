@@ -60,7 +60,6 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
   _whole(c.generate, 'config.generate', 0, 'slots')
   _whole(c.generate, 'config.generate', 1, 'max_age', 'windows', 'test_every')
-  _whole(c.generate, 'config.generate', 1, 'max_age')
   _whole(c.generate.ngram, 'config.generate.ngram', 0, 'draft')
   _whole(c.generate.ngram, 'config.generate.ngram', 1, 'match')
   _whole(c.curriculum, 'config.curriculum', 1, 'each')
@@ -98,6 +97,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
       f'config.generate.ngram.draft={c.generate.ngram.draft} must be below '
       f'config.completion_tokens={c.completion_tokens}; 4 is a good start.'
     )
+  _check_sizes(c, 'config')
+  _check_settings(c, default(), 'config')
   _check_sampling(c.eval.sampling)
   _check_batch(c)
   _check_teacher(c.objective)
@@ -119,11 +120,85 @@ def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> No
       _complete(part[key], old, where)
     elif not isinstance(part[key], ml_collections.ConfigDict) or 'fn' not in part[key]:
       raise UserError(f'{where}.fn is missing; give it a value such as {old.fn!r}.')
+    elif not isinstance(part[key].fn, str):
+      raise UserError(f'{where}.fn={part[key].fn!r} must be a name, such as {old.fn!r}.')
     else:
       check_plain(part[key], where)
   for key in part:
     if key not in reference:
       raise UserError(f'{field}.{key} is unknown; {near(key, reference.keys())}.')
+
+
+# What a setting of a named function must be, by its name, or by 'function.name' where that says more. What is not here
+# may be any finite number, or is checked where it is used.
+_TINY = 1e-30  # what a float32 can be divided by
+_RANGES = (
+  (
+    'above 0',
+    lambda x: x > _TINY,
+    *('eps', 'temperature', 'temperature_negative', 'learning_rate', 'delta', 'budget', 'most'),
+    *('strength', 'deviations', 'clip', 'per_row', 'slope', 'scale', 'balanced_clip.target'),
+  ),
+  (
+    'of at least 0',
+    lambda x: x >= 0,
+    *('low', 'high', 'outer_low', 'outer_high', 'coef', 'factor', 'weight', 'lenience'),
+    *('power', 'power_negative', 'decay_negative', 'gamma.decay', 'length_rate', 'wait', 'warmup'),
+    *('chord.decay', 'warmup_steps', 'least_tokens', 'uncertain.entropy', 'marginal.right'),
+  ),
+  (
+    'from 0 to 1',
+    lambda x: 0 <= x <= 1,
+    *(
+      'share',
+      'discount',
+      'trace',
+      'decay',
+      'mastered',
+      'adora.weak',
+      'right',
+      'start',
+      'deadline',
+    ),
+    *('abort', 'margin', 'absolute', 'relative', 'suffix', 'rouge', 'edit'),
+  ),
+  ('above 0 and at most 1', lambda x: 0 < x <= 1, 'fraction'),
+  (
+    'of at least 1',
+    lambda x: x >= 1,
+    *('buffer_tokens', 'tail', 'max_tokens', 'every', 'period', 'times', 'streak', 'count', 'keep'),
+    *('depth', 'cosine.low'),
+  ),
+  (
+    'finite',  # logarithms and covariances
+    lambda x: True,
+    *('suffix_weighted.low', 'suffix_weighted.high', 'covariance_clip.low', 'covariance_clip.high'),
+  ),
+)
+_RANGE_OF = {name: (told, fits) for told, fits, *names in _RANGES for name in names}
+
+
+def _check_settings(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
+  """The settings of every named function lie where `_RANGES` says; their types are for `pick`."""
+  for key, old in reference.items():
+    if isinstance(old, ml_collections.ConfigDict):
+      _check_settings(part[key], old, f'{field}.{key}')
+  for key, value in part.items() if 'fn' in reference else ():
+    told, fits = _RANGE_OF.get(f'{part.fn}.{key}') or _RANGE_OF.get(key) or ('', None)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if fits and number and not fits(value):
+      raise UserError(f'{field}.{key}={value!r} of {part.fn!r} must be a number {told}.')
+
+
+def _check_sizes(part: Any, field: str) -> None:
+  """Counts go through 32 bits and numbers through float32; rows' own settings (config.data.tasks) do not."""
+  for key, value in part.items():
+    if isinstance(value, ml_collections.ConfigDict):
+      _check_sizes(value, f'{field}.{key}')
+    elif isinstance(value, int) and not -(2**31) <= value < 2**31:
+      raise UserError(f'{field}.{key}={value!r} must be below 2**31.')
+    elif isinstance(value, float) and abs(value) > 3.4e38:
+      raise UserError(f'{field}.{key}={value!r} is no number of float32; give one below 3.4e38.')
 
 
 def _check_sampling(sampling: ml_collections.ConfigDict) -> None:
@@ -151,7 +226,8 @@ def _check_batch(c: ml_collections.ConfigDict) -> None:
       f'config.updates_per_rollout={c.updates_per_rollout} does not divide '
       f'config.prompts={c.prompts}; choose a divisor.'
     )
-  group = c.rollouts + c.replay.get('count', 0)  # replayed rows are learnt, too
+  replayed = c.replay.get('count', 0)  # these rows are learnt, too; what is no number is for `pick`
+  group = c.rollouts + (replayed if isinstance(replayed, int) else 0)
   rows, slice_rows = c.prompts * group // c.updates_per_rollout, c.microbatch_rollouts
   if slice_rows and (
     rows % slice_rows or (slice_rows % group and group % slice_rows)
@@ -201,7 +277,7 @@ def _whole(part: Any, field: str, least: int, *names: str) -> None:
 
 def _positive(part: Any, field: str, *names: str) -> None:
   for name in names:
-    if not (part[name] > 0 and math.isfinite(part[name])):
+    if not (part[name] > _TINY and math.isfinite(part[name])):
       raise UserError(f'{field}.{name}={part[name]!r} must be a finite number above 0.')
 
 

@@ -80,6 +80,10 @@ def test_bases_that_are_missing_or_go_in_circles_are_told(tmp_path):
   with pytest.raises(UserError, match='its base is in the end .*a.py again'):
     write(tmp_path, "dict(base='a.py')", 'b.py')
     configs.load(str(tmp_path / 'a.py'))
+  write(tmp_path, "dict(base='./d.py')", 'd.py')  # another name of the same file
+  with pytest.raises(UserError, match='its base is in the end'):
+    configs.load(str(tmp_path / 'd.py'))
+  assert 'base=3 must be the name of a file' in told(configs.load, write(tmp_path, 'dict(base=3)'))
 
 
 def test_a_part_with_fn_replaces_the_default_whole(tmp_path):

@@ -137,7 +137,7 @@ def item_response(
   def share(visits, random):
     if random.random() < plain:
       return 0.0
-    a, b = fit_item(visits, slope, guess)
+    a, b = _fit_item(visits, slope, guess)
     return float(np.clip(b + np.log((target - guess) / (1 - target)) / a, 0, 1))
 
   return Rule(PREFIX, share)
@@ -205,7 +205,7 @@ _SHARES = np.linspace(-0.5, 1.5, 81)  # b
 _SLOPES = np.exp(np.linspace(-1.5, 1.5, 13))  # a, as a multiple of the setting
 
 
-def fit_item(visits: list[Visit], slope: float = 8.0, guess: float = 0.0) -> tuple[float, float]:
+def _fit_item(visits: list[Visit], slope: float = 8.0, guess: float = 0.0) -> tuple[float, float]:
   """(a, b) of f(h) = c + (1 − c)·σ(a·(h − b)), the likeliest on a grid, under ln(a / slope) ~ N(0, ½²), b ~ N(½, ½²).
 
   Source: arXiv:2509.06923 (SEELE; reconstructed, the priors are ours).

@@ -3,6 +3,7 @@ one is wrong."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -89,22 +90,52 @@ def _lines(path: str, field: str) -> list[str]:
   if not os.path.isfile(path):
     raise UserError(f'{field}={path!r} is no file; give the path of a JSON-lines file.')
   try:
-    with open(path, encoding='utf-8-sig') as file:
-      # Not read().splitlines(): that also ends a line at characters which JSON allows within one.
-      return list(file)
-  except UnicodeDecodeError as error:
-    raise UserError(f'{field}={path!r} is no UTF-8 text ({error.reason}); convert it.') from error
+    with open(path, 'rb') as file:
+      # By line feeds alone: JSON allows other ends of lines within a text.
+      lines = file.read().removeprefix(codecs.BOM_UTF8).split(b'\n')
   except OSError as error:
-    raise UserError(f'{field}={path!r} cannot be read: {error.strerror}.') from error
+    raise UserError(f'{field}={path!r} cannot be read: {error.strerror}; check it.') from error
+  if lines[0].startswith((b'\x1f\x8b', b'PK\x03\x04', b'\xfd7zXZ', b'BZh', b'\x28\xb5\x2f\xfd')):
+    raise UserError(f'{field}={path!r} is a compressed file; unpack it.')
+  return [_decoded(line, f'{field}={path!r}, line {n}') for n, line in enumerate(lines, 1)]
+
+
+def _decoded(line: bytes, where: str) -> str:
+  try:
+    return line.decode()
+  except UnicodeDecodeError as error:
+    raise UserError(f'{where} is no UTF-8 text ({error.reason}); convert the file.') from error
+
+
+_DEPTH = 50  # of lists and objects within each other
+
+
+def _check(value: Any, where: str, depth: int = 0) -> None:
+  """All text is Unicode, and nothing is nested deeper than the functions that walk over rows can follow."""
+  if depth > _DEPTH:
+    raise UserError(f'{where} is nested more than {_DEPTH} deep; flatten it.')
+  if isinstance(value, dict):
+    for key, item in value.items():
+      _check(key, f'{where}: {key!r}')
+      _check(item, f'{where}: {key!r}' if depth == 0 else where, depth + 1)
+  elif isinstance(value, list):
+    for item in value:
+      _check(item, where, depth + 1)
+  elif isinstance(value, str) and not value.isascii():
+    try:
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise UserError(f'{where} is no Unicode text ({error.reason}); mend it.') from error
 
 
 def _parse(line: str, where: str) -> Row:
   try:
     given = json.loads(line)
   except (ValueError, RecursionError) as error:
-    raise UserError(f'{where} is not JSON: {getattr(error, "msg", error)}.') from error
+    raise UserError(f'{where} is not JSON: {getattr(error, "msg", error)}; mend it.') from error
   if not isinstance(given, dict):
     raise UserError(f'{where} is no JSON object but a {type(given).__name__}; write {{...}}.')
+  _check(given, where)
   name = next((name for name in _PROMPTS if given.get(name) is not None), None)
   if name is None:
     raise UserError(f"{where} has no prompt; give 'question' or 'prompt'.")

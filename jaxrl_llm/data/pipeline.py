@@ -234,5 +234,6 @@ _MAX_LEVELS = 32
 
 
 def _traits(row: Row) -> dict[str, int]:
-  told = {**row.extra, **(row.extra.get('metadata') or {})}
+  more = row.extra.get('metadata')
+  told = {**row.extra, **(more if isinstance(more, dict) else {})}
   return {k: v for k, v in told.items() if type(v) is int}

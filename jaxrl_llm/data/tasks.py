@@ -60,7 +60,7 @@ def plan(
   """
   valid = sorted(valid)
   read = [
-    _read(f'config.data.tasks[{index}]', dict(entry), data.source, valid, settings_of)
+    _read(f'config.data.tasks[{index}]', entry, data.source, valid, settings_of)
     for index, entry in enumerate(entries)
   ]
   sizes = [size for *_, size, _ in read]
@@ -110,12 +110,15 @@ def derived_seed(*parts: Any) -> int:
 
 def _read(
   field: str,
-  entry: dict[str, Any],
+  entry: Any,
   source: str,
   valid: Sequence[str],
   settings_of: Callable[[str], Iterable[str]],
 ) -> tuple[str, str, dict[str, Any], int, float]:
   """(field, name, settings, size, weight) of one entry of config.data.tasks."""
+  if not hasattr(entry, 'items'):
+    raise UserError(f'{field}={entry!r} must be a dict with the name of a task: dict(name=...).')
+  entry = dict(entry.items())
   name = entry.pop('name', None)
   if name not in valid:
     raise UserError(f'{field}.name={name!r} is no {source} task; {_near(name, valid)}.')

@@ -9,6 +9,8 @@ from __future__ import annotations
 import bisect
 import math
 
+from jaxrl_llm.types import UserError
+
 
 def constant(step: int, max_tokens: int) -> int:
   """`config.completion_tokens`, always. Source: none."""
@@ -28,6 +30,12 @@ def cosine(step: int, max_tokens: int, *, low: int, period: int) -> int:
 def stairs(step: int, max_tokens: int, *, starts: tuple[int, ...], caps: tuple[int, ...]) -> int:
   """`caps[i]` from step `starts[i]` on; before the first of them, `caps[0]`.
 
-  Source: arXiv:2506.07976 (TTI: a horizon that grows by iteration, 10, 20, 30 in its script).
+  Raises UserError unless there is one cap for each start. Source: arXiv:2506.07976 (TTI: a horizon that grows by
+  iteration, 10, 20, 30 in its script).
   """
+  if not caps or len(caps) != len(starts) or list(starts) != sorted(starts) or min(caps) < 1:
+    raise UserError(
+      f'config.generate.cap.starts={starts!r} must rise, with one of config.generate.cap.caps={caps!r} for each of '
+      'them, each at least 1 token.'
+    )
   return max(1, min(max_tokens, caps[max(bisect.bisect_right(starts, step) - 1, 0)]))

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.generate import sampling
-from jaxrl_llm.types import UNFINISHED, Rollout
 
 
 def none(logits_BxTxV, token_BxT, logp_BxT, verdict_BxT, noise_BxT, temperature):
@@ -59,24 +58,3 @@ def coupled(
   B, T, V = logits_BxTxV.shape
   drawn_N, new_N = sampling.sample(logits_BxTxV.reshape(-1, V), noise_BxT.reshape(-1), temperature)
   return drawn_N.reshape(B, T) == token_BxT, new_N.reshape(B, T)
-
-
-def cut(draft: Rollout, stays_BxT: jax.Array, logp_BxT: jax.Array, version: jax.Array) -> Rollout:
-  """The drafts up to their first token that does not stay, for the engine to continue.
-
-  A draft that stays whole is finished as it was. Source: arXiv:2509.23232 (SPEC-RL).
-  """
-  T = draft.tokens_BxT.shape[1]
-  real_BxT = jnp.arange(T)[None] < draft.length_B[:, None]
-  length_B = jnp.cumprod(stays_BxT & real_BxT, axis=1).sum(1).astype(jnp.int32)
-  kept_BxT = jnp.arange(T)[None] < length_B[:, None]
-  whole_B = (length_B == draft.length_B) & (length_B > 0)
-  return Rollout(
-    jnp.where(kept_BxT, draft.tokens_BxT, 0),
-    jnp.where(kept_BxT, logp_BxT, 0.0),
-    length_B,
-    jnp.where(whole_B, draft.reason_B, UNFINISHED).astype(jnp.int8),
-    jnp.where(kept_BxT, version, 0).astype(jnp.int32),
-    jnp.ones_like(draft.weight_B),
-    draft.feature_BxF,
-  )

@@ -8,7 +8,7 @@ import re
 import string
 from typing import Any
 
-from jaxrl_llm.models import decoder, embedded, gguf_file, hf, tokenizer
+from jaxrl_llm.models import decoder, embedded, gguf_file, hf, sizes, tokenizer
 from jaxrl_llm.types import Model, ModelConfig, UserError
 
 _ALPHABET = string.ascii_letters + string.digits + string.punctuation + ' \n'
@@ -24,11 +24,15 @@ def load(name: str, *, scratch: Any = None, seed: int = 0) -> Model:
   path = _find(name, '*.safetensors', '*.jinja', 'tokenizer*')
   if path == 'scratch':
     config, characters = _characters(scratch)
+    sizes.check_memory(config, 'config.scratch')
     return Model(config, decoder.init(config, seed), characters, path)
   if not os.path.isdir(path):
     return Model(*gguf_file.load(path), name)
   config, raw = hf.read_config(path)
-  return Model(config, hf.load_params(path, config), tokenizer.from_folder(path, raw), path)
+  sizes.check_memory(config, f'config.model={path!r}')
+  words = tokenizer.from_folder(path, raw)
+  _check_vocabulary(words, config, path)
+  return Model(config, hf.load_params(path, config), words, path)
 
 
 def read_config(name: str, *, scratch: Any = None) -> ModelConfig:
@@ -37,6 +41,16 @@ def read_config(name: str, *, scratch: Any = None) -> ModelConfig:
   if path == 'scratch':
     return _characters(scratch)[0]
   return hf.read_config(path)[0] if os.path.isdir(path) else gguf_file.read_config(path)
+
+
+def _check_vocabulary(words: tokenizer.Tokenizer, config: ModelConfig, path: str) -> None:
+  """A token without a row of its own would read another's, silently. Rows to spare are usual."""
+  last = max(words.backend.get_vocab().values(), default=-1)
+  if last >= config.vocab:
+    raise UserError(
+      f'config.model={path!r}: tokenizer.json has a token {last} and config.json a vocab_size={config.vocab}; the '
+      'files are of different models.'
+    )
 
 
 def _find(name: str, *more: str) -> str:
@@ -71,18 +85,18 @@ def _inside(folder: str) -> str:
   )
 
 
-def _characters(sizes: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
-  if not sizes or sizes['width'] % sizes['heads'] or sizes['heads'] % sizes['kv_heads']:
+def _characters(scratch: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
+  if not scratch or scratch['width'] % scratch['heads'] or scratch['heads'] % scratch['kv_heads']:
     raise UserError(
-      f'config.scratch={dict(sizes or {})} does not divide: width by heads, heads by kv_heads.'
+      f'config.scratch={dict(scratch or {})} does not divide: width by heads, heads by kv_heads.'
     )
   characters = tokenizer.characters(_ALPHABET)
   config = ModelConfig(
     vocab=characters.vocab_size,
-    head_dim=sizes['width'] // sizes['heads'],
-    **{k: sizes[k] for k in ('width', 'layers', 'heads', 'kv_heads', 'mlp', 'max_tokens')},
+    head_dim=scratch['width'] // scratch['heads'],
+    **{k: scratch[k] for k in ('width', 'layers', 'heads', 'kv_heads', 'mlp', 'max_tokens')},
   )
-  return config, characters
+  return sizes.checked(config, 'config.scratch'), characters
 
 
 def _hub(name: str, *patterns: str) -> str:

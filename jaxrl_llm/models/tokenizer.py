@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import os
 from typing import Any, NamedTuple
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import models as bpe
 
+from jaxrl_llm.models import chat
+from jaxrl_llm.models.folder import locate, read_json, read_text
 from jaxrl_llm.types import UserError
 
 # How GGUF names the split that comes before byte-level BPE.
@@ -24,7 +20,6 @@ _QWEN2 = (
 _LLAMA3 = _QWEN2.replace(r'|\p{N}|', r'|\p{N}{1,3}|')
 _SPLITS = {'smollm': None, 'qwen2': _QWEN2, 'llama-bpe': _LLAMA3}
 
-_PLAIN_CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
 
 
@@ -43,8 +38,14 @@ class Tokenizer(NamedTuple):
     return self.backend.get_vocab_size()
 
   def encode(self, text: str) -> list[int]:
-    """Token ids; nothing is added, special tokens written in the text are recognised."""
-    return self.backend.encode(text, add_special_tokens=False).ids
+    """Token ids; nothing is added, special tokens written in the text are recognised.
+
+    Raises UserError for text that is no Unicode.
+    """
+    try:
+      return self.backend.encode(text, add_special_tokens=False).ids
+    except TypeError as error:
+      raise UserError(f'the text {text[:80]!r} is no Unicode; take lone surrogates out.') from error
 
   def decode(self, ids: list[int], skip_special: bool = True) -> str:
     """Text of token ids."""
@@ -60,16 +61,15 @@ class Tokenizer(NamedTuple):
 
   def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
     """The chat template applied to `messages` (role, content). Raises UserError where it refuses."""
+    special = dict(bos_token=self.bos_token, eos_token=self.eos_token)
     try:
-      return _compiled(self.template).render(
-        messages=messages,
-        add_generation_prompt=add_generation_prompt,
-        bos_token=self.bos_token,
-        eos_token=self.eos_token,
+      return chat.render(
+        self.template, messages, add_generation_prompt=add_generation_prompt, **special
       )
-    except jinja2.TemplateError as error:
+    except ValueError as error:
       raise UserError(
-        f'the chat template refuses the messages ({error}); change config.data.'
+        f'the chat template of config.model refuses the messages ({error}); change config.data, or set '
+        'config.data.chat=False.'
       ) from error
 
   def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
@@ -82,29 +82,31 @@ def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
 
   `model` is its config.json. Raises UserError when there is no tokenizer.json. Source: none.
   """
-  path = os.path.join(folder, 'tokenizer.json')
+  path = locate(folder, 'tokenizer.json')
   try:
     backend = tokenizers.Tokenizer.from_file(path)
-  except Exception as error:  # the library raises bare Exception
+    backend.no_padding()
+    backend.no_truncation()
+  except BaseException as error:  # the library raises bare Exception, and panics with what is none
+    if isinstance(error, KeyboardInterrupt):
+      raise
     raise UserError(
       f'config.model={folder!r}: tokenizer.json is missing or unreadable ({error}); '
       'save the fast tokenizer beside the weights.'
     ) from error
-  backend.no_padding()
-  backend.no_truncation()
   settings = read_json(folder, 'tokenizer_config.json')
   generation = read_json(folder, 'generation_config.json')
   token = lambda name: _content(settings.get(name))  # noqa: E731
   ends = [generation.get('eos_token_id'), model.get('eos_token_id')]
   ids = [i for e in ends for i in (e if isinstance(e, list) else [e]) if i is not None]
   ids += [backend.token_to_id(t) for t in (token('eos_token'), *_turn_ends(backend)) if t]
-  ids = list(dict.fromkeys(i for i in ids if i is not None))
+  ids = [i for at, i in enumerate(ids) if i is not None and i not in ids[:at]]
   if not ids:
     raise UserError(
       f'config.model={folder!r} names no end token; set eos_token_id in generation_config.json.'
     )
   pad = backend.token_to_id(token('pad_token')) if token('pad_token') else None
-  return Tokenizer(
+  made = Tokenizer(
     backend=backend,
     template=_template(folder, settings),
     end_ids=tuple(ids),
@@ -112,17 +114,34 @@ def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
     bos_token=token('bos_token'),
     eos_token=token('eos_token'),
   )
+  return _whole(made, f'config.model={folder!r}')
 
 
-def from_gguf(fields: dict[str, Any]) -> Tokenizer:
+def from_gguf(fields: dict[str, Any], where: str) -> Tokenizer:
   """Builds the byte-level BPE tokenizer that a GGUF file's metadata describe. Source: none.
 
-  Raises UserError for a kind of tokenizer that is not supported.
+  Raises UserError, which begins with `where`, for a kind of tokenizer that is not supported, and metadata that make
+  none.
   """
+  try:
+    return _whole(_of_metadata(fields), where)
+  except UserError:
+    raise
+  except (
+    BaseException
+  ) as error:  # lists of other lengths or types, merges of nothing; the library may panic
+    if isinstance(error, KeyboardInterrupt):
+      raise
+    raise UserError(
+      f'{where}: its metadata make no tokenizer ({type(error).__name__}: {error}); fetch the file again.'
+    ) from error
+
+
+def _of_metadata(fields: dict[str, Any]) -> Tokenizer:
   kind, split = fields.get('tokenizer.ggml.model'), fields.get('tokenizer.ggml.pre')
   if kind != 'gpt2' or split not in _SPLITS:
     raise UserError(
-      f'the GGUF tokenizer {kind!r}/{split!r} is not supported; supported: gpt2 with one of '
+      f'config.model: the GGUF tokenizer {kind!r}/{split!r} is not supported; supported: gpt2 with one of '
       f'{", ".join(_SPLITS)}; use a Hugging Face folder of the model instead.'
     )
   tokens, types = fields['tokenizer.ggml.tokens'], fields['tokenizer.ggml.token_type']
@@ -139,7 +158,7 @@ def from_gguf(fields: dict[str, Any]) -> Tokenizer:
   ids = tuple(dict.fromkeys(i for i in ends if i is not None))
   return Tokenizer(
     backend=backend,
-    template=fields.get('tokenizer.chat_template', _PLAIN_CHAT),
+    template=fields.get('tokenizer.chat_template', chat.PLAIN),
     end_ids=ids,
     pad_id=at('padding') if at('padding') is not None else ids[0],
     bos_token=tokens[at('bos')] if at('bos') is not None else '',
@@ -155,24 +174,7 @@ def characters(alphabet: str) -> Tokenizer:
   backend.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
   backend.decoder = decoders.Fuse()
   backend.add_special_tokens(special)
-  return Tokenizer(backend, _PLAIN_CHAT, (0,), 0, '', '<end>')
-
-
-def read_json(folder: str, name: str) -> dict[str, Any]:
-  """The JSON object in folder/name, {} where there is no such file. Raises UserError. Source: none."""
-  path = os.path.join(folder, name)
-  if not os.path.exists(path):
-    return {}
-  try:
-    with open(path, encoding='utf-8') as file:
-      value = json.load(file)
-  except (OSError, ValueError) as error:
-    raise UserError(
-      f'config.model={folder!r}: {name} is unreadable ({error}); copy it again.'
-    ) from error
-  if not isinstance(value, dict):
-    raise UserError(f'config.model={folder!r}: {name} is not a JSON object; copy it again.')
-  return value
+  return Tokenizer(backend, chat.PLAIN, (0,), 0, '', '<end>')
 
 
 def _pre_tokenizer(split: str | None):
@@ -199,28 +201,32 @@ def _turn_ends(backend: tokenizers.Tokenizer) -> list[str]:
 
 
 def _template(folder: str, settings: dict[str, Any]) -> str:
-  path = os.path.join(folder, 'chat_template.jinja')
-  if os.path.exists(path):
-    with open(path, encoding='utf-8') as file:
-      return file.read()
-  template = settings.get('chat_template') or _PLAIN_CHAT
+  template = read_text(folder, 'chat_template.jinja')
+  if template is None:
+    template = settings.get('chat_template') or chat.PLAIN
   if isinstance(template, list):  # several by name: the default one
-    template = next((t['template'] for t in template if t.get('name') == 'default'), _PLAIN_CHAT)
+    named = {t.get('name'): t.get('template') for t in template if isinstance(t, dict)}
+    template = named.get('default', chat.PLAIN)
   return template
 
 
 def _content(token: Any) -> str:
-  return (token.get('content') if isinstance(token, dict) else token) or ''
+  text = token.get('content') if isinstance(token, dict) else token
+  return text if isinstance(text, str) else ''
 
 
-def _compiled(template: str) -> jinja2.Template:
-  def refuse(message):
-    raise jinja2.TemplateError(message)
-
-  env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-  )
-  env.filters['tojson'] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
-  env.globals['raise_exception'] = refuse
-  env.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
-  return env.from_string(template)
+def _whole(made: Tokenizer, where: str) -> Tokenizer:
+  """The tokenizer itself, if its end tokens are some of its own and its template is one. Raises UserError."""
+  known = set(made.backend.get_vocab().values())
+  for name, ids in (('end', made.end_ids), ('padding', (made.pad_id,))):
+    for token in ids:
+      if isinstance(token, bool) or not isinstance(token, int) or token not in known:
+        raise UserError(
+          f'{where} names the {name} token {token!r}, which the tokenizer does not have; copy its files again.'
+        )
+  if not isinstance(made.template, str):
+    raise UserError(f'{where}: chat_template={made.template!r} must be text; copy it again.')
+  wrong = chat.fault(made.template, bos_token=made.bos_token, eos_token=made.eos_token)
+  if wrong:
+    raise UserError(f'{where}: its chat template cannot be used: {wrong}; take another model.')
+  return made

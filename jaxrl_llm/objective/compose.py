@@ -217,7 +217,7 @@ def _check_proximal(config: Any) -> None:
       f"config.objective.proximal.fn='recorded' leaves config.objective.correction.fn={config.correction['fn']!r} "
       'nothing to correct; set one of them to auto or none.'
     )
-  decay = config.proximal.get('decay', 0.0)
+  decay = pick(proximal, config.proximal, 'objective.proximal').keywords.get('decay', 0.0)
   if chosen == 'average' and not 0 <= decay < 1:
     raise UserError(
       f'config.objective.proximal.decay={decay!r} must be from 0 to 1, 1 not included.'

@@ -60,7 +60,7 @@ def curve(h, a, b, c=0.0):
 def test_the_item_response_fit_finds_the_curve_that_made_its_visits(a, b):
   random, shares = np.random.default_rng(0), np.linspace(0, 1, 11)
   visits = [Visit(h, int(random.binomial(400, curve(h, a, b))), 400) for h in shares]
-  found_a, found_b = hint.fit_item(visits)
+  found_a, found_b = hint._fit_item(visits)
   np.testing.assert_allclose(found_b, b, atol=0.05)
   np.testing.assert_allclose(found_a, a, rtol=0.3)
 

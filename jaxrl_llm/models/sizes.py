@@ -1,0 +1,76 @@
+"""What the sizes of a model may be, before anything is made of them: they come from files that may be anybody's."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.models import rotary
+from jaxrl_llm.types import ModelConfig, UserError
+
+# Far beyond any model there is, and small enough to compute with.
+_MOST = dict(
+  vocab=2**24, width=2**20, layers=2**10, heads=2**14, kv_heads=2**14, head_dim=2**14, mlp=2**22,
+  max_tokens=2**30,
+)  # fmt: skip
+
+
+def whole(value: Any, where: str, most: int = 2**31) -> int:
+  """`value`, where it is a whole number from 1 to `most`; else UserError with `where`. Source: none."""
+  if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    raise UserError(
+      f'{where}={value!r} must be a whole number from 1 to {most}; fetch the file again.'
+    )
+  return value
+
+
+def number(value: Any, where: str) -> float:
+  """`value` as a float, where it is a finite number above 0; else UserError with `where`. Source: none."""
+  real = isinstance(value, int | float) and not isinstance(value, bool)
+  if not real or not 0 < value < 1e30:
+    raise UserError(f'{where}={value!r} must be a number above 0; fetch the file again.')
+  return float(value)
+
+
+def checked(config: ModelConfig, where: str) -> ModelConfig:
+  """The config itself, if a decoder of that shape can be. Raises UserError that begins with `where`.
+
+  Source: none.
+  """
+  for name, most in _MOST.items():
+    whole(getattr(config, name), f'{where}: {name}', most)
+  if config.heads % config.kv_heads:
+    raise UserError(
+      f'{where}: {config.heads} heads cannot share {config.kv_heads} key-value heads; fetch it again.'
+    )
+  if config.head_dim % 2:
+    raise UserError(f'{where}: head_dim={config.head_dim} must be even; fetch it again.')
+  try:
+    with np.errstate(all='ignore'):
+      frequencies, factor = rotary.frequencies(config)
+    good = np.isfinite(frequencies).all() and math.isfinite(factor)
+  except UserError as error:
+    raise UserError(f'{where}: {error}') from error
+  except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    raise UserError(
+      f'{where}: its rotary embedding lacks or misstates a setting ({type(error).__name__}: {error}); fetch it again.'
+    ) from error
+  if not good:
+    raise UserError(f'{where}: its rotary embedding turns at no finite speed; fetch it again.')
+  return config
+
+
+def check_memory(config: ModelConfig, where: str) -> None:
+  """Raises UserError where the float32 weights alone are more than the machine's memory. Source: none."""
+  c = config
+  attention = c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+  count = c.vocab * c.width * (1 if c.tied else 2) + c.layers * c.width * (attention + 3 * c.mlp)
+  memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  if 4 * count > memory:
+    raise UserError(
+      f'{where} has {count:.3g} weights, {4 * count / 2**30:.1f} GiB in float32, and this machine has '
+      f'{memory / 2**30:.1f} GiB of memory; choose a smaller model.'
+    )
