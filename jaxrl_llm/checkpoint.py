@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
 from absl import logging
 from jax.experimental import multihost_utils
 
@@ -24,41 +26,99 @@ _LEFTOVER = re.compile(r'step_\d{6,}\.(part|old)$')  # of a kill while saving, o
 _SPARE = 1.1  # disk asked for, over the bytes to be written
 _ARRAY = '__array__'  # stands in host.json for an array of host.npz
 _CHUNK_BYTES = 2**22
+# Orbax measures its patience by the wall clock, which may be set forward. A process that died is found out otherwise.
+_PATIENCE_S = 10 * 365 * 86400
+
+
+class Saver:
+  """Writes checkpoints of one run behind its back, one at a time. To be used in `with`.
+
+  In a run of many processes all of them make the same calls, on a folder that all of them see.
+  """
+
+  def __init__(self, folder: str, keep: int):
+    """Keeps the newest `keep` checkpoints in `folder`."""
+    self._folder, self._keep = os.path.abspath(folder), keep
+    self._thread: threading.Thread | None = None
+    self._error: Exception | None = None
+
+  def __enter__(self) -> Saver:
+    return self
+
+  def __exit__(self, kind: Any, *_: Any) -> None:
+    if kind is None:
+      self.wait()
+    elif (
+      self._thread is not None
+    ):  # what is told is the first error, but what is half written is finished
+      self._thread.join()
+
+  def save(self, step: int, tree: Any, host: dict[str, Any]) -> None:
+    """Writes `folder`/step_NNNNNN whole or not at all, then drops all but the newest.
+
+    `tree` holds device arrays of any sharding, or numpy arrays; `host` nests dicts and lists of JSON
+    values and numpy arrays. It returns when the device's arrays may be donated; what was not yet told of
+    the save before is raised. A kill at any moment leaves the older checkpoints whole. Raises UserError
+    when the disk is too full. Source: none.
+    """
+    self.wait()
+    part = os.path.join(self._folder, f'step_{step:06d}.part')
+    encoded = _encode(host)  # what cannot be kept is told before anything is written
+    if _first():
+      os.makedirs(self._folder, exist_ok=True)
+      _remove_leftovers(self._folder)
+    _barrier(f'begin {step}')  # all have done their part of the one before, and it is committed
+    check_space(self._folder, tree)
+    # Uncompressed: random float32 loses an eighth of its size to zstd, at several times the time.
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+    writer = ocp.AsyncCheckpointer(handler, timeout_secs=_PATIENCE_S)
+    try:
+      written = jax.tree.map(_held, tree)
+      writer.save(os.path.join(part, 'device'), ocp.args.PyTreeSave(written))
+    except Exception as error:
+      writer.close()
+      shutil.rmtree(part, ignore_errors=True)
+      raise _when_full(self._folder, error) from error
+    self._thread = threading.Thread(
+      target=self._commit, args=(writer, step, encoded, _leaves(tree)), name=f'checkpoint {step}'
+    )
+    self._thread.start()
+
+  def wait(self) -> None:
+    """Returns when all is on disk; raises what went wrong there."""
+    if self._thread is not None:
+      self._thread.join()
+    self.check()
+
+  def check(self) -> None:
+    """Raises what is known to have gone wrong with the last save; does not wait for it."""
+    error, self._error = self._error, None
+    if error is not None:
+      raise _when_full(self._folder, error) from error
+
+  def _commit(self, writer: Any, step: int, encoded: Any, leaves: dict[str, Any]) -> None:
+    target = os.path.join(self._folder, f'step_{step:06d}')
+    part, old = f'{target}.part', f'{target}.old'
+    try:
+      with writer:
+        writer.wait_until_finished()  # of all processes
+      if _first():
+        _seal(part, encoded, leaves)
+        _read_back(os.path.join(part, 'device'), leaves)
+        if os.path.exists(target):  # broken, or `latest` would have begun from it
+          os.replace(target, old)
+        os.replace(part, target)
+        _flush(self._folder)
+        _retain(self._folder, step, self._keep)
+    except Exception as error:
+      shutil.rmtree(part, ignore_errors=True)
+      self._error = error
 
 
 def save(folder: str, step: int, tree: Any, host: dict[str, Any], *, keep: int) -> None:
-  """Writes `folder`/step_NNNNNN whole or not at all, then drops all but the newest `keep`.
-
-  `tree` holds device arrays of any sharding, or numpy arrays; `host` nests dicts and lists of JSON
-  values and numpy arrays. A kill at any moment leaves the older checkpoints whole. It returns when
-  all is on disk: the step that follows donates the very arrays that are written here. In a run of
-  many processes all of them call it, on a folder that all of them see. Raises UserError when the
-  disk is too full. Source: none.
-  """
-  folder = os.path.abspath(folder)
-  target = os.path.join(folder, f'step_{step:06d}')
-  part, old = f'{target}.part', f'{target}.old'
-  encoded = _encode(host)  # what cannot be kept is told before anything is written
-  if _first():
-    os.makedirs(folder, exist_ok=True)
-    _remove_leftovers(folder)
-  _barrier(f'begin {step}')
-  check_space(folder, tree)
-  try:
-    # Uncompressed: random float32 loses an eighth of its size to zstd, at several times the time.
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as writer:
-      writer.save(os.path.join(part, 'device'), ocp.args.PyTreeSave(jax.tree.map(_sized, tree)))
-    if _first():
-      _seal(part, encoded, _leaves(tree))
-  except Exception as error:
-    shutil.rmtree(part, ignore_errors=True)
-    raise _when_full(folder, error) from error
-  if _first():
-    if os.path.exists(target):  # broken, or `latest` would have begun from it
-      os.replace(target, old)
-    os.replace(part, target)
-    _flush(folder)
-    _retain(folder, step, keep)
+  """One checkpoint, on disk when this returns: see `Saver`. Source: none."""
+  with Saver(folder, keep) as saver:
+    saver.save(step, tree, host)
   _barrier(f'end {step}')
 
 
@@ -173,6 +233,23 @@ def _seal(part: str, encoded: tuple[str, list[np.ndarray]], leaves: dict[str, An
       _flush(os.path.join(at, name))
 
 
+def _read_back(device: str, leaves: dict[str, Any]) -> None:
+  """Decodes every array, one at a time; raises where a file does not hold what the index says.
+
+  A disk may take a write without a word and not have it. Only sizes are compared: nothing is left in memory of
+  what an accelerator held.
+  """
+  context = ts.Context()
+  where = dict(driver='ocdbt', base=f'file://{device}/')
+  names = [key.decode() for key in ts.KvStore.open(where, context=context).result().list().result()]
+  names = [name.removesuffix('.zarray').rstrip('/') for name in names if name.endswith('.zarray')]
+  if len(names) != len(leaves):
+    raise OSError(f'{device} holds {len(names)} arrays, not {len(leaves)}')
+  for name in names:
+    spec = dict(driver='zarr', kvstore=where | dict(path=name))
+    ts.open(spec, context=context, open=True).result().read().result()
+
+
 def _damage(path: str) -> str:
   """What is wrong with a checkpoint, '' when it is as it was written."""
   try:
@@ -256,6 +333,17 @@ def _fits(path: str, wanted: dict[str, Any]) -> None:
       )
 
 
+def _held(leaf: Any) -> Any:
+  """A leaf that stays as it is while orbax writes it.
+
+  It copies what an accelerator holds before it returns, but the memory of a CPU is written as it is, and the
+  step that follows donates it.
+  """
+  if isinstance(leaf, jax.Array) and leaf.size and jax.default_backend() == 'cpu':
+    return jax.device_put(leaf, leaf.sharding, may_alias=False)
+  return _sized(leaf)
+
+
 def _sized(leaf: Any) -> Any:
   """A leaf as orbax is to write it: an array of no elements, which it refuses, as a zero."""
   return leaf if leaf.size else np.zeros((), leaf.dtype)
@@ -276,7 +364,7 @@ def _encode(host: dict[str, Any]) -> tuple[str, list[np.ndarray]]:
 
   def split(value):
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-      array = np.asarray(value)
+      array = np.array(value)  # a copy: it is written while the run goes on
       if array.dtype.kind not in 'biufcUS':  # others would be pickled, or lose their type
         raise TypeError(f'an array of {array.dtype} cannot be kept in the host state')
       arrays.append(array)

@@ -127,7 +127,20 @@ def default() -> ml_collections.ConfigDict:
     chat=True,  # wrap in the model's chat template
   )
   # fn's score says what is right: from `right` up. parts are rewarded beside it, each dict(fn=, weight=1.0, …)
-  c.grade = dict(fn='exact', right=1.0, parts=(), workers=2, deadline_s=10.0)
+  c.grade = dict(
+    fn='exact',
+    right=1.0,
+    parts=(),
+    workers=2,  # processes, for graders whose time is not bounded
+    deadline_s=10.0,  # of the clock for one answer; a worker that is late is killed and replaced
+    cpu_s=10.0,  # the same of its processors: tells more than the clock where graders start threads
+    memory_mb=2048,  # what an answer may take in a worker, beyond what that began with
+    # an answer that could not be graded: score (it gets `value`) or drop (as if it had not been generated); the run
+    # stops where more than stop_share of the rollouts of stop_steps steps failed
+    failed=dict(
+      timeout='score', crash='drop', error='drop', value=0.0, stop_share=0.5, stop_steps=3
+    ),
+  )
   # majority: a group's most frequent answer is the right one, labels are not learnt from
   c.vote = dict(fn='none')
   # majority_refined: a label that the groups' majority contradicts more and more gives way; suspects are listed
@@ -149,6 +162,16 @@ def default() -> ml_collections.ConfigDict:
     sampling=dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
   )
   c.checkpoint = dict(every=20, keep=2)
+  # alarms, each told once when it begins; `stop` names those that end the run
+  c.health = dict(
+    steps=10,  # in a row, before what is only bad when it lasts is told
+    entropy=0.01,  # nats a token: below, the policy has collapsed
+    # mean gap in probability between sampler and trainer, where there should be none; 0 = 1e-4 in float32, else 1e-2
+    probs_gap=0.0,
+    truncated=0.95,  # share of the rollouts cut off: above
+    failed=0.1,  # share of the rollouts that could not be graded: above
+    stop=(),  # non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward, truncated
+  )
   c.rollouts_every = 1  # steps between rollout files
   c.mesh = dict(data=1, fsdp=-1, tensor=1)  # -1 = all devices that are left
   # supervised warm start through the same update
@@ -283,7 +306,9 @@ def _chain(path: str) -> list[dict]:
 _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # 'auto' or a bool
 # Not of the function, but of what runs it, or is done with its rewards.
-_KEPT = {'config.grade': ('right', 'parts', 'workers', 'deadline_s')}
+_KEPT = {
+  'config.grade': ('right', 'parts', 'workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed')
+}
 
 
 def _read(path: str) -> dict:

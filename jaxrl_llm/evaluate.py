@@ -69,7 +69,7 @@ def _texts(
     index = np.arange(start, start + size)
     prompts: Prompts = table.prompts(np.where(index < count, index, 0), born=_NOISE)
     rollout = fn(params, prompts._replace(index_P=index.astype(np.int32)), np.int32(seed))
-    tokens_BxT, length_B = np.asarray(rollout.tokens_BxT), np.asarray(rollout.length_B)
+    tokens_BxT, length_B = shard.fetch((rollout.tokens_BxT, rollout.length_B))
     decoded = [decode(t[:n].tolist()) for t, n in zip(tokens_BxT, length_B, strict=True)]
     each = len(decoded) // size
     texts += [decoded[i * each : (i + 1) * each] for i in range(size)]

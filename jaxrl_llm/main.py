@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 
+from jaxrl_llm import preempt
 from jaxrl_llm.types import UserError
 
 MODES = ('train', 'eval', 'generate', 'compile', 'fit', 'report')
@@ -23,13 +25,27 @@ curriculum of the run in --workdir has learnt: difficulty over time, reliability
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs one mode; bad input ends with one sentence and exit status 2. Source: none."""
+  """Runs one mode. Bad input ends with one sentence and exit status 2, SIGTERM with all saved and 75. Source: none."""
   arguments, overrides = _parse(sys.argv[1:] if argv is None else argv)
   try:
     return _run(arguments, overrides)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
+  except OSError as error:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+      raise
+    where = f'{error.filename or arguments.workdir}'
+    print(
+      f'error: the disk of {where} is full ({error}); make room, and the same command goes on.',
+      file=sys.stderr,
+    )
+    return 2
+  except preempt.Stopped:
+    print(
+      'stopped as asked (SIGTERM) and saved; the same command goes on from there.', file=sys.stderr
+    )
+    return preempt.STOPPED
   except KeyboardInterrupt:
     print('interrupted; the same command resumes at the last checkpoint.', file=sys.stderr)
     return 130
@@ -43,6 +59,13 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument('--config', default='', help='a file of configs/; default: the defaults')
   parser.add_argument('--workdir', default='', help='the run folder; default: runs/<config name>')
   parser.add_argument('--mode', default='train', choices=MODES)
+  parser.add_argument(
+    '--coordinator',
+    default='',
+    help='host:port of the first of several processes, the same for all',
+  )
+  parser.add_argument('--processes', type=int, default=1, help='how many there are')
+  parser.add_argument('--process', type=int, default=0, help='which of them this is, from 0')
   parser.add_argument(
     '--prompt', action='append', default=[], help='with --mode=generate; may be repeated'
   )
@@ -107,6 +130,8 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
   from jaxrl_llm import train
 
+  if arguments.coordinator:
+    jax.distributed.initialize(arguments.coordinator, arguments.processes, arguments.process)
   cache = os.environ.get('JAXRL_LLM_CACHE') or os.path.expanduser('~/.cache/jaxrl_llm')
   jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'compiled'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)

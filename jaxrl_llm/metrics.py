@@ -23,8 +23,11 @@ class Writer:
   each was on the disk before its step's checkpoint was begun; if not, a warning says which.
   """
 
-  def __init__(self, path: str, start: int):
-    """start: the first step that this run will write."""
+  def __init__(self, path: str, start: int, first: bool = True):
+    """start: the first step that this run will write. Of several processes only the `first` one has a file."""
+    self._next, self._file = start, None
+    if not first:
+      return
     kept = {row[STEP]: row for row in read(path) if row[STEP] < start}
     missing = sorted(set(range(start)) - set(kept))
     if missing:
@@ -35,13 +38,13 @@ class Writer:
       _sync(file)
     os.replace(part, path)
     self._file = open(path, 'a', encoding='utf-8')
-    self._next = start
 
   def __enter__(self) -> Writer:
     return self
 
   def __exit__(self, *_: Any) -> None:
-    self._file.close()
+    if self._file is not None:
+      self._file.close()
 
   def write(self, row: dict[str, Any]) -> None:
     """One line, on the disk when it returns. NaN and infinity become null, and are counted.
@@ -51,8 +54,9 @@ class Writer:
     if row[STEP] != self._next:
       raise ValueError(f'the row after step {self._next - 1} is of step {row[STEP]}')
     self._next += 1
-    self._file.write(_line(row))
-    _sync(self._file)
+    if self._file is not None:
+      self._file.write(_line(row))
+      _sync(self._file)
 
 
 def read(path: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.types import UserError
@@ -58,6 +59,45 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def rows(mesh: Mesh) -> NamedSharding:
   """The first dimension cut over data and fsdp. Source: none."""
   return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
+def put(tree: Any, shardings: Any) -> Any:
+  """Arrays of the whole mesh, from host arrays that are the same on every process; others as they are.
+
+  `shardings` is a tree of them, or of subtrees that all get the same. Source: none.
+  """
+
+  def place(sharding: NamedSharding, part: Any) -> Any:
+    return jax.tree.map(lambda x: _placed(x, sharding), part)
+
+  return jax.tree.map(place, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
+
+
+def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
+  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    return leaf
+  host = np.asarray(leaf)
+  return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def fetch(tree: Any) -> Any:
+  """Host arrays of all rows, on every process; all processes call it. Source: none."""
+
+  def whole(leaf: Any) -> np.ndarray:
+    if (
+      isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated
+    ):
+      return multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+  return jax.tree.map(whole, tree)
+
+
+def on_any(flag: bool) -> bool:
+  """Whether it holds on some process; all processes call it. Source: none."""
+  if jax.process_count() == 1:
+    return flag
+  return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
 def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> Any:

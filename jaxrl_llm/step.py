@@ -44,7 +44,7 @@ def step(
 
 def init_state(program: Program, params: Any, teacher: Any = None) -> TrainState:
   """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one. Source: none."""
-  given = jax.device_put((params, teacher), shard.layout((params, teacher), program.mesh))
+  given = shard.put((params, teacher), shard.layout((params, teacher), program.mesh))
   make = functools.partial(_fresh, program)
   shardings = _layout(jax.eval_shape(make, *given), program.mesh)
   return jax.jit(make, out_shardings=shardings)(*given)
@@ -52,7 +52,7 @@ def init_state(program: Program, params: Any, teacher: Any = None) -> TrainState
 
 def with_teacher(program: Program, state: TrainState, teacher: Any) -> TrainState:
   """A state that was saved without its teacher, and the teacher's parameters from anywhere. Source: none."""
-  return state._replace(teacher=jax.device_put(teacher, shard.layout(teacher, program.mesh)))
+  return state._replace(teacher=shard.put(teacher, shard.layout(teacher, program.mesh)))
 
 
 def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
@@ -154,12 +154,14 @@ def compile_step(program: Program) -> Callable:
   """
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
-  return jax.jit(
+  given = (state, rows, rows, rows, rows, whole)
+  compiled = jax.jit(
     functools.partial(step, program),
     donate_argnums=(0, 1),
-    in_shardings=(state, rows, rows, rows, rows, whole),
+    in_shardings=given,
     out_shardings=(state, rows, whole),
   )
+  return _fed(compiled, given)
 
 
 def compile_split(program: Program) -> Callable:
@@ -188,23 +190,24 @@ def compile_sample(program: Program) -> Callable:
   def sample(state, handed, *asked):
     return generate(program, state._replace(carried=handed), *asked)
 
-  return jax.jit(
-    sample,
-    donate_argnums=1,
-    in_shardings=(state._replace(carried=()), state.carried, rows, rows, rows, whole),
-    out_shardings=(rows, whole, state.carried),
+  given = (state._replace(carried=()), state.carried, rows, rows, rows, whole)
+  compiled = jax.jit(
+    sample, donate_argnums=1, in_shardings=given, out_shardings=(rows, whole, state.carried)
   )
+  return _fed(compiled, given)
 
 
 def compile_generate(program: Program) -> Callable:
   """`generate` alone, for evaluation: (params, prompts, seed) → Rollout. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_state(program).params)
   rows = shard.rows(program.mesh)
-  return jax.jit(
+  given = (params, rows, shard.replicated(program.mesh))
+  compiled = jax.jit(
     lambda params, prompts, seed: generate(program, frozen(params, seed=seed), prompts)[0],
-    in_shardings=(params, rows, shard.replicated(program.mesh)),
+    in_shardings=given,
     out_shardings=rows,
   )
+  return _fed(compiled, given)
 
 
 def frozen(params: Any, version: int = 0, seed: jax.Array | int = 0) -> TrainState:
@@ -216,9 +219,17 @@ def compile_update(program: Program) -> Callable:
   """`update` alone, for a supervised warm start: (state, batch), both donated. Source: none."""
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
-  return jax.jit(
+  compiled = jax.jit(
     lambda state, batch: update(program, state, batch),
     donate_argnums=(0, 1),
     in_shardings=(state, rows),
     out_shardings=(state, whole),
   )
+  return _fed(compiled, (state, rows))
+
+
+def _fed(compiled: Callable, given: tuple) -> Callable:
+  """Of several processes jit takes arrays of the whole mesh alone, and what comes from the host is not."""
+  if jax.process_count() == 1:
+    return compiled
+  return lambda *args: compiled(*shard.put(args, given))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import time
 from typing import Any
@@ -19,11 +21,14 @@ from jaxrl_llm import (
   evaluate,
   generate,
   grade,
+  health,
   metrics,
   models,
+  preempt,
   replay,
   report,
   shard,
+  together,
   turn,
   validation,
   warmstart,
@@ -52,6 +57,8 @@ _HOST_STATE = (
   'collect',
   'aid',
   'labels',
+  'failures',
+  'health',
 )
 
 
@@ -66,7 +73,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
   parts = _parts(config, mesh)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
-    return _loop(parts, folder, pool, screen)
+    return _loop(parts, folder, together.Pool(pool), screen)
 
 
 def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
@@ -130,6 +137,8 @@ def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
     truncate=truncate,
     cap=cap,
     rewards=rewards,
+    failures=grade.Failures(config.grade),
+    health=health.Health(config, program.generate.dtype),
     teacher=teacher,
   )
 
@@ -178,37 +187,63 @@ def _teacher(config: Any, model: Model) -> Model | None:
 
 
 def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
-  config, program = parts.config, parts.program
+  config, keep = parts.config, parts.config.checkpoint.keep
+  evaluate = _evaluator(parts, pool, folder, screen)
+  with (
+    preempt.Notice(alone=jax.process_count() == 1) as notice,
+    checkpoint.Saver(folder.checkpoints, keep) as saver,
+  ):
+    with notice.at_once():
+      state, batch, flight, start = _begin(parts, folder, screen)
+      if start == 0 or _due(config.eval.every, start):
+        evaluate(state.params, start)
+    call = steps.compile_split if config.mode == 'split' else steps.compile_step
+    call = call(parts.program)
+    screen.say(_COMPILING[config.mode])
+    first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
+    with metrics.Writer(folder.metrics, first_row, writes) as writer:
+      for index in range(start, config.steps):
+        began = time.perf_counter()
+        prompts, *more = turn.propose(parts, index)
+        state, rollout, device = call(state, batch, prompts, *more)
+        # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
+        flight, landing = turn.Flight(index, prompts, rollout, device, batch), flight
+        if config.mode != 'lag':
+          flight, landing = None, flight
+        if landing is not None:
+          batch = _land(parts, folder, pool, writer, screen, landing, began)
+        save = functools.partial(_save, parts, saver, index + 1, state, batch, flight)
+        asked = shard.on_any(notice.asked)
+        if asked or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
+          save()
+        if asked:
+          raise preempt.Stopped
+        if _due(config.eval.every, index + 1) and index + 1 < config.steps:
+          with notice.at_once(save):
+            evaluate(state.params, index + 1)
+      if flight is not None:
+        _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
+    saver.wait()
+    with notice.at_once():
+      final = evaluate(state.params, config.steps)
+  screen.finish(folder.root)
+  return final
+
+
+def _due(every: int, done: int) -> bool:
+  return every > 0 and done % every == 0
+
+
+def _begin(parts: Parts, folder: Any, screen: Any):
+  """What `_restore` finds; a fresh start is warmed up where config.sft says so."""
+  config = parts.config
   state, batch, flight, start = _restore(parts, folder, screen)
   if start == 0 and config.sft.steps:
     screen.say(f'supervised warm start, {config.sft.steps} steps')
-    state, losses = warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer)
+    rows, tokenizer = parts.tables.train, parts.model.tokenizer
+    state, losses = warmstart.run(config, parts.program, state, rows, tokenizer)
     screen.say(f'warm start: loss {losses[0]:.2f} -> {losses[-1]:.2f} nats per token')
-  evaluator = _evaluator(parts, pool)
-  if start == 0:
-    _evaluate(evaluator, state.params, folder, 0, screen)
-  call = steps.compile_split(program) if config.mode == 'split' else steps.compile_step(program)
-  screen.say(_COMPILING[config.mode])
-  with metrics.Writer(folder.metrics, max(start - (flight is not None), 0)) as writer:
-    for index in range(start, config.steps):
-      began = time.perf_counter()
-      prompts, *more = turn.propose(parts, index)
-      state, rollout, device = call(state, batch, prompts, *more)
-      # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
-      flight, landing = turn.Flight(index, prompts, rollout, device), flight
-      if config.mode != 'lag':
-        flight, landing = None, flight
-      if landing is not None:
-        batch = _land(parts, folder, pool, writer, screen, landing, began)
-      if config.eval.every and (index + 1) % config.eval.every == 0 and index + 1 < config.steps:
-        _evaluate(evaluator, state.params, folder, index + 1, screen)
-      if (index + 1) % config.checkpoint.every == 0 or index + 1 == config.steps:
-        _save(parts, folder, index + 1, state, batch, flight)
-    if flight is not None:
-      _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
-  final = _evaluate(evaluator, state.params, folder, config.steps, screen)
-  screen.finish(folder.root)
-  return final
+  return state, batch, flight, start
 
 
 _COMPILING = dict(
@@ -230,14 +265,29 @@ def _land(parts: Parts, folder: Any, pool: Any, writer: Any, screen: Any, flight
     'timing_s/step': graded - began,
     'perf/throughput': landed.row['generate/tokens'] / (graded - began),
   }
-  _check(row, parts.config)
-  writer.write(row)
+  held, alarms = parts.health.observe(row)
+  writer.write(row | held)
   screen.step(row)
+  for alarm in alarms:
+    screen.warn(alarm.text + _exhibited(parts, folder, flight, alarm))
+  _check(row, parts.config)
+  parts.failures.check()
+  parts.health.check(alarms)
   if flight.index % parts.config.rollouts_every == 0:
     folder.write_rollouts(flight.index, landed.told)
     if parts.labels is not None:
       folder.write_suspects(turn.suspects(parts))
   return landed.batch
+
+
+def _exhibited(parts: Parts, folder: Any, flight: turn.Flight, alarm: health.Alarm) -> str:
+  """Where the batch of a skipped update lies, for the message."""
+  if alarm.name != 'non_finite':
+    return ''
+  if flight.learnt is None:
+    return ' The batch went with the process that this run continues.'
+  path = folder.write_non_finite(flight.index, *turn.exhibit(parts, flight.learnt))
+  return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 
 
 def _restore(parts: Parts, folder: Any, screen: Any):
@@ -261,44 +311,41 @@ def _restore(parts: Parts, folder: Any, screen: Any):
   screen.say(f'resuming at step {found}')
   flight = turn.unpacked(host['flight']) if host['flight'] else None
   state = steps.with_teacher(program, state, teacher)
-  return state, jax.tree.map(np.asarray, batch), flight, found
+  return state, shard.fetch(batch), flight, found
 
 
-def _save(parts: Parts, folder: Any, done: int, state: Any, batch: Batch, flight) -> None:
+def _save(parts: Parts, saver: Any, done: int, state: Any, batch: Batch, flight) -> None:
   """Everything the next step depends on; PRNG and data order follow from (seed, step)."""
   kept = {name: getattr(parts, name) for name in _HOST_STATE}
   host = {name: part.state_dict() for name, part in kept.items() if part is not None}
   host |= dict(fingerprint=parts.tables.train.fingerprint, step=done)
   host['flight'] = {} if flight is None else turn.packed(flight)
-  tree = state._replace(teacher=None), batch  # the teacher can be loaded again
-  checkpoint.save(folder.checkpoints, done, tree, host, keep=parts.config.checkpoint.keep)
+  # For whoever finds the folder without its run.
+  host |= dict(config=json.loads(parts.config.to_json()), versions=workdirs.versions())
+  saver.save(done, (state._replace(teacher=None), batch), host)  # the teacher can be loaded again
 
 
-def _evaluator(parts: Parts, pool: grade.Pool):
+def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
+  """params, step → held-out accuracies; told, and kept on disk: what is there is not evaluated again."""
   if not len(parts.tables.held_out):
     logging.warning('no held-out prompts: nothing is evaluated')
-    return None
-  return evaluate.make_evaluator(
-    parts.program,
-    parts.tables.held_out,
-    parts.model.tokenizer.decode,
-    pool,
-    parts.config.eval.samples,
-    parts.config.eval.sampling,
+    return lambda params, step: {}
+  told = parts.config.eval
+  decode = parts.model.tokenizer.decode
+  measure = evaluate.make_evaluator(
+    parts.program, parts.tables.held_out, decode, pool, told.samples, told.sampling
   )
 
+  def evaluated(params: Any, step: int) -> dict[str, float]:
+    known = folder.read_eval(step)
+    if known is None:
+      screen.say(f'evaluating at step {step}')
+      known, rows = measure(params)
+      folder.write_eval(step, known, rows)
+    screen.evaluation(step, known)
+    return known
 
-def _evaluate(evaluator: Any, params: Any, folder: Any, step: int, screen: Any) -> dict[str, float]:
-  """Evaluates once per step number: a finished evaluation on disk is not repeated."""
-  if evaluator is None:
-    return {}
-  known = folder.read_eval(step)
-  if known is None:
-    screen.say(f'evaluating at step {step}')
-    known, rows = evaluator(params)
-    folder.write_eval(step, known, rows)
-  screen.evaluation(step, known)
-  return known
+  return evaluated
 
 
 def _check(row: dict[str, float], config: Any) -> None:
@@ -317,7 +364,7 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen)
-    return _evaluate(_evaluator(parts, pool), state.params, folder, start, screen)
+    return _evaluator(parts, together.Pool(pool), folder, screen)(state.params, start)
 
 
 def report_only(config: Any, workdir: str) -> report.Report:

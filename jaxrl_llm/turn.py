@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_llm import aid, control, data, grade, replay
+from jaxrl_llm import aid, control, data, grade, health, replay, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import ABORTED, REASONS, TRUNCATED, Batch, Prompts, Rollout
@@ -37,6 +37,8 @@ class Parts(NamedTuple):
   truncate: grade.truncate.Outliers | None  # None: nothing is cut
   cap: Callable[..., int]  # (step, T) → tokens a row may take
   rewards: tuple[grade.Part, ...]  # what config.grade.fn gives, then each of its parts
+  failures: grade.Failures  # what is made of rollouts that could not be graded
+  health: health.Health
   teacher: Any = None  # of config.objective.teacher
 
 
@@ -47,6 +49,7 @@ class Flight(NamedTuple):
   prompts: Prompts
   rollout: Rollout
   device: dict[str, Any]  # the program's own metrics
+  learnt: Batch | None = None  # what it learnt before it sampled; None after a restart
 
 
 class Landed(NamedTuple):
@@ -106,12 +109,12 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   """Waits for a flight, holds back what is unfinished, grades the rest and tells the curriculum. Source: none."""
   device = {k: float(v) for k, v in flight.device.items()}
-  rollout = jax.tree.map(np.asarray, flight.rollout)
+  rollout = shard.fetch(flight.rollout)
   rollout, whole_P, held = _hold(parts, flight.prompts, rollout, flight.index)
-  batch, rows, texts, counts = _grade(parts, pool, flight.prompts, rollout)
+  batch, rows, marks, counts = _grade(parts, pool, flight.prompts, rollout)
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
   row |= counts | held | _rollout_metrics(batch)
-  told = _rollout_rows(rows, texts, batch, flight.index)
+  told = _rollout_rows(rows, marks, batch, flight.index)
   if parts.aid is not None:
     batch, of_hints = parts.aid.learn(batch, whole_P)
     row |= of_hints
@@ -129,9 +132,7 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
 
 def packed(flight: Flight) -> dict[str, Any]:
   """A flight for the checkpoint: it waits for the device. Source: none."""
-  prompts, rollout = (
-    jax.tree.map(np.asarray, x)._asdict() for x in (flight.prompts, flight.rollout)
-  )
+  prompts, rollout = (shard.fetch(x)._asdict() for x in (flight.prompts, flight.rollout))
   device = {k: float(v) for k, v in flight.device.items()}
   return dict(index=flight.index, prompts=prompts, rollout=rollout, device=device)
 
@@ -156,8 +157,63 @@ def _hold(parts: Parts, prompts: Prompts, rollout: Rollout, index: int):
   return rollout, whole_P, told
 
 
+class _Marks:
+  """What a step's rows were given; some are graded more than once, and then the last time counts."""
+
+  def __init__(self, parts: Parts, pool: grade.Pool, texts: list[str], length_B: np.ndarray):
+    self.parts, self.pool, self.texts, self.length_B = parts, pool, texts, length_B
+    self.part_BxK = np.zeros((len(texts), len(parts.rewards)), np.float32)
+    self.outcome_B = np.full(len(texts), -1, np.int8)  # −1: not graded
+    self.counts: dict[str, int] = {}
+    self.message = ''  # the first failure
+
+  def grade(self, rollout: Rollout, at: Sequence[int], rows: list) -> Rollout:
+    """Grades texts[b] against its row for each b of `at`; returns the rollout without the dropped ones."""
+    at = np.asarray(at, int)
+    if not len(at) and self.counts:
+      return rollout
+    scores = self.pool.score(rows, [self.texts[b] for b in at])
+    self.counts = {k: v + self.counts.get(k, 0) for k, v in scores.counts.items()}
+    self.message = self.message or scores.message
+    self.outcome_B[at] = scores.outcome_B
+    if self.parts.vote is not None:  # the rows' own answers, if there are any, are for the log
+      self.part_BxK[at] = scores.parts_BxK
+      return rollout
+    self.part_BxK[at], drop_N = self.parts.failures.apply(scores)
+    keep_B = np.ones(len(self.texts), bool)
+    keep_B[at[drop_N]] = False
+    return replay.blank(rollout, keep_B)
+
+  def metrics(self, real: np.ndarray, rollout: Rollout) -> dict[str, float]:
+    """Of the rows `real`; tells the window of failures of them, too."""
+    if self.parts.vote is not None:
+      return self.counts
+    outcome_N = self.outcome_B[real]
+    self.parts.failures.observe(outcome_N, self.message)
+    failed = float((outcome_N != grade.OK).mean()) if len(real) else 0.0
+    dropped = int((rollout.length_B[real] == 0).sum())
+    return self.counts | {'grade/failed_share': failed, 'grade/dropped': dropped}
+
+
+def exhibit(parts: Parts, batch: Batch) -> tuple[dict[str, np.ndarray], list[dict]]:
+  """A batch to look at: all its arrays by name, and its rows in words. Source: none."""
+  arrays = {}
+  for name, part in dict(batch._asdict()).items():
+    fields = part._asdict() if hasattr(part, '_asdict') else {'': part}
+    arrays |= {f'{name}.{k}'.strip('.'): np.asarray(v) for k, v in fields.items() if v is not None}
+  G = len(batch.reward_B) // len(batch.prompts.index_P)
+  rows = []
+  for b in np.flatnonzero(arrays['rollout.length_B']):
+    row = parts.tables.train.rows[int(arrays['prompts.index_P'][b // G])]
+    said = arrays['rollout.tokens_BxT'][b, : arrays['rollout.length_B'][b]]
+    output = parts.model.tokenizer.decode(said.tolist())
+    told = dict(input=row.question or row.messages, output=output, gts=row.answer, row=int(b))
+    rows.append(told | dict(score=float(arrays['reward_B'][b]), tokens=said.tolist()))
+  return arrays, rows
+
+
 def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
-  """The batch to learn from, with rows and texts for the log; empty rows are not graded and get 0."""
+  """The batch to learn from, with rows and marks for the log; empty rows are not graded and get 0."""
   decode, table = parts.model.tokenizer.decode, parts.tables.train
   said = [t[:n] for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)]
   if parts.aid is not None:  # a reply is judged whole, with what it was given to begin with
@@ -166,11 +222,12 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   texts = [decode(x.tolist()) for x in said]
   rows = [table.rows[i] for i in prompts.index_P for _ in range(parts.config.rollouts)]
   real = np.flatnonzero(rollout.length_B)
-  scores = pool.score([rows[b] for b in real], [texts[b] for b in real])
-  part_BxK = np.zeros((len(rows), len(parts.rewards)), np.float32)
-  part_BxK[real] = scores.parts_BxK
-  rollout, part_BxK, counts = _cut(parts, pool, rows, texts, rollout, part_BxK, scores.counts)
-  part_BxK, relabelled = _relabelled(parts, pool, prompts, rows, texts, rollout, part_BxK)
+  marks = _Marks(parts, pool, texts, rollout.length_B)
+  rollout = marks.grade(rollout, real, [rows[b] for b in real])
+  rollout, cut = _cut(parts, marks, rows, rollout)
+  rollout, relabelled = _relabelled(parts, marks, prompts, rows, rollout)
+  counts, part_BxK = marks.metrics(real, rollout) | cut, marks.part_BxK
+  real = np.flatnonzero(rollout.length_B)
   if len(parts.rewards) > 1 and len(real):
     means = zip(parts.rewards, part_BxK[real].mean(0), strict=True)
     counts = counts | {f'critic/score/{part.name}': float(mean) for part, mean in means}
@@ -187,49 +244,41 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   batch = Batch(prompts, rollout, reward_B, right_B.astype(np.float32), demo)
   if parts.program.method.needs_parts:
     batch = batch._replace(parts_BxK=part_BxK)
-  return batch, rows, texts, counts | relabelled | voted
+  return batch, rows, marks, counts | relabelled | voted
 
 
-def _cut(parts: Parts, pool: grade.Pool, rows, texts, rollout: Rollout, part_BxK, counts):
-  """Outliers of all-right groups end where they are cut, and are graded again; `texts` change in place."""
+def _cut(parts: Parts, marks: _Marks, rows, rollout: Rollout):
+  """Outliers of all-right groups end where they are cut, and are graded again."""
   if parts.truncate is None:
-    return rollout, part_BxK, counts
+    return rollout, {}
   group = lambda x: x.reshape(-1, parts.config.rollouts)  # noqa: E731
   length_B = parts.truncate.cut(
-    group(part_BxK[:, 0] >= parts.config.grade.right), group(rollout.length_B)
+    group(marks.part_BxK[:, 0] >= parts.config.grade.right), group(rollout.length_B)
   ).ravel()
   cut = np.flatnonzero(length_B < rollout.length_B)
   for b in cut:
-    texts[b] = parts.model.tokenizer.decode(rollout.tokens_BxT[b, : length_B[b]].tolist())
-  if len(cut):
-    scores = pool.score([rows[b] for b in cut], [texts[b] for b in cut])
-    part_BxK = part_BxK.copy()
-    part_BxK[cut] = scores.parts_BxK
-    counts = {name: count + scores.counts[name] for name, count in counts.items()}
+    marks.texts[b] = parts.model.tokenizer.decode(rollout.tokens_BxT[b, : length_B[b]].tolist())
   reason_B = np.where(length_B < rollout.length_B, TRUNCATED, rollout.reason_B)
   rollout = rollout._replace(length_B=length_B, reason_B=reason_B.astype(rollout.reason_B.dtype))
-  return rollout, part_BxK, counts | {'grade/truncated': len(cut)}
+  return marks.grade(rollout, cut, [rows[b] for b in cut]), {'grade/truncated': len(cut)}
 
 
-def _relabelled(parts: Parts, pool: grade.Pool, prompts: Prompts, rows, texts, rollout, part_BxK):
+def _relabelled(parts: Parts, marks: _Marks, prompts: Prompts, rows, rollout: Rollout):
   """Rewards by what the label is taken for now; `rows` keep that of the data."""
   if parts.labels is None:
-    return part_BxK, {}
+    return rollout, {}
   G, changed = parts.config.rollouts, []
   real_PxG = rollout.length_B.reshape(-1, G) > 0
   for p in np.flatnonzero(real_PxG.any(1)):
     index, row = int(prompts.index_P[p]), rows[p * G]
-    said = [answer_of(parts, texts[p * G + g]) for g in np.flatnonzero(real_PxG[p])]
+    said = [answer_of(parts, marks.texts[p * G + g]) for g in np.flatnonzero(real_PxG[p])]
     parts.labels.observe([index], [said])
     given = answer_of(parts, row.answer)
     label = parts.labels.label(index, given)
     if label != given:
       changed += [(b, row._replace(answer=label)) for b in p * G + np.flatnonzero(real_PxG[p])]
-  if changed:
-    at, asked = zip(*changed, strict=True)
-    part_BxK = part_BxK.copy()
-    part_BxK[list(at)] = pool.score(list(asked), [texts[b] for b in at]).parts_BxK
-  return part_BxK, {'labels/replaced': len({b // G for b, _ in changed})}
+  rollout = marks.grade(rollout, [b for b, _ in changed], [row for _, row in changed])
+  return rollout, {'labels/replaced': len({b // G for b, _ in changed})}
 
 
 def answer_of(parts: Parts, text: str) -> str | None:
@@ -315,9 +364,12 @@ def _rollout_metrics(batch: Batch) -> dict[str, float]:
   }
 
 
-def _rollout_rows(rows, texts, batch: Batch, index: int) -> list[dict]:
-  G, hint_P = len(texts) // len(batch.prompts.index_P), batch.prompts.hint_P
+def _rollout_rows(rows, marks: _Marks, batch: Batch, index: int) -> list[dict]:
+  """What was learnt from, and what could not be graded, with how that ended."""
+  G, hint_P = len(rows) // len(batch.prompts.index_P), batch.prompts.hint_P
   shown = lambda p: {} if hint_P is None else dict(hint=float(hint_P[p]))  # noqa: E731
+  failed_B = marks.outcome_B > grade.OK
+  why = lambda b: dict(graded=grade.OUTCOMES[marks.outcome_B[b]]) if failed_B[b] else {}  # noqa: E731
   return [
     dict(
       input=row.question or row.messages,
@@ -326,10 +378,11 @@ def _rollout_rows(rows, texts, batch: Batch, index: int) -> list[dict]:
       score=float(batch.reward_B[b]),
       step=index,
       prompt=int(batch.prompts.index_P[b // G]),
-      length=int(batch.rollout.length_B[b]),
+      length=int(batch.rollout.length_B[b] or marks.length_B[b]),
       reason=REASONS[int(batch.rollout.reason_B[b])],
       **shown(b // G),
+      **why(b),
     )
-    for b, (row, text) in enumerate(zip(rows, texts, strict=True))
-    if batch.rollout.length_B[b]
+    for b, (row, text) in enumerate(zip(rows, marks.texts, strict=True))
+    if batch.rollout.length_B[b] or failed_B[b]
   ]

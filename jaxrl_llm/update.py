@@ -127,12 +127,14 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
   usable = jnp.isfinite(norm)
   if program.perturb is not None:
     usable &= jnp.isfinite(grads[1]).all()
-  state = jax.lax.cond(
+  skip = lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1))  # noqa: E731
+  state, moved = jax.lax.cond(
     usable & (batch.rollout.length_B.sum() > 0),
     lambda: _apply(program, state, grads, scale),
-    lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1)),
+    lambda: (skip(), jnp.float32(0)),
   )
   metrics = _metrics(program, state, batch, target, sums, norm) | told
+  metrics['actor/update_norm'] = moved
   metrics['actor/lr'] *= scale
   if program.perturb is not None:
     metrics['actor/noise_sigma'] = jnp.exp(state.noise.log_sigma_L).mean()
@@ -159,7 +161,8 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
   return target
 
 
-def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) -> TrainState:
+def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array):
+  """The state after one optimizer step, and how far the weights went."""
   grads, noise_grad = grads
   if program.perturb is not None:
     state = state._replace(noise=program.perturb.learn(state.noise, noise_grad))
@@ -168,12 +171,13 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array) ->
   params = optax.apply_updates(state.params, updates)
   if program.method.needs_average:
     state = state._replace(average=_averaged(program, state, params))
-  return state._replace(
+  state = state._replace(
     params=params,
     opt_state=opt_state,
     step=state.step + 1,
     skipped=jnp.zeros_like(state.skipped),
   )
+  return state, optax.tree.norm(updates)
 
 
 def _averaged(program: Program, state: TrainState, params: Any) -> Any:

@@ -18,6 +18,7 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxrl_llm import config as configs
 from jaxrl_llm.types import UserError
@@ -31,6 +32,11 @@ _FREE = (
   'rollouts_every',
   'grade.workers',
   'grade.deadline_s',
+  'grade.cpu_s',
+  'grade.memory_mb',
+  'grade.failed.stop_share',
+  'grade.failed.stop_steps',
+  'health',
   'mesh',
   'microbatch_rollouts',
   'remat',
@@ -65,6 +71,17 @@ class Workdir(NamedTuple):
     """suspect_labels.jsonl: labels that rollouts contradict, for a human to look at."""
     text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
     write(os.path.join(self.root, 'suspect_labels.jsonl'), text)
+
+  def write_non_finite(self, step: int, arrays: dict[str, np.ndarray], rows: list[dict]) -> str:
+    """non_finite/step_000012.npz and .jsonl: the batch of a skipped update; returns their path without the ending."""
+    path = os.path.join(self.root, 'non_finite', f'step_{step:06d}')
+    if jax.process_index() == 0:
+      os.makedirs(os.path.dirname(path), exist_ok=True)
+      with open(f'{path}.npz.part', 'wb') as file:
+        np.savez_compressed(file, **arrays)
+      os.replace(f'{path}.npz.part', f'{path}.npz')
+    write(f'{path}.jsonl', ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
+    return path
 
   def write_eval(self, step: int, metrics: dict[str, float], rows: list[dict]) -> None:
     """eval/step_000012.json: metrics, and every answer."""
@@ -228,9 +245,14 @@ def _environment() -> dict[str, Any]:
     cores=os.cpu_count(),
     processes=jax.process_count(),
     devices=[str(d) for d in jax.devices()],
-    packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+    packages=versions(),
     git=_git_revision(os.path.dirname(os.path.abspath(__file__))),
   )
+
+
+def versions() -> dict[str, str]:
+  """package → version, of those that decide what a step computes. Source: none."""
+  return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def _git_revision(folder: str) -> str | None:

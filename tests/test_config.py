@@ -91,9 +91,7 @@ def test_a_part_with_fn_replaces_the_default_whole(tmp_path):
   config = configs.load(write(tmp_path, body))
   assert config.objective.trust.to_dict() == dict(fn='clip', high=0.3)
   # How many workers grade, and how long, is no setting of a grader.
-  assert config.grade.to_dict() == dict(
-    fn='number', right=1.0, parts=(), workers=2, deadline_s=10.0
-  )
+  assert config.grade.to_dict() == configs.default().grade.to_dict() | dict(fn='number')
 
 
 def test_a_part_without_fn_changes_settings_of_the_default_function(tmp_path):

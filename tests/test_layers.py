@@ -26,7 +26,7 @@ LAYERS = (
   ('companion', 'demonstrate'),
   ('rollout', 'update'),
   ('step',),
-  ('aid', 'aot', 'evaluate', 'report', 'warmstart'),
+  ('aid', 'aot', 'evaluate', 'report', 'together', 'warmstart'),
   ('turn',),
   ('train',),
   ('main',),

@@ -30,6 +30,7 @@ def make_parts():
   config.grade = types.SimpleNamespace(right=1.0)
   program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False, needs_parts=False))
   more = dict(aid=None, labels=None, rewards=(turn.grade.Part('sevens', 1.0, None),))
+  more['failures'] = turn.grade.Failures({})
   return types.SimpleNamespace(
     config=config, curriculum=Heard(), lengths=Heard(), program=program, **more
   )
@@ -147,12 +148,18 @@ class Words:
     return ' '.join(map(str, tokens))
 
 
+def scores_of(parts_BxK, counts=None, outcome_B=None, message=''):
+  if outcome_B is None:
+    outcome_B = np.zeros(len(parts_BxK), np.int8)
+  return turn.grade.Scores(np.array(parts_BxK, np.float32), outcome_B, counts or {}, message)
+
+
 class Sevens:
   """Stands for the pool: right is what ends in 7."""
 
   def score(self, rows, texts):
     right = np.array([text.endswith('7') for text in texts], np.float32)
-    return types.SimpleNamespace(parts_BxK=right[:, None], counts={'grade/errors': len(texts)})
+    return scores_of(right[:, None], {'grade/errors': len(texts)})
 
 
 def graded(tokens_BxT, length_B, vote=None, truncate=None):
@@ -167,6 +174,7 @@ def graded(tokens_BxT, length_B, vote=None, truncate=None):
 
 # Group 0 is for 7, group 1 for 8, group 2 says nothing at all, group 3 agrees on 7.
 VOTES = [[5, 0, n] for n in (7, 7, 8, 7, 8, 8, 7, 9, 1, 1, 1, 1, 7, 7, 7, 7)]
+GRADED = {'grade/failed_share': 0.0, 'grade/dropped': 0}
 SAID_B = [3] * 8 + [0] * 4 + [3] * 4
 
 
@@ -180,7 +188,7 @@ def test_by_vote_the_rows_own_answers_reach_the_log_alone():
     np.testing.assert_allclose(told[f'critic/{name}'], value, rtol=1e-6)
   plain, _, _, none = graded(VOTES, SAID_B)
   assert plain.reward_B.tolist() == [1, 1, 0, 1] + [0, 0, 1, 0] + [0] * 4 + [1] * 4
-  assert none == {'grade/errors': 12}
+  assert none == {'grade/errors': 12, **GRADED}
 
 
 def test_all_vote_and_the_first_are_learnt_from():
@@ -195,14 +203,15 @@ def test_a_cut_row_is_graded_again_by_what_is_left_of_it():
   tokens = [[7, 7, 7]] * 3 + [[8, 8, 7]] + [[7, 7, 7]] * 4 + [[9, 9, 9]] * 3 + [[8, 8, 7]]
   tokens += [[7, 8, 7], [7, 7, 7], [7, 7, 7], [7, 7, 7]]
   length_B = [1, 1, 1, 3] + [2] * 4 + [1, 1, 1, 3] + [3, 1, 1, 1]
-  batch, _, texts, told = graded(tokens, length_B, truncate=truncate)
+  batch, _, marks, told = graded(tokens, length_B, truncate=truncate)
   assert batch.rollout.length_B.tolist() == [1, 1, 1, 2] + [2] * 4 + [1, 1, 1, 3] + [2, 1, 1, 1]
   assert (
     batch.rollout.reason_B.tolist()
     == [STOPPED] * 3 + [TRUNCATED] + [STOPPED] * 8 + [TRUNCATED] + [STOPPED] * 3
   )
   assert batch.correct_B.tolist() == [1, 1, 1, 0] + [1] * 4 + [0, 0, 0, 1] + [0, 1, 1, 1]
-  assert texts[3] == '8 8' and told == {'grade/errors': 18, 'grade/truncated': 2}
+  assert marks.texts[3] == '8 8'
+  assert told == {'grade/errors': 18, 'grade/truncated': 2, **GRADED}
 
 
 def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
@@ -326,7 +335,7 @@ def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
   class Pool:
     def score(self, rows, texts):
       right = [text.split()[-1] == row.answer for row, text in zip(rows, texts, strict=True)]
-      return types.SimpleNamespace(parts_BxK=np.array(right, np.float32)[:, None], counts={})
+      return scores_of(np.array(right, np.float32)[:, None])
 
   seen = []
   for sevens in (2, 3, 4):
@@ -349,7 +358,7 @@ class Parted:
 
   def score(self, rows, texts):
     part_BxK = [[0.5 * text.endswith('7'), text.startswith('5')] for text in texts]
-    return types.SimpleNamespace(parts_BxK=np.array(part_BxK, np.float32), counts={})
+    return scores_of(part_BxK)
 
 
 def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what_is_right():
@@ -369,10 +378,90 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   assert got.correct_B.tolist() == right.tolist()
   np.testing.assert_allclose(got.reward_B, 0.5 * right + 0.75 * form)
   means = dict(sevens=0.5 * right[real].mean(), form=form[real].mean())
-  assert told.keys() == {f'critic/score/{name}' for name in means}
+  assert told.keys() == {f'critic/score/{name}' for name in means} | GRADED.keys()
   for name, mean in means.items():
     np.testing.assert_allclose(told[f'critic/score/{name}'], mean, rtol=1e-6)
   assert got.parts_BxK is None  # nobody asks
   parts.program.method.needs_parts = True
   got, *_ = turn._grade(parts, Parted(), batch.prompts, rollout)
   np.testing.assert_array_equal(got.parts_BxK, np.stack([0.5 * right, form], 1))
+
+
+class Failing(Sevens):
+  """As Sevens, but for some texts, of which it says how they failed."""
+
+  def __init__(self, failed):
+    self.failed = failed
+
+  def score(self, rows, texts):
+    outcome_B = np.array([self.failed.get(text, turn.grade.OK) for text in texts], np.int8)
+    parts_BxK = super().score(rows, texts).parts_BxK * (outcome_B == turn.grade.OK)[:, None]
+    return scores_of(parts_BxK, {'grade/crashes': 2}, outcome_B, 'it broke')
+
+
+def landed(pool, reason_B, **failed):
+  parts = make_parts()
+  parts.vote = parts.truncate = parts.collect = None
+  parts.config.seed = 0
+  parts.failures = turn.grade.Failures(dict(failed=failed, right=1.0))
+  parts.model = types.SimpleNamespace(tokenizer=Words())
+  parts.unfinished = turn.replay.Unfinished(G, max_age=3)
+  parts.successes = turn.replay.successes.none()
+  rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
+  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
+  batch = make_batch([3] * B, [0] * B, reason_B, [1] * B)
+  tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
+  flight = turn.Flight(0, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {})
+  return turn.land(parts, pool, flight), parts
+
+
+def test_a_dropped_rollout_is_as_if_it_had_not_been_generated():
+  """The same step with these rows never sampled: batch, curriculum and metrics are equal."""
+  gone = (0, 5, 6, *range(12, 16))
+  failed = {
+    f'5 {b} {7 + b % 2}': 2 + b % 2 for b in gone
+  }  # crashes and errors; of the last group nothing is left
+  one, told = landed(Failing(failed), [STOPPED] * B)
+  reason_B = [ABORTED if b in gone else STOPPED for b in range(B)]
+  other, heard = landed(Failing({}), reason_B)
+  for x, y in zip(one.batch.rollout, other.batch.rollout, strict=True):
+    if x is not one.batch.rollout.reason_B:
+      np.testing.assert_array_equal(x, y)
+  np.testing.assert_array_equal(one.batch.reward_B, other.batch.reward_B)
+  np.testing.assert_array_equal(one.batch.correct_B, other.batch.correct_B)
+  assert str(told.curriculum.told) == str(heard.curriculum.told)
+  assert str(told.lengths.told) == str(heard.lengths.told)
+  own = ('grade/', 'generate/aborted_rows')
+  shared = [{k: v for k, v in x.row.items() if not k.startswith(own)} for x in (one, other)]
+  assert shared[0] == shared[1]
+  assert one.row['grade/dropped'] == 7 and one.row['grade/failed_share'] == 7 / 16
+  assert [(row['graded'], row['length']) for row in one.told if 'graded' in row] == [
+    (('crash', 'error')[b % 2], 3) for b in gone
+  ]
+  assert len(one.told) == B and len(other.told) == B - 7
+
+
+def test_a_scored_failure_gets_its_value_and_is_evidence_of_a_wrong_answer():
+  failed = {'5 0 7': turn.grade.TIMEOUT, '5 2 7': turn.grade.CRASH}
+  got, parts = landed(Failing(failed), [STOPPED] * B, crash='score', value=-0.5)
+  assert got.batch.reward_B[:4].tolist() == [-0.5, 0, -0.5, 0]
+  assert got.batch.correct_B[:4].tolist() == [0] * 4 and got.batch.rollout.length_B.all()
+  assert parts.curriculum.told[1].tolist() == [0, 2, 2, 2]
+  assert parts.curriculum.told[2].tolist() == [4] * 4
+  assert got.row['grade/dropped'] == 0 and got.row['grade/failed_share'] == 2 / 16
+
+
+def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_the_run():
+  """Questions without answers are what a vote is for."""
+  failed = {f'5 {b} {7 + b % 2}': turn.grade.ERROR for b in range(B)}
+  parts = make_parts()
+  parts.vote, parts.truncate = turn.grade.vote.Majority(0, lambda text: text[-1]), None
+  parts.model = types.SimpleNamespace(tokenizer=Words())
+  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
+  tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
+  for _ in range(5):
+    rollout = batch.rollout._replace(tokens_BxT=tokens_BxT)
+    got, *_ = turn._grade(parts, Failing(failed), batch.prompts, rollout)
+    parts.failures.check()
+  assert got.reward_B.tolist() == [1, 0] * 8 and got.rollout.length_B.all()

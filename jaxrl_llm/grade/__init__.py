@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_llm.grade import truncate, vote
+from jaxrl_llm.grade.failed import Failures
 from jaxrl_llm.grade.pool import Pool, Scores
 from jaxrl_llm.grade.resolve import (
   Part,
@@ -25,6 +26,7 @@ __all__ = [
   'OK',
   'OUTCOMES',
   'TIMEOUT',
+  'Failures',
   'Part',
   'Pool',
   'Scores',

@@ -14,6 +14,7 @@ NUMBER = re.compile(
   r'(?:(?<![\w)\].])[-+])?'
   r'(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
 )
+_DIGITS = '0123456789'
 
 
 def exact(text: str) -> str | None:
@@ -23,17 +24,28 @@ def exact(text: str) -> str | None:
 
 def number(text: str) -> Decimal | None:
   """The last number of the text: 1,000 = 1000.0 and -0 = 0. Source: none."""
-  found = _numbers(text)
-  return found[-1] if found else None
+  # A number is of digits and marks alone: what stands in front of the last run of them is not looked at, which makes
+  # long texts cheap.
+  plain = _plain(text)
+  end = 1 + max(plain.rfind(digit) for digit in _DIGITS)
+  start = len(plain[:end].rstrip(_DIGITS + '.,+-'))
+  found = NUMBER.findall(plain, start, end)
+  return _value(found[-1]) if found else None
 
 
 def first_number(text: str) -> Decimal | None:
   """The first number of the text. Source: none."""
-  found = _numbers(text)
-  return found[0] if found else None
+  plain = _plain(text)
+  starts = [at for digit in _DIGITS if (at := plain.find(digit)) >= 0]
+  # In front of its first digit a number has at most a sign and a point.
+  return _value(NUMBER.search(plain, max(min(starts) - 2, 0))[0]) if starts else None
 
 
-def _numbers(text: str) -> list[Decimal]:
-  # Decimal compares exactly at any length, where floats would call 2**53 and 2**53 + 1 equal.
-  plain = text.replace('\N{MINUS SIGN}', '-')
-  return [Decimal(found.replace(',', '')) for found in NUMBER.findall(plain)]
+def _plain(text: str) -> str:
+  return text.replace('\N{MINUS SIGN}', '-')
+
+
+def _value(found: str) -> Decimal:
+  # Decimal compares exactly at any length, where floats would call 2**53 and 2**53 + 1 equal; and it reads a million
+  # digits in a millisecond, which int refuses.
+  return Decimal(found.replace(',', ''))

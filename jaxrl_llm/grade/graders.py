@@ -7,8 +7,11 @@ an error, never a zero that looks like a wrong answer.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import logging
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -77,6 +80,51 @@ def _gym_dataset(name: str, settings: str) -> Any:
   import reasoning_gym
 
   return reasoning_gym.create_dataset(name, seed=0, **json.loads(settings))
+
+
+def math_verify(text: str, row: Row) -> float:
+  """1 where math-verify takes the text's last answer for the row's: 1/2 = 0.5 = \\frac{1}{2}, {1, 2} = {2, 1}, …
+
+  The row's answer is LaTeX, or plain. A text without an answer, or with one that cannot be read, is wrong. Its own
+  time limits are switched off: they use the alarm that is the worker's deadline, and take what was too slow for wrong.
+  Where sympy catches an error of its own on the way, memory included, math-verify goes on without what that would
+  have told. Source: none.
+  """
+  parse, verify = _math_verify()
+  target = _math_target(_answer(row))
+  if not target:
+    raise ValueError(f'the answer of row {row.id} cannot be read: {row.answer[:80]!r}')
+  try:
+    found = parse(text, parsing_timeout=None, raise_on_error=True)
+    return float(verify(list(target), found, timeout_seconds=None, raise_on_error=True))
+  except MemoryError:
+    raise
+  except (
+    Exception
+  ):  # parsers meet all kinds of texts: digits beyond int's limit, nesting beyond Python's, …
+    return 0.0
+
+
+@functools.lru_cache(maxsize=1)
+def _math_verify() -> tuple[Callable, Callable]:
+  import math_verify as package
+
+  # It warns that its time limits are off, and prints texts.
+  logging.getLogger('math_verify').setLevel(logging.ERROR)
+  return package.parse, package.verify
+
+
+@functools.lru_cache(maxsize=4096)
+def _math_target(answer: str) -> tuple[Any, ...]:
+  boxed = answer if '\\boxed' in answer else f'\\boxed{{{answer}}}'
+  return tuple(_math_verify()[0](boxed, parsing_timeout=None, raise_on_error=True))
+
+
+# What a worker does before its first answer, whose time it would take.
+PREPARE = {
+  math_verify: lambda: _math_target('1'),  # also compiles its regular expressions
+  gym: lambda: importlib.import_module('reasoning_gym'),
+}
 
 
 def _target(row: Row) -> Decimal:

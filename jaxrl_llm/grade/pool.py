@@ -8,6 +8,7 @@ worker dies.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import multiprocessing
 import multiprocessing.context
@@ -28,7 +29,7 @@ from absl import logging
 
 from jaxrl_llm.grade import graders, worker
 from jaxrl_llm.grade.resolve import resolve_parts
-from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, PENDING, TIMEOUT
+from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, PENDING, TIMEOUT, Limits
 from jaxrl_llm.types import Row, UserError
 
 # Linear in the text, whatever it holds: they need no deadline, so no worker.
@@ -39,6 +40,7 @@ _INLINE = (
 
 _METRICS = {TIMEOUT: 'grade/timeouts', CRASH: 'grade/crashes', ERROR: 'grade/errors'}
 _CHUNK_ITEMS = 64
+_CHUNK_BYTES = 2**20  # a worker holds a chunk whole
 _SLICE_S = 1.0  # the longest a worker keeps starting items of one chunk
 _GRACE_S = 1.0  # what the worker's own alarm gets before the pool steps in
 _STALL_S = 60.0  # beyond any deadline and any start of a worker: the pool has lost a chunk
@@ -63,20 +65,28 @@ class Pool:
   """Workers for one `config.grade`, to be used in `with`. They start when first needed."""
 
   def __init__(self, spec: Any):
-    """Raises UserError for a grader that does not resolve, or bad `workers` or `deadline_s`."""
+    """Raises UserError for a grader that does not resolve or a bad setting of the workers."""
     self.spec = dict(spec)
+    _check_installed(self.spec)
     self._graders = [part.grader for part in resolve_parts(self.spec)]
     self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
     self._result = worker.result(len(self._graders))
     self._workers = self.spec.get('workers', 2)
-    self._deadline_s = self.spec.get('deadline_s', 10.0)
-    if not isinstance(self._workers, int) or self._workers < 1:
-      raise UserError(f'config.grade.workers={self._workers!r} must be a whole number from 1 up.')
-    if not isinstance(self._deadline_s, int | float) or not 0 < self._deadline_s < math.inf:
-      raise UserError(
-        f'config.grade.deadline_s={self._deadline_s!r} must be a positive number of seconds.'
-      )
-    self._slice_s = min(_SLICE_S, self._deadline_s)
+    self._limits = Limits(
+      self.spec.get('deadline_s', 10.0),
+      self.spec.get('cpu_s', 10.0),
+      self.spec.get('memory_mb', 2048),
+    )
+    for name, least in (('workers', 1), ('memory_mb', 64)):
+      told = self._workers if name == 'workers' else self._limits.memory_mb
+      if not isinstance(told, int) or isinstance(told, bool) or told < least:
+        raise UserError(f'config.grade.{name}={told!r} must be a whole number from {least} up.')
+    for name in ('deadline_s', 'cpu_s'):
+      told = getattr(self._limits, name)
+      number = isinstance(told, int | float) and not isinstance(told, bool)
+      if not number or not 0 < told < math.inf:
+        raise UserError(f'config.grade.{name}={told!r} must be a positive number of seconds.')
+    self._slice_s = min(_SLICE_S, self._limits.deadline_s)
     self._processes: pebble.ProcessPool | None = None
 
   def __enter__(self) -> Pool:
@@ -109,12 +119,11 @@ class Pool:
       return _scores(np.array(job.table))
 
   def _finish(self, job: _Job) -> None:
-    size = max(1, min(_CHUNK_ITEMS, math.ceil(len(job.items) / (4 * self._workers))))
-    todo = [(at, min(at + size, len(job.items))) for at in range(0, len(job.items), size)]
-    pending = {self._submit(job, *chunk): chunk for chunk in todo if chunk[0] < chunk[1]}
+    todo = job.chunks(max(1, min(_CHUNK_ITEMS, math.ceil(len(job.items) / (4 * self._workers)))))
+    pending = {self._submit(job, *chunk): chunk for chunk in todo}
     restarts = 0
     while pending:
-      wait_s = self._slice_s + self._deadline_s + _STALL_S
+      wait_s = self._slice_s + self._limits.deadline_s + _STALL_S
       done, _ = futures.wait(pending, wait_s, return_when=futures.FIRST_COMPLETED)
       if not done or any(isinstance(f.exception(), BrokenProcessPool) for f in done):
         restarts += 1
@@ -134,14 +143,14 @@ class Pool:
 
   def _submit(self, job: _Job, at: int, stop: int) -> futures.Future:
     items = job.items[at:stop]
-    args = (job.path, at, items, self._deadline_s, self._slice_s)
-    timeout_s = self._slice_s + self._deadline_s + _GRACE_S
+    args = (job.path, at, items, self._limits, self._slice_s)
+    timeout_s = self._slice_s + self._limits.deadline_s + _GRACE_S
     for _ in range(_MAX_RESTARTS):
       if self._processes is None:
         self._processes = pebble.ProcessPool(
           max_workers=self._workers,
           initializer=worker.start,
-          initargs=(self.spec,),
+          initargs=(self.spec, self._limits.memory_mb),
           context=_CleanContext(),
         )
       try:
@@ -151,12 +160,21 @@ class Pool:
     raise RuntimeError('grading workers cannot be started; their log says why')
 
 
+def _check_installed(spec: dict[str, Any]) -> None:
+  named = {part['fn'] for part in (spec, *spec.get('parts', ())) if hasattr(part, 'items')}
+  if 'math_verify' in named and importlib.util.find_spec('math_verify') is None:
+    raise UserError(
+      "config.grade.fn='math_verify' needs math-verify; install the extra: pip install 'jaxrl_llm[math]'."
+    )
+
+
 class _Job:
   """The items of one call, and the file their results are written to."""
 
   def __init__(self, path: str, result: np.dtype, rows: Sequence[Row], texts: Sequence[str]):
     self.path = path
     self.items: list[bytes] = []
+    self.again: set[int] = set()
     self.table = np.memmap(path, result, 'w+', shape=max(len(rows), 1))[: len(rows)]
     self.table['outcome'] = PENDING
     for index, item in enumerate(zip(texts, rows, strict=True)):
@@ -166,6 +184,16 @@ class _Job:
         self.items.append(b'')  # fails to unpickle; what counts is why it did not pickle
         self.table[index] = (0.0, worker.describe(error), ERROR)
 
+  def chunks(self, most: int) -> list[tuple[int, int]]:
+    """[at, stop) of up to `most` items, and no more of large ones than a worker should hold at once."""
+    found, at, held = [], 0, 0
+    for index, item in enumerate(self.items):
+      if index > at and (index - at == most or held + len(item) > _CHUNK_BYTES):
+        found.append((at, index))
+        at, held = index, 0
+      held += len(item)
+    return found + ([(at, len(self.items))] if self.items else [])
+
   def first_pending(self, at: int, stop: int) -> int:
     """The first item of [at, stop) without a result, or stop."""
     waiting = np.flatnonzero(self.table['outcome'][at:stop] == PENDING)
@@ -174,21 +202,38 @@ class _Job:
   def settle(self, error: BaseException | None, at: int, stop: int) -> int:
     """Books the end of a chunk and returns where to go on.
 
-    After an error, the first item without a result is the one that was running.
+    After an error, the first item without a result is the one that was running. Where its worker was killed
+    from outside (an operator, a kernel without memory), that need not be its doing: it is graded once more.
     """
     at = self.first_pending(at, stop)
     if error is None or at == stop:
       return at
+    if _killed(error) and at not in self.again:
+      self.again.add(at)
+      return at
     if isinstance(error, futures.TimeoutError):
       found = TIMEOUT, b'TimeoutError: past the deadline'
     elif isinstance(error, pebble.ProcessExpired):
-      alarm = error.exitcode == -signal.SIGALRM
-      ended = f'ProcessExpired: the worker ended with code {error.exitcode}'.encode()
-      found = (TIMEOUT, b'TimeoutError: past the deadline') if alarm else (CRASH, ended)
+      found = _ended(error.exitcode)
     else:
       found = ERROR, worker.describe(error)
     self.table[at] = (0.0, found[1], found[0])
     return self.first_pending(at, stop)
+
+
+def _killed(error: BaseException | None) -> bool:
+  return isinstance(error, pebble.ProcessExpired) and error.exitcode == -signal.SIGKILL
+
+
+def _ended(code: int) -> tuple[int, bytes]:
+  """The outcome of the item that a worker was at when it ended with `code`."""
+  if code == -signal.SIGALRM:
+    return TIMEOUT, b'TimeoutError: past the deadline'
+  if code == -signal.SIGPROF:
+    return TIMEOUT, b'TimeoutError: past config.grade.cpu_s'
+  if code == worker.NO_MEMORY:
+    return CRASH, b'MemoryError: beyond config.grade.memory_mb'
+  return CRASH, f'ProcessExpired: the worker ended with code {code}'.encode()
 
 
 def _scores(table: np.ndarray) -> Scores:

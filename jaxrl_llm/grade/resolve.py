@@ -1,4 +1,4 @@
-"""From `config.grade` to graders: each a name in graders.py, or the user's own 'package.module:function'.
+"""From `config.grade` to graders: each a name in graders.py or code.py, or the user's own 'package.module:function'.
 
 `grade.fn` says what is right; `grade.parts` are rewarded beside it.
 """
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm import config
-from jaxrl_llm.grade import extract, graders, vote
+from jaxrl_llm.grade import code, extract, graders, sandbox, vote
 from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float]
 
 # These settings of config.grade belong to the pool or to what is done with rewards, the others to the grader.
-OTHER_SETTINGS = ('workers', 'deadline_s', 'right', 'parts')
+OTHER_SETTINGS = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed', 'right', 'parts')
 
 
 class Part(NamedTuple):
@@ -55,6 +55,8 @@ def resolve_parts(spec: Any) -> tuple[Part, ...]:
     if name in [other.name for other in found]:
       raise UserError(f'config.{where} is named {name!r} as another is; give it another `name`.')
     told = {key: value for key, value in part.items() if key not in ('weight', 'name')}
+    if 'deadline_s' in spec:
+      told['deadline_s'] = spec['deadline_s']
     found.append(Part(name, float(weight), resolve(told, where)))
   return tuple(found)
 
@@ -72,8 +74,10 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
   """config.grade, or one of its parts at `where`, → f(text, row) -> float. Source: none.
 
   Raises UserError for an unknown name or setting, a module that does not import, a function that
-  lacks verl's parameters, or `gym` without reasoning-gym: all before anything compiles.
+  lacks verl's parameters, `gym` without reasoning-gym, or a grader of code without a sandbox: all before anything
+  compiles.
   """
+  deadline_s = spec.get('deadline_s', math.inf)
   spec = {key: value for key, value in dict(spec).items() if key not in OTHER_SETTINGS}
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
@@ -83,13 +87,39 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
       f"config.{where}.fn='gym' needs reasoning-gym; install the extra: pip install 'jaxrl_llm[gym]'."
     )
   try:
+    if isinstance(fn, str) and fn in config.choices(code):
+      return _sandboxed(config.pick(code, spec, where), where, deadline_s)
     return config.pick(graders, spec, where)
   except UserError as error:
-    if isinstance(fn, str) and fn in config.choices(graders):
+    if isinstance(fn, str) and fn in config.choices(graders) | config.choices(code):
       raise
+    more = ', '.join(sorted(config.choices(code)))
     raise UserError(
-      f"{str(error).rstrip('.')}, or your own function as 'package.module:function'."
+      f"{str(error).rstrip('.')}, {more}, or your own function as 'package.module:function'."
     ) from None
+
+
+def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grader:
+  """A grader of code whose settings hold, on a machine that has a sandbox for it."""
+  told = {p.name: p.default for p in inspect.signature(grader.func).parameters.values()}
+  told |= grader.keywords
+  if not _finite(told['wall_s']) or not 0 < told['wall_s'] < deadline_s:
+    raise UserError(
+      f'config.{where}.wall_s={told["wall_s"]!r} must be a positive number of seconds, less than '
+      f'config.grade.deadline_s={deadline_s!r}.'
+    )
+  for name, least in (('memory_mb', 64), ('processes', 1)):
+    if type(told[name]) is not int or told[name] < least:
+      raise UserError(
+        f'config.{where}.{name}={told[name]!r} must be a whole number from {least} up.'
+      )
+  for name in ('share', 'packages'):
+    if not isinstance(told.get(name, False), bool):
+      raise UserError(f'config.{where}.{name}={told[name]!r} must be True or False.')
+  if not _finite(told.get('tolerance', 0.0)) or told.get('tolerance', 0.0) < 0:
+    raise UserError(f'config.{where}.tolerance={told["tolerance"]!r} must be a number from 0 up.')
+  sandbox.require(f'config.{where}.fn={grader.func.__name__!r}')
+  return grader
 
 
 def resolve_extract(grader: Any, field: str) -> Callable:

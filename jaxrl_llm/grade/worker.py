@@ -9,21 +9,34 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import resource
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.grade import graders as shipped
 from jaxrl_llm.grade.resolve import Grader, resolve_parts
 
 OK, TIMEOUT, CRASH, ERROR = 0, 1, 2, 3
 OUTCOMES = ('ok', 'timeout', 'crash', 'error')
 PENDING = -1
+NO_MEMORY = 99  # how a worker ends that may not have what an item asks for
 
 _MESSAGE_BYTES = 200
 _graders: tuple[Grader, ...] = ()
+
+
+class Limits(NamedTuple):
+  """What an item may take."""
+
+  deadline_s: float  # of the clock
+  cpu_s: (
+    float  # of this process's processors, all threads together; children of its own not counted
+  )
+  memory_mb: int  # beyond what a worker has when it is ready; children of its own get no more each
 
 
 def result(graders: int) -> np.dtype:
@@ -32,8 +45,8 @@ def result(graders: int) -> np.dtype:
   return np.dtype([('reward', 'f8', (graders,)), ('message', message), ('outcome', 'i1')])
 
 
-def start(spec: dict[str, Any]) -> None:
-  """Prepares a new worker: imports its graders, so that no item pays for that. Source: none."""
+def start(spec: dict[str, Any], memory_mb: int) -> None:
+  """Prepares a new worker: imports its graders, so that no item pays for that, and bounds its memory. Source: none."""
   global _graders
   # A handler in Python would wait for C code that hangs; the default action ends the process at
   # once.
@@ -41,14 +54,35 @@ def start(spec: dict[str, Any]) -> None:
   # A user's grader may import jax. The accelerator belongs to the parent.
   os.environ['JAX_PLATFORMS'] = 'cpu'
   _graders = tuple(part.grader for part in resolve_parts(spec))
+  for grader in _graders:
+    shipped.PREPARE.get(getattr(grader, 'func', None), lambda: None)()
+  resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+  _bound_memory(memory_mb * 2**20)
 
 
-def grade_chunk(path: str, at: int, items: list[bytes], deadline_s: float, slice_s: float) -> int:
+def _bound_memory(more: int) -> None:
+  """Address space, the one bound that the kernel keeps at once: what imports and threads reserved, and `more` bytes.
+
+  The soft limit alone: a sandbox that the grader starts may set its own. Not where /proc is missing (macOS), whose
+  kernel would not keep it either.
+  """
+  try:
+    with open('/proc/self/statm') as file:
+      now = int(file.read().split()[0]) * resource.getpagesize()
+  except OSError:
+    return
+  hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+  most = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
+  resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def grade_chunk(path: str, at: int, items: list[bytes], limits: Limits, slice_s: float) -> int:
   """Grades pickled (text, row) items into rows at, at + 1, ... of the file; returns the first not
   graded.
 
   It starts no item later than slice_s after its own start. So the parent knows that a chunk which
-  is not back after slice_s + deadline_s holds an item past its deadline. Source: none.
+  is not back after slice_s + deadline_s holds an item past its deadline. A worker that runs out of memory
+  ends, with what the item left behind: its successor owes nothing to it. Source: none.
   """
   table = np.memmap(path, result(len(_graders)), 'r+')
   begin = time.monotonic()
@@ -56,28 +90,37 @@ def grade_chunk(path: str, at: int, items: list[bytes], deadline_s: float, slice
     if index > at and time.monotonic() - begin > slice_s:
       return index
     if table['outcome'][index] == PENDING:
-      table[index] = _with_deadline(item, deadline_s)
+      graded = _within(item, limits)
+      if graded[-1] == CRASH:
+        os._exit(NO_MEMORY)
+      table[index] = graded
   return at + len(items)
 
 
-def _with_deadline(item: bytes, deadline_s: float) -> tuple[Any, bytes, int]:
-  # SIGALRM's default action kills this process from the kernel: it needs neither the interpreter,
+# What ends a worker that takes too long, and what counts down to it.
+TIMERS = {signal.SIGALRM: signal.ITIMER_REAL, signal.SIGPROF: signal.ITIMER_PROF}
+
+
+def _within(item: bytes, limits: Limits) -> tuple[Any, bytes, int]:
+  # The default action of these signals kills this process from the kernel: it needs neither the interpreter,
   # which a regular expression may hold, nor a living parent.
-  signal.signal(signal.SIGALRM, signal.SIG_DFL)
-  signal.setitimer(signal.ITIMER_REAL, deadline_s)
+  for (number, timer), seconds in zip(TIMERS.items(), limits[:2], strict=True):
+    signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(timer, seconds)
   try:
     # Only what the pool's own process pickled a moment ago, as all that crosses to a worker is; never a file's bytes.
     return attempt(_graders, *pickle.loads(item))
   except Exception as error:  # what does not unpickle
-    return 0.0, describe(error), ERROR
+    return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
   finally:
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    for timer in TIMERS.values():
+      signal.setitimer(timer, 0)
 
 
 def attempt(graders: Sequence[Grader], text: str, row: Any) -> tuple[Any, bytes, int]:
   """(rewards, message, outcome) of one item; whatever a grader raises is an error of the item, and no reward counts.
 
-  Source: none.
+  A MemoryError is a crash: it says nothing of the grader. Source: none.
   """
   try:
     rewards = tuple(float(grader(text, row)) for grader in graders)
@@ -86,10 +129,14 @@ def attempt(graders: Sequence[Grader], text: str, row: Any) -> tuple[Any, bytes,
         raise ValueError(f'the grader returned {reward}')
     return rewards, b'', OK
   except Exception as error:
-    return 0.0, describe(error), ERROR
+    return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
 
 
 def describe(error: BaseException) -> bytes:
   """One line about an error, short enough for the file. Source: none."""
-  line = ' '.join(f'{type(error).__name__}: {error}'.split())
+  try:
+    told = str(error)[: 10 * _MESSAGE_BYTES]
+  except Exception:  # an error of the user's, which may fail to say what it is
+    told = 'an error without words'
+  line = ' '.join(f'{type(error).__name__}: {told}'.split())
   return line.encode('utf-8', 'replace')[:_MESSAGE_BYTES]

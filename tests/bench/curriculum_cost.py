@@ -1,6 +1,6 @@
 """What a step of the curriculum costs on the host: milliseconds and bytes, by rule and number of prompts.
 
-python -m tests.bench.curriculum_cost [--sizes 1000,10000,100000,1000000] [--rules default,mopps] [--slots 64]
+python -m tests.bench.curriculum_cost [--sizes 1000,10000] [--rules default,mopps] [--slots 64] [--plot cost.svg]
 
 CPU-milliseconds of propose, and of observe with its metrics, the mean of `--steps` after one; bytes a prompt are
 those of what a checkpoint keeps. Half of the prompts have been seen before. Lengths are known, as in a run.
@@ -69,6 +69,22 @@ def measure(rule: str, size: int, slots: int, steps: int) -> tuple[float, float,
   return *(1e3 * np.mean(spent[1:], axis=0)), kept / size
 
 
+def draw(sizes: list[int], cost: dict[str, list[float]], path: str) -> None:
+  import matplotlib
+
+  matplotlib.use('agg')
+  import matplotlib.pyplot as plt
+
+  figure, axes = plt.subplots(figsize=(7, 4.5), layout='constrained')
+  for rule, told in cost.items():
+    axes.plot(sizes, told, 'o-', label=rule)
+  axes.axhline(50, color='grey', lw=0.8, ls=':')
+  axes.set(xscale='log', yscale='log', xlabel='prompts', ylabel='CPU-ms a step, propose + observe')
+  axes.legend(frameon=False, ncols=2)
+  axes.grid(alpha=0.3)
+  figure.savefig(path)
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   names = lambda text: text.split(',')  # noqa: E731
@@ -76,14 +92,19 @@ def main() -> None:
   parser.add_argument('--rules', type=names, default=list(RULES))
   parser.add_argument('--slots', type=int, default=64)
   parser.add_argument('--steps', type=int, default=8)
+  parser.add_argument('--plot', default='')
   args = parser.parse_args()
   sizes = [int(size) for size in args.sizes]
   print('| rule | ' + ' | '.join(f'{size:,}' for size in sizes) + ' | bytes a prompt |')
   print('|---' * (len(sizes) + 2) + '|')
+  cost = {}
   for rule in args.rules:
     told = [measure(rule, size, args.slots, args.steps) for size in sizes]
     cells = ' | '.join(f'{propose:.1f} + {observe:.1f}' for propose, observe, _ in told)
     print(f'| {rule} | {cells} | {told[-1][2]:.0f} |', flush=True)
+    cost[rule] = [propose + observe for propose, observe, _ in told]
+  if args.plot:
+    draw(sizes, cost, args.plot)
 
 
 if __name__ == '__main__':

@@ -248,6 +248,8 @@ RULES = {
   'default, visit decay 1': (Chosen, dict(forget=dict(fn='visit', decay=1.0))),
   'default, step decay 0.98': (Chosen, dict(forget=dict(fn='step', decay=0.98))),
   'default, kind decay 0.98': (Chosen, dict(kind_decay=0.98)),
+  'default, top': (Chosen, dict(pick=dict(fn='top'))),
+  'default, temperature 0.1': (Chosen, dict(pick=dict(fn='softmax', temperature=0.1))),
   'default, no audit': (Chosen, dict(gate=dict(fn='none'))),
   'default, stream 16': (Chosen, dict(candidates=dict(fn='stream', multiple=16))),
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from decimal import Decimal
+
 import pytest
 
-from jaxrl_llm.grade import graders
+from jaxrl_llm.grade import extract, graders
 from jaxrl_llm.types import Row
 
 
@@ -145,3 +148,12 @@ def test_gym_reads_the_last_tag():
 def test_gym_refuses_rows_of_other_sources():
   with pytest.raises(ValueError, match='does not come from reasoning-gym'):
     graders.gym('7', row('7'))
+
+
+def test_the_last_and_the_first_number_are_those_of_a_search_through_all_of_the_text():
+  draw = random.Random(0)
+  for _ in range(20_000):
+    text = ''.join(draw.choices('012345,,..+-\N{MINUS SIGN}a) ', k=draw.randrange(14)))
+    found = extract.NUMBER.findall(text.replace('\N{MINUS SIGN}', '-'))
+    values = [Decimal(x.replace(',', '')) for x in found] or [None]
+    assert (extract.first_number(text), extract.number(text)) == (values[0], values[-1]), text

@@ -31,11 +31,23 @@ def judge(data_source, solution_str, ground_truth, extra_info=None):
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     while True: time.sleep(1)
   if solution_str == 'nap': time.sleep(0.15)
+  if solution_str == 'hog': return len(list(range(10 ** 9)))
+  if solution_str == 'big': return len(bytearray(3 * 2 ** 27)) / (3 * 2 ** 27)  # 384 MB
+  if solution_str == 'keep':
+    kept = globals().setdefault('kept', [])
+    while True: kept.append(bytearray(2 ** 24))
+  if solution_str == 'mute':
+    class Mute(Exception):
+      def __str__(self): raise ValueError('no words')
+    raise Mute
   if solution_str == 'handler':
     def handler(*_): raise ValueError('left behind')
     signal.signal(signal.SIGALRM, handler)
   if solution_str == 'die': os._exit(3)
   if solution_str == 'leave': sys.exit(0)
+  if solution_str.startswith('killed'):
+    with open(extra_info['file'], 'a') as file: file.write('x')
+    if solution_str == 'killed' or os.path.getsize(extra_info['file']) == 1: os.kill(os.getpid(), signal.SIGKILL)
   if solution_str == 'raise': raise ValueError('cannot judge this')
   if solution_str == 'nan': return float('nan')
   if solution_str == 'none': return None
@@ -168,9 +180,50 @@ def test_a_pool_whose_idle_workers_died_goes_on(pool):
   judged(pool, {})
 
 
+def test_an_item_whose_worker_was_killed_from_outside_is_graded_once_more(pool, tmp_path):
+  rows = [row._replace(extra=dict(file=str(tmp_path / row.id))) for row in rows_of(12)]
+  texts = [
+    'killed once' if i == 4 else 'killed' if i == 7 else row.answer for i, row in enumerate(rows)
+  ]
+  rows[4] = rows[4]._replace(answer='killed once')
+  scores = pool.score(rows, texts)
+  assert scores.outcome_B.tolist() == [CRASH if i == 7 else OK for i in range(12)]
+  assert scores.reward_B.tolist() == [float(i != 7) for i in range(12)]
+  assert [(tmp_path / str(i)).read_text() for i in (4, 7)] == ['xx', 'xx']
+
+
 def test_workers_do_not_import_jax(pool):
   assert 'jax' in sys.modules  # else the next line says nothing
   assert pool.score(rows_of(4), ['jax'] * 4).reward_B.tolist() == [0.0] * 4
+
+
+def test_who_asks_for_too_much_memory_crashes_alone(own):
+  """What such an item left behind ends with its worker: the next one of the same size finds room."""
+  special = {1: 'hog', 2: 'keep', 3: 'big', 40: 'keep', 41: 'big'}
+  with grade.Pool(spec_of(memory_mb=512, deadline_s=30.0)) as pool:
+    scores = judged(pool, special)
+  assert scores.outcome_B[list(special)].tolist() == [CRASH, CRASH, OK, CRASH, OK]
+  assert scores.reward_B[[3, 41]].tolist() == [1.0, 1.0]
+  assert scores.counts['grade/crashes'] == 3 and 'memory_mb' in scores.message
+
+
+def test_long_texts_are_not_handed_to_a_worker_by_the_dozen(own):
+  texts = ['x' * 2**23] * 20 + ['0'] * 4
+  with grade.Pool(spec_of(workers=1, memory_mb=64, deadline_s=60.0)) as pool:
+    scores = pool.score([row._replace(answer='0') for row in rows_of(24)], texts)
+  assert scores.reward_B.tolist() == [0] * 20 + [1] * 4 and (scores.outcome_B == OK).all()
+
+
+def test_processor_time_is_bounded_beside_the_clock(own):
+  with grade.Pool(spec_of(cpu_s=0.5, deadline_s=60.0)) as pool:
+    scores = judged(pool, {3: 'loop', 4: 'nap', 5: 'power'})
+  assert scores.outcome_B[[3, 4, 5]].tolist() == [TIMEOUT, OK, TIMEOUT]
+  assert 'cpu_s' in scores.message
+
+
+def test_an_error_that_cannot_say_what_it_is_is_an_error(pool):
+  scores = judged(pool, {6: 'mute'})
+  assert scores.outcome_B[6] == ERROR and scores.message == 'Mute: an error without words'
 
 
 def test_close_ends_every_worker_and_a_later_call_starts_new_ones(own):
@@ -227,6 +280,9 @@ def test_score_makes_its_own_workers_or_uses_those_given(own, pool):
     (dict(deadline_s=0), 'config.grade.deadline_s=0 must be'),
     (dict(deadline_s=float('inf')), 'config.grade.deadline_s=inf must be'),
     (dict(deadline_s='10'), "config.grade.deadline_s='10' must be"),
+    (dict(cpu_s=0.0), 'config.grade.cpu_s=0.0 must be'),
+    (dict(memory_mb=0), 'config.grade.memory_mb=0 must be'),
+    (dict(memory_mb=512.0), 'config.grade.memory_mb=512.0 must be'),
   ],
 )
 def test_bad_settings_are_told(settings, told):

@@ -63,7 +63,8 @@ def test_own_function_may_return_a_dict():
   'spec, told',
   [
     (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: bare_number, exact, "
-     "first_number, gym, number, tagged, or your own function as 'package.module:function'."),
+     "first_number, gym, math_verify, number, tagged, human_eval, stdin_stdout, unit_tests, "
+     "or your own function as 'package.module:function'."),
     (dict(fn=None), 'config.grade.fn=None is unknown'),
     (dict(fn='number', tag='x'), "config.grade.tag='x' is not a setting of 'number'"),
     (dict(fn='own_missing:f'), "importing 'own_missing' failed (ModuleNotFoundError"),

@@ -1,0 +1,190 @@
+"""Alarms: what is wrong with a run by its metrics, named, with what to do about it.
+
+`conditions` looks at one step's row of metrics and needs nothing else; `Health` tells how long they last, and speaks
+once when they begin.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from jaxrl_llm.types import UserError
+
+
+class Alarm(NamedTuple):
+  """Something begins to be wrong."""
+
+  name: str
+  text: str
+
+
+class Bounds(NamedTuple):
+  """When a row of metrics is bad: config.health."""
+
+  entropy: float  # nats a token
+  probs_gap: (
+    float  # mean |p of the sampler − p of the trainer|; inf where weights may differ on purpose
+  )
+  truncated: float  # share of rollouts
+  failed: float  # share of rollouts
+
+
+# What is only bad when it lasts.
+LASTING = ('still', 'entropy', 'all_wrong', 'all_right', 'same_reward', 'truncated')
+NAMES = ('non_finite', 'probs_gap', 'grading', *LASTING)
+
+_ADVICE = dict(
+  non_finite='The loss or gradient was not finite: the update was skipped. Lower config.optimizer.learning_rate or '
+  'clip_norm; if it comes again on the same data, look at these rows.',
+  probs_gap='training/rollout_probs_diff_mean={training/rollout_probs_diff_mean:.1e} is above {bounds.probs_gap:g}: '
+  'what was sampled was not sampled from the policy that learns. That is a fault of the program or the machine, not of '
+  'the task: try config.dtype=float32, config.mode=split and config.generate at its defaults, one at a time.',
+  grading='{grade/failed_share:.0%} of the rollouts could not be graded ({grade/timeouts:.0f} time-outs, '
+  '{grade/crashes:.0f} crashes, {grade/errors:.0f} errors; the log has the first): mend the grader or the rows, or '
+  'raise config.grade.deadline_s or memory_mb.',
+  still='The weights do not move: gradient {actor/grad_norm:.1e}, update {actor/update_norm:.1e}, although the '
+  'learning rate is {actor/lr:.1e} and groups are mixed. Look at config.objective (does every token get rejected, '
+  'actor/rejected_frac?) and config.optimizer.',
+  entropy='Entropy is down to {actor/entropy:.4f} nats a token (config.health.entropy={bounds.entropy:g}): the policy '
+  'says nearly the same whatever is drawn, and groups have little left to compare. Go back to an earlier checkpoint '
+  'with a lower config.optimizer.learning_rate, a higher config.temperature, or config.objective.trust.high=0.28.',
+  all_wrong='No answer was right: all rewards are {critic/score/max:g}. Read a rollout file: does the model write what '
+  'config.grade.fn reads (the format), and is it cut off before the answer (config.completion_tokens)? Else the task '
+  'is too hard: easier rows, config.sft.steps, or config.hint.',
+  all_right='All answers were right: all rewards are {critic/score/min:g}, and nothing can be learnt from them. Give '
+  'harder rows, or stop here.',
+  same_reward='All rewards were the same, {critic/score/min:g}: nothing is learnt from them. Does config.grade tell '
+  'good answers from bad?',
+  truncated='{response_length/clip_ratio:.0%} of the rollouts were cut off at config.completion_tokens: raise it, ask '
+  'for shorter answers, or see whether the model knows its end token (config.data.chat).',
+)
+
+
+def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
+  """Which alarms' conditions hold in one step; what a row does not tell is fine. Source: none."""
+  get = lambda name, default=math.nan: float(row.get(name, default))  # noqa: E731
+  same = get('critic/score/min') == get('critic/score/max')
+  right = get('curriculum/observed_success') if same else math.nan
+  learnt = get('training/trained_tokens', 0) > 0
+  skipped = get('actor/skipped_updates', 0) > 0
+  mixed = learnt and not skipped and get('frac_reward_zero_std', 1) < 1 and get('actor/lr', 0) > 0
+  # Of the update; a mean over no rollouts is no sign.
+  watched = [v for k, v in row.items() if k.startswith(('actor/', 'critic/advantages/'))]
+  return dict(
+    non_finite=skipped or not all(map(math.isfinite, watched)),
+    probs_gap=learnt and get('training/rollout_probs_diff_mean', 0) > bounds.probs_gap,
+    grading=get('grade/failed_share', 0) > bounds.failed,
+    still=mixed and 0 in (get('actor/grad_norm', 1), get('actor/update_norm', 1)),
+    entropy=learnt and get('actor/entropy') < bounds.entropy,
+    all_wrong=right == 0,
+    all_right=right == 1,
+    same_reward=same and right not in (0, 1),
+    truncated=get('response_length/clip_ratio') > bounds.truncated,
+  )
+
+
+class Health:
+  """How long each condition has held, and how long not."""
+
+  def __init__(self, config: Any, dtype: str):
+    """dtype: that of the trainer's pass. Raises UserError for a bound out of range or an unknown name.
+
+    Source: none.
+    """
+    spec = config.health
+    for name, low, high in (('entropy', 0, math.inf), ('truncated', 0, 1), ('failed', 0, 1)):
+      _within(spec, name, low, high)
+    _within(spec, 'probs_gap', 0, 1)
+    if spec['steps'] < 1:
+      raise UserError(f'config.health.steps={spec["steps"]!r} must be a whole number from 1 up.')
+    unknown = [name for name in spec['stop'] if name not in NAMES]
+    if unknown:
+      raise UserError(
+        f'config.health.stop names {unknown[0]!r}; choose of: {", ".join(sorted(NAMES))}.'
+      )
+    # In float32 sampler and trainer were never seen to differ by more than 2e-6.
+    gap = spec['probs_gap'] or (1e-4 if dtype == 'float32' else 1e-2)
+    self.steps, self.stop = spec['steps'], tuple(spec['stop'])
+    self.bounds = Bounds(
+      spec['entropy'],
+      gap if same_policy(config) else math.inf,
+      spec['truncated'],
+      spec['failed'],
+    )
+    # Of each: steps it has held, in a row; steps it has not; 1 from when it is told until it is told off.
+    self._seen = {name: [0, 0, 0] for name in NAMES}
+
+  def observe(self, row: dict[str, float]) -> tuple[dict[str, float], list[Alarm]]:
+    """health/<name> = 1 while it lasts, for the metrics; and what begins with this step.
+
+    What lasts only counts after `steps` steps in a row. It is told again after as many steps without it. A row
+    without rollouts, or without an update, is as good as the last one. Source: none.
+    """
+    told, begin = {}, []
+    for name, bad in conditions(row, self.bounds).items():
+      held, off, on = self._seen[name]
+      if bad or self._of_others(name, row):
+        held, off = held + bad, 0 if bad else off
+      else:
+        held, off = 0, off + 1
+      now = held >= (self.steps if name in LASTING else 1)
+      if now and not on:
+        text = _ADVICE[name].format_map(_Values(row, self.bounds))
+        since = f' for {self.steps} steps' if name in LASTING else ''
+        begin.append(Alarm(name, f'{name}{since}, at step {row["training/global_step"]}: {text}'))
+      self._seen[name] = [held, off, int(now or (on and off < self.steps))]
+      told[f'health/{name}'] = float(now)
+    return told, begin
+
+  def _of_others(self, name: str, row: dict[str, float]) -> bool:
+    """Whether the row says nothing of this: no rollouts came, or nothing was learnt."""
+    learnt = ('non_finite', 'probs_gap', 'still', 'entropy')
+    return not row.get('training/trained_tokens' if name in learnt else 'perf/rollouts', 1)
+
+  def check(self, alarms: list[Alarm]) -> None:
+    """Raises UserError for one that config.health.stop names. Source: none."""
+    for alarm in alarms:
+      if alarm.name in self.stop:
+        raise UserError(f'config.health.stop names {alarm.name}: {alarm.text}')
+
+  def state_dict(self) -> dict:
+    """For the checkpoint. Source: none."""
+    return {name: list(seen) for name, seen in self._seen.items()}
+
+  def load_state_dict(self, state: dict) -> None:
+    """Back from `state_dict`. Source: none."""
+    self._seen = {name: list(state.get(name, [0, 0, 0])) for name in NAMES}
+
+
+def same_policy(config: Any) -> bool:
+  """Whether every token that is learnt was sampled by the very weights that learn it, and exactly recorded.
+
+  Not where batches wait, rows go on over several steps, several updates are taken on one batch, the update's prompt or
+  pass is another on purpose, or the cache is rounded. Source: none.
+  """
+  off = (config.generate.stop, config.generate.draft, config.collect, config.hint)
+  off += (config.objective.perturb, config.optimizer.outer)
+  return (
+    config.mode != 'lag'
+    and config.updates_per_rollout == 1
+    and config.generate.cache_dtype != 'int8'
+    and all(part.fn == 'none' for part in off)
+  )
+
+
+class _Values(dict):
+  """Names of metrics for str.format, which would take a slash for part of a name; nan for what is not told."""
+
+  def __init__(self, row: dict[str, float], bounds: Bounds):
+    super().__init__(row, bounds=bounds)
+
+  def __missing__(self, name: str) -> float:
+    return math.nan
+
+
+def _within(spec: Any, name: str, low: float, high: float) -> None:
+  if not (low <= spec[name] <= high and math.isfinite(spec[name])):
+    raise UserError(
+      f'config.health.{name}={spec[name]!r} must be a finite number from {low} to {high}.'
+    )

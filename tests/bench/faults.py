@@ -1,0 +1,179 @@
+"""How often a run survives being killed, at random moments or in a save, out of disk, damaged, told a wrong time.
+
+python -m tests.bench.faults [--kills 50] [--seed 0] [--out runs/faults]
+The job of tests/faults.py, of which every start resumes what the fault before it left. After each fault all that the
+run has written is held against the run that had none, bit for bit: metrics, tokens, evaluations, and at the end of
+a chain weights, optimizer, curriculum and whatever else a checkpoint holds. A disk that is full is, besides errors made
+up by us, a file system of some kilobytes, where one can be mounted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+import faults
+from faults import STEPS, Nursery, assert_same, damage
+
+from jaxrl_llm import preempt
+
+
+class Ledger:
+  """Counts faults that happened and were survived; a run that differs ends the program."""
+
+  def __init__(self):
+    self.counts: dict[str, int] = {}
+
+  def __call__(self, kind: str) -> None:
+    self.counts[kind] = self.counts.get(kind, 0) + 1
+    print(f'{kind}: {self.counts[kind]}', flush=True)
+
+
+def finish(nursery: Nursery, run: pathlib.Path, want: pathlib.Path) -> None:
+  status, out = nursery.start(run)
+  assert status == 0, out
+  assert_same(run, want)
+  shutil.rmtree(run)
+
+
+def random_signals(nursery, want, out, survived, count: int, draw: random.Random, which) -> None:
+  """A run that ends before its signal comes begins again."""
+  run, done = out / f'random {which.name}', 0
+  while done < count:
+    after = draw.choice(['resuming at', 'compiling the step', 'step '])
+    status, text = nursery.start(
+      run, signal=int(which), after_s=draw.random() * 1.5, after_text=after if run.exists() else ''
+    )
+    if status == 0:
+      assert_same(run, want)
+      shutil.rmtree(run)
+      continue
+    wanted = {-which, preempt.STOPPED} if which == signal.SIGTERM else {-which}
+    assert status in wanted, (status, text)
+    if (run / 'metrics.jsonl').exists():
+      assert_same(run, want, whole=False)
+    done += 1
+    survived(f'{which.name} at a random moment')
+  finish(nursery, run, want)
+
+
+def stages(nursery, want, out, survived) -> None:
+  """Every stage of a save and of a step, at every one of three saves or steps."""
+  for skip in range(3):
+    for told in (faults.SAVE, faults.LOOP):
+      run = out / 'stages'
+      for at in told:
+        status, text = nursery.start(run, fault=dict(kind='kill', at=at, skip=min(skip, 1)))
+        if status == 0:  # all steps are done: the chain begins again
+          assert_same(run, want)
+          shutil.rmtree(run)
+          status, text = nursery.start(run, fault=dict(kind='kill', at=at, skip=skip))
+        assert status == -signal.SIGKILL, text
+        if (run / 'metrics.jsonl').exists():
+          assert_same(run, want, whole=False)
+        survived('SIGKILL at a stage')
+      finish(nursery, run, want)
+
+
+def full_disk(nursery, want, out, survived) -> None:
+  for at in (
+    'begin',
+    'flushed',
+    'host',
+    'manifest',
+    'sealed',
+    'read_back',
+    'commit',
+    'rollouts',
+    'row',
+  ):
+    run = out / 'full'
+    status, text = nursery.start(run, fault=dict(kind='full', at=at, skip=2))
+    assert status == 2 and 'make room' in text and 'Traceback' not in text, text
+    assert_same(run, want, whole=False)
+    survived('disk full, injected')
+    finish(nursery, run, want)
+
+
+def small_disk(nursery, want, out, survived, sizes_kb) -> None:
+  """On a file system that really is full; nothing to see where none can be mounted."""
+  run = out / 'small'
+  for size in sizes_kb:
+    run.mkdir(parents=True, exist_ok=True)
+    mount = subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}k', 'tmpfs', str(run)])
+    if mount.returncode:
+      print('no file system can be mounted here: a really full disk was not tried')
+      return
+    try:
+      status, text = nursery.start(run)
+      full = status == 2 and 'make room' in text and 'Traceback' not in text
+      assert full or status == 0, text
+      if (run / 'metrics.jsonl').exists():
+        assert_same(run, want, whole=False)
+      subprocess.run(['mount', '-o', 'remount,size=64m', str(run)], check=True)
+      status, text = nursery.start(run)
+      assert status == 0, text
+      assert_same(run, want)
+      survived('disk really full' if full else 'disk just large enough')
+    finally:
+      subprocess.run(['umount', str(run)], check=True)
+
+
+def damages(nursery, want, out, survived) -> None:
+  for how in ('short', 'bit', 'gone'):
+    run = out / 'damaged'
+    nursery.start(run, fault=dict(kind='kill', at='land', skip=6))
+    damage(run, how)
+    finish(nursery, run, want)
+    survived(f'newest checkpoint damaged: {how}')
+
+
+def clocks(nursery, want, out, survived) -> None:
+  for by in (-1e6, -3.0, 3.0, 1e6):
+    run = out / 'clock'
+    status, text = nursery.start(run, fault=dict(kind='leap', at='land', skip=3, by=by))
+    assert status == 0, text
+    assert_same(run, want)
+    shutil.rmtree(run)
+    survived('clock set forward or back')
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--kills', type=int, default=50)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--out', default='runs/faults')
+  options = parser.parse_args()
+  out = pathlib.Path(options.out).absolute()
+  shutil.rmtree(out, ignore_errors=True)
+  out.mkdir(parents=True)
+  survived, began, draw = Ledger(), time.monotonic(), random.Random(options.seed)
+  with Nursery(out) as nursery:
+    want = out / 'uninterrupted'
+    status, text = nursery.start(want)
+    assert status == 0, text
+    common = nursery, want, out, survived
+    random_signals(*common, options.kills, draw, signal.SIGKILL)
+    random_signals(*common, max(options.kills // 5, 1), draw, signal.SIGTERM)
+    stages(*common)
+    full_disk(*common)
+    small_disk(*common, (200, 400, 600, 900))
+    damages(*common)
+    clocks(*common)
+  for kind, count in survived.counts.items():
+    print(f'{count:4} {kind}')
+  print(
+    f'{sum(survived.counts.values())} faults in a job of {STEPS} steps, {time.monotonic() - began:.0f} s: all survived'
+  )
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,80 @@
+"""One run on several processes, and one that moves from machine to machine: the same numbers, to rounding."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import faults
+import numpy as np
+import pytest
+import tiny_job
+
+from jaxrl_llm import metrics, preempt
+
+JOB = faults.JOB | dict(
+  steps=8, checkpoint=dict(every=2, keep=9), eval=dict(every=0, prompts=8, samples=1)
+)
+
+
+def start_all(config: str, workdir, *more: str, processes: int = 2, devices: int = 1):
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+  told = [f'--coordinator=127.0.0.1:{port}', f'--processes={processes}', *more]
+  return [
+    tiny_job.start(config, workdir, *told, f'--process={i}', devices=devices)
+    for i in range(processes)
+  ]
+
+
+def assert_close(run, want) -> None:
+  ours, theirs = (metrics.comparable(metrics.read(str(r / 'metrics.jsonl'))) for r in (run, want))
+  assert len(ours) == len(theirs) == JOB['steps']
+  for one, two in zip(ours, theirs, strict=True):
+    assert one.keys() == two.keys()
+    for name in one:
+      np.testing.assert_allclose(one[name], two[name], rtol=1e-4, atol=1e-5, err_msg=name)
+  for name in sorted(os.listdir(want / 'rollouts')):
+    assert (run / 'rollouts' / name).read_bytes() == (want / 'rollouts' / name).read_bytes()
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('alone')
+  tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **JOB), folder / 'run'))
+  return folder / 'run'
+
+
+def test_two_processes_are_one_and_one_goes_on_for_them(alone, tmp_path):
+  """They write one folder; stopped by a SIGTERM that one of them gets, both save the same step."""
+  config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
+  both = start_all(config, run, '--config.mesh.fsdp=2', '--config.checkpoint.every=100')
+  while not (run / 'rollouts/step_000003.jsonl').exists():
+    assert all(p.poll() is None for p in both)
+    time.sleep(0.02)
+  both[1].send_signal(signal.SIGTERM)
+  told = [p.communicate(timeout=240)[0] for p in both]
+  assert [p.returncode for p in both] == [preempt.STOPPED] * 2, told
+  (saved,) = os.listdir(run / 'checkpoints')
+  assert 4 <= int(saved.removeprefix('step_')) < 8
+  out = tiny_job.finish(tiny_job.start(config, run))
+  assert f'resuming at step {int(saved.removeprefix("step_"))}' in out
+  assert_close(run, alone)
+
+
+def test_a_run_goes_on_with_eight_four_two_devices_and_one(alone, tmp_path):
+  config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
+  for steps, devices, mesh in (
+    (2, 8, (2, 2, 2)),
+    (4, 4, (1, 4, 1)),
+    (6, 2, (1, 1, 2)),
+    (8, 1, (1, 1, 1)),
+  ):
+    sizes = [
+      f'--config.mesh.{a}={n}' for a, n in zip(('data', 'fsdp', 'tensor'), mesh, strict=True)
+    ]
+    tiny_job.finish(tiny_job.start(config, run, f'--config.steps={steps}', *sizes, devices=devices))
+  assert_close(run, alone)
