@@ -1,0 +1,162 @@
+"""Eighteen ways in which other trainers went wrong: the table in BUILD_NOTES.md names the tests against each.
+
+Most of these tests lie beside what they test; those that cross several parts are here.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+import threading
+import types
+from unittest import mock
+
+import bad_input
+import numpy as np
+import pytest
+
+from jaxrl_llm import checkpoint, config, grade, train, turn
+from jaxrl_llm import step as steps
+from jaxrl_llm.generate import sampling
+from jaxrl_llm.types import Row, UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def table() -> list[list[str]]:
+  text = (ROOT / 'BUILD_NOTES.md').read_text().split('<!-- bug classes -->')
+  assert len(text) == 3
+  lines = [line for line in text[1].splitlines() if line.startswith('|')][2:]
+  return [[cell.strip() for cell in line.strip('|').split('|')] for line in lines]
+
+
+def test_every_class_has_tests_that_exist_or_a_reason():
+  rows = table()
+  assert [int(row[0]) for row in rows] == list(range(1, 19))
+  for number, _, tests, asserts in rows:
+    named = re.findall(r'`(tests/[\w/]+\.py)::(test_\w+)`', tests)
+    assert named or tests == '–', number
+    assert asserts
+    for file, name in named:
+      assert f'def {name}(' in (ROOT / file).read_text(), f'{number}: {file}::{name}'
+
+
+def parts_of(*overrides: str):
+  """A run's parts, as they are before anything is compiled."""
+  caught = []
+  with (
+    bad_input.up_to_compiling(),
+    mock.patch.object(train, '_loop', lambda *a: caught.append(a) or {}),
+  ):
+    told = bad_input.sentence(*bad_input.outcome(bad_input.job(), *overrides))
+  assert not told, told
+  return caught[0][0]
+
+
+def test_filters_of_evaluation_never_reach_training():
+  """Class 4: top-p in training would bias every ratio. There is no such field, and evaluation's stays there."""
+  for name in ('top_p', 'top_k', 'min_p'):
+    for part in ('', 'generate.', 'objective.'):
+      with pytest.raises(UserError, match=f'{name} is unknown'):
+        config.load('', [f'--config.{part}{name}=1'])
+  parts = parts_of('--config.eval.sampling.top_p=0.5', '--config.eval.sampling.top_k=3')
+  assert parts.config.eval.sampling.top_p == 0.5
+  assert parts.program.generate.keep == sampling.EVERYTHING
+
+
+def test_graders_are_killed_from_a_thread_that_is_not_the_main_one(tmp_path, monkeypatch):
+  """Class 10: a time limit by SIGALRM works in the main thread alone, and its failure looked like a wrong answer."""
+  (tmp_path / 'threaded_judge.py').write_text(
+    'def judge(data_source, solution_str, ground_truth, extra_info=None):\n'
+    "  while solution_str == 'loop': pass\n"
+    '  return float(solution_str == ground_truth)\n'
+  )
+  monkeypatch.syspath_prepend(str(tmp_path))
+  rows = [Row('id', 'q', (), 'a', 's', {})] * 3
+  spec = dict(fn='threaded_judge:judge', right=1.0, parts=(), workers=1, deadline_s=2.0)
+  found = []
+  with grade.Pool(spec) as pool:
+    thread = threading.Thread(target=lambda: found.append(pool.score(rows, ['a', 'loop', 'b'])))
+    thread.start()
+    thread.join(120)
+  (scores,) = found
+  assert scores.reward_B.tolist() == [1.0, 0.0, 0.0]
+  assert scores.outcome_B.tolist() == [grade.OK, grade.TIMEOUT, grade.OK]
+  assert scores.counts['grade/timeouts'] == 1
+
+
+def test_other_data_than_a_checkpoint_was_made_with_is_refused():
+  """Class 13: a resumed run would pass over the first rows of a data set that it has never seen."""
+  parts = parts_of()
+  folder = types.SimpleNamespace(root='/run', checkpoints='/run/checkpoints')
+  saved = (None, None), dict(fingerprint='of other data')
+  with (
+    mock.patch.object(checkpoint, 'latest', lambda path: 4),
+    mock.patch.object(checkpoint, 'restore', lambda *a: saved),
+    mock.patch.object(
+      steps, 'abstract_state', lambda program: types.SimpleNamespace(_replace=dict)
+    ),
+    pytest.raises(UserError, match='the data of /run changed since step 4'),
+  ):
+    train._restore(parts, folder, None)
+
+
+def test_only_the_reply_is_graded():
+  """Class 17: a prompt that holds the right answer, or asks for its form, must not be paid for."""
+  parts = parts_of('--config.data.system=1')
+  table_ = parts.tables.train
+  prompts = table_.prompts(np.arange(4))
+  rollout = steps.empty_rollout(parts.program)
+  end = parts.model.tokenizer.end_ids[0]
+  reply = parts.model.tokenizer.encode('9')
+  tokens = np.zeros_like(rollout.tokens_BxT)
+  tokens[:, : len(reply) + 1] = [*reply, end]
+  rollout = rollout._replace(
+    tokens_BxT=tokens, length_B=np.full(len(tokens), len(reply) + 1, np.int32)
+  )
+  texts = []
+
+  class Pool:
+    def score(self, rows, told):
+      texts.extend(told)
+      return grade.Scores(
+        np.zeros((len(told), 1), np.float32), np.zeros(len(told), np.int8), {}, ''
+      )
+
+  turn._grade(parts, Pool(), prompts, rollout)
+  assert texts and set(texts) == {'9'}
+  assert all(row.answer for row in table_.rows)
+
+
+# What runs what it is told, by the name that it is called by.
+_RUNS = re.compile(
+  r'(builtins\.)?(eval|exec|compile|__import__)|(subprocess|runpy|marshal)\.\w+|os\.(system|popen|exec\w+|spawn\w+)'
+  r'|(c?pickle|dill|yaml|torch|joblib|shelve)\.(load|loads|unsafe_load|open|Unpickler)'
+)
+# Where that is right, and why.
+_ALLOWED = {
+  'config.py': {'runpy.run_path'},  # a config file is a program of the user's own
+  'workdir.py': {'subprocess.run'},  # git
+  'models/embedded.py': {'subprocess.run'},  # pip
+  'models/chat.py': {'subprocess.run'},  # itself, within limits
+  'grade/worker.py': {'pickle.loads'},  # what its own parent pickled a moment ago
+  'grade/code.py': {'compile'},  # to see whether it is Python; nothing of it runs
+  'grade/sandbox.py': {'subprocess.run', 'subprocess.Popen'},  # the sandbox
+  'grade/inside.py': {'exec', 'compile'},  # inside of it
+}
+
+
+def test_nothing_evaluates_what_a_model_or_a_file_says():
+  """Class 18."""
+  for path in sorted((ROOT / 'jaxrl_llm').rglob('*.py')):
+    name = str(path.relative_to(ROOT / 'jaxrl_llm'))
+    for node in ast.walk(ast.parse(path.read_text())):
+      if not isinstance(node, ast.Call):
+        continue
+      called = ast.unparse(node.func)
+      allowed = _ALLOWED.get(name, ())
+      assert not _RUNS.fullmatch(called) or called in allowed, f'{name}: {called}'
+      for keyword in node.keywords:
+        value = getattr(keyword.value, 'value', None)
+        assert not (keyword.arg in ('shell', 'allow_pickle') and value is not False), name
