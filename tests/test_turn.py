@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import types
 
 import numpy as np
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import control, turn
+from jaxrl_llm import workdir as workdirs
 from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
 
 P, G, T = 4, 4, 3
@@ -465,3 +467,17 @@ def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_th
     got, *_ = turn._grade(parts, Failing(failed), batch.prompts, rollout)
     parts.failures.check()
   assert got.reward_B.tolist() == [1, 0] * 8 and got.rollout.length_B.all()
+
+
+def test_a_batch_is_exhibited_with_all_its_arrays_and_in_words(tmp_path):
+  got, parts = landed(Sevens(), [STOPPED] * B)
+  arrays, rows = turn.exhibit(parts, got.batch)
+  path = workdirs.Workdir(str(tmp_path)).write_non_finite(12, arrays, rows)
+  with np.load(f'{path}.npz') as kept:
+    assert {'prompts.tokens_PxL', 'rollout.logp_BxT', 'reward_B', 'correct_B'} <= set(kept)
+    np.testing.assert_array_equal(kept['rollout.tokens_BxT'], got.batch.rollout.tokens_BxT)
+  with open(f'{path}.jsonl') as file:
+    words = [json.loads(line) for line in file]
+  assert len(words) == B and words[3] == dict(
+    input='?', output='5 3 8', gts='7', row=3, score=0.0, tokens=[5, 3, 8]
+  )
