@@ -9,23 +9,18 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 from absl import logging
 
 from jaxrl_llm import (
-  aid,
+  assemble,
   checkpoint,
   console,
-  control,
-  data,
   evaluate,
   generate,
   grade,
   health,
   metrics,
-  models,
   preempt,
-  replay,
   report,
   shard,
   together,
@@ -34,18 +29,13 @@ from jaxrl_llm import (
   warmstart,
 )
 from jaxrl_llm import (
-  config as configs,
-)
-from jaxrl_llm import (
   step as steps,
 )
 from jaxrl_llm import (
   workdir as workdirs,
 )
-from jaxrl_llm.generate import cap as caps
-from jaxrl_llm.program import check_rows, make_program
 from jaxrl_llm.turn import Parts
-from jaxrl_llm.types import Batch, Model, UserError
+from jaxrl_llm.types import Batch, UserError
 
 # What the checkpoint keeps of the host.
 _HOST_STATE = (
@@ -70,120 +60,10 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
   config = validation.sized(
     config, jax.devices() if mesh is None else mesh.devices.flatten().tolist()
   )
-  parts = _parts(config, mesh)
+  parts = assemble.parts(config, mesh)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
     return _loop(parts, folder, together.Pool(pool), screen)
-
-
-def _parts(config: Any, mesh: jax.sharding.Mesh | None) -> Parts:
-  validation.validate(config)
-  rewards = grade.resolve_parts(config.grade)
-  vote = grade.resolve_vote(config.vote, config.grade, config.rollouts)
-  labels = configs.pick(control.labels, config.labels, 'labels')()
-  truncate = configs.pick(grade.truncate, config.truncate, 'truncate')()
-  mesh = mesh or shard.make_mesh(config.mesh)
-  check_rows(config, mesh)
-  model = models.load(config.model, scratch=config.scratch, seed=config.seed)
-  tables = data.load(config, model.tokenizer)
-  if config.prompts > len(tables.train):
-    raise UserError(
-      f'config.prompts={config.prompts} is more than the {len(tables.train)} prompts of the data; '
-      'lower it, or raise config.data.size.'
-    )
-  teacher = _teacher(config, model)
-  program = make_program(
-    config,
-    model.config,
-    model.tokenizer.end_ids,
-    mesh,
-    model.tokenizer.token_texts,
-    teacher and teacher.config,
-  )
-  if program.method.needs_demo:
-    field = f'config.objective.auxiliary.fn={config.objective.auxiliary.fn!r}'
-    data.check_demonstrations(tables.train.rows, model.tokenizer, field)
-  curriculum = control.Curriculum(
-    config.curriculum,
-    len(tables.train),
-    group=config.rollouts,
-    seed=config.seed,
-    kind=data.kinds(tables.train.rows),
-    columns=data.Columns(tables.train.rows),
-  )
-  lengths = control.LengthEstimate(len(tables.train))
-  shards = shard.rows_shards(mesh)
-  unfinished = replay.Unfinished(config.rollouts, config.generate.max_age, shards)
-  drafts = replay.Drafts(config.rollouts)
-  cap = configs.pick(caps, config.generate.cap, 'generate.cap')
-  cap(0, config.completion_tokens)
-  return Parts(
-    config=config,
-    model=model,
-    mesh=mesh,
-    program=program,
-    tables=tables,
-    curriculum=curriculum,
-    lengths=lengths,
-    unfinished=unfinished,
-    drafts=drafts,
-    successes=configs.pick(replay.successes, config.replay, 'replay')(),
-    aid=_aid(config, tables.train, model.tokenizer),
-    allocate=_allocation(config),
-    collect=_collector(config, len(tables.train)),
-    vote=vote,
-    labels=labels,
-    read=labels and grade.resolve_extract(config.grade, f'config.labels.fn={config.labels.fn!r}'),
-    truncate=truncate,
-    cap=cap,
-    rewards=rewards,
-    failures=grade.Failures(config.grade),
-    health=health.Health(config, program.generate.dtype),
-    teacher=teacher,
-  )
-
-
-def _aid(config: Any, table: data.PromptTable, tokenizer: Any) -> aid.Aid | None:
-  rule = configs.pick(control.hint, config.hint, 'hint')()
-  return rule and aid.Aid(rule, table, tokenizer, config.data, config.seed)
-
-
-def _allocation(config: Any) -> Any:
-  rule = configs.pick(control.allocate, config.curriculum.allocate, 'curriculum.allocate')
-  each = config.curriculum.each
-  count = max(config.prompts // each, 1)
-  rule(
-    np.ones(count), np.ones(count), np.zeros(count), config.prompts, config.rollouts
-  )  # checks its settings
-  return rule
-
-
-def _collector(config: Any, size: int) -> replay.Collector | None:
-  rule = configs.pick(replay.collect, config.collect, 'collect')()
-  if rule is not None and rule.top_ups and size < 3 * config.prompts:
-    raise UserError(
-      f'config.collect.fn={config.collect.fn!r} keeps prompts waiting for rollouts, so that {size} prompts of data are '
-      f'too few for config.prompts={config.prompts}; lower that to a third of them, or raise config.data.size.'
-    )
-  return rule and replay.Collector(rule, config.prompts, config.rollouts)
-
-
-def _teacher(config: Any, model: Model) -> Model | None:
-  """The model of config.objective.teacher, which must read and write the tokens of `model`."""
-  name = config.objective.teacher
-  if not name:
-    return None
-  try:
-    teacher = models.load(name, scratch=config.scratch, seed=config.seed)
-  except UserError as error:
-    raise UserError(str(error).replace('config.model', 'config.objective.teacher')) from error
-  theirs, ours = (x.tokenizer.backend.get_vocab() for x in (teacher, model))
-  if theirs != ours or teacher.config.vocab < model.config.vocab:
-    raise UserError(
-      f'config.objective.teacher={name!r} has other tokens than config.model={config.model!r} ({len(theirs)} '
-      f'of {teacher.config.vocab} against {len(ours)} of {model.config.vocab}); name one of the same family.'
-    )
-  return teacher
 
 
 def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
@@ -360,7 +240,7 @@ def _check(row: dict[str, float], config: Any) -> None:
 def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   """Evaluates the newest checkpoint in `workdir`, or the model as loaded. Source: none."""
   config = validation.sized(config, jax.devices())
-  parts = _parts(config, None)
+  parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen)
@@ -371,7 +251,7 @@ def report_only(config: Any, workdir: str) -> report.Report:
   """Tells what the curriculum of the run in `workdir` has learnt; also as curriculum.json there. Source: none."""
   config = validation.sized(config, jax.devices())
   folder = workdirs.open_run(workdir, config, exclusive=False)
-  parts = _parts(config, None)
+  parts = assemble.parts(config)
   found = checkpoint.latest(folder.checkpoints)
   if found is not None:
     parts.curriculum.load_state_dict(checkpoint.host_state(folder.checkpoints, found)['curriculum'])
@@ -384,7 +264,7 @@ def report_only(config: Any, workdir: str) -> report.Report:
 def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:
   """Prints answers of the newest checkpoint in `workdir`, or of the model as loaded. Source: none."""
   config = validation.sized(config, jax.devices())
-  parts = _parts(config, None)
+  parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:
     state, *_ = _restore(parts, folder, screen)

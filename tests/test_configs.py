@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import grade, models, shard, train, turn
+from jaxrl_llm import assemble, grade, models, shard, train, turn
 from jaxrl_llm import step as steps
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').glob('*.py'))}
@@ -112,7 +112,7 @@ def changed(one, other) -> bool:
 @pytest.mark.parametrize('name', FILES)
 def test_every_config_takes_two_steps(name):
   c = small(name)
-  parts = train._parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
+  parts = assemble.parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
   if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
   program, pool = parts.program, Planted(ALIKE.get(name, 1.0), len(parts.rewards))

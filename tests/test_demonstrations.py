@@ -12,7 +12,7 @@ import tiny_job
 from test_step import MODEL, G, L, P, T, assert_close, config, graded, make_prompts, program
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import data, objective, shard, train, validation
+from jaxrl_llm import data, models, objective, shard, train, validation
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program
@@ -255,13 +255,13 @@ def test_bad_choices_are_told(changes, told, tmp_path):
 def test_a_teacher_of_other_tokens_is_told(tmp_path, monkeypatch):
   changes = dict(distill=dict(fn='on_policy'), teacher='other')
   c = configs.load(tiny_job.config_file(tmp_path, objective=changes))
-  load, letters = train.models.load, train.models.load('scratch', scratch=c.scratch)
+  load, letters = models.load, models.load('scratch', scratch=c.scratch)
   backend = type(letters.tokenizer.backend).from_str(
     letters.tokenizer.backend.to_str().replace('"a":', '"α":')
   )
   other = letters._replace(tokenizer=letters.tokenizer._replace(backend=backend))
   monkeypatch.setattr(
-    train.models, 'load', lambda name, **k: other if name == 'other' else load(name, **k)
+    models, 'load', lambda name, **k: other if name == 'other' else load(name, **k)
   )
   with pytest.raises(UserError, match="teacher='other' has other tokens than config.model"):
     train.run(c, str(tmp_path / 'run'), shard.make_mesh(c.mesh, jax.devices()[:1]))

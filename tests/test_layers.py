@@ -28,6 +28,7 @@ LAYERS = (
   ('step',),
   ('aid', 'aot', 'evaluate', 'report', 'together', 'warmstart'),
   ('turn',),
+  ('assemble',),
   ('train',),
   ('main',),
 )

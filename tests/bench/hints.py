@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import train
+from jaxrl_llm import data, train
 from tests.bench.curves import ROOT
 
 STEPS = 60
@@ -56,7 +56,7 @@ def teach_short_strings() -> None:
   def run(config, program, state, table, tokenizer):
     short = job('none', config.seed, (1, 4))
     short.data.size = 1000
-    table = train.data.load(short, tokenizer).train
+    table = data.load(short, tokenizer).train
     return learn(config, program, state, table, tokenizer)
 
   train.warmstart.run = run

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import evaluate, grade, train, turn
+from jaxrl_llm import assemble, evaluate, grade, train, turn
 from jaxrl_llm import step as steps
 from tests.bench.curves import EASY, ROOT, TASKS, share_warm_starts
 
@@ -57,7 +57,7 @@ def job(method: str, seed: int, learning_rate: float):
 def run(method: str, lag: int, seed: int, learning_rate: float) -> dict:
   """One line of the study."""
   config = train.validation.sized(job(method, seed, learning_rate), jax.devices())
-  parts = train._parts(config, None)
+  parts = assemble.parts(config)
   program = parts.program
   state = steps.init_state(program, parts.model.params)
   state, _ = train.warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer)

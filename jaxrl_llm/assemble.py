@@ -1,0 +1,145 @@
+"""From a config to the parts of a run: models, data, the program, the host's state; all checked, nothing compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm import aid, control, data, grade, health, models, replay, shard, validation
+from jaxrl_llm import config as configs
+from jaxrl_llm.generate import cap as caps
+from jaxrl_llm.program import Program, check_rows, make_program
+from jaxrl_llm.turn import Parts
+from jaxrl_llm.types import Model, UserError
+
+
+def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
+  """All that `config` names, loaded; `mesh` overrides config.mesh. Raises UserError for bad input. Source: none."""
+  validation.validate(config)
+  grading = _grading(config)
+  mesh = mesh or shard.make_mesh(config.mesh)
+  check_rows(config, mesh)
+  model = models.load(config.model, scratch=config.scratch, seed=config.seed)
+  tables = data.load(config, model.tokenizer)
+  _check_sizes(config, model, len(tables.train))
+  teacher = _teacher(config, model)
+  program = _program(config, model, teacher, mesh, tables)
+  return Parts(
+    config=config,
+    model=model,
+    mesh=mesh,
+    program=program,
+    tables=tables,
+    curriculum=_curriculum(config, tables.train),
+    lengths=control.LengthEstimate(len(tables.train)),
+    unfinished=replay.Unfinished(config.rollouts, config.generate.max_age, shard.rows_shards(mesh)),
+    drafts=replay.Drafts(config.rollouts),
+    successes=configs.pick(replay.successes, config.replay, 'replay')(),
+    aid=_aid(config, tables.train, model.tokenizer),
+    allocate=_allocation(config),
+    collect=_collector(config, len(tables.train)),
+    cap=_cap(config),
+    health=health.Health(config, program.generate.dtype),
+    teacher=teacher,
+    **grading,
+  )
+
+
+def _grading(config: Any) -> dict[str, Any]:
+  """What turns texts into rewards."""
+  labels = configs.pick(control.labels, config.labels, 'labels')()
+  field = f'config.labels.fn={config.labels.fn!r}'
+  return dict(
+    rewards=grade.resolve_parts(config.grade),
+    vote=grade.resolve_vote(config.vote, config.grade, config.rollouts),
+    labels=labels,
+    read=labels and grade.resolve_extract(config.grade, field),
+    truncate=configs.pick(grade.truncate, config.truncate, 'truncate')(),
+    failures=grade.Failures(config.grade),
+  )
+
+
+def _check_sizes(config: Any, model: Model, prompts: int) -> None:
+  if config.prompts > prompts:
+    raise UserError(
+      f'config.prompts={config.prompts} is more than the {prompts} prompts of the data; '
+      'lower it, or raise config.data.size.'
+    )
+  tokens, most = config.prompt_tokens + config.completion_tokens, model.config.max_tokens
+  if tokens > most:
+    raise UserError(
+      f'config.prompt_tokens={config.prompt_tokens} and config.completion_tokens={config.completion_tokens} are '
+      f'{tokens} together, and config.model={config.model!r} reads {most}; lower one of them.'
+    )
+
+
+def _program(config: Any, model: Model, teacher: Model | None, mesh: Any, tables: Any) -> Program:
+  tokenizer, theirs = model.tokenizer, teacher and teacher.config
+  program = make_program(
+    config, model.config, tokenizer.end_ids, mesh, tokenizer.token_texts, theirs
+  )
+  if program.method.needs_demo:
+    field = f'config.objective.auxiliary.fn={config.objective.auxiliary.fn!r}'
+    data.check_demonstrations(tables.train.rows, tokenizer, field)
+  return program
+
+
+def _curriculum(config: Any, table: data.PromptTable) -> control.Curriculum:
+  return control.Curriculum(
+    config.curriculum,
+    len(table),
+    group=config.rollouts,
+    seed=config.seed,
+    kind=data.kinds(table.rows),
+    columns=data.Columns(table.rows),
+  )
+
+
+def _cap(config: Any) -> Any:
+  rule = configs.pick(caps, config.generate.cap, 'generate.cap')
+  rule(0, config.completion_tokens)  # checks its settings
+  return rule
+
+
+def _aid(config: Any, table: data.PromptTable, tokenizer: Any) -> aid.Aid | None:
+  rule = configs.pick(control.hint, config.hint, 'hint')()
+  return rule and aid.Aid(rule, table, tokenizer, config.data, config.seed)
+
+
+def _allocation(config: Any) -> Any:
+  rule = configs.pick(control.allocate, config.curriculum.allocate, 'curriculum.allocate')
+  each = config.curriculum.each
+  count = max(config.prompts // each, 1)
+  told = np.ones(count), np.ones(count), np.zeros(count)
+  rule(*told, config.prompts, config.rollouts)  # checks its settings
+  return rule
+
+
+def _collector(config: Any, size: int) -> replay.Collector | None:
+  rule = configs.pick(replay.collect, config.collect, 'collect')()
+  if rule is not None and rule.top_ups and size < 3 * config.prompts:
+    raise UserError(
+      f'config.collect.fn={config.collect.fn!r} keeps prompts waiting for rollouts, so that {size} prompts of data are '
+      f'too few for config.prompts={config.prompts}; lower that to a third of them, or raise config.data.size.'
+    )
+  return rule and replay.Collector(rule, config.prompts, config.rollouts)
+
+
+def _teacher(config: Any, model: Model) -> Model | None:
+  """The model of config.objective.teacher, which must read and write the tokens of `model`."""
+  name = config.objective.teacher
+  if not name:
+    return None
+  try:
+    teacher = models.load(name, scratch=config.scratch, seed=config.seed)
+  except UserError as error:
+    raise UserError(str(error).replace('config.model', 'config.objective.teacher')) from error
+  theirs, ours = (x.tokenizer.backend.get_vocab() for x in (teacher, model))
+  if theirs != ours or teacher.config.vocab < model.config.vocab:
+    raise UserError(
+      f'config.objective.teacher={name!r} has other tokens than config.model={config.model!r} ({len(theirs)} '
+      f'of {teacher.config.vocab} against {len(ours)} of {model.config.vocab}); name one of the same family.'
+    )
+  return teacher
