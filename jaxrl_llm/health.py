@@ -69,8 +69,12 @@ def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
   learnt = get('training/trained_tokens', 0) > 0
   skipped = get('actor/skipped_updates', 0) > 0
   mixed = learnt and not skipped and get('frac_reward_zero_std', 1) < 1 and get('actor/lr', 0) > 0
-  # Of the update; a mean over no rollouts is no sign.
-  watched = [v for k, v in row.items() if k.startswith(('actor/', 'critic/advantages/'))]
+  # Of loss and gradient; a mean over no rollouts is no sign, and how far the weights went is no gradient.
+  watched = [
+    v
+    for k, v in row.items()
+    if k.startswith(('actor/', 'critic/advantages/')) and k != 'actor/update_norm'
+  ]
   return dict(
     non_finite=skipped or not all(map(math.isfinite, watched)),
     probs_gap=learnt and get('training/rollout_probs_diff_mean', 0) > bounds.probs_gap,

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm import assemble, grade, models, shard, turn
 from jaxrl_llm import config as configs
-from jaxrl_llm import assemble, grade, models, shard, train, turn
 from jaxrl_llm import step as steps
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').glob('*.py'))}

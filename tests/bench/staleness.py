@@ -18,8 +18,8 @@ import os
 import jax
 import numpy as np
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import assemble, evaluate, grade, train, turn
+from jaxrl_llm import config as configs
 from jaxrl_llm import step as steps
 from tests.bench.curves import EASY, ROOT, TASKS, share_warm_starts
 
