@@ -275,7 +275,7 @@ ENDLESS = ('hangs', 'hangs_when_run', 'stops', 'floods', 'forks', 'returns_endle
 
 @pytest.mark.parametrize('name', FORGED)
 def test_what_only_claims_to_be_right_scores_nothing(name):
-  wall_s = 1.5 if name in ENDLESS else 20.0
+  wall_s = 4.0 if name in ENDLESS else 20.0
   assert code.unit_tests(FORGED[name], DOUBLE, share=True, wall_s=wall_s) == 0.0
 
 
