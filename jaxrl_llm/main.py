@@ -10,7 +10,7 @@ import sys
 from jaxrl_llm import preempt
 from jaxrl_llm.types import UserError
 
-MODES = ('train', 'eval', 'generate', 'compile', 'fit', 'report')
+MODES = ('train', 'eval', 'generate', 'compile', 'layout', 'fit', 'report')
 
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
@@ -18,7 +18,8 @@ Any field of the configuration can be set: --config.steps=100 --config.curriculu
 Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
 generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), compile (the step for a TPU
 slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per token; exit status 1 if it does
-not fit or the decode loop does what it should not), fit (the sigmoid of compute through a metric of the run in
+not fit or the decode loop does what it should not), layout (which part of which parameter lies on a device of
+--topology, and how many bytes), fit (the sigmoid of compute through a metric of the run in
 --workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
 curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect labels).
 """
@@ -75,8 +76,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
     '--samples', type=int, default=1, help='with --mode=generate: answers to each prompt'
   )
-  parser.add_argument('--topology', default='v5e:4x4', help='with --mode=compile')
-  parser.add_argument('--report', default='', help='with --mode=compile: a JSON file to write')
+  parser.add_argument(
+    '--topology', default='', help='with --mode=compile (v5e:4x4) and layout (this machine)'
+  )
+  parser.add_argument(
+    '--report', default='', help='with --mode=compile and layout: a JSON file to write'
+  )
   parser.add_argument('--metric', default='critic/score/mean', help='with --mode=fit')
   parser.add_argument(
     '--compute', default='seconds', help='with --mode=fit: seconds, tokens or steps'
@@ -124,7 +129,12 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
   if arguments.mode == 'compile':
     from jaxrl_llm import aot
 
-    return aot.run(config, arguments.topology, arguments.report)
+    return aot.run(config, arguments.topology or 'v5e:4x4', arguments.report)
+  if arguments.mode == 'layout':
+    from jaxrl_llm import layout
+
+    layout.run(config, arguments.topology, arguments.report)
+    return 0
   prompts = _prompts(arguments) if arguments.mode == 'generate' else []
   import jax
 

@@ -108,7 +108,7 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> An
   """
 
   def place(path, leaf):
-    name = '/'.join(_key(k) for k in path)
+    name = name_of(path)
     axes = next((axes for pattern, axes in rules if re.search(pattern, name)), ())
     if len(axes) != len(leaf.shape):
       axes = ()
@@ -140,6 +140,11 @@ def decode_layout(params: Any, mesh: Mesh, rules=RULES) -> Any:
   Source: none.
   """
   return layout(params, mesh, rules, drop=ROWS)
+
+
+def name_of(path: Any) -> str:
+  """Of a leaf, as RULES match it: layers/0/q/kernel. Source: none."""
+  return '/'.join(_key(k) for k in path)
 
 
 def _key(entry: Any) -> str:

@@ -27,7 +27,7 @@ LAYERS = (
   ('rollout', 'update'),
   ('step',),
   ('aid', 'aot', 'evaluate', 'report', 'together', 'warmstart'),
-  ('turn',),
+  ('layout', 'turn'),
   ('assemble',),
   ('train',),
   ('main',),
