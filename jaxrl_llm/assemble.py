@@ -24,6 +24,8 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   tables = data.load(config, model.tokenizer)
   _check_sizes(config, model, len(tables.train))
+  both = (*tables.train.rows, *tables.held_out.rows)
+  grade.check_rows([(part.name, part.grader) for part in grading['rewards']], both)
   teacher = _teacher(config, model)
   program = _program(config, model, teacher, mesh, tables)
   return Parts(

@@ -115,12 +115,18 @@ def default() -> ml_collections.ConfigDict:
     truncated='count',  # count | ignore: rollouts cut off before they were right, as wrong or as no evidence
   )
   c.data = dict(
-    source='gym',  # gym | jsonl | digits
+    source='gym',  # gym | jsonl | files | digits
     path='',  # for jsonl
-    eval_path='',  # for jsonl: held-out rows; '' = a seeded split of `path`
+    # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
+    files=(),
+    eval_path='',  # for jsonl and files: held-out rows; '' = a seeded split
+    # columns of files, where they have other names than usual; a.b is b inside a
+    columns=dict(question='', answer='', source=''),
+    answers=True,  # every row must have one; False where the grader needs none
+    answer_after='',  # an answer is what stands after the last of these marks, such as '####'
     # for gym: each task is a reasoning-gym generator, how many rows, and its settings
     tasks=(),
-    size=0,  # rows of the training set; 0 = all (jsonl), 1024 (gym, digits)
+    size=0,  # rows of the training set; 0 = all (jsonl, files), 1024 (gym, digits)
     seed=0,
     system='',  # a system message in front of every prompt
     template='{question}',  # how a question becomes the user's message

@@ -32,7 +32,8 @@ class Bounds(NamedTuple):
 
 # What is only bad when it lasts.
 LASTING = ('still', 'entropy', 'all_wrong', 'all_right', 'same_reward', 'truncated')
-NAMES = ('non_finite', 'probs_gap', 'grading', *LASTING)
+FIRST = ('format', 'unrewarded', 'prompt_paid')  # looked for in the first batch alone
+NAMES = ('non_finite', 'probs_gap', 'grading', *FIRST, *LASTING)
 
 _ADVICE = dict(
   non_finite='The loss or gradient was not finite: the update was skipped. Lower config.optimizer.learning_rate or '
@@ -43,6 +44,13 @@ _ADVICE = dict(
   grading='{grade/failed_share:.0%} of the rollouts could not be graded ({grade/timeouts:.0f} time-outs, '
   '{grade/crashes:.0f} crashes, {grade/errors:.0f} errors; the log has the first): mend the grader or the rows, or '
   'raise config.grade.deadline_s or memory_mb.',
+  format='No reply of the first batch holds what config.grade.fn reads, so that none can be right: ask for it in '
+  'config.data.system or config.data.template, or choose the grader (its `tag`) that reads what the model writes.',
+  unrewarded='No reply of the first batch got any reward. Read the first rollout file: does config.grade.fn compare '
+  'with what the rows call the answer (config.data.columns, answer_after), and in the form that the model writes?',
+  prompt_paid='{grade/prompts_paid:.0%} of the prompts, graded as if they were replies, are paid in full: a reward for '
+  'what the prompt says, or for repeating it. Look for the mark that config.grade reads in config.data.system, '
+  'template and the rows, or let the grader read the end of the reply alone.',
   still='The weights do not move: gradient {actor/grad_norm:.1e}, update {actor/update_norm:.1e}, although the '
   'learning rate is {actor/lr:.1e} and groups are mixed. Look at config.objective (does every token get rejected, '
   'actor/rejected_frac?) and config.optimizer.',
@@ -79,6 +87,9 @@ def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
     non_finite=skipped or not all(map(math.isfinite, watched)),
     probs_gap=learnt and get('training/rollout_probs_diff_mean', 0) > bounds.probs_gap,
     grading=get('grade/failed_share', 0) > bounds.failed,
+    format=get('grade/unread') == 1,
+    unrewarded=get('grade/unrewarded') == 1,
+    prompt_paid=get('grade/prompts_paid') >= 0.5,
     still=mixed and 0 in (get('actor/grad_norm', 1), get('actor/update_norm', 1)),
     entropy=learnt and get('actor/entropy') < bounds.entropy,
     all_wrong=right == 0,

@@ -115,6 +115,8 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
   row |= counts | held | _rollout_metrics(batch)
   told = _rollout_rows(rows, marks, batch, flight.index)
+  if flight.index == 0 and parts.vote is None:
+    row |= _first_look(parts, pool, rows, marks)
   if parts.aid is not None:
     batch, of_hints = parts.aid.learn(batch, whole_P)
     row |= of_hints
@@ -190,9 +192,18 @@ class _Marks:
       return self.counts
     outcome_N = self.outcome_B[real]
     self.parts.failures.observe(outcome_N, self.message)
-    failed = float((outcome_N != grade.OK).mean()) if len(real) else 0.0
+    failed = float(np.isin(outcome_N, grade.FAILURES).mean()) if len(real) else 0.0
     dropped = int((rollout.length_B[real] == 0).sum())
     return self.counts | {'grade/failed_share': failed, 'grade/dropped': dropped}
+
+
+def _first_look(parts: Parts, pool: grade.Pool, rows: list, marks: _Marks) -> dict[str, float]:
+  at = np.flatnonzero(marks.outcome_B == grade.OK)
+  if not len(at):
+    return {}
+  asked, said = [rows[b] for b in at], [marks.texts[b] for b in at]
+  prompts = [data.prompt_text(row, parts.config.data) for row in asked]
+  return grade.first_look(parts.config.grade, pool, asked, said, prompts, marks.part_BxK[at])
 
 
 def exhibit(parts: Parts, batch: Batch) -> tuple[dict[str, np.ndarray], list[dict]]:

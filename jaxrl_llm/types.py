@@ -26,6 +26,10 @@ UNFINISHED, STOPPED, TRUNCATED, EXITED, ABORTED = 0, 1, 2, 3, 4
 REASONS = ('unfinished', 'stop', 'length', 'exit', 'abort')
 
 
+# The field of Row.extra with the columns that Row's other fields were made of, where these do not say the same.
+COLUMNS = '<columns>'
+
+
 class UserError(ValueError):
   """Bad input, told in one sentence that names the field, the value and the remedy.
 

@@ -31,12 +31,18 @@ WELL = {
   'grade/crashes': 0,
   'grade/errors': 0,
   'perf/rollouts': 32,
+  'grade/unread': 0.9,
+  'grade/unrewarded': 0.9,
+  'grade/prompts_paid': 0.4,
 }
 EQUAL = {'critic/score/min': 0.0, 'critic/score/max': 0.0}
 BAD = dict(
   non_finite={'actor/skipped_updates': 1.0},
   probs_gap={'training/rollout_probs_diff_mean': 2e-4},
   grading={'grade/failed_share': 0.2, 'grade/errors': 6},
+  format={'grade/unread': 1.0},
+  unrewarded={'grade/unrewarded': 1.0},
+  prompt_paid={'grade/prompts_paid': 0.75},
   still={'actor/update_norm': 0.0},
   entropy={'actor/entropy': 0.005},
   all_wrong=EQUAL | {'curriculum/observed_success': 0.0},
@@ -49,6 +55,9 @@ SAYS = dict(
   non_finite='Lower config.optimizer.learning_rate',
   probs_gap='2.0e-04 is above 0.0001: what was sampled was not sampled from the policy that learns',
   grading='20% of the rollouts could not be graded (0 time-outs, 0 crashes, 6 errors',
+  format='No reply of the first batch holds what config.grade.fn reads',
+  unrewarded='No reply of the first batch got any reward',
+  prompt_paid='75% of the prompts, graded as if they were replies, are paid in full',
   still='gradient 1.2e+00, update 0.0e+00, although the learning rate is 1.0e-05',
   entropy='Entropy is down to 0.0050 nats a token (config.health.entropy=0.01)',
   all_wrong='what config.grade.fn reads (the format)',

@@ -19,6 +19,7 @@ from jaxrl_llm.data.pipeline import (
   load,
   make_table,
   padded,
+  prompt_text,
   render,
   with_question,
 )
@@ -37,6 +38,7 @@ __all__ = [
   'load',
   'make_table',
   'padded',
+  'prompt_text',
   'render',
   'supervised',
   'with_question',

@@ -1,5 +1,5 @@
-"""Rows from JSON-lines files: the field names people use, and a sentence with the line number where
-one is wrong."""
+"""Rows from files: JSON lines, Parquet, data sets of Hugging Face; and a sentence with the line number where one is
+wrong."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import codecs
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
-from jaxrl_llm.data.tasks import make_row, question_key
+from jaxrl_llm.data.shapes import to_row
+from jaxrl_llm.data.tasks import question_key
 from jaxrl_llm.types import Row, UserError
 
-_PROMPTS = ('question', 'prompt')
+HUB = 'hub:'  # in front of a name on the hub
 
 
-def read(path: str, field: str) -> list[Row]:
-  """The rows of a JSON-lines file, exact repetitions dropped. Source: none.
+def read(
+  path: str, field: str, data: Mapping[str, Any] | None = None, source: str = 'jsonl', **told: Any
+) -> list[Row]:
+  """The rows of a file, a folder or a data set, exact repetitions dropped; see `records`. Source: none.
 
-  Raises UserError, with the field and the number of the line, for whatever is wrong.
+  data: config.data, for how rows are read; source: of rows that tell none. Raises UserError, with the field and the
+  number of the line or row, for whatever is wrong.
   """
   rows: dict[str, Row] = {}
   count = 0
-  for number, line in enumerate(_lines(path, field), 1):
-    if line.strip():
-      count += 1
-      row = _parse(line, f'{field}={path!r}, line {number}')
-      rows.setdefault(row.id, row)
+  for where, given in records(path, field, **told):
+    count += 1
+    row = to_row(given, where, data or {}, source)
+    rows.setdefault(row.id, row)
   if not rows:
     raise UserError(f'{field}={path!r} holds no row; give a file with one JSON object per line.')
   if len(rows) < count:
@@ -37,32 +40,53 @@ def read(path: str, field: str) -> list[Row]:
   return list(rows.values())
 
 
-def split(rows: list[Row], held_out: int, data: Any) -> tuple[list[Row], list[Row]]:
+def records(
+  path: str, field: str, split: str = 'train', subset: str = ''
+) -> Iterator[tuple[str, Any]]:
+  """(where, what) of every row: of a .parquet file, of a folder that `datasets` saved, of 'hub:owner/name', else of
+  JSON lines.
+
+  split and subset are for data sets of Hugging Face. Their code is never run. Raises UserError for what cannot be read,
+  or a package that is missing. Source: none.
+  """
+  if path.startswith(HUB):
+    yield from _numbered(_hub(path, field, split, subset), f'{field}={path!r}')
+  elif path.endswith('.parquet'):
+    yield from _numbered(_parquet(path, field), f'{field}={path!r}')
+  elif _saved(path):
+    yield from _numbered(_folder(path, field, split), f'{field}={path!r}')
+  else:
+    for number, line in enumerate(_lines(path, field), 1):
+      if line.strip():
+        where = f'{field}={path!r}, line {number}'
+        yield where, _object(line, where)
+
+
+def split(rows: list[Row], held_out: int, seed: int, told: str) -> tuple[list[Row], list[Row]]:
   """A seeded split by question, at most a fifth of the questions held out. Source: none."""
-  keys = sorted({question_key(row) for row in rows}, key=_shuffled(data.seed))
+  keys = sorted({question_key(row) for row in rows}, key=_shuffled(seed))
   theirs = set(keys[: min(held_out, len(keys) // 5)])
   if held_out and not theirs:
-    logging.warning('%s: too few questions to hold any out.', data.path)
+    logging.warning('%s: too few questions to hold any out.', told)
   ours = [row for row in rows if question_key(row) not in theirs]
   held = {question_key(row): row for row in rows if question_key(row) in theirs}
-  return _first(ours, data), list(held.values())
+  return ours, list(held.values())
 
 
-def without(rows: list[Row], other: Sequence[Row], data: Any) -> list[Row]:
+def without(rows: list[Row], other: Sequence[Row], told: str, eval_path: str) -> list[Row]:
   """`rows` less those whose question is in `other`; UserError where none is left. Source: none."""
   theirs = {question_key(row) for row in other}
   ours = [row for row in rows if question_key(row) not in theirs]
   if not ours:
     raise UserError(
-      f'config.data.path={data.path!r} holds only questions that are also in '
-      f'config.data.eval_path={data.eval_path!r}; give two different files.'
+      f'{told} holds only questions that are also in config.data.eval_path={eval_path!r}; give two different files.'
     )
   if len(ours) < len(rows):
     logging.warning(
       '%s: %d rows were dropped, their questions are in %s.',
-      data.path, len(rows) - len(ours), data.eval_path,
+      told, len(rows) - len(ours), eval_path,
     )  # fmt: skip
-  return _first(ours, data)
+  return ours
 
 
 def choose(rows: list[Row], count: int, seed: int) -> list[Row]:
@@ -72,11 +96,13 @@ def choose(rows: list[Row], count: int, seed: int) -> list[Row]:
   return [row for row in rows if row.id in kept]
 
 
-def _first(rows: list[Row], data: Any) -> list[Row]:
-  if data.size > len(rows):
-    logging.warning('config.data.size=%d, but %s has only %d rows to train on.',
-                    data.size, data.path, len(rows))  # fmt: skip
-  return rows[: data.size or None]
+def first(rows: list[Row], size: int, told: str) -> list[Row]:
+  """The first `size` rows, 0 for all. Source: none."""
+  if size > len(rows):
+    logging.warning(
+      'config.data.size=%d, but %s has only %d rows to train on.', size, told, len(rows)
+    )
+  return rows[: size or None]
 
 
 def _shuffled(seed: int) -> Callable[[str], str]:
@@ -107,69 +133,78 @@ def _decoded(line: bytes, where: str) -> str:
     raise UserError(f'{where} is no UTF-8 text ({error.reason}); convert the file.') from error
 
 
-_DEPTH = 50  # of lists and objects within each other
-
-
-def _check(value: Any, where: str, depth: int = 0) -> None:
-  """All text is Unicode, and nothing is nested deeper than the functions that walk over rows can follow."""
-  if depth > _DEPTH:
-    raise UserError(f'{where} is nested more than {_DEPTH} deep; flatten it.')
-  if isinstance(value, dict):
-    for key, item in value.items():
-      _check(key, f'{where}: {key!r}')
-      _check(item, f'{where}: {key!r}' if depth == 0 else where, depth + 1)
-  elif isinstance(value, list):
-    for item in value:
-      _check(item, where, depth + 1)
-  elif isinstance(value, str) and not value.isascii():
-    try:
-      value.encode()
-    except UnicodeEncodeError as error:
-      raise UserError(f'{where} is no Unicode text ({error.reason}); mend it.') from error
-
-
-def _parse(line: str, where: str) -> Row:
+def _object(line: str, where: str) -> Any:
   try:
-    given = json.loads(line)
+    return json.loads(line)
   except (ValueError, RecursionError) as error:
     raise UserError(f'{where} is not JSON: {getattr(error, "msg", error)}; mend it.') from error
-  if not isinstance(given, dict):
-    raise UserError(f'{where} is no JSON object but a {type(given).__name__}; write {{...}}.')
-  _check(given, where)
-  name = next((name for name in _PROMPTS if given.get(name) is not None), None)
-  if name is None:
-    raise UserError(f"{where} has no prompt; give 'question' or 'prompt'.")
-  extra = {k: v for k, v in given.items() if k not in (name, 'answer', 'data_source')}
-  return make_row(
-    str(given.get('data_source') or 'jsonl'),
-    _prompt(given[name], f'{where}: {name!r}'),
-    _answer(given, where),
-    extra,
-  )
 
 
-def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
-  if isinstance(value, str) and value.strip():
-    return value
-  if isinstance(value, list) and value:
-    for message in value:
-      good = isinstance(message, dict) and all(
-        isinstance(message.get(key), str) for key in ('role', 'content')
-      )
-      if not good:
-        raise UserError(f"{where} needs text under 'role' and 'content' in every message.")
-    return value
-  raise UserError(f'{where} must be text or a list of messages, and not empty.')
+def _numbered(rows: Iterable[Any], where: str) -> Iterator[tuple[str, Any]]:
+  for number, row in enumerate(rows, 1):
+    yield f'{where}, row {number}', row
 
 
-def _answer(given: dict[str, Any], where: str) -> str:
-  """The answer as text; a ground truth that is none also stays, as it was, in extra."""
-  answer = given.get('answer')
-  if answer is None and isinstance(given.get('reward_model'), dict):
-    answer = given['reward_model'].get('ground_truth')
-  text = answer if isinstance(answer, str) else json.dumps(answer)
-  if answer is None or not text.strip():
+def _parquet(path: str, field: str) -> Iterator[dict[str, Any]]:
+  try:
+    from pyarrow import parquet
+  except ImportError as error:
+    raise UserError(f'{field}={path!r} {_MISSING.format("pyarrow")}') from error
+  if not os.path.isfile(path):
+    raise UserError(f'{field}={path!r} is no file; give the path of a Parquet file.')
+  try:
+    with parquet.ParquetFile(path) as file:
+      for batch in file.iter_batches():
+        yield from batch.to_pylist()
+  except (OSError, ValueError) as error:  # pyarrow's own errors are of these
+    raise UserError(f'{field}={path!r} cannot be read as Parquet ({error}); check it.') from error
+
+
+_MISSING = "needs {}; install the extra: pip install 'jaxrl_llm[data]'."
+
+
+def _saved(path: str) -> bool:
+  marks = ('dataset_info.json', 'dataset_dict.json')
+  return any(os.path.isfile(os.path.join(path, name)) for name in marks)
+
+
+def _folder(path: str, field: str, split: str) -> Iterable[Any]:
+  where = f'{field}={path!r}'
+  datasets = _datasets(where)
+  try:
+    found = datasets.load_from_disk(path)
+  except Exception as error:  # the package's own, of many kinds
     raise UserError(
-      f"{where} has no answer; give 'answer' or 'reward_model': {{'ground_truth': ...}}."
+      f'{where} cannot be read ({type(error).__name__}: {error}); save the data set again.'
+    ) from error
+  if not isinstance(found, dict):  # DatasetDict is one
+    return found
+  if split not in found:
+    raise UserError(f'{where} has no split {split!r}; choose of: {", ".join(sorted(found))}.')
+  return found[split]
+
+
+def _hub(path: str, field: str, split: str, subset: str) -> Iterable[Any]:
+  where = f'{field}={path!r}'
+  datasets = _datasets(where)
+  try:
+    # Nothing is said of trust: these versions have no loader that runs a data set's own code.
+    return datasets.load_dataset(path.removeprefix(HUB), subset or None, split=split)
+  except Exception as error:
+    raise UserError(
+      f'{where}, split {split!r}, cannot be fetched ({type(error).__name__}: {error}); check its name, split and '
+      'subset, or save it as Parquet.'
+    ) from error
+
+
+def _datasets(where: str) -> Any:
+  try:
+    import datasets
+  except ImportError as error:
+    raise UserError(f'{where} {_MISSING.format("datasets")}') from error
+  if int(datasets.__version__.partition('.')[0]) < 4:
+    raise UserError(
+      f'{where} needs datasets 4 or later, which runs no code of a data set, and this is {datasets.__version__}; '
+      'pip install -U datasets.'
     )
-  return text
+  return datasets

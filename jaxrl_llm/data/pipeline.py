@@ -128,6 +128,7 @@ def render(row: Row, data: Any) -> str | list[dict[str, str]]:
   """
   if row.messages:
     _check_messages(data)
+    row = with_question(row, data.template, {})
     own = any(message['role'] == 'system' for message in row.messages)
     system = [dict(role='system', content=data.system)] if data.system and not own else []
     return system + [dict(message) for message in row.messages]
@@ -136,6 +137,13 @@ def render(row: Row, data: Any) -> str | list[dict[str, str]]:
     return f'{data.system}\n{text}' if data.system else text
   system = [dict(role='system', content=data.system)] if data.system else []
   return [*system, dict(role='user', content=text)]
+
+
+def prompt_text(row: Row, data: Any) -> str:
+  """All that a prompt says, without the marks of a chat. Source: none."""
+  rendered = render(row, data)
+  text = isinstance(rendered, str)
+  return rendered if text else '\n'.join(message['content'] for message in rendered)
 
 
 def _encode(rendered: str | list[dict[str, str]], tokenizer: Any) -> np.ndarray:
@@ -171,11 +179,6 @@ def _check_messages(data: Any) -> None:
   if not data.chat:
     raise UserError(
       'config.data.chat=False cannot render prompts that are messages; set config.data.chat=True.'
-    )
-  if data.template != '{question}':
-    raise UserError(
-      f'config.data.template={data.template!r} cannot be applied to prompts that are messages; '
-      "leave it at '{question}'."
     )
 
 

@@ -12,8 +12,10 @@ import os
 import random
 from typing import Any
 
+from jaxrl_llm.config import near
 from jaxrl_llm.data import digits as operations
-from jaxrl_llm.data import files, tasks
+from jaxrl_llm.data import files as reading
+from jaxrl_llm.data import tasks
 from jaxrl_llm.types import Row, UserError
 
 # What a small instruct model gets sometimes right: sums of one to three small numbers.
@@ -61,16 +63,90 @@ def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
 def jsonl(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
   """Rows of the JSON-lines file data.path, in its order; the first data.size of them, 0 for all.
 
-  A line holds `question` or `prompt` (text or messages), `answer` or `reward_model.ground_truth`, a
-  `data_source` if it likes, and anything else for the grader. Held-out rows come from
-  data.eval_path, or from a seeded split of at most a fifth of the questions. Raises UserError for a
-  missing, empty or broken file, with the number of the line. Source: none.
+  Rows may have any of the shapes of shapes.py. Held-out rows come from data.eval_path, or from a seeded split of at
+  most a fifth of the questions. Raises UserError for a missing, empty or broken file, with the number of the line.
+  Source: none.
   """
-  rows = files.read(data.path, 'config.data.path')
+  told = f'config.data.path={data.path!r}'
+  rows, held = _parted(reading.read(data.path, 'config.data.path', data), data, held_out, told)
+  return reading.first(rows, data.size, told), held
+
+
+_ENTRY = dict(path='', weight=1.0, source='', split='train', subset='')
+
+
+def files(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
+  """Rows of several files: data.files, each dict(path=, weight=, source=<its name>, split='train', subset='').
+
+  A path is a .parquet file, a folder that Hugging Face's `datasets` saved, 'hub:owner/name', or JSON lines; split and
+  subset are for data sets. Where an entry has a weight, training rows are in these proportions (the others count 1), as
+  many as there are without a row twice, at most data.size; without weights all rows are taken. To keep all and draw
+  them in proportions, see config.curriculum.domain. Held-out rows as for `jsonl`. Raises UserError as `jsonl` does, and
+  for an entry that is none. Source: none.
+  """
+  entries = [_entry(index, told) for index, told in enumerate(data.files)]
+  if not entries:
+    raise UserError(
+      "config.data.source='files' reads config.data.files, which is empty; give (dict(path='rows.parquet'),)."
+    )
+  rows: dict[str, tuple[int, Row]] = {}
+  for index, entry in enumerate(entries):
+    field, name = f'config.data.files[{index}].path', entry['source'] or _stem(entry['path'])
+    told = dict(split=entry['split'], subset=entry['subset'])
+    for row in reading.read(entry['path'], field, data, name, **told):
+      rows.setdefault(row.id, (index, row))
+  of = {row.id: index for index, row in rows.values()}
+  ours, held = _parted([row for _, row in rows.values()], data, held_out, 'config.data.files')
+  parts: list[list[Row]] = [[] for _ in entries]
+  for row in ours:
+    parts[of[row.id]].append(row)
+  if any('weight' in told for told in data.files):
+    weights = [entry['weight'] for entry in entries]
+    parts = _weighted(parts, weights, data.size)
+  return reading.first(
+    [row for part in parts for row in part], data.size, 'config.data.files'
+  ), held
+
+
+def _entry(index: int, told: Any) -> dict[str, Any]:
+  field = f'config.data.files[{index}]'
+  if not hasattr(told, 'items') or not told.get('path'):
+    raise UserError(f"{field}={told!r} must be a dict with a path: dict(path='rows.parquet').")
+  told = dict(told.items())
+  for key, value in told.items():
+    if key not in _ENTRY:
+      raise UserError(f'{field}.{key} is unknown; {near(key, _ENTRY)}.')
+    if key != 'weight' and not isinstance(value, str):
+      raise UserError(f'{field}.{key}={value!r} must be text.')
+  tasks.check_number(field, 'weight', told.get('weight', 1.0))
+  return _ENTRY | told
+
+
+def _stem(path: str) -> str:
+  return os.path.splitext(os.path.basename(os.path.normpath(path)))[0]
+
+
+def _weighted(parts: list[list[Row]], weights: list[float], size: int) -> list[list[Row]]:
+  """The first rows of each part, as many as the weights allow without a row twice."""
+  total = sum(weights)
+  most = [int(len(p) * total / w) for p, w in zip(parts, weights, strict=True) if w]
+  rows = min([*most, size or sum(map(len, parts))], default=0)
+  if not rows:
+    raise UserError(
+      f'config.data.files: by their weights {weights} no row is left of {list(map(len, parts))}; change the weights.'
+    )
+  taken = tasks.shares(rows, weights)
+  return [part[:count] for part, count in zip(parts, taken, strict=True)]
+
+
+def _parted(rows: list[Row], data: Any, held_out: int, told: str) -> tuple[list[Row], list[Row]]:
+  """(training rows, held-out rows), no question in both."""
   if data.get('eval_path', ''):
-    other = files.read(data.eval_path, 'config.data.eval_path')
-    return files.without(rows, other, data), files.choose(other, held_out, data.seed)
-  return files.split(rows, held_out, data)
+    name = 'jsonl' if data.source == 'jsonl' else _stem(data.eval_path)
+    other = reading.read(data.eval_path, 'config.data.eval_path', data, name)
+    ours = reading.without(rows, other, told, data.eval_path)
+    return ours, reading.choose(other, held_out, data.seed)
+  return reading.split(rows, held_out, data.seed, told)
 
 
 def digits(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:

@@ -66,13 +66,13 @@ def plan(
   sizes = [size for *_, size, _ in read]
   weights = [0 if size else weight for *_, size, weight in read]
   rest = max((data.size or max(DEFAULT_SIZE, sum(sizes))) - sum(sizes), 0)
-  rows = [a + b for a, b in zip(sizes, _shares(rest, weights), strict=True)]
+  rows = [a + b for a, b in zip(sizes, shares(rest, weights), strict=True)]
   for (field, *_), count in zip(read, rows, strict=True):
     if not count:
       raise UserError(
         f'{field} gets no row of config.data.size={data.size}; raise that or its weight.'
       )
-  held = _shares(held_out, rows)
+  held = shares(held_out, rows)
   return [Task(*e[:3], n, h) for e, n, h in zip(read, rows, held, strict=True)]
 
 
@@ -123,8 +123,8 @@ def _read(
   if name not in valid:
     raise UserError(f'{field}.name={name!r} is no {source} task; {_near(name, valid)}.')
   size, weight = entry.pop('size', 0), entry.pop('weight', 1)
-  _check(field, 'size', size, whole=True)
-  _check(field, 'weight', weight)
+  check_number(field, 'size', size, whole=True)
+  check_number(field, 'weight', weight)
   known = sorted(settings_of(name))
   for key in entry:
     if key not in known:
@@ -152,8 +152,8 @@ def _fill(task: Task, draws: tuple[Draw, Draw], seen: set[str]) -> tuple[list[Ro
   return sets
 
 
-def _shares(total: int, weights: Sequence[float]) -> list[int]:
-  """Splits `total` in proportion to the weights, by largest remainder."""
+def shares(total: int, weights: Sequence[float]) -> list[int]:
+  """Splits `total` in proportion to the weights, by largest remainder. Source: none."""
   if not sum(weights):
     return [0] * len(weights)
   exact = [total * w / sum(weights) for w in weights]
@@ -164,7 +164,8 @@ def _shares(total: int, weights: Sequence[float]) -> list[int]:
   return shares
 
 
-def _check(field: str, name: str, value: Any, whole: bool = False) -> None:
+def check_number(field: str, name: str, value: Any, whole: bool = False) -> None:
+  """Raises UserError for what is no number from 0 up. Source: none."""
   kinds = int if whole else int | float
   if isinstance(value, bool) or not isinstance(value, kinds) or value < 0:
     what = 'a whole number of rows' if whole else 'a number'

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_llm.grade import truncate, vote
+from jaxrl_llm.grade.adapters import check_rows
 from jaxrl_llm.grade.failed import Failures
+from jaxrl_llm.grade.look import first_look
 from jaxrl_llm.grade.pool import Pool, Scores
 from jaxrl_llm.grade.resolve import (
   Part,
@@ -17,19 +19,23 @@ from jaxrl_llm.grade.resolve import (
   resolve_vote,
   weights,
 )
-from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, TIMEOUT
+from jaxrl_llm.grade.worker import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
 from jaxrl_llm.types import Row
 
 __all__ = [
   'CRASH',
   'ERROR',
+  'FAILURES',
   'OK',
   'OUTCOMES',
+  'SKIP',
   'TIMEOUT',
   'Failures',
   'Part',
   'Pool',
   'Scores',
+  'check_rows',
+  'first_look',
   'resolve',
   'resolve_extract',
   'resolve_parts',

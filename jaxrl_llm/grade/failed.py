@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.grade.pool import Scores
-from jaxrl_llm.grade.worker import OK, OUTCOMES
+from jaxrl_llm.grade.worker import FAILURES, OUTCOMES, SKIP
 from jaxrl_llm.types import UserError
 
 _POLICIES = ('score', 'drop')
@@ -20,16 +20,17 @@ class Failures:
   score: the reward is `value`, as a wrong answer's would be. drop: the rollout is as if it had not been generated.
   By default a time-out scores: what keeps a grader busy is the text, and a policy must not profit from it. A crash or
   an error is dropped: it says something of the grader or the data row, and a right answer must not be unlearnt for it;
-  nothing is gained by one either, as a rollout without weight is not learnt from. Source: none.
+  nothing is gained by one either, as a rollout without weight is not learnt from. What the grader skips is dropped,
+  and is no failure. Source: none.
   """
 
   def __init__(self, grade: Any):
     """grade: config.grade. Raises UserError for an unknown policy, or a number out of range."""
     spec, where = dict(grade.get('failed', {})), 'config.grade.failed'
     self._drops = np.zeros(len(OUTCOMES), bool)
-    for code, kind in enumerate(OUTCOMES):
-      if code == OK:
-        continue
+    self._drops[SKIP] = True
+    for code in FAILURES:
+      kind = OUTCOMES[code]
       policy = spec.pop(kind, 'score' if kind == 'timeout' else 'drop')
       if policy not in _POLICIES:
         raise UserError(f'{where}.{kind}={policy!r} must be one of: {", ".join(_POLICIES)}.')
@@ -54,7 +55,7 @@ class Failures:
   def apply(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
     """(rewards of all graders [B, K], which rows are dropped [B]). Source: none."""
     parts_BxK, drop_B = scores.parts_BxK.copy(), self._drops[scores.outcome_B]
-    parts_BxK[(scores.outcome_B != OK) & ~drop_B, 0] = self.value
+    parts_BxK[np.isin(scores.outcome_B, FAILURES) & ~drop_B, 0] = self.value
     return parts_BxK, drop_B
 
   def observe(self, outcome_N: np.ndarray, message: str) -> None:
@@ -67,11 +68,11 @@ class Failures:
     if len(self._seen) < self.stop_steps:
       return
     total = np.sum([counts for counts, _ in self._seen], 0)
-    failed = total.sum() - total[OK]
+    failed = total[list(FAILURES)].sum()
     if failed <= self.stop_share * total.sum():
       return
     first = next(message for _, message in self._seen if message)
-    kinds = ', '.join(f'{total[code]} {name}' for code, name in enumerate(OUTCOMES) if code != OK)
+    kinds = ', '.join(f'{total[code]} {OUTCOMES[code]}' for code in FAILURES)
     raise UserError(
       f'config.grade.failed.stop_share={self.stop_share}: {failed} of {total.sum()} rollouts of the last '
       f'{len(self._seen)} steps could not be graded ({kinds}), the first: {first}; mend the grader, the rows '
@@ -84,7 +85,14 @@ class Failures:
 
   def load_state_dict(self, state: dict) -> None:
     """Back from `state_dict`. Source: none."""
-    self._seen = [(counts, message) for counts, message in state['seen']][-self.stop_steps :]
+    self._seen = [(_whole(counts), message) for counts, message in state['seen']][
+      -self.stop_steps :
+    ]
+
+
+def _whole(counts: list[int]) -> list[int]:
+  """Of a checkpoint from before there was a way to skip."""
+  return [*counts, *[0] * (len(OUTCOMES) - len(counts))]
 
 
 def _number(spec: dict, name: str, default: Any, low: float, high: float) -> Any:

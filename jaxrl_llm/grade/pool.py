@@ -29,7 +29,7 @@ from absl import logging
 
 from jaxrl_llm.grade import graders, worker
 from jaxrl_llm.grade.resolve import resolve_parts
-from jaxrl_llm.grade.worker import CRASH, ERROR, OK, OUTCOMES, PENDING, TIMEOUT, Limits
+from jaxrl_llm.grade.worker import CRASH, ERROR, FAILURES, OUTCOMES, PENDING, TIMEOUT, Limits
 from jaxrl_llm.types import Row, UserError
 
 # Linear in the text, whatever it holds: they need no deadline, so no worker.
@@ -51,7 +51,7 @@ class Scores(NamedTuple):
   """What grading gives. Where the outcome is not OK all rewards are 0, and no judgement."""
 
   parts_BxK: np.ndarray  # float32, by config.grade.fn and by each of config.grade.parts
-  outcome_B: np.ndarray  # int8, one of OK, TIMEOUT, CRASH, ERROR
+  outcome_B: np.ndarray  # int8, one of OK, TIMEOUT, CRASH, ERROR, SKIP
   counts: dict[str, int]  # metrics: grade/timeouts, grade/crashes, grade/errors
   message: str  # the first failure in words, '' where there is none
 
@@ -239,13 +239,11 @@ def _ended(code: int) -> tuple[int, bytes]:
 def _scores(table: np.ndarray) -> Scores:
   outcome_B = table['outcome'].astype(np.int8)
   counts = {name: int(np.sum(outcome_B == code)) for code, name in _METRICS.items()}
-  failed = np.flatnonzero(outcome_B != OK)
+  failed = np.flatnonzero(np.isin(outcome_B, FAILURES))
   message = ''
   if len(failed):
     message = bytes(table['message'][failed[0]]).decode('utf-8', 'replace')
-    kinds = ', '.join(
-      f'{np.sum(outcome_B == code)} {name}' for code, name in enumerate(OUTCOMES) if code != OK
-    )
+    kinds = ', '.join(f'{np.sum(outcome_B == code)} {OUTCOMES[code]}' for code in FAILURES)
     logging.warning(
       'Grading failed on %d of %d items (%s); the first: %s',
       len(failed), len(table), kinds, message,

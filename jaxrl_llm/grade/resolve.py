@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm import config
-from jaxrl_llm.grade import code, extract, graders, sandbox, vote
+from jaxrl_llm.grade import adapters, code, extract, graders, sandbox, vote
 from jaxrl_llm.types import Row, UserError
 
-Grader = Callable[[str, Row], float]
+Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
 
 # These settings of config.grade belong to the pool or to what is done with rewards, the others to the grader.
 OTHER_SETTINGS = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed', 'right', 'parts')
@@ -73,8 +73,8 @@ def _finite(value: Any) -> bool:
 def resolve(spec: Any, where: str = 'grade') -> Grader:
   """config.grade, or one of its parts at `where`, → f(text, row) -> float. Source: none.
 
-  Raises UserError for an unknown name or setting, a module that does not import, a function that
-  lacks verl's parameters, `gym` without reasoning-gym, or a grader of code without a sandbox: all before anything
+  Raises UserError for an unknown name or setting, a module that does not import, a function of no convention of
+  adapters.py, `gym` without reasoning-gym, or a grader of code without a sandbox: all before anything
   compiles.
   """
   deadline_s = spec.get('deadline_s', math.inf)
@@ -160,7 +160,9 @@ def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
   module_name, _, name = path.partition(':')
   where = f'config.{field}.fn={path!r}'
   try:
-    fn = getattr(importlib.import_module(module_name), name, None)
+    fn = importlib.import_module(module_name)
+    for part in name.split('.'):
+      fn = getattr(fn, part, None)
   except Exception as error:
     raise UserError(
       f'{where}: importing {module_name!r} failed ({type(error).__name__}: {error}); '
@@ -168,28 +170,4 @@ def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
     ) from error
   if not callable(fn):
     raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
-  try:
-    inspect.signature(fn).bind(
-      data_source='', solution_str='', ground_truth='', extra_info=None, **settings
-    )
-  except TypeError as error:
-    raise UserError(
-      f'{where} is called as {name}(data_source=, solution_str=, ground_truth=, extra_info='
-      f'{"".join(f", {key}=" for key in settings)}), which it does not take: {error}.'
-    ) from error
-  return functools.partial(_call_own, functools.partial(fn, **settings))
-
-
-def _call_own(fn: Callable, text: str, row: Row) -> float:
-  """Calls verl's compute_score with what verl would pass: raw ground truth, and extra_info."""
-  reward_model = row.extra.get('reward_model')
-  truth = row.answer
-  if isinstance(reward_model, dict):
-    truth = reward_model.get('ground_truth', truth)
-  score = fn(
-    data_source=row.source,
-    solution_str=text,
-    ground_truth=truth,
-    extra_info=row.extra.get('extra_info', row.extra),
-  )
-  return float(score['score'] if isinstance(score, dict) else score)
+  return adapters.own(fn, settings, where)

@@ -20,8 +20,9 @@ import numpy as np
 from jaxrl_llm.grade import graders as shipped
 from jaxrl_llm.grade.resolve import Grader, resolve_parts
 
-OK, TIMEOUT, CRASH, ERROR = 0, 1, 2, 3
-OUTCOMES = ('ok', 'timeout', 'crash', 'error')
+OK, TIMEOUT, CRASH, ERROR, SKIP = 0, 1, 2, 3, 4
+OUTCOMES = ('ok', 'timeout', 'crash', 'error', 'skip')
+FAILURES = (TIMEOUT, CRASH, ERROR)  # a grader that skips a reply has not failed
 PENDING = -1
 NO_MEMORY = 99  # how a worker ends that may not have what an item asks for
 
@@ -120,10 +121,14 @@ def _within(item: bytes, limits: Limits) -> tuple[Any, bytes, int]:
 def attempt(graders: Sequence[Grader], text: str, row: Any) -> tuple[Any, bytes, int]:
   """(rewards, message, outcome) of one item; whatever a grader raises is an error of the item, and no reward counts.
 
-  A MemoryError is a crash: it says nothing of the grader. Source: none.
+  A MemoryError is a crash: it says nothing of the grader. Where the first grader gives None, which says what is right,
+  the reply is skipped; None from another adds nothing. Source: none.
   """
   try:
-    rewards = tuple(float(grader(text, row)) for grader in graders)
+    given = [grader(text, row) for grader in graders]
+    if given[0] is None:
+      return 0.0, b'', SKIP
+    rewards = tuple(0.0 if reward is None else float(reward) for reward in given)
     for reward in rewards:
       if not math.isfinite(reward):
         raise ValueError(f'the grader returned {reward}')

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jaxrl_llm.data import files
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import COLUMNS, UserError
 
 
 def read(tmp_path, *lines) -> list:
@@ -24,13 +24,13 @@ TRUTH = dict(style='rule', ground_truth='4')
   'given, question, messages, answer, source, extra',
   [
     (dict(question='q', answer='4'), 'q', (), '4', 'jsonl', {}),
-    (dict(prompt='q', answer=4), 'q', (), '4', 'jsonl', {}),
+    (dict(prompt='q', answer=4), 'q', (), '4', 'jsonl', {COLUMNS: dict(answer=4)}),
     (dict(prompt=MESSAGES, answer='4'), '', tuple(MESSAGES), '4', 'jsonl', {}),
     (dict(prompt=MESSAGES, reward_model=TRUTH, data_source='gsm8k', extra_info=dict(index=1)),
      '', tuple(MESSAGES), '4', 'gsm8k', dict(reward_model=TRUTH, extra_info=dict(index=1))),
     (dict(question='q', prompt='p', answer='4', level=2), 'q', (), '4', 'jsonl',
      dict(prompt='p', level=2)),
-    (dict(question='q', answer=0), 'q', (), '0', 'jsonl', {}),
+    (dict(question='q', answer=0), 'q', (), '0', 'jsonl', {COLUMNS: dict(answer=0)}),
     (dict(question='q', reward_model=dict(ground_truth=[1, 2])), 'q', (), '[1, 2]', 'jsonl',
      dict(reward_model=dict(ground_truth=[1, 2]))),
     (dict(question='q', answer=None, reward_model=TRUTH), 'q', (), '4', 'jsonl',

@@ -10,7 +10,7 @@ import ml_collections
 import pytest
 
 from jaxrl_llm import config
-from jaxrl_llm.data import sources, tasks
+from jaxrl_llm.data import files, sources, tasks
 from jaxrl_llm.types import UserError
 
 
@@ -158,7 +158,7 @@ def test_jsonl(tmp_path):
   data = data_of(path=path)
   train, held_out = check_split_and_seed(sources.jsonl, data, data_of(path=path, seed=1))
   assert len(train) == 180
-  assert questions(train) == [q for q in questions(sources.files.read(path, '')) if q in
+  assert questions(train) == [q for q in questions(files.read(path, '')) if q in
                               set(questions(train))]  # fmt: skip
   assert len(sources.jsonl(data_of(path=path, size=7), 20)[0]) == 7
 
