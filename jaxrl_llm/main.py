@@ -63,10 +63,10 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
     '--coordinator',
     default='',
-    help='host:port of the first of several processes, the same for all',
+    help='host:port of the first of several processes, the same for all; default: as Slurm, a TPU pod, … tell',
   )
-  parser.add_argument('--processes', type=int, default=1, help='how many there are')
-  parser.add_argument('--process', type=int, default=0, help='which of them this is, from 0')
+  parser.add_argument('--processes', type=int, help='how many there are; 1 alone: no others')
+  parser.add_argument('--process', type=int, help='which of them this is, from 0')
   parser.add_argument(
     '--prompt', action='append', default=[], help='with --mode=generate; may be repeated'
   )
@@ -138,10 +138,9 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
   prompts = _prompts(arguments) if arguments.mode == 'generate' else []
   import jax
 
-  from jaxrl_llm import train
+  from jaxrl_llm import cluster, train
 
-  if arguments.coordinator:
-    jax.distributed.initialize(arguments.coordinator, arguments.processes, arguments.process)
+  cluster.join(arguments.coordinator, arguments.processes, arguments.process, os.environ)
   cache = os.environ.get('JAXRL_LLM_CACHE') or os.path.expanduser('~/.cache/jaxrl_llm')
   jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'compiled'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)

@@ -1,0 +1,223 @@
+#!/usr/bin/env bash
+# Trains on a TPU VM or a pod slice of them, through queued resources. Runs on your machine; needs gcloud.
+#
+#   BUCKET=my-bucket launch/tpu_vm.sh [--dry-run] create|run|resume|logs|delete [flags of jaxrl_llm.main]
+#   BUCKET=my-bucket launch/tpu_vm.sh resume --config=configs/dapo.py --config.model=Qwen/Qwen3-1.7B
+#
+#   create   asks for the slice, waits until it is there, installs the last commit of this clone on all its hosts
+#   run      starts training on all hosts and watches it; it goes on there if you end this command
+#   resume   as run, and where the slice is missing or was preempted, create first; may be given at any time
+#   logs     follows the first host's log
+#   delete   gives the slice back; the run's folder stays in the bucket
+#   --dry-run  prints the commands instead, and takes the slice for ACTIVE
+#
+# While run and resume watch: a run that was told to stop and saved (status 75) is started again by its hosts, a
+# preempted slice is asked for again, bad input (status 2) and any other failure end the watch with that status.
+#
+# Settings, as environment variables:
+#   BUCKET       a bucket that the slice's service account may write; the run's folder is BUCKET/runs/NAME. A bucket with
+#                hierarchical namespace renames folders in one step, which is what checkpoints do
+#   NAME         of the slice and of the run's folder (jaxrl-llm)
+#   ZONE         us-central1-a
+#   ACCELERATOR  v5litepod-16
+#   VERSION      the runtime of that accelerator (v2-alpha-tpuv5-lite)
+#   SPOT         1 for spot, else 0 (1)
+#   PROJECT      default: gcloud's
+set -euo pipefail
+
+usage() {
+  sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+}
+
+NAME=${NAME:-jaxrl-llm}
+ZONE=${ZONE:-us-central1-a}
+ACCELERATOR=${ACCELERATOR:-v5litepod-16}
+VERSION=${VERSION:-v2-alpha-tpuv5-lite}
+SPOT=${SPOT:-1}
+BUCKET=${BUCKET:-}
+POLL_S=${POLL_S:-30}
+where=("--zone=$ZONE")
+if [ -n "${PROJECT:-}" ]; then
+  where+=("--project=$PROJECT")
+fi
+dry=0
+
+fail() {
+  printf 'tpu_vm.sh: %s\n' "$1" >&2
+  exit 2
+}
+
+# Runs a command, or prints it so that a shell would read it back.
+do_it() {
+  if [ "$dry" = 1 ]; then
+    printf '%q ' "$@"
+    printf '\n'
+  else
+    "$@"
+  fi
+}
+
+on_host() { # which host (a number or all), and what it runs
+  do_it gcloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" "--worker=$1" "--command=$2"
+}
+
+state() {
+  local now
+  if [ "$dry" = 1 ]; then
+    now=ACTIVE
+  else
+    now=$(gcloud compute tpus queued-resources list "${where[@]}" "--filter=name ~ /$NAME\$" \
+      '--format=value(state.state)' 2>/dev/null) || now=UNKNOWN
+  fi
+  printf '%s\n' "${now:-MISSING}"
+}
+
+# Waits until the slice is in one of these states, and prints which.
+await() {
+  local now wanted
+  while :; do
+    now=$(state)
+    for wanted in "$@"; do
+      if [ "$now" = "$wanted" ]; then
+        printf '%s\n' "$now"
+        return 0
+      fi
+    done
+    printf '%s: %s\n' "$NAME" "$now" >&2
+    sleep "$POLL_S"
+  done
+}
+
+create() {
+  local spot=() now
+  if [ "$SPOT" = 1 ]; then
+    spot=(--spot)
+  fi
+  do_it gcloud compute tpus queued-resources create "$NAME" "--node-id=$NAME" "${where[@]}" \
+    "--accelerator-type=$ACCELERATOR" "--runtime-version=$VERSION" "${spot[@]}"
+  now=$(await ACTIVE FAILED SUSPENDED)
+  if [ "$now" != ACTIVE ]; then
+    fail "the slice is $now; gcloud compute tpus queued-resources describe $NAME says why."
+  fi
+  install
+}
+
+install() {
+  local archive="${TMPDIR:-/tmp}/jaxrl_llm-$NAME.tar.gz"
+  do_it git -C "$(dirname "${BASH_SOURCE[0]}")/.." archive --format=tar.gz "--output=$archive" HEAD
+  do_it gcloud compute tpus tpu-vm scp "$archive" "$NAME:jaxrl_llm.tar.gz" "${where[@]}" --worker=all
+  on_host all "$(on_each_host)"
+}
+
+# What every host runs once: gcsfuse, the bucket, this project.
+on_each_host() {
+  printf 'BUCKET=%q\n' "$BUCKET"
+  cat <<'HOST'
+set -eu
+if ! command -v gcsfuse >/dev/null; then
+  key=/usr/share/keyrings/cloud.google.asc
+  curl -fsS https://packages.cloud.google.com/apt/doc/apt-key.gpg | sudo tee "$key" >/dev/null
+  echo "deb [signed-by=$key] https://packages.cloud.google.com/apt gcsfuse-$(lsb_release -cs) main" |
+    sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null
+  sudo apt-get -q update
+  sudo apt-get -q install -y gcsfuse
+fi
+mkdir -p bucket jaxrl_llm
+mountpoint -q bucket || gcsfuse --implicit-dirs --rename-dir-limit=100000 "$BUCKET" bucket
+tar -xzf jaxrl_llm.tar.gz -C jaxrl_llm
+cd jaxrl_llm
+for python in python3.13 python3.12 python3.11 python3; do
+  if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    break
+  fi
+done
+"$python" -m venv .venv
+.venv/bin/pip install -q -e '.[tpu,gym]'
+HOST
+}
+
+# What every host runs: the training, again after each stop that was asked for, apart from the connection that began it.
+# The lock keeps a second one out, so that run and resume may be given while it trains.
+training() {
+  # shellcheck disable=SC2016  # the hosts expand it
+  printf 'cd jaxrl_llm\nnohup flock -n ../lock bash -c %q bash' \
+    'rm -f ../status
+status=75
+while [ "$status" = 75 ]; do
+  status=0
+  .venv/bin/python -m jaxrl_llm.main "$@" || status=$?
+done
+echo "$status" >../status'
+  printf ' %q' "--workdir=../bucket/runs/$NAME" "$@"
+  printf ' >>../train.log 2>&1 </dev/null &\n'
+}
+
+# Returns the status that the first host's training ended with; 75: the slice is gone.
+watch() {
+  local status=''
+  while [ -z "$status" ]; do
+    case $(state) in
+      ACTIVE | UNKNOWN) sleep "$POLL_S" ;;
+      *) return 75 ;;
+    esac
+    # A host that cannot be reached tells nothing: the slice's state decides.
+    status=$(on_host 0 'cat status 2>/dev/null; true') || status=''
+  done
+  on_host 0 'tail -n 40 train.log'
+  return "$status"
+}
+
+run() {
+  on_host all "$(training "$@")"
+  if [ "$dry" = 1 ]; then
+    on_host 0 'cat status 2>/dev/null; true'
+    return 0
+  fi
+  local status=0
+  watch || status=$?
+  if [ "$status" != 75 ]; then
+    return "$status"
+  fi
+  printf '%s was taken away; asking for it again\n' "$NAME"
+  resume "$@"
+}
+
+resume() {
+  if [ "$(state)" != ACTIVE ]; then
+    case $(await ACTIVE MISSING SUSPENDED FAILED) in
+      ACTIVE) install ;;
+      MISSING) create ;;
+      *)
+        delete
+        create
+        ;;
+    esac
+  fi
+  run "$@"
+}
+
+delete() {
+  do_it gcloud compute tpus queued-resources delete "$NAME" "${where[@]}" --force --quiet
+}
+
+if [ "${1:-}" = --dry-run ]; then
+  dry=1
+  shift
+fi
+verb=${1:-}
+shift || true
+case $verb in
+  create | run | resume)
+    if [ -z "$BUCKET" ]; then
+      fail 'BUCKET is not set; name the bucket for the folder of the run, which all hosts write.'
+    fi
+    "$verb" "$@"
+    ;;
+  logs) on_host 0 'tail -n 100 -f train.log' ;;
+  delete) delete ;;
+  -h | --help) usage ;;
+  *)
+    usage >&2
+    exit 2
+    ;;
+esac
