@@ -17,7 +17,7 @@ from jaxrl_llm.types import COLUMNS, Row, UserError
 
 _PROMPTS = ('question', 'prompt', 'messages', 'input')
 _ANSWERS = (
-  *('answer', 'reward_model.ground_truth', 'reward_spec.ground_truth'),
+  *('reward_model.ground_truth', 'reward_spec.ground_truth', 'answer'),
   *('label', 'ground_truth', 'solution'),
 )
 _SOURCES = ('data_source', 'datasource', 'env_class', 'metadata.source_dataset')

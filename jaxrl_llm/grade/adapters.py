@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import json
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -167,14 +168,12 @@ def check_rows(graders: Iterable[tuple[str, Any]], rows: Sequence[Row]) -> None:
 
 
 def truth(row: Row) -> Any:
-  """The answer as the file has it. Source: none."""
-  for name in ('reward_model', 'reward_spec'):
-    if isinstance(row.extra.get(name), dict) and 'ground_truth' in row.extra[name]:
-      return row.extra[name]['ground_truth']
-  apart = row.extra.get(COLUMNS, {})
-  # Where config.data.answer_after has cut it, the row's.
-  whole = next((apart[name] for name in apart if name != 'data_source'), row.answer)
-  return row.answer if isinstance(whole, str) else whole
+  """The answer as the file has it: the value whose text is the row's answer. Source: none."""
+  models = [row.extra.get(name) for name in ('reward_model', 'reward_spec')]
+  held = [told.get('ground_truth') for told in models if isinstance(told, dict)]
+  held += row.extra.get(COLUMNS, {}).values()
+  told = lambda value: not isinstance(value, str) and json.dumps(value, default=str) == row.answer  # noqa: E731
+  return next(filter(told, held), row.answer)
 
 
 def columns(row: Row) -> dict[str, Any]:

@@ -30,6 +30,10 @@ SHAPES = dict(
          reward_model=dict(style='rule', ground_truth='7')),
     {}, ('', ASKED, '7', 'sums'), dict(ability='math', extra_info=dict(split='train', index=0)),
   ),
+  verl_with_a_solution=(
+    dict(prompt=ASKED, answer='so 7', reward_model=dict(ground_truth=7)),
+    {}, ('', ASKED, '7', 'a file'), {COLUMNS: dict(answer='so 7')},
+  ),
   skyrl=(
     dict(data_source='sums', env_class='gsm8k', prompt=ASKED,
          reward_spec=dict(method='rule', ground_truth=7)),
