@@ -1,0 +1,345 @@
+"""launch/: what the scripts would do, what they do with stand-ins for gcloud, srun and python; valid files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import tiny_job
+
+from jaxrl_llm import main, preempt
+
+LAUNCH = pathlib.Path(__file__).parents[1] / 'launch'
+SCRIPTS = sorted(path.name for path in LAUNCH.glob('*.sh'))
+CONFIG = ['--config=configs/dapo.py', '--config.data.template=a b "c"']
+
+
+def needed(name: str):
+  """A package of the extra `dev`: where all was installed, its tests may not be skipped."""
+  if os.environ.get('JAXRL_LLM_REQUIRE_PARITY') == '1':
+    return importlib.import_module(name)
+  return pytest.importorskip(name)
+
+
+def bash(*command: str, cwd=LAUNCH.parent, path='', **environ: str) -> subprocess.CompletedProcess:
+  kept = {k: v for k, v in os.environ.items() if not k.startswith(('SLURM', 'SBATCH'))}
+  kept['PATH'] = f'{path}:{kept["PATH"]}' if path else kept['PATH']
+  return subprocess.run(
+    ['bash', *command], cwd=cwd, env=kept | environ, capture_output=True, text=True, timeout=60
+  )
+
+
+def launch(script: str, *arguments: str, **more) -> list[list[str]]:
+  """The commands that it prints, each as words."""
+  done = bash(str(LAUNCH / script), *arguments, **more)
+  assert done.returncode == 0, done.stderr
+  read_back = 'while read -r line; do eval "set -- $line"; printf "%s\\0" "$@"; printf "\\n"; done'
+  words = subprocess.run(
+    ['bash', '-c', read_back], input=done.stdout, capture_output=True, text=True, check=True
+  )
+  return [line.split('\0') for line in words.stdout.removesuffix('\0\n').split('\0\n')]
+
+
+def stand_in(folder: pathlib.Path, name: str, body: str) -> None:
+  """A program of that name that notes its arguments in the file `calls` and then does `body`."""
+  note = f'printf "%s\\0" {name} "$@" >>"{folder}/calls"; printf "\\n" >>"{folder}/calls"'
+  path = folder / name
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(f'#!/usr/bin/env bash\n{note}\n{body}\n')
+  path.chmod(0o755)
+
+
+def calls(folder: pathlib.Path) -> list[list[str]]:
+  told = (folder / 'calls').read_text()
+  return [line.rstrip('\0').split('\0') for line in told.split('\0\n') if line]
+
+
+def trained(words: list[str]) -> tuple:
+  """What the command line makes of the words after `jaxrl_llm.main`; unknown flags raise SystemExit."""
+  return main._parse(words[words.index('jaxrl_llm.main') + 1 :])
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_scripts_are_strict_and_clean(script):
+  text = (LAUNCH / script).read_text()
+  assert text.startswith('#!/usr/bin/env bash\n') and '\nset -euo pipefail\n' in text
+  assert os.access(LAUNCH / script, os.X_OK)
+  checker = shutil.which(
+    'shellcheck', path=f'{os.path.dirname(sys.executable)}:{os.environ["PATH"]}'
+  )
+  if checker is None:
+    needed('shellcheck')
+  done = subprocess.run([checker, str(LAUNCH / script)], capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_help_is_the_comment_at_the_top(script):
+  told = bash(str(LAUNCH / script), '--help')
+  assert told.returncode == 0 and f'launch/{script} [--dry-run]' in told.stdout
+  assert '#' not in told.stdout and 'set -e' not in told.stdout
+
+
+@pytest.mark.parametrize('script, arguments', [('tpu_vm.sh', []), ('gke.sh', ['walk'])])
+def test_a_wrong_verb_is_bad_input(script, arguments):
+  told = bash(str(LAUNCH / script), *arguments)
+  assert told.returncode == 2 and 'run|' in told.stderr
+
+
+@pytest.mark.parametrize(
+  'script, environ, name',
+  [('tpu_vm.sh', {}, 'BUCKET'), ('gke.sh', dict(BUCKET='b'), 'IMAGE')],
+)
+def test_what_must_be_set_is_named(script, environ, name):
+  told = bash(str(LAUNCH / script), 'run', **(dict(BUCKET='', IMAGE='') | environ))
+  assert told.returncode == 2 and f'{name} is not set' in told.stderr
+
+
+# TPU VMs.
+
+
+def test_tpu_vm_says_what_it_would_do():
+  environ = dict(BUCKET='b', NAME='n', ZONE='z', PROJECT='p', POLL_S='0')
+  request, _archive, copy, *_ = launch('tpu_vm.sh', '--dry-run', 'create', **environ)
+  where = ['--zone=z', '--project=p']
+  wanted = ['--accelerator-type=v5litepod-16', '--runtime-version=v2-alpha-tpuv5-lite', '--spot']
+  resources = ['gcloud', 'compute', 'tpus', 'queued-resources']
+  assert request == [*resources, 'create', 'n', '--node-id=n', *where, *wanted]
+  assert copy[:4] == ['gcloud', 'compute', 'tpus', 'tpu-vm'] and copy[-1] == '--worker=all'
+  request, *_ = launch('tpu_vm.sh', '--dry-run', 'create', SPOT='0', **environ)
+  assert '--spot' not in request
+  deleted = launch('tpu_vm.sh', '--dry-run', 'delete', **environ)
+  assert deleted == [[*resources, 'delete', 'n', *where, '--force', '--quiet']]
+
+
+def host_command(*flags: str) -> str:
+  told = launch('tpu_vm.sh', '--dry-run', 'run', *flags, BUCKET='b', NAME='n')
+  assert '--worker=all' in told[0]
+  return told[0][-1].removeprefix('--command=')
+
+
+@pytest.mark.parametrize(
+  'statuses, ended, starts', [('75 75 0', '0', 3), ('75 2 0', '2', 2), ('134 0', '134', 1)]
+)
+def test_a_tpu_host_starts_again_after_being_told_to_stop(tmp_path, statuses, ended, starts):
+  assert preempt.STOPPED == 75
+  queue = tmp_path / 'statuses'
+  queue.write_text('\n'.join(statuses.split()) + '\n')
+  body = f'status=$(head -n 1 "{queue}"); sed -i 1d "{queue}"; exit "$status"'
+  stand_in(tmp_path / 'jaxrl_llm', '.venv/bin/python', body)
+  done = bash('-c', host_command(*CONFIG) + '\nwait', cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / 'status').read_text() == f'{ended}\n', (tmp_path / 'train.log').read_text()
+  made = calls(tmp_path / 'jaxrl_llm')
+  assert len(made) == starts
+  arguments, overrides = trained(made[-1])
+  assert arguments.config == 'configs/dapo.py' and overrides == CONFIG[1:]
+  assert arguments.workdir == '../bucket/runs/n'
+
+
+GCLOUD = """
+case "$*" in
+  *' list '*) head -n 1 states; sed -i 1d states ;;
+  *'cat status'*) echo "$ENDED" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+  'states, ended, did',
+  [
+    # There, and ends well; there, and told to stop for good: nothing is made.
+    (['ACTIVE', 'ACTIVE'], '0', []),
+    (['ACTIVE', 'ACTIVE'], '2', []),
+    # Never asked for.
+    (['', '', 'WAITING_FOR_RESOURCES', 'ACTIVE', 'ACTIVE'], '0', ['create']),
+    # Preempted before this command.
+    (['SUSPENDED', 'SUSPENDED', 'ACTIVE', 'ACTIVE'], '0', ['delete', 'create']),
+    # Preempted while it is watched.
+    (['ACTIVE', 'SUSPENDING', 'SUSPENDING', 'SUSPENDED', 'ACTIVE', 'ACTIVE'], '0', ['delete', 'create']),
+  ],
+)  # fmt: skip
+def test_resume_brings_the_slice_back(tmp_path, states, ended, did):
+  (tmp_path / 'states').write_text('\n'.join(states) + '\n')
+  stand_in(tmp_path, 'gcloud', GCLOUD)
+  stand_in(tmp_path, 'git', '')
+  told = bash(
+    str(LAUNCH / 'tpu_vm.sh'), 'resume', *CONFIG,
+    cwd=tmp_path, path=str(tmp_path), BUCKET='b', POLL_S='0', ENDED=ended,
+  )  # fmt: skip
+  assert told.returncode == int(ended), told.stderr
+  made = [call for call in calls(tmp_path) if call[0] == 'gcloud']
+  assert [call[4] for call in made if call[4] in ('create', 'delete')] == did
+  started = ['flock' in call[-1] for call in made if call[4] == 'ssh']
+  assert sum(started) == 1 + ('SUSPENDING' in states)
+  installed = [call for call in made if call[4] == 'scp']
+  assert len(installed) == did.count('create')
+
+
+# Slurm.
+
+
+def test_slurm_says_what_it_would_do():
+  submitted, *settings, step = launch('slurm.sh', '--dry-run', *CONFIG)
+  assert submitted == ['sbatch', str(LAUNCH / 'slurm.sh'), *CONFIG]
+  assert {'--requeue', '--signal=TERM@180', '--ntasks-per-node=1'} <= {s[0] for s in settings}
+  assert step[0] == 'srun' and trained(step)[1] == CONFIG[1:]
+
+
+@pytest.mark.parametrize('status, requeued', [(0, False), (2, False), (134, False), (75, True)])
+def test_slurm_requeues_what_was_told_to_stop(tmp_path, status, requeued):
+  stand_in(tmp_path, 'srun', f'exit {status}')
+  stand_in(tmp_path, 'scontrol', '')
+  told = bash(
+    str(LAUNCH / 'slurm.sh'), *CONFIG,
+    path=str(tmp_path), SLURM_JOB_ID='7', SLURM_SUBMIT_DIR=str(tmp_path),
+  )  # fmt: skip
+  assert told.returncode == status
+  assert (['scontrol', 'requeue', '7'] in calls(tmp_path)) == requeued
+
+
+def test_slurm_waits_for_a_step_that_saves(tmp_path):
+  """The batch shell gets the signal of a preemption too, and must not end before the step has."""
+  stand_in(tmp_path, 'srun', 'kill -TERM $PPID; sleep 0.3; exit 75')
+  stand_in(tmp_path, 'scontrol', '')
+  told = bash(
+    str(LAUNCH / 'slurm.sh'), path=str(tmp_path), SLURM_JOB_ID='7', SLURM_SUBMIT_DIR=str(tmp_path)
+  )
+  assert told.returncode == 75
+  assert calls(tmp_path)[-1] == ['scontrol', 'requeue', '7']
+
+
+def test_slurm_submits_itself(tmp_path):
+  stand_in(tmp_path, 'sbatch', '')
+  assert bash(str(LAUNCH / 'slurm.sh'), *CONFIG, path=str(tmp_path)).returncode == 0
+  assert calls(tmp_path) == [['sbatch', str(LAUNCH / 'slurm.sh'), *CONFIG]]
+
+
+# Kubernetes.
+
+POD = {
+  'restartPolicy', 'terminationGracePeriodSeconds', 'serviceAccountName', 'nodeSelector',
+  'tolerations', 'containers', 'volumes',
+}  # fmt: skip
+JOB = {
+  'completionMode', 'parallelism', 'completions', 'backoffLimit', 'podFailurePolicy', 'template',
+}  # fmt: skip
+
+
+def jobset(*flags: str, **environ: str) -> dict:
+  yaml = needed('yaml')
+  environ = dict(BUCKET='b', IMAGE='here/it:1') | environ
+  told = bash(str(LAUNCH / 'gke.sh'), '--dry-run', 'run', *flags, **environ)
+  assert told.returncode == 0, told.stderr
+  assert told.stdout.startswith('# kubectl apply -f -\n') and '${' not in told.stdout
+  return yaml.safe_load(told.stdout)
+
+
+def test_the_jobset_is_one_slice():
+  made = jobset(*CONFIG, HOSTS='8', TOPOLOGY='4x8', NAME='n')
+  assert (made['apiVersion'], made['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
+  assert made.keys() == {'apiVersion', 'kind', 'metadata', 'spec'}
+  assert made['spec'].keys() == {'failurePolicy', 'replicatedJobs'}
+  (replicated,) = made['spec']['replicatedJobs']
+  assert replicated.keys() == {'name', 'replicas', 'template'}
+  job = replicated['template']['spec']
+  assert job.keys() <= JOB
+  assert (job['parallelism'], job['completions'], job['completionMode']) == (8, 8, 'Indexed')
+  pod = job['template']['spec']
+  assert pod.keys() <= POD
+  assert pod['nodeSelector']['cloud.google.com/gke-tpu-topology'] == '4x8'
+  (container,) = pod['containers']
+  assert {m['name'] for m in container['volumeMounts']} == {v['name'] for v in pod['volumes']}
+  arguments, overrides = trained([*container['command'], *container['args']])
+  assert arguments.workdir == '/bucket/runs/n' and overrides == CONFIG[1:]
+  assert container['resources']['limits'] == container['resources']['requests']
+
+
+def test_the_jobset_starts_again_except_for_bad_input():
+  made = jobset()
+  job = made['spec']['replicatedJobs'][0]['template']['spec']
+  # A pod that ends with 2 fails its job for the reason PodFailurePolicy, and by that the set; any other end
+  # fails the job for want of retries, and the set's default is to start again.
+  (rule,) = job['podFailurePolicy']['rules']
+  (container,) = job['template']['spec']['containers']
+  wanted = dict(containerName=container['name'], operator='In', values=[2])
+  assert rule == dict(action='FailJob', onExitCodes=wanted)
+  assert job['backoffLimit'] == 0 and job['template']['spec']['restartPolicy'] == 'Never'
+  policy = made['spec']['failurePolicy']
+  (rule,) = policy['rules']
+  assert (rule['action'], rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
+  assert policy['maxRestarts'] == 100
+
+
+# SkyPilot.
+
+
+def test_skypilot_has_known_keys_and_recovers_what_was_told_to_stop():
+  task = needed('yaml').safe_load((LAUNCH / 'skypilot.yaml').read_text())
+  known = {'name', 'workdir', 'num_nodes', 'resources', 'file_mounts', 'setup', 'run', 'envs'}
+  assert task.keys() <= known
+  assert task['resources'].keys() <= {'accelerators', 'use_spot', 'job_recovery'}
+  recovery = task['resources']['job_recovery']
+  assert recovery == dict(max_restarts_on_errors=0, recover_on_exit_codes=[preempt.STOPPED])
+  for name in ('setup', 'run'):
+    assert bash('-n', '-c', task[name]).returncode == 0
+
+
+@pytest.mark.parametrize('nodes, gpus, flags', [(2, 8, 3), (1, 8, 0), (1, 0, 0)])
+def test_skypilot_runs_one_process_a_node(tmp_path, nodes, gpus, flags):
+  task = needed('yaml').safe_load((LAUNCH / 'skypilot.yaml').read_text())
+  stand_in(tmp_path, '.venv/bin/python', '')
+  told = dict(
+    SKYPILOT_NUM_NODES=nodes, SKYPILOT_NODE_RANK=nodes - 1, SKYPILOT_NUM_GPUS_PER_NODE=gpus
+  )
+  done = bash(
+    '-c', task['run'], cwd=tmp_path, SKYPILOT_NODE_IPS='10.0.0.1\n10.0.0.2',
+    **task['envs'], **{name: str(value) for name, value in told.items()},
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  (made,) = calls(tmp_path)
+  arguments, _ = trained(made)
+  assert (arguments.workdir, arguments.config) == ('/bucket/dapo', 'configs/dapo.py')
+  peers = (arguments.coordinator, arguments.processes, arguments.process)
+  assert peers == (('10.0.0.1:8476', 2, 1) if flags else ('', None, None))
+
+
+# The notebook.
+
+
+def test_the_notebook_is_valid_and_has_no_outputs():
+  nbformat = needed('nbformat')
+  notebook = nbformat.read(LAUNCH / 'colab.ipynb', as_version=4)
+  nbformat.validate(notebook)
+  assert all(not cell.get('outputs') for cell in notebook.cells)
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+  """On CPU, with a small model for few steps; JAXRL_LLM_NOTEBOOK_FLAGS= runs all of it, in minutes."""
+  small = dict(width=32, layers=2, heads=2, kv_heads=1, mlp=64, max_tokens=64)
+  few = dict(steps=2, prompts=4, rollouts=2, microbatch_rollouts=0) | {
+    'sft.steps': 2,
+    'sft.prompts': 4,
+  }
+  few |= {'eval.prompts': 4, 'eval.samples': 1, 'data.size': 200}
+  few |= {f'scratch.{name}': value for name, value in small.items()}
+  flags = ' '.join(f'--config.{name}={value}' for name, value in few.items())
+  cells = json.loads((LAUNCH / 'colab.ipynb').read_text())['cells']
+  code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
+  (tmp_path / 'cells.py').write_text(code + "\nprint('the last cell ran')\n")
+  environ = dict(JAXRL_LLM_NOTEBOOK_FLAGS=flags, JAXRL_LLM_NOTEBOOK_WORKDIR=str(tmp_path / 'run'))
+  environ = os.environ | environ | dict(MPLBACKEND='agg', JAX_PLATFORMS='cpu', XLA_FLAGS='')
+  out = tiny_job.finish(
+    subprocess.Popen(
+      [sys.executable, tmp_path / 'cells.py'], cwd=LAUNCH, env=environ,
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+  )  # fmt: skip
+  assert 'the last cell ran' in out
+  assert 'step_000000' in out and ' -> ' in out and 'score ' in out
