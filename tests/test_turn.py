@@ -29,7 +29,7 @@ class Heard:
 def make_parts():
   config = types.SimpleNamespace(rollouts=G, generate=types.SimpleNamespace(draft=dict(fn='none')))
   config.generate.draft = types.SimpleNamespace(fn='none')
-  config.grade = types.SimpleNamespace(right=1.0)
+  config.grade, config.data = configs.default().grade, configs.default().data
   program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False, needs_parts=False))
   more = dict(aid=None, labels=None, rewards=(turn.grade.Part('sevens', 1.0, None),))
   more['failures'] = turn.grade.Failures({})
@@ -231,7 +231,7 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
     plain=turn.replay.successes.none(), replay=turn.replay.successes.successes(count=1)
   ).items():
     parts.successes, parts.collect = kept, None
-    for index in (0, 1):
+    for index in (1, 2):
       landed[name] = turn.land(
         parts, Sevens(), turn.Flight(index, batch.prompts, rollout, {'loss': np.float32(1)})
       )
@@ -413,7 +413,7 @@ def landed(pool, reason_B, **failed):
   parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
   batch = make_batch([3] * B, [0] * B, reason_B, [1] * B)
   tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
-  flight = turn.Flight(0, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {})
+  flight = turn.Flight(1, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {})
   return turn.land(parts, pool, flight), parts
 
 
