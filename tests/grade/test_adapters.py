@@ -149,6 +149,12 @@ def test_a_column_that_rows_lack_is_told_with_those_they_have():
     grade.check_rows([('f', grader('wants_column')), ('g', resolve(dict(fn='exact')))], rows)
 
 
+def test_the_truth_is_the_value_whose_text_is_the_answer():
+  held = dict(reward_model=dict(ground_truth=[7]), **{COLUMNS: dict(answer=8, label='x')})
+  found = [adapters.truth(row(answer, **held)) for answer in ('[7]', '8', 'x', '9')]
+  assert found == [[7], 8, 'x', '9']
+
+
 @pytest.mark.parametrize(
   'name, told', [('two', '2 rewards for one'), ('nameless', 'without any of')]
 )
