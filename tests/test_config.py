@@ -115,7 +115,7 @@ def test_a_file_changed_within_a_second_is_read_again(tmp_path):
     ('dict(steps=True)', 'config.steps=True must be of type int'),
     ('dict(steps=3.0)', 'config.steps=3.0 must be of type int'),
     ('dict(steps=None)', 'config.steps is missing; give it a value such as 60.'),
-    ('dict(data=3)', 'config.data=3 must be a dict of: chat, '),
+    ('dict(data=3)', 'config.data=3 must be a dict of: answer_after, '),
     ('dict(objective=dict(trust="clip"))', "config.objective.trust='clip' must be a dict of: fn"),
     ('dict(objective=dict(trust=dict(high="0.3")))', "config.objective.trust.high='0.3' must be"),
     (
