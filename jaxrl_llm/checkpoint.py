@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging as std_logging
 import os
 import re
 import shutil
@@ -185,6 +186,14 @@ def check_space(folder: str, tree: Any) -> None:
       f'{folder} has {_size(free)} free and a checkpoint needs {_size(needed)}; make room, or '
       'choose another --workdir.'
     )
+
+
+def _told_by_us(record: std_logging.LogRecord) -> bool:
+  return 'Handler Commit operations' not in record.getMessage()
+
+
+# Orbax also logs an error of its thread, with a traceback, before it raises it.
+std_logging.getLogger('absl').addFilter(_told_by_us)
 
 
 def _first() -> bool:

@@ -10,8 +10,9 @@ printing, exiting, changing builtins, an __eq__ that is always true or reading f
 What it still may do: see the arguments of its calls, and answer a later call by an earlier one; decide what a
 comparison of two of its own objects gives; raise what a test waits for. Tests that can be passed so are weak tests.
 
-Settings of all: wall_s, for all that one answer's tests take together, starts of Python included; memory_mb, of address
-space for each process; processes, threads included; packages, whether the site-packages of this Python may be imported.
+Settings of all: wall_s, for all that one answer's tests take together, starts of Python included; program_mb, of
+address space for each process; processes, threads included; packages, whether the site-packages of this Python may be
+imported.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def unit_tests(
   *,
   share: bool = False,
   wall_s: float = 6.0,
-  memory_mb: int = 512,
+  program_mb: int = 512,
   processes: int = 8,
   packages: bool = False,
 ) -> float:
@@ -61,7 +62,7 @@ def unit_tests(
     entry=str(row.extra.get('entry_point') or ''),
     prompt='',
   )
-  limits = _limits(wall_s, memory_mb, processes, packages)
+  limits = _limits(wall_s, program_mb, processes, packages)
   return _scored(*_judged(_program(text), job, limits), share)
 
 
@@ -70,7 +71,7 @@ def human_eval(
   row: Row,
   *,
   wall_s: float = 6.0,
-  memory_mb: int = 512,
+  program_mb: int = 512,
   processes: int = 8,
   packages: bool = False,
 ) -> float:
@@ -90,7 +91,7 @@ def human_eval(
   else:
     program = prompt + _NEXT.split(program, maxsplit=1)[0]
   job = dict(tests=[test], setup='', entry=entry, prompt=prompt)
-  limits = _limits(wall_s, memory_mb, processes, packages)
+  limits = _limits(wall_s, program_mb, processes, packages)
   return _scored(*_judged(program, job, limits), False)
 
 
@@ -101,7 +102,7 @@ def stdin_stdout(
   share: bool = False,
   tolerance: float = 0.0,
   wall_s: float = 6.0,
-  memory_mb: int = 512,
+  program_mb: int = 512,
   processes: int = 8,
   packages: bool = False,
 ) -> float:
@@ -117,7 +118,7 @@ def stdin_stdout(
     left_s = end - time.monotonic()
     if left_s <= 0:
       break
-    limits = _limits(left_s, memory_mb, processes, packages)
+    limits = _limits(left_s, program_mb, processes, packages)
     found = sandbox.run(
       ['/box/answer.py'], files={'answer.py': program}, stdin=_encoded(given), limits=limits
     )
@@ -149,8 +150,8 @@ def _encoded(text: str) -> bytes:
   return text.encode('utf-8', 'surrogatepass')  # which Python then refuses, as it should
 
 
-def _limits(wall_s: float, memory_mb: int, processes: int, packages: bool) -> sandbox.Limits:
-  return sandbox.Limits(wall_s=wall_s, memory_mb=memory_mb, processes=processes, packages=packages)
+def _limits(wall_s: float, program_mb: int, processes: int, packages: bool) -> sandbox.Limits:
+  return sandbox.Limits(wall_s=wall_s, memory_mb=program_mb, processes=processes, packages=packages)
 
 
 def _scored(passed: int, tests: int, share: bool) -> float:

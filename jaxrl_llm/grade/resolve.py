@@ -108,7 +108,7 @@ def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grad
       f'config.{where}.wall_s={told["wall_s"]!r} must be a positive number of seconds, less than '
       f'config.grade.deadline_s={deadline_s!r}.'
     )
-  for name, least in (('memory_mb', 64), ('processes', 1)):
+  for name, least in (('program_mb', 64), ('processes', 1)):
     if type(told[name]) is not int or told[name] < least:
       raise UserError(
         f'config.{where}.{name}={told[name]!r} must be a whole number from {least} up.'

@@ -187,7 +187,7 @@ def test_more_parts_never_take_one_away(name):
   [
     (dict(fn='neyman', propensity_floor=0), 'propensity_floor=0 must be a number above 0'),
     (dict(fn='xrpo', confidence=1.0), 'confidence=1.0 must be between'),
-    (dict(fn='marginal', wrong=0.5), 'wrong=0.5 must be a whole number'),
+    (dict(fn='marginal', wrong=0.5), "wrong=0.5 of 'marginal' must be a whole number"),
     (dict(fn='neyman', most=0), 'most=0 must be a number of at least 1'),
     (dict(fn='xrpo', most=0), 'most=0 must be a number of at least 1'),
   ],

@@ -121,7 +121,7 @@ def test_anchors_that_are_none_are_user_errors(values, text):
   [
     (dict(fn='anchors', rho=1.5), r'share\.rho=1.5 must be'),
     (dict(fn='anchors', momentum=-1), r'share\.momentum=-1 must be'),
-    (dict(fn='anchors', adaptive='no'), r"share\.adaptive='no' must be one of"),
+    (dict(fn='anchors', adaptive='no'), r"share\.adaptive='no' of 'anchors' must be True or False"),
     (dict(fn='kernel', every=0), r'share\.every=0 must be a whole'),
     (dict(fn='kernel', temperature=0.0), r'share\.temperature=0.0 must be'),
     (dict(fn='kernel', strength=0.0), r'share\.strength=0.0 must be'),

@@ -408,7 +408,7 @@ def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypat
     (dict(stop=dict(fn='groups')), "does not go with config.generate.stop.fn='groups'"),
     (dict(draft=dict(fn='coupled')), "does not go with config.generate.draft.fn='coupled'"),
     (dict(tree=dict(fn='latr', ages=())), r'tree.ages=\(\) must name at least one age'),
-    (dict(tree=dict(fn='latr', ages=5)), r'tree.ages=5 must be a list of numbers, such as \[5\]'),
+    (dict(tree=dict(fn='latr', ages=5)), r'tree.ages=5 of .latr. must be a list of whole numbers'),
     (dict(tree=dict(fn='latr', limit=0)), 'tree.limit=0 must be at least 1 token'),
     (dict(tree=dict(fn='echo', starts=(0, 5))), r'tree.starts=\(0, 5\) must rise, with one of'),
     (dict(tree=dict(fn='echo', shares=(1.5,))), r'tree.shares=\(1.5,\) must each be from 0 to 1'),
