@@ -47,12 +47,10 @@ class Saver:
     return self
 
   def __exit__(self, kind: Any, *_: Any) -> None:
-    if kind is None:
-      self.wait()
-    elif (
-      self._thread is not None
-    ):  # what is told is the first error, but what is half written is finished
-      self._thread.join()
+    if self._thread is not None:
+      self._thread.join()  # what is half written is finished
+    if kind is None:  # else another error is told
+      self.check()
 
   def save(self, step: int, tree: Any, host: dict[str, Any]) -> None:
     """Writes `folder`/step_NNNNNN whole or not at all, then drops all but the newest.

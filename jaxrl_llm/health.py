@@ -23,9 +23,8 @@ class Bounds(NamedTuple):
   """When a row of metrics is bad: config.health."""
 
   entropy: float  # nats a token
-  probs_gap: (
-    float  # mean |p of the sampler − p of the trainer|; inf where weights may differ on purpose
-  )
+  # mean |p of the sampler − p of the trainer|; inf where weights may differ on purpose
+  probs_gap: float
   truncated: float  # share of rollouts
   failed: float  # share of rollouts
 

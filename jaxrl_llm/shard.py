@@ -76,6 +76,8 @@ def put(tree: Any, shardings: Any) -> Any:
 def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
   if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
     return leaf
+  if sharding.is_fully_addressable:
+    return jax.device_put(leaf, sharding)
   host = np.asarray(leaf)
   return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

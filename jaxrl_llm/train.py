@@ -68,7 +68,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 
 def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
   config, keep = parts.config, parts.config.checkpoint.keep
-  evaluate = _evaluator(parts, pool, folder, screen)
+  measure = _evaluator(parts, pool, folder, screen)
   with (
     preempt.Notice(alone=jax.process_count() == 1) as notice,
     checkpoint.Saver(folder.checkpoints, keep) as saver,
@@ -76,9 +76,9 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
     with notice.at_once():
       state, batch, flight, start = _begin(parts, folder, screen)
       if start == 0 or _due(config.eval.every, start):
-        evaluate(state.params, start)
-    call = steps.compile_split if config.mode == 'split' else steps.compile_step
-    call = call(parts.program)
+        measure(state.params, start)
+    compile_call = steps.compile_split if config.mode == 'split' else steps.compile_step
+    call = compile_call(parts.program)
     screen.say(_COMPILING[config.mode])
     first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
     with metrics.Writer(folder.metrics, first_row, writes) as writer:
@@ -100,12 +100,12 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
           raise preempt.Stopped
         if _due(config.eval.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
-            evaluate(state.params, index + 1)
+            measure(state.params, index + 1)
       if flight is not None:
         _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
     saver.wait()
     with notice.at_once():
-      final = evaluate(state.params, config.steps)
+      final = measure(state.params, config.steps)
   screen.finish(folder.root)
   return final
 
@@ -212,7 +212,7 @@ def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
     return lambda params, step: {}
   told = parts.config.eval
   decode = parts.model.tokenizer.decode
-  measure = evaluate.make_evaluator(
+  evaluator = evaluate.make_evaluator(
     parts.program, parts.tables.held_out, decode, pool, told.samples, told.sampling
   )
 
@@ -220,7 +220,7 @@ def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
     known = folder.read_eval(step)
     if known is None:
       screen.say(f'evaluating at step {step}')
-      known, rows = measure(params)
+      known, rows = evaluator(params)
       folder.write_eval(step, known, rows)
     screen.evaluation(step, known)
     return known

@@ -18,7 +18,7 @@ PACKAGE = 'jaxrl_llm'
 # named is a stage: objective, generate, grade, control, replay, data, checkpoint, metrics, …
 STAGE = 2
 LAYERS = (
-  ('types',),
+  ('defaults', 'types'),
   ('config', 'models', 'shard', 'hlo'),
   (),
   ('program',),

@@ -363,9 +363,8 @@ def tests(link: Link, job: dict[str, Any], verdict: Any) -> None:
     verdict.flush()
     loaded = link.loaded()
     names = Names(link, (job['entry'],))
-    with contextlib.suppress(
-      Exception
-    ):  # a prompt may be the beginning of a program and no program
+    # A prompt may be the beginning of a program and no program.
+    with contextlib.suppress(Exception):
       exec(job['prompt'], names)
       names.pop(job['entry'], None)
     if job['setup'] and not _passes(lambda: exec(job['setup'], names), link):

@@ -8,7 +8,6 @@ worker dies.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import multiprocessing
 import multiprocessing.context
@@ -67,7 +66,6 @@ class Pool:
   def __init__(self, spec: Any):
     """Raises UserError for a grader that does not resolve or a bad setting of the workers."""
     self.spec = dict(spec)
-    _check_installed(self.spec)
     self._graders = [part.grader for part in resolve_parts(self.spec)]
     self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
     self._result = worker.result(len(self._graders))
@@ -158,14 +156,6 @@ class Pool:
       except RuntimeError:  # broken since the last call: an idle worker died
         self.close()
     raise RuntimeError('grading workers cannot be started; their log says why')
-
-
-def _check_installed(spec: dict[str, Any]) -> None:
-  named = {part['fn'] for part in (spec, *spec.get('parts', ())) if hasattr(part, 'items')}
-  if 'math_verify' in named and importlib.util.find_spec('math_verify') is None:
-    raise UserError(
-      "config.grade.fn='math_verify' needs math-verify; install the extra: pip install 'jaxrl_llm[math]'."
-    )
 
 
 class _Job:

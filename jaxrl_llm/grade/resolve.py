@@ -19,8 +19,8 @@ from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
 
-# These settings of config.grade belong to the pool or to what is done with rewards, the others to the grader.
-OTHER_SETTINGS = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed', 'right', 'parts')
+# Grader → the package that it needs, which an extra of this name installs.
+_NEEDS = dict(gym=('reasoning-gym', 'gym'), math_verify=('math-verify', 'math'))
 
 
 class Part(NamedTuple):
@@ -74,17 +74,18 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
   """config.grade, or one of its parts at `where`, → f(text, row) -> float. Source: none.
 
   Raises UserError for an unknown name or setting, a module that does not import, a function of no convention of
-  adapters.py, `gym` without reasoning-gym, or a grader of code without a sandbox: all before anything
+  adapters.py, a grader without the package it needs, or a grader of code without a sandbox: all before anything
   compiles.
   """
   deadline_s = spec.get('deadline_s', math.inf)
-  spec = {key: value for key, value in dict(spec).items() if key not in OTHER_SETTINGS}
+  spec = {key: value for key, value in dict(spec).items() if key not in config.KEPT['config.grade']}
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
     return _own(fn, {key: value for key, value in spec.items() if key != 'fn'}, where)
-  if fn == 'gym' and importlib.util.find_spec('reasoning_gym') is None:
+  package, extra = _NEEDS.get(str(fn), ('', ''))
+  if package and importlib.util.find_spec(package.replace('-', '_')) is None:
     raise UserError(
-      f"config.{where}.fn='gym' needs reasoning-gym; install the extra: pip install 'jaxrl_llm[gym]'."
+      f"config.{where}.fn={fn!r} needs {package}; install the extra: pip install 'jaxrl_llm[{extra}]'."
     )
   try:
     if isinstance(fn, str) and fn in config.choices(code):
@@ -100,7 +101,7 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
 
 
 def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grader:
-  """A grader of code whose settings hold, on a machine that has a sandbox for it."""
+  """A grader of code whose settings are in range, on a machine that has a sandbox for it."""
   told = {p.name: p.default for p in inspect.signature(grader.func).parameters.values()}
   told |= grader.keywords
   if not _finite(told['wall_s']) or not 0 < told['wall_s'] < deadline_s:
@@ -109,13 +110,10 @@ def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grad
       f'config.grade.deadline_s={deadline_s!r}.'
     )
   for name, least in (('program_mb', 64), ('processes', 1)):
-    if type(told[name]) is not int or told[name] < least:
+    if told[name] < least:
       raise UserError(
         f'config.{where}.{name}={told[name]!r} must be a whole number from {least} up.'
       )
-  for name in ('share', 'packages'):
-    if not isinstance(told.get(name, False), bool):
-      raise UserError(f'config.{where}.{name}={told[name]!r} must be True or False.')
   if not _finite(told.get('tolerance', 0.0)) or told.get('tolerance', 0.0) < 0:
     raise UserError(f'config.{where}.tolerance={told["tolerance"]!r} must be a number from 0 up.')
   sandbox.require(f'config.{where}.fn={grader.func.__name__!r}')

@@ -34,9 +34,8 @@ class Limits(NamedTuple):
   """What an item may take."""
 
   deadline_s: float  # of the clock
-  cpu_s: (
-    float  # of this process's processors, all threads together; children of its own not counted
-  )
+  # of this process's processors, all threads together; children of its own not counted
+  cpu_s: float
   memory_mb: int  # beyond what a worker has when it is ready; children of its own get no more each
 
 

@@ -383,7 +383,7 @@ def _detached(weight, tokens):
 
 
 def _one_side(ratio, advantage, low, high):
-  return ~(((advantage > 0) & (ratio > high)) | ((advantage < 0) & (ratio < low)))
+  return ~_beyond(ratio > high, ratio < low, advantage)
 
 
 def _kept(keep, log_ratio, tokens, corrected):
@@ -396,6 +396,5 @@ def _beyond(up, down, advantage):
 
 
 def _harmful(log_ratio, tokens):
-  advantage = tokens.advantage_BxT
-  harmful = ((advantage > 0) & (log_ratio > 0)) | ((advantage < 0) & (log_ratio < 0))
+  harmful = _beyond(log_ratio > 0, log_ratio < 0, tokens.advantage_BxT)
   return log_ratio**2, harmful & (tokens.mask_BxT > 0)

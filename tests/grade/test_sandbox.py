@@ -21,7 +21,8 @@ from jaxrl_llm.types import UserError
 ROOT = pathlib.Path(__file__).parents[2]
 LIMITS = Limits(wall_s=20.0, disk_mb=16, output_kb=64)
 
-# Attacks that end by themselves begin with this. `tried` tells what succeeded: nothing may.
+# Attacks that end by themselves begin with this, in the folder that they may write in. `tried` tells what succeeded:
+# nothing may.
 PRELUDE = """
 import ctypes, json, os, signal, socket, sys, threading, time
 told, got = json.load(open('/dev/stdin')), []
@@ -75,7 +76,7 @@ for path in ('/box/attack.py', '/dev/stdin', os.__file__):
   tried(path, lambda: os.remove(path))
   tried(path, lambda: os.chmod(path, 0o777))
 """,
-  leave_by_link="os.symlink(told['secret'], '/tmp/link'); tried('read', lambda: open('/tmp/link').read())",
+  leave_by_link="os.symlink(told['secret'], 'link'); tried('read', lambda: open('link').read())",
   leave_by_chroot="tried('chroot', lambda: os.chroot('/tmp'))",
   become_root="""
 for become in (os.setuid, os.setgid, os.seteuid):
@@ -84,13 +85,13 @@ tried('groups', lambda: os.setgroups([0]))
 if 0 in (os.getuid(), os.geteuid(), os.getgid()) : got.append(os.getuid())
 """,
   suid="""
-open('/tmp/id', 'w').write('#!/bin/sh')
-tried('owned', lambda: os.chown('/tmp/id', 0, 0))
-os.chmod('/tmp/id', 0o6755)
-tried('ran', lambda: os.execv('/tmp/id', ['id']))
+open('id', 'w').write('#!/bin/sh')
+tried('owned', lambda: os.chown('id', 0, 0))
+os.chmod('id', 0o6755)
+tried('ran', lambda: os.execv('./id', ['id']))
 """,
   devices="""
-tried('made', lambda: os.mknod('/tmp/mem', 0o20666, os.makedev(1, 1)))
+tried('made', lambda: os.mknod('mem', 0o20666, os.makedev(1, 1)))
 for name in ('mem', 'kmem', 'vda', 'sda', 'kvm', 'nvidia0', 'fuse', 'tty', 'ptmx'):
   tried(name, lambda: open('/dev/' + name))
 """,
@@ -157,7 +158,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 written = 0
 for name in range(4):  # a file alone has its own limit
   try:
-    with open(f'/tmp/{name}', 'wb', 0) as file:
+    with open(str(name), 'wb', 0) as file:
       while True:
         written += file.write(bytes(1 << 20))
   except OSError:
@@ -166,7 +167,7 @@ if not 0 < written <= 16 << 20: got.append(written)
 """,
   long_file="""
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-tried('long', lambda: os.truncate(os.open('/tmp/a', os.O_CREAT | os.O_RDWR), 1 << 30))
+tried('long', lambda: os.truncate(os.open('a', os.O_CREAT | os.O_RDWR), 1 << 30))
 """,
 )  # fmt: skip
 
@@ -228,16 +229,19 @@ def test_what_is_tried_fails_and_the_program_goes_on(name, prizes):
   assert (found.outcome, found.code, found.stdout) == (DONE, 0, b'[]\n'), found
 
 
-def test_outside_a_sandbox_the_prizes_can_be_had(prizes):
+def test_outside_a_sandbox_the_prizes_can_be_had(prizes, tmp_path):
   """Else the attacks above prove nothing."""
   names = (
     *('project', 'secret_file', 'passwd', 'own_proc', 'environment', 'leave_by_link'),
     *('loopback', 'unix_socket', 'abstract_socket'),
   )
   for name in names:
-    source = (PRELUDE + HOLDS[name] + END).replace('/tmp/link', prizes['unix'] + '-link')
     done = subprocess.run(
-      [sys.executable, '-c', source], input=json.dumps(prizes), capture_output=True, text=True
+      [sys.executable, '-c', PRELUDE + HOLDS[name] + END],
+      input=json.dumps(prizes),
+      capture_output=True,
+      text=True,
+      cwd=tmp_path,
     )
     assert done.stdout not in ('', '[]\n'), (name, done.stderr)
 
