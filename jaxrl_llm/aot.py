@@ -277,7 +277,7 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   placed = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, np.dtype(spec.dtype), sharding=s),
     params,
-    shard.decode_layout(params, program.mesh),
+    shard.decode_layout(params, program.mesh, program.rules),
   )
   if not model.tied:
     placed.pop('embed')  # a few rows of it
@@ -343,7 +343,7 @@ def _first_line(error: Exception) -> str:
 
 def table(report: dict[str, Any]) -> str:
   """The report as text. Source: none."""
-  mesh = ' × '.join(f'{k} {v}' for k, v in report['mesh'].items())
+  mesh = shard.told(report['mesh'])
   lines = [
     f'{report["model"]}, {report["parameters"] / 1e9:.2f}e9 parameters, {report["dtype"]}, on '
     f'{report["topology"]} ({report["devices"]} × {report["device_kind"]}; {mesh})',

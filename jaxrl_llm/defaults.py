@@ -166,7 +166,16 @@ def default() -> ml_collections.ConfigDict:
     stop=(),  # non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward, truncated
   )
   c.rollouts_every = 1  # steps between rollout files
-  c.mesh = dict(data=1, fsdp=-1, tensor=1)  # -1 = all devices that are left
+  # devices along each axis; -1 = all that are left
+  c.mesh = dict(
+    data=1,  # rows, and a whole copy of the weights each
+    fsdp=-1,  # rows, and a part of the weights each, gathered layer by layer while learning
+    context=1,  # rows while sampling; while learning, parts of each row: for rows too long for one device
+    expert=1,  # experts of a mixture
+    tensor=1,  # heads and features: exchanges in every layer, so few and close
+    # (regular expression over a parameter's path, axes) that stand before the usual ones; --mode=layout shows them
+    rules=(),
+  )
   # supervised warm start through the same update
   c.sft = dict(steps=0, learning_rate=3e-3, prompts=64)
   return c

@@ -70,7 +70,7 @@ def devices(topology: str) -> list[Device]:
 def rows(program: Program) -> list[Row]:
   """Every parameter in the order of the model; those of all layers in one row. Source: none."""
   params = steps.abstract_state(program).params
-  decode = shard.decode_layout(params, program.mesh)
+  decode = shard.decode_layout(params, program.mesh, program.rules)
   size, found = np.dtype(program.generate.dtype).itemsize, {}
   places = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))
   for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(params), places, strict=True):
@@ -105,7 +105,7 @@ def state_bytes(program: Program) -> dict[str, int]:
 
 def table(model: str, program: Program, found: list[Row], state: dict[str, int]) -> str:
   """As text. Source: none."""
-  mesh = ' × '.join(f'{axis} {size}' for axis, size in program.mesh.shape.items())
+  mesh = shard.told(program.mesh.shape)
   wide = max(len(row.name) for row in found)
   lines = [
     f'{model} on {program.mesh.size} devices ({mesh}); MiB per device',

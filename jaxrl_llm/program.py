@@ -35,6 +35,7 @@ class Program(NamedTuple):
 
   model: ModelConfig
   mesh: jax.sharding.Mesh
+  rules: tuple  # which axes of the mesh a parameter is cut over, by its path: shard.RULES and what the config adds
   method: objective.Method
   optimizer: optax.GradientTransformation
   schedule: Callable
@@ -71,7 +72,7 @@ def check_rows(config: Any, mesh: jax.sharding.Mesh) -> None:
   if config.prompts // config.updates_per_rollout % shard.rows_shards(mesh):
     raise UserError(
       f'config.prompts={config.prompts} (over updates_per_rollout={config.updates_per_rollout}) is '
-      f'not a multiple of data × fsdp = {shard.rows_shards(mesh)} devices; change one of them.'
+      f'not a multiple of data × fsdp × context = {shard.rows_shards(mesh)} devices; change one of them.'
     )
 
 
@@ -94,19 +95,25 @@ def make_program(
   group = config.rollouts + _replays(config)
   rows = config.prompts * group // config.updates_per_rollout
   rows = min(rows, config.microbatch_rollouts or rows)
-  slice_rollouts = min(group, max(1, rows // shard.rows_shards(mesh)))
+  slice_rollouts = min(group, max(1, rows // shard.rows_shards(mesh, shard.LEARNT_ROWS)))
   slots, shards = config.generate.slots, shard.rows_shards(mesh)
   _check_together(config.generate)
   pruning = _pruning(config)
   if slots % shards or slots > config.prompts * config.rollouts:
     raise UserError(
-      f'config.generate.slots={slots} must be a multiple of data × fsdp = {shards} devices and at most '
+      f'config.generate.slots={slots} must be a multiple of data × fsdp × context = {shards} devices and at most '
       f'prompts × rollouts = {config.prompts * config.rollouts}; 0 stands for all of them.'
     )
-  if not config.generate.lockstep and mesh.shape['tensor'] > 1:
+  for axis in ('expert', 'tensor'):
+    if not config.generate.lockstep and mesh.shape[axis] > 1:
+      raise UserError(
+        f'config.generate.lockstep=False needs config.mesh.{axis}=1, not {mesh.shape[axis]}: shards of '
+        f'rows that end apart wait for each other in the sums over {axis} for ever.'
+      )
+  if mesh.shape['expert'] > 1 and (model.experts or 1) % mesh.shape['expert']:
     raise UserError(
-      f'config.generate.lockstep=False needs config.mesh.tensor=1, not {mesh.shape["tensor"]}: shards of '
-      'rows that end apart wait for each other in the sums over tensor for ever.'
+      f'config.mesh.expert={mesh.shape["expert"]} does not divide the {model.experts} experts of the model; set it '
+      'to a divisor, or to 1 for a model without experts.'
     )
   draft = pick(speculate, config.generate.draft, 'generate.draft')
   cache_dtype = config.generate.cache_dtype
@@ -118,6 +125,7 @@ def make_program(
   return Program(
     model=model,
     mesh=mesh,
+    rules=shard.rules(config.mesh.get('rules', ())),
     method=method,
     optimizer=optimizer,
     schedule=schedule,

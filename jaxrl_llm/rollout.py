@@ -15,6 +15,7 @@ from jaxrl_llm.program import Program
 from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, TrainState, UserError
 
 
+@shard.on_mesh
 def generate(
   program: Program,
   state: TrainState,
@@ -34,7 +35,9 @@ def generate(
       "config.generate.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
     )
   params = jax.tree.map(lambda x: x.astype(program.generate.dtype), state.params)
-  params = jax.lax.with_sharding_constraint(params, shard.decode_layout(params, program.mesh))
+  params = jax.lax.with_sharding_constraint(
+    params, shard.decode_layout(params, program.mesh, program.rules)
+  )
   metrics = {}
   if program.same_noise:
     prompts = prompts._replace(born_P=jnp.zeros_like(prompts.born_P))

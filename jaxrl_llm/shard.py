@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.types import UserError
 
-AXES = ('data', 'fsdp', 'tensor')
-ROWS = ('data', 'fsdp')  # what a batch is cut over
+# The last are neighbours: what exchanges most often stands there.
+AXES = ('data', 'fsdp', 'context', 'expert', 'tensor')
+ROWS = ('data', 'fsdp', 'context')  # what a batch is cut over, and sampling
+LEARNT_ROWS = (
+  'data',
+  'fsdp',
+)  # what it is cut over while it is learnt: 'context' cuts each row's tokens then
 
 # (regular expression over the path, axes): the first match counts. Optimizer moments end in the same path.
 RULES = (
+  (r'experts/(gate|up)/kernel$', ('expert', 'fsdp', 'tensor')),
+  (r'experts/down/kernel$', ('expert', 'tensor', 'fsdp')),
+  (r'experts/router/kernel$', ('fsdp', None)),
   (r'embed/embedding$', ('tensor', 'fsdp')),
   (r'(q|k|v|gate|up)/kernel$', ('fsdp', 'tensor')),
   (r'(o|down)/kernel$', ('tensor', 'fsdp')),
@@ -26,29 +36,71 @@ RULES = (
 )
 
 
+def rules(own: Any) -> tuple:
+  """RULES, with `own` (pattern, axes) pairs in front. Raises UserError for what is no such pair. Source: none."""
+  for pair in own:
+    good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)
+    axes = pair[1] if good else ()
+    if not good or not isinstance(axes, tuple | list) or not {*axes} <= {*AXES, None}:
+      raise UserError(
+        f'config.mesh.rules holds {pair!r}; each must be (regular expression, axes), one of '
+        f'{", ".join(AXES)} or None for each dimension.'
+      )
+    try:
+      re.compile(pair[0])
+    except re.error as error:
+      raise UserError(
+        f'config.mesh.rules: {pair[0]!r} is no regular expression ({error}); correct it.'
+      ) from error
+  return (*((pattern, tuple(axes)) for pattern, axes in own), *RULES)
+
+
 def make_mesh(config: Any, devices: list | None = None) -> Mesh:
-  """A mesh of `config.data` × `config.fsdp` × `config.tensor` devices; one of them may be −1.
+  """A mesh of as many devices as the AXES in `config` say; one of them may be −1. TPUs are laid along their links.
 
   Raises UserError when the product is not the number of devices. Source: none.
   """
   devices = devices or jax.devices()
-  sizes = [config[axis] for axis in AXES]
+  sizes = [config.get(axis, 1) for axis in AXES]
   known = math.prod(s for s in sizes if s != -1)
   if sizes.count(-1) == 1 and len(devices) % known == 0:
     sizes = [len(devices) // known if s == -1 else s for s in sizes]
   if min(sizes) < 1 or math.prod(sizes) > len(devices):
-    told = ', '.join(f'{a}={config[a]}' for a in AXES)
+    told = ', '.join(f'{a}={size}' for a, size in zip(AXES, sizes, strict=True))
     raise UserError(
       f'config.mesh ({told}) does not fit {len(devices)} devices; '
       'let the product be that number, or set one axis to -1.'
     )
-  used = np.array(devices[: math.prod(sizes)]).reshape(sizes)
-  return Mesh(used, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  used = devices[: math.prod(sizes)]
+  return Mesh(_grid(used, sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def rows_shards(mesh: Mesh) -> int:
+def _grid(devices: list, sizes: list[int]) -> np.ndarray:
+  """In the order that jax lists them, chips that stand beside each other need not follow each other."""
+  if hasattr(devices[0], 'coords'):
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+  return np.array(devices).reshape(sizes)
+
+
+def told(sizes: Mapping[str, int]) -> str:
+  """Of a mesh, 'fsdp 4 × tensor 2': the axes that cut anything. Source: none."""
+  return ' × '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1) or 'nothing cut'
+
+
+def rows_shards(mesh: Mesh, axes: tuple[str, ...] = ROWS) -> int:
   """Into how many parts a batch is cut. Source: none."""
-  return math.prod(mesh.shape[axis] for axis in ROWS)
+  return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def on_mesh(fn: Callable) -> Callable:
+  """fn(program, …) with `program.mesh` as the one that its parts ask for. Source: none."""
+
+  @functools.wraps(fn)
+  def run(program, *args, **keywords):
+    with jax.sharding.use_abstract_mesh(program.mesh.abstract_mesh):
+      return fn(program, *args, **keywords)
+
+  return run
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -57,7 +109,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-  """The first dimension cut over data and fsdp. Source: none."""
+  """The first dimension cut over ROWS. Source: none."""
   return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
@@ -115,7 +167,7 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> An
     if len(axes) != len(leaf.shape):
       axes = ()
     kept = [
-      a if a not in drop and leaf.shape[i] % mesh.shape[a] == 0 else None
+      a if a and a not in drop and leaf.shape[i] % mesh.shape[a] == 0 else None
       for i, a in enumerate(axes)
     ]
     return NamedSharding(mesh, PartitionSpec(*kept))
@@ -124,7 +176,7 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> An
 
 
 def cache_layout(tree: Any, mesh: Mesh) -> Any:
-  """Of keys and values [rows, heads, …]: rows over data and fsdp, heads over tensor where it divides them.
+  """Of keys and values [rows, heads, …]: rows over ROWS, heads over tensor where it divides them.
 
   Arrays of rows or prompts alone as rows. Source: none.
   """
@@ -137,7 +189,7 @@ def cache_layout(tree: Any, mesh: Mesh) -> Any:
 
 
 def decode_layout(params: Any, mesh: Mesh, rules=RULES) -> Any:
-  """The layout while sampling: tensor parallel, whole on data and fsdp, so no gather in the loop.
+  """The layout while sampling: cut over experts and tensor, whole on the others, so no gather in the loop.
 
   Source: none.
   """

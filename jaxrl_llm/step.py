@@ -44,15 +44,15 @@ def step(
 
 def init_state(program: Program, params: Any, teacher: Any = None) -> TrainState:
   """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one. Source: none."""
-  given = shard.put((params, teacher), shard.layout((params, teacher), program.mesh))
+  given = shard.put((params, teacher), _cut(program, (params, teacher)))
   make = functools.partial(_fresh, program)
-  shardings = _layout(jax.eval_shape(make, *given), program.mesh)
+  shardings = _layout(program, jax.eval_shape(make, *given))
   return jax.jit(make, out_shardings=shardings)(*given)
 
 
 def with_teacher(program: Program, state: TrainState, teacher: Any) -> TrainState:
   """A state that was saved without its teacher, and the teacher's parameters from anywhere. Source: none."""
-  return state._replace(teacher=shard.put(teacher, shard.layout(teacher, program.mesh)))
+  return state._replace(teacher=shard.put(teacher, _cut(program, teacher)))
 
 
 def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
@@ -82,9 +82,13 @@ def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
   )
 
 
-def _layout(shapes: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
-  placed = shard.layout(shapes._replace(carried=()), mesh)
-  return placed._replace(carried=shard.cache_layout(shapes.carried, mesh))
+def _layout(program: Program, shapes: TrainState) -> TrainState:
+  placed = _cut(program, shapes._replace(carried=()))
+  return placed._replace(carried=shard.cache_layout(shapes.carried, program.mesh))
+
+
+def _cut(program: Program, tree: Any) -> Any:
+  return shard.layout(tree, program.mesh, program.rules)
 
 
 def abstract_state(program: Program) -> TrainState:
@@ -96,7 +100,7 @@ def abstract_state(program: Program) -> TrainState:
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
-    _layout(shapes, program.mesh),
+    _layout(program, shapes),
   )
 
 

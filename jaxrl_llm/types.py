@@ -119,7 +119,7 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """The shape of a dense decoder: Llama, Qwen2, Qwen2.5 and Qwen3 by setting."""
+  """The shape of a decoder. Llama's are the defaults; the other families differ by what is set here."""
 
   vocab: int
   width: int
@@ -127,7 +127,7 @@ class ModelConfig:
   heads: int
   kv_heads: int
   head_dim: int
-  mlp: int
+  mlp: int  # of one expert, where there are experts
   max_tokens: int  # longest context the model was made for
   rope_theta: float = 10000.0
   # Hugging Face's rope_scaling as sorted (name, value) pairs, so that the config stays hashable.
@@ -136,8 +136,24 @@ class ModelConfig:
   qkv_bias: bool = False
   out_bias: bool = False
   mlp_bias: bool = False
-  qk_norm: bool = False
+  qk_norm: str = ''  # RMS norm of queries and keys: '' none, 'head' each head's, 'all' those of all heads at once
   tied: bool = True
+  family: str = (
+    'llama'  # Hugging Face's model_type: names tensors and tells nothing about their use
+  )
+  activation: str = 'silu'  # or gelu_tanh
+  norms: str = 'before'  # RMS norms of attention and MLP stand before them, after, or both
+  window: int = 0  # tokens that a sliding layer sees, the query's own among them
+  sliding: tuple[bool, ...] = ()  # per layer; () = none slides
+  sliding_rope_theta: float = 0.0  # of sliding layers, without scaling; 0 = they are as the others
+  unrotated: tuple[bool, ...] = ()  # per layer: no rotary embedding; () = all have one
+  query_scale: float = 0.0  # on q·k; 0 = 1 / √head_dim
+  attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = as they are
+  logit_cap: float = 0.0  # the same of logits
+  embed_scale: float = 1.0  # on embeddings, not on the head tied to them
+  experts: int = 0  # E; 0 = a dense MLP
+  experts_per_token: int = 0
+  norm_top_k: bool = False  # the chosen experts' weights add up to 1
 
 
 class Model(NamedTuple):

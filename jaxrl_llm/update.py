@@ -8,18 +8,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_llm import companion, demonstrate, objective
+from jaxrl_llm import companion, demonstrate, objective, shard
 from jaxrl_llm.generate import judge
 from jaxrl_llm.passes import by_prompt, by_row, leverage, rescore, scores, slices
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, TrainState
 
 
+@shard.on_mesh
 def update(
   program: Program, state: TrainState, batch: Batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
+  if program.mesh.shape['context'] > 1:
+    # Only the few numbers of a batch: what is made of them is cut over 'context' token by token.
+    rows = NamedSharding(program.mesh, PartitionSpec(shard.LEARNT_ROWS))
+    batch = jax.lax.with_sharding_constraint(batch, rows)
   learn = lambda: _learn(program, state, batch)  # noqa: E731
   if not program.idles:
     return learn()

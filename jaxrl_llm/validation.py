@@ -17,8 +17,8 @@ def sized(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> ml_colle
   _complete(config, default(), 'config')
   config = config.copy_and_resolve_references()
   if config.prompts == 0:
-    tensor = max(config.mesh.tensor, 1)
-    shards = max(len(devices) // tensor, 1)
+    each = max(config.mesh.tensor, 1) * max(config.mesh.expert, 1)  # devices that share rows
+    shards = max(len(devices) // each, 1)
     wanted = 4 if devices[0].platform == 'cpu' else 64
     config.prompts = math.ceil(wanted / shards) * shards
   return config
@@ -258,10 +258,11 @@ def _rows_of(c: ml_collections.ConfigDict) -> str:
 
 
 def _check_mesh(mesh: ml_collections.ConfigDict) -> None:
-  for axis, size in mesh.items():
+  sizes = {axis: size for axis, size in mesh.items() if axis != 'rules'}
+  for axis, size in sizes.items():
     if not (size == -1 or size >= 1):
       raise UserError(f'config.mesh.{axis}={size} must be at least 1, or -1 for all that is left.')
-  rest = [axis for axis, size in mesh.items() if size == -1]
+  rest = [axis for axis, size in sizes.items() if size == -1]
   if len(rest) > 1:
     raise UserError(
       f'config.mesh.{rest[0]} and config.mesh.{rest[1]} are both -1; one axis can take all that is '

@@ -35,7 +35,7 @@ def program(name, devices=1, **changes):
     for field, value in changes.items():
       c[field] = value
   if devices == 8:
-    c.mesh = dict(data=2, fsdp=2, tensor=2)
+    c.mesh.update(data=2, fsdp=2, tensor=2)
   validation.validate(c)
   return make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:devices]))
 

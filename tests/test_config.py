@@ -177,7 +177,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
     ('objective.trust.high=0.3', 'objective.trust.high', 0.3),
     ('objective.trust.delta=3', 'objective.trust.delta', 3),
     ('objective.trust.kind=soft', 'objective.trust.kind', 'soft'),
-    ('mesh={"data": 2}', 'mesh', dict(data=2, fsdp=-1, tensor=1)),
+    ('mesh={"data": 2}', 'mesh', configs.default().mesh.to_dict() | dict(data=2)),
     ('objective.trust={"fn": "none"}', 'objective.trust', dict(fn='none')),
     ('objective.trust.fn=none', 'objective.trust', dict(fn='none')),
     ('objective.trust.fn=clip', 'objective.trust', dict(fn='clip', low=0.2, high=0.2)),
@@ -304,7 +304,7 @@ def change(config, field: str, value) -> None:
     ('prompts', ..., 'config.prompts is missing'),
     ('optimizer.eps', ..., 'config.optimizer.eps is missing'),
     ('mesh', ..., 'config.mesh is missing'),
-    ('mesh', 3, 'config.mesh=3 must be a dict of: data, fsdp, tensor'),
+    ('mesh', 3, 'config.mesh=3 must be a dict of: context, data, expert, fsdp, rules, tensor'),
     (
       'objective.trust.fn',
       ...,

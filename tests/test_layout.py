@@ -41,7 +41,7 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
   argv = ['--mode=layout', f'--config={config}', '--topology=4', f'--report={report}']
   assert main.main(argv) == 0
   out = capsys.readouterr().out
-  assert 'scratch on 4 devices (data 1 × fsdp 2 × tensor 2)' in out
+  assert 'scratch on 4 devices (fsdp 2 × tensor 2)' in out
   line = next(x for x in out.splitlines() if x.startswith('layers/*/q/kernel'))
   assert line.split() == [
     'layers/*/q/kernel',

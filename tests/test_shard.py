@@ -25,7 +25,7 @@ MODEL = ModelConfig(
 
 def test_one_axis_takes_what_the_others_leave():
   mesh = shard.make_mesh(dict(data=2, fsdp=-1, tensor=2), jax.devices())
-  assert dict(mesh.shape) == dict(data=2, fsdp=2, tensor=2)
+  assert dict(mesh.shape) == dict(data=2, fsdp=2, context=1, expert=1, tensor=2)
   assert shard.rows_shards(mesh) == 4
   assert dict(shard.make_mesh(dict(data=1, fsdp=2, tensor=1), jax.devices()).shape)['fsdp'] == 2
 
@@ -33,7 +33,7 @@ def test_one_axis_takes_what_the_others_leave():
 @pytest.mark.parametrize('sizes', [(3, -1, 1), (-1, -1, 1), (16, 1, 1), (0, 8, 1)])
 def test_a_mesh_that_does_not_fit_says_so(sizes):
   with pytest.raises(UserError, match='does not fit 8 devices'):
-    shard.make_mesh(dict(zip(shard.AXES, sizes, strict=True)), jax.devices())
+    shard.make_mesh(dict(zip(('data', 'fsdp', 'tensor'), sizes, strict=True)), jax.devices())
 
 
 def test_parameters_lie_as_the_rules_say_and_where_they_divide():

@@ -137,7 +137,7 @@ def everything():
 
 def on(devices, mesh, **changes):
   c = config(**changes)
-  c.mesh = mesh
+  c.mesh.update(mesh)
   return make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:devices]))
 
 

@@ -146,16 +146,19 @@ def decode(fixed: slots.Fixed, carry: slots.Carry) -> tuple[jax.Array, decoder.C
   """
   W, (row_S, at_S) = _width(carry), slots.bounded(fixed, carry)
   age_W = (carry.column - jnp.arange(W)) % W
+  age_W = (carry.column - jnp.arange(W)) % W
   prompt_S = row_S // fixed.spec.rollouts
+  position_Sx1 = (fixed.prompts.length_P[prompt_S] + at_S)[:, None]
   hidden, cache = decoder.apply(
     fixed.model,
     fixed.params,
     carry.rollout.tokens_BxT[row_S, at_S][:, None],
-    (fixed.prompts.length_P[prompt_S] + at_S)[:, None],
+    position_Sx1,
     (age_W[None] <= at_S[:, None])[:, None],
     shared=slots.prompts_of(fixed, prompt_S),
     cache=carry.cache,
     at=carry.column,
+    key_positions_BxS=position_Sx1 - age_W[None],
     dtype=fixed.spec.dtype,
   )
   return decoder.head(fixed.model, fixed.params, hidden[:, 0], fixed.spec.dtype), cache

@@ -119,15 +119,17 @@ def _iterate(fixed: slots.Fixed, settings: Settings, carry: _Carry) -> _Carry:
   place_SxQ = at_S[:, None] + jnp.arange(settings.draft + 1)[None]
   prompt_S = row_S // spec.rollouts
   input_SxQ = _inputs(spec, settings, loop.rollout, row_S, place_SxQ)
+  start_Sx1, column_W = fixed.prompts.length_P[prompt_S][:, None], jnp.arange(T + settings.draft)
   hidden, cache = decoder.apply(
     fixed.model,
     fixed.params,
     jnp.maximum(input_SxQ, 0),
-    fixed.prompts.length_P[prompt_S][:, None] + place_SxQ,
-    jnp.arange(T + settings.draft)[None, None] <= place_SxQ[:, :, None],
+    start_Sx1 + place_SxQ,
+    column_W[None, None] <= place_SxQ[:, :, None],
     shared=slots.prompts_of(fixed, prompt_S),
     cache=loop.cache,
     at=at_S,
+    key_positions_BxS=start_Sx1 + column_W[None],
     dtype=spec.dtype,
   )
   logits = decoder.head(fixed.model, fixed.params, hidden, spec.dtype)

@@ -16,8 +16,9 @@ HIDDEN = -1e30
 class Keys(NamedTuple):
   """Keys and values of one layer, and who may see them.
 
-  Own keys: arrays [B, K, S, d], mask [B, Q, S]. Shared keys: arrays [P, K, S, d], mask [P, S]; row b of
-  B = P * G sees those of prompt b // G. The order K before S keeps a decode step free of transposes.
+  Own keys: arrays [B, K, S, d], mask [B, Q, S]. Shared keys: arrays [P, K, S, d], mask [P, S] or
+  [P, G, Q, S]; row b of B = P * G sees those of prompt b // G. The order K before S keeps a decode step
+  free of transposes.
   """
 
   k: kvcache.Stored
@@ -25,17 +26,25 @@ class Keys(NamedTuple):
   mask: jax.Array
 
 
-def attend(q_BxQxHxd: jax.Array, own: Keys, shared: Keys | None = None) -> jax.Array:
-  """softmax(q·kᵀ/√d)·v with one softmax over own and shared keys → [B, Q, H, d].
+def attend(
+  q_BxQxHxd: jax.Array,
+  own: Keys,
+  shared: Keys | None = None,
+  *,
+  scale: float = 0.0,
+  cap: float = 0.0,
+) -> jax.Array:
+  """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d].
 
-  The shared part is read once per prompt, not once per row: that is where memory and bandwidth fall
-  by G. Scores and softmax are float32. Source: arXiv:2402.05099 (shared-prefix decomposition).
+  A scale of 0 stands for 1/√d; with a cap, scores s become cap·tanh(s / cap) (arXiv:2408.00118, Gemma 2). The
+  shared part is read once per prompt, not once per row: that is where memory and bandwidth fall by G. Scores
+  and softmax are float32. Source: arXiv:2402.05099 (shared-prefix decomposition).
   """
   B, Q, H, d = q_BxQxHxd.shape
   P = len(shared.mask) if shared is not None else B
   K = jax.tree.leaves(own.k)[0].shape[1]
-  q = q_BxQxHxd.reshape(P, B // P, Q, K, H // K, d) * (d**-0.5)
-  parts = [_own(q, own)] + ([] if shared is None else [_shared(q, shared)])
+  q = q_BxQxHxd.reshape(P, B // P, Q, K, H // K, d) * (scale or d**-0.5)
+  parts = [_own(q, own, cap)] + ([] if shared is None else [_shared(q, shared, cap)])
   # Two-part softmax: statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
   top = parts[0][0] if shared is None else jnp.maximum(parts[0][0], parts[1][0])
   top = jax.lax.stop_gradient(top)
@@ -48,7 +57,7 @@ def attend(q_BxQxHxd: jax.Array, own: Keys, shared: Keys | None = None) -> jax.A
   return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, d)
 
 
-def _own(q, keys: Keys):
+def _own(q, keys: Keys, cap: float):
   """Largest score per query, and a function from the softmax's reference to (Σ weights, Σ weights·v)."""
   P, G, Q, K, R, d = q.shape
   # Rows stay one axis next to the cache: split in two, XLA repeats the cache's update inside what
@@ -58,7 +67,7 @@ def _own(q, keys: Keys):
   v, v_scale = kvcache.read(keys.v, q.dtype)
   score = jnp.einsum('bqkrd,bksd->bkqrs', q, k, preferred_element_type=jnp.float32)
   score = score if k_scale is None else score * k_scale[:, :, None, None]
-  score = jnp.where(keys.mask[:, None, :, None, :], score, HIDDEN)
+  score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), HIDDEN)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
   def weigh(top):
@@ -72,13 +81,14 @@ def _own(q, keys: Keys):
   return group(score.max(-1)), weigh
 
 
-def _shared(q, keys: Keys):
+def _shared(q, keys: Keys, cap: float):
   """As `_own`, for keys that all G rows of a prompt see."""
   k, k_scale = kvcache.read(keys.k, q.dtype)
   v, v_scale = kvcache.read(keys.v, q.dtype)
   score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, k, preferred_element_type=jnp.float32)
   score = score if k_scale is None else score * k_scale[:, :, None, None, None]
-  score = jnp.where(keys.mask[:, None, None, None, None, :], score, HIDDEN)
+  mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask
+  score = jnp.where(mask[:, None, :, :, None], _capped(score, cap), HIDDEN)
 
   def weigh(top):
     weight = jnp.exp(score - top.swapaxes(1, 2)[..., None])
@@ -89,3 +99,7 @@ def _shared(q, keys: Keys):
     return weight.sum(-1).swapaxes(1, 2), value.swapaxes(1, 2)
 
   return score.max(-1).swapaxes(1, 2), weigh
+
+
+def _capped(score: jax.Array, cap: float) -> jax.Array:
+  return cap * jnp.tanh(score / cap) if cap else score

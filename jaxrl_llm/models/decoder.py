@@ -1,4 +1,4 @@
-"""One dense decoder for Llama, Qwen2, Qwen2.5 and Qwen3: flax modules inside, pure functions at the border."""
+"""One decoder for all families, told apart by ModelConfig: flax modules inside, pure functions at the border."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import attention, kvcache, linear, rotary
+from jaxrl_llm.models import attention, kvcache, linear, moe, rotary, spans
+from jaxrl_llm.models.activation import activate
+from jaxrl_llm.models.sight import Sight, kinds, sights
 from jaxrl_llm.types import Array, ModelConfig
 
 # One (k, v) per layer, each [rows, K, S, d]; or, of `remat`, one pair of [layers, rows, K, S, d].
@@ -18,7 +20,7 @@ Cache = list[Pair] | Pair
 
 
 class Block(nnx.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x))."""
+  """x + attention(norm(x)), then x + mlp(norm(x)); some families also or only norm what is added."""
 
   def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
     D, F, d = config.width, config.mlp, config.head_dim
@@ -26,35 +28,56 @@ class Block(nnx.Module):
     dense = functools.partial(nnx.Linear, rngs=rngs, **matmul)
     norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     self.config = config
-    self.attn_norm = norm(D)
     self.q = dense(D, config.heads * d, use_bias=config.qkv_bias)
     self.k = dense(D, config.kv_heads * d, use_bias=config.qkv_bias)
     self.v = dense(D, config.kv_heads * d, use_bias=config.qkv_bias)
     self.o = dense(config.heads * d, D, use_bias=config.out_bias)
     if config.qk_norm:
-      self.q_norm, self.k_norm = norm(d), norm(d)
-    self.mlp_norm = norm(D)
-    self.gate = dense(D, F, use_bias=config.mlp_bias)
-    self.up = dense(D, F, use_bias=config.mlp_bias)
-    self.down = dense(F, D, use_bias=config.mlp_bias)
+      heads = (1, 1) if config.qk_norm == 'head' else (config.heads, config.kv_heads)
+      self.q_norm, self.k_norm = (norm(n * d) for n in heads)
+    if config.norms != 'after':
+      self.attn_norm, self.mlp_norm = norm(D), norm(D)
+    if config.norms != 'before':
+      self.attn_post_norm, self.mlp_post_norm = norm(D), norm(D)
+    if config.experts:
+      self.experts = moe.Experts(config, dtype, rngs)
+    else:
+      self.gate = dense(D, F, use_bias=config.mlp_bias)
+      self.up = dense(D, F, use_bias=config.mlp_bias)
+      self.down = dense(F, D, use_bias=config.mlp_bias)
 
-  def __call__(self, x_BxQxD, rope, mask_BxQxS, shared=None, cache=None, at=None):
+  def __call__(self, x_BxQxD, sight: Sight, shared=None, cache=None, at=None):
     """Returns x_BxQxD and this layer's (k, v): those of x, or the cache with x written at slot `at`."""
-    c, h = self.config, self.attn_norm(x_BxQxD)
-    q, k, v = (
-      f(h).reshape(*h.shape[:2], n, c.head_dim)
-      for f, n in ((self.q, c.heads), (self.k, c.kv_heads), (self.v, c.kv_heads))
+    before, after = self.config.norms != 'after', self.config.norms != 'before'
+    added, kv = self._attend(
+      self.attn_norm(x_BxQxD) if before else x_BxQxD, sight, shared, cache, at
     )
-    if c.qk_norm:
+    x = x_BxQxD + (self.attn_post_norm(added) if after else added)
+    added = self._feed(self.mlp_norm(x) if before else x)
+    return x + (self.mlp_post_norm(added) if after else added), kv
+
+  def _attend(self, h, sight: Sight, shared, cache, at):
+    c = self.config
+    q, k, v = self.q(h), self.k(h), self.v(h)
+    if c.qk_norm == 'all':
       q, k = self.q_norm(q), self.k_norm(k)
-    q, k = rotary.rotate(q, *rope), rotary.rotate(k, *rope)
-    kv = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    q, k, v = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (q, k, v))
+    if c.qk_norm == 'head':
+      q, k = self.q_norm(q), self.k_norm(k)
+    q, k = rotary.rotate(q, *sight.rope), rotary.rotate(k, *sight.rope)
+    # Keys whole on every device of a row: each looks at them with its own tokens.
+    kv = tuple(spans.cut(x.swapaxes(1, 2), spans.ROWS, spans.FEATURES) for x in (k, v))
     if cache is not None:
       kv = tuple(kvcache.write(old, new, at) for old, new in zip(cache, kv, strict=True))
-    out = attention.attend(q, attention.Keys(*kv, mask_BxQxS), shared)
-    x = x_BxQxD + self.o(out.reshape(*out.shape[:2], -1))
-    h = self.mlp_norm(x)
-    return x + self.down(jax.nn.silu(self.gate(h)) * self.up(h)), kv
+    own = attention.Keys(*kv, sight.mask_BxQxS)
+    prompt = None if shared is None else attention.Keys(*shared, sight.prompt_mask)
+    out = attention.attend(q, own, prompt, scale=c.query_scale, cap=c.attention_cap)
+    return self.o(out.reshape(*out.shape[:2], -1)), kv
+
+  def _feed(self, h):
+    if self.config.experts:
+      return self.experts(h)
+    return self.down(activate(self.config, self.gate(h)) * self.up(h))
 
 
 class Decoder(nnx.Module):
@@ -103,6 +126,7 @@ def apply(
   shared: tuple[Cache, Array] | None = None,
   cache: Cache | None = None,
   at: Array | None = None,
+  key_positions_BxS: Array | None = None,
   dtype: str = 'float32',
   remat: bool = False,
   noise: tuple[Array, Array] | None = None,
@@ -110,38 +134,70 @@ def apply(
   """Runs the blocks: final hidden states [B, Q, D] and per layer the keys and values.
 
   Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, the tokens
-  are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back.
+  are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back;
+  sliding layers then ask `key_positions` of what it holds.
   `shared` is (cache of P prompts, mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each
   block in the backward pass, and runs all blocks as one loop: its cache, and the `shared` it takes, is a
   pair of arrays [layers, …]. `noise` is (sigma_L, key): sigma_L[l]·N(0, 1) is added to what layer l is given.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   model = nnx.merge(_definition(config, dtype)[0], params)
-  rope = rotary.tables(config, positions_BxQ)
   graphs, weights_L = zip(*map(nnx.split, model.layers), strict=True)
+  keys_BxS = positions_BxQ if key_positions_BxS is None else key_positions_BxS
+  prompts_L, prompt_mask = (None, None) if shared is None else shared
+  Q = tokens_BxQ.shape[1]
+  if cache is None:  # else it is one token or a few, and rows alone are cut
+    wide = lambda x, *axes: spans.padded(x, spans.TOKENS, *axes)  # noqa: E731
+    tokens_BxQ, positions_BxQ, keys_BxS = (
+      wide(x, 1) for x in (tokens_BxQ, positions_BxQ, keys_BxS)
+    )
+    mask_BxQxS = wide(mask_BxQxS, 1, 2)
+  found, kind_L = sights(config, positions_BxQ, mask_BxQxS, keys_BxS, prompt_mask), kinds(config)[1]
 
-  def block(x, layer):
+  def block(x, sight, layer):
     weights, prompt, own, loud = layer
+    x = spans.cut(x, spans.ROWS, spans.TOKENS)
     if loud is not None:
       sigma, key = loud
-      x = x + (sigma * jax.random.normal(key, x.shape)).astype(x.dtype)
-    prompt = None if prompt is None else attention.Keys(*prompt, shared[1])
-    return nnx.merge(graphs[0], weights)(x, rope, mask_BxQxS, prompt, own, at)
+      drawn = jax.random.normal(key, (len(x), Q, x.shape[2]))
+      x = x + (sigma * spans.padded(drawn, spans.TOKENS, 1)).astype(x.dtype)
+    return nnx.merge(graphs[0], weights)(x, sight, prompt, own, at)
 
   loud_L = noise and (noise[0], jax.random.split(noise[1], config.layers))
-  x_BxQxD, kv_L = model.embed(tokens_BxQ), []
-  prompts_L = None if shared is None else shared[0]
+  x_BxQxD, kv_L = _embedded(config, model, tokens_BxQ), []
   if remat:
     # Once a block, not once a layer: a TPU's compiler takes the better part of a minute for each.
     layers = _stacked(weights_L, dtype), prompts_L, None, loud_L
-    x_BxQxD, kv_L = jax.lax.scan(jax.checkpoint(block, prevent_cse=False), x_BxQxD, layers)
-    return model.norm(x_BxQxD), kv_L
+    x_BxQxD, kv_L = jax.lax.scan(
+      jax.checkpoint(_any_of(found, block), prevent_cse=False), x_BxQxD, (jnp.array(kind_L), layers)
+    )
+    return model.norm(x_BxQxD)[:, :Q], jax.tree.map(lambda x: x[..., :Q, :], kv_L)
   for i, weights in enumerate(weights_L):
     own = None if cache is None else cache[i]
     loud = loud_L and jax.tree.map(lambda x: x[i], loud_L)  # noqa: B023
-    x_BxQxD, kv = block(x_BxQxD, (weights, prompts_L and prompts_L[i], own, loud))
-    kv_L.append(kv)
-  return model.norm(x_BxQxD), kv_L
+    layer = weights, prompts_L and prompts_L[i], own, loud
+    x_BxQxD, kv = block(x_BxQxD, found[kind_L[i]], layer)
+    kv_L.append(kv if cache is not None else tuple(x[:, :, :Q] for x in kv))
+  return model.norm(x_BxQxD)[:, :Q], kv_L
+
+
+def _embedded(config: ModelConfig, model: Any, tokens_BxQ: Array) -> jax.Array:
+  x_BxQxD = model.embed(tokens_BxQ)
+  if config.embed_scale == 1.0:
+    return x_BxQxD
+  return x_BxQxD * jnp.asarray(config.embed_scale, x_BxQxD.dtype)
+
+
+def _any_of(found: list[Sight], block: Any) -> Any:
+  """The block as a loop over layers runs it: each says by a number which sight is its own."""
+  if len(found) == 1:
+    return lambda x, layer: block(x, found[0], layer[1])
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+  def run(x, layer):
+    return block(x, jax.tree.map(lambda s: s[layer[0]], stacked), layer[1])
+
+  return run
 
 
 def _stacked(weights_L: tuple[Any, ...], dtype: str) -> Any:
@@ -156,9 +212,11 @@ def head(config: ModelConfig, params: Any, hidden: jax.Array, dtype: str = 'floa
     kernel, spec = params['embed']['embedding'], '...d,vd->...v'
   else:
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
-  return jnp.einsum(
+  logits = jnp.einsum(
     spec, hidden.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32
   )
+  cap = config.logit_cap
+  return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 def forward(

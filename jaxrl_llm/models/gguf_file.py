@@ -172,7 +172,8 @@ def _config(
     rope_theta=rate('rope.freq_base', 10000.0),
     norm_eps=rate('attention.layer_norm_rms_epsilon'),
     qkv_bias='blk.0.attn_q.bias' in tensors,
-    qk_norm='blk.0.attn_q_norm.weight' in tensors,
+    qk_norm='head' if 'blk.0.attn_q_norm.weight' in tensors else '',
+    family=architecture,
     tied='output.weight' not in tensors,
   )
   return sizes.checked(config, where)

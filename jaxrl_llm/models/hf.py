@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from typing import Any
 
 import jax
 import numpy as np
 import safetensors
 
-from jaxrl_llm.models import decoder, sizes
+from jaxrl_llm.models import decoder, families
 from jaxrl_llm.models.folder import locate, read_json
 from jaxrl_llm.types import ModelConfig, UserError
 
-FAMILIES = ('llama', 'mistral', 'qwen2', 'qwen3')
-
 # Our path → theirs. Kernels are [in, out] here and [out, in] there.
 _LAYER = {
-  'attn_norm/scale': 'input_layernorm.weight',
-  'mlp_norm/scale': 'post_attention_layernorm.weight',
   'q_norm/scale': 'self_attn.q_norm.weight',
   'k_norm/scale': 'self_attn.k_norm.weight',
+  'experts/router/kernel': 'mlp.gate.weight',
+  **{f'experts/{n}/kernel': f'mlp.experts.{{}}.{n}_proj.weight' for n in ('gate', 'up', 'down')},
   **{
     f'{n}/{k}': f'self_attn.{n}_proj.{t}'
     for n in 'qkvo'
@@ -32,6 +31,17 @@ _LAYER = {
     for n in ('gate', 'up', 'down')
     for k, t in (('kernel', 'weight'), ('bias', 'bias'))
   },
+}
+# By ModelConfig.norms. 'post_attention' is in front of the MLP where nothing norms what attention adds.
+_NORMS = {
+  'before': dict(attn_norm='input', mlp_norm='post_attention'),
+  'after': dict(attn_post_norm='post_attention', mlp_post_norm='post_feedforward'),
+  'both': dict(
+    attn_norm='input',
+    attn_post_norm='post_attention',
+    mlp_norm='pre_feedforward',
+    mlp_post_norm='post_feedforward',
+  ),
 }
 _OUTSIDE = {
   'embed/embedding': 'model.embed_tokens.weight',
@@ -46,59 +56,7 @@ def read_config(folder: str) -> tuple[ModelConfig, dict[str, Any]]:
   Source: none.
   """
   raw = read_json(folder, 'config.json')
-  kind = raw.get('model_type')
-  if kind not in FAMILIES:
-    raise UserError(
-      f'config.model={folder!r}: model_type {kind!r} is not supported; supported: {", ".join(FAMILIES)}.'
-    )
-  _refuse_windows(folder, raw)
-  return _model_config(raw, kind, f'config.model={folder!r}: config.json'), raw
-
-
-def _model_config(raw: dict[str, Any], kind: str, where: str) -> ModelConfig:
-  def size(name: str, default: int | None = None) -> int:
-    told = raw.get(name)
-    if told is None and default is None:
-      raise UserError(f'{where} lacks {name!r}; copy it again.')
-    return sizes.whole(default if told is None else told, f'{where}: {name}')
-
-  # transformers 5 writes rope_parameters, older ones rope_theta and rope_scaling.
-  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
-  if not isinstance(rope, dict):
-    raise UserError(f'{where}: rope_scaling={rope!r} must be an object; copy it again.')
-  theta = rope.get('rope_theta') or raw.get('rope_theta') or 10000.0
-  plain = {k: v for k, v in rope.items() if not isinstance(v, dict | list) and k != 'rope_theta'}
-  heads, width = size('num_attention_heads'), size('hidden_size')
-  llama = kind == 'llama'
-  attention_bias = kind == 'qwen2' or bool(raw.get('attention_bias', False))
-  config = ModelConfig(
-    vocab=size('vocab_size'),
-    width=width,
-    layers=size('num_hidden_layers'),
-    heads=heads,
-    kv_heads=size('num_key_value_heads', heads),
-    head_dim=size('head_dim', width // heads),
-    mlp=size('intermediate_size'),
-    max_tokens=size('max_position_embeddings'),
-    rope_theta=sizes.number(theta, f'{where}: rope_theta'),
-    rope_scaling=tuple(sorted(plain.items())),
-    norm_eps=sizes.number(raw.get('rms_norm_eps', 1e-6), f'{where}: rms_norm_eps'),
-    qkv_bias=attention_bias,
-    out_bias=attention_bias and kind in ('llama', 'qwen3'),
-    mlp_bias=llama and bool(raw.get('mlp_bias', False)),
-    qk_norm=kind == 'qwen3',
-    tied=bool(raw.get('tie_word_embeddings', False)),
-  )
-  return sizes.checked(config, where)
-
-
-def _refuse_windows(folder: str, raw: dict[str, Any]) -> None:
-  sliding = raw.get('model_type') == 'mistral' and raw.get('sliding_window')
-  if sliding or raw.get('use_sliding_window'):
-    raise UserError(
-      f'config.model={folder!r}: sliding-window attention (sliding_window={raw.get("sliding_window")}) '
-      'is not supported; choose a model with full attention.'
-    )
+  return families.read(raw, f'config.model={folder!r}'), raw
 
 
 def load_params(folder: str, config: ModelConfig) -> Any:
@@ -107,22 +65,28 @@ def load_params(folder: str, config: ModelConfig) -> Any:
   Raises UserError, naming tensor or file, when one is missing or too many, of another shape or type, not finite, or
   truncated. A finite number that is wrong cannot be told: the format has no checksum.
   """
-  where = _index(folder)
+  where = _text_only(_index(folder), config)
   opened: dict[str, Any] = {}
   read: set[str] = set()
 
-  def load(path, wanted):
-    ours = '/'.join(str(k.key) for k in path)
-    theirs = their_name(ours)
+  def one(theirs: str, shape: tuple[int, ...], turned: bool) -> np.ndarray:
     if theirs not in where:
       raise UserError(
         f'config.model={folder!r}: tensor {theirs!r} is missing from the weights; download them again.'
       )
     read.add(theirs)
-    kernel = ours.endswith('kernel')
-    shape = wanted.shape[::-1] if kernel else wanted.shape
-    value = _tensor(opened, where[theirs], theirs, shape)
-    return np.ascontiguousarray(value.T if kernel else value, np.float32)
+    file, name = where[theirs]
+    value = _tensor(opened, file, name, shape[::-1] if turned else shape)
+    return np.ascontiguousarray(value.T if turned else value, np.float32)
+
+  def load(path, wanted):
+    ours = '/'.join(str(k.key) for k in path)
+    theirs, turned = their_name(ours, config), ours.endswith('kernel')
+    if '{}' in theirs:
+      each = (one(theirs.format(e), wanted.shape[1:], turned) for e in range(wanted.shape[0]))
+      return np.stack(list(each))
+    value = one(theirs, wanted.shape, turned)
+    return value + families.norm_offset(config) if ours.endswith('scale') else value
 
   params = jax.tree_util.tree_map_with_path(load, decoder.abstract_params(config))
   extra = sorted(name for name in where.keys() - read if not name.endswith(_UNUSED))
@@ -138,12 +102,27 @@ def load_params(folder: str, config: ModelConfig) -> Any:
 _UNUSED = ('lm_head.weight', 'rotary_emb.inv_freq')
 
 
-def their_name(path: str) -> str:
-  """'layers/3/q/kernel' → 'model.layers.3.self_attn.q_proj.weight'. Source: none."""
+def their_name(path: str, config: ModelConfig) -> str:
+  """'layers/3/q/kernel' → 'model.layers.3.self_attn.q_proj.weight'; of experts, with {} for which. Source: none."""
   if path in _OUTSIDE:
     return _OUTSIDE[path]
   _, layer, rest = path.split('/', 2)
-  return f'model.layers.{layer}.{_LAYER[rest]}'
+  norm = _NORMS[config.norms].get(rest.removesuffix('/scale'))
+  return f'model.layers.{layer}.' + (f'{norm}_layernorm.weight' if norm else _LAYER[rest])
+
+
+def _text_only(where: dict[str, str], config: ModelConfig) -> dict[str, tuple[str, str]]:
+  """Name in a model of text alone → (file, name there). Gemma 3 with eyes keeps its decoder under another name."""
+  found = {name: (file, name) for name, file in where.items()}
+  if config.family != 'gemma3':
+    return found
+  seen = ('vision_tower.', 'multi_modal_projector.')
+  text = {n: at for n, at in found.items() if not any(part in n for part in seen)}
+  return {_PREFIX.sub('', name): at for name, at in text.items()}
+
+
+# Both spellings that transformers has used.
+_PREFIX = re.compile(r'^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.')
 
 
 def _index(folder: str) -> dict[str, str]:

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import spans
+
 
 @jax.custom_vjp
 def product(x: jax.Array, kernel_DxF: jax.Array) -> jax.Array:
@@ -25,6 +27,9 @@ def _forward(x, kernel_DxF):
 def _backward(saved, g):
   x, kernel_DxF = saved
   D, F = kernel_DxF.shape
+  if spans.dividing(spans.TOKENS):  # tokens that lie on several devices must not be laid end to end
+    leading = list(range(x.ndim - 1))
+    return jnp.matmul(g, kernel_DxF.T), jnp.tensordot(x, g, (leading, leading))
   return jnp.matmul(g, kernel_DxF.T), jnp.matmul(x.reshape(-1, D).T, g.reshape(-1, F))
 
 

@@ -13,16 +13,19 @@ from jaxrl_llm.types import Array, ModelConfig, UserError
 SCALINGS = ('default', 'linear', 'llama3', 'yarn')
 
 
-def frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
+def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray, float]:
   """Inverse frequencies [head_dim / 2], in radians per token, and the factor on cosine and sine.
 
-  θ_i = base^(−2i/d), then stretched as `rope_scaling` says. Raises UserError for an unknown scaling.
+  θ_i = base^(−2i/d), then stretched as `rope_scaling` says; of sliding layers that have a base of their own, not
+  stretched. Raises UserError for an unknown scaling.
   Source: arXiv:2104.09864 (rotary), arXiv:2309.00071 (yarn).
   """
-  scaling = dict(config.rope_scaling)
+  own = sliding and config.sliding_rope_theta > 0
+  scaling = {} if own else dict(config.rope_scaling)
   kind = scaling.get('rope_type', scaling.get('type', 'default'))
   exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
-  inverse = (1.0 / (config.rope_theta**exponent)).astype(np.float32)
+  base = config.sliding_rope_theta if own else config.rope_theta
+  inverse = (1.0 / (base**exponent)).astype(np.float32)
   if kind == 'default':
     return inverse, 1.0
   if kind == 'linear':
@@ -72,9 +75,11 @@ def _yarn(inverse: np.ndarray, scaling: dict, config: ModelConfig) -> tuple[np.n
   return (inverse / factor * ramp + inverse * (1 - ramp)).astype(np.float32), float(attention)
 
 
-def tables(config: ModelConfig, positions_BxQ: Array) -> tuple[jax.Array, jax.Array]:
+def tables(
+  config: ModelConfig, positions_BxQ: Array, sliding: bool = False
+) -> tuple[jax.Array, jax.Array]:
   """Cosine and sine [B, Q, head_dim / 2] in float32 at `positions_BxQ`. Source: arXiv:2104.09864."""
-  inverse, factor = frequencies(config)
+  inverse, factor = frequencies(config, sliding)
   angle = positions_BxQ[..., None].astype(jnp.float32) * jnp.asarray(inverse)[None, None, :]
   return jnp.cos(angle) * factor, jnp.sin(angle) * factor
 

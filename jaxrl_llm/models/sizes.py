@@ -46,12 +46,26 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
     raise UserError(
       f'{where}: {config.heads} heads cannot share {config.kv_heads} key-value heads; fetch it again.'
     )
+  for name in ('sliding', 'unrotated'):
+    told = getattr(config, name)
+    if told and len(told) != config.layers:
+      raise UserError(
+        f'{where}: {len(told)} layers are told to be {name}, of {config.layers}; fetch it again.'
+      )
+  if config.sliding:
+    whole(config.window, f'{where}: sliding_window', _MOST['max_tokens'])
+  if config.experts:
+    whole(config.experts, f'{where}: num_experts', 2**16)
+    whole(config.experts_per_token, f'{where}: num_experts_per_tok', config.experts)
+  for name in ('query_scale', 'attention_cap', 'logit_cap', 'sliding_rope_theta'):
+    if (told := getattr(config, name)) != 0:
+      number(told, f'{where}: {name}')
   if config.head_dim % 2:
     raise UserError(f'{where}: head_dim={config.head_dim} must be even; fetch it again.')
   try:
     with np.errstate(all='ignore'):
-      frequencies, factor = rotary.frequencies(config)
-    good = np.isfinite(frequencies).all() and math.isfinite(factor)
+      turns = [rotary.frequencies(config, sliding) for sliding in (False, True)]
+    good = all(np.isfinite(speed).all() and math.isfinite(factor) for speed, factor in turns)
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
   except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -67,7 +81,8 @@ def check_memory(config: ModelConfig, where: str) -> None:
   """Raises UserError where the float32 weights alone are more than the machine's memory. Source: none."""
   c = config
   attention = c.head_dim * (2 * c.heads + 2 * c.kv_heads)
-  count = c.vocab * c.width * (1 if c.tied else 2) + c.layers * c.width * (attention + 3 * c.mlp)
+  mlp = 3 * c.mlp * (c.experts or 1) + c.experts
+  count = c.vocab * c.width * (1 if c.tied else 2) + c.layers * c.width * (attention + mlp)
   memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   if 4 * count > memory:
     raise UserError(

@@ -12,7 +12,15 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.types import STOPPED, TRUNCATED, ModelConfig, Prompts
 
 MODEL = ModelConfig(
-  vocab=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64, qk_norm=True
+  vocab=40,
+  width=32,
+  layers=2,
+  heads=4,
+  kv_heads=2,
+  head_dim=8,
+  mlp=48,
+  max_tokens=64,
+  qk_norm='head',
 )
 L, T, G = 9, 7, 3
 END = (3, 11)

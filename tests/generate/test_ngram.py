@@ -256,7 +256,7 @@ def make_program_of(draft, devices=1, slots=0, lockstep=True, mesh=None):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 8, G, L, T
   c.generate.ngram.draft, c.generate.slots, c.generate.lockstep = draft, slots, lockstep
-  c.mesh = mesh or c.mesh
+  c.mesh.update(mesh or {})
   return make_program(c, MODEL, (3, 11), shard.make_mesh(c.mesh, jax.devices()[:devices]))
 
 

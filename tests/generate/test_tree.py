@@ -300,7 +300,7 @@ def test_caches_are_copied_in_the_branch_that_forks_and_nowhere_else(params):
 def config(fn='latr', mesh=None, **changes):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
-  c.mesh = mesh or dict(data=1, fsdp=1, tensor=1)
+  c.mesh.update(mesh or dict(fsdp=1))
   with c.ignore_type():
     c.generate.tree = dict(fn=fn) | TREES.get(fn, {})
     for name, value in changes.items():
@@ -323,7 +323,7 @@ def test_one_device_and_eight_grow_the_same_trees(params, fn, lockstep, mesh):
     return jax.tree.map(np.asarray, fn(state.params))
 
   one, told = grow(program(fn=fn))
-  mesh = dict(zip(shard.AXES, mesh, strict=True))
+  mesh = dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))
   many, told8 = grow(program(8, fn=fn, mesh=mesh, lockstep=lockstep))
   np.testing.assert_array_equal(one.tokens_BxT, many.tokens_BxT)
   np.testing.assert_allclose(one.logp_BxT, many.logp_BxT, atol=1e-4)

@@ -22,7 +22,7 @@ import safetensors.numpy
 from hypothesis import strategies as st
 
 from jaxrl_llm import models
-from jaxrl_llm.models import chat, tokenizer
+from jaxrl_llm.models import chat, decoder, families, tokenizer
 from jaxrl_llm.types import UserError
 
 SETTINGS = dict(
@@ -179,6 +179,40 @@ FIELDS = [
   *CONFIG, 'head_dim', 'rope_theta', 'rms_norm_eps', 'eos_token_id', 'attention_bias', 'mlp_bias',
   'use_sliding_window', 'stray',
 ]  # fmt: skip
+
+
+# Of families that say more than CONFIG does. Each is read; of its fields any may be nonsense.
+SAID = dict(
+  gemma3_text=dict(
+    head_dim=4, query_pre_attn_scalar=4, sliding_window=3, sliding_window_pattern=2, layer_types=None,
+    final_logit_softcapping=5.0, rope_local_base_freq=1e4, rope_parameters=None, hidden_activation='silu',
+  ),
+  gemma2=dict(head_dim=4, attn_logit_softcapping=5.0),
+  qwen3_moe=dict(
+    head_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, norm_topk_prob=True, mlp_only_layers=[],
+    decoder_sparse_step=1,
+  ),
+  smollm3=dict(no_rope_layers=None, no_rope_layer_interval=2, sliding_window=3, use_sliding_window=True),
+  qwen2=dict(max_window_layers=1, sliding_window=3, use_sliding_window=True),
+  mistral=dict(sliding_window=3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('family', SAID)
+@hypothesis.settings(max_examples=60, **SETTINGS)
+@hypothesis.given(st.data())
+def test_whatever_a_familys_config_says_it_is_a_model_or_one_sentence(family, data):
+  raw = CONFIG | dict(model_type=family) | SAID[family]
+  assert families.read(raw, 'here').family == family
+  field = data.draw(st.sampled_from(sorted(SAID[family])))
+  value = data.draw(st.sampled_from([*NONSENSE, ['odd'] * 2, *ROPE]))
+  try:
+    config = families.read(raw | {field: value}, 'here')
+  except UserError as error:
+    assert str(error).startswith('here') and field
+    return
+  hash(config)  # the compiled program is kept by it
+  decoder.abstract_params(config)
 
 
 @hypothesis.settings(max_examples=100, **SETTINGS)

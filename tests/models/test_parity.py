@@ -35,6 +35,12 @@ _LLAMA3 = dict(
   original_max_position_embeddings=16,
 )
 _YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16)
+_EXPERTS = dict(head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24)
+_GEMMA = dict(head_dim=16, sliding_window=5, query_pre_attn_scalar=24, tie_word_embeddings=True)
+_LOCAL = dict(
+  full_attention=dict(rope_type='linear', factor=2.0, rope_theta=1e5),
+  sliding_attention=dict(rope_type='default', rope_theta=100.0),
+)
 
 CASES = {
   'llama': ('Llama', dict()),
@@ -50,12 +56,23 @@ CASES = {
   'qwen2-tied': ('Qwen2', dict(tie_word_embeddings=True)),
   'qwen3': ('Qwen3', dict(head_dim=16)),
   'qwen3-tied-biases': ('Qwen3', dict(head_dim=24, tie_word_embeddings=True, attention_bias=True)),
+  'mistral-window': ('Mistral', dict(sliding_window=5)),
+  'qwen2-window': ('Qwen2', dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)),
+  'qwen3_moe': ('Qwen3Moe', dict(_EXPERTS, norm_topk_prob=True)),
+  'qwen3_moe-window': ('Qwen3Moe', dict(_EXPERTS, use_sliding_window=True, sliding_window=6)),
+  'smollm3': ('SmolLM3', dict(num_hidden_layers=5, pad_token_id=None, attention_bias=True)),
+  'olmo2': ('Olmo2', dict(pad_token_id=None)),
+  'gemma2': ('Gemma2', dict(_GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+  'gemma3': ('Gemma3', dict(_GEMMA, num_hidden_layers=7, rope_parameters=_LOCAL)),
 }
+DECODED = 'llama-llama3', 'qwen3-tied-biases', 'qwen3_moe', 'smollm3', 'olmo2', 'gemma2', 'gemma3'
 
 
 def reference(kind, changes):
   torch.manual_seed(0)
-  config = getattr(transformers, f'{kind}Config')(**(SIZES | changes))
+  text = 'Text' if kind == 'Gemma3' else ''
+  config = getattr(transformers, f'{kind}{text}Config')(**(SIZES | changes))
+  config._attn_implementation = 'eager'  # the others leave out caps
   model = getattr(transformers, f'{kind}ForCausalLM')(config).eval()
   with torch.no_grad():  # biases and norms start at 0 and 1: wrong ones would not show
     for parameter in model.parameters():
@@ -94,7 +111,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
   assert len([f for f in os.listdir(tmp_path) if f.endswith('.safetensors')]) > 1, 'sharded'
   config, _ = hf.read_config(str(tmp_path))
   params = hf.load_params(str(tmp_path), config)
-  assert config.tied == changes.get('tie_word_embeddings', False)
+  assert config.tied == model.config.tie_word_embeddings
   for left in (True, False):
     tokens, mask = padded(left)
     ours = np.asarray(
@@ -104,7 +121,9 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     assert gap <= 1e-4, gap
 
 
-@pytest.mark.parametrize('case', ['llama-llama3', 'qwen2', 'qwen3-tied-biases'])
+@pytest.mark.parametrize(
+  'case', ['llama-llama3', 'qwen3-tied-biases', 'qwen3_moe', 'smollm3', 'olmo2', 'gemma2', 'gemma3']
+)
 def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_path):
   """Right-padded prompts prefilled once, then tokens forced one at a time through the cache."""
   kind, changes = CASES[case]
@@ -124,6 +143,7 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
       config, params, forced[:, t : t + 1], (start + t)[:, None],
       jnp.broadcast_to(jnp.arange(T) <= t, (4, 1, T)),
       shared=(prompt_cache, jnp.arange(32)[None] < start[:, None]), cache=own, at=t,
+      key_positions_BxS=start[:, None] + np.arange(T),
     )  # fmt: skip
     steps.append(decoder.head(config, params, hidden[:, 0]))
   for b in range(4):
@@ -150,7 +170,7 @@ def smollm2_reference(model):
   state = {}
   for path, value in jax.tree_util.tree_leaves_with_path(model.params):
     name = '/'.join(str(k.key) for k in path)
-    state[hf.their_name(name)] = torch.tensor(value.T if name.endswith('kernel') else value)
+    state[hf.their_name(name, c)] = torch.tensor(value.T if name.endswith('kernel') else value)
   state['lm_head.weight'] = state['model.embed_tokens.weight']
   theirs.load_state_dict(state)
   return theirs

@@ -1,0 +1,46 @@
+"""Cuts of a model's own arrays over the mesh that a program runs on, where tokens or experts span devices.
+
+Most of a layout follows from that of weights and rows. Without a mesh, or where its axes are taken by the loop around
+the model, everything here leaves arrays as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+ROWS, TOKENS, EXPERTS, FEATURES = ('data', 'fsdp'), ('context',), ('expert',), ('tensor',)
+
+
+def free() -> set[str]:
+  """The axes of the mesh that nobody has taken. Source: none."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return set(mesh.axis_names) - set(mesh.manual_axes)
+
+
+def dividing(axes: tuple[str, ...], size: int = 0) -> tuple[str, ...]:
+  """The free ones of `axes`, if together they are more than one device and divide `size`; else none. Source: none."""
+  mesh = jax.sharding.get_abstract_mesh()
+  left = tuple(a for a in axes if a in free())
+  shards = math.prod(mesh.shape[a] for a in left)
+  return left if shards > 1 and size % shards == 0 else ()
+
+
+def cut(x: jax.Array, *axes: tuple[str, ...]) -> jax.Array:
+  """x with its first dimensions cut over `axes`, where the mesh cuts rows in their tokens. Source: none."""
+  if not dividing(TOKENS):
+    return x
+  spec = [dividing(a, n) or None for a, n in zip(axes, x.shape, strict=False)]
+  mesh = jax.sharding.get_abstract_mesh()
+  return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def padded(x: jax.Array, axes: tuple[str, ...], *dimensions: int) -> jax.Array:
+  """x with so many zeros behind it that `axes`, where free, divide its `dimensions`. Source: none."""
+  mesh = jax.sharding.get_abstract_mesh()
+  shards = math.prod(mesh.shape[a] for a in dividing(axes))
+  missing = [-n % shards if i in dimensions else 0 for i, n in enumerate(x.shape)]
+  return jnp.pad(x, [(0, more) for more in missing]) if any(missing) else x
