@@ -10,13 +10,14 @@ import sys
 from jaxrl_llm import preempt
 from jaxrl_llm.types import UserError
 
-MODES = ('train', 'eval', 'generate', 'compile', 'layout', 'fit', 'report')
+MODES = ('train', 'eval', 'generate', 'export', 'compile', 'layout', 'fit', 'report')
 
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
 Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
 Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
-generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), compile (the step for a TPU
+generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), export (the same as a Hugging Face
+folder --to=…, which transformers loads), compile (the step for a TPU
 slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per token; exit status 1 if it does
 not fit or the decode loop does what it should not), layout (which part of which parameter lies on a device of
 --topology, and how many bytes), fit (the sigmoid of compute through a metric of the run in
@@ -89,6 +90,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
     '--skip', type=float, default=0.0, help='with --mode=fit: share of the compute to leave out'
   )
+  parser.add_argument(
+    '--to', default='', help='with --mode=export: the folder; default: WORKDIR/export'
+  )
+  parser.add_argument(
+    '--dtype', default='bfloat16', help='with --mode=export: bfloat16, float16 or float32'
+  )
   parser.add_argument('--plot', default='', help='with --mode=fit: a .svg, .png or .pdf to write')
   arguments = parser.parse_args([a for a in argv if not a.startswith('--config.')])
   if not arguments.workdir:
@@ -146,6 +153,9 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)
   if arguments.mode == 'generate':
     train.generate_only(config, arguments.workdir, prompts, arguments.samples)
+  elif arguments.mode == 'export':
+    folder = arguments.to or os.path.join(arguments.workdir, 'export')
+    train.export_only(config, arguments.workdir, folder, arguments.dtype)
   else:
     modes = {'train': train.run, 'eval': train.evaluate_only, 'report': train.report_only}
     modes[arguments.mode](config, arguments.workdir)

@@ -34,6 +34,7 @@ from jaxrl_llm import (
 from jaxrl_llm import (
   workdir as workdirs,
 )
+from jaxrl_llm.models import export
 from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, UserError
 
@@ -259,6 +260,20 @@ def report_only(config: Any, workdir: str) -> report.Report:
   report.tell(told)
   report.write(told, os.path.join(folder.root, 'curriculum.json'))
   return told
+
+
+def export_only(config: Any, workdir: str, to: str, dtype: str) -> None:
+  """Writes the newest checkpoint in `workdir`, or the model as loaded, as a Hugging Face folder. Source: none."""
+  config = validation.sized(config, jax.devices())
+  parts = assemble.parts(config)
+  folder = workdirs.open_run(workdir, config)
+  with console.Console(config.steps) as screen:
+    state, _, _, step = _restore(parts, folder, screen)
+    params = shard.fetch(state.params)
+    if jax.process_index() == 0:
+      card = export.card(config, step, os.path.basename(to))
+      export.save(to, parts.model._replace(params=params), dtype=dtype, card=card)
+      screen.say(f'the model after {step} steps is in {to}')
 
 
 def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:
