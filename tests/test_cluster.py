@@ -173,16 +173,19 @@ def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
   calls, settings = [], []
   monkeypatch.setattr(jax.distributed, 'initialize', lambda **kw: calls.append(kw))
   monkeypatch.setattr(jax.config, 'update', lambda *a: settings.append(a))
+  monkeypatch.setattr(cluster.peers, 'watch', lambda silent_s: silent_s)
   alone = dict(TPU_SKIP_MDS_QUERY='1')
-  cluster.join('', None, None, alone)
+  assert cluster.join('', None, None, alone, 60) is None
   assert (calls, settings, capsys.readouterr().out) == ([], [], '')
-  cluster.join('', None, None, alone | SLURM | ALL_SEEN | dict(SLURM_STEP_NUM_NODES='2'))
+  cluster.join('', None, None, alone | SLURM | ALL_SEEN | dict(SLURM_STEP_NUM_NODES='2'), 60)
   assert settings == []  # jax's choice of one device each stays
-  cluster.join('', None, None, alone | SLURM)
-  assert calls == [dict(cluster_detection_method='slurm')] * 2
+  assert cluster.join('', None, None, alone | SLURM, 60) == 60
+  # jax is more patient than we are: it aborts with a stack trace.
+  patience = dict(initialization_timeout=2 * cluster.JOIN_S, heartbeat_timeout_seconds=121)
+  assert calls == [dict(cluster_detection_method='slurm') | patience] * 2
   assert ('jax_cuda_visible_devices', 'all') in settings
   assert capsys.readouterr().out.splitlines()[0] == (
-    'one of 4 processes, by Slurm; joining the others'
+    'one of 4 processes, by Slurm; joining the others, for 300 s at most'
   )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_job
 
-from jaxrl_llm import metrics, preempt
+from jaxrl_llm import metrics, peers, preempt
 
 JOB = faults.JOB | dict(
   steps=8, checkpoint=dict(every=2, keep=9), eval=dict(every=0, prompts=8, samples=1)
@@ -62,6 +62,32 @@ def test_two_processes_are_one_and_one_goes_on_for_them(alone, tmp_path):
   assert 4 <= int(saved.removeprefix('step_')) < 8
   out = tiny_job.finish(tiny_job.start(config, run))
   assert f'resuming at step {int(saved.removeprefix("step_"))}' in out
+  assert_close(run, alone)
+
+
+@pytest.mark.parametrize('victim, kind', [(0, 'KILL'), (1, 'KILL'), (1, 'STOP')])
+def test_the_others_end_with_a_sentence_and_the_same_command_goes_on(alone, tmp_path, victim, kind):
+  """Killed in mid-step, while the other waits for it in a collective; or stopped, and heard of no more."""
+  config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
+  mesh = '--config.mesh.fsdp=4', f'--config.processes.silent_s={4 if kind == "STOP" else 60}'
+  both = start_all(config, run, *mesh, devices=2)
+  # Between steps the processes are hardly ever: they are in one, or grade.
+  while not (run / 'rollouts/step_000003.jsonl').exists():
+    assert all(p.poll() is None for p in both)
+    time.sleep(0.02)
+  both[victim].send_signal(getattr(signal, f'SIG{kind}'))
+  out, _ = both[1 - victim].communicate(timeout=120)
+  both[victim].kill()
+  both[victim].communicate()
+  assert both[1 - victim].returncode == peers.LOST, out
+  why = 'died' if kind == 'KILL' else 'has not answered for'
+  (told,) = (line for line in out.splitlines() if line.startswith('error: '))
+  assert f'process {victim} of 2 {why}' in told and 'start the same command again' in told
+  assert out.rstrip().endswith(told), out
+  if kind == 'STOP':
+    return
+  again = [tiny_job.finish(p) for p in start_all(config, run, *mesh, devices=2)]
+  assert 'resuming at step ' in again[0]
   assert_close(run, alone)
 
 
