@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 
 import faults
@@ -89,6 +90,33 @@ def test_the_others_end_with_a_sentence_and_the_same_command_goes_on(alone, tmp_
   again = [tiny_job.finish(p) for p in start_all(config, run, *mesh, devices=2)]
   assert 'resuming at step ' in again[0]
   assert_close(run, alone)
+
+
+# The second process sees one right answer more, once.
+_DRIFT = """
+import sys
+import jax
+from jaxrl_llm import control, main
+real = control.Curriculum.observe
+def observe(self, index_P, right_P, count_P, *more):
+  first = jax.process_index() == 1 and not self._visits.any()
+  real(self, index_P, right_P + (first and right_P < count_P), count_P, *more)
+control.Curriculum.observe = observe
+sys.exit(main.main())
+"""
+
+
+def test_a_process_whose_curriculum_drifts_stops_the_run(tmp_path, monkeypatch):
+  config, run = tiny_job.config_file(tmp_path, **(JOB | dict(sft=None))), tmp_path / 'run'
+  real, script = subprocess.Popen, tmp_path / 'drift.py'
+  script.write_text(_DRIFT)
+  drifting = lambda argv, **kw: real([argv[0], str(script), *argv[3:]], **kw)  # noqa: E731
+  monkeypatch.setattr(tiny_job.subprocess, 'Popen', drifting)
+  both = start_all(config, run, '--config.mesh.fsdp=2', '--config.processes.same_every=1')
+  told = [p.communicate(timeout=240)[0] for p in both]
+  assert [p.returncode for p in both] == [2, 2], told
+  for out in told:
+    assert 'error: at step 1 process 1 of 2 holds other curriculum' in out
 
 
 def test_a_run_goes_on_with_eight_four_two_devices_and_one(alone, tmp_path):
