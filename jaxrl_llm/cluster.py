@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -85,6 +86,7 @@ def _late(processes: int) -> None:
   print(
     f'error: not all of the {processes} processes came within {JOIN_S} s; see what became of the others, and start the '
     'same command again on all of them.',
+    file=sys.stderr,
     flush=True,
   )
   os._exit(peers.LOST)

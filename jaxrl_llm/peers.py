@@ -106,12 +106,12 @@ class Watch:
     beat_s = min(1.0, self._silent_s / 5)
     last = beaten = time.monotonic()
     while True:
-      for key, _ in self._selector.select(beat_s):
-        self._read(key.data)
-      now = time.monotonic()
-      if now - last > self._silent_s:  # by then the others have given us up
+      ready, now = self._selector.select(beat_s), time.monotonic()
+      if now - last > self._silent_s:  # the others have given us up, and are gone
         self._lose(self._process, f'(this one) stood still for {now - last:.0f} s')
       last = now
+      for key, _ in ready:
+        self._read(key.data)
       if now - beaten >= beat_s:
         beaten = now
         self._tell('.\n')

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+
 import pytest
 
 from jaxrl_llm import cluster, main
@@ -187,6 +191,18 @@ def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
   assert capsys.readouterr().out.splitlines()[0] == (
     'one of 4 processes, by Slurm; joining the others, for 300 s at most'
   )
+
+
+def test_who_is_waited_for_in_vain_is_one_sentence():
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    here = f'127.0.0.1:{free.getsockname()[1]}'
+  code = (
+    f'from jaxrl_llm import cluster; cluster.JOIN_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
+  )
+  told = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+  assert told.returncode == cluster.peers.LOST, told.stderr
+  assert 'error: not all of the 2 processes came within 2 s;' in told.stderr
 
 
 @pytest.mark.parametrize('method', ['slurm', 'ompi', 'gketpu', 'gcetpu'])

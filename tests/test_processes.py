@@ -78,14 +78,16 @@ def test_the_others_end_with_a_sentence_and_the_same_command_goes_on(alone, tmp_
     time.sleep(0.02)
   both[victim].send_signal(getattr(signal, f'SIG{kind}'))
   out, _ = both[1 - victim].communicate(timeout=120)
-  both[victim].kill()
-  both[victim].communicate()
+  both[victim].send_signal(signal.SIGCONT)
+  last_words, _ = both[victim].communicate(timeout=120)
   assert both[1 - victim].returncode == peers.LOST, out
   why = 'died' if kind == 'KILL' else 'has not answered for'
   (told,) = (line for line in out.splitlines() if line.startswith('error: '))
   assert f'process {victim} of 2 {why}' in told and 'start the same command again' in told
   assert out.rstrip().endswith(told), out
-  if kind == 'STOP':
+  if kind == 'STOP':  # when it wakes up, it does not go on alone
+    assert both[victim].returncode == peers.LOST
+    assert f'process {victim} of 2 (this one) stood still for' in last_words
     return
   again = [tiny_job.finish(p) for p in start_all(config, run, *mesh, devices=2)]
   assert 'resuming at step ' in again[0]
