@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import faults
@@ -16,7 +17,10 @@ import tiny_job
 from jaxrl_llm import metrics, peers, preempt
 
 JOB = faults.JOB | dict(
-  steps=8, checkpoint=dict(every=2, keep=9), eval=dict(every=0, prompts=8, samples=1)
+  steps=8,
+  sft=dict(steps=20, learning_rate=1e-2, prompts=16),
+  checkpoint=dict(every=2, keep=9),
+  eval=dict(every=0, prompts=8, samples=1),
 )
 
 
@@ -31,14 +35,15 @@ def start_all(config: str, workdir, *more: str, processes: int = 2, devices: int
   ]
 
 
-def assert_close(run, want) -> None:
+def assert_close(run, want, steps: int = JOB['steps']) -> None:
   ours, theirs = (metrics.comparable(metrics.read(str(r / 'metrics.jsonl'))) for r in (run, want))
-  assert len(ours) == len(theirs) == JOB['steps']
+  theirs = theirs[:steps]
+  assert len(ours) == len(theirs) == steps
   for one, two in zip(ours, theirs, strict=True):
     assert one.keys() == two.keys()
     for name in one:
       np.testing.assert_allclose(one[name], two[name], rtol=1e-4, atol=1e-5, err_msg=name)
-  for name in sorted(os.listdir(want / 'rollouts')):
+  for name in sorted(os.listdir(want / 'rollouts'))[:steps]:
     assert (run / 'rollouts' / name).read_bytes() == (want / 'rollouts' / name).read_bytes()
 
 
@@ -66,32 +71,71 @@ def test_two_processes_are_one_and_one_goes_on_for_them(alone, tmp_path):
   assert_close(run, alone)
 
 
-@pytest.mark.parametrize('victim, kind', [(0, 'KILL'), (1, 'KILL'), (1, 'STOP')])
-def test_the_others_end_with_a_sentence_and_the_same_command_goes_on(alone, tmp_path, victim, kind):
-  """Killed in mid-step, while the other waits for it in a collective; or stopped, and heard of no more."""
-  config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
-  mesh = '--config.mesh.fsdp=4', f'--config.processes.silent_s={4 if kind == "STOP" else 60}'
-  both = start_all(config, run, *mesh, devices=2)
-  # Between steps the processes are hardly ever: they are in one, or grade.
-  while not (run / 'rollouts/step_000003.jsonl').exists():
-    assert all(p.poll() is None for p in both)
-    time.sleep(0.02)
-  both[victim].send_signal(getattr(signal, f'SIG{kind}'))
-  out, _ = both[1 - victim].communicate(timeout=120)
-  both[victim].send_signal(signal.SIGCONT)
-  last_words, _ = both[victim].communicate(timeout=120)
-  assert both[1 - victim].returncode == peers.LOST, out
-  why = 'died' if kind == 'KILL' else 'has not answered for'
+def assert_told(out: str, words: str) -> None:
+  """One sentence, and last: whatever jax says goes before."""
   (told,) = (line for line in out.splitlines() if line.startswith('error: '))
-  assert f'process {victim} of 2 {why}' in told and 'start the same command again' in told
+  assert words in told and 'start the same command again' in told
   assert out.rstrip().endswith(told), out
+
+
+def test_the_first_process_dies_in_a_step_and_the_same_command_goes_on(alone, tmp_path):
+  config, run = tiny_job.config_file(tmp_path, **(JOB | dict(steps=4))), tmp_path / 'run'
+  flags = '--config.mesh.fsdp=4', '--config.eval.samples=0'
+  both = start_all(config, run, *flags, devices=2)
+  # A step is seldom between two others: they are in one, or grade.
+  while not (run / 'rollouts/step_000002.jsonl').exists():
+    assert all(p.poll() is None for p in both), [p.communicate()[0] for p in both]
+    time.sleep(0.02)
+  both[0].kill()
+  both[0].communicate()
+  out, _ = both[1].communicate(timeout=240)
+  assert both[1].returncode == peers.LOST, out
+  assert_told(out, 'process 0 of 2 died')
+  again = [tiny_job.finish(p) for p in start_all(config, run, *flags, devices=2)]
+  assert 'resuming at step 2' in again[0]
+  assert_close(run, alone, steps=4)
+
+
+# What a step does with the others, as often as it can.
+_COLLECTIVES = """
+import sys
+import jax
+from jax.experimental import multihost_utils
+from jaxrl_llm import cluster
+watch = cluster.join(sys.argv[1], 2, int(sys.argv[2]), {}, 5.0)
+try:
+  while True:
+    multihost_utils.process_allgather(jax.numpy.ones(1))
+    print('step', flush=True)
+except Exception as error:
+  watch.failed(error)
+"""
+
+
+@pytest.mark.parametrize('kind, why', [('KILL', 'died'), ('STOP', 'has not answered for')])
+def test_the_second_process_dies_or_stops_in_a_collective(kind, why):
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    here = f'127.0.0.1:{free.getsockname()[1]}'
+  both = [
+    subprocess.Popen(
+      [sys.executable, '-c', _COLLECTIVES, here, str(i)],
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    for i in range(2)
+  ]  # fmt: skip
+  for line in both[0].stdout:
+    if line == 'step\n':
+      break
+  both[1].send_signal(getattr(signal, f'SIG{kind}'))
+  out, _ = both[0].communicate(timeout=240)
+  assert both[0].returncode == peers.LOST, out[-2000:]
+  assert_told(out, f'process 1 of 2 {why}')
+  both[1].send_signal(signal.SIGCONT)
+  out, _ = both[1].communicate(timeout=240)
   if kind == 'STOP':  # when it wakes up, it does not go on alone
-    assert both[victim].returncode == peers.LOST
-    assert f'process {victim} of 2 (this one) stood still for' in last_words
-    return
-  again = [tiny_job.finish(p) for p in start_all(config, run, *mesh, devices=2)]
-  assert 'resuming at step ' in again[0]
-  assert_close(run, alone)
+    assert both[1].returncode == peers.LOST, out[-2000:]
+    assert_told(out, 'process 1 of 2 (this one) stood still for')
 
 
 # The second process sees one right answer more, once.
