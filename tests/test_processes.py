@@ -112,8 +112,11 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize('kind, why', [('KILL', 'died'), ('STOP', 'has not answered for')])
-def test_the_second_process_dies_or_stops_in_a_collective(kind, why):
+@pytest.mark.parametrize(
+  'victim, kind, why',
+  [(0, 'KILL', 'died'), (1, 'KILL', 'died'), (1, 'STOP', 'has not answered for')],
+)
+def test_a_process_dies_or_stops_in_a_collective(victim, kind, why):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     here = f'127.0.0.1:{free.getsockname()[1]}'
@@ -124,17 +127,17 @@ def test_the_second_process_dies_or_stops_in_a_collective(kind, why):
     )
     for i in range(2)
   ]  # fmt: skip
-  for line in both[0].stdout:
+  for line in both[1 - victim].stdout:
     if line == 'step\n':
       break
-  both[1].send_signal(getattr(signal, f'SIG{kind}'))
-  out, _ = both[0].communicate(timeout=240)
-  assert both[0].returncode == peers.LOST, out[-2000:]
-  assert_told(out, f'process 1 of 2 {why}')
-  both[1].send_signal(signal.SIGCONT)
-  out, _ = both[1].communicate(timeout=240)
+  both[victim].send_signal(getattr(signal, f'SIG{kind}'))
+  out, _ = both[1 - victim].communicate(timeout=240)
+  assert both[1 - victim].returncode == peers.LOST, out[-2000:]
+  assert_told(out, f'process {victim} of 2 {why}')
+  both[victim].send_signal(signal.SIGCONT)
+  out, _ = both[victim].communicate(timeout=240)
   if kind == 'STOP':  # when it wakes up, it does not go on alone
-    assert both[1].returncode == peers.LOST, out[-2000:]
+    assert both[victim].returncode == peers.LOST, out[-2000:]
     assert_told(out, 'process 1 of 2 (this one) stood still for')
 
 
