@@ -161,7 +161,13 @@ def test_a_process_whose_curriculum_drifts_stops_the_run(tmp_path, monkeypatch):
   script.write_text(_DRIFT)
   drifting = lambda argv, **kw: real([argv[0], str(script), *argv[3:]], **kw)  # noqa: E731
   monkeypatch.setattr(tiny_job.subprocess, 'Popen', drifting)
-  both = start_all(config, run, '--config.mesh.fsdp=2', '--config.processes.same_every=1')
+  both = start_all(
+    config,
+    run,
+    '--config.mesh.fsdp=2',
+    '--config.processes.same_every=1',
+    '--config.eval.samples=0',
+  )
   told = [p.communicate(timeout=240)[0] for p in both]
   assert [p.returncode for p in both] == [2, 2], told
   for out in told:
