@@ -16,14 +16,19 @@ a package and the right to read pods; three variables do not.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxrl_llm import peers
 from jaxrl_llm.types import UserError
 
+JOIN_S = 300  # in which all processes must have come
 _METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance/attributes/'
 
 
@@ -40,21 +45,51 @@ class Cluster(NamedTuple):
 ALONE = Cluster('', 1, {})
 
 
-def join(coordinator: str, processes: int | None, process: int | None, environ: Mapping[str, str]):
+def join(
+  coordinator: str,
+  processes: int | None,
+  process: int | None,
+  environ: Mapping[str, str],
+  silent_s: float,
+) -> peers.Watch | None:
   """Joins the other processes of this run, if there are any; says so first, as it may wait for them. Source: none.
 
-  Call after `import jax` and before any computation. Raises UserError where `find` does.
+  Call after `import jax` and before any computation. From then on who does not answer for `silent_s` seconds ends
+  the run: see peers. None alone. Raises UserError where `find` does.
   """
   import jax
 
   found = find(environ, coordinator, processes, process)
   if not found.told_by:
-    return
-  print(f'one of {found.processes} processes, by {found.told_by}; joining the others', flush=True)
-  jax.distributed.initialize(**found.arguments)
+    return None
+  print(
+    f'one of {found.processes} processes, by {found.told_by}; joining the others, for {JOIN_S} s at most',
+    flush=True,
+  )
+  # jax would abort with a stack trace.
+  late = threading.Timer(JOIN_S, _late, [found.processes])
+  late.daemon = True
+  late.start()
+  jax.distributed.initialize(
+    **found.arguments,
+    initialization_timeout=2 * JOIN_S,
+    heartbeat_timeout_seconds=int(2 * silent_s) + 1,
+  )
+  late.cancel()
   if found.all_devices:
     jax.config.update('jax_cuda_visible_devices', 'all')
     jax.config.update('jax_rocm_visible_devices', 'all')
+  return peers.watch(silent_s)
+
+
+def _late(processes: int) -> None:
+  print(
+    f'error: not all of the {processes} processes came within {JOIN_S} s; see what became of the others, and start the '
+    'same command again on all of them.',
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(peers.LOST)
 
 
 def metadata(key: str) -> str:

@@ -176,6 +176,11 @@ def default() -> ml_collections.ConfigDict:
     # (regular expression over a parameter's path, axes) that stand before the usual ones; --mode=layout shows them
     rules=(),
   )
+  # of a run on several
+  c.processes = dict(
+    silent_s=60.0,  # one that does not answer for so long is taken for dead, and ends the others
+    same_every=10,  # steps between two comparisons of what each holds on its host; 0 = never
+  )
   # supervised warm start through the same update
   c.sft = dict(steps=0, learning_rate=3e-3, prompts=64)
   return c

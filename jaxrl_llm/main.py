@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 
-from jaxrl_llm import preempt
+from jaxrl_llm import peers, preempt
 from jaxrl_llm.types import UserError
 
 MODES = ('train', 'eval', 'generate', 'export', 'compile', 'layout', 'fit', 'report')
@@ -27,10 +27,28 @@ curriculum of the run in --workdir has learnt: difficulty over time, reliability
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs one mode. Bad input ends with one sentence and exit status 2, SIGTERM with all saved and 75. Source: none."""
+  """Runs one mode. Source: none.
+
+  Bad input ends with one sentence and exit status 2, SIGTERM with all saved and 75, the death of another process of
+  the run with one sentence and 76.
+  """
   arguments, overrides = _parse(sys.argv[1:] if argv is None else argv)
+  watches: list[peers.Watch] = []
   try:
-    return _run(arguments, overrides)
+    status = _told(arguments, overrides, watches)
+  except Exception as error:
+    for watch in watches:
+      watch.failed(error)
+    raise
+  for watch in watches:
+    watch.leave(status, well=status in (0, preempt.STOPPED))
+  return status
+
+
+def _told(arguments: argparse.Namespace, overrides: list[str], watches: list[peers.Watch]) -> int:
+  """Runs, and turns what is foreseen into a sentence and an exit status."""
+  try:
+    return _run(arguments, overrides, watches)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
@@ -122,7 +140,8 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
   return prompts
 
 
-def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
+def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peers.Watch]) -> int:
+  """`watches` gets that of the other processes, if there are any."""
   # Imported late: --help and a misspelt flag should not wait for jax.
   if arguments.mode == 'fit':
     from jaxrl_llm import scaling
@@ -145,9 +164,12 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> int:
   prompts = _prompts(arguments) if arguments.mode == 'generate' else []
   import jax
 
-  from jaxrl_llm import cluster, train
+  from jaxrl_llm import cluster, train, validation
 
-  cluster.join(arguments.coordinator, arguments.processes, arguments.process, os.environ)
+  silent_s = validation.silent_s(config)
+  flags = arguments.coordinator, arguments.processes, arguments.process
+  watch = cluster.join(*flags, os.environ, silent_s)
+  watches += [watch] if watch else []
   cache = os.environ.get('JAXRL_LLM_CACHE') or os.path.expanduser('~/.cache/jaxrl_llm')
   jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'compiled'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)

@@ -22,6 +22,7 @@ from jaxrl_llm import (
   metrics,
   preempt,
   report,
+  same,
   shard,
   together,
   turn,
@@ -86,6 +87,8 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
       for index in range(start, config.steps):
         began = time.perf_counter()
         prompts, *more = turn.propose(parts, index)
+        if jax.process_count() > 1 and _due(config.processes.same_every, index - start):
+          same.check(index, _held(parts, index, prompts, batch))
         state, rollout, device = call(state, batch, prompts, *more)
         # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
         flight, landing = turn.Flight(index, prompts, rollout, device, batch), flight
@@ -197,13 +200,26 @@ def _restore(parts: Parts, folder: Any, screen: Any):
 
 def _save(parts: Parts, saver: Any, done: int, state: Any, batch: Batch, flight) -> None:
   """Everything the next step depends on; PRNG and data order follow from (seed, step)."""
-  kept = {name: getattr(parts, name) for name in _HOST_STATE}
-  host = {name: part.state_dict() for name, part in kept.items() if part is not None}
+  host = _host_state(parts)
   host |= dict(fingerprint=parts.tables.train.fingerprint, step=done)
   host['flight'] = {} if flight is None else turn.packed(flight)
   # For whoever finds the folder without its run.
   host |= dict(config=json.loads(parts.config.to_json()), versions=workdirs.versions())
   saver.save(done, (state._replace(teacher=None), batch), host)  # the teacher can be loaded again
+
+
+def _host_state(parts: Parts) -> dict[str, Any]:
+  kept = {name: getattr(parts, name) for name in _HOST_STATE}
+  return {name: part.state_dict() for name, part in kept.items() if part is not None}
+
+
+def _held(parts: Parts, index: int, prompts: Any, batch: Batch) -> dict[str, Any]:
+  """What decides the step to come and must be the same on all processes, by names for a sentence."""
+  tables, host = parts.tables, _host_state(parts)
+  # The words are of a failure that this process saw.
+  host['failures'] = [counts for counts, _ in host['failures']['seen']]
+  data = index, tables.train.fingerprint, tables.held_out.fingerprint
+  return host | dict(config=parts.config.to_json(), data=data, prompts=prompts, batch=batch)
 
 
 def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):

@@ -24,6 +24,15 @@ def sized(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> ml_colle
   return config
 
 
+def silent_s(config: ml_collections.ConfigDict) -> float:
+  """config.processes.silent_s, checked: it is needed before this process has joined the others. Source: none."""
+  _complete(config, default(), 'config')
+  value = config.processes.silent_s
+  if not 1 <= value <= 86400:
+    raise UserError(f'config.processes.silent_s={value!r} must be from 1 to 86400 seconds.')
+  return value
+
+
 _GROUP = (
   'group_normalized',
   'group_centered',
@@ -51,7 +60,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   names of functions, are checked elsewhere.
   """
   c = config
-  _complete(c, default(), 'config')
+  silent_s(c)
   _whole(c, 'config', 1, 'prompt_tokens', 'rollouts', 'updates_per_rollout', 'rollouts_every')
   _whole(c, 'config', 1, 'steps')
   _whole(c, 'config', 2, 'completion_tokens')
@@ -68,6 +77,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.data, 'config.data', 0, 'size', 'seed')
   _whole(c.eval, 'config.eval', 0, 'every', 'prompts', 'samples')
   _whole(c.checkpoint, 'config.checkpoint', 1, 'every', 'keep')
+  _whole(c.processes, 'config.processes', 0, 'same_every')
   _whole(c.sft, 'config.sft', 0, 'steps')
   _whole(c.sft, 'config.sft', 1, 'prompts')
   _positive(c, 'config', 'temperature')

@@ -38,6 +38,7 @@ _FREE = (
   'grade.failed.stop_steps',
   'health',
   'mesh',
+  'processes',
   'microbatch_rollouts',
   'remat',
   'objective.head_chunk_tokens',

@@ -11,7 +11,8 @@
 # sbatch --ntasks-per-node=8 (the number of GPUs). The processes find each other by srun's variables.
 #
 # Three minutes before the time limit, and when the job is preempted, SIGTERM makes the run save and end with status 75;
-# the job then goes back to the queue and goes on from there. Any other status ends it.
+# the job then goes back to the queue and goes on from there. Where a process died (the others end with status 76), all of
+# them are started again in the same job, RESTARTS times at most (5). Any other status ends it.
 #SBATCH --job-name=jaxrl_llm
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -60,12 +61,27 @@ fi
 cd "${SLURM_SUBMIT_DIR:-.}"
 # The batch shell gets the signal too when the job is preempted, and has to wait for the step.
 trap ':' TERM
-"${step[@]}" &
-status=0
-wait $! || status=$?
-while kill -0 $! 2>/dev/null; do
+train() {
   status=0
+  "${step[@]}" &
   wait $! || status=$?
+  while kill -0 $! 2>/dev/null; do
+    status=0
+    wait $! || status=$?
+  done
+}
+
+# 76, or the signal that ended a process, whose status is higher; not the signals of who wants an end.
+lost() {
+  [ "$status" = 76 ] || { [ "$status" -gt 128 ] && [ "$status" != 130 ] && [ "$status" != 143 ]; }
+}
+
+left=${RESTARTS:-5}
+train
+while lost && [ "$left" -gt 0 ]; do
+  printf 'slurm.sh: status %s: a process died; starting all again\n' "$status" >&2
+  left=$((left - 1))
+  train
 done
 if [ "$status" = 75 ]; then
   scontrol requeue "$SLURM_JOB_ID"

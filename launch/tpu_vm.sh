@@ -11,8 +11,8 @@
 #   delete   gives the slice back; the run's folder stays in the bucket
 #   --dry-run  prints the commands instead, and takes the slice for ACTIVE
 #
-# While run and resume watch: a run that was told to stop and saved (status 75) is started again by its hosts, a
-# preempted slice is asked for again, bad input (status 2) and any other failure end the watch with that status.
+# While run and resume watch: a run that was told to stop and saved (status 75) is started again by its hosts, as is one
+# of which a process died (76 for the others), RESTARTS times at most; a preempted slice is asked for again, bad input (status 2) and any other failure end the watch with that status.
 #
 # Settings, as environment variables:
 #   BUCKET       a bucket that the slice's service account may write; the run's folder is BUCKET/runs/NAME. A bucket with
@@ -22,6 +22,7 @@
 #   ACCELERATOR  v5litepod-16
 #   VERSION      the runtime of that accelerator (v2-alpha-tpuv5-lite)
 #   SPOT         1 for spot, else 0 (1)
+#   RESTARTS     how often hosts start again after the death of a process (5)
 #   PROJECT      default: gcloud's
 set -euo pipefail
 
@@ -34,6 +35,7 @@ ZONE=${ZONE:-us-central1-a}
 ACCELERATOR=${ACCELERATOR:-v5litepod-16}
 VERSION=${VERSION:-v2-alpha-tpuv5-lite}
 SPOT=${SPOT:-1}
+RESTARTS=${RESTARTS:-5}
 BUCKET=${BUCKET:-}
 POLL_S=${POLL_S:-30}
 where=("--zone=$ZONE")
@@ -136,19 +138,25 @@ done
 HOST
 }
 
-# What every host runs: the training, again after each stop that was asked for, apart from the connection that began it.
+# What every host runs: the training, again after each stop that was asked for and after deaths (76: of another process;
+# above 128: of this one, by a signal that is not of who wants an end), apart from the connection that began it.
 # The lock keeps a second one out, so that run and resume may be given while it trains.
 training() {
   # shellcheck disable=SC2016  # the hosts expand it
   printf 'cd jaxrl_llm\nnohup flock -n ../lock bash -c %q bash' \
-    'rm -f ../status
-status=75
-while [ "$status" = 75 ]; do
+    'left=$1
+shift
+rm -f ../status
+while :; do
   status=0
   .venv/bin/python -m jaxrl_llm.main "$@" || status=$?
+  if [ "$status" = 75 ]; then continue; fi
+  if [ "$status" != 76 ] && [ "$status" -le 128 ]; then break; fi
+  if [ "$status" = 130 ] || [ "$status" = 143 ] || [ "$left" -le 0 ]; then break; fi
+  left=$((left - 1))
 done
 echo "$status" >../status'
-  printf ' %q' "--workdir=../bucket/runs/$NAME" "$@"
+  printf ' %q' "$RESTARTS" "--workdir=../bucket/runs/$NAME" "$@"
   printf ' >>../train.log 2>&1 </dev/null &\n'
 }
 

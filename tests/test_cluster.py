@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+
 import pytest
 
 from jaxrl_llm import cluster, main
@@ -173,17 +177,32 @@ def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
   calls, settings = [], []
   monkeypatch.setattr(jax.distributed, 'initialize', lambda **kw: calls.append(kw))
   monkeypatch.setattr(jax.config, 'update', lambda *a: settings.append(a))
+  monkeypatch.setattr(cluster.peers, 'watch', lambda silent_s: silent_s)
   alone = dict(TPU_SKIP_MDS_QUERY='1')
-  cluster.join('', None, None, alone)
+  assert cluster.join('', None, None, alone, 60) is None
   assert (calls, settings, capsys.readouterr().out) == ([], [], '')
-  cluster.join('', None, None, alone | SLURM | ALL_SEEN | dict(SLURM_STEP_NUM_NODES='2'))
+  cluster.join('', None, None, alone | SLURM | ALL_SEEN | dict(SLURM_STEP_NUM_NODES='2'), 60)
   assert settings == []  # jax's choice of one device each stays
-  cluster.join('', None, None, alone | SLURM)
-  assert calls == [dict(cluster_detection_method='slurm')] * 2
+  assert cluster.join('', None, None, alone | SLURM, 60) == 60
+  # jax is more patient than we are: it aborts with a stack trace.
+  patience = dict(initialization_timeout=2 * cluster.JOIN_S, heartbeat_timeout_seconds=121)
+  assert calls == [dict(cluster_detection_method='slurm') | patience] * 2
   assert ('jax_cuda_visible_devices', 'all') in settings
   assert capsys.readouterr().out.splitlines()[0] == (
-    'one of 4 processes, by Slurm; joining the others'
+    'one of 4 processes, by Slurm; joining the others, for 300 s at most'
   )
+
+
+def test_who_is_waited_for_in_vain_is_one_sentence():
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    here = f'127.0.0.1:{free.getsockname()[1]}'
+  code = (
+    f'from jaxrl_llm import cluster; cluster.JOIN_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
+  )
+  told = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+  assert told.returncode == cluster.peers.LOST, told.stderr
+  assert 'error: not all of the 2 processes came within 2 s;' in told.stderr
 
 
 @pytest.mark.parametrize('method', ['slurm', 'ompi', 'gketpu', 'gcetpu'])

@@ -248,6 +248,8 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
     (['seed=2147483648'], 'config.seed=2147483648 must be below'),
     (['scratch.layers=0'], 'config.scratch.layers=0 must be'),
     (['checkpoint.keep=0'], 'config.checkpoint.keep=0 must be'),
+    (['processes.silent_s=0.5'], 'config.processes.silent_s=0.5 must be from 1 to 86400 seconds.'),
+    (['processes.same_every=-1'], 'config.processes.same_every=-1 must be'),
     (['dtype=float16'], "config.dtype='float16' must be one of: auto, float32, bfloat16."),
     (['remat=sometimes'], "config.remat='sometimes' must be one of"),
     (['rollouts=1'], 'config.rollouts=1 leaves nothing to compare in a group for config.objective'),

@@ -13,7 +13,7 @@ import sys
 import pytest
 import tiny_job
 
-from jaxrl_llm import main, preempt
+from jaxrl_llm import main, peers, preempt
 
 LAUNCH = pathlib.Path(__file__).parents[1] / 'launch'
 SCRIPTS = sorted(path.name for path in LAUNCH.glob('*.sh'))
@@ -119,20 +119,38 @@ def test_tpu_vm_says_what_it_would_do():
 
 
 def host_command(*flags: str) -> str:
-  told = launch('tpu_vm.sh', '--dry-run', 'run', *flags, BUCKET='b', NAME='n')
+  told = launch('tpu_vm.sh', '--dry-run', 'run', *flags, BUCKET='b', NAME='n', RESTARTS='2')
   assert '--worker=all' in told[0]
   return told[0][-1].removeprefix('--command=')
 
 
-@pytest.mark.parametrize(
-  'statuses, ended, starts', [('75 75 0', '0', 3), ('75 2 0', '2', 2), ('134 0', '134', 1)]
-)
-def test_a_tpu_host_starts_again_after_being_told_to_stop(tmp_path, statuses, ended, starts):
-  assert preempt.STOPPED == 75
-  queue = tmp_path / 'statuses'
+def ends_with(folder: pathlib.Path, name: str, statuses: str) -> None:
+  """A stand-in that ends with these statuses, one after the other."""
+  queue = folder / 'statuses'
+  folder.mkdir(parents=True, exist_ok=True)
   queue.write_text('\n'.join(statuses.split()) + '\n')
-  body = f'status=$(head -n 1 "{queue}"); sed -i 1d "{queue}"; exit "$status"'
-  stand_in(tmp_path / 'jaxrl_llm', '.venv/bin/python', body)
+  stand_in(folder, name, f'status=$(head -n 1 "{queue}"); sed -i 1d "{queue}"; exit "$status"')
+
+
+# Of what started, what ended it, and how often it is started, with RESTARTS=2: after a death, of another process (76)
+# or of this one by a signal, but no more often than that, and not after bad input, a bug, or who wants an end.
+assert (preempt.STOPPED, peers.LOST) == (75, 76)
+DEATHS = [
+  ('76 0', 0, 2),
+  ('137 134 0', 0, 3),
+  ('76 76 76 0', 76, 3),
+  ('76 2', 2, 2),
+  ('1', 1, 1),
+  ('143', 143, 1),
+  ('130', 130, 1),
+]
+
+
+@pytest.mark.parametrize(
+  'statuses, ended, starts', [('75 75 75 75 0', 0, 5), ('75 2 0', 2, 2), *DEATHS]
+)
+def test_a_tpu_host_starts_again_after_a_stop_and_after_deaths(tmp_path, statuses, ended, starts):
+  ends_with(tmp_path / 'jaxrl_llm', '.venv/bin/python', statuses)
   done = bash('-c', host_command(*CONFIG) + '\nwait', cwd=tmp_path)
   assert done.returncode == 0, done.stderr
   assert (tmp_path / 'status').read_text() == f'{ended}\n', (tmp_path / 'train.log').read_text()
@@ -192,16 +210,22 @@ def test_slurm_says_what_it_would_do():
   assert step[0] == 'srun' and trained(step)[1] == CONFIG[1:]
 
 
-@pytest.mark.parametrize('status, requeued', [(0, False), (2, False), (134, False), (75, True)])
-def test_slurm_requeues_what_was_told_to_stop(tmp_path, status, requeued):
-  stand_in(tmp_path, 'srun', f'exit {status}')
+@pytest.mark.parametrize(
+  'statuses, ended, starts', [('0', 0, 1), ('2', 2, 1), ('75', 75, 1), ('76 75', 75, 2), *DEATHS]
+)
+def test_slurm_starts_again_after_deaths_and_requeues_what_was_told_to_stop(
+  tmp_path, statuses, ended, starts
+):
+  ends_with(tmp_path, 'srun', statuses)
   stand_in(tmp_path, 'scontrol', '')
   told = bash(
     str(LAUNCH / 'slurm.sh'), *CONFIG,
-    path=str(tmp_path), SLURM_JOB_ID='7', SLURM_SUBMIT_DIR=str(tmp_path),
+    path=str(tmp_path), SLURM_JOB_ID='7', SLURM_SUBMIT_DIR=str(tmp_path), RESTARTS='2',
   )  # fmt: skip
-  assert told.returncode == status
-  assert (['scontrol', 'requeue', '7'] in calls(tmp_path)) == requeued
+  assert told.returncode == ended, told.stderr
+  made = calls(tmp_path)
+  assert [call[0] for call in made].count('srun') == starts
+  assert (['scontrol', 'requeue', '7'] in made) == (ended == preempt.STOPPED)
 
 
 def test_slurm_waits_for_a_step_that_saves(tmp_path):
@@ -264,6 +288,7 @@ def test_the_jobset_is_one_slice():
 def test_the_jobset_starts_again_except_for_bad_input():
   made = jobset()
   job = made['spec']['replicatedJobs'][0]['template']['spec']
+  # Only bad input is no reason to start again; 75 and 76, of a pod that lost another, are.
   # A pod that ends with 2 fails its job for the reason PodFailurePolicy, and by that the set; any other end
   # fails the job for want of retries, and the set's default is to start again.
   (rule,) = job['podFailurePolicy']['rules']
@@ -289,6 +314,27 @@ def test_skypilot_has_known_keys_and_recovers_what_was_told_to_stop():
   assert recovery == dict(max_restarts_on_errors=0, recover_on_exit_codes=[preempt.STOPPED])
   for name in ('setup', 'run'):
     assert bash('-n', '-c', task[name]).returncode == 0
+
+
+@pytest.mark.parametrize('statuses, ended, starts', [('75', 75, 1), ('2', 2, 1), *DEATHS])
+def test_skypilot_starts_again_after_deaths(tmp_path, statuses, ended, starts):
+  task = needed('yaml').safe_load((LAUNCH / 'skypilot.yaml').read_text())
+  assert task['envs'].pop('RESTARTS') == '5'
+  ends_with(tmp_path, '.venv/bin/python', statuses)
+  one = dict(SKYPILOT_NUM_NODES='1', SKYPILOT_NODE_RANK='0', SKYPILOT_NUM_GPUS_PER_NODE='8')
+  done = bash('-c', task['run'], cwd=tmp_path, RESTARTS='2', **task['envs'], **one)
+  assert done.returncode == ended, done.stderr
+  assert len(calls(tmp_path)) == starts
+
+
+def test_skypilot_hands_on_the_wish_to_stop(tmp_path):
+  task = needed('yaml').safe_load((LAUNCH / 'skypilot.yaml').read_text())
+  body = 'trap "exit 75" TERM; kill -TERM $PPID; for _ in $(seq 100); do sleep 0.1; done; exit 1'
+  stand_in(tmp_path, '.venv/bin/python', body)
+  one = dict(SKYPILOT_NUM_NODES='1', SKYPILOT_NODE_RANK='0', SKYPILOT_NUM_GPUS_PER_NODE='8')
+  done = bash('-c', task['run'], cwd=tmp_path, **task['envs'], **one)
+  assert done.returncode == preempt.STOPPED, done.stderr
+  assert len(calls(tmp_path)) == 1
 
 
 @pytest.mark.parametrize('nodes, gpus, flags', [(2, 8, 3), (1, 8, 0), (1, 0, 0)])

@@ -19,7 +19,7 @@ PACKAGE = 'jaxrl_llm'
 STAGE = 2
 LAYERS = (
   ('defaults', 'types'),
-  ('config', 'models', 'shard', 'hlo'),
+  ('config', 'models', 'peers', 'shard', 'hlo'),
   (),
   ('program',),
   ('passes',),

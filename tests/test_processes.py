@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import faults
@@ -12,10 +14,13 @@ import numpy as np
 import pytest
 import tiny_job
 
-from jaxrl_llm import metrics, preempt
+from jaxrl_llm import metrics, peers, preempt
 
 JOB = faults.JOB | dict(
-  steps=8, checkpoint=dict(every=2, keep=9), eval=dict(every=0, prompts=8, samples=1)
+  steps=8,
+  sft=dict(steps=20, learning_rate=1e-2, prompts=16),
+  checkpoint=dict(every=2, keep=9),
+  eval=dict(every=0, prompts=8, samples=1),
 )
 
 
@@ -30,14 +35,15 @@ def start_all(config: str, workdir, *more: str, processes: int = 2, devices: int
   ]
 
 
-def assert_close(run, want) -> None:
+def assert_close(run, want, steps: int = JOB['steps']) -> None:
   ours, theirs = (metrics.comparable(metrics.read(str(r / 'metrics.jsonl'))) for r in (run, want))
-  assert len(ours) == len(theirs) == JOB['steps']
+  theirs = theirs[:steps]
+  assert len(ours) == len(theirs) == steps
   for one, two in zip(ours, theirs, strict=True):
     assert one.keys() == two.keys()
     for name in one:
       np.testing.assert_allclose(one[name], two[name], rtol=1e-4, atol=1e-5, err_msg=name)
-  for name in sorted(os.listdir(want / 'rollouts')):
+  for name in sorted(os.listdir(want / 'rollouts'))[:steps]:
     assert (run / 'rollouts' / name).read_bytes() == (want / 'rollouts' / name).read_bytes()
 
 
@@ -63,6 +69,109 @@ def test_two_processes_are_one_and_one_goes_on_for_them(alone, tmp_path):
   out = tiny_job.finish(tiny_job.start(config, run))
   assert f'resuming at step {int(saved.removeprefix("step_"))}' in out
   assert_close(run, alone)
+
+
+def assert_told(out: str, words: str) -> None:
+  """One sentence, and last: whatever jax says goes before."""
+  (told,) = (line for line in out.splitlines() if line.startswith('error: '))
+  assert words in told and 'start the same command again' in told
+  assert out.rstrip().endswith(told), out
+
+
+def test_the_first_process_dies_in_a_step_and_the_same_command_goes_on(alone, tmp_path):
+  config, run = tiny_job.config_file(tmp_path, **(JOB | dict(steps=4))), tmp_path / 'run'
+  flags = '--config.mesh.fsdp=4', '--config.eval.samples=0'
+  both = start_all(config, run, *flags, devices=2)
+  # A step is seldom between two others: they are in one, or grade.
+  while not (run / 'rollouts/step_000002.jsonl').exists():
+    assert all(p.poll() is None for p in both), [p.communicate()[0] for p in both]
+    time.sleep(0.02)
+  both[0].kill()
+  both[0].communicate()
+  out, _ = both[1].communicate(timeout=240)
+  assert both[1].returncode == peers.LOST, out
+  assert_told(out, 'process 0 of 2 died')
+  again = [tiny_job.finish(p) for p in start_all(config, run, *flags, devices=2)]
+  assert 'resuming at step 2' in again[0]
+  assert_close(run, alone, steps=4)
+
+
+# What a step does with the others, as often as it can.
+_COLLECTIVES = """
+import sys
+import jax
+from jax.experimental import multihost_utils
+from jaxrl_llm import cluster
+watch = cluster.join(sys.argv[1], 2, int(sys.argv[2]), {}, 5.0)
+try:
+  while True:
+    multihost_utils.process_allgather(jax.numpy.ones(1))
+    print('step', flush=True)
+except Exception as error:
+  watch.failed(error)
+"""
+
+
+@pytest.mark.parametrize(
+  'victim, kind, why',
+  [(0, 'KILL', 'died'), (1, 'KILL', 'died'), (1, 'STOP', 'has not answered for')],
+)
+def test_a_process_dies_or_stops_in_a_collective(victim, kind, why):
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    here = f'127.0.0.1:{free.getsockname()[1]}'
+  both = [
+    subprocess.Popen(
+      [sys.executable, '-c', _COLLECTIVES, here, str(i)],
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    for i in range(2)
+  ]  # fmt: skip
+  for line in both[1 - victim].stdout:
+    if line == 'step\n':
+      break
+  both[victim].send_signal(getattr(signal, f'SIG{kind}'))
+  out, _ = both[1 - victim].communicate(timeout=240)
+  assert both[1 - victim].returncode == peers.LOST, out[-2000:]
+  assert_told(out, f'process {victim} of 2 {why}')
+  both[victim].send_signal(signal.SIGCONT)
+  out, _ = both[victim].communicate(timeout=240)
+  if kind == 'STOP':  # when it wakes up, it does not go on alone
+    assert both[victim].returncode == peers.LOST, out[-2000:]
+    assert_told(out, 'process 1 of 2 (this one) stood still for')
+
+
+# The second process sees one right answer more, once.
+_DRIFT = """
+import sys
+import jax
+from jaxrl_llm import control, main
+real = control.Curriculum.observe
+def observe(self, index_P, right_P, count_P, *more):
+  first = jax.process_index() == 1 and not self._visits.any()
+  real(self, index_P, right_P + (first and right_P < count_P), count_P, *more)
+control.Curriculum.observe = observe
+sys.exit(main.main())
+"""
+
+
+def test_a_process_whose_curriculum_drifts_stops_the_run(tmp_path, monkeypatch):
+  config, run = tiny_job.config_file(tmp_path, **(JOB | dict(sft=None))), tmp_path / 'run'
+  real, script = subprocess.Popen, tmp_path / 'drift.py'
+  script.write_text(_DRIFT)
+  drifting = lambda argv, **kw: real([argv[0], str(script), *argv[3:]], **kw)  # noqa: E731
+  monkeypatch.setattr(tiny_job.subprocess, 'Popen', drifting)
+  both = start_all(
+    config,
+    run,
+    '--config.mesh.fsdp=2',
+    '--config.processes.same_every=1',
+    '--config.eval.samples=0',
+  )
+  told = [p.communicate(timeout=240)[0] for p in both]
+  assert [p.returncode for p in both] == [2, 2], told
+  for out in told:
+    assert 'error: at step 1 process 1 of 2 holds other curriculum' in out
 
 
 def test_a_run_goes_on_with_eight_four_two_devices_and_one(alone, tmp_path):
