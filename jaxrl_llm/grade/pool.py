@@ -31,10 +31,10 @@ from jaxrl_llm.grade.resolve import resolve_parts
 from jaxrl_llm.grade.worker import CRASH, ERROR, FAILURES, OUTCOMES, PENDING, TIMEOUT, Limits
 from jaxrl_llm.types import Row, UserError
 
-# Linear in the text, whatever it holds: they need no deadline, so no worker.
+# Linear in the text, whatever it holds, or in its end: they need no deadline, so no worker.
 _INLINE = (
   *(graders.exact, graders.number, graders.first_number),
-  *(graders.bare_number, graders.tagged),
+  *(graders.bare_number, graders.tagged, graders.numeric, graders.multiple_choice),
 )
 
 _METRICS = {TIMEOUT: 'grade/timeouts', CRASH: 'grade/crashes', ERROR: 'grade/errors'}

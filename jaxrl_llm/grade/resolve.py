@@ -23,6 +23,10 @@ Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
 _NEEDS = dict(gym=('reasoning-gym', 'gym'), math_verify=('math-verify', 'math'))
 
 
+# Their public functions are the graders there are.
+_MODULES = (graders, code)
+
+
 class Part(NamedTuple):
   """One of the rewards of a row."""
 
@@ -87,23 +91,34 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
     raise UserError(
       f"config.{where}.fn={fn!r} needs {package}; install the extra: pip install 'jaxrl_llm[{extra}]'."
     )
-  try:
-    if isinstance(fn, str) and fn in config.choices(code):
-      return _sandboxed(config.pick(code, spec, where), where, deadline_s)
-    return config.pick(graders, spec, where)
-  except UserError as error:
-    if isinstance(fn, str) and fn in config.choices(graders) | config.choices(code):
-      raise
-    more = ', '.join(sorted(config.choices(code)))
+  module = next((m for m in _MODULES if isinstance(fn, str) and fn in config.choices(m)), None)
+  if module is None:
+    names = sorted(name for m in _MODULES for name in config.choices(m))
     raise UserError(
-      f"{str(error).rstrip('.')}, {more}, or your own function as 'package.module:function'."
-    ) from None
+      f'config.{where}.fn={fn!r} is unknown; choose one of: {", ".join(names)}, or your own function as '
+      "'package.module:function'."
+    )
+  grader = config.pick(module, spec, where)
+  return _sandboxed(grader, where, deadline_s) if module is code else _checked(grader, where)
+
+
+def _checked(grader: functools.partial, where: str) -> Grader:
+  """A grader whose settings are in range."""
+  check = graders.CHECKS.get(grader.func)
+  if check is not None:
+    check(_told(grader), f'config.{where}')
+  return grader
+
+
+def _told(grader: functools.partial) -> dict[str, Any]:
+  """All settings of a grader, its defaults among them."""
+  known = inspect.signature(grader.func).parameters.values()
+  return {p.name: p.default for p in known if p.kind == p.KEYWORD_ONLY} | grader.keywords
 
 
 def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grader:
   """A grader of code whose settings are in range, on a machine that has a sandbox for it."""
-  told = {p.name: p.default for p in inspect.signature(grader.func).parameters.values()}
-  told |= grader.keywords
+  told = _told(grader)
   if not _finite(told['wall_s']) or not 0 < told['wall_s'] < deadline_s:
     raise UserError(
       f'config.{where}.wall_s={told["wall_s"]!r} must be a positive number of seconds, less than '
