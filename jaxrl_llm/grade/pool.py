@@ -26,7 +26,7 @@ import numpy as np
 import pebble
 from absl import logging
 
-from jaxrl_llm.grade import graders, worker
+from jaxrl_llm.grade import form, graders, worker
 from jaxrl_llm.grade.resolve import resolve_parts
 from jaxrl_llm.grade.worker import CRASH, ERROR, FAILURES, OUTCOMES, PENDING, TIMEOUT, Limits
 from jaxrl_llm.types import Row, UserError
@@ -35,6 +35,7 @@ from jaxrl_llm.types import Row, UserError
 _INLINE = (
   *(graders.exact, graders.number, graders.first_number),
   *(graders.bare_number, graders.tagged, graders.numeric, graders.multiple_choice),
+  form.tags,
 )
 
 _METRICS = {TIMEOUT: 'grade/timeouts', CRASH: 'grade/crashes', ERROR: 'grade/errors'}

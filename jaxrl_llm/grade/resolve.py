@@ -1,4 +1,4 @@
-"""From `config.grade` to graders: each a name in graders.py or code.py, or the user's own 'package.module:function'.
+"""From `config.grade` to graders: each a name in one of `_MODULES`, or the user's own 'package.module:function'.
 
 `grade.fn` says what is right; `grade.parts` are rewarded beside it.
 """
@@ -14,17 +14,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm import config
-from jaxrl_llm.grade import adapters, code, extract, graders, sandbox, vote
+from jaxrl_llm.grade import adapters, code, extract, form, graders, sandbox, vote
 from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
 
 # Grader → the package that it needs, which an extra of this name installs.
-_NEEDS = dict(gym=('reasoning-gym', 'gym'), math_verify=('math-verify', 'math'))
+_NEEDS = dict(
+  gym=('reasoning-gym', 'gym'),
+  math_verify=('math-verify', 'math'),
+  json_schema=('jsonschema', 'json'),
+)
 
 
 # Their public functions are the graders there are.
-_MODULES = (graders, code)
+_MODULES = (graders, form, code)
+_CHECKS = graders.CHECKS | form.CHECKS
 
 
 class Part(NamedTuple):
@@ -104,7 +109,7 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
 
 def _checked(grader: functools.partial, where: str) -> Grader:
   """A grader whose settings are in range."""
-  check = graders.CHECKS.get(grader.func)
+  check = _CHECKS.get(grader.func)
   if check is not None:
     check(_told(grader), f'config.{where}')
   return grader

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.grade import form
 from jaxrl_llm.grade import graders as shipped
 from jaxrl_llm.grade.resolve import Grader, resolve_parts
 
@@ -28,6 +29,7 @@ NO_MEMORY = 99  # how a worker ends that may not have what an item asks for
 
 _MESSAGE_BYTES = 200
 _graders: tuple[Grader, ...] = ()
+_PREPARE = shipped.PREPARE | form.PREPARE
 
 
 class Limits(NamedTuple):
@@ -55,7 +57,7 @@ def start(spec: dict[str, Any], memory_mb: int) -> None:
   os.environ['JAX_PLATFORMS'] = 'cpu'
   _graders = tuple(part.grader for part in resolve_parts(spec))
   for grader in _graders:
-    shipped.PREPARE.get(getattr(grader, 'func', None), lambda: None)()
+    _PREPARE.get(getattr(grader, 'func', None), lambda: None)()
   resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
   _bound_memory(memory_mb * 2**20)
 

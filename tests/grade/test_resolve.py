@@ -24,6 +24,8 @@ number = 7
 def own_module(tmp_path, monkeypatch):
   (tmp_path / 'own_resolve.py').write_text(OWN)
   (tmp_path / 'own_broken.py').write_text('1 / 0')
+  (tmp_path / 'own_broken.json').write_text('{"type": 7}')
+  monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -66,6 +68,14 @@ def test_own_function_may_return_a_dict():
     (dict(fn='nubmer'), "unit_tests, or your own function as 'package.module:function'."),
     (dict(fn='numeric', abs_tol=-1.0), 'config.grade.abs_tol=-1.0 must be a finite number from 0 up.'),
     (dict(fn='numeric', rel_tol=float('nan')), 'config.grade.rel_tol=nan must be a finite number'),
+    (dict(fn='tags', tags=[]), 'config.grade.tags=[] must be different names'),
+    (dict(fn='tags', tags=['a', 'a']), "tags=['a', 'a'] must be different names"),
+    (dict(fn='tags', tags=['<a>']), "tags=['<a>'] must be different names of letters"),
+    (dict(fn='pattern'), "config.grade.regex is missing; 'pattern' needs it."),
+    (dict(fn='pattern', regex='('), "config.grade.regex='(' is no regular expression"),
+    (dict(fn='repetition', n=0), 'config.grade.n=0 must be a whole number from 1 up.'),
+    (dict(fn='json_schema', schema='nowhere.json'), "schema='nowhere.json' is no file with a JSON schema"),
+    (dict(fn='json_schema', schema='own_broken.json'), 'is no file with a JSON schema (no JSON schema'),
     (dict(fn='multiple_choice', first_index=2), 'config.grade.first_index=2 must be one of: -1, 0, 1.'),
     (dict(fn=None), 'config.grade.fn=None is unknown'),
     (dict(fn='number', tag='x'), "config.grade.tag='x' is not a setting of 'number'"),
