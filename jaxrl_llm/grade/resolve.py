@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm import config
-from jaxrl_llm.grade import adapters, code, extract, form, graders, sandbox, vote
+from jaxrl_llm.grade import adapters, code, extract, form, graders, instructions, sandbox, vote
 from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
@@ -28,7 +28,7 @@ _NEEDS = dict(
 
 
 # Their public functions are the graders there are.
-_MODULES = (graders, form, code)
+_MODULES = (graders, form, instructions, code)
 _CHECKS = graders.CHECKS | form.CHECKS
 
 
