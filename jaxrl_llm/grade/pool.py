@@ -67,9 +67,6 @@ class Pool:
   def __init__(self, spec: Any):
     """Raises UserError for a grader that does not resolve or a bad setting of the workers."""
     self.spec = dict(spec)
-    self._graders = [part.grader for part in resolve_parts(self.spec)]
-    self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
-    self._result = worker.result(len(self._graders))
     self._workers = self.spec.get('workers', 2)
     self._limits = Limits(
       self.spec.get('deadline_s', 10.0),
@@ -85,6 +82,9 @@ class Pool:
       number = isinstance(told, int | float) and not isinstance(told, bool)
       if not number or not 0 < told < math.inf:
         raise UserError(f'config.grade.{name}={told!r} must be a positive number of seconds.')
+    self._graders = [part.grader for part in resolve_parts(self.spec)]
+    self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
+    self._result = worker.result(len(self._graders))
     self._slice_s = min(_SLICE_S, self._limits.deadline_s)
     self._processes: pebble.ProcessPool | None = None
 

@@ -14,7 +14,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm import config
-from jaxrl_llm.grade import adapters, code, extract, form, graders, instructions, sandbox, vote
+from jaxrl_llm.grade import (
+  adapters,
+  code,
+  extract,
+  form,
+  graders,
+  instructions,
+  judge,
+  sandbox,
+  vote,
+)
 from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
@@ -28,8 +38,9 @@ _NEEDS = dict(
 
 
 # Their public functions are the graders there are.
-_MODULES = (graders, form, instructions, code)
-_CHECKS = graders.CHECKS | form.CHECKS
+_MODULES = (graders, form, instructions, judge, code)
+# What a grader's settings must be, beyond their types; checks see those of the workers, too.
+_CHECKS = graders.CHECKS | form.CHECKS | judge.CHECKS
 
 
 class Part(NamedTuple):
@@ -64,8 +75,7 @@ def resolve_parts(spec: Any) -> tuple[Part, ...]:
     if name in [other.name for other in found]:
       raise UserError(f'config.{where} is named {name!r} as another is; give it another `name`.')
     told = {key: value for key, value in part.items() if key not in ('weight', 'name')}
-    if 'deadline_s' in spec:
-      told['deadline_s'] = spec['deadline_s']
+    told |= {name: spec[name] for name in ('deadline_s', 'workers') if name in spec}
     found.append(Part(name, float(weight), resolve(told, where)))
   return tuple(found)
 
@@ -86,7 +96,7 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
   adapters.py, a grader without the package it needs, or a grader of code without a sandbox: all before anything
   compiles.
   """
-  deadline_s = spec.get('deadline_s', math.inf)
+  pool = dict(deadline_s=spec.get('deadline_s', math.inf), workers=spec.get('workers', 2))
   spec = {key: value for key, value in dict(spec).items() if key not in config.KEPT['config.grade']}
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
@@ -104,14 +114,11 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
       "'package.module:function'."
     )
   grader = config.pick(module, spec, where)
-  return _sandboxed(grader, where, deadline_s) if module is code else _checked(grader, where)
-
-
-def _checked(grader: functools.partial, where: str) -> Grader:
-  """A grader whose settings are in range."""
+  if module is code:
+    return _sandboxed(grader, where, pool['deadline_s'])
   check = _CHECKS.get(grader.func)
   if check is not None:
-    check(_told(grader), f'config.{where}')
+    check(_told(grader) | pool, f'config.{where}')
   return grader
 
 
