@@ -53,8 +53,15 @@ def _grading(config: Any) -> dict[str, Any]:
   """What turns texts into rewards."""
   labels = configs.pick(control.labels, config.labels, 'labels')()
   field = f'config.labels.fn={config.labels.fn!r}'
+  rewards = grade.resolve_parts(config.grade)
+  again = [name for name in ('truncate', 'labels') if config[name].fn != 'none']
+  if again and any(grade.batched(config.grade)):
+    raise UserError(
+      f'config.{again[0]}.fn={config[again[0]].fn!r} has some replies graded once more, and a batched grader would see '
+      f"these without the others of their group; leave config.{again[0]}.fn='none', or batched empty."
+    )
   return dict(
-    rewards=grade.resolve_parts(config.grade),
+    rewards=rewards,
     vote=grade.resolve_vote(config.vote, config.grade, config.rollouts),
     labels=labels,
     read=labels and grade.resolve_extract(config.grade, field),

@@ -13,6 +13,7 @@ from jaxrl_llm.grade.look import first_look
 from jaxrl_llm.grade.pool import Pool, Scores
 from jaxrl_llm.grade.resolve import (
   Part,
+  batched,
   resolve,
   resolve_extract,
   resolve_parts,
@@ -34,6 +35,7 @@ __all__ = [
   'Part',
   'Pool',
   'Scores',
+  'batched',
   'check_rows',
   'first_look',
   'resolve',

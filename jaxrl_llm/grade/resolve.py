@@ -51,6 +51,11 @@ class Part(NamedTuple):
   grader: Grader
 
 
+def batched(spec: Any) -> list[str]:
+  """How many replies each grader sees at once: '' one, 'group', 'step'. Source: none."""
+  return [part.get('batched', '') for part in (spec, *spec.get('parts', ()))]
+
+
 def weights(spec: Any) -> tuple[float, ...]:
   """Of config.grade.fn, which is 1, then of each of config.grade.parts. Source: none."""
   return 1.0, *(float(part.get('weight', 1.0)) for part in spec.get('parts', ()))
