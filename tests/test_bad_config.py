@@ -214,3 +214,19 @@ def test_replies_are_not_graded_again_without_their_group(stage, tmp_path, monke
     )
     == ''
   )
+
+
+def test_rows_without_an_answer_to_judge_by_are_refused_but_for_a_vote(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(
+    ''.join(json.dumps(dict(question=f'{n} + 1?', answer='blue')) + '\n' for n in range(40))
+  )
+  data = dict(source='jsonl', path=str(path), tasks=())
+  told = {}
+  for vote in ('none', 'majority'):
+    own = bad_input.job(grade=dict(fn='numeric'), vote=dict(fn=vote), data=data)
+    told[vote] = bad_input.sentence(*bad_input.outcome(own))
+  assert told['none'].startswith(
+    "config.grade: 'numeric' can judge by none of the rows (the answer of row "
+  )
+  assert told['majority'] == ''

@@ -203,7 +203,7 @@ def own(fn: Callable, spec: dict[str, Any], where: str) -> Own:
   return made
 
 
-def check_rows(graders: Iterable[tuple[str, Any]], rows: Sequence[Row]) -> None:
+def check_columns(graders: Iterable[tuple[str, Any]], rows: Sequence[Row]) -> None:
   """Raises UserError where a function of the user's needs a column that a row has not. Source: none."""
   alike = {}  # rows of the same columns need one look
   for row in rows:

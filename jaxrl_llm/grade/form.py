@@ -61,10 +61,7 @@ def json_schema(text: str, row: Row, *, schema: str = '') -> float:
   `format` is not checked. What a $ref names must be in the schema: nothing is ever fetched. A schema that is none, or
   that refers elsewhere, is an error. It runs in a worker, under its deadline. Source: none.
   """
-  told = _file(schema) if schema else row.extra.get('schema')
-  if told is None:
-    raise ValueError(f'row {row.id} holds no schema')
-  validator = _validator(told if isinstance(told, str) else json.dumps(told, sort_keys=True))
+  validator = _validator_of(row, schema)
   blocks = span.FENCE.findall(text)
   try:
     found = json.loads(blocks[-1][1] if blocks else text, parse_constant=_no_constant)
@@ -132,6 +129,7 @@ CHECKS = {
   json_schema: _check_schema,
   repetition: _check_repetition,
 }
+ROWS = {json_schema: lambda row, told: _validator_of(row, told['schema'])}
 PREPARE = {json_schema: lambda: importlib.import_module('jsonschema')}
 
 
@@ -139,6 +137,13 @@ PREPARE = {json_schema: lambda: importlib.import_module('jsonschema')}
 def _file(path: str) -> str:
   with open(path, encoding='utf-8') as file:
     return file.read()
+
+
+def _validator_of(row: Row, path: str) -> Any:
+  told = _file(path) if path else row.extra.get('schema')
+  if told is None:
+    raise ValueError(f'row {row.id} holds no schema')
+  return _validator(told if isinstance(told, str) else json.dumps(told, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=4096)

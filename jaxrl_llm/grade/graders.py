@@ -73,9 +73,7 @@ def numeric(
   that the other leaves away, 75% = 75 (and 0.75% = 0.75, which is the price); False: it never is. tag: judge what
   stands in the last <tag>…</tag>. Source: none.
   """
-  target = _numeral(_answer(row))
-  if target is None:
-    raise ValueError(f'the answer of row {row.id} holds no number: {row.answer[:80]!r}')
+  target = _numeral_of(row)
   part = span.end(text, tag)
   found = numeral.read(part) if part is not None else None
   if found is None:
@@ -97,8 +95,7 @@ def multiple_choice(
   the answer may say an option's text instead of its letter. first_index: answers may be numbers, and this is the
   first option's; −1: they are not. tag: judge what stands in the last <tag>…</tag>. Source: none.
   """
-  known = choice.options_of(row, options)
-  target = choice.answer_of(row._replace(answer=_answer(row)), known, first_index)
+  known, target = _choice_of(row, options, first_index)
   part = span.end(text, tag)
   return float(part is not None and choice.read(part, known) == target)
 
@@ -186,7 +183,26 @@ def _check_choice(told: dict[str, Any], where: str) -> None:
 # Grader → what its settings must be, beyond their types: raises UserError of (settings, 'config.grade').
 CHECKS = {numeric: _check_numeric, multiple_choice: _check_choice}
 
+# Grader → what it does with a row before it looks at a reply: raises ValueError of (row, settings) for one that it
+# cannot judge by.
+ROWS = {
+  numeric: lambda row, told: _numeral_of(row),
+  multiple_choice: lambda row, told: _choice_of(row, told['options'], told['first_index']),
+}
+
 _numeral = functools.lru_cache(maxsize=4096)(numeral.read)
+
+
+def _numeral_of(row: Row) -> numeral.Numeral:
+  found = _numeral(_answer(row))
+  if found is None:
+    raise ValueError(f'the answer of row {row.id} holds no number: {row.answer[:80]!r}')
+  return found
+
+
+def _choice_of(row: Row, options: str, first_index: int) -> tuple[choice.Options, str]:
+  known = choice.options_of(row, options)
+  return known, choice.answer_of(row._replace(answer=_answer(row)), known, first_index)
 
 
 @functools.lru_cache(maxsize=16)

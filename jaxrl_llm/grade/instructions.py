@@ -22,9 +22,16 @@ def instructions(text: str, row: Row, *, share: bool = False, after: str = '') -
     _, mark, text = text.rpartition(after)
     if not mark:
       return 0.0
-  asked = [_rule(*told, row) for told in _asked(row)]
+  asked = _rules(row)
   followed = [bool(text.strip()) and rule(text) for rule in asked]
   return sum(followed) / len(followed) if share else float(all(followed))
+
+
+def _rules(row: Row) -> list[Callable[[str], bool]]:
+  return [_rule(*told, row) for told in _asked(row)]
+
+
+ROWS = {instructions: lambda row, told: _rules(row)}
 
 
 def _asked(row: Row) -> list[tuple[str, dict[str, Any]]]:

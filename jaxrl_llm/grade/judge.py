@@ -211,3 +211,4 @@ def _check_reading(told: dict[str, Any], where: str) -> None:
 
 
 CHECKS = {judge: _check}
+ROWS = {judge: lambda row, told: _criteria(row) if told['row_criteria'] else None}

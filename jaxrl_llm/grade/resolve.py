@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import config
@@ -41,6 +41,8 @@ _NEEDS = dict(
 _MODULES = (graders, form, instructions, judge, code)
 # What a grader's settings must be, beyond their types; checks see those of the workers, too.
 _CHECKS = graders.CHECKS | form.CHECKS | judge.CHECKS
+_ROWS = graders.ROWS | form.ROWS | instructions.ROWS | judge.ROWS
+_LOOKED = 100
 
 
 class Part(NamedTuple):
@@ -150,6 +152,31 @@ def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grad
     raise UserError(f'config.{where}.tolerance={told["tolerance"]!r} must be a number from 0 up.')
   sandbox.require(f'config.{where}.fn={grader.func.__name__!r}')
   return grader
+
+
+def check_rows(named: Sequence[tuple[str, Any]], rows: Sequence[Row]) -> None:
+  """Raises UserError where a user's function needs a column that a row has not, or no row can be judged.
+
+  Looked at are _LOOKED rows, evenly: single bad ones are errors of their replies, and counted. Source: none.
+  """
+  adapters.check_columns(named, rows)
+  some = rows[:: max(len(rows) // _LOOKED, 1)]
+  for name, grader in named:
+    read = _ROWS.get(getattr(grader, 'func', None))
+    if read and some:
+      told = [_why_not(read, row, _told(grader)) for row in some]
+      if all(told):
+        raise UserError(
+          f'config.grade: {name!r} can judge by none of the rows ({told[0]}); mend the data, or choose another grader.'
+        )
+
+
+def _why_not(read: Callable, row: Row, told: dict[str, Any]) -> str:
+  try:
+    read(row, told)
+  except ValueError as error:
+    return str(error)
+  return ''
 
 
 def resolve_extract(grader: Any, field: str) -> Callable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm.grade import resolve, resolve_parts, weights
+from jaxrl_llm.grade import check_rows, resolve, resolve_parts, weights
 from jaxrl_llm.types import Row, UserError
 
 OWN = """
@@ -97,6 +97,23 @@ def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[gym\]'"):
     resolve(dict(fn='gym'))
+
+
+@pytest.mark.parametrize(
+  'spec, good, told',
+  [
+    (dict(fn='numeric'), row('7'), 'holds no number'),
+    (dict(fn='multiple_choice'), row('A', options=['blue', 'red']), 'none of its options'),
+    (dict(fn='instructions'), row(instructions=[dict(id='no_comma')]), "holds no 'instructions'"),
+    (dict(fn='json_schema'), row(schema={}), 'holds no schema'),
+  ],
+)
+def test_rows_that_a_grader_cannot_judge_by_are_told_where_all_are_so(spec, good, told):
+  named, bad = [('mine', resolve(spec))], [row('no answer of a kind')] * 250
+  check_rows(named, [])
+  check_rows(named, [good, *bad])
+  with pytest.raises(UserError, match=f"'mine' can judge by none of the rows .*{told}"):
+    check_rows(named, bad)
 
 
 def test_parts_are_graders_of_their_own_with_a_weight_and_a_name():
