@@ -25,7 +25,8 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
   tables = data.load(config, model.tokenizer)
   _check_sizes(config, model, len(tables.train))
   both = (*tables.train.rows, *tables.held_out.rows)
-  grade.check_rows([(part.name, part.grader) for part in grading['rewards']], both)
+  if grading['vote'] is None:  # with one, answers are for the log, and there may be none
+    grade.check_rows([(part.name, part.grader) for part in grading['rewards']], both)
   teacher = _teacher(config, model)
   program = _program(config, model, teacher, mesh, tables)
   return Parts(
@@ -53,8 +54,15 @@ def _grading(config: Any) -> dict[str, Any]:
   """What turns texts into rewards."""
   labels = configs.pick(control.labels, config.labels, 'labels')()
   field = f'config.labels.fn={config.labels.fn!r}'
+  rewards = grade.resolve_parts(config.grade)
+  again = [name for name in ('truncate', 'labels') if config[name].fn != 'none']
+  if again and any(grade.batched(config.grade)):
+    raise UserError(
+      f'config.{again[0]}.fn={config[again[0]].fn!r} has some replies graded once more, and a batched grader would see '
+      f"these without the others of their group; leave config.{again[0]}.fn='none', or batched empty."
+    )
   return dict(
-    rewards=grade.resolve_parts(config.grade),
+    rewards=rewards,
     vote=grade.resolve_vote(config.vote, config.grade, config.rollouts),
     labels=labels,
     read=labels and grade.resolve_extract(config.grade, field),

@@ -16,7 +16,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # Tests that need these use pytest.importorskip; where all was installed, none may be skipped.
-_PARITY = ('torch', 'transformers', 'trl', 'reasoning_gym', 'math_verify')
+_PARITY = ('torch', 'transformers', 'trl', 'reasoning_gym', 'math_verify', 'jsonschema')
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,5 +38,5 @@ def _require_parity() -> None:
     except ImportError as error:
       raise pytest.UsageError(
         f'JAXRL_LLM_REQUIRE_PARITY=1, but {name} does not import ({error}); '
-        "install the extras: pip install -e '.[gym,math,parity]'."
+        "install the extras: pip install -e '.[gym,math,json,parity]'."
       ) from error

@@ -192,3 +192,41 @@ def test_a_config_made_in_python_is_valid_or_refused_in_a_sentence(field, value)
 def test_a_sentence_is_one_printable_line_whatever_the_value():
   told = str(UserError('config.x=a\r\n b\u2028c\x1b[31m\ud800 must\tbe.'))
   assert told == 'config.x=a b c\\x1b[31m\\ud800 must\\tbe.'
+
+
+@pytest.mark.parametrize(
+  'stage', [dict(truncate=dict(fn='outliers')), dict(labels=dict(fn='majority_refined'))]
+)
+def test_replies_are_not_graded_again_without_their_group(stage, tmp_path, monkeypatch):
+  (tmp_path / 'own_bad.py').write_text('def f(completions, **_): return [1.0] * len(completions)')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  part = dict(fn='own_bad:f', batched='group')
+  told = bad_input.outcome(bad_input.job(grade=dict(fn='exact', parts=(part,)), **stage))
+  name = min(stage)
+  assert (
+    f'config.{name}.fn={stage[name]["fn"]!r} has some replies graded once more'
+    in bad_input.sentence(*told)
+  )
+  alone = dict(fn='own_bad:f')
+  assert (
+    bad_input.sentence(
+      *bad_input.outcome(bad_input.job(grade=dict(fn='exact', parts=(alone,)), **stage))
+    )
+    == ''
+  )
+
+
+def test_rows_without_an_answer_to_judge_by_are_refused_but_for_a_vote(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(
+    ''.join(json.dumps(dict(question=f'{n} + 1?', answer='blue')) + '\n' for n in range(40))
+  )
+  data = dict(source='jsonl', path=str(path), tasks=())
+  told = {}
+  for vote in ('none', 'majority'):
+    own = bad_input.job(grade=dict(fn='numeric'), vote=dict(fn=vote), data=data)
+    told[vote] = bad_input.sentence(*bad_input.outcome(own))
+  assert told['none'].startswith(
+    "config.grade: 'numeric' can judge by none of the rows (the answer of row "
+  )
+  assert told['majority'] == ''

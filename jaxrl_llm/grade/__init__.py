@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_llm.grade import truncate, vote
-from jaxrl_llm.grade.adapters import check_rows
 from jaxrl_llm.grade.failed import Failures
 from jaxrl_llm.grade.look import first_look
 from jaxrl_llm.grade.pool import Pool, Scores
 from jaxrl_llm.grade.resolve import (
   Part,
+  batched,
+  check_rows,
   resolve,
   resolve_extract,
   resolve_parts,
@@ -34,6 +35,7 @@ __all__ = [
   'Part',
   'Pool',
   'Scores',
+  'batched',
   'check_rows',
   'first_look',
   'resolve',

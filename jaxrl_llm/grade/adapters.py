@@ -1,9 +1,11 @@
 """The user's own reward functions, called as the trainers they were written for would call them.
 
 Each public function here is a convention: `f(text, row, settings) -> (args, keywords)`, what the user's function is
-given for one reply. Which one a function follows is read off the names of its parameters, or told by
-config.grade.style. Functions of whole batches are given a batch of one: a reward that compares the replies of a group
-cannot be had from them. Nobody here knows token ids: they are None.
+given for one reply, or `f(texts, rows, settings)` for conventions of lists. Which one a function follows is read off
+the names of its parameters, or told by config.grade.style. Functions of lists are given lists of one; with
+config.grade.batched='group' all replies to a prompt at once, and with 'step' all that are graded together, so that a
+reward may compare them: deadline_s, cpu_s and memory_mb are then those of a call, and what fails, fails for all its
+replies. Nobody here knows token ids: they are None.
 """
 
 from __future__ import annotations
@@ -33,29 +35,48 @@ def verl(text: str, row: Row, settings: dict) -> Given:
   return (), told | settings
 
 
-def trl(text: str, row: Row, settings: dict) -> Given:
-  """f(prompts=, completions=, **columns), lists of one → list of float, or None to skip it; may be async.
+def trl(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Given:
+  """f(prompts=, completions=, **columns), lists → list of float, or None to skip a reply; may be async.
 
-  Completions are messages where the row's prompt is, else text, and `trl_chat` makes them messages always.
-  Source: none.
+  Completions are messages where the rows' prompts are, else text, and `trl_chat` makes them messages always. A column
+  that some of the rows lack is None there. Source: none.
   """
-  if row.messages:
-    return trl_chat(text, row, settings)
-  return (), _batch([row.question], [text], row) | settings
+  if any(row.messages for row in rows):
+    return trl_chat(texts, rows, settings)
+  return (), _batch([row.question for row in rows], list(texts), rows) | settings
 
 
-def trl_chat(text: str, row: Row, settings: dict) -> Given:
-  """As `trl`, with prompts and completions as messages whatever the row has. Source: none."""
-  return (), _batch([_messages(row)], [_reply(text)], row) | settings
+def trl_chat(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Given:
+  """As `trl`, with prompts and completions as messages whatever the rows have. Source: none."""
+  replies = [_reply(text) for text in texts]
+  return (), _batch([_messages(row) for row in rows], replies, rows) | settings
 
 
-def openrlhf(text: str, row: Row, settings: dict) -> Given:
-  """reward_func(queries, prompts, labels), lists of one → dict with `rewards`, or these. Source: none.
+def openrlhf(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Given:
+  """reward_func(queries, prompts, labels), lists → dict with `rewards`, or these. Source: none.
 
   A query is the prompt's text and the reply; the marks of the chat template are not in it.
   """
-  prompt = _text(row)
-  return ([prompt + text], [prompt], [truth(row)]), settings
+  prompts = [_text(row) for row in rows]
+  queries = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
+  return (queries, prompts, [truth(row) for row in rows]), settings
+
+
+def verl_batch(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Given:
+  """compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=), lists → list of float, or of dicts.
+
+  As verl's manager of batches calls it. Source: none.
+  """
+  told = dict(data_sources=[row.source for row in rows], solution_strs=list(texts))
+  told['ground_truths'] = [truth(row) for row in rows]
+  told['extra_infos'] = [row.extra.get('extra_info', row.extra) for row in rows]
+  return (), told | settings
+
+
+def slime_group(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Given:
+  """async group_rm(args, samples) → list of float; each as in `slime`. Only with config.grade.batched. Source: none."""
+  samples = [slime(text, row, {})[0][1] for text, row in zip(texts, rows, strict=True)]
+  return (types.SimpleNamespace(**settings), samples), {}
 
 
 def areal(text: str, row: Row, settings: dict) -> Given:
@@ -88,15 +109,19 @@ def verifiers(text: str, row: Row, settings: dict) -> Given:
   return (), columns(row) | told | dict(state=dict(told)) | settings
 
 
-STYLES = {fn.__name__: fn for fn in (verl, trl, trl_chat, openrlhf, areal, slime, gym, verifiers)}
+_LISTS = {fn.__name__: fn for fn in (trl, trl_chat, openrlhf, verl_batch, slime_group)}
+STYLES = {fn.__name__: fn for fn in (verl, areal, slime, gym, verifiers)} | _LISTS
+_BATCHED = ('', 'group', 'step')
 # The names by which a function's convention is known, the most telling first.
 _SIGNS = (
   ('gym', {'answer', 'entry'}),
   ('slime', {'args', 'sample'}),
+  ('slime_group', {'args', 'samples'}),
   ('openrlhf', {'queries'}),
   ('areal', {'prompt', 'completions', 'prompt_ids', 'completion_ids'}),
   ('trl', {'completions'}),
   ('verl', {'solution_str'}),
+  ('verl_batch', {'solution_strs'}),
   ('verifiers', {'completion'}),
 )
 # What the trainer gives and a grader has not got.
@@ -114,18 +139,29 @@ class Own:
   fn: Callable
   style: str
   settings: dict[str, Any]
+  batched: str = ''  # 'group', 'step': to be called by `together`, with so many replies at once
 
   def __call__(self, text: str, row: Row) -> float | None:
-    args, keywords = STYLES[self.style](text, row, self.settings)
-    result = self.fn(*args, **_taken(self.fn, keywords, row, len(args)))
+    return self.together([text], [row])[0]
+
+  def together(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float | None]:
+    """One call for several replies, where the convention is one of lists. Source: none."""
+    args, keywords = self.given(texts, rows)
+    result = self.fn(*args, **keywords)
     if inspect.isawaitable(result):
       result = asyncio.run(_awaited(result))
-    return _number(result, self.style)
+    return _numbers(result, self.style, len(texts))
+
+  def given(self, texts: Sequence[str], rows: Sequence[Row]) -> Given:
+    """What the function is called with. Source: none."""
+    convention, listed = STYLES[self.style], self.style in _LISTS
+    told = (texts, rows) if listed else (texts[0], rows[0])
+    args, keywords = convention(*told, self.settings)
+    return args, _taken(self.fn, keywords, rows, len(args), listed)
 
   def missing(self, row: Row) -> list[str]:
     """Columns that the function needs and the row has not. Source: none."""
-    args, keywords = STYLES[self.style]('', row, self.settings)
-    given = _taken(self.fn, keywords, row, len(args))
+    args, given = self.given([''], [row])
     return [
       p.name
       for p in _parameters(self.fn)[len(args) :]
@@ -136,23 +172,38 @@ class Own:
 
 
 def own(fn: Callable, spec: dict[str, Any], where: str) -> Own:
-  """The grader of a user's function with the settings `spec`, among them perhaps `style`. `where` names it in messages.
+  """The grader of a user's function with the settings `spec`, among them perhaps `style` and `batched`.
 
-  Raises UserError for a function of no known convention, and for one that does not take what it would be given.
-  Source: none.
+  `where` names it in messages. Raises UserError for a function of no known convention, for one that does not take what
+  it would be given, and for one of single replies that is to be batched. Source: none.
   """
   spec = dict(spec)
+  batched = spec.pop('batched', '')
+  if batched not in _BATCHED:
+    raise UserError(
+      f"{where}: batched={batched!r} must be one of: 'group', 'step', or '' for single replies."
+    )
   style = spec.pop('style', '') or _style(fn, where)
   if style not in STYLES:
     raise UserError(
       f'{where}: style={style!r} is unknown; choose one of: {", ".join(sorted(STYLES))}.'
     )
-  made = Own(fn, style, spec)
+  if batched and style not in _LISTS:
+    raise UserError(
+      f'{where}: batched={batched!r} needs a function of lists, and this one is called as {style!r} calls; write it as '
+      f'one of: {", ".join(sorted(_LISTS))}.'
+    )
+  if style == 'slime_group' and not batched:
+    raise UserError(
+      f"{where} takes the samples of a group at once, and graders see one reply; set batched='group' beside it, or "
+      'give a function of one sample.'
+    )
+  made = Own(fn, style, spec, batched)
   _check(made, where)
   return made
 
 
-def check_rows(graders: Iterable[tuple[str, Any]], rows: Sequence[Row]) -> None:
+def check_columns(graders: Iterable[tuple[str, Any]], rows: Sequence[Row]) -> None:
   """Raises UserError where a function of the user's needs a column that a row has not. Source: none."""
   alike = {}  # rows of the same columns need one look
   for row in rows:
@@ -184,10 +235,6 @@ def columns(row: Row) -> dict[str, Any]:
 
 def _style(fn: Callable, where: str) -> str:
   names = {p.name for p in _parameters(fn)}
-  if 'samples' in names and 'args' in names:
-    raise UserError(
-      f'{where} takes the samples of a group at once, and graders see one reply; give a function of one sample.'
-    )
   found = next((style for style, signs in _SIGNS if signs <= names), None)
   if found:
     return found
@@ -203,12 +250,16 @@ def _style(fn: Callable, where: str) -> str:
 def _check(made: Own, where: str) -> None:
   """That the function takes what it will be given, as far as that does not hang on the row."""
   dummy = Row('', '', (), '', '', {})
-  args, keywords = STYLES[made.style]('', dummy, made.settings)
+  args, given = made.given([''], [dummy])
   parameters = _parameters(made.fn)
   keyed = any(p.kind == p.VAR_KEYWORD for p in parameters)
   told = ', '.join(f'{key}=' for key in made.settings)
   for name in made.settings:
-    if not keyed and made.style != 'slime' and name not in [p.name for p in parameters]:
+    if (
+      not keyed
+      and made.style not in ('slime', 'slime_group')
+      and name not in [p.name for p in parameters]
+    ):
       raise UserError(
         f'{where} is called with ({told}), which it does not take: it has no parameter {name!r}.'
       )
@@ -219,7 +270,6 @@ def _check(made: Own, where: str) -> None:
     raise UserError(
       f'{where} asks for {absent[0]!r}, which graders are not told; give that parameter a default that does without.'
     )
-  given = _taken(made.fn, keywords, dummy, len(args))
   try:
     bind = inspect.signature(made.fn)
     (bind.bind if made.style in _WHOLE else bind.bind_partial)(*args, **given)
@@ -230,30 +280,41 @@ def _check(made: Own, where: str) -> None:
     ) from error
 
 
-_WHOLE = ('verl', 'openrlhf', 'slime', 'gym')  # conventions that take no column of the row
+_WHOLE = (
+  'verl',
+  'verl_batch',
+  'openrlhf',
+  'slime',
+  'slime_group',
+  'gym',
+)  # conventions that take no column of the row
 
 
 def _parameters(fn: Callable) -> list[inspect.Parameter]:
   return list(inspect.signature(fn).parameters.values())
 
 
-def _taken(fn: Callable, keywords: dict[str, Any], row: Row, skip: int) -> dict[str, Any]:
-  """Those that the function takes; an answer under another name, where it asks for one that the row lacks."""
+def _taken(
+  fn: Callable, keywords: dict[str, Any], rows: Sequence[Row], skip: int, listed: bool
+) -> dict[str, Any]:
+  """Those that the function takes; an answer under another name, where it asks for one that the rows lack."""
   parameters = _parameters(fn)[skip:]
   if any(p.kind == p.VAR_KEYWORD for p in parameters):
     first = {p.name for p in _parameters(fn)[:skip]}
     taken = {k: v for k, v in keywords.items() if k not in first}
   else:
     taken = {p.name: keywords[p.name] for p in parameters if p.name in keywords}
-  listed = isinstance(keywords.get('completions'), list)
   for p in parameters:
-    if p.name in _ANSWERS and p.name not in taken and p.default is p.empty and row.answer:
-      taken[p.name] = [truth(row)] if listed else truth(row)
+    if p.name in _ANSWERS and p.name not in taken and p.default is p.empty and rows[0].answer:
+      taken[p.name] = [truth(row) for row in rows] if listed else truth(rows[0])
   return taken
 
 
-def _batch(prompts: list, completions: list, row: Row) -> dict[str, Any]:
-  told = {k: [v] for k, v in columns(row).items()}
+def _batch(prompts: list, completions: list, rows: Sequence[Row]) -> dict[str, Any]:
+  held = [columns(row) for row in rows]
+  told = {
+    name: [of.get(name) for of in held] for name in dict.fromkeys(k for of in held for k in of)
+  }
   nothing = lambda *_, **__: None  # noqa: E731
   return told | dict(
     prompts=prompts, completions=completions, log_extra=nothing, log_metric=nothing
@@ -276,19 +337,22 @@ async def _awaited(result: Any) -> Any:
   return await result
 
 
-def _number(result: Any, style: str) -> float | None:
+def _numbers(result: Any, style: str, count: int) -> list[float | None]:
+  """The rewards of `count` replies, None for those to skip, out of what a function returned."""
+  result = _plain(result, ('rewards', 'score', 'reward'))
+  found = list(result) if isinstance(result, list | tuple) else [result]
+  if len(found) != count:
+    told = 'one reply' if count == 1 else f'{count} replies'
+    raise ValueError(f'the grader returned {len(found)} rewards for {told}')
+  found = [_plain(one, ('score', 'reward')) for one in found]
+  return [None if one is None and style in ('trl', 'trl_chat') else float(one) for one in found]
+
+
+def _plain(result: Any, names: tuple[str, ...]) -> Any:
+  """The first of `names` that a dict has; an array or a tensor as a list or a number."""
   if isinstance(result, dict):
-    names = ('rewards', 'score', 'reward')
     name = next((name for name in names if name in result), None)
     if name is None:
       raise ValueError(f'the grader returned a dict without any of {", ".join(names)}')
     result = result[name]
-  if hasattr(result, 'tolist'):  # an array or a tensor
-    result = result.tolist()
-  if isinstance(result, list | tuple):
-    if len(result) != 1:
-      raise ValueError(f'the grader returned {len(result)} rewards for one reply')
-    result = result[0]
-    if result is None and style in ('trl', 'trl_chat'):
-      return None
-  return float(result)
+  return result.tolist() if hasattr(result, 'tolist') else result

@@ -28,10 +28,9 @@ import select
 import time
 from typing import Any
 
-from jaxrl_llm.grade import sandbox
+from jaxrl_llm.grade import sandbox, span
 from jaxrl_llm.types import Row
 
-_FENCE = re.compile(r'^[ \t]*```[ \t]*([\w+-]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*$', re.M | re.S)
 _PYTHON = ('python', 'python3', 'py')
 # Where a completion of a HumanEval prompt goes on to something else.
 _NEXT = re.compile(r'\n(?=class|def|#|if|print|```)')
@@ -132,7 +131,7 @@ def stdin_stdout(
 
 
 def _program(text: str) -> str:
-  blocks = _FENCE.findall(text)
+  blocks = span.FENCE.findall(text)
   marked = [block for language, block in blocks if language.lower() in _PYTHON]
   return (marked or [block for _, block in blocks] or [text])[-1]
 

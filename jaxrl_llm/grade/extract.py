@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from fractions import Fraction
+
+from jaxrl_llm.grade import choice, numeral
 
 # A sign counts only where it cannot be a minus between two terms. Commas count only between groups
 # of three.
@@ -39,6 +42,17 @@ def first_number(text: str) -> Decimal | None:
   starts = [at for digit in _DIGITS if (at := plain.find(digit)) >= 0]
   # In front of its first digit a number has at most a sign and a point.
   return _value(NUMBER.search(plain, max(min(starts) - 2, 0))[0]) if starts else None
+
+
+def numeric(text: str) -> Fraction | None:
+  """The number that the text ends up with, 75% as 3/4. Source: none."""
+  found = numeral.read(text)
+  return None if found is None else found.worth
+
+
+def multiple_choice(text: str) -> str | None:
+  """The letter that the text chooses. Source: none."""
+  return choice.read(text)
 
 
 def _plain(text: str) -> str:

@@ -10,13 +10,14 @@ import functools
 import importlib
 import json
 import logging
-import re
+import math
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from jaxrl_llm.grade import extract
-from jaxrl_llm.types import Row
+from jaxrl_llm.grade import choice, extract, numeral, span
+from jaxrl_llm.types import Row, UserError
 
 
 def exact(text: str, row: Row) -> float:
@@ -56,6 +57,49 @@ def tagged(text: str, row: Row, *, tag: str = 'answer') -> float:
   return float(bool(once and opened and closed and inside.strip() and not after.strip()))
 
 
+def numeric(
+  text: str,
+  row: Row,
+  *,
+  abs_tol: float = 0.0,
+  rel_tol: float = 0.0,
+  percent_as_unit: bool = True,
+  tag: str = '',
+) -> float:
+  """1 where |x − a| ≤ max(abs_tol, rel_tol · |a|), x and a the numbers that the text and the answer end up with.
+
+  Read exactly, see `numeral.read`: 3/4, \\frac{3}{4}, 2 1/2, 75%, 1.2e3, 3 × 10^8, 1{,}200, 1.5 million; currencies and
+  units are not looked at. 75% = 0.75. percent_as_unit: where only one of the two has the sign, it may also be a unit
+  that the other leaves away, 75% = 75 (and 0.75% = 0.75, which is the price); False: it never is. tag: judge what
+  stands in the last <tag>…</tag>. Source: none.
+  """
+  target = _numeral_of(row)
+  part = span.end(text, tag)
+  found = numeral.read(part) if part is not None else None
+  if found is None:
+    return 0.0
+  pairs = [(found.worth, target.worth)]
+  if percent_as_unit and found.percent != target.percent:
+    pairs.append((found.value, target.value))
+  absolute, relative = _exactly(abs_tol), _exactly(rel_tol)
+  return float(any(abs(x - a) <= max(absolute, relative * abs(a)) for x, a in pairs))
+
+
+def multiple_choice(
+  text: str, row: Row, *, options: str = 'options', first_index: int = -1, tag: str = ''
+) -> float:
+  """1 where the text chooses the option that the row's answer names: 'Answer: (B).', **B**, \\boxed{B}, B) text, …
+
+  See `choice.read`; two letters are no choice. options: the row's field with the options, a list of texts,
+  {letter: text} or {label: [...], text: [...]}; where the row has it, letters beyond are no choice, and the reply and
+  the answer may say an option's text instead of its letter. first_index: answers may be numbers, and this is the
+  first option's; −1: they are not. tag: judge what stands in the last <tag>…</tag>. Source: none.
+  """
+  known, target = _choice_of(row, options, first_index)
+  part = span.end(text, tag)
+  return float(part is not None and choice.read(part, known) == target)
+
+
 def gym(text: str, row: Row, *, tag: str = '') -> float:
   """The score that the row's own reasoning-gym task gives, in [0, 1], with its partial credit.
 
@@ -64,15 +108,13 @@ def gym(text: str, row: Row, *, tag: str = '') -> float:
   """
   if 'gym' not in row.extra:
     raise ValueError(f'row {row.id} does not come from reasoning-gym')
-  if tag:
-    found = re.findall(f'<{re.escape(tag)}>(.*?)</{re.escape(tag)}>', text, re.DOTALL)
-    if not found:
-      return 0.0
-    text = found[-1]
+  found = span.in_tag(text, tag) if tag else text
+  if found is None:
+    return 0.0
   task = row.extra['gym']
   dataset = _gym_dataset(task['name'], json.dumps(task['settings'], sort_keys=True))
   entry = dict(question=row.question, answer=task['answer'], metadata=row.extra['metadata'])
-  return float(dataset.score_answer(text.strip(), entry))
+  return float(dataset.score_answer(found.strip(), entry))
 
 
 @functools.lru_cache(maxsize=256)
@@ -125,6 +167,47 @@ PREPARE = {
   math_verify: lambda: _math_target('1'),  # also compiles its regular expressions
   gym: lambda: importlib.import_module('reasoning_gym'),
 }
+
+
+def _check_numeric(told: dict[str, Any], where: str) -> None:
+  for name in ('abs_tol', 'rel_tol'):
+    if not 0 <= told[name] < math.inf:
+      raise UserError(f'{where}.{name}={told[name]!r} must be a finite number from 0 up.')
+
+
+def _check_choice(told: dict[str, Any], where: str) -> None:
+  if told['first_index'] not in (-1, 0, 1):
+    raise UserError(f'{where}.first_index={told["first_index"]!r} must be one of: -1, 0, 1.')
+
+
+# Grader → what its settings must be, beyond their types: raises UserError of (settings, 'config.grade').
+CHECKS = {numeric: _check_numeric, multiple_choice: _check_choice}
+
+# Grader → what it does with a row before it looks at a reply: raises ValueError of (row, settings) for one that it
+# cannot judge by.
+ROWS = {
+  numeric: lambda row, told: _numeral_of(row),
+  multiple_choice: lambda row, told: _choice_of(row, told['options'], told['first_index']),
+}
+
+_numeral = functools.lru_cache(maxsize=4096)(numeral.read)
+
+
+def _numeral_of(row: Row) -> numeral.Numeral:
+  found = _numeral(_answer(row))
+  if found is None:
+    raise ValueError(f'the answer of row {row.id} holds no number: {row.answer[:80]!r}')
+  return found
+
+
+def _choice_of(row: Row, options: str, first_index: int) -> tuple[choice.Options, str]:
+  known = choice.options_of(row, options)
+  return known, choice.answer_of(row._replace(answer=_answer(row)), known, first_index)
+
+
+@functools.lru_cache(maxsize=16)
+def _exactly(tolerance: float) -> Fraction:
+  return Fraction(repr(tolerance))  # 0.1 is a tenth, and not the float next to it
 
 
 def _target(row: Row) -> Decimal:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm import config
 from jaxrl_llm.grade import extract
+from jaxrl_llm.grade.resolve import batched
 from jaxrl_llm.grade.worker import OK
 from jaxrl_llm.types import Row
 
@@ -20,7 +21,7 @@ def first_look(
 
   grade/unread: replies without what config.grade.fn looks for, where it tells. grade/unrewarded: replies that no grader
   gives anything. grade/prompts_paid: prompts that one grader gives `right` or more, the largest share of any: a reward
-  for what the prompt says is none for the reply. Source: none.
+  for what the prompt says is none for the reply. Graders that compare replies are left out there. Source: none.
   """
   told = {'grade/unrewarded': float((np.asarray(parts_BxK) == 0).all(1).mean())}
   unread = [_unread(spec, text) for text in texts]
@@ -28,8 +29,9 @@ def first_look(
     told['grade/unread'] = float(np.mean(unread))
   once = {row.id: b for b, row in enumerate(rows)}
   scores = pool.score([rows[b] for b in once.values()], [prompts[b] for b in once.values()])
-  graded = scores.parts_BxK[scores.outcome_B == OK]
-  if len(graded):
+  alone = [k for k, kind in enumerate(batched(spec)) if not kind]
+  graded = scores.parts_BxK[scores.outcome_B == OK][:, alone]
+  if graded.size:
     told['grade/prompts_paid'] = float((graded >= spec.get('right', 1.0)).mean(0).max())
   return told
 

@@ -26,15 +26,26 @@ import numpy as np
 import pebble
 from absl import logging
 
-from jaxrl_llm.grade import graders, worker
+from jaxrl_llm.grade import form, graders, worker
 from jaxrl_llm.grade.resolve import resolve_parts
-from jaxrl_llm.grade.worker import CRASH, ERROR, FAILURES, OUTCOMES, PENDING, TIMEOUT, Limits
+from jaxrl_llm.grade.worker import (
+  CRASH,
+  ERROR,
+  FAILURES,
+  OK,
+  OUTCOMES,
+  PENDING,
+  SKIP,
+  TIMEOUT,
+  Limits,
+)
 from jaxrl_llm.types import Row, UserError
 
-# Linear in the text, whatever it holds: they need no deadline, so no worker.
+# Linear in the text, whatever it holds, or in its end: they need no deadline, so no worker.
 _INLINE = (
   *(graders.exact, graders.number, graders.first_number),
-  *(graders.bare_number, graders.tagged),
+  *(graders.bare_number, graders.tagged, graders.numeric, graders.multiple_choice),
+  form.tags,
 )
 
 _METRICS = {TIMEOUT: 'grade/timeouts', CRASH: 'grade/crashes', ERROR: 'grade/errors'}
@@ -66,9 +77,6 @@ class Pool:
   def __init__(self, spec: Any):
     """Raises UserError for a grader that does not resolve or a bad setting of the workers."""
     self.spec = dict(spec)
-    self._graders = [part.grader for part in resolve_parts(self.spec)]
-    self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
-    self._result = worker.result(len(self._graders))
     self._workers = self.spec.get('workers', 2)
     self._limits = Limits(
       self.spec.get('deadline_s', 10.0),
@@ -84,6 +92,9 @@ class Pool:
       number = isinstance(told, int | float) and not isinstance(told, bool)
       if not number or not 0 < told < math.inf:
         raise UserError(f'config.grade.{name}={told!r} must be a positive number of seconds.')
+    self._graders = [part.grader for part in resolve_parts(self.spec)]
+    self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
+    self._result = worker.result(len(self._graders))
     self._slice_s = min(_SLICE_S, self._limits.deadline_s)
     self._processes: pebble.ProcessPool | None = None
 
@@ -107,14 +118,28 @@ class Pool:
     if self._inline:
       results = [worker.attempt(self._graders, *item) for item in zip(texts, rows, strict=True)]
       return _scores(np.array(results, self._result))
+    table = np.zeros(len(rows), self._result)
+    kinds = {getattr(grader, 'batched', '') for grader in self._graders}
+    if '' in kinds:
+      table[:] = self._done(list(zip(texts, rows, strict=True)), worker.Batches())
+    for kind in sorted(kinds - {''}):
+      groups = _groups(rows, kind)
+      items = [([texts[b] for b in at], [rows[b] for b in at]) for at in groups]
+      batches = worker.Batches(kind, max(map(len, groups), default=1))
+      _lay(table, groups, self._done(items, batches))
+    return _scores(table)
+
+  def _done(self, items: list[tuple], batches: worker.Batches) -> np.ndarray:
+    """The results of all items, graded by workers."""
     with tempfile.TemporaryDirectory(prefix='grade-') as folder:
-      job = _Job(os.path.join(folder, 'results'), self._result, rows, texts)
+      result = worker.result(len(self._graders), batches.most)
+      job = _Job(os.path.join(folder, 'results'), result, items, batches)
       try:
         self._finish(job)
       except BaseException:  # Ctrl-C too: what still runs belongs to a call that is over
         self.close()
         raise
-      return _scores(np.array(job.table))
+      return np.array(job.table)
 
   def _finish(self, job: _Job) -> None:
     todo = job.chunks(max(1, min(_CHUNK_ITEMS, math.ceil(len(job.items) / (4 * self._workers)))))
@@ -141,7 +166,7 @@ class Pool:
 
   def _submit(self, job: _Job, at: int, stop: int) -> futures.Future:
     items = job.items[at:stop]
-    args = (job.path, at, items, self._limits, self._slice_s)
+    args = (job.path, at, items, self._limits, self._slice_s, job.batches)
     timeout_s = self._slice_s + self._limits.deadline_s + _GRACE_S
     for _ in range(_MAX_RESTARTS):
       if self._processes is None:
@@ -161,13 +186,13 @@ class Pool:
 class _Job:
   """The items of one call, and the file their results are written to."""
 
-  def __init__(self, path: str, result: np.dtype, rows: Sequence[Row], texts: Sequence[str]):
-    self.path = path
+  def __init__(self, path: str, result: np.dtype, items: Sequence[tuple], batches: worker.Batches):
+    self.path, self.batches = path, batches
     self.items: list[bytes] = []
     self.again: set[int] = set()
-    self.table = np.memmap(path, result, 'w+', shape=max(len(rows), 1))[: len(rows)]
+    self.table = np.memmap(path, result, 'w+', shape=max(len(items), 1))[: len(items)]
     self.table['outcome'] = PENDING
-    for index, item in enumerate(zip(texts, rows, strict=True)):
+    for index, item in enumerate(items):
       try:
         self.items.append(pickle.dumps(item))
       except Exception as error:
@@ -224,6 +249,29 @@ def _ended(code: int) -> tuple[int, bytes]:
   if code == worker.NO_MEMORY:
     return CRASH, b'MemoryError: beyond config.grade.memory_mb'
   return CRASH, f'ProcessExpired: the worker ended with code {code}'.encode()
+
+
+def _groups(rows: Sequence[Row], kind: str) -> list[list[int]]:
+  """Which replies a batched grader sees at once: those to one prompt, or all."""
+  found: dict[str, list[int]] = {}
+  for b, row in enumerate(rows):
+    found.setdefault(row.id if kind == 'group' else '', []).append(b)
+  return list(found.values())
+
+
+def _lay(table: np.ndarray, groups: list[list[int]], done: np.ndarray) -> None:
+  """Adds what batched graders said of the replies at[0], at[1], … of each group; what failed, failed for all of it."""
+  for at, given in zip(groups, done, strict=True):
+    if given['outcome'] != OK:
+      held = np.isin(table['outcome'][at], FAILURES)
+      table[np.array(at)[~held]] = (0.0, given['message'], given['outcome'])
+      continue
+    reward_NxK = given['reward'].reshape(-1, table['reward'].shape[1])[: len(at)]
+    for b, reward_K in zip(at, reward_NxK, strict=True):
+      if table['outcome'][b] == OK and math.isnan(reward_K[0]):
+        table[b] = (0.0, b'', SKIP)
+      elif table['outcome'][b] == OK:
+        table['reward'][b] += np.nan_to_num(reward_K)
 
 
 def _scores(table: np.ndarray) -> Scores:

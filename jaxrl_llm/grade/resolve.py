@@ -1,4 +1,4 @@
-"""From `config.grade` to graders: each a name in graders.py or code.py, or the user's own 'package.module:function'.
+"""From `config.grade` to graders: each a name in one of `_MODULES`, or the user's own 'package.module:function'.
 
 `grade.fn` says what is right; `grade.parts` are rewarded beside it.
 """
@@ -10,17 +10,39 @@ import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import config
-from jaxrl_llm.grade import adapters, code, extract, graders, sandbox, vote
+from jaxrl_llm.grade import (
+  adapters,
+  code,
+  extract,
+  form,
+  graders,
+  instructions,
+  judge,
+  sandbox,
+  vote,
+)
 from jaxrl_llm.types import Row, UserError
 
 Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
 
 # Grader → the package that it needs, which an extra of this name installs.
-_NEEDS = dict(gym=('reasoning-gym', 'gym'), math_verify=('math-verify', 'math'))
+_NEEDS = dict(
+  gym=('reasoning-gym', 'gym'),
+  math_verify=('math-verify', 'math'),
+  json_schema=('jsonschema', 'json'),
+)
+
+
+# Their public functions are the graders there are.
+_MODULES = (graders, form, instructions, judge, code)
+# What a grader's settings must be, beyond their types; checks see those of the workers, too.
+_CHECKS = graders.CHECKS | form.CHECKS | judge.CHECKS
+_ROWS = graders.ROWS | form.ROWS | instructions.ROWS | judge.ROWS
+_LOOKED = 100
 
 
 class Part(NamedTuple):
@@ -29,6 +51,11 @@ class Part(NamedTuple):
   name: str  # in metrics: critic/score/<name>
   weight: float  # in their sum
   grader: Grader
+
+
+def batched(spec: Any) -> list[str]:
+  """How many replies each grader sees at once: '' one, 'group', 'step'. Source: none."""
+  return [part.get('batched', '') for part in (spec, *spec.get('parts', ()))]
 
 
 def weights(spec: Any) -> tuple[float, ...]:
@@ -55,8 +82,7 @@ def resolve_parts(spec: Any) -> tuple[Part, ...]:
     if name in [other.name for other in found]:
       raise UserError(f'config.{where} is named {name!r} as another is; give it another `name`.')
     told = {key: value for key, value in part.items() if key not in ('weight', 'name')}
-    if 'deadline_s' in spec:
-      told['deadline_s'] = spec['deadline_s']
+    told |= {name: spec[name] for name in ('deadline_s', 'workers') if name in spec}
     found.append(Part(name, float(weight), resolve(told, where)))
   return tuple(found)
 
@@ -77,7 +103,7 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
   adapters.py, a grader without the package it needs, or a grader of code without a sandbox: all before anything
   compiles.
   """
-  deadline_s = spec.get('deadline_s', math.inf)
+  pool = dict(deadline_s=spec.get('deadline_s', math.inf), workers=spec.get('workers', 2))
   spec = {key: value for key, value in dict(spec).items() if key not in config.KEPT['config.grade']}
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
@@ -87,23 +113,31 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
     raise UserError(
       f"config.{where}.fn={fn!r} needs {package}; install the extra: pip install 'jaxrl_llm[{extra}]'."
     )
-  try:
-    if isinstance(fn, str) and fn in config.choices(code):
-      return _sandboxed(config.pick(code, spec, where), where, deadline_s)
-    return config.pick(graders, spec, where)
-  except UserError as error:
-    if isinstance(fn, str) and fn in config.choices(graders) | config.choices(code):
-      raise
-    more = ', '.join(sorted(config.choices(code)))
+  module = next((m for m in _MODULES if isinstance(fn, str) and fn in config.choices(m)), None)
+  if module is None:
+    names = sorted(name for m in _MODULES for name in config.choices(m))
     raise UserError(
-      f"{str(error).rstrip('.')}, {more}, or your own function as 'package.module:function'."
-    ) from None
+      f'config.{where}.fn={fn!r} is unknown; choose one of: {", ".join(names)}, or your own function as '
+      "'package.module:function'."
+    )
+  grader = config.pick(module, spec, where)
+  if module is code:
+    return _sandboxed(grader, where, pool['deadline_s'])
+  check = _CHECKS.get(grader.func)
+  if check is not None:
+    check(_told(grader) | pool, f'config.{where}')
+  return grader
+
+
+def _told(grader: functools.partial) -> dict[str, Any]:
+  """All settings of a grader, its defaults among them."""
+  known = inspect.signature(grader.func).parameters.values()
+  return {p.name: p.default for p in known if p.kind == p.KEYWORD_ONLY} | grader.keywords
 
 
 def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grader:
   """A grader of code whose settings are in range, on a machine that has a sandbox for it."""
-  told = {p.name: p.default for p in inspect.signature(grader.func).parameters.values()}
-  told |= grader.keywords
+  told = _told(grader)
   if not _finite(told['wall_s']) or not 0 < told['wall_s'] < deadline_s:
     raise UserError(
       f'config.{where}.wall_s={told["wall_s"]!r} must be a positive number of seconds, less than '
@@ -118,6 +152,31 @@ def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grad
     raise UserError(f'config.{where}.tolerance={told["tolerance"]!r} must be a number from 0 up.')
   sandbox.require(f'config.{where}.fn={grader.func.__name__!r}')
   return grader
+
+
+def check_rows(named: Sequence[tuple[str, Any]], rows: Sequence[Row]) -> None:
+  """Raises UserError where a user's function needs a column that a row has not, or no row can be judged.
+
+  Looked at are _LOOKED rows, evenly: single bad ones are errors of their replies, and counted. Source: none.
+  """
+  adapters.check_columns(named, rows)
+  some = rows[:: max(len(rows) // _LOOKED, 1)]
+  for name, grader in named:
+    read = _ROWS.get(getattr(grader, 'func', None))
+    if read and some:
+      told = [_why_not(read, row, _told(grader)) for row in some]
+      if all(told):
+        raise UserError(
+          f'config.grade: {name!r} can judge by none of the rows ({told[0]}); mend the data, or choose another grader.'
+        )
+
+
+def _why_not(read: Callable, row: Row, told: dict[str, Any]) -> str:
+  try:
+    read(row, told)
+  except ValueError as error:
+    return str(error)
+  return ''
 
 
 def resolve_extract(grader: Any, field: str) -> Callable:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.grade import form
 from jaxrl_llm.grade import graders as shipped
 from jaxrl_llm.grade.resolve import Grader, resolve_parts
 
@@ -28,6 +29,7 @@ NO_MEMORY = 99  # how a worker ends that may not have what an item asks for
 
 _MESSAGE_BYTES = 200
 _graders: tuple[Grader, ...] = ()
+_PREPARE = shipped.PREPARE | form.PREPARE
 
 
 class Limits(NamedTuple):
@@ -39,10 +41,20 @@ class Limits(NamedTuple):
   memory_mb: int  # beyond what a worker has when it is ready; children of its own get no more each
 
 
-def result(graders: int) -> np.dtype:
-  """A row of the file: a reward by each grader. `outcome` is written last: a row with one is whole. Source: none."""
-  message = f'S{_MESSAGE_BYTES}'
-  return np.dtype([('reward', 'f8', (graders,)), ('message', message), ('outcome', 'i1')])
+class Batches(NamedTuple):
+  """What the items of a job are."""
+
+  kind: str = ''  # 'group', 'step': texts and rows, for the graders of that `batched`; '': a reply, for all others
+  most: int = 1  # replies in one of them
+
+
+def result(graders: int, most: int = 1) -> np.dtype:
+  """A row of the file: rewards by each grader, of up to `most` replies, NaN for one to skip.
+
+  `outcome` is written last: a row with one is whole. Source: none.
+  """
+  message, shape = f'S{_MESSAGE_BYTES}', (graders,) if most == 1 else (most, graders)
+  return np.dtype([('reward', 'f8', shape), ('message', message), ('outcome', 'i1')])
 
 
 def start(spec: dict[str, Any], memory_mb: int) -> None:
@@ -55,7 +67,7 @@ def start(spec: dict[str, Any], memory_mb: int) -> None:
   os.environ['JAX_PLATFORMS'] = 'cpu'
   _graders = tuple(part.grader for part in resolve_parts(spec))
   for grader in _graders:
-    shipped.PREPARE.get(getattr(grader, 'func', None), lambda: None)()
+    _PREPARE.get(getattr(grader, 'func', None), lambda: None)()
   resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
   _bound_memory(memory_mb * 2**20)
 
@@ -76,21 +88,23 @@ def _bound_memory(more: int) -> None:
   resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-def grade_chunk(path: str, at: int, items: list[bytes], limits: Limits, slice_s: float) -> int:
-  """Grades pickled (text, row) items into rows at, at + 1, ... of the file; returns the first not
+def grade_chunk(
+  path: str, at: int, items: list[bytes], limits: Limits, slice_s: float, batches: Batches
+) -> int:
+  """Grades pickled (text, row) items, or (texts, rows), into rows at, at + 1, ... of the file; returns the first not
   graded.
 
   It starts no item later than slice_s after its own start. So the parent knows that a chunk which
   is not back after slice_s + deadline_s holds an item past its deadline. A worker that runs out of memory
   ends, with what the item left behind: its successor owes nothing to it. Source: none.
   """
-  table = np.memmap(path, result(len(_graders)), 'r+')
+  table = np.memmap(path, result(len(_graders), batches.most), 'r+')
   begin = time.monotonic()
   for index, item in enumerate(items, at):
     if index > at and time.monotonic() - begin > slice_s:
       return index
     if table['outcome'][index] == PENDING:
-      graded = _within(item, limits)
+      graded = _within(item, limits, batches)
       if graded[-1] == CRASH:
         os._exit(NO_MEMORY)
       table[index] = graded
@@ -101,7 +115,7 @@ def grade_chunk(path: str, at: int, items: list[bytes], limits: Limits, slice_s:
 TIMERS = {signal.SIGALRM: signal.ITIMER_REAL, signal.SIGPROF: signal.ITIMER_PROF}
 
 
-def _within(item: bytes, limits: Limits) -> tuple[Any, bytes, int]:
+def _within(item: bytes, limits: Limits, batches: Batches) -> tuple[Any, bytes, int]:
   # The default action of these signals kills this process from the kernel: it needs neither the interpreter,
   # which a regular expression may hold, nor a living parent.
   for (number, timer), seconds in zip(TIMERS.items(), limits[:2], strict=True):
@@ -109,7 +123,10 @@ def _within(item: bytes, limits: Limits) -> tuple[Any, bytes, int]:
     signal.setitimer(timer, seconds)
   try:
     # Only what the pool's own process pickled a moment ago, as all that crosses to a worker is; never a file's bytes.
-    return attempt(_graders, *pickle.loads(item))
+    given, graders = pickle.loads(item), of_kind(_graders, batches.kind)
+    return (
+      attempt_together(graders, *given, batches.most) if batches.kind else attempt(graders, *given)
+    )
   except Exception as error:  # what does not unpickle
     return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
   finally:
@@ -117,14 +134,35 @@ def _within(item: bytes, limits: Limits) -> tuple[Any, bytes, int]:
       signal.setitimer(timer, 0)
 
 
-def attempt(graders: Sequence[Grader], text: str, row: Any) -> tuple[Any, bytes, int]:
+def of_kind(graders: Sequence[Grader], kind: str) -> list[Grader | None]:
+  """Those of one `batched`, None in the places of the others. Source: none."""
+  return [grader if getattr(grader, 'batched', '') == kind else None for grader in graders]
+
+
+def attempt_together(
+  graders: Sequence[Grader | None], texts: Sequence[str], rows: Sequence[Any], most: int
+) -> tuple[Any, bytes, int]:
+  """As `attempt`, for several replies at once: rewards [most, K], NaN for replies to skip. Source: none."""
+  rewards = np.zeros((most, len(graders)))
+  try:
+    for k, grader in enumerate(graders):
+      for b, reward in enumerate(grader.together(texts, rows) if grader else ()):
+        if reward is not None and not math.isfinite(reward):
+          raise ValueError(f'the grader returned {reward}')
+        rewards[b, k] = math.nan if reward is None else reward
+    return rewards.reshape(-1) if most == 1 else rewards, b'', OK
+  except Exception as error:
+    return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
+
+
+def attempt(graders: Sequence[Grader | None], text: str, row: Any) -> tuple[Any, bytes, int]:
   """(rewards, message, outcome) of one item; whatever a grader raises is an error of the item, and no reward counts.
 
   A MemoryError is a crash: it says nothing of the grader. Where the first grader gives None, which says what is right,
-  the reply is skipped; None from another adds nothing. Source: none.
+  the reply is skipped; None from another adds nothing, and so does none in its place. Source: none.
   """
   try:
-    given = [grader(text, row) for grader in graders]
+    given = [0.0 if grader is None else grader(text, row) for grader in graders]
     if given[0] is None:
       return 0.0, b'', SKIP
     rewards = tuple(0.0 if reward is None else float(reward) for reward in given)

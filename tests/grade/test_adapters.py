@@ -64,6 +64,12 @@ dataset = Dataset()
 def correct(completion, answer, info, **kwargs):
   return float(completion[-1]['content'] == answer + info['unit'])
 
+def verl_lists(data_sources, solution_strs, ground_truths, extra_infos):
+  assert data_sources == ['sums'] and extra_infos == [{'index': 3}]
+  return [float(s == g) for s, g in zip(solution_strs, ground_truths)]
+async def sample_lists(args, samples, **kwargs):
+  return [args.scale * (sample.response == sample.label) for sample in samples]
+
 def group_rm(args, samples): return [0.0] * len(samples)
 def wants_ids(completions, completion_ids): return [0.0]
 def wants_column(completions, unheard_of): return [0.0]
@@ -104,6 +110,8 @@ RIGHT = [
   ('custom_rm', 'slime', dict(scale=1.0), row(metadata=dict(rm_type='math'), **{COLUMNS: dict(label=7)})),
   ('dataset.score_answer', 'gym', {}, row(metadata=dict(source_dataset='chain_sum'))),
   ('correct', 'verifiers', {}, row(messages=True, info=dict(unit=''))),
+  ('verl_lists', 'verl_batch', {}, row(extra_info=dict(index=3))),
+  ('sample_lists', 'slime_group', dict(batched='group', scale=1.0), row()),
   ('positional', 'openrlhf', dict(style='openrlhf'), row()),
 ]  # fmt: skip
 
@@ -184,3 +192,110 @@ def test_in_the_pool_none_skips_the_reply_and_is_no_failure():
 
 def test_every_convention_has_a_function_in_the_table():
   assert {style for _, style, *_ in RIGHT} == set(adapters.STYLES)
+
+
+BATCHED = """
+import os
+calls = []
+
+def best(prompts, completions, level=None, **kwargs):
+  # One call knows all that it is given: 1 for the longest of them, None for an empty one.
+  if 'die' in completions: os._exit(3)
+  if 'nan' in completions: return [float('nan')] * len(completions)
+  calls.append((list(prompts), list(completions), level))
+  most = max(map(len, completions))
+  return [None if not c else float(len(c) == most) for c in completions]
+
+def count(solution_strs, ground_truths, data_sources, extra_infos):
+  return [{'score': len(solution_strs)} for _ in solution_strs]
+
+async def group_rm(args, samples):
+  return [args.scale * len(samples) for s in samples]
+
+def short(completions, **kwargs): return [1.0]
+def alone(solution_str, ground_truth): return 1.0
+"""
+
+
+@pytest.fixture
+def batched_module(tmp_path, monkeypatch):
+  (tmp_path / 'own_batched.py').write_text(BATCHED)
+  monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def of(prompt: str, answer='7', **extra) -> Row:
+  return Row(prompt, f'{prompt}?', (), answer, 'sums', extra)
+
+
+def together(name, rows, texts, **settings):
+  return grade.score(rows, texts, dict(fn=f'own_batched:{name}', workers=2) | settings)
+
+
+def test_a_batched_function_gets_a_group_or_all_in_one_call(batched_module):
+  rows = [of('a'), of('a'), of('b'), of('a'), of('b')]  # not side by side
+  texts = ['x', 'xxx', 'xx', 'xx', 'xx']
+  for kind, want in (('group', [0, 1, 1, 0, 1]), ('step', [0, 1, 0, 0, 0]), ('', [1] * 5)):
+    assert together('best', rows, texts, batched=kind).reward_B.tolist() == want, kind
+  for kind, want in (('group', [3, 3, 2, 3, 2]), ('step', [5] * 5)):
+    assert together('count', rows, texts, batched=kind).reward_B.tolist() == want
+  scores = together('group_rm', rows, texts, batched='group', scale=0.5)
+  assert scores.reward_B.tolist() == [1.5, 1.5, 1, 1.5, 1]
+  assert together('best', [], [], batched='group').reward_B.shape == (0,)
+
+
+def test_what_a_batched_function_is_given_is_in_the_order_of_the_replies(batched_module):
+  import own_batched
+
+  own = resolve(dict(fn='own_batched:best', batched='step'))
+  assert own.together(['x', '', 'xx'], [of('a', level=1), of('b'), of('a', level=3)]) == [
+    0,
+    None,
+    1,
+  ]
+  assert own_batched.calls == [(['a?', 'b?', 'a?'], ['x', '', 'xx'], [1, None, 3])]
+
+
+def test_a_call_that_fails_fails_for_its_replies_and_for_no_others(batched_module):
+  rows = [of(name) for name in 'aabbccd']
+  texts = ['x', 'xx', 'die', 'x', 'nan', 'x', '']
+  scores = together('best', rows, texts, batched='group', deadline_s=30.0)
+  assert scores.outcome_B.tolist() == [grade.OK] * 2 + [grade.CRASH] * 2 + [grade.ERROR] * 2 + [
+    grade.SKIP
+  ]
+  assert scores.reward_B.tolist() == [0, 1, 0, 0, 0, 0, 0] and scores.counts['grade/crashes'] == 2
+  scores = together('short', rows[:2], texts[:2], batched='group')
+  assert 'returned 1 rewards for 2 replies' in scores.message
+
+
+def test_batched_parts_stand_beside_others(batched_module):
+  rows, texts = [of('a'), of('a'), of('b')], ['7', 'xx', '']
+  part = dict(fn='own_batched:best', batched='group')
+  scores = grade.score(rows, texts, dict(fn='number', workers=1, parts=(part,)))
+  assert scores.parts_BxK.tolist() == [[1, 0], [0, 1], [0, 0]]  # None of a part adds nothing
+  assert scores.outcome_B.tolist() == [grade.OK] * 3
+  other = dict(fn='own_batched:count', batched='step')
+  whole = part | dict(workers=1, parts=(dict(fn='number'), other))
+  scores = grade.score(rows, texts, whole)
+  assert scores.parts_BxK.tolist() == [[0, 1, 3], [1, 0, 3], [0, 0, 0]]
+  assert scores.outcome_B.tolist() == [grade.OK, grade.OK, grade.SKIP]
+  scores = grade.score(
+    [of('a', answer='blue'), of('a')], ['7', 'die'], dict(fn='number', workers=1, parts=(part,))
+  )
+  assert scores.outcome_B.tolist() == [grade.ERROR, grade.CRASH]
+
+
+@pytest.mark.parametrize(
+  'name, settings, told',
+  [
+    ('best', dict(batched=True), "batched=True must be one of: 'group', 'step'"),
+    (
+      'alone',
+      dict(batched='group'),
+      "needs a function of lists, and this one is called as 'verl' calls",
+    ),
+    ('group_rm', {}, "set batched='group' beside it"),
+  ],
+)
+def test_what_cannot_be_batched_is_told(batched_module, name, settings, told):
+  with pytest.raises(UserError, match=told):
+    resolve(dict(fn=f'own_batched:{name}') | settings)

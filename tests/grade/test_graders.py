@@ -122,6 +122,25 @@ def test_an_answer_without_a_number_is_an_error_and_no_zero():
     graders.number('7', row('blue'))
 
 
+def test_answers_that_nothing_can_be_compared_with_are_errors_and_no_zeros():
+  with pytest.raises(ValueError, match="holds no number: 'blue'"):
+    graders.numeric('7', row('blue'))
+  for answer, extra in (
+    ('blue', {}),
+    ('E', dict(options=['a', 'b'])),
+    ('7', dict(options=['a', 'b'])),
+  ):
+    with pytest.raises(ValueError, match='none of its options'):
+      graders.multiple_choice('A', row(answer, **extra))
+  with pytest.raises(ValueError, match="'options' of row id must be a list of 2 to 26 texts"):
+    graders.multiple_choice('A', row('A', options=['alone']))
+
+
+def test_what_is_compared_is_told_for_votes():
+  assert extract.numeric('so 75%') == extract.numeric('\\frac{3}{4}') is not None
+  assert extract.multiple_choice('The answer is (b).') == 'B' and extract.numeric('x') is None
+
+
 def gym_row(settings: dict) -> Row:
   reasoning_gym = pytest.importorskip('reasoning_gym')
   entry = reasoning_gym.create_dataset('countdown', seed=3, size=1, **settings)[0]

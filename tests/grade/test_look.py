@@ -55,3 +55,12 @@ def test_a_reward_that_the_prompt_earns_is_found_whichever_grader_gives_it(tmp_p
   assert row['grade/prompts_paid'] == 1.0 and names == ['prompt_paid']
   row, names = looked(spec, RIGHT)
   assert row['grade/prompts_paid'] == 0.25 and names == []  # 0 + 1 = 1: now and then by chance
+
+
+def test_a_grader_that_compares_replies_says_nothing_of_prompts(tmp_path, monkeypatch):
+  (tmp_path / 'own_first.py').write_text('def f(completions, **_): return [1.0] * len(completions)')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  own = dict(fn='own_first:f', batched='group')
+  assert 'grade/prompts_paid' not in looked(own, RIGHT)[0]
+  row, names = looked(dict(fn='exact', parts=(own,)), RIGHT)
+  assert row['grade/prompts_paid'] == 0.0 and names == []

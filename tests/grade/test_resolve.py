@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm.grade import resolve, resolve_parts, weights
+from jaxrl_llm.grade import check_rows, resolve, resolve_parts, weights
 from jaxrl_llm.types import Row, UserError
 
 OWN = """
@@ -24,6 +24,8 @@ number = 7
 def own_module(tmp_path, monkeypatch):
   (tmp_path / 'own_resolve.py').write_text(OWN)
   (tmp_path / 'own_broken.py').write_text('1 / 0')
+  (tmp_path / 'own_broken.json').write_text('{"type": 7}')
+  monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -62,9 +64,19 @@ def test_own_function_may_return_a_dict():
 @pytest.mark.parametrize(
   'spec, told',
   [
-    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: bare_number, exact, "
-     "first_number, gym, math_verify, number, tagged, human_eval, stdin_stdout, unit_tests, "
-     "or your own function as 'package.module:function'."),
+    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: bare_number, exact, "),
+    (dict(fn='nubmer'), "unit_tests, or your own function as 'package.module:function'."),
+    (dict(fn='numeric', abs_tol=-1.0), 'config.grade.abs_tol=-1.0 must be a finite number from 0 up.'),
+    (dict(fn='numeric', rel_tol=float('nan')), 'config.grade.rel_tol=nan must be a finite number'),
+    (dict(fn='tags', tags=[]), 'config.grade.tags=[] must be different names'),
+    (dict(fn='tags', tags=['a', 'a']), "tags=['a', 'a'] must be different names"),
+    (dict(fn='tags', tags=['<a>']), "tags=['<a>'] must be different names of letters"),
+    (dict(fn='pattern'), "config.grade.regex is missing; 'pattern' needs it."),
+    (dict(fn='pattern', regex='('), "config.grade.regex='(' is no regular expression"),
+    (dict(fn='repetition', n=0), 'config.grade.n=0 must be a whole number from 1 up.'),
+    (dict(fn='json_schema', schema='nowhere.json'), "schema='nowhere.json' is no file with a JSON schema"),
+    (dict(fn='json_schema', schema='own_broken.json'), 'is no file with a JSON schema (no JSON schema'),
+    (dict(fn='multiple_choice', first_index=2), 'config.grade.first_index=2 must be one of: -1, 0, 1.'),
     (dict(fn=None), 'config.grade.fn=None is unknown'),
     (dict(fn='number', tag='x'), "config.grade.tag='x' is not a setting of 'number'"),
     (dict(fn='own_missing:f'), "importing 'own_missing' failed (ModuleNotFoundError"),
@@ -85,6 +97,23 @@ def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[gym\]'"):
     resolve(dict(fn='gym'))
+
+
+@pytest.mark.parametrize(
+  'spec, good, told',
+  [
+    (dict(fn='numeric'), row('7'), 'holds no number'),
+    (dict(fn='multiple_choice'), row('A', options=['blue', 'red']), 'none of its options'),
+    (dict(fn='instructions'), row(instructions=[dict(id='no_comma')]), "holds no 'instructions'"),
+    (dict(fn='json_schema'), row(schema={}), 'holds no schema'),
+  ],
+)
+def test_rows_that_a_grader_cannot_judge_by_are_told_where_all_are_so(spec, good, told):
+  named, bad = [('mine', resolve(spec))], [row('no answer of a kind')] * 250
+  check_rows(named, [])
+  check_rows(named, [good, *bad])
+  with pytest.raises(UserError, match=f"'mine' can judge by none of the rows .*{told}"):
+    check_rows(named, bad)
 
 
 def test_parts_are_graders_of_their_own_with_a_weight_and_a_name():

@@ -50,7 +50,7 @@ ATTACKS = {
   'backslashes': ('\\' * 100_000, BAD),
   'dollars': ('$' * 100_000, None),
 }  # fmt: skip
-INLINE = ('exact', 'number', 'first_number', 'bare_number', 'tagged')
+INLINE = ('exact', 'number', 'first_number', 'bare_number', 'tagged', 'numeric', 'multiple_choice')
 ROW = Row('id', 'question', (), '7', 'source', {})
 
 
@@ -67,8 +67,11 @@ def test_graders_without_a_worker_never_raise_and_are_never_fooled(name):
     name, ('7', '8')
   )
   texts = [text for text, _ in ATTACKS.values()]
+  row = ROW
+  if name == 'multiple_choice':
+    row, right, wrong = ROW._replace(answer='G'), 'The answer is G', 'The answer is H'
   with grade.Pool(dict(fn=name)) as pool:
-    scores = pool.score(*mixed_up([ROW] * len(texts), texts, right, wrong))
+    scores = pool.score(*mixed_up([row] * len(texts), texts, right, wrong))
     assert pool._processes is None
   assert (scores.outcome_B == OK).all()
   assert (scores.reward_B[0::3] == 1).all() and (scores.reward_B[2::3] == 0).all()
@@ -160,8 +163,9 @@ def test_ten_thousand_adversarial_strings(tmp_path, monkeypatch):
 @pytest.mark.parametrize('name', INLINE)
 def test_ten_thousand_adversarial_strings_without_a_worker(name):
   texts, _ = adversarial(10_000)
+  row = ROW._replace(answer='A') if name == 'multiple_choice' else ROW
   with grade.Pool(dict(fn=name)) as pool:
-    scores = pool.score([ROW] * len(texts), texts)
+    scores = pool.score([row] * len(texts), texts)
   assert (scores.outcome_B == OK).all() and set(scores.reward_B.tolist()) <= {0.0, 1.0}
   if name == 'exact':
     assert scores.reward_B.tolist() == [float(text.strip() == '7') for text in texts]
