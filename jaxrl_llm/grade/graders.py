@@ -16,7 +16,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from jaxrl_llm.grade import choice, extract, numeral, span
+from jaxrl_llm.grade import choice, extract, numeral, span, tame
 from jaxrl_llm.types import Row, UserError
 
 
@@ -104,7 +104,7 @@ def gym(text: str, row: Row, *, tag: str = '') -> float:
   """The score that the row's own reasoning-gym task gives, in [0, 1], with its partial credit.
 
   tag: judge what stands in the last <tag>...</tag>, 0 where there is none; '' judges the whole
-  text. Source: none.
+  text. What some tasks would run as Python is taken for unreadable. Source: none.
   """
   if 'gym' not in row.extra:
     raise ValueError(f'row {row.id} does not come from reasoning-gym')
@@ -114,7 +114,7 @@ def gym(text: str, row: Row, *, tag: str = '') -> float:
   task = row.extra['gym']
   dataset = _gym_dataset(task['name'], json.dumps(task['settings'], sort_keys=True))
   entry = dict(question=row.question, answer=task['answer'], metadata=row.extra['metadata'])
-  return float(dataset.score_answer(found.strip(), entry))
+  return float(dataset.score_answer(tame.readable(task['name'], found.strip()), entry))
 
 
 @functools.lru_cache(maxsize=256)
