@@ -66,6 +66,11 @@ if os.getppid() != 1 or os.getpid() > 9 or os.getsid(0) == 0: got.append((os.get
   unix_socket="tried('connected', lambda: socket.socket(socket.AF_UNIX).connect(told['unix']))",
   abstract_socket="tried('connected', lambda: socket.socket(socket.AF_UNIX).connect(chr(0) + told['abstract']))",
   raw_socket="tried('opened', lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))",
+  # Not by permissions alone, which a folder that all may write to has none of.
+  mounted_to_write="""
+for path in ('/', '/usr/lib', '/lib', told['python'], '/box/attack.py'):
+  tried('writable ' + path, lambda: 1 / (not os.statvfs(path).f_flag & os.ST_RDONLY))
+""",
   write_outside="""
 for folder in ('/', '/box', '/dev', '/dev/shm', '/usr/lib', '/etc', '/root', '/home', '/var/tmp', told['python']):
   tried(folder, lambda: open(folder + '/planted', 'w'))
