@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import decode_cost, models, shard, validation
+from jaxrl_llm import decode_cost, models, shard, update_cost, validation
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import carried, engine, stopping
 from jaxrl_llm.program import Program, check_rows, make_program
@@ -224,6 +224,7 @@ def measure(program: Program) -> dict[str, Any]:
     compile_s=sum(p.compile_s for p in found.values()),
     decode=decode,
     roofline=roofline(program, decode[0]) if decode else None,
+    learn=None if found['update'].oom else learn(program, found['update'].text),
   )
   return report | dict(problems=problems(report))
 
@@ -303,6 +304,11 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   )
 
 
+def learn(program: Program, text: str) -> dict[str, Any]:
+  """`update_cost.report` of a compiled update. Source: none."""
+  return update_cost.report(program, text, CHIPS.get(program.mesh.devices.flat[0].device_kind))
+
+
 def problems(report: dict[str, Any]) -> list[str]:
   """What is wrong with a compiled step, one sentence each. Source: none."""
   found = [f'{n} does not fit: {p["oom"]}' for n, p in report['parts'].items() if p['oom']]
@@ -365,6 +371,7 @@ def table(report: dict[str, Any]) -> str:
     )
   lines += [line for loop in report['decode'] for line in _decode_lines(loop)]
   lines += _roofline_lines(report['roofline']) if report['roofline'] else []
+  lines += update_cost.lines(report['learn']) if report['learn'] else []
   return '\n'.join(lines + [''] + [f'PROBLEM: {p}' for p in report['problems']]).rstrip()
 
 

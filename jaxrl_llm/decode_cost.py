@@ -43,6 +43,7 @@ class Collective(NamedTuple):
   wire_bytes: float  # received per device on a ring
   times: int  # per iteration
   fixed: bool  # it moves what no iteration changes: weights, or the prompts' cache
+  attributes: str  # as XLA writes them: who exchanges with whom
 
 
 class Copy(NamedTuple):
@@ -83,6 +84,16 @@ def loops(text: str, mark: str, cache_dims: Sequence[int]) -> list[Loop]:
   ]
   inside = {c for _, i in marked for c in hlo.below(program, hlo.attribute(i, 'body'))}
   return [_read(program, i, cache_dims, devices) for name, i in marked if name not in inside]
+
+
+def everywhere(text: str) -> list[Collective]:
+  """Every exchange of the whole program, with how often it runs; both branches of a condition count. Source: none."""
+  program = hlo.parse(text)
+  devices = int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
+  entry = re.search(r'^ENTRY %?([\w.\-]+)', text, re.MULTILINE)[1]
+  walk = _Walk(program, set(), 0, devices)
+  walk.run(entry, [False] * len(program[entry]), 1, record=True)
+  return list(walk.collectives.values())
 
 
 def _read(program, loop: hlo.Instruction, cache_dims, devices: int) -> Loop:
@@ -136,7 +147,7 @@ class _Walk:
     self.program, self.devices = program, devices
     self.layer_sizes, self.cache_size = layer_sizes, cache_size
     self.copies: list[Copy] = []
-    self.collectives: dict[str, Collective] = {}
+    self.collectives: dict[tuple[str, str], Collective] = {}
     self.exchanging = {
       name
       for name in program
@@ -192,8 +203,9 @@ class _Walk:
   def _note(self, i: hlo.Instruction, known: dict[str, Any], times: int, fused: bool) -> None:
     fixed = all(_all(known.get(o, False)) for o in i.operands)
     if _exchange(i):
-      key = (re.search(r'channel_id=(\d+)', i.attributes) or (0, i.name))[1]
-      # A chain of asynchronous pieces repeats its channel: the first one counts.
+      channel = (re.search(r'channel_id=(\d+)', i.attributes) or (0, i.name))[1]
+      # A chain of asynchronous pieces repeats its channel: the first one counts. So do sums of shard_map, all of them.
+      key = channel, hlo.source(i)
       self.collectives.setdefault(key, _collective(i, times, fixed, self.devices))
     if not (fused or fixed) and (written := sum(a.bytes for a in self._copied(i))):
       self.copies.append(Copy(i.opcode, i.name, hlo.source(i), written, times))
@@ -250,7 +262,7 @@ def _collective(i: hlo.Instruction, times: int, fixed: bool, devices: int) -> Co
     size *= n
   share = {'all-reduce': 2 * (n - 1) / n, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
   wire = size * share.get(opcode, (n - 1) / n)
-  return Collective(opcode, i.name, hlo.source(i), size, wire, times, fixed)
+  return Collective(opcode, i.name, hlo.source(i), size, wire, times, fixed, i.attributes)
 
 
 def group_size(attributes: str, devices: int) -> int:

@@ -68,7 +68,7 @@ def default() -> ml_collections.ConfigDict:
     zero_variance=dict(fn='keep'),  # keep | mask: do all-equal groups count in the denominator
     perturb=dict(fn='none'),  # noise in the update's forward pass: layerwise(sigma, learning_rate)
     weigh_rows=True,  # rows that were kept by chance count 1 / their probability
-    head_chunk_tokens=512,  # rows of logits that exist at once
+    head_chunk_tokens=512,  # rows of logits that exist at once on a device
   )
   c.optimizer = dict(
     learning_rate=1e-5,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm import shard
 from jaxrl_llm.models import completion, logprob
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, Prompts
@@ -90,6 +91,7 @@ def hidden(
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
   how = dict(dtype=program.generate.dtype, remat=program.remat, noise=noise)
+  how |= dict(gather=shard.gather(program.mesh, program.rules))
   return completion.hidden(program.model, params, prompts, tokens_BxT, **how)
 
 

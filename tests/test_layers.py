@@ -22,7 +22,7 @@ LAYERS = (
   ('config', 'models', 'peers', 'shard', 'hlo'),
   (),
   ('program',),
-  ('passes',),
+  ('passes', 'update_cost'),
   ('companion', 'demonstrate'),
   ('rollout', 'update'),
   ('step',),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import shard
+from jaxrl_llm import decode_cost, shard, update_cost
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program
@@ -123,6 +123,32 @@ def test_tokens_of_a_row_are_cut_over_context_while_it_is_learnt():
   text = steps.compile_update(p).lower(*given).compile().as_text()
   for rows, tokens in ((P, L), (P * G, T)):  # of the completion's T − 1 tokens, with one of padding
     assert f'f32[{rows},{tokens // 2},48]' in text and f'f32[{rows},{tokens},48]' not in text
+
+
+@pytest.mark.parametrize('mesh', [dict(fsdp=4), dict(fsdp=2, tensor=2)])
+def test_the_head_is_gathered_and_its_gradient_summed_once_not_for_every_chunk(mesh):
+  p = program('dense', False, **mesh)._replace(head_chunk_tokens=2)
+  given = steps.abstract_state(p), steps.empty_batch(p)
+  text = steps.compile_update(p).lower(*given).compile().as_text()
+  along = lambda e: update_cost.axes_of(e.attributes, p.mesh.shape)  # noqa: E731
+  of_head = [
+    e for e in decode_cost.everywhere(text) if 'shard_map' in e.source and 'fsdp' in along(e)
+  ]
+  assert of_head and all(e.times == 1 for e in of_head), of_head
+
+
+def test_weights_are_exchanged_while_learning_and_rows_are_not():
+  """Four slices on four devices: what crosses between them is a few times the weights, however many the rows."""
+  p = program('dense', True, fsdp=4)._replace(prompt_tokens=64)
+  p = p._replace(generate=p.generate._replace(max_tokens=64))
+  given = steps.abstract_state(p), steps.empty_batch(p)
+  text = steps.compile_update(p).lower(*given).compile().as_text()
+  weights = 4 * sum(x.size for x in jax.tree.leaves(given[0].params))
+  told = update_cost.exchanges(text, p.mesh.shape)
+  # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.
+  assert set(told) == {'fsdp'} and told['fsdp'] < 10 * weights
+  rows = 4 * P * G * 64 * 32
+  assert told['fsdp'] < 7 * rows, 'each of two layers has seven products of rows and weights'
 
 
 def test_experts_that_the_mesh_does_not_divide_are_refused():

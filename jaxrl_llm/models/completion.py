@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,11 +21,13 @@ def hidden(
   dtype: str = 'float32',
   remat: bool = False,
   noise: tuple[jax.Array, jax.Array] | None = None,
+  gather: Callable[[Any], Any] | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token; row b belongs to prompt b // (B / P).
 
   The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
-  states predict the rest. `noise` is that of `decoder.apply`, of its own for prompts and completions. Source: none.
+  states predict the rest. `noise` and `gather` are those of `decoder.apply`, noise of its own for prompts and
+  completions. Source: none.
   """
   of_prompt, of_rows = _apart(noise)
   P, L = prompts.tokens_PxL.shape
@@ -41,6 +44,7 @@ def hidden(
     dtype=dtype,
     remat=remat,
     noise=of_prompt,
+    gather=gather,
   )
   last_Px1xD = jnp.take_along_axis(
     hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
@@ -56,6 +60,7 @@ def hidden(
     dtype=dtype,
     remat=remat,
     noise=of_rows,
+    gather=gather,
   )
   return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,7 +67,7 @@ class Block(nnx.Module):
       q, k = self.q_norm(q), self.k_norm(k)
     q, k = rotary.rotate(q, *sight.rope), rotary.rotate(k, *sight.rope)
     # Keys whole on every device of a row: each looks at them with its own tokens.
-    kv = tuple(spans.cut(x.swapaxes(1, 2), spans.ROWS, spans.FEATURES) for x in (k, v))
+    kv = tuple(spans.cut(x.swapaxes(1, 2), spans.ROWS, spans.FEATURES, ()) for x in (k, v))
     if cache is not None:
       kv = tuple(kvcache.write(old, new, at) for old, new in zip(cache, kv, strict=True))
     own = attention.Keys(*kv, sight.mask_BxQxS)
@@ -130,6 +131,7 @@ def apply(
   dtype: str = 'float32',
   remat: bool = False,
   noise: tuple[Array, Array] | None = None,
+  gather: Callable[[Any], Any] | None = None,
 ) -> tuple[jax.Array, Cache]:
   """Runs the blocks: final hidden states [B, Q, D] and per layer the keys and values.
 
@@ -139,6 +141,7 @@ def apply(
   `shared` is (cache of P prompts, mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each
   block in the backward pass, and runs all blocks as one loop: its cache, and the `shared` it takes, is a
   pair of arrays [layers, …]. `noise` is (sigma_L, key): sigma_L[l]·N(0, 1) is added to what layer l is given.
+  `gather` lays the weights of one layer out for use, where they are kept in more parts.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   model = nnx.merge(_definition(config, dtype)[0], params)
@@ -161,6 +164,8 @@ def apply(
       sigma, key = loud
       drawn = jax.random.normal(key, (len(x), Q, x.shape[2]))
       x = x + (sigma * spans.padded(drawn, spans.TOKENS, 1)).astype(x.dtype)
+    if gather is not None:
+      weights = nnx.State(gather(nnx.to_pure_dict(weights)))
     return nnx.merge(graphs[0], weights)(x, sight, prompt, own, at)
 
   loud_L = noise and (noise[0], jax.random.split(noise[1], config.layers))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import decoder, spans
 from jaxrl_llm.types import ModelConfig
 
 
@@ -57,10 +59,30 @@ def over_logits(
 ) -> tuple[jax.Array, ...]:
   """fn(logits [B, C, V], columns [B, C]…) over the columns of T, its results joined to [B, T].
 
-  Columns are taken so many at a time that about `chunk_tokens` rows of logits exist at once, and
-  are recomputed in the backward pass. Chunks run over T: rows keep their place on the mesh.
-  Source: none.
+  Columns are taken so many at a time that about `chunk_tokens` rows of logits exist at once on a device, and
+  are recomputed in the backward pass. Where rows or tokens lie on several devices each has a loop of its own: the
+  head is gathered once before it and its gradient summed once behind it, not for every chunk. Source: none.
   """
+  B, T, _ = hidden_BxTxD.shape
+  rows, tokens = spans.dividing(spans.ROWS, B), spans.dividing(spans.TOKENS, T)
+  used = {name: params[name] for name in (('embed',) if config.tied else ('head',))}
+  local = functools.partial(_chunked, fn, config, chunk_tokens, dtype)
+  if not rows + tokens:
+    return local(used, hidden_BxTxD, *columns)
+  cut = PartitionSpec(rows or None, tokens or None)
+  return jax.shard_map(
+    local,
+    in_specs=(PartitionSpec(), cut, *[cut] * len(columns)),
+    out_specs=cut,
+    axis_names={*rows, *tokens},
+    check_vma=False,
+  )(used, hidden_BxTxD, *columns)
+
+
+def _chunked(
+  fn, config: ModelConfig, chunk_tokens: int, dtype: str, params, hidden_BxTxD, *columns
+):
+  """`over_logits` of the rows and tokens of one device."""
   B, T, _ = hidden_BxTxD.shape
   width = min(T, max(1, chunk_tokens // B))
   chunks = -(-T // width)

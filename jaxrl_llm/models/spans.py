@@ -30,10 +30,16 @@ def dividing(axes: tuple[str, ...], size: int = 0) -> tuple[str, ...]:
 
 
 def cut(x: jax.Array, *axes: tuple[str, ...]) -> jax.Array:
-  """x with its first dimensions cut over `axes`, where the mesh cuts rows in their tokens. Source: none."""
-  if not dividing(TOKENS):
+  """x with its first dimensions cut over those of `axes` that divide them, where rows or tokens are cut at all.
+
+  () is a dimension that stays whole.
+  Said aloud, because the compiler would as soon exchange the rows between devices as the weights. Source: none.
+  """
+  if not dividing(ROWS, len(x)) + dividing(TOKENS):
     return x
-  spec = [dividing(a, n) or None for a, n in zip(axes, x.shape, strict=False)]
+  open_ = PartitionSpec.UNCONSTRAINED
+  spec = [(dividing(a, n) or open_) if a else None for a, n in zip(axes, x.shape, strict=False)]
+  spec += [open_] * (x.ndim - len(spec))
   mesh = jax.sharding.get_abstract_mesh()
   return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
 

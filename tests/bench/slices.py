@@ -1,0 +1,121 @@
+"""What a step of Qwen3 costs on TPU slices that nobody has at hand: compiled by libtpu, read off the programs.
+
+python -m tests.bench.slices [--models 0.6b,8b,32b,30b-a3b] [--slices v5e-16,v5e-256,v5p-128,v6e-64] [--out FILE]
+Each case is configs/dapo.py with 512 + 1536 tokens, 8 rollouts a prompt; nothing is loaded but the shape of a model.
+Update and generation are compiled apart. Rows that are in --out already are not compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+
+from jaxrl_llm import aot, shard
+from jaxrl_llm import config as configs
+from jaxrl_llm import step as steps
+from tests.bench.curves import ROOT
+
+# As the config.json of Qwen/Qwen3-*, which are public (read November 2026).
+_SHARED = dict(
+  model_type='qwen3', vocab_size=151936, head_dim=128, num_key_value_heads=8, rms_norm_eps=1e-6, rope_theta=1e6,
+  max_position_embeddings=40960, tie_word_embeddings=False,
+)  # fmt: skip
+_SIZES = {
+  '0.6b': dict(
+    hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True,
+  ),
+  '8b': dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
+  '32b': dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64),
+  '30b-a3b': dict(
+    model_type='qwen3_moe', hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=48,
+    num_attention_heads=32, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
+  ),
+}  # fmt: skip
+TOPOLOGIES = {
+  'v5e-16': 'v5e:4x4', 'v5e-256': 'v5e:16x16', 'v5p-128': 'v5p:4x4x4', 'v6e-64': 'v6e:8x8',
+}  # fmt: skip
+# (model, slice) → mesh besides fsdp, which takes the rest; and rollouts for each device that rows are cut over.
+_TENSOR = {'0.6b': 1, '8b': 4, '32b': 8, '30b-a3b': 1}
+_EXPERT = {'30b-a3b': 16}
+PROMPT_TOKENS, COMPLETION_TOKENS, ROLLOUTS = 512, 1536, 8
+
+
+def config(folder: str, model: str, mesh: dict[str, int], prompts: int):
+  path = os.path.join(folder, model)
+  os.makedirs(path, exist_ok=True)
+  with open(os.path.join(path, 'config.json'), 'w') as file:
+    json.dump(_SHARED | _SIZES[model], file)
+  c = configs.load(f'{ROOT}/configs/dapo.py')
+  c.model, c.prompts, c.rollouts = path, prompts, ROLLOUTS
+  c.prompt_tokens, c.completion_tokens = PROMPT_TOKENS, COMPLETION_TOKENS
+  c.mesh.update(mesh)
+  return c
+
+
+def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: int) -> dict:
+  """`rows` rollouts for each device that rows are cut over, `at_once` of them in a slice of the update."""
+  devices = aot.devices(TOPOLOGIES[slice_])
+  cut = mesh.get('tensor', 1) * mesh.get('expert', 1)
+  shards = len(devices) // cut
+  with tempfile.TemporaryDirectory() as folder:
+    c = config(folder, model, mesh, max(1, shards * rows // ROLLOUTS))
+    c.microbatch_rollouts = shards * at_once
+    program = aot.make(c, devices)
+  state, batch, *asked = aot.arguments(program)
+  halves = dict(
+    generate=(steps.compile_sample(program), state._replace(carried=()), state.carried, *asked),
+    update=(steps.compile_update(program), state, batch),
+  )
+  told = dict(
+    mesh=shard.told(program.mesh.shape), rows=program.prompts * ROLLOUTS, chips=len(devices)
+  )
+  for name, (fn, *given) in halves.items():
+    began = time.perf_counter()
+    part = aot.build(fn, *given)
+    told[name] = dict(
+      compile_s=time.perf_counter() - began,
+      peak_gib=(part.peak_bytes + part.code_bytes) / 2**30,
+      oom=part.oom,
+    )
+    print(f'{model} on {slice_}, {told["mesh"]}: {name} {told[name]}', flush=True)
+    if name == 'generate' and not part.oom:
+      loop = aot.decode_report(aot.loops(program, part.text)[-1])
+      told['loop'] = {k: v for k, v in loop.items() if k not in ('copies', 'collectives')}
+      told['roofline'] = aot.roofline(program, loop)
+    if name == 'update' and not part.oom:
+      told['learn'] = aot.learn(program, part.text)
+  return told
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--models', default=','.join(_SIZES))
+  parser.add_argument('--slices', default=','.join(TOPOLOGIES))
+  parser.add_argument('--mesh', default='', help='such as tensor=4; default: that of the table')
+  parser.add_argument(
+    '--rows', type=int, default=8, help='rollouts for each device that rows are cut over'
+  )
+  parser.add_argument('--at-once', type=int, default=4, help='of them, in a slice of the update')
+  parser.add_argument('--out', default='runs/slices.json')
+  arguments = parser.parse_args()
+  aot.prepare()
+  found = json.load(open(arguments.out)) if os.path.exists(arguments.out) else {}
+  for model in arguments.models.split(','):
+    for slice_ in arguments.slices.split(','):
+      mesh = dict(tensor=_TENSOR[model], expert=_EXPERT.get(model, 1))
+      if arguments.mesh:
+        mesh = {k: int(v) for k, v in (pair.split('=') for pair in arguments.mesh.split(','))}
+      name = f'{model} {slice_} {mesh} {arguments.rows} {arguments.at_once}'
+      if name in found:
+        continue
+      found[name] = measure(model, slice_, mesh, arguments.rows, arguments.at_once)
+      os.makedirs(os.path.dirname(os.path.abspath(arguments.out)), exist_ok=True)
+      with open(arguments.out, 'w') as file:
+        json.dump(found, file, indent=1)
+
+
+if __name__ == '__main__':
+  main()
