@@ -137,15 +137,20 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
   forced = np.random.default_rng(1).integers(0, 97, (4, T)).astype(np.int32)
   prompt_cache, logits = slots.prefill(config, params, prompts, 'float32')
   own = [(jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)]
+  real = np.arange(32)[None] < start[:, None]
+
+  @jax.jit
+  def step(token, t, own):
+    hidden, own = decoder.apply(
+      config, params, token, (start + t)[:, None], jnp.broadcast_to(jnp.arange(T) <= t, (4, 1, T)),
+      shared=(prompt_cache, real), cache=own, at=t, key_positions_BxS=start[:, None] + np.arange(T),
+    )  # fmt: skip
+    return decoder.head(config, params, hidden[:, 0]), own
+
   steps = [logits]
   for t in range(T - 1):
-    hidden, own = decoder.apply(
-      config, params, forced[:, t : t + 1], (start + t)[:, None],
-      jnp.broadcast_to(jnp.arange(T) <= t, (4, 1, T)),
-      shared=(prompt_cache, jnp.arange(32)[None] < start[:, None]), cache=own, at=t,
-      key_positions_BxS=start[:, None] + np.arange(T),
-    )  # fmt: skip
-    steps.append(decoder.head(config, params, hidden[:, 0]))
+    told, own = step(forced[:, t : t + 1], t, own)
+    steps.append(told)
   for b in range(4):
     row = np.concatenate([tokens[b, : start[b]], forced[b]])[None]
     theirs = their_logits(model, row, np.ones_like(row, bool))[0]
