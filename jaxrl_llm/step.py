@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import companion, data, shard
+from jaxrl_llm import companion, data, lora, shard
 from jaxrl_llm.generate import carried, judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
@@ -50,14 +50,39 @@ def init_state(program: Program, params: Any, teacher: Any = None) -> TrainState
   return jax.jit(make, out_shardings=shardings)(*given)
 
 
-def with_teacher(program: Program, state: TrainState, teacher: Any) -> TrainState:
-  """A state that was saved without its teacher, and the teacher's parameters from anywhere. Source: none."""
-  return state._replace(teacher=shard.put(teacher, _cut(program, teacher)))
+def without_frozen(state: TrainState) -> TrainState:
+  """What a checkpoint holds: not the weights that nobody changes, which can be loaded again. Source: none."""
+  return state._replace(teacher=None, base=None)
+
+
+def with_frozen(
+  program: Program, state: TrainState, params: Any, teacher: Any = None
+) -> TrainState:
+  """Back from `without_frozen`, with the parameters of model and teacher from anywhere. Source: none."""
+  base = _base(program, params)
+  base, teacher = shard.put((base, teacher), _cut(program, (base, teacher)))
+  return state._replace(base=base, teacher=teacher)
+
+
+def weights(program: Program, state: TrainState) -> Any:
+  """The whole model: what is trained, or an adapter merged into its base, in float32. Source: none."""
+  if state.base is None:
+    return state.params
+  merge = lambda base, adapter: lora.merged(base, adapter, program.lora.alpha)  # noqa: E731
+  return jax.jit(merge, out_shardings=_cut(program, state.base))(state.base, state.params)
+
+
+def _base(program: Program, params: Any) -> Any:
+  return lora.frozen(params, program.generate.dtype) if program.lora else None
 
 
 def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
+  companied, base = companion.init(program, params), _base(program, params)
+  if program.lora:
+    params = lora.init(program.lora, params, program.seed)
   judging = judge.init(program.features, program.seed) if program.prune else None
-  reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
+  kept = program.method.needs_reference and base is None
+  reference = jax.tree.map(jnp.copy, params) if kept else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
   average = jax.tree.map(jnp.copy, params) if program.method.needs_average else None
   outer = program.outer.fresh() if program.outer else None
@@ -74,11 +99,12 @@ def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
     judge=judging,
     reference=reference,
     carried=tuple(handed),
-    companion=companion.init(program, params),
+    companion=companied,
     average=average,
     outer=outer,
     noise=noise,
     teacher=teacher,
+    base=base,
   )
 
 
@@ -102,6 +128,12 @@ def abstract_state(program: Program) -> TrainState:
     shapes,
     _layout(program, shapes),
   )
+
+
+def abstract_weights(program: Program) -> Any:
+  """The whole model's shapes and shardings: what is trained, or the base of an adapter. Source: none."""
+  state = abstract_state(program)
+  return state.params if state.base is None else state.base
 
 
 def empty_rollout(program: Program) -> Rollout:
@@ -202,8 +234,8 @@ def compile_sample(program: Program) -> Callable:
 
 
 def compile_generate(program: Program) -> Callable:
-  """`generate` alone, for evaluation: (params, prompts, seed) → Rollout. Source: none."""
-  params = jax.tree.map(lambda x: x.sharding, abstract_state(program).params)
+  """`generate` alone, for evaluation: (whole weights, prompts, seed) → Rollout. Source: none."""
+  params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
   rows = shard.rows(program.mesh)
   given = (params, rows, shard.replicated(program.mesh))
   compiled = jax.jit(
