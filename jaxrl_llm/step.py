@@ -42,9 +42,15 @@ def step(
   return state._replace(carried=left), rollout, metrics | sampled
 
 
-def init_state(program: Program, params: Any, teacher: Any = None) -> TrainState:
-  """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one. Source: none."""
-  given = shard.put((params, teacher), _cut(program, (params, teacher)))
+def init_state(
+  program: Program, params: Any, teacher: Any = None, adapter: Any = None
+) -> TrainState:
+  """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one.
+
+  With LoRA, `adapter` is the one to begin from; None: a fresh one. Source: none.
+  """
+  given = params, teacher, adapter
+  given = shard.put(given, _cut(program, given))
   make = functools.partial(_fresh, program)
   shardings = _layout(program, jax.eval_shape(make, *given))
   return jax.jit(make, out_shardings=shardings)(*given)
@@ -76,10 +82,10 @@ def _base(program: Program, params: Any) -> Any:
   return lora.frozen(params, program.generate.dtype) if program.lora else None
 
 
-def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
+def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> TrainState:
   companied, base = companion.init(program, params), _base(program, params)
   if program.lora:
-    params = lora.init(program.lora, params, program.seed)
+    params = lora.init(program.lora, params, program.seed) if adapter is None else adapter
   judging = judge.init(program.features, program.seed) if program.prune else None
   kept = program.method.needs_reference and base is None
   reference = jax.tree.map(jnp.copy, params) if kept else None

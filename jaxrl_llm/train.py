@@ -34,7 +34,7 @@ from jaxrl_llm import (
 from jaxrl_llm import (
   workdir as workdirs,
 )
-from jaxrl_llm.models import export
+from jaxrl_llm.models import adapters, export
 from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, UserError
 
@@ -178,7 +178,8 @@ def _restore(parts: Parts, folder: Any, screen: Any):
   batch = steps.empty_batch(program)
   teacher = parts.teacher and parts.teacher.params
   if found is None:
-    return steps.init_state(program, parts.model.params, teacher), batch, None, 0
+    state = steps.init_state(program, parts.model.params, teacher, parts.adapter)
+    return state, batch, None, 0
   abstract = steps.without_frozen(steps.abstract_state(program)), jax.eval_shape(lambda: batch)
   (state, batch), host = checkpoint.restore(folder.checkpoints, found, abstract)
   if host['fingerprint'] != parts.tables.train.fingerprint:
@@ -262,18 +263,31 @@ def report_only(config: Any, workdir: str) -> report.Report:
   return told
 
 
-def export_only(config: Any, workdir: str, to: str, dtype: str) -> None:
-  """Writes the newest checkpoint in `workdir`, or the model as loaded, as a Hugging Face folder. Source: none."""
+def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = False) -> None:
+  """Writes the newest checkpoint in `workdir`, or the model as loaded, as a Hugging Face folder.
+
+  With `adapter` what LoRA trained alone, as PEFT has it; UserError where nothing is. Source: none.
+  """
   config = validation.sized(config, jax.devices())
+  if adapter and not config.lora.rank:
+    raise UserError(
+      '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
+    )
   parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen)
-    params = shard.fetch(steps.weights(parts.program, state))
+    params = shard.fetch(state.params if adapter else steps.weights(parts.program, state))
     if jax.process_index() == 0:
-      card = export.card(config, step, os.path.basename(to))
-      export.save(to, parts.model._replace(params=params), dtype=dtype, card=card)
-      screen.say(f'the model after {step} steps is in {to}')
+      library, what = ('peft', 'adapter') if adapter else ('transformers', 'model')
+      card = export.card(config, step, os.path.basename(to), library)
+      model = parts.model._replace(params=params)
+      if adapter:
+        model = model._replace(name=export.hub_name(config.model) or model.name)
+        adapters.save(to, model, parts.program.lora, dtype=dtype, card=card)
+      else:
+        export.save(to, model, dtype=dtype, card=card)
+      screen.say(f'the {what} after {step} steps is in {to}')
 
 
 def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:

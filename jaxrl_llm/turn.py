@@ -40,6 +40,7 @@ class Parts(NamedTuple):
   failures: grade.Failures  # what is made of rollouts that could not be graded
   health: health.Health
   teacher: Any = None  # of config.objective.teacher
+  adapter: Any = None  # of config.lora.init
 
 
 class Flight(NamedTuple):

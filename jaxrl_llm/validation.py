@@ -264,6 +264,11 @@ def _check_lora(c: ml_collections.ConfigDict) -> None:
     raise UserError(
       f'config.lora.targets={c.lora.targets!r} is no regular expression ({error}); give one such as (q|k|v|o)$.'
     ) from error
+  if c.lora.init and not c.lora.rank:
+    raise UserError(
+      f'config.lora.init={c.lora.init!r} is an adapter and config.lora.rank=0 trains none; set rank to that of '
+      'the adapter, or leave init empty.'
+    )
   if c.lora.rank and c.sft.steps:
     raise UserError(
       f'config.lora.rank={c.lora.rank} keeps the weights as they were loaded, and config.sft.steps={c.sft.steps} '
