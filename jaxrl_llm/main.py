@@ -18,11 +18,12 @@ Any field of the configuration can be set: --config.steps=100 --config.curriculu
 Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
 generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), export (the same as a Hugging Face
 folder --to=…, which transformers loads; --adapter: of a run with config.lora the adapter alone, which PEFT loads),
-compile (the step for a TPU slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per token; exit status 1 if it does
-not fit or the decode loop does what it should not), layout (which part of which parameter lies on a device of
---topology, and how many bytes), fit (the sigmoid of compute through a metric of the run in
---workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
-curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect labels).
+compile (the step for a TPU slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per
+token; exit status 1 if it does not fit or the decode loop does what it should not), layout (which part of which
+parameter lies on a device of --topology, and how many bytes), fit (the sigmoid of compute through a metric of the run
+in --workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
+curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect
+labels).
 """
 
 
