@@ -215,7 +215,8 @@ def test_passes_before_the_gradient_see_the_adapter(stages):
   merged = steps.init_state(plain, lora.merged(base, adapter, 6.0))
   state = steps.init_state(p, base)._replace(params=adapter)
   if state.average is not None:
-    state = state._replace(average=jax.tree.map(jnp.copy, adapter))
+    state = state._replace(average=drawn(1))
+    merged = merged._replace(average=lora.merged(base, drawn(1), 6.0))
   want, got = (steps.compile_update(x)(s, batch)[1] for x, s in ((plain, merged), (p, state)))
   for name in ('actor/ppo_kl', 'actor/entropy', 'actor/pg_loss', 'actor/pg_clipfrac'):
     np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
@@ -285,6 +286,7 @@ def test_stopped_and_resumed_it_is_the_uninterrupted_run_and_no_checkpoint_holds
   kernels = [name for name in saved['leaves'] if 'kernel' in name or 'embedding' in name]
   assert not kernels and any("['q']['a']" in name for name in saved['leaves'])
   assert run('parts', 4) == want
+  assert want[-1]['actor/kl_loss'] > 0
   told = lambda folder: json.loads(_evals(tmp_path / folder)[-1].read_text())  # noqa: E731
   assert told('parts') == told('whole')
 
