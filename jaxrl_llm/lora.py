@@ -98,6 +98,15 @@ def merged(base: Any, adapter: Any, alpha: float) -> Any:
   return _with(base, adapter, merge)
 
 
+def sampled(base: Any, adapter: Any, alpha: float, dtype: str) -> Any:
+  """What tokens are drawn from: `merged` in float32, so that decoding pays nothing; in narrower types `joined`.
+
+  A kernel in bfloat16 loses what is below half its last digit: an adapter that has just begun would be merged into
+  nothing, and tokens drawn from another policy than the one that learns. Source: none.
+  """
+  return (merged if dtype == 'float32' else joined)(base, adapter, alpha)
+
+
 def _with(base: Any, adapter: Any, change: Any) -> Any:
   layers = {
     i: layer | {name: change(layer[name], **ab) for name, ab in adapter['layers'][i].items()}

@@ -26,9 +26,6 @@ def generate(
 ) -> tuple[Rollout, dict[str, jax.Array], tuple]:
   """Lays the weights out for decoding, once, and samples; each shard of rows runs its own loop.
 
-  An adapter is merged into them here, so that no token pays for it: in bfloat16 what is then sampled with is rounded
-  once more than what is learnt, which `training/rollout_probs_diff_mean` tells.
-
   What verification keeps of `draft` is where rows begin that hold nothing in `begun`. Trees take neither:
   UserError. Last comes the new `state.carried`: the oldest is used up, that of this call is added.
   Source: none.
@@ -39,7 +36,7 @@ def generate(
     )
   params = state.params
   if state.base is not None:
-    params = lora.merged(state.base, params, program.lora.alpha)
+    params = lora.sampled(state.base, params, program.lora.alpha, program.generate.dtype)
   params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
   params = jax.lax.with_sharding_constraint(
     params, shard.decode_layout(params, program.mesh, program.rules)

@@ -71,7 +71,29 @@ def with_frozen(
 
 
 def weights(program: Program, state: TrainState) -> Any:
-  """The whole model: what is trained, or an adapter merged into its base, in float32. Source: none."""
+  """What `generate` samples with, for evaluation: what is trained, or base and adapter. Source: none."""
+  if state.base is None:
+    return state.params
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
+  return jax.jit(_sampled(program), out_shardings=shardings)(state.base, state.params)
+
+
+def abstract_weights(program: Program) -> Any:
+  """The shapes and shardings of `weights`. Source: none."""
+  state = abstract_state(program)
+  if state.base is None:
+    return state.params
+  shapes = jax.eval_shape(_sampled(program), state.base, state.params)
+  return _with(shapes, _cut(program, shapes))
+
+
+def _sampled(program: Program) -> Callable:
+  alpha, dtype = program.lora.alpha, program.generate.dtype
+  return lambda base, adapter: lora.sampled(base, adapter, alpha, dtype)
+
+
+def merged(program: Program, state: TrainState) -> Any:
+  """One model for others: what is trained, or base and adapter as one, in float32. Source: none."""
   if state.base is None:
     return state.params
   merge = lambda base, adapter: lora.merged(base, adapter, program.lora.alpha)  # noqa: E731
@@ -129,17 +151,12 @@ def abstract_state(program: Program) -> TrainState:
   shapes = jax.eval_shape(
     functools.partial(_fresh, program), decoder.abstract_params(program.model), teacher
   )
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    _layout(program, shapes),
-  )
+  return _with(shapes, _layout(program, shapes))
 
 
-def abstract_weights(program: Program) -> Any:
-  """The whole model's shapes and shardings: what is trained, or the base of an adapter. Source: none."""
-  state = abstract_state(program)
-  return state.params if state.base is None else state.base
+def _with(shapes: Any, shardings: Any) -> Any:
+  place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+  return jax.tree.map(place, shapes, shardings)
 
 
 def empty_rollout(program: Program) -> Rollout:

@@ -277,7 +277,7 @@ def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = 
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen)
-    params = shard.fetch(state.params if adapter else steps.weights(parts.program, state))
+    params = shard.fetch(state.params if adapter else steps.merged(parts.program, state))
     if jax.process_index() == 0:
       library, what = ('peft', 'adapter') if adapter else ('transformers', 'model')
       card = export.card(config, step, os.path.basename(to), library)
@@ -297,7 +297,7 @@ def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], sa
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:
     state, *_ = _restore(parts, folder, screen)
-  model = parts.model._replace(params=steps.weights(parts.program, state))
+  model = parts.model._replace(params=steps.merged(parts.program, state))
   answers = generate.stream(
     model,
     prompts,

@@ -104,6 +104,36 @@ def test_sampling_from_merged_weights_is_sampling_from_both_side_by_side():
   assert metrics['training/rollout_probs_diff_max'] < 1e-5 and metrics['actor/update_norm'] > 0
 
 
+def test_in_bfloat16_tokens_are_drawn_from_the_policy_that_learns():
+  """A small change of a kernel is less than its last digit: merged it would be another policy, or none."""
+  base = decoder.init(MODEL, 0)
+  drawn_b = np.random.default_rng(0).normal
+  adapter = jax.tree.map(
+    lambda x: x if x.any() else np.float32(3e-3 * drawn_b(size=x.shape)),
+    lora.init(adapted().lora, base, 0),
+  )
+  p = adapted(dtype='bfloat16')
+  state = steps.init_state(p, base)._replace(params=adapter)
+  prompts = graded(program(), base).prompts
+  weights, merged = steps.weights(p, state), steps.merged(p, state)
+  placed = steps.abstract_weights(p)
+  assert jax.tree.structure(placed) == jax.tree.structure(weights) != jax.tree.structure(merged)
+
+  def gap(state):
+    rollout = jax.jit(lambda s: steps.generate(p, s, prompts)[0])(state)
+    beside = passes.policy(p, steps.init_state(p, base).base, adapter)
+    tokens_BxT = jnp.asarray(rollout.tokens_BxT)
+    again = jax.jit(lambda w: passes.rescore(p, w, prompts, tokens_BxT)[0])(beside)
+    real = np.arange(T)[None] < np.asarray(rollout.length_B)[:, None]
+    return np.abs(again - rollout.logp_BxT)[real].mean(), np.asarray(rollout.logp_BxT)
+
+  (near, logp), (same, evaluated), (far, _) = map(
+    gap, (state, steps.frozen(weights), steps.frozen(merged))
+  )
+  np.testing.assert_array_equal(logp, evaluated)
+  assert same == near < far / 2
+
+
 @pytest.mark.parametrize('remat', [False, True])
 def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
   """W + s·A·B: ∂A = s·∂W·Bᵀ and ∂B = s·Aᵀ·∂W, with ∂W from the plain program at the merged weights."""
@@ -175,7 +205,7 @@ def test_the_base_lies_in_the_type_of_compute_and_norms_as_they_are():
   for name, x in _leaves(state.base):
     assert x.dtype == (jnp.float32 if name.endswith('scale') else jnp.bfloat16), name
   assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
-  whole = steps.weights(p, state)
+  whole = steps.merged(p, state)
   assert whole['layers'][0]['q']['kernel'].dtype == jnp.float32
 
 
