@@ -215,7 +215,7 @@ def measure(program: Program) -> dict[str, Any]:
     mesh=dict(program.mesh.shape),
     dtype=program.generate.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
-    parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_state(program).params)),
+    parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_weights(program))),
     state_bytes=_on_one_device(steps.abstract_state(program)),
     hbm_gib=limit,
     fits=not found['fused'].oom,
@@ -274,7 +274,7 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   spec, model = program.generate, program.model
   shards = shard.rows_shards(program.mesh)
   rows = spec.slots or program.prompts * spec.rollouts
-  params = steps.abstract_state(program).params
+  params = steps.abstract_weights(program)
   placed = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, np.dtype(spec.dtype), sharding=s),
     params,

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm import aid, control, data, grade, health, models, replay, shard, validation
 from jaxrl_llm import config as configs
 from jaxrl_llm.generate import cap as caps
+from jaxrl_llm.models import adapters
 from jaxrl_llm.program import Program, check_rows, make_program
 from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Model, UserError
@@ -46,6 +47,7 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     cap=_cap(config),
     health=health.Health(config, program.generate.dtype),
     teacher=teacher,
+    adapter=_adapter(config, program),
     **grading,
   )
 
@@ -135,6 +137,18 @@ def _collector(config: Any, size: int) -> replay.Collector | None:
       f'too few for config.prompts={config.prompts}; lower that to a third of them, or raise config.data.size.'
     )
   return rule and replay.Collector(rule, config.prompts, config.rollouts)
+
+
+def _adapter(config: Any, program: Program) -> Any:
+  """That of config.lora.init; None for a fresh one."""
+  if not config.lora.init:
+    return None
+  if program.method.needs_reference:
+    raise UserError(
+      f'config.lora.init={config.lora.init!r} begins away from the base, and the method is held near the base; export '
+      'the merged model and begin from that, or set config.objective.kl.fn=none.'
+    )
+  return adapters.load(config.lora.init, program.model, program.lora)
 
 
 def _teacher(config: Any, model: Model) -> Model | None:

@@ -11,7 +11,7 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.objective.companion import Lesson
 from jaxrl_llm.objective.tokens import batch_mean
-from jaxrl_llm.passes import by_row, hidden, joined, rescore, scores, slices
+from jaxrl_llm.passes import by_row, hidden, joined, reference, rescore, scores, slices
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, TrainState
 
@@ -88,7 +88,8 @@ def _output(program: Program, params: Any, prompts, tokens_BxT: jax.Array) -> ja
 def _base(program: Program, state: TrainState, minibatches: Batch) -> jax.Array | None:
   """Log-probabilities [U, B, T] that the companion's own are compared with."""
   if program.method.companion.base == 'reference':
-    score = lambda x: scores(program, state.reference, by_row(x))[0]  # noqa: E731
+    first = reference(state)
+    score = lambda x: scores(program, first, by_row(x))[0]  # noqa: E731
     return jax.lax.map(score, minibatches)
   if program.method.companion.base == 'behaviour':
     return jax.lax.map(lambda x: by_row(x).rollout.logp_BxT, minibatches)

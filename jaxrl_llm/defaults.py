@@ -83,6 +83,13 @@ def default() -> ml_collections.ConfigDict:
     # slow_fast: several steps on one minibatch, part of the way back, one more
     outer=dict(fn='none'),
   )
+  # an adapter is trained in place of the weights; rank 0: the weights themselves
+  c.lora = dict(
+    rank=0,  # r: each matrix W that matches becomes W + alpha / r · A·B, A [in, r] and B [r, out]
+    alpha=16.0,
+    targets='(q|k|v|o|gate|up|down)$',  # a regular expression over the names of a layer's matrices
+    init='',  # a folder of PEFT's with an adapter to begin from; '' = A at random and B = 0
+  )
   c.curriculum = dict(
     candidates=dict(fn='everything'),  # or a window of a shuffled stream: stream
     forget=dict(fn='visit', decay=0.25),  # how evidence ages: none, visit, step, two_scale, reset

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import objective
-from jaxrl_llm.passes import rescore, scores, slices
+from jaxrl_llm.passes import policy, reference, rescore, scores, slices
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, TrainState
 
@@ -36,10 +36,14 @@ def added(program: Program, state: TrainState, batch: Batch, taught, grads: Any)
   )
   shown = batch._replace(rollout=batch.demo, demo=None)
   if 'demo_reference' in program.method.needs:
-    lesson = objective.recorded_or(lesson, scores(single, state.reference, shown)[0])
+    lesson = objective.recorded_or(lesson, scores(single, reference(state), shown)[0])
 
   def accumulate(carry, piece):
-    found = jax.grad(lesson_loss, argnums=2, has_aux=True)(single, weigh, state.params, *piece)
+
+    def loss(params):
+      return lesson_loss(single, weigh, policy(program, state.base, params), *piece)
+
+    found = jax.grad(loss, has_aux=True)(state.params)
     return jax.tree.map(jnp.add, carry, found), None
 
   start = grads, jnp.float32(0)

@@ -69,7 +69,7 @@ def devices(topology: str) -> list[Device]:
 
 def rows(program: Program) -> list[Row]:
   """Every parameter in the order of the model; those of all layers in one row. Source: none."""
-  params = steps.abstract_state(program).params
+  params = steps.abstract_weights(program)
   decode = shard.decode_layout(params, program.mesh, program.rules)
   size, found = np.dtype(program.generate.dtype).itemsize, {}
   places = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))

@@ -17,12 +17,13 @@ _HELP = """Trains a language model by reinforcement learning with verifiable rew
 Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
 Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
 generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), export (the same as a Hugging Face
-folder --to=…, which transformers loads), compile (the step for a TPU
-slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per token; exit status 1 if it does
-not fit or the decode loop does what it should not), layout (which part of which parameter lies on a device of
---topology, and how many bytes), fit (the sigmoid of compute through a metric of the run in
---workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
-curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect labels).
+folder --to=…, which transformers loads; --adapter: of a run with config.lora the adapter alone, which PEFT loads),
+compile (the step for a TPU slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per
+token; exit status 1 if it does not fit or the decode loop does what it should not), layout (which part of which
+parameter lies on a device of --topology, and how many bytes), fit (the sigmoid of compute through a metric of the run
+in --workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
+curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect
+labels).
 """
 
 
@@ -114,6 +115,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
     '--dtype', default='bfloat16', help='with --mode=export: bfloat16, float16 or float32'
   )
+  parser.add_argument(
+    '--adapter',
+    action='store_true',
+    help="with --mode=export of a run with config.lora: the adapter alone, in PEFT's format",
+  )
   parser.add_argument('--plot', default='', help='with --mode=fit: a .svg, .png or .pdf to write')
   arguments = parser.parse_args([a for a in argv if not a.startswith('--config.')])
   if not arguments.workdir:
@@ -177,7 +183,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peer
     train.generate_only(config, arguments.workdir, prompts, arguments.samples)
   elif arguments.mode == 'export':
     folder = arguments.to or os.path.join(arguments.workdir, 'export')
-    train.export_only(config, arguments.workdir, folder, arguments.dtype)
+    train.export_only(config, arguments.workdir, folder, arguments.dtype, arguments.adapter)
   else:
     modes = {'train': train.run, 'eval': train.evaluate_only, 'report': train.report_only}
     modes[arguments.mode](config, arguments.workdir)

@@ -8,10 +8,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import shard
+from jaxrl_llm import lora, shard
 from jaxrl_llm.models import completion, logprob
 from jaxrl_llm.program import Program
-from jaxrl_llm.types import Batch, Prompts
+from jaxrl_llm.types import Batch, Prompts, TrainState
+
+
+def policy(program: Program, base: Any, params: Any) -> Any:
+  """Weights for a forward pass: `params`, or where there is a `base`, that with the adapter `params` beside it.
+
+  Source: none.
+  """
+  return params if base is None else lora.joined(base, params, program.lora.alpha)
+
+
+def reference(state: TrainState) -> Any:
+  """Weights as they began: with LoRA the frozen ones, of which no copy is kept. Source: none."""
+  return state.reference if state.base is None else state.base
 
 
 def by_prompt(program: Program, batch: Batch) -> Batch:
@@ -109,8 +122,8 @@ def scores(
   return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, (prompts, tokens, key_M)))
 
 
-def leverage(program: Program, params: Any, batch: Batch) -> jax.Array:
-  """log(w·n) of each row [B]: w = π/π_b of its answer, n = ‖∇ log π(answer)‖; −∞ where there is none.
+def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> jax.Array:
+  """log(w·n) of each row [B]: w = π/π_b of its answer, n = ‖∇ log π(answer)‖ by `params`; −∞ where there is none.
 
   Row after row, and of each gradient its norm alone is kept: the memory of one gradient, the time of a pass of rows
   alone. Rows that lie on several devices are still taken one at a time. Source: arXiv:2602.17616 (VCPO).
@@ -124,8 +137,9 @@ def leverage(program: Program, params: Any, batch: Batch) -> jax.Array:
     real_T = jnp.arange(tokens_T.shape[0]) < length
 
     def answer(params):
+      weights = policy(program, base, params)
       logp_1xT, _ = rescore(
-        program, params, jax.tree.map(lambda x: x[None], prompt), tokens_T[None]
+        program, weights, jax.tree.map(lambda x: x[None], prompt), tokens_T[None]
       )
       return jnp.where(real_T, logp_1xT[0], 0.0).sum()
 

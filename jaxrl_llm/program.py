@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import grade, objective, outer, shard
+from jaxrl_llm import grade, lora, objective, outer, shard
 from jaxrl_llm.config import pick
 from jaxrl_llm.control import hint
 from jaxrl_llm.generate import (
@@ -34,6 +34,7 @@ class Program(NamedTuple):
   """What is fixed when a step is compiled."""
 
   model: ModelConfig
+  lora: lora.Settings | None  # an adapter is trained; None: the weights
   mesh: jax.sharding.Mesh
   rules: tuple  # which axes of the mesh a parameter is cut over, by its path: shard.RULES and what the config adds
   method: objective.Method
@@ -124,6 +125,7 @@ def make_program(
   rule = pick(collect, config.collect, 'collect')()
   return Program(
     model=model,
+    lora=lora.settings(config.lora, model),
     mesh=mesh,
     rules=shard.rules(config.mesh.get('rules', ())),
     method=method,

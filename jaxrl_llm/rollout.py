@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm import shard
+from jaxrl_llm import lora, shard
 from jaxrl_llm.generate import carried, engine, ngram, sampling, shortlist, tree
 from jaxrl_llm.models import completion, logprob
 from jaxrl_llm.program import Program
@@ -34,7 +34,10 @@ def generate(
     raise UserError(
       "config.generate.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
     )
-  params = jax.tree.map(lambda x: x.astype(program.generate.dtype), state.params)
+  params = state.params
+  if state.base is not None:
+    params = lora.sampled(state.base, params, program.lora.alpha, program.generate.dtype)
+  params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
   params = jax.lax.with_sharding_constraint(
     params, shard.decode_layout(params, program.mesh, program.rules)
   )

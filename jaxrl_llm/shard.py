@@ -33,6 +33,11 @@ RULES = (
   (r'(o|down)/kernel$', ('tensor', 'fsdp')),
   (r'head/kernel$', ('fsdp', 'tensor')),
   (r'(q|k|v|gate|up)/bias$', ('tensor',)),
+  # Of an adapter, A as the kernel's input and B as its output.
+  (r'(q|k|v|gate|up)/a$', ('fsdp', None)),
+  (r'(q|k|v|gate|up)/b$', (None, 'tensor')),
+  (r'(o|down)/a$', ('tensor', None)),
+  (r'(o|down)/b$', (None, 'fsdp')),
 )
 
 

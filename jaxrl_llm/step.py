@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import companion, data, shard
+from jaxrl_llm import companion, data, lora, shard
 from jaxrl_llm.generate import carried, judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
@@ -42,22 +42,75 @@ def step(
   return state._replace(carried=left), rollout, metrics | sampled
 
 
-def init_state(program: Program, params: Any, teacher: Any = None) -> TrainState:
-  """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one. Source: none."""
-  given = shard.put((params, teacher), _cut(program, (params, teacher)))
+def init_state(
+  program: Program, params: Any, teacher: Any = None, adapter: Any = None
+) -> TrainState:
+  """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one.
+
+  With LoRA, `adapter` is the one to begin from; None: a fresh one. Source: none.
+  """
+  given = params, teacher, adapter
+  given = shard.put(given, _cut(program, given))
   make = functools.partial(_fresh, program)
   shardings = _layout(program, jax.eval_shape(make, *given))
   return jax.jit(make, out_shardings=shardings)(*given)
 
 
-def with_teacher(program: Program, state: TrainState, teacher: Any) -> TrainState:
-  """A state that was saved without its teacher, and the teacher's parameters from anywhere. Source: none."""
-  return state._replace(teacher=shard.put(teacher, _cut(program, teacher)))
+def without_frozen(state: TrainState) -> TrainState:
+  """What a checkpoint holds: not the weights that nobody changes, which can be loaded again. Source: none."""
+  return state._replace(teacher=None, base=None)
 
 
-def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
+def with_frozen(
+  program: Program, state: TrainState, params: Any, teacher: Any = None
+) -> TrainState:
+  """Back from `without_frozen`, with the parameters of model and teacher from anywhere. Source: none."""
+  base = _base(program, params)
+  base, teacher = shard.put((base, teacher), _cut(program, (base, teacher)))
+  return state._replace(base=base, teacher=teacher)
+
+
+def weights(program: Program, state: TrainState) -> Any:
+  """What `generate` samples with, for evaluation: what is trained, or base and adapter. Source: none."""
+  if state.base is None:
+    return state.params
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
+  return jax.jit(_sampled(program), out_shardings=shardings)(state.base, state.params)
+
+
+def abstract_weights(program: Program) -> Any:
+  """The shapes and shardings of `weights`. Source: none."""
+  state = abstract_state(program)
+  if state.base is None:
+    return state.params
+  shapes = jax.eval_shape(_sampled(program), state.base, state.params)
+  return _with(shapes, _cut(program, shapes))
+
+
+def _sampled(program: Program) -> Callable:
+  alpha, dtype = program.lora.alpha, program.generate.dtype
+  return lambda base, adapter: lora.sampled(base, adapter, alpha, dtype)
+
+
+def merged(program: Program, state: TrainState) -> Any:
+  """One model for others: what is trained, or base and adapter as one, in float32. Source: none."""
+  if state.base is None:
+    return state.params
+  merge = lambda base, adapter: lora.merged(base, adapter, program.lora.alpha)  # noqa: E731
+  return jax.jit(merge, out_shardings=_cut(program, state.base))(state.base, state.params)
+
+
+def _base(program: Program, params: Any) -> Any:
+  return lora.frozen(params, program.generate.dtype) if program.lora else None
+
+
+def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> TrainState:
+  companied, base = companion.init(program, params), _base(program, params)
+  if program.lora:
+    params = lora.init(program.lora, params, program.seed) if adapter is None else adapter
   judging = judge.init(program.features, program.seed) if program.prune else None
-  reference = jax.tree.map(jnp.copy, params) if program.method.needs_reference else None
+  kept = program.method.needs_reference and base is None
+  reference = jax.tree.map(jnp.copy, params) if kept else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
   average = jax.tree.map(jnp.copy, params) if program.method.needs_average else None
   outer = program.outer.fresh() if program.outer else None
@@ -74,11 +127,12 @@ def _fresh(program: Program, params: Any, teacher: Any) -> TrainState:
     judge=judging,
     reference=reference,
     carried=tuple(handed),
-    companion=companion.init(program, params),
+    companion=companied,
     average=average,
     outer=outer,
     noise=noise,
     teacher=teacher,
+    base=base,
   )
 
 
@@ -97,11 +151,12 @@ def abstract_state(program: Program) -> TrainState:
   shapes = jax.eval_shape(
     functools.partial(_fresh, program), decoder.abstract_params(program.model), teacher
   )
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    _layout(program, shapes),
-  )
+  return _with(shapes, _layout(program, shapes))
+
+
+def _with(shapes: Any, shardings: Any) -> Any:
+  place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+  return jax.tree.map(place, shapes, shardings)
 
 
 def empty_rollout(program: Program) -> Rollout:
@@ -202,8 +257,8 @@ def compile_sample(program: Program) -> Callable:
 
 
 def compile_generate(program: Program) -> Callable:
-  """`generate` alone, for evaluation: (params, prompts, seed) → Rollout. Source: none."""
-  params = jax.tree.map(lambda x: x.sharding, abstract_state(program).params)
+  """`generate` alone, for evaluation: (whole weights, prompts, seed) → Rollout. Source: none."""
+  params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
   rows = shard.rows(program.mesh)
   given = (params, rows, shard.replicated(program.mesh))
   compiled = jax.jit(

@@ -35,7 +35,7 @@ from jaxrl_llm import (
 from jaxrl_llm import (
   workdir as workdirs,
 )
-from jaxrl_llm.models import export
+from jaxrl_llm.models import adapters, export
 from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, UserError
 
@@ -78,7 +78,7 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
     with notice.at_once():
       state, batch, flight, start = _begin(parts, folder, screen)
       if start == 0 or _due(config.eval.every, start):
-        measure(state.params, start)
+        measure(state, start)
     compile_call = steps.compile_split if config.mode == 'split' else steps.compile_step
     call = compile_call(parts.program)
     screen.say(_COMPILING[config.mode])
@@ -104,12 +104,12 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
           raise preempt.Stopped
         if _due(config.eval.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
-            measure(state.params, index + 1)
+            measure(state, index + 1)
       if flight is not None:
         _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
     saver.wait()
     with notice.at_once():
-      final = measure(state.params, config.steps)
+      final = measure(state, config.steps)
   screen.finish(folder.root)
   return final
 
@@ -181,8 +181,9 @@ def _restore(parts: Parts, folder: Any, screen: Any):
   batch = steps.empty_batch(program)
   teacher = parts.teacher and parts.teacher.params
   if found is None:
-    return steps.init_state(program, parts.model.params, teacher), batch, None, 0
-  abstract = steps.abstract_state(program)._replace(teacher=None), jax.eval_shape(lambda: batch)
+    state = steps.init_state(program, parts.model.params, teacher, parts.adapter)
+    return state, batch, None, 0
+  abstract = steps.without_frozen(steps.abstract_state(program)), jax.eval_shape(lambda: batch)
   (state, batch), host = checkpoint.restore(folder.checkpoints, found, abstract)
   if host['fingerprint'] != parts.tables.train.fingerprint:
     raise UserError(
@@ -194,7 +195,7 @@ def _restore(parts: Parts, folder: Any, screen: Any):
       getattr(parts, name).load_state_dict(host[name])
   screen.say(f'resuming at step {found}')
   flight = turn.unpacked(host['flight']) if host['flight'] else None
-  state = steps.with_teacher(program, state, teacher)
+  state = steps.with_frozen(program, state, parts.model.params, teacher)
   return state, shard.fetch(batch), flight, found
 
 
@@ -205,7 +206,7 @@ def _save(parts: Parts, saver: Any, done: int, state: Any, batch: Batch, flight)
   host['flight'] = {} if flight is None else turn.packed(flight)
   # For whoever finds the folder without its run.
   host |= dict(config=json.loads(parts.config.to_json()), versions=workdirs.versions())
-  saver.save(done, (state._replace(teacher=None), batch), host)  # the teacher can be loaded again
+  saver.save(done, (steps.without_frozen(state), batch), host)
 
 
 def _host_state(parts: Parts) -> dict[str, Any]:
@@ -223,21 +224,21 @@ def _held(parts: Parts, index: int, prompts: Any, batch: Batch) -> dict[str, Any
 
 
 def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
-  """params, step → held-out accuracies; told, and kept on disk: what is there is not evaluated again."""
+  """state, step → held-out accuracies; told, and kept on disk: what is there is not evaluated again."""
   if not len(parts.tables.held_out):
     logging.warning('no held-out prompts: nothing is evaluated')
-    return lambda params, step: {}
+    return lambda state, step: {}
   told = parts.config.eval
   decode = parts.model.tokenizer.decode
   evaluator = evaluate.make_evaluator(
     parts.program, parts.tables.held_out, decode, pool, told.samples, told.sampling
   )
 
-  def evaluated(params: Any, step: int) -> dict[str, float]:
+  def evaluated(state: Any, step: int) -> dict[str, float]:
     known = folder.read_eval(step)
     if known is None:
       screen.say(f'evaluating at step {step}')
-      known, rows = evaluator(params)
+      known, rows = evaluator(steps.weights(parts.program, state))
       folder.write_eval(step, known, rows)
     screen.evaluation(step, known)
     return known
@@ -261,7 +262,7 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen)
-    return _evaluator(parts, together.Pool(pool), folder, screen)(state.params, start)
+    return _evaluator(parts, together.Pool(pool), folder, screen)(state, start)
 
 
 def report_only(config: Any, workdir: str) -> report.Report:
@@ -278,18 +279,31 @@ def report_only(config: Any, workdir: str) -> report.Report:
   return told
 
 
-def export_only(config: Any, workdir: str, to: str, dtype: str) -> None:
-  """Writes the newest checkpoint in `workdir`, or the model as loaded, as a Hugging Face folder. Source: none."""
+def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = False) -> None:
+  """Writes the newest checkpoint in `workdir`, or the model as loaded, as a Hugging Face folder.
+
+  With `adapter` what LoRA trained alone, as PEFT has it; UserError where nothing is. Source: none.
+  """
   config = validation.sized(config, jax.devices())
+  if adapter and not config.lora.rank:
+    raise UserError(
+      '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
+    )
   parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen)
-    params = shard.fetch(state.params)
+    params = shard.fetch(state.params if adapter else steps.merged(parts.program, state))
     if jax.process_index() == 0:
-      card = export.card(config, step, os.path.basename(to))
-      export.save(to, parts.model._replace(params=params), dtype=dtype, card=card)
-      screen.say(f'the model after {step} steps is in {to}')
+      library, what = ('peft', 'adapter') if adapter else ('transformers', 'model')
+      card = export.card(config, step, os.path.basename(to), library)
+      model = parts.model._replace(params=params)
+      if adapter:
+        model = model._replace(name=export.hub_name(config.model) or model.name)
+        adapters.save(to, model, parts.program.lora, dtype=dtype, card=card)
+      else:
+        export.save(to, model, dtype=dtype, card=card)
+      screen.say(f'the {what} after {step} steps is in {to}')
 
 
 def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:
@@ -299,7 +313,7 @@ def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], sa
   folder = workdirs.open_run(workdir, config)
   with console.Console(config.steps) as screen:
     state, *_ = _restore(parts, folder, screen)
-  model = parts.model._replace(params=state.params)
+  model = parts.model._replace(params=steps.merged(parts.program, state))
   answers = generate.stream(
     model,
     prompts,

@@ -27,8 +27,9 @@ class Parts(NamedTuple):
   unfinished: replay.Unfinished
   drafts: replay.Drafts
   successes: replay.Successes
-  # (α, β, lengths, slots, G) → slots of each prompt
-  allocate: Callable[..., control.allocate.Allocation]
+  allocate: Callable[
+    ..., control.allocate.Allocation
+  ]  # (α, β, lengths, slots, G) → slots of each prompt
   collect: replay.Collector | None  # None: every landed batch is learnt as it is
   aid: aid.Aid | None  # None: prompts are never told of their answers
   vote: grade.vote.Majority | None  # None: the rows' own answers say what is right
@@ -40,6 +41,7 @@ class Parts(NamedTuple):
   failures: grade.Failures  # what is made of rollouts that could not be graded
   health: health.Health
   teacher: Any = None  # of config.objective.teacher
+  adapter: Any = None  # of config.lora.init
 
 
 class Flight(NamedTuple):

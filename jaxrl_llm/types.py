@@ -102,19 +102,23 @@ class Batch(NamedTuple):
 class TrainState(NamedTuple):
   """Everything on the device that outlives a step."""
 
-  params: Any  # float32 master weights
+  params: Any  # what the optimizer trains, float32: the weights, or with LoRA the adapter
   opt_state: Any
   step: Array  # int32, optimizer steps taken
   skipped: Array  # int32, updates in a row skipped for a non-finite gradient
   seed: Array  # int32, keys all noise: as data and not in the program, which other seeds share
   judge: Any = None  # of half-said rollouts, where some are pruned
-  reference: Any = None  # float32 weights as they began, for a method that is held near them
+  # float32 weights as they began, for a method that is held near them; with LoRA `base` is that
+  reference: Any = None
   carried: tuple = ()  # generate.carried.Carried of unfinished rows, the oldest first; () = encoded again
   companion: Any = None  # a second model with its optimizer, where the credit of tokens needs one
   average: Any = None  # float32 weights averaged over steps, where the old policy is theirs
   outer: Any = None  # what a loop around the optimizer's steps has seen
   noise: Any = None  # how loud it is in each layer, where the update's forward pass has some
   teacher: Any = None  # float32 weights of another model, frozen; no part of a checkpoint
+  base: Any = (
+    None  # with LoRA the frozen weights, matrices in the type of compute; no part of a checkpoint
+  )
 
 
 @dataclasses.dataclass(frozen=True)

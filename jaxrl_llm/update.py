@@ -12,7 +12,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm import companion, demonstrate, objective, shard
 from jaxrl_llm.generate import judge
-from jaxrl_llm.passes import by_prompt, by_row, leverage, rescore, scores, slices
+from jaxrl_llm.passes import (
+  by_prompt,
+  by_row,
+  leverage,
+  policy,
+  reference,
+  rescore,
+  scores,
+  slices,
+)
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, TrainState
 
@@ -44,7 +53,8 @@ def _learn(program: Program, state: TrainState, batch: Batch):
   known = Known(began=state.step)
   # Of all minibatches, before the first of them moves the weights.
   if method.needs_old and not method.needs_average:
-    score = lambda x: scores(program, state.params, by_row(x))[0]  # noqa: E731
+    weights = policy(program, state.base, state.params)
+    score = lambda x: scores(program, weights, by_row(x))[0]  # noqa: E731
     known = known._replace(old=jax.lax.map(score, minibatches))
   told = {}
   if method.companion is not None:
@@ -117,7 +127,11 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
 
   def accumulate(carry, piece):
     piece, key = piece
-    loss = lambda learnt: slice_loss(program, learnt[0], *piece, noise=_noise(learnt[1], key))  # noqa: E731
+
+    def loss(learnt):
+      weights = policy(program, state.base, learnt[0])
+      return slice_loss(program, weights, *piece, noise=_noise(learnt[1], key))
+
     grads, sums = jax.grad(loss, has_aux=True)(learnt)
     summed = {
       k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()
@@ -151,7 +165,7 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
   """Advantages and denominators, and what the method asks of the minibatch besides."""
   method, pull_B = program.method, None
   if method.needs_norms:
-    pull_B = leverage(program, state.params, batch)
+    pull_B = leverage(program, state.params, batch, state.base)
   target = objective.targets(
     method, batch, program.generate.rollouts, known.signal, pull_B, program.parts
   )
@@ -212,9 +226,10 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
   if 'reference' in method.needs:
-    target = target._replace(reference_BxT=scores(program, state.reference, batch)[0])
+    target = target._replace(reference_BxT=scores(program, reference(state), batch)[0])
   if method.needs_average:
-    target = target._replace(old_BxT=scores(program, state.average, batch)[0])
+    average = policy(program, state.base, state.average)
+    target = target._replace(old_BxT=scores(program, average, batch)[0])
   if method.needs_teacher:
     other = program._replace(model=program.teacher)
     target = target._replace(teacher_BxT=scores(other, state.teacher, batch)[0])
@@ -222,7 +237,8 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
   sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)
-  logp_BxT, *more = scores(program, state.params, batch, sigma_L, key_M, top=_top(method))
+  weights = policy(program, state.base, state.params)
+  logp_BxT, *more = scores(program, weights, batch, sigma_L, key_M, top=_top(method))
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, *more)
   scale = objective.scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,10 +79,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.eval, 'config.eval', 0, 'every', 'prompts', 'samples')
   _whole(c.checkpoint, 'config.checkpoint', 1, 'every', 'keep')
   _whole(c.processes, 'config.processes', 0, 'same_every')
+  _whole(c.lora, 'config.lora', 0, 'rank')
   _whole(c.sft, 'config.sft', 0, 'steps')
   _whole(c.sft, 'config.sft', 1, 'prompts')
   _positive(c, 'config', 'temperature')
   _positive(c.optimizer, 'config.optimizer', 'learning_rate', 'clip_norm', 'eps')
+  _positive(c.lora, 'config.lora', 'alpha')
   _positive(c.sft, 'config.sft', 'learning_rate')
   _share(c.optimizer, 'config.optimizer', 'b1', 'b2')
   _share(c.curriculum, 'config.curriculum', 'kind_decay', last=True)
@@ -112,6 +115,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _check_sampling(c.eval.sampling)
   _check_batch(c)
   _check_teacher(c.objective)
+  _check_lora(c)
   _check_mesh(c.mesh)
 
 
@@ -259,6 +263,31 @@ def _check_teacher(objective: ml_collections.ConfigDict) -> None:
     raise UserError(
       f'config.objective.teacher={named!r} teaches nothing; set config.objective.distill.fn=on_policy, or '
       'leave it empty.'
+    )
+
+
+def _check_lora(c: ml_collections.ConfigDict) -> None:
+  """Which matrices there are to match, the model says: see `lora.settings`."""
+  try:
+    re.compile(c.lora.targets)
+  except (re.error, OverflowError, RecursionError) as error:
+    raise UserError(
+      f'config.lora.targets={c.lora.targets!r} is no regular expression ({error}); give one such as (q|k|v|o)$.'
+    ) from error
+  if c.lora.init and not c.lora.rank:
+    raise UserError(
+      f'config.lora.init={c.lora.init!r} is an adapter and config.lora.rank=0 trains none; set rank to that of '
+      'the adapter, or leave init empty.'
+    )
+  if c.lora.rank and c.sft.steps:
+    raise UserError(
+      f'config.lora.rank={c.lora.rank} keeps the weights as they were loaded, and config.sft.steps={c.sft.steps} '
+      'changes them first; set one of them to 0.'
+    )
+  if c.lora.rank and c.objective.companion.fn != 'none':
+    raise UserError(
+      f'config.lora.rank={c.lora.rank} spares the memory of training all weights, and config.objective.companion.fn='
+      f'{c.objective.companion.fn!r} trains those of a second model; set rank=0, or fn=none.'
     )
 
 

@@ -139,12 +139,13 @@ def test_every_config_takes_two_steps(name):
     assert getattr(before, part) is None or changed(*(getattr(x, part) for x in (before, after))), (
       part
     )
-  for part in ('reference', 'teacher'):
+  for part in ('reference', 'teacher', 'base'):
     assert not changed(*(getattr(x, part) for x in (before, after))), part
   assert name not in WITNESS or any(WITNESS[name](row) for row in rows)
   method = program.method
   assert (after.reference is None) == (not method.needs_reference)
   assert (after.average is None) == (not method.needs_average)
   assert (after.teacher is None) == (not method.needs_teacher)
+  assert (after.base is None) == (program.lora is None)
   assert (after.companion is None) == (method.companion is None)
   assert ('actor/sft_loss' in rows[0]) == method.needs_demo

@@ -125,6 +125,9 @@ def table() -> str:
       more.append(f'generate.{part}={fn}')
       proofs.append(GENERATION[part])
     more += [f'grade.parts={part["fn"]}' for part in configs.load(str(FILES[name])).grade.parts]
+    if rank := configs.load(str(FILES[name])).lora.rank:
+      more.append(f'lora.rank={rank}')
+      proofs.append('tests/test_lora.py')
     for part, fn in between(name).items():
       more.append(f'{part}={fn}')
       proofs.append(BETWEEN[part])
@@ -160,6 +163,8 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   assert functions(own.objective) == functions(row)
   assert own.objective.shape.fn in ('none', 'overlong', row.shape.fn)
   own.optimizer.outer, own.grade.parts = dapo.optimizer.outer, dapo.grade.parts
+  if own.lora.rank:  # an adapter begins at nothing
+    own.optimizer.learning_rate = dapo.optimizer.learning_rate
   for field in own:
     free = (
       'objective',
@@ -169,6 +174,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
       'generate',
       'curriculum',
       'prompt_tokens',
+      'lora',
       *BETWEEN,
     )
     if field not in free:

@@ -23,10 +23,12 @@ Cache = list[Pair] | Pair
 class Block(nnx.Module):
   """x + attention(norm(x)), then x + mlp(norm(x)); some families also or only norm what is added."""
 
-  def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+  def __init__(
+    self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
+  ):
     D, F, d = config.width, config.mlp, config.head_dim
     matmul = dict(dot_general=linear.dot_general, dtype=dtype, param_dtype=jnp.float32)
-    dense = functools.partial(nnx.Linear, rngs=rngs, **matmul)
+    dense = functools.partial(linear.Dense, rngs=rngs, **matmul)
     norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     self.config = config
     self.q = dense(D, config.heads * d, use_bias=config.qkv_bias)
@@ -46,6 +48,8 @@ class Block(nnx.Module):
       self.gate = dense(D, F, use_bias=config.mlp_bias)
       self.up = dense(D, F, use_bias=config.mlp_bias)
       self.down = dense(F, D, use_bias=config.mlp_bias)
+    for name in adapted:
+      getattr(self, name).adapt()
 
   def __call__(self, x_BxQxD, sight: Sight, shared=None, cache=None, at=None):
     """Returns x_BxQxD and this layer's (k, v): those of x, or the cache with x written at slot `at`."""
@@ -84,7 +88,9 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
   """Embedding, blocks, final norm, and a head that may be the embedding's transpose."""
 
-  def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+  def __init__(
+    self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
+  ):
     self.embed = nnx.Embed(
       config.vocab,
       config.width,
@@ -92,16 +98,16 @@ class Decoder(nnx.Module):
       embedding_init=nnx.initializers.normal(config.width**-0.5),
       rngs=rngs,
     )
-    self.layers = nnx.List([Block(config, dtype, rngs) for _ in range(config.layers)])
+    self.layers = nnx.List([Block(config, dtype, rngs, adapted) for _ in range(config.layers)])
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
 
 
 @functools.lru_cache(maxsize=32)
-def _definition(config: ModelConfig, dtype: str):
+def _definition(config: ModelConfig, dtype: str, adapted: tuple[str, ...] = ()):
   """The module's structure and its abstract parameters, made without allocating anything."""
-  model = nnx.eval_shape(lambda: Decoder(config, jnp.dtype(dtype), nnx.Rngs(0)))
+  model = nnx.eval_shape(lambda: Decoder(config, jnp.dtype(dtype), nnx.Rngs(0), adapted))
   graph, params = nnx.split(model, nnx.Param)
   return graph, nnx.to_pure_dict(params)
 
@@ -144,7 +150,9 @@ def apply(
   `gather` lays the weights of one layer out for use, where they are kept in more parts.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
-  model = nnx.merge(_definition(config, dtype)[0], params)
+  # In every layer the same ones, or no loop could run over them.
+  adapted = tuple(name for name, part in params['layers'][0].items() if 'a' in part)
+  model = nnx.merge(_definition(config, dtype, adapted)[0], params)
   graphs, weights_L = zip(*map(nnx.split, model.layers), strict=True)
   keys_BxS = positions_BxQ if key_positions_BxS is None else key_positions_BxS
   prompts_L, prompt_mask = (None, None) if shared is None else shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -50,8 +51,20 @@ def save(
 ) -> str:
   """Writes config.json, safetensors of at most `shard_bytes` each, the tokenizer and README.md; returns `folder`.
 
-  All of it lies in `folder`.part until it is whole. Raises UserError for a folder that is not empty, and a dtype
-  that there is not. Source: none.
+  Raises UserError as `begun` does. Source: none.
+  """
+  with begun(folder, dtype, card) as part:
+    write(part, 'config.json', _raw(model, dtype))
+    _weights(part, model, dtype, shard_bytes)
+    _tokenizer(part, model)
+  return folder
+
+
+@contextlib.contextmanager
+def begun(folder: str, dtype: str, card: str) -> Iterator[str]:
+  """Gives `folder`.part to be filled; with README.md it becomes `folder` when all is written.
+
+  Raises UserError for a folder that is not empty, and a dtype that there is not. Source: none.
   """
   if dtype not in DTYPES:
     raise UserError(f'--dtype={dtype!r} is unknown; choose one of: {", ".join(DTYPES)}.')
@@ -60,31 +73,32 @@ def save(
   part = f'{folder.rstrip(os.sep)}.part'
   shutil.rmtree(part, ignore_errors=True)
   os.makedirs(part)
-  raw = _raw(model, dtype)
-  _write(part, 'config.json', raw)
-  _weights(part, model, dtype, shard_bytes)
-  _tokenizer(part, model)
+  yield part
   with open(os.path.join(part, 'README.md'), 'w', encoding='utf-8') as file:
     file.write(card or f'# {os.path.basename(folder)}\n')
   if os.path.isdir(folder):
     os.rmdir(folder)
   os.rename(part, folder)
-  return folder
 
 
-def card(config: Any, step: int, name: str) -> str:
-  """README.md of a model trained with `config`, a whole configuration, for `step` steps. Source: none."""
-  told = (
-    f'base_model: {config.model}\n'
-    if not os.path.exists(config.model) and '/' in config.model
-    else ''
-  )
+def card(config: Any, step: int, name: str, library: str = 'transformers') -> str:
+  """README.md of what `config`, a whole configuration, made in `step` steps, for those who load it with `library`.
+
+  Source: none.
+  """
+  hub = hub_name(config.model)
+  told = f'base_model: {hub}\n' if hub else ''
   return (
-    f'---\nlibrary_name: transformers\n{told}pipeline_tag: text-generation\ntags: [reinforcement-learning, '
+    f'---\nlibrary_name: {library}\n{told}pipeline_tag: text-generation\ntags: [reinforcement-learning, '
     f'jaxrl_llm]\n---\n\n# {name}\n\n`{config.model}` after {step} steps of reinforcement learning with verifiable '
     f'rewards (jaxrl_llm), {config.prompts} prompts × {config.rollouts} rollouts a step, rewards by '
     f'`{config.grade.fn}`. The whole configuration:\n\n```json\n{config.to_json(indent=2, sort_keys=True)}\n```\n'
   )
+
+
+def hub_name(name: str) -> str:
+  """config.model where it is a name of the hub, else ''. Source: none."""
+  return name if '/' in name and not os.path.exists(name) else ''
 
 
 def _raw(model: Model, dtype: str) -> dict[str, Any]:
@@ -167,7 +181,7 @@ def _weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> None:
     total += sum(x.nbytes for x in cast.values())
   if len(groups) > 1:
     index = dict(metadata=dict(total_size=total), weight_map=where)
-    _write(folder, 'model.safetensors.index.json', index)
+    write(folder, 'model.safetensors.index.json', index)
 
 
 def _tokenizer(folder: str, model: Model) -> None:
@@ -187,11 +201,12 @@ def _tokenizer(folder: str, model: Model) -> None:
     chat_template=words.template,
     clean_up_tokenization_spaces=False,
   )
-  _write(folder, 'tokenizer_config.json', {k: v for k, v in settings.items() if v is not None})
+  write(folder, 'tokenizer_config.json', {k: v for k, v in settings.items() if v is not None})
   ends = dict(eos_token_id=list(words.end_ids), pad_token_id=words.pad_id)
-  _write(folder, 'generation_config.json', ends)
+  write(folder, 'generation_config.json', ends)
 
 
-def _write(folder: str, name: str, value: Any) -> None:
+def write(folder: str, name: str, value: Any) -> None:
+  """A JSON file. Source: none."""
   with open(os.path.join(folder, name), 'w', encoding='utf-8') as file:
     json.dump(value, file, indent=2, ensure_ascii=False)

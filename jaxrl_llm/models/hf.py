@@ -76,7 +76,7 @@ def load_params(folder: str, config: ModelConfig) -> Any:
       )
     read.add(theirs)
     file, name = where[theirs]
-    value = _tensor(opened, file, name, shape[::-1] if turned else shape)
+    value = tensor(opened, file, name, shape[::-1] if turned else shape)
     return np.ascontiguousarray(value.T if turned else value, np.float32)
 
   def load(path, wanted):
@@ -157,16 +157,19 @@ def _index(folder: str) -> dict[str, str]:
     )
     raise UserError(f'config.model={folder!r} holds {told}; save the model as safetensors.')
   files = [locate(folder, name) for name in names]
-  return {name: file for file in files for name in _open(file).keys()}
+  return {name: file for file in files for name in open_file(file).keys()}
 
 
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
 
-def _tensor(opened: dict[str, Any], file: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """The tensor as it is stored. Its shape and type are looked at before anything is read."""
+def tensor(opened: dict[str, Any], file: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+  """The tensor as it is stored, of a file that is kept in `opened`. Raises UserError where it is another.
+
+  Shape and type are looked at before anything is read. Source: none.
+  """
   if file not in opened:
-    opened[file] = _open(file)
+    opened[file] = open_file(file)
   try:
     stored = opened[file].get_slice(name)
     found, kind = tuple(stored.get_shape()), stored.get_dtype()
@@ -187,7 +190,8 @@ def _tensor(opened: dict[str, Any], file: str, name: str, shape: tuple[int, ...]
   return value
 
 
-def _open(file: str):
+def open_file(file: str) -> Any:
+  """A safetensors file, of which nothing is read yet. Raises UserError where it is none. Source: none."""
   try:
     # 'flax' and not 'numpy': numpy has no bfloat16.
     return safetensors.safe_open(file, framework='flax')

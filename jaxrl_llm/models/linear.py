@@ -1,4 +1,4 @@
-"""The matrix product of every linear layer, with its weight gradient written in the layout that XLA wants."""
+"""Linear layers: their matrix product, its weight gradient in the layout that XLA wants, and adapters beside it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jaxrl_llm.models import spans
 
@@ -39,3 +40,19 @@ product.defvjp(_forward, _backward)
 def dot_general(x: jax.Array, kernel_DxF: jax.Array, dims: Any, **_: Any) -> jax.Array:
   """`product` in the shape of `jax.lax.dot_general`, as `nnx.Linear` calls it. Source: none."""
   return product(x, kernel_DxF)
+
+
+class Dense(nnx.Linear):
+  """x·W + bias; with an adapter + (x·A)·B, so that a frozen W asks for no gradient of its size."""
+
+  def adapt(self) -> None:
+    """Makes room for A [D, r] and B [r, F]; arrays of any r fit. Source: arXiv:2106.09685 (LoRA)."""
+    self.a = nnx.Param(jnp.zeros((self.in_features, 1)))
+    self.b = nnx.Param(jnp.zeros((1, self.out_features)))
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    out = super().__call__(x)
+    if not hasattr(self, 'a'):
+      return out
+    x, a_Dxr, b_rxF = (v.astype(out.dtype) for v in (x, self.a[...], self.b[...]))
+    return out + product(product(x, a_Dxr), b_rxF)
