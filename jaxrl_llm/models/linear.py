@@ -1,13 +1,12 @@
-"""The matrix product of every linear layer, with its weight gradient written in the layout that XLA wants."""
+"""Linear layers, with their weight gradient written in the layout that XLA wants, and kernels plain or quantised."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from jaxrl_llm.models import spans
+from jaxrl_llm.models import quantized, spans
 
 
 @jax.custom_vjp
@@ -36,6 +35,12 @@ def _backward(saved, g):
 product.defvjp(_forward, _backward)
 
 
-def dot_general(x: jax.Array, kernel_DxF: jax.Array, dims: Any, **_: Any) -> jax.Array:
-  """`product` in the shape of `jax.lax.dot_general`, as `nnx.Linear` calls it. Source: none."""
-  return product(x, kernel_DxF)
+class Linear(nnx.Linear):
+  """y = x · kernel + bias in `dtype`; the scale of a quantised kernel multiplies the product."""
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    data, scale = quantized.read(self.kernel.get_value(), self.dtype)
+    y = quantized.scaled(product(x.astype(self.dtype), data), scale)
+    if not self.use_bias:
+      return y
+    return y + self.bias[...].astype(self.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
