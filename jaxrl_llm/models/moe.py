@@ -115,9 +115,11 @@ def mixture(
   def grouped(x_NxA, kernel_ExAxB):
     # Rows behind the last group are nobody's: in results and in gradients they need not even be finite.
     kept = lambda x: x if E == config.experts else jnp.where(sorted_Nx1, x, 0)  # noqa: E731
-    data, scale_ExB = quantized.read(kernel_ExAxB, x_NxA.dtype)
+    # Numbers as stored: of a converted array XLA for TPUs makes a copy here, of mixed types it makes none.
+    data, scale_ExB = kernel_ExAxB if isinstance(kernel_ExAxB, Quantized) else (kernel_ExAxB, None)
     scale_NxB = None if scale_ExB is None else scale_ExB[jnp.minimum(expert_N[order_N], E - 1)]
-    return kept(quantized.scaled(jax.lax.ragged_dot(kept(x_NxA), data, size_E), scale_NxB))
+    out = jax.lax.ragged_dot(kept(x_NxA), data, size_E, preferred_element_type=x_NxA.dtype)
+    return kept(quantized.scaled(out, scale_NxB))
 
   x_NxD = x_BxQxD.reshape(-1, D)[order_N // k]
   hidden_NxF = activate(config, grouped(x_NxD, gate_ExDxF)) * grouped(x_NxD, up_ExDxF)
