@@ -23,7 +23,7 @@ DENSE = ModelConfig(
 )
 MIXTURE = ModelConfig(
   vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=24, max_tokens=64,
-  experts=4, experts_per_token=2, norm_top_k=True, tied=False,
+  experts=8, experts_per_token=2, norm_top_k=True, tied=False,
 )  # fmt: skip
 P, G, L, T = 4, 2, 8, 6
 REMEDY = "set config.objective.correction.fn='token_truncate'"

@@ -115,8 +115,10 @@ def mixture(
   def grouped(x_NxA, kernel_ExAxB):
     # Rows behind the last group are nobody's: in results and in gradients they need not even be finite.
     kept = lambda x: x if E == config.experts else jnp.where(sorted_Nx1, x, 0)  # noqa: E731
-    # Numbers as stored: of a converted array XLA for TPUs makes a copy here, of mixed types it makes none.
-    data, scale_ExB = kernel_ExAxB if isinstance(kernel_ExAxB, Quantized) else (kernel_ExAxB, None)
+    data, scale_ExB = quantized.read(kernel_ExAxB, x_NxA.dtype)
+    if scale_ExB is not None and kernel_ExAxB.data.dtype == jnp.int8:
+      # Of a converted array XLA for TPUs makes a copy here; int8 it multiplies as it is, float8 it does not.
+      data = kernel_ExAxB.data
     scale_NxB = None if scale_ExB is None else scale_ExB[jnp.minimum(expert_N[order_N], E - 1)]
     out = jax.lax.ragged_dot(kept(x_NxA), data, size_E, preferred_element_type=x_NxA.dtype)
     return kept(quantized.scaled(out, scale_NxB))

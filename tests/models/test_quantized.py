@@ -190,6 +190,16 @@ def test_what_is_learnt_straight_through_is_the_rounded_model(name, dtype, remat
   np.testing.assert_allclose((moved(1e-4) - moved(-1e-4)) / 2e-4, slope, rtol=2e-2)
 
 
+def test_scales_stay_in_float32_where_layers_are_stacked():
+  layers = decoder.init(MODELS['mixture'], 0)['layers']
+  rounded = [quantized.straight_through(layers[i], 'int8', 'bfloat16') for i in range(2)]
+  stacked = decoder._stacked(tuple(rounded), 'bfloat16')
+  for module in (stacked['q'], stacked['experts']['down']):
+    assert module['kernel'].data.dtype == jnp.bfloat16
+    assert module['kernel'].scale.dtype == jnp.float32
+  assert stacked['experts']['router']['kernel'].dtype == jnp.bfloat16
+
+
 def test_bfloat16_kernels_are_learnt_as_read():
   params = decoder.init(DENSE, 0)
   got = quantized.straight_through(params, 'bfloat16', 'float32')
