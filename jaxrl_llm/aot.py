@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -16,6 +17,7 @@ import numpy as np
 from jaxrl_llm import decode_cost, models, shard, update_cost, validation
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import carried, engine, stopping
+from jaxrl_llm.models import quantized
 from jaxrl_llm.program import Program, check_rows, make_program
 from jaxrl_llm.types import Batch, UserError
 
@@ -264,7 +266,7 @@ def decode_report(loop: decode_cost.Loop) -> dict[str, Any]:
 def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   """Tokens/s at best: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
-  Bytes are weights as laid out for decoding, the whole ring, and the prompts' cache; exchanges wait
+  Bytes are weights as stored and laid out for decoding, the whole ring, and the prompts' cache; exchanges wait
   for the products before them, so that their time adds; latency is left out. None for a device
   whose figures are not known. Source: none.
   """
@@ -275,14 +277,12 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   shards = shard.rows_shards(program.mesh)
   rows = spec.slots or program.prompts * spec.rollouts
   params = steps.abstract_weights(program)
-  placed = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, np.dtype(spec.dtype), sharding=s),
-    params,
-    shard.decode_layout(params, program.mesh, program.rules),
-  )
   if not model.tied:
-    placed.pop('embed')  # a few rows of it
-  weights = _on_one_device(placed)
+    params.pop('embed')  # a few rows of it
+  read = functools.partial(quantized.stored, kernels=program.weights_dtype, others=spec.dtype)
+  weights, numbers = (
+    _on_one_device(_placed(tree, program)) for tree in (jax.eval_shape(read, params), params)
+  )
   # Of a prompt whose rows all have slots one copy is read, else one for each slot.
   prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
   shared = decode['cache_bytes'] * program.prompt_tokens * prompts / (spec.max_tokens * rows)
@@ -290,7 +290,7 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
     'weights': weights / chip.memory_bandwidth,
     'cache': (decode['cache_bytes'] + shared) / chip.memory_bandwidth,
     'links': decode['wire_bytes'] / chip.link_bandwidth,
-    'compute': 2 * (weights / np.dtype(spec.dtype).itemsize) * (rows // shards) / chip.flops,
+    'compute': 2 * (numbers / 4) * (rows // shards) / chip.flops,
   }
   total = max(seconds['weights'] + seconds['cache'], seconds['compute']) + seconds['links']
   return dict(
@@ -307,6 +307,14 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
 def learn(program: Program, text: str) -> dict[str, Any]:
   """`update_cost.report` of a compiled update. Source: none."""
   return update_cost.report(program, text, CHIPS.get(program.mesh.devices.flat[0].device_kind))
+
+
+def _placed(params: Any, program: Program) -> Any:
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    params,
+    shard.decode_layout(params, program.mesh, program.rules),
+  )
 
 
 def problems(report: dict[str, Any]) -> list[str]:

@@ -12,6 +12,8 @@ def default() -> ml_collections.ConfigDict:
   # for model='scratch': a character-level decoder drawn at random
   c.scratch = dict(width=128, layers=5, heads=4, kv_heads=4, mlp=512, max_tokens=128)
   c.dtype = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
+  # the update reads kernels rounded as generate.weights_dtype says, too, and learns the float32 ones
+  c.quantize_update = False
   c.seed = 0
   # fused | lag: grade while the next step runs, and learn one update late | split: two programs, quick to compile
   c.mode = 'fused'
@@ -35,6 +37,8 @@ def default() -> ml_collections.ConfigDict:
     exit=dict(fn='none'),  # end a row early: repetition, entropy, marker
     prune=dict(fn='none'),  # begin more rollouts than are learnt from: quality, uniform
     cache_dtype='auto',  # float32, bfloat16 or int8; auto = that of compute
+    # of the kernels that are sampled with: float32, bfloat16, int8, float8_e4m3fn; auto = that of compute
+    weights_dtype='auto',
     windows=1,  # widths of the cache, each twice the one before: attention pays for the rows there are
     test_every=1,  # tokens between two looks at whether the loop may end
     # guess tokens from what the group has said: those that hold save rounds, none changes a token
@@ -166,7 +170,7 @@ def default() -> ml_collections.ConfigDict:
   c.health = dict(
     steps=10,  # in a row, before what is only bad when it lasts is told
     entropy=0.01,  # nats a token: below, the policy has collapsed
-    # mean gap in probability between sampler and trainer, where there should be none; 0 = 1e-4 in float32, else 1e-2
+    # mean gap in probability between sampler and trainer; 0 = 1e-4 in float32, else 1e-2; more for rounded weights
     probs_gap=0.0,
     truncated=0.95,  # share of the rollouts cut off: above
     failed=0.1,  # share of the rollouts that could not be graded: above

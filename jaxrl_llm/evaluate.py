@@ -32,7 +32,8 @@ def make_evaluator(
   shards = shard.rows_shards(program.mesh)
   size = max(_BATCH_ROLLOUTS // max(samples, 1), shards)
   size = min(size, len(table.rows) + shards - 1) // shards * shards
-  program = program._replace(prune=None)
+  # What is saved is evaluated, and that is not rounded.
+  program = program._replace(prune=None, weights_dtype=program.generate.dtype)
   whole = program.generate._replace(slots=0, stop=stopping.none, exit=exits.none)
   kinds = {'greedy': whole._replace(rollouts=1, temperature=0.0)}
   if samples:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import lora, shard
-from jaxrl_llm.models import completion, logprob
+from jaxrl_llm.models import completion, logprob, quantized
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, Prompts, TrainState
 
@@ -85,8 +85,10 @@ def rescore(
   """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
 
   Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`: see `decoder.apply`; `top`: see
-  `logprob.token_logp`. Source: none.
+  `logprob.token_logp`. Kernels are rounded where the program says so. Source: none.
   """
+  if program.quantize_update:
+    params = quantized.straight_through(params, program.weights_dtype, program.generate.dtype)
   return logprob.token_logp(
     program.model,
     params,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import grade, lora, objective, outer, shard
+from jaxrl_llm import grade, lora, objective, outer, precision, shard
 from jaxrl_llm.config import pick
 from jaxrl_llm.control import hint
 from jaxrl_llm.generate import (
@@ -44,6 +44,8 @@ class Program(NamedTuple):
   outer: outer.SlowFast | None  # a loop around the optimizer's steps; None: one step a minibatch
   perturb: perturb.Layers | None  # noise in the update's forward pass
   generate: engine.Spec
+  weights_dtype: str  # of the kernels that are sampled with
+  quantize_update: bool  # the update's passes read kernels rounded likewise
   prune: prune.Prune | None  # None: all rollouts that begin are finished
   ngram: ngram.Settings | None  # drafts from the group's text; None: no drafts
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
@@ -92,7 +94,7 @@ def make_program(
   Source: none.
   """
   cpu = mesh.devices.flat[0].platform == 'cpu'
-  dtype = ('float32' if cpu else 'bfloat16') if config.dtype == 'auto' else config.dtype
+  dtype = precision.compute(config, cpu)
   group = config.rollouts + _replays(config)
   rows = config.prompts * group // config.updates_per_rollout
   rows = min(rows, config.microbatch_rollouts or rows)
@@ -122,6 +124,7 @@ def make_program(
   optimizer_steps = config.steps * config.updates_per_rollout * (loop.fast_steps + 1 if loop else 1)
   optimizer, schedule = make_optimizer(config.optimizer, optimizer_steps)
   method = objective.method(config.objective)._replace(weight_K=grade.weights(config.grade))
+  precision.check(config, dtype, method.needs_old)
   rule = pick(collect, config.collect, 'collect')()
   return Program(
     model=model,
@@ -148,6 +151,8 @@ def make_program(
       windows=config.generate.windows,
       test_every=config.generate.test_every,
     ),
+    weights_dtype=precision.weights(config, dtype),
+    quantize_update=config.quantize_update,
     prune=pruning,
     ngram=ngram.Settings(**config.generate.ngram) if config.generate.ngram.draft else None,
     verify=None if config.generate.draft.fn == 'none' else draft,

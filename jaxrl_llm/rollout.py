@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm import lora, shard
 from jaxrl_llm.generate import carried, engine, ngram, sampling, shortlist, tree
-from jaxrl_llm.models import completion, logprob
+from jaxrl_llm.models import completion, logprob, quantized
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, TrainState, UserError
 
@@ -24,7 +24,7 @@ def generate(
   draft: Rollout | None = None,
   cap: jax.Array | None = None,
 ) -> tuple[Rollout, dict[str, jax.Array], tuple]:
-  """Lays the weights out for decoding, once, and samples; each shard of rows runs its own loop.
+  """Rounds the weights and lays them out for decoding, once, and samples; each shard of rows runs its own loop.
 
   What verification keeps of `draft` is where rows begin that hold nothing in `begun`. Trees take neither:
   UserError. Last comes the new `state.carried`: the oldest is used up, that of this call is added.
@@ -37,7 +37,7 @@ def generate(
   params = state.params
   if state.base is not None:
     params = lora.sampled(state.base, params, program.lora.alpha, program.generate.dtype)
-  params = jax.tree.map(lambda x: x.astype(program.generate.dtype), params)
+  params = quantized.stored(params, program.weights_dtype, program.generate.dtype)
   params = jax.lax.with_sharding_constraint(
     params, shard.decode_layout(params, program.mesh, program.rules)
   )

@@ -163,12 +163,14 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> An
   """A NamedSharding for every leaf of a parameter tree or an optimizer state. Source: none.
 
   The axes of the first rule that matches the leaf's path, without those in `drop` and without any
-  that does not divide its dimension; replicated where no rule matches.
+  that does not divide its dimension; replicated where no rule matches. Of a quantised kernel, its numbers lie as the
+  kernel would, and its scales as the channels that they are of.
   """
 
   def place(path, leaf):
-    name = name_of(path)
+    name, part = re.fullmatch(r'(.*?)((?<=/kernel)/(?:data|scale))?', name_of(path)).groups()
     axes = next((axes for pattern, axes in rules if re.search(pattern, name)), ())
+    axes = (*axes[:-2], *axes[-1:]) if part == '/scale' else axes
     if len(axes) != len(leaf.shape):
       axes = ()
     kept = [

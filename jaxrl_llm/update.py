@@ -231,7 +231,7 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
     average = policy(program, state.base, state.average)
     target = target._replace(old_BxT=scores(program, average, batch)[0])
   if method.needs_teacher:
-    other = program._replace(model=program.teacher)
+    other = program._replace(model=program.teacher, quantize_update=False)
     target = target._replace(teacher_BxT=scores(other, state.teacher, batch)[0])
     target = objective.distilled(method, target)
   if not method.needs_rows:

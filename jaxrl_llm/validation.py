@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 
 from jaxrl_llm.config import check_plain, default, near, typed
+from jaxrl_llm.precision import TYPES
 from jaxrl_llm.types import UserError
 
 
@@ -100,6 +101,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
   if c.generate.cache_dtype not in cache_dtypes:
     raise UserError(
       f'config.generate.cache_dtype={c.generate.cache_dtype!r} must be one of: {", ".join(cache_dtypes)}.'
+    )
+  weights_dtypes = ('auto', *TYPES)
+  if c.generate.weights_dtype not in weights_dtypes:
+    raise UserError(
+      f'config.generate.weights_dtype={c.generate.weights_dtype!r} must be one of: {", ".join(weights_dtypes)}.'
     )
   if c.mode not in ('fused', 'lag', 'split'):
     raise UserError(f'config.mode={c.mode!r} must be one of: fused, lag, split.')

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import importlib.util
 import json
 
 import jax
 import pytest
 
-from jaxrl_llm import aot, main, shard
+from jaxrl_llm import aot, hlo, main, shard
 from jaxrl_llm import config as configs
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
@@ -147,3 +149,55 @@ def report(oom='', alias=10, **loop):
 def test_each_fault_is_told(made, text):
   assert aot.problems(report()) == []
   assert text in aot.problems(made)[-1]
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+  'weights, read, experts', [('int8', 's8', 0), ('float8_e4m3fn', 'f8e4m3fn', 0), ('int8', 's8', 8)]
+)
+def test_rounded_kernels_are_read_as_stored(weights, read, experts):
+  """Of kernels and experts the loop carries numbers of one byte, and no instruction writes them in another type."""
+  made = program(mesh=dict(data=1, fsdp=4), generate=dict(weights_dtype=weights))
+  if experts:
+    mixture = dict(experts=experts, experts_per_token=2, norm_top_k=True)
+    untied = dict(mlp=512, tied=False, vocab=640)
+    made = made._replace(model=dataclasses.replace(made.model, **mixture, **untied))
+  state, _, prompts, *_ = aot.arguments(made)
+  text = aot.build(steps.compile_generate(made), state.params, prompts, 0).text
+  names = [(shard.name_of(p), x) for p, x in jax.tree_util.tree_leaves_with_path(state.params)]
+  shapes = {x.shape for n, x in names if n.endswith('kernel') and 'router' not in n}
+  carried, converted = _kernels(hlo.parse(text), shapes)
+  assert carried == {read: made.model.layers * 7 + (experts > 0)} and not converted
+
+
+def _kernels(computations, shapes):
+  """Types of the arrays of these shapes that the decode loop carries; and what makes others in it, fusions apart."""
+  (loop,) = (
+    i
+    for computation in computations.values()
+    for i in computation
+    if i.opcode == 'while' and 'decode/' in hlo.source(i)
+  )
+  carried = collections.Counter(a.dtype for a in loop.arrays if a.dims in shapes)
+  made, waiting = [], [hlo.attribute(loop, 'body')]
+  while waiting:
+    for i in computations.get(waiting.pop(), ()):
+      if i.opcode in ('while', 'conditional', 'call'):
+        waiting += hlo.called(i)
+      made += [(i.opcode, a) for a in i.arrays if a.dims in shapes and a.dtype not in carried]
+  return carried, made
+
+
+@needs_libtpu
+def test_the_roofline_counts_the_bytes_that_are_read():
+  decode = dict(cache_bytes=1000, cache_shape=(1,), wire_bytes=0)
+  mesh = dict(data=1, fsdp=2, tensor=2)
+  plain = aot.roofline(program(mesh=mesh), decode)
+  small = aot.roofline(program(mesh=mesh, generate=dict(weights_dtype='int8')), decode)
+  # On one of two devices: 2 layers' kernels, and two bytes for their scales' four; o and down have theirs whole.
+  kernels = 2 * (4 * 128 * 128 + 3 * 128 * 256) // 2
+  scales = 2 * 4 * ((3 * 128 + 2 * 256) // 2 + 2 * 128)
+  assert plain['weight_bytes'] - small['weight_bytes'] == kernels - scales
+  assert small['ms_per_token']['weights'] < 0.6 * plain['ms_per_token']['weights']
+  assert small['ms_per_token']['compute'] == plain['ms_per_token']['compute']

@@ -154,6 +154,23 @@ def test_what_is_no_sign(row):
   assert watched(made(health__steps=1), [row])[0] == []
 
 
+def bound(dtype, **changes):
+  config = configs.default()
+  config.update(changes)
+  return health.Health(config, dtype).bounds.probs_gap
+
+
+def test_the_gap_that_rounded_weights_make_is_no_alarm():
+  low = lambda name: dict(generate=dict(weights_dtype=name))  # noqa: E731
+  assert bound('float32') == 1e-4 and bound('bfloat16') == 1e-2
+  assert bound('float32', **low('bfloat16')) == bound('bfloat16', **low('bfloat16')) == 1e-2
+  assert bound('float32', **low('int8')) == bound('bfloat16', **low('int8')) == 0.04
+  assert bound('bfloat16', **low('float8_e4m3fn')) == 0.1
+  # Where the update rounds likewise there should be none; and what is said counts.
+  assert bound('float32', **low('int8'), quantize_update=True) == 1e-4
+  assert bound('float32', **low('int8'), health=dict(probs_gap=0.3)) == 0.3
+
+
 @pytest.mark.parametrize(
   'change',
   [

@@ -19,7 +19,7 @@ PACKAGE = 'jaxrl_llm'
 STAGE = 2
 LAYERS = (
   ('defaults', 'types'),
-  ('config', 'models', 'peers', 'shard', 'hlo'),
+  ('config', 'models', 'peers', 'precision', 'shard', 'hlo'),
   (),
   ('program',),
   ('passes', 'update_cost'),

@@ -299,7 +299,9 @@ RUN = dict(
   eval=dict(every=0, prompts=4, samples=1),
   objective=dict(kl=dict(fn='k3', coef=0.05)),
   optimizer=dict(learning_rate=1e-2),
-  grade=dict(fn='pattern', regex='[a-zA-Z]{2}', whole=False, workers=1),  # what a model that knows nothing says now and then
+  grade=dict(
+    fn='pattern', regex='[a-zA-Z]{2}', whole=False, workers=1
+  ),  # what a model that knows nothing says now and then
   lora=dict(rank=2, alpha=4.0),
 )
 

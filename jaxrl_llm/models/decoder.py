@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import attention, kvcache, linear, moe, rotary, spans
+from jaxrl_llm.models import attention, kvcache, linear, moe, quantized, rotary, spans
 from jaxrl_llm.models.activation import activate
 from jaxrl_llm.models.sight import Sight, kinds, sights
 from jaxrl_llm.types import Array, ModelConfig
@@ -27,8 +27,7 @@ class Block(nnx.Module):
     self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
   ):
     D, F, d = config.width, config.mlp, config.head_dim
-    matmul = dict(dot_general=linear.dot_general, dtype=dtype, param_dtype=jnp.float32)
-    dense = functools.partial(linear.Dense, rngs=rngs, **matmul)
+    dense = functools.partial(linear.Dense, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
     norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     self.config = config
     self.q = dense(D, config.heads * d, use_bias=config.qkv_bias)
@@ -215,8 +214,10 @@ def _any_of(found: list[Sight], block: Any) -> Any:
 
 def _stacked(weights_L: tuple[Any, ...], dtype: str) -> Any:
   """One tree of arrays [layers, …]; matrices already in the type that they are multiplied in."""
-  cast = lambda x: x.astype(dtype) if x.ndim > 1 else x  # noqa: E731
-  return jax.tree.map(lambda *x_L: jnp.stack([cast(x) for x in x_L]), *weights_L)
+  whole = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
+  cast = lambda x: x if whole(x) or x.ndim == 1 else x.astype(dtype)  # noqa: E731
+  weights_L = jax.tree.map(cast, weights_L, is_leaf=whole)
+  return jax.tree.map(lambda *x_L: jnp.stack(x_L), *weights_L)
 
 
 def head(config: ModelConfig, params: Any, hidden: jax.Array, dtype: str = 'float32') -> jax.Array:
@@ -225,9 +226,9 @@ def head(config: ModelConfig, params: Any, hidden: jax.Array, dtype: str = 'floa
     kernel, spec = params['embed']['embedding'], '...d,vd->...v'
   else:
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
-  logits = jnp.einsum(
-    spec, hidden.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32
-  )
+  data, scale = quantized.read(kernel, dtype)
+  logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
+  logits = quantized.scaled(logits, scale)
   cap = config.logit_cap
   return cap * jnp.tanh(logits / cap) if cap else logits
 

@@ -1,14 +1,12 @@
-"""Linear layers: their matrix product, its weight gradient in the layout that XLA wants, and adapters beside it."""
+"""Linear layers: kernels plain or quantised, adapters beside them, weight gradients in the layout that XLA wants."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import spans
+from jaxrl_llm.models import quantized, spans
 
 
 @jax.custom_vjp
@@ -37,13 +35,11 @@ def _backward(saved, g):
 product.defvjp(_forward, _backward)
 
 
-def dot_general(x: jax.Array, kernel_DxF: jax.Array, dims: Any, **_: Any) -> jax.Array:
-  """`product` in the shape of `jax.lax.dot_general`, as `nnx.Linear` calls it. Source: none."""
-  return product(x, kernel_DxF)
-
-
 class Dense(nnx.Linear):
-  """x·W + bias; with an adapter + (x·A)·B, so that a frozen W asks for no gradient of its size."""
+  """y = x·W + bias in `dtype`; the scale of a quantised W multiplies the product.
+
+  With an adapter + (x·A)·B, so that a frozen W asks for no gradient of its size.
+  """
 
   def adapt(self) -> None:
     """Makes room for A [D, r] and B [r, F]; arrays of any r fit. Source: arXiv:2106.09685 (LoRA)."""
@@ -51,8 +47,12 @@ class Dense(nnx.Linear):
     self.b = nnx.Param(jnp.zeros((1, self.out_features)))
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    out = super().__call__(x)
+    x = x.astype(self.dtype)
+    data, scale = quantized.read(self.kernel.get_value(), self.dtype)
+    y = quantized.scaled(product(x, data), scale)
+    if self.use_bias:
+      y = y + self.bias[...].astype(self.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     if not hasattr(self, 'a'):
-      return out
-    x, a_Dxr, b_rxF = (v.astype(out.dtype) for v in (x, self.a[...], self.b[...]))
-    return out + product(product(x, a_Dxr), b_rxF)
+      return y
+    a_Dxr, b_rxF = (v[...].astype(self.dtype) for v in (self.a, self.b))
+    return y + product(product(x, a_Dxr), b_rxF)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import spans
+from jaxrl_llm.models import quantized, spans
 from jaxrl_llm.models.activation import activate
+from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.types import ModelConfig
 
 
@@ -34,7 +35,8 @@ class Experts(nnx.Module):
 
   def __call__(self, x_BxQxD: jax.Array) -> jax.Array:
     weight_BxQxk, expert_BxQxk = route(self.config, self.router(x_BxQxD))
-    kernels = [k.kernel[...].astype(self.dtype) for k in (self.gate, self.up, self.down)]
+    kernels = [k.kernel.get_value() for k in (self.gate, self.up, self.down)]
+    kernels = [k if isinstance(k, Quantized) else k.astype(self.dtype) for k in kernels]
     return spread(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
 
 
@@ -68,19 +70,31 @@ def spread(
     return mixture(config, x_BxQxD, weight_BxQxk, expert_BxQxk, gate_ExDxF, up_ExDxF, down_ExFxD)
 
   def local(x, weight, expert, gate, up, down):
-    first = jax.lax.axis_index(experts[0]) * len(gate) if experts else 0
+    first = jax.lax.axis_index(experts[0]) * _count(gate) if experts else 0
     part = mixture(config, x, weight, expert - first, gate, up, down)
     return jax.lax.psum(part, experts + features) if experts + features else part
 
-  cut, e, f = PartitionSpec, experts or None, features or None
-  given = cut(rows or None, tokens or None)
+  kernels, e, f = (gate_ExDxF, up_ExDxF, down_ExFxD), experts or None, features or None
+  given = PartitionSpec(rows or None, tokens or None)
   return jax.shard_map(
     local,
-    in_specs=(given, given, given, cut(e, None, f), cut(e, None, f), cut(e, f, None)),
+    in_specs=(given, given, given, *map(_cut, kernels, ((e, None, f), (e, None, f), (e, f, None)))),
     out_specs=given,
     axis_names=spans.free(),
     check_vma=False,
-  )(x_BxQxD, weight_BxQxk, expert_BxQxk, gate_ExDxF, up_ExDxF, down_ExFxD)
+  )(x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
+
+
+def _cut(kernel: quantized.Kernel, axes: tuple) -> Any:
+  """How one kernel [E, A, B] lies; its scales [E, B] lie beside their channels."""
+  whole = PartitionSpec(*axes)
+  return (
+    Quantized(whole, PartitionSpec(axes[0], axes[2])) if isinstance(kernel, Quantized) else whole
+  )
+
+
+def _count(kernel_ExAxB: quantized.Kernel) -> int:
+  return len(jax.tree.leaves(kernel_ExAxB)[0])
 
 
 def mixture(
@@ -90,7 +104,7 @@ def mixture(
 
   Tokens are sorted by expert, so that each expert's are one block of a grouped matrix product. Source: none.
   """
-  (B, Q, D), E, k = x_BxQxD.shape, len(gate_ExDxF), expert_BxQxk.shape[-1]
+  (B, Q, D), E, k = x_BxQxD.shape, _count(gate_ExDxF), expert_BxQxk.shape[-1]
   expert_N = expert_BxQxk.reshape(-1)
   here_N = (expert_N >= 0) & (expert_N < E)
   expert_N = jnp.where(here_N, expert_N, E)  # the last in order, in no group
@@ -101,7 +115,13 @@ def mixture(
   def grouped(x_NxA, kernel_ExAxB):
     # Rows behind the last group are nobody's: in results and in gradients they need not even be finite.
     kept = lambda x: x if E == config.experts else jnp.where(sorted_Nx1, x, 0)  # noqa: E731
-    return kept(jax.lax.ragged_dot(kept(x_NxA), kernel_ExAxB, size_E))
+    data, scale_ExB = quantized.read(kernel_ExAxB, x_NxA.dtype)
+    if scale_ExB is not None and kernel_ExAxB.data.dtype == jnp.int8:
+      # Of a converted array XLA for TPUs makes a copy here; int8 it multiplies as it is, float8 it does not.
+      data = kernel_ExAxB.data
+    scale_NxB = None if scale_ExB is None else scale_ExB[jnp.minimum(expert_N[order_N], E - 1)]
+    out = jax.lax.ragged_dot(kept(x_NxA), data, size_E, preferred_element_type=x_NxA.dtype)
+    return kept(quantized.scaled(out, scale_NxB))
 
   x_NxD = x_BxQxD.reshape(-1, D)[order_N // k]
   hidden_NxF = activate(config, grouped(x_NxD, gate_ExDxF)) * grouped(x_NxD, up_ExDxF)
