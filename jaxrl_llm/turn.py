@@ -27,9 +27,7 @@ class Parts(NamedTuple):
   unfinished: replay.Unfinished
   drafts: replay.Drafts
   successes: replay.Successes
-  allocate: Callable[
-    ..., control.allocate.Allocation
-  ]  # (α, β, lengths, slots, G) → slots of each prompt
+  allocate: Callable[..., control.allocate.Allocation]  # (α, β, lengths, slots, G) → slots each
   collect: replay.Collector | None  # None: every landed batch is learnt as it is
   aid: aid.Aid | None  # None: prompts are never told of their answers
   vote: grade.vote.Majority | None  # None: the rows' own answers say what is right
