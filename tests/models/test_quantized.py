@@ -74,7 +74,7 @@ def test_what_is_not_finite_is_not_hidden(dtype):
 @pytest.mark.parametrize('dtype', LOW)
 @pytest.mark.parametrize('compute, error', [('float32', 2e-6), ('bfloat16', 0.02)])
 def test_a_layer_is_the_product_with_what_the_kernel_stands_for(dtype, compute, error):
-  layer = linear.Linear(20, 6, dtype=jnp.dtype(compute), rngs=nnx.Rngs(0))
+  layer = linear.Dense(20, 6, dtype=jnp.dtype(compute), rngs=nnx.Rngs(0))
   layer.bias = nnx.Param(jnp.arange(6.0))
   kernel = quantized.pack(jnp.asarray(KERNEL[0]), dtype)
   x = jax.random.normal(jax.random.key(1), (2, 3, 20))
