@@ -53,6 +53,8 @@ def run(
   sft.curriculum.each, sft.curriculum.allocate = 1, dict(fn='equal')
   sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
   sft.generate.carry_cache = False
+  if not sft.quantize_update:  # else rounded weights are what learns here, too
+    sft.generate.weights_dtype = 'auto'
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
   end_ids = program.generate.end_ids

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import evaluate, passes, precision, rollout, shard, validation
+from jaxrl_llm import evaluate, passes, precision, rollout, shard, validation, warmstart
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import make_program
@@ -145,6 +145,24 @@ def test_evaluation_reads_what_is_saved(monkeypatch):
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   evaluate.make_evaluator(program(quantize_update=True), table, None, None, 2, sampling)
   assert seen == ['float32'] * 2
+
+
+@pytest.mark.parametrize('quantize_update, reads', [(False, 'float32'), (True, 'int8')])
+def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantize_update, reads):
+  """Its objective has no ratio. It learns with rounded weights where training does."""
+
+  class Made(Exception):
+    pass
+
+  def compile_update(program):
+    raise Made(program.weights_dtype, program.quantize_update)
+
+  monkeypatch.setattr(steps, 'compile_update', compile_update)
+  changes = dict(quantize_update=quantize_update, objective=dict(correction=dict(fn='token')))
+  state = steps.frozen(None)
+  with pytest.raises(Made) as made:
+    warmstart.run(config(**changes), program(**changes), state, None, None)
+  assert made.value.args == (reads, quantize_update)
 
 
 def refused(weights='int8', **changes):

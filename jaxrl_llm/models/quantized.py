@@ -45,7 +45,8 @@ def pack(kernel: jax.Array, dtype: str) -> Kernel:
 def read(kernel: Kernel, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
   """(numbers in `dtype` [..., D, F], scale [..., F] or None).
 
-  The scale multiplies the product, so that no dequantised copy of the kernel is needed. Source: none.
+  The scale multiplies the product, so that no dequantised copy of the kernel is needed: XLA for TPUs converts numbers
+  as it reads them. For CPUs it converts every kernel once, before a loop, so that nothing is saved. Source: none.
   """
   if isinstance(kernel, Quantized):
     return kernel.data.astype(dtype), kernel.scale
@@ -72,8 +73,8 @@ def stored(params: Any, kernels: str, others: str) -> Any:
 def straight_through(params: Any, kernels: str, dtype: str) -> Any:
   """Parameters that read as `stored` ones and learn as plain ones: ∂/∂kernel = ∂/∂(data · scale).
 
-  One precision for sampling and learning, reconstructed from the abstract of Jet-RL and third-party notes; there
-  activations are rounded too, in blocks, and here they are not. Source: Jet-RL (abstract; rounding of weights alone),
+  One precision for sampling and learning, reconstructed from the abstract and third-party notes: there weights are
+  rounded in blocks and activations too, here weights alone by channel. Source: arXiv:2601.14243 (Jet-RL),
   arXiv:1308.3432 (straight-through).
   """
 
