@@ -176,7 +176,7 @@ class Nursery:
       JAX_PLATFORMS='cpu',
       PYTHONPATH=f'{ROOT}:{folder}',
       JUDGES=str(folder / 'begun'),
-      XLA_FLAGS='--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0',
+      XLA_FLAGS='--xla_force_host_platform_device_count=1',
       JAXRL_LLM_CACHE=str(folder / 'cache'),
     )
     (folder / 'slow_judge.py').write_text(JUDGE)

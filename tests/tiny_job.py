@@ -37,8 +37,7 @@ def config_file(folder, **changes) -> str:
 
 def start(config: str, workdir: str, *more: str, devices: int = 1) -> subprocess.Popen:
   """The command line in a process of its own."""
-  # As conftest.py: code that runs once need not be fast.
-  flags = f'--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0'
+  flags = f'--xla_force_host_platform_device_count={devices}'
   command = [sys.executable, '-m', 'jaxrl_llm.main', f'--config={config}', f'--workdir={workdir}']
   return subprocess.Popen(
     [*command, *more],
