@@ -30,6 +30,9 @@ class Block(nnx.Module):
     dense = functools.partial(linear.Dense, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
     norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     self.config = config
+    # In this order: what is drawn at random hangs on how many were made before.
+    if config.norms != 'after':
+      self.attn_norm = norm(D)
     self.q = dense(D, config.heads * d, use_bias=config.qkv_bias)
     self.k = dense(D, config.kv_heads * d, use_bias=config.qkv_bias)
     self.v = dense(D, config.kv_heads * d, use_bias=config.qkv_bias)
@@ -38,7 +41,7 @@ class Block(nnx.Module):
       heads = (1, 1) if config.qk_norm == 'head' else (config.heads, config.kv_heads)
       self.q_norm, self.k_norm = (norm(n * d) for n in heads)
     if config.norms != 'after':
-      self.attn_norm, self.mlp_norm = norm(D), norm(D)
+      self.mlp_norm = norm(D)
     if config.norms != 'before':
       self.attn_post_norm, self.mlp_post_norm = norm(D), norm(D)
     if config.experts:
