@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import decode_cost, models, shard, update_cost, validation
+from jaxrl_llm import chips, decode_cost, models, shard, update_cost, validation
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import carried, engine, stopping
 from jaxrl_llm.models import quantized
@@ -36,31 +36,6 @@ _ENVIRONMENT = dict(
   ALLOW_MULTIPLE_LIBTPU_LOAD='1',
   TPU_WORKER_HOSTNAMES='localhost',
 )
-
-
-class Chip(NamedTuple):
-  """What a device can do at best; the vendor's figures, bfloat16."""
-
-  flops: float  # per second
-  memory_bandwidth: float  # bytes per second
-  link_bandwidth: float  # bytes per second, one direction of one link between chips
-
-
-# Per device kind as jax names it. Source: cloud.google.com/tpu/docs/v5e, /v5p, /v6e (read November 2026).
-# Links: v5e 400 GB/s a chip over 4 links and 2 directions, v5p 1200 over 6, v6e 800 over 4.
-CHIPS = {
-  'TPU v5 lite': Chip(197e12, 819e9, 50e9),
-  'TPU v5': Chip(459e12, 2765e9, 100e9),
-  'TPU v6 lite': Chip(918e12, 1638e9, 100e9),
-}
-# GiB that the compiler lets a program use, as it says itself when one does not fit (libtpu 0.0.42).
-HBM_GIB = {
-  'TPU v5 lite': 15.75,
-  'TPU v5': 95.74,
-  'TPU v6 lite': 31.25,
-  'TPU v4': 15.25,
-  'TPU7x': 94.75,
-}
 
 
 def run(config: Any, topology: str, report: str = '') -> int:
@@ -210,7 +185,7 @@ def measure(program: Program) -> dict[str, Any]:
   device = program.mesh.devices.flat[0]
   compiled = found['fused'] if not found['fused'].oom else found['generate']
   decode = [decode_report(loop) for loop in loops(program, compiled.text)]
-  limit = HBM_GIB.get(device.device_kind)
+  limit = chips.HBM_GIB.get(device.device_kind)
   report = dict(
     device_kind=device.device_kind,
     devices=program.mesh.size,
@@ -270,7 +245,7 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   for the products before them, so that their time adds; latency is left out. None for a device
   whose figures are not known. Source: none.
   """
-  chip = CHIPS.get(program.mesh.devices.flat[0].device_kind)
+  chip = chips.CHIPS.get(program.mesh.devices.flat[0].device_kind)
   if chip is None or not decode['cache_shape']:
     return None
   spec, model = program.generate, program.model
@@ -306,7 +281,9 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
 
 def learn(program: Program, text: str) -> dict[str, Any]:
   """`update_cost.report` of a compiled update. Source: none."""
-  return update_cost.report(program, text, CHIPS.get(program.mesh.devices.flat[0].device_kind))
+  return update_cost.report(
+    program, text, chips.CHIPS.get(program.mesh.devices.flat[0].device_kind)
+  )
 
 
 def _placed(params: Any, program: Program) -> Any:

@@ -315,8 +315,10 @@ def test_endless_recursion_without_pythons_limit_ends():
 
 
 def test_what_a_program_is_given_is_there():
-  source = b"import decimal, zlib, random\nopen('/tmp/a', 'w').write('kept')\n"
-  source += b"print(open(0).read() + open('/dev/stdin').read() + open('/box/b').read() + open('/tmp/a').read())"
+  source = b"import decimal, zlib, random\nopen('a', 'w').write('kept')\n"
+  source += (
+    b"print(open(0).read() + open('/dev/stdin').read() + open('/box/b').read() + open('a').read())"
+  )
   found = sandbox.run(['/box/a.py'], files={'a.py': source, 'b': b' and '}, stdin='ä'.encode())
   assert (found.outcome, found.code, found.stderr) == (DONE, 0, b'')
   assert found.stdout.decode() == 'ää and kept\n'
