@@ -32,7 +32,10 @@ def gae(
   """
   mask_BxT = graded.mask_BxT
   values_BxT = jnp.where(mask_BxT > 0, graded.values_BxT, 0.0)
-  last_BxT = mask_BxT * (1 - jnp.pad(mask_BxT, ((0, 0), (0, 1)))[:, 1:])
+  ahead_BxT = mask_BxT.sum(1, keepdims=True) - jnp.cumsum(mask_BxT, axis=1)
+  last_BxT = mask_BxT * (
+    ahead_BxT == 0
+  )  # of the row: between its turns there may be others' tokens
 
   def back(later, column):
     ahead_B, next_B = later
@@ -76,9 +79,9 @@ def process(
 def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[jax.Array, None]:
   """A_t = A_row + weight·(s − mean_g) / (std_g + eps), s = Σ q over the tokens of the step that t is in.
 
-  Mean and unbiased std are over all steps of the group. A step is a turn where `graded.turn_BxT` numbers
-  them, else the whole row: then this is a second advantage of a row beside its own and no finer credit, and
-  rollouts here carry no turns yet. The code that comes with the paper also subtracts the mean alone.
+  Mean and unbiased std are over all steps of the group. A step is a turn where an environment answers
+  (config.environment), else the whole row: then this is a second advantage of a row beside its own and no finer
+  credit. The code that comes with the paper also subtracts the mean alone.
   Source: arXiv:2509.19199 (iStar, first named OPRL).
   """
   mask_BxT, group_B = graded.mask_BxT, graded.group_B
