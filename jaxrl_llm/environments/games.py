@@ -1,30 +1,31 @@
-"""Text games. A row of config.data.source='games' is a game: its answer is looked for, `extra` says how hard it is."""
+"""Text games. A row of config.data.source='games' is a level; the episode's seed draws the game that is played."""
 
 from __future__ import annotations
 
+import random
 import re
 
 from jaxrl_llm.environments.protocol import Result
-from jaxrl_llm.types import Row
+from jaxrl_llm.types import Row, UserError
 
 _WHOLE = re.compile(r'-?[0-9]+')
 
 
 class Guess:
-  """Guessing row.answer: every guess is told whether the number is higher or lower."""
+  """Guessing a number: every guess is told whether it is higher or lower."""
 
-  def __init__(self, higher: str, lower: str, nothing: str, win: float, turn: float):
-    self.words, self.nothing, self.win, self.turn = (higher, lower), nothing, win, turn
+  def __init__(self, bounds: tuple[int, int], words: tuple[str, str, str], win: float, turn: float):
+    self.bounds, self.words, self.win, self.turn = bounds, words, win, turn
 
   def reset(self, row: Row, seed: int) -> None:
-    del seed  # the number is the row's
-    self.secret = int(row.answer)
+    low, high = (row.extra.get(k, v) for k, v in zip(('low', 'high'), self.bounds, strict=True))
+    self.secret = random.Random(seed).randint(low, high)
 
   def step(self, text: str) -> Result:
     found = _WHOLE.findall(text)
     # Of more digits than any number has, none is made.
     if not found or len(found[-1]) > 18:
-      return Result(self.nothing, self.turn)
+      return Result(self.words[2], self.turn)
     guess = int(found[-1])
     if guess == self.secret:
       return Result(None, self.win, True)
@@ -32,7 +33,7 @@ class Guess:
 
 
 class Walk:
-  """Walking a grid of row.extra['size']² from the left upper corner to row.answer, 'x,y', around its walls."""
+  """Walking a grid from its left upper corner to the goal that the row names, around walls that are not shown."""
 
   moves = dict(n=(0, -1), e=(1, 0), s=(0, 1), w=(-1, 0))
 
@@ -40,11 +41,26 @@ class Walk:
     self.win, self.turn = win, turn
 
   def reset(self, row: Row, seed: int) -> str:
-    del seed  # the grid is the row's
-    self.size, self.at = int(row.extra['size']), (0, 0)
-    self.goal = tuple(map(int, row.answer.split(',')))
-    self.walls = {tuple(map(int, wall)) for wall in row.extra['walls']}
+    told, rng = row.extra, random.Random(seed)
+    self.size, self.at, self.goal = told['size'], (0, 0), (told['goal_x'], told['goal_y'])
+    self.walls: set[tuple[int, int]] = set()
+    places = [divmod(n, self.size) for n in rng.sample(range(self.size**2), self.size**2)]
+    for place in [p for p in places if p not in (self.at, self.goal)]:
+      if len(self.walls) < told['walls']:
+        self.walls.add(place)
+        if not self._reached():
+          self.walls.remove(place)
     return self._seen()
+
+  def _reached(self) -> bool:
+    """Whether a way leads to the goal."""
+    found, edge = {self.at}, [self.at]
+    while edge:
+      x, y = edge.pop()
+      near = [(x + dx, y + dy) for dx, dy in self.moves.values()]
+      edge += [place for place in near if self._free(*place) and place not in found]
+      found.update(edge)
+    return self.goal in found
 
   def step(self, text: str) -> Result:
     for move in re.findall('[nesw]', text.lower())[-1:]:
@@ -65,17 +81,22 @@ class Walk:
 
 def guess(
   *,
+  low: int = 0,
+  high: int = 9,
   higher: str = 'higher',
   lower: str = 'lower',
   nothing: str = 'no number',
   win: float = 1.0,
   turn: float = 0.0,
 ) -> Guess:
-  """The last whole number of a turn is the guess; `win` for row.answer, which ends it, `turn` for any other turn.
+  """The last whole number of a turn is the guess; `win` for the right one, which ends it, `turn` for any other turn.
 
-  Raises ValueError in reset for a row whose answer is no whole number. Source: none.
+  The number is drawn from row.extra['low'] to row.extra['high'], else from `low` to `high`. Raises UserError where
+  low is above high. Source: none.
   """
-  return Guess(higher, lower, nothing, win, turn)
+  if low > high:
+    raise UserError(f'config.environment.low={low} is above config.environment.high={high}.')
+  return Guess((low, high), (higher, lower, nothing), win, turn)
 
 
 def walk(*, win: float = 1.0, turn: float = 0.0) -> Walk:
