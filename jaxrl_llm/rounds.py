@@ -28,6 +28,7 @@ from jaxrl_llm.types import (
 )
 
 _OPENING = '{question}\n\n{observation}'
+_COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
 Sample = Callable[[Rollout], tuple[Rollout, dict[str, Any]]]
 
 
@@ -82,7 +83,7 @@ class Play:
     `rows` are of the prompts, `cap` the tokens that a row may hold. Returns host arrays. Source: none.
     """
     told: dict[str, float] = collections.defaultdict(float)
-    told |= {'environment/calls': 0, 'environment/observation_tokens': 0, 'environment/no_room': 0}
+    told |= {f'environment/{name}': 0.0 for name in _COUNTED}
     self.message = ''
     while (rollout.reason_B == UNFINISHED).any() and told['environment/calls'] < (rounds or np.inf):
       sampled, numbers = sample(rollout._replace(turns=None))
@@ -131,7 +132,7 @@ class Play:
     if environments.over(result):
       return
     if count >= self.turns:
-      rollout.reason_B[b] = TRUNCATED
+      told['environment/turns_over'] += 1
       return
     ids = self.seam.ids(result.observation, int(rollout.tokens_BxT[b, end - 1]))
     if end + len(ids) >= cap:  # no room for a word after it
