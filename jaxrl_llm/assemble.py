@@ -59,7 +59,7 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     cap=_cap(config),
     health=health.Health(config, program.generate.dtype),
     teacher=teacher,
-    play=_play(config, model.tokenizer),
+    play=_play(config, model.tokenizer, program),
     **grading,
   )
 
@@ -100,7 +100,8 @@ def _rewards(config: Any) -> tuple[grade.Part, ...]:
   return (grade.Part('environment', 1.0, None),)
 
 
-def _play(config: Any, tokenizer: Any) -> rounds.Play | None:
+def _play(config: Any, tokenizer: Any, program: Program) -> rounds.Play | None:
+  rounds.check(config, program.method)
   if config.environment.fn == 'none':
     return None
   if jax.process_count() > 1:

@@ -163,7 +163,7 @@ def make_program(
     parts=_parts(config, method, rule),
     contexts=_contexts(config, method),
     hints=_hints(config, method),
-    answered=_answered(config, method),
+    answered=config.environment.fn != 'none',
     idles=rule is not None,
     prompt_tokens=config.prompt_tokens,
     minibatches=config.updates_per_rollout,
@@ -286,38 +286,6 @@ def _hints(config: Any, method: objective.Method) -> bool:
     raise UserError(
       f'config.hint.fn={config.hint.fn!r} asks a prompt in other words, and config.{part} takes all its rollouts for '
       'answers to the same; leave one of them at its default.'
-    )
-  return True
-
-
-def _answered(config: Any, method: objective.Method) -> bool:
-  """Whether an environment answers, and nothing else takes a row for one reply to its prompt."""
-  chosen = config.environment.fn
-  if chosen == 'none':
-    return False
-  asks = f'config.environment.fn={chosen!r}'
-  if config.mode != 'split':
-    raise UserError(
-      f"{asks} answers on the host between two calls of the sampling program; set config.mode='split', not "
-      f'{config.mode!r}.'
-    )
-  if config.generate.exit.fn not in ('none', 'text'):
-    raise UserError(
-      f'{asks} takes a row that exits for one that ended its turn, and config.generate.exit.fn='
-      f"{config.generate.exit.fn!r} ends rows for other reasons; choose 'text' or 'none'."
-    )
-  takes = {
-    name: config[name].fn != 'none'
-    for name in ('replay', 'vote', 'labels', 'truncate', 'hint', 'collect')
-  }
-  for name in ('stop', 'draft', 'prune', 'tree'):
-    takes[f'generate.{name}'] = config.generate[name].fn != 'none'
-  takes['generate.ngram.draft'] = config.generate.ngram.draft > 0
-  takes['generate.windows'] = config.generate.windows > 1
-  takes['objective.advantage (decoupled)'] = method.needs_parts
-  for name in (name for name, used in takes.items() if used):
-    raise UserError(
-      f'{asks} makes many turns of a row, and config.{name} takes it for one reply; leave one of them at its default.'
     )
   return True
 

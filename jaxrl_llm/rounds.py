@@ -25,11 +25,47 @@ from jaxrl_llm.types import (
   Rollout,
   Row,
   Turns,
+  UserError,
 )
 
 _OPENING = '{question}\n\n{observation}'
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
 Sample = Callable[[Rollout], tuple[Rollout, dict[str, Any]]]
+
+
+def check(config: Any, method: Any) -> None:
+  """Raises UserError where an environment answers and something else takes a row for one reply. Source: none."""
+  asks = f'config.environment.fn={config.environment.fn!r}'
+  if config.environment.fn == 'none':
+    if config.objective.credit.fn == 'gigpo':
+      raise UserError(
+        f"config.objective.credit.fn='gigpo' compares turns, and {asks} answers none; choose one."
+      )
+    return
+  if config.mode != 'split':
+    raise UserError(
+      f"{asks} answers on the host between two calls of the sampling program; set config.mode='split', not "
+      f'{config.mode!r}.'
+    )
+  if config.generate.exit.fn not in ('none', 'text'):
+    raise UserError(
+      f'{asks} takes a row that exits for one that ended its turn, and config.generate.exit.fn='
+      f"{config.generate.exit.fn!r} ends rows for other reasons; choose 'text' or 'none'."
+    )
+  takes = {
+    name: config[name].fn != 'none'
+    for name in ('replay', 'vote', 'labels', 'truncate', 'hint', 'collect')
+  }
+  for name in ('stop', 'draft', 'prune', 'tree'):
+    takes[f'generate.{name}'] = config.generate[name].fn != 'none'
+  takes |= {
+    'generate.ngram.draft': config.generate.ngram.draft > 0,
+    'generate.windows': config.generate.windows > 1,
+    'objective.advantage': method.needs_parts,
+  }
+  for name in (name for name, used in takes.items() if used):
+    told = f'{asks} makes many turns of a row, and config.{name} takes it for one reply'
+    raise UserError(f'{told}; leave one of them at its default.')
 
 
 class Play:

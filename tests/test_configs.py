@@ -40,6 +40,7 @@ WITNESS = dict(
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
   guess=lambda row: row['environment/observation_tokens'] > 0,
+  gigpo=lambda row: row['environment/turns'] >= 1,
   calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
   olr=lambda row: 'labels/replaced' in row,
 )
@@ -91,6 +92,7 @@ def small(name: str):
   c.grade.fn, c.environment.judge = 'exact', 'grade'
   played = c.data.source == 'games'  # its rows are levels of an environment
   c.data.chat, c.data.template = False, '{question}'
+  c.prompt_tokens = 32 if played else c.prompt_tokens  # room for what is shown first
   c.data.source, c.data.size = 'games' if played else 'digits', P
   if c.collect.fn != 'none':
     c.collect.patience = 1  # every call learns something

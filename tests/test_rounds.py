@@ -229,9 +229,10 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
   assert given.sum() > 8
   target = objective.targets(method, batch, G)
   random = np.random.default_rng(0)
+  own = batch.rollout.logp_BxT + random.normal(0.05, 0.02, given.shape)
   found = []
   for draw in range(2):
-    logp = np.where(given, random.normal(-3, 2, given.shape), batch.rollout.logp_BxT - 0.01)
+    logp = np.where(given, random.normal(-3, 2, given.shape), own)
     entropy = np.where(given, random.random(given.shape), 0.5)
     if draw:  # other ids were recorded there, too
       rollout = batch.rollout._replace(logp_BxT=np.where(given, -9.0, batch.rollout.logp_BxT))
@@ -242,19 +243,24 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
   assert (np.asarray(c_BxT)[given] == 0).all() and (np.asarray(c_BxT)[said] != 0).any()
   np.testing.assert_array_equal(c_BxT, other_BxT)
   assert sums == others
-  # Nor does it make a row longer.
-  assert target.weight_BxT[given].sum() == 0
-  short = batch.rollout._replace(turns=None, length_B=said.sum(1).astype(np.int32))
-  plain = objective.targets(method, batch._replace(rollout=short), G)
-  np.testing.assert_allclose(
-    target.advantage_BxT[said], plain.advantage_BxT[_first(said)], rtol=1e-6
+  # All is as if the row had been said in one breath.
+  first = np.arange(T) < said.sum(1)[:, None]
+
+  def closed(x_BxT):
+    out = np.zeros_like(np.asarray(x_BxT))
+    out[first] = np.asarray(x_BxT)[said]
+    return out
+
+  rollout = batch.rollout._replace(turns=None, length_B=said.sum(1).astype(np.int32))
+  rollout = rollout._replace(logp_BxT=closed(batch.rollout.logp_BxT))
+  plain = objective.targets(method, batch._replace(rollout=rollout), G)
+  plain = plain._replace(reference_BxT=closed(target.reference_BxT))
+  want_BxT, want = objective.coefficients(
+    method, plain, *map(jnp.asarray, map(closed, (logp, entropy)))
   )
-  np.testing.assert_allclose(target.weight_BxT[said], plain.weight_BxT[_first(said)], rtol=1e-6)
-
-
-def _first(said):
-  """As many tokens of every row, from its beginning."""
-  return np.arange(said.shape[1]) < said.sum(1)[:, None]
+  np.testing.assert_allclose(closed(c_BxT), want_BxT, rtol=1e-5, atol=1e-7)
+  for name, value in want.items():
+    np.testing.assert_allclose(sums[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
