@@ -61,7 +61,7 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     health=health.Health(config, program.generate.dtype),
     teacher=teacher,
     adapter=_adapter(config, program),
-    play=_play(config, model.tokenizer, program),
+    play=_play(config, model.tokenizer, program, tables.train.rows),
     **grading,
   )
 
@@ -102,7 +102,7 @@ def _rewards(config: Any) -> tuple[grade.Part, ...]:
   return (grade.Part('environment', 1.0, None),)
 
 
-def _play(config: Any, tokenizer: Any, program: Program) -> rounds.Play | None:
+def _play(config: Any, tokenizer: Any, program: Program, rows: Any) -> rounds.Play | None:
   rounds.check(config, program.method)
   if config.environment.fn == 'none':
     return None
@@ -113,7 +113,15 @@ def _play(config: Any, tokenizer: Any, program: Program) -> rounds.Play | None:
     )
   horizon = configs.pick(caps, config.environment.horizon, 'environment.horizon')
   horizon(0, config.environment.turns)  # checks its settings
-  return rounds.Play(config, tokenizer, horizon)
+  play = rounds.Play(config, tokenizer, horizon)
+  if play.stage.chosen.inline:
+    (tried,) = play.stage.hear([environments.Asked(rows[0], 0, [])])
+    if tried.outcome != grade.OK:
+      raise UserError(
+        f'config.environment.fn={config.environment.fn!r} cannot begin with a row of the data ({tried.message}); '
+        "choose rows that are its own, such as those of config.data.source='games'."
+      )
+  return play
 
 
 def _check_sizes(config: Any, model: Model, prompts: int) -> None:

@@ -110,7 +110,8 @@ def _rollout(fn: Callable, params: Any, prompts: Prompts, rows, program: Program
   prompts = play.opened(prompts, rows, prompts.tokens_PxL.shape[1])
   sample = lambda begun: (shard.fetch(fn(params, prompts, seed, begun)), {})  # noqa: E731
   begun = steps.empty_rollout(program._replace(prompts=len(rows)))
-  return play.finish(sample, prompts, rows, begun, program.generate.max_tokens)[0]
+  limits = rounds.Limits(program.generate.max_tokens, play.most)
+  return play.finish(sample, prompts, rows, begun, limits)[0]
 
 
 def _summary(rewards: dict[str, np.ndarray], sources: list[str]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,14 @@ def check(config: Any, method: Any) -> None:
     raise UserError(f'{told}; leave one of them at its default.')
 
 
+class Limits(NamedTuple):
+  """Of one call of `Play.finish`."""
+
+  cap: int  # tokens that a row may hold
+  turns: int  # of an episode
+  rounds: int = 0  # calls of the sampling program; 0: until every episode is over
+
+
 class Play:
   """Episodes of `config.environment`: opens them, plays them, says what they are worth."""
 
@@ -111,27 +119,27 @@ class Play:
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P)
 
   def finish(
-    self, sample: Sample, prompts: Prompts, rows: Sequence[Row], rollout: Rollout, cap: int,
-    rounds: int = 0,
-  ) -> tuple[Rollout, dict[str, float]]:  # fmt: skip
-    """Calls `sample` (rows to continue → all rows, numbers for the log) until no row is unfinished, or `rounds` times.
+    self, sample: Sample, prompts: Prompts, rows: Sequence[Row], rollout: Rollout, limits: Limits
+  ) -> tuple[Rollout, dict[str, float]]:
+    """Calls `sample` (rows to continue → all rows, numbers for the log) until no row is unfinished.
 
-    `rows` are of the prompts, `cap` the tokens that a row may hold. Returns host arrays. Source: none.
+    `rows` are of the prompts. Returns host arrays, and numbers for the log. Source: none.
     """
     told: dict[str, float] = collections.defaultdict(float)
     told |= {f'environment/{name}': 0.0 for name in _COUNTED}
     self.message = ''
-    while (rollout.reason_B == UNFINISHED).any() and told['environment/calls'] < (rounds or np.inf):
+    most = limits.rounds or np.inf
+    while (rollout.reason_B == UNFINISHED).any() and told['environment/calls'] < most:
       sampled, numbers = sample(rollout._replace(turns=None))
       for name, value in numbers.items():
         told[name] += float(value)
       told['environment/calls'] += 1
-      rollout = self._answered(prompts, rows, rollout, sampled, int(cap), told)
+      rollout = self._answered(prompts, rows, rollout, sampled, limits, told)
     count_B = rollout.turns.number_BxT.max(1) + 1
     told['environment/turns'] = float(count_B.mean())
     return rollout, dict(told)
 
-  def _answered(self, prompts, rows, before: Rollout, sampled: Rollout, cap: int, told) -> Rollout:
+  def _answered(self, prompts, rows, before: Rollout, sampled: Rollout, limits, told) -> Rollout:
     """What was sampled, with every turn marked and answered: rows that go on are longer by the answer."""
     rollout = Rollout(*(np.array(x) for x in sampled[:-1]), Turns(*map(np.array, before.turns)))
     turns, count_B = rollout.turns, before.turns.number_BxT.max(1) + 1
@@ -152,10 +160,10 @@ class Play:
       if _name(prompts, b // G) in self._unopened:
         why = 'what the environment shows first does not fit config.prompt_tokens'
         heard = environments.Heard(grade.ERROR, why, [])
-      self._lay(rollout, b, heard, count_B[b] + 1, cap, told)
+      self._lay(rollout, b, heard, count_B[b] + 1, limits, told)
     return rollout
 
-  def _lay(self, rollout: Rollout, b: int, heard, count: int, cap: int, told) -> None:
+  def _lay(self, rollout: Rollout, b: int, heard, count: int, limits: Limits, told) -> None:
     """Writes one answer into its row."""
     turns, end = rollout.turns, rollout.length_B[b]
     rollout.reason_B[b] = STOPPED
@@ -167,11 +175,11 @@ class Play:
     turns.reward_BxT[b, end - 1] = result.reward
     if environments.over(result):
       return
-    if count >= self.turns:
+    if count >= limits.turns:
       told['environment/turns_over'] += 1
       return
     ids = self.seam.ids(result.observation, int(rollout.tokens_BxT[b, end - 1]))
-    if end + len(ids) >= cap:  # no room for a word after it
+    if end + len(ids) >= limits.cap:  # no room for a word after it
       rollout.reason_B[b] = TRUNCATED
       told['environment/no_room'] += 1
       return
@@ -248,7 +256,8 @@ def compile_call(parts: Any) -> Callable:
       return shard.fetch(rollout), told
 
     rows = [parts.tables.train.rows[i] for i in prompts.index_P]
-    rollout, told = play.finish(sample, prompts, rows, begun, cap, play.rounds)
+    limits = Limits(int(cap), play.turns, play.rounds)
+    rollout, told = play.finish(sample, prompts, rows, begun, limits)
     return state, rollout, metrics | told
 
   return call

@@ -36,6 +36,8 @@ def rows_of(rows, marks: Any, batch: Batch, index: int) -> list[dict]:
   """What was learnt from, and what could not be graded, with how that ended. Source: none."""
   G, hint_P = len(rows) // len(batch.prompts.index_P), batch.prompts.hint_P
   shown = lambda p: {} if hint_P is None else dict(hint=float(hint_P[p]))  # noqa: E731
+  said = batch.rollout.turns
+  turns = lambda b: {} if said is None else dict(turns=int(said.number_BxT[b].max()) + 1)  # noqa: E731
   failed_B = marks.outcome_B > grade.OK
   why = lambda b: dict(graded=grade.OUTCOMES[marks.outcome_B[b]]) if failed_B[b] else {}  # noqa: E731
   return [
@@ -49,6 +51,7 @@ def rows_of(rows, marks: Any, batch: Batch, index: int) -> list[dict]:
       length=int(batch.rollout.length_B[b] or marks.length_B[b]),
       reason=REASONS[int(batch.rollout.reason_B[b])],
       **shown(b // G),
+      **turns(b),
       **why(b),
     )
     for b, (row, text) in enumerate(zip(rows, marks.shown, strict=True))

@@ -9,7 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import assemble, environments, grade, objective, passes, rounds, shard, turn
+from jaxrl_llm import (
+  assemble,
+  environments,
+  evaluate,
+  grade,
+  objective,
+  passes,
+  rounds,
+  shard,
+  turn,
+)
 from jaxrl_llm import config as configs
 from jaxrl_llm import step as steps
 from jaxrl_llm import update as updates
@@ -67,13 +77,12 @@ def config(**changes):
   return c
 
 
-def made(make=None, **changes):
+def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
   """Parts of a run; `make` stands for what config.environment names. One token of four ends a turn: they are short."""
   c = config(**changes)
   parts = assemble.parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
   if make is not None:
     parts.play.stage.chosen = parts.play.stage.chosen._replace(make=make)
-  ends = tuple(range(0, 90, 4))
   if parts.play is not None:
     parts.play.tokenizer = parts.model.tokenizer._replace(end_ids=ends)
   spec = parts.program.generate._replace(end_ids=ends)
@@ -330,6 +339,25 @@ def test_an_answer_without_room_behind_it_ends_the_row():
   assert (last >= 0).all()  # no row ends with what nobody answers
 
 
+def test_a_mark_ends_a_turn_as_the_end_token_does():
+  """A tool's call, say; the next turn looks for its own mark, and not for what was said before it."""
+  parts = made(lambda: Talks(), ends=(0,), generate__exit=dict(fn='text', text='e'))
+  mark, end = parts.model.tokenizer.encode('e')[0], 0
+  seen = []
+  for index in range(3):
+    _, _, ((_, rollout, _),) = run(parts, 1, start=index)
+    for b in range(P * G):
+      tokens, number = rollout.tokens_BxT[b], rollout.turns.number_BxT[b]
+      before = np.flatnonzero((number[:-1] >= 0) & (number[1:] < 0))
+      before = before[before < rollout.length_B[b] - 1]
+      seen += tokens[before].tolist()
+      own = tokens[: rollout.length_B[b]][number[: rollout.length_B[b]] >= 0]
+      assert set(np.flatnonzero(own[1:-1] == mark) + 1) <= set(
+        np.flatnonzero(np.diff(number[number >= 0]))
+      )
+  assert mark in seen and set(seen) <= {mark, end}
+
+
 class Fails:
   """Raises at the second turn of some rows."""
 
@@ -388,6 +416,22 @@ def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_
   assert landed.row['grade/errors'] == P * G and (rollout.turns.number_BxT.max(1) == 0).any()
 
 
+def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
+  parts = made(lambda: Talks(turns=2), eval__prompts=4)
+  parts.play.at(0)
+  measure = evaluate.make_evaluator(
+    parts.program, parts.tables.held_out, parts.model.tokenizer.decode, Pool(), 0, {}, parts.play
+  )
+  metrics, rows = measure(parts.model.params)
+  assert measure(parts.model.params) == (metrics, rows) and len(rows) == 4
+  for line in rows:
+    (said,), (score,) = line['output'], line['score']
+    first = said.split('<')[0]
+    assert '>' in said and score in (0, 1, 2) and (score > 0 or len(first) % 2 == 0)
+  mean = np.mean([line['score'] for line in rows])
+  assert metrics['val-core/all/acc/greedy'] == mean > 0
+
+
 @pytest.mark.parametrize(
   'changes, told',
   [
@@ -399,6 +443,10 @@ def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_
     (dict(environment__fn='math:nothing'), "'math' has no function"),
     (dict(environment__fn='math:sqrt'), 'fails'),
     (dict(environment__fn='search'), 'config.environment.path is missing'),
+    (dict(environment__fn='walk'), "cannot begin with a row of the data (KeyError: 'size')"),
+    (dict(environment__fn='none', environment__low=3), "not a setting of 'none'"),
+    (dict(environment__low=9, environment__high=3), 'low=9 is above'),
+    (dict(environment__fn='none', objective__credit=dict(fn='gigpo')), "'gigpo' compares turns"),
     (dict(replay=dict(fn='successes', count=1)), 'config.replay'),
     (dict(generate__stop=dict(fn='rounds', count=2)), 'config.generate.stop'),
     (dict(generate__exit=dict(fn='repetition')), "choose 'text' or 'none'"),

@@ -95,7 +95,9 @@ def guess(
   low is above high. Source: none.
   """
   if low > high:
-    raise UserError(f'config.environment.low={low} is above config.environment.high={high}.')
+    raise UserError(
+      f'config.environment.low={low} is above config.environment.high={high}; lower it.'
+    )
   return Guess((low, high), (higher, lower, nothing), win, turn)
 
 

@@ -37,6 +37,10 @@ def resolve(spec: Any) -> Chosen | None:
   fn = settings.get('fn')
   check(spec)
   if fn == 'none':
+    for name in settings.keys() - {'fn'}:
+      raise UserError(
+        f"config.environment.{name}={settings[name]!r} is not a setting of 'none', which takes none; choose a function."
+      )
     return None
   if isinstance(fn, str) and ':' in fn:
     return Chosen(_own(fn, {k: v for k, v in settings.items() if k != 'fn'}), False)
@@ -50,6 +54,10 @@ def resolve(spec: Any) -> Chosen | None:
   make = config.pick(module, settings, 'environment')
   if make.func is tools.python:
     sandbox.require("config.environment.fn='python'")
+    if make.keywords.get('wall_s', 4.0) >= spec['deadline_s']:
+      raise UserError(
+        f'config.environment.deadline_s={spec["deadline_s"]!r} must be above the wall_s of its programs; raise it.'
+      )
   make()  # checks its settings
   return Chosen(make, make.func in _INLINE)
 

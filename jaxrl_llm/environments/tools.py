@@ -50,6 +50,13 @@ def python(
   At most `most` characters, the last ones where there are more; what it wrote to standard error where it failed.
   Needs the sandbox of code graders. Source: none.
   """
+  for name, value, least in (
+    ('wall_s', wall_s, 0.01),
+    ('memory_mb', memory_mb, 64),
+    ('most', most, 1),
+  ):
+    if not least <= value < math.inf:
+      raise UserError(f'config.environment.{name}={value!r} must be a number of at least {least}.')
   limits = sandbox.Limits(wall_s=wall_s, memory_mb=memory_mb)
 
   def use(source: str) -> str:
