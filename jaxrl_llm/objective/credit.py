@@ -35,9 +35,8 @@ def gae(
   mask_BxT = graded.mask_BxT
   values_BxT = jnp.where(mask_BxT > 0, graded.values_BxT, 0.0)
   ahead_BxT = mask_BxT.sum(1, keepdims=True) - jnp.cumsum(mask_BxT, axis=1)
-  last_BxT = mask_BxT * (
-    ahead_BxT == 0
-  )  # of the row: between its turns there may be others' tokens
+  # The end of the row: between its turns there may be tokens that it was given.
+  last_BxT = mask_BxT * (ahead_BxT == 0)
 
   def back(later, column):
     ahead_B, next_B = later
