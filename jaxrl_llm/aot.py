@@ -111,7 +111,8 @@ def arguments(program: Program) -> tuple:
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
   batch: Batch = place(jax.eval_shape(lambda: steps.empty_batch(program)), rows)
   sampled = place(jax.eval_shape(lambda: steps.empty_rollout(program)), rows)
-  begun = sampled if program.generate.stop.func is not stopping.none else None
+  continues = program.answered or program.generate.stop.func is not stopping.none
+  begun = sampled._replace(turns=None) if continues else None
   draft = sampled if program.verify else None
   cap = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
   return steps.abstract_state(program), batch, batch.prompts, begun, draft, cap

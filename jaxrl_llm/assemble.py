@@ -7,7 +7,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm import aid, control, data, grade, health, models, replay, shard, validation
+from jaxrl_llm import (
+  aid,
+  control,
+  data,
+  environments,
+  grade,
+  health,
+  models,
+  replay,
+  rounds,
+  shard,
+  validation,
+)
 from jaxrl_llm import config as configs
 from jaxrl_llm.generate import cap as caps
 from jaxrl_llm.models import adapters
@@ -27,7 +39,8 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
   _check_sizes(config, model, len(tables.train))
   both = (*tables.train.rows, *tables.held_out.rows)
   if grading['vote'] is None:  # with one, answers are for the log, and there may be none
-    grade.check_rows([(part.name, part.grader) for part in grading['rewards']], both)
+    named = [(part.name, part.grader) for part in grading['rewards'] if part.grader is not None]
+    grade.check_rows(named, both)
   teacher = _teacher(config, model)
   program = _program(config, model, teacher, mesh, tables)
   return Parts(
@@ -48,6 +61,7 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     health=health.Health(config, program.generate.dtype),
     teacher=teacher,
     adapter=_adapter(config, program),
+    play=_play(config, model.tokenizer, program, tables.train.rows),
     **grading,
   )
 
@@ -56,7 +70,7 @@ def _grading(config: Any) -> dict[str, Any]:
   """What turns texts into rewards."""
   labels = configs.pick(control.labels, config.labels, 'labels')()
   field = f'config.labels.fn={config.labels.fn!r}'
-  rewards = grade.resolve_parts(config.grade)
+  rewards = _rewards(config)
   again = [name for name in ('truncate', 'labels') if config[name].fn != 'none']
   if again and any(grade.batched(config.grade)):
     raise UserError(
@@ -71,6 +85,43 @@ def _grading(config: Any) -> dict[str, Any]:
     truncate=configs.pick(grade.truncate, config.truncate, 'truncate')(),
     failures=grade.Failures(config.grade),
   )
+
+
+def _rewards(config: Any) -> tuple[grade.Part, ...]:
+  """What rows are paid for; an environment's pay has no grader."""
+  if environments.resolve(config.environment) is None:
+    return grade.resolve_parts(config.grade)
+  if config.environment.judge == 'grade':
+    own = grade.Part('environment', config.environment.weight, None)
+    return *grade.resolve_parts(config.grade), own
+  if config.grade.parts:
+    raise UserError(
+      f"config.environment.judge='environment' asks no grader, and config.grade.parts={config.grade.parts!r} are some; "
+      "set judge='grade', or leave the parts empty."
+    )
+  return (grade.Part('environment', 1.0, None),)
+
+
+def _play(config: Any, tokenizer: Any, program: Program, rows: Any) -> rounds.Play | None:
+  rounds.check(config, program.method)
+  if config.environment.fn == 'none':
+    return None
+  if jax.process_count() > 1:
+    raise UserError(
+      f'config.environment.fn={config.environment.fn!r} runs in one process alone, and there are '
+      f'{jax.process_count()}; start one.'
+    )
+  horizon = configs.pick(caps, config.environment.horizon, 'environment.horizon')
+  horizon(0, config.environment.turns)  # checks its settings
+  play = rounds.Play(config, tokenizer, horizon)
+  if play.stage.chosen.inline:
+    (tried,) = play.stage.hear([environments.Asked(rows[0], 0, [])])
+    if tried.outcome != grade.OK:
+      raise UserError(
+        f'config.environment.fn={config.environment.fn!r} cannot begin with a row of the data ({tried.message}); '
+        "choose rows that are its own, such as those of config.data.source='games'."
+      )
+  return play
 
 
 def _check_sizes(config: Any, model: Model, prompts: int) -> None:

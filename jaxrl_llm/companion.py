@@ -100,9 +100,8 @@ def _lesson(
   program: Program, batch: Batch, base: jax.Array | None, old: jax.Array | None = None
 ) -> Lesson:
   """What one minibatch teaches; with `old` values, the returns that they should have been."""
-  length_B, T = batch.rollout.length_B, batch.rollout.tokens_BxT.shape[1]
-  mask_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(jnp.float32)
-  exists_B = (length_B > 0).astype(jnp.float32)
+  mask_BxT = objective.said(batch.rollout)
+  exists_B = (batch.rollout.length_B > 0).astype(jnp.float32)
   lesson = Lesson(
     mask_BxT=mask_BxT,
     weight_BxT=mask_BxT / jnp.maximum(mask_BxT.sum(), 1),

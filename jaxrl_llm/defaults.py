@@ -145,6 +145,21 @@ def default() -> ml_collections.ConfigDict:
       timeout='score', crash='drop', error='drop', value=0.0, stop_share=0.5, stop_steps=3
     ),
   )
+  # what answers a rollout's turns: calculator, python, search, guess, walk, or your own 'package.module:function' of
+  # settings that makes one; needs mode=split. A row is all its turns, with what was answered in between
+  c.environment = dict(
+    fn='none',
+    turns=4,  # that a rollout may take at most; completion_tokens hold all of them, answers too
+    horizon=dict(fn='constant'),  # turns by step, as config.generate.cap: stairs (TTI), cosine
+    rounds=0,  # of turns in a step; what goes on then is continued in the next one. 0 = until all are over
+    # who says what is right: grade, by the last turn, or the environment, by the sum of its rewards
+    judge='grade',
+    weight=1.0,  # of the environment's rewards beside those of config.grade
+    role='user',  # whose message an answer is in the chat template: user, tool
+    observation_tokens=0,  # an answer is cut after so many; 0 = never
+    workers=2,  # processes, for environments whose time is not bounded
+    deadline_s=10.0,  # of the clock for one answer; a worker that is late is killed and replaced
+  )
   # majority: a group's most frequent answer is the right one, labels are not learnt from
   c.vote = dict(fn='none')
   # majority_refined: a label that the groups' majority contradicts more and more gives way; suspects are listed

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import lora, shard
+from jaxrl_llm import lora, objective, shard
 from jaxrl_llm.models import completion, logprob, quantized
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, Prompts, TrainState
@@ -135,8 +135,8 @@ def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> j
   rollout = batch.rollout
 
   def pull(row):
-    prompt, tokens_T, behaviour_T, length = row
-    real_T = jnp.arange(tokens_T.shape[0]) < length
+    prompt, tokens_T, behaviour_T, said_T = row
+    real_T = said_T > 0
 
     def answer(params):
       weights = policy(program, base, params)
@@ -149,5 +149,5 @@ def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> j
     log_w = logp - jnp.where(real_T, behaviour_T, 0.0).sum()
     return log_w + jnp.log(optax.tree.norm(grads))
 
-  rows = prompts, rollout.tokens_BxT, rollout.logp_BxT, rollout.length_B
+  rows = prompts, rollout.tokens_BxT, rollout.logp_BxT, objective.said(rollout)
   return jax.lax.map(pull, rows)

@@ -61,6 +61,7 @@ class Program(NamedTuple):
   parts: int  # most slots that one prompt fills; its rows are one group
   contexts: bool  # prompts say which strategy they were given
   hints: bool  # prompts say how much of an answer they were told
+  answered: bool  # rollouts say which of their tokens an environment gave
   idles: bool  # batches may be empty for a while, and cost nothing then
   prompt_tokens: int  # L
   minibatches: int  # optimizer steps per batch
@@ -169,6 +170,7 @@ def make_program(
     parts=_parts(config, method, rule),
     contexts=_contexts(config, method),
     hints=_hints(config, method),
+    answered=config.environment.fn != 'none',
     idles=rule is not None,
     prompt_tokens=config.prompt_tokens,
     minibatches=config.updates_per_rollout,

@@ -16,7 +16,7 @@ from jaxrl_llm.generate import carried, judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
 from jaxrl_llm.rollout import generate
-from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState
+from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState, Turns
 from jaxrl_llm.update import update
 
 # A donated batch frees its rollouts; its prompts have no output of their shape to live on in, which jax reports.
@@ -171,7 +171,14 @@ def empty_rollout(program: Program) -> Rollout:
     version_BxT=zeros(B, T),
     weight_B=np.ones(B, np.float32),
     feature_BxF=np.zeros((B, program.features), np.float32),
+    turns=unsaid(B, T) if program.answered else None,
   )
+
+
+def unsaid(rows: int, T: int) -> Turns:
+  """Of rows that hold nothing yet: host arrays. Source: none."""
+  zeros = lambda kind: np.zeros((rows, T), kind)  # noqa: E731
+  return Turns(zeros(np.int32) - 1, zeros(np.float32), zeros(np.int32), np.zeros(rows, np.int8))
 
 
 def empty_batch(program: Program) -> Batch:
@@ -257,12 +264,14 @@ def compile_sample(program: Program) -> Callable:
 
 
 def compile_generate(program: Program) -> Callable:
-  """`generate` alone, for evaluation: (whole weights, prompts, seed) → Rollout. Source: none."""
+  """`generate` alone, for evaluation: (whole weights, prompts, seed, begun or None) → Rollout. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
   rows = shard.rows(program.mesh)
-  given = (params, rows, shard.replicated(program.mesh))
+  given = (params, rows, shard.replicated(program.mesh), rows)
   compiled = jax.jit(
-    lambda params, prompts, seed: generate(program, frozen(params, seed=seed), prompts)[0],
+    lambda params, prompts, seed, begun: generate(
+      program, frozen(params, seed=seed), prompts, begun
+    )[0],
     in_shardings=given,
     out_shardings=rows,
   )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -22,8 +23,10 @@ from jaxrl_llm import (
   metrics,
   preempt,
   report,
+  rounds,
   same,
   shard,
+  tell,
   together,
   turn,
   validation,
@@ -64,7 +67,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
   )
   parts = assemble.parts(config, mesh)
   folder = workdirs.open_run(workdir, config)
-  with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
+  with grade.Pool(config.grade) as pool, _stage(parts), console.Console(config.steps) as screen:
     return _loop(parts, folder, together.Pool(pool), screen)
 
 
@@ -79,8 +82,7 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
       state, batch, flight, start = _begin(parts, folder, screen)
       if start == 0 or _due(config.eval.every, start):
         measure(state, start)
-    compile_call = steps.compile_split if config.mode == 'split' else steps.compile_step
-    call = compile_call(parts.program)
+    call = _compiled(parts)
     screen.say(_COMPILING[config.mode])
     first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
     with metrics.Writer(folder.metrics, first_row, writes) as writer:
@@ -112,6 +114,19 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
       final = measure(state, config.steps)
   screen.finish(folder.root)
   return final
+
+
+def _stage(parts: Parts) -> Any:
+  """Ends the environments' workers with the run."""
+  return contextlib.nullcontext() if parts.play is None else contextlib.closing(parts.play.stage)
+
+
+def _compiled(parts: Parts) -> Any:
+  """The calls of a step: of one program, of its two halves, or of one for every round of turns."""
+  if parts.play is not None:
+    return rounds.compile_call(parts)
+  compile_call = steps.compile_split if parts.config.mode == 'split' else steps.compile_step
+  return compile_call(parts.program)
 
 
 def _due(every: int, done: int) -> bool:
@@ -170,7 +185,7 @@ def _exhibited(parts: Parts, folder: Any, flight: turn.Flight, alarm: health.Ala
     return ''
   if flight.learnt is None:
     return ' The batch went with the process that this run continues.'
-  path = folder.write_non_finite(flight.index, *turn.exhibit(parts, flight.learnt))
+  path = folder.write_non_finite(flight.index, *tell.exhibit(parts, flight.learnt))
   return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 
 
@@ -231,7 +246,7 @@ def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
   told = parts.config.eval
   decode = parts.model.tokenizer.decode
   evaluator = evaluate.make_evaluator(
-    parts.program, parts.tables.held_out, decode, pool, told.samples, told.sampling
+    parts.program, parts.tables.held_out, decode, pool, told.samples, told.sampling, parts.play
   )
 
   def evaluated(state: Any, step: int) -> dict[str, float]:
@@ -260,7 +275,7 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   config = validation.sized(config, jax.devices())
   parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
-  with grade.Pool(config.grade) as pool, console.Console(config.steps) as screen:
+  with grade.Pool(config.grade) as pool, _stage(parts), console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen)
     return _evaluator(parts, together.Pool(pool), folder, screen)(state, start)
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import aid, control, data, grade, health, replay, shard
+from jaxrl_llm import aid, control, data, grade, health, replay, rounds, shard, tell
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
-from jaxrl_llm.types import ABORTED, REASONS, TRUNCATED, Batch, Prompts, Rollout
+from jaxrl_llm.types import ABORTED, TRUNCATED, Batch, Prompts, Rollout
 
 
 class Parts(NamedTuple):
@@ -40,6 +40,7 @@ class Parts(NamedTuple):
   health: health.Health
   teacher: Any = None  # of config.objective.teacher
   adapter: Any = None  # of config.lora.init
+  play: rounds.Play | None = None  # None: a reply is one turn, which nothing answers
 
 
 class Flight(NamedTuple):
@@ -70,8 +71,12 @@ def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout 
   if parts.aid is not None:
     fresh = parts.aid.give(fresh, index)
   fresh = fresh._replace(expected_P=parts.lengths(chosen))
+  if parts.play is not None:
+    parts.play.at(index)
+    rows = [parts.tables.train.rows[i] for i in fresh.index_P]
+    fresh = parts.play.opened(fresh, rows, config.prompt_tokens)
   empty, begun = steps.empty_rollout(parts.program), None
-  if config.generate.stop.fn != 'none':
+  if config.generate.stop.fn != 'none' or parts.play is not None:
     fresh, begun = held.begin(fresh, empty)
   drafts = config.generate.draft.fn != 'none'
   draft = parts.drafts.take(fresh.index_P, empty) if drafts else None
@@ -113,9 +118,9 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   rollout, whole_P, held = _hold(parts, flight.prompts, rollout, flight.index)
   batch, rows, marks, counts = _grade(parts, pool, flight.prompts, rollout)
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
-  row |= counts | held | _rollout_metrics(batch)
-  told = _rollout_rows(rows, marks, batch, flight.index)
-  if flight.index == 0 and parts.vote is None:
+  row |= counts | held | tell.metrics(batch)
+  lines = tell.rows_of(rows, marks, batch, flight.index)
+  if flight.index == 0 and parts.vote is None and parts.play is None:
     row |= _first_look(parts, pool, rows, marks)
   if parts.aid is not None:
     batch, of_hints = parts.aid.learn(batch, whole_P)
@@ -124,12 +129,12 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   parts.successes.keep(batch)
   if parts.collect is not None:
     row |= parts.collect.add(learnt, flight.index)
-    learnt, told_of = parts.collect.take(steps.empty_batch(parts.program), flight.index)
-    row |= told_of
+    learnt, numbers = parts.collect.take(steps.empty_batch(parts.program), flight.index)
+    row |= numbers
   if parts.successes.count:
     row['replay/rows'] = int((learnt.rollout.length_B[learnt.replayed_B > 0] > 0).sum())
     row['replay/prompts'] = len(parts.successes.held)
-  return Landed(learnt, row, told)
+  return Landed(learnt, row, lines)
 
 
 def packed(flight: Flight) -> dict[str, Any]:
@@ -154,16 +159,20 @@ def _hold(parts: Parts, prompts: Prompts, rollout: Rollout, index: int):
   if parts.config.generate.draft.fn != 'none':
     parts.drafts.keep(prompts.index_P, rollout)
   held = len(parts.unfinished)
-  told = {'generate/unfinished_groups': held, 'generate/dropped_groups': dropped}
-  told['generate/aborted_rows'] = int(aborted_B.sum())
-  return rollout, whole_P, told
+  counts = {'generate/unfinished_groups': held, 'generate/dropped_groups': dropped}
+  counts['generate/aborted_rows'] = int(aborted_B.sum())
+  return rollout, whole_P, counts
 
 
 class _Marks:
   """What a step's rows were given; some are graded more than once, and then the last time counts."""
 
-  def __init__(self, parts: Parts, pool: grade.Pool, texts: list[str], length_B: np.ndarray):
-    self.parts, self.pool, self.texts, self.length_B = parts, pool, texts, length_B
+  def __init__(self, parts: Parts, pool: grade.Pool, texts: list[str], rollout: Rollout):
+    self.parts, self.pool, self.texts, self.length_B = parts, pool, texts, rollout.length_B
+    self.turns = rollout.turns
+    self.shown = (
+      texts  # what the log tells: of many turns all of them, and what was said in between
+    )
     self.part_BxK = np.zeros((len(texts), len(parts.rewards)), np.float32)
     self.outcome_B = np.full(len(texts), -1, np.int8)  # −1: not graded
     self.counts: dict[str, int] = {}
@@ -174,7 +183,7 @@ class _Marks:
     at = np.asarray(at, int)
     if not len(at) and self.counts:
       return rollout
-    scores = self.pool.score(rows, [self.texts[b] for b in at])
+    scores = self._scores(at, rows)
     self.counts = {k: v + self.counts.get(k, 0) for k, v in scores.counts.items()}
     self.message = self.message or scores.message
     self.outcome_B[at] = scores.outcome_B
@@ -185,6 +194,13 @@ class _Marks:
     keep_B = np.ones(len(self.texts), bool)
     keep_B[at[drop_N]] = False
     return replay.blank(rollout, keep_B)
+
+  def _scores(self, at: np.ndarray, rows: list) -> grade.Scores:
+    ask = lambda: self.pool.score(rows, [self.texts[b] for b in at])  # noqa: E731
+    if self.turns is None:
+      return ask()
+    turns = type(self.turns)(*(x[at] for x in self.turns))
+    return self.parts.play.scores(turns, ask, len(self.parts.rewards))
 
   def metrics(self, real: np.ndarray, rollout: Rollout) -> dict[str, float]:
     """Of the rows `real`; tells the window of failures of them, too."""
@@ -206,23 +222,6 @@ def _first_look(parts: Parts, pool: grade.Pool, rows: list, marks: _Marks) -> di
   return grade.first_look(parts.config.grade, pool, asked, said, prompts, marks.part_BxK[at])
 
 
-def exhibit(parts: Parts, batch: Batch) -> tuple[dict[str, np.ndarray], list[dict]]:
-  """A batch to look at: all its arrays by name, and its rows in words. Source: none."""
-  arrays = {}
-  for name, part in dict(batch._asdict()).items():
-    fields = part._asdict() if hasattr(part, '_asdict') else {'': part}
-    arrays |= {f'{name}.{k}'.strip('.'): np.asarray(v) for k, v in fields.items() if v is not None}
-  G = len(batch.reward_B) // len(batch.prompts.index_P)
-  rows = []
-  for b in np.flatnonzero(arrays['rollout.length_B']):
-    row = parts.tables.train.rows[int(arrays['prompts.index_P'][b // G])]
-    said = arrays['rollout.tokens_BxT'][b, : arrays['rollout.length_B'][b]]
-    output = parts.model.tokenizer.decode(said.tolist())
-    told = dict(input=row.question or row.messages, output=output, gts=row.answer, row=int(b))
-    rows.append(told | dict(score=float(arrays['reward_B'][b]), tokens=said.tolist()))
-  return arrays, rows
-
-
 def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   """The batch to learn from, with rows and marks for the log; empty rows are not graded and get 0."""
   decode, table = parts.model.tokenizer.decode, parts.tables.train
@@ -230,10 +229,14 @@ def _grade(parts: Parts, pool: grade.Pool, prompts: Prompts, rollout: Rollout):
   if parts.aid is not None:  # a reply is judged whole, with what it was given to begin with
     begun = parts.aid.begun(prompts)
     said = [np.concatenate([begun[b // parts.config.rollouts], x]) for b, x in enumerate(said)]
-  texts = [decode(x.tolist()) for x in said]
+  texts = shown = [decode(x.tolist()) for x in said]
+  if rollout.turns is not None:  # graders read the last turn
+    each = zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
+    texts = [(parts.play.texts(*one) or [''])[-1] for one in each]
   rows = [table.rows[i] for i in prompts.index_P for _ in range(parts.config.rollouts)]
   real = np.flatnonzero(rollout.length_B)
-  marks = _Marks(parts, pool, texts, rollout.length_B)
+  marks = _Marks(parts, pool, texts, rollout)
+  marks.shown = shown
   rollout = marks.grade(rollout, real, [rows[b] for b in real])
   rollout, cut = _cut(parts, marks, rows, rollout)
   rollout, relabelled = _relabelled(parts, marks, prompts, rows, rollout)
@@ -354,46 +357,3 @@ def _observe(parts: Parts, batch: Batch, whole_P: np.ndarray) -> dict[str, float
   parts.curriculum.observe(index_P, right_P, count_P, truncated_P, tokens_P)
   parts.lengths.observe(index_P, tokens_P / count_P)
   return parts.curriculum.metrics()
-
-
-def _rollout_metrics(batch: Batch) -> dict[str, float]:
-  real_B = batch.rollout.length_B > 0
-  if not real_B.any():
-    return {'perf/rollouts': 0, 'response_length/sum': 0}
-  length_B, reward_B = batch.rollout.length_B[real_B], batch.reward_B[real_B]
-  return {
-    'critic/score/mean': float(reward_B.mean()),
-    'critic/score/max': float(reward_B.max()),
-    'critic/score/min': float(reward_B.min()),
-    'response_length/sum': int(length_B.sum()),
-    'response_length/mean': float(length_B.mean()),
-    'response_length/max': float(length_B.max()),
-    'response_length/min': float(length_B.min()),
-    'response_length/clip_ratio': float((batch.rollout.reason_B == TRUNCATED)[real_B].mean()),
-    'prompt_length/mean': float(batch.prompts.length_P.mean()),
-    'perf/rollouts': int(real_B.sum()),
-  }
-
-
-def _rollout_rows(rows, marks: _Marks, batch: Batch, index: int) -> list[dict]:
-  """What was learnt from, and what could not be graded, with how that ended."""
-  G, hint_P = len(rows) // len(batch.prompts.index_P), batch.prompts.hint_P
-  shown = lambda p: {} if hint_P is None else dict(hint=float(hint_P[p]))  # noqa: E731
-  failed_B = marks.outcome_B > grade.OK
-  why = lambda b: dict(graded=grade.OUTCOMES[marks.outcome_B[b]]) if failed_B[b] else {}  # noqa: E731
-  return [
-    dict(
-      input=row.question or row.messages,
-      output=text,
-      gts=row.answer,
-      score=float(batch.reward_B[b]),
-      step=index,
-      prompt=int(batch.prompts.index_P[b // G]),
-      length=int(batch.rollout.length_B[b] or marks.length_B[b]),
-      reason=REASONS[int(batch.rollout.reason_B[b])],
-      **shown(b // G),
-      **why(b),
-    )
-    for b, (row, text) in enumerate(zip(rows, marks.texts, strict=True))
-    if batch.rollout.length_B[b] or failed_B[b]
-  ]

@@ -70,6 +70,19 @@ class Prompts(NamedTuple):
   hint_P: Array | None = None
 
 
+class Turns(NamedTuple):
+  """Who said what in rows that an environment answers: sampled turns, and what it gave in between."""
+
+  number_BxT: (
+    Array  # int32, which turn of its row a token was sampled in, from 0 up; −1 where it was given
+  )
+  reward_BxT: Array  # float32, what the environment paid for a turn, at its last token; 0 elsewhere
+  state_BxT: (
+    Array  # int32, names what the environment had shown before the turn, at the turn's tokens
+  )
+  outcome_B: Array  # int8, one of grade.OUTCOMES: how the environment itself fared
+
+
 class Rollout(NamedTuple):
   """What `generate` returns, and what it may begin from: G completions of each prompt."""
 
@@ -82,6 +95,8 @@ class Rollout(NamedTuple):
   weight_B: Array
   # float32, the hidden state that a row was judged by; F = 0 where nothing judges
   feature_BxF: Array
+  # None: all tokens were sampled, in one turn. What was given is learnt from nowhere
+  turns: Turns | None = None
 
 
 class Batch(NamedTuple):

@@ -262,6 +262,8 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
   else:
     c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
   real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
+  if target.said_BxT is not None:
+    real_BxT &= target.said_BxT > 0
   logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
   behaviour_BxT = objective.behaviour(target, target.behaviour_BxT, logp_BxT)
   gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behaviour_BxT)), 0.0)

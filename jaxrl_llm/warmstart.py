@@ -49,7 +49,7 @@ def run(
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
   sft.optimizer.outer = dict(fn='none')
   # Nothing is generated, and one row a prompt has no room for others.
-  sft.replay = sft.collect = sft.hint = dict(fn='none')
+  sft.replay = sft.collect = sft.hint = sft.environment = dict(fn='none')
   sft.curriculum.each, sft.curriculum.allocate = 1, dict(fn='equal')
   sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
   sft.generate.carry_cache = False

@@ -97,7 +97,7 @@ def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
 
   monkeypatch.setattr(decoder.Block, '__call__', pinned)
   state, _, prompts, *_ = aot.arguments(made)
-  part = aot.build(steps.compile_generate(made), state.params, prompts, 0)
+  part = aot.build(steps.compile_generate(made), state.params, prompts, 0, None)
   (loop,) = aot.loops(made, part.text)
   weights = [c for c in loop.collectives if c.fixed and c.bytes > 1000]
   assert {c.opcode for c in weights} == {'all-gather'} and len(weights) == 2 * 7 + 1

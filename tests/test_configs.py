@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import assemble, grade, models, shard, turn
+from jaxrl_llm import assemble, grade, models, rounds, shard, turn
 from jaxrl_llm import config as configs
 from jaxrl_llm import step as steps
 
@@ -39,6 +39,9 @@ WITNESS = dict(
   seele=lambda row: row['hint/groups'] > 0,
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
+  guess=lambda row: row['environment/observation_tokens'] > 0,
+  gigpo=lambda row: row['environment/turns'] > 1,
+  calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
   olr=lambda row: 'labels/replaced' in row,
 )
 # All rewards of one group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
@@ -86,13 +89,19 @@ def small(name: str):
   if c.hint.fn != 'none':
     c.prompt_tokens = 48  # room for what is told
   c.sft.steps = c.eval.prompts = 0
-  c.grade.fn = 'exact'
-  c.data.source, c.data.size, c.data.chat, c.data.template = 'digits', P, False, '{question}'
+  if c.environment.fn != 'none':
+    c.completion_tokens = 3 * T  # room for a second turn
+  c.grade.fn, c.environment.judge = 'exact', 'grade'
+  played = c.data.source == 'games'  # its rows are levels of an environment
+  c.data.chat, c.data.template = False, '{question}'
+  c.prompt_tokens = 32 if played else c.prompt_tokens  # room for what is shown first
+  c.data.source, c.data.size = 'games' if played else 'digits', P
   if c.collect.fn != 'none':
     c.collect.patience = 1  # every call learns something
   if c.collect.fn == 'dars':
     c.data.size = 3 * P
-  c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
+  if not played:
+    c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
   return c
 
 
@@ -115,10 +124,12 @@ def test_every_config_takes_two_steps(name):
   parts = assemble.parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
   if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
-  program, pool = parts.program, Planted(ALIKE.get(name, 1.0), len(parts.rewards))
+  graded = len([part for part in parts.rewards if part.grader is not None])
+  program, pool = parts.program, Planted(ALIKE.get(name, 1.0), graded)
   state = steps.init_state(program, parts.model.params, parts.teacher and parts.teacher.params)
   before, batch = jax.device_get(state), steps.empty_batch(program)
-  call, rows = steps.compile_split(program), []
+  split = parts.play is None
+  call, rows = steps.compile_split(program) if split else rounds.compile_call(parts), []
   for index in range(3):  # the first has nothing to learn from yet
     prompts, *more = turn.propose(parts, index)
     state, rollout, metrics = call(state, batch, prompts, *more)

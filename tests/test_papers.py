@@ -22,7 +22,9 @@ from objective_table import METHODS, settings  # noqa: E402
 from jaxrl_llm import config as configs  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
-PAPERS = [name for name in FILES if name not in ('sums', 'tiny', 'code')]
+PAPERS = [
+  name for name in FILES if name not in ('sums', 'tiny', 'code', 'guess', 'calculator', 'gigpo')
+]
 STAGES = (
   'advantage',
   'credit',

@@ -134,7 +134,7 @@ def test_order_of_groups_leaves_the_gradient_alone():
   rows = (order[:, None] * G + np.arange(G)).ravel()
   moved = Batch(
     jax.tree.map(lambda x: x[order], batch.prompts),
-    type(batch.rollout)(*(x[rows] for x in batch.rollout)),
+    jax.tree.map(lambda x: x[rows], batch.rollout),
     batch.reward_B[rows],
     batch.correct_B[rows],
   )

@@ -31,7 +31,7 @@ def make_parts():
   config.generate.draft = types.SimpleNamespace(fn='none')
   config.grade, config.data = configs.default().grade, configs.default().data
   program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False, needs_parts=False))
-  more = dict(aid=None, labels=None, rewards=(turn.grade.Part('sevens', 1.0, None),))
+  more = dict(aid=None, labels=None, play=None, rewards=(turn.grade.Part('sevens', 1.0, None),))
   more['failures'] = turn.grade.Failures({})
   return types.SimpleNamespace(
     config=config, curriculum=Heard(), lengths=Heard(), program=program, **more
@@ -471,7 +471,7 @@ def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_th
 
 def test_a_batch_is_exhibited_with_all_its_arrays_and_in_words(tmp_path):
   got, parts = landed(Sevens(), [STOPPED] * B)
-  arrays, rows = turn.exhibit(parts, got.batch)
+  arrays, rows = turn.tell.exhibit(parts, got.batch)
   path = workdirs.Workdir(str(tmp_path)).write_non_finite(12, arrays, rows)
   with np.load(f'{path}.npz') as kept:
     assert {'prompts.tokens_PxL', 'rollout.logp_BxT', 'reward_B', 'correct_B'} <= set(kept)

@@ -15,6 +15,7 @@ from typing import Any
 from jaxrl_llm.config import near
 from jaxrl_llm.data import digits as operations
 from jaxrl_llm.data import files as reading
+from jaxrl_llm.data import games as levels
 from jaxrl_llm.data import tasks
 from jaxrl_llm.types import Row, UserError
 
@@ -178,6 +179,31 @@ def digits(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
       )
     )
   return tasks.collect(planned, streams, data.seed)
+
+
+def games(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
+  """Levels of the games of config.environment, such as '3-9:', of those in data.tasks (default: guess).
+
+  A task is dict(name=, size=|weight=, <settings>): guess(top=20, min_span=3, max_span=15), walk(min_size=2,
+  max_size=5, walls=2). Raises UserError for unknown games or settings, and values that are none. Source: none.
+  """
+  listed = list(data.tasks) or [dict(name='guess')]
+  known = lambda name: levels.GAMES[name][1]  # noqa: E731
+  planned = tasks.plan(listed, data, held_out, levels.GAMES, known)
+  streams = []
+  for index, task in enumerate(planned):
+    settings = {**known(task.name), **task.settings}
+    if why := levels.fault(settings):
+      raise UserError(f'{task.field}: {why}.')
+    sides = [(data.seed, index, task.name, side) for side in ('train', 'held_out')]
+    streams.append(tuple(functools.partial(_level, task.name, settings, seed) for seed in sides))
+  return tasks.collect(planned, streams, data.seed)
+
+
+def _level(name: str, settings: dict[str, int], seed: tuple, index: int) -> Row:
+  rng = random.Random(tasks.derived_seed(*seed, index))
+  drawn = levels.draw(name, rng, **settings)
+  return tasks.make_row(f'games/{name}', drawn['question'], drawn['answer'], drawn['extra'])
 
 
 def _digits_row(name: str, settings: dict[str, int], seed: tuple, index: int) -> Row:

@@ -35,7 +35,7 @@ def stairs(step: int, max_tokens: int, *, starts: tuple[int, ...], caps: tuple[i
   """
   if not caps or len(caps) != len(starts) or list(starts) != sorted(starts) or min(caps) < 1:
     raise UserError(
-      f'config.generate.cap.starts={starts!r} must rise, with one of config.generate.cap.caps={caps!r} for each of '
-      'them, each at least 1 token.'
+      f'stairs: starts={starts!r} must rise, with one of caps={caps!r} for each of them, each at least 1 (config.'
+      'generate.cap, or config.environment.horizon).'
     )
   return max(1, min(max_tokens, caps[max(bisect.bisect_right(starts, step) - 1, 0)]))

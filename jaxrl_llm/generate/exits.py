@@ -71,6 +71,20 @@ def entropy(look: Look, *, high: float, decay: float = 0.9, least_tokens: int = 
   return _verdict(look, exit_S=over_S & (count_S >= least_tokens), memory_SxM=memory)
 
 
+def text(look: Look, *, text: str, table: jax.Array | None = None) -> Verdict:
+  """Exit with the token in which `text` is complete: the end of a turn that calls a tool, say '</calc>'.
+
+  `table` comes from `marker.table(…, text)`, made where the tokenizer is known. A row's first token is looked at with
+  its second. Source: none.
+  """
+  states = table.shape[0]
+  newest_S = jnp.take_along_axis(look.tokens_SxT, look.length_S[:, None] - 1, axis=1)[:, 0]
+  begun_S = jnp.where(look.length_S == 2, table[0, look.tokens_SxT[:, 0]], look.memory_SxM[:, 0])
+  state_S = table[begun_S.astype(jnp.int32), newest_S].astype(jnp.float32)
+  memory = jnp.stack([state_S, jnp.zeros_like(state_S)], 1)
+  return _verdict(look, exit_S=state_S == states - 1, memory_SxM=memory)
+
+
 def marker(
   look: Look,
   *,

@@ -174,7 +174,7 @@ class Pool:
           max_workers=self._workers,
           initializer=worker.start,
           initargs=(self.spec, self._limits.memory_mb),
-          context=_CleanContext(),
+          context=CleanContext(),
         )
       try:
         return self._processes.schedule(worker.grade_chunk, args=args, timeout=timeout_s)
@@ -313,5 +313,7 @@ class _CleanProcess(multiprocessing.context.SpawnProcess):
       super().start()
 
 
-class _CleanContext(multiprocessing.context.SpawnContext):
+class CleanContext(multiprocessing.context.SpawnContext):
+  """Workers that do not import the user's main module."""
+
   Process = _CleanProcess

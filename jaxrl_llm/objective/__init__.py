@@ -14,7 +14,7 @@ from jaxrl_llm.objective.compose import (
 )
 from jaxrl_llm.objective.groups import Groups, groups
 from jaxrl_llm.objective.lesson import Lesson, lesson_coefficients, plan_lesson, recorded_or
-from jaxrl_llm.objective.tokens import TOP
+from jaxrl_llm.objective.tokens import TOP, said
 
 __all__ = [
   'SUMS',
@@ -32,6 +32,7 @@ __all__ = [
   'mixed',
   'plan_lesson',
   'recorded_or',
+  'said',
   'scale',
   'targets',
 ]

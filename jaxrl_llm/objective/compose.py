@@ -27,7 +27,7 @@ from jaxrl_llm.objective import (
   trust,
 )
 from jaxrl_llm.objective.groups import Groups, groups
-from jaxrl_llm.objective.tokens import Graded, Tokens
+from jaxrl_llm.objective.tokens import Graded, Tokens, said
 from jaxrl_llm.types import Batch, UserError
 
 
@@ -144,6 +144,7 @@ class Targets(NamedTuple):
   teacher_BxT: jax.Array | None = None  # None: no teacher
   c_BxT: jax.Array | None = None  # None: not worked out yet
   return_BxT: jax.Array | None = None  # what a critic should have said; None: there is no critic
+  said_BxT: jax.Array | None = None  # 1 where the policy sampled; None: in all of a row
   # int32, optimizer steps since a token was sampled; None: nobody asks
   age_BxT: jax.Array | None = None
   moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
@@ -250,10 +251,12 @@ def targets(
   probability that it was kept) multiplies its coefficients, and no denominator. `leverage_B` is for a method that
   `needs_norms`. `parts` is the most slots that one prompt fills: all its rows are one group.
   """
-  length_B = batch.rollout.length_B
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
-  mask_BxT = real_BxT = (jnp.arange(T)[None] < length_B[:, None]).astype(dtype)
+  mask_BxT = real_BxT = said(batch.rollout).astype(dtype)
+  turns, length_B = batch.rollout.turns, batch.rollout.length_B
+  if turns is not None:  # what was given makes no row longer
+    length_B = real_BxT.sum(1).astype(length_B.dtype)
   own = groups(batch.prompts, rollouts, parts)
   group, group_B = own.gather, own.numbers(B)
   reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
@@ -271,6 +274,11 @@ def targets(
   if method.weigh_rows:
     weight_BxT *= batch.rollout.weight_B[:, None]
   graded = Graded(own.scatter(advantage_PxG)[:, None], real_BxT, group_B)
+  if turns is not None:
+    turn_BxT = jnp.maximum(turns.number_BxT, 0)
+    graded = graded._replace(
+      turn_BxT=turn_BxT, paid_BxT=turns.reward_BxT, state_BxT=turns.state_BxT
+    )
   if method.companion is not None:
     graded = graded._replace(**{f'{method.companion.gives}_BxT': signal_BxT})
   advantage_BxT, return_BxT = method.credit(graded)
@@ -283,6 +291,7 @@ def targets(
     group_B=group_B,
     return_BxT=return_BxT,
     replayed_B=batch.replayed_B,
+    said_BxT=None if turns is None else real_BxT,
   )
 
 

@@ -8,6 +8,8 @@ stands on it. Detached.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -32,7 +34,9 @@ def gae(
   """
   mask_BxT = graded.mask_BxT
   values_BxT = jnp.where(mask_BxT > 0, graded.values_BxT, 0.0)
-  last_BxT = mask_BxT * (1 - jnp.pad(mask_BxT, ((0, 0), (0, 1)))[:, 1:])
+  ahead_BxT = mask_BxT.sum(1, keepdims=True) - jnp.cumsum(mask_BxT, axis=1)
+  # The end of the row: between its turns there may be tokens that it was given.
+  last_BxT = mask_BxT * (ahead_BxT == 0)
 
   def back(later, column):
     ahead_B, next_B = later
@@ -76,9 +80,9 @@ def process(
 def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[jax.Array, None]:
   """A_t = A_row + weight·(s − mean_g) / (std_g + eps), s = Σ q over the tokens of the step that t is in.
 
-  Mean and unbiased std are over all steps of the group. A step is a turn where `graded.turn_BxT` numbers
-  them, else the whole row: then this is a second advantage of a row beside its own and no finer credit, and
-  rollouts here carry no turns yet. The code that comes with the paper also subtracts the mean alone.
+  Mean and unbiased std are over all steps of the group. A step is a turn where an environment answers
+  (config.environment), else the whole row: then this is a second advantage of a row beside its own and no finer
+  credit. The code that comes with the paper also subtracts the mean alone.
   Source: arXiv:2509.19199 (iStar, first named OPRL).
   """
   mask_BxT, group_B = graded.mask_BxT, graded.group_B
@@ -97,6 +101,62 @@ def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[ja
   std_B = jnp.sqrt(group_sum((off_BxS**2).sum(1), group_B) / jnp.maximum(n_B - 1, 1))
   step_BxT = jnp.take_along_axis(off_BxS / (std_B[:, None] + eps), turn_BxT, axis=1)
   return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+
+
+def gigpo(
+  graded: Graded, *, weight: float = 1.0, discount: float = 0.95, eps: float = 1e-6
+) -> tuple[jax.Array, None]:
+  """A_t = A_row + weight·(R_s − mean) / (std + eps), R_s = Σ_{j≥s} discount^{j−s}·r_j, s the turn that t is in.
+
+  r_j is what the environment paid for turn j; mean and unbiased std are over the turns of the prompt's rows that began
+  from the same state, which is what the environment had shown before them. A turn alone in its state gets 0, so that
+  with states all distinct, or weight = 0, it is GRPO. From notes on the official code, whose standard deviation is
+  taken to be unbiased as theirs; states are compared word for word. Source: arXiv:2505.10978 (GiGPO).
+  """
+  mask_BxT, turn_BxT = graded.mask_BxT, graded.turn_BxT
+  last_BxT = _turn_ends(mask_BxT, turn_BxT)
+  return_BxT = _from_behind(
+    lambda total, x, last: jnp.where(last > 0, x + discount * total, total),
+    (graded.paid_BxT.astype(mask_BxT.dtype), last_BxT),
+  )
+  step_BxT = _among_alike(return_BxT, graded.state_BxT, graded.group_B, last_BxT, eps)
+  # What the turn's last token has is all its tokens'.
+  step_BxT = _from_behind(lambda kept, x, last: jnp.where(last > 0, x, kept), (step_BxT, last_BxT))
+  return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+
+
+def _turn_ends(mask_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
+  """1 for the last token of every turn."""
+  after = lambda x: jnp.pad(x, ((0, 0), (0, 1)))[:, 1:]  # noqa: E731
+  goes_on = (after(mask_BxT) > 0) & (after(turn_BxT) == turn_BxT)
+  return mask_BxT * ~goes_on
+
+
+def _from_behind(f: Callable, columns: tuple[jax.Array, ...]) -> jax.Array:
+  """The carry of f(carry, *column) at every token, from the last to the first; it begins as 0."""
+
+  def back(carry, column):
+    carry = f(carry, *column)
+    return carry, carry
+
+  start = jnp.zeros_like(columns[0][:, 0])
+  return jax.lax.scan(back, start, tuple(x.T for x in columns), reverse=True)[1].T
+
+
+def _among_alike(x_BxT, state_BxT, group_B, chosen_BxT, eps: float) -> jax.Array:
+  """(x − mean) / (std + eps) among the chosen tokens of a group and state; 0 for one alone, and where not chosen."""
+  shape, chosen = x_BxT.shape, chosen_BxT.ravel()
+  keys = chosen <= 0, jnp.broadcast_to(group_B[:, None], shape).ravel(), state_BxT.ravel()
+  order = jnp.lexsort(keys[::-1])  # the chosen first, those alike side by side
+  changed = sum((jnp.diff(key[order].astype(jnp.int32)) != 0).astype(jnp.int32) for key in keys)
+  sort = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(changed > 0)]).astype(jnp.int32)
+  alike = jnp.zeros_like(sort).at[order].set(sort)
+  total = lambda x: jax.ops.segment_sum(x * chosen, alike, num_segments=x.size)[alike]  # noqa: E731
+  x = x_BxT.ravel()
+  n = total(jnp.ones_like(x))
+  off = x - total(x) / jnp.maximum(n, 1)
+  std = jnp.sqrt(total(off**2) / jnp.maximum(n - 1, 1))
+  return jnp.where((n > 1) & (chosen > 0), off / (std + eps), 0.0).reshape(shape)
 
 
 def _whitened(x_BxT: jax.Array, mask_BxT: jax.Array, eps: float = 1e-8) -> jax.Array:

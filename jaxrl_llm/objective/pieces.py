@@ -1,4 +1,4 @@
-"""Parts of methods for jobs that a step does not run yet: turns.
+"""Parts of methods that a step does not run: an optimizer pass for every turn, noise on the inputs.
 
 Pure functions of arrays, each with its proving identity in tests/objective/test_pieces.py. None of them is a choice of
 a config. A coefficient array here stands for the loss −Σ sg(c)·log π, like those of `compose.coefficients`; terms of
@@ -11,43 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.objective.tokens import row_mean
-
-
-def discounted(reward_BxS: jax.Array, mask_BxS: jax.Array, *, discount: float = 0.95) -> jax.Array:
-  """Σ_{j≥s} discount^{j−s}·reward_j over the steps of an episode. Source: arXiv:2505.10978 (GiGPO)."""
-
-  def back(total_B, step):
-    reward_B, real_B = step
-    total_B = jnp.where(real_B > 0, reward_B + discount * total_B, total_B)
-    return total_B, jnp.where(real_B > 0, total_B, 0.0)
-
-  start = jnp.zeros_like(reward_BxS[:, 0])
-  return jax.lax.scan(back, start, (reward_BxS.T, mask_BxS.T), reverse=True)[1].T
-
-
-def step_advantage(
-  return_BxS: jax.Array,
-  anchor_BxS: jax.Array,
-  group_B: jax.Array,
-  mask_BxS: jax.Array,
-  *,
-  eps: float = 1e-6,
-) -> jax.Array:
-  """(return − mean) / (std + eps) among the steps of a prompt that saw the same state (anchor id); alone: 0.
-
-  GiGPO adds it to the episode's advantage with weight 1. Source: arXiv:2505.10978 (GiGPO).
-  """
-  real = mask_BxS.ravel() > 0
-  group = jnp.broadcast_to(group_B[:, None], anchor_BxS.shape).ravel()
-  anchor, value = anchor_BxS.ravel(), return_BxS.ravel()
-  alike = (group[:, None] == group[None]) & (anchor[:, None] == anchor[None])
-  alike = jnp.where(alike & real[:, None] & real[None], 1.0, 0.0)
-  n = jnp.maximum(alike.sum(1), 1)
-  mean = alike @ value / n
-  square = (alike * (value[None] - mean[:, None]) ** 2).sum(1)
-  std = jnp.sqrt(square / jnp.maximum(n - 1, 1))
-  out = jnp.where(real & (n > 1), (value - mean) / (std + eps), 0.0)
-  return out.reshape(return_BxS.shape)
 
 
 def turn_multiplier(

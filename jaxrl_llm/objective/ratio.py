@@ -34,7 +34,8 @@ def prefix_min(tokens: Tokens) -> jax.Array:
   verified. Source: arXiv:2601.22718 (MinPRO).
   """
   own = token(tokens)
-  before = jax.lax.cummin(own, axis=1)[:, :-1]
+  # No token of another's between two turns is the least.
+  before = jax.lax.cummin(jnp.where(tokens.mask_BxT > 0, own, jnp.inf), axis=1)[:, :-1]
   before = jnp.pad(before, ((0, 0), (1, 0)))
   return jnp.where(tokens.mask_BxT > 0, own + before, 0.0)
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.types import Rollout
+
 TOP = 5  # a confidence is the mean of so many of the largest probabilities
 LOG_CAP = 20.0  # exp of more overflows nothing but helps nobody; applied to detached values only
 
@@ -46,6 +48,17 @@ class Graded(NamedTuple):
   process_BxT: jax.Array | None = None  # a companion's reward for each token
   # int32 from 0 up, which turn of its row a token is of; None: the row is one
   turn_BxT: jax.Array | None = None
+  paid_BxT: jax.Array | None = None  # by an environment, at the last token of a turn
+  state_BxT: jax.Array | None = None  # int32, names what a turn began from
+
+
+def said(rollout: Rollout) -> jax.Array:
+  """1 for the tokens that the policy sampled, 0 for padding and for what an environment gave: [B, T]. Source: none."""
+  T = rollout.tokens_BxT.shape[1]
+  real_BxT = jnp.arange(T)[None] < rollout.length_B[:, None]
+  if rollout.turns is not None:
+    real_BxT &= rollout.turns.number_BxT >= 0
+  return real_BxT.astype(jnp.float32)
 
 
 def needs(*what: str) -> Callable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxrl_llm.replay.records import each
 from jaxrl_llm.types import UNFINISHED, Rollout
 
 
@@ -16,7 +17,7 @@ class Drafts:
 
   def take(self, index_N: np.ndarray, empty: Rollout) -> Rollout:
     """A rollout for these prompts: drafts where there are any, else `empty`'s rows. Source: none."""
-    out = Rollout(*(x.copy() for x in empty))
+    out = each(np.copy, empty)
     for n, index in enumerate(index_N.tolist()):
       if index in self.held:
         tokens_GxS, logp_GxS, length_G, reason_G = self.held[index]

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.types import Batch, Rollout, UserError
+from jaxrl_llm.replay.records import each
+from jaxrl_llm.types import Batch, UserError
 
 
 class Kept(NamedTuple):
@@ -54,7 +55,7 @@ class Successes:
     fresh_P = (np.asarray(batch.rollout.length_B).reshape(P, -1) > 0).any(1)
     # One row of each prompt, M times and emptied: shapes and types are the batch's.
     first = np.repeat(np.arange(P) * (len(batch.reward_B) // P), M)
-    more = Rollout(*(np.zeros_like(np.asarray(x)[first]) for x in batch.rollout))
+    more = each(lambda x: np.zeros_like(np.asarray(x)[first]), batch.rollout)
     more = more._replace(
       weight_B=np.ones_like(more.weight_B), version_BxT=np.full_like(more.version_BxT, -1)
     )
@@ -66,7 +67,7 @@ class Successes:
         reward_B[at], right_B[at] = kept.reward, 1
     joined = lambda a, b: _joined(np.asarray(a), b, P)  # noqa: E731
     return batch._replace(
-      rollout=Rollout(*map(joined, batch.rollout, more)),
+      rollout=each(joined, batch.rollout, more),
       reward_B=joined(batch.reward_B, reward_B),
       correct_B=joined(batch.correct_B, right_B),
       replayed_B=joined(np.zeros_like(batch.reward_B), np.ones_like(reward_B)),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from jaxrl_llm.types import UNFINISHED, Prompts, Rollout
+from jaxrl_llm.replay.records import each
+from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, Turns
 
 
 class Unfinished:
@@ -35,10 +34,8 @@ class Unfinished:
       return fresh, empty
     rows, order_P = len(self) * self.G, self._order(len(fresh.index_P))
     row_B = (order_P[:, None] * self.G + np.arange(self.G)).reshape(-1)
-    prompts = _each(lambda *x: _joined(*x)[order_P], self.prompts, fresh)
-    return prompts, Rollout(
-      *(_joined(x, y[rows:])[row_B] for x, y in zip(self.rollout, empty, strict=True))
-    )
+    prompts = each(lambda *x: _joined(*x)[order_P], self.prompts, fresh)
+    return prompts, each(lambda x, y: _joined(x, y[rows:])[row_B], self.rollout, empty)
 
   def _order(self, fresh: int) -> np.ndarray:
     """Of all groups, the held ones and then the fresh ones: which stands where."""
@@ -60,8 +57,8 @@ class Unfinished:
     whole_P = (rollout.reason_B != UNFINISHED).reshape(-1, self.G).all(1)
     young_P = step + 1 - prompts.born_P <= self.max_age
     held_P = ~whole_P & young_P
-    self.prompts = _each(lambda x: x[held_P], prompts)
-    self.rollout = Rollout(*(x[np.repeat(held_P, self.G)] for x in rollout))
+    self.prompts = each(lambda x: x[held_P], prompts)
+    self.rollout = each(lambda x: x[np.repeat(held_P, self.G)], rollout)
     self.place_H = np.flatnonzero(held_P)
     return whole_P, int((~whole_P & ~young_P).sum())
 
@@ -69,24 +66,23 @@ class Unfinished:
     """For the checkpoint. Source: none."""
     if not len(self):
       return {}
-    return dict(
-      prompts=self.prompts._asdict(), rollout=self.rollout._asdict(), place_H=self.place_H
-    )
+    rollout = self.rollout._asdict()
+    if rollout['turns'] is not None:
+      rollout['turns'] = rollout['turns']._asdict()
+    return dict(prompts=self.prompts._asdict(), rollout=rollout, place_H=self.place_H)
 
   def load_state_dict(self, state: dict) -> None:
     """Back from `state_dict`. Source: none."""
     if state:
       self.prompts, self.rollout = Prompts(**state['prompts']), Rollout(**state['rollout'])
+      if self.rollout.turns is not None:
+        self.rollout = self.rollout._replace(turns=Turns(**self.rollout.turns))
       self.place_H = state['place_H']
 
 
 def blank(rollout: Rollout, keep_B: np.ndarray) -> Rollout:
   """The rollout with all but the rows to keep emptied: no token of theirs counts anywhere. Source: none."""
   return rollout._replace(length_B=np.where(keep_B, rollout.length_B, 0))
-
-
-def _each(f: Callable, *prompts: Prompts) -> Prompts:
-  return Prompts(*(None if x[0] is None else f(*x) for x in zip(*prompts, strict=True)))
 
 
 def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -263,7 +263,7 @@ def ours_worker(folder: pathlib.Path) -> None:
       with timed(row, 'update'):
         state, metrics = jax.block_until_ready(halves[0](state, batch))
       with timed(row, 'rollout'):
-        batch = grade(prompts, halves[1](state.params, prompts, 0))
+        batch = grade(prompts, halves[1](state.params, prompts, 0, None))
     row['tokens'] = int(batch.rollout.length_B.sum())
     row['entropy'] = float(metrics['actor/entropy'])
     turns.reply(row)

@@ -134,6 +134,16 @@ def test_a_row_that_ends_by_itself_does_not_exit(params):
   assert (at & ~ended).any() and (got.reason_B[at & ~ended] == EXITED).all()
 
 
+@pytest.mark.parametrize('slots', [0, B // 4])
+def test_text_ends_a_row_with_the_token_that_completes_it(params, free, slots):
+  table = jnp.asarray(marker.table(TEXTS, 'aba'))
+  got = run(params, functools.partial(exits.text, text='aba', table=table), slots)
+  said = lambda b, n: ''.join(TEXTS[t] for t in free.tokens_BxT[b, :n])  # noqa: E731
+  ends = np.array([first((n, 'aba' in said(b, n)) for n in range(2, T + 1)) for b in range(B)])
+  check(got, free, ends)
+  assert (got.reason_B[ends < T] == EXITED).all() and (got.weight_B == 1).all()
+
+
 def test_a_marker_may_begin_with_the_first_token():
   """'a', then 'ba': seen at the first look, which is at the second token."""
   table = jnp.asarray(marker.table(TEXTS, 'aba'))

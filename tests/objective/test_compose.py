@@ -155,7 +155,7 @@ def test_order_of_groups_and_of_rows_in_a_group_does_not_matter(name):
   order = np.concatenate([p * G + r.permutation(G) for p in r.permutation(P)])
   mixed_up = Batch(
     batch.prompts,
-    Rollout(*(x[order] for x in batch.rollout)),
+    jax.tree.map(lambda x: x[order], batch.rollout),
     batch.reward_B[order],
     batch.correct_B[order],
   )

@@ -137,6 +137,74 @@ def test_istar_compares_the_turns_of_a_group_with_each_other():
   np.testing.assert_allclose(got, [[z[0], z[0], z[1], 0], [z[2], 0, 0, 0]], atol=1e-12)
 
 
+def talk():
+  """Two groups of G rows of up to four turns, of one to three tokens, with a token given between them."""
+  r = np.random.default_rng(0)
+  rows, columns = 2 * G, 16
+  mask, turn = np.zeros((rows, columns)), np.zeros((rows, columns), np.int32)
+  paid, state = np.zeros((rows, columns)), np.zeros((rows, columns), np.int32)
+  for b in range(rows):
+    at = 0
+    for k in range(r.integers(1, 5)):
+      n = r.integers(1, 4)
+      mask[b, at : at + n], turn[b, at : at + n] = 1, k
+      state[b, at : at + n] = 7 if k == 0 else r.integers(3)
+      paid[b, at + n - 1] = r.random()
+      at += n + (b % 2)  # or none is given
+  group, advantage = np.repeat([0, 1], G), r.normal(size=(rows, 1))
+  return Graded(advantage, mask, group, turn_BxT=turn, paid_BxT=paid, state_BxT=state)
+
+
+def steps_of(g):
+  """(row, turn, its tokens, return, state) of every turn, by the definition."""
+  found = []
+  for b in range(len(g.group_B)):
+    turns = sorted(set(g.turn_BxT[b][g.mask_BxT[b] > 0].tolist()))
+    where = [np.flatnonzero((g.mask_BxT[b] > 0) & (g.turn_BxT[b] == k)) for k in turns]
+    paid = [g.paid_BxT[b][at].sum() for at in where]
+    for k, at in zip(turns, where, strict=True):
+      total = sum(0.9 ** (j - k) * paid[j] for j in turns if j >= k)
+      found.append((b, k, at, total, int(g.state_BxT[b, at[0]])))
+  return found
+
+
+def test_gigpo_compares_the_turns_of_a_prompt_that_began_from_the_same_state():
+  g = talk()
+  got, _ = credit.gigpo(g, weight=0.7, discount=0.9)
+  want, alone = np.zeros_like(g.mask_BxT), 0
+  for b, _, at, total, state in steps_of(g):
+    alike = [t for c, _, _, t, s in steps_of(g) if s == state and g.group_B[c] == g.group_B[b]]
+    alone += len(alike) == 1
+    step = (total - np.mean(alike)) / (np.std(alike, ddof=1) + 1e-6) if len(alike) > 1 else 0.0
+    want[b, at] = g.advantage_Bx1[b, 0] + 0.7 * step
+  np.testing.assert_allclose(got, want, atol=1e-9)
+  assert len({s for *_, s in steps_of(g)}) == 4 and np.ptp(np.asarray(got)[g.mask_BxT > 0]) > 1
+
+
+def test_gigpo_of_states_that_are_all_distinct_or_of_no_weight_is_grpo():
+  g = talk()
+  distinct = np.zeros_like(g.state_BxT)
+  for n, (b, _, at, *_) in enumerate(steps_of(g)):
+    distinct[b, at] = n
+  row = g.advantage_Bx1 * g.mask_BxT
+  np.testing.assert_allclose(credit.gigpo(g._replace(state_BxT=distinct))[0], row, atol=1e-12)
+  np.testing.assert_allclose(credit.gigpo(g, weight=0.0)[0], row, atol=1e-12)
+
+
+def test_the_reward_comes_at_the_end_of_a_row_and_not_of_each_of_its_turns():
+  """What an environment gives in between is no end: generalised advantages with and without it are the same."""
+  g = talk()
+  values = np.random.default_rng(1).normal(size=g.mask_BxT.shape)
+  got, returns = credit.gae(g._replace(values_BxT=values), discount=0.9, trace=0.7, whiten=False)
+  first = np.arange(values.shape[1]) < g.mask_BxT.sum(1)[:, None]
+  closed = np.zeros_like(values)
+  closed[first] = values[g.mask_BxT > 0]
+  plain = Graded(g.advantage_Bx1, first * 1.0, g.group_B, values_BxT=closed)
+  want, same = credit.gae(plain, discount=0.9, trace=0.7, whiten=False)
+  np.testing.assert_allclose(np.asarray(got)[g.mask_BxT > 0], np.asarray(want)[first], atol=1e-12)
+  np.testing.assert_allclose(np.asarray(returns)[g.mask_BxT > 0], np.asarray(same)[first])
+
+
 @pytest.mark.parametrize(
   'choices, told',
   [

@@ -8,31 +8,13 @@ import numpy as np
 import pytest
 from objective_table import data
 
-from jaxrl_llm.objective import advantage, pieces
+from jaxrl_llm.objective import pieces
 
 
 @pytest.fixture(autouse=True)
 def float64():
   with jax.enable_x64(True):
     yield
-
-
-def test_returns_are_discounted_sums_of_what_is_left():
-  got = pieces.discounted(jnp.array([[1.0, 2, 4, 9]]), jnp.array([[1.0, 1, 1, 0]]), discount=0.5)
-  np.testing.assert_allclose(got, [[3, 4, 4, 0]])
-
-
-def test_gigpo_compares_steps_from_the_same_state_and_else_adds_nothing():
-  value, mask = jnp.array([[1.0, 5], [3, 7], [9, 9]]), jnp.ones((3, 2))
-  group = jnp.array([0, 0, 1])
-  apart = pieces.step_advantage(value, jnp.arange(6).reshape(3, 2), group, mask)
-  assert (apart == 0).all()  # all states distinct: the episode's advantage alone, GRPO
-  anchor = jnp.array([[4, 1], [4, 2], [4, 2]])  # the third row has another prompt
-  got = pieces.step_advantage(value, anchor, group, mask)
-  np.testing.assert_allclose(got, [[-(0.5**0.5), 0], [0.5**0.5, 0], [0, 0]], atol=1e-5)
-  whole = pieces.step_advantage(value, jnp.zeros((3, 2), int), group, mask.at[:, 1].set(0))
-  want = advantage.group_normalized(jnp.array([[1.0, 3.0]]), jnp.ones((1, 2)))
-  np.testing.assert_allclose(whole[:2, 0], want[0], atol=1e-9)
 
 
 def test_see_upo_multiplies_within_its_bounds_and_not_at_all_where_nothing_moved():

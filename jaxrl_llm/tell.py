@@ -1,0 +1,78 @@
+"""A landed batch as the log tells it: numbers, and rows in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm import grade
+from jaxrl_llm.types import REASONS, TRUNCATED, Batch
+
+
+def metrics(batch: Batch) -> dict[str, float]:
+  """Numbers of the rows that are learnt from. Source: none."""
+  real_B = batch.rollout.length_B > 0
+  if not real_B.any():
+    return {'perf/rollouts': 0, 'response_length/sum': 0}
+  length_B, reward_B = batch.rollout.length_B[real_B], batch.reward_B[real_B]
+  if batch.rollout.turns is not None:  # of what the policy said
+    length_B = (batch.rollout.turns.number_BxT[real_B] >= 0).sum(1)
+  return {
+    'critic/score/mean': float(reward_B.mean()),
+    'critic/score/max': float(reward_B.max()),
+    'critic/score/min': float(reward_B.min()),
+    'response_length/sum': int(length_B.sum()),
+    'response_length/mean': float(length_B.mean()),
+    'response_length/max': float(length_B.max()),
+    'response_length/min': float(length_B.min()),
+    'response_length/clip_ratio': float((batch.rollout.reason_B == TRUNCATED)[real_B].mean()),
+    'prompt_length/mean': float(batch.prompts.length_P.mean()),
+    'perf/rollouts': int(real_B.sum()),
+  }
+
+
+def rows_of(rows, marks: Any, batch: Batch, index: int) -> list[dict]:
+  """What was learnt from, and what could not be graded, with how that ended. Source: none."""
+  G, hint_P = len(rows) // len(batch.prompts.index_P), batch.prompts.hint_P
+  shown = lambda p: {} if hint_P is None else dict(hint=float(hint_P[p]))  # noqa: E731
+  said = batch.rollout.turns
+  turns = lambda b: {} if said is None else dict(turns=int(said.number_BxT[b].max()) + 1)  # noqa: E731
+  failed_B = marks.outcome_B > grade.OK
+  why = lambda b: dict(graded=grade.OUTCOMES[marks.outcome_B[b]]) if failed_B[b] else {}  # noqa: E731
+  return [
+    dict(
+      input=row.question or row.messages,
+      output=text,
+      gts=row.answer,
+      score=float(batch.reward_B[b]),
+      step=index,
+      prompt=int(batch.prompts.index_P[b // G]),
+      length=int(batch.rollout.length_B[b] or marks.length_B[b]),
+      reason=REASONS[int(batch.rollout.reason_B[b])],
+      **shown(b // G),
+      **turns(b),
+      **why(b),
+    )
+    for b, (row, text) in enumerate(zip(rows, marks.shown, strict=True))
+    if batch.rollout.length_B[b] or failed_B[b]
+  ]
+
+
+def exhibit(parts: Any, batch: Batch) -> tuple[dict[str, np.ndarray], list[dict]]:
+  """A batch to look at: all its arrays by name, and its rows in words. Source: none."""
+  arrays = {}
+  for name, part in dict(batch._asdict()).items():
+    fields = part._asdict() if hasattr(part, '_asdict') else {'': part}
+    if fields.get('turns') is not None:
+      fields |= {f'turns.{k}': v for k, v in fields['turns']._asdict().items()} | dict(turns=None)
+    arrays |= {f'{name}.{k}'.strip('.'): np.asarray(v) for k, v in fields.items() if v is not None}
+  G = len(batch.reward_B) // len(batch.prompts.index_P)
+  rows = []
+  for b in np.flatnonzero(arrays['rollout.length_B']):
+    row = parts.tables.train.rows[int(arrays['prompts.index_P'][b // G])]
+    said = arrays['rollout.tokens_BxT'][b, : arrays['rollout.length_B'][b]]
+    output = parts.model.tokenizer.decode(said.tolist())
+    told = dict(input=row.question or row.messages, output=output, gts=row.answer, row=int(b))
+    rows.append(told | dict(score=float(arrays['reward_B'][b]), tokens=said.tolist()))
+  return arrays, rows
