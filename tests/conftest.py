@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 
-# Both are read when jax is first imported. A mesh of one device is made from jax.devices()[:1].
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
-  os.environ['XLA_FLAGS'] = (
-    os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
-  ).strip()
+import quick
+
+quick.prepare()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -13,6 +13,7 @@ import pathlib
 import subprocess
 import sys
 
+import quick
 import tiny_job
 
 from jaxrl_llm import metrics
@@ -176,7 +177,7 @@ class Nursery:
       JAX_PLATFORMS='cpu',
       PYTHONPATH=f'{ROOT}:{folder}',
       JUDGES=str(folder / 'begun'),
-      XLA_FLAGS='--xla_force_host_platform_device_count=1',
+      XLA_FLAGS=quick.flags(1),
       JAXRL_LLM_CACHE=str(folder / 'cache'),
     )
     (folder / 'slow_judge.py').write_text(JUDGE)

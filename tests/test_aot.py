@@ -35,12 +35,16 @@ CHANGES = dict(
 @pytest.fixture(scope='module', autouse=True)
 def _environment():
   aot.prepare()
-  # What was compiled for another machine can be written to the cache, and not be read again.
-  name = 'jax_persistent_cache_min_compile_time_secs'
-  before = getattr(jax.config, name)
-  jax.config.update(name, 1e9)
+  # What was compiled for another machine can be written to the cache, and not be read again; and it is read here.
+  wanted = dict(
+    jax_persistent_cache_min_compile_time_secs=1e9, jax_disable_most_optimizations=False
+  )
+  before = {name: getattr(jax.config, name) for name in wanted}
+  for name in wanted:
+    jax.config.update(name, wanted[name])
   yield
-  jax.config.update(name, before)
+  for name in wanted:
+    jax.config.update(name, before[name])
 
 
 def config(**changes):

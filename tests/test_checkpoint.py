@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import quick
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import checkpoint
@@ -150,11 +151,11 @@ def _run(code: str, *argv: str, devices: int = 1) -> str:
 
 
 def _start(code: str, *argv: str, devices: int = 1) -> subprocess.Popen:
-  flags = f'--xla_force_host_platform_device_count={devices}'
   return subprocess.Popen(
     [sys.executable, '-c', code, *argv],
     cwd=ROOT,
-    env=os.environ | dict(JAX_PLATFORMS='cpu', XLA_FLAGS=flags, PYTHONPATH=str(ROOT)),
+    env=os.environ
+    | dict(JAX_PLATFORMS='cpu', XLA_FLAGS=quick.flags(devices), PYTHONPATH=str(ROOT)),
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

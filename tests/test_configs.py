@@ -105,13 +105,6 @@ def small(name: str):
   return c
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly():
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
-
-
 def changed(one, other) -> bool:
   return any(
     not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True)

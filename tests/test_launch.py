@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import quick
 import tiny_job
 
 from jaxrl_llm import main, peers, preempt
@@ -380,7 +381,9 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
   code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
   (tmp_path / 'cells.py').write_text(code + "\nprint('the last cell ran')\n")
   environ = dict(JAXRL_LLM_NOTEBOOK_FLAGS=flags, JAXRL_LLM_NOTEBOOK_WORKDIR=str(tmp_path / 'run'))
-  environ = os.environ | environ | dict(MPLBACKEND='agg', JAX_PLATFORMS='cpu', XLA_FLAGS='')
+  environ = (
+    os.environ | environ | dict(MPLBACKEND='agg', JAX_PLATFORMS='cpu', XLA_FLAGS=quick.flags(1))
+  )
   out = tiny_job.finish(
     subprocess.Popen(
       [sys.executable, tmp_path / 'cells.py'], cwd=LAUNCH, env=environ,

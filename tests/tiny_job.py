@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import quick
+
 CONFIG = dict(
   model='scratch',
   scratch=dict(width=32, layers=2, heads=2, kv_heads=1, mlp=64, max_tokens=64),
@@ -37,11 +39,10 @@ def config_file(folder, **changes) -> str:
 
 def start(config: str, workdir: str, *more: str, devices: int = 1) -> subprocess.Popen:
   """The command line in a process of its own."""
-  flags = f'--xla_force_host_platform_device_count={devices}'
   command = [sys.executable, '-m', 'jaxrl_llm.main', f'--config={config}', f'--workdir={workdir}']
   return subprocess.Popen(
     [*command, *more],
-    env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS='cpu'),
+    env=os.environ | dict(XLA_FLAGS=quick.flags(devices), JAX_PLATFORMS='cpu'),
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

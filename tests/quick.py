@@ -1,0 +1,19 @@
+"""How tests compile: code that runs once need not be fast, and most of the suite's time goes to compilers."""
+
+from __future__ import annotations
+
+import os
+
+
+def flags(devices: int) -> str:
+  """XLA_FLAGS for so many virtual devices. LLVM takes thrice as long over what the newer emitters of fusions write."""
+  return f'--xla_force_host_platform_device_count={devices} --xla_cpu_use_fusion_emitters=false'
+
+
+def prepare() -> None:
+  """Call it before jax is first imported; processes that tests start inherit it, but for the flags."""
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+  # A mesh of one device is made from jax.devices()[:1].
+  if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
+    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flags(8)}'.strip()
