@@ -194,7 +194,7 @@ def measure(program: Program) -> dict[str, Any]:
     dtype=program.generate.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
     parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_weights(program))),
-    state_bytes=_on_one_device(steps.abstract_state(program)),
+    state_bytes=on_one_device(steps.abstract_state(program)),
     hbm_gib=limit,
     fits=not found['fused'].oom,
     headroom_gib=_headroom(found['fused'], limit),
@@ -257,7 +257,7 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
     params.pop('embed')  # a few rows of it
   read = functools.partial(quantized.stored, kernels=program.weights_dtype, others=spec.dtype)
   weights, numbers = (
-    _on_one_device(_placed(tree, program)) for tree in (jax.eval_shape(read, params), params)
+    on_one_device(_placed(tree, program)) for tree in (jax.eval_shape(read, params), params)
   )
   # Of a prompt whose rows all have slots one copy is read, else one for each slot.
   prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
@@ -321,8 +321,8 @@ def problems(report: dict[str, Any]) -> list[str]:
   return found
 
 
-def _on_one_device(tree: Any) -> int:
-  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device."""
+def on_one_device(tree: Any) -> int:
+  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device. Source: none."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)

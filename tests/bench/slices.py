@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 
-from jaxrl_llm import aot, shard
+from jaxrl_llm import aot, chips, shard
 from jaxrl_llm import config as configs
 from jaxrl_llm import step as steps
 from tests.bench.curves import ROOT
@@ -37,9 +37,10 @@ _SIZES = {
 TOPOLOGIES = {
   'v5e-16': 'v5e:4x4', 'v5e-256': 'v5e:16x16', 'v5p-128': 'v5p:4x4x4', 'v6e-64': 'v6e:8x8',
 }  # fmt: skip
-# (model, slice) → mesh besides fsdp, which takes the rest; and rollouts for each device that rows are cut over.
+# Axes besides fsdp, which takes the rest; rollouts in a slice of the update, for each part that rows are cut into.
 _TENSOR = {'0.6b': 1, '8b': 4, '32b': 8, '30b-a3b': 1}
 _EXPERT = {'30b-a3b': 16}
+_AT_ONCE = {'0.6b': 4, '8b': 2, '32b': 2, '30b-a3b': 2}
 PROMPT_TOKENS, COMPLETION_TOKENS, ROLLOUTS = 512, 1536, 8
 
 
@@ -56,21 +57,25 @@ def config(folder: str, model: str, mesh: dict[str, int], prompts: int):
 
 
 def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: int) -> dict:
-  """`rows` rollouts for each device that rows are cut over, `at_once` of them in a slice of the update."""
+  """`rows` rollouts for each chip; in a slice of the update `at_once` for each part that rows are cut into."""
   devices = aot.devices(TOPOLOGIES[slice_])
   cut = mesh.get('tensor', 1) * mesh.get('expert', 1)
   shards = len(devices) // cut
   with tempfile.TemporaryDirectory() as folder:
-    c = config(folder, model, mesh, max(1, shards * rows // ROLLOUTS))
+    c = config(folder, model, mesh, max(1, len(devices) * rows // ROLLOUTS))
     c.microbatch_rollouts = shards * at_once
     program = aot.make(c, devices)
+  told = dict(
+    mesh=shard.told(program.mesh.shape), rows=program.prompts * ROLLOUTS, chips=len(devices)
+  )
+  limit = chips.HBM_GIB[devices[0].device_kind]
+  told |= dict(state_gib=aot.on_one_device(steps.abstract_state(program)) / 2**30, hbm_gib=limit)
+  if told['state_gib'] > limit:
+    return told
   state, batch, *asked = aot.arguments(program)
   halves = dict(
     generate=(steps.compile_sample(program), state._replace(carried=()), state.carried, *asked),
     update=(steps.compile_update(program), state, batch),
-  )
-  told = dict(
-    mesh=shard.told(program.mesh.shape), rows=program.prompts * ROLLOUTS, chips=len(devices)
   )
   for name, (fn, *given) in halves.items():
     began = time.perf_counter()
@@ -95,10 +100,13 @@ def main() -> None:
   parser.add_argument('--models', default=','.join(_SIZES))
   parser.add_argument('--slices', default=','.join(TOPOLOGIES))
   parser.add_argument('--mesh', default='', help='such as tensor=4; default: that of the table')
+  parser.add_argument('--rows', type=int, default=8, help='rollouts for each chip')
   parser.add_argument(
-    '--rows', type=int, default=8, help='rollouts for each device that rows are cut over'
+    '--at-once',
+    type=int,
+    default=0,
+    help='in a slice of the update, for each part of the rows; 0: by the model',
   )
-  parser.add_argument('--at-once', type=int, default=4, help='of them, in a slice of the update')
   parser.add_argument('--out', default='runs/slices.json')
   arguments = parser.parse_args()
   aot.prepare()
@@ -108,10 +116,11 @@ def main() -> None:
       mesh = dict(tensor=_TENSOR[model], expert=_EXPERT.get(model, 1))
       if arguments.mesh:
         mesh = {k: int(v) for k, v in (pair.split('=') for pair in arguments.mesh.split(','))}
-      name = f'{model} {slice_} {mesh} {arguments.rows} {arguments.at_once}'
+      at_once = arguments.at_once or _AT_ONCE[model]
+      name = f'{model} {slice_} {mesh} {arguments.rows} {at_once}'
       if name in found:
         continue
-      found[name] = measure(model, slice_, mesh, arguments.rows, arguments.at_once)
+      found[name] = measure(model, slice_, mesh, arguments.rows, at_once)
       os.makedirs(os.path.dirname(os.path.abspath(arguments.out)), exist_ok=True)
       with open(arguments.out, 'w') as file:
         json.dump(found, file, indent=1)
