@@ -22,7 +22,7 @@ from jaxrl_llm.program import Program, check_rows, make_program
 from jaxrl_llm.types import Batch, UserError
 
 _GIB = 2**30
-_TOPOLOGIES = 'v5e:2x2, v5e:4x4, v5e:16x16, v5p:2x2x1, v5p:4x4x4, v6e:4x4, v6e:16x16, tpu7x:2x2x1'
+_TOPOLOGIES = 'v5e-16, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
 # XLA fetches an array of the cache that fits into a chip's vector memory, updates it there and writes all of it back.
 _ASYNC = ('async-start', 'copy-start')
 _STAGED = (
@@ -64,7 +64,7 @@ def prepare() -> None:
 
 
 def devices(topology: str) -> list:
-  """The devices of a topology such as 'v5e:4x4': real enough to compile for.
+  """The devices of a topology such as 'v5e-16' or 'v5e:4x4': real enough to compile for.
 
   Raises UserError without libtpu, and for a topology that it does not know. Source: none.
   """
@@ -77,7 +77,7 @@ def devices(topology: str) -> list:
       "--mode=compile needs libtpu, the TPU's compiler: pip install 'jaxrl_llm[aot]'."
     ) from error
   try:
-    found = topologies.get_topology_desc(platform='tpu', topology_name=topology)
+    found = topologies.get_topology_desc(platform='tpu', topology_name=chips.topology(topology))
   except Exception as error:  # the plugin raises its own
     raise UserError(
       f'--topology={topology!r} is unknown ({_first_line(error)}); give one such as: {_TOPOLOGIES}.'

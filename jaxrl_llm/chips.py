@@ -28,3 +28,38 @@ HBM_GIB = {
   'TPU v4': 15.25,
   'TPU7x': 94.75,
 }
+
+
+class Slice(NamedTuple):
+  """A slice as the compiler names it, and how its chips share rows where nothing else is asked for."""
+
+  topology: str  # '' where it is none of TPUs
+  data: int
+  fsdp: int
+
+
+# A whole copy of the weights for every 64 chips: what more of them would save is little, and each gather reaches
+# farther. By the vendor's names, which count cores for v5p. 'gpu-node': a copy on each node of 8, which NVLink joins.
+SLICES = {
+  'one': Slice('', 1, 1),
+  'gpu-node': Slice('', -1, 8),
+  'v5e-4': Slice('v5e:2x2', 1, -1),
+  'v5e-8': Slice('v5e:2x4', 1, -1),
+  'v5e-16': Slice('v5e:4x4', 1, -1),
+  'v5e-64': Slice('v5e:8x8', 1, -1),
+  'v5e-256': Slice('v5e:16x16', -1, 64),
+  'v5p-8': Slice('v5p:2x2x1', 1, -1),
+  'v5p-32': Slice('v5p:2x2x4', 1, -1),
+  'v5p-128': Slice('v5p:4x4x4', 1, -1),
+  'v6e-4': Slice('v6e:2x2', 1, -1),
+  'v6e-8': Slice('v6e:2x4', 1, -1),
+  'v6e-16': Slice('v6e:4x4', 1, -1),
+  'v6e-64': Slice('v6e:8x8', 1, -1),
+  'v6e-256': Slice('v6e:16x16', -1, 64),
+}
+
+
+def topology(name: str) -> str:
+  """'v5e:4x4' of 'v5e-16' or 'v5litepod-16'; other names as they are. Source: none."""
+  known = SLICES.get(name.replace('v5litepod-', 'v5e-'))
+  return (known and known.topology) or name

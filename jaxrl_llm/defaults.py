@@ -194,6 +194,8 @@ def default() -> ml_collections.ConfigDict:
   c.rollouts_every = 1  # steps between rollout files
   # devices along each axis; -1 = all that are left
   c.mesh = dict(
+    # how a slice of that name is shared: v5e-16, v5e-256, v5p-128, gpu-node, …; it says data and fsdp, which then stay
+    preset='',
     data=1,  # rows, and a whole copy of the weights each
     fsdp=-1,  # rows, and a part of the weights each, gathered layer by layer while learning
     context=1,  # rows while sampling; while learning, parts of each row: for rows too long for one device

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm import aot, shard
+from jaxrl_llm import aot, chips, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import UserError
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def run(config: Any, topology: str, report: str = '') -> None:
-  """Prints the layout of `config` on `topology`, '8' or 'v5e:4x4', and writes it as JSON to `report`.
+  """Prints the layout of `config` on `topology`, '8' or 'v5e-16', and writes it as JSON to `report`.
 
   Raises UserError for bad input. Source: none.
   """
@@ -61,9 +61,11 @@ def devices(topology: str) -> list[Device]:
   """As many as the topology has; '' stands for those of this machine. Source: none."""
   if not topology:
     return [Device(i, platform=d.platform) for i, d in enumerate(jax.devices())]
-  sizes = re.fullmatch(r'(?:\w+:)?(\d+(?:x\d+)*)', topology)
+  sizes = re.fullmatch(r'(?:\w+:)?(\d+(?:x\d+)*)', chips.topology(topology))
   if sizes is None:
-    raise UserError(f'--topology={topology!r} must be a number of devices, or such as v5e:4x4.')
+    raise UserError(
+      f'--topology={topology!r} must be a number of devices, or such as v5e-16 or v5e:4x4.'
+    )
   return [Device(i) for i in range(math.prod(map(int, sizes[1].split('x'))))]
 
 

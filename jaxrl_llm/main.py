@@ -18,8 +18,9 @@ Any field of the configuration can be set: --config.steps=100 --config.curriculu
 Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
 generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), export (the same as a Hugging Face
 folder --to=…, which transformers loads; --adapter: of a run with config.lora the adapter alone, which PEFT loads),
-compile (the step for a TPU slice that need not be at hand, --topology=v5e:4x4: memory, exchanges and copies per
-token; exit status 1 if it does not fit or the decode loop does what it should not), layout (which part of which
+compile (the step for a TPU slice that need not be at hand, --topology=v5e-16: memory, exchanges and copies per
+token; exit status 1 if it does not fit or the decode loop does what it should not; --sweep: which mesh is the
+fastest), layout (which part of which
 parameter lies on a device of --topology, and how many bytes), fit (the sigmoid of compute through a metric of the run
 in --workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
 curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect
@@ -97,7 +98,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     '--samples', type=int, default=1, help='with --mode=generate: answers to each prompt'
   )
   parser.add_argument(
-    '--topology', default='', help='with --mode=compile (v5e:4x4) and layout (this machine)'
+    '--topology', default='', help='with --mode=compile (v5e-16) and layout (this machine)'
+  )
+  parser.add_argument(
+    '--sweep',
+    action='store_true',
+    help='with --mode=compile: tries layouts, and names the fastest that fits',
   )
   parser.add_argument(
     '--report', default='', help='with --mode=compile and layout: a JSON file to write'
@@ -159,9 +165,10 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peer
 
   config = configs.load(arguments.config, overrides)
   if arguments.mode == 'compile':
-    from jaxrl_llm import aot
+    from jaxrl_llm import aot, sweep
 
-    return aot.run(config, arguments.topology or 'v5e:4x4', arguments.report)
+    compiled = sweep.run if arguments.sweep else aot.run
+    return compiled(config, arguments.topology or 'v5e-16', arguments.report)
   if arguments.mode == 'layout':
     from jaxrl_llm import layout
 

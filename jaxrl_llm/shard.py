@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm import chips
 from jaxrl_llm.types import UserError
 
 # The last are neighbours: what exchanges most often stands there.
@@ -61,11 +62,15 @@ def rules(own: Any) -> tuple:
 
 
 def make_mesh(config: Any, devices: list | None = None) -> Mesh:
-  """A mesh of as many devices as the AXES in `config` say; one of them may be −1. TPUs are laid along their links.
+  """A mesh of as many devices as the AXES in `config` say, or its preset; one of them may be −1.
+
+  TPUs are laid along their links.
 
   Raises UserError when the product is not the number of devices. Source: none.
   """
-  devices = devices or jax.devices()
+  devices, config = devices or jax.devices(), dict(config)
+  if config.get('preset'):
+    config |= {axis: getattr(chips.SLICES[config['preset']], axis) for axis in ('data', 'fsdp')}
   sizes = [config.get(axis, 1) for axis in AXES]
   known = math.prod(s for s in sizes if s != -1)
   if sizes.count(-1) == 1 and len(devices) % known == 0:

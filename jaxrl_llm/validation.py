@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_collections
 
+from jaxrl_llm.chips import SLICES
 from jaxrl_llm.config import check_plain, default, near, typed
 from jaxrl_llm.precision import TYPES
 from jaxrl_llm.types import UserError
@@ -303,7 +304,16 @@ def _rows_of(c: ml_collections.ConfigDict) -> str:
 
 
 def _check_mesh(mesh: ml_collections.ConfigDict) -> None:
-  sizes = {axis: size for axis, size in mesh.items() if axis != 'rules'}
+  sizes = {axis: size for axis, size in mesh.items() if axis not in ('preset', 'rules')}
+  if mesh.preset and mesh.preset not in SLICES:
+    raise UserError(
+      f'config.mesh.preset={mesh.preset!r} is unknown; choose one of: {", ".join(SLICES)}, or set the axes.'
+    )
+  if mesh.preset and (mesh.data, mesh.fsdp) != (1, -1):
+    raise UserError(
+      f'config.mesh.preset={mesh.preset!r} says what data and fsdp are, and config.mesh.data={mesh.data}, fsdp='
+      f'{mesh.fsdp} say it again; leave one of them at its default.'
+    )
   for axis, size in sizes.items():
     if not (size == -1 or size >= 1):
       raise UserError(f'config.mesh.{axis}={size} must be at least 1, or -1 for all that is left.')

@@ -114,8 +114,8 @@ def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
 
 @needs_libtpu
 def test_an_unknown_topology_is_told():
-  with pytest.raises(UserError, match=r"--topology='v5litepod-16'.*such as: v5e:2x2"):
-    aot.devices('v5litepod-16')
+  with pytest.raises(UserError, match=r"--topology='v5e:3x5'.*such as: v5e-16"):
+    aot.devices('v5e:3x5')
 
 
 def test_without_libtpu_the_command_says_what_to_install(monkeypatch, capsys):

@@ -306,7 +306,11 @@ def change(config, field: str, value) -> None:
     ('prompts', ..., 'config.prompts is missing'),
     ('optimizer.eps', ..., 'config.optimizer.eps is missing'),
     ('mesh', ..., 'config.mesh is missing'),
-    ('mesh', 3, 'config.mesh=3 must be a dict of: context, data, expert, fsdp, rules, tensor'),
+    (
+      'mesh',
+      3,
+      'config.mesh=3 must be a dict of: context, data, expert, fsdp, preset, rules, tensor',
+    ),
     (
       'objective.trust.fn',
       ...,

@@ -18,7 +18,7 @@ PACKAGE = 'jaxrl_llm'
 # named is a stage: objective, generate, grade, control, replay, data, checkpoint, metrics, …
 STAGE = 2
 LAYERS = (
-  ('defaults', 'types'),
+  ('chips', 'defaults', 'types'),
   ('config', 'models', 'peers', 'precision', 'shard', 'hlo'),
   (),
   ('environments', 'program'),
@@ -28,7 +28,7 @@ LAYERS = (
   ('step',),
   ('rounds',),
   ('aid', 'aot', 'evaluate', 'report', 'tell', 'together', 'warmstart'),
-  ('layout', 'turn'),
+  ('layout', 'sweep', 'turn'),
   ('assemble',),
   ('train',),
   ('main',),

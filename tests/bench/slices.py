@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tempfile
-import time
 
-from jaxrl_llm import aot, chips, shard
+from jaxrl_llm import aot, sweep
 from jaxrl_llm import config as configs
-from jaxrl_llm import step as steps
 from tests.bench.curves import ROOT
 
 # As the config.json of Qwen/Qwen3-*, which are public (read November 2026).
@@ -34,9 +33,7 @@ _SIZES = {
     num_attention_heads=32, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
   ),
 }  # fmt: skip
-TOPOLOGIES = {
-  'v5e-16': 'v5e:4x4', 'v5e-256': 'v5e:16x16', 'v5p-128': 'v5p:4x4x4', 'v6e-64': 'v6e:8x8',
-}  # fmt: skip
+SLICES = ('v5e-16', 'v5e-256', 'v5p-128', 'v6e-64')
 # Axes besides fsdp, which takes the rest; rollouts in a slice of the update, for each part that rows are cut into.
 _TENSOR = {'0.6b': 1, '8b': 4, '32b': 8, '30b-a3b': 1}
 _EXPERT = {'30b-a3b': 16}
@@ -58,47 +55,21 @@ def config(folder: str, model: str, mesh: dict[str, int], prompts: int):
 
 def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: int) -> dict:
   """`rows` rollouts for each chip; in a slice of the update `at_once` for each part that rows are cut into."""
-  devices = aot.devices(TOPOLOGIES[slice_])
-  cut = mesh.get('tensor', 1) * mesh.get('expert', 1)
-  shards = len(devices) // cut
+  devices = aot.devices(slice_)
   with tempfile.TemporaryDirectory() as folder:
     c = config(folder, model, mesh, max(1, len(devices) * rows // ROLLOUTS))
-    c.microbatch_rollouts = shards * at_once
-    program = aot.make(c, devices)
-  told = dict(
-    mesh=shard.told(program.mesh.shape), rows=program.prompts * ROLLOUTS, chips=len(devices)
-  )
-  limit = chips.HBM_GIB[devices[0].device_kind]
-  told |= dict(state_gib=aot.on_one_device(steps.abstract_state(program)) / 2**30, hbm_gib=limit)
-  if told['state_gib'] > limit:
-    return told
-  state, batch, *asked = aot.arguments(program)
-  halves = dict(
-    generate=(steps.compile_sample(program), state._replace(carried=()), state.carried, *asked),
-    update=(steps.compile_update(program), state, batch),
-  )
-  for name, (fn, *given) in halves.items():
-    began = time.perf_counter()
-    part = aot.build(fn, *given)
-    told[name] = dict(
-      compile_s=time.perf_counter() - began,
-      peak_gib=(part.peak_bytes + part.code_bytes) / 2**30,
-      oom=part.oom,
+    c.microbatch_rollouts = (
+      at_once * len(devices) // math.prod(mesh.get(a, 1) for a in ('tensor', 'expert'))
     )
-    print(f'{model} on {slice_}, {told["mesh"]}: {name} {told[name]}', flush=True)
-    if name == 'generate' and not part.oom:
-      loop = aot.decode_report(aot.loops(program, part.text)[-1])
-      told['loop'] = {k: v for k, v in loop.items() if k not in ('copies', 'collectives')}
-      told['roofline'] = aot.roofline(program, loop)
-    if name == 'update' and not part.oom:
-      told['learn'] = aot.learn(program, part.text)
+    told = sweep.measure(aot.make(c, devices))
+  print(f'{model} on {slice_}: {sweep.line(told)}', flush=True)
   return told
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--models', default=','.join(_SIZES))
-  parser.add_argument('--slices', default=','.join(TOPOLOGIES))
+  parser.add_argument('--slices', default=','.join(SLICES))
   parser.add_argument('--mesh', default='', help='such as tensor=4; default: that of the table')
   parser.add_argument('--rows', type=int, default=8, help='rollouts for each chip')
   parser.add_argument(
