@@ -10,6 +10,14 @@ def flags(devices: int) -> str:
   return f'--xla_force_host_platform_device_count={devices} --xla_cpu_use_fusion_emitters=false'
 
 
+# compiler_options of a program that is read, for by default other operations are fused, or whose last digits count.
+AS_TRAINED = dict(
+  xla_cpu_use_fusion_emitters=True,
+  xla_backend_optimization_level=3,
+  xla_llvm_disable_expensive_passes=False,
+)
+
+
 def prepare() -> None:
   """Call it before jax is first imported; processes that tests start inherit it, but for the flags."""
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')

@@ -39,7 +39,10 @@ def _environment():
   wanted = dict(
     jax_persistent_cache_min_compile_time_secs=1e9, jax_disable_most_optimizations=False
   )
-  before = {name: getattr(jax.config, name) for name in wanted}
+  before = dict(
+    jax_persistent_cache_min_compile_time_secs=jax.config.jax_persistent_cache_min_compile_time_secs,
+    jax_disable_most_optimizations=jax.config.read('jax_disable_most_optimizations'),
+  )
   for name in wanted:
     jax.config.update(name, wanted[name])
   yield

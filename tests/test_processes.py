@@ -83,7 +83,8 @@ def test_the_first_process_dies_in_a_step_and_the_same_command_goes_on(alone, tm
   flags = '--config.mesh.fsdp=4', '--config.eval.samples=0'
   both = start_all(config, run, *flags, devices=2)
   # A step is seldom between two others: they are in one, or grade.
-  while not (run / 'rollouts/step_000002.jsonl').exists():
+  waited = run / 'rollouts/step_000002.jsonl', run / 'checkpoints/step_000002'
+  while not all(path.exists() for path in waited):
     assert all(p.poll() is None for p in both), [p.communicate()[0] for p in both]
     time.sleep(0.02)
   both[0].kill()

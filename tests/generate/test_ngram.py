@@ -9,6 +9,7 @@ import re
 import jax
 import numpy as np
 import pytest
+import quick
 from scipy import stats
 
 from jaxrl_llm import config as configs
@@ -242,7 +243,7 @@ def test_caches_are_written_in_place_and_never_copied(params, slots):
   spec, draft = engine.Spec(G, 128, 1.0, (3,), 'float32', slots=slots), 4
   given = lambda p, q: (MODEL, p, q, jax.random.key(0), 0, spec, ngram.Settings(3, draft))  # noqa: E731
   fn = jax.jit(lambda p, q: ngram.generate(*given(p, q))[0])
-  text = fn.lower(params, make_prompts()).compile().as_text()
+  text = fn.lower(params, make_prompts()).compile(quick.AS_TRAINED).as_text()
   shape = re.escape(f'f32[{slots or B},{MODEL.kv_heads},{128 + draft},{MODEL.head_dim}]')
   made = collections.Counter(re.findall(rf'= {shape}\S* ([a-z-]+)\(', text))
   assert made.pop('scatter') == 2 * MODEL.layers  # rows at different columns

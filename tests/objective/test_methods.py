@@ -207,6 +207,10 @@ def test_an_empty_batch_is_finite():
     assert (c == 0).all() and all(np.isfinite(float(v)) for v in sums.values()), name
 
 
+# Rows of the table are of one turn; these credits are enumerated in test_credit.py.
+OF_TURNS = {'gigpo'}
+
+
 def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
   chosen = {}
   for row in METHODS.values():
@@ -230,7 +234,7 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
     module = inspect.getmodule(
       configs.pick(getattr(objective.compose, stage), settings()[stage]).func
     )
-    assert set(names(module)) == used, stage
+    assert set(names(module)) - OF_TURNS == used, stage
 
 
 def test_a_mismatch_is_never_corrected_twice():

@@ -123,7 +123,12 @@ DEFAULTS = {
     decoupled=[1e-4],
     nudged=[1.1, 1e-6],
   ),
-  'credit': dict(gae=[1.0, 1.0, True], process=[1.0, 5.0, True], steps=[1.0, 1e-6]),
+  'credit': dict(
+    gae=[1.0, 1.0, True],
+    process=[1.0, 5.0, True],
+    steps=[1.0, 1e-6],
+    gigpo=[1.0, 0.95, 1e-6],
+  ),
   'companion': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
   'correction': dict(
     token_truncate=[0.0, 2.0],
