@@ -1,6 +1,6 @@
 """The same run on 1, 2 and 4 processes of two devices each: how far apart the metrics are, and are rollouts the same?
 
-python tests/bench/processes.py [--counts 1,2,4] [--folder runs/processes]
+python -m tests.bench.processes [--counts 1,2,4] [--folder runs/processes]
 Processes find each other over loopback (gloo); float32; exit status 1 where a number differs by more than 1e-4.
 """
 
@@ -10,7 +10,7 @@ import argparse
 import pathlib
 import sys
 
-sys.path[:0] = [str(pathlib.Path(__file__).parents[n]) for n in (1, 2)]
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import test_processes  # noqa: E402
 import tiny_job  # noqa: E402
