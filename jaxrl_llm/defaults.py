@@ -192,6 +192,8 @@ def default() -> ml_collections.ConfigDict:
     stop=(),  # non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward, truncated
   )
   c.rollouts_every = 1  # steps between rollout files
+  c.trackers = ()  # tensorboard, wandb: who gets the numbers beside metrics.jsonl
+  c.profile = dict(steps='')  # '10:12' traces steps 10 and 11, for XProf
   # devices along each axis; -1 = all that are left
   c.mesh = dict(
     # how a slice of that name is shared: v5e-16, v5e-256, v5p-128, gpu-node, …; it says data and fsdp, which then stay

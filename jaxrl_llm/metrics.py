@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import logging
@@ -23,9 +23,14 @@ class Writer:
   each was on the disk before its step's checkpoint was begun; if not, a warning says which.
   """
 
-  def __init__(self, path: str, start: int, first: bool = True):
-    """start: the first step that this run will write. Of several processes only the `first` one has a file."""
-    self._next, self._file = start, None
+  def __init__(
+    self, path: str, start: int, first: bool = True, also: Callable[[int, dict], None] | None = None
+  ):
+    """start: the first step that this run will write. Of several processes only the `first` one has a file.
+
+    also: is told (step, row) of every row, once that is on the disk.
+    """
+    self._next, self._file, self._also = start, None, also
     if not first:
       return
     kept = {row[STEP]: row for row in read(path) if row[STEP] < start}
@@ -57,6 +62,8 @@ class Writer:
     if self._file is not None:
       self._file.write(_line(row))
       _sync(self._file)
+    if self._also is not None:
+      self._also(row[STEP], row)
 
 
 def read(path: str) -> list[dict[str, Any]]:

@@ -22,12 +22,14 @@ from jaxrl_llm import (
   health,
   metrics,
   preempt,
+  profile,
   report,
   rounds,
   same,
   shard,
   tell,
   together,
+  trackers,
   turn,
   validation,
   warmstart,
@@ -80,14 +82,22 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
   ):
     with notice.at_once():
       state, batch, flight, start = _begin(parts, folder, screen)
+      measured = {}
       if start == 0 or _due(config.eval.every, start):
-        measure(state, start)
+        measured = measure(state, start)
     call = _compiled(parts)
     screen.say(_COMPILING[config.mode])
     first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
-    with metrics.Writer(folder.metrics, first_row, writes) as writer:
+    names, told = config.trackers if writes else (), folder.root
+    with (
+      trackers.Trackers(names, told, config, first_row, screen.warn) as tracked,
+      metrics.Writer(folder.metrics, first_row, writes, tracked.log) as writer,
+    ):
+      tracked.log(start, measured)
+      trace = profile.Trace(config.profile.steps, told)
       for index in range(start, config.steps):
         began = time.perf_counter()
+        _tell(screen, trace.at(index, state))
         prompts, *more = turn.propose(parts, index)
         if jax.process_count() > 1 and _due(config.processes.same_every, index - start):
           same.check(index, _held(parts, index, prompts, batch))
@@ -106,14 +116,21 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
           raise preempt.Stopped
         if _due(config.eval.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
-            measure(state, index + 1)
+            tracked.log(index + 1, measure(state, index + 1))
+      _tell(screen, trace.done(state))
       if flight is not None:
         _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
-    saver.wait()
-    with notice.at_once():
-      final = measure(state, config.steps)
+      saver.wait()
+      with notice.at_once():
+        final = measure(state, config.steps)
+      tracked.log(config.steps, final)
   screen.finish(folder.root)
   return final
+
+
+def _tell(screen: Any, text: str) -> None:
+  if text:
+    screen.say(text)
 
 
 def _stage(parts: Parts) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_collections
 
+from jaxrl_llm import profile, trackers
 from jaxrl_llm.chips import SLICES
 from jaxrl_llm.config import check_plain, default, near, typed
 from jaxrl_llm.precision import TYPES
@@ -124,6 +125,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _check_teacher(c.objective)
   _check_lora(c)
   _check_mesh(c.mesh)
+  trackers.check(c.trackers)
+  profile.window(c.profile.steps)
 
 
 def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:

@@ -30,6 +30,8 @@ _FREE = (
   'eval',
   'checkpoint',
   'rollouts_every',
+  'trackers',
+  'profile',
   'grade.workers',
   'grade.deadline_s',
   'grade.cpu_s',

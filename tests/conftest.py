@@ -13,7 +13,9 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # Tests that need these use pytest.importorskip; where all was installed, none may be skipped.
-_PARITY = ('torch', 'transformers', 'trl', 'reasoning_gym', 'math_verify', 'jsonschema')
+_PARITY = (
+  'torch', 'transformers', 'trl', 'reasoning_gym', 'math_verify', 'jsonschema', 'tensorboard', 'wandb',
+)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,5 +37,5 @@ def _require_parity() -> None:
     except ImportError as error:
       raise pytest.UsageError(
         f'JAXRL_LLM_REQUIRE_PARITY=1, but {name} does not import ({error}); '
-        "install the extras: pip install -e '.[gym,math,json,parity]'."
+        "install the extras: pip install -e '.[gym,math,json,tensorboard,wandb,parity]'."
       ) from error

@@ -18,8 +18,8 @@ PACKAGE = 'jaxrl_llm'
 # named is a stage: objective, generate, grade, control, replay, data, checkpoint, metrics, …
 STAGE = 2
 LAYERS = (
-  ('chips', 'defaults', 'types'),
-  ('config', 'models', 'peers', 'precision', 'shard', 'hlo'),
+  ('chips', 'defaults', 'metrics', 'types'),
+  ('config', 'models', 'peers', 'precision', 'profile', 'shard', 'trackers', 'hlo'),
   (),
   ('environments', 'program'),
   ('passes', 'update_cost'),

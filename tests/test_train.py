@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny_job
 
-from jaxrl_llm import main
+from jaxrl_llm import main, metrics
 
 # Two tokens a row in each step, in half as many slots as rows: most groups take several steps. Few
 # prompts, so that most come back and begin from their last answers.
@@ -70,7 +70,8 @@ HINTED = dict(
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
   folder = tmp_path_factory.mktemp('uninterrupted')
-  out = tiny_job.finish(tiny_job.start(tiny_job.config_file(folder), folder / 'run'))
+  flags = '--config.trackers=("tensorboard",)', '--config.profile.steps=4:6'
+  out = tiny_job.finish(tiny_job.start(tiny_job.config_file(folder), folder / 'run', *flags))
   return folder / 'run', out
 
 
@@ -98,6 +99,23 @@ def test_a_run_leaves_its_folder_and_says_what_it_gained(uninterrupted):
   assert 'held-out accuracy' in out and 'after 10 steps' in out and 'step 10/10' in out
   gaps = [r['training/rollout_probs_diff_max'] for r in tiny_job.rows(run)]
   assert max(gaps) <= 1e-4
+
+
+def test_trackers_and_the_trace_of_some_steps_lie_in_the_folder(uninterrupted):
+  reader = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+  run, out = uninterrupted
+  found = reader.EventAccumulator(str(run / 'tensorboard'))
+  found.Reload()
+  for name in ('critic/score/mean', 'actor/entropy', 'timing_s/grade'):
+    want = [
+      (r['training/global_step'], np.float32(r[name]))
+      for r in metrics.read(str(run / 'metrics.jsonl'))
+    ]
+    assert [(e.step, np.float32(e.value)) for e in found.Scalars(name)] == want
+  accuracy = found.Scalars('val-core/all/acc/greedy')
+  assert [e.step for e in accuracy] == [0, 10]
+  assert 'tracing steps 4 to 5' in out and 'the trace is in' in out
+  assert list(run.glob('profile/plugins/profile/*/*.xplane.pb'))
 
 
 @pytest.mark.parametrize('devices', [1, 8])
