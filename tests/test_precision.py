@@ -143,7 +143,8 @@ def test_evaluation_reads_what_is_saved(monkeypatch):
   monkeypatch.setattr(steps, 'compile_generate', lambda program: seen.append(program.weights_dtype))
   table = type('Table', (), dict(rows=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-  evaluate.make_evaluator(program(quantize_update=True), table, None, None, 2, sampling)
+  judging = evaluate.Judging(None)
+  evaluate.make_evaluator(program(quantize_update=True), table, None, judging, 2, sampling)
   assert seen == ['float32'] * 2
 
 
