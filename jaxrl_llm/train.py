@@ -288,6 +288,10 @@ def evaluate_only(
       f'config.eval.prompts={config.eval.prompts} leaves no held-out prompt to evaluate; raise it, or give '
       'config.data.eval_path.'
     )
+  if theirs is not None:
+    table = parts.tables.held_out
+    asked = evaluate.asked(config, table)
+    measure.compare.check(asked['grader'], [row.id for row in table.rows], theirs)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, _stage(parts), console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen, step)

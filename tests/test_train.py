@@ -135,6 +135,10 @@ def test_an_exported_model_is_evaluated_as_its_run_was(uninterrupted, tmp_path, 
   # What was learnt is a difference; and a run is evaluated at a step by name.
   argv = [config, f'--workdir={run}', '--mode=eval', f'--against={run}/eval/step_000000.json']
   assert 'there are: [10, 8].' in told(capsys, *argv, '--step=4')
+  fresh = argv[:1] + [f'--workdir={tmp_path}/fresh'] + argv[2:]
+  assert "another grader (fn: 'exact' there" in told(capsys, *fresh, '--config.grade.fn=number')
+  assert 'of 8 there and 4 here 4 are' in told(capsys, *fresh, '--config.eval.prompts=4')
+  assert not (tmp_path / 'fresh').exists()
   assert main.main([*argv, '--step=8']) == 0
   assert 'other than there: step: 0 -> 8' in capsys.readouterr().out
   assert evaluation(run, 8)['rows'] != there['rows']

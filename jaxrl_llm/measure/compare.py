@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,41 +33,17 @@ def load(path: str) -> dict[str, Any]:
   return told
 
 
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[dict[str, Any]]:
-  """Ours − theirs for every measure that both have, of all prompts and of each source. Source: none.
-
-  dict(source, measure, prompts, ours, theirs, mean, low, high, p), see `estimate.difference`. Raises UserError where
-  prompts or graders are not the same.
-  """
-  _check(ours, theirs)
-  order, other = (_order(told) for told in (ours, theirs))
-  names, sources = sorted(order), [row['source'] for row in ours['rows'] if row['kind'] == 'greedy']
-  source_P = np.array(sources)[[order[name] for name in names]]
-  x, y = (
-    _plain(told, [at[name] for name in names]) for told, at in ((ours, order), (theirs, other))
-  )
-  found = []
-  for source in ('all', *sorted(set(sources))):
-    in_P = (source_P == source) | (source == 'all')
-    for measure in (name for name in x if name in y):
-      pair = x[measure][in_P], y[measure][in_P]
-      told = dict(ours=float(pair[0].mean()), theirs=float(pair[1].mean()), prompts=int(in_P.sum()))
-      found.append(
-        dict(source=source, measure=measure) | told | estimate.difference(*pair)._asdict()
-      )
-  return found
-
-
-def _check(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-  if ours['grader'] != theirs['grader']:
-    names = sorted(ours['grader'].keys() | theirs['grader'].keys())
-    unlike = [n for n in names if ours['grader'].get(n) != theirs['grader'].get(n)]
+def check(grader: dict[str, Any], ids: Sequence[str], theirs: dict[str, Any]) -> None:
+  """Raises UserError where `theirs` had another grader, or other prompts than `ids`. Source: none."""
+  if grader != theirs['grader']:
+    names = sorted(grader.keys() | theirs['grader'].keys())
     told = '; '.join(
-      f'{name}: {theirs["grader"].get(name)!r} there, {ours["grader"].get(name)!r} here'
-      for name in unlike
+      f'{name}: {theirs["grader"].get(name)!r} there, {grader.get(name)!r} here'
+      for name in names
+      if grader.get(name) != theirs['grader'].get(name)
     )
     raise UserError(f'--against was judged by another grader ({told}); evaluate both with one.')
-  here, there = (set(_order(told)) for told in (ours, theirs))
+  here, there = set(_order(ids)), set(_order(_ids(theirs)))
   if here != there:
     raise UserError(
       f'--against holds other prompts: of {len(there)} there and {len(here)} here {len(here & there)} are the same; '
@@ -74,13 +51,38 @@ def _check(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     )
 
 
-def _order(told: dict[str, Any]) -> dict[tuple[str, int], int]:
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[dict[str, Any]]:
+  """Ours − theirs for every measure that both have, of all prompts, and of each source where there are several.
+
+  dict(source, measure, prompts, ours, theirs, mean, low, high, p), see `estimate.difference`. Raises UserError as
+  `check` does. Source: none.
+  """
+  check(ours['grader'], _ids(ours), theirs)
+  order, other = (_order(_ids(told)) for told in (ours, theirs))
+  names = sorted(order)
+  of_rows = [row['source'] for row in ours['rows'] if row['kind'] == 'greedy']
+  source_P = np.array(of_rows)[[order[name] for name in names]]
+  x = _plain(ours, [order[name] for name in names])
+  y = _plain(theirs, [other[name] for name in names])
+  sources, found = sorted(set(of_rows)), []
+  for source in ('all', *(sources if len(sources) > 1 else ())):
+    in_P = (source_P == source) | (source == 'all')
+    for measure in (name for name in x if name in y):
+      pair = x[measure][in_P], y[measure][in_P]
+      told = dict(ours=float(pair[0].mean()), theirs=float(pair[1].mean()), prompts=int(in_P.sum()))
+      told |= estimate.difference(*pair)._asdict()
+      found.append(dict(source=source, measure=measure) | told)
+  return found
+
+
+def _ids(told: dict[str, Any]) -> list[str]:
+  return [row['id'] for row in told['rows'] if row['kind'] == 'greedy']
+
+
+def _order(ids: Sequence[str]) -> dict[tuple[str, int], int]:
   """(id, how often it came before) of every prompt → its place."""
-  ids, seen, order = (
-    [row['id'] for row in told['rows'] if row['kind'] == 'greedy'],
-    collections.Counter(),
-    {},
-  )
+  seen: collections.Counter = collections.Counter()
+  order = {}
   for place, name in enumerate(ids):
     order[name, seen[name]] = place
     seen[name] += 1

@@ -114,9 +114,10 @@ def metrics(told: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def table(told: Sequence[dict[str, Any]]) -> str:
   """The measures of every group, and the curves of all prompts, in per cent with their intervals. Source: none."""
-  names = list(told[0]['measures'])
+  names = [name for name in told[0]['measures'] if not _said_twice(told, name)]
   lines = [['source', 'level', 'prompts', *names]]
-  for group in (*told[1:], told[0]):
+  alone = sum(not group['level'] for group in told) == 2  # a single source is all there is
+  for group in (*told[1 + alone :], told[0]):
     cells = [percent(**group['measures'][name]) for name in names]
     lines.append([group['source'], group['level'], str(group['prompts']), *cells])
   curves = told[0]['curves']
@@ -130,6 +131,14 @@ def table(told: Sequence[dict[str, Any]]) -> str:
     ]
     steps.append([str(k), *cells])
   return f'{aligned(lines)}\n\n{aligned(steps)}'
+
+
+def _said_twice(told: Sequence[dict[str, Any]], name: str) -> bool:
+  """best@n where scores are 0 and 1: it is pass@n."""
+  measures = [group['measures'] for group in told]
+  return name.startswith('best@') and all(
+    m[name] == m[name.replace('best', 'pass')] for m in measures
+  )
 
 
 def percent(mean: float, low: float | None, high: float | None) -> str:

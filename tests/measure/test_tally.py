@@ -101,6 +101,17 @@ def test_the_table_is_aligned_and_says_what_the_groups_say():
   assert len({line.index(']') for line in lines[2:]}) == 1
   assert curve[0].split() == ['k', 'pass@k', 'maj@k', 'vote@k']
   assert [line.split()[0] for line in curve[2:]] == ['1', '2', '4']
+  assert 'best@4' not in text  # it is pass@4
+  assert 'best@4' in tally.table(tally.groups(rows(), 2.0))  # nothing passes, and the best is 1
+
+
+def test_one_source_is_said_once():
+  told = tally.groups(rows(PROMPTS[:3]), 1.0)
+  lines = tally.table(told).splitlines()[2:5]
+  assert [line.split()[:2] for line in lines[:2]] == [['b', 'length=9'], ['b', 'length=10']]
+  assert lines[2].split()[0] == 'all'
+  ours = evaluation(PROMPTS[:3])
+  assert {d['source'] for d in compare.differences(ours, ours)} == {'all'}
 
 
 def shuffled(told: dict) -> dict:
