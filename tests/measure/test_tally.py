@@ -15,7 +15,7 @@ from jaxrl_llm.types import UserError
 PROMPTS = (
   ('b', 'length=10', 1.0, (1, 0, 0, 1), ('7', '8', '8', '7'), (0.9, 0.4, 0.4, 0.9)),
   ('b', 'length=9', 0.0, (0, 0, 0, 0), ('1', '2', '3', None), (0.5, 0.5, 0.5, 0.5)),
-  ('b', 'length=9', 0.0, (1, 0, 0, 0), ('5', '6', '6', None), (0.9, 0.1, 0.1, 0.5)),
+  ('b', 'length=9', 0.0, (1, 0, 0, 0), ('5', '6', None, None), (0.9, 0.1, 0.5, 0.5)),
   ('a', '', 1.0, (1, 1, 1, 1), ('x', 'x', 'x', 'x'), (0.5, 0.5, 0.5, 0.5)),
 )
 
@@ -46,7 +46,9 @@ def test_every_measure_of_every_prompt():
   np.testing.assert_allclose(found.plain['mean@4'], [0.5, 0, 0.25, 1])
   np.testing.assert_allclose(found.plain['best@4'], [1, 0, 1, 1])
   np.testing.assert_allclose(found.curves['pass'][2], [5 / 6, 0, 1 / 2, 1])
-  np.testing.assert_allclose(found.curves['maj'][4], [0.5, 0, 0, 1])  # a tie shares
+  np.testing.assert_allclose(
+    found.curves['maj'][4], [0.5, 0, 0.5, 1]
+  )  # ties share, None has no vote
   np.testing.assert_allclose(found.curves['vote'][4], [1, 0, 1, 1])
   for curve in found.curves.values():
     assert list(curve) == [1, 2, 4]
@@ -112,6 +114,7 @@ def test_one_source_is_said_once():
   assert lines[2].split()[0] == 'all'
   ours = evaluation(PROMPTS[:3])
   assert {d['source'] for d in compare.differences(ours, ours)} == {'all'}
+  assert len(tally.groups(rows(PROMPTS[1:3]), 1.0)) == 2  # one level is none
 
 
 def shuffled(told: dict) -> dict:
