@@ -135,6 +135,7 @@ def test_differences_are_ours_less_theirs_prompt_by_prompt():
   assert found['b', 'mean@4']['mean'] == pytest.approx((0.25 + 0 + 0.25) / 3)
   assert found['a', 'greedy']['low'] is None
   assert {'pass@1', 'pass@2', 'maj@2'} <= {m for _, m in found} and ('all', 'maj@1') not in found
+  assert compare.differences(shuffled(ours), theirs) == compare.differences(ours, theirs)
   # In another order the same prompts do not differ, at any measure.
   assert all(d['mean'] == 0 and d['p'] == 1 for d in compare.differences(ours, shuffled(ours)))
 
