@@ -6,11 +6,12 @@ import json
 import types
 from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import config as configs
 from jaxrl_llm import evaluate
-from jaxrl_llm.types import Row
+from jaxrl_llm.types import Prompts, Rollout, Row
 
 
 def rows(*extras: dict, source: str = 's') -> list[Row]:
@@ -53,6 +54,29 @@ def test_equal_answers_get_equal_words():
     ['= 1.0', 'so 1', '', '2'], lambda t: Decimal(t.split()[-1]) if t else None
   )
   assert told == ['1.0', '1.0', None, '2']
+
+
+def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
+  """Three prompts in calls of two: prompt i says 10·i and 10·i + 1, and is trusted by a hundredth of that."""
+
+  class Table:
+    rows = tuple(rows({}, {}, {}))
+
+    def prompts(self, index, born):
+      none = np.zeros((2, 1), np.int32)
+      return Prompts(index[:, None], none[:, 0] + 1, index, none[:, 0] + born, none[:, 0])
+
+  def sample(params, prompts, seed, begun):
+    said_Bx1 = (10 * prompts.tokens_PxL + np.arange(2)).reshape(-1, 1)
+    one_B = np.ones(4, np.int32)
+    return Rollout(said_Bx1, said_Bx1, one_B, one_B, said_Bx1, one_B, said_Bx1)
+
+  program = types.SimpleNamespace(seed=0)
+  ask = evaluate._Ask(sample, program, Table(), lambda ids: str(ids[0]), None, 2)
+  said = evaluate._said(ask, None, lambda prompts, rollout: rollout.tokens_BxT[:, 0] / 100)
+  assert said.texts == said.shown == [['0', '1'], ['10', '11'], ['20', '21']]
+  np.testing.assert_allclose(said.trust_PxN, [[0, 0.01], [0.1, 0.11], [0.2, 0.21]])
+  assert evaluate._said(ask, None, None).trust_PxN is None
 
 
 def test_votes_are_counted_where_the_grader_tells_what_it_compares():
