@@ -121,15 +121,18 @@ def save(folder: str, step: int, tree: Any, host: dict[str, Any], *, keep: int) 
   _barrier(f'end {step}')
 
 
-def latest(folder: str) -> int | None:
-  """The newest step whose checkpoint is whole, None where none was ever saved. Source: none.
+def latest(folder: str, only: int | None = None) -> int | None:
+  """The newest step whose checkpoint is whole, None where none was ever saved; of `only`, that. Source: none.
 
   Broken ones are named in a warning. Raises UserError when all are broken: to begin again from
-  nothing, over the metrics of the run, is the user's decision.
+  nothing, over the metrics of the run, is the user's decision. Likewise where `only` does not exist.
   """
   found, told = None, ''
   if _first():
-    for step in sorted(_steps(folder), reverse=True):
+    there = sorted(_steps(folder), reverse=True)
+    if only is not None and only not in there:
+      raise UserError(f'--step={only} has no checkpoint in {folder}; there are: {there or "none"}.')
+    for step in there if only is None else [only]:
       path = os.path.join(folder, f'step_{step:06d}')
       told = _damage(path)
       if not told:
@@ -142,7 +145,8 @@ def latest(folder: str) -> int | None:
     code = int(multihost_utils.broadcast_one_to_all(np.int32(code)))
   if code == -2:
     raise UserError(
-      f'{folder} holds only broken checkpoints ({told or "see process 0"}); put a whole one back, '
+      f'{folder} holds {"only broken checkpoints" if only is None else f"a broken checkpoint of --step={only}"} '
+      f'({told or "see process 0"}); put a whole one back, '
       'or delete them to begin again from step 0.'
     )
   return None if code == -1 else code

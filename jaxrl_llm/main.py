@@ -15,7 +15,8 @@ MODES = ('train', 'eval', 'generate', 'export', 'compile', 'layout', 'fit', 'rep
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
 Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
-Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there, or of the model),
+Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there or of that of
+--step=…, or of the model, with intervals, by source and level; --against=OTHER/eval/step_….json: how the two differ),
 generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), export (the same as a Hugging Face
 folder --to=…, which transformers loads; --adapter: of a run with config.lora the adapter alone, which PEFT loads),
 compile (the step for a TPU slice that need not be at hand, --topology=v5e-16: memory, exchanges and copies per
@@ -96,6 +97,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   )
   parser.add_argument(
     '--samples', type=int, default=1, help='with --mode=generate: answers to each prompt'
+  )
+  parser.add_argument(
+    '--step', type=int, help='with --mode=eval: a checkpoint; default: the newest'
+  )
+  parser.add_argument(
+    '--against', default='', help='with --mode=eval: the file of an evaluation to compare with'
   )
   parser.add_argument(
     '--topology', default='', help='with --mode=compile (v5e-16) and layout (this machine)'
@@ -191,8 +198,10 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peer
   elif arguments.mode == 'export':
     folder = arguments.to or os.path.join(arguments.workdir, 'export')
     train.export_only(config, arguments.workdir, folder, arguments.dtype, arguments.adapter)
+  elif arguments.mode == 'eval':
+    train.evaluate_only(config, arguments.workdir, arguments.step, arguments.against)
   else:
-    modes = {'train': train.run, 'eval': train.evaluate_only, 'report': train.report_only}
+    modes = {'train': train.run, 'report': train.report_only}
     modes[arguments.mode](config, arguments.workdir)
   return 0
 

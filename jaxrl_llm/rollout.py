@@ -34,14 +34,7 @@ def generate(
     raise UserError(
       "config.generate.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
     )
-  params = state.params
-  if state.base is not None:
-    params = lora.sampled(state.base, params, program.lora.alpha, program.generate.dtype)
-  params = quantized.stored(params, program.weights_dtype, program.generate.dtype)
-  params = jax.lax.with_sharding_constraint(
-    params, shard.decode_layout(params, program.mesh, program.rules)
-  )
-  metrics = {}
+  params, metrics = _laid_out(program, state), {}
   if program.same_noise:
     prompts = prompts._replace(born_P=jnp.zeros_like(prompts.born_P))
   if draft is not None:
@@ -71,6 +64,38 @@ def generate(
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
   metrics |= {f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()}
   return rollout, metrics, (*state.carried[1:], left) if state.carried else ()
+
+
+@shard.on_mesh
+def trust(program: Program, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.Array:
+  """p_B, what the judge of `config.generate.prune` gives each row for being right, after its first tokens.
+
+  Source: arXiv:2603.24840 (ARRoL).
+  """
+  told, dtype = program.prune, program.generate.dtype
+  local = lambda params, judge, prompts, rollout: shortlist.judged(  # noqa: E731
+    program.model, params, judge, prompts, rollout, dtype, told
+  )[0]
+  rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
+  return jax.shard_map(
+    local,
+    mesh=program.mesh,
+    in_specs=(whole, whole, rows, rows),
+    out_specs=rows,
+    axis_names=set(shard.ROWS),
+    check_vma=False,
+  )(_laid_out(program, state), state.judge, prompts, rollout)
+
+
+def _laid_out(program: Program, state: TrainState) -> Any:
+  """The weights as they are sampled with."""
+  params = state.params
+  if state.base is not None:
+    params = lora.sampled(state.base, params, program.lora.alpha, program.generate.dtype)
+  params = quantized.stored(params, program.weights_dtype, program.generate.dtype)
+  return jax.lax.with_sharding_constraint(
+    params, shard.decode_layout(params, program.mesh, program.rules)
+  )
 
 
 def _decode(program: Program, params: Any, judge: Any, seed, version, cap, prompts, begun, kept):

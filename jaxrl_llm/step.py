@@ -15,7 +15,7 @@ from jaxrl_llm import companion, data, lora, shard
 from jaxrl_llm.generate import carried, judge
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
-from jaxrl_llm.rollout import generate
+from jaxrl_llm.rollout import generate, trust
 from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState, Turns
 from jaxrl_llm.update import update
 
@@ -272,6 +272,21 @@ def compile_generate(program: Program) -> Callable:
     lambda params, prompts, seed, begun: generate(
       program, frozen(params, seed=seed), prompts, begun
     )[0],
+    in_shardings=given,
+    out_shardings=rows,
+  )
+  return _fed(compiled, given)
+
+
+def compile_trust(program: Program) -> Callable:
+  """`trust` alone, for evaluation: (whole weights, judge, prompts, their rollout) → p_B. Source: none."""
+  params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
+  rows = shard.rows(program.mesh)
+  given = (params, shard.replicated(program.mesh), rows, rows)
+  compiled = jax.jit(
+    lambda params, judging, prompts, rollout: trust(
+      program, frozen(params)._replace(judge=judging), prompts, rollout
+    ),
     in_shardings=given,
     out_shardings=rows,
   )

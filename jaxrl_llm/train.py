@@ -20,6 +20,7 @@ from jaxrl_llm import (
   generate,
   grade,
   health,
+  measure,
   metrics,
   preempt,
   profile,
@@ -75,7 +76,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 
 def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
   config, keep = parts.config, parts.config.checkpoint.keep
-  measure = _evaluator(parts, pool, folder, screen)
+  examine = _evaluator(parts, pool, folder, screen)
   with (
     preempt.Notice(alone=jax.process_count() == 1) as notice,
     checkpoint.Saver(folder.checkpoints, keep) as saver,
@@ -84,7 +85,7 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
       state, batch, flight, start = _begin(parts, folder, screen)
       measured = {}
       if start == 0 or _due(config.eval.every, start):
-        measured = measure(state, start)
+        measured = examine(state, start).get('metrics', {})
     call = _compiled(parts)
     screen.say(_COMPILING[config.mode])
     first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
@@ -116,13 +117,14 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
           raise preempt.Stopped
         if _due(config.eval.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
-            tracked.log(index + 1, measure(state, index + 1))
+            examined = examine(state, index + 1)
+          tracked.log(index + 1, examined.get('metrics', {}))
       _tell(screen, trace.done(state))
       if flight is not None:
         _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
       saver.wait()
       with notice.at_once():
-        final = measure(state, config.steps)
+        final = examine(state, config.steps).get('metrics', {})
       tracked.log(config.steps, final)
   screen.finish(folder.root)
   return final
@@ -206,10 +208,10 @@ def _exhibited(parts: Parts, folder: Any, flight: turn.Flight, alarm: health.Ala
   return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 
 
-def _restore(parts: Parts, folder: Any, screen: Any):
-  """The newest whole checkpoint, or a fresh start: state, batch to learn, flight to land, steps done."""
+def _restore(parts: Parts, folder: Any, screen: Any, step: int | None = None):
+  """The newest whole checkpoint, that of `step`, or a fresh start: state, batch to learn, flight to land, steps."""
   program = parts.program
-  found = checkpoint.latest(folder.checkpoints)
+  found = checkpoint.latest(folder.checkpoints, step)
   batch = steps.empty_batch(program)
   teacher = parts.teacher and parts.teacher.params
   if found is None:
@@ -256,23 +258,25 @@ def _held(parts: Parts, index: int, prompts: Any, batch: Batch) -> dict[str, Any
 
 
 def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
-  """state, step → held-out accuracies; told, and kept on disk: what is there is not evaluated again."""
+  """state, step → a file of eval/; told, and kept on disk: what is there is not evaluated again."""
   if not len(parts.tables.held_out):
     logging.warning('no held-out prompts: nothing is evaluated')
     return lambda state, step: {}
-  told = parts.config.eval
-  decode = parts.model.tokenizer.decode
+  told, table = parts.config.eval, parts.tables.held_out
+  judging = evaluate.judging_of(parts.config, pool, parts.play)
   evaluator = evaluate.make_evaluator(
-    parts.program, parts.tables.held_out, decode, pool, told.samples, told.sampling, parts.play
+    parts.program, table, parts.model.tokenizer.decode, judging, told.samples, told.sampling
   )
+  asked = evaluate.asked(parts.config, table)
 
-  def evaluated(state: Any, step: int) -> dict[str, float]:
-    known = folder.read_eval(step)
+  def evaluated(state: Any, step: int) -> dict[str, Any]:
+    known = folder.read_eval(step, asked)
     if known is None:
       screen.say(f'evaluating at step {step}')
-      known, rows = evaluator(steps.weights(parts.program, state))
-      folder.write_eval(step, known, rows)
-    screen.evaluation(step, known)
+      metrics, rows, groups = evaluator(steps.weights(parts.program, state), state.judge)
+      known = asked | dict(step=step, metrics=metrics, groups=groups, rows=rows)
+      folder.write_eval(step, known)
+    screen.evaluation(step, known['metrics'])
     return known
 
   return evaluated
@@ -287,14 +291,35 @@ def _check(row: dict[str, float], config: Any) -> None:
     )
 
 
-def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
-  """Evaluates the newest checkpoint in `workdir`, or the model as loaded. Source: none."""
+def evaluate_only(
+  config: Any, workdir: str, step: int | None = None, against: str = ''
+) -> dict[str, float]:
+  """Evaluates the newest checkpoint in `workdir` or that of `step`, or the model as loaded; prints tables.
+
+  With `against`, the file of another evaluation, also how the two differ. Source: none.
+  """
+  theirs = measure.compare.load(against) if against else None
   config = validation.sized(config, jax.devices())
   parts = assemble.parts(config)
+  if not len(parts.tables.held_out):
+    raise UserError(
+      f'config.eval.prompts={config.eval.prompts} leaves no held-out prompt to evaluate; raise it, or give '
+      'config.data.eval_path.'
+    )
+  if theirs is not None:
+    table = parts.tables.held_out
+    asked = evaluate.asked(config, table)
+    measure.compare.check(asked['grader'], [row.id for row in table.rows], theirs)
   folder = workdirs.open_run(workdir, config)
   with grade.Pool(config.grade) as pool, _stage(parts), console.Console(config.steps) as screen:
-    state, _, _, start = _restore(parts, folder, screen)
-    return _evaluator(parts, together.Pool(pool), folder, screen)(state, start)
+    state, _, _, start = _restore(parts, folder, screen, step)
+    ours = _evaluator(parts, together.Pool(pool), folder, screen)(state, start)
+  told = measure.tally.table(ours['groups'])
+  if theirs is not None:
+    told += f'\n\n{measure.compare.table(ours, theirs)}'
+  if jax.process_index() == 0:
+    print(f'\n{told}', flush=True)
+  return ours['metrics']
 
 
 def report_only(config: Any, workdir: str) -> report.Report:

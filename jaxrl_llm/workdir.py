@@ -86,18 +86,19 @@ class Workdir(NamedTuple):
     write(f'{path}.jsonl', ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
     return path
 
-  def write_eval(self, step: int, metrics: dict[str, float], rows: list[dict]) -> None:
-    """eval/step_000012.json: metrics, and every answer."""
-    told = dict(step=step, metrics=metrics, rows=rows)
+  def write_eval(self, step: int, told: dict[str, Any]) -> None:
+    """eval/step_000012.json: what `evaluate.record` says, answers and all."""
     write(self._eval(step), json.dumps(told, ensure_ascii=False, indent=1))
 
-  def read_eval(self, step: int) -> dict[str, float] | None:
-    """The metrics of a finished evaluation, None where there is none."""
+  def read_eval(self, step: int, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """A finished evaluation whose fields `asked` are as they say, None where there is none."""
     try:
       with open(self._eval(step), encoding='utf-8') as file:
-        return json.load(file)['metrics']
-    except (OSError, ValueError, KeyError, TypeError):
+        told = dict(json.load(file))
+    except (OSError, ValueError, TypeError):
       return None
+    asked = json.loads(json.dumps(asked))  # as a file has it: tuples are lists there
+    return told if told | asked == told and told.keys() >= {'metrics', 'rows'} else None
 
   def _eval(self, step: int) -> str:
     return os.path.join(self.root, 'eval', f'step_{step:06d}.json')

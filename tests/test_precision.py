@@ -141,9 +141,10 @@ def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before()
 def test_evaluation_reads_what_is_saved(monkeypatch):
   seen = []
   monkeypatch.setattr(steps, 'compile_generate', lambda program: seen.append(program.weights_dtype))
-  table = type('Table', (), dict(rows=[0] * 4))
+  table = type('Table', (), dict(rows=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-  evaluate.make_evaluator(program(quantize_update=True), table, None, None, 2, sampling)
+  judging = evaluate.Judging(None)
+  evaluate.make_evaluator(program(quantize_update=True), table, None, judging, 2, sampling)
   assert seen == ['float32'] * 2
 
 

@@ -423,11 +423,10 @@ def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_
 def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
   parts = made(lambda: Talks(turns=2), ends=tuple(range(0, 90, 2)), eval__prompts=4)
   parts.play.at(0)
-  measure = evaluate.make_evaluator(
-    parts.program, parts.tables.held_out, parts.model.tokenizer.decode, Pool(), 0, {}, parts.play
-  )
-  metrics, rows = measure(parts.model.params)
-  assert measure(parts.model.params) == (metrics, rows) and len(rows) == 4
+  decode, judging = parts.model.tokenizer.decode, evaluate.Judging(Pool(), play=parts.play)
+  measure = evaluate.make_evaluator(parts.program, parts.tables.held_out, decode, judging, 0, {})
+  metrics, rows, groups = measure(parts.model.params)
+  assert measure(parts.model.params) == (metrics, rows, groups) and len(rows) == 4
   played = 0
   for line in rows:
     (said,), (score,) = line['output'], line['score']

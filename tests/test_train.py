@@ -99,6 +99,50 @@ def test_a_run_leaves_its_folder_and_says_what_it_gained(uninterrupted):
   assert 'held-out accuracy' in out and 'after 10 steps' in out and 'step 10/10' in out
   gaps = [r['training/rollout_probs_diff_max'] for r in tiny_job.rows(run)]
   assert max(gaps) <= 1e-4
+  told = evaluation(run, 10)
+  assert told['step'] == 10 and told['grader']['fn'] == 'exact' and len(told['rows']) == 2 * 8
+  levels = [(g['source'], g['level']) for g in told['groups']]
+  assert levels[:2] == [('all', ''), ('digits/copy', '')] and len(levels) == 4
+  assert {level for _, level in levels[2:]} == {'length=1', 'length=2'}
+  names = ('greedy', 'mean@2', 'best@2', 'pass@2', 'maj@2')
+  assert set(told['metrics']) == {
+    f'val-core/{s}/acc/{n}' for s in ('digits/copy', 'all') for n in names
+  }
+  assert told['groups'][0]['curves']['maj']['k'] == [1, 2]
+
+
+def evaluation(run, step: int) -> dict:
+  return json.loads((run / f'eval/step_{step:06d}.json').read_text())
+
+
+def test_an_exported_model_is_evaluated_as_its_run_was(uninterrupted, tmp_path, capsys):
+  """The same weights from a Hugging Face folder, in a new workdir: the same answers, so that nothing differs."""
+  run, model = uninterrupted[0], tmp_path / 'model'
+  config = f'--config={run.parent}/config.py'
+  assert (
+    main.main([config, f'--workdir={run}', '--mode=export', f'--to={model}', '--dtype=float32'])
+    == 0
+  )
+  argv = [config, f'--workdir={tmp_path}/new', '--mode=eval', f'--config.model={model}']
+  assert main.main([*argv, f'--against={run}/eval/step_000010.json']) == 0
+  out = capsys.readouterr().out
+  here, there = evaluation(tmp_path / 'new', 0), evaluation(run, 10)
+  assert here['rows'] == there['rows'] and here['groups'] == there['groups']
+  lines = [line.split() for line in out.splitlines()]
+  assert [x[-1] for x in lines if x[:1] == ['all'] and x[1].startswith(('greedy', 'pass@'))] == [
+    '1'
+  ] * 3
+  assert f'model: scratch -> {model}; step: 10 -> 0' in out
+  # What was learnt is a difference; and a run is evaluated at a step by name.
+  argv = [config, f'--workdir={run}', '--mode=eval', f'--against={run}/eval/step_000000.json']
+  assert 'there are: [10, 8].' in told(capsys, *argv, '--step=4')
+  fresh = argv[:1] + [f'--workdir={tmp_path}/fresh'] + argv[2:]
+  assert "another grader (fn: 'exact' there" in told(capsys, *fresh, '--config.grade.fn=number')
+  assert 'of 8 there and 4 here 4 are' in told(capsys, *fresh, '--config.eval.prompts=4')
+  assert not (tmp_path / 'fresh').exists()
+  assert main.main([*argv, '--step=8']) == 0
+  assert 'other than there: step: 0 -> 8' in capsys.readouterr().out
+  assert evaluation(run, 8)['rows'] != there['rows']
 
 
 def test_trackers_and_the_trace_of_some_steps_lie_in_the_folder(uninterrupted):
@@ -147,6 +191,18 @@ def test_lagging_learns_every_batch_one_update_late_and_knows_it(lag):
   # One update lies between: off-policy, and corrected by the recorded log-probabilities.
   assert max(r['training/rollout_probs_diff_max'] for r in rows[3:]) > 1e-3
   assert all(r['generate/tokens'] > r['response_length/sum'] for r in rows)
+
+
+def test_the_judge_of_pruned_runs_weighs_the_votes_of_evaluation(lag):
+  before, after = (evaluation(lag, step) for step in (0, 10))
+  assert before['groups'][0]['curves']['vote'] == before['groups'][0]['curves']['maj']
+  sampled = [row for row in after['rows'] if row['kind'] == 'sampled']
+  for row in sampled:  # who says the same was seen in the same state
+    assert len(set(zip(row['output'], row['trust'], strict=True))) == len(set(row['output']))
+  values = {p for row in sampled for p in row['trust']}
+  assert len(values) > 2 and 0 < min(values) and max(values) < 1
+  assert {row['trust'][0] for row in before['rows'] if row['kind'] == 'sampled'} == {0.5}
+  assert 'val-core/all/acc/vote@2' in after['metrics']
 
 
 def test_two_programs_are_the_one(uninterrupted, tmp_path):

@@ -176,9 +176,12 @@ def test_rollouts_and_evaluations_are_written_whole(tmp_path, monkeypatch):
   lines = (tmp_path / 'rollouts/step_000012.jsonl').read_bytes().split(b'\n')
   assert [json.loads(x) for x in lines[:-1]] == rows and lines[-1] == b''
   assert '∑'.encode() in lines[0]
-  assert run.read_eval(12) is None
-  run.write_eval(12, {'val-core/all/acc/greedy': 0.5}, rows)
-  assert run.read_eval(12) == {'val-core/all/acc/greedy': 0.5}
+  asked = dict(settings=dict(samples=4))
+  assert run.read_eval(12, asked) is None
+  told = dict(step=12, metrics={'val-core/all/acc/greedy': 0.5}, rows=rows) | asked
+  run.write_eval(12, told)
+  assert run.read_eval(12, asked)['metrics'] == told['metrics']
+  assert run.read_eval(12, dict(settings=dict(samples=8))) is None  # another one is not this one
   assert json.loads((tmp_path / 'eval/step_000012.json').read_text())['step'] == 12
 
   def killed(*_):
@@ -186,22 +189,22 @@ def test_rollouts_and_evaluations_are_written_whole(tmp_path, monkeypatch):
 
   monkeypatch.setattr(os, 'replace', killed)
   with pytest.raises(KeyboardInterrupt):
-    run.write_eval(12, {}, [])
-  assert run.read_eval(12) == {'val-core/all/acc/greedy': 0.5}
+    run.write_eval(12, {})
+  assert run.read_eval(12, asked)['metrics'] == told['metrics']
 
 
-@pytest.mark.parametrize('text', ['{"metrics": {"a"', '[]', '{}'])
+@pytest.mark.parametrize('text', ['{"metrics": {"a"', '[]', '{}', '3', '{"metrics": {}}'])
 def test_a_damaged_evaluation_is_done_again(tmp_path, text):
   run = workdir.open_run(str(tmp_path), make())
   (tmp_path / 'eval/step_000001.json').write_text(text)
-  assert run.read_eval(1) is None
+  assert run.read_eval(1, {}) is None
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   run = workdir.open_run(str(tmp_path), make())
   run.write_rollouts(0, [dict(output='')])
-  run.write_eval(0, {}, [])
+  run.write_eval(0, {})
   assert list(tmp_path.iterdir()) == []
   monkeypatch.setattr(jax, 'process_index', lambda: 0)
   workdir.open_run(str(tmp_path), make())

@@ -146,7 +146,6 @@ def decode(fixed: slots.Fixed, carry: slots.Carry) -> tuple[jax.Array, decoder.C
   """
   W, (row_S, at_S) = _width(carry), slots.bounded(fixed, carry)
   age_W = (carry.column - jnp.arange(W)) % W
-  age_W = (carry.column - jnp.arange(W)) % W
   prompt_S = row_S // fixed.spec.rollouts
   position_Sx1 = (fixed.prompts.length_P[prompt_S] + at_S)[:, None]
   hidden, cache = decoder.apply(

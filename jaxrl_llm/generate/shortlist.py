@@ -35,24 +35,40 @@ def generate(
   first, legs = engine.generate(
     model, params, prompts, key, version, spec._replace(rollouts=C), cap=cap, pause=n
   )
-  hidden_BxnxD = completion.hidden(
-    model, params, prompts, first.tokens_BxT[:, :n], dtype=spec.dtype
-  )
-  last_B = jnp.clip(jnp.minimum(first.length_B, n) - 1, 0)
-  feature_BxF = jnp.take_along_axis(hidden_BxnxD, last_B[:, None, None], axis=1)[:, 0]
-  p_B = judge.chance(state, feature_BxF.astype(jnp.float32), prune.warmup_steps)
+  p_B, feature_BxF = judged(model, params, state, prompts, first, spec.dtype, prune)
   keys_P = sampling.prompt_keys(jax.random.fold_in(key, _CHOICE), prompts)
   index_PxG, s_PxG = choose(keys_P, prune.survival(p_B.reshape(P, C), G), G)
   row_B = (jnp.arange(P)[:, None] * C + index_PxG).reshape(-1)
   begun = jax.tree.map(lambda x: x[row_B], first)
   begun = begun._replace(
-    weight_B=begun.weight_B / s_PxG.reshape(-1), feature_BxF=feature_BxF[row_B].astype(jnp.float32)
+    weight_B=begun.weight_B / s_PxG.reshape(-1), feature_BxF=feature_BxF[row_B]
   )
   rollout, more = engine.generate(
     model, params, prompts, key, version, spec, begun=begun, cap=cap, member_B=index_PxG.reshape(-1)
   )
   tokens = first.length_B.sum() + rollout.length_B.sum() - begun.length_B.sum()
   return rollout, legs + more, tokens
+
+
+def judged(
+  model: ModelConfig,
+  params: Any,
+  state: judge.Judge,
+  prompts: Prompts,
+  rollout: Rollout,
+  dtype: str,
+  prune: Any,
+) -> tuple[jax.Array, jax.Array]:
+  """(p_B, feature_BxF): the judge's probability that rows will be right, and the hidden state it goes by.
+
+  Of each row that at token `prune.at_tokens`, or at its last. Source: arXiv:2603.24840 (ARRoL).
+  """
+  n = prune.at_tokens
+  hidden_BxnxD = completion.hidden(model, params, prompts, rollout.tokens_BxT[:, :n], dtype=dtype)
+  last_B = jnp.clip(jnp.minimum(rollout.length_B, n) - 1, 0)
+  feature_BxF = jnp.take_along_axis(hidden_BxnxD, last_B[:, None, None], axis=1)[:, 0]
+  feature_BxF = feature_BxF.astype(jnp.float32)
+  return judge.chance(state, feature_BxF, prune.warmup_steps), feature_BxF
 
 
 def survival(p_PxC: jax.Array, keep: int, *, share: float, floor: float) -> jax.Array:

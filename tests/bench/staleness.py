@@ -65,8 +65,9 @@ def run(method: str, lag: int, seed: int, learning_rate: float) -> dict:
   sample = jax.jit(functools.partial(steps.generate, program))
   waiting, rows = collections.deque(), []
   with grade.Pool(config.grade) as pool:
+    decode, judging = parts.model.tokenizer.decode, evaluate.judging_of(config, pool, None)
     told = evaluate.make_evaluator(
-      program, parts.tables.held_out, parts.model.tokenizer.decode, pool, 4, config.eval.sampling
+      program, parts.tables.held_out, decode, judging, 4, config.eval.sampling
     )
     before = told(state.params)[0]
     for index in range(UPDATES + lag):

@@ -380,7 +380,9 @@ def test_evaluation_grows_no_trees(params):
 
   plain = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   told = [
-    evaluate.make_evaluator(program(fn=fn), Table(), str, Pool(), 2, plain)(params)[1]
+    evaluate.make_evaluator(program(fn=fn), Table(), str, evaluate.Judging(Pool()), 2, plain)(
+      params
+    )[1]
     for fn in ('latr', 'none')
   ]
   assert told[0] == told[1] and len(told[0]) == 2 * P
