@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 import jax
 from rich.console import Console as Rich
@@ -27,11 +29,28 @@ _SHOWN = (
   ('tokens', ('response_length/mean',), '{:.1f}'),
   ('entropy', ('actor/entropy',), '{:.2f}'),
   ('time', ('timing_s/gen_update', 'timing_s/grade'), '{:.1f}+{:.1f} s'),  # device + grading
+  ('tokens/s', ('perf/throughput',), '{:,.0f}'),
   ('lr', ('actor/lr',), '{:.0e}'),
   ('grad', ('actor/grad_norm',), '{:.2f}'),
   ('predicted', ('curriculum/predicted_success',), '{:.0%}'),
   ('prob gap', ('training/rollout_probs_diff_max',), '{:.0e}'),
+  ('choose', ('timing_s/choose',), '{:.2f} s'),
+  ('device', ('perf/device_memory_gib',), '{:.1f} GiB'),
+  ('host', ('perf/host_memory_gib',), '{:.1f} GiB'),
 )
+KINDS = ('auto', 'plain', 'quiet', 'json')
+
+
+def opened(kind: str, steps: int) -> Console:
+  """The screen that config.console names. Source: none.
+
+  auto: a live table in a terminal and lines elsewhere; plain: lines; quiet: warnings alone; json: an object a line.
+  """
+  if kind == 'json':
+    return Lines(steps)
+  if kind == 'quiet':
+    return Console(steps, Rich(quiet=True), loud=Rich(stderr=True, quiet=jax.process_index() != 0))
+  return Console(steps, live=kind == 'auto')
 
 
 class Console:
@@ -40,10 +59,14 @@ class Console:
   Of many processes only the first one speaks. What is wrong with a number never stops a run.
   """
 
-  def __init__(self, steps: int, out: Rich | None = None):
-    """steps: how many the run takes in all."""
+  def __init__(
+    self, steps: int, out: Rich | None = None, *, live: bool = True, loud: Rich | None = None
+  ):
+    """steps: how many the run takes in all. live: a table, if `out` is a terminal. loud: for warnings, if not `out`."""
     self._rich = out or _rich()
+    self._loud, self._wants_live = loud or self._rich, live
     self._steps, self._rewards, self._last = steps, [], {}
+    self._difficulty: list[float] = []
     self._live: Live | None = None
     self._began, self._anchor, self._first = time.monotonic(), 0.0, None
     self._status, self._warnings = '', []
@@ -56,7 +79,7 @@ class Console:
     self._handler = _Warnings(self)
 
   def __enter__(self) -> Console:
-    if self._rich.is_terminal:
+    if self._rich.is_terminal and self._wants_live and not self._rich.quiet:
       self._live = Live(self._table(), console=self._rich, refresh_per_second=4)
       self._live.start()
       self._handler.attach()
@@ -76,12 +99,16 @@ class Console:
   def warn(self, text: str) -> None:
     """A line that stays, and is counted in the table."""
     self._warnings.append(text)
-    self.say(f'warning: {text}')
+    self._print(f'{self._clock()}warning: {text}', self._loud)
     self._refresh()
 
-  def compiling(self, what: str = 'the step') -> None:
-    """Said once, and shown in the table until something else happens: nothing moves meanwhile."""
-    self._status = f'compiling {what} ...'
+  def compiling(self, what: str = 'the step', last_s: float | None = None) -> None:
+    """Said once, and shown in the table until something else happens: nothing moves meanwhile.
+
+    last_s: how long that took the last time.
+    """
+    took = '' if last_s is None else f' (the last time that took {_duration(last_s)})'
+    self._status = f'compiling {what} ...{took}'
     self.say(self._status)
     self._refresh()
 
@@ -89,9 +116,13 @@ class Console:
     """The metrics of the steps before this start, for the curve."""
     self._rewards = [row.get('critic/score/mean') for row in rows]
 
-  def step(self, row: dict[str, Any]) -> None:
-    """One step's metrics."""
+  def step(
+    self, row: dict[str, Any], difficulty: Callable[[], Sequence[float]] | None = None
+  ) -> None:
+    """One step's metrics. difficulty: shares of the prompts by expected success, from 0 to 1; asked for where shown."""
     self._last, self._status = row, ''
+    if self._live and difficulty is not None:
+      self._difficulty = list(difficulty())
     self._rewards.append(row.get('critic/score/mean'))
     done = int(row['training/global_step']) + 1
     left = self._left(done)
@@ -128,10 +159,10 @@ class Console:
   def _ascii(self) -> bool:
     return self._rich.options.ascii_only
 
-  def _print(self, text: str) -> None:
+  def _print(self, text: str, out: Rich | None = None) -> None:
     if self._ascii:
       text = text.encode('ascii', 'replace').decode()
-    self._rich.print(text, markup=False, highlight=False, soft_wrap=True)
+    (out or self._rich).print(text, markup=False, highlight=False, soft_wrap=True)
 
   def _clock(self) -> str:
     return f'{time.monotonic() - self._began:6.0f} s  '
@@ -170,12 +201,55 @@ class Console:
         grid.add_row(*cells[at : at + 5])
       table.add_row(grid)
       table.add_row(Text.assemble(('reward ', 'dim'), spark(self._rewards, ascii_only=self._ascii)))
+    if self._difficulty:
+      top = max(self._difficulty) or 1.0
+      shares = spark([x / top for x in self._difficulty], ascii_only=self._ascii)
+      table.add_row(Text.assemble(('prompts ', 'dim'), 'hard ', shares, ' easy'))
     if self._status:
       table.add_row(Text(self._status, 'cyan'))
     if self._warnings:
       told = f'warnings: {len(self._warnings)}, the last: {self._warnings[-1]}'
       table.add_row(Text(told, 'yellow'))
     return table
+
+
+class Lines(Console):
+  """What another program reads: a JSON object a line on standard output, {"event": …, "seconds": …, …}."""
+
+  def __init__(self, steps: int, out: TextIO | None = None):
+    super().__init__(steps, Rich(quiet=True))
+    self._out = out or (sys.stdout if jax.process_index() == 0 else None)
+
+  def banner(self, **facts: Any) -> None:
+    self._line('banner', **{name: str(fact) for name, fact in facts.items()})
+
+  def say(self, text: str) -> None:
+    self._line('say', text=text)
+
+  def warn(self, text: str) -> None:
+    self._line('warning', text=text)
+
+  def compiling(self, what: str = 'the step', last_s: float | None = None) -> None:
+    self._line('compiling', what=what, last_s=last_s)
+
+  def step(self, row: dict[str, Any], difficulty: Callable | None = None) -> None:
+    self._line('step', **row)
+
+  def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+    self._line('evaluation', step=step, **metrics)
+
+  def finish(self, root: str) -> None:
+    self._line('finished', folder=root)
+
+  def _line(self, event: str, **more: Any) -> None:
+    if self._out is None:
+      return
+    plain = {k: v.item() if hasattr(v, 'item') else v for k, v in more.items()}
+    known = {
+      k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()
+    }
+    seconds = round(time.monotonic() - self._began, 3)
+    print(json.dumps(dict(event=event, seconds=seconds) | known), file=self._out, flush=True)
 
 
 class _Warnings(logging.Handler):

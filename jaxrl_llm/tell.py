@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_llm import grade
@@ -30,6 +33,17 @@ def metrics(batch: Batch) -> dict[str, float]:
     'prompt_length/mean': float(batch.prompts.length_P.mean()),
     'perf/rollouts': int(real_B.sum()),
   }
+
+
+def memory() -> dict[str, float]:
+  """Most memory used so far, in GiB: of the fullest device, where devices tell, and of this process. Source: none."""
+  stats = [device.memory_stats() or {} for device in jax.local_devices()]
+  device = max((s.get('peak_bytes_in_use', 0) for s in stats), default=0)
+  # Linux tells kilobytes, macOS bytes.
+  unit = 2**30 if sys.platform == 'darwin' else 2**20
+  host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+  told = {'perf/host_memory_gib': host}
+  return told | ({'perf/device_memory_gib': device / 2**30} if device else {})
 
 
 def rows_of(rows, marks: Any, batch: Batch, index: int) -> list[dict]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import math
 import re
 
 import jax
+import numpy as np
 import pytest
 from absl import logging as absl_logging
 from rich.console import Console as Rich
@@ -211,3 +213,65 @@ def test_before_and_after_without_a_step():
   out.print(console.before_after({'val-core/a/acc/greedy': 0.5}, {'val-core/a/acc/greedy': 0.25}))
   text = out.file.getvalue()
   assert '-25.0' in text and 'after' in text and 'steps' not in text
+
+
+def test_the_table_shows_how_hard_the_prompts_are_and_asks_only_where_it_is_seen():
+  asked = []
+
+  def shares():
+    asked.append(1)
+    return [0.7, 0.2, 0.1]
+
+  live = show(lambda screen: screen.step(row(0), shares), terminal=True)
+  assert 'prompts' in live and 'hard' in live and '█▃▂' in live and asked == [1]
+  assert 'hard' not in show(lambda screen: screen.step(row(0), shares)) and asked == [1]
+
+
+def test_plain_lines_in_a_terminal_where_they_are_asked_for():
+  pipe = Pipe(terminal=True)
+  out = Rich(file=pipe, force_terminal=True, width=120, legacy_windows=False)
+  with console.Console(3, out, live=False) as screen:
+    for step in range(3):
+      screen.step(row(step))
+  assert 'step 3/3' in pipe.text() and '\x1b[2K' not in pipe.text()  # nothing is drawn over
+
+
+def test_quiet_is_quiet_but_for_warnings():
+  pipe, loud = Pipe(), Pipe()
+  out = Rich(file=pipe, quiet=True), Rich(file=loud)
+  with console.Console(75, out[0], loud=out[1]) as screen:
+    everything(screen)
+    screen.warn('the disk is slow')
+  assert pipe.text() == '' and 'warning: the disk is slow' in loud.text()
+  assert 'step' not in loud.text()
+
+
+def test_what_compiling_took_the_last_time_is_said():
+  told = show(lambda screen: screen.compiling('the step', 83.4))
+  assert 'compiling the step ... (the last time that took 83 s)' in told
+  assert '(' not in show(lambda screen: screen.compiling())
+
+
+def test_a_program_reads_a_json_object_a_line():
+  pipe = Pipe()
+  with console.Lines(2, pipe) as screen:
+    screen.banner(model='m')
+    screen.compiling('the step', 2.0)
+    screen.evaluation(0, EVALUATION)
+    screen.step(row(0, bad=float('nan'), array=np.float32(0.5)))
+    screen.warn('slow')
+    screen.finish('runs/x')
+  lines = [json.loads(line) for line in pipe.text().splitlines()]
+  events = ['banner', 'compiling', 'evaluation', 'step', 'warning', 'finished']
+  assert [line['event'] for line in lines] == events
+  assert lines[3]['critic/score/mean'] == 0.25 and lines[3]['array'] == 0.5
+  assert lines[3]['bad'] is None and lines[1]['last_s'] == 2.0 and lines[5]['folder'] == 'runs/x'
+
+
+@pytest.mark.parametrize('kind', console.KINDS)
+def test_every_kind_of_screen_takes_a_run(kind, capsys):
+  with console.opened(kind, 75) as screen:
+    everything(screen)
+    screen.warn('slow')
+  out, err = capsys.readouterr()
+  assert ('slow' in err) == (kind == 'quiet') and (out == '') == (kind == 'quiet')
