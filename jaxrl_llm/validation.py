@@ -176,7 +176,7 @@ _RANGES = (
       'decay',
       'mastered',
       'adora.weak',
-      'right',
+      'adora.right',  # config.grade.right is in the units of the grader
       'start',
       'deadline',
     ),

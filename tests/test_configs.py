@@ -74,6 +74,7 @@ def small(name: str):
   c.model = 'scratch'
   c.scratch = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, min(c.rollouts, G), 12, T
+  c.microbatch_rollouts = 0
   if c.vote.fn != 'none':
     c.vote.learn_from = 3
   if c.objective.teacher:

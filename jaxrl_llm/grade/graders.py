@@ -40,6 +40,16 @@ def first_number(text: str, row: Row) -> float:
   return float(found is not None and found == _target(row))
 
 
+def marked_number(text: str, row: Row) -> float:
+  """1 where the number right behind the text's last #### equals the answer's, as GSM8K's own answers end; else 0.
+
+  verl's strict rule for GSM8K, but that 72.0 = 72 and a $ may stand in front; its flexible rule is `number`. Only the
+  last `span.TAIL_CHARS` are looked at. Source: none.
+  """
+  found = extract.marked_number(text)
+  return float(found is not None and found == _target(row))
+
+
 def bare_number(text: str, row: Row) -> float:
   """1 where the text is one number and nothing else but space around it, right or wrong. Source: none."""
   del row
