@@ -113,7 +113,7 @@ def default() -> ml_collections.ConfigDict:
     truncated='count',  # count | ignore: rollouts cut off before they were right, as wrong or as no evidence
   )
   c.data = dict(
-    source='gym',  # gym | jsonl | files | digits
+    source='gym',  # gym | jsonl | files | digits | puzzles | games
     path='',  # for jsonl
     # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
     files=(),
@@ -122,7 +122,7 @@ def default() -> ml_collections.ConfigDict:
     columns=dict(question='', answer='', source=''),
     answers=True,  # every row must have one; False where the grader needs none
     answer_after='',  # an answer is what stands after the last of these marks, such as '####'
-    # for gym: each task is a reasoning-gym generator, how many rows, and its settings
+    # for gym, digits, puzzles, games: each dict(name=, size=|weight=, <its settings>); of gym a reasoning-gym generator
     tasks=(),
     size=0,  # rows of the training set; 0 = all (jsonl, files), 1024 (gym, digits)
     seed=0,
