@@ -31,8 +31,8 @@ def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
   """Rows of the reasoning-gym generators in data.tasks: dict(name=, size=|weight=, <its settings>).
 
   levels=(0, 4) among the settings: rows of each of these levels of the generator's own curriculum, in equal parts, with
-  their `level`; what the curriculum leaves open is as set beside it. Raises UserError without reasoning-gym, for unknown
-  tasks or settings, and values its task refuses. Source: none.
+  their `level`; what the curriculum leaves open is as set beside it. Raises UserError without reasoning-gym, for
+  unknown tasks or settings, and values its task refuses. Source: none.
   """
   try:
     from reasoning_gym.factory import DATASETS
