@@ -90,6 +90,7 @@ def small(name: str):
   if c.hint.fn != 'none':
     c.prompt_tokens = 48  # room for what is told
   c.sft.steps = c.eval.prompts = 0
+  c.steps = c.steps or 2  # of a supervised start alone
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
   c.grade.fn, c.environment.judge = 'exact', 'grade'
