@@ -17,7 +17,7 @@ def default() -> ml_collections.ConfigDict:
   c.seed = 0
   # fused | lag: grade while the next step runs, and learn one update late | split: two programs, quick to compile
   c.mode = 'fused'
-  c.steps = 60
+  c.steps = 60  # 0 = the supervised start alone
   # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
   c.prompts = 0
   c.rollouts = 8  # G: rollouts per prompt
@@ -113,7 +113,7 @@ def default() -> ml_collections.ConfigDict:
     truncated='count',  # count | ignore: rollouts cut off before they were right, as wrong or as no evidence
   )
   c.data = dict(
-    source='gym',  # gym | jsonl | files | digits
+    source='gym',  # gym | jsonl | files | digits | puzzles | games
     path='',  # for jsonl
     # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
     files=(),
@@ -122,7 +122,7 @@ def default() -> ml_collections.ConfigDict:
     columns=dict(question='', answer='', source=''),
     answers=True,  # every row must have one; False where the grader needs none
     answer_after='',  # an answer is what stands after the last of these marks, such as '####'
-    # for gym: each task is a reasoning-gym generator, how many rows, and its settings
+    # for gym, digits, puzzles, games: each dict(name=, size=|weight=, <its settings>); of gym a reasoning-gym generator
     tasks=(),
     size=0,  # rows of the training set; 0 = all (jsonl, files), 1024 (gym, digits)
     seed=0,
@@ -211,6 +211,11 @@ def default() -> ml_collections.ConfigDict:
     silent_s=60.0,  # one that does not answer for so long is taken for dead, and ends the others
     same_every=10,  # steps between two comparisons of what each holds on its host; 0 = never
   )
-  # supervised warm start through the same update
-  c.sft = dict(steps=0, learning_rate=3e-3, prompts=64)
+  # supervised warm start through the same update, on demonstrations: a row's `solution` or `response`, else its answer
+  c.sft = dict(
+    steps=0,
+    learning_rate=3e-3,
+    prompts=64,  # rows of a step
+    pack_tokens=0,  # of a row that several demonstrations share; 0 = a row for each
+  )
   return c

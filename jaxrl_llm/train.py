@@ -86,8 +86,10 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
       measured = {}
       if start == 0 or _due(config.eval.every, start):
         measured = examine(state, start).get('metrics', {})
+    if not config.steps:  # a supervised start was all there is to do
+      _save(parts, saver, 0, state, batch, flight)
     call = _compiled(parts)
-    screen.say(_COMPILING[config.mode])
+    screen.say(_COMPILING[config.mode] if config.steps else 'nothing more to learn')
     first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
     names, told = config.trackers if writes else (), folder.root
     with (
@@ -153,10 +155,14 @@ def _due(every: int, done: int) -> bool:
 
 
 def _begin(parts: Parts, folder: Any, screen: Any):
-  """What `_restore` finds; a fresh start is warmed up where config.sft says so."""
+  """What `_restore` finds; a fresh start is warmed up where config.sft says so.
+
+  Without further steps that is a run of its own, whose checkpoint is of step 0.
+  """
   config = parts.config
   state, batch, flight, start = _restore(parts, folder, screen)
-  if start == 0 and config.sft.steps:
+  fresh = start == 0 and checkpoint.latest(folder.checkpoints) is None
+  if fresh and config.sft.steps:
     screen.say(f'supervised warm start, {config.sft.steps} steps')
     rows, tokenizer = parts.tables.train, parts.model.tokenizer
     state, losses = warmstart.run(config, parts.program, state, rows, tokenizer)

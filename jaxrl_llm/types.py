@@ -68,6 +68,9 @@ class Prompts(NamedTuple):
   context_P: Array | None = None
   # float32, the share of a known answer that it was told; None: none ever is
   hint_P: Array | None = None
+  # int32 [P, T]: completions are several prompts with their replies, numbered from 1 up, 0 for padding; each sees
+  # itself alone, and there is no other prompt; None: they are replies to the prompts
+  segment_PxT: Array | None = None
 
 
 class Turns(NamedTuple):

@@ -66,7 +66,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   c = config
   silent_s(c)
   _whole(c, 'config', 1, 'prompt_tokens', 'rollouts', 'updates_per_rollout', 'rollouts_every')
-  _whole(c, 'config', 1, 'steps')
+  _whole(c, 'config', 0, 'steps')
   _whole(c, 'config', 2, 'completion_tokens')
   _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed')
   _whole(c.scratch, 'config.scratch', 1, *c.scratch)
@@ -83,8 +83,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.checkpoint, 'config.checkpoint', 1, 'every', 'keep')
   _whole(c.processes, 'config.processes', 0, 'same_every')
   _whole(c.lora, 'config.lora', 0, 'rank')
-  _whole(c.sft, 'config.sft', 0, 'steps')
+  _whole(c.sft, 'config.sft', 0, 'steps', 'pack_tokens')
   _whole(c.sft, 'config.sft', 1, 'prompts')
+  if not c.steps and not c.sft.steps:
+    raise UserError(
+      'config.steps=0 trains nothing without a supervised start; raise it, or config.sft.steps.'
+    )
   _positive(c, 'config', 'temperature')
   _positive(c.optimizer, 'config.optimizer', 'learning_rate', 'clip_norm', 'eps')
   _positive(c.lora, 'config.lora', 'alpha')
@@ -180,7 +184,7 @@ _RANGES = (
       'decay',
       'mastered',
       'adora.weak',
-      'right',
+      'adora.right',  # config.grade.right is in the units of the grader
       'start',
       'deadline',
     ),

@@ -1,4 +1,4 @@
-"""A supervised warm start through the same update: an answer is a rollout whose advantage is one."""
+"""A supervised warm start through the same update: a demonstration is a rollout whose advantage is one."""
 
 from __future__ import annotations
 
@@ -42,6 +42,20 @@ def run(
   Returns the state and the loss (nats per token) of each step. Batches are drawn uniformly, keyed by
   (seed, step). Source: none.
   """
+  supervised = likelihood(config, program)
+  update = steps.compile_update(supervised)
+  teacher = state.teacher
+  state, losses = steps.init_state(supervised, state.params), []
+  for index in range(config.sft.steps):
+    random = np.random.default_rng((config.seed, index))
+    state, metrics = update(state, batch(config, random, table, tokenizer))
+    # Recorded log-probabilities are 0 here, so this divergence is the negative log-likelihood.
+    losses.append(float(metrics['actor/ppo_kl']))
+  return steps.init_state(program, state.params, teacher), losses
+
+
+def likelihood(config: Any, program: Program) -> Program:
+  """The program of a run with maximum likelihood of demonstrations in the place of its objective. Source: none."""
   sft = copy.deepcopy(config)
   sft.prompts, sft.rollouts, sft.temperature = config.sft.prompts, 1, 1.0
   sft.steps, sft.updates_per_rollout, sft.microbatch_rollouts = config.sft.steps, 1, 0
@@ -57,23 +71,23 @@ def run(
     sft.generate.weights_dtype = 'auto'
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
-  end_ids = program.generate.end_ids
-  supervised = make_program(sft, program.model, end_ids, program.mesh)
-  update = steps.compile_update(supervised)
-  teacher = state.teacher
-  state, losses = steps.init_state(supervised, state.params), []
-  for index in range(config.sft.steps):
-    random = np.random.default_rng((config.seed, index))
-    chosen = random.choice(len(table), sft.prompts, replace=len(table) < sft.prompts)
-    state, metrics = update(state, _batch(table, chosen, tokenizer, config.completion_tokens))
-    # Recorded log-probabilities are 0 here, so this divergence is the negative log-likelihood.
-    losses.append(float(metrics['actor/ppo_kl']))
-  return steps.init_state(program, state.params, teacher), losses
+  return make_program(sft, program.model, program.generate.end_ids, program.mesh)
 
 
-def _batch(table: Any, chosen: np.ndarray, tokenizer: Any, max_tokens: int) -> Batch:
-  """The right answers as rollouts of one per prompt, reward 1."""
-  rows = [table.rows[i] for i in chosen]
-  tokens_BxT, length_B = data.answer_tokens(rows, tokenizer, max_tokens)
-  ones_B = np.ones(len(rows), np.float32)
-  return Batch(table.prompts(chosen), data.supervised(tokens_BxT, length_B), ones_B, ones_B)
+def batch(config: Any, random: np.random.Generator, table: Any, tokenizer: Any) -> Batch:
+  """Demonstrations as rollouts of one per prompt, or packed, all of reward 1. Source: none."""
+  size, width = config.sft.prompts, config.sft.pack_tokens
+  if width:
+    # Far more than fit; none twice, as long as there are others.
+    order = np.concatenate(
+      [random.permutation(len(table)) for _ in range(-(-size * width // len(table)))]
+    )
+    drawn = ((table.tokens[i], table.rows[i]) for i in order)
+    prompts, rollout, _ = data.packed(drawn, tokenizer, config.completion_tokens, size, width)
+  else:
+    chosen = random.choice(len(table), size, replace=len(table) < size)
+    rows = [table.rows[i] for i in chosen]
+    rollout = data.supervised(*data.answer_tokens(rows, tokenizer, config.completion_tokens))
+    prompts = table.prompts(chosen)
+  ones_B = np.ones(size, np.float32)
+  return Batch(prompts, rollout, ones_B, ones_B)

@@ -237,7 +237,7 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
 @pytest.mark.parametrize(
   'overrides, text',
   [
-    (['steps=0'], 'config.steps=0 must be a whole number of at least 1.'),
+    (['steps=0'], 'config.steps=0 trains nothing without'),
     (['prompts=-1'], 'config.prompts=-1 must be'),
     (['completion_tokens=1'], 'config.completion_tokens=1 must be a whole number of at least 2.'),
     (['temperature=0.0'], 'config.temperature=0.0 must be a finite number above 0.'),

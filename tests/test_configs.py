@@ -74,6 +74,7 @@ def small(name: str):
   c.model = 'scratch'
   c.scratch = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, min(c.rollouts, G), 12, T
+  c.microbatch_rollouts = 0
   if c.vote.fn != 'none':
     c.vote.learn_from = 3
   if c.objective.teacher:
@@ -89,6 +90,7 @@ def small(name: str):
   if c.hint.fn != 'none':
     c.prompt_tokens = 48  # room for what is told
   c.sft.steps = c.eval.prompts = 0
+  c.steps = c.steps or 2  # of a supervised start alone
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
   c.grade.fn, c.environment.judge = 'exact', 'grade'

@@ -22,9 +22,11 @@ from objective_table import METHODS, settings  # noqa: E402
 from jaxrl_llm import config as configs  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
-PAPERS = [
-  name for name in FILES if name not in ('sums', 'tiny', 'code', 'guess', 'calculator', 'gigpo')
-]
+JOBS = (
+  *('sums', 'tiny', 'code', 'guess', 'calculator', 'gigpo', 'gsm8k', 'unique_letters'),
+  *('sft', 'sft_then_rl', 'distill'),
+)
+PAPERS = [name for name in FILES if name not in JOBS]
 STAGES = (
   'advantage',
   'credit',

@@ -8,6 +8,7 @@ from jaxrl_llm.data.demonstrations import (
   check_demonstrations,
   demonstration,
   demonstrations,
+  packed,
   supervised,
 )
 from jaxrl_llm.data.digits import ALPHABET
@@ -37,6 +38,7 @@ __all__ = [
   'kinds',
   'load',
   'make_table',
+  'packed',
   'padded',
   'prompt_text',
   'render',

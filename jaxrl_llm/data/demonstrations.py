@@ -1,14 +1,14 @@
-"""Replies to learn from: a row's answer for a supervised start, its demonstration for a term beside RL."""
+"""Replies to learn from: demonstrations for a supervised start, in rows of their own or packed, or beside RL."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.data.pipeline import padded
-from jaxrl_llm.types import STOPPED, Rollout, Row, UserError
+from jaxrl_llm.types import STOPPED, Prompts, Rollout, Row, Turns, UserError
 
 _COLUMNS = ('solution', 'response')  # the first of these that a row has; else its answer
 _RECORDED = 'logprobs'  # of the demonstration's tokens, its end included, by what wrote it
@@ -17,23 +17,63 @@ _RECORDED = 'logprobs'  # of the demonstration's tokens, its end included, by wh
 def answer_tokens(
   rows: Sequence[Row], tokenizer: Any, completion_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(tokens_PxT, length_P): each answer and an end token, right-padded with 0, for a supervised
-  start.
+  """(tokens_PxT, length_P): each row's demonstration and an end token, right-padded with 0, for a supervised start.
 
-  Raises UserError for an answer that does not fit or a row without one. Source: none.
+  Raises UserError for one that does not fit, or a row without one. Source: none.
   """
-  completions = []
-  for row in rows:
-    if not row.answer:
-      raise UserError(f'config.sft: row {row.id} of {row.source!r} has no answer to learn from.')
-    ids = _completion(row.answer, tokenizer)
-    if len(ids) > completion_tokens:
+  return padded([_shown(row, tokenizer, completion_tokens) for row in rows], completion_tokens)
+
+
+def packed(
+  rows: Iterable[tuple[np.ndarray, Row]],
+  tokenizer: Any,
+  completion_tokens: int,
+  size: int,
+  width: int,
+) -> tuple[Prompts, Rollout, int]:
+  """Prompts (token ids) with demonstrations, several to a row of `width` tokens: first fit, until one fits nowhere.
+
+  Returns `size` rows as completions without a prompt, marked by segment, in which prompts are given and demonstrations
+  are said; and how many there are. Raises UserError as `answer_tokens`, and for one that is wider than a row.
+  Source: none.
+  """
+  tokens_BxT, segment_BxT, turn_BxT = (np.zeros((size, width), np.int32) for _ in range(3))
+  length_B, inside_B = np.zeros(size, np.int32), np.zeros(size, np.int32)
+  turn_BxT -= 1
+  for prompt, row in rows:
+    shown = _shown(row, tokenizer, completion_tokens)
+    both = np.concatenate([prompt, shown])
+    fits = np.flatnonzero(length_B + len(both) <= width)
+    if len(both) > width:
       raise UserError(
-        f'config.completion_tokens={completion_tokens} is too small for config.sft: the answer '
-        f'{row.answer[:40]!r} has {len(ids)} tokens with its end; raise it.'
+        f'config.sft.pack_tokens={width} is less than the {len(both)} tokens of row {row.id} with its answer; raise it.'
       )
-    completions.append(ids)
-  return padded(completions, completion_tokens)
+    if not len(fits):
+      break
+    b, at = fits[0], length_B[fits[0]]
+    inside_B[b] += 1
+    length_B[b] = end = at + len(both)
+    tokens_BxT[b, at:end], segment_BxT[b, at:end] = both, inside_B[b]
+    turn_BxT[b, at + len(prompt) : end] = 0
+  rollout = supervised(tokens_BxT, length_B)
+  turns = Turns(turn_BxT, np.zeros_like(rollout.logp_BxT), segment_BxT, np.zeros(size, np.int8))
+  none_B = np.zeros(size, np.int32)
+  prompts = Prompts(none_B[:, None], none_B, none_B, none_B, none_B.astype(np.float32))
+  prompts = prompts._replace(segment_PxT=segment_BxT.copy())
+  return prompts, rollout._replace(turns=turns), int(inside_B.sum())
+
+
+def _shown(row: Row, tokenizer: Any, completion_tokens: int) -> np.ndarray:
+  text = demonstration(row)
+  if not text:
+    raise UserError(f'config.sft: row {row.id} of {row.source!r} has no answer to learn from.')
+  ids = _completion(text, tokenizer)
+  if len(ids) > completion_tokens:
+    raise UserError(
+      f'config.completion_tokens={completion_tokens} is too small for config.sft: the answer '
+      f'{text[:40]!r} has {len(ids)} tokens with its end; raise it.'
+    )
+  return ids
 
 
 def demonstrations(rows: Sequence[Row], tokenizer: Any, completion_tokens: int) -> Rollout:

@@ -52,6 +52,7 @@ DEFAULT = ('copy', 'rev', 'sort')
 ALPHABET = ''.join(sorted(set('0123456789:+=').union(*OPERATIONS)))
 
 SETTINGS = dict(min_length=1, max_length=8)
+LEAST = dict(min_length=1, max_length=1)
 
 
 def draw(operation: str, rng: random.Random, *, min_length: int, max_length: int) -> dict:

@@ -26,18 +26,7 @@ GAMES: dict[str, tuple[Callable[..., tuple[str, str, dict]], dict[str, int]]] = 
   'guess': (_guess, dict(top=20, min_span=3, max_span=15)),
   'walk': (_walk, dict(min_size=2, max_size=5, walls=2)),
 }
-_LEAST = dict(top=0, min_span=1, max_span=1, min_size=2, max_size=2, walls=0)
-
-
-def fault(settings: dict[str, int]) -> str:
-  """What is wrong with a game's settings, '' where nothing is. Source: none."""
-  for name, value in settings.items():
-    if type(value) is not int or value < _LEAST[name]:
-      return f'{name}={value!r} must be a whole number of at least {_LEAST[name]}'
-  for part in ('span', 'size'):
-    if f'min_{part}' in settings and settings[f'min_{part}'] > settings[f'max_{part}']:
-      return f'min_{part}={settings[f"min_{part}"]} is above max_{part}={settings[f"max_{part}"]}'
-  return ''
+LEAST = dict(top=0, min_span=1, max_span=1, min_size=2, max_size=2, walls=0)
 
 
 def draw(name: str, rng: random.Random, **settings: int) -> dict:

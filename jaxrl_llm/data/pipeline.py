@@ -234,9 +234,10 @@ def levels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 _MAX_LEVELS = 32
+_OWN = ('index', 'source_index')  # a row's number is no trait, however few rows there are
 
 
 def _traits(row: Row) -> dict[str, int]:
   more = row.extra.get('metadata')
   told = {**row.extra, **(more if isinstance(more, dict) else {})}
-  return {k: v for k, v in told.items() if type(v) is int}
+  return {k: v for k, v in told.items() if type(v) is int and k not in _OWN}

@@ -6,17 +6,15 @@ question stands in both sets. `held_out` is how many rows evaluation wants.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
-import random
 from typing import Any
 
 from jaxrl_llm.config import near
 from jaxrl_llm.data import digits as operations
 from jaxrl_llm.data import files as reading
 from jaxrl_llm.data import games as levels
-from jaxrl_llm.data import tasks
+from jaxrl_llm.data import generated, tasks
+from jaxrl_llm.data import puzzles as made
 from jaxrl_llm.types import Row, UserError
 
 # What a small instruct model gets sometimes right: sums of one to three small numbers.
@@ -32,8 +30,9 @@ _UNORDERED = (
 def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
   """Rows of the reasoning-gym generators in data.tasks: dict(name=, size=|weight=, <its settings>).
 
-  Raises UserError without reasoning-gym, for unknown tasks or settings, and values its task
-  refuses. Source: none.
+  levels=(0, 4) among the settings: rows of each of these levels of the generator's own curriculum, in equal parts, with
+  their `level`; what the curriculum leaves open is as set beside it. Raises UserError without reasoning-gym, for
+  unknown tasks or settings, and values its task refuses. Source: none.
   """
   try:
     from reasoning_gym.factory import DATASETS
@@ -43,10 +42,8 @@ def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
       "pip install 'jaxrl_llm[gym]'."
     ) from error
 
-  def settings_of(name: str) -> set[str]:
-    return {f.name for f in dataclasses.fields(DATASETS[name][1]) if f.init} - {'seed', 'size'}
-
-  planned = tasks.plan(list(data.tasks) or _GYM_DEFAULT, data, held_out, DATASETS, settings_of)
+  listed = list(data.tasks) or _GYM_DEFAULT
+  planned = tasks.plan(listed, data, held_out, DATASETS, generated.settings_of)
   streams = []
   for index, task in enumerate(planned):
     if task.name in _UNORDERED and not os.environ.get('PYTHONHASHSEED', '').isdigit():
@@ -57,7 +54,7 @@ def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
     seeds = [
       tasks.derived_seed(data.seed, index, task.name, side) for side in ('train', 'held_out')
     ]
-    streams.append(tuple(_gym_stream(task, seed) for seed in seeds))
+    streams.append(tuple(generated.stream(task, seed) for seed in seeds))
   return tasks.collect(planned, streams, data.seed)
 
 
@@ -156,29 +153,9 @@ def digits(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
   A task is dict(name=, size=|weight=, min_length=1, max_length=8). Raises UserError for unknown
   tasks or settings and for lengths that are none. Source: none.
   """
-  default = tuple(dict(name=name) for name in operations.DEFAULT)
-  planned = tasks.plan(
-    list(data.tasks) or default,
-    data,
-    held_out,
-    operations.OPERATIONS,
-    lambda _: operations.SETTINGS,
-  )
-  streams = []
-  for index, task in enumerate(planned):
-    settings = {**operations.SETTINGS, **task.settings}
-    low, high = settings['min_length'], settings['max_length']
-    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high):
-      raise UserError(
-        f'{task.field}: min_length={low!r} and max_length={high!r} must be whole, 1 <= min <= max.'
-      )
-    streams.append(
-      tuple(
-        functools.partial(_digits_row, task.name, settings, (data.seed, index, task.name, side))
-        for side in ('train', 'held_out')
-      )
-    )
-  return tasks.collect(planned, streams, data.seed)
+  kinds = dict.fromkeys(operations.OPERATIONS, operations.SETTINGS)
+  told = operations.LEAST, operations.draw, operations.DEFAULT
+  return tasks.drawn('digits', data, held_out, kinds, *told)
 
 
 def games(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
@@ -187,52 +164,14 @@ def games(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
   A task is dict(name=, size=|weight=, <settings>): guess(top=20, min_span=3, max_span=15), walk(min_size=2,
   max_size=5, walls=2). Raises UserError for unknown games or settings, and values that are none. Source: none.
   """
-  listed = list(data.tasks) or [dict(name='guess')]
-  known = lambda name: levels.GAMES[name][1]  # noqa: E731
-  planned = tasks.plan(listed, data, held_out, levels.GAMES, known)
-  streams = []
-  for index, task in enumerate(planned):
-    settings = {**known(task.name), **task.settings}
-    if why := levels.fault(settings):
-      raise UserError(f'{task.field}: {why}.')
-    sides = [(data.seed, index, task.name, side) for side in ('train', 'held_out')]
-    streams.append(tuple(functools.partial(_level, task.name, settings, seed) for seed in sides))
-  return tasks.collect(planned, streams, data.seed)
+  kinds = {name: settings for name, (_, settings) in levels.GAMES.items()}
+  return tasks.drawn('games', data, held_out, kinds, levels.LEAST, levels.draw, ('guess',))
 
 
-def _level(name: str, settings: dict[str, int], seed: tuple, index: int) -> Row:
-  rng = random.Random(tasks.derived_seed(*seed, index))
-  drawn = levels.draw(name, rng, **settings)
-  return tasks.make_row(f'games/{name}', drawn['question'], drawn['answer'], drawn['extra'])
+def puzzles(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
+  """Rows of data.tasks (default: compose): compose, composed string functions; countdown; keychain, a long text.
 
-
-def _digits_row(name: str, settings: dict[str, int], seed: tuple, index: int) -> Row:
-  rng = random.Random(tasks.derived_seed(*seed, index))
-  drawn = operations.draw(name, rng, **settings)
-  return tasks.make_row(f'digits/{name}', drawn['question'], drawn['answer'], drawn['extra'])
-
-
-def _gym_stream(task: tasks.Task, seed: int) -> tasks.Draw:
-  """Row i of a reasoning-gym dataset. Its size only bounds how far the stream may be read."""
-  import reasoning_gym
-
-  size = task.rows if task.rows > 20_000 else min(20 * task.rows + 1000, 20_000)
-  try:
-    dataset = reasoning_gym.create_dataset(task.name, seed=seed, size=size, **task.settings)
-    dataset[0]  # some generators see only now that their settings cannot be met
-  except Exception as error:
-    raise UserError(
-      f'{task.field}: {task.name!r} refuses its settings {task.settings} '
-      f'({type(error).__name__}: {error}); change them.'
-    ) from error
-
-  def draw(index: int) -> Row:
-    if index >= size:
-      raise IndexError(index)
-    entry = dataset[index]
-    answer = '' if entry['answer'] is None else str(entry['answer'])
-    told = dict(name=task.name, settings=task.settings, answer=entry['answer'])
-    extra = dict(gym=told, metadata=entry['metadata'])
-    return tasks.make_row(task.name, entry['question'], answer, extra)
-
-  return draw
+  A task is dict(name=, size=|weight=, <settings>), see puzzles.py. Raises UserError as `games`. Source: none.
+  """
+  kinds = {name: settings for name, (_, settings) in made.PUZZLES.items()}
+  return tasks.drawn('puzzles', data, held_out, kinds, made.LEAST, made.draw, ('compose',))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +76,55 @@ def plan(
       )
   held = shares(held_out, rows)
   return [Task(*e[:3], n, h) for e, n, h in zip(read, rows, held, strict=True)]
+
+
+def drawn(
+  source: str,
+  data: Any,
+  held_out: int,
+  kinds: Mapping[str, Mapping[str, int]],
+  least: Mapping[str, int],
+  draw: Callable[..., dict],
+  default: Iterable[str],
+) -> tuple[list[Row], list[Row]]:
+  """Rows of tasks that are drawn from a random stream: draw(name, rng, **settings) → question, answer, extra.
+
+  source: in front of a task's name; kinds: of every task its settings, whole numbers, with their defaults; least: how
+  small each may be; default: the tasks where data.tasks names none. Raises UserError as `plan`, for settings out of
+  range, and where `draw` raises ValueError. Source: none.
+  """
+  listed = list(data.tasks) or [dict(name=name) for name in default]
+  planned = plan(listed, data, held_out, kinds, kinds.__getitem__)
+  streams = []
+  for index, task in enumerate(planned):
+    settings = {**kinds[task.name], **task.settings}
+    if why := _fault(settings, least):
+      raise UserError(f'{task.field}: {why}.')
+    own = functools.partial(draw, task.name, **settings)
+    sides = [(data.seed, index, task.name, side) for side in ('train', 'held_out')]
+    told = task.field, f'{source}/{task.name}', own
+    streams.append(tuple(functools.partial(_drawn_row, *told, seed) for seed in sides))
+  return collect(planned, streams, data.seed)
+
+
+def _drawn_row(field: str, source: str, draw: Callable[..., dict], seed: tuple, index: int) -> Row:
+  try:
+    drawn = draw(random.Random(derived_seed(*seed, index)))
+  except ValueError as error:
+    raise UserError(f'{field}: {error}; change its settings.') from error
+  return make_row(source, drawn['question'], drawn['answer'], drawn['extra'])
+
+
+def _fault(settings: Mapping[str, int], least: Mapping[str, int]) -> str:
+  """What is wrong with the settings of a task, '' where nothing is."""
+  for name, value in settings.items():
+    if type(value) is not int or value < least[name]:
+      return f'{name}={value!r} must be a whole number of at least {least[name]}'
+  for name, low in settings.items():
+    top = settings.get(f'max_{name[4:]}', low) if name.startswith('min_') else low
+    if low > top:
+      return f'{name}={low} is above max_{name[4:]}={top}'
+  return ''
 
 
 def collect(

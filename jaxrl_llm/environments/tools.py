@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 
 from jaxrl_llm.environments import calls
-from jaxrl_llm.environments.arithmetic import calculate
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.grade import sandbox
+from jaxrl_llm.grade.arithmetic import calculate
 from jaxrl_llm.types import Row, UserError
 
 

@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-from jaxrl_llm.grade import choice, numeral
+from jaxrl_llm.grade import choice, numeral, span
 
 # A sign counts only where it cannot be a minus between two terms. Commas count only between groups
 # of three.
@@ -17,6 +17,7 @@ NUMBER = re.compile(
   r'(?:(?<![\w)\].])[-+])?'
   r'(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)'
 )
+_MARKED = re.compile(r'####[ \t]*\$?(?=(' + NUMBER.pattern + '))')
 _DIGITS = '0123456789'
 
 
@@ -42,6 +43,12 @@ def first_number(text: str) -> Decimal | None:
   starts = [at for digit in _DIGITS if (at := plain.find(digit)) >= 0]
   # In front of its first digit a number has at most a sign and a point.
   return _value(NUMBER.search(plain, max(min(starts) - 2, 0))[0]) if starts else None
+
+
+def marked_number(text: str) -> Decimal | None:
+  """The number behind the last #### that has one right behind it. Source: none."""
+  found = _MARKED.findall(_plain(text[-span.TAIL_CHARS :]))
+  return _value(found[-1]) if found else None
 
 
 def numeric(text: str) -> Fraction | None:

@@ -6,6 +6,7 @@ an error, never a zero that looks like a wrong answer.
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib
 import json
@@ -16,7 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from jaxrl_llm.grade import choice, extract, numeral, span, tame
+from jaxrl_llm.grade import adapters, choice, expression, extract, numeral, span, tame
 from jaxrl_llm.types import Row, UserError
 
 
@@ -37,6 +38,16 @@ def number(text: str, row: Row) -> float:
 def first_number(text: str, row: Row) -> float:
   """1 where the first number of the text equals the answer's. Source: none."""
   found = extract.first_number(text)
+  return float(found is not None and found == _target(row))
+
+
+def marked_number(text: str, row: Row) -> float:
+  """1 where the number right behind the text's last #### equals the answer's, as GSM8K's own answers end; else 0.
+
+  verl's strict rule for GSM8K, but that 72.0 = 72 and a $ may stand in front; its flexible rule is `number`. Only the
+  last `span.TAIL_CHARS` are looked at. Source: none.
+  """
+  found = extract.marked_number(text)
   return float(found is not None and found == _target(row))
 
 
@@ -98,6 +109,24 @@ def multiple_choice(
   known, target = _choice_of(row, options, first_index)
   part = span.end(text, tag)
   return float(part is not None and choice.read(part, known) == target)
+
+
+def countdown(text: str, row: Row, *, all_numbers: bool = True, tag: str = '') -> float:
+  """1 where the last line is an expression that makes the row's `target` of its `numbers`, each used once.
+
+  Signs are + - * /, also × ÷ − and \\times, with brackets; what stands behind the last = must be the target. Every
+  number counts as often as the row has it; all_numbers=False: some may be left over. Division is exact, and nothing is
+  run as Python. tag: judge what stands in the last <tag>…</tag>. Source: none.
+  """
+  numbers, target = _countdown_of(row)
+  part = span.end(text, tag)
+  found = expression.read(part) if part is not None else None
+  if found is None or found.value != target:
+    return 0.0
+  left = collections.Counter(numbers)
+  left.subtract(found.numbers)
+  spare = left.total() == 0 if all_numbers else True
+  return float(spare and min(left.values()) >= 0)
 
 
 def gym(text: str, row: Row, *, tag: str = '') -> float:
@@ -188,6 +217,7 @@ CHECKS = {numeric: _check_numeric, multiple_choice: _check_choice}
 ROWS = {
   numeric: lambda row, told: _numeral_of(row),
   multiple_choice: lambda row, told: _choice_of(row, told['options'], told['first_index']),
+  countdown: lambda row, told: _countdown_of(row),
 }
 
 _numeral = functools.lru_cache(maxsize=4096)(numeral.read)
@@ -203,6 +233,15 @@ def _numeral_of(row: Row) -> numeral.Numeral:
 def _choice_of(row: Row, options: str, first_index: int) -> tuple[choice.Options, str]:
   known = choice.options_of(row, options)
   return known, choice.answer_of(row._replace(answer=_answer(row)), known, first_index)
+
+
+def _countdown_of(row: Row) -> tuple[list[int], int]:
+  """(numbers, target) of the row, of its ground truth, or of its metadata, whichever has them."""
+  for held in (row.extra, adapters.truth(row), row.extra.get('metadata')):
+    told = (held.get('numbers'), held.get('target')) if isinstance(held, dict) else (None, None)
+    if isinstance(told[0], list | tuple) and all(type(n) is int for n in (*told[0], told[1])):
+      return told
+  raise ValueError(f"row {row.id} has no 'numbers', a list, with a 'target', whole numbers all")
 
 
 @functools.lru_cache(maxsize=16)

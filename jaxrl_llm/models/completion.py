@@ -27,8 +27,11 @@ def hidden(
 
   The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
   states predict the rest. `noise` and `gather` are those of `decoder.apply`, noise of its own for prompts and
-  completions. Source: none.
+  completions. Rows of several segments: see `_packed`. Source: none.
   """
+  if prompts.segment_PxT is not None:
+    how = dict(dtype=dtype, remat=remat, noise=noise, gather=gather)
+    return _packed(model, params, tokens_BxT, prompts.segment_PxT, how)
   of_prompt, of_rows = _apart(noise)
   P, L = prompts.tokens_PxL.shape
   B, T = tokens_BxT.shape
@@ -63,6 +66,24 @@ def hidden(
     gather=gather,
   )
   return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
+
+
+def _packed(
+  model: ModelConfig, params: Any, tokens_BxT: jax.Array, segment_BxT: jax.Array, how: dict
+) -> jax.Array:
+  """As `hidden`, of rows that hold several segments: positions begin anew, and none sees another.
+
+  The first token of a segment is predicted by nobody: what stands there is of the token before.
+  """
+  at_T = jnp.arange(segment_BxT.shape[1])
+  new_BxT = jnp.diff(segment_BxT, axis=1, prepend=-1) != 0
+  began_BxT = jax.lax.cummax(jnp.where(new_BxT, at_T[None], 0), axis=1)
+  same_BxTxT = segment_BxT[:, :, None] == segment_BxT[:, None, :]
+  mask_BxTxT = decoder.causal(segment_BxT > 0) & same_BxTxT
+  hidden_BxTxD, _ = decoder.apply(
+    model, params, tokens_BxT, at_T[None] - began_BxT, mask_BxTxT, **how
+  )
+  return jnp.roll(hidden_BxTxD, 1, axis=1)
 
 
 def _apart(noise):

@@ -42,6 +42,8 @@ def test_levels_are_in_range_the_same_every_time_and_apart():
     (dict(name='chess'), 'chess'),
     (dict(name='guess', walls=3), 'walls'),
     (dict(name='guess', min_span=9, max_span=3), 'min_span=9 is above max_span=3'),
+    (dict(name='guess', top=-1), 'top=-1 must be a whole number of at least 0'),
+    (dict(name='walk', walls=1.5), 'walls=1.5 must be a whole number'),
     (dict(name='walk', max_size='5'), "max_size='5' must be a whole number"),
   ],
 )

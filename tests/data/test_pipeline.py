@@ -83,7 +83,8 @@ def test_bad_templates_are_told(template, told):
 
 def test_an_unknown_source_is_told():
   with pytest.raises(
-    UserError, match="source='gsm' is unknown; choose one of: digits, files, games, gym, jsonl"
+    UserError,
+    match="source='gsm' is unknown; choose one of: digits, files, games, gym, jsonl, puzzles",
   ):
     data.load(config_of(source='gsm'), TOKENIZER)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import re
 import subprocess
 import sys
 
@@ -10,7 +12,9 @@ import ml_collections
 import pytest
 
 from jaxrl_llm import config
+from jaxrl_llm import data as package
 from jaxrl_llm.data import files, sources, tasks
+from jaxrl_llm.grade import graders
 from jaxrl_llm.types import UserError
 
 
@@ -57,7 +61,7 @@ def test_digits_settings():
 @pytest.mark.parametrize('settings', [dict(min_length=0), dict(min_length=5, max_length=4),
                                       dict(max_length=2.5)])  # fmt: skip
 def test_digits_refuse_lengths_that_are_none(settings):
-  with pytest.raises(UserError, match=r'config.data.tasks\[0\]: min_length='):
+  with pytest.raises(UserError, match=r'config.data.tasks\[0\]: (min|max)_length='):
     sources.digits(data_of(source='digits', tasks=(dict(name='rev', **settings),)), 0)
 
 
@@ -107,6 +111,21 @@ def test_gym_keeps_what_its_grader_needs(reasoning_gym):
   assert row.extra['metadata']['target']
 
 
+def test_gym_levels_are_those_of_its_own_curriculum(reasoning_gym):
+  """Level k of chain_sum has k + 2 terms of k + 1 digits; each level as often, and graded by what it was made with."""
+  task = dict(name='chain_sum', levels=(0, 2), allow_negation=False)
+  train, held_out = sources.gym(data_of(tasks=(task,), size=60), 12)
+  for row in train + held_out:
+    level, told = row.extra['level'], row.extra['gym']['settings']
+    terms = re.findall(r'\d+', row.question.partition('=')[0])
+    assert len(terms) == level + 2 and {len(term) for term in terms} == {level + 1}
+    assert told['max_terms'] == level + 2 and told['allow_negation'] is False
+    assert graders.gym(row.answer, row) == 1
+  counts = collections.Counter(row.extra['level'] for row in train)
+  assert set(counts) == {0, 1, 2} and max(counts.values()) - min(counts.values()) <= 4
+  assert len(set(package.kinds(train))) == 3
+
+
 def test_gym_has_a_default(reasoning_gym):
   train, held_out = sources.gym(data_of(size=10), 5)
   assert (len(train), len(held_out)) == (10, 5)
@@ -116,6 +135,9 @@ def test_gym_has_a_default(reasoning_gym):
 @pytest.mark.parametrize(
   'entry, told',
   [
+    (dict(name='chain_sum', levels=3), 'levels=3 must be the lowest and the highest, of the levels 0 to 10'),
+    (dict(name='chain_sum', levels=(0, 11)), 'levels=(0, 11) must be'),
+    (dict(name='composite', levels=(0, 1)), "'composite' has no levels"),
     (dict(name='chainsum'), "name='chainsum' is no gym task; did you mean chain_sum"),
     (dict(name='chain_sum', min_term=2), "is no setting of 'chain_sum'; did you mean min_terms"),
     (dict(name='chain_sum', seed=2), "seed is no setting of 'chain_sum'"),

@@ -14,7 +14,12 @@ _OPERATORS = {
 
 
 def calculate(expression: str) -> str:
-  """The value of an expression of numbers, + − * / // % ** and brackets, exact: 7/2 is 3.5, 1/3 is 1/3.
+  """`value` as text: 7/2 is 3.5, 1/3 is 1/3. Raises ValueError as that does. Source: none."""
+  return _written(value(expression))
+
+
+def value(expression: str) -> fractions.Fraction:
+  """The value of an expression of numbers, + − * / // % ** and brackets, exact.
 
   Raises ValueError, in words, for anything else, for division by zero, and for what is too long or too large.
   Source: none.
@@ -25,7 +30,7 @@ def calculate(expression: str) -> str:
     tree = ast.parse(expression.replace('^', '**').strip(), mode='eval')
   except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
     raise ValueError('no expression of numbers') from error
-  return _written(_value(tree.body))
+  return _value(tree.body)
 
 
 def _value(node: ast.expr) -> fractions.Fraction:

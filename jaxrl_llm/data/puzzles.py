@@ -1,0 +1,29 @@
+"""Puzzles that are solvable by construction, with their difficulty told on the row.
+
+A task of config.data.source='puzzles' is one of these with its settings:
+
+  compose(min_depth=1, max_depth=2, min_length=2, max_length=5, tell=0)                       see composed.py
+  countdown(min_numbers=3, max_numbers=4, min_number=1, max_number=9, max_target=99)          see countdown.py
+  keychain(min_links=2, max_links=4, distractors=2, facts=8, min_hops=1, max_hops=2, filler=20, key_letters=0)
+                                                                                             see keychain.py
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from jaxrl_llm.data import composed, countdown, keychain
+
+# Name → (how a row is drawn: rng, settings → question, answer, extra; its settings).
+PUZZLES: dict[str, tuple[Callable[..., dict], dict[str, int]]] = {
+  'compose': (composed.draw, composed.SETTINGS),
+  'countdown': (countdown.draw, countdown.SETTINGS),
+  'keychain': (keychain.draw, keychain.SETTINGS),
+}
+LEAST = composed.LEAST | countdown.LEAST | keychain.LEAST
+
+
+def draw(name: str, rng: random.Random, **settings: int) -> dict:
+  """A question, its answer, and in `extra` what the grader needs and how hard it is. Source: none."""
+  return PUZZLES[name][0](rng, **settings)

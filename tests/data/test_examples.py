@@ -1,0 +1,101 @@
+"""The first jobs of verl and of TRL, down to the files: gsm8k.jsonl holds rows of verl's shape, written for this."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from jaxrl_llm import config, data, grade
+from jaxrl_llm.grade import graders
+
+ROOT = pathlib.Path(__file__).parents[2]
+FIXTURE = pathlib.Path(__file__).with_name('gsm8k.jsonl')
+ASK = 'Let\'s think step by step and output the final answer after "####".'
+
+
+class Letters:
+  """One id a character; a chat is its messages between < and >."""
+
+  def encode_chat(self, messages) -> list[int]:
+    return [ord(c) for c in ''.join(f'<{m["role"]} {m["content"]}>' for m in messages)]
+
+
+def told(name: str, **changes):
+  c = config.load(str(ROOT / f'configs/{name}.py'))
+  c.data.update(changes)
+  return c
+
+
+def given() -> list[dict]:
+  return [json.loads(line) for line in FIXTURE.read_text().splitlines()]
+
+
+def parquet(path, rows) -> str:
+  pa = pytest.importorskip('pyarrow')
+  from pyarrow import parquet as writer
+
+  writer.write_table(pa.Table.from_pylist(rows), path)
+  return str(path)
+
+
+def test_gsm8k_from_the_files_of_verl(tmp_path):
+  """Parquet, and the same rows as JSON lines: prompts as they were made there, truths as text, none held out twice."""
+  rows = given()
+  train = parquet(tmp_path / 'train.parquet', rows[:16])
+  test = parquet(tmp_path / 'test.parquet', rows[14:])  # two of them are in both
+  tables = data.load(told('gsm8k', files=(dict(path=train),), eval_path=test), Letters())
+  assert (len(tables.train), len(tables.held_out)) == (14, 6)
+  for row, tokens, want in zip(tables.train.rows, tables.train.tokens, rows, strict=False):
+    assert ''.join(map(chr, tokens)) == f'<user {want["extra_info"]["question"]} {ASK}>'
+    assert (row.answer, row.source) == (want['reward_model']['ground_truth'], 'openai/gsm8k')
+    assert row.extra['extra_info'] == want['extra_info'] and row.extra['ability'] == 'math'
+  lines = data.load(told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path=test), Letters())
+  assert lines.train.rows == tables.train.rows and lines.held_out.rows == tables.held_out.rows
+
+
+def test_gsm8k_from_raw_rows(tmp_path):
+  """Questions and worked answers, as the data set itself has them: the same prompts and truths."""
+  raw = [{k: row['extra_info'][k] for k in ('question', 'answer')} for row in given()]
+  path = parquet(tmp_path / 'raw.parquet', raw)
+  changes = dict(eval_path='', answer_after='####', template=f'{{question}} {ASK}')
+  c = told('gsm8k', files=(dict(path=path),), **changes)
+  c.eval.prompts = 4
+  tables = data.load(c, Letters())
+  assert (len(tables.train), len(tables.held_out)) == (16, 4)
+  whole = told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
+  whole.eval.prompts = 0
+  want = {t.tobytes(): row for t, row in _pairs(data.load(whole, Letters()).train)}
+  for tokens, row in (*_pairs(tables.train), *_pairs(tables.held_out)):
+    assert row.answer.replace(',', '') == want[tokens.tobytes()].answer
+
+
+def _pairs(table):
+  return zip(table.tokens, table.rows, strict=True)
+
+
+def test_gsm8k_is_graded_as_there():
+  """A worked answer is right by the strict rule and by the flexible one; without #### by the latter alone."""
+  c = told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
+  c.eval.prompts = 0
+  rows = data.load(c, Letters()).train.rows
+  grader = grade.resolve(c.grade)
+  worked = [row.extra['extra_info']['answer'] for row in rows]
+  assert all(grader(text, row) == 1 for text, row in zip(worked, rows, strict=True))
+  for text, row in zip(worked, rows, strict=True):
+    bare = text.replace('####', 'So the answer is')
+    assert (grader(bare, row), graders.number(bare, row)) == (0, 1)
+    assert grader(f'{text}9', row) == graders.number(f'{text}9', row) == 0
+
+
+def test_a_reward_function_beside_the_job(monkeypatch):
+  """The function in the config's own file, in a worker, on rows with a `prompt` and no answer."""
+  monkeypatch.chdir(ROOT)
+  c = told('unique_letters')
+  table = data.load(c, Letters()).train
+  assert len(table) == 24 and not any(row.answer for row in table.rows)
+  assert c.steps * c.prompts == 3 * len(table)
+  scores = grade.score(table.rows[:3], ['aab', '', 'the quick brown fox'], c.grade)
+  assert scores.parts_BxK[:, 0].tolist() == [2, 0, 16]
+  assert not any(scores.counts.values())
