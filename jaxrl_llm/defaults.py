@@ -192,6 +192,11 @@ def default() -> ml_collections.ConfigDict:
     stop=(),  # non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward, truncated
   )
   c.rollouts_every = 1  # steps between rollout files
+  # tokens of a rollout file that are told with log-prob, advantage and coefficient, some 15 bytes each; 0 = none
+  c.rollouts_tokens = 16384
+  c.report_every_s = (
+    60.0  # seconds between two report.html while the run goes on; 0 = at its end alone
+  )
   # devices along each axis; -1 = all that are left
   c.mesh = dict(
     data=1,  # rows, and a whole copy of the weights each

@@ -23,9 +23,12 @@ class Writer:
   each was on the disk before its step's checkpoint was begun; if not, a warning says which.
   """
 
-  def __init__(self, path: str, start: int, first: bool = True):
-    """start: the first step that this run will write. Of several processes only the `first` one has a file."""
-    self._next, self._file = start, None
+  def __init__(self, path: str, start: int, first: bool = True, sync: bool = True):
+    """start: the first step that this run will write. Of several processes only the `first` one has a file.
+
+    Without `sync` a row is handed to the system and not waited for.
+    """
+    self._next, self._file, self._whole = start, None, sync
     if not first:
       return
     kept = {row[STEP]: row for row in read(path) if row[STEP] < start}
@@ -47,7 +50,7 @@ class Writer:
       self._file.close()
 
   def write(self, row: dict[str, Any]) -> None:
-    """One line, on the disk when it returns. NaN and infinity become null, and are counted.
+    """One line, on the disk when it returns. NaN and infinity become null, and are counted; not in lists.
 
     Raises ValueError for a step out of turn: a row twice, or a gap.
     """
@@ -56,7 +59,7 @@ class Writer:
     self._next += 1
     if self._file is not None:
       self._file.write(_line(row))
-      _sync(self._file)
+      (_sync if self._whole else _flush)(self._file)
 
 
 def read(path: str) -> list[dict[str, Any]]:
@@ -106,6 +109,10 @@ def _line(row: dict[str, Any]) -> str:
   return json.dumps(clean, allow_nan=False) + '\n'
 
 
-def _sync(file: Any) -> None:
+def _flush(file: Any) -> None:
   file.flush()
+
+
+def _sync(file: Any) -> None:
+  _flush(file)
   os.fsync(file.fileno())

@@ -85,10 +85,18 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
     call = _compiled(parts)
     screen.say(_COMPILING[config.mode])
     first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
-    with metrics.Writer(folder.metrics, first_row, writes) as writer:
+    live = report.Live(
+      folder.root, config.report_every_s, parts.curriculum, parts.tables.train.rows, writes
+    )
+    with (
+      metrics.Writer(folder.metrics, first_row, writes) as writer,
+      metrics.Writer(folder.choices, start, writes, sync=False) as choices,
+    ):
       for index in range(start, config.steps):
         began = time.perf_counter()
-        prompts, *more = turn.propose(parts, index)
+        choice = turn.choose(parts, index)
+        prompts, *more = turn.propose(parts, index, choice)
+        choices.write(choice.told)
         if jax.process_count() > 1 and _due(config.processes.same_every, index - start):
           same.check(index, _held(parts, index, prompts, batch))
         state, rollout, device = call(state, batch, prompts, *more)
@@ -98,6 +106,7 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
           flight, landing = None, flight
         if landing is not None:
           batch = _land(parts, folder, pool, writer, screen, landing, began)
+          live.step()
         save = functools.partial(_save, parts, saver, index + 1, state, batch, flight)
         asked = shard.on_any(notice.asked)
         if asked or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
@@ -112,6 +121,7 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
     saver.wait()
     with notice.at_once():
       final = measure(state, config.steps)
+  live.finish()
   screen.finish(folder.root)
   return final
 
@@ -278,20 +288,6 @@ def evaluate_only(config: Any, workdir: str) -> dict[str, float]:
   with grade.Pool(config.grade) as pool, _stage(parts), console.Console(config.steps) as screen:
     state, _, _, start = _restore(parts, folder, screen)
     return _evaluator(parts, together.Pool(pool), folder, screen)(state, start)
-
-
-def report_only(config: Any, workdir: str) -> report.Report:
-  """Tells what the curriculum of the run in `workdir` has learnt; also as curriculum.json there. Source: none."""
-  config = validation.sized(config, jax.devices())
-  folder = workdirs.open_run(workdir, config, exclusive=False)
-  parts = assemble.parts(config)
-  found = checkpoint.latest(folder.checkpoints)
-  if found is not None:
-    parts.curriculum.load_state_dict(checkpoint.host_state(folder.checkpoints, found)['curriculum'])
-  told = report.make(folder.root, parts.curriculum, parts.tables.train.rows)
-  report.tell(told)
-  report.write(told, os.path.join(folder.root, 'curriculum.json'))
-  return told
 
 
 def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = False) -> None:

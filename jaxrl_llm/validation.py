@@ -66,7 +66,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c, 'config', 1, 'prompt_tokens', 'rollouts', 'updates_per_rollout', 'rollouts_every')
   _whole(c, 'config', 1, 'steps')
   _whole(c, 'config', 2, 'completion_tokens')
-  _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed')
+  _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed', 'rollouts_tokens')
   _whole(c.scratch, 'config.scratch', 1, *c.scratch)
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
   _whole(c.generate, 'config.generate', 0, 'slots')
@@ -84,6 +84,10 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c.sft, 'config.sft', 0, 'steps')
   _whole(c.sft, 'config.sft', 1, 'prompts')
   _positive(c, 'config', 'temperature')
+  if not (c.report_every_s >= 0 and math.isfinite(c.report_every_s)):
+    raise UserError(
+      f'config.report_every_s={c.report_every_s!r} must be a finite number from 0 up.'
+    )
   _positive(c.optimizer, 'config.optimizer', 'learning_rate', 'clip_norm', 'eps')
   _positive(c.lora, 'config.lora', 'alpha')
   _positive(c.sft, 'config.sft', 'learning_rate')

@@ -1,4 +1,4 @@
-"""The run folder: config.json, environment.json, metrics.jsonl, rollouts/, eval/, checkpoints/.
+"""The run folder: config.json, environment.json, metrics.jsonl, choices.jsonl, rollouts/, eval/, checkpoints/ and more.
 
 Files appear whole or not at all; in a run of many processes the first one writes them.
 """
@@ -30,6 +30,8 @@ _FREE = (
   'eval',
   'checkpoint',
   'rollouts_every',
+  'rollouts_tokens',
+  'report_every_s',
   'grade.workers',
   'grade.deadline_s',
   'grade.cpu_s',
@@ -58,6 +60,10 @@ class Workdir(NamedTuple):
   @property
   def metrics(self) -> str:
     return os.path.join(self.root, 'metrics.jsonl')
+
+  @property
+  def choices(self) -> str:
+    return os.path.join(self.root, 'choices.jsonl')
 
   @property
   def checkpoints(self) -> str:

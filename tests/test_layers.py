@@ -23,7 +23,7 @@ LAYERS = (
   (),
   ('environments', 'program'),
   ('passes', 'update_cost'),
-  ('companion', 'demonstrate'),
+  ('companion', 'demonstrate', 'ledger'),
   ('rollout', 'update'),
   ('step',),
   ('rounds',),
