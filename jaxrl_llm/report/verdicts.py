@@ -17,24 +17,32 @@ _CHECKS = dict(
     'What was sampled is what learns.',
   ),
   non_finite=(
-    'Loss and gradient are finite',
+    'Finite loss and gradient',
     ('actor/skipped_updates', NONFINITE, 'actor/grad_norm'),
     'No update was skipped.',
   ),
-  truncated=('Answers come to an end', ('response_length/clip_ratio',), 'Few answers are cut off.'),
-  entropy=('The policy still varies', ('actor/entropy',), 'Entropy stays above its bound.'),
-  still=('The weights move', ('actor/grad_norm', 'actor/update_norm'), 'Updates arrive.'),
-  grading=('Answers can be graded', ('grade/failed_share',), 'The grader reads the answers.'),
-  all_wrong=('Some answers are right', ('curriculum/observed_success',), 'Some are.'),
-  all_right=('Some answers are wrong', ('curriculum/observed_success',), 'Some are.'),
-  same_reward=('Rewards differ', ('critic/score/min', 'critic/score/max'), 'They do.'),
-  format=(
-    'Replies hold what the grader reads',
-    ('grade/unread',),
-    'Looked for in the first batch.',
+  truncated=('Truncated answers', ('response_length/clip_ratio',), 'Few answers are cut off.'),
+  entropy=('Entropy', ('actor/entropy',), 'The policy still varies.'),
+  still=('Size of the updates', ('actor/grad_norm', 'actor/update_norm'), 'The weights move.'),
+  grading=('Grading', ('grade/failed_share',), 'Few answers could not be graded.'),
+  all_wrong=('Right answers', ('curriculum/observed_success',), 'There are some.'),
+  all_right=('Wrong answers', ('curriculum/observed_success',), 'There are some.'),
+  same_reward=(
+    'Spread of the rewards',
+    ('critic/score/min', 'critic/score/max'),
+    'Rewards differ.',
   ),
-  unrewarded=('Some reply is paid', ('grade/unrewarded',), 'Looked for in the first batch.'),
-  prompt_paid=('Prompts are not paid', ('grade/prompts_paid',), 'Looked for in the first batch.'),
+  format=(
+    'Format of the replies',
+    ('grade/unread',),
+    'The first batch had what the grader reads.',
+  ),
+  unrewarded=('Rewards of the first batch', ('grade/unrewarded',), 'Some reply of it was paid.'),
+  prompt_paid=(
+    'Rewards for the prompt itself',
+    ('grade/prompts_paid',),
+    'Repeating the prompt pays nothing.',
+  ),
 )
 # Told, and judged by no alarm.
 _SHOWN = (

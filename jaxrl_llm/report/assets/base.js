@@ -19,7 +19,7 @@ const plural = (n, what) => `${n.toLocaleString('en')} ${what}${n === 1 ? '' : '
 function num(x) {
   if (x === null || x === undefined || !Number.isFinite(x)) return '–';
   const size = Math.abs(x);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return x.toExponential(1).replace('e+', 'e').replace('-', '−');
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return Number(x.toPrecision(3)).toExponential().replace('e+', 'e').replace(/-/g, '−');
   const text = size >= 1000 ? Math.round(x).toLocaleString('en') : String(Number(x.toPrecision(3)));
   return text.replace('-', '−');
 }

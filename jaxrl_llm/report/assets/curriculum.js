@@ -31,7 +31,7 @@ function reliability(c) {
   const most = Math.max(...c.reliability.map(r => r[2]), 1);
   const draw = (sx, sy) => [
     svg('line', { class: 'cross', x1: sx(0), y1: sy(0), x2: sx(1), y2: sy(1) }),
-    svg('text', { x: sx(0.97), y: sy(0.9), 'text-anchor': 'end' }, 'just right'),
+    svg('text', { x: sx(0.74), y: sy(0.62), 'text-anchor': 'start' }, 'just right'),
     c.reliability.map(([p, o, n]) => svg('circle', { cx: sx(p), cy: sy(o), r: 2.5 + 7 * Math.sqrt(n / most), fill: 'var(--run0)', 'fill-opacity': 0.55, stroke: 'var(--run0)' })),
   ];
   return figure({ title: 'Reliability: predicted and observed success', note: `area: groups; calibration error ${num(c.error)}, Brier score of “mixed” ${num(c.brier)}`, x: [0, 1], y: [0, 1.04], unitX: 'predicted success rate', unitY: 'observed success rate', draw,
