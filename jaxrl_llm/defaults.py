@@ -193,7 +193,7 @@ def default() -> ml_collections.ConfigDict:
   )
   c.rollouts_every = 1  # steps between rollout files
   # tokens of a rollout file that are told with log-prob, advantage and coefficient, some 15 bytes each; 0 = none
-  c.rollouts_tokens = 16384
+  c.rollouts_tokens = 8192
   c.report_every_s = (
     60.0  # seconds between two report.html while the run goes on; 0 = at its end alone
   )

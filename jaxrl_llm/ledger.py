@@ -31,6 +31,9 @@ class Ledger:
     """`backend` is the tokenizer's own; config.rollouts_tokens bounds what is told of a step."""
     self._tokens, self._backend = config.rollouts_tokens, backend
     self._advantage, self._coefficient = told(program, config)
+    self._host = _host()
+    if self._host is None and config.mode == 'lag':  # would wait for the step that runs meanwhile
+      self._advantage = False
     self._compiled = jax.jit(lambda batch: counted(program, batch, self._coefficient))
 
   def __call__(self, batch: Batch, texts: list[str]) -> dict[int, dict[str, Any]]:
@@ -38,9 +41,11 @@ class Ledger:
     rows = self._within(batch)
     if not len(rows):
       return {}
-    arrays = {}
+    arrays = dict(logp=batch.rollout.logp_BxT)
     if self._advantage:
-      arrays = {k: np.asarray(v) for k, v in self._compiled(batch).items()}
+      with jax.default_device(self._host):
+        arrays |= self._compiled(batch)
+    arrays = {k: significant(np.asarray(v)[: rows[-1] + 1]) for k, v in arrays.items()}
     return {int(b): self._row(batch, arrays, b, texts[b]) for b in rows}
 
   def _within(self, batch: Batch) -> np.ndarray:
@@ -55,8 +60,8 @@ class Ledger:
     said = np.ones(length, bool)
     if batch.rollout.turns is not None:
       said = batch.rollout.turns.number_BxT[b, :length] >= 0
-    row = dict(logp=_numbers(batch.rollout.logp_BxT[b, :length], said, 3))
-    row |= {k: _short(_numbers(v[b, :length], said, 4)) for k, v in arrays.items()}
+    row = {k: _numbers(v[b, :length], said) for k, v in arrays.items()}
+    row |= {k: _short(row[k]) for k in row if k != 'logp'}
     cuts = self._cuts(batch.rollout.tokens_BxT[b, :length].tolist())
     # A text that begins with what the reply was told, or was cut afterwards, is not these tokens' text.
     return row | dict(cuts=cuts) if sum(cuts) == len(text) else row
@@ -67,17 +72,35 @@ class Ledger:
     return [len(stream.step(self._backend, token) or '') for token in ids]
 
 
-def _numbers(values_T: np.ndarray, said_T: np.ndarray, digits: int) -> list[float | None]:
-  """Short enough to keep; None for what an environment said, and for what is not finite."""
+def significant(x: np.ndarray, digits: int = 4) -> np.ndarray:
+  """x, float64, rounded so that each number is written with that many digits at most. Source: none."""
+  x = x.astype(float)
+  with np.errstate(divide='ignore', invalid='ignore'):
+    power = np.clip(digits - 1 - np.floor(np.log10(np.abs(x))), -20, 20)
+    up, down = 10.0 ** np.maximum(power, 0), 10.0 ** np.maximum(-power, 0)
+    # A quotient of whole numbers is the double nearest to the decimal, which is then written short.
+    return np.where(np.isfinite(x) & (x != 0), np.rint(x * up / down) * down / up, x)
+
+
+def _numbers(values_T: np.ndarray, said_T: np.ndarray) -> list[float | None]:
+  """None for what an environment said, and for what is not finite."""
   told = np.isfinite(values_T) & said_T
-  return [
-    float(f'{x:.{digits}g}') if ok else None for x, ok in zip(values_T.tolist(), told, strict=True)
-  ]
+  if told.all():
+    return values_T.tolist()
+  return [x if ok else None for x, ok in zip(values_T.tolist(), told, strict=True)]
 
 
 def _short(values: list) -> Any:
   """One number where it is that of every token."""
   return values[0] if len(set(values)) == 1 else values
+
+
+def _host() -> jax.Device | None:
+  """A device that no step runs on, where accelerators do that; None where jax was told to have no other."""
+  try:
+    return jax.local_devices(backend='cpu')[0]
+  except RuntimeError:
+    return None
 
 
 def told(program: Program, config: Any) -> tuple[bool, bool]:

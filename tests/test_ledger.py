@@ -123,3 +123,23 @@ def test_a_text_that_is_not_the_tokens_own_has_no_cuts():
   book = ledger.Ledger(program, config, CHARS.backend)
   told = book(given, [*texts[:1], 'told before ' + texts[1], *texts[2:]])
   assert told[0]['cuts'] == [1] * len(texts[0]) and 'cuts' not in told[1] and 'logp' in told[1]
+
+
+def test_numbers_are_short_and_near():
+  x = np.random.default_rng(0).normal(size=2000) * 10.0 ** np.random.default_rng(1).integers(
+    -12, 6, 2000
+  )
+  told = ledger.significant(x)
+  np.testing.assert_allclose(told, x, rtol=5.1e-4)
+  assert (
+    max(len(f'{abs(v)!r}'.split('e')[0].replace('.', '').strip('0')) for v in told.tolist()) <= 4
+  )
+  assert ledger.significant(np.array([0.0, np.inf])).tolist() == [0.0, np.inf]
+
+
+def test_what_is_no_number_of_the_policys_is_null():
+  assert ledger._numbers(np.array([1.0, np.nan, 2.0]), np.array([True, True, False])) == [
+    1.0,
+    None,
+    None,
+  ]
