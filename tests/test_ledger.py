@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import types
 
 import jax
@@ -12,10 +13,11 @@ import pytest
 from jaxrl_llm import config as configs
 from jaxrl_llm import ledger, objective
 from jaxrl_llm.models import tokenizer
-from jaxrl_llm.types import STOPPED, Batch, Prompts, Rollout
+from jaxrl_llm.types import STOPPED, Batch, Prompts, Rollout, Turns
 
 P, G, T = 4, 3, 5
 B = P * G
+CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
 CHARS = tokenizer.characters('0123456789+=')
 
 
@@ -47,6 +49,14 @@ def batch(seed=0):
   )
   right_B = random.integers(0, 2, B).astype(np.float32)
   return Batch(prompts, rollout, right_B, right_B)
+
+
+def turns():
+  """One turn, after whose first token stands one that was given."""
+  number_BxT = np.zeros((B, T), np.int32)
+  number_BxT[:, 1] = -1
+  zeros = np.zeros((B, T), np.float32)
+  return Turns(number_BxT, zeros, zeros.astype(np.int32), np.zeros(B, np.int8))
 
 
 def said(given):
@@ -125,6 +135,17 @@ def test_a_text_that_is_not_the_tokens_own_has_no_cuts():
   assert told[0]['cuts'] == [1] * len(texts[0]) and 'cuts' not in told[1] and 'logp' in told[1]
 
 
+def test_tokens_that_an_environment_gave_have_no_numbers():
+  program, config = make()
+  given = batch()
+  given = given._replace(rollout=given.rollout._replace(turns=turns()))
+  told = ledger.Ledger(program, config, CHARS.backend)(given, said(given))
+  for b, row in told.items():
+    length = int(given.rollout.length_B[b])
+    assert [x is None for x in row['logp']] == [t == 1 for t in range(length)]
+    assert length < 2 or row['advantage'][1] is None and row['coefficient'][1] is None
+
+
 def test_numbers_are_short_and_near():
   x = np.random.default_rng(0).normal(size=2000) * 10.0 ** np.random.default_rng(1).integers(
     -12, 6, 2000
@@ -143,3 +164,24 @@ def test_what_is_no_number_of_the_policys_is_null():
     None,
     None,
   ]
+
+
+@pytest.mark.parametrize('path', sorted(CONFIGS.glob('*.py')), ids=lambda path: path.stem)
+def test_every_method_is_told_or_left_out(path):
+  config = configs.load(str(path))
+  method = objective.method(config.objective)
+  program = types.SimpleNamespace(
+    method=method, minibatches=2, parts=2, group=G, generate=types.SimpleNamespace(rollouts=G)
+  )
+  given = batch()
+  slots = dict(part_P=np.zeros(P, np.int32), weight_P=np.ones(P, np.float32))
+  slots['context_P'] = np.zeros(P, np.int32)
+  given = given._replace(prompts=given.prompts._replace(**slots))
+  if method.needs_parts:
+    given = given._replace(parts_BxK=np.ones((B, len(method.weight_K or (1, 1))), np.float32))
+  if config.environment.fn != 'none':
+    given = given._replace(rollout=given.rollout._replace(turns=turns()))
+  advantage, coefficient = ledger.told(program, config)
+  if advantage:
+    made = jax.eval_shape(lambda x: ledger.counted(program, x, coefficient), given)
+    assert all(x.shape == (B, T) for x in made.values()) and ('coefficient' in made) == coefficient
