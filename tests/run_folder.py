@@ -15,8 +15,11 @@ EVIL = '</script><img src=x onerror="document.title=1"><!--SCRIPT-->&lt;'
 WORDS = 'so we add the two numbers first then carry one and write down what is left of it'.split()
 
 
-def make(root, steps=6, prompts=2, rollouts=4, *, seed=0, tokens=True, pool=40, words=12) -> str:
-  """Returns the folder's path. `pool`: how many prompts there are; `words`: of an answer, about."""
+def make(root, steps=6, prompts=2, rollouts=4, *, seed=0, tokens=8192, pool=40, words=12) -> str:
+  """Returns the folder's path.
+
+  `pool`: how many prompts there are; `words`: of an answer, about; `tokens`: how many of a step are told one by one.
+  """
   random, root = np.random.default_rng(seed), str(root)
   for name in ('rollouts', 'eval'):
     os.makedirs(os.path.join(root, name), exist_ok=True)
@@ -30,10 +33,9 @@ def make(root, steps=6, prompts=2, rollouts=4, *, seed=0, tokens=True, pool=40, 
     skill = 0.15 + 0.7 * step / max(steps - 1, 1)
     chosen = random.choice(pool, prompts, replace=False).tolist()
     rows = [
-      _rollout(random, step, prompt, skill, tokens, words)
-      for prompt in chosen
-      for _ in range(rollouts)
+      _rollout(random, step, prompt, skill, words) for prompt in chosen for _ in range(rollouts)
     ]
+    _bound(rows, tokens)
     _lines(root, f'rollouts/step_{step:06d}.jsonl', rows)
     metrics.append(_metrics(random, step, skill, rows))
     choices.append(_choice(random, step, chosen, skill))
@@ -46,7 +48,7 @@ def make(root, steps=6, prompts=2, rollouts=4, *, seed=0, tokens=True, pool=40, 
   return root
 
 
-def _rollout(random, step, prompt, skill, tokens, words) -> dict:
+def _rollout(random, step, prompt, skill, words) -> dict:
   said = random.choice(WORDS, random.integers(2, 2 * words)).tolist()
   right = int(random.random() < skill)
   pieces = (
@@ -63,12 +65,20 @@ def _rollout(random, step, prompt, skill, tokens, words) -> dict:
     reason='length' if len(pieces) > 1.8 * words else 'stop',
     right=right,
   )
-  if tokens:
-    logp = (-random.exponential(0.8, len(pieces))).round(3).tolist()
-    advantage = 1.0 if right else -0.5
-    spread = (np.linspace(0.5, 1, len(pieces)) * advantage / 64).round(5).tolist()
-    row |= dict(cuts=[len(p) for p in pieces], logp=logp, advantage=advantage, coefficient=spread)
-  return row
+  logp = (-random.exponential(0.8, len(pieces))).round(3).tolist()
+  advantage = 1.0 if right else -0.5
+  spread = (np.linspace(0.5, 1, len(pieces)) * advantage / 64).round(5).tolist()
+  return row | dict(
+    logp=logp, advantage=advantage, coefficient=spread, cuts=[len(p) for p in pieces]
+  )
+
+
+def _bound(rows, tokens) -> None:
+  for row in rows:
+    tokens -= row['length']
+    if tokens < 0:
+      for name in ('logp', 'advantage', 'coefficient', 'cuts'):
+        del row[name]
 
 
 def _metrics(random, step, skill, rows) -> dict:

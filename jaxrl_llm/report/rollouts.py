@@ -11,7 +11,7 @@ import numpy as np
 
 COLUMNS = ('step', 'prompt', 'score', 'right', 'reason', 'length', 'hinted')
 # Text of a run that a page has room for, as deflated bytes; beyond, every second file gives its text up.
-_ROOM = 18_000_000
+_ROOM = 24_000_000
 
 
 class File(NamedTuple):

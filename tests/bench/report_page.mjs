@@ -40,23 +40,29 @@ const shoot = async (tab, name) => tab.screenshot({ path: path.join(folder, `${n
 const section = async (tab, id, name) => { await tab.$eval(`#${id}`, n => n.scrollIntoView()); await rest(250); await shoot(tab, name); };
 const count = async tab => Number((await text(tab, '#found')).split(' of ')[0].replace(/,/g, ''));
 
+// Does it, and waits until the list has been filtered anew.
+async function filtered(tab, act) {
+  const before = await text(tab, '#found');
+  await act();
+  await tab.waitForFunction(old => document.querySelector('#found').textContent !== old, {}, before);
+  await rest(300);
+}
+
 async function drive(tab) {
   const all = await count(tab);
   check('rollouts', all);
+  check('texts left out', await tab.$$eval('#rollouts .soft', n => n.some(x => x.textContent.includes('left out'))));
   check('items in the list', await tab.$$eval('.item', n => n.length));
-  await tab.select('#f-reason', await tab.$eval('#f-reason', n => [...n.options].find(o => o.textContent === 'length').value));
-  await rest(400);
+  const reason = await tab.$eval('#f-reason', n => [...n.options].find(o => o.textContent === 'length').value);
+  await filtered(tab, () => tab.select('#f-reason', reason));
   const cut = await count(tab);
   check('cut off at the length', cut);
   check('all shown were cut off', await tab.$$eval('.item .head', n => n.every(x => x.textContent.includes('length'))));
-  await tab.type('#f-low', '0.5');
-  await rest(400);
+  await filtered(tab, () => tab.type('#f-low', '0.5'));
   check('and paid', await count(tab));
-  await tab.click('#filters button[type=reset]');
-  await rest(400);
+  await filtered(tab, () => tab.click('#filters button[type=reset]'));
   check('cleared', (await count(tab)) === all && cut < all);
-  await tab.type('#f-prompt', 'What is 7 +');
-  await rest(900);
+  await filtered(tab, () => tab.type('#f-prompt', 'What is 7 +', { delay: 5 }));
   check('with a prompt’s words', await count(tab));
   check('all shown are of it', await tab.$$eval('.item .head', n => n.every(x => x.textContent.includes('prompt 7'))));
   await tab.focus('#list');
@@ -64,11 +70,6 @@ async function drive(tab) {
   await tab.waitForSelector('#detail h3');
   await rest(300);
   check('keyboard chose', await text(tab, '#detail h3'));
-  for (const by of ['logp', 'advantage', 'coefficient']) {
-    await tab.click(`#detail input[value=${by}]`);
-    check(`coloured by ${by}`, await tab.$$eval('.tok[title]', n => new Set(n.map(x => x.style.background)).size));
-    if (by !== 'logp') await section(tab, 'detail', `tokens-${by}-${tab.viewport().width}`);
-  }
   const others = await tab.$$eval('#other option', n => n.map(o => o.value));
   await tab.select('#other', others[others.length - 1]);
   await tab.waitForSelector('#detail ins, #detail del');
@@ -76,8 +77,15 @@ async function drive(tab) {
   check('differences', await tab.$$eval('#detail ins, #detail del', n => n.length));
   await tab.$eval('#other', n => n.scrollIntoView({ block: 'center' }));
   await shoot(tab, `difference-${tab.viewport().width}`);
-  await tab.click('#filters button[type=reset]');
-  await rest(400);
+  await filtered(tab, () => tab.click('#filters button[type=reset]'));
+  await tab.focus('#list');
+  await tab.keyboard.press('Home');  // the first ones of a step are told token by token
+  await tab.waitForFunction(() => document.querySelector('#detail input[value=logp]:enabled'));
+  for (const by of ['logp', 'advantage', 'coefficient']) {
+    await tab.click(`#detail input[value=${by}]`);
+    check(`coloured by ${by}`, await tab.$$eval('.tok[title]', n => new Set(n.map(x => x.style.background)).size));
+    if (by !== 'logp') await section(tab, 'detail', `tokens-${by}-${tab.viewport().width}`);
+  }
   const began = Date.now();
   await tab.focus('#list');
   await tab.keyboard.press('End');

@@ -15,7 +15,7 @@ function store(at, index) {
   const held = new Map(), start = [0];
   index.files.forEach(n => start.push(start[start.length - 1] + n));
   const fileOf = i => { let a = 0, b = index.files.length; while (b - a > 1) { const m = (a + b) >> 1; if (start[m] <= i) a = m; else b = m; } return a; };
-  return async i => {
+  const read = async i => {
     const file = fileOf(i);
     if (!index.kept[file]) return null;
     if (!held.has(file)) {
@@ -24,6 +24,8 @@ function store(at, index) {
     }
     return JSON.parse((await held.get(file))[i - start[file]]);
   };
+  read.kept = i => index.kept[fileOf(i)];
+  return read;
 }
 
 async function browse(at, body) {
@@ -136,7 +138,7 @@ async function show(state, i, box) {
   const paint = () => output.replaceChildren(coloured(row, can(state.color) ? state.color : ''));
   const radio = (value, text, able) => el('label', { class: 'radio' }, el('input', { type: 'radio', name: 'color', value, disabled: !able, checked: value === (can(state.color) ? state.color : ''), onchange: () => { state.color = value; paint(); } }), text);
   const same = [];
-  for (let j = 0; j < index.step.length; j++) if (j !== i && index.prompt[j] === prompt) same.push(j);
+  for (let j = 0; j < index.step.length; j++) if (j !== i && index.prompt[j] === prompt && state.row.kept(j)) same.push(j);
   box.replaceChildren(title, el('p', { class: 'facts' }, Object.entries(facts).filter(([, v]) => v !== undefined && v !== '').map(([k, v]) => el('span', null, `${k} `, el('b', null, String(v))))),
     el('h4', null, 'Prompt'), el('div', { class: 'text', tabindex: 0, role: 'group', 'aria-label': 'Prompt' }, promptText(row.input ?? asked[0])),
     el('h4', null, 'Output'), el('fieldset', null, el('legend', null, 'Colour tokens by'), radio('', 'nothing', true), Object.entries(COLOURS).map(([k, [text]]) => radio(k, text, can(k)))),
@@ -145,7 +147,7 @@ async function show(state, i, box) {
 }
 
 function comparison(state, i, row, same, name) {
-  if (!same.length) return el('div', null, el('h4', null, 'Same prompt, other steps'), empty('This prompt has no other rollout.'));
+  if (!same.length) return el('div', null, el('h4', null, 'Same prompt, other steps'), empty('The page holds no other rollout of this prompt.'));
   const box = el('div'), few = same.length > 400 ? same.filter((_, k) => k % Math.ceil(same.length / 400) === 0) : same;
   const select = el('select', { id: 'other' }, el('option', { value: '' }, 'nothing'), few.map(j => el('option', { value: j }, name(j))));
   select.addEventListener('change', async () => {
