@@ -2,9 +2,15 @@
 const ROW = 56;
 
 async function drawRollouts(runs) {
-  const section = byId('rollouts'), body = el('div');
-  const select = el('select', { id: 'run' }, runs.map((run, at) => el('option', { value: at }, run.name)));
-  if (runs.length > 1) section.append(el('form', { onsubmit: e => e.preventDefault() }, el('label', null, 'Run', select)));
+  const section = byId('rollouts'),
+    body = el('div');
+  const select = el(
+    'select',
+    { id: 'run' },
+    runs.map((run, at) => el('option', { value: at }, run.name)),
+  );
+  if (runs.length > 1)
+    section.append(el('form', { onsubmit: e => e.preventDefault() }, el('label', null, 'Run', select)));
   section.append(body);
   select.addEventListener('change', () => browse(Number(select.value), body));
   await browse(0, body);
@@ -12,14 +18,27 @@ async function drawRollouts(runs) {
 
 // Texts by file, unpacked when they are wanted first; the oldest are forgotten.
 function store(at, index) {
-  const held = new Map(), start = [0];
+  const held = new Map(),
+    start = [0];
   index.files.forEach(n => start.push(start[start.length - 1] + n));
-  const fileOf = i => { let a = 0, b = index.files.length; while (b - a > 1) { const m = (a + b) >> 1; if (start[m] <= i) a = m; else b = m; } return a; };
+  const fileOf = i => {
+    let a = 0,
+      b = index.files.length;
+    while (b - a > 1) {
+      const m = (a + b) >> 1;
+      if (start[m] <= i) a = m;
+      else b = m;
+    }
+    return a;
+  };
   const read = async i => {
     const file = fileOf(i);
     if (!index.kept[file]) return null;
     if (!held.has(file)) {
-      held.set(file, unpack(`file${at}-${file}`).then(text => text.split('\n')));
+      held.set(
+        file,
+        unpack(`file${at}-${file}`).then(text => text.split('\n')),
+      );
       if (held.size > 40) held.delete(held.keys().next().value);
     }
     return JSON.parse((await held.get(file))[i - start[file]]);
@@ -29,44 +48,126 @@ function store(at, index) {
 }
 
 async function browse(at, body) {
-  const index = JSON.parse(await unpack(`index${at}`)), total = index.step.length;
+  const index = JSON.parse(await unpack(`index${at}`)),
+    total = index.step.length;
   if (!total) return body.replaceChildren(empty('No rollout is written yet.'));
   const state = { at, index, row: store(at, index), found: [], current: -1, prompts: null, color: 'logp' };
-  const view = list(state), detail = el('div', { class: 'detail', id: 'detail', role: 'region', 'aria-label': 'The chosen rollout' }, empty('Choose a rollout from the list.'));
+  const view = list(state),
+    detail = el(
+      'div',
+      { class: 'detail', id: 'detail', role: 'region', 'aria-label': 'The chosen rollout' },
+      empty('Choose a rollout from the list.'),
+    );
   state.open = i => show(state, i, detail);
   const lost = index.files.reduce((s, n, f) => s + (index.kept[f] ? 0 : n), 0);
-  body.replaceChildren(filters(state, view), lost ? empty(`The texts of ${plural(lost, 'rollout')} are left out, so that this page opens fast: they lie in the run's rollouts folder.`) : '', el('div', { class: 'browser' }, el('div', null, view.node), detail));
+  body.replaceChildren(
+    filters(state, view),
+    lost
+      ? empty(
+          `The texts of ${plural(lost, 'rollout')} are left out, so that this page opens fast: they lie in the run's rollouts folder.`,
+        )
+      : '',
+    el('div', { class: 'browser' }, el('div', null, view.node), detail),
+  );
   view.refresh();
 }
 
 function filters(state, view) {
-  const { index } = state, first = index.step.reduce((a, b) => Math.min(a, b), Infinity), last = index.step.reduce((a, b) => Math.max(a, b), 0);
+  const { index } = state,
+    first = index.step.reduce((a, b) => Math.min(a, b), Infinity),
+    last = index.step.reduce((a, b) => Math.max(a, b), 0);
   const number = (id, attributes) => el('input', { type: 'number', id, inputmode: 'decimal', ...attributes });
   const field = {
-    from: number('f-from', { min: first, max: last, placeholder: first }), to: number('f-to', { min: first, max: last, placeholder: last }),
+    from: number('f-from', { min: first, max: last, placeholder: first }),
+    to: number('f-to', { min: first, max: last, placeholder: last }),
     prompt: el('input', { type: 'search', id: 'f-prompt', placeholder: 'number or words' }),
-    low: number('f-low', { step: 'any' }), high: number('f-high', { step: 'any' }),
-    reason: el('select', { id: 'f-reason' }, el('option', { value: '' }, 'any'), index.reasons.map((r, i) => el('option', { value: i }, r || 'unknown'))),
-    right: el('select', { id: 'f-right' }, [['', 'any'], ['1', 'right'], ['0', 'wrong']].map(([v, t]) => el('option', { value: v }, t))),
-    order: el('select', { id: 'f-order' }, [['', 'by step'], ['new', 'newest first'], ['high', 'highest reward'], ['low', 'lowest reward'], ['long', 'longest']].map(([v, t]) => el('option', { value: v }, t))),
+    low: number('f-low', { step: 'any' }),
+    high: number('f-high', { step: 'any' }),
+    reason: el(
+      'select',
+      { id: 'f-reason' },
+      el('option', { value: '' }, 'any'),
+      index.reasons.map((r, i) => el('option', { value: i }, r || 'unknown')),
+    ),
+    right: el(
+      'select',
+      { id: 'f-right' },
+      [
+        ['', 'any'],
+        ['1', 'right'],
+        ['0', 'wrong'],
+      ].map(([v, t]) => el('option', { value: v }, t)),
+    ),
+    order: el(
+      'select',
+      { id: 'f-order' },
+      [
+        ['', 'by step'],
+        ['new', 'newest first'],
+        ['high', 'highest reward'],
+        ['low', 'lowest reward'],
+        ['long', 'longest'],
+      ].map(([v, t]) => el('option', { value: v }, t)),
+    ),
   };
-  const titles = { from: 'From step', to: 'To step', prompt: 'Prompt', low: 'Reward from', high: 'Reward to', reason: 'Stop reason', right: 'Answer', order: 'Order' };
+  const titles = {
+    from: 'From step',
+    to: 'To step',
+    prompt: 'Prompt',
+    low: 'Reward from',
+    high: 'Reward to',
+    reason: 'Stop reason',
+    right: 'Answer',
+    order: 'Order',
+  };
   const status = el('p', { id: 'found', role: 'status' });
   const run = async () => {
-    const wanted = await promptsLike(state, field.prompt.value.trim()), bound = (f, otherwise) => (f.value === '' || Number.isNaN(f.valueAsNumber) ? otherwise : f.valueAsNumber);
-    const from = bound(field.from, -Infinity), to = bound(field.to, Infinity), low = bound(field.low, -Infinity), high = bound(field.high, Infinity);
-    const reason = field.reason.value === '' ? -1 : Number(field.reason.value), right = field.right.value === '' ? -1 : Number(field.right.value), found = [];
+    const wanted = await promptsLike(state, field.prompt.value.trim()),
+      bound = (f, otherwise) => (f.value === '' || Number.isNaN(f.valueAsNumber) ? otherwise : f.valueAsNumber);
+    const from = bound(field.from, -Infinity),
+      to = bound(field.to, Infinity),
+      low = bound(field.low, -Infinity),
+      high = bound(field.high, Infinity);
+    const reason = field.reason.value === '' ? -1 : Number(field.reason.value),
+      right = field.right.value === '' ? -1 : Number(field.right.value),
+      found = [];
     for (let i = 0; i < index.step.length; i++) {
-      if (index.step[i] >= from && index.step[i] <= to && index.score[i] >= low && index.score[i] <= high && (reason < 0 || index.reason[i] === reason) && (right < 0 || index.right[i] === right) && (!wanted || wanted.has(index.prompt[i]))) found.push(i);
+      if (
+        index.step[i] >= from &&
+        index.step[i] <= to &&
+        index.score[i] >= low &&
+        index.score[i] <= high &&
+        (reason < 0 || index.reason[i] === reason) &&
+        (right < 0 || index.right[i] === right) &&
+        (!wanted || wanted.has(index.prompt[i]))
+      )
+        found.push(i);
     }
-    const by = { new: (a, b) => index.step[b] - index.step[a] || a - b, high: (a, b) => index.score[b] - index.score[a] || a - b, low: (a, b) => index.score[a] - index.score[b] || a - b, long: (a, b) => index.length[b] - index.length[a] || a - b }[field.order.value];
+    const by = {
+      new: (a, b) => index.step[b] - index.step[a] || a - b,
+      high: (a, b) => index.score[b] - index.score[a] || a - b,
+      low: (a, b) => index.score[a] - index.score[b] || a - b,
+      long: (a, b) => index.length[b] - index.length[a] || a - b,
+    }[field.order.value];
     state.found = by ? found.sort(by) : found;
     status.textContent = `${found.length.toLocaleString('en')} of ${plural(index.step.length, 'rollout')}`;
     view.refresh(true);
   };
   let timer = 0;
-  const form = el('form', { id: 'filters', 'aria-label': 'Filter rollouts', onsubmit: e => e.preventDefault(), oninput: () => { clearTimeout(timer); timer = setTimeout(run, 120); } },
-    Object.entries(field).map(([name, input]) => el('label', null, titles[name], input)), el('button', { type: 'reset', onclick: () => setTimeout(run) }, 'Clear filters'));
+  const form = el(
+    'form',
+    {
+      id: 'filters',
+      'aria-label': 'Filter rollouts',
+      onsubmit: e => e.preventDefault(),
+      oninput: () => {
+        clearTimeout(timer);
+        timer = setTimeout(run, 120);
+      },
+    },
+    Object.entries(field).map(([name, input]) => el('label', null, titles[name], input)),
+    el('button', { type: 'reset', onclick: () => setTimeout(run) }, 'Clear filters'),
+  );
   state.found = index.step.map((_, i) => i);
   status.textContent = `${index.step.length.toLocaleString('en')} of ${plural(index.step.length, 'rollout')}`;
   return el('div', null, form, status);
@@ -76,30 +177,85 @@ async function told(state) {
   state.prompts = state.prompts || JSON.parse(await unpack(`prompts${state.at}`));
   return state.prompts;
 }
-const promptText = input => (typeof input === 'string' ? input : (input || []).map(m => `${m.role}: ${m.content}`).join('\n'));
+const promptText = input =>
+  typeof input === 'string' ? input : (input || []).map(m => `${m.role}: ${m.content}`).join('\n');
 
 async function promptsLike(state, text) {
   if (!text) return null;
   if (/^\d+$/.test(text)) return new Set([Number(text)]);
   const words = text.toLowerCase();
-  return new Set(Object.entries(await told(state)).filter(([, json]) => promptText(JSON.parse(json)[0]).toLowerCase().includes(words)).map(([id]) => Number(id)));
+  return new Set(
+    Object.entries(await told(state))
+      .filter(([, json]) => promptText(JSON.parse(json)[0]).toLowerCase().includes(words))
+      .map(([id]) => Number(id)),
+  );
 }
 
 function list(state) {
-  const { index } = state, space = el('div', { 'aria-hidden': 'true' });
-  const node = el('div', { class: 'list', id: 'list', role: 'listbox', tabindex: 0, 'aria-label': 'Rollouts; arrow keys move, the chosen one is shown beside' }, space);
+  const { index } = state,
+    space = el('div', { 'aria-hidden': 'true' });
+  const node = el(
+    'div',
+    {
+      class: 'list',
+      id: 'list',
+      role: 'listbox',
+      tabindex: 0,
+      'aria-label': 'Rollouts; arrow keys move, the chosen one is shown beside',
+    },
+    space,
+  );
   const shown = new Map();
   const item = at => {
-    const i = state.found[at], right = index.right[i], preview = el('span', { class: 'preview' }, '…');
-    const made = el('div', { class: 'item', role: 'option', id: `option-${at}`, 'aria-selected': at === state.current ? 'true' : 'false', 'aria-setsize': state.found.length, 'aria-posinset': at + 1, style: `top:${at * ROW}px`, onclick: () => choose(at) },
-      el('span', { class: 'head' }, el('span', null, `step ${index.step[i]}`), el('span', null, `prompt ${index.prompt[i]}`), el('span', { class: right ? 'right' : 'wrong' }, `${num(index.score[i])} ${right ? '✓' : '✗'}`, el('span', { class: 'unseen' }, right ? ' right' : ' wrong')), el('span', { class: 'soft' }, `${index.reasons[index.reason[i]]} · ${index.length[i]} tok`)), preview);
-    state.row(i).then(row => { preview.textContent = row ? row.output.slice(0, 160).replace(/\s+/g, ' ') || '(nothing)' : '(text left out)'; });
+    const i = state.found[at],
+      right = index.right[i],
+      preview = el('span', { class: 'preview' }, '…');
+    const made = el(
+      'div',
+      {
+        class: 'item',
+        role: 'option',
+        id: `option-${at}`,
+        'aria-selected': at === state.current ? 'true' : 'false',
+        'aria-setsize': state.found.length,
+        'aria-posinset': at + 1,
+        style: `top:${at * ROW}px`,
+        onclick: () => choose(at),
+      },
+      el(
+        'span',
+        { class: 'head' },
+        el('span', null, `step ${index.step[i]}`),
+        el('span', null, `prompt ${index.prompt[i]}`),
+        el(
+          'span',
+          { class: right ? 'right' : 'wrong' },
+          `${num(index.score[i])} ${right ? '✓' : '✗'}`,
+          el('span', { class: 'unseen' }, right ? ' right' : ' wrong'),
+        ),
+        el('span', { class: 'soft' }, `${index.reasons[index.reason[i]]} · ${index.length[i]} tok`),
+      ),
+      preview,
+    );
+    state.row(i).then(row => {
+      preview.textContent = row ? row.output.slice(0, 160).replace(/\s+/g, ' ') || '(nothing)' : '(text left out)';
+    });
     return made;
   };
   const draw = () => {
-    const first = Math.max(0, Math.floor(node.scrollTop / ROW) - 4), last = Math.min(state.found.length, Math.ceil((node.scrollTop + node.clientHeight) / ROW) + 4);
-    for (const [at, made] of shown) if (at < first || at >= last) { made.remove(); shown.delete(at); }
-    for (let at = first; at < last; at++) if (!shown.has(at)) { const made = item(at); shown.set(at, made); node.append(made); }
+    const first = Math.max(0, Math.floor(node.scrollTop / ROW) - 4),
+      last = Math.min(state.found.length, Math.ceil((node.scrollTop + node.clientHeight) / ROW) + 4);
+    for (const [at, made] of shown)
+      if (at < first || at >= last) {
+        made.remove();
+        shown.delete(at);
+      }
+    for (let at = first; at < last; at++)
+      if (!shown.has(at)) {
+        const made = item(at);
+        shown.set(at, made);
+        node.append(made);
+      }
   };
   const choose = at => {
     if (at < 0 || at >= state.found.length) return;
@@ -114,48 +270,30 @@ function list(state) {
     state.open(state.found[at]);
   };
   const page = () => Math.max(1, Math.floor(node.clientHeight / ROW) - 1);
-  const KEYS = { ArrowDown: c => c + 1, ArrowUp: c => Math.max(c - 1, 0), PageDown: c => Math.min(c + page(), state.found.length - 1), PageUp: c => Math.max(c - page(), 0), Home: () => 0, End: () => state.found.length - 1 };
-  node.addEventListener('keydown', event => { const move = KEYS[event.key]; if (move) { event.preventDefault(); choose(move(state.current)); } });
+  const KEYS = {
+    ArrowDown: c => c + 1,
+    ArrowUp: c => Math.max(c - 1, 0),
+    PageDown: c => Math.min(c + page(), state.found.length - 1),
+    PageUp: c => Math.max(c - page(), 0),
+    Home: () => 0,
+    End: () => state.found.length - 1,
+  };
+  node.addEventListener('keydown', event => {
+    const move = KEYS[event.key];
+    if (move) {
+      event.preventDefault();
+      choose(move(state.current));
+    }
+  });
   node.addEventListener('scroll', draw, { passive: true });
   const refresh = top => {
     if (top) node.scrollTop = 0;
-    state.current = -1; node.removeAttribute('aria-activedescendant');
-    shown.forEach(made => made.remove()); shown.clear();
+    state.current = -1;
+    node.removeAttribute('aria-activedescendant');
+    shown.forEach(made => made.remove());
+    shown.clear();
     space.style.height = `${state.found.length * ROW}px`;
     draw();
   };
   return { node, refresh };
-}
-
-async function show(state, i, box) {
-  const { index } = state, row = await state.row(i), prompt = index.prompt[i];
-  const asked = JSON.parse((await told(state))[prompt] || '["", ""]');
-  const name = j => `step ${index.step[j]}, reward ${num(index.score[j])}${index.right[j] ? ' ✓' : ' ✗'}`;
-  const title = el('h3', null, `Prompt ${prompt} at step ${index.step[i]}`);
-  if (!row) return box.replaceChildren(title, empty('The text of this rollout is left out of the page; it lies in the run’s rollouts folder.'));
-  const facts = { reward: num(row.score), answer: index.right[i] ? 'right' : 'wrong', stopped: row.reason, tokens: row.length, wanted: row.gts, graded: row.graded, hint: row.hint, turns: row.turns };
-  const output = el('div'), given = { logp: row.logp, advantage: row.advantage, coefficient: row.coefficient }, can = name => row.cuts && given[name] !== undefined && given[name] !== null;
-  const paint = () => output.replaceChildren(coloured(row, can(state.color) ? state.color : ''));
-  const radio = (value, text, able) => el('label', { class: 'radio' }, el('input', { type: 'radio', name: 'color', value, disabled: !able, checked: value === (can(state.color) ? state.color : ''), onchange: () => { state.color = value; paint(); } }), text);
-  const same = [];
-  for (let j = 0; j < index.step.length; j++) if (j !== i && index.prompt[j] === prompt && state.row.kept(j)) same.push(j);
-  box.replaceChildren(title, el('p', { class: 'facts' }, Object.entries(facts).filter(([, v]) => v !== undefined && v !== '').map(([k, v]) => el('span', null, `${k} `, el('b', null, String(v))))),
-    el('h4', null, 'Prompt'), el('div', { class: 'text', tabindex: 0, role: 'group', 'aria-label': 'Prompt' }, promptText(row.input ?? asked[0])),
-    el('h4', null, 'Output'), el('fieldset', null, el('legend', null, 'Colour tokens by'), radio('', 'nothing', true), Object.entries(COLOURS).map(([k, [text]]) => radio(k, text, can(k)))),
-    row.cuts ? '' : empty('This file tells nothing of single tokens: config.rollouts_tokens bounds how many are told a step.'), output, comparison(state, i, row, same, name));
-  paint();
-}
-
-function comparison(state, i, row, same, name) {
-  if (!same.length) return el('div', null, el('h4', null, 'Same prompt, other steps'), empty('The page holds no other rollout of this prompt.'));
-  const box = el('div'), few = same.length > 400 ? same.filter((_, k) => k % Math.ceil(same.length / 400) === 0) : same;
-  const select = el('select', { id: 'other' }, el('option', { value: '' }, 'nothing'), few.map(j => el('option', { value: j }, name(j))));
-  select.addEventListener('change', async () => {
-    if (select.value === '') return box.replaceChildren();
-    const j = Number(select.value), other = await state.row(j);
-    if (!other) return box.replaceChildren(empty('Its text is left out of the page.'));
-    const [a, b] = j < i ? [j, i] : [i, j], [x, y] = j < i ? [other, row] : [row, other];
-    box.replaceChildren(shownDifference(x.output, y.output, [name(a), name(b)]));
-  });
-  return el('div', null, el('h4', null, 'Same prompt, other steps'), el('label', null, `Compare with one of ${few.length} of ${plural(same.length, 'other rollout')}`, select), box);
 }
