@@ -14,6 +14,7 @@ from jaxrl_llm import (
   environments,
   grade,
   health,
+  ledger,
   models,
   replay,
   rounds,
@@ -62,8 +63,15 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     teacher=teacher,
     adapter=_adapter(config, program),
     play=_play(config, model.tokenizer, program, tables.train.rows),
+    ledger=_ledger(config, program, model.tokenizer),
     **grading,
   )
+
+
+def _ledger(config: Any, program: Any, tokenizer: Any) -> ledger.Ledger | None:
+  """Only the first process writes rollouts."""
+  told = config.rollouts_tokens and jax.process_index() == 0
+  return ledger.Ledger(program, config, tokenizer.backend) if told else None
 
 
 def _grading(config: Any) -> dict[str, Any]:

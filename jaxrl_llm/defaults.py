@@ -192,8 +192,12 @@ def default() -> ml_collections.ConfigDict:
     stop=(),  # non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward, truncated
   )
   c.rollouts_every = 1  # steps between rollout files
+  c.console = 'auto'  # a live table in a terminal, else lines; plain: lines; quiet: warnings; json: an object a line
   c.trackers = ()  # tensorboard, wandb: who gets the numbers beside metrics.jsonl
   c.profile = dict(steps='')  # '10:12' traces steps 10 and 11, for XProf
+  # tokens of a rollout file that are told with log-prob, advantage and coefficient, some 15 bytes each; 0 = none
+  c.rollouts_tokens = 8192
+  c.report_every_s = 60.0  # between two report.html while the run goes on; 0 = at its end alone
   # devices along each axis; -1 = all that are left
   c.mesh = dict(
     # how a slice of that name is shared: v5e-16, v5e-256, v5p-128, gpu-node, …; it says data and fsdp, which then stay

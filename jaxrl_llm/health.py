@@ -103,6 +103,22 @@ def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
   )
 
 
+def bounds(config: Any, dtype: str) -> Bounds:
+  """The bounds of a run whose trainer's pass is in `dtype`. Source: none."""
+  spec = config.health
+  # In float32 sampler and trainer were never seen to differ by more than 2e-6.
+  usual = 1e-4 if dtype == 'float32' else 1e-2
+  rounded = 0 if config.quantize_update else _ROUNDED.get(config.generate.weights_dtype, 0)
+  gap = spec['probs_gap'] or max(usual, rounded)
+  gap = gap if same_policy(config) else math.inf
+  return Bounds(spec['entropy'], gap, spec['truncated'], spec['failed'])
+
+
+def advice(name: str, row: dict[str, float], bounds: Bounds) -> str:
+  """What an alarm means with the numbers of `row`, and what to do about it. Source: none."""
+  return _ADVICE[name].format_map(_Values(row, bounds))
+
+
 class Health:
   """How long each condition has held, and how long not."""
 
@@ -122,17 +138,8 @@ class Health:
       raise UserError(
         f'config.health.stop names {unknown[0]!r}; choose of: {", ".join(sorted(NAMES))}.'
       )
-    # In float32 sampler and trainer were never seen to differ by more than 2e-6.
-    usual = 1e-4 if dtype == 'float32' else 1e-2
-    rounded = 0 if config.quantize_update else _ROUNDED.get(config.generate.weights_dtype, 0)
-    gap = spec['probs_gap'] or max(usual, rounded)
     self.steps, self.stop = spec['steps'], tuple(spec['stop'])
-    self.bounds = Bounds(
-      spec['entropy'],
-      gap if same_policy(config) else math.inf,
-      spec['truncated'],
-      spec['failed'],
-    )
+    self.bounds = bounds(config, dtype)
     # Of each: steps it has held, in a row; steps it has not; 1 from when it is told until it is told off.
     self._seen = {name: [0, 0, 0] for name in NAMES}
 
@@ -151,7 +158,7 @@ class Health:
         held, off = 0, off + 1
       now = held >= (self.steps if name in LASTING else 1)
       if now and not on:
-        text = _ADVICE[name].format_map(_Values(row, self.bounds))
+        text = advice(name, row, self.bounds)
         since = f' for {self.steps} steps' if name in LASTING else ''
         begin.append(Alarm(name, f'{name}{since}, at step {row["training/global_step"]}: {text}'))
       self._seen[name] = [held, off, int(now or (on and off < self.steps))]
@@ -198,7 +205,8 @@ class _Values(dict):
   """Names of metrics for str.format, which would take a slash for part of a name; nan for what is not told."""
 
   def __init__(self, row: dict[str, float], bounds: Bounds):
-    super().__init__(row, bounds=bounds)
+    # A number that was not finite is null in metrics.jsonl.
+    super().__init__({k: math.nan if v is None else v for k, v in row.items()}, bounds=bounds)
 
   def __missing__(self, name: str) -> float:
     return math.nan

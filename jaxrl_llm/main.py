@@ -24,8 +24,8 @@ token; exit status 1 if it does not fit or the decode loop does what it should n
 fastest), layout (which part of which
 parameter lies on a device of --topology, and how many bytes), fit (the sigmoid of compute through a metric of the run
 in --workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
-curriculum of the run in --workdir has learnt: difficulty over time, reliability, which prompts teach, suspect
-labels).
+run in --workdir, or several with commas between them, has done, as one file report.html there, or --to=FILE: curves,
+curriculum, time, health in words, every rollout; and in the terminal what the curriculum has learnt).
 """
 
 
@@ -123,7 +123,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     '--skip', type=float, default=0.0, help='with --mode=fit: share of the compute to leave out'
   )
   parser.add_argument(
-    '--to', default='', help='with --mode=export: the folder; default: WORKDIR/export'
+    '--to',
+    default='',
+    help='with --mode=export: the folder; default: WORKDIR/export. With --mode=report: the file',
   )
   parser.add_argument(
     '--dtype', default='bfloat16', help='with --mode=export: bfloat16, float16 or float32'
@@ -168,6 +170,11 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peer
     folders = arguments.workdir.split(',')
     scaling.run(folders, arguments.metric, arguments.compute, arguments.skip, arguments.plot)
     return 0
+  if arguments.mode == 'report':
+    from jaxrl_llm import report
+
+    report.run(arguments.workdir.split(','), arguments.to)
+    return 0
   from jaxrl_llm import config as configs
 
   config = configs.load(arguments.config, overrides)
@@ -201,8 +208,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peer
   elif arguments.mode == 'eval':
     train.evaluate_only(config, arguments.workdir, arguments.step, arguments.against)
   else:
-    modes = {'train': train.run, 'report': train.report_only}
-    modes[arguments.mode](config, arguments.workdir)
+    train.run(config, arguments.workdir)
   return 0
 
 

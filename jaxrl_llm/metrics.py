@@ -24,13 +24,19 @@ class Writer:
   """
 
   def __init__(
-    self, path: str, start: int, first: bool = True, also: Callable[[int, dict], None] | None = None
+    self,
+    path: str,
+    start: int,
+    first: bool = True,
+    *,
+    sync: bool = True,
+    also: Callable[[int, dict], None] | None = None,
   ):
     """start: the first step that this run will write. Of several processes only the `first` one has a file.
 
-    also: is told (step, row) of every row, once that is on the disk.
+    Without `sync` a row is handed to the system and not waited for. also: is told (step, row) of every row then.
     """
-    self._next, self._file, self._also = start, None, also
+    self._next, self._file, self._whole, self._also = start, None, sync, also
     if not first:
       return
     kept = {row[STEP]: row for row in read(path) if row[STEP] < start}
@@ -52,7 +58,7 @@ class Writer:
       self._file.close()
 
   def write(self, row: dict[str, Any]) -> None:
-    """One line, on the disk when it returns. NaN and infinity become null, and are counted.
+    """One line, on the disk when it returns. NaN and infinity become null, and are counted; not in lists.
 
     Raises ValueError for a step out of turn: a row twice, or a gap.
     """
@@ -61,7 +67,7 @@ class Writer:
     self._next += 1
     if self._file is not None:
       self._file.write(_line(row))
-      _sync(self._file)
+      (_sync if self._whole else _flush)(self._file)
     if self._also is not None:
       self._also(row[STEP], row)
 
@@ -113,6 +119,10 @@ def _line(row: dict[str, Any]) -> str:
   return json.dumps(clean, allow_nan=False) + '\n'
 
 
-def _sync(file: Any) -> None:
+def _flush(file: Any) -> None:
   file.flush()
+
+
+def _sync(file: Any) -> None:
+  _flush(file)
   os.fsync(file.fileno())

@@ -46,8 +46,34 @@ def memory() -> dict[str, float]:
   return told | ({'perf/device_memory_gib': device / 2**30} if device else {})
 
 
-def rows_of(rows, marks: Any, batch: Batch, index: int) -> list[dict]:
-  """What was learnt from, and what could not be graded, with how that ended. Source: none."""
+def choice(proposal: Any, at: np.ndarray, visits, asked, busy) -> dict[str, Any]:
+  """Which prompts a step asks, why, and what the posterior said of them before; see control.Proposal.
+
+  `at` are the places of the proposal that are taken, `asked` the prompts that lack rollouts, `busy` all that run on or
+  lack some. Source: none.
+  """
+  short = lambda x: [round(v, 4) if np.isfinite(v) else None for v in np.asarray(x)[at].tolist()]  # noqa: E731
+  mean = round(proposal.mean_worth, 4) if np.isfinite(proposal.mean_worth) else None
+  return dict(
+    prompt=proposal.index[at].tolist(),
+    why=[proposal.why[i] for i in at],
+    worth=short(proposal.worth),
+    mean_worth=mean,
+    success=short(proposal.p_mean),
+    mixed=short(proposal.p_mixed),
+    visits=np.asarray(visits).tolist(),
+    continued=sorted(set(np.asarray(busy).tolist()) - set(np.asarray(asked).tolist())),
+    asked=sorted(set(np.asarray(asked).tolist())),
+  )
+
+
+def rows_of(
+  rows, marks: Any, batch: Batch, index: int, numbers: dict[int, dict] | None = None
+) -> list[dict]:
+  """What was learnt from, and what could not be graded, with how that ended; `numbers` by row are told with it.
+
+  Source: none.
+  """
   G, hint_P = len(rows) // len(batch.prompts.index_P), batch.prompts.hint_P
   shown = lambda p: {} if hint_P is None else dict(hint=float(hint_P[p]))  # noqa: E731
   said = batch.rollout.turns
@@ -64,9 +90,11 @@ def rows_of(rows, marks: Any, batch: Batch, index: int) -> list[dict]:
       prompt=int(batch.prompts.index_P[b // G]),
       length=int(batch.rollout.length_B[b] or marks.length_B[b]),
       reason=REASONS[int(batch.rollout.reason_B[b])],
+      right=int(batch.correct_B[b]),
       **shown(b // G),
       **turns(b),
       **why(b),
+      **(numbers or {}).get(b, {}),
     )
     for b, (row, text) in enumerate(zip(rows, marks.shown, strict=True))
     if batch.rollout.length_B[b] or failed_B[b]

@@ -19,18 +19,12 @@ from jaxrl_llm import (
   evaluate,
   generate,
   grade,
-  health,
   measure,
-  metrics,
   preempt,
-  profile,
-  report,
   rounds,
   same,
   shard,
-  tell,
   together,
-  trackers,
   turn,
   validation,
   warmstart,
@@ -41,6 +35,7 @@ from jaxrl_llm import (
 from jaxrl_llm import (
   workdir as workdirs,
 )
+from jaxrl_llm.journal import Journal
 from jaxrl_llm.models import adapters, export
 from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import Batch, UserError
@@ -70,7 +65,11 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
   )
   parts = assemble.parts(config, mesh)
   folder = workdirs.open_run(workdir, config)
-  with grade.Pool(config.grade) as pool, _stage(parts), console.Console(config.steps) as screen:
+  with (
+    grade.Pool(config.grade) as pool,
+    _stage(parts),
+    console.opened(config.console, config.steps) as screen,
+  ):
     return _loop(parts, folder, together.Pool(pool), screen)
 
 
@@ -83,34 +82,35 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
   ):
     with notice.at_once():
       state, batch, flight, start = _begin(parts, folder, screen)
-      measured = {}
+      examined = {}
       if start == 0 or _due(config.eval.every, start):
-        measured = examine(state, start).get('metrics', {})
+        examined = examine(state, start)
     if not config.steps:  # a supervised start was all there is to do
       _save(parts, saver, 0, state, batch, flight)
     call = _compiled(parts)
-    screen.say(_COMPILING[config.mode] if config.steps else 'nothing more to learn')
-    first_row, writes = max(start - (flight is not None), 0), jax.process_index() == 0
-    names, told = config.trackers if writes else (), folder.root
-    with (
-      trackers.Trackers(names, told, config, first_row, screen.warn) as tracked,
-      metrics.Writer(folder.metrics, first_row, writes, tracked.log) as writer,
-    ):
-      tracked.log(start, measured)
-      trace = profile.Trace(config.profile.steps, told)
+    first_row = max(start - (flight is not None), 0)
+    with Journal(parts, folder, screen, start, first_row) as journal:
+      journal.examined(start, examined)
       for index in range(start, config.steps):
         began = time.perf_counter()
-        _tell(screen, trace.at(index, state))
-        prompts, *more = turn.propose(parts, index)
+        journal.begins(index, state)
+        choice = turn.choose(parts, index)
+        prompts, *more = turn.propose(parts, index, choice)
+        journal.chose(choice.told)
         if jax.process_count() > 1 and _due(config.processes.same_every, index - start):
           same.check(index, _held(parts, index, prompts, batch))
+        if index == start:
+          journal.compiling()
+        asked_at = time.perf_counter()
         state, rollout, device = call(state, batch, prompts, *more)
+        if index == start:
+          journal.compiled(time.perf_counter() - asked_at)
         # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
         flight, landing = turn.Flight(index, prompts, rollout, device, batch), flight
         if config.mode != 'lag':
           flight, landing = None, flight
         if landing is not None:
-          batch = _land(parts, folder, pool, writer, screen, landing, began)
+          batch = _land(parts, pool, journal, landing, began, asked_at)
         save = functools.partial(_save, parts, saver, index + 1, state, batch, flight)
         asked = shard.on_any(notice.asked)
         if asked or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
@@ -119,22 +119,17 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
           raise preempt.Stopped
         if _due(config.eval.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
-            examined = examine(state, index + 1)
-          tracked.log(index + 1, examined.get('metrics', {}))
-      _tell(screen, trace.done(state))
+            journal.examined(index + 1, examine(state, index + 1))
+      journal.ends(state)
       if flight is not None:
-        _land(parts, folder, pool, writer, screen, flight, time.perf_counter())
+        now = time.perf_counter()
+        _land(parts, pool, journal, flight, now, now)
       saver.wait()
       with notice.at_once():
-        final = examine(state, config.steps).get('metrics', {})
-      tracked.log(config.steps, final)
-  screen.finish(folder.root)
-  return final
-
-
-def _tell(screen: Any, text: str) -> None:
-  if text:
-    screen.say(text)
+        final = examine(state, config.steps)
+      journal.examined(config.steps, final)
+  journal.finish()
+  return final.get('metrics', {})
 
 
 def _stage(parts: Parts) -> Any:
@@ -170,48 +165,23 @@ def _begin(parts: Parts, folder: Any, screen: Any):
   return state, batch, flight, start
 
 
-_COMPILING = dict(
-  fused='compiling the step (update and generation in one program)',
-  lag='compiling the step (update and generation in one program; grading lags one step behind)',
-  split='compiling update and generation, a program each',
-)
-
-
-def _land(parts: Parts, folder: Any, pool: Any, writer: Any, screen: Any, flight, began) -> Batch:
-  """The batch to learn next; metrics, screen and rollout file are told. `began` is when the host's turn began."""
+def _land(
+  parts: Parts, pool: Any, journal: Journal, flight: turn.Flight, began: float, asked_at: float
+) -> Batch:
+  """The batch to learn next; the journal is told. At `began` the host began its turn, by `asked_at` it had chosen."""
   jax.block_until_ready(flight.rollout)
   sampled = time.perf_counter()
   landed = turn.land(parts, pool, flight)
   graded = time.perf_counter()
-  row = landed.row | {
-    'timing_s/gen_update': sampled - began,
+  timing = {
+    'timing_s/choose': asked_at - began,
+    'timing_s/gen_update': sampled - asked_at,
     'timing_s/grade': graded - sampled,
     'timing_s/step': graded - began,
     'perf/throughput': landed.row['generate/tokens'] / (graded - began),
   }
-  held, alarms = parts.health.observe(row)
-  writer.write(row | held)
-  screen.step(row)
-  for alarm in alarms:
-    screen.warn(alarm.text + _exhibited(parts, folder, flight, alarm))
-  _check(row, parts.config)
-  parts.failures.check()
-  parts.health.check(alarms)
-  if flight.index % parts.config.rollouts_every == 0:
-    folder.write_rollouts(flight.index, landed.told)
-    if parts.labels is not None:
-      folder.write_suspects(turn.suspects(parts))
+  journal.landed(flight, landed, timing)
   return landed.batch
-
-
-def _exhibited(parts: Parts, folder: Any, flight: turn.Flight, alarm: health.Alarm) -> str:
-  """Where the batch of a skipped update lies, for the message."""
-  if alarm.name != 'non_finite':
-    return ''
-  if flight.learnt is None:
-    return ' The batch went with the process that this run continues.'
-  path = folder.write_non_finite(flight.index, *tell.exhibit(parts, flight.learnt))
-  return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 
 
 def _restore(parts: Parts, folder: Any, screen: Any, step: int | None = None):
@@ -288,15 +258,6 @@ def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
   return evaluated
 
 
-def _check(row: dict[str, float], config: Any) -> None:
-  skipped = row['actor/skipped_updates']
-  if skipped >= config.optimizer.max_skipped:
-    raise UserError(
-      f'config.optimizer.max_skipped={config.optimizer.max_skipped} updates in a row had a non-finite '
-      'gradient; lower config.optimizer.learning_rate and restart from the last checkpoint.'
-    )
-
-
 def evaluate_only(
   config: Any, workdir: str, step: int | None = None, against: str = ''
 ) -> dict[str, float]:
@@ -317,7 +278,11 @@ def evaluate_only(
     asked = evaluate.asked(config, table)
     measure.compare.check(asked['grader'], [row.id for row in table.rows], theirs)
   folder = workdirs.open_run(workdir, config)
-  with grade.Pool(config.grade) as pool, _stage(parts), console.Console(config.steps) as screen:
+  with (
+    grade.Pool(config.grade) as pool,
+    _stage(parts),
+    console.opened(config.console, config.steps) as screen,
+  ):
     state, _, _, start = _restore(parts, folder, screen, step)
     ours = _evaluator(parts, together.Pool(pool), folder, screen)(state, start)
   told = measure.tally.table(ours['groups'])
@@ -326,20 +291,6 @@ def evaluate_only(
   if jax.process_index() == 0:
     print(f'\n{told}', flush=True)
   return ours['metrics']
-
-
-def report_only(config: Any, workdir: str) -> report.Report:
-  """Tells what the curriculum of the run in `workdir` has learnt; also as curriculum.json there. Source: none."""
-  config = validation.sized(config, jax.devices())
-  folder = workdirs.open_run(workdir, config, exclusive=False)
-  parts = assemble.parts(config)
-  found = checkpoint.latest(folder.checkpoints)
-  if found is not None:
-    parts.curriculum.load_state_dict(checkpoint.host_state(folder.checkpoints, found)['curriculum'])
-  told = report.make(folder.root, parts.curriculum, parts.tables.train.rows)
-  report.tell(told)
-  report.write(told, os.path.join(folder.root, 'curriculum.json'))
-  return told
 
 
 def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = False) -> None:
@@ -354,7 +305,7 @@ def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = 
     )
   parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
-  with console.Console(config.steps) as screen:
+  with console.opened(config.console, config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen)
     params = shard.fetch(state.params if adapter else steps.merged(parts.program, state))
     if jax.process_index() == 0:
@@ -374,7 +325,7 @@ def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], sa
   config = validation.sized(config, jax.devices())
   parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
-  with console.Console(config.steps) as screen:
+  with console.opened(config.console, config.steps) as screen:
     state, *_ = _restore(parts, folder, screen)
   model = parts.model._replace(params=steps.merged(parts.program, state))
   answers = generate.stream(

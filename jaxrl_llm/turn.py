@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import aid, control, data, grade, health, replay, rounds, shard, tell
+from jaxrl_llm import aid, control, data, grade, health, ledger, replay, rounds, shard, tell
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import ABORTED, TRUNCATED, Batch, Prompts, Rollout
@@ -41,6 +41,7 @@ class Parts(NamedTuple):
   teacher: Any = None  # of config.objective.teacher
   adapter: Any = None  # of config.lora.init
   play: rounds.Play | None = None  # None: a reply is one turn, which nothing answers
+  ledger: ledger.Ledger | None = None  # None: rollout files tell nothing of single tokens
 
 
 class Flight(NamedTuple):
@@ -61,10 +62,21 @@ class Landed(NamedTuple):
   told: list[dict]  # rows of the rollout file
 
 
-def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout | None, np.int32]:
+class Choice(NamedTuple):
+  """Prompts for the free slots of a step, and what was thought of them."""
+
+  index: np.ndarray  # int [slots]: what prompts lack, then new ones
+  part: np.ndarray  # int32: which of its prompt's slots
+  weight: np.ndarray  # float32: what it counts
+  told: dict[str, Any]  # each new prompt once: a row of choices.jsonl
+
+
+def propose(
+  parts: Parts, index: int, choice: Choice | None = None
+) -> tuple[Prompts, Rollout | None, Rollout | None, np.int32]:
   """The groups to continue, then as many new prompts as there is room for; drafts; the cap. Source: none."""
   config, held = parts.config, parts.unfinished
-  chosen, part_P, weight_P = _choose(parts, index)
+  chosen, part_P, weight_P, _ = choice or choose(parts, index)
   fresh = parts.tables.train.prompts(chosen, born=index)
   if parts.program.parts > 1:
     fresh = fresh._replace(part_P=part_P, weight_P=weight_P)
@@ -83,8 +95,8 @@ def propose(parts: Parts, index: int) -> tuple[Prompts, Rollout | None, Rollout 
   return fresh, begun, draft, np.int32(parts.cap(index, config.completion_tokens))
 
 
-def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(prompt, which of its slots, what it counts) for every free slot: what prompts lack, then new ones."""
+def choose(parts: Parts, index: int) -> Choice:
+  """A prompt for every free slot: what prompts lack, then new ones. Source: none."""
   config, held = parts.config, parts.unfinished
   asked, part, busy = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
   if len(held):
@@ -96,18 +108,22 @@ def _choose(parts: Parts, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
   count = min(max(room // config.curriculum.each, 1), room)
   slots = min(count + len(busy), len(parts.tables.train))
   aided = parts.aid and parts.aid.aided(index)
-  chosen = parts.curriculum.propose(index, slots, parts.lengths, aided).index
-  chosen = chosen[~np.isin(chosen, busy)][:count]  # one prompt may not run twice at once
+  proposal = parts.curriculum.propose(index, slots, parts.lengths, aided)
+  # One prompt may not run twice at once.
+  at = np.flatnonzero(~np.isin(proposal.index, busy))[:count]
+  chosen = proposal.index[at]
   if config.curriculum.each == 1:
     slots_N, weight_N = np.ones(len(chosen), int), np.ones(len(chosen))
   else:
     told = *parts.curriculum.posterior(chosen), parts.lengths(chosen)
     slots_N, weight_N = parts.allocate(*told, room, config.rollouts)
   ones, own = np.ones(len(asked)), [np.arange(n) for n in slots_N]
-  return (
+  return Choice(
     np.concatenate([asked, np.repeat(chosen, slots_N)]),
     np.concatenate([part, *own]).astype(np.int32),
     np.concatenate([ones, np.repeat(weight_N, slots_N)]).astype(np.float32),
+    {'training/global_step': index}
+    | tell.choice(proposal, at, parts.curriculum.visits(chosen), asked, busy),
   )
 
 
@@ -119,7 +135,9 @@ def land(parts: Parts, pool: grade.Pool, flight: Flight) -> Landed:
   batch, rows, marks, counts = _grade(parts, pool, flight.prompts, rollout)
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
   row |= counts | held | tell.metrics(batch)
-  lines = tell.rows_of(rows, marks, batch, flight.index)
+  written = parts.ledger and flight.index % parts.config.rollouts_every == 0
+  numbers = parts.ledger(batch, marks.shown) if written else {}
+  lines = tell.rows_of(rows, marks, batch, flight.index, numbers)
   if flight.index == 0 and parts.vote is None and parts.play is None:
     row |= _first_look(parts, pool, rows, marks)
   if parts.aid is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_collections
 
-from jaxrl_llm import profile, trackers
+from jaxrl_llm import console, profile, trackers
 from jaxrl_llm.chips import SLICES
 from jaxrl_llm.config import check_plain, default, near, typed
 from jaxrl_llm.precision import TYPES
@@ -68,7 +68,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _whole(c, 'config', 1, 'prompt_tokens', 'rollouts', 'updates_per_rollout', 'rollouts_every')
   _whole(c, 'config', 0, 'steps')
   _whole(c, 'config', 2, 'completion_tokens')
-  _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed')
+  _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed', 'rollouts_tokens')
   _whole(c.scratch, 'config.scratch', 1, *c.scratch)
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
   _whole(c.generate, 'config.generate', 0, 'slots')
@@ -90,6 +90,10 @@ def validate(config: ml_collections.ConfigDict) -> None:
       'config.steps=0 trains nothing without a supervised start; raise it, or config.sft.steps.'
     )
   _positive(c, 'config', 'temperature')
+  if not (c.report_every_s >= 0 and math.isfinite(c.report_every_s)):
+    raise UserError(
+      f'config.report_every_s={c.report_every_s!r} must be a finite number from 0 up.'
+    )
   _positive(c.optimizer, 'config.optimizer', 'learning_rate', 'clip_norm', 'eps')
   _positive(c.lora, 'config.lora', 'alpha')
   _positive(c.sft, 'config.sft', 'learning_rate')
@@ -129,6 +133,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _check_teacher(c.objective)
   _check_lora(c)
   _check_mesh(c.mesh)
+  if c.console not in console.KINDS:
+    raise UserError(f'config.console={c.console!r} must be one of: {", ".join(console.KINDS)}.')
   trackers.check(c.trackers)
   profile.window(c.profile.steps)
 

@@ -1,4 +1,4 @@
-"""The run folder: config.json, environment.json, metrics.jsonl, rollouts/, eval/, checkpoints/.
+"""The run folder: config.json, environment.json, metrics.jsonl, choices.jsonl, rollouts/, eval/, checkpoints/ and more.
 
 Files appear whole or not at all; in a run of many processes the first one writes them.
 """
@@ -31,7 +31,10 @@ _FREE = (
   'checkpoint',
   'rollouts_every',
   'trackers',
+  'console',
   'profile',
+  'rollouts_tokens',
+  'report_every_s',
   'grade.workers',
   'grade.deadline_s',
   'grade.cpu_s',
@@ -60,6 +63,10 @@ class Workdir(NamedTuple):
   @property
   def metrics(self) -> str:
     return os.path.join(self.root, 'metrics.jsonl')
+
+  @property
+  def choices(self) -> str:
+    return os.path.join(self.root, 'choices.jsonl')
 
   @property
   def checkpoints(self) -> str:

@@ -19,17 +19,17 @@ PACKAGE = 'jaxrl_llm'
 STAGE = 2
 LAYERS = (
   ('chips', 'defaults', 'metrics', 'types'),
-  ('config', 'models', 'peers', 'precision', 'profile', 'shard', 'trackers', 'hlo'),
+  ('config', 'models', 'peers', 'precision', 'profile', 'shard', 'trackers', 'hlo', 'console'),
   (),
   ('environments', 'program'),
   ('passes', 'update_cost'),
-  ('companion', 'demonstrate'),
+  ('companion', 'demonstrate', 'ledger'),
   ('rollout', 'update'),
   ('step',),
   ('rounds',),
   ('aid', 'aot', 'evaluate', 'report', 'tell', 'together', 'warmstart'),
   ('layout', 'sweep', 'turn'),
-  ('assemble',),
+  ('assemble', 'journal'),
   ('train',),
   ('main',),
 )

@@ -234,7 +234,7 @@ def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
   tiny_job.finish(tiny_job.start(config, run))
   assert tiny_job.rows(run) == tiny_job.rows(want)
   files = [f'eval/step_{n:06d}.json' for n in (0, 10)]
-  files += [f'rollouts/step_{n:06d}.jsonl' for n in range(10)]
+  files += ['choices.jsonl', *(f'rollouts/step_{n:06d}.jsonl' for n in range(10))]
   for name in files:
     assert (run / name).read_text() == (want / name).read_text()
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm import config as configs
 from jaxrl_llm import control, turn
 from jaxrl_llm import workdir as workdirs
+from jaxrl_llm.control.curriculum import Proposal
 from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
 
 P, G, T = 4, 4, 3
@@ -32,6 +33,7 @@ def make_parts():
   config.grade, config.data = configs.default().grade, configs.default().data
   program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False, needs_parts=False))
   more = dict(aid=None, labels=None, play=None, rewards=(turn.grade.Part('sevens', 1.0, None),))
+  more['ledger'] = None
   more['failures'] = turn.grade.Failures({})
   return types.SimpleNamespace(
     config=config, curriculum=Heard(), lengths=Heard(), program=program, **more
@@ -100,7 +102,10 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
   class Chooses:
     def propose(self, *told):
       self.told = told
-      return types.SimpleNamespace(index=np.array([3, 1], np.int32))
+      return proposed(np.array([3, 1], np.int32))
+
+    def visits(self, index):
+      return index * 0
 
   parts = make_parts()
   parts.config.prompts, parts.config.completion_tokens = 2, T
@@ -244,14 +249,22 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   np.testing.assert_array_equal(length_PxG[:, :G].ravel(), plain.batch.rollout.length_B)
 
 
+def proposed(index):
+  """Every second one is an audit."""
+  why = tuple('audit' if i % 2 else 'picked' for i in range(len(index)))
+  worth = np.where(np.arange(len(index)) % 2, np.nan, index / 100)
+  return Proposal(index, index / 50, index / 40, worth, 0.123456, why)
+
+
 def choosing(each=1, allocate=None, collect=None, held=()):
   """Parts whose curriculum proposes 10, 11, 12, … of 40 prompts, for 6 slots."""
   parts = make_parts()
   parts.config.prompts, parts.config.curriculum = 6, types.SimpleNamespace(each=each)
   parts.tables = types.SimpleNamespace(train=range(40))
-  propose = lambda step, slots, lengths, aided: types.SimpleNamespace(index=10 + np.arange(slots))  # noqa: E731
+  propose = lambda step, slots, lengths, aided: proposed(10 + np.arange(slots))  # noqa: E731
   posterior = lambda index: (index / 10, np.ones(len(index)))  # noqa: E731
-  parts.curriculum = types.SimpleNamespace(propose=propose, posterior=posterior)
+  visits = lambda index: index % 3  # noqa: E731
+  parts.curriculum = types.SimpleNamespace(propose=propose, posterior=posterior, visits=visits)
   parts.lengths = lambda index: np.full(len(index), 5.0)
   parts.unfinished = turn.replay.Unfinished(G, max_age=3)
   if len(held):
@@ -261,12 +274,25 @@ def choosing(each=1, allocate=None, collect=None, held=()):
 
 
 def test_slots_go_to_new_prompts_that_are_not_already_running():
-  index, part, weight = turn._choose(choosing(held=[11, 30]), 0)
+  index, part, weight, _ = turn.choose(choosing(held=[11, 30]), 0)
   assert index.tolist() == [10, 12, 13, 14] and not part.any() and (weight == 1).all()
 
 
+def test_a_choice_says_of_each_new_prompt_once_why_it_was_made():
+  waiting = types.SimpleNamespace(
+    held=np.array([13]), requests=lambda: (np.array([13]), np.ones(1))
+  )
+  told = turn.choose(choosing(collect=waiting, held=[30]), 7).told
+  assert told['training/global_step'] == 7 and told['prompt'] == [10, 11, 12, 14]
+  assert told['why'] == ['picked', 'audit', 'picked', 'picked']
+  assert told['worth'] == [0.1, None, 0.12, 0.14] and told['mean_worth'] == 0.1235
+  assert told['mixed'] == [0.25, 0.275, 0.3, 0.35] and told['success'][0] == 0.2
+  assert told['visits'] == [1, 2, 0, 2] and (told['asked'], told['continued']) == ([13], [30])
+  assert json.loads(json.dumps(told)) == told
+
+
 def test_where_all_slots_are_held_nothing_new_is_chosen():
-  index, part, weight = turn._choose(choosing(held=[11, 30, 12, 13, 14, 15]), 0)
+  index, part, weight, _ = turn.choose(choosing(held=[11, 30, 12, 13, 14, 15]), 0)
   assert len(index) == len(part) == len(weight) == 0
 
 
@@ -277,7 +303,7 @@ def test_prompts_get_the_slots_that_the_rule_allots():
     asked.append(told)
     return turn.control.allocate.Allocation(np.array([1, 3, 2]), np.array([2.0, 1.0, 0.5]))
 
-  index, part, weight = turn._choose(choosing(each=2, allocate=allocate), 0)
+  index, part, weight, _ = turn.choose(choosing(each=2, allocate=allocate), 0)
   assert index.tolist() == [10, 11, 11, 11, 12, 12] and part.tolist() == [0, 0, 1, 2, 0, 1]
   assert weight.tolist() == [2, 1, 1, 1, 0.5, 0.5]
   (alpha, _, length, slots, unit) = asked[0]
@@ -290,7 +316,7 @@ def test_what_prompts_lack_comes_first_and_they_are_not_proposed_meanwhile():
   waiting = types.SimpleNamespace(
     held=np.array([11, 13]), requests=lambda: (np.array([13, 13]), np.array([1, 2]))
   )
-  index, part, _ = turn._choose(choosing(collect=waiting), 0)
+  index, part, *_ = turn.choose(choosing(collect=waiting), 0)
   assert index.tolist() == [13, 13, 10, 12, 14, 15] and part.tolist() == [1, 2, 0, 0, 0, 0]
 
 

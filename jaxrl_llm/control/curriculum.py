@@ -48,6 +48,11 @@ class Proposal(NamedTuple):
   index: np.ndarray  # int32 [slots], distinct
   p_mean: np.ndarray  # float64 [slots], expected success rate
   p_mixed: np.ndarray  # float64 [slots], probability that the group is mixed
+  worth: np.ndarray  # float64 [slots], the utility it was chosen by; nan where it was drawn
+  mean_worth: float  # of all candidates; nan where all were drawn
+  why: tuple[
+    str, ...
+  ]  # picked, audit (drawn to test beliefs), reference (drawn for the features' sake)
 
 
 class Curriculum:
@@ -117,12 +122,14 @@ class Curriculum:
       )
     random = np.random.default_rng((self.seed, 0, step))
     if self._share.reference(step):
-      index = random.choice(self.size, slots, replace=False)
+      index, mean_worth = random.choice(self.size, slots, replace=False), np.nan
+      worth, why = np.full(slots, np.nan), ('reference',) * slots
     else:
-      index = self._choose(step, slots, lengths, aided, random)
+      index, worth, mean_worth = self._choose(step, slots, lengths, aided, random)
+      why = tuple('audit' if np.isnan(x) else 'picked' for x in worth)
     index = index.astype(np.int32)
     mean, _, mixed = self.predict(index)
-    return Proposal(index, mean, mixed)
+    return Proposal(index, mean, mixed, worth, mean_worth, why)
 
   def predict(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Posterior mean, variance, and P(mixed group) of these prompts."""
@@ -259,9 +266,10 @@ class Curriculum:
       out = pool[barred]
     quota = self._stage['domain'](self._domains, self._done, slots, random)
     own = None if quota is None else self._domain[pool]
-    index = pool[seats.seat(worth, slots, random, self._stage['pick'], barred, own, quota)]
-    count = seats.audits(step, slots, self._gate.audit)
-    return seats.audit(index, count, self.size, out, random)
+    at = seats.seat(worth, slots, random, self._stage['pick'], barred, own, quota)
+    index, count = pool[at], seats.audits(step, slots, self._gate.audit)
+    final = seats.audit(index, count, self.size, out, random)
+    return final, np.where(final == index, worth[at], np.nan), float(worth.mean())
 
   def _worth(
     self, pool: np.ndarray, random: np.random.Generator, lengths: Lengths | None

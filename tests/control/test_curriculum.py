@@ -158,7 +158,7 @@ def test_a_proposal_is_distinct_and_depends_on_seed_step_and_evidence_alone(part
   assert same(busy.state_dict(), fresh.state_dict())
   for step in (7, 12):
     ours, theirs = busy.propose(step, slots), fresh.propose(step, slots)
-    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    np.testing.assert_equal(ours._asdict(), theirs._asdict())
     assert ours.index.dtype == np.int32 and ours.index.shape == (slots,)
     assert len(set(ours.index.tolist())) == slots
     assert 0 <= ours.index.min() and ours.index.max() < size
@@ -220,6 +220,19 @@ def test_the_default_takes_no_notice_of_lengths():
   ours, theirs = make(40), make(40)
   with_lengths = ours.propose(3, 5, lambda index: index.astype(np.float32))
   assert np.array_equal(with_lengths.index, theirs.propose(3, 5).index)
+
+
+def test_a_proposal_says_what_each_prompt_was_worth_and_which_were_drawn_as_audits():
+  curriculum = make(20, **PLAIN | dict(gate=dict(fn='audit', share=0.5)))
+  loop(curriculum, np.linspace(0, 1, 20), 12, 4)
+  asked = curriculum.propose(12, 4)
+  mixed_N = curriculum.predict(np.arange(20))[2]  # the default's utility
+  assert asked.why == ('picked', 'picked', 'audit', 'audit')
+  np.testing.assert_allclose(asked.worth[:2], mixed_N[asked.index[:2]], rtol=1e-5)
+  assert np.isnan(asked.worth[2:]).all() and asked.worth[0] == pytest.approx(
+    mixed_N.max(), rel=1e-5
+  )
+  assert asked.mean_worth == pytest.approx(mixed_N.mean(), rel=1e-5)
 
 
 def test_more_slots_than_prompts_is_a_user_error():

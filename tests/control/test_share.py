@@ -180,6 +180,7 @@ def test_reference_steps_draw_evenly_and_others_choose():
   counts = np.bincount(drawn.ravel(), minlength=N)
   assert ((counts - 600) ** 2 / 600).sum() < 27.9  # 9 degrees of freedom, one in a thousand
   assert set(curriculum.propose(3, 3).index.tolist()) <= {5, 6, 7, 8, 9}
+  assert [curriculum.propose(s, 3).why[0] for s in (2, 3)] == ['reference', 'picked']
 
 
 @pytest.mark.parametrize('value', [np.inf, np.nan])

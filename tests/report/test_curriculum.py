@@ -13,6 +13,7 @@ from curricula import make
 from rich.console import Console
 
 from jaxrl_llm import main, report
+from jaxrl_llm.report import gather
 from jaxrl_llm.types import Row, UserError
 
 ROWS = tuple(Row(str(i), f'question {i}', (), str(i), 'made', {}) for i in range(40))
@@ -29,13 +30,17 @@ def rollouts(folder, step, **scores):
   (folder / f'rollouts/step_{step:06d}.jsonl').write_text(text)
 
 
+def read(folder):
+  return report.Rollouts(str(folder)).refresh()
+
+
 def test_visits_are_groups_with_their_share_of_right_answers(tmp_path):
   rollouts(tmp_path, 0, p3=[1, 0, 0, 0], p7=[0, 0.5, 0, 0])
   rollouts(tmp_path, 4, p3=[1, 1])
-  steps, rates = report.visits(str(tmp_path))
+  steps, rates = report.visits(read(tmp_path))
   assert steps.tolist() == [0, 0, 4] and rates.tolist() == [0.25, 0, 1]
   with pytest.raises(UserError, match='has no rollouts'):
-    report.visits(str(tmp_path / 'nothing'))
+    report.make(str(tmp_path), make(40), ROWS, read(tmp_path / 'nothing'))
 
 
 def test_what_is_told_is_what_the_curriculum_has_seen(tmp_path):
@@ -44,7 +49,7 @@ def test_what_is_told_is_what_the_curriculum_has_seen(tmp_path):
     curriculum.observe(np.array([1, 2, 3]), np.array([0, 4, 8]), np.full(3, 8))
   rollouts(tmp_path, 0, p1=[0] * 8, p2=[1, 0] * 4)
   rollouts(tmp_path, 9, p3=[1] * 8)
-  told = report.make(str(tmp_path), curriculum, ROWS)
+  told = report.make(str(tmp_path), curriculum, ROWS, read(tmp_path))
   assert told.windows == [(0, 0), (9, 9)]
   np.testing.assert_allclose(told.difficulty_WxD.sum(1), 1)
   assert told.difficulty_WxD[0, 0] == 0.5 and told.difficulty_WxD[1, -1] == 1
@@ -64,13 +69,16 @@ def test_it_prints_at_any_width_and_names_suspects(width, tmp_path):
   suspect = dict(prompt=1, given='8', majority='7', share=0.75, visits=6, question='1 +\n6')
   (tmp_path / 'suspect_labels.jsonl').write_text(json.dumps(suspect) + '\n')
   out = io.StringIO()
-  told = report.make(str(tmp_path), make(40), ROWS)
+  told = report.make(str(tmp_path), make(40), ROWS, read(tmp_path))
   report.tell(told, Console(file=out, width=width))
   text = out.getvalue()
   assert max(map(len, text.splitlines())) <= width
   assert 'Most learnable' in text and '75%' in text and 'calibration error' in text
-  report.write(told, str(tmp_path / 'out.json'))
-  assert json.loads((tmp_path / 'out.json').read_text())['suspects'] == [suspect]
+  (tmp_path / 'out.json').write_text(json.dumps(report.plain(told)))
+  again = report.read(str(tmp_path / 'out.json'))
+  assert again.suspects == [suspect] and report.plain(again) == json.loads(
+    json.dumps(report.plain(told))
+  )
 
 
 def test_bars_show_whatever_there_is():
@@ -82,7 +90,13 @@ def test_the_command_reports_a_run_from_its_folder(tmp_path, capsys):
   config = tiny_job.config_file(tmp_path, **changes, eval=dict(every=0, prompts=4, samples=0))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
   flags = [f'--config={config}', f'--workdir={tmp_path / "run"}', '--mode=report']
+  assert (tmp_path / 'run/report.html').exists(), 'the run writes its own'
   assert main.main(flags) == 0
   assert 'Posterior mean of all prompts' in capsys.readouterr().out
   told = json.loads((tmp_path / 'run/curriculum.json').read_text())
   assert sum(row['visits'] for row in told['most']) > 0 and told['windows'][-1][1] == 1
+  found = gather.gather(str(tmp_path / 'run'))
+  assert found['done'] == 2 and found['choices']['why']['picked'] > 0
+  row = json.loads((tmp_path / 'run/rollouts/step_000001.jsonl').read_text().splitlines()[0])
+  assert len(row['logp']) == row['length'] and sum(row['cuts']) == len(row['output'])
+  assert row['right'] in (0, 1) and 'advantage' in row and 'coefficient' in row

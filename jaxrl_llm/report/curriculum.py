@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxrl_llm.control import Curriculum
+from jaxrl_llm.report.rollouts import Rollouts, lines
 from jaxrl_llm.types import Row, UserError
 
 _WINDOWS, _BINS, _SHOWN = 5, 10, 8
@@ -32,12 +32,14 @@ class Report(NamedTuple):
   suspects: list[dict]  # labels that rollouts contradict
 
 
-def make(folder: str, curriculum: Curriculum, rows: tuple[Row, ...]) -> Report:
-  """Reads a run folder; `curriculum` holds the state of its newest checkpoint.
+def make(folder: str, curriculum: Curriculum, rows: tuple[Row, ...], read: Rollouts) -> Report:
+  """What `curriculum` has learnt by now, beside what `read` holds of the rollouts in `folder`.
 
   Raises UserError where there are no rollouts yet. Source: none.
   """
-  steps, rates = visits(folder)
+  steps, rates = visits(read)
+  if not len(steps):
+    raise UserError(f'--workdir={folder} has no rollouts to report on; train first.')
   edges = np.linspace(steps.min(), steps.max() + 1, min(_WINDOWS, len(np.unique(steps))) + 1)
   window_V = np.clip(np.searchsorted(edges, steps, side='right') - 1, 0, len(edges) - 2)
   windows = [(steps[window_V == w], rates[window_V == w]) for w in range(len(edges) - 1)]
@@ -57,25 +59,20 @@ def make(folder: str, curriculum: Curriculum, rows: tuple[Row, ...]) -> Report:
     brier=curriculum.metrics().get('curriculum/brier', 0.0),
     most=told(order[:_SHOWN]),
     least=told(order[::-1][:_SHOWN]),
-    suspects=_lines(os.path.join(folder, 'suspect_labels.jsonl')),
+    suspects=lines(os.path.join(folder, 'suspect_labels.jsonl')),
   )
 
 
-def visits(folder: str) -> tuple[np.ndarray, np.ndarray]:
-  """(step [V], share of right rollouts [V]) of every visit to a prompt in the rollout files.
-
-  Raises UserError where there are none. Source: none.
-  """
-  found: dict[tuple[int, int], list[float]] = {}
-  for path in sorted(glob.glob(os.path.join(folder, 'rollouts', 'step_*.jsonl'))):
-    for row in _lines(path):
-      if row.get('hint'):  # tells nothing of the plain prompt
-        continue
-      found.setdefault((row['step'], row['prompt']), []).append(float(row['score'] >= 1))
-  if not found:
-    raise UserError(f'--workdir={folder} has no rollouts to report on; train first.')
-  steps = np.array([step for step, _ in found])
-  return steps, np.array([np.mean(scores) for scores in found.values()])
+def visits(read: Rollouts) -> tuple[np.ndarray, np.ndarray]:
+  """(step [V], share of right rollouts [V]) of every visit to a prompt without a hint, in order. Source: none."""
+  plain = ~read.column('hinted').astype(bool)
+  pairs = np.stack([read.column('step')[plain], read.column('prompt')[plain]], axis=1)
+  if not len(pairs):
+    return np.zeros(0, int), np.zeros(0)
+  each, visit_N = np.unique(pairs, axis=0, return_inverse=True)
+  visit_N = visit_N.ravel()
+  right = np.bincount(visit_N, read.column('right')[plain])
+  return each[:, 0], right / np.bincount(visit_N)
 
 
 def tell(report: Report, console: Console | None = None) -> None:
@@ -107,11 +104,20 @@ def tell(report: Report, console: Console | None = None) -> None:
     _suspects(console, report.suspects)
 
 
-def write(report: Report, path: str) -> None:
-  """The same as JSON. Source: none."""
-  plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in report._asdict().items()}
-  with open(path, 'w', encoding='utf-8') as file:
-    json.dump(plain, file, ensure_ascii=False, indent=1)
+def plain(report: Report) -> dict[str, Any]:
+  """The same as lists and numbers, for JSON. Source: none."""
+  return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in report._asdict().items()}
+
+
+def read(path: str) -> Report | None:
+  """Back from what `plain` gave to a JSON file; None where there is none, or another. Source: none."""
+  try:
+    with open(path, encoding='utf-8') as file:
+      told = json.load(file)
+    arrays = {k: np.array(told[k]) for k in ('difficulty_WxD', 'prior_D')}
+    return Report(**{k: told[k] for k in Report._fields} | arrays)
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
 
 
 def bars(share_D: np.ndarray) -> str:
@@ -173,10 +179,3 @@ def _suspects(console: Console, rows: list[dict]) -> None:
     question = row['question'].replace('\n', ' ')
     table.add_row(*cells, f'{row["share"]:.0%}', str(row['visits']), question)
   console.print(table)
-
-
-def _lines(path: str) -> list[dict[str, Any]]:
-  if not os.path.isfile(path):
-    return []
-  with open(path, encoding='utf-8') as file:
-    return [json.loads(line) for line in file]

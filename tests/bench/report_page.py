@@ -1,0 +1,70 @@
+"""report.html of 100,000 made-up rollouts in a browser: how long it takes to open, filter, open, colour, diff, axe.
+
+    apt-get install chromium; npm install --prefix DIR puppeteer-core axe-core
+    python -m tests.bench.report_page --out pictures --node DIR/node_modules [--rollouts 100000] [--runs 1]
+
+Prints one JSON object: milliseconds to open (of each opening), what driving it saw, axe's findings, console errors,
+requests (there must be none), and writes screenshots into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import run_folder  # noqa: E402
+
+from jaxrl_llm.report import page  # noqa: E402
+
+
+def main() -> None:
+  """Exit status 1 where an error, a request or a serious finding came."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--out', required=True)
+  parser.add_argument(
+    '--node', required=True, help='a node_modules with puppeteer-core and axe-core'
+  )
+  parser.add_argument('--chromium', default=shutil.which('chromium') or 'chromium')
+  parser.add_argument('--rollouts', type=int, default=100_000)
+  parser.add_argument('--runs', type=int, default=1)
+  parser.add_argument('--page', default='', help='an own report.html instead of a made-up one')
+  flags = parser.parse_args()
+  os.makedirs(flags.out, exist_ok=True)
+  with tempfile.TemporaryDirectory() as folder:
+    made = {} if flags.page else _made(folder, flags)
+    told = _driven(flags.page or os.path.join(folder, 'report.html'), flags)
+  told |= made
+  print(json.dumps(told, indent=1, ensure_ascii=False))
+  serious = [
+    v for found in told['axe'].values() for v in found if v['impact'] in ('serious', 'critical')
+  ]
+  sys.exit(1 if told['errors'] or told['requests'] or serious else 0)
+
+
+def _made(folder: str, flags: argparse.Namespace) -> dict:
+  steps = max(flags.rollouts // 512, 1)
+  runs = [
+    run_folder.make(os.path.join(folder, f'run{i}'), steps, 64, 8, seed=i, pool=4000, words=40)
+    for i in range(flags.runs)
+  ]
+  began = time.perf_counter()
+  path = page.write(os.path.join(folder, 'report.html'), runs)
+  return dict(write_s=round(time.perf_counter() - began, 2), bytes=os.path.getsize(path))
+
+
+def _driven(path: str, flags: argparse.Namespace) -> dict:
+  script = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report_page.mjs')
+  command = ['node', script, path, flags.out, flags.node, flags.chromium]
+  return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+if __name__ == '__main__':
+  main()
