@@ -57,10 +57,14 @@ def finish(process: subprocess.Popen) -> str:
 
 
 def rows(workdir) -> list[dict]:
-  """metrics.jsonl without what the clock decides."""
+  """metrics.jsonl without what the clock and the machine decide."""
   with open(os.path.join(workdir, 'metrics.jsonl')) as file:
     told = [json.loads(line) for line in file]
   return [
-    {k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/throughput'))}
+    {
+      k: v
+      for k, v in row.items()
+      if not k.startswith(('timing_s/', 'perf/throughput', 'perf/host_memory'))
+    }
     for row in told
   ]
