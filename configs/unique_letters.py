@@ -5,9 +5,9 @@ The function below is as TRL calls it: lists of prompts and completions, every o
 list of numbers back. Another one is --config.grade.fn=my_module:my_function. Rows are configs/unique_letters.jsonl,
 with the column `prompt` (text, or messages as here) and whatever else a reward asks for; with data.source=files,
 'hub:owner/name' does as well.
-Numbers: 8 rollouts, clip 0.2, no KL, token mean, learning rate 1e-6 falling to 0, three epochs and 256 tokens are the
-defaults of TRL's GRPOConfig; the model and 4 prompts a step are ours, for a laptop. "Right", which only the log counts,
-is 30 different characters. There is nothing to hold out: no evaluation.
+Numbers: no KL and the mean over tokens are TRL's (read in its guide); 8 rollouts, clip 0.2, learning rate 1e-6 falling
+to 0, three epochs and 256 tokens are the defaults of its GRPOConfig (from memory); the model and 4 prompts a step are
+ours, for a laptop. "Right", which only the log counts, is 30 different characters. Nothing is held out or evaluated.
 """
 
 

@@ -59,8 +59,8 @@ def read_config(folder: str) -> tuple[ModelConfig, dict[str, Any]]:
   return families.read(raw, f'config.model={folder!r}'), raw
 
 
-def load_params(folder: str, config: ModelConfig) -> Any:
-  """The parameter tree in float32 from *.safetensors of `folder`. Source: none.
+def load_params(folder: str, config: ModelConfig, beside: tuple[str, ...] = ()) -> Any:
+  """The parameter tree in float32 from *.safetensors of `folder`; `beside` are tensors of no decoder. Source: none.
 
   Raises UserError, naming tensor or file, when one is missing or too many, of another shape or type, not finite, or
   truncated. A finite number that is wrong cannot be told: the format has no checksum.
@@ -89,13 +89,22 @@ def load_params(folder: str, config: ModelConfig) -> Any:
     return value + families.norm_offset(config) if ours.endswith('scale') else value
 
   params = jax.tree_util.tree_map_with_path(load, decoder.abstract_params(config))
-  extra = sorted(name for name in where.keys() - read if not name.endswith(_UNUSED))
+  extra = where.keys() - read - set(beside)
+  extra = sorted(name for name in extra if not name.endswith(_UNUSED))
   if extra:
     raise UserError(
       f'config.model={folder!r}: the weights hold {extra[0]!r} ({len(extra)} such), which config.json does not ask '
       'for; the files are of different models.'
     )
   return params
+
+
+def load_tensor(folder: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+  """One tensor in float32 as it is stored. Raises UserError where it is missing or another. Source: none."""
+  where = _index(folder)
+  if name not in where:
+    raise UserError(f'config.model={folder!r}: tensor {name!r} is missing from the weights.')
+  return np.asarray(tensor({}, where[name], name, shape), np.float32)
 
 
 # What older files hold beside the weights: a head that is the embedding, and a table made of config.json.
