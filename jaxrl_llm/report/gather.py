@@ -13,6 +13,14 @@ from jaxrl_llm.report import curriculum, series, verdicts
 from jaxrl_llm.report.rollouts import Rollouts, lines
 from jaxrl_llm.types import UserError
 
+# Of the batch that was learnt.
+_OF_UPDATES = (
+  'actor/',
+  'critic/advantages/',
+  'training/rollout_probs_diff',
+  'training/trained',
+  'frac_reward_zero_std',
+)
 _CHOICES = 3000  # the latest that are told one by one
 _FACTS = ('model', 'mode', 'dtype', 'seed', 'prompts', 'rollouts', 'completion_tokens')
 
@@ -24,7 +32,7 @@ def gather(folder: str, read: Rollouts | None = None) -> dict[str, Any]:
       f'--workdir={folder} is no run folder: it has no config.json; name one, or several with commas.'
     )
   read = read or Rollouts(folder).refresh()
-  rows = metrics.read(os.path.join(folder, 'metrics.jsonl'))
+  rows = [learnt(row) for row in metrics.read(os.path.join(folder, 'metrics.jsonl'))]
   config = _json(os.path.join(folder, 'config.json'), {})
   starts = _json(os.path.join(folder, 'environment.json'), [])
   told = verdicts.verdicts(rows, config, _on_cpu(starts))
@@ -44,6 +52,13 @@ def gather(folder: str, read: Rollouts | None = None) -> dict[str, Any]:
     curriculum=_curriculum(folder),
     choices=_choices(folder),
   )
+
+
+def learnt(row: dict[str, Any]) -> dict[str, Any]:
+  """The row without what an update says that had nothing to learn, as in the first step: zeros. Source: none."""
+  if row.get('training/trained_tokens', 1):
+    return row
+  return {k: v for k, v in row.items() if not k.startswith(_OF_UPDATES)}
 
 
 def index(read: Rollouts) -> dict[str, Any]:

@@ -64,6 +64,12 @@ async function filtered(tab, act) {
   await rest(300);
 }
 
+// By the keyboard: a click would have to wait for the page to come to rest.
+async function reset(tab) {
+  await tab.focus('#filters button[type=reset]');
+  await tab.keyboard.press('Enter');
+}
+
 async function drive(tab) {
   const all = await count(tab);
   check('rollouts', all);
@@ -79,7 +85,7 @@ async function drive(tab) {
   );
   await filtered(tab, () => tab.type('#f-low', '0.5'));
   check('and paid', await count(tab));
-  await filtered(tab, () => tab.click('#filters button[type=reset]'));
+  await filtered(tab, () => reset(tab));
   check('cleared', (await count(tab)) === all && cut < all);
   await filtered(tab, () => tab.type('#f-prompt', 'What is 7 +', { delay: 5 }));
   check('with a prompt’s words', await count(tab));
@@ -102,12 +108,12 @@ async function drive(tab) {
   check('differences', await tab.$$eval('#detail ins, #detail del', n => n.length));
   await tab.$eval('#other', n => n.scrollIntoView({ block: 'center' }));
   await shoot(tab, `difference-${tab.viewport().width}`);
-  await filtered(tab, () => tab.click('#filters button[type=reset]'));
+  await filtered(tab, () => reset(tab));
   await tab.focus('#list');
   await tab.keyboard.press('Home'); // the first ones of a step are told token by token
   await tab.waitForFunction(() => document.querySelector('#detail input[value=logp]:enabled'));
   for (const by of ['logp', 'advantage', 'coefficient']) {
-    await tab.click(`#detail input[value=${by}]`);
+    await tab.$eval(`#detail input[value=${by}]`, n => n.click());
     check(`coloured by ${by}`, await tab.$$eval('.tok[title]', n => new Set(n.map(x => x.style.background)).size));
     if (by !== 'logp') await section(tab, 'detail', `tokens-${by}-${tab.viewport().width}`);
   }

@@ -78,6 +78,18 @@ def test_scripts_put_text_on_the_screen_as_text():
     assert way not in script
 
 
+def test_an_update_without_a_batch_is_no_point_of_a_curve(tmp_path):
+  folder = run_folder.make(tmp_path / 'run', steps=3)
+  empty = {'training/trained_tokens': 0.0, 'actor/entropy': 0.0}
+  blank = lambda lines: [json.dumps(json.loads(lines[0]) | empty), *lines[1:]]  # noqa: E731
+  rewrite(os.path.join(folder, 'metrics.jsonl'), blank)
+  told = gather.gather(folder)
+  assert told['done'] == 3 and told['curves']['actor/entropy']['x'] == [1, 2]
+  assert told['curves']['critic/score/mean']['x'] == [0, 1, 2]
+  (entropy,) = [c for c in told['health'] if c['title'] == 'Entropy']
+  assert entropy['values'][0]['least'] > 0
+
+
 def test_the_same_folder_makes_the_same_bytes(tmp_path):
   folder = run_folder.make(tmp_path / 'run')
   first = page.make([folder])

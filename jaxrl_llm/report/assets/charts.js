@@ -20,7 +20,7 @@ function ticks(low, high, count) {
 
 // The frame: scales, axes with units, and what to draw inside. Returns a figure.
 function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, bare, whole }) {
-  const holder = el('div'),
+  const holder = el('div', { class: 'picture' }),
     readout = el('p', { class: 'readout', 'aria-hidden': 'true' });
   const render = () => {
     const width = Math.max(holder.clientWidth || 400, 240),
@@ -34,7 +34,7 @@ function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, b
     const picture = svg(
       'svg',
       { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: 'img', 'aria-label': `${title}. ${words}` },
-      ticks(y[0], y[1], 4)
+      ticks(y[0], y[1], 6)
         .filter(t => !whole || Number.isInteger(t))
         .map(t => [
           svg('line', { class: 'axis', x1: PAD.left, x2: width - PAD.right, y1: sy(t), y2: sy(t) }),
@@ -90,7 +90,7 @@ function extent(values, zero) {
   if (low > high) return [0, 1];
   if (zero && low > 0 && low < 0.5 * high) low = 0;
   const room = (high - low) * 0.05 || Math.abs(high) * 0.1 || 1;
-  const step = ticks(low, high + room, 4)[1] - ticks(low, high + room, 4)[0] || room;
+  const step = ticks(low, high + room, 6)[1] - ticks(low, high + room, 6)[0] || room;
   return [low === 0 ? 0 : low - room, Math.max(Math.ceil(high / step - 0.25) * step, high + room)];
 }
 

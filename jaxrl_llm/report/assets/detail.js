@@ -1,10 +1,18 @@
 // One rollout in full: what was asked, what was said token by token, and how it differs from others of its prompt.
+const UNCOUNTED = 'Nothing is told of its single tokens: config.rollouts_tokens bounds how many are told a step.';
+const UNTOLD =
+  'Only what is known before the update is told: no coefficients where the method asks a reference or the entropy, ' +
+  'and no advantages where it asks a second model, or where batches wait.';
+
 async function show(state, i, box) {
+  state.wanted = i;
   const { index } = state,
     row = await state.row(i),
     prompt = index.prompt[i];
   const asked = JSON.parse((await told(state))[prompt] || '["", ""]');
-  const name = j => `step ${index.step[j]}, reward ${num(index.score[j])}${index.right[j] ? ' ✓' : ' ✗'}`;
+  if (state.wanted !== i) return; // another was chosen meanwhile
+  const name = j =>
+    `step ${index.step[j]}, reward ${num(index.score[j])}${index.right[j] ? ' ✓' : ' ✗'}, ${index.length[j]} tokens`;
   const title = el('h3', null, `Prompt ${prompt} at step ${index.step[i]}`);
   if (!row)
     return box.replaceChildren(
@@ -68,9 +76,7 @@ async function show(state, i, box) {
       radio('', 'nothing', true),
       Object.entries(COLOURS).map(([k, [text]]) => radio(k, text, can(k))),
     ),
-    row.cuts
-      ? ''
-      : empty('This file tells nothing of single tokens: config.rollouts_tokens bounds how many are told a step.'),
+    can('coefficient') ? '' : empty(row.cuts ? UNTOLD : UNCOUNTED),
     output,
     comparison(state, i, row, same, name),
   );
@@ -106,7 +112,12 @@ function comparison(state, i, row, same, name) {
     'div',
     null,
     el('h4', null, 'Same prompt, other steps'),
-    el('label', null, `Compare with one of ${few.length} of ${plural(same.length, 'other rollout')}`, select),
+    el(
+      'label',
+      null,
+      `Compare with (${few.length < same.length ? `${few.length} of ` : ''}${plural(same.length, 'other rollout')})`,
+      select,
+    ),
     box,
   );
 }
