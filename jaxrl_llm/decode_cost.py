@@ -266,15 +266,8 @@ def _collective(i: hlo.Instruction, times: int, fixed: bool, devices: int) -> Co
 
 
 def group_size(attributes: str, devices: int) -> int:
-  """How many devices exchange with each other: of {{0,1},{2,3}} or [2,2]<=[4], else all of them.
-
-  Source: none.
-  """
-  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=', attributes):
-    return int(iota[1].split(',')[-1])
-  if listed := re.search(r'replica_groups=\{\{([\d,]*)\}', attributes):
-    return listed[1].count(',') + 1
-  return devices
+  """How many devices exchange with each other. Source: none."""
+  return hlo.groups(attributes, devices).shape[1]
 
 
 def _trips(program: dict, condition: str) -> int:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 _BYTES = dict(pred=1, s4=0.5, u4=0.5, s8=1, u8=1, s16=2, u16=2, bf16=2, f16=2, s32=4, u32=4, f32=4)
 _BYTES |= dict(s64=8, u64=8, f64=8, f8e4m3fn=1, f8e5m2=1, c64=8)
 
@@ -133,3 +135,57 @@ def source(i: Instruction) -> str:
   """Where it comes from in the Python program: XLA's op_name. Source: none."""
   match = re.search(r'op_name="([^"]*)"', i.attributes)
   return match[1] if match else ''
+
+
+def groups(attributes: str, devices: int) -> np.ndarray:
+  """Who exchanges with whom, [groups, members]: numbers of places in the mesh, in its order.
+
+  [2,4]<=[4,2]T(1,0) stands for arange(8).reshape(4, 2).T.reshape(2, 4), a group a row; mesh['x'=4,'y'=2] {'y'} for the
+  devices that differ along y alone, in the order of device_ids=([2,4]T(1,0)) where that is told; {} or nothing for one
+  group of all. Raises ValueError for what it cannot read: a guess would be bytes that nobody sends. Source: none.
+  """
+  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', attributes):
+    return _iota(iota[2]).reshape(_numbers(iota[1]))
+  if mesh := re.search(
+    r'replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}', attributes
+  ):
+    return _along(*mesh.groups())
+  for name in ('replica_groups', 'source_target_pairs'):
+    if listed := re.search(rf'{name}=\{{(\{{[\d,{{}}]*\}})\}}', attributes):
+      return np.array([_numbers(one) for one in re.findall(r'[\d,]+\d|\d', listed[1])])
+  told = re.search(r'replica_groups=(?!\{\}).{0,80}', attributes)
+  if told:
+    raise ValueError(f'groups of devices are told in a way that is not known: {told[0]}')
+  return np.arange(devices)[None]
+
+
+def _along(mesh: str, order: str | None, axes: str) -> np.ndarray:
+  """Groups of the devices that differ along `axes` alone; 'x':(2)4 is of axis x the part of size 4 below one of size 2."""
+  sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
+  parts = [(name, int(before or 1), int(size or sizes[name])) for name, before, size in re.findall(
+    r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)]  # fmt: skip
+  dims, inside = [], []
+  for axis, n in sizes.items():
+    own = [(before, before * size) for name, before, size in parts if name == axis]
+    cuts = sorted({1, n, *(edge for pair in own for edge in pair)})
+    for low, high in zip(cuts, cuts[1:], strict=False):
+      dims.append(high // low)
+      inside.append(any(a <= low and high <= b for a, b in own))
+  count = math.prod(sizes.values())
+  ids = np.arange(count) if order is None else _iota(order)
+  turned = np.argsort(inside, kind='stable')  # those that the groups run along are the last
+  members = math.prod(d for d, own in zip(dims, inside, strict=True) if own)
+  return ids.reshape(dims or [1]).transpose(turned if dims else [0]).reshape(-1, members)
+
+
+def _iota(told: str) -> np.ndarray:
+  """[4,2]T(1,0) → arange(8).reshape(4, 2).T, flat; or numbers one by one."""
+  found = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', told)
+  if not found:
+    return np.array(_numbers(told))
+  ids = np.arange(math.prod(_numbers(found[1]))).reshape(_numbers(found[1]))
+  return (ids.transpose(_numbers(found[2])) if found[2] else ids).reshape(-1)
+
+
+def _numbers(told: str) -> list[int]:
+  return [int(n) for n in told.split(',')]

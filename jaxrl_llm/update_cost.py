@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import decode_cost, shard
+from jaxrl_llm import decode_cost, hlo, shard
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import ModelConfig
@@ -38,27 +38,12 @@ def exchanges(text: str, sizes: Mapping[str, int]) -> dict[str, float]:
 def axes_of(attributes: str, sizes: Mapping[str, int]) -> str:
   """The axes of a mesh along which the devices of an exchange differ: of its replica groups, or its pairs.
 
-  [2,4]<=[4,2]T(1,0) stands for arange(8).reshape(4, 2).T.reshape(2, 4), a group a row. Source: none.
+  Source: none.
   """
-  groups = _groups(attributes, math.prod(sizes.values()))
+  groups = hlo.groups(attributes, math.prod(sizes.values()))
   places = np.stack(np.unravel_index(groups, tuple(sizes.values())), -1)  # [groups, members, axes]
   differ = (places != places[:, :1]).any((0, 1))
   return '·'.join(axis for axis, moves in zip(sizes, differ, strict=True) if moves)
-
-
-def _groups(attributes: str, devices: int) -> np.ndarray:
-  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', attributes):
-    shape, dims, turned = (
-      [int(n) for n in part.split(',')] if part else [] for part in iota.groups()
-    )
-    ids = np.arange(math.prod(dims)).reshape(dims)
-    return (ids.transpose(turned) if turned else ids).reshape(shape)
-  for name in ('replica_groups', 'source_target_pairs'):
-    if listed := re.search(rf'{name}=\{{(\{{[\d,{{}}]*\}})\}}', attributes):
-      return np.array(
-        [[int(n) for n in one.split(',')] for one in re.findall(r'[\d,]+\d|\d', listed[1])]
-      )
-  return np.arange(devices)[None]
 
 
 def work(program: Program) -> Work:

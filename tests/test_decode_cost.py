@@ -238,12 +238,18 @@ def test_kernels_written_over_many_lines_do_not_end_a_computation():
   [
     ('replica_groups={{0,1,2,3},{4,5,6,7}}, x={}', 4),
     ('replica_groups=[4,2]<=[2,4]T(1,0), x={}', 2),
+    ("replica_groups=mesh['x'=4,'y'=1,'z'=2], device_ids=([2,4]T(1,0)) {'x'}, x={}", 4),
     ('replica_groups={}', 8),
-    ('source_target_pairs={{0,1},{1,0}}', 8),
+    ('source_target_pairs={{0,1},{1,0}}', 2),
   ],
 )
 def test_sizes_of_groups(text, size):
   assert decode_cost.group_size(text, 8) == size
+
+
+def test_groups_that_cannot_be_read_are_no_guess():
+  with pytest.raises(ValueError, match='not known: replica_groups=grid'):
+    decode_cost.group_size("replica_groups=grid['x'=4], channel_id=1", 8)
 
 
 def test_another_loop_is_not_read():
