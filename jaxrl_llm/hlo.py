@@ -160,10 +160,10 @@ def groups(attributes: str, devices: int) -> np.ndarray:
 
 
 def _along(mesh: str, order: str | None, axes: str) -> np.ndarray:
-  """Groups of the devices that differ along `axes` alone; 'x':(2)4 is of axis x the part of size 4 below one of size 2."""
+  """Groups of the devices that differ along `axes` alone; 'x':(2)4 is the part of size 4 that one of size 2 is before."""
   sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
-  parts = [(name, int(before or 1), int(size or sizes[name])) for name, before, size in re.findall(
-    r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)]  # fmt: skip
+  found = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
+  parts = [(name, int(before or 1), int(size or sizes[name])) for name, before, size in found]
   dims, inside = [], []
   for axis, n in sizes.items():
     own = [(before, before * size) for name, before, size in parts if name == axis]
