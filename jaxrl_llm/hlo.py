@@ -160,7 +160,7 @@ def groups(attributes: str, devices: int) -> np.ndarray:
 
 
 def _along(mesh: str, order: str | None, axes: str) -> np.ndarray:
-  """Groups of the devices that differ along `axes` alone; 'x':(2)4 is the part of size 4 that one of size 2 is before."""
+  """Groups of devices that differ along `axes` alone; 'x':(2)4 is the part of size 4 that one of size 2 is before."""
   sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
   found = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
   parts = [(name, int(before or 1), int(size or sizes[name])) for name, before, size in found]
