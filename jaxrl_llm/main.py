@@ -15,17 +15,17 @@ MODES = ('train', 'eval', 'generate', 'export', 'compile', 'layout', 'fit', 'rep
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
 Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
-Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there or of that of
---step=…, or of the model, with intervals, by source and level; --against=OTHER/eval/step_….json: how the two differ),
-generate (prints its answers to --prompt=…, or to the lines of --prompts=FILE), export (the same as a Hugging Face
-folder --to=…, which transformers loads; --adapter: of a run with config.lora the adapter alone, which PEFT loads),
-compile (the step for a TPU slice that need not be at hand, --topology=v5e-16: memory, exchanges and copies per
-token; exit status 1 if it does not fit or the decode loop does what it should not; --sweep: which mesh is the
-fastest), layout (which part of which
-parameter lies on a device of --topology, and how many bytes), fit (the sigmoid of compute through a metric of the run
-in --workdir, or of several runs with commas between them, with a band; --plot=curve.svg draws it), report (what the
-run in --workdir, or several with commas between them, has done, as one file report.html there, or --to=FILE: curves,
-curriculum, time, health in words, every rollout; and in the terminal what the curriculum has learnt).
+Modes: train (resumes what lies in --workdir), eval (accuracy of the newest checkpoint there or of that of --step=…,
+or of the model, with intervals, by source and level; --against=OTHER/eval/step_….json: how the two differ), generate
+(prints its answers to --prompt=…, or to the lines of --prompts=FILE; without either a conversation), export (the same
+as a Hugging Face folder --to=…, which transformers loads; --adapter: of a run with config.lora the adapter alone,
+which PEFT loads), compile (the step for a TPU slice that need not be at hand, --topology=v5e-16: memory, exchanges
+and copies per token; exit status 1 if it does not fit or the decode loop does what it should not; --sweep: which mesh
+is the fastest), layout (which part of which parameter lies on a device of --topology, and how many bytes), fit (the
+sigmoid of compute through a metric of the run in --workdir, or of several runs with commas between them, with a band;
+--plot=curve.svg draws it), report (what the run in --workdir, or several with commas between them, has done, as one
+file report.html there, or --to=FILE: curves, curriculum, time, health in words, every rollout; and in the terminal
+what the curriculum has learnt).
 """
 
 
@@ -153,6 +153,8 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
       raise UserError(
         f'--prompts={arguments.prompts} cannot be read ({error}); name a UTF-8 text file.'
       ) from error
+  if not prompts and arguments.samples == 1 and sys.stdin.isatty():
+    return []  # a conversation
   if not prompts or arguments.samples < 1:
     raise UserError(
       f'--mode=generate has {len(prompts)} prompts and --samples={arguments.samples}; give at least one of each: '

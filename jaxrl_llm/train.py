@@ -14,6 +14,7 @@ from absl import logging
 
 from jaxrl_llm import (
   assemble,
+  chat,
   checkpoint,
   console,
   evaluate,
@@ -321,21 +322,20 @@ def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = 
 
 
 def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], samples: int) -> None:
-  """Prints answers of the newest checkpoint in `workdir`, or of the model as loaded. Source: none."""
+  """Prints answers of the newest checkpoint in `workdir`, or of the model as loaded; without prompts, a conversation.
+
+  Source: none.
+  """
   config = validation.sized(config, jax.devices())
   parts = assemble.parts(config)
   folder = workdirs.open_run(workdir, config)
   with console.opened(config.console, config.steps) as screen:
     state, *_ = _restore(parts, folder, screen)
   model = parts.model._replace(params=steps.merged(parts.program, state))
-  answers = generate.stream(
-    model,
-    prompts,
-    n=samples,
-    max_tokens=config.completion_tokens,
-    seed=config.seed,
-    chat=config.data.chat,
-    **config.eval.sampling,
-  )
+  told = dict(max_tokens=config.completion_tokens, chat=config.data.chat, **config.eval.sampling)
+  if not prompts:
+    chat.run(model, told, config.seed)
+    return
+  answers = generate.stream(model, prompts, n=samples, seed=config.seed, **told)
   for prompt, texts in zip(prompts, answers, strict=True):
     print(f'> {prompt}', *texts, sep='\n', flush=True)

@@ -29,7 +29,7 @@ LAYERS = (
   ('rounds',),
   ('aid', 'aot', 'evaluate', 'report', 'tell', 'together', 'warmstart'),
   ('layout', 'sweep', 'turn'),
-  ('assemble', 'journal'),
+  ('assemble', 'chat', 'journal'),
   ('train',),
   ('main',),
 )

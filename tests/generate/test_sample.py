@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 from jaxrl_llm import generate, models
@@ -40,3 +42,28 @@ def test_answers_come_one_prompt_after_another(model):
 def test_prompts_that_cannot_be_answered_are_told(model, prompt, tokens):
   with pytest.raises(UserError, match=f'prompt 1 has {tokens} tokens.*at most 92 for this model'):
     generate.sample(model, ['1', prompt], max_tokens=4, chat=False)
+
+
+@pytest.mark.parametrize('piece_tokens, chat', [(1, False), (5, False), (64, False), (4, True)])
+def test_an_answer_in_pieces_is_the_answer(model, piece_tokens, chat):
+  for prompt in PROMPTS[:3]:
+    (want,), *_ = generate.sample(model, [prompt], max_tokens=16, seed=3, chat=chat)
+    replies = generate.Replies(model, max_tokens=16, chat=chat, piece_tokens=piece_tokens)
+    pieces = list(replies.reply(prompt, seed=3))
+    assert ''.join(pieces) == want and len(pieces) <= -(-16 // piece_tokens)
+  assert piece_tokens > 5 or len(pieces) > 1
+
+
+def test_half_a_character_is_not_said(model):
+  """Bytes as tokens: a character of three comes in three pieces, of which the last alone is text."""
+  word = 'a€b'.encode()
+  decode = lambda ids: bytes(word[i] for i in range(len(ids))).decode('utf-8', 'replace')  # noqa: E731
+  plain = types.SimpleNamespace(encode=model.tokenizer.encode, decode=decode, end_ids=())
+  of_bytes = model._replace(tokenizer=plain)
+  replies = generate.Replies(of_bytes, max_tokens=5, chat=False, piece_tokens=1)
+  assert list(replies.reply('1')) == ['a', '', '', '€', 'b']
+
+
+def test_a_reply_to_nothing_is_told(model):
+  with pytest.raises(UserError, match='has 0 tokens'):
+    list(generate.Replies(model, max_tokens=4, chat=False).reply(''))
