@@ -140,9 +140,11 @@ def _check_sizes(config: Any, model: Model, prompts: int) -> None:
     )
   tokens, most = config.prompt_tokens + config.completion_tokens, model.config.max_tokens
   if tokens > most:
+    scratch = config.model == 'scratch'
+    reads = 'config.scratch.max_tokens=' if scratch else f'config.model={config.model!r} reads '
     raise UserError(
       f'config.prompt_tokens={config.prompt_tokens} and config.completion_tokens={config.completion_tokens} are '
-      f'{tokens} together, and config.model={config.model!r} reads {most}; lower one of them.'
+      f'{tokens} together, and {reads}{most}; lower one of them{", or raise that" if scratch else ""}.'
     )
 
 

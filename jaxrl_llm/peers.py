@@ -154,7 +154,8 @@ class Watch:
       self._end(self._status)
     if self._process == 0:
       self._tell(f'lost {other} {status} {why}\n')
-      time.sleep(1)  # or our death would overtake the message
+    # What jax's threads have to say of the same death comes first; nor may our own death overtake what we told.
+    time.sleep(1)
     then = 'mend it, and start' if status == BAD_INPUT else 'start'
     _say(
       f'error: process {other} of {self._count} {why}; {then} the same command again on all of them: the run resumes '

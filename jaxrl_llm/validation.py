@@ -150,14 +150,8 @@ def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> No
       raise UserError(f'{where} is missing; give it a value{such}.')
     if not whole:
       typed(part[key], old, where)
-    elif 'fn' not in old:
-      _complete(part[key], old, where)
-    elif not isinstance(part[key], ml_collections.ConfigDict) or 'fn' not in part[key]:
-      raise UserError(f'{where}.fn is missing; give it a value such as {old.fn!r}.')
-    elif not isinstance(part[key].fn, str):
-      raise UserError(f'{where}.fn={part[key].fn!r} must be a name, such as {old.fn!r}.')
     else:
-      check_plain(part[key], where)
+      (_named if 'fn' in old else _complete)(part[key], old, where)
   for key in part:
     if key not in reference:
       raise UserError(f'{field}.{key} is unknown; {near(key, reference.keys())}.')
@@ -210,6 +204,18 @@ _RANGES = (
   ),
 )
 _RANGE_OF = {name: (told, fits) for told, fits, *names in _RANGES for name in names}
+
+
+def _named(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
+  """A part that names a function, and parts in it; what else it holds is for pick."""
+  if not isinstance(part, ml_collections.ConfigDict) or 'fn' not in part:
+    raise UserError(f'{field}.fn is missing; give it a value such as {reference.fn!r}.')
+  if not isinstance(part.fn, str):
+    raise UserError(f'{field}.fn={part.fn!r} must be a name, such as {reference.fn!r}.')
+  check_plain(part, field)
+  for key, old in reference.items():
+    if isinstance(old, ml_collections.ConfigDict):
+      (_named if 'fn' in old else _complete)(part.get(key), old, f'{field}.{key}')
 
 
 def _check_settings(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:

@@ -85,10 +85,13 @@ def half_written(happen, folder):
       while seen(): time.sleep(0.001)
   threading.Thread(target=watch, daemon=True).start()
 
+def of_metrics(writer, *_): return writer._file.name.endswith('metrics.jsonl')
+
 def half_row(happen):
-  real = metrics._line
+  real = metrics.Writer.write
   def write(self, row):
-    text = real(row)
+    if not of_metrics(self): return real(self, row)
+    text = metrics._line(row)
     self._file.write(text[: len(text) // 2]); self._file.flush()
     happen()
     self._file.seek(0, 2)
@@ -120,7 +123,7 @@ def plan(fault, workdir_path):
     land=lambda: wrap(turn, 'land', happen),
     rollouts=lambda: wrap(workdir.Workdir, 'write_rollouts', happen),
     half_row=lambda: half_row(happen),
-    row=lambda: wrap(metrics.Writer, 'write', happen, after=True),
+    row=lambda: wrap(metrics.Writer, 'write', happen, of_metrics, after=True),
     eval=lambda: wrap(workdir.Workdir, 'write_eval', happen),
   )
   stages[at]()

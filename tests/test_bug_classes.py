@@ -92,7 +92,7 @@ def test_other_data_than_a_checkpoint_was_made_with_is_refused():
   folder = types.SimpleNamespace(root='/run', checkpoints='/run/checkpoints')
   saved = (None, None), dict(fingerprint='of other data')
   with (
-    mock.patch.object(checkpoint, 'latest', lambda path: 4),
+    mock.patch.object(checkpoint, 'latest', lambda path, step: 4),
     mock.patch.object(checkpoint, 'restore', lambda *a: saved),
     mock.patch.object(
       steps, 'abstract_state', lambda program: types.SimpleNamespace(_replace=dict)

@@ -398,7 +398,7 @@ def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypat
     np.ones(P, np.float32),
     np.ones(P, np.float32),
   )
-  monkeypatch.setattr(warmstart, '_batch', lambda *_: answers)
+  monkeypatch.setattr(warmstart, 'batch', lambda *_: answers)
   _, losses = warmstart.run(c, p, steps.init_state(p, params), range(P), None)
   assert len(losses) == 1
 

@@ -64,7 +64,7 @@ def test_own_function_may_return_a_dict():
 @pytest.mark.parametrize(
   'spec, told',
   [
-    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: bare_number, exact, "),
+    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: bare_number, countdown, exact, "),
     (dict(fn='nubmer'), "unit_tests, or your own function as 'package.module:function'."),
     (dict(fn='numeric', abs_tol=-1.0), 'config.grade.abs_tol=-1.0 must be a finite number from 0 up.'),
     (dict(fn='numeric', rel_tol=float('nan')), 'config.grade.rel_tol=nan must be a finite number'),
