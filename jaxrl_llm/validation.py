@@ -214,8 +214,11 @@ def _named(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
     raise UserError(f'{field}.fn={part.fn!r} must be a name, such as {reference.fn!r}.')
   check_plain(part, field)
   for key, old in reference.items():
-    if isinstance(old, ml_collections.ConfigDict):
-      (_named if 'fn' in old else _complete)(part.get(key), old, f'{field}.{key}')
+    inner, where = part.get(key), f'{field}.{key}'
+    if isinstance(old, ml_collections.ConfigDict) and 'fn' in old:
+      _named(inner, old, where)
+    elif isinstance(old, ml_collections.ConfigDict) and not isinstance(inner, type(old)):
+      raise UserError(f'{where}={inner!r} must be a dict of: {", ".join(old.keys())}.')
 
 
 def _check_settings(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:

@@ -78,11 +78,16 @@ def wrap(owner, name, happen, wanted=lambda *_: True, after=False):
 
 def half_written(happen, folder):
   seen = lambda: [f for f in pathlib.Path(folder).glob('*.part/device*/**/*') if f.is_file()]
+  noticed = threading.Event()
   def watch():
     while True:
       while not seen(): time.sleep(0.001)
       happen()
+      noticed.set()
       while seen(): time.sleep(0.001)
+      noticed.clear()
+  # Else a save may be over before the turn of this thread comes.
+  wrap(checkpoint, '_seal', lambda: noticed.wait(5))
   threading.Thread(target=watch, daemon=True).start()
 
 def of_metrics(writer, *_): return writer._file.name.endswith('metrics.jsonl')

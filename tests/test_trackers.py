@@ -44,7 +44,8 @@ def test_wandb_keeps_one_run_of_a_folder_without_a_network(tmp_path, monkeypatch
     monkeypatch.setenv(f'WANDB_{name}', str(value))
   for start in (0, 1):
     with opened(tmp_path, 'wandb', start=start) as tracked:
-      tracked.log(start, row(start, 0.25, odd_name_of_a_metric=1.0))
+      for step in range(start, 30):  # in blocks of 32 KiB, which may cut a name in two
+        tracked.log(step, row(step, 0.25, odd_name_of_a_metric=1.0))
   own = (tmp_path / 'wandb_id').read_text()
   files = sorted(tmp_path.glob(f'wandb/offline-run-*/run-{own}.wandb'))
   assert files and all(b'odd_name_of_a_metric' in path.read_bytes() for path in files)

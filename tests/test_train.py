@@ -343,7 +343,7 @@ def told(capsys, *argv: str) -> str:
     (dict(temperature=0.0), 'config.temperature=0.0'),
     (dict(microbatch_rollouts=3), 'config.microbatch_rollouts=3'),
     (dict(prompts=100), 'config.prompts=100 is more than the'),
-    (dict(prompt_tokens=60), 'are 66 together, and config.model='),
+    (dict(prompt_tokens=60), 'are 66 together, and config.scratch.max_tokens=64'),
   ],
 )
 def test_bad_configs_are_one_sentence_before_anything_is_compiled(changes, text, tmp_path, capsys):
