@@ -11,7 +11,7 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.objective.companion import Lesson
 from jaxrl_llm.objective.tokens import batch_mean
-from jaxrl_llm.passes import by_row, hidden, joined, reference, rescore, scores, slices
+from jaxrl_llm.passes import by_row, foreign, hidden, joined, reference, rescore, scores, slices
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import Batch, TrainState
 
@@ -89,7 +89,7 @@ def _base(program: Program, state: TrainState, minibatches: Batch) -> jax.Array 
   """Log-probabilities [U, B, T] that the companion's own are compared with."""
   if program.method.companion.base == 'reference':
     first = reference(state)
-    score = lambda x: scores(program, first, by_row(x))[0]  # noqa: E731
+    score = lambda x: scores(program, first, foreign(by_row(x)))[0]  # noqa: E731
     return jax.lax.map(score, minibatches)
   if program.method.companion.base == 'behaviour':
     return jax.lax.map(lambda x: by_row(x).rollout.logp_BxT, minibatches)

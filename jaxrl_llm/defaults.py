@@ -14,6 +14,8 @@ def default() -> ml_collections.ConfigDict:
   c.dtype = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
   # the update reads kernels rounded as generate.weights_dtype says, too, and learns the float32 ones
   c.quantize_update = False
+  # a mixture's update sends tokens to the experts that sampling sent them to, whatever its routers like now (R3)
+  c.replay_experts = False
   c.seed = 0
   # fused | lag: grade while the next step runs, and learn one update late | split: two programs, quick to compile
   c.mode = 'fused'

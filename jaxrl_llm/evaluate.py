@@ -110,7 +110,7 @@ def _asks(program: Program, table: Any, decode, play, samples: int, sampling) ->
   size = min(size, len(table.rows) + shards - 1) // shards * shards
   # An exit rule of an environment's rows ends their turns.
   leave = program.generate.exit if play else exits.none
-  whole = program.generate._replace(slots=0, stop=stopping.none, exit=leave)
+  whole = program.generate._replace(slots=0, stop=stopping.none, exit=leave, record_experts=False)
   kinds = {'greedy': whole._replace(rollouts=1, temperature=0.0)}
   if samples:
     kinds['sampled'] = whole._replace(

@@ -81,18 +81,19 @@ def rescore(
   tokens_BxT: jax.Array,
   noise: Any = None,
   top: int = 0,
+  expert_BxTxNxk: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
   """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
 
-  Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`: see `decoder.apply`; `top`: see
-  `logprob.token_logp`. Kernels are rounded where the program says so. Source: none.
+  Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`, `expert`: see `decoder.apply`; `top`:
+  see `logprob.token_logp`. Kernels are rounded where the program says so. Source: none.
   """
   if program.quantize_update:
     params = quantized.straight_through(params, program.weights_dtype, program.generate.dtype)
   return logprob.token_logp(
     program.model,
     params,
-    hidden(program, params, prompts, tokens_BxT, noise),
+    hidden(program, params, prompts, tokens_BxT, noise, expert_BxTxNxk),
     tokens_BxT,
     temperature=program.generate.temperature,
     chunk_tokens=program.head_chunk_tokens,
@@ -102,11 +103,16 @@ def rescore(
 
 
 def hidden(
-  program: Program, params: Any, prompts: Prompts, tokens_BxT: jax.Array, noise: Any = None
+  program: Program,
+  params: Any,
+  prompts: Prompts,
+  tokens_BxT: jax.Array,
+  noise: Any = None,
+  expert_BxTxNxk: jax.Array | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
   how = dict(dtype=program.generate.dtype, remat=program.remat, noise=noise)
-  how |= dict(gather=shard.gather(program.mesh, program.rules))
+  how |= dict(gather=shard.gather(program.mesh, program.rules), expert_BxTxNxk=expert_BxTxNxk)
   return completion.hidden(program.model, params, prompts, tokens_BxT, **how)
 
 
@@ -114,14 +120,21 @@ def scores(
   program: Program, params: Any, batch: Batch, sigma_L=None, key_M=None, top: int = 0
 ) -> tuple[jax.Array, ...]:
   """What `rescore` tells of a minibatch, each [B, T], slice by slice, without a gradient. Source: none."""
+  params = jax.lax.stop_gradient(params)
 
   def score(piece):
-    prompts, tokens_BxT, key = piece
+    prompts, tokens_BxT, expert_BxTxNxk, key = piece
     noise = None if key is None else (sigma_L, key)
-    return rescore(program, jax.lax.stop_gradient(params), prompts, tokens_BxT, noise, top)
+    return rescore(program, params, prompts, tokens_BxT, noise, top, expert_BxTxNxk)
 
-  prompts, tokens, *_ = slices(program, batch, None)
-  return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, (prompts, tokens, key_M)))
+  prompts, tokens, _, expert = slices(program, batch, batch.rollout.expert_BxTxNxk)
+  pieces = prompts, tokens, expert, key_M
+  return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, pieces))
+
+
+def foreign(batch: Batch) -> Batch:
+  """The batch as a model that did not sample it reads it: tokens go where its own routers say. Source: none."""
+  return batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
 
 
 def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> jax.Array:
@@ -135,19 +148,24 @@ def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> j
   rollout = batch.rollout
 
   def pull(row):
-    prompt, tokens_T, behaviour_T, said_T = row
+    prompt, tokens_T, behaviour_T, said_T, expert_TxNxk = row
     real_T = said_T > 0
 
     def answer(params):
       weights = policy(program, base, params)
-      logp_1xT, _ = rescore(
-        program, weights, jax.tree.map(lambda x: x[None], prompt), tokens_T[None]
-      )
+      asked, expert = jax.tree.map(lambda x: x[None], (prompt, expert_TxNxk))
+      logp_1xT, _ = rescore(program, weights, asked, tokens_T[None], expert_BxTxNxk=expert)
       return jnp.where(real_T, logp_1xT[0], 0.0).sum()
 
     logp, grads = jax.value_and_grad(answer)(params)
     log_w = logp - jnp.where(real_T, behaviour_T, 0.0).sum()
     return log_w + jnp.log(optax.tree.norm(grads))
 
-  rows = prompts, rollout.tokens_BxT, rollout.logp_BxT, objective.said(rollout)
+  rows = (
+    prompts,
+    rollout.tokens_BxT,
+    rollout.logp_BxT,
+    objective.said(rollout),
+    rollout.expert_BxTxNxk,
+  )
   return jax.lax.map(pull, rows)

@@ -102,6 +102,7 @@ def make_program(
   slice_rollouts = min(group, max(1, rows // shard.rows_shards(mesh, shard.LEARNT_ROWS)))
   slots, shards = config.generate.slots, shard.rows_shards(mesh)
   _check_together(config.generate)
+  _check_experts(config, model)
   pruning = _pruning(config)
   if slots % shards or slots > config.prompts * config.rollouts:
     raise UserError(
@@ -151,6 +152,7 @@ def make_program(
       cache_dtype=dtype if cache_dtype == 'auto' else cache_dtype,
       windows=config.generate.windows,
       test_every=config.generate.test_every,
+      record_experts=config.replay_experts,
     ),
     weights_dtype=precision.weights(config, dtype),
     quantize_update=config.quantize_update,
@@ -337,6 +339,24 @@ def _tree(config: Any) -> branching.Rules | None:
       f'{asks} rows to fork into: raise config.rollouts={config.rollouts} to 2 or more.'
     )
   return rules
+
+
+def _check_experts(config: Any, model: ModelConfig) -> None:
+  """Raises UserError where tokens come into rows that no loop has seen go anywhere."""
+  if not config.replay_experts:
+    return
+  if not model.experts:
+    raise UserError(
+      'config.replay_experts=True sends tokens to the experts of a mixture, and config.model has none; set it to False.'
+    )
+  takes = {f'generate.{part}': config.generate[part].fn for part in ('prune', 'tree', 'draft')}
+  takes |= {part: config[part].fn for part in ('replay', 'environment')}
+  takes['generate.ngram'] = 'none' if not config.generate.ngram.draft else 'ngram'
+  for part in (part for part, fn in takes.items() if fn != 'none'):
+    raise UserError(
+      f'config.replay_experts=True needs to have seen where every token went, and config.{part} brings tokens of which '
+      'nobody has; leave one of them at its default.'
+    )
 
 
 # Each loop of its own kind, and what it cannot do.

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_llm import data, environments, grade, shard
@@ -141,7 +142,7 @@ class Play:
 
   def _answered(self, prompts, rows, before: Rollout, sampled: Rollout, limits, told) -> Rollout:
     """What was sampled, with every turn marked and answered: rows that go on are longer by the answer."""
-    rollout = Rollout(*(np.array(x) for x in sampled[:-1]), Turns(*map(np.array, before.turns)))
+    rollout = jax.tree.map(np.array, sampled._replace(turns=before.turns))
     turns, count_B = rollout.turns, before.turns.number_BxT.max(1) + 1
     G = len(count_B) // len(rows)
     ended = []

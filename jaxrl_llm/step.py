@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import companion, data, lora, shard
-from jaxrl_llm.generate import carried, judge
+from jaxrl_llm.generate import carried, judge, slots
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
 from jaxrl_llm.rollout import generate, trust
@@ -172,7 +172,13 @@ def empty_rollout(program: Program) -> Rollout:
     weight_B=np.ones(B, np.float32),
     feature_BxF=np.zeros((B, program.features), np.float32),
     turns=unsaid(B, T) if program.answered else None,
+    expert_BxTxNxk=_unrouted(program, B, T) if program.generate.record_experts else None,
   )
+
+
+def _unrouted(program: Program, rows: int, T: int) -> np.ndarray:
+  told = slots.routes(program.model)
+  return np.zeros((rows, T, *told.shape), told.dtype)
 
 
 def unsaid(rows: int, T: int) -> Turns:

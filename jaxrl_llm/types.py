@@ -100,6 +100,9 @@ class Rollout(NamedTuple):
   feature_BxF: Array
   # None: all tokens were sampled, in one turn. What was given is learnt from nowhere
   turns: Turns | None = None
+  # uint8 or uint16 [B, T, N, k]: the experts of N layers that a token went to when the next one was sampled. The last
+  # token of a row has been nowhere. None: nobody asks
+  expert_BxTxNxk: Array | None = None
 
 
 class Batch(NamedTuple):

@@ -15,6 +15,7 @@ from jaxrl_llm.generate import judge
 from jaxrl_llm.passes import (
   by_prompt,
   by_row,
+  foreign,
   leverage,
   policy,
   reference,
@@ -169,7 +170,7 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
   target = objective.targets(
     method, batch, program.generate.rollouts, known.signal, pull_B, program.parts
   )
-  target = target._replace(old_BxT=known.old)
+  target = target._replace(old_BxT=known.old, expert_BxTxNxk=batch.rollout.expert_BxTxNxk)
   if method.needs_versions:
     version_BxT = batch.rollout.version_BxT
     target = target._replace(
@@ -226,13 +227,13 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = program.method
   if 'reference' in method.needs:
-    target = target._replace(reference_BxT=scores(program, reference(state), batch)[0])
+    target = target._replace(reference_BxT=scores(program, reference(state), foreign(batch))[0])
   if method.needs_average:
     average = policy(program, state.base, state.average)
     target = target._replace(old_BxT=scores(program, average, batch)[0])
   if method.needs_teacher:
     other = program._replace(model=program.teacher, quantize_update=False)
-    target = target._replace(teacher_BxT=scores(other, state.teacher, batch)[0])
+    target = target._replace(teacher_BxT=scores(other, state.teacher, foreign(batch))[0])
     target = objective.distilled(method, target)
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
@@ -256,7 +257,9 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
   """−Σ c·log π of one slice, with every denominator already inside c."""
   worked_out = target.c_BxT is not None
   top = 0 if worked_out else _top(program.method)
-  logp_BxT, entropy_BxT, *more = rescore(program, params, prompts, tokens_BxT, noise, top)
+  logp_BxT, entropy_BxT, *more = rescore(
+    program, params, prompts, tokens_BxT, noise, top, target.expert_BxTxNxk
+  )
   if not worked_out:
     c_BxT, sums = objective.coefficients(program.method, target, logp_BxT, entropy_BxT, *more)
   else:

@@ -28,6 +28,7 @@ MODELS = dict(
     DENSE, mlp=24, experts=8, experts_per_token=3, norm_top_k=True, qk_norm='head', tied=False
   ),
 )
+MODELS['replayed'] = MODELS['mixture']  # its update sends tokens where sampling did
 P, G, L, T = 8, 2, 8, 6
 
 
@@ -36,6 +37,7 @@ def program(model, remat, **mesh):
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.optimizer.learning_rate = 1e-2
   c.optimizer.eps = 1e-4  # an expert that few tokens choose has gradients as small as rounding
+  c.replay_experts = model == 'replayed'
   with c.ignore_type():
     c.remat = remat
   c.mesh.update(dict(fsdp=1) | mesh)
@@ -86,11 +88,11 @@ def alone(model):
     ('window', False, dict(data=2, context=4)),
     ('mixture', False, dict(fsdp=2, expert=4)),
     ('mixture', True, dict(fsdp=2, expert=2, tensor=2)),
-    ('mixture', True, dict(context=2, expert=4)),
+    ('replayed', True, dict(context=2, expert=4)),
   ],
 )
 def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mesh):
-  one, one_state = alone(model)
+  one, one_state = alone('mixture' if model == 'replayed' else model)
   many, many_state = train(program(model, remat, **mesh))
   for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
     np.testing.assert_array_equal(tokens, tokens8)

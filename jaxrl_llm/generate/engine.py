@@ -119,14 +119,18 @@ def _body(fixed: slots.Fixed, carry: slots.Carry) -> slots.Carry:
 def _iterate(fixed: slots.Fixed, carry: slots.Carry) -> slots.Carry:
   """One token for every slot that has a row, then slots change hands."""
   spec, (row_S, at_S) = fixed.spec, slots.bounded(fixed, carry)
-  logits_SxV, cache = decode(fixed, carry)
+  logits_SxV, cache, expert_SxNxk = decode(fixed, carry)
   uniform_S = sampling.uniforms(fixed.keys_B[row_S], at_S + 1)
   token_S, logp_S = sampling.sample(logits_SxV, uniform_S, spec.temperature, spec.keep)
   # A row that streams what it held before takes its own next token and records nothing.
   held_S = at_S + 1 < carry.rollout.length_B[row_S]
   write_S = jnp.where(held_S, len(fixed.keys_B), carry.row_S)
+  rollout = slots.record(fixed, carry.rollout, write_S, at_S + 1, token_S, logp_S)
+  if spec.record_experts:
+    went = rollout.expert_BxTxNxk.at[write_S, at_S].set(expert_SxNxk, mode='drop')
+    rollout = rollout._replace(expert_BxTxNxk=went)
   carry = carry._replace(
-    rollout=slots.record(fixed, carry.rollout, write_S, at_S + 1, token_S, logp_S),
+    rollout=rollout,
     at_S=carry.at_S + 1,
     column=(carry.column + 1) % _width(carry),
     cache=cache,
@@ -139,8 +143,10 @@ def _iterate(fixed: slots.Fixed, carry: slots.Carry) -> slots.Carry:
   return carried.seated(fixed, carry, before_S)
 
 
-def decode(fixed: slots.Fixed, carry: slots.Carry) -> tuple[jax.Array, decoder.Cache]:
-  """Each slot's last token goes through the model: logits [S, V] of its next one, and the ring with it.
+def decode(
+  fixed: slots.Fixed, carry: slots.Carry
+) -> tuple[jax.Array, decoder.Cache, jax.Array | None]:
+  """Each slot's last token goes through the model: logits [S, V] of its next one, the ring with it, its experts.
 
   Source: none.
   """
@@ -148,7 +154,7 @@ def decode(fixed: slots.Fixed, carry: slots.Carry) -> tuple[jax.Array, decoder.C
   age_W = (carry.column - jnp.arange(W)) % W
   prompt_S = row_S // fixed.spec.rollouts
   position_Sx1 = (fixed.prompts.length_P[prompt_S] + at_S)[:, None]
-  hidden, cache = decoder.apply(
+  hidden, cache, expert_Sx1xNxk = decoder.apply(
     fixed.model,
     fixed.params,
     carry.rollout.tokens_BxT[row_S, at_S][:, None],
@@ -160,7 +166,8 @@ def decode(fixed: slots.Fixed, carry: slots.Carry) -> tuple[jax.Array, decoder.C
     key_positions_BxS=position_Sx1 - age_W[None],
     dtype=fixed.spec.dtype,
   )
-  return decoder.head(fixed.model, fixed.params, hidden[:, 0], fixed.spec.dtype), cache
+  logits_SxV = decoder.head(fixed.model, fixed.params, hidden[:, 0], fixed.spec.dtype)
+  return logits_SxV, cache, None if expert_Sx1xNxk is None else expert_Sx1xNxk[:, 0]
 
 
 def _width(carry: slots.Carry) -> int:

@@ -120,7 +120,7 @@ def _iterate(fixed: slots.Fixed, settings: Settings, carry: _Carry) -> _Carry:
   prompt_S = row_S // spec.rollouts
   input_SxQ = _inputs(spec, settings, loop.rollout, row_S, place_SxQ)
   start_Sx1, column_W = fixed.prompts.length_P[prompt_S][:, None], jnp.arange(T + settings.draft)
-  hidden, cache = decoder.apply(
+  hidden, cache, _ = decoder.apply(
     fixed.model,
     fixed.params,
     jnp.maximum(input_SxQ, 0),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.generate import exits, order, sampling, stopping
-from jaxrl_llm.models import decoder, kvcache
+from jaxrl_llm.models import decoder, kvcache, moe
 from jaxrl_llm.types import (
   ABORTED,
   EXITED,
@@ -42,6 +42,7 @@ class Spec(NamedTuple):
   cache_dtype: str = 'float32'
   windows: int = 1  # widths of the ring: T / 2ⁿ⁻¹, …, T / 2, T
   test_every: int = 1  # iterations between two looks at whether the loop may end
+  record_experts: bool = False  # which each token went to: what the update sends it to again
   lockstep: tuple[str, ...] = ()  # mesh axes whose shards all go on until the last one may stop
 
 
@@ -90,7 +91,9 @@ def prepare(
   prompts = jax.tree.map(jnp.asarray, prompts)
   B, T = prompts.tokens_PxL.shape[0] * spec.rollouts, spec.max_tokens
   prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
-  rollout = empty(B, T) if begun is None else jax.tree.map(jnp.asarray, begun)
+  rollout = jax.tree.map(jnp.asarray, begun)
+  if begun is None:
+    rollout = empty(B, T, routes(model) if spec.record_experts else None)
   fixed = Fixed(
     model=model,
     spec=spec,
@@ -116,7 +119,7 @@ def prefill(
   P, L = prompts.tokens_PxL.shape
   positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
   mask_PxL = positions_PxL < prompts.length_P[:, None]
-  hidden, cache = decoder.apply(
+  hidden, cache, _ = decoder.apply(
     model, params, prompts.tokens_PxL, positions_PxL, decoder.causal(mask_PxL), dtype=dtype
   )
   last = jnp.take_along_axis(hidden, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1)
@@ -167,7 +170,7 @@ def held(fixed: Fixed, row_S: jax.Array, rollout: Rollout) -> decoder.Cache:
   T, S = fixed.spec.max_tokens, len(row_S)
   row_S = jnp.minimum(row_S, len(fixed.keys_B) - 1)
   prompt_S = row_S // fixed.spec.rollouts
-  _, kv = decoder.apply(
+  _, kv, _ = decoder.apply(
     fixed.model,
     fixed.params,
     rollout.tokens_BxT[row_S],
@@ -175,6 +178,8 @@ def held(fixed: Fixed, row_S: jax.Array, rollout: Rollout) -> decoder.Cache:
     jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (S, T, T)),
     shared=prompts_of(fixed, prompt_S),
     dtype=fixed.spec.dtype,
+    # A token goes the same way whenever it is read.
+    expert_BxQxNxk=None if rollout.expert_BxTxNxk is None else rollout.expert_BxTxNxk[row_S],
   )
   return kv
 
@@ -191,14 +196,12 @@ def record(fixed: Fixed, rollout: Rollout, row_S, column_S, token_S, logp_S) -> 
   full_S = column_S + 1 >= fixed.cap_B.at[row_S].get(mode='clip')
   reason_S = jnp.where(end_S, STOPPED, jnp.where(full_S, TRUNCATED, UNFINISHED)).astype(jnp.int8)
   put = dict(mode='drop')
-  return Rollout(
-    rollout.tokens_BxT.at[row_S, column_S].set(token_S, **put),
-    rollout.logp_BxT.at[row_S, column_S].set(logp_S, **put),
-    rollout.length_B.at[row_S].set(column_S + 1, **put),
-    rollout.reason_B.at[row_S].set(reason_S, **put),
-    rollout.version_BxT.at[row_S, column_S].set(fixed.version, **put),
-    rollout.weight_B,
-    rollout.feature_BxF,
+  return rollout._replace(
+    tokens_BxT=rollout.tokens_BxT.at[row_S, column_S].set(token_S, **put),
+    logp_BxT=rollout.logp_BxT.at[row_S, column_S].set(logp_S, **put),
+    length_B=rollout.length_B.at[row_S].set(column_S + 1, **put),
+    reason_B=rollout.reason_B.at[row_S].set(reason_S, **put),
+    version_BxT=rollout.version_BxT.at[row_S, column_S].set(fixed.version, **put),
   )
 
 
@@ -318,8 +321,14 @@ def _first_tokens(fixed: Fixed, logits_PxV: jax.Array, rollout: Rollout) -> Roll
   return record(fixed, rollout, jnp.where(fresh_B, row_B, B), zeros_B, token_B, logp_B)
 
 
-def empty(rows: int, T: int) -> Rollout:
-  """No tokens in any row. Source: none."""
+def routes(model: ModelConfig) -> jax.ShapeDtypeStruct:
+  """[N, k] numbers of experts: what a token tells of its way through the model. Source: none."""
+  shape = model.layers, model.experts_per_token
+  return jax.ShapeDtypeStruct(shape, moe.number_of(model))
+
+
+def empty(rows: int, T: int, told: jax.ShapeDtypeStruct | None = None) -> Rollout:
+  """No tokens in any row; `told`, of each: `routes`, where they are recorded. Source: none."""
   return Rollout(
     jnp.zeros((rows, T), jnp.int32),
     jnp.zeros((rows, T), jnp.float32),
@@ -328,4 +337,5 @@ def empty(rows: int, T: int) -> Rollout:
     jnp.zeros((rows, T), jnp.int32),
     jnp.ones(rows, jnp.float32),
     jnp.zeros((rows, 0), jnp.float32),
+    expert_BxTxNxk=None if told is None else jnp.zeros((rows, T, *told.shape), told.dtype),
   )

@@ -124,7 +124,7 @@ def _used(state: _State) -> jax.Array:
 def _iterate(plan: _Plan, state: _State) -> _State:
   """One token for every running row."""
   fixed, loop = plan.fixed, state.loop
-  logits_BxV, cache = engine.decode(fixed, loop)
+  logits_BxV, cache, _ = engine.decode(fixed, loop)
   uniform_B = sampling.uniforms(fixed.keys_B, loop.at_S + 1)
   token_B, logp_B = sampling.sample(logits_BxV, uniform_B, fixed.spec.temperature, fixed.spec.keep)
   state = state._replace(

@@ -22,12 +22,14 @@ def hidden(
   remat: bool = False,
   noise: tuple[jax.Array, jax.Array] | None = None,
   gather: Callable[[Any], Any] | None = None,
+  expert_BxTxNxk: jax.Array | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token; row b belongs to prompt b // (B / P).
 
   The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
   states predict the rest. `noise` and `gather` are those of `decoder.apply`, noise of its own for prompts and
-  completions. Rows of several segments: see `_packed`. Source: none.
+  completions. With `expert`, tokens of completions go to these experts, those of prompts where their routers like
+  best. Rows of several segments: see `_packed`. Source: none.
   """
   if prompts.segment_PxT is not None:
     how = dict(dtype=dtype, remat=remat, noise=noise, gather=gather)
@@ -38,7 +40,7 @@ def hidden(
   positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
   mask_PxL = positions_PxL < prompts.length_P[:, None]
   causal_PxLxL = decoder.causal(mask_PxL)
-  hidden_PxLxD, cache = decoder.apply(
+  hidden_PxLxD, cache, _ = decoder.apply(
     model,
     params,
     prompts.tokens_PxL,
@@ -53,7 +55,7 @@ def hidden(
     hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
   )
   start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
-  hidden_BxT1xD, _ = decoder.apply(
+  hidden_BxT1xD, *_ = decoder.apply(
     model,
     params,
     tokens_BxT[:, :-1],
@@ -64,6 +66,7 @@ def hidden(
     remat=remat,
     noise=of_rows,
     gather=gather,
+    expert_BxQxNxk=None if expert_BxTxNxk is None else expert_BxTxNxk[:, :-1],
   )
   return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
 
@@ -80,7 +83,7 @@ def _packed(
   began_BxT = jax.lax.cummax(jnp.where(new_BxT, at_T[None], 0), axis=1)
   same_BxTxT = segment_BxT[:, :, None] == segment_BxT[:, None, :]
   mask_BxTxT = decoder.causal(segment_BxT > 0) & same_BxTxT
-  hidden_BxTxD, _ = decoder.apply(
+  hidden_BxTxD, *_ = decoder.apply(
     model, params, tokens_BxT, at_T[None] - began_BxT, mask_BxTxT, **how
   )
   return jnp.roll(hidden_BxTxD, 1, axis=1)

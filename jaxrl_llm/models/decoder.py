@@ -53,15 +53,15 @@ class Block(nnx.Module):
     for name in adapted:
       getattr(self, name).adapt()
 
-  def __call__(self, x_BxQxD, sight: Sight, shared=None, cache=None, at=None):
-    """Returns x_BxQxD and this layer's (k, v): those of x, or the cache with x written at slot `at`."""
+  def __call__(self, x_BxQxD, sight: Sight, shared=None, cache=None, at=None, expert_BxQxk=None):
+    """Returns x_BxQxD, this layer's (k, v): those of x, or the cache with x written at slot `at`, and the experts."""
     before, after = self.config.norms != 'after', self.config.norms != 'before'
     added, kv = self._attend(
       self.attn_norm(x_BxQxD) if before else x_BxQxD, sight, shared, cache, at
     )
     x = x_BxQxD + (self.attn_post_norm(added) if after else added)
-    added = self._feed(self.mlp_norm(x) if before else x)
-    return x + (self.mlp_post_norm(added) if after else added), kv
+    added, chosen = self._feed(self.mlp_norm(x) if before else x, expert_BxQxk)
+    return x + (self.mlp_post_norm(added) if after else added), kv, chosen
 
   def _attend(self, h, sight: Sight, shared, cache, at):
     c = self.config
@@ -81,10 +81,10 @@ class Block(nnx.Module):
     out = attention.attend(q, own, prompt, scale=c.query_scale, cap=c.attention_cap)
     return self.o(out.reshape(*out.shape[:2], -1)), kv
 
-  def _feed(self, h):
+  def _feed(self, h, expert_BxQxk):
     if self.config.experts:
-      return self.experts(h)
-    return self.down(activate(self.config, self.gate(h)) * self.up(h))
+      return self.experts(h, expert_BxQxk)
+    return self.down(activate(self.config, self.gate(h)) * self.up(h)), None
 
 
 class Decoder(nnx.Module):
@@ -140,8 +140,9 @@ def apply(
   remat: bool = False,
   noise: tuple[Array, Array] | None = None,
   gather: Callable[[Any], Any] | None = None,
-) -> tuple[jax.Array, Cache]:
-  """Runs the blocks: final hidden states [B, Q, D] and per layer the keys and values.
+  expert_BxQxNxk: Array | None = None,
+) -> tuple[jax.Array, Cache, jax.Array | None]:
+  """Runs the blocks: final hidden states [B, Q, D], per layer the keys and values, and the experts [B, Q, N, k].
 
   Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, the tokens
   are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back;
@@ -149,7 +150,8 @@ def apply(
   `shared` is (cache of P prompts, mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each
   block in the backward pass, and runs all blocks as one loop: its cache, and the `shared` it takes, is a
   pair of arrays [layers, …]. `noise` is (sigma_L, key): sigma_L[l]·N(0, 1) is added to what layer l is given.
-  `gather` lays the weights of one layer out for use, where they are kept in more parts.
+  `gather` lays the weights of one layer out for use, where they are kept in more parts. `expert` says which experts
+  of each of N layers a token goes to, in place of what their routers like best; a dense model has none.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   # In every layer the same ones, or no loop could run over them.
@@ -168,7 +170,7 @@ def apply(
   found, kind_L = sights(config, positions_BxQ, mask_BxQxS, keys_BxS, prompt_mask), kinds(config)[1]
 
   def block(x, sight, layer):
-    weights, prompt, own, loud = layer
+    weights, prompt, own, loud, expert = layer
     x = spans.cut(x, spans.ROWS, spans.TOKENS)
     if loud is not None:
       sigma, key = loud
@@ -176,24 +178,31 @@ def apply(
       x = x + (sigma * spans.padded(drawn, spans.TOKENS, 1)).astype(x.dtype)
     if gather is not None:
       weights = nnx.State(gather(nnx.to_pure_dict(weights)))
-    return nnx.merge(graphs[0], weights)(x, sight, prompt, own, at)
+    x, *told = nnx.merge(graphs[0], weights)(x, sight, prompt, own, at, expert)
+    return x, tuple(told)
 
   loud_L = noise and (noise[0], jax.random.split(noise[1], config.layers))
-  x_BxQxD, kv_L = _embedded(config, model, tokens_BxQ), []
+  expert_L = None
+  if expert_BxQxNxk is not None:
+    expert_L = jnp.moveaxis(spans.padded(expert_BxQxNxk, spans.TOKENS, 1), 2, 0)
+  x_BxQxD, kv_L, chosen_L = _embedded(config, model, tokens_BxQ), [], []
   if remat:
     # Once a block, not once a layer: a TPU's compiler takes the better part of a minute for each.
-    layers = _stacked(weights_L, dtype), prompts_L, None, loud_L
-    x_BxQxD, kv_L = jax.lax.scan(
-      jax.checkpoint(_any_of(found, block), prevent_cse=False), x_BxQxD, (jnp.array(kind_L), layers)
-    )
-    return model.norm(x_BxQxD)[:, :Q], jax.tree.map(lambda x: x[..., :Q, :], kv_L)
+    layers = _stacked(weights_L, dtype), prompts_L, None, loud_L, expert_L
+    run = jax.checkpoint(_any_of(found, block), prevent_cse=False)
+    x_BxQxD, told_L = jax.lax.scan(run, x_BxQxD, (jnp.array(kind_L), layers))
+    kv_L, chosen_L = jax.tree.map(lambda x: x[..., :Q, :], told_L)
+    chosen = None if chosen_L is None else jnp.moveaxis(chosen_L, 0, 2)
+    return model.norm(x_BxQxD)[:, :Q], kv_L, chosen
   for i, weights in enumerate(weights_L):
     own = None if cache is None else cache[i]
-    loud = loud_L and jax.tree.map(lambda x: x[i], loud_L)  # noqa: B023
-    layer = weights, prompts_L and prompts_L[i], own, loud
-    x_BxQxD, kv = block(x_BxQxD, found[kind_L[i]], layer)
+    loud, expert = jax.tree.map(lambda x: x[i], (loud_L, expert_L))  # noqa: B023
+    layer = weights, prompts_L and prompts_L[i], own, loud, expert
+    x_BxQxD, (kv, chosen) = block(x_BxQxD, found[kind_L[i]], layer)
     kv_L.append(kv if cache is not None else tuple(x[:, :, :Q] for x in kv))
-  return model.norm(x_BxQxD)[:, :Q], kv_L
+    chosen_L.append(chosen)
+  chosen = jnp.stack(chosen_L, 2)[:, :Q] if config.experts else None
+  return model.norm(x_BxQxD)[:, :Q], kv_L, chosen
 
 
 def _embedded(config: ModelConfig, model: Any, tokens_BxQ: Array) -> jax.Array:
@@ -242,7 +251,7 @@ def forward(
   """Logits [B, S, V] of whole sequences, padded on either side as `mask_BxS` says. Source: none."""
   mask_BxS = jnp.asarray(mask_BxS, bool)
   positions_BxS = jnp.maximum(jnp.cumsum(mask_BxS, axis=1) - 1, 0)
-  hidden, _ = apply(config, params, tokens_BxS, positions_BxS, causal(mask_BxS), dtype=dtype)
+  hidden, *_ = apply(config, params, tokens_BxS, positions_BxS, causal(mask_BxS), dtype=dtype)
   return head(config, params, hidden, dtype)
 
 

@@ -33,23 +33,37 @@ class Experts(nnx.Module):
     self.gate, self.up = Kernels((E, D, F), rngs), Kernels((E, D, F), rngs)
     self.down = Kernels((E, F, D), rngs)
 
-  def __call__(self, x_BxQxD: jax.Array) -> jax.Array:
-    weight_BxQxk, expert_BxQxk = route(self.config, self.router(x_BxQxD))
+  def __call__(self, x_BxQxD: jax.Array, expert_BxQxk: jax.Array | None = None):
+    """What is added to x [B, Q, D], and whose it is; `expert`: whose it shall be."""
+    weight_BxQxk, expert_BxQxk = route(self.config, self.router(x_BxQxD), expert_BxQxk)
     kernels = [k.kernel.get_value() for k in (self.gate, self.up, self.down)]
     kernels = [k if isinstance(k, Quantized) else k.astype(self.dtype) for k in kernels]
-    return spread(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
+    added_BxQxD = spread(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
+    return added_BxQxD, expert_BxQxk.astype(number_of(self.config))
 
 
-def route(config: ModelConfig, logits_BxQxE: jax.Array) -> tuple[jax.Array, jax.Array]:
+def number_of(config: ModelConfig) -> str:
+  """The smallest type that the number of an expert fits. Source: none."""
+  return 'uint8' if config.experts <= 256 else 'uint16'
+
+
+def route(
+  config: ModelConfig, logits_BxQxE: jax.Array, expert_BxQxk: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
   """The k largest of softmax(logits), which sum to 1 where the config says so, and whose they are.
 
-  Source: arXiv:1701.06538; arXiv:2505.09388 (Qwen3's).
+  `expert` given: the softmax at these instead, so that the router learns weights and not the choice.
+  Source: arXiv:1701.06538; arXiv:2505.09388 (Qwen3's); of a choice that is given arXiv:2510.11370 (R3).
   """
-  share_BxQxE = jax.nn.softmax(logits_BxQxE.astype(jnp.float32))
-  weight_BxQxk, expert_BxQxk = jax.lax.top_k(share_BxQxE, config.experts_per_token)
+  logits_BxQxE = logits_BxQxE.astype(jnp.float32)
+  if expert_BxQxk is None:
+    _, expert_BxQxk = jax.lax.top_k(logits_BxQxE, config.experts_per_token)
+  expert_BxQxk = expert_BxQxk.astype(jnp.int32)
+  chosen_BxQxk = jnp.take_along_axis(logits_BxQxE, expert_BxQxk, axis=-1)
   if config.norm_top_k:
-    weight_BxQxk = weight_BxQxk / weight_BxQxk.sum(-1, keepdims=True)
-  return weight_BxQxk, expert_BxQxk
+    return jax.nn.softmax(chosen_BxQxk), expert_BxQxk
+  total_BxQx1 = jax.nn.logsumexp(logits_BxQxE, axis=-1, keepdims=True)
+  return jnp.exp(chosen_BxQxk - total_BxQx1), expert_BxQxk
 
 
 def spread(

@@ -110,6 +110,6 @@ def _rated(config: ModelConfig, params, head_D, tokens_BxS, length_B) -> jax.Arr
   B, S = tokens_BxS.shape
   positions_BxS = jnp.broadcast_to(jnp.arange(S), (B, S))
   mask_BxSxS = decoder.causal(positions_BxS < length_B[:, None])
-  hidden_BxSxD, _ = decoder.apply(config, params, tokens_BxS, positions_BxS, mask_BxSxS)
+  hidden_BxSxD, *_ = decoder.apply(config, params, tokens_BxS, positions_BxS, mask_BxSxS)
   last_BxD = jnp.take_along_axis(hidden_BxSxD, length_B[:, None, None] - 1, axis=1)[:, 0]
   return last_BxD @ head_D

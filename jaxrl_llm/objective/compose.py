@@ -150,6 +150,8 @@ class Targets(NamedTuple):
   moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
   step_B: jax.Array | None = None  # int32, optimizer steps taken; None: nobody asks
   replayed_B: jax.Array | None = None  # 1 for rows without a behaviour; None: all have one
+  # [B, T, N, k], where each of N layers sends a token; None: where its router likes best
+  expert_BxTxNxk: jax.Array | None = None
 
 
 def method(config: Any) -> Method:

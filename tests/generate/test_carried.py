@@ -160,7 +160,7 @@ def reader():
 
   @jax.jit
   def fn(params, prompts, prompt_cache, cache, token_B, j):
-    hidden, cache = decoder.apply(
+    hidden, cache, _ = decoder.apply(
       MODEL,
       params,
       token_B[:, None],

@@ -130,7 +130,7 @@ def test_a_shared_prompt_is_a_repeated_prompt(params):
   mask_PxL = np.arange(L)[None] < prompts.length_P[:, None]
   start_Bx1 = np.repeat(prompts.length_P, G)[:, None]
   own = np.broadcast_to(np.tril(np.ones((T, T), bool)), (4 * G, T, T))
-  hidden, _ = decoder.apply(
+  hidden, *_ = decoder.apply(
     MODEL, params, tokens_BxT, start_Bx1 + np.arange(T)[None], own, shared=(cache, mask_PxL)
   )
   logits = decoder.head(MODEL, params, hidden)

@@ -142,7 +142,7 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
 
   @jax.jit
   def step(token, t, own):
-    hidden, own = decoder.apply(
+    hidden, own, _ = decoder.apply(
       config, params, token, (start + t)[:, None], jnp.broadcast_to(jnp.arange(T) <= t, (4, 1, T)),
       shared=(prompt_cache, real), cache=own, at=t, key_positions_BxS=start[:, None] + np.arange(T),
     )  # fmt: skip

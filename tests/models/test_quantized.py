@@ -144,7 +144,7 @@ def loss(model, params, remat=False):
   tokens = jax.random.randint(jax.random.key(3), (2, 6), 0, model.vocab)
   positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
   mask = decoder.causal(jnp.ones((2, 6), bool))
-  hidden, _ = decoder.apply(model, params, tokens, positions, mask, remat=remat)
+  hidden, *_ = decoder.apply(model, params, tokens, positions, mask, remat=remat)
   how = dict(temperature=1.0, chunk_tokens=5)
   logp_BxT, _ = logprob.token_logp(model, params, hidden, tokens[:, ::-1], **how)
   return (logp_BxT * jnp.cos(jnp.arange(12.0)).reshape(2, 6)).sum()
