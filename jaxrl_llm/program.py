@@ -76,7 +76,7 @@ def check_rows(config: Any, mesh: jax.sharding.Mesh) -> None:
   if config.prompts // config.updates_per_rollout % shard.rows_shards(mesh):
     raise UserError(
       f'config.prompts={config.prompts} (over updates_per_rollout={config.updates_per_rollout}) is '
-      f'not a multiple of data × fsdp × context = {shard.rows_shards(mesh)} devices; change one of them.'
+      f'not a multiple of data × fsdp × context × expert = {shard.rows_shards(mesh)} devices; change one of them.'
     )
 
 
@@ -106,8 +106,8 @@ def make_program(
   pruning = _pruning(config)
   if slots % shards or slots > config.prompts * config.rollouts:
     raise UserError(
-      f'config.generate.slots={slots} must be a multiple of data × fsdp × context = {shards} devices and at most '
-      f'prompts × rollouts = {config.prompts * config.rollouts}; 0 stands for all of them.'
+      f'config.generate.slots={slots} must be a multiple of data × fsdp × context × expert = {shards} devices and at '
+      f'most prompts × rollouts = {config.prompts * config.rollouts}; 0 stands for all of them.'
     )
   for axis in ('expert', 'tensor'):
     if not config.generate.lockstep and mesh.shape[axis] > 1:

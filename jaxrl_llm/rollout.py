@@ -56,7 +56,11 @@ def generate(
   rollout, rounds, left, counts = jax.shard_map(
     local,
     mesh=program.mesh,
-    in_specs=(whole, whole, whole, whole, whole, rows, rows, rows),
+    in_specs=(
+      shard.own_experts(params, program.mesh, program.rules),
+      *[whole] * 4,
+      *[rows] * 3,
+    ),
     out_specs=rows,
     axis_names=set(shard.ROWS),
     check_vma=False,
@@ -76,15 +80,15 @@ def trust(program: Program, state: TrainState, prompts: Prompts, rollout: Rollou
   local = lambda params, judge, prompts, rollout: shortlist.judged(  # noqa: E731
     program.model, params, judge, prompts, rollout, dtype, told
   )[0]
-  rows, whole = PartitionSpec(shard.ROWS), PartitionSpec()
+  rows, whole, params = PartitionSpec(shard.ROWS), PartitionSpec(), _laid_out(program, state)
   return jax.shard_map(
     local,
     mesh=program.mesh,
-    in_specs=(whole, whole, rows, rows),
+    in_specs=(shard.own_experts(params, program.mesh, program.rules), whole, rows, rows),
     out_specs=rows,
     axis_names=set(shard.ROWS),
     check_vma=False,
-  )(_laid_out(program, state), state.judge, prompts, rollout)
+  )(params, state.judge, prompts, rollout)
 
 
 def _laid_out(program: Program, state: TrainState) -> Any:

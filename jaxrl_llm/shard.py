@@ -18,27 +18,27 @@ from jaxrl_llm.types import UserError
 
 # The last are neighbours: what exchanges most often stands there.
 AXES = ('data', 'fsdp', 'context', 'expert', 'tensor')
-ROWS = ('data', 'fsdp', 'context')  # what a batch is cut over, and sampling
-LEARNT_ROWS = (
-  'data',
-  'fsdp',
-)  # what it is cut over while it is learnt: 'context' cuts each row's tokens then
+ROWS = ('data', 'fsdp', 'context', 'expert')  # what a batch is cut over, and sampling
+# What it is cut over while it is learnt: 'context' cuts each row's tokens then.
+LEARNT_ROWS = ('data', 'fsdp', 'expert')
 
 # (regular expression over the path, axes): the first match counts. Optimizer moments end in the same path.
+# What is no expert's is cut over the axis of experts, too, wherever it is gathered before its use.
+_ALL = ('fsdp', 'expert')
 RULES = (
   (r'experts/(gate|up)/kernel$', ('expert', 'fsdp', 'tensor')),
   (r'experts/down/kernel$', ('expert', 'tensor', 'fsdp')),
-  (r'experts/router/kernel$', ('fsdp', None)),
-  (r'embed/embedding$', ('tensor', 'fsdp')),
-  (r'(q|k|v|gate|up)/kernel$', ('fsdp', 'tensor')),
-  (r'(o|down)/kernel$', ('tensor', 'fsdp')),
-  (r'head/kernel$', ('fsdp', 'tensor')),
+  (r'experts/router/kernel$', (_ALL, None)),
+  (r'embed/embedding$', ('tensor', _ALL)),
+  (r'(q|k|v|gate|up)/kernel$', (_ALL, 'tensor')),
+  (r'(o|down)/kernel$', ('tensor', _ALL)),
+  (r'head/kernel$', (_ALL, 'tensor')),
   (r'(q|k|v|gate|up)/bias$', ('tensor',)),
   # Of an adapter, A as the kernel's input and B as its output.
-  (r'(q|k|v|gate|up)/a$', ('fsdp', None)),
+  (r'(q|k|v|gate|up)/a$', (_ALL, None)),
   (r'(q|k|v|gate|up)/b$', (None, 'tensor')),
   (r'(o|down)/a$', ('tensor', None)),
-  (r'(o|down)/b$', (None, 'fsdp')),
+  (r'(o|down)/b$', (None, _ALL)),
 )
 
 
@@ -164,13 +164,23 @@ def on_any(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
-def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> Any:
+def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[Any, ...] = ()) -> Any:
   """A NamedSharding for every leaf of a parameter tree or an optimizer state. Source: none.
 
   The axes of the first rule that matches the leaf's path, without those in `drop` and without any
-  that does not divide its dimension; replicated where no rule matches. Of a quantised kernel, its numbers lie as the
-  kernel would, and its scales as the channels that they are of.
+  that does not divide its dimension, of several the last ones first; replicated where no rule matches. Of a quantised
+  kernel, its numbers lie as the kernel would, and its scales as the channels that they are of.
   """
+
+  def cut(axes, size):
+    if not axes or axes in drop:
+      return None
+    if isinstance(axes, str):
+      return axes if size % mesh.shape[axes] == 0 else None
+    several = tuple(a for a in axes if mesh.shape[a] > 1)
+    while several and size % rows_shards(mesh, several):
+      several = several[:-1]
+    return several if len(several) > 1 else several[0] if several else None
 
   def place(path, leaf):
     name, part = re.fullmatch(r'(.*?)((?<=/kernel)/(?:data|scale))?', name_of(path)).groups()
@@ -178,11 +188,7 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[str, ...] = ()) -> An
     axes = (*axes[:-2], *axes[-1:]) if part == '/scale' else axes
     if len(axes) != len(leaf.shape):
       axes = ()
-    kept = [
-      a if a and a not in drop and leaf.shape[i] % mesh.shape[a] == 0 else None
-      for i, a in enumerate(axes)
-    ]
-    return NamedSharding(mesh, PartitionSpec(*kept))
+    return NamedSharding(mesh, PartitionSpec(*map(cut, axes, leaf.shape)))
 
   return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -205,7 +211,16 @@ def decode_layout(params: Any, mesh: Mesh, rules=RULES) -> Any:
 
   Source: none.
   """
-  return layout(params, mesh, rules, drop=ROWS)
+  return layout(params, mesh, rules, drop=(*LEARNT_ROWS[:2], _ALL))
+
+
+def own_experts(params: Any, mesh: Mesh, rules=RULES) -> Any:
+  """PartitionSpecs of `decode_layout` along the axis of experts alone: what each shard of rows is given of it.
+
+  Source: none.
+  """
+  only = lambda s: PartitionSpec(*(a if a == 'expert' else None for a in s.spec))  # noqa: E731
+  return jax.tree.map(only, decode_layout(params, mesh, rules))
 
 
 def gather(mesh: Mesh, rules=RULES) -> Callable[[Any], Any] | None:

@@ -113,9 +113,19 @@ def _lies_in_parts(state, mesh):
       part = leaf.addressable_shards[0].data.shape
       name = shard.name_of(path)
       if name.endswith('layers/0/q/kernel'):
-        assert part == (32 // fsdp, 32 // tensor), name
+        assert part == (32 // fsdp // expert, 32 // tensor), name
       if name.endswith('layers/1/experts/down/kernel'):
         assert part == (8 // expert, 24 // tensor, 32 // fsdp), name
+
+
+def test_rows_that_the_axis_of_experts_does_not_divide_are_worked_on_by_all_of_it():
+  p = program('mixture', False, expert=4)
+  tokens, mask = make_prompts(0).tokens_PxL[:3], np.ones((3, L), bool)
+  forward = lambda p, params: decoder.forward(p.model, params, tokens, mask)  # noqa: E731
+  params = decoder.init(p.model, 0)
+  placed = jax.device_put(params, shard.layout(params, p.mesh))
+  many = jax.jit(functools.partial(shard.on_mesh(forward), p))(placed)
+  np.testing.assert_allclose(many, jax.jit(functools.partial(forward, p))(params), atol=1e-4)
 
 
 def test_tokens_of_a_row_are_cut_over_context_while_it_is_learnt():

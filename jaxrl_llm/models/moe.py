@@ -69,34 +69,73 @@ def route(
 def spread(
   config: ModelConfig, x_BxQxD, weight_BxQxk, expert_BxQxk, gate_ExDxF, up_ExDxF, down_ExFxD
 ) -> jax.Array:
-  """`mixture`, on each device with its own rows, experts and features; what they add is summed over devices.
+  """`mixture`, with tokens brought to the devices that hold the experts, and what these add brought back.
 
-  Every device of the expert axis sees all tokens of its rows and works on those that chose its experts: one sum over
-  the axis instead of two exchanges of tokens, no capacity, nothing dropped. Source: none.
+  Along the axis of experts every device has rows and experts of its own: it is given the tokens of all, works on
+  those that chose its experts, and of what all have added each gets the sum for its rows. Two exchanges, no capacity,
+  nothing dropped; features that span devices cost a sum besides. Source: none.
   """
-  rows = spans.dividing(spans.ROWS, len(x_BxQxD))
-  tokens = spans.dividing(spans.TOKENS, x_BxQxD.shape[1])
-  experts, features = (
-    spans.dividing(axis, size)
-    for axis, size in ((spans.EXPERTS, config.experts), (spans.FEATURES, config.mlp))
+  given, kernels = (x_BxQxD, weight_BxQxk, expert_BxQxk), (gate_ExDxF, up_ExDxF, down_ExFxD)
+  if spans.taken(
+    spans.EXPERTS
+  ):  # by the loop around the model, with the rows: kernels are this device's
+    told = jax.lax.all_gather(given, *spans.EXPERTS, tiled=True)
+    return _returned(_featured(config, _offset(*told, gate_ExDxF), kernels))
+  rows, tokens, experts = (
+    spans.dividing(axes, size)
+    for axes, size in (
+      (spans.ROWS, len(x_BxQxD)),
+      (spans.TOKENS, x_BxQxD.shape[1]),
+      (spans.EXPERTS, config.experts),
+    )
   )
-  if not rows + tokens + experts + features:
-    return mixture(config, x_BxQxD, weight_BxQxk, expert_BxQxk, gate_ExDxF, up_ExDxF, down_ExFxD)
+  if not rows + tokens + experts:
+    return _featured(config, given, kernels)
 
-  def local(x, weight, expert, gate, up, down):
-    first = jax.lax.axis_index(experts[0]) * _count(gate) if experts else 0
-    part = mixture(config, x, weight, expert - first, gate, up, down)
-    return jax.lax.psum(part, experts + features) if experts + features else part
+  def local(given, kernels):
+    if not experts:
+      return _featured(config, given, kernels)
+    if spans.EXPERTS[0] not in rows:  # too few to be cut: every device has all of them
+      return jax.lax.psum(_featured(config, _offset(*given, kernels[0]), kernels), experts)
+    told = jax.lax.all_gather(given, *experts, tiled=True)
+    return _returned(_featured(config, _offset(*told, kernels[0]), kernels))
 
-  kernels, e, f = (gate_ExDxF, up_ExDxF, down_ExFxD), experts or None, features or None
-  given = PartitionSpec(rows or None, tokens or None)
+  cut = PartitionSpec(rows or None, tokens or None)
   return jax.shard_map(
     local,
-    in_specs=(given, given, given, *map(_cut, kernels, ((e, None, f), (e, None, f), (e, f, None)))),
-    out_specs=given,
-    axis_names=spans.free(),
+    in_specs=(cut, tuple(_cut(k, (experts or None, None, None)) for k in kernels)),
+    out_specs=cut,
+    axis_names=spans.free() - {*spans.FEATURES},
     check_vma=False,
-  )(x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
+  )(given, kernels)
+
+
+def _offset(x, weight, expert, gate):
+  """Experts by their numbers on this device: those of others are below 0, or too large."""
+  return x, weight, expert - jax.lax.axis_index(*spans.EXPERTS) * _count(gate)
+
+
+def _returned(part_NxQxD: jax.Array) -> jax.Array:
+  """The sum of what all experts have added to this device's rows."""
+  return jax.lax.psum_scatter(part_NxQxD, *spans.EXPERTS, scatter_dimension=0, tiled=True)
+
+
+def _featured(config: ModelConfig, given, kernels) -> jax.Array:
+  """`mixture`, each device with some of the features of its experts."""
+  features = spans.dividing(spans.FEATURES, config.mlp)
+  if not features:
+    return mixture(config, *given, *kernels)
+  whole, f = PartitionSpec(), features
+  return jax.shard_map(
+    lambda given, kernels: jax.lax.psum(mixture(config, *given, *kernels), features),
+    in_specs=(
+      whole,
+      tuple(map(_cut, kernels, ((None, None, f), (None, None, f), (None, f, None)))),
+    ),
+    out_specs=whole,
+    axis_names={*features},
+    check_vma=False,
+  )(given, kernels)
 
 
 def _cut(kernel: quantized.Kernel, axes: tuple) -> Any:

@@ -12,13 +12,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-ROWS, TOKENS, EXPERTS, FEATURES = ('data', 'fsdp'), ('context',), ('expert',), ('tensor',)
+ROWS, TOKENS, EXPERTS, FEATURES = ('data', 'fsdp', 'expert'), ('context',), ('expert',), ('tensor',)
 
 
 def free() -> set[str]:
   """The axes of the mesh that nobody has taken. Source: none."""
   mesh = jax.sharding.get_abstract_mesh()
   return set(mesh.axis_names) - set(mesh.manual_axes)
+
+
+def taken(axes: tuple[str, ...]) -> bool:
+  """Whether a loop around the model runs along these, and they are more than one device. Source: none."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return {*axes} <= {*mesh.manual_axes} and math.prod(mesh.shape[a] for a in axes) > 1
 
 
 def dividing(axes: tuple[str, ...], size: int = 0) -> tuple[str, ...]:
