@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import tempfile
 
@@ -58,9 +57,7 @@ def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: i
   devices = aot.devices(slice_)
   with tempfile.TemporaryDirectory() as folder:
     c = config(folder, model, mesh, max(1, len(devices) * rows // ROLLOUTS))
-    c.microbatch_rollouts = (
-      at_once * len(devices) // math.prod(mesh.get(a, 1) for a in ('tensor', 'expert'))
-    )
+    c.microbatch_rollouts = at_once * len(devices) // mesh.get('tensor', 1)
     told = sweep.measure(aot.make(c, devices))
   print(f'{model} on {slice_}: {sweep.line(told)}', flush=True)
   return told
