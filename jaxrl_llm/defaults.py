@@ -30,6 +30,8 @@ def default() -> ml_collections.ConfigDict:
   c.microbatch_rollouts = 0  # rows per gradient-accumulation slice; 0 = the whole minibatch
   # recompute layer activations in the backward pass: auto = not on CPU; or True, False
   c.remat = 'auto'
+  # of the update: xla, or on TPUs splash, a kernel that writes no scores to memory
+  c.attention = 'xla'
   c.generate = dict(
     slots=0,  # rows decoded at once; 0 = all of them. A finished row hands its slot to a waiting one
     order=dict(fn='fifo'),  # which waiting row goes next

@@ -111,7 +111,7 @@ def hidden(
   expert_BxTxNxk: jax.Array | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
-  how = dict(dtype=program.generate.dtype, remat=program.remat, noise=noise)
+  how = dict(dtype=program.generate.dtype, remat=program.remat, noise=noise, attend=program.attend)
   how |= dict(gather=shard.gather(program.mesh, program.rules), expert_BxTxNxk=expert_BxTxNxk)
   return completion.hidden(program.model, params, prompts, tokens_BxT, **how)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import grade, lora, objective, outer, precision, shard
+from jaxrl_llm import conflicts, grade, lora, objective, outer, precision, shard
 from jaxrl_llm.config import pick
 from jaxrl_llm.control import hint
 from jaxrl_llm.generate import (
@@ -24,6 +24,7 @@ from jaxrl_llm.generate import (
   speculate,
   stopping,
 )
+from jaxrl_llm.models import splash
 from jaxrl_llm.objective import perturb
 from jaxrl_llm.optimizer import make_optimizer
 from jaxrl_llm.replay import collect, successes
@@ -69,6 +70,7 @@ class Program(NamedTuple):
   slice_rollouts: int  # rows of each of them; fewer than G repeats the prompt
   head_chunk_tokens: int
   remat: bool
+  attend: Callable | None  # a kernel for the update's attention; None: XLA's
 
 
 def check_rows(config: Any, mesh: jax.sharding.Mesh) -> None:
@@ -101,8 +103,8 @@ def make_program(
   rows = min(rows, config.microbatch_rollouts or rows)
   slice_rollouts = min(group, max(1, rows // shard.rows_shards(mesh, shard.LEARNT_ROWS)))
   slots, shards = config.generate.slots, shard.rows_shards(mesh)
-  _check_together(config.generate)
-  _check_experts(config, model)
+  conflicts.generation(config.generate)
+  conflicts.experts(config, model)
   pruning = _pruning(config)
   if slots % shards or slots > config.prompts * config.rollouts:
     raise UserError(
@@ -180,7 +182,29 @@ def make_program(
     slice_rollouts=slice_rollouts,
     head_chunk_tokens=config.objective.head_chunk_tokens,
     remat=(not cpu) if config.remat == 'auto' else config.remat,
+    attend=_kernel(config, mesh, model, teacher),
   )
+
+
+def _kernel(config: Any, mesh: jax.sharding.Mesh, *models: ModelConfig | None) -> Callable | None:
+  """What computes the update's attention. Raises UserError for a kernel that cannot."""
+  asks, platform = f'config.attention={config.attention!r}', mesh.devices.flat[0].platform
+  if config.attention == 'xla':
+    return None
+  if config.attention != 'splash':
+    raise UserError(f'{asks} is unknown; choose one of: xla, splash.')
+  if platform not in ('tpu', 'cpu'):
+    raise UserError(f"{asks} is a kernel for TPUs, and this is a {platform}; set it to 'xla'.")
+  if mesh.shape['context'] > 1:
+    raise UserError(
+      f"{asks} needs a row's tokens on one device, and config.mesh.context={mesh.shape['context']} cuts them; set "
+      "that to 1, or config.attention to 'xla'."
+    )
+  if any(model is not None and model.window for model in models):
+    raise UserError(
+      f"{asks} sees all tokens of a row, and the model's layers slide; set it to 'xla'."
+    )
+  return functools.partial(splash.attend, interpret=platform == 'cpu')
 
 
 def _companion_optimizer(config: Any, companion: Any) -> optax.GradientTransformation | None:
@@ -339,55 +363,3 @@ def _tree(config: Any) -> branching.Rules | None:
       f'{asks} rows to fork into: raise config.rollouts={config.rollouts} to 2 or more.'
     )
   return rules
-
-
-def _check_experts(config: Any, model: ModelConfig) -> None:
-  """Raises UserError where tokens come into rows that no loop has seen go anywhere."""
-  if not config.replay_experts:
-    return
-  if not model.experts:
-    raise UserError(
-      'config.replay_experts=True sends tokens to the experts of a mixture, and config.model has none; set it to False.'
-    )
-  takes = {f'generate.{part}': config.generate[part].fn for part in ('prune', 'tree', 'draft')}
-  takes |= {part: config[part].fn for part in ('replay', 'environment')}
-  takes['generate.ngram'] = 'none' if not config.generate.ngram.draft else 'ngram'
-  for part in (part for part, fn in takes.items() if fn != 'none'):
-    raise UserError(
-      f'config.replay_experts=True needs to have seen where every token went, and config.{part} brings tokens of which '
-      'nobody has; leave one of them at its default.'
-    )
-
-
-# Each loop of its own kind, and what it cannot do.
-_ALONE = dict(
-  prune=('stop', 'draft', 'tree', 'ngram'),
-  tree=('stop', 'draft', 'exit', 'ngram', 'windows', 'test_every'),
-  ngram=('exit', 'windows', 'test_every'),
-  carry_cache=('prune', 'tree', 'draft', 'ngram'),
-)
-
-
-def _check_together(generate: Any) -> None:
-  """Raises UserError for parts of generation that do not go together."""
-
-  def used(part: str) -> str:
-    if part == 'ngram':
-      return f'ngram.draft={generate.ngram.draft}' if generate.ngram.draft else ''
-    if part == 'carry_cache':
-      return 'carry_cache=True' if generate.carry_cache else ''
-    if part in ('windows', 'test_every'):
-      return f'{part}={generate[part]}' if generate[part] > 1 else ''
-    return f'{part}.fn={generate[part].fn!r}' if generate[part].fn != 'none' else ''
-
-  for part, others in _ALONE.items():
-    for other in others:
-      if used(part) and used(other):
-        raise UserError(
-          f'config.generate.{used(part)} does not go with config.generate.{used(other)}; choose one of them.'
-        )
-  if generate.carry_cache and generate.stop.fn == 'none':
-    raise UserError(
-      'config.generate.carry_cache=True hands on what a stop rule leaves unfinished, and '
-      "config.generate.stop.fn='none' leaves nothing; choose a rule such as groups."
-    )

@@ -19,7 +19,18 @@ PACKAGE = 'jaxrl_llm'
 STAGE = 2
 LAYERS = (
   ('chips', 'defaults', 'metrics', 'types'),
-  ('config', 'models', 'peers', 'precision', 'profile', 'shard', 'trackers', 'hlo', 'console'),
+  (
+    'config',
+    'conflicts',
+    'models',
+    'peers',
+    'precision',
+    'profile',
+    'shard',
+    'trackers',
+    'hlo',
+    'console',
+  ),
   (),
   ('environments', 'program'),
   ('passes', 'update_cost'),

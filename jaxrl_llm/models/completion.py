@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,16 +24,19 @@ def hidden(
   noise: tuple[jax.Array, jax.Array] | None = None,
   gather: Callable[[Any], Any] | None = None,
   expert_BxTxNxk: jax.Array | None = None,
+  attend: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token; row b belongs to prompt b // (B / P).
 
   The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
-  states predict the rest. `noise` and `gather` are those of `decoder.apply`, noise of its own for prompts and
+  states predict the rest. `noise`, `gather`, `attend` are those of `decoder.apply`, noise of its own for prompts and
   completions. With `expert`, tokens of completions go to these experts, those of prompts where their routers like
   best. Rows of several segments: see `_packed`. Source: none.
   """
   if prompts.segment_PxT is not None:
-    how = dict(dtype=dtype, remat=remat, noise=noise, gather=gather)
+    if attend is not None:
+      attend = functools.partial(attend, segment_BxQ=prompts.segment_PxT)
+    how = dict(dtype=dtype, remat=remat, noise=noise, gather=gather, attend=attend)
     return _packed(model, params, tokens_BxT, prompts.segment_PxT, how)
   of_prompt, of_rows = _apart(noise)
   P, L = prompts.tokens_PxL.shape
@@ -50,6 +54,7 @@ def hidden(
     remat=remat,
     noise=of_prompt,
     gather=gather,
+    attend=attend,
   )
   last_Px1xD = jnp.take_along_axis(
     hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
@@ -66,6 +71,7 @@ def hidden(
     remat=remat,
     noise=of_rows,
     gather=gather,
+    attend=attend,
     expert_BxQxNxk=None if expert_BxTxNxk is None else expert_BxTxNxk[:, :-1],
   )
   return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)

@@ -53,17 +53,19 @@ class Block(nnx.Module):
     for name in adapted:
       getattr(self, name).adapt()
 
-  def __call__(self, x_BxQxD, sight: Sight, shared=None, cache=None, at=None, expert_BxQxk=None):
+  def __call__(
+    self, x_BxQxD, sight: Sight, shared=None, cache=None, at=None, expert_BxQxk=None, attend=None
+  ):
     """Returns x_BxQxD, this layer's (k, v): those of x, or the cache with x written at slot `at`, and the experts."""
     before, after = self.config.norms != 'after', self.config.norms != 'before'
     added, kv = self._attend(
-      self.attn_norm(x_BxQxD) if before else x_BxQxD, sight, shared, cache, at
+      self.attn_norm(x_BxQxD) if before else x_BxQxD, sight, shared, cache, at, attend
     )
     x = x_BxQxD + (self.attn_post_norm(added) if after else added)
     added, chosen = self._feed(self.mlp_norm(x) if before else x, expert_BxQxk)
     return x + (self.mlp_post_norm(added) if after else added), kv, chosen
 
-  def _attend(self, h, sight: Sight, shared, cache, at):
+  def _attend(self, h, sight: Sight, shared, cache, at, attend):
     c = self.config
     q, k, v = self.q(h), self.k(h), self.v(h)
     if c.qk_norm == 'all':
@@ -76,9 +78,13 @@ class Block(nnx.Module):
     kv = tuple(spans.cut(x.swapaxes(1, 2), spans.ROWS, spans.FEATURES, ()) for x in (k, v))
     if cache is not None:
       kv = tuple(kvcache.write(old, new, at) for old, new in zip(cache, kv, strict=True))
-    own = attention.Keys(*kv, sight.mask_BxQxS)
-    prompt = None if shared is None else attention.Keys(*shared, sight.prompt_mask)
-    out = attention.attend(q, own, prompt, scale=c.query_scale, cap=c.attention_cap)
+    scores = dict(scale=c.query_scale, cap=c.attention_cap)
+    if attend is not None:
+      out = attend(q, kv, shared, sight.prompt_mask, **scores)
+    else:
+      own = attention.Keys(*kv, sight.mask_BxQxS)
+      prompt = None if shared is None else attention.Keys(*shared, sight.prompt_mask)
+      out = attention.attend(q, own, prompt, **scores)
     return self.o(out.reshape(*out.shape[:2], -1)), kv
 
   def _feed(self, h, expert_BxQxk):
@@ -141,6 +147,7 @@ def apply(
   noise: tuple[Array, Array] | None = None,
   gather: Callable[[Any], Any] | None = None,
   expert_BxQxNxk: Array | None = None,
+  attend: Callable[..., jax.Array] | None = None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Runs the blocks: final hidden states [B, Q, D], per layer the keys and values, and the experts [B, Q, N, k].
 
@@ -151,7 +158,8 @@ def apply(
   block in the backward pass, and runs all blocks as one loop: its cache, and the `shared` it takes, is a
   pair of arrays [layers, …]. `noise` is (sigma_L, key): sigma_L[l]·N(0, 1) is added to what layer l is given.
   `gather` lays the weights of one layer out for use, where they are kept in more parts. `expert` says which experts
-  of each of N layers a token goes to, in place of what their routers like best; a dense model has none.
+  of each of N layers a token goes to, in place of what their routers like best; a dense model has none. `attend`
+  stands for `attention.attend` where rows are causal and no cache is written, as `splash.attend`.
   Source: arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   # In every layer the same ones, or no loop could run over them.
@@ -178,7 +186,7 @@ def apply(
       x = x + (sigma * spans.padded(drawn, spans.TOKENS, 1)).astype(x.dtype)
     if gather is not None:
       weights = nnx.State(gather(nnx.to_pure_dict(weights)))
-    x, *told = nnx.merge(graphs[0], weights)(x, sight, prompt, own, at, expert)
+    x, *told = nnx.merge(graphs[0], weights)(x, sight, prompt, own, at, expert, attend)
     return x, tuple(told)
 
   loud_L = noise and (noise[0], jax.random.split(noise[1], config.layers))
