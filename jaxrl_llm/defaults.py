@@ -10,7 +10,16 @@ def default() -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
   c.model = 'smollm2-135m'  # that name, a folder, a .gguf file, a wheel, or a hub name
   # for model='scratch': a character-level decoder drawn at random
-  c.scratch = dict(width=128, layers=5, heads=4, kv_heads=4, mlp=512, max_tokens=128)
+  c.scratch = dict(
+    width=128,
+    layers=5,
+    heads=4,
+    kv_heads=4,
+    mlp=512,
+    max_tokens=128,
+    experts=0,
+    experts_per_token=2,
+  )
   c.dtype = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
   # the update reads kernels rounded as generate.weights_dtype says, too, and learns the float32 ones
   c.quantize_update = False

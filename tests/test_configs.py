@@ -72,7 +72,9 @@ def small(name: str):
   """The config with the smallest sizes, and as many prompts as the data holds, so that each comes back."""
   c = configs.load(str(FILES[name]))
   c.model = 'scratch'
-  c.scratch = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
+  c.scratch.update(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64, experts=0)
+  if c.replay_experts:
+    c.scratch.update(experts=4, experts_per_token=2)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, min(c.rollouts, G), 12, T
   c.microbatch_rollouts = 0
   if c.vote.fn != 'none':

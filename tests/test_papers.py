@@ -23,7 +23,7 @@ from jaxrl_llm import config as configs  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
 JOBS = (
-  *('sums', 'tiny', 'code', 'guess', 'calculator', 'gigpo', 'gsm8k', 'unique_letters'),
+  *('sums', 'tiny', 'code', 'guess', 'calculator', 'gigpo', 'r3', 'gsm8k', 'unique_letters'),
   *('sft', 'sft_then_rl', 'distill'),
 )
 PAPERS = [name for name in FILES if name not in JOBS]

@@ -66,7 +66,7 @@ class Varied(Talks):
 def config(**changes):
   c = configs.default()
   c.model, c.mode, c.steps = 'scratch', 'split', 3
-  c.scratch = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
+  c.scratch.update(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, 12, T
   c.data.source, c.data.size, c.data.chat = 'digits', 8, False
   c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)

@@ -91,10 +91,14 @@ def _characters(scratch: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
       f'config.scratch={dict(scratch or {})} does not divide: width by heads, heads by kv_heads.'
     )
   characters = tokenizer.characters(_ALPHABET)
+  experts = scratch.get('experts', 0)
   config = ModelConfig(
     vocab=characters.vocab_size,
     head_dim=scratch['width'] // scratch['heads'],
     **{k: scratch[k] for k in ('width', 'layers', 'heads', 'kv_heads', 'mlp', 'max_tokens')},
+    experts=experts,
+    experts_per_token=scratch['experts_per_token'] if experts else 0,
+    norm_top_k=bool(experts),
   )
   return sizes.checked(config, 'config.scratch'), characters
 

@@ -84,7 +84,9 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
       return jnp.where(said, logp_BxT, 0.0).sum(), (logp_BxT, entropy_BxT)
 
     run = shard.on_mesh(lambda p, x: jax.grad(lambda x: loss(p, x), has_aux=True)(x))
-    slope, told = jax.jit(lambda x: run(p, x))(placed)
+    traced = jax.jit(lambda x: run(p, x)).trace(placed)
+    assert ('pallas_call' in str(traced.jaxpr)) == (attend == 'splash')
+    slope, told = traced.lower().compile()(placed)
     return slope, jax.tree.map(lambda x: np.where(said, x, 0), told)
 
   a, b = scored('xla'), scored('splash', **mesh)
