@@ -242,7 +242,7 @@ def decode_report(loop: decode_cost.Loop) -> dict[str, Any]:
 def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   """Tokens/s at best: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
-  Bytes are weights as stored and laid out for decoding, the whole ring, and the prompts' cache; exchanges wait
+  Operations are two for each weight that a token goes through, of experts those that it chooses. Bytes are weights as stored and laid out for decoding, the whole ring, and the prompts' cache; exchanges wait
   for the products before them, so that their time adds; latency is left out. None for a device
   whose figures are not known. Source: none.
   """
@@ -256,9 +256,8 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   if not model.tied:
     params.pop('embed')  # a few rows of it
   read = functools.partial(quantized.stored, kernels=program.weights_dtype, others=spec.dtype)
-  weights, numbers = (
-    on_one_device(_placed(tree, program)) for tree in (jax.eval_shape(read, params), params)
-  )
+  weights = on_one_device(_placed(jax.eval_shape(read, params), program))
+  used = (update_cost.blocks(model) + model.vocab * model.width) / program.mesh.shape['tensor']
   # Of a prompt whose rows all have slots one copy is read, else one for each slot.
   prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
   shared = decode['cache_bytes'] * program.prompt_tokens * prompts / (spec.max_tokens * rows)
@@ -266,7 +265,7 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
     'weights': weights / chip.memory_bandwidth,
     'cache': (decode['cache_bytes'] + shared) / chip.memory_bandwidth,
     'links': decode['wire_bytes'] / chip.link_bandwidth,
-    'compute': 2 * (numbers / 4) * (rows // shards) / chip.flops,
+    'compute': 2 * used * (rows // shards) / chip.flops,
   }
   total = max(seconds['weights'] + seconds['cache'], seconds['compute']) + seconds['links']
   return dict(
