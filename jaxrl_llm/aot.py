@@ -242,9 +242,9 @@ def decode_report(loop: decode_cost.Loop) -> dict[str, Any]:
 def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   """Tokens/s at best: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
-  Operations are two for each weight that a token goes through, of experts those that it chooses. Bytes are weights as stored and laid out for decoding, the whole ring, and the prompts' cache; exchanges wait
-  for the products before them, so that their time adds; latency is left out. None for a device
-  whose figures are not known. Source: none.
+  Operations are two for each weight that a token goes through, of experts those that it chooses. Bytes are weights
+  as stored and laid out for decoding, the whole ring, and the prompts' cache; exchanges wait for the products before
+  them, so that their time adds; latency is left out. None for a device whose figures are not known. Source: none.
   """
   chip = chips.CHIPS.get(program.mesh.devices.flat[0].device_kind)
   if chip is None or not decode['cache_shape']:
