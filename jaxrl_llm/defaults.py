@@ -218,7 +218,7 @@ def default() -> ml_collections.ConfigDict:
     data=1,  # rows, and a whole copy of the weights each
     fsdp=-1,  # rows, and a part of the weights each, gathered layer by layer while learning
     context=1,  # rows while sampling; while learning, parts of each row: for rows too long for one device
-    expert=1,  # experts of a mixture
+    expert=1,  # rows, and a part of a mixture's experts each
     tensor=1,  # heads and features: exchanges in every layer, so few and close
     # (regular expression over a parameter's path, axes) that stand before the usual ones; --mode=layout shows them
     rules=(),

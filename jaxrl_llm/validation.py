@@ -21,8 +21,7 @@ def sized(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> ml_colle
   _complete(config, default(), 'config')
   config = config.copy_and_resolve_references()
   if config.prompts == 0:
-    each = max(config.mesh.tensor, 1) * max(config.mesh.expert, 1)  # devices that share rows
-    shards = max(len(devices) // each, 1)
+    shards = max(len(devices) // max(config.mesh.tensor, 1), 1)  # tensor: devices that share rows
     wanted = 4 if devices[0].platform == 'cpu' else 64
     config.prompts = math.ceil(wanted / shards) * shards
   return config
