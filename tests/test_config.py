@@ -336,11 +336,17 @@ def test_validating_changes_nothing():
 
 
 @pytest.mark.parametrize(
-  'platform, count, tensor, prompts', [('cpu', 1, 1, 4), ('cpu', 8, 1, 8), ('tpu', 6, 2, 66)]
+  'platform, count, axis, size, prompts',
+  [
+    ('cpu', 1, 'tensor', 1, 4),
+    ('cpu', 8, 'tensor', 1, 8),
+    ('tpu', 6, 'tensor', 2, 66),
+    ('cpu', 8, 'expert', 4, 8),
+  ],
 )
-def test_sized_chooses_prompts_that_the_devices_share(platform, count, tensor, prompts):
+def test_sized_chooses_prompts_that_the_devices_share(platform, count, axis, size, prompts):
   devices = [types.SimpleNamespace(platform=platform)] * count
-  config = configs.load('', [f'--config.mesh.tensor={tensor}'])
+  config = configs.load('', [f'--config.mesh.{axis}={size}'])
   assert validation.sized(config, devices).prompts == prompts and config.prompts == 0
   config.prompts = 5
   assert validation.sized(config, devices).prompts == 5
