@@ -51,15 +51,13 @@ def pairwise(
   compared with the `opponents` behind it, in a ring, so that each stands first as often as second; 0: with all others.
   reference: instead with the row's answer, in both orders. Equal texts are a tie and not asked about. Server, cache,
   budget and failures are as of `judge`; give_up_s is for the whole group, whose replies × opponents × 2 questions are
-  asked one after the other. Rewards are around 0.5, which config.grade.right must know. A group of one, as of greedy
-  evaluation, needs `reference`.
+  asked one after the other. Rewards are around 0.5, which config.grade.right must know. A reply alone, as in
+  greedy evaluation, has nobody to be compared with: 0.5, unless there is a `reference`.
 
   Source: arXiv:2602.14069 (OpenRS: pairwise adaptive meta-rubrics), reconstructed from the abstract; the ring, the
   prompts and that verdicts of one comparison come in one answer are ours. Its pointwise verifiable rubrics are other
   parts of config.grade.parts; its refinement of principles is not here.
   """
-  if len(texts) < 2 and not reference:
-    raise ValueError('one reply has none to be compared with; set reference=True')
   compare = functools.partial(
     _preference, server, server.until(), principles or _PRINCIPLES, most_criteria
   )
@@ -74,7 +72,7 @@ def pairwise(
       found = compare(rows[i], texts[i], texts[j])
       shares[i].append(found)
       shares[j].append(1 - found)
-  return [sum(of) / len(of) for of in shares]
+  return [sum(of) / len(of) if of else 0.5 for of in shares]
 
 
 def _preference(

@@ -245,4 +245,7 @@ def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
     ) from error
   if not callable(fn):
     raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
-  return adapters.own(fn, settings, where)
+  made = adapters.own(fn, settings, where)
+  if callable(check := getattr(fn, 'check', None)):
+    check(made.settings, f'config.{field}')
+  return made

@@ -268,14 +268,11 @@ def test_groups_are_graded_apart_and_fail_apart(server, spec):
   assert grade.batched(dict(fn='exact', parts=(dict(fn='pairwise'),))) == ['', 'group']
 
 
-def test_a_reply_alone_is_compared_with_the_answer_or_fails(server, spec):
+def test_a_reply_alone_is_compared_with_the_answer_or_with_nobody(server, spec):
   server.say = compares
   assert judged(spec, '77', fn='pairwise', reference=True) == pytest.approx(preferred('77', '7'))
   assert [held(body)[1:3] for _, _, body in server.asked[::2]] == [['77', '7'], ['7', '77']]
-  with pytest.raises(
-    ValueError, match='one reply has none to be compared with; set reference=True'
-  ):
-    judged(spec, '77', fn='pairwise')
+  assert judged(spec, '78', fn='pairwise') == 0.5 and len(server.asked) == 4
   with pytest.raises(ValueError, match='row id has no answer'):
     judged(spec, '77', ROW._replace(answer=''), fn='pairwise', reference=True)
 
