@@ -14,7 +14,7 @@ these each can be logged by a part of its own, at no further question (see `only
   --config.grade.fn=steps    judges reasoning step by step instead (configs/stepwiser.py)
   --config.grade.fn=pairwise compares the replies to a prompt with each other (configs/openrs.py)
 Numbers: ours, a job to begin from, not tuned, and not run with a judge that is a model. "Right", which curriculum and
-log know, is from 0.7 up. Evaluation asks the judge, too: 4 prompts, 2 + 1 replies each.
+log know, is from 0.7 up. Evaluation asks the judge, too: 3 prompts, 2 + 1 replies each.
 """
 
 
@@ -46,5 +46,5 @@ def get_config():
       parts=(dict(fn='repetition', weight=-0.5),),
     ),
     data=dict(source='jsonl', path='configs/rubric.jsonl', answers=False),
-    eval=dict(prompts=4, samples=2),
+    eval=dict(prompts=3, samples=2),
   )
