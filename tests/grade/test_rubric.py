@@ -213,8 +213,8 @@ def compares(number, body):
   user = body['messages'][1]['content']
   if 'Principles:' in user:
     return DRAFT
-  assert '1. long\n2. late' in user
-  _, a, b, *_ = held(body)
+  _, a, b, criteria = held(body)  # drafted with the replies in sight, and data as they are
+  assert criteria == '1. long\n2. late'
   side = lambda x, y: 'A' if x > y else 'B' if x < y else 'tie'  # noqa: E731
   return json.dumps(dict(better=[side(len(a), len(b)), side(a, b)]))
 
