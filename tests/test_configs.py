@@ -99,8 +99,10 @@ def small(name: str, folder: pathlib.Path):
     c.completion_tokens = 3 * T  # room for a second turn
   cache = dict(cache=str(folder / 'judge.sqlite'))
   parts = tuple(dict(part) | (cache if 'cache' in part else {}) for part in c.grade.parts)
+  kept = {name: c.grade[name] for name in configs.KEPT['config.grade']}
   c.grade = configs.default().grade  # exact, without the settings of another grader
-  c.grade.parts, c.environment.judge = parts, 'grade'
+  c.grade.update(kept | dict(parts=parts))
+  c.environment.judge = 'grade'
   played = c.data.source == 'games'  # its rows are levels of an environment
   c.data.chat, c.data.template = False, '{question}'
   c.prompt_tokens = 32 if played else c.prompt_tokens  # room for what is shown first
