@@ -43,6 +43,7 @@ def get_config():
       right=0.7,
       workers=8,
       deadline_s=330.0,
+      failed=dict(timeout='drop'),  # the judge's doing and not the text's
       parts=(dict(fn='repetition', weight=-0.5),),
     ),
     data=dict(source='jsonl', path='configs/rubric.jsonl', answers=False),
