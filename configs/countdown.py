@@ -43,7 +43,6 @@ def get_config():
     data=dict(
       source='puzzles',
       size=50000,
-      system='You reason about a problem before you answer it.',
       template=(
         'With + - * / and brackets, each number once, {question} Think inside <think> </think>, then give the '
         'expression inside <answer> </answer>, such as <answer>(1 + 2) / 3</answer>.'

@@ -8,9 +8,9 @@ configs/unique_letters.jsonl, which have no answers; of your own: --config.data.
 With mode=lag the host rates one batch while the device samples the next. One worker holds one copy of the weights in
 float32: give memory_mb three times their size, and deadline_s and cpu_s for all replies of a step or an evaluation.
 Rewards are the model's numbers as they are: a group's mean and deviation take their scale away. "Right", which only
-curriculum and log know, is a number from config.grade.right up: set that by what the model says. A reward model can be flattered; nothing here but the KL term (k3,
-coefficient 0.05) holds the policy near its beginning. Numbers: ours, a job to begin from, not tuned and not run with
-that model.
+curriculum and log know, is a number from config.grade.right up: set that by what the model says. It can be flattered;
+nothing here but the KL term (k3, coefficient 0.05) holds the policy near its beginning. Numbers: ours, a job to begin
+from, not tuned and not run with that model.
 """
 
 
