@@ -104,6 +104,7 @@ def test_what_is_no_reward_model_is_told(tmp_path, labels, told):
 
 def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch):
   """Of the run's own parts, and of a part beside another grader; weights alone are left to the worker."""
+  path, _ = folder(tmp_path)
   spec = dict(fn='jaxrl_llm.models.reward:score', folder=str(tmp_path / 'none'), batched='step')
   c = configs.default()
   c.grade.update(spec)
@@ -117,7 +118,6 @@ def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch)
   for bad in ('', 7):
     with pytest.raises(UserError, match='folder=.* must name the folder of a reward model'):
       grade.resolve(spec | dict(folder=bad))
-  path, _ = folder(tmp_path)
   read = []
   monkeypatch.setattr(reward.hf, 'load_params', lambda *told: read.append(told))
   grade.resolve(spec | dict(folder=path))
