@@ -129,7 +129,7 @@ def latest(folder: str, only: int | None = None) -> int | None:
   """
   found, told = None, ''
   if _first():
-    there = sorted(_steps(folder), reverse=True)
+    there = sorted(saved(folder), reverse=True)
     if only is not None and only not in there:
       raise UserError(f'--step={only} has no checkpoint in {folder}; there are: {there or "none"}.')
     for step in there if only is None else [only]:
@@ -207,7 +207,8 @@ def _barrier(name: str) -> None:
     multihost_utils.sync_global_devices(f'checkpoint {name}')
 
 
-def _steps(folder: str) -> list[int]:
+def saved(folder: str) -> list[int]:
+  """The steps of the checkpoints there, whole or not. Source: none."""
   names = os.listdir(folder) if os.path.isdir(folder) else []
   return [int(m.group(1)) for m in map(_NAME.match, names) if m]
 
@@ -224,7 +225,7 @@ def _retain(folder: str, step: int, keep: int) -> None:
   Steps after it are of a run that was overtaken: `latest` found them broken and began earlier.
   Counted as new ones, they would push whole checkpoints out.
   """
-  steps = sorted(_steps(folder))
+  steps = sorted(saved(folder))
   kept = [s for s in steps if s <= step][-max(keep, 1) :]
   for other in set(steps) - set(kept):
     path = os.path.join(folder, f'step_{other:06d}')

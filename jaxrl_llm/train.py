@@ -259,6 +259,19 @@ def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
   return evaluated
 
 
+def _opened(workdir: str, config: Any) -> Any:
+  """The folder of a run, for what trains nothing. Raises UserError where the supervised start is still to come.
+
+  That is seen before anything is written: what is asked next may have another config.
+  """
+  if config.sft.steps and not checkpoint.saved(os.path.join(workdir, 'checkpoints')):
+    raise UserError(
+      f'config.sft.steps={config.sft.steps} begins a run with a supervised start, and --workdir={workdir} has no '
+      'checkpoint behind one; train there first, or set --config.sft.steps=0 for config.model as it is.'
+    )
+  return workdirs.open_run(workdir, config)
+
+
 def evaluate_only(
   config: Any, workdir: str, step: int | None = None, against: str = ''
 ) -> dict[str, float]:
@@ -278,7 +291,7 @@ def evaluate_only(
     table = parts.tables.held_out
     asked = evaluate.asked(config, table)
     measure.compare.check(asked['grader'], [row.id for row in table.rows], theirs)
-  folder = workdirs.open_run(workdir, config)
+  folder = _opened(workdir, config)
   with (
     grade.Pool(config.grade) as pool,
     _stage(parts),
@@ -305,7 +318,7 @@ def export_only(config: Any, workdir: str, to: str, dtype: str, adapter: bool = 
       '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
     )
   parts = assemble.parts(config)
-  folder = workdirs.open_run(workdir, config)
+  folder = _opened(workdir, config)
   with console.opened(config.console, config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen)
     params = shard.fetch(state.params if adapter else steps.merged(parts.program, state))
@@ -328,7 +341,7 @@ def generate_only(config: Any, workdir: str, prompts: list[str | list[dict]], sa
   """
   config = validation.sized(config, jax.devices())
   parts = assemble.parts(config)
-  folder = workdirs.open_run(workdir, config)
+  folder = _opened(workdir, config)
   with console.opened(config.console, config.steps) as screen:
     state, *_ = _restore(parts, folder, screen)
   model = parts.model._replace(params=steps.merged(parts.program, state))

@@ -27,6 +27,8 @@ WITNESS = dict(
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
+  stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
+  openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
   ttrl=lambda row: 0 < row['critic/vote_share'] < 1,
   chord=lambda row: row['actor/sft_loss'] > 0 and row['actor/sft_share'] > 0,
   otr=lambda row: row['actor/sft_loss'] > 0,
@@ -68,7 +70,7 @@ class Planted:
     return grade.Scores(parts_BxK, np.zeros(len(texts), np.int8), counts, '')
 
 
-def small(name: str):
+def small(name: str, folder: pathlib.Path):
   """The config with the smallest sizes, and as many prompts as the data holds, so that each comes back."""
   c = configs.load(str(FILES[name]))
   c.model = 'scratch'
@@ -95,7 +97,12 @@ def small(name: str):
   c.steps = c.steps or 2  # of a supervised start alone
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
-  c.grade.fn, c.environment.judge = 'exact', 'grade'
+  cache = dict(cache=str(folder / 'judge.sqlite'))
+  parts = tuple(dict(part) | (cache if 'cache' in part else {}) for part in c.grade.parts)
+  kept = {name: c.grade[name] for name in configs.KEPT['config.grade']}
+  c.grade = configs.default().grade  # exact, without the settings of another grader
+  c.grade.update(kept | dict(parts=parts))
+  c.environment.judge = 'grade'
   played = c.data.source == 'games'  # its rows are levels of an environment
   c.data.chat, c.data.template = False, '{question}'
   c.prompt_tokens = 32 if played else c.prompt_tokens  # room for what is shown first
@@ -116,8 +123,8 @@ def changed(one, other) -> bool:
 
 
 @pytest.mark.parametrize('name', FILES)
-def test_every_config_takes_two_steps(name):
-  c = small(name)
+def test_every_config_takes_two_steps(name, tmp_path):
+  c = small(name, tmp_path)
   parts = assemble.parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
   if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))

@@ -24,7 +24,7 @@ from jaxrl_llm import config as configs  # noqa: E402
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
 JOBS = (
   *('sums', 'tiny', 'code', 'guess', 'calculator', 'gigpo', 'r3', 'gsm8k', 'unique_letters'),
-  *('sft', 'sft_then_rl', 'distill'),
+  *('sft', 'sft_then_rl', 'distill', 'reward_model', 'countdown', 'keychain', 'rubric'),
 )
 PAPERS = [name for name in FILES if name not in JOBS]
 STAGES = (
@@ -67,6 +67,10 @@ BETWEEN = dict(
   hint='tests/control/test_hint.py',
   labels='tests/control/test_labels.py',
 )
+
+
+# And of rewards beside the right answer.
+GRADED = dict(steps='tests/grade/test_rubric.py', pairwise='tests/grade/test_rubric.py')
 
 
 # And of the choice of prompts.
@@ -128,7 +132,9 @@ def table() -> str:
     for part, fn in generation(name).items():
       more.append(f'generate.{part}={fn}')
       proofs.append(GENERATION[part])
-    more += [f'grade.parts={part["fn"]}' for part in configs.load(str(FILES[name])).grade.parts]
+    for part in configs.load(str(FILES[name])).grade.parts:
+      more.append(f'grade.parts={part["fn"]}')
+      proofs += [GRADED[part['fn']]] if part['fn'] in GRADED else []
     if rank := configs.load(str(FILES[name])).lora.rank:
       more.append(f'lora.rank={rank}')
       proofs.append('tests/test_lora.py')
@@ -167,6 +173,8 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   assert functions(own.objective) == functions(row)
   assert own.objective.shape.fn in ('none', 'overlong', row.shape.fn)
   own.optimizer.outer, own.grade.parts = dapo.optimizer.outer, dapo.grade.parts
+  for how in ('workers', 'deadline_s'):  # it is graded, not what is right
+    own.grade[how] = dapo.grade[how]
   if own.lora.rank:  # an adapter begins at nothing
     own.optimizer.learning_rate = dapo.optimizer.learning_rate
   for field in own:

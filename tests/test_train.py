@@ -124,6 +124,7 @@ def test_an_exported_model_is_evaluated_as_its_run_was(uninterrupted, tmp_path, 
     == 0
   )
   argv = [config, f'--workdir={tmp_path}/new', '--mode=eval', f'--config.model={model}']
+  argv.append('--config.sft.steps=0')  # it has been taught
   assert main.main([*argv, f'--against={run}/eval/step_000010.json']) == 0
   out = capsys.readouterr().out
   here, there = evaluation(tmp_path / 'new', 0), evaluation(run, 10)

@@ -112,3 +112,25 @@ def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys):
   assert [p.name for p in (tmp_path / 'run/eval').iterdir()] == ['step_000000.json']
   assert 'warm start' not in run()
   assert json.loads(before[1]) and (tmp_path / 'run/metrics.jsonl').read_text() == ''
+
+
+@pytest.mark.parametrize(
+  'ask',
+  [
+    lambda c, to: train.evaluate_only(c, to),
+    lambda c, to: train.export_only(c, to, f'{to}/export', 'float32'),
+    lambda c, to: train.generate_only(c, to, ['2'], 1),
+  ],
+  ids=('eval', 'export', 'generate'),
+)
+def test_what_a_supervised_start_has_not_taught_is_not_taken_for_step_0(tmp_path, ask, monkeypatch):
+  """Nothing is written, so that the same folder may be asked for the model as it is."""
+  c = configs.load(tiny_job.config_file(tmp_path))
+  monkeypatch.setattr(
+    train.steps, 'init_state', lambda *_: pytest.fail('weights as they were loaded')
+  )
+  with pytest.raises(
+    UserError, match='config.sft.steps=100 begins a run with .*run has no checkpoint'
+  ):
+    ask(c, str(tmp_path / 'run'))
+  assert not (tmp_path / 'run').exists()

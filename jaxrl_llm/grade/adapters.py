@@ -6,6 +6,9 @@ the names of its parameters, or told by config.grade.style. Functions of lists a
 config.grade.batched='group' all replies to a prompt at once, and with 'step' all that are graded together, so that a
 reward may compare them: deadline_s, cpu_s and memory_mb are then those of a call, and what fails, fails for all its
 replies. Nobody here knows token ids: they are None.
+
+A function may have an attribute `check`, f(settings, where), which is called before anything compiles, and raises
+UserError for settings that it cannot work with.
 """
 
 from __future__ import annotations

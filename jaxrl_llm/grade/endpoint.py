@@ -6,6 +6,7 @@ The file is an SQLite data base: what a killed worker had begun to write is undo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import email.utils
 import hashlib
 import http.client
@@ -17,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 _MOST_BYTES = 2**22  # of an answer
 _BACK_OFF_S = (0.5, 30.0)  # the first, and the longest
@@ -34,21 +35,22 @@ class EndpointError(RuntimeError):
   """No answer was to be had; the message says why, and never holds the key."""
 
 
-class Endpoint(NamedTuple):
-  """Where to ask, and how much."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Endpoint:
+  """Where to ask, and how much: the settings that all graders have that ask a judge."""
 
   base_url: str
   model: str
   cache: str  # the file
-  key_env: str  # the environment variable with the key; '' = none is sent
-  per_minute: int  # requests, evenly spaced; 0 = no limit
-  most_requests: int  # in the life of the file, tries that failed included; 0 = no limit
-  most_tokens: int  # as the server counts them; 0 = no limit
-  retries: int
-  request_s: float
-  give_up_s: float  # for one answer, with all its retries and waits
-  reply_tokens: int  # 0 = not told
-  greedy: bool
+  key_env: str = ''  # the environment variable with the key; '' = none is sent
+  per_minute: int = 0  # requests, evenly spaced; 0 = no limit
+  most_requests: int = 0  # in the life of the file, tries that failed included; 0 = no limit
+  most_tokens: int = 0  # as the server counts them; 0 = no limit
+  retries: int = 5
+  request_s: float = 30.0
+  give_up_s: float = 60.0  # for all that one grading asks, with all retries and waits
+  reply_tokens: int = 1024  # 0 = not told
+  greedy: bool = True
 
   def cached(self, messages: list[dict[str, str]]) -> str | None:
     """The answer that was kept. Source: none."""
@@ -63,13 +65,17 @@ class Endpoint(NamedTuple):
     with opened(self.cache) as db:
       db.execute('INSERT OR REPLACE INTO replies VALUES (?, ?)', (self._key(messages), reply))
 
-  def ask(self, messages: list[dict[str, str]]) -> str:
+  def until(self) -> float:
+    """When what is begun now is given up, by time.monotonic. Source: none."""
+    return time.monotonic() + self.give_up_s
+
+  def ask(self, messages: list[dict[str, str]], end: float) -> str:
     """The answer of the server; 408, 429, 5xx, time-outs and garbage are tried again, later and later.
 
-    Raises EndpointError when that takes longer than give_up_s, on any other status, and where the budget is spent.
-    Source: none.
+    Raises EndpointError when there is none by `end`, on any other status, and where the budget is spent. Source: none.
     """
-    end = time.monotonic() + self.give_up_s
+    if time.monotonic() >= end:
+      raise EndpointError(f'give_up_s={self.give_up_s} went by before all was asked')
     for attempt in range(self.retries + 1):
       _sleep(self._turn(end - time.monotonic()))
       reply, why, wait_s = self._once(messages, min(self.request_s, end - time.monotonic()))

@@ -22,6 +22,8 @@ from jaxrl_llm.grade import (
   graders,
   instructions,
   judge,
+  pairs,
+  rubric,
   sandbox,
   vote,
 )
@@ -38,10 +40,10 @@ _NEEDS = dict(
 
 
 # Their public functions are the graders there are.
-_MODULES = (graders, form, instructions, judge, code)
+_MODULES = (graders, form, instructions, judge, rubric, pairs, code)
 # What a grader's settings must be, beyond their types; checks see those of the workers, too.
-_CHECKS = graders.CHECKS | form.CHECKS | judge.CHECKS
-_ROWS = graders.ROWS | form.ROWS | instructions.ROWS | judge.ROWS
+_CHECKS = graders.CHECKS | form.CHECKS | judge.CHECKS | rubric.CHECKS | pairs.CHECKS
+_ROWS = graders.ROWS | form.ROWS | instructions.ROWS | judge.ROWS | rubric.ROWS | pairs.ROWS
 _LOOKED = 100
 
 
@@ -53,9 +55,25 @@ class Part(NamedTuple):
   grader: Grader
 
 
+class _Group(functools.partial):
+  """A grader of pairs.py with its settings, as `worker` calls one that sees all replies to a prompt at once."""
+
+  batched = 'group'
+
+  def together(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+    return super().__call__(texts, rows)
+
+  def __call__(self, text: str, row: Row) -> float:
+    return self.together([text], [row])[0]
+
+
 def batched(spec: Any) -> list[str]:
   """How many replies each grader sees at once: '' one, 'group', 'step'. Source: none."""
-  return [part.get('batched', '') for part in (spec, *spec.get('parts', ()))]
+  groups = config.choices(pairs)
+  return [
+    'group' if part.get('fn') in groups else part.get('batched', '')
+    for part in (spec, *spec.get('parts', ()))
+  ]
 
 
 def weights(spec: Any) -> tuple[float, ...]:
@@ -126,7 +144,7 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
   check = _CHECKS.get(grader.func)
   if check is not None:
     check(_told(grader) | pool, f'config.{where}')
-  return grader
+  return _Group(grader.func, **grader.keywords) if module is pairs else grader
 
 
 def _told(grader: functools.partial) -> dict[str, Any]:
@@ -227,4 +245,7 @@ def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
     ) from error
   if not callable(fn):
     raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
-  return adapters.own(fn, settings, where)
+  made = adapters.own(fn, settings, where)
+  if callable(check := getattr(fn, 'check', None)):
+    check(made.settings, f'config.{field}')
+  return made

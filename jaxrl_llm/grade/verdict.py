@@ -39,6 +39,11 @@ def score(value: Any, worst: float, best: float) -> float:
   return (found - worst) / (best - worst)
 
 
+def share(value: Any) -> float:
+  """true as 1, false as 0, a number from 0 to 1 as itself. Raises ValueError for others. Source: none."""
+  return float(value) if isinstance(value, bool) else score(value, 0.0, 1.0)
+
+
 def _spoken(text: str) -> str:
   """Less what a judge thought before."""
   return text.rpartition('</think>')[2]

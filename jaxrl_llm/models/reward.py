@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +41,17 @@ def load(folder: str) -> RewardModel:
 
   Raises UserError for another architecture, several labels, and what is wrong with a model folder. Source: none.
   """
+  bare = _bare(folder)
+  return bare._replace(params=hf.load_params(folder, bare.config, (_HEAD,)))
+
+
+def _bare(folder: str) -> RewardModel:
+  """All of it but the decoder's weights, which take their time."""
+  if not os.path.isfile(os.path.join(folder, 'config.json')):
+    raise UserError(
+      f'{folder!r} is no reward model: no folder here has a config.json of that name; give a local folder of '
+      '…ForSequenceClassification with one label.'
+    )
   config, raw = hf.read_config(folder)
   told = raw.get('architectures') or ['none']
   if not str(told[0]).endswith('ForSequenceClassification'):
@@ -49,9 +61,8 @@ def load(folder: str) -> RewardModel:
   # Tied: there is no head for tokens to look for.
   config = dataclasses.replace(config, tied=True)
   sizes.check_memory(config, repr(folder))
-  params = hf.load_params(folder, config, (_HEAD,))
   head_1xD = hf.load_tensor(folder, _HEAD, (1, config.width))
-  return RewardModel(config, params, head_1xD[0], tokenizer.from_folder(folder, raw))
+  return RewardModel(config, None, head_1xD[0], tokenizer.from_folder(folder, raw))
 
 
 def rate(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -93,6 +104,20 @@ def score(prompts: Sequence[Any], completions: Sequence[Any], *, folder: str) ->
     for prompt, said in zip(prompts, completions, strict=True)
   ]
   return rate(model, [words.encode(text) for text in whole])
+
+
+def _check(settings: Mapping[str, Any], where: str) -> None:
+  """What is wrong with the folder, but for its weights, is told before a run and not by its grading workers."""
+  folder = settings.get('folder')
+  if not isinstance(folder, str) or not folder:
+    raise UserError(f'{where}.folder={folder!r} must name the folder of a reward model.')
+  try:
+    _bare(folder)
+  except UserError as error:
+    raise UserError(f'{where}.folder: {str(error).replace("config.model=", "")}') from error
+
+
+score.check = _check
 
 
 def _plain(words: Any, text: str) -> str:

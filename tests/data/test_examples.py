@@ -99,3 +99,40 @@ def test_a_reward_function_beside_the_job(monkeypatch):
   scores = grade.score(table.rows[:3], ['aab', '', 'the quick brown fox'], c.grade)
   assert scores.parts_BxK[:, 0].tolist() == [2, 0, 16]
   assert not any(scores.counts.values())
+
+
+def test_a_countdown_is_paid_by_its_answer_and_a_little_by_its_form():
+  c = told('countdown', size=8)
+  c.prompt_tokens, c.eval.prompts = 1000, 4
+  tables = data.load(c, Letters())
+  assert (len(tables.train), len(tables.held_out)) == (8, 4)
+  graders_of = [(part.grader, part.weight) for part in grade.resolve_parts(c.grade)]
+  pay = lambda text, row: sum(g(text, row) * weight for g, weight in graders_of)  # noqa: E731
+  for row, tokens in zip(tables.train.rows, tables.train.tokens, strict=True):
+    assert row.question.rstrip(':') in ''.join(map(chr, tokens))
+    assert pay(f'<think>So.</think> <answer>{row.answer}</answer>', row) == pytest.approx(1.1)
+    assert pay('<think>So.</think> <answer>0</answer>', row) == pytest.approx(0.1)
+    assert pay(f'<think>So.</think> {row.answer}', row) == 0
+
+
+def test_key_chains_are_long_and_paid_by_the_number():
+  c = told('keychain', size=3)
+  c.prompt_tokens, c.eval.prompts = 30_000, 1
+  rows = data.load(c, Letters()).train.rows
+  grader = grade.resolve(c.grade)
+  for row in rows:
+    assert len(row.question.split()) > 1500 and row.question.count('": "') == row.extra['pairs']
+    assert row.extra['pairs'] == 4 * row.extra['links'] and row.extra['links'] in range(3, 7)
+    assert grader(f'So it is {row.answer}', row) == 1 and grader('So it is -1', row) == 0
+
+
+def test_every_row_of_the_rubrics_can_be_judged(monkeypatch, tmp_path):
+  monkeypatch.chdir(ROOT)
+  c = told('rubric')
+  c.grade.cache, c.prompt_tokens = str(tmp_path / 'judge.sqlite'), 200  # of a character each
+  tables = data.load(c, Letters())
+  named = [(part.name, part.grader) for part in grade.resolve_parts(c.grade)]
+  for row in (*tables.train.rows, *tables.held_out.rows):
+    grade.check_rows(named, [row])
+    assert any(one['points'] < 0 for one in row.extra['rubric'])
+  assert (len(tables.train), len(tables.held_out)) == (13, 3)

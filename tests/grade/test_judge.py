@@ -2,88 +2,18 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import re
-import threading
 import types
 
+import judge_server
 import pytest
 
 from jaxrl_llm import grade
 from jaxrl_llm.grade import ERROR, OK, endpoint
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import UserError
 
-ROW = Row('id', 'What is 3 + 4?', (), '7', 'sums', {})
-
-
-class Server(http.server.ThreadingHTTPServer):
-  """Answers by `say(number of the request, its body)` → (status, headers, body), or text for the judge's words."""
-
-  daemon_threads = True
-
-  def __init__(self):
-    super().__init__(('127.0.0.1', 0), Handler)
-    self.asked, self.say, self.lock, self.free = [], None, threading.Lock(), threading.Event()
-    threading.Thread(target=self.serve_forever, daemon=True).start()
-
-  @property
-  def url(self) -> str:
-    return f'http://127.0.0.1:{self.server_port}/v1'
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-  def do_POST(self):
-    body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-    with self.server.lock:
-      number = len(self.server.asked)
-      self.server.asked.append((self.path, dict(self.headers), body))
-    told = self.server.say(number, body)
-    status, headers, body = (200, {}, completion(told)) if isinstance(told, str) else told
-    self.send_response(status)
-    for name, value in headers.items():
-      self.send_header(name, value)
-    self.end_headers()
-    self.wfile.write(body)
-
-  do_GET = do_POST
-
-  def log_message(self, *_):
-    pass
-
-
-def completion(words: str | None, **more) -> bytes:
-  return json.dumps(dict(choices=[dict(message=dict(content=words))], **more)).encode()
-
-
-@pytest.fixture
-def server(monkeypatch):
-  monkeypatch.setenv('NO_PROXY', '*')
-  with Server() as server:
-    server.say = lambda number, body: '{"score": 5}'
-    yield server
-    server.free.set()
-    server.shutdown()
-
-
-@pytest.fixture
-def slept(monkeypatch):
-  """Waits are noted and not waited for."""
-  told = []
-  monkeypatch.setattr(
-    endpoint, '_sleep', lambda seconds: told.append(seconds) if seconds > 0 else None
-  )
-  return told
-
-
-@pytest.fixture
-def spec(server, tmp_path):
-  own = dict(base_url=server.url, model='m', cache=str(tmp_path / 'deep' / 'judge.sqlite'))
-  return dict(fn='judge', deadline_s=100.0, workers=2) | own
-
-
-def judged(spec, text='seven', row=ROW, **settings) -> float:
-  return grade.resolve(spec | settings)(text, row)
+ROW, completion, judged = judge_server.ROW, judge_server.completion, judge_server.judged
+server, slept, spec = judge_server.server, judge_server.slept, judge_server.spec
 
 
 def test_the_score_is_scaled_and_what_is_asked_is_a_chat_completion(server, spec):

@@ -168,7 +168,10 @@ def test_the_sign_flip_test_is_that_of_all_signs_and_says_nothing_of_nothing():
   assert abs(told - stats.binomtest(40, 60).pvalue) < 4 * np.sqrt(0.0134 / 2**14) + 1 / 2**14
 
 
-def test_equal_evaluations_seldom_differ():
-  random, runs = np.random.default_rng(0), 400
-  low = sum(estimate.difference(*(random.random((2, 12)) < 0.5)).p <= 0.05 for _ in range(runs))
-  assert low / runs < 0.05 + 0.035
+def test_equal_evaluations_differ_as_often_as_is_said():
+  """Of scores without ties in 5 of 100; of right and wrong, where many sums are equal, in no more."""
+  random, runs = np.random.default_rng(0), 600
+  low = lambda x_2xP: estimate.difference(*x_2xP).p <= 0.05  # noqa: E731
+  told = sum(low(random.random((2, 10))) for _ in range(runs)) / runs
+  assert abs(told - 0.05) < 0.027  # three Monte-Carlo errors
+  assert sum(low(random.random((2, 12)) < 0.5) for _ in range(runs)) / runs < 0.05 + 0.027

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm import grade, models
+from jaxrl_llm import assemble, grade, models
+from jaxrl_llm import config as configs
 from jaxrl_llm.models import reward
 from jaxrl_llm.types import Row, UserError
 
@@ -96,3 +97,28 @@ def test_what_is_no_reward_model_is_told(tmp_path, labels, told):
     (tmp_path / 'config.json').write_text(json.dumps(raw))
   with pytest.raises(UserError, match=told):
     reward.load(path)
+  spec = dict(fn='jaxrl_llm.models.reward:score', folder=path, batched='step')
+  with pytest.raises(UserError, match=f'^config.grade.folder: .*{told}'):
+    grade.resolve(spec)
+
+
+def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch):
+  """Of the run's own parts, and of a part beside another grader; weights alone are left to the worker."""
+  path, _ = folder(tmp_path)
+  spec = dict(fn='jaxrl_llm.models.reward:score', folder=str(tmp_path / 'none'), batched='step')
+  c = configs.default()
+  c.grade.update(spec)
+  monkeypatch.setattr(models, 'load', lambda *_, **__: pytest.fail('the policy was loaded'))
+  with pytest.raises(
+    UserError, match=r"^config.grade.folder: '.*none' is no reward model: no folder"
+  ):
+    assemble.parts(c)
+  with pytest.raises(UserError, match=r'^config.grade.parts\[0\].folder: .*none'):
+    grade.resolve_parts(dict(fn='exact', parts=(spec,)))
+  for bad in ('', 7):
+    with pytest.raises(UserError, match='folder=.* must name the folder of a reward model'):
+      grade.resolve(spec | dict(folder=bad))
+  read = []
+  monkeypatch.setattr(reward.hf, 'load_params', lambda *told: read.append(told))
+  grade.resolve(spec | dict(folder=path))
+  assert not read
