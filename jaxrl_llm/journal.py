@@ -104,8 +104,8 @@ class Journal:
     """Shares of the prompts by expected success."""
     count = len(self._parts.tables.train.rows)
     index = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int))
-    mean, _ = self._parts.curriculum.posterior(index)
-    return (np.histogram(mean, _BINS, (0, 1))[0] / len(index)).tolist()
+    alpha, beta = self._parts.curriculum.posterior(index)
+    return (np.histogram(alpha / (alpha + beta), _BINS, (0, 1))[0] / len(index)).tolist()
 
   def _exhibited(self, flight: turn.Flight, alarm: health.Alarm) -> str:
     """Where the batch of a skipped update lies, for the message."""

@@ -25,6 +25,7 @@ from jaxrl_llm import (
   rounds,
   same,
   shard,
+  tell,
   together,
   turn,
   validation,
@@ -71,6 +72,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
     _stage(parts),
     console.opened(config.console, config.steps) as screen,
   ):
+    screen.banner(**tell.facts(config, parts.program.mesh.devices, folder.root))
     return _loop(parts, folder, together.Pool(pool), screen)
 
 

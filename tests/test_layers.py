@@ -18,7 +18,7 @@ PACKAGE = 'jaxrl_llm'
 # named is a stage: objective, generate, grade, control, replay, data, checkpoint, metrics, …
 STAGE = 2
 LAYERS = (
-  ('chips', 'defaults', 'metrics', 'types'),
+  ('chips', 'defaults', 'metrics', 'sketch', 'types'),
   (
     'config',
     'conflicts',
