@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm import metrics
 from jaxrl_llm.report import curriculum, series, verdicts
+from jaxrl_llm.report.device import device
 from jaxrl_llm.report.rollouts import Rollouts, lines
 from jaxrl_llm.types import UserError
 
@@ -46,6 +47,7 @@ def gather(folder: str, read: Rollouts | None = None) -> dict[str, Any]:
     overall=verdicts.overall(told),
     curves=series.curves(rows, metrics.STEP),
     time=_time(rows),
+    device=device(folder, rows),
     evaluations=_evaluations(folder),
     lengths=series.spread(read.column('step'), read.column('length'), low=0.0),
     rewards=series.spread(read.column('step'), read.column('score')),
