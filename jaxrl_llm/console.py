@@ -164,7 +164,8 @@ class Console:
 
   def _known(self, text: str) -> str:
     """Without what the terminal has no letters for."""
-    return text.encode('ascii', 'replace').decode() if self._ascii else text
+    encoding = self._rich.encoding
+    return text.encode(encoding, 'replace').decode(encoding) if self._ascii else text
 
   def _clock(self) -> str:
     return f'{time.monotonic() - self._began:6.0f} s  '
@@ -338,6 +339,9 @@ class _Live(Live):
 
 
 def _rich() -> Rich:
-  # A notebook takes text as any file does; rich would show each line as a page of its own there.
-  out = Rich(quiet=jax.process_index() != 0, force_jupyter=False)
-  return out if out.is_terminal else Rich(width=_WIDTH, quiet=out.quiet, force_jupyter=False)
+  out = Rich(quiet=jax.process_index() != 0)
+  if out.is_terminal and not out.is_jupyter and out.file.isatty():
+    return out
+  # A notebook takes lines as a file does. FORCE_COLOR, which its kernel and many a CI set, makes Rich believe in a
+  # terminal, and nothing can be drawn over there; left to itself, Rich makes a page of HTML of every line.
+  return Rich(width=_WIDTH, quiet=out.quiet, force_jupyter=False, force_terminal=False)

@@ -39,9 +39,9 @@ def facts(config: Any, devices: np.ndarray, root: str) -> dict[str, str]:
   """What is about to run, a name and a few words each. Source: none."""
   return dict(
     model=config.model,
-    devices=f'{devices.size} × {devices.flat[0].device_kind}',
-    steps=f'{config.steps} of {config.prompts} prompts × {config.rollouts} rollouts, '
-    f'at most {config.completion_tokens} tokens each',
+    devices=f'{devices.size} ({devices.flat[0].device_kind})',
+    steps=f'{config.steps} of {config.prompts} prompts with {config.rollouts} rollouts each, '
+    f'of at most {config.completion_tokens} tokens',
     run_folder=root,
   )
 

@@ -407,13 +407,16 @@ def test_ascii_terminals_get_no_other_letter_however_narrow(width):
   assert 'gr??e' in out.file.text() and 'na?ve ? wrong' in out.file.text()
 
 
-def test_a_notebook_gets_text(monkeypatch, capsys):
-  """What IPython's kernel looks like to rich; its own output would be a block of HTML for every line."""
-  monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
+@pytest.mark.parametrize('jupyter, terminal', [(True, False), (True, True), (False, False)])
+def test_notebooks_and_logs_with_forced_colours_get_text(monkeypatch, jupyter, terminal):
+  stdout = Pipe(terminal=terminal)
+  monkeypatch.setenv('FORCE_COLOR', '1')  # as IPython's kernel sets it
+  monkeypatch.setattr('rich.console._is_jupyter', lambda: jupyter)
+  monkeypatch.setattr('sys.stdout', stdout)
   with console.Console(75) as screen:
     everything(screen)
-  out = capsys.readouterr().out
-  assert len([x for x in out.splitlines() if ' s  step ' in x]) == 75
+  assert len([x for x in stdout.text().splitlines() if ' s  step ' in x]) == 75
+  assert '\x1b' not in stdout.text()
 
 
 @pytest.mark.parametrize(
