@@ -44,7 +44,9 @@ class Event(NamedTuple):
   start: float
   end: float
   op: str
-  program: int
+  program: tuple[
+    str, int
+  ]  # its name, and a number that a program from a cache does not share with its text
   source: str  # where the event itself says it, else ''
 
 
@@ -70,8 +72,11 @@ def read(paths: list[str]) -> dict[str, Any] | None:
   for number, path in enumerate(paths):
     with open(path, 'rb') as file:
       data = file.read()
-    programs |= {(number, key): ops for key, ops in _programs(data).items()}
-    events += [(number, event) for event in _events(data)]
+    own = list(_events(data))
+    known = _programs(data)
+    for key in {event.program for event in own}:
+      programs[number, key] = _meant(known, key, {e.op for e in own if e.program == key})
+    events += [(number, event) for event in own]
   if not events:
     return None
   return _summed(events, programs)
@@ -110,6 +115,16 @@ def _summed(events: list[tuple[int, Event]], programs: dict) -> dict[str, Any]:
     devices=len(devices),
     top=[[*key, seconds, round(times / len(devices))] for key, (seconds, times) in top],
   )
+
+
+def _meant(
+  known: dict[tuple[str, int], dict[str, Op]], key: tuple[str, int], ops: set[str]
+) -> dict[str, Op]:
+  """The program of that name and number; else the one of that name which has most of these operations."""
+  if key in known:
+    return known[key]
+  alike = [own for (name, _), own in known.items() if name == key[0]]
+  return max(alike, key=lambda own: len(ops & own.keys()), default={})
 
 
 def part_of(op: Op) -> str:
@@ -187,23 +202,23 @@ def _events(data: bytes) -> Iterator[Event]:
           continue
         device = f'{plane.name} {stats.get("device_ordinal", 0)}'
         where = str(stats.get('tf_op') or stats.get('op_name') or '')
-        program = int(stats.get('program_id', -1))
+        program = str(stats.get('hlo_module', '')), int(stats.get('program_id', -1))
         yield Event(device, line.name, event.start_ns, event.end_ns, str(op), program, where)
 
 
-def _programs(data: bytes) -> dict[int, dict[str, Op]]:
-  """program id → instruction → Op: what the profiler keeps of the compiled programs, which no reader of jax gives.
+def _programs(data: bytes) -> dict[tuple[str, int], dict[str, Op]]:
+  """(name, number) → instruction → Op: what the profiler keeps of the compiled programs, which no reader of jax gives.
 
   Numbers are the fields of XSpace, XPlane, XEventMetadata and XStat (tsl/profiler/protobuf/xplane.proto).
   """
-  found: dict[int, dict[str, Op]] = {}
+  found: dict[tuple[str, int], dict[str, Op]] = {}
   for plane in _all(memoryview(data), 1):
     if not any(bytes(name) == b'/host:metadata' for name in _all(plane, 2)):
       continue
     for entry in _all(plane, 4):
       for metadata in _all(entry, 2):
-        named = re.search(r'\((\d+)\)$', str(next(_all(metadata, 2), b''), 'utf-8'))
-        identity = int(named[1]) if named else next(_all(metadata, 1), -1)
+        named = re.match(r'(.*?)(?:\((\d+)\))?$', str(next(_all(metadata, 2), b''), 'utf-8'))
+        identity = named[1], int(named[2] or next(_all(metadata, 1), -1))
         for stat in _all(metadata, 5):
           for proto in _all(stat, 6):
             found[identity] = _instructions(proto)
@@ -236,11 +251,23 @@ def _instructions(proto: memoryview) -> dict[str, Op]:
       or (opcode == 'fusion' and any(look(number)[0] for number in called))
     )
 
-  return {
-    i[0]: Op(i[1], i[2] or (look(i[3][0])[1] if i[3] else ''), tell(i))
-    for own in computations.values()
-    for i in own
-  }
+  callers = {number: i for own in computations.values() for i in own for number in i[3]}
+  home = {i[0]: number for number, own in computations.items() for i in own}
+  above: dict[int, str] = {}
+
+  def around(number: int) -> str:
+    """The scopes of whoever calls a computation: what is in it may name those from there on alone."""
+    if number not in above:
+      above[number] = ''
+      if caller := callers.get(number):
+        above[number] = placed(caller)
+    return above[number]
+
+  def placed(i: tuple[str, str, str, list[int], str]) -> str:
+    own = i[2] or (look(i[3][0])[1] if i[3] else '')
+    return own if own.startswith('jit(') else f'{around(home[i[0]])}/{own}'.strip('/')
+
+  return {i[0]: Op(i[1], placed(i), tell(i)) for own in computations.values() for i in own}
 
 
 def _instruction(proto: memoryview) -> tuple[str, str, str, list[int], str]:

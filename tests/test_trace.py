@@ -99,6 +99,37 @@ def test_the_profilers_copy_of_a_program_is_the_program(traced):
   assert want in [{name: op.opcode for name, op in own.items()} for own in programs.values()]
 
 
+def message(*fields) -> bytes:
+  """A protobuf message of (number, integer or bytes)."""
+
+  def varint(x: int) -> bytes:
+    return bytes([x & 127 | 128]) + varint(x >> 7) if x > 127 else bytes([x])
+
+  return b''.join(
+    varint(n << 3) + varint(v) if isinstance(v, int) else varint(n << 3 | 2) + varint(len(v)) + v
+    for n, v in fields
+  )
+
+
+def test_scopes_of_a_computation_follow_from_who_calls_it():
+  """Number 300 is in the program's name; the loop's body names its own scope alone, the fusion's none."""
+  named = lambda name, opcode, source, *called: message(  # noqa: E731
+    (1, name), (2, opcode), (7, message((2, source))), *((38, number) for number in called)
+  )
+  fused = message((5, 7), (2, named(b'dot.9', b'dot', b'head/dot_general')))
+  body = message((5, 8), (2, named(b'fusion.1', b'fusion', b'', 7)))
+  main = message((5, 9), (2, named(b'while.2', b'while', b'jit(step)/update/while', 8)))
+  proto = message((1, message((3, fused), (3, body), (3, main))))
+  metadata = message((1, 4), (2, b'jit_step(300)'), (5, message((1, 1), (6, proto))))
+  plane = message((2, b'/host:metadata'), (4, message((1, 4), (2, metadata))))
+  found = trace._programs(message((1, plane)))
+  assert set(found) == {('jit_step', 300)}
+  op = found['jit_step', 300]['fusion.1']
+  assert op == Op('fusion', 'jit(step)/update/while/head/dot_general', True)
+  assert trace._meant(found, ('jit_step', 298), {'fusion.1'}) == found['jit_step', 300]
+  assert trace._meant(found, ('jit_other', 300), {'fusion.1'}) == {}
+
+
 def test_the_newest_trace_is_read_and_none_is_none(tmp_path):
   assert trace.newest(str(tmp_path)) == []
   for session in ('2026_01_02_03_04_05', '2026_01_02_03_04_06', '2027_empty'):
@@ -139,7 +170,7 @@ def test_time_of_what_runs_inside_is_taken_off_once():
 def made(*given) -> dict:
   """(stream, start, end, op, source) in seconds, as read."""
   events = [
-    (0, Event(DEVICE, stream, start * 1e9, end * 1e9, op, 1, source))
+    (0, Event(DEVICE, stream, start * 1e9, end * 1e9, op, ('jit_step', 1), source))
     for stream, start, end, op, source in given
   ]
   return trace._summed(events, {})

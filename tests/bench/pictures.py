@@ -28,8 +28,8 @@ from jaxrl_llm.report import page
 WIDTH = 100  # of the terminal, in characters
 # Picture → the sections that it shows, and its height in pixels.
 SHOWN = {
-  'report': (('learning', 'distributions'), 1500),
-  'report_device': (('time', 'device'), 1500),
+  'report': (('learning',), 1354),
+  'report_device': (('time', 'device'), 1620),
 }
 
 
