@@ -97,8 +97,8 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
     with Journal(parts, folder, screen, start, first_row) as journal:
       journal.examined(start, examined)
       for index in range(start, config.steps):
-        began = time.perf_counter()
         journal.begins(index, state)
+        began = time.perf_counter()
         choice = turn.choose(parts, index)
         prompts, *more = turn.propose(parts, index, choice)
         journal.chose(choice.told)
