@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import os
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import chips, decode_cost, models, shard, update_cost, validation
+from jaxrl_llm import chips, decode_cost, floor, models, shard, update_cost, validation
 from jaxrl_llm import step as steps
 from jaxrl_llm.generate import carried, engine, stopping
-from jaxrl_llm.models import quantized
 from jaxrl_llm.program import Program, check_rows, make_program
 from jaxrl_llm.types import Batch, UserError
 
@@ -194,7 +192,7 @@ def measure(program: Program) -> dict[str, Any]:
     dtype=program.generate.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
     parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_weights(program))),
-    state_bytes=on_one_device(steps.abstract_state(program)),
+    state_bytes=floor.on_one_device(steps.abstract_state(program)),
     hbm_gib=limit,
     fits=not found['fused'].oom,
     headroom_gib=_headroom(found['fused'], limit),
@@ -249,32 +247,21 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   chip = chips.CHIPS.get(program.mesh.devices.flat[0].device_kind)
   if chip is None or not decode['cache_shape']:
     return None
-  spec, model = program.generate, program.model
-  shards = shard.rows_shards(program.mesh)
-  rows = spec.slots or program.prompts * spec.rollouts
-  params = steps.abstract_weights(program)
-  if not model.tied:
-    params.pop('embed')  # a few rows of it
-  read = functools.partial(quantized.stored, kernels=program.weights_dtype, others=spec.dtype)
-  weights = on_one_device(_placed(jax.eval_shape(read, params), program))
-  used = (update_cost.blocks(model) + model.vocab * model.width) / program.mesh.shape['tensor']
-  # Of a prompt whose rows all have slots one copy is read, else one for each slot.
-  prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
-  shared = decode['cache_bytes'] * program.prompt_tokens * prompts / (spec.max_tokens * rows)
+  each = floor.decode(program, decode['cache_bytes'])
   seconds = {
-    'weights': weights / chip.memory_bandwidth,
-    'cache': (decode['cache_bytes'] + shared) / chip.memory_bandwidth,
+    'weights': each.weight_bytes / chip.memory_bandwidth,
+    'cache': (each.cache_bytes + each.prompt_cache_bytes) / chip.memory_bandwidth,
     'links': decode['wire_bytes'] / chip.link_bandwidth,
-    'compute': 2 * used * (rows // shards) / chip.flops,
+    'compute': each.flops / chip.flops,
   }
   total = max(seconds['weights'] + seconds['cache'], seconds['compute']) + seconds['links']
   return dict(
-    tokens_per_s=rows / total,
+    tokens_per_s=each.rows / total,
     bound=max(seconds, key=seconds.get),
     ms_per_token={k: 1e3 * v for k, v in seconds.items()},
-    rows=rows,
-    weight_bytes=weights,
-    prompt_cache_bytes=shared,
+    rows=each.rows,
+    weight_bytes=each.weight_bytes,
+    prompt_cache_bytes=each.prompt_cache_bytes,
     chip=chip._asdict(),
   )
 
@@ -283,14 +270,6 @@ def learn(program: Program, text: str) -> dict[str, Any]:
   """`update_cost.report` of a compiled update. Source: none."""
   return update_cost.report(
     program, text, chips.CHIPS.get(program.mesh.devices.flat[0].device_kind)
-  )
-
-
-def _placed(params: Any, program: Program) -> Any:
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    params,
-    shard.decode_layout(params, program.mesh, program.rules),
   )
 
 
@@ -318,14 +297,6 @@ def problems(report: dict[str, Any]) -> list[str]:
         f'{loop["weight_collective_bytes"]:,.0f} bytes a token.'
       )
   return found
-
-
-def on_one_device(tree: Any) -> int:
-  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device. Source: none."""
-  return sum(
-    int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
-  )
 
 
 def _first_line(error: Exception) -> str:

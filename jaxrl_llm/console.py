@@ -11,15 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import jax
+from rich.cells import cell_len
 from rich.console import Console as Rich
+from rich.console import Group
+from rich.control import Control
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
+from rich.segment import ControlType
 from rich.text import Text
 
+from jaxrl_llm import sketch
+
 _WIDTH = 120  # of a plain line, in characters
-_BARS = ' ▁▂▃▄▅▆▇█'
-_ASCII_BARS = ' .:#'
+_APART_S = 0.1  # two steps are drawn this far from each other at least
 # (name, metrics, format), the most telling first: a plain line takes seven, or as many as fit.
 _LINE = 7
 _SHOWN = (
@@ -28,13 +31,13 @@ _SHOWN = (
   ('mixed', ('curriculum/mixed_share',), '{:.0%}'),
   ('tokens', ('response_length/mean',), '{:.1f}'),
   ('entropy', ('actor/entropy',), '{:.2f}'),
-  ('time', ('timing_s/gen_update', 'timing_s/grade'), '{:.1f}+{:.1f} s'),  # device + grading
+  ('time', ('timing_s/gen_update', 'timing_s/grade'), sketch.seconds),  # device + grading
   ('tokens/s', ('perf/throughput',), '{:,.0f}'),
   ('lr', ('actor/lr',), '{:.0e}'),
   ('grad', ('actor/grad_norm',), '{:.2f}'),
   ('predicted', ('curriculum/predicted_success',), '{:.0%}'),
   ('prob gap', ('training/rollout_probs_diff_max',), '{:.0e}'),
-  ('choose', ('timing_s/choose',), '{:.2f} s'),
+  ('choose', ('timing_s/choose',), sketch.seconds),
   ('device', ('perf/device_memory_gib',), '{:.1f} GiB'),
   ('host', ('perf/host_memory_gib',), '{:.1f} GiB'),
 )
@@ -67,21 +70,18 @@ class Console:
     self._loud, self._wants_live = loud or self._rich, live
     self._steps, self._rewards, self._last = steps, [], {}
     self._difficulty: list[float] = []
-    self._live: Live | None = None
+    self._live: _Live | None = None
     self._began, self._anchor, self._first = time.monotonic(), 0.0, None
-    self._status, self._warnings = '', []
-    self._progress = Progress(
-      TextColumn('step'), MofNCompleteColumn(), BarColumn(40), TextColumn('{task.fields[left]}'),
-      console=self._rich,
-    )  # fmt: skip
-    self._task = self._progress.add_task('steps', total=steps, left='')
+    self._done, self._told_left, self._drawn = 0, '', 0.0
+    self._status, self._warnings, self._cell = '', [], 0
     self._evaluations: dict[int, dict[str, float]] = {}
     self._handler = _Warnings(self)
 
   def __enter__(self) -> Console:
-    if self._rich.is_terminal and self._wants_live and not self._rich.quiet:
-      self._live = Live(self._table(), console=self._rich, refresh_per_second=4)
-      self._live.start()
+    able = self._rich.is_terminal and not self._rich.is_dumb_terminal
+    if able and self._wants_live and not self._rich.quiet:
+      self._live = _Live(self._lines, self._rich)
+      self._live.start(refresh=True)
       self._handler.attach()
     return self
 
@@ -90,16 +90,16 @@ class Console:
 
   def banner(self, **facts: Any) -> None:
     """What is about to run, one fact a line."""
-    self._print(banner(**facts))
+    self._print(sketch.banner(**facts))
 
   def say(self, text: str) -> None:
     """A line that stays."""
-    self._print(self._clock() + text)
+    self._print(text, first=self._clock())
 
   def warn(self, text: str) -> None:
     """A line that stays, and is counted in the table."""
     self._warnings.append(text)
-    self._print(f'{self._clock()}warning: {text}', self._loud)
+    self._print(f'warning: {text}', self._loud, self._clock())
     self._refresh()
 
   def compiling(self, what: str = 'the step', last_s: float | None = None) -> None:
@@ -107,7 +107,7 @@ class Console:
 
     last_s: how long that took the last time.
     """
-    took = '' if last_s is None else f' (the last time that took {_duration(last_s)})'
+    took = '' if last_s is None else f' (the last time that took {sketch.duration(last_s)})'
     self._status = f'compiling {what} ...{took}'
     self.say(self._status)
     self._refresh()
@@ -124,45 +124,48 @@ class Console:
     if self._live and difficulty is not None:
       self._difficulty = list(difficulty())
     self._rewards.append(row.get('critic/score/mean'))
-    done = int(row['training/global_step']) + 1
-    left = self._left(done)
-    self._progress.update(self._task, completed=done, left=left)
-    if self._live:
+    self._done = int(row['training/global_step']) + 1
+    self._told_left = self._left(self._done)
+    if not self._live:
+      self._print(self._short(), first=self._clock())
+    elif time.monotonic() - self._drawn > _APART_S:
       self._refresh()
-    else:
-      told = f'step {done}/{self._steps}' + (f' ({left})' if left else '')
-      for name, value in self._values()[:_LINE]:
-        if len(told) + len(name) + len(value) + 3 > _WIDTH - len(self._clock()):
-          break
-        told += f'  {name} {value}'
-      self.say(told)
 
   def evaluation(self, step: int, metrics: dict[str, float]) -> None:
     """The totals of an evaluation."""
     self._evaluations[step], self._status = metrics, ''
     told = '  '.join(
-      f'{k.rsplit("/", 1)[-1]} {_percent(v)}' for k, v in metrics.items() if '/all/' in k
+      f'{k.rsplit("/", 1)[-1]} {sketch.percent(v)}' for k, v in metrics.items() if '/all/' in k
     )
-    self.say(f'held-out at step {step}: {told}')
+    self.say(f'held-out at step {step}:  {told}')
 
   def finish(self, root: str) -> None:
     """The learning curve and the table of before and after."""
     self._stop()
     if self._rewards:
-      self._print(curve(self._rewards, 'reward', ascii_only=self._ascii))
+      width = min(60, self._rich.width - 11)
+      self._print(sketch.curve(self._rewards, 'reward', width=width, ascii_only=self._ascii))
     if len(self._evaluations) > 1:
       first, last = min(self._evaluations), max(self._evaluations)
-      self._rich.print(before_after(self._evaluations[first], self._evaluations[last], last))
+      self._rich.print(sketch.before_after(self._evaluations[first], self._evaluations[last], last))
     self._print(f'everything is in {root}')
 
   @property
   def _ascii(self) -> bool:
     return self._rich.options.ascii_only
 
-  def _print(self, text: str, out: Rich | None = None) -> None:
-    if self._ascii:
-      text = text.encode('ascii', 'replace').decode()
-    (out or self._rich).print(text, markup=False, highlight=False, soft_wrap=True)
+  def _print(self, text: str, out: Rich | None = None, first: str = '') -> None:
+    """After `first`. A terminal would break lines within a number: they are broken here; elsewhere they stay whole."""
+    out, text = out or self._rich, self._known(text)
+    if out.is_terminal:
+      rest = ' ' * (len(first) if out.width >= 60 else min(len(first), 2))
+      text, first = '\n'.join(sketch.folded(text, out.width, first, rest)), ''
+    out.print(first + text, markup=False, highlight=False, soft_wrap=True)
+
+  def _known(self, text: str) -> str:
+    """Without what the terminal has no letters for."""
+    encoding = self._rich.encoding
+    return text.encode(encoding, 'replace').decode(encoding) if self._ascii else text
 
   def _clock(self) -> str:
     return f'{time.monotonic() - self._began:6.0f} s  '
@@ -175,11 +178,26 @@ class Console:
 
   def _refresh(self) -> None:
     if self._live:
-      self._live.update(self._table())
+      self._drawn = time.monotonic()
+      self._live.refresh()
+
+  def _short(self) -> str:
+    """A step on a line: as many figures as fit."""
+    left = f' ({self._told_left})' if self._told_left else ''
+    told = f'step {self._done}/{self._steps}{left}'
+    for name, value in self._values()[:_LINE]:
+      if len(told) + len(name) + len(value) + 3 > _WIDTH - len(self._clock()):
+        break
+      told += f'  {name} {value}'
+    return told
 
   def _values(self) -> list[tuple[str, str]]:
     found = [(n, [self._last.get(k) for k in keys], f) for n, keys, f in _SHOWN]
-    return [(n, f.format(*values)) for n, values, f in found if None not in values]
+    return [
+      (n, f(*values) if callable(f) else f.format(*values))
+      for n, values, f in found
+      if None not in values
+    ]
 
   def _left(self, done: int) -> str:
     """Time left; the first step of a start compiles, so it counts for nothing."""
@@ -188,29 +206,47 @@ class Console:
     if done == self._first or done >= self._steps:
       return ''
     taken_s = (time.monotonic() - self._anchor) / (done - self._first)
-    return f'{_duration(taken_s * (self._steps - done))} left'
+    return f'{sketch.duration(taken_s * (self._steps - done))} left'
 
-  def _table(self) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_row(self._progress)
-    if self._last:
-      # Cut into lines of five, whatever the width of the terminal.
-      cells = [Text.assemble((f'{n} ', 'dim'), v) for n, v in self._values()]
-      grid = Table.grid(padding=(0, 3))
-      for at in range(0, len(cells), 5):
-        grid.add_row(*cells[at : at + 5])
-      table.add_row(grid)
-      table.add_row(Text.assemble(('reward ', 'dim'), spark(self._rewards, ascii_only=self._ascii)))
-    if self._difficulty:
-      top = max(self._difficulty) or 1.0
-      shares = spark([x / top for x in self._difficulty], ascii_only=self._ascii)
-      table.add_row(Text.assemble(('prompts ', 'dim'), 'hard ', shares, ' easy'))
-    if self._status:
-      table.add_row(Text(self._status, 'cyan'))
+  def _lines(self) -> list[Text]:
+    """The table, no line wider and not more of them than the terminal has room for: the last figures give way."""
+    width, height = self._rich.size
+    below = [Text(line, 'cyan') for line in sketch.folded(self._status, width) if line]
     if self._warnings:
-      told = f'warnings: {len(self._warnings)}, the last: {self._warnings[-1]}'
-      table.add_row(Text(told, 'yellow'))
-    return table
+      told = f'warnings: {len(self._warnings)}, the last: {self._known(self._warnings[-1])}'
+      below += [Text(line, 'yellow') for line in sketch.folded(told, width)]
+    lines = self._grid(width) if self._last else []
+    if self._last:
+      shares = sketch.spark(self._rewards, max(min(60, width - 7), 1), self._ascii)
+      lines.append(Text.assemble(('reward ', 'dim'), shares))
+    if self._difficulty and width >= 40:
+      top = max(self._difficulty) or 1.0
+      shares = sketch.spark([x / top for x in self._difficulty], ascii_only=self._ascii)
+      lines.append(Text.assemble(('prompts ', 'dim'), 'hard ', shares, ' easy'))
+    room = max(height - 2 - len(below), 0)  # beside the bar, and the cursor's line
+    return [self._bar(width), *lines[:room], *below][: max(height - 1, 1)]
+
+  def _bar(self, width: int) -> Text:
+    told, left = f'step {self._done}/{self._steps} ', self._told_left and f' {self._told_left}'
+    room = min(40, width - len(told) - len(left))
+    done, rest = sketch.bar(self._done, self._steps, max(room, 0), self._ascii)
+    return Text.assemble(told, (done, 'magenta'), (rest, 'dim'), left)
+
+  def _grid(self, width: int) -> list[Text]:
+    """name and value in as many columns as fit, which stay where they are from step to step."""
+    if not (cells := self._values()):
+      return []
+    self._cell = max(self._cell, *(len(n) + len(v) + 1 for n, v in cells), 1)
+    columns = max((width + 3) // (self._cell + 3), 1)
+    columns = -(-len(cells) // -(-len(cells) // columns))  # as many in each line
+    lines = []
+    for at in range(0, len(cells), columns):
+      line = Text()
+      for n, v in cells[at : at + columns]:
+        line.append(f'{n} ', 'dim').append(v.ljust(self._cell - len(n) + 2))
+      line.rstrip()
+      lines.append(line)
+    return lines
 
 
 class Lines(Console):
@@ -274,95 +310,38 @@ class _Warnings(logging.Handler):
     self._screen.warn(record.getMessage())
 
 
+class _Live(Live):
+  """Lines that stay at the bottom, also where the window is made narrower.
+
+  A terminal then breaks the lines that are there, and whoever draws over them must go up by more lines than were drawn.
+  """
+
+  def __init__(self, lines: Callable[[], list[Text]], out: Rich):
+    self._lines, self._made, self._lengths = lines, [], []
+    super().__init__(console=out, vertical_overflow='crop')
+
+  def process_renderables(self, renderables: list[Any]) -> list[Any]:
+    """Rich's, after the way up."""
+    width = self.console.width
+    more = sum((length - 1) // width for length in self._lengths if length)
+    told = super().process_renderables(renderables)
+    self._lengths = [min(length, width) for length in self._made]
+    up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * more
+    return [Control(*up), *told] if up else told
+
+  def get_renderable(self) -> Group:
+    """The lines of this moment; asked for by Rich, also from a thread of its own."""
+    lines = self._lines()
+    for line in lines:
+      line.no_wrap, line.overflow = True, 'crop'
+    self._made = [cell_len(line.plain) for line in lines]
+    return Group(*lines)
+
+
 def _rich() -> Rich:
   out = Rich(quiet=jax.process_index() != 0)
-  return out if out.is_terminal else Rich(width=_WIDTH, quiet=out.quiet)
-
-
-def banner(**facts: Any) -> str:
-  """name=value pairs as lines, the names in one column. Source: none."""
-  width = max((len(name) for name in facts), default=0)
-  return '\n'.join(
-    [
-      'jaxrl_llm',
-      *(f'  {name.replace("_", " "):{width}}  {value}' for name, value in facts.items()),
-    ]
-  )
-
-
-def spark(values: Sequence[float | None], width: int = 60, ascii_only: bool = False) -> str:
-  """A curve in one line: means over equal stretches, on a scale that holds 0 and 1. Source: none."""
-  means = _means(values, width)
-  if not means:
-    return ''
-  low, high = min(0.0, *means), max(1.0, *means)
-  bars = _ASCII_BARS if ascii_only else _BARS
-  # From the second one up: a zero is shown as a line, not as nothing.
-  return ''.join(bars[1 + round((m - low) / (high - low) * (len(bars) - 2))] for m in means)
-
-
-def curve(
-  values: Sequence[float | None],
-  title: str,
-  *,
-  width: int = 60,
-  height: int = 6,
-  ascii_only: bool = False,
-) -> str:
-  """A learning curve as text: title, first and last mean, and `height` rows. Source: none.
-
-  Columns are means over equal stretches of `values`; what is None or not finite is left out.
-  """
-  means = _means(values, width)
-  if not means:
-    return f'{title}: nothing to show'
-  low, high = min(means), max(means)
-  scale = (high - low) or 1.0
-  bars = _ASCII_BARS if ascii_only else _BARS
-  steps = len(bars) - 1
-  # At least one eighth, so that the lowest column is seen.
-  filled = [max(1, round((m - low) / scale * height * steps)) for m in means]
-  lines = [f'{title}: {means[0]:.3g} -> {means[-1]:.3g} over {len(values)} steps']
-  for row in reversed(range(height)):
-    label = {height - 1: f'{high:.3g}', 0: f'{low:.3g}'}.get(row, '')
-    cells = ''.join(bars[min(max(f - row * steps, 0), steps)] for f in filled)
-    lines.append(f'{label:>9} |{cells}'.rstrip())
-  return '\n'.join(lines)
-
-
-def before_after(
-  before: dict[str, float], after: dict[str, float], step: int | None = None
-) -> Table:
-  """Held-out accuracies before training and after it, and what they gained, in points.
-
-  Source: none.
-  """
-  told = 'after' if step is None else f'after {step} steps'
-  table = Table(title='held-out accuracy')
-  for name in ('data', 'measure', 'before', told, 'gain'):
-    table.add_column(name, justify='left' if name in ('data', 'measure') else 'right')
-  for name in sorted(set(before) & set(after)):
-    source, _, measure = name.removeprefix('val-core/').rpartition('/acc/')
-    old, new = before[name], after[name]
-    known = old is not None and new is not None
-    gain = f'{100 * (new - old):+.1f}' if known else '-'
-    # Text: names come from data, and [brackets] in them are no markup.
-    table.add_row(Text(source), Text(measure), _percent(old), _percent(new), gain)
-  return table
-
-
-def _means(values: Sequence[float | None], width: int) -> list[float]:
-  known = [v for v in values if v is not None and math.isfinite(v)]
-  width = min(width, len(known))
-  cuts = [len(known) * i // width for i in range(width + 1)] if width else []
-  return [math.fsum(known[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
-
-
-def _percent(value: float | None) -> str:
-  return '-' if value is None else f'{value:.1%}'
-
-
-def _duration(seconds: float) -> str:
-  if seconds < 90:
-    return f'{seconds:.0f} s'
-  return f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'
+  if out.is_terminal and not out.is_jupyter and out.file.isatty():
+    return out
+  # A notebook takes lines as a file does. FORCE_COLOR, which its kernel and many a CI set, makes Rich believe in a
+  # terminal, and nothing can be drawn over there; left to itself, Rich makes a page of HTML of every line.
+  return Rich(width=_WIDTH, quiet=out.quiet, force_jupyter=False, force_terminal=False)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm import health, metrics, profile, report, tell, trackers, turn, workdir
+from jaxrl_llm import floor, health, metrics, profile, report, tell, trackers, turn, workdir
 from jaxrl_llm.turn import Parts
 from jaxrl_llm.types import UserError
 
@@ -40,6 +40,8 @@ class Journal:
       self._choices = open_(metrics.Writer(folder.choices, start, first, sync=False))
       self._stack = stack.pop_all()
     self._trace = profile.Trace(config.profile.steps, folder.root)
+    if first and config.profile.steps:
+      self._floor(profile.window(config.profile.steps))
     rows = parts.tables.train.rows
     self._live = report.Live(folder.root, config.report_every_s, parts.curriculum, rows, first)
     self._compiled = _Compiled(config, first)
@@ -100,12 +102,19 @@ class Journal:
     if text:
       self._screen.say(text)
 
+  def _floor(self, steps: tuple[int, int]) -> None:
+    """What the traced steps take at best, for the report."""
+    told = floor.told(self._parts.program) | dict(steps=steps)
+    path = os.path.join(self._folder.root, 'profile', report.FLOOR)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    workdir.write(path, json.dumps(told))
+
   def _difficulty(self) -> Sequence[float]:
     """Shares of the prompts by expected success."""
     count = len(self._parts.tables.train.rows)
     index = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int))
-    mean, _ = self._parts.curriculum.posterior(index)
-    return (np.histogram(mean, _BINS, (0, 1))[0] / len(index)).tolist()
+    alpha, beta = self._parts.curriculum.posterior(index)
+    return (np.histogram(alpha / (alpha + beta), _BINS, (0, 1))[0] / len(index)).tolist()
 
   def _exhibited(self, flight: turn.Flight, alarm: health.Alarm) -> str:
     """Where the batch of a skipped update lies, for the message."""

@@ -29,6 +29,9 @@ class Trace:
   def __init__(self, spec: str, root: str):
     """Writes to `root`/profile. Raises UserError as `window`."""
     self._window, self._folder, self._on = window(spec), os.path.join(root, 'profile'), False
+    if self._window is not None:
+      # Else a program may come from the cache with the names of an older version's code.
+      jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
 
   def at(self, step: int, pending: Any) -> str:
     """Starts or stops the trace; returns what to say, if anything. `pending`: arrays that a stop waits for."""

@@ -15,6 +15,7 @@ from jaxrl_llm.program import Program
 from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, TrainState, UserError
 
 
+@jax.named_scope('generate')
 @shard.on_mesh
 def generate(
   program: Program,

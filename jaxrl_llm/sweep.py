@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxrl_llm import aot, chips, models, shard
+from jaxrl_llm import aot, chips, floor, models, shard
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program
 from jaxrl_llm.types import ModelConfig, UserError
@@ -94,7 +94,7 @@ def measure(program: Program, before: dict[str, Any] | None = None) -> dict[str,
     rows=rows,
     slice_rows=program.slice_groups * program.slice_rollouts,
     hbm_gib=chips.HBM_GIB.get(device.device_kind),
-    state_gib=aot.on_one_device(steps.abstract_state(program)) / _GIB,
+    state_gib=floor.on_one_device(steps.abstract_state(program)) / _GIB,
   )
   if told['hbm_gib'] and told['state_gib'] > told['hbm_gib']:
     return told | dict(oom='weights and optimizer alone do not')

@@ -35,6 +35,17 @@ def metrics(batch: Batch) -> dict[str, float]:
   }
 
 
+def facts(config: Any, devices: np.ndarray, root: str) -> dict[str, str]:
+  """What is about to run, a name and a few words each. Source: none."""
+  return dict(
+    model=config.model,
+    devices=f'{devices.size} ({devices.flat[0].device_kind})',
+    steps=f'{config.steps} of {config.prompts} prompts with {config.rollouts} rollouts each, '
+    f'of at most {config.completion_tokens} tokens',
+    run_folder=root,
+  )
+
+
 def memory() -> dict[str, float]:
   """Most memory used so far, in GiB: of the fullest device, where devices tell, and of this process. Source: none."""
   stats = [device.memory_stats() or {} for device in jax.local_devices()]

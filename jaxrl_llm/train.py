@@ -25,6 +25,7 @@ from jaxrl_llm import (
   rounds,
   same,
   shard,
+  tell,
   together,
   turn,
   validation,
@@ -71,30 +72,33 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
     _stage(parts),
     console.opened(config.console, config.steps) as screen,
   ):
+    screen.banner(**tell.facts(config, parts.program.mesh.devices, folder.root))
     return _loop(parts, folder, together.Pool(pool), screen)
 
 
 def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
   config, keep = parts.config, parts.config.checkpoint.keep
-  examine = _evaluator(parts, pool, folder, screen)
+  spent = workdirs.Spent(folder.root)
+  examine = spent.timed('evaluation', _evaluator(parts, pool, folder, screen))
   with (
     preempt.Notice(alone=jax.process_count() == 1) as notice,
     checkpoint.Saver(folder.checkpoints, keep) as saver,
   ):
+    keep_all = spent.timed('checkpoints', functools.partial(_save, parts, saver))
     with notice.at_once():
-      state, batch, flight, start = _begin(parts, folder, screen)
+      state, batch, flight, start = _begin(parts, folder, screen, spent)
       examined = {}
       if start == 0 or _due(config.eval.every, start):
         examined = examine(state, start)
     if not config.steps:  # a supervised start was all there is to do
-      _save(parts, saver, 0, state, batch, flight)
+      keep_all(0, state, batch, flight)
     call = _compiled(parts)
     first_row = max(start - (flight is not None), 0)
     with Journal(parts, folder, screen, start, first_row) as journal:
       journal.examined(start, examined)
       for index in range(start, config.steps):
-        began = time.perf_counter()
         journal.begins(index, state)
+        began = time.perf_counter()
         choice = turn.choose(parts, index)
         prompts, *more = turn.propose(parts, index, choice)
         journal.chose(choice.told)
@@ -105,14 +109,17 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
         asked_at = time.perf_counter()
         state, rollout, device = call(state, batch, prompts, *more)
         if index == start:
-          journal.compiled(time.perf_counter() - asked_at)
+          compiled_s = time.perf_counter() - asked_at
+          journal.compiled(compiled_s)
+          spent.add('compilation', compiled_s)
+          began, asked_at = began + compiled_s, asked_at + compiled_s  # no part of the step
         # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
         flight, landing = turn.Flight(index, prompts, rollout, device, batch), flight
         if config.mode != 'lag':
           flight, landing = None, flight
         if landing is not None:
           batch = _land(parts, pool, journal, landing, began, asked_at)
-        save = functools.partial(_save, parts, saver, index + 1, state, batch, flight)
+        save = functools.partial(keep_all, index + 1, state, batch, flight)
         asked = shard.on_any(notice.asked)
         if asked or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
           save()
@@ -150,7 +157,7 @@ def _due(every: int, done: int) -> bool:
   return every > 0 and done % every == 0
 
 
-def _begin(parts: Parts, folder: Any, screen: Any):
+def _begin(parts: Parts, folder: Any, screen: Any, spent: workdirs.Spent):
   """What `_restore` finds; a fresh start is warmed up where config.sft says so.
 
   Without further steps that is a run of its own, whose checkpoint is of step 0.
@@ -161,7 +168,8 @@ def _begin(parts: Parts, folder: Any, screen: Any):
   if fresh and config.sft.steps:
     screen.say(f'supervised warm start, {config.sft.steps} steps')
     rows, tokenizer = parts.tables.train, parts.model.tokenizer
-    state, losses = warmstart.run(config, parts.program, state, rows, tokenizer)
+    with spent.on('warm start'):
+      state, losses = warmstart.run(config, parts.program, state, rows, tokenizer)
     screen.say(f'warm start: loss {losses[0]:.2f} -> {losses[-1]:.2f} nats per token')
   return state, batch, flight, start
 

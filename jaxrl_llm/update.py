@@ -28,6 +28,7 @@ from jaxrl_llm.types import Batch, TrainState
 
 
 @shard.on_mesh
+@jax.named_scope('update')
 def update(
   program: Program, state: TrainState, batch: Batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -182,6 +183,7 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
   return target
 
 
+@jax.named_scope('optimizer')
 def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array):
   """The state after one optimizer step, and how far the weights went."""
   grads, noise_grad = grads

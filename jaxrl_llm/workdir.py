@@ -5,6 +5,7 @@ Files appear whole or not at all; in a run of many processes the first one write
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -15,6 +16,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +50,7 @@ _FREE = (
   'remat',
   'objective.head_chunk_tokens',
 )
+TIMING = 'timing.json'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 _TOLD = 8  # differing fields named in a refusal
 _STARTS = 100  # entries kept in environment.json
@@ -145,6 +148,40 @@ def fingerprint(config: dict[str, Any]) -> str:
   """
   told = {k: v for k, v in _flatten(config).items() if not _free(k)}
   return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Spent:
+  """Seconds of a run beside its steps, by what they went to: timing.json, added up over its starts."""
+
+  def __init__(self, root: str):
+    """Goes on from what the folder says."""
+    self._path = os.path.join(root, TIMING)
+    try:
+      with open(self._path, encoding='utf-8') as file:
+        self._told = {str(k): float(v) for k, v in json.load(file).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+      self._told = {}
+
+  def add(self, what: str, seconds: float) -> None:
+    """Counts, and writes."""
+    self._told[what] = round(self._told.get(what, 0.0) + seconds, 3)
+    write(self._path, json.dumps(self._told))
+
+  @contextlib.contextmanager
+  def on(self, what: str) -> Iterator[None]:
+    """Counts what runs inside, if it ends well."""
+    began = time.perf_counter()
+    yield
+    self.add(what, time.perf_counter() - began)
+
+  def timed(self, what: str, fn: Callable) -> Callable:
+    """`fn`, counted whenever it is called."""
+
+    def run(*args: Any) -> Any:
+      with self.on(what):
+        return fn(*args)
+
+    return run
 
 
 def write(path: str, text: str) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from absl import logging as absl_logging
 from rich.console import Console as Rich
+from rich.text import Text
 
-from jaxrl_llm import console
+from jaxrl_llm import console, sketch
 
 ROW = {
   'critic/score/mean': 0.25,
@@ -56,6 +57,11 @@ def show(do, *, steps: int = 75, encoding: str = 'utf-8', terminal: bool = False
 
 
 def everything(screen) -> None:
+  running(screen)
+  screen.finish('runs/x')
+
+
+def running(screen) -> None:
   screen.banner(model='m', work_dir='runs/x')
   screen.compiling()
   screen.evaluation(0, EVALUATION)
@@ -63,7 +69,6 @@ def everything(screen) -> None:
     screen.step(row(step, **{'critic/score/mean': step / 75}))
   screen.warn('careful')
   screen.evaluation(75, {k: v * 2 for k, v in EVALUATION.items()})
-  screen.finish('runs/x')
 
 
 def test_in_a_pipe_a_step_is_one_short_line():
@@ -86,7 +91,7 @@ def test_what_a_run_says_is_there():
   text = show(everything)
   assert 'jaxrl_llm\n  model     m\n  work dir  runs/x\n' in text
   assert 'compiling the step ...' in text and 'warning: careful' in text
-  assert 'held-out at step 0: greedy 20.0%' in text
+  assert 'held-out at step 0:  greedy 20.0%' in text
   assert 'reward: 0 -> 0.98 over 75 steps' in text and 'everything is in runs/x' in text
   table = text[text.index('held-out accuracy') :]
   assert 'after 75 steps' in table
@@ -167,7 +172,7 @@ def test_time_left_counts_from_the_second_step(monkeypatch):
   'seconds, text', [(3.4, '3 s'), (89, '89 s'), (600, '10 min'), (9000, '2.5 h')]
 )
 def test_durations_have_the_unit_that_fits(seconds, text):
-  assert console._duration(seconds) == text
+  assert sketch.duration(seconds) == text
 
 
 def test_only_the_first_process_speaks(monkeypatch, capsys):
@@ -183,34 +188,34 @@ def test_only_the_first_process_speaks(monkeypatch, capsys):
 
 
 def test_a_curve_shows_means_over_equal_stretches():
-  text = console.curve([0, 0, 1, 3, 4, 4], 'r', width=3, height=2)
+  text = sketch.curve([0, 0, 1, 3, 4, 4], 'r', width=3, height=2)
   assert text.splitlines() == [
     'r: 0 -> 4 over 6 steps',
     '        4 |  █',
     '        0 |▁██',
   ]
-  assert console.curve([1.0, math.nan, None, 1.0], 'r').startswith('r: 1 -> 1 over 4 steps')
-  assert console.curve([None], 'r') == 'r: nothing to show'
-  assert console.curve([0, 1, 2, 3], 'r', height=1, ascii_only=True).endswith('0 |..:#')
+  assert sketch.curve([1.0, math.nan, None, 1.0], 'r').startswith('r: 1 -> 1 over 4 steps')
+  assert sketch.curve([None], 'r') == 'r: nothing to show'
+  assert sketch.curve([0, 1, 2, 3], 'r', height=1, ascii_only=True).endswith('0 |..:#')
 
 
 def test_a_curve_fits_its_width():
-  lines = console.curve(
+  lines = sketch.curve(
     [math.sin(i / 50) for i in range(1000)], 'r', width=40, height=5
   ).splitlines()
   assert len(lines) == 6 and max(map(len, lines)) == len('          |') + 40
 
 
 def test_a_spark_line_has_room_for_zero_and_one():
-  assert console.spark([0.0, 0.5, 1.0]) == '▁▅█'
-  assert console.spark([0.5] * 3) == '▅▅▅'
-  assert console.spark([-1.0, 3.0]) == '▁█'
-  assert console.spark([]) == '' and len(console.spark(list(range(99)), width=10)) == 10
+  assert sketch.spark([0.0, 0.5, 1.0]) == '▁▅█'
+  assert sketch.spark([0.5] * 3) == '▅▅▅'
+  assert sketch.spark([-1.0, 3.0]) == '▁█'
+  assert sketch.spark([]) == '' and len(sketch.spark(list(range(99)), width=10)) == 10
 
 
 def test_before_and_after_without_a_step():
   out = Rich(file=io.StringIO(), width=100)
-  out.print(console.before_after({'val-core/a/acc/greedy': 0.5}, {'val-core/a/acc/greedy': 0.25}))
+  out.print(sketch.before_after({'val-core/a/acc/greedy': 0.5}, {'val-core/a/acc/greedy': 0.25}))
   text = out.file.getvalue()
   assert '-25.0' in text and 'after' in text and 'steps' not in text
 
@@ -275,3 +280,147 @@ def test_every_kind_of_screen_takes_a_run(kind, capsys):
     screen.warn('slow')
   out, err = capsys.readouterr()
   assert ('slow' in err) == (kind == 'quiet') and (out == '') == (kind == 'quiet')
+
+
+def sized(width: int, height: int = 50, **options) -> Rich:
+  options = dict(force_terminal=True, legacy_windows=False) | options
+  return Rich(file=Pipe(terminal=True), width=width, height=height, **options)
+
+
+FULL = ROW | {
+  'perf/throughput': 12345.0,
+  'actor/grad_norm': 1.25,
+  'curriculum/predicted_success': 0.61,
+  'training/rollout_probs_diff_max': 3e-6,
+  'timing_s/choose': 0.008,
+  'perf/device_memory_gib': 12.3,
+  'perf/host_memory_gib': 3.4,
+}
+FIGURES = (
+  'reward 0.25|right 50%|mixed 75%|tokens 12.3|entropy 1.88|time 11.2+0.1 s|tokens/s 12,345|lr 1e-05|grad 1.25|'
+  'predicted 61%|prob gap 3e-06|choose 8 ms|device 12.3 GiB|host 3.4 GiB'
+).split('|')
+
+
+def drawn(out: Rich) -> list[str]:
+  """The lines without colours and without what moves the cursor."""
+  return re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', out.file.text()).replace('\r', '\n').splitlines()
+
+
+@pytest.mark.parametrize('width', [40, 80, 200])
+def test_at_every_width_no_line_is_wider_and_no_figure_is_missing(width):
+  out, named = sized(width), 'val-core/a long name of a source/acc/best@4'
+  with console.Console(75, out) as screen:
+    running(screen)
+    screen.step(FULL | {'training/global_step': 74}, lambda: [0.7, 0.2, 0.1])
+    screen.evaluation(0, EVALUATION | {named: 0.5})
+    screen.evaluation(75, EVALUATION | {named: 0.75})
+    table = [line.plain for line in screen._lines()]
+    screen.finish('runs/x')
+  assert max(map(len, drawn(out))) <= width and '…' not in out.file.text()
+  assert max(map(len, table)) <= width and any('prompts hard █▃▂ easy' in x for x in table)
+  assert all(any(figure in line for line in table) for figure in FIGURES)
+  said = '\n'.join(drawn(out))
+  for told in ('greedy 20.0%', 'a long name of a source', '50.0%', '75.0%', '+25.0', 'step 75/75'):
+    assert told in said
+  assert (len(table) <= 8) == (width > 40)  # the wide ones use their width
+
+
+@pytest.mark.parametrize('height', [3, 6, 12])
+def test_in_a_low_window_the_bar_the_status_and_the_first_figures_stay(height):
+  out = sized(80, height)
+  with console.Console(75, out) as screen:
+    screen.warn('careful')
+    screen.step(FULL | {'training/global_step': 74})
+    screen.compiling()
+    table = [line.plain for line in screen._lines()]
+  assert len(table) < height
+  assert table[0].startswith('step 75/75') and table[1 if height < 5 else -2].startswith(
+    'compiling'
+  )
+  assert ('reward 0.25' in ''.join(table)) == (height > 5)
+
+
+def test_columns_stay_where_they_are_from_step_to_step():
+  out = sized(80)
+  with console.Console(75, out) as screen:
+    screen.step(FULL | {'training/global_step': 0, 'perf/throughput': 123456.0})
+    wide = [line.plain.find('mixed') for line in screen._lines()]
+    screen.step(FULL | {'training/global_step': 1, 'perf/throughput': 7.0})
+    assert wide == [line.plain.find('mixed') for line in screen._lines()] and max(wide) > 0
+
+
+def test_a_window_made_narrower_has_no_remnants():
+  """A terminal that breaks its lines anew when it shrinks: 20 columns cut each line of 30 into two."""
+  out = sized(40)
+  lines = [Text('a' * 30), Text('b' * 30)]
+  live = console._Live(lambda: lines, out)
+  live.start(refresh=True)
+  before = len(out.file.text())
+  out.width = 20
+  live.refresh()
+  up = out.file.text()[before:].count('\x1b[1A')
+  assert up == 3  # one for the second of the two, and one for each that was broken
+  before = len(out.file.text())
+  live.refresh()
+  assert out.file.text()[before:].count('\x1b[1A') == 1
+  live.stop()
+
+
+def test_lines_break_between_figures_and_paths_stay_whole():
+  text = 'held-out at step 0: greedy 50.0%  mean@2 31.2%  best@2 37.5%'
+  assert sketch.folded(text, 45, '   1 s  ', '        ') == [
+    '   1 s  held-out at step 0: greedy 50.0%',
+    '        mean@2 31.2%  best@2 37.5%',
+  ]
+  path = '/a/very/long/path/that/has/no/room'
+  assert sketch.folded(f'all is in {path}', 20) == ['all is in', path]
+  assert sketch.folded('  a  1\n  b  2', 20) == ['  a  1', '  b  2']
+  assert sketch.folded('漢字漢字 漢字漢字', 10) == ['漢字漢字', '漢字漢字']  # two columns each
+  assert sketch.folded('', 10) == ['']
+
+
+def test_a_terminal_that_cannot_draw_gets_lines():
+  out = sized(80, _environ={'TERM': 'dumb'})
+  with console.Console(75, out) as screen:
+    everything(screen)
+  lines = drawn(out)
+  assert len([x for x in lines if ' s  step ' in x]) == 75 and '\x1b[1A' not in out.file.text()
+
+
+def test_without_colours_there_are_none():
+  out = sized(80, no_color=True)
+  with console.Console(75, out) as screen:
+    everything(screen)
+  assert not re.search(r'\x1b\[[\d;]*3[0-7]m', out.file.text())
+
+
+@pytest.mark.parametrize('width', [40, 80])
+def test_ascii_terminals_get_no_other_letter_however_narrow(width):
+  out = Rich(file=Pipe('ascii', True), force_terminal=True, width=width, legacy_windows=False)
+  with console.Console(75, out) as screen:
+    running(screen)
+    screen.warn('naïve → wrong')
+    screen.evaluation(0, {'val-core/größe/acc/greedy': 0.1})
+    screen.evaluation(75, {'val-core/größe/acc/greedy': 0.2})
+    screen.finish('x')
+  assert 'gr??e' in out.file.text() and 'na?ve ? wrong' in out.file.text()
+
+
+@pytest.mark.parametrize('jupyter, terminal', [(True, False), (True, True), (False, False)])
+def test_notebooks_and_logs_with_forced_colours_get_text(monkeypatch, jupyter, terminal):
+  stdout = Pipe(terminal=terminal)
+  monkeypatch.setenv('FORCE_COLOR', '1')  # as IPython's kernel sets it
+  monkeypatch.setattr('rich.console._is_jupyter', lambda: jupyter)
+  monkeypatch.setattr('sys.stdout', stdout)
+  with console.Console(75) as screen:
+    everything(screen)
+  assert len([x for x in stdout.text().splitlines() if ' s  step ' in x]) == 75
+  assert '\x1b' not in stdout.text()
+
+
+@pytest.mark.parametrize(
+  'each, text', [((11.24, 0.13), '11.2+0.1 s'), ((0.021, 0.0043), '21+4 ms'), ((0.5,), '500 ms')]
+)
+def test_stretches_of_a_step_are_told_in_one_unit(each, text):
+  assert sketch.seconds(*each) == text

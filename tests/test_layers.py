@@ -18,7 +18,7 @@ PACKAGE = 'jaxrl_llm'
 # named is a stage: objective, generate, grade, control, replay, data, checkpoint, metrics, …
 STAGE = 2
 LAYERS = (
-  ('chips', 'defaults', 'metrics', 'types'),
+  ('chips', 'defaults', 'metrics', 'sketch', 'trace', 'types'),
   (
     'config',
     'conflicts',
@@ -37,7 +37,7 @@ LAYERS = (
   ('companion', 'demonstrate', 'ledger'),
   ('rollout', 'update'),
   ('step',),
-  ('rounds',),
+  ('floor', 'rounds'),
   ('aid', 'aot', 'evaluate', 'report', 'tell', 'together', 'warmstart'),
   ('layout', 'sweep', 'turn'),
   ('assemble', 'chat', 'journal'),

@@ -15,6 +15,7 @@ import pytest
 import tiny_job
 
 from jaxrl_llm import main, metrics
+from jaxrl_llm.report import gather
 
 # Two tokens a row in each step, in half as many slots as rows: most groups take several steps. Few
 # prompts, so that most come back and begin from their last answers.
@@ -160,7 +161,13 @@ def test_trackers_and_the_trace_of_some_steps_lie_in_the_folder(uninterrupted):
   accuracy = found.Scalars('val-core/all/acc/greedy')
   assert [e.step for e in accuracy] == [0, 10]
   assert 'tracing steps 4 to 5' in out and 'the trace is in' in out
-  assert list(run.glob('profile/plugins/profile/*/*.xplane.pb'))
+  told = gather.gather(str(run))['device']
+  assert told['steps'] == [4, 5] and told['devices'] == 1 and not told['known']
+  assert set(told['parts']['update']) >= {'attention', 'head', 'optimizer', 'matrix products'}
+  assert set(told['parts']['generate']) >= {'attention', 'head', 'sampling', 'matrix products'}
+  assert [one['part'] for one in told['floors']] == ['update', 'generate']
+  beside = gather.gather(str(run))['time']['beside']
+  assert set(beside) == {'warm start', 'compilation', 'evaluation', 'checkpoints'}
 
 
 @pytest.mark.parametrize('devices', [1, 8])

@@ -225,3 +225,17 @@ def test_the_revision_is_of_the_package_or_none(tmp_path):
   assert len(commit) == 40 and workdir._git_revision(str(other)) is None
   (package / 'x').write_text('2')
   assert workdir._git_revision(str(package)) == f'{commit}+changes'
+
+
+def test_seconds_beside_the_steps_add_up_over_starts(tmp_path):
+  (tmp_path / 'timing.json').write_text('{"evaluation": 2.5}')
+  spent = workdir.Spent(str(tmp_path))
+  spent.add('evaluation', 1.25)
+  assert spent.timed('checkpoints', lambda a, b: a + b)(1, 2) == 3
+  with pytest.raises(KeyError), spent.on('compilation'):
+    raise KeyError  # what failed took its time from nobody's step
+  told = json.loads((tmp_path / 'timing.json').read_text())
+  assert told['evaluation'] == 3.75 and set(told) == {'evaluation', 'checkpoints'}
+  (tmp_path / 'timing.json').write_text('[')
+  workdir.Spent(str(tmp_path)).add('evaluation', 1.0)
+  assert json.loads((tmp_path / 'timing.json').read_text()) == {'evaluation': 1.0}

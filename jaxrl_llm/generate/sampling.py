@@ -61,6 +61,7 @@ class Filter(NamedTuple):
 EVERYTHING = Filter()
 
 
+@jax.named_scope('sampling')
 def sample(
   logits_BxV: jax.Array, uniform_B: jax.Array, temperature: float, keep: Filter = EVERYTHING
 ) -> tuple[jax.Array, jax.Array]:

@@ -26,6 +26,7 @@ class Keys(NamedTuple):
   mask: jax.Array
 
 
+@jax.named_scope('attention')
 def attend(
   q_BxQxHxd: jax.Array,
   own: Keys,

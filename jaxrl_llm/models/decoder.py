@@ -240,6 +240,7 @@ def _stacked(weights_L: tuple[Any, ...], dtype: str) -> Any:
   return jax.tree.map(lambda *x_L: jnp.stack(x_L), *weights_L)
 
 
+@jax.named_scope('head')
 def head(config: ModelConfig, params: Any, hidden: jax.Array, dtype: str = 'float32') -> jax.Array:
   """Logits [..., V] in float32 of hidden states [..., D]. Source: none."""
   if config.tied:

@@ -79,6 +79,7 @@ def over_logits(
   )(used, hidden_BxTxD, *columns)
 
 
+@jax.named_scope('head')
 def _chunked(
   fn, config: ModelConfig, chunk_tokens: int, dtype: str, params, hidden_BxTxD, *columns
 ):

@@ -17,6 +17,7 @@ _LANES, _BLOCK = (
 )  # tokens are padded to whole lanes; a block is as many as divide them, at most so many
 
 
+@jax.named_scope('attention')
 def attend(
   q_BxQxHxd: jax.Array,
   own: tuple[jax.Array, jax.Array],

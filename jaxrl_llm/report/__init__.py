@@ -2,7 +2,20 @@
 
 from jaxrl_llm.report.command import run
 from jaxrl_llm.report.curriculum import Report, bars, make, plain, read, tell, visits
+from jaxrl_llm.report.device import FLOOR
 from jaxrl_llm.report.live import Live
 from jaxrl_llm.report.rollouts import Rollouts
 
-__all__ = ['Live', 'Report', 'Rollouts', 'bars', 'make', 'plain', 'read', 'run', 'tell', 'visits']
+__all__ = [
+  'FLOOR',
+  'Live',
+  'Report',
+  'Rollouts',
+  'bars',
+  'make',
+  'plain',
+  'read',
+  'run',
+  'tell',
+  'visits',
+]

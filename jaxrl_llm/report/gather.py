@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm import metrics
+from jaxrl_llm import metrics, workdir
 from jaxrl_llm.report import curriculum, series, verdicts
+from jaxrl_llm.report.device import device
 from jaxrl_llm.report.rollouts import Rollouts, lines
 from jaxrl_llm.types import UserError
 
@@ -45,7 +46,8 @@ def gather(folder: str, read: Rollouts | None = None) -> dict[str, Any]:
     health=told,
     overall=verdicts.overall(told),
     curves=series.curves(rows, metrics.STEP),
-    time=_time(rows),
+    time=_time(rows) | dict(beside=_beside(folder)),
+    device=device(folder, rows),
     evaluations=_evaluations(folder),
     lengths=series.spread(read.column('step'), read.column('length'), low=0.0),
     rewards=series.spread(read.column('step'), read.column('score')),
@@ -94,6 +96,12 @@ def _time(rows: list[dict]) -> dict[str, Any]:
   )
 
 
+def _beside(folder: str) -> dict[str, float]:
+  """Seconds that went to anything but steps."""
+  told = _json(os.path.join(folder, workdir.TIMING), {})
+  return {k: v for k, v in told.items() if isinstance(v, int | float) and v > 0}
+
+
 def _evaluations(folder: str) -> list[dict[str, Any]]:
   """step and metrics of each evaluation on disk, in order."""
   where, told = os.path.join(folder, 'eval'), []
@@ -140,7 +148,7 @@ def _facts(config: dict, starts: list) -> dict[str, str]:
   last = starts[-1] if starts and isinstance(starts[-1], dict) else {}
   devices = last.get('devices') or []
   if devices:
-    told['devices'] = f'{len(devices)} × {str(devices[0]).rstrip("0123456789_=id")}'
+    told['devices'] = f'{len(devices)} × {str(devices[0]).rstrip("0123456789_:=id")}'
   named = dict(started=last.get('time'), commit=str(last.get('git') or '')[:10])
   return told | {k: str(v) for k, v in named.items() if v} | dict(starts=str(len(starts)))
 

@@ -17,7 +17,17 @@ from typing import Any
 from jaxrl_llm.report.gather import gather, index
 from jaxrl_llm.report.rollouts import Rollouts
 
-_PARTS = ('base', 'charts', 'sections', 'curriculum', 'tokens', 'detail', 'browser', 'start')
+_PARTS = (
+  'base',
+  'charts',
+  'sections',
+  'curriculum',
+  'device',
+  'tokens',
+  'detail',
+  'browser',
+  'start',
+)
 
 
 def write(path: str, folders: list[str], read: list[Rollouts] | None = None) -> str:

@@ -203,7 +203,7 @@ function drawTime(runs) {
         el(
           'p',
           null,
-          `The steps took ${duration(whole)} in all; evaluation, checkpoints and the compilation before the first step are not in it.`,
+          `The steps took ${duration(whole)} in all, and beside them ${besides(run.time.beside)}.`,
         ),
         el(
           'div',
@@ -226,6 +226,11 @@ function drawTime(runs) {
     ].filter(Boolean),
   );
 }
+const besides = told =>
+  Object.entries(told)
+    .sort((a, b) => b[1] - a[1])
+    .map(([what, s]) => `${what} ${duration(s)}`)
+    .join(', ') || 'what evaluation, checkpoints and compilation took, which this run did not record';
 const duration = s => (s < 90 ? `${num(s)} s` : s < 5400 ? `${num(s / 60)} min` : `${num(s / 3600)} h`);
 
 function drawConfig(runs) {

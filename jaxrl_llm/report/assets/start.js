@@ -3,7 +3,7 @@ async function start() {
   const runs = [];
   for (let at = 0; at < RUNS; at++) runs.push(JSON.parse(await unpack(`run${at}`)));
   drawHeader(runs);
-  for (const draw of [drawHealth, drawLearning, drawDistributions, drawPolicy, drawCurriculum, drawTime, drawConfig])
+  for (const draw of [drawHealth, drawLearning, drawDistributions, drawPolicy, drawCurriculum, drawTime, drawDevice, drawConfig])
     draw(runs);
   await new Promise(done => requestAnimationFrame(done));
   await drawRollouts(runs);

@@ -1,0 +1,122 @@
+"""The README's pictures, from the folder of a run that has ended: its last screen, and parts of its report.
+
+python -m tests.bench.pictures runs/tiny [--out tests/bench/pictures] [--chromium chromium]
+The screen is the run's own class, given the run's own rows with the times that they say; the report is written anew and
+photographed by headless Chromium, a few sections at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import types
+
+from rich.console import Console as Rich
+from rich.console import Group
+from rich.terminal_theme import MONOKAI
+
+from jaxrl_llm import console, metrics
+from jaxrl_llm.report import page
+
+WIDTH = 100  # of the terminal, in characters
+# Picture → the sections that it shows, and its height in pixels.
+SHOWN = {
+  'report': (('learning',), 1354),
+  'report_device': (('time', 'device'), 1620),
+}
+
+
+class Still:
+  """In the place of what draws a live table: the last one is printed."""
+
+  def __init__(self, screen: console.Console, out: Rich):
+    self._screen, self._out = screen, out
+
+  def refresh(self) -> None:
+    pass
+
+  def stop(self) -> None:
+    self._out.print(Group(*self._screen._lines()))
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('run')
+  parser.add_argument('--out', default=os.path.join(os.path.dirname(__file__), 'pictures'))
+  parser.add_argument('--chromium', default=shutil.which('chromium') or 'chromium')
+  flags = parser.parse_args()
+  os.makedirs(flags.out, exist_ok=True)
+  last_screen(flags.run, os.path.join(flags.out, 'console.svg'))
+  for name, (sections, height) in SHOWN.items():
+    photograph(flags.run, sections, height, os.path.join(flags.out, f'{name}.png'), flags.chromium)
+
+
+def last_screen(run: str, path: str) -> None:
+  """What a terminal shows when the run has ended, as SVG."""
+  rows = list(metrics.read(os.path.join(run, 'metrics.jsonl')))
+  evaluations = [_json(name) for name in sorted(glob.glob(os.path.join(run, 'eval', '*.json')))]
+  config, start = _json(f'{run}/config.json'), _json(f'{run}/environment.json')[-1]
+  found = _json(f'{run}/curriculum.json')
+  out = Rich(
+    record=True, width=WIDTH, height=50, file=io.StringIO(), force_terminal=True, color_system='truecolor'
+  )  # fmt: skip
+  now = [0.0]
+  console.time = types.SimpleNamespace(monotonic=lambda: now[0])
+  screen = console.Console(config['steps'], out)
+  screen._live = Still(screen, out)
+  screen.banner(
+    model=config['model'],
+    devices=f'{len(start["devices"])} ({start["devices"][0]})',
+    steps=f'{config["steps"]} of {config["prompts"]} prompts with {config["rollouts"]} rollouts each, '
+    f'of at most {config["completion_tokens"]} tokens',
+    run_folder=os.path.join('runs', os.path.basename(os.path.normpath(run))),
+  )
+  for row in rows:
+    step = row[metrics.STEP]
+    for told in evaluations:
+      if told['step'] == step:
+        screen.evaluation(step, told['metrics'])
+    now[0] += row['timing_s/step']
+    screen.step(row, lambda: found['difficulty_WxD'][-1])
+  screen.evaluation(evaluations[-1]['step'], evaluations[-1]['metrics'])
+  screen.finish(os.path.join('runs', os.path.basename(os.path.normpath(run))))
+  text = out.export_svg(title='python -m jaxrl_llm.main', theme=MONOKAI, unique_id='screen')
+  text = re.sub(
+    r'@font-face \{.*?\}\s*', '', text, flags=re.DOTALL
+  )  # of a server's: it asks no network
+  text = re.sub(r'<!--.*?-->\s*', '', text).replace('Fira Code, ', '')
+  with open(path, 'w', encoding='utf-8') as file:
+    file.write(text)
+
+
+def photograph(run: str, sections: tuple[str, ...], height: int, path: str, chromium: str) -> None:
+  """Sections of report.html, as PNG."""
+  hidden = ''.join(f':not(#{name})' for name in sections)
+  text = page.make([run]).replace(
+    '</style>', f'main > section{hidden}, nav {{ display: none }}</style>'
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    name = os.path.join(folder, 'page.html')
+    with open(name, 'w', encoding='utf-8', errors='backslashreplace') as file:
+      file.write(text)
+    command = [chromium, '--headless', '--no-sandbox', '--disable-gpu', '--hide-scrollbars']
+    command += ['--disable-background-networking', '--force-color-profile=srgb']
+    command += [f'--user-data-dir={folder}/profile', '--virtual-time-budget=20000']
+    command += [f'--window-size=1200,{height}', f'--screenshot={path}', f'file://{name}']
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=300)
+
+
+def _json(path: str):
+  with open(path, encoding='utf-8') as file:
+    return json.load(file)
+
+
+if __name__ == '__main__':
+  main()
