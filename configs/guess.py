@@ -10,9 +10,10 @@ episodes grow with the steps (TTI, arXiv:2506.07976).
 def get_config():
   return dict(
     base='tiny.py',
+    scratch=dict(width=64, layers=3, heads=4, kv_heads=4, mlp=256),
     mode='split',
-    steps=60,
-    prompts=16,
+    steps=100,
+    prompts=32,
     rollouts=8,
     completion_tokens=24,
     # A word for a hint: one character each, so that an episode is short.
