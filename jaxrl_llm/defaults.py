@@ -63,7 +63,9 @@ def default() -> ml_collections.ConfigDict:
   )
   c.objective = dict(
     advantage=dict(fn='group_normalized', eps=1e-6),
-    credit=dict(fn='row'),  # how a row's advantage is laid over its tokens: gae, process, steps
+    credit=dict(
+      fn='row'
+    ),  # how a row's advantage is laid over its tokens: gae, process, steps, gigpo, turn_whitened
     # a second model for that credit, which begins as a copy of the policy: critic, outcome, preference
     companion=dict(fn='none'),
     correction=dict(fn='none'),  # for a sampler that is not the old policy; recomputes log-probs
@@ -97,7 +99,7 @@ def default() -> ml_collections.ConfigDict:
     eps=1e-8,
     clip_norm=1.0,
     max_skipped=5,  # stop after so many non-finite gradients in a row
-    # slow_fast: several steps on one minibatch, part of the way back, one more
+    # slow_fast: several steps on one minibatch, part of the way back, one more; last_turn_first: a step for every turn
     outer=dict(fn='none'),
   )
   # an adapter is trained in place of the weights; rank 0: the weights themselves

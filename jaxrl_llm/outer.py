@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.objective import turns
 from jaxrl_llm.types import UserError
 
 
@@ -29,6 +30,11 @@ class SlowFast(NamedTuple):
   alpha: float
   window: int
   threshold: float
+
+  def most(self, turns: int) -> int:
+    """Optimizer steps on a minibatch, at most."""
+    del turns
+    return self.fast_steps + 1
 
   def fresh(self) -> Seen:
     return Seen(jnp.zeros(self.window, jnp.float32), jnp.int32(0), jnp.int32(self.alpha == 0))
@@ -53,6 +59,23 @@ class SlowFast(NamedTuple):
       stopped.astype(jnp.int32),
     )
     return jax.tree.map(lambda x, y: jnp.where(real, x, y), new, seen)
+
+
+class LastTurnFirst(NamedTuple):
+  """Settings of `last_turn_first`, and its formula."""
+
+  eps: float
+
+  def most(self, turns: int) -> int:
+    """Optimizer steps on a minibatch, at most: one for every turn."""
+    return turns
+
+  def fresh(self) -> None:
+    return None
+
+  def multiplier(self, multiplier_B, logp_BxT, before_BxT, learnt_BxT) -> jax.Array:
+    """M of every row after one more turn was learnt."""
+    return turns.multiplier(multiplier_B, logp_BxT, before_BxT, learnt_BxT, eps=self.eps)
 
 
 def none() -> None:
@@ -82,3 +105,17 @@ def slow_fast(
   if threshold <= 0:
     raise UserError(f'{where}.threshold={threshold} must be above 0; 1e9 never stops.')
   return SlowFast(fast_steps, alpha, window, threshold)
+
+
+def last_turn_first(*, eps: float = 0.2) -> LastTurnFirst:
+  """A step for every turn of a minibatch's rows, from the last to the first, each as if rows were that turn alone.
+
+  Turn k's advantages count M times, M = Π over the row's later turns of e^{mean(log π_after − log π_before)} of their
+  steps, M and each factor held within 1 ± eps: how much likelier the row's own later turns have become. The old policy
+  of a step is the one that it begins with, which takes one more forward pass a turn. The schedule counts the most
+  turns that an episode may take; a minibatch of shorter ones takes fewer steps. Raises UserError for eps out of range.
+  Source: arXiv:2602.06554 (SeeUPO), from its abstract and its code.
+  """
+  if not 0 <= eps < 1:
+    raise UserError(f'config.optimizer.outer.eps={eps} must be from 0 to 1, 1 not included.')
+  return LastTurnFirst(eps)

@@ -42,7 +42,9 @@ class Program(NamedTuple):
   optimizer: optax.GradientTransformation
   schedule: Callable
   companion_optimizer: optax.GradientTransformation | None  # None: there is no companion
-  outer: outer.SlowFast | None  # a loop around the optimizer's steps; None: one step a minibatch
+  outer: (
+    outer.SlowFast | outer.LastTurnFirst | None
+  )  # a loop around the optimizer's steps; None: one step a minibatch
   perturb: perturb.Layers | None  # noise in the update's forward pass
   generate: engine.Spec
   weights_dtype: str  # of the kernels that are sampled with
@@ -125,7 +127,8 @@ def make_program(
   draft = pick(speculate, config.generate.draft, 'generate.draft')
   cache_dtype = config.generate.cache_dtype
   loop = pick(outer, config.optimizer.outer, 'optimizer.outer')()
-  optimizer_steps = config.steps * config.updates_per_rollout * (loop.fast_steps + 1 if loop else 1)
+  most = loop.most(config.environment.turns) if loop else 1
+  optimizer_steps = config.steps * config.updates_per_rollout * most
   optimizer, schedule = make_optimizer(config.optimizer, optimizer_steps)
   method = objective.method(config.objective)._replace(weight_K=grade.weights(config.grade))
   precision.check(config, dtype, method.needs_old)

@@ -30,6 +30,8 @@ from jaxrl_llm.types import (
 )
 
 _OPENING = '{question}\n\n{observation}'
+# Choices that nothing but an environment's turns gives a meaning to.
+_BY_TURN = ('gigpo', 'turn_whitened', 'last_turn_first')
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
 Sample = Callable[[Rollout], tuple[Rollout, dict[str, Any]]]
 
@@ -38,10 +40,15 @@ def check(config: Any, method: Any) -> None:
   """Raises UserError where an environment answers and something else takes a row for one reply. Source: none."""
   asks = f'config.environment.fn={config.environment.fn!r}'
   if config.environment.fn == 'none':
-    if config.objective.credit.fn == 'gigpo':
-      raise UserError(
-        f"config.objective.credit.fn='gigpo' compares turns, and {asks} answers none; choose one."
-      )
+    chosen = {
+      'objective.credit': config.objective.credit.fn,
+      'optimizer.outer': config.optimizer.outer.fn,
+    }
+    for part, fn in chosen.items():
+      if fn in _BY_TURN:
+        raise UserError(
+          f'config.{part}.fn={fn!r} is of turns, and {asks} answers none; choose one.'
+        )
     return
   if config.mode != 'split':
     raise UserError(

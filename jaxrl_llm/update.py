@@ -11,6 +11,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm import companion, demonstrate, objective, shard
+from jaxrl_llm import outer as outers
 from jaxrl_llm.generate import judge
 from jaxrl_llm.passes import (
   by_prompt,
@@ -81,6 +82,8 @@ class Known(NamedTuple):
   began: jax.Array  # optimizer steps taken before the batch
   old: jax.Array | None = None  # log-probabilities [B, T]
   signal: jax.Array | None = None  # of the companion, [B, T]
+  turn: jax.Array | None = None  # the one that is learnt now; None: all of a row at once
+  multiplier: jax.Array | None = None  # [B], what that turn's advantages count
 
 
 def _judged(program: Program, state: TrainState, batch: Batch) -> judge.Judge:
@@ -97,10 +100,53 @@ def _judged(program: Program, state: TrainState, batch: Batch) -> judge.Judge:
 
 def _steps(program: Program, state: TrainState, batch: Batch, known: Known):
   """All that is done with a minibatch: one optimizer step, or those of the loop around them."""
+  if program.outer is None:
+    return _minibatch(program, state, batch, known)
+  loop = _turn_by_turn if isinstance(program.outer, outers.LastTurnFirst) else _slow_fast
+  return loop(program, state, batch, known)
+
+
+def _turn_by_turn(program: Program, state: TrainState, batch: Batch, known: Known):
+  """A step for every turn, the last one first; the old policy of each is the one that it begins with."""
+  number_BxT = batch.rollout.turns.number_BxT
+  last = number_BxT.max()  # −1 where nothing was said
+
+  def step(state, turn, multiplier_B, logp_BxT):
+    asked = known._replace(turn=turn, multiplier=multiplier_B, old=logp_BxT)
+    return _minibatch(program, state, batch, asked)
+
+  def body(index, carry):
+    state, multiplier_B, before_BxT, told = carry
+    turn = last - index
+    logp_BxT = scores(program, policy(program, state.base, state.params), batch)[0]
+    # By what the step before has made of the turn that it learnt.
+    learnt_BxT = (number_BxT == turn + 1).astype(logp_BxT.dtype)
+    multiplier_B = program.outer.multiplier(multiplier_B, logp_BxT, before_BxT, learnt_BxT)
+    state, metrics = step(state, turn, multiplier_B, logp_BxT)
+    return state, multiplier_B, logp_BxT, _added(told, metrics)
+
+  begun = jnp.ones(number_BxT.shape[0], jnp.float32), jnp.zeros_like(batch.rollout.logp_BxT)
+  shapes = jax.eval_shape(step, state, last, *begun)[1]
+  carry = state, *begun, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  state, _, _, told = jax.lax.fori_loop(0, last + 1, body, carry)
+  tokens = jnp.maximum(told[_TOKENS], 1)
+  told = {k: v if k == _TOKENS or k.endswith('_max') else v / tokens for k, v in told.items()}
+  return state, told | {'actor/turns': (last + 1).astype(jnp.float32)}
+
+
+def _added(told: dict, metrics: dict) -> dict:
+  """Numbers of one more step of a turn, each weighed by its tokens."""
+  weighed = {k: v if k == _TOKENS else v * metrics[_TOKENS] for k, v in metrics.items()}
+  return {
+    k: jnp.maximum(told[k], metrics[k]) if k.endswith('_max') else told[k] + v
+    for k, v in weighed.items()
+  }
+
+
+def _slow_fast(program: Program, state: TrainState, batch: Batch, known: Known):
+  """Fast steps, part of the way back, and a slow one."""
   step = lambda state: _minibatch(program, state, batch, known)  # noqa: E731
   outer, start, seen = program.outer, state.params, state.outer
-  if outer is None:
-    return step(state)
   fast = outer.steps(seen)
 
   def body(index, carry):  # one body for fast and slow steps, so that it is compiled once
@@ -180,6 +226,8 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
     )
   if method.needs_step:
     target = target._replace(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
+  if known.turn is not None:
+    target = objective.of_turn(method, target, batch.rollout, known.turn, known.multiplier)
   return target
 
 
@@ -252,6 +300,7 @@ def _top(method: objective.Method) -> int:
   return objective.TOP if method.needs_confidence else 0
 
 
+_TOKENS = 'training/trained_tokens'
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
 
 
@@ -302,6 +351,6 @@ def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, no
     'critic/advantages/min': target.advantage_BxT.min(),
     'training/rollout_probs_diff_mean': sums['probs_diff'] / tokens,
     'training/rollout_probs_diff_max': sums['probs_diff_max'],
-    'training/trained_tokens': sums['tokens'],
+    _TOKENS: sums['tokens'],
     'frac_reward_zero_std': 1 - mixed_B.mean(),
   }

@@ -23,7 +23,7 @@ from jaxrl_llm import config as configs  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
 JOBS = (
-  *('sums', 'tiny', 'code', 'guess', 'calculator', 'gigpo', 'r3', 'gsm8k', 'unique_letters'),
+  *('sums', 'tiny', 'code', 'guess', 'calculator', 'r3', 'gsm8k', 'unique_letters'),
   *('sft', 'sft_then_rl', 'distill', 'reward_model', 'countdown', 'keychain', 'rubric'),
 )
 PAPERS = [name for name in FILES if name not in JOBS]
@@ -73,6 +73,10 @@ BETWEEN = dict(
 GRADED = dict(steps='tests/grade/test_rubric.py', pairwise='tests/grade/test_rubric.py')
 
 
+# And of methods of many turns, whose job is a game: rows of tests/objective_table.py are of one.
+TURNS = dict(gigpo='tests/objective/test_credit.py', seeupo='tests/test_turn_by_turn.py')
+
+
 # And of the choice of prompts.
 SELECTION = 'tests/control/test_rules.py'
 ALLOTTED = 'tests/control/test_allocate.py'
@@ -89,7 +93,9 @@ def functions(objective) -> dict[str, str]:
 
 
 def proof(name: str) -> str:
-  """The row of tests/objective_table.py with the functions of a config."""
+  """The row of tests/objective_table.py with the functions of a config, or the file that proves it."""
+  if name in TURNS:
+    return TURNS[name]
   own = functions(configs.load(str(FILES[name])).objective)
   rows = [row for row, m in METHODS.items() if functions(settings(**m.settings)) == own]
   return name if name in rows else rows[0]
@@ -165,7 +171,18 @@ def test_the_table_in_the_readme_is_up_to_date():
   assert readme()[1] == table(), 'run: python tests/test_papers.py'
 
 
-@pytest.mark.parametrize('name', PAPERS)
+@pytest.mark.parametrize('name', TURNS)
+def test_methods_of_turns_play_a_game(name):
+  """A method of turns is that of guess.py but for its objective, and where it wants another game for that."""
+  own, guess = (configs.load(str(FILES[n])) for n in (name, 'guess'))
+  assert name in (ROOT / proof(name)).read_text() and own.environment.judge == 'environment'
+  own.optimizer.outer = guess.optimizer.outer
+  games = {'data', 'environment', 'prompt_tokens', 'completion_tokens'}
+  assert {field for field in own if own[field] != guess[field]} <= {'objective', *games}
+  assert f'--config=configs/{name}.py' in FILES[name].read_text()
+
+
+@pytest.mark.parametrize('name', [name for name in PAPERS if name not in TURNS])
 def test_every_config_is_proven_and_trains_the_default_job(name):
   """The very functions of the config are a row of the table of methods; the job is that of dapo.py."""
   own, dapo = (configs.load(str(FILES[n])) for n in (name, 'dapo'))

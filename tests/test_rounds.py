@@ -439,6 +439,21 @@ def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
   assert metrics['val-core/all/acc/greedy'] == mean > 0 and played
 
 
+def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monkeypatch):
+  """What a step compiles does not hang on how many calls its episodes take, or on how many turns they may."""
+  compiled = []
+
+  def kept(compile_half):
+    return lambda program: compiled.append(compile_half(program)) or compiled[-1]
+
+  for name in ('compile_update', 'compile_sample'):
+    monkeypatch.setattr(steps, name, kept(getattr(steps, name)))
+  stairs = dict(fn='stairs', starts=(0, 1, 2), caps=(1, 4, 2))
+  _, _, told = run(made(Talks, environment__horizon=stairs), 3)
+  assert len({landed.row['environment/calls'] for *_, landed in told}) == 3
+  assert [half._cache_size() for half in compiled] == [1, 1]
+
+
 @pytest.mark.parametrize(
   'changes, told',
   [
@@ -453,7 +468,8 @@ def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
     (dict(environment__fn='walk'), "cannot begin with a row of the data (KeyError: 'size')"),
     (dict(environment__fn='none', environment__low=3), "not a setting of 'none'"),
     (dict(environment__low=9, environment__high=3), 'low=9 is above'),
-    (dict(environment__fn='none', objective__credit=dict(fn='gigpo')), "'gigpo' compares turns"),
+    (dict(environment__fn='none', objective__credit=dict(fn='gigpo')), "'gigpo' is of turns"),
+    (dict(environment__fn='none', optimizer__outer=dict(fn='last_turn_first')), 'is of turns'),
     (dict(replay=dict(fn='successes', count=1)), 'config.replay'),
     (dict(generate__stop=dict(fn='rounds', count=2)), 'config.generate.stop'),
     (dict(generate__exit=dict(fn='repetition')), "choose 'text' or 'none'"),

@@ -15,6 +15,7 @@ from jaxrl_llm.objective.compose import (
 from jaxrl_llm.objective.groups import Groups, groups
 from jaxrl_llm.objective.lesson import Lesson, lesson_coefficients, plan_lesson, recorded_or
 from jaxrl_llm.objective.tokens import TOP, said
+from jaxrl_llm.objective.turns import of_turn
 
 __all__ = [
   'SUMS',
@@ -30,6 +31,7 @@ __all__ = [
   'lesson_coefficients',
   'method',
   'mixed',
+  'of_turn',
   'plan_lesson',
   'recorded_or',
   'said',

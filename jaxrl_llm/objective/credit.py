@@ -89,12 +89,8 @@ def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[ja
   turn_BxT = graded.turn_BxT
   if turn_BxT is None:
     turn_BxT = jnp.zeros(mask_BxT.shape, jnp.int32)
-  of_turns = jax.vmap(
-    lambda x_T, turn_T: jax.ops.segment_sum(x_T, turn_T, num_segments=x_T.shape[0])
-  )
-  # Turns are at most as many as tokens: [B, T] again, by turn.
-  reward_BxS = of_turns(jnp.where(mask_BxT > 0, graded.process_BxT, 0.0), turn_BxT)
-  exists_BxS = (of_turns(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
+  reward_BxS = _by_turn(jnp.where(mask_BxT > 0, graded.process_BxT, 0.0), turn_BxT)
+  exists_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
   n_B = group_sum(exists_BxS.sum(1), group_B)
   mean_B = group_sum(reward_BxS.sum(1), group_B) / jnp.maximum(n_B, 1)
   off_BxS = (reward_BxS - mean_B[:, None]) * exists_BxS
@@ -123,6 +119,35 @@ def gigpo(
   # What the turn's last token has is all its tokens'.
   step_BxT = _from_behind(lambda kept, x, last: jnp.where(last > 0, x, kept), (step_BxT, last_BxT))
   return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+
+
+def turn_whitened(
+  graded: Graded, *, bound: float = 3.0, least: float = 1e-6
+) -> tuple[jax.Array, None]:
+  """A_t = clip((A_k − mean) / std, ±bound), A_k = A_row − mean_g, t a token of turn k; with `advantage.fn=raw`, of R.
+
+  mean_g is over the rows of the prompt that have a turn k, and 0 for one that is alone; mean and unbiased std are over
+  all rows that have one. What is over by then has no say. A std up to `least` does not divide. Both are constants of
+  the official code. Source: arXiv:2602.06554 (SeeUPO, batch-level normalization in its code).
+  """
+  mask_BxT, turn_BxT, group_B = graded.mask_BxT, graded.turn_BxT, graded.group_B
+  has_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
+  n_BxS = group_sum(has_BxS, group_B)
+  mean_BxS = group_sum(graded.advantage_Bx1 * has_BxS, group_B) / jnp.maximum(n_BxS, 1)
+  own_BxS = (graded.advantage_Bx1 - jnp.where(n_BxS > 1, mean_BxS, 0.0)) * has_BxS
+  over_rows = lambda x_BxS: x_BxS.sum(0, keepdims=True)  # noqa: E731
+  n_1xS = over_rows(has_BxS)
+  off_BxS = (own_BxS - over_rows(own_BxS) / jnp.maximum(n_1xS, 1)) * has_BxS
+  std_1xS = jnp.sqrt(over_rows(off_BxS**2) / jnp.maximum(n_1xS - 1, 1))
+  step_BxS = jnp.clip(off_BxS / jnp.where(std_1xS > least, std_1xS, 1.0), -bound, bound)
+  return jnp.take_along_axis(step_BxS, turn_BxT, axis=1) * mask_BxT, None
+
+
+def _by_turn(x_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
+  """Sums over the tokens of each turn; turns are at most as many as tokens: [B, T] again, by turn."""
+  return jax.vmap(lambda x_T, turn_T: jax.ops.segment_sum(x_T, turn_T, num_segments=x_T.shape[0]))(
+    x_BxT, turn_BxT
+  )
 
 
 def _turn_ends(mask_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:

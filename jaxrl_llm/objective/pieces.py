@@ -1,4 +1,4 @@
-"""Parts of methods that a step does not run: an optimizer pass for every turn, noise on the inputs.
+"""Parts of methods that a step does not run: noise on the inputs.
 
 Pure functions of arrays, each with its proving identity in tests/objective/test_pieces.py. None of them is a choice of
 a config. A coefficient array here stands for the loss −Σ sg(c)·log π, like those of `compose.coefficients`; terms of
@@ -9,25 +9,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-
-from jaxrl_llm.objective.tokens import row_mean
-
-
-def turn_multiplier(
-  multiplier_B: jax.Array,
-  logp_BxT: jax.Array,
-  before_BxT: jax.Array,
-  turn_mask_BxT: jax.Array,
-  *,
-  eps: float = 0.2,
-) -> jax.Array:
-  """M ← clip(M·clip(e^{mean(log π_new − log π_before)}, 1±eps), 1±eps) after a turn was learnt.
-
-  Turns are learnt last first, each with its own optimizer pass, and earlier ones count M times.
-  Source: none (SeeUPO's code).
-  """
-  moved = jnp.exp(row_mean(logp_BxT - before_BxT, turn_mask_BxT)[:, 0])
-  return jnp.clip(multiplier_B * jnp.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
 
 
 def noisy_posterior(

@@ -191,6 +191,45 @@ def test_gigpo_of_states_that_are_all_distinct_or_of_no_weight_is_grpo():
   np.testing.assert_allclose(credit.gigpo(g, weight=0.0)[0], row, atol=1e-12)
 
 
+def whitened(g, bound=3.0):
+  """By the definition, turn after turn: the advantage of every row that has it."""
+  found = np.zeros_like(g.mask_BxT)
+  for k in range(4):
+    rows = [(b, at) for b, turn, at, *_ in steps_of(g) if turn == k]
+    of = {b: [c for c, _ in rows if g.group_B[c] == g.group_B[b]] for b, _ in rows}
+    reward = g.advantage_Bx1[:, 0]
+    off = [reward[b] - (reward[of[b]].mean() if len(of[b]) > 1 else 0) for b, _ in rows]
+    off = np.array(off) - np.mean(off)
+    std = np.std(off, ddof=1) if len(off) > 1 else 0.0
+    for (b, at), a in zip(rows, off, strict=True):
+      found[b, at] = np.clip(a / std if std > 1e-6 else a, -bound, bound)
+  return found
+
+
+@pytest.mark.parametrize('bound', [3.0, 0.7])
+def test_whitening_a_turn_is_a_matter_of_the_rows_that_have_it(bound):
+  g = talk()
+  got, _ = credit.turn_whitened(g, bound=bound)
+  np.testing.assert_allclose(got, whitened(g, bound), atol=1e-9)
+  has = {k: [b for b, turn, *_ in steps_of(g) if turn == k] for k in range(4)}
+  # Some group has a turn in one row alone, and some turn is not in all rows.
+  alone = [(k, x) for k in has for x in (0, 1) if sum(g.group_B[b] == x for b in has[k]) == 1]
+  assert alone and len(has[3]) < len(has[0])
+
+
+def test_whitening_rewards_that_are_all_the_same_gives_nothing_and_one_turn_is_the_batch():
+  g = talk()
+  same, _ = credit.turn_whitened(g._replace(advantage_Bx1=0 * g.advantage_Bx1 + 2.0))
+  lone = [b for b, k, *_ in steps_of(g) if k == 3]
+  assert np.isfinite(np.asarray(same)).all() and (np.asarray(same)[:, 0] == 0).all() and lone
+  once = g._replace(turn_BxT=0 * g.turn_BxT)
+  got, _ = credit.turn_whitened(once, bound=99.0)
+  reward = g.advantage_Bx1.reshape(2, G)
+  off = reward - reward.mean(1, keepdims=True)
+  want = (off / off.std(ddof=1)).reshape(-1, 1) * g.mask_BxT
+  np.testing.assert_allclose(got, want, atol=1e-9)
+
+
 def test_the_reward_comes_at_the_end_of_a_row_and_not_of_each_of_its_turns():
   """What an environment gives in between is no end: generalised advantages with and without it are the same."""
   g = talk()

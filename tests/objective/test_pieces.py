@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import data
 
 from jaxrl_llm.objective import pieces
 
@@ -15,18 +13,6 @@ from jaxrl_llm.objective import pieces
 def float64():
   with jax.enable_x64(True):
     yield
-
-
-def test_see_upo_multiplies_within_its_bounds_and_not_at_all_where_nothing_moved():
-  d = data()
-  ones = jnp.ones(len(d.length))
-  np.testing.assert_allclose(pieces.turn_multiplier(ones, d.x, d.x, d.mask), 1)
-  m = pieces.turn_multiplier(ones, d.x, d.x - 0.1, d.mask)
-  np.testing.assert_allclose(m, np.exp(0.1))
-  for _ in range(5):
-    m = pieces.turn_multiplier(m, d.x, d.behaviour, d.mask)
-    assert (m >= 0.8).all() and (m <= 1.2).all()
-  assert m.min() < m.max()
 
 
 def standard(x, axis=-1):

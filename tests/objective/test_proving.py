@@ -128,6 +128,7 @@ DEFAULTS = {
     process=[1.0, 5.0, True],
     steps=[1.0, 1e-6],
     gigpo=[1.0, 0.95, 1e-6],
+    turn_whitened=[3.0, 1e-6],
   ),
   'companion': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
   'correction': dict(
