@@ -116,7 +116,7 @@ def default() -> ml_collections.ConfigDict:
     share=dict(fn='kind', strength=2.0),
     kind_decay=0.9,  # of a kind's evidence, per visit to one of its prompts
     value=dict(fn='mean'),  # or a draw: thompson
-    # uniform, mopps, bots, vade, information, mixed_group, per_token, per_root_token
+    # what of a prompt is worth a rollout: any function of control/utility.py, such as uniform, mopps, bots
     utility=dict(fn='mixed_group'),
     pick=dict(fn='softmax', temperature=0.2),  # top, softmax, skip
     # who is struck out, and how many slots audit beliefs: none, audit, retire, streaks

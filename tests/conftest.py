@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
   _require_parity()
   jax.config.update('jax_numpy_rank_promotion', 'raise')
   # Under .pytest_cache: a second run of the suite compiles next to nothing.
-  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR') and hasattr(config, 'cache'):
     jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('jax')))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
 

@@ -32,6 +32,7 @@ LAYERS = (
     'console',
   ),
   (),
+  ('outer',),
   ('environments', 'program'),
   ('passes', 'update_cost'),
   ('companion', 'demonstrate', 'ledger'),

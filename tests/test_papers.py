@@ -7,6 +7,7 @@ python tests/test_papers.py          writes the table into README.md
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 import sys
@@ -17,6 +18,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 if __name__ == '__main__':
   sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 
+from curricula import RULES  # noqa: E402
 from objective_table import METHODS, settings  # noqa: E402
 
 from jaxrl_llm import config as configs  # noqa: E402
@@ -82,8 +84,17 @@ SELECTION = 'tests/control/test_rules.py'
 ALLOTTED = 'tests/control/test_allocate.py'
 
 
+@functools.cache
+def held(name: str):
+  """The config, to be read alone."""
+  return configs.load(str(FILES[name]))
+
+
+DEFAULT = configs.default()
+
+
 def selection(name: str) -> dict[str, str]:
-  own, default = (c.curriculum for c in (configs.load(str(FILES[name])), configs.default()))
+  own, default = held(name).curriculum, DEFAULT.curriculum
   stages = [s for s in default if hasattr(default[s], 'fn') and own[s].fn != default[s].fn]
   return {f'curriculum.{s}': own[s].fn for s in stages}
 
@@ -96,52 +107,67 @@ def proof(name: str) -> str:
   """The row of tests/objective_table.py with the functions of a config, or the file that proves it."""
   if name in TURNS:
     return TURNS[name]
-  own = functions(configs.load(str(FILES[name])).objective)
-  rows = [row for row, m in METHODS.items() if functions(settings(**m.settings)) == own]
+  own, default = functions(held(name).objective), functions(DEFAULT.objective)
+  rows = [row for row, told in proven().items() if told == own]
+  assert rows, (
+    f'configs/{name}.py: no row of tests/objective_table.py has its functions, '
+    f'{ {k: v for k, v in own.items() if v != default[k]} }; add one, best named {name!r}.'
+  )
   return name if name in rows else rows[0]
 
 
+@functools.cache
+def proven() -> dict[str, dict[str, str]]:
+  """The functions of every row of tests/objective_table.py."""
+  return {row: functions(settings(**m.settings)) for row, m in METHODS.items()}
+
+
 def generation(name: str) -> dict[str, str]:
-  own, default = configs.load(str(FILES[name])).generate, configs.default().generate
+  own, default = held(name).generate, DEFAULT.generate
   return {part: own[part].fn for part in GENERATION if own[part].fn != default[part].fn}
 
 
 def between(name: str) -> dict[str, str]:
-  own = configs.load(str(FILES[name]))
+  own = held(name)
   return {part: own[part].fn for part in BETWEEN if own[part].fn != 'none'}
 
 
-def title(name: str) -> str:
-  return FILES[name].read_text().split('"""')[1].strip().split('\n')[0]
+def paper(name: str) -> str:
+  """'Name, arXiv:2503.14476', or 'Name, no paper', from the first line of a config."""
+  title = FILES[name].read_text().split('"""')[1].strip().split('\n')[0]
+  found = re.match(r'(.*?)(?:, (arXiv:\d{4}\.\d{4,5}.*?)| \(no paper.*?\)): ', title)
+  assert found, (
+    f"configs/{name}.py must begin with 'Name, arXiv:2503.14476: what it does' or 'Name (no paper: why): what it "
+    f"does', not {title!r}; one that is no method is named in JOBS of tests/test_papers.py."
+  )
+  return f'{found[1]}, {found[2] or "no paper"}'
 
 
 def table() -> str:
   """The README's table: paper → config → functions → what proves them."""
   lines = ['| paper | config | functions that differ from GRPO | proof |', '|---|---|---|---|']
-  default = functions(configs.default().objective)
+  default = functions(DEFAULT.objective)
   for name in sorted(PAPERS, key=lambda n: (n != 'grpo', n != 'dapo', n)):
-    objective = configs.load(str(FILES[name])).objective
+    objective = held(name).objective
     chosen = [f'{s}={fn}' for s, fn in functions(objective).items() if fn != default[s]]
-    outer = configs.load(str(FILES[name])).optimizer.outer.fn
+    outer = held(name).optimizer.outer.fn
     if outer != 'none':
       chosen.append(f'optimizer.outer={outer}')
     extra = [
       stage
       for stage in ('shape', 'zero_variance', 'perturb', *BESIDE)
-      if objective[stage].fn != configs.default().objective[stage].fn
+      if objective[stage].fn != DEFAULT.objective[stage].fn
     ]
     chosen += [f'{stage}={objective[stage].fn}' for stage in extra]
-    paper = re.match(r'(.*?)(?:, (arXiv:\S+?)| \(no paper.*?\)):', title(name))
-    told = f'{paper[1]}, {paper[2]}' if paper[2] else f'{paper[1]}, no paper'
     code = f'`{" ".join(chosen)}`' if chosen else '–'
     proofs, more = [proof(name), *(BESIDE[s] for s in extra if s in BESIDE)], []
     for part, fn in generation(name).items():
       more.append(f'generate.{part}={fn}')
       proofs.append(GENERATION[part])
-    for part in configs.load(str(FILES[name])).grade.parts:
+    for part in held(name).grade.parts:
       more.append(f'grade.parts={part["fn"]}')
       proofs += [GRADED[part['fn']]] if part['fn'] in GRADED else []
-    if rank := configs.load(str(FILES[name])).lora.rank:
+    if rank := held(name).lora.rank:
       more.append(f'lora.rank={rank}')
       proofs.append('tests/test_lora.py')
     for part, fn in between(name).items():
@@ -150,12 +176,12 @@ def table() -> str:
     if told_by := selection(name):
       more += [f'{stage}={fn}' for stage, fn in told_by.items()]
       proofs.append(ALLOTTED if [*told_by] == ['curriculum.allocate'] else SELECTION)
-    if more and objective == configs.load(str(FILES['dapo'])).objective:
+    if more and objective == held('dapo').objective:
       code, proofs = f'those of DAPO, and `{" ".join(more)}`', proofs[1:]
     elif more:
       code = f'`{" ".join(chosen + more)}`'
     lines.append(
-      f'| {told} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'
+      f'| {paper(name)} | `configs/{name}.py` | {code} | {", ".join(f"`{p}`" for p in proofs)} |'
     )
   return '\n'.join(lines) + '\n'
 
@@ -207,10 +233,15 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
       *BETWEEN,
     )
     if field not in free:
-      assert own[field] == dapo[field], field
+      assert own[field] == dapo[field], f'config.{field} is not that of dapo.py'
   text = FILES[name].read_text()
-  assert f'--config=configs/{name}.py' in text and 'Numbers:' in text
-  assert re.search(r'arXiv:\d{4}\.\d{4,5}: |\(no paper', title(name))
+  for said in (f'--config=configs/{name}.py', 'Numbers:'):
+    assert said in text, f'the header of configs/{name}.py has no {said!r}'
+  assert paper(name)
+  if (chosen := selection(name)) and [*chosen] != ['curriculum.allocate']:
+    assert name in RULES, (
+      f'{name} changes the curriculum: it belongs into RULES of tests/curricula.py'
+    )
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
 """Trust regions as weights: log_ratio_BxT, tokens → (weight_BxT, surrogate_BxT).
 
-`weight` is what multiplies A·∇log π; `surrogate` is the value that the paper writes, kept for the log alone. So
-c = denominator · W · A. Every public function here may be named in `config.objective.trust.fn`. Inputs carry no
-gradient. Regions that look at all rows of a minibatch at once are in here too, marked `@needs('rows')`.
+`weight` is what multiplies A·∇log π, c = denominator · W · A; `surrogate` is the value that the paper writes, for the
+log alone; where a paper writes a weight, `_detached` gives both. Every public function may be named in
+`config.objective.trust.fn`. Inputs carry no gradient. `@needs('rows')` marks what looks at a whole minibatch.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from jaxrl_llm import config
 from jaxrl_llm.control import candidates, choose, curriculum, seats, utility, value
 
 
@@ -37,15 +38,30 @@ def test_mixed_group_is_what_draws_give_for_broken_counts():
   np.testing.assert_allclose(told, drawn, atol=0.005)  # four standard errors
 
 
-def test_utilities_of_a_rate():
-  rate = np.array([0.0, 0.25, 0.5, 1.0])
-  none = np.ones(4)
-  assert utility.mopps(rate, none, none, 8).tolist() == [-0.25, -0.0625, 0, -0.25]
-  assert utility.mopps(rate, none, none, 8, target=0.25).tolist() == [-0.0625, 0, -0.0625, -0.5625]
-  assert utility.bots(rate, none, none, 8, target=0.25).tolist() == [-0.25, 0, -0.25, -0.75]
-  assert utility.vade(rate, none, none, 8).tolist() == [0, 0.140625, 0.125, 0]
-  assert utility.information(rate, none, none, 8).tolist() == [0, 0.1875, 0.25, 0]
-  assert utility.uniform(rate, none, none, 8).tolist() == [0, 0, 0, 0]
+# Of rates 0, 1/4, 1/2 and 1: settings, and what the utility is there.
+OF_A_RATE = dict(
+  mopps=[({}, [-0.25, -0.0625, 0, -0.25]), (dict(target=0.25), [-0.0625, 0, -0.0625, -0.5625])],
+  bots=[(dict(target=0.25), [-0.25, 0, -0.25, -0.75])],
+  vade=[({}, [0, 0.140625, 0.125, 0])],
+  information=[({}, [0, 0.1875, 0.25, 0])],
+  uniform=[({}, [0, 0, 0, 0])],
+)
+# What hangs on more than the rate has a test of its own below.
+OF_MORE = {'mixed_group', 'per_token', 'per_root_token'}
+
+
+def test_every_utility_is_told_of_here():
+  told = {*OF_A_RATE} | OF_MORE
+  assert {*config.choices(utility)} == told, (
+    'a utility needs a line in OF_A_RATE, or a test and its name in OF_MORE'
+  )
+
+
+@pytest.mark.parametrize('name', OF_A_RATE)
+def test_utilities_of_a_rate(name):
+  rate, none = np.array([0.0, 0.25, 0.5, 1.0]), np.ones(4)
+  for settings, wanted in OF_A_RATE[name]:
+    assert getattr(utility, name)(rate, none, none, 8, **settings).tolist() == wanted
 
 
 def test_vade_prefers_one_third():
