@@ -81,6 +81,13 @@ def test_in_a_pipe_a_step_is_one_short_line():
   assert '\x1b' not in ''.join(lines)
 
 
+def test_a_step_that_learnt_nothing_tells_nothing_of_its_update():
+  told = lambda **more: show(lambda screen: screen.step(row(0, **more)))  # noqa: E731
+  assert 'entropy 1.88' in told(**{'training/trained_tokens': 8.0})
+  idle = told(**{'training/trained_tokens': 0.0})
+  assert 'entropy' not in idle and 'reward 0.25' in idle
+
+
 def test_a_line_stays_short_whatever_the_numbers_are():
   huge = {name: -1.23456e15 for name in ROW} | {'training/global_step': 10**9}
   (line,) = show(lambda s: s.step(huge), steps=2 * 10**9).splitlines()

@@ -135,7 +135,7 @@ for (const [name, width, height, features, mobile] of [
 ]) {
   const tab = await open(width, height, features, mobile);
   await shoot(tab, `${name}-top`);
-  for (const id of ['health', 'learning', 'distributions', 'policy', 'curriculum', 'time', 'config'])
+  for (const id of ['health', 'learning', 'distributions', 'policy', 'curriculum', 'time', 'device', 'config'])
     await section(tab, id, `${name}-${id}`);
   if (name !== 'dark') await drive(tab);
   await section(tab, 'rollouts', `${name}-rollouts`);
