@@ -110,7 +110,7 @@ def test_a_file_changed_within_a_second_is_read_again(tmp_path):
   [
     ('dict(stps=3)', 'config.stps is unknown; did you mean steps.'),
     ('dict(data=dict(sorce="x"))', 'config.data.sorce is unknown; did you mean source.'),
-    ('dict(zzz=1)', 'config.zzz is unknown; valid: checkpoint, '),
+    ('dict(zzz=1)', 'config.zzz is unknown; valid: attention, checkpoint, '),
     ('dict(steps="3")', "config.steps='3' must be of type int, such as 60."),
     ('dict(steps=True)', 'config.steps=True must be of type int'),
     ('dict(steps=3.0)', 'config.steps=3.0 must be of type int'),
@@ -213,7 +213,7 @@ def test_overrides_lie_over_the_file(tmp_path):
     ('temprature=1', 'config.temprature is unknown; did you mean temperature.'),
     ('optimizer.learning_rte=1', 'learning_rte is unknown; did you mean learning_rate.'),
     ('optimiser.eps=1', 'config.optimiser is unknown; did you mean optimizer.'),
-    ('zzz=1', 'zzz is unknown; valid: checkpoint, '),
+    ('zzz=1', 'zzz is unknown; valid: attention, checkpoint, '),
     ('steps', '--config.steps has no value; write --config.steps=VALUE.'),
     ('steps=many', "config.steps='many' must be of type int"),
     ('steps=1e3', 'config.steps=1000.0 must be of type int'),

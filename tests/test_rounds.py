@@ -134,8 +134,7 @@ def test_one_turn_without_an_answer_is_what_no_environment_is():
   got_state, _, got = run(made(Once, environment__turns=1, environment__judge='grade'), 3)
   assert any((w[1].reason_B == STOPPED).any() and w[2].batch.reward_B.std() > 0 for w in want)
   for (_, a, _), (_, b, _) in zip(got, want, strict=True):
-    for x, y in zip(a[:-1], b[:-1], strict=True):
-      np.testing.assert_array_equal(x, y)
+    jax.tree.map(np.testing.assert_array_equal, a._replace(turns=None), b._replace(turns=None))
   close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8)
   jax.tree.map(close, got_state, want_state)
 

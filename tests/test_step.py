@@ -239,7 +239,7 @@ def test_loops_that_end_apart_need_weights_that_are_whole():
 def test_slots_that_do_not_fit_are_told(slots):
   with pytest.raises(
     UserError,
-    match=f'config.generate.slots={slots} must be a multiple of data × fsdp × context = 4',
+    match=f'config.generate.slots={slots} must be a multiple of data × fsdp × context × expert = 4',
   ):
     _on_eight(dict(data=2, fsdp=2, tensor=2), slots=slots)
 

@@ -125,7 +125,9 @@ def greedy(params):
 
 def assert_same(got, want, rows=slice(None)):
   """Log-probabilities but for rounding: a row that begins later lies elsewhere in the ring."""
-  for name, a, b in zip(got._fields[:-1], got[:-1], want[:-1], strict=True):
+  for name, a, b in zip(got._fields, got, want, strict=True):
+    if a is None and b is None:
+      continue
     tolerance = 1e-5 if name == 'logp_BxT' else 0
     np.testing.assert_allclose(a[rows], b[rows], atol=tolerance, rtol=0, err_msg=name)
 

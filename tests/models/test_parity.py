@@ -185,7 +185,8 @@ def smollm2_reference(model):
 def test_smollm2_from_gguf_gives_the_logits_of_transformers(smollm2):
   """The dequantised weights given to both; that the dequantising is right shows in what it says.
 
-  transformers runs in float64: with logits up to 38, its own float32 is 9e-5 from that, and so are we.
+  transformers runs in float64: with logits up to 38, its own float32 is 9e-5 from that, and so are we, or 1.7e-4 on a
+  processor without AVX-512, which sums in another order: six parts in a million of a logit.
   """
   theirs = smollm2_reference(smollm2).double()
   ids = smollm2.tokenizer.encode_chat([dict(role='user', content='What is the capital of France?')])
@@ -196,7 +197,7 @@ def test_smollm2_from_gguf_gives_the_logits_of_transformers(smollm2):
   fn = lambda p: decoder.forward(smollm2.config, p, tokens, mask)  # noqa: E731
   ours = np.asarray(jax.jit(fn, compiler_options=quick.AS_TRAINED)(smollm2.params))
   gap = np.abs(ours - their_logits(theirs, tokens, mask))[mask].max()
-  assert gap <= 1e-4, gap
+  assert gap <= 3e-4, gap
   told = smollm2.tokenizer.decode([int(ours[0, -1].argmax())])
   assert told == 'The'
 

@@ -130,9 +130,9 @@ def test_numbers_lie_as_the_kernel_and_scales_as_its_channels():
     shard.name_of(path): tuple(s.spec)
     for path, s in jax.tree_util.tree_leaves_with_path(shard.layout(stored, mesh))
   }
-  assert lie['layers/0/q/kernel/data'] == ('fsdp', 'tensor')
+  assert lie['layers/0/q/kernel/data'] == (('fsdp', 'expert'), 'tensor')
   assert lie['layers/0/q/kernel/scale'] == ('tensor',)
-  assert lie['layers/0/o/kernel/scale'] == ('fsdp',)
+  assert lie['layers/0/o/kernel/scale'] == (('fsdp', 'expert'),)
   assert lie['layers/0/experts/gate/kernel/data'] == ('expert', 'fsdp', 'tensor')
   assert lie['layers/0/experts/gate/kernel/scale'] == ('expert', 'tensor')
   assert lie['layers/0/experts/down/kernel/scale'] == ('expert', 'fsdp')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -56,9 +57,8 @@ def test_right_rows_come_back_beside_the_fresh_ones_of_their_prompt():
   assert more(got, 2) == [[0, 0], [1, 3]]
   assert got.replayed_B.reshape(2, -1).tolist() == [[0, 0, 0, 1, 1]] * 2
   assert got.rollout.turns is None
-  for new, old in zip(
-    (*got.rollout[:-1], *got[2:4]), (*fresh.rollout[:-1], *fresh[2:4]), strict=True
-  ):
+  rows = lambda batch: jax.tree.leaves((batch.rollout, batch.reward_B, batch.correct_B))  # noqa: E731
+  for new, old in zip(rows(got), rows(fresh), strict=True):
     new = new.reshape(2, G + 2, *new.shape[1:])
     np.testing.assert_array_equal(new[:, :G].reshape(old.shape), old)
     assert new.dtype == old.dtype
