@@ -185,8 +185,8 @@ def smollm2_reference(model):
 def test_smollm2_from_gguf_gives_the_logits_of_transformers(smollm2):
   """The dequantised weights given to both; that the dequantising is right shows in what it says.
 
-  transformers runs in float64: with logits up to 38, its own float32 is 9e-5 from that, and so are we, or 1.7e-4 on a
-  processor without AVX-512, which sums in another order: six parts in a million of a logit.
+  transformers runs in float64: with logits up to 38, its own float32 is 9e-5 from that, and so are we; on a
+  processor without AVX-512 we were 1.7e-4 from it, six parts in a million of the largest.
   """
   theirs = smollm2_reference(smollm2).double()
   ids = smollm2.tokenizer.encode_chat([dict(role='user', content='What is the capital of France?')])
