@@ -218,8 +218,11 @@ class _Walk:
       or 'output_to_operand_aliasing=' in i.attributes
     ):
       return []
-    # What is fetched to fast memory ahead of its use is a read.
-    arrays = [a for a in i.arrays[:1] if not a.space] if i.opcode == 'copy-start' else i.arrays
+    # What is fetched to fast memory ahead of its use, whole or by slices, is a read; a start names its operands, too.
+    arrays = i.arrays
+    if i.opcode in ('copy-start', 'async-start'):
+      own = arrays[:1] if i.opcode == 'copy-start' else arrays[len(i.operands) :]
+      arrays = [a for a in own if not a.space]
     large = [
       (n, a)
       for n, a in enumerate(arrays)

@@ -86,13 +86,19 @@ CALL = f'  %f = {KEYS} fusion(%keys, %new, %round), kind=kLoop, calls=%fused'
       f'  %d = {KEYS.replace("(2,1)", "(2,1)S(1)")} copy-done(%s)\n' + UPDATE,
       '',
     ),
+    # The same, a slice of it: the start names the array that it reads, too.
+    (
+      f'  %s = (({KEYS}), bf16[8,2,6,64]{{3,2,1,0:T(8,128)(2,1)S(1)}}, s32[]) async-start(%keys), calls=%f\n'
+      + UPDATE,
+      '',
+    ),
     # What the loop does not change, of the same size by chance.
     (
       '  %w = bf16[8,24,128]{2,1,0} broadcast(%weights), dimensions={1,2}\n' + UPDATE,
       '',
     ),
   ],
-  ids=['in place', 'fused in place', 'prefetch', 'weights'],
+  ids=['in place', 'fused in place', 'prefetch', 'prefetch of a slice', 'weights'],
 )
 def test_no_copy(lines, more):
   assert read(lines, 'f', more).copies == ()
