@@ -76,19 +76,17 @@ def wrap(owner, name, happen, wanted=lambda *_: True, after=False):
     return found
   setattr(owner, name, wrapped)
 
-def half_written(happen, folder):
-  seen = lambda: [f for f in pathlib.Path(folder).glob('*.part/device*/**/*') if f.is_file()]
-  noticed = threading.Event()
+def seen(folder):
+  try: return any(f.is_file() for f in pathlib.Path(folder).glob('*.part/device*/**/*'))
+  except FileNotFoundError: return False  # renamed while it was walked
+
+def half_written(folder):
   def watch():
-    while True:
-      while not seen(): time.sleep(0.001)
-      happen()
-      noticed.set()
-      while seen(): time.sleep(0.001)
-      noticed.clear()
-  # Else a save may be over before the turn of this thread comes.
-  wrap(checkpoint, '_seal', lambda: noticed.wait(5))
-  threading.Thread(target=watch, daemon=True).start()
+    while not seen(folder): time.sleep(0.001)
+    die()
+  watcher = threading.Thread(target=watch, daemon=True)
+  watcher.start()
+  wrap(checkpoint, '_seal', watcher.join)  # else the save may be over before the turn of this thread comes
 
 def of_metrics(writer, *_): return writer._file.name.endswith('metrics.jsonl')
 
@@ -109,13 +107,14 @@ def plan(fault, workdir_path):
   clock['by'] = fault.get('by', 0.0)
   if kind == 'kill grader': return wrap(grade.Pool, 'score', kill_grader)
   do = {'kill': die, 'full': full, 'leap': leap, 'term': term, 'term twice': term_twice}[kind]
+  if at == 'device': do = lambda: half_written(os.path.join(workdir_path, 'checkpoints'))
   def happen():
     left[0] -= 1
     if left[0] == -1: do()
   c = checkpoint
   stages = dict(
     begin=lambda: wrap(c, 'check_space', happen),
-    device=lambda: half_written(happen, os.path.join(workdir_path, 'checkpoints')),
+    device=lambda: wrap(c, 'check_space', happen),
     flushed=lambda: wrap(c, '_seal', happen),
     host=lambda: wrap(c, '_write', happen, name_is('host.json')),
     manifest=lambda: wrap(c, '_write', happen, name_is('manifest.json')),

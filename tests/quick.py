@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 
 def flags(devices: int) -> str:
@@ -16,6 +18,19 @@ AS_TRAINED = dict(
   xla_backend_optimization_level=3,
   xla_llvm_disable_expensive_passes=False,
 )
+
+
+@contextlib.contextmanager
+def optimized() -> Iterator[None]:
+  """Programs compiled inside are optimized by LLVM: what two of them then round alike, they need not without."""
+  import jax
+
+  kept = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', False)
+  try:
+    yield
+  finally:
+    jax.config.update('jax_disable_most_optimizations', kept)
 
 
 def prepare() -> None:

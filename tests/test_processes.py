@@ -49,11 +49,11 @@ def assert_close(run, want, steps: int = JOB['steps']) -> None:
     for one, two in zip(*([_apart(line) for line in own] for own in lines), strict=True):
       assert one[0] == two[0] and one[1].keys() == two[1].keys()
       for key, told in one[1].items():
-        np.testing.assert_allclose(told, two[1][key], rtol=2e-3, atol=1e-4, err_msg=key)
+        np.testing.assert_allclose(told, two[1][key], rtol=1e-3, err_msg=key)
 
 
 def _apart(line: str) -> tuple[dict, dict]:
-  """A rollout, and its fractions apart: told rounded, and another order of a sum may turn a last digit."""
+  """A rollout, and its fractions apart: of the four digits told, another order of a sum may turn the last by one."""
   told = json.loads(line)
   listed = lambda x: x if isinstance(x, list) else [x]  # noqa: E731
   near = {k: v for k, v in told.items() if any(isinstance(x, float) for x in listed(v))}

@@ -31,7 +31,8 @@ def program(prompts=P, rollouts=G, **draft):
 
 @pytest.fixture(scope='module')
 def params():
-  return jax.tree.map(lambda x: x * 2.0, decoder.init(MODEL, 0))
+  # Larger ones make more of rounding than a bound of 1e-5 lets pass on every processor.
+  return jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +62,7 @@ def assert_same(a, b):
   np.testing.assert_array_equal(a.tokens_BxT, b.tokens_BxT)
   np.testing.assert_array_equal(a.length_B, b.length_B)
   np.testing.assert_array_equal(a.reason_B, b.reason_B)
-  np.testing.assert_allclose(a.logp_BxT, b.logp_BxT, atol=3e-5)
+  np.testing.assert_allclose(a.logp_BxT, b.logp_BxT, atol=1e-5)
 
 
 def test_unchanged_weights_at_lenience_one_keep_everything(params):
