@@ -201,7 +201,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peer
   watches += [watch] if watch else []
   cache = os.environ.get('JAXRL_LLM_CACHE') or os.path.expanduser('~/.cache/jaxrl_llm')
   jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'compiled'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
   if arguments.mode == 'generate':
     train.generate_only(config, arguments.workdir, prompts, arguments.samples)
   elif arguments.mode == 'export':

@@ -25,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR') and hasattr(config, 'cache'):
     jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('jax')))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  # The command keeps its programs there, too.
+  if hasattr(config, 'cache'):
+    os.environ.setdefault('JAXRL_LLM_CACHE', str(config.cache.mkdir('runs')))
 
 
 def _require_parity() -> None:

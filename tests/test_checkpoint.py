@@ -192,11 +192,17 @@ def half_deleted(path, **_):
   os.remove(os.path.join(path, 'host.json'))
   die()
 
+def seen(folder):
+  try: return any(f.is_file() for f in pathlib.Path(folder).glob('*.part/device*/**/*'))
+  except FileNotFoundError: return False  # renamed while it was walked
+
 def half_written(folder):
   def watch():
-    while not [f for f in pathlib.Path(folder).glob('*.part/device*/**/*') if f.is_file()]: pass
+    while not seen(folder): pass
     die()
-  threading.Thread(target=watch, daemon=True).start()
+  watcher = threading.Thread(target=watch, daemon=True)
+  watcher.start()
+  checkpoint._seal = lambda *_: watcher.join()  # else it may be over before the turn of this thread comes
 
 def is_seal(path, *_): return path.endswith('manifest.json')
 def is_commit(old, new): return old.endswith('.part')

@@ -10,14 +10,14 @@ import signal
 
 import faults
 import pytest
+import tiny_job
 
 from jaxrl_llm import metrics, preempt
 
 
 @pytest.fixture(scope='module')
 def nursery(tmp_path_factory):
-  with faults.Nursery(tmp_path_factory.mktemp('nursery')) as made:
-    yield made
+  return faults.Nursery(tmp_path_factory.mktemp('nursery'))
 
 
 @pytest.fixture(scope='module')
@@ -25,6 +25,7 @@ def uninterrupted(nursery, tmp_path_factory):
   run = tmp_path_factory.mktemp('uninterrupted') / 'run'
   status, out = nursery.start(run)
   assert status == 0, out
+  assert all(row['actor/grad_norm'] > 0 for row in tiny_job.rows(run)[1:])
   return run
 
 
@@ -43,10 +44,10 @@ def end(nursery, run, want) -> str:
   return out
 
 
-@pytest.mark.parametrize('stages', [faults.SAVE, faults.LOOP], ids=['save', 'step'])
-def test_killed_at_every_stage(nursery, uninterrupted, tmp_path, stages):
+def test_killed_at_every_stage(nursery, uninterrupted, tmp_path):
+  """Of the stages of a save a few: test_checkpoint.py has all of them, and tests/bench/faults.py in a run."""
   run = tmp_path / 'run'
-  for at in stages:
+  for at in ('device', 'sealed', 'commit', *faults.LOOP):
     status, out = hit(nursery, run, uninterrupted, at, 'kill')
     assert status == -signal.SIGKILL, (at, out)
   end(nursery, run, uninterrupted)
@@ -83,7 +84,7 @@ def test_a_second_sigterm_ends_the_process_at_once(nursery, tmp_path):
 
 def test_a_killed_grader_changes_no_score(nursery, tmp_path):
   """One worker is killed in every call, while it grades."""
-  slow = '--config.grade.fn=slow_judge:judge', '--config.steps=4', '--config.eval.every=0'
+  slow = '--config.grade.fn=judges:slow', '--config.steps=4', '--config.eval.every=0'
   runs = [tmp_path / name for name in ('calm', 'killed')]
   for run, fault in zip(runs, (None, dict(kind='kill grader', at='score', skip=0)), strict=True):
     status, out = nursery.start(run, *slow, fault=fault)

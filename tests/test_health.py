@@ -237,22 +237,12 @@ def test_bad_settings_are_told(name, value, told):
     health.Health(config, 'float32')
 
 
-@pytest.fixture(scope='module')
-def quick(tmp_path_factory):
-  """Programs that are compiled carelessly, and once for all runs of this file."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
-    patch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path_factory.mktemp('programs')))
-    patch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
-    yield
-
-
 def small(folder, **changes):
   few = dict(steps=5, eval=dict(every=0, prompts=0, samples=0))
   return tiny_job.config_file(folder, **few | changes)
 
 
-def test_a_healthy_run_says_nothing_and_one_with_alarms_goes_on_exactly(tmp_path, quick):
+def test_a_healthy_run_says_nothing_and_one_with_alarms_goes_on_exactly(tmp_path):
   """The second has a bound that every policy breaks: told once, also where the run is continued after it."""
   out = tiny_job.finish(tiny_job.start(small(tmp_path, health=dict(steps=3)), tmp_path / 'well'))
   assert 'warning' not in out
@@ -281,7 +271,7 @@ def refused(config: str, run) -> str:
   return told
 
 
-def test_the_batch_of_a_skipped_update_is_kept_and_the_run_ends_after_some(tmp_path, quick):
+def test_the_batch_of_a_skipped_update_is_kept_and_the_run_ends_after_some(tmp_path):
   """A learning rate beyond all bounds: the weights overflow, and the gradient after that."""
   config = small(tmp_path, steps=20, optimizer=dict(learning_rate=1e38, max_skipped=2))
   run = tmp_path / 'run'
@@ -304,7 +294,7 @@ def test_the_batch_of_a_skipped_update_is_kept_and_the_run_ends_after_some(tmp_p
   assert length_B.tolist() == [x['length'] for x in before] and len(reward_B) == len(before)
 
 
-def test_a_run_whose_answers_cannot_be_graded_ends_with_the_reason(tmp_path, quick):
+def test_a_run_whose_answers_cannot_be_graded_ends_with_the_reason(tmp_path):
   config = small(tmp_path, grade=dict(fn='gym'), sft=None)
   told = refused(config, tmp_path / 'run')
   assert 'error: config.grade.failed.stop_share=0.5: 48 of 48 rollouts of the last 3 steps' in told

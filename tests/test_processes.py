@@ -19,19 +19,20 @@ from jaxrl_llm import metrics, peers, preempt
 
 JOB = faults.JOB | dict(
   steps=8,
-  sft=dict(steps=20, learning_rate=1e-2, prompts=16),
   checkpoint=dict(every=2, keep=9),
-  eval=dict(every=0, prompts=8, samples=1),
+  eval=dict(every=0, prompts=8, samples=0),
 )
 
 
-def start_all(config: str, workdir, *more: str, processes: int = 2, devices: int = 1):
+def start_all(
+  config: str, workdir, *more: str, processes: int = 2, devices: int = 1, faults=(None,) * 4
+):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
   told = [f'--coordinator=127.0.0.1:{port}', f'--processes={processes}', *more]
   return [
-    tiny_job.start(config, workdir, *told, f'--process={i}', devices=devices)
+    tiny_job.start(config, workdir, *told, f'--process={i}', devices=devices, fault=faults[i])
     for i in range(processes)
   ]
 
@@ -93,7 +94,7 @@ def assert_told(out: str, words: str) -> None:
 
 def test_the_first_process_dies_in_a_step_and_the_same_command_goes_on(alone, tmp_path):
   config, run = tiny_job.config_file(tmp_path, **(JOB | dict(steps=4))), tmp_path / 'run'
-  flags = '--config.mesh.fsdp=4', '--config.eval.samples=0'
+  flags = ('--config.mesh.fsdp=4',)
   both = start_all(config, run, *flags, devices=2)
   # A step is seldom between two others: they are in one, or grade.
   waited = run / 'rollouts/step_000002.jsonl', run / 'checkpoints/step_000002'
@@ -155,33 +156,10 @@ def test_a_process_dies_or_stops_in_a_collective(victim, kind, why):
     assert_told(out, 'process 1 of 2 (this one) stood still for')
 
 
-# The second process sees one right answer more, once.
-_DRIFT = """
-import sys
-import jax
-from jaxrl_llm import control, main
-real = control.Curriculum.observe
-def observe(self, index_P, right_P, count_P, *more):
-  first = jax.process_index() == 1 and not self._visits.any()
-  real(self, index_P, right_P + (first and right_P < count_P), count_P, *more)
-control.Curriculum.observe = observe
-sys.exit(main.main())
-"""
-
-
-def test_a_process_whose_curriculum_drifts_stops_the_run(tmp_path, monkeypatch):
-  config, run = tiny_job.config_file(tmp_path, **(JOB | dict(sft=None))), tmp_path / 'run'
-  real, script = subprocess.Popen, tmp_path / 'drift.py'
-  script.write_text(_DRIFT)
-  drifting = lambda argv, **kw: real([argv[0], str(script), *argv[3:]], **kw)  # noqa: E731
-  monkeypatch.setattr(tiny_job.subprocess, 'Popen', drifting)
-  both = start_all(
-    config,
-    run,
-    '--config.mesh.fsdp=2',
-    '--config.processes.same_every=1',
-    '--config.eval.samples=0',
-  )
+def test_a_process_whose_curriculum_drifts_stops_the_run(tmp_path):
+  config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
+  flags = '--config.mesh.fsdp=2', '--config.processes.same_every=1'
+  both = start_all(config, run, *flags, faults=(None, dict(kind='drift')))
   told = [p.communicate(timeout=240)[0] for p in both]
   assert [p.returncode for p in both] == [2, 2], told
   for out in told:

@@ -20,6 +20,7 @@ from jaxrl_llm.report import gather
 # Two tokens a row in each step, in half as many slots as rows: most groups take several steps. Few
 # prompts, so that most come back and begin from their last answers.
 PARTIAL = dict(
+  **tiny_job.UNTAUGHT,
   generate=dict(slots=8, stop=dict(fn='rounds', count=3), draft=dict(fn='lenient', lenience=1.0)),
   data=tiny_job.CONFIG['data'] | dict(size=24),
   optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
@@ -27,6 +28,7 @@ PARTIAL = dict(
 
 # Graded while the next step runs; and half of all rollouts pruned by a judge that is part of the state.
 LAG = dict(
+  **tiny_job.UNTAUGHT,
   mode='lag',
   generate=dict(
     prune=dict(fn='quality', candidates=8, at_tokens=2, warmup_steps=2, learning_rate=1e-2)
@@ -36,6 +38,7 @@ LAG = dict(
 
 # Rewards by vote, outliers cut, and successes of earlier visits in every group.
 AGAIN = dict(
+  **tiny_job.UNTAUGHT,
   steps=5,
   vote=dict(fn='majority', learn_from=0),
   truncate=dict(fn='outliers', deviations=1.0, least_tokens=1),
@@ -47,6 +50,7 @@ AGAIN = dict(
 
 # Batches wait for mixed groups, and hard prompts get a second slot in a later call.
 WAITING = dict(
+  **tiny_job.UNTAUGHT,
   steps=9,
   collect=dict(fn='dars', top_ups=2, most=2, patience=4),
   eval=dict(every=0, prompts=8, samples=0),

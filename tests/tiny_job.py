@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
-import quick
+import forks
 
 CONFIG = dict(
   model='scratch',
@@ -26,6 +24,8 @@ CONFIG = dict(
   checkpoint=dict(every=2, keep=2),
   mesh=dict(fsdp=1),
 )
+# No supervised start, which is two more programs: rewards that a model drawn at random gets, too.
+UNTAUGHT = dict(sft=None, grade=dict(fn='judges:odd'))
 
 
 def config_file(folder, **changes) -> str:
@@ -37,19 +37,12 @@ def config_file(folder, **changes) -> str:
   return path
 
 
-def start(config: str, workdir: str, *more: str, devices: int = 1) -> subprocess.Popen:
-  """The command line in a process of its own."""
-  command = [sys.executable, '-m', 'jaxrl_llm.main', f'--config={config}', f'--workdir={workdir}']
-  return subprocess.Popen(
-    [*command, *more],
-    env=os.environ | dict(XLA_FLAGS=quick.flags(devices), JAX_PLATFORMS='cpu'),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
+def start(config: str, workdir: str, *more: str, **how) -> forks.Started:
+  """The command line in a process of its own; `how`: see `forks.start`."""
+  return forks.start([f'--config={config}', f'--workdir={workdir}', *more], workdir, **how)
 
 
-def finish(process: subprocess.Popen) -> str:
+def finish(process: forks.Started) -> str:
   """Waits, and returns what it printed; fails where the status is not 0."""
   out, _ = process.communicate(timeout=600)
   assert process.returncode == 0, out

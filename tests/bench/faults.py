@@ -156,18 +156,17 @@ def main() -> None:
   shutil.rmtree(out, ignore_errors=True)
   out.mkdir(parents=True)
   survived, began, draw = Ledger(), time.monotonic(), random.Random(options.seed)
-  with Nursery(out) as nursery:
-    want = out / 'uninterrupted'
-    status, text = nursery.start(want)
-    assert status == 0, text
-    common = nursery, want, out, survived
-    random_signals(*common, options.kills, draw, signal.SIGKILL)
-    random_signals(*common, max(options.kills // 5, 1), draw, signal.SIGTERM)
-    stages(*common)
-    full_disk(*common)
-    small_disk(*common, (200, 400, 600, 900))
-    damages(*common)
-    clocks(*common)
+  nursery, want = Nursery(out), out / 'uninterrupted'
+  status, text = nursery.start(want)
+  assert status == 0, text
+  common = nursery, want, out, survived
+  random_signals(*common, options.kills, draw, signal.SIGKILL)
+  random_signals(*common, max(options.kills // 5, 1), draw, signal.SIGTERM)
+  stages(*common)
+  full_disk(*common)
+  small_disk(*common, (200, 400, 600, 900))
+  damages(*common)
+  clocks(*common)
   for kind, count in survived.counts.items():
     print(f'{count:4} {kind}')
   print(

@@ -1,0 +1,20 @@
+"""Rewards for jobs of tests, by dotted path; a model drawn at random gets them in about half of its answers."""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+def odd(data_source, solution_str, ground_truth, extra_info=None):
+  """1 where the code points sum up to an odd number."""
+  return float(sum(map(ord, solution_str)) % 2)
+
+
+def slow(data_source, solution_str, ground_truth, extra_info=None):
+  """The same; the first to grade where no file JUDGES is says in it who it is, and takes its time."""
+  if not os.path.exists(os.environ['JUDGES']):
+    with open(os.environ['JUDGES'], 'w') as file:
+      file.write(str(os.getpid()))
+    time.sleep(0.5)
+  return odd(data_source, solution_str, ground_truth)
