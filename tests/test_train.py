@@ -23,12 +23,11 @@ PARTIAL = dict(
   **tiny_job.UNTAUGHT,
   generate=dict(slots=8, stop=dict(fn='rounds', count=3), draft=dict(fn='lenient', lenience=1.0)),
   data=tiny_job.CONFIG['data'] | dict(size=24),
-  optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
+  optimizer=dict(learning_rate=1e-2),  # tells two versions of the weights apart
 )
 
 # Graded while the next step runs; and half of all rollouts pruned by a judge that is part of the state.
 LAG = dict(
-  **tiny_job.UNTAUGHT,
   mode='lag',
   generate=dict(
     prune=dict(fn='quality', candidates=8, at_tokens=2, warmup_steps=2, learning_rate=1e-2)
@@ -38,7 +37,6 @@ LAG = dict(
 
 # Rewards by vote, outliers cut, and successes of earlier visits in every group.
 AGAIN = dict(
-  **tiny_job.UNTAUGHT,
   steps=5,
   vote=dict(fn='majority', learn_from=0),
   truncate=dict(fn='outliers', deviations=1.0, least_tokens=1),
