@@ -14,6 +14,7 @@ import threading
 import traceback
 
 import fault_plan
+import quick
 
 from jaxrl_llm import checkpoint, console, main, train  # noqa: F401  what a run imports
 
@@ -54,7 +55,7 @@ def poll(pid: int) -> int | None:
 if __name__ == '__main__':
   gc.collect()
   gc.freeze()  # children share what is never looked at
-  gc.set_threshold(50_000, 20, 50)
+  quick.collect_seldom()
   for line in sys.stdin:
     asked = json.loads(line)
     print(json.dumps(start(asked) if 'argv' in asked else poll(asked['pid'])), flush=True)

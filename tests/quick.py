@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import os
-from collections.abc import Iterator
 
 
 def flags(devices: int) -> str:
-  """XLA_FLAGS for so many virtual devices. LLVM takes thrice as long over what the newer emitters of fusions write."""
-  return f'--xla_force_host_platform_device_count={devices} --xla_cpu_use_fusion_emitters=false'
+  """XLA_FLAGS for so many virtual devices.
+
+  LLVM takes thrice as long over what the newer emitters of fusions write, and a sixth longer over a program in
+  pieces, of which each is rounded by what else lies in it.
+  """
+  return (
+    f'--xla_force_host_platform_device_count={devices} --xla_cpu_use_fusion_emitters=false '
+    '--xla_cpu_parallel_codegen_split_count=1'
+  )
 
 
 # compiler_options of a program that is read, for by default other operations are fused, or whose last digits count.
@@ -20,19 +26,6 @@ AS_TRAINED = dict(
 )
 
 
-@contextlib.contextmanager
-def optimized() -> Iterator[None]:
-  """Programs compiled inside are optimized by LLVM: what two of them then round alike, they need not without."""
-  import jax
-
-  kept = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', False)
-  try:
-    yield
-  finally:
-    jax.config.update('jax_disable_most_optimizations', kept)
-
-
 def prepare() -> None:
   """Call it before jax is first imported; processes that tests start inherit it, but for the flags."""
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -40,3 +33,9 @@ def prepare() -> None:
   # A mesh of one device is made from jax.devices()[:1].
   if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flags(8)}'.strip()
+  collect_seldom()
+
+
+def collect_seldom() -> None:
+  """Tracing makes many objects, few of them in cycles: what is looked for seldom costs less."""
+  gc.set_threshold(50_000, 20, 50)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import quick
 
 from jaxrl_llm import (
   assemble,
@@ -130,10 +129,9 @@ def talked():
 
 def test_one_turn_without_an_answer_is_what_no_environment_is():
   """(a) Tokens and log-probabilities bit for bit, and the weights after two updates to the rounding of two programs."""
-  with quick.optimized():
-    plain = made(environment__fn='none')
-    want_state, _, want = run(plain, 3, call=steps.compile_split(plain.program))
-    got_state, _, got = run(made(Once, environment__turns=1, environment__judge='grade'), 3)
+  plain = made(environment__fn='none')
+  want_state, _, want = run(plain, 3, call=steps.compile_split(plain.program))
+  got_state, _, got = run(made(Once, environment__turns=1, environment__judge='grade'), 3)
   assert any((w[1].reason_B == STOPPED).any() and w[2].batch.reward_B.std() > 0 for w in want)
   for (_, a, _), (_, b, _) in zip(got, want, strict=True):
     for x, y in zip(*(jax.tree.leaves(r._replace(turns=None)) for r in (a, b)), strict=True):
