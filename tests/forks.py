@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -64,11 +65,11 @@ class Started:
       if time.monotonic() > end:
         self.kill()
         raise TimeoutError(f'no end after {timeout} s: {self.text()}')
-      time.sleep(0.005)
+      time.sleep(0.02)
     return self.text(), None
 
 
-_logs = iter(range(10**9))
+_logs = itertools.count()
 
 
 def start(
@@ -84,7 +85,5 @@ def start(
   log = workdir.parent / f'{workdir.name}.{next(_logs)}.log'
   log.parent.mkdir(parents=True, exist_ok=True)
   env |= dict(XLA_FLAGS=quick.flags(devices))
-  if 'JAXRL_LLM_CACHE' in os.environ:
-    env.setdefault('JAXRL_LLM_CACHE', os.environ['JAXRL_LLM_CACHE'])
   pid = _server().ask(argv=argv, workdir=str(workdir), log=str(log), env=env, fault=fault)
   return Started(pid, log)

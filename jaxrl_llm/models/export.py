@@ -74,8 +74,11 @@ def begun(folder: str, dtype: str, card: str) -> Iterator[str]:
   shutil.rmtree(part, ignore_errors=True)
   os.makedirs(part)
   yield part
-  with open(os.path.join(part, 'README.md'), 'w', encoding='utf-8') as file:
+  readme = os.path.join(part, 'README.md')
+  with open(readme, 'w', encoding='utf-8') as file:
     file.write(card or f'# {os.path.basename(folder)}\n')
+  for name in os.listdir(part):  # safetensors lets the owner alone read what it writes
+    shutil.copymode(readme, os.path.join(part, name))
   if os.path.isdir(folder):
     os.rmdir(folder)
   os.rename(part, folder)

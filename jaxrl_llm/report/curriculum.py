@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxrl_llm.control import Curriculum
 from jaxrl_llm.report.rollouts import Rollouts, lines
@@ -80,7 +81,7 @@ def tell(report: Report, console: Console | None = None) -> None:
   console = console or Console()
   table = Table(title='Success rate of the visited groups, from 0 to 1', title_justify='left')
   for name in ('steps', 'all wrong ▸ all right', 'all wrong', 'mixed', 'all right'):
-    table.add_column(name)
+    table.add_column(name, overflow='fold', no_wrap='▸' in name)  # a histogram is one line
   for (first, last), share_D in zip(report.windows, report.difficulty_WxD, strict=True):
     wrong, right = share_D[0], share_D[-1]
     cells = [f'{x:.0%}' for x in (wrong, 1 - wrong - right, right)]
@@ -161,21 +162,26 @@ def _prompt(index: int, row: Row, mean: float, mixed: float, curriculum: Curricu
 def _prompts(console: Console, title: str, rows: list[dict]) -> None:
   table = Table(title=title, title_justify='left')
   for name in ('prompt', 'P(mixed)', 'success', 'visits'):
-    table.add_column(name, justify='right')
+    table.add_column(name, justify='right', overflow='fold')
   table.add_column('question', overflow='ellipsis', no_wrap=True, max_width=60)
   for row in rows:
     numbers = f'{row["mixed"]:.2f}', f'{row["success"]:.2f}', str(row['visits'])
-    table.add_row(str(row['prompt']), *numbers, row['question'].replace('\n', ' '))
+    table.add_row(str(row['prompt']), *numbers, _words(row['question']))
   console.print(table)
 
 
 def _suspects(console: Console, rows: list[dict]) -> None:
   table = Table(title='Labels that rollouts contradict', title_justify='left')
   for name in ('prompt', 'label', 'majority', 'share', 'visits'):
-    table.add_column(name, justify='right')
+    table.add_column(name, justify='right', overflow='fold')
   table.add_column('question', overflow='ellipsis', no_wrap=True, max_width=60)
   for row in rows:
-    cells = str(row['prompt']), str(row['given']), str(row['majority'])
-    question = row['question'].replace('\n', ' ')
-    table.add_row(*cells, f'{row["share"]:.0%}', str(row['visits']), question)
+    labels = _words(row['given']), _words(row['majority'])
+    numbers = f'{row["share"]:.0%}', str(row['visits'])
+    table.add_row(str(row['prompt']), *labels, *numbers, _words(row['question']))
   console.print(table)
+
+
+def _words(told: object) -> Text:
+  """In one line, and [brackets] in it are no markup."""
+  return Text(str(told).replace('\n', ' '))

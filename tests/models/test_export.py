@@ -73,6 +73,10 @@ def test_a_model_without_a_folder_gets_a_config_a_tokenizer_and_a_card(tmp_path)
   np.testing.assert_allclose(ours, their_logits(loaded, tokens, mask), atol=1e-4)
   card = (tmp_path / 'ours' / 'README.md').read_text()
   assert 'after 0 steps' in card and json.loads(card.split('```json')[1].split('```')[0])
+  # Who may read one file may read all of them: a server is often another user.
+  modes = {path.stat().st_mode for path in (tmp_path / 'ours').iterdir()}
+  (tmp_path / 'plain').write_text('')
+  assert modes == {(tmp_path / 'plain').stat().st_mode}
 
 
 def test_a_folder_that_is_in_use_stays_as_it_is(tmp_path):

@@ -63,10 +63,10 @@ def test_what_is_told_is_what_the_curriculum_has_seen(tmp_path):
   np.testing.assert_allclose(told.prior_D.sum(), 1)
 
 
-@pytest.mark.parametrize('width', [60, 200])
+@pytest.mark.parametrize('width', [40, 60, 200])
 def test_it_prints_at_any_width_and_names_suspects(width, tmp_path):
   rollouts(tmp_path, 0, p1=[0, 1])
-  suspect = dict(prompt=1, given='8', majority='7', share=0.75, visits=6, question='1 +\n6')
+  suspect = dict(prompt=1, given='[/i]8', majority='7', share=0.75, visits=6, question='1 +\n6[/u]')
   (tmp_path / 'suspect_labels.jsonl').write_text(json.dumps(suspect) + '\n')
   out = io.StringIO()
   told = report.make(str(tmp_path), make(40), ROWS, read(tmp_path))
@@ -74,6 +74,9 @@ def test_it_prints_at_any_width_and_names_suspects(width, tmp_path):
   text = out.getvalue()
   assert max(map(len, text.splitlines())) <= width
   assert 'Most learnable' in text and '75%' in text and 'calibration error' in text
+  bars = [report.bars(share_D) for share_D in told.difficulty_WxD]
+  assert all(sum(line in row for row in text.splitlines()) for line in bars), 'a histogram is cut'
+  assert width < 60 or '[/i]8' in text and '1 + 6[/u]' in text, '[brackets] are no markup'
   (tmp_path / 'out.json').write_text(json.dumps(report.plain(told)))
   again = report.read(str(tmp_path / 'out.json'))
   assert again.suspects == [suspect] and report.plain(again) == json.loads(
