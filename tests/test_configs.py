@@ -1,20 +1,22 @@
 """Every config really runs: its own program and the host's turn, on a model of one layer and planted rewards.
 
-Update and generation are compiled apart, and with little optimisation: most configs share the generation, which is
-then compiled once. That both in one program are the same is told by tests/test_step.py.
+Update and generation are compiled apart: most configs share the generation, which is then traced and compiled once.
+That both in one program are the same is told by tests/test_step.py.
 """
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import assemble, grade, models, rounds, shard, turn
+from jaxrl_llm import assemble, grade, models, rollout, rounds, shard, turn
 from jaxrl_llm import config as configs
 from jaxrl_llm import step as steps
+from jaxrl_llm.program import Program
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').glob('*.py'))}
 P, G, T = 4, 4, 8
@@ -117,6 +119,47 @@ def small(name: str, folder: pathlib.Path):
   return c
 
 
+# What generation reads; of the rest it is given nothing, so that it could not.
+SAMPLED = (
+  *(
+    'model',
+    'mesh',
+    'rules',
+    'lora',
+    'generate',
+    'weights_dtype',
+    'prune',
+    'ngram',
+    'verify',
+    'tree',
+  ),
+  *('carried', 'lockstep', 'same_noise', 'head_chunk_tokens'),
+)
+HELD = ('params', 'base', 'judge', 'seed', 'step', 'carried')
+
+
+def only(told, names):
+  return told._replace(**{name: None for name in told._fields if name not in names})
+
+
+@functools.cache
+def sampling(program: Program):
+  """One program for all configs that sample alike."""
+  return jax.jit(functools.partial(rollout.generate, program))
+
+
+def compiled(program: Program):
+  """What `steps.compile_split` returns."""
+  learn, sample = steps.compile_update(program), sampling(only(program, SAMPLED))
+
+  def call(state, batch, *asked):
+    state, metrics = learn(state, batch)
+    drawn, sampled, left = sample(only(state, HELD), *asked)
+    return state._replace(carried=left), drawn, metrics | sampled
+
+  return call
+
+
 def changed(one, other) -> bool:
   return any(
     not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True)
@@ -134,12 +177,12 @@ def test_every_config_takes_two_steps(name, tmp_path):
   state = steps.init_state(program, parts.model.params, parts.teacher and parts.teacher.params)
   before, batch = jax.device_get(state), steps.empty_batch(program)
   split = parts.play is None
-  call, rows = steps.compile_split(program) if split else rounds.compile_call(parts), []
+  call, rows = compiled(program) if split else rounds.compile_call(parts), []
   for index in range(3):  # the first has nothing to learn from yet
     prompts, *more = turn.propose(parts, index)
-    state, rollout, metrics = call(state, batch, prompts, *more)
+    state, drawn, metrics = call(state, batch, prompts, *more)
     taken = int(state.step)
-    landed = turn.land(parts, pool, turn.Flight(index, prompts, rollout, metrics))
+    landed = turn.land(parts, pool, turn.Flight(index, prompts, drawn, metrics))
     batch = landed.batch
     rows.append(landed.row)
     # Of turns there may be fewer than the most.
