@@ -30,6 +30,9 @@ def prepare() -> None:
   """Call it before jax is first imported; processes that tests start inherit it, but for the flags."""
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+  os.environ.setdefault(
+    'JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0'
+  )  # programs say which function, not which line
   # A mesh of one device is made from jax.devices()[:1].
   if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flags(8)}'.strip()

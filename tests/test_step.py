@@ -114,17 +114,22 @@ def test_gradient_is_the_weighted_gradient_of_the_log_probability():
   assert_close(gradient(p, batch, params), jax.jit(jax.grad(loss))(params), 1e-5)
 
 
-@pytest.mark.parametrize('rows', [1, 2, 4, 8])
-@pytest.mark.parametrize('method', ['token_mean', 'sequence_mean'])
-def test_microbatches_of_any_size_sum_to_the_same_gradient(rows, method):
-  params = decoder.init(MODEL, 0)
-  c = config().objective
-  c.aggregate, c.zero_variance = dict(fn=method), dict(fn='mask')
+@pytest.fixture(scope='module', params=['token_mean', 'sequence_mean'])
+def in_one_piece(request):
+  """An objective, weights, a batch that they sampled, and its gradient."""
+  c, params = config().objective, decoder.init(MODEL, 0)
+  c.aggregate, c.zero_variance = dict(fn=request.param), dict(fn='mask')
   whole = program(objective=c)
   batch = graded(whole, params)
-  cut = program(objective=c, microbatch_rollouts=rows)
+  return c, params, batch, gradient(whole, batch, params)
+
+
+@pytest.mark.parametrize('rows', [1, 2, 4, 8])
+def test_microbatches_of_any_size_sum_to_the_same_gradient(rows, in_one_piece):
+  objective, params, batch, want = in_one_piece
+  cut = program(objective=objective, microbatch_rollouts=rows)
   assert cut.slice_groups * cut.slice_rollouts == rows
-  assert_close(gradient(cut, batch, params), gradient(whole, batch, params), 1e-6)
+  assert_close(gradient(cut, batch, params), want, 1e-6)
 
 
 def test_order_of_groups_leaves_the_gradient_alone():
