@@ -168,9 +168,9 @@ def _begin(parts: Parts, folder: Any, screen: Any, spent: workdirs.Spent):
   if fresh and config.sft.steps:
     screen.say(f'supervised warm start, {config.sft.steps} steps')
     rows, tokenizer = parts.tables.train, parts.model.tokenizer
+    tell = warmstart.Losses(config.sft.steps, folder, screen)
     with spent.on('warm start'):
-      state, losses = warmstart.run(config, parts.program, state, rows, tokenizer)
-    screen.say(f'warm start: loss {losses[0]:.2f} -> {losses[-1]:.2f} nats per token')
+      state = warmstart.run(config, parts.program, state, rows, tokenizer, tell)
   return state, batch, flight, start
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program, make_program
 from jaxrl_llm.types import Batch, TrainState
 
+_QUIET_S = 10.0  # between two lines on the screen
 # With A = 1, no ratio and no trust region the coefficient form is token-mean maximum likelihood.
 _LIKELIHOOD = dict(
   advantage=dict(fn='raw'),
@@ -35,23 +38,53 @@ _LIKELIHOOD = dict(
 
 
 def run(
-  config: Any, program: Program, state: TrainState, table: Any, tokenizer: Any
-) -> tuple[TrainState, list[float]]:
+  config: Any,
+  program: Program,
+  state: TrainState,
+  table: Any,
+  tokenizer: Any,
+  tell: Callable[[float], None],
+) -> TrainState:
   """Takes `config.sft.steps` supervised steps on `table`; fresh optimizer state for what follows.
 
-  Returns the state and the loss (nats per token) of each step. Batches are drawn uniformly, keyed by
-  (seed, step). Source: none.
+  After each, `tell` hears its loss, nats per token. Batches are drawn uniformly, keyed by (seed, step).
+  Source: none.
   """
   supervised = likelihood(config, program)
   update = steps.compile_update(supervised)
   teacher = state.teacher
-  state, losses = steps.init_state(supervised, state.params), []
+  state = steps.init_state(supervised, state.params)
   for index in range(config.sft.steps):
     random = np.random.default_rng((config.seed, index))
     state, metrics = update(state, batch(config, random, table, tokenizer))
     # Recorded log-probabilities are 0 here, so this divergence is the negative log-likelihood.
-    losses.append(float(metrics['actor/ppo_kl']))
-  return steps.init_state(program, state.params, teacher), losses
+    tell(float(metrics['actor/ppo_kl']))
+  return steps.init_state(program, state.params, teacher)
+
+
+class Losses:
+  """What `run` tells: kept in sft.jsonl and, in a start that takes long, said after every tenth of the steps.
+
+  Source: none.
+  """
+
+  def __init__(self, steps: int, folder: Any, screen: Any):
+    self._steps, self._folder, self._screen = steps, folder, screen
+    self._losses: list[float] = []
+    self._said = time.monotonic()
+
+  def __call__(self, loss: float) -> None:
+    self._losses.append(loss)
+    done = len(self._losses)
+    if done % max(self._steps // 10, 1) and done < self._steps:
+      return
+    self._folder.write_sft(self._losses)
+    if done == self._steps:
+      first = self._losses[0]
+      self._screen.say(f'warm start: loss {first:.2f} -> {loss:.2f} nats per token')
+    elif time.monotonic() > self._said + _QUIET_S:
+      self._said = time.monotonic()
+      self._screen.say(f'warm start: {done} of {self._steps} steps, {loss:.2f} nats per token')
 
 
 def likelihood(config: Any, program: Program) -> Program:

@@ -162,7 +162,7 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
   changes = dict(quantize_update=quantize_update, objective=dict(correction=dict(fn='token')))
   state = steps.frozen(None)
   with pytest.raises(Made) as made:
-    warmstart.run(config(**changes), program(**changes), state, None, None)
+    warmstart.run(config(**changes), program(**changes), state, None, None, lambda loss: None)
   assert made.value.args == (reads, quantize_update)
 
 

@@ -94,9 +94,10 @@ def test_a_demonstration_wider_than_a_row_is_told():
       warmstart.batch(c, np.random.default_rng(seed), table, tokenizer)
 
 
-def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys):
+def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys, monkeypatch):
   """Packed; evaluated once, saved as step 0, and not begun again by a second start."""
   sft = dict(steps=12, learning_rate=1e-2, prompts=4, pack_tokens=48)
+  monkeypatch.setattr(warmstart, '_QUIET_S', -1.0)
   told = dict(every=0, prompts=4, samples=0)
   c = configs.load(tiny_job.config_file(tmp_path, steps=0, sft=sft, eval=told))
 
@@ -107,6 +108,14 @@ def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys):
   told = run()
   first, last = (float(x.split()[0]) for x in told.split('loss ')[1].split(' -> '))
   assert last < first - 0.5
+  rows = [json.loads(line) for line in (tmp_path / 'run/sft.jsonl').read_text().splitlines()]
+  assert [row['training/global_step'] for row in rows] == list(range(12))
+  losses = [row['sft/loss'] for row in rows]
+  assert [f'{x:.2f}' for x in (losses[0], losses[-1])] == [f'{x:.2f}' for x in (first, last)]
+  # The last step says what was gained instead.
+  said = [line.split('warm start: ')[1] for line in told.splitlines() if 'warm start: ' in line]
+  assert [line.split(' steps')[0] for line in said[:-1]] == [f'{n} of 12' for n in range(1, 12)]
+  assert float(said[3].split()[4]) == round(losses[3], 2)
   saved = tmp_path / 'run/checkpoints/step_000000/manifest.json'
   before = saved.stat().st_mtime_ns, saved.read_text()
   assert [p.name for p in (tmp_path / 'run/eval').iterdir()] == ['step_000000.json']

@@ -60,7 +60,9 @@ def run(method: str, lag: int, seed: int, learning_rate: float) -> dict:
   parts = assemble.parts(config)
   program = parts.program
   state = steps.init_state(program, parts.model.params)
-  state, _ = train.warmstart.run(config, program, state, parts.tables.train, parts.model.tokenizer)
+  state = train.warmstart.run(
+    config, program, state, parts.tables.train, parts.model.tokenizer, lambda loss: None
+  )
   learn = steps.compile_update(program)
   sample = jax.jit(functools.partial(steps.generate, program))
   waiting, rows = collections.deque(), []

@@ -401,7 +401,8 @@ def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypat
     np.ones(P, np.float32),
   )
   monkeypatch.setattr(warmstart, 'batch', lambda *_: answers)
-  _, losses = warmstart.run(c, p, steps.init_state(p, params), range(P), None)
+  losses = []
+  warmstart.run(c, p, steps.init_state(p, params), range(P), None, losses.append)
   assert len(losses) == 1
 
 
