@@ -1,10 +1,11 @@
-// Drives report.html in Chromium; see report_page.py. node report_page.mjs PAGE FOLDER-FOR-PICTURES NODE_MODULES CHROMIUM
+// Drives report.html in Chromium; see report_page.py.
+// node report_page.mjs PAGE FOLDER-FOR-PICTURES NODE_MODULES CHROMIUM drive|look
 import { createRequire } from 'node:module';
 import fs from 'node:fs';
 import path from 'node:path';
 import { pathToFileURL } from 'node:url';
 
-const [page, folder, modules, chromium] = process.argv.slice(2);
+const [page, folder, modules, chromium, how] = process.argv.slice(2);
 const need = createRequire(path.join(path.resolve(modules), 'x.js'));
 const puppeteer = need('puppeteer-core').default ?? need('puppeteer-core');
 const axe = fs.readFileSync(need.resolve('axe-core/axe.min.js'), 'utf8');
@@ -137,7 +138,7 @@ for (const [name, width, height, features, mobile] of [
   await shoot(tab, `${name}-top`);
   for (const id of ['health', 'learning', 'distributions', 'policy', 'curriculum', 'time', 'device', 'config'])
     await section(tab, id, `${name}-${id}`);
-  if (name !== 'dark') await drive(tab);
+  if (name !== 'dark' && how === 'drive') await drive(tab);
   await section(tab, 'rollouts', `${name}-rollouts`);
   check(
     `${name}: wider than the screen by`,

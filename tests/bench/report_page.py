@@ -35,7 +35,9 @@ def main() -> None:
   parser.add_argument('--chromium', default=shutil.which('chromium') or 'chromium')
   parser.add_argument('--rollouts', type=int, default=100_000)
   parser.add_argument('--runs', type=int, default=1)
-  parser.add_argument('--page', default='', help='an own report.html instead of a made-up one')
+  parser.add_argument(
+    '--page', default='', help='an own report.html, which is looked at and not driven'
+  )
   flags = parser.parse_args()
   os.makedirs(flags.out, exist_ok=True)
   with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +64,8 @@ def _made(folder: str, flags: argparse.Namespace) -> dict:
 
 def _driven(path: str, flags: argparse.Namespace) -> dict:
   script = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report_page.mjs')
-  command = ['node', script, path, flags.out, flags.node, flags.chromium]
+  how = 'look' if flags.page else 'drive'  # what is asked for is in the made-up one alone
+  command = ['node', script, path, flags.out, flags.node, flags.chromium, how]
   return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 

@@ -55,7 +55,8 @@ function deviceOf(told) {
   ].filter(Boolean);
 }
 
-const seconds = s => (s === 0 ? '–' : s < 0.95 ? `${num(1e3 * s)} ms` : `${num(s)} s`);
+const seconds = s =>
+  s === 0 ? '–' : s < 0.95e-3 ? `${num(1e6 * s)} µs` : s < 0.95 ? `${num(1e3 * s)} ms` : `${num(s)} s`;
 
 function floors(told) {
   if (!told.floors.length) return [];
