@@ -36,7 +36,8 @@ def silent_s(config: ml_collections.ConfigDict) -> float:
   return value
 
 
-_GROUP = (
+# Advantages that say nothing of a lone row.
+OF_A_GROUP = (
   'group_normalized',
   'group_centered',
   'group_whitened',
@@ -254,7 +255,7 @@ def _check_sampling(sampling: ml_collections.ConfigDict) -> None:
 
 
 def _check_batch(c: ml_collections.ConfigDict) -> None:
-  if c.rollouts < 2 and c.objective.advantage.fn in _GROUP:
+  if c.rollouts < 2 and c.objective.advantage.fn in OF_A_GROUP:
     raise UserError(
       f'config.rollouts={c.rollouts} leaves nothing to compare in a group for '
       f'config.objective.advantage.fn={c.objective.advantage.fn!r}; give at least 2.'

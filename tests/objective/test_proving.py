@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, settings, signal, tok
 
 from jaxrl_llm import config as configs
-from jaxrl_llm import objective
+from jaxrl_llm import objective, validation
 from jaxrl_llm.objective import advantage, shape, tokens
 
 
@@ -707,3 +709,17 @@ def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
   drift = -(weight * moved).sum()
   got = run(d, kl=dict(fn='hinge', coef=7.0, delta=0.01), aggregate='token_mean')[1]['kl_loss']
   assert drift > 0.01 and got == pytest.approx((drift - 0.01) * drift)
+
+
+@pytest.mark.parametrize('name', sorted(configs.choices(advantage)))
+def test_an_advantage_that_compares_a_group_is_refused_for_groups_of_one(name):
+  """What says the same of a lone row whatever its reward was would teach nothing: `validation.py` lists it."""
+  fn, r = getattr(advantage, name), np.random.default_rng(0)
+
+  def told(reward_Px1):
+    given = dict(reward_PxG=reward_Px1, parts_PxGxK=reward_Px1[..., None], weight_K=np.ones(1))
+    given |= dict.fromkeys(('length_PxG', 'leverage_PxG', 'context_PxG'), np.ones((P, 1)))
+    return fn(**{k: v for k, v in given.items() if k in inspect.signature(fn).parameters})
+
+  one, other = (told(r.uniform(0.1, 1, (P, 1))) for _ in range(2))
+  assert np.allclose(one, other) == (name in validation.OF_A_GROUP)
