@@ -1,10 +1,11 @@
-"""RL after SFT: a model that knows single string functions (configs/sft.py) learns to compose them, arXiv:2509.25123.
+"""RL after SFT: functions shown on five letters at most (configs/sft.py) are learnt on longer strings, arXiv:2509.25123.
 
 python -m jaxrl_llm.main --config=configs/sft.py
 python -m jaxrl_llm.main --config=configs/sft.py --mode=export --to=runs/sft_model
 python -m jaxrl_llm.main --config=configs/sft_then_rl.py
-No composition is ever shown: rewards alone say which are right. Numbers: ours, not tuned; the task is the paper's, its
-functions and the size of the model are not. DAPO, and the curriculum, which tells depths and lengths apart.
+No answer to six or seven letters is ever shown: rewards alone say which are right. Numbers: ours, not tuned; the
+functions are the paper's idea. Its own step, from f(x) to f(g(x)) (max_depth=2), this model did not take: it answers
+without writing down what is between. DAPO, and the curriculum, which tells lengths apart.
 """
 
 
@@ -22,7 +23,7 @@ def get_config():
     ),
     optimizer=dict(learning_rate=3e-4, decay='linear'),
     sft=dict(steps=0),
-    data=dict(tasks=(dict(name='compose', min_depth=1, max_depth=2, min_length=2, max_length=5),)),
+    data=dict(tasks=(dict(name='compose', max_depth=1, min_length=5, max_length=7),)),
     eval=dict(every=40),
     checkpoint=dict(every=40, keep=2),
   )
