@@ -30,9 +30,8 @@ def prepare() -> None:
   """Call it before jax is first imported; processes that tests start inherit it, but for the flags."""
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
-  os.environ.setdefault(
-    'JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0'
-  )  # programs say which function, not which line
+  # Programs say of which function they are, not of which lines.
+  os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
   # A mesh of one device is made from jax.devices()[:1].
   if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flags(8)}'.strip()
