@@ -1,6 +1,6 @@
 """Tokens per second of the engine against `transformers` generate: SmolLM2 float32, 32 rows, 64 + 128 tokens.
 
-python tests/bench/decode.py [--turns 3]      needs torch and transformers (the extra `parity`)
+python -m tests.bench.decode [--turns 3]      needs torch and transformers (the extra `parity`)
 Both take the same prompts and weights, sample at temperature 1, and never stop early; they take turns in one
 process, and the best turn of each counts. Beside them: the rate at which this machine reads memory, and what
 reading all weights once per token would take at that rate.

@@ -1,6 +1,6 @@
 """Answers graded per second, by grader and by the number of worker processes.
 
-python tests/bench/grading.py [--turns 5] [--answers 512] [--characters 400]
+python -m tests.bench.grading [--turns 5] [--answers 512] [--characters 400]
 Answers of that many characters with the result at their end; half of them right. Graders whose time is bounded run in
 the trainer's own process, whatever the workers; `judge` is a function of the user's in a file of its own, and does
 nothing but compare, so that its row is what the pool costs. Cases take turns in one process; medians over the turns,

@@ -1,6 +1,6 @@
 """Drafts from the group's text against plain decoding: rounds and time per token, SmolLM2 float32 on sums.
 
-python tests/bench/ngram.py [--turns 3] [--tokens 48] [--match 3]
+python -m tests.bench.ngram [--turns 3] [--tokens 48] [--match 3]
 4 prompts × 8 rollouts at temperature 1, end tokens on; every row in a slot of its own, or 8 slots with rollout 0
 of each prompt first. All cases say the same tokens and take turns in one process; the best turn of each
 counts. Time is of the machine and of this process's CPUs: on a busy machine only the second means much.

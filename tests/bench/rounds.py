@@ -1,6 +1,6 @@
 """Iterations and device time per finished rollout, on long-tailed lengths: orders, and stopping early.
 
-python tests/bench/rounds.py [--width 256 --layers 4 --steps 6]
+python -m tests.bench.rounds [--width 256 --layers 4 --steps 6]
 Log-normal lengths, half of the log's variance shared by a group of 8, cut at 512 tokens; 64 groups a step,
 64 slots. A model of random weights runs the real loop, its caps standing for the ends of answers. Where a
 rule stops the loop, unfinished groups go on in the next step. An iteration decodes one token for every

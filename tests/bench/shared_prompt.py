@@ -1,6 +1,6 @@
 """The update with a group's prompt encoded once, against the prompt repeated for every rollout: time and gradient.
 
-python tests/bench/shared_prompt.py [--width 256 --layers 4 --turns 3]
+python -m tests.bench.shared_prompt [--width 256 --layers 4 --turns 3]
 Groups of 8; prompts of 64, 256, 1024 tokens, completions of 64 and 256. Both take turns, the best turn of each
 counts; beside the ratio of times, the ratio of tokens that go through the layers.
 """

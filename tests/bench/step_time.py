@@ -1,6 +1,6 @@
 """Time of one GRPO step: TRL's GRPOTrainer on torch against this program, same weights and work.
 
-    python tests/bench/step_time.py [--rounds=5] [--json=out.json]        (needs the extra `parity`)
+    python -m tests.bench.step_time [--rounds=5] [--json=out.json]        (needs the extra `parity`)
 
 SmolLM2-135M in float32; 4 prompts of 64 tokens, 8 rollouts each of exactly 32 tokens (no end token
 stops a row), one AdamW update, beta 0, no gradient checkpointing. A side's step is everything from
