@@ -21,6 +21,7 @@ from jaxrl_llm import (
   generate,
   grade,
   measure,
+  metrics,
   preempt,
   rounds,
   same,
@@ -168,9 +169,10 @@ def _begin(parts: Parts, folder: Any, screen: Any, spent: workdirs.Spent):
   if fresh and config.sft.steps:
     screen.say(f'supervised warm start, {config.sft.steps} steps')
     rows, tokenizer = parts.tables.train, parts.model.tokenizer
-    tell = warmstart.Losses(config.sft.steps, folder, screen)
-    with spent.on('warm start'):
-      state = warmstart.run(config, parts.program, state, rows, tokenizer, tell)
+    kept = metrics.Writer(folder.sft, 0, jax.process_index() == 0, sync=False)
+    with spent.on('warm start'), kept:
+      losses = warmstart.Losses(config.sft.steps, kept.write, screen)
+      state = warmstart.run(config, parts.program, state, rows, tokenizer, losses)
   return state, batch, flight, start
 
 
@@ -258,8 +260,8 @@ def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
     known = folder.read_eval(step, asked)
     if known is None:
       screen.say(f'evaluating at step {step}')
-      metrics, rows, groups = evaluator(steps.weights(parts.program, state), state.judge)
-      known = asked | dict(step=step, metrics=metrics, groups=groups, rows=rows)
+      found, rows, groups = evaluator(steps.weights(parts.program, state), state.judge)
+      known = asked | dict(step=step, metrics=found, groups=groups, rows=rows)
       folder.write_eval(step, known)
     screen.evaluation(step, known['metrics'])
     return known

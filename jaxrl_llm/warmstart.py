@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm import data
+from jaxrl_llm import data, metrics
 from jaxrl_llm import step as steps
 from jaxrl_llm.program import Program, make_program
 from jaxrl_llm.types import Batch, TrainState
@@ -56,35 +56,33 @@ def run(
   state = steps.init_state(supervised, state.params)
   for index in range(config.sft.steps):
     random = np.random.default_rng((config.seed, index))
-    state, metrics = update(state, batch(config, random, table, tokenizer))
+    state, told = update(state, batch(config, random, table, tokenizer))
     # Recorded log-probabilities are 0 here, so this divergence is the negative log-likelihood.
-    tell(float(metrics['actor/ppo_kl']))
+    tell(float(told['actor/ppo_kl']))
   return steps.init_state(program, state.params, teacher)
 
 
 class Losses:
-  """What `run` tells: kept in sft.jsonl and, in a start that takes long, said after every tenth of the steps.
+  """What `run` tells: a row to `write` for every step and, in a start that takes long, a line for every tenth of them.
 
   Source: none.
   """
 
-  def __init__(self, steps: int, folder: Any, screen: Any):
-    self._steps, self._folder, self._screen = steps, folder, screen
-    self._losses: list[float] = []
-    self._said = time.monotonic()
+  def __init__(self, steps: int, write: Callable[[dict], None], screen: Any):
+    self._steps, self._write, self._screen = steps, write, screen
+    self._done, self._first, self._said = 0, 0.0, time.monotonic()
 
   def __call__(self, loss: float) -> None:
-    self._losses.append(loss)
-    done = len(self._losses)
-    if done % max(self._steps // 10, 1) and done < self._steps:
-      return
-    self._folder.write_sft(self._losses)
-    if done == self._steps:
-      first = self._losses[0]
-      self._screen.say(f'warm start: loss {first:.2f} -> {loss:.2f} nats per token')
-    elif time.monotonic() > self._said + _QUIET_S:
+    self._write({metrics.STEP: self._done, 'sft/loss': loss})
+    self._first = self._first if self._done else loss
+    self._done += 1
+    if self._done == self._steps:
+      self._screen.say(f'warm start: loss {self._first:.2f} -> {loss:.2f} nats per token')
+    elif not self._done % max(self._steps // 10, 1) and time.monotonic() > self._said + _QUIET_S:
       self._said = time.monotonic()
-      self._screen.say(f'warm start: {done} of {self._steps} steps, {loss:.2f} nats per token')
+      self._screen.say(
+        f'warm start: {self._done} of {self._steps} steps, {loss:.2f} nats per token'
+      )
 
 
 def likelihood(config: Any, program: Program) -> Program:

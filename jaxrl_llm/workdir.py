@@ -68,6 +68,10 @@ class Workdir(NamedTuple):
     return os.path.join(self.root, 'metrics.jsonl')
 
   @property
+  def sft(self) -> str:
+    return os.path.join(self.root, 'sft.jsonl')
+
+  @property
   def choices(self) -> str:
     return os.path.join(self.root, 'choices.jsonl')
 
@@ -79,11 +83,6 @@ class Workdir(NamedTuple):
     """rollouts/step_000012.jsonl, one row a rollout: input, output, gts, score, step and more."""
     text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
     write(os.path.join(self.root, 'rollouts', f'step_{step:06d}.jsonl'), text)
-
-  def write_sft(self, losses: list[float]) -> None:
-    """sft.jsonl: the loss of every supervised step so far, nats per token."""
-    rows = [{'training/global_step': i, 'sft/loss': loss} for i, loss in enumerate(losses)]
-    write(os.path.join(self.root, 'sft.jsonl'), ''.join(json.dumps(row) + '\n' for row in rows))
 
   def write_suspects(self, rows: list[dict]) -> None:
     """suspect_labels.jsonl: labels that rollouts contradict, for a human to look at."""

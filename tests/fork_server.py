@@ -16,7 +16,7 @@ import traceback
 import fault_plan
 import quick
 
-from jaxrl_llm import checkpoint, console, main, train  # noqa: F401  what a run imports
+from jaxrl_llm import main, train  # noqa: F401  what a run imports
 
 
 def run(order: dict) -> None:

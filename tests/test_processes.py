@@ -25,14 +25,14 @@ JOB = faults.JOB | dict(
 
 
 def start_all(
-  config: str, workdir, *more: str, processes: int = 2, devices: int = 1, faults=(None,) * 4
+  config: str, workdir, *more: str, processes: int = 2, devices: int = 1, planted=(None,) * 4
 ):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
   told = [f'--coordinator=127.0.0.1:{port}', f'--processes={processes}', *more]
   return [
-    tiny_job.start(config, workdir, *told, f'--process={i}', devices=devices, fault=faults[i])
+    tiny_job.start(config, workdir, *told, f'--process={i}', devices=devices, fault=planted[i])
     for i in range(processes)
   ]
 
@@ -159,7 +159,7 @@ def test_a_process_dies_or_stops_in_a_collective(victim, kind, why):
 def test_a_process_whose_curriculum_drifts_stops_the_run(tmp_path):
   config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
   flags = '--config.mesh.fsdp=2', '--config.processes.same_every=1'
-  both = start_all(config, run, *flags, faults=(None, dict(kind='drift')))
+  both = start_all(config, run, *flags, planted=(None, dict(kind='drift')))
   told = [p.communicate(timeout=240)[0] for p in both]
   assert [p.returncode for p in both] == [2, 2], told
   for out in told:

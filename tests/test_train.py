@@ -74,7 +74,7 @@ HINTED = dict(
 def uninterrupted(tmp_path_factory):
   folder = tmp_path_factory.mktemp('uninterrupted')
   flags = '--config.trackers=("tensorboard",)', '--config.profile.steps=4:6'
-  out = tiny_job.finish(tiny_job.start(tiny_job.config_file(folder), folder / 'run', *flags))
+  out = tiny_job.command(tiny_job.config_file(folder), folder / 'run', *flags)
   return folder / 'run', out
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import forks
+import quick
 
 CONFIG = dict(
   model='scratch',
@@ -40,6 +43,16 @@ def config_file(folder, **changes) -> str:
 def start(config: str, workdir: str, *more: str, **how) -> forks.Started:
   """The command line in a process of its own; `how`: see `forks.start`."""
   return forks.start([f'--config={config}', f'--workdir={workdir}', *more], workdir, **how)
+
+
+def command(config: str, workdir: str, *more: str) -> str:
+  """What it prints as users start it: `python -m`, and no fork."""
+  argv = [sys.executable, '-m', 'jaxrl_llm.main', f'--config={config}', f'--workdir={workdir}']
+  env = os.environ | dict(XLA_FLAGS=quick.flags(1), JAX_PLATFORMS='cpu')
+  told = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+  done = subprocess.run([*argv, *more], env=env, **told)
+  assert done.returncode == 0, done.stdout
+  return done.stdout
 
 
 def finish(process: forks.Started) -> str:

@@ -80,8 +80,12 @@ def tell(report: Report, console: Console | None = None) -> None:
   """Prints it. Source: none."""
   console = console or Console()
   table = Table(title='Success rate of the visited groups, from 0 to 1', title_justify='left')
-  for name in ('steps', 'all wrong ▸ all right', 'all wrong', 'mixed', 'all right'):
-    table.add_column(name, overflow='fold', no_wrap='▸' in name)  # a histogram is one line
+  table.add_column('steps', overflow='fold')
+  table.add_column(
+    'all wrong ▸ all right', overflow='fold', no_wrap=True
+  )  # a histogram is one line
+  for name in ('all wrong', 'mixed', 'all right'):
+    table.add_column(name, overflow='fold')
   for (first, last), share_D in zip(report.windows, report.difficulty_WxD, strict=True):
     wrong, right = share_D[0], share_D[-1]
     cells = [f'{x:.0%}' for x in (wrong, 1 - wrong - right, right)]
