@@ -65,7 +65,8 @@ def test_what_is_told_is_what_the_curriculum_has_seen(tmp_path):
 
 @pytest.mark.parametrize('width', [40, 60, 200])
 def test_it_prints_at_any_width_and_names_suspects(width, tmp_path):
-  rollouts(tmp_path, 0, p1=[0, 1])
+  rollouts(tmp_path, 0, p1=[0, 1], p2=[0, 0])
+  rollouts(tmp_path, 123_456, p1=[0, 1], p2=[1, 1])
   suspect = dict(prompt=1, given='[/i]8', majority='7', share=0.75, visits=6, question='1 +\n6[/u]')
   (tmp_path / 'suspect_labels.jsonl').write_text(json.dumps(suspect) + '\n')
   out = io.StringIO()
