@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+from typing import Any, NamedTuple
 
 
 class Chip(NamedTuple):
@@ -28,6 +29,9 @@ HBM_GIB = {
   'TPU v4': 15.25,
   'TPU7x': 94.75,
 }
+# What is fetched into vector memory shall be read there about as often as it is moved. libtpu's 0.5 allows what moves
+# twice for one read: a decode loop then fetches keys and values, changes a column and writes all back, every token.
+_TPU_OPTIONS = {'xla_tpu_msa_inefficient_use_to_copy_ratio': '0.9'}
 
 
 class Slice(NamedTuple):
@@ -63,3 +67,11 @@ def topology(name: str) -> str:
   """'v5e:4x4' of 'v5e-16' or 'v5litepod-16'; other names as they are. Source: none."""
   known = SLICES.get(name.replace('v5litepod-', 'v5e-'))
   return (known and known.topology) or name
+
+
+def compiler_options(device: Any) -> dict[str, str]:
+  """XLA's options for programs of a jax device; of those that LIBTPU_INIT_ARGS names its value holds. Source: none."""
+  if device.platform != 'tpu':
+    return {}
+  chosen = os.environ.get('LIBTPU_INIT_ARGS', '')
+  return {name: value for name, value in _TPU_OPTIONS.items() if name not in chosen}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import companion, data, lora, shard
+from jaxrl_llm import chips, companion, data, lora, shard
 from jaxrl_llm.generate import carried, judge, slots
 from jaxrl_llm.models import decoder
 from jaxrl_llm.program import Program
@@ -227,13 +227,8 @@ def compile_step(program: Program) -> Callable:
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
   given = (state, rows, rows, rows, rows, whole)
-  compiled = jax.jit(
-    functools.partial(step, program),
-    donate_argnums=(0, 1),
-    in_shardings=given,
-    out_shardings=(state, rows, whole),
-  )
-  return _fed(compiled, given)
+  run = functools.partial(step, program)
+  return _compiled(program, run, given, (state, rows, whole), donated=(0, 1))
 
 
 def compile_split(program: Program) -> Callable:
@@ -263,40 +258,29 @@ def compile_sample(program: Program) -> Callable:
     return generate(program, state._replace(carried=handed), *asked)
 
   given = (state._replace(carried=()), state.carried, rows, rows, rows, whole)
-  compiled = jax.jit(
-    sample, donate_argnums=1, in_shardings=given, out_shardings=(rows, whole, state.carried)
-  )
-  return _fed(compiled, given)
+  return _compiled(program, sample, given, (rows, whole, state.carried), donated=(1,))
 
 
 def compile_generate(program: Program) -> Callable:
   """`generate` alone, for evaluation: (whole weights, prompts, seed, begun or None) → Rollout. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
   rows = shard.rows(program.mesh)
-  given = (params, rows, shard.replicated(program.mesh), rows)
-  compiled = jax.jit(
-    lambda params, prompts, seed, begun: generate(
-      program, frozen(params, seed=seed), prompts, begun
-    )[0],
-    in_shardings=given,
-    out_shardings=rows,
-  )
-  return _fed(compiled, given)
+
+  def run(params, prompts, seed, begun):
+    return generate(program, frozen(params, seed=seed), prompts, begun)[0]
+
+  return _compiled(program, run, (params, rows, shard.replicated(program.mesh), rows), rows)
 
 
 def compile_trust(program: Program) -> Callable:
   """`trust` alone, for evaluation: (whole weights, judge, prompts, their rollout) → p_B. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
   rows = shard.rows(program.mesh)
-  given = (params, shard.replicated(program.mesh), rows, rows)
-  compiled = jax.jit(
-    lambda params, judging, prompts, rollout: trust(
-      program, frozen(params)._replace(judge=judging), prompts, rollout
-    ),
-    in_shardings=given,
-    out_shardings=rows,
-  )
-  return _fed(compiled, given)
+
+  def run(params, judging, prompts, rollout):
+    return trust(program, frozen(params)._replace(judge=judging), prompts, rollout)
+
+  return _compiled(program, run, (params, shard.replicated(program.mesh), rows, rows), rows)
 
 
 def frozen(params: Any, version: int = 0, seed: jax.Array | int = 0) -> TrainState:
@@ -308,17 +292,24 @@ def compile_update(program: Program) -> Callable:
   """`update` alone, for a supervised warm start: (state, batch), both donated. Source: none."""
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
   rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  run = functools.partial(update, program)
+  return _compiled(program, run, (state, rows), (state, whole), donated=(0, 1))
+
+
+def _compiled(
+  program: Program, run: Callable, given: tuple, returned: Any, donated: tuple[int, ...] = ()
+) -> Callable:
+  """`run` as a jit for the mesh, from shardings `given` to those `returned`.
+
+  Of several processes jit takes arrays of the whole mesh alone, and what comes from the host is not.
+  """
   compiled = jax.jit(
-    lambda state, batch: update(program, state, batch),
-    donate_argnums=(0, 1),
-    in_shardings=(state, rows),
-    out_shardings=(state, whole),
+    run,
+    donate_argnums=donated,
+    in_shardings=given,
+    out_shardings=returned,
+    compiler_options=chips.compiler_options(program.mesh.devices.flat[0]),
   )
-  return _fed(compiled, (state, rows))
-
-
-def _fed(compiled: Callable, given: tuple) -> Callable:
-  """Of several processes jit takes arrays of the whole mesh alone, and what comes from the host is not."""
   if jax.process_count() == 1:
     return compiled
   return lambda *args: compiled(*shard.put(args, given))
