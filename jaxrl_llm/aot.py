@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm import chips, decode_cost, floor, models, shard, update_cost, validation
 from jaxrl_llm import step as steps
-from jaxrl_llm.generate import carried, engine, stopping
+from jaxrl_llm.generate import carried, engine, slots, stopping
 from jaxrl_llm.program import Program, check_rows, make_program
 from jaxrl_llm.types import Batch, UserError
 
@@ -174,7 +174,8 @@ def loops(program: Program, text: str) -> list[decode_cost.Loop]:
   """The decode loops of a compiled program. Source: none."""
   spec, shards = program.generate, shard.rows_shards(program.mesh)
   rows = (spec.slots or program.prompts * spec.rollouts) // shards
-  cache = rows, program.model.kv_heads, spec.max_tokens, program.model.head_dim
+  widths = {w for width in engine.widths(spec) for w in slots.ring_widths(program.model, width)}
+  cache = [(rows, program.model.kv_heads, width, program.model.head_dim) for width in widths]
   return decode_cost.loops(text, f'{engine.LOOP}/', cache)
 
 

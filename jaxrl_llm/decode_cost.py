@@ -65,13 +65,13 @@ class Loop(NamedTuple):
   collectives: tuple[Collective, ...]
 
 
-def loops(text: str, mark: str, cache_dims: Sequence[int]) -> list[Loop]:
+def loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> list[Loop]:
   """The outermost loops whose op_name holds `mark`, and what one iteration of each does.
 
-  `cache_dims` are (rows, key-value heads, tokens, head width) of one layer's keys on one device, the
-  heads before they are cut. A copy is an instruction that is no update in place, whose operands the
-  loop changes, and whose result has as many elements as one or more of the carried caches. A
-  collective is `fixed` where its operands follow from nothing but what the loop hands on unchanged.
+  `cache_dims` are (rows, key-value heads, tokens, head width) of layers' keys on one device, the heads before they are
+  cut; layers may differ in tokens. A copy is an instruction that is no update in place, whose operands the loop
+  changes, and whose result has as many elements as one or more of the carried caches. A collective is `fixed` where
+  its operands follow from nothing but what the loop hands on unchanged.
   Branches count in full. Source: none.
   """
   program = hlo.parse(text)
@@ -98,7 +98,7 @@ def everywhere(text: str) -> list[Collective]:
 
 def _read(program, loop: hlo.Instruction, cache_dims, devices: int) -> Loop:
   body = hlo.attribute(loop, 'body')
-  held = [(a, _layer_size(a, cache_dims)) for a in loop.arrays]
+  held = [(a, max(_layer_size(a, dims) for dims in cache_dims)) for a in loop.arrays]
   cache = tuple(a for a, size in held if size)
   walk = _Walk(program, {s for _, s in held if s}, sum(a.size for a in cache), devices)
   unchanged = _unchanged(program[body], len(loop.arrays))

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm import chips, shard, update_cost
 from jaxrl_llm import step as steps
-from jaxrl_llm.generate import carried
+from jaxrl_llm.generate import carried, slots
 from jaxrl_llm.models import quantized
 from jaxrl_llm.program import Program
 
@@ -38,7 +38,9 @@ def decode(program: Program, cache_bytes: float) -> Round:
   used = (update_cost.blocks(model) + model.vocab * model.width) / program.mesh.shape['tensor']
   # Of a prompt whose rows all have slots one copy is read, else one for each slot.
   prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
-  shared = cache_bytes * program.prompt_tokens * prompts / (spec.max_tokens * rows)
+  # A column of a row is as large in the ring as in a prompt, of which sliding layers keep all.
+  columns = rows * sum(slots.ring_widths(model, spec.max_tokens))
+  shared = cache_bytes * program.prompt_tokens * model.layers * prompts / columns
   return Round(rows, weights, cache_bytes, shared, 2 * used * (rows // shards))
 
 

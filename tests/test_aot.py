@@ -6,11 +6,12 @@ import collections
 import dataclasses
 import importlib.util
 import json
+import types
 
 import jax
 import pytest
 
-from jaxrl_llm import aot, hlo, main, shard
+from jaxrl_llm import aot, chips, hlo, main, shard
 from jaxrl_llm import config as configs
 from jaxrl_llm import step as steps
 from jaxrl_llm.models import decoder
@@ -129,6 +130,22 @@ def test_without_libtpu_the_command_says_what_to_install(monkeypatch, capsys):
   assert main.main(['--mode=compile', '--config.model=scratch']) == 2
   told = capsys.readouterr().err
   assert "pip install 'jaxrl_llm[aot]'" in told and 'Traceback' not in told
+
+
+def test_options_are_for_tpus_and_yield_to_the_users(monkeypatch):
+  tpu = types.SimpleNamespace(platform='tpu')
+  (name,) = chips.compiler_options(tpu)
+  assert chips.compiler_options(jax.devices()[0]) == {}
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', f'--{name}=0.5')
+  assert chips.compiler_options(tpu) == {}
+
+
+@needs_libtpu
+def test_options_reach_the_compiler(monkeypatch):
+  monkeypatch.setattr(chips, '_TPU_OPTIONS', dict(xla_tpu_not_there='1'))
+  made = program(mesh=dict(data=1, fsdp=4))
+  with pytest.raises(jax.errors.JaxRuntimeError, match='xla_tpu_not_there'):
+    aot.build(steps.compile_step(made), *aot.arguments(made))
 
 
 def report(oom='', alias=10, **loop):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.generate import slots
-from jaxrl_llm.models import decoder, kvcache
+from jaxrl_llm.models import decoder
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
 
 
@@ -26,19 +26,22 @@ class Carried(NamedTuple):
 
   index_P: jax.Array  # as in Prompts; −1 before the first call
   born_P: jax.Array
-  held_B: jax.Array  # int32, tokens of a row whose keys and values are here
-  cache: decoder.Cache  # token j of a row in column j, zeros from held_B on
+  held_B: (
+    jax.Array
+  )  # int32, tokens of a row whose keys and values are here, in a sliding layer the last of them
+  cache: (
+    decoder.Cache
+  )  # token j of a row in column j, of W in column j modulo W, zeros from held_B on
 
 
 def empty(model: ModelConfig, spec: slots.Spec, prompts: int) -> Carried:
   """Nothing held, of groups that there are not. Source: none."""
-  shape = (prompts * spec.rollouts, model.kv_heads, spec.max_tokens, model.head_dim)
-  zeros = lambda: kvcache.zeros(shape, spec.cache_dtype)  # noqa: E731
+  rows, width_N = prompts * spec.rollouts, slots.ring_widths(model, spec.max_tokens)
   return Carried(
     jnp.full(prompts, -1, jnp.int32),
     jnp.full(prompts, -1, jnp.int32),
-    jnp.zeros(shape[0], jnp.int32),
-    [(zeros(), zeros()) for _ in range(model.layers)],
+    jnp.zeros(rows, jnp.int32),
+    slots.empty_cache(model, rows, width_N, spec.cache_dtype),
   )
 
 
@@ -67,15 +70,15 @@ def seated(fixed: slots.Fixed, carry: slots.Carry, before_S: jax.Array) -> slots
   Token j of a row at its token a gets age a − j. A round in which no such row was seated copies
   nothing. Source: none.
   """
-  T, kept = fixed.spec.max_tokens, fixed.kept
+  kept = fixed.kept
   row_S, _ = slots.bounded(fixed, carry)
   held_S = kept.held_B[row_S]
   takes_S = (carry.row_S != before_S) & (carry.row_S < len(fixed.keys_B)) & (held_S > 0)
-  source_SxT = (jnp.arange(T)[None] - carry.column + held_S[:, None]) % T
 
   def load(c: slots.Carry) -> slots.Carry:
     def fill(ring, x):
-      return jnp.where(_beside(takes_S[:, None], x), _columns(x[row_S], source_SxT), ring)
+      rows = _rolled(x[row_S], held_S - carry.column)
+      return jnp.where(_beside(takes_S[:, None], x), rows, ring)
 
     cache = jax.tree.map(fill, c.cache, kept.cache)
     return c._replace(at_S=jnp.where(takes_S, held_S, c.at_S), cache=cache)
@@ -89,29 +92,29 @@ SEATING = 'seating'  # what that branch is called inside the compiled program
 
 def left(fixed: slots.Fixed, carry: slots.Carry) -> Carried:
   """What the loop leaves of unfinished rows: of the slots' rows from the ring, else as it was. Source: none."""
-  T, B, kept = fixed.spec.max_tokens, len(fixed.keys_B), fixed.kept
+  B, kept = len(fixed.keys_B), fixed.kept
   held_B = kept.held_B.at[carry.row_S].set(carry.at_S, mode='drop')
   held_B = jnp.where(carry.rollout.reason_B == UNFINISHED, held_B, 0)
-  real_BxT = jnp.arange(T)[None] < held_B[:, None]
-  source_SxT = (carry.column - carry.at_S[:, None] + jnp.arange(T)[None]) % T
 
   def unroll(ring, x):
-    rows = _columns(ring, source_SxT)
+    rows = _rolled(ring, carry.column - carry.at_S)
     # With a slot for every row none waits, and what was handed in need not live as long as the loop.
     if len(carry.row_S) < B:
       rows = x.at[carry.row_S].set(rows, mode='drop')
-    return jnp.where(_beside(real_BxT, rows), rows, jnp.zeros((), rows.dtype))
+    real_BxW = jnp.arange(x.shape[2])[None] < held_B[:, None]
+    return jnp.where(_beside(real_BxW, rows), rows, jnp.zeros((), rows.dtype))
 
   cache = jax.tree.map(unroll, carry.cache, kept.cache)
   return Carried(fixed.prompts.index_P, fixed.prompts.born_P, held_B, cache)
 
 
-def _columns(x: jax.Array, source_NxT: jax.Array) -> jax.Array:
-  """x [N, K, T, …] with column source[n, t] of row n in column t."""
-  return jnp.take_along_axis(x, _beside(source_NxT, x), axis=2)
+def _rolled(x: jax.Array, by_N: jax.Array) -> jax.Array:
+  """x [N, K, W, …] with column c + by[n], modulo W, of row n in column c."""
+  source_NxW = (jnp.arange(x.shape[2])[None] + by_N[:, None]) % x.shape[2]
+  return jnp.take_along_axis(x, _beside(source_NxW, x), axis=2)
 
 
-def _beside(value_NxT: jax.Array, x: jax.Array) -> jax.Array:
-  """[N, T] or [N, 1] as [N, 1, T, …], to go with x [N, K, T, …]."""
-  N, T = value_NxT.shape
-  return value_NxT.reshape(N, 1, T, *[1] * (x.ndim - 3))
+def _beside(value_NxW: jax.Array, x: jax.Array) -> jax.Array:
+  """[N, W] or [N, 1] as [N, 1, W, …], to go with x [N, K, W, …]."""
+  N, W = value_NxW.shape
+  return value_NxW.reshape(N, 1, W, *[1] * (x.ndim - 3))

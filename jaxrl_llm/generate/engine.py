@@ -2,8 +2,8 @@
 
 All of it is one `lax.while_loop`. Every slot writes its keys and values into the same column of a ring, which
 moves on by one each iteration. A row at its token a sees the a + 1 youngest columns, so that handing on a
-slot is setting a to 0: nothing is moved, cleared or scattered. The ring may grow with the longest
-row: then it is a chain of loops, each with a ring twice as wide.
+slot is setting a to 0: nothing is moved, cleared or scattered. A layer whose window slides has a ring of that
+window. The ring may grow with the longest row: then it is a chain of loops, each with a ring twice as wide.
 """
 
 from __future__ import annotations
@@ -79,34 +79,38 @@ def resume(
 
 def _loops(fixed: slots.Fixed, rollout: Rollout, resumes: bool) -> slots.Carry:
   """Seats rows and decodes until the last loop of the chain is over."""
-  widths = _widths(fixed.spec, resumes)
+  ring_N = widths(fixed.spec, resumes)
+  first_N = slots.ring_widths(fixed.model, ring_N[0])
   if fixed.kept is None:
-    carry = slots.begin(fixed, rollout, resumes, widths[0], _encode)
+    carry = slots.begin(fixed, rollout, resumes, first_N, _encode)
   else:
-    carry = slots.begin(fixed, rollout, resumes, widths[0])
+    carry = slots.begin(fixed, rollout, resumes, first_N)
     carry = carried.seated(fixed, carry, jnp.full_like(carry.row_S, len(fixed.keys_B)))
-  for width in widths:
-    carry = _widened(carry, width)
+  for old, width in zip(ring_N[:1] + ring_N, ring_N, strict=False):
+    carry = _widened(fixed.model, carry, old, width)
     with jax.named_scope(LOOP):
       carry = jax.lax.while_loop(
-        functools.partial(_running, fixed), functools.partial(_body, fixed), carry
+        functools.partial(_running, fixed, width), functools.partial(_body, fixed), carry
       )
   return carry
 
 
-def _widths(spec: Spec, resumes: bool) -> list[int]:
-  """Of the ring, one for each loop of the chain. Rows to continue may be of any length: they need all of it."""
+def widths(spec: Spec, resumes: bool = False) -> list[int]:
+  """Of the ring, one for each loop of the chain. Rows to continue may be of any length: they need all of it.
+
+  Source: none.
+  """
   windows = 1 if resumes else spec.windows
   return [-(-spec.max_tokens // 2**i) for i in reversed(range(windows))]
 
 
-def _running(fixed: slots.Fixed, carry: slots.Carry) -> jax.Array:
+def _running(fixed: slots.Fixed, width: int, carry: slots.Carry) -> jax.Array:
   """Whether this loop of the chain goes on: a ring that a row outgrows hands over to the next one."""
   go_on = slots.running(fixed, carry)
-  if _width(carry) == fixed.spec.max_tokens:
+  if width == fixed.spec.max_tokens:
     return go_on
   busy_S = carry.row_S < len(fixed.keys_B)
-  outgrown_S = busy_S & (carry.at_S + fixed.spec.test_every > _width(carry))
+  outgrown_S = busy_S & (carry.at_S + fixed.spec.test_every > width)
   return go_on & ~slots.anywhere(fixed, outgrown_S.any())
 
 
@@ -132,7 +136,7 @@ def _iterate(fixed: slots.Fixed, carry: slots.Carry) -> slots.Carry:
   carry = carry._replace(
     rollout=rollout,
     at_S=carry.at_S + 1,
-    column=(carry.column + 1) % _width(carry),
+    column=carry.column + 1,
     cache=cache,
   )
   if spec.exit is not exits.none:
@@ -150,41 +154,47 @@ def decode(
 
   Source: none.
   """
-  W, (row_S, at_S) = _width(carry), slots.bounded(fixed, carry)
-  age_W = (carry.column - jnp.arange(W)) % W
+  row_S, at_S = slots.bounded(fixed, carry)
   prompt_S = row_S // fixed.spec.rollouts
   position_Sx1 = (fixed.prompts.length_P[prompt_S] + at_S)[:, None]
+  slides_N = fixed.model.sliding or (False,) * fixed.model.layers
+  width = dict(zip(slides_N, (jax.tree.leaves(kv)[0].shape[2] for kv in carry.cache), strict=True))
+
+  def seen(slides):
+    W = width.get(slides, 0)
+    return ((carry.column - jnp.arange(W))[None] % W <= at_S[:, None])[:, None]
+
   hidden, cache, expert_Sx1xNxk = decoder.apply(
     fixed.model,
     fixed.params,
     carry.rollout.tokens_BxT[row_S, at_S][:, None],
     position_Sx1,
-    (age_W[None] <= at_S[:, None])[:, None],
+    seen(False),
     shared=slots.prompts_of(fixed, prompt_S),
     cache=carry.cache,
     at=carry.column,
-    key_positions_BxS=position_Sx1 - age_W[None],
+    sliding_mask_BxQxS=seen(True),
     dtype=fixed.spec.dtype,
   )
   logits_SxV = decoder.head(fixed.model, fixed.params, hidden[:, 0], fixed.spec.dtype)
   return logits_SxV, cache, None if expert_Sx1xNxk is None else expert_Sx1xNxk[:, 0]
 
 
-def _width(carry: slots.Carry) -> int:
-  return jax.tree.leaves(carry.cache)[0].shape[2]
-
-
-def _widened(carry: slots.Carry, width: int) -> slots.Carry:
-  """The ring cut open after its youngest column, and drawn out to `width` columns."""
-  old = _width(carry)
+def _widened(model: ModelConfig, carry: slots.Carry, old: int, width: int) -> slots.Carry:
+  """The ring cut open after its youngest column, and drawn out from `old` to `width` columns."""
   if old == width:
     return carry
 
-  def stretch(x):
-    x = jnp.roll(x, -carry.column, axis=2)
-    return jnp.pad(x, [(0, 0)] * 2 + [(0, width - old)] + [(0, 0)] * (x.ndim - 3))
+  def stretch(x, wide):
+    x = jnp.roll(x, old - carry.column, axis=2)
+    return jnp.pad(x, [(0, 0)] * 2 + [(0, wide - x.shape[2])] + [(0, 0)] * (x.ndim - 3))
 
-  return carry._replace(cache=jax.tree.map(stretch, carry.cache), column=jnp.int32(old))
+  wide_N = slots.ring_widths(model, width)
+  cache = [
+    jax.tree.map(lambda x: stretch(x, wide), kv)  # noqa: B023
+    for kv, wide in zip(carry.cache, wide_N, strict=True)
+  ]
+  return carry._replace(cache=cache, column=jnp.int32(old))
 
 
 def _encode(
@@ -192,9 +202,13 @@ def _encode(
 ) -> decoder.Cache:
   """The ring with what the slots' rows hold: token j of a row at its token a gets age a − j."""
   T = fixed.spec.max_tokens
-  # The next token of a row goes to column 0, so the one of age a lies in column −a.
-  source_SxT = (jnp.arange(T)[None] + at_S[:, None]) % T
-  rolled = lambda x: kvcache.pack(  # noqa: E731
-    jnp.take_along_axis(x, source_SxT[:, None, :, None], axis=2), fixed.spec.cache_dtype
-  )
-  return jax.tree.map(rolled, slots.held(fixed, row_S, rollout))
+
+  def rolled(x, width):
+    # The next token of a row goes to column 0, so the one of age a lies in column −a.
+    source_SxW = (at_S[:, None] - (-jnp.arange(width))[None] % width) % T
+    x = jnp.take_along_axis(x, source_SxW[:, None, :, None], axis=2)
+    return kvcache.pack(x, fixed.spec.cache_dtype)
+
+  width_N = slots.ring_widths(fixed.model, T)
+  held = slots.held(fixed, row_S, rollout)
+  return [tuple(rolled(x, w) for x in kv) for kv, w in zip(held, width_N, strict=True)]

@@ -66,7 +66,9 @@ def generate(
   fixed, rollout, _ = slots.prepare(model, params, prompts, key, version, spec, begun, cap)
   width = spec.max_tokens + settings.draft  # the last token's draft has a place, too
   encode = functools.partial(_encode, width)
-  loop = slots.begin(fixed, rollout, begun is not None, width, encode)
+  # A row's tokens lie in columns of their own number, in sliding layers too: a draft that fails is written over.
+  width_N = [width] * model.layers
+  loop = slots.begin(fixed, rollout, begun is not None, width_N, encode)
   carry = jax.lax.while_loop(
     lambda c: slots.running(fixed, c.loop),
     lambda c: _iterate(fixed, settings, c),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +53,7 @@ class Carry(NamedTuple):
   row_S: jax.Array  # which row a slot decodes; B where it idles
   at_S: jax.Array  # number of the token that goes into the model next
   memory_SxM: jax.Array  # of the exit rule
-  column: jax.Array  # of the cache, written next where all slots write the same
+  column: jax.Array  # written next where all slots write the same, as if no ring ever came round
   waiting_B: jax.Array
   rollout: Rollout
   cache: decoder.Cache
@@ -127,17 +127,19 @@ def prefill(
 
 
 def begin(
-  fixed: Fixed, rollout: Rollout, resumes: bool, width: int, encode: Callable | None = None
+  fixed: Fixed,
+  rollout: Rollout,
+  resumes: bool,
+  width_N: Sequence[int],
+  encode: Callable | None = None,
 ) -> Carry:
   """Puts rows into the slots, those that hold most tokens first: these are encoded in one pass.
 
-  The cache has `width` columns; `encode`, where given, fills it with what the slots' rows hold, for
+  The cache of layer n has `width_N[n]` columns; `encode`, where given, fills it with what the slots' rows hold, for
   rows that resume. Source: none.
   """
   model, spec, B = fixed.model, fixed.spec, len(fixed.keys_B)
   S = spec.slots or B
-  shape = (S, model.kv_heads, width, model.head_dim)
-  zeros = lambda: kvcache.zeros(shape, spec.cache_dtype)  # noqa: E731
   carry = Carry(
     rounds=jnp.int32(0),
     row_S=jnp.full(S, B, jnp.int32),
@@ -147,7 +149,7 @@ def begin(
     waiting_B=runs(fixed, rollout),
     rollout=rollout,
     # One array per layer: stacked layers cost the CPU a copy of the cache every token.
-    cache=[(zeros(), zeros()) for _ in range(model.layers)],
+    cache=empty_cache(model, S, width_N, spec.cache_dtype),
   )
   if S == B:
     row_S = jnp.where(carry.waiting_B, jnp.arange(B), B).astype(jnp.int32)
@@ -163,6 +165,21 @@ def begin(
   at_S = jnp.where(carry.row_S < B, rollout.length_B.at[carry.row_S].get(mode='clip') - 1, 0)
   encoded = lambda c: c._replace(at_S=at_S, cache=encode(fixed, c.row_S, at_S, c.rollout))  # noqa: E731
   return jax.lax.cond(anywhere(fixed, (at_S > 0).any()), encoded, lambda c: c, carry)
+
+
+def ring_widths(model: ModelConfig, width: int) -> list[int]:
+  """Columns of each layer's ring, where the widest has `width`: a sliding layer needs those of its window.
+
+  Source: none.
+  """
+  slides_N = model.sliding or (False,) * model.layers
+  return [min(width, model.window) if slides else width for slides in slides_N]
+
+
+def empty_cache(model: ModelConfig, rows: int, width_N: Sequence[int], dtype: str) -> decoder.Cache:
+  """Keys and values of `rows` rows, all 0: `width_N[n]` columns of layer n. Source: none."""
+  shapes = [(rows, model.kv_heads, width, model.head_dim) for width in width_N]
+  return [(kvcache.zeros(shape, dtype), kvcache.zeros(shape, dtype)) for shape in shapes]
 
 
 def held(fixed: Fixed, row_S: jax.Array, rollout: Rollout) -> decoder.Cache:

@@ -104,7 +104,7 @@ def _begin(plan: _Plan, growing_P: jax.Array) -> _State:
   fixed, rows_B = plan.fixed, jnp.arange(len(plan.token_B), dtype=jnp.int32)
   B, G = len(rows_B), fixed.spec.rollouts
   empty = slots.empty(B, fixed.spec.max_tokens)
-  loop = slots.begin(fixed, empty, resumes=False, width=fixed.spec.max_tokens)
+  loop = slots.begin(fixed, empty, False, slots.ring_widths(fixed.model, fixed.spec.max_tokens))
   idle_B = jnp.repeat(growing_P, G) & (rows_B % G > 0)
   loop = loop._replace(row_S=jnp.where(idle_B, B, rows_B), at_S=jnp.full(B, -1, jnp.int32))
   zero = jnp.int32(0)
@@ -128,9 +128,7 @@ def _iterate(plan: _Plan, state: _State) -> _State:
   uniform_B = sampling.uniforms(fixed.keys_B, loop.at_S + 1)
   token_B, logp_B = sampling.sample(logits_BxV, uniform_B, fixed.spec.temperature, fixed.spec.keep)
   state = state._replace(
-    loop=loop._replace(
-      rounds=loop.rounds + 1, column=(loop.column + 1) % fixed.spec.max_tokens, cache=cache
-    )
+    loop=loop._replace(rounds=loop.rounds + 1, column=loop.column + 1, cache=cache)
   )
   return _advance(plan, state, logits_BxV, token_B, logp_B)
 

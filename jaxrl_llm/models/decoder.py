@@ -142,6 +142,7 @@ def apply(
   cache: Cache | None = None,
   at: Array | None = None,
   key_positions_BxS: Array | None = None,
+  sliding_mask_BxQxS: Array | None = None,
   dtype: str = 'float32',
   remat: bool = False,
   noise: tuple[Array, Array] | None = None,
@@ -152,8 +153,9 @@ def apply(
   """Runs the blocks: final hidden states [B, Q, D], per layer the keys and values, and the experts [B, Q, N, k].
 
   Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, the tokens
-  are written from slot `at` of S slots on, one number or one per row [B], and the whole cache comes back;
-  sliding layers then ask `key_positions` of what it holds.
+  are written from slot `at` of S slots on, one number (modulo S) or one per row [B], and the whole cache comes back;
+  sliding layers then ask `key_positions` of what it holds, or have a cache of other columns, all within their window,
+  of which `sliding_mask` says what is seen.
   `shared` is (cache of P prompts, mask_PxL): row b also sees prompt b // (B / P). `remat` recomputes each
   block in the backward pass, and runs all blocks as one loop: its cache, and the `shared` it takes, is a
   pair of arrays [layers, …]. `noise` is (sigma_L, key): sigma_L[l]·N(0, 1) is added to what layer l is given.
@@ -175,7 +177,11 @@ def apply(
       wide(x, 1) for x in (tokens_BxQ, positions_BxQ, keys_BxS)
     )
     mask_BxQxS = wide(mask_BxQxS, 1, 2)
-  found, kind_L = sights(config, positions_BxQ, mask_BxQxS, keys_BxS, prompt_mask), kinds(config)[1]
+  masks = dict(
+    mask_BxQxS=mask_BxQxS, prompt_mask_PxL=prompt_mask, sliding_mask_BxQxS=sliding_mask_BxQxS
+  )
+  found = sights(config, positions_BxQ, key_positions_BxS=keys_BxS, **masks)
+  kind_L = kinds(config)[1]
 
   def block(x, sight, layer):
     weights, prompt, own, loud, expert = layer

@@ -34,11 +34,14 @@ def zeros(shape: tuple[int, ...], dtype: str) -> Stored:
 
 
 def write(cache: Stored, new: jax.Array, at: jax.Array) -> Stored:
-  """The cache with `new` [rows, K, Q, d] in the columns from `at` on: one number, or one a row. Source: none."""
+  """The cache with `new` [rows, K, Q, d] in the columns from `at` on: one number, modulo S, or one a row.
+
+  Source: none.
+  """
   stored = pack(new, 'int8' if isinstance(cache, Int8) else cache.dtype.name)
   put = jax.lax.dynamic_update_slice_in_dim
   if jnp.ndim(at) == 0:
-    return jax.tree.map(lambda old, x: put(old, x, at, 2), cache, stored)
+    return jax.tree.map(lambda old, x: put(old, x, at % old.shape[2], 2), cache, stored)
   each = jax.vmap(lambda old, x, a: put(old, x, a, 1))
   return jax.tree.map(lambda old, x: each(old, x, at), cache, stored)
 

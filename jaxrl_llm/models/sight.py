@@ -36,10 +36,12 @@ def sights(
   mask_BxQxS: Array,
   key_positions_BxS: Array,
   prompt_mask_PxL: Array | None,
+  sliding_mask_BxQxS: Array | None = None,
 ) -> list[Sight]:
   """One of each kind. A sliding layer's query at position i sees position j where i − j < window.
 
-  Prompts are right-padded: a shared key's position is its column.
+  Prompts are right-padded: a shared key's position is its column. `sliding_mask` stands for mask and window where
+  sliding layers keep keys of their own number.
   Source: arXiv:2310.06825 (Mistral's window), arXiv:2503.19786 (Gemma 3: sliding layers with their own rotation).
   """
 
@@ -58,7 +60,9 @@ def sights(
       prompt = jnp.broadcast_to(prompt[:, None, None], (P, G, Q, L))
       if slides:
         prompt = prompt & near(positions_PxGxQ, jnp.arange(L)[None, None])
-    if slides:
+    if slides and sliding_mask_BxQxS is not None:
+      mask = sliding_mask_BxQxS
+    elif slides:
       mask = mask & near(positions_BxQ, key_positions_BxS)
     return Sight(rope, mask, prompt)
 
