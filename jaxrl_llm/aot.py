@@ -21,12 +21,6 @@ from jaxrl_llm.types import Batch, UserError
 
 _GIB = 2**30
 _TOPOLOGIES = 'v5e-16, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
-# XLA fetches an array of the cache that fits into a chip's vector memory, updates it there and writes all of it back.
-_ASYNC = ('async-start', 'copy-start')
-_STAGED = (
-  ' Some go through vector memory and back; LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=98304 leaves no '
-  'room for that.'
-)
 # libtpu looks for the machine that it runs on, and there is none.
 _ENVIRONMENT = dict(
   JAX_PLATFORMS='cpu',
@@ -290,7 +284,6 @@ def problems(report: dict[str, Any]) -> list[str]:
     if loop['copied_bytes']:
       found.append(
         f'{len(loop["copies"])} copies of keys and values, {loop["copied_bytes"]:,.0f} bytes a token.'
-        + (_STAGED if any(c['opcode'] in _ASYNC for c in loop['copies']) else '')
       )
     if loop['weight_collectives']:
       found.append(

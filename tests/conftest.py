@@ -17,6 +17,20 @@ _PARITY = (
   'torch', 'transformers', 'trl', 'reasoning_gym', 'math_verify', 'jsonschema', 'tensorboard', 'wandb',
 )  # fmt: skip
 
+# The longest files, most of whose time is waiting for runs of the command: begun last, they would leave one process at
+# work while the others are done.
+_FIRST = (
+  'test_train.py', 'test_faults.py', 'test_configs.py', 'test_processes.py', 'test_meshes.py', 'test_lora.py',
+  'test_checkpoint.py', 'test_rounds.py', 'test_health.py', 'test_math_verify.py', 'test_launch.py', 'test_turn.py',
+  'test_update_methods.py', 'test_bad_config.py', 'test_step_methods.py', 'test_demonstrations.py', 'test_step.py',
+  'test_parity.py', 'test_engine.py',
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  place = {name: i for i, name in enumerate(_FIRST)}
+  items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
 
 def pytest_configure(config: pytest.Config) -> None:
   _require_parity()

@@ -164,7 +164,6 @@ def report(oom='', alias=10, **loop):
       report(copies=[dict(opcode='copy')], copied_bytes=2048),
       '1 copies of keys and values, 2,048 bytes a token.',
     ),
-    (report(copies=[dict(opcode='copy-start')], copied_bytes=8), 'vmem_limit_kib=98304 leaves no'),
     (report(weight_collectives=3), '3 exchanges of what does not change'),
     (report(cache_shape=()), 'no keys and values'),
     (report() | dict(decode=[]), 'no decode loop was found'),
