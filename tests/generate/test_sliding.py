@@ -31,6 +31,11 @@ def params():
   return jax.tree.map(lambda x: x * 1.5, decoder.init(SOME, 0))
 
 
+def run(fn, *args):
+  """fn(params, prompts, …) as one program."""
+  return jax.tree.map(np.asarray, jax.jit(fn)(params(), prompts(), *args))
+
+
 @functools.cache
 def prompts():
   r = np.random.default_rng(0)
@@ -47,8 +52,7 @@ def whole(model):
 
 
 def sampled(model, **changes):
-  fn = lambda p, q: engine.generate(model, p, q, KEY, 0, SPEC._replace(**changes))[0]  # noqa: E731
-  return jax.tree.map(np.asarray, jax.jit(fn)(params(), prompts()))
+  return run(lambda p, q: engine.generate(model, p, q, KEY, 0, SPEC._replace(**changes))[0])
 
 
 def rescored(model, rollout):
@@ -59,8 +63,8 @@ def rescored(model, rollout):
   for b, (start, n) in enumerate(zip(start_B, n_B, strict=True)):
     row_BxS[b, :start] = given.tokens_PxL[b // G, :start]
     row_BxS[b, start : start + n] = rollout.tokens_BxT[b, :n]
-  forward = jax.jit(lambda p: decoder.forward(model, p, row_BxS, mask_BxS))
-  logp = np.asarray(jax.nn.log_softmax(forward(params())))
+  logits = run(lambda p, _: decoder.forward(model, p, row_BxS, mask_BxS))
+  logp = np.asarray(jax.nn.log_softmax(logits))
   at_BxT = np.minimum(start_B[:, None] + np.arange(T)[None] - 1, L + T - 1)
   return logp[np.arange(B)[:, None], at_BxT, rollout.tokens_BxT]
 
@@ -93,18 +97,17 @@ def test_slots_and_rings_that_grow_change_nothing(changes):
 @pytest.mark.parametrize('carries', [False, True], ids=['encoded', 'carried'])
 @pytest.mark.parametrize('rows', [0, 5])
 def test_rows_that_are_cut_short_go_on(rows, carries):
-  spec = SPEC._replace(slots=rows, stop=functools.partial(stopping.rounds, count=3))
-
-  @jax.jit
-  def fn(begun, kept):
+  @functools.partial(jax.jit, static_argnums=0)
+  def fn(rows, params, prompts, begun, kept):
+    spec = SPEC._replace(slots=rows, stop=functools.partial(stopping.rounds, count=3))
     if carries:
-      return engine.resume(SOME, params(), prompts(), KEY, 0, spec, begun, kept)
-    return *engine.generate(SOME, params(), prompts(), KEY, 0, spec, begun=begun), kept
+      return engine.resume(SOME, params, prompts, KEY, 0, spec, begun, kept)
+    return *engine.generate(SOME, params, prompts, KEY, 0, spec, begun=begun), kept
 
-  begun, kept = slots.empty(B, T), carried.empty(SOME, SPEC, P)
-  kept = carried.moved(kept, prompts(), G)
-  for _ in range(40):
-    begun, _, kept = fn(begun, kept)
+  begun, kept = slots.empty(B, T), carried.moved(carried.empty(SOME, SPEC, P), prompts(), G)
+  for call in range(40):
+    # At first a slot for every row, so that later rows with keys wait, and are seated while others are under way.
+    begun, _, kept = fn(rows if call else 0, params(), prompts(), begun, kept)
   assert (np.asarray(begun.reason_B) != UNFINISHED).all()
   assert_same(begun, whole(SOME))
 
@@ -114,14 +117,10 @@ def test_trees_and_drafts_say_the_same():
   never = branching.latr(
     absolute=1.0, relative=1.0, ages=(2,), suffix=1.0, rouge=1.0, edit=0.0, limit=99
   )
-  grown, _, _ = jax.jit(
-    lambda: tree.generate(SOME, params(), prompts(), KEY, 0, SPEC, never, share=0.0)
-  )()
+  grown = run(lambda p, q: tree.generate(SOME, p, q, KEY, 0, SPEC, never, share=0.0)[0])
   assert_same(grown, whole(SOME))
   drafted = ngram.Settings(2, 3)
-  out, _, counts = jax.jit(
-    lambda: ngram.generate(SOME, params(), prompts(), KEY, 0, SPEC, drafted)
-  )()
+  out, _, counts = run(lambda p, q: ngram.generate(SOME, p, q, KEY, 0, SPEC, drafted))
   assert_same(out, whole(SOME))
   assert counts[0] > 0
 
@@ -131,8 +130,7 @@ def test_forked_rows_take_their_windows_along():
   rules = branching.latr(
     absolute=0.05, relative=0.3, ages=(2, 3, 5), suffix=1.0, rouge=0.3, edit=0.0, limit=99
   )
-  fn = jax.jit(lambda: tree.generate(SOME, params(), prompts(), KEY, 0, SPEC, rules, share=1.0))
-  got, _, grown = jax.tree.map(np.asarray, fn())
+  got, _, grown = run(lambda p, q: tree.generate(SOME, p, q, KEY, 0, SPEC, rules, share=1.0))
   assert (grown.parent_B != np.arange(B)).any() and got.length_B.max() > 2 * WINDOW
   real = np.arange(T)[None] < got.length_B[:, None]
   np.testing.assert_allclose(got.logp_BxT[real], rescored(SOME, got)[real], atol=5e-5)
