@@ -26,12 +26,9 @@ class Carried(NamedTuple):
 
   index_P: jax.Array  # as in Prompts; −1 before the first call
   born_P: jax.Array
-  held_B: (
-    jax.Array
-  )  # int32, tokens of a row whose keys and values are here, in a sliding layer the last of them
-  cache: (
-    decoder.Cache
-  )  # token j of a row in column j, of W in column j modulo W, zeros from held_B on
+  held_B: jax.Array  # int32, tokens of a row whose keys and values are here
+  # Token j of a row in column j, of a sliding layer's W in column j modulo W; zeros from held_B on.
+  cache: decoder.Cache
 
 
 def empty(model: ModelConfig, spec: slots.Spec, prompts: int) -> Carried:
