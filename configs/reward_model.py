@@ -29,7 +29,7 @@ def get_config():
     ),
     optimizer=dict(learning_rate=1e-6),
     grade=dict(
-      fn='jaxrl_llm.models.reward:score',
+      fn='jaxrl_llm.models.reward_model:score',
       folder='runs/reward_model',
       batched='step',
       failed=dict(timeout='drop'),  # the host's doing and not the text's

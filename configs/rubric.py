@@ -10,7 +10,7 @@ the bill (most_requests, most_tokens) and the rate (per_minute). Answers are kep
 resumed does not pay twice. What the judge cannot be brought to say is a failure and never a 0: it is counted, dropped,
 and ends the run where it is most of the replies. Repetition costs up to half a point whatever the judge says.
 The same criteria for all rows: --config.grade.row_criteria=False --config.grade.criteria="{'is brief': 1.0}"; of
-these each can be logged by a part of its own, at no further question (see `only` in grade/rubric.py).
+these each can be logged by a part of its own, at no further question (see `only` in rewards/model_judge/rubric.py).
   --config.grade.fn=steps    judges reasoning step by step instead (configs/stepwiser.py)
   --config.grade.fn=pairwise compares the replies to a prompt with each other (configs/openrs.py)
 Numbers: ours, a job to begin from, not tuned, and not run with a judge that is a model. "Right", which curriculum and

@@ -7,7 +7,8 @@ import errno
 import os
 import sys
 
-from jaxrl_llm import disk, peers, preempt
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.distributed import preemption, watchdog
 from jaxrl_llm.types import UserError
 
 MODES = ('train', 'eval', 'generate', 'export', 'compile', 'layout', 'fit', 'report')
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
   the run with one sentence and 76.
   """
   arguments, overrides = _parse(sys.argv[1:] if argv is None else argv)
-  watches: list[peers.Watch] = []
+  watches: list[watchdog.Watch] = []
   try:
     status = _told(arguments, overrides, watches)
   except Exception as error:
@@ -44,18 +45,20 @@ def main(argv: list[str] | None = None) -> int:
       watch.failed(error)
     raise
   for watch in watches:
-    watch.leave(status, well=status in (0, preempt.STOPPED))
+    watch.leave(status, well=status in (0, preemption.STOPPED))
   return status
 
 
-def _told(arguments: argparse.Namespace, overrides: list[str], watches: list[peers.Watch]) -> int:
+def _told(
+  arguments: argparse.Namespace, overrides: list[str], watches: list[watchdog.Watch]
+) -> int:
   """Runs, and turns what is foreseen into a sentence and an exit status."""
   try:
     return _run(arguments, overrides, watches)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  except disk.NotRegularError as error:
+  except safe_files.NotRegularError as error:
     print(
       f'error: {error.filename} cannot be read: {error.strerror}; put the file back.',
       file=sys.stderr,
@@ -63,7 +66,7 @@ def _told(arguments: argparse.Namespace, overrides: list[str], watches: list[pee
     return 2
   except OSError as error:
     where = f'{error.filename or arguments.workdir}'
-    if disk.is_transient(error):
+    if safe_files.is_transient(error):
       print(
         f'error: {where} cannot be read or written ({error}), also when tried again; check the disk or the network '
         'mount, and the same command goes on.',
@@ -77,11 +80,11 @@ def _told(arguments: argparse.Namespace, overrides: list[str], watches: list[pee
       file=sys.stderr,
     )
     return 2
-  except preempt.Stopped:
+  except preemption.Stopped:
     print(
       'stopped as asked (SIGTERM) and saved; the same command goes on from there.', file=sys.stderr
     )
-    return preempt.STOPPED
+    return preemption.STOPPED
   except KeyboardInterrupt:
     print('interrupted; the same command resumes at the last checkpoint.', file=sys.stderr)
     return 130
@@ -165,7 +168,7 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
   prompts = list(arguments.prompt)
   if arguments.prompts:
     try:
-      with disk.opened(arguments.prompts) as file:
+      with safe_files.opened(arguments.prompts) as file:
         prompts += [line.rstrip('\n') for line in file if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(
@@ -193,14 +196,14 @@ def _check_target(arguments: argparse.Namespace) -> None:
   """Raises UserError where what the mode writes cannot be written: before the work, not after it."""
   if arguments.mode == 'export':
     folder = _export_folder(arguments)
-    if why := disk.why_no_folder(folder):
+    if why := safe_files.why_no_folder(folder):
       raise UserError(
         f'--to={folder} cannot be written: {why}; name a folder that is empty, or that is not there.'
       )
   files = dict(report='to', fit='plot', compile='report', layout='report')
   flag = files.get(arguments.mode, '')
   path = getattr(arguments, flag, '')
-  if path and (why := disk.why_no_file(path)):
+  if path and (why := safe_files.why_no_file(path)):
     raise UserError(f'--{flag}={path} cannot be written: {why}; name another file.')
 
 
@@ -208,41 +211,43 @@ def _export_folder(arguments: argparse.Namespace) -> str:
   return arguments.to or os.path.join(arguments.workdir, 'export')
 
 
-def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[peers.Watch]) -> int:
+def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[watchdog.Watch]) -> int:
   """`watches` gets that of the other processes, if there are any."""
   _check_system()
   _check_target(arguments)
   # Imported late: --help and a misspelt flag should not wait for jax.
   if arguments.mode == 'fit':
-    from jaxrl_llm import scaling
+    from jaxrl_llm.commands import scaling_fit
 
     folders = arguments.workdir.split(',')
-    scaling.run(folders, arguments.metric, arguments.compute, arguments.skip, arguments.plot)
+    scaling_fit.run(folders, arguments.metric, arguments.compute, arguments.skip, arguments.plot)
     return 0
   if arguments.mode == 'report':
     from jaxrl_llm import report
 
     report.run(arguments.workdir.split(','), arguments.to)
     return 0
-  from jaxrl_llm import config as configs
+  from jaxrl_llm.config import loading as configs
 
   config = configs.load(arguments.config, overrides)
   if arguments.mode == 'compile':
-    from jaxrl_llm import aot, sweep
+    from jaxrl_llm.commands import compile_report, mesh_sweep
 
-    compiled = sweep.run if arguments.sweep else aot.run
+    compiled = mesh_sweep.run if arguments.sweep else compile_report.run
     return compiled(config, arguments.topology or 'v5e-16', arguments.report)
   if arguments.mode == 'layout':
-    from jaxrl_llm import layout
+    from jaxrl_llm.commands import sharding_report
 
-    layout.run(config, arguments.topology, arguments.report)
+    sharding_report.run(config, arguments.topology, arguments.report)
     return 0
   prompts = _prompts(arguments) if arguments.mode == 'generate' else []
   import jax
 
-  from jaxrl_llm import cluster, train, validation
+  from jaxrl_llm import train
+  from jaxrl_llm.distributed import cluster
+  from jaxrl_llm.runner import validate
 
-  silent_s = validation.silent_s(config)
+  silent_s = validate.silent_s(config)
   flags = arguments.coordinator, arguments.processes, arguments.process
   watch = cluster.join(*flags, os.environ, silent_s)
   watches += [watch] if watch else []

@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import chips, companion, data, lora, shard
-from jaxrl_llm.generate import carried, exits, judge, slots
+from jaxrl_llm import data
+from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner import auxiliary_model, lora
+from jaxrl_llm.learner.generate import generate, trust
+from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import decoder
-from jaxrl_llm.program import Program
-from jaxrl_llm.rollout import generate, trust
+from jaxrl_llm.rollout import carried_kv, correctness_head, early_exit, slot_loop
 from jaxrl_llm.types import Batch, Prompts, Rollout, TrainState, Turns
-from jaxrl_llm.update import update
 
 # A donated batch frees its rollouts; its prompts have no output of their shape to live on in, which jax reports.
 warnings.filterwarnings('ignore', message='Some donated buffers were not usable')
@@ -50,7 +52,7 @@ def init_state(
   With LoRA, `adapter` is the one to begin from; None: a fresh one. Source: none.
   """
   given = params, teacher, adapter
-  given = shard.put(given, _cut(program, given))
+  given = sharding.put(given, _cut(program, given))
   make = functools.partial(_fresh, program)
   shardings = _layout(program, jax.eval_shape(make, *given))
   return jax.jit(make, out_shardings=shardings)(*given)
@@ -66,7 +68,7 @@ def with_frozen(
 ) -> TrainState:
   """Back from `without_frozen`, with the parameters of model and teacher from anywhere. Source: none."""
   base = _base(program, params)
-  base, teacher = shard.put((base, teacher), _cut(program, (base, teacher)))
+  base, teacher = sharding.put((base, teacher), _cut(program, (base, teacher)))
   return state._replace(base=base, teacher=teacher)
 
 
@@ -105,10 +107,10 @@ def _base(program: Program, params: Any) -> Any:
 
 
 def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> TrainState:
-  companied, base = companion.init(program, params), _base(program, params)
+  companied, base = auxiliary_model.init(program, params), _base(program, params)
   if program.lora:
     params = lora.init(program.lora, params, program.seed) if adapter is None else adapter
-  judging = judge.init(program.features, program.seed) if program.prune else None
+  judging = correctness_head.init(program.features, program.seed) if program.prune else None
   kept = program.method.needs_reference and base is None
   reference = jax.tree.map(jnp.copy, params) if kept else None
   opt_state, zero = program.optimizer.init(params), jnp.int32(0)
@@ -116,7 +118,8 @@ def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> 
   outer = program.outer.fresh() if program.outer else None
   noise = program.perturb.fresh(program.model.layers) if program.perturb else None
   handed = (
-    carried.empty(program.model, program.generate, program.prompts) for _ in range(program.carried)
+    carried_kv.empty(program.model, program.generate, program.prompts)
+    for _ in range(program.carried)
   )
   return TrainState(
     params,
@@ -138,11 +141,11 @@ def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> 
 
 def _layout(program: Program, shapes: TrainState) -> TrainState:
   placed = _cut(program, shapes._replace(carried=()))
-  return placed._replace(carried=shard.cache_layout(shapes.carried, program.mesh))
+  return placed._replace(carried=sharding.cache_layout(shapes.carried, program.mesh))
 
 
 def _cut(program: Program, tree: Any) -> Any:
-  return shard.layout(tree, program.mesh, program.rules)
+  return sharding.layout(tree, program.mesh, program.rules)
 
 
 def abstract_state(program: Program) -> TrainState:
@@ -173,18 +176,18 @@ def empty_rollout(program: Program) -> Rollout:
     feature_BxF=np.zeros((B, program.features), np.float32),
     turns=unsaid(B, T) if program.answered else None,
     expert_BxTxNxk=_unrouted(program, B, T) if program.generate.record_experts else None,
-    memory_BxM=np.zeros((B, exits.MEMORY), np.float32) if _remembers(program) else None,
+    memory_BxM=np.zeros((B, early_exit.MEMORY), np.float32) if _remembers(program) else None,
     noise_BxT=zeros(B, T) if program.keeps_noise else None,
   )
 
 
 def _remembers(program: Program) -> bool:
   """Whether the exit rule's memory outlives a call: the turns of an environment each begin anew."""
-  return program.generate.exit is not exits.none and not program.answered
+  return program.generate.exit is not early_exit.none and not program.answered
 
 
 def _unrouted(program: Program, rows: int, T: int) -> np.ndarray:
-  told = slots.routes(program.model)
+  told = slot_loop.routes(program.model)
   return np.zeros((rows, T, *told.shape), told.dtype)
 
 
@@ -209,7 +212,7 @@ def empty_batch(program: Program) -> Batch:
     context_P=np.full(P, -1, np.int32) if program.contexts else None,
     hint_P=np.zeros(P, np.float32) if program.hints else None,
   )
-  spec = program.generate._replace(rollouts=program.group, exit=exits.none)
+  spec = program.generate._replace(rollouts=program.group, exit=early_exit.none)
   rollout = empty_rollout(program._replace(generate=spec, keeps_noise=False))
   demo = data.supervised(zeros(P, program.generate.max_tokens), zeros(P))
   return Batch(
@@ -231,7 +234,7 @@ def compile_step(program: Program) -> Callable:
   Source: none.
   """
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
-  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
   given = (state, rows, rows, rows, rows, whole)
   run = functools.partial(step, program)
   return _compiled(program, run, given, (state, rows, whole), donated=(0, 1))
@@ -257,7 +260,7 @@ def compile_sample(program: Program) -> Callable:
 
   Source: none.
   """
-  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
 
   def sample(state, handed, *asked):
@@ -270,23 +273,23 @@ def compile_sample(program: Program) -> Callable:
 def compile_generate(program: Program) -> Callable:
   """`generate` alone, for evaluation: (whole weights, prompts, seed, begun or None) → Rollout. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
-  rows = shard.rows(program.mesh)
+  rows = sharding.rows(program.mesh)
 
   def run(params, prompts, seed, begun):
     return generate(program, frozen(params, seed=seed), prompts, begun)[0]
 
-  return _compiled(program, run, (params, rows, shard.replicated(program.mesh), rows), rows)
+  return _compiled(program, run, (params, rows, sharding.replicated(program.mesh), rows), rows)
 
 
 def compile_trust(program: Program) -> Callable:
   """`trust` alone, for evaluation: (whole weights, judge, prompts, their rollout) → p_B. Source: none."""
   params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
-  rows = shard.rows(program.mesh)
+  rows = sharding.rows(program.mesh)
 
   def run(params, judging, prompts, rollout):
     return trust(program, frozen(params)._replace(judge=judging), prompts, rollout)
 
-  return _compiled(program, run, (params, shard.replicated(program.mesh), rows, rows), rows)
+  return _compiled(program, run, (params, sharding.replicated(program.mesh), rows, rows), rows)
 
 
 def frozen(params: Any, version: int = 0, seed: jax.Array | int = 0) -> TrainState:
@@ -297,7 +300,7 @@ def frozen(params: Any, version: int = 0, seed: jax.Array | int = 0) -> TrainSta
 def compile_update(program: Program) -> Callable:
   """`update` alone, for a supervised warm start: (state, batch), both donated. Source: none."""
   state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
-  rows, whole = shard.rows(program.mesh), shard.replicated(program.mesh)
+  rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
   run = functools.partial(update, program)
   return _compiled(program, run, (state, rows), (state, whole), donated=(0, 1))
 
@@ -314,8 +317,8 @@ def _compiled(
     donate_argnums=donated,
     in_shardings=given,
     out_shardings=returned,
-    compiler_options=chips.compiler_options(program.mesh.devices.flat[0]),
+    compiler_options=hardware.compiler_options(program.mesh.devices.flat[0]),
   )
   if jax.process_count() == 1:
     return compiled
-  return lambda *args: compiled(*shard.put(args, given))
+  return lambda *args: compiled(*sharding.put(args, given))

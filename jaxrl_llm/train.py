@@ -12,36 +12,27 @@ from typing import Any
 import jax
 from absl import logging
 
-from jaxrl_llm import (
-  assemble,
-  chat,
-  checkpoint,
-  checks,
-  console,
-  evaluate,
-  generate,
-  grade,
-  measure,
-  metrics,
-  preempt,
-  rounds,
-  same,
-  shard,
-  tell,
-  together,
-  turn,
-  validation,
-  warmstart,
+from jaxrl_llm import evaluation, rewards, rollout
+from jaxrl_llm import step as steps
+from jaxrl_llm.checkpointing import checkpoint, metrics_log
+from jaxrl_llm.checkpointing import run_dir as workdirs
+from jaxrl_llm.commands import chat
+from jaxrl_llm.distributed import consistency, preemption, sharding
+from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.models import export, peft
+from jaxrl_llm.monitoring import console
+from jaxrl_llm.objective import record_checks
+from jaxrl_llm.runner import (
+  host_step,
+  log_records,
+  multi_turn,
+  setup,
+  sft,
+  sharded_grading,
+  validate,
 )
-from jaxrl_llm import (
-  step as steps,
-)
-from jaxrl_llm import (
-  workdir as workdirs,
-)
-from jaxrl_llm.journal import Journal
-from jaxrl_llm.models import adapters, export
-from jaxrl_llm.turn import Parts
+from jaxrl_llm.runner.host_step import Parts
+from jaxrl_llm.runner.run_logger import Journal
 from jaxrl_llm.types import Batch, UserError
 
 # What the checkpoint keeps of the host.
@@ -64,18 +55,18 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
 
   `mesh` overrides `config.mesh`. Raises UserError for bad input, before compiling. Source: none.
   """
-  config = validation.sized(
+  config = validate.sized(
     config, jax.devices() if mesh is None else mesh.devices.flatten().tolist()
   )
-  parts = assemble.parts(config, mesh)
+  parts = setup.parts(config, mesh)
   folder = open_folder(workdir, config)
   with (
-    grade.Pool(config.grade) as pool,
+    rewards.Pool(config.grade) as pool,
     _stage(parts),
     console.opened(config.console, config.steps) as screen,
   ):
-    screen.banner(**tell.facts(config, parts.program.mesh.devices, folder.root))
-    return _loop(parts, folder, together.Pool(pool), screen)
+    screen.banner(**log_records.facts(config, parts.program.mesh.devices, folder.root))
+    return _loop(parts, folder, sharded_grading.Pool(pool), screen)
 
 
 def open_folder(workdir: str, config: Any) -> workdirs.Workdir:
@@ -86,12 +77,12 @@ def open_folder(workdir: str, config: Any) -> workdirs.Workdir:
   )
 
 
-def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str, float]:
+def _loop(parts: Parts, folder: Any, pool: rewards.Pool, screen: Any) -> dict[str, float]:
   config, keep = parts.config, parts.config.checkpoint.keep
   spent = workdirs.Spent(folder.root)
   examine = spent.timed('evaluation', _evaluator(parts, pool, folder, screen))
   with (
-    preempt.Notice(alone=jax.process_count() == 1) as notice,
+    preemption.Notice(alone=jax.process_count() == 1) as notice,
     checkpoint.Saver(folder.checkpoints, keep, folder.committed) as saver,
   ):
     keep_all = spent.timed('checkpoints', functools.partial(_save, parts, saver))
@@ -109,11 +100,11 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
       for index in range(start, config.steps):
         journal.begins(index, state)
         began = time.perf_counter()
-        choice = turn.choose(parts, index)
-        prompts, *more = turn.propose(parts, index, choice)
+        choice = host_step.choose(parts, index)
+        prompts, *more = host_step.propose(parts, index, choice)
         journal.chose(choice.told)
         if jax.process_count() > 1 and _due(config.processes.same_every, index - start):
-          same.check(index, _held(parts, index, prompts, batch))
+          consistency.check(index, _held(parts, index, prompts, batch))
         if index == start:
           journal.compiling()
         asked_at = time.perf_counter()
@@ -124,17 +115,17 @@ def _loop(parts: Parts, folder: Any, pool: grade.Pool, screen: Any) -> dict[str,
           spent.add('compilation', compiled_s)
           began, asked_at = began + compiled_s, asked_at + compiled_s  # no part of the step
         # The call returns at once. Where the host lags, it grades the flight before this one meanwhile.
-        flight, landing = turn.Flight(index, prompts, rollout, device, batch), flight
+        flight, landing = host_step.Flight(index, prompts, rollout, device, batch), flight
         if config.mode != 'lag':
           flight, landing = None, flight
         if landing is not None:
           batch = _land(parts, pool, journal, landing, began, asked_at)
         save = functools.partial(keep_all, index + 1, state, batch, flight)
-        asked = shard.on_any(notice.asked)
+        asked = sharding.on_any(notice.asked)
         if asked or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
           save()
         if asked:
-          raise preempt.Stopped
+          raise preemption.Stopped
         if _due(config.eval.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
             journal.examined(index + 1, examine(state, index + 1))
@@ -158,7 +149,7 @@ def _stage(parts: Parts) -> Any:
 def _compiled(parts: Parts) -> Any:
   """The calls of a step: of one program, of its two halves, or of one for every round of turns."""
   if parts.play is not None:
-    return rounds.compile_call(parts)
+    return multi_turn.compile_call(parts)
   compile_call = steps.compile_split if parts.config.mode == 'split' else steps.compile_step
   return compile_call(parts.program)
 
@@ -178,21 +169,21 @@ def _begin(parts: Parts, folder: Any, screen: Any, spent: workdirs.Spent):
   if fresh and config.sft.steps:
     screen.say(f'supervised warm start, {config.sft.steps} steps')
     rows, tokenizer = parts.tables.train, parts.model.tokenizer
-    kept = metrics.Writer(folder.sft, 0, jax.process_index() == 0, sync=False)
+    kept = metrics_log.Writer(folder.sft, 0, jax.process_index() == 0, sync=False)
     with spent.on('warm start'), kept:
-      losses = warmstart.Losses(config.sft.steps, kept.write, screen)
-      state = warmstart.run(config, parts.program, state, rows, tokenizer, losses)
+      losses = sft.Losses(config.sft.steps, kept.write, screen)
+      state = sft.run(config, parts.program, state, rows, tokenizer, losses)
   return state, batch, flight, start
 
 
 def _land(
-  parts: Parts, pool: Any, journal: Journal, flight: turn.Flight, began: float, asked_at: float
+  parts: Parts, pool: Any, journal: Journal, flight: host_step.Flight, began: float, asked_at: float
 ) -> Batch:
   """The batch to learn next; the journal is told. At `began` the host began its turn, by `asked_at` it had chosen."""
   jax.block_until_ready(flight.rollout)
   sampled = time.perf_counter()
-  landed = turn.land(parts, pool, flight)
-  checks.finite(landed.batch)
+  landed = host_step.land(parts, pool, flight)
+  record_checks.finite(landed.batch)
   graded = time.perf_counter()
   timing = {
     'timing_s/choose': asked_at - began,
@@ -242,9 +233,9 @@ def _restore(
     if getattr(parts, name) is not None:
       getattr(parts, name).load_state_dict(host[name])
   screen.say(f'resuming at step {found}')
-  flight = turn.unpacked(host['flight']) if host['flight'] else None
+  flight = host_step.unpacked(host['flight']) if host['flight'] else None
   state = steps.with_frozen(program, state, parts.model.params, teacher)
-  return state, shard.fetch(batch), flight, found
+  return state, sharding.fetch(batch), flight, found
 
 
 def _save(parts: Parts, saver: Any, done: int, state: Any, batch: Batch, flight) -> None:
@@ -254,7 +245,7 @@ def _save(parts: Parts, saver: Any, done: int, state: Any, batch: Batch, flight)
   host |= dict(
     fingerprint=tables.train.fingerprint, held_out=tables.held_out.fingerprint, step=done
   )
-  host['flight'] = {} if flight is None else turn.packed(flight)
+  host['flight'] = {} if flight is None else host_step.packed(flight)
   # For whoever finds the folder without its run.
   host |= dict(config=json.loads(parts.config.to_json()), versions=workdirs.versions())
   saver.save(done, (steps.without_frozen(state), batch), host)
@@ -274,7 +265,7 @@ def _held(parts: Parts, index: int, prompts: Any, batch: Batch) -> dict[str, Any
   return host | dict(config=parts.config.to_json(), data=data, prompts=prompts, batch=batch)
 
 
-def _evaluator(parts: Parts, pool: grade.Pool, folder: Any, screen: Any):
+def _evaluator(parts: Parts, pool: rewards.Pool, folder: Any, screen: Any):
   """state, step → a file of eval/; told, and kept on disk: what is there is not evaluated again."""
   if not len(parts.tables.held_out):
     logging.warning('no held-out prompts: nothing is evaluated')
@@ -328,9 +319,9 @@ def evaluate_only(
 
   With `against`, the file of another evaluation, also how the two differ. Source: none.
   """
-  theirs = measure.compare.load(against) if against else None
-  config = validation.sized(config, jax.devices())
-  parts = assemble.parts(config)
+  theirs = evaluation.compare.load(against) if against else None
+  config = validate.sized(config, jax.devices())
+  parts = setup.parts(config)
   if not len(parts.tables.held_out):
     raise UserError(
       f'config.eval.prompts={config.eval.prompts} leaves no held-out prompt to evaluate; raise it, or give '
@@ -339,19 +330,19 @@ def evaluate_only(
   if theirs is not None:
     table = parts.tables.held_out
     asked = evaluate.asked(config, table)
-    measure.compare.check(asked['grader'], [row.id for row in table.rows], theirs)
+    evaluation.compare.check(asked['grader'], [row.id for row in table.rows], theirs)
   _check_supervised(config, workdir)
   folder = open_folder(workdir, config)
   with (
-    grade.Pool(config.grade) as pool,
+    rewards.Pool(config.grade) as pool,
     _stage(parts),
     console.opened(config.console, config.steps) as screen,
   ):
     state, _, _, start = _restore(parts, folder, screen, step)
-    ours = _evaluator(parts, together.Pool(pool), folder, screen)(state, start)
-  told = measure.tally.table(ours['groups'])
+    ours = _evaluator(parts, sharded_grading.Pool(pool), folder, screen)(state, start)
+  told = evaluation.tally.table(ours['groups'])
   if theirs is not None:
-    told += f'\n\n{measure.compare.table(ours, theirs)}'
+    told += f'\n\n{evaluation.compare.table(ours, theirs)}'
   if jax.process_index() == 0:
     print(f'\n{told}', flush=True)
   return ours['metrics']
@@ -367,23 +358,23 @@ def export_only(
   """
   if not base:
     _check_trained(config, workdir)
-  config = validation.sized(config, jax.devices())
+  config = validate.sized(config, jax.devices())
   if adapter and not config.lora.rank:
     raise UserError(
       '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
     )
-  parts = assemble.parts(config)
+  parts = setup.parts(config)
   folder = open_folder(workdir, config)
   with console.opened(config.console, config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen, base=base)
-    params = shard.fetch(state.params if adapter else steps.merged(parts.program, state))
+    params = sharding.fetch(state.params if adapter else steps.merged(parts.program, state))
     if jax.process_index() == 0:
       library, what = ('peft', 'adapter') if adapter else ('transformers', 'model')
       card = export.card(config, step, os.path.basename(to), library)
       model = parts.model._replace(params=params)
       if adapter:
         model = model._replace(name=export.hub_name(config.model) or model.name)
-        adapters.save(to, model, parts.program.lora, dtype=dtype, card=card)
+        peft.save(to, model, parts.program.lora, dtype=dtype, card=card)
       else:
         export.save(to, model, dtype=dtype, card=card)
       screen.say(f'{config.model if base else f"the {what} after {step} steps"} is in {to}')
@@ -398,8 +389,8 @@ def generate_only(
   """
   if not base:
     _check_trained(config, workdir)
-  config = validation.sized(config, jax.devices())
-  parts = assemble.parts(config)
+  config = validate.sized(config, jax.devices())
+  parts = setup.parts(config)
   folder = open_folder(workdir, config)
   with console.opened(config.console, config.steps) as screen:
     state, *_ = _restore(parts, folder, screen, base=base)
@@ -408,6 +399,6 @@ def generate_only(
   if not prompts:
     chat.run(model, told, config.seed)
     return
-  answers = generate.stream(model, prompts, n=samples, seed=config.seed, **told)
+  answers = rollout.stream(model, prompts, n=samples, seed=config.seed, **told)
   for prompt, texts in zip(prompts, answers, strict=True):
     print(f'> {prompt}', *texts, sep='\n', flush=True)

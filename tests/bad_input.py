@@ -15,42 +15,52 @@ from unittest import mock
 import hypothesis
 import tiny_job
 
-from jaxrl_llm import grade, main, outer, train, workdir
-from jaxrl_llm.control import (
-  allocate,
+from jaxrl_llm import main, rewards, train
+from jaxrl_llm.checkpointing import run_dir
+from jaxrl_llm.curriculum import (  # fmt: skip
+  allocation,
   candidates,
-  choose,
-  domain,
-  forget,
-  gate,
-  hint,
+  domain_mix,
+  eligibility,
+  evidence_decay,
+  hint_rules,
   labels,
-  share,
+  prior_pooling,
+  rate_estimate,
+  selection,
   utility,
-  value,
-)  # fmt: skip
-from jaxrl_llm.generate import branching, cap, exits, order, prune, speculate, stopping
-from jaxrl_llm.grade import graders, vote
+)
+from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.models import decoder
-from jaxrl_llm.objective import (
+from jaxrl_llm.objective import (  # fmt: skip
+  activation_noise,
   advantage,
-  aggregate,
-  auxiliary,
-  companion,
-  correction,
-  credit,
-  distill,
-  emphasis,
+  advantage_modulation,
+  aggregation,
+  auxiliary_loss,
+  credit_assignment,
+  distillation,
+  importance_correction,
   kl,
   lr_scale,
-  perturb,
-  proximal,
+  old_policy,
   ratio,
-  shape,
-  tilt,
-  trust,
-)  # fmt: skip
-from jaxrl_llm.replay import collect, successes
+  reward_shaping,
+  sft_loss,
+  token_weighting,
+  trust_region,
+)
+from jaxrl_llm.replay import dynamic_sampling, successes
+from jaxrl_llm.rewards import majority_vote, verifiers
+from jaxrl_llm.rollout import (
+  draft_verification,
+  early_exit,
+  length_schedule,
+  pruning,
+  queue_order,
+  stopping,
+  tree_rules,
+)
 
 # Deterministic, so that a test cannot fail for a reason that the change before it does not have.
 SETTINGS = dict(
@@ -61,17 +71,19 @@ SETTINGS = dict(
 # Which module the `fn` of a field names a function of.
 STAGES = {
   **{f'objective.{m.__name__.rpartition(".")[2]}': m for m in (
-    advantage, aggregate, auxiliary, companion, correction, credit, distill, emphasis, kl,
-    lr_scale, perturb, proximal, ratio, shape, tilt, trust,
+    advantage, aggregation, sft_loss, auxiliary_loss,
+    importance_correction, credit_assignment, distillation, token_weighting, kl,
+    lr_scale, activation_noise, old_policy, ratio, reward_shaping, advantage_modulation, trust_region,
   )},
   **{f'curriculum.{m.__name__.rpartition(".")[2]}': m for m in (
-    allocate, candidates, domain, forget, gate, share, utility, value,
+    allocation, candidates, domain_mix, evidence_decay, eligibility, prior_pooling, utility, rate_estimate,
   )},
-  **{f'generate.{m.__name__.rpartition(".")[2]}': m for m in (cap, order, prune)},
-  'curriculum.pick': choose, 'generate.stop': stopping, 'generate.draft': speculate,
-  'generate.exit': exits, 'generate.tree': branching, 'optimizer.outer': outer,
-  'grade': graders, 'vote': vote, 'labels': labels, 'truncate': grade.truncate, 'hint': hint,
-  'collect': collect, 'replay': successes,
+  **{f'generate.{m.__name__.rpartition(".")[2]}': m for m in (length_schedule, queue_order, pruning)},
+  'curriculum.pick': selection, 'generate.stop': stopping, 'generate.draft': draft_verification,
+  'generate.exit': early_exit, 'generate.tree': tree_rules, 'optimizer.outer': inner_steps,
+  'grade': verifiers, 'vote': majority_vote, 'labels': labels, 'truncate': rewards.length_truncation,
+  'hint': hint_rules,
+  'collect': dynamic_sampling, 'replay': successes,
 }  # fmt: skip
 
 
@@ -115,7 +127,7 @@ def up_to_compiling() -> Iterator[None]:
     for where, name, stub in (
       (train, '_loop', lambda *a: {}),
       (decoder, 'init', drawn),
-      (workdir, '_git_revision', lambda folder: None),
+      (run_dir, '_git_revision', lambda folder: None),
     ):
       stack.enter_context(mock.patch.object(where, name, stub))
     yield

@@ -19,10 +19,11 @@ _PARITY = (
 
 # The longest files: begun last, they would leave one process at work while the others are done.
 _FIRST = (
-  'test_train.py', 'test_faults.py', 'test_configs.py', 'test_processes.py', 'test_meshes.py', 'test_lora.py',
-  'test_checkpoint.py', 'test_rounds.py', 'test_health.py', 'test_math_verify.py', 'test_launch.py', 'test_turn.py',
-  'test_update_methods.py', 'test_bad_config.py', 'test_step_methods.py', 'test_demonstrations.py', 'test_step.py',
-  'test_parity.py', 'test_engine.py',
+  'test_train.py', 'test_faults.py', 'test_configs.py', 'test_processes.py',
+  'test_meshes.py', 'test_lora.py', 'test_checkpoint.py', 'test_multi_turn.py',
+  'test_alarms.py', 'test_math_verify.py', 'test_launch.py', 'test_host_step.py',
+  'test_update_methods.py', 'test_bad_config.py', 'test_step_methods.py', 'test_demonstration_loss.py',
+  'test_step.py', 'test_parity.py', 'test_ring_decode.py',
 )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ import pathlib
 
 import numpy as np
 
-from jaxrl_llm import config
-from jaxrl_llm.control import Curriculum
+from jaxrl_llm.config import loading
+from jaxrl_llm.curriculum import Curriculum
 
 G = 8
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
@@ -18,7 +18,7 @@ PLAIN = dict(
 # One row of settings a paper; and what has no paper's file.
 RULES = {
   **{
-    name: config.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
+    name: loading.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
     for name in ('sums', 'mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
   },
   'anchored': dict(share=dict(fn='anchors', rho=0.3, adaptive=True), forget=dict(fn='visit')),
@@ -41,7 +41,7 @@ def columns(size: int) -> dict:
 
 def make(size: int = 40, *, seed: int = 0, kind=None, told: dict | None = None, **parts):
   """A curriculum of the defaults with `parts` changed; `told`: its columns."""
-  settings = config.default().curriculum.to_dict() | parts
+  settings = loading.default().curriculum.to_dict() | parts
   told = columns(size) if told is None else told
   return Curriculum(settings, size, group=G, seed=seed, kind=kind, columns=told)
 

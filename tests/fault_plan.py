@@ -13,7 +13,9 @@ import time
 
 import numpy as np
 
-from jaxrl_llm import checkpoint, control, grade, metrics, turn, workdir
+from jaxrl_llm import curriculum, rewards
+from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir
+from jaxrl_llm.runner import host_step
 
 
 def die():
@@ -91,18 +93,18 @@ def of_metrics(writer, *_) -> bool:
 
 
 def half_row(happen):
-  real = metrics.Writer.write
+  real = metrics_log.Writer.write
 
   def write(self, row):
     if not of_metrics(self):
       return real(self, row)
-    text = metrics._line(row)
+    text = metrics_log._line(row)
     self._file.write(text[: len(text) // 2])
     self._file.flush()
     happen()
     self._file.seek(0, 2)
 
-  metrics.Writer.write = write
+  metrics_log.Writer.write = write
 
 
 def name_is(end):
@@ -126,13 +128,13 @@ def leaping(by: float):
 
 def drift():
   """What this process has seen of a prompt's answers is one right one more, once."""
-  real = control.Curriculum.observe
+  real = curriculum.Curriculum.observe
 
   def observe(self, index_P, right_P, count_P, *more):
     first = not self._visits.any()
     real(self, index_P, right_P + (first and right_P < count_P), count_P, *more)
 
-  control.Curriculum.observe = observe
+  curriculum.Curriculum.observe = observe
 
 
 def plan(fault: dict, run: str) -> None:
@@ -141,7 +143,7 @@ def plan(fault: dict, run: str) -> None:
   if kind == 'drift':
     return drift()
   if kind == 'kill grader':
-    return wrap(grade.Pool, 'score', kill_grader)
+    return wrap(rewards.Pool, 'score', kill_grader)
   do = {'kill': die, 'full': full, 'term': term, 'term twice': term_twice}
   do = leaping(fault['by']) if kind == 'leap' else do[kind]
   if at == 'device':
@@ -163,11 +165,11 @@ def plan(fault: dict, run: str) -> None:
     commit=lambda: wrap(os, 'replace', happen, commits),
     committed=lambda: wrap(c, '_retain', happen),
     retention=lambda: wrap(shutil, 'rmtree', happen, old),
-    propose=lambda: wrap(turn, 'propose', happen),
-    land=lambda: wrap(turn, 'land', happen),
-    rollouts=lambda: wrap(workdir.Workdir, 'write_rollouts', happen),
+    propose=lambda: wrap(host_step, 'propose', happen),
+    land=lambda: wrap(host_step, 'land', happen),
+    rollouts=lambda: wrap(run_dir.Workdir, 'write_rollouts', happen),
     half_row=lambda: half_row(happen),
-    row=lambda: wrap(metrics.Writer, 'write', happen, of_metrics, after=True),
-    eval=lambda: wrap(workdir.Workdir, 'write_eval', happen),
+    row=lambda: wrap(metrics_log.Writer, 'write', happen, of_metrics, after=True),
+    eval=lambda: wrap(run_dir.Workdir, 'write_eval', happen),
   )
   return stages[at]()

@@ -14,7 +14,7 @@ import time
 import forks
 import tiny_job
 
-from jaxrl_llm import metrics
+from jaxrl_llm.checkpointing import metrics_log
 
 STEPS = 12
 JOB = dict(
@@ -66,7 +66,9 @@ class Nursery:
 
 def assert_same(run: pathlib.Path, want: pathlib.Path, whole: bool = True) -> None:
   """Metrics, tokens, evaluations and (of a whole run) weights and all other saved state, bit for bit."""
-  ours, theirs = (metrics.comparable(metrics.read(str(r / 'metrics.jsonl'))) for r in (run, want))
+  ours, theirs = (
+    metrics_log.comparable(metrics_log.read(str(r / 'metrics.jsonl'))) for r in (run, want)
+  )
   assert ours == theirs[: len(ours)]
   for folder in ('rollouts', 'eval'):
     names = sorted(p.name for p in (run / folder).glob('*.json*') if p.suffix != '.part')

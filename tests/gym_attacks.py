@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from jaxrl_llm.data import shapes
+from jaxrl_llm.data import row_formats
 from jaxrl_llm.types import Row
 
 # Tasks whose scorer passes the reply to eval or parse_expr, then those that so pass a field of the row.
@@ -131,7 +131,7 @@ def row_of(task: str, index: int = 0, **changes) -> Row:
 
 def read(given: dict) -> Row:
   """As a line of a JSONL file is read."""
-  return shapes.to_row(json.loads(json.dumps(given)), 'line 1', {}, 'a file')
+  return row_formats.to_row(json.loads(json.dumps(given)), 'line 1', {}, 'a file')
 
 
 def hostile_rows(mark: str) -> dict[str, tuple[dict, str]]:

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from jaxrl_llm import grade
-from jaxrl_llm.grade import endpoint
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards.model_judge import http as http_lib
 from jaxrl_llm.types import Row
 
 ROW = Row('id', 'What is 3 + 4?', (), '7', 'sums', {})
@@ -84,7 +84,7 @@ def slept(monkeypatch):
   """Waits are noted and not waited for."""
   told = []
   monkeypatch.setattr(
-    endpoint, '_sleep', lambda seconds: told.append(seconds) if seconds > 0 else None
+    http_lib, '_sleep', lambda seconds: told.append(seconds) if seconds > 0 else None
   )
   return told
 
@@ -100,4 +100,4 @@ def spec(server, tmp_path):
 
 
 def judged(spec, text='seven', row=ROW, **settings) -> float:
-  return grade.resolve(spec | settings)(text, row)
+  return rewards.resolve(spec | settings)(text, row)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import config as configs
+from jaxrl_llm.config import loading as configs
 from jaxrl_llm.types import Batch, Prompts, Rollout
 
 P, G, T = 4, 4, 6

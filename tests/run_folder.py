@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import health
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.monitoring import alarms
 
 # What a page that took text for markup would run.
 EVIL = '</script><img src=x onerror="document.title=1"><!--SCRIPT-->&lt;'
@@ -112,7 +112,7 @@ def _metrics(random, step, skill, rows) -> dict:
     'training/trained_tokens': float(sum(lengths)),
   }
   told['timing_s/step'] = told['timing_s/gen_update'] + told['timing_s/grade'] + 0.1
-  return told | {f'health/{name}': 0.0 for name in health.NAMES}
+  return told | {f'health/{name}': 0.0 for name in alarms.NAMES}
 
 
 def _choice(random, step, chosen, skill) -> dict:

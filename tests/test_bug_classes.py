@@ -16,9 +16,12 @@ import bad_input
 import numpy as np
 import pytest
 
-from jaxrl_llm import checkpoint, config, grade, train, turn
+from jaxrl_llm import rewards, train
 from jaxrl_llm import step as steps
-from jaxrl_llm.generate import sampling
+from jaxrl_llm.checkpointing import checkpoint
+from jaxrl_llm.config import loading
+from jaxrl_llm.rollout import sampling
+from jaxrl_llm.runner import host_step
 from jaxrl_llm.types import Row, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -59,7 +62,7 @@ def test_filters_of_evaluation_never_reach_training():
   for name in ('top_p', 'top_k', 'min_p'):
     for part in ('', 'generate.', 'objective.'):
       with pytest.raises(UserError, match=f'{name} is unknown'):
-        config.load('', [f'--config.{part}{name}=1'])
+        loading.load('', [f'--config.{part}{name}=1'])
   parts = parts_of('--config.eval.sampling.top_p=0.5', '--config.eval.sampling.top_k=3')
   assert parts.config.eval.sampling.top_p == 0.5
   assert parts.program.generate.keep == sampling.EVERYTHING
@@ -76,13 +79,13 @@ def test_graders_are_killed_from_a_thread_that_is_not_the_main_one(tmp_path, mon
   rows = [Row('id', 'q', (), 'a', 's', {})] * 3
   spec = dict(fn='threaded_judge:judge', right=1.0, parts=(), workers=1, deadline_s=2.0)
   found = []
-  with grade.Pool(spec) as pool:
+  with rewards.Pool(spec) as pool:
     thread = threading.Thread(target=lambda: found.append(pool.score(rows, ['a', 'loop', 'b'])))
     thread.start()
     thread.join(120)
   (scores,) = found
   assert scores.reward_B.tolist() == [1.0, 0.0, 0.0]
-  assert scores.outcome_B.tolist() == [grade.OK, grade.TIMEOUT, grade.OK]
+  assert scores.outcome_B.tolist() == [rewards.OK, rewards.TIMEOUT, rewards.OK]
   assert scores.counts['grade/timeouts'] == 1
 
 
@@ -120,11 +123,11 @@ def test_only_the_reply_is_graded():
   class Pool:
     def score(self, rows, told):
       texts.extend(told)
-      return grade.Scores(
+      return rewards.Scores(
         np.zeros((len(told), 1), np.float32), np.zeros(len(told), np.int8), {}, ''
       )
 
-  turn._grade(parts, Pool(), prompts, rollout)
+  host_step._grade(parts, Pool(), prompts, rollout)
   assert texts and set(texts) == {'9'}
   assert all(row.answer for row in table_.rows)
 
@@ -138,13 +141,22 @@ _RUNS = re.compile(
 _ALLOWED = {
   'config.py': {'runpy.run_path'},  # a config file is a program of the user's own
   'workdir.py': {'subprocess.run'},  # git
-  'models/embedded.py': {'subprocess.run'},  # pip
-  'models/trial.py': {'subprocess.run', 'runpy.run_path'},  # files of the package, within limits
-  'grade/worker.py': {'pickle.loads'},  # what its own parent pickled a moment ago
-  'grade/code.py': {'compile'},  # to see whether it is Python; nothing of it runs
-  'grade/sandbox.py': {'subprocess.run', 'subprocess.Popen'},  # the sandbox
-  'grade/inside/answer_side.py': {'exec', 'compile'},  # inside of it
-  'grade/inside/tests_side.py': {'exec', 'compile', 'eval'},  # what a row says, inside of it
+  'models/default_model.py': {'subprocess.run'},  # pip
+  'models/untrusted.py': {
+    'subprocess.run',
+    'runpy.run_path',
+  },  # files of the package, within limits
+  'rewards/worker.py': {'pickle.loads'},  # what its own parent pickled a moment ago
+  'rewards/code_execution/graders.py': {
+    'compile'
+  },  # to see whether it is Python; nothing of it runs
+  'rewards/code_execution/sandbox.py': {'subprocess.run', 'subprocess.Popen'},  # the sandbox
+  'rewards/code_execution/guest_protocol/answer_side.py': {'exec', 'compile'},  # inside of it
+  'rewards/code_execution/guest_protocol/tests_side.py': {
+    'exec',
+    'compile',
+    'eval',
+  },  # what a row says, inside of it
 }
 
 

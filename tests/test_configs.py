@@ -13,10 +13,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import assemble, grade, models, rollout, rounds, shard, turn
-from jaxrl_llm import config as configs
+from jaxrl_llm import models, rewards
 from jaxrl_llm import step as steps
-from jaxrl_llm.program import Program
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import generate
+from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.runner import host_step, multi_turn, setup
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').glob('*.py'))}
 P, G, T = 4, 4, 8
@@ -70,7 +73,7 @@ class Planted:
       parts_BxK[b, 0] = self.alike if len(seen) == 1 else 1 - seen[row.id] % 2
       parts_BxK[b, 1:] = seen[row.id] == 0
     counts = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
-    return grade.Scores(parts_BxK, np.zeros(len(texts), np.int8), counts, '')
+    return rewards.Scores(parts_BxK, np.zeros(len(texts), np.int8), counts, '')
 
 
 def small(name: str, folder: pathlib.Path):
@@ -145,7 +148,7 @@ def only(told, names):
 @functools.cache
 def sampling(program: Program):
   """One program for all configs that sample alike."""
-  return jax.jit(functools.partial(rollout.generate, program))
+  return jax.jit(functools.partial(generate.generate, program))
 
 
 def compiled(program: Program):
@@ -169,7 +172,7 @@ def changed(one, other) -> bool:
 @pytest.mark.parametrize('name', FILES)
 def test_every_config_takes_two_steps(name, tmp_path):
   c = small(name, tmp_path)
-  parts = assemble.parts(c, shard.make_mesh(c.mesh, jax.devices()[:1]))
+  parts = setup.parts(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
   graded = len([part for part in parts.rewards if part.grader is not None])
@@ -177,12 +180,12 @@ def test_every_config_takes_two_steps(name, tmp_path):
   state = steps.init_state(program, parts.model.params, parts.teacher and parts.teacher.params)
   before, batch = jax.device_get(state), steps.empty_batch(program)
   split = parts.play is None
-  call, rows = compiled(program) if split else rounds.compile_call(parts), []
+  call, rows = compiled(program) if split else multi_turn.compile_call(parts), []
   for index in range(3):  # the first has nothing to learn from yet
-    prompts, *more = turn.propose(parts, index)
+    prompts, *more = host_step.propose(parts, index)
     state, drawn, metrics = call(state, batch, prompts, *more)
     taken = int(state.step)
-    landed = turn.land(parts, pool, turn.Flight(index, prompts, drawn, metrics))
+    landed = host_step.land(parts, pool, host_step.Flight(index, prompts, drawn, metrics))
     batch = landed.batch
     rows.append(landed.row)
     # Of turns there may be fewer than the most.

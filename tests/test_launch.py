@@ -14,7 +14,8 @@ import pytest
 import quick
 import tiny_job
 
-from jaxrl_llm import main, peers, preempt
+from jaxrl_llm import main
+from jaxrl_llm.distributed import preemption, watchdog
 
 LAUNCH = pathlib.Path(__file__).parents[1] / 'launch'
 SCRIPTS = sorted(path.name for path in LAUNCH.glob('*.sh'))
@@ -135,7 +136,7 @@ def ends_with(folder: pathlib.Path, name: str, statuses: str) -> None:
 
 # Of what started, what ended it, and how often it is started, with RESTARTS=2: after a death, of another process (76)
 # or of this one by a signal, but no more often than that, and not after bad input, a bug, or who wants an end.
-assert (preempt.STOPPED, peers.LOST) == (75, 76)
+assert (preemption.STOPPED, watchdog.LOST) == (75, 76)
 DEATHS = [
   ('76 0', 0, 2),
   ('137 134 0', 0, 3),
@@ -226,7 +227,7 @@ def test_slurm_starts_again_after_deaths_and_requeues_what_was_told_to_stop(
   assert told.returncode == ended, told.stderr
   made = calls(tmp_path)
   assert [call[0] for call in made].count('srun') == starts
-  assert (['scontrol', 'requeue', '7'] in made) == (ended == preempt.STOPPED)
+  assert (['scontrol', 'requeue', '7'] in made) == (ended == preemption.STOPPED)
 
 
 def test_slurm_waits_for_a_step_that_saves(tmp_path):
@@ -312,7 +313,7 @@ def test_skypilot_has_known_keys_and_recovers_what_was_told_to_stop():
   assert task.keys() <= known
   assert task['resources'].keys() <= {'accelerators', 'use_spot', 'job_recovery'}
   recovery = task['resources']['job_recovery']
-  assert recovery == dict(max_restarts_on_errors=0, recover_on_exit_codes=[preempt.STOPPED])
+  assert recovery == dict(max_restarts_on_errors=0, recover_on_exit_codes=[preemption.STOPPED])
   for name in ('setup', 'run'):
     assert bash('-n', '-c', task[name]).returncode == 0
 
@@ -334,7 +335,7 @@ def test_skypilot_hands_on_the_wish_to_stop(tmp_path):
   stand_in(tmp_path, '.venv/bin/python', body)
   one = dict(SKYPILOT_NUM_NODES='1', SKYPILOT_NODE_RANK='0', SKYPILOT_NUM_GPUS_PER_NODE='8')
   done = bash('-c', task['run'], cwd=tmp_path, **task['envs'], **one)
-  assert done.returncode == preempt.STOPPED, done.stderr
+  assert done.returncode == preemption.STOPPED, done.stderr
   assert len(calls(tmp_path)) == 1
 
 

@@ -14,37 +14,19 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = 'jaxrl_llm'
 
-# From the bottom up. A module or package may import those of lower rows, and no others. What is not
-# named is a stage: objective, generate, grade, control, replay, data, checkpoint, metrics, …
-STAGE = 3
+# From the bottom up. A package may import those of lower rows, and no others.
 LAYERS = (
-  ('disk',),
-  ('chips', 'defaults', 'manifest', 'metrics', 'sketch', 'trace', 'types'),
-  (
-    'checks',
-    'config',
-    'conflicts',
-    'models',
-    'peers',
-    'precision',
-    'profile',
-    'scores',
-    'shard',
-    'trackers',
-    'hlo',
-    'console',
-  ),
-  (),
-  ('outer',),
-  ('environments', 'program'),
-  ('passes', 'update_cost'),
-  ('companion', 'demonstrate', 'ledger'),
-  ('rollout', 'update'),
+  ('types',),
+  ('config', 'distributed'),
+  ('checkpointing',),
+  ('data', 'models', 'rewards'),
+  ('curriculum', 'environments', 'monitoring', 'objective', 'replay', 'rollout'),
+  ('learner',),
   ('step',),
-  ('floor', 'rounds'),
-  ('aid', 'aot', 'evaluate', 'report', 'tell', 'together', 'warmstart'),
-  ('layout', 'sweep', 'turn'),
-  ('assemble', 'chat', 'journal'),
+  ('profiling',),
+  ('report',),
+  ('runner',),
+  ('commands', 'evaluation'),
   ('train',),
   ('main',),
 )
@@ -94,7 +76,7 @@ def breaches(root: pathlib.Path) -> list[str]:
       continue
     for dotted in imported(path, root):
       other = unit(dotted)
-      if other is not None and other != own and RANK.get(other, STAGE) >= RANK.get(own, STAGE):
+      if other is not None and other != own and RANK.get(other, len(LAYERS)) >= RANK.get(own, -1):
         found.append(f'{name} imports {dotted}, which is not below it.')
   for path in files(root, 'configs'):
     found += [
@@ -125,6 +107,12 @@ def test_imports_point_down():
   assert breaches(ROOT) == []
 
 
+def test_every_package_has_a_row_and_the_root_holds_five_files():
+  found = {unit('.'.join(p.relative_to(ROOT).with_suffix('').parts)) for p in files(ROOT, PACKAGE)}
+  assert found - {'__init__'} == set(RANK) and len(LAYERS) <= 15
+  assert len(list((ROOT / PACKAGE).glob('*.py'))) <= 5
+
+
 def test_optional_dependencies_are_imported_where_they_are_used():
   assert foreign(ROOT, core_dependencies()) == []
 
@@ -132,19 +120,19 @@ def test_optional_dependencies_are_imported_where_they_are_used():
 @pytest.mark.parametrize(
   'path, source, why',
   [
-    ('jaxrl_llm/objective/trust.py', 'from jaxrl_llm.generate import sampling', 'not below'),
-    ('jaxrl_llm/control/select.py', 'import jaxrl_llm.replay.buffer', 'not below'),
-    ('jaxrl_llm/control/select.py', 'from ..replay import buffer', 'not below'),
-    ('jaxrl_llm/data.py', 'from . import grade', 'not below'),
-    ('jaxrl_llm/shard.py', 'from jaxrl_llm import config', 'not below'),
-    ('jaxrl_llm/grade/pool.py', 'def f():\n  from jaxrl_llm.train import run', 'not below'),
-    ('jaxrl_llm/types.py', 'from jaxrl_llm.config import pick', 'not below'),
+    ('jaxrl_llm/objective/trust_region.py', 'from jaxrl_llm.rollout import sampling', 'not below'),
+    ('jaxrl_llm/curriculum/selection.py', 'import jaxrl_llm.replay.buffer', 'not below'),
+    ('jaxrl_llm/curriculum/selection.py', 'from ..replay import buffer', 'not below'),
+    ('jaxrl_llm/data/files.py', 'from jaxrl_llm import rewards', 'not below'),
+    ('jaxrl_llm/distributed/sharding.py', 'from jaxrl_llm import config', 'not below'),
+    ('jaxrl_llm/rewards/pool.py', 'def f():\n  from jaxrl_llm.train import run', 'not below'),
+    ('jaxrl_llm/types.py', 'from jaxrl_llm.config.stages import pick', 'not below'),
     ('jaxrl_llm/new.py', 'from jaxrl_llm import step', 'not below'),
-    ('jaxrl_llm/data.py', 'from jaxrl_llm.new import thing', 'not below'),
+    ('jaxrl_llm/data/files.py', 'from jaxrl_llm.new import thing', 'not below'),
     ('jaxrl_llm/step.py', 'from jaxrl_llm import train', 'not below'),
-    ('jaxrl_llm/data.py', 'import jaxrl_llm', 'not below'),
+    ('jaxrl_llm/data/files.py', 'import jaxrl_llm', 'not below'),
     ('jaxrl_llm/__init__.py', 'from jaxrl_llm import train', 'imports jaxrl_llm.train'),
-    ('configs/grpo.py', 'from jaxrl_llm.config import default', 'imports jaxrl_llm.config'),
+    ('configs/grpo.py', 'from jaxrl_llm.config import schema', 'imports jaxrl_llm.config'),
   ],
 )
 def test_a_planted_breach_is_found(tmp_path, path, source, why):
@@ -157,9 +145,9 @@ def test_a_planted_breach_is_found(tmp_path, path, source, why):
 @pytest.mark.parametrize(
   'path, source',
   [
-    ('jaxrl_llm/objective/compose.py', 'from jaxrl_llm.objective import trust'),
-    ('jaxrl_llm/objective/compose.py', 'from . import trust\nfrom ..types import Batch'),
-    ('jaxrl_llm/step.py', 'from jaxrl_llm import objective, shard\nimport jax'),
+    ('jaxrl_llm/objective/ratio.py', 'from jaxrl_llm.objective import trust_region'),
+    ('jaxrl_llm/objective/ratio.py', 'from . import trust_region\nfrom ..types import Batch'),
+    ('jaxrl_llm/step.py', 'from jaxrl_llm import learner, objective\nimport jax'),
     ('jaxrl_llm/models/load.py', 'import jaxrl_llm.types'),
     ('configs/grpo.py', 'import ml_collections'),
   ],
@@ -171,7 +159,9 @@ def test_an_import_that_points_down_is_no_breach(tmp_path, path, source):
 
 
 def test_a_planted_optional_dependency_is_found(tmp_path):
-  (tmp_path / PACKAGE).mkdir()
+  (tmp_path / PACKAGE / 'data').mkdir(parents=True)
   source = 'import numpy as np\nif np:\n  import torch.nn\n\ndef f():\n  import wandb\n'
-  (tmp_path / PACKAGE / 'data.py').write_text(source)
-  assert foreign(tmp_path, {'numpy'}) == ['jaxrl_llm/data.py imports torch.nn when it is imported.']
+  (tmp_path / PACKAGE / 'data' / 'files.py').write_text(source)
+  assert foreign(tmp_path, {'numpy'}) == [
+    'jaxrl_llm/data/files.py imports torch.nn when it is imported.'
+  ]

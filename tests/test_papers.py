@@ -23,7 +23,7 @@ import provenance  # noqa: E402
 from curricula import RULES  # noqa: E402
 from objective_table import METHODS, settings  # noqa: E402
 
-from jaxrl_llm import config as configs  # noqa: E402
+from jaxrl_llm.config import loading as configs  # noqa: E402
 
 FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
 JOBS = (
@@ -50,40 +50,45 @@ BEGIN, END = '<!-- methods: python tests/test_papers.py -->\n', '<!-- end of met
 
 # What proves a part of generation.
 GENERATION = dict(
-  prune='tests/generate/test_prune.py',
-  stop='tests/generate/test_slots.py',
-  draft='tests/generate/test_speculate.py',
-  cap='tests/generate/test_cap.py',
-  tree='tests/generate/test_tree.py',
+  prune='tests/rollout/test_pruning.py',
+  stop='tests/rollout/test_slot_loop.py',
+  draft='tests/rollout/test_draft_verification.py',
+  cap='tests/rollout/test_length_schedule.py',
+  tree='tests/rollout/test_tree_decode.py',
 )
 
 
 # What proves a stage that stands beside the policy gradient, or in the place of rewards.
 BESIDE = dict(
-  auxiliary='tests/objective/test_auxiliary.py', distill='tests/objective/test_distill.py'
+  auxiliary='tests/objective/test_sft_loss.py', distill='tests/objective/test_distillation.py'
 )
 # And of what happens between sampling and learning.
 BETWEEN = dict(
-  vote='tests/grade/test_vote.py',
-  truncate='tests/grade/test_truncate.py',
+  vote='tests/rewards/test_majority_vote.py',
+  truncate='tests/rewards/test_length_truncation.py',
   replay='tests/replay/test_successes.py',
-  collect='tests/replay/test_collect.py',
-  hint='tests/control/test_hint.py',
-  labels='tests/control/test_labels.py',
+  collect='tests/replay/test_dynamic_sampling.py',
+  hint='tests/curriculum/test_hint_rules.py',
+  labels='tests/curriculum/test_labels.py',
 )
 
 
 # And of rewards beside the right answer.
-GRADED = dict(steps='tests/grade/test_rubric.py', pairwise='tests/grade/test_rubric.py')
+GRADED = dict(
+  steps='tests/rewards/model_judge/test_rubric.py',
+  pairwise='tests/rewards/model_judge/test_rubric.py',
+)
 
 
 # And of methods of many turns, whose job is a game: rows of tests/objective_table.py are of one.
-TURNS = dict(gigpo='tests/objective/test_credit.py', seeupo='tests/test_turn_by_turn.py')
+TURNS = dict(
+  gigpo='tests/objective/test_credit_assignment.py', seeupo='tests/learner/test_turn_by_turn.py'
+)
 
 
 # And of the choice of prompts.
-SELECTION = 'tests/control/test_rules.py'
-ALLOTTED = 'tests/control/test_allocate.py'
+SELECTION = 'tests/curriculum/test_rules.py'
+ALLOTTED = 'tests/curriculum/test_allocation.py'
 
 
 @functools.cache
@@ -174,7 +179,7 @@ def table() -> str:
       proofs += [GRADED[part['fn']]] if part['fn'] in GRADED else []
     if rank := held(name).lora.rank:
       more.append(f'lora.rank={rank}')
-      proofs.append('tests/test_lora.py')
+      proofs.append('tests/learner/test_lora.py')
     for part, fn in between(name).items():
       more.append(f'{part}={fn}')
       proofs.append(BETWEEN[part])

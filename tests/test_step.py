@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import objective, passes, shard
+from jaxrl_llm import objective
 from jaxrl_llm import step as steps
-from jaxrl_llm import update as updates
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import update as updates
+from jaxrl_llm.learner.step_spec import make_program
 from jaxrl_llm.models import decoder
-from jaxrl_llm.program import make_program
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
 
 MODEL = ModelConfig(
@@ -33,7 +35,7 @@ def config(**changes):
 
 def program(**changes):
   c = config(**changes)
-  return make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  return make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def make_prompts(seed=0):
@@ -71,7 +73,7 @@ def gradient(program, batch, params):
 
   def total(params):
     target = objective.targets(program.method, batch, G)
-    pieces = passes.slices(program, jax.tree.map(jnp.asarray, batch), target)
+    pieces = microbatch.slices(program, jax.tree.map(jnp.asarray, batch), target)
     loss = lambda piece: updates.slice_loss(program, params, *piece)[0]  # noqa: E731
     return jax.lax.map(loss, pieces).sum()
 
@@ -171,7 +173,7 @@ def test_remat_changes_no_gradient():
 def test_an_empty_batch_touches_neither_weights_nor_optimizer():
   c = config()
   c.optimizer.weight_decay = 0.1
-  p = make_program(c, MODEL, (3,), shard.make_mesh(c.mesh, jax.devices()[:1]))
+  p = make_program(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
   before = jax.tree.map(np.asarray, steps.init_state(p, decoder.init(MODEL, 0)))
   state, _, metrics = steps.compile_step(p)(
     steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), None, None, T
@@ -210,7 +212,7 @@ def test_the_rewarded_behaviour_becomes_more_likely():
   state, _ = steps.compile_update(p)(steps.init_state(p, params), batch)
   advantage = np.asarray(objective.targets(p.method, batch, G).advantage_BxT)
   logp = lambda q: np.asarray(  # noqa: E731
-    passes.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
+    microbatch.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
   )
   assert (advantage * (logp(state.params) - logp(params))).sum() > 0
 
@@ -253,7 +255,7 @@ def _on_eight(mesh, slots=0, lockstep=True):
   c = config()
   c.mesh.update(mesh)
   c.generate.slots, c.generate.lockstep = slots, lockstep
-  return make_program(c, MODEL, (3, 7), shard.make_mesh(c.mesh, jax.devices()[:8]))
+  return make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:8]))
 
 
 def test_one_compiled_program_serves_every_seed():

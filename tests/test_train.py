@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import tiny_job
 
-from jaxrl_llm import main, metrics
-from jaxrl_llm.report import gather
+from jaxrl_llm import main
+from jaxrl_llm.checkpointing import metrics_log
+from jaxrl_llm.report import run_reader
 
 # Two tokens a row in each step, in half as many slots as rows: most groups take several steps. Few
 # prompts, so that most come back and begin from their last answers.
@@ -158,18 +159,18 @@ def test_trackers_and_the_trace_of_some_steps_lie_in_the_folder(uninterrupted):
   for name in ('critic/score/mean', 'actor/entropy', 'timing_s/grade'):
     want = [
       (r['training/global_step'], np.float32(r[name]))
-      for r in metrics.read(str(run / 'metrics.jsonl'))
+      for r in metrics_log.read(str(run / 'metrics.jsonl'))
     ]
     assert [(e.step, np.float32(e.value)) for e in found.Scalars(name)] == want
   accuracy = found.Scalars('val-core/all/acc/greedy')
   assert [e.step for e in accuracy] == [0, 10]
   assert 'tracing steps 4 to 5' in out and 'the trace is in' in out
-  told = gather.gather(str(run))['device']
+  told = run_reader.gather(str(run))['device']
   assert told['steps'] == [4, 5] and told['devices'] == 1 and not told['known']
   assert set(told['parts']['update']) >= {'attention', 'head', 'optimizer', 'matrix products'}
   assert set(told['parts']['generate']) >= {'attention', 'head', 'sampling', 'matrix products'}
   assert [one['part'] for one in told['floors']] == ['update', 'generate']
-  beside = gather.gather(str(run))['time']['beside']
+  beside = run_reader.gather(str(run))['time']['beside']
   assert set(beside) == {'warm start', 'compilation', 'evaluation', 'checkpoints'}
 
 

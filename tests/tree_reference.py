@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.generate import sampling
 from jaxrl_llm.models import decoder
+from jaxrl_llm.rollout import sampling
 
 
 def suffix_match(a, b):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.data.columns import Columns
 from jaxrl_llm.data.demonstrations import (
   answer_tokens,
   check_demonstrations,
@@ -24,6 +23,7 @@ from jaxrl_llm.data.pipeline import (
   render,
   with_question,
 )
+from jaxrl_llm.data.row_columns import Columns
 
 __all__ = [
   'ALPHABET',

@@ -12,8 +12,8 @@ from typing import Any
 
 from absl import logging
 
-from jaxrl_llm import disk
-from jaxrl_llm.data.shapes import to_row
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.data.row_formats import to_row
 from jaxrl_llm.data.tasks import question_key
 from jaxrl_llm.types import Row, UserError
 
@@ -118,7 +118,7 @@ def _lines(path: str, field: str) -> list[str]:
     raise UserError(f'{field}={path!r} is no file; give the path of a JSON-lines file.')
   try:
     # By line feeds alone: JSON allows other ends of lines within a text.
-    lines = disk.read(path).removeprefix(codecs.BOM_UTF8).split(b'\n')
+    lines = safe_files.read(path).removeprefix(codecs.BOM_UTF8).split(b'\n')
   except OSError as error:
     raise UserError(f'{field}={path!r} cannot be read: {error.strerror}; check it.') from error
   if lines[0].startswith((b'\x1f\x8b', b'PK\x03\x04', b'\xfd7zXZ', b'BZh', b'\x28\xb5\x2f\xfd')):
@@ -173,7 +173,7 @@ def _folder(path: str, field: str, split: str) -> Iterable[Any]:
   datasets = _datasets(where)
   for at, _, names in os.walk(path):
     for name in names:
-      if kind := disk.kind(os.path.join(at, name)):
+      if kind := safe_files.kind(os.path.join(at, name)):
         raise UserError(f'{where}: {name} is {kind}, not a file; save the data set again.')
   try:
     found = datasets.load_from_disk(path)

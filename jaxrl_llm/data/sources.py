@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from jaxrl_llm.config import near
+from jaxrl_llm.config.loading import near
 from jaxrl_llm.data import digits as operations
 from jaxrl_llm.data import files as reading
 from jaxrl_llm.data import games as levels
-from jaxrl_llm.data import generated, tasks
+from jaxrl_llm.data import gym_rows, tasks
 from jaxrl_llm.data import puzzles as made
 from jaxrl_llm.types import Row, UserError
 
@@ -43,7 +43,7 @@ def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
     ) from error
 
   listed = list(data.tasks) or _GYM_DEFAULT
-  planned = tasks.plan(listed, data, held_out, DATASETS, generated.settings_of)
+  planned = tasks.plan(listed, data, held_out, DATASETS, gym_rows.settings_of)
   streams = []
   for index, task in enumerate(planned):
     if task.name in _UNORDERED and not os.environ.get('PYTHONHASHSEED', '').isdigit():
@@ -54,7 +54,7 @@ def gym(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
     seeds = [
       tasks.derived_seed(data.seed, index, task.name, side) for side in ('train', 'held_out')
     ]
-    streams.append(tuple(generated.stream(task, seed) for seed in seeds))
+    streams.append(tuple(gym_rows.stream(task, seed) for seed in seeds))
   return tasks.collect(planned, streams, data.seed)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxrl_llm.environments.protocol import Environment, Result, over
 from jaxrl_llm.environments.resolve import resolve
-from jaxrl_llm.environments.seam import Seam, seam
-from jaxrl_llm.environments.stage import Asked, Heard, Stage
+from jaxrl_llm.environments.turn_template import Seam, seam
+from jaxrl_llm.environments.worker_pool import Asked, Heard, Stage
 
 __all__ = [
   'Asked',

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_llm import config
+from jaxrl_llm.config import loading
 from jaxrl_llm.environments import games, tools
 from jaxrl_llm.environments.protocol import Environment
-from jaxrl_llm.grade import sandbox
+from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import UserError
 
 # Their public functions are the environments there are.
@@ -33,7 +33,7 @@ def resolve(spec: Any) -> Chosen | None:
 
   Raises UserError for an unknown name or setting, a module that does not import, or a tool without what it needs.
   """
-  settings = {k: v for k, v in dict(spec).items() if k not in config.KEPT['config.environment']}
+  settings = {k: v for k, v in dict(spec).items() if k not in loading.KEPT['config.environment']}
   fn = settings.get('fn')
   check(spec)
   if fn == 'none':
@@ -44,14 +44,14 @@ def resolve(spec: Any) -> Chosen | None:
     return None
   if isinstance(fn, str) and ':' in fn:
     return Chosen(_own(fn, {k: v for k, v in settings.items() if k != 'fn'}), False)
-  module = next((m for m in _MODULES if isinstance(fn, str) and fn in config.choices(m)), None)
+  module = next((m for m in _MODULES if isinstance(fn, str) and fn in loading.choices(m)), None)
   if module is None:
-    names = sorted(name for m in _MODULES for name in config.choices(m))
+    names = sorted(name for m in _MODULES for name in loading.choices(m))
     raise UserError(
       f'config.environment.fn={fn!r} is unknown; choose one of: none, {", ".join(names)}, or your own function as '
       "'package.module:function'."
     )
-  make = config.pick(module, settings, 'environment')
+  make = loading.pick(module, settings, 'environment')
   if make.func is tools.python:
     sandbox.require("config.environment.fn='python'")
     if make.keywords.get('wall_s', 4.0) >= spec['deadline_s']:

@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Callable
 
-from jaxrl_llm import disk
-from jaxrl_llm.environments import calls
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.environments import tool_calls
 from jaxrl_llm.environments.protocol import Result
-from jaxrl_llm.grade import sandbox
-from jaxrl_llm.grade.arithmetic import calculate
+from jaxrl_llm.rewards.code_execution import sandbox
+from jaxrl_llm.rewards.parsing.arithmetic import calculate
 from jaxrl_llm.types import Row, UserError
 
 
@@ -30,7 +30,7 @@ class Tool:
 
   def step(self, text: str) -> Result:
     try:
-      asked = calls.find(text, self.tag, self.argument)
+      asked = tool_calls.find(text, self.tag, self.argument)
       if asked is None:
         return Result(None, 0.0, True)
       return Result(self.use(asked))
@@ -119,7 +119,7 @@ def _words(text: str) -> list[str]:
 def _index(path: str) -> Index:
   where = f'config.environment.path={path!r}'
   try:
-    with disk.opened(path) as file:
+    with safe_files.opened(path) as file:
       rows = [json.loads(line) for line in file if line.strip()]
     passages = ['\n'.join(filter(None, (row.get('title', ''), row['text']))) for row in rows]
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import attention, kvcache, linear, moe, quantized, rotary, spans
+from jaxrl_llm.models import activation_sharding, attention, kvcache, linear, moe, quantized, rotary
 from jaxrl_llm.models.activation import activate
-from jaxrl_llm.models.sight import Sight, kinds, sights
+from jaxrl_llm.models.layer_masks import Sight, kinds, sights
 from jaxrl_llm.types import Array, ModelConfig
 
 # One (k, v) per layer, each [rows, K, S, d]; or, of `remat`, one pair of [layers, rows, K, S, d].
@@ -75,7 +75,12 @@ class Block(nnx.Module):
       q, k = self.q_norm(q), self.k_norm(k)
     q, k = rotary.rotate(q, *sight.rope), rotary.rotate(k, *sight.rope)
     # Keys whole on every device of a row: each looks at them with its own tokens.
-    kv = tuple(spans.cut(x.swapaxes(1, 2), spans.ROWS, spans.FEATURES, ()) for x in (k, v))
+    kv = tuple(
+      activation_sharding.cut(
+        x.swapaxes(1, 2), activation_sharding.ROWS, activation_sharding.FEATURES, ()
+      )
+      for x in (k, v)
+    )
     if cache is not None:
       kv = tuple(kvcache.write(old, new, at) for old, new in zip(cache, kv, strict=True))
     scores = dict(scale=c.query_scale, cap=c.attention_cap)
@@ -172,7 +177,7 @@ def apply(
   prompts_L, prompt_mask = (None, None) if shared is None else shared
   Q = tokens_BxQ.shape[1]
   if cache is None:  # else it is one token or a few, and rows alone are cut
-    wide = lambda x, *axes: spans.padded(x, spans.TOKENS, *axes)  # noqa: E731
+    wide = lambda x, *axes: activation_sharding.padded(x, activation_sharding.TOKENS, *axes)  # noqa: E731
     tokens_BxQ, positions_BxQ, keys_BxS = (
       wide(x, 1) for x in (tokens_BxQ, positions_BxQ, keys_BxS)
     )
@@ -185,11 +190,13 @@ def apply(
 
   def block(x, sight, layer):
     weights, prompt, own, loud, expert = layer
-    x = spans.cut(x, spans.ROWS, spans.TOKENS)
+    x = activation_sharding.cut(x, activation_sharding.ROWS, activation_sharding.TOKENS)
     if loud is not None:
       sigma, key = loud
       drawn = jax.random.normal(key, (len(x), Q, x.shape[2]))
-      x = x + (sigma * spans.padded(drawn, spans.TOKENS, 1)).astype(x.dtype)
+      x = x + (sigma * activation_sharding.padded(drawn, activation_sharding.TOKENS, 1)).astype(
+        x.dtype
+      )
     if gather is not None:
       weights = nnx.State(gather(nnx.to_pure_dict(weights)))
     x, *told = nnx.merge(graphs[0], weights)(x, sight, prompt, own, at, expert, attend)
@@ -198,7 +205,9 @@ def apply(
   loud_L = noise and (noise[0], jax.random.split(noise[1], config.layers))
   expert_L = None
   if expert_BxQxNxk is not None:
-    expert_L = jnp.moveaxis(spans.padded(expert_BxQxNxk, spans.TOKENS, 1), 2, 0)
+    expert_L = jnp.moveaxis(
+      activation_sharding.padded(expert_BxQxNxk, activation_sharding.TOKENS, 1), 2, 0
+    )
   x_BxQxD, kv_L, chosen_L = _embedded(config, model, tokens_BxQ), [], []
   if remat:
     # Once a block, not once a layer: a TPU's compiler takes the better part of a minute for each.

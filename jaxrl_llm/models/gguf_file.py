@@ -10,8 +10,8 @@ import gguf
 import jax
 import numpy as np
 
-from jaxrl_llm import disk
-from jaxrl_llm.models import decoder, sizes, tokenizer
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.models import decoder, size_limits, tokenizer
 from jaxrl_llm.types import ModelConfig, UserError
 
 ARCHITECTURES = ('llama', 'qwen2', 'qwen3')
@@ -39,7 +39,7 @@ def load(path: str) -> tuple[ModelConfig, Any, tokenizer.Tokenizer]:
   shape or not finite. A finite number that is wrong cannot be told: the format has no checksum.
   """
   config, fields, tensors = _open(path)
-  sizes.check_memory(config, f'config.model={path!r}')
+  size_limits.check_memory(config, f'config.model={path!r}')
   architecture = fields['general.architecture']
   read: set[str] = set()
 
@@ -66,7 +66,7 @@ def read_config(path: str) -> ModelConfig:
 def _open(path: str) -> tuple[ModelConfig, dict[str, Any], dict[str, Any]]:
   """Config, metadata, and tensors by name, still in the file."""
   try:
-    with disk.opened(path, 'rb') as file:
+    with safe_files.opened(path, 'rb') as file:
       _check_lengths(file)
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -147,10 +147,10 @@ def _config(
   fields: dict[str, Any], architecture: str, tensors: dict[str, Any], where: str
 ) -> ModelConfig:
   get = lambda name, default=None: fields.get(f'{architecture}.{name}', default)  # noqa: E731
-  size = lambda name, default=None: sizes.whole(  # noqa: E731
+  size = lambda name, default=None: size_limits.whole(  # noqa: E731
     get(name, default), f'{where}: {architecture}.{name}'
   )
-  rate = lambda name, default=None: sizes.number(  # noqa: E731
+  rate = lambda name, default=None: size_limits.number(  # noqa: E731
     get(name, default), f'{where}: {architecture}.{name}'
   )
   if get('rope.scaling.type', 'none') != 'none':
@@ -177,7 +177,7 @@ def _config(
     family=architecture,
     tied='output.weight' not in tensors,
   )
-  return sizes.checked(config, where)
+  return size_limits.checked(config, where)
 
 
 def _their_name(where: list[str]) -> str:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import quantized, spans
+from jaxrl_llm.models import activation_sharding, quantized
 
 
 @jax.custom_vjp
@@ -26,7 +26,9 @@ def _forward(x, kernel_DxF):
 def _backward(saved, g):
   x, kernel_DxF = saved
   D, F = kernel_DxF.shape
-  if spans.dividing(spans.TOKENS):  # tokens that lie on several devices must not be laid end to end
+  if activation_sharding.dividing(
+    activation_sharding.TOKENS
+  ):  # tokens that lie on several devices must not be laid end to end
     leading = list(range(x.ndim - 1))
     return jnp.matmul(g, kernel_DxF.T), jnp.tensordot(x, g, (leading, leading))
   return jnp.matmul(g, kernel_DxF.T), jnp.matmul(x.reshape(-1, D).T, g.reshape(-1, F))

@@ -8,8 +8,8 @@ import re
 import string
 from typing import Any
 
-from jaxrl_llm import disk
-from jaxrl_llm.models import decoder, embedded, gguf_file, hf, sizes, tokenizer
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.models import decoder, default_model, gguf_file, huggingface, size_limits, tokenizer
 from jaxrl_llm.types import Model, ModelConfig, UserError
 
 _ALPHABET = string.ascii_letters + string.digits + string.punctuation + ' \n'
@@ -25,15 +25,15 @@ def load(name: str, *, scratch: Any = None, seed: int = 0) -> Model:
   path = _find(name, '*.safetensors', '*.jinja', 'tokenizer*')
   if path == 'scratch':
     config, characters = _characters(scratch)
-    sizes.check_memory(config, 'config.scratch')
+    size_limits.check_memory(config, 'config.scratch')
     return Model(config, decoder.init(config, seed), characters, path)
   if not os.path.isdir(path):
     return Model(*gguf_file.load(path), name)
-  config, raw = hf.read_config(path)
-  sizes.check_memory(config, f'config.model={path!r}')
+  config, raw = huggingface.read_config(path)
+  size_limits.check_memory(config, f'config.model={path!r}')
   words = tokenizer.from_folder(path, raw)
   _check_vocabulary(words, config, path)
-  return Model(config, hf.load_params(path, config), words, path)
+  return Model(config, huggingface.load_params(path, config), words, path)
 
 
 def read_config(name: str, *, scratch: Any = None) -> ModelConfig:
@@ -41,7 +41,7 @@ def read_config(name: str, *, scratch: Any = None) -> ModelConfig:
   path = _find(name)
   if path == 'scratch':
     return _characters(scratch)[0]
-  return hf.read_config(path)[0] if os.path.isdir(path) else gguf_file.read_config(path)
+  return huggingface.read_config(path)[0] if os.path.isdir(path) else gguf_file.read_config(path)
 
 
 def _check_vocabulary(words: tokenizer.Tokenizer, config: ModelConfig, path: str) -> None:
@@ -58,21 +58,21 @@ def _find(name: str, *more: str) -> str:
   """'scratch', a folder with config.json, or a .gguf file; of a hub, *.json and what fits `more`."""
   if name == 'scratch':
     return name
-  if name == embedded.NAME:
-    return embedded.fetch()
+  if name == default_model.NAME:
+    return default_model.fetch()
   if os.path.isdir(name):
     return _inside(name)
-  if name.endswith(('.gguf', '.whl')) and (found := disk.kind(name)):
+  if name.endswith(('.gguf', '.whl')) and (found := safe_files.kind(name)):
     raise UserError(f'config.model={name!r} is {found}, not a file; give the file itself.')
   if name.endswith('.gguf') and os.path.exists(name):
     return name
   if name.endswith('.whl') and os.path.exists(name):
-    return embedded.unpack(name)
+    return default_model.unpack(name)
   if re.fullmatch(r'[\w.-]+/[\w.-]+', name):
     return _inside(_hub(name, '*.json', *more))
   raise UserError(
     f'config.model={name!r} is neither a known name nor a path that exists; use one of: '
-    f'{embedded.NAME}, scratch, a Hugging Face folder, a .gguf file, a .whl file, or organisation/model.'
+    f'{default_model.NAME}, scratch, a Hugging Face folder, a .gguf file, a .whl file, or organisation/model.'
   )
 
 
@@ -103,7 +103,7 @@ def _characters(scratch: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
     experts_per_token=scratch['experts_per_token'] if experts else 0,
     norm_top_k=bool(experts),
   )
-  return sizes.checked(config, 'config.scratch'), characters
+  return size_limits.checked(config, 'config.scratch'), characters
 
 
 def _hub(name: str, *patterns: str) -> str:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import decoder, spans
+from jaxrl_llm.models import activation_sharding, decoder
 from jaxrl_llm.types import ModelConfig
 
 
@@ -64,7 +64,10 @@ def over_logits(
   head is gathered once before it and its gradient summed once behind it, not for every chunk. Source: none.
   """
   B, T, _ = hidden_BxTxD.shape
-  rows, tokens = spans.dividing(spans.ROWS, B), spans.dividing(spans.TOKENS, T)
+  rows, tokens = (
+    activation_sharding.dividing(activation_sharding.ROWS, B),
+    activation_sharding.dividing(activation_sharding.TOKENS, T),
+  )
   used = {name: params[name] for name in (('embed',) if config.tied else ('head',))}
   local = functools.partial(_chunked, fn, config, chunk_tokens, dtype)
   if not rows + tokens:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import quantized, spans
+from jaxrl_llm.models import activation_sharding, quantized
 from jaxrl_llm.models.activation import activate
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.types import ModelConfig
@@ -76,17 +76,17 @@ def spread(
   nothing dropped; features that span devices cost a sum besides. Source: none.
   """
   given, kernels = (x_BxQxD, weight_BxQxk, expert_BxQxk), (gate_ExDxF, up_ExDxF, down_ExFxD)
-  if spans.taken(
-    spans.EXPERTS
+  if activation_sharding.taken(
+    activation_sharding.EXPERTS
   ):  # by the loop around the model, with the rows: kernels are this device's
-    told = jax.lax.all_gather(given, *spans.EXPERTS, tiled=True)
+    told = jax.lax.all_gather(given, *activation_sharding.EXPERTS, tiled=True)
     return _returned(_featured(config, _offset(*told, gate_ExDxF), kernels))
   rows, tokens, experts = (
-    spans.dividing(axes, size)
+    activation_sharding.dividing(axes, size)
     for axes, size in (
-      (spans.ROWS, len(x_BxQxD)),
-      (spans.TOKENS, x_BxQxD.shape[1]),
-      (spans.EXPERTS, config.experts),
+      (activation_sharding.ROWS, len(x_BxQxD)),
+      (activation_sharding.TOKENS, x_BxQxD.shape[1]),
+      (activation_sharding.EXPERTS, config.experts),
     )
   )
   if not rows + tokens + experts:
@@ -95,7 +95,9 @@ def spread(
   def local(given, kernels):
     if not experts:
       return _featured(config, given, kernels)
-    if spans.EXPERTS[0] not in rows:  # too few to be cut: every device has all of them
+    if (
+      activation_sharding.EXPERTS[0] not in rows
+    ):  # too few to be cut: every device has all of them
       return jax.lax.psum(_featured(config, _offset(*given, kernels[0]), kernels), experts)
     told = jax.lax.all_gather(given, *experts, tiled=True)
     return _returned(_featured(config, _offset(*told, kernels[0]), kernels))
@@ -105,24 +107,26 @@ def spread(
     local,
     in_specs=(cut, tuple(_cut(k, (experts or None, None, None)) for k in kernels)),
     out_specs=cut,
-    axis_names=spans.free() - {*spans.FEATURES},
+    axis_names=activation_sharding.free() - {*activation_sharding.FEATURES},
     check_vma=False,
   )(given, kernels)
 
 
 def _offset(x, weight, expert, gate):
   """Experts by their numbers on this device: those of others are below 0, or too large."""
-  return x, weight, expert - jax.lax.axis_index(*spans.EXPERTS) * _count(gate)
+  return x, weight, expert - jax.lax.axis_index(*activation_sharding.EXPERTS) * _count(gate)
 
 
 def _returned(part_NxQxD: jax.Array) -> jax.Array:
   """The sum of what all experts have added to this device's rows."""
-  return jax.lax.psum_scatter(part_NxQxD, *spans.EXPERTS, scatter_dimension=0, tiled=True)
+  return jax.lax.psum_scatter(
+    part_NxQxD, *activation_sharding.EXPERTS, scatter_dimension=0, tiled=True
+  )
 
 
 def _featured(config: ModelConfig, given, kernels) -> jax.Array:
   """`mixture`, each device with some of the features of its experts."""
-  features = spans.dividing(spans.FEATURES, config.mlp)
+  features = activation_sharding.dividing(activation_sharding.FEATURES, config.mlp)
   if not features:
     return mixture(config, *given, *kernels)
   whole, f = PartitionSpec(), features

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as tpu
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import spans
+from jaxrl_llm.models import activation_sharding
 
 _LANES, _BLOCK = (
   128,
@@ -41,16 +41,19 @@ def attend(
   segments = None if segment_BxQ is None else (segment_BxQ, segment_BxQ)
   if shared is not None:
     segments, own = _behind(own, shared, prompt_mask_PxL)
-  rows, heads = spans.dividing(spans.ROWS, B), spans.dividing(spans.FEATURES, K)
+  rows, heads = (
+    activation_sharding.dividing(activation_sharding.ROWS, B),
+    activation_sharding.dividing(activation_sharding.FEATURES, K),
+  )
   run = functools.partial(_run, cap=cap, interpret=interpret)
-  if spans.free():  # all of them: the compiler cannot cut a kernel itself
+  if activation_sharding.free():  # all of them: the compiler cannot cut a kernel itself
     at = PartitionSpec(rows or None, heads or None)
     cut = None if segments is None else PartitionSpec(rows or None)
     run = jax.shard_map(
       run,
       in_specs=(at, (at, at), cut),
       out_specs=at,
-      axis_names=spans.free(),
+      axis_names=activation_sharding.free(),
       check_vma=False,
     )
   return run(q_BxHxQxd, own, segments).swapaxes(1, 2)

@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import models as bpe
 
-from jaxrl_llm.models import backend as backends
-from jaxrl_llm.models import chat
-from jaxrl_llm.models.folder import locate, read_json, read_text
+from jaxrl_llm.models import chat_template
+from jaxrl_llm.models import tokenizer_backend as backends
+from jaxrl_llm.models.model_folder import locate, read_json, read_text
 from jaxrl_llm.types import UserError
 
 # How GGUF names the split that comes before byte-level BPE.
@@ -80,7 +80,7 @@ class Tokenizer(NamedTuple):
     """The chat template applied to `messages` (role, content). Raises UserError where it refuses."""
     special = dict(bos_token=self.bos_token, eos_token=self.eos_token)
     try:
-      return chat.render(
+      return chat_template.render(
         self.template, messages, add_generation_prompt=add_generation_prompt, **special
       )
     except ValueError as error:
@@ -194,7 +194,7 @@ def _of_metadata(fields: dict[str, Any]) -> Tokenizer:
   ids = tuple(dict.fromkeys(i for i in ends if i is not None))
   return Tokenizer(
     backend=backend,
-    template=fields.get('tokenizer.chat_template', chat.PLAIN),
+    template=fields.get('tokenizer.chat_template', chat_template.PLAIN),
     end_ids=ids,
     pad_id=at('padding') if at('padding') is not None else ids[0],
     bos_token=tokens[at('bos')] if at('bos') is not None else '',
@@ -210,7 +210,7 @@ def characters(alphabet: str) -> Tokenizer:
   backend.pre_tokenizer = pre_tokenizers.Split(Regex(r'[\s\S]'), 'isolated')
   backend.decoder = decoders.Fuse()
   backend.add_special_tokens(special)
-  return Tokenizer(backend, chat.PLAIN, (0,), 0, '', '<end>')
+  return Tokenizer(backend, chat_template.PLAIN, (0,), 0, '', '<end>')
 
 
 def _pre_tokenizer(split: str | None):
@@ -239,10 +239,10 @@ def _turn_ends(backend: tokenizers.Tokenizer) -> list[str]:
 def _template(folder: str, settings: dict[str, Any]) -> str:
   template = read_text(folder, 'chat_template.jinja')
   if template is None:
-    template = settings.get('chat_template') or chat.PLAIN
+    template = settings.get('chat_template') or chat_template.PLAIN
   if isinstance(template, list):  # several by name: the default one
     named = {t.get('name'): t.get('template') for t in template if isinstance(t, dict)}
-    template = named.get('default', chat.PLAIN)
+    template = named.get('default', chat_template.PLAIN)
   return template
 
 
@@ -262,7 +262,7 @@ def _whole(made: Tokenizer, where: str) -> Tokenizer:
         )
   if not isinstance(made.template, str):
     raise UserError(f'{where}: chat_template={made.template!r} must be text; copy it again.')
-  wrong = chat.fault(made.template, bos_token=made.bos_token, eos_token=made.eos_token)
+  wrong = chat_template.fault(made.template, bos_token=made.bos_token, eos_token=made.eos_token)
   if wrong:
     raise UserError(f'{where}: its chat template cannot be used: {wrong}; take another model.')
   return made

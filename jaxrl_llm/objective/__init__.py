@@ -1,6 +1,13 @@
 """Objectives as coefficients. A method whose result is a gradient lives here."""
 
-from jaxrl_llm.objective.compose import (
+from jaxrl_llm.objective.demonstration_terms import (
+  Lesson,
+  lesson_coefficients,
+  plan_lesson,
+  recorded_or,
+)
+from jaxrl_llm.objective.grouping import Groups, groups
+from jaxrl_llm.objective.policy_gradient import (
   SUMS,
   Method,
   Targets,
@@ -11,11 +18,9 @@ from jaxrl_llm.objective.compose import (
   scale,
   targets,
 )
-from jaxrl_llm.objective.groups import Groups, groups
-from jaxrl_llm.objective.lesson import Lesson, lesson_coefficients, plan_lesson, recorded_or
-from jaxrl_llm.objective.replayed import behaviour, rescored
-from jaxrl_llm.objective.tokens import TOP, said
-from jaxrl_llm.objective.turns import of_turn
+from jaxrl_llm.objective.replayed_log_probs import behaviour, rescored
+from jaxrl_llm.objective.token_inputs import TOP, said
+from jaxrl_llm.objective.turn_masks import of_turn
 
 __all__ = [
   'SUMS',

@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.tokens import needs, requires
+from jaxrl_llm.objective.token_inputs import needs, requires
 
 
 def group_normalized(

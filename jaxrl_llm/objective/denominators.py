@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.config import choices, pick
-from jaxrl_llm.objective import aggregate, kl
+from jaxrl_llm.config.loading import choices, pick
+from jaxrl_llm.objective import aggregation, kl
 from jaxrl_llm.types import UserError
 
 
@@ -18,15 +18,15 @@ def of_kl(config: Any) -> Callable | None:
 
   `auto` is what the KL function declares in its attribute `aggregate`, if anything. UserError for an unknown name.
   """
-  name, valid = config.kl_aggregate['fn'], choices(aggregate)
+  name, valid = config.kl_aggregate['fn'], choices(aggregation)
   if name != 'auto' and name not in valid:
     raise UserError(
       f'config.objective.kl_aggregate.fn={name!r} is unknown; choose one of: auto, {", ".join(sorted(valid))}.'
     )
   if name != 'auto':
-    return pick(aggregate, config.kl_aggregate, 'objective.kl_aggregate')
+    return pick(aggregation, config.kl_aggregate, 'objective.kl_aggregate')
   own = getattr(pick(kl, config.kl, 'objective.kl').func, 'aggregate', None)
-  return own and functools.partial(getattr(aggregate, own))
+  return own and functools.partial(getattr(aggregation, own))
 
 
 def weights(

@@ -12,7 +12,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.tokens import Tokens, batch_mean, centred_product, exp, needs, requires
+from jaxrl_llm.objective.token_inputs import (
+  Tokens,
+  batch_mean,
+  centred_product,
+  exp,
+  needs,
+  requires,
+)
 
 
 def none(tokens: Tokens) -> tuple[jax.Array, jax.Array]:

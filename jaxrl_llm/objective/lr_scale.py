@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.tokens import Tokens, needs, requires, row_sum
+from jaxrl_llm.objective.token_inputs import Tokens, needs, requires, row_sum
 
 
 def none(tokens: Tokens) -> jax.Array:

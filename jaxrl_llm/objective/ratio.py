@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.tokens import Tokens, requires, row_mean, row_sum
+from jaxrl_llm.objective.token_inputs import Tokens, requires, row_mean, row_sum
 
 
 def token(tokens: Tokens) -> jax.Array:

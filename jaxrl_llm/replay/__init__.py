@@ -1,11 +1,11 @@
 """Replay: rollouts that outlive their step. Numpy on the host; nothing here imports jax."""
 
-from jaxrl_llm.replay import collect, successes
-from jaxrl_llm.replay.answers import Answers
-from jaxrl_llm.replay.collect import Collector
+from jaxrl_llm.replay import dynamic_sampling, successes
 from jaxrl_llm.replay.drafts import Drafts
+from jaxrl_llm.replay.dynamic_sampling import Collector
+from jaxrl_llm.replay.known_answers import Answers
+from jaxrl_llm.replay.partial_rollouts import Unfinished, blank
 from jaxrl_llm.replay.successes import Successes
-from jaxrl_llm.replay.unfinished import Unfinished, blank
 
 __all__ = [
   'Answers',
@@ -14,6 +14,6 @@ __all__ = [
   'Successes',
   'Unfinished',
   'blank',
-  'collect',
+  'dynamic_sampling',
   'successes',
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.replay.records import each
+from jaxrl_llm.replay.array_records import each
 from jaxrl_llm.types import UNFINISHED, Rollout
 
 

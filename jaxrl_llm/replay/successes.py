@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.replay.records import each
+from jaxrl_llm.replay.array_records import each
 from jaxrl_llm.types import Batch, UserError
 
 

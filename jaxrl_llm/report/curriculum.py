@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxrl_llm import disk
-from jaxrl_llm.control import Curriculum
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.curriculum import Curriculum
 from jaxrl_llm.report.rollouts import Rollouts, lines
 from jaxrl_llm.types import Row, UserError
 
@@ -120,7 +120,7 @@ def plain(report: Report) -> dict[str, Any]:
 def read(path: str) -> Report | None:
   """Back from what `plain` gave to a JSON file; None where there is none, or another. Source: none."""
   try:
-    told = json.loads(disk.read(path))
+    told = json.loads(safe_files.read(path))
     arrays = {k: np.array(told[k]) for k in ('difficulty_WxD', 'prior_D')}
     return Report(**{k: told[k] for k in Report._fields} | arrays)
   except (OSError, ValueError, KeyError, TypeError):

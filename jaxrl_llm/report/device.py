@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from jaxrl_llm import disk, metrics, trace
+from jaxrl_llm.checkpointing import metrics_log, safe_files
+from jaxrl_llm.profiling import xplane
 
-FLOOR = 'floor.json'  # what the run wrote of its program: see jaxrl_llm/floor.py
+FLOOR = 'floor.json'  # what the run wrote of its program: see jaxrl_llm/profiling/roofline.py
 _READ = 'parts.json'  # what was read of the newest trace: reading it again takes long
 
 
@@ -21,7 +22,7 @@ def device(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
   `rows` are the run's metrics. Source: none.
   """
   where = os.path.join(folder, 'profile')
-  paths = trace.newest(where)
+  paths = xplane.newest(where)
   found = _read(where, paths) if paths else None
   if not found:
     return None
@@ -46,7 +47,7 @@ def device(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def _floors(told: dict, busy: dict, rows: list[dict], first: int, last: int) -> list[dict]:
   """Of each half of one step: seconds measured, what was computed and read, and the seconds that the chip needs."""
-  own = [row for row in rows if first <= row.get(metrics.STEP, -1) < last]
+  own = [row for row in rows if first <= row.get(metrics_log.STEP, -1) < last]
   rounds = [row['generate/rounds'] for row in own if 'generate/rounds' in row]
   count = float(np.mean(rounds)) if rounds else None
   steps = max(last - first, 1)
@@ -83,14 +84,14 @@ def _read(where: str, paths: list[str]) -> dict[str, Any] | None:
   if kept.get('of') == key:
     return kept['found']
   try:
-    found = trace.read(paths)
+    found = xplane.read(paths)
   except (
     Exception
   ) as error:  # a format of another version: the page is worth more than this part of it
     logging.warning('the trace in %s cannot be read: %s: %s', where, type(error).__name__, error)
     found = None
   try:
-    disk.write(os.path.join(where, _READ), json.dumps(dict(of=key, found=found)))
+    safe_files.write(os.path.join(where, _READ), json.dumps(dict(of=key, found=found)))
   except OSError:  # a folder of somebody else's
     pass
   return found
@@ -98,7 +99,7 @@ def _read(where: str, paths: list[str]) -> dict[str, Any] | None:
 
 def _json(path: str) -> dict[str, Any] | None:
   try:
-    told = json.loads(disk.read(path))
+    told = json.loads(safe_files.read(path))
   except (OSError, ValueError):
     return None
   return told if isinstance(told, dict) else None

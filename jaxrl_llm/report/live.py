@@ -9,8 +9,8 @@ from typing import Any
 
 from absl import logging
 
-from jaxrl_llm import disk
-from jaxrl_llm.control import Curriculum
+from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.curriculum import Curriculum
 from jaxrl_llm.report import curriculum as told
 from jaxrl_llm.report import page
 from jaxrl_llm.report.rollouts import Rollouts
@@ -62,4 +62,4 @@ class Live:
 
 
 def _whole(path: str, value: Any) -> None:
-  disk.write(path, json.dumps(value, ensure_ascii=False, indent=1))
+  safe_files.write(path, json.dumps(value, ensure_ascii=False, indent=1))

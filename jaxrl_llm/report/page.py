@@ -14,9 +14,9 @@ import os
 import zlib
 from typing import Any
 
-from jaxrl_llm import disk
-from jaxrl_llm.report.gather import gather, index
+from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.report.rollouts import Rollouts
+from jaxrl_llm.report.run_reader import gather, index
 
 _PARTS = (
   'base',
@@ -34,7 +34,7 @@ _PARTS = (
 def write(path: str, folders: list[str], read: list[Rollouts] | None = None) -> str:
   """Writes the page of these runs whole or not at all; returns `path`. UserError for no run folder. Source: none."""
   text = make(folders, read)
-  disk.write(path, text)
+  safe_files.write(path, text)
   return path
 
 

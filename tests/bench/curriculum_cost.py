@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from jaxrl_llm import config
-from jaxrl_llm.control import Curriculum, LengthEstimate
+from jaxrl_llm.config import loading
+from jaxrl_llm.curriculum import Curriculum, LengthEstimate
 from tests.bench.lib import smoke
 
 G = 8
@@ -24,7 +24,7 @@ FEATURES = 16
 RULES = {
   'default': {},
   **{
-    name: config.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
+    name: loading.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
     for name in ('mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
   },
   'uniform': dict(utility=dict(fn='uniform'), pick=dict(fn='top')),
@@ -35,7 +35,7 @@ RULES = {
 
 def make(rule: str, size: int, random: np.random.Generator) -> tuple[Curriculum, LengthEstimate]:
   """With half of the prompts seen once."""
-  settings = config.default().curriculum.to_dict() | RULES[rule]
+  settings = loading.default().curriculum.to_dict() | RULES[rule]
   told = dict(
     traits=random.normal(size=(size, FEATURES)).astype(np.float32),
     source=np.array(['a', 'b'])[random.integers(0, 2, size)],

@@ -16,8 +16,8 @@ import os
 import jax
 import numpy as np
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import train
+from jaxrl_llm.config import loading as configs
 from tests.bench.lib import smoke
 
 ROOT = os.path.join(os.path.dirname(__file__), '..', '..')

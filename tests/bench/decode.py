@@ -21,10 +21,10 @@ import numpy as np
 import torch
 import transformers
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import models
-from jaxrl_llm.generate import engine, slots
-from jaxrl_llm.models import embedded
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.models import default_model
+from jaxrl_llm.rollout import ring_decode, slot_loop
 from jaxrl_llm.types import Prompts
 from tests.bench.lib import smoke
 
@@ -34,12 +34,12 @@ B, L, T = 32, 64, 128
 def ours(model, tokens_BxL, rollouts: int, seats: int):
   """Returns a function of no arguments that generates [B, T] tokens."""
   P = B // rollouts
-  spec = engine.Spec(rollouts, T, 1.0, (), 'float32', slots=seats)
+  spec = ring_decode.Spec(rollouts, T, 1.0, (), 'float32', slots=seats)
   index_P = np.arange(P, dtype=np.int32)
   length_P, zeros = np.full(P, L, np.int32), np.zeros(P, np.float32)
   prompts = Prompts(tokens_BxL[:P], length_P, index_P, index_P, zeros)
   key = jax.random.key(0)
-  fn = jax.jit(lambda p, q: engine.generate(model.config, p, q, key, 0, spec)[0])
+  fn = jax.jit(lambda p, q: ring_decode.generate(model.config, p, q, key, 0, spec)[0])
   return lambda: np.asarray(jax.block_until_ready(fn(model.params, prompts)).tokens_BxT)
 
 
@@ -78,7 +78,7 @@ def prefill(model, tokens_BxL) -> float:
   """Seconds to encode 32 prompts in one pass, before the loop: the best of three."""
   index_B, zeros = np.arange(B, dtype=np.int32), np.zeros(B, np.float32)
   prompts = Prompts(tokens_BxL, np.full(B, L, np.int32), index_B, index_B, zeros)
-  fn = jax.jit(lambda p: slots.prefill(model.config, p, prompts, 'float32'))
+  fn = jax.jit(lambda p: slot_loop.prefill(model.config, p, prompts, 'float32'))
   times = []
   for _ in range(4):
     began = time.perf_counter()
@@ -106,7 +106,7 @@ def main(turns: int, tiny: bool) -> None:
       'scratch', scratch=configs.default().scratch.to_dict() | dict(max_tokens=L + T)
     )
   else:
-    model = models.load(embedded.NAME)
+    model = models.load(default_model.NAME)
   tokens_BxL = (
     np.random.default_rng(0)
     .integers(model.config.vocab // 2, model.config.vocab, (B, L))

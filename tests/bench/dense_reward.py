@@ -16,8 +16,9 @@ import os
 import jax
 import numpy as np
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import health, train
+from jaxrl_llm import train
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.monitoring import alarms
 from tests.bench.curves import ROOT
 from tests.bench.lib import smoke
 
@@ -33,7 +34,7 @@ SMOKE = ('prompts=4', 'sft.steps=2', 'eval.prompts=0', 'eval.samples=0', 'health
 LAST = 5  # steps that are averaged
 
 
-class Told(health.Health):
+class Told(alarms.Health):
   """Keeps what every alarm of a run says."""
 
   alarms: list[str] = []
@@ -78,7 +79,7 @@ def main() -> None:
   out = options.out
   os.makedirs(out, exist_ok=True)
   jax.config.update('jax_compilation_cache_dir', os.path.join(out, 'compiled'))
-  health.Health = Told
+  alarms.Health = Told
   for right in (0.25, 1.0):
     folder = os.path.join(out, f'right_{right}_seed_{options.seed}')
     if not os.path.exists(os.path.join(folder, 'alarms.json')):

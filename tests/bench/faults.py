@@ -23,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import faults
 from faults import STEPS, Nursery, assert_same, damage
 
-from jaxrl_llm import preempt
+from jaxrl_llm.distributed import preemption
 from tests.bench.lib import smoke
 
 
@@ -57,7 +57,7 @@ def random_signals(nursery, want, out, survived, count: int, draw: random.Random
       assert_same(run, want)
       shutil.rmtree(run)
       continue
-    wanted = {-which, preempt.STOPPED} if which == signal.SIGTERM else {-which}
+    wanted = {-which, preemption.STOPPED} if which == signal.SIGTERM else {-which}
     assert status in wanted, (status, text)
     if (run / 'metrics.jsonl').exists():
       assert_same(run, want, whole=False)

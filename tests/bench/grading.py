@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from jaxrl_llm import grade
+from jaxrl_llm import rewards
 from jaxrl_llm.types import Row
 from tests.bench.lib import smoke
 
@@ -71,7 +71,7 @@ def main(turns: int, count: int, characters: int) -> None:
     for name in ENDS:
       rows, texts = answers(name, count, characters)
       for workers in (1, 2):
-        with grade.Pool(dict(fn=name, workers=workers, deadline_s=60.0, cpu_s=60.0)) as pool:
+        with rewards.Pool(dict(fn=name, workers=workers, deadline_s=60.0, cpu_s=60.0)) as pool:
           began = time.perf_counter()
           right = pool.score(rows[:8], texts[:8]).reward_B.sum()
           start_s, rates = time.perf_counter() - began, []

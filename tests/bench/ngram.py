@@ -17,10 +17,10 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import jax
 import numpy as np
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import models
-from jaxrl_llm.generate import engine, ngram, order
-from jaxrl_llm.models import embedded
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.models import default_model
+from jaxrl_llm.rollout import ngram_drafts, queue_order, ring_decode
 from jaxrl_llm.types import Prompts
 from tests.bench.lib import smoke
 
@@ -45,16 +45,18 @@ def prompts(tokenizer, width: int) -> Prompts:
 def case(model, given: Prompts, tokens: int, slots: int, match: int, draft: int):
   """A function of no arguments that samples: rollout, rounds, and what drafts came to."""
   end_ids = tuple(model.tokenizer.end_ids)
-  spec = engine.Spec(
-    G, tokens, 1.0, end_ids, 'float32', slots=slots, order=order.probe_then_longest
+  spec = ring_decode.Spec(
+    G, tokens, 1.0, end_ids, 'float32', slots=slots, order=queue_order.probe_then_longest
   )
   start = model.config, jax.random.key(0), np.int32(0)
 
   def sampled(params, given):
     config, key, version = start
     if not draft:
-      return *engine.generate(config, params, given, key, version, spec), None
-    return ngram.generate(config, params, given, key, version, spec, ngram.Settings(match, draft))
+      return *ring_decode.generate(config, params, given, key, version, spec), None
+    return ngram_drafts.generate(
+      config, params, given, key, version, spec, ngram_drafts.Settings(match, draft)
+    )
 
   fn = jax.jit(sampled)
   return lambda: jax.tree.map(np.asarray, jax.block_until_ready(fn(model.params, given)))
@@ -65,7 +67,7 @@ def main(turns: int, tokens: int, match: int, tiny: bool) -> None:
     scratch = configs.default().scratch.to_dict() | dict(max_tokens=256)
     model, width = models.load('scratch', scratch=scratch), 2 * L
   else:
-    model, width = models.load(embedded.NAME), L
+    model, width = models.load(default_model.NAME), L
   model = model._replace(params=jax.device_put(model.params))
   given = prompts(model.tokenizer, width)
   names = [(slots, draft) for slots in (0, 8) for draft in (0, 2, 4, 8)]

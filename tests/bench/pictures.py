@@ -26,7 +26,8 @@ from rich.console import Console as Rich
 from rich.console import Group
 from rich.terminal_theme import MONOKAI
 
-from jaxrl_llm import console, metrics
+from jaxrl_llm.checkpointing import metrics_log
+from jaxrl_llm.monitoring import console
 from jaxrl_llm.report import page
 from tests.bench.lib import smoke
 
@@ -72,7 +73,7 @@ def main() -> None:
 
 def last_screen(run: str, path: str) -> None:
   """What a terminal shows when the run has ended, as SVG."""
-  rows = list(metrics.read(os.path.join(run, 'metrics.jsonl')))
+  rows = list(metrics_log.read(os.path.join(run, 'metrics.jsonl')))
   evaluations = [_json(name) for name in sorted(glob.glob(os.path.join(run, 'eval', '*.json')))]
   config, start = _json(f'{run}/config.json'), _json(f'{run}/environment.json')[-1]
   found = _json(f'{run}/curriculum.json')
@@ -91,7 +92,7 @@ def last_screen(run: str, path: str) -> None:
     run_folder=os.path.join('runs', os.path.basename(os.path.normpath(run))),
   )
   for row in rows:
-    step = row[metrics.STEP]
+    step = row[metrics_log.STEP]
     for told in evaluations:
       if told['step'] == step:
         screen.evaluation(step, told['metrics'])

@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import test_processes  # noqa: E402
 import tiny_job  # noqa: E402
 
-from jaxrl_llm import metrics  # noqa: E402
+from jaxrl_llm.checkpointing import metrics_log  # noqa: E402
 from tests.bench.lib import smoke  # noqa: E402
 
 MESHES = {1: dict(fsdp=2), 2: dict(fsdp=2, tensor=2), 4: dict(data=2, fsdp=4)}
@@ -31,7 +31,7 @@ def run(folder: pathlib.Path, processes: int) -> list[dict]:
   config = tiny_job.config_file(folder, **job)
   for process in test_processes.start_all(config, folder / 'run', processes=processes, devices=2):
     tiny_job.finish(process)
-  return metrics.comparable(metrics.read(str(folder / 'run' / 'metrics.jsonl')))
+  return metrics_log.comparable(metrics_log.read(str(folder / 'run' / 'metrics.jsonl')))
 
 
 def outputs(folder: pathlib.Path) -> list[list[str]]:

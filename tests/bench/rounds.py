@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.generate import engine, order, stopping
 from jaxrl_llm.models import decoder
 from jaxrl_llm.replay import Unfinished
+from jaxrl_llm.rollout import queue_order, ring_decode, stopping
 from jaxrl_llm.types import ModelConfig, Prompts, Rollout
 from tests.bench.lib import smoke
 
@@ -65,12 +65,12 @@ def empty() -> Rollout:
 
 def compiled(model: ModelConfig, choose, stop):
   """One program for all steps: (params, prompts, begun, cap) → rollout and rounds."""
-  spec = engine.Spec(
+  spec = ring_decode.Spec(
     G, T, 1.0, (), 'float32', slots=SLOTS, stop=stop,
     order=lambda p: choose(p._replace(cap_B=jnp.full(P * G, T))),
   )  # fmt: skip
   fn = jax.jit(
-    lambda params, prompts, begun, cap: engine.generate(
+    lambda params, prompts, begun, cap: ring_decode.generate(
       model, params, prompts, jax.random.key(0), 0, spec, begun=begun, cap=cap
     )
   )
@@ -123,10 +123,10 @@ def main() -> None:
   never, half = stopping.none, functools.partial(stopping.groups, fraction=0.5)
   three = functools.partial(stopping.groups, fraction=0.75)
   cases = {
-    'fifo': (order.fifo, never),
-    'probe, then longest': (order.probe_then_longest, never),
-    'fifo, until 3/4 of the groups are whole': (order.fifo, three),
-    'fifo, until half of the groups are whole': (order.fifo, half),
+    'fifo': (queue_order.fifo, never),
+    'probe, then longest': (queue_order.probe_then_longest, never),
+    'fifo, until 3/4 of the groups are whole': (queue_order.fifo, three),
+    'fifo, until half of the groups are whole': (queue_order.fifo, half),
   }
   print(f'{"per finished rollout":44}   rounds   ideal   ratio   encoded again   device time')
   for name, case in cases.items():

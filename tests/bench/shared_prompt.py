@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import completion, decoder, logprob
+from jaxrl_llm.models import decoder, logprob, shared_prompt_forward
 from jaxrl_llm.types import ModelConfig, Prompts
 from tests.bench.lib import smoke
 
@@ -30,7 +30,7 @@ def gradient(model: ModelConfig, rows_per_prompt: int):
     prompts = Prompts(
       jnp.broadcast_to(tokens_L, (P, L)), jnp.full(P, L, jnp.int32), zeros, zeros, zeros
     )
-    hidden = completion.hidden(model, params, prompts, tokens_BxT)
+    hidden = shared_prompt_forward.hidden(model, params, prompts, tokens_BxT)
     logp, _ = logprob.token_logp(
       model, params, hidden, tokens_BxT, temperature=1.0, chunk_tokens=512
     )

@@ -12,8 +12,8 @@ import json
 import os
 import tempfile
 
-from jaxrl_llm import aot, sweep
-from jaxrl_llm import config as configs
+from jaxrl_llm.commands import compile_report, mesh_sweep
+from jaxrl_llm.config import loading as configs
 from tests.bench.curves import ROOT
 from tests.bench.lib import smoke
 
@@ -56,12 +56,12 @@ def config(folder: str, model: str, mesh: dict[str, int], prompts: int):
 
 def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: int) -> dict:
   """`rows` rollouts for each chip; in a slice of the update `at_once` for each part that rows are cut into."""
-  devices = aot.devices(slice_)
+  devices = compile_report.devices(slice_)
   with tempfile.TemporaryDirectory() as folder:
     c = config(folder, model, mesh, max(1, len(devices) * rows // ROLLOUTS))
     c.microbatch_rollouts = at_once * len(devices) // mesh.get('tensor', 1)
-    told = sweep.measure(aot.make(c, devices))
-  print(f'{model} on {slice_}: {sweep.line(told)}', flush=True)
+    told = mesh_sweep.measure(compile_report.make(c, devices))
+  print(f'{model} on {slice_}: {mesh_sweep.line(told)}', flush=True)
   return told
 
 
@@ -80,7 +80,7 @@ def main() -> None:
   parser.add_argument('--out', default='runs/slices.json')
   tiny = dict(models='tiny', slices='v5e-4', rows=8)
   arguments = smoke.parse(parser, **tiny)
-  aot.prepare()
+  compile_report.prepare()
   found = json.load(open(arguments.out)) if os.path.exists(arguments.out) else {}
   for model in arguments.models.split(','):
     for slice_ in arguments.slices.split(','):

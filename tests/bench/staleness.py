@@ -18,9 +18,11 @@ import os
 import jax
 import numpy as np
 
-from jaxrl_llm import assemble, evaluate, grade, train, turn
-from jaxrl_llm import config as configs
+from jaxrl_llm import rewards, train
 from jaxrl_llm import step as steps
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.runner import host_step, setup
 from tests.bench.curves import EASY, ROOT, TASKS, share_warm_starts
 from tests.bench.lib import smoke
 
@@ -58,7 +60,7 @@ def job(method: str, seed: int, learning_rate: float, updates: int, more: tuple[
 def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *more) -> dict:
   """One line of the study."""
   config = train.validation.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
-  parts = assemble.parts(config)
+  parts = setup.parts(config)
   program = parts.program
   state = steps.init_state(program, parts.model.params)
   state = train.warmstart.run(
@@ -67,17 +69,17 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
   learn = steps.compile_update(program)
   sample = jax.jit(functools.partial(steps.generate, program))
   waiting, rows = collections.deque(), []
-  with grade.Pool(config.grade) as pool:
+  with rewards.Pool(config.grade) as pool:
     decode, judging = parts.model.tokenizer.decode, evaluate.judging_of(config, pool, None)
     told = evaluate.make_evaluator(
       program, parts.tables.held_out, decode, judging, 4, config.eval.sampling
     )
     before = told(state.params)[0]
     for index in range(updates + lag):
-      prompts, *more = turn.propose(parts, index)
+      prompts, *more = host_step.propose(parts, index)
       rollout, metrics, _ = sample(state, prompts, *more)
-      flight = turn.Flight(index, prompts, rollout, metrics)
-      landed = turn.land(parts, pool, flight)
+      flight = host_step.Flight(index, prompts, rollout, metrics)
+      landed = host_step.land(parts, pool, flight)
       waiting.append(landed.batch)
       if len(waiting) > lag:
         state, device = learn(state, waiting.popleft())

@@ -33,7 +33,7 @@ def missing(name: str) -> str:
   if name in ('decode', 'step_time') and os.environ.get('JAXRL_LLM_REQUIRE_PARITY') != '1':
     return '' if _imports('trl') else "needs transformers and trl: pip install '.[parity]'"
   if name == 'code_grading' and os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') != '1':
-    from jaxrl_llm.grade import sandbox
+    from jaxrl_llm.rewards.code_execution import sandbox
 
     return sandbox.why_not()
   return ''

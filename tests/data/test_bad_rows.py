@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import data
+from jaxrl_llm.config import loading as configs
 from jaxrl_llm.models import tokenizer
 from jaxrl_llm.types import UserError
 

@@ -7,8 +7,9 @@ import pathlib
 
 import pytest
 
-from jaxrl_llm import config, data, grade
-from jaxrl_llm.grade import graders
+from jaxrl_llm import data, rewards
+from jaxrl_llm.config import loading
+from jaxrl_llm.rewards import verifiers
 
 ROOT = pathlib.Path(__file__).parents[2]
 FIXTURE = pathlib.Path(__file__).with_name('gsm8k.jsonl')
@@ -23,7 +24,7 @@ class Letters:
 
 
 def told(name: str, **changes):
-  c = config.load(str(ROOT / f'configs/{name}.py'))
+  c = loading.load(str(ROOT / f'configs/{name}.py'))
   c.data.update(changes)
   return c
 
@@ -80,13 +81,13 @@ def test_gsm8k_is_graded_as_there():
   c = told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
   c.eval.prompts = 0
   rows = data.load(c, Letters()).train.rows
-  grader = grade.resolve(c.grade)
+  grader = rewards.resolve(c.grade)
   worked = [row.extra['extra_info']['answer'] for row in rows]
   assert all(grader(text, row) == 1 for text, row in zip(worked, rows, strict=True))
   for text, row in zip(worked, rows, strict=True):
     bare = text.replace('####', 'So the answer is')
-    assert (grader(bare, row), graders.number(bare, row)) == (0, 1)
-    assert grader(f'{text}9', row) == graders.number(f'{text}9', row) == 0
+    assert (grader(bare, row), verifiers.number(bare, row)) == (0, 1)
+    assert grader(f'{text}9', row) == verifiers.number(f'{text}9', row) == 0
 
 
 def test_a_reward_function_beside_the_job(monkeypatch):
@@ -96,7 +97,7 @@ def test_a_reward_function_beside_the_job(monkeypatch):
   table = data.load(c, Letters()).train
   assert len(table) == 24 and not any(row.answer for row in table.rows)
   assert c.steps * c.prompts == 3 * len(table)
-  scores = grade.score(table.rows[:3], ['aab', '', 'the quick brown fox'], c.grade)
+  scores = rewards.score(table.rows[:3], ['aab', '', 'the quick brown fox'], c.grade)
   assert scores.parts_BxK[:, 0].tolist() == [2, 0, 16]
   assert not any(scores.counts.values())
 
@@ -106,7 +107,7 @@ def test_a_countdown_is_paid_by_its_answer_and_a_little_by_its_form():
   c.prompt_tokens, c.eval.prompts = 1000, 4
   tables = data.load(c, Letters())
   assert (len(tables.train), len(tables.held_out)) == (8, 4)
-  graders_of = [(part.grader, part.weight) for part in grade.resolve_parts(c.grade)]
+  graders_of = [(part.grader, part.weight) for part in rewards.resolve_parts(c.grade)]
   pay = lambda text, row: sum(g(text, row) * weight for g, weight in graders_of)  # noqa: E731
   for row, tokens in zip(tables.train.rows, tables.train.tokens, strict=True):
     assert row.question.rstrip(':') in ''.join(map(chr, tokens))
@@ -119,7 +120,7 @@ def test_key_chains_are_long_and_paid_by_the_number():
   c = told('keychain', size=3)
   c.prompt_tokens, c.eval.prompts = 30_000, 1
   rows = data.load(c, Letters()).train.rows
-  grader = grade.resolve(c.grade)
+  grader = rewards.resolve(c.grade)
   for row in rows:
     assert len(row.question.split()) > 1500 and row.question.count('": "') == row.extra['pairs']
     assert row.extra['pairs'] == 4 * row.extra['links'] and row.extra['links'] in range(3, 7)
@@ -131,8 +132,8 @@ def test_every_row_of_the_rubrics_can_be_judged(monkeypatch, tmp_path):
   c = told('rubric')
   c.grade.cache, c.prompt_tokens = str(tmp_path / 'judge.sqlite'), 200  # of a character each
   tables = data.load(c, Letters())
-  named = [(part.name, part.grader) for part in grade.resolve_parts(c.grade)]
+  named = [(part.name, part.grader) for part in rewards.resolve_parts(c.grade)]
   for row in (*tables.train.rows, *tables.held_out.rows):
-    grade.check_rows(named, [row])
+    rewards.check_rows(named, [row])
     assert any(one['points'] < 0 for one in row.extra['rubric'])
   assert (len(tables.train), len(tables.held_out)) == (13, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm import config as configs
+from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data import sources
 from jaxrl_llm.types import UserError
 

@@ -6,7 +6,8 @@ import ml_collections
 import numpy as np
 import pytest
 
-from jaxrl_llm import config, data
+from jaxrl_llm import data
+from jaxrl_llm.config import loading
 from jaxrl_llm.data import pipeline
 from jaxrl_llm.data.tasks import make_row
 from jaxrl_llm.types import UserError
@@ -33,7 +34,7 @@ MESSAGES = [dict(role='user', content='hi')]
 
 
 def config_of(**settings) -> ml_collections.ConfigDict:
-  c = config.default()
+  c = loading.default()
   c.update(prompt_tokens=settings.pop('prompt_tokens', 64))
   c.data.update(dict(source='digits', size=40, chat=False) | settings)
   return c

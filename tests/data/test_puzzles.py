@@ -12,10 +12,10 @@ from fractions import Fraction
 
 import pytest
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import data as package
+from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data import composed, sources
-from jaxrl_llm.grade import graders
+from jaxrl_llm.rewards import verifiers
 from jaxrl_llm.types import UserError
 
 
@@ -123,7 +123,7 @@ def test_countdowns_can_be_solved_and_are_by_their_answer():
     assert collections.Counter(re.findall(r'\d+', row.answer)) == collections.Counter(
       map(str, numbers)
     )
-    assert graders.countdown(row.answer, row) == 1
+    assert verifiers.countdown(row.answer, row) == 1
     if len(numbers) == 3:
       assert Fraction(int(target)) in reachable(tuple(map(Fraction, numbers)))
   assert {row.extra['count'] for row in train} == {3, 4, 5}

@@ -11,15 +11,15 @@ import sys
 import ml_collections
 import pytest
 
-from jaxrl_llm import config
 from jaxrl_llm import data as package
+from jaxrl_llm.config import loading
 from jaxrl_llm.data import files, sources, tasks
-from jaxrl_llm.grade import graders
+from jaxrl_llm.rewards import verifiers
 from jaxrl_llm.types import UserError
 
 
 def data_of(**settings) -> ml_collections.ConfigDict:
-  data = config.default().data
+  data = loading.default().data
   with data.unlocked():
     data.update(settings)
   return data
@@ -120,7 +120,7 @@ def test_gym_levels_are_those_of_its_own_curriculum(reasoning_gym):
     terms = re.findall(r'\d+', row.question.partition('=')[0])
     assert len(terms) == level + 2 and {len(term) for term in terms} == {level + 1}
     assert told['max_terms'] == level + 2 and told['allow_negation'] is False
-    assert graders.gym(row.answer, row) == 1
+    assert verifiers.gym(row.answer, row) == 1
   counts = collections.Counter(row.extra['level'] for row in train)
   assert set(counts) == {0, 1, 2} and max(counts.values()) - min(counts.values()) <= 4
   assert len(set(package.kinds(train))) == 3

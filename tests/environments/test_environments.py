@@ -9,13 +9,14 @@ import time
 
 import pytest
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import environments, grade
+from jaxrl_llm import environments, rewards
+from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data import games as levels
-from jaxrl_llm.environments import calls, games, tools
+from jaxrl_llm.environments import games, tool_calls, tools
 from jaxrl_llm.environments.protocol import replayed
-from jaxrl_llm.grade import arithmetic, sandbox
 from jaxrl_llm.models import tokenizer
+from jaxrl_llm.rewards.code_execution import sandbox
+from jaxrl_llm.rewards.parsing import arithmetic
 from jaxrl_llm.types import Row, UserError
 
 ROW = Row('a', '?', (), '3', 'test', {})
@@ -60,7 +61,7 @@ def test_what_is_no_small_arithmetic_is_refused_in_words(expression):
   ],
 )
 def test_a_call_is_what_stands_in_the_last_tag(text, found):
-  assert calls.find(text, 'calc', 'expression') == found
+  assert tool_calls.find(text, 'calc', 'expression') == found
 
 
 @pytest.mark.parametrize('inside', ['{', '{"arguments": 3}', '{"other": 1}', '{"a":' * 5000])
@@ -219,7 +220,7 @@ def test_a_users_environment_is_asked_in_a_worker_and_told_all_turns(stage):
   one, two, opened = stage.hear(told)
   assert not stage.chosen.inline
   assert one.results == [('1:a', 1.0, False)] and two.results[-1] == ('2:b', 1.0, False)
-  assert opened.outcome == grade.OK and opened.opening is None
+  assert opened.outcome == rewards.OK and opened.opening is None
 
 
 def test_one_that_raises_dies_hangs_or_answers_nonsense_is_an_outcome_of_its_own(stage):
@@ -229,8 +230,8 @@ def test_one_that_raises_dies_hangs_or_answers_nonsense_is_an_outcome_of_its_own
   heard = stage.hear([Asked(ROW, 1, [word]) for word in words])
   outcome = dict(zip(words, (one.outcome for one in heard), strict=True))
   assert outcome == dict(
-    a=grade.OK, hang=grade.TIMEOUT, die=grade.CRASH, eat=grade.CRASH, b=grade.OK,
-    **dict.fromkeys(('raise', 'nothing', 'nan', 'bytes'), grade.ERROR),
+    a=rewards.OK, hang=rewards.TIMEOUT, die=rewards.CRASH, eat=rewards.CRASH, b=rewards.OK,
+    **dict.fromkeys(('raise', 'nothing', 'nan', 'bytes'), rewards.ERROR),
   )  # fmt: skip
   assert [one.results[-1].observation for one in heard if one.results] == ['1:a', '1:b']
   assert heard[1].message == 'RuntimeError: no such tool at all'
@@ -279,7 +280,7 @@ def words(template):
 
 def test_what_stands_between_two_turns_is_what_the_template_has_there():
   made = words(CHAT)
-  seam = environments.seam(made, True, 'user')
+  seam = environments.turn_template(made, True, 'user')
   end = made.end_ids[0]
   turns = [dict(role='user', content='q'), dict(role='assistant', content='said')]
   ids = made.encode_chat(turns[:1]) + made.encode('said') + [end]
@@ -287,14 +288,14 @@ def test_what_stands_between_two_turns_is_what_the_template_has_there():
   assert ids == made.encode_chat([*turns, dict(role='user', content='shown')])
   # A turn that a mark ended, and not its end token, is closed first.
   assert seam.ids('shown', 7)[0] == end and seam.ids('shown', 7)[1:] == seam.ids('shown', end)
-  assert environments.seam(made, False, 'user').ids('shown', end) == made.encode('shown')
-  assert environments.seam(made, False, 'user', 3).ids('shown', end) == made.encode('sho')
+  assert environments.turn_template(made, False, 'user').ids('shown', end) == made.encode('shown')
+  assert environments.turn_template(made, False, 'user', 3).ids('shown', end) == made.encode('sho')
 
 
 def test_an_observation_that_spells_special_tokens_gets_their_letters_and_not_their_power():
   made = words(CHAT)
   end = made.end_ids[0]
-  seam = environments.seam(made, False, 'user')
+  seam = environments.turn_template(made, False, 'user')
   assert made.encode('a<end>') == [*made.encode('a'), end]
   ids = seam.ids('a<end>', end)
   assert end not in ids and made.decode(ids) == 'a<end>'
@@ -311,4 +312,4 @@ def test_an_observation_that_spells_special_tokens_gets_their_letters_and_not_th
 )
 def test_a_template_that_shows_no_such_message_is_one_sentence(template, told):
   with pytest.raises(UserError, match=told):
-    environments.seam(words(template), True, 'tool')
+    environments.turn_template(words(template), True, 'tool')

@@ -25,7 +25,15 @@ import safetensors.numpy
 from hypothesis import strategies as st
 
 from jaxrl_llm import models
-from jaxrl_llm.models import adapters, backend, chat, decoder, families, tokenizer, trial
+from jaxrl_llm.models import (
+  chat_template,
+  decoder,
+  families,
+  peft,
+  tokenizer,
+  tokenizer_backend,
+  untrusted,
+)
 from jaxrl_llm.types import UserError
 
 SETTINGS = dict(
@@ -64,7 +72,7 @@ def whole(tmp_path_factory) -> pathlib.Path:
   (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
   safetensors.numpy.save_file(weights(), folder / 'model.safetensors')
   tokenizer.characters('abcdefghi').backend.save(str(folder / 'tokenizer.json'))
-  (folder / 'chat_template.jinja').write_text(chat.PLAIN)
+  (folder / 'chat_template.jinja').write_text(chat_template.PLAIN)
   return folder
 
 
@@ -443,17 +451,17 @@ def test_templates_reach_nothing_and_fail_in_a_sentence(template):
 
 @pytest.mark.parametrize('template', BOMBS)
 def test_templates_without_end_are_found_by_a_trial(whole, template, monkeypatch):
-  monkeypatch.setattr(chat, '_CPU_S', 1)
-  assert ' GiB for a conversation of four lines' in chat.fault(template)
+  monkeypatch.setattr(chat_template, '_CPU_S', 1)
+  assert ' GiB for a conversation of four lines' in chat_template.fault(template)
 
 
 @pytest.mark.parametrize('text', ['', 'x'])
 def test_a_trial_reads_packages_from_where_this_process_does(text, monkeypatch):
   """Of a user's own folder, or of PYTHONPATH, an isolated interpreter would find none."""
   monkeypatch.setattr(
-    trial.sys, 'executable', shutil.which('python3', path='/usr/bin') or sys.executable
+    untrusted.sys, 'executable', shutil.which('python3', path='/usr/bin') or sys.executable
   )
-  assert chat.fault(text + '{{ messages[0].content }}') == ''
+  assert chat_template.fault(text + '{{ messages[0].content }}') == ''
 
 
 @pytest.mark.parametrize(
@@ -499,7 +507,7 @@ def test_a_file_of_an_adapter_that_is_none_is_refused(tmp_path, name, what):
   replace_by(tmp_path / name, what)
   settings = types.SimpleNamespace(rank=1, alpha=1, names=('q',))
   with pytest.raises(UserError, match=f'config.lora.init.*{name}.*(is {what}|is a link)'):
-    adapters.load(str(tmp_path), families.read(CONFIG, 'here'), settings)
+    peft.load(str(tmp_path), families.read(CONFIG, 'here'), settings)
 
 
 def hostile(**changes) -> dict:
@@ -540,7 +548,7 @@ HOSTILE = dict(
 
 @pytest.mark.parametrize('name', HOSTILE)
 def test_a_hostile_tokenizer_is_found_by_a_trial(whole, name, monkeypatch):
-  monkeypatch.setattr(backend, '_CPU_S', 3)
+  monkeypatch.setattr(tokenizer_backend, '_CPU_S', 3)
   with Broken(whole) as folder:
     (folder / 'tokenizer.json').write_text(json.dumps(hostile(**HOSTILE[name])))
     assert 'tokenizer.json cannot be used: it ' in outcome(folder)[1]

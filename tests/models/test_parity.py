@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import models
-from jaxrl_llm.generate import slots
-from jaxrl_llm.models import decoder, hf
+from jaxrl_llm.models import decoder, huggingface
+from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import Prompts
 
 torch = pytest.importorskip('torch')
@@ -109,8 +109,8 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
   model = reference(kind, changes)
   model.save_pretrained(tmp_path, max_shard_size='60KB')
   assert len([f for f in os.listdir(tmp_path) if f.endswith('.safetensors')]) > 1, 'sharded'
-  config, _ = hf.read_config(str(tmp_path))
-  params = hf.load_params(str(tmp_path), config)
+  config, _ = huggingface.read_config(str(tmp_path))
+  params = huggingface.load_params(str(tmp_path), config)
   assert config.tied == model.config.tie_word_embeddings
   for left in (True, False):
     tokens, mask = padded(left)
@@ -129,13 +129,13 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
   kind, changes = CASES[case]
   model = reference(kind, changes)
   model.save_pretrained(tmp_path)
-  config, _ = hf.read_config(str(tmp_path))
-  params = hf.load_params(str(tmp_path), config)
+  config, _ = huggingface.read_config(str(tmp_path))
+  params = huggingface.load_params(str(tmp_path), config)
   tokens, mask = padded(left=False)
   start, T = np.array([30, 4, 1, 20]), 6
   prompts = Prompts(tokens[:, :32], start.astype(np.int32), *[np.arange(4, dtype=np.int32)] * 3)
   forced = np.random.default_rng(1).integers(0, 97, (4, T)).astype(np.int32)
-  prompt_cache, logits = slots.prefill(config, params, prompts, 'float32')
+  prompt_cache, logits = slot_loop.prefill(config, params, prompts, 'float32')
   own = [(jnp.zeros((4, config.kv_heads, T, config.head_dim)),) * 2 for _ in range(config.layers)]
   real = np.arange(32)[None] < start[:, None]
 
@@ -175,7 +175,9 @@ def smollm2_reference(model):
   state = {}
   for path, value in jax.tree_util.tree_leaves_with_path(model.params):
     name = '/'.join(str(k.key) for k in path)
-    state[hf.their_name(name, c)] = torch.tensor(value.T if name.endswith('kernel') else value)
+    state[huggingface.their_name(name, c)] = torch.tensor(
+      value.T if name.endswith('kernel') else value
+    )
   state['lm_head.weight'] = state['model.embed_tokens.weight']
   theirs.load_state_dict(state)
   return theirs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxrl_llm import shard
+from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import decoder, linear, logprob, quantized
 from jaxrl_llm.types import ModelConfig
 
@@ -106,7 +106,7 @@ def test_kernels_alone_are_rounded(name):
   params = decoder.init(MODELS[name], 0)
   stored = quantized.stored(params, 'int8', 'bfloat16')
   types = {
-    shard.name_of(path): str(leaf.dtype)
+    sharding.name_of(path): str(leaf.dtype)
     for path, leaf in jax.tree_util.tree_leaves_with_path(stored)
   }
   layer = {p.split('/', 2)[2]: t for p, t in types.items() if p.startswith('layers/1/')}
@@ -123,12 +123,12 @@ def test_kernels_alone_are_rounded(name):
 
 
 def test_numbers_lie_as_the_kernel_and_scales_as_its_channels():
-  mesh = shard.make_mesh(dict(fsdp=2, expert=2, tensor=2), jax.devices())
+  mesh = sharding.make_mesh(dict(fsdp=2, expert=2, tensor=2), jax.devices())
   params = decoder.init(MODELS['mixture'], 0)
   stored = quantized.stored(params, 'int8', 'float32')
   lie = {
-    shard.name_of(path): tuple(s.spec)
-    for path, s in jax.tree_util.tree_leaves_with_path(shard.layout(stored, mesh))
+    sharding.name_of(path): tuple(s.spec)
+    for path, s in jax.tree_util.tree_leaves_with_path(sharding.layout(stored, mesh))
   }
   assert lie['layers/0/q/kernel/data'] == (('fsdp', 'expert'), 'tensor')
   assert lie['layers/0/q/kernel/scale'] == ('tensor',)
@@ -179,7 +179,7 @@ def test_what_is_learnt_straight_through_is_the_rounded_model(name, dtype, remat
     own = grads
     for entry in path:
       own = own[entry.key]
-    np.testing.assert_allclose(own, leaf, atol=2e-5, rtol=1e-3, err_msg=shard.name_of(path))
+    np.testing.assert_allclose(own, leaf, atol=2e-5, rtol=1e-3, err_msg=sharding.name_of(path))
   moves = jax.tree.map(lambda x: x / jnp.linalg.norm(x.reshape(-1)), wanted)
   moved = lambda h: float(  # noqa: E731
     plainly(jax.tree.map(lambda x, d: x + h * d, dequantised(rounded), moves))[0]

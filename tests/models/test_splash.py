@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import passes, shard
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner.step_spec import make_program
 from jaxrl_llm.models import attention, decoder, splash
-from jaxrl_llm.program import make_program
 from jaxrl_llm.types import ModelConfig, Prompts, UserError
 
 MODEL = ModelConfig(
@@ -26,7 +27,7 @@ def program(attend, model=MODEL, platform=None, **mesh):
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens, c.attention = P, G, L, T, attend
   c.mesh.update(dict(fsdp=1) | mesh)
   devices = jax.devices()[: int(np.prod(list(mesh.values()), dtype=int))]
-  return make_program(c, model, (3,), shard.make_mesh(c.mesh, devices))
+  return make_program(c, model, (3,), sharding.make_mesh(c.mesh, devices))
 
 
 @pytest.mark.parametrize('cap', [0.0, 3.0])
@@ -77,13 +78,13 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
 
   def scored(attend, **mesh):
     p = program(attend, **mesh)._replace(remat=True)
-    placed = jax.device_put(params, shard.layout(params, p.mesh))
+    placed = jax.device_put(params, sharding.layout(params, p.mesh))
 
     def loss(p, params):
-      logp_BxT, entropy_BxT = passes.rescore(p, params, prompts, tokens)
+      logp_BxT, entropy_BxT = microbatch.rescore(p, params, prompts, tokens)
       return jnp.where(said, logp_BxT, 0.0).sum(), (logp_BxT, entropy_BxT)
 
-    run = shard.on_mesh(lambda p, x: jax.grad(lambda x: loss(p, x), has_aux=True)(x))
+    run = sharding.on_mesh(lambda p, x: jax.grad(lambda x: loss(p, x), has_aux=True)(x))
     traced = jax.jit(lambda x: run(p, x)).trace(placed)
     assert ('pallas_call' in str(traced.jaxpr)) == (attend == 'splash')
     slope, told = traced.lower().compile()(placed)

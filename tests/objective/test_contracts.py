@@ -8,13 +8,15 @@ import pathlib
 import pytest
 from objective_table import settings
 
-from jaxrl_llm import assemble, objective, outer, program
-from jaxrl_llm import config as configs
-from jaxrl_llm.objective import compose, contracts
+from jaxrl_llm import objective
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.learner import inner_steps, step_spec
+from jaxrl_llm.objective import contracts, policy_gradient
+from jaxrl_llm.runner import setup
 from jaxrl_llm.types import UserError
 
-DECLARED = contracts.clauses(compose.STAGES)
-NAMES = {stage: sorted(configs.choices(module)) for stage, module in compose.STAGES.items()}
+DECLARED = contracts.clauses(policy_gradient.STAGES)
+NAMES = {stage: sorted(configs.choices(module)) for stage, module in policy_gradient.STAGES.items()}
 NAMES['zero_variance'] = ['keep', 'mask']
 # What a function cannot be built without, and another beside a credit.
 SETTINGS = dict(
@@ -112,7 +114,8 @@ def test_a_message_names_stages_that_exist():
     assert clause.stage in NAMES, (stage, name)
     for key in clause.between:
       assert all(
-        key in inspect.signature(configs.choices(compose.STAGES[clause.stage])[n]).parameters
+        key
+        in inspect.signature(configs.choices(policy_gradient.STAGES[clause.stage])[n]).parameters
         for n in clause.allowed
       )
 
@@ -124,21 +127,21 @@ def test_a_loop_around_the_optimizer_has_contracts_too():
     own = settings(ratio=ratio)
     if refused:
       with pytest.raises(UserError, match='optimizer.outer.fn=.last_turn_first. does not go with'):
-        contracts.check(own, {'outer': outer}, optimizer)
+        contracts.check(own, {'outer': inner_steps}, optimizer)
     else:
-      contracts.check(own, {'outer': outer}, optimizer)
+      contracts.check(own, {'outer': inner_steps}, optimizer)
 
 
 def test_a_run_is_refused_before_its_model_is_looked_for():
   config = configs.load('configs/gspo.py')
   config.objective.aggregate.fn, config.model = 'token_mean', '/no/such/model'
   with pytest.raises(UserError, match='does not go with'):
-    assemble.parts(config)
+    setup.parts(config)
   config.objective.aggregate.fn = 'sequence_mean'
   with pytest.raises(UserError, match='no/such/model'):
-    assemble.parts(config)
+    setup.parts(config)
 
 
 @pytest.mark.parametrize('path', sorted(pathlib.Path('configs').glob('*.py')), ids=lambda p: p.stem)
 def test_every_config_keeps_the_contracts(path):
-  program.check_objective(configs.load(str(path)))
+  step_spec.check_objective(configs.load(str(path)))

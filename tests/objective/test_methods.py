@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, settings, signal
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import objective
-from jaxrl_llm.objective import aggregate, correction, ratio, trust
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.objective import aggregation, importance_correction, ratio, trust_region
 
 SLICED = [
   n
@@ -70,18 +70,18 @@ def names(module):
   return sorted(configs.choices(module))
 
 
-@pytest.mark.parametrize('region', [n for n in names(trust) if n != 'listwise'])
+@pytest.mark.parametrize('region', [n for n in names(trust_region) if n != 'listwise'])
 def test_on_policy_every_choice_is_reinforce(region):
   """Every ratio with every trust region, denominator and correction: where no policy has moved, c = w·A."""
   d, seen = data(drift=0, mismatch=0), 0
   advantage = dict(advantage='raw') if region == 'taper' else {}
   for log_ratio in names(ratio):
-    for denominator in names(aggregate):
+    for denominator in names(aggregation):
       try:
         choice = settings(ratio=log_ratio, trust=region, aggregate=denominator, **advantage)
         method = objective.method(choice)
       except (
-        objective.compose.UserError
+        objective.policy_gradient.UserError
       ) as refused:  # by a contract: tests/objective/test_contracts.py
         assert 'does not go with' in str(refused)
         continue
@@ -95,7 +95,7 @@ def test_on_policy_every_choice_is_reinforce(region):
   assert seen >= 2 or region == 'geometric'
 
 
-@pytest.mark.parametrize('name', names(correction))
+@pytest.mark.parametrize('name', names(importance_correction))
 def test_on_policy_every_correction_is_one(name):
   d = data(drift=0, mismatch=0)
   method = objective.method(settings(correction=name))
@@ -242,11 +242,11 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
       chosen.setdefault(stage, set()).add(c[stage].fn)
   for stage, used in chosen.items():
     module = inspect.getmodule(
-      configs.pick(getattr(objective.compose, stage), settings()[stage]).func
+      configs.pick(getattr(objective.policy_gradient, stage), settings()[stage]).func
     )
     assert set(names(module)) - OF_TURNS == used, stage
 
 
 def test_a_mismatch_is_never_corrected_twice():
-  with pytest.raises(objective.compose.UserError, match='counts the mismatch'):
+  with pytest.raises(objective.policy_gradient.UserError, match='counts the mismatch'):
     objective.method(settings(ratio='direct', correction='token_truncate'))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from objective_table import G, settings
 
-from jaxrl_llm import objective, scores
+from jaxrl_llm import objective
+from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.types import Batch, Prompts, Rollout
 
 DAPO = dict(
@@ -79,7 +80,7 @@ def test_scores_no_further_apart_than_a_millionth_are_equal(apart, counts):
 def test_rows_that_do_not_exist_differ_from_nothing():
   length_PxG = [[3, 1, 2, 0], [0, 0, 0, 0], [0, 2, 0, 0]]
   given = batch([[0.1, 0.1, 0.1, 0.9], [0.1, 0.2, 0.3, 0.4], [0, 0.7, 0, 0]], length_PxG=length_PxG)
-  own = objective.groups(given.prompts, G)
+  own = objective.grouping(given.prompts, G)
   assert not objective.mixed(given.reward_B[:, None], given.rollout.length_B, own).any()
 
 
@@ -89,14 +90,14 @@ def test_binary_scores_are_mixed_as_right_and_wrong_answers_are():
   right_PxG = r.random((400, G)) < r.random((400, 1))
   length_PxG = r.integers(0, 3, (400, G))
   given = batch(right_PxG, right_PxG, length_PxG)
-  own = objective.groups(given.prompts, G)
+  own = objective.grouping(given.prompts, G)
   got = np.asarray(objective.mixed(given.reward_B[:, None], given.rollout.length_B, own))
   exists = length_PxG > 0
   right = (right_PxG & exists).sum(1)
   want = (right > 0) & (right < exists.sum(1))
   assert got.dtype == np.float32 and 0.2 < want.mean() < 0.8
   np.testing.assert_array_equal(got.reshape(-1, G), np.repeat(want[:, None], G, 1))
-  host = scores.mixed(given.reward_B[:, None], exists.ravel(), np.repeat(np.arange(400), G), 400)
+  host = outcomes.mixed(given.reward_B[:, None], exists.ravel(), np.repeat(np.arange(400), G), 400)
   np.testing.assert_array_equal(host, want)
 
 

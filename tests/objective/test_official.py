@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import objective
-from jaxrl_llm.objective import aggregate, compose, ratio
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.objective import aggregation, policy_gradient, ratio
 from jaxrl_llm.types import UserError
 from tests.objective.official import lib
 
@@ -98,7 +98,7 @@ def test_a_mutant_of_the_formula_turns_its_golden_red(name, bug, monkeypatch):
 def variants(changes):
   """(name, settings) of what differs in one number of a chosen function, or in the denominators alone."""
   whole = lib.settings(changes)
-  for stage, module in compose.STAGES.items():
+  for stage, module in policy_gradient.STAGES.items():
     spec = dict(whole[stage])
     fn = configs.choices(module)[spec['fn']]
     for key, value in ((fn.__kwdefaults__ or {}) | spec).items():
@@ -106,7 +106,7 @@ def variants(changes):
         changed = changes | {stage: spec | {key: 2 * value if value else 0.3}}
         if composes(changed):
           yield f'{stage}.{key}', changed
-  for name in sorted(configs.choices(aggregate)):
+  for name in sorted(configs.choices(aggregation)):
     changed = changes | dict(aggregate=name)
     if name != whole.aggregate.fn and composes(changed):
       yield f'aggregate={name}', changed

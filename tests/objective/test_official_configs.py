@@ -7,8 +7,9 @@ import pathlib
 
 import pytest
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import objective, outer
+from jaxrl_llm import objective
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.learner import inner_steps
 from tests.objective.official import lib
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -25,7 +26,7 @@ GOLDENS = {
 
 def settings(stage, spec):
   """A stage's function and all its keywords."""
-  fn = configs.pick(getattr(objective.compose, stage), spec)
+  fn = configs.pick(getattr(objective.policy_gradient, stage), spec)
   return {'fn': fn.func.__name__} | (fn.func.__kwdefaults__ or {}) | fn.keywords
 
 
@@ -44,4 +45,8 @@ def test_a_config_has_the_settings_of_its_golden(name):
 def test_sfpo_has_the_settings_of_its_golden():
   chosen = configs.load(str(ROOT / 'configs' / 'sfpo.py')).optimizer.outer
   golden = importlib.import_module('tests.objective.official.sfpo')
-  assert configs.pick(outer, chosen)() == outer.slow_fast(**golden.SETTINGS) == outer.slow_fast()
+  assert (
+    configs.pick(inner_steps, chosen)()
+    == inner_steps.slow_fast(**golden.SETTINGS)
+    == inner_steps.slow_fast()
+  )

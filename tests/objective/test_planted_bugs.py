@@ -13,17 +13,17 @@ from objective_table import METHODS, G, batch, data, known, leverage, settings, 
 from jaxrl_llm import objective
 from jaxrl_llm.objective import (
   advantage,
-  aggregate,
-  bounds,
-  correction,
-  credit,
-  emphasis,
+  advantage_modulation,
+  aggregation,
+  credit_assignment,
+  importance_correction,
   kl,
-  proximal,
+  old_policy,
   ratio,
-  tilt,
-  tokens,
-  trust,
+  ratio_bounds,
+  token_inputs,
+  token_weighting,
+  trust_region,
 )
 
 # (module, what stands there, what is planted, a method that must notice)
@@ -34,23 +34,33 @@ BUGS = {
     'tokens.old_BxT - tokens.logp_BxT',
     'grpo',
   ),
-  'max for min': (bounds, 'jnp.minimum(ratio * advantage', 'jnp.maximum(ratio * advantage', 'grpo'),
+  'max for min': (
+    ratio_bounds,
+    'jnp.minimum(ratio * advantage',
+    'jnp.maximum(ratio * advantage',
+    'grpo',
+  ),
   'swapped bounds': (
-    trust,
+    trust_region,
     'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
     'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - high, 1 + low)',
     'dapo',
   ),
-  'no clip': (bounds, 'jnp.where(up | down, 0.0, ratio)', 'ratio', 'grpo'),
+  'no clip': (ratio_bounds, 'jnp.where(up | down, 0.0, ratio)', 'ratio', 'grpo'),
   'clip without the sign': (
-    bounds,
+    ratio_bounds,
     'up = (advantage > 0) & (ratio > high)',
     'up = ratio > high',
     'grpo',
   ),
-  'dual clip of gains': (bounds, 'far = (advantage < 0)', 'far = (advantage > 0)', 'ppo_dual'),
+  'dual clip of gains': (
+    ratio_bounds,
+    'far = (advantage < 0)',
+    'far = (advantage > 0)',
+    'ppo_dual',
+  ),
   'floor for cap': (
-    trust,
+    trust_region,
     'jnp.minimum(exp(log_ratio_BxT), most), tokens)',
     'jnp.maximum(exp(log_ratio_BxT), most), tokens)',
     'cispo_cap',
@@ -63,27 +73,27 @@ BUGS = {
     'jnp.maximum(n_Px1, 1))\n  return centred / (std',
     'grpo',
   ),
-  'tokens for rows': (aggregate, '(mask_BxT.sum(1) > 0).sum()', 'mask_BxT.sum()', 'grpo'),
+  'tokens for rows': (aggregation, '(mask_BxT.sum(1) > 0).sum()', 'mask_BxT.sum()', 'grpo'),
   'rho upside down': (
-    correction,
+    importance_correction,
     'tokens.old_BxT - tokens.behaviour_BxT',
     'tokens.behaviour_BxT - tokens.old_BxT',
     'tis',
   ),
   'truncation from below': (
-    correction,
+    importance_correction,
     'jnp.clip(exp(_log_rho(tokens)), low, high)',
     'jnp.maximum(exp(_log_rho(tokens)), high)',
     'tis',
   ),
   'age upside down': (
-    proximal,
+    old_policy,
     '(age_BxT - tokens.moved_BxT) /',
     'tokens.moved_BxT /',
     'areal_interpolated',
   ),
   'mask of the good': (
-    correction,
+    importance_correction,
     '(tokens.advantage_BxT < 0)',
     '(tokens.advantage_BxT > 0)',
     'opsm',
@@ -101,31 +111,31 @@ BUGS = {
     'k2',
   ),
   'value of the token itself for the next one': (
-    credit,
+    credit_assignment,
     'discount * next_B - value_B',
     'discount * value_B - value_B',
     'ppo',
   ),
   'what was for what is to come': (
-    credit,
+    credit_assignment,
     'row_sum(x_BxT, mask_BxT) - jnp.cumsum(x_BxT, axis=1) + x_BxT',
     'jnp.cumsum(x_BxT, axis=1)',
     'prime',
   ),
   'mean of the batch for that of the group': (
-    credit,
+    credit_assignment,
     'mean_B = group_sum(reward_BxS.sum(1), group_B)',
     'mean_B = group_sum(reward_BxS.sum(1), group_B * 0)',
     'oprl',
   ),
   'sure for unsure': (
-    tilt,
+    advantage_modulation,
     'standard(1 - tokens.confidence_BxT)',
     'standard(tokens.confidence_BxT)',
     'echo',
   ),
   'likely for unlikely': (
-    emphasis,
+    token_weighting,
     '1 - jnp.exp(score - mean)',
     'jnp.exp(score - mean) - 1',
     'xrpo',
@@ -167,5 +177,5 @@ def test_a_planted_bug_is_noticed(bug, monkeypatch):
 
 
 def test_a_bug_in_what_all_share_is_noticed(monkeypatch):
-  monkeypatch.setattr(tokens.row_mean, '__code__', tokens.row_sum.__code__)
+  monkeypatch.setattr(token_inputs.row_mean, '__code__', token_inputs.row_sum.__code__)
   assert not agrees('gspo')

@@ -24,9 +24,10 @@ from objective_table import (
   tok,
 )
 
-from jaxrl_llm import config as configs
-from jaxrl_llm import objective, validation
-from jaxrl_llm.objective import advantage, shape, tokens
+from jaxrl_llm import objective
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.objective import advantage, reward_shaping, token_inputs
+from jaxrl_llm.runner import validate
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +198,7 @@ DEFAULTS = {
 
 @pytest.mark.parametrize('stage', DEFAULTS)
 def test_defaults_are_those_of_the_sources(stage):
-  fns = configs.choices(getattr(objective.compose, stage))
+  fns = configs.choices(getattr(objective.policy_gradient, stage))
   told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
   assert told == DEFAULTS[stage], (
     f'defaults of {stage} are told once more in DEFAULTS of this file, as their sources set them'
@@ -280,7 +281,7 @@ def test_grpo_lambda_shortens_right_answers_of_the_groups_with_most_of_them():
   correct = jnp.array([[1.0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
   length = jnp.array([[2, 4, 9, 9], [2, 9, 9, 9], [2, 9, 9, 9], [2, 9, 9, 9], [0, 0, 0, 0]])
   for share, groups in ((0.0, []), (0.25, [0]), (0.5, [0, 2, 3]), (0.75, [0, 2, 3])):
-    got = shape.brief_where_solved(correct, correct, length, 9, share=share)
+    got = reward_shaping.brief_where_solved(correct, correct, length, 9, share=share)
     assert np.flatnonzero((got < correct).any(1)).tolist() == groups  # equals all or none
     assert (got[correct == 0] == 0).all() and (got[4] == 1).all()  # an empty group is none
   assert got[0, 0] > got[0, 1] > got[0, 2] > 0
@@ -289,7 +290,9 @@ def test_grpo_lambda_shortens_right_answers_of_the_groups_with_most_of_them():
 def test_apriel_lets_right_answers_to_hard_prompts_be_long_but_not_cut_off():
   correct = jnp.array([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]])
   length = jnp.array([[8, 8, 10, 1], [8, 8, 10, 1], [8, 8, 0, 0]])
-  fall = correct - shape.overlong_where_solved(correct, correct, length, 10, buffer_tokens=4)
+  fall = correct - reward_shaping.overlong_where_solved(
+    correct, correct, length, 10, buffer_tokens=4
+  )
   np.testing.assert_allclose(fall[0], [0.25 / 2, 1 / 2, 1, 0])
   np.testing.assert_allclose(fall[1], [0.75 / 2, 0.75 / 2, 1, 0])
   np.testing.assert_allclose(fall[2], [1 / 2, 1 / 2, 0, 0])  # two rows exist, both right
@@ -440,7 +443,7 @@ def harmful(d):
 def test_m2po_holds_as_few_tokens_as_its_budget_allows(budget):
   d = data()
   chosen, square = harmful(d), (d.x - d.behaviour) ** 2
-  level = float(tokens.level_within(jnp.asarray(square), jnp.asarray(chosen), budget))
+  level = float(token_inputs.level_within(jnp.asarray(square), jnp.asarray(chosen), budget))
   following = np.min(square[chosen], where=square[chosen] > level, initial=np.inf)
   assert np.minimum(square, level)[chosen].mean() < budget
   assert np.minimum(square, following)[chosen].mean() >= budget
@@ -600,22 +603,24 @@ def test_the_tilt_of_echo_lifts_unsure_tokens_within_its_bound_and_gives_nothing
 
 
 def test_sapo_is_flat_far_away_and_steepest_at_one():
-  from jaxrl_llm.objective import trust
+  from jaxrl_llm.objective import trust_region
 
-  view = tokens.Tokens(*[jnp.zeros((1, 3))] * 3, jnp.ones((1, 3)), jnp.ones((1, 3)), None, None)
-  weight, value = trust.sigmoid(jnp.log(jnp.array([[1e-3, 1.0, 30.0]])), view)
+  view = token_inputs.Tokens(
+    *[jnp.zeros((1, 3))] * 3, jnp.ones((1, 3)), jnp.ones((1, 3)), None, None
+  )
+  weight, value = trust_region.sigmoid(jnp.log(jnp.array([[1e-3, 1.0, 30.0]])), view)
   np.testing.assert_allclose(weight[0, 1], 1.0)
   np.testing.assert_allclose(value[0, 1], 2.0)
   assert float(weight[0, 0]) < 1e-2 and float(weight[0, 2]) < 1e-8
 
 
 def test_vespo_weighs_most_at_k_over_lambda():
-  from jaxrl_llm.objective import trust
+  from jaxrl_llm.objective import trust_region
 
   w = jnp.linspace(0.1, 4, 400)[None]
-  view = tokens.Tokens(*[w * 0] * 3, w * 0 + 1, w * 0 + 1, None, None)
+  view = token_inputs.Tokens(*[w * 0] * 3, w * 0 + 1, w * 0 + 1, None, None)
   for k, rate in ((2.0, 3.0), (3.0, 2.0)):
-    weight, _ = trust.gamma(jnp.log(w), view, power=k, decay=rate)
+    weight, _ = trust_region.gamma(jnp.log(w), view, power=k, decay=rate)
     np.testing.assert_allclose(w[0, np.argmax(weight)], k / rate, atol=0.01)
 
 
@@ -757,4 +762,4 @@ def test_an_advantage_that_compares_a_group_is_refused_for_groups_of_one(name):
     return fn(**{k: v for k, v in given.items() if k in inspect.signature(fn).parameters})
 
   one, other = (told(r.uniform(0.1, 1, (P, 1))) for _ in range(2))
-  assert np.allclose(one, other) == (name in validation.OF_A_GROUP)
+  assert np.allclose(one, other) == (name in validate.OF_A_GROUP)

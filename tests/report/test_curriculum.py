@@ -13,7 +13,7 @@ from curricula import make
 from rich.console import Console
 
 from jaxrl_llm import main, report
-from jaxrl_llm.report import gather
+from jaxrl_llm.report import run_reader
 from jaxrl_llm.types import Row, UserError
 
 ROWS = tuple(Row(str(i), f'question {i}', (), str(i), 'made', {}) for i in range(40))
@@ -99,7 +99,7 @@ def test_the_command_reports_a_run_from_its_folder(tmp_path, capsys):
   assert 'Posterior mean of all prompts' in capsys.readouterr().out
   told = json.loads((tmp_path / 'run/curriculum.json').read_text())
   assert sum(row['visits'] for row in told['most']) > 0 and told['windows'][-1][1] == 1
-  found = gather.gather(str(tmp_path / 'run'))
+  found = run_reader.gather(str(tmp_path / 'run'))
   assert found['done'] == 2 and found['choices']['why']['picked'] > 0
   row = json.loads((tmp_path / 'run/rollouts/step_000001.jsonl').read_text().splitlines()[0])
   assert len(row['logp']) == row['length'] and sum(row['cuts']) == len(row['output'])

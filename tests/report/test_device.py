@@ -8,8 +8,8 @@ import os
 import pytest
 import run_folder
 
-from jaxrl_llm import trace
-from jaxrl_llm.report import FLOOR, gather, page
+from jaxrl_llm.profiling import xplane
+from jaxrl_llm.report import FLOOR, page, run_reader
 from jaxrl_llm.report.device import device
 
 FOUND = dict(
@@ -41,7 +41,7 @@ def run(tmp_path, monkeypatch):
   with open(f'{folder}/profile/{FLOOR}', 'w') as file:
     json.dump(TOLD, file)
   read = []
-  monkeypatch.setattr(trace, 'read', lambda paths: (read.append(paths), FOUND)[1])
+  monkeypatch.setattr(xplane, 'read', lambda paths: (read.append(paths), FOUND)[1])
   rows = [{'training/global_step': i, 'generate/rounds': 5.0 + i} for i in range(6)]
   return folder, rows, read
 
@@ -90,12 +90,12 @@ def test_without_a_trace_or_with_a_broken_one_there_is_nothing(run, monkeypatch,
   def broken(paths):
     raise ValueError('no trace')
 
-  monkeypatch.setattr(trace, 'read', broken)
+  monkeypatch.setattr(xplane, 'read', broken)
   assert device(folder, rows) is None and 'cannot be read: ValueError: no trace' in caplog.text
   with open(f'{folder}/profile/{FLOOR}', 'w') as file:
     file.write('{')
   os.remove(f'{folder}/profile/parts.json')
-  monkeypatch.setattr(trace, 'read', lambda paths: FOUND)
+  monkeypatch.setattr(xplane, 'read', lambda paths: FOUND)
   told = device(folder, rows)  # a trace of somebody else's making
   assert told['floors'] == [] and told['span'] == 8.0
 
@@ -104,7 +104,7 @@ def test_the_page_holds_it_and_what_went_to_other_things(run):
   folder, *_ = run
   with open(f'{folder}/timing.json', 'w') as file:
     json.dump({'evaluation': 3.5, 'compilation': 20.0, 'checkpoints': 0.0}, file)
-  told = gather.gather(folder)
+  told = run_reader.gather(folder)
   assert told['device']['parts']['generate'] == {'attention': 1.0}
   assert told['time']['beside'] == {'evaluation': 3.5, 'compilation': 20.0}
   text = page.make([folder])

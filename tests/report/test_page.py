@@ -13,7 +13,7 @@ import pytest
 import run_folder
 
 from jaxrl_llm import main, report
-from jaxrl_llm.report import gather, page, rollouts
+from jaxrl_llm.report import page, rollouts, run_reader
 from jaxrl_llm.types import UserError
 
 
@@ -83,7 +83,7 @@ def test_an_update_without_a_batch_is_no_point_of_a_curve(tmp_path):
   empty = {'training/trained_tokens': 0.0, 'actor/entropy': 0.0}
   blank = lambda lines: [json.dumps(json.loads(lines[0]) | empty), *lines[1:]]  # noqa: E731
   rewrite(os.path.join(folder, 'metrics.jsonl'), blank)
-  told = gather.gather(folder)
+  told = run_reader.gather(folder)
   assert told['done'] == 3 and told['curves']['actor/entropy']['x'] == [1, 2]
   assert told['curves']['critic/score/mean']['x'] == [0, 1, 2]
   (entropy,) = [c for c in told['health'] if c['title'] == 'Entropy']
@@ -142,7 +142,7 @@ def test_lines_cut_short_and_files_of_nonsense_are_left_out(tmp_path):
     with open(os.path.join(folder, name), 'w') as file:
       file.write('{"a": [')
   read = rollouts.Rollouts(folder).refresh()
-  told = gather.gather(folder, read)
+  told = run_reader.gather(folder, read)
   assert told['done'] == 2 and len(read.column('step')) == 7 + 8 + 7
   assert told['curriculum'] is None and [e['step'] for e in told['evaluations']] == [3]
   assert told['choices']['count'] == 4

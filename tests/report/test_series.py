@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxrl_llm.report import series, verdicts
+from jaxrl_llm.report import alarm_history, series
 
 
 def test_a_curve_has_a_band_of_one_deviation_and_leaves_out_what_is_not_finite():
@@ -56,7 +56,7 @@ def flags(*values, name='entropy'):
 
 
 def one(rows, title='Entropy'):
-  (found,) = [c for c in verdicts.verdicts(rows, {}, True) if c['title'] == title]
+  (found,) = [c for c in alarm_history.verdicts(rows, {}, True) if c['title'] == title]
   return found
 
 
@@ -65,29 +65,32 @@ def test_a_verdict_is_what_the_runs_own_alarm_said():
   past = one(flags(0, 1, 1, 0, 1, 0))
   assert past['state'] == 'past' and past['steps'] == [[1, 2], [4, 4]]
   rows = flags(0, 0, 1)
-  assert one(rows)['state'] == 'now' and verdicts.verdicts(rows, {}, True)[0] == one(rows)
-  assert verdicts.overall(verdicts.verdicts(rows, {}, True)).startswith('Needs attention: 1 of 1')
+  assert one(rows)['state'] == 'now' and alarm_history.verdicts(rows, {}, True)[0] == one(rows)
+  assert alarm_history.overall(alarm_history.verdicts(rows, {}, True)).startswith(
+    'Needs attention: 1 of 1'
+  )
   assert one(rows)['values'] == [
     dict(name='actor/entropy', last=0.004, least=0.004, most=0.004, at=0)
   ]
 
 
 def test_the_words_are_those_of_the_alarm_with_its_bound_and_remedy():
-  from jaxrl_llm import config, health
+  from jaxrl_llm.config import loading
+  from jaxrl_llm.monitoring import alarms
 
-  laid = config.default()
+  laid = loading.default()
   (found,) = [
-    c for c in verdicts.verdicts(flags(1), laid.to_dict(), True) if c['title'] == 'Entropy'
+    c for c in alarm_history.verdicts(flags(1), laid.to_dict(), True) if c['title'] == 'Entropy'
   ]
   row = flags(1)[0]
-  assert found['words'] == health.advice('entropy', row, health.bounds(laid, 'float32'))
+  assert found['words'] == alarms.advice('entropy', row, alarms.bounds(laid, 'float32'))
   assert '0.0040' in found['words'] and 'config.health.entropy=0.01' in found['words']
 
 
 def test_every_alarm_has_its_check():
-  from jaxrl_llm import health
+  from jaxrl_llm.monitoring import alarms
 
-  assert set(verdicts._CHECKS) == set(health.NAMES)
+  assert set(alarm_history._CHECKS) == set(alarms.NAMES)
 
 
 # metric → (a good value, a bad one) and how each is written; every card must change its sentence with its numbers.
@@ -110,17 +113,17 @@ VALUES = {
 
 
 @pytest.mark.parametrize('settings', [None, {}], ids=['bounds', 'without'])
-@pytest.mark.parametrize('name', sorted(verdicts._CHECKS))
+@pytest.mark.parametrize('name', sorted(alarm_history._CHECKS))
 def test_a_card_that_is_well_says_its_own_numbers(name, settings):
-  from jaxrl_llm import config
+  from jaxrl_llm.config import loading
 
-  settings = config.default().to_dict() if settings is None else settings
-  title, sentences = verdicts._CHECKS[name]
+  settings = loading.default().to_dict() if settings is None else settings
+  title, sentences = alarm_history._CHECKS[name]
   said = []
   for which in (0, 1):
     row = {'training/global_step': 7, f'health/{name}': 0.0}
     row |= {metric: VALUES[metric][which][0] for metric in sentences}
-    (card,) = [c for c in verdicts.verdicts([row], settings, True) if c['title'] == title]
+    (card,) = [c for c in alarm_history.verdicts([row], settings, True) if c['title'] == title]
     assert card['state'] == 'well'
     for metric in sentences:
       assert VALUES[metric][which][1] in card['words']

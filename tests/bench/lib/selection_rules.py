@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm import config, control
-from jaxrl_llm.control import allocate
+from jaxrl_llm import curriculum
+from jaxrl_llm.config import loading
+from jaxrl_llm.curriculum import allocation
 
 NONE = dict(share=dict(fn='none'))
 TOP = dict(pick=dict(fn='top'), gate=dict(fn='none'))
@@ -32,8 +33,8 @@ class Chosen:
     columns = (
       dict(columns=dict(anchors)) if settings.get('share', {}).get('fn') == 'anchors' else {}
     )
-    self.curriculum = control.Curriculum(
-      config.default().curriculum.to_dict() | settings,
+    self.curriculum = curriculum.Curriculum(
+      loading.default().curriculum.to_dict() | settings,
       len(world.difficulty_N),
       group=world.group,
       seed=seed,
@@ -127,7 +128,7 @@ class Allocated(Chosen):
 
   def __init__(self, world, seed, *, rule: dict, **settings):
     super().__init__(world, seed, **settings)
-    self.rule, self.unit = config.pick(allocate, rule), max(world.group // 4, 1)
+    self.rule, self.unit = loading.pick(allocation, rule), max(world.group // 4, 1)
 
   def step(self, step, generate):
     index = self.chosen(step, self.world.prompts)

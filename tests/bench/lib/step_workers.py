@@ -78,11 +78,12 @@ def prepare(folder: pathlib.Path, tiny: int) -> None:
   """Writes FOLDER/model, which both sides load, and prompts.json; tiny=1: a small model of random weights."""
   import transformers
 
-  from jaxrl_llm import config, models
-  from jaxrl_llm.models import embedded, export
+  from jaxrl_llm import models
+  from jaxrl_llm.config import loading
+  from jaxrl_llm.models import default_model, export
 
-  scratch = config.default().scratch
-  model = models.load('scratch', scratch=scratch) if tiny else models.load(embedded.NAME)
+  scratch = loading.default().scratch
+  model = models.load('scratch', scratch=scratch) if tiny else models.load(default_model.NAME)
   export.save(str(folder / 'model'), model, dtype='float32')
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder / 'model')
   (folder / 'prompts.json').write_text(json.dumps(make_prompts(tokenizer)))
@@ -189,15 +190,17 @@ def ours_worker(folder: pathlib.Path) -> None:
   import jax
   import numpy as np
 
-  from jaxrl_llm import config, models, shard, step
-  from jaxrl_llm.program import make_program
+  from jaxrl_llm import models, step
+  from jaxrl_llm.config import loading
+  from jaxrl_llm.distributed import sharding
+  from jaxrl_llm.learner.step_spec import make_program
   from jaxrl_llm.types import Batch, Prompts
 
   model = models.load(str(folder / 'model'))
-  c = config.default()
+  c = loading.default()
   c.dtype, c.optimizer.learning_rate = 'float32', 1e-6
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
-  program = make_program(c, model.config, (), shard.make_mesh(c.mesh))
+  program = make_program(c, model.config, (), sharding.make_mesh(c.mesh))
   state, batch = step.init_state(program, model.params), step.empty_batch(program)
   fused = step.compile_step(program)
   halves = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import bounds, trust
+from jaxrl_llm.objective import ratio_bounds, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(
@@ -14,10 +14,10 @@ OFFICIAL = lib.Official(
 SETTINGS = dict(trust=dict(fn='balanced_clip', target=1.0, most=3.0), aggregate='token_mean')
 SEEDS = (0, 2, 11, 27)  # bounds that end at the last, the first and two others of the search
 MUTANTS = {
-  'lower bound': (trust, '[0.8] * 17', '[0.7] * 17'),
-  'largest upper bound': (trust, '1.2 + 0.05 * i', '1.2 + 0.1 * i'),
-  'gains for losses': (trust, '>= target * (loss', '<= target * (loss'),
-  'dual clip': (bounds, '(ratio > most)', '(ratio > 2 * most)'),
+  'lower bound': (trust_region, '[0.8] * 17', '[0.7] * 17'),
+  'largest upper bound': (trust_region, '1.2 + 0.05 * i', '1.2 + 0.1 * i'),
+  'gains for losses': (trust_region, '>= target * (loss', '<= target * (loss'),
+  'dual clip': (ratio_bounds, '(ratio > most)', '(ratio > 2 * most)'),
 }
 
 

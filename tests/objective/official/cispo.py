@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(trust=dict(fn='cap_above', high=4.0), aggregate='token_mean')
 MUTANTS = {
   'absolute': (
-    trust,
+    trust_region,
     'jnp.minimum(exp(log_ratio_BxT), 1 + high)',
     'jnp.minimum(exp(log_ratio_BxT), high)',
   ),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(trust=dict(fn='cap_band', low=0.2, high=0.2), aggregate='token_mean')
 MUTANTS = {
   'one side': (
-    trust,
+    trust_region,
     'jnp.clip(exp(log_ratio_BxT), 1 - low, 1 + high)',
     'jnp.minimum(exp(log_ratio_BxT), 1 + high)',
   ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, trinity_core
 
 PATHS = (
@@ -15,7 +15,7 @@ SETTINGS = dict(
 )
 MUTANTS = {
   'bounds': (
-    trust,
+    trust_region,
     'jnp.clip(exp(log_ratio_BxT), 1 - low, 1 + high)',
     'jnp.clip(exp(log_ratio_BxT), 1 - high, 1 + low)',
   ),

@@ -10,7 +10,7 @@ import types
 
 import numpy as np
 
-from jaxrl_llm.objective import emphasis
+from jaxrl_llm.objective import token_weighting
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -20,10 +20,10 @@ SETTINGS = dict(
   aggregate='token_mean',
 )
 MUTANTS = {
-  'clipped tokens in the band': (emphasis, '& ~tokens.clipped_BxT', '& (tokens.mask_BxT > 0)'),
-  'no upper end': (emphasis, '& (covariance < high)', '& (covariance < 9 * high)'),
-  'not whole': (emphasis, 'jnp.floor(share * tokens.mask_BxT.sum() + 1e-4)', 'share * tokens.mask_BxT.sum()'),
-  'kept': (emphasis, '1 - jnp.minimum(dropped', 'jnp.minimum(dropped'),
+  'clipped tokens in the band': (token_weighting, '& ~tokens.clipped_BxT', '& (tokens.mask_BxT > 0)'),
+  'no upper end': (token_weighting, '& (covariance < high)', '& (covariance < 9 * high)'),
+  'not whole': (token_weighting, 'jnp.floor(share * tokens.mask_BxT.sum() + 1e-4)', 'share * tokens.mask_BxT.sum()'),
+  'kept': (token_weighting, '1 - jnp.minimum(dropped', 'jnp.minimum(dropped'),
 }  # fmt: skip
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import bounds, trust
+from jaxrl_llm.objective import ratio_bounds, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(trust=dict(fn='clip', low=0.2, high=0.28), aggregate='token_mean')
 MUTANTS = {
   'swapped bounds': (
-    trust,
+    trust_region,
     'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
     'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - high, 1 + low)',
   ),
-  'no clip': (bounds, 'jnp.where(up | down, 0.0, ratio)', 'ratio'),
+  'no clip': (ratio_bounds, 'jnp.where(up | down, 0.0, ratio)', 'ratio'),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.objective import denominators, kl, trust
+from jaxrl_llm.objective import denominators, kl, trust_region
 from tests.objective.official import lib, verl_core
 
 CORE, FUNCTIONAL = f'verl/{verl_core.CORE}', f'verl/{verl_core.FUNCTIONAL}'
@@ -26,10 +26,14 @@ WITHOUT = {
 MUTANTS = {
   'hinge over sequences': (denominators, 'return own and functools', 'return None and functools'),
   'slack of the hinge': (kl, '- delta)', '- 2 * delta)'),
-  'temperature': (trust, '(score - jnp.max(score)) / temperature', 'score - jnp.max(score)'),
-  'length rate': (trust, '(1 - length / max_tokens) / length_rate', '(1 - length / max_tokens)'),
+  'temperature': (trust_region, '(score - jnp.max(score)) / temperature', 'score - jnp.max(score)'),
+  'length rate': (
+    trust_region,
+    '(1 - length / max_tokens) / length_rate',
+    '(1 - length / max_tokens)',
+  ),
   'prompts that have both': (
-    trust,
+    trust_region,
     'prompts = jnp.where(exists,',
     'prompts = jnp.where(exists & both,',
   ),

@@ -15,7 +15,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.generate import exits, marker
+from jaxrl_llm.rollout import early_exit, text_automaton
 from tests.objective.official import lib
 
 MACHINE = 'src/duet/duet_logits_processor.py'
@@ -28,18 +28,22 @@ TEXTS, TEXT = ['', 'a', 'b', 'ab', 'ca', 'c'], 'aba'
 SEEDS = (0, 1)
 WITHOUT = {'*': 'tokens, margins and lots of single rows'}
 MUTANTS = {
-  'no coin': (exits, 'look.uniform_S < ignore', 'look.uniform_S < 0'),
+  'no coin': (early_exit, 'look.uniform_S < ignore', 'look.uniform_S < 0'),
   'streak from nothing after the coin': (
-    exits,
+    early_exit,
     'jnp.where(goes_on_S, streak - 1, run_S)',
     'jnp.where(goes_on_S, 0, run_S)',
   ),
-  'spared rows exit': (exits, '(before_S < 0) | ', ''),
-  'longer streak': (exits, 'sure_S = run_S >= streak', 'sure_S = run_S > streak'),
-  'start': (exits, 'jnp.ceil(start * look.cap_S)', 'jnp.ceil(1.2 * start * look.cap_S)'),
-  'margin': (exits, '(look.margin_S > margin)', '(look.margin_S > margin - 0.1)'),
-  'weight of the spared': (exits, '1 / max(1 - abort, 1e-3)', '1 / max(abort, 1e-3)'),
-  'deadline': (exits, 'jnp.ceil(deadline * look.cap_S)', '1 + jnp.ceil(deadline * look.cap_S)'),
+  'spared rows exit': (early_exit, '(before_S < 0) | ', ''),
+  'longer streak': (early_exit, 'sure_S = run_S >= streak', 'sure_S = run_S > streak'),
+  'start': (early_exit, 'jnp.ceil(start * look.cap_S)', 'jnp.ceil(1.2 * start * look.cap_S)'),
+  'margin': (early_exit, '(look.margin_S > margin)', '(look.margin_S > margin - 0.1)'),
+  'weight of the spared': (early_exit, '1 / max(1 - abort, 1e-3)', '1 / max(abort, 1e-3)'),
+  'deadline': (
+    early_exit,
+    'jnp.ceil(deadline * look.cap_S)',
+    '1 + jnp.ceil(deadline * look.cap_S)',
+  ),
 }
 
 
@@ -98,12 +102,12 @@ def official(torch, read, data):
 
 
 def ours(data):
-  rule_table = jnp.asarray(marker.table(TEXTS, TEXT))
+  rule_table = jnp.asarray(text_automaton.table(TEXTS, TEXT))
   length = np.full(ROWS, TOKENS)
   ended, aborted, weight = np.zeros(ROWS, bool), np.zeros(ROWS), np.ones(ROWS)
-  memory = jnp.zeros((ROWS, exits.MEMORY))
+  memory = jnp.zeros((ROWS, early_exit.MEMORY))
   for count in range(2, TOKENS + 1):
-    look = exits.Look(
+    look = early_exit.Look(
       jnp.asarray(data['tokens']),
       jnp.full(ROWS, count),
       jnp.full(ROWS, TOKENS),
@@ -112,7 +116,7 @@ def ours(data):
       jnp.asarray(data['lots'][:, count - 1]),
       memory,
     )
-    verdict = exits.marker(look, text=TEXT, table=rule_table)
+    verdict = early_exit.marker(look, text=TEXT, table=rule_table)
     memory = verdict.memory_SxM
     weight = np.where(ended, weight, weight * verdict.weight_S)
     over = ~ended & np.asarray(verdict.exit_S | verdict.abort_S)

@@ -8,7 +8,7 @@ import types
 
 import numpy as np
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib
 
 OFFICIAL = lib.Official(
@@ -24,12 +24,12 @@ SETTINGS = dict(
 )
 MUTANTS = {
   'both sides': (
-    trust,
+    trust_region,
     'held = jnp.where(keep, log_ratio_BxT, ',
     'held = jnp.where(keep * 0 > 0, 0, ',
   ),
   'clipped tokens move': (
-    trust,
+    trust_region,
     'return jnp.where(keep, ratio, 0.0), ratio * advantage\n\n\n@needs',
     'return ratio, ratio * advantage\n\n\n@needs',
   ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import advantage, aggregate, bounds
+from jaxrl_llm.objective import advantage, aggregation, ratio_bounds
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -13,9 +13,9 @@ MUTANTS = {
     'jnp.maximum(n_Px1 - 1, 1))\n  return centred / (std',
     'jnp.maximum(n_Px1, 1))\n  return centred / (std',
   ),
-  'no sign': (bounds, 'up = (advantage > 0) & (ratio > high)', 'up = ratio > high'),
+  'no sign': (ratio_bounds, 'up = (advantage > 0) & (ratio > high)', 'up = ratio > high'),
   'rows': (
-    aggregate,
+    aggregation,
     'return mask_BxT / jnp.maximum(length_Bx1, 1) / _rows',
     'return mask_BxT / (length_Bx1 + 1) / _rows',
   ),

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, auxiliary, lesson, ratio, trust
+from jaxrl_llm.objective import advantage, demonstration_terms, ratio, sft_loss, trust_region
 from tests.objective.official import lib, verl_core
 
 CORE, FUNCTIONAL = f'hpt/verl/{verl_core.CORE}', f'hpt/verl/{verl_core.FUNCTIONAL}'
@@ -30,7 +30,7 @@ SETTINGS = dict(
 SEEDS = (0, 1)
 MUTANTS = {
   'no ratio': (
-    trust,
+    trust_region,
     'ratio = exp(log_ratio_BxT)\n  return ratio, ratio *',
     'ratio = exp(0 * log_ratio_BxT)\n  return ratio, ratio *',
   ),
@@ -40,14 +40,14 @@ MUTANTS = {
     'tokens.old_BxT - tokens.logp_BxT, 0.0)',
   ),
   'gate': (
-    auxiliary,
+    sft_loss,
     'jnp.where(right_P <= gate, has_P, 0)',
     'jnp.where(right_P <= gate + 1, has_P, 0)',
   ),
-  'weight': (auxiliary, 'weight * lost_P, _alike)', 'lost_P, _alike)'),
-  'rollouts beside the demonstration': (auxiliary, 'Plan(1 - lost_P,', 'Plan(1 - 0 * lost_P,'),
+  'weight': (sft_loss, 'weight * lost_P, _alike)', 'lost_P, _alike)'),
+  'rollouts beside the demonstration': (sft_loss, 'Plan(1 - lost_P,', 'Plan(1 - 0 * lost_P,'),
   'demonstrations row by row': (
-    lesson,
+    demonstration_terms,
     'jnp.maximum(counted_PxT.sum(), 1)',
     'jnp.maximum(counted_PxT.sum(1, keepdims=True), 1)',
   ),

@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import config as configs
 from jaxrl_llm import objective
+from jaxrl_llm.config import loading as configs
 from jaxrl_llm.types import Batch, Prompts, Rollout
 
 FOLDER = pathlib.Path(__file__).parent

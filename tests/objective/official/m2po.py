@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import bounds, trust
+from jaxrl_llm.objective import ratio_bounds, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(
@@ -28,14 +28,14 @@ def settings(budget):
 
 SETTINGS = settings(0.04)
 MUTANTS = {
-  'bounds never tighter': (trust, 'floor, roof) | (square', 'floor, 1 / floor) | (square'),
+  'bounds never tighter': (trust_region, 'floor, roof) | (square', 'floor, 1 / floor) | (square'),
   'no sign': (
-    bounds,
+    ratio_bounds,
     'moved_on = beyond(log_ratio > 0, log_ratio < 0',
     'moved_on = beyond(log_ratio < 9, log_ratio < 9',
   ),
-  'the token at the bound': (trust, '(square < level)', '(square <= level)'),
-  'first moment': (bounds, 'return log_ratio**2, moved', 'return jnp.abs(log_ratio), moved'),
+  'the token at the bound': (trust_region, '(square < level)', '(square <= level)'),
+  'first moment': (ratio_bounds, 'return log_ratio**2, moved', 'return jnp.abs(log_ratio), moved'),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from jaxrl_llm.objective import credit
+from jaxrl_llm.objective import credit_assignment
 from tests.objective.official import lib, verl_core
 
 CORE = 'training/' + verl_core.CORE
@@ -26,12 +26,12 @@ SETTINGS = dict(
 IDLE = ('companion.learning_rate', 'companion.beta')  # of the reward model's own training
 MUTANTS = {
   'what was': (
-    credit,
+    credit_assignment,
     'row_sum(x_BxT, mask_BxT) - jnp.cumsum(x_BxT, axis=1) + x_BxT',
     'jnp.cumsum(x_BxT, axis=1)',
   ),
-  'not bounded': (credit, 'jnp.abs(_ahead(q_BxT, mask_BxT)).max() + 1e-6', '1.0'),
-  'biased': (credit, 'jnp.maximum(n_B - 1, 1)\n  step', 'jnp.maximum(n_B, 1)\n  step'),
+  'not bounded': (credit_assignment, 'jnp.abs(_ahead(q_BxT, mask_BxT)).max() + 1e-6', '1.0'),
+  'biased': (credit_assignment, 'jnp.maximum(n_B - 1, 1)\n  step', 'jnp.maximum(n_B, 1)\n  step'),
 }
 
 

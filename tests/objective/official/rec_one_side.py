@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import bounds
+from jaxrl_llm.objective import ratio_bounds
 from tests.objective.official import lib, trinity_core
 
 PATHS = (
@@ -18,11 +18,11 @@ SETTINGS = dict(
 SEEDS = (0, 1)
 MUTANTS = {
   'both signs alike': (
-    bounds,
+    ratio_bounds,
     '~beyond(ratio > high, ratio < low, advantage)',
     '(ratio <= high) & (ratio >= low)',
   ),
-  'no weight': (bounds, 'exp(log_ratio) if corrected else 1.0', '1.0'),
+  'no weight': (ratio_bounds, 'exp(log_ratio) if corrected else 1.0', '1.0'),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, trinity_core
 
 PATHS = (
@@ -19,15 +19,15 @@ SETTINGS = dict(
 )
 SEEDS = (0, 1, 2)
 MUTANTS = {
-  'rim of falling tokens': (trust, 'ratio <= 1 - outer_low', 'ratio <= 1 - outer_low / 2'),
-  'rim of rising tokens': (trust, 'ratio >= 1 + outer_high', 'ratio >= 1 + outer_high / 2'),
+  'rim of falling tokens': (trust_region, 'ratio <= 1 - outer_low', 'ratio <= 1 - outer_low / 2'),
+  'rim of rising tokens': (trust_region, 'ratio >= 1 + outer_high', 'ratio >= 1 + outer_high / 2'),
   'rims swapped': (
-    trust,
+    trust_region,
     '(advantage > 0) & (ratio <= 1 - outer_low)',
     '(advantage < 0) & (ratio <= 1 - outer_low)',
   ),
   'one side for the band': (
-    trust,
+    trust_region,
     'keep = bounds.within(ratio, 1 - low, 1 + high)\n  keep |=',
     'keep = bounds.one_side(ratio, advantage, 1 - low, 1 + high)\n  keep |=',
   ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, bounds, replayed, trust
+from jaxrl_llm.objective import advantage, ratio_bounds, replayed_log_probs, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(
@@ -18,23 +18,23 @@ SETTINGS = dict(trust=dict(fn='dual_clip', low=0.2, high=0.28, most=10.0), aggre
 SEEDS = (0, 1, 2)
 MUTANTS = {
   'replayed rows as recorded': (
-    replayed,
+    replayed_log_probs,
     'jnp.where(replayed > 0, before_BxT',
     'jnp.where(replayed > 2, before_BxT',
   ),
   'another old policy': (
-    replayed,
+    replayed_log_probs,
     'jnp.where(replayed > 0, before_BxT',
     'jnp.where(replayed > -1, before_BxT + 0.1',
   ),
   'ratio of one': (
-    replayed,
+    replayed_log_probs,
     'rollout=batch.rollout._replace(logp_BxT=logp_BxT), replayed_B=None',
     'rollout=batch.rollout._replace(logp_BxT=logp_BxT)',
   ),
-  'no dual clip': (bounds, '(ratio > most)', '(ratio > 1e9)'),
+  'no dual clip': (ratio_bounds, '(ratio > most)', '(ratio > 1e9)'),
   'upper bound': (
-    trust,
+    trust_region,
     'return bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
     'return bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + low)',
   ),

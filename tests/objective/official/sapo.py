@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -10,9 +10,9 @@ SETTINGS = dict(
   trust=dict(fn='sigmoid', temperature=1.0, temperature_negative=1.05), aggregate='sequence_mean'
 )
 MUTANTS = {
-  'value for slope': (trust, '4 * gate * (1 - gate) * ratio', '4 / tau * gate'),
+  'value for slope': (trust_region, '4 * gate * (1 - gate) * ratio', '4 / tau * gate'),
   'signs': (
-    trust,
+    trust_region,
     'tau = jnp.where(advantage > 0, temperature,',
     'tau = jnp.where(advantage < 0, temperature,',
   ),

@@ -12,7 +12,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import outer
+from jaxrl_llm.learner import inner_steps
 from tests.objective.official import lib
 
 RULE = 'Code/SFPO/verl/trainer/ppo/ray_trainer.py'
@@ -24,13 +24,13 @@ SETTINGS = dict(fast_steps=3, alpha=0.8, window=30, threshold=1.0)
 SEEDS = (0, 1, 2, 3)
 WITHOUT = {'*': 'entropies and weights'}
 MUTANTS = {
-  'falls of the entropy': (outer, 'off = entropy - entropy_W.mean()', 'off = jnp.abs(entropy - entropy_W.mean())'),
-  'window without the newest': (outer, 'entropy_W.std() + 1e-9', 'seen.entropy_W.std() + 1e-9'),
-  'std over n − 1': (outer, 'entropy_W.std()', 'entropy_W.std(ddof=1)'),
-  'window one longer': (outer, 'seen.count + 1 >= self.window', 'seen.count >= self.window'),
-  'threshold': (outer, 'self.threshold * ', '1.1 * self.threshold * '),
-  'share of the way': (outer, '(1 - self.alpha) * (x - y)', '(0.9 - self.alpha) * (x - y)'),
-  'no end': (outer, '(seen.stopped > 0) | ', '(seen.stopped < 0) | '),
+  'falls of the entropy': (inner_steps, 'off = entropy - entropy_W.mean()', 'off = jnp.abs(entropy - entropy_W.mean())'),
+  'window without the newest': (inner_steps, 'entropy_W.std() + 1e-9', 'seen.entropy_W.std() + 1e-9'),
+  'std over n − 1': (inner_steps, 'entropy_W.std()', 'entropy_W.std(ddof=1)'),
+  'window one longer': (inner_steps, 'seen.count + 1 >= self.window', 'seen.count >= self.window'),
+  'threshold': (inner_steps, 'self.threshold * ', '1.1 * self.threshold * '),
+  'share of the way': (inner_steps, '(1 - self.alpha) * (x - y)', '(0.9 - self.alpha) * (x - y)'),
+  'no end': (inner_steps, '(seen.stopped > 0) | ', '(seen.stopped < 0) | '),
 }  # fmt: skip
 
 
@@ -145,8 +145,8 @@ def descend(data, first, second):
 
 
 def ours(data):
-  rule = outer.slow_fast()
-  assert rule == outer.slow_fast(**SETTINGS)
+  rule = inner_steps.slow_fast()
+  assert rule == inner_steps.slow_fast(**SETTINGS)
   start = data['first'], data['second']
   now = start
   for _ in range(rule.fast_steps):

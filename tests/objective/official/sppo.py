@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import bounds
+from jaxrl_llm.objective import ratio_bounds
 from tests.objective.official import lib, trinity_core
 
 PATHS = (
@@ -17,8 +17,8 @@ SETTINGS = dict(
 )
 IDLE = ('ratio',)  # upside down it is in the same band, and it weighs nothing
 MUTANTS = {
-  'ratio': (bounds, 'exp(log_ratio) if corrected else 1.0', 'exp(log_ratio)'),
-  'one side': (bounds, 'return (ratio >= low) & (ratio', 'return (ratio >= 0) & (ratio'),
+  'ratio': (ratio_bounds, 'exp(log_ratio) if corrected else 1.0', 'exp(log_ratio)'),
+  'one side': (ratio_bounds, 'return (ratio >= low) & (ratio', 'return (ratio >= 0) & (ratio'),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, trinity_core
 
 PATHS = ('trinity/algorithm/policy_loss_fn/topr_policy_loss.py',)
@@ -15,7 +15,7 @@ SETTINGS = dict(
 )
 MUTANTS = {
   'successes': (
-    trust,
+    trust_region,
     'jnp.where(tokens.advantage_BxT > 0, 1.0,',
     'jnp.where(tokens.advantage_BxT < 0, 1.0,',
   ),

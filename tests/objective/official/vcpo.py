@@ -14,7 +14,7 @@ import types
 import numpy as np
 
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, lr_scale, trust
+from jaxrl_llm.objective import advantage, lr_scale, trust_region
 from tests.objective.official import lib, verl_core
 
 UTILS = 'recipe/fully_async_policy/staleness_utils.py'
@@ -42,7 +42,7 @@ MUTANTS = {
   ),
   'no root': (lr_scale, 'jnp.sqrt(jnp.minimum(', '(jnp.minimum('),
   'no cap': (
-    trust,
+    trust_region,
     'jnp.minimum(exp(log_ratio_BxT), most), tokens)\n\n\ndef cap_above',
     'exp(log_ratio_BxT), tokens)\n\n\ndef cap_above',
   ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import trust
+from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(
@@ -17,9 +17,9 @@ SETTINGS = dict(
   aggregate='token_mean',
 )
 MUTANTS = {
-  'sides': (trust, 'up = tokens.advantage_BxT >= 0', 'up = tokens.advantage_BxT <= 0'),
-  'not 1 at 1': (trust, 'jnp.exp(rate + k * log_w', 'jnp.exp(k * log_w'),
-  'linear': (trust, 'rate * jnp.exp(log_w))', 'rate * log_w)'),
+  'sides': (trust_region, 'up = tokens.advantage_BxT >= 0', 'up = tokens.advantage_BxT <= 0'),
+  'not 1 at 1': (trust_region, 'jnp.exp(rate + k * log_w', 'jnp.exp(k * log_w'),
+  'linear': (trust_region, 'rate * jnp.exp(log_w))', 'rate * log_w)'),
 }
 
 

@@ -1,0 +1,1 @@
+"""Reinforcement learning with verifiable rewards for language models, natively in JAX."""

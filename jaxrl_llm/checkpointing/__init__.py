@@ -1,0 +1,1 @@
+"""Checkpoints, the run directory, and files written whole."""

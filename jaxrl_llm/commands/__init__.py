@@ -1,0 +1,1 @@
+"""What the flags of the command line run: one module a mode."""

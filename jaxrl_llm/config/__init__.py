@@ -1,0 +1,1 @@
+"""The configuration: fields, files, overrides, and what goes with what."""

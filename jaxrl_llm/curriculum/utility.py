@@ -1,0 +1,114 @@
+"""How much a prompt is worth choosing. (rate, alpha, beta, group, length) → utility, larger is better.
+
+`length` is the expected tokens of a rollout, ÷ the mean of the candidates; 1 where nothing is known.
+
+Every public function here may be named in `config.curriculum.utility.fn`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxrl_llm.curriculum import setting_checks
+
+Length = np.ndarray | float
+
+
+def uniform(
+  rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
+) -> np.ndarray:
+  """The same for all: ties are broken at random. Source: none."""
+  del alpha, beta, group, length
+  return np.zeros_like(rate)
+
+
+def mopps(
+  rate: np.ndarray,
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  group: int,
+  length: Length = 1.0,
+  *,
+  target: float = 0.5,
+) -> np.ndarray:
+  """−(x − p*)². Source: arXiv:2507.04632 (MoPPS)."""
+  del alpha, beta, group, length
+  setting_checks.within('utility.target', target, 0, 1)
+  return -((rate - target) ** 2)
+
+
+def bots(
+  rate: np.ndarray,
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  group: int,
+  length: Length = 1.0,
+  *,
+  target: float = 0.5,
+) -> np.ndarray:
+  """−|x − p*|. Source: arXiv:2510.26374 (BOTS; 0.5), arXiv:2506.05316 (DOTS; 0.5)."""
+  del alpha, beta, group, length
+  setting_checks.within('utility.target', target, 0, 1)
+  return -np.abs(rate - target)
+
+
+def mixed_group(
+  rate: np.ndarray,
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  group: int | np.ndarray,
+  length: Length = 1.0,
+) -> np.ndarray:
+  """P(next group of G is neither all right nor all wrong) under the posterior, in closed form.
+
+  1 − Π_{i<G} (α + i)/(α + β + i) − Π_{i<G} (β + i)/(α + β + i): the Beta-binomial's two ends
+  taken away. No Thompson noise, and G counts; `group` may be one for each prompt. Exact for binary scores; groups of
+  graded scores are mixed more often.
+  """
+  del rate, length
+  total = alpha + beta
+  right, wrong = alpha / total, beta / total
+  same = np.ndim(group) == 0
+  for i in range(1, group if same else int(np.max(group, initial=1))):
+    inverse = 1 / (total + i)
+    more = True if same else i < group
+    np.multiply(right, (alpha + i) * inverse, out=right, where=more)
+    np.multiply(wrong, (beta + i) * inverse, out=wrong, where=more)
+  return 1 - right - wrong
+
+
+def information(
+  rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
+) -> np.ndarray:
+  """x(1 − x), the variance of one answer. Source: none."""
+  del alpha, beta, group, length
+  return rate * (1 - rate)
+
+
+def vade(
+  rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
+) -> np.ndarray:
+  """x(1 − x)², largest at 1/3: the harder of two prompts equally far from ½.
+
+  Source: arXiv:2511.18902 (VADE), as its project page states it.
+  """
+  del alpha, beta, group, length
+  return rate * (1 - rate) ** 2
+
+
+def per_token(
+  rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
+) -> np.ndarray:
+  """P(mixed group) ÷ length: what a token buys, where tokens are what is paid for. Source: none."""
+  return mixed_group(rate, alpha, beta, group) / length
+
+
+def per_root_token(
+  rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
+) -> np.ndarray:
+  """√(x(1 − x) ÷ length), the s/√L of the best split of a budget, s being the deviation of one answer.
+
+  Source: none (the official code of DUET, Haoyu-Hu/DUET, whose s is measured on the rollouts' gradients).
+  """
+  del alpha, beta, group
+  return np.sqrt(rate * (1 - rate) / length)

@@ -1,5 +1,0 @@
-"""Generation: prefill, slots, sampling; everything here may run inside the compiled step."""
-
-from jaxrl_llm.generate.sample import Replies, sample, stream
-
-__all__ = ['Replies', 'sample', 'stream']

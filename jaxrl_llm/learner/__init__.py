@@ -1,0 +1,1 @@
+"""The learning half of the step: update, microbatches, state, optimizer, adapters."""

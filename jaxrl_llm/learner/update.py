@@ -1,0 +1,372 @@
+"""The learning half of the step: coefficients, the gradient slice by slice, and guarded optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl_llm import objective
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import auxiliary_model, demonstration_loss
+from jaxrl_llm.learner import inner_steps as outers
+from jaxrl_llm.learner.microbatch import (
+  by_prompt,
+  by_row,
+  foreign,
+  leverage,
+  policy,
+  reference,
+  rescore,
+  scores,
+  slices,
+)
+from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.objective import record_checks
+from jaxrl_llm.rewards.outcomes import compared
+from jaxrl_llm.rollout import correctness_head
+from jaxrl_llm.types import Batch, TrainState
+
+
+@sharding.on_mesh
+@jax.named_scope('update')
+def update(
+  program: Program, state: TrainState, batch: Batch
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
+  record_checks.batch(batch)
+  if program.mesh.shape['context'] > 1:
+    # Only the few numbers of a batch: what is made of them is cut over 'context' token by token.
+    rows = NamedSharding(program.mesh, PartitionSpec(sharding.LEARNT_ROWS))
+    batch = jax.lax.with_sharding_constraint(batch, rows)
+  learn = lambda: _learn(program, state, batch)  # noqa: E731
+  if not program.idles:
+    return learn()
+  blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn)[1])
+  return jax.lax.cond(batch.rollout.length_B.sum() > 0, learn, lambda: (state, blank))
+
+
+def _learn(program: Program, state: TrainState, batch: Batch):
+  # Replayed rows are learnt beside the sampled ones of their group: here a group is all of them.
+  program = program._replace(generate=program.generate._replace(rollouts=program.group))
+  U, method, carried = program.minibatches, program.method, state.carried
+  state = state._replace(carried=())  # caches stay out of the loops below, which would hand them on
+  minibatches = jax.tree.map(
+    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), by_prompt(program, batch)
+  )
+  known = Known(began=state.step)
+  # Of all minibatches, before the first of them moves the weights.
+  needs_old, replays = method.needs_old and not method.needs_average, _rescores(program, batch)
+  if needs_old or replays:
+    weights = policy(program, state.base, state.params)
+    score = lambda x: scores(program, weights, by_row(x))[0]  # noqa: E731
+    before = jax.lax.map(score, minibatches)
+    if needs_old:
+      known = known._replace(old=before)
+    if replays:
+      before = before.reshape(minibatches.rollout.logp_BxT.shape)
+      minibatches = objective.rescored(minibatches, before)
+  told = {}
+  if method.companion is not None:
+    beside, signal, told = auxiliary_model.run(program, state, minibatches)
+    state, known = state._replace(companion=beside), known._replace(signal=signal)
+  known = known._replace(began=jnp.broadcast_to(known.began, (U,)))
+  state, metrics = jax.lax.scan(
+    lambda state, piece: _steps(program, state, by_row(piece[0]), piece[1]),
+    state,
+    (minibatches, known),
+  )
+  metrics |= told
+  if program.prune is not None and program.prune.learning_rate:
+    state = state._replace(judge=_judged(program, state, batch))
+  metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
+  return state._replace(carried=carried), metrics
+
+
+def _rescores(program: Program, batch: Batch) -> bool:
+  """Whether replayed rows must be scored at the start: a lone step works their old log-probs out by itself."""
+  lone = program.minibatches == 1 and program.outer is None
+  return batch.replayed_B is not None and (not lone or program.method.needs_norms)
+
+
+class Known(NamedTuple):
+  """What is worked out of a minibatch before the first of a batch moves the weights."""
+
+  began: jax.Array  # optimizer steps taken before the batch
+  old: jax.Array | None = None  # log-probabilities [B, T]
+  signal: jax.Array | None = None  # of the companion, [B, T]
+  turn: jax.Array | None = None  # the one that is learnt now; None: all of a row at once
+  multiplier: jax.Array | None = None  # [B], what that turn's advantages count
+
+
+def _judged(program: Program, state: TrainState, batch: Batch) -> correctness_head.Judge:
+  """The judge of half-said rollouts, taught by how these ended."""
+  real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
+  return correctness_head.learn(
+    state.judge,
+    batch.rollout.feature_BxF,
+    batch.correct_B,
+    real_B * batch.rollout.weight_B,
+    program.prune.learning_rate,
+  )
+
+
+def _steps(program: Program, state: TrainState, batch: Batch, known: Known):
+  """All that is done with a minibatch: one optimizer step, or those of the loop around them."""
+  if program.outer is None:
+    return _minibatch(program, state, batch, known)
+  loop = _turn_by_turn if isinstance(program.outer, outers.LastTurnFirst) else _slow_fast
+  return loop(program, state, batch, known)
+
+
+def _turn_by_turn(program: Program, state: TrainState, batch: Batch, known: Known):
+  """A step for every turn, the last one first; the old policy of each is the one that it begins with."""
+  number_BxT = batch.rollout.turns.number_BxT
+  last = number_BxT.max()  # −1 where nothing was said
+
+  def step(state, turn, multiplier_B, logp_BxT):
+    asked = known._replace(turn=turn, multiplier=multiplier_B, old=logp_BxT)
+    return _minibatch(program, state, batch, asked)
+
+  def body(index, carry):
+    state, multiplier_B, before_BxT, told = carry
+    turn = last - index
+    logp_BxT = scores(program, policy(program, state.base, state.params), batch)[0]
+    # By what the step before has made of the turn that it learnt.
+    learnt_BxT = (number_BxT == turn + 1).astype(logp_BxT.dtype)
+    multiplier_B = program.outer.multiplier(multiplier_B, logp_BxT, before_BxT, learnt_BxT)
+    state, metrics = step(state, turn, multiplier_B, logp_BxT)
+    return state, multiplier_B, logp_BxT, _added(told, metrics)
+
+  begun = jnp.ones(number_BxT.shape[0], jnp.float32), jnp.zeros_like(batch.rollout.logp_BxT)
+  shapes = jax.eval_shape(step, state, last, *begun)[1]
+  carry = state, *begun, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  state, _, _, told = jax.lax.fori_loop(0, last + 1, body, carry)
+  tokens = jnp.maximum(told[_TOKENS], 1)
+  told = {k: v if k == _TOKENS or k.endswith('_max') else v / tokens for k, v in told.items()}
+  return state, told | {'actor/turns': (last + 1).astype(jnp.float32)}
+
+
+def _added(told: dict, metrics: dict) -> dict:
+  """Numbers of one more step of a turn, each weighed by its tokens."""
+  weighed = {k: v if k == _TOKENS else v * metrics[_TOKENS] for k, v in metrics.items()}
+  return {
+    k: jnp.maximum(told[k], metrics[k]) if k.endswith('_max') else told[k] + v
+    for k, v in weighed.items()
+  }
+
+
+def _slow_fast(program: Program, state: TrainState, batch: Batch, known: Known):
+  """SFPO: K inner steps, interpolate toward the start, one outer step."""
+  step = lambda state: _minibatch(program, state, batch, known)  # noqa: E731
+  outer, start, seen = program.outer, state.params, state.outer
+  fast = outer.steps(seen)
+
+  def body(index, carry):  # one body for fast and slow steps, so that it is compiled once
+    state, _ = carry
+    back = lambda: outer.reposition(start, state.params)  # noqa: E731
+    state = state._replace(params=jax.lax.cond(index == fast, back, lambda: state.params))
+    return step(state)
+
+  blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, state)[1])
+  state, metrics = jax.lax.fori_loop(0, fast + 1, body, (state, blank))
+  real = batch.rollout.length_B.sum() > 0
+  seen = outer.observe(seen, metrics['actor/entropy'], real)  # of the outer step, as all metrics
+  metrics['actor/fast_steps'] = fast.astype(jnp.float32)
+  return state._replace(outer=seen), metrics
+
+
+def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
+  """Sums the gradient over slices, then takes one guarded optimizer step."""
+  target = _target(program, state, batch, known)
+  target, taught = demonstration_loss.planned(program, state, batch, target)
+  key_M = _noise_keys(program, state, batch)
+  target, whole, scale = _prepared(program, state, batch, target, key_M)
+  # Noise is learnt with the weights; None, and of no cost, where there is none.
+  learnt = state.params, state.noise and state.noise.log_sigma_L
+
+  def accumulate(carry, piece):
+    piece, key = piece
+
+    def loss(learnt):
+      weights = policy(program, state.base, learnt[0])
+      return slice_loss(program, weights, *piece, noise=_noise(learnt[1], key))
+
+    grads, sums = jax.grad(loss, has_aux=True)(learnt)
+    summed = {
+      k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()
+    }
+    return (jax.tree.map(jnp.add, carry[0], grads), summed), None
+
+  zeros = jax.tree.map(jnp.zeros_like, learnt), {k: jnp.float32(0) for k in _SUMS}
+  (grads, sums), _ = jax.lax.scan(accumulate, zeros, (slices(program, batch, target), key_M))
+  sums |= whole
+  demonstrated, told = demonstration_loss.added(program, state, batch, taught, grads[0])
+  grads = demonstrated, grads[1]
+  norm = optax.tree.norm(grads[0])
+  usable = jnp.isfinite(norm)
+  if program.perturb is not None:
+    usable &= jnp.isfinite(grads[1]).all()
+  skip = lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1))  # noqa: E731
+  state, moved = jax.lax.cond(
+    usable & (batch.rollout.length_B.sum() > 0),
+    lambda: _apply(program, state, grads, scale),
+    lambda: (skip(), jnp.float32(0)),
+  )
+  metrics = _metrics(program, state, batch, target, sums, norm) | told
+  metrics['actor/update_norm'] = moved
+  metrics['actor/lr'] *= scale
+  if program.perturb is not None:
+    metrics['actor/noise_sigma'] = jnp.exp(state.noise.log_sigma_L).mean()
+  return state, metrics
+
+
+def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> objective.Targets:
+  """Advantages and denominators, and what the method asks of the minibatch besides."""
+  method, pull_B = program.method, None
+  if method.needs_norms:
+    pull_B = leverage(program, state.params, batch, state.base)
+  target = objective.targets(
+    method, batch, program.generate.rollouts, known.signal, pull_B, program.parts
+  )
+  target = target._replace(old_BxT=known.old, expert_BxTxNxk=batch.rollout.expert_BxTxNxk)
+  if method.needs_versions:
+    version_BxT = batch.rollout.version_BxT
+    target = target._replace(
+      age_BxT=state.step - version_BxT,
+      moved_BxT=jnp.broadcast_to(state.step - known.began, version_BxT.shape),
+    )
+  if method.needs_step:
+    target = target._replace(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
+  if known.turn is not None:
+    target = objective.of_turn(method, target, batch.rollout, known.turn, known.multiplier)
+  return target
+
+
+@jax.named_scope('optimizer')
+def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array):
+  """The state after one optimizer step, and how far the weights went."""
+  grads, noise_grad = grads
+  if program.perturb is not None:
+    state = state._replace(noise=program.perturb.learn(state.noise, noise_grad))
+  updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
+  updates = jax.tree.map(lambda x: x * scale, updates)
+  params = optax.apply_updates(state.params, updates)
+  if program.method.needs_average:
+    state = state._replace(average=_averaged(program, state, params))
+  state = state._replace(
+    params=params,
+    opt_state=opt_state,
+    step=state.step + 1,
+    skipped=jnp.zeros_like(state.skipped),
+  )
+  return state, optax.tree.norm(updates)
+
+
+def _averaged(program: Program, state: TrainState, params: Any) -> Any:
+  """The average with one more step in it, of weights decay^0 for the newest, decay^1 for the one before, …"""
+  decay = program.method.proximal.keywords['decay']
+  # 1 / Σ decay^i over the weights so far: `step` of them before this one, and those at the start.
+  weights = state.step.astype(jnp.float32) + 2
+  share = (1 - decay) / -jnp.expm1(weights * math.log(decay)) if decay else 1.0
+  return jax.tree.map(lambda mean, x: x + (1 - share) * (mean - x), state.average, params)
+
+
+def _noise_keys(program: Program, state: TrainState, batch: Batch) -> jax.Array | None:
+  """One key for each slice, by seed and step: an update that is repeated meets the same noise."""
+  if program.perturb is None:
+    return None
+  key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+  rows = program.slice_groups * program.slice_rollouts
+  return jax.random.split(key, batch.rollout.length_B.shape[0] // rows)
+
+
+def _noise(log_sigma_L: jax.Array | None, key: jax.Array | None):
+  return None if key is None else (jnp.exp(log_sigma_L), key)
+
+
+def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets, key_M):
+  """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
+  method = program.method
+  if 'reference' in method.needs:
+    target = target._replace(reference_BxT=scores(program, reference(state), foreign(batch))[0])
+  if method.needs_average:
+    average = policy(program, state.base, state.average)
+    target = target._replace(old_BxT=scores(program, average, batch)[0])
+  if method.needs_teacher:
+    other = program._replace(model=program.teacher, quantize_update=False)
+    target = target._replace(teacher_BxT=scores(other, state.teacher, foreign(batch))[0])
+    target = objective.distilled(method, target)
+  if not method.needs_rows:
+    return target, {}, jnp.float32(1)
+  sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)
+  weights = policy(program, state.base, state.params)
+  logp_BxT, *more = scores(program, weights, batch, sigma_L, key_M, top=_top(method))
+  c_BxT, sums = objective.coefficients(method, target, logp_BxT, *more)
+  scale = objective.scale(method, target, logp_BxT)
+  return target._replace(c_BxT=c_BxT), sums, scale
+
+
+def _top(method: objective.Method) -> int:
+  """How many of the largest probabilities of a token are looked at."""
+  return objective.TOP if method.needs_confidence else 0
+
+
+_TOKENS = 'training/trained_tokens'
+_SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
+
+
+def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, target, noise=None):
+  """−Σ c·log π of one slice, with every denominator already inside c."""
+  worked_out = target.c_BxT is not None
+  top = 0 if worked_out else _top(program.method)
+  logp_BxT, entropy_BxT, *more = rescore(
+    program, params, prompts, tokens_BxT, noise, top, target.expert_BxTxNxk
+  )
+  if not worked_out:
+    c_BxT, sums = objective.coefficients(program.method, target, logp_BxT, entropy_BxT, *more)
+  else:
+    c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
+  real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
+  if target.said_BxT is not None:
+    real_BxT &= target.said_BxT > 0
+  logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
+  behaviour_BxT = objective.behaviour(target.replayed_B, target.behaviour_BxT, logp_BxT)
+  gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behaviour_BxT)), 0.0)
+  sums |= {
+    'entropy': jnp.where(real_BxT, entropy_BxT, 0.0).sum(),
+    'tokens': real_BxT.sum().astype(jnp.float32),
+    'probs_diff': gap_BxT.sum(),
+    'probs_diff_max': gap_BxT.max(),
+  }
+  return -(c_BxT * logp_BxT).sum(), jax.lax.stop_gradient(sums)
+
+
+def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, norm):
+  tokens = jnp.maximum(sums['tokens'], 1)
+  counted = jnp.maximum((target.mask_BxT > 0).sum(), 1)
+  own = objective.grouping(batch.prompts, program.generate.rollouts, program.parts)
+  mixed_B = objective.mixed(compared(program.method, batch), batch.rollout.length_B, own)
+  # Read off the advantages as the loss sees them: a mask or a denominator gone wrong shows here.
+  return {
+    'actor/pg_loss': sums['pg_loss'],
+    'actor/pg_clipfrac': sums['clipped'] / counted,
+    'actor/ppo_kl': sums['kl'] / counted,
+    'actor/kl_loss': sums['kl_loss'],
+    'actor/rejected_frac': sums['rejected'] / counted,
+    'actor/entropy': sums['entropy'] / tokens,
+    'actor/grad_norm': norm,
+    'actor/lr': program.schedule(jnp.maximum(state.step - 1, 0)),
+    'actor/skipped_updates': state.skipped.astype(jnp.float32),
+    'critic/advantages/mean': (target.advantage_BxT * target.mask_BxT).sum() / counted,
+    'critic/advantages/max': target.advantage_BxT.max(),
+    'critic/advantages/min': target.advantage_BxT.min(),
+    'training/rollout_probs_diff_mean': sums['probs_diff'] / tokens,
+    'training/rollout_probs_diff_max': sums['probs_diff_max'],
+    _TOKENS: sums['tokens'],
+    'frac_reward_zero_std': 1 - mixed_B.mean(),
+  }

@@ -1,7 +1,0 @@
-"""What an evaluation's answers say: estimates with intervals, tables, and how two of them compare. No jax in here."""
-
-from __future__ import annotations
-
-from jaxrl_llm.measure import compare, estimate, tally
-
-__all__ = ['compare', 'estimate', 'tally']

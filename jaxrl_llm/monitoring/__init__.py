@@ -1,0 +1,1 @@
+"""Console, trackers, alarms and device traces of a run."""

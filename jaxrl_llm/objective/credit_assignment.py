@@ -1,0 +1,209 @@
+"""How a row's advantage is laid over its tokens: graded → (advantage, return_BxT or None).
+
+The advantage is [B, T], or [B, 1] where it is the same at every token; the return is what a critic should have said of
+each token, None where there is no critic. A mean and a variance run over the real tokens of a minibatch. Every public
+function here may be named in `config.objective.credit.fn`; what it needs of a companion (`config.objective.companion`)
+stands on it. Detached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.objective.token_inputs import Graded, group_sum, needs, requires, row_mean, row_sum
+
+
+def row(graded: Graded) -> tuple[jax.Array, None]:
+  """A_t = the row's advantage at every token. Source: arXiv:2402.03300 (GRPO, outcome supervision)."""
+  return graded.advantage_Bx1, None
+
+
+@needs('values')
+@requires(
+  'the critic is the baseline, and what GAE adds up is the reward itself', advantage=('raw',)
+)
+def gae(
+  graded: Graded, *, discount: float = 1.0, trace: float = 1.0, whiten: bool = True
+) -> tuple[jax.Array, jax.Array]:
+  """A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t; the return is A + V, before A is whitened.
+
+  r is the row's advantage at its last token and 0 before it, so that `advantage.fn=raw` is the reward itself.
+  V_t is the critic's before token t is known, and 0 after the last token. γ = `discount`, λ = `trace`; with
+  both 1, A = r − V. Whitened as in verl, whose defaults these are: (A − mean) / √(var + 1e-8).
+  Source: arXiv:1506.02438 (GAE), arXiv:1707.06347 (PPO).
+  """
+  mask_BxT = graded.mask_BxT
+  values_BxT = jnp.where(mask_BxT > 0, graded.values_BxT, 0.0)
+  ahead_BxT = mask_BxT.sum(1, keepdims=True) - jnp.cumsum(mask_BxT, axis=1)
+  # The end of the row: between its turns there may be tokens that it was given.
+  last_BxT = mask_BxT * (ahead_BxT == 0)
+
+  def back(later, column):
+    ahead_B, next_B = later
+    reward_B, value_B, mask_B = column
+    own_B = reward_B + discount * next_B - value_B + discount * trace * ahead_B
+    later = jnp.where(mask_B > 0, own_B, ahead_B), jnp.where(mask_B > 0, value_B, next_B)
+    return later, jnp.where(mask_B > 0, own_B, 0.0)
+
+  columns = (graded.advantage_Bx1 * last_BxT).T, values_BxT.T, mask_BxT.T
+  nothing = jnp.zeros_like(values_BxT[:, 0])
+  _, advantage_TxB = jax.lax.scan(back, (nothing, nothing), columns, reverse=True)
+  advantage_BxT = advantage_TxB.T
+  returns_BxT = advantage_BxT + values_BxT
+  return (_whitened(advantage_BxT, mask_BxT) if whiten else advantage_BxT), returns_BxT
+
+
+@needs('process')
+@requires(
+  'the outcome is R less the mean of the others, as the process is', advantage=('leave_one_out',)
+)
+def process(
+  graded: Graded,
+  *,
+  process: float = 1.0,
+  outcome: float = 1.0,
+  whiten: bool = True,
+  bounded: bool = True,
+) -> tuple[jax.Array, None]:
+  """A_t = Σ_{j≥t} process·n/(n−1)·(q_j − mean_g of rows' means) + outcome·A_row, then whitened over all tokens.
+
+  q is the auxiliary model's reward of a token; if `bounded`, divided by the largest |Σ_{j≥t} q_j| of the batch. With
+  `advantage.fn=leave_one_out` A_row is the outcome's own R − mean of the others. Whitened as in verl:
+  (A − mean) / √(var + 1e-8). As in the official code; the paper's q_j − mean of the others is the same in the mean
+  over a row. arXiv:2502.01456 (PRIME).
+  """
+  mask_BxT, group_B = graded.mask_BxT, graded.group_B
+  q_BxT = jnp.where(mask_BxT > 0, graded.process_BxT, 0.0)
+  if bounded:
+    q_BxT = q_BxT / (jnp.abs(_ahead(q_BxT, mask_BxT)).max() + 1e-6)
+  exists_B = (mask_BxT.sum(1) > 0).astype(mask_BxT.dtype)
+  n_B = group_sum(exists_B, group_B)
+  mean_B = group_sum(row_mean(q_BxT, mask_BxT)[:, 0] * exists_B, group_B) / jnp.maximum(n_B, 1)
+  gain_B = process * n_B / jnp.maximum(n_B - 1, 1)
+  step_BxT = gain_B[:, None] * (q_BxT - mean_B[:, None]) * mask_BxT
+  advantage_BxT = (_ahead(step_BxT, mask_BxT) + outcome * graded.advantage_Bx1) * mask_BxT
+  return (_whitened(advantage_BxT, mask_BxT) if whiten else advantage_BxT), None
+
+
+@needs('process')
+def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[jax.Array, None]:
+  """A_t = A_row + weight·(s − mean_g) / (std_g + eps), s = Σ q over the tokens of the step that t is in.
+
+  Mean and unbiased std are over all steps of the group. A step is a turn where an environment answers
+  (config.environment), else the whole row: then this is a second advantage of a row beside its own and no finer
+  credit. The code that comes with the paper also subtracts the mean alone.
+  Source: arXiv:2509.19199 (iStar, first named OPRL).
+  """
+  mask_BxT, group_B = graded.mask_BxT, graded.group_B
+  turn_BxT = graded.turn_BxT
+  if turn_BxT is None:
+    turn_BxT = jnp.zeros(mask_BxT.shape, jnp.int32)
+  reward_BxS = _by_turn(jnp.where(mask_BxT > 0, graded.process_BxT, 0.0), turn_BxT)
+  exists_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
+  n_B = group_sum(exists_BxS.sum(1), group_B)
+  mean_B = group_sum(reward_BxS.sum(1), group_B) / jnp.maximum(n_B, 1)
+  off_BxS = (reward_BxS - mean_B[:, None]) * exists_BxS
+  std_B = jnp.sqrt(group_sum((off_BxS**2).sum(1), group_B) / jnp.maximum(n_B - 1, 1))
+  step_BxT = jnp.take_along_axis(off_BxS / (std_B[:, None] + eps), turn_BxT, axis=1)
+  return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+
+
+def gigpo(
+  graded: Graded, *, weight: float = 1.0, discount: float = 0.95, eps: float = 1e-6
+) -> tuple[jax.Array, None]:
+  """A_t = A_row + weight·(R_s − mean) / (std + eps), R_s = Σ_{j≥s} discount^{j−s}·r_j, s the turn that t is in.
+
+  r_j is what the environment paid for turn j; mean and unbiased std are over the turns of the prompt's rows that began
+  from the same state, which is what the environment had shown before them. A turn alone in its state gets 0, so that
+  with states all distinct, or weight = 0, it is GRPO. From notes on the official code, whose standard deviation is
+  taken to be unbiased as theirs; states are compared word for word. Source: arXiv:2505.10978 (GiGPO).
+  """
+  mask_BxT, turn_BxT = graded.mask_BxT, graded.turn_BxT
+  last_BxT = _turn_ends(mask_BxT, turn_BxT)
+  return_BxT = _from_behind(
+    lambda total, x, last: jnp.where(last > 0, x + discount * total, total),
+    (graded.paid_BxT.astype(mask_BxT.dtype), last_BxT),
+  )
+  step_BxT = _among_alike(return_BxT, graded.state_BxT, graded.group_B, last_BxT, eps)
+  # What the turn's last token has is all its tokens'.
+  step_BxT = _from_behind(lambda kept, x, last: jnp.where(last > 0, x, kept), (step_BxT, last_BxT))
+  return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+
+
+@requires('it takes the mean of R over rows that have a turn itself', advantage=('raw',))
+def turn_whitened(
+  graded: Graded, *, bound: float = 3.0, least: float = 1e-6
+) -> tuple[jax.Array, None]:
+  """A_t = clip((A_k − mean) / std, ±bound), A_k = A_row − mean_g, t a token of turn k; with `advantage.fn=raw`, of R.
+
+  mean_g is over the rows of the prompt that have a turn k, and 0 for one that is alone; mean and unbiased std are over
+  all rows that have one. What is over by then has no say. A std up to `least` does not divide. Both are constants of
+  the official code. Source: arXiv:2602.06554 (SeeUPO, batch-level normalization in its code).
+  """
+  mask_BxT, turn_BxT, group_B = graded.mask_BxT, graded.turn_BxT, graded.group_B
+  has_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
+  n_BxS = group_sum(has_BxS, group_B)
+  mean_BxS = group_sum(graded.advantage_Bx1 * has_BxS, group_B) / jnp.maximum(n_BxS, 1)
+  own_BxS = (graded.advantage_Bx1 - jnp.where(n_BxS > 1, mean_BxS, 0.0)) * has_BxS
+  over_rows = lambda x_BxS: x_BxS.sum(0, keepdims=True)  # noqa: E731
+  n_1xS = over_rows(has_BxS)
+  off_BxS = (own_BxS - over_rows(own_BxS) / jnp.maximum(n_1xS, 1)) * has_BxS
+  std_1xS = jnp.sqrt(over_rows(off_BxS**2) / jnp.maximum(n_1xS - 1, 1))
+  step_BxS = jnp.clip(off_BxS / jnp.where(std_1xS > least, std_1xS, 1.0), -bound, bound)
+  return jnp.take_along_axis(step_BxS, turn_BxT, axis=1) * mask_BxT, None
+
+
+def _ahead(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
+  """Σ_{j≥t} x_j of each token's row."""
+  return row_sum(x_BxT, mask_BxT) - jnp.cumsum(x_BxT, axis=1) + x_BxT
+
+
+def _by_turn(x_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
+  """Sums over the tokens of each turn; turns are at most as many as tokens: [B, T] again, by turn."""
+  return jax.vmap(lambda x_T, turn_T: jax.ops.segment_sum(x_T, turn_T, num_segments=x_T.shape[0]))(
+    x_BxT, turn_BxT
+  )
+
+
+def _turn_ends(mask_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
+  """1 for the last token of every turn."""
+  after = lambda x: jnp.pad(x, ((0, 0), (0, 1)))[:, 1:]  # noqa: E731
+  goes_on = (after(mask_BxT) > 0) & (after(turn_BxT) == turn_BxT)
+  return mask_BxT * ~goes_on
+
+
+def _from_behind(f: Callable, columns: tuple[jax.Array, ...]) -> jax.Array:
+  """The carry of f(carry, *column) at every token, from the last to the first; it begins as 0."""
+
+  def back(carry, column):
+    carry = f(carry, *column)
+    return carry, carry
+
+  start = jnp.zeros_like(columns[0][:, 0])
+  return jax.lax.scan(back, start, tuple(x.T for x in columns), reverse=True)[1].T
+
+
+def _among_alike(x_BxT, state_BxT, group_B, chosen_BxT, eps: float) -> jax.Array:
+  """(x − mean) / (std + eps) among the chosen tokens of a group and state; 0 for one alone, and where not chosen."""
+  shape, chosen = x_BxT.shape, chosen_BxT.ravel()
+  keys = chosen <= 0, jnp.broadcast_to(group_B[:, None], shape).ravel(), state_BxT.ravel()
+  order = jnp.lexsort(keys[::-1])  # the chosen first, those alike side by side
+  changed = sum((jnp.diff(key[order].astype(jnp.int32)) != 0).astype(jnp.int32) for key in keys)
+  sort = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(changed > 0)]).astype(jnp.int32)
+  alike = jnp.zeros_like(sort).at[order].set(sort)
+  total = lambda x: jax.ops.segment_sum(x * chosen, alike, num_segments=x.size)[alike]  # noqa: E731
+  x = x_BxT.ravel()
+  n = total(jnp.ones_like(x))
+  off = x - total(x) / jnp.maximum(n, 1)
+  std = jnp.sqrt(total(off**2) / jnp.maximum(n - 1, 1))
+  return jnp.where((n > 1) & (chosen > 0), off / (std + eps), 0.0).reshape(shape)
+
+
+def _whitened(x_BxT: jax.Array, mask_BxT: jax.Array, eps: float = 1e-8) -> jax.Array:
+  """(x − mean) / √(var + eps) over all real tokens, var unbiased."""
+  n = mask_BxT.sum()
+  off_BxT = (x_BxT - (x_BxT * mask_BxT).sum() / jnp.maximum(n, 1)) * mask_BxT
+  return off_BxT / jnp.sqrt((off_BxT**2).sum() / jnp.maximum(n - 1, 1) + eps)

@@ -1,0 +1,79 @@
+"""Which tokens count for more, for less or not at all: tokens → multiplier_BxT of the policy term.
+
+It multiplies after the trust region, so it changes neither A's sign nor what is clipped, and the denominator stays.
+Every public function here may be named in `config.objective.emphasis.fn`. Detached.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.objective.token_inputs import (
+  Tokens,
+  batch_mean,
+  centred_product,
+  group_sum,
+  needs,
+  row_mean,
+)
+
+
+def none(tokens: Tokens) -> jax.Array:
+  """1 for every token. Source: none."""
+  return jnp.ones_like(tokens.logp_BxT)
+
+
+@needs('rows', 'entropy')
+def uncertain(tokens: Tokens, *, mastered: float = 0.99, entropy: float = 0.2) -> jax.Array:
+  """0 for tokens of right answers with π ≥ mastered, only while the batch's mean entropy < entropy (nats).
+
+  Dynamic masking of well-mastered positive tokens. Source: arXiv:2507.19766 (UloRL).
+  """
+  known = (jnp.exp(tokens.logp_BxT) >= mastered) & (tokens.correct_B[:, None] > 0.5)
+  low = batch_mean(tokens.entropy_BxT, tokens.mask_BxT) < entropy
+  return jnp.where(known & low, 0.0, 1.0)
+
+
+@needs('rows', 'entropy')
+def forking(tokens: Tokens, *, share: float = 0.2) -> jax.Array:
+  """1 for the `share` of tokens with the highest entropy in the batch, else 0. Source: arXiv:2506.01939 (80/20)."""
+  seen = tokens.mask_BxT > 0
+  ordered = jnp.sort(jnp.where(seen, tokens.entropy_BxT, -jnp.inf).ravel())[::-1]
+  count = jnp.ceil(share * seen.sum()).astype(int)
+  edge = ordered[jnp.clip(count - 1, 0, ordered.size - 1)]
+  return jnp.where(seen & (tokens.entropy_BxT >= edge), 1.0, 0.0)
+
+
+@needs('rows')
+def covariance_clip(
+  tokens: Tokens, *, share: float = 0.0002, low: float = 1.0, high: float = 5.0
+) -> jax.Array:
+  """1 − min(max(⌊share·n⌋, 1) / #band, 1) for tokens whose (A − Ā)(log π − mean log π) is within low and high, else 1.
+
+  The band leaves out what the trust region clips anyway. Where Clip-Cov draws ⌊share·n⌋ of its tokens at random and
+  drops them, each loses here what it would lose on average. arXiv:2505.22617 (Clip-Cov).
+  """
+  covariance = centred_product(tokens)
+  band = (tokens.mask_BxT > 0) & (covariance > low) & (covariance < high) & ~tokens.clipped_BxT
+  # A float32 product a little short of a whole number is one.
+  dropped = jnp.maximum(jnp.floor(share * tokens.mask_BxT.sum() + 1e-4), 1)
+  return jnp.where(band, 1 - jnp.minimum(dropped / jnp.maximum(band.sum(), 1), 1.0), 1.0)
+
+
+@needs('rows')
+def sharpen(tokens: Tokens, *, strength: float = 1.0, most: float = 1.0) -> jax.Array:
+  """(A + min(max(λ(1 − η), 0), κ·A)) / A for right answers, η = e^{s − mean_g s}, s = mean log π: unlikely ones.
+
+  The bonus is at most κ = `most` times A, λ = `strength`. From third-party notes; another re-implementation
+  bounds by |A|. Source: arXiv:2510.06672 (XRPO).
+  """
+  score = row_mean(tokens.logp_BxT, tokens.mask_BxT)[:, 0]
+  exists = (tokens.mask_BxT.sum(1) > 0).astype(score.dtype)
+  mean = group_sum(score * exists, tokens.group_B)
+  mean = mean / jnp.maximum(group_sum(exists, tokens.group_B), 1)
+  novelty = jnp.maximum(strength * (1 - jnp.exp(score - mean)), 0.0)[:, None]
+  advantage = tokens.advantage_BxT
+  up = (advantage > 0) & (tokens.correct_B[:, None] > 0.5)
+  bonus = jnp.minimum(novelty, most * advantage)
+  return jnp.where(up, 1 + bonus / jnp.where(up, advantage, 1.0), 1.0)

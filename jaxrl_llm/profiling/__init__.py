@@ -1,0 +1,1 @@
+"""Compiled programs as text, rooflines, and device traces."""

@@ -1,0 +1,100 @@
+"""What the two halves of a step take at best on devices whose figures are known: arithmetic and memory, no links."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm import step as steps
+from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.models import quantized
+from jaxrl_llm.profiling import hlo_update
+from jaxrl_llm.rollout import carried_kv, slot_loop
+
+
+class Round(NamedTuple):
+  """One iteration of the decode loop on one device: a token for each of its rows."""
+
+  rows: int  # on all devices
+  weight_bytes: float  # as stored and laid out for decoding
+  cache_bytes: float  # the whole ring
+  prompt_cache_bytes: float
+  flops: float
+
+
+def decode(program: Program, cache_bytes: float) -> Round:
+  """What one iteration reads and multiplies, with a ring of `cache_bytes` on a device. Source: none."""
+  spec, shards = program.generate, sharding.rows_shards(program.mesh)
+  rows = spec.slots or program.prompts * spec.rollouts
+  params = steps.abstract_weights(program)
+  if not program.model.tied:
+    params.pop('embed')  # a few rows of it
+  read = functools.partial(quantized.stored, kernels=program.weights_dtype, others=spec.dtype)
+  weights = on_one_device(_placed(jax.eval_shape(read, params), program))
+  model = program.model
+  used = (hlo_update.blocks(model) + model.vocab * model.width) / program.mesh.shape['tensor']
+  # Of a prompt whose rows all have slots one copy is read, else one for each slot.
+  prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
+  # A column of a row is as large in the ring as in a prompt, of which sliding layers keep all.
+  columns = rows * sum(slot_loop.ring_widths(model, spec.max_tokens))
+  shared = cache_bytes * program.prompt_tokens * model.layers * prompts / columns
+  return Round(rows, weights, cache_bytes, shared, 2 * used * (rows // shards))
+
+
+def ring_bytes(program: Program) -> float:
+  """Keys and values of all slots' rows on one device. Source: none."""
+  spec = program.generate
+  held = jax.eval_shape(lambda: carried_kv.empty(program.model, spec, program.prompts).cache)
+  laid = sharding.cache_layout(held, program.mesh)
+  whole = on_one_device(_with(held, laid))
+  rows = program.prompts * spec.rollouts
+  return whole * (spec.slots or rows) / rows
+
+
+def told(program: Program) -> dict[str, Any]:
+  """Of one step on one device, ready for JSON: operations, bytes, and seconds at best where the chip is known.
+
+  update: operations ÷ peak. round, an iteration of the decode loop: max((weights + caches) ÷ bandwidth, operations ÷
+  peak). prefill: operations ÷ peak. Empty rows count, as they are computed. Source: none.
+  """
+  device, size = program.mesh.devices.flat[0], program.mesh.size
+  chip, work = hardware.CHIPS.get(device.device_kind), hlo_update.work(program)
+  each = decode(program, ring_bytes(program))
+  read = each.weight_bytes + each.cache_bytes + each.prompt_cache_bytes
+  tokens = program.prompts * program.prompt_tokens
+  prefill = 2 * hlo_update.blocks(program.model) * tokens / size
+  found = dict(
+    device_kind=device.device_kind,
+    devices=size,
+    chip=None if chip is None else chip._asdict(),
+    update=dict(flops=work.done / size, model_flops=work.model / size),
+    round=dict(flops=each.flops, bytes=read, rows=each.rows),
+    prefill=dict(flops=prefill),
+  )
+  if chip is not None:
+    found['update']['seconds'] = work.done / size / chip.flops
+    found['round']['seconds'] = max(read / chip.memory_bandwidth, each.flops / chip.flops)
+    found['prefill']['seconds'] = prefill / chip.flops
+  return found
+
+
+def on_one_device(tree: Any) -> int:
+  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device. Source: none."""
+  return sum(
+    int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
+    for x in jax.tree.leaves(tree)
+  )
+
+
+def _placed(params: Any, program: Program) -> Any:
+  return _with(params, sharding.decode_layout(params, program.mesh, program.rules))
+
+
+def _with(shapes: Any, shardings: Any) -> Any:
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+  )

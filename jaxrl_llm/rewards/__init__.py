@@ -1,0 +1,65 @@
+"""Grading: text in, number out. Nothing in here imports jax, so that workers start fast and own no
+device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_llm.rewards import length_truncation, majority_vote
+from jaxrl_llm.rewards.failure_policy import Failures
+from jaxrl_llm.rewards.first_batch_checks import first_look
+from jaxrl_llm.rewards.pool import Pool, Scores
+from jaxrl_llm.rewards.resolve import (
+  Part,
+  batched,
+  check_rows,
+  check_tasks,
+  resolve,
+  resolve_extract,
+  resolve_parts,
+  resolve_vote,
+  weights,
+)
+from jaxrl_llm.rewards.worker import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
+from jaxrl_llm.types import Row
+
+__all__ = [
+  'CRASH',
+  'ERROR',
+  'FAILURES',
+  'OK',
+  'OUTCOMES',
+  'SKIP',
+  'TIMEOUT',
+  'Failures',
+  'Part',
+  'Pool',
+  'Scores',
+  'batched',
+  'check_rows',
+  'check_tasks',
+  'first_look',
+  'resolve',
+  'resolve_extract',
+  'resolve_parts',
+  'resolve_vote',
+  'score',
+  'length_truncation',
+  'majority_vote',
+  'weights',
+]
+
+
+def score(rows: Sequence[Row], texts: Sequence[str], spec: Any, pool: Pool | None = None) -> Scores:
+  """reward[b] = grader(texts[b], rows[b]) with the graders and deadline of `spec` (a config.grade).
+
+  pool: workers to reuse over many calls, made from the same spec; without it they live for this
+  call. Raises UserError where the spec is bad. Source: none.
+  """
+  if pool is None:
+    with Pool(spec) as own:
+      return own.score(rows, texts)
+  if pool.spec != dict(spec):
+    raise ValueError(f'the pool was made for {pool.spec}, not for {dict(spec)}')
+  return pool.score(rows, texts)

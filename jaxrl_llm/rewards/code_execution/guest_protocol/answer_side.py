@@ -1,0 +1,309 @@
+"""The answer's side: runs the program, and does with its objects what the tests' side asks."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import copy
+import importlib
+import io
+import linecache
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm.rewards.code_execution.guest_protocol import wire
+from jaxrl_llm.rewards.code_execution.guest_protocol.peer import Peer
+
+_MOST_PRINTED = 1 << 20
+NAME = 'answer.py'
+
+# What the tests' side may ask of an object, beside the functions of `operator` with a name like __add__.
+_UNARY = (len, iter, next, reversed, str, repr, bytes, bool, hash, abs, int, float, complex, dir)
+_ASKED: dict[str, Callable] = {
+  '__call__': lambda function, /, *args, **keywords: function(*args, **keywords),
+  '__getattr__': getattr,
+  '__setattr__': setattr,
+  '__delattr__': delattr,
+  '__contains__': lambda whole, part: part in whole,
+  '__instancecheck__': lambda kind, value: isinstance(value, kind),
+  '__format__': format,
+  '__round__': round,
+  '__divmod__': divmod,
+  '__trunc__': math.trunc,
+  '__floor__': math.floor,
+  '__ceil__': math.ceil,
+  '__length_hint__': operator.length_hint,
+  '__enter__': lambda value: type(value).__enter__(value),
+  '__exit__': lambda value, *error: type(value).__exit__(value, *error),
+  '__aiter__': aiter,
+  '__anext__': lambda value: type(value).__anext__(value),
+  '__aenter__': lambda value: type(value).__aenter__(value),
+  '__aexit__': lambda value, *error: type(value).__aexit__(value, *error),
+  '__copy__': copy.copy,
+  '__deepcopy__': lambda value, memory=None: copy.deepcopy(value),
+  **{f'__{function.__name__}__': function for function in _UNARY},
+}
+# Values of a class that derives from one of these cross with a plain copy of what they hold.
+_HELD: dict[type, Callable[[Any], Any]] = {
+  int: lambda v: int.__add__(v, 0),
+  float: lambda v: float.__add__(v, 0.0),
+  complex: lambda v: complex.__add__(v, 0),
+  str: str.__str__,
+  bytes: lambda v: bytes.__add__(v, b''),
+  tuple: lambda v: tuple(tuple.__iter__(v)),
+  frozenset: lambda v: frozenset(frozenset.__iter__(v)),
+}
+# The same for classes of modules that are slow to import: a program that has such a value has imported them.
+_HELD_LATE: dict[tuple[str, str], Callable[[type, Any], Any]] = {
+  ('decimal', 'Decimal'): lambda kind, v: kind(kind.__str__(v)),
+  ('fractions', 'Fraction'): lambda kind, v: kind(v.numerator, v.denominator),
+}
+_CONTENT: dict[type, Callable[[Any], Any]] = {
+  dict: lambda v: dict(dict.items(v)),
+  **{k: lambda v, k=k: k(k.__iter__(v)) for k in (list, set, wire.SERIES['deque'], bytearray)},
+}
+
+
+def _holders() -> dict[type, Callable[[Any], Any]]:
+  late = {
+    getattr(sys.modules[module], name): held
+    for (module, name), held in _HELD_LATE.items()
+    if module in sys.modules
+  }
+  return _HELD | {
+    kind: lambda v, kind=kind, held=held: held(kind, v) for kind, held in late.items()
+  }
+
+
+class Answer(Peer):
+  """The program's objects, by number."""
+
+  def __init__(self, read: Any, write: Any):
+    super().__init__(read, write)
+    self.module = types.ModuleType('answer')
+    self._imported: Callable[[str], bool] = bool
+    self._loop: Any = None
+
+  def run(self, source: bytes) -> None:
+    """Runs the program, replies whether it failed, and serves until nobody asks."""
+    sys.modules['answer'] = self.module  # where dataclasses and pickle look
+    builtins.input = lambda prompt='': self.ask('input', str(prompt))
+    self._reply(['ask', ['run', [source.decode('utf-8', 'surrogatepass')], {}], [], ''])
+    for line in self._read:
+      self.serve(line)
+
+  def do(self, name: str, args: list, keywords: dict) -> Any:
+    if name in _ASKED:
+      return _ASKED[name](*args, **keywords)
+    if found := getattr(self, f'_{name}', None):
+      return found(*args, **keywords)
+    return getattr(operator, name)(*args)
+
+  def _run(self, source: str) -> None:
+    linecache.cache[NAME] = (len(source), None, source.splitlines(True), NAME)
+    code = compile(source.encode('utf-8', 'surrogatepass'), NAME, 'exec', dont_inherit=True)
+    self._imported = _imported(source)
+    exec(code, vars(self.module))
+
+  def _name(self, name: str) -> tuple[Any, str]:
+    """(the value of a name, how the program comes by it: defined, imported or module)."""
+    names = vars(self.module)
+    if name not in names and hasattr(names.get('Solution'), name):
+      return getattr(names['Solution'](), name), 'defined'
+    if isinstance(names[name], types.ModuleType):
+      return None, 'module'
+    return names[name], 'imported' if self._imported(name) else 'defined'
+
+  def _set_name(self, name: str, value: Any) -> None:
+    vars(self.module)[name] = value
+
+  def _public(self) -> list[str]:
+    return [name for name in vars(self.module) if not name.startswith('_')]
+
+  def _plain(self, value: Any) -> Any:
+    return next(held(value) for kind, held in _CONTENT.items() if isinstance(value, kind))
+
+  def _await(self, value: Any) -> Any:
+    async def wait() -> Any:
+      return await value
+
+    import asyncio  # slow to import, and few need it
+
+    if self._loop is None:
+      self._loop = asyncio.new_event_loop()
+      asyncio.set_event_loop(self._loop)
+    return self._loop.run_until_complete(wait())
+
+  def _dataclass(self, name: str, value: Any, *args: Any, **more: Any) -> Any:
+    return getattr(importlib.import_module('dataclasses'), name)(value, *args, **more)
+
+  def _describe(self, kind: type) -> dict[str, Any]:
+    """What a stand-in for a class has to have."""
+    above = [k for k in kind.__mro__ if k is not object]
+    holders = _holders()
+    plain = [k for k in above if k in holders or k in _CONTENT or wire.TYPES.get(k.__name__) is k]
+    own = [k for k in above if k not in plain]
+    special = {name for k in above for name in vars(k) if name.startswith('__')}
+    return dict(
+      name=str(kind.__name__), module=str(kind.__module__),
+      doc=kind.__doc__ if isinstance(kind.__doc__, str) else None,
+      bases=[k for k in kind.__bases__ if k is not object],
+      special=sorted(n for n in special if getattr(kind, n, None) is not None),
+      own=sorted({name for k in own for name in vars(k)}),
+      hashes=getattr(kind, '__hash__', None) is not None,
+      holds=next((k.__name__ for k in above if k in holders or k in _CONTENT), ''),
+    )  # fmt: skip
+
+  def export(self, value: Any) -> list:
+    if isinstance(value, Remote):
+      return ['yours', object.__getattribute__(value, '_number')]
+    if isinstance(value, type):
+      return ['class', self.number(value)]
+    if isinstance(value, BaseException):
+      return self.pack_error(value)
+    for kind, held in _holders().items():
+      if isinstance(value, kind):
+        plain = wire.pack(held(value), self)
+        return ['mine', self.number(value), self.number(type(value)), plain]
+    return ['mine', self.number(value), self.number(type(value)), None]
+
+  def find(self, kind: str, *packed: Any) -> Any:
+    if kind == 'yours':
+      return self.own[packed[0]]
+    if kind == 'error':
+      return self.unpack_error([kind, *packed])
+    if kind == 'named':
+      name, fields, values = packed
+      return collections.namedtuple(name, fields)(*(wire.unpack(v, self) for v in values))
+    number, name, doc, called = packed
+    if number not in self.stand_ins:
+      self.stand_in(number, Function(self, number, name, doc) if called else Remote(self, number))
+    return self.stand_ins[number]
+
+  def pack_error(self, error: BaseException) -> list:
+    if number := getattr(error, '_theirs', 0):
+      return ['yours', number]
+    try:
+      args = wire.pack(tuple(error.args), self)
+    except Exception:  # too deep, or made to fail
+      args = ['tuple', 0, []]
+    cause = error.__cause__
+    packed = self.pack_error(cause) if cause is not None and cause is not error else None
+    return ['error', wire.pack(type(error), self), args, _words(error), self.number(error), packed]
+
+  def unpack_error(self, packed: list) -> BaseException:
+    """An error of the tests' own; raised back to them it is the same."""
+    if packed[0] == 'yours':
+      return self.own[packed[1]]
+    _, kind, args, number = packed
+    found = self.stand_ins.get(number)
+    if found is None:
+      kind = wire.TYPES[kind]
+      found = self.stand_in(number, kind.__new__(kind, *wire.unpack(args, self)))
+      found._theirs = number
+    return found
+
+  def printed(self) -> str:
+    text = sys.stdout.buffer.getvalue()
+    if not text:
+      return ''
+    sys.stdout.seek(0)
+    sys.stdout.truncate()
+    return text.decode('utf-8', 'replace')[:_MOST_PRINTED]
+
+
+def _imported(source: str) -> Callable[[str], bool]:
+  """Whether a program does nothing with a name but import it."""
+  imported, bound, star = set(), set(), False
+  for node in ast.walk(ast.parse(source.encode('utf-8', 'surrogatepass'))):
+    if isinstance(node, ast.Import | ast.ImportFrom):
+      names = [(alias.asname or alias.name).partition('.')[0] for alias in node.names]
+      star = star or '*' in names
+      imported.update(names)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+      bound.add(node.name)
+    elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+      bound.add(node.id)
+  return lambda name: (star or name in imported) and name not in bound
+
+
+def _words(error: BaseException) -> str:
+  try:
+    return str(error)[:500]
+  except BaseException:  # its own __str__
+    return ''
+
+
+class Remote:
+  """An object of the tests': everything is asked of the tests' side, which refuses names that begin with _."""
+
+  def __init__(self, peer: Answer, number: int):
+    object.__setattr__(self, '_peer', peer)
+    object.__setattr__(self, '_number', number)
+
+  def __getattr__(self, name: str) -> Any:
+    return self._peer.ask('__getattr__', self, name)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    self._peer.ask('__setattr__', self, name, value)
+
+  def __eq__(self, other: Any) -> Any:
+    return self is other or self._peer.ask('__eq__', self, other)
+
+
+def _asking(name: str) -> Callable:
+  def method(self: Remote, /, *args: Any, **keywords: Any) -> Any:
+    return self._peer.ask(name, self, *args, **keywords)
+
+  return method
+
+
+REMOTE = (
+  *('__call__', '__len__', '__iter__', '__next__', '__bool__', '__hash__', '__str__', '__repr__'),
+  *('__getitem__', '__setitem__', '__delitem__', '__contains__', '__enter__', '__exit__'),
+  *(
+    '__lt__',
+    '__le__',
+    '__gt__',
+    '__ge__',
+    '__add__',
+    '__sub__',
+    '__mul__',
+    '__radd__',
+    '__rmul__',
+  ),
+  *('__abs__', '__neg__', '__int__', '__float__', '__truediv__'),
+)
+for _name in REMOTE:
+  setattr(Remote, _name, _asking(_name))
+
+
+class Function(Remote):
+  """A function of the tests'."""
+
+  def __init__(self, peer: Answer, number: int, name: str, doc: str | None):
+    super().__init__(peer, number)
+    # functools.wraps copies these.
+    for key, value in dict(
+      __name__=name, __qualname__=name, __doc__=doc, __module__='tests'
+    ).items():
+      object.__setattr__(self, key, value)
+
+  def __getattr__(self, name: str) -> Any:
+    raise AttributeError(name)
+
+  def __get__(self, instance: Any, owner: Any = None) -> Any:
+    return self if instance is None else types.MethodType(self, instance)
+
+  def __bool__(self) -> bool:
+    return True
+
+
+def silent() -> io.TextIOWrapper:
+  """A stream that keeps what is printed."""
+  return io.TextIOWrapper(io.BytesIO(), 'utf-8', 'backslashreplace', write_through=True)

@@ -1,0 +1,108 @@
+"""What is in the sources of tests, read without running them; what could never run is an error of the row."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+from typing import NamedTuple
+
+from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import CannotRun
+
+# Modules by which tests mean the answer, where no such module can be imported.
+ANSWER_MODULES = frozenset(
+  'solution answer main submission candidate program your_module my_module your_solution user_code'.split()
+)
+
+
+class Source(NamedTuple):
+  """One of the row's tests."""
+
+  text: str
+  called: list[str]  # functions and classes in it that are a test each; none: it is itself a test
+
+
+def plan(sources: list[str], setup: str, entry: str) -> list[Source]:
+  """The tests of every source. Raises SyntaxError, and CannotRun for sources that test nothing."""
+  if entry:
+    _check_entry(entry)
+  _check_imports(ast.parse(setup))
+  found = []
+  for source in sources:
+    tree = ast.parse(source)
+    _check_imports(tree)
+    called = [node.name for node in tree.body if _is_test(node, entry)]
+    if not called and not any(_acts(node) for node in tree.body):
+      check = any(getattr(node, 'name', '') == 'check' for node in tree.body)
+      reason = 'they define check(candidate), and the row has no entry_point'
+      raise CannotRun(reason if check else f'nothing is tested by {source[:60]!r}')
+    found.append(Source(source, called))
+  return found
+
+
+def _is_test(node: ast.stmt, entry: str) -> bool:
+  if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    return node.name.startswith('test') or (node.name == 'check' and entry != '')
+  if not isinstance(node, ast.ClassDef):
+    return False
+  if any('TestCase' in ast.unparse(base) for base in node.bases):
+    return True
+  names = [getattr(part, 'name', '') for part in node.body]
+  return node.name.startswith('Test') and any(name.startswith('test') for name in names)
+
+
+def _acts(node: ast.stmt) -> bool:
+  """Whether a statement can fail because of the answer."""
+  if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import):
+    return False
+  if isinstance(node, ast.ImportFrom):
+    return node.module in ANSWER_MODULES
+  if isinstance(node, ast.Assign | ast.AnnAssign):
+    return any(isinstance(part, ast.Call) for part in ast.walk(node))
+  return not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def _check_entry(entry: str) -> None:
+  """An entry point is f, Class.f, Class().f or module.f, as an expression."""
+  try:
+    root = ast.parse(entry, mode='eval').body
+  except SyntaxError:
+    root = None
+  while isinstance(root, ast.Attribute | ast.Call):
+    root = root.value if isinstance(root, ast.Attribute) else root.func
+  if not isinstance(root, ast.Name):
+    raise CannotRun(f'the entry_point {entry!r} is no function: write f, or Class().f for a method')
+
+
+def _check_imports(tree: ast.Module) -> None:
+  """Raises for a module that there is not, unless the tests try to import it."""
+  tried = {id(node) for one in ast.walk(tree) if isinstance(one, ast.Try) for node in ast.walk(one)}
+  for node in ast.walk(tree):
+    names = []
+    if isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      names = [node.module or '.' * node.level]
+    for name in names if id(node) not in tried else ():
+      root = name.partition('.')[0]
+      if root not in (*ANSWER_MODULES, 'pytest') and not (root and importlib.util.find_spec(root)):
+        raise CannotRun(
+          f'they import {name!r}, which is not in the sandbox; config.grade.packages=True has what is installed'
+        )
+
+
+def free_names(sources: list[str]) -> set[str]:
+  """Names that are used in sources and bound in none of them, nor Python's own."""
+  used, bound = set(), set(vars(builtins)) | {'__file__'}
+  for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+    if isinstance(node, ast.Name):
+      (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+      bound.add(node.name)
+    elif isinstance(node, ast.arg):
+      bound.add(node.arg)
+    elif isinstance(node, ast.alias):
+      bound.add((node.asname or node.name).partition('.')[0])
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+      bound.add(node.name)
+  return used - bound

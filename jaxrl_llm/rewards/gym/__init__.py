@@ -1,0 +1,1 @@
+"""Scorers of reasoning-gym's tasks, without evaluating text."""

@@ -1,0 +1,157 @@
+"""Which of reasoning-gym's scorers evaluate text, and copies of these that read it instead.
+
+Of the scorers of reasoning-gym 0.1.25, eleven pass the answer, or a field of the entry, to `eval` or sympy's
+`parse_expr`. They are called through private copies whose globals hold a reader of parsing/safe_eval.py under that
+name, so that the package stays as it is and its partial credit is its own. The copies run in a sandbox where the
+machine has one. Without one, those that read into plain numbers and lists run in the worker; sympy is too large for a
+proof that it never evaluates text, so the scorers that pass it expressions are refused.
+
+This module is loaded inside of the sandbox, too: it imports nothing but parsing/.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl_llm.rewards.parsing import safe_eval
+
+Scorer = Callable[[str, dict[str, Any]], float]
+
+_LITERAL = dict(eval=safe_eval.literal)
+_NUMBER = dict(parse_expr=safe_eval.number)
+
+# Task → its module, the module's class, and name in its scorer → what stands there in the copy. A function: of sympy.
+EVALUATING: dict[str, tuple[str, str, Mapping[str, Any] | Callable[[], Mapping[str, Any]]]] = {
+  'binary_matrix': ('algorithmic.binary_matrix', 'BinaryMatrix', _LITERAL),
+  'bitwise_arithmetic': (
+    'arithmetic.bitwise_arithmetic',
+    'BitwiseArithmetic',
+    dict(verify_solution=dict(eval=safe_eval.whole_number)),
+  ),
+  'countdown': ('games.countdown', 'Countdown', _NUMBER),
+  'intermediate_integration': (
+    'algebra.intermediate_integration',
+    'IntermediateIntegration',
+    lambda: dict(sympy=safe_eval.sympy_names()),
+  ),
+  'n_queens': ('games.n_queens', 'NQueens', _LITERAL),
+  'number_sorting': ('algorithmic.number_sorting', 'NumberSorting', _LITERAL),
+  'polynomial_multiplication': (
+    'algebra.polynomial_multiplication',
+    'PolynomialMultiplication',
+    lambda: dict(sp=safe_eval.sympy_names()),
+  ),
+  'puzzle24': ('games.puzzle24', 'Puzzle24', _NUMBER),
+  'simple_integration': (
+    'algebra.simple_integration',
+    'SimpleIntegration',
+    lambda: dict(sympy=safe_eval.sympy_names()),
+  ),
+  'spiral_matrix': ('algorithmic.spiral_matrix', 'SpiralMatrix', _LITERAL),
+  'string_insertion': ('algorithmic.string_insertion', 'StringInsertion', _LITERAL),
+}
+# Refused where there is no sandbox.
+SANDBOX_ONLY = frozenset(task for task, (*_, names) in EVALUATING.items() if callable(names))
+# Their scorers were read, helpers included, and evaluate nothing. A task that is in neither table is refused.
+PLAIN = frozenset(
+  'ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation boxnet '
+  'caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio coin_flip color_cube_rotation '
+  'complex_arithmetic count_bits count_primes course_schedule cryptarithm decimal_arithmetic decimal_chain_sum dice '
+  'emoji_mystery family_relationships figlet_font fraction_simplification futoshiki game_of_life '
+  'game_of_life_halting gcd graph_color group_anagrams gsm_symbolic isomorphic_strings jugs kakurasu knight_swap '
+  'knights_knaves largest_island lcm leg_counting letter_counting letter_jumble list_functions mahjong_puzzle '
+  'manipulate_matrix maze mini_sudoku modulo_grid needle_haystack number_filtering number_format number_sequence '
+  'palindrome_generation palindrome_partitioning path_star polynomial_equations pool_matrix power_function '
+  'prime_factorization products propositional_logic quantum_lock ransom_note rearc rectangle_count rotate_matrix '
+  'rotten_oranges rubiks_cube rush_hour self_reference sentence_reordering shortest_path simple_equations '
+  'simple_geometry sokoban spell_backward string_manipulation string_splitting string_synthesis sudoku survo '
+  'syllogism time_intervals tower_of_hanoi tsumego word_ladder word_sequence_reversal word_sorting '
+  'zebra_puzzles'.split()
+)
+TASKS = PLAIN | EVALUATING.keys()
+
+
+def plain(task: str, settings: Mapping[str, Any]) -> Scorer:
+  """The package's own scorer of a task of PLAIN, whose generator has these settings."""
+  return _dataset(task, json.dumps(settings, sort_keys=True)).score_answer
+
+
+def reading(task: str, settings: Mapping[str, Any]) -> Scorer:
+  """The scorer of a task of EVALUATING, with readers in the place of what evaluates."""
+  return _reading(task, json.dumps(settings, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _dataset(task: str, settings: str) -> Any:
+  import reasoning_gym
+
+  return reasoning_gym.create_dataset(task, seed=0, **json.loads(settings))
+
+
+@functools.lru_cache(maxsize=256)
+def _reading(task: str, settings: str) -> Scorer:
+  path, stem, names = EVALUATING[task]
+  module = importlib.import_module(f'reasoning_gym.{path}')
+  kind, settings_kind = getattr(module, f'{stem}Dataset'), getattr(module, f'{stem}Config')
+  # Not its constructor, which may search for all solutions that there are: of these tasks a scorer sees the settings.
+  dataset = object.__new__(kind)
+  dataset.config = settings_kind(**json.loads(settings))
+  copy = _copy(kind.score_answer, names() if callable(names) else names)
+  return functools.partial(copy, dataset)
+
+
+def _copy(function: types.FunctionType, names: Mapping[str, Any]) -> types.FunctionType:
+  """A function with other globals under `names`; a dict there: a copy of its global with these."""
+  own = function.__globals__
+  changed = {
+    name: _copy(own[name], value) if isinstance(value, Mapping) else value
+    for name, value in names.items()
+  }
+  copy = types.FunctionType(
+    function.__code__, {**own, **changed}, function.__name__, function.__defaults__
+  )
+  copy.__kwdefaults__ = function.__kwdefaults__
+  return copy
+
+
+def import_lightly(sympy: bool) -> None:
+  """Makes reasoning_gym's modules importable one by one: its own `__init__` imports all, with what each needs.
+
+  sympy: whether they get it; the scorers of other tasks than SANDBOX_ONLY do without. For a process that scores and
+  does nothing else: the smaller it is, the sooner it is forked.
+  """
+  spec = importlib.util.find_spec('reasoning_gym')
+  for name in ('', '.algebra', '.algorithmic', '.arithmetic', '.games'):
+    package = types.ModuleType(f'reasoning_gym{name}')
+    package.__path__ = [
+      f'{root}{name.replace(".", "/")}' for root in spec.submodule_search_locations
+    ]
+    sys.modules[package.__name__] = package
+  for name in () if sympy else ('sympy', 'sympy.parsing', 'sympy.parsing.sympy_parser'):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__getattr__ = lambda name: None
+
+
+@functools.cache
+def warm(task: str) -> None:
+  """Scores answers of ours once, so that what the scorer imports and caches on the way is there for all."""
+  for text, integrand in _INTEGRALS if task in SANDBOX_ONLY else ():
+    entry = dict(question='', answer=text, metadata=dict(variable='x', integrand=integrand))
+    reading(task, {})(text, entry)
+
+
+_INTEGRALS = (
+  ('x**3/3 + 2*x**2 - 7*x/5 + C', 'x**2 + 4*x - 7/5'),
+  ('-3*exp(2*x)/2 + C', '-3*exp(2*x)'),
+  ('sin(2*x - 1)**3/3 + C', '2*sin(2*x - 1)**2*cos(2*x - 1)'),
+  ('x*log(x) - x + 5*asin(x) + C', 'log(x) + 5/sqrt(1 - x**2)'),
+  ('2*(3*x + 1)**(3/2)/9 + atan(x) + C', 'sqrt(3*x + 1) + 1/(x**2 + 1)'),
+  ('x*sin(x) + cos(x) + exp(x)*sin(x)/2 - exp(x)*cos(x)/2', 'x*cos(x) + exp(x)*sin(x)'),
+)

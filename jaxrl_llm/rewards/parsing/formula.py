@@ -1,0 +1,277 @@
+"""The formula that a text gives as its answer, written as math-verify reads it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import NamedTuple
+
+from jaxrl_llm.rewards.parsing import answer_span, number_context, numeral
+
+_MOST_CHARS = 200  # of a plain expression
+_MOST_TRIED = 40  # formulas that are looked at before the text is taken to say none
+
+
+class Segment(NamedTuple):
+  """A formula between dollar signs, \\\\(…\\\\) or \\\\[…\\\\], at text[start:end]."""
+
+  start: int
+  end: int
+  inside: str
+
+
+_TAGS = re.compile(r'<\|[^|<>\n]{1,40}\|>|</?(?:answer|think|choice|final)>')
+_GROUP = re.compile(
+  r'(?<=[0-9])(?:\\[,!;:]|\{,\}|\\!,(?:\\!)?|,\\! ?|[\u2009\u202f\u00a0])(?=[0-9]{3}(?![0-9]))'
+)
+_GROUPED = re.compile(r'(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])')
+_SIGNS = str.maketrans(
+  {
+    '\N{MINUS SIGN}': '-', '\N{MULTIPLICATION SIGN}': '\\times ', '\N{DIVISION SIGN}': '/',
+    '°': '^\\circ ', 'π': '\\pi ',
+    '≤': '\\le ', '≥': '\\ge ', '≠': '\\ne ', '±': '\\pm ', '∞': '\\infty ', '∪': '\\cup ', '∈': '\\in ', '\u2009': ' ',
+    '\u202f': ' ', '\u00a0': ' ', '·': '\\cdot ', '⋅': '\\cdot ', '∓': '\\mp ', '⁄': '/', 'θ': '\\theta ',
+    '½': '\\frac{1}{2}', '¼': '\\frac{1}{4}', '¾': '\\frac{3}{4}', '⅓': '\\frac{1}{3}', '⅔': '\\frac{2}{3}',
+    '\u200b': '', '\ufeff': '',
+  }
+)  # fmt: skip
+_DASH = re.compile(
+  r'(?<![\w\s)])\u2013\s?(?=[0-9\\])|(?<=[=:(\[{$]\s)\u2013(?=[0-9\\])|^\u2013(?=[0-9\\])|(?<=[a-z]\s)\u2013(?=[0-9])'
+)
+_SEGMENT = re.compile(
+  r'(?<!\\)\$\$((?:[^$]|\\\$)+?)(?<!\\)\$\$|(?<!\\)\\\[((?:[^\\]|\\(?!\]))+)\\\]|(?<!\\)\$((?:\\\$|[^$])+?)(?<!\\)\$|(?<!\\)\\\(((?:[^\\]|\\(?!\)))+)\\\)'
+)
+_JOINED = re.compile(
+  r'(?:[\s$.]|\\[()\[\],;: ]|\\q?quad|\\text(?:rm)?\s?\{|\})*(?:[A-Za-z]+[\s}]+)?(?:\\text\s?\{\s*)?'
+  r'(?:,?\s*(?:and|or|&)|[,;])(?:[\s$}]|\\[()\[\],;: ]|\\q?quad)*'
+)
+_SAYS = re.compile(
+  r'####|\banswers?\b\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?|\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:\'s|\sis)\b',
+  re.I,
+)
+_HOPE = re.compile(r'(?i:final answer is)\s*(?=[^\n]{0,400}I hope)')
+_SENTENCE_END = re.compile(r'[.;](?=\s|$)|\n')
+_BEHIND_UNIT = re.compile(r'\s*(?:\\?%|[Pp]ercent(?:age)?\b|[Pp]ct\b)')
+_BASE = re.compile(r'(?<![\w.}])([0-9]+)\s?_\s?(?:\{\s?([0-9]+)\s?\}|([0-9]))')
+_PERCENT = re.compile(r'\s*\$?\s*(.*?)\s*\$?\s*(?:\\?%|percent|percentage|pct)\s*\$?\s*', re.S)
+_RATIO = re.compile(r'[0-9]+(?::[0-9]+)+')
+_PLAIN_WORDS = re.compile(
+  r'(?<!\\)(?<![A-Za-z\\])(?!sqrt|sin|cos|tan|log|ln|exp|pi\b|frac|and\b)[A-Za-z]{2,}'
+)
+_ROOT = re.compile(r'(?<![\\A-Za-z])sqrt\s?\(([^()]*)\)|√\s?\(([^()]*)\)|√\s?([0-9]+|[a-z])')
+_NAME = re.compile(r'(?<![\\A-Za-z])(pi|sin|cos|tan|ln|log|exp)(?![A-Za-z])')
+_PROSE = re.compile(r'(?<![\\{A-Za-z])[A-Za-z]{2,}\s+[A-Za-z]{2,}\s')
+_RIVAL = re.compile(r'[\s,(]*(?:or|and/or)\s(?:maybe|perhaps|possibly)?\s?[-$\\]?[$0-9\\]')
+_BOUND = re.compile(
+  r'(?i:\b(?:at least|at most|up to|(?:less|more|greater|fewer|larger|smaller) than|between|minus|negative|either)\s)$'
+)
+_EURO = re.compile(r'\\?[$€£¥₹]')
+_ENDS = re.compile(r'(?<=[^\\.])\.\s*$')
+_BOUNDED = re.compile(
+  r'^\s*(?:\\(?:leq?|geq?|neq?|lt|gt)(?![a-z])|[<>])'
+  r'|\b(?:at least|at most|up to|less than|more than|greater than|fewer than)\b'
+  r'|\bor (?:more|less|fewer|greater|higher|lower)\b'
+)
+_SCALED = re.compile(r'[0-9][eE][-+]?[0-9]|\b(?:thousand|million|billion|trillion)\b')
+_SPACED = re.compile(r'(?<![\w.,])[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?(?![\w.,]*[0-9])')
+_DECIMAL_COMMA = re.compile(r'(?<![\w.,])-?[0-9]+,[0-9]+(?![\w.,]*[0-9])')
+
+
+def normalized(text: str) -> str:
+  """The text with LaTeX for signs of Unicode, and without what parts thousands. A plain space and a comma stay."""
+  text = _GROUP.sub(',', _TAGS.sub(' ', text))
+  text = numeral.powers(_DASH.sub('-', text)).translate(_SIGNS)
+  return _GROUPED.sub(lambda found: found[0].replace(',', ''), text)
+
+
+def of_row(answer: str) -> str:
+  """A row's answer: the last box of it, or all of it."""
+  text = normalized(answer)
+  found = _boxed(text)
+  return _prepared(text.strip() if found is None else found)
+
+
+def of_text(text: str) -> str:
+  """LaTeX of the answer of a text, '' where it gives none, or several numbers of which one may be meant.
+
+  Boxes that a comma or 'and' joins are one list; else the last box, the last statement, the last formula, the last
+  number outside of formulas. Only the last `span.TAIL_CHARS` are read.
+  """
+  return _prepared(_answer(normalized(text[-answer_span.TAIL_CHARS :])))
+
+
+def _answer(text: str) -> str:
+  hoped = [*_HOPE.finditer(text)]
+  if hoped:
+    return _sentence(text, hoped[-1].end(), _end(text, hoped[-1].end())) or ''
+  found = _boxed(text)
+  if found is not None:
+    return found
+  for said in reversed([*_SAYS.finditer(text)][-_MOST_TRIED:]):
+    found = _sentence(text, said.end(), _end(text, said.end()))
+    if found is not None:
+      return found
+  return _last(text) or ''
+
+
+def name(formula: str) -> str | None:
+  """The same text for every writing of a numeral with a base, 12_5, or of a ratio or time, 12:00; else None.
+
+  math-verify would drop the base, and cannot read the colon. Either equals nothing but itself.
+  """
+  plain = re.sub(r'\s|[$]|\\[,;:! ]|\\text\s?\{\s*\}', '', formula)
+  if _BASE.search(plain):
+    return _BASE.sub(lambda found: f'{found[1]}_{found[2] or found[3]}', plain.rpartition('=')[2])
+  return plain if _RATIO.fullmatch(plain) else None
+
+
+def readings(target: str, found: str) -> list[tuple[str, str]]:
+  """Pairs of formulas of which one must be equal: 75% is 75 or 0.75 where only one side has the sign."""
+  (a, hundredths), (b, of_found) = _without_percent(target), _without_percent(found)
+  if hundredths == of_found:
+    return [(a, b)]
+  small = (f'\\frac{{{a}}}{{100}}', b) if hundredths else (a, f'\\frac{{{b}}}{{100}}')
+  return [(a, b), small]
+
+
+def _prepared(formula: str) -> str:
+  """A formula that math-verify reads as it is meant, '' for a bound, which it would take for a number."""
+  formula = _ENDS.sub('', formula.replace('~', ' ').replace('\\degree', '^\\circ '))
+  if _BOUNDED.search(formula):
+    return ''
+  if _SCALED.search(formula):
+    found = numeral.quantity(numeral.cleaned(formula))
+    return found.latex if found else formula
+  return formula
+
+
+def _without_percent(formula: str) -> tuple[str, bool]:
+  plain = _PERCENT.fullmatch(formula)
+  return (plain[1], True) if plain else (formula, False)
+
+
+def _boxed(text: str) -> str | None:
+  """The insides of the last boxes that are joined; None where there is no box, '' where one is not closed or denied."""
+  boxes = answer_span.boxes(text)
+  if not boxes:
+    return None
+  last = boxes[-1]
+  if last.inside is None or number_context.is_denied(text[: last.start], ''):
+    return ''
+  insides = [last.inside]
+  for before, after in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
+    if before.inside is None or not _JOINED.fullmatch(text, before.end, after.start):
+      break
+    insides.append(before.inside)
+  behind = _BEHIND_UNIT.match(text, last.end)
+  return ', '.join(reversed(insides)) + ('\\%' if behind and len(insides) == 1 else '')
+
+
+def _end(text: str, start: int) -> int:
+  """The end of the sentence that starts there; a formula, which may have points and lines, belongs to it as a whole."""
+  at = start + len(text[start : start + 2000]) - len(text[start : start + 2000].lstrip())
+  while True:
+    stop = _SENTENCE_END.search(text, at)
+    segment = _SEGMENT.search(text, at, at + 4000)
+    if segment is None or stop is None or segment.start() > stop.start():
+      return stop.start() if stop else len(text)
+    at = segment.end()
+
+
+def _segments(text: str, start: int, end: int) -> list[Segment]:
+  found = (
+    Segment(*match.span(), next(filter(None, match.groups())))
+    for match in _SEGMENT.finditer(text, start, end)
+  )
+  # 'costs $5 a piece and $6 by mail': dollars, and no formula.
+  return [one for one in found if not _PROSE.search(one.inside)]
+
+
+def _sentence(text: str, start: int, end: int) -> str | None:
+  """The first formula or number of a statement, '' for several at once, None where it says nothing."""
+  segments = _segments(text, start, end)
+  if not segments or re.search('[0-9]', text[start : segments[0].start]):
+    return _plain(text, start, segments[0].start if segments else end)
+  for at, one in enumerate(segments):
+    if not _is_silent(text, one):
+      return _joined(text, segments, at, at)
+  return None
+
+
+def _last(text: str) -> str | None:
+  """The last formula or number of a text, '' for several at once, None where it says nothing."""
+  segments = _segments(text, 0, len(text))
+  if not segments:
+    return _plain(text, 0, len(text))
+  later = _plain(text, segments[-1].end, len(text), whole=False)
+  if later is not None:
+    return later
+  for at in reversed(range(max(0, len(segments) - _MOST_TRIED), len(segments))):
+    if not _is_silent(text, segments[at]):
+      return _joined(text, segments, at, at)
+  return None
+
+
+def _is_silent(text: str, one: Segment) -> bool:
+  left, right = (
+    text[max(0, one.start - number_context.WINDOW) : one.start],
+    text[one.end :][: number_context.WINDOW],
+  )
+  return number_context.is_silent(left, right)
+
+
+def _joined(text: str, segments: list[Segment], first: int, last: int) -> str:
+  """The formulas that a comma or 'and' joins to these as one list, '' where 'or' does, or they are bounds."""
+  while first and _JOINED.fullmatch(text, segments[first - 1].end, segments[first].start):
+    first -= 1
+  while last + 1 < len(segments) and _JOINED.fullmatch(
+    text, segments[last].end, segments[last + 1].start
+  ):
+    last += 1
+  group = segments[first : last + 1]
+  between = ' '.join(text[a.end : b.start] for a, b in itertools.pairwise(group))
+  left, right = (
+    text[max(0, group[0].start - number_context.WINDOW) : group[0].start],
+    text[group[-1].end :],
+  )
+  if (
+    re.search(r'\bor\b', between)
+    or _RIVAL.match(right[: number_context.WINDOW])
+    or _BOUND.search(left)
+  ):
+    return ''
+  percent = '\\%' if len(group) == 1 and _BEHIND_UNIT.match(right[:20]) else ''
+  return ', '.join(one.inside for one in group) + percent
+
+
+def _plain(text: str, start: int, end: int, whole: bool = True) -> str | None:
+  """The answer of a text without formulas: an expression that is all of it, or its number."""
+  before = text[max(0, start - number_context.WINDOW) : start]
+  part = text[start:end].strip()
+  if number_context.is_denied(before, '') or number_context.is_supposed(
+    before, part[: number_context.WINDOW]
+  ):
+    return None
+  part = part.rstrip('.').strip(' *`"')
+  if whole and len(part) < _MOST_CHARS and re.search('[0-9a-zA-Z]', part):
+    if not _PLAIN_WORDS.search(re.sub(r'\\[a-zA-Z]+|_\{\w+\}', '', part)):
+      return _expression(part)
+  part = _DECIMAL_COMMA.sub(lambda found: found[0].replace(',', '.'), part)
+  part = _SPACED.sub(lambda found: found[0].replace(' ', ''), part)
+  return numeral.in_prose(before, part, stated=start > 0 and whole)
+
+
+def _expression(part: str) -> str:
+  part = _EURO.sub('', part)
+  quantity = None if '=' in part else numeral.quantity(numeral.cleaned(part))
+  if quantity:
+    return quantity.latex
+  if _SPACED.fullmatch(part):
+    part = part.replace(' ', '')
+  if _DECIMAL_COMMA.fullmatch(part):
+    part = part.replace(',', '.')
+  mixed = re.fullmatch(r'(-?)([0-9]+) ([0-9]+)\s?/\s?([0-9]+)', part)
+  if mixed:
+    return f'{mixed[1]}{mixed[2]}\\frac{{{mixed[3]}}}{{{mixed[4]}}}'
+  part = _ROOT.sub(lambda root: f'\\sqrt{{{root[1] or root[2] or root[3]}}}', part)
+  return _NAME.sub(r'\\\1 ', part).replace('*', ' \\cdot ')

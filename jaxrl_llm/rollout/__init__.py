@@ -1,0 +1,5 @@
+"""Generation: prefill, slots, sampling; everything here may run inside the compiled step."""
+
+from jaxrl_llm.rollout.text_generation import Replies, sample, stream
+
+__all__ = ['Replies', 'sample', 'stream']

@@ -1,0 +1,136 @@
+"""Answers to prompts, from Python: no config, no run folder, no grading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from jaxrl_llm.rollout import ring_decode, slot_loop
+from jaxrl_llm.rollout.sampling import Filter
+from jaxrl_llm.types import UNFINISHED, Model, ModelConfig, Prompts, UserError
+
+_BUCKET = 64  # prompt lengths are rounded up to a multiple: each length compiles once
+
+
+def sample(model: Model, prompts: Sequence[str | list[dict]], **settings) -> list[list[str]]:
+  """`list(stream(...))`: for each prompt its n answers. Source: none."""
+  return list(stream(model, prompts, **settings))
+
+
+def stream(
+  model: Model,
+  prompts: Sequence[str | list[dict]],
+  *,
+  n: int = 1,
+  max_tokens: int = 128,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  min_p: float = 0.0,
+  seed: int = 0,
+  chat: bool = True,
+  at_once: int = 8,
+) -> Iterator[list[str]]:
+  """Yields the n answers of one prompt after another, `at_once` prompts a pass; temperature 0 is greedy.
+
+  A prompt is text, or a list of messages with role and content. With `chat` text becomes a user's
+  message under the model's template; without, it is continued as it is. Noise is keyed by (seed, number
+  of the prompt, answer, position). Raises UserError for an empty prompt or one that does not fit
+  the model. Source: none.
+  """
+  tokenizer, config = model.tokenizer, model.config
+  encoded = [_encode(tokenizer, prompt, chat) for prompt in prompts]
+  for number, tokens in enumerate(encoded):
+    _check_length(config, number, len(tokens), max_tokens)
+  keep = Filter(top_k, top_p, min_p)
+  spec = ring_decode.Spec(
+    n, max_tokens, temperature, tuple(tokenizer.end_ids), 'float32', keep=keep
+  )
+  key = jax.random.key(seed)
+  run = jax.jit(lambda params, p: ring_decode.generate(config, params, p, key, 0, spec)[0])
+  for start in range(0, len(encoded), at_once):
+    part = encoded[start : start + at_once]
+    padded = part + [part[0]] * (min(at_once, len(encoded)) - len(part))
+    rollout = jax.tree.map(np.asarray, run(model.params, _prompts(padded, start)))
+    for p in range(len(part)):
+      rows = range(p * n, (p + 1) * n)
+      yield [tokenizer.decode(rollout.tokens_BxT[b, : rollout.length_B[b]].tolist()) for b in rows]
+
+
+class Replies:
+  """One answer at a time, told while it is made: `reply` yields its text in pieces.
+
+  Joined, they are what `sample` says to that prompt alone, with the same settings.
+  """
+
+  def __init__(
+    self,
+    model: Model,
+    *,
+    max_tokens: int = 128,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    chat: bool = True,
+    piece_tokens: int = 8,
+  ):
+    """piece_tokens: a piece is so many tokens; each piece encodes what was said before it."""
+    self._model, self._chat, self._piece = model, chat, piece_tokens
+    end_ids, keep = tuple(model.tokenizer.end_ids), Filter(top_k, top_p, min_p)
+    self._spec = spec = ring_decode.Spec(1, max_tokens, temperature, end_ids, 'float32', keep=keep)
+    self._run = jax.jit(
+      lambda params, prompts, key, begun, pause: ring_decode.generate(
+        model.config, params, prompts, key, 0, spec, begun=begun, pause=pause
+      )[0]
+    )
+
+  def tokens(self, prompt: str | list[dict]) -> int:
+    """How long the prompt is, with the words of the template around it."""
+    return len(_encode(self._model.tokenizer, prompt, self._chat))
+
+  def reply(self, prompt: str | list[dict], seed: int = 0) -> Iterator[str]:
+    """Raises UserError for an empty prompt or one that does not fit the model. Source: none."""
+    model, T = self._model, self._spec.max_tokens
+    encoded = _encode(model.tokenizer, prompt, self._chat)
+    _check_length(model.config, 0, len(encoded), T)
+    given, key = _prompts([encoded], 0), jax.random.key(seed)
+    rollout, shown = slot_loop.empty(1, T), ''
+    for pause in range(self._piece, T + self._piece, self._piece):
+      rollout = self._run(model.params, given, key, rollout, min(pause, T))
+      length, over = int(rollout.length_B[0]), int(rollout.reason_B[0]) != UNFINISHED
+      text = model.tokenizer.decode(np.asarray(rollout.tokens_BxT[0, :length]).tolist())
+      # Of a character whose bytes are not all there yet the decoder makes a mark, which is not said.
+      whole = text if over else text.rstrip('\ufffd')
+      yield whole[len(shown) :]
+      shown = whole
+      if over:
+        return
+
+
+def _check_length(config: ModelConfig, number: int, tokens: int, max_tokens: int) -> None:
+  if not tokens or tokens + max_tokens > config.max_tokens:
+    raise UserError(
+      f'prompt {number} has {tokens} tokens: it needs at least one, and with max_tokens={max_tokens} at '
+      f'most {config.max_tokens - max_tokens} for this model; change it, or lower max_tokens.'
+    )
+
+
+def _encode(tokenizer, prompt: str | list[dict], chat: bool) -> list[int]:
+  if isinstance(prompt, str):
+    if not chat:
+      return tokenizer.encode(prompt)
+    prompt = [dict(role='user', content=prompt)] if prompt else []
+  return tokenizer.encode_chat(prompt) if prompt else []
+
+
+def _prompts(encoded: list[list[int]], start: int) -> Prompts:
+  P, longest = len(encoded), max(map(len, encoded))
+  tokens_PxL = np.zeros((P, -(-longest // _BUCKET) * _BUCKET), np.int32)
+  for row, tokens in zip(tokens_PxL, encoded, strict=True):
+    row[: len(tokens)] = tokens
+  length_P = np.array([len(tokens) for tokens in encoded], np.int32)
+  index_P = np.arange(start, start + P, dtype=np.int32)
+  return Prompts(tokens_PxL, length_P, index_P, np.zeros(P, np.int32), np.zeros(P, np.float32))

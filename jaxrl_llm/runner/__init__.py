@@ -1,0 +1,1 @@
+"""What the host loop of train.py calls between two steps."""

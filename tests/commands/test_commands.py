@@ -1,0 +1,80 @@
+"""Every command that the README, the headers of configs and the notes show is one that the program takes."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from jaxrl_llm import main
+from jaxrl_llm.commands import compile_report, sharding_report
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+
+ROOT = pathlib.Path(__file__).parents[2]
+COMMAND = re.compile(r'python\S* -m jaxrl_llm\.main (.*)')
+# Folders and files of a user's own, and what the commands before them have made.
+PLACES = ('FOLDER', 'my_module')
+
+
+def lines_of(text: str) -> list[str]:
+  """Lines with those that a backslash joins to them."""
+  return re.sub(r'\\\n\s*', ' ', text).splitlines()
+
+
+def readme() -> list[str]:
+  """Arguments of every command in the README's blocks; a line of flags alone is meant for the default job."""
+  blocks = re.findall(r'```sh\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)
+  found = []
+  for line in (line for block in blocks for line in lines_of(block)):
+    if command := COMMAND.search(line):
+      found.append(command[1])
+    elif line.startswith('--'):
+      found.append(f'--config=configs/dapo.py {line}')
+    elif line.startswith(('BUCKET', 'launch/')) and '--config=' in line:
+      found.append(line[line.index('--config=') :])
+  return found
+
+
+def headers() -> list[str]:
+  """Arguments of every command in the docstrings of configs/."""
+  found = []
+  for path in sorted((ROOT / 'configs').glob('*.py')):
+    header = path.read_text().split('"""')[1]
+    found += [command[1] for line in lines_of(header) if (command := COMMAND.search(line))]
+  return found
+
+
+def taken(command: str) -> None:
+  """Raises SystemExit or UserError where a flag, a mode, a field or a combination does not exist."""
+  argv = shlex.split(re.sub(r'\s+\(.*?\)\s*$', '', command), comments=True)
+  arguments, overrides = main._parse(argv)
+  config = configs.load(arguments.config, [o for o in overrides if not any(p in o for p in PLACES)])
+  config.model = 'scratch'
+  if config.objective.teacher:
+    config.objective.teacher = 'scratch'
+  if config.generate.exit.fn == 'text':  # that of a tokenizer, which a shape has not
+    config.generate.exit.fn = 'none'
+    del config.generate.exit.text
+  sizes = [config.mesh[axis] for axis in sharding.AXES]
+  count = math.prod(n for n in sizes if n > 0)
+  compile_report.make(config, [sharding_report.Device(i) for i in range(count)])
+
+
+def test_there_are_commands_to_look_at():
+  assert len(readme()) > 40 and len(headers()) > 80
+
+
+@pytest.mark.parametrize('command', readme())
+def test_the_readmes_commands_are_taken(command, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  taken(command)
+
+
+@pytest.mark.parametrize('command', headers())
+def test_the_headers_commands_are_taken(command, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  taken(command)

@@ -1,0 +1,231 @@
+"""The step compiled for a TPU that is not there: what its decode loop copies and exchanges per token."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib.util
+import json
+import types
+
+import jax
+import pytest
+
+from jaxrl_llm import main
+from jaxrl_llm import step as steps
+from jaxrl_llm.commands import compile_report
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.models import decoder
+from jaxrl_llm.profiling import hlo
+from jaxrl_llm.types import UserError
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason="needs libtpu: pip install '.[aot]'"
+)
+
+# 8 rows a shard, 2 heads of 64: no activation has the size of a cache.
+CHANGES = dict(
+  model='scratch',
+  scratch=dict(width=128, layers=2, heads=2, kv_heads=2, mlp=256, max_tokens=64),
+  prompts=4,
+  rollouts=4,
+  microbatch_rollouts=8,
+  prompt_tokens=16,
+  completion_tokens=24,
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _environment():
+  compile_report.prepare()
+  # What was compiled for another machine can be written to the cache, and not be read again; and it is read here.
+  wanted = dict(
+    jax_persistent_cache_min_compile_time_secs=1e9, jax_disable_most_optimizations=False
+  )
+  before = dict(
+    jax_persistent_cache_min_compile_time_secs=jax.config.jax_persistent_cache_min_compile_time_secs,
+    jax_disable_most_optimizations=jax.config.read('jax_disable_most_optimizations'),
+  )
+  for name in wanted:
+    jax.config.update(name, wanted[name])
+  yield
+  for name in wanted:
+    jax.config.update(name, before[name])
+
+
+def config(**changes):
+  made = configs.default()
+  with made.ignore_type():
+    made.update(CHANGES | changes)
+  return made
+
+
+def program(**changes):
+  return compile_report.make(config(**changes), compile_report.devices('v5e:2x2'))
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
+  made = program(mesh=dict(data=1, fsdp=2, tensor=2))
+  fused = compile_report.build(steps.compile_step(made), *compile_report.arguments(made))
+  monkeypatch.setattr(compile_report, 'make', lambda *_: made)
+  monkeypatch.setattr(
+    compile_report, 'parts', lambda _: dict.fromkeys(('update', 'generate', 'fused'), fused)
+  )
+  path = str(tmp_path / 'report.json')
+  assert compile_report.run(config(), 'v5e:2x2', path) == 0
+  with open(path) as file:
+    report = json.load(file)
+  (loop,) = report['decode']
+  # In place: keys and values of 2 layers, a head on each of two devices.
+  assert loop['cache_bytes'] == 2 * 2 * 8 * 1 * 24 * 64 * 2 and loop['copies'] == []
+  assert loop['weight_collectives'] == 0
+  # Tensor parallel: the embedding's rows, then attention and feed-forward of each layer.
+  sums = [c for c in loop['collectives'] if c['bytes'] == 8 * 128 * 2]
+  assert [(c['opcode'], c['count']) for c in sums] == [('all-reduce', 5)]
+  assert fused.alias_bytes >= report['state_bytes']
+  assert report['state_bytes'] == pytest.approx(12 * report['parameters'] / 4, rel=0.02)
+  assert report['dtype'] == 'bfloat16' and report['fits'] and report['problems'] == []
+  assert report['roofline']['tokens_per_s'] > 0
+  told = capsys.readouterr().out
+  assert 'fits' in told and 'tokens/s' in told and 'PROBLEM' not in told
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
+  """Weights cut as for training, rows cut over the same axis: every token gathers every kernel."""
+  made = program(mesh=dict(data=1, fsdp=4, tensor=1), generate=dict(lockstep=False))
+  monkeypatch.setattr(sharding, 'decode_layout', sharding.layout)
+  # It would gather the weights itself, once, where it begins.
+  monkeypatch.setattr(jax, 'shard_map', lambda fn, **_: fn)
+  block, rows = decoder.Block.__call__, sharding.rows(made.mesh)
+  pin = lambda x: jax.lax.with_sharding_constraint(x, rows)  # noqa: E731
+
+  def pinned(self, x, *rest):
+    x, *out = block(self, pin(x), *rest)
+    return pin(x), *jax.tree.map(pin, out)
+
+  monkeypatch.setattr(decoder.Block, '__call__', pinned)
+  state, _, prompts, *_ = compile_report.arguments(made)
+  part = compile_report.build(steps.compile_generate(made), state.params, prompts, 0, None)
+  (loop,) = compile_report.loops(made, part.text)
+  weights = [c for c in loop.collectives if c.fixed and c.bytes > 1000]
+  assert {c.opcode for c in weights} == {'all-gather'} and len(weights) == 2 * 7 + 1
+  vocab, kernels = made.model.vocab, 2 * (4 * 128 * 128 + 3 * 128 * 256)
+  assert sum(c.bytes for c in weights) == 2 * (kernels + 128 * vocab)
+  report = dict(parts={'fused': part._asdict() | dict(alias_bytes=1)}, state_bytes=1)
+  (told,) = compile_report.problems(report | dict(decode=[compile_report.decode_report(loop)]))
+  assert 'exchanges of what does not change' in told
+
+
+@needs_libtpu
+def test_an_unknown_topology_is_told():
+  with pytest.raises(UserError, match=r"--topology='v5e:3x5'.*such as: v5e-16"):
+    compile_report.devices('v5e:3x5')
+
+
+def test_without_libtpu_the_command_says_what_to_install(monkeypatch, capsys):
+  def version(name):
+    raise compile_report.importlib.metadata.PackageNotFoundError(name)
+
+  monkeypatch.setattr(compile_report.importlib.metadata, 'version', version)
+  assert main.main(['--mode=compile', '--config.model=scratch']) == 2
+  told = capsys.readouterr().err
+  assert "pip install 'jaxrl_llm[aot]'" in told and 'Traceback' not in told
+
+
+def test_options_are_for_tpus_and_yield_to_the_users(monkeypatch):
+  tpu = types.SimpleNamespace(platform='tpu')
+  (name,) = hardware.compiler_options(tpu)
+  assert hardware.compiler_options(jax.devices()[0]) == {}
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', f'--{name}=0.5')
+  assert hardware.compiler_options(tpu) == {}
+
+
+@needs_libtpu
+def test_options_reach_the_compiler(monkeypatch):
+  monkeypatch.setattr(hardware, '_TPU_OPTIONS', dict(xla_tpu_not_there='1'))
+  made = program(mesh=dict(data=1, fsdp=4))
+  with pytest.raises(jax.errors.JaxRuntimeError, match='xla_tpu_not_there'):
+    compile_report.build(steps.compile_step(made), *compile_report.arguments(made))
+
+
+def report(oom='', alias=10, **loop):
+  parts = {n: dict(oom=oom, alias_bytes=alias) for n in ('generate', 'fused')}
+  good = dict(copies=[], copied_bytes=0, cache_shape=(8,), weight_collectives=0)
+  loops = [good | dict(weight_collective_bytes=0) | loop] if not oom else []
+  return dict(parts=parts, state_bytes=10, decode=loops)
+
+
+@pytest.mark.parametrize(
+  'made, text',
+  [
+    (report(oom='Ran out of memory'), 'fused does not fit: Ran out of memory'),
+    (report(alias=9), 'only 9 bytes are written in place'),
+    (
+      report(copies=[dict(opcode='copy')], copied_bytes=2048),
+      '1 copies of keys and values, 2,048 bytes a token.',
+    ),
+    (report(weight_collectives=3), '3 exchanges of what does not change'),
+    (report(cache_shape=()), 'no keys and values'),
+    (report() | dict(decode=[]), 'no decode loop was found'),
+  ],
+)
+def test_each_fault_is_told(made, text):
+  assert compile_report.problems(report()) == []
+  assert text in compile_report.problems(made)[-1]
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+  'weights, read, experts', [('int8', 's8', 0), ('float8_e4m3fn', 'f8e4m3fn', 0), ('int8', 's8', 8)]
+)
+def test_rounded_kernels_are_read_as_stored(weights, read, experts):
+  """Of kernels and experts the loop carries numbers of one byte, and no instruction writes them in another type."""
+  made = program(mesh=dict(data=1, fsdp=4), generate=dict(weights_dtype=weights))
+  if experts:
+    mixture = dict(experts=experts, experts_per_token=2, norm_top_k=True)
+    untied = dict(mlp=512, tied=False, vocab=640)
+    made = made._replace(model=dataclasses.replace(made.model, **mixture, **untied))
+  state, _, prompts, *_ = compile_report.arguments(made)
+  text = compile_report.build(steps.compile_generate(made), state.params, prompts, 0, None).text
+  names = [(sharding.name_of(p), x) for p, x in jax.tree_util.tree_leaves_with_path(state.params)]
+  shapes = {x.shape for n, x in names if n.endswith('kernel') and 'router' not in n}
+  carried, converted = _kernels(hlo.parse(text), shapes)
+  assert carried == {read: made.model.layers * 7 + (experts > 0)} and not converted
+
+
+def _kernels(computations, shapes):
+  """Types of the arrays of these shapes that the decode loop carries; and what makes others in it, fusions apart."""
+  (loop,) = (
+    i
+    for computation in computations.values()
+    for i in computation
+    if i.opcode == 'while' and 'decode/' in hlo.source(i)
+  )
+  carried = collections.Counter(a.dtype for a in loop.arrays if a.dims in shapes)
+  made, waiting = [], [hlo.attribute(loop, 'body')]
+  while waiting:
+    for i in computations.get(waiting.pop(), ()):
+      if i.opcode in ('while', 'conditional', 'call'):
+        waiting += hlo.called(i)
+      made += [(i.opcode, a) for a in i.arrays if a.dims in shapes and a.dtype not in carried]
+  return carried, made
+
+
+@needs_libtpu
+def test_the_roofline_counts_the_bytes_that_are_read():
+  decode = dict(cache_bytes=1000, cache_shape=(1,), wire_bytes=0)
+  mesh = dict(data=1, fsdp=2, tensor=2)
+  plain = compile_report.roofline(program(mesh=mesh), decode)
+  small = compile_report.roofline(program(mesh=mesh, generate=dict(weights_dtype='int8')), decode)
+  # On one of two devices: 2 layers' kernels, and two bytes for their scales' four; o and down have theirs whole.
+  kernels = 2 * (4 * 128 * 128 + 3 * 128 * 256) // 2
+  scales = 2 * 4 * ((3 * 128 + 2 * 256) // 2 + 2 * 128)
+  assert plain['weight_bytes'] - small['weight_bytes'] == kernels - scales
+  assert small['ms_per_token']['weights'] < 0.6 * plain['ms_per_token']['weights']
+  assert small['ms_per_token']['compute'] == plain['ms_per_token']['compute']

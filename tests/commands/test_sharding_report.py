@@ -1,0 +1,70 @@
+"""What --mode=layout says lies on a device is what lies there."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+import tiny_job
+
+from jaxrl_llm import main
+from jaxrl_llm import step as steps
+from jaxrl_llm.commands import compile_report, sharding_report
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.models import decoder
+
+
+def config_of(folder, mesh):
+  return configs.load(tiny_job.config_file(folder, mesh=mesh, prompts=8))
+
+
+@pytest.mark.parametrize('mesh', [dict(data=2, fsdp=2, tensor=2), dict(fsdp=8), dict(data=8)])
+def test_bytes_per_device_are_those_of_the_arrays(tmp_path, mesh):
+  config = config_of(tmp_path, dict(data=1, fsdp=1, tensor=1) | mesh)
+  told = compile_report.make(config, sharding_report.devices('v5e:2x4'))
+  program = compile_report.make(config, jax.devices()[:8])
+  state = steps.init_state(program, decoder.init(program.model, seed=0))
+  held = lambda tree: sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
+  rows, of_state = sharding_report.rows(told), sharding_report.state_bytes(told)
+  assert sum(row.update_bytes for row in rows) == held(state.params) == of_state['params']
+  assert of_state['opt_state'] == held(state.opt_state) > 0
+  assert sum(row.count for row in rows) == len(jax.tree.leaves(state.params))
+  # Sampling keeps all that data and fsdp cut, in bfloat16 on a TPU.
+  whole = sum(x.size for x in jax.tree.leaves(state.params))
+  cut = sum(row.decode_bytes for row in rows)
+  assert cut == 2 * whole if mesh.get('tensor', 1) == 1 else cut < 2 * whole
+
+
+def test_the_command_prints_and_writes(tmp_path, capsys):
+  config = tiny_job.config_file(tmp_path, mesh=dict(fsdp=2, tensor=2), prompts=4)
+  report = tmp_path / 'layout.json'
+  argv = ['--mode=layout', f'--config={config}', '--topology=4', f'--report={report}']
+  assert main.main(argv) == 0
+  out = capsys.readouterr().out
+  assert 'scratch on 4 devices (fsdp 2 × tensor 2)' in out
+  line = next(x for x in out.splitlines() if x.startswith('layers/*/q/kernel'))
+  assert line.split() == [
+    'layers/*/q/kernel',
+    '2',
+    '32',
+    '×',
+    '32',
+    'fsdp,',
+    'tensor',
+    '0.00',
+    '–,',
+    'tensor',
+    '0.00',
+  ]
+  (row,) = [
+    x for x in json.loads(report.read_text())['parameters'] if x['name'] == 'layers/*/q/kernel'
+  ]
+  assert (row['update_bytes'], row['decode_bytes']) == (2 * 32 * 32, 2 * 32 * 16 * 2)
+
+
+@pytest.mark.parametrize('topology', ['v5e', '2x', 'v5e:2x2:4'])
+def test_bad_topologies_are_one_sentence(tmp_path, capsys, topology):
+  config = tiny_job.config_file(tmp_path)
+  assert main.main(['--mode=layout', f'--config={config}', f'--topology={topology}']) == 2
+  assert f'--topology={topology!r} must be a number of devices' in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""The whole step on every kind of mesh, for dense models, windows and mixtures: the same as on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import step as steps
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.models import decoder
+from jaxrl_llm.profiling import hlo_decode, hlo_update
+from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
+
+DENSE = ModelConfig(
+  vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
+)
+MODELS = dict(
+  dense=DENSE,
+  window=dataclasses.replace(
+    DENSE, window=5, sliding=(True, False), sliding_rope_theta=100.0, norms='both', logit_cap=9.0
+  ),
+  mixture=dataclasses.replace(
+    DENSE, mlp=24, experts=8, experts_per_token=3, norm_top_k=True, qk_norm='head', tied=False
+  ),
+)
+MODELS['replayed'] = MODELS['mixture']  # its update sends tokens where sampling did
+P, G, L, T = 8, 2, 8, 6
+
+
+def program(model, remat, **mesh):
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  c.optimizer.learning_rate = 1e-2
+  c.optimizer.eps = 1e-4  # an expert that few tokens choose has gradients as small as rounding
+  c.replay_experts = model == 'replayed'
+  with c.ignore_type():
+    c.remat = remat
+  c.mesh.update(dict(fsdp=1) | mesh)
+  count = int(np.prod(list(mesh.values()), dtype=int))
+  return make_program(c, MODELS[model], (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))
+
+
+def make_prompts(seed):
+  r = np.random.default_rng(seed)
+  index_P = (seed * P + np.arange(P)).astype(np.int32)
+  born_P, expected_P = np.full(P, seed, np.int32), np.zeros(P, np.float32)
+  tokens_PxL = r.integers(0, 50, (P, L)).astype(np.int32)
+  return Prompts(tokens_PxL, r.integers(1, L + 1, P).astype(np.int32), index_P, born_P, expected_P)
+
+
+def graded(prompts, rollout):
+  rollout = jax.tree.map(np.asarray, rollout)
+  last = rollout.tokens_BxT[np.arange(P * G), rollout.length_B - 1]
+  correct_B = ((last + rollout.length_B) % 2).astype(np.float32)
+  return Batch(prompts, rollout, correct_B, correct_B)
+
+
+def train(program):
+  """Three steps: every rollout's tokens, the metrics, and the last state."""
+  state = steps.init_state(program, decoder.init(program.model, 0))
+  fn, batch, history = steps.compile_step(program), steps.empty_batch(program), []
+  for index in range(3):
+    prompts = make_prompts(index)
+    state, rollout, metrics = fn(state, batch, prompts, None, None, np.int32(T))
+    batch = graded(prompts, rollout)
+    history.append((np.asarray(rollout.tokens_BxT), {k: float(v) for k, v in metrics.items()}))
+  return history, state
+
+
+@functools.cache
+def alone(model):
+  return train(program(model, False))
+
+
+@pytest.mark.parametrize(
+  'model, remat, mesh',
+  [
+    ('dense', False, dict(data=8)),
+    ('dense', True, dict(fsdp=8)),
+    ('dense', False, dict(fsdp=4, tensor=2)),
+    ('dense', True, dict(data=2, fsdp=2, tensor=2)),
+    ('window', True, dict(fsdp=2, context=2, tensor=2)),
+    ('window', False, dict(data=2, context=4)),
+    ('mixture', False, dict(fsdp=2, expert=4)),
+    ('mixture', True, dict(fsdp=2, expert=2, tensor=2)),
+    ('replayed', True, dict(context=2, expert=4)),
+  ],
+)
+def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mesh):
+  one, one_state = alone('mixture' if model == 'replayed' else model)
+  many, many_state = train(program(model, remat, **mesh))
+  for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
+    np.testing.assert_array_equal(tokens, tokens8)
+    for name, value in metrics.items():
+      np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
+  for a, b in zip(
+    jax.tree.leaves(one_state.params), jax.tree.leaves(many_state.params), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-4)
+  _lies_in_parts(many_state, mesh)
+
+
+def _lies_in_parts(state, mesh):
+  """Weights and moments are held once by all devices that the rules cut them over, not copied to each."""
+  fsdp, tensor, expert = (mesh.get(a, 1) for a in ('fsdp', 'tensor', 'expert'))
+  for tree in (state.params, state.opt_state):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+      part = leaf.addressable_shards[0].data.shape
+      name = sharding.name_of(path)
+      if name.endswith('layers/0/q/kernel'):
+        assert part == (32 // fsdp // expert, 32 // tensor), name
+      if name.endswith('layers/1/experts/down/kernel'):
+        assert part == (8 // expert, 24 // tensor, 32 // fsdp), name
+
+
+def test_rows_that_the_axis_of_experts_does_not_divide_are_worked_on_by_all_of_it():
+  p = program('mixture', False, expert=4)
+  tokens, mask = make_prompts(0).tokens_PxL[:3], np.ones((3, L), bool)
+  forward = lambda p, params: decoder.forward(p.model, params, tokens, mask)  # noqa: E731
+  params = decoder.init(p.model, 0)
+  placed = jax.device_put(params, sharding.layout(params, p.mesh))
+  many = jax.jit(functools.partial(sharding.on_mesh(forward), p))(placed)
+  np.testing.assert_allclose(many, jax.jit(functools.partial(forward, p))(params), atol=1e-4)
+
+
+def test_tokens_of_a_row_are_cut_over_context_while_it_is_learnt():
+  """The widest arrays of a layer, [rows, tokens, 48], on two devices: half the tokens of all rows, never all."""
+  p = program('dense', False, context=2)
+  given = steps.abstract_state(p), steps.empty_batch(p)
+  text = steps.compile_update(p).lower(*given).compile().as_text()
+  for rows, tokens in ((P, L), (P * G, T)):  # of the completion's T − 1 tokens, with one of padding
+    assert f'f32[{rows},{tokens // 2},48]' in text and f'f32[{rows},{tokens},48]' not in text
+
+
+@pytest.mark.parametrize('mesh', [dict(fsdp=4), dict(fsdp=2, tensor=2)])
+def test_the_head_is_gathered_and_its_gradient_summed_once_not_for_every_chunk(mesh):
+  p = program('dense', False, **mesh)._replace(head_chunk_tokens=2)
+  given = steps.abstract_state(p), steps.empty_batch(p)
+  text = steps.compile_update(p).lower(*given).compile().as_text()
+  along = lambda e: hlo_update.axes_of(e.attributes, p.mesh.shape)  # noqa: E731
+  of_head = [
+    e for e in hlo_decode.everywhere(text) if 'shard_map' in e.source and 'fsdp' in along(e)
+  ]
+  assert of_head and all(e.times == 1 for e in of_head), of_head
+
+
+def test_weights_are_exchanged_while_learning_and_rows_are_not():
+  """Four slices on four devices: what crosses between them is a few times the weights, however many the rows."""
+  p = program('dense', True, fsdp=4)._replace(prompt_tokens=64)
+  p = p._replace(generate=p.generate._replace(max_tokens=64))
+  given = steps.abstract_state(p), steps.empty_batch(p)
+  text = steps.compile_update(p).lower(*given).compile().as_text()
+  weights = 4 * sum(x.size for x in jax.tree.leaves(given[0].params))
+  told = hlo_update.exchanges(text, p.mesh.shape)
+  # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.
+  assert set(told) == {'fsdp'} and told['fsdp'] < 10 * weights
+  rows = 4 * P * G * 64 * 32
+  assert told['fsdp'] < 7 * rows, 'each of two layers has seven products of rows and weights'
+
+
+def test_experts_that_the_mesh_does_not_divide_are_refused():
+  with pytest.raises(UserError, match='config.mesh.expert=3 does not divide the 8 experts'):
+    program('mixture', False, expert=3)
+  with pytest.raises(UserError, match='config.mesh.expert=2 does not divide'):
+    program('dense', False, expert=2)
+
+
+@pytest.mark.parametrize(
+  'rules, said',
+  [
+    ([('q/kernel',)], 'must be'),
+    ([('q/kernel', ('rows', None))], 'must be'),
+    ([('(q', ('fsdp', None))], 'no regular expression'),
+  ],
+)
+def test_a_rule_that_cannot_be_followed_is_refused(rules, said):
+  with pytest.raises(UserError, match=f'config.mesh.rules.*{said}'):
+    sharding.rules(rules)
+
+
+def test_a_rule_of_ones_own_stands_before_the_others():
+  mesh = sharding.make_mesh(dict(fsdp=2, tensor=2), jax.devices()[:4])
+  own = sharding.rules([('layers/0/q/kernel$', ('tensor', 'fsdp'))])
+  placed = sharding.layout(decoder.abstract_params(DENSE), mesh, own)['layers']
+  told = [tuple(placed[i]['q']['kernel'].spec) for i in (0, 1)]
+  assert told == [('tensor', 'fsdp'), ('fsdp', 'tensor')]

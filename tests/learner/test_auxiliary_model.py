@@ -1,0 +1,176 @@
+"""The second model in the compiled update: what it says first, that it learns, and that no arrangement matters."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import step as steps
+from jaxrl_llm.checkpointing import checkpoint
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.models import decoder
+from jaxrl_llm.runner import validate
+from jaxrl_llm.types import Batch, ModelConfig, Prompts, Rollout, UserError
+
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+MODEL = ModelConfig(
+  vocab=12, width=16, layers=1, heads=2, kv_heads=2, head_dim=8, mlp=16, max_tokens=16
+)
+P, G, L, T = 4, 4, 4, 4
+B = P * G
+
+
+def program(name, devices=1, **changes):
+  """Of a config of configs/, for a model of seconds; its companion learns fast."""
+  c = configs.load(str(CONFIGS / f'{name}.py'))
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  c.objective.companion.learning_rate = 1e-2
+  c.optimizer.decay, c.optimizer.learning_rate = 'constant', 1e-4
+  with c.ignore_type():
+    for field, value in changes.items():
+      c[field] = value
+  if devices == 8:
+    c.mesh.update(data=2, fsdp=2, tensor=2)
+  validate.validate(c)
+  return make_program(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+
+
+def batch():
+  """Answers of all lengths, right where the last token is even; in group 1 all are right."""
+  r = np.random.default_rng(0)
+  length_B = 1 + np.arange(B).astype(np.int32) % T
+  tokens_BxT = r.integers(0, 12, (B, T)).astype(np.int32)
+  correct_B = (tokens_BxT[np.arange(B), length_B - 1] % 2 == 0).astype(np.float32)
+  correct_B[:2], correct_B[G : 2 * G] = [0, 1], 1
+  prompts = Prompts(
+    r.integers(0, 12, (P, L)).astype(np.int32),
+    r.integers(1, L + 1, P).astype(np.int32),
+    np.arange(P, dtype=np.int32),
+    np.zeros(P, np.int32),
+    np.zeros(P, np.float32),
+  )
+  rollout = Rollout(
+    tokens_BxT,
+    np.log(r.uniform(0.02, 0.3, (B, T))).astype(np.float32),
+    length_B,
+    np.ones(B, np.int8),
+    np.zeros((B, T), np.int32),
+    np.ones(B, np.float32),
+    np.zeros((B, 0), np.float32),
+  )
+  return Batch(prompts, rollout, correct_B, correct_B)
+
+
+@functools.lru_cache
+def learnt(name, devices=1, rows=0, count=2):
+  """The state and the metrics after `count` updates on one batch."""
+  p, update = compiled(name, devices, rows)
+  state, told = steps.init_state(p, decoder.init(MODEL, 0)), []
+  for _ in range(count):
+    state, metrics = update(state, batch())
+    told.append({k: float(v) for k, v in metrics.items()})
+  return jax.device_get(state), told
+
+
+@functools.lru_cache
+def compiled(name, devices=1, rows=0):
+  p = program(name, devices, microbatch_rollouts=rows)
+  return p, steps.compile_update(p)
+
+
+def moved(one, other):
+  return max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True))
+
+
+@pytest.mark.parametrize('name', ['ppo', 'prime', 'oprl'])
+def test_two_steps_of_each_config_move_both_models_and_leave_the_reference(name):
+  first = decoder.init(MODEL, 0)
+  state, told = learnt(name)
+  assert int(state.step) == 2 and all(np.isfinite(v) for m in told for v in m.values())
+  assert (
+    moved(state.params, first) > 1e-5 and moved(state.companion.params['decoder'], first) > 1e-3
+  )
+  assert (state.reference is not None) == (name == 'prime')
+  if name == 'prime':
+    assert moved(state.reference, first) == 0
+    np.testing.assert_allclose(told[0]['companion/loss'], np.log(2), atol=1e-5)
+  if name != 'ppo':
+    assert told[1]['companion/loss'] < told[0]['companion/loss'] - 1e-3
+
+
+def test_a_critic_says_0_at_first_and_then_learns_what_comes():
+  """Its values are of before the batch is learnt, so the first advantages are whitened rewards."""
+  state, told = learnt('ppo', count=80)
+  reward = np.repeat(batch().reward_B, batch().rollout.length_B)
+  z = (reward - reward.mean()) / reward.std(ddof=1)
+  assert told[0]['critic/values/mean'] == 0 and abs(told[0]['critic/vf_explained_var']) < 1e-3
+  np.testing.assert_allclose(told[0]['critic/vf_loss'], (reward**2).mean() / 2, rtol=1e-5)
+  np.testing.assert_allclose(told[0]['critic/advantages/max'], z.max(), rtol=1e-4)
+  np.testing.assert_allclose(told[0]['critic/advantages/min'], z.min(), rtol=1e-4)
+  np.testing.assert_allclose(told[0]['critic/returns/mean'], reward.mean(), rtol=1e-5)
+  assert told[-1]['critic/vf_explained_var'] > 0.6
+  np.testing.assert_allclose(told[-1]['critic/values/mean'], reward.mean(), atol=0.05)
+  assert state.companion.params['value']['kernel'].shape == (MODEL.width,)
+
+
+@pytest.mark.parametrize('name', ['ppo', 'oprl'])
+def test_an_empty_batch_leaves_both_models_alone(name):
+  p, update = compiled(name)
+  before = jax.device_get(learnt(name)[0])
+  placed = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), before, steps.abstract_state(p))
+  after, metrics = update(placed, steps.empty_batch(p))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(after), before)
+  assert all(np.isfinite(float(v)) for v in metrics.values())
+
+
+@pytest.mark.parametrize('name, rows', [('ppo', 2), ('oprl', 2), ('oprl', 8)])
+def test_slices_of_any_size_teach_the_same(name, rows):
+  """oprl compares rows of a group: at 2 they lie in two slices, at 8 a slice interleaves the groups."""
+  (whole, told), (cut, told_cut) = learnt(name), learnt(name, rows=rows)
+  for key, value in told[0].items():
+    np.testing.assert_allclose(told_cut[0][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
+    (cut.companion.opt_state, cut.opt_state),
+    (whole.companion.opt_state, whole.opt_state),
+  )
+
+
+def test_one_device_and_eight_teach_the_same_critic():
+  (one, told), (many, told8) = learnt('ppo'), learnt('ppo', devices=8)
+  for key, value in told[0].items():
+    np.testing.assert_allclose(told8[0][key], value, rtol=1e-4, atol=1e-4, err_msg=key)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
+    many.companion.opt_state,
+    one.companion.opt_state,
+  )
+
+
+def test_a_companion_lies_on_the_mesh_as_the_policy_does():
+  state = steps.abstract_state(program('ppo', devices=8))
+  q = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
+  assert q(state.companion.params['decoder']) == q(state.params)
+  assert not q(state.params).is_fully_replicated
+
+
+def test_a_checkpoint_holds_the_companion(tmp_path):
+  state, p = learnt('ppo')[0], program('ppo')
+  assert moved(state.companion.opt_state, jax.tree.map(jnp.zeros_like, state.companion.opt_state))
+  checkpoint.save(str(tmp_path), 2, state, {}, keep=1)
+  again, _ = checkpoint.restore(str(tmp_path), 2, steps.abstract_state(p))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), state)
+
+
+def test_a_preference_needs_rows_to_compare():
+  c = configs.load(str(CONFIGS / 'oprl.py'))
+  c.rollouts, c.objective.advantage = 1, dict(fn='raw')
+  with pytest.raises(UserError, match='config.rollouts=1 leaves no pair of rows'):
+    validate.validate(c)

@@ -1,0 +1,238 @@
+"""Rounded weights in the whole step: what sampler and trainer then differ by, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import step as steps
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.learner import generate, microbatch, precision
+from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.models import decoder
+from jaxrl_llm.runner import sft, validate
+from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
+
+DENSE = ModelConfig(
+  vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64
+)
+MIXTURE = ModelConfig(
+  vocab=50, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=24, max_tokens=64,
+  experts=8, experts_per_token=2, norm_top_k=True, tied=False,
+)  # fmt: skip
+P, G, L, T = 4, 2, 8, 6
+REMEDY = "set config.objective.correction.fn='token_truncate'"
+
+
+def config(weights='int8', **changes):
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
+  c.generate.weights_dtype = weights
+  c.optimizer.learning_rate = 1e-2
+  with c.ignore_type():
+    c.update(changes)
+  return c
+
+
+def program(weights='int8', model=DENSE, mesh=None, **changes):
+  c = config(weights, **changes)
+  devices = jax.devices()[: int(np.prod(list((mesh or {}).values()), dtype=int))]
+  return make_program(c, model, (3, 7), sharding.make_mesh(mesh or {}, devices))
+
+
+def make_prompts():
+  r = np.random.default_rng(0)
+  tokens_PxL = r.integers(0, 50, (P, L)).astype(np.int32)
+  zeros = np.zeros(P, np.int32)
+  return Prompts(
+    tokens_PxL, r.integers(1, L + 1, P).astype(np.int32), np.arange(P, dtype=np.int32), zeros,
+    zeros.astype(np.float32),
+  )  # fmt: skip
+
+
+def params_of(model):
+  return jax.tree.map(lambda x: x * 1.5, decoder.init(model, 0))
+
+
+def scored(program):
+  """What was sampled, with the log-probabilities recorded; and what the update's pass says of it."""
+
+  @jax.jit
+  def run(params):
+    prompts = jax.tree.map(jnp.asarray, make_prompts())
+    sampled = generate.generate(program, steps.frozen(params), prompts)[0]
+    batch = Batch(prompts, sampled, sampled.weight_B, sampled.weight_B)
+    with jax.sharding.use_abstract_mesh(program.mesh.abstract_mesh):
+      return sampled, microbatch.scores(program, params, batch)[0]
+
+  state = steps.init_state(program, params_of(program.model))
+  return jax.tree.map(np.asarray, run(state.params))
+
+
+def gap(sampled, logp_BxT):
+  real_BxT = np.arange(T)[None] < sampled.length_B[:, None]
+  return np.abs(sampled.logp_BxT - logp_BxT)[real_BxT]
+
+
+@pytest.mark.parametrize('weights, least', [('int8', 1e-3), ('float8_e4m3fn', 1e-2)])
+def test_the_trainer_differs_by_the_rounding_unless_it_rounds_likewise(weights, least):
+  apart, logp_BxT = scored(program(weights))
+  one, same_BxT = scored(program(weights, quantize_update=True))
+  np.testing.assert_array_equal(apart.tokens_BxT, one.tokens_BxT)
+  np.testing.assert_array_equal(apart.logp_BxT, one.logp_BxT)
+  assert gap(apart, logp_BxT).mean() > least
+  assert gap(one, same_BxT).max() < 2e-5
+
+
+def test_rounded_experts_are_those_of_the_trainer_and_the_same_on_eight_devices():
+  one, one_BxT = scored(program('int8', MIXTURE, quantize_update=True))
+  mesh = dict(fsdp=2, expert=2, tensor=2)
+  many, many_BxT = scored(program('int8', MIXTURE, mesh, quantize_update=True))
+  assert gap(one, one_BxT).max() < 2e-5
+  np.testing.assert_array_equal(many.tokens_BxT, one.tokens_BxT)
+  np.testing.assert_allclose(many.logp_BxT, one.logp_BxT, atol=2e-5)
+  np.testing.assert_allclose(many_BxT, one_BxT, atol=2e-5)
+
+
+def train(program):
+  """Two steps: tokens and metrics of the second, and the weights."""
+  state = steps.init_state(program, params_of(DENSE))
+  fn, batch = steps.compile_step(program), steps.empty_batch(program)
+  for _ in range(2):
+    state, sampled, metrics = fn(state, batch, make_prompts(), None, None, np.int32(T))
+    sampled = jax.tree.map(np.asarray, sampled)
+    right_B = (sampled.tokens_BxT[:, 0] % 2).astype(np.float32)
+    batch = Batch(make_prompts(), sampled, right_B, right_B)
+  return sampled.tokens_BxT, {k: float(v) for k, v in metrics.items()}, state.params
+
+
+def test_a_step_of_one_precision_is_the_same_on_eight_devices():
+  """Weights move, in float32, and the sampler is where the trainer is."""
+  tokens, metrics, params = train(program(quantize_update=True))
+  tokens8, metrics8, params8 = train(program(quantize_update=True, mesh=dict(fsdp=4, tensor=2)))
+  np.testing.assert_array_equal(tokens, tokens8)
+  for name, value in metrics.items():
+    np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
+  for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(params8), strict=True):
+    assert a.dtype == b.dtype == jnp.float32
+    np.testing.assert_allclose(a, b, atol=1e-4)
+  assert 0 < metrics['training/rollout_probs_diff_max'] < 1e-5 < metrics['actor/update_norm']
+
+
+def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before():
+  """As lowered: of kernels, the loop carries int8 alone.
+
+  What XLA makes of it for a TPU: tests/commands/test_compile_report.py.
+  """
+  made = program()
+  run = jax.jit(lambda p, q: generate.generate(made, steps.frozen(p), q)[0])
+  text = run.lower(params_of(DENSE), make_prompts()).as_text()
+  D, d = DENSE.width, DENSE.head_dim
+  shapes = {(D, 4 * d), (D, 2 * d), (D, DENSE.mlp), (DENSE.mlp, D)}
+  carried = collections.Counter()
+  for loop in re.findall(r'stablehlo\.while\(.*?\n? *: (.*)', text):
+    for rows, columns, dtype in re.findall(r'tensor<(\d+)x(\d+)x(\w+)>', loop):
+      if (int(rows), int(columns)) in shapes:
+        carried[dtype] += 1
+  assert carried == {'i8': 7 * DENSE.layers}
+
+
+def test_evaluation_reads_what_is_saved(monkeypatch):
+  seen = []
+  monkeypatch.setattr(steps, 'compile_generate', lambda program: seen.append(program.weights_dtype))
+  table = type('Table', (), dict(rows=[]))
+  sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+  judging = evaluate.Judging(None)
+  evaluate.make_evaluator(program(quantize_update=True), table, None, judging, 2, sampling)
+  assert seen == ['float32'] * 2
+
+
+@pytest.mark.parametrize('quantize_update, reads', [(False, 'float32'), (True, 'int8')])
+def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantize_update, reads):
+  """Its objective has no ratio. It learns with rounded weights where training does."""
+
+  class Made(Exception):
+    pass
+
+  def compile_update(program):
+    raise Made(program.weights_dtype, program.quantize_update)
+
+  monkeypatch.setattr(steps, 'compile_update', compile_update)
+  changes = dict(quantize_update=quantize_update, objective=dict(correction=dict(fn='token')))
+  state = steps.frozen(None)
+  with pytest.raises(Made) as made:
+    sft.run(config(**changes), program(**changes), state, None, None, lambda loss: None)
+  assert made.value.args == (reads, quantize_update)
+
+
+def refused(weights='int8', **changes):
+  c = config(weights, **changes)
+  validate.validate(c)
+  with pytest.raises(UserError) as caught:
+    make_program(c, DENSE, (3,), sharding.make_mesh({}, jax.devices()[:1]))
+  return str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'objective, names',
+  [
+    (dict(proximal=dict(fn='before')), "config.objective.proximal.fn='before'"),
+    (dict(proximal=dict(fn='average', decay=0.9)), "config.objective.proximal.fn='average'"),
+    (dict(ratio=dict(fn='one')), "config.objective.ratio.fn='one'"),
+  ],
+)
+def test_an_objective_that_does_not_see_the_rounding_is_refused(objective, names):
+  told = refused(objective=objective)
+  assert told.startswith("config.generate.weights_dtype='int8'") and names in told
+  assert REMEDY in told and told.count('.  ') == 0
+  corrected = objective | dict(correction=dict(fn='token_truncate'))
+  assert program(objective=corrected).weights_dtype == 'int8'
+  assert program(objective=objective, quantize_update=True).quantize_update
+  assert program('auto', objective=objective).weights_dtype == 'float32'
+
+
+@pytest.mark.parametrize(
+  'objective, warns',
+  [
+    ({}, True),
+    (dict(proximal=dict(fn='recorded')), True),
+    (dict(ratio=dict(fn='direct'), proximal=dict(fn='before')), True),
+    (dict(correction=dict(fn='token_truncate')), False),
+  ],
+)
+def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objective, warns):
+  told = []
+  monkeypatch.setattr(precision.logging, 'warning', lambda text, *args: told.append(text % args))
+  program(objective=objective)
+  assert len(told) == warns and all(REMEDY in text for text in told)
+  program('auto', objective=objective)
+  program(objective=objective, quantize_update=True)
+  assert len(told) == warns
+
+
+@pytest.mark.parametrize(
+  'weights, changes, says',
+  [
+    ('float32', dict(dtype='bfloat16'), "'float32' is wider than bfloat16"),
+    (
+      'auto',
+      dict(quantize_update=True),
+      "with config.generate.weights_dtype='auto' that rounds none",
+    ),
+    ('bfloat16', dict(dtype='bfloat16', quantize_update=True), 'rounds none'),
+  ],
+)
+def test_types_that_make_no_sense_are_refused(weights, changes, says):
+  assert says in refused(weights, **changes)
+
+
+def test_an_unknown_type_is_refused():
+  with pytest.raises(UserError, match="weights_dtype='int4' must be one of: auto, float32, bfl"):
+    validate.validate(config('int4'))

@@ -1,0 +1,335 @@
+"""What the update keeps beside the weights: averages, windows, noise; against definitions, and on any mesh."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_step import MODEL, G, assert_close, config, graded, program
+
+from jaxrl_llm import objective
+from jaxrl_llm import step as steps
+from jaxrl_llm.checkpointing import checkpoint
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import inner_steps
+from jaxrl_llm.learner import update as updates
+from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.models import decoder, shared_prompt_forward
+from jaxrl_llm.types import UserError
+from tests.learner.test_step_methods import PLAIN, chosen, off_policy, updated
+
+
+def averaged(decay, **more):
+  return chosen(proximal=dict(fn='average', decay=decay), **more)
+
+
+def trained(p, batch, count):
+  """The states after each of `count` updates on the same batch, the first being the start."""
+  update, state = steps.compile_update(p), steps.init_state(p, decoder.init(MODEL, 0))
+  history = [jax.device_get(state)]
+  for _ in range(count):
+    state, _ = update(state, batch)
+    history.append(jax.device_get(state))
+  return history
+
+
+def assert_equal(one, other):
+  assert jax.tree.structure(one) == jax.tree.structure(other)
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.fixture(scope='module')
+def batch():
+  return off_policy(graded(program(), decoder.init(MODEL, 0)))
+
+
+@pytest.mark.parametrize('decay', [0.0, 0.7])
+def test_the_average_is_that_of_all_weights_so_far(batch, decay):
+  """Σ decay^{n−i}·θ_i / Σ decay^{n−i} after every step, so also after the first; decay 0: the weights themselves."""
+  p = program(objective=averaged(decay))
+  assert steps.init_state(program(), decoder.init(MODEL, 0)).average is None
+  history = trained(p, batch, 3)
+  for n, state in enumerate(history):
+    if not decay:
+      assert_equal(state.average, state.params)
+      continue
+    share = decay ** np.arange(n, -1.0, -1)
+    share /= share.sum()
+    want = jax.tree.map(
+      lambda *x: sum(w * y for w, y in zip(share, x, strict=True)),  # noqa: B023
+      *[s.params for s in history[: n + 1]],
+    )
+    assert_close(state.average, want, 1e-6)
+  apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), history[3].params, history[0].params)
+  assert max(jax.tree.leaves(apart)) > 1e-3
+
+
+def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
+  """Against the definition: its log-probs scored apart, the gradient's coefficients made of them."""
+  p = program(objective=averaged(0.7, correction=dict(fn='token'), trust=PLAIN))
+  states = trained(p, batch, 2)
+  state = jax.tree.map(jnp.asarray, states[1])
+  score = lambda q: updates.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]  # noqa: E731
+  target = objective.targets(p.method, batch, G)._replace(old_BxT=score(state.average))
+  c_BxT, _ = objective.coefficients(p.method, target, score(state.params))
+  seen = np.asarray(target.mask_BxT) > 0
+  want = jax.grad(lambda q: -jnp.where(seen, c_BxT * score(q), 0).sum())(state.params)
+  _, metrics = steps.compile_update(p)(
+    steps.init_state(p, state.params)._replace(average=state.average, step=state.step), batch
+  )
+  norm = float(jnp.sqrt(sum((x**2).sum() for x in jax.tree.leaves(want))))
+  np.testing.assert_allclose(float(metrics['actor/grad_norm']), norm, rtol=1e-4)
+
+
+def test_the_exact_old_policy_is_the_interpolated_one_for_a_fresh_batch(batch):
+  """All tokens by the weights of step 0: two minibatches of both methods are the same, one without a pass."""
+  fresh = batch._replace(rollout=graded(program(), decoder.init(MODEL, 0)).rollout)
+  two = dict(updates_per_rollout=2)
+  exact, interpolated = (
+    updated(
+      program(objective=chosen(proximal=dict(fn=fn), correction=dict(fn='token')), **two),
+      fresh,
+      decoder.init(MODEL, 0),
+    )[0]
+    for fn in ('before', 'interpolated')
+  )
+  assert int(exact.step) == 2
+  assert_close(exact.params, interpolated.params, 1e-5)
+
+
+def test_the_age_of_tokens_is_counted_from_the_present_step(batch):
+  """After a step on it, the same batch is one old: α = 0 with one minibatch taken from it would be 1 with none."""
+  p = program(
+    objective=chosen(proximal=dict(fn='interpolated'), correction=dict(fn='token'), trust=PLAIN)
+  )
+  params = decoder.init(MODEL, 0)
+  state = steps.init_state(p, params)._replace(step=jnp.int32(3))
+  old = batch._replace(
+    rollout=batch.rollout._replace(version_BxT=np.full_like(batch.rollout.version_BxT, 1))
+  )
+  _, stale = steps.compile_update(p)(state, old)
+  # α = 1: r = 1, ρ = π/π_b: as exact log-probs before the only minibatch.
+  exact = program(
+    objective=chosen(proximal=dict(fn='before'), correction=dict(fn='token'), trust=PLAIN)
+  )
+  _, want = updated(exact, batch, params)
+  np.testing.assert_allclose(float(stale['actor/grad_norm']), want['actor/grad_norm'], rtol=1e-4)
+
+
+def looped(**settings):
+  c = config().optimizer
+  c.outer = dict(fn='slow_fast', **settings)
+  return dict(optimizer=c)
+
+
+def noisy(sigma=1e-6, **more):
+  return chosen(perturb=dict(fn='layerwise', sigma=sigma, learning_rate=0.1), **more)
+
+
+def everything():
+  """All that the update may keep, and the norms of rows, in one program."""
+  method = noisy(
+    1e-3,
+    advantage=dict(fn='least_variance'),
+    ratio=dict(fn='direct_product'),
+    correction=dict(fn='second_moment_mask', budget=100.0),
+    proximal=dict(fn='average', decay=0.7),
+  )
+  return dict(objective=method) | looped(fast_steps=1, alpha=0.5, window=2)
+
+
+def on(devices, mesh, **changes):
+  c = config(**changes)
+  c.mesh.update(mesh)
+  return make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+
+
+def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch, tmp_path):
+  """Layouts like those of the weights, a checkpoint bit for bit, and an empty batch that changes none of it."""
+  mesh = dict(data=2, fsdp=2, tensor=2)
+  one, many = on(1, dict(data=1, fsdp=1, tensor=1), **everything()), on(8, mesh, **everything())
+  want = trained(one, batch, 1)[-1]
+  state = steps.init_state(many, decoder.init(MODEL, 0))
+  update = steps.compile_update(many)
+  state, _ = update(state, batch)
+  after = jax.device_get(state)
+  assert int(after.step) == 2 and int(after.outer.count) == 1
+  assert_close(after, want, 1e-4)
+  checkpoint.save(str(tmp_path), 1, state, {}, keep=1)
+  got, _ = checkpoint.restore(str(tmp_path), 1, steps.abstract_state(many))
+  assert_equal(jax.device_get(got), after)
+  kernel = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
+  assert kernel(got.average) == kernel(got.params) == kernel(steps.abstract_state(many).params)
+  got, metrics = update(got, steps.empty_batch(many))
+  assert_equal(jax.device_get(got), after)
+  assert all(np.isfinite(float(v)) for v in metrics.values())
+
+
+def test_nothing_is_kept_that_nobody_asks_for():
+  state = steps.abstract_state(program())
+  assert state.average is state.outer is state.noise is None
+
+
+def test_without_a_share_of_the_fast_steps_a_batch_is_a_plain_step(batch):
+  plain, slow = (trained(program(**c), batch, 2)[-1] for c in ({}, looped(fast_steps=1, alpha=0.0)))
+  assert int(slow.step) == 2
+  assert_close(slow._replace(outer=None), plain, 1e-7)
+
+
+@pytest.mark.parametrize('alpha', [1.0, 0.3])
+def test_fast_steps_go_back_by_their_share_and_one_more_step_follows(batch, alpha):
+  """Against K plain steps, the weights put back by hand, and one more: moments and counters run on."""
+  p = program()
+  states = trained(p, batch, 2)
+  back = jax.tree.map(lambda x, y: x + alpha * (y - x), states[0].params, states[2].params)
+  state = jax.tree.map(jnp.asarray, states[2]._replace(params=back))
+  want = jax.device_get(steps.compile_update(p)(state, batch)[0])
+  got, metrics = updated(
+    program(**looped(fast_steps=2, alpha=alpha)), batch, decoder.init(MODEL, 0)
+  )
+  assert int(got.step) == 3 and metrics['actor/fast_steps'] == 2
+  assert_close(got._replace(outer=None), want, 1e-6)
+  if alpha == 1:
+    assert_close(got.params, trained(p, batch, 3)[-1].params, 1e-6)
+
+
+def test_the_weights_go_back_to_the_bit_at_both_ends():
+  r = np.random.default_rng(0)
+  x, y = r.normal(size=9).astype(np.float32), r.normal(size=9).astype(np.float32)
+  whole, half = inner_steps.slow_fast(alpha=1.0), inner_steps.slow_fast(alpha=0.7)
+  np.testing.assert_array_equal(whole.reposition(x, y), y)
+  np.testing.assert_array_equal(half.reposition(x, x), x)
+  np.testing.assert_allclose(half.reposition(x, y), 0.3 * x + 0.7 * y, atol=1e-6)
+
+
+def test_fast_steps_end_for_ever_where_the_entropy_rises_above_its_window():
+  """Against numpy: the mean and std over n of the window that ends with a value; a fall ends nothing."""
+  rule = inner_steps.slow_fast(fast_steps=4, window=4, threshold=1.2)
+  entropy = [1.0, 1.2, 0.9, 1.1, 1.0, 0.4, 1.6, 1.0, 1.0]
+  seen, ends = rule.fresh(), []
+  for index, value in enumerate(entropy):
+    last = np.array(entropy[max(index - 3, 0) : index + 1])
+    ends.append(len(last) == 4 and value - last.mean() >= 1.2 * last.std())
+    assert int(rule.steps(seen)) == (0 if any(ends[:-1]) else 4)
+    seen = rule.observe(seen, jnp.float32(value), jnp.bool_(True))
+    nothing = rule.observe(seen, jnp.float32(99), jnp.bool_(False))
+    assert_equal(jax.device_get(nothing), jax.device_get(seen))
+  assert ends.index(True) == 6 and int(rule.steps(seen)) == 0
+  assert int(inner_steps.slow_fast(alpha=0.0).steps(inner_steps.slow_fast(alpha=0.0).fresh())) == 0
+
+
+def test_the_window_holds_the_entropy_of_the_outer_step(batch):
+  p = program(**looped(fast_steps=2, alpha=0.5, window=3))
+  first = updated(program(), batch, decoder.init(MODEL, 0))[1]['actor/entropy']
+  state, metrics = updated(p, batch, decoder.init(MODEL, 0))
+  np.testing.assert_allclose(state.outer.entropy_W, [metrics['actor/entropy'], 0, 0], rtol=1e-6)
+  assert abs(metrics['actor/entropy'] - first) > 1e-6
+
+
+def test_the_schedule_lasts_for_fast_and_slow_steps():
+  c = looped(fast_steps=3)['optimizer']
+  c.decay = 'linear'
+  p = program(optimizer=c, steps=5)
+  np.testing.assert_allclose(p.schedule(10) / p.schedule(0), 0.5)
+
+
+@pytest.mark.parametrize(
+  'settings, told',
+  [
+    (dict(fast_steps=0), 'fast_steps=0 must be at least 1'),
+    (dict(alpha=1.1), 'alpha=1.1 must be from 0 to 1'),
+    (dict(window=1), 'window=1 must be at least 2'),
+    (dict(threshold=0.0), 'threshold=0.0 must be above 0'),
+  ],
+)
+def test_settings_out_of_range_are_told(settings, told):
+  with pytest.raises(UserError, match=f'config.optimizer.outer.{told}'):
+    program(**looped(**settings))
+
+
+def forward(p, params, batch, noise=None):
+  return updates.rescore(p, params, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT), noise)[0]
+
+
+def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
+  """Operation by operation: programs with and without noise may be fused differently, in the last digit."""
+  params, tokens_BxT = decoder.init(MODEL, 0), jnp.asarray(batch.rollout.tokens_BxT)
+  run = lambda *noise: shared_prompt_forward.hidden(  # noqa: E731
+    MODEL, params, batch.prompts, tokens_BxT, noise=noise or None
+  )
+  clean, key = run(), jax.random.key(3)
+  np.testing.assert_array_equal(run(jnp.zeros(MODEL.layers), key), clean)
+  loud = jnp.full(MODEL.layers, 0.1)
+  different = [clean, run(loud, key), run(jnp.array([0.0, 0.1]), key), run(loud, jax.random.key(4))]
+  for index, one in enumerate(different):
+    for other in different[:index]:
+      assert float(jnp.abs(one - other).max()) > 1e-3
+
+
+def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
+  params, noise = decoder.init(MODEL, 0), (jnp.array([0.1, 0.3]), jax.random.key(3))
+  one, other = (forward(program(remat=r), params, batch, noise) for r in (False, True))
+  np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
+  """Of the surrogate's own value: log σ is learnt through log π, with the coefficients held."""
+  p = program(objective=noisy(0.1, ratio=dict(fn='direct'), trust=PLAIN))
+  params, key = decoder.init(MODEL, 0), jax.random.key(3)
+  target = objective.targets(p.method, batch, G)
+  seen = np.asarray(target.mask_BxT) > 0
+  start = jnp.log(jnp.array([0.1, 0.2]))
+  logp = jax.jit(lambda log_sigma: forward(p, params, batch, (jnp.exp(log_sigma), key)))
+  c_BxT, _ = objective.coefficients(p.method, target, logp(start))
+  loss = lambda log_sigma: -float(jnp.where(seen, c_BxT * logp(log_sigma), 0).sum())  # noqa: E731
+  prompts, tokens, length, _ = updates.slices(p, jax.tree.map(jnp.asarray, batch), None)
+  first = lambda x: x[0]  # noqa: E731
+  got = jax.jit(
+    jax.grad(
+      lambda log_sigma: updates.slice_loss(
+        p,
+        params,
+        jax.tree.map(first, prompts),
+        tokens[0],
+        length[0],
+        target,
+        noise=(jnp.exp(log_sigma), key),
+      )[0]
+    )
+  )(start)
+  for layer in range(MODEL.layers):
+    nudge = jnp.zeros(MODEL.layers).at[layer].set(0.02)
+    slope = (loss(start + nudge) - loss(start - nudge)) / 0.04
+    np.testing.assert_allclose(got[layer], slope, rtol=2e-2, atol=1e-4)
+  assert float(jnp.abs(got).min()) > 1e-4
+
+
+def test_an_update_moves_the_loudness_by_its_own_rate_and_repeats_itself(batch):
+  p, params = program(objective=noisy(0.05, ratio=dict(fn='direct'))), decoder.init(MODEL, 0)
+  update = steps.compile_update(p)
+  run = lambda step: jax.device_get(  # noqa: E731
+    update(steps.init_state(p, params)._replace(step=jnp.int32(step)), batch)
+  )
+  (one, metrics), (again, _), (_, later) = run(0), run(0), run(1)
+  assert_equal(one, again)
+  moved = one.noise.log_sigma_L - np.log(0.05)
+  np.testing.assert_allclose(np.abs(moved), 0.1, rtol=1e-3)  # the first step of Adam
+  assert abs(later['actor/grad_norm'] / metrics['actor/grad_norm'] - 1) > 1e-4  # other noise
+
+
+def test_the_pull_of_a_row_is_its_own_gradient(batch):
+  """Each row's answer differentiated apart; an empty row pulls nowhere."""
+  p, params = program(), decoder.init(MODEL, 0)
+  length_B = np.array(batch.rollout.length_B)
+  length_B[3] = 0
+  batch = batch._replace(rollout=batch.rollout._replace(length_B=length_B))
+  got = jax.jit(lambda q: updates.leverage(p, q, jax.tree.map(jnp.asarray, batch)))(params)
+  assert float(got[3]) == -np.inf
+  real = np.arange(batch.rollout.tokens_BxT.shape[1])[None] < length_B[:, None]
+  answers = jax.jit(lambda q: jnp.where(real, forward(p, q, batch), 0).sum(1))
+  jacobian = jax.jit(lambda q, b: jax.grad(lambda q: answers(q)[b])(q))
+  log_w = answers(params) - np.where(real, batch.rollout.logp_BxT, 0).sum(1)
+  for b in (0, 7, 14):
+    norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(jacobian(params, b))))
+    np.testing.assert_allclose(float(got[b]), float(log_w[b]) + np.log(norm), atol=1e-4)

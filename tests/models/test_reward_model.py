@@ -1,0 +1,127 @@
+"""Reward models: transformers' own numbers, from the same files, and as a grader in a worker."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import models, rewards
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.models import reward_model
+from jaxrl_llm.runner import setup
+from jaxrl_llm.types import Row, UserError
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+
+CASES = dict(Llama=dict(attention_bias=True), Qwen2=dict(), Qwen3=dict(head_dim=16))
+SCRATCH = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
+
+
+def folder(path, kind='Qwen2', **changes):
+  """A random reward model with a character tokenizer, as transformers saves it; and the model."""
+  letters = models.load('scratch', scratch=SCRATCH).tokenizer
+  torch.manual_seed(0)
+  sizes = dict(
+    vocab_size=letters.vocab_size, hidden_size=48, intermediate_size=80, num_hidden_layers=3
+  )
+  sizes |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
+  end = list(letters.end_ids)[0]
+  told = dict(num_labels=1, pad_token_id=letters.vocab_size - 1, eos_token_id=end)
+  config = getattr(transformers, f'{kind}Config')(**(sizes | told | CASES[kind] | changes))
+  model = getattr(transformers, f'{kind}ForSequenceClassification')(config).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.add_(0.1 * torch.randn_like(parameter))
+  model.save_pretrained(path)
+  letters.backend.save(str(path / 'tokenizer.json'))
+  return str(path), model
+
+
+def theirs(model, ids) -> float:
+  with torch.no_grad():
+    return model(torch.tensor([ids])).logits[0, 0].item()
+
+
+@pytest.mark.parametrize('kind', CASES)
+def test_the_numbers_are_those_of_transformers(tmp_path, kind):
+  """Rows of many lengths together, against each alone and unpadded."""
+  path, other = folder(tmp_path, kind)
+  ours = reward_model.load(path)
+  r = np.random.default_rng(0)
+  rows = [r.integers(0, 90, n).tolist() for n in (1, 5, 31, 32, 33, 70, 12, 3, 9, 2)]
+  want = [theirs(other, ids) for ids in rows]
+  np.testing.assert_allclose(reward_model.rate(ours, rows), want, rtol=0, atol=1e-4)
+  assert np.ptp(want) > 0.5
+  with pytest.raises(ValueError, match='reads 1 to 256'):
+    reward_model.rate(ours, [[1] * 257])
+
+
+TEMPLATE = (
+  "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+  '{% if add_generation_prompt %}<a>{% endif %}'
+)
+
+
+def test_it_grades_in_a_worker(tmp_path):
+  """As config.grade names it: text as it stands, messages by the folder's template without the mark of a next turn."""
+  path, other = folder(tmp_path)
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(dict(chat_template=TEMPLATE)))
+  spec = dict(fn='jaxrl_llm.models.reward_model:score', folder=path, batched='step', workers=1)
+  spec |= dict(deadline_s=120.0, cpu_s=120.0, memory_mb=8192)
+  letters = models.load('scratch', scratch=SCRATCH).tokenizer
+  asked = (dict(role='user', content='2 + 3?'),)
+  for row, said in (
+    (Row('a', '2 + 3 = ', (), '', 'toy', {}), '2 + 3 = {}'),
+    (Row('b', '', asked, '', 'toy', {}), '<user> 2 + 3?\n<assistant> {}\n'),
+  ):
+    texts = ['5', 'six', 'It is five.']
+    want = [theirs(other, letters.encode(said.format(text))) for text in texts]
+    # A special token that a reply spells is none of the conversation, nor what is left when it is gone.
+    end = letters.backend.id_to_token(list(letters.end_ids)[0])
+    texts[1] = f'si{end[:2]}{end}{end[2:]}x'
+    scores = rewards.score([row] * 3, texts, spec)
+    assert not any(scores.counts.values()), scores.message
+    np.testing.assert_allclose(scores.parts_BxK[:, 0], want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'labels, told', [(1, 'no reward model'), (2, r'score.weight.* has shape \(2, 48\)')]
+)
+def test_what_is_no_reward_model_is_told(tmp_path, labels, told):
+  path, _ = folder(tmp_path, num_labels=labels)
+  if labels == 1:
+    raw = json.loads((tmp_path / 'config.json').read_text())
+    raw['architectures'] = ['Qwen2ForCausalLM']
+    (tmp_path / 'config.json').write_text(json.dumps(raw))
+  with pytest.raises(UserError, match=told):
+    reward_model.load(path)
+  spec = dict(fn='jaxrl_llm.models.reward_model:score', folder=path, batched='step')
+  with pytest.raises(UserError, match=f'^config.grade.folder: .*{told}'):
+    rewards.resolve(spec)
+
+
+def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch):
+  """Of the run's own parts, and of a part beside another grader; weights alone are left to the worker."""
+  path, _ = folder(tmp_path)
+  spec = dict(
+    fn='jaxrl_llm.models.reward_model:score', folder=str(tmp_path / 'none'), batched='step'
+  )
+  c = configs.default()
+  c.grade.update(spec)
+  monkeypatch.setattr(models, 'load', lambda *_, **__: pytest.fail('the policy was loaded'))
+  with pytest.raises(
+    UserError, match=r"^config.grade.folder: '.*none' is no reward model: no folder"
+  ):
+    setup.parts(c)
+  with pytest.raises(UserError, match=r'^config.grade.parts\[0\].folder: .*none'):
+    rewards.resolve_parts(dict(fn='exact', parts=(spec,)))
+  for bad in ('', 7):
+    with pytest.raises(UserError, match='folder=.* must name the folder of a reward model'):
+      rewards.resolve(spec | dict(folder=bad))
+  read = []
+  monkeypatch.setattr(reward_model.hf, 'load_params', lambda *told: read.append(told))
+  rewards.resolve(spec | dict(folder=path))
+  assert not read

@@ -1,0 +1,73 @@
+"""The share of a success that a score counts, and what the bounds may be."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.rewards import outcomes
+from jaxrl_llm.types import UserError
+
+
+def grade(**changes):
+  spec = configs.default().grade
+  for name, value in changes.items():
+    spec[name] = value
+  return spec
+
+
+def test_binary_scores_are_whole_successes_or_none():
+  score_B = np.array([0, 1, 1, 0], np.float32)
+  got = outcomes.success(score_B, grade())
+  assert got.dtype == np.float32 and got.tolist() == score_B.tolist()
+  for right, changes in ((0.5, dict(right=0.5)), (2.0, {}), (0.7, dict(right=0.7))):
+    assert outcomes.success(right * score_B, grade(**changes)).tolist() == score_B.tolist()
+
+
+@pytest.mark.parametrize(
+  'changes, want, beyond',
+  [
+    ({}, [0, 0, 0.25, 1, 1], [1, 0, 0, 0, 0]),  # above `right` is right
+    (dict(right=0.25), [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]),
+    (dict(bounds=(-1.0, 1.0)), [0, 0.5, 0.625, 1, 1], [0, 0, 0, 0, 1]),
+    (dict(bounds=(0.0, 4.0)), [0, 0, 0.0625, 0.25, 0.5], [1, 0, 0, 0, 0]),
+  ],
+)
+def test_graded_scores_are_the_part_of_the_way_between_the_bounds(changes, want, beyond):
+  score_B = np.array([-1, 0, 0.25, 1, 2], np.float32)
+  spec = grade(**changes)
+  assert outcomes.success(score_B, spec).tolist() == want
+  assert outcomes.outside(score_B, spec).tolist() == [bool(x) for x in beyond]
+  told = outcomes.metrics(score_B, spec)
+  assert told['grade/out_of_bounds'] == pytest.approx(0.2)
+  assert (told['grade/lowest'], told['grade/highest']) == (-1, 2)
+  assert told['grade/right'] == (score_B >= spec.right).mean()
+  assert outcomes.metrics(score_B[:0], spec) == {}
+
+
+@pytest.mark.parametrize(
+  'changes, told',
+  [
+    (dict(right=float('nan')), 'config.grade.right=nan must be a finite number'),
+    (dict(right=0.0), "config.grade.right=0.0 is not above 0, so that .* --config.grade.bounds='(-1, 0)'"),
+    (dict(bounds=(1.0, 0.0)), 'config.grade.bounds=(1.0, 0.0) must be the lowest and the highest score'),
+    (dict(bounds=(0.0,)), 'config.grade.bounds=(0.0,) must be'),
+    (dict(bounds=(0.0, float('inf'))), 'config.grade.bounds=(0.0, inf) must be'),
+    (dict(bounds=(0.0, '1')), "config.grade.bounds=(0.0, '1') must be"),
+    (dict(bounds=(0.0, 0.25)), 'lies outside of config.grade.bounds=(0.0, 0.25), .* --config.grade.right=0.25'),
+    (dict(bounds=(1.0, 2.0)), 'config.grade.right=1.0 lies outside'),
+  ],
+)  # fmt: skip
+def test_bounds_that_cannot_be_are_refused_with_the_flag_to_type(changes, told):
+  with pytest.raises(UserError, match=re.escape(told).replace(r'\.\*', '.*')):
+    outcomes.bounds(grade(**changes))
+
+
+def test_bounds_are_a_field_of_the_command_line():
+  said = ['--config.grade.bounds=(0.0, 2.0)', '--config.grade.right=2.0']
+  spec = configs.load('configs/tiny.py', said).grade
+  assert outcomes.bounds(spec) == (0, 2) and spec.fn == 'exact'
+  assert outcomes.bounds(configs.load('configs/tiny.py', []).grade) == (0, 1)

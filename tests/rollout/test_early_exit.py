@@ -1,0 +1,264 @@
+"""Rows that end by a rule: which, when, and what the others say."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rollout_checks import assert_same
+
+from jaxrl_llm import step as steps
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.models import decoder
+from jaxrl_llm.replay import Unfinished
+from jaxrl_llm.rollout import early_exit, ring_decode, text_automaton
+from jaxrl_llm.types import ABORTED, EXITED, STOPPED, UNFINISHED, ModelConfig, Prompts
+
+V, P, G, T = 6, 12, 8, 24
+B = P * G
+MODEL = ModelConfig(
+  vocab=V, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=24, max_tokens=64
+)
+TEXTS = ['', 'a', 'b', 'ab', 'ca', 'ba']
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.tree.map(lambda x: x * 2.5, decoder.init(MODEL, 0))
+
+
+def run(params, *args, **kwargs):
+  return next(runs(params, *args, **kwargs))
+
+
+def runs(params, rule=early_exit.none, slots=0, end_ids=(), pauses=()):
+  """A rollout for each of `pauses`: its legs end when rows hold so many tokens, and the next goes on from there."""
+  ones = np.ones(P, np.int32)
+  prompts = Prompts(
+    np.arange(P, dtype=np.int32)[:, None] % V,
+    ones,
+    ones * 3 + np.arange(P),
+    ones,
+    np.zeros(P, np.float32),
+  )
+  spec = ring_decode.Spec(G, T, 1.0, end_ids, 'float32', slots=slots, exit=rule)
+
+  @jax.jit
+  def leg(p, begun, pause):
+    key = jax.random.key(0)
+    return ring_decode.generate(MODEL, p, prompts, key, 1, spec, begun=begun, pause=pause)[0]
+
+  for legs in pauses or [()]:
+    rollout = None
+    for pause in (*legs, T + 1):
+      rollout = jax.tree.map(np.asarray, leg(params, rollout, pause))
+    yield rollout
+
+
+@pytest.fixture(scope='module')
+def free(params):
+  return run(params)
+
+
+def check(got, free, ends):
+  """Rows end at `ends` (T where they don't), and until then say what they would have said."""
+  np.testing.assert_array_equal(got.length_B, ends)
+  assert 0 < (ends < T).sum() < B
+  for b in range(B):
+    np.testing.assert_array_equal(got.tokens_BxT[b, : ends[b]], free.tokens_BxT[b, : ends[b]])
+
+
+def first(flags, default=T):
+  """The number of tokens when a flag first holds."""
+  return next((n for n, flag in flags if flag), default)
+
+
+@pytest.mark.parametrize('slots', [0, 7])
+def test_repetition_ends_a_row_at_the_token_that_completes_it(params, free, slots):
+  def repeats(y, n):
+    return any(
+      n >= 3 * p and all(y[n - 1 - i] == y[n - 1 - i - p] for i in range(2 * p)) for p in (1, 2)
+    )
+
+  got = run(params, functools.partial(early_exit.repetition, period=2, times=3), slots)
+  ends = [first((n, repeats(y, n)) for n in range(2, T + 1)) for y in free.tokens_BxT]
+  check(got, free, np.array(ends))
+  assert (got.reason_B[got.length_B < T] == EXITED).all()
+
+
+def test_entropy_ends_a_row_when_its_running_mean_is_too_high(params, free):
+  means_BxT = np.zeros((B, T))
+  for b in range(B):
+    tokens = np.concatenate([[b // G % V], free.tokens_BxT[b]])[None]
+    logp = jax.nn.log_softmax(decoder.forward(MODEL, params, tokens, np.ones_like(tokens, bool)))[0]
+    entropy, mean = np.asarray(-(jnp.exp(logp) * logp).sum(-1)), 0.0
+    for t in range(1, T):  # token t is drawn from what position t says; the t-th look is at it
+      mean = 0.8 * mean + 0.2 * entropy[t]
+      means_BxT[b, t] = mean / (1 - 0.8**t) if t >= 4 else 0
+  high = float(np.median(means_BxT.max(1)))
+  got = run(
+    params, functools.partial(early_exit.entropy, high=high, decay=0.8, least_tokens=4), slots=9
+  )
+  over = means_BxT > high
+  check(got, free, np.where(over.any(1), over.argmax(1) + 1, T))
+
+
+def test_the_table_finds_a_text_however_it_is_cut(free):
+  table = text_automaton.table(TEXTS, 'aba')
+  for y in free.tokens_BxT:
+    state = 0
+    for n in range(T):
+      state = table[state, y[n]]
+      text = ''.join(TEXTS[t] for t in y[: n + 1])
+      if 'aba' in text:
+        assert state == 3
+      else:
+        assert state == max(k for k in range(3) if text.endswith('aba'[:k]))
+
+
+@pytest.mark.parametrize('slots', [0, 7])
+def test_marker_aborts_rows_without_it_and_ends_sure_rows_with_it(params, free, slots):
+  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  rule = functools.partial(
+    early_exit.marker,
+    text='aba',
+    table=table,
+    start=0.25,
+    deadline=0.5,
+    abort=0.6,
+    margin=0.2,
+    streak=2,
+  )
+  got = run(params, rule, slots)
+  has = np.array(['aba' in ''.join(TEXTS[t] for t in y[: T // 2]) for y in free.tokens_BxT])
+  aborted = got.reason_B == ABORTED
+  assert (got.length_B[aborted] == T // 2).all() and not has[aborted].any()
+  spared = ~has & ~aborted
+  assert aborted.sum() / (~has).sum() == pytest.approx(0.6, abs=0.2) and spared.any()
+  np.testing.assert_allclose(got.weight_B, np.where(spared, 1 / 0.4, 1.0), rtol=1e-5)
+  left = got.reason_B == EXITED
+  assert left.any()
+  for b in np.flatnonzero(left):
+    n = got.length_B[b]
+    assert n >= T // 4 and 'aba' in ''.join(TEXTS[t] for t in got.tokens_BxT[b, : n - 1])
+  # Counting the spared 1/(1 − abort) times and the aborted not at all leaves sums as they were.
+  assert got.weight_B[~aborted].sum() == pytest.approx(B, rel=0.15)
+
+
+def test_the_coin_of_the_marker_lets_every_length_be(params):
+  """A coin of its own for each token: without heads the rows end as they would, with heads alone never, else later."""
+  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  rule = functools.partial(
+    early_exit.marker, text='aba', table=table, start=0.25, abort=0.0, margin=0.2, streak=2
+  )
+  never, always, half = (
+    run(params, functools.partial(rule, ignore=ignore)) for ignore in (0.0, 1.0, 0.5)
+  )
+  ends = never.reason_B == EXITED
+  assert ends.sum() > 20 and not (always.reason_B == EXITED).any()
+  later = half.length_B - never.length_B
+  assert (later >= 0).all() and len(np.unique(later[ends])) > 3
+  assert (later[ends] > 0).mean() == pytest.approx(0.5, abs=0.2)
+
+
+def test_a_row_that_ends_by_itself_does_not_exit(params):
+  """Everything exits at its 5th token, but for the rows whose 5th token is an end."""
+
+  def fifth(look):
+    return early_exit.none(look)._replace(exit_S=look.length_S == 5)
+
+  got = run(params, fifth, end_ids=(1, 2))
+  at = got.length_B == 5
+  ended = np.isin(got.tokens_BxT[:, 4], (1, 2)) & at
+  assert ended.any() and (got.reason_B[ended] == STOPPED).all()
+  assert (at & ~ended).any() and (got.reason_B[at & ~ended] == EXITED).all()
+
+
+@pytest.mark.parametrize('slots', [0, B // 4])
+def test_text_ends_a_row_with_the_token_that_completes_it(params, free, slots):
+  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  got = run(params, functools.partial(early_exit.text, text='aba', table=table), slots)
+  said = lambda b, n: ''.join(TEXTS[t] for t in free.tokens_BxT[b, :n])  # noqa: E731
+  ends = np.array([first((n, 'aba' in said(b, n)) for n in range(2, T + 1)) for b in range(B)])
+  check(got, free, ends)
+  assert (got.reason_B[ends < T] == EXITED).all() and (got.weight_B == 1).all()
+
+
+def test_a_marker_may_begin_with_the_first_token():
+  """'a', then 'ba': seen at the first look, which is at the second token."""
+  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  tokens_SxT = jnp.array([[1, 5, 0], [2, 5, 0]])
+  two, zeros = jnp.full(2, 2), jnp.zeros((2, early_exit.MEMORY))
+  look = early_exit.Look(tokens_SxT, two, two + 2, *jnp.zeros((2, 2)), jnp.full(2, 0.5), zeros)
+  verdict = early_exit.marker(look, text='aba', table=table, deadline=0.5, abort=0.9)
+  assert verdict.memory_SxM[:, 0].tolist() == [3, 1]
+  assert verdict.abort_S.tolist() == [False, True]
+
+
+MARKER = dict(text='aba', start=0.25, deadline=0.5, abort=0.6, margin=0.2, streak=2)
+RULES = dict(
+  text=functools.partial(early_exit.text, text='aba'),
+  marker=functools.partial(early_exit.marker, **MARKER),
+  late_marker=functools.partial(early_exit.marker, **MARKER | dict(deadline=0.9, streak=3)),
+  entropy=functools.partial(early_exit.entropy, high=0.5, decay=0.8, least_tokens=4),
+  repetition=functools.partial(early_exit.repetition, period=2, times=3),
+)
+
+
+def rule_of(name):
+  rule = RULES[name]
+  if 'text' in rule.keywords:
+    rule = functools.partial(rule, table=jnp.asarray(text_automaton.table(TEXTS, 'aba')))
+  return rule
+
+
+@pytest.mark.parametrize('slots', [0, 7])
+@pytest.mark.parametrize('name', RULES)
+def test_a_rule_does_not_forget_between_two_legs(params, name, slots):
+  """Whatever a row's interruptions: the same tokens, ends, reasons and weights as in one go."""
+  whole = run(params, rule_of(name))
+  assert 0 < (whole.reason_B == EXITED).sum() < B
+  for got in runs(params, rule_of(name), slots, pauses=([1], [2], [5], [3, 8, 12, 13])):
+    assert_same(got, whole)
+    np.testing.assert_array_equal(got.weight_B, whole.weight_B)
+
+
+def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stopped():
+  """Through the host, where groups are held: memories survive a checkpoint, and no batch learns of them."""
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 4, 4, 1, T
+  with c.ignore_type():
+    c.generate.exit = dict(fn='marker', **MARKER)
+    c.generate.stop = dict(fn='rounds', count=5)
+  mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
+  make = lambda: make_program(c, MODEL, (), mesh, lambda: list(TEXTS))  # noqa: E731
+  cut = make()
+  with c.ignore_type():
+    c.generate.stop = dict(fn='none')
+  whole, held = make(), Unfinished(4, 99)
+  params = jax.tree.map(lambda x: x * 2.5, decoder.init(MODEL, 0))
+  index_P = np.arange(4, dtype=np.int32)
+  first = Prompts(
+    index_P[:, None] % V, index_P * 0 + 1, index_P, index_P * 0, np.zeros(4, np.float32)
+  )
+  sample = lambda program: jax.jit(  # noqa: E731
+    lambda p, begun: steps.generate(program, steps.frozen(p), first, begun)[0]
+  )
+  want, call = sample(whole)(params, None), sample(cut)
+  begun, calls = steps.empty_rollout(cut), 0
+  while (begun.reason_B == UNFINISHED).any():
+    begun, calls = jax.tree.map(np.asarray, call(params, begun)), calls + 1
+    held.keep(first, begun, calls)
+    again = Unfinished(4, 99)
+    again.load_state_dict(held.state_dict())
+    if len(held):
+      rows_B = np.repeat(np.isin(index_P, held.prompts.index_P), 4)
+      np.testing.assert_array_equal(again.rollout.memory_BxM, begun.memory_BxM[rows_B])
+  assert calls > 2 and (np.asarray(want.reason_B) == EXITED).any()
+  assert_same(begun, jax.tree.map(np.asarray, want))
+  assert steps.empty_batch(cut).rollout.memory_BxM is None

@@ -1,0 +1,490 @@
+"""Rows of many turns: nothing sampled is made again, nothing given teaches, and all of it can be repeated."""
+
+from __future__ import annotations
+
+import functools
+import string
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import environments, objective, rewards
+from jaxrl_llm import step as steps
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import update as updates
+from jaxrl_llm.runner import host_step, multi_turn, setup
+from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, UserError
+
+P, G, T = 2, 4, 24
+Result = environments.Result
+
+
+class Once:
+  """One turn, and nothing to say."""
+
+  def reset(self, row, seed):
+    return None
+
+  def step(self, text):
+    return Result(None, 0.0, True)
+
+
+class Talks:
+  """Answers with words that hang on the row, the seed and all turns; pays for even lengths."""
+
+  def __init__(self, turns: int = 99):
+    self.turns = turns
+
+  def reset(self, row, seed):
+    self.heard = [str(seed % 97)]
+
+  def step(self, text):
+    self.heard.append(text)
+    total = sum(map(ord, ''.join(self.heard)))
+    return Result(f'<{total % 7}>', float(len(text) % 2 == 0), len(self.heard) > self.turns)
+
+
+class Varied(Talks):
+  """Of one or four turns: groups end in different steps."""
+
+  def reset(self, row, seed):
+    super().reset(row, seed)
+    self.turns = 1 + 3 * (seed % 2)
+
+
+def config(**changes):
+  c = configs.default()
+  c.model, c.mode, c.steps = 'scratch', 'split', 3
+  c.scratch.update(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, 12, T
+  c.data.source, c.data.size, c.data.chat = 'digits', 8, False
+  c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
+  c.environment.fn, c.environment.judge, c.eval.prompts = 'guess', 'environment', 0
+  c.optimizer.learning_rate = 1e-2
+  for name, value in changes.items():
+    part, _, leaf = name.rpartition('__')
+    (c[part] if part else c)[leaf] = value
+  return c
+
+
+def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
+  """Parts of a run; `make` stands for what config.environment names. One token of four ends a turn: they are short."""
+  c = config(**changes)
+  parts = setup.parts(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  if make is not None:
+    parts.play.stage.chosen = parts.play.stage.chosen._replace(make=make)
+  if parts.play is not None:
+    parts.play.tokenizer = parts.model.tokenizer._replace(end_ids=ends)
+  spec = parts.program.generate._replace(end_ids=ends)
+  return parts._replace(program=parts.program._replace(generate=spec))
+
+
+def run(parts, count=1, state=None, batch=None, start=0, call=None):
+  """`count` calls as train makes them → states, batches and rollouts after each."""
+  call = call or multi_turn.compile_call(parts)
+  state = state or steps.init_state(parts.program, parts.model.params)
+  batch, told = batch or steps.empty_batch(parts.program), []
+  for index in range(start, start + count):
+    prompts, *more = host_step.propose(parts, index)
+    state, rollout, device = call(state, batch, prompts, *more)
+    landed = host_step.land(parts, Pool(), host_step.Flight(index, prompts, rollout, device))
+    batch = landed.batch
+    told.append((prompts, sharding.fetch(rollout), landed))
+  return jax.device_get(state), batch, told
+
+
+# Characters that end no turn, whatever else of them graders see.
+LETTERS = sorted(set(string.ascii_letters + string.digits + string.punctuation + ' \n'))[1::4]
+
+
+def right(text: str) -> float:
+  return float(text[:1] in LETTERS)
+
+
+class Pool:
+  """Stands for the grading pool."""
+
+  def score(self, rows, texts):
+    right_B = np.array(list(map(right, texts)), np.float32)
+    counts = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
+    return rewards.Scores(right_B[:, None], np.zeros(len(texts), np.int8), counts, '')
+
+
+@pytest.fixture(scope='module')
+def talked():
+  parts = made(lambda: Talks())
+  return parts, *run(parts, 2)
+
+
+def test_one_turn_without_an_answer_is_what_no_environment_is():
+  """(a) Tokens and log-probabilities bit for bit, and the weights after two updates to the rounding of two programs."""
+  plain = made(environment__fn='none')
+  want_state, _, want = run(plain, 3, call=steps.compile_split(plain.program))
+  got_state, _, got = run(made(Once, environment__turns=1, environment__judge='grade'), 3)
+  assert any((w[1].reason_B == STOPPED).any() and w[2].batch.reward_B.std() > 0 for w in want)
+  for (_, a, _), (_, b, _) in zip(got, want, strict=True):
+    for x, y in zip(*(jax.tree.leaves(r._replace(turns=None)) for r in (a, b)), strict=True):
+      np.testing.assert_array_equal(x, y)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8)
+  jax.tree.map(close, got_state, want_state)
+
+
+def test_turns_are_numbered_and_what_was_given_lies_between_them(talked):
+  parts, _, _, told = talked
+  for _, rollout, _ in told:
+    given = 0
+    for b in range(P * G):
+      number_T, n = rollout.turns.number_BxT[b], rollout.length_B[b]
+      assert (number_T[n:] == -1).all() and number_T[0] == 0 and number_T[n - 1] >= 0
+      turns = [k for k, _ in _runs(number_T[:n])]
+      assert [k for k in turns if k >= 0] == list(range(max(turns) + 1))
+      assert turns[1::2] == [-1] * (len(turns) // 2)
+      given += turns.count(-1)
+      assert (rollout.logp_BxT[b, :n][number_T[:n] >= 0] < 0).all()
+      assert (rollout.logp_BxT[b, :n][number_T[:n] < 0] == 0).all()
+    assert given > P * G
+
+
+def _runs(x):
+  edges = np.flatnonzero(np.diff(x)) + 1
+  return [(int(part[0]), len(part)) for part in np.split(x, edges)]
+
+
+def test_the_engine_sees_the_very_ids_that_are_recorded():
+  """(c) Every call gets what the last one gave, with ids behind it and nothing else changed."""
+  parts, seen = made(lambda: Talks()), []
+  parts.play.tokenizer = Muddled(parts.play.tokenizer)
+  finish = parts.play.finish
+
+  def watched(sample, *rest):
+    def watching(begun):
+      got, told = sample(begun)
+      seen.append((begun, got))
+      return got, told
+
+    return finish(watching, *rest)
+
+  parts.play.finish = watched
+  _, _, ((_, rollout, _),) = run(parts, 1)
+  assert len(seen) > 2
+  for (_, gave), (took, _) in zip(seen, seen[1:], strict=False):
+    for b in range(P * G):
+      n = gave.length_B[b]
+      np.testing.assert_array_equal(took.tokens_BxT[b, :n], gave.tokens_BxT[b, :n])
+      np.testing.assert_array_equal(took.logp_BxT[b, :n], gave.logp_BxT[b, :n])
+  last = seen[-1][1]
+  np.testing.assert_array_equal(rollout.tokens_BxT, last.tokens_BxT)
+  # The text of these turns is other ids: whoever encodes it again learns from what was not sampled.
+  texts = parts.play.texts(rollout.tokens_BxT[0], rollout.turns.number_BxT[0])
+  said = rollout.tokens_BxT[0][rollout.turns.number_BxT[0] >= 0].tolist()
+  assert parts.play.tokenizer.encode(''.join(texts)) != said
+
+
+class Muddled:
+  """A tokenizer whose texts do not give their ids back: all letters are shown small."""
+
+  def __init__(self, own):
+    self.own, self.end_ids = own, own.end_ids
+
+  def __getattr__(self, name):
+    return getattr(self.own, name)
+
+  def decode(self, ids):
+    return self.own.decode(ids).lower()
+
+
+def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
+  """(b) Turns and what was given in between, teacher-forced."""
+  parts, _, _, told = talked
+  prompts, rollout, _ = told[0]
+  state = steps.init_state(parts.program, parts.model.params)
+  logp_BxT, _ = jax.jit(
+    lambda p: microbatch.rescore(parts.program, p, prompts, rollout.tokens_BxT)
+  )(state.params)
+  said = np.asarray(objective.said(rollout)) > 0
+  assert said.sum() < rollout.length_B.sum()
+  np.testing.assert_allclose(np.asarray(logp_BxT)[said], rollout.logp_BxT[said], atol=2e-5)
+
+
+METHODS = dict(
+  grpo={},
+  dapo=dict(aggregate=dict(fn='token_mean'), shape=dict(fn='overlong', buffer_tokens=12)),
+  minpro=dict(ratio=dict(fn='prefix_min'), aggregate=dict(fn='token_mean')),
+  gspo=dict(ratio=dict(fn='sequence')),
+  forking=dict(emphasis=dict(fn='forking'), kl=dict(fn='k3', coef=0.1)),
+)
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_what_was_given_has_no_gradient_and_no_say(talked, name):
+  """(b) No coefficient, and none of the sums, moves with the log-probabilities and entropies of what was given."""
+  parts, _, batch, _ = talked
+  c = config()
+  c.objective.advantage = dict(fn='raw', baseline=0.3)
+  for stage, spec in METHODS[name].items():
+    c.objective[stage] = spec
+  method = objective.method(c.objective)
+  said = np.asarray(objective.said(batch.rollout)) > 0
+  given = ~said & (np.arange(T) < batch.rollout.length_B[:, None])
+  assert given.sum() > 8
+  target = objective.targets(method, batch, G)
+  random = np.random.default_rng(0)
+  own = batch.rollout.logp_BxT + random.normal(0.05, 0.02, given.shape)
+  found = []
+  for draw in range(2):
+    logp = np.where(given, random.normal(-3, 2, given.shape), own)
+    entropy = np.where(given, random.random(given.shape), 0.5)
+    if draw:  # other ids were recorded there, too
+      rollout = batch.rollout._replace(logp_BxT=np.where(given, -9.0, batch.rollout.logp_BxT))
+      target = objective.targets(method, batch._replace(rollout=rollout), G)
+    target = target._replace(reference_BxT=jnp.asarray(logp + 0.1))
+    found.append(objective.coefficients(method, target, jnp.asarray(logp), jnp.asarray(entropy)))
+  (c_BxT, sums), (other_BxT, others) = found
+  assert (np.asarray(c_BxT)[given] == 0).all() and (np.asarray(c_BxT)[said] != 0).any()
+  np.testing.assert_array_equal(c_BxT, other_BxT)
+  assert sums == others
+  # All is as if the row had been said in one breath.
+  first = np.arange(T) < said.sum(1)[:, None]
+
+  def closed(x_BxT):
+    out = np.zeros_like(np.asarray(x_BxT))
+    out[first] = np.asarray(x_BxT)[said]
+    return out
+
+  rollout = batch.rollout._replace(turns=None, length_B=said.sum(1).astype(np.int32))
+  rollout = rollout._replace(logp_BxT=closed(batch.rollout.logp_BxT))
+  plain = objective.targets(method, batch._replace(rollout=rollout), G)
+  plain = plain._replace(reference_BxT=closed(target.reference_BxT))
+  want_BxT, want = objective.coefficients(
+    method, plain, *map(jnp.asarray, map(closed, (logp, entropy)))
+  )
+  np.testing.assert_allclose(closed(c_BxT), want_BxT, rtol=1e-5, atol=1e-7)
+  for name, value in want.items():
+    np.testing.assert_allclose(sums[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
+  parts, _, _, told = talked
+  program = parts.program
+  batch = told[0][2].batch  # of the weights as they began
+  batch = batch._replace(reward_B=np.arange(P * G, dtype=np.float32))
+  params = parts.model.params
+  target = objective.targets(program.method, batch, G)
+
+  def total(params):
+    pieces = microbatch.slices(program, jax.tree.map(jnp.asarray, batch), target)
+    losses, sums = jax.lax.map(lambda x: updates.slice_loss(program, params, *x), pieces)
+    return losses.sum(), sums
+
+  (_, sums), got = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
+  said_BxT = objective.said(batch.rollout)
+
+  def plain(params):
+    logp_BxT, _ = microbatch.rescore(program, params, batch.prompts, batch.rollout.tokens_BxT)
+    weight = target.weight_BxT * target.advantage_BxT
+    return -jnp.where(said_BxT > 0, weight * logp_BxT, 0.0).sum()
+
+  want = jax.jit(jax.grad(plain))(params)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4, rtol=1e-3), got, want)
+  assert sums['tokens'].sum() == said_BxT.sum() and sums['probs_diff_max'].max() < 0.2
+
+
+def test_the_same_seed_step_and_prompts_play_the_same_and_a_resumed_run_is_the_uninterrupted_one():
+  """(d) Also where a step leaves episodes unfinished: they are told again from their turns, and go on."""
+  changes = dict(environment__rounds=1, environment__turns=6, generate__max_age=9)
+  whole_state, _, whole = run(made(Varied, **changes), 7)
+  parts = made(Varied, **changes)
+  state, batch, first = run(parts, 5)
+  assert len(parts.unfinished) and any((r.reason_B == UNFINISHED).any() for _, r, _ in first)
+  again = made(Varied, **changes)  # a new process: nothing of the old objects is left
+  for name in ('curriculum', 'lengths', 'unfinished'):
+    getattr(again, name).load_state_dict(getattr(parts, name).state_dict())
+  end_state, _, rest = run(again, 2, state=state, batch=batch, start=5)
+  for (_, a, one), (_, b, other) in zip(first + rest, whole, strict=True):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert one.told == other.told and one.row == other.row
+  jax.tree.map(np.testing.assert_array_equal, end_state, whole_state)
+  versions = [r.version_BxT[b, : r.length_B[b]] for _, r, _ in whole for b in range(P * G)]
+  assert any(len(set(v.tolist())) > 1 for v in versions)  # rows that several weights wrote
+
+
+def test_turns_end_at_the_cap_by_steps(talked):
+  _, _, _, told = talked
+  for _, rollout, landed in told:
+    last = rollout.turns.number_BxT.max(1)
+    assert last.max() == 3 and set(rollout.reason_B.tolist()) <= {STOPPED, TRUNCATED}
+    assert landed.row['environment/turns_over'] == (rollout.reason_B == STOPPED).sum() > 0
+    assert landed.row['environment/turns'] == (last + 1).mean()
+  stairs = dict(fn='stairs', starts=(0, 1), caps=(1, 3))
+  _, _, short = run(made(lambda: Talks(), environment__horizon=stairs), 2)
+  most = [rollout.turns.number_BxT.max() for _, rollout, _ in short]
+  assert most == [0, 2]
+
+
+def test_an_answer_without_room_behind_it_ends_the_row():
+  parts = made(lambda: Talks(), environment__turns=99)
+  _, _, ((_, rollout, landed),) = run(parts, 1)
+  ended = rollout.reason_B == TRUNCATED
+  assert ended.all() and rollout.length_B.max() <= T and landed.row['environment/no_room'] > 0
+  last = rollout.turns.number_BxT[np.arange(P * G), rollout.length_B - 1]
+  assert (last >= 0).all()  # no row ends with what nobody answers
+
+
+def test_a_mark_ends_a_turn_as_the_end_token_does():
+  """A tool's call, say; the next turn looks for its own mark, and not for what was said before it."""
+  parts = made(lambda: Talks(), ends=(0,), generate__exit=dict(fn='text', text='e'))
+  mark, end = parts.model.tokenizer.encode('e')[0], 0
+  seen = []
+  for index in range(3):
+    _, _, ((_, rollout, _),) = run(parts, 1, start=index)
+    for b in range(P * G):
+      tokens, number = rollout.tokens_BxT[b], rollout.turns.number_BxT[b]
+      if tokens[0] == mark:  # a rule hears the first token of a row together with the second
+        continue
+      before = np.flatnonzero((number[:-1] >= 0) & (number[1:] < 0))
+      before = before[before < rollout.length_B[b] - 1]
+      seen += tokens[before].tolist()
+      own = tokens[: rollout.length_B[b]][number[: rollout.length_B[b]] >= 0]
+      assert set(np.flatnonzero(own[1:-1] == mark) + 1) <= set(
+        np.flatnonzero(np.diff(number[number >= 0]))
+      )
+  assert mark in seen and set(seen) <= {mark, end}
+
+
+class Fails:
+  """Raises at the second turn of some rows."""
+
+  def reset(self, row, seed):
+    self.turn = 0
+
+  def step(self, text):
+    self.turn += 1
+    if self.turn == 2 and len(text) % 2:
+      raise KeyError('the tool is gone')
+    return Result('ok', 1.0)
+
+
+def test_an_environment_that_raises_is_counted_and_not_learnt_from():
+  """(f) By config.grade.failed as a grader's failure: never a silent zero."""
+  _, batch, ((_, rollout, landed),) = run(made(Fails), 1)
+  failed = rollout.turns.outcome_B == rewards.ERROR
+  assert 0 < failed.sum() < P * G
+  assert landed.row['grade/errors'] == failed.sum() == landed.row['grade/dropped']
+  assert (batch.rollout.length_B[failed] == 0).all() and (batch.rollout.length_B[~failed] > 0).all()
+  assert [line['graded'] for line in landed.told if 'graded' in line] == ['error'] * failed.sum()
+  c = config(grade__failed=dict(error='score', value=-1.0))
+  parts = made(Fails, grade__failed=c.grade.failed)
+  _, scored, _ = run(parts, 1)
+  assert (scored.reward_B[failed] == -1).all() and (scored.rollout.length_B[failed] > 0).all()
+
+
+def test_the_grader_reads_the_last_turn_and_the_environment_pays_beside_it():
+  parts = made(lambda: Talks(), environment__judge='grade', environment__weight=0.25)
+  _, batch, ((_, rollout, landed),) = run(parts, 1)
+  paid = rollout.turns.reward_BxT.sum(1)
+  texts = [
+    parts.play.texts(*x)[-1] for x in zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
+  ]
+  right_B = np.array(list(map(right, texts)))
+  np.testing.assert_allclose(batch.reward_B, right_B + 0.25 * paid)
+  np.testing.assert_array_equal(batch.correct_B, right_B)
+  assert paid.std() > 0 and 0 < right_B.mean() < 1, (texts, paid)
+  np.testing.assert_allclose(landed.row['critic/score/environment'], paid.mean(), rtol=1e-6)
+
+
+class Shows(Talks):
+  def reset(self, row, seed):
+    super().reset(row, seed)
+    return f'!{seed % 10}'
+
+
+def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_it_has_no_room():
+  parts = made(Shows, prompt_tokens=16)
+  _, _, ((prompts, _, _),) = run(parts, 1)
+  for p in range(P):
+    text = parts.model.tokenizer.decode(prompts.tokens_PxL[p, : prompts.length_P[p]].tolist())
+    question = parts.tables.train.rows[prompts.index_P[p]].question
+    assert text.startswith(question + '\n\n!') and len(text) == len(question) + 4
+  parts = made(Shows, prompt_tokens=9)
+  _, _, ((_, rollout, landed),) = run(parts, 1)
+  assert landed.row['grade/errors'] == P * G and (rollout.turns.number_BxT.max(1) == 0).any()
+  # Remembered as long as its groups may go on, and no longer.
+  parts.play.at(parts.config.generate.max_age)
+  assert len(parts.play._unopened) == P
+  parts.play.at(parts.config.generate.max_age + 1)
+  assert not parts.play._unopened
+
+
+def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
+  parts = made(lambda: Talks(turns=2), ends=tuple(range(0, 90, 2)), eval__prompts=4)
+  parts.play.at(0)
+  decode, judging = parts.model.tokenizer.decode, evaluate.Judging(Pool(), play=parts.play)
+  measure = evaluate.make_evaluator(parts.program, parts.tables.held_out, decode, judging, 0, {})
+  metrics, rows, groups = measure(parts.model.params)
+  assert measure(parts.model.params) == (metrics, rows, groups) and len(rows) == 4
+  played = 0
+  for line in rows:
+    (said,), (score,) = line['output'], line['score']
+    first, answered, _ = said.partition('<')
+    played += bool(answered)
+    # Told with its end token, the first turn is longer by one than what is paid where it is even; one that never ends
+    # is paid nothing.
+    assert score in (0, 1, 2) and (score == 0 if not answered else score > 0 or len(first) % 2 == 0)
+  mean = np.mean([line['score'] for line in rows])
+  assert metrics['val-core/all/acc/greedy'] == mean > 0 and played
+
+
+def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monkeypatch):
+  """What a step compiles does not hang on how many calls its episodes take, or on how many turns they may."""
+  compiled = []
+
+  def kept(compile_half):
+    return lambda program: compiled.append(compile_half(program)) or compiled[-1]
+
+  for name in ('compile_update', 'compile_sample'):
+    monkeypatch.setattr(steps, name, kept(getattr(steps, name)))
+  stairs = dict(fn='stairs', starts=(0, 1, 2), caps=(1, 4, 2))
+  _, _, told = run(made(Talks, environment__horizon=stairs), 3)
+  assert len({landed.row['environment/calls'] for *_, landed in told}) == 3
+  assert [half._cache_size() for half in compiled] == [1, 1]
+
+
+@pytest.mark.parametrize(
+  'changes, told',
+  [
+    (dict(mode='fused'), "config.mode='split'"),
+    (dict(environment__turns=0), 'config.environment.turns=0'),
+    (dict(environment__deadline_s=0.0), 'config.environment.deadline_s=0.0'),
+    (dict(environment__judge='me'), "config.environment.judge='me'"),
+    (dict(environment__fn='chess'), 'choose one of: none, calculator'),
+    (dict(environment__fn='math:nothing'), "'math' has no function"),
+    (dict(environment__fn='math:sqrt'), 'fails'),
+    (dict(environment__fn='search'), 'config.environment.path is missing'),
+    (dict(environment__fn='walk'), "cannot begin with a row of the data (KeyError: 'size')"),
+    (dict(environment__fn='none', environment__low=3), "not a setting of 'none'"),
+    (dict(environment__low=9, environment__high=3), 'low=9 is above'),
+    (dict(environment__fn='none', objective__credit=dict(fn='gigpo')), "'gigpo' is of turns"),
+    (
+      dict(
+        environment__fn='none',
+        objective__ratio=dict(fn='sequence'),
+        optimizer__outer=dict(fn='last_turn_first'),
+      ),
+      'is of turns',
+    ),
+    (dict(replay=dict(fn='successes', count=1)), 'config.replay'),
+    (dict(generate__stop=dict(fn='rounds', count=2)), 'config.generate.stop'),
+    (dict(generate__exit=dict(fn='repetition')), "choose 'text' or 'none'"),
+    (dict(grade__parts=(dict(fn='number'),)), 'asks no grader'),
+    (dict(environment__horizon=dict(fn='stairs', starts=(0,), caps=())), 'starts=(0,)'),
+  ],
+)
+def test_bad_settings_are_one_sentence(changes, told):
+  with pytest.raises(UserError) as error:
+    made(**changes)
+  assert told in str(error.value)
