@@ -10,5 +10,5 @@ def get_config():
   return dict(
     base='dapo.py',
     prompt_tokens=80,
-    hint=dict(fn='by_difficulty', least=0.0, most=0.8, noise=0.1),
+    curriculum=dict(hint=dict(fn='by_difficulty', least=0.0, most=0.8, noise=0.1)),
   )

@@ -12,7 +12,7 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='adora', weak=0.1),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

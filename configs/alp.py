@@ -12,11 +12,11 @@ from the sampler at all: that number is ours. Learning rate and batch are ours, 
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       ratio=dict(fn='direct'),
-      trust=dict(fn='clip', low=0.5, high=3.0),
-      aggregate=dict(fn='token_mean'),
-      perturb=dict(fn='layerwise', sigma=1e-6, learning_rate=5e-4),
+      trust_region=dict(fn='clip', low=0.5, high=3.0),
+      aggregation=dict(fn='token_mean'),
+      activation_noise=dict(fn='layerwise', sigma=1e-6, learning_rate=5e-4),
     ),
   )

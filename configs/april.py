@@ -2,7 +2,7 @@
 
 python -m jaxrl_llm.main --config=configs/april.py
 Numbers: 64 groups submitted for 32 needed are the official code's. Unfinished groups go on in the next step. All
-else is dapo.py's. With --config.generate.carry_cache=True they keep their keys and values, those of older weights
+else is dapo.py's. With --config.rollout.carry_cache=True they keep their keys and values, those of older weights
 (arXiv:2509.19128, PipelineRL), and are not encoded again.
 """
 
@@ -11,5 +11,5 @@ def get_config():
   return dict(
     base='dapo.py',
     prompts=8,
-    generate=dict(stop=dict(fn='groups', fraction=0.5)),
+    rollout=dict(stop=dict(fn='groups', fraction=0.5)),
   )

@@ -5,7 +5,7 @@ Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: the formula is that of the official code (log-linear in the version; versions are optimizer steps here and
 training steps there), clip 0.2 is ours; the correction is left whole, as in decoupled_ppo.py. Two minibatches per
 batch, so that the policy moves away from the sampler at all: that number is ours. Tokens of rollouts continued from
-earlier steps are the only ones older than their batch, so this acts with generate.stop, drafts or mode=lag. Learning
+earlier steps are the only ones older than their batch, so this acts with rollout.stop, drafts or mode=lag. Learning
 rate and batch are ours, for a 135M model on a laptop.
 """
 
@@ -13,11 +13,11 @@ rate and batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      correction=dict(fn='token'),
-      proximal=dict(fn='interpolated'),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      importance_correction=dict(fn='token'),
+      old_policy=dict(fn='interpolated'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

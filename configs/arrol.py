@@ -12,5 +12,5 @@ def get_config():
   return dict(
     base='dapo.py',
     objective=dict(weigh_rows=False),
-    generate=dict(prune=dict(fn='quality', candidates=16, at_tokens=6)),
+    rollout=dict(pruning=dict(fn='quality', candidates=16, at_tokens=6)),
   )

@@ -11,11 +11,11 @@ model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='shifted', shift=-0.1),
       ratio=dict(fn='one'),
-      trust=dict(fn='none'),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='none'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -13,11 +13,11 @@ def get_config():
     base='dapo.py',
     curriculum=dict(
       candidates=dict(fn='everything'),
-      forget=dict(fn='step', decay=0.9),
-      share=dict(fn='anchors', weak='', strong='', rho=0.1),
-      value=dict(fn='thompson'),
+      evidence_decay=dict(fn='step', decay=0.9),
+      prior_pooling=dict(fn='anchors', weak='', strong='', rho=0.1),
+      rate_estimate=dict(fn='thompson'),
       utility=dict(fn='bots', target=0.5),
-      pick=dict(fn='top'),
-      gate=dict(fn='none'),
+      selection=dict(fn='top'),
+      eligibility=dict(fn='none'),
     ),
   )

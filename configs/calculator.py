@@ -12,8 +12,8 @@ def get_config():
     mode='split',
     prompt_tokens=112,
     completion_tokens=96,
-    generate=dict(exit=dict(fn='text', text='</calc>')),
-    environment=dict(fn='calculator', turns=3, judge='grade', weight=0.0, observation_tokens=16),
+    rollout=dict(early_exit=dict(fn='text', text='</calc>')),
+    environment=dict(fn='calculator', turns=3, judge='rewards', weight=0.0, observation_tokens=16),
     data=dict(
       template='{question} You may call a calculator: <calc>12+30</calc>. Then answer with the number alone.',
       tasks=tuple(

@@ -12,8 +12,8 @@ def get_config():
   return dict(
     base='sums.py',
     objective=dict(
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
-      auxiliary=dict(fn='chord', high=0.1, low=0.1, warmup=0, decay=0, uncertain=True),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
+      sft_loss=dict(fn='chord', high=0.1, low=0.1, warmup=0, decay=0, uncertain=True),
     ),
   )

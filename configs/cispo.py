@@ -11,9 +11,9 @@ at all: that number is ours. Learning rate and batch are ours, for a 135M model 
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      trust=dict(fn='cap_above', high=4.0),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='cap_above', high=4.0),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -11,8 +11,8 @@ def get_config():
   return dict(
     base='sums.py',
     objective=dict(
-      emphasis=dict(fn='covariance_clip', share=0.0002, low=1.0, high=5.0),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      token_weighting=dict(fn='covariance_clip', share=0.0002, low=1.0, high=5.0),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -2,7 +2,7 @@
 
 python -m jaxrl_llm.main --config=configs/code.py         (from the root of the repository; needs bubblewrap 0.8)
 Numbers: ours, a job to begin from, not tuned: GRPO as in sums.py, and tokens enough for a function of a few lines.
-A row of your own: {"question", "answer", "tests": ["assert …", …]}; grade.share=True pays for a part of the tests.
+A row of your own: {"question", "answer", "tests": ["assert …", …]}; rewards.share=True pays for a part of the tests.
 """
 
 
@@ -11,7 +11,7 @@ def get_config():
     base='sums.py',
     prompt_tokens=96,
     completion_tokens=96,
-    grade=dict(fn='unit_tests', workers=2, deadline_s=10.0),
+    rewards=dict(fn='unit_tests', workers=2, deadline_s=10.0),
     data=dict(
       source='jsonl',
       path='configs/code.jsonl',

@@ -10,7 +10,7 @@ are TinyZero's script (from memory; it is PPO with a critic). GRPO with 8 rollou
 100 are ours. Prompts come in a shuffled stream: no curriculum.
 Expected, by others' accounts (our notes): a 3B base model learns it, one of 0.5B does not; Qwen3-1.7B, with other
 settings, from 44.6 % to 67 at step 20 and 75 at step 60 (lmpo). Nothing here has run it at that size. For a laptop:
---config.model=smollm2-135m --config.prompts=4 --config.updates_per_rollout=1 --config.microbatch_rollouts=0
+--config.model=smollm2-135m --config.prompts=4 --config.learner.minibatches=1 --config.learner.microbatch_rollouts=0
 --config.completion_tokens=96, which shows the loop and hardly learns.
 """
 
@@ -23,23 +23,24 @@ def get_config():
     rollouts=8,
     prompt_tokens=256,
     completion_tokens=1024,
-    updates_per_rollout=2,
-    microbatch_rollouts=64,
+    learner=dict(minibatches=2, microbatch_rollouts=64),
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
-      trust=dict(fn='clip', low=0.2, high=0.2),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
       kl=dict(fn='k3', coef=0.001),
-      aggregate=dict(fn='token_mean'),
+      aggregation=dict(fn='token_mean'),
     ),
     optimizer=dict(learning_rate=1e-6),
     curriculum=dict(
       candidates=dict(fn='stream', multiple=1),
-      forget=dict(fn='none'),
-      share=dict(fn='none'),
+      evidence_decay=dict(fn='none'),
+      prior_pooling=dict(fn='none'),
       utility=dict(fn='uniform'),
-      gate=dict(fn='none'),
+      eligibility=dict(fn='none'),
     ),
-    grade=dict(fn='countdown', tag='answer', parts=(dict(fn='tagged', tag='answer', weight=0.1),)),
+    rewards=dict(
+      fn='countdown', tag='answer', parts=(dict(fn='tagged', tag='answer', weight=0.1),)
+    ),
     data=dict(
       source='puzzles',
       size=50000,
@@ -49,6 +50,6 @@ def get_config():
       ),
       tasks=(dict(name='countdown', min_numbers=3, max_numbers=4, max_number=99, max_target=100),),
     ),
-    eval=dict(every=20, prompts=512, samples=0),
+    evaluation=dict(every=20, prompts=512, samples=0),
     checkpoint=dict(every=20, keep=2),
   )

@@ -14,9 +14,9 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
-      trust=dict(fn='clip', low=0.2, high=0.28),
-      aggregate=dict(fn='token_mean'),
-      shape=dict(fn='overlong', buffer_tokens=4, factor=0.5),
+      trust_region=dict(fn='clip', low=0.2, high=0.28),
+      aggregation=dict(fn='token_mean'),
+      reward_shaping=dict(fn='overlong', buffer_tokens=4, factor=0.5),
       zero_variance=dict(fn='mask'),
     ),
   )

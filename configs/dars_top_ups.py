@@ -12,10 +12,10 @@ def get_config():
   return dict(
     base='sums.py',
     prompts=6,
-    collect=dict(fn='dars', schedule='ET', top_ups=2, most=4),
+    replay=dict(collect=dict(fn='dars', schedule='ET', top_ups=2, most=4)),
     objective=dict(
       advantage=dict(fn='group_centered'),
-      aggregate=dict(fn='fixed'),
+      aggregation=dict(fn='fixed'),
       zero_variance=dict(fn='mask'),
     ),
   )

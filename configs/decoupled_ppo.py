@@ -12,10 +12,10 @@ earlier steps and on drafts. Learning rate and batch are ours, for a 135M model 
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      correction=dict(fn='token'),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      importance_correction=dict(fn='token'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

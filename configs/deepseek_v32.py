@@ -11,10 +11,10 @@ model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      correction=dict(fn='divergent_negatives', delta=1e-4),
-      trust=dict(fn='clip', low=0.2, high=0.2),
+      importance_correction=dict(fn='divergent_negatives', delta=1e-4),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
       kl=dict(fn='ratio_k3', coef=0.001),
     ),
   )

@@ -11,5 +11,5 @@ prompts and the evaluation.
 def get_config():
   return dict(
     base='exopd.py',
-    objective=dict(distill=dict(fn='on_policy', scale=1.0), teacher='runs/teacher'),
+    objective=dict(distillation=dict(fn='on_policy', scale=1.0), teacher='runs/teacher'),
   )

@@ -13,10 +13,10 @@ def get_config():
   return dict(
     base='sums.py',
     rollouts=16,
-    truncate=dict(fn='outliers', deviations=2.0, least_tokens=2),
+    rewards=dict(truncate=dict(fn='outliers', deviations=2.0, least_tokens=2)),
     objective=dict(
-      trust=dict(fn='clip', low=0.2, high=0.28),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.28),
+      aggregation=dict(fn='token_mean'),
       zero_variance=dict(fn='mask'),
     ),
   )

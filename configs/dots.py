@@ -13,11 +13,11 @@ def get_config():
     base='dapo.py',
     curriculum=dict(
       candidates=dict(fn='everything'),
-      forget=dict(fn='reset', every=2),
-      share=dict(fn='kernel', feature='traits', every=2),
-      value=dict(fn='mean'),
+      evidence_decay=dict(fn='reset', every=2),
+      prior_pooling=dict(fn='kernel', feature='traits', every=2),
+      rate_estimate=dict(fn='mean'),
       utility=dict(fn='bots', target=0.5),
-      pick=dict(fn='softmax', temperature=1e-3),
-      gate=dict(fn='none'),
+      selection=dict(fn='softmax', temperature=1e-3),
+      eligibility=dict(fn='none'),
     ),
   )

@@ -11,11 +11,11 @@ is ours. Learning rate and batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='group_centered'),
       ratio=dict(fn='direct'),
-      trust=dict(fn='total_variation', delta=0.2, most=20.0),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='total_variation', delta=0.2, most=20.0),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -12,6 +12,6 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='group_centered'),
-      aggregate=dict(fn='fixed'),
+      aggregation=dict(fn='fixed'),
     ),
   )

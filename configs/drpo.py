@@ -11,12 +11,12 @@ rate and batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='raw', baseline=0.5),
       ratio=dict(fn='one'),
-      trust=dict(fn='listwise', max_tokens=16, temperature=10.0, length_rate=0.1),
+      trust_region=dict(fn='listwise', max_tokens=16, temperature=10.0, length_rate=0.1),
       kl=dict(fn='hinge', coef=1e3, delta=1e-4),
-      aggregate=dict(fn='sequence_mean'),
+      aggregation=dict(fn='sequence_mean'),
     ),
   )

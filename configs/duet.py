@@ -3,7 +3,7 @@
 python -m jaxrl_llm.main --config=configs/duet.py
 Numbers: at most 32 rollouts a prompt and weights of 1 / max(n / mean n, 0.05) are the official code's. What an
 answer's deviation is taken for is reconstructed: that of the posterior. Its stopping by an answer marker, coin
-included, is `generate.exit.fn=marker`, which bare numbers do not have. Slots of 2 rollouts, 4 slots a prompt on
+included, is `rollout.early_exit.fn=marker`, which bare numbers do not have. Slots of 2 rollouts, 4 slots a prompt on
 average, learning rate and batch are ours, for a 135M model on a laptop.
 """
 
@@ -13,5 +13,7 @@ def get_config():
     base='dapo.py',
     prompts=16,
     rollouts=2,
-    curriculum=dict(each=4, allocate=dict(fn='neyman', most=32, propensity_floor=0.05)),
+    curriculum=dict(
+      slots_per_prompt=4, allocation=dict(fn='neyman', most=32, propensity_floor=0.05)
+    ),
   )

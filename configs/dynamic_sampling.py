@@ -8,4 +8,4 @@ else is dapo.py's, where all-equal groups leave the loss and nothing replaces th
 
 
 def get_config():
-  return dict(base='dapo.py', collect=dict(fn='mixed', patience=10, max_age=4))
+  return dict(base='dapo.py', replay=dict(collect=dict(fn='mixed', patience=10, max_age=4)))

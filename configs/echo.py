@@ -12,11 +12,11 @@ left out. Learning rate and batch are ours, for a 135M model on a laptop. A vote
 def get_config():
   return dict(
     base='ttrl.py',
-    vote=dict(fn='majority', learn_from=0),
-    generate=dict(tree=dict(fn='echo', depth=4, entropy=3.5, entropy_low=1.0)),
+    rewards=dict(vote=dict(fn='majority', learn_from=0)),
+    rollout=dict(tree=dict(fn='echo', depth=4, entropy=3.5, entropy_low=1.0)),
     objective=dict(
-      tilt=dict(fn='unsure', multiply=0.1, add=0.0, most=2.0),
-      trust=dict(fn='confidence_clip', base=0.05, gain=0.15, slope=4.0, tail=16),
-      aggregate=dict(fn='token_mean'),
+      advantage_modulation=dict(fn='unsure', multiply=0.1, add=0.0, most=2.0),
+      trust_region=dict(fn='confidence_clip', base=0.05, gain=0.15, slope=4.0, tail=16),
+      aggregation=dict(fn='token_mean'),
     ),
   )

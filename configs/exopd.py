@@ -15,11 +15,11 @@ def get_config():
     rollouts=1,
     objective=dict(
       advantage=dict(fn='raw', baseline=0.0),
-      correction=dict(fn='token_truncate', low=0.0, high=5.0),
+      importance_correction=dict(fn='token_truncate', low=0.0, high=5.0),
       ratio=dict(fn='one'),
-      trust=dict(fn='none'),
-      aggregate=dict(fn='token_mean'),
-      distill=dict(fn='on_policy', scale=1.25),
+      trust_region=dict(fn='none'),
+      aggregation=dict(fn='token_mean'),
+      distillation=dict(fn='on_policy', scale=1.25),
       teacher='HuggingFaceTB/SmolLM2-360M-Instruct',
     ),
   )

@@ -11,9 +11,9 @@ def get_config():
   return dict(
     base='sums.py',
     objective=dict(
-      emphasis=dict(fn='forking', share=0.2),
-      trust=dict(fn='clip', low=0.2, high=0.28),
-      aggregate=dict(fn='token_mean'),
+      token_weighting=dict(fn='forking', share=0.2),
+      trust_region=dict(fn='clip', low=0.2, high=0.28),
+      aggregation=dict(fn='token_mean'),
       zero_variance=dict(fn='mask'),
     ),
   )

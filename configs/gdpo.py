@@ -11,10 +11,10 @@ sequences are GRPO's. Learning rate and batch are ours, for a 135M model on a la
 def get_config():
   return dict(
     base='sums.py',
-    grade=dict(parts=(dict(fn='bare_number', weight=1.0),)),
+    rewards=dict(parts=(dict(fn='bare_number', weight=1.0),)),
     objective=dict(
       advantage=dict(fn='decoupled', eps=1e-4),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='sequence_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='sequence_mean'),
     ),
   )

@@ -12,7 +12,7 @@ def get_config():
     prompt_tokens=32,
     completion_tokens=96,
     environment=dict(fn='walk', turns=7, judge='environment'),
-    objective=dict(credit=dict(fn='gigpo', weight=1.0, discount=0.95)),
+    objective=dict(credit_assignment=dict(fn='gigpo', weight=1.0, discount=0.95)),
     data=dict(
       size=64,
       tasks=(dict(name='walk', min_size=2, max_size=4, walls=2),),

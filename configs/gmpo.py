@@ -11,9 +11,9 @@ that the policy moves away from the sampler at all: that number is ours. Learnin
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      trust=dict(fn='geometric', low=0.4, high=0.4),
-      aggregate=dict(fn='sequence_mean'),
+      trust_region=dict(fn='geometric', low=0.4, high=0.4),
+      aggregation=dict(fn='sequence_mean'),
     ),
   )

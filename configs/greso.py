@@ -11,14 +11,14 @@ All else is dapo.py's.
 def get_config():
   return dict(
     base='dapo.py',
-    collect=dict(fn='mixed', patience=3),
+    replay=dict(collect=dict(fn='mixed', patience=3)),
     curriculum=dict(
       candidates=dict(fn='stream', multiple=2),
-      forget=dict(fn='none'),
-      share=dict(fn='none'),
-      value=dict(fn='mean'),
+      evidence_decay=dict(fn='none'),
+      prior_pooling=dict(fn='none'),
+      rate_estimate=dict(fn='mean'),
       utility=dict(fn='uniform'),
-      pick=dict(fn='skip'),
-      gate=dict(fn='streaks'),
+      selection=dict(fn='skip'),
+      eligibility=dict(fn='streaks'),
     ),
   )

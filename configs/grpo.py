@@ -12,7 +12,7 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='sequence_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='sequence_mean'),
     ),
   )

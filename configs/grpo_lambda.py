@@ -12,5 +12,5 @@ ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    objective=dict(shape=dict(fn='brief_where_solved', share=0.2, factor=0.6)),
+    objective=dict(reward_shaping=dict(fn='brief_where_solved', share=0.2, factor=0.6)),
   )

@@ -2,7 +2,7 @@
 
 python -m jaxrl_llm.main --config=configs/gsm8k.py
   --config.model=Qwen/Qwen2.5-0.5B-Instruct      (a smaller one; any model of README.md, or a folder)
-  --config.grade.fn=number                       (verl's flexible rule: the last number counts, without ####)
+  --config.rewards.fn=number                       (verl's flexible rule: the last number counts, without ####)
 The files come from verl's examples/data_preprocess/gsm8k.py, put under data/gsm8k. The raw rows of hub:openai/gsm8k
 (subset main, split train) do as well: with data.answer_after='####', a data.template that asks for it, and an empty
 data.eval_path, which holds some of them out.
@@ -24,28 +24,27 @@ def get_config():
     rollouts=5,
     prompt_tokens=512,
     completion_tokens=512,
-    updates_per_rollout=4,
-    microbatch_rollouts=160,
+    learner=dict(minibatches=4, microbatch_rollouts=160),
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
-      trust=dict(fn='clip', low=0.2, high=0.2),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
       kl=dict(fn='k3', coef=0.001),
-      aggregate=dict(fn='token_mean'),
+      aggregation=dict(fn='token_mean'),
     ),
     optimizer=dict(learning_rate=1e-6, weight_decay=0.01, b2=0.999),
     curriculum=dict(
       candidates=dict(fn='stream', multiple=1),
-      forget=dict(fn='none'),
-      share=dict(fn='none'),
+      evidence_decay=dict(fn='none'),
+      prior_pooling=dict(fn='none'),
       utility=dict(fn='uniform'),
-      gate=dict(fn='none'),
+      eligibility=dict(fn='none'),
     ),
-    grade=dict(fn='marked_number'),
+    rewards=dict(fn='marked_number'),
     data=dict(
       source='files',
       files=(dict(path='data/gsm8k/train.parquet'),),
       eval_path='data/gsm8k/test.parquet',
     ),
-    eval=dict(every=5, prompts=1319, samples=0),
+    evaluation=dict(every=5, prompts=1319, samples=0),
     checkpoint=dict(every=20, keep=2),
   )

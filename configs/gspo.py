@@ -10,10 +10,10 @@ Learning rate and batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=4,
+    learner=dict(minibatches=4),
     objective=dict(
       ratio=dict(fn='sequence'),
-      trust=dict(fn='clip', low=3e-4, high=4e-4),
-      aggregate=dict(fn='sequence_mean'),
+      trust_region=dict(fn='clip', low=3e-4, high=4e-4),
+      aggregation=dict(fn='sequence_mean'),
     ),
   )

@@ -18,7 +18,7 @@ def get_config():
     completion_tokens=24,
     # A word for a hint: one character each, so that an episode is short.
     environment=dict(fn='guess', turns=5, judge='environment', higher='^', lower='v', nothing='?'),
-    objective=dict(shape=dict(fn='none')),
+    objective=dict(reward_shaping=dict(fn='none')),
     optimizer=dict(learning_rate=1e-3, decay='linear'),
     sft=dict(steps=60, learning_rate=2e-3, prompts=64),
     data=dict(
@@ -27,5 +27,5 @@ def get_config():
       chat=False,
       tasks=(dict(name='guess', top=12, min_span=3, max_span=15),),
     ),
-    eval=dict(every=30, prompts=32, samples=4),
+    evaluation=dict(every=30, prompts=32, samples=4),
   )

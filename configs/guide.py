@@ -8,4 +8,4 @@ else is dapo.py's.
 
 
 def get_config():
-  return dict(base='dapo.py', prompt_tokens=96, hint=dict(fn='guide', after=1))
+  return dict(base='dapo.py', prompt_tokens=96, curriculum=dict(hint=dict(fn='guide', after=1)))

@@ -15,8 +15,8 @@ def get_config():
     objective=dict(
       advantage=dict(fn='group_centered'),
       ratio=dict(fn='token'),
-      trust=dict(fn='none'),
-      aggregate=dict(fn='fixed'),
-      auxiliary=dict(fn='replace', gate=0, weight=1.0),
+      trust_region=dict(fn='none'),
+      aggregation=dict(fn='fixed'),
+      sft_loss=dict(fn='replace', gate=0, weight=1.0),
     ),
   )

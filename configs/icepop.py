@@ -12,8 +12,8 @@ def get_config():
   return dict(
     base='sums.py',
     objective=dict(
-      correction=dict(fn='token_mask', low=0.5, high=5.0),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      importance_correction=dict(fn='token_mask', low=0.5, high=5.0),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

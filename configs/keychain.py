@@ -23,15 +23,15 @@ def get_config():
     rollouts=8,
     prompt_tokens=4096,
     completion_tokens=1024,
-    microbatch_rollouts=8,
+    learner=dict(microbatch_rollouts=8),
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
-      trust=dict(fn='clip', low=0.2, high=0.28),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.28),
+      aggregation=dict(fn='token_mean'),
       zero_variance=dict(fn='mask'),
     ),
     optimizer=dict(learning_rate=1e-6),
-    grade=dict(fn='number', workers=2, deadline_s=10.0),
+    rewards=dict(fn='number', workers=2, deadline_s=10.0),
     data=dict(
       source='puzzles',
       size=4096,
@@ -48,6 +48,6 @@ def get_config():
         ),
       ),
     ),
-    eval=dict(every=50, prompts=64, samples=0),
+    evaluation=dict(every=50, prompts=64, samples=0),
     checkpoint=dict(every=50, keep=2),
   )

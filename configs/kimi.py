@@ -11,12 +11,12 @@ ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='group_centered'),
       ratio=dict(fn='one'),
-      trust=dict(fn='none'),
+      trust_region=dict(fn='none'),
       kl=dict(fn='quadratic', coef=0.1),
-      aggregate=dict(fn='token_mean'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -11,10 +11,10 @@ laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      trust=dict(fn='none'),
+      trust_region=dict(fn='none'),
       kl=dict(fn='covariance', coef=1.0, share=0.0002),
-      aggregate=dict(fn='token_mean'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -12,5 +12,5 @@ def get_config():
     base='dapo.py',
     prompts=16,
     rollouts=2,
-    curriculum=dict(each=4, allocate=dict(fn='marginal', right=1, wrong=2, most=128)),
+    curriculum=dict(slots_per_prompt=4, allocation=dict(fn='marginal', right=1, wrong=2, most=128)),
   )

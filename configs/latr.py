@@ -9,5 +9,5 @@ cap. All else is dapo.py's.
 def get_config():
   return dict(
     base='dapo.py',
-    generate=dict(tree=dict(fn='latr', ages=(3, 5, 8))),
+    rollout=dict(tree=dict(fn='latr', ages=(3, 5, 8))),
   )

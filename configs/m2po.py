@@ -11,9 +11,9 @@ is ours. Learning rate and batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      trust=dict(fn='second_moment_clip', budget=0.04, low=0.3, high=0.5),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='second_moment_clip', budget=0.04, low=0.3, high=0.5),
+      aggregation=dict(fn='token_mean'),
     ),
   )

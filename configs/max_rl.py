@@ -13,7 +13,7 @@ def get_config():
     objective=dict(
       advantage=dict(fn='mean_relative'),
       ratio=dict(fn='one'),
-      trust=dict(fn='none'),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='none'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

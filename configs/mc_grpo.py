@@ -14,7 +14,7 @@ def get_config():
     rollouts=9,
     objective=dict(
       advantage=dict(fn='median_centered', eps=0.5),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='sequence_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='sequence_mean'),
     ),
   )

@@ -12,11 +12,11 @@ Learning rate and batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='group_centered'),
-      correction=dict(fn='token'),
-      trust=dict(fn='clip', low=0.2, high=0.27),
-      aggregate=dict(fn='sequence_sum'),
+      importance_correction=dict(fn='token'),
+      trust_region=dict(fn='clip', low=0.2, high=0.27),
+      aggregation=dict(fn='sequence_sum'),
     ),
   )

@@ -12,7 +12,7 @@ def get_config():
   return dict(
     base='sums.py',
     objective=dict(
-      correction=dict(fn='sequence_mask', low=0.0, high=3.0),
-      trust=dict(fn='clip', low=0.2, high=0.2),
+      importance_correction=dict(fn='sequence_mask', low=0.0, high=3.0),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
     ),
   )

@@ -11,11 +11,11 @@ def get_config():
     base='dapo.py',
     curriculum=dict(
       candidates=dict(fn='stream', multiple=16),
-      forget=dict(fn='visit', decay=0.5),
-      share=dict(fn='none'),
-      value=dict(fn='thompson'),
+      evidence_decay=dict(fn='visit', decay=0.5),
+      prior_pooling=dict(fn='none'),
+      rate_estimate=dict(fn='thompson'),
       utility=dict(fn='mopps', target=0.5),
-      pick=dict(fn='top'),
-      gate=dict(fn='none'),
+      selection=dict(fn='top'),
+      eligibility=dict(fn='none'),
     ),
   )

@@ -13,14 +13,16 @@ def get_config():
     prompts=8,
     rollouts=4,
     prompt_tokens=96,
-    curriculum=dict(each=2),
-    hint=dict(
-      fn='contexts',
-      texts=('Add the numbers from left to right.', 'Add the tens first, then the ones.'),
-      drop=0.5,
+    curriculum=dict(
+      hint=dict(
+        fn='contexts',
+        texts=('Add the numbers from left to right.', 'Add the tens first, then the ones.'),
+        drop=0.5,
+      ),
+      slots_per_prompt=2,
     ),
     objective=dict(
       advantage=dict(fn='nudged', between=1.1),
-      aggregate=dict(fn='token_mean'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -7,4 +7,6 @@ that gave way are listed in suspect_labels.jsonl of the run folder. All else is 
 
 
 def get_config():
-  return dict(base='dapo.py', labels=dict(fn='majority_refined', min_slope=0.05, after=4))
+  return dict(
+    base='dapo.py', curriculum=dict(labels=dict(fn='majority_refined', min_slope=0.05, after=4))
+  )

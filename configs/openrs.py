@@ -13,7 +13,7 @@ ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    grade=dict(
+    rewards=dict(
       workers=8,
       deadline_s=330.0,
       parts=(

@@ -10,11 +10,11 @@ from the sampler at all: that number is ours. Learning rate and batch are ours, 
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='log_mean_exp', temperature=1.0),
       ratio=dict(fn='one'),
-      trust=dict(fn='none'),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='none'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -12,6 +12,6 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='length_weighted'),
-      aggregate=dict(fn='token_mean'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -12,7 +12,7 @@ def get_config():
   return dict(
     base='sums.py',
     objective=dict(
-      credit=dict(fn='steps', weight=1.0),
-      companion=dict(fn='preference', learning_rate=1e-5, beta=0.05),
+      credit_assignment=dict(fn='steps', weight=1.0),
+      auxiliary_model=dict(fn='preference', learning_rate=1e-5, beta=0.05),
     ),
   )

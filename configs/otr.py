@@ -13,5 +13,5 @@ def get_config():
     base='sums.py',
     prompts=16,
     rollouts=2,
-    objective=dict(auxiliary=dict(fn='one_token_rollouts', beta=-0.1)),
+    objective=dict(sft_loss=dict(fn='one_token_rollouts', beta=-0.1)),
   )

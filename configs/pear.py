@@ -15,7 +15,7 @@ def get_config():
     prompts=16,
     rollouts=2,
     objective=dict(
-      auxiliary=dict(
+      sft_loss=dict(
         fn='suffix_weighted', discount=0.999, low=-0.08, high=0.3, least=0.1, most=10.0
       ),
     ),

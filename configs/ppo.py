@@ -14,9 +14,9 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='raw'),
-      credit=dict(fn='gae', discount=1.0, trace=1.0),
-      companion=dict(fn='critic', learning_rate=1e-5, clip=0.5),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      credit_assignment=dict(fn='gae', discount=1.0, trace=1.0),
+      auxiliary_model=dict(fn='critic', learning_rate=1e-5, clip=0.5),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -12,11 +12,11 @@ from the sampler at all: that number is ours. Learning rate and batch are ours, 
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      correction=dict(fn='token_truncate', low=0.0, high=100.0),
-      proximal=dict(fn='average', decay=0.889),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      importance_correction=dict(fn='token_truncate', low=0.0, high=100.0),
+      old_policy=dict(fn='average', decay=0.889),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -11,5 +11,5 @@ def get_config():
   return dict(
     base='dapo.py',
     prompt_tokens=80,
-    hint=dict(fn='prefix', start=0.75, step=0.125, plain=0.25, after=1),
+    curriculum=dict(hint=dict(fn='prefix', start=0.75, step=0.125, plain=0.25, after=1)),
   )

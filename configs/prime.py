@@ -14,9 +14,9 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='leave_one_out'),
-      credit=dict(fn='process', process=1.0, outcome=1.0),
-      companion=dict(fn='outcome', learning_rate=2e-5, beta=0.05),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      credit_assignment=dict(fn='process', process=1.0, outcome=1.0),
+      auxiliary_model=dict(fn='outcome', learning_rate=2e-5, beta=0.05),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

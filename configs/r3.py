@@ -3,7 +3,7 @@
 python -m jaxrl_llm.main --config=configs/r3.py
 The job of tiny.py with eight experts, two for a token. A batch is learnt in four optimizer steps, so that the routers
 have moved since its tokens were sampled; on an accelerator bfloat16 alone makes sampler and trainer disagree now and
-then. --config.replay_experts=False is the same without. Numbers: ours, not tuned.
+then. --config.learner.replay_experts=False is the same without. Numbers: ours, not tuned.
 """
 
 
@@ -11,8 +11,7 @@ def get_config():
   return dict(
     base='tiny.py',
     scratch=dict(mlp=128, experts=8, experts_per_token=2),
-    replay_experts=True,
-    updates_per_rollout=4,
+    learner=dict(replay_experts=True, minibatches=4),
     optimizer=dict(learning_rate=1e-4),
     data=dict(
       tasks=(

@@ -12,10 +12,12 @@ rate and batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='group_centered'),
-      trust=dict(fn='ring', low=0.2, high=0.2, outer_low=0.6, outer_high=2.0, corrected=False),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(
+        fn='ring', low=0.2, high=0.2, outer_low=0.6, outer_high=2.0, corrected=False
+      ),
+      aggregation=dict(fn='token_mean'),
     ),
   )

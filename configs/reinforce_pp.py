@@ -13,7 +13,7 @@ def get_config():
     base='sums.py',
     objective=dict(
       advantage=dict(fn='group_whitened'),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

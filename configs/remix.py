@@ -13,11 +13,11 @@ a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       ratio=dict(fn='direct'),
-      trust=dict(fn='shifted_clip', low=0.2, high=0.2),
+      trust_region=dict(fn='shifted_clip', low=0.2, high=0.2),
       kl=dict(fn='receding', coef=0.001, wait=50, every=10, fall=0.1, least=0.5),
-      aggregate=dict(fn='token_mean'),
+      aggregation=dict(fn='token_mean'),
     ),
   )

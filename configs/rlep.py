@@ -12,6 +12,6 @@ those of the weights at the start of the step. Learning rate and batch are ours,
 def get_config():
   return dict(
     base='dapo.py',
-    replay=dict(fn='successes', count=2, keep=8),
-    objective=dict(trust=dict(fn='dual_clip', low=0.2, high=0.28, most=10.0)),
+    replay=dict(reuse=dict(fn='successes', count=2, keep=8)),
+    objective=dict(trust_region=dict(fn='dual_clip', low=0.2, high=0.28, most=10.0)),
   )

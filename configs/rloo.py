@@ -13,7 +13,7 @@ def get_config():
     objective=dict(
       advantage=dict(fn='leave_one_out'),
       ratio=dict(fn='one'),
-      trust=dict(fn='none'),
-      aggregate=dict(fn='sequence_sum'),
+      trust_region=dict(fn='none'),
+      aggregation=dict(fn='sequence_sum'),
     ),
   )

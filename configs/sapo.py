@@ -11,9 +11,9 @@ model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
-      trust=dict(fn='sigmoid', temperature=1.0, temperature_negative=1.05),
-      aggregate=dict(fn='sequence_mean'),
+      trust_region=dict(fn='sigmoid', temperature=1.0, temperature_negative=1.05),
+      aggregation=dict(fn='sequence_mean'),
     ),
   )

@@ -13,21 +13,21 @@ all: that number is ours. Learning rate and batch are ours, for a 135M model on 
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='batch_normalized', eps=1e-4),
       ratio=dict(fn='direct'),
-      trust=dict(fn='cap', most=5.0),
-      aggregate=dict(fn='prompt_mean'),
+      trust_region=dict(fn='cap', most=5.0),
+      aggregation=dict(fn='prompt_mean'),
       zero_variance=dict(fn='mask'),
     ),
     curriculum=dict(
       candidates=dict(fn='stream', multiple=2),
-      forget=dict(fn='none'),
-      share=dict(fn='none'),
-      value=dict(fn='mean'),
+      evidence_decay=dict(fn='none'),
+      prior_pooling=dict(fn='none'),
+      rate_estimate=dict(fn='mean'),
       utility=dict(fn='uniform'),
-      pick=dict(fn='skip'),
-      gate=dict(fn='retire', rate=0.9, visits=2),
+      selection=dict(fn='skip'),
+      eligibility=dict(fn='retire', rate=0.9, visits=2),
     ),
   )

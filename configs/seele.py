@@ -8,4 +8,6 @@ here. All else is dapo.py's.
 
 
 def get_config():
-  return dict(base='dapo.py', prompt_tokens=80, hint=dict(fn='item_response', target=0.5))
+  return dict(
+    base='dapo.py', prompt_tokens=80, curriculum=dict(hint=dict(fn='item_response', target=0.5))
+  )

@@ -13,11 +13,11 @@ def get_config():
     optimizer=dict(outer=dict(fn='last_turn_first', eps=0.2)),
     objective=dict(
       advantage=dict(fn='raw'),
-      credit=dict(fn='turn_whitened'),
+      credit_assignment=dict(fn='turn_whitened'),
       ratio=dict(fn='sequence'),
-      trust=dict(fn='clip', low=0.2, high=0.2),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
       kl=dict(fn='k3', coef=0.002),
-      aggregate=dict(fn='sequence_mean'),
+      aggregation=dict(fn='sequence_mean'),
       zero_variance=dict(fn='keep'),
     ),
   )

@@ -14,7 +14,7 @@ def get_config():
     steps=0,
     prompt_tokens=24,
     completion_tokens=24,
-    grade=dict(fn='exact', workers=2, deadline_s=10.0),
+    rewards=dict(fn='exact', workers=2, deadline_s=10.0),
     sft=dict(steps=600, learning_rate=2e-3, prompts=16, pack_tokens=128),
     data=dict(
       source='puzzles',

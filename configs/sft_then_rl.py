@@ -17,13 +17,13 @@ def get_config():
     prompts=64,
     rollouts=8,
     objective=dict(
-      trust=dict(fn='clip', low=0.2, high=0.28),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.28),
+      aggregation=dict(fn='token_mean'),
       zero_variance=dict(fn='mask'),
     ),
     optimizer=dict(learning_rate=3e-4, decay='linear'),
     sft=dict(steps=0),
     data=dict(tasks=(dict(name='compose', max_depth=1, min_length=5, max_length=7),)),
-    eval=dict(every=40),
+    evaluation=dict(every=40),
     checkpoint=dict(every=40, keep=2),
   )

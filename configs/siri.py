@@ -9,5 +9,5 @@ scaled to our run. All else is dapo.py's.
 def get_config():
   return dict(
     base='dapo.py',
-    generate=dict(cap=dict(fn='cosine', low=8, period=30)),
+    rollout=dict(length_schedule=dict(fn='cosine', low=8, period=30)),
   )

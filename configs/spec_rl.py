@@ -9,5 +9,5 @@ else is dapo.py's.
 def get_config():
   return dict(
     base='dapo.py',
-    generate=dict(draft=dict(fn='lenient', lenience=1.1618)),
+    rollout=dict(draft=dict(fn='lenient', lenience=1.1618)),
   )

@@ -13,7 +13,7 @@ third-party notes. For reasoning worth judging raise config.completion_tokens. L
 def get_config():
   return dict(
     base='sums.py',
-    grade=dict(
+    rewards=dict(
       workers=8,
       deadline_s=330.0,
       parts=(

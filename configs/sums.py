@@ -11,7 +11,7 @@ def get_config():
     prompt_tokens=56,
     completion_tokens=16,
     optimizer=dict(learning_rate=1e-5, decay='linear'),
-    grade=dict(fn='number', workers=2, deadline_s=10.0),
+    rewards=dict(fn='number', workers=2, deadline_s=10.0),
     # From what the model sometimes solves to what it never does: (terms, digits). The easy sums are few.
     data=dict(
       source='gym',

@@ -14,12 +14,12 @@ def get_config():
     prompt_tokens=16,
     completion_tokens=10,
     objective=dict(
-      trust=dict(fn='clip', low=0.2, high=0.28),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.28),
+      aggregation=dict(fn='token_mean'),
       zero_variance=dict(fn='mask'),
     ),
     optimizer=dict(learning_rate=3e-4, decay='linear'),
-    grade=dict(fn='exact', workers=2, deadline_s=10.0),
+    rewards=dict(fn='exact', workers=2, deadline_s=10.0),
     sft=dict(steps=150, learning_rate=2e-3, prompts=64),
     data=dict(
       source='digits',
@@ -31,6 +31,6 @@ def get_config():
         dict(name='sort', min_length=1, max_length=8),
       ),
     ),
-    eval=dict(every=30),
+    evaluation=dict(every=30),
     checkpoint=dict(every=45, keep=2),
   )

@@ -12,11 +12,11 @@ laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='raw', baseline=0.5),
       ratio=dict(fn='direct_product'),
-      trust=dict(fn='taper', most=1.0),
-      aggregate=dict(fn='sequence_sum'),
+      trust_region=dict(fn='taper', most=1.0),
+      aggregation=dict(fn='sequence_sum'),
     ),
   )

@@ -13,6 +13,6 @@ def get_config():
   return dict(
     base='sums.py',
     rollouts=16,
-    vote=dict(fn='majority', learn_from=8),
-    objective=dict(aggregate=dict(fn='token_mean')),
+    rewards=dict(vote=dict(fn='majority', learn_from=8)),
+    objective=dict(aggregation=dict(fn='token_mean')),
   )

@@ -2,7 +2,7 @@
 
 python -m jaxrl_llm.main --config=configs/ulo_rl.py
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: probability 0.99 and entropy 0.2 are the paper's; its segments are `generate.stop.fn=rounds`. Learning
+Numbers: probability 0.99 and entropy 0.2 are the paper's; its segments are `rollout.stop.fn=rounds`. Learning
 rate and batch are ours, for a 135M model on a laptop.
 """
 
@@ -11,8 +11,8 @@ def get_config():
   return dict(
     base='sums.py',
     objective=dict(
-      emphasis=dict(fn='uncertain', mastered=0.99, entropy=0.2),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      token_weighting=dict(fn='uncertain', mastered=0.99, entropy=0.2),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
   )

@@ -2,7 +2,7 @@
 
 python -m jaxrl_llm.main --config=configs/unique_letters.py         (from the root of the repository)
 The function below is as TRL calls it: lists of prompts and completions, every other column of the rows by its name, a
-list of numbers back. Another one is --config.grade.fn=my_module:my_function. Rows are configs/unique_letters.jsonl,
+list of numbers back. Another one is --config.rewards.fn=my_module:my_function. Rows are configs/unique_letters.jsonl,
 with the column `prompt` (text, or messages as here) and whatever else a reward asks for; with data.source=files,
 'hub:owner/name' does as well.
 Numbers: no KL and the mean over tokens are TRL's (read in its guide); 8 rollouts, clip 0.2, learning rate 1e-6 falling
@@ -26,18 +26,18 @@ def get_config():
     completion_tokens=256,
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-4),
-      trust=dict(fn='clip', low=0.2, high=0.2),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
+      aggregation=dict(fn='token_mean'),
     ),
     optimizer=dict(learning_rate=1e-6, decay='linear', b2=0.999),
     curriculum=dict(
       candidates=dict(fn='stream', multiple=1),
-      forget=dict(fn='none'),
-      share=dict(fn='none'),
+      evidence_decay=dict(fn='none'),
+      prior_pooling=dict(fn='none'),
       utility=dict(fn='uniform'),
-      gate=dict(fn='none'),
+      eligibility=dict(fn='none'),
     ),
-    grade=dict(fn='configs.unique_letters:num_unique_letters', right=30.0),
+    rewards=dict(fn='configs.unique_letters:num_unique_letters', right=30.0),
     data=dict(source='jsonl', path='configs/unique_letters.jsonl', answers=False),
-    eval=dict(prompts=0),
+    evaluation=dict(prompts=0),
   )

@@ -11,11 +11,11 @@ def get_config():
     base='dapo.py',
     curriculum=dict(
       candidates=dict(fn='everything'),
-      forget=dict(fn='two_scale', per_visit=0.5, per_step=0.999),
-      share=dict(fn='none'),
-      value=dict(fn='thompson'),
+      evidence_decay=dict(fn='two_scale', per_visit=0.5, per_step=0.999),
+      prior_pooling=dict(fn='none'),
+      rate_estimate=dict(fn='thompson'),
       utility=dict(fn='vade'),
-      pick=dict(fn='top'),
-      gate=dict(fn='none'),
+      selection=dict(fn='top'),
+      eligibility=dict(fn='none'),
     ),
   )

@@ -14,12 +14,12 @@ batch are ours, for a 135M model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='least_variance', by_std=True),
       ratio=dict(fn='direct_product'),
-      trust=dict(fn='cap', most=8.0),
-      aggregate=dict(fn='sequence_mean'),
+      trust_region=dict(fn='cap', most=8.0),
+      aggregation=dict(fn='sequence_mean'),
       lr_scale=dict(fn='effective_sample_size', base=1.0),
     ),
   )

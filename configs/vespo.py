@@ -11,10 +11,10 @@ model on a laptop.
 def get_config():
   return dict(
     base='sums.py',
-    updates_per_rollout=2,
+    learner=dict(minibatches=2),
     objective=dict(
       ratio=dict(fn='product'),
-      trust=dict(fn='gamma', power=2.0, decay=3.0, power_negative=3.0, decay_negative=2.0),
-      aggregate=dict(fn='token_mean'),
+      trust_region=dict(fn='gamma', power=2.0, decay=3.0, power_negative=3.0, decay_negative=2.0),
+      aggregation=dict(fn='token_mean'),
     ),
   )

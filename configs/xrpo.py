@@ -14,10 +14,13 @@ def get_config():
     prompts=16,
     rollouts=2,
     prompt_tokens=112,
-    curriculum=dict(each=4, allocate=dict(fn='xrpo', confidence=0.95, bonus=1.0)),
-    hint=dict(fn='exemplars', after=1),
+    curriculum=dict(
+      hint=dict(fn='exemplars', after=1),
+      slots_per_prompt=4,
+      allocation=dict(fn='xrpo', confidence=0.95, bonus=1.0),
+    ),
     objective=dict(
-      emphasis=dict(fn='sharpen', strength=1.0, most=1.0),
-      trust=dict(fn='clip', low=0.2, high=0.2),
+      token_weighting=dict(fn='sharpen', strength=1.0, most=1.0),
+      trust_region=dict(fn='clip', low=0.2, high=0.2),
     ),
   )

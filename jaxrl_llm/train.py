@@ -61,9 +61,9 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
   parts = setup.parts(config, mesh)
   folder = open_folder(workdir, config)
   with (
-    rewards.Pool(config.grade) as pool,
+    rewards.Pool(config.rewards) as pool,
     _stage(parts),
-    console.opened(config.console, config.steps) as screen,
+    console.opened(config.monitoring.console, config.steps) as screen,
   ):
     screen.banner(**log_records.facts(config, parts.program.mesh.devices, folder.root))
     return _loop(parts, folder, sharded_grading.Pool(pool), screen)
@@ -89,7 +89,7 @@ def _loop(parts: Parts, folder: Any, pool: rewards.Pool, screen: Any) -> dict[st
     with notice.at_once():
       state, batch, flight, start = _begin(parts, folder, screen, spent)
       examined = {}
-      if start == 0 or _due(config.eval.every, start):
+      if start == 0 or _due(config.evaluation.every, start):
         examined = examine(state, start)
     if not config.steps:  # a supervised start was all there is to do
       keep_all(0, state, batch, flight)
@@ -126,7 +126,7 @@ def _loop(parts: Parts, folder: Any, pool: rewards.Pool, screen: Any) -> dict[st
           save()
         if asked:
           raise preemption.Stopped
-        if _due(config.eval.every, index + 1) and index + 1 < config.steps:
+        if _due(config.evaluation.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
             journal.examined(index + 1, examine(state, index + 1))
       journal.ends(state)
@@ -226,7 +226,7 @@ def _restore(
   held_out = parts.tables.held_out.fingerprint
   if trains and host.get('held_out', held_out) != held_out:
     raise UserError(
-      f'the held-out prompts of {folder.root} changed since step {found} (config.data.eval_path, config.eval.prompts), '
+      f'the held-out prompts of {folder.root} changed since step {found} (config.data.eval_path, config.evaluation.prompts), '
       'so that evaluations before and after would not compare; restore them, or start another --workdir.'
     )
   for name in _HOST_STATE:
@@ -270,7 +270,7 @@ def _evaluator(parts: Parts, pool: rewards.Pool, folder: Any, screen: Any):
   if not len(parts.tables.held_out):
     logging.warning('no held-out prompts: nothing is evaluated')
     return lambda state, step: {}
-  told, table = parts.config.eval, parts.tables.held_out
+  told, table = parts.config.evaluation, parts.tables.held_out
   judging = evaluate.judging_of(parts.config, pool, parts.play)
   evaluator = evaluate.make_evaluator(
     parts.program, table, parts.model.tokenizer.decode, judging, told.samples, told.sampling
@@ -324,7 +324,7 @@ def evaluate_only(
   parts = setup.parts(config)
   if not len(parts.tables.held_out):
     raise UserError(
-      f'config.eval.prompts={config.eval.prompts} leaves no held-out prompt to evaluate; raise it, or give '
+      f'config.evaluation.prompts={config.evaluation.prompts} leaves no held-out prompt to evaluate; raise it, or give '
       'config.data.eval_path.'
     )
   if theirs is not None:
@@ -334,9 +334,9 @@ def evaluate_only(
   _check_supervised(config, workdir)
   folder = open_folder(workdir, config)
   with (
-    rewards.Pool(config.grade) as pool,
+    rewards.Pool(config.rewards) as pool,
     _stage(parts),
-    console.opened(config.console, config.steps) as screen,
+    console.opened(config.monitoring.console, config.steps) as screen,
   ):
     state, _, _, start = _restore(parts, folder, screen, step)
     ours = _evaluator(parts, sharded_grading.Pool(pool), folder, screen)(state, start)
@@ -365,7 +365,7 @@ def export_only(
     )
   parts = setup.parts(config)
   folder = open_folder(workdir, config)
-  with console.opened(config.console, config.steps) as screen:
+  with console.opened(config.monitoring.console, config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen, base=base)
     params = sharding.fetch(state.params if adapter else steps.merged(parts.program, state))
     if jax.process_index() == 0:
@@ -392,10 +392,12 @@ def generate_only(
   config = validate.sized(config, jax.devices())
   parts = setup.parts(config)
   folder = open_folder(workdir, config)
-  with console.opened(config.console, config.steps) as screen:
+  with console.opened(config.monitoring.console, config.steps) as screen:
     state, *_ = _restore(parts, folder, screen, base=base)
   model = parts.model._replace(params=steps.merged(parts.program, state))
-  told = dict(max_tokens=config.completion_tokens, chat=config.data.chat, **config.eval.sampling)
+  told = dict(
+    max_tokens=config.completion_tokens, chat=config.data.chat, **config.evaluation.sampling
+  )
   if not prompts:
     chat.run(model, told, config.seed)
     return

@@ -113,16 +113,16 @@ class Batch(NamedTuple):
   """What `update` learns from. An empty batch has length_B = 0 everywhere.
 
   A group is mixed where the scores of its rows differ by more than 1e-6 (`scores.SAME`). The score is `reward_B`:
-  config.grade.fn's plus the weighted config.grade.parts and an environment's pay, in units of the reward function;
-  with config.vote the vote's 0 or 1. A method whose advantage takes each reward alone (GDPO) compares each of
-  nonzero weight. Scores are final: of the truncated text and of the replaced label, where config.truncate and
-  config.labels grade again, and `config.grade.failed.value` where a failure scores. Length shaping
-  (config.objective.shape), KL and hints change no score. Rows that do not exist (length 0) count nowhere; those of
-  all of a prompt's slots are one group; replayed rows (config.replay) belong to it in the update, and are no evidence
+  config.rewards.fn's plus the weighted config.rewards.parts and an environment's pay, in units of the reward function;
+  with config.rewards.vote the vote's 0 or 1. A method whose advantage takes each reward alone (GDPO) compares each of
+  nonzero weight. Scores are final: of the truncated text and of the replaced label, where config.rewards.truncate and
+  config.curriculum.labels grade again, and `config.rewards.failed.value` where a failure scores. Length shaping
+  (config.objective.reward_shaping), KL and hints change no score. Rows that do not exist (length 0) count nowhere; those of
+  all of a prompt's slots are one group; replayed rows (config.replay.reuse) belong to it in the update, and are no evidence
   to the curriculum.
 
-  Success is another question, that of the posterior: `success_B` is config.grade.fn's own score, parts aside, scaled
-  to [0, 1] by config.grade.bounds, and `correct_B` whether it reaches config.grade.right.
+  Success is another question, that of the posterior: `success_B` is config.rewards.fn's own score, parts aside, scaled
+  to [0, 1] by config.rewards.bounds, and `correct_B` whether it reaches config.rewards.right.
   """
 
   prompts: Prompts
@@ -155,7 +155,7 @@ class TrainState(NamedTuple):
   judge: Any = None  # of half-said rollouts, where some are pruned
   # float32 weights as they began, for a method that is held near them; with LoRA `base` is that
   reference: Any = None
-  carried: tuple = ()  # generate.carried.Carried of unfinished rows, the oldest first; () = encoded again
+  carried: tuple = ()  # rollout.carried.Carried of unfinished rows, the oldest first; () = encoded again
   companion: Any = None  # a second model with its optimizer, where the credit of tokens needs one
   average: Any = None  # float32 weights averaged over steps, where the old policy is theirs
   outer: Any = None  # what a loop around the optimizer's steps has seen

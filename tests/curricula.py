@@ -13,7 +13,10 @@ G = 8
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
 # Nothing is shared, forgotten or audited.
 PLAIN = dict(
-  share=dict(fn='none'), forget=dict(fn='none'), gate=dict(fn='none'), pick=dict(fn='top')
+  prior_pooling=dict(fn='none'),
+  evidence_decay=dict(fn='none'),
+  eligibility=dict(fn='none'),
+  selection=dict(fn='top'),
 )
 # One row of settings a paper; and what has no paper's file.
 RULES = {
@@ -21,8 +24,10 @@ RULES = {
     name: loading.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
     for name in ('sums', 'mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
   },
-  'anchored': dict(share=dict(fn='anchors', rho=0.3, adaptive=True), forget=dict(fn='visit')),
-  'mixed': dict(domain=dict(fn='mix', targets=dict(a=3.0, b=1.0), measure='tokens')),
+  'anchored': dict(
+    prior_pooling=dict(fn='anchors', rho=0.3, adaptive=True), evidence_decay=dict(fn='visit')
+  ),
+  'mixed': dict(domain_mix=dict(fn='mix', targets=dict(a=3.0, b=1.0), measure='tokens')),
   'short': dict(utility=dict(fn='per_token'), truncated='ignore'),
 }
 

@@ -170,6 +170,6 @@ def plan(fault: dict, run: str) -> None:
     rollouts=lambda: wrap(run_dir.Workdir, 'write_rollouts', happen),
     half_row=lambda: half_row(happen),
     row=lambda: wrap(metrics_log.Writer, 'write', happen, of_metrics, after=True),
-    eval=lambda: wrap(run_dir.Workdir, 'write_eval', happen),
+    evaluation=lambda: wrap(run_dir.Workdir, 'write_eval', happen),
   )
   return stages[at]()

@@ -25,7 +25,7 @@ JOB = dict(
   data=dict(
     source='digits', size=64, chat=False, tasks=[dict(name='copy', min_length=1, max_length=1)]
   ),
-  eval=dict(every=4, prompts=8, samples=0),
+  evaluation=dict(every=4, prompts=8, samples=0),
   checkpoint=dict(every=1, keep=2),
 )
 # Stages inside a save, in their order, and stages of the loop around it.

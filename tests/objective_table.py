@@ -78,7 +78,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
 
 def signal(method, d):
   """What the method's companion says of the data."""
-  return getattr(d, method.companion.gives) if method.companion else None
+  return getattr(d, method.auxiliary_model.gives) if method.auxiliary_model else None
 
 
 def known(method, d):
@@ -583,73 +583,81 @@ def tagged(agg):
   return lambda d: agg(d) * d.factor
 
 
-_OUT = dict(correction=dict(fn='divergent_negatives', delta=0.01))
+_OUT = dict(importance_correction=dict(fn='divergent_negatives', delta=0.01))
 METHODS = {
   'grpo': Row({}, ppo()),
-  'dr_grpo': Row(dict(advantage='group_centered', aggregate='fixed'), ppo(adv=gm, agg=fix)),
+  'dr_grpo': Row(dict(advantage='group_centered', aggregation='fixed'), ppo(adv=gm, agg=fix)),
   'rloo': Row(
-    dict(advantage='leave_one_out', ratio='one', trust='none', aggregate='sequence_sum'),
+    dict(advantage='leave_one_out', ratio='one', trust_region='none', aggregation='sequence_sum'),
     reinforce(loo, total),
     value=False,
   ),
   'dapo': Row(
-    dict(trust=dict(fn='clip', low=0.2, high=0.28), aggregate='token_mean', zero_variance='mask'),
+    dict(
+      trust_region=dict(fn='clip', low=0.2, high=0.28),
+      aggregation='token_mean',
+      zero_variance='mask',
+    ),
     ppo(high=0.28, agg=mixed),
   ),
   'ppo': Row(
     dict(
       advantage='raw',
-      credit=dict(fn='gae', discount=0.97, trace=0.9),
-      companion='critic',
-      aggregate='token_mean',
+      credit_assignment=dict(fn='gae', discount=0.97, trace=0.9),
+      auxiliary_model='critic',
+      aggregation='token_mean',
     ),
     ppo(adv=lambda d: tokens_whitened(gae(d), d), agg=tok),
   ),
   'prime': Row(
     dict(
       advantage='leave_one_out',
-      credit=dict(fn='process', process=2.0, outcome=5.0),
-      companion='outcome',
-      aggregate='token_mean',
+      credit_assignment=dict(fn='process', process=2.0, outcome=5.0),
+      auxiliary_model='outcome',
+      aggregation='token_mean',
     ),
     ppo(adv=prime, agg=tok),
   ),
   'oprl': Row(
-    dict(credit=dict(fn='steps', weight=0.7), companion='preference'),
+    dict(credit_assignment=dict(fn='steps', weight=0.7), auxiliary_model='preference'),
     ppo(adv=oprl),
   ),
-  'ppo_dual': Row(dict(trust=dict(fn='dual_clip', most=1.3)), ppo(dual=1.3)),
+  'ppo_dual': Row(dict(trust_region=dict(fn='dual_clip', most=1.3)), ppo(dual=1.3)),
   'reinforce_pp': Row(
-    dict(advantage='token_whitened', aggregate='token_mean'),
+    dict(advantage='token_whitened', aggregation='token_mean'),
     ppo(adv=lambda d: whiten(d.reward[:, None], d), agg=tok),
   ),
   'reinforce_pp_baseline': Row(
-    dict(advantage='group_whitened', aggregate='token_mean'),
+    dict(advantage='group_whitened', aggregation='token_mean'),
     ppo(adv=lambda d: whiten(gm(d), d), agg=tok),
   ),
-  'lite_ppo': Row(dict(advantage='batch_normalized', aggregate='token_mean'), ppo(adv=gb, agg=tok)),
+  'lite_ppo': Row(
+    dict(advantage='batch_normalized', aggregation='token_mean'), ppo(adv=gb, agg=tok)
+  ),
   'mc_grpo': Row(dict(advantage='median_centered'), ppo(adv=median)),
   'scale_rl': Row(
     dict(
       advantage='batch_normalized',
       ratio='direct',
-      trust=dict(fn='cap', most=1.2),
-      aggregate='prompt_mean',
+      trust_region=dict(fn='cap', most=1.2),
+      aggregation='prompt_mean',
     ),
     reinforce(gb, prm, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.2)),
   ),
   'max_rl': Row(
-    dict(advantage='mean_relative', ratio='one', trust='none', aggregate='token_mean'),
+    dict(advantage='mean_relative', ratio='one', trust_region='none', aggregation='token_mean'),
     reinforce(relative, tok),
     value=False,
   ),
-  'opo': Row(dict(advantage='length_weighted', aggregate='token_mean'), ppo(adv=weighted, agg=tok)),
+  'opo': Row(
+    dict(advantage='length_weighted', aggregation='token_mean'), ppo(adv=weighted, agg=tok)
+  ),
   'adora': Row(
-    dict(advantage=dict(fn='adora', long_tokens=6), aggregate='token_mean'),
+    dict(advantage=dict(fn='adora', long_tokens=6), aggregation='token_mean'),
     ppo(adv=adora, agg=tok),
   ),
   # One context a group: what two in a group do, test_groups.py says.
-  'nudge_rl': Row(dict(advantage='nudged', aggregate='token_mean'), ppo(adv=gz, agg=tok)),
+  'nudge_rl': Row(dict(advantage='nudged', aggregation='token_mean'), ppo(adv=gz, agg=tok)),
   'dars_et': Row(
     dict(advantage=dict(fn='equal_treatment', most=1.2)),
     ppo(adv=dars(lambda p: 1 / (4 * p * (1 - p)))),
@@ -659,74 +667,80 @@ METHODS = {
   ),
   'rlep': Row(
     dict(
-      trust=dict(fn='dual_clip', high=0.28, most=1.3), aggregate='token_mean', zero_variance='mask'
+      trust_region=dict(fn='dual_clip', high=0.28, most=1.3),
+      aggregation='token_mean',
+      zero_variance='mask',
     ),
     ppo(high=0.28, agg=mixed, dual=1.3),
   ),
   'overlong': Row(
-    dict(shape=dict(fn='overlong', buffer_tokens=4, factor=0.5)), ppo(adv=of_reward(overlong))
+    dict(reward_shaping=dict(fn='overlong', buffer_tokens=4, factor=0.5)),
+    ppo(adv=of_reward(overlong)),
   ),
   'apriel': Row(
-    dict(shape=dict(fn='overlong_where_solved', buffer_tokens=4, power=2.0, failure=0.5)),
+    dict(reward_shaping=dict(fn='overlong_where_solved', buffer_tokens=4, power=2.0, failure=0.5)),
     ppo(adv=of_reward(apriel)),
   ),
   'grpo_lambda': Row(
-    dict(shape=dict(fn='brief_where_solved', share=0.4, factor=0.7)),
+    dict(reward_shaping=dict(fn='brief_where_solved', share=0.4, factor=0.7)),
     ppo(adv=of_reward(grpo_lambda)),
   ),
   'opmd': Row(
     dict(
       advantage=dict(fn='log_mean_exp', temperature=2.0),
       ratio='one',
-      trust='none',
-      aggregate='token_mean',
+      trust_region='none',
+      aggregation='token_mean',
     ),
     reinforce(opmd, tok),
     value=False,
   ),
   'asym_re': Row(
-    dict(advantage='shifted', ratio='one', trust='none', aggregate='token_mean'),
+    dict(advantage='shifted', ratio='one', trust_region='none', aggregation='token_mean'),
     reinforce(shifted, tok),
     value=False,
   ),
   'alp': Row(  # of the noisy log-probs, which are `x` here
-    dict(ratio='direct', trust=dict(fn='clip', low=0.2, high=0.3), aggregate='token_mean'),
+    dict(ratio='direct', trust_region=dict(fn='clip', low=0.2, high=0.3), aggregation='token_mean'),
     ppo(high=0.3, agg=tok),
   ),
-  'gspo': Row(dict(ratio='sequence', trust=dict(fn='clip', low=3e-2, high=4e-2)), gspo),
-  'luspo': Row(dict(ratio='sequence', aggregate='sequence_sum'), luspo),
-  'gmpo': Row(dict(trust='geometric'), gmpo),
+  'gspo': Row(dict(ratio='sequence', trust_region=dict(fn='clip', low=3e-2, high=4e-2)), gspo),
+  'luspo': Row(dict(ratio='sequence', aggregation='sequence_sum'), luspo),
+  'gmpo': Row(dict(trust_region='geometric'), gmpo),
   'cispo_cap': Row(
-    dict(trust=dict(fn='cap', most=1.2), aggregate='token_mean'),
+    dict(trust_region=dict(fn='cap', most=1.2), aggregation='token_mean'),
     reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.2)),
   ),
   'cispo_above': Row(
-    dict(trust=dict(fn='cap_above', high=0.3), aggregate='token_mean'),
+    dict(trust_region=dict(fn='cap_above', high=0.3), aggregation='token_mean'),
     reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.3)),
   ),
   'cispo_band': Row(
-    dict(trust=dict(fn='cap_band', low=0.1, high=0.3), aggregate='token_mean'),
+    dict(trust_region=dict(fn='cap_band', low=0.1, high=0.3), aggregation='token_mean'),
     reinforce(gz, tok, lambda s, d: np.clip(np.exp(s - d.behaviour), 0.9, 1.3)),
   ),
-  'minpro': Row(dict(ratio='prefix_min', aggregate='token_mean'), minpro),
-  'bapo': Row(dict(trust='balanced_clip', aggregate='token_mean'), bapo),
+  'minpro': Row(dict(ratio='prefix_min', aggregation='token_mean'), minpro),
+  'bapo': Row(dict(trust_region='balanced_clip', aggregation='token_mean'), bapo),
   'm2po': Row(
     dict(
-      trust=dict(fn='second_moment_clip', budget=0.02, low=0.1, high=0.1), aggregate='token_mean'
+      trust_region=dict(fn='second_moment_clip', budget=0.02, low=0.1, high=0.1),
+      aggregation='token_mean',
     ),
     m2po,
   ),
-  'm2po_mask': Row(dict(trust='second_moment_mask', aggregate='token_mean'), m2po_mask),
+  'm2po_mask': Row(dict(trust_region='second_moment_mask', aggregation='token_mean'), m2po_mask),
   'm2po_areal': Row(
-    dict(correction=dict(fn='second_moment_mask', budget=0.02), aggregate='token_mean'),
+    dict(
+      importance_correction=dict(fn='second_moment_mask', budget=0.02), aggregation='token_mean'
+    ),
     ppo(agg=tok, rho=rho_mask),
   ),
   'topr': Row(
     dict(
       advantage=dict(fn='raw', baseline=0.5),
       ratio='direct_product',
-      trust='taper',
-      aggregate='sequence_sum',
+      trust_region='taper',
+      aggregation='sequence_sum',
     ),
     reinforce(raw, total, lambda s, d: np.where(raw(d) > 0, 1, np.minimum(row_v(s, d), 1))),
   ),
@@ -734,38 +748,38 @@ METHODS = {
     dict(
       advantage=dict(fn='raw', baseline=0.5),
       ratio='direct',
-      trust='taper',
-      aggregate='sequence_sum',
+      trust_region='taper',
+      aggregation='sequence_sum',
     ),
     reinforce(
       raw, total, lambda s, d: np.where(raw(d) > 0, 1, np.minimum(np.exp(s - d.behaviour), 1))
     ),
   ),
   'rec_one_side': Row(
-    dict(advantage='group_centered', trust='one_side', aggregate='token_mean'),
+    dict(advantage='group_centered', trust_region='one_side', aggregation='token_mean'),
     reinforce(gm, tok, lambda s, d: one_side(s, d) * np.exp(s - d.behaviour)),
   ),
   'rec_one_side_plain': Row(
     dict(
       advantage='group_centered',
-      trust=dict(fn='one_side', corrected=False),
-      aggregate='token_mean',
+      trust_region=dict(fn='one_side', corrected=False),
+      aggregation='token_mean',
     ),
     reinforce(gm, tok, one_side),
   ),
   'rec_ring': Row(
     dict(
       advantage='group_centered',
-      trust=dict(fn='ring', outer_low=0.4, outer_high=0.5),
-      aggregate='token_mean',
+      trust_region=dict(fn='ring', outer_low=0.4, outer_high=0.5),
+      aggregation='token_mean',
     ),
     reinforce(gm, tok, ring),
   ),
   'sppo': Row(
     dict(
       advantage='group_centered',
-      trust=dict(fn='two_side', low=3 / 13, high=0.3, corrected=False),
-      aggregate='token_mean',
+      trust_region=dict(fn='two_side', low=3 / 13, high=0.3, corrected=False),
+      aggregation='token_mean',
     ),
     reinforce(gm, tok, two_side),
   ),
@@ -773,9 +787,9 @@ METHODS = {
     dict(
       advantage='group_centered',
       ratio='one',
-      trust='none',
+      trust_region='none',
       kl='quadratic',
-      aggregate='token_mean',
+      aggregation='token_mean',
     ),
     kimi,
     value=False,
@@ -784,8 +798,8 @@ METHODS = {
     dict(
       advantage='group_centered',
       ratio='direct',
-      trust=dict(fn='total_variation', delta=0.1),
-      aggregate='token_mean',
+      trust_region=dict(fn='total_variation', delta=0.1),
+      aggregation='token_mean',
     ),
     reinforce(gm, tok, variation),
   ),
@@ -793,70 +807,73 @@ METHODS = {
     dict(
       advantage='group_centered',
       ratio='direct',
-      trust=dict(fn='binary_kl', delta=0.02),
-      aggregate='token_mean',
+      trust_region=dict(fn='binary_kl', delta=0.02),
+      aggregation='token_mean',
     ),
     reinforce(gm, tok, bernoulli),
   ),
   'remix': Row(
     dict(
       ratio='direct',
-      trust='shifted_clip',
+      trust_region='shifted_clip',
       kl=dict(fn='receding', coef=0.05),
-      aggregate='token_mean',
+      aggregation='token_mean',
     ),
     remix,
     on_policy=False,
   ),
   'confidence_clip': Row(
-    dict(trust=dict(fn='confidence_clip', tail=3), aggregate='token_mean'), confidence_clip
+    dict(trust_region=dict(fn='confidence_clip', tail=3), aggregation='token_mean'), confidence_clip
   ),
   'echo': Row(
     dict(
-      tilt=dict(fn='unsure', multiply=0.2, add=0.3, most=1.5),
-      trust=dict(fn='confidence_clip', tail=3),
-      aggregate='token_mean',
+      advantage_modulation=dict(fn='unsure', multiply=0.2, add=0.3, most=1.5),
+      trust_region=dict(fn='confidence_clip', tail=3),
+      aggregation='token_mean',
     ),
     echo,
     on_policy=False,
   ),
   'gdpo': Row(dict(advantage='decoupled'), ppo(adv=gdpo)),
-  'sapo': Row(dict(trust='sigmoid'), sapo),
+  'sapo': Row(dict(trust_region='sigmoid'), sapo),
   'vespo': Row(
-    dict(ratio='product', trust='gamma', aggregate='token_mean'), reinforce(gz, tok, phi)
+    dict(ratio='product', trust_region='gamma', aggregation='token_mean'), reinforce(gz, tok, phi)
   ),
-  'decoupled_ppo': Row(dict(correction='token', aggregate='token_mean'), ppo(agg=tok, rho=rho)),
+  'decoupled_ppo': Row(
+    dict(importance_correction='token', aggregation='token_mean'), ppo(agg=tok, rho=rho)
+  ),
   'ppo_ewma': Row(
     dict(
-      correction=dict(fn='token_truncate', high=1.2),
-      proximal=dict(fn='average', decay=0.9),
-      aggregate='token_mean',
+      importance_correction=dict(fn='token_truncate', high=1.2),
+      old_policy=dict(fn='average', decay=0.9),
+      aggregation='token_mean',
     ),
     ppo(agg=tok, rho=lambda d: np.minimum(rho(d), 1.2)),
   ),
   'areal_interpolated': Row(
-    dict(correction='token', proximal='interpolated', aggregate='token_mean'), interpolated
+    dict(importance_correction='token', old_policy='interpolated', aggregation='token_mean'),
+    interpolated,
   ),
-  'recorded': Row(dict(proximal='recorded'), ppo()),
-  'before': Row(dict(proximal='before'), ppo(rho=lambda d: 1.0)),
+  'recorded': Row(dict(old_policy='recorded'), ppo()),
+  'before': Row(dict(old_policy='before'), ppo(rho=lambda d: 1.0)),
   'tis': Row(
-    dict(correction=dict(fn='token_truncate', high=1.1)),
+    dict(importance_correction=dict(fn='token_truncate', high=1.1)),
     ppo(rho=lambda d: np.minimum(rho(d), 1.1)),
   ),
   'tis_sequence': Row(
-    dict(correction=dict(fn='sequence_truncate', high=1.1)),
+    dict(importance_correction=dict(fn='sequence_truncate', high=1.1)),
     ppo(rho=lambda d: np.minimum(row_rho(d), 1.1)),
   ),
   'mis': Row(
-    dict(correction=dict(fn='sequence_mask', high=1.3)),
+    dict(importance_correction=dict(fn='sequence_mask', high=1.3)),
     ppo(rho=lambda d: row_rho(d) * (row_rho(d) <= 1.3)),
   ),
   'mis_geometric': Row(
-    dict(correction=dict(fn='geometric_mask', low=0.9, high=1.1)),
+    dict(importance_correction=dict(fn='geometric_mask', low=0.9, high=1.1)),
     ppo(rho=lambda d: rho(d) * (geo_rho(d) >= 0.9) * (geo_rho(d) <= 1.1)),
   ),
   'icepop': Row(
-    dict(correction=dict(fn='token_mask', low=0.8, high=1.25), aggregate='token_mean'),
+    dict(importance_correction=dict(fn='token_mask', low=0.8, high=1.25), aggregation='token_mean'),
     ppo(agg=tok, rho=lambda d: rho(d) * (rho(d) >= 0.8) * (rho(d) <= 1.25)),
   ),
   'opsm': Row(_OUT, scaled(ppo(agg=tagged(seq)), opsm_keep)),
@@ -868,9 +885,9 @@ METHODS = {
   'mini_rl': Row(
     dict(
       advantage='group_centered',
-      correction='token',
-      trust=dict(fn='clip', low=0.2, high=0.27),
-      aggregate='sequence_sum',
+      importance_correction='token',
+      trust_region=dict(fn='clip', low=0.2, high=0.27),
+      aggregation='sequence_sum',
     ),
     ppo(high=0.27, adv=gm, agg=total, rho=rho),
   ),
@@ -878,33 +895,34 @@ METHODS = {
     dict(
       advantage='least_variance',
       ratio='direct_product',
-      trust=dict(fn='cap', most=8.0),
+      trust_region=dict(fn='cap', most=8.0),
       lr_scale='effective_sample_size',
     ),
     vcpo,
   ),
   'ulo_rl': Row(
-    dict(emphasis=dict(fn='uncertain', mastered=0.7), aggregate='token_mean'),
+    dict(token_weighting=dict(fn='uncertain', mastered=0.7), aggregation='token_mean'),
     scaled(ppo(agg=tagged(tok)), mpt),
     on_policy=False,
   ),
   'forking': Row(
-    dict(emphasis='forking', aggregate='token_mean'),
+    dict(token_weighting='forking', aggregation='token_mean'),
     scaled(ppo(agg=tagged(tok)), fork),
     on_policy=False,
   ),
   'clip_cov': Row(
     dict(
-      emphasis=dict(fn='covariance_clip', share=0.05, low=0.1, high=1.0), aggregate='token_mean'
+      token_weighting=dict(fn='covariance_clip', share=0.05, low=0.1, high=1.0),
+      aggregation='token_mean',
     ),
     scaled(ppo(agg=tagged(tok)), clip_cov),
     on_policy=False,
   ),
   'kl_cov': Row(
-    dict(trust='none', kl=dict(fn='covariance', share=0.1), aggregate='token_mean'), kl_cov
+    dict(trust_region='none', kl=dict(fn='covariance', share=0.1), aggregation='token_mean'), kl_cov
   ),
   'xrpo': Row(
-    dict(emphasis=dict(fn='sharpen', strength=1.5, most=0.3)),
+    dict(token_weighting=dict(fn='sharpen', strength=1.5, most=0.3)),
     scaled(ppo(agg=tagged(seq)), xrpo),
     on_policy=False,
   ),
@@ -912,7 +930,7 @@ METHODS = {
     dict(
       advantage=dict(fn='raw', baseline=0.5),
       ratio='one',
-      trust=dict(fn='listwise', max_tokens=T),
+      trust_region=dict(fn='listwise', max_tokens=T),
       kl='hinge',
     ),
     drpo,
@@ -920,16 +938,16 @@ METHODS = {
     value=False,
   ),
   'hpt': Row(
-    dict(advantage='group_centered', trust='none', aggregate='fixed'),
+    dict(advantage='group_centered', trust_region='none', aggregation='fixed'),
     lambda x, s, d: -(fix(d) * jnp.exp(x - d.behaviour) * gm(d)).sum(),
   ),
   'exopd': Row(
     dict(
       advantage=dict(fn='raw', baseline=0.5),
-      correction=dict(fn='token_truncate', high=1.1),
+      importance_correction=dict(fn='token_truncate', high=1.1),
       ratio='one',
-      trust='none',
-      aggregate='token_mean',
+      trust_region='none',
+      aggregation='token_mean',
     ),
     reinforce(raw, tok, lambda s, d: np.minimum(rho(d), 1.1)),
     value=False,

@@ -63,8 +63,8 @@ def test_filters_of_evaluation_never_reach_training():
     for part in ('', 'generate.', 'objective.'):
       with pytest.raises(UserError, match=f'{name} is unknown'):
         loading.load('', [f'--config.{part}{name}=1'])
-  parts = parts_of('--config.eval.sampling.top_p=0.5', '--config.eval.sampling.top_k=3')
-  assert parts.config.eval.sampling.top_p == 0.5
+  parts = parts_of('--config.evaluation.sampling.top_p=0.5', '--config.evaluation.sampling.top_k=3')
+  assert parts.config.evaluation.sampling.top_p == 0.5
   assert parts.program.generate.keep == sampling.EVERYTHING
 
 

@@ -81,41 +81,41 @@ def small(name: str, folder: pathlib.Path):
   c = configs.load(str(FILES[name]))
   c.model = 'scratch'
   c.scratch.update(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64, experts=0)
-  if c.replay_experts:
+  if c.learner.replay_experts:
     c.scratch.update(experts=4, experts_per_token=2)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, min(c.rollouts, G), 12, T
-  c.microbatch_rollouts = 0
-  if c.vote.fn != 'none':
-    c.vote.learn_from = 3
+  c.learner.microbatch_rollouts = 0
+  if c.rewards.vote.fn != 'none':
+    c.rewards.vote.learn_from = 3
   if c.objective.teacher:
     c.objective.teacher = 'scratch'
-  if c.generate.stop.fn != 'none':
-    c.generate.slots = 5  # so that groups end one after the other
+  if c.rollout.stop.fn != 'none':
+    c.rollout.slots = 5  # so that groups end one after the other
   # To a fresh model all characters are nearly alike: none is likely, and no entropy rises.
-  if c.generate.tree.fn == 'echo':
-    c.generate.tree.update(rise=-1.0)
-  if c.generate.tree.fn == 'latr':
-    c.generate.tree.update(absolute=0.01)
-  c.curriculum.each = min(c.curriculum.each, P // 2)
-  if c.hint.fn != 'none':
+  if c.rollout.tree.fn == 'echo':
+    c.rollout.tree.update(rise=-1.0)
+  if c.rollout.tree.fn == 'latr':
+    c.rollout.tree.update(absolute=0.01)
+  c.curriculum.slots_per_prompt = min(c.curriculum.slots_per_prompt, P // 2)
+  if c.curriculum.hint.fn != 'none':
     c.prompt_tokens = 48  # room for what is told
-  c.sft.steps = c.eval.prompts = 0
+  c.sft.steps = c.evaluation.prompts = 0
   c.steps = c.steps or 2  # of a supervised start alone
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
   cache = dict(cache=str(folder / 'judge.sqlite'))
-  parts = tuple(dict(part) | (cache if 'cache' in part else {}) for part in c.grade.parts)
-  kept = {name: c.grade[name] for name in configs.KEPT['config.grade']}
-  c.grade = configs.default().grade  # exact, without the settings of another grader
-  c.grade.update(kept | dict(parts=parts))
-  c.environment.judge = 'grade'
+  parts = tuple(dict(part) | (cache if 'cache' in part else {}) for part in c.rewards.parts)
+  kept = {name: c.rewards[name] for name in configs.KEPT['config.rewards']}
+  c.rewards = configs.default().rewards  # exact, without the settings of another grader
+  c.rewards.update(kept | dict(parts=parts))
+  c.environment.judge = 'rewards'
   played = c.data.source == 'games'  # its rows are levels of an environment
   c.data.chat, c.data.template = False, '{question}'
   c.prompt_tokens = 32 if played else c.prompt_tokens  # room for what is shown first
   c.data.source, c.data.size = 'games' if played else 'digits', P
-  if c.collect.fn != 'none':
-    c.collect.patience = 1  # every call learns something
-  if c.collect.fn == 'dars':
+  if c.replay.collect.fn != 'none':
+    c.replay.collect.patience = 1  # every call learns something
+  if c.replay.collect.fn == 'dars':
     c.data.size = 3 * P
   if not played:
     c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
@@ -213,5 +213,5 @@ def test_every_config_takes_two_steps(name, tmp_path):
   assert (after.average is None) == (not method.needs_average)
   assert (after.teacher is None) == (not method.needs_teacher)
   assert (after.base is None) == (program.lora is None)
-  assert (after.companion is None) == (method.companion is None)
+  assert (after.companion is None) == (method.auxiliary_model is None)
   assert ('actor/sft_loss' in rows[0]) == method.needs_demo

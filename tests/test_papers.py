@@ -33,16 +33,16 @@ JOBS = (
 PAPERS = [name for name in FILES if name not in JOBS]
 STAGES = (
   'advantage',
-  'credit',
-  'companion',
-  'correction',
-  'proximal',
+  'credit_assignment',
+  'auxiliary_model',
+  'importance_correction',
+  'old_policy',
   'ratio',
-  'tilt',
-  'trust',
-  'emphasis',
+  'advantage_modulation',
+  'trust_region',
+  'token_weighting',
   'kl',
-  'aggregate',
+  'aggregation',
   'lr_scale',
 )
 BEGIN, END = '<!-- methods: python tests/test_papers.py -->\n', '<!-- end of methods -->\n'
@@ -60,16 +60,19 @@ GENERATION = dict(
 
 # What proves a stage that stands beside the policy gradient, or in the place of rewards.
 BESIDE = dict(
-  auxiliary='tests/objective/test_sft_loss.py', distill='tests/objective/test_distillation.py'
+  sft_loss='tests/objective/test_sft_loss.py', distillation='tests/objective/test_distillation.py'
 )
 # And of what happens between sampling and learning.
 BETWEEN = dict(
-  vote='tests/rewards/test_majority_vote.py',
-  truncate='tests/rewards/test_length_truncation.py',
-  replay='tests/replay/test_successes.py',
-  collect='tests/replay/test_dynamic_sampling.py',
-  hint='tests/curriculum/test_hint_rules.py',
-  labels='tests/curriculum/test_labels.py',
+  rewards=dict(
+    vote='tests/rewards/test_majority_vote.py', truncate='tests/rewards/test_length_truncation.py'
+  ),
+  replay=dict(
+    reuse='tests/replay/test_successes.py', collect='tests/replay/test_dynamic_sampling.py'
+  ),
+  curriculum=dict(
+    hint='tests/curriculum/test_hint_rules.py', labels='tests/curriculum/test_labels.py'
+  ),
 )
 
 
@@ -165,7 +168,7 @@ def table() -> str:
       chosen.append(f'optimizer.outer={outer}')
     extra = [
       stage
-      for stage in ('shape', 'zero_variance', 'perturb', *BESIDE)
+      for stage in ('reward_shaping', 'zero_variance', 'activation_noise', *BESIDE)
       if objective[stage].fn != DEFAULT.objective[stage].fn
     ]
     chosen += [f'{stage}={objective[stage].fn}' for stage in extra]
@@ -175,7 +178,7 @@ def table() -> str:
       more.append(f'generate.{part}={fn}')
       proofs.append(GENERATION[part])
     for part in held(name).grade.parts:
-      more.append(f'grade.parts={part["fn"]}')
+      more.append(f'rewards.parts={part["fn"]}')
       proofs += [GRADED[part['fn']]] if part['fn'] in GRADED else []
     if rank := held(name).lora.rank:
       more.append(f'lora.rank={rank}')
@@ -185,7 +188,7 @@ def table() -> str:
       proofs.append(BETWEEN[part])
     if told_by := selection(name):
       more += [f'{stage}={fn}' for stage, fn in told_by.items()]
-      proofs.append(ALLOTTED if [*told_by] == ['curriculum.allocate'] else SELECTION)
+      proofs.append(ALLOTTED if [*told_by] == ['curriculum.allocation'] else SELECTION)
     if more and objective == held('dapo').objective:
       code, proofs = f'those of DAPO, and `{" ".join(more)}`', proofs[1:]
     elif more:
@@ -253,10 +256,10 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   own, dapo = (configs.load(str(FILES[n])) for n in (name, 'dapo'))
   row = settings(**METHODS[proof(name)].settings)
   assert functions(own.objective) == functions(row)
-  assert own.objective.shape.fn in ('none', 'overlong', row.shape.fn)
-  own.optimizer.outer, own.grade.parts = dapo.optimizer.outer, dapo.grade.parts
+  assert own.objective.reward_shaping.fn in ('none', 'overlong', row.reward_shaping.fn)
+  own.optimizer.outer, own.rewards.parts = dapo.optimizer.outer, dapo.grade.parts
   for how in ('workers', 'deadline_s'):  # it is graded, not what is right
-    own.grade[how] = dapo.grade[how]
+    own.rewards[how] = dapo.grade[how]
   if own.lora.rank:  # an adapter begins at nothing
     own.optimizer.learning_rate = dapo.optimizer.learning_rate
   for field in own:
@@ -277,7 +280,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
   for said in (f'--config=configs/{name}.py', 'Numbers:'):
     assert said in text, f'the header of configs/{name}.py has no {said!r}'
   assert paper(name)
-  if (chosen := selection(name)) and [*chosen] != ['curriculum.allocate']:
+  if (chosen := selection(name)) and [*chosen] != ['curriculum.allocation']:
     assert name in RULES, (
       f'{name} changes the curriculum: it belongs into RULES of tests/curricula.py'
     )

@@ -129,7 +129,7 @@ def in_one_piece(request):
 @pytest.mark.parametrize('rows', [1, 2, 4, 8])
 def test_microbatches_of_any_size_sum_to_the_same_gradient(rows, in_one_piece):
   objective, params, batch, want = in_one_piece
-  cut = program(objective=objective, microbatch_rollouts=rows)
+  cut = program(objective=objective, learner=dict(microbatch_rollouts=rows))
   assert cut.slice_groups * cut.slice_rollouts == rows
   assert_close(gradient(cut, batch, params), want, 1e-6)
 
@@ -166,7 +166,7 @@ def test_head_chunks_of_any_size_give_the_same_gradient_and_no_logits_of_all_tok
 def test_remat_changes_no_gradient():
   params = decoder.init(MODEL, 0)
   batch = graded(program(), params)
-  plain, remat = program(remat=False), program(remat=True)
+  plain, remat = program(learner=dict(remat=False)), program(learner=dict(remat=True))
   assert_close(gradient(remat, batch, params), gradient(plain, batch, params), 1e-6)
 
 
@@ -218,7 +218,7 @@ def test_the_rewarded_behaviour_becomes_more_likely():
 
 
 def test_several_updates_per_rollout_take_that_many_optimizer_steps():
-  history, state = train(program(updates_per_rollout=2), 3)
+  history, state = train(program(learner=dict(minibatches=2)), 3)
   assert int(state.step) == 4
   assert history[2][1]['training/rollout_probs_diff_max'] > 1e-4, (
     'the second minibatch is off-policy'
@@ -237,7 +237,7 @@ def test_slots_of_every_device_refill_from_its_own_rows(lockstep, tensor):
 
 def test_loops_that_end_apart_need_weights_that_are_whole():
   with pytest.raises(
-    UserError, match='config.generate.lockstep=False needs config.mesh.tensor=1, not 2'
+    UserError, match='config.rollout.lockstep=False needs config.mesh.tensor=1, not 2'
   ):
     _on_eight(dict(data=2, fsdp=2, tensor=2), lockstep=False)
 
@@ -246,7 +246,7 @@ def test_loops_that_end_apart_need_weights_that_are_whole():
 def test_slots_that_do_not_fit_are_told(slots):
   with pytest.raises(
     UserError,
-    match=f'config.generate.slots={slots} must be a multiple of data × fsdp × context × expert = 4',
+    match=f'config.rollout.slots={slots} must be a multiple of data × fsdp × context × expert = 4',
   ):
     _on_eight(dict(data=2, fsdp=2, tensor=2), slots=slots)
 
@@ -254,7 +254,7 @@ def test_slots_that_do_not_fit_are_told(slots):
 def _on_eight(mesh, slots=0, lockstep=True):
   c = config()
   c.mesh.update(mesh)
-  c.generate.slots, c.generate.lockstep = slots, lockstep
+  c.rollout.slots, c.rollout.lockstep = slots, lockstep
   return make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:8]))
 
 
@@ -272,6 +272,6 @@ def test_one_compiled_program_serves_every_seed():
 def test_the_learning_rate_falls_over_all_optimizer_steps_of_the_run():
   decay = dict(configs.default().optimizer) | dict(learning_rate=1.0, decay='linear')
   for count in (1, 4):
-    schedule = program(steps=10, updates_per_rollout=count, optimizer=decay).schedule
+    schedule = program(steps=10, learner=dict(minibatches=count), optimizer=decay).schedule
     got = [float(schedule(count * step)) for step in (0, 5, 10)]
     np.testing.assert_allclose(got, [1.0, 0.5, 0.0], atol=1e-6)

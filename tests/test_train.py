@@ -23,7 +23,7 @@ from jaxrl_llm.report import run_reader
 # prompts, so that most come back and begin from their last answers.
 PARTIAL = dict(
   **tiny_job.UNTAUGHT,
-  generate=dict(slots=8, stop=dict(fn='rounds', count=3), draft=dict(fn='lenient', lenience=1.0)),
+  rollout=dict(slots=8, stop=dict(fn='rounds', count=3), draft=dict(fn='lenient', lenience=1.0)),
   data=tiny_job.CONFIG['data'] | dict(size=24),
   optimizer=dict(learning_rate=1e-2),  # tells two versions of the weights apart
 )
@@ -31,8 +31,8 @@ PARTIAL = dict(
 # Graded while the next step runs; and half of all rollouts pruned by a judge that is part of the state.
 LAG = dict(
   mode='lag',
-  generate=dict(
-    prune=dict(fn='quality', candidates=8, at_tokens=2, warmup_steps=2, learning_rate=1e-2)
+  rollout=dict(
+    pruning=dict(fn='quality', candidates=8, at_tokens=2, warmup_steps=2, learning_rate=1e-2)
   ),
   optimizer=dict(learning_rate=3e-3),
 )
@@ -40,11 +40,13 @@ LAG = dict(
 # Rewards by vote, outliers cut, and successes of earlier visits in every group.
 AGAIN = dict(
   steps=5,
-  vote=dict(fn='majority', learn_from=0),
-  truncate=dict(fn='outliers', deviations=1.0, least_tokens=1),
-  replay=dict(fn='successes', count=2),
+  rewards=dict(
+    vote=dict(fn='majority', learn_from=0),
+    truncate=dict(fn='outliers', deviations=1.0, least_tokens=1),
+  ),
+  replay=dict(reuse=dict(fn='successes', count=2)),
   data=tiny_job.CONFIG['data'] | dict(size=8),
-  eval=dict(every=0, prompts=8, samples=0),
+  evaluation=dict(every=0, prompts=8, samples=0),
   optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
 )
 
@@ -52,22 +54,22 @@ AGAIN = dict(
 WAITING = dict(
   **tiny_job.UNTAUGHT,
   steps=9,
-  collect=dict(fn='dars', top_ups=2, most=2, patience=4),
-  eval=dict(every=0, prompts=8, samples=0),
+  replay=dict(collect=dict(fn='dars', top_ups=2, most=2, patience=4)),
+  evaluation=dict(every=0, prompts=8, samples=0),
   optimizer=dict(learning_rate=3e-3),
 )
 
 # Long strings after a short warm start: most prompts fail and are asked again behind a part of their answer.
 HINTED = dict(
   steps=8,
-  hint=dict(fn='prefix', start=0.6, plain=0.0),
-  collect=dict(fn='mixed', patience=2),
+  curriculum=dict(hint=dict(fn='prefix', start=0.6, plain=0.0)),
+  replay=dict(collect=dict(fn='mixed', patience=2)),
   prompt_tokens=20,
   sft=dict(steps=5, learning_rate=3e-3, prompts=16),
   data=dict(
     source='digits', size=6, chat=False, tasks=[dict(name='rev', min_length=4, max_length=5)]
   ),
-  eval=dict(every=0, prompts=4, samples=0),
+  evaluation=dict(every=0, prompts=4, samples=0),
   optimizer=dict(learning_rate=3e-3),
 )
 
@@ -75,7 +77,7 @@ HINTED = dict(
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
   folder = tmp_path_factory.mktemp('uninterrupted')
-  flags = '--config.trackers=("tensorboard",)', '--config.profile.steps=4:6'
+  flags = '--config.monitoring.trackers=("tensorboard",)', '--config.monitoring.profile.steps=4:6'
   out = tiny_job.command(tiny_job.config_file(folder), folder / 'run', *flags)
   return folder / 'run', out
 
@@ -143,8 +145,8 @@ def test_an_exported_model_is_evaluated_as_its_run_was(uninterrupted, tmp_path, 
   argv = [config, f'--workdir={run}', '--mode=eval', f'--against={run}/eval/step_000000.json']
   assert 'there are: [10, 8].' in told(capsys, *argv, '--step=4')
   fresh = argv[:1] + [f'--workdir={tmp_path}/fresh'] + argv[2:]
-  assert "another grader (fn: 'exact' there" in told(capsys, *fresh, '--config.grade.fn=number')
-  assert 'of 8 there and 4 here 4 are' in told(capsys, *fresh, '--config.eval.prompts=4')
+  assert "another grader (fn: 'exact' there" in told(capsys, *fresh, '--config.rewards.fn=number')
+  assert 'of 8 there and 4 here 4 are' in told(capsys, *fresh, '--config.evaluation.prompts=4')
   assert not (tmp_path / 'fresh').exists()
   assert main.main([*argv, '--step=8']) == 0
   assert 'other than there: step: 0 -> 8' in capsys.readouterr().out
@@ -347,13 +349,13 @@ def told(capsys, *argv: str) -> str:
     (dict(data=dict(source='csv')), "config.data.source='csv' is unknown; choose one of"),
     (dict(data=dict(source='gym', tasks=[dict(name='chain_sums')])), 'chain_sum'),
     (dict(data=dict(source='jsonl', path='nowhere.jsonl')), 'nowhere.jsonl'),
-    (dict(grade=dict(fn='guess')), "config.grade.fn='guess'"),
+    (dict(rewards=dict(fn='guess')), "config.rewards.fn='guess'"),
     (dict(curriculum=dict(utility=dict(fn='mixed'))), 'mixed_group'),
     (dict(model='smollm9'), "config.model='smollm9'"),
     (dict(prompts=6, mesh=dict(fsdp=4)), 'is not a multiple of data × fsdp'),
     (dict(mesh=dict(data=3, fsdp=3)), 'does not fit'),
     (dict(temperature=0.0), 'config.temperature=0.0'),
-    (dict(microbatch_rollouts=3), 'config.microbatch_rollouts=3'),
+    (dict(learner=dict(microbatch_rollouts=3)), 'config.learner.microbatch_rollouts=3'),
     (dict(prompts=100), 'config.prompts=100 is more than the'),
     (dict(prompt_tokens=60), 'are 66 together, and config.scratch.max_tokens=64'),
   ],
@@ -398,8 +400,8 @@ def test_a_run_without_its_checkpoints_or_config_is_not_begun_again_over_it(
   flags = (
     config,
     f'--workdir={run}',
-    '--config.trackers=("tensorboard",)',
-    '--config.profile.steps=4:6',
+    '--config.monitoring.trackers=("tensorboard",)',
+    '--config.monitoring.profile.steps=4:6',
   )
   shutil.copytree(uninterrupted[0], run)
   before = (run / 'metrics.jsonl').read_bytes()
@@ -426,7 +428,7 @@ def test_generate_prints_the_answers_of_the_newest_checkpoint(uninterrupted, tmp
   out = tiny_job.finish(
     tiny_job.start(
       config, run, '--mode=generate', '--prompt=copy:3=', f'--prompts={tmp_path}/prompts.txt',
-      '--config.eval.sampling.temperature=0.0', '--samples=2',
+      '--config.evaluation.sampling.temperature=0.0', '--samples=2',
     )
   )  # fmt: skip
   lines = [line for line in out.splitlines() if line]

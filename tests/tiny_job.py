@@ -23,12 +23,12 @@ CONFIG = dict(
   data=dict(
     source='digits', size=64, chat=False, tasks=[dict(name='copy', min_length=1, max_length=2)]
   ),
-  eval=dict(every=0, prompts=8, samples=2),
+  evaluation=dict(every=0, prompts=8, samples=2),
   checkpoint=dict(every=2, keep=2),
   mesh=dict(fsdp=1),
 )
 # No supervised start, which is two more programs: rewards that a model drawn at random gets, too.
-UNTAUGHT = dict(sft=None, grade=dict(fn='judges:odd'))
+UNTAUGHT = dict(sft=None, rewards=dict(fn='judges:odd'))
 
 
 def config_file(folder, **changes) -> str:

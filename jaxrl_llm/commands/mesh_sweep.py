@@ -66,7 +66,7 @@ def tried(config: Any, devices: Sequence[Any], mesh: dict[str, int]) -> list[dic
   found: list[dict[str, Any]] = []
   try:
     for rows in slices(config, devices):
-      config.microbatch_rollouts = rows
+      config.learner.microbatch_rollouts = rows
       program = compile_report.make(config, devices)
       found.append(measure(program, found[0] if found else None))
       if 'step_s' in found[-1] or 'update' not in found[-1]:
@@ -156,6 +156,6 @@ def table(found: list[dict[str, Any]]) -> str:
   best = found[0]
   if 'step_s' in best:
     flags = [f'--config.mesh.{axis}={size}' for axis, size in best['mesh'].items() if size > 1]
-    flags += [f'--config.microbatch_rollouts={best["slice_rows"]}']
+    flags += [f'--config.learner.microbatch_rollouts={best["slice_rows"]}']
     lines += ['', 'fastest: ' + ' '.join(flags), _ASSUMED]
   return '\n'.join(lines)

@@ -147,8 +147,19 @@ _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # 'auto' or a bool
 # Not of the function, but of what runs it, or is done with its rewards.
 KEPT = {
-  'config.grade': (
-    *('right', 'bounds', 'parts', 'workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed'),
+  'config.rewards': (
+    *(
+      'right',
+      'bounds',
+      'parts',
+      'workers',
+      'deadline_s',
+      'cpu_s',
+      'memory_mb',
+      'failed',
+      'vote',
+      'truncate',
+    ),
   ),
   'config.environment': (
     *('turns', 'horizon', 'rounds', 'judge', 'weight', 'role', 'observation_tokens'),

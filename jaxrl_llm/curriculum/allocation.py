@@ -5,7 +5,7 @@ the host decides which prompt a part belongs to. Every rule hands out exactly `p
 one to each prompt. Where `most` rollouts for each would not hold them all, it is raised to what does.
 Prompts come the most useful first: what is left over, and ties, go to the front.
 `length_P` are expected tokens of a rollout, 0 = unknown.
-Every public function here may be named in `config.curriculum.allocate.fn`.
+Every public function here may be named in `config.curriculum.allocation.fn`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def xrpo(
   setting_checks.within('allocate.bonus', bonus, 0)
   if not 0 < confidence < 1:
     raise UserError(
-      f'config.curriculum.allocate.confidence={confidence!r} must be between 0 and 1.'
+      f'config.curriculum.allocation.confidence={confidence!r} must be between 0 and 1.'
     )
   cap = _cap(len(alpha), parts, unit, most)
   n = unit * np.arange(1, cap + 2)
@@ -133,7 +133,7 @@ def marginal(
   for name, power in (('right', right), ('wrong', wrong)):
     if type(power) is not int or power < 0:
       raise UserError(
-        f'config.curriculum.allocate.{name}={power!r} must be a whole number from 0 up.'
+        f'config.curriculum.allocation.{name}={power!r} must be a whole number from 0 up.'
       )
   cap = _cap(len(alpha), parts, unit, most)
   value_PxC = _mixed(alpha, beta, right, wrong, unit * np.arange(1, cap + 1))

@@ -53,9 +53,12 @@ class Curriculum:
     pass rates, features. Raises UserError for a stage function or a keyword that does not exist.
     """
     stages = dict(
-      candidates=candidates, forget=evidence_decay, value=rate_estimate, utility=utility
+      candidates=candidates,
+      evidence_decay=evidence_decay,
+      rate_estimate=rate_estimate,
+      utility=utility,
     )
-    stages |= dict(pick=selection, domain=domain_mix)
+    stages |= dict(selection=selection, domain_mix=domain_mix)
     self._stage = {n: pick(m, config[n], f'curriculum.{n}') for n, m in stages.items()}
     setting_checks.within('kind_decay', config['kind_decay'], 0, 1)
     setting_checks.one_of('truncated', config['truncated'], ('count', 'ignore'))
@@ -65,9 +68,9 @@ class Curriculum:
     if kind_N.shape != (size,) or kind_N.min(initial=0) < 0:
       raise ValueError(f'kind must hold {size} codes from 0 up, not {kind_N.shape} of them')
     facts = Facts(size, group, kind_N, config['kind_decay'], columns or {})
-    self._share = pick(prior_pooling, config['share'], 'curriculum.share')(facts)
-    self._gate = pick(eligibility, config['gate'], 'curriculum.gate')(facts)
-    self._domains, self._domain = _domains(config['domain']['fn'], facts)
+    self._share = pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling')(facts)
+    self._gate = pick(eligibility, config['eligibility'], 'curriculum.eligibility')(facts)
+    self._domains, self._domain = _domains(config['domain_mix']['fn'], facts)
     self._evidence = np.zeros((2, size), np.float32)  # right, wrong: as of step `since`
     self._since = np.zeros(size, np.int32)
     self._visits = np.zeros(size, np.int32)
@@ -87,9 +90,9 @@ class Curriculum:
     """Each stage checks its settings when it runs: better now than after the model is compiled."""
     self.propose(0, 1)
     one, random = np.arange(1), np.random.default_rng(0)
-    self._stage['forget'](self._since[:1], 1, True)
-    self._stage['pick'](self._worth(one, random, None), 1, random)
-    self._stage['domain'](self._domains, self._done, 1, random)
+    self._stage['evidence_decay'](self._since[:1], 1, True)
+    self._stage['selection'](self._worth(one, random, None), 1, random)
+    self._stage['domain_mix'](self._domains, self._done, 1, random)
 
   def propose(
     self,
@@ -285,7 +288,7 @@ class Curriculum:
     pool = self._stage['candidates'](free_N, slots, self.seed, passes_N)
     worth = self._worth(pool, random, lengths)
     if aided is not None and len(aided.index):
-      rate = self._stage['value'](aided.alpha, aided.beta, random)
+      rate = self._stage['rate_estimate'](aided.alpha, aided.beta, random)
       # Candidates need not be in order, nor hold all that would be aided.
       with_hint_N = np.full(self.size, np.nan)
       with_hint_N[aided.index] = self._stage['utility'](
@@ -296,9 +299,9 @@ class Curriculum:
     if self._gate.barred:
       barred = random.random(len(pool)) < self._odds(pool)
       out = pool[barred]
-    quota = self._stage['domain'](self._domains, self._done, slots, random)
+    quota = self._stage['domain_mix'](self._domains, self._done, slots, random)
     own = None if quota is None else self._domain[pool]
-    at = slot_assignment.seat(worth, slots, random, self._stage['pick'], barred, own, quota)
+    at = slot_assignment.seat(worth, slots, random, self._stage['selection'], barred, own, quota)
     # Steps that nobody accepted had as many slots as this one.
     before = int(self._accepted[1]) + max(step - int(self._accepted[0]), 0) * slots
     index, count = pool[at], slot_assignment.audits(before, slots, self._gate.audit)
@@ -306,7 +309,7 @@ class Curriculum:
     stays, used = final == index, index[:0]
     if self._streams:
       skipped = None
-      if self._stage['pick'].func is selection.skip:
+      if self._stage['selection'].func is selection.skip:
         skipped = np.zeros(len(pool), bool) if barred is None else barred
       used = slot_assignment.used(pool, at[stays], at[~stays], skipped)
     return final, np.where(stays, worth[at], np.nan), float(worth.mean()), used
@@ -320,14 +323,14 @@ class Curriculum:
     for at in range(0, len(pool), _BLOCK):
       part = slice(at, at + _BLOCK)
       alpha, beta = self._posterior(_contiguous(pool[part]))
-      rate = self._stage['value'](alpha, beta, random)
+      rate = self._stage['rate_estimate'](alpha, beta, random)
       length = 1.0 if mean == 0 else np.where(tokens[part] > 0, tokens[part] / mean, 1)
       worth[part] = self._stage['utility'](rate, alpha, beta, self.group, length)
     return worth
 
   def _posterior(self, index: Index) -> np.ndarray:
     """float32 [2, I], α and β."""
-    kept = self._stage['forget'](self._since[index], int(self._steps), False)
+    kept = self._stage['evidence_decay'](self._since[index], int(self._steps), False)
     prior = self._share.prior(self._learnt['share'], index)
     return prior + kept * self._evidence[:, index]
 
@@ -350,7 +353,7 @@ class Curriculum:
     self._history = np.concatenate([self._history, self._last])[-_WINDOW:]
 
   def _learn(self, seen: Seen) -> None:
-    now, age, at = int(self._steps) + 1, self._stage['forget'], seen.index_V
+    now, age, at = int(self._steps) + 1, self._stage['evidence_decay'], seen.index_V
     counts = np.stack([seen.right_V, seen.count_V - seen.right_V])
     fresh = age(self._since[at], now, True) * self._evidence[:, at]
     learnt, gained = self._share.learn(self._learnt['share'], seen)
@@ -375,7 +378,7 @@ def _domains(fn: str, facts: Facts) -> tuple[list[str], np.ndarray]:
     return [''], np.zeros(0, np.int32)
   if 'source' not in facts.columns:
     raise UserError(
-      f'config.curriculum.domain.fn={fn!r} needs the source of every prompt; give columns with it.'
+      f'config.curriculum.domain_mix.fn={fn!r} needs the source of every prompt; give columns with it.'
     )
   names, codes = np.unique(np.asarray(facts.columns['source']), return_inverse=True)
   return names.tolist(), codes.astype(np.int32)

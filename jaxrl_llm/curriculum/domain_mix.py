@@ -1,7 +1,7 @@
 """How the slots are shared between domains. (names, told_2xD, slots, random) → slots of each, or None.
 
 A domain is the source of a row. `told` holds the rollouts and the tokens of each domain that have come
-back. Every public function here may be named in `config.curriculum.domain.fn`.
+back. Every public function here may be named in `config.curriculum.domain_mix.fn`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def mix(
   setting_checks.one_of('domain.measure', measure, ('rollouts', 'tokens'))
   if sorted(targets) != sorted(names):
     raise UserError(
-      f'config.curriculum.domain.targets={dict(targets)!r} must name the sources of the data, each '
+      f'config.curriculum.domain_mix.targets={dict(targets)!r} must name the sources of the data, each '
       f'once: {", ".join(names)}.'
     )
   for name, value in targets.items():

@@ -1,6 +1,6 @@
 """Which candidates are struck out before the choice, and how many slots audit them. facts → Gate.
 
-Every public function here may be named in `config.curriculum.gate.fn`. Each has a `share`: that part of
+Every public function here may be named in `config.curriculum.eligibility.fn`. Each has a `share`: that part of
 the slots goes to prompts drawn uniformly from those struck out, and while there are none from all that are
 not chosen, so that no belief goes stale for ever. Where too few candidates are left for the
 slots, some of those struck out are drawn after all.

@@ -6,7 +6,7 @@ does not; under `share.kind` the pull is towards what prompts of its kind do now
 
 `last` is when a prompt's counts were last written, so that a step costs what was visited and not the
 data set: all others are aged when they are read. `visited` says that new counts come now.
-Every public function here may be named in `config.curriculum.forget.fn`.
+Every public function here may be named in `config.curriculum.evidence_decay.fn`.
 """
 
 from __future__ import annotations

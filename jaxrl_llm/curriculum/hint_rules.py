@@ -2,7 +2,7 @@
 
 A rule sees, of every prompt, (share of the answer shown, right, n) of its visits with and without a hint, and returns
 the share to show now; 0 is the plain prompt. Evidence of hinted visits is none of the plain prompt's difficulty.
-Every public function here may be named in `config.hint.fn`; it makes the rule.
+Every public function here may be named in `config.curriculum.hint.fn`; it makes the rule.
 """
 
 from __future__ import annotations
@@ -203,14 +203,14 @@ def exemplars(*, after: int = 1) -> Rule:
 def contexts(*, texts: tuple[str, ...], drop: float = 0.5) -> Rule:
   """Slot i of a prompt is asked with strategy i mod len(texts) behind its question, or with chance `drop` without.
 
-  advantage.fn=nudged compares them; `config.curriculum.each` gives a prompt as many slots. What is learnt stays behind
+  advantage.fn=nudged compares them; `config.curriculum.slots_per_prompt` gives a prompt as many slots. What is learnt stays behind
   the strategy: the paper's term on the plain question is not in here. Source: arXiv:2605.15726 (NudgeRL).
   """
   _within('drop', drop, 0, 1)
   told = tuple(texts)
   if not told or not all(isinstance(text, str) and text.strip() for text in told):
     raise UserError(
-      f'config.hint.texts={texts!r} must be strategies, each a text; two are a good start.'
+      f'config.curriculum.hint.texts={texts!r} must be strategies, each a text; two are a good start.'
     )
   return Rule(CONTEXT, lambda visits: 0.0, texts=told, drop=drop)
 
@@ -249,9 +249,13 @@ def _fit_item(visits: list[Visit], slope: float = 8.0, guess: float = 0.0) -> tu
 
 def _within(name: str, value: float, low: float, high: float) -> None:
   if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-    raise UserError(f'config.hint.{name}={value!r} must be a number from {low} to {high}.')
+    raise UserError(
+      f'config.curriculum.hint.{name}={value!r} must be a number from {low} to {high}.'
+    )
 
 
 def _at_least(name: str, value: int, least: int) -> None:
   if type(value) is not int or value < least:
-    raise UserError(f'config.hint.{name}={value!r} must be a whole number of at least {least}.')
+    raise UserError(
+      f'config.curriculum.hint.{name}={value!r} must be a whole number of at least {least}.'
+    )

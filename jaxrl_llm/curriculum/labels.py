@@ -2,7 +2,7 @@
 
 A visit is one group of answers to a prompt, as strings of which equal ones mean the same: whoever reads
 them out brings 0.5 and 1/2 into one form. None is a reply without an answer.
-Every public function here may be named in `config.labels.fn`; it makes what is kept, or None.
+Every public function here may be named in `config.curriculum.labels.fn`; it makes what is kept, or None.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ class LabelCare:
     """
     number = isinstance(min_slope, Real) and not isinstance(min_slope, bool)
     if not number or not math.isfinite(min_slope):
-      raise UserError(f'config.labels.min_slope={min_slope!r} must be a finite number.')
+      raise UserError(f'config.curriculum.labels.min_slope={min_slope!r} must be a finite number.')
     if type(after) is not int or after < 1:
-      raise UserError(f'config.labels.after={after!r} must be a whole number of at least 1.')
+      raise UserError(
+        f'config.curriculum.labels.after={after!r} must be a whole number of at least 1.'
+      )
     self._rule = dict(min_slope=min_slope, after=after)
     self._visits: dict[int, tuple[list[str | None], list[float]]] = {}
 

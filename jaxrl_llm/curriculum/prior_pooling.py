@@ -1,7 +1,7 @@
 """What a prompt's prior is, and what it learns from others. facts → Share.
 
 A prior is Beta pseudo-counts (right, wrong). A prompt's own evidence is added to it.
-Every public function here may be named in `config.curriculum.share.fn`.
+Every public function here may be named in `config.curriculum.prior_pooling.fn`.
 """
 
 from __future__ import annotations

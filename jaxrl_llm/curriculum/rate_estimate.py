@@ -1,6 +1,6 @@
 """One number for a prompt's success rate. (alpha, beta, random generator) → rate.
 
-Every public function here may be named in `config.curriculum.value.fn`.
+Every public function here may be named in `config.curriculum.rate_estimate.fn`.
 """
 
 from __future__ import annotations

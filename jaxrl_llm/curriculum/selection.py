@@ -1,6 +1,6 @@
 """Which candidates are taken. (utility, slots, random) → positions, the most useful first.
 
-Every public function here may be named in `config.curriculum.pick.fn`.
+Every public function here may be named in `config.curriculum.selection.fn`.
 """
 
 from __future__ import annotations

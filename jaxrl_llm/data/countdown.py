@@ -1,4 +1,4 @@
-"""Countdown: make a number of some given ones, each used once. Graded by config.grade.fn='countdown'.
+"""Countdown: make a number of some given ones, each used once. Graded by config.rewards.fn='countdown'.
 
 Source of the task: a game show; as a task of RL, TinyZero (no paper).
 """

@@ -48,7 +48,7 @@ class PromptTable:
 
 
 def load(config: Any, tokenizer: Any) -> Tables:
-  """config.data → the training and held-out tables, the latter of at most config.eval.prompts rows.
+  """config.data → the training and held-out tables, the latter of at most config.evaluation.prompts rows.
 
   Raises UserError for an unknown source, whatever the source finds wrong, a bad template, or
   prompts that are all longer than config.prompt_tokens. Source: none.
@@ -59,7 +59,7 @@ def load(config: Any, tokenizer: Any) -> Tables:
       f'config.data.source={data.source!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
     )
   _check_template(data.template)
-  train, held_out = valid[data.source](data, config.eval.prompts)
+  train, held_out = valid[data.source](data, config.evaluation.prompts)
   return Tables(
     make_table(train, data, config.prompt_tokens, tokenizer),
     make_table(held_out, data, config.prompt_tokens, tokenizer),

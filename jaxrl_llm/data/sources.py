@@ -79,7 +79,7 @@ def files(data: Any, held_out: int) -> tuple[list[Row], list[Row]]:
   A path is a .parquet file, a folder that Hugging Face's `datasets` saved, 'hub:owner/name', or JSON lines; split and
   subset are for data sets. Where an entry has a weight, training rows are in these proportions (the others count 1), as
   many as there are without a row twice, at most data.size; without weights all rows are taken. To keep all and draw
-  them in proportions, see config.curriculum.domain. Held-out rows as for `jsonl`. Raises UserError as `jsonl` does, and
+  them in proportions, see config.curriculum.domain_mix. Held-out rows as for `jsonl`. Raises UserError as `jsonl` does, and
   for an entry that is none. Source: none.
   """
   entries = [_entry(index, told) for index, told in enumerate(data.files)]

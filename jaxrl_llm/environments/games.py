@@ -104,7 +104,7 @@ def guess(
 def walk(*, win: float = 1.0, turn: float = 0.0) -> Walk:
   """The last of the letters n, e, s, w in a turn is the step; a wall is stood before. `win` at the goal, which ends it.
 
-  A state may be met again, by other ways: what step-level groups compare (config.objective.credit.fn=gigpo).
+  A state may be met again, by other ways: what step-level groups compare (config.objective.credit_assignment.fn=gigpo).
   Source: none.
   """
   return Walk(win, turn)

@@ -18,7 +18,7 @@ _MODULES = (tools, games)
 # They answer in bounded time, whatever the turn says: they need no deadline, so no worker.
 _INLINE = (tools.calculator, tools.search, games.guess, games.walk)
 _WHOLE = dict(turns=1, rounds=0, observation_tokens=0, workers=1)
-JUDGES = ('environment', 'grade')
+JUDGES = ('environment', 'rewards')
 
 
 class Chosen(NamedTuple):

@@ -47,7 +47,7 @@ def check(grader: dict[str, Any], ids: Sequence[str], theirs: dict[str, Any]) ->
   if here != there:
     raise UserError(
       f'--against holds other prompts: of {len(there)} there and {len(here)} here {len(here & there)} are the same; '
-      'evaluate both on the same config.data and config.eval.prompts.'
+      'evaluate both on the same config.data and config.evaluation.prompts.'
     )
 
 

@@ -20,7 +20,7 @@ A row is one prompt answered in one way:
   output    its answers
   score     of each, as the grader gave it
   answer    in each of them what the grader compares, '…' or None; only where the grader tells
-  trust     how likely each is right, as the judge of config.generate.prune had it; only of samples, where there is one
+  trust     how likely each is right, as the judge of config.rollout.pruning had it; only of samples, where there is one
 """
 
 from __future__ import annotations
@@ -294,9 +294,11 @@ def asked(config: Any, table: Any) -> dict[str, Any]:
     'failed',
   )  # how it is run, not what is right
   of = lambda spec: {k: v for k, v in json.loads(spec.to_json()).items() if k not in left}  # noqa: E731
-  settings = dict(prompts=table.fingerprint, samples=config.eval.samples, **config.eval.sampling)
+  settings = dict(
+    prompts=table.fingerprint, samples=config.evaluation.samples, **config.evaluation.sampling
+  )
   settings |= dict(completion_tokens=config.completion_tokens, seed=config.seed)
-  grader = of(config.grade)
+  grader = of(config.rewards)
   if config.environment.fn != 'none':
     grader['environment'] = of(config.environment)
   return dict(
@@ -305,7 +307,7 @@ def asked(config: Any, table: Any) -> dict[str, Any]:
 
 
 def judging_of(config: Any, pool: Any, play: multi_turn.Play | None) -> Judging:
-  """From a config: votes are counted where config.grade.fn tells what it compares. Source: none."""
+  """From a config: votes are counted where config.rewards.fn tells what it compares. Source: none."""
   unread = play is not None and play.judge == 'environment'
-  read = None if unread else configs.choices(extract).get(config.grade.fn)
-  return Judging(pool, config.grade.right, read, play)
+  read = None if unread else configs.choices(extract).get(config.rewards.fn)
+  return Judging(pool, config.rewards.right, read, play)

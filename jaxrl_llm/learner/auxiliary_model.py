@@ -37,7 +37,7 @@ def init(program: Program, params: Any) -> State | None:
 
   Source: none.
   """
-  companion = program.method.companion
+  companion = program.method.auxiliary_model
   if companion is None:
     return None
   own = dict(decoder=jax.tree.map(jnp.copy, params))
@@ -54,7 +54,7 @@ def run(
   A critic gives what it said before it learnt from any of them, the others what they say after.
   Source: arXiv:1707.06347 (PPO), arXiv:2502.01456 (PRIME).
   """
-  companion = program.method.companion
+  companion = program.method.auxiliary_model
   base = _base(program, state, minibatches)
 
   def give(params):
@@ -88,7 +88,7 @@ def outputs(program: Program, params: Any, batch: Batch) -> jax.Array:
 
 
 def _output(program: Program, params: Any, prompts, tokens_BxT: jax.Array) -> jax.Array:
-  if program.method.companion.gives == 'process':
+  if program.method.auxiliary_model.gives == 'process':
     return rescore(program, params['decoder'], prompts, tokens_BxT)[0]
   hidden_BxTxD = hidden(program, params['decoder'], prompts, tokens_BxT).astype(jnp.float32)
   return hidden_BxTxD @ params['value']['kernel'] + params['value']['bias']
@@ -96,11 +96,11 @@ def _output(program: Program, params: Any, prompts, tokens_BxT: jax.Array) -> ja
 
 def _base(program: Program, state: TrainState, minibatches: Batch) -> jax.Array | None:
   """Log-probabilities [U, B, T] that the companion's own are compared with."""
-  if program.method.companion.base == 'reference':
+  if program.method.auxiliary_model.base == 'reference':
     first = reference(state)
     score = lambda x: scores(program, first, foreign(by_row(x)))[0]  # noqa: E731
     return jax.lax.map(score, minibatches)
-  if program.method.companion.base == 'behaviour':
+  if program.method.auxiliary_model.base == 'behaviour':
     return jax.lax.map(lambda x: by_row(x).rollout.logp_BxT, minibatches)
   return None
 
@@ -129,7 +129,7 @@ def _learn(
   program: Program, own: State, batch: Batch, lesson: Lesson
 ) -> tuple[State, dict[str, jax.Array]]:
   """Sums the gradient over slices, then takes one guarded optimizer step."""
-  companion, rollouts = program.method.companion, program.generate.rollouts
+  companion, rollouts = program.method.auxiliary_model, program.generate.rollouts
   whole = {}
   if companion.whole:
     slope = jax.grad(companion.loss, has_aux=True)

@@ -48,7 +48,7 @@ def generate(
       record_checks.rollout(rows)
   if program.tree is not None and (begun is not None or draft is not None):
     raise UserError(
-      "config.generate.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
+      "config.rollout.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
     )
   params, metrics = _laid_out(program, state), {}
   cap = jnp.int32(program.generate.max_tokens if cap is None else cap)
@@ -88,7 +88,7 @@ def generate(
 
 @sharding.on_mesh
 def trust(program: Program, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.Array:
-  """p_B, what the judge of `config.generate.prune` gives each row for being right, after its first tokens.
+  """p_B, what the judge of `config.rollout.pruning` gives each row for being right, after its first tokens.
 
   Source: arXiv:2603.24840 (ARRoL).
   """

@@ -11,8 +11,8 @@ from jaxrl_llm.types import UserError
 # Bytes of a number; those of one byte are scaled by channel.
 TYPES = dict(float32=4, bfloat16=2, int8=1, float8_e4m3fn=1)
 _REMEDY = (
-  "set config.objective.correction.fn='token_truncate' (truncated importance sampling), or "
-  'config.quantize_update=True'
+  "set config.objective.importance_correction.fn='token_truncate' (truncated importance sampling), or "
+  'config.learner.quantize=True'
 )
 
 
@@ -26,17 +26,17 @@ def weights(config: Any, dtype: str) -> str:
 
   Raises UserError for a wider one, and for an update that is to round as a sampler does that does not. Source: none.
   """
-  told = config.generate.weights_dtype
+  told = config.rollout.weights_dtype
   if told == 'auto' or TYPES[told] == TYPES[dtype]:
-    if config.quantize_update:
+    if config.learner.quantize:
       raise UserError(
-        'config.quantize_update=True rounds weights as the sampler does, and with '
-        f'config.generate.weights_dtype={told!r} that rounds none; set that to int8 or float8_e4m3fn.'
+        'config.learner.quantize=True rounds weights as the sampler does, and with '
+        f'config.rollout.weights_dtype={told!r} that rounds none; set that to int8 or float8_e4m3fn.'
       )
     return dtype
   if TYPES[told] > TYPES[dtype]:
     raise UserError(
-      f'config.generate.weights_dtype={told!r} is wider than {dtype}, in which weights are multiplied: more bytes for '
+      f'config.rollout.weights_dtype={told!r} is wider than {dtype}, in which weights are multiplied: more bytes for '
       'the same numbers; set it to auto.'
     )
   return told
@@ -50,16 +50,20 @@ def check(config: Any, dtype: str, recomputes: bool) -> None:
   the other would have said. Source: none.
   """
   own = config.objective
-  if weights(config, dtype) == dtype or config.quantize_update or own.correction.fn != 'none':
+  if (
+    weights(config, dtype) == dtype
+    or config.learner.quantize
+    or own.importance_correction.fn != 'none'
+  ):
     return
   asks = (
-    f'config.generate.weights_dtype={config.generate.weights_dtype!r} samples from rounded weights'
+    f'config.rollout.weights_dtype={config.rollout.weights_dtype!r} samples from rounded weights'
   )
   if not own.ratio.fn.startswith('direct') and (recomputes or own.ratio.fn == 'one'):
     why = (
       f'config.objective.ratio.fn={own.ratio.fn!r}'
       if own.ratio.fn == 'one'
-      else f'config.objective.proximal.fn={own.proximal.fn!r}'
+      else f'config.objective.old_policy.fn={own.old_policy.fn!r}'
     )
     raise UserError(f'{asks}, and with {why} nothing in the objective counts that; {_REMEDY}.')
   logging.warning(

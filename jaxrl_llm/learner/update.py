@@ -71,7 +71,7 @@ def _learn(program: Program, state: TrainState, batch: Batch):
       before = before.reshape(minibatches.rollout.logp_BxT.shape)
       minibatches = objective.rescored(minibatches, before)
   told = {}
-  if method.companion is not None:
+  if method.auxiliary_model is not None:
     beside, signal, told = auxiliary_model.run(program, state, minibatches)
     state, known = state._replace(companion=beside), known._replace(signal=signal)
   known = known._replace(began=jnp.broadcast_to(known.began, (U,)))
@@ -269,7 +269,7 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array):
 
 def _averaged(program: Program, state: TrainState, params: Any) -> Any:
   """The average with one more step in it, of weights decay^0 for the newest, decay^1 for the one before, …"""
-  decay = program.method.proximal.keywords['decay']
+  decay = program.method.old_policy.keywords['decay']
   # 1 / Σ decay^i over the weights so far: `step` of them before this one, and those at the start.
   weights = state.step.astype(jnp.float32) + 2
   share = (1 - decay) / -jnp.expm1(weights * math.log(decay)) if decay else 1.0

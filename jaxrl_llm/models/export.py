@@ -98,7 +98,7 @@ def card(config: Any, step: int, name: str, library: str = 'transformers') -> st
     f'---\nlibrary_name: {library}\n{told}pipeline_tag: text-generation\ntags: [reinforcement-learning, '
     f'jaxrl_llm]\n---\n\n# {name}\n\n`{config.model}` after {step} steps of reinforcement learning with verifiable '
     f'rewards (jaxrl_llm), {config.prompts} prompts × {config.rollouts} rollouts a step, rewards by '
-    f'`{config.grade.fn}`. The whole configuration:\n\n```json\n{config.to_json(indent=2, sort_keys=True)}\n```\n'
+    f'`{config.rewards.fn}`. The whole configuration:\n\n```json\n{config.to_json(indent=2, sort_keys=True)}\n```\n'
   )
 
 

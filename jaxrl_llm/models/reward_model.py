@@ -1,6 +1,6 @@
 """A reward model as a grader: a Hugging Face folder of a decoder with one number for a whole conversation.
 
---config.grade="{'fn': 'jaxrl_llm.models.reward_model:score', 'folder': 'FOLDER', 'batched': 'step'}"
+--config.rewards="{'fn': 'jaxrl_llm.models.reward_model:score', 'folder': 'FOLDER', 'batched': 'step'}"
 It is called as TRL calls a reward function. Grading workers have the host's CPU alone, so that it runs there, with
 config.mode='lag' beside the device's step; each worker holds its own copy of the weights: give one worker, memory_mb
 for the weights in float32, and a deadline and cpu_s for a whole step.

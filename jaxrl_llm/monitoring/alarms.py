@@ -26,14 +26,14 @@ class Alarm(NamedTuple):
 
 
 class Bounds(NamedTuple):
-  """When a row of metrics is bad: config.health."""
+  """When a row of metrics is bad: config.monitoring.alarms."""
 
   entropy: float  # nats a token
   # mean |p of the sampler − p of the trainer|; inf where weights may differ on purpose
   probs_gap: float
   truncated: float  # share of rollouts
   failed: float  # share of rollouts
-  right: float  # config.grade.right
+  right: float  # config.rewards.right
   low: float  # scores that count as no and as a whole success, see scores.bounds
   high: float
 
@@ -49,43 +49,43 @@ _ADVICE = dict(
   'clip_norm; if it comes again on the same data, look at these rows.',
   probs_gap='training/rollout_probs_diff_mean={training/rollout_probs_diff_mean:.1e} is above {bounds.probs_gap:g}: '
   'what was sampled was not sampled from the policy that learns. That is a fault of the program or the machine, not of '
-  'the task: try config.dtype=float32, config.mode=split and config.generate at its defaults, one at a time.',
+  'the task: try config.dtype=float32, config.mode=split and config.rollout at its defaults, one at a time.',
   grading='{grade/failed_share:.0%} of the rollouts could not be graded ({grade/timeouts:.0f} time-outs, '
   '{grade/crashes:.0f} crashes, {grade/errors:.0f} errors; the log has the first): mend the grader or the rows, or '
-  'raise config.grade.deadline_s or memory_mb.',
-  format='No reply of the first batch holds what config.grade.fn reads, so that none can be right: ask for it in '
+  'raise config.rewards.deadline_s or memory_mb.',
+  format='No reply of the first batch holds what config.rewards.fn reads, so that none can be right: ask for it in '
   'config.data.system or config.data.template, or choose the grader (its `tag`) that reads what the model writes.',
-  unrewarded='No reply of the first batch got any reward. Read the first rollout file: does config.grade.fn compare '
+  unrewarded='No reply of the first batch got any reward. Read the first rollout file: does config.rewards.fn compare '
   'with what the rows call the answer (config.data.columns, answer_after), and in the form that the model writes?',
   prompt_paid='{grade/prompts_paid:.0%} of the prompts, graded as if they were replies, are paid in full: a reward for '
-  'what the prompt says, or for repeating it. Look for the mark that config.grade reads in config.data.system, '
+  'what the prompt says, or for repeating it. Look for the mark that config.rewards reads in config.data.system, '
   'template and the rows, or let the grader read the end of the reply alone.',
   still='The weights do not move: gradient {actor/grad_norm:.1e}, update {actor/update_norm:.1e}, although the '
   'learning rate is {actor/lr:.1e} and rewards differ within groups (their standard deviation is '
   '{critic/score/group_std:.1e} on average, and {frac_reward_zero_std:.0%} of the rows are masked or equal). Look at '
   'config.objective (does every token get rejected, actor/rejected_frac? does the advantage need right answers, as '
-  'listwise does, and is no score at config.grade.right={bounds.right:g}?) and config.optimizer.',
-  entropy='Entropy is down to {actor/entropy:.4f} nats a token (config.health.entropy={bounds.entropy:g}): the policy '
+  'listwise does, and is no score at config.rewards.right={bounds.right:g}?) and config.optimizer.',
+  entropy='Entropy is down to {actor/entropy:.4f} nats a token (config.monitoring.alarms.entropy={bounds.entropy:g}): the policy '
   'says nearly the same whatever is drawn, and groups have little left to compare. Go back to an earlier checkpoint '
-  'with a lower config.optimizer.learning_rate, a higher config.temperature, or config.objective.trust.high=0.28.',
+  'with a lower config.optimizer.learning_rate, a higher config.temperature, or config.objective.trust_region.high=0.28.',
   all_wrong='No answer was right: all rewards are {critic/score/max:g}. Read a rollout file: does the model write what '
-  'config.grade.fn reads (the format), and is it cut off before the answer (config.completion_tokens)? Else the task '
-  'is too hard: easier rows, config.sft.steps, or config.hint.',
+  'config.rewards.fn reads (the format), and is it cut off before the answer (config.completion_tokens)? Else the task '
+  'is too hard: easier rows, config.sft.steps, or config.curriculum.hint.',
   all_right='All answers were right: all rewards are {critic/score/min:g}, and nothing can be learnt from them. Give '
   'harder rows, or stop here.',
-  same_reward='All rewards were the same, {critic/score/min:g}: nothing is learnt from them. Does config.grade tell '
+  same_reward='All rewards were the same, {critic/score/min:g}: nothing is learnt from them. Does config.rewards tell '
   'good answers from bad?',
   truncated='{response_length/clip_ratio:.0%} of the rollouts were cut off at config.completion_tokens: raise it, ask '
   'for shorter answers, or see whether the model knows its end token (config.data.chat).',
-  never_right='No score of {rollouts} rollouts reached config.grade.right={bounds.right:g}: the highest is '
+  never_right='No score of {rollouts} rollouts reached config.rewards.right={bounds.right:g}: the highest is '
   '{grade/highest:g}, the lowest {grade/lowest:g}. Training goes on by the rewards that differ. To the curriculum all '
   'prompts are hard: it counts a rollout as the part of the way from {bounds.low:g} to {bounds.high:g} that its score '
   'makes, {best:.0%} at best, and prefers prompts that score high. What needs right answers goes '
-  'without (config.replay, config.truncate, pruning, PRIME, DRPO), config.hint takes every prompt for unsolved, and '
-  'accuracy stays 0. If {grade/highest:g} is a right answer: --config.grade.right={grade/highest:g}.',
+  'without (config.replay.reuse, config.rewards.truncate, pruning, PRIME, DRPO), config.curriculum.hint takes every prompt for unsolved, and '
+  'accuracy stays 0. If {grade/highest:g} is a right answer: --config.rewards.right={grade/highest:g}.',
   out_of_bounds='{grade/out_of_bounds:.1%} of the scores lie outside of {bounds.low:g} to {bounds.high:g}: they go '
   'from {grade/lowest:g} to {grade/highest:g}. The curriculum takes each for the nearer bound; rewards are learned '
-  "from as they are. If the grader scores that far: --config.grade.bounds='({least:g}, {most:g})'.",
+  "from as they are. If the grader scores that far: --config.rewards.bounds='({least:g}, {most:g})'.",
 )
 
 
@@ -123,15 +123,15 @@ def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
 
 def bounds(config: Any, dtype: str) -> Bounds:
   """The bounds of a run whose trainer's pass is in `dtype`. Source: none."""
-  spec = config.health
+  spec = config.monitoring.alarms
   # In float32 sampler and trainer were never seen to differ by more than 2e-6.
   usual = 1e-4 if dtype == 'float32' else 1e-2
-  rounded = 0 if config.quantize_update else _ROUNDED.get(config.generate.weights_dtype, 0)
+  rounded = 0 if config.learner.quantize else _ROUNDED.get(config.rollout.weights_dtype, 0)
   gap = spec['probs_gap'] or max(usual, rounded)
   gap = gap if same_policy(config) else math.inf
-  ends = outcomes.bounds(config.grade)
+  ends = outcomes.bounds(config.rewards)
   return Bounds(
-    spec['entropy'], gap, spec['truncated'], spec['failed'], config.grade['right'], *ends
+    spec['entropy'], gap, spec['truncated'], spec['failed'], config.rewards['right'], *ends
   )
 
 
@@ -148,17 +148,19 @@ class Health:
 
     Source: none.
     """
-    spec = config.health
+    spec = config.monitoring.alarms
     for name, low, high in (('entropy', 0, math.inf), ('truncated', 0, 1), ('failed', 0, 1)):
       _within(spec, name, low, high)
     _within(spec, 'probs_gap', 0, 1)
     for name in ('steps', 'right_rollouts'):
       if spec[name] < 1:
-        raise UserError(f'config.health.{name}={spec[name]!r} must be a whole number from 1 up.')
+        raise UserError(
+          f'config.monitoring.alarms.{name}={spec[name]!r} must be a whole number from 1 up.'
+        )
     unknown = [name for name in spec['stop'] if name not in (*NAMES, *ONCE)]
     if unknown:
       raise UserError(
-        f'config.health.stop names {unknown[0]!r}; choose of: {", ".join(sorted((*NAMES, *ONCE)))}.'
+        f'config.monitoring.alarms.stop names {unknown[0]!r}; choose of: {", ".join(sorted((*NAMES, *ONCE)))}.'
       )
     self.steps, self.stop = spec['steps'], tuple(spec['stop'])
     self.bounds = bounds(config, dtype)
@@ -222,10 +224,10 @@ class Health:
     return not row.get('training/trained_tokens' if name in learnt else 'perf/rollouts', 1)
 
   def check(self, alarms: list[Alarm]) -> None:
-    """Raises UserError for one that config.health.stop names. Source: none."""
+    """Raises UserError for one that config.monitoring.alarms.stop names. Source: none."""
     for alarm in alarms:
       if alarm.name in self.stop:
-        raise UserError(f'config.health.stop names {alarm.name}: {alarm.text}')
+        raise UserError(f'config.monitoring.alarms.stop names {alarm.name}: {alarm.text}')
 
   def state_dict(self) -> dict:
     """For the checkpoint. Source: none."""
@@ -243,12 +245,12 @@ def same_policy(config: Any) -> bool:
   Not where batches wait, rows go on over several steps, several updates are taken on one batch, the update's prompt or
   pass is another on purpose, or the cache is rounded. Source: none.
   """
-  off = (config.generate.stop, config.generate.draft, config.collect, config.hint)
-  off += (config.objective.perturb, config.optimizer.outer)
+  off = (config.rollout.stop, config.rollout.draft, config.replay.collect, config.curriculum.hint)
+  off += (config.objective.activation_noise, config.optimizer.outer)
   return (
     config.mode != 'lag'
-    and config.updates_per_rollout == 1
-    and config.generate.cache_dtype != 'int8'
+    and config.learner.minibatches == 1
+    and config.rollout.cache_dtype != 'int8'
     and all(part.fn == 'none' for part in off)
   )
 
@@ -267,5 +269,5 @@ class _Values(dict):
 def _within(spec: Any, name: str, low: float, high: float) -> None:
   if not (low <= spec[name] <= high and math.isfinite(spec[name])):
     raise UserError(
-      f'config.health.{name}={spec[name]!r} must be a finite number from {low} to {high}.'
+      f'config.monitoring.alarms.{name}={spec[name]!r} must be a finite number from {low} to {high}.'
     )

@@ -45,7 +45,7 @@ KINDS = ('auto', 'plain', 'quiet', 'json')
 
 
 def opened(kind: str, steps: int) -> Console:
-  """The screen that config.console names. Source: none.
+  """The screen that config.monitoring.console names. Source: none.
 
   auto: a live table in a terminal and lines elsewhere; plain: lines; quiet: warnings alone; json: an object a line.
   """

@@ -18,7 +18,7 @@ def window(spec: str) -> tuple[int, int] | None:
   found = re.fullmatch(r'(\d+):(\d+)', spec)
   if not found or int(found[1]) >= int(found[2]):
     raise UserError(
-      f"config.profile.steps={spec!r} must be two step numbers with a colon, the first below the second: '10:12'."
+      f"config.monitoring.profile.steps={spec!r} must be two step numbers with a colon, the first below the second: '10:12'."
     )
   return int(found[1]), int(found[2])
 

@@ -1,6 +1,6 @@
 """Copies of a run's numbers for TensorBoard and Weights & Biases; metrics.jsonl stays the record.
 
-Neither package is imported unless config.trackers names it.
+Neither package is imported unless config.monitoring.trackers names it.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def check(names: Sequence[str]) -> None:
   for name in names:
     if name not in TRACKERS:
       raise UserError(
-        f'config.trackers holds {name!r}; choose among: {", ".join(TRACKERS)}; metrics.jsonl is always written.'
+        f'config.monitoring.trackers holds {name!r}; choose among: {", ".join(TRACKERS)}; metrics.jsonl is always written.'
       )
     if importlib.util.find_spec(TRACKERS[name][1]) is None:
       raise UserError(
-        f"config.trackers holds {name!r}, which is not installed: pip install 'jaxrl_llm[{name}]'."
+        f"config.monitoring.trackers holds {name!r}, which is not installed: pip install 'jaxrl_llm[{name}]'."
       )
 
 
@@ -139,7 +139,7 @@ class Trackers:
     except Exception as error:
       self._open.pop(name, None)
       self._warn(
-        f'config.trackers: {name} stopped ({type(error).__name__}: {error}); the run goes on'
+        f'config.monitoring.trackers: {name} stopped ({type(error).__name__}: {error}); the run goes on'
       )
       return
     if keep:

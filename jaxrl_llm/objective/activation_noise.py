@@ -1,4 +1,4 @@
-"""Noise in the hidden states of the update's forward pass. Named in `config.objective.perturb.fn`.
+"""Noise in the hidden states of the update's forward pass. Named in `config.objective.activation_noise.fn`.
 
 A function here returns None, or settings; the decoder adds the noise, the train state keeps how loud each layer's is.
 """
@@ -51,7 +51,7 @@ def layerwise(*, sigma: float = 1e-6, learning_rate: float = 5e-4) -> Layers:
   states' last digit is rounded away. Raises UserError for settings out of range.
   Source: arXiv:2603.19470 (ALP).
   """
-  where = 'config.objective.perturb'
+  where = 'config.objective.activation_noise'
   if sigma <= 0:
     raise UserError(
       f'{where}.sigma={sigma} must be above 0, as its logarithm is learnt; fn=none adds no noise.'

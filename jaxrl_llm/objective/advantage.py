@@ -188,7 +188,7 @@ def adora(
   return group_normalized(reward_PxG, length_PxG, eps=eps) * weight
 
 
-@requires('the mean reward is the share of right rows', shape=('none',))
+@requires('the mean reward is the share of right rows', reward_shaping=('none',))
 def equal_treatment(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, most: float = 4.0
 ) -> jax.Array:
@@ -202,7 +202,7 @@ def equal_treatment(
   return a * _at_most(p, 1 / (4 * p * (1 - p)), most)
 
 
-@requires('the mean reward is the share of right rows', shape=('none',))
+@requires('the mean reward is the share of right rows', reward_shaping=('none',))
 def hardness_weighted(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, most: float = 8.0
 ) -> jax.Array:
@@ -216,7 +216,8 @@ def hardness_weighted(
 
 @needs('parts')
 @requires(
-  'it looks at each reward alone, and shaping changes the sum of the rewards', shape=('none',)
+  'it looks at each reward alone, and shaping changes the sum of the rewards',
+  reward_shaping=('none',),
 )
 def decoupled(
   reward_PxG: jax.Array,

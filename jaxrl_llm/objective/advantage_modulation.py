@@ -1,7 +1,7 @@
 """What the policy itself says of a token changes its advantage: tokens → advantage_BxT, before the trust region.
 
 Unlike an emphasis it may turn an advantage round, and give one to a row that has none. The logged advantages are those
-before it. Every public function here may be named in `config.objective.tilt.fn`. Detached.
+before it. Every public function here may be named in `config.objective.advantage_modulation.fn`. Detached.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sums run over the whole (global) batch before it is cut into microbatches; a mean of shard means never occurs.
 Tokens that a correction or a trust region drops later stay in the denominator. Every public function here may be
-named in `config.objective.aggregate.fn`. `group_B` numbers the prompts that rows answer. A row with an
+named in `config.objective.aggregation.fn`. `group_B` numbers the prompts that rows answer. A row with an
 empty mask is no row, a group of such rows no prompt.
 """
 

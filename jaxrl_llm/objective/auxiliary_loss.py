@@ -1,6 +1,6 @@
 """A second model beside the policy and what it learns: a critic, or a reward for each token.
 
-Named in `config.objective.companion.fn`. A function here returns a Companion: what the model gives to the credit of
+Named in `config.objective.auxiliary_model.fn`. A function here returns a Companion: what the model gives to the credit of
 tokens, what it is compared with, and the loss it learns by. It begins as a copy of the policy;
 `jaxrl_llm/learner/auxiliary_model.py` runs it. A loss takes the model's output, values or log-probabilities, and a
 Lesson, and returns a number and sums for the log; over slices of rows both add up, unless it looks at `whole`

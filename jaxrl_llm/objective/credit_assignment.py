@@ -2,7 +2,7 @@
 
 The advantage is [B, T], or [B, 1] where it is the same at every token; the return is what a critic should have said of
 each token, None where there is no critic. A mean and a variance run over the real tokens of a minibatch. Every public
-function here may be named in `config.objective.credit.fn`; what it needs of a companion (`config.objective.companion`)
+function here may be named in `config.objective.credit_assignment.fn`; what it needs of a companion (`config.objective.auxiliary_model`)
 stands on it. Detached.
 """
 

@@ -34,7 +34,7 @@ def plan_lesson(
   right_P = ((batch.correct_B.reshape(-1, rollouts) > 0.5) & exists_PxG).sum(1)
   seen_P = exists_PxG.any(1)
   has_P = (seen_P & (demo.length_B > 0)).astype(dtype)
-  plan = method.auxiliary(right_P, has_P, step)
+  plan = method.sft_loss(right_P, has_P, step)
   T = demo.tokens_BxT.shape[1]
   mask_PxT = (jnp.arange(T)[None] < demo.length_B[:, None]).astype(dtype) * has_P[:, None]
   counted_PxT = jnp.where(plan.on_demo_P[:, None] > 0, mask_PxT, 0.0)

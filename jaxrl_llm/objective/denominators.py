@@ -14,17 +14,17 @@ from jaxrl_llm.types import UserError
 
 
 def of_kl(config: Any) -> Callable | None:
-  """The function of `config.kl_aggregate`; None where the KL term has the denominators of the policy term.
+  """The function of `config.kl_aggregation`; None where the KL term has the denominators of the policy term.
 
   `auto` is what the KL function declares in its attribute `aggregate`, if anything. UserError for an unknown name.
   """
-  name, valid = config.kl_aggregate['fn'], choices(aggregation)
+  name, valid = config.kl_aggregation['fn'], choices(aggregation)
   if name != 'auto' and name not in valid:
     raise UserError(
-      f'config.objective.kl_aggregate.fn={name!r} is unknown; choose one of: auto, {", ".join(sorted(valid))}.'
+      f'config.objective.kl_aggregation.fn={name!r} is unknown; choose one of: auto, {", ".join(sorted(valid))}.'
     )
   if name != 'auto':
-    return pick(aggregation, config.kl_aggregate, 'objective.kl_aggregate')
+    return pick(aggregation, config.kl_aggregation, 'objective.kl_aggregation')
   own = getattr(pick(kl, config.kl, 'objective.kl').func, 'aggregate', None)
   return own and functools.partial(getattr(aggregation, own))
 

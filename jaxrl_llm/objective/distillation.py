@@ -1,7 +1,7 @@
 """A teacher's word as the advantage of every token: tokens → advantage_BxT.
 
 Worked out before the weights move, so that log π is log π_old here. Every public function here may be named in
-`config.objective.distill.fn`. Detached.
+`config.objective.distillation.fn`. Detached.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ def none(tokens: Tokens) -> jax.Array:
 
 
 @needs('teacher', 'reference')
-@requires('rewards count for nothing', credit=('row',), shape=('none',), zero_variance=('keep',))
+@requires(
+  'rewards count for nothing',
+  credit_assignment=('row',),
+  reward_shaping=('none',),
+  zero_variance=('keep',),
+)
 def on_policy(tokens: Tokens, *, scale: float = 1.0) -> jax.Array:
   """A = scale·(log π_T − log π_base) − (log π_old − log π_base) of each token; rewards count for nothing.
 

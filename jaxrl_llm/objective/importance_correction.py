@@ -1,7 +1,7 @@
 """What sampled is not what learns: weights from ρ = π_old / π_b. tokens → (weight_BxT, keep_BxT).
 
 log ρ = old − behaviour, both frozen before the update, so that `old` must be recomputed. Dropped tokens stay in the
-denominator. Every public function here may be named in `config.objective.correction.fn`. With `ratio.fn=direct` the
+denominator. Every public function here may be named in `config.objective.importance_correction.fn`. With `ratio.fn=direct` the
 ratio holds ρ already: its contract refuses both. Detached.
 """
 

@@ -1,6 +1,6 @@
 """What holds the policy back: tokens → (c_BxT, value_BxT), c = −∂(coef·value)/∂log π as the loss is differentiated.
 
-Added to the policy term, with its denominators or those of `config.objective.kl_aggregate`; neither corrections nor
+Added to the policy term, with its denominators or those of `config.objective.kl_aggregation`; neither corrections nor
 trust regions touch it. A function's attribute `aggregate` names the denominators that its paper gives it. d = log π_ref
 − log π. The forms agree in expectation as numbers and not as gradients: sampled from π itself, k1 has gradient 0, k3
 that of KL(ref ‖ π), and k2, v·k1 and v·k3 that of KL(π ‖ ref), v = π/π_b. Every public function here may be named in
@@ -69,7 +69,7 @@ def ratio_k3(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Arr
 
 
 @needs('reference', 'old', 'step')
-@requires('one of its two policies is that before the batch', proximal=('auto', 'before'))
+@requires('one of its two policies is that before the batch', old_policy=('auto', 'before'))
 def receding(
   tokens: Tokens,
   *,
@@ -99,7 +99,9 @@ def quadratic(tokens: Tokens, *, coef: float = 0.1) -> tuple[jax.Array, jax.Arra
 
 
 @needs('rows')
-@requires('the tokens that it holds back stand in for a clip', trust=('none',), ratio=('token',))
+@requires(
+  'the tokens that it holds back stand in for a clip', trust_region=('none',), ratio=('token',)
+)
 def covariance(
   tokens: Tokens, *, coef: float = 1.0, share: float = 0.0002
 ) -> tuple[jax.Array, jax.Array]:
@@ -122,7 +124,7 @@ def hinge(
 ) -> tuple[jax.Array, jax.Array]:
   """Value sg(max(coef·(K − delta), 0))·K / coef, K = mean of log π_old − log π: nothing until K > delta.
 
-  K is a mean over tokens, whatever `config.objective.aggregate` is. Source: arXiv:2510.04474 (DRPO).
+  K is a mean over tokens, whatever `config.objective.aggregation` is. Source: arXiv:2510.04474 (DRPO).
   """
   drift = tokens.old_BxT - tokens.logp_BxT
   force = jnp.maximum(coef * (batch_mean(drift, tokens.mask_BxT) - delta), 0.0)

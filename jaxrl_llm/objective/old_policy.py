@@ -1,7 +1,7 @@
 """Which policy is the old one, that ratios move away from and corrections move towards: tokens → old_BxT.
 
 `tokens.old_BxT` comes in as what was scored for this choice, and as the recorded log-probabilities where nothing was.
-Every public function here may be named in `config.objective.proximal.fn`; only `auto` leaves it to a correction's
+Every public function here may be named in `config.objective.old_policy.fn`; only `auto` leaves it to a correction's
 @needs('old') whether anything is scored. Detached.
 """
 
@@ -18,7 +18,7 @@ def auto(tokens: Tokens) -> jax.Array:
   return tokens.old_BxT
 
 
-@requires('it leaves nothing to correct', correction=('none', 'divergent_negatives'))
+@requires('it leaves nothing to correct', importance_correction=('none', 'divergent_negatives'))
 def recorded(tokens: Tokens) -> jax.Array:
   """log π_b as recorded at sampling: no pass, and nothing for a correction to correct. Source: none (bypass)."""
   return tokens.behaviour_BxT

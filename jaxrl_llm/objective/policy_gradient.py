@@ -37,61 +37,61 @@ from jaxrl_llm.types import Batch, Rollout, UserError
 
 # Stages of `config.objective` whose functions may require others beside them, and where these functions are.
 STAGES = dict(
-  shape=reward_shaping,
+  reward_shaping=reward_shaping,
   advantage=advantage,
-  credit=credit_assignment,
-  companion=auxiliary_loss,
-  correction=importance_correction,
-  proximal=old_policy,
+  credit_assignment=credit_assignment,
+  auxiliary_model=auxiliary_loss,
+  importance_correction=importance_correction,
+  old_policy=old_policy,
   ratio=ratio,
-  tilt=advantage_modulation,
-  trust=trust_region,
-  emphasis=token_weighting,
-  aggregate=aggregation,
+  advantage_modulation=advantage_modulation,
+  trust_region=trust_region,
+  token_weighting=token_weighting,
+  aggregation=aggregation,
   kl=kl,
   lr_scale=lr_scale,
-  distill=distillation,
-  auxiliary=sft_loss,
+  distillation=distillation,
+  sft_loss=sft_loss,
 )
 
 
 class Method(NamedTuple):
   """A method is a choice of small functions and two switches, and perhaps of a second model."""
 
-  shape: Callable
+  reward_shaping: Callable
   advantage: Callable
-  credit: Callable
-  correction: Callable
-  proximal: Callable
+  credit_assignment: Callable
+  importance_correction: Callable
+  old_policy: Callable
   ratio: Callable
-  tilt: Callable
-  trust: Callable
-  emphasis: Callable
-  aggregate: Callable
+  advantage_modulation: Callable
+  trust_region: Callable
+  token_weighting: Callable
+  aggregation: Callable
   kl: Callable
-  kl_aggregate: Callable | None  # None: the KL term has the denominators of the policy term
+  kl_aggregation: Callable | None  # None: the KL term has the denominators of the policy term
   lr_scale: Callable
-  distill: Callable
-  auxiliary: Callable
+  distillation: Callable
+  sft_loss: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
-  companion: auxiliary_loss.Companion | None  # None: the policy learns alone
+  auxiliary_model: auxiliary_loss.Companion | None  # None: the policy learns alone
   # of the rewards that a row's reward is the sum of; None: all 1
   weight_K: tuple[float, ...] | None = None
 
   def denominators(self, mask_BxT: jax.Array, group_B: jax.Array, rollout: Rollout):
     """`weight_BxT` and `kl_weight_BxT` of `Targets`."""
     weight_B = rollout.weight_B if self.weigh_rows else None
-    return denominators.weights(self.aggregate, self.kl_aggregate, mask_BxT, group_B, weight_B)
+    return denominators.weights(self.aggregation, self.kl_aggregation, mask_BxT, group_B, weight_B)
 
   @property
   def needs(self) -> frozenset[str]:
     """What the chosen functions cannot do without; see `tokens.needs`."""
-    others = (fn for fn in self if callable(fn) and fn is not self.proximal)
+    others = (fn for fn in self if callable(fn) and fn is not self.old_policy)
     asked = frozenset().union(*(getattr(fn.func, 'needs', ()) for fn in others))
-    if self.proximal.func is not old_policy.auto:
+    if self.old_policy.func is not old_policy.auto:
       asked -= {'old'}  # it says itself whose log-probs are the old ones
-    return asked | getattr(self.proximal.func, 'needs', frozenset())
+    return asked | getattr(self.old_policy.func, 'needs', frozenset())
 
   @property
   def needs_old(self) -> bool:
@@ -141,7 +141,7 @@ class Method(NamedTuple):
   @property
   def needs_reference(self) -> bool:
     """A frozen policy: for a KL form, for demonstrations, or for a companion to be compared with."""
-    beside = '' if self.companion is None else self.companion.base
+    beside = '' if self.auxiliary_model is None else self.auxiliary_model.base
     return bool({'reference', 'demo_reference'} & (self.needs | {beside}))
 
   @property
@@ -201,8 +201,8 @@ def method(config: Any) -> Method:
   }
   contracts.check(config, STAGES)
   return Method(
-    **chosen | dict(companion=beside),
-    kl_aggregate=denominators.of_kl(config),
+    **chosen | dict(auxiliary_model=beside),
+    kl_aggregation=denominators.of_kl(config),
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
   )
@@ -210,30 +210,32 @@ def method(config: Any) -> Method:
 
 def _companion(config: Any) -> auxiliary_loss.Companion | None:
   """The second model, if the credit of tokens needs one and it is the right one."""
-  made = pick(auxiliary_loss, config.companion, 'objective.companion')()
+  made = pick(auxiliary_loss, config.auxiliary_model, 'objective.auxiliary_model')()
   asked = getattr(
-    pick(credit_assignment, config.credit, 'objective.credit').func, 'needs', frozenset()
+    pick(credit_assignment, config.credit_assignment, 'objective.credit_assignment').func,
+    'needs',
+    frozenset(),
   )
   if made is None and not asked:
     return None
-  told = f'config.objective.companion.fn={config.companion["fn"]!r}'
+  told = f'config.objective.auxiliary_model.fn={config.auxiliary_model["fn"]!r}'
   if made is not None and not made.learning_rate > 0:
     raise UserError(f'{told}: its learning_rate={made.learning_rate!r} must be above 0.')
   fits = dict(values='critic', process='outcome or preference', nothing='none')
   need = next(iter(asked), 'nothing')
   if made is None or made.gives != need:
     raise UserError(
-      f'config.objective.credit.fn={config.credit["fn"]!r} asks a companion for {need} and {told} gives '
-      f'{"nothing" if made is None else made.gives}; set companion.fn to {fits[need]}.'
+      f'config.objective.credit_assignment.fn={config.credit_assignment["fn"]!r} asks a companion for {need} and {told} gives '
+      f'{"nothing" if made is None else made.gives}; set auxiliary_model.fn to {fits[need]}.'
     )
   return made
 
 
 def _check_proximal(config: Any) -> None:
-  decay = pick(old_policy, config.proximal, 'objective.proximal').keywords.get('decay', 0.0)
-  if config.proximal['fn'] == 'average' and not 0 <= decay < 1:
+  decay = pick(old_policy, config.old_policy, 'objective.old_policy').keywords.get('decay', 0.0)
+  if config.old_policy['fn'] == 'average' and not 0 <= decay < 1:
     raise UserError(
-      f'config.objective.proximal.decay={decay!r} must be from 0 to 1, 1 not included.'
+      f'config.objective.old_policy.decay={decay!r} must be from 0 to 1, 1 not included.'
     )
 
 
@@ -263,7 +265,9 @@ def targets(
     length_B = real_BxT.sum(1).astype(length_B.dtype)
   own = groups(batch.prompts, rollouts, parts)
   group, group_B = own.gather, own.numbers(B)
-  reward_PxG = method.shape(group(batch.reward_B), group(batch.correct_B), group(length_B), T)
+  reward_PxG = method.reward_shaping(
+    group(batch.reward_B), group(batch.correct_B), group(length_B), T
+  )
   more = _extras(method, batch, group, leverage_B)
   advantage_PxG = method.advantage(reward_PxG, group(length_B.astype(dtype)), **more)
   if method.mask_zero_variance:
@@ -275,9 +279,9 @@ def targets(
     graded = graded._replace(
       turn_BxT=turn_BxT, paid_BxT=turns.reward_BxT, state_BxT=turns.state_BxT
     )
-  if method.companion is not None:
-    graded = graded._replace(**{f'{method.companion.gives}_BxT': signal_BxT})
-  advantage_BxT, return_BxT = method.credit(graded)
+  if method.auxiliary_model is not None:
+    graded = graded._replace(**{f'{method.auxiliary_model.gives}_BxT': signal_BxT})
+  advantage_BxT, return_BxT = method.credit_assignment(graded)
   return Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_BxT * mask_BxT,
@@ -327,7 +331,7 @@ def mixed(score_BxK: jax.Array, length_B: jax.Array, own: Groups) -> jax.Array:
 def distilled(method: Method, target: Targets) -> Targets:
   """Advantages of every token, from policies that do not learn. Source: by the functions chosen."""
   old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
-  return target._replace(advantage_BxT=method.distill(_tokens(method, target, old_BxT)))
+  return target._replace(advantage_BxT=method.distillation(_tokens(method, target, old_BxT)))
 
 
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # what `coefficients` adds up
@@ -348,11 +352,11 @@ def coefficients(
   """
   record_checks.tokens(target.mask_BxT, logp_BxT, entropy_BxT, confidence_BxT)
   tokens = _tokens(method, target, logp_BxT, entropy_BxT, confidence_BxT)
-  tokens = tokens._replace(advantage_BxT=method.tilt(tokens))
+  tokens = tokens._replace(advantage_BxT=method.advantage_modulation(tokens))
   seen = tokens.mask_BxT > 0
-  weight, keep = method.correction(tokens)
-  trust_BxT, surrogate_BxT = method.trust(method.ratio(tokens), tokens)
-  held_back = weight * keep * method.emphasis(tokens._replace(clipped_BxT=trust_BxT == 0))
+  weight, keep = method.importance_correction(tokens)
+  trust_BxT, surrogate_BxT = method.trust_region(method.ratio(tokens), tokens)
+  held_back = weight * keep * method.token_weighting(tokens._replace(clipped_BxT=trust_BxT == 0))
   kl_BxT, kl_value_BxT = method.kl(tokens)
   c_BxT = target.weight_BxT * held_back * trust_BxT * tokens.advantage_BxT
   kl_weight_BxT = target.weight_BxT if target.kl_weight_BxT is None else target.kl_weight_BxT
@@ -405,4 +409,4 @@ def _tokens(
     moved_BxT=target.moved_BxT,
     step_B=target.step_B,
   )
-  return tokens._replace(old_BxT=method.proximal(tokens))
+  return tokens._replace(old_BxT=method.old_policy(tokens))

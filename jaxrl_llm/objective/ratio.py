@@ -21,7 +21,7 @@ _NO_WEIGHT = ('none', 'divergent_negatives', 'second_moment_mask')  # correction
 _TWICE = 'it counts the mismatch with the sampler, which would count twice'
 
 
-@requires('a ratio of rows is one term for each row', aggregate=('sequence_mean', 'sequence_sum'))
+@requires('a ratio of rows is one term for each row', aggregation=('sequence_mean', 'sequence_sum'))
 def sequence(tokens: Tokens) -> jax.Array:
   """log s = mean over the row of log r, the same for all its tokens. Source: arXiv:2507.18071 (GSPO)."""
   return _spread(row_mean(token(tokens), tokens.mask_BxT), tokens)
@@ -45,13 +45,13 @@ def prefix_min(tokens: Tokens) -> jax.Array:
   return jnp.where(tokens.mask_BxT > 0, own + before, 0.0)
 
 
-@requires(_TWICE, correction=_NO_WEIGHT)
+@requires(_TWICE, importance_correction=_NO_WEIGHT)
 def direct(tokens: Tokens) -> jax.Array:
   """log v = log π − log π_b: both corrections in one ratio, so no other is allowed. Source: none (bypass)."""
   return jnp.where(tokens.mask_BxT > 0, tokens.logp_BxT - tokens.behaviour_BxT, 0.0)
 
 
-@requires(_TWICE, correction=_NO_WEIGHT)
+@requires(_TWICE, importance_correction=_NO_WEIGHT)
 def direct_product(tokens: Tokens) -> jax.Array:
   """log Πv = sum over the row of log v: unbiased for whole answers. Source: arXiv:2602.17616 (VCPO)."""
   return _spread(row_sum(direct(tokens), tokens.mask_BxT), tokens)

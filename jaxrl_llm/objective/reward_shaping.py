@@ -1,6 +1,6 @@
 """Reward shaping by length in tokens: reward_PxG, correct_PxG, length_PxG, max_tokens → reward_PxG.
 
-Every public function here may be named in `config.objective.shape.fn`. It sees whole groups of a minibatch.
+Every public function here may be named in `config.objective.reward_shaping.fn`. It sees whole groups of a minibatch.
 `length_PxG` is 0 for an empty row, which counts nowhere; `correct_PxG` is 1 where the answer was right.
 """
 

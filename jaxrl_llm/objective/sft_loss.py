@@ -4,7 +4,7 @@ right_P, has_P, step → Plan. `right_P` counts right rollouts, `has_P` is 1 for
 demonstration, `step` counts optimizer steps. c = on_demo_P · w(Shown) / Σm on demonstrations, Σm over the tokens of
 all demonstrations of the minibatch with on_demo_P > 0; the c of a prompt's rollouts are multiplied by on_rollouts_P.
 Neither denominator knows of the other's tokens. Every public function here may be named in
-`config.objective.auxiliary.fn`.
+`config.objective.sft_loss.fn`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which tokens count for more, for less or not at all: tokens → multiplier_BxT of the policy term.
 
 It multiplies after the trust region, so it changes neither A's sign nor what is clipped, and the denominator stays.
-Every public function here may be named in `config.objective.emphasis.fn`. Detached.
+Every public function here may be named in `config.objective.token_weighting.fn`. Detached.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `weight` is what multiplies A·∇log π, c = denominator · W · A; `surrogate` is the value that the paper writes, for the
 log alone; where a paper writes a weight, `_detached` gives both. Every public function may be named in
-`config.objective.trust.fn`. Inputs carry no gradient. `@needs('rows')` marks what looks at a whole minibatch.
+`config.objective.trust_region.fn`. Inputs carry no gradient. `@needs('rows')` marks what looks at a whole minibatch.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def confidence_clip(
 
 @needs('old')
 @requires('it bounds the ratio to what sampled', ratio=('direct',))
-@requires('its centre is the policy before the batch', proximal=('auto', 'before'))
+@requires('its centre is the policy before the batch', old_policy=('auto', 'before'))
 def shifted_clip(
   log_ratio_BxT: jax.Array, tokens: Tokens, *, low: float = 0.2, high: float = 0.2
 ) -> tuple[jax.Array, jax.Array]:
@@ -327,7 +327,7 @@ def shifted_clip(
   return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, rho - low, rho + high)
 
 
-@requires('it takes the mean over a row itself', ratio=_TOKENS, aggregate=('sequence_mean',))
+@requires('it takes the mean over a row itself', ratio=_TOKENS, aggregation=('sequence_mean',))
 def geometric(
   log_ratio_BxT: jax.Array, tokens: Tokens, *, low: float = 0.4, high: float = 0.4
 ) -> tuple[jax.Array, jax.Array]:
@@ -349,7 +349,7 @@ def geometric(
 @requires('it looks at no ratio', ratio=('one',))
 @requires(
   'rows are counted anew, all-equal groups too',
-  aggregate=('sequence_mean',),
+  aggregation=('sequence_mean',),
   zero_variance=('keep',),
 )
 def listwise(

@@ -1,4 +1,4 @@
-"""Where a device's time went, from a trace of `config.profile.steps`: by part of the step and by kind of operation."""
+"""Where a device's time went, from a trace of `config.monitoring.profile.steps`: by part of the step and by kind of operation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which landed groups are learnt from, and when: a batch waits until it is full, what is too much for the next one.
 
-Every public function here may be named in `config.collect.fn`; it makes the rule of a `Collector`.
+Every public function here may be named in `config.replay.collect.fn`; it makes the rule of a `Collector`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Collector:
       return empty, told | {'collect/queued': len(young)}
     if short:
       logging.warning(
-        'config.collect.patience=%d calls gave %d of %d slots worth learning from; that batch is learnt short.',
+        'config.replay.collect.patience=%d calls gave %d of %d slots worth learning from; that batch is learnt short.',
         self.rule.patience, self.P - room, self.P,
       )  # fmt: skip
     self.queue, self.calls = rest, 0
@@ -179,7 +179,9 @@ def dars(
   """
   rules = dict(ET=_equal_treatment, HW=_hardness_weighted)
   if schedule not in rules:
-    raise UserError(f'config.collect.schedule={schedule!r} must be one of: {", ".join(rules)}.')
+    raise UserError(
+      f'config.replay.collect.schedule={schedule!r} must be one of: {", ".join(rules)}.'
+    )
   _at_least('top_ups', top_ups, 1)
   _at_least('most', most, 2)
   _at_least('patience', patience, 1)
@@ -199,7 +201,9 @@ def _hardness_weighted(k: float, n: int) -> int:
 
 def _at_least(name: str, value: int, least: int) -> None:
   if type(value) is not int or value < least:
-    raise UserError(f'config.collect.{name}={value!r} must be a whole number of at least {least}.')
+    raise UserError(
+      f'config.replay.collect.{name}={value!r} must be a whole number of at least {least}.'
+    )
 
 
 def _mass(batch: Batch) -> tuple[float, int]:

@@ -1,6 +1,6 @@
 """Right rollouts of earlier visits, learnt from again beside the fresh ones of their prompt.
 
-Every public function here may be named in `config.replay.fn`; it makes what is kept, empty at first.
+Every public function here may be named in `config.replay.reuse.fn`; it makes what is kept, empty at first.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def successes(*, count: int, keep: int = 8) -> Successes:
   """
   if not 1 <= count <= keep:
     raise UserError(
-      f'config.replay.count={count} must be from 1 to config.replay.keep={keep}; the paper replays 2.'
+      f'config.replay.reuse.count={count} must be from 1 to config.replay.reuse.keep={keep}; the paper replays 2.'
     )
   return Successes(count, keep)
 

@@ -69,7 +69,7 @@ _CHECKS = dict(
   ),
   format=(
     'Format of the replies',
-    {'grade/unread': '{last:.0%} of the first batch hold nothing that config.grade.fn reads.'},
+    {'grade/unread': '{last:.0%} of the first batch hold nothing that config.rewards.fn reads.'},
   ),
   unrewarded=(
     'Rewards of the first batch',

@@ -1,4 +1,4 @@
-"""What a trace of `config.profile.steps` says of the device, and how far that is from what the chip could do."""
+"""What a trace of `config.monitoring.profile.steps` says of the device, and how far that is from what the chip could do."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ __all__ = [
 
 
 def score(rows: Sequence[Row], texts: Sequence[str], spec: Any, pool: Pool | None = None) -> Scores:
-  """reward[b] = grader(texts[b], rows[b]) with the graders and deadline of `spec` (a config.grade).
+  """reward[b] = grader(texts[b], rows[b]) with the graders and deadline of `spec` (a config.rewards).
 
   pool: workers to reuse over many calls, made from the same spec; without it they live for this
   call. Raises UserError where the spec is bad. Source: none.

@@ -2,8 +2,8 @@
 
 Each public function here is a convention: `f(text, row, settings) -> (args, keywords)`, what the user's function is
 given for one reply, or `f(texts, rows, settings)` for conventions of lists. Which one a function follows is read off
-the names of its parameters, or told by config.grade.style. Functions of lists are given lists of one; with
-config.grade.batched='group' all replies to a prompt at once, and with 'step' all that are graded together, so that a
+the names of its parameters, or told by config.rewards.style. Functions of lists are given lists of one; with
+config.rewards.batched='group' all replies to a prompt at once, and with 'step' all that are graded together, so that a
 reward may compare them: deadline_s, cpu_s and memory_mb are then those of a call, and what fails, fails for all its
 replies. Nobody here knows token ids: they are None.
 
@@ -77,7 +77,7 @@ def verl_batch(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Giv
 
 
 def slime_group(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Given:
-  """async group_rm(args, samples) → list of float; each as in `slime`. Only with config.grade.batched. Source: none."""
+  """async group_rm(args, samples) → list of float; each as in `slime`. Only with config.rewards.batched. Source: none."""
   samples = [slime(text, row, {})[0][1] for text, row in zip(texts, rows, strict=True)]
   return (types.SimpleNamespace(**settings), samples), {}
 
@@ -91,7 +91,7 @@ def areal(text: str, row: Row, settings: dict) -> Given:
 def slime(text: str, row: Row, settings: dict) -> Given:
   """async custom_rm(args, sample) → float, or dict with `score`. Source: none.
 
-  sample has prompt, response, label and metadata; args are the settings of config.grade.
+  sample has prompt, response, label and metadata; args are the settings of config.rewards.
   """
   metadata = row.extra.get('metadata', {})
   told = dict(prompt=list(row.messages) or row.question, response=text, label=truth(row))
@@ -216,7 +216,7 @@ def check_columns(graders: Iterable[tuple[str, Any]], rows: Sequence[Row]) -> No
       missing = grader.missing(row)
       if missing:
         raise UserError(
-          f'config.grade: {name!r} takes {missing[0]!r}, and row {row.id} of {row.source!r} has no such column, but: '
+          f'config.rewards: {name!r} takes {missing[0]!r}, and row {row.id} of {row.source!r} has no such column, but: '
           f'{", ".join(sorted(columns(row)))}; add it, or give the parameter a default.'
         )
 
@@ -245,7 +245,7 @@ def _style(fn: Callable, where: str) -> str:
     return 'verl'
   raise UserError(
     f'{where} has the parameters {", ".join(sorted(names)) or "none"}, which it does not take in any convention known '
-    f'here; rename them as in verl (data_source, solution_str, ground_truth, extra_info), or set config.grade.style to '
+    f'here; rename them as in verl (data_source, solution_str, ground_truth, extra_info), or set config.rewards.style to '
     f'one of: {", ".join(sorted(STYLES))}.'
   )
 
@@ -279,7 +279,7 @@ def _check(made: Own, where: str) -> None:
   except TypeError as error:
     raise UserError(
       f'{where} is called as {made.style!r} calls ({len(args)} arguments; {", ".join(given) or "no names"}), which it '
-      f'does not take: {error}; see config.grade.style.'
+      f'does not take: {error}; see config.rewards.style.'
     ) from error
 
 

@@ -15,7 +15,7 @@ _POLICIES = ('score', 'drop')
 
 
 class Failures:
-  """`config.grade.failed`: what each kind of failure means for its rollout; and a window of the last steps.
+  """`config.rewards.failed`: what each kind of failure means for its rollout; and a window of the last steps.
 
   score: the reward is `value`, as a wrong answer's would be. drop: the rollout is as if it had not been generated.
   By default a time-out scores: what keeps a grader busy is the text, and a policy must not profit from it. A crash or
@@ -25,8 +25,8 @@ class Failures:
   """
 
   def __init__(self, grade: Any):
-    """grade: config.grade. Raises UserError for an unknown policy, or a number out of range."""
-    spec, where = dict(grade.get('failed', {})), 'config.grade.failed'
+    """grade: config.rewards. Raises UserError for an unknown policy, or a number out of range."""
+    spec, where = dict(grade.get('failed', {})), 'config.rewards.failed'
     self._drops = np.zeros(len(OUTCOMES), bool)
     self._drops[SKIP] = True
     for code in FAILURES:
@@ -38,7 +38,7 @@ class Failures:
     self.value = _number(spec, 'value', 0.0, -math.inf, math.inf)
     if self.value >= grade.get('right', 1.0):
       raise UserError(
-        f'{where}.value={self.value!r} would count as right; give less than config.grade.right='
+        f'{where}.value={self.value!r} would count as right; give less than config.rewards.right='
         f'{grade.get("right", 1.0)!r}.'
       )
     self.stop_share = _number(spec, 'stop_share', 0.5, 0.0, 1.0)
@@ -74,9 +74,9 @@ class Failures:
     first = next(message for _, message in self._seen if message)
     kinds = ', '.join(f'{total[code]} {OUTCOMES[code]}' for code in FAILURES)
     raise UserError(
-      f'config.grade.failed.stop_share={self.stop_share}: {failed} of {total.sum()} rollouts of the last '
+      f'config.rewards.failed.stop_share={self.stop_share}: {failed} of {total.sum()} rollouts of the last '
       f'{len(self._seen)} steps could not be graded ({kinds}), the first: {first}; mend the grader, the rows '
-      'or config.grade.deadline_s and memory_mb, and start again: the run goes on from its last checkpoint.'
+      'or config.rewards.deadline_s and memory_mb, and start again: the run goes on from its last checkpoint.'
     )
 
   def state_dict(self) -> dict:
@@ -100,5 +100,5 @@ def _number(spec: dict, name: str, default: Any, low: float, high: float) -> Any
   number = isinstance(value, int | float) and not isinstance(value, bool)
   if not number or not low <= value <= high or not math.isfinite(value):
     told = 'a finite number' if low == -math.inf else f'a number from {low} to {high}'
-    raise UserError(f'config.grade.failed.{name}={value!r} must be {told}.')
+    raise UserError(f'config.rewards.failed.{name}={value!r} must be {told}.')
   return value

@@ -19,7 +19,7 @@ def first_look(
 ) -> dict[str, float]:
   """Shares, of the graded replies texts[b] to rows[b] and of their prompts, which are graded as if they were replies.
 
-  grade/unread: replies without what config.grade.fn looks for, where it tells. grade/unrewarded: replies that no grader
+  grade/unread: replies without what config.rewards.fn looks for, where it tells. grade/unrewarded: replies that no grader
   gives anything. grade/prompts_paid: prompts that one grader gives `right` or more, the largest share of any: a reward
   for what the prompt says is none for the reply. Graders that compare replies are left out there. Source: none.
   """
@@ -37,7 +37,7 @@ def first_look(
 
 
 def _unread(spec: Any, text: str) -> bool | None:
-  """Whether a text has nothing that config.grade.fn could compare; None where that cannot be told."""
+  """Whether a text has nothing that config.rewards.fn could compare; None where that cannot be told."""
   if spec.get('tag', ''):
     return f'</{spec["tag"]}>' not in text
   read = loading.choices(extract).get(spec['fn'])

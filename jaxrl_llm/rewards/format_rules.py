@@ -1,4 +1,4 @@
-"""Graders of how a reply is written, whatever it says: another part of the registry of `config.grade`.
+"""Graders of how a reply is written, whatever it says: another part of the registry of `config.rewards`.
 
 They look at no answer: with config.data.answers=False rows need none.
 """
@@ -51,7 +51,7 @@ def pattern(text: str, row: Row, *, regex: str, whole: bool = True) -> float:
   """1 where Python's `regex` matches all of the text, less the space around it; with whole=False, any of it.
 
   Flags stand in front of it: (?s) lets a point stand for line ends, too. It runs in a worker: one that goes on for
-  longer than config.grade.deadline_s is a time-out. Source: none.
+  longer than config.rewards.deadline_s is a time-out. Source: none.
   """
   del row
   compiled = re.compile(regex)
@@ -86,7 +86,7 @@ def json_schema(text: str, row: Row, *, schema: str = '') -> float:
 def repetition(text: str, row: Row, *, n: int = 3, characters: bool = False) -> float:
   """1 − different n-grams / n-grams, of words whatever their case, or of characters without space; 0 below n of them.
 
-  A penalty: give it a negative weight, as in config.grade.parts=(dict(fn='repetition', weight=-0.5),). The share that
+  A penalty: give it a negative weight, as in config.rewards.parts=(dict(fn='repetition', weight=-0.5),). The share that
   Open-R1's penalty is made of, from third-party notes; the paper's own stands at the tokens that repeat.
   Source: arXiv:2502.03373 (Demystifying long chain-of-thought reasoning), by way of Open-R1.
   """

@@ -1,4 +1,4 @@
-"""Instruction following, judged by rules: another part of the registry of `config.grade`."""
+"""Instruction following, judged by rules: another part of the registry of `config.rewards`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which graded rollouts are cut and graded again: correct_PxG, length_PxG → length_PxG, in tokens.
 
-Every public function here may be named in `config.truncate.fn`; it makes the settings, or None.
+Every public function here may be named in `config.rewards.truncate.fn`; it makes the settings, or None.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who says which rollouts of a group are right, besides the row's own answer.
 
-Every public function here may be named in `config.vote.fn`; it makes the settings of the vote, or None.
+Every public function here may be named in `config.rewards.vote.fn`; it makes the settings of the vote, or None.
 """
 
 from __future__ import annotations

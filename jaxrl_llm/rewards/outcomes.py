@@ -34,29 +34,29 @@ def mixed(score_BxK: np.ndarray, exists_B: np.ndarray, group_B: np.ndarray, grou
 
 
 def bounds(grade: Any) -> tuple[float, float]:
-  """The scores of config.grade.fn that count as no success and as a whole one: `bounds`, else (0, right).
+  """The scores of config.rewards.fn that count as no success and as a whole one: `bounds`, else (0, right).
 
   Raises UserError for bounds that are no interval, or that `right` lies outside of.
   """
   right, stated = grade.get('right', 1.0), tuple(grade.get('bounds', ()))
   if not _finite(right):
-    raise UserError(f'config.grade.right={right!r} must be a finite number, such as 1.0.')
+    raise UserError(f'config.rewards.right={right!r} must be a finite number, such as 1.0.')
   if not stated:
     if right <= 0:
       raise UserError(
-        f'config.grade.right={right!r} is not above 0, so that the curriculum cannot scale scores from 0 to it; '
-        f"give the lowest and the highest score, such as --config.grade.bounds='({right - 1:g}, {right:g})'."
+        f'config.rewards.right={right!r} is not above 0, so that the curriculum cannot scale scores from 0 to it; '
+        f"give the lowest and the highest score, such as --config.rewards.bounds='({right - 1:g}, {right:g})'."
       )
     return 0.0, float(right)
   if len(stated) != 2 or not all(map(_finite, stated)) or not stated[0] < stated[1]:
     raise UserError(
-      f'config.grade.bounds={stated!r} must be the lowest and the highest score of config.grade.fn, two finite '
-      "numbers, such as --config.grade.bounds='(0.0, 1.0)'; () = from 0 to config.grade.right."
+      f'config.rewards.bounds={stated!r} must be the lowest and the highest score of config.rewards.fn, two finite '
+      "numbers, such as --config.rewards.bounds='(0.0, 1.0)'; () = from 0 to config.rewards.right."
     )
   if not stated[0] < right <= stated[1]:
     raise UserError(
-      f'config.grade.right={right!r} lies outside of config.grade.bounds={stated!r}, so that every score or none is '
-      f'right; give --config.grade.right={stated[1]:g}, or other bounds.'
+      f'config.rewards.right={right!r} lies outside of config.rewards.bounds={stated!r}, so that every score or none is '
+      f'right; give --config.rewards.right={stated[1]:g}, or other bounds.'
     )
   return float(stated[0]), float(stated[1])
 
@@ -74,7 +74,7 @@ def outside(score_B: np.ndarray, grade: Any) -> np.ndarray:
 
 
 def metrics(score_N: np.ndarray, grade: Any) -> dict[str, float]:
-  """Of config.grade.fn's own scores, rollouts that could not be graded left out: N of them."""
+  """Of config.rewards.fn's own scores, rollouts that could not be graded left out: N of them."""
   if not len(score_N):
     return {}
   return {

@@ -1,6 +1,6 @@
-"""Graders that compare the replies to a prompt: of the registry of `config.grade`, f(texts, rows, …) → a reward each.
+"""Graders that compare the replies to a prompt: of the registry of `config.rewards`, f(texts, rows, …) → a reward each.
 
-All replies to a prompt are graded in one call, as those of a user's function with config.grade.batched='group': what
+All replies to a prompt are graded in one call, as those of a user's function with config.rewards.batched='group': what
 fails, fails for all of them.
 """
 
@@ -51,12 +51,12 @@ def pairwise(
   compared with the `opponents` behind it, in a ring, so that each stands first as often as second; 0: with all others.
   reference: instead with the row's answer, in both orders. Equal texts are a tie and not asked about. Server, cache,
   budget and failures are as of `judge`; give_up_s is for the whole group, whose replies × opponents × 2 questions are
-  asked one after the other. Rewards are around 0.5, which config.grade.right must know. A reply alone, as in
+  asked one after the other. Rewards are around 0.5, which config.rewards.right must know. A reply alone, as in
   greedy evaluation, has nobody to be compared with: 0.5, unless there is a `reference`.
 
   Source: arXiv:2602.14069 (OpenRS: pairwise adaptive meta-rubrics), reconstructed from the abstract; the ring, the
   prompts and that verdicts of one comparison come in one answer are ours. Its pointwise verifiable rubrics are other
-  parts of config.grade.parts; its refinement of principles is not here.
+  parts of config.rewards.parts; its refinement of principles is not here.
   """
   compare = functools.partial(
     _preference, server, server.until(), principles or _PRINCIPLES, most_criteria

@@ -61,19 +61,19 @@ _MAX_RESTARTS = 3
 class Scores(NamedTuple):
   """What grading gives. Where the outcome is not OK all rewards are 0, and no judgement."""
 
-  parts_BxK: np.ndarray  # float32, by config.grade.fn and by each of config.grade.parts
+  parts_BxK: np.ndarray  # float32, by config.rewards.fn and by each of config.rewards.parts
   outcome_B: np.ndarray  # int8, one of OK, TIMEOUT, CRASH, ERROR, SKIP
   counts: dict[str, int]  # metrics: grade/timeouts, grade/crashes, grade/errors
   message: str  # the first failure in words, '' where there is none
 
   @property
   def reward_B(self) -> np.ndarray:
-    """By config.grade.fn: whether the answer is right."""
+    """By config.rewards.fn: whether the answer is right."""
     return self.parts_BxK[:, 0]
 
 
 class Pool:
-  """Workers for one `config.grade`, to be used in `with`. They start when first needed."""
+  """Workers for one `config.rewards`, to be used in `with`. They start when first needed."""
 
   def __init__(self, spec: Any):
     """Raises UserError for a grader that does not resolve or a bad setting of the workers."""
@@ -87,12 +87,12 @@ class Pool:
     for name, least in (('workers', 1), ('memory_mb', 64)):
       told = self._workers if name == 'workers' else self._limits.memory_mb
       if not isinstance(told, int) or isinstance(told, bool) or told < least:
-        raise UserError(f'config.grade.{name}={told!r} must be a whole number from {least} up.')
+        raise UserError(f'config.rewards.{name}={told!r} must be a whole number from {least} up.')
     for name in ('deadline_s', 'cpu_s'):
       told = getattr(self._limits, name)
       number = isinstance(told, int | float) and not isinstance(told, bool)
       if not number or not 0 < told < math.inf:
-        raise UserError(f'config.grade.{name}={told!r} must be a positive number of seconds.')
+        raise UserError(f'config.rewards.{name}={told!r} must be a positive number of seconds.')
     self._graders = [part.grader for part in resolve_parts(self.spec)]
     self._inline = all(getattr(grader, 'func', None) in _INLINE for grader in self._graders)
     self._result = worker.result(len(self._graders))
@@ -256,9 +256,9 @@ def _ended(code: int) -> tuple[int, bytes]:
   if code == -signal.SIGALRM:
     return TIMEOUT, b'TimeoutError: past the deadline'
   if code == -signal.SIGPROF:
-    return TIMEOUT, b'TimeoutError: past config.grade.cpu_s'
+    return TIMEOUT, b'TimeoutError: past config.rewards.cpu_s'
   if code == worker.NO_MEMORY:
-    return CRASH, b'MemoryError: beyond config.grade.memory_mb'
+    return CRASH, b'MemoryError: beyond config.rewards.memory_mb'
   return CRASH, f'ProcessExpired: the worker ended with code {code}'.encode()
 
 

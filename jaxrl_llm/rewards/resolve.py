@@ -1,6 +1,6 @@
-"""From `config.grade` to graders: each a name in one of `_MODULES`, or the user's own 'package.module:function'.
+"""From `config.rewards` to graders: each a name in one of `_MODULES`, or the user's own 'package.module:function'.
 
-`grade.fn` says what is right; `grade.parts` are rewarded beside it.
+`rewards.fn` says what is right; `rewards.parts` are rewarded beside it.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def batched(spec: Any) -> list[str]:
 
 
 def weights(spec: Any) -> tuple[float, ...]:
-  """Of config.grade.fn, which is 1, then of each of config.grade.parts. Source: none."""
+  """Of config.rewards.fn, which is 1, then of each of config.rewards.parts. Source: none."""
   return 1.0, *(float(part.get('weight', 1.0)) for part in spec.get('parts', ()))
 
 
 def resolve_parts(spec: Any) -> tuple[Part, ...]:
-  """config.grade → its own grader, then those of its parts, dict(fn=, weight=1.0, name=fn, <settings>). Source: none.
+  """config.rewards → its own grader, then those of its parts, dict(fn=, weight=1.0, name=fn, <settings>). Source: none.
 
   Raises UserError as `resolve` does, and for a weight that is no finite number, a name that occurs twice, or
   `right` and `bounds` that no score can be compared with.
@@ -97,7 +97,7 @@ def resolve_parts(spec: Any) -> tuple[Part, ...]:
   outcomes.bounds(spec)
   found = [Part(_name(spec), 1.0, resolve(spec))]
   for index, part in enumerate(spec.get('parts', ())):
-    where = f'grade.parts[{index}]'
+    where = f'rewards.parts[{index}]'
     if not hasattr(part, 'items') or 'fn' not in part:
       raise UserError(f'config.{where}={part!r} must be a dict with fn, such as dict(fn="exact").')
     weight, name = part.get('weight', 1.0), _name(part)
@@ -120,8 +120,8 @@ def _finite(value: Any) -> bool:
   return number and math.isfinite(value)
 
 
-def resolve(spec: Any, where: str = 'grade') -> Grader:
-  """config.grade, or one of its parts at `where`, → f(text, row) -> float. Source: none.
+def resolve(spec: Any, where: str = 'rewards') -> Grader:
+  """config.rewards, or one of its parts at `where`, → f(text, row) -> float. Source: none.
 
   Raises UserError for an unknown name or setting, a module that does not import, a function of no convention of
   adapters.py, a grader without the package it needs, or a grader of code without a sandbox: all before anything
@@ -129,7 +129,7 @@ def resolve(spec: Any, where: str = 'grade') -> Grader:
   """
   pool = dict(deadline_s=spec.get('deadline_s', math.inf), workers=spec.get('workers', 2))
   spec = {
-    key: value for key, value in dict(spec).items() if key not in loading.KEPT['config.grade']
+    key: value for key, value in dict(spec).items() if key not in loading.KEPT['config.rewards']
   }
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
@@ -167,7 +167,7 @@ def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grad
   if not _finite(told['wall_s']) or not 0 < told['wall_s'] < deadline_s:
     raise UserError(
       f'config.{where}.wall_s={told["wall_s"]!r} must be a positive number of seconds, less than '
-      f'config.grade.deadline_s={deadline_s!r}.'
+      f'config.rewards.deadline_s={deadline_s!r}.'
     )
   for name, least in (('program_mb', 64), ('processes', 1)):
     if told[name] < least:
@@ -181,7 +181,7 @@ def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grad
 
 
 def check_tasks(spec: Any, data: Any) -> None:
-  """Raises UserError where config.data.tasks names a reasoning-gym task that config.grade cannot score here."""
+  """Raises UserError where config.data.tasks names a reasoning-gym task that config.rewards cannot score here."""
   graded = any(part.get('fn') == 'gym' for part in (spec, *spec.get('parts', ())))
   if graded and data.source == 'gym':
     names = [task.get('name') for task in data.tasks if hasattr(task, 'items')]
@@ -206,7 +206,7 @@ def check_rows(named: Sequence[tuple[str, Any]], rows: Sequence[Row]) -> None:
       told = [_why_not(read, row, _told(grader)) for row in some]
       if all(told):
         raise UserError(
-          f'config.grade: {name!r} can judge by none of the rows ({told[0]}); mend the data, or choose another grader.'
+          f'config.rewards: {name!r} can judge by none of the rows ({told[0]}); mend the data, or choose another grader.'
         )
 
 
@@ -226,28 +226,28 @@ def resolve_extract(grader: Any, field: str) -> Callable:
   valid = loading.choices(extract)
   if grader['fn'] not in valid:
     raise UserError(
-      f'{field} counts equal answers, and config.grade.fn={grader["fn"]!r} does not tell which are; choose a grader '
+      f'{field} counts equal answers, and config.rewards.fn={grader["fn"]!r} does not tell which are; choose a grader '
       f'of: {", ".join(sorted(valid))}.'
     )
   return valid[grader['fn']]
 
 
 def resolve_vote(spec: Any, grader: Any, rollouts: int) -> majority_vote.Majority | None:
-  """config.vote → a vote that finds answers in texts as config.grade does; None where there is none. Source: none.
+  """config.rewards.vote → a vote that finds answers in texts as config.rewards does; None where there is none. Source: none.
 
   Raises UserError for a grader that cannot tell what it compares, or more voters to learn from than rollouts.
   """
-  made = loading.pick(majority_vote, spec, 'vote')()
+  made = loading.pick(majority_vote, spec, 'rewards.vote')()
   if made is None:
     return None
   if grader.get('parts', ()):
     raise UserError(
-      f'config.vote.fn={spec["fn"]!r} is the only reward there is; leave config.grade.parts={grader["parts"]!r} empty.'
+      f'config.rewards.vote.fn={spec["fn"]!r} is the only reward there is; leave config.rewards.parts={grader["parts"]!r} empty.'
     )
-  read = resolve_extract(grader, f'config.vote.fn={spec["fn"]!r}')
+  read = resolve_extract(grader, f'config.rewards.vote.fn={spec["fn"]!r}')
   if made.learn_from and not 2 <= made.learn_from <= rollouts:
     raise UserError(
-      f'config.vote.learn_from={made.learn_from} must be from 2 to config.rollouts={rollouts}; 0 stands for all.'
+      f'config.rewards.vote.learn_from={made.learn_from} must be from 2 to config.rollouts={rollouts}; 0 stands for all.'
     )
   return made._replace(extract=read)
 

@@ -1,4 +1,4 @@
-"""The graders a config may name in `config.grade.fn`: text in, number out.
+"""The graders a config may name in `config.rewards.fn`: text in, number out.
 
 Each is `f(text, row, *, settings) -> float`. One that cannot judge a row raises: the pool reports
 an error, never a zero that looks like a wrong answer.
@@ -226,7 +226,7 @@ def _check_choice(told: dict[str, Any], where: str) -> None:
     raise UserError(f'{where}.first_index={told["first_index"]!r} must be one of: -1, 0, 1.')
 
 
-# Grader → what its settings must be, beyond their types: raises UserError of (settings, 'config.grade').
+# Grader → what its settings must be, beyond their types: raises UserError of (settings, 'config.rewards').
 CHECKS = {numeric: _check_numeric, multiple_choice: _check_choice}
 
 # Grader → what it does with a row before it looks at a reply: raises ValueError of (row, settings) for one that it

@@ -1,6 +1,6 @@
 """Last visit's answers as drafts: verified in one forward pass, kept up to the first rejection, continued from there.
 
-Each function named in `config.generate.draft.fn` looks at the logits of every draft token and returns (token,
+Each function named in `config.rollout.draft.fn` looks at the logits of every draft token and returns (token,
 log π_new): the draft's own token where it stays, else the one that takes its place, or −1 where the engine is to draw
 that. What is recorded is the log-probability that the policy gives now.
 """

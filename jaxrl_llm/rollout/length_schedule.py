@@ -1,4 +1,4 @@
-"""How many tokens a rollout may take in a step: host functions of the step's number, named in `config.generate.cap.fn`.
+"""How many tokens a rollout may take in a step: host functions of the step's number, named in `config.rollout.length_schedule.fn`.
 
 The result goes into the compiled program as a number, so that no schedule compiles twice. It lies between 1
 and `config.completion_tokens`, which is what caches and batches are sized for.
@@ -36,6 +36,6 @@ def stairs(step: int, max_tokens: int, *, starts: tuple[int, ...], caps: tuple[i
   if not caps or len(caps) != len(starts) or list(starts) != sorted(starts) or min(caps) < 1:
     raise UserError(
       f'stairs: starts={starts!r} must rise, with one of caps={caps!r} for each of them, each at least 1 (config.'
-      'generate.cap, or config.environment.horizon).'
+      'rollout.length_schedule, or config.environment.horizon).'
     )
   return max(1, min(max_tokens, caps[max(bisect.bisect_right(starts, step) - 1, 0)]))

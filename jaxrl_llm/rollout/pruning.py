@@ -1,6 +1,6 @@
 """Sampling more rollouts than are learnt from: after a few tokens each group keeps the ones worth finishing.
 
-Named in `config.generate.prune.fn`. A function here returns a Prune: how many rollouts a prompt begins,
+Named in `config.rollout.pruning.fn`. A function here returns a Prune: how many rollouts a prompt begins,
 after how many tokens they are judged, and with which probability each one survives. Exactly
 `config.rollouts` of a group do; a survivor's weight is one over its probability.
 """

@@ -1,6 +1,6 @@
 """Which waiting row a freed slot takes next: each function here scores all rows, the largest score goes first.
 
-Named in `config.generate.order.fn`. Scores see one record of the loop and must not depend on slots, so that
+Named in `config.rollout.queue_order.fn`. Scores see one record of the loop and must not depend on slots, so that
 the order changes when a row runs and never what it says. Ties go to the lower row.
 """
 

@@ -1,6 +1,6 @@
 """When generation ends although rows still run: each function here looks at the loop and answers yes or no.
 
-Named in `config.generate.stop.fn`. The loop also ends when every row has. What a rule leaves unfinished is
+Named in `config.rollout.stop.fn`. The loop also ends when every row has. What a rule leaves unfinished is
 continued in the next step. On several data shards each one applies the rule to its own share.
 """
 

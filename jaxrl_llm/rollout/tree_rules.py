@@ -1,6 +1,6 @@
 """Where a rollout forks and which branch is dropped: a function here makes the rules, `tree.generate` obeys them.
 
-Named in `config.generate.tree.fn`. Rules see every row once a token, with fixed shapes; they are pure functions
+Named in `config.rollout.tree.fn`. Rules see every row once a token, with fixed shapes; they are pure functions
 of that and of statistics that they keep per row, and know nothing of caches, seats or groups.
 """
 
@@ -188,7 +188,7 @@ def echo(
   _check((1,), limit, starts, shares)
   if width < 2 or top_k < 1 or window < 1 or tail_window < 1 or confidence <= 0:
     raise UserError(
-      f'config.generate.tree: width={width} must be at least 2, top_k={top_k}, window={window} and '
+      f'config.rollout.tree: width={width} must be at least 2, top_k={top_k}, window={window} and '
       f'tail_window={tail_window} at least 1, confidence={confidence} above 0; change those that are not.'
     )
 
@@ -287,7 +287,7 @@ def _stairs(starts: Sequence[int], shares: Sequence[float]) -> Callable[[jax.Arr
 
 
 def _check(ages, limit, starts, shares) -> None:
-  where = 'config.generate.tree'
+  where = 'config.rollout.tree'
   for name, value in dict(ages=ages, starts=starts, shares=shares).items():
     if not isinstance(value, Sequence) or isinstance(value, str):
       raise UserError(f'{where}.{name}={value!r} must be a list of numbers, such as [{value}].')

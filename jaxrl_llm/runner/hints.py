@@ -15,7 +15,7 @@ _GUIDANCE = '{question}\n\nThe answer begins with: {answer}'
 
 
 class Aid:
-  """What the rule of `config.hint` says, done: prompts in, prompts with a part of an answer out."""
+  """What the rule of `config.curriculum.hint` says, done: prompts in, prompts with a part of an answer out."""
 
   def __init__(
     self, rule: curriculum.hint_rules.Rule, table: Any, tokenizer: Any, settings: Any, seed: int

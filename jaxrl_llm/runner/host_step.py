@@ -41,7 +41,7 @@ class Parts(NamedTuple):
   read: Callable[[str], Any] | None  # text → the answer in it, for `labels`
   truncate: rewards.length_truncation.Outliers | None  # None: nothing is cut
   cap: Callable[..., int]  # (step, T) → tokens a row may take
-  rewards: tuple[rewards.Part, ...]  # what config.grade.fn gives, then each of its parts
+  rewards: tuple[rewards.Part, ...]  # what config.rewards.fn gives, then each of its parts
   failures: rewards.Failures  # what is made of rollouts that could not be graded
   health: alarms.Health
   teacher: Any = None  # of config.objective.teacher
@@ -94,9 +94,9 @@ def propose(
     rows = [parts.tables.train.rows[i] for i in fresh.index_P]
     fresh = parts.play.opened(fresh, rows, config.prompt_tokens)
   empty, begun = steps.empty_rollout(parts.program), None
-  if config.generate.stop.fn != 'none' or parts.play is not None:
+  if config.rollout.stop.fn != 'none' or parts.play is not None:
     fresh, begun = held.begin(fresh, empty)
-  drafts = config.generate.draft.fn != 'none'
+  drafts = config.rollout.draft.fn != 'none'
   draft = parts.drafts.take(fresh.index_P, empty) if drafts else None
   return fresh, begun, draft, np.int32(parts.cap(index, config.completion_tokens))
 
@@ -111,13 +111,13 @@ def choose(parts: Parts, index: int) -> Choice:
     asked, part = parts.collect.requests()
     busy = np.concatenate([busy, parts.collect.held])
   room = config.prompts - len(held) - len(asked)
-  count = min(max(room // config.curriculum.each, 1), room)
+  count = min(max(room // config.curriculum.slots_per_prompt, 1), room)
   aided = parts.aid and parts.aid.aided(index)
   # One prompt may not run twice at once.
   proposal = parts.curriculum.propose(index, count, parts.lengths, aided, busy)
   parts.curriculum.accept(proposal)
   chosen = proposal.index
-  if config.curriculum.each == 1:
+  if config.curriculum.slots_per_prompt == 1:
     slots_N, weight_N = np.ones(len(chosen), int), np.ones(len(chosen))
   else:
     told = *parts.curriculum.posterior(chosen), parts.lengths(chosen)
@@ -142,7 +142,7 @@ def land(parts: Parts, pool: rewards.Pool, flight: Flight) -> Landed:
   batch, rows, marks, counts = _grade(parts, pool, flight.prompts, rollout)
   row = {'training/global_step': flight.index} | device | _observe(parts, batch, whole_P)
   row |= counts | held | log_records.metrics(batch)
-  written = parts.ledger and flight.index % parts.config.rollouts_every == 0
+  written = parts.ledger and flight.index % parts.config.monitoring.rollouts_every == 0
   numbers = parts.ledger(batch, marks.shown) if written else {}
   lines = log_records.rows_of(rows, marks, batch, flight.index, numbers)
   if flight.index == 0 and parts.vote is None and parts.play is None:
@@ -185,7 +185,7 @@ def _hold(parts: Parts, prompts: Prompts, rollout: Rollout, index: int):
   held = len(parts.unfinished)
   counts = {'generate/unfinished_groups': held, 'generate/dropped_groups': dropped}
   counts['generate/aborted_rows'] = int(aborted_B.sum())
-  if parts.config.generate.draft.fn != 'none':
+  if parts.config.rollout.draft.fn != 'none':
     parts.drafts.keep(prompts.index_P, rollout)
     counts |= parts.drafts.metrics()
   # What only rows that go on, and drafts, are in need of.
@@ -240,7 +240,9 @@ class _Marks:
     dropped = int((rollout.length_B[real] == 0).sum())
     told = {'grade/failed_share': failed, 'grade/dropped': dropped}
     graded = real[outcome_N == rewards.OK]
-    return self.counts | told | outcomes.metrics(self.part_BxK[graded, 0], self.parts.config.grade)
+    return (
+      self.counts | told | outcomes.metrics(self.part_BxK[graded, 0], self.parts.config.rewards)
+    )
 
 
 def _first_look(parts: Parts, pool: rewards.Pool, rows: list, marks: _Marks) -> dict[str, float]:
@@ -249,7 +251,7 @@ def _first_look(parts: Parts, pool: rewards.Pool, rows: list, marks: _Marks) -> 
     return {}
   asked, said = [rows[b] for b in at], [marks.texts[b] for b in at]
   prompts = [data.prompt_text(row, parts.config.data) for row in asked]
-  return rewards.first_look(parts.config.grade, pool, asked, said, prompts, marks.part_BxK[at])
+  return rewards.first_look(parts.config.rewards, pool, asked, said, prompts, marks.part_BxK[at])
 
 
 def _grade(parts: Parts, pool: rewards.Pool, prompts: Prompts, rollout: Rollout):
@@ -276,8 +278,8 @@ def _grade(parts: Parts, pool: rewards.Pool, prompts: Prompts, rollout: Rollout)
     means = zip(parts.rewards, part_BxK[real].mean(0), strict=True)
     counts = counts | {f'critic/score/{part.name}': float(mean) for part, mean in means}
   reward_B = part_BxK @ np.array([part.weight for part in parts.rewards], np.float32)
-  right_B = part_BxK[:, 0] >= parts.config.grade.right
-  success_B = outcomes.success(part_BxK[:, 0], parts.config.grade)
+  right_B = part_BxK[:, 0] >= parts.config.rewards.right
+  success_B = outcomes.success(part_BxK[:, 0], parts.config.rewards)
   rollout, reward_B, right_B, voted = _voted(parts, texts, rollout, reward_B, right_B)
   if parts.vote is not None:
     success_B = reward_B
@@ -301,7 +303,7 @@ def _cut(parts: Parts, marks: _Marks, rows, rollout: Rollout):
     return rollout, {}
   group = lambda x: x.reshape(-1, parts.config.rollouts)  # noqa: E731
   length_B = parts.truncate.cut(
-    group(marks.part_BxK[:, 0] >= parts.config.grade.right), group(rollout.length_B)
+    group(marks.part_BxK[:, 0] >= parts.config.rewards.right), group(rollout.length_B)
   ).ravel()
   cut = np.flatnonzero(length_B < rollout.length_B)
   for b in cut:

@@ -42,7 +42,7 @@ def check(config: Any, method: Any) -> None:
   asks = f'config.environment.fn={config.environment.fn!r}'
   if config.environment.fn == 'none':
     chosen = {
-      'objective.credit': config.objective.credit.fn,
+      'objective.credit_assignment': config.objective.credit_assignment.fn,
       'optimizer.outer': config.optimizer.outer.fn,
     }
     for part, fn in chosen.items():
@@ -56,20 +56,24 @@ def check(config: Any, method: Any) -> None:
       f"{asks} answers on the host between two calls of the sampling program; set config.mode='split', not "
       f'{config.mode!r}.'
     )
-  if config.generate.exit.fn not in ('none', 'text'):
+  if config.rollout.early_exit.fn not in ('none', 'text'):
     raise UserError(
-      f'{asks} takes a row that exits for one that ended its turn, and config.generate.exit.fn='
-      f"{config.generate.exit.fn!r} ends rows for other reasons; choose 'text' or 'none'."
+      f'{asks} takes a row that exits for one that ended its turn, and config.rollout.early_exit.fn='
+      f"{config.rollout.early_exit.fn!r} ends rows for other reasons; choose 'text' or 'none'."
     )
   takes = {
-    name: config[name].fn != 'none'
-    for name in ('replay', 'vote', 'labels', 'truncate', 'hint', 'collect')
+    'replay.reuse': config.replay.reuse.fn != 'none',
+    'replay.collect': config.replay.collect.fn != 'none',
+    'rewards.vote': config.rewards.vote.fn != 'none',
+    'rewards.truncate': config.rewards.truncate.fn != 'none',
+    'curriculum.labels': config.curriculum.labels.fn != 'none',
+    'curriculum.hint': config.curriculum.hint.fn != 'none',
   }
-  for name in ('stop', 'draft', 'prune', 'tree'):
-    takes[f'generate.{name}'] = config.generate[name].fn != 'none'
+  for name in ('stop', 'draft', 'pruning', 'tree'):
+    takes[f'rollout.{name}'] = config.rollout[name].fn != 'none'
   takes |= {
-    'generate.ngram.draft': config.generate.ngram.draft > 0,
-    'generate.windows': config.generate.windows > 1,
+    'rollout.ngram.draft': config.rollout.ngram.draft > 0,
+    'rollout.windows': config.rollout.windows > 1,
     'objective.advantage': method.needs_parts,
   }
   for name in (name for name, used in takes.items() if used):
@@ -100,7 +104,7 @@ class Play:
     self.rounds = told.rounds  # calls of a step; 0: until every episode is over
     self.turns = told.turns  # that an episode may take now
     self.message = ''  # the first failure of the newest call, in words
-    self._max_age = config.generate.max_age
+    self._max_age = config.rollout.max_age
     self._unopened: set[tuple[int, int]] = set()
 
   def at(self, step: int) -> None:

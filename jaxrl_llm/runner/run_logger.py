@@ -36,7 +36,7 @@ class Journal:
     """start: the first step to be taken; first_row: the first one to be landed, which a lagging host does later."""
     config, first = parts.config, jax.process_index() == 0
     self._parts, self._folder, self._screen = parts, folder, screen
-    names = config.trackers if first else ()
+    names = config.monitoring.trackers if first else ()
     with contextlib.ExitStack() as stack:
       open_ = stack.enter_context
       self._trackers = open_(trackers.Trackers(names, folder.root, config, first_row, screen.warn))
@@ -44,11 +44,13 @@ class Journal:
       self._rows = open_(metrics_log.Writer(folder.metrics, first_row, first, also=also))
       self._choices = open_(metrics_log.Writer(folder.choices, start, first, sync=False))
       self._stack = stack.pop_all()
-    self._trace = trace_window.Trace(config.profile.steps, folder.root)
-    if first and config.profile.steps:
-      self._floor(trace_window.window(config.profile.steps))
+    self._trace = trace_window.Trace(config.monitoring.profile.steps, folder.root)
+    if first and config.monitoring.profile.steps:
+      self._floor(trace_window.window(config.monitoring.profile.steps))
     rows = parts.tables.train.rows
-    self._live = report.Live(folder.root, config.report_every_s, parts.curriculum, rows, first)
+    self._live = report.Live(
+      folder.root, config.monitoring.report_every_s, parts.curriculum, rows, first
+    )
     self._compiled = _Compiled(config, first)
 
   def __enter__(self) -> Journal:
@@ -86,7 +88,7 @@ class Journal:
     _check(row, parts.config)
     parts.failures.check()
     parts.health.check(alarms)
-    if flight.index % parts.config.rollouts_every == 0:
+    if flight.index % parts.config.monitoring.rollouts_every == 0:
       self._folder.write_rollouts(flight.index, landed.told)
       if parts.labels is not None:
         self._folder.write_suspects(host_step.suspects(parts))

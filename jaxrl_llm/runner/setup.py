@@ -28,7 +28,7 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
   check_objective(config)
   grading = _grading(config)
   if any(part.grader is not None for part in grading['rewards']):
-    rewards_lib.check_tasks(config.grade, config.data)
+    rewards_lib.check_tasks(config.rewards, config.data)
   mesh = mesh or sharding.make_mesh(config.mesh)
   check_rows(config, mesh)
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
@@ -49,10 +49,10 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     curriculum=_curriculum(config, tables.train),
     lengths=curriculum.LengthEstimate(len(tables.train)),
     unfinished=replay.Unfinished(
-      config.rollouts, config.generate.max_age, sharding.rows_shards(mesh)
+      config.rollouts, config.rollout.max_age, sharding.rows_shards(mesh)
     ),
-    drafts=replay.Drafts(config.rollouts, config.generate.draft_memory_mb),
-    successes=configs.pick(replay.successes, config.replay, 'replay')(),
+    drafts=replay.Drafts(config.rollouts, config.rollout.draft_memory_mb),
+    successes=configs.pick(replay.successes, config.replay.reuse, 'replay.reuse')(),
     aid=_aid(config, tables.train, model.tokenizer),
     allocate=_allocation(config),
     collect=_collector(config, len(tables.train), program.method),
@@ -68,42 +68,49 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
 
 def _ledger(config: Any, program: Any, tokenizer: Any) -> token_stats.Ledger | None:
   """Only the first process writes rollouts."""
-  told = config.rollouts_tokens and jax.process_index() == 0
+  told = config.monitoring.rollouts_tokens and jax.process_index() == 0
   return token_stats.Ledger(program, config, tokenizer.backend) if told else None
 
 
 def _grading(config: Any) -> dict[str, Any]:
   """What turns texts into rewards."""
-  labels = configs.pick(curriculum.labels, config.labels, 'labels')()
-  field = f'config.labels.fn={config.labels.fn!r}'
+  labels = configs.pick(curriculum.labels, config.curriculum.labels, 'curriculum.labels')()
+  field = f'config.curriculum.labels.fn={config.curriculum.labels.fn!r}'
   rewards = _rewards(config)
-  again = [name for name in ('truncate', 'labels') if config[name].fn != 'none']
-  if again and any(rewards_lib.batched(config.grade)):
+  named = {
+    'rewards.truncate': config.rewards.truncate.fn,
+    'curriculum.labels': config.curriculum.labels.fn,
+  }
+  again = [(name, fn) for name, fn in named.items() if fn != 'none']
+  if again and any(rewards_lib.batched(config.rewards)):
+    name, fn = again[0]
     raise UserError(
-      f'config.{again[0]}.fn={config[again[0]].fn!r} has some replies graded once more, and a batched grader would see '
-      f"these without the others of their group; leave config.{again[0]}.fn='none', or batched empty."
+      f'config.{name}.fn={fn!r} has some replies graded once more, and a batched grader would see '
+      f"these without the others of their group; leave config.{name}.fn='none', or batched empty."
     )
   return dict(
     rewards=rewards,
-    vote=rewards_lib.resolve_vote(config.vote, config.grade, config.rollouts),
+    vote=rewards_lib.resolve_vote(config.rewards.vote, config.rewards, config.rollouts),
     labels=labels,
-    read=labels and rewards_lib.resolve_extract(config.grade, field),
-    truncate=configs.pick(rewards_lib.length_truncation, config.truncate, 'truncate')(),
-    failures=rewards_lib.Failures(config.grade),
+    read=labels and rewards_lib.resolve_extract(config.rewards, field),
+    truncate=configs.pick(
+      rewards_lib.length_truncation, config.rewards.truncate, 'rewards.truncate'
+    )(),
+    failures=rewards_lib.Failures(config.rewards),
   )
 
 
 def _rewards(config: Any) -> tuple[rewards_lib.Part, ...]:
   """What rows are paid for; an environment's pay has no grader."""
   if environments.resolve(config.environment) is None:
-    return rewards_lib.resolve_parts(config.grade)
-  if config.environment.judge == 'grade':
+    return rewards_lib.resolve_parts(config.rewards)
+  if config.environment.judge == 'rewards':
     own = rewards_lib.Part('environment', config.environment.weight, None)
-    return *rewards_lib.resolve_parts(config.grade), own
-  if config.grade.parts:
+    return *rewards_lib.resolve_parts(config.rewards), own
+  if config.rewards.parts:
     raise UserError(
-      f"config.environment.judge='environment' asks no grader, and config.grade.parts={config.grade.parts!r} are some; "
-      "set judge='grade', or leave the parts empty."
+      f"config.environment.judge='environment' asks no grader, and config.rewards.parts={config.rewards.parts!r} are some; "
+      "set judge='rewards', or leave the parts empty."
     )
   return (rewards_lib.Part('environment', 1.0, None),)
 
@@ -152,7 +159,7 @@ def _program(config: Any, model: Model, teacher: Model | None, mesh: Any, tables
     config, model.config, tokenizer.end_ids, mesh, tokenizer.token_texts, theirs
   )
   if program.method.needs_demo:
-    field = f'config.objective.auxiliary.fn={config.objective.auxiliary.fn!r}'
+    field = f'config.objective.sft_loss.fn={config.objective.sft_loss.fn!r}'
     data.check_demonstrations(tables.train.rows, tokenizer, field)
   return program
 
@@ -161,7 +168,7 @@ def _curriculum(config: Any, table: data.PromptTable) -> curriculum.Curriculum:
   return curriculum.Curriculum(
     config.curriculum,
     len(table),
-    group=config.rollouts * config.curriculum.each,
+    group=config.rollouts * config.curriculum.slots_per_prompt,
     seed=config.seed,
     kind=data.kinds(table.rows),
     columns=data.Columns(table.rows),
@@ -169,19 +176,19 @@ def _curriculum(config: Any, table: data.PromptTable) -> curriculum.Curriculum:
 
 
 def _cap(config: Any) -> Any:
-  rule = configs.pick(caps, config.generate.cap, 'generate.cap')
+  rule = configs.pick(caps, config.rollout.length_schedule, 'rollout.length_schedule')
   rule(0, config.completion_tokens)  # checks its settings
   return rule
 
 
 def _aid(config: Any, table: data.PromptTable, tokenizer: Any) -> hints.Aid | None:
-  rule = configs.pick(curriculum.hint_rules, config.hint, 'hint')()
+  rule = configs.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
   return rule and hints.Aid(rule, table, tokenizer, config.data, config.seed)
 
 
 def _allocation(config: Any) -> Any:
-  rule = configs.pick(curriculum.allocation, config.curriculum.allocate, 'curriculum.allocate')
-  each = config.curriculum.each
+  rule = configs.pick(curriculum.allocation, config.curriculum.allocation, 'curriculum.allocation')
+  each = config.curriculum.slots_per_prompt
   count = max(config.prompts // each, 1)
   told = np.ones(count), np.ones(count), np.zeros(count)
   rule(*told, config.prompts, config.rollouts)  # checks its settings
@@ -189,10 +196,10 @@ def _allocation(config: Any) -> Any:
 
 
 def _collector(config: Any, size: int, method: Any) -> replay.Collector | None:
-  rule = configs.pick(replay.dynamic_sampling, config.collect, 'collect')()
+  rule = configs.pick(replay.dynamic_sampling, config.replay.collect, 'replay.collect')()
   if rule is not None and rule.top_ups and size < 3 * config.prompts:
     raise UserError(
-      f'config.collect.fn={config.collect.fn!r} keeps prompts waiting for rollouts, so that {size} prompts of data are '
+      f'config.replay.collect.fn={config.replay.collect.fn!r} keeps prompts waiting for rollouts, so that {size} prompts of data are '
       f'too few for config.prompts={config.prompts}; lower that to a third of them, or raise config.data.size.'
     )
   compared = functools.partial(outcomes.compared, method)

@@ -91,17 +91,18 @@ def likelihood(config: Any, program: Program) -> Program:
   """The program of a run with maximum likelihood of demonstrations in the place of its objective. Source: none."""
   sft = copy.deepcopy(config)
   sft.prompts, sft.rollouts, sft.temperature = config.sft.prompts, 1, 1.0
-  sft.steps, sft.updates_per_rollout, sft.microbatch_rollouts = config.sft.steps, 1, 0
+  sft.steps, sft.learner.minibatches, sft.learner.microbatch_rollouts = config.sft.steps, 1, 0
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
   sft.optimizer.outer = dict(fn='none')
   # Nothing is generated, and one row a prompt has no room for others.
-  sft.replay = sft.collect = sft.hint = sft.environment = dict(fn='none')
-  sft.curriculum.each, sft.curriculum.allocate = 1, dict(fn='equal')
-  sft.generate.prune = sft.generate.tree = sft.generate.exit = dict(fn='none')
-  sft.generate.carry_cache = False
-  if not sft.quantize_update:  # else rounded weights are what learns here, too
-    sft.generate.weights_dtype = 'auto'
+  sft.replay.reuse = sft.replay.collect = dict(fn='none')
+  sft.curriculum.hint = sft.environment = dict(fn='none')
+  sft.curriculum.slots_per_prompt, sft.curriculum.allocation = 1, dict(fn='equal')
+  sft.rollout.pruning = sft.rollout.tree = sft.rollout.early_exit = dict(fn='none')
+  sft.rollout.carry_cache = False
+  if not sft.learner.quantize:  # else rounded weights are what learns here, too
+    sft.rollout.weights_dtype = 'auto'
   for stage, spec in _LIKELIHOOD.items():
     sft.objective[stage] = spec
   return make_program(sft, program.model, program.generate.end_ids, program.mesh)

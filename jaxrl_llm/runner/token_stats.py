@@ -28,8 +28,8 @@ class Ledger:
   """
 
   def __init__(self, program: Program, config: Any, backend: Any):
-    """`backend` is the tokenizer's own; config.rollouts_tokens bounds what is told of a step."""
-    self._tokens, self._backend = config.rollouts_tokens, backend
+    """`backend` is the tokenizer's own; config.monitoring.rollouts_tokens bounds what is told of a step."""
+    self._tokens, self._backend = config.monitoring.rollouts_tokens, backend
     self._advantage, self._coefficient = told(program, config)
     self._host = _host()
     if self._host is None and config.mode == 'lag':  # would wait for the step that runs meanwhile
@@ -105,8 +105,8 @@ def _host() -> jax.Device | None:
 
 def told(program: Program, config: Any) -> tuple[bool, bool]:
   """Whether advantages, and whether coefficients, can be told before the update. Source: none."""
-  method, waits = program.method, config.collect.fn != 'none'
-  other = waits or program.group != program.generate.rollouts or method.companion is not None
+  method, waits = program.method, config.replay.collect.fn != 'none'
+  other = waits or program.group != program.generate.rollouts or method.auxiliary_model is not None
   advantage = not other and not (method.needs & _UNKNOWN_ADVANTAGE)
   return advantage, advantage and not (method.needs & _UNKNOWN_COEFFICIENT)
 

@@ -65,22 +65,26 @@ def validate(config: ml_collections.ConfigDict) -> None:
   """
   c = config
   silent_s(c)
-  _whole(c, 'config', 1, 'prompt_tokens', 'rollouts', 'updates_per_rollout', 'rollouts_every')
+  _whole(c, 'config', 1, 'prompt_tokens', 'rollouts')
+  _whole(c.learner, 'config.learner', 1, 'minibatches')
+  _whole(c.monitoring, 'config.monitoring', 1, 'rollouts_every')
   _whole(c, 'config', 0, 'steps')
   _whole(c, 'config', 2, 'completion_tokens')
-  _whole(c, 'config', 0, 'prompts', 'microbatch_rollouts', 'seed', 'rollouts_tokens')
+  _whole(c, 'config', 0, 'prompts', 'seed')
+  _whole(c.learner, 'config.learner', 0, 'microbatch_rollouts')
+  _whole(c.monitoring, 'config.monitoring', 0, 'rollouts_tokens')
   _whole(c.scratch, 'config.scratch', 1, *(name for name in c.scratch if name != 'experts'))
   _whole(c.scratch, 'config.scratch', 0, 'experts')
   _whole(c.objective, 'config.objective', 1, 'head_chunk_tokens')
-  _whole(c.generate, 'config.generate', 0, 'slots')
-  _whole(c.generate, 'config.generate', 1, 'max_age', 'windows', 'test_every', 'draft_memory_mb')
-  _whole(c.generate.ngram, 'config.generate.ngram', 0, 'draft')
-  _whole(c.generate.ngram, 'config.generate.ngram', 1, 'match')
-  _whole(c.curriculum, 'config.curriculum', 1, 'each')
+  _whole(c.rollout, 'config.rollout', 0, 'slots')
+  _whole(c.rollout, 'config.rollout', 1, 'max_age', 'windows', 'test_every', 'draft_memory_mb')
+  _whole(c.rollout.ngram, 'config.rollout.ngram', 0, 'draft')
+  _whole(c.rollout.ngram, 'config.rollout.ngram', 1, 'match')
+  _whole(c.curriculum, 'config.curriculum', 1, 'slots_per_prompt')
   _whole(c.optimizer, 'config.optimizer', 0, 'warmup_steps')
   _whole(c.optimizer, 'config.optimizer', 1, 'max_skipped')
   _whole(c.data, 'config.data', 0, 'size', 'seed')
-  _whole(c.eval, 'config.eval', 0, 'every', 'prompts', 'samples')
+  _whole(c.evaluation, 'config.evaluation', 0, 'every', 'prompts', 'samples')
   _whole(c.checkpoint, 'config.checkpoint', 1, 'every', 'keep')
   _whole(c.processes, 'config.processes', 0, 'same_every')
   _whole(c.lora, 'config.lora', 0, 'rank')
@@ -91,9 +95,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
       'config.steps=0 trains nothing without a supervised start; raise it, or config.sft.steps.'
     )
   _positive(c, 'config', 'temperature')
-  if not (c.report_every_s >= 0 and math.isfinite(c.report_every_s)):
+  if not (c.monitoring.report_every_s >= 0 and math.isfinite(c.monitoring.report_every_s)):
     raise UserError(
-      f'config.report_every_s={c.report_every_s!r} must be a finite number from 0 up.'
+      f'config.monitoring.report_every_s={c.monitoring.report_every_s!r} must be a finite number from 0 up.'
     )
   _positive(c.optimizer, 'config.optimizer', 'learning_rate', 'clip_norm', 'eps')
   _positive(c.lora, 'config.lora', 'alpha')
@@ -109,35 +113,37 @@ def validate(config: ml_collections.ConfigDict) -> None:
   if c.dtype not in ('auto', 'float32', 'bfloat16'):
     raise UserError(f'config.dtype={c.dtype!r} must be one of: auto, float32, bfloat16.')
   cache_dtypes = ('auto', 'float32', 'bfloat16', 'int8')
-  if c.generate.cache_dtype not in cache_dtypes:
+  if c.rollout.cache_dtype not in cache_dtypes:
     raise UserError(
-      f'config.generate.cache_dtype={c.generate.cache_dtype!r} must be one of: {", ".join(cache_dtypes)}.'
+      f'config.rollout.cache_dtype={c.rollout.cache_dtype!r} must be one of: {", ".join(cache_dtypes)}.'
     )
   weights_dtypes = ('auto', *TYPES)
-  if c.generate.weights_dtype not in weights_dtypes:
+  if c.rollout.weights_dtype not in weights_dtypes:
     raise UserError(
-      f'config.generate.weights_dtype={c.generate.weights_dtype!r} must be one of: {", ".join(weights_dtypes)}.'
+      f'config.rollout.weights_dtype={c.rollout.weights_dtype!r} must be one of: {", ".join(weights_dtypes)}.'
     )
   if c.mode not in ('fused', 'lag', 'split'):
     raise UserError(f'config.mode={c.mode!r} must be one of: fused, lag, split.')
-  if c.remat not in ('auto', True, False):
-    raise UserError(f'config.remat={c.remat!r} must be one of: auto, True, False.')
-  if c.generate.ngram.draft >= c.completion_tokens:
+  if c.learner.remat not in ('auto', True, False):
+    raise UserError(f'config.learner.remat={c.learner.remat!r} must be one of: auto, True, False.')
+  if c.rollout.ngram.draft >= c.completion_tokens:
     raise UserError(
-      f'config.generate.ngram.draft={c.generate.ngram.draft} must be below '
+      f'config.rollout.ngram.draft={c.rollout.ngram.draft} must be below '
       f'config.completion_tokens={c.completion_tokens}; 4 is a good start.'
     )
   _check_sizes(c, 'config')
   _check_settings(c, default(), 'config')
-  _check_sampling(c.eval.sampling)
+  _check_sampling(c.evaluation.sampling)
   _check_batch(c)
   _check_teacher(c.objective)
   _check_lora(c)
   _check_mesh(c.mesh)
-  if c.console not in console.KINDS:
-    raise UserError(f'config.console={c.console!r} must be one of: {", ".join(console.KINDS)}.')
-  trackers.check(c.trackers)
-  trace_window.window(c.profile.steps)
+  if c.monitoring.console not in console.KINDS:
+    raise UserError(
+      f'config.monitoring.console={c.monitoring.console!r} must be one of: {", ".join(console.KINDS)}.'
+    )
+  trackers.check(c.monitoring.trackers)
+  trace_window.window(c.monitoring.profile.steps)
 
 
 def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
@@ -185,7 +191,7 @@ _RANGES = (
       'decay',
       'mastered',
       'adora.weak',
-      'adora.right',  # config.grade.right is in the units of the grader
+      'adora.right',  # config.rewards.right is in the units of the grader
       'start',
       'deadline',
     ),
@@ -246,7 +252,7 @@ def _check_sizes(part: Any, field: str) -> None:
 
 
 def _check_sampling(sampling: ml_collections.ConfigDict) -> None:
-  where = 'config.eval.sampling'
+  where = 'config.evaluation.sampling'
   _whole(sampling, where, 0, 'top_k')
   bounds = dict(temperature=(0, math.inf), top_p=(1e-6, 1), min_p=(0, 1))
   for name, (low, high) in bounds.items():
@@ -260,38 +266,40 @@ def _check_batch(c: ml_collections.ConfigDict) -> None:
       f'config.rollouts={c.rollouts} leaves nothing to compare in a group for '
       f'config.objective.advantage.fn={c.objective.advantage.fn!r}; give at least 2.'
     )
-  if c.rollouts < 2 and c.objective.companion.fn == 'preference':
+  if c.rollouts < 2 and c.objective.auxiliary_model.fn == 'preference':
     raise UserError(
       f'config.rollouts={c.rollouts} leaves no pair of rows for '
-      "config.objective.companion.fn='preference'; give at least 2."
+      "config.objective.auxiliary_model.fn='preference'; give at least 2."
     )
-  if c.prompts % c.updates_per_rollout:
+  if c.prompts % c.learner.minibatches:
     raise UserError(
-      f'config.updates_per_rollout={c.updates_per_rollout} does not divide '
+      f'config.learner.minibatches={c.learner.minibatches} does not divide '
       f'config.prompts={c.prompts}; choose a divisor.'
     )
-  replayed = c.replay.get('count', 0)  # these rows are learnt, too; what is no number is for `pick`
+  replayed = c.replay.reuse.get(
+    'count', 0
+  )  # these rows are learnt, too; what is no number is for `pick`
   group = c.rollouts + (replayed if isinstance(replayed, int) else 0)
-  rows, slice_rows = c.prompts * group // c.updates_per_rollout, c.microbatch_rollouts
+  rows, slice_rows = c.prompts * group // c.learner.minibatches, c.learner.microbatch_rollouts
   if slice_rows and (
     rows % slice_rows or (slice_rows % group and group % slice_rows)
   ):  # prompts = 0, rows = 0: `sized` has not chosen yet, and only the second can be checked
     raise UserError(
-      f'config.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be '
+      f'config.learner.microbatch_rollouts={slice_rows} must divide the {rows} rows of a minibatch, and be '
       f'a multiple or a divisor of {_rows_of(c)}; 0 takes all rows at once.'
     )
 
 
 def _check_teacher(objective: ml_collections.ConfigDict) -> None:
-  named, used = objective.teacher, objective.distill.fn
+  named, used = objective.teacher, objective.distillation.fn
   if used != 'none' and not named:
     raise UserError(
-      f"config.objective.teacher='' is empty and config.objective.distill.fn={used!r} needs one; name a "
+      f"config.objective.teacher='' is empty and config.objective.distillation.fn={used!r} needs one; name a "
       'model as config.model does.'
     )
   if named and used == 'none':
     raise UserError(
-      f'config.objective.teacher={named!r} teaches nothing; set config.objective.distill.fn=on_policy, or '
+      f'config.objective.teacher={named!r} teaches nothing; set config.objective.distillation.fn=on_policy, or '
       'leave it empty.'
     )
 
@@ -314,15 +322,15 @@ def _check_lora(c: ml_collections.ConfigDict) -> None:
       f'config.lora.rank={c.lora.rank} keeps the weights as they were loaded, and config.sft.steps={c.sft.steps} '
       'changes them first; set one of them to 0.'
     )
-  if c.lora.rank and c.objective.companion.fn != 'none':
+  if c.lora.rank and c.objective.auxiliary_model.fn != 'none':
     raise UserError(
-      f'config.lora.rank={c.lora.rank} spares the memory of training all weights, and config.objective.companion.fn='
-      f'{c.objective.companion.fn!r} trains those of a second model; set rank=0, or fn=none.'
+      f'config.lora.rank={c.lora.rank} spares the memory of training all weights, and config.objective.auxiliary_model.fn='
+      f'{c.objective.auxiliary_model.fn!r} trains those of a second model; set rank=0, or fn=none.'
     )
 
 
 def _rows_of(c: ml_collections.ConfigDict) -> str:
-  more = f' + config.replay.count={c.replay.count}' if 'count' in c.replay else ''
+  more = f' + config.replay.reuse.count={c.replay.reuse.count}' if 'count' in c.replay.reuse else ''
   return f'config.rollouts={c.rollouts}{more}'
 
 

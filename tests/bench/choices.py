@@ -24,13 +24,13 @@ from tests.bench.lib import smoke
 SUMS = ((2, 1, 60), (2, 2, 700), (3, 1, 500), (2, 3, 500), (3, 2, 280))
 # name → (file whose curriculum and collection are taken, what is changed in its curriculum)
 RULES = {
-  'uniform': ('dapo', dict(utility=dict(fn='uniform'), share=dict(fn='none'))),
-  'dynamic': ('dynamic_sampling', dict(utility=dict(fn='uniform'), share=dict(fn='none'))),
+  'uniform': ('dapo', dict(utility=dict(fn='uniform'), prior_pooling=dict(fn='none'))),
+  'dynamic': ('dynamic_sampling', dict(utility=dict(fn='uniform'), prior_pooling=dict(fn='none'))),
   'mopps': ('mopps', {}),
   'bots': ('bots', {}),
   'default': ('dapo', {}),
-  'sharp': ('dapo', dict(pick=dict(fn='softmax', temperature=0.1))),
-  'top': ('dapo', dict(pick=dict(fn='top'))),
+  'sharp': ('dapo', dict(selection=dict(fn='softmax', temperature=0.1))),
+  'top': ('dapo', dict(selection=dict(fn='top'))),
 }
 # name → (file, steps, steps between evaluations)
 JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30)}
@@ -39,11 +39,16 @@ JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30)}
 def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
   """The job with the choice of prompts of another file, and with the overrides `more`."""
   file, steps, every = JOBS[name]
-  said = [f'seed={seed}', f'steps={steps}', f'eval.every={every}', f'checkpoint.every={steps}']
+  said = [
+    f'seed={seed}',
+    f'steps={steps}',
+    f'evaluation.every={every}',
+    f'checkpoint.every={steps}',
+  ]
   config = configs.load(f'{ROOT}/configs/{file}.py', [f'--config.{x}' for x in (*said, *more)])
   file, changes = RULES[rule]
   other = configs.load(f'{ROOT}/configs/{file}.py')
-  config.curriculum, config.collect = other.curriculum, other.collect
+  config.curriculum, config.replay.collect = other.curriculum, other.collect
   for stage, setting in changes.items():
     config.curriculum[stage] = setting
   if name == 'sums':

@@ -27,9 +27,9 @@ RULES = {
     name: loading.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
     for name in ('mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
   },
-  'uniform': dict(utility=dict(fn='uniform'), pick=dict(fn='top')),
+  'uniform': dict(utility=dict(fn='uniform'), selection=dict(fn='top')),
   'per_token': dict(utility=dict(fn='per_token')),
-  'mixed domains': dict(domain=dict(fn='mix', targets=dict(a=1.0, b=1.0))),
+  'mixed domains': dict(domain_mix=dict(fn='mix', targets=dict(a=1.0, b=1.0))),
 }
 
 

@@ -29,9 +29,9 @@ TASKS = tuple(dict(name=name, min_length=1, max_length=5) for name in ('rev', 's
 JOB = (
   *EASY,
   'prompts=32',
-  'updates_per_rollout=4',
+  'learner.minibatches=4',
   'optimizer.learning_rate=1e-4',
-  'rollouts_every=1000',
+  'monitoring.rollouts_every=1000',
 )
 STEPS = 60
 SMOOTH = 5  # steps in a point of the plot
@@ -39,12 +39,17 @@ SMOOTH = 5  # steps in a point of the plot
 
 def job(method: str, seed: int, steps: int = STEPS, more: tuple[str, ...] = ()):
   """The tiny job with the objective of another file, and with the overrides `more`."""
-  ends = f'seed={seed}', f'steps={steps}', f'eval.every={steps // 2}', f'checkpoint.every={steps}'
+  ends = (
+    f'seed={seed}',
+    f'steps={steps}',
+    f'evaluation.every={steps // 2}',
+    f'checkpoint.every={steps}',
+  )
   config = configs.load(f'{ROOT}/configs/tiny.py', [f'--config.{x}' for x in (*JOB, *ends, *more)])
   config.objective = configs.load(f'{ROOT}/configs/{method}.py').objective
   config.data.tasks = TASKS
   # A penalty on length is a matter of the task, whose answers here are short.
-  config.objective.shape = dict(fn='none')
+  config.objective.reward_shaping = dict(fn='none')
   return config
 
 

@@ -2,7 +2,7 @@
 
 python -m tests.bench.dense_reward [--out runs/dense_reward] [--seed 0] [--smoke]
 configs/tiny.py after 30 steps of its supervised start, with 32 prompts × 8 rollouts and a quarter of the share of
-characters that stand where the answer has them as the reward (tests/judges.py), twice: with config.grade.right=0.25,
+characters that stand where the answer has them as the reward (tests/judges.py), twice: with config.rewards.right=0.25,
 and with 1.0, which no score reaches. Told are the mean reward of the first step and of the last five, the largest share
 of rows that were masked, and the alarms. --smoke: three steps of each. Finished runs are not repeated.
 """
@@ -26,11 +26,17 @@ JOB = (
   'prompts=32',
   'sft.steps=30',
   'optimizer.learning_rate=5e-4',
-  'eval.every=0',
-  'eval.prompts=32',
-  'grade.fn=tests.judges:quarter',
+  'evaluation.every=0',
+  'evaluation.prompts=32',
+  'rewards.fn=tests.judges:quarter',
 )
-SMOKE = ('prompts=4', 'sft.steps=2', 'eval.prompts=0', 'eval.samples=0', 'health.right_rollouts=64')
+SMOKE = (
+  'prompts=4',
+  'sft.steps=2',
+  'evaluation.prompts=0',
+  'evaluation.samples=0',
+  'monitoring.alarms.right_rollouts=64',
+)
 LAST = 5  # steps that are averaged
 
 
@@ -47,7 +53,13 @@ class Told(alarms.Health):
 
 def run(folder: str, right: float, seed: int, tiny: bool) -> None:
   steps = 3 if tiny else 60
-  said = (*JOB, *(SMOKE if tiny else ()), f'steps={steps}', f'seed={seed}', f'grade.right={right}')
+  said = (
+    *JOB,
+    *(SMOKE if tiny else ()),
+    f'steps={steps}',
+    f'seed={seed}',
+    f'rewards.right={right}',
+  )
   config = configs.load(f'{ROOT}/configs/tiny.py', [f'--config.{x}' for x in said])
   Told.alarms.clear()
   train.run(config, folder)

@@ -25,7 +25,7 @@ JOB = (
   'prompts=32',
   'completion_tokens=9',
   'prompt_tokens=20',
-  'updates_per_rollout=2',
+  'learner.minibatches=2',
   'optimizer.learning_rate=3e-4',
   'optimizer.decay=constant',
   'data.size=64',
@@ -42,11 +42,11 @@ RULES = {
 def job(
   rule: str, seed: int, steps: int, more: tuple[str, ...] = (), digits: tuple[int, int] = (5, 6)
 ):
-  ends = f'seed={seed}', f'steps={steps}', f'eval.every={steps}', f'checkpoint.every={steps}'
+  ends = f'seed={seed}', f'steps={steps}', f'evaluation.every={steps}', f'checkpoint.every={steps}'
   said = [f'--config.{x}' for x in (*JOB, *ends, *more)]
   config = configs.load(f'{ROOT}/configs/tiny.py', said)
   config.data.tasks = (dict(name='rev', min_length=digits[0], max_length=digits[1]),)
-  config.hint = RULES[rule]
+  config.curriculum.hint = RULES[rule]
   return config
 
 

@@ -59,7 +59,7 @@ def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: i
   devices = compile_report.devices(slice_)
   with tempfile.TemporaryDirectory() as folder:
     c = config(folder, model, mesh, max(1, len(devices) * rows // ROLLOUTS))
-    c.microbatch_rollouts = at_once * len(devices) // mesh.get('tensor', 1)
+    c.learner.microbatch_rollouts = at_once * len(devices) // mesh.get('tensor', 1)
     told = mesh_sweep.measure(compile_report.make(c, devices))
   print(f'{model} on {slice_}: {mesh_sweep.line(told)}', flush=True)
   return told

@@ -69,10 +69,10 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
   learn = steps.compile_update(program)
   sample = jax.jit(functools.partial(steps.generate, program))
   waiting, rows = collections.deque(), []
-  with rewards.Pool(config.grade) as pool:
+  with rewards.Pool(config.rewards) as pool:
     decode, judging = parts.model.tokenizer.decode, evaluate.judging_of(config, pool, None)
     told = evaluate.make_evaluator(
-      program, parts.tables.held_out, decode, judging, 4, config.eval.sampling
+      program, parts.tables.held_out, decode, judging, 4, config.evaluation.sampling
     )
     before = told(state.params)[0]
     for index in range(updates + lag):

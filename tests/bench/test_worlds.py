@@ -167,7 +167,7 @@ def test_a_stale_rule_is_told_so_many_steps_later(staleness, monkeypatch):
 
 def test_greso_tops_up_by_what_is_missing_and_takes_a_short_batch():
   rule, sizes, mixed = (
-    selection_rules.Greso(small(), 0, forget=dict(fn='none')),
+    selection_rules.Greso(small(), 0, evidence_decay=dict(fn='none')),
     [],
     iter([3, 4, 0, 12]),
   )

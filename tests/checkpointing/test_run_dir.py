@@ -37,7 +37,7 @@ def test_a_new_folder_holds_the_config_and_where_it_runs(tmp_path):
   assert run.root == str(root) and run.changed == ()
   assert run.metrics == str(root / 'metrics.jsonl') and run.checkpoints == str(root / 'checkpoints')
   config = json.loads((root / 'config.json').read_text())
-  assert config['steps'] == 7 and config['objective']['trust']['fn'] == 'clip'
+  assert config['steps'] == 7 and config['objective']['trust_region']['fn'] == 'clip'
   (start,) = json.loads((root / 'environment.json').read_text())
   assert start['packages']['jax'] == jax.__version__ and len(start['devices']) == 8
   assert not list(root.glob('*.part'))
@@ -51,16 +51,16 @@ def test_the_same_config_resumes_and_every_start_is_recorded(tmp_path):
 
 HARMLESS = [
   'steps=61',
-  'eval.every=5',
+  'evaluation.every=5',
   'checkpoint.keep=3',
-  'rollouts_every=2',
-  'grade.workers=1',
-  'grade.deadline_s=3.0',
+  'monitoring.rollouts_every=2',
+  'rewards.workers=1',
+  'rewards.deadline_s=3.0',
   'mesh.data=2',
   'processes.silent_s=5.0',
   'processes.same_every=0',
-  'microbatch_rollouts=8',
-  'remat=True',
+  'learner.microbatch_rollouts=8',
+  'learner.remat=True',
   'objective.head_chunk_tokens=64',
 ]
 
@@ -83,10 +83,10 @@ def test_what_does_not_decide_the_steps_may_change(tmp_path, override):
   'override, text',
   [
     ('seed=1', 'seed: 0 -> 1'),
-    ('grade.fn=number', "grade.fn: 'exact' -> 'number'"),
-    ('objective.trust.low=0.1', 'objective.trust.low: 0.2 -> 0.1'),
-    ('objective.trust.delta=3', "objective.trust.delta: 'unset' -> 3"),
-    ('objective.trust.fn=none', "objective.trust.low: 0.2 -> 'unset'"),
+    ('rewards.fn=number', "rewards.fn: 'exact' -> 'number'"),
+    ('objective.trust_region.low=0.1', 'objective.trust_region.low: 0.2 -> 0.1'),
+    ('objective.trust_region.delta=3', "objective.trust_region.delta: 'unset' -> 3"),
+    ('objective.trust_region.fn=none', "objective.trust_region.low: 0.2 -> 'unset'"),
     ('data.tasks=({"name": "rev"},)', "data.tasks: [] -> [{'name': 'rev'}]"),
   ],
 )

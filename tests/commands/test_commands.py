@@ -56,9 +56,9 @@ def taken(command: str) -> None:
   config.model = 'scratch'
   if config.objective.teacher:
     config.objective.teacher = 'scratch'
-  if config.generate.exit.fn == 'text':  # that of a tokenizer, which a shape has not
-    config.generate.exit.fn = 'none'
-    del config.generate.exit.text
+  if config.rollout.early_exit.fn == 'text':  # that of a tokenizer, which a shape has not
+    config.rollout.early_exit.fn = 'none'
+    del config.rollout.early_exit.text
   sizes = [config.mesh[axis] for axis in sharding.AXES]
   count = math.prod(n for n in sizes if n > 0)
   compile_report.make(config, [sharding_report.Device(i) for i in range(count)])

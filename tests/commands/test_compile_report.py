@@ -30,7 +30,7 @@ CHANGES = dict(
   scratch=dict(width=128, layers=2, heads=2, kv_heads=2, mlp=256, max_tokens=64),
   prompts=4,
   rollouts=4,
-  microbatch_rollouts=8,
+  learner=dict(microbatch_rollouts=8),
   prompt_tokens=16,
   completion_tokens=24,
 )
@@ -97,7 +97,7 @@ def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
 @pytest.mark.timeout(600)
 def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
   """Weights cut as for training, rows cut over the same axis: every token gathers every kernel."""
-  made = program(mesh=dict(data=1, fsdp=4, tensor=1), generate=dict(lockstep=False))
+  made = program(mesh=dict(data=1, fsdp=4, tensor=1), rollout=dict(lockstep=False))
   monkeypatch.setattr(sharding, 'decode_layout', sharding.layout)
   # It would gather the weights itself, once, where it begins.
   monkeypatch.setattr(jax, 'shard_map', lambda fn, **_: fn)
@@ -186,7 +186,7 @@ def test_each_fault_is_told(made, text):
 )
 def test_rounded_kernels_are_read_as_stored(weights, read, experts):
   """Of kernels and experts the loop carries numbers of one byte, and no instruction writes them in another type."""
-  made = program(mesh=dict(data=1, fsdp=4), generate=dict(weights_dtype=weights))
+  made = program(mesh=dict(data=1, fsdp=4), rollout=dict(weights_dtype=weights))
   if experts:
     mixture = dict(experts=experts, experts_per_token=2, norm_top_k=True)
     untied = dict(mlp=512, tied=False, vocab=640)
@@ -222,7 +222,7 @@ def test_the_roofline_counts_the_bytes_that_are_read():
   decode = dict(cache_bytes=1000, cache_shape=(1,), wire_bytes=0)
   mesh = dict(data=1, fsdp=2, tensor=2)
   plain = compile_report.roofline(program(mesh=mesh), decode)
-  small = compile_report.roofline(program(mesh=mesh, generate=dict(weights_dtype='int8')), decode)
+  small = compile_report.roofline(program(mesh=mesh, rollout=dict(weights_dtype='int8')), decode)
   # On one of two devices: 2 layers' kernels, and two bytes for their scales' four; o and down have theirs whole.
   kernels = 2 * (4 * 128 * 128 + 3 * 128 * 256) // 2
   scales = 2 * 4 * ((3 * 128 + 2 * 256) // 2 + 2 * 128)

@@ -111,7 +111,9 @@ def test_the_fastest_is_named_with_the_flags_that_set_it(monkeypatch, tmp_path, 
   path = tmp_path / 'report.json'
   assert mesh_sweep.run(config(), 'v5e-16', str(path)) == 0
   told = capsys.readouterr().out
-  assert '--config.mesh.fsdp=8 --config.mesh.tensor=2 --config.microbatch_rollouts=64' in told
+  assert (
+    '--config.mesh.fsdp=8 --config.mesh.tensor=2 --config.learner.microbatch_rollouts=64' in told
+  )
   tried = json.loads(path.read_text())['tried']
   seconds = [one['step_s'] for one in tried if 'step_s' in one]
   assert len(seconds) == 2 and seconds == sorted(seconds) and len(tried) == 4

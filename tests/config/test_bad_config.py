@@ -47,12 +47,12 @@ VALUES = st.one_of(
 # Where a value takes part in a rule with another field, the sentence may begin with the other one.
 BESIDE = {
   'data': ('config.prompt_tokens', 'config.prompts'),
-  'eval.prompts': ('config.prompts',),
+  'evaluation.prompts': ('config.prompts',),
   'mesh': ('config.prompts', 'config.mesh ('),
   'scratch': ('config.scratch',),
-  'objective.distill': ('config.objective.teacher',),
-  'objective.companion': ('config.objective.credit',),
-  'curriculum.each': ('config.curriculum.allocate',),
+  'objective.distillation': ('config.objective.teacher',),
+  'objective.auxiliary_model': ('config.objective.credit_assignment',),
+  'curriculum.slots_per_prompt': ('config.curriculum.allocation',),
 }
 REMEDY = re.compile(
   r'must|give|choose|name |did you mean|valid: |set |write |lower|raise |mend|takes: |needs|below|change|add|at most'
@@ -109,16 +109,16 @@ def check(field: str, code: int, text: str) -> str:
 @hypothesis.example(('data.tasks', ['a']))
 @hypothesis.example(('data.system', '\ud800'))
 @hypothesis.example(('remat', {'a': 1}))
-@hypothesis.example(('objective.companion', {'fn': 'critic', 'learning_rate': 'x'}))
-@hypothesis.example(('objective.proximal', {'fn': 'average', 'decay': [1]}))
+@hypothesis.example(('objective.auxiliary_model', {'fn': 'critic', 'learning_rate': 'x'}))
+@hypothesis.example(('objective.old_policy', {'fn': 'average', 'decay': [1]}))
 @hypothesis.example(('replay', {'fn': 'successes', 'count': 'x'}))
-@hypothesis.example(('curriculum.domain', {'fn': 'mix', 'targets': 'x'}))
-@hypothesis.example(('curriculum.domain', {'fn': 'mix', 'targets': {'a.b': 1.0}}))
-@hypothesis.example(('curriculum.forget', {'fn': 'reset', 'every': 10**30}))
-@hypothesis.example(('curriculum.share', {'fn': 'kernel', 'feature': [1]}))
-@hypothesis.example(('curriculum.share.strength', 1e-311))
-@hypothesis.example(('generate.cap', {'fn': 'cosine', 'low': 1, 'period': 0}))
-@hypothesis.example(('generate.cap', {'fn': 'stairs', 'starts': [], 'caps': []}))
+@hypothesis.example(('curriculum.domain_mix', {'fn': 'mix', 'targets': 'x'}))
+@hypothesis.example(('curriculum.domain_mix', {'fn': 'mix', 'targets': {'a.b': 1.0}}))
+@hypothesis.example(('curriculum.evidence_decay', {'fn': 'reset', 'every': 10**30}))
+@hypothesis.example(('curriculum.prior_pooling', {'fn': 'kernel', 'feature': [1]}))
+@hypothesis.example(('curriculum.prior_pooling.strength', 1e-311))
+@hypothesis.example(('rollout.length_schedule', {'fn': 'cosine', 'low': 1, 'period': 0}))
+@hypothesis.example(('rollout.length_schedule', {'fn': 'stairs', 'starts': [], 'caps': []}))
 @hypothesis.example(('hint', {'fn': 'fit_item'}))
 def test_a_config_is_valid_or_refused_in_a_sentence(mutation):
   field, value = mutation
@@ -128,17 +128,17 @@ def test_a_config_is_valid_or_refused_in_a_sentence(mutation):
 @pytest.mark.parametrize(
   'field, value, text',
   [
-    ('objective.trust', dict(fn='clip', low='0.2'), "must be of type float, such as 0.2"),
-    ('objective.trust', dict(fn='dual_clip', most='3'), "most='3' of 'dual_clip' must be a number."),
-    ('objective.trust', dict(fn='dual_clip', most=True), 'most=True of '),
-    ('objective.trust', dict(fn='dual_clip', most=0), 'most=0 of \'dual_clip\' must be a number above 0.'),
-    ('objective.trust', dict(fn='clip', low=-0.2), "low=-0.2 of 'clip' must be a number of at least 0."),
-    ('objective.credit', dict(fn='gae', trace=1.5), 'trace=1.5 of \'gae\' must be a number from 0 to 1.'),
-    ('objective.shape', dict(fn='overlong', buffer_tokens=4.0), 'of \'overlong\' must be a whole number.'),
-    ('generate.stop', dict(fn='groups', fraction=0.0), 'must be a number above 0 and at most 1.'),
-    ('generate.tree', dict(fn='latr', ages=[1.5]), 'must be a list of whole numbers.'),
-    ('generate.exit', dict(fn='marker', text='x', table=1), "table=1 is not a setting of 'marker'"),
-    ('generate.draft', dict(fn='cut'), "config.generate.draft.fn='cut' is unknown"),
+    ('objective.trust_region', dict(fn='clip', low='0.2'), "must be of type float, such as 0.2"),
+    ('objective.trust_region', dict(fn='dual_clip', most='3'), "most='3' of 'dual_clip' must be a number."),
+    ('objective.trust_region', dict(fn='dual_clip', most=True), 'most=True of '),
+    ('objective.trust_region', dict(fn='dual_clip', most=0), 'most=0 of \'dual_clip\' must be a number above 0.'),
+    ('objective.trust_region', dict(fn='clip', low=-0.2), "low=-0.2 of 'clip' must be a number of at least 0."),
+    ('objective.credit_assignment', dict(fn='gae', trace=1.5), 'trace=1.5 of \'gae\' must be a number from 0 to 1.'),
+    ('objective.reward_shaping', dict(fn='overlong', buffer_tokens=4.0), 'of \'overlong\' must be a whole number.'),
+    ('rollout.stop', dict(fn='groups', fraction=0.0), 'must be a number above 0 and at most 1.'),
+    ('rollout.tree', dict(fn='latr', ages=[1.5]), 'must be a list of whole numbers.'),
+    ('rollout.early_exit', dict(fn='marker', text='x', table=1), "table=1 is not a setting of 'marker'"),
+    ('rollout.draft', dict(fn='cut'), "config.rollout.draft.fn='cut' is unknown"),
     ('checkpoint.every', 10**30, 'must be below 2**31.'),
     ('temperature', 1e300, 'is no number of float32'),
   ],
@@ -195,13 +195,17 @@ def test_a_sentence_is_one_printable_line_whatever_the_value():
 
 
 @pytest.mark.parametrize(
-  'stage', [dict(truncate=dict(fn='outliers')), dict(labels=dict(fn='majority_refined'))]
+  'stage',
+  [
+    dict(rewards=dict(truncate=dict(fn='outliers'))),
+    dict(curriculum=dict(labels=dict(fn='majority_refined'))),
+  ],
 )
 def test_replies_are_not_graded_again_without_their_group(stage, tmp_path, monkeypatch):
   (tmp_path / 'own_bad.py').write_text('def f(completions, **_): return [1.0] * len(completions)')
   monkeypatch.syspath_prepend(str(tmp_path))
   part = dict(fn='own_bad:f', batched='group')
-  told = bad_input.outcome(bad_input.job(grade=dict(fn='exact', parts=(part,)), **stage))
+  told = bad_input.outcome(bad_input.job(rewards=dict(fn='exact', parts=(part,)), **stage))
   name = min(stage)
   assert (
     f'config.{name}.fn={stage[name]["fn"]!r} has some replies graded once more'
@@ -210,7 +214,7 @@ def test_replies_are_not_graded_again_without_their_group(stage, tmp_path, monke
   alone = dict(fn='own_bad:f')
   assert (
     bad_input.sentence(
-      *bad_input.outcome(bad_input.job(grade=dict(fn='exact', parts=(alone,)), **stage))
+      *bad_input.outcome(bad_input.job(rewards=dict(fn='exact', parts=(alone,)), **stage))
     )
     == ''
   )
@@ -224,9 +228,9 @@ def test_rows_without_an_answer_to_judge_by_are_refused_but_for_a_vote(tmp_path)
   data = dict(source='jsonl', path=str(path), tasks=())
   told = {}
   for vote in ('none', 'majority'):
-    own = bad_input.job(grade=dict(fn='numeric'), vote=dict(fn=vote), data=data)
+    own = bad_input.job(rewards=dict(vote=dict(fn=vote), fn='numeric'), data=data)
     told[vote] = bad_input.sentence(*bad_input.outcome(own))
   assert told['none'].startswith(
-    "config.grade: 'numeric' can judge by none of the rows (the answer of row "
+    "config.rewards: 'numeric' can judge by none of the rows (the answer of row "
   )
   assert told['majority'] == ''

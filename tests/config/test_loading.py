@@ -56,20 +56,20 @@ def test_a_file_may_return_a_config_dict(tmp_path):
   path = tmp_path / 'c.py'
   path.write_text(
     'import ml_collections\ndef get_config():\n  c = ml_collections.ConfigDict()\n  c.steps = 4\n'
-    '  c.objective = dict(trust=dict(fn="none"))\n  return c\n'
+    '  c.objective = dict(trust_region=dict(fn="none"))\n  return c\n'
   )
   config = configs.load(str(path))
-  assert config.steps == 4 and config.objective.trust.to_dict() == dict(fn='none')
+  assert config.steps == 4 and config.objective.trust_region.to_dict() == dict(fn='none')
   assert config.objective.ratio.fn == 'token'
 
 
 def test_a_file_may_stand_on_another(tmp_path):
-  write(tmp_path, 'dict(steps=3, prompts=8, objective=dict(trust=dict(high=0.3)))', 'job.py')
+  write(tmp_path, 'dict(steps=3, prompts=8, objective=dict(trust_region=dict(high=0.3)))', 'job.py')
   config = configs.load(
     write(tmp_path, "dict(base='job.py', steps=5, objective=dict(aggregate=dict(fn='fixed')))")
   )
   assert (config.steps, config.prompts) == (5, 8)
-  assert config.objective.trust.high == 0.3 and config.objective.aggregate.fn == 'fixed'
+  assert config.objective.trust_region.high == 0.3 and config.objective.aggregation.fn == 'fixed'
   assert 'base' not in config
 
 
@@ -87,16 +87,16 @@ def test_bases_that_are_missing_or_go_in_circles_are_told(tmp_path):
 
 
 def test_a_part_with_fn_replaces_the_default_whole(tmp_path):
-  body = 'dict(objective=dict(trust=dict(fn="clip", high=0.3)), grade=dict(fn="number"))'
+  body = 'dict(objective=dict(trust_region=dict(fn="clip", high=0.3)), grade=dict(fn="number"))'
   config = configs.load(write(tmp_path, body))
-  assert config.objective.trust.to_dict() == dict(fn='clip', high=0.3)
+  assert config.objective.trust_region.to_dict() == dict(fn='clip', high=0.3)
   # How many workers grade, and how long, is no setting of a grader.
-  assert config.grade.to_dict() == configs.default().grade.to_dict() | dict(fn='number')
+  assert config.rewards.to_dict() == configs.default().rewards.to_dict() | dict(fn='number')
 
 
 def test_a_part_without_fn_changes_settings_of_the_default_function(tmp_path):
-  config = configs.load(write(tmp_path, 'dict(objective=dict(trust=dict(high=0.3, delta=3)))'))
-  assert config.objective.trust.to_dict() == dict(fn='clip', low=0.2, high=0.3, delta=3)
+  config = configs.load(write(tmp_path, 'dict(objective=dict(trust_region=dict(high=0.3, delta=3)))'))
+  assert config.objective.trust_region.to_dict() == dict(fn='clip', low=0.2, high=0.3, delta=3)
 
 
 def test_a_file_changed_within_a_second_is_read_again(tmp_path):
@@ -116,15 +116,27 @@ def test_a_file_changed_within_a_second_is_read_again(tmp_path):
     ('dict(steps=3.0)', 'config.steps=3.0 must be of type int'),
     ('dict(steps=None)', 'config.steps is missing; give it a value such as 60.'),
     ('dict(data=3)', 'config.data=3 must be a dict of: answer_after, '),
-    ('dict(objective=dict(trust="clip"))', "config.objective.trust='clip' must be a dict of: fn"),
-    ('dict(objective=dict(trust=dict(high="0.3")))', "config.objective.trust.high='0.3' must be"),
     (
-      'dict(objective=dict(trust=dict(fn="clip", high="0.3")))',
-      "config.objective.trust.high='0.3' must be of type float",
+      'dict(objective=dict(trust_region="clip"))',
+      "config.objective.trust_region='clip' must be a dict of: fn",
     ),
-    ('dict(objective=dict(trust=dict(fn=None)))', 'config.objective.trust.fn is missing'),
-    ('dict(objective=dict(trust=dict(fn="x", a=None)))', 'config.objective.trust.a is missing'),
-    ('dict(grade=dict(fn="x", f=print))', 'config.grade.f=<built-in function print> must be a str'),
+    (
+      'dict(objective=dict(trust_region=dict(high="0.3")))',
+      "config.objective.trust_region.high='0.3' must be",
+    ),
+    (
+      'dict(objective=dict(trust_region=dict(fn="clip", high="0.3")))',
+      "config.objective.trust_region.high='0.3' must be of type float",
+    ),
+    ('dict(objective=dict(trust_region=dict(fn=None)))', 'config.objective.trust_region.fn is missing'),
+    (
+      'dict(objective=dict(trust_region=dict(fn="x", a=None)))',
+      'config.objective.trust_region.a is missing',
+    ),
+    (
+      'dict(rewards=dict(fn="x", f=print))',
+      'config.rewards.f=<built-in function print> must be a str',
+    ),
     ('dict(data=dict(tasks=[dict(a=float("nan"))]))', 'config.data.tasks[0].a=nan must be'),
     ('[3]', 'get_config() returns list, not a dict'),
     ('1 / 0', 'fails (ZeroDivisionError: division by zero); mend it'),
@@ -172,16 +184,20 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
     ('data.chat=True', 'data.chat', True),
     ('data.tasks=({"name": "rev", "size": 3},)', 'data.tasks', (dict(name='rev', size=3),)),
     ('data.tasks=[]', 'data.tasks', ()),
-    ('remat=true', 'remat', True),
-    ('remat=auto', 'remat', 'auto'),
-    ('objective.trust.high=0.3', 'objective.trust.high', 0.3),
-    ('objective.trust.delta=3', 'objective.trust.delta', 3),
-    ('objective.trust.kind=soft', 'objective.trust.kind', 'soft'),
+    ('learner.remat=true', 'remat', True),
+    ('learner.remat=auto', 'remat', 'auto'),
+    ('objective.trust_region.high=0.3', 'objective.trust_region.high', 0.3),
+    ('objective.trust_region.delta=3', 'objective.trust_region.delta', 3),
+    ('objective.trust_region.kind=soft', 'objective.trust_region.kind', 'soft'),
     ('mesh={"data": 2}', 'mesh', configs.default().mesh.to_dict() | dict(data=2)),
-    ('objective.trust={"fn": "none"}', 'objective.trust', dict(fn='none')),
-    ('objective.trust.fn=none', 'objective.trust', dict(fn='none')),
-    ('objective.trust.fn=clip', 'objective.trust', dict(fn='clip', low=0.2, high=0.2)),
-    ('grade.fn=number', 'grade', configs.default().grade.to_dict() | dict(fn='number')),
+    ('objective.trust_region={"fn": "none"}', 'objective.trust_region', dict(fn='none')),
+    ('objective.trust_region.fn=none', 'objective.trust_region', dict(fn='none')),
+    (
+      'objective.trust_region.fn=clip',
+      'objective.trust_region',
+      dict(fn='clip', low=0.2, high=0.2),
+    ),
+    ('rewards.fn=number', 'grade', configs.default().rewards.to_dict() | dict(fn='number')),
   ],
 )
 def test_overrides_take_the_type_of_the_default(override, field, value):
@@ -193,18 +209,18 @@ def test_overrides_take_the_type_of_the_default(override, field, value):
 
 
 def test_the_order_of_overrides_does_not_matter_for_a_function_and_its_settings():
-  told = ['--config.objective.trust.delta=3', '--config.objective.trust.fn=other']
+  told = ['--config.objective.trust_region.delta=3', '--config.objective.trust_region.fn=other']
   for order in (told, told[::-1]):
-    assert configs.load('', order).objective.trust.to_dict() == dict(fn='other', delta=3)
+    assert configs.load('', order).objective.trust_region.to_dict() == dict(fn='other', delta=3)
   assert configs.load('', ['--config.steps=1', '--config.steps=2']).steps == 2
 
 
 def test_overrides_lie_over_the_file(tmp_path):
-  path = write(tmp_path, 'dict(steps=3, objective=dict(trust=dict(fn="soft", a=1)))')
-  config = configs.load(path, ['--config.steps=4', '--config.objective.trust.a=2'])
-  assert config.steps == 4 and config.objective.trust.to_dict() == dict(fn='soft', a=2)
-  message = told(configs.load, path, ['--config.objective.trust.a=x'])
-  assert "config.objective.trust.a='x' must be of type int" in message
+  path = write(tmp_path, 'dict(steps=3, objective=dict(trust_region=dict(fn="soft", a=1)))')
+  config = configs.load(path, ['--config.steps=4', '--config.objective.trust_region.a=2'])
+  assert config.steps == 4 and config.objective.trust_region.to_dict() == dict(fn='soft', a=2)
+  message = told(configs.load, path, ['--config.objective.trust_region.a=x'])
+  assert "config.objective.trust_region.a='x' must be of type int" in message
 
 
 @pytest.mark.parametrize(
@@ -251,15 +267,18 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
     (['processes.silent_s=0.5'], 'config.processes.silent_s=0.5 must be from 1 to 86400 seconds.'),
     (['processes.same_every=-1'], 'config.processes.same_every=-1 must be'),
     (['dtype=float16'], "config.dtype='float16' must be one of: auto, float32, bfloat16."),
-    (['remat=sometimes'], "config.remat='sometimes' must be one of"),
+    (['learner.remat=sometimes'], "config.learner.remat='sometimes' must be one of"),
     (['rollouts=1'], 'config.rollouts=1 leaves nothing to compare in a group for config.objective'),
     (
-      ['prompts=6', 'updates_per_rollout=4'],
-      'updates_per_rollout=4 does not divide config.prompts=6',
+      ['prompts=6', 'learner.minibatches=4'],
+      'learner.minibatches=4 does not divide config.prompts=6',
     ),
-    (['prompts=4', 'microbatch_rollouts=12'], 'config.microbatch_rollouts=12 must divide the 32'),
-    (['prompts=3', 'microbatch_rollouts=12'], 'a multiple or a divisor of config.rollouts=8'),
-    (['microbatch_rollouts=3'], 'a multiple or a divisor of config.rollouts=8'),
+    (
+      ['prompts=4', 'learner.microbatch_rollouts=12'],
+      'config.learner.microbatch_rollouts=12 must divide the 32',
+    ),
+    (['prompts=3', 'learner.microbatch_rollouts=12'], 'a multiple or a divisor of config.rollouts=8'),
+    (['learner.microbatch_rollouts=3'], 'a multiple or a divisor of config.rollouts=8'),
     (['mesh.tensor=0'], 'config.mesh.tensor=0 must be at least 1, or -1'),
     (['mesh.data=-1'], 'config.mesh.data and config.mesh.fsdp are both -1'),
   ],
@@ -273,11 +292,11 @@ def test_values_out_of_range_are_told(overrides, text):
   'overrides',
   [
     ['rollouts=1', 'objective.advantage.fn=raw'],
-    ['prompts=4', 'microbatch_rollouts=8'],
-    ['prompts=4', 'microbatch_rollouts=4'],
-    ['prompts=4', 'microbatch_rollouts=16', 'updates_per_rollout=2'],
-    ['curriculum.kind_decay=1.0', 'optimizer.b1=0.0', 'eval.samples=0'],
-    ['prompts=0', 'updates_per_rollout=3', 'microbatch_rollouts=16'],  # prompts: chosen by `sized`
+    ['prompts=4', 'learner.microbatch_rollouts=8'],
+    ['prompts=4', 'learner.microbatch_rollouts=4'],
+    ['prompts=4', 'learner.microbatch_rollouts=16', 'learner.minibatches=2'],
+    ['curriculum.kind_decay=1.0', 'optimizer.b1=0.0', 'evaluation.samples=0'],
+    ['prompts=0', 'learner.minibatches=3', 'learner.microbatch_rollouts=16'],  # prompts: chosen by `sized`
     ['mesh.fsdp=1', 'mesh.tensor=-1'],
   ],
 )
@@ -312,12 +331,16 @@ def change(config, field: str, value) -> None:
       'config.mesh=3 must be a dict of: context, data, expert, fsdp, preset, rules, tensor',
     ),
     (
-      'objective.trust.fn',
+      'objective.trust_region.fn',
       ...,
-      "config.objective.trust.fn is missing; give it a value such as 'clip'",
+      "config.objective.trust_region.fn is missing; give it a value such as 'clip'",
     ),
-    ('objective.trust', 3, 'config.objective.trust.fn is missing'),
-    ('objective.trust.low', print, 'config.objective.trust.low=<built-in function print> must be'),
+    ('objective.trust_region', 3, 'config.objective.trust_region.fn is missing'),
+    (
+      'objective.trust_region.low',
+      print,
+      'config.objective.trust_region.low=<built-in function print> must be',
+    ),
     ('stepz', 3, 'config.stepz is unknown; did you mean steps'),
     ('data.temlate', 'x', 'config.data.temlate is unknown; did you mean template'),
   ],

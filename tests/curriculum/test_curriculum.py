@@ -17,8 +17,8 @@ from jaxrl_llm.types import UserError
 
 MOPPS = PLAIN | dict(
   candidates=dict(fn='stream', multiple=4),
-  forget=dict(fn='visit', decay=0.5),
-  value=dict(fn='thompson'),
+  evidence_decay=dict(fn='visit', decay=0.5),
+  rate_estimate=dict(fn='thompson'),
   utility=dict(fn='mopps'),
 )
 
@@ -66,7 +66,7 @@ def test_a_visit_updates_as_mopps_does_and_leaves_the_others_alone():
 
 
 def test_step_forgetting_ages_every_prompt():
-  curriculum = make(3, **PLAIN | dict(forget=dict(fn='step', decay=0.9)))
+  curriculum = make(3, **PLAIN | dict(evidence_decay=dict(fn='step', decay=0.9)))
   observe(curriculum, [0, 1], [8, 0])
   observe(curriculum, [2], [4])
   mean = curriculum.predict(np.arange(3))[0]
@@ -186,7 +186,7 @@ def test_what_was_cut_off_takes_its_mass_with_it_where_it_is_no_evidence():
 # What it chooses.
 
 
-@pytest.mark.parametrize('parts', [{}, MOPPS, dict(gate=dict(fn='audit', share=0.5))])
+@pytest.mark.parametrize('parts', [{}, MOPPS, dict(eligibility=dict(fn='audit', share=0.5))])
 @pytest.mark.parametrize('size, slots', [(40, 4), (40, 40), (41, 7), (1, 1)])
 def test_a_proposal_is_distinct_and_depends_on_seed_step_and_evidence_alone(parts, size, slots):
   busy, fresh = make(size, **parts), make(size, **parts)
@@ -260,7 +260,7 @@ def test_the_default_takes_no_notice_of_lengths():
 
 
 def test_a_proposal_says_what_each_prompt_was_worth_and_which_were_drawn_as_audits():
-  curriculum = make(20, **PLAIN | dict(gate=dict(fn='audit', share=0.5)))
+  curriculum = make(20, **PLAIN | dict(eligibility=dict(fn='audit', share=0.5)))
   loop(curriculum, np.linspace(0, 1, 20), 12, 4)
   asked = curriculum.propose(12, 4)
   mixed_N = curriculum.predict(np.arange(20))[2]  # the default's utility
@@ -301,7 +301,7 @@ def test_metrics_compare_what_came_with_what_was_predicted_before():
 
 
 def test_calibration_looks_at_recent_prompts_alone():
-  curriculum = make(4, **PLAIN | dict(forget=dict(fn='visit', decay=0.0)))
+  curriculum = make(4, **PLAIN | dict(evidence_decay=dict(fn='visit', decay=0.0)))
   for step in range(200):  # the opposite of what was seen last
     observe(curriculum, np.arange(4), [0, 8, 0, 8] if step % 2 else [8, 0, 8, 0])
   assert curriculum.metrics()['curriculum/calibration_error'] > 0.7
@@ -356,8 +356,8 @@ STREAM = dict(candidates=dict(fn='stream', multiple=1), utility=dict(fn='uniform
 @pytest.mark.parametrize('multiple', [1, 3])
 def test_every_epoch_of_a_stream_reaches_every_prompt_with_slots_that_vary(pick, multiple):
   """Some prompts run on for a while; audits come besides, and what gives way to them keeps its place."""
-  settings = STREAM | dict(candidates=dict(fn='stream', multiple=multiple), pick=dict(fn=pick))
-  curriculum = make(37, **PLAIN | settings | dict(gate=dict(fn='audit', share=0.1)))
+  settings = STREAM | dict(candidates=dict(fn='stream', multiple=multiple), selection=dict(fn=pick))
+  curriculum = make(37, **PLAIN | settings | dict(eligibility=dict(fn='audit', share=0.1)))
   random, seen = np.random.default_rng(0), np.zeros(37, int)
   for step in range(200):
     busy = random.choice(37, 5, replace=False)
@@ -402,7 +402,7 @@ def test_a_stream_that_would_stand_still_is_an_error():
 
 
 def test_a_checkpoint_from_before_slots_were_counted_has_audits_at_the_steps_it_had():
-  old, settings = make(40), dict(gate=dict(fn='audit', share=0.05))
+  old, settings = make(40), dict(eligibility=dict(fn='audit', share=0.05))
   state = old.state_dict()
   del state['accepted']
   resumed = make(40, **settings)
@@ -429,13 +429,13 @@ def test_more_prompts_than_are_free_is_a_user_error():
 @pytest.mark.parametrize(
   'override, told',
   [
-    ('forget.rate=0.5', 'decay'),
-    ('gate.portion=0.5', 'share'),
-    ('gate.share=1.5', 'at most 1'),
-    ('forget.decay=-0.1', 'at least 0'),
-    ('share.strength=0.0', 'above 0'),
-    ('share.floor=0', 'above 0'),
-    ('pick.temperature=0.0', 'above 0'),
+    ('evidence_decay.rate=0.5', 'decay'),
+    ('eligibility.portion=0.5', 'prior_pooling'),
+    ('eligibility.share=1.5', 'at most 1'),
+    ('evidence_decay.decay=-0.1', 'at least 0'),
+    ('prior_pooling.strength=0.0', 'above 0'),
+    ('prior_pooling.floor=0', 'above 0'),
+    ('selection.temperature=0.0', 'above 0'),
     ('kind_decay=2.0', 'at most 1'),
     ('truncated=never', 'one of: count, ignore'),
   ],
@@ -451,13 +451,13 @@ def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, told):
   'part, some',
   [
     ('candidates', 'everything, stream'),
-    ('forget', 'none, reset'),
-    ('share', 'anchors, kernel'),
-    ('value', 'mean, thompson'),
+    ('evidence_decay', 'none, reset'),
+    ('prior_pooling', 'anchors, kernel'),
+    ('rate_estimate', 'mean, thompson'),
     ('utility', 'bots, information'),
-    ('pick', 'skip, softmax'),
-    ('gate', 'audit, none'),
-    ('domain', 'mix, none'),
+    ('selection', 'skip, softmax'),
+    ('eligibility', 'audit, none'),
+    ('domain_mix', 'mix, none'),
   ],
 )
 def test_an_unknown_function_is_told_with_the_valid_ones(part, some):
@@ -474,11 +474,11 @@ def test_an_unknown_function_is_told_with_the_valid_ones(part, some):
   [
     ('candidates', dict(fn='stream', multiple=0), 0),
     ('candidates', dict(fn='stream', multiple=1.5), 1.5),
-    ('forget', dict(fn='step', decay=1.01), 1.01),
+    ('evidence_decay', dict(fn='step', decay=1.01), 1.01),
     ('utility', dict(fn='mopps', target=float('nan')), float('nan')),
-    ('share', dict(fn='kind', strength=float('inf')), float('inf')),
-    ('gate', dict(fn='audit', share='half'), 'half'),
-    ('gate', dict(fn='audit', share=True), True),
+    ('prior_pooling', dict(fn='kind', strength=float('inf')), float('inf')),
+    ('eligibility', dict(fn='audit', share='half'), 'half'),
+    ('eligibility', dict(fn='audit', share=True), True),
   ],
 )
 def test_a_value_out_of_range_is_told(part, setting, value):
@@ -504,7 +504,7 @@ def test_nothing_here_imports_jax():
 
 def test_a_prompt_that_gets_a_hint_is_chosen_for_what_it_is_with_it():
   """All have failed or passed throughout; one would be asked with a hint that makes it right half the time."""
-  plain = dict(share=dict(fn='none'), pick=dict(fn='top'), gate=dict(fn='none'))
+  plain = dict(prior_pooling=dict(fn='none'), selection=dict(fn='top'), eligibility=dict(fn='none'))
   curriculum = make(12, **plain)
   for _ in range(6):
     observe(curriculum, np.arange(12), [0] * 10 + [8, 0])

@@ -82,7 +82,9 @@ def test_the_two_probabilities_stay_in_bounds(k, end):
 
 
 def test_greso_skips_what_is_always_wrong_and_takes_the_others_in_order():
-  settings = dict(gate=dict(fn='streaks'), pick=dict(fn='skip'), utility=dict(fn='uniform'))
+  settings = dict(
+    eligibility=dict(fn='streaks'), selection=dict(fn='skip'), utility=dict(fn='uniform')
+  )
   settings['candidates'] = dict(fn='stream', multiple=2)
   curriculum, visits = make(60, **PLAIN | settings), np.zeros(60, int)
   for step in range(400):
@@ -97,7 +99,7 @@ def test_greso_skips_what_is_always_wrong_and_takes_the_others_in_order():
 
 # Retirement.
 
-SETTINGS = PLAIN | dict(gate=dict(fn='retire', rate=0.9, visits=2, share=0.0))
+SETTINGS = PLAIN | dict(eligibility=dict(fn='retire', rate=0.9, visits=2, share=0.0))
 
 
 def test_a_prompt_that_was_right_twice_retires_and_one_lucky_visit_does_not():
@@ -113,7 +115,7 @@ def test_a_prompt_that_was_right_twice_retires_and_one_lucky_visit_does_not():
 
 
 def test_audits_go_to_the_retired_and_may_bring_them_back():
-  curriculum = make(12, **SETTINGS | dict(gate=dict(fn='retire', share=0.25)))
+  curriculum = make(12, **SETTINGS | dict(eligibility=dict(fn='retire', share=0.25)))
   for _ in range(2):
     observe(curriculum, [0, 1, 2], [8, 8, 8])
   assert curriculum.retired().tolist() == [0, 1, 2]
@@ -125,7 +127,9 @@ def test_audits_go_to_the_retired_and_may_bring_them_back():
 
 
 def test_while_nobody_is_retired_audits_go_to_anyone():
-  settings = SETTINGS | dict(gate=dict(fn='retire', share=0.25), utility=dict(fn='mopps', target=0))
+  settings = SETTINGS | dict(
+    eligibility=dict(fn='retire', share=0.25), utility=dict(fn='mopps', target=0)
+  )
   curriculum = make(12, **settings)
   observe(curriculum, np.arange(4), [0, 0, 0, 0])  # the four that are chosen, but for audits
   audited = {int(curriculum.propose(step, 4).index[-1]) for step in range(200)}
@@ -207,7 +211,7 @@ def test_tokens_may_be_what_is_balanced():
 def test_a_domain_whose_rollouts_are_lost_is_drawn_more_often():
   """Seven of eight of domain a are: its share A solves A = (1 − A)/((1 − A) + 8A), where 1/9 would come uncorrected."""
   source = ['ab'[i % 2] for i in range(200)]
-  settings = PLAIN | dict(domain=dict(fn='mix', targets=dict(a=1.0, b=1.0)))
+  settings = PLAIN | dict(domain_mix=dict(fn='mix', targets=dict(a=1.0, b=1.0)))
   curriculum, done = make(200, told=dict(source=source), **settings), np.zeros(2)
   for step in range(300):
     index = curriculum.propose(step, 8).index
@@ -237,4 +241,4 @@ def test_bad_domains_are_user_errors(setting, text):
 
 def test_domains_need_the_sources():
   with pytest.raises(UserError, match=r"domain\.fn='mix' needs the source of every prompt"):
-    make(N, told={}, domain=dict(fn='mix', targets=dict(a=1.0)))
+    make(N, told={}, domain_mix=dict(fn='mix', targets=dict(a=1.0)))

@@ -39,7 +39,7 @@ def test_ageing_what_is_read_is_ageing_everything(forget, per_visit, per_step):
 
 
 def test_a_reset_forgets_at_the_border_of_a_round():
-  curriculum = make(N, **PLAIN | dict(forget=dict(fn='reset', every=3)))
+  curriculum = make(N, **PLAIN | dict(evidence_decay=dict(fn='reset', every=3)))
   for step in range(7):
     observe(curriculum, [step % 3], [6])
     seen = [step % 3 - i for i in range(step % 3 + 1)]  # of this round

@@ -161,13 +161,13 @@ def test_chance_shows_nothing_as_often_as_it_says_and_spreads_shares():
 @pytest.mark.parametrize(
   'make, field',
   [
-    (lambda: hint_rules.prefix(start=1.5), 'hint.start=1.5'),
-    (lambda: hint_rules.prefix(after=-1), 'hint.after=-1'),
-    (lambda: hint_rules.guide(after=0), 'hint.after=0'),
-    (lambda: hint_rules.item_response(target=0.1, guess=0.2), 'hint.guess=0.2'),
-    (lambda: hint_rules.by_difficulty(least=0.5, most=0.4), 'hint.most=0.4'),
-    (lambda: hint_rules.contexts(texts=()), 'hint.texts='),
-    (lambda: hint_rules.contexts(texts=('a',), drop=2), 'hint.drop=2'),
+    (lambda: hint_rules.prefix(start=1.5), 'curriculum.hint.start=1.5'),
+    (lambda: hint_rules.prefix(after=-1), 'curriculum.hint.after=-1'),
+    (lambda: hint_rules.guide(after=0), 'curriculum.hint.after=0'),
+    (lambda: hint_rules.item_response(target=0.1, guess=0.2), 'curriculum.hint.guess=0.2'),
+    (lambda: hint_rules.by_difficulty(least=0.5, most=0.4), 'curriculum.hint.most=0.4'),
+    (lambda: hint_rules.contexts(texts=()), 'curriculum.hint.texts='),
+    (lambda: hint_rules.contexts(texts=('a',), drop=2), 'curriculum.hint.drop=2'),
   ],
 )
 def test_bad_settings_are_named(make, field):

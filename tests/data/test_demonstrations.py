@@ -11,7 +11,7 @@ from jaxrl_llm.models.tokenizer import characters
 from jaxrl_llm.types import UserError
 
 TOKENIZER = characters('0123456789 ')  # <end> is 0, <unknown> 1, ' ' 2, '0' 3, …
-FIELD = "config.objective.auxiliary.fn='chord'"
+FIELD = "config.objective.sft_loss.fn='chord'"
 
 
 def row(answer='12', **extra):

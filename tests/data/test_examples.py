@@ -62,7 +62,7 @@ def test_gsm8k_from_raw_rows(tmp_path):
   path = parquet(tmp_path / 'raw.parquet', raw)
   changes = dict(eval_path='', answer_after='####', template=f'{{question}} {ASK}')
   c = told('gsm8k', files=(dict(path=path),), **changes)
-  c.eval.prompts = 4
+  c.evaluation.prompts = 4
   tables = data.load(c, Letters())
   assert (len(tables.train), len(tables.held_out)) == (16, 4)
   whole = told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
@@ -79,9 +79,9 @@ def _pairs(table):
 def test_gsm8k_is_graded_as_there():
   """A worked answer is right by the strict rule and by the flexible one; without #### by the latter alone."""
   c = told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
-  c.eval.prompts = 0
+  c.evaluation.prompts = 0
   rows = data.load(c, Letters()).train.rows
-  grader = rewards.resolve(c.grade)
+  grader = rewards.resolve(c.rewards)
   worked = [row.extra['extra_info']['answer'] for row in rows]
   assert all(grader(text, row) == 1 for text, row in zip(worked, rows, strict=True))
   for text, row in zip(worked, rows, strict=True):
@@ -97,17 +97,17 @@ def test_a_reward_function_beside_the_job(monkeypatch):
   table = data.load(c, Letters()).train
   assert len(table) == 24 and not any(row.answer for row in table.rows)
   assert c.steps * c.prompts == 3 * len(table)
-  scores = rewards.score(table.rows[:3], ['aab', '', 'the quick brown fox'], c.grade)
+  scores = rewards.score(table.rows[:3], ['aab', '', 'the quick brown fox'], c.rewards)
   assert scores.parts_BxK[:, 0].tolist() == [2, 0, 16]
   assert not any(scores.counts.values())
 
 
 def test_a_countdown_is_paid_by_its_answer_and_a_little_by_its_form():
   c = told('countdown', size=8)
-  c.prompt_tokens, c.eval.prompts = 1000, 4
+  c.prompt_tokens, c.evaluation.prompts = 1000, 4
   tables = data.load(c, Letters())
   assert (len(tables.train), len(tables.held_out)) == (8, 4)
-  graders_of = [(part.grader, part.weight) for part in rewards.resolve_parts(c.grade)]
+  graders_of = [(part.grader, part.weight) for part in rewards.resolve_parts(c.rewards)]
   pay = lambda text, row: sum(g(text, row) * weight for g, weight in graders_of)  # noqa: E731
   for row, tokens in zip(tables.train.rows, tables.train.tokens, strict=True):
     assert row.question.rstrip(':') in ''.join(map(chr, tokens))
@@ -118,9 +118,9 @@ def test_a_countdown_is_paid_by_its_answer_and_a_little_by_its_form():
 
 def test_key_chains_are_long_and_paid_by_the_number():
   c = told('keychain', size=3)
-  c.prompt_tokens, c.eval.prompts = 30_000, 1
+  c.prompt_tokens, c.evaluation.prompts = 30_000, 1
   rows = data.load(c, Letters()).train.rows
-  grader = rewards.resolve(c.grade)
+  grader = rewards.resolve(c.rewards)
   for row in rows:
     assert len(row.question.split()) > 1500 and row.question.count('": "') == row.extra['pairs']
     assert row.extra['pairs'] == 4 * row.extra['links'] and row.extra['links'] in range(3, 7)
@@ -130,9 +130,9 @@ def test_key_chains_are_long_and_paid_by_the_number():
 def test_every_row_of_the_rubrics_can_be_judged(monkeypatch, tmp_path):
   monkeypatch.chdir(ROOT)
   c = told('rubric')
-  c.grade.cache, c.prompt_tokens = str(tmp_path / 'judge.sqlite'), 200  # of a character each
+  c.rewards.cache, c.prompt_tokens = str(tmp_path / 'judge.sqlite'), 200  # of a character each
   tables = data.load(c, Letters())
-  named = [(part.name, part.grader) for part in rewards.resolve_parts(c.grade)]
+  named = [(part.name, part.grader) for part in rewards.resolve_parts(c.rewards)]
   for row in (*tables.train.rows, *tables.held_out.rows):
     rewards.check_rows(named, [row])
     assert any(one['points'] < 0 for one in row.extra['rubric'])

@@ -130,7 +130,7 @@ def test_a_prompt_without_tokens_is_told():
 
 def test_an_empty_held_out_set_is_a_table_of_none():
   c = config_of()
-  c.eval.prompts = 0
+  c.evaluation.prompts = 0
   assert len(data.load(c, TOKENIZER).held_out) == 0
 
 

@@ -43,7 +43,8 @@ def test_pass_rates_of_a_file_reach_the_curriculum(tmp_path):
   path = tmp_path / 'rows.jsonl'
   path.write_text(''.join(json.dumps(row) + '\n' for row in told))
   settings = configs.default().curriculum.to_dict() | dict(
-    share=dict(fn='anchors', weak='low', strong='high', rho=1.0), forget=dict(fn='none')
+    prior_pooling=dict(fn='anchors', weak='low', strong='high', rho=1.0),
+    evidence_decay=dict(fn='none'),
   )
   columns = data.Columns(files.read(str(path), 'config.data.path'))
   curriculum = curriculum_lib.Curriculum(settings, 4, group=8, columns=columns)

@@ -85,7 +85,7 @@ def test_a_second_sigterm_ends_the_process_at_once(nursery, tmp_path):
 
 def test_a_killed_grader_changes_no_score(nursery, tmp_path):
   """One worker is killed in every call, while it grades."""
-  slow = '--config.grade.fn=judges:slow', '--config.steps=4', '--config.eval.every=0'
+  slow = '--config.rewards.fn=judges:slow', '--config.steps=4', '--config.evaluation.every=0'
   runs = [tmp_path / name for name in ('calm', 'killed')]
   for run, fault in zip(runs, (None, dict(kind='kill grader', at='score', skip=0)), strict=True):
     status, out = nursery.start(run, *slow, fault=fault)

@@ -38,9 +38,9 @@ def program(model, remat, **mesh):
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.optimizer.learning_rate = 1e-2
   c.optimizer.eps = 1e-4  # an expert that few tokens choose has gradients as small as rounding
-  c.replay_experts = model == 'replayed'
+  c.learner.replay_experts = model == 'replayed'
   with c.ignore_type():
-    c.remat = remat
+    c.learner.remat = remat
   c.mesh.update(dict(fsdp=1) | mesh)
   count = int(np.prod(list(mesh.values()), dtype=int))
   return make_program(c, MODELS[model], (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))

@@ -21,7 +21,7 @@ from jaxrl_llm.distributed import preemption, watchdog
 JOB = faults.JOB | dict(
   steps=8,
   checkpoint=dict(every=2, keep=9),
-  eval=dict(every=0, prompts=8, samples=0),
+  evaluation=dict(every=0, prompts=8, samples=0),
 )
 
 

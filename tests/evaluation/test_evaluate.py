@@ -86,12 +86,12 @@ def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
 def test_votes_are_counted_where_the_grader_tells_what_it_compares():
   config, play = configs.default(), types.SimpleNamespace
   assert evaluate.judging_of(config, None, None).read(' x ') == 'x'
-  assert evaluate.judging_of(config, None, play(judge='grade')).read is not None
+  assert evaluate.judging_of(config, None, play(judge='rewards')).read is not None
   assert evaluate.judging_of(config, None, play(judge='environment')).read is None
   for fn in ('math_verify', 'package.module:function'):
-    config.grade.fn = fn
+    config.rewards.fn = fn
     assert evaluate.judging_of(config, None, None).read is None
-  config.grade.right = 0.5
+  config.rewards.right = 0.5
   assert evaluate.judging_of(config, None, None).right == 0.5
 
 
@@ -130,7 +130,7 @@ def test_new_weights_under_an_old_path_are_evaluated_again(tmp_path):
   """A folder by the same name, with another model in it."""
   from safetensors.numpy import load_file, save_file
 
-  on = dict(sft=None, eval=dict(every=0, prompts=8, samples=2))
+  on = dict(sft=None, evaluation=dict(every=0, prompts=8, samples=2))
   c = configs.load(tiny_job.config_file(tmp_path, **on))
   model = str(tmp_path / 'model')
   train.export_only(c, str(tmp_path / 'none'), model, 'float32', base=True)

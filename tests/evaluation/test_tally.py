@@ -53,7 +53,7 @@ def test_every_measure_of_every_prompt():
   for curve in found.curves.values():
     assert list(curve) == [1, 2, 4]
     np.testing.assert_allclose(curve[1], found.plain['mean@4'])
-  assert found.whole == dict(maj=[True] * 3, vote=[True] * 3)
+  assert found.whole == dict(maj=[True] * 3, rewards=dict(vote=[True] * 3))
 
 
 def test_what_is_not_told_is_not_counted():
@@ -180,7 +180,7 @@ def test_other_graders_and_other_prompts_are_one_sentence():
   ],
 )
 def test_a_file_that_is_none_is_told(tmp_path, text, why):
-  path = tmp_path / 'eval.json'
+  path = tmp_path / 'evaluation.json'
   if text is not None:
     path.write_text(text)
   with pytest.raises(UserError) as error:

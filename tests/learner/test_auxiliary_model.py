@@ -31,7 +31,7 @@ def program(name, devices=1, **changes):
   """Of a config of configs/, for a model of seconds; its companion learns fast."""
   c = configs.load(str(CONFIGS / f'{name}.py'))
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
-  c.objective.companion.learning_rate = 1e-2
+  c.objective.auxiliary_model.learning_rate = 1e-2
   c.optimizer.decay, c.optimizer.learning_rate = 'constant', 1e-4
   with c.ignore_type():
     for field, value in changes.items():
@@ -81,7 +81,7 @@ def learnt(name, devices=1, rows=0, count=2):
 
 @functools.lru_cache
 def compiled(name, devices=1, rows=0):
-  p = program(name, devices, microbatch_rollouts=rows)
+  p = program(name, devices, learner=dict(microbatch_rollouts=rows))
   return p, steps.compile_update(p)
 
 

@@ -41,7 +41,7 @@ def made(devices=1, teacher=None, **changes):
 
 
 def aside(fn, **keywords):
-  return dict(auxiliary=dict(fn=fn, **keywords))
+  return dict(sft_loss=dict(fn=fn, **keywords))
 
 
 def with_demo(batch, seed=0, length=(3, 0, 6, 2)):
@@ -113,8 +113,8 @@ def test_a_gate_of_minus_one_is_rl_and_one_of_g_the_supervised_start(job):
   likelihood = dict(
     advantage=dict(fn='raw'),
     ratio=dict(fn='one'),
-    trust=dict(fn='none'),
-    aggregate=dict(fn='token_mean'),
+    trust_region=dict(fn='none'),
+    aggregation=dict(fn='token_mean'),
   )
   ones_P = np.ones(P, np.float32)
   replies = full._replace(rollout=full.demo, reward_B=ones_P, correct_B=ones_P, demo=None)
@@ -129,7 +129,7 @@ def test_slices_of_any_size_give_the_same_gradient(rows, job):
   params, batch = job
   own = aside('suffix_weighted')  # a pass of the reference too
   whole, metrics = gradient(made(objective=own), batch, params)
-  cut, same = gradient(made(objective=own, microbatch_rollouts=rows), batch, params)
+  cut, same = gradient(made(objective=own, learner=dict(microbatch_rollouts=rows)), batch, params)
   assert_close(cut, whole, 1e-6)
   assert np.isfinite(metrics['actor/sft_loss']) and metrics['actor/sft_loss'] > 1
   np.testing.assert_allclose(same['actor/sft_loss'], metrics['actor/sft_loss'], rtol=1e-5)
@@ -147,7 +147,8 @@ def test_where_nothing_was_recorded_the_weights_as_they_began_speak(job):
 
 
 TAUGHT = aside('chord', high=0.5, low=0.1, warmup=2, decay=2) | dict(
-  distill=dict(fn='on_policy', scale=1.25), correction=dict(fn='token_truncate', high=5.0)
+  distillation=dict(fn='on_policy', scale=1.25),
+  importance_correction=dict(fn='token_truncate', high=5.0),
 )
 
 
@@ -214,9 +215,9 @@ RUN = dict(
   mode='split',
   steps=4,
   sft=dict(steps=0),
-  eval=dict(every=0, prompts=0, samples=1),
-  objective=TAUGHT | dict(teacher='scratch', aggregate=dict(fn='token_mean')),
-  grade=dict(fn='exact', workers=1),
+  evaluation=dict(every=0, prompts=0, samples=1),
+  objective=TAUGHT | dict(teacher='scratch', aggregation=dict(fn='token_mean')),
+  rewards=dict(fn='exact', workers=1),
 )
 
 
@@ -241,11 +242,14 @@ def test_stopped_and_resumed_it_is_the_uninterrupted_run(tmp_path):
 @pytest.mark.parametrize(
   'changes, told',
   [
-    (dict(distill=dict(fn='on_policy')), "teacher='' is empty and .*'on_policy' needs one"),
+    (dict(distillation=dict(fn='on_policy')), "teacher='' is empty and .*'on_policy' needs one"),
     (dict(teacher='scratch'), "teacher='scratch' teaches nothing; set"),
-    (dict(distill=dict(fn='on_policy'), teacher='smollm9'), "config.objective.teacher='smollm9'"),
+    (
+      dict(distillation=dict(fn='on_policy'), teacher='smollm9'),
+      "config.objective.teacher='smollm9'",
+    ),
     (aside('chord', hihg=1.0), 'hihg=1.0 is not a setting'),
-    (aside('cord'), "config.objective.auxiliary.fn='cord' is unknown; choose one of: chord"),
+    (aside('cord'), "config.objective.sft_loss.fn='cord' is unknown; choose one of: chord"),
   ],
 )
 def test_bad_choices_are_told(changes, told, tmp_path):
@@ -255,7 +259,7 @@ def test_bad_choices_are_told(changes, told, tmp_path):
 
 
 def test_a_teacher_of_other_tokens_is_told(tmp_path, monkeypatch):
-  changes = dict(distill=dict(fn='on_policy'), teacher='other')
+  changes = dict(distillation=dict(fn='on_policy'), teacher='other')
   c = configs.load(tiny_job.config_file(tmp_path, objective=changes))
   load, letters = models.load, models.load('scratch', scratch=c.scratch)
   backend = type(letters.tokenizer.backend).from_str(

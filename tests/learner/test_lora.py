@@ -141,7 +141,7 @@ def test_in_bfloat16_tokens_are_drawn_from_the_policy_that_learns():
 def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
   """W + s·A·B: ∂A = s·∂W·Bᵀ and ∂B = s·Aᵀ·∂W, with ∂W from the plain program at the merged weights."""
   base, adapter = decoder.init(MODEL, 0), drawn()
-  p, plain = adapted(remat=remat), program(remat=remat)
+  p, plain = adapted(remat=remat), program(learner=dict(remat=remat))
   merged = lora.merged(base, adapter, 6.0)
   batch = graded(plain, merged)
   whole = gradient(plain, batch, merged)['layers']
@@ -173,7 +173,7 @@ def test_no_gradient_of_a_frozen_matrix_is_worked_out(remat):
     assert ' dot(' in text
     return len(re.findall(r'= f32\[48,32\]\S* dot\(', text))
 
-  assert products(program(remat=remat)) > 0 == products(adapted(remat=remat))
+  assert products(program(learner=dict(remat=remat))) > 0 == products(adapted(remat=remat))
 
 
 def test_a_step_changes_the_adapter_alone():
@@ -234,9 +234,9 @@ def test_the_base_is_the_reference_and_no_copy_is_kept():
 @pytest.mark.parametrize(
   'stages',
   [
-    dict(proximal=dict(fn='average', decay=0.5)),
-    dict(correction=dict(fn='token')),
-    dict(correction=dict(fn='second_moment_mask', budget=0.04)),
+    dict(old_policy=dict(fn='average', decay=0.5)),
+    dict(importance_correction=dict(fn='token')),
+    dict(importance_correction=dict(fn='second_moment_mask', budget=0.04)),
   ],
   ids=['average', 'old', 'rows'],
 )
@@ -278,7 +278,7 @@ def test_norms_of_rows_are_those_of_the_adapters_gradient():
   'mesh, remat', [(dict(data=2, fsdp=2, tensor=2), True), (dict(fsdp=4), False)]
 )
 def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(mesh, remat):
-  c = config(lora=ON, remat=remat)
+  c = config(lora=ON, learner=dict(remat=remat))
   c.mesh.update(mesh)
   count = int(np.prod(list(mesh.values())))
   many = make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))
@@ -299,11 +299,11 @@ RUN = dict(
   mode='split',
   steps=4,
   sft=dict(steps=0),
-  eval=dict(every=0, prompts=4, samples=1),
+  evaluation=dict(every=0, prompts=4, samples=1),
   # A model drawn at random is never right: it learns from demonstrations.
-  objective=dict(kl=dict(fn='k3', coef=0.05), auxiliary=dict(fn='likelihood', weight=1.0)),
+  objective=dict(kl=dict(fn='k3', coef=0.05), sft_loss=dict(fn='likelihood', weight=1.0)),
   optimizer=dict(learning_rate=1e-2),
-  grade=dict(fn='exact', workers=1),
+  rewards=dict(fn='exact', workers=1),
   lora=dict(rank=2, alpha=4.0),
 )
 
@@ -366,7 +366,9 @@ def test_attention_of_a_mixture_may_have_one():
     (dict(lora=dict(targets='(q')), "config.lora.targets='\\(q' is no regular expression"),
     (dict(lora=dict(rank=2), sft=dict(steps=3)), 'config.sft.steps=3 changes them first'),
     (
-      dict(lora=dict(rank=2), objective=dict(companion=dict(fn='critic', learning_rate=1e-3))),
+      dict(
+        lora=dict(rank=2), objective=dict(auxiliary_model=dict(fn='critic', learning_rate=1e-3))
+      ),
       'spares the memory of training all weights',
     ),
   ],

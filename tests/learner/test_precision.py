@@ -28,13 +28,13 @@ MIXTURE = ModelConfig(
   experts=8, experts_per_token=2, norm_top_k=True, tied=False,
 )  # fmt: skip
 P, G, L, T = 4, 2, 8, 6
-REMEDY = "set config.objective.correction.fn='token_truncate'"
+REMEDY = "set config.objective.importance_correction.fn='token_truncate'"
 
 
 def config(weights='int8', **changes):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
-  c.generate.weights_dtype = weights
+  c.rollout.weights_dtype = weights
   c.optimizer.learning_rate = 1e-2
   with c.ignore_type():
     c.update(changes)
@@ -84,7 +84,7 @@ def gap(sampled, logp_BxT):
 @pytest.mark.parametrize('weights, least', [('int8', 1e-3), ('float8_e4m3fn', 1e-2)])
 def test_the_trainer_differs_by_the_rounding_unless_it_rounds_likewise(weights, least):
   apart, logp_BxT = scored(program(weights))
-  one, same_BxT = scored(program(weights, quantize_update=True))
+  one, same_BxT = scored(program(weights, learner=dict(quantize=True)))
   np.testing.assert_array_equal(apart.tokens_BxT, one.tokens_BxT)
   np.testing.assert_array_equal(apart.logp_BxT, one.logp_BxT)
   assert gap(apart, logp_BxT).mean() > least
@@ -92,9 +92,9 @@ def test_the_trainer_differs_by_the_rounding_unless_it_rounds_likewise(weights, 
 
 
 def test_rounded_experts_are_those_of_the_trainer_and_the_same_on_eight_devices():
-  one, one_BxT = scored(program('int8', MIXTURE, quantize_update=True))
+  one, one_BxT = scored(program('int8', MIXTURE, learner=dict(quantize=True)))
   mesh = dict(fsdp=2, expert=2, tensor=2)
-  many, many_BxT = scored(program('int8', MIXTURE, mesh, quantize_update=True))
+  many, many_BxT = scored(program('int8', MIXTURE, mesh, learner=dict(quantize=True)))
   assert gap(one, one_BxT).max() < 2e-5
   np.testing.assert_array_equal(many.tokens_BxT, one.tokens_BxT)
   np.testing.assert_allclose(many.logp_BxT, one.logp_BxT, atol=2e-5)
@@ -115,8 +115,10 @@ def train(program):
 
 def test_a_step_of_one_precision_is_the_same_on_eight_devices():
   """Weights move, in float32, and the sampler is where the trainer is."""
-  tokens, metrics, params = train(program(quantize_update=True))
-  tokens8, metrics8, params8 = train(program(quantize_update=True, mesh=dict(fsdp=4, tensor=2)))
+  tokens, metrics, params = train(program(learner=dict(quantize=True)))
+  tokens8, metrics8, params8 = train(
+    program(learner=dict(quantize=True), mesh=dict(fsdp=4, tensor=2))
+  )
   np.testing.assert_array_equal(tokens, tokens8)
   for name, value in metrics.items():
     np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
@@ -150,7 +152,7 @@ def test_evaluation_reads_what_is_saved(monkeypatch):
   table = type('Table', (), dict(rows=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   judging = evaluate.Judging(None)
-  evaluate.make_evaluator(program(quantize_update=True), table, None, judging, 2, sampling)
+  evaluate.make_evaluator(program(learner=dict(quantize=True)), table, None, judging, 2, sampling)
   assert seen == ['float32'] * 2
 
 
@@ -165,7 +167,9 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
     raise Made(program.weights_dtype, program.quantize_update)
 
   monkeypatch.setattr(steps, 'compile_update', compile_update)
-  changes = dict(quantize_update=quantize_update, objective=dict(correction=dict(fn='token')))
+  changes = dict(
+    learner=dict(quantize=quantize_update), objective=dict(importance_correction=dict(fn='token'))
+  )
   state = steps.frozen(None)
   with pytest.raises(Made) as made:
     sft.run(config(**changes), program(**changes), state, None, None, lambda loss: None)
@@ -183,18 +187,18 @@ def refused(weights='int8', **changes):
 @pytest.mark.parametrize(
   'objective, names',
   [
-    (dict(proximal=dict(fn='before')), "config.objective.proximal.fn='before'"),
-    (dict(proximal=dict(fn='average', decay=0.9)), "config.objective.proximal.fn='average'"),
+    (dict(old_policy=dict(fn='before')), "config.objective.old_policy.fn='before'"),
+    (dict(old_policy=dict(fn='average', decay=0.9)), "config.objective.old_policy.fn='average'"),
     (dict(ratio=dict(fn='one')), "config.objective.ratio.fn='one'"),
   ],
 )
 def test_an_objective_that_does_not_see_the_rounding_is_refused(objective, names):
   told = refused(objective=objective)
-  assert told.startswith("config.generate.weights_dtype='int8'") and names in told
+  assert told.startswith("config.rollout.weights_dtype='int8'") and names in told
   assert REMEDY in told and told.count('.  ') == 0
-  corrected = objective | dict(correction=dict(fn='token_truncate'))
+  corrected = objective | dict(importance_correction=dict(fn='token_truncate'))
   assert program(objective=corrected).weights_dtype == 'int8'
-  assert program(objective=objective, quantize_update=True).quantize_update
+  assert program(objective=objective, learner=dict(quantize=True)).quantize_update
   assert program('auto', objective=objective).weights_dtype == 'float32'
 
 
@@ -202,9 +206,9 @@ def test_an_objective_that_does_not_see_the_rounding_is_refused(objective, names
   'objective, warns',
   [
     ({}, True),
-    (dict(proximal=dict(fn='recorded')), True),
-    (dict(ratio=dict(fn='direct'), proximal=dict(fn='before')), True),
-    (dict(correction=dict(fn='token_truncate')), False),
+    (dict(old_policy=dict(fn='recorded')), True),
+    (dict(ratio=dict(fn='direct'), old_policy=dict(fn='before')), True),
+    (dict(importance_correction=dict(fn='token_truncate')), False),
   ],
 )
 def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objective, warns):
@@ -213,7 +217,7 @@ def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objectiv
   program(objective=objective)
   assert len(told) == warns and all(REMEDY in text for text in told)
   program('auto', objective=objective)
-  program(objective=objective, quantize_update=True)
+  program(objective=objective, learner=dict(quantize=True))
   assert len(told) == warns
 
 
@@ -223,10 +227,10 @@ def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objectiv
     ('float32', dict(dtype='bfloat16'), "'float32' is wider than bfloat16"),
     (
       'auto',
-      dict(quantize_update=True),
-      "with config.generate.weights_dtype='auto' that rounds none",
+      dict(learner=dict(quantize=True)),
+      "with config.rollout.weights_dtype='auto' that rounds none",
     ),
-    ('bfloat16', dict(dtype='bfloat16', quantize_update=True), 'rounds none'),
+    ('bfloat16', dict(dtype='bfloat16', learner=dict(quantize=True)), 'rounds none'),
   ],
 )
 def test_types_that_make_no_sense_are_refused(weights, changes, says):

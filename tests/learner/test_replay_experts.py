@@ -31,7 +31,7 @@ END = (3, 11)
 def program(**changes):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
-  c.replay_experts = True
+  c.learner.replay_experts = True
   with c.ignore_type():
     for name, value in changes.items():
       c[name] = value
@@ -202,25 +202,27 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
 @pytest.mark.parametrize(
   'changes, said',
   [
-    (dict(generate=dict(draft=dict(fn='coupled'))), 'config.generate.draft brings tokens'),
-    (dict(generate=dict(tree=dict(fn='latr'))), 'config.generate.tree brings tokens'),
-    (dict(generate=dict(ngram=dict(draft=2, match=3))), 'config.generate.ngram brings tokens'),
-    (dict(replay=dict(fn='successes', count=1)), 'config.replay brings tokens'),
+    (dict(rollout=dict(draft=dict(fn='coupled'))), 'config.rollout.draft brings tokens'),
+    (dict(rollout=dict(tree=dict(fn='latr'))), 'config.rollout.tree brings tokens'),
+    (dict(rollout=dict(ngram=dict(draft=2, match=3))), 'config.rollout.ngram brings tokens'),
+    (dict(replay=dict(reuse=dict(fn='successes', count=1))), 'config.replay.reuse brings tokens'),
     (dict(environment=dict(fn='calculator')), 'config.environment brings tokens'),
   ],
 )
 def test_tokens_that_nobody_saw_go_anywhere_are_refused(changes, said):
   c = configs.default()
-  c.prompts, c.replay_experts = P, True
+  c.prompts, c.learner.replay_experts = P, True
   with c.ignore_type():
     c.update(changes)
-  with pytest.raises(UserError, match=f'config.replay_experts=True needs.*{said}'):
+  with pytest.raises(UserError, match=f'config.learner.replay_experts=True needs.*{said}'):
     make_program(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def test_a_model_without_experts_has_nothing_to_replay():
   c = configs.default()
-  c.prompts, c.replay_experts = P, True
+  c.prompts, c.learner.replay_experts = P, True
   dense = dataclasses.replace(MODEL, experts=0)
-  with pytest.raises(UserError, match='config.replay_experts=True .* config.model has none'):
+  with pytest.raises(
+    UserError, match='config.learner.replay_experts=True .* config.model has none'
+  ):
     make_program(c, dense, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))

@@ -50,19 +50,19 @@ def test_log_probs_from_slices_of_any_size_stand_in_the_rows_they_belong_to():
   want = microbatch.rescore(program(), params, batch.prompts, tokens_BxT)
   batch = jax.tree.map(jnp.asarray, batch)
   for rows in (2, 4, 8):  # half a group, a group, two groups: the last interleaves them
-    got = microbatch.scores(program(microbatch_rollouts=rows), params, batch)
+    got = microbatch.scores(program(learner=dict(microbatch_rollouts=rows)), params, batch)
     for one, other in zip(got, want, strict=True):
       np.testing.assert_allclose(np.where(seen, one, 0), np.where(seen, other, 0), atol=1e-5)
 
 
-WHOLE = dict(trust=dict(fn='second_moment_mask', budget=0.01), kl=dict(fn='k3', coef=0.1))
+WHOLE = dict(trust_region=dict(fn='second_moment_mask', budget=0.01), kl=dict(fn='k3', coef=0.1))
 
 
 def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size():
   """Against the definition: coefficients from all log-probs at once, then the gradient of −Σ c·log π."""
   params = decoder.init(MODEL, 0)
   batch = off_policy(graded(program(), params))
-  cut = program(objective=chosen(**WHOLE), microbatch_rollouts=2)
+  cut = program(objective=chosen(**WHOLE), learner=dict(microbatch_rollouts=2))
   assert cut.method.needs_prepass and cut.method.needs_rows and not cut.method.needs_old
 
   def score(q):
@@ -88,18 +88,19 @@ def test_old_log_probs_are_those_before_the_first_of_several_minibatches():
   params = decoder.init(MODEL, 0)
   batch = off_policy(graded(program(), params))
   tight = dict(
-    correction=dict(fn='token_truncate', high=1e6), trust=dict(fn='clip', low=1e-3, high=1e-3)
+    importance_correction=dict(fn='token_truncate', high=1e6),
+    trust_region=dict(fn='clip', low=1e-3, high=1e-3),
   )
   once = program(objective=chosen(**tight))
   assert once.method.needs_old and not once.method.needs_rows
   _, metrics = updated(once, batch, params)
   assert metrics['actor/pg_clipfrac'] == 0
-  twice = program(objective=chosen(**tight), updates_per_rollout=2, microbatch_rollouts=4)
+  twice = program(objective=chosen(**tight), learner=dict(minibatches=2, microbatch_rollouts=4))
   state, metrics = updated(twice, batch, params)
   assert int(state.step) == 2 and metrics['actor/pg_clipfrac'] > 0.05
   # The product of both corrections is π/π_b, whatever lies between.
-  free = dict(trust=PLAIN, correction=dict(fn='token'))
-  direct = dict(trust=PLAIN, ratio=dict(fn='direct'))
+  free = dict(trust_region=PLAIN, importance_correction=dict(fn='token'))
+  direct = dict(trust_region=PLAIN, ratio=dict(fn='direct'))
   both = [updated(program(objective=chosen(**c)), batch, params)[1] for c in (free, direct)]
   np.testing.assert_allclose(both[0]['actor/grad_norm'], both[1]['actor/grad_norm'], rtol=1e-4)
 
@@ -137,7 +138,9 @@ def test_any_mesh_agrees_with_one_device_on_a_method_of_whole_batches(mesh):
   """Sorting, group sums and old log-probs across shards of rows."""
   params = decoder.init(MODEL, 0)
   c = config(
-    objective=chosen(**WHOLE, correction=dict(fn='token_truncate'), emphasis=dict(fn='sharpen'))
+    objective=chosen(
+      **WHOLE, importance_correction=dict(fn='token_truncate'), token_weighting=dict(fn='sharpen')
+    )
   )
   one = make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
   batch = off_policy(graded(one, params))
@@ -153,7 +156,7 @@ def test_any_mesh_agrees_with_one_device_on_a_method_of_whole_batches(mesh):
 def test_the_effective_sample_size_scales_the_step_and_nothing_else():
   params = decoder.init(MODEL, 0)
   batch = off_policy(graded(program(), params))
-  vcpo = dict(ratio=dict(fn='direct_product'), trust=PLAIN)
+  vcpo = dict(ratio=dict(fn='direct_product'), trust_region=PLAIN)
   plain, plain_metrics = updated(program(objective=chosen(**vcpo)), batch, params)
   p = program(objective=chosen(**vcpo, lr_scale=dict(fn='effective_sample_size')))
   scaled, metrics = updated(p, batch, params)
@@ -172,7 +175,7 @@ def fast():
 
 
 @pytest.mark.parametrize(
-  'how', [{}, dict(updates_per_rollout=2), fast()], ids=['one', 'minibatches', 'fast']
+  'how', [{}, dict(learner=dict(minibatches=2)), fast()], ids=['one', 'minibatches', 'fast']
 )
 def test_replayed_rows_are_learnt_beside_sampled_ones_as_if_sampled_now(how):
   """Two sampled and two marked rows a group, nothing known of how these came about: the update of four sampled."""
@@ -182,7 +185,14 @@ def test_replayed_rows_are_learnt_beside_sampled_ones_as_if_sampled_now(how):
   replayed_B = np.tile(np.array([0, 0, 1, 1], np.float32), P)
   logp_BxT = np.where(replayed_B[:, None] > 0, -7.0, batch.rollout.logp_BxT).astype(np.float32)
   unknown = batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT))
-  half = dict(rollouts=2, replay=dict(fn='successes', count=2), microbatch_rollouts=2) | how
+  half = (
+    dict(
+      rollouts=2,
+      replay=dict(reuse=dict(fn='successes', count=2)),
+      learner=dict(microbatch_rollouts=2),
+    )
+    | how
+  )
   assert steps.empty_batch(program(**half)).replayed_B.shape == (P * G,)
   state, metrics = updated(program(**half), unknown._replace(replayed_B=replayed_B), params)
   assert_close(state.params, want.params, 1e-5)
@@ -193,16 +203,21 @@ def test_replayed_rows_are_learnt_beside_sampled_ones_as_if_sampled_now(how):
 
 
 def test_without_replay_a_program_and_its_batch_are_what_they_were():
-  off = program(replay=dict(fn='none'))
+  off = program(replay=dict(reuse=dict(fn='none')))
   assert off.group == off.generate.rollouts == G
   assert steps.empty_batch(off).replayed_B is None
-  with pytest.raises(UserError, match='config.replay.fn=.successes. does not go with'):
-    program(replay=dict(fn='successes', count=1), generate=pruned())
-  with pytest.raises(UserError, match='config.replay.fn=.successes. keeps the sum of a row'):
-    program(replay=dict(fn='successes', count=1), objective=chosen(advantage=dict(fn='decoupled')))
+  with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. does not go with'):
+    program(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
+  with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. keeps the sum of a row'):
+    program(
+      replay=dict(reuse=dict(fn='successes', count=1)),
+      objective=chosen(advantage=dict(fn='decoupled')),
+    )
 
 
-SLOTS = dict(prompts=2 * P, rollouts=G // 2, collect=dict(fn='dars', top_ups=1, most=2))
+SLOTS = dict(
+  prompts=2 * P, rollouts=G // 2, replay=dict(collect=dict(fn='dars', top_ups=1, most=2))
+)
 
 
 def in_halves(batch, order):
@@ -235,7 +250,7 @@ def test_a_prompt_in_two_slots_is_learnt_as_in_one(mesh):
 
 
 def test_a_program_that_may_idle_skips_what_is_empty():
-  p, params = program(collect=dict(fn='mixed')), decoder.init(MODEL, 0)
+  p, params = program(replay=dict(collect=dict(fn='mixed'))), decoder.init(MODEL, 0)
   before = jax.tree.map(np.asarray, steps.init_state(p, params))
   state, metrics = updated(p, steps.empty_batch(p), params)
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
@@ -254,10 +269,13 @@ def pruned():
 @pytest.mark.parametrize(
   'changes, told',
   [
-    (dict(collect=dict(fn='dars', top_ups=4)), 'config.collect.top_ups=4 leaves no slot'),
-    (dict(collect=dict(fn='dars', top_ups=1), updates_per_rollout=2), 'config.updates_per_rollout'),
-    (dict(hint=dict(fn='prefix'), replay=dict(fn='successes', count=1)), 'config.replay takes'),
-    (dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')), 'config.truncate takes'),
+    (dict(collect=dict(fn='dars', top_ups=4)), 'config.replay.collect.top_ups=4 leaves no slot'),
+    (dict(collect=dict(fn='dars', top_ups=1), updates_per_rollout=2), 'config.learner.minibatches'),
+    (
+      dict(hint=dict(fn='prefix'), replay=dict(fn='successes', count=1)),
+      'config.replay.reuse takes',
+    ),
+    (dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')), 'config.rewards.truncate takes'),
   ],
 )
 def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told(changes, told):

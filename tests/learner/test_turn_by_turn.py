@@ -21,9 +21,9 @@ from tests.learner.test_step_methods import chosen, off_policy, updated
 
 METHOD = dict(
   advantage=dict(fn='raw'),
-  credit=dict(fn='turn_whitened'),
+  credit_assignment=dict(fn='turn_whitened'),
   ratio=dict(fn='sequence'),
-  aggregate=dict(fn='sequence_mean'),
+  aggregation=dict(fn='sequence_mean'),
 )
 
 
@@ -84,7 +84,9 @@ def by_hand(p, batch, eps):
 def test_it_is_the_loop_over_turns_written_out(batch, eps):
   """The update of several slices against one program a turn, with every row's multiplier worked out beside it."""
   batch = talked(batch)
-  p = program(objective=chosen(**METHOD), microbatch_rollouts=8, **sequential(eps=eps))
+  p = program(
+    objective=chosen(**METHOD), learner=dict(microbatch_rollouts=8), **sequential(eps=eps)
+  )
   got, metrics = updated(p, batch, decoder.init(MODEL, 0))
   want, told = by_hand(p, batch, eps)
   assert int(got.step) == metrics['actor/turns'] == 3
@@ -102,10 +104,10 @@ def test_it_is_the_loop_over_turns_written_out(batch, eps):
 def test_of_one_turn_it_is_gspo_normalized_over_the_batch(batch):
   """Two batches of rows that are one turn each, beside the plain step whose old policy is that of before."""
   batch = talked(batch, most=1)
-  before = dict(proximal=dict(fn='before'), correction=dict(fn='token'))
+  before = dict(old_policy=dict(fn='before'), importance_correction=dict(fn='token'))
   plain, own = (
     program(objective=chosen(**METHOD, **more), **outer)
-    for more, outer in ((before, {}), (dict(correction=dict(fn='token')), sequential()))
+    for more, outer in ((before, {}), (dict(importance_correction=dict(fn='token')), sequential()))
   )
   one, other = (steps.init_state(p, decoder.init(MODEL, 0)) for p in (plain, own))
   for _ in range(2):
@@ -123,7 +125,7 @@ def test_numbers_for_the_log_are_of_all_turns(batch):
   c = sequential()
   c['optimizer'].learning_rate = 0.0
   told = updated(program(objective=chosen(**METHOD), **c), batch, decoder.init(MODEL, 0))[1]
-  plain = dict(METHOD, ratio=dict(fn='token'), aggregate=dict(fn='token_mean'))
+  plain = dict(METHOD, ratio=dict(fn='token'), aggregation=dict(fn='token_mean'))
   want = updated(program(objective=chosen(**plain)), batch, decoder.init(MODEL, 0))[1]
   assert told['training/trained_tokens'] == want['training/trained_tokens'] > 0
   for name in ('actor/entropy', 'training/rollout_probs_diff_mean', 'critic/advantages/mean'):

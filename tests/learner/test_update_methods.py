@@ -21,7 +21,7 @@ from tests.learner.test_step_methods import PLAIN, chosen, off_policy, updated
 
 
 def averaged(decay, **more):
-  return chosen(proximal=dict(fn='average', decay=decay), **more)
+  return chosen(old_policy=dict(fn='average', decay=decay), **more)
 
 
 def trained(p, batch, count):
@@ -67,7 +67,7 @@ def test_the_average_is_that_of_all_weights_so_far(batch, decay):
 
 def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   """Against the definition: its log-probs scored apart, the gradient's coefficients made of them."""
-  p = program(objective=averaged(0.7, correction=dict(fn='token'), trust=PLAIN))
+  p = program(objective=averaged(0.7, importance_correction=dict(fn='token'), trust_region=PLAIN))
   states = trained(p, batch, 2)
   state = jax.tree.map(jnp.asarray, states[1])
   score = lambda q: updates.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]  # noqa: E731
@@ -85,10 +85,12 @@ def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
 def test_the_exact_old_policy_is_the_interpolated_one_for_a_fresh_batch(batch):
   """All tokens by the weights of step 0: two minibatches of both methods are the same, one without a pass."""
   fresh = batch._replace(rollout=graded(program(), decoder.init(MODEL, 0)).rollout)
-  two = dict(updates_per_rollout=2)
+  two = dict(learner=dict(minibatches=2))
   exact, interpolated = (
     updated(
-      program(objective=chosen(proximal=dict(fn=fn), correction=dict(fn='token')), **two),
+      program(
+        objective=chosen(old_policy=dict(fn=fn), importance_correction=dict(fn='token')), **two
+      ),
       fresh,
       decoder.init(MODEL, 0),
     )[0]
@@ -101,7 +103,9 @@ def test_the_exact_old_policy_is_the_interpolated_one_for_a_fresh_batch(batch):
 def test_the_age_of_tokens_is_counted_from_the_present_step(batch):
   """After a step on it, the same batch is one old: α = 0 with one minibatch taken from it would be 1 with none."""
   p = program(
-    objective=chosen(proximal=dict(fn='interpolated'), correction=dict(fn='token'), trust=PLAIN)
+    objective=chosen(
+      old_policy=dict(fn='interpolated'), importance_correction=dict(fn='token'), trust_region=PLAIN
+    )
   )
   params = decoder.init(MODEL, 0)
   state = steps.init_state(p, params)._replace(step=jnp.int32(3))
@@ -111,7 +115,9 @@ def test_the_age_of_tokens_is_counted_from_the_present_step(batch):
   _, stale = steps.compile_update(p)(state, old)
   # α = 1: r = 1, ρ = π/π_b: as exact log-probs before the only minibatch.
   exact = program(
-    objective=chosen(proximal=dict(fn='before'), correction=dict(fn='token'), trust=PLAIN)
+    objective=chosen(
+      old_policy=dict(fn='before'), importance_correction=dict(fn='token'), trust_region=PLAIN
+    )
   )
   _, want = updated(exact, batch, params)
   np.testing.assert_allclose(float(stale['actor/grad_norm']), want['actor/grad_norm'], rtol=1e-4)
@@ -124,7 +130,7 @@ def looped(**settings):
 
 
 def noisy(sigma=1e-6, **more):
-  return chosen(perturb=dict(fn='layerwise', sigma=sigma, learning_rate=0.1), **more)
+  return chosen(activation_noise=dict(fn='layerwise', sigma=sigma, learning_rate=0.1), **more)
 
 
 def everything():
@@ -133,8 +139,8 @@ def everything():
     1e-3,
     advantage=dict(fn='least_variance'),
     ratio=dict(fn='direct_product'),
-    correction=dict(fn='second_moment_mask', budget=100.0),
-    proximal=dict(fn='average', decay=0.7),
+    importance_correction=dict(fn='second_moment_mask', budget=100.0),
+    old_policy=dict(fn='average', decay=0.7),
   )
   return dict(objective=method) | looped(fast_steps=1, alpha=0.5, window=2)
 
@@ -269,13 +275,15 @@ def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
 
 def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
   params, noise = decoder.init(MODEL, 0), (jnp.array([0.1, 0.3]), jax.random.key(3))
-  one, other = (forward(program(remat=r), params, batch, noise) for r in (False, True))
+  one, other = (
+    forward(program(learner=dict(remat=r)), params, batch, noise) for r in (False, True)
+  )
   np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
   """Of the surrogate's own value: log σ is learnt through log π, with the coefficients held."""
-  p = program(objective=noisy(0.1, ratio=dict(fn='direct'), trust=PLAIN))
+  p = program(objective=noisy(0.1, ratio=dict(fn='direct'), trust_region=PLAIN))
   params, key = decoder.init(MODEL, 0), jax.random.key(3)
   target = objective.targets(p.method, batch, G)
   seen = np.asarray(target.mask_BxT) > 0

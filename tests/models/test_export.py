@@ -53,7 +53,7 @@ def test_what_is_written_is_what_was_read_and_transformers_says_the_same(case, t
 def test_a_model_without_a_folder_gets_a_config_a_tokenizer_and_a_card(tmp_path):
   """The whole command on a model drawn at random, and what transformers makes of it."""
   c = configs.default()
-  c.model, c.data.source, c.data.size, c.grade.fn = 'scratch', 'digits', 32, 'exact'
+  c.model, c.data.source, c.data.size, c.rewards.fn = 'scratch', 'digits', 32, 'exact'
   c.scratch.update(SCRATCH)
   to = str(tmp_path / 'ours')
   train.export_only(c, str(tmp_path / 'run'), to, 'float32', base=True)

@@ -66,7 +66,7 @@ TEMPLATE = (
 
 
 def test_it_grades_in_a_worker(tmp_path):
-  """As config.grade names it: text as it stands, messages by the folder's template without the mark of a next turn."""
+  """As config.rewards names it: text as it stands, messages by the folder's template without the mark of a next turn."""
   path, other = folder(tmp_path)
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(dict(chat_template=TEMPLATE)))
   spec = dict(fn='jaxrl_llm.models.reward_model:score', folder=path, batched='step', workers=1)
@@ -99,7 +99,7 @@ def test_what_is_no_reward_model_is_told(tmp_path, labels, told):
   with pytest.raises(UserError, match=told):
     reward_model.load(path)
   spec = dict(fn='jaxrl_llm.models.reward_model:score', folder=path, batched='step')
-  with pytest.raises(UserError, match=f'^config.grade.folder: .*{told}'):
+  with pytest.raises(UserError, match=f'^config.rewards.folder: .*{told}'):
     rewards.resolve(spec)
 
 
@@ -110,13 +110,13 @@ def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch)
     fn='jaxrl_llm.models.reward_model:score', folder=str(tmp_path / 'none'), batched='step'
   )
   c = configs.default()
-  c.grade.update(spec)
+  c.rewards.update(spec)
   monkeypatch.setattr(models, 'load', lambda *_, **__: pytest.fail('the policy was loaded'))
   with pytest.raises(
-    UserError, match=r"^config.grade.folder: '.*none' is no reward model: no folder"
+    UserError, match=r"^config.rewards.folder: '.*none' is no reward model: no folder"
   ):
     setup.parts(c)
-  with pytest.raises(UserError, match=r'^config.grade.parts\[0\].folder: .*none'):
+  with pytest.raises(UserError, match=r'^config.rewards.parts\[0\].folder: .*none'):
     rewards.resolve_parts(dict(fn='exact', parts=(spec,)))
   for bad in ('', 7):
     with pytest.raises(UserError, match='folder=.* must name the folder of a reward model'):

@@ -24,7 +24,13 @@ P, G, L, T = 4, 2, 7, 9
 
 def program(attend, model=MODEL, platform=None, **mesh):
   c = configs.default()
-  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens, c.attention = P, G, L, T, attend
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens, c.learner.attention = (
+    P,
+    G,
+    L,
+    T,
+    attend,
+  )
   c.mesh.update(dict(fsdp=1) | mesh)
   devices = jax.devices()[: int(np.prod(list(mesh.values()), dtype=int))]
   return make_program(c, model, (3,), sharding.make_mesh(c.mesh, devices))
@@ -103,5 +109,5 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
   ],
 )
 def test_what_the_kernel_cannot_do_is_refused(attend, model, mesh, said):
-  with pytest.raises(UserError, match=f"config.attention='{attend}' .*{said}"):
+  with pytest.raises(UserError, match=f"config.learner.attention='{attend}' .*{said}"):
     program(attend, dataclasses.replace(MODEL, **model), **mesh)

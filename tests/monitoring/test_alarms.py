@@ -56,14 +56,14 @@ SAYS = dict(
   non_finite='Lower config.optimizer.learning_rate',
   probs_gap='2.0e-04 is above 0.0001: what was sampled was not sampled from the policy that learns',
   grading='20% of the rollouts could not be graded (0 time-outs, 0 crashes, 6 errors',
-  format='No reply of the first batch holds what config.grade.fn reads',
+  format='No reply of the first batch holds what config.rewards.fn reads',
   unrewarded='No reply of the first batch got any reward',
   prompt_paid='75% of the prompts, graded as if they were replies, are paid in full',
   still='gradient 1.2e+00, update 0.0e+00, although the learning rate is 1.0e-05 and rewards differ within groups',
-  entropy='Entropy is down to 0.0050 nats a token (config.health.entropy=0.01)',
-  all_wrong='what config.grade.fn reads (the format)',
+  entropy='Entropy is down to 0.0050 nats a token (config.monitoring.alarms.entropy=0.01)',
+  all_wrong='what config.rewards.fn reads (the format)',
   all_right='Give harder rows',
-  same_reward='Does config.grade tell good answers from bad?',
+  same_reward='Does config.rewards tell good answers from bad?',
   truncated='100% of the rollouts were cut off',
 )
 
@@ -139,9 +139,9 @@ def test_it_says_once_what_scores_below_right_mean_for_the_curriculum():
   told, _ = watched(made(), rows)
   assert [(step, name) for step, name, _ in told] == [(31, 'never_right')]  # 32 rollouts a step
   text = told[0][2]
-  assert 'No score of 1024 rollouts reached config.grade.right=1: the highest is 0.25' in text
+  assert 'No score of 1024 rollouts reached config.rewards.right=1: the highest is 0.25' in text
   assert 'the way from 0 to 1' in text and '25% at best' in text
-  assert text.endswith('--config.grade.right=0.25.')
+  assert text.endswith('--config.rewards.right=0.25.')
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_scores_beyond_the_bounds_are_told_once_with_bounds_that_hold_them():
   told, _ = watched(made(), [GRADED | {'grade/right': 0.1}] * 2 + [wide, GRADED] * 20)
   assert [(step, name) for step, name, _ in told] == [(2, 'out_of_bounds')]
   assert '12.5% of the scores lie outside of 0 to 1: they go from -1.5 to 0.2' in told[0][2]
-  assert told[0][2].endswith("--config.grade.bounds='(-1.5, 1)'.")
+  assert told[0][2].endswith("--config.rewards.bounds='(-1.5, 1)'.")
 
 
 def test_what_is_told_once_stays_told_over_a_restart_and_may_stop_the_run():
@@ -178,7 +178,7 @@ def test_what_is_told_once_stays_told_over_a_restart_and_may_stop_the_run():
   again = made(health__stop=('never_right',), health__right_rollouts=32)
   _, alarms = again.observe(WELL | GRADED | {'training/global_step': 0})
   with pytest.raises(
-    UserError, match='config.health.stop names never_right: never_right, at step 0'
+    UserError, match='config.monitoring.alarms.stop names never_right: never_right, at step 0'
   ):
     again.check(alarms)
 
@@ -236,7 +236,7 @@ def bound(dtype, **changes):
 
 
 def test_the_gap_that_rounded_weights_make_is_no_alarm():
-  low = lambda name: dict(generate=dict(weights_dtype=name))  # noqa: E731
+  low = lambda name: dict(rollout=dict(weights_dtype=name))  # noqa: E731
   assert bound('float32') == 1e-4 and bound('bfloat16') == 1e-2
   assert bound('float32', **low('bfloat16')) == bound('bfloat16', **low('bfloat16')) == 1e-2
   assert bound('float32', **low('int8')) == bound('bfloat16', **low('int8')) == 0.04
@@ -250,11 +250,11 @@ def test_the_gap_that_rounded_weights_make_is_no_alarm():
   'change',
   [
     '--config.mode=lag',
-    '--config.updates_per_rollout=2',
-    '--config.generate.stop.fn=rounds',
-    '--config.generate.cache_dtype=int8',
-    '--config.hint.fn=guide',
-    '--config.collect.fn=mixed',
+    '--config.learner.minibatches=2',
+    '--config.rollout.stop.fn=rounds',
+    '--config.rollout.cache_dtype=int8',
+    '--config.curriculum.hint.fn=guide',
+    '--config.replay.collect.fn=mixed',
   ],
 )
 def test_sampler_and_trainer_may_differ_where_they_are_meant_to(change):
@@ -280,7 +280,9 @@ def test_a_run_ends_where_that_is_asked():
     if not ends:
       own.check(alarms)
     else:
-      with pytest.raises(UserError, match='config.health.stop names entropy: entropy for 2 steps'):
+      with pytest.raises(
+        UserError, match='config.monitoring.alarms.stop names entropy: entropy for 2 steps'
+      ):
         own.check(alarms)
 
 
@@ -297,30 +299,36 @@ def test_it_goes_on_where_a_run_is_continued():
 @pytest.mark.parametrize(
   'name, value, told',
   [
-    ('entropy', -1.0, 'config.health.entropy=-1.0 must be a finite number from 0 to inf'),
-    ('truncated', 1.5, 'config.health.truncated=1.5 must be'),
-    ('failed', -0.1, 'config.health.failed=-0.1 must be'),
-    ('probs_gap', 2.0, 'config.health.probs_gap=2.0 must be'),
-    ('steps', 0, 'config.health.steps=0 must be a whole number'),
-    ('right_rollouts', 0, 'config.health.right_rollouts=0 must be a whole number'),
-    ('stop', ('entrpy',), "config.health.stop names 'entrpy'; choose of: all_right"),
+    (
+      'entropy',
+      -1.0,
+      'config.monitoring.alarms.entropy=-1.0 must be a finite number from 0 to inf',
+    ),
+    ('truncated', 1.5, 'config.monitoring.alarms.truncated=1.5 must be'),
+    ('failed', -0.1, 'config.monitoring.alarms.failed=-0.1 must be'),
+    ('probs_gap', 2.0, 'config.monitoring.alarms.probs_gap=2.0 must be'),
+    ('steps', 0, 'config.monitoring.alarms.steps=0 must be a whole number'),
+    ('right_rollouts', 0, 'config.monitoring.alarms.right_rollouts=0 must be a whole number'),
+    ('stop', ('entrpy',), "config.monitoring.alarms.stop names 'entrpy'; choose of: all_right"),
   ],
 )
 def test_bad_settings_are_told(name, value, told):
   config = configs.default()
-  config.health[name] = value
+  config.monitoring.alarms[name] = value
   with pytest.raises(UserError, match=told):
     alarms.Health(config, 'float32')
 
 
 def small(folder, **changes):
-  few = dict(steps=5, eval=dict(every=0, prompts=0, samples=0))
+  few = dict(steps=5, evaluation=dict(every=0, prompts=0, samples=0))
   return tiny_job.config_file(folder, **few | changes)
 
 
 def test_a_healthy_run_says_nothing_and_one_with_alarms_goes_on_exactly(tmp_path):
   """The second has a bound that every policy breaks: told once, also where the run is continued after it."""
-  out = tiny_job.finish(tiny_job.start(small(tmp_path, health=dict(steps=3)), tmp_path / 'well'))
+  out = tiny_job.finish(
+    tiny_job.start(small(tmp_path, monitoring=dict(alarms=dict(steps=3))), tmp_path / 'well')
+  )
   assert 'warning' not in out
   rows = tiny_job.rows(tmp_path / 'well')
   assert {name for name in rows[0] if name.startswith('health/')} == {
@@ -328,7 +336,7 @@ def test_a_healthy_run_says_nothing_and_one_with_alarms_goes_on_exactly(tmp_path
   }
   assert not any(row[f'health/{name}'] for row in rows for name in alarms.NAMES)
   assert rows[0]['actor/update_norm'] == 0 and all(row['actor/update_norm'] > 0 for row in rows[1:])
-  config = small(tmp_path, health=dict(steps=3, entropy=9.0))
+  config = small(tmp_path, monitoring=dict(alarms=dict(steps=3, entropy=9.0)))
   first = tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=4'))
   again = tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
   assert first.count('warning: entropy for 3 steps, at step 3') == 1
@@ -371,9 +379,11 @@ def test_the_batch_of_a_skipped_update_is_kept_and_the_run_ends_after_some(tmp_p
 
 
 def test_a_run_whose_answers_cannot_be_graded_ends_with_the_reason(tmp_path):
-  config = small(tmp_path, grade=dict(fn='judges:broken'), sft=None)
+  config = small(tmp_path, rewards=dict(fn='judges:broken'), sft=None)
   told = refused(config, tmp_path / 'run')
-  assert 'error: config.grade.failed.stop_share=0.5: 48 of 48 rollouts of the last 3 steps' in told
+  assert (
+    'error: config.rewards.failed.stop_share=0.5: 48 of 48 rollouts of the last 3 steps' in told
+  )
   assert '(0 timeout, 0 crash, 48 error)' in told and 'no such column' in told
   assert 'warning: grading, at step 0: 100% of the rollouts' in told
   rows = tiny_job.rows(tmp_path / 'run')

@@ -108,11 +108,14 @@ def test_a_row_is_told_once_it_is_on_the_disk(tmp_path):
   'changes, words',
   [
     (
-      dict(trackers=('mlflow',)),
-      "config.trackers holds 'mlflow'; choose among: tensorboard, wandb",
+      dict(monitoring=dict(trackers=('mlflow',))),
+      "config.monitoring.trackers holds 'mlflow'; choose among: tensorboard, wandb",
     ),
-    (dict(profile=dict(steps='3')), "config.profile.steps='3' must be two step numbers"),
-    (dict(profile=dict(steps='5:5')), 'the first below the second'),
+    (
+      dict(monitoring=dict(profile=dict(steps='3'))),
+      "config.monitoring.profile.steps='3' must be two step numbers",
+    ),
+    (dict(monitoring=dict(profile=dict(steps='5:5'))), 'the first below the second'),
   ],
 )
 def test_bad_settings_are_one_sentence(changes, words):

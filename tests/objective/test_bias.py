@@ -49,7 +49,9 @@ def truth(reward=REWARD):
 
 def expected(sampler, reward=REWARD, group=1, importance=None, **choices):
   """E over answers drawn from `sampler` of Σ c·∇log π, times the rows that c is divided by."""
-  method = objective.method(settings(**(dict(aggregate='sequence_sum', trust='none') | choices)))
+  method = objective.method(
+    settings(**(dict(aggregation='sequence_sum', trust_region='none') | choices))
+  )
   groups = list(itertools.product(range(8), repeat=group))
   x, b, ref = (np.asarray(logp(t)) for t in (THETA, sampler, REFERENCE))
   total = np.zeros((8, 3))
@@ -99,8 +101,8 @@ def test_on_policy_the_gradient_is_exact(choices):
   'choices',
   [
     dict(ratio='direct_product'),
-    dict(ratio='one', correction=dict(fn='sequence_truncate', high=1e6)),
-    dict(ratio='product', correction=dict(fn='sequence_mask', high=1e6)),
+    dict(ratio='one', importance_correction=dict(fn='sequence_truncate', high=1e6)),
+    dict(ratio='product', importance_correction=dict(fn='sequence_mask', high=1e6)),
   ],
 )
 def test_off_policy_the_product_of_ratios_is_exact(choices):
@@ -120,10 +122,10 @@ def test_rows_weighted_by_how_they_were_drawn_are_exact():
     dict(ratio='token'),
     dict(ratio='sequence'),
     dict(ratio='prefix_min'),
-    dict(ratio='one', correction='token'),
-    dict(ratio='one', correction=dict(fn='sequence_truncate', high=1.5)),
-    dict(ratio='one', correction=dict(fn='sequence_mask', high=1.5)),
-    dict(ratio='direct_product', trust='clip'),
+    dict(ratio='one', importance_correction='token'),
+    dict(ratio='one', importance_correction=dict(fn='sequence_truncate', high=1.5)),
+    dict(ratio='one', importance_correction=dict(fn='sequence_mask', high=1.5)),
+    dict(ratio='direct_product', trust_region='clip'),
   ],
 )
 def test_off_policy_everything_else_is_biased(choices):
@@ -160,7 +162,7 @@ def test_truncation_shrinks_the_gradient_of_what_it_truncates_by_the_predicted_f
   rho = np.asarray(chance(THETA) / chance(BEHAVIOUR))
   for answer in range(8):
     reward = np.eye(8)[answer]
-    choices = dict(ratio='one', correction=dict(fn='sequence_truncate', high=most))
+    choices = dict(ratio='one', importance_correction=dict(fn='sequence_truncate', high=most))
     got = expected(BEHAVIOUR, reward, **RAW, **choices)
     np.testing.assert_allclose(got, min(1, most / rho[answer]) * truth(reward), atol=1e-10)
 
@@ -168,7 +170,7 @@ def test_truncation_shrinks_the_gradient_of_what_it_truncates_by_the_predicted_f
 def test_clipping_removes_gains_and_keeps_losses():
   """What is already likelier than 1+ε: no pull up (the bias is downwards), the whole pull down."""
   ratio = np.asarray(chance(THETA) / chance(BEHAVIOUR))
-  choices = dict(ratio='direct_product', trust='clip')
+  choices = dict(ratio='direct_product', trust_region='clip')
   assert (ratio > 1.2).any() and (ratio < 0.8).any()
   for answer in range(8):
     for sign in (1.0, -1.0):
@@ -180,7 +182,7 @@ def test_clipping_removes_gains_and_keeps_losses():
 
 def test_tapering_overrates_successes_that_became_unlikely_and_underrates_likely_failures():
   ratio = np.asarray(chance(THETA) / chance(BEHAVIOUR))
-  choices = dict(ratio='direct_product', trust='taper')
+  choices = dict(ratio='direct_product', trust_region='taper')
   for answer in range(8):
     up = expected(BEHAVIOUR, np.eye(8)[answer], **RAW, **choices)
     np.testing.assert_allclose(up, truth(np.eye(8)[answer]) / ratio[answer], atol=1e-10)

@@ -44,19 +44,19 @@ def partners(choice, fixed=()):
         if chosen.get(clause.stage) not in clause.allowed:
           chosen[clause.stage] = clause.allowed[0]
           open_stages.append(clause.stage)
-  if chosen.get('credit') in BESIDE:
-    chosen['companion'] = BESIDE[chosen['credit']]
+  if chosen.get('credit_assignment') in BESIDE:
+    chosen['auxiliary_model'] = BESIDE[chosen['credit_assignment']]
   return settings(**{stage: spec(stage, name) for stage, name in chosen.items()})
 
 
 def test_what_was_silently_another_method_is_refused():
   for choice in (
-    dict(trust='listwise', ratio='one', advantage='raw', aggregate='token_mean'),
-    dict(trust='geometric', ratio='sequence'),
-    dict(trust='gamma', ratio='token'),
-    dict(trust='shifted_clip', ratio='token'),
-    dict(trust='taper', ratio='direct', advantage='group_normalized'),
-    dict(ratio='sequence', aggregate='token_mean'),
+    dict(trust_region='listwise', ratio='one', advantage='raw', aggregation='token_mean'),
+    dict(trust_region='geometric', ratio='sequence'),
+    dict(trust_region='gamma', ratio='token'),
+    dict(trust_region='shifted_clip', ratio='token'),
+    dict(trust_region='taper', ratio='direct', advantage='group_normalized'),
+    dict(ratio='sequence', aggregation='token_mean'),
   ):
     with pytest.raises(UserError, match='does not go with'):
       objective.method(settings(**{stage: spec(stage, name) for stage, name in choice.items()}))
@@ -85,22 +85,22 @@ def test_a_contract_refuses_every_other_partner_and_builds_with_each_of_its_own(
   'stage, name', [(s, n) for s, names in NAMES.items() if s != 'zero_variance' for n in names]
 )
 def test_every_function_of_every_stage_has_partners(stage, name):
-  if stage == 'companion':
-    stage, name = 'credit', {v: k for k, v in BESIDE.items()}.get(name, 'row')
+  if stage == 'auxiliary_model':
+    stage, name = 'credit_assignment', {v: k for k, v in BESIDE.items()}.get(name, 'row')
   objective.method(partners({stage: name}))
 
 
 def test_a_message_has_the_reason_and_the_flag():
   with pytest.raises(UserError) as error:
-    objective.method(settings(trust='geometric', aggregate='token_mean'))
+    objective.method(settings(trust_region='geometric', aggregation='token_mean'))
   assert str(error.value) == (
-    "config.objective.trust.fn='geometric' does not go with config.objective.aggregate.fn='token_mean': it takes the "
-    'mean over a row itself; set --config.objective.aggregate.fn=sequence_mean.'
+    "config.objective.trust_region.fn='geometric' does not go with config.objective.aggregation.fn='token_mean': it takes the "
+    'mean over a row itself; set --config.objective.aggregation.fn=sequence_mean.'
   )
 
 
 def test_a_setting_is_bounded_as_well():
-  choice = dict(ratio='one', trust=dict(fn='listwise', max_tokens=4))
+  choice = dict(ratio='one', trust_region=dict(fn='listwise', max_tokens=4))
   for baseline in (0.0, 1.0):
     with pytest.raises(UserError, match='--config.objective.advantage.baseline=0.5'):
       objective.method(settings(advantage=dict(fn='raw', baseline=baseline), **choice))
@@ -134,10 +134,10 @@ def test_a_loop_around_the_optimizer_has_contracts_too():
 
 def test_a_run_is_refused_before_its_model_is_looked_for():
   config = configs.load('configs/gspo.py')
-  config.objective.aggregate.fn, config.model = 'token_mean', '/no/such/model'
+  config.objective.aggregation.fn, config.model = 'token_mean', '/no/such/model'
   with pytest.raises(UserError, match='does not go with'):
     setup.parts(config)
-  config.objective.aggregate.fn = 'sequence_mean'
+  config.objective.aggregation.fn = 'sequence_mean'
   with pytest.raises(UserError, match='no/such/model'):
     setup.parts(config)
 

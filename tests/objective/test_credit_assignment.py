@@ -87,15 +87,19 @@ def test_padding_and_empty_rows_have_no_credit_and_no_say(name):
 def test_a_group_that_leaves_the_loss_still_teaches_the_critic():
   d, rows = data(), slice(G, 2 * G)
   d.reward[rows] = 1
-  t = target(d, advantage='raw', credit='gae', companion='critic', zero_variance='mask')
+  t = target(
+    d, advantage='raw', credit_assignment='gae', auxiliary_model='critic', zero_variance='mask'
+  )
   assert (np.asarray(t.advantage_BxT)[rows] == 0).all()
   np.testing.assert_allclose(t.return_BxT[rows], d.reward[rows, None] * d.mask[rows], atol=1e-12)
 
 
 def test_prime_without_process_is_leave_one_out():
-  plain = dict(advantage='leave_one_out', ratio='one', trust='none', aggregate='sequence_sum')
+  plain = dict(
+    advantage='leave_one_out', ratio='one', trust_region='none', aggregation='sequence_sum'
+  )
   of_outcome = dict(fn='process', process=0.0, outcome=1.0, whiten=False)
-  got = coefficients(data(), **plain, credit=of_outcome, companion='outcome')
+  got = coefficients(data(), **plain, credit_assignment=of_outcome, auxiliary_model='outcome')
   want = coefficients(data(), **plain)
   assert np.abs(want).max() > 1e-2
   np.testing.assert_allclose(got, want, atol=1e-12)
@@ -115,7 +119,7 @@ def test_prime_gives_a_token_what_is_still_to_come():
 def test_istar_of_a_model_that_has_not_moved_is_grpo():
   d = data()
   d.process = 0 * d.process
-  got = coefficients(d, credit='steps', companion='preference')
+  got = coefficients(d, credit_assignment='steps', auxiliary_model='preference')
   want = coefficients(d)
   assert np.abs(want).max() > 1e-2
   np.testing.assert_array_equal(got, want)
@@ -125,7 +129,9 @@ def test_istar_with_one_turn_is_grpo_of_the_reward_plus_grpo_of_the_process():
   d = data()
   total = (d.process * d.mask).sum(1)
   second = target(type(d)(**(vars(d) | dict(reward=total)))).advantage_BxT
-  got = target(d, credit=dict(fn='steps', weight=0.5), companion='preference').advantage_BxT
+  got = target(
+    d, credit_assignment=dict(fn='steps', weight=0.5), auxiliary_model='preference'
+  ).advantage_BxT
   np.testing.assert_allclose(got, target(d).advantage_BxT + 0.5 * second, atol=1e-12)
 
 
@@ -254,12 +260,27 @@ def test_the_reward_comes_at_the_end_of_a_row_and_not_of_each_of_its_turns():
 @pytest.mark.parametrize(
   'choices, told',
   [
-    (dict(credit='gae'), "credit.fn='gae' asks a companion for values .*='none' gives nothing"),
-    (dict(credit='steps'), 'set companion.fn to outcome or preference'),
-    (dict(companion='critic'), "credit.fn='row' asks a companion for nothing .*fn to none"),
-    (dict(credit='process', companion='critic'), "='critic' gives values; set companion.fn to out"),
-    (dict(credit='gae', companion=dict(fn='critic', learning_rate=0.0)), 'must be above 0'),
-    (dict(credit='gae', companion=dict(fn='critic', beta=1.0)), 'takes: learning_rate, clip'),
+    (
+      dict(credit_assignment='gae'),
+      "credit_assignment.fn='gae' asks a companion for values .*='none' gives nothing",
+    ),
+    (dict(credit_assignment='steps'), 'set auxiliary_model.fn to outcome or preference'),
+    (
+      dict(auxiliary_model='critic'),
+      "credit_assignment.fn='row' asks a companion for nothing .*fn to none",
+    ),
+    (
+      dict(credit_assignment='process', auxiliary_model='critic'),
+      "='critic' gives values; set auxiliary_model.fn to out",
+    ),
+    (
+      dict(credit_assignment='gae', auxiliary_model=dict(fn='critic', learning_rate=0.0)),
+      'must be above 0',
+    ),
+    (
+      dict(credit_assignment='gae', auxiliary_model=dict(fn='critic', beta=1.0)),
+      'takes: learning_rate, clip',
+    ),
   ],
 )
 def test_a_credit_and_a_companion_that_do_not_fit_are_told(choices, told):

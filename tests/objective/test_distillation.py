@@ -21,7 +21,7 @@ def float64():
 
 def coefficients(d, scale):
   """Those of ExOPD's row, taught."""
-  own = METHODS['exopd'].settings | dict(distill=dict(fn='on_policy', scale=scale))
+  own = METHODS['exopd'].settings | dict(distillation=dict(fn='on_policy', scale=scale))
   method = objective.method(settings(**own))
   assert method.needs_teacher and method.needs_reference and not method.needs_rows
   target = objective.targets(method, batch(d), G)._replace(

@@ -23,24 +23,24 @@ NORMALIZED = dict(fn='group_normalized', eps=1e-4)
 # TRL's name → ours. TRL multiplies rows or tokens of ratio 0 into the loss; here they are not kept.
 CASES = {
   'grpo': {},
-  'dapo': dict(trust=dict(fn='clip', low=0.2, high=0.28), aggregate='token_mean'),
-  'bnpo': dict(aggregate='token_mean'),
-  'dr_grpo': dict(aggregate='fixed'),
-  'delta': dict(trust=dict(fn='dual_clip', most=1.25)),
-  'cispo': dict(trust=dict(fn='cap', most=1.2), aggregate='token_mean'),
-  'sapo': dict(trust='sigmoid'),
-  'vespo': dict(ratio='product', trust='gamma', aggregate='token_mean'),
-  'gspo': dict(ratio='sequence', trust=dict(fn='clip', low=0.03, high=0.04)),
-  'luspo': dict(ratio='sequence', aggregate='sequence_sum'),
-  'gmpo': dict(trust=dict(fn='geometric', low=0.3, high=0.3)),
+  'dapo': dict(trust_region=dict(fn='clip', low=0.2, high=0.28), aggregation='token_mean'),
+  'bnpo': dict(aggregation='token_mean'),
+  'dr_grpo': dict(aggregation='fixed'),
+  'delta': dict(trust_region=dict(fn='dual_clip', most=1.25)),
+  'cispo': dict(trust_region=dict(fn='cap', most=1.2), aggregation='token_mean'),
+  'sapo': dict(trust_region='sigmoid'),
+  'vespo': dict(ratio='product', trust_region='gamma', aggregation='token_mean'),
+  'gspo': dict(ratio='sequence', trust_region=dict(fn='clip', low=0.03, high=0.04)),
+  'luspo': dict(ratio='sequence', aggregation='sequence_sum'),
+  'gmpo': dict(trust_region=dict(fn='geometric', low=0.3, high=0.3)),
   'k3': dict(kl=dict(fn='k3', coef=0.1)),
   'k3_corrected': dict(kl=dict(fn='ratio_k3', coef=0.1)),
-  'token_truncate': dict(correction=dict(fn='token_truncate', high=1.2)),
-  'token_mask': dict(correction=dict(fn='token_mask', low=0.8, high=1.2)),
-  'sequence_truncate': dict(correction=dict(fn='sequence_truncate', high=1.2)),
-  'sequence_mask': dict(correction=dict(fn='sequence_mask', high=1.5)),
-  'opsm': dict(correction=dict(fn='divergent_negatives', delta=0.01)),
-  'forking': dict(emphasis=dict(fn='forking', share=0.4), aggregate='token_mean'),
+  'token_truncate': dict(importance_correction=dict(fn='token_truncate', high=1.2)),
+  'token_mask': dict(importance_correction=dict(fn='token_mask', low=0.8, high=1.2)),
+  'sequence_truncate': dict(importance_correction=dict(fn='sequence_truncate', high=1.2)),
+  'sequence_mask': dict(importance_correction=dict(fn='sequence_mask', high=1.5)),
+  'opsm': dict(importance_correction=dict(fn='divergent_negatives', delta=0.01)),
+  'forking': dict(token_weighting=dict(fn='forking', share=0.4), aggregation='token_mean'),
 }
 
 
@@ -85,7 +85,7 @@ def test_loss_and_gradient_are_those_of_trl(name):
   np.testing.assert_allclose(-c, stored['gradient'], atol=1e-8)
   value = float(sums['pg_loss']) + 0.1 * float(sums['kl_loss'])
   np.testing.assert_allclose(value, stored['loss'], atol=1e-7)  # TRL's SAPO has float32 in it
-  plain = GOLDEN['cases']['bnpo' if CASES[name].get('aggregate') == 'token_mean' else 'grpo']
+  plain = GOLDEN['cases']['bnpo' if CASES[name].get('aggregation') == 'token_mean' else 'grpo']
   if name not in ('grpo', 'bnpo'):
     moved = np.abs(np.array(stored['gradient']) - plain['gradient']).max()
     assert moved > 1e-4, 'the case shows nothing'
@@ -151,15 +151,15 @@ def verl_cispo(a, low=0.1, high=0.2):
 @pytest.mark.parametrize(
   'loss, choices',
   [
-    (verl_vanilla, dict(trust='dual_clip')),
-    (verl_gspo, dict(ratio='sequence', trust=dict(fn='clip', low=0.03, high=0.04))),
-    (verl_cispo, dict(trust=dict(fn='cap_band', low=0.1, high=0.2))),
+    (verl_vanilla, dict(trust_region='dual_clip')),
+    (verl_gspo, dict(ratio='sequence', trust_region=dict(fn='clip', low=0.03, high=0.04))),
+    (verl_cispo, dict(trust_region=dict(fn='cap_band', low=0.1, high=0.2))),
   ],
 )
 def test_losses_and_denominators_are_those_of_verl(mode, aggregate, loss, choices):
   if loss is verl_gspo and not aggregate.startswith('sequence'):
     pytest.skip('verl itself aggregates GSPO by sequences alone')
-  _, sums, _ = run(advantage=dict(fn='group_normalized'), aggregate=aggregate, **choices)
+  _, sums, _ = run(advantage=dict(fn='group_normalized'), aggregation=aggregate, **choices)
   want = verl_mean(loss(verl_advantage('grpo')), mode)
   np.testing.assert_allclose(float(sums['pg_loss']), want, atol=1e-8)
 
@@ -187,6 +187,6 @@ def test_advantages_are_those_of_verl(kind, name):
   ],
 )
 def test_kl_values_are_those_of_verl(name, value):
-  _, sums, _ = run(kl=name, aggregate='token_mean')
+  _, sums, _ = run(kl=name, aggregation='token_mean')
   want = verl_mean(value(DATA['logp'], DATA['reference']), 'token-mean')
   np.testing.assert_allclose(float(sums['kl_loss']), want, atol=1e-8)

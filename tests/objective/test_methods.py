@@ -78,7 +78,9 @@ def test_on_policy_every_choice_is_reinforce(region):
   for log_ratio in names(ratio):
     for denominator in names(aggregation):
       try:
-        choice = settings(ratio=log_ratio, trust=region, aggregate=denominator, **advantage)
+        choice = settings(
+          ratio=log_ratio, trust_region=region, aggregation=denominator, **advantage
+        )
         method = objective.method(choice)
       except (
         objective.policy_gradient.UserError
@@ -98,7 +100,7 @@ def test_on_policy_every_choice_is_reinforce(region):
 @pytest.mark.parametrize('name', names(importance_correction))
 def test_on_policy_every_correction_is_one(name):
   d = data(drift=0, mismatch=0)
-  method = objective.method(settings(correction=name))
+  method = objective.method(settings(importance_correction=name))
   target = target_of(method, d)
   c, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   np.testing.assert_allclose(c, target.weight_BxT * target.advantage_BxT, rtol=1e-12)
@@ -131,7 +133,7 @@ def test_padding_columns_and_what_stands_in_them_change_nothing(name):
     np.testing.assert_array_equal(c, again)
     assert all(np.isfinite(float(v)) for v in sums.values())
   chosen = METHODS[name].settings
-  if chosen.get('aggregate') == 'fixed' or 'buffer_tokens' in chosen.get('shape', ()):
+  if chosen.get('aggregation') == 'fixed' or 'buffer_tokens' in chosen.get('reward_shaping', ()):
     return  # whose denominator, or whose cap, is the number of columns
   pad = lambda x: np.pad(x, ((0, 0), (0, 3)))  # noqa: E731
   wide, _ = coefficients(name, change(d, **{k: pad(getattr(d, k)) for k in TOKENS}))
@@ -226,16 +228,16 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
   for row in METHODS.values():
     c = settings(**row.settings)
     for stage in (
-      'shape',
+      'reward_shaping',
       'advantage',
-      'credit',
-      'companion',
-      'correction',
-      'proximal',
+      'credit_assignment',
+      'auxiliary_model',
+      'importance_correction',
+      'old_policy',
       'ratio',
-      'trust',
-      'emphasis',
-      'aggregate',
+      'trust_region',
+      'token_weighting',
+      'aggregation',
       'kl',
       'lr_scale',
     ):
@@ -249,4 +251,4 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
 
 def test_a_mismatch_is_never_corrected_twice():
   with pytest.raises(objective.policy_gradient.UserError, match='counts the mismatch'):
-    objective.method(settings(ratio='direct', correction='token_truncate'))
+    objective.method(settings(ratio='direct', importance_correction='token_truncate'))

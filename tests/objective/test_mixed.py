@@ -12,8 +12,8 @@ from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.types import Batch, Prompts, Rollout
 
 DAPO = dict(
-  trust=dict(fn='clip', low=0.2, high=0.28),
-  aggregate=dict(fn='token_mean'),
+  trust_region=dict(fn='clip', low=0.2, high=0.28),
+  aggregation=dict(fn='token_mean'),
   zero_variance=dict(fn='mask'),
 )
 LENGTHS = (3, 1, 2, 4)

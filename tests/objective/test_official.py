@@ -107,8 +107,8 @@ def variants(changes):
         if composes(changed):
           yield f'{stage}.{key}', changed
   for name in sorted(configs.choices(aggregation)):
-    changed = changes | dict(aggregate=name)
-    if name != whole.aggregate.fn and composes(changed):
+    changed = changes | dict(aggregation=name)
+    if name != whole.aggregation.fn and composes(changed):
       yield f'aggregate={name}', changed
 
 

@@ -18,7 +18,7 @@ GOLDENS = {
   'rec': ('rec_ring', set()),
   'drpo': ('drpo', {'trust.max_tokens'}),
   'vcpo': ('vcpo', set()),
-  'adora': ('adora', {'advantage.right', 'advantage.long_tokens', 'aggregate'}),
+  'adora': ('adora', {'advantage.right', 'advantage.long_tokens', 'aggregation'}),
   'rlep': ('rlep', set()),
   'hpt': ('hpt', {'auxiliary.weight'}),
 }
@@ -35,7 +35,16 @@ def test_a_config_has_the_settings_of_its_golden(name):
   golden, free = GOLDENS[name]
   wanted = lib.settings(importlib.import_module(f'tests.objective.official.{golden}').SETTINGS)
   own = configs.load(str(ROOT / 'configs' / f'{name}.py')).objective
-  stages = ('advantage', 'correction', 'ratio', 'trust', 'aggregate', 'kl', 'lr_scale', 'auxiliary')
+  stages = (
+    'advantage',
+    'importance_correction',
+    'ratio',
+    'trust_region',
+    'aggregation',
+    'kl',
+    'lr_scale',
+    'sft_loss',
+  )
   for stage in set(stages) - free:
     got, want = settings(stage, own[stage]), settings(stage, wanted[stage])
     differ = {f'{stage}.{k}' for k in want if got.get(k) != want[k]}

@@ -32,17 +32,17 @@ def settings(**changes):
 
 PRESETS = {
   'grpo': settings(),
-  'dr_grpo': settings(advantage=dict(fn='group_centered'), aggregate=dict(fn='fixed')),
+  'dr_grpo': settings(advantage=dict(fn='group_centered'), aggregation=dict(fn='fixed')),
   'dapo': settings(
-    trust=dict(fn='clip', low=0.2, high=0.28),
-    aggregate=dict(fn='token_mean'),
+    trust_region=dict(fn='clip', low=0.2, high=0.28),
+    aggregation=dict(fn='token_mean'),
     zero_variance=dict(fn='mask'),
   ),
   'rloo': settings(
     advantage=dict(fn='leave_one_out'),
     ratio=dict(fn='one'),
-    trust=dict(fn='none'),
-    aggregate=dict(fn='sequence_sum'),
+    trust_region=dict(fn='none'),
+    aggregation=dict(fn='sequence_sum'),
   ),
 }
 
@@ -188,7 +188,7 @@ def test_zero_variance_groups_leave_the_denominator_only_when_masked():
   mixed_P = batch.correct_B.reshape(P, G).std(1) > 0
   assert mixed_P.sum() < P
   for policy, count in (('mask', tokens_P[mixed_P].sum()), ('keep', tokens_P.sum())):
-    c = settings(aggregate=dict(fn='token_mean'), zero_variance=dict(fn=policy))
+    c = settings(aggregation=dict(fn='token_mean'), zero_variance=dict(fn=policy))
     weight = objective.targets(objective.method(c), batch, G).weight_BxT
     np.testing.assert_allclose(np.max(weight), 1 / count, rtol=1e-12)
 
@@ -223,18 +223,18 @@ def test_group_standard_deviation_is_unbiased_and_empty_rows_count_nowhere():
 @pytest.mark.parametrize(
   'change, told',
   [
-    (dict(trust=dict(fn='clup')), 'choose one of: balanced_clip, binary_kl, .*two_side'),
-    (dict(trust=dict(fn='clip', hihg=0.3)), 'takes: low, high'),
-    (dict(shape=dict(fn='overlong')), 'buffer_tokens is missing'),
+    (dict(trust_region=dict(fn='clup')), 'choose one of: balanced_clip, binary_kl, .*two_side'),
+    (dict(trust_region=dict(fn='clip', hihg=0.3)), 'takes: low, high'),
+    (dict(reward_shaping=dict(fn='overlong')), 'buffer_tokens is missing'),
     (dict(zero_variance=dict(fn='drop')), 'keep, mask'),
     (dict(advantage=dict(fn='jnp')), 'choose one of'),
     (
-      dict(kl_aggregate=dict(fn='tokens')),
-      "kl_aggregate.fn='tokens' .*: auto, fixed, .*token_mean",
+      dict(kl_aggregation=dict(fn='tokens')),
+      "kl_aggregation.fn='tokens' .*: auto, fixed, .*token_mean",
     ),
     (
-      dict(advantage=dict(fn='decoupled'), shape=dict(fn='overlong', buffer_tokens=2)),
-      "shape.fn='overlong': .* changes the sum .* set --config.objective.shape.fn=none",
+      dict(advantage=dict(fn='decoupled'), reward_shaping=dict(fn='overlong', buffer_tokens=2)),
+      "reward_shaping.fn='overlong': .* changes the sum .* set --config.objective.reward_shaping.fn=none",
     ),
   ],
 )
@@ -250,7 +250,7 @@ def test_rows_kept_by_chance_weigh_in_the_loss_and_in_no_denominator():
   weighed = batch._replace(rollout=batch.rollout._replace(weight_B=weight_B))
   for name in ('token_mean', 'sequence_mean', 'fixed', 'sequence_sum'):
     c = configs.default().objective
-    c.aggregate.fn = name
+    c.aggregation.fn = name
     plain, got = (
       objective.coefficients(m, objective.targets(m, x, G), logp_BxT)[0]
       for m, x in ((objective.method(c), batch), (objective.method(c), weighed))
@@ -301,7 +301,9 @@ def test_the_kl_term_has_the_denominators_of_its_paper_or_those_that_a_config_gi
 
   def term(kl, how, weigh=True):
     """What the KL term adds to the coefficients, over its coefficients without a denominator."""
-    changes = dict(aggregate=dict(fn='sequence_mean'), kl_aggregate=dict(fn=how), weigh_rows=weigh)
+    changes = dict(
+      aggregation=dict(fn='sequence_mean'), kl_aggregation=dict(fn=how), weigh_rows=weigh
+    )
     c = []
     for spec in (kl, dict(fn='none')):
       method = objective.method(settings(kl=spec, **changes))

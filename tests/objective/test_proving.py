@@ -62,11 +62,11 @@ def change(d, **new):
 
 
 def test_ppo_with_wide_bounds_is_the_plain_ratio():
-  same(run(data(), trust=WIDE)[0], run(data(), trust='none')[0])
+  same(run(data(), trust_region=WIDE)[0], run(data(), trust_region='none')[0])
 
 
 def test_dual_clip_with_a_high_bound_is_ppo():
-  same(run(data(), trust=dict(fn='dual_clip', most=1e6))[0], run(data())[0])
+  same(run(data(), trust_region=dict(fn='dual_clip', most=1e6))[0], run(data())[0])
 
 
 def test_grpo_of_equal_rewards_is_zero():
@@ -113,15 +113,15 @@ def test_empty_rows_have_no_advantage_and_no_say(name):
 
 # What the papers, or the code that comes with them, set; where a docstring says 'ours', what we do.
 DEFAULTS = {
-  'auxiliary': dict(
+  'sft_loss': dict(
     likelihood=[0.1],
     chord=[0.1, 0.1, 0, 0, True],
     replace=[0, 1.0],
     one_token_rollouts=[-0.1],
     suffix_weighted=[0.999, -0.08, 0.3, 0.1, 10.0],
   ),
-  'distill': dict(on_policy=[1.0]),
-  'shape': dict(
+  'distillation': dict(on_policy=[1.0]),
+  'reward_shaping': dict(
     overlong=[1.0], overlong_where_solved=[1.0, 1.0], brief_where_solved=[0.2, 0.6, 1e-4]
   ),
   'advantage': dict(
@@ -140,15 +140,15 @@ DEFAULTS = {
     decoupled=[1e-4],
     nudged=[1.1, 1e-6],
   ),
-  'credit': dict(
+  'credit_assignment': dict(
     gae=[1.0, 1.0, True],
     process=[1.0, 1.0, True, True],
     steps=[1.0, 1e-6],
     gigpo=[1.0, 0.95, 1e-6],
     turn_whitened=[3.0, 1e-6],
   ),
-  'companion': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
-  'correction': dict(
+  'auxiliary_model': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
+  'importance_correction': dict(
     token_truncate=[0.0, 2.0],
     sequence_truncate=[0.0, 5.0],
     token_mask=[0.5, 5.0],
@@ -157,8 +157,8 @@ DEFAULTS = {
     divergent_negatives=[1e-4],
     second_moment_mask=[0.04],
   ),
-  'tilt': dict(unsure=[0.1, 0.0, 2.0, 1e-8]),
-  'trust': dict(
+  'advantage_modulation': dict(unsure=[0.1, 0.0, 2.0, 1e-8]),
+  'trust_region': dict(
     clip=[0.2, 0.2],
     dual_clip=[0.2, 0.2, 3.0],
     cap=[5.0],
@@ -180,7 +180,7 @@ DEFAULTS = {
     geometric=[0.4, 0.4],
     listwise=[10.0, 0.1],
   ),
-  'emphasis': dict(
+  'token_weighting': dict(
     uncertain=[0.99, 0.2],
     forking=[0.2],
     covariance_clip=[0.0002, 1.0, 5.0],
@@ -230,7 +230,7 @@ def test_dars_tops_up_hard_groups_to_what_its_rollouts_would_have_made_of_them()
 
 def test_replayed_rows_have_a_ratio_of_one_and_the_others_the_ratios_that_they_had():
   d = data()
-  method = objective.method(settings(**of('rlep', correction='token_truncate')))
+  method = objective.method(settings(**of('rlep', importance_correction='token_truncate')))
   marked = batch(d)._replace(replayed_B=np.arange(B) % 3 == 0)
   target, plain = (
     objective.targets(method, x, G)._replace(old_BxT=d.old) for x in (marked, batch(d))
@@ -271,10 +271,13 @@ def test_gdpo_of_one_part_is_grpo_up_to_a_constant_and_of_two_tells_equal_sums_a
 
 def test_grpo_lambda_without_groups_is_grpo_and_apriel_without_its_share_is_overlong():
   d = data()
-  same(run(d, **of('grpo_lambda', shape=dict(fn='brief_where_solved', share=0.0)))[0], run(d)[0])
+  same(
+    run(d, **of('grpo_lambda', reward_shaping=dict(fn='brief_where_solved', share=0.0)))[0],
+    run(d)[0],
+  )
   plain = dict(fn='overlong_where_solved', buffer_tokens=4, power=0.0, failure=1.0)
   long = dict(fn='overlong', buffer_tokens=4)
-  same(run(d, shape=plain)[0], run(d, shape=long)[0])
+  same(run(d, reward_shaping=plain)[0], run(d, reward_shaping=long)[0])
 
 
 def test_grpo_lambda_shortens_right_answers_of_the_groups_with_most_of_them():
@@ -370,14 +373,14 @@ def test_the_median_of_an_odd_group_has_no_advantage_and_an_outlier_moves_no_oth
 def test_all_means_agree_where_all_rows_are_equally_long():
   d = data()
   d.length, d.mask = np.full(B, T), np.ones((B, T))
-  means = [run(d, aggregate=f'{k}_mean')[0] for k in ('token', 'sequence', 'prompt')]
+  means = [run(d, aggregation=f'{k}_mean')[0] for k in ('token', 'sequence', 'prompt')]
   same(means[0], means[1])
   same(means[0], means[2])
 
 
 def test_a_prompt_counts_the_same_however_long_its_answers_are():
   d = data()
-  method = objective.method(settings(aggregate='prompt_mean'))
+  method = objective.method(settings(aggregation='prompt_mean'))
   weight = np.asarray(objective.targets(method, batch(d), G, leverage(d)).weight_BxT)
   np.testing.assert_allclose(weight.reshape(P, -1).sum(1), 1 / P)
 
@@ -396,21 +399,21 @@ def test_luspo_is_gspo_times_the_length():
 
 def test_gmpo_with_wide_bounds_is_gspo_with_wide_bounds():
   wide = dict(fn='geometric', low=1e6, high=1e6)
-  same(run(data(), trust=wide)[0], run(data(), ratio='sequence', trust=WIDE)[0])
+  same(run(data(), trust_region=wide)[0], run(data(), ratio='sequence', trust_region=WIDE)[0])
 
 
 def test_a_cap_of_infinity_is_unclipped_ppo_and_a_cap_of_0_no_update():
   d = data()
-  same(run(d, trust=dict(fn='cap', most=1e9))[0], run(d, trust='none')[0])
-  assert (run(d, trust=dict(fn='cap', most=0.0))[0] == 0).all()
+  same(run(d, trust_region=dict(fn='cap', most=1e9))[0], run(d, trust_region='none')[0])
+  assert (run(d, trust_region=dict(fn='cap', most=0.0))[0] == 0).all()
 
 
 def test_three_conventions_of_cispo_with_one_meaning():
   d = data()
-  above = run(d, trust=dict(fn='cap_above', high=0.3))[0]
-  same(run(d, trust=dict(fn='cap', most=1.3))[0], above)
-  same(run(d, trust=dict(fn='cap_band', low=1.0, high=0.3))[0], above)
-  assert np.abs(run(d, trust=dict(fn='cap_band', low=0.1, high=0.3))[0] - above).max() > 1e-4
+  above = run(d, trust_region=dict(fn='cap_above', high=0.3))[0]
+  same(run(d, trust_region=dict(fn='cap', most=1.3))[0], above)
+  same(run(d, trust_region=dict(fn='cap_band', low=1.0, high=0.3))[0], above)
+  assert np.abs(run(d, trust_region=dict(fn='cap_band', low=0.1, high=0.3))[0] - above).max() > 1e-4
 
 
 def test_minpro_is_ppo_where_only_the_last_token_is_off_policy():
@@ -428,9 +431,9 @@ def test_bapo_without_a_target_has_its_first_bounds_and_with_a_high_one_its_last
   d = data()
   none = dict(fn='balanced_clip', target=0.0)
   first = dict(fn='dual_clip', low=0.4, high=0.2)
-  same(run(d, trust=none)[0], run(d, trust=first)[0])
+  same(run(d, trust_region=none)[0], run(d, trust_region=first)[0])
   last = dict(fn='dual_clip', low=0.2, high=1.0)
-  same(run(d, trust=dict(fn='balanced_clip', target=1e9))[0], run(d, trust=last)[0])
+  same(run(d, trust_region=dict(fn='balanced_clip', target=1e9))[0], run(d, trust_region=last)[0])
 
 
 def harmful(d):
@@ -451,19 +454,19 @@ def test_m2po_holds_as_few_tokens_as_its_budget_allows(budget):
 
 def test_m2po_with_a_large_budget_masks_nothing_and_with_none_clips_no_tighter_than_told():
   d = data()
-  plain = run(d, trust='none')[0]
+  plain = run(d, trust_region='none')[0]
   for fn in ('second_moment_clip', 'second_moment_mask'):
-    same(run(d, trust=dict(fn=fn, budget=1e9))[0], plain)
+    same(run(d, trust_region=dict(fn=fn, budget=1e9))[0], plain)
   tight = dict(fn='second_moment_clip', budget=1e-9, low=0.1, high=0.15)
-  same(run(d, trust=tight)[0], run(d, trust=dict(fn='clip', low=0.1, high=0.15))[0])
-  dropped = (run(d, trust=dict(fn='second_moment_mask', budget=0.0))[0] == 0) & (plain != 0)
+  same(run(d, trust_region=tight)[0], run(d, trust_region=dict(fn='clip', low=0.1, high=0.15))[0])
+  dropped = (run(d, trust_region=dict(fn='second_moment_mask', budget=0.0))[0] == 0) & (plain != 0)
   np.testing.assert_array_equal(dropped, harmful(d))
 
 
 def test_topr_of_successes_alone_is_supervised_learning():
   d = data()
   d.reward = np.ones(B)
-  supervised = dict(advantage='raw', ratio='one', trust='none', aggregate='sequence_sum')
+  supervised = dict(advantage='raw', ratio='one', trust_region='none', aggregation='sequence_sum')
   same(run(d, **of('topr', advantage='raw'))[0], run(d, **supervised)[0])
 
 
@@ -482,9 +485,9 @@ def test_asym_re_differs_from_the_mean_by_supervised_learning_on_its_own_samples
 
 def test_rec_one_side_is_ppo_and_a_ring_with_a_far_rim_is_two_side():
   d = data()
-  same(run(d, trust='one_side')[0], run(d)[0])
+  same(run(d, trust_region='one_side')[0], run(d)[0])
   far = dict(fn='ring', outer_low=1.0, outer_high=1e9)
-  same(run(d, trust=far)[0], run(d, trust=dict(fn='two_side', corrected=False))[0])
+  same(run(d, trust_region=far)[0], run(d, trust_region=dict(fn='two_side', corrected=False))[0])
 
 
 def test_kimi_without_its_regulariser_is_reinforce():
@@ -497,17 +500,17 @@ def test_kimi_without_its_regulariser_is_reinforce():
 def test_dppo_masks_nothing_at_a_wide_bound_and_never_an_unlikely_token(fn):
   d = data()
   same(
-    run(d, ratio='direct', trust=dict(fn=fn, delta=100.0))[0],
-    run(d, ratio='direct', trust='none')[0],
+    run(d, ratio='direct', trust_region=dict(fn=fn, delta=100.0))[0],
+    run(d, ratio='direct', trust_region='none')[0],
   )
   d.x, d.behaviour = d.x - 8, d.behaviour - 8  # p of about 1e-4: a large ratio is a small step
-  assert run(d, ratio='direct', trust=fn)[1]['clipped'] == 0
+  assert run(d, ratio='direct', trust_region=fn)[1]['clipped'] == 0
   assert run(d)[1]['clipped'] > 0
 
 
 def test_remix_on_fresh_rollouts_is_ppo():
   d = data(mismatch=0)
-  same(run(d, **of('remix', aggregate='sequence_mean', kl='none'))[0], run(d)[0])
+  same(run(d, **of('remix', aggregation='sequence_mean', kl='none'))[0], run(d)[0])
 
 
 @pytest.mark.parametrize(
@@ -517,12 +520,15 @@ def test_remix_on_fresh_rollouts_is_ppo():
 def test_the_kl_of_remix_goes_from_the_first_weights_to_those_before_the_batch(step, share):
   """share = 1 is one KL; else each has its part, the reference's that of k3."""
   d = change(data(), step=np.full(B, step))
-  at = lambda **kl: run(d, proximal='before', advantage='raw', trust='none', ratio='one', kl=kl)[0]  # noqa: E731
+  at = lambda **kl: run(
+    d, old_policy='before', advantage='raw', trust_region='none', ratio='one', kl=kl
+  )[0]  # noqa: E731
   none = at(fn='none')
   first = at(fn='k3', coef=0.3) - none
   swapped = change(d, reference=d.old)
   before = (
-    run(swapped, advantage='raw', trust='none', ratio='one', kl=dict(fn='k3', coef=0.3))[0] - none
+    run(swapped, advantage='raw', trust_region='none', ratio='one', kl=dict(fn='k3', coef=0.3))[0]
+    - none
   )
   same(at(fn='receding', coef=0.3) - none, share * first + (1 - share) * before)
 
@@ -530,38 +536,38 @@ def test_the_kl_of_remix_goes_from_the_first_weights_to_those_before_the_batch(s
 def test_corrections_with_open_bounds_are_the_whole_ratio():
   d = data()
   open_ = dict(low=0.0, high=1e9)
-  token = run(d, correction='token')[0]
+  token = run(d, importance_correction='token')[0]
   for fn in ('token_truncate', 'token_mask', 'geometric_mask'):
-    same(run(d, correction=dict(fn=fn, **open_))[0], token)
+    same(run(d, importance_correction=dict(fn=fn, **open_))[0], token)
   rows = np.exp(((d.old - d.behaviour) * d.mask).sum(1, keepdims=True))
   plain = run(change(d, behaviour=d.old))[0]
   for fn in ('sequence_truncate', 'sequence_mask'):
-    same(run(d, correction=dict(fn=fn, **open_))[0], rows * plain)
+    same(run(d, importance_correction=dict(fn=fn, **open_))[0], rows * plain)
 
 
 def test_what_a_mask_rejects_is_exactly_0_counted_and_left_in_the_denominator():
   d = data()
   choices = dict(fn='token_mask', low=0.8, high=1.25)
-  c, sums = run(d, correction=choices)
+  c, sums = run(d, importance_correction=choices)
   rho = np.exp(d.old - d.behaviour)
   out = ((rho < 0.8) | (rho > 1.25)) & (d.mask > 0)
   assert 0 < out.sum() == sums['rejected'] and (c[out] == 0).all()
-  same(c[~out], run(d, correction='token')[0][~out])
+  same(c[~out], run(d, importance_correction='token')[0][~out])
 
 
 def test_opsm_never_masks_what_was_good():
   d = data()
-  kept = run(d, correction=dict(fn='divergent_negatives', delta=-1e9))[0]
-  plain = run(d, trust='none', ratio='one')[0]
+  kept = run(d, importance_correction=dict(fn='divergent_negatives', delta=-1e9))[0]
+  plain = run(d, trust_region='none', ratio='one')[0]
   assert (kept[plain < 0] == 0).all()
   same(kept[plain > 0], run(d)[0][plain > 0])
 
 
 def test_decoupled_ppo_is_ppo_or_importance_sampling_at_its_two_ends():
   d = data()
-  mean = dict(aggregate='token_mean')
+  mean = dict(aggregation='token_mean')
   same(run(change(d, old=d.behaviour), **of('decoupled_ppo'))[0], run(d, **mean)[0])
-  free = run(d, ratio='direct', trust='none', **mean)[0]
+  free = run(d, ratio='direct', trust_region='none', **mean)[0]
   same(run(change(d, old=d.x), **of('decoupled_ppo'))[0], free)
 
 
@@ -576,19 +582,24 @@ def test_mini_rl_on_policy_is_reinforce_and_a_long_answer_pulls_as_hard_per_toke
 
 def test_echo_with_a_constant_epsilon_and_no_tilt_is_grpo():
   d = data()
-  flat = dict(tilt=dict(fn='unsure', multiply=0.0), aggregate='token_mean')
+  flat = dict(advantage_modulation=dict(fn='unsure', multiply=0.0), aggregation='token_mean')
   constant = dict(fn='confidence_clip', base=0.2, gain=0.0)
-  same(run(d, **of('echo', **flat, trust=constant))[0], run(d, aggregate='token_mean')[0])
+  same(run(d, **of('echo', **flat, trust_region=constant))[0], run(d, aggregation='token_mean')[0])
   sure = change(d, confidence=np.ones((B, T)), behaviour=d.x - 0.1)
   slack = dict(fn='clip', low=0.05 + 0.15 / 2, high=0.05 + 0.15 / 2)
-  same(run(sure, trust='confidence_clip')[0], run(sure, trust=slack)[0], err_msg='σ(0) = 1/2')
+  same(
+    run(sure, trust_region='confidence_clip')[0],
+    run(sure, trust_region=slack)[0],
+    err_msg='σ(0) = 1/2',
+  )
 
 
 def test_the_tilt_of_echo_lifts_unsure_tokens_within_its_bound_and_gives_nothing_to_a_group():
   d = data()
   d.entropy[0, 0], d.confidence[0, 0] = 50.0, 0.0  # far above all others
   c, a = (
-    run(d, tilt=dict(fn='unsure', multiply=m), trust='none', ratio='one')[0] for m in (0.2, 0.0)
+    run(d, advantage_modulation=dict(fn='unsure', multiply=m), trust_region='none', ratio='one')[0]
+    for m in (0.2, 0.0)
   )
   seen = (d.mask > 0) & (a != 0)
   lift = np.where(seen, c / np.where(seen, a, 1), 1)
@@ -596,7 +607,12 @@ def test_the_tilt_of_echo_lifts_unsure_tokens_within_its_bound_and_gives_nothing
   order = np.argsort((d.entropy - d.confidence)[seen & (d.entropy < 1)])
   assert lift[seen & (d.entropy < 1)][order[-1]] > lift[seen & (d.entropy < 1)][order[0]]
   equal = change(d, reward=np.ones(B))  # no advantage: what is added is all there is
-  added = run(equal, tilt=dict(fn='unsure', add=0.3), trust='none', aggregate='token_mean')[0]
+  added = run(
+    equal,
+    advantage_modulation=dict(fn='unsure', add=0.3),
+    trust_region='none',
+    aggregation='token_mean',
+  )[0]
   r = np.where(d.mask > 0, np.exp(d.x - d.behaviour), 1)
   np.testing.assert_allclose((added / r).reshape(P, -1).sum(1), 0, atol=1e-15)
   assert np.abs(added).max() > 1e-3
@@ -646,29 +662,31 @@ def test_max_rl_pulls_with_one_over_the_share_that_is_right():
 def test_xrpo_adds_nothing_to_equal_likelihoods_and_never_more_than_told():
   d = data()
   level = change(d, x=np.full((B, T), -1.0), behaviour=d.behaviour - d.x - 1.0)
-  same(run(level, emphasis='sharpen')[0], run(level)[0])
+  same(run(level, token_weighting='sharpen')[0], run(level)[0])
   plain = run(d)[0]
-  ratio = run(d, emphasis=dict(fn='sharpen', strength=1e6, most=0.5))[0] / np.where(plain, plain, 1)
+  ratio = run(d, token_weighting=dict(fn='sharpen', strength=1e6, most=0.5))[0] / np.where(
+    plain, plain, 1
+  )
   assert ratio.max() == pytest.approx(1.5) and ratio[plain < 0].min() == 1
 
 
 def test_ulo_rl_masks_nothing_above_probability_1_or_while_entropy_is_high():
   d = data()
   plain = run(d)[0]
-  assert np.abs(run(d, emphasis=dict(fn='uncertain', mastered=0.5))[0] - plain).max() > 1e-3
-  same(run(d, emphasis=dict(fn='uncertain', mastered=1.1))[0], plain)
-  same(run(d, emphasis=dict(fn='uncertain', mastered=0.5, entropy=0.0))[0], plain)
+  assert np.abs(run(d, token_weighting=dict(fn='uncertain', mastered=0.5))[0] - plain).max() > 1e-3
+  same(run(d, token_weighting=dict(fn='uncertain', mastered=1.1))[0], plain)
+  same(run(d, token_weighting=dict(fn='uncertain', mastered=0.5, entropy=0.0))[0], plain)
 
 
 def test_all_tokens_fork_where_all_are_asked_for():
-  same(run(data(), emphasis=dict(fn='forking', share=1.0))[0], run(data())[0])
+  same(run(data(), token_weighting=dict(fn='forking', share=1.0))[0], run(data())[0])
 
 
 def test_covariance_terms_without_strength_are_plain():
   d = data()
-  same(run(d, emphasis=dict(fn='covariance_clip', low=1e8, high=1e9))[0], run(d)[0])
-  free = run(d, trust='none')[0]
-  same(run(d, trust='none', kl=dict(fn='covariance', coef=0.0))[0], free)
+  same(run(d, token_weighting=dict(fn='covariance_clip', low=1e8, high=1e9))[0], run(d)[0])
+  free = run(d, trust_region='none')[0]
+  same(run(d, trust_region='none', kl=dict(fn='covariance', coef=0.0))[0], free)
 
 
 def test_clip_cov_drops_on_average_the_share_it_was_told_to():
@@ -676,7 +694,8 @@ def test_clip_cov_drops_on_average_the_share_it_was_told_to():
   everything = dict(fn='covariance_clip', share=0.1, low=-9.0, high=9.0)
   n = d.mask.sum()
   same(
-    run(d, trust='none', emphasis=everything)[0], (1 - (0.1 * n // 1) / n) * run(d, trust='none')[0]
+    run(d, trust_region='none', token_weighting=everything)[0],
+    (1 - (0.1 * n // 1) / n) * run(d, trust_region='none')[0],
   )
 
 
@@ -685,7 +704,7 @@ def test_clip_cov_drops_nothing_that_the_clip_drops():
   plain = run(d)[0]
   kept = (plain != 0).sum() + (d.mask * (gz(d) == 0)).sum()
   everything = dict(fn='covariance_clip', share=0.1, low=-9.0, high=9.0)
-  same(run(d, emphasis=everything)[0], (1 - (0.1 * d.mask.sum() // 1) / kept) * plain)
+  same(run(d, token_weighting=everything)[0], (1 - (0.1 * d.mask.sum() // 1) / kept) * plain)
 
 
 def test_drpo_at_a_high_temperature_is_the_mean_over_right_minus_the_mean_over_wrong():
@@ -693,10 +712,10 @@ def test_drpo_at_a_high_temperature_is_the_mean_over_right_minus_the_mean_over_w
   d = data()
   d.reward = d.correct
   flat = dict(fn='listwise', max_tokens=T, temperature=1e6, length_rate=1e9)
-  got = run(d, **of('drpo', kl='none', trust=flat))[0]
+  got = run(d, **of('drpo', kl='none', trust_region=flat))[0]
   p = np.repeat(d.correct.reshape(P, G).mean(1), G)[:, None]
   scale = np.where((p > 0) & (p < 1), 1 / np.maximum(p * (1 - p), 1e-9), 0)
-  want = run(d, advantage='group_centered', ratio='one', trust='none')[0] * scale
+  want = run(d, advantage='group_centered', ratio='one', trust_region='none')[0] * scale
   np.testing.assert_allclose(got, want, atol=1e-6)
 
 
@@ -744,10 +763,10 @@ def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_o
 def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
   d = change(data(4), old=data(4).behaviour)
   moved, weight = (d.x - d.behaviour) * d.mask, tok(d)
-  got = run(d, kl='quadratic', aggregate='token_mean')[1]['kl_loss']
+  got = run(d, kl='quadratic', aggregation='token_mean')[1]['kl_loss']
   assert got == pytest.approx((weight * moved**2).sum() / 2)
   drift = -(weight * moved).sum()
-  got = run(d, kl=dict(fn='hinge', coef=7.0, delta=0.01), aggregate='token_mean')[1]['kl_loss']
+  got = run(d, kl=dict(fn='hinge', coef=7.0, delta=0.01), aggregation='token_mean')[1]['kl_loss']
   assert drift > 0.01 and got == pytest.approx((drift - 0.01) * drift)
 
 

@@ -34,7 +34,7 @@ def shown(seed=3, length=(3, 0, 6, 2)):
 
 def both(name, d, s, step=0, rl='grpo', **keywords):
   """Coefficients of rollouts and of demonstrations, and the part of the latter."""
-  own = METHODS[rl].settings | dict(auxiliary=dict(fn=name, **keywords))
+  own = METHODS[rl].settings | dict(sft_loss=dict(fn=name, **keywords))
   method = objective.method(settings(**own))
   demo = supervised(np.zeros((P, T), np.int32), s['length'])._replace(logp_BxT=s['recorded'])
   full = batch(d)._replace(demo=demo)
@@ -204,7 +204,7 @@ def test_padding_and_prompts_without_rollouts_or_demonstrations_take_part_nowher
 
 
 def test_what_a_choice_needs_stands_on_it():
-  needs = lambda fn: objective.method(settings(auxiliary=fn))  # noqa: E731
+  needs = lambda fn: objective.method(settings(sft_loss=fn))  # noqa: E731
   assert not needs('none').needs_demo
   for name in NAMES:
     method = needs(name)

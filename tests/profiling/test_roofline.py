@@ -22,7 +22,7 @@ def program(mesh, **changes):
         scratch=dict(width=128, layers=2, heads=2, kv_heads=2, mlp=256, max_tokens=64),
         prompts=4,
         rollouts=4,
-        microbatch_rollouts=8,
+        learner=dict(microbatch_rollouts=8),
         prompt_tokens=16,
         completion_tokens=24,
         mesh=mesh,
@@ -35,7 +35,7 @@ def program(mesh, **changes):
 @pytest.mark.parametrize('slots', [0, 8])
 def test_a_round_is_that_of_the_roofline(monkeypatch, slots):
   monkeypatch.setitem(hardware.CHIPS, jax.devices()[0].device_kind, CHIP)
-  made = program(dict(data=1, fsdp=4, tensor=2), generate=dict(slots=slots))
+  made = program(dict(data=1, fsdp=4, tensor=2), rollout=dict(slots=slots))
   ring = (
     2
     * 2

@@ -164,10 +164,10 @@ def test_a_restored_collector_goes_on_as_the_other_would():
 @pytest.mark.parametrize(
   'make, field',
   [
-    (lambda: dynamic_sampling.mixed(patience=0), 'collect.patience=0'),
-    (lambda: dynamic_sampling.dars(top_ups=0), 'collect.top_ups=0'),
-    (lambda: dynamic_sampling.dars(top_ups=1, most=1), 'collect.most=1'),
-    (lambda: dynamic_sampling.dars(top_ups=1, schedule='XX'), "collect.schedule='XX'"),
+    (lambda: dynamic_sampling.mixed(patience=0), 'replay.collect.patience=0'),
+    (lambda: dynamic_sampling.dars(top_ups=0), 'replay.collect.top_ups=0'),
+    (lambda: dynamic_sampling.dars(top_ups=1, most=1), 'replay.collect.most=1'),
+    (lambda: dynamic_sampling.dars(top_ups=1, schedule='XX'), "replay.collect.schedule='XX'"),
   ],
 )
 def test_bad_settings_are_named(make, field):

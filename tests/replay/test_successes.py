@@ -110,6 +110,6 @@ def test_the_draw_is_of_seed_step_and_prompt_and_a_resumed_run_repeats_it():
 
 def test_more_replays_than_are_kept_is_told():
   with pytest.raises(
-    UserError, match='config.replay.count=9 must be from 1 to config.replay.keep=8'
+    UserError, match='config.replay.reuse.count=9 must be from 1 to config.replay.reuse.keep=8'
   ):
     successes.successes(count=9)

@@ -44,7 +44,7 @@ def test_visits_are_groups_with_their_share_of_right_answers(tmp_path):
 
 
 def test_what_is_told_is_what_the_curriculum_has_seen(tmp_path):
-  curriculum = make(40, share=dict(fn='none'), forget=dict(fn='none'))
+  curriculum = make(40, prior_pooling=dict(fn='none'), evidence_decay=dict(fn='none'))
   for _ in range(4):
     curriculum.observe(np.array([1, 2, 3]), np.array([0, 4, 8]), np.full(3, 8))
   rollouts(tmp_path, 0, p1=[0] * 8, p2=[1, 0] * 4)
@@ -91,7 +91,7 @@ def test_bars_show_whatever_there_is():
 
 def test_the_command_reports_a_run_from_its_folder(tmp_path, capsys):
   changes = dict(steps=2, sft=dict(steps=20, learning_rate=3e-3, prompts=16))
-  config = tiny_job.config_file(tmp_path, **changes, eval=dict(every=0, prompts=4, samples=0))
+  config = tiny_job.config_file(tmp_path, **changes, evaluation=dict(every=0, prompts=4, samples=0))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
   flags = [f'--config={config}', f'--workdir={tmp_path / "run"}', '--mode=report']
   assert (tmp_path / 'run/report.html').exists(), 'the run writes its own'

@@ -84,7 +84,7 @@ def test_the_words_are_those_of_the_alarm_with_its_bound_and_remedy():
   ]
   row = flags(1)[0]
   assert found['words'] == alarms.advice('entropy', row, alarms.bounds(laid, 'float32'))
-  assert '0.0040' in found['words'] and 'config.health.entropy=0.01' in found['words']
+  assert '0.0040' in found['words'] and 'config.monitoring.alarms.entropy=0.01' in found['words']
 
 
 def test_every_alarm_has_its_check():

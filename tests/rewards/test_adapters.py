@@ -147,7 +147,7 @@ def test_columns_are_lists_and_keep_the_names_and_values_of_the_file():
 def test_what_does_not_fit_is_told_before_anything_runs(name, settings, told):
   with pytest.raises(UserError) as error:
     grader(name, **settings)
-  assert told in str(error.value) and f"config.grade.fn='own_styles:{name}'" in str(error.value)
+  assert told in str(error.value) and f"config.rewards.fn='own_styles:{name}'" in str(error.value)
 
 
 def test_a_column_that_rows_lack_is_told_with_those_they_have():

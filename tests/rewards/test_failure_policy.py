@@ -78,14 +78,14 @@ def test_the_window_goes_on_where_a_run_is_continued():
 @pytest.mark.parametrize(
   'failed, told',
   [
-    (dict(crash='ignore'), "config.grade.failed.crash='ignore' must be one of: score, drop"),
-    (dict(value=float('nan')), 'config.grade.failed.value=nan must be a finite number'),
+    (dict(crash='ignore'), "config.rewards.failed.crash='ignore' must be one of: score, drop"),
+    (dict(value=float('nan')), 'config.rewards.failed.value=nan must be a finite number'),
     (dict(value=1.0), 'would count as right'),
-    (dict(value='0'), "config.grade.failed.value='0'"),
-    (dict(stop_share=1.5), 'config.grade.failed.stop_share=1.5 must be a number from 0.0 to 1.0'),
-    (dict(stop_steps=0), 'config.grade.failed.stop_steps=0'),
-    (dict(stop_steps=1.5), 'config.grade.failed.stop_steps=1.5 must be a whole number'),
-    (dict(oom='drop'), 'config.grade.failed.oom is unknown'),
+    (dict(value='0'), "config.rewards.failed.value='0'"),
+    (dict(stop_share=1.5), 'config.rewards.failed.stop_share=1.5 must be a number from 0.0 to 1.0'),
+    (dict(stop_steps=0), 'config.rewards.failed.stop_steps=0'),
+    (dict(stop_steps=1.5), 'config.rewards.failed.stop_steps=1.5 must be a whole number'),
+    (dict(oom='drop'), 'config.rewards.failed.oom is unknown'),
   ],
 )  # fmt: skip
 def test_bad_settings_are_told(failed, told):

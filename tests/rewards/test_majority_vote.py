@@ -62,11 +62,11 @@ def test_a_config_makes_the_vote_of_its_grader_or_none():
 @pytest.mark.parametrize(
   'spec, grader, told',
   [
-    (dict(fn='majority'), dict(fn='gym'), "config.grade.fn='gym' does not tell"),
+    (dict(fn='majority'), dict(fn='gym'), "config.rewards.fn='gym' does not tell"),
     (dict(fn='majority'), dict(fn='my.own:grader'), 'choose a grader of: exact, first_number'),
     (dict(fn='majority', learn_from=9), dict(fn='number'), 'learn_from=9 must be from 2 to'),
     (dict(fn='majority', learn_from=1), dict(fn='number'), 'learn_from=1 must be'),
-    (dict(fn='majority'), dict(fn='number', parts=(dict(fn='tagged'),)), 'grade.parts=.* empty'),
+    (dict(fn='majority'), dict(fn='number', parts=(dict(fn='tagged'),)), 'rewards.parts=.* empty'),
     (dict(fn='most'), dict(fn='number'), 'choose one of: majority, none'),
   ],
 )

@@ -13,7 +13,7 @@ from jaxrl_llm.types import UserError
 
 
 def grade(**changes):
-  spec = configs.default().grade
+  spec = configs.default().rewards
   for name, value in changes.items():
     spec[name] = value
   return spec
@@ -51,14 +51,14 @@ def test_graded_scores_are_the_part_of_the_way_between_the_bounds(changes, want,
 @pytest.mark.parametrize(
   'changes, told',
   [
-    (dict(right=float('nan')), 'config.grade.right=nan must be a finite number'),
-    (dict(right=0.0), "config.grade.right=0.0 is not above 0, so that .* --config.grade.bounds='(-1, 0)'"),
-    (dict(bounds=(1.0, 0.0)), 'config.grade.bounds=(1.0, 0.0) must be the lowest and the highest score'),
-    (dict(bounds=(0.0,)), 'config.grade.bounds=(0.0,) must be'),
-    (dict(bounds=(0.0, float('inf'))), 'config.grade.bounds=(0.0, inf) must be'),
-    (dict(bounds=(0.0, '1')), "config.grade.bounds=(0.0, '1') must be"),
-    (dict(bounds=(0.0, 0.25)), 'lies outside of config.grade.bounds=(0.0, 0.25), .* --config.grade.right=0.25'),
-    (dict(bounds=(1.0, 2.0)), 'config.grade.right=1.0 lies outside'),
+    (dict(right=float('nan')), 'config.rewards.right=nan must be a finite number'),
+    (dict(right=0.0), "config.rewards.right=0.0 is not above 0, so that .* --config.rewards.bounds='(-1, 0)'"),
+    (dict(bounds=(1.0, 0.0)), 'config.rewards.bounds=(1.0, 0.0) must be the lowest and the highest score'),
+    (dict(bounds=(0.0,)), 'config.rewards.bounds=(0.0,) must be'),
+    (dict(bounds=(0.0, float('inf'))), 'config.rewards.bounds=(0.0, inf) must be'),
+    (dict(bounds=(0.0, '1')), "config.rewards.bounds=(0.0, '1') must be"),
+    (dict(bounds=(0.0, 0.25)), 'lies outside of config.rewards.bounds=(0.0, 0.25), .* --config.rewards.right=0.25'),
+    (dict(bounds=(1.0, 2.0)), 'config.rewards.right=1.0 lies outside'),
   ],
 )  # fmt: skip
 def test_bounds_that_cannot_be_are_refused_with_the_flag_to_type(changes, told):
@@ -67,7 +67,7 @@ def test_bounds_that_cannot_be_are_refused_with_the_flag_to_type(changes, told):
 
 
 def test_bounds_are_a_field_of_the_command_line():
-  said = ['--config.grade.bounds=(0.0, 2.0)', '--config.grade.right=2.0']
+  said = ['--config.rewards.bounds=(0.0, 2.0)', '--config.rewards.right=2.0']
   spec = configs.load('configs/tiny.py', said).grade
   assert outcomes.bounds(spec) == (0, 2) and spec.fn == 'exact'
   assert outcomes.bounds(configs.load('configs/tiny.py', []).grade) == (0, 1)

@@ -275,14 +275,14 @@ def test_score_makes_its_own_workers_or_uses_those_given(own, pool):
 @pytest.mark.parametrize(
   'settings, told',
   [
-    (dict(workers=0), 'config.grade.workers=0 must be'),
-    (dict(workers=1.5), 'config.grade.workers=1.5 must be'),
-    (dict(deadline_s=0), 'config.grade.deadline_s=0 must be'),
-    (dict(deadline_s=float('inf')), 'config.grade.deadline_s=inf must be'),
-    (dict(deadline_s='10'), "config.grade.deadline_s='10' must be"),
-    (dict(cpu_s=0.0), 'config.grade.cpu_s=0.0 must be'),
-    (dict(memory_mb=0), 'config.grade.memory_mb=0 must be'),
-    (dict(memory_mb=512.0), 'config.grade.memory_mb=512.0 must be'),
+    (dict(workers=0), 'config.rewards.workers=0 must be'),
+    (dict(workers=1.5), 'config.rewards.workers=1.5 must be'),
+    (dict(deadline_s=0), 'config.rewards.deadline_s=0 must be'),
+    (dict(deadline_s=float('inf')), 'config.rewards.deadline_s=inf must be'),
+    (dict(deadline_s='10'), "config.rewards.deadline_s='10' must be"),
+    (dict(cpu_s=0.0), 'config.rewards.cpu_s=0.0 must be'),
+    (dict(memory_mb=0), 'config.rewards.memory_mb=0 must be'),
+    (dict(memory_mb=512.0), 'config.rewards.memory_mb=512.0 must be'),
   ],
 )
 def test_bad_settings_are_told(settings, told):

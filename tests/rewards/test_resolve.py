@@ -1,4 +1,4 @@
-"""config.grade → grader, and a sentence for everything that can be wrong with it."""
+"""config.rewards → grader, and a sentence for everything that can be wrong with it."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ def test_own_function_may_return_a_dict():
 @pytest.mark.parametrize(
   'spec, told',
   [
-    (dict(fn='nubmer'), "config.grade.fn='nubmer' is unknown; choose one of: bare_number, countdown, exact, "),
+    (dict(fn='nubmer'), "config.rewards.fn='nubmer' is unknown; choose one of: bare_number, countdown, exact, "),
     (dict(fn='nubmer'), "unit_tests, or your own function as 'package.module:function'."),
-    (dict(fn='numeric', abs_tol=-1.0), 'config.grade.abs_tol=-1.0 must be a finite number from 0 up.'),
-    (dict(fn='numeric', rel_tol=float('nan')), 'config.grade.rel_tol=nan must be a finite number'),
-    (dict(fn='tags', tags=[]), 'config.grade.tags=[] must be different names'),
+    (dict(fn='numeric', abs_tol=-1.0), 'config.rewards.abs_tol=-1.0 must be a finite number from 0 up.'),
+    (dict(fn='numeric', rel_tol=float('nan')), 'config.rewards.rel_tol=nan must be a finite number'),
+    (dict(fn='tags', tags=[]), 'config.rewards.tags=[] must be different names'),
     (dict(fn='tags', tags=['a', 'a']), "tags=['a', 'a'] must be different names"),
     (dict(fn='tags', tags=['<a>']), "tags=['<a>'] must be different names of letters"),
-    (dict(fn='pattern'), "config.grade.regex is missing; 'pattern' needs it."),
-    (dict(fn='pattern', regex='('), "config.grade.regex='(' is no regular expression"),
-    (dict(fn='repetition', n=0), 'config.grade.n=0 must be a whole number from 1 up.'),
+    (dict(fn='pattern'), "config.rewards.regex is missing; 'pattern' needs it."),
+    (dict(fn='pattern', regex='('), "config.rewards.regex='(' is no regular expression"),
+    (dict(fn='repetition', n=0), 'config.rewards.n=0 must be a whole number from 1 up.'),
     (dict(fn='json_schema', schema='nowhere.json'), "schema='nowhere.json' is no file with a JSON schema"),
     (dict(fn='json_schema', schema='own_broken.json'), 'is no file with a JSON schema (no JSON schema'),
-    (dict(fn='multiple_choice', first_index=2), 'config.grade.first_index=2 must be one of: -1, 0, 1.'),
-    (dict(fn=None), 'config.grade.fn=None is unknown'),
-    (dict(fn='number', tag='x'), "config.grade.tag='x' is not a setting of 'number'"),
+    (dict(fn='multiple_choice', first_index=2), 'config.rewards.first_index=2 must be one of: -1, 0, 1.'),
+    (dict(fn=None), 'config.rewards.fn=None is unknown'),
+    (dict(fn='number', tag='x'), "config.rewards.tag='x' is not a setting of 'number'"),
     (dict(fn='own_missing:f'), "importing 'own_missing' failed (ModuleNotFoundError"),
     (dict(fn='own_broken:f'), 'failed (ZeroDivisionError'),
     (dict(fn='own_resolve:nothing'), "'own_resolve' has no function 'nothing'"),
@@ -130,16 +130,28 @@ def test_parts_are_graders_of_their_own_with_a_weight_and_a_name():
 @pytest.mark.parametrize(
   'change, told',
   [
-    (dict(right='1'), "config.grade.right='1' must be a finite number"),
-    (dict(parts=('exact',)), r"config.grade.parts\[0\]='exact' must be a dict"),
-    (dict(parts=(dict(fn='exact'), dict(weight=1))), r'config.grade.parts\[1\]=.* must be a dict'),
-    (dict(parts=(dict(fn='nubmer'),)), r"config.grade.parts\[0\].fn='nubmer' is unknown"),
-    (dict(parts=(dict(fn='exact', tag='x'),)), r"config.grade.parts\[0\].tag='x' is not a setting"),
-    (dict(parts=(dict(fn='exact', weight=True),)), r'config.grade.parts\[0\].weight=True must be'),
-    (dict(parts=(dict(fn='number'),)), r"config.grade.parts\[0\] is named 'number' as another is"),
+    (dict(right='1'), "config.rewards.right='1' must be a finite number"),
+    (dict(parts=('exact',)), r"config.rewards.parts\[0\]='exact' must be a dict"),
+    (
+      dict(parts=(dict(fn='exact'), dict(weight=1))),
+      r'config.rewards.parts\[1\]=.* must be a dict',
+    ),
+    (dict(parts=(dict(fn='nubmer'),)), r"config.rewards.parts\[0\].fn='nubmer' is unknown"),
+    (
+      dict(parts=(dict(fn='exact', tag='x'),)),
+      r"config.rewards.parts\[0\].tag='x' is not a setting",
+    ),
+    (
+      dict(parts=(dict(fn='exact', weight=True),)),
+      r'config.rewards.parts\[0\].weight=True must be',
+    ),
+    (
+      dict(parts=(dict(fn='number'),)),
+      r"config.rewards.parts\[0\] is named 'number' as another is",
+    ),
     (
       dict(parts=(dict(fn='own_broken:f'),)),
-      r"config.grade.parts\[0\].fn='own_broken:f': importing",
+      r"config.rewards.parts\[0\].fn='own_broken:f': importing",
     ),
   ],
 )

@@ -278,10 +278,10 @@ def test_nothing_is_encoded_and_caches_are_copied_only_where_a_row_is_seated(par
 def config(**changes):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 2 * P, G, L, T
-  c.generate.stop, c.generate.carry_cache = dict(fn='rounds', count=2), True
+  c.rollout.stop, c.rollout.carry_cache = dict(fn='rounds', count=2), True
   with c.ignore_type():
     for name, value in changes.items():
-      part = c if name in c else c.generate
+      part = c if name in c else c.rollout
       part[name] = value
   return c
 
@@ -354,10 +354,10 @@ def test_a_run_cut_in_two_is_the_whole_one(mode, tmp_path):
     tmp_path,
     mode=mode,
     steps=6,
-    generate=dict(slots=8, stop=dict(fn='rounds', count=2), carry_cache=True),
+    rollout=dict(slots=8, stop=dict(fn='rounds', count=2), carry_cache=True),
     optimizer=dict(learning_rate=0.1, weight_decay=1.0),
     sft=dict(steps=0),
-    eval=dict(every=0, prompts=0, samples=0),
+    evaluation=dict(every=0, prompts=0, samples=0),
   )
   for folder, total in (('whole', 6), ('cut', 4), ('cut', 6)):
     told = configs.load(path, [f'--config.steps={total}'])
@@ -376,18 +376,18 @@ NO_STOP = dict(stop=dict(fn='none'))
   'changes, why',
   [
     (NO_STOP, "stop.fn='none' leaves nothing; choose a rule such as groups"),
-    (dict(draft=dict(fn='coupled')), "does not go with config.generate.draft.fn='coupled'"),
-    (dict(ngram=dict(match=3, draft=2)), 'does not go with config.generate.ngram.draft=2'),
-    (NO_STOP | dict(tree=dict(fn='latr')), "does not go with config.generate.tree.fn='latr'"),
+    (dict(draft=dict(fn='coupled')), "does not go with config.rollout.draft.fn='coupled'"),
+    (dict(ngram=dict(match=3, draft=2)), 'does not go with config.rollout.ngram.draft=2'),
+    (NO_STOP | dict(tree=dict(fn='latr')), "does not go with config.rollout.tree.fn='latr'"),
     (
-      NO_STOP | dict(prune=dict(fn='uniform')),
-      "does not go with config.generate.prune.fn='uniform'",
+      NO_STOP | dict(pruning=dict(fn='uniform')),
+      "does not go with config.rollout.pruning.fn='uniform'",
     ),
   ],
 )
 def test_what_does_not_go_with_it_is_told(changes, why):
   c = config(**changes)
-  with pytest.raises(UserError, match='config.generate.carry_cache=True .*' + re.escape(why)):
+  with pytest.raises(UserError, match='config.rollout.carry_cache=True .*' + re.escape(why)):
     make_program(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 

@@ -39,8 +39,8 @@ def program(prompts=P, rollouts=G, leaves=None, **draft):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = prompts, rollouts, L, T
   with c.ignore_type():
-    c.generate.draft = draft or dict(fn='none')
-    c.generate.exit = leaves or dict(fn='none')
+    c.rollout.draft = draft or dict(fn='none')
+    c.rollout.early_exit = leaves or dict(fn='none')
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
   return make_program(c, MODEL, (3,), mesh, lambda: list(TEXTS))
 

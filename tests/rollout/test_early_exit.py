@@ -233,13 +233,13 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 4, 4, 1, T
   with c.ignore_type():
-    c.generate.exit = dict(fn='marker', **MARKER)
-    c.generate.stop = dict(fn='rounds', count=5)
+    c.rollout.early_exit = dict(fn='marker', **MARKER)
+    c.rollout.stop = dict(fn='rounds', count=5)
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
   make = lambda: make_program(c, MODEL, (), mesh, lambda: list(TEXTS))  # noqa: E731
   cut = make()
   with c.ignore_type():
-    c.generate.stop = dict(fn='none')
+    c.rollout.stop = dict(fn='none')
   whole, held = make(), Unfinished(4, 99)
   params = jax.tree.map(lambda x: x * 2.5, decoder.init(MODEL, 0))
   index_P = np.arange(4, dtype=np.int32)

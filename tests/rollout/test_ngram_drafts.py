@@ -259,7 +259,7 @@ def test_caches_are_written_in_place_and_never_copied(params, slots):
 def make_program_of(draft, devices=1, slots=0, lockstep=True, mesh=None):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 8, G, L, T
-  c.generate.ngram.draft, c.generate.slots, c.generate.lockstep = draft, slots, lockstep
+  c.rollout.ngram.draft, c.rollout.slots, c.rollout.lockstep = draft, slots, lockstep
   c.mesh.update(mesh or {})
   return make_program(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
 
@@ -308,13 +308,13 @@ def test_off_is_the_plain_engine():
 @pytest.mark.parametrize(
   'change, why',
   [
-    (dict(draft=-1), 'config.generate.ngram.draft=-1 must be a whole number of at least 0'),
-    (dict(match=0), 'config.generate.ngram.match=0 must be a whole number of at least 1'),
-    (dict(draft=16), 'config.generate.ngram.draft=16 must be below config.completion_tokens=16'),
+    (dict(draft=-1), 'config.rollout.ngram.draft=-1 must be a whole number of at least 0'),
+    (dict(match=0), 'config.rollout.ngram.match=0 must be a whole number of at least 1'),
+    (dict(draft=16), 'config.rollout.ngram.draft=16 must be below config.completion_tokens=16'),
   ],
 )
 def test_settings_out_of_range_are_told(change, why):
   c = configs.default()
-  c.generate.ngram.update(change)
+  c.rollout.ngram.update(change)
   with pytest.raises(UserError, match=why):
     validate.validate(c)

@@ -136,15 +136,15 @@ def config(**prune):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   with c.ignore_type():
-    c.generate.prune = prune or dict(fn='none')
+    c.rollout.pruning = prune or dict(fn='none')
   return c
 
 
 def program(rollouts=G, devices=1, leaves=None, slots=0, **prune):
   c = config(**prune)
-  c.rollouts, c.generate.slots = rollouts, slots
+  c.rollouts, c.rollout.slots = rollouts, slots
   with c.ignore_type():
-    c.generate.exit = leaves or dict(fn='none')
+    c.rollout.early_exit = leaves or dict(fn='none')
   c.mesh.data = devices
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:devices])
   return make_program(c, MODEL, (3,), mesh, lambda: list(TEXTS))

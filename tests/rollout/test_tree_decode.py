@@ -306,9 +306,9 @@ def config(fn='latr', mesh=None, **changes):
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.mesh.update(mesh or dict(fsdp=1))
   with c.ignore_type():
-    c.generate.tree = dict(fn=fn) | TREES.get(fn, {})
+    c.rollout.tree = dict(fn=fn) | TREES.get(fn, {})
     for name, value in changes.items():
-      c.generate[name] = value
+      c.rollout[name] = value
   return c
 
 
@@ -411,9 +411,9 @@ def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypat
 @pytest.mark.parametrize(
   'changes, why',
   [
-    (dict(slots=8), "tree.fn='latr' needs a slot for every row: set config.generate.slots=8 to 0"),
-    (dict(stop=dict(fn='groups')), "does not go with config.generate.stop.fn='groups'"),
-    (dict(draft=dict(fn='coupled')), "does not go with config.generate.draft.fn='coupled'"),
+    (dict(slots=8), "tree.fn='latr' needs a slot for every row: set config.rollout.slots=8 to 0"),
+    (dict(stop=dict(fn='groups')), "does not go with config.rollout.stop.fn='groups'"),
+    (dict(draft=dict(fn='coupled')), "does not go with config.rollout.draft.fn='coupled'"),
     (dict(tree=dict(fn='latr', ages=())), r'tree.ages=\(\) must name at least one age'),
     (dict(tree=dict(fn='latr', ages=5)), r'tree.ages=5 of .latr. must be a list of whole numbers'),
     (dict(tree=dict(fn='latr', limit=0)), 'tree.limit=0 must be at least 1 token'),

@@ -1,4 +1,4 @@
-"""Rewards between 0 and config.grade.right train, by the real command, and the run says what they mean."""
+"""Rewards between 0 and config.rewards.right train, by the real command, and the run says what they mean."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import tiny_job
 JOB = dict(
   sft=None,
   steps=3,
-  grade=dict(fn='judges:quarter_odd'),
+  rewards=dict(fn='judges:quarter_odd'),
   objective=dict(
     advantage=dict(fn='group_normalized', eps=1e-6),
-    aggregate=dict(fn='token_mean'),
+    aggregation=dict(fn='token_mean'),
     zero_variance=dict(fn='mask'),
   ),
-  health=dict(right_rollouts=32),
-  eval=dict(every=0, prompts=0, samples=0),
+  monitoring=dict(alarms=dict(right_rollouts=32)),
+  evaluation=dict(every=0, prompts=0, samples=0),
 )
 
 
@@ -33,6 +33,6 @@ def test_dense_rewards_move_the_weights_and_every_metric_calls_them_mixed(tmp_pa
     assert row['frac_reward_zero_std'] <= 0.25
   # Once, after the second of the steps of 16 rollouts.
   assert out.count('never_right') == 1 and 'never_right, at step 1: No score of 32 rollouts' in out
-  assert '--config.grade.right=0.' in out
+  assert '--config.rewards.right=0.' in out
   with open(tmp_path / 'run' / 'choices.jsonl') as file:
     assert all(0 < p < 1 for line in file for p in json.loads(line)['mixed'])

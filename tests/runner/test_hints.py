@@ -149,7 +149,7 @@ def test_a_template_reaches_the_last_question(messages):
   if messages:
     said = (dict(role='user', content='x'), dict(role='assistant', content='y'))
     row = row._replace(question='', messages=(*said, dict(role='user', content='a{b}')))
-  got = data.with_question(row, '{question} ({hint})', dict(hint='7'))
+  got = data.with_question(row, '{question} ({hint})', dict(curriculum=dict(hint='7')))
   assert (got.messages[-1]['content'] if messages else got.question) == 'a{b} (7)'
   assert not messages or (
     got.messages[:2] == row.messages[:2] and row.messages[2]['content'] == 'a{b}'

@@ -32,11 +32,14 @@ class Heard:
 
 def make_parts():
   config = types.SimpleNamespace(rollouts=G, generate=types.SimpleNamespace(draft=dict(fn='none')))
-  config.generate.draft = types.SimpleNamespace(fn='none')
-  config.grade, config.data = configs.default().grade, configs.default().data
+  config.rollout.draft = types.SimpleNamespace(fn='none')
+  config.rewards, config.data = configs.default().rewards, configs.default().data
   program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False, needs_parts=False))
   more = dict(
-    aid=None, labels=None, play=None, rewards=(host_step.grade.Part('sevens', 1.0, None),)
+    aid=None,
+    curriculum=dict(labels=None),
+    play=None,
+    rewards=(host_step.grade.Part('sevens', 1.0, None),),
   )
   more['ledger'] = None
   more['failures'] = host_step.grade.Failures({})
@@ -91,7 +94,7 @@ def test_a_step_of_which_nothing_is_whole_is_a_step_to_the_curriculum():
   """Its time is counted by what it is told: reference sets and forgetting keep pace with the run."""
   parts = make_parts()
   settings = configs.default().curriculum.to_dict() | dict(
-    forget=dict(fn='step', decay=0.5), share=dict(fn='none')
+    evidence_decay=dict(fn='step', decay=0.5), prior_pooling=dict(fn='none')
   )
   parts.curriculum = curriculum.Curriculum(settings, 40, group=G)
   parts.lengths = curriculum.LengthEstimate(40)
@@ -117,7 +120,7 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
 
   parts = make_parts()
   parts.config.prompts, parts.config.completion_tokens = 2, T
-  parts.config.generate.stop = types.SimpleNamespace(fn='none')
+  parts.config.rollout.stop = types.SimpleNamespace(fn='none')
   parts.curriculum, parts.lengths, parts.unfinished = Chooses(), curriculum.LengthEstimate(4), []
   parts.lengths.mean[:] = [1, 2, 3, 4]
   parts.cap, parts.collect, parts.program.parts = lambda index, most: most, None, 1
@@ -244,7 +247,8 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
   landed = {}
   for name, kept in dict(
-    plain=host_step.replay.successes.none(), replay=host_step.replay.successes.successes(count=1)
+    plain=host_step.replay.successes.none(),
+    replay=dict(reuse=host_step.replay.successes.successes(count=1)),
   ).items():
     parts.successes, parts.collect = kept, None
     for index in (1, 2):
@@ -298,7 +302,7 @@ def real_choosing(size=60, prompts=8, collect=None, **settings):
   """As `choosing`, with the curriculum itself; even prompts are of source 'a', odd ones of 'b'."""
   parts = choosing(collect=collect)
   parts.config.prompts, parts.tables = prompts, types.SimpleNamespace(train=range(size))
-  plain = dict(forget=dict(fn='none'), share=dict(fn='none'))
+  plain = dict(evidence_decay=dict(fn='none'), prior_pooling=dict(fn='none'))
   parts.curriculum = curriculum.Curriculum(
     configs.default().curriculum.to_dict() | plain | settings,
     size,
@@ -320,7 +324,7 @@ def observe(parts, index, k):
 @pytest.mark.parametrize('pick', ['softmax', 'top'])
 def test_retired_prompts_return_although_groups_are_held(pick):
   """Audits stand last in a proposal: they must not be what gives way to the groups that go on."""
-  parts = real_choosing(gate=dict(fn='retire', share=0.1), pick=dict(fn=pick))
+  parts = real_choosing(eligibility=dict(fn='retire', share=0.1), selection=dict(fn=pick))
   for _ in range(3):
     observe(parts, range(20), [G] * 20)
   assert parts.curriculum.retired().tolist() == [*range(20)]
@@ -338,13 +342,15 @@ def test_retired_prompts_return_although_groups_are_held(pick):
 
 def test_domains_get_their_quota_of_the_slots_there_are(monkeypatch):
   quotas = []
-  mix = curriculum.curriculum.domain.mix
+  mix = curriculum.curriculum.domain_mix.mix
 
   def recorded(names, done, slots, random, **settings):
     quotas.append((slots, mix(names, done, slots, random, **settings)))
     return quotas[-1][1]
 
-  parts = real_choosing(domain=dict(fn='mix', targets=dict(a=0.75, b=0.25)), gate=dict(fn='none'))
+  parts = real_choosing(
+    domain_mix=dict(fn='mix', targets=dict(a=0.75, b=0.25)), eligibility=dict(fn='none')
+  )
   parts.curriculum._stage['domain'] = functools.partial(recorded, targets=dict(a=0.75, b=0.25))
   for step in range(40):
     hold(parts, range(step % 4))
@@ -355,7 +361,7 @@ def test_domains_get_their_quota_of_the_slots_there_are(monkeypatch):
 
 
 def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
-  parts = real_choosing(size=12, share=dict(fn='kernel', every=1))
+  parts = real_choosing(size=12, prior_pooling=dict(fn='kernel', every=1))
   drawn = set()
   for step in range(40):
     hold(parts, [3, 5, 7])
@@ -363,7 +369,7 @@ def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
     assert len(choice.index) == 5 and choice.told['why'] == ['reference'] * 5
     drawn |= set(choice.index.tolist())
   assert drawn == set(range(12)) - {3, 5, 7}
-  parts = real_choosing(size=12, pick=dict(fn='top'), gate=dict(fn='none'))
+  parts = real_choosing(size=12, selection=dict(fn='top'), eligibility=dict(fn='none'))
   for _ in range(4):
     observe(parts, range(12), [0] * 12)
   aided = curriculum.Aided(np.array([3, 8]), np.full(2, 5.0), np.full(2, 5.0))
@@ -377,7 +383,7 @@ def test_prompts_that_wait_for_rollouts_are_no_audits_either():
   waiting = types.SimpleNamespace(
     held=np.arange(10), requests=lambda: (np.array([4, 4]), np.array([1, 2]))
   )
-  parts = real_choosing(size=30, collect=waiting, gate=dict(fn='retire', share=0.5))
+  parts = real_choosing(size=30, collect=waiting, eligibility=dict(fn='retire', share=0.5))
   for _ in range(3):
     observe(parts, range(12), [G] * 12)
   for step in range(30):
@@ -514,7 +520,7 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   parts.vote = parts.truncate = None
   parts.model = types.SimpleNamespace(tokenizer=Words())
   parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
-  parts.config.grade.right = 0.5
+  parts.config.rewards.right = 0.5
   parts.rewards += (host_step.grade.Part('form', 0.75, None),)
   batch = make_batch(SAID_B, [0] * B, [STOPPED] * B, [1] * B)
   tokens = [[6 if n % 4 else 5, 0, row[2]] for n, row in enumerate(VOTES)]
@@ -594,7 +600,7 @@ def test_graded_scores_are_mass_and_mixed_by_difference():
   np.testing.assert_allclose(mass, [0.7, 1.2, 1.8], rtol=1e-6)
   np.testing.assert_allclose(cut_mass, [0, 0, 0.9], rtol=1e-6)
   assert mixed == [True, False, True]
-  parts.config.grade.right, parts.config.grade.bounds = 0.5, (-1.0, 1.0)
+  parts.config.rewards.right, parts.config.rewards.bounds = 0.5, (-1.0, 1.0)
   got, *_, told = host_step._grade(parts, Graded(), batch.prompts, rollout)
   np.testing.assert_allclose(got.success_B[:4], [0.6, 0.5, 0.55, 0.7], rtol=1e-6)
   assert told['grade/right'] == 2 / 12 and told['grade/out_of_bounds'] == 0

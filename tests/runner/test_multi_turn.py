@@ -64,7 +64,7 @@ def config(**changes):
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, 12, T
   c.data.source, c.data.size, c.data.chat = 'digits', 8, False
   c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
-  c.environment.fn, c.environment.judge, c.eval.prompts = 'guess', 'environment', 0
+  c.environment.fn, c.environment.judge, c.evaluation.prompts = 'guess', 'environment', 0
   c.optimizer.learning_rate = 1e-2
   for name, value in changes.items():
     part, _, leaf = name.rpartition('__')
@@ -125,7 +125,7 @@ def test_one_turn_without_an_answer_is_what_no_environment_is():
   """(a) Tokens and log-probabilities bit for bit, and the weights after two updates to the rounding of two programs."""
   plain = made(environment__fn='none')
   want_state, _, want = run(plain, 3, call=steps.compile_split(plain.program))
-  got_state, _, got = run(made(Once, environment__turns=1, environment__judge='grade'), 3)
+  got_state, _, got = run(made(Once, environment__turns=1, environment__judge='rewards'), 3)
   assert any((w[1].reason_B == STOPPED).any() and w[2].batch.reward_B.std() > 0 for w in want)
   for (_, a, _), (_, b, _) in zip(got, want, strict=True):
     for x, y in zip(*(jax.tree.leaves(r._replace(turns=None)) for r in (a, b)), strict=True):
@@ -213,10 +213,12 @@ def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
 
 METHODS = dict(
   grpo={},
-  dapo=dict(aggregate=dict(fn='token_mean'), shape=dict(fn='overlong', buffer_tokens=12)),
-  minpro=dict(ratio=dict(fn='prefix_min'), aggregate=dict(fn='token_mean')),
+  dapo=dict(
+    aggregation=dict(fn='token_mean'), reward_shaping=dict(fn='overlong', buffer_tokens=12)
+  ),
+  minpro=dict(ratio=dict(fn='prefix_min'), aggregation=dict(fn='token_mean')),
   gspo=dict(ratio=dict(fn='sequence')),
-  forking=dict(emphasis=dict(fn='forking'), kl=dict(fn='k3', coef=0.1)),
+  forking=dict(token_weighting=dict(fn='forking'), kl=dict(fn='k3', coef=0.1)),
 )
 
 
@@ -370,7 +372,7 @@ class Fails:
 
 
 def test_an_environment_that_raises_is_counted_and_not_learnt_from():
-  """(f) By config.grade.failed as a grader's failure: never a silent zero."""
+  """(f) By config.rewards.failed as a grader's failure: never a silent zero."""
   _, batch, ((_, rollout, landed),) = run(made(Fails), 1)
   failed = rollout.turns.outcome_B == rewards.ERROR
   assert 0 < failed.sum() < P * G
@@ -378,13 +380,13 @@ def test_an_environment_that_raises_is_counted_and_not_learnt_from():
   assert (batch.rollout.length_B[failed] == 0).all() and (batch.rollout.length_B[~failed] > 0).all()
   assert [line['graded'] for line in landed.told if 'graded' in line] == ['error'] * failed.sum()
   c = config(grade__failed=dict(error='score', value=-1.0))
-  parts = made(Fails, grade__failed=c.grade.failed)
+  parts = made(Fails, grade__failed=c.rewards.failed)
   _, scored, _ = run(parts, 1)
   assert (scored.reward_B[failed] == -1).all() and (scored.rollout.length_B[failed] > 0).all()
 
 
 def test_the_grader_reads_the_last_turn_and_the_environment_pays_beside_it():
-  parts = made(lambda: Talks(), environment__judge='grade', environment__weight=0.25)
+  parts = made(lambda: Talks(), environment__judge='rewards', environment__weight=0.25)
   _, batch, ((_, rollout, landed),) = run(parts, 1)
   paid = rollout.turns.reward_BxT.sum(1)
   texts = [
@@ -414,9 +416,9 @@ def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_
   _, _, ((_, rollout, landed),) = run(parts, 1)
   assert landed.row['grade/errors'] == P * G and (rollout.turns.number_BxT.max(1) == 0).any()
   # Remembered as long as its groups may go on, and no longer.
-  parts.play.at(parts.config.generate.max_age)
+  parts.play.at(parts.config.rollout.max_age)
   assert len(parts.play._unopened) == P
-  parts.play.at(parts.config.generate.max_age + 1)
+  parts.play.at(parts.config.rollout.max_age + 1)
   assert not parts.play._unopened
 
 
@@ -477,8 +479,8 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
       ),
       'is of turns',
     ),
-    (dict(replay=dict(fn='successes', count=1)), 'config.replay'),
-    (dict(generate__stop=dict(fn='rounds', count=2)), 'config.generate.stop'),
+    (dict(replay=dict(reuse=dict(fn='successes', count=1))), 'config.replay.reuse'),
+    (dict(generate__stop=dict(fn='rounds', count=2)), 'config.rollout.stop'),
     (dict(generate__exit=dict(fn='repetition')), "choose 'text' or 'none'"),
     (dict(grade__parts=(dict(fn='number'),)), 'asks no grader'),
     (dict(environment__horizon=dict(fn='stairs', starts=(0,), caps=())), 'starts=(0,)'),

@@ -102,7 +102,7 @@ def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys, monkeypatch):
   sft = dict(steps=12, learning_rate=1e-2, prompts=4, pack_tokens=48)
   monkeypatch.setattr(sft_lib, '_QUIET_S', -1.0)
   told = dict(every=0, prompts=4, samples=0)
-  c = configs.load(tiny_job.config_file(tmp_path, steps=0, sft=sft, eval=told))
+  c = configs.load(tiny_job.config_file(tmp_path, steps=0, sft=sft, evaluation=told))
 
   def run():
     train.run(c, str(tmp_path / 'run'), sharding.make_mesh(c.mesh, jax.devices()[:1]))

@@ -27,8 +27,11 @@ def parts(each: int, allocate: dict) -> types.SimpleNamespace:
   """The real curriculum and allocation, as `assemble` makes them; nothing shared, so that beliefs are exact."""
   config = configs.default()
   config.prompts, config.rollouts = SLOTS, G
-  config.curriculum.each, config.curriculum.allocate = each, allocate
-  config.curriculum.share, config.curriculum.forget = dict(fn='none'), dict(fn='none')
+  config.curriculum.slots_per_prompt, config.curriculum.allocation = each, allocate
+  config.curriculum.prior_pooling, config.curriculum.evidence_decay = (
+    dict(fn='none'),
+    dict(fn='none'),
+  )
   settings, table = (
     config.curriculum,
     Table(Row(str(i), 'q', (), 'a', 's', {}) for i in range(SIZE)),
@@ -36,7 +39,7 @@ def parts(each: int, allocate: dict) -> types.SimpleNamespace:
   return types.SimpleNamespace(
     config=config,
     curriculum=setup._curriculum(config, table),
-    allocate=configs.pick(curriculum.allocation, settings.allocate, 'curriculum.allocate'),
+    allocate=configs.pick(curriculum.allocation, settings.allocate, 'curriculum.allocation'),
     lengths=curriculum.LengthEstimate(SIZE),
     unfinished=[],
     collect=None,

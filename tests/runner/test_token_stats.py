@@ -65,7 +65,7 @@ def said(given):
 
 
 def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
-  program, config = make(trust=dict(fn='clip', low=0.2, high=0.2))
+  program, config = make(trust_region=dict(fn='clip', low=0.2, high=0.2))
   given = batch()
   told = token_stats.Ledger(program, config, CHARS.backend)(given, said(given))
   target = objective.targets(program.method, given, G)
@@ -86,7 +86,7 @@ def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
 
 
 def test_minibatches_have_denominators_of_their_own():
-  program, config = make(minibatches=2, aggregate=dict(fn='token_mean'))
+  program, config = make(minibatches=2, aggregation=dict(fn='token_mean'))
   given = batch()
   made = token_stats.counted(program, given, True)
   for u in range(2):
@@ -107,7 +107,7 @@ def test_no_more_groups_are_told_than_the_bound_has_room_for():
   given = batch()
   length_P = given.rollout.length_B.reshape(P, G).sum(1)
   for bound, groups in ((length_P[:2].sum(), 2), (length_P[:2].sum() - 1, 1), (1, 0)):
-    config.rollouts_tokens = int(bound)
+    config.monitoring.rollouts_tokens = int(bound)
     told = token_stats.Ledger(program, config, CHARS.backend)(given, said(given))
     assert {b // G for b in told} == set(range(groups))
 
@@ -117,13 +117,13 @@ def test_no_more_groups_are_told_than_the_bound_has_room_for():
   [
     (dict(), (True, True)),
     (dict(kl=dict(fn='k3', coef=0.1)), (True, False)),
-    (dict(distill=dict(fn='on_policy')), (False, False)),
+    (dict(distillation=dict(fn='on_policy')), (False, False)),
   ],
 )
 def test_what_the_update_works_out_first_is_left_out(spec, both):
   program, config = make(**spec)
   assert token_stats.told(program, config) == both
-  config.collect = dict(fn='mixed')
+  config.replay.collect = dict(fn='mixed')
   assert token_stats.told(program, config) == (False, False)
 
 

@@ -1,5 +1,5 @@
 // One rollout in full: what was asked, what was said token by token, and how it differs from others of its prompt.
-const UNCOUNTED = 'Nothing is told of its single tokens: config.rollouts_tokens bounds how many are told a step.';
+const UNCOUNTED = 'Nothing is told of its single tokens: config.monitoring.rollouts_tokens bounds how many are told a step.';
 const UNTOLD =
   'Only what is known before the update is told: no coefficients where the method asks a reference or the entropy, ' +
   'and no advantages where it asks a second model, or where batches wait.';

@@ -9,7 +9,7 @@ function drawDevice(runs) {
   );
 }
 
-const untraced = () => empty('No step was traced; --config.profile.steps=10:12 traces two of them, and then this is filled.');
+const untraced = () => empty('No step was traced; --config.monitoring.profile.steps=10:12 traces two of them, and then this is filled.');
 const rate = (x, unit) => (x >= 1e12 ? `${num(x / 1e12)} T${unit}` : `${num(x / 1e9)} G${unit}`);
 
 function deviceOf(told) {

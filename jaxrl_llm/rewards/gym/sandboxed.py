@@ -51,13 +51,13 @@ def require(tasks: Iterable[str], where: str) -> None:
   named = set(tasks)
   if unknown := sorted(named - scorers.TASKS):
     raise UserError(
-      f"{where}: config.grade.fn='gym' cannot score {', '.join(unknown)}, whose scorer may evaluate the answer as a "
+      f"{where}: config.rewards.fn='gym' cannot score {', '.join(unknown)}, whose scorer may evaluate the answer as a "
       'program; choose other tasks, or a reasoning-gym that pyproject.toml allows.'
     )
   needing = sorted(named & scorers.SANDBOX_ONLY)
   if needing and (reason := sandbox.why_not()):
     raise UserError(
-      f"{where}: config.grade.fn='gym' scores {', '.join(needing)} in a sandbox only, because their scorers hand the "
+      f"{where}: config.rewards.fn='gym' scores {', '.join(needing)} in a sandbox only, because their scorers hand the "
       f'answer to sympy, and {reason}; or choose other tasks.'
     )
 

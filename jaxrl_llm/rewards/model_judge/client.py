@@ -97,7 +97,7 @@ def each_answered(
 def check(told: dict[str, Any], where: str, questions: int = 1) -> None:
   """Raises UserError for settings of a server that are out of range; a grading asks so many questions. Source: none.
 
-  `told` has config.grade.deadline_s and workers, too.
+  `told` has config.rewards.deadline_s and workers, too.
   """
   url = urllib.parse.urlsplit(told['base_url'])
   good = url.scheme in ('http', 'https') and url.hostname and not (url.query or url.username)
@@ -141,12 +141,12 @@ def _check_times(told: dict[str, Any], where: str, questions: int) -> None:
   if not 0 < give_up_s < deadline_s:
     raise UserError(
       f'{where}.give_up_s={give_up_s!r} must be a positive number of seconds, less than '
-      f'config.grade.deadline_s={deadline_s!r}; raise that one.'
+      f'config.rewards.deadline_s={deadline_s!r}; raise that one.'
     )
   per_minute = told['per_minute']
   wait_s = workers * questions * 60 / per_minute if per_minute else 0.0
   if wait_s >= give_up_s:
     raise UserError(
-      f'{where}.per_minute={per_minute!r} makes each of config.grade.workers={workers!r} wait for {wait_s:g} s, not '
+      f'{where}.per_minute={per_minute!r} makes each of config.rewards.workers={workers!r} wait for {wait_s:g} s, not '
       f'below {where}.give_up_s={give_up_s!r}; lower workers or raise these.'
     )

@@ -1,4 +1,4 @@
-"""A language model as judge: another part of the registry of `config.grade`."""
+"""A language model as judge: another part of the registry of `config.rewards`."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def judge(
 
   The settings of the server are those of endpoint.Endpoint. cache: a file on a local disk, with the answers by (model,
   messages). All workers share it, and their rate limit and budget are kept in it: they hold for all runs on this
-  machine that name it. config.grade.workers ask at once, each one thing at a time; an item has give_up_s, less than
-  config.grade.deadline_s. key_env names the environment variable with the key; no config or file has it. right = 1.0
-  takes only the best score for right: see config.grade.right.
+  machine that name it. config.rewards.workers ask at once, each one thing at a time; an item has give_up_s, less than
+  config.rewards.deadline_s. key_env names the environment variable with the key; no config or file has it. right = 1.0
+  takes only the best score for right: see config.rewards.right.
 
   The weighted sum is the explicit one of arXiv:2507.17746 (Rubrics as Rewards), there over criteria that are met or
   not; prompts are our own, reconstructed from what such papers tell. Source: none.
@@ -90,7 +90,7 @@ def _criteria(row: Row) -> dict[str, float]:
 
 
 def _check(told: dict[str, Any], where: str) -> None:
-  """Settings out of range; `told` has config.grade.deadline_s and workers, too."""
+  """Settings out of range; `told` has config.rewards.deadline_s and workers, too."""
   client.check(told, where)
   _check_reading(told, where)
 

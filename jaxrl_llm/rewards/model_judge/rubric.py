@@ -1,4 +1,4 @@
-"""A judge's verdicts one by one, of criteria or of steps: another part of the registry of `config.grade`."""
+"""A judge's verdicts one by one, of criteria or of steps: another part of the registry of `config.rewards`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rubric(
 
   criteria: text → points, below 0 for faults; row_criteria: the row's `rubric` or `rubrics`, a list of {criterion,
   points} or {description, weight}, also inside reward_model or extra_info, instead. only: how far this one of
-  `criteria` is met: with weight=0.0 and a name, a part of config.grade.parts that logs it, from answers that are kept
+  `criteria` is met: with weight=0.0 and a name, a part of config.rewards.parts that logs it, from answers that are kept
   already. template has {question}, {answer}, {reply} as data, and {criterion}; its answer ends with JSON whose `met` is
   true, false or a number from 0 to 1. Server, cache, budget and failures are as of `judge`; give_up_s is for all
   criteria together, and one verdict that cannot be had fails the item.
@@ -132,7 +132,7 @@ def _earnable(points: list[float]) -> bool:
 
 
 def _check_rubric(told: dict[str, Any], where: str) -> None:
-  """Settings out of range; `told` has config.grade.deadline_s and workers, too."""
+  """Settings out of range; `told` has config.rewards.deadline_s and workers, too."""
   criteria, only = dict(told['criteria']), told['only']
   if bool(criteria) == told['row_criteria']:
     raise UserError(

@@ -15,12 +15,14 @@ from jaxrl_llm import curriculum
 from jaxrl_llm.config import loading
 from jaxrl_llm.curriculum import allocation
 
-NONE = dict(share=dict(fn='none'))
-TOP = dict(pick=dict(fn='top'), gate=dict(fn='none'))
+NONE = dict(prior_pooling=dict(fn='none'))
+TOP = dict(selection=dict(fn='top'), eligibility=dict(fn='none'))
 UNIFORM = TOP | NONE | dict(candidates=dict(fn='stream', multiple=1), utility=dict(fn='uniform'))
-BETA = TOP | NONE | dict(forget=dict(fn='visit', decay=0.5))
+BETA = TOP | NONE | dict(evidence_decay=dict(fn='visit', decay=0.5))
 MOPPS = BETA | dict(
-  candidates=dict(fn='stream', multiple=16), value=dict(fn='thompson'), utility=dict(fn='mopps')
+  candidates=dict(fn='stream', multiple=16),
+  rate_estimate=dict(fn='thompson'),
+  utility=dict(fn='mopps'),
 )
 
 
@@ -191,9 +193,9 @@ class EasyToHard(Chosen):
 
 BOTS = TOP | dict(
   candidates=dict(fn='everything'),
-  forget=dict(fn='step', decay=0.9),
-  share=dict(fn='anchors', rho=0.1),
-  value=dict(fn='thompson'),
+  evidence_decay=dict(fn='step', decay=0.9),
+  prior_pooling=dict(fn='anchors', rho=0.1),
+  rate_estimate=dict(fn='thompson'),
   utility=dict(fn='bots'),
 )
 # name → (class, its settings). How good the anchors of BOTS are is the world's: +poor, +shuffled.
@@ -204,42 +206,52 @@ RULES = {
   'dynamic, carry': (Dynamic, dict(carry=True)),
   'easy to hard': (EasyToHard, {}),
   'last rate': (LastRate, {}),
-  'mopps 1': (Chosen, MOPPS | dict(forget=dict(fn='visit', decay=1.0))),
+  'mopps 1': (Chosen, MOPPS | dict(evidence_decay=dict(fn='visit', decay=1.0))),
   'mopps': (Chosen, MOPPS),
-  'mopps, mean': (Chosen, MOPPS | dict(value=dict(fn='mean'))),
-  'mopps + kind': (Chosen, MOPPS | dict(share=dict(fn='kind'))),
+  'mopps, mean': (Chosen, MOPPS | dict(rate_estimate=dict(fn='mean'))),
+  'mopps + kind': (Chosen, MOPPS | dict(prior_pooling=dict(fn='kind'))),
   'mean, all': (Chosen, BETA | dict(utility=dict(fn='mopps'))),
   'mixed_group': (Chosen, BETA),
   'mixed_group + kind': (Chosen, TOP),
   'bots': (Chosen, BOTS),
-  'bots, rho 0': (Chosen, BOTS | dict(share=dict(fn='anchors', rho=0.0))),
+  'bots, rho 0': (Chosen, BOTS | dict(prior_pooling=dict(fn='anchors', rho=0.0))),
   'bots + mixed_group': (
     Chosen,
-    BOTS | dict(value=dict(fn='mean'), utility=dict(fn='mixed_group')),
+    BOTS | dict(rate_estimate=dict(fn='mean'), utility=dict(fn='mixed_group')),
   ),
   'bots 0.03 + mixed_group': (
     Chosen,
     BOTS
-    | dict(forget=dict(fn='step', decay=0.97), share=dict(fn='anchors', rho=0.03))
-    | dict(value=dict(fn='mean'), utility=dict(fn='mixed_group')),
+    | dict(evidence_decay=dict(fn='step', decay=0.97), prior_pooling=dict(fn='anchors', rho=0.03))
+    | dict(rate_estimate=dict(fn='mean'), utility=dict(fn='mixed_group')),
   ),
-  'bots, no anchors': (Chosen, BOTS | dict(share=dict(fn='anchors', weak='', strong='', rho=0.1))),
+  'bots, no anchors': (
+    Chosen,
+    BOTS | dict(prior_pooling=dict(fn='anchors', weak='', strong='', rho=0.1)),
+  ),
   'vade': (
     Chosen,
     TOP
     | NONE
-    | dict(forget=dict(fn='two_scale'), value=dict(fn='thompson'), utility=dict(fn='vade')),
+    | dict(
+      evidence_decay=dict(fn='two_scale'),
+      rate_estimate=dict(fn='thompson'),
+      utility=dict(fn='vade'),
+    ),
   ),
-  'greso': (Greso, dict(forget=dict(fn='none'), gate=dict(fn='streaks'))),
-  'scalerl': (Chosen, UNIFORM | dict(forget=dict(fn='none'), gate=dict(fn='retire'))),
+  'greso': (Greso, dict(evidence_decay=dict(fn='none'), eligibility=dict(fn='streaks'))),
+  'scalerl': (
+    Chosen,
+    UNIFORM | dict(evidence_decay=dict(fn='none'), eligibility=dict(fn='retire')),
+  ),
   'dots': (
     Chosen,
     TOP
     | dict(
-      forget=dict(fn='reset', every=2),
-      share=dict(fn='kernel', feature='kind', every=2),
+      evidence_decay=dict(fn='reset', every=2),
+      prior_pooling=dict(fn='kernel', feature='kind', every=2),
       utility=dict(fn='bots'),
-      pick=dict(fn='softmax', temperature=1e-3),
+      selection=dict(fn='softmax', temperature=1e-3),
     ),
   ),
   'default': (Chosen, {}),
@@ -248,16 +260,16 @@ RULES = {
   'default, marginal': (Allocated, dict(rule=dict(fn='marginal'))),
   'default, knapsack': (Allocated, dict(rule=dict(fn='marginal', right=1, wrong=2))),
   'uniform, marginal': (Allocated, UNIFORM | dict(rule=dict(fn='marginal'))),
-  'default, strength 1': (Chosen, dict(share=dict(fn='kind', strength=1.0))),
-  'default, strength 4': (Chosen, dict(share=dict(fn='kind', strength=4.0))),
+  'default, strength 1': (Chosen, dict(prior_pooling=dict(fn='kind', strength=1.0))),
+  'default, strength 4': (Chosen, dict(prior_pooling=dict(fn='kind', strength=4.0))),
   'default, no kinds': (Chosen, NONE),
-  'default, visit decay 0.5': (Chosen, dict(forget=dict(fn='visit', decay=0.5))),
-  'default, visit decay 1': (Chosen, dict(forget=dict(fn='visit', decay=1.0))),
-  'default, step decay 0.98': (Chosen, dict(forget=dict(fn='step', decay=0.98))),
+  'default, visit decay 0.5': (Chosen, dict(evidence_decay=dict(fn='visit', decay=0.5))),
+  'default, visit decay 1': (Chosen, dict(evidence_decay=dict(fn='visit', decay=1.0))),
+  'default, step decay 0.98': (Chosen, dict(evidence_decay=dict(fn='step', decay=0.98))),
   'default, kind decay 0.98': (Chosen, dict(kind_decay=0.98)),
-  'default, top': (Chosen, dict(pick=dict(fn='top'))),
-  'default, temperature 0.1': (Chosen, dict(pick=dict(fn='softmax', temperature=0.1))),
-  'default, no audit': (Chosen, dict(gate=dict(fn='none'))),
+  'default, top': (Chosen, dict(selection=dict(fn='top'))),
+  'default, temperature 0.1': (Chosen, dict(selection=dict(fn='softmax', temperature=0.1))),
+  'default, no audit': (Chosen, dict(eligibility=dict(fn='none'))),
   'default, stream 16': (Chosen, dict(candidates=dict(fn='stream', multiple=16))),
 }
 # What is shown unless others are asked for.

@@ -19,7 +19,7 @@ TINY = (
     'scratch.mlp=64',
   ),
   *('prompts=4', 'rollouts=4', 'sft.steps=2', 'sft.prompts=8'),
-  'eval.prompts=8',
+  'evaluation.prompts=8',
 )
 
 

@@ -13,7 +13,7 @@ OFFICIAL = lib.Official(
 )
 LONG = 5  # tokens: the official 4,054 for rows of 6
 SETTINGS = dict(
-  advantage=dict(fn='adora', weak=0.1, right=1.01, long_tokens=LONG), aggregate='token_mean'
+  advantage=dict(fn='adora', weak=0.1, right=1.01, long_tokens=LONG), aggregation='token_mean'
 )
 SEEDS = (0, 1, 2, 3, 4)
 WITHOUT = {'empty rows': 'the official batch has none'}

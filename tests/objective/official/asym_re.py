@@ -11,7 +11,10 @@ PATHS = (
 )
 OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
-  advantage=dict(fn='shifted', shift=-0.1), ratio='one', trust='none', aggregate='token_mean'
+  advantage=dict(fn='shifted', shift=-0.1),
+  ratio='one',
+  trust_region='none',
+  aggregation='token_mean',
 )
 MUTANTS = {
   'sign': (advantage, 'exists) - shift) * exists', 'exists) + shift) * exists'),

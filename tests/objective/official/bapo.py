@@ -11,7 +11,9 @@ OFFICIAL = lib.Official(
   ('recipe/bapo/policy_loss.py', verl_core.CORE, verl_core.FUNCTIONAL),
   'none stated',
 )
-SETTINGS = dict(trust=dict(fn='balanced_clip', target=1.0, most=3.0), aggregate='token_mean')
+SETTINGS = dict(
+  trust_region=dict(fn='balanced_clip', target=1.0, most=3.0), aggregation='token_mean'
+)
 SEEDS = (0, 2, 11, 27)  # bounds that end at the last, the first and two others of the search
 MUTANTS = {
   'lower bound': (trust_region, '[0.8] * 17', '[0.7] * 17'),

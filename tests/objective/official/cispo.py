@@ -6,7 +6,7 @@ from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
-SETTINGS = dict(trust=dict(fn='cap_above', high=4.0), aggregate='token_mean')
+SETTINGS = dict(trust_region=dict(fn='cap_above', high=4.0), aggregation='token_mean')
 MUTANTS = {
   'absolute': (
     trust_region,

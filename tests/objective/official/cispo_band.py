@@ -6,7 +6,7 @@ from jaxrl_llm.objective import trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
-SETTINGS = dict(trust=dict(fn='cap_band', low=0.2, high=0.2), aggregate='token_mean')
+SETTINGS = dict(trust_region=dict(fn='cap_band', low=0.2, high=0.2), aggregation='token_mean')
 MUTANTS = {
   'one side': (
     trust_region,

@@ -11,7 +11,9 @@ PATHS = (
 )
 OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
-  advantage='group_centered', trust=dict(fn='cap_band', low=0.3, high=0.28), aggregate='token_mean'
+  advantage='group_centered',
+  trust_region=dict(fn='cap_band', low=0.3, high=0.28),
+  aggregation='token_mean',
 )
 MUTANTS = {
   'bounds': (

@@ -15,9 +15,9 @@ from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(
-  emphasis=dict(fn='covariance_clip', share=0.1, low=0.05, high=1.0),
-  trust=dict(fn='clip', low=0.2, high=0.2),
-  aggregate='token_mean',
+  token_weighting=dict(fn='covariance_clip', share=0.1, low=0.05, high=1.0),
+  trust_region=dict(fn='clip', low=0.2, high=0.2),
+  aggregation='token_mean',
 )
 MUTANTS = {
   'clipped tokens in the band': (token_weighting, '& ~tokens.clipped_BxT', '& (tokens.mask_BxT > 0)'),

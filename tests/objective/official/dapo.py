@@ -6,7 +6,7 @@ from jaxrl_llm.objective import ratio_bounds, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
-SETTINGS = dict(trust=dict(fn='clip', low=0.2, high=0.28), aggregate='token_mean')
+SETTINGS = dict(trust_region=dict(fn='clip', low=0.2, high=0.28), aggregation='token_mean')
 MUTANTS = {
   'swapped bounds': (
     trust_region,

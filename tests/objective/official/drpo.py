@@ -14,9 +14,9 @@ OFFICIAL = lib.Official(
 SETTINGS = dict(
   advantage=dict(fn='raw', baseline=0.5),
   ratio='one',
-  trust=dict(fn='listwise', max_tokens=lib.T, temperature=10.0, length_rate=0.1),
+  trust_region=dict(fn='listwise', max_tokens=lib.T, temperature=10.0, length_rate=0.1),
   kl=dict(fn='hinge', coef=1e3, delta=1e-4),
-  aggregate='sequence_mean',
+  aggregation='sequence_mean',
 )
 SEEDS = (0, 1, 2, 3)
 WITHOUT = {

@@ -6,7 +6,9 @@ from jaxrl_llm.objective import ratio_bounds
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
-SETTINGS = dict(trust=dict(fn='dual_clip', low=0.2, high=0.2, most=3.0), aggregate='token_mean')
+SETTINGS = dict(
+  trust_region=dict(fn='dual_clip', low=0.2, high=0.2, most=3.0), aggregation='token_mean'
+)
 MUTANTS = {
   'gains': (ratio_bounds, 'far = (advantage < 0)', 'far = (advantage > 0)'),
   'never': (ratio_bounds, '(ratio > most)\n', '(ratio > 9 * most)\n'),

@@ -19,8 +19,8 @@ OFFICIAL = lib.Official(
 )
 SETTINGS = dict(
   advantage=dict(fn='group_normalized', eps=1e-8),
-  trust=dict(fn='geometric', low=0.4, high=0.4),
-  aggregate='sequence_mean',
+  trust_region=dict(fn='geometric', low=0.4, high=0.4),
+  aggregation='sequence_mean',
 )
 MUTANTS = {
   'both sides': (

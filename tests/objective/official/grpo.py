@@ -6,7 +6,7 @@ from jaxrl_llm.objective import advantage, aggregation, ratio_bounds
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
-SETTINGS = dict(trust=dict(fn='clip', low=0.2, high=0.2), aggregate='sequence_mean')
+SETTINGS = dict(trust_region=dict(fn='clip', low=0.2, high=0.2), aggregation='sequence_mean')
 MUTANTS = {
   'biased deviation': (
     advantage,

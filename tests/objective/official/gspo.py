@@ -9,7 +9,7 @@ from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(
-  ratio='sequence', trust=dict(fn='clip', low=0.03, high=0.04), aggregate='sequence_mean'
+  ratio='sequence', trust_region=dict(fn='clip', low=0.03, high=0.04), aggregation='sequence_mean'
 )
 SEEDS = (0, 1)
 MUTANTS = {

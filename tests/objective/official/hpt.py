@@ -23,9 +23,9 @@ OFFICIAL = lib.Official(
 )
 SETTINGS = dict(
   advantage='group_centered',
-  trust='none',
-  aggregate='fixed',
-  auxiliary=dict(fn='replace', gate=0, weight=0.3),
+  trust_region='none',
+  aggregation='fixed',
+  sft_loss=dict(fn='replace', gate=0, weight=0.3),
 )
 SEEDS = (0, 1)
 MUTANTS = {

@@ -6,7 +6,9 @@ from jaxrl_llm.objective import kl
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
-SETTINGS = dict(trust='none', kl=dict(fn='covariance', coef=1.0, share=0.1), aggregate='token_mean')
+SETTINGS = dict(
+  trust_region='none', kl=dict(fn='covariance', coef=1.0, share=0.1), aggregation='token_mean'
+)
 MUTANTS = {
   'square': (kl, '-coef * jnp.sign(moved)', '-coef * moved'),
   'smallest': (kl, '.ravel())[::-1]\n  count = jnp.maximum', '.ravel())\n  count = jnp.maximum'),

@@ -21,8 +21,8 @@ SEEDS = (0, 1, 2)
 
 def settings(budget):
   return dict(
-    trust=dict(fn='second_moment_clip', budget=float(budget), low=0.3, high=0.5),
-    aggregate='token_mean',
+    trust_region=dict(fn='second_moment_clip', budget=float(budget), low=0.3, high=0.5),
+    aggregation='token_mean',
   )
 
 

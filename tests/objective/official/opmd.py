@@ -13,8 +13,8 @@ OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
   advantage=dict(fn='log_mean_exp', temperature=1.0),
   ratio='one',
-  trust='none',
-  aggregate='token_mean',
+  trust_region='none',
+  aggregation='token_mean',
 )
 MUTANTS = {
   'factor': (advantage, '/ (1 + temperature) * exists', '* exists'),

@@ -7,7 +7,9 @@ from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(
-  advantage='length_weighted', trust=dict(fn='clip', low=0.2, high=0.2), aggregate='token_mean'
+  advantage='length_weighted',
+  trust_region=dict(fn='clip', low=0.2, high=0.2),
+  aggregation='token_mean',
 )
 MUTANTS = {
   'mean of rows': (

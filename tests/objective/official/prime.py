@@ -18,10 +18,10 @@ OFFICIAL = lib.Official(
 )
 SETTINGS = dict(
   advantage='leave_one_out',
-  credit=dict(fn='process', process=1.0, outcome=1.0),
-  companion=dict(fn='outcome', learning_rate=1e-6, beta=0.05),
-  trust=dict(fn='clip', low=0.2, high=0.2),
-  aggregate='token_mean',
+  credit_assignment=dict(fn='process', process=1.0, outcome=1.0),
+  auxiliary_model=dict(fn='outcome', learning_rate=1e-6, beta=0.05),
+  trust_region=dict(fn='clip', low=0.2, high=0.2),
+  aggregation='token_mean',
 )
 IDLE = ('companion.learning_rate', 'companion.beta')  # of the reward model's own training
 MUTANTS = {

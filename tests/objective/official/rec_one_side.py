@@ -12,8 +12,8 @@ PATHS = (
 OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
   advantage='group_centered',
-  trust=dict(fn='one_side', low=0.2, high=0.2, corrected=True),
-  aggregate='token_mean',
+  trust_region=dict(fn='one_side', low=0.2, high=0.2, corrected=True),
+  aggregation='token_mean',
 )
 SEEDS = (0, 1)
 MUTANTS = {

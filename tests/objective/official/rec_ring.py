@@ -14,8 +14,8 @@ PATHS = (
 OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
   advantage='group_centered',
-  trust=dict(fn='ring', low=0.2, high=0.2, outer_low=0.6, outer_high=2.0, corrected=False),
-  aggregate='token_mean',
+  trust_region=dict(fn='ring', low=0.2, high=0.2, outer_low=0.6, outer_high=2.0, corrected=False),
+  aggregation='token_mean',
 )
 SEEDS = (0, 1, 2)
 MUTANTS = {

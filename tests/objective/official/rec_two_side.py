@@ -12,8 +12,8 @@ PATHS = (
 OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
   advantage='group_centered',
-  trust=dict(fn='two_side', low=0.2, high=0.2, corrected=False),
-  aggregate='token_mean',
+  trust_region=dict(fn='two_side', low=0.2, high=0.2, corrected=False),
+  aggregation='token_mean',
 )
 SEEDS = (0, 1)
 MUTANTS = {

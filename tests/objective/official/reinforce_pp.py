@@ -7,7 +7,9 @@ from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(
-  advantage='group_whitened', trust=dict(fn='clip', low=0.2, high=0.2), aggregate='token_mean'
+  advantage='group_whitened',
+  trust_region=dict(fn='clip', low=0.2, high=0.2),
+  aggregation='token_mean',
 )
 MUTANTS = {
   'no baseline': (

@@ -14,7 +14,9 @@ OFFICIAL = lib.Official(
   (verl_core.CORE, verl_core.FUNCTIONAL),
   'Apache-2.0',
 )
-SETTINGS = dict(trust=dict(fn='dual_clip', low=0.2, high=0.28, most=10.0), aggregate='token_mean')
+SETTINGS = dict(
+  trust_region=dict(fn='dual_clip', low=0.2, high=0.28, most=10.0), aggregation='token_mean'
+)
 SEEDS = (0, 1, 2)
 MUTANTS = {
   'replayed rows as recorded': (

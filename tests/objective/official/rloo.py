@@ -6,7 +6,9 @@ from jaxrl_llm.objective import advantage
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
-SETTINGS = dict(advantage='leave_one_out', ratio='one', trust='none', aggregate='sequence_sum')
+SETTINGS = dict(
+  advantage='leave_one_out', ratio='one', trust_region='none', aggregation='sequence_sum'
+)
 MUTANTS = {
   'mean of all': (
     advantage,

@@ -7,7 +7,8 @@ from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
 SETTINGS = dict(
-  trust=dict(fn='sigmoid', temperature=1.0, temperature_negative=1.05), aggregate='sequence_mean'
+  trust_region=dict(fn='sigmoid', temperature=1.0, temperature_negative=1.05),
+  aggregation='sequence_mean',
 )
 MUTANTS = {
   'value for slope': (trust_region, '4 * gate * (1 - gate) * ratio', '4 / tau * gate'),

@@ -12,8 +12,8 @@ PATHS = (
 OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
   advantage='group_centered',
-  trust=dict(fn='two_side', low=3 / 13, high=0.3, corrected=False),
-  aggregate='token_mean',
+  trust_region=dict(fn='two_side', low=3 / 13, high=0.3, corrected=False),
+  aggregation='token_mean',
 )
 IDLE = ('ratio',)  # upside down it is in the same band, and it weighs nothing
 MUTANTS = {

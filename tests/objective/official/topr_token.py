@@ -10,8 +10,8 @@ OFFICIAL = lib.Official(*trinity_core.pinned(*PATHS))
 SETTINGS = dict(
   advantage=dict(fn='raw', baseline=0.5),
   ratio='direct',
-  trust=dict(fn='taper', most=1.0),
-  aggregate='token_mean',
+  trust_region=dict(fn='taper', most=1.0),
+  aggregation='token_mean',
 )
 MUTANTS = {
   'successes': (

@@ -25,7 +25,7 @@ OFFICIAL = lib.Official(
 SETTINGS = dict(
   advantage=dict(fn='least_variance', by_std=True),
   ratio='direct_product',
-  trust=dict(fn='cap', most=8.0),
+  trust_region=dict(fn='cap', most=8.0),
   lr_scale=dict(fn='effective_sample_size', base=1.0),
 )
 SEEDS = (0, 1, 2, 3)

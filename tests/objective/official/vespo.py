@@ -13,8 +13,8 @@ OFFICIAL = lib.Official(
 )
 SETTINGS = dict(
   ratio='product',
-  trust=dict(fn='gamma', power=2.0, decay=3.0, power_negative=3.0, decay_negative=2.0),
-  aggregate='token_mean',
+  trust_region=dict(fn='gamma', power=2.0, decay=3.0, power_negative=3.0, decay_negative=2.0),
+  aggregation='token_mean',
 )
 MUTANTS = {
   'sides': (trust_region, 'up = tokens.advantage_BxT >= 0', 'up = tokens.advantage_BxT <= 0'),

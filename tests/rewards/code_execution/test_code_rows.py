@@ -28,7 +28,7 @@ RIGHT = 'import math\nfrom collections import Counter\ndef f(x): return x + x\nd
 BROKEN = {
   'a module that is not there': (
     dict(tests='import torch_of_nobody\nassert f(2) == 4'),
-    "they import 'torch_of_nobody', which is not in the sandbox; config.grade.packages=True",
+    "they import 'torch_of_nobody', which is not in the sandbox; config.rewards.packages=True",
   ),
   'a module of a module': (
     dict(tests='from torch_of_nobody.nn import Linear\nassert f(2) == 4'),

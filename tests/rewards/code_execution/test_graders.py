@@ -425,15 +425,15 @@ def test_humaneval_knows_its_own_solutions_and_nothing_less():
 @pytest.mark.parametrize(
   'settings, told',
   [
-    (dict(wall_s=0), 'config.grade.wall_s=0 must be a positive number of seconds'),
-    (dict(wall_s=10.0), 'less than config.grade.deadline_s=10.0'),
-    (dict(wall_s='6'), "config.grade.wall_s='6' of 'stdin_stdout' must be"),
-    (dict(program_mb=16), 'config.grade.program_mb=16 must be a whole number from 64 up'),
-    (dict(processes=0), 'config.grade.processes=0 must be'),
-    (dict(share=1), "config.grade.share=1 of 'stdin_stdout' must be True or False"),
-    (dict(packages='yes'), "config.grade.packages='yes' of 'stdin_stdout' must be True or False"),
-    (dict(tolerance=-1), 'config.grade.tolerance=-1 must be a number from 0 up'),
-    (dict(timeout=1), "config.grade.timeout=1 is not a setting of 'stdin_stdout'"),
+    (dict(wall_s=0), 'config.rewards.wall_s=0 must be a positive number of seconds'),
+    (dict(wall_s=10.0), 'less than config.rewards.deadline_s=10.0'),
+    (dict(wall_s='6'), "config.rewards.wall_s='6' of 'stdin_stdout' must be"),
+    (dict(program_mb=16), 'config.rewards.program_mb=16 must be a whole number from 64 up'),
+    (dict(processes=0), 'config.rewards.processes=0 must be'),
+    (dict(share=1), "config.rewards.share=1 of 'stdin_stdout' must be True or False"),
+    (dict(packages='yes'), "config.rewards.packages='yes' of 'stdin_stdout' must be True or False"),
+    (dict(tolerance=-1), 'config.rewards.tolerance=-1 must be a number from 0 up'),
+    (dict(timeout=1), "config.rewards.timeout=1 is not a setting of 'stdin_stdout'"),
   ],
 )
 def test_bad_settings_are_told(settings, told):
@@ -445,7 +445,7 @@ def test_bad_settings_are_told(settings, told):
 @anywhere
 def test_a_part_is_held_to_the_deadline_of_the_pool():
   part = dict(fn='unit_tests', wall_s=6.0)
-  with pytest.raises(UserError, match=r'config.grade.parts\[0\].wall_s=6.0 must be .* less than'):
+  with pytest.raises(UserError, match=r'config.rewards.parts\[0\].wall_s=6.0 must be .* less than'):
     rewards.resolve_parts(dict(fn='exact', deadline_s=5.0, parts=(part,)))
 
 
@@ -453,7 +453,7 @@ def test_a_part_is_held_to_the_deadline_of_the_pool():
 def test_without_a_sandbox_the_grader_is_refused(monkeypatch):
   monkeypatch.setattr(sandbox, 'why_not', lambda: 'there is none; get one')
   for name in ('unit_tests', 'stdin_stdout', 'human_eval'):
-    with pytest.raises(UserError, match=f"config.grade.fn='{name}' runs programs .* get one."):
+    with pytest.raises(UserError, match=f"config.rewards.fn='{name}' runs programs .* get one."):
       rewards.resolve(dict(fn=name))
 
 

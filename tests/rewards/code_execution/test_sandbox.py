@@ -517,6 +517,8 @@ def asked_anew():
 def test_why_there_is_no_sandbox_is_told(break_it, told, monkeypatch, asked_anew):
   break_it(monkeypatch)
   with pytest.raises(UserError) as error:
-    sandbox.require("config.grade.fn='unit_tests'")
+    sandbox.require("config.rewards.fn='unit_tests'")
   assert told in str(error.value)
-  assert str(error.value).startswith("config.grade.fn='unit_tests' runs programs in a sandbox only")
+  assert str(error.value).startswith(
+    "config.rewards.fn='unit_tests' runs programs in a sandbox only"
+  )

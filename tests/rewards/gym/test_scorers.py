@@ -411,7 +411,9 @@ def test_a_machine_without_a_sandbox_refuses_what_needs_one_before_a_model_is_lo
 ):
   bare(monkeypatch)
   monkeypatch.setattr(models, 'load', lambda *_, **__: pytest.fail('the model was loaded'))
-  told = loading.load('', [f'--config.data.tasks=({{"name": "{task}"}},)', '--config.grade.fn=gym'])
+  told = loading.load(
+    '', [f'--config.data.tasks=({{"name": "{task}"}},)', '--config.rewards.fn=gym']
+  )
   with pytest.raises(
     UserError, match=rf'config.data.tasks.*{task} in a sandbox only.*apt-get install bubblewrap'
   ):

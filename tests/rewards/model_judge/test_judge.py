@@ -237,17 +237,17 @@ def test_what_a_reply_says_stays_between_marks_that_it_cannot_know(server, spec,
     (dict(request_s=0.0), 'request_s=0.0 must be a positive number'),
     (
       dict(give_up_s=100.0),
-      'give_up_s=100.0 must be .* less than config.grade.deadline_s=100.0; raise',
+      'give_up_s=100.0 must be .* less than config.rewards.deadline_s=100.0; raise',
     ),
     (dict(give_up_s=float('nan')), 'give_up_s=nan must be'),
-    (dict(per_minute=2), 'makes each of config.grade.workers=2 wait for 60 s, not below'),
+    (dict(per_minute=2), 'makes each of config.rewards.workers=2 wait for 60 s, not below'),
     (dict(template='no place'), "template='no place' must hold {reply}"),
     (dict(template='{reply} {criteria}'), 'and {criteria} only where there are some'),
     (dict(template='{reply}', row_criteria=True), 'must hold {reply} and {criteria}'),
     (dict(criteria=dict(a=1.0), row_criteria=True), "takes the rows' own; leave"),
     (dict(criteria=dict(a=0.0)), 'must be texts with weights above 0'),
     (dict(criteria=dict(a='x')), 'must be a dict of numbers'),
-    (dict(worst=1.0, best=1.0), 'worst=1.0 must be below config.grade.best=1.0'),
+    (dict(worst=1.0, best=1.0), 'worst=1.0 must be below config.rewards.best=1.0'),
     (dict(regex='score'), "regex='score' must be a regular expression with a group"),
     (dict(regex='('), 'must be a regular expression'),
     (dict(regex='(.)', criteria=dict(a=1.0)), 'reads one score; leave it empty with criteria'),
@@ -255,14 +255,14 @@ def test_what_a_reply_says_stays_between_marks_that_it_cannot_know(server, spec,
   ],
 )
 def test_bad_settings_are_told(spec, settings, told):
-  with pytest.raises(UserError, match=f'config.grade.*{told}'):
+  with pytest.raises(UserError, match=f'config.rewards.*{told}'):
     rewards.resolve(spec | settings)
 
 
 def test_a_part_knows_the_deadline_of_its_whole(spec):
   part = {k: v for k, v in spec.items() if k not in ('deadline_s', 'workers')}
   rewards.resolve_parts(dict(fn='exact', deadline_s=100.0, parts=(part,)))
-  with pytest.raises(UserError, match=r'config.grade.parts\[0\].give_up_s=60.0 must be'):
+  with pytest.raises(UserError, match=r'config.rewards.parts\[0\].give_up_s=60.0 must be'):
     rewards.resolve_parts(dict(fn='exact', deadline_s=60.0, parts=(part,)))
 
 

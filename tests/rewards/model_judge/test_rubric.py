@@ -339,11 +339,11 @@ def test_what_a_reply_says_stays_between_the_marks(server, spec, text):
     (dict(criteria=dict(a=1.0), row_criteria=True), 'or be empty where row_criteria=True takes'),
     (dict(criteria=dict(a=-1.0)), 'must be texts with points, some of them above 0'),
     (dict(criteria=dict(a=1.0, b=float('nan'))), 'must be texts with points'),
-    (dict(criteria=dict(a=1.0), only='b'), "only='b' must be one of config.grade.criteria: a"),
+    (dict(criteria=dict(a=1.0), only='b'), "only='b' must be one of config.rewards.criteria: a"),
     (dict(criteria=dict(a=1.0), template='{reply}'), 'must hold {reply} and {criterion}'),
     (
       dict(criteria=dict(a=1.0, b=1.0, c=1.0), per_minute=6),
-      'makes each of config.grade.workers=2 wait for 60 s',
+      'makes each of config.rewards.workers=2 wait for 60 s',
     ),
     (dict(fn='steps', cut='('), r"cut='\(' must be a regular expression without groups"),
     (dict(fn='steps', cut=''), "cut='' must be a regular expression"),
@@ -357,12 +357,12 @@ def test_what_a_reply_says_stays_between_the_marks(server, spec, text):
     (dict(fn='steps', model=''), "model='' must name a model"),
     (dict(fn='pairwise', opponents=-1), 'opponents=-1 must be a whole number from 0 up'),
     (dict(fn='pairwise', most_criteria=0), 'most_criteria=0 must be a whole number from 1 up'),
-    (dict(fn='pairwise', give_up_s=100.0), 'less than config.grade.deadline_s=100.0'),
+    (dict(fn='pairwise', give_up_s=100.0), 'less than config.rewards.deadline_s=100.0'),
     (dict(fn='pairwise', batched='group'), "batched='group' is not a setting of 'pairwise'"),
   ],
 )
 def test_bad_settings_are_told(spec, settings, told):
-  with pytest.raises(UserError, match=f'config.grade.*{told}'):
+  with pytest.raises(UserError, match=f'config.rewards.*{told}'):
     rewards.resolve(spec | settings)
 
 

@@ -87,7 +87,7 @@ def _check_imports(tree: ast.Module) -> None:
       root = name.partition('.')[0]
       if root not in (*ANSWER_MODULES, 'pytest') and not (root and importlib.util.find_spec(root)):
         raise CannotRun(
-          f'they import {name!r}, which is not in the sandbox; config.grade.packages=True has what is installed'
+          f'they import {name!r}, which is not in the sandbox; config.rewards.packages=True has what is installed'
         )
 
 
