@@ -1,4 +1,4 @@
-"""ALP, arXiv:2603.19470: learnt noise in every layer of the update, and one ratio of the noisy policy to what sampled.
+"""ALP, arXiv:2603.19470: learned noise in every layer of the update, and one ratio of the noisy policy to what sampled.
 
 python -m jaxrl_llm.main --config=configs/alp.py
 Default job: SmolLM2-135M-Instruct on short sums.

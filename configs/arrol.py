@@ -1,4 +1,4 @@
-"""ARRoL, arXiv:2603.24840: twice the rollouts begin; after some tokens a learnt head keeps half of each group.
+"""ARRoL, arXiv:2603.24840: twice the rollouts begin; after some tokens a learned head keeps half of each group.
 
 python -m jaxrl_llm.main --config=configs/arrol.py
 Numbers: half survive, half of them to be right, a head of 128 with learning rate 3e-4 that is listened to

@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling, arXiv:2503.14476: only groups whose rewards differ are learnt from, in full batches.
+"""DAPO's dynamic sampling, arXiv:2503.14476: only groups whose rewards differ are learned from, in full batches.
 
 python -m jaxrl_llm.main --config=configs/dynamic_sampling.py
 Numbers: at most 10 rounds are the paper's; a round here is a call of the program, which learns nothing until a batch

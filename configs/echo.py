@@ -4,7 +4,7 @@ python -m jaxrl_llm.main --config=configs/echo.py
 Default job: SmolLM2-135M-Instruct on short sums; critic/vote_accuracy says how often the vote is right.
 Numbers: advantages tilted by 0.1 (bound 2, nothing added), epsilon from 0.05 to 0.2 by the confidence of the last 16
 tokens, and forks at 3.5 nats after 4 tokens are the official code's. What confidence lets a row fork or drops it is
-ours: see rollout/tree_rules.py. All 16 rollouts vote and are learnt from, as there (32). Its KL to the first policy is
+ours: see rollout/tree_rules.py. All 16 rollouts vote and are learned from, as there (32). Its KL to the first policy is
 left out. Learning rate and batch are ours, for a 135M model on a laptop. A vote without labels, as in ttrl.py.
 """
 

@@ -1,8 +1,8 @@
-"""GRPO, arXiv:2402.03300: DeepSeekMath's group-relative policy optimisation.
+"""GRPO, arXiv:2402.03300: DeepSeekMath's group-relative policy optimization.
 
 python -m jaxrl_llm.main --config=configs/grpo.py
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2 and group-normalised advantages are the paper's; the KL term is left out, as most later
+Numbers: clip 0.2 and group-normalized advantages are the paper's; the KL term is left out, as most later
 recipes do; learning rate and batch are ours, for a 135M model on a laptop.
 """
 

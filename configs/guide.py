@@ -1,4 +1,4 @@
-"""Guide, arXiv:2506.13923: prompts that nobody solved are asked with the answer told, and learnt as if it were not.
+"""Guide, arXiv:2506.13923: prompts that nobody solved are asked with the answer told, and learned as if it were not.
 
 python -m jaxrl_llm.main --config=configs/guide.py
 Numbers: the ratio π(y | plain) / π_old(y | told) is from memory and clipped as DAPO clips. The paper asks again in

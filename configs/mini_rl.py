@@ -1,4 +1,4 @@
-"""MiniRL (Qwen), arXiv:2512.01374: a corrected and clipped sum over tokens, without length normalisation.
+"""MiniRL (Qwen), arXiv:2512.01374: a corrected and clipped sum over tokens, without length normalization.
 
 python -m jaxrl_llm.main --config=configs/mini_rl.py
 Default job: SmolLM2-135M-Instruct on short sums.

@@ -3,7 +3,7 @@
 python -m jaxrl_llm.main --config=configs/ppo_ewma.py
 Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: clip 0.2 and the cap of 100 are those of the official code (read), which caps the product of both ratios
-where this caps the correction alone; the decay, a centre of mass of 8 optimizer steps, is from memory of the paper.
+where this caps the correction alone; the decay, a center of mass of 8 optimizer steps, is from memory of the paper.
 The group's advantages, without a value function, are ours. Two minibatches per batch, so that the policy moves away
 from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
 """

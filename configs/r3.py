@@ -1,7 +1,7 @@
 """R3, arXiv:2510.11370: a mixture of experts learns by the very experts that sampling sent its tokens to.
 
 python -m jaxrl_llm.main --config=configs/r3.py
-The job of tiny.py with eight experts, two for a token. A batch is learnt in four optimizer steps, so that the routers
+The job of tiny.py with eight experts, two for a token. A batch is learned in four optimizer steps, so that the routers
 have moved since its tokens were sampled; on an accelerator bfloat16 alone makes sampler and trainer disagree now and
 then. --config.learner.replay_experts=False is the same without. Numbers: ours, not tuned.
 """

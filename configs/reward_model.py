@@ -1,4 +1,4 @@
-"""RL from a learnt reward: a reward model in a local folder grades whole conversations, on the host's CPU.
+"""RL from a learned reward: a reward model in a local folder grades whole conversations, on the host's CPU.
 
 python -m jaxrl_llm.main --config=configs/reward_model.py --config.rewards.folder=FOLDER   (from the repository's root)
 FOLDER is one of …ForSequenceClassification with one label, of a family that config.model may be of: such as

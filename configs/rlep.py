@@ -1,4 +1,4 @@
-"""RLEP, arXiv:2507.07451: right rollouts of earlier visits to a prompt are learnt from again beside the fresh ones.
+"""RLEP, arXiv:2507.07451: right rollouts of earlier visits to a prompt are learned from again beside the fresh ones.
 
 python -m jaxrl_llm.main --config=configs/rlep.py
 Default job: SmolLM2-135M-Instruct on short sums.

@@ -3,7 +3,7 @@
 python -m jaxrl_llm.main --config=configs/sft.py
 python -m jaxrl_llm.main --config=configs/sft.py --mode=export --to=runs/sft_model        (for configs/sft_then_rl.py)
 Rows are f3(abc)= with their value; of a file of your own (--config.data.source=jsonl --config.data.path=rows.jsonl) a
-row's `solution` or `response` is learnt, else its answer. Several demonstrations share a row of pack_tokens, and none
+row's `solution` or `response` is learned, else its answer. Several demonstrations share a row of pack_tokens, and none
 sees another. Numbers: ours, not tuned. steps=0: there is only the supervised start, and its checkpoint is of step 0.
 """
 

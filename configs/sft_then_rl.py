@@ -1,4 +1,4 @@
-"""RL after SFT: functions shown on five letters (configs/sft.py) are learnt on longer strings, arXiv:2509.25123.
+"""RL after SFT: functions shown on five letters (configs/sft.py) are learned on longer strings, arXiv:2509.25123.
 
 python -m jaxrl_llm.main --config=configs/sft.py
 python -m jaxrl_llm.main --config=configs/sft.py --mode=export --to=runs/sft_model

@@ -1,4 +1,4 @@
-"""The default job: SmolLM2-135M-Instruct on short sums. The other files of this folder say how it is learnt.
+"""The default job: SmolLM2-135M-Instruct on short sums. The other files of this folder say how it is learned.
 
 python -m jaxrl_llm.main --config=configs/sums.py         (GRPO, the default objective)
 Numbers: ours, for a 135M model on a laptop: a quarter of an hour on two cores.

@@ -26,7 +26,7 @@ is the fastest), layout (which part of which parameter lies on a device of --top
 sigmoid of compute through a metric of the run in --workdir, or of several runs with commas between them, with a band;
 --plot=curve.svg draws it), report (what the run in --workdir, or several with commas between them, has done, as one
 file report.html there, or --to=FILE: curves, curriculum, time, health in words, every rollout; and in the terminal
-what the curriculum has learnt).
+what the curriculum has learned).
 """
 
 
@@ -215,7 +215,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[watc
   """`watches` gets that of the other processes, if there are any."""
   _check_system()
   _check_target(arguments)
-  # Imported late: --help and a misspelt flag should not wait for jax.
+  # Imported late: --help and a misspelled flag should not wait for jax.
   if arguments.mode == 'fit':
     from jaxrl_llm.commands import scaling_fit
 

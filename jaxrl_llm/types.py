@@ -98,7 +98,7 @@ class Rollout(NamedTuple):
   weight_B: Array
   # float32, the hidden state that a row was judged by; F = 0 where nothing judges
   feature_BxF: Array
-  # None: all tokens were sampled, in one turn. What was given is learnt from nowhere
+  # None: all tokens were sampled, in one turn. What was given is learned from nowhere
   turns: Turns | None = None
   # uint8 or uint16 [B, T, N, k]: the experts of N layers that a token went to when the next one was sampled. The last
   # token of a row has been nowhere. None: nobody asks

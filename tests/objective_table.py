@@ -38,7 +38,7 @@ def settings(**changes):
 
 
 def data(seed=0, drift=0.3, mismatch=0.2):
-  """Random lengths, graded rewards, one group all right, four policies: x, old, behaviour, reference."""
+  """Random lengths, graded rewards, one group all right, four policies: x, old, behavior, reference."""
   r = np.random.default_rng(seed)
   length = r.integers(1, T + 1, B).astype(np.int32)
   correct = r.integers(0, 2, B).astype(np.float64)
@@ -47,16 +47,16 @@ def data(seed=0, drift=0.3, mismatch=0.2):
   reward = correct + 0.3 * r.random(B)
   x = np.log(r.uniform(0.05, 0.95, (B, T)))
   old = np.minimum(x + drift * r.normal(size=(B, T)), -1e-3)
-  behaviour = np.minimum(old + mismatch * r.normal(size=(B, T)), -1e-3)
+  behavior = np.minimum(old + mismatch * r.normal(size=(B, T)), -1e-3)
   if not drift:
     old = x
   if not mismatch:
-    behaviour = old
+    behavior = old
   mask = (np.arange(T)[None] < length[:, None]).astype(np.float64)
   return types.SimpleNamespace(
     x=x,
     old=old,
-    behaviour=behaviour,
+    behavior=behavior,
     reference=x + 0.5 * r.normal(size=(B, T)),
     entropy=r.uniform(0, 0.35, (B, T)),
     reward=reward,
@@ -96,7 +96,7 @@ def leverage(d):
   """log(w·n) of each row, as the step works it out."""
   real = d.mask > 0
   return np.log(d.norm) + np.where(
-    real, np.where(real, d.x, 0) - np.where(real, d.behaviour, 0), 0
+    real, np.where(real, d.x, 0) - np.where(real, d.behavior, 0), 0
   ).sum(1)
 
 
@@ -104,7 +104,7 @@ def batch(d):
   rows, columns = d.mask.shape
   rollout = Rollout(
     np.zeros((rows, columns), np.int32),
-    d.behaviour,
+    d.behavior,
     d.length,
     np.ones(rows, np.int8),
     np.zeros((rows, columns), np.int32),
@@ -300,7 +300,7 @@ def mean(x, d):
 
 def ppo(low=0.2, high=0.2, adv=gz, agg=seq, rho=None, dual=None):
   def loss(x, s, d):
-    a, r = adv(d), jnp.exp(x - (d.old if rho else d.behaviour))
+    a, r = adv(d), jnp.exp(x - (d.old if rho else d.behavior))
     q = jnp.minimum(r * a, jnp.clip(r, 1 - low, 1 + high) * a)
     if dual:
       q = jnp.where(a < 0, jnp.maximum(q, dual * a), q)
@@ -315,24 +315,24 @@ def reinforce(adv, agg, weight=lambda s, d: 1.0):
 
 
 def rho(d):
-  return np.exp(d.old - d.behaviour)
+  return np.exp(d.old - d.behavior)
 
 
 def row_rho(d):
-  return np.exp(((d.old - d.behaviour) * d.mask).sum(1, keepdims=True))
+  return np.exp(((d.old - d.behavior) * d.mask).sum(1, keepdims=True))
 
 
 def geo_rho(d):
-  return np.exp(mean(d.old - d.behaviour, d))
+  return np.exp(mean(d.old - d.behavior, d))
 
 
 def gspo(x, s, d):
-  a, r = gz(d)[:, 0], jnp.exp(mean(x - d.behaviour, d))[:, 0]
+  a, r = gz(d)[:, 0], jnp.exp(mean(x - d.behavior, d))[:, 0]
   return -jnp.minimum(r * a, jnp.clip(r, 1 - 3e-2, 1 + 4e-2) * a).mean()
 
 
 def luspo(x, s, d):
-  a, r = gz(d)[:, 0], jnp.exp(mean(x - d.behaviour, d))[:, 0]
+  a, r = gz(d)[:, 0], jnp.exp(mean(x - d.behavior, d))[:, 0]
   return -(d.length * jnp.minimum(r * a, jnp.clip(r, 0.8, 1.2) * a)).mean()
 
 
@@ -340,14 +340,14 @@ def minpro(x, s, d):
   a, value = gz(d), 0.0
   for b in range(B):
     for t in range(d.length[b]):
-      least = min((np.exp(s[b, i] - d.behaviour[b, i]) for i in range(t)), default=1.0)
-      r = jnp.exp(x[b, t] - d.behaviour[b, t]) * least
+      least = min((np.exp(s[b, i] - d.behavior[b, i]) for i in range(t)), default=1.0)
+      r = jnp.exp(x[b, t] - d.behavior[b, t]) * least
       value += jnp.minimum(r * a[b, 0], jnp.clip(r, 0.8, 1.2) * a[b, 0])
   return -value / d.mask.sum()
 
 
 def bapo(x, s, d):
-  a, r = gz(d), np.exp(s - d.behaviour)
+  a, r = gz(d), np.exp(s - d.behavior)
   low, high = 0.6, 1.2
 
   def gains():
@@ -363,12 +363,12 @@ def bapo(x, s, d):
 
 
 def harmful(s, d):
-  a, r = gz(d), np.exp(s - d.behaviour)
+  a, r = gz(d), np.exp(s - d.behavior)
   return (((a > 0) & (r > 1)) | ((a < 0) & (r < 1))) & (d.mask > 0)
 
 
 def m2po(x, s, d):
-  square, level = ((s - d.behaviour) ** 2)[harmful(s, d)], 0.0
+  square, level = ((s - d.behavior) ** 2)[harmful(s, d)], 0.0
   for value in sorted(square):
     if np.minimum(square, value).mean() < 0.02:
       level = value
@@ -378,50 +378,50 @@ def m2po(x, s, d):
 
 def m2po_mask(x, s, d):
   keep, chosen = np.ones_like(s), harmful(s, d)
-  while ((s - d.behaviour) ** 2)[chosen].mean() > 0.04:
-    worst = np.argmax(np.where(chosen, (s - d.behaviour) ** 2, -1))
+  while ((s - d.behavior) ** 2)[chosen].mean() > 0.04:
+    worst = np.argmax(np.where(chosen, (s - d.behavior) ** 2, -1))
     chosen.ravel()[worst], keep.ravel()[worst] = False, 0
-  return -(tok(d) * keep * jnp.exp(x - d.behaviour) * gz(d)).sum()
+  return -(tok(d) * keep * jnp.exp(x - d.behavior) * gz(d)).sum()
 
 
 def rho_mask(d):
   keep = d.mask > 0
-  while ((d.old - d.behaviour) ** 2)[keep].mean() > 0.02:
-    keep.ravel()[np.argmax(np.where(keep, (d.old - d.behaviour) ** 2, -1))] = False
+  while ((d.old - d.behavior) ** 2)[keep].mean() > 0.02:
+    keep.ravel()[np.argmax(np.where(keep, (d.old - d.behavior) ** 2, -1))] = False
   return keep
 
 
 def ring(s, d):
-  a, r = gm(d), np.exp(s - d.behaviour)
+  a, r = gm(d), np.exp(s - d.behavior)
   return (r >= 0.8) & (r <= 1.2) | np.where(a > 0, r <= 0.6, r >= 1.5)
 
 
 def two_side(s, d):
-  r = np.exp(s - d.behaviour)
+  r = np.exp(s - d.behavior)
   return (r >= 1 / 1.3) & (r <= 1.3)
 
 
 def one_side(s, d):
-  a, r = gm(d), np.exp(s - d.behaviour)
+  a, r = gm(d), np.exp(s - d.behavior)
   return np.where(a > 0, r <= 1.2, r >= 0.8)
 
 
 def variation(s, d):
-  gap, a = np.exp(s) - np.exp(d.behaviour), gm(d)
+  gap, a = np.exp(s) - np.exp(d.behavior), gm(d)
   drop = ((gap > 0.1) & (a > 0)) | ((gap < -0.1) & (a < 0))
-  return ~drop * np.minimum(np.exp(s - d.behaviour), 20)
+  return ~drop * np.minimum(np.exp(s - d.behavior), 20)
 
 
 def bernoulli(s, d):
-  p, q, a = np.exp(d.behaviour), np.exp(s), gm(d)
+  p, q, a = np.exp(d.behavior), np.exp(s), gm(d)
   kl = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
   drop = (kl > 0.02) & (np.sign(q - p) == np.sign(a))
   return ~drop * np.minimum(q / p, 20)
 
 
 def remix(x, s, d):
-  a, v, centre = gz(d), jnp.exp(x - d.behaviour), rho(d)
-  clipped = jnp.minimum(v * a, jnp.clip(v, centre - 0.2, centre + 0.2) * a)
+  a, v, center = gz(d), jnp.exp(x - d.behavior), rho(d)
+  clipped = jnp.minimum(v * a, jnp.clip(v, center - 0.2, center + 0.2) * a)
   share = 1 - 0.1 * np.ceil((64 - 50) / 10)
   before = jnp.exp(d.old - x) - (d.old - x) - 1
   return -(tok(d) * (clipped - 0.05 * (share * k3(x, s, d) + (1 - share) * before))).sum()
@@ -446,7 +446,7 @@ def confidence_clip(x, s, d, a=None):
     n = d.length[b]
     sure = d.confidence[b, max(n - 3, 0) : n].mean()
     eps = 0.05 + 0.15 / (1 + np.exp(-4 * (1 - sure)))
-    r = jnp.exp(x[b, :n] - d.behaviour[b, :n])
+    r = jnp.exp(x[b, :n] - d.behavior[b, :n])
     value += jnp.minimum(r * a[b, :n], jnp.clip(r, 1 - eps, 1 + eps) * a[b, :n]).sum()
   return -value / d.mask.sum()
 
@@ -456,13 +456,13 @@ def echo(x, s, d):
 
 
 def sapo(x, s, d):
-  a, r = gz(d), jnp.exp(x - d.behaviour)
+  a, r = gz(d), jnp.exp(x - d.behavior)
   tau = np.where(a > 0, 1.0, 1.05)
   return -(seq(d) * 4 / tau / (1 + jnp.exp(-tau * (r - 1))) * a).sum()
 
 
 def phi(s, d):
-  a, w = gz(d), np.exp(((s - d.behaviour) * d.mask).sum(1, keepdims=True))
+  a, w = gz(d), np.exp(((s - d.behavior) * d.mask).sum(1, keepdims=True))
   k, rate = np.where(a >= 0, 2.0, 3.0), np.where(a >= 0, 3.0, 2.0)
   return np.exp(rate) * w**k * np.exp(-rate * w)
 
@@ -471,7 +471,7 @@ def gmpo(x, s, d):
   a, value = gz(d), 0.0
   for b in range(B):
     n, sign = d.length[b], np.sign(a[b, 0])
-    log_r = sign * (x[b, :n] - d.behaviour[b, :n])
+    log_r = sign * (x[b, :n] - d.behavior[b, :n])
     value += a[b, 0] * jnp.exp(sign * jnp.minimum(log_r, jnp.clip(log_r, -0.4, 0.4)).mean())
   return -value / B
 
@@ -486,16 +486,16 @@ def drpo(x, s, d):
     omega = np.exp((1 - d.length[right] / T) / 0.1)
     value += (omega * score[right]).sum() / omega.sum()
     value -= 10 * jnp.log(jnp.exp(score[wrong] / 10).mean())
-  force = max(1000 * ((tok(d) * (d.behaviour - s)).sum() - 1e-4), 0)
-  return -value / P + force * (tok(d) * (d.behaviour - x)).sum()
+  force = max(1000 * ((tok(d) * (d.behavior - s)).sum() - 1e-4), 0)
+  return -value / P + force * (tok(d) * (d.behavior - x)).sum()
 
 
 def kimi(x, s, d):
-  return -(tok(d) * (gm(d) * x - 0.1 / 2 * (x - d.behaviour) ** 2)).sum()
+  return -(tok(d) * (gm(d) * x - 0.1 / 2 * (x - d.behavior) ** 2)).sum()
 
 
 def vcpo(x, s, d):
-  w = np.exp(((s - d.behaviour) * d.mask).sum(1))
+  w = np.exp(((s - d.behavior) * d.mask).sum(1))
   a = np.zeros((B, 1))
   for g in range(P):
     rows = np.arange(g * G, (g + 1) * G)
@@ -506,7 +506,7 @@ def vcpo(x, s, d):
 
 
 def opsm_keep(s, d):
-  return ~((gz(d) < 0) & (mean(d.behaviour - s, d) > 0.01))
+  return ~((gz(d) < 0) & (mean(d.behavior - s, d) > 0.01))
 
 
 def mpt(s, d):
@@ -525,7 +525,7 @@ def product(s, d):
 
 
 def clip_cov(s, d):
-  a, r = gz(d), np.exp(s - d.behaviour)
+  a, r = gz(d), np.exp(s - d.behavior)
   clipped = ((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8))
   band = (product(s, d) > 0.1) & (product(s, d) < 1) & (d.mask > 0) & ~clipped
   return np.where(band, 1 - min(max(int(0.05 * d.mask.sum()), 1) / band.sum(), 1), 1)
@@ -535,8 +535,8 @@ def kl_cov(x, s, d):
   n = int(0.1 * d.mask.sum())
   edge = np.sort(product(s, d)[d.mask > 0])[-n]
   top = (product(s, d) >= edge) & (d.mask > 0)
-  r = jnp.exp(x - d.behaviour)
-  return -(tok(d) * (r * gz(d) - jnp.where(top, jnp.abs(x - d.behaviour), 0))).sum()
+  r = jnp.exp(x - d.behavior)
+  return -(tok(d) * (r * gz(d) - jnp.where(top, jnp.abs(x - d.behavior), 0))).sum()
 
 
 def xrpo(s, d):
@@ -556,7 +556,7 @@ def with_kl(value):
 
 def interpolated(x, s, d):
   alpha = (d.age - 1) / d.age  # the batch has taken one step
-  old = d.behaviour + alpha * (s - d.behaviour)
+  old = d.behavior + alpha * (s - d.behavior)
   return ppo(agg=tok, rho=rho)(x, s, types.SimpleNamespace(**(vars(d) | dict(old=old))))
 
 
@@ -565,7 +565,7 @@ def k3(x, s, d):
 
 
 def v(x, d):
-  return jnp.exp(x - d.behaviour)
+  return jnp.exp(x - d.behavior)
 
 
 def scaled(base, factor):
@@ -642,7 +642,7 @@ METHODS = {
       trust_region=dict(fn='cap', most=1.2),
       aggregation='prompt_mean',
     ),
-    reinforce(gb, prm, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.2)),
+    reinforce(gb, prm, lambda s, d: np.minimum(np.exp(s - d.behavior), 1.2)),
   ),
   'max_rl': Row(
     dict(advantage='mean_relative', ratio='one', trust_region='none', aggregation='token_mean'),
@@ -709,15 +709,15 @@ METHODS = {
   'gmpo': Row(dict(trust_region='geometric'), gmpo),
   'cispo_cap': Row(
     dict(trust_region=dict(fn='cap', most=1.2), aggregation='token_mean'),
-    reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.2)),
+    reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behavior), 1.2)),
   ),
   'cispo_above': Row(
     dict(trust_region=dict(fn='cap_above', high=0.3), aggregation='token_mean'),
-    reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behaviour), 1.3)),
+    reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behavior), 1.3)),
   ),
   'cispo_band': Row(
     dict(trust_region=dict(fn='cap_band', low=0.1, high=0.3), aggregation='token_mean'),
-    reinforce(gz, tok, lambda s, d: np.clip(np.exp(s - d.behaviour), 0.9, 1.3)),
+    reinforce(gz, tok, lambda s, d: np.clip(np.exp(s - d.behavior), 0.9, 1.3)),
   ),
   'minpro': Row(dict(ratio='prefix_min', aggregation='token_mean'), minpro),
   'bapo': Row(dict(trust_region='balanced_clip', aggregation='token_mean'), bapo),
@@ -752,12 +752,12 @@ METHODS = {
       aggregation='sequence_sum',
     ),
     reinforce(
-      raw, total, lambda s, d: np.where(raw(d) > 0, 1, np.minimum(np.exp(s - d.behaviour), 1))
+      raw, total, lambda s, d: np.where(raw(d) > 0, 1, np.minimum(np.exp(s - d.behavior), 1))
     ),
   ),
   'rec_one_side': Row(
     dict(advantage='group_centered', trust_region='one_side', aggregation='token_mean'),
-    reinforce(gm, tok, lambda s, d: one_side(s, d) * np.exp(s - d.behaviour)),
+    reinforce(gm, tok, lambda s, d: one_side(s, d) * np.exp(s - d.behavior)),
   ),
   'rec_one_side_plain': Row(
     dict(
@@ -939,7 +939,7 @@ METHODS = {
   ),
   'hpt': Row(
     dict(advantage='group_centered', trust_region='none', aggregation='fixed'),
-    lambda x, s, d: -(fix(d) * jnp.exp(x - d.behaviour) * gm(d)).sum(),
+    lambda x, s, d: -(fix(d) * jnp.exp(x - d.behavior) * gm(d)).sum(),
   ),
   'exopd': Row(
     dict(
@@ -980,4 +980,4 @@ METHODS = {
 
 
 def row_v(s, d):
-  return np.exp(((s - d.behaviour) * d.mask).sum(1, keepdims=True))
+  return np.exp(((s - d.behavior) * d.mask).sum(1, keepdims=True))

@@ -206,7 +206,7 @@ def test_sampler_and_trainer_are_the_same_policy_and_fresh_noise_every_step():
   assert (train(again, 1)[0][0][0] != same).any()
 
 
-def test_the_rewarded_behaviour_becomes_more_likely():
+def test_the_rewarded_behavior_becomes_more_likely():
   p, params = program(), decoder.init(MODEL, 0)
   batch = graded(p, params)
   state, _ = steps.compile_update(p)(steps.init_state(p, params), batch)

@@ -141,7 +141,7 @@ def test_an_exported_model_is_evaluated_as_its_run_was(uninterrupted, tmp_path, 
     '1'
   ] * 3
   assert f'model: scratch -> {model}; step: 10 -> 0' in out
-  # What was learnt is a difference; and a run is evaluated at a step by name.
+  # What was learned is a difference; and a run is evaluated at a step by name.
   argv = [config, f'--workdir={run}', '--mode=eval', f'--against={run}/eval/step_000000.json']
   assert 'there are: [10, 8].' in told(capsys, *argv, '--step=4')
   fresh = argv[:1] + [f'--workdir={tmp_path}/fresh'] + argv[2:]
@@ -177,7 +177,7 @@ def test_trackers_and_the_trace_of_some_steps_lie_in_the_folder(uninterrupted):
 
 
 @pytest.mark.parametrize('devices', [1, 8])
-def test_unfinished_groups_go_on_and_are_learnt_from_once_whole(devices, tmp_path, request):
+def test_unfinished_groups_go_on_and_are_learned_from_once_whole(devices, tmp_path, request):
   run = tmp_path / 'run'
   if devices == 1:
     run = request.getfixturevalue('partial')
@@ -199,9 +199,9 @@ def test_unfinished_groups_go_on_and_are_learnt_from_once_whole(devices, tmp_pat
 def test_lagging_learns_every_batch_one_update_late_and_knows_it(lag):
   rows = tiny_job.rows(lag)
   assert [r['training/global_step'] for r in rows] == list(range(10))
-  learnt = [r['training/trained_tokens'] for r in rows]
-  assert learnt[:2] == [0, 0] and min(learnt[2:]) > 0
-  assert learnt[2:] == [r['response_length/sum'] for r in rows[:-2]]
+  learned = [r['training/trained_tokens'] for r in rows]
+  assert learned[:2] == [0, 0] and min(learned[2:]) > 0
+  assert learned[2:] == [r['response_length/sum'] for r in rows[:-2]]
   # One update lies between: off-policy, and corrected by the recorded log-probabilities.
   assert max(r['training/rollout_probs_diff_max'] for r in rows[3:]) > 1e-3
   assert all(r['generate/tokens'] > r['response_length/sum'] for r in rows)
@@ -282,7 +282,7 @@ def test_votes_and_replays_go_on_where_a_finished_run_is_continued(tmp_path):
 
 
 def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_path):
-  """What is learnt is what was kept: nothing in calls without a full batch, whole prompts in the others."""
+  """What is learned is what was kept: nothing in calls without a full batch, whole prompts in the others."""
   config = tiny_job.config_file(tmp_path, **WAITING)
   tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
   tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=4'))
@@ -290,10 +290,10 @@ def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_pat
   rows = tiny_job.rows(tmp_path / 'whole')
   assert tiny_job.rows(tmp_path / 'run') == rows
   assert max(r['collect/lacking'] for r in rows) > 0
-  learnt = [r['training/trained_tokens'] for r in rows]
+  learned = [r['training/trained_tokens'] for r in rows]
   # The update of a call is on what the call before it handed over.
   idle = [
-    before['collect/short'] == 0 and not now for before, now in zip(rows, learnt[1:], strict=False)
+    before['collect/short'] == 0 and not now for before, now in zip(rows, learned[1:], strict=False)
   ]
   assert 0 < sum(idle) < len(idle)
 

@@ -116,7 +116,7 @@ def arguments(program: Program) -> tuple:
 
 
 class Part(NamedTuple):
-  """One compiled program: sizes per device, and the optimised program as text."""
+  """One compiled program: sizes per device, and the optimized program as text."""
 
   argument_bytes: int
   alias_bytes: int  # of arguments that results are written over
@@ -162,7 +162,7 @@ def build(fn: Any, *arguments: Any) -> Part:
 
 
 def _dumped(folder: str) -> str:
-  """The largest optimised program of a dump: the smaller ones are helpers of it."""
+  """The largest optimized program of a dump: the smaller ones are helpers of it."""
   names = [n for n in os.listdir(folder) if n.endswith('.after_optimizations.txt')]
   path = max((os.path.join(folder, n) for n in names), key=os.path.getsize)
   return safe_files.read(path).decode(errors='replace')

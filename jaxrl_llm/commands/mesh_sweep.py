@@ -43,7 +43,7 @@ def run(config: Any, topology: str, report: str = '') -> int:
 
 
 def layouts(model: ModelConfig, devices: int) -> list[dict[str, int]]:
-  """Meshes to try: heads cut over 1 … 8 neighbours, experts over 1 … 16, weights over 16, 64 or all of the others.
+  """Meshes to try: heads cut over 1 … 8 neighbors, experts over 1 … 16, weights over 16, 64 or all of the others.
 
   What a tensor axis would cut into unequal parts is left out, and all that leaves devices idle. Source: none.
   """
@@ -79,7 +79,7 @@ def tried(config: Any, devices: Sequence[Any], mesh: dict[str, int]) -> list[dic
 def slices(config: Any, devices: Sequence[Any]) -> Iterator[int]:
   """Rows of a slice of the update, from all of a minibatch down by halves to one for each part of the batch."""
   program = compile_report.make(config, devices)
-  parts = sharding.rows_shards(program.mesh, sharding.LEARNT_ROWS)
+  parts = sharding.rows_shards(program.mesh, sharding.LEARNED_ROWS)
   rows = program.prompts * program.group // program.minibatches
   count = 1
   while rows % count == 0 and rows // count >= parts:

@@ -90,7 +90,7 @@ def band(
 ) -> tuple[np.ndarray, np.ndarray]:
   """What 90 % of fits to redrawn residuals say: R [2, M] at compute `at_M`, and (A, B, Cmid) [2, 3].
 
-  Residuals are redrawn in runs of about √N neighbours, because those of neighbouring steps are alike.
+  Residuals are redrawn in runs of about √N neighbors, because those of neighboring steps are alike.
   Source: none (the moving-block bootstrap).
   """
   random, middle_N = np.random.default_rng(seed), curve(compute_N, fitted)

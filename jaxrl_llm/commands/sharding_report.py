@@ -39,7 +39,7 @@ class Row(NamedTuple):
   name: str
   count: int
   shape: tuple[int, ...]
-  update: PartitionSpec  # where it is learnt
+  update: PartitionSpec  # where it is learned
   decode: PartitionSpec  # where rollouts are sampled
   update_bytes: int  # per device, of all `count`
   decode_bytes: int

@@ -52,7 +52,7 @@ def default() -> ml_collections.ConfigDict:
     draft=dict(fn='none'),
     draft_memory_mb=1024,  # what those answers may take on the host; prompts visited longest ago give way
     early_exit=dict(fn='none'),  # end a row early: repetition, entropy, marker
-    pruning=dict(fn='none'),  # begin more rollouts than are learnt from: quality, uniform
+    pruning=dict(fn='none'),  # begin more rollouts than are learned from: quality, uniform
     cache_dtype='auto',  # float32, bfloat16 or int8; auto = that of compute
     # of the kernels that are sampled with: float32, bfloat16, int8, float8_e4m3fn; auto = that of compute
     weights_dtype='auto',

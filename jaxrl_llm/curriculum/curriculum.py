@@ -80,7 +80,7 @@ class Curriculum:
     self._done = np.zeros((2, len(self._domains)), np.int64)  # rollouts and tokens that came back
     self._streams = self._stage['candidates'].func is candidates.stream
     passes = dict(passes=np.zeros(size, np.int32)) if self._streams else {}
-    self._learnt = dict(share=self._share.state, gate=self._gate.state, candidates=passes)
+    self._learned = dict(share=self._share.state, gate=self._gate.state, candidates=passes)
     # (predicted mean, predicted mixed, right share, was mixed) of the latest prompts.
     self._history = np.zeros((0, 4))
     self._last = np.zeros((0, 4))
@@ -130,9 +130,9 @@ class Curriculum:
     """Records that a proposal is run: the stream goes on behind it, and audits count its slots. Once a step."""
     self._accepted = self._accepted + [1, len(proposal.index)]
     if len(proposal.used):
-      passes_N = self._learnt['candidates']['passes'].copy()
+      passes_N = self._learned['candidates']['passes'].copy()
       passes_N[proposal.used] += 1
-      self._learnt = self._learnt | dict(candidates=dict(passes=passes_N))
+      self._learned = self._learned | dict(candidates=dict(passes=passes_N))
 
   def predict(
     self, index: np.ndarray, group: int | np.ndarray | None = None
@@ -210,7 +210,7 @@ class Curriculum:
 
     calibration_error is that of the success rate, brier that of whether a group is mixed; both
     compare with what was predicted before the evidence came. barred_share is what the gate strikes out
-    of all prompts, in the mean. Single numbers that a stage has learnt are told by their names.
+    of all prompts, in the mean. Single numbers that a stage has learned are told by their names.
     """
     if not len(self._history):
       return {}
@@ -233,7 +233,7 @@ class Curriculum:
     }
     if self._gate.barred:
       told['curriculum/barred_share'] = float(self._odds(np.arange(self.size)).mean())
-    numbers = {k: v for state in self._learnt.values() for k, v in state.items() if v.ndim == 0}
+    numbers = {k: v for state in self._learned.values() for k, v in state.items() if v.ndim == 0}
     return told | {f'curriculum/{k}': float(v) for k, v in numbers.items() if np.isfinite(v)}
 
   def state_dict(self) -> dict[str, np.ndarray]:
@@ -241,7 +241,7 @@ class Curriculum:
     own = {name: getattr(self, f'_{name}').copy() for name in _STATE}
     return own | {
       f'{stage}_{name}': array.copy()
-      for stage, state in self._learnt.items()
+      for stage, state in self._learned.items()
       for name, array in state.items()
     }
 
@@ -265,9 +265,9 @@ class Curriculum:
     state = {name: np.array(array, now[name].dtype) for name, array in state.items()}
     for name in _STATE:
       setattr(self, f'_{name}', state[name])
-    self._learnt = {
-      stage: {name: state[f'{stage}_{name}'] for name in learnt}
-      for stage, learnt in self._learnt.items()
+    self._learned = {
+      stage: {name: state[f'{stage}_{name}'] for name in learned}
+      for stage, learned in self._learned.items()
     }
 
   def _check_room(self, slots: int, free: int) -> None:
@@ -284,7 +284,7 @@ class Curriculum:
       )
 
   def _choose(self, step: int, slots: int, lengths, aided: Aided | None, free_N, random):
-    passes_N = self._learnt['candidates'].get('passes')
+    passes_N = self._learned['candidates'].get('passes')
     pool = self._stage['candidates'](free_N, slots, self.seed, passes_N)
     worth = self._worth(pool, random, lengths)
     if aided is not None and len(aided.index):
@@ -331,7 +331,7 @@ class Curriculum:
   def _posterior(self, index: Index) -> np.ndarray:
     """float32 [2, I], α and β."""
     kept = self._stage['evidence_decay'](self._since[index], int(self._steps), False)
-    prior = self._share.prior(self._learnt['share'], index)
+    prior = self._share.prior(self._learned['share'], index)
     return prior + kept * self._evidence[:, index]
 
   def _odds(self, index: np.ndarray) -> np.ndarray:
@@ -343,10 +343,10 @@ class Curriculum:
       alpha, beta = self._posterior(index)
       return alpha / (alpha + beta)
 
-    return self._gate.barred(self._learnt['gate'], index, self._visits[index], mean)
+    return self._gate.barred(self._learned['gate'], index, self._visits[index], mean)
 
   def _compare(self, index, k, n, count, mixed: np.ndarray) -> None:
-    """Keeps what was predicted of groups of n beside what came: of prompts with evidence, before it is learnt."""
+    """Keeps what was predicted of groups of n beside what came: of prompts with evidence, before it is learned."""
     some = count > 0
     mean, _, expected = self.predict(index[some], n[some])
     self._last = np.stack([mean, expected, k[some] / count[some], mixed[some]], axis=1)
@@ -356,7 +356,7 @@ class Curriculum:
     now, age, at = int(self._steps) + 1, self._stage['evidence_decay'], seen.index_V
     counts = np.stack([seen.right_V, seen.count_V - seen.right_V])
     fresh = age(self._since[at], now, True) * self._evidence[:, at]
-    learnt, gained = self._share.learn(self._learnt['share'], seen)
+    learned, gained = self._share.learn(self._learned['share'], seen)
     if gained is None:  # evidence of all others is aged when it is read
       self._evidence[:, at], self._since[at] = fresh + counts, now
     else:
@@ -364,7 +364,7 @@ class Curriculum:
       self._evidence[:, at] = fresh
       self._evidence += gained
       self._since[:] = now
-    self._learnt |= dict(share=learnt, gate=self._gate.learn(self._learnt['gate'], seen))
+    self._learned |= dict(share=learned, gate=self._gate.learn(self._learned['gate'], seen))
 
 
 _STATE = (

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
 
   form: str  # PREFIX or CONTEXT
   share: Callable[[list[Visit]], float]  # visits → how much of the answer to show, 0 = none
-  plain: bool = False  # learnt as the answer to the plain prompt: what was shown is taken away before the update
+  plain: bool = False  # learned as the answer to the plain prompt: what was shown is taken away before the update
   exemplars: bool = False  # what is told is another prompt's solved question, not the own answer
   texts: tuple[str, ...] = ()  # what is told are these strategies, one for each slot of a prompt
   drop: float = 0.0  # the chance that a slot goes without its strategy
@@ -138,7 +138,7 @@ def prefix(
 def guide(*, after: int = 1) -> Rule:
   """When all rollouts of a prompt's last `after` plain visits failed, the question of the next ones tells the answer.
 
-  What they say is learnt as an answer to the plain question, with the ratio π(y | plain) / π_old(y | told) that the
+  What they say is learned as an answer to the plain question, with the ratio π(y | plain) / π_old(y | told) that the
   objective clips. Source: arXiv:2506.13923 (Guide; formula from memory, constants ours).
   """
   _at_least('after', after, 1)
@@ -203,7 +203,7 @@ def exemplars(*, after: int = 1) -> Rule:
 def contexts(*, texts: tuple[str, ...], drop: float = 0.5) -> Rule:
   """Slot i of a prompt is asked with strategy i mod len(texts) behind its question, or with chance `drop` without.
 
-  advantage.fn=nudged compares them; `config.curriculum.slots_per_prompt` gives a prompt as many slots. What is learnt stays behind
+  advantage.fn=nudged compares them; `config.curriculum.slots_per_prompt` gives a prompt as many slots. What is learned stays behind
   the strategy: the paper's term on the plain question is not in here. Source: arXiv:2605.15726 (NudgeRL).
   """
   _within('drop', drop, 0, 1)

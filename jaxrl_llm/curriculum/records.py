@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_llm.types import UserError
 
-State = dict[str, np.ndarray]  # what a stage has learnt: saved, restored, never changed in place
+State = dict[str, np.ndarray]  # what a stage has learned: saved, restored, never changed in place
 
 
 Index = np.ndarray | slice  # which prompts

@@ -1,6 +1,6 @@
 """Composed string functions: f3(f0(abc)) = ?, for asking whether RL teaches to put skills together.
 
-Names tell nothing, so that a model must have learnt what each function does (depth 1, in a supervised start, or told in
+Names tell nothing, so that a model must have learned what each function does (depth 1, in a supervised start, or told in
 the question) before it can learn to compose them (depth 2 and more). Source of the task: arXiv:2509.25123; the
 functions are ours.
 """

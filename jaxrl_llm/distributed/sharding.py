@@ -16,11 +16,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import hardware
 from jaxrl_llm.types import UserError
 
-# The last are neighbours: what exchanges most often stands there.
+# The last are neighbors: what exchanges most often stands there.
 AXES = ('data', 'fsdp', 'context', 'expert', 'tensor')
 ROWS = ('data', 'fsdp', 'context', 'expert')  # what a batch is cut over, and sampling
-# What it is cut over while it is learnt: 'context' cuts each row's tokens then.
-LEARNT_ROWS = ('data', 'fsdp', 'expert')
+# What it is cut over while it is learned: 'context' cuts each row's tokens then.
+LEARNED_ROWS = ('data', 'fsdp', 'expert')
 
 # (regular expression over the path, axes): the first match counts. Optimizer moments end in the same path.
 # What is no expert's is cut over the axis of experts, too, wherever it is gathered before its use.
@@ -168,7 +168,7 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[Any, ...] = ()) -> An
   """A NamedSharding for every leaf of a parameter tree or an optimizer state. Source: none.
 
   The axes of the first rule that matches the leaf's path, without those in `drop` and without any
-  that does not divide its dimension, of several the last ones first; replicated where no rule matches. Of a quantised
+  that does not divide its dimension, of several the last ones first; replicated where no rule matches. Of a quantized
   kernel, its numbers lie as the kernel would, and its scales as the channels that they are of.
   """
 
@@ -211,7 +211,7 @@ def decode_layout(params: Any, mesh: Mesh, rules=RULES) -> Any:
 
   Source: none.
   """
-  return layout(params, mesh, rules, drop=(*LEARNT_ROWS[:2], _ALL))
+  return layout(params, mesh, rules, drop=(*LEARNED_ROWS[:2], _ALL))
 
 
 def own_experts(params: Any, mesh: Mesh, rules=RULES) -> Any:
@@ -229,7 +229,7 @@ def gather(mesh: Mesh, rules=RULES) -> Callable[[Any], Any] | None:
   So each layer is gathered when its turn comes, and given back; told nothing, the compiler may rather exchange the
   rows, which are many times as large. Source: arXiv:1910.02054 (ZeRO), arXiv:2304.11277 (FSDP).
   """
-  if rows_shards(mesh, LEARNT_ROWS) == 1:
+  if rows_shards(mesh, LEARNED_ROWS) == 1:
     return None
 
   def lay(layer: Any) -> Any:

@@ -51,7 +51,7 @@ def run(
 ) -> tuple[State, jax.Array, dict[str, jax.Array]]:
   """Teaches the companion every minibatch [U, …] once → its state, what it gives [U, B, T], numbers [U] for the log.
 
-  A critic gives what it said before it learnt from any of them, the others what they say after.
+  A critic gives what it said before it learned from any of them, the others what they say after.
   Source: arXiv:1707.06347 (PPO), arXiv:2502.01456 (PRIME).
   """
   companion = program.method.auxiliary_model
@@ -100,7 +100,7 @@ def _base(program: Program, state: TrainState, minibatches: Batch) -> jax.Array 
     first = reference(state)
     score = lambda x: scores(program, first, foreign(by_row(x)))[0]  # noqa: E731
     return jax.lax.map(score, minibatches)
-  if program.method.auxiliary_model.base == 'behaviour':
+  if program.method.auxiliary_model.base == 'behavior':
     return jax.lax.map(lambda x: by_row(x).rollout.logp_BxT, minibatches)
   return None
 

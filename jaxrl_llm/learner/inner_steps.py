@@ -71,9 +71,9 @@ class LastTurnFirst(NamedTuple):
   def fresh(self) -> None:
     return None
 
-  def multiplier(self, multiplier_B, logp_BxT, before_BxT, learnt_BxT) -> jax.Array:
-    """M of every row after one more turn was learnt."""
-    return turn_masks.multiplier(multiplier_B, logp_BxT, before_BxT, learnt_BxT, eps=self.eps)
+  def multiplier(self, multiplier_B, logp_BxT, before_BxT, learned_BxT) -> jax.Array:
+    """M of every row after one more turn was learned."""
+    return turn_masks.multiplier(multiplier_B, logp_BxT, before_BxT, learned_BxT, eps=self.eps)
 
 
 def none() -> None:

@@ -80,7 +80,7 @@ def frozen(params: Any, dtype: str) -> Any:
 
 
 def joined(base: Any, adapter: Any, alpha: float) -> Any:
-  """One tree for `decoder.apply`, which computes x·W + (x·A)·(alpha/r·B). Nothing of W's size is made or learnt.
+  """One tree for `decoder.apply`, which computes x·W + (x·A)·(alpha/r·B). Nothing of W's size is made or learned.
 
   Source: arXiv:2106.09685 (LoRA).
   """

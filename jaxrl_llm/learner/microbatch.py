@@ -150,7 +150,7 @@ def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> j
   rollout = batch.rollout
 
   def pull(row):
-    prompt, tokens_T, behaviour_T, said_T, expert_TxNxk = row
+    prompt, tokens_T, behavior_T, said_T, expert_TxNxk = row
     real_T = said_T > 0
 
     def answer(params):
@@ -160,7 +160,7 @@ def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> j
       return jnp.where(real_T, logp_1xT[0], 0.0).sum()
 
     logp, grads = jax.value_and_grad(answer)(params)
-    log_w = logp - jnp.where(real_T, behaviour_T, 0.0).sum()
+    log_w = logp - jnp.where(real_T, behavior_T, 0.0).sum()
     return log_w + jnp.log(optax.tree.norm(grads))
 
   rows = (

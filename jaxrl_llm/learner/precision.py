@@ -67,7 +67,7 @@ def check(config: Any, dtype: str, recomputes: bool) -> None:
     )
     raise UserError(f'{asks}, and with {why} nothing in the objective counts that; {_REMEDY}.')
   logging.warning(
-    '%s: ratios count that beside what was learnt, so that a trust region clips rounding, too; to keep them apart, %s.',
+    '%s: ratios count that beside what was learned, so that a trust region clips rounding, too; to keep them apart, %s.',
     asks,
     _REMEDY,
   )

@@ -112,7 +112,7 @@ def make_program(
   group = config.rollouts + _replays(config)
   rows = config.prompts * group // config.learner.minibatches
   rows = min(rows, config.learner.microbatch_rollouts or rows)
-  slice_rollouts = min(group, max(1, rows // sharding.rows_shards(mesh, sharding.LEARNT_ROWS)))
+  slice_rollouts = min(group, max(1, rows // sharding.rows_shards(mesh, sharding.LEARNED_ROWS)))
   slots, shards = config.rollout.slots, sharding.rows_shards(mesh)
   compatibility.generation(config.rollout)
   compatibility.experts(config, model)
@@ -328,7 +328,7 @@ def _hints(config: Any, method: objective.Method) -> bool:
     'objective.sft_loss': method.needs_demo,
     'replay.collect': config.replay.collect.fn == 'dars',
   }
-  if rule.plain:  # learnt behind another prompt than it was sampled behind
+  if rule.plain:  # learned behind another prompt than it was sampled behind
     takes['rollout.stop'] = config.rollout.stop.fn != 'none'
   for part in (name for name, used in takes.items() if used):
     raise UserError(

@@ -41,7 +41,7 @@ def update(
   record_checks.batch(batch)
   if program.mesh.shape['context'] > 1:
     # Only the few numbers of a batch: what is made of them is cut over 'context' token by token.
-    rows = NamedSharding(program.mesh, PartitionSpec(sharding.LEARNT_ROWS))
+    rows = NamedSharding(program.mesh, PartitionSpec(sharding.LEARNED_ROWS))
     batch = jax.lax.with_sharding_constraint(batch, rows)
   learn = lambda: _learn(program, state, batch)  # noqa: E731
   if not program.idles:
@@ -51,7 +51,7 @@ def update(
 
 
 def _learn(program: Program, state: TrainState, batch: Batch):
-  # Replayed rows are learnt beside the sampled ones of their group: here a group is all of them.
+  # Replayed rows are learned beside the sampled ones of their group: here a group is all of them.
   program = program._replace(generate=program.generate._replace(rollouts=program.group))
   U, method, carried = program.minibatches, program.method, state.carried
   state = state._replace(carried=())  # caches stay out of the loops below, which would hand them on
@@ -99,7 +99,7 @@ class Known(NamedTuple):
   began: jax.Array  # optimizer steps taken before the batch
   old: jax.Array | None = None  # log-probabilities [B, T]
   signal: jax.Array | None = None  # of the companion, [B, T]
-  turn: jax.Array | None = None  # the one that is learnt now; None: all of a row at once
+  turn: jax.Array | None = None  # the one that is learned now; None: all of a row at once
   multiplier: jax.Array | None = None  # [B], what that turn's advantages count
 
 
@@ -136,9 +136,9 @@ def _turn_by_turn(program: Program, state: TrainState, batch: Batch, known: Know
     state, multiplier_B, before_BxT, told = carry
     turn = last - index
     logp_BxT = scores(program, policy(program, state.base, state.params), batch)[0]
-    # By what the step before has made of the turn that it learnt.
-    learnt_BxT = (number_BxT == turn + 1).astype(logp_BxT.dtype)
-    multiplier_B = program.outer.multiplier(multiplier_B, logp_BxT, before_BxT, learnt_BxT)
+    # By what the step before has made of the turn that it learned.
+    learned_BxT = (number_BxT == turn + 1).astype(logp_BxT.dtype)
+    multiplier_B = program.outer.multiplier(multiplier_B, logp_BxT, before_BxT, learned_BxT)
     state, metrics = step(state, turn, multiplier_B, logp_BxT)
     return state, multiplier_B, logp_BxT, _added(told, metrics)
 
@@ -186,23 +186,23 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
   target, taught = demonstration_loss.planned(program, state, batch, target)
   key_M = _noise_keys(program, state, batch)
   target, whole, scale = _prepared(program, state, batch, target, key_M)
-  # Noise is learnt with the weights; None, and of no cost, where there is none.
-  learnt = state.params, state.noise and state.noise.log_sigma_L
+  # Noise is learned with the weights; None, and of no cost, where there is none.
+  learned = state.params, state.noise and state.noise.log_sigma_L
 
   def accumulate(carry, piece):
     piece, key = piece
 
-    def loss(learnt):
-      weights = policy(program, state.base, learnt[0])
-      return slice_loss(program, weights, *piece, noise=_noise(learnt[1], key))
+    def loss(learned):
+      weights = policy(program, state.base, learned[0])
+      return slice_loss(program, weights, *piece, noise=_noise(learned[1], key))
 
-    grads, sums = jax.grad(loss, has_aux=True)(learnt)
+    grads, sums = jax.grad(loss, has_aux=True)(learned)
     summed = {
       k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()
     }
     return (jax.tree.map(jnp.add, carry[0], grads), summed), None
 
-  zeros = jax.tree.map(jnp.zeros_like, learnt), {k: jnp.float32(0) for k in _SUMS}
+  zeros = jax.tree.map(jnp.zeros_like, learned), {k: jnp.float32(0) for k in _SUMS}
   (grads, sums), _ = jax.lax.scan(accumulate, zeros, (slices(program, batch, target), key_M))
   sums |= whole
   demonstrated, told = demonstration_loss.added(program, state, batch, taught, grads[0])
@@ -335,8 +335,8 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
   if target.said_BxT is not None:
     real_BxT &= target.said_BxT > 0
   logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
-  behaviour_BxT = objective.behaviour(target.replayed_B, target.behaviour_BxT, logp_BxT)
-  gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behaviour_BxT)), 0.0)
+  behavior_BxT = objective.behavior(target.replayed_B, target.behavior_BxT, logp_BxT)
+  gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behavior_BxT)), 0.0)
   sums |= {
     'entropy': jnp.where(real_BxT, entropy_BxT, 0.0).sum(),
     'tokens': real_BxT.sum().astype(jnp.float32),

@@ -1,4 +1,4 @@
-"""GGUF files: metadata to a ModelConfig and a tokenizer, quantised tensors to float32."""
+"""GGUF files: metadata to a ModelConfig and a tokenizer, quantized tensors to float32."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _read(path, tensors, name, wanted, architecture, config: ModelConfig) -> np.
   except Exception as error:  # types that it does not know, blocks that do not divide
     raise UserError(
       f'config.model={path!r}: tensor {name!r} of type {tensor.tensor_type.name} cannot be unpacked ({error}); take '
-      'another quantisation.'
+      'another quantization.'
     ) from error
   if not np.isfinite(value).all():
     raise UserError(

@@ -49,7 +49,7 @@ def write(cache: Stored, new: jax.Array, at: jax.Array) -> Stored:
 def read(cache: Stored, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
   """(numbers in `dtype` [rows, K, S, d], scale [rows, K, S] or None).
 
-  The scale multiplies scores or weights, so that no dequantised copy of the cache is needed. Source: none.
+  The scale multiplies scores or weights, so that no dequantized copy of the cache is needed. Source: none.
   """
   if isinstance(cache, Int8):
     return cache.data.astype(dtype), cache.scale

@@ -1,4 +1,4 @@
-"""Linear layers: kernels plain or quantised, adapters beside them, weight gradients in the layout that XLA wants."""
+"""Linear layers: kernels plain or quantized, adapters beside them, weight gradients in the layout that XLA wants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ product.defvjp(_forward, _backward)
 
 
 class Dense(nnx.Linear):
-  """y = x·W + bias in `dtype`; the scale of a quantised W multiplies the product.
+  """y = x·W + bias in `dtype`; the scale of a quantized W multiplies the product.
 
   With an adapter + (x·A)·B, so that a frozen W asks for no gradient of its size.
   """

@@ -13,7 +13,7 @@ class Quantized(NamedTuple):
 
   data: (
     jax.Array
-  )  # [..., D, F]: int8, float8, or where it is learnt their numbers in the type of compute
+  )  # [..., D, F]: int8, float8, or where it is learned their numbers in the type of compute
   scale: jax.Array  # float32 [..., F]
 
 
@@ -45,7 +45,7 @@ def pack(kernel: jax.Array, dtype: str) -> Kernel:
 def read(kernel: Kernel, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
   """(numbers in `dtype` [..., D, F], scale [..., F] or None).
 
-  The scale multiplies the product, so that no dequantised copy of the kernel is needed: XLA for TPUs converts numbers
+  The scale multiplies the product, so that no dequantized copy of the kernel is needed: XLA for TPUs converts numbers
   as it reads them. For CPUs it converts every kernel once, before a loop, so that nothing is saved. Source: none.
   """
   if isinstance(kernel, Quantized):
@@ -78,7 +78,7 @@ def straight_through(params: Any, kernels: str, dtype: str) -> Any:
   arXiv:1308.3432 (straight-through).
   """
 
-  def learnt(kernel):
+  def learned(kernel):
     fixed = jax.lax.stop_gradient(pack(kernel, kernels))
     if not isinstance(fixed, Quantized):
       return pack(kernel, kernels)
@@ -86,7 +86,7 @@ def straight_through(params: Any, kernels: str, dtype: str) -> Any:
     moved = (kernel - jax.lax.stop_gradient(kernel)) / fixed.scale[..., None, :]
     return Quantized(fixed.data.astype(dtype) + moved.astype(dtype), fixed.scale)
 
-  return _each(params, learnt, lambda x: x)
+  return _each(params, learned, lambda x: x)
 
 
 def _each(params: Any, kernel: Any, other: Any) -> Any:

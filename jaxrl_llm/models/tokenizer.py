@@ -41,7 +41,7 @@ class Tokenizer(NamedTuple):
     return self.backend.get_vocab_size()
 
   def encode(self, text: str) -> list[int]:
-    """Token ids; nothing is added, special tokens written in the text are recognised.
+    """Token ids; nothing is added, special tokens written in the text are recognized.
 
     Raises UserError for text that is no Unicode.
     """

@@ -71,9 +71,9 @@ _ADVICE = dict(
   all_wrong='No answer was right: all rewards are {critic/score/max:g}. Read a rollout file: does the model write what '
   'config.rewards.fn reads (the format), and is it cut off before the answer (config.completion_tokens)? Else the task '
   'is too hard: easier rows, config.sft.steps, or config.curriculum.hint.',
-  all_right='All answers were right: all rewards are {critic/score/min:g}, and nothing can be learnt from them. Give '
+  all_right='All answers were right: all rewards are {critic/score/min:g}, and nothing can be learned from them. Give '
   'harder rows, or stop here.',
-  same_reward='All rewards were the same, {critic/score/min:g}: nothing is learnt from them. Does config.rewards tell '
+  same_reward='All rewards were the same, {critic/score/min:g}: nothing is learned from them. Does config.rewards tell '
   'good answers from bad?',
   truncated='{response_length/clip_ratio:.0%} of the rollouts were cut off at config.completion_tokens: raise it, ask '
   'for shorter answers, or see whether the model knows its end token (config.data.chat).',
@@ -94,11 +94,11 @@ def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
   get = lambda name, default=math.nan: float(row.get(name, default))  # noqa: E731
   same = get('critic/score/min') == get('critic/score/max')
   right = get('curriculum/observed_success') if same else math.nan
-  learnt = get('training/trained_tokens', 0) > 0
+  learned = get('training/trained_tokens', 0) > 0
   skipped = get('actor/skipped_updates', 0) > 0
   # By what the update masks, and by the rewards themselves: a wrong mask must not silence the alarm about it.
   differ = get('frac_reward_zero_std', 1) < 1 or get('critic/score/group_std', 0) > outcomes.SAME
-  moves = learnt and not skipped and differ and get('actor/lr', 0) > 0
+  moves = learned and not skipped and differ and get('actor/lr', 0) > 0
   # Of loss and gradient; a mean over no rollouts is no sign, and how far the weights went is no gradient.
   watched = [
     v
@@ -107,13 +107,13 @@ def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
   ]
   return dict(
     non_finite=skipped or not all(map(math.isfinite, watched)),
-    probs_gap=learnt and get('training/rollout_probs_diff_mean', 0) > bounds.probs_gap,
+    probs_gap=learned and get('training/rollout_probs_diff_mean', 0) > bounds.probs_gap,
     grading=get('grade/failed_share', 0) > bounds.failed,
     format=get('grade/unread') == 1,
     unrewarded=get('grade/unrewarded') == 1,
     prompt_paid=get('grade/prompts_paid') >= 0.5,
     still=moves and 0 in (get('actor/grad_norm', 1), get('actor/update_norm', 1)),
-    entropy=learnt and get('actor/entropy') < bounds.entropy,
+    entropy=learned and get('actor/entropy') < bounds.entropy,
     all_wrong=right == 0,
     all_right=right == 1,
     same_reward=same and right not in (0, 1),
@@ -219,9 +219,9 @@ class Health:
     return begin
 
   def _of_others(self, name: str, row: dict[str, float]) -> bool:
-    """Whether the row says nothing of this: no rollouts came, or nothing was learnt."""
-    learnt = ('non_finite', 'probs_gap', 'still', 'entropy')
-    return not row.get('training/trained_tokens' if name in learnt else 'perf/rollouts', 1)
+    """Whether the row says nothing of this: no rollouts came, or nothing was learned."""
+    learned = ('non_finite', 'probs_gap', 'still', 'entropy')
+    return not row.get('training/trained_tokens' if name in learned else 'perf/rollouts', 1)
 
   def check(self, alarms: list[Alarm]) -> None:
     """Raises UserError for one that config.monitoring.alarms.stop names. Source: none."""
@@ -240,7 +240,7 @@ class Health:
 
 
 def same_policy(config: Any) -> bool:
-  """Whether every token that is learnt was sampled by the very weights that learn it, and exactly recorded.
+  """Whether every token that is learned was sampled by the very weights that learn it, and exactly recorded.
 
   Not where batches wait, rows go on over several steps, several updates are taken on one batch, the update's prompt or
   pass is another on purpose, or the cache is rounded. Source: none.

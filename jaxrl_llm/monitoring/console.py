@@ -194,7 +194,7 @@ class Console:
     return told
 
   def _values(self) -> list[tuple[str, str]]:
-    # Of a step that learnt nothing, as the first one, what the update says is 0 and means nothing.
+    # Of a step that learned nothing, as the first one, what the update says is 0 and means nothing.
     idle = self._last.get('training/trained_tokens') == 0
     shown = {k: v for k, v in self._last.items() if not (idle and k.startswith('actor/'))}
     found = [(n, [shown.get(k) for k in keys], f) for n, keys, f in _SHOWN]

@@ -18,7 +18,7 @@ from jaxrl_llm.objective.policy_gradient import (
   scale,
   targets,
 )
-from jaxrl_llm.objective.replayed_log_probs import behaviour, rescored
+from jaxrl_llm.objective.replayed_log_probs import behavior, rescored
 from jaxrl_llm.objective.token_inputs import TOP, said
 from jaxrl_llm.objective.turn_masks import of_turn
 
@@ -29,7 +29,7 @@ __all__ = [
   'Lesson',
   'Method',
   'Targets',
-  'behaviour',
+  'behavior',
   'coefficients',
   'distilled',
   'groups',

@@ -16,7 +16,7 @@ from jaxrl_llm.types import UserError
 
 
 class Noise(NamedTuple):
-  """What is learnt of the noise."""
+  """What is learned of the noise."""
 
   log_sigma_L: jax.Array  # of L layers
   opt_state: Any
@@ -44,7 +44,7 @@ def none() -> None:
 
 
 def layerwise(*, sigma: float = 1e-6, learning_rate: float = 5e-4) -> Layers:
-  """x_l ← x_l + σ_l·N(0, 1) before layer l, log σ_l learnt with the policy's own loss from `sigma` on.
+  """x_l ← x_l + σ_l·N(0, 1) before layer l, log σ_l learned with the policy's own loss from `sigma` on.
 
   log π of the ratio's numerator, and of the gradient, is that of the noisy weights; what sampled, the old policy and a
   reference are without noise. The same noise for the same (seed, step, slice). In bfloat16 a σ far below the hidden
@@ -54,7 +54,7 @@ def layerwise(*, sigma: float = 1e-6, learning_rate: float = 5e-4) -> Layers:
   where = 'config.objective.activation_noise'
   if sigma <= 0:
     raise UserError(
-      f'{where}.sigma={sigma} must be above 0, as its logarithm is learnt; fn=none adds no noise.'
+      f'{where}.sigma={sigma} must be above 0, as its logarithm is learned; fn=none adds no noise.'
     )
   if learning_rate < 0:
     raise UserError(f'{where}.learning_rate={learning_rate} must not be below 0; 0 keeps sigma.')

@@ -22,10 +22,10 @@ def group_normalized(
 
   `eps` is 1e-6 in verl and 1e-4 in TRL.
   """
-  centred = group_centered(reward_PxG, length_PxG)
+  centered = group_centered(reward_PxG, length_PxG)
   n_Px1 = _exists(length_PxG).sum(1, keepdims=True)
-  std = jnp.sqrt((centred**2).sum(1, keepdims=True) / jnp.maximum(n_Px1 - 1, 1))
-  return centred / (std + eps)
+  std = jnp.sqrt((centered**2).sum(1, keepdims=True) / jnp.maximum(n_Px1 - 1, 1))
+  return centered / (std + eps)
 
 
 def group_centered(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:

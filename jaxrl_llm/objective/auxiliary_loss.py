@@ -27,7 +27,7 @@ class Lesson(NamedTuple):
   weight_B: jax.Array  # 1 / rows of the minibatch; 0 for an empty row
   correct_B: jax.Array
   base_BxT: jax.Array | None = None  # log-probabilities that the model's own are compared with
-  old_BxT: jax.Array | None = None  # values before the batch was learnt
+  old_BxT: jax.Array | None = None  # values before the batch was learned
   return_BxT: jax.Array | None = None
   # the loss's slope, where it was worked out from the whole minibatch
   c_BxT: jax.Array | None = None
@@ -38,7 +38,7 @@ class Companion(NamedTuple):
 
   # to the credit: 'values' of what is still to come, or 'process', a reward for each token
   gives: str
-  base: str  # 'reference': the first weights; 'behaviour': what sampled; '': nothing
+  base: str  # 'reference': the first weights; 'behavior': what sampled; '': nothing
   loss: Callable  # (output_BxT, lesson, rollouts) → (loss, sums)
   whole: bool  # the loss compares rows with each other
   beta: float
@@ -59,7 +59,7 @@ def none() -> None:
 def critic(*, learning_rate: float = 1e-5, clip: float = 0.5) -> Companion:
   """V_t, a linear head on the hidden state; loss ½·max((V − R)², (clip(V, V_old ± clip) − R)²), mean over tokens.
 
-  V is 0 at the start. The batch is credited with values from before it was learnt. The defaults are
+  V is 0 at the start. The batch is credited with values from before it was learned. The defaults are
   verl's. Source: arXiv:1707.06347 (PPO; the clipped values are of its authors' code).
   """
   loss = functools.partial(_critic_loss, clip=clip)
@@ -83,7 +83,7 @@ def preference(*, learning_rate: float = 1e-6, beta: float = 0.05) -> Companion:
   from a batch before it rewards it. `learning_rate` is not from the paper. Source: arXiv:2509.19199 (iStar).
   """
   loss = functools.partial(_preference_loss, beta=beta)
-  return Companion('process', 'behaviour', loss, True, beta, learning_rate)
+  return Companion('process', 'behavior', loss, True, beta, learning_rate)
 
 
 def _critic_loss(value_BxT, lesson: Lesson, rollouts: int, *, clip: float):

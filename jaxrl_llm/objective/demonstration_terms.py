@@ -18,7 +18,7 @@ class Lesson(NamedTuple):
 
   mask_PxT: jax.Array  # 1 for tokens of prompts that have rollouts too
   weight_PxT: jax.Array  # share / denominator where the mask is 1
-  behaviour_PxT: jax.Array  # log-probs of what wrote them
+  behavior_PxT: jax.Array  # log-probs of what wrote them
 
 
 def plan_lesson(
@@ -51,8 +51,8 @@ def plan_lesson(
 
 def recorded_or(lesson: Lesson, reference_PxT: jax.Array) -> Lesson:
   """The same with the reference policy's log-probs in rows where none were recorded. Source: none."""
-  known_Px1 = (lesson.behaviour_PxT != 0).any(1, keepdims=True)
-  return lesson._replace(behaviour_PxT=jnp.where(known_Px1, lesson.behaviour_PxT, reference_PxT))
+  known_Px1 = (lesson.behavior_PxT != 0).any(1, keepdims=True)
+  return lesson._replace(behavior_PxT=jnp.where(known_Px1, lesson.behavior_PxT, reference_PxT))
 
 
 def lesson_coefficients(weigh: Callable, lesson: Lesson, logp_PxT: jax.Array) -> jax.Array:
@@ -61,5 +61,5 @@ def lesson_coefficients(weigh: Callable, lesson: Lesson, logp_PxT: jax.Array) ->
   def clean(x):
     return jnp.where(lesson.mask_PxT > 0, jax.lax.stop_gradient(x), 0.0)
 
-  w = weigh(Shown(clean(logp_PxT), clean(lesson.behaviour_PxT), lesson.mask_PxT))
+  w = weigh(Shown(clean(logp_PxT), clean(lesson.behavior_PxT), lesson.mask_PxT))
   return jax.lax.stop_gradient(clean(lesson.weight_PxT * w))

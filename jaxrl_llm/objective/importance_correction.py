@@ -1,6 +1,6 @@
 """What sampled is not what learns: weights from ρ = π_old / π_b. tokens → (weight_BxT, keep_BxT).
 
-log ρ = old − behaviour, both frozen before the update, so that `old` must be recomputed. Dropped tokens stay in the
+log ρ = old − behavior, both frozen before the update, so that `old` must be recomputed. Dropped tokens stay in the
 denominator. Every public function here may be named in `config.objective.importance_correction.fn`. With `ratio.fn=direct` the
 ratio holds ρ already: its contract refuses both. Detached.
 """
@@ -86,7 +86,7 @@ def divergent_negatives(tokens: Tokens, *, delta: float = 1e-4) -> tuple[jax.Arr
   Looks at the policy that learns, so it needs no `old`. `delta` is slime's.
   Source: arXiv:2512.02556 (DeepSeek-V3.2).
   """
-  gap_Bx1 = row_mean(tokens.behaviour_BxT - tokens.logp_BxT, tokens.mask_BxT)
+  gap_Bx1 = row_mean(tokens.behavior_BxT - tokens.logp_BxT, tokens.mask_BxT)
   drop = (tokens.advantage_BxT < 0) & (gap_Bx1 > delta)
   return jnp.ones_like(tokens.logp_BxT), jnp.where(drop, 0.0, 1.0)
 
@@ -103,7 +103,7 @@ def second_moment_mask(tokens: Tokens, *, budget: float = 0.04) -> tuple[jax.Arr
 
 
 def _log_rho(tokens: Tokens) -> jax.Array:
-  return jnp.where(tokens.mask_BxT > 0, tokens.old_BxT - tokens.behaviour_BxT, 0.0)
+  return jnp.where(tokens.mask_BxT > 0, tokens.old_BxT - tokens.behavior_BxT, 0.0)
 
 
 def _within(x: jax.Array, low: float, high: float) -> jax.Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm.objective.token_inputs import (
   Tokens,
   batch_mean,
-  centred_product,
+  centered_product,
   exp,
   needs,
   requires,
@@ -110,10 +110,10 @@ def covariance(
   Source: arXiv:2505.22617 (KL-Cov).
   """
   seen = tokens.mask_BxT > 0
-  ordered = jnp.sort(jnp.where(seen, centred_product(tokens), -jnp.inf).ravel())[::-1]
+  ordered = jnp.sort(jnp.where(seen, centered_product(tokens), -jnp.inf).ravel())[::-1]
   count = jnp.maximum(jnp.floor(share * seen.sum()).astype(int), 1)
   edge = ordered[jnp.clip(count - 1, 0, ordered.size - 1)]
-  chosen = seen & (centred_product(tokens) >= edge)
+  chosen = seen & (centered_product(tokens) >= edge)
   moved = jnp.where(chosen, tokens.logp_BxT - tokens.old_BxT, 0.0)
   return -coef * jnp.sign(moved), jnp.abs(moved)
 
@@ -139,4 +139,4 @@ def _gap(tokens: Tokens) -> jax.Array:
 
 
 def _ratio(tokens: Tokens) -> jax.Array:
-  return exp(tokens.logp_BxT - tokens.behaviour_BxT)
+  return exp(tokens.logp_BxT - tokens.behavior_BxT)

@@ -24,7 +24,7 @@ def effective_sample_size(tokens: Tokens, *, base: float = 1.0, floor: float = 1
   w is uncapped, whatever the loss does with it. Source: arXiv:2602.17616 (VCPO).
   """
   exists_B = tokens.mask_BxT.sum(1) > 0
-  log_w_B = row_sum(tokens.logp_BxT - tokens.behaviour_BxT, tokens.mask_BxT)[:, 0]
+  log_w_B = row_sum(tokens.logp_BxT - tokens.behavior_BxT, tokens.mask_BxT)[:, 0]
   # From the largest down: squares of products of ratios overflow.
   top = jnp.max(jnp.where(exists_B, log_w_B, -jnp.inf))
   top = jnp.where(exists_B.any(), top, 0.0)

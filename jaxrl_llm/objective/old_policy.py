@@ -21,7 +21,7 @@ def auto(tokens: Tokens) -> jax.Array:
 @requires('it leaves nothing to correct', importance_correction=('none', 'divergent_negatives'))
 def recorded(tokens: Tokens) -> jax.Array:
   """log π_b as recorded at sampling: no pass, and nothing for a correction to correct. Source: none (bypass)."""
-  return tokens.behaviour_BxT
+  return tokens.behavior_BxT
 
 
 @needs('old')
@@ -50,5 +50,5 @@ def interpolated(tokens: Tokens) -> jax.Array:
   """
   age_BxT = tokens.age_BxT
   alpha = jnp.where(age_BxT > 0, (age_BxT - tokens.moved_BxT) / jnp.maximum(age_BxT, 1), 0.0)
-  step = tokens.logp_BxT - tokens.behaviour_BxT
-  return tokens.behaviour_BxT + jnp.clip(alpha, 0.0, 1.0).astype(step.dtype) * step
+  step = tokens.logp_BxT - tokens.behavior_BxT
+  return tokens.behavior_BxT + jnp.clip(alpha, 0.0, 1.0).astype(step.dtype) * step

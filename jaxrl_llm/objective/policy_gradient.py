@@ -166,11 +166,11 @@ class Targets(NamedTuple):
   mask_BxT: jax.Array  # float32, tokens that count
   advantage_BxT: jax.Array
   weight_BxT: jax.Array  # 1 / denominator where the mask is 1
-  behaviour_BxT: jax.Array  # log-probabilities recorded at sampling
+  behavior_BxT: jax.Array  # log-probabilities recorded at sampling
   correct_B: jax.Array
   group_B: jax.Array  # int32
   kl_weight_BxT: jax.Array | None = None  # 1 / denominator of the KL term; None: `weight_BxT`
-  old_BxT: jax.Array | None = None  # None: the behaviour's
+  old_BxT: jax.Array | None = None  # None: the behavior's
   reference_BxT: jax.Array | None = None  # None: no reference policy
   teacher_BxT: jax.Array | None = None  # None: no teacher
   c_BxT: jax.Array | None = None  # None: not worked out yet
@@ -287,7 +287,7 @@ def targets(
     advantage_BxT=advantage_BxT * mask_BxT,
     weight_BxT=weight_BxT,
     kl_weight_BxT=kl_weight_BxT,
-    behaviour_BxT=batch.rollout.logp_BxT,
+    behavior_BxT=batch.rollout.logp_BxT,
     correct_B=batch.correct_B,
     group_B=group_B,
     return_BxT=return_BxT,
@@ -330,7 +330,7 @@ def mixed(score_BxK: jax.Array, length_B: jax.Array, own: Groups) -> jax.Array:
 
 def distilled(method: Method, target: Targets) -> Targets:
   """Advantages of every token, from policies that do not learn. Source: by the functions chosen."""
-  old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
+  old_BxT = target.behavior_BxT if target.old_BxT is None else target.old_BxT
   return target._replace(advantage_BxT=method.distillation(_tokens(method, target, old_BxT)))
 
 
@@ -366,7 +366,7 @@ def coefficients(
     'pg_loss': -(target.weight_BxT * held_back * surrogate_BxT).sum(),
     'clipped': (seen & (trust_BxT == 0) & moved).sum().astype(jnp.float32),
     'rejected': (seen & (keep == 0) & moved).sum().astype(jnp.float32),
-    'kl': jnp.where(seen, tokens.behaviour_BxT - tokens.logp_BxT, 0.0).sum(),
+    'kl': jnp.where(seen, tokens.behavior_BxT - tokens.logp_BxT, 0.0).sum(),
     'kl_loss': jnp.where(seen, kl_weight_BxT * kl_value_BxT, 0.0).sum(),
   }
   return jax.lax.stop_gradient(c_BxT), sums
@@ -386,9 +386,9 @@ def _tokens(
 ) -> Tokens:
   """Everything the stages see, without gradients and without what lies where the mask is 0."""
   seen = target.mask_BxT > 0
-  behaviour_BxT = replayed_log_probs.behaviour(target.replayed_B, target.behaviour_BxT, logp_BxT)
-  old_BxT = target.behaviour_BxT if target.old_BxT is None else target.old_BxT
-  old_BxT = replayed_log_probs.behaviour(target.replayed_B, old_BxT, logp_BxT)
+  behavior_BxT = replayed_log_probs.behavior(target.replayed_B, target.behavior_BxT, logp_BxT)
+  old_BxT = target.behavior_BxT if target.old_BxT is None else target.old_BxT
+  old_BxT = replayed_log_probs.behavior(target.replayed_B, old_BxT, logp_BxT)
 
   def clean(x):
     return None if x is None else jnp.where(seen, jax.lax.stop_gradient(x), 0.0)
@@ -396,7 +396,7 @@ def _tokens(
   tokens = Tokens(
     logp_BxT=clean(logp_BxT),
     old_BxT=clean(old_BxT),
-    behaviour_BxT=clean(behaviour_BxT),
+    behavior_BxT=clean(behavior_BxT),
     mask_BxT=target.mask_BxT,
     advantage_BxT=target.advantage_BxT,
     correct_B=target.correct_B,

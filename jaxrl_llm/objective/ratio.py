@@ -48,7 +48,7 @@ def prefix_min(tokens: Tokens) -> jax.Array:
 @requires(_TWICE, importance_correction=_NO_WEIGHT)
 def direct(tokens: Tokens) -> jax.Array:
   """log v = log π − log π_b: both corrections in one ratio, so no other is allowed. Source: none (bypass)."""
-  return jnp.where(tokens.mask_BxT > 0, tokens.logp_BxT - tokens.behaviour_BxT, 0.0)
+  return jnp.where(tokens.mask_BxT > 0, tokens.logp_BxT - tokens.behavior_BxT, 0.0)
 
 
 @requires(_TWICE, importance_correction=_NO_WEIGHT)

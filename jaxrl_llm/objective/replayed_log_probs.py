@@ -19,7 +19,7 @@ def rescored(batch: Batch, before_BxT: jax.Array) -> Batch:
   return batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT), replayed_B=None)
 
 
-def behaviour(
+def behavior(
   replayed_B: jax.Array | None, recorded_BxT: jax.Array, logp_BxT: jax.Array
 ) -> jax.Array:
   """The recorded log-probs; for replayed rows those of the policy now, which is that before a lone step."""

@@ -31,7 +31,7 @@ class Shown(NamedTuple):
   """Demonstrations as the policy sees them: no gradients, 0 where the mask is 0."""
 
   logp_PxT: jax.Array
-  behaviour_PxT: jax.Array  # of what wrote them: as recorded, or the reference policy's
+  behavior_PxT: jax.Array  # of what wrote them: as recorded, or the reference policy's
   mask_PxT: jax.Array
 
 
@@ -142,7 +142,7 @@ def _sampled(shown: Shown, *, beta: float) -> jax.Array:
 def _suffix(
   shown: Shown, *, discount: float, low: float, high: float, least: float, most: float
 ) -> jax.Array:
-  gap = jnp.clip(shown.logp_PxT - shown.behaviour_PxT, low, high) + jnp.log(discount)
+  gap = jnp.clip(shown.logp_PxT - shown.behavior_PxT, low, high) + jnp.log(discount)
   gap = jnp.where(shown.mask_PxT > 0, gap, 0.0)
   after = row_sum(gap, shown.mask_PxT) - jnp.cumsum(gap, axis=1)
   return jnp.clip(jnp.exp(after), least, most)

@@ -18,12 +18,12 @@ class Tokens(NamedTuple):
   """Log-probabilities and what is known of each token: no gradients, and 0 where the mask is 0.
 
   Three policies: `logp` of the one that learns, `old` of the one that the trust region is around,
-  `behaviour` of the one that sampled. Which policy `old` is, stage `proximal` says.
+  `behavior` of the one that sampled. Which policy `old` is, stage `proximal` says.
   """
 
   logp_BxT: jax.Array
   old_BxT: jax.Array
-  behaviour_BxT: jax.Array
+  behavior_BxT: jax.Array
   mask_BxT: jax.Array  # float, 1 for tokens that count
   advantage_BxT: jax.Array
   correct_B: jax.Array  # 1 where the answer was right, before any shaping
@@ -47,7 +47,7 @@ class Graded(NamedTuple):
   advantage_Bx1: jax.Array  # of the row
   mask_BxT: jax.Array  # float, 1 for real tokens, all-equal groups included
   group_B: jax.Array
-  values_BxT: jax.Array | None = None  # what a critic said before the batch was learnt
+  values_BxT: jax.Array | None = None  # what a critic said before the batch was learned
   process_BxT: jax.Array | None = None  # a companion's reward for each token
   # int32 from 0 up, which turn of its row a token is of; None: the row is one
   turn_BxT: jax.Array | None = None
@@ -148,7 +148,7 @@ def smallest_within(x_BxT: jax.Array, chosen_BxT: jax.Array, budget: float) -> j
   return chosen_BxT & (x_BxT < edge)
 
 
-def centred_product(tokens: Tokens) -> jax.Array:
+def centered_product(tokens: Tokens) -> jax.Array:
   """(A − Ā)(log π − mean log π), means over all tokens: a token's share of their covariance.
 
   Source: arXiv:2505.22617 (Clip-Cov, KL-Cov).

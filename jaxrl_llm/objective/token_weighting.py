@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.objective.token_inputs import (
   Tokens,
   batch_mean,
-  centred_product,
+  centered_product,
   group_sum,
   needs,
   row_mean,
@@ -54,7 +54,7 @@ def covariance_clip(
   The band leaves out what the trust region clips anyway. Where Clip-Cov draws ⌊share·n⌋ of its tokens at random and
   drops them, each loses here what it would lose on average. arXiv:2505.22617 (Clip-Cov).
   """
-  covariance = centred_product(tokens)
+  covariance = centered_product(tokens)
   band = (tokens.mask_BxT > 0) & (covariance > low) & (covariance < high) & ~tokens.clipped_BxT
   # A float32 product a little short of a whole number is one.
   dropped = jnp.maximum(jnp.floor(share * tokens.mask_BxT.sum() + 1e-4), 1)

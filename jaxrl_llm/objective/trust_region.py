@@ -146,7 +146,7 @@ def total_variation(
 
   So a token of small probability is never dropped. `delta` is ours. Source: arXiv:2602.04879 (DPPO).
   """
-  gap = jnp.exp(tokens.logp_BxT) - jnp.exp(tokens.behaviour_BxT)
+  gap = jnp.exp(tokens.logp_BxT) - jnp.exp(tokens.behavior_BxT)
   keep = ~ratio_bounds.beyond(gap > delta, gap < -delta, tokens.advantage_BxT)
   return ratio_bounds.detached(jnp.where(keep, jnp.minimum(exp(log_ratio_BxT), most), 0.0), tokens)
 
@@ -158,10 +158,10 @@ def binary_kl(
 
   `delta` is ours.
   """
-  p, q = jnp.exp(tokens.behaviour_BxT), jnp.exp(tokens.logp_BxT)
+  p, q = jnp.exp(tokens.behavior_BxT), jnp.exp(tokens.logp_BxT)
   gap, tiny = q - p, 1e-7
   rest = jnp.log(jnp.maximum(1 - p, tiny)) - jnp.log(jnp.maximum(1 - q, tiny))
-  divergence = p * (tokens.behaviour_BxT - tokens.logp_BxT) + (1 - p) * rest
+  divergence = p * (tokens.behavior_BxT - tokens.logp_BxT) + (1 - p) * rest
   far = divergence > delta
   keep = ~ratio_bounds.beyond(far & (gap > 0), far & (gap < 0), tokens.advantage_BxT)
   return ratio_bounds.detached(jnp.where(keep, jnp.minimum(exp(log_ratio_BxT), most), 0.0), tokens)
@@ -278,7 +278,7 @@ def gamma(
 def taper(
   log_ratio_BxT: jax.Array, tokens: Tokens, *, most: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-  """W = 1 where A > 0, min(r, most) where not: successes are learnt as if supervised.
+  """W = 1 where A > 0, min(r, most) where not: successes are learned as if supervised.
 
   The paper's r is that of whole rows (`ratio.fn=direct_product`), Trinity's and ROLL's of tokens (`direct`).
   Source: arXiv:2503.14286 (TOPR).
@@ -315,7 +315,7 @@ def confidence_clip(
 
 @needs('old')
 @requires('it bounds the ratio to what sampled', ratio=('direct',))
-@requires('its centre is the policy before the batch', old_policy=('auto', 'before'))
+@requires('its center is the policy before the batch', old_policy=('auto', 'before'))
 def shifted_clip(
   log_ratio_BxT: jax.Array, tokens: Tokens, *, low: float = 0.2, high: float = 0.2
 ) -> tuple[jax.Array, jax.Array]:
@@ -323,7 +323,7 @@ def shifted_clip(
 
   From third-party notes, no official code. Source: arXiv:2507.06892 (ReMix).
   """
-  rho = exp(tokens.old_BxT - tokens.behaviour_BxT)
+  rho = exp(tokens.old_BxT - tokens.behavior_BxT)
   return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, rho - low, rho + high)
 
 

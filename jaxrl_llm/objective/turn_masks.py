@@ -40,7 +40,7 @@ def multiplier(
   *,
   eps: float = 0.2,
 ) -> jax.Array:
-  """M ← clip(M·clip(e^{mean(log π_new − log π_before)}, 1±eps), 1±eps) after a turn was learnt; mean over its tokens.
+  """M ← clip(M·clip(e^{mean(log π_new − log π_before)}, 1±eps), 1±eps) after a turn was learned; mean over its tokens.
 
   Rows without the turn keep theirs. Source: arXiv:2602.06554 (SeeUPO).
   """

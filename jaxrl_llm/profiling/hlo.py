@@ -1,4 +1,4 @@
-"""An optimised XLA program as text, read into computations and instructions."""
+"""An optimized XLA program as text, read into computations and instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled decode loop copies and exchanges for every token, read from the optimised program."""
+"""What a compiled decode loop copies and exchanges for every token, read from the optimized program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which landed groups are learnt from, and when: a batch waits until it is full, what is too much for the next one.
+"""Which landed groups are learned from, and when: a batch waits until it is full, what is too much for the next one.
 
 Every public function here may be named in `config.replay.collect.fn`; it makes the rule of a `Collector`.
 """
@@ -19,9 +19,9 @@ from jaxrl_llm.types import Batch, Prompts, Rollout, UserError
 class Rule(NamedTuple):
   """What is done with a prompt's landed rows, n with a success mass k: of binary scores k were right."""
 
-  keeps: Callable[[bool], bool]  # whether they are learnt from, by whether their scores differ
+  keeps: Callable[[bool], bool]  # whether they are learned from, by whether their scores differ
   lacks: Callable[[float, int], int]  # (k, n) → rollouts that it is to get besides
-  patience: int  # calls after which a batch is learnt although it is not full
+  patience: int  # calls after which a batch is learned although it is not full
   max_age: int  # calls that a group may wait; older ones are dropped
   top_ups: int  # slots of a call that go to prompts that lack rollouts; 0: none lacks any
   most: int  # slots that one prompt may fill
@@ -50,7 +50,7 @@ class Collector:
     self.rule, self.P, self.G, self._compared = rule, prompts, rollouts, compared
     self.queue: list[Group] = []
     self.lacking: dict[int, Group] = {}  # prompt → its group
-    self.calls = 0  # since a batch was learnt
+    self.calls = 0  # since a batch was learned
 
   @property
   def held(self) -> np.ndarray:
@@ -70,7 +70,7 @@ class Collector:
       begun = len(group.batch.prompts.index_P)
       slots += [(index, begun + i) for i in range(count)]
       self.lacking[index] = group._replace(lacking=count, asked=True)
-    # What there was no room for is learnt as it is.
+    # What there was no room for is learned as it is.
     for index in [i for i, group in self.lacking.items() if not group.lacking]:
       self._queue(self.lacking.pop(index))
     index, part = np.array(slots, np.int32).reshape(-1, 2).T
@@ -108,7 +108,7 @@ class Collector:
   def take(self, empty: Batch, step: int) -> tuple[Batch, dict[str, float]]:
     """A full batch, or `empty` where there is none; the oldest go first, and what does not fit stays.
 
-    After `patience` calls without one, the batch is learnt with what there is. Source: arXiv:2503.14476 (DAPO;
+    After `patience` calls without one, the batch is learned with what there is. Source: arXiv:2503.14476 (DAPO;
     its rounds of sampling are calls of the program here, and its surplus is kept).
     """
     young = [group for group in self.queue if step - group.step <= self.rule.max_age]
@@ -128,7 +128,7 @@ class Collector:
       return empty, told | {'collect/queued': len(young)}
     if short:
       logging.warning(
-        'config.replay.collect.patience=%d calls gave %d of %d slots worth learning from; that batch is learnt short.',
+        'config.replay.collect.patience=%d calls gave %d of %d slots worth learning from; that batch is learned short.',
         self.rule.patience, self.P - room, self.P,
       )  # fmt: skip
     self.queue, self.calls = rest, 0
@@ -152,7 +152,7 @@ class Collector:
 
 
 def none() -> Rule | None:
-  """Every landed batch is learnt as it is. Source: none."""
+  """Every landed batch is learned as it is. Source: none."""
   return None
 
 

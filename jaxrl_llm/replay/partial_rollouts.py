@@ -1,4 +1,4 @@
-"""Groups that generation left unfinished: they take part in the next step, and are learnt from when whole."""
+"""Groups that generation left unfinished: they take part in the next step, and are learned from when whole."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Unfinished:
   def keep(self, prompts: Prompts, rollout: Rollout, step: int) -> tuple[np.ndarray, int]:
     """Holds the groups with an unfinished row; returns which are whole, [P] bool, and how many were dropped.
 
-    A group is dropped when it would enter step `step` + 1 older than `max_age`: nothing is learnt from
+    A group is dropped when it would enter step `step` + 1 older than `max_age`: nothing is learned from
     half a group, and its first tokens come from weights too old. Source: arXiv:2509.18521 (APRIL),
     the bound on age from C3PO++, arXiv:2510.18855 (abstract).
     """

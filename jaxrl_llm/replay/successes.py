@@ -1,4 +1,4 @@
-"""Right rollouts of earlier visits, learnt from again beside the fresh ones of their prompt.
+"""Right rollouts of earlier visits, learned from again beside the fresh ones of their prompt.
 
 Every public function here may be named in `config.replay.reuse.fn`; it makes what is kept, empty at first.
 """

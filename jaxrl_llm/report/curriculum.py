@@ -1,4 +1,4 @@
-"""What a run's curriculum has learnt: difficulty over time, how honest the posterior is, and which prompts teach."""
+"""What a run's curriculum has learned: difficulty over time, how honest the posterior is, and which prompts teach."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Report(NamedTuple):
 
 
 def make(folder: str, curriculum: Curriculum, rows: tuple[Row, ...], read: Rollouts) -> Report:
-  """What `curriculum` has learnt by now, beside what `read` holds of the rollouts in `folder`.
+  """What `curriculum` has learned by now, beside what `read` holds of the rollouts in `folder`.
 
   Raises UserError where there are no rollouts yet. Source: none.
   """

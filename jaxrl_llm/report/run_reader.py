@@ -14,7 +14,7 @@ from jaxrl_llm.report.device import device
 from jaxrl_llm.report.rollouts import Rollouts, lines
 from jaxrl_llm.types import UserError
 
-# Of the batch that was learnt.
+# Of the batch that was learned.
 _OF_UPDATES = (
   'actor/',
   'critic/advantages/',
@@ -33,7 +33,7 @@ def gather(folder: str, read: Rollouts | None = None) -> dict[str, Any]:
       f'--workdir={folder} is no run folder: it has no config.json; name one, or several with commas.'
     )
   read = read or Rollouts(folder).refresh()
-  rows = [learnt(row) for row in metrics_log.read(os.path.join(folder, 'metrics.jsonl'))]
+  rows = [learned(row) for row in metrics_log.read(os.path.join(folder, 'metrics.jsonl'))]
   config = _json(os.path.join(folder, 'config.json'), {})
   starts = _json(os.path.join(folder, 'environment.json'), [])
   told = alarm_history.verdicts(rows, config, _on_cpu(starts))
@@ -56,7 +56,7 @@ def gather(folder: str, read: Rollouts | None = None) -> dict[str, Any]:
   )
 
 
-def learnt(row: dict[str, Any]) -> dict[str, Any]:
+def learned(row: dict[str, Any]) -> dict[str, Any]:
   """The row without what an update says that had nothing to learn, as in the first step: zeros. Source: none."""
   if row.get('training/trained_tokens', 1):
     return row

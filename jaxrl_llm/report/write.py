@@ -1,4 +1,4 @@
-"""`--mode=report`: what runs have learnt, in the terminal and as report.html, from their folders alone."""
+"""`--mode=report`: what runs have learned, in the terminal and as report.html, from their folders alone."""
 
 from __future__ import annotations
 

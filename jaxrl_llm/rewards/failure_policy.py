@@ -19,8 +19,8 @@ class Failures:
 
   score: the reward is `value`, as a wrong answer's would be. drop: the rollout is as if it had not been generated.
   By default a time-out scores: what keeps a grader busy is the text, and a policy must not profit from it. A crash or
-  an error is dropped: it says something of the grader or the data row, and a right answer must not be unlearnt for it;
-  nothing is gained by one either, as a rollout without weight is not learnt from. What the grader skips is dropped,
+  an error is dropped: it says something of the grader or the data row, and a right answer must not be unlearned for it;
+  nothing is gained by one either, as a rollout without weight is not learned from. What the grader skips is dropped,
   and is no failure. Source: none.
   """
 

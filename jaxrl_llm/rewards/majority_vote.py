@@ -15,7 +15,7 @@ import numpy as np
 class Majority(NamedTuple):
   """Settings of a vote; `resolve_vote` fills in how an answer is found in a text."""
 
-  learn_from: int  # rollouts of each group that are learnt from, the first ones; 0 = all
+  learn_from: int  # rollouts of each group that are learned from, the first ones; 0 = all
   extract: Callable[[str], Hashable] | None = None
 
   def count(self, texts: Sequence[str | None], rollouts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ def none() -> None:
 def majority(*, learn_from: int = 0) -> Majority:
   """R = 1 where a rollout gives its group's most frequent answer, else 0; the row's answer serves the log alone.
 
-  `learn_from` n: all rollouts vote, the first n of each group are learnt from (32 of 64 in the official code), and
+  `learn_from` n: all rollouts vote, the first n of each group are learned from (32 of 64 in the official code), and
   the curriculum hears of these; 0 = all. Source: arXiv:2504.16084 (TTRL).
   """
   return Majority(learn_from)

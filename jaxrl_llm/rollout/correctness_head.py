@@ -71,14 +71,14 @@ def learn(
   bin_B = _bin(score(judge.params, feature_BxF))  # before the step: as they were judged
   grads = jax.tree.map(lambda g: g / total, jax.grad(loss)(judge.params))
   updates, opt_state = _optimizer(learning_rate).update(grads, judge.opt_state, judge.params)
-  learnt = Judge(
+  learned = Judge(
     optax.apply_updates(judge.params, updates),
     opt_state,
     _DECAY * judge.right_N + jnp.zeros(_BINS).at[bin_B].add(weight_B * right_B),
     _DECAY * judge.count_N + jnp.zeros(_BINS).at[bin_B].add(weight_B),
     judge.updates + 1,
   )
-  return jax.tree.map(lambda new, old: jnp.where(weight_B.sum() > 0, new, old), learnt, judge)
+  return jax.tree.map(lambda new, old: jnp.where(weight_B.sum() > 0, new, old), learned, judge)
 
 
 def _bin(score_B: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Ending a row before its end token or its cap: each function here looks at the rows' newest token and judges.
 
 Named in `config.rollout.early_exit.fn`. A row that exits is graded as it is, like one that its cap cut; one
-that is aborted is not learnt from. A rule sees a row's own record alone, so that slots and order change
+that is aborted is not learned from. A rule sees a row's own record alone, so that slots and order change
 nothing. The first look is at a row's second token. A rule's memory is part of the row (`Rollout.memory_BxM`): a row
 that is continued, by the second leg of pruning or in a later step, goes on with it.
 """

@@ -1,4 +1,4 @@
-"""Sampling more rollouts than are learnt from: after a few tokens each group keeps the ones worth finishing.
+"""Sampling more rollouts than are learned from: after a few tokens each group keeps the ones worth finishing.
 
 Named in `config.rollout.pruning.fn`. A function here returns a Prune: how many rollouts a prompt begins,
 after how many tokens they are judged, and with which probability each one survives. Exactly
@@ -28,7 +28,7 @@ class Prune(NamedTuple):
 
 
 def none() -> None:
-  """All rollouts that begin are finished and learnt from. Source: none."""
+  """All rollouts that begin are finished and learned from. Source: none."""
   return None
 
 

@@ -1,4 +1,4 @@
-"""Prompts that are told a part of a known answer: what they are given, how it is learnt, and what came of it."""
+"""Prompts that are told a part of a known answer: what they are given, how it is learned, and what came of it."""
 
 from __future__ import annotations
 

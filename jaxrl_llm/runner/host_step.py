@@ -34,7 +34,7 @@ class Parts(NamedTuple):
   allocate: Callable[
     ..., curriculum.allocation.Allocation
   ]  # (α, β, lengths, slots, G) → slots each
-  collect: replay.Collector | None  # None: every landed batch is learnt as it is
+  collect: replay.Collector | None  # None: every landed batch is learned as it is
   aid: hints.Aid | None  # None: prompts are never told of their answers
   vote: rewards.majority_vote.Majority | None  # None: the rows' own answers say what is right
   labels: curriculum.LabelCare | None  # None: labels are what they are
@@ -57,7 +57,7 @@ class Flight(NamedTuple):
   prompts: Prompts
   rollout: Rollout
   device: dict[str, Any]  # the program's own metrics
-  learnt: Batch | None = None  # what it learnt before it sampled; None after a restart
+  learned: Batch | None = None  # what it learned before it sampled; None after a restart
 
 
 class Landed(NamedTuple):
@@ -150,17 +150,17 @@ def land(parts: Parts, pool: rewards.Pool, flight: Flight) -> Landed:
   if parts.aid is not None:
     batch, of_hints = parts.aid.learn(batch, whole_P)
     row |= of_hints
-  learnt = parts.successes.join(batch, parts.config.seed, flight.index)
+  learned = parts.successes.join(batch, parts.config.seed, flight.index)
   parts.successes.keep(batch)
   if parts.collect is not None:
-    row |= parts.collect.add(learnt, flight.index)
-    learnt, numbers = parts.collect.take(steps.empty_batch(parts.program), flight.index)
+    row |= parts.collect.add(learned, flight.index)
+    learned, numbers = parts.collect.take(steps.empty_batch(parts.program), flight.index)
     row |= numbers
   if parts.successes.count:
-    row['replay/rows'] = int((learnt.rollout.length_B[learnt.replayed_B > 0] > 0).sum())
+    row['replay/rows'] = int((learned.rollout.length_B[learned.replayed_B > 0] > 0).sum())
     row['replay/prompts'] = len(parts.successes.held)
   # The device looks at rewards; success is the host's.
-  return Landed(learnt._replace(success_B=None), row, lines)
+  return Landed(learned._replace(success_B=None), row, lines)
 
 
 def packed(flight: Flight) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _grade(parts: Parts, pool: rewards.Pool, prompts: Prompts, rollout: Rollout)
   marks.shown = shown
   rollout = marks.grade(rollout, real, [rows[b] for b in real])
   rollout, cut = _cut(parts, marks, rows, rollout)
-  rollout, relabelled = _relabelled(parts, marks, prompts, rows, rollout)
+  rollout, relabeled = _relabeled(parts, marks, prompts, rows, rollout)
   counts, part_BxK = marks.metrics(real, rollout) | cut, marks.part_BxK
   real = np.flatnonzero(rollout.length_B)
   if len(parts.rewards) > 1 and len(real):
@@ -294,7 +294,7 @@ def _grade(parts: Parts, pool: rewards.Pool, prompts: Prompts, rollout: Rollout)
   batch = Batch(prompts, rollout, reward_B, right_B, demo, success_B=success_B)
   if parts.program.method.needs_parts:
     batch = batch._replace(parts_BxK=part_BxK)
-  return batch, rows, marks, counts | relabelled | voted
+  return batch, rows, marks, counts | relabeled | voted
 
 
 def _cut(parts: Parts, marks: _Marks, rows, rollout: Rollout):
@@ -313,7 +313,7 @@ def _cut(parts: Parts, marks: _Marks, rows, rollout: Rollout):
   return marks.grade(rollout, cut, [rows[b] for b in cut]), {'grade/truncated': len(cut)}
 
 
-def _relabelled(parts: Parts, marks: _Marks, prompts: Prompts, rows, rollout: Rollout):
+def _relabeled(parts: Parts, marks: _Marks, prompts: Prompts, rows, rollout: Rollout):
   """Rewards by what the label is taken for now; `rows` keep that of the data."""
   if parts.labels is None:
     return rollout, {}

@@ -13,7 +13,7 @@ from jaxrl_llm.types import REASONS, TRUNCATED, Batch
 
 
 def metrics(batch: Batch) -> dict[str, float]:
-  """Numbers of the rows that are learnt from. Source: none."""
+  """Numbers of the rows that are learned from. Source: none."""
   real_B = batch.rollout.length_B > 0
   if not real_B.any():
     return {'perf/rollouts': 0, 'response_length/sum': 0}
@@ -92,7 +92,7 @@ def choice(proposal: Any, visits, asked, busy) -> dict[str, Any]:
 def rows_of(
   rows, marks: Any, batch: Batch, index: int, numbers: dict[int, dict] | None = None
 ) -> list[dict]:
-  """What was learnt from, and what could not be graded, with how that ended; `numbers` by row are told with it.
+  """What was learned from, and what could not be graded, with how that ended; `numbers` by row are told with it.
 
   Source: none.
   """

@@ -129,9 +129,9 @@ class Journal:
     """Where the batch of a skipped update lies, for the message."""
     if alarm.name != 'non_finite':
       return ''
-    if flight.learnt is None:
+    if flight.learned is None:
       return ' The batch went with the process that this run continues.'
-    told = log_records.exhibit(self._parts, flight.learnt)
+    told = log_records.exhibit(self._parts, flight.learned)
     path = self._folder.write_non_finite(flight.index, *told)
     return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 

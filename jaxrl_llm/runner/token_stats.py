@@ -24,7 +24,7 @@ class Ledger:
 
   The coefficient is the one at which the update begins: that of the policy that sampled, where every ratio is 1.
   What depends on another model's or the update's own passes is left out, and so is everything where batches wait or
-  replayed rows join them, since what is learnt then is another batch.
+  replayed rows join them, since what is learned then is another batch.
   """
 
   def __init__(self, program: Program, config: Any, backend: Any):
@@ -130,7 +130,7 @@ def counted(program: Program, batch: Batch, coefficients: bool) -> dict[str, jax
       target = target._replace(age_BxT=zero_BxT, moved_BxT=zero_BxT)
     made = dict(advantage=target.advantage_BxT)
     if coefficients:
-      made['coefficient'] = objective.coefficients(program.method, target, target.behaviour_BxT)[0]
+      made['coefficient'] = objective.coefficients(program.method, target, target.behavior_BxT)[0]
     return made
 
   def joined(x):  # [U, B / U, T] → [B, T]

@@ -278,7 +278,7 @@ def _check_batch(c: ml_collections.ConfigDict) -> None:
     )
   replayed = c.replay.reuse.get(
     'count', 0
-  )  # these rows are learnt, too; what is no number is for `pick`
+  )  # these rows are learned, too; what is no number is for `pick`
   group = c.rollouts + (replayed if isinstance(replayed, int) else 0)
   rows, slice_rows = c.prompts * group // c.learner.minibatches, c.learner.microbatch_rollouts
   if slice_rows and (

@@ -6,7 +6,7 @@ python -m tests.bench.curriculum --replay RUN_FOLDER
 Every rule gets the same number of rollouts, the same worlds and the same seeds; differences to `uniform` are
 paired, with 95 % intervals of Student's t over seeds. lib/worlds.py says what is simulated, and what that is not;
 lib/selection_rules.py says which rules there are. A replayed log (without feedback) shows how well rates are predicted
-and how many groups are mixed, not what would have been learnt.
+and how many groups are mixed, not what would have been learned.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Meter:
     self.static += SECONDS_PER_TOKEN * (tokens_R.max() + worlds.FIXED_TOKENS)
     self.refilled += SECONDS_PER_TOKEN * (tokens_R.mean() + worlds.FIXED_TOKENS)
 
-  def learnt(self) -> None:
+  def learned(self) -> None:
     """After an update: is the target reached?"""
     if self.to_target is None and self.world.held_out() >= self.world.target:
       self.to_target, self.at_target = self.rollouts / 1e3, (self.static, self.refilled)
@@ -122,7 +122,7 @@ def run(world, rule: str, seed: int) -> dict[str, float]:
   random = np.random.default_rng((seed, 1))
   kind, settings = selection_rules.RULES[rule]
   selector, meter = kind(world, seed, **settings), Meter(world)
-  waiting: deque = deque()  # sampled, and neither told nor learnt
+  waiting: deque = deque()  # sampled, and neither told nor learned
   step, looked = 0, 0
   while meter.rollouts < world.rollouts:
     calls, outside = [], 0.0
@@ -151,7 +151,7 @@ def run(world, rule: str, seed: int) -> dict[str, float]:
       selector.observe(*_together(calls))
       meter.host += time.perf_counter() - began
       world.learn(*batch, meter.rollouts / world.rollouts, random)
-      meter.learnt()
+      meter.learned()
     step += 1
   return meter.result(step)
 

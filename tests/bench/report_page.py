@@ -1,4 +1,4 @@
-"""report.html of 100,000 made-up rollouts in a browser: how long it takes to open, filter, open, colour, diff, axe.
+"""report.html of 100,000 made-up rollouts in a browser: how long it takes to open, filter, open, color, diff, axe.
 
     apt-get install chromium; npm install --prefix DIR puppeteer-core axe-core
     python -m tests.bench.report_page --out pictures --node DIR/node_modules [--rollouts 100000] [--runs 1] [--smoke]

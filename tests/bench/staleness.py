@@ -4,7 +4,7 @@ python -m tests.bench.staleness --out=runs/staleness [--methods ppo_clip,m2po] [
   [--seeds 0] [--learning_rate 2e-4] [--smoke]
 The tiny job's model after its warm start; 128 updates of 32 prompts × 8 rollouts, each on rollouts sampled so many
 updates before. A line of JSON a run: held-out accuracy before and after, the best and the last reward of the policy
-that samples, entropy, and how far behaviour and policy are apart. Finished runs are not repeated.
+that samples, entropy, and how far behavior and policy are apart. Finished runs are not repeated.
 """
 
 from __future__ import annotations

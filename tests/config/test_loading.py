@@ -95,7 +95,9 @@ def test_a_part_with_fn_replaces_the_default_whole(tmp_path):
 
 
 def test_a_part_without_fn_changes_settings_of_the_default_function(tmp_path):
-  config = configs.load(write(tmp_path, 'dict(objective=dict(trust_region=dict(high=0.3, delta=3)))'))
+  config = configs.load(
+    write(tmp_path, 'dict(objective=dict(trust_region=dict(high=0.3, delta=3)))')
+  )
   assert config.objective.trust_region.to_dict() == dict(fn='clip', low=0.2, high=0.3, delta=3)
 
 
@@ -128,7 +130,10 @@ def test_a_file_changed_within_a_second_is_read_again(tmp_path):
       'dict(objective=dict(trust_region=dict(fn="clip", high="0.3")))',
       "config.objective.trust_region.high='0.3' must be of type float",
     ),
-    ('dict(objective=dict(trust_region=dict(fn=None)))', 'config.objective.trust_region.fn is missing'),
+    (
+      'dict(objective=dict(trust_region=dict(fn=None)))',
+      'config.objective.trust_region.fn is missing',
+    ),
     (
       'dict(objective=dict(trust_region=dict(fn="x", a=None)))',
       'config.objective.trust_region.a is missing',
@@ -228,7 +233,7 @@ def test_overrides_lie_over_the_file(tmp_path):
   [
     ('temprature=1', 'config.temprature is unknown; did you mean temperature.'),
     ('optimizer.learning_rte=1', 'learning_rte is unknown; did you mean learning_rate.'),
-    ('optimiser.eps=1', 'config.optimiser is unknown; did you mean optimizer.'),
+    ('optimizer.eps=1', 'config.optimizer is unknown; did you mean optimizer.'),
     ('zzz=1', 'zzz is unknown; valid: attention, checkpoint, '),
     ('steps', '--config.steps has no value; write --config.steps=VALUE.'),
     ('steps=many', "config.steps='many' must be of type int"),
@@ -277,7 +282,10 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
       ['prompts=4', 'learner.microbatch_rollouts=12'],
       'config.learner.microbatch_rollouts=12 must divide the 32',
     ),
-    (['prompts=3', 'learner.microbatch_rollouts=12'], 'a multiple or a divisor of config.rollouts=8'),
+    (
+      ['prompts=3', 'learner.microbatch_rollouts=12'],
+      'a multiple or a divisor of config.rollouts=8',
+    ),
     (['learner.microbatch_rollouts=3'], 'a multiple or a divisor of config.rollouts=8'),
     (['mesh.tensor=0'], 'config.mesh.tensor=0 must be at least 1, or -1'),
     (['mesh.data=-1'], 'config.mesh.data and config.mesh.fsdp are both -1'),
@@ -296,7 +304,11 @@ def test_values_out_of_range_are_told(overrides, text):
     ['prompts=4', 'learner.microbatch_rollouts=4'],
     ['prompts=4', 'learner.microbatch_rollouts=16', 'learner.minibatches=2'],
     ['curriculum.kind_decay=1.0', 'optimizer.b1=0.0', 'evaluation.samples=0'],
-    ['prompts=0', 'learner.minibatches=3', 'learner.microbatch_rollouts=16'],  # prompts: chosen by `sized`
+    [
+      'prompts=0',
+      'learner.minibatches=3',
+      'learner.microbatch_rollouts=16',
+    ],  # prompts: chosen by `sized`
     ['mesh.fsdp=1', 'mesh.tensor=-1'],
   ],
 )

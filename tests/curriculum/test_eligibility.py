@@ -67,7 +67,7 @@ def test_the_two_probabilities_follow_what_is_seen(k, easy, hard):
   made = eligibility.streaks(FACTS._replace(size=20))
   seen = told(np.arange(len(k)), k, first=False)
   assert both(made.learn(made.state, seen)) == pytest.approx([easy, hard], abs=1e-12)
-  # In the first epoch nothing can be skipped yet, and nothing is learnt from that.
+  # In the first epoch nothing can be skipped yet, and nothing is learned from that.
   first = seen._replace(first_V=np.ones(len(k), bool))
   assert both(made.learn(made.state, first)) == [0.5, 0.5]
 

@@ -136,10 +136,10 @@ def simulate(seed: int, min_slope: float, N: int = 400, visits: int = 10, G: int
   return hits / len(found), hits / wrong_N.sum(), care, given
 
 
-def test_the_list_is_precise_and_finds_those_that_are_learnt_fast_enough():
+def test_the_list_is_precise_and_finds_those_that_are_learned_fast_enough():
   published = np.array([simulate(seed, 0.05)[:2] for seed in range(3)])
   lenient = np.array([simulate(seed, 0.02)[:2] for seed in range(3)])
-  # 0.05 a visit is 0.45 in ten: few are learnt that fast, and those good from the start have no slope.
+  # 0.05 a visit is 0.45 in ten: few are learned that fast, and those good from the start have no slope.
   assert published[:, 0].min() > 0.9 and published[:, 1].min() > 0.15
   assert lenient[:, 0].min() > 0.9 and lenient[:, 1].min() > 0.45
 

@@ -125,7 +125,7 @@ def test_anchors_that_are_none_are_user_errors(values, text):
     (dict(fn='kernel', every=0), r'share\.every=0 must be a whole'),
     (dict(fn='kernel', temperature=0.0), r'share\.temperature=0.0 must be'),
     (dict(fn='kernel', strength=0.0), r'share\.strength=0.0 must be'),
-    (dict(fn='kernel', feature='colour'), r"share\.feature='colour' is no field"),
+    (dict(fn='kernel', feature='color'), r"share\.feature='color' is no field"),
   ],
 )
 def test_bad_settings_are_user_errors(share, text):

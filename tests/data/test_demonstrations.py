@@ -49,7 +49,7 @@ def test_a_demonstration_is_the_solution_or_response_else_the_answer_cut_at_the_
     [4, 0, 0, 0, 0],
     [4, 0, 0, 0, 0],
     [0, 0, 0, 0, 0],
-    [4, 5, 6, 7, 8],  # its end is beyond the cap, and is not learnt
+    [4, 5, 6, 7, 8],  # its end is beyond the cap, and is not learned
   ]
   assert (demo.logp_BxT == 0).all() and (demo.weight_B == 1).all()
   answers = data.answer_tokens([row('12')], TOKENIZER, 5)

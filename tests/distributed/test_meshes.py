@@ -129,7 +129,7 @@ def test_rows_that_the_axis_of_experts_does_not_divide_are_worked_on_by_all_of_i
   np.testing.assert_allclose(many, jax.jit(functools.partial(forward, p))(params), atol=1e-4)
 
 
-def test_tokens_of_a_row_are_cut_over_context_while_it_is_learnt():
+def test_tokens_of_a_row_are_cut_over_context_while_it_is_learned():
   """The widest arrays of a layer, [rows, tokens, 48], on two devices: half the tokens of all rows, never all."""
   p = program('dense', False, context=2)
   given = steps.abstract_state(p), steps.empty_batch(p)

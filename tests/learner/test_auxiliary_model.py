@@ -69,7 +69,7 @@ def batch():
 
 
 @functools.lru_cache
-def learnt(name, devices=1, rows=0, count=2):
+def learned(name, devices=1, rows=0, count=2):
   """The state and the metrics after `count` updates on one batch."""
   p, update = compiled(name, devices, rows)
   state, told = steps.init_state(p, decoder.init(MODEL, 0)), []
@@ -92,7 +92,7 @@ def moved(one, other):
 @pytest.mark.parametrize('name', ['ppo', 'prime', 'oprl'])
 def test_two_steps_of_each_config_move_both_models_and_leave_the_reference(name):
   first = decoder.init(MODEL, 0)
-  state, told = learnt(name)
+  state, told = learned(name)
   assert int(state.step) == 2 and all(np.isfinite(v) for m in told for v in m.values())
   assert (
     moved(state.params, first) > 1e-5 and moved(state.companion.params['decoder'], first) > 1e-3
@@ -106,8 +106,8 @@ def test_two_steps_of_each_config_move_both_models_and_leave_the_reference(name)
 
 
 def test_a_critic_says_0_at_first_and_then_learns_what_comes():
-  """Its values are of before the batch is learnt, so the first advantages are whitened rewards."""
-  state, told = learnt('ppo', count=80)
+  """Its values are of before the batch is learned, so the first advantages are whitened rewards."""
+  state, told = learned('ppo', count=80)
   reward = np.repeat(batch().reward_B, batch().rollout.length_B)
   z = (reward - reward.mean()) / reward.std(ddof=1)
   assert told[0]['critic/values/mean'] == 0 and abs(told[0]['critic/vf_explained_var']) < 1e-3
@@ -123,7 +123,7 @@ def test_a_critic_says_0_at_first_and_then_learns_what_comes():
 @pytest.mark.parametrize('name', ['ppo', 'oprl'])
 def test_an_empty_batch_leaves_both_models_alone(name):
   p, update = compiled(name)
-  before = jax.device_get(learnt(name)[0])
+  before = jax.device_get(learned(name)[0])
   placed = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), before, steps.abstract_state(p))
   after, metrics = update(placed, steps.empty_batch(p))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(after), before)
@@ -133,7 +133,7 @@ def test_an_empty_batch_leaves_both_models_alone(name):
 @pytest.mark.parametrize('name, rows', [('ppo', 2), ('oprl', 2), ('oprl', 8)])
 def test_slices_of_any_size_teach_the_same(name, rows):
   """oprl compares rows of a group: at 2 they lie in two slices, at 8 a slice interleaves the groups."""
-  (whole, told), (cut, told_cut) = learnt(name), learnt(name, rows=rows)
+  (whole, told), (cut, told_cut) = learned(name), learned(name, rows=rows)
   for key, value in told[0].items():
     np.testing.assert_allclose(told_cut[0][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
   jax.tree.map(
@@ -144,7 +144,7 @@ def test_slices_of_any_size_teach_the_same(name, rows):
 
 
 def test_one_device_and_eight_teach_the_same_critic():
-  (one, told), (many, told8) = learnt('ppo'), learnt('ppo', devices=8)
+  (one, told), (many, told8) = learned('ppo'), learned('ppo', devices=8)
   for key, value in told[0].items():
     np.testing.assert_allclose(told8[0][key], value, rtol=1e-4, atol=1e-4, err_msg=key)
   jax.tree.map(
@@ -162,7 +162,7 @@ def test_a_companion_lies_on_the_mesh_as_the_policy_does():
 
 
 def test_a_checkpoint_holds_the_companion(tmp_path):
-  state, p = learnt('ppo')[0], program('ppo')
+  state, p = learned('ppo')[0], program('ppo')
   assert moved(state.companion.opt_state, jax.tree.map(jnp.zeros_like, state.companion.opt_state))
   checkpoint.save(str(tmp_path), 2, state, {}, keep=1)
   again, _ = checkpoint.restore(str(tmp_path), 2, steps.abstract_state(p))

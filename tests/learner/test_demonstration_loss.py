@@ -222,7 +222,7 @@ RUN = dict(
 
 
 def test_stopped_and_resumed_it_is_the_uninterrupted_run(tmp_path):
-  """The batch still to be learnt is in the checkpoint with its demonstrations, and the teacher is not."""
+  """The batch still to be learned is in the checkpoint with its demonstrations, and the teacher is not."""
 
   def run(folder, count):
     c = configs.load(tiny_job.config_file(tmp_path, **RUN | dict(steps=count)))

@@ -51,7 +51,7 @@ def logits(params, **keywords):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_an_adapter_that_has_learnt_nothing_changes_not_one_bit(dtype):
+def test_an_adapter_that_has_learned_nothing_changes_not_one_bit(dtype):
   base = decoder.init(MODEL, 0)
   adapter = lora.init(adapted().lora, base, 0)
   want = logits(base, dtype=dtype)

@@ -177,7 +177,7 @@ def fast():
 @pytest.mark.parametrize(
   'how', [{}, dict(learner=dict(minibatches=2)), fast()], ids=['one', 'minibatches', 'fast']
 )
-def test_replayed_rows_are_learnt_beside_sampled_ones_as_if_sampled_now(how):
+def test_replayed_rows_are_learned_beside_sampled_ones_as_if_sampled_now(how):
   """Two sampled and two marked rows a group, nothing known of how these came about: the update of four sampled."""
   params = decoder.init(MODEL, 0)
   batch = graded(program(), params)
@@ -230,7 +230,7 @@ def in_halves(batch, order):
 
 
 @pytest.mark.parametrize('mesh', [None, dict(data=2, fsdp=2, tensor=2)])
-def test_a_prompt_in_two_slots_is_learnt_as_in_one(mesh):
+def test_a_prompt_in_two_slots_is_learned_as_in_one(mesh):
   params = decoder.init(MODEL, 0)
   c = config().objective
   c.aggregate, c.zero_variance = dict(fn='prompt_mean'), dict(fn='mask')

@@ -282,7 +282,7 @@ def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
 
 
 def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
-  """Of the surrogate's own value: log σ is learnt through log π, with the coefficients held."""
+  """Of the surrogate's own value: log σ is learned through log π, with the coefficients held."""
   p = program(objective=noisy(0.1, ratio=dict(fn='direct'), trust_region=PLAIN))
   params, key = decoder.init(MODEL, 0), jax.random.key(3)
   target = objective.targets(p.method, batch, G)

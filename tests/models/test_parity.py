@@ -184,7 +184,7 @@ def smollm2_reference(model):
 
 
 def test_smollm2_from_gguf_gives_the_logits_of_transformers(smollm2):
-  """The dequantised weights given to both; that the dequantising is right shows in what it says.
+  """The dequantized weights given to both; that the dequantizing is right shows in what it says.
 
   Both in float64, for with logits up to 38 a float32's rounding hangs on the processor: transformers' own was seen 9e-5
   from that, ours 9e-5 and, without AVX-512, 1.7e-4.

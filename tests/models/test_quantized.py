@@ -27,11 +27,11 @@ KERNEL = np.random.default_rng(0).normal(size=(3, 20, 6)) * 10.0 ** np.arange(-3
 
 
 def plain(kernel):
-  """The kernel that a quantised one stands for."""
+  """The kernel that a quantized one stands for."""
   return kernel.data.astype(jnp.float32) * kernel.scale[..., None, :]
 
 
-def dequantised(params):
+def dequantized(params):
   whole = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
   return jax.tree.map(lambda x: plain(x) if whole(x) else x, params, is_leaf=whole)
 
@@ -91,7 +91,7 @@ def test_a_layer_is_the_product_with_what_the_kernel_stands_for(dtype, compute, 
 def test_a_model_is_that_of_the_kernels_that_its_own_stand_for(name, dtype):
   model, params = MODELS[name], decoder.init(MODELS[name], 0)
   rounded = quantized.stored(params, dtype, 'float32')
-  got, want, before = (forward(model, p) for p in (rounded, dequantised(rounded), params))
+  got, want, before = (forward(model, p) for p in (rounded, dequantized(rounded), params))
   np.testing.assert_allclose(got, want, atol=1e-5)
   assert np.abs(want - before).max() > 1e-3
 
@@ -160,7 +160,7 @@ def loss(model, params, remat=False):
     ('mixture', 'float8_e4m3fn', True),
   ],
 )
-def test_what_is_learnt_straight_through_is_the_rounded_model(name, dtype, remat):
+def test_what_is_learned_straight_through_is_the_rounded_model(name, dtype, remat):
   """Value and gradient in the float32 kernels are those of the model of the rounded kernels; and, along one
   direction, what moving those changes."""
   model, params = MODELS[name], decoder.init(MODELS[name], 0)
@@ -171,7 +171,7 @@ def test_what_is_learnt_straight_through_is_the_rounded_model(name, dtype, remat
   rounded = quantized.stored(params, dtype, 'float32')
   got, grads = jax.jit(jax.value_and_grad(through))(params)
   plainly = jax.jit(jax.value_and_grad(lambda p: loss(model, p)))
-  want, wanted = plainly(dequantised(rounded))
+  want, wanted = plainly(dequantized(rounded))
   np.testing.assert_allclose(got, loss(model, rounded), rtol=1e-5)
   np.testing.assert_allclose(got, want, rtol=1e-5)
   assert abs(float(plainly(params)[0] - want)) > 1e-3
@@ -182,7 +182,7 @@ def test_what_is_learnt_straight_through_is_the_rounded_model(name, dtype, remat
     np.testing.assert_allclose(own, leaf, atol=2e-5, rtol=1e-3, err_msg=sharding.name_of(path))
   moves = jax.tree.map(lambda x: x / jnp.linalg.norm(x.reshape(-1)), wanted)
   moved = lambda h: float(  # noqa: E731
-    plainly(jax.tree.map(lambda x, d: x + h * d, dequantised(rounded), moves))[0]
+    plainly(jax.tree.map(lambda x, d: x + h * d, dequantized(rounded), moves))[0]
   )
   slope = sum(
     float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (grads, moves)), strict=True)
@@ -200,7 +200,7 @@ def test_scales_stay_in_float32_where_layers_are_stacked():
   assert stacked['experts']['router']['kernel'].dtype == jnp.bfloat16
 
 
-def test_bfloat16_kernels_are_learnt_as_read():
+def test_bfloat16_kernels_are_learned_as_read():
   params = decoder.init(DENSE, 0)
   got = quantized.straight_through(params, 'bfloat16', 'float32')
   want = quantized.stored(params, 'bfloat16', 'float32')

@@ -369,7 +369,7 @@ def test_the_batch_of_a_skipped_update_is_kept_and_the_run_ends_after_some(tmp_p
   with np.load(f'{path}.npz') as arrays:
     length_B, reward_B = arrays['rollout.length_B'], arrays['reward_B']
   words = [json.loads(line) for line in open(f'{path}.jsonl')]
-  # What call `step` learnt was sampled, and graded, in the one before.
+  # What call `step` learned was sampled, and graded, in the one before.
   with open(run / f'rollouts/step_{step - 1:06d}.jsonl') as file:
     before = [json.loads(line) for line in file]
   assert [(x['input'], x['output'], x['score']) for x in words] == [

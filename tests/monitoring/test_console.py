@@ -81,7 +81,7 @@ def test_in_a_pipe_a_step_is_one_short_line():
   assert '\x1b' not in ''.join(lines)
 
 
-def test_a_step_that_learnt_nothing_tells_nothing_of_its_update():
+def test_a_step_that_learned_nothing_tells_nothing_of_its_update():
   told = lambda **more: show(lambda screen: screen.step(row(0, **more)))  # noqa: E731
   assert 'entropy 1.88' in told(**{'training/trained_tokens': 8.0})
   idle = told(**{'training/trained_tokens': 0.0})
@@ -312,7 +312,7 @@ FIGURES = (
 
 
 def drawn(out: Rich) -> list[str]:
-  """The lines without colours and without what moves the cursor."""
+  """The lines without colors and without what moves the cursor."""
   return re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', out.file.text()).replace('\r', '\n').splitlines()
 
 
@@ -397,7 +397,7 @@ def test_a_terminal_that_cannot_draw_gets_lines():
   assert len([x for x in lines if ' s  step ' in x]) == 75 and '\x1b[1A' not in out.file.text()
 
 
-def test_without_colours_there_are_none():
+def test_without_colors_there_are_none():
   out = sized(80, no_color=True)
   with console.Console(75, out) as screen:
     everything(screen)
@@ -417,7 +417,7 @@ def test_ascii_terminals_get_no_other_letter_however_narrow(width):
 
 
 @pytest.mark.parametrize('jupyter, terminal', [(True, False), (True, True), (False, False)])
-def test_notebooks_and_logs_with_forced_colours_get_text(monkeypatch, jupyter, terminal):
+def test_notebooks_and_logs_with_forced_colors_get_text(monkeypatch, jupyter, terminal):
   stdout = Pipe(terminal=terminal)
   monkeypatch.setenv('FORCE_COLOR', '1')  # as IPython's kernel sets it
   monkeypatch.setattr('rich.console._is_jupyter', lambda: jupyter)

@@ -52,7 +52,7 @@ def tensors() -> dict[str, list]:
   return dict(
     logp=logp.tolist(),
     old=old.tolist(),
-    behaviour=(old + 0.2 * r.normal(size=(B, T))).tolist(),
+    behavior=(old + 0.2 * r.normal(size=(B, T))).tolist(),
     reference=(logp + 0.4 * r.normal(size=(B, T))).tolist(),
     entropy=r.uniform(0, 2, (B, T)).tolist(),
     length=r.integers(1, T + 1, B).tolist(),
@@ -60,9 +60,9 @@ def tensors() -> dict[str, list]:
   )
 
 
-def engine_ratio(case, old, behaviour, mask):
+def engine_ratio(case, old, behavior, mask):
   """TRL's rule for the ratio of trainer to engine."""
-  gap = (old - behaviour) * mask
+  gap = (old - behavior) * mask
   if case['mode'].startswith('sequence'):
     gap = gap.sum(-1, keepdim=True)
   ratio = gap.exp()
@@ -139,7 +139,7 @@ def run(case, data):
   )
   if 'mode' in case:
     inputs['importance_sampling_ratio'] = engine_ratio(
-      case, tensor['old'], tensor['behaviour'], mask
+      case, tensor['old'], tensor['behavior'], mask
     )
   kind = GMPOTrainer if case.get('trainer') == 'gmpo' else GRPOTrainer
   loss = kind._compute_loss(stand_in(case, logp, tensor['entropy']), None, inputs)

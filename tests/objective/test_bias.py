@@ -23,7 +23,7 @@ PREFIX = np.stack(
   [np.zeros(8, int), 1 + ANSWERS[:, 0], 3 + 2 * ANSWERS[:, 0] + ANSWERS[:, 1]], axis=1
 )
 _R = np.random.default_rng(3)
-THETA, BEHAVIOUR, REFERENCE = _R.normal(size=(3, 7))
+THETA, BEHAVIOR, REFERENCE = _R.normal(size=(3, 7))
 REWARD = _R.uniform(0, 1, 8)
 
 
@@ -106,12 +106,12 @@ def test_on_policy_the_gradient_is_exact(choices):
   ],
 )
 def test_off_policy_the_product_of_ratios_is_exact(choices):
-  np.testing.assert_allclose(expected(BEHAVIOUR, **RAW, **choices), truth(), atol=1e-10)
+  np.testing.assert_allclose(expected(BEHAVIOR, **RAW, **choices), truth(), atol=1e-10)
 
 
 def test_rows_weighted_by_how_they_were_drawn_are_exact():
-  importance = np.asarray(chance(THETA) / chance(BEHAVIOUR))
-  got = expected(BEHAVIOUR, **RAW, ratio='one', importance=importance)
+  importance = np.asarray(chance(THETA) / chance(BEHAVIOR))
+  got = expected(BEHAVIOR, **RAW, ratio='one', importance=importance)
   np.testing.assert_allclose(got, truth(), atol=1e-10)
 
 
@@ -129,12 +129,12 @@ def test_rows_weighted_by_how_they_were_drawn_are_exact():
   ],
 )
 def test_off_policy_everything_else_is_biased(choices):
-  assert np.abs(expected(BEHAVIOUR, **RAW, **choices) - truth()).max() > 1e-2
+  assert np.abs(expected(BEHAVIOR, **RAW, **choices) - truth()).max() > 1e-2
 
 
 def test_the_last_token_needs_no_other_correction_than_its_prefix():
   """Token ratios leave the prefix's distribution to the sampler: exact where only the last token moved."""
-  moved = np.where(np.arange(7) < 3, THETA, BEHAVIOUR)
+  moved = np.where(np.arange(7) < 3, THETA, BEHAVIOR)
   got = expected(moved, **RAW, ratio='token')
   np.testing.assert_allclose(got[3:], truth()[3:], atol=1e-12)
   assert np.abs(got[:3] - truth()[:3]).max() > 1e-3
@@ -148,7 +148,7 @@ def test_leave_one_out_is_exact_and_the_group_mean_too_small():
 
 
 def test_a_shifted_baseline_is_unbiased_on_policy_and_pulls_to_its_own_samples_off_policy():
-  for sampler, changes in ((THETA, False), (BEHAVIOUR, True)):
+  for sampler, changes in ((THETA, False), (BEHAVIOR, True)):
     plain = expected(sampler, group=2, advantage='group_centered', ratio='one')
     shifted = expected(sampler, group=2, advantage=dict(fn='shifted', shift=-0.1), ratio='one')
     own = jax.grad(lambda t: 0.1 * (chance(sampler) * logp(t).sum(1)).sum())(jnp.asarray(THETA))  # noqa: B023
@@ -159,34 +159,34 @@ def test_a_shifted_baseline_is_unbiased_on_policy_and_pulls_to_its_own_samples_o
 @pytest.mark.parametrize('most', [0.5, 1.0, 2.0])
 def test_truncation_shrinks_the_gradient_of_what_it_truncates_by_the_predicted_factor(most):
   """One rewarded answer: the direction stays, the length is min(1, C/ρ)."""
-  rho = np.asarray(chance(THETA) / chance(BEHAVIOUR))
+  rho = np.asarray(chance(THETA) / chance(BEHAVIOR))
   for answer in range(8):
     reward = np.eye(8)[answer]
     choices = dict(ratio='one', importance_correction=dict(fn='sequence_truncate', high=most))
-    got = expected(BEHAVIOUR, reward, **RAW, **choices)
+    got = expected(BEHAVIOR, reward, **RAW, **choices)
     np.testing.assert_allclose(got, min(1, most / rho[answer]) * truth(reward), atol=1e-10)
 
 
 def test_clipping_removes_gains_and_keeps_losses():
   """What is already likelier than 1+ε: no pull up (the bias is downwards), the whole pull down."""
-  ratio = np.asarray(chance(THETA) / chance(BEHAVIOUR))
+  ratio = np.asarray(chance(THETA) / chance(BEHAVIOR))
   choices = dict(ratio='direct_product', trust_region='clip')
   assert (ratio > 1.2).any() and (ratio < 0.8).any()
   for answer in range(8):
     for sign in (1.0, -1.0):
       reward = sign * np.eye(8)[answer]
-      got = expected(BEHAVIOUR, reward, **RAW, **choices)
+      got = expected(BEHAVIOR, reward, **RAW, **choices)
       clipped = (sign > 0 and ratio[answer] > 1.2) or (sign < 0 and ratio[answer] < 0.8)
       np.testing.assert_allclose(got, (0.0 if clipped else 1.0) * truth(reward), atol=1e-10)
 
 
 def test_tapering_overrates_successes_that_became_unlikely_and_underrates_likely_failures():
-  ratio = np.asarray(chance(THETA) / chance(BEHAVIOUR))
+  ratio = np.asarray(chance(THETA) / chance(BEHAVIOR))
   choices = dict(ratio='direct_product', trust_region='taper')
   for answer in range(8):
-    up = expected(BEHAVIOUR, np.eye(8)[answer], **RAW, **choices)
+    up = expected(BEHAVIOR, np.eye(8)[answer], **RAW, **choices)
     np.testing.assert_allclose(up, truth(np.eye(8)[answer]) / ratio[answer], atol=1e-10)
-    down = expected(BEHAVIOUR, -np.eye(8)[answer], **RAW, **choices)
+    down = expected(BEHAVIOR, -np.eye(8)[answer], **RAW, **choices)
     want = truth(-np.eye(8)[answer]) * min(1, 1 / ratio[answer])
     np.testing.assert_allclose(down, want, atol=1e-10)
 
@@ -228,6 +228,6 @@ def test_on_policy_k1_as_a_loss_has_no_gradient():
 
 @pytest.mark.parametrize('name', ['k1', 'k2', 'k3', 'k3_straight', 'ratio_k1', 'ratio_k3'])
 def test_off_policy_only_the_corrected_kls_keep_their_gradient(name):
-  got = expected(BEHAVIOUR, ZERO, **RAW, kl=dict(fn=name, coef=1.0))
-  gap = np.abs(got + divergence(BEHAVIOUR)).max()
+  got = expected(BEHAVIOR, ZERO, **RAW, kl=dict(fn=name, coef=1.0))
+  gap = np.abs(got + divergence(BEHAVIOR)).max()
   assert gap < 1e-12 if name.startswith('ratio') else gap > 1e-2

@@ -42,7 +42,7 @@ def taught(seed=0):
 @pytest.mark.parametrize('scale', [1.0, 1.25])
 def test_coefficients_are_the_gradient_of_the_written_loss(scale):
   d = taught()
-  weight = np.minimum(np.exp(d.old - d.behaviour), 1.1)
+  weight = np.minimum(np.exp(d.old - d.behavior), 1.1)
   a = scale * (d.teacher - d.reference) - (d.old - d.reference)
   want = jax.grad(lambda x: -(tok(d) * weight * a * x).sum())(jnp.asarray(d.x))
   c = coefficients(d, scale)
@@ -64,7 +64,7 @@ def test_a_teacher_that_is_the_policy_teaches_nothing_and_padding_does_not_matte
   c = coefficients(d, 1.25)
   for poison in (-np.inf, np.nan):
     bad = taught()
-    for name in ('teacher', 'reference', 'old', 'behaviour'):
+    for name in ('teacher', 'reference', 'old', 'behavior'):
       setattr(bad, name, np.where(d.mask > 0, getattr(d, name), poison))
     np.testing.assert_array_equal(coefficients(bad, 1.25), c)
   d.teacher = d.old
@@ -86,7 +86,7 @@ def test_on_average_it_is_the_gradient_of_the_reverse_kl_of_every_token():
 
   x = np.asarray(logp(z))
   d = data()
-  d.x = d.old = d.behaviour = x
+  d.x = d.old = d.behavior = x
   d.reference, d.teacher = np.asarray(logp(base)), np.asarray(logp(teacher))
   d.length, d.mask = np.full(4, 2, np.int32), np.ones((4, 2))
   d.reward, d.correct, d.context = np.ones(4), np.ones(4), d.context[:4]

@@ -55,7 +55,7 @@ def run(**choices):
   method = objective.method(settings(**(dict(advantage=NORMALIZED) | choices)))
   rollout = Rollout(
     np.zeros((B, T), np.int32),
-    DATA['behaviour'] if method.needs_old else DATA['old'],
+    DATA['behavior'] if method.needs_old else DATA['old'],
     DATA['length'],
     np.ones(B, np.int8),
     np.zeros((B, T), np.int32),
@@ -107,15 +107,15 @@ def verl_mean(loss, mode):
 
 def verl_advantage(kind):
   group = DATA['reward'].reshape(-1, G)
-  centred = group - group.mean(1, keepdims=True)
+  centered = group - group.mean(1, keepdims=True)
   if kind == 'grpo':
-    centred = centred / (group.std(1, ddof=1, keepdims=True) + 1e-6)
+    centered = centered / (group.std(1, ddof=1, keepdims=True) + 1e-6)
   if kind == 'rloo':
-    centred = centred * G / (G - 1)
+    centered = centered * G / (G - 1)
   if kind == 'opo':
     length = DATA['length'].reshape(-1, G)
-    centred = group - (group * length).sum(1, keepdims=True) / length.sum(1, keepdims=True)
-  a = centred.reshape(-1, 1) * MASK
+    centered = group - (group * length).sum(1, keepdims=True) / length.sum(1, keepdims=True)
+  a = centered.reshape(-1, 1) * MASK
   if kind == 'reinforce_plus_plus_baseline':
     tokens = a[MASK > 0]
     a = (a - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8) * MASK

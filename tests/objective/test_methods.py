@@ -119,7 +119,7 @@ def change(d, **new):
   return type(d)(**(vars(d) | new))
 
 
-ARRAYS = ('x', 'old', 'behaviour', 'reference', 'entropy', 'confidence', 'values', 'process')
+ARRAYS = ('x', 'old', 'behavior', 'reference', 'entropy', 'confidence', 'values', 'process')
 TOKENS = (*ARRAYS, 'mask', 'age', 'moved')
 
 
@@ -201,7 +201,7 @@ def test_log_ratios_of_200_and_empty_rows_are_finite(name):
   far = np.where(np.arange(B)[:, None] % 2, 200.0, -200.0)
   mask = (np.arange(T)[None] < length[:, None]).astype(float)
   for changed in (
-    dict(behaviour=d.x + far),
+    dict(behavior=d.x + far),
     dict(old=d.x + far),
     dict(reference=d.x + far),
     dict(x=d.x - 200),

@@ -135,7 +135,7 @@ def test_another_number_or_denominator_turns_its_golden_red(name, label):
 @pytest.mark.parametrize('name', [n for n in PLAIN if SCRIPTS[n].SETTINGS.get('ratio') != 'one'])
 def test_a_ratio_upside_down_turns_its_golden_red(name, monkeypatch):
   direct = str(SCRIPTS[name].SETTINGS.get('ratio')).startswith('direct')
-  base = 'tokens.behaviour_BxT' if direct else 'tokens.old_BxT'
+  base = 'tokens.behavior_BxT' if direct else 'tokens.old_BxT'
   plant(monkeypatch, ratio, f'tokens.logp_BxT - {base}', f'{base} - tokens.logp_BxT')
   idle = 'ratio' in getattr(SCRIPTS[name], 'IDLE', ())
   assert (lib.compare(SCRIPTS[name], GOLDENS[name]) <= CLOSE) == idle

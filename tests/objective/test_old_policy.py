@@ -53,7 +53,7 @@ def test_tokens_of_the_weights_that_the_batch_began_with_have_them_recorded(age,
 
 def test_halfway_in_age_is_halfway_in_log_probability():
   d = aged(age=4, moved=2)
-  middle = aged(age=4, moved=2, old=(d.x + d.behaviour) / 2)
+  middle = aged(age=4, moved=2, old=(d.x + d.behavior) / 2)
   got = coefficients(d, old_policy='interpolated', **TOKEN)
   np.testing.assert_allclose(got, coefficients(middle, old_policy='before', **TOKEN), rtol=1e-12)
   assert np.abs(got - coefficients(aged(4, 1), old_policy='interpolated', **TOKEN)).max() > 1e-3

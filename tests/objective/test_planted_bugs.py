@@ -69,15 +69,15 @@ BUGS = {
   'prefix with itself': (ratio, 'axis=1)[:, :-1]', 'axis=1)[:, 1:]', 'minpro'),
   'biased std': (
     advantage,
-    'jnp.maximum(n_Px1 - 1, 1))\n  return centred / (std',
-    'jnp.maximum(n_Px1, 1))\n  return centred / (std',
+    'jnp.maximum(n_Px1 - 1, 1))\n  return centered / (std',
+    'jnp.maximum(n_Px1, 1))\n  return centered / (std',
     'grpo',
   ),
   'tokens for rows': (aggregation, '(mask_BxT.sum(1) > 0).sum()', 'mask_BxT.sum()', 'grpo'),
   'rho upside down': (
     importance_correction,
-    'tokens.old_BxT - tokens.behaviour_BxT',
-    'tokens.behaviour_BxT - tokens.old_BxT',
+    'tokens.old_BxT - tokens.behavior_BxT',
+    'tokens.behavior_BxT - tokens.old_BxT',
     'tis',
   ),
   'truncation from below': (

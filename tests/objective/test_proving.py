@@ -76,7 +76,7 @@ def test_grpo_of_equal_rewards_is_zero():
 
 def test_dr_grpo_counts_columns_that_no_row_reaches():
   d = data()
-  wide = {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('x', 'old', 'behaviour', 'mask')}
+  wide = {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('x', 'old', 'behavior', 'mask')}
   wide |= {
     k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('reference', 'entropy', 'confidence')
   }
@@ -243,7 +243,7 @@ def test_replayed_rows_have_a_ratio_of_one_and_the_others_the_ratios_that_they_h
   np.testing.assert_allclose(np.asarray(c)[again], one[again], rtol=1e-12)
   assert np.abs(np.asarray(c) - want)[again].max() > 1e-4
   seen = np.asarray(target.mask_BxT) > 0
-  moved = np.where(seen & ~again[:, None], d.behaviour - d.x, 0)
+  moved = np.where(seen & ~again[:, None], d.behavior - d.x, 0)
   np.testing.assert_allclose(float(sums['kl']), moved.sum())
 
 
@@ -419,10 +419,10 @@ def test_three_conventions_of_cispo_with_one_meaning():
 def test_minpro_is_ppo_where_only_the_last_token_is_off_policy():
   d = data()
   last = np.arange(T)[None] == d.length[:, None] - 1
-  d.behaviour = np.where(last, d.behaviour, d.x)
+  d.behavior = np.where(last, d.behavior, d.x)
   # The prefix's minimum is then 1: nothing before the last token moved.
   same(run(d, ratio='prefix_min')[0], run(d)[0])
-  d.behaviour = data().behaviour
+  d.behavior = data().behavior
   d.length, d.mask = np.ones(B, int), (np.arange(T)[None] < 1) * np.ones((B, 1))
   same(run(d, ratio='prefix_min')[0], run(d)[0])
 
@@ -438,14 +438,14 @@ def test_bapo_without_a_target_has_its_first_bounds_and_with_a_high_one_its_last
 
 def harmful(d):
   a = np.asarray(objective.targets(objective.method(settings()), batch(d), G).advantage_BxT)
-  r = np.exp(d.x - d.behaviour)
+  r = np.exp(d.x - d.behavior)
   return (((a > 0) & (r > 1)) | ((a < 0) & (r < 1))) & (d.mask > 0)
 
 
 @pytest.mark.parametrize('budget', [0.001, 0.01, 0.04])
 def test_m2po_holds_as_few_tokens_as_its_budget_allows(budget):
   d = data()
-  chosen, square = harmful(d), (d.x - d.behaviour) ** 2
+  chosen, square = harmful(d), (d.x - d.behavior) ** 2
   level = float(token_inputs.level_within(jnp.asarray(square), jnp.asarray(chosen), budget))
   following = np.min(square[chosen], where=square[chosen] > level, initial=np.inf)
   assert np.minimum(square, level)[chosen].mean() < budget
@@ -503,7 +503,7 @@ def test_dppo_masks_nothing_at_a_wide_bound_and_never_an_unlikely_token(fn):
     run(d, ratio='direct', trust_region=dict(fn=fn, delta=100.0))[0],
     run(d, ratio='direct', trust_region='none')[0],
   )
-  d.x, d.behaviour = d.x - 8, d.behaviour - 8  # p of about 1e-4: a large ratio is a small step
+  d.x, d.behavior = d.x - 8, d.behavior - 8  # p of about 1e-4: a large ratio is a small step
   assert run(d, ratio='direct', trust_region=fn)[1]['clipped'] == 0
   assert run(d)[1]['clipped'] > 0
 
@@ -539,8 +539,8 @@ def test_corrections_with_open_bounds_are_the_whole_ratio():
   token = run(d, importance_correction='token')[0]
   for fn in ('token_truncate', 'token_mask', 'geometric_mask'):
     same(run(d, importance_correction=dict(fn=fn, **open_))[0], token)
-  rows = np.exp(((d.old - d.behaviour) * d.mask).sum(1, keepdims=True))
-  plain = run(change(d, behaviour=d.old))[0]
+  rows = np.exp(((d.old - d.behavior) * d.mask).sum(1, keepdims=True))
+  plain = run(change(d, behavior=d.old))[0]
   for fn in ('sequence_truncate', 'sequence_mask'):
     same(run(d, importance_correction=dict(fn=fn, **open_))[0], rows * plain)
 
@@ -549,7 +549,7 @@ def test_what_a_mask_rejects_is_exactly_0_counted_and_left_in_the_denominator():
   d = data()
   choices = dict(fn='token_mask', low=0.8, high=1.25)
   c, sums = run(d, importance_correction=choices)
-  rho = np.exp(d.old - d.behaviour)
+  rho = np.exp(d.old - d.behavior)
   out = ((rho < 0.8) | (rho > 1.25)) & (d.mask > 0)
   assert 0 < out.sum() == sums['rejected'] and (c[out] == 0).all()
   same(c[~out], run(d, importance_correction='token')[0][~out])
@@ -566,7 +566,7 @@ def test_opsm_never_masks_what_was_good():
 def test_decoupled_ppo_is_ppo_or_importance_sampling_at_its_two_ends():
   d = data()
   mean = dict(aggregation='token_mean')
-  same(run(change(d, old=d.behaviour), **of('decoupled_ppo'))[0], run(d, **mean)[0])
+  same(run(change(d, old=d.behavior), **of('decoupled_ppo'))[0], run(d, **mean)[0])
   free = run(d, ratio='direct', trust_region='none', **mean)[0]
   same(run(change(d, old=d.x), **of('decoupled_ppo'))[0], free)
 
@@ -585,7 +585,7 @@ def test_echo_with_a_constant_epsilon_and_no_tilt_is_grpo():
   flat = dict(advantage_modulation=dict(fn='unsure', multiply=0.0), aggregation='token_mean')
   constant = dict(fn='confidence_clip', base=0.2, gain=0.0)
   same(run(d, **of('echo', **flat, trust_region=constant))[0], run(d, aggregation='token_mean')[0])
-  sure = change(d, confidence=np.ones((B, T)), behaviour=d.x - 0.1)
+  sure = change(d, confidence=np.ones((B, T)), behavior=d.x - 0.1)
   slack = dict(fn='clip', low=0.05 + 0.15 / 2, high=0.05 + 0.15 / 2)
   same(
     run(sure, trust_region='confidence_clip')[0],
@@ -613,7 +613,7 @@ def test_the_tilt_of_echo_lifts_unsure_tokens_within_its_bound_and_gives_nothing
     trust_region='none',
     aggregation='token_mean',
   )[0]
-  r = np.where(d.mask > 0, np.exp(d.x - d.behaviour), 1)
+  r = np.where(d.mask > 0, np.exp(d.x - d.behavior), 1)
   np.testing.assert_allclose((added / r).reshape(P, -1).sum(1), 0, atol=1e-15)
   assert np.abs(added).max() > 1e-3
 
@@ -661,7 +661,7 @@ def test_max_rl_pulls_with_one_over_the_share_that_is_right():
 
 def test_xrpo_adds_nothing_to_equal_likelihoods_and_never_more_than_told():
   d = data()
-  level = change(d, x=np.full((B, T), -1.0), behaviour=d.behaviour - d.x - 1.0)
+  level = change(d, x=np.full((B, T), -1.0), behavior=d.behavior - d.x - 1.0)
   same(run(level, token_weighting='sharpen')[0], run(level)[0])
   plain = run(d)[0]
   ratio = run(d, token_weighting=dict(fn='sharpen', strength=1e6, most=0.5))[0] / np.where(
@@ -744,25 +744,25 @@ def ess(d, **changes):
 
 def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_over_b_for_one():
   d = data()
-  assert ess(change(d, behaviour=d.x)) == pytest.approx(1)
-  assert ess(change(d, behaviour=d.x - 0.1 / d.length[:, None])) == pytest.approx(1)
+  assert ess(change(d, behavior=d.x)) == pytest.approx(1)
+  assert ess(change(d, behavior=d.x - 0.1 / d.length[:, None])) == pytest.approx(1)
   far = np.where(np.arange(B)[:, None] == 3, 15.0, 0.0) / d.length[:, None]
-  assert ess(change(d, behaviour=d.x - far)) == pytest.approx(np.sqrt(1 / B), rel=1e-3)
-  w = np.exp(((d.x - d.behaviour) * d.mask).sum(1))
+  assert ess(change(d, behavior=d.x - far)) == pytest.approx(np.sqrt(1 / B), rel=1e-3)
+  w = np.exp(((d.x - d.behavior) * d.mask).sum(1))
   assert ess(d) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / B))
   for scale in (60.0, -60.0):  # no overflow; a batch that all but vanishes takes no step
-    far = change(d, behaviour=d.behaviour + scale / d.length[:, None])
+    far = change(d, behavior=d.behavior + scale / d.length[:, None])
     assert ess(far) == pytest.approx(ess(d) if scale < 0 else 0, rel=1e-6, abs=1e-9)
   assert ess(d, base=0.1) == 1
   half = change(d, length=np.where(np.arange(B) < G, d.length, 0))
-  w = np.exp(((d.x - d.behaviour) * d.mask).sum(1))[:G]
+  w = np.exp(((d.x - d.behavior) * d.mask).sum(1))[:G]
   assert ess(half) == pytest.approx(np.sqrt(w.sum() ** 2 / (w**2).sum() / G))
   assert ess(change(d, length=0 * d.length)) == 1
 
 
 def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
-  d = change(data(4), old=data(4).behaviour)
-  moved, weight = (d.x - d.behaviour) * d.mask, tok(d)
+  d = change(data(4), old=data(4).behavior)
+  moved, weight = (d.x - d.behavior) * d.mask, tok(d)
   got = run(d, kl='quadratic', aggregation='token_mean')[1]['kl_loss']
   assert got == pytest.approx((weight * moved**2).sum() / 2)
   drift = -(weight * moved).sum()

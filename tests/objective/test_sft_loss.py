@@ -161,7 +161,7 @@ def test_rows_without_recorded_log_probs_take_those_of_the_reference():
   s, reference = shown(), np.full((P, T), -7.0)
   s['recorded'][2] = 0
   lesson = objective.Lesson(s['mask'], s['mask'], s['recorded'])
-  got = np.asarray(objective.recorded_or(lesson, reference).behaviour_PxT)
+  got = np.asarray(objective.recorded_or(lesson, reference).behavior_PxT)
   np.testing.assert_array_equal(got[[0, 3]], s['recorded'][[0, 3]])
   np.testing.assert_array_equal(got[2], reference[2])
 

@@ -1,4 +1,4 @@
-"""Dynamic sampling and top-ups: what waits, what is learnt, that nothing is lost, and that a resumed run goes on."""
+"""Dynamic sampling and top-ups: what waits, what is learned, that nothing is lost, and that a resumed run goes on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EMPTY = jax.tree.map(np.zeros_like, batch([0] * P, [0] * P))
 
 
 def said(got):
-  """The rows that are learnt from, by slot."""
+  """The rows that are learned from, by slot."""
   first_PxG = got.rollout.tokens_BxT[:, 0].reshape(-1, G)
   return first_PxG[got.rollout.length_B.reshape(-1, G)[:, 0] > 0].tolist()
 
@@ -65,7 +65,7 @@ def test_batches_wait_until_mixed_groups_fill_them_and_surplus_goes_into_the_nex
   assert kept.take(EMPTY, 2)[0] is EMPTY and len(kept.queue) == 2
 
 
-def test_after_patience_the_batch_is_learnt_short_and_the_old_are_dropped():
+def test_after_patience_the_batch_is_learned_short_and_the_old_are_dropped():
   kept = Collector(dynamic_sampling.mixed(patience=2, max_age=1), P, G)
   kept.add(batch([1, 2, 3], [1, 0, 0]), 0)
   assert kept.take(EMPTY, 0)[0] is EMPTY
@@ -81,7 +81,7 @@ def test_after_patience_the_batch_is_learnt_short_and_the_old_are_dropped():
   assert got is EMPTY and told['collect/dropped'] == 1 and told['collect/queued'] == 0
 
 
-def test_two_visits_to_a_prompt_are_learnt_in_two_batches():
+def test_two_visits_to_a_prompt_are_learned_in_two_batches():
   kept = Collector(dynamic_sampling.mixed(patience=9), P, G)
   kept.add(batch([1, 2], [1, 1]), 0)
   kept.add(batch([1, 4], [1, 1]), 1)
@@ -107,7 +107,7 @@ def test_the_papers_table_of_top_ups():
   assert [min(n, 56) for n in hw] == [56, 24, 8, 3, 0, 0]
 
 
-def test_hard_prompts_are_topped_up_in_a_later_call_and_learnt_with_all_their_rows():
+def test_hard_prompts_are_topped_up_in_a_later_call_and_learned_with_all_their_rows():
   # With G = 2: k = 0 lacks ⌈2·(1 − .5)²/(4·.25·.75)⌉ = 1 rollout, k = 1 none.
   kept = Collector(dynamic_sampling.dars(top_ups=2, most=3, patience=9), P, G)
   told = kept.add(batch([1, 2, 3], [0, 1, 0]), 0)
@@ -125,7 +125,7 @@ def test_hard_prompts_are_topped_up_in_a_later_call_and_learnt_with_all_their_ro
   assert not kept.lacking and [g.step for g in kept.queue] == [1]
 
 
-def test_a_group_whose_top_ups_came_to_nothing_is_learnt_as_it_is():
+def test_a_group_whose_top_ups_came_to_nothing_is_learned_as_it_is():
   rule = dynamic_sampling.dars(top_ups=2, most=3, patience=9)._replace(lacks=lambda k, n: 2)
   kept = Collector(rule, P, G)
   kept.add(batch([1], [1]), 0)
@@ -143,7 +143,7 @@ def test_top_ups_that_find_no_room_are_counted_and_the_hardest_go_first():
   assert (index.tolist(), part.tolist()) == ([1], [1])
   assert kept.held.tolist() == [
     1
-  ]  # 2 and 3 are learnt as they are, which for none right is not at all
+  ]  # 2 and 3 are learned as they are, which for none right is not at all
   assert [g.batch.prompts.index_P.tolist() for g in kept.queue] == [[5]]
 
 

@@ -1,4 +1,4 @@
-"""Workers that hang, die, raise and lie: an outcome for the item, and none for its neighbours."""
+"""Workers that hang, die, raise and lie: an outcome for the item, and none for its neighbors."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_answers_of_the_data_may_be_as_bad(name):
   assert not scores.reward_B.any()
 
 
-def test_math_verify_is_stopped_at_its_time_and_its_neighbours_are_right():
+def test_math_verify_is_stopped_at_its_time_and_its_neighbors_are_right():
   pytest.importorskip('math_verify')
   # Of the longest one is enough: all cost the whole time.
   attacks = {k: v for k, v in ATTACKS.items() if len(v[0]) < 5 * MB or k.endswith('of numbers')}

@@ -1,4 +1,4 @@
-"""Prompts with hints: what they hold, how replies are judged, what is learnt, and what is remembered."""
+"""Prompts with hints: what they hold, how replies are judged, what is learned, and what is remembered."""
 
 from __future__ import annotations
 
@@ -87,25 +87,25 @@ def test_without_room_or_without_a_known_answer_a_prompt_stays_plain():
   assert [len(x) for x in own.begun(got)] == [4, 0, 0]
 
 
-def test_an_answer_told_in_the_question_is_learnt_as_one_to_the_plain_question():
+def test_an_answer_told_in_the_question_is_learned_as_one_to_the_plain_question():
   own = make(always(1.0, hint_rules.CONTEXT, plain=True), *PAIRS)
   plain = own.table.prompts([0, 1])
   got = own.give(plain, 0)
   assert text(got, 0) == '2+2\n\nThe answer begins with: four'
   assert [len(x) for x in own.begun(got)] == [0, 0]
   batch = answered(got, 'four', 'no', 'six', 'no', right=[1, 0, 1, 0])
-  learnt, row = own.learn(batch, np.array([True, True]))
-  np.testing.assert_array_equal(learnt.prompts.tokens_PxL, plain.tokens_PxL)
-  np.testing.assert_array_equal(learnt.prompts.length_P, plain.length_P)
-  assert learnt.rollout is batch.rollout  # with the log-probabilities that the hint gave them
+  learned, row = own.learn(batch, np.array([True, True]))
+  np.testing.assert_array_equal(learned.prompts.tokens_PxL, plain.tokens_PxL)
+  np.testing.assert_array_equal(learned.prompts.length_P, plain.length_P)
+  assert learned.rollout is batch.rollout  # with the log-probabilities that the hint gave them
   assert row == {'hint/groups': 2, 'hint/share': 1.0, 'hint/right': 0.5}
 
 
-def test_what_is_learnt_behind_a_prefix_keeps_it():
+def test_what_is_learned_behind_a_prefix_keeps_it():
   own = make(always(0.5), *PAIRS)
   got = own.give(own.table.prompts([0]), 0)
-  learnt, _ = own.learn(answered(got, 'ur', 'x', right=[1, 0]), np.array([True]))
-  np.testing.assert_array_equal(learnt.prompts.tokens_PxL, got.tokens_PxL)
+  learned, _ = own.learn(answered(got, 'ur', 'x', right=[1, 0]), np.array([True]))
+  np.testing.assert_array_equal(learned.prompts.tokens_PxL, got.tokens_PxL)
 
 
 def test_own_right_replies_are_told_rather_than_those_of_the_data_and_whole():
@@ -119,7 +119,7 @@ def test_own_right_replies_are_told_rather_than_those_of_the_data_and_whole():
   assert Letters().decode(own.answers.held[0].tolist()) == 'fon'
 
 
-def test_a_solved_neighbour_stands_before_the_question():
+def test_a_solved_neighbor_stands_before_the_question():
   own = make(always(1.0, hint_rules.CONTEXT, exemplars=True), *PAIRS)
   plain = own.table.prompts([0, 1])
   assert own.give(plain, 0).hint_P.tolist() == [0, 0]  # nobody has solved anything
@@ -185,5 +185,5 @@ def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
     seen.add(tuple((got.context_P >= 0).tolist()))
   assert len(seen) > 4  # slots go without one by one
   batch = answered(got, *['a'] * 8, right=[1] * 8)
-  learnt, _ = own.learn(batch, np.ones(4, bool))
-  np.testing.assert_array_equal(learnt.prompts.tokens_PxL, got.tokens_PxL)
+  learned, _ = own.learn(batch, np.ones(4, bool))
+  np.testing.assert_array_equal(learned.prompts.tokens_PxL, got.tokens_PxL)

@@ -211,7 +211,7 @@ def test_by_vote_the_rows_own_answers_reach_the_log_alone():
   assert none == {'grade/errors': 12, 'grade/right': 8 / 12, **GRADED, **SCORED}
 
 
-def test_all_vote_and_the_first_are_learnt_from():
+def test_all_vote_and_the_first_are_learned_from():
   vote = host_step.grade.vote.Majority(2, lambda text: text)
   batch, *_ = graded([[5, 0, n] for n in (7, 8, 8, 8)] * P, [3] * B, vote)
   assert batch.rollout.length_B.tolist() == [3, 3, 0, 0] * P

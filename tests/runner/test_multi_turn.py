@@ -371,7 +371,7 @@ class Fails:
     return Result('ok', 1.0)
 
 
-def test_an_environment_that_raises_is_counted_and_not_learnt_from():
+def test_an_environment_that_raises_is_counted_and_not_learned_from():
   """(f) By config.rewards.failed as a grader's failure: never a silent zero."""
   _, batch, ((_, rollout, landed),) = run(made(Fails), 1)
   failed = rollout.turns.outcome_B == rewards.ERROR

@@ -40,7 +40,7 @@ def job(**sft):
   return c, program, data.make_table(rows, c.data, 12, tokenizer), tokenizer
 
 
-def learnt(program, batch, params):
+def learned(program, batch, params):
   """The loss and its gradient."""
   target = objective.targets(program.method, batch, 1)
   pieces = microbatch.slices(program, batch, target)
@@ -54,7 +54,7 @@ def test_packed_is_unpacked_in_loss_and_gradient():
   params = decoder.init(SLIDING, 0)
   c, program, table, tokenizer = job()
   apart = sft_lib.batch(c, np.random.default_rng(0), table, tokenizer)
-  want, want_grad = learnt(program, apart, params)
+  want, want_grad = learned(program, apart, params)
   c, program, table, tokenizer = job(prompts=5, pack_tokens=24)
   drawn = list(zip(table.tokens, table.rows, strict=True))
   prompts, rollout, count = data.packed(drawn, tokenizer, 10, 5, 24)
@@ -62,7 +62,7 @@ def test_packed_is_unpacked_in_loss_and_gradient():
   together = apart._replace(
     prompts=prompts, rollout=rollout, reward_B=np.ones(5, np.float32), correct_B=np.ones(5)
   )
-  got, got_grad = learnt(program, together, params)
+  got, got_grad = learned(program, together, params)
   np.testing.assert_allclose(got, want, rtol=1e-6)
   assert_close(got_grad, want_grad, 1e-6)
 

@@ -98,7 +98,7 @@ def test_minibatches_have_denominators_of_their_own():
       given.reward_B[at_B], given.correct_B[at_B],
     )  # fmt: skip
     target = objective.targets(program.method, part, G)
-    wanted, _ = objective.coefficients(program.method, target, target.behaviour_BxT)
+    wanted, _ = objective.coefficients(program.method, target, target.behavior_BxT)
     np.testing.assert_allclose(made['coefficient'][at_B], wanted, rtol=1e-5)
 
 

@@ -95,7 +95,7 @@ function extent(values, zero) {
 }
 
 // Curves of one metric, a run each: the mean of nearby steps, with a band of one standard deviation.
-// curves: [{ name, at, x, y, mid, lo, hi }]; `at` picks colour and dashes.
+// curves: [{ name, at, x, y, mid, lo, hi }]; `at` picks color and dashes.
 function lineChart({ title, unit = '', curves, range, note, band = true }) {
   curves = curves.filter(c => c && c.x.length);
   if (!curves.length) return null;

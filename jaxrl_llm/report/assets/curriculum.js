@@ -5,7 +5,7 @@ const WHY = {
   audit: 'drawn as an audit, whatever it is worth',
   reference: 'drawn for the reference set',
   continued: 'goes on from an earlier step',
-  asked: 'lacks rollouts, so that its batch can be learnt',
+  asked: 'lacks rollouts, so that its batch can be learned',
 };
 
 function drawCurriculum(runs) {

@@ -32,7 +32,7 @@ async function show(state, i, box) {
   const output = el('div'),
     given = { logp: row.logp, advantage: row.advantage, coefficient: row.coefficient },
     can = name => row.cuts && given[name] !== undefined && given[name] !== null;
-  const paint = () => output.replaceChildren(coloured(row, can(state.color) ? state.color : ''));
+  const paint = () => output.replaceChildren(colored(row, can(state.color) ? state.color : ''));
   const radio = (value, text, able) =>
     el(
       'label',
@@ -72,9 +72,9 @@ async function show(state, i, box) {
     el(
       'fieldset',
       null,
-      el('legend', null, 'Colour tokens by'),
+      el('legend', null, 'Color tokens by'),
       radio('', 'nothing', true),
-      Object.entries(COLOURS).map(([k, [text]]) => radio(k, text, can(k))),
+      Object.entries(COLORS).map(([k, [text]]) => radio(k, text, can(k))),
     ),
     can('coefficient') ? '' : empty(row.cuts ? UNTOLD : UNCOUNTED),
     output,

@@ -212,7 +212,7 @@ function drawTime(runs) {
           columnChart({
             title: 'Seconds a step',
             unit: 'seconds',
-            note: 'from the bottom, in the order and colours of the table',
+            note: 'from the bottom, in the order and colors of the table',
             unitX: 'step',
             labels: run.time.x.map(s => String(s[0])),
             parts: names.map(n => ({ name: title(n), values: run.time.mean[n], color: color(n) })),

@@ -1,6 +1,6 @@
-// One rollout's text, its tokens coloured; and what changed from one text to another.
-const COLOURS = {
-  logp: ['log-prob', 'ln p of the token when it was sampled. The stronger the colour, the less likely it was.'],
+// One rollout's text, its tokens colored; and what changed from one text to another.
+const COLORS = {
+  logp: ['log-prob', 'ln p of the token when it was sampled. The stronger the color, the less likely it was.'],
   advantage: [
     'advantage',
     'How much better than expected the rollout did from here. Blue, underlined: more of it; orange, dashed: less.',
@@ -24,7 +24,7 @@ function tokensOf(row) {
   });
 }
 
-function coloured(row, by) {
+function colored(row, by) {
   const tokens = by ? tokensOf(row) : null;
   if (!tokens)
     return el(
@@ -44,7 +44,7 @@ function coloured(row, by) {
       {
         class: `tok ${by === 'logp' ? (value < -3 ? 'down' : '') : value > 0 ? 'up' : value < 0 ? 'down' : ''}`,
         style,
-        title: `${COLOURS[by][0]} ${num(value)}${by === 'logp' ? ` (p ${percent(Math.exp(value))})` : ''}`,
+        title: `${COLORS[by][0]} ${num(value)}${by === 'logp' ? ` (p ${percent(Math.exp(value))})` : ''}`,
       },
       t.text,
     );
@@ -55,7 +55,7 @@ function coloured(row, by) {
     scale(by, top),
     el(
       'div',
-      { class: 'text', tabindex: 0, role: 'group', 'aria-label': `Output, tokens coloured by ${COLOURS[by][0]}` },
+      { class: 'text', tabindex: 0, role: 'group', 'aria-label': `Output, tokens colored by ${COLORS[by][0]}` },
       tokens.map(one),
     ),
     later('Tokens as a table', () =>
@@ -102,7 +102,7 @@ function scale(by, top) {
         ),
       ),
     ),
-    COLOURS[by][1],
+    COLORS[by][1],
   );
 }
 

@@ -72,7 +72,7 @@ def steps(
   """Mean, min, product or last of a judge's verdicts on a reply's steps, each in [0, 1], reasoned before it is given.
 
   Steps stand between matches of the regular expression `cut` (empty lines; r'</?chunk>' for a policy that marks its
-  own); more than most_steps are joined with their neighbours. Each is a question of its own: the problem, the steps
+  own); more than most_steps are joined with their neighbors. Each is a question of its own: the problem, the steps
   before and this one. template has {question}, {answer}, {before}, {step} as data; its answer ends with JSON whose
   `sound` is true, false or a number from 0 to 1. Server, cache, budget and failures are as of `judge`; give_up_s is for
   all steps together.

@@ -1,6 +1,6 @@
 """Rules that choose prompts in tests/bench/curriculum.py: settings of the curriculum, and baselines beside it.
 
-A rule has step(step, generate) → (index, k, n) of the groups that are learnt from, where generate(index, n) → k
+A rule has step(step, generate) → (index, k, n) of the groups that are learned from, where generate(index, n) → k
 pays for rollouts (n = G each, unless said) as often as the rule likes; observe(index, k, n), once a step, of distinct
 prompts; predict(index) → mean, variance (or NaN), P(mixed).
 """
@@ -27,7 +27,7 @@ MOPPS = BETA | dict(
 
 
 class Chosen:
-  """The curriculum under some settings: its choice is generated and learnt from."""
+  """The curriculum under some settings: its choice is generated and learned from."""
 
   def __init__(self, world: Any, seed: int, **settings):
     self.world = world

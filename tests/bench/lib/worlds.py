@@ -117,7 +117,7 @@ class World:
 
 
 def by_kind(centres, sizes, spread, gain, told=True, prompts=4, steps=60) -> Callable:
-  """Kinds with a centre (a logit) each; inside a kind logits are normal with `spread`."""
+  """Kinds with a center (a logit) each; inside a kind logits are normal with `spread`."""
 
   def make(random: np.random.Generator) -> World:
     K = len(centres)
@@ -218,7 +218,7 @@ class Logged:
     return np.nan
 
   def truth(self, index: np.ndarray) -> np.ndarray:
-    """Nothing is learnt."""
+    """Nothing is learned."""
     return np.ones(len(index))
 
   def sample(self, index, n, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

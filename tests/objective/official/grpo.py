@@ -10,8 +10,8 @@ SETTINGS = dict(trust_region=dict(fn='clip', low=0.2, high=0.2), aggregation='se
 MUTANTS = {
   'biased deviation': (
     advantage,
-    'jnp.maximum(n_Px1 - 1, 1))\n  return centred / (std',
-    'jnp.maximum(n_Px1, 1))\n  return centred / (std',
+    'jnp.maximum(n_Px1 - 1, 1))\n  return centered / (std',
+    'jnp.maximum(n_Px1, 1))\n  return centered / (std',
   ),
   'no sign': (ratio_bounds, 'up = (advantage > 0) & (ratio > high)', 'up = ratio > high'),
   'rows': (

@@ -81,7 +81,7 @@ def draw(seed: int) -> dict[str, np.ndarray]:
   arrays = dict(
     logp=logp_BxT,
     old=old_BxT,
-    behaviour=old_BxT + 0.2 * r.normal(size=(B, T)),
+    behavior=old_BxT + 0.2 * r.normal(size=(B, T)),
     reference=logp_BxT + 0.4 * r.normal(size=(B, T)),
     entropy=r.uniform(0, 2, (B, T)),
     process=0.3 * r.normal(size=(B, T)),
@@ -163,11 +163,11 @@ def settings(changes: dict) -> Any:
 
 
 def batch(data: dict, needs_old: bool) -> Batch:
-  """The data as a batch: sampled by `behaviour` where a method scores the old policy, else by the old policy itself."""
+  """The data as a batch: sampled by `behavior` where a method scores the old policy, else by the old policy itself."""
   rows, columns = data['logp'].shape
   rollout = Rollout(
     np.zeros((rows, columns), np.int32),
-    data['behaviour' if needs_old else 'old'],
+    data['behavior' if needs_old else 'old'],
     data['length'],
     np.ones(rows, np.int8),
     np.zeros((rows, columns), np.int32),

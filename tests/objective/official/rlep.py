@@ -42,8 +42,8 @@ MUTANTS = {
   ),
   'biased std': (
     advantage,
-    'jnp.maximum(n_Px1 - 1, 1))\n  return centred',
-    'jnp.maximum(n_Px1, 1))\n  return centred',
+    'jnp.maximum(n_Px1 - 1, 1))\n  return centered',
+    'jnp.maximum(n_Px1, 1))\n  return centered',
   ),
 }
 

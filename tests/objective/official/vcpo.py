@@ -63,16 +63,16 @@ def draw(seed):
   data['reward'] = np.round(data['correct'] + 0.3 * r.random(lib.B), 4)
   data['reward'][lib.G : 2 * lib.G] = 1
   data['norm'] = np.round(r.uniform(0.5, 30, lib.B), 4)
-  data['behaviour'] = np.round(data['logp'] + 0.7 * (data['behaviour'] - data['logp']), 4)
+  data['behavior'] = np.round(data['logp'] + 0.7 * (data['behavior'] - data['logp']), 4)
   if seed % 2:
-    data['behaviour'][8:12] = np.round(data['logp'][8:12] + 3.5, 4)
+    data['behavior'][8:12] = np.round(data['logp'][8:12] + 3.5, 4)
   return data
 
 
 def official(torch, read, data):
   x = lib.tensors(torch, data)
   code = _code(torch, read)
-  gaps = ((x.logp - x.behaviour) * x.mask).sum(1)
+  gaps = ((x.logp - x.behavior) * x.mask).sum(1)
   config = verl_core.Numbers(
     scope='group', use_is_weights=True, use_clipped_is_ratios=False, normalize_by_length=False, agg_mode='mean'
   )  # fmt: skip
@@ -93,7 +93,7 @@ def official(torch, read, data):
       **empty | dict(uid=b, group_uid=x.uid[b], reward_scalar=float(x.reward[b]))
     )
     record = code.compute_is_info(
-      record, x.behaviour[b : b + 1], x.logp[b : b + 1].detach(), x.mask[b : b + 1], 8.0
+      record, x.behavior[b : b + 1], x.logp[b : b + 1].detach(), x.mask[b : b + 1], 8.0
     )
     record.grad_norm_unscaled = float(x.norm[b])
     records.append(record)
@@ -140,7 +140,7 @@ def _code(torch, read):
 def ours(data):
   method = objective.method(lib.settings(SETTINGS))
   batch = lib.batch(data, needs_old=True)
-  gap_B = ((data['logp'] - data['behaviour']) * lib.mask(data)).sum(1)
+  gap_B = ((data['logp'] - data['behavior']) * lib.mask(data)).sum(1)
   target = objective.targets(method, batch, lib.G, leverage_B=np.log(data['norm']) + gap_B)
   c_BxT, _ = objective.coefficients(method, target, data['logp'])
   return dict(gradient=-np.asarray(c_BxT), lr_scale=[objective.scale(method, target, data['logp'])])

@@ -280,7 +280,7 @@ def test_what_only_claims_to_be_right_scores_nothing(name):
   assert graders.unit_tests(FORGED[name], DOUBLE, share=True, wall_s=wall_s) == 0.0
 
 
-def test_neighbours_of_attacks_keep_their_scores():
+def test_neighbors_of_attacks_keep_their_scores():
   texts, expected = [], []
   for name in ('hangs', 'forks', 'kills_all', 'leaves', 'nul'):
     texts += [FORGED[name], 'def double(x): return x + x', 'def double(x): return x']

@@ -58,7 +58,7 @@ for path in ('/proc/1/environ', '/proc/self/mem', '/proc/self/fd', '/sys/kernel'
 for number in range(3, 1024):
   tried(number, lambda: os.fstat(number))
 """,
-  neighbours="""
+  neighbors="""
 tried('signal', lambda: os.kill(told['pid'], 0))
 if os.getppid() != 1 or os.getpid() > 9 or os.getsid(0) == 0: got.append((os.getppid(), os.getpid(), os.getsid(0)))
 """,
