@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
   the run with one sentence and 76.
   """
   arguments, overrides = _parse(sys.argv[1:] if argv is None else argv)
-  watches: list[watchdog.Watch] = []
+  watches: list[watchdog.Watchdog] = []
   try:
     status = _told(arguments, overrides, watches)
   except Exception as error:
@@ -45,12 +45,12 @@ def main(argv: list[str] | None = None) -> int:
       watch.failed(error)
     raise
   for watch in watches:
-    watch.leave(status, well=status in (0, preemption.STOPPED))
+    watch.leave(status, well=status in (0, preemption.EXIT_PREEMPTED))
   return status
 
 
 def _told(
-  arguments: argparse.Namespace, overrides: list[str], watches: list[watchdog.Watch]
+  arguments: argparse.Namespace, overrides: list[str], watches: list[watchdog.Watchdog]
 ) -> int:
   """Runs, and turns what is foreseen into a sentence and an exit status."""
   try:
@@ -80,11 +80,11 @@ def _told(
       file=sys.stderr,
     )
     return 2
-  except preemption.Stopped:
+  except preemption.Preempted:
     print(
       'stopped as asked (SIGTERM) and saved; the same command goes on from there.', file=sys.stderr
     )
-    return preemption.STOPPED
+    return preemption.EXIT_PREEMPTED
   except KeyboardInterrupt:
     print('interrupted; the same command resumes at the last checkpoint.', file=sys.stderr)
     return 130
@@ -168,7 +168,7 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
   prompts = list(arguments.prompt)
   if arguments.prompts:
     try:
-      with safe_files.opened(arguments.prompts) as file:
+      with safe_files.open_regular(arguments.prompts) as file:
         prompts += [line.rstrip('\n') for line in file if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(
@@ -196,14 +196,14 @@ def _check_target(arguments: argparse.Namespace) -> None:
   """Raises UserError where what the mode writes cannot be written: before the work, not after it."""
   if arguments.mode == 'export':
     folder = _export_folder(arguments)
-    if why := safe_files.why_no_folder(folder):
+    if why := safe_files.folder_write_problem(folder):
       raise UserError(
         f'--to={folder} cannot be written: {why}; name a folder that is empty, or that is not there.'
       )
   files = dict(report='to', fit='plot', compile='report', layout='report')
   flag = files.get(arguments.mode, '')
   path = getattr(arguments, flag, '')
-  if path and (why := safe_files.why_no_file(path)):
+  if path and (why := safe_files.file_write_problem(path)):
     raise UserError(f'--{flag}={path} cannot be written: {why}; name another file.')
 
 
@@ -211,7 +211,7 @@ def _export_folder(arguments: argparse.Namespace) -> str:
   return arguments.to or os.path.join(arguments.workdir, 'export')
 
 
-def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[watchdog.Watch]) -> int:
+def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[watchdog.Watchdog]) -> int:
   """`watches` gets that of the other processes, if there are any."""
   _check_system()
   _check_target(arguments)
@@ -225,7 +225,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[watc
   if arguments.mode == 'report':
     from jaxrl_llm import report
 
-    report.run(arguments.workdir.split(','), arguments.to)
+    report.write_report(arguments.workdir.split(','), arguments.to)
     return 0
   from jaxrl_llm.config import loading as configs
 

@@ -14,8 +14,7 @@ from absl import logging
 
 from jaxrl_llm import evaluation, rewards, rollout
 from jaxrl_llm import step as steps
-from jaxrl_llm.checkpointing import checkpoint, metrics_log
-from jaxrl_llm.checkpointing import run_dir as workdirs
+from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir
 from jaxrl_llm.commands import chat
 from jaxrl_llm.distributed import consistency, preemption, sharding
 from jaxrl_llm.evaluation import evaluate
@@ -63,27 +62,27 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
   with (
     rewards.Pool(config.rewards) as pool,
     _stage(parts),
-    console.opened(config.monitoring.console, config.steps) as screen,
+    console.open_console(config.monitoring.console, config.steps) as screen,
   ):
     screen.banner(**log_records.facts(config, parts.program.mesh.devices, folder.root))
     return _loop(parts, folder, sharded_grading.Pool(pool), screen)
 
 
-def open_folder(workdir: str, config: Any) -> workdirs.Workdir:
+def open_folder(workdir: str, config: Any) -> run_dir.RunDirectory:
   """The run directory, compared with its checkpoints, too. Raises UserError as `workdir.open_run` does."""
   held = os.path.join(workdir, 'checkpoints')
-  return workdirs.open_run(
-    workdir, config, steps=checkpoint.saved(held), saved=checkpoint.saved_config(held)
+  return run_dir.open_run(
+    workdir, config, steps=checkpoint.saved_steps(held), saved=checkpoint.saved_config(held)
   )
 
 
 def _loop(parts: Parts, folder: Any, pool: rewards.Pool, screen: Any) -> dict[str, float]:
   config, keep = parts.config, parts.config.checkpoint.keep
-  spent = workdirs.Spent(folder.root)
+  spent = run_dir.TimeSpent(folder.root)
   examine = spent.timed('evaluation', _evaluator(parts, pool, folder, screen))
   with (
-    preemption.Notice(alone=jax.process_count() == 1) as notice,
-    checkpoint.Saver(folder.checkpoints, keep, folder.committed) as saver,
+    preemption.PreemptionHandler(alone=jax.process_count() == 1) as notice,
+    checkpoint.Saver(folder.checkpoints, keep, folder.record_checkpoint) as saver,
   ):
     keep_all = spent.timed('checkpoints', functools.partial(_save, parts, saver))
     with notice.at_once():
@@ -121,11 +120,11 @@ def _loop(parts: Parts, folder: Any, pool: rewards.Pool, screen: Any) -> dict[st
         if landing is not None:
           batch = _land(parts, pool, journal, landing, began, asked_at)
         save = functools.partial(keep_all, index + 1, state, batch, flight)
-        asked = sharding.on_any(notice.asked)
+        asked = sharding.any_process(notice.asked)
         if asked or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
           save()
         if asked:
-          raise preemption.Stopped
+          raise preemption.Preempted
         if _due(config.evaluation.every, index + 1) and index + 1 < config.steps:
           with notice.at_once(save):
             journal.examined(index + 1, examine(state, index + 1))
@@ -158,7 +157,7 @@ def _due(every: int, done: int) -> bool:
   return every > 0 and done % every == 0
 
 
-def _begin(parts: Parts, folder: Any, screen: Any, spent: workdirs.Spent):
+def _begin(parts: Parts, folder: Any, screen: Any, spent: run_dir.TimeSpent):
   """What `_restore` finds; a fresh start is warmed up where config.sft says so.
 
   Without further steps that is a run of its own, whose checkpoint is of step 0.
@@ -167,7 +166,7 @@ def _begin(parts: Parts, folder: Any, screen: Any, spent: workdirs.Spent):
   state, batch, flight, start = _restore(parts, folder, screen, trains=True)
   fresh = start == 0 and checkpoint.latest(folder.checkpoints) is None
   if fresh and config.sft.steps:
-    screen.say(f'supervised warm start, {config.sft.steps} steps')
+    screen.info(f'supervised warm start, {config.sft.steps} steps')
     rows, tokenizer = parts.tables.train, parts.model.tokenizer
     kept = metrics_log.Writer(folder.sft, 0, jax.process_index() == 0, sync=False)
     with spent.on('warm start'), kept:
@@ -232,7 +231,7 @@ def _restore(
   for name in _HOST_STATE:
     if getattr(parts, name) is not None:
       getattr(parts, name).load_state_dict(host[name])
-  screen.say(f'resuming at step {found}')
+  screen.info(f'resuming at step {found}')
   flight = host_step.unpacked(host['flight']) if host['flight'] else None
   state = steps.with_frozen(program, state, parts.model.params, teacher)
   return state, sharding.fetch(batch), flight, found
@@ -247,7 +246,7 @@ def _save(parts: Parts, saver: Any, done: int, state: Any, batch: Batch, flight)
   )
   host['flight'] = {} if flight is None else host_step.packed(flight)
   # For whoever finds the folder without its run.
-  host |= dict(config=json.loads(parts.config.to_json()), versions=workdirs.versions())
+  host |= dict(config=json.loads(parts.config.to_json()), versions=run_dir.versions())
   saver.save(done, (steps.without_frozen(state), batch), host)
 
 
@@ -283,7 +282,7 @@ def _evaluator(parts: Parts, pool: rewards.Pool, folder: Any, screen: Any):
     of_these = asked | dict(weights=evaluate.fingerprint((params, state.judge)))
     known = folder.read_eval(step, of_these)
     if known is None:
-      screen.say(f'evaluating at step {step}')
+      screen.info(f'evaluating at step {step}')
       found, rows, groups = evaluator(params, state.judge)
       known = of_these | dict(step=step, metrics=found, groups=groups, rows=rows)
       folder.write_eval(step, known)
@@ -296,7 +295,7 @@ def _evaluator(parts: Parts, pool: rewards.Pool, folder: Any, screen: Any):
 def _check_trained(config: Any, workdir: str) -> None:
   """Raises UserError where `workdir` has no checkpoint: before anything is loaded or written."""
   _check_supervised(config, workdir)
-  if not checkpoint.saved(os.path.join(workdir, 'checkpoints')):
+  if not checkpoint.saved_steps(os.path.join(workdir, 'checkpoints')):
     raise UserError(
       f'--workdir={workdir} has no checkpoint: nothing was trained there; name the folder of a run, or give --base for '
       'config.model as it is.'
@@ -305,7 +304,7 @@ def _check_trained(config: Any, workdir: str) -> None:
 
 def _check_supervised(config: Any, workdir: str) -> None:
   """Raises UserError where the supervised start of a run is still to come."""
-  if config.sft.steps and not checkpoint.saved(os.path.join(workdir, 'checkpoints')):
+  if config.sft.steps and not checkpoint.saved_steps(os.path.join(workdir, 'checkpoints')):
     raise UserError(
       f'config.sft.steps={config.sft.steps} begins a run with a supervised start, and --workdir={workdir} has no '
       'checkpoint behind one; train there first, or set --config.sft.steps=0 for config.model as it is.'
@@ -336,7 +335,7 @@ def evaluate_only(
   with (
     rewards.Pool(config.rewards) as pool,
     _stage(parts),
-    console.opened(config.monitoring.console, config.steps) as screen,
+    console.open_console(config.monitoring.console, config.steps) as screen,
   ):
     state, _, _, start = _restore(parts, folder, screen, step)
     ours = _evaluator(parts, sharded_grading.Pool(pool), folder, screen)(state, start)
@@ -365,19 +364,19 @@ def export_only(
     )
   parts = setup.parts(config)
   folder = open_folder(workdir, config)
-  with console.opened(config.monitoring.console, config.steps) as screen:
+  with console.open_console(config.monitoring.console, config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen, base=base)
     params = sharding.fetch(state.params if adapter else steps.merged(parts.program, state))
     if jax.process_index() == 0:
       library, what = ('peft', 'adapter') if adapter else ('transformers', 'model')
-      card = export.card(config, step, os.path.basename(to), library)
+      card = export.model_card(config, step, os.path.basename(to), library)
       model = parts.model._replace(params=params)
       if adapter:
         model = model._replace(name=export.hub_name(config.model) or model.name)
         peft.save(to, model, parts.program.lora, dtype=dtype, card=card)
       else:
         export.save(to, model, dtype=dtype, card=card)
-      screen.say(f'{config.model if base else f"the {what} after {step} steps"} is in {to}')
+      screen.info(f'{config.model if base else f"the {what} after {step} steps"} is in {to}')
 
 
 def generate_only(
@@ -392,7 +391,7 @@ def generate_only(
   config = validate.sized(config, jax.devices())
   parts = setup.parts(config)
   folder = open_folder(workdir, config)
-  with console.opened(config.monitoring.console, config.steps) as screen:
+  with console.open_console(config.monitoring.console, config.steps) as screen:
     state, *_ = _restore(parts, folder, screen, base=base)
   model = parts.model._replace(params=steps.merged(parts.program, state))
   told = dict(

@@ -167,9 +167,9 @@ def plan(fault: dict, run: str) -> None:
     retention=lambda: wrap(shutil, 'rmtree', happen, old),
     propose=lambda: wrap(host_step, 'propose', happen),
     land=lambda: wrap(host_step, 'land', happen),
-    rollouts=lambda: wrap(run_dir.Workdir, 'write_rollouts', happen),
+    rollouts=lambda: wrap(run_dir.RunDirectory, 'write_rollouts', happen),
     half_row=lambda: half_row(happen),
     row=lambda: wrap(metrics_log.Writer, 'write', happen, of_metrics, after=True),
-    evaluation=lambda: wrap(run_dir.Workdir, 'write_eval', happen),
+    evaluation=lambda: wrap(run_dir.RunDirectory, 'write_eval', happen),
   )
   return stages[at]()

@@ -131,7 +131,7 @@ def latest(folder: str, only: int | None = None) -> int | None:
   """
   found, told = None, ''
   if _first():
-    there = sorted(saved(folder), reverse=True)
+    there = sorted(saved_steps(folder), reverse=True)
     if only is not None and only not in there:
       raise UserError(f'--step={only} has no checkpoint in {folder}; there are: {there or "none"}.')
     for step in there if only is None else [only]:
@@ -184,7 +184,7 @@ def host_state(folder: str, step: int) -> dict[str, Any]:
 
 def saved_config(folder: str) -> dict[str, Any] | None:
   """The configuration of the newest checkpoint whose host state is as it was written; None where there is none."""
-  for step in sorted(saved(folder), reverse=True):
+  for step in sorted(saved_steps(folder), reverse=True):
     path = os.path.join(folder, f'step_{step:06d}')
     if not manifest.damage(path, 'host.json'):
       return json.loads(safe_files.read(os.path.join(path, 'host.json'))).get('config')
@@ -224,7 +224,7 @@ def _barrier(name: str) -> None:
     multihost_utils.sync_global_devices(f'checkpoint {name}')
 
 
-def saved(folder: str) -> list[int]:
+def saved_steps(folder: str) -> list[int]:
   """The steps of the checkpoints there, whole or not. Source: none."""
   names = os.listdir(folder) if os.path.isdir(folder) else []
   return [int(m.group(1)) for m in map(_NAME.match, names) if m]
@@ -242,7 +242,7 @@ def _retain(folder: str, step: int, keep: int) -> None:
   Steps after it are of a run that was overtaken: `latest` found them broken and began earlier.
   Counted as new ones, they would push whole checkpoints out.
   """
-  steps = sorted(saved(folder))
+  steps = sorted(saved_steps(folder))
   kept = [s for s in steps if s <= step][-max(keep, 1) :]
   for other in set(steps) - set(kept):
     path = os.path.join(folder, f'step_{other:06d}')

@@ -64,7 +64,7 @@ def checksum(path: str, expected_bytes: int | None = None) -> list[int]:
   size, crc = os.path.getsize(path), 0
   if expected_bytes not in (None, size):
     return [size, -1]
-  with safe_files.opened(path, 'rb') as file:
+  with safe_files.open_regular(path, 'rb') as file:
     for chunk in iter(functools.partial(file.read, _CHUNK_BYTES), b''):
       crc = zlib.crc32(chunk, crc)
   return [size, crc]

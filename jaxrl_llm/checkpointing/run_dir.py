@@ -52,7 +52,7 @@ _TOLD = 8  # differing fields named in a refusal
 _STARTS = 100  # entries kept in environment.json
 
 
-class Workdir(NamedTuple):
+class RunDirectory(NamedTuple):
   """Where a run keeps its files."""
 
   root: str
@@ -75,7 +75,7 @@ class Workdir(NamedTuple):
   def checkpoints(self) -> str:
     return os.path.join(self.root, 'checkpoints')
 
-  def committed(self, step: int) -> None:
+  def record_checkpoint(self, step: int) -> None:
     """Records in checkpoint.json that the checkpoint of `step` is on disk."""
     write(os.path.join(self.root, _COMMITTED), json.dumps(dict(step=step)))
 
@@ -122,7 +122,7 @@ def open_run(
   exclusive: bool = True,
   steps: Sequence[int] | None = None,
   saved: dict[str, Any] | None = None,
-) -> Workdir:
+) -> RunDirectory:
   """Makes the folder of a run, or checks that it is of the same config. Source: none.
 
   `exclusive` keeps a second process out for as long as the result lives. `steps` are those of the
@@ -153,7 +153,7 @@ def open_run(
     raise UserError(
       f'--workdir={root} cannot be used ({error}); choose a folder to write in.'
     ) from error
-  return Workdir(root, changed, lock)
+  return RunDirectory(root, changed, lock)
 
 
 def fingerprint(config: dict[str, Any]) -> str:
@@ -165,7 +165,7 @@ def fingerprint(config: dict[str, Any]) -> str:
   return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Spent:
+class TimeSpent:
   """Seconds of a run beside its steps, by what they went to: timing.json, added up over its starts."""
 
   def __init__(self, root: str):
@@ -310,7 +310,7 @@ def _lock(root: str) -> Any:
   """Two processes in one folder would write each other's files."""
   import fcntl  # not on Windows, where the parts can be imported all the same
 
-  file = safe_files.opened(os.path.join(root, '.lock'), 'a+')
+  file = safe_files.open_regular(os.path.join(root, '.lock'), 'a+')
   try:
     # A record lock, which workers do not inherit: it ends with this process, however that ends.
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

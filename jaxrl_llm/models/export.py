@@ -69,7 +69,7 @@ def begun(folder: str, dtype: str, card: str) -> Iterator[str]:
   """
   if dtype not in DTYPES:
     raise UserError(f'--dtype={dtype!r} is unknown; choose one of: {", ".join(DTYPES)}.')
-  if why := safe_files.why_no_folder(folder):
+  if why := safe_files.folder_write_problem(folder):
     raise UserError(
       f'--to={folder!r} cannot be written: {why}; name a folder that is empty, or that is not there.'
     )
@@ -155,7 +155,7 @@ def tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
   """Every tensor by its name in Hugging Face's files, matrices [out, in]. Source: none."""
   for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
     ours = '/'.join(str(k.key) for k in path)
-    theirs = huggingface.their_name(ours, model.config)
+    theirs = huggingface.hugging_face_name(ours, model.config)
     value = np.asarray(leaf)
     if ours.endswith('scale'):
       value = value - np.float32(families.norm_offset(model.config))

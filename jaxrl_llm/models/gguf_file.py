@@ -66,7 +66,7 @@ def read_config(path: str) -> ModelConfig:
 def _open(path: str) -> tuple[ModelConfig, dict[str, Any], dict[str, Any]]:
   """Config, metadata, and tensors by name, still in the file."""
   try:
-    with safe_files.opened(path, 'rb') as file:
+    with safe_files.open_regular(path, 'rb') as file:
       _check_lengths(file)
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -147,10 +147,10 @@ def _config(
   fields: dict[str, Any], architecture: str, tensors: dict[str, Any], where: str
 ) -> ModelConfig:
   get = lambda name, default=None: fields.get(f'{architecture}.{name}', default)  # noqa: E731
-  size = lambda name, default=None: size_limits.whole(  # noqa: E731
+  size = lambda name, default=None: size_limits.positive_int(  # noqa: E731
     get(name, default), f'{where}: {architecture}.{name}'
   )
-  rate = lambda name, default=None: size_limits.number(  # noqa: E731
+  rate = lambda name, default=None: size_limits.positive_float(  # noqa: E731
     get(name, default), f'{where}: {architecture}.{name}'
   )
   if get('rope.scaling.type', 'none') != 'none':
@@ -177,7 +177,7 @@ def _config(
     family=architecture,
     tied='output.weight' not in tensors,
   )
-  return size_limits.checked(config, where)
+  return size_limits.validated(config, where)
 
 
 def _their_name(where: list[str]) -> str:

@@ -34,7 +34,7 @@ def bar(done: int, total: int, width: int, ascii_only: bool = False) -> tuple[st
   return ('#' if ascii_only else '━') * filled, ('-' if ascii_only else '─') * (width - filled)
 
 
-def folded(text: str, width: int, first: str = '', rest: str = '') -> list[str]:
+def wrap_lines(text: str, width: int, first: str = '', rest: str = '') -> list[str]:
   """Lines of at most `width` columns: `first` and the text, and `rest` before what does not fit beside it.
 
   Broken where there are two spaces, so that names keep their numbers; else between words. A word that is longer than
@@ -54,7 +54,7 @@ def folded(text: str, width: int, first: str = '', rest: str = '') -> list[str]:
   return told
 
 
-def spark(values: Sequence[float | None], width: int = 60, ascii_only: bool = False) -> str:
+def sparkline(values: Sequence[float | None], width: int = 60, ascii_only: bool = False) -> str:
   """A curve in one line: means over equal stretches, on a scale that holds 0 and 1. Source: none."""
   means = _means(values, width)
   if not means:
@@ -135,7 +135,7 @@ class Gains:
     lines = [f'held-out accuracy before -> {self._told}, and the gain in points']
     lines += [f'{data}  {name}  {a} -> {b}  {gain}' for data, name, a, b, gain in known]
     for line in lines:
-      for part in folded(line, options.max_width, rest='  '):
+      for part in wrap_lines(line, options.max_width, rest='  '):
         yield Text(part, overflow='fold')
 
 

@@ -44,13 +44,13 @@ _SHOWN = (
 KINDS = ('auto', 'plain', 'quiet', 'json')
 
 
-def opened(kind: str, steps: int) -> Console:
+def open_console(kind: str, steps: int) -> Console:
   """The screen that config.monitoring.console names. Source: none.
 
   auto: a live table in a terminal and lines elsewhere; plain: lines; quiet: warnings alone; json: an object a line.
   """
   if kind == 'json':
-    return Lines(steps)
+    return JsonConsole(steps)
   if kind == 'quiet':
     return Console(steps, Rich(quiet=True), loud=Rich(stderr=True, quiet=jax.process_index() != 0))
   return Console(steps, live=kind == 'auto')
@@ -92,7 +92,7 @@ class Console:
     """What is about to run, one fact a line."""
     self._print(ascii_plot.banner(**facts))
 
-  def say(self, text: str) -> None:
+  def info(self, text: str) -> None:
     """A line that stays."""
     self._print(text, first=self._clock())
 
@@ -109,7 +109,7 @@ class Console:
     """
     took = '' if last_s is None else f' (the last time that took {ascii_plot.duration(last_s)})'
     self._status = f'compiling {what} ...{took}'
-    self.say(self._status)
+    self.info(self._status)
     self._refresh()
 
   def history(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -137,7 +137,7 @@ class Console:
     told = '  '.join(
       f'{k.rsplit("/", 1)[-1]} {ascii_plot.percent(v)}' for k, v in metrics.items() if '/all/' in k
     )
-    self.say(f'held-out at step {step}:  {told}')
+    self.info(f'held-out at step {step}:  {told}')
 
   def finish(self, root: str) -> None:
     """The learning curve and the table of before and after."""
@@ -161,7 +161,7 @@ class Console:
     out, text = out or self._rich, self._known(text)
     if out.is_terminal:
       rest = ' ' * (len(first) if out.width >= 60 else min(len(first), 2))
-      text, first = '\n'.join(ascii_plot.folded(text, out.width, first, rest)), ''
+      text, first = '\n'.join(ascii_plot.wrap_lines(text, out.width, first, rest)), ''
     out.print(first + text, markup=False, highlight=False, soft_wrap=True)
 
   def _known(self, text: str) -> str:
@@ -216,17 +216,17 @@ class Console:
   def _lines(self) -> list[Text]:
     """The table, no line wider and not more of them than the terminal has room for: the last figures give way."""
     width, height = self._rich.size
-    below = [Text(line, 'cyan') for line in ascii_plot.folded(self._status, width) if line]
+    below = [Text(line, 'cyan') for line in ascii_plot.wrap_lines(self._status, width) if line]
     if self._warnings:
       told = f'warnings: {len(self._warnings)}, the last: {self._known(self._warnings[-1])}'
-      below += [Text(line, 'yellow') for line in ascii_plot.folded(told, width)]
+      below += [Text(line, 'yellow') for line in ascii_plot.wrap_lines(told, width)]
     lines = self._grid(width) if self._last else []
     if self._last:
-      shares = ascii_plot.spark(self._rewards, max(min(60, width - 7), 1), self._ascii)
+      shares = ascii_plot.sparkline(self._rewards, max(min(60, width - 7), 1), self._ascii)
       lines.append(Text.assemble(('reward ', 'dim'), shares))
     if self._difficulty and width >= 40:
       top = max(self._difficulty) or 1.0
-      shares = ascii_plot.spark([x / top for x in self._difficulty], ascii_only=self._ascii)
+      shares = ascii_plot.sparkline([x / top for x in self._difficulty], ascii_only=self._ascii)
       lines.append(Text.assemble(('prompts ', 'dim'), 'hard ', shares, ' easy'))
     room = max(height - 2 - len(below), 0)  # beside the bar, and the cursor's line
     return [self._bar(width), *lines[:room], *below][: max(height - 1, 1)]
@@ -254,7 +254,7 @@ class Console:
     return lines
 
 
-class Lines(Console):
+class JsonConsole(Console):
   """What another program reads: a JSON object a line on standard output, {"event": …, "seconds": …, …}."""
 
   def __init__(self, steps: int, out: TextIO | None = None):
@@ -264,7 +264,7 @@ class Lines(Console):
   def banner(self, **facts: Any) -> None:
     self._line('banner', **{name: str(fact) for name, fact in facts.items()})
 
-  def say(self, text: str) -> None:
+  def info(self, text: str) -> None:
     self._line('say', text=text)
 
   def warn(self, text: str) -> None:

@@ -23,7 +23,7 @@ def window(spec: str) -> tuple[int, int] | None:
   return int(found[1]), int(found[2])
 
 
-class Trace:
+class TraceWindow:
   """Call `at` before each step, and `done` after the last one. Each process writes its own part."""
 
   def __init__(self, spec: str, root: str):
@@ -33,7 +33,7 @@ class Trace:
       # Else a program may come from the cache with the names of an older version's code.
       jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
 
-  def at(self, step: int, pending: Any) -> str:
+  def before_step(self, step: int, pending: Any) -> str:
     """Starts or stops the trace; returns what to say, if anything. `pending`: arrays that a stop waits for."""
     if self._window is None:
       return ''
@@ -43,9 +43,9 @@ class Trace:
       jax.profiler.start_trace(self._folder)
       self._on = True
       return f'tracing steps {step} to {last - 1}'
-    return self.done(pending) if self._on and step >= last else ''
+    return self.stop(pending) if self._on and step >= last else ''
 
-  def done(self, pending: Any) -> str:
+  def stop(self, pending: Any) -> str:
     """Stops the trace, if it is on; returns what to say."""
     if not self._on:
       return ''

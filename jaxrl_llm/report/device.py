@@ -12,7 +12,7 @@ from absl import logging
 from jaxrl_llm.checkpointing import metrics_log, safe_files
 from jaxrl_llm.profiling import xplane
 
-FLOOR = 'floor.json'  # what the run wrote of its program: see jaxrl_llm/profiling/roofline.py
+ROOFLINE_FILE = 'floor.json'  # what the run wrote of its program: see jaxrl_llm/profiling/roofline.py
 _READ = 'parts.json'  # what was read of the newest trace: reading it again takes long
 
 
@@ -26,7 +26,7 @@ def device(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
   found = _read(where, paths) if paths else None
   if not found:
     return None
-  told = _json(os.path.join(where, FLOOR)) or {}
+  told = _json(os.path.join(where, ROOFLINE_FILE)) or {}
   first, last = told.get('steps') or (0, 1)
   steps, each = max(last - first, 1), lambda x: float(f'{x / max(last - first, 1):.4g}')
   return dict(

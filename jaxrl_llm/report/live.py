@@ -20,7 +20,7 @@ from jaxrl_llm.types import Row, UserError
 _REST = 50
 
 
-class Live:
+class LiveReport:
   """`step` after every landed step, `finish` at the end. What goes wrong here is a warning, and once."""
 
   def __init__(
@@ -31,12 +31,12 @@ class Live:
     self._curriculum, self._rows = curriculum, rows
     self._rollouts, self._next, self._warned = Rollouts(folder), 0.0, False
 
-  def step(self) -> None:
+  def write_if_due(self) -> None:
     """Writes if it is time to."""
     if self._every_s and time.monotonic() >= self._next:
-      self.finish()
+      self.write()
 
-  def finish(self) -> None:
+  def write(self) -> None:
     """Writes."""
     if not self._first:
       return

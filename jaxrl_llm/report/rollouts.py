@@ -114,7 +114,7 @@ def lines(path: str) -> list[dict[str, Any]]:
 def _parsed(path: str) -> list[tuple[str, dict[str, Any]]]:
   found = []
   try:
-    with safe_files.opened(path, errors='replace') as file:
+    with safe_files.open_regular(path, errors='replace') as file:
       # Not splitlines, which cuts at characters that JSON leaves in its strings.
       for line in file.read().split('\n'):
         try:

@@ -12,7 +12,7 @@ from jaxrl_llm.report.run_reader import gather
 from jaxrl_llm.types import UserError
 
 
-def run(folders: list[str], to: str = '') -> str:
+def write_report(folders: list[str], to: str = '') -> str:
   """Prints the curriculum and the health of each run, and writes one page of all; returns where that is.
 
   `to`: the file; '' = report.html in the first folder. Raises UserError for a folder that is no run's, and for a page

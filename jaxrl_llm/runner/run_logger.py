@@ -44,11 +44,11 @@ class Journal:
       self._rows = open_(metrics_log.Writer(folder.metrics, first_row, first, also=also))
       self._choices = open_(metrics_log.Writer(folder.choices, start, first, sync=False))
       self._stack = stack.pop_all()
-    self._trace = trace_window.Trace(config.monitoring.profile.steps, folder.root)
+    self._trace = trace_window.TraceWindow(config.monitoring.profile.steps, folder.root)
     if first and config.monitoring.profile.steps:
       self._floor(trace_window.window(config.monitoring.profile.steps))
     rows = parts.tables.train.rows
-    self._live = report.Live(
+    self._live = report.LiveReport(
       folder.root, config.monitoring.report_every_s, parts.curriculum, rows, first
     )
     self._compiled = _Compiled(config, first)
@@ -69,7 +69,7 @@ class Journal:
 
   def begins(self, index: int, state: Any) -> None:
     """Before a step."""
-    self._say(self._trace.at(index, state))
+    self._say(self._trace.before_step(index, state))
 
   def chose(self, told: dict[str, Any]) -> None:
     """Which prompts a step asks, and why: see `tell.choice`."""
@@ -92,7 +92,7 @@ class Journal:
       self._folder.write_rollouts(flight.index, landed.told)
       if parts.labels is not None:
         self._folder.write_suspects(host_step.suspects(parts))
-    self._live.step()
+    self._live.write_if_due()
 
   def examined(self, step: int, found: dict[str, Any]) -> None:
     """An evaluation, which is in its file by now."""
@@ -100,11 +100,11 @@ class Journal:
 
   def ends(self, state: Any) -> None:
     """After the last step."""
-    self._say(self._trace.done(state))
+    self._say(self._trace.stop(state))
 
   def finish(self) -> None:
     """All is written but the report."""
-    self._live.finish()
+    self._live.write()
     self._screen.finish(self._folder.root)
 
   def _say(self, text: str) -> None:
@@ -113,8 +113,8 @@ class Journal:
 
   def _floor(self, steps: tuple[int, int]) -> None:
     """What the traced steps take at best, for the report."""
-    told = roofline.told(self._parts.program) | dict(steps=steps)
-    path = os.path.join(self._folder.root, 'profile', report.FLOOR)
+    told = roofline.report(self._parts.program) | dict(steps=steps)
+    path = os.path.join(self._folder.root, 'profile', report.ROOFLINE_FILE)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     run_dir.write(path, json.dumps(told))
 

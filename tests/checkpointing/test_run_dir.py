@@ -232,7 +232,7 @@ def test_the_revision_is_of_the_package_or_none(tmp_path):
 
 def test_seconds_beside_the_steps_add_up_over_starts(tmp_path):
   (tmp_path / 'timing.json').write_text('{"evaluation": 2.5}')
-  spent = run_dir.Spent(str(tmp_path))
+  spent = run_dir.TimeSpent(str(tmp_path))
   spent.add('evaluation', 1.25)
   assert spent.timed('checkpoints', lambda a, b: a + b)(1, 2) == 3
   with pytest.raises(KeyError), spent.on('compilation'):
@@ -240,18 +240,18 @@ def test_seconds_beside_the_steps_add_up_over_starts(tmp_path):
   told = json.loads((tmp_path / 'timing.json').read_text())
   assert told['evaluation'] == 3.75 and set(told) == {'evaluation', 'checkpoints'}
   (tmp_path / 'timing.json').write_text('[')
-  run_dir.Spent(str(tmp_path)).add('evaluation', 1.0)
+  run_dir.TimeSpent(str(tmp_path)).add('evaluation', 1.0)
   assert json.loads((tmp_path / 'timing.json').read_text()) == {'evaluation': 1.0}
 
 
-def checkpointed(root, step: int = 4, **changes) -> run_dir.Workdir:
+def checkpointed(root, step: int = 4, **changes) -> run_dir.RunDirectory:
   """A run directory with metrics and one checkpoint, whose host state holds its config."""
   config = make('steps=9', *(f'{k}={v}' for k, v in changes.items()))
   run = train.open_folder(str(root), config)
   with metrics_log.Writer(run.metrics, 0) as writer:
     for index in range(step + 1):
       writer.write({metrics_log.STEP: index})
-  with checkpoint.Saver(run.checkpoints, 2, run.committed) as saver:
+  with checkpoint.Saver(run.checkpoints, 2, run.record_checkpoint) as saver:
     saver.save(step, {'a': np.zeros(2)}, dict(config=json.loads(config.to_json())))
   return run
 
@@ -327,6 +327,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
 
 def test_when_the_newest_checkpoint_was_deleted_it_says_where_the_run_goes_on(tmp_path, caplog):
   run = checkpointed(tmp_path)
-  run.committed(6)
+  run.record_checkpoint(6)
   train.open_folder(str(tmp_path), make('steps=9'))
   assert 'the checkpoint of step 6 is gone' in caplog.text and 'step 4' in caplog.text

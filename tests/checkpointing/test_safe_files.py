@@ -173,9 +173,9 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
     ('/dev/zero', 'device'),
   ):
     with pytest.raises(OSError, match=f'it is a {kind}, not a regular file'):
-      safe_files.opened(str(path))
+      safe_files.open_regular(str(path))
   with pytest.raises(FileNotFoundError):
-    safe_files.opened(str(tmp_path / 'absent'))
+    safe_files.open_regular(str(tmp_path / 'absent'))
 
 
 def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path):

@@ -131,7 +131,7 @@ def test_logged_warnings_join_the_live_table_and_then_leave_it():
 def test_without_utf8_it_speaks_ascii():
   def more(screen):
     everything(screen)
-    screen.say('loss 1 → 2')
+    screen.info('loss 1 → 2')
 
   for terminal in (False, True):
     text = show(more, encoding='ascii', terminal=terminal)
@@ -214,10 +214,10 @@ def test_a_curve_fits_its_width():
 
 
 def test_a_spark_line_has_room_for_zero_and_one():
-  assert ascii_plot.spark([0.0, 0.5, 1.0]) == '▁▅█'
-  assert ascii_plot.spark([0.5] * 3) == '▅▅▅'
-  assert ascii_plot.spark([-1.0, 3.0]) == '▁█'
-  assert ascii_plot.spark([]) == '' and len(ascii_plot.spark(list(range(99)), width=10)) == 10
+  assert ascii_plot.sparkline([0.0, 0.5, 1.0]) == '▁▅█'
+  assert ascii_plot.sparkline([0.5] * 3) == '▅▅▅'
+  assert ascii_plot.sparkline([-1.0, 3.0]) == '▁█'
+  assert ascii_plot.sparkline([]) == '' and len(ascii_plot.sparkline(list(range(99)), width=10)) == 10
 
 
 def test_before_and_after_without_a_step():
@@ -268,7 +268,7 @@ def test_what_compiling_took_the_last_time_is_said():
 
 def test_a_program_reads_a_json_object_a_line():
   pipe = Pipe()
-  with console.Lines(2, pipe) as screen:
+  with console.JsonConsole(2, pipe) as screen:
     screen.banner(model='m')
     screen.compiling('the step', 2.0)
     screen.evaluation(0, EVALUATION)
@@ -284,7 +284,7 @@ def test_a_program_reads_a_json_object_a_line():
 
 @pytest.mark.parametrize('kind', console.KINDS)
 def test_every_kind_of_screen_takes_a_run(kind, capsys):
-  with console.opened(kind, 75) as screen:
+  with console.open_console(kind, 75) as screen:
     everything(screen)
     screen.warn('slow')
   out, err = capsys.readouterr()
@@ -378,15 +378,15 @@ def test_a_window_made_narrower_has_no_remnants():
 
 def test_lines_break_between_figures_and_paths_stay_whole():
   text = 'held-out at step 0: greedy 50.0%  mean@2 31.2%  best@2 37.5%'
-  assert ascii_plot.folded(text, 45, '   1 s  ', '        ') == [
+  assert ascii_plot.wrap_lines(text, 45, '   1 s  ', '        ') == [
     '   1 s  held-out at step 0: greedy 50.0%',
     '        mean@2 31.2%  best@2 37.5%',
   ]
   path = '/a/very/long/path/that/has/no/room'
-  assert ascii_plot.folded(f'all is in {path}', 20) == ['all is in', path]
-  assert ascii_plot.folded('  a  1\n  b  2', 20) == ['  a  1', '  b  2']
-  assert ascii_plot.folded('漢字漢字 漢字漢字', 10) == ['漢字漢字', '漢字漢字']  # two columns each
-  assert ascii_plot.folded('', 10) == ['']
+  assert ascii_plot.wrap_lines(f'all is in {path}', 20) == ['all is in', path]
+  assert ascii_plot.wrap_lines('  a  1\n  b  2', 20) == ['  a  1', '  b  2']
+  assert ascii_plot.wrap_lines('漢字漢字 漢字漢字', 10) == ['漢字漢字', '漢字漢字']  # two columns each
+  assert ascii_plot.wrap_lines('', 10) == ['']
 
 
 def test_a_terminal_that_cannot_draw_gets_lines():

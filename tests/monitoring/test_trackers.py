@@ -136,12 +136,12 @@ def test_a_trace_covers_its_window(tmp_path, monkeypatch):
   monkeypatch.setattr(jax.profiler, 'start_trace', lambda folder: events.append(('start', folder)))
   monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: events.append('stop'))
   for first, steps, last in ((0, 10, 5), (5, 8, 8), (7, 10, 10), (11, 13, 13)):
-    trace = trace_window.Trace('4:8', str(tmp_path))
+    trace = trace_window.TraceWindow('4:8', str(tmp_path))
     seen = []
     for step in range(first, steps):
-      trace.at(step, ())
+      trace.before_step(step, ())
       seen.append(bool(events) and events[-1] != 'stop')
-    trace.done(())
+    trace.stop(())
     assert seen == [4 <= step < 8 for step in range(first, steps)], last
     assert events in ([], [('start', str(tmp_path / 'profile')), 'stop'])
     events.clear()

@@ -9,7 +9,7 @@ import pytest
 import run_folder
 
 from jaxrl_llm.profiling import xplane
-from jaxrl_llm.report import FLOOR, page, run_reader
+from jaxrl_llm.report import ROOFLINE_FILE, page, run_reader
 from jaxrl_llm.report.device import device
 
 FOUND = dict(
@@ -38,7 +38,7 @@ def run(tmp_path, monkeypatch):
   session = tmp_path / 'run/profile/plugins/profile/2026_01_01'
   session.mkdir(parents=True)
   (session / 'vm.xplane.pb').write_bytes(b'1')
-  with open(f'{folder}/profile/{FLOOR}', 'w') as file:
+  with open(f'{folder}/profile/{ROOFLINE_FILE}', 'w') as file:
     json.dump(TOLD, file)
   read = []
   monkeypatch.setattr(xplane, 'read', lambda paths: (read.append(paths), FOUND)[1])
@@ -77,7 +77,7 @@ def test_of_a_known_chip_the_floor_stands_beside_what_was_measured(run):
   known |= dict(chip=dict(flops=1e9))
   for name, seconds in (('update', 0.5), ('round', 0.04), ('prefill', 0.1)):
     known[name]['seconds'] = seconds
-  with open(f'{folder}/profile/{FLOOR}', 'w') as file:
+  with open(f'{folder}/profile/{ROOFLINE_FILE}', 'w') as file:
     json.dump(known, file)
   told = device(folder, rows)
   assert told['known'] and [one['seconds'] for one in told['floors']] == [0.5, 7.5 * 0.04 + 0.1]
@@ -92,7 +92,7 @@ def test_without_a_trace_or_with_a_broken_one_there_is_nothing(run, monkeypatch,
 
   monkeypatch.setattr(xplane, 'read', broken)
   assert device(folder, rows) is None and 'cannot be read: ValueError: no trace' in caplog.text
-  with open(f'{folder}/profile/{FLOOR}', 'w') as file:
+  with open(f'{folder}/profile/{ROOFLINE_FILE}', 'w') as file:
     file.write('{')
   os.remove(f'{folder}/profile/parts.json')
   monkeypatch.setattr(xplane, 'read', lambda paths: FOUND)

@@ -207,16 +207,16 @@ def test_a_run_writes_it_seldom_and_survives_what_goes_wrong(tmp_path, monkeypat
 
   monkeypatch.setattr(report.live.page, 'write', write)
   monkeypatch.setattr(report.live.told, 'make', lambda *_: (_ for _ in ()).throw(UserError('none')))
-  live = report.Live(folder, 60.0, None, (), True)
+  live = report.LiveReport(folder, 60.0, None, (), True)
   for _ in range(300):
-    live.step()
+    live.write_if_due()
     clock[0] += 1.0
   # A page that takes two seconds is written every hundred, however often it is asked for.
   assert written == [100.0, 202.0, 304.0]
-  live.finish()
+  live.write()
   assert len(written) == 4
-  other = report.Live(folder, 60.0, None, (), False)
-  other.finish()
-  rare = report.Live(folder, 0.0, None, (), True)
-  rare.step()
+  other = report.LiveReport(folder, 60.0, None, (), False)
+  other.write()
+  rare = report.LiveReport(folder, 0.0, None, (), True)
+  rare.write_if_due()
   assert len(written) == 4

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import curriculum
-from jaxrl_llm.checkpointing import run_dir as workdirs
+from jaxrl_llm.checkpointing import run_dir
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.curriculum.curriculum import Proposal
 from jaxrl_llm.runner import host_step
@@ -661,7 +661,7 @@ def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_th
 def test_a_batch_is_exhibited_with_all_its_arrays_and_in_words(tmp_path):
   got, parts = landed(Sevens(), [STOPPED] * B)
   arrays, rows = host_step.tell.exhibit(parts, got.batch)
-  path = workdirs.Workdir(str(tmp_path)).write_non_finite(12, arrays, rows)
+  path = run_dir.RunDirectory(str(tmp_path)).write_non_finite(12, arrays, rows)
   with np.load(f'{path}.npz') as kept:
     assert {'prompts.tokens_PxL', 'rollout.logp_BxT', 'reward_B', 'correct_B'} <= set(kept)
     np.testing.assert_array_equal(kept['rollout.tokens_BxT'], got.batch.rollout.tokens_BxT)
