@@ -1,4 +1,4 @@
-"""Eighteen ways in which other trainers went wrong: the table in BUILD_NOTES.md names the tests against each.
+"""Eighteen ways in which other trainers went wrong: the table in tests/bug_classes.md names the tests against each.
 
 Most of these tests lie beside what they test; those that cross several parts are here.
 """
@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def table() -> list[list[str]]:
-  text = (ROOT / 'BUILD_NOTES.md').read_text().split('<!-- bug classes -->')
+  text = (ROOT / 'tests' / 'bug_classes.md').read_text().split('<!-- bug classes -->')
   assert len(text) == 3
   lines = [line for line in text[1].splitlines() if line.startswith('|')][2:]
   return [[cell.strip() for cell in line.strip('|').split('|')] for line in lines]
