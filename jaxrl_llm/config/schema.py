@@ -1,270 +1,511 @@
-"""Every field of the configuration, with its default and what it is."""
+"""Every field of the configuration, with its type, its default and its meaning: one frozen dataclass a section."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
 import ml_collections
+
+# What config.json can hold: numbers, text, and lists or dicts of them.
+Setting: TypeAlias = (
+  'bool | int | float | str | tuple[Setting, ...] | list[Setting] | Mapping[str, Setting]'
+)
+
+
+class Section:
+  """A part of the configuration: read as attributes, or as a mapping whose names are sorted."""
+
+  def keys(self) -> list[str]:
+    """The names of the fields."""
+    return sorted(self._entries())
+
+  def items(self) -> list[tuple[str, Any]]:
+    """Pairs of a name and a value."""
+    return sorted(self._entries().items())
+
+  def get(self, name: str, default: Any = None) -> Any:
+    """The field of that name, or `default`."""
+    return self._entries().get(name, default)
+
+  def __getitem__(self, name: str) -> Any:
+    return self._entries()[name]
+
+  def __contains__(self, name: object) -> bool:
+    return name in self._entries()
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self.keys())
+
+  def to_dict(self) -> dict[str, Any]:
+    """Plain dicts, in the order of the fields."""
+    return {
+      name: value.to_dict() if isinstance(value, Section) else value
+      for name, value in self._entries().items()
+    }
+
+  def to_json(self, **options: Any) -> str:
+    """The text of config.json; `options` are those of json.dumps."""
+    return json.dumps(self.to_dict(), **options)
+
+  def _entries(self) -> dict[str, Any]:
+    """Fields by name; the settings of a function stand beside its name, as they do in a config file."""
+    entries = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    return entries | entries.pop('settings', {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage(Section):
+  """A function by name and its keyword settings: `dict(fn='clip', low=0.2, high=0.28)` of a config file."""
+
+  fn: str
+  settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+
+
+def stage(fn: str, **settings: Setting) -> Stage:
+  """Stage(fn, settings)."""
+  return Stage(fn, settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScratchConfig(Section):
+  """config.model='scratch': a character-level decoder with random weights."""
+
+  width: int = 128  # features of the residual stream
+  layers: int = 5
+  heads: int = 4  # query heads
+  kv_heads: int = 4  # key-value heads; a divisor of heads
+  mlp: int = 512  # features inside a feed-forward layer
+  max_tokens: int = 128  # longest prompt and completion together
+  experts: int = 0  # of a mixture; 0 = a dense feed-forward layer
+  experts_per_token: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig(Section):
+  """How the update is computed."""
+
+  minibatches: int = 1  # optimizer steps per batch; 1 = strictly on-policy
+  microbatch_rollouts: int = 0  # rows of one gradient-accumulation pass; 0 = the whole minibatch
+  # recompute layer activations in the backward pass: True, False, or auto = not on CPU
+  remat: bool | str = 'auto'
+  # xla, or on TPUs splash: a kernel that does not write attention scores to memory
+  attention: str = 'xla'
+  quantize: bool = False  # the forward pass reads kernels rounded as in rollout.weights_dtype
+  # tokens of a mixture go to the experts that were chosen while sampling (R3)
+  replay_experts: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramConfig(Section):
+  """Draft tokens looked up in the group's own completions; they save decode iterations and change no token."""
+
+  match: int = 3  # longest context to look up, in tokens
+  draft: int = 0  # tokens drafted per decode iteration; 0 = off
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig(Section):
+  """How completions are sampled."""
+
+  # rows decoded at once; 0 = all. A finished row hands its slot to the next in the queue
+  slots: int = 0
+  queue_order: Stage = stage('fifo')  # order of the rows that wait for a slot
+  length_schedule: Stage = stage('constant')  # tokens that a completion may have, by step
+  stop: Stage = stage('none')  # when the update begins although rows still run
+  # a prompt's earlier completions as drafts: lenient(lenience), or coupled, which is exact but samples earlier
+  # completions again as long as the policy agrees, so that prompts with a settled answer are explored less
+  draft: Stage = stage('none')
+  draft_memory_mb: int = 1024  # of those drafts on the host; least recent prompts are dropped first
+  early_exit: Stage = stage('none')  # ends a row early: repetition, entropy, marker
+  pruning: Stage = stage('none')  # begins more rollouts than are learned from: quality, uniform
+  cache_dtype: str = 'auto'  # of keys and values: float32, bfloat16, int8; auto = that of compute
+  # of the kernels while sampling: float32, bfloat16, int8, float8_e4m3fn; auto = that of compute
+  weights_dtype: str = 'auto'
+  # widths of the cache, each twice the one before, so that attention costs by the longest row so far
+  windows: int = 1
+  test_every: int = 1  # decode iterations between two tests of whether the loop may end
+  ngram: NgramConfig = NgramConfig()
+  tree: Stage = stage('none')  # rollouts of a group branch from one another: latr, echo
+  lockstep: bool = (
+    True  # all devices run equally many decode iterations; False: each ends by itself
+  )
+  max_age: int = 4  # steps over which an unfinished rollout may be continued
+  # keep the keys and values of unfinished rollouts, instead of encoding them again
+  carry_cache: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig(Section):
+  """What the update minimizes: the stages of a policy-gradient loss."""
+
+  advantage: Stage = stage('group_normalized', eps=1e-6)
+  # how a row's advantage is spread over its tokens: gae, process, steps, gigpo, turn_whitened
+  credit_assignment: Stage = stage('row')
+  # a second model for credit assignment, which starts as a copy of the policy: critic, outcome, preference
+  auxiliary_model: Stage = stage('none')
+  # weights for a sampler that differs from the old policy; recomputes log-probs
+  importance_correction: Stage = stage('none')
+  # denominator of the ratio: recorded, before, average(decay), interpolated
+  old_policy: Stage = stage('auto')
+  ratio: Stage = stage('token')
+  advantage_modulation: Stage = stage(
+    'none'
+  )  # scales advantages by the policy's uncertainty: unsure
+  trust_region: Stage = stage('clip', low=0.2, high=0.2)
+  token_weighting: Stage = stage('none')  # weights of tokens; 0 = masked out
+  kl: Stage = stage('none')  # KL penalty toward a frozen copy of the first weights: k1, k2, k3
+  aggregation: Stage = stage('sequence_mean')
+  # denominator of the KL term; auto: that of its paper, else that of the policy term
+  kl_aggregation: Stage = stage('auto')
+  lr_scale: Stage = stage('none')  # learning rate by batch: effective_sample_size
+  # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts, suffix_weighted
+  sft_loss: Stage = stage('none')
+  distillation: Stage = stage('none')  # a teacher's log-probs instead of rewards: on_policy
+  teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none
+  reward_shaping: Stage = stage(
+    'none'
+  )  # changes rewards by length or success rate, before advantages
+  # keep | mask: whether zero-variance groups (before reward_shaping) count in the denominator
+  zero_variance: Stage = stage('keep')
+  # noise in the forward pass of the update: layerwise(sigma, learning_rate)
+  activation_noise: Stage = stage('none')
+  weigh_rows: bool = True  # rows kept at random count 1 / their probability
+  head_chunk_tokens: int = 512  # rows of logits that exist at once on a device
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Section):
+  """AdamW and its schedule."""
+
+  learning_rate: float = 1e-5
+  warmup_steps: int = 0  # optimizer steps of linear warm-up
+  decay: str = 'constant'  # constant | cosine | linear, over the optimizer steps after warm-up
+  weight_decay: float = 0.0
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  clip_norm: float = 1.0  # largest global norm of the gradient
+  max_skipped: int = 5  # the run stops after so many non-finite gradients in a row
+  # an outer loop of steps: slow_fast (several steps, interpolation, one more), last_turn_first (one step a turn)
+  outer: Stage = stage('none')
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig(Section):
+  """A low-rank adapter that is trained in place of the weights."""
+
+  rank: int = (
+    0  # r: a matrix W becomes W + alpha / r · A·B, A [in, r] and B [r, out]; 0 = no adapter
+  )
+  alpha: float = 16.0
+  targets: str = (
+    '(q|k|v|o|gate|up|down)$'  # regular expression over the names of a layer's matrices
+  )
+  init: str = ''  # a folder in PEFT's format to start from; '' = A at random and B = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumConfig(Section):
+  """Which prompts are sampled, and how many slots each takes."""
+
+  candidates: Stage = stage('everything')  # or a window of a shuffled stream: stream
+  evidence_decay: Stage = stage('visit', decay=0.25)  # none, visit, step, two_scale, reset
+  # evidence shared between prompts: none, kind, anchors (pass rates of other models), kernel (features)
+  prior_pooling: Stage = stage('kind', strength=2.0)
+  kind_decay: float = 0.9  # of a kind's evidence, per visit to one of its prompts
+  rate_estimate: Stage = stage(
+    'mean'
+  )  # of the success rate; or a draw from its posterior: thompson
+  # score of a prompt: a function of curriculum/utility.py, such as uniform, mopps, bots
+  utility: Stage = stage('mixed_group')
+  selection: Stage = stage('softmax', temperature=0.2)  # top, softmax, skip
+  # which prompts are left out, and the share of slots that checks posteriors: none, audit, retire, streaks
+  eligibility: Stage = stage('audit', share=0.05)
+  slots_per_prompt: int = 1  # average number of slots, of config.rollouts each, that a prompt takes
+  allocation: Stage = stage('equal')  # slots among the prompts of a step: neyman, xrpo, marginal
+  domain_mix: Stage = stage('none')  # shares of the slots by source: mix(targets)
+  # labels that the majority of a group contradicts: majority_refined replaces them and lists suspects
+  labels: Stage = stage('none')
+  # hints from a known answer: prefix, item_response, by_difficulty (in the completion); guide, exemplars, contexts (in
+  # the prompt)
+  hint: Stage = stage('none')
+  # count | ignore: truncated wrong rollouts count as wrong, or not at all
+  truncated: str = 'count'
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnsConfig(Section):
+  """Columns of data.files, where they have other names than usual; a.b is b inside a; '' = the usual name."""
+
+  question: str = ''
+  answer: str = ''
+  source: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Section):
+  """Where prompts come from."""
+
+  source: str = 'gym'  # gym | jsonl | files | digits | puzzles | games
+  path: str = ''  # of the rows, for jsonl
+  # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
+  files: tuple[Mapping[str, Setting], ...] = ()
+  eval_path: str = ''  # held-out rows, for jsonl and files; '' = a seeded split
+  columns: ColumnsConfig = ColumnsConfig()
+  answers: bool = True  # every row must have an answer; False where the reward function needs none
+  answer_after: str = ''  # the answer is the text after the last of these marks, such as '####'
+  # for gym, digits, puzzles, games: each dict(name=, size=|weight=, <its settings>); gym: reasoning-gym generators
+  tasks: tuple[Mapping[str, Setting], ...] = ()
+  size: int = 0  # rows of the training set; 0 = all (jsonl, files), 1024 (gym, digits)
+  seed: int = 0
+  system: str = ''  # system message of every prompt
+  template: str = '{question}'  # the user's message
+  chat: bool = True  # apply the model's chat template
+
+
+@dataclasses.dataclass(frozen=True)
+class FailedConfig(Section):
+  """Rollouts that could not be graded: score gives them `value`, drop excludes them from the update."""
+
+  timeout: str = 'score'
+  crash: str = 'drop'
+  error: str = 'drop'
+  value: float = 0.0
+  # the run stops where more than this share of the rollouts of stop_steps steps failed
+  stop_share: float = 0.5
+  stop_steps: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardsConfig(Section):
+  """The reward function `fn`, its settings, and what runs it."""
+
+  fn: str = 'exact'
+  right: float = 1.0  # a rollout is right where fn's score is at least this
+  # lowest and highest score of fn: the posterior counts a rollout as its share of the way between them, so that graded
+  # scores are evidence, too; () = 0 and right. Scores outside count as the nearer bound
+  bounds: tuple[float, ...] = ()
+  # rewards added to that of fn, each dict(fn=, weight=1.0, …); a group is mixed where the sums differ
+  parts: tuple[Mapping[str, Setting], ...] = ()
+  workers: int = 2  # processes, for reward functions without a time limit of their own
+  deadline_s: float = (
+    10.0  # wall-clock time for one completion; a late worker is killed and replaced
+  )
+  cpu_s: float = 10.0  # processor time for one completion, of all threads
+  memory_mb: int = 2048  # that one completion may take in a worker
+  failed: FailedConfig = FailedConfig()
+  vote: Stage = stage('none')  # majority: the group's most frequent answer replaces the label
+  truncate: Stage = stage(
+    'none'
+  )  # outliers: the longest of an all-right group are cut, and graded again
+  settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentConfig(Section):
+  """What answers a turn: calculator, python, search, guess, walk, or your 'package.module:function'.
+
+  An environment needs mode='split'. A row holds all turns of an episode and the observations between them.
+  """
+
+  fn: str = 'none'
+  turns: int = 4  # most turns of an episode; completion_tokens hold them all, with observations
+  horizon: Stage = stage(
+    'constant'
+  )  # turns by step, as rollout.length_schedule: stairs (TTI), cosine
+  # turns of one step; episodes that go on are continued in the next. 0 = until all are over
+  rounds: int = 0
+  # what decides whether an episode is right: rewards (of its last turn), or environment (sum of its rewards)
+  judge: str = 'rewards'
+  weight: float = 1.0  # of the environment's rewards beside those of config.rewards
+  role: str = 'user'  # of observations in the chat template: user, tool
+  observation_tokens: int = 0  # observations are cut to so many; 0 = never
+  workers: int = 2  # processes, for environments without a time limit of their own
+  deadline_s: float = (
+    10.0  # wall-clock time for one observation; a late worker is killed and replaced
+  )
+  settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig(Section):
+  """Rollouts kept for later steps."""
+
+  # which groups are learned from: mixed (dynamic sampling), dars (more rollouts of hard prompts)
+  collect: Stage = stage('none')
+  reuse: Stage = stage('none')  # successes(count): right rollouts of earlier visits beside new ones
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig(Section):
+  """How evaluation and --mode=generate sample; training samples the unchanged policy."""
+
+  temperature: float = 1.0  # 0 = greedy
+  top_k: int = 0  # 0 = off
+  top_p: float = 1.0
+  min_p: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig(Section):
+  """Evaluation on held-out prompts."""
+
+  every: int = 0  # steps between evaluations; 0 = before and after training
+  prompts: int = 200
+  samples: int = 4  # per prompt, besides the greedy one
+  sampling: SamplingConfig = SamplingConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Section):
+  """Checkpoints of the run directory."""
+
+  every: int = 20  # steps between checkpoints
+  keep: int = 2  # number of checkpoints on disk
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileConfig(Section):
+  """A device trace for XProf."""
+
+  steps: str = ''  # '10:12' traces steps 10 and 11; '' = none
+
+
+@dataclasses.dataclass(frozen=True)
+class AlarmsConfig(Section):
+  """Warnings about the run's health, each raised once when it begins."""
+
+  steps: int = 10  # in a row, for conditions that matter only when they last
+  entropy: float = 0.01  # nats per token, below which the policy has collapsed
+  # largest mean difference in probability between sampler and trainer; 0 = 1e-4 in float32, 1e-2 in bfloat16, more for
+  # rounded weights
+  probs_gap: float = 0.0
+  truncated: float = 0.95  # largest share of truncated rollouts
+  failed: float = 0.1  # largest share of rollouts that could not be graded
+  # graded rollouts after which it is an alarm that no score has reached config.rewards.right
+  right_rollouts: int = 1024
+  # alarms that end the run: non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward,
+  # truncated, never_right, out_of_bounds
+  stop: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MonitoringConfig(Section):
+  """What a run prints and writes."""
+
+  # auto: a live table in a terminal, else plain; plain: lines; quiet: warnings only; json: an object a line
+  console: str = 'auto'
+  trackers: tuple[str, ...] = ()  # tensorboard, wandb: metrics beside metrics.jsonl
+  rollouts_every: int = 1  # steps between rollout files
+  # tokens per rollout file with log-prob, advantage and coefficient, about 15 bytes each; 0 = none
+  rollouts_tokens: int = 8192
+  report_every_s: float = 60.0  # between two versions of report.html; 0 = only at the end
+  profile: ProfileConfig = ProfileConfig()
+  alarms: AlarmsConfig = AlarmsConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig(Section):
+  """Devices along each axis of the mesh; -1 = all that are left."""
+
+  preset: str = ''  # sizes of data and fsdp for a slice: v5e-16, v5e-256, v5p-128, gpu-node, …
+  data: int = 1  # axis of rows, with a whole copy of the weights each
+  fsdp: int = (
+    -1
+  )  # axis of rows, with a part of the weights each, gathered layer by layer in the update
+  context: int = (
+    1  # axis of rows while sampling, and of tokens in the update: for rows too long for one device
+  )
+  expert: int = 1  # axis of rows, with a part of a mixture's experts each
+  tensor: int = 1  # axis of heads and features; it communicates in every layer
+  # (regular expression over a parameter's path, axes) that precede the usual ones; --mode=layout prints them
+  rules: tuple[Setting, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessesConfig(Section):
+  """A run on several processes."""
+
+  silent_s: float = (
+    60.0  # without a sign of life, after which a process counts as dead and the run ends
+  )
+  same_every: int = 10  # steps between two comparisons of the processes' host state; 0 = never
+
+
+@dataclasses.dataclass(frozen=True)
+class SftConfig(Section):
+  """A supervised start on demonstrations: a row's `solution` or `response`, else its answer."""
+
+  steps: int = 0
+  learning_rate: float = 3e-3
+  prompts: int = 64  # rows of a step
+  pack_tokens: int = 0  # of a row that several demonstrations share; 0 = one row each
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Section):
+  """The configuration of a run."""
+
+  model: str = 'smollm2-135m'  # that name, a folder, a .gguf file, a wheel, or a hub name
+  scratch: ScratchConfig = ScratchConfig()
+  dtype: str = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
+  seed: int = 0
+  # fused: one program; lag: grades during the next step, learns one update late; split: two programs, quick to compile
+  mode: str = 'fused'
+  steps: int = 60  # 0 = only the supervised start
+  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, rounded up to the number of row shards
+  prompts: int = 0
+  rollouts: int = 8  # G: rollouts per prompt
+  prompt_tokens: int = 64  # L: longer prompts are dropped, and counted
+  completion_tokens: int = 16  # T: longest completion
+  temperature: float = 1.0
+  learner: LearnerConfig = LearnerConfig()
+  rollout: RolloutConfig = RolloutConfig()
+  objective: ObjectiveConfig = ObjectiveConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  lora: LoraConfig = LoraConfig()
+  curriculum: CurriculumConfig = CurriculumConfig()
+  data: DataConfig = DataConfig()
+  rewards: RewardsConfig = RewardsConfig()
+  environment: EnvironmentConfig = EnvironmentConfig()
+  replay: ReplayConfig = ReplayConfig()
+  evaluation: EvaluationConfig = EvaluationConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+  monitoring: MonitoringConfig = MonitoringConfig()
+  mesh: MeshConfig = MeshConfig()
+  processes: ProcessesConfig = ProcessesConfig()
+  sft: SftConfig = SftConfig()
 
 
 def default() -> ml_collections.ConfigDict:
-  """Returns every field with its default; a file of configs/ names only what it changes. Source: none."""
-  c = ml_collections.ConfigDict()
-  c.model = 'smollm2-135m'  # that name, a folder, a .gguf file, a wheel, or a hub name
-  # for model='scratch': a character-level decoder drawn at random
-  c.scratch = dict(
-    width=128,
-    layers=5,
-    heads=4,
-    kv_heads=4,
-    mlp=512,
-    max_tokens=128,
-    experts=0,
-    experts_per_token=2,
+  """The defaults as a ConfigDict, over which files and overrides are laid."""
+  return ml_collections.ConfigDict(Config().to_dict())
+
+
+def typed(config: Config | ml_collections.ConfigDict) -> Config:
+  """The dataclasses of a complete ConfigDict; a Config is returned as it is."""
+  return config if isinstance(config, Config) else _fill(Config(), config.to_dict())
+
+
+def replace(config: Config, field: str, value: Any) -> Config:
+  """A copy with one field changed: replace(config, 'learner.microbatch_rollouts', 8)."""
+  name, _, rest = field.partition('.')
+  return dataclasses.replace(
+    config, **{name: replace(getattr(config, name), rest, value) if rest else value}
   )
-  c.dtype = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
-  c.seed = 0
-  # fused | lag: grade while the next step runs, and learn one update late | split: two programs, quick to compile
-  c.mode = 'fused'
-  c.steps = 60  # 0 = the supervised start alone
-  # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, a multiple of what cuts the batch
-  c.prompts = 0
-  c.rollouts = 8  # G: rollouts per prompt
-  c.prompt_tokens = 64  # L: longer prompts are dropped, and counted
-  c.completion_tokens = 16  # T: the cap on a rollout
-  c.temperature = 1.0
-  # the update, and how it is laid out
-  c.learner = dict(
-    minibatches=1,  # optimizer steps per batch; 1 = strictly on-policy
-    microbatch_rollouts=0,  # rows per gradient-accumulation pass; 0 = the whole minibatch
-    remat='auto',  # recompute layer activations in the backward pass: auto = not on CPU; or True, False
-    attention='xla',  # xla, or on TPUs splash, a kernel that writes no scores to memory
-    # read kernels rounded as rollout.weights_dtype says, and learn the float32 ones
-    quantize=False,
-    # send a mixture's tokens to the experts that sampling sent them to, whatever its routers like now (R3)
-    replay_experts=False,
-  )
-  c.rollout = dict(
-    slots=0,  # rows decoded at once; 0 = all of them. A finished row hands its slot to a waiting one
-    queue_order=dict(fn='fifo'),  # which waiting row goes next
-    length_schedule=dict(fn='constant'),  # tokens a row may take, by step
-    stop=dict(fn='none'),  # when to go on to the update although rows still run
-    # begin from a prompt's last answers: lenient(lenience); coupled, which is exact, and repeats an answer as far as
-    # the policy draws what it drew: prompts that it has settled on are no longer explored
-    draft=dict(fn='none'),
-    draft_memory_mb=1024,  # what those answers may take on the host; prompts visited longest ago give way
-    early_exit=dict(fn='none'),  # end a row early: repetition, entropy, marker
-    pruning=dict(fn='none'),  # begin more rollouts than are learned from: quality, uniform
-    cache_dtype='auto',  # float32, bfloat16 or int8; auto = that of compute
-    # of the kernels that are sampled with: float32, bfloat16, int8, float8_e4m3fn; auto = that of compute
-    weights_dtype='auto',
-    windows=1,  # widths of the cache, each twice the one before: attention pays for the rows there are
-    test_every=1,  # tokens between two looks at whether the loop may end
-    # guess tokens from what the group has said: those that hold save rounds, none changes a token
-    ngram=dict(match=3, draft=0),  # longest context looked for; tokens guessed a round, 0 = off
-    tree=dict(fn='none'),  # rollouts of a group fork from one another: latr, echo
-    lockstep=True,  # all devices' loops run equally often; False lets each end by itself
-    max_age=4,  # steps over which an unfinished rollout may be continued
-    carry_cache=False,  # hand on the keys and values of unfinished rollouts, instead of encoding them again
-  )
-  c.objective = dict(
-    advantage=dict(fn='group_normalized', eps=1e-6),
-    credit_assignment=dict(
-      fn='row'
-    ),  # how a row's advantage is laid over its tokens: gae, process, steps, gigpo, turn_whitened
-    # a second model for that credit, which begins as a copy of the policy: critic, outcome, preference
-    auxiliary_model=dict(fn='none'),
-    importance_correction=dict(
-      fn='none'
-    ),  # for a sampler that is not the old policy; recomputes log-probs
-    old_policy=dict(fn='auto'),  # the old policy: recorded, before, average(decay), interpolated
-    ratio=dict(fn='token'),
-    advantage_modulation=dict(
-      fn='none'
-    ),  # how sure the policy is of a token changes its advantage: unsure
-    trust_region=dict(fn='clip', low=0.2, high=0.2),
-    token_weighting=dict(fn='none'),  # which tokens count for more or not at all
-    # what holds the policy back; k1, k2, k3: a frozen copy of the first weights
-    kl=dict(fn='none'),
-    aggregation=dict(fn='sequence_mean'),
-    # denominators of the KL term; auto: those that its paper gives it, else those of the policy term
-    kl_aggregation=dict(fn='auto'),
-    lr_scale=dict(fn='none'),  # what a batch is worth: effective_sample_size
-    # demonstrations beside rollouts, or instead: chord, replace, likelihood, one_token_rollouts, suffix_weighted
-    sft_loss=dict(fn='none'),
-    distillation=dict(fn='none'),  # a teacher's word instead of rewards: on_policy
-    teacher='',  # a model named as config.model is, of the same vocabulary; '' = none
-    # changes rewards by length and by how right the group is, before advantages
-    reward_shaping=dict(fn='none'),
-    # keep | mask: do groups whose scores are all equal (before `shape`) count in the denominator
-    zero_variance=dict(fn='keep'),
-    activation_noise=dict(
-      fn='none'
-    ),  # noise in the update's forward pass: layerwise(sigma, learning_rate)
-    weigh_rows=True,  # rows that were kept by chance count 1 / their probability
-    head_chunk_tokens=512,  # rows of logits that exist at once on a device
-  )
-  c.optimizer = dict(
-    learning_rate=1e-5,
-    warmup_steps=0,
-    decay='constant',  # constant | cosine | linear, over the optimizer steps after warm-up
-    weight_decay=0.0,
-    b1=0.9,
-    b2=0.95,
-    eps=1e-8,
-    clip_norm=1.0,
-    max_skipped=5,  # stop after so many non-finite gradients in a row
-    # slow_fast: several steps on one minibatch, part of the way back, one more; last_turn_first: a step for every turn
-    outer=dict(fn='none'),
-  )
-  # an adapter is trained in place of the weights; rank 0: the weights themselves
-  c.lora = dict(
-    rank=0,  # r: each matrix W that matches becomes W + alpha / r · A·B, A [in, r] and B [r, out]
-    alpha=16.0,
-    targets='(q|k|v|o|gate|up|down)$',  # a regular expression over the names of a layer's matrices
-    init='',  # a folder of PEFT's with an adapter to begin from; '' = A at random and B = 0
-  )
-  c.curriculum = dict(
-    candidates=dict(fn='everything'),  # or a window of a shuffled stream: stream
-    evidence_decay=dict(
-      fn='visit', decay=0.25
-    ),  # how evidence ages: none, visit, step, two_scale, reset
-    # what prompts learn of each other: none, kind, anchors (other models' pass rates), kernel (features)
-    prior_pooling=dict(fn='kind', strength=2.0),
-    kind_decay=0.9,  # of a kind's evidence, per visit to one of its prompts
-    rate_estimate=dict(fn='mean'),  # or a draw: thompson
-    # what of a prompt is worth a rollout: any function of curriculum/utility.py, such as uniform, mopps, bots
-    utility=dict(fn='mixed_group'),
-    selection=dict(fn='softmax', temperature=0.2),  # top, softmax, skip
-    # who is struck out, and how many slots audit beliefs: none, audit, retire, streaks
-    eligibility=dict(fn='audit', share=0.05),
-    # slots of config.rollouts that a prompt gets on average, and who gets more: neyman, xrpo, marginal
-    slots_per_prompt=1,
-    allocation=dict(fn='equal'),
-    domain_mix=dict(fn='none'),  # shares of the slots by source: mix(targets)
-    # labels that the groups' majority contradicts give way, suspects are listed: majority_refined
-    labels=dict(fn='none'),
-    # what a prompt is told of a known answer: prefix, item_response, by_difficulty (the reply begins with it), guide,
-    # exemplars (the question tells it), contexts (a strategy)
-    hint=dict(fn='none'),
-    truncated='count',  # count | ignore: rollouts cut off before they were right, as wrong or as no evidence
-  )
-  c.data = dict(
-    source='gym',  # gym | jsonl | files | digits | puzzles | games
-    path='',  # for jsonl
-    # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
-    files=(),
-    eval_path='',  # for jsonl and files: held-out rows; '' = a seeded split
-    # columns of files, where they have other names than usual; a.b is b inside a
-    columns=dict(question='', answer='', source=''),
-    answers=True,  # every row must have one; False where the grader needs none
-    answer_after='',  # an answer is what stands after the last of these marks, such as '####'
-    # for gym, digits, puzzles, games: each dict(name=, size=|weight=, <its settings>); of gym a reasoning-gym generator
-    tasks=(),
-    size=0,  # rows of the training set; 0 = all (jsonl, files), 1024 (gym, digits)
-    seed=0,
-    system='',  # a system message in front of every prompt
-    template='{question}',  # how a question becomes the user's message
-    chat=True,  # wrap in the model's chat template
-  )
-  # fn's score says what is right: from `right` up. parts are rewarded beside it, each dict(fn=, weight=1.0, …); a
-  # group is mixed where these rewards differ, whatever is right
-  c.rewards = dict(
-    fn='exact',
-    right=1.0,
-    # fn's lowest and highest score: the curriculum counts a rollout as the share of the way between them, so that
-    # graded scores are evidence, too; () = from 0 to right. Scores beyond count as the nearer bound
-    bounds=(),
-    parts=(),
-    workers=2,  # processes, for graders whose time is not bounded
-    deadline_s=10.0,  # of the clock for one answer; a worker that is late is killed and replaced
-    cpu_s=10.0,  # the same of its processors: tells more than the clock where graders start threads
-    memory_mb=2048,  # what an answer may take in a worker, beyond what that began with
-    # an answer that could not be graded: score (it gets `value`) or drop (as if it had not been generated); the run
-    # stops where more than stop_share of the rollouts of stop_steps steps failed
-    failed=dict(
-      timeout='score', crash='drop', error='drop', value=0.0, stop_share=0.5, stop_steps=3
-    ),
-    # majority: a group's most frequent answer is the right one, labels are not learned from
-    vote=dict(fn='none'),
-    truncate=dict(
-      fn='none'
-    ),  # outliers: the longest of an all-right group are cut, and graded again
-  )
-  # what answers a rollout's turns: calculator, python, search, guess, walk, or your own 'package.module:function' of
-  # settings that makes one; needs mode=split. A row is all its turns, with what was answered in between
-  c.environment = dict(
-    fn='none',
-    turns=4,  # that a rollout may take at most; completion_tokens hold all of them, answers too
-    horizon=dict(
-      fn='constant'
-    ),  # turns by step, as config.rollout.length_schedule: stairs (TTI), cosine
-    rounds=0,  # of turns in a step; what goes on then is continued in the next one. 0 = until all are over
-    # who says what is right: rewards, by the last turn, or the environment, by the sum of its rewards
-    judge='rewards',
-    weight=1.0,  # of the environment's rewards beside those of config.rewards
-    role='user',  # whose message an answer is in the chat template: user, tool
-    observation_tokens=0,  # an answer is cut after so many; 0 = never
-    workers=2,  # processes, for environments whose time is not bounded
-    deadline_s=10.0,  # of the clock for one answer; a worker that is late is killed and replaced
-  )
-  c.replay = dict(
-    # which landed groups are learned from, and when: mixed (dynamic sampling), dars (more rollouts for the hard)
-    collect=dict(fn='none'),
-    reuse=dict(
-      fn='none'
-    ),  # successes(count): right rollouts of earlier visits, beside the fresh ones
-  )
-  c.evaluation = dict(
-    every=0,  # steps between evaluations; 0 = before and after only
-    prompts=200,
-    samples=4,  # per prompt, besides the greedy answer
-    # of the samples, and of --mode=generate; training samples the policy as it is
-    sampling=dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
-  )
-  c.checkpoint = dict(every=20, keep=2)
-  c.monitoring = dict(
-    console='auto',  # a live table in a terminal, else lines; plain: lines; quiet: warnings; json: an object a line
-    trackers=(),  # tensorboard, wandb: who gets the numbers beside metrics.jsonl
-    rollouts_every=1,  # steps between rollout files
-    # tokens of a rollout file that have their log-prob, advantage and coefficient, some 15 bytes each; 0 = none
-    rollouts_tokens=8192,
-    report_every_s=60.0,  # between two report.html while the run goes on; 0 = at its end alone
-    profile=dict(steps=''),  # '10:12' traces steps 10 and 11, for XProf
-    # each raised once when it begins; `stop` names those that end the run
-    alarms=dict(
-      steps=10,  # in a row, before what is only bad when it lasts is told
-      entropy=0.01,  # nats a token: below, the policy has collapsed
-      # mean gap in probability between sampler and trainer; 0 = 1e-4 in float32, else 1e-2; more for rounded weights
-      probs_gap=0.0,
-      truncated=0.95,  # share of the rollouts cut off: above
-      failed=0.1,  # share of the rollouts that could not be graded: above
-      right_rollouts=1024,  # graded rollouts without a score of config.rewards.right, before that is told
-      # non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward, truncated, never_right,
-      # out_of_bounds
-      stop=(),
-    ),
-  )
-  # devices along each axis; -1 = all that are left
-  c.mesh = dict(
-    # how a slice of that name is shared: v5e-16, v5e-256, v5p-128, gpu-node, …; it says data and fsdp, which then stay
-    preset='',
-    data=1,  # rows, and a whole copy of the weights each
-    fsdp=-1,  # rows, and a part of the weights each, gathered layer by layer while learning
-    context=1,  # rows while sampling; while learning, parts of each row: for rows too long for one device
-    expert=1,  # rows, and a part of a mixture's experts each
-    tensor=1,  # heads and features: exchanges in every layer, so few and close
-    # (regular expression over a parameter's path, axes) that stand before the usual ones; --mode=layout shows them
-    rules=(),
-  )
-  # of a run on several
-  c.processes = dict(
-    silent_s=60.0,  # one that does not answer for so long is taken for dead, and ends the others
-    same_every=10,  # steps between two comparisons of what each holds on its host; 0 = never
-  )
-  # supervised warm start through the same update, on demonstrations: a row's `solution` or `response`, else its answer
-  c.sft = dict(
-    steps=0,
-    learning_rate=3e-3,
-    prompts=64,  # rows of a step
-    pack_tokens=0,  # of a row that several demonstrations share; 0 = a row for each
-  )
-  return c
+
+
+def _fill(reference: Section, values: Mapping[str, Any]) -> Any:
+  """A section of the type of `reference`."""
+  fields = {f.name: getattr(reference, f.name) for f in dataclasses.fields(reference)}
+  filled = {
+    name: _fill(old, values[name]) if isinstance(old, Section) else values[name]
+    for name, old in fields.items()
+    if name != 'settings'
+  }
+  if 'settings' in fields:
+    filled['settings'] = {name: values[name] for name in values if name not in filled}
+  return type(reference)(**filled)
