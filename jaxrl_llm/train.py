@@ -81,11 +81,11 @@ def _loop(parts: Parts, folder: Any, pool: rewards.Pool, screen: Any) -> dict[st
   spent = run_dir.TimeSpent(folder.root)
   examine = spent.timed('evaluation', _evaluator(parts, pool, folder, screen))
   with (
-    preemption.PreemptionHandler(alone=jax.process_count() == 1) as notice,
+    preemption.PreemptionHandler(alone=jax.process_count() == 1) as preemption_handler,
     checkpoint.Saver(folder.checkpoints, keep, folder.record_checkpoint) as saver,
   ):
     keep_all = spent.timed('checkpoints', functools.partial(_save, parts, saver))
-    with notice.at_once():
+    with preemption_handler.interruptible():
       state, batch, flight, start = _begin(parts, folder, screen, spent)
       examined = {}
       if start == 0 or _due(config.evaluation.every, start):
@@ -120,20 +120,20 @@ def _loop(parts: Parts, folder: Any, pool: rewards.Pool, screen: Any) -> dict[st
         if landing is not None:
           batch = _land(parts, pool, journal, landing, began, asked_at)
         save = functools.partial(keep_all, index + 1, state, batch, flight)
-        asked = sharding.any_process(notice.asked)
-        if asked or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
+        preempt = sharding.any_process(preemption_handler.requested)
+        if preempt or _due(config.checkpoint.every, index + 1) or index + 1 == config.steps:
           save()
-        if asked:
+        if preempt:
           raise preemption.Preempted
         if _due(config.evaluation.every, index + 1) and index + 1 < config.steps:
-          with notice.at_once(save):
+          with preemption_handler.interruptible(save):
             journal.examined(index + 1, examine(state, index + 1))
       journal.ends(state)
       if flight is not None:
         now = time.perf_counter()
         _land(parts, pool, journal, flight, now, now)
       saver.wait()
-      with notice.at_once():
+      with preemption_handler.interruptible():
         final = examine(state, config.steps)
       journal.examined(config.steps, final)
   journal.finish()

@@ -136,7 +136,7 @@ def ends_with(folder: pathlib.Path, name: str, statuses: str) -> None:
 
 # Of what started, what ended it, and how often it is started, with RESTARTS=2: after a death, of another process (76)
 # or of this one by a signal, but no more often than that, and not after bad input, a bug, or who wants an end.
-assert (preemption.STOPPED, watchdog.LOST) == (75, 76)
+assert (preemption.EXIT_PREEMPTED, watchdog.EXIT_PEER_LOST) == (75, 76)
 DEATHS = [
   ('76 0', 0, 2),
   ('137 134 0', 0, 3),
@@ -227,7 +227,7 @@ def test_slurm_starts_again_after_deaths_and_requeues_what_was_told_to_stop(
   assert told.returncode == ended, told.stderr
   made = calls(tmp_path)
   assert [call[0] for call in made].count('srun') == starts
-  assert (['scontrol', 'requeue', '7'] in made) == (ended == preemption.STOPPED)
+  assert (['scontrol', 'requeue', '7'] in made) == (ended == preemption.EXIT_PREEMPTED)
 
 
 def test_slurm_waits_for_a_step_that_saves(tmp_path):
@@ -313,7 +313,7 @@ def test_skypilot_has_known_keys_and_recovers_what_was_told_to_stop():
   assert task.keys() <= known
   assert task['resources'].keys() <= {'accelerators', 'use_spot', 'job_recovery'}
   recovery = task['resources']['job_recovery']
-  assert recovery == dict(max_restarts_on_errors=0, recover_on_exit_codes=[preemption.STOPPED])
+  assert recovery == dict(max_restarts_on_errors=0, recover_on_exit_codes=[preemption.EXIT_PREEMPTED])
   for name in ('setup', 'run'):
     assert bash('-n', '-c', task[name]).returncode == 0
 
@@ -335,7 +335,7 @@ def test_skypilot_hands_on_the_wish_to_stop(tmp_path):
   stand_in(tmp_path, '.venv/bin/python', body)
   one = dict(SKYPILOT_NUM_NODES='1', SKYPILOT_NODE_RANK='0', SKYPILOT_NUM_GPUS_PER_NODE='8')
   done = bash('-c', task['run'], cwd=tmp_path, **task['envs'], **one)
-  assert done.returncode == preemption.STOPPED, done.stderr
+  assert done.returncode == preemption.EXIT_PREEMPTED, done.stderr
   assert len(calls(tmp_path)) == 1
 
 

@@ -176,7 +176,7 @@ def loops(program: Program, text: str) -> list[hlo_decode.Loop]:
     w for width in ring_decode.widths(spec) for w in slot_loop.ring_widths(program.model, width)
   }
   cache = [(rows, program.model.kv_heads, width, program.model.head_dim) for width in widths]
-  return hlo_decode.loops(text, f'{ring_decode.LOOP}/', cache)
+  return hlo_decode.decode_loops(text, f'{ring_decode.LOOP}/', cache)
 
 
 def measure(program: Program) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def measure(program: Program) -> dict[str, Any]:
     dtype=program.generate.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
     parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_weights(program))),
-    state_bytes=roofline_lib.on_one_device(steps.abstract_state(program)),
+    state_bytes=roofline_lib.bytes_per_device(steps.abstract_state(program)),
     hbm_gib=limit,
     fits=not found['fused'].oom,
     headroom_gib=_headroom(found['fused'], limit),
@@ -305,7 +305,7 @@ def _first_line(error: Exception) -> str:
 
 def table(report: dict[str, Any]) -> str:
   """The report as text. Source: none."""
-  mesh = sharding.told(report['mesh'])
+  mesh = sharding.describe(report['mesh'])
   lines = [
     f'{report["model"]}, {report["parameters"] / 1e9:.2f}e9 parameters, {report["dtype"]}, on '
     f'{report["topology"]} ({report["devices"]} × {report["device_kind"]}; {mesh})',
@@ -327,7 +327,7 @@ def table(report: dict[str, Any]) -> str:
     )
   lines += [line for loop in report['decode'] for line in _decode_lines(loop)]
   lines += _roofline_lines(report['roofline']) if report['roofline'] else []
-  lines += hlo_update.lines(report['learn']) if report['learn'] else []
+  lines += hlo_update.report_lines(report['learn']) if report['learn'] else []
   return '\n'.join(lines + [''] + [f'PROBLEM: {p}' for p in report['problems']]).rstrip()
 
 

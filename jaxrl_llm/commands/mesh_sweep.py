@@ -79,7 +79,7 @@ def tried(config: Any, devices: Sequence[Any], mesh: dict[str, int]) -> list[dic
 def slices(config: Any, devices: Sequence[Any]) -> Iterator[int]:
   """Rows of a slice of the update, from all of a minibatch down by halves to one for each part of the batch."""
   program = compile_report.make(config, devices)
-  parts = sharding.rows_shards(program.mesh, sharding.LEARNED_ROWS)
+  parts = sharding.rows_shards(program.mesh, sharding.UPDATE_ROWS)
   rows = program.prompts * program.group // program.minibatches
   count = 1
   while rows % count == 0 and rows // count >= parts:
@@ -99,7 +99,7 @@ def measure(program: Program, before: dict[str, Any] | None = None) -> dict[str,
     rows=rows,
     slice_rows=program.slice_groups * program.slice_rollouts,
     hbm_gib=hardware.HBM_GIB.get(device.device_kind),
-    state_gib=roofline.on_one_device(steps.abstract_state(program)) / _GIB,
+    state_gib=roofline.bytes_per_device(steps.abstract_state(program)) / _GIB,
   )
   if told['hbm_gib'] and told['state_gib'] > told['hbm_gib']:
     return told | dict(oom='weights and optimizer alone do not')
@@ -136,13 +136,13 @@ def _of(part: compile_report.Part) -> dict[str, Any]:
 def line(one: dict[str, Any]) -> str:
   """A candidate in a line. Source: none."""
   if 'oom' in one:
-    return f'{sharding.told(one["mesh"]):32} does not fit: {one["oom"]}'
+    return f'{sharding.describe(one["mesh"]):32} does not fit: {one["oom"]}'
   peak = max(one['generate']['peak_gib'], one['update']['peak_gib'])
   count = math.prod(one['mesh'].values())
   if 'step_s' not in one:
-    return f'{sharding.told(one["mesh"]):32} fits: {peak:.2f} GiB; the speed of these devices is not known'
+    return f'{sharding.describe(one["mesh"]):32} fits: {peak:.2f} GiB; the speed of these devices is not known'
   return (
-    f'{sharding.told(one["mesh"]):32} {one["slice_rows"]:6} {peak:8.2f} '
+    f'{sharding.describe(one["mesh"]):32} {one["slice_rows"]:6} {peak:8.2f} '
     f'{one["sampling"]["tokens_per_s"] / count:12,.0f} {100 * one["learn"]["mfu"]:6.0f} {one["step_s"]:8.1f}'
   )
 

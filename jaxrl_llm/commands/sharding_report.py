@@ -77,7 +77,7 @@ def rows(program: Program) -> list[Row]:
   size, found = np.dtype(program.generate.dtype).itemsize, {}
   places = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))
   for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(params), places, strict=True):
-    name = _LAYER.sub('layers/*/', sharding.name_of(path))
+    name = _LAYER.sub('layers/*/', sharding.path_name(path))
     one = Row(
       name,
       1,
@@ -108,7 +108,7 @@ def state_bytes(program: Program) -> dict[str, int]:
 
 def table(model: str, program: Program, found: list[Row], state: dict[str, int]) -> str:
   """As text. Source: none."""
-  mesh = sharding.told(program.mesh.shape)
+  mesh = sharding.describe(program.mesh.shape)
   wide = max(len(row.name) for row in found)
   lines = [
     f'{model} on {program.mesh.size} devices ({mesh}); MiB per device',

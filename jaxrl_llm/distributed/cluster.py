@@ -1,6 +1,6 @@
 """How the processes of one run find each other: by flags, else by what a TPU pod, Slurm, Kubernetes or Open MPI tells.
 
-`find` decides from the environment alone and `join` does it. The first that applies wins:
+`detect` decides from the environment alone and `join` does it. The first that applies wins:
 
   flags        --coordinator=host:port --processes=N --process=I; --processes=1 alone: no others, wherever this runs
   Open MPI     OMPI_COMM_WORLD_SIZE > 1 (mpirun)
@@ -28,21 +28,21 @@ from typing import Any, NamedTuple
 from jaxrl_llm.distributed import watchdog
 from jaxrl_llm.types import UserError
 
-JOIN_S = 300  # in which all processes must have come
+JOIN_TIMEOUT_S = 300  # in which all processes must have come
 _METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance/attributes/'
 
 
 class Cluster(NamedTuple):
-  """What `find` found."""
+  """What `detect` found."""
 
-  told_by: str  # 'Slurm'; '' for one process alone
+  found_by: str  # 'Slurm'; '' for one process alone
   processes: int
   arguments: dict[str, Any]  # of jax.distributed.initialize
   # jax gives every process of Slurm and Open MPI the one device of its number; True: all that it sees.
   all_devices: bool = True
 
 
-ALONE = Cluster('', 1, {})
+SINGLE_PROCESS = Cluster('', 1, {})
 
 
 def join(
@@ -51,45 +51,45 @@ def join(
   process: int | None,
   environ: Mapping[str, str],
   silent_s: float,
-) -> watchdog.Watch | None:
+) -> watchdog.Watchdog | None:
   """Joins the other processes of this run, if there are any; says so first, as it may wait for them. Source: none.
 
   Call after `import jax` and before any computation. From then on who does not answer for `silent_s` seconds ends
-  the run: see peers. None alone. Raises UserError where `find` does.
+  the run: see peers. None alone. Raises UserError where `detect` does.
   """
   import jax
 
-  found = find(environ, coordinator, processes, process)
-  if not found.told_by:
+  found = detect(environ, coordinator, processes, process)
+  if not found.found_by:
     return None
   print(
-    f'one of {found.processes} processes, by {found.told_by}; joining the others, for {JOIN_S} s at most',
+    f'one of {found.processes} processes, by {found.found_by}; joining the others, for {JOIN_TIMEOUT_S} s at most',
     flush=True,
   )
   # jax would abort with a stack trace.
-  late = threading.Timer(JOIN_S, _late, [found.processes])
+  late = threading.Timer(JOIN_TIMEOUT_S, _late, [found.processes])
   late.daemon = True
   late.start()
   jax.distributed.initialize(
     **found.arguments,
-    initialization_timeout=2 * JOIN_S,
+    initialization_timeout=2 * JOIN_TIMEOUT_S,
     heartbeat_timeout_seconds=int(2 * silent_s) + 1,
   )
   late.cancel()
   if found.all_devices:
     jax.config.update('jax_cuda_visible_devices', 'all')
     jax.config.update('jax_rocm_visible_devices', 'all')
-  return watchdog.watch(silent_s)
+  return watchdog.start(silent_s)
 
 
 def _late(processes: int) -> None:
   print(
-    f'error: not all of the {processes} processes came within {JOIN_S} s; see what became of the others, and start the '
+    f'error: not all of the {processes} processes came within {JOIN_TIMEOUT_S} s; see what became of the others, and start the '
     'same command again on all of them.',
     file=sys.stderr,
     flush=True,
   )
-  os._exit(watchdog.LOST)
+  os._exit(watchdog.EXIT_PEER_LOST)
 
 
 def metadata(key: str) -> str:
@@ -102,7 +102,7 @@ def metadata(key: str) -> str:
     return ''
 
 
-def find(
+def detect(
   environ: Mapping[str, str],
   coordinator: str = '',
   processes: int | None = None,
@@ -118,14 +118,14 @@ def find(
     return _flags(coordinator, processes, process)
   for look in (_open_mpi, _slurm, _kubernetes):
     found = look(environ)
-    if found.told_by:
+    if found.found_by:
       return found
   return _tpu(environ, metadata)
 
 
 def _flags(coordinator: str, processes: int | None, process: int | None) -> Cluster:
   if not coordinator and processes == 1 and not process:
-    return ALONE
+    return SINGLE_PROCESS
   if not coordinator or processes is None or process is None:
     given = dict(coordinator=coordinator or None, processes=processes, process=process)
     missing = ' and '.join(f'--{name}' for name, value in given.items() if value is None)
@@ -139,7 +139,7 @@ def _flags(coordinator: str, processes: int | None, process: int | None) -> Clus
 
 
 def _numbered(
-  told_by: str, where: str, coordinator: str, count: str, processes: int, number: str, process: int
+  found_by: str, where: str, coordinator: str, count: str, processes: int, number: str, process: int
 ) -> Cluster:
   """All three are known; `where`, `count` and `number` are their names for the user."""
   host, _, port = coordinator.rpartition(':')
@@ -160,13 +160,13 @@ def _numbered(
     process_id=process,
     cluster_detection_method='deactivate',
   )
-  return Cluster(told_by, processes, arguments)
+  return Cluster(found_by, processes, arguments)
 
 
 def _open_mpi(environ: Mapping[str, str]) -> Cluster:
   processes = _number(environ, 'OMPI_COMM_WORLD_SIZE', 1)
   if processes == 1:
-    return ALONE
+    return SINGLE_PROCESS
   here = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE', 1)
   if 'OMPI_MCA_orte_hnp_uri' in environ:
     return Cluster('Open MPI', processes, dict(cluster_detection_method='ompi'), here == 1)
@@ -189,7 +189,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Cluster:
 def _slurm(environ: Mapping[str, str]) -> Cluster:
   processes = _number(environ, 'SLURM_NTASKS', 1)
   if 'SLURM_JOB_ID' not in environ or processes == 1:
-    return ALONE
+    return SINGLE_PROCESS
   # A batch script and a shell of salloc have the job's number of tasks too, and are one process.
   needed = ('SLURM_STEP_NODELIST', 'SLURM_PROCID', 'SLURM_LOCALID')
   in_step = environ.get('SLURM_STEP_NUM_TASKS', str(processes))
@@ -210,7 +210,7 @@ def _kubernetes(environ: Mapping[str, str]) -> Cluster:
   number = 'JAX_PROCESS_ID' if 'JAX_PROCESS_ID' in environ else 'JOB_COMPLETION_INDEX'
   names = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', number)
   if 'JAX_NUM_PROCESSES' not in environ or environ['JAX_NUM_PROCESSES'] == '1':
-    return ALONE
+    return SINGLE_PROCESS
   missing = [name for name in names if name not in environ]
   if missing:
     raise UserError(
@@ -218,28 +218,28 @@ def _kubernetes(environ: Mapping[str, str]) -> Cluster:
       'or take JAX_NUM_PROCESSES away.'
     )
   processes, process = _number(environ, names[1], 1), _number(environ, number, 0)
-  told_by = 'Kubernetes' if number == 'JOB_COMPLETION_INDEX' else 'JAX_NUM_PROCESSES'
-  return _numbered(told_by, names[0], environ[names[0]], names[1], processes, number, process)
+  found_by = 'Kubernetes' if number == 'JOB_COMPLETION_INDEX' else 'JAX_NUM_PROCESSES'
+  return _numbered(found_by, names[0], environ[names[0]], names[1], processes, number, process)
 
 
 def _tpu(environ: Mapping[str, str], metadata: Callable[[str], str]) -> Cluster:
   if 'tpu' not in environ.get('JAX_PLATFORMS', 'tpu'):
-    return ALONE
+    return SINGLE_PROCESS
   names = environ.get('TPU_PROCESS_ADDRESSES') or environ.get('TPU_WORKER_HOSTNAMES')
   if names:
     hosts = len(names.split(',')) * _number(environ, 'MEGASCALE_NUM_SLICES', 1)
     return (
-      Cluster('the TPU pod', hosts, dict(cluster_detection_method='gketpu')) if hosts > 1 else ALONE
+      Cluster('the TPU pod', hosts, dict(cluster_detection_method='gketpu')) if hosts > 1 else SINGLE_PROCESS
     )
   if 'TPU_SKIP_MDS_QUERY' in environ:
-    return ALONE
+    return SINGLE_PROCESS
   names = metadata('worker-network-endpoints')
   if not names:
-    return ALONE
+    return SINGLE_PROCESS
   slices = re.search(r"^\s*MEGASCALE_NUM_SLICES\s*:\s*'?(\d+)", metadata('tpu-env'), re.M)
   hosts = len(names.split(',')) * (int(slices[1]) if slices else 1)
   return (
-    Cluster('the TPU pod', hosts, dict(cluster_detection_method='gcetpu')) if hosts > 1 else ALONE
+    Cluster('the TPU pod', hosts, dict(cluster_detection_method='gcetpu')) if hosts > 1 else SINGLE_PROCESS
   )
 
 

@@ -9,15 +9,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-STOPPED = 75  # exit status of a run that stopped as asked: the same command goes on (EX_TEMPFAIL of sysexits.h)
+EXIT_PREEMPTED = 75  # exit status of a run that stopped as asked: the same command goes on (EX_TEMPFAIL of sysexits.h)
 _AT_ONCE = 128 + signal.SIGTERM
 
 
-class Stopped(Exception):
+class Preempted(Exception):
   """The run was told to stop, and nothing of it is lost."""
 
 
-class Notice:
+class PreemptionHandler:
   """Listens to SIGTERM, in `with`: the first is a wish, kept in `asked`; the second ends the process at once.
 
   On other threads than the main one, where Python cannot listen, nobody ever asks. Source: none.
@@ -25,11 +25,11 @@ class Notice:
 
   def __init__(self, alone: bool = True):
     """Unless `alone`, other processes compute with this one: it stops at the end of a step, when all do."""
-    self.asked = False
+    self.requested = False
     self._alone = alone
     self._waits = False  # for nothing: may be stopped at any moment
 
-  def __enter__(self) -> Notice:
+  def __enter__(self) -> PreemptionHandler:
     if threading.current_thread() is not threading.main_thread():
       return self
     # Python's handlers run between two bytecodes of the main thread, which may be inside of a compiler for minutes.
@@ -51,14 +51,14 @@ class Notice:
     self._ours.close()
 
   @contextlib.contextmanager
-  def at_once(self, save: Callable[[], None] | None = None) -> Iterator[None]:
-    """What runs inside loses nothing by a stop, after `save`: raises Stopped as soon as one is asked for."""
+  def interruptible(self, save: Callable[[], None] | None = None) -> Iterator[None]:
+    """What runs inside loses nothing by a stop, after `save`: raises Preempted as soon as one is asked for."""
     self._waits = self._alone
     try:
-      if self.asked and self._alone:
-        raise Stopped
+      if self.requested and self._alone:
+        raise Preempted
       yield
-    except Stopped:
+    except Preempted:
       self._waits = False
       if save is not None:
         save()
@@ -67,10 +67,10 @@ class Notice:
       self._waits = False
 
   def _told(self, *_: object) -> None:
-    self.asked = True
+    self.requested = True
     if self._waits:
       self._waits = False
-      raise Stopped
+      raise Preempted
 
   def _count(self) -> None:
     told = 0

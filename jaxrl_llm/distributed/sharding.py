@@ -20,7 +20,7 @@ from jaxrl_llm.types import UserError
 AXES = ('data', 'fsdp', 'context', 'expert', 'tensor')
 ROWS = ('data', 'fsdp', 'context', 'expert')  # what a batch is cut over, and sampling
 # What it is cut over while it is learned: 'context' cuts each row's tokens then.
-LEARNED_ROWS = ('data', 'fsdp', 'expert')
+UPDATE_ROWS = ('data', 'fsdp', 'expert')
 
 # (regular expression over the path, axes): the first match counts. Optimizer moments end in the same path.
 # What is no expert's is cut over the axis of experts, too, wherever it is gathered before its use.
@@ -92,7 +92,7 @@ def _grid(devices: list, sizes: list[int]) -> np.ndarray:
   return np.array(devices).reshape(sizes)
 
 
-def told(sizes: Mapping[str, int]) -> str:
+def describe(sizes: Mapping[str, int]) -> str:
   """Of a mesh, 'fsdp 4 × tensor 2': the axes that cut anything. Source: none."""
   return ' × '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1) or 'nothing cut'
 
@@ -157,7 +157,7 @@ def fetch(tree: Any) -> Any:
   return jax.tree.map(whole, tree)
 
 
-def on_any(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
   """Whether it holds on some process; all processes call it. Source: none."""
   if jax.process_count() == 1:
     return flag
@@ -183,7 +183,7 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[Any, ...] = ()) -> An
     return several if len(several) > 1 else several[0] if several else None
 
   def place(path, leaf):
-    name, part = re.fullmatch(r'(.*?)((?<=/kernel)/(?:data|scale))?', name_of(path)).groups()
+    name, part = re.fullmatch(r'(.*?)((?<=/kernel)/(?:data|scale))?', path_name(path)).groups()
     axes = next((axes for pattern, axes in rules if re.search(pattern, name)), ())
     axes = (*axes[:-2], *axes[-1:]) if part == '/scale' else axes
     if len(axes) != len(leaf.shape):
@@ -211,10 +211,10 @@ def decode_layout(params: Any, mesh: Mesh, rules=RULES) -> Any:
 
   Source: none.
   """
-  return layout(params, mesh, rules, drop=(*LEARNED_ROWS[:2], _ALL))
+  return layout(params, mesh, rules, drop=(*UPDATE_ROWS[:2], _ALL))
 
 
-def own_experts(params: Any, mesh: Mesh, rules=RULES) -> Any:
+def expert_specs(params: Any, mesh: Mesh, rules=RULES) -> Any:
   """PartitionSpecs of `decode_layout` along the axis of experts alone: what each shard of rows is given of it.
 
   Source: none.
@@ -223,13 +223,13 @@ def own_experts(params: Any, mesh: Mesh, rules=RULES) -> Any:
   return jax.tree.map(only, decode_layout(params, mesh, rules))
 
 
-def gather(mesh: Mesh, rules=RULES) -> Callable[[Any], Any] | None:
+def layer_gather(mesh: Mesh, rules=RULES) -> Callable[[Any], Any] | None:
   """A function that lays a layer's weights out as `decode_layout` does; None where rows are on one device.
 
   So each layer is gathered when its turn comes, and given back; told nothing, the compiler may rather exchange the
   rows, which are many times as large. Source: arXiv:1910.02054 (ZeRO), arXiv:2304.11277 (FSDP).
   """
-  if rows_shards(mesh, LEARNED_ROWS) == 1:
+  if rows_shards(mesh, UPDATE_ROWS) == 1:
     return None
 
   def lay(layer: Any) -> Any:
@@ -241,7 +241,7 @@ def gather(mesh: Mesh, rules=RULES) -> Callable[[Any], Any] | None:
   return lay
 
 
-def name_of(path: Any) -> str:
+def path_name(path: Any) -> str:
   """Of a leaf, as RULES match it: layers/0/q/kernel. Source: none."""
   return '/'.join(_key(k) for k in path)
 

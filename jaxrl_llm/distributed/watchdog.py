@@ -29,10 +29,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-LOST = (
+EXIT_PEER_LOST = (
   76  # exit status where another process died: the same command goes on (EX_PROTOCOL of sysexits.h)
 )
-BAD_INPUT = 2
+EXIT_BAD_INPUT = 2
 _KEY = 'jaxrl_llm/watch'
 _JOIN_S = 60.0  # for the connections, once jax has found all processes
 _GRACE_S = (
@@ -42,7 +42,7 @@ _GRACE_S = (
 _COLLECTIVE = re.compile('gloo|nccl|connection|timed out|deadline|barrier|unavailable', re.I)
 
 
-class Watch:
+class Watchdog:
   """The thread of one process, and what the main thread tells it."""
 
   def __init__(
@@ -93,9 +93,9 @@ class Watch:
     status = 1
     if _COLLECTIVE.search(f'{error}'):
       time.sleep(self._silent_s + 2)  # the thread ends us meanwhile, if a process died
-      status = LOST
+      status = EXIT_PEER_LOST
     traceback.print_exception(error)
-    if status == LOST:
+    if status == EXIT_PEER_LOST:
       _say(
         f'error: a collective failed although all {self._count} processes answer; see the network between them, and '
         'start the same command again: the run resumes at its last checkpoint.'
@@ -145,10 +145,10 @@ class Watch:
     del self._heard[other]
     if not well and self._left is None:
       why = f'ended with status {status}, and its own last words say why'
-      ours = BAD_INPUT if status == BAD_INPUT else LOST
+      ours = EXIT_BAD_INPUT if status == EXIT_BAD_INPUT else EXIT_PEER_LOST
       self._left = time.monotonic() + _GRACE_S, other, why, ours
 
-  def _lose(self, other: int, why: str, status: int = LOST) -> None:
+  def _lose(self, other: int, why: str, status: int = EXIT_PEER_LOST) -> None:
     """Says it, tells the others, and ends."""
     if self._status is not None:  # our own work is done, or our own failure told
       self._end(self._status)
@@ -156,7 +156,7 @@ class Watch:
       self._tell(f'lost {other} {status} {why}\n')
     # What jax's threads have to say of the same death comes first; nor may our own death overtake what we told.
     time.sleep(1)
-    then = 'mend it, and start' if status == BAD_INPUT else 'start'
+    then = 'mend it, and start' if status == EXIT_BAD_INPUT else 'start'
     _say(
       f'error: process {other} of {self._count} {why}; {then} the same command again on all of them: the run resumes '
       'at its last checkpoint.'
@@ -169,7 +169,7 @@ class Watch:
         self._links[other].send(text.encode())
 
 
-def watch(silent_s: float) -> Watch | None:
+def start(silent_s: float) -> Watchdog | None:
   """Begins to watch the processes of jax.distributed, after its initialize; all of them call it.
 
   None, with a word, where they cannot reach each other: then jax's heartbeats are all there is. Source: none.
@@ -195,10 +195,10 @@ def watch(silent_s: float) -> Watch | None:
   _slow_abort()
   print(
     f'a process that dies, or does not answer for {silent_s:g} s (config.processes.silent_s), ends all with status '
-    f'{LOST}',
+    f'{EXIT_PEER_LOST}',
     flush=True,
   )
-  return Watch(process, count, links, silent_s)
+  return Watchdog(process, count, links, silent_s)
 
 
 def _call(client: Any, host: str, process: int) -> socket.socket:

@@ -71,7 +71,7 @@ def generate(
     local,
     mesh=program.mesh,
     in_specs=(
-      sharding.own_experts(params, program.mesh, program.rules),
+      sharding.expert_specs(params, program.mesh, program.rules),
       *[whole] * 4,
       *[rows] * 3,
     ),
@@ -100,7 +100,7 @@ def trust(program: Program, state: TrainState, prompts: Prompts, rollout: Rollou
   return jax.shard_map(
     local,
     mesh=program.mesh,
-    in_specs=(sharding.own_experts(params, program.mesh, program.rules), whole, rows, rows),
+    in_specs=(sharding.expert_specs(params, program.mesh, program.rules), whole, rows, rows),
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
@@ -112,7 +112,7 @@ def _laid_out(program: Program, state: TrainState) -> Any:
   params = state.params
   if state.base is not None:
     params = lora.sampled(state.base, params, program.lora.alpha, program.generate.dtype)
-  params = quantized.stored(params, program.weights_dtype, program.generate.dtype)
+  params = quantized.quantize_params(params, program.weights_dtype, program.generate.dtype)
   return jax.lax.with_sharding_constraint(
     params, sharding.decode_layout(params, program.mesh, program.rules)
   )

@@ -114,7 +114,7 @@ def hidden(
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
   how = dict(dtype=program.generate.dtype, remat=program.remat, noise=noise, attend=program.attend)
-  how |= dict(gather=sharding.gather(program.mesh, program.rules), expert_BxTxNxk=expert_BxTxNxk)
+  how |= dict(gather=sharding.layer_gather(program.mesh, program.rules), expert_BxTxNxk=expert_BxTxNxk)
   return shared_prompt_forward.hidden(program.model, params, prompts, tokens_BxT, **how)
 
 

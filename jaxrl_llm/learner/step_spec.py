@@ -112,7 +112,7 @@ def make_program(
   group = config.rollouts + _replays(config)
   rows = config.prompts * group // config.learner.minibatches
   rows = min(rows, config.learner.microbatch_rollouts or rows)
-  slice_rollouts = min(group, max(1, rows // sharding.rows_shards(mesh, sharding.LEARNED_ROWS)))
+  slice_rollouts = min(group, max(1, rows // sharding.rows_shards(mesh, sharding.UPDATE_ROWS)))
   slots, shards = config.rollout.slots, sharding.rows_shards(mesh)
   compatibility.generation(config.rollout)
   compatibility.experts(config, model)

@@ -41,7 +41,7 @@ def update(
   record_checks.batch(batch)
   if program.mesh.shape['context'] > 1:
     # Only the few numbers of a batch: what is made of them is cut over 'context' token by token.
-    rows = NamedSharding(program.mesh, PartitionSpec(sharding.LEARNED_ROWS))
+    rows = NamedSharding(program.mesh, PartitionSpec(sharding.UPDATE_ROWS))
     batch = jax.lax.with_sharding_constraint(batch, rows)
   learn = lambda: _learn(program, state, batch)  # noqa: E731
   if not program.idles:

@@ -10,27 +10,27 @@ import jax.numpy as jnp
 from jaxrl_llm.models import kvcache
 
 # Finite, so that a row with nothing to see (padding) gives numbers and not NaN.
-HIDDEN = -1e30
+MASKED_SCORE = -1e30
 
 
-class Keys(NamedTuple):
-  """Keys and values of one layer, and who may see them.
+class KeyValues(NamedTuple):
+  """KeyValues and values of one layer, and who may see them.
 
   Own keys: arrays [B, K, S, d], mask [B, Q, S]. Shared keys: arrays [P, K, S, d], mask [P, S] or
   [P, G, Q, S]; row b of B = P * G sees those of prompt b // G. The order K before S keeps a decode step
   free of transposes.
   """
 
-  k: kvcache.Stored
-  v: kvcache.Stored
+  k: kvcache.CacheArray
+  v: kvcache.CacheArray
   mask: jax.Array
 
 
 @jax.named_scope('attention')
 def attend(
   q_BxQxHxd: jax.Array,
-  own: Keys,
-  shared: Keys | None = None,
+  own: KeyValues,
+  shared: KeyValues | None = None,
   *,
   scale: float = 0.0,
   cap: float = 0.0,
@@ -58,7 +58,7 @@ def attend(
   return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, d)
 
 
-def _own(q, keys: Keys, cap: float):
+def _own(q, keys: KeyValues, cap: float):
   """Largest score per query, and a function from the softmax's reference to (Σ weights, Σ weights·v)."""
   P, G, Q, K, R, d = q.shape
   # Rows stay one axis next to the cache: split in two, XLA repeats the cache's update inside what
@@ -68,7 +68,7 @@ def _own(q, keys: Keys, cap: float):
   v, v_scale = kvcache.read(keys.v, q.dtype)
   score = jnp.einsum('bqkrd,bksd->bkqrs', q, k, preferred_element_type=jnp.float32)
   score = score if k_scale is None else score * k_scale[:, :, None, None]
-  score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), HIDDEN)
+  score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), MASKED_SCORE)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
   def weigh(top):
@@ -82,14 +82,14 @@ def _own(q, keys: Keys, cap: float):
   return group(score.max(-1)), weigh
 
 
-def _shared(q, keys: Keys, cap: float):
+def _shared(q, keys: KeyValues, cap: float):
   """As `_own`, for keys that all G rows of a prompt see."""
   k, k_scale = kvcache.read(keys.k, q.dtype)
   v, v_scale = kvcache.read(keys.v, q.dtype)
   score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, k, preferred_element_type=jnp.float32)
   score = score if k_scale is None else score * k_scale[:, :, None, None, None]
   mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask
-  score = jnp.where(mask[:, None, :, :, None], _capped(score, cap), HIDDEN)
+  score = jnp.where(mask[:, None, :, :, None], _capped(score, cap), MASKED_SCORE)
 
   def weigh(top):
     weight = jnp.exp(score - top.swapaxes(1, 2)[..., None])

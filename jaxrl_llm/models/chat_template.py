@@ -42,7 +42,7 @@ def render(template: str, messages: list[dict], **variables: Any) -> str:
   return text
 
 
-def fault(template: str, **variables: Any) -> str:
+def find_problem(template: str, **variables: Any) -> str:
   """'' for a template that can be used, else what is wrong with it. Source: none.
 
   A template may refuse a conversation (some know no system message): that is told when it happens.
@@ -56,7 +56,7 @@ def fault(template: str, **variables: Any) -> str:
   from jaxrl_llm.models import untrusted
 
   request = dict(template=template, variables=variables)
-  wrong = untrusted.fault(__file__, request, cpu_s=_CPU_S, wall_s=_WALL_S, memory_bytes=_BYTES)
+  wrong = untrusted.find_problem(__file__, request, cpu_s=_CPU_S, wall_s=_WALL_S, memory_bytes=_BYTES)
   return f'{wrong} for a conversation of four lines' if wrong else ''
 
 
@@ -73,7 +73,7 @@ def _environment() -> jinja2.Environment:
   return env
 
 
-def trial(request: dict[str, Any]) -> str:
+def probe(request: dict[str, Any]) -> str:
   """Renders two conversations; that it ends within the limits is all that is asked."""
   for messages in _TRIALS:
     try:

@@ -12,11 +12,11 @@ from flax import nnx
 
 from jaxrl_llm.models import activation_sharding, attention, kvcache, linear, moe, quantized, rotary
 from jaxrl_llm.models.activation import activate
-from jaxrl_llm.models.layer_masks import Sight, kinds, sights
+from jaxrl_llm.models.layer_masks import LayerMasks, layer_kinds, masks_of_kinds
 from jaxrl_llm.types import Array, ModelConfig
 
 # One (k, v) per layer, each [rows, K, S, d]; or, of `remat`, one pair of [layers, rows, K, S, d].
-Pair = tuple[kvcache.Stored, kvcache.Stored]
+Pair = tuple[kvcache.CacheArray, kvcache.CacheArray]
 Cache = list[Pair] | Pair
 
 
@@ -54,7 +54,7 @@ class Block(nnx.Module):
       getattr(self, name).adapt()
 
   def __call__(
-    self, x_BxQxD, sight: Sight, shared=None, cache=None, at=None, expert_BxQxk=None, attend=None
+    self, x_BxQxD, sight: LayerMasks, shared=None, cache=None, at=None, expert_BxQxk=None, attend=None
   ):
     """Returns x_BxQxD, this layer's (k, v): those of x, or the cache with x written at slot `at`, and the experts."""
     before, after = self.config.norms != 'after', self.config.norms != 'before'
@@ -65,7 +65,7 @@ class Block(nnx.Module):
     added, chosen = self._feed(self.mlp_norm(x) if before else x, expert_BxQxk)
     return x + (self.mlp_post_norm(added) if after else added), kv, chosen
 
-  def _attend(self, h, sight: Sight, shared, cache, at, attend):
+  def _attend(self, h, sight: LayerMasks, shared, cache, at, attend):
     c = self.config
     q, k, v = self.q(h), self.k(h), self.v(h)
     if c.qk_norm == 'all':
@@ -76,7 +76,7 @@ class Block(nnx.Module):
     q, k = rotary.rotate(q, *sight.rope), rotary.rotate(k, *sight.rope)
     # Keys whole on every device of a row: each looks at them with its own tokens.
     kv = tuple(
-      activation_sharding.cut(
+      activation_sharding.constrain(
         x.swapaxes(1, 2), activation_sharding.ROWS, activation_sharding.FEATURES, ()
       )
       for x in (k, v)
@@ -87,8 +87,8 @@ class Block(nnx.Module):
     if attend is not None:
       out = attend(q, kv, shared, sight.prompt_mask, **scores)
     else:
-      own = attention.Keys(*kv, sight.mask_BxQxS)
-      prompt = None if shared is None else attention.Keys(*shared, sight.prompt_mask)
+      own = attention.KeyValues(*kv, sight.mask_BxQxS)
+      prompt = None if shared is None else attention.KeyValues(*shared, sight.prompt_mask)
       out = attention.attend(q, own, prompt, **scores)
     return self.o(out.reshape(*out.shape[:2], -1)), kv
 
@@ -177,7 +177,7 @@ def apply(
   prompts_L, prompt_mask = (None, None) if shared is None else shared
   Q = tokens_BxQ.shape[1]
   if cache is None:  # else it is one token or a few, and rows alone are cut
-    wide = lambda x, *axes: activation_sharding.padded(x, activation_sharding.TOKENS, *axes)  # noqa: E731
+    wide = lambda x, *axes: activation_sharding.pad_to_shards(x, activation_sharding.TOKENS, *axes)  # noqa: E731
     tokens_BxQ, positions_BxQ, keys_BxS = (
       wide(x, 1) for x in (tokens_BxQ, positions_BxQ, keys_BxS)
     )
@@ -185,16 +185,16 @@ def apply(
   masks = dict(
     mask_BxQxS=mask_BxQxS, prompt_mask_PxL=prompt_mask, sliding_mask_BxQxS=sliding_mask_BxQxS
   )
-  found = sights(config, positions_BxQ, key_positions_BxS=keys_BxS, **masks)
-  kind_L = kinds(config)[1]
+  found = masks_of_kinds(config, positions_BxQ, key_positions_BxS=keys_BxS, **masks)
+  kind_L = layer_kinds(config)[1]
 
   def block(x, sight, layer):
     weights, prompt, own, loud, expert = layer
-    x = activation_sharding.cut(x, activation_sharding.ROWS, activation_sharding.TOKENS)
+    x = activation_sharding.constrain(x, activation_sharding.ROWS, activation_sharding.TOKENS)
     if loud is not None:
       sigma, key = loud
       drawn = jax.random.normal(key, (len(x), Q, x.shape[2]))
-      x = x + (sigma * activation_sharding.padded(drawn, activation_sharding.TOKENS, 1)).astype(
+      x = x + (sigma * activation_sharding.pad_to_shards(drawn, activation_sharding.TOKENS, 1)).astype(
         x.dtype
       )
     if gather is not None:
@@ -206,7 +206,7 @@ def apply(
   expert_L = None
   if expert_BxQxNxk is not None:
     expert_L = jnp.moveaxis(
-      activation_sharding.padded(expert_BxQxNxk, activation_sharding.TOKENS, 1), 2, 0
+      activation_sharding.pad_to_shards(expert_BxQxNxk, activation_sharding.TOKENS, 1), 2, 0
     )
   x_BxQxD, kv_L, chosen_L = _embedded(config, model, tokens_BxQ), [], []
   if remat:
@@ -235,7 +235,7 @@ def _embedded(config: ModelConfig, model: Any, tokens_BxQ: Array) -> jax.Array:
   return x_BxQxD * jnp.asarray(config.embed_scale, x_BxQxD.dtype)
 
 
-def _any_of(found: list[Sight], block: Any) -> Any:
+def _any_of(found: list[LayerMasks], block: Any) -> Any:
   """The block as a loop over layers runs it: each says by a number which sight is its own."""
   if len(found) == 1:
     return lambda x, layer: block(x, found[0], layer[1])
@@ -264,7 +264,7 @@ def head(config: ModelConfig, params: Any, hidden: jax.Array, dtype: str = 'floa
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
   data, scale = quantized.read(kernel, dtype)
   logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
-  logits = quantized.scaled(logits, scale)
+  logits = quantized.apply_scale(logits, scale)
   cap = config.logit_cap
   return cap * jnp.tanh(logits / cap) if cap else logits
 

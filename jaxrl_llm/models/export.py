@@ -54,15 +54,15 @@ def save(
 
   Raises UserError as `begun` does. Source: none.
   """
-  with begun(folder, dtype, card) as part:
-    write(part, 'config.json', _raw(model, dtype))
+  with staged_folder(folder, dtype, card) as part:
+    write_json(part, 'config.json', _raw(model, dtype))
     _weights(part, model, dtype, shard_bytes)
     _tokenizer(part, model)
   return folder
 
 
 @contextlib.contextmanager
-def begun(folder: str, dtype: str, card: str) -> Iterator[str]:
+def staged_folder(folder: str, dtype: str, card: str) -> Iterator[str]:
   """Gives `folder`.part to be filled; with README.md it becomes `folder` when all is written.
 
   Raises UserError for what is no empty folder and can be none, and a dtype that there is not. Source: none.
@@ -87,7 +87,7 @@ def begun(folder: str, dtype: str, card: str) -> Iterator[str]:
   os.rename(part, folder)
 
 
-def card(config: Any, step: int, name: str, library: str = 'transformers') -> str:
+def model_card(config: Any, step: int, name: str, library: str = 'transformers') -> str:
   """README.md of what `config`, a whole configuration, made in `step` steps, for those who load it with `library`.
 
   Source: none.
@@ -114,13 +114,13 @@ def _raw(model: Model, dtype: str) -> dict[str, Any]:
     own.get('text_config'), dict
   ):  # of a model of text and images the decoder alone is kept
     own = own['text_config'] | dict(model_type='gemma3_text')
-  raw = own or describe(model.config)
+  raw = own or hugging_face_config(model.config)
   kind = raw['model_type']
   # Older readers look for torch_dtype.
   return raw | dict(architectures=[_ARCHITECTURES[kind]], dtype=dtype, torch_dtype=dtype)
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
+def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
   """What config.json says of such a model, for families that differ from Llama by flags alone. Source: none."""
   c, kind = config, config.family
   raw = dict(
@@ -151,7 +151,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
   return raw
 
 
-def tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
+def named_tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
   """Every tensor by its name in Hugging Face's files, matrices [out, in]. Source: none."""
   for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
     ours = '/'.join(str(k.key) for k in path)
@@ -169,7 +169,7 @@ def tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
 
 def _weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> None:
   groups, room = [], 0
-  for name, value in tensors(model):
+  for name, value in named_tensors(model):
     size = value.size * jnp.dtype(dtype).itemsize
     if not groups or size > room:
       groups.append([])
@@ -187,7 +187,7 @@ def _weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> None:
     total += sum(x.nbytes for x in cast.values())
   if len(groups) > 1:
     index = dict(metadata=dict(total_size=total), weight_map=where)
-    write(folder, 'model.safetensors.index.json', index)
+    write_json(folder, 'model.safetensors.index.json', index)
 
 
 def _tokenizer(folder: str, model: Model) -> None:
@@ -207,12 +207,12 @@ def _tokenizer(folder: str, model: Model) -> None:
     chat_template=words.template,
     clean_up_tokenization_spaces=False,
   )
-  write(folder, 'tokenizer_config.json', {k: v for k, v in settings.items() if v is not None})
+  write_json(folder, 'tokenizer_config.json', {k: v for k, v in settings.items() if v is not None})
   ends = dict(eos_token_id=list(words.end_ids), pad_token_id=words.pad_id)
-  write(folder, 'generation_config.json', ends)
+  write_json(folder, 'generation_config.json', ends)
 
 
-def write(folder: str, name: str, value: Any) -> None:
+def write_json(folder: str, name: str, value: Any) -> None:
   """A JSON file. Source: none."""
   with open(os.path.join(folder, name), 'w', encoding='utf-8') as file:
     json.dump(value, file, indent=2, ensure_ascii=False)

@@ -146,7 +146,7 @@ def _model_config(raw: Raw, kind: str, family: Family, where: str) -> ModelConfi
     told = raw.get(name)
     if told is None and default is None:
       raise UserError(f'{where} lacks {name!r}; copy it again.')
-    return size_limits.whole(default if told is None else told, f'{where}: {name}')
+    return size_limits.positive_int(default if told is None else told, f'{where}: {name}')
 
   heads, width, layers = (
     size(n) for n in ('num_attention_heads', 'hidden_size', 'num_hidden_layers')
@@ -160,7 +160,7 @@ def _model_config(raw: Raw, kind: str, family: Family, where: str) -> ModelConfi
     head_dim=size('head_dim', max(1, width // heads)),
     mlp=size('intermediate_size'),
     max_tokens=size('max_position_embeddings'),
-    norm_eps=size_limits.number(raw.get('rms_norm_eps', 1e-6), f'{where}: rms_norm_eps'),
+    norm_eps=size_limits.positive_float(raw.get('rms_norm_eps', 1e-6), f'{where}: rms_norm_eps'),
     mlp_bias=kind in ('llama', 'smollm3') and bool(raw.get('mlp_bias', False)),
     tied=bool(raw.get('tie_word_embeddings', False)),
     family=kind,
@@ -176,7 +176,7 @@ def _model_config(raw: Raw, kind: str, family: Family, where: str) -> ModelConfi
     raise UserError(
       f'{where} lacks or misstates a setting of {kind} ({type(error).__name__}: {error}); copy it again.'
     ) from error
-  return size_limits.checked(ModelConfig(**(base | family.settings | own)), where)
+  return size_limits.validated(ModelConfig(**(base | family.settings | own)), where)
 
 
 def _activation(raw: Raw, where: str) -> str:
@@ -199,7 +199,7 @@ def _rotation(raw: Raw, where: str) -> Raw:
   theta = rope.get('rope_theta') or raw.get('rope_theta') or 10000.0
   plain = {k: v for k, v in rope.items() if not isinstance(v, dict | list) and k != 'rope_theta'}
   return dict(
-    rope_theta=size_limits.number(theta, f'{where}: rope_theta'),
+    rope_theta=size_limits.positive_float(theta, f'{where}: rope_theta'),
     rope_scaling=tuple(sorted(plain.items())),
   )
 

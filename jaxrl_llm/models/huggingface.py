@@ -77,12 +77,12 @@ def load_params(folder: str, config: ModelConfig, beside: tuple[str, ...] = ()) 
       )
     read.add(theirs)
     file, name = where[theirs]
-    value = tensor(opened, file, name, shape[::-1] if turned else shape)
+    value = read_tensor(opened, file, name, shape[::-1] if turned else shape)
     return np.ascontiguousarray(value.T if turned else value, np.float32)
 
   def load(path, wanted):
     ours = '/'.join(str(k.key) for k in path)
-    theirs, turned = their_name(ours, config), ours.endswith('kernel')
+    theirs, turned = hugging_face_name(ours, config), ours.endswith('kernel')
     if '{}' in theirs:
       each = (one(theirs.format(e), wanted.shape[1:], turned) for e in range(wanted.shape[0]))
       return np.stack(list(each))
@@ -105,14 +105,14 @@ def load_tensor(folder: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
   where = _index(folder)
   if name not in where:
     raise UserError(f'config.model={folder!r}: tensor {name!r} is missing from the weights.')
-  return np.asarray(tensor({}, where[name], name, shape), np.float32)
+  return np.asarray(read_tensor({}, where[name], name, shape), np.float32)
 
 
 # What older files hold beside the weights: a head that is the embedding, and a table made of config.json.
 _UNUSED = ('lm_head.weight', 'rotary_emb.inv_freq')
 
 
-def their_name(path: str, config: ModelConfig) -> str:
+def hugging_face_name(path: str, config: ModelConfig) -> str:
   """'layers/3/q/kernel' → 'model.layers.3.self_attn.q_proj.weight'; of experts, with {} for which. Source: none."""
   if path in _OUTSIDE:
     return _OUTSIDE[path]
@@ -173,7 +173,7 @@ def _index(folder: str) -> dict[str, str]:
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
 
-def tensor(opened: dict[str, Any], file: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def read_tensor(opened: dict[str, Any], file: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
   """The tensor as it is stored, of a file that is kept in `opened`. Raises UserError where it is another.
 
   Shape and type are looked at before anything is read. Source: none.

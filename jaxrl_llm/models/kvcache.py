@@ -15,10 +15,10 @@ class Int8(NamedTuple):
   scale: jax.Array  # float32 [rows, K, S]
 
 
-Stored = jax.Array | Int8
+CacheArray = jax.Array | Int8
 
 
-def pack(x: jax.Array, dtype: str) -> Stored:
+def pack(x: jax.Array, dtype: str) -> CacheArray:
   """x [rows, K, S, d] as it is stored; int8 errs by at most max|x| / 254 a number. Source: none."""
   if dtype != 'int8':
     return x.astype(dtype)
@@ -28,12 +28,12 @@ def pack(x: jax.Array, dtype: str) -> Stored:
   return Int8(data.astype(jnp.int8), scale)
 
 
-def zeros(shape: tuple[int, ...], dtype: str) -> Stored:
+def zeros(shape: tuple[int, ...], dtype: str) -> CacheArray:
   """An empty cache of `shape` [rows, K, S, d]. Source: none."""
   return pack(jnp.zeros(shape, jnp.float32 if dtype == 'int8' else dtype), dtype)
 
 
-def write(cache: Stored, new: jax.Array, at: jax.Array) -> Stored:
+def write(cache: CacheArray, new: jax.Array, at: jax.Array) -> CacheArray:
   """The cache with `new` [rows, K, Q, d] in the columns from `at` on: one number, modulo S, or one a row.
 
   Source: none.
@@ -46,7 +46,7 @@ def write(cache: Stored, new: jax.Array, at: jax.Array) -> Stored:
   return jax.tree.map(lambda old, x: each(old, x, at), cache, stored)
 
 
-def read(cache: Stored, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
+def read(cache: CacheArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
   """(numbers in `dtype` [rows, K, S, d], scale [rows, K, S] or None).
 
   The scale multiplies scores or weights, so that no dequantized copy of the cache is needed. Source: none.

@@ -11,7 +11,7 @@ from jaxrl_llm.models import rotary
 from jaxrl_llm.types import Array, ModelConfig
 
 
-class Sight(NamedTuple):
+class LayerMasks(NamedTuple):
   """Of all layers of one kind."""
 
   rope: tuple[jax.Array, jax.Array]  # cosine and sine [B, Q, d / 2]
@@ -21,7 +21,7 @@ class Sight(NamedTuple):
   )  # of keys that a group shares: [P, L], or [P, G, Q, L] where a window slides
 
 
-def kinds(config: ModelConfig) -> tuple[list[tuple[bool, bool]], tuple[int, ...]]:
+def layer_kinds(config: ModelConfig) -> tuple[list[tuple[bool, bool]], tuple[int, ...]]:
   """The kinds of layer that the model has, as (slides, is rotated), and which of them each layer is. Source: none."""
   plain_L = config.unrotated or (False,) * config.layers
   each_L = [(slides, not plain) for slides, plain in zip(config.slides, plain_L, strict=True)]
@@ -29,14 +29,14 @@ def kinds(config: ModelConfig) -> tuple[list[tuple[bool, bool]], tuple[int, ...]
   return found, tuple(map(found.index, each_L))
 
 
-def sights(
+def masks_of_kinds(
   config: ModelConfig,
   positions_BxQ: Array,
   mask_BxQxS: Array,
   key_positions_BxS: Array,
   prompt_mask_PxL: Array | None,
   sliding_mask_BxQxS: Array | None = None,
-) -> list[Sight]:
+) -> list[LayerMasks]:
   """One of each kind. A sliding layer's query at position i sees position j where i − j < window.
 
   Prompts are right-padded: a shared key's position is its column. `sliding_mask` stands for mask and window where
@@ -47,7 +47,7 @@ def sights(
   def near(positions, keys):
     return positions[..., :, None] - keys[..., None, :] < config.window
 
-  def sight(slides: bool, rotated: bool) -> Sight:
+  def sight(slides: bool, rotated: bool) -> LayerMasks:
     rope = rotary.tables(config, positions_BxQ, sliding=slides)
     if not rotated:
       rope = jnp.ones_like(rope[0]), jnp.zeros_like(rope[1])
@@ -63,6 +63,6 @@ def sights(
       mask = sliding_mask_BxQxS
     elif slides:
       mask = mask & near(positions_BxQ, key_positions_BxS)
-    return Sight(rope, mask, prompt)
+    return LayerMasks(rope, mask, prompt)
 
-  return [sight(*kind) for kind in kinds(config)[0]]
+  return [sight(*kind) for kind in layer_kinds(config)[0]]

@@ -26,7 +26,7 @@ def _forward(x, kernel_DxF):
 def _backward(saved, g):
   x, kernel_DxF = saved
   D, F = kernel_DxF.shape
-  if activation_sharding.dividing(
+  if activation_sharding.axes_that_divide(
     activation_sharding.TOKENS
   ):  # tokens that lie on several devices must not be laid end to end
     leading = list(range(x.ndim - 1))
@@ -51,7 +51,7 @@ class Dense(nnx.Linear):
   def __call__(self, x: jax.Array) -> jax.Array:
     x = x.astype(self.dtype)
     data, scale = quantized.read(self.kernel.get_value(), self.dtype)
-    y = quantized.scaled(product(x, data), scale)
+    y = quantized.apply_scale(product(x, data), scale)
     if self.use_bias:
       y = y + self.bias[...].astype(self.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     if not hasattr(self, 'a'):

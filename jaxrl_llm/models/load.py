@@ -103,7 +103,7 @@ def _characters(scratch: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
     experts_per_token=scratch['experts_per_token'] if experts else 0,
     norm_top_k=bool(experts),
   )
-  return size_limits.checked(config, 'config.scratch'), characters
+  return size_limits.validated(config, 'config.scratch'), characters
 
 
 def _hub(name: str, *patterns: str) -> str:

@@ -65,8 +65,8 @@ def over_logits(
   """
   B, T, _ = hidden_BxTxD.shape
   rows, tokens = (
-    activation_sharding.dividing(activation_sharding.ROWS, B),
-    activation_sharding.dividing(activation_sharding.TOKENS, T),
+    activation_sharding.axes_that_divide(activation_sharding.ROWS, B),
+    activation_sharding.axes_that_divide(activation_sharding.TOKENS, T),
   )
   used = {name: params[name] for name in (('embed',) if config.tied else ('head',))}
   local = functools.partial(_chunked, fn, config, chunk_tokens, dtype)

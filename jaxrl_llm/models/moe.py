@@ -38,11 +38,11 @@ class Experts(nnx.Module):
     weight_BxQxk, expert_BxQxk = route(self.config, self.router(x_BxQxD), expert_BxQxk)
     kernels = [k.kernel.get_value() for k in (self.gate, self.up, self.down)]
     kernels = [k if isinstance(k, Quantized) else k.astype(self.dtype) for k in kernels]
-    added_BxQxD = spread(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
-    return added_BxQxD, expert_BxQxk.astype(number_of(self.config))
+    added_BxQxD = dispatch(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
+    return added_BxQxD, expert_BxQxk.astype(index_dtype(self.config))
 
 
-def number_of(config: ModelConfig) -> str:
+def index_dtype(config: ModelConfig) -> str:
   """The smallest type that the number of an expert fits. Source: none."""
   return 'uint8' if config.experts <= 256 else 'uint16'
 
@@ -66,7 +66,7 @@ def route(
   return jnp.exp(chosen_BxQxk - total_BxQx1), expert_BxQxk
 
 
-def spread(
+def dispatch(
   config: ModelConfig, x_BxQxD, weight_BxQxk, expert_BxQxk, gate_ExDxF, up_ExDxF, down_ExFxD
 ) -> jax.Array:
   """`mixture`, with tokens brought to the devices that hold the experts, and what these add brought back.
@@ -76,13 +76,13 @@ def spread(
   nothing dropped; features that span devices cost a sum besides. Source: none.
   """
   given, kernels = (x_BxQxD, weight_BxQxk, expert_BxQxk), (gate_ExDxF, up_ExDxF, down_ExFxD)
-  if activation_sharding.taken(
+  if activation_sharding.is_manual(
     activation_sharding.EXPERTS
   ):  # by the loop around the model, with the rows: kernels are this device's
     told = jax.lax.all_gather(given, *activation_sharding.EXPERTS, tiled=True)
     return _returned(_featured(config, _offset(*told, gate_ExDxF), kernels))
   rows, tokens, experts = (
-    activation_sharding.dividing(axes, size)
+    activation_sharding.axes_that_divide(axes, size)
     for axes, size in (
       (activation_sharding.ROWS, len(x_BxQxD)),
       (activation_sharding.TOKENS, x_BxQxD.shape[1]),
@@ -107,7 +107,7 @@ def spread(
     local,
     in_specs=(cut, tuple(_cut(k, (experts or None, None, None)) for k in kernels)),
     out_specs=cut,
-    axis_names=activation_sharding.free() - {*activation_sharding.FEATURES},
+    axis_names=activation_sharding.free_axes() - {*activation_sharding.FEATURES},
     check_vma=False,
   )(given, kernels)
 
@@ -126,7 +126,7 @@ def _returned(part_NxQxD: jax.Array) -> jax.Array:
 
 def _featured(config: ModelConfig, given, kernels) -> jax.Array:
   """`mixture`, each device with some of the features of its experts."""
-  features = activation_sharding.dividing(activation_sharding.FEATURES, config.mlp)
+  features = activation_sharding.axes_that_divide(activation_sharding.FEATURES, config.mlp)
   if not features:
     return mixture(config, *given, *kernels)
   whole, f = PartitionSpec(), features
@@ -178,7 +178,7 @@ def mixture(
       data = kernel_ExAxB.data
     scale_NxB = None if scale_ExB is None else scale_ExB[jnp.minimum(expert_N[order_N], E - 1)]
     out = jax.lax.ragged_dot(kept(x_NxA), data, size_E, preferred_element_type=x_NxA.dtype)
-    return kept(quantized.scaled(out, scale_NxB))
+    return kept(quantized.apply_scale(out, scale_NxB))
 
   x_NxD = x_BxQxD.reshape(-1, D)[order_N // k]
   hidden_NxF = activate(config, grouped(x_NxD, gate_ExDxF)) * grouped(x_NxD, up_ExDxF)

@@ -26,7 +26,7 @@ def save(
 ) -> str:
   """Writes the adapter `model.params`, {'layers': {0: {'q': {'a': A, 'b': B}, …}, …}}; returns `folder`.
 
-  `settings` holds rank, alpha and names. Raises UserError as `export.begun` does. Source: none.
+  `settings` holds rank, alpha and names. Raises UserError as `export.staged_folder` does. Source: none.
   """
   alpha = settings.alpha
   written = dict(
@@ -41,8 +41,8 @@ def save(
     inference_mode=True,
     **_PLAIN,
   )
-  with export.begun(folder, dtype, card) as part:
-    export.write(part, _CONFIG, written)
+  with export.staged_folder(folder, dtype, card) as part:
+    export.write_json(part, _CONFIG, written)
     cast = {name: jnp.asarray(value, dtype) for name, value in tensors(model.config, model.params)}
     safetensors.flax.save_file(cast, os.path.join(part, _WEIGHTS), metadata=dict(format='pt'))
   return folder
@@ -74,7 +74,7 @@ def load(folder: str, config: ModelConfig, settings: Any) -> Any:
     def one(i, name, part):
       D, F = kernels[i][name]['kernel'].shape
       shape = (settings.rank, D) if part == 'a' else (F, settings.rank)
-      value = huggingface.tensor(opened, file, _name(i, name, part, config), shape)
+      value = huggingface.read_tensor(opened, file, _name(i, name, part, config), shape)
       return np.ascontiguousarray(np.asarray(value).T, np.float32)
 
     layers = {
@@ -114,4 +114,4 @@ def _name(layer: int, name: str, part: str, config: ModelConfig) -> str:
 
 def _module(layer: int, name: str, config: ModelConfig) -> str:
   """(3, 'q') → 'model.layers.3.self_attn.q_proj'."""
-  return huggingface.their_name(f'layers/{layer}/{name}/kernel', config).removesuffix('.weight')
+  return huggingface.hugging_face_name(f'layers/{layer}/{name}/kernel', config).removesuffix('.weight')

@@ -22,7 +22,7 @@ Kernel = jax.Array | Quantized
 _MOST = dict(int8=127.0, float8_e4m3fn=448.0)
 
 
-def scaled_type(dtype: str) -> bool:
+def needs_scale(dtype: str) -> bool:
   """Whether numbers of this type need a scale. Source: none."""
   return dtype in _MOST
 
@@ -32,7 +32,7 @@ def pack(kernel: jax.Array, dtype: str) -> Kernel:
 
   A channel of zeros gets the scale 1, so that gradients can be divided by it.
   """
-  if not scaled_type(dtype):
+  if not needs_scale(dtype):
     return kernel.astype(dtype)
   kernel = kernel.astype(jnp.float32)
   most = jnp.abs(kernel).max(-2)
@@ -53,7 +53,7 @@ def read(kernel: Kernel, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
   return kernel.astype(dtype), None
 
 
-def scaled(product: jax.Array, scale: jax.Array | None) -> jax.Array:
+def apply_scale(product: jax.Array, scale: jax.Array | None) -> jax.Array:
   """(x · data) · scale in the type of the product [..., F]; of None as it is. Source: none."""
   if scale is None:
     return product
@@ -61,7 +61,7 @@ def scaled(product: jax.Array, scale: jax.Array | None) -> jax.Array:
   return (product * scale).astype(product.dtype)
 
 
-def stored(params: Any, kernels: str, others: str) -> Any:
+def quantize_params(params: Any, kernels: str, others: str) -> Any:
   """Parameters as a sampler reads them: kernels in one type, all else in another.
 
   Kernels are those of attention, feed-forward, experts and an untied head. A router is none: its few numbers choose

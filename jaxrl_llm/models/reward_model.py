@@ -65,7 +65,7 @@ def _bare(folder: str) -> RewardModel:
   return RewardModel(config, None, head_1xD[0], tokenizer.from_folder(folder, raw))
 
 
-def rate(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[float]:
+def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[float]:
   """w·h of the last token of each row of ids, h its final hidden state, in float32. Source: none.
 
   Raises ValueError for a row without a token, or longer than the model reads.
@@ -103,7 +103,7 @@ def score(prompts: Sequence[Any], completions: Sequence[Any], *, folder: str) ->
     )
     for prompt, said in zip(prompts, completions, strict=True)
   ]
-  return rate(model, [words.encode(text) for text in whole])
+  return score_token_ids(model, [words.encode(text) for text in whole])
 
 
 def _check(settings: Mapping[str, Any], where: str) -> None:

@@ -18,7 +18,7 @@ _MOST = dict(
 )  # fmt: skip
 
 
-def whole(value: Any, where: str, most: int = 2**31) -> int:
+def positive_int(value: Any, where: str, most: int = 2**31) -> int:
   """`value`, where it is a whole number from 1 to `most`; else UserError with `where`. Source: none."""
   if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
     raise UserError(
@@ -27,7 +27,7 @@ def whole(value: Any, where: str, most: int = 2**31) -> int:
   return value
 
 
-def number(value: Any, where: str) -> float:
+def positive_float(value: Any, where: str) -> float:
   """`value` as a float, where it is a finite number above 0; else UserError with `where`. Source: none."""
   real = isinstance(value, int | float) and not isinstance(value, bool)
   if not real or not 0 < value < 1e30:
@@ -35,13 +35,13 @@ def number(value: Any, where: str) -> float:
   return float(value)
 
 
-def checked(config: ModelConfig, where: str) -> ModelConfig:
+def validated(config: ModelConfig, where: str) -> ModelConfig:
   """The config itself, if a decoder of that shape can be. Raises UserError that begins with `where`.
 
   Source: none.
   """
   for name, most in _MOST.items():
-    whole(getattr(config, name), f'{where}: {name}', most)
+    positive_int(getattr(config, name), f'{where}: {name}', most)
   if config.heads % config.kv_heads:
     raise UserError(
       f'{where}: {config.heads} heads cannot share {config.kv_heads} key-value heads; fetch it again.'
@@ -53,13 +53,13 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
         f'{where}: {len(told)} layers are told to be {name}, of {config.layers}; fetch it again.'
       )
   if config.sliding:
-    whole(config.window, f'{where}: sliding_window', _MOST['max_tokens'])
+    positive_int(config.window, f'{where}: sliding_window', _MOST['max_tokens'])
   if config.experts:
-    whole(config.experts, f'{where}: num_experts', 2**16)
-    whole(config.experts_per_token, f'{where}: num_experts_per_tok', config.experts)
+    positive_int(config.experts, f'{where}: num_experts', 2**16)
+    positive_int(config.experts_per_token, f'{where}: num_experts_per_tok', config.experts)
   for name in ('query_scale', 'attention_cap', 'logit_cap', 'sliding_rope_theta'):
     if (told := getattr(config, name)) != 0:
-      number(told, f'{where}: {name}')
+      positive_float(told, f'{where}: {name}')
   if config.head_dim % 2:
     raise UserError(f'{where}: head_dim={config.head_dim} must be even; fetch it again.')
   try:

@@ -42,18 +42,18 @@ def attend(
   if shared is not None:
     segments, own = _behind(own, shared, prompt_mask_PxL)
   rows, heads = (
-    activation_sharding.dividing(activation_sharding.ROWS, B),
-    activation_sharding.dividing(activation_sharding.FEATURES, K),
+    activation_sharding.axes_that_divide(activation_sharding.ROWS, B),
+    activation_sharding.axes_that_divide(activation_sharding.FEATURES, K),
   )
   run = functools.partial(_run, cap=cap, interpret=interpret)
-  if activation_sharding.free():  # all of them: the compiler cannot cut a kernel itself
+  if activation_sharding.free_axes():  # all of them: the compiler cannot cut a kernel itself
     at = PartitionSpec(rows or None, heads or None)
     cut = None if segments is None else PartitionSpec(rows or None)
     run = jax.shard_map(
       run,
       in_specs=(at, (at, at), cut),
       out_specs=at,
-      axis_names=activation_sharding.free(),
+      axis_names=activation_sharding.free_axes(),
       check_vma=False,
     )
   return run(q_BxHxQxd, own, segments).swapaxes(1, 2)

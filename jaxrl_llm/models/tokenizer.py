@@ -117,7 +117,7 @@ def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
   """
   path = locate(folder, 'tokenizer.json')
   try:
-    wrong = backends.fault(path)
+    wrong = backends.find_problem(path)
     backend = None if wrong else backends.load(path)
   except BaseException as error:  # the library raises bare Exception, and panics with what is none
     if isinstance(error, KeyboardInterrupt):
@@ -262,7 +262,7 @@ def _whole(made: Tokenizer, where: str) -> Tokenizer:
         )
   if not isinstance(made.template, str):
     raise UserError(f'{where}: chat_template={made.template!r} must be text; copy it again.')
-  wrong = chat_template.fault(made.template, bos_token=made.bos_token, eos_token=made.eos_token)
+  wrong = chat_template.find_problem(made.template, bos_token=made.bos_token, eos_token=made.eos_token)
   if wrong:
     raise UserError(f'{where}: its chat template cannot be used: {wrong}; take another model.')
   return made

@@ -37,7 +37,7 @@ def load(path: str) -> tokenizers.Tokenizer:
   return backend
 
 
-def fault(path: str) -> str:
+def find_problem(path: str) -> str:
   """'' for a tokenizer.json that can be used, else what is wrong with it."""
   from jaxrl_llm.checkpointing import safe_files
 
@@ -50,10 +50,10 @@ def _tried(digest: str, path: str, cpu_s: int) -> str:
   """Once for a file of the same content."""
   from jaxrl_llm.models import untrusted
 
-  return untrusted.fault(__file__, path, cpu_s=cpu_s, wall_s=_WALL_S, memory_bytes=_BYTES)
+  return untrusted.find_problem(__file__, path, cpu_s=cpu_s, wall_s=_WALL_S, memory_bytes=_BYTES)
 
 
-def trial(path: str) -> str:
+def probe(path: str) -> str:
   """Loads, encodes and decodes. An exception is no fault here: it is caught and told again where it happens."""
   try:
     backend = load(path)

@@ -17,7 +17,7 @@ from typing import Any
 _FEW_THREADS = dict(TOKENIZERS_PARALLELISM='false', RAYON_NUM_THREADS='1', MALLOC_ARENA_MAX='2')
 
 
-def fault(program: str, request: Any, *, cpu_s: int, wall_s: int, memory_bytes: int) -> str:
+def find_problem(program: str, request: Any, *, cpu_s: int, wall_s: int, memory_bytes: int) -> str:
   """'' where trial(request) of the Python file `program` finds nothing wrong within these limits, else what is."""
   path = [folder for folder in sys.path if os.path.isabs(folder)]
   told = json.dumps(dict(program=program, request=request, path=path, limits=[cpu_s, memory_bytes]))
@@ -50,7 +50,7 @@ def _run() -> None:
     resource.setrlimit(kind, (most, most))
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   sys.path[:] = told['path']
-  print(runpy.run_path(told['program'])['trial'](told['request']))
+  print(runpy.run_path(told['program'])['probe'](told['request']))
 
 
 if __name__ == '__main__':

@@ -142,7 +142,7 @@ def _arrays(shape: str) -> Iterator[Array]:
     yield Array(dtype, sizes, int(space[1]) if space else 0)
 
 
-def below(program: dict, name: str) -> set[str]:
+def reachable(program: dict, name: str) -> set[str]:
   """A computation and all it calls. Source: none."""
   found, waiting = set(), [name]
   while waiting:
@@ -163,13 +163,13 @@ def attribute(i: Instruction, key: str) -> str:
   return match[1] if match else ''
 
 
-def source(i: Instruction) -> str:
+def op_name(i: Instruction) -> str:
   """Where it comes from in the Python program: XLA's op_name. Source: none."""
   match = re.search(r'op_name="([^"]*)"', i.attributes)
   return match[1] if match else ''
 
 
-def groups(attributes: str, devices: int) -> np.ndarray:
+def replica_groups(attributes: str, devices: int) -> np.ndarray:
   """Who exchanges with whom, [groups, members]: numbers of places in the mesh, in its order.
 
   [2,4]<=[4,2]T(1,0) stands for arange(8).reshape(4, 2).T.reshape(2, 4), a group a row; mesh['x'=4,'y'=2] {'y'} for the

@@ -65,7 +65,7 @@ class Loop(NamedTuple):
   collectives: tuple[Collective, ...]
 
 
-def loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> list[Loop]:
+def decode_loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> list[Loop]:
   """The outermost loops whose op_name holds `mark`, and what one iteration of each does.
 
   `cache_dims` are (rows, key-value heads, tokens, head width) of layers' keys on one device, the heads before they are
@@ -80,13 +80,13 @@ def loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> list[Loo
     (name, i)
     for name, computation in program.items()
     for i in computation
-    if i.opcode == 'while' and mark in hlo.source(i)
+    if i.opcode == 'while' and mark in hlo.op_name(i)
   ]
-  inside = {c for _, i in marked for c in hlo.below(program, hlo.attribute(i, 'body'))}
+  inside = {c for _, i in marked for c in hlo.reachable(program, hlo.attribute(i, 'body'))}
   return [_read(program, i, cache_dims, devices) for name, i in marked if name not in inside]
 
 
-def everywhere(text: str) -> list[Collective]:
+def all_collectives(text: str) -> list[Collective]:
   """Every exchange of the whole program, with how often it runs; both branches of a condition count. Source: none."""
   program = hlo.parse(text)
   devices = int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
@@ -151,7 +151,7 @@ class _Walk:
     self.exchanging = {
       name
       for name in program
-      if any(_exchange(i) for c in hlo.below(program, name) for i in program.get(c, ()))
+      if any(_exchange(i) for c in hlo.reachable(program, name) for i in program.get(c, ()))
     }
 
   def run(self, name: str, arguments: list, times: int, record: bool, fused: bool = False) -> Any:
@@ -205,10 +205,10 @@ class _Walk:
     if _exchange(i):
       channel = (re.search(r'channel_id=(\d+)', i.attributes) or (0, i.name))[1]
       # A chain of asynchronous pieces repeats its channel: the first one counts. So do sums of shard_map, all of them.
-      key = channel, hlo.source(i)
+      key = channel, hlo.op_name(i)
       self.collectives.setdefault(key, _collective(i, times, fixed, self.devices))
     if not (fused or fixed) and (written := sum(a.bytes for a in self._copied(i))):
-      self.copies.append(Copy(i.opcode, i.name, hlo.source(i), written, times))
+      self.copies.append(Copy(i.opcode, i.name, hlo.op_name(i), written, times))
 
   def _copied(self, i: hlo.Instruction) -> list[hlo.Array]:
     """The arrays of a cache's size that the instruction writes anew."""
@@ -265,19 +265,19 @@ def _collective(i: hlo.Instruction, times: int, fixed: bool, devices: int) -> Co
     size *= n
   share = {'all-reduce': 2 * (n - 1) / n, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
   wire = size * share.get(opcode, (n - 1) / n)
-  return Collective(opcode, i.name, hlo.source(i), size, wire, times, fixed, i.attributes)
+  return Collective(opcode, i.name, hlo.op_name(i), size, wire, times, fixed, i.attributes)
 
 
 def group_size(attributes: str, devices: int) -> int:
   """How many devices exchange with each other. Source: none."""
-  return hlo.groups(attributes, devices).shape[1]
+  return hlo.replica_groups(attributes, devices).shape[1]
 
 
 def _trips(program: dict, condition: str) -> int:
   """How often a loop with a counter runs: the one number its condition compares with; else 1."""
   numbers = [
     int(i.inside)
-    for c in hlo.below(program, condition)
+    for c in hlo.reachable(program, condition)
     for i in program.get(c, ())
     if i.opcode == 'constant' and i.arrays[0].dims == () and re.fullmatch(r'\d+', i.inside)
   ]

@@ -17,37 +17,37 @@ from jaxrl_llm.profiling import hlo, hlo_decode
 from jaxrl_llm.types import ModelConfig
 
 
-class Work(NamedTuple):
+class UpdateFlops(NamedTuple):
   """Of one update on all devices together, in floating-point operations."""
 
   model: float  # forward and backward: what the method asks for
   done: float  # with what is computed a second time instead of kept
 
 
-def exchanges(text: str, sizes: Mapping[str, int]) -> dict[str, float]:
+def collective_bytes(text: str, sizes: Mapping[str, int]) -> dict[str, float]:
   """Bytes that a device receives in one run of the program, by the axes that they go along ('fsdp', 'fsdp·tensor').
 
   `sizes` are those of the mesh, in its order. A loop counts as often as it runs. Source: none.
   """
   found: dict[str, float] = {}
-  for exchange in hlo_decode.everywhere(text):
-    axes = axes_of(exchange.attributes, sizes)
+  for exchange in hlo_decode.all_collectives(text):
+    axes = mesh_axes(exchange.attributes, sizes)
     found[axes] = found.get(axes, 0.0) + exchange.wire_bytes * exchange.times
   return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
-def axes_of(attributes: str, sizes: Mapping[str, int]) -> str:
+def mesh_axes(attributes: str, sizes: Mapping[str, int]) -> str:
   """The axes of a mesh along which the devices of an exchange differ: of its replica groups, or its pairs.
 
   Source: none.
   """
-  groups = hlo.groups(attributes, math.prod(sizes.values()))
+  groups = hlo.replica_groups(attributes, math.prod(sizes.values()))
   places = np.stack(np.unravel_index(groups, tuple(sizes.values())), -1)  # [groups, members, axes]
   differ = (places != places[:, :1]).any((0, 1))
   return '·'.join(axis for axis, moves in zip(sizes, differ, strict=True) if moves)
 
 
-def work(program: Program) -> Work:
+def update_flops(program: Program) -> UpdateFlops:
   """Operations of one update: 2 for each weight that a token goes through, and 4·H·d for each key that it looks at.
 
   Backward is twice forward; where activations are computed again, forward counts twice in what is done. The head of
@@ -56,16 +56,16 @@ def work(program: Program) -> Work:
   model, L, T = program.model, program.prompt_tokens, program.generate.max_tokens
   P, B = program.prompts, program.prompts * program.group
   looks = P * L * (L / 2) + B * T * (L + T / 2)
-  forward = 2 * blocks(model) * (P * L + B * T) + 2 * model.vocab * model.width * B * T
+  forward = 2 * weights_per_token(model) * (P * L + B * T) + 2 * model.vocab * model.width * B * T
   forward += 4 * model.layers * model.heads * model.head_dim * looks
-  return Work(3 * forward, (4 if program.remat else 3) * forward)
+  return UpdateFlops(3 * forward, (4 if program.remat else 3) * forward)
 
 
-def blocks(model: ModelConfig) -> float:
+def weights_per_token(model: ModelConfig) -> float:
   """Weights of all layers that one token is multiplied with: of experts, the ones that it chooses. Source: none."""
   layers = decoder.abstract_params(model)['layers']
   leaves = jax.tree_util.tree_leaves_with_path(layers)
-  each = {sharding.name_of(path): math.prod(x.shape) for path, x in leaves if len(x.shape) > 1}
+  each = {sharding.path_name(path): math.prod(x.shape) for path, x in leaves if len(x.shape) > 1}
   used = model.experts_per_token / model.experts if model.experts else 1.0
   mixed = re.compile(r'experts/(gate|up|down)/')
   return sum(size * (used if mixed.search(name) else 1.0) for name, size in each.items())
@@ -77,7 +77,7 @@ def report(program: Program, text: str, chip: Any) -> dict[str, Any]:
   `chip` has flops and link_bandwidth, or is None where they are not known. One link in one direction carries what
   goes along one axis; axes are taken one after the other. Source: none.
   """
-  wire, told = exchanges(text, program.mesh.shape), work(program)
+  wire, told = collective_bytes(text, program.mesh.shape), update_flops(program)
   found: dict[str, Any] = dict(wire_bytes=wire, model_flops=told.model, done_flops=told.done)
   if chip is None:
     return found
@@ -88,7 +88,7 @@ def report(program: Program, text: str, chip: Any) -> dict[str, Any]:
   return found | dict(compute_s=compute_s, links_s=links_s, best_s=best_s, mfu=mfu)
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def report_lines(found: dict[str, Any]) -> list[str]:
   """As text. Source: none."""
   told = ', '.join(f'{axes} {size / 1e9:.3f}' for axes, size in found['wire_bytes'].items())
   first = (

@@ -16,7 +16,7 @@ from jaxrl_llm.profiling import hlo_update
 from jaxrl_llm.rollout import carried_kv, slot_loop
 
 
-class Round(NamedTuple):
+class DecodeIteration(NamedTuple):
   """One iteration of the decode loop on one device: a token for each of its rows."""
 
   rows: int  # on all devices
@@ -26,23 +26,23 @@ class Round(NamedTuple):
   flops: float
 
 
-def decode(program: Program, cache_bytes: float) -> Round:
+def decode(program: Program, cache_bytes: float) -> DecodeIteration:
   """What one iteration reads and multiplies, with a ring of `cache_bytes` on a device. Source: none."""
   spec, shards = program.generate, sharding.rows_shards(program.mesh)
   rows = spec.slots or program.prompts * spec.rollouts
   params = steps.abstract_weights(program)
   if not program.model.tied:
     params.pop('embed')  # a few rows of it
-  read = functools.partial(quantized.stored, kernels=program.weights_dtype, others=spec.dtype)
-  weights = on_one_device(_placed(jax.eval_shape(read, params), program))
+  read = functools.partial(quantized.quantize_params, kernels=program.weights_dtype, others=spec.dtype)
+  weights = bytes_per_device(_placed(jax.eval_shape(read, params), program))
   model = program.model
-  used = (hlo_update.blocks(model) + model.vocab * model.width) / program.mesh.shape['tensor']
+  used = (hlo_update.weights_per_token(model) + model.vocab * model.width) / program.mesh.shape['tensor']
   # Of a prompt whose rows all have slots one copy is read, else one for each slot.
   prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
   # A column of a row is as large in the ring as in a prompt, of which sliding layers keep all.
   columns = rows * sum(slot_loop.ring_widths(model, spec.max_tokens))
   shared = cache_bytes * program.prompt_tokens * model.layers * prompts / columns
-  return Round(rows, weights, cache_bytes, shared, 2 * used * (rows // shards))
+  return DecodeIteration(rows, weights, cache_bytes, shared, 2 * used * (rows // shards))
 
 
 def ring_bytes(program: Program) -> float:
@@ -50,23 +50,23 @@ def ring_bytes(program: Program) -> float:
   spec = program.generate
   held = jax.eval_shape(lambda: carried_kv.empty(program.model, spec, program.prompts).cache)
   laid = sharding.cache_layout(held, program.mesh)
-  whole = on_one_device(_with(held, laid))
+  whole = bytes_per_device(_with(held, laid))
   rows = program.prompts * spec.rollouts
   return whole * (spec.slots or rows) / rows
 
 
-def told(program: Program) -> dict[str, Any]:
+def report(program: Program) -> dict[str, Any]:
   """Of one step on one device, ready for JSON: operations, bytes, and seconds at best where the chip is known.
 
   update: operations ÷ peak. round, an iteration of the decode loop: max((weights + caches) ÷ bandwidth, operations ÷
   peak). prefill: operations ÷ peak. Empty rows count, as they are computed. Source: none.
   """
   device, size = program.mesh.devices.flat[0], program.mesh.size
-  chip, work = hardware.CHIPS.get(device.device_kind), hlo_update.work(program)
+  chip, work = hardware.CHIPS.get(device.device_kind), hlo_update.update_flops(program)
   each = decode(program, ring_bytes(program))
   read = each.weight_bytes + each.cache_bytes + each.prompt_cache_bytes
   tokens = program.prompts * program.prompt_tokens
-  prefill = 2 * hlo_update.blocks(program.model) * tokens / size
+  prefill = 2 * hlo_update.weights_per_token(program.model) * tokens / size
   found = dict(
     device_kind=device.device_kind,
     devices=size,
@@ -82,7 +82,7 @@ def told(program: Program) -> dict[str, Any]:
   return found
 
 
-def on_one_device(tree: Any) -> int:
+def bytes_per_device(tree: Any) -> int:
   """Bytes of a tree of ShapeDtypeStructs with shardings, on each device. Source: none."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize

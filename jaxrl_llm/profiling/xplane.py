@@ -76,14 +76,14 @@ def read(paths: list[str]) -> dict[str, Any] | None:
     own = list(_events(data))
     known = _programs(data)
     for key in {event.program for event in own}:
-      programs[number, key] = _meant(known, key, {e.op for e in own if e.program == key})
+      programs[number, key] = _match_program(known, key, {e.op for e in own if e.program == key})
     events += [(number, event) for event in own]
   if not events:
     return None
-  return _summed(events, programs)
+  return _summarize(events, programs)
 
 
-def _summed(events: list[tuple[int, Event]], programs: dict) -> dict[str, Any]:
+def _summarize(events: list[tuple[int, Event]], programs: dict) -> dict[str, Any]:
   lines: dict[tuple, list[tuple[float, float, int]]] = collections.defaultdict(list)
   for at, (number, event) in enumerate(events):
     lines[number, event.device, event.line].append((event.start, event.end, at))
@@ -92,7 +92,7 @@ def _summed(events: list[tuple[int, Event]], programs: dict) -> dict[str, Any]:
   single: dict[tuple, list[float]] = collections.defaultdict(lambda: [0.0, 0])
   stretches: dict[tuple, list[tuple[float, float]]] = collections.defaultdict(list)
   for (number, device, _), stretch in lines.items():
-    for at, own in _own(stretch):
+    for at, own in _self_times(stretch):
       event = events[at][1]
       op = programs.get((number, event.program), {}).get(event.op, Op('', '', False))
       op = op._replace(source=event.source or op.source)
@@ -118,7 +118,7 @@ def _summed(events: list[tuple[int, Event]], programs: dict) -> dict[str, Any]:
   )
 
 
-def _meant(
+def _match_program(
   known: dict[tuple[str, int], dict[str, Op]], key: tuple[str, int], ops: set[str]
 ) -> dict[str, Op]:
   """The program of that name and number; else the one of that name which has most of these operations."""
@@ -157,7 +157,7 @@ def _short(name: str, op: Op) -> str:
   return '/'.join(told[-4:]) or re.sub(r'\.\d+$', '', name)
 
 
-def _own(stretches: list[tuple[float, float, int]]) -> Iterator[tuple[int, float]]:
+def _self_times(stretches: list[tuple[float, float, int]]) -> Iterator[tuple[int, float]]:
   """(event, nanoseconds without those of events inside it), of one line."""
   stack: list[tuple[float, int]] = []
   own: dict[int, float] = {}

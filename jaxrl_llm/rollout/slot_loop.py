@@ -325,7 +325,7 @@ def _first_tokens(fixed: Fixed, logits_PxV: jax.Array, rollout: Rollout) -> Roll
 def routes(model: ModelConfig) -> jax.ShapeDtypeStruct:
   """[N, k] numbers of experts: what a token tells of its way through the model. Source: none."""
   shape = model.layers, model.experts_per_token
-  return jax.ShapeDtypeStruct(shape, moe.number_of(model))
+  return jax.ShapeDtypeStruct(shape, moe.index_dtype(model))
 
 
 def empty(rows: int, T: int, told: jax.ShapeDtypeStruct | None = None) -> Rollout:

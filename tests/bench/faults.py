@@ -57,7 +57,7 @@ def random_signals(nursery, want, out, survived, count: int, draw: random.Random
       assert_same(run, want)
       shutil.rmtree(run)
       continue
-    wanted = {-which, preemption.STOPPED} if which == signal.SIGTERM else {-which}
+    wanted = {-which, preemption.EXIT_PREEMPTED} if which == signal.SIGTERM else {-which}
     assert status in wanted, (status, text)
     if (run / 'metrics.jsonl').exists():
       assert_same(run, want, whole=False)

@@ -193,7 +193,7 @@ def test_rounded_kernels_are_read_as_stored(weights, read, experts):
     made = made._replace(model=dataclasses.replace(made.model, **mixture, **untied))
   state, _, prompts, *_ = compile_report.arguments(made)
   text = compile_report.build(steps.compile_generate(made), state.params, prompts, 0, None).text
-  names = [(sharding.name_of(p), x) for p, x in jax.tree_util.tree_leaves_with_path(state.params)]
+  names = [(sharding.path_name(p), x) for p, x in jax.tree_util.tree_leaves_with_path(state.params)]
   shapes = {x.shape for n, x in names if n.endswith('kernel') and 'router' not in n}
   carried, converted = _kernels(hlo.parse(text), shapes)
   assert carried == {read: made.model.layers * 7 + (experts > 0)} and not converted
@@ -205,7 +205,7 @@ def _kernels(computations, shapes):
     i
     for computation in computations.values()
     for i in computation
-    if i.opcode == 'while' and 'decode/' in hlo.source(i)
+    if i.opcode == 'while' and 'decode/' in hlo.op_name(i)
   )
   carried = collections.Counter(a.dtype for a in loop.arrays if a.dims in shapes)
   made, waiting = [], [hlo.attribute(loop, 'body')]

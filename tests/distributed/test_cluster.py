@@ -33,7 +33,7 @@ def no_metadata(key: str) -> str:
 
 
 def find(environ, *flags, metadata=no_metadata):
-  return cluster.find(dict(TPU_SKIP_MDS_QUERY='1') | environ, *flags, metadata=metadata)
+  return cluster.detect(dict(TPU_SKIP_MDS_QUERY='1') | environ, *flags, metadata=metadata)
 
 
 def told(coordinator: str, processes: int, process: int) -> dict:
@@ -60,11 +60,11 @@ def told(coordinator: str, processes: int, process: int) -> dict:
   ],
 )
 def test_one_process(environ):
-  assert find(environ) == cluster.ALONE
+  assert find(environ) == cluster.SINGLE_PROCESS
 
 
 @pytest.mark.parametrize(
-  'environ, told_by, processes, arguments, all_devices',
+  'environ, found_by, processes, arguments, all_devices',
   [
     (SLURM, 'Slurm', 4, dict(cluster_detection_method='slurm'), True),
     # Two tasks on a node that both see all devices: one each, as jax gives them.
@@ -101,8 +101,8 @@ def test_one_process(environ):
     (SLURM | MPI | ORTE, 'Open MPI', 8, dict(cluster_detection_method='ompi'), False),
   ],
 )  # fmt: skip
-def test_several_processes(environ, told_by, processes, arguments, all_devices):
-  assert find(environ) == (told_by, processes, arguments, all_devices)
+def test_several_processes(environ, found_by, processes, arguments, all_devices):
+  assert find(environ) == (found_by, processes, arguments, all_devices)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_several_processes(environ, told_by, processes, arguments, all_devices):
   ],
 )
 def test_a_tpu_vm_asks_the_metadata_server(attributes, processes):
-  found = cluster.find({}, metadata=lambda key: attributes.get(key, ''))
+  found = cluster.detect({}, metadata=lambda key: attributes.get(key, ''))
   assert found.processes == processes
   assert found.arguments == (dict(cluster_detection_method='gcetpu') if processes > 1 else {})
 
@@ -124,7 +124,7 @@ def test_a_tpu_vm_asks_the_metadata_server(attributes, processes):
 def test_flags_win(environ):
   assert find(environ, 'h:1', 3, 2) == ('flags', 3, told('h:1', 3, 2), True)
   assert find(environ, '[::1]:8476', 1, 0).arguments == told('[::1]:8476', 1, 0)
-  assert find(environ, '', 1) == find(environ, '', 1, 0) == cluster.ALONE
+  assert find(environ, '', 1) == find(environ, '', 1, 0) == cluster.SINGLE_PROCESS
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
   calls, settings = [], []
   monkeypatch.setattr(jax.distributed, 'initialize', lambda **kw: calls.append(kw))
   monkeypatch.setattr(jax.config, 'update', lambda *a: settings.append(a))
-  monkeypatch.setattr(cluster.peers, 'watch', lambda silent_s: silent_s)
+  monkeypatch.setattr(cluster.watchdog, 'start', lambda silent_s: silent_s)
   alone = dict(TPU_SKIP_MDS_QUERY='1')
   assert cluster.join('', None, None, alone, 60) is None
   assert (calls, settings, capsys.readouterr().out) == ([], [], '')
@@ -186,7 +186,7 @@ def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
   assert settings == []  # jax's choice of one device each stays
   assert cluster.join('', None, None, alone | SLURM, 60) == 60
   # jax is more patient than we are: it aborts with a stack trace.
-  patience = dict(initialization_timeout=2 * cluster.JOIN_S, heartbeat_timeout_seconds=121)
+  patience = dict(initialization_timeout=2 * cluster.JOIN_TIMEOUT_S, heartbeat_timeout_seconds=121)
   assert calls == [dict(cluster_detection_method='slurm') | patience] * 2
   assert ('jax_cuda_visible_devices', 'all') in settings
   assert capsys.readouterr().out.splitlines()[0] == (
@@ -199,10 +199,10 @@ def test_who_is_waited_for_in_vain_is_one_sentence():
     free.bind(('127.0.0.1', 0))
     here = f'127.0.0.1:{free.getsockname()[1]}'
   code = (
-    f'from jaxrl_llm import cluster; cluster.JOIN_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
+    f'from jaxrl_llm import cluster; cluster.JOIN_TIMEOUT_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
   )
   told = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
-  assert told.returncode == cluster.peers.LOST, told.stderr
+  assert told.returncode == cluster.watchdog.EXIT_PEER_LOST, told.stderr
   assert 'error: not all of the 2 processes came within 2 s;' in told.stderr
 
 

@@ -69,12 +69,12 @@ def test_sigterm_saves_and_says_so_by_its_status(nursery, uninterrupted, tmp_pat
   run, rarely = tmp_path / 'run', '--config.checkpoint.every=100'
   for at, skip, done in (('propose', 2, 3), ('rollouts', 1, 5), ('row', 1, 7)):
     status, out = nursery.start(run, rarely, fault=dict(kind='term', at=at, skip=skip))
-    assert status == preemption.STOPPED and 'the same command goes on' in out, out
+    assert status == preemption.EXIT_PREEMPTED and 'the same command goes on' in out, out
     faults.assert_same(run, uninterrupted, whole=False)
     assert max(p.name for p in (run / 'checkpoints').iterdir()) == f'step_{done:06d}'
   # While it evaluates after step 8, which nothing has saved yet, it need not wait for the end of that.
   status, out = nursery.start(run, rarely, fault=dict(kind='term', at='eval', skip=0))
-  assert status == preemption.STOPPED and not (run / 'eval/step_000008.json').exists()
+  assert status == preemption.EXIT_PREEMPTED and not (run / 'eval/step_000008.json').exists()
   assert 'resuming at step 8' in end(nursery, run, uninterrupted)
 
 

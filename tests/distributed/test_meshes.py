@@ -112,7 +112,7 @@ def _lies_in_parts(state, mesh):
   for tree in (state.params, state.opt_state):
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
       part = leaf.addressable_shards[0].data.shape
-      name = sharding.name_of(path)
+      name = sharding.path_name(path)
       if name.endswith('layers/0/q/kernel'):
         assert part == (32 // fsdp // expert, 32 // tensor), name
       if name.endswith('layers/1/experts/down/kernel'):
@@ -143,9 +143,9 @@ def test_the_head_is_gathered_and_its_gradient_summed_once_not_for_every_chunk(m
   p = program('dense', False, **mesh)._replace(head_chunk_tokens=2)
   given = steps.abstract_state(p), steps.empty_batch(p)
   text = steps.compile_update(p).lower(*given).compile().as_text()
-  along = lambda e: hlo_update.axes_of(e.attributes, p.mesh.shape)  # noqa: E731
+  along = lambda e: hlo_update.mesh_axes(e.attributes, p.mesh.shape)  # noqa: E731
   of_head = [
-    e for e in hlo_decode.everywhere(text) if 'shard_map' in e.source and 'fsdp' in along(e)
+    e for e in hlo_decode.all_collectives(text) if 'shard_map' in e.source and 'fsdp' in along(e)
   ]
   assert of_head and all(e.times == 1 for e in of_head), of_head
 
@@ -157,7 +157,7 @@ def test_weights_are_exchanged_while_learning_and_rows_are_not():
   given = steps.abstract_state(p), steps.empty_batch(p)
   text = steps.compile_update(p).lower(*given).compile().as_text()
   weights = 4 * sum(x.size for x in jax.tree.leaves(given[0].params))
-  told = hlo_update.exchanges(text, p.mesh.shape)
+  told = hlo_update.collective_bytes(text, p.mesh.shape)
   # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.
   assert set(told) == {'fsdp'} and told['fsdp'] < 10 * weights
   rows = 4 * P * G * 64 * 32

@@ -80,7 +80,7 @@ def test_two_processes_are_one_and_one_goes_on_for_them(alone, tmp_path):
     time.sleep(0.02)
   both[1].send_signal(signal.SIGTERM)
   told = [p.communicate(timeout=240)[0] for p in both]
-  assert [p.returncode for p in both] == [preemption.STOPPED] * 2, told
+  assert [p.returncode for p in both] == [preemption.EXIT_PREEMPTED] * 2, told
   (saved,) = os.listdir(run / 'checkpoints')
   assert 4 <= int(saved.removeprefix('step_')) < 8
   out = tiny_job.finish(tiny_job.start(config, run))
@@ -107,7 +107,7 @@ def test_the_first_process_dies_in_a_step_and_the_same_command_goes_on(alone, tm
   both[0].kill()
   both[0].communicate()
   out, _ = both[1].communicate(timeout=240)
-  assert both[1].returncode == watchdog.LOST, out
+  assert both[1].returncode == watchdog.EXIT_PEER_LOST, out
   assert_told(out, 'process 0 of 2 died')
   again = [tiny_job.finish(p) for p in start_all(config, run, *flags, devices=2)]
   assert 'resuming at step 2' in again[0]
@@ -150,12 +150,12 @@ def test_a_process_dies_or_stops_in_a_collective(victim, kind, why):
       break
   both[victim].send_signal(getattr(signal, f'SIG{kind}'))
   out, _ = both[1 - victim].communicate(timeout=240)
-  assert both[1 - victim].returncode == watchdog.LOST, out[-2000:]
+  assert both[1 - victim].returncode == watchdog.EXIT_PEER_LOST, out[-2000:]
   assert_told(out, f'process {victim} of 2 {why}')
   both[victim].send_signal(signal.SIGCONT)
   out, _ = both[victim].communicate(timeout=240)
   if kind == 'STOP':  # when it wakes up, it does not go on alone
-    assert both[victim].returncode == watchdog.LOST, out[-2000:]
+    assert both[victim].returncode == watchdog.EXIT_PEER_LOST, out[-2000:]
     assert_told(out, 'process 1 of 2 (this one) stood still for')
 
 

@@ -37,16 +37,16 @@ def star(count: int, silent_s: float = 1e4):
   pairs = {i: socket.socketpair() for i in range(1, count)}
   ended = [Ended() for _ in range(count)]
   links = [{i: pair[0] for i, pair in pairs.items()}, *({0: pair[1]} for pair in pairs.values())]
-  watches = [watchdog.Watch(i, count, links[i], silent_s, ended[i]) for i in range(count)]
+  watches = [watchdog.Watchdog(i, count, links[i], silent_s, ended[i]) for i in range(count)]
   return watches, ended, pairs
 
 
 def test_a_death_is_told_to_all_by_its_name(capfd):
   _, ended, pairs = star(4)
   pairs[2][1].shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that dies
-  assert [ended[i].wait() for i in (0, 1, 3)] == [watchdog.LOST] * 3
+  assert [ended[i].wait() for i in (0, 1, 3)] == [watchdog.EXIT_PEER_LOST] * 3
   # The socket of process 2 is closed on its own side, too: it takes process 0 for dead.
-  assert ended[2].wait() == watchdog.LOST
+  assert ended[2].wait() == watchdog.EXIT_PEER_LOST
   told = capfd.readouterr().err.splitlines()
   assert len(told) == 4 and all('start the same command again' in line for line in told)
   assert (
@@ -59,15 +59,15 @@ def test_the_first_process_is_missed_by_all(capfd):
   _, ended, pairs = star(3)
   for ours, _ in pairs.values():
     ours.shutdown(socket.SHUT_WR)
-  assert [e.wait() for e in ended[1:]] == [watchdog.LOST] * 2
+  assert [e.wait() for e in ended[1:]] == [watchdog.EXIT_PEER_LOST] * 2
   assert capfd.readouterr().err.count('error: process 0 of 3 died') == 2
 
 
 def test_silence_is_told_with_its_setting(capfd):
   ours, theirs = socket.socketpair()
   ended = Ended()
-  watchdog.Watch(0, 2, {1: ours}, 1.0, ended)
-  assert ended.wait() == watchdog.LOST
+  watchdog.Watchdog(0, 2, {1: ours}, 1.0, ended)
+  assert ended.wait() == watchdog.EXIT_PEER_LOST
   told = capfd.readouterr().err
   assert told.startswith(
     'error: process 1 of 2 has not answered for 1 s (config.processes.silent_s=1);'
@@ -95,7 +95,7 @@ def test_who_ends_well_is_not_missed(capfd):
   assert capfd.readouterr().err == ''
 
 
-@pytest.mark.parametrize('status, theirs', [(2, 2), (1, watchdog.LOST)])
+@pytest.mark.parametrize('status, theirs', [(2, 2), (1, watchdog.EXIT_PEER_LOST)])
 def test_bad_input_of_one_ends_the_others_as_such(monkeypatch, capfd, status, theirs):
   monkeypatch.setattr(watchdog, '_GRACE_S', 0.3)
   watches, ended, _ = star(3)
@@ -124,7 +124,7 @@ def test_a_collective_that_failed_waits_for_the_cause(capfd):
   main = threading.Thread(target=watches[0].failed, args=(error,), daemon=True)
   main.start()
   pairs[1][1].shutdown(socket.SHUT_RDWR)
-  assert ended[0].wait() == watchdog.LOST
+  assert ended[0].wait() == watchdog.EXIT_PEER_LOST
   told = capfd.readouterr().err
   assert 'process 1 of 2 died' in told and 'Traceback' not in told
 
@@ -134,14 +134,14 @@ def test_any_other_exception_is_told_whole_and_at_once(monkeypatch, capfd):
   watches, ended, _ = star(2)
   with pytest.raises(SystemExit):
     watches[1].failed(KeyError('of a bug'))
-  assert ended[1].status == 1 and ended[0].wait() == watchdog.LOST
+  assert ended[1].status == 1 and ended[0].wait() == watchdog.EXIT_PEER_LOST
   assert "KeyError: 'of a bug'" in capfd.readouterr().err
 
 
 def test_who_aborts_is_held_until_the_cause_is_told():
   """As jax's thread, which aborts when the first process dies, before ours is heard."""
   code = (
-    'import ctypes, os, threading, time; from jaxrl_llm import peers; peers._slow_abort();'
-    'threading.Thread(target=ctypes.CDLL(None).abort).start(); time.sleep(0.5); os._exit(peers.LOST)'
+    'import ctypes, os, threading, time; from jaxrl_llm.distributed import watchdog; watchdog._slow_abort();'
+    'threading.Thread(target=ctypes.CDLL(None).abort).start(); time.sleep(0.5); os._exit(watchdog.EXIT_PEER_LOST)'
   )
-  assert subprocess.run([sys.executable, '-c', code], timeout=60).returncode == watchdog.LOST
+  assert subprocess.run([sys.executable, '-c', code], timeout=60).returncode == watchdog.EXIT_PEER_LOST

@@ -181,7 +181,7 @@ def test_a_step_changes_the_adapter_alone():
   p = adapted(lora=ON | dict(targets='^(q|v)$'))
   batch = graded(program(), base)
   before = steps.init_state(p, base)
-  names = {sharding.name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(before.params)}
+  names = {sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(before.params)}
   assert names == {f'layers/{i}/{name}/{k}' for i in (0, 1) for name in 'qv' for k in 'ab'}
   count = len(names)
   moments = [x for x in jax.tree.leaves(before.opt_state) if x.ndim]
@@ -199,7 +199,7 @@ def test_a_step_changes_the_adapter_alone():
 
 
 def _leaves(tree):
-  return [(sharding.name_of(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
+  return [(sharding.path_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def test_the_base_lies_in_the_type_of_compute_and_norms_as_they_are():

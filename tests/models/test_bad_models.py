@@ -452,7 +452,7 @@ def test_templates_reach_nothing_and_fail_in_a_sentence(template):
 @pytest.mark.parametrize('template', BOMBS)
 def test_templates_without_end_are_found_by_a_trial(whole, template, monkeypatch):
   monkeypatch.setattr(chat_template, '_CPU_S', 1)
-  assert ' GiB for a conversation of four lines' in chat_template.fault(template)
+  assert ' GiB for a conversation of four lines' in chat_template.find_problem(template)
 
 
 @pytest.mark.parametrize('text', ['', 'x'])
@@ -461,7 +461,7 @@ def test_a_trial_reads_packages_from_where_this_process_does(text, monkeypatch):
   monkeypatch.setattr(
     untrusted.sys, 'executable', shutil.which('python3', path='/usr/bin') or sys.executable
   )
-  assert chat_template.fault(text + '{{ messages[0].content }}') == ''
+  assert chat_template.find_problem(text + '{{ messages[0].content }}') == ''
 
 
 @pytest.mark.parametrize(

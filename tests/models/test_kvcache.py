@@ -48,12 +48,12 @@ def test_attention_over_int8_is_attention_over_what_it_stands_for(shared):
   mask = r.random((3, 6)) < 0.7
   mask[:, 0] = True
   if shared:
-    own = attention.Keys(
+    own = attention.KeyValues(
       *(jnp.asarray(x[:, :, :3]) for x in (np.repeat(X, 2, 0),) * 2), np.ones((6, 1, 3), bool)
     )
-    got = attention.attend(q, own, attention.Keys(k, v, mask))
-    want = attention.attend(q, own, attention.Keys(plain(k), plain(v), mask))
+    got = attention.attend(q, own, attention.KeyValues(k, v, mask))
+    want = attention.attend(q, own, attention.KeyValues(plain(k), plain(v), mask))
   else:
-    got = attention.attend(q, attention.Keys(k, v, mask[:, None]))
-    want = attention.attend(q, attention.Keys(plain(k), plain(v), mask[:, None]))
+    got = attention.attend(q, attention.KeyValues(k, v, mask[:, None]))
+    want = attention.attend(q, attention.KeyValues(plain(k), plain(v), mask[:, None]))
   np.testing.assert_allclose(got, want, atol=1e-5)

@@ -175,7 +175,7 @@ def smollm2_reference(model):
   state = {}
   for path, value in jax.tree_util.tree_leaves_with_path(model.params):
     name = '/'.join(str(k.key) for k in path)
-    state[huggingface.their_name(name, c)] = torch.tensor(
+    state[huggingface.hugging_face_name(name, c)] = torch.tensor(
       value.T if name.endswith('kernel') else value
     )
   state['lm_head.weight'] = state['model.embed_tokens.weight']

@@ -90,7 +90,7 @@ def test_a_layer_is_the_product_with_what_the_kernel_stands_for(dtype, compute, 
 @pytest.mark.parametrize('name', MODELS)
 def test_a_model_is_that_of_the_kernels_that_its_own_stand_for(name, dtype):
   model, params = MODELS[name], decoder.init(MODELS[name], 0)
-  rounded = quantized.stored(params, dtype, 'float32')
+  rounded = quantized.quantize_params(params, dtype, 'float32')
   got, want, before = (forward(model, p) for p in (rounded, dequantized(rounded), params))
   np.testing.assert_allclose(got, want, atol=1e-5)
   assert np.abs(want - before).max() > 1e-3
@@ -104,9 +104,9 @@ def forward(model, params):
 @pytest.mark.parametrize('name', MODELS)
 def test_kernels_alone_are_rounded(name):
   params = decoder.init(MODELS[name], 0)
-  stored = quantized.stored(params, 'int8', 'bfloat16')
+  stored = quantized.quantize_params(params, 'int8', 'bfloat16')
   types = {
-    sharding.name_of(path): str(leaf.dtype)
+    sharding.path_name(path): str(leaf.dtype)
     for path, leaf in jax.tree_util.tree_leaves_with_path(stored)
   }
   layer = {p.split('/', 2)[2]: t for p, t in types.items() if p.startswith('layers/1/')}
@@ -125,9 +125,9 @@ def test_kernels_alone_are_rounded(name):
 def test_numbers_lie_as_the_kernel_and_scales_as_its_channels():
   mesh = sharding.make_mesh(dict(fsdp=2, expert=2, tensor=2), jax.devices())
   params = decoder.init(MODELS['mixture'], 0)
-  stored = quantized.stored(params, 'int8', 'float32')
+  stored = quantized.quantize_params(params, 'int8', 'float32')
   lie = {
-    sharding.name_of(path): tuple(s.spec)
+    sharding.path_name(path): tuple(s.spec)
     for path, s in jax.tree_util.tree_leaves_with_path(sharding.layout(stored, mesh))
   }
   assert lie['layers/0/q/kernel/data'] == (('fsdp', 'expert'), 'tensor')
@@ -168,7 +168,7 @@ def test_what_is_learned_straight_through_is_the_rounded_model(name, dtype, rema
   def through(params):
     return loss(model, quantized.straight_through(params, dtype, 'float32'), remat)
 
-  rounded = quantized.stored(params, dtype, 'float32')
+  rounded = quantized.quantize_params(params, dtype, 'float32')
   got, grads = jax.jit(jax.value_and_grad(through))(params)
   plainly = jax.jit(jax.value_and_grad(lambda p: loss(model, p)))
   want, wanted = plainly(dequantized(rounded))
@@ -179,7 +179,7 @@ def test_what_is_learned_straight_through_is_the_rounded_model(name, dtype, rema
     own = grads
     for entry in path:
       own = own[entry.key]
-    np.testing.assert_allclose(own, leaf, atol=2e-5, rtol=1e-3, err_msg=sharding.name_of(path))
+    np.testing.assert_allclose(own, leaf, atol=2e-5, rtol=1e-3, err_msg=sharding.path_name(path))
   moves = jax.tree.map(lambda x: x / jnp.linalg.norm(x.reshape(-1)), wanted)
   moved = lambda h: float(  # noqa: E731
     plainly(jax.tree.map(lambda x, d: x + h * d, dequantized(rounded), moves))[0]
@@ -203,7 +203,7 @@ def test_scales_stay_in_float32_where_layers_are_stacked():
 def test_bfloat16_kernels_are_learned_as_read():
   params = decoder.init(DENSE, 0)
   got = quantized.straight_through(params, 'bfloat16', 'float32')
-  want = quantized.stored(params, 'bfloat16', 'float32')
+  want = quantized.quantize_params(params, 'bfloat16', 'float32')
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     assert a.dtype == b.dtype
     np.testing.assert_array_equal(a, b)

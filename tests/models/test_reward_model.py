@@ -53,10 +53,10 @@ def test_the_numbers_are_those_of_transformers(tmp_path, kind):
   r = np.random.default_rng(0)
   rows = [r.integers(0, 90, n).tolist() for n in (1, 5, 31, 32, 33, 70, 12, 3, 9, 2)]
   want = [theirs(other, ids) for ids in rows]
-  np.testing.assert_allclose(reward_model.rate(ours, rows), want, rtol=0, atol=1e-4)
+  np.testing.assert_allclose(reward_model.score_token_ids(ours, rows), want, rtol=0, atol=1e-4)
   assert np.ptp(want) > 0.5
   with pytest.raises(ValueError, match='reads 1 to 256'):
-    reward_model.rate(ours, [[1] * 257])
+    reward_model.score_token_ids(ours, [[1] * 257])
 
 
 TEMPLATE = (

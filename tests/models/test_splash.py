@@ -46,7 +46,7 @@ def test_a_group_behind_its_prompt_and_its_gradient(cap):
   causal = jnp.broadcast_to(jnp.tril(jnp.ones((Q, Q), bool)), (B, Q, Q))
 
   def plain(q, k, v, pk, pv):
-    own, shared = attention.Keys(k, v, causal), attention.Keys(pk, pv, seen_PxL)
+    own, shared = attention.KeyValues(k, v, causal), attention.KeyValues(pk, pv, seen_PxL)
     return attention.attend(q, own, shared, scale=0.3, cap=cap)
 
   def kernel(q, k, v, pk, pv):

@@ -52,9 +52,9 @@ ENTRY %main (p: {carry}) -> {carry} {{
 
 def read(lines='', written='keys', more=''):
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines=lines, written=written, more=more)
-  (loop,) = hlo_decode.loops(text, 'decode/', [CACHE])
+  (loop,) = hlo_decode.decode_loops(text, 'decode/', [CACHE])
   assert [a.dims for a in loop.cache] == [(8, 2, 24, 64)]
-  assert hlo_decode.loops(shortened(text), 'decode/', [CACHE]) == [loop]
+  assert hlo_decode.decode_loops(shortened(text), 'decode/', [CACHE]) == [loop]
   return loop
 
 
@@ -175,7 +175,7 @@ def test_one_layer_copied_out_of_a_stack_of_them_is_found():
   text = PROGRAM.format(
     carry=CARRY.replace(KEYS, stack), keys=stack, lines=lines, written='keys', more=''
   ).replace('tuple(%next, %keys', 'tuple(%next, %c')
-  (loop,) = hlo_decode.loops(text, 'decode/', [CACHE])
+  (loop,) = hlo_decode.decode_loops(text, 'decode/', [CACHE])
   assert [a.dims for a in loop.cache] == [(36, 8, 2, 24, 64)]
   assert {c.bytes for c in loop.copies} == {8 * 2 * 24 * 64 * 2}
 
@@ -250,7 +250,7 @@ def test_a_condition_that_exchanges_counts():
     '  ROOT %less',
     '  %s = s32[] all-reduce(%count), replica_groups={}, to_apply=%add\n  ROOT %less',
   )
-  (loop,) = hlo_decode.loops(text, 'decode/', [CACHE])
+  (loop,) = hlo_decode.decode_loops(text, 'decode/', [CACHE])
   assert loop.collectives[0].wire_bytes == 4 * 2 * 3 / 4
 
 
@@ -287,4 +287,4 @@ def test_groups_that_cannot_be_read_are_no_guess():
 
 def test_another_loop_is_not_read():
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines='', written='keys', more='')
-  assert hlo_decode.loops(text, 'prefill/', [CACHE]) == []
+  assert hlo_decode.decode_loops(text, 'prefill/', [CACHE]) == []

@@ -44,7 +44,7 @@ MODEL = ModelConfig(
   ],
 )
 def test_the_axes_of_an_exchange(attributes, axes):
-  assert hlo_update.axes_of(f'channel_id=1, {attributes}, to_apply=%add', SIZES) == axes
+  assert hlo_update.mesh_axes(f'channel_id=1, {attributes}, to_apply=%add', SIZES) == axes
 
 
 def test_a_sum_in_a_loop_counts_as_often_as_the_loop_runs():
@@ -59,19 +59,19 @@ def test_a_sum_in_a_loop_counts_as_often_as_the_loop_runs():
   )
   text = jax.jit(cut).lower(jnp.zeros((8, 16))).compile().as_text()
   size = 4 * 16 * 4  # bytes on a device
-  told = hlo_update.exchanges(text, mesh.shape)
+  told = hlo_update.collective_bytes(text, mesh.shape)
   assert told == {'tensor': 5 * 2 * 3 / 4 * size, 'fsdp': 2 * 1 / 2 * size}
 
 
 def test_operations_of_an_update_by_hand():
   model = dataclasses.replace(MODEL, experts=8, experts_per_token=2, mlp=24)
   attention = 32 * 8 * (2 * 4 + 2 * 2)
-  assert hlo_update.blocks(MODEL) == 3 * (attention + 3 * 32 * 48)
-  assert hlo_update.blocks(model) == 3 * (attention + 2 * 3 * 32 * 24 + 32 * 8)
+  assert hlo_update.weights_per_token(MODEL) == 3 * (attention + 3 * 32 * 48)
+  assert hlo_update.weights_per_token(model) == 3 * (attention + 2 * 3 * 32 * 24 + 32 * 8)
   generate = types.SimpleNamespace(max_tokens=6)
   program = types.SimpleNamespace(
     model=MODEL, prompt_tokens=10, generate=generate, prompts=4, group=2, remat=True
   )
   rows, looked = 4 * 10 + 8 * 6, 4 * 10 * 5 + 8 * 6 * (10 + 3)
-  forward = 2 * hlo_update.blocks(MODEL) * rows + 2 * 50 * 32 * 8 * 6 + 4 * 3 * 4 * 8 * looked
-  assert hlo_update.work(program) == (3 * forward, 4 * forward)
+  forward = 2 * hlo_update.weights_per_token(MODEL) * rows + 2 * 50 * 32 * 8 * 6 + 4 * 3 * 4 * 8 * looked
+  assert hlo_update.update_flops(program) == (3 * forward, 4 * forward)

@@ -49,18 +49,18 @@ def test_a_round_is_that_of_the_roofline(monkeypatch, slots):
   assert (
     roofline.ring_bytes(made) == ring
   )  # keys and values, 2 layers, rows and heads of a device, float32
-  told = roofline.told(made)
+  told = roofline.report(made)
   decode = dict(cache_bytes=ring, cache_shape=(1,), wire_bytes=0)
   roof = compile_report.roofline(made, decode)
   assert told['round']['rows'] == roof['rows'] == (slots or 16)
   assert told['round']['seconds'] == pytest.approx(roof['rows'] / roof['tokens_per_s'])
   assert told['round']['bytes'] == roof['weight_bytes'] + ring + roof['prompt_cache_bytes']
-  assert told['update']['seconds'] == hlo_update.work(made).done / 8 / 1e9
-  assert told['prefill']['seconds'] == 2 * hlo_update.blocks(made.model) * 4 * 16 / 8 / 1e9
+  assert told['update']['seconds'] == hlo_update.update_flops(made).done / 8 / 1e9
+  assert told['prefill']['seconds'] == 2 * hlo_update.weights_per_token(made.model) * 4 * 16 / 8 / 1e9
 
 
 def test_of_a_chip_that_nobody_knows_there_are_bytes_and_no_seconds():
-  told = roofline.told(program(dict(data=1, fsdp=4, tensor=2)))
+  told = roofline.report(program(dict(data=1, fsdp=4, tensor=2)))
   assert told['device_kind'] == 'cpu' and told['chip'] is None and told['devices'] == 8
   assert told['update']['flops'] > 0 and told['round']['bytes'] > 0
   assert all('seconds' not in told[name] for name in ('update', 'round', 'prefill'))
@@ -69,4 +69,4 @@ def test_of_a_chip_that_nobody_knows_there_are_bytes_and_no_seconds():
 def test_bytes_of_one_device():
   made = program(dict(data=1, fsdp=4, tensor=2))
   tree = [jax.ShapeDtypeStruct((16, 3), 'bfloat16', sharding=sharding.rows(made.mesh))]
-  assert roofline.on_one_device(tree) == 4 * 3 * 2
+  assert roofline.bytes_per_device(tree) == 4 * 3 * 2

@@ -126,8 +126,8 @@ def test_scopes_of_a_computation_follow_from_who_calls_it():
   assert set(found) == {('jit_step', 300)}
   op = found['jit_step', 300]['fusion.1']
   assert op == Op('fusion', 'jit(step)/update/while/head/dot_general', True)
-  assert xplane._meant(found, ('jit_step', 298), {'fusion.1'}) == found['jit_step', 300]
-  assert xplane._meant(found, ('jit_other', 300), {'fusion.1'}) == {}
+  assert xplane._match_program(found, ('jit_step', 298), {'fusion.1'}) == found['jit_step', 300]
+  assert xplane._match_program(found, ('jit_other', 300), {'fusion.1'}) == {}
 
 
 def test_the_newest_trace_is_read_and_none_is_none(tmp_path):
@@ -163,7 +163,7 @@ def test_time_of_what_runs_inside_is_taken_off_once():
       at += 60
     owner = [max((s, -e, i) for s, e, i in stretches if s <= t < e)[2] for t in range(at)]
     want = collections.Counter(owner)
-    assert {i: ns for i, ns in xplane._own(stretches) if ns} == want
+    assert {i: ns for i, ns in xplane._self_times(stretches) if ns} == want
     assert xplane._union((s, e) for s, e, _ in stretches) == at
 
 
@@ -173,7 +173,7 @@ def made(*given) -> dict:
     (0, Event(DEVICE, stream, start * 1e9, end * 1e9, op, ('jit_step', 1), source))
     for stream, start, end, op, source in given
   ]
-  return xplane._summed(events, {})
+  return xplane._summarize(events, {})
 
 
 def test_streams_that_overlap_are_busy_once_and_holders_have_no_time():

@@ -253,18 +253,18 @@ def test_nothing_is_encoded_and_caches_are_copied_only_where_a_row_is_seated(par
   assert not ENCODES.search(text)
   program, dims = hlo.parse(text), [(n, 2, 128, 8) for n in {rows or B, B}]
   loops = [i for c in program.values() for i in c if i.opcode == 'while']
-  (loop,) = [i for i in loops if hlo.source(i).endswith(f'{ring_decode.LOOP}/while')]
-  body = hlo.below(program, hlo.attribute(loop, 'body'))
+  (loop,) = [i for i in loops if hlo.op_name(i).endswith(f'{ring_decode.LOOP}/while')]
+  body = hlo.reachable(program, hlo.attribute(loop, 'body'))
 
   def made(names):
     arrays = [(i.opcode, a) for n in names for i in program.get(n, ()) for a in i.arrays]
     return collections.Counter(op for op, a in arrays if a.dims in dims and op not in HANDS_ON)
 
   seating = [
-    [hlo.below(program, c) for c in hlo.called(i)]
+    [hlo.reachable(program, c) for c in hlo.called(i)]
     for name in body
     for i in program.get(name, ())
-    if i.opcode == 'conditional' and f'{carried_kv.SEATING}/' in hlo.source(i)
+    if i.opcode == 'conditional' and f'{carried_kv.SEATING}/' in hlo.op_name(i)
   ]
   assert len(seating) == (rows > 0)
   for branches in seating:
