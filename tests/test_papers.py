@@ -1,8 +1,8 @@
-"""One config a paper: each trains the default job, is tested, and stands in the README's table with its source.
+"""One config a paper: each trains the default job, is tested, and stands in the table of configs/README.md with its source.
 
 That each runs, tests/test_configs.py says.
 
-python tests/test_papers.py          writes the table into README.md
+python tests/test_papers.py          writes the table into configs/README.md
 """
 
 from __future__ import annotations
@@ -201,13 +201,13 @@ def table() -> str:
 
 
 def readme() -> tuple[str, str, str]:
-  text = (ROOT / 'README.md').read_text()
+  text = (ROOT / 'configs' / 'README.md').read_text()
   before, rest = text.split(BEGIN)
   old, after = rest.split(END)
   return before, old, after
 
 
-def test_the_table_in_the_readme_is_up_to_date():
+def test_the_table_of_methods_is_up_to_date():
   assert readme()[1] == table(), 'run: python tests/test_papers.py'
 
 
@@ -288,4 +288,4 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
 
 if __name__ == '__main__':
   before, _, after = readme()
-  (ROOT / 'README.md').write_text(before + BEGIN + table() + END + after)
+  (ROOT / 'configs' / 'README.md').write_text(before + BEGIN + table() + END + after)
