@@ -130,7 +130,7 @@ def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> 
     judge=judging,
     reference=reference,
     carried=tuple(handed),
-    companion=companied,
+    auxiliary_model=companied,
     average=average,
     outer=outer,
     noise=noise,
@@ -176,18 +176,18 @@ def empty_rollout(program: Program) -> Rollout:
     feature_BxF=np.zeros((B, program.features), np.float32),
     turns=unsaid(B, T) if program.answered else None,
     expert_BxTxNxk=_unrouted(program, B, T) if program.generate.record_experts else None,
-    memory_BxM=np.zeros((B, early_exit.MEMORY), np.float32) if _remembers(program) else None,
+    memory_BxM=np.zeros((B, early_exit.MEMORY_SIZE), np.float32) if _remembers(program) else None,
     noise_BxT=zeros(B, T) if program.keeps_noise else None,
   )
 
 
 def _remembers(program: Program) -> bool:
   """Whether the exit rule's memory outlives a call: the turns of an environment each begin anew."""
-  return program.generate.exit is not early_exit.none and not program.answered
+  return program.generate.exit_rule is not early_exit.none and not program.answered
 
 
 def _unrouted(program: Program, rows: int, T: int) -> np.ndarray:
-  told = slot_loop.routes(program.model)
+  told = slot_loop.expert_shape(program.model)
   return np.zeros((rows, T, *told.shape), told.dtype)
 
 
@@ -212,7 +212,7 @@ def empty_batch(program: Program) -> Batch:
     context_P=np.full(P, -1, np.int32) if program.contexts else None,
     hint_P=np.zeros(P, np.float32) if program.hints else None,
   )
-  spec = program.generate._replace(rollouts=program.group, exit=early_exit.none)
+  spec = program.generate._replace(rollouts=program.group, exit_rule=early_exit.none)
   rollout = empty_rollout(program._replace(generate=spec, keeps_noise=False))
   demo = data.supervised(zeros(P, program.generate.max_tokens), zeros(P))
   return Batch(

@@ -65,7 +65,7 @@ def test_filters_of_evaluation_never_reach_training():
         loading.load('', [f'--config.{part}{name}=1'])
   parts = parts_of('--config.evaluation.sampling.top_p=0.5', '--config.evaluation.sampling.top_k=3')
   assert parts.config.evaluation.sampling.top_p == 0.5
-  assert parts.program.generate.keep == sampling.EVERYTHING
+  assert parts.program.generate.token_filter == sampling.NO_FILTER
 
 
 def test_graders_are_killed_from_a_thread_that_is_not_the_main_one(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.rollout import Replies
+from jaxrl_llm.rollout import CompletionStreamer
 from jaxrl_llm.types import Model, UserError
 
 _HELP = 'An empty line begins anew; Ctrl-D or /quit ends.'
@@ -19,12 +19,12 @@ def run(
   read: Callable[[str], str] = input,
   out: Any = None,
 ) -> None:
-  """Answers what `read` brings until it raises EOFError. `settings` are those of `generate.Replies`.
+  """Answers what `read` brings until it raises EOFError. `settings` are those of `rollout.CompletionStreamer`.
 
   With a chat template a line goes on from what was said before, and the oldest turns are left out once all of it does
   not fit; without, each line is continued by itself. Source: none.
   """
-  out, replies = out or sys.stdout, Replies(model, **settings)
+  out, streamer = out or sys.stdout, CompletionStreamer(model, **settings)
   room = model.config.max_tokens - settings['max_tokens']
   print(_HELP, file=out, flush=True)
   said: list[dict[str, str]] = []
@@ -40,19 +40,19 @@ def run(
       continue
     said = [*said, dict(role='user', content=line)] if settings['chat'] else []
     dropped = 0
-    while len(said) > 2 and replies.tokens(said) > room:
+    while len(said) > 2 and streamer.prompt_tokens(said) > room:
       said, dropped = said[2:], dropped + 2
     if dropped:
       print(f'({dropped} older messages do not fit any more)', file=out, flush=True)
-    answer = _told(replies, said or line, seed + turn, out)
+    answer = _told(streamer, said or line, seed + turn, out)
     said = [*said, dict(role='assistant', content=answer)] if said else []
 
 
-def _told(replies: Replies, prompt: str | list[dict], seed: int, out: Any) -> str:
+def _told(streamer: CompletionStreamer, prompt: str | list[dict], seed: int, out: Any) -> str:
   """Prints the answer piece by piece; Ctrl-C ends it."""
   pieces: list[str] = []
   try:
-    for piece in replies.reply(prompt, seed):
+    for piece in streamer.stream(prompt, seed):
       print(piece, end='', file=out, flush=True)
       pieces.append(piece)
   except KeyboardInterrupt:

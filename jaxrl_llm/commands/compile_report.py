@@ -108,7 +108,7 @@ def arguments(program: Program) -> tuple:
   rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
   batch: Batch = place(jax.eval_shape(lambda: steps.empty_batch(program)), rows)
   sampled = place(jax.eval_shape(lambda: steps.empty_rollout(program)), rows)
-  continues = program.answered or program.generate.stop.func is not stopping.none
+  continues = program.answered or program.generate.stop_rule.func is not stopping.none
   begun = sampled._replace(turns=None) if continues else None
   draft = sampled if program.verify else None
   cap = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
@@ -176,7 +176,7 @@ def loops(program: Program, text: str) -> list[hlo_decode.Loop]:
     w for width in ring_decode.widths(spec) for w in slot_loop.ring_widths(program.model, width)
   }
   cache = [(rows, program.model.kv_heads, width, program.model.head_dim) for width in widths]
-  return hlo_decode.decode_loops(text, f'{ring_decode.LOOP}/', cache)
+  return hlo_decode.decode_loops(text, f'{ring_decode.LOOP_SCOPE}/', cache)
 
 
 def measure(program: Program) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def decode_report(loop: hlo_decode.Loop) -> dict[str, Any]:
     kind['wire_bytes'] += c.wire_bytes * c.times
   fixed = [c for c in loop.collectives if c.fixed]
   # A carried row is copied into its slot once, in a branch that other rounds do not take.
-  copies = [c for c in loop.copies if f'{carried_kv.SEATING}/' not in c.source]
+  copies = [c for c in loop.copies if f'{carried_kv.LOAD_SCOPE}/' not in c.source]
   return dict(
     cache_bytes=sum(a.bytes for a in loop.cache),
     cache_shape=loop.cache[0].dims if loop.cache else (),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.environments.protocol import Environment, Result, over
+from jaxrl_llm.environments.protocol import Environment, Result, ends_episode
 from jaxrl_llm.environments.resolve import resolve
-from jaxrl_llm.environments.turn_template import Seam, seam
-from jaxrl_llm.environments.worker_pool import Asked, Heard, Stage
+from jaxrl_llm.environments.turn_template import TurnTemplate, build_turn_template
+from jaxrl_llm.environments.worker_pool import TurnRequest, TurnResult, WorkerPool
 
 __all__ = [
-  'Asked',
+  'TurnRequest',
   'Environment',
-  'Heard',
+  'TurnResult',
   'Result',
-  'Seam',
-  'Stage',
-  'over',
+  'TurnTemplate',
+  'WorkerPool',
+  'ends_episode',
   'resolve',
-  'seam',
+  'build_turn_template',
 ]

@@ -46,7 +46,7 @@ def replayed(environment: Environment, row: Row, seed: int, texts: list[str]) ->
   environment.reset(row, seed)
   told = texts if getattr(environment, 'remembers', True) else texts[-1:]
   results = [checked(environment.step(text)) for text in told]
-  if any(over(result) for result in results[:-1]):
+  if any(ends_episode(result) for result in results[:-1]):
     raise ValueError(
       'told the same turns again, the environment ends sooner: it must be a function of them'
     )
@@ -61,7 +61,7 @@ def opening(environment: Environment, row: Row, seed: int) -> str | None:
   return shown
 
 
-def over(result: Result) -> bool:
+def ends_episode(result: Result) -> bool:
   """Whether no turn follows. Source: none."""
   return result.done or result.observation is None
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import loading, stages
 from jaxrl_llm.environments import games, tools
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
@@ -21,19 +21,19 @@ _WHOLE = dict(turns=1, rounds=0, observation_tokens=0, workers=1)
 JUDGES = ('environment', 'rewards')
 
 
-class Chosen(NamedTuple):
+class EnvironmentFactory(NamedTuple):
   """config.environment, read."""
 
   make: Callable[[], Environment]
   inline: bool  # answers in this process
 
 
-def resolve(spec: Any) -> Chosen | None:
+def resolve(spec: Any) -> EnvironmentFactory | None:
   """What `config.environment` names, None for 'none'. Source: none.
 
   Raises UserError for an unknown name or setting, a module that does not import, or a tool without what it needs.
   """
-  settings = {k: v for k, v in dict(spec).items() if k not in loading.KEPT['config.environment']}
+  settings = {k: v for k, v in dict(spec).items() if k not in schema.FIXED_FIELDS['config.environment']}
   fn = settings.get('fn')
   check(spec)
   if fn == 'none':
@@ -43,15 +43,15 @@ def resolve(spec: Any) -> Chosen | None:
       )
     return None
   if isinstance(fn, str) and ':' in fn:
-    return Chosen(_own(fn, {k: v for k, v in settings.items() if k != 'fn'}), False)
-  module = next((m for m in _MODULES if isinstance(fn, str) and fn in loading.choices(m)), None)
+    return EnvironmentFactory(_own(fn, {k: v for k, v in settings.items() if k != 'fn'}), False)
+  module = next((m for m in _MODULES if isinstance(fn, str) and fn in stages.choices(m)), None)
   if module is None:
-    names = sorted(name for m in _MODULES for name in loading.choices(m))
+    names = sorted(name for m in _MODULES for name in stages.choices(m))
     raise UserError(
       f'config.environment.fn={fn!r} is unknown; choose one of: none, {", ".join(names)}, or your own function as '
       "'package.module:function'."
     )
-  make = loading.pick(module, settings, 'environment')
+  make = stages.pick(module, settings, 'environment')
   if make.func is tools.python:
     sandbox.require("config.environment.fn='python'")
     if make.keywords.get('wall_s', 4.0) >= spec['deadline_s']:
@@ -59,7 +59,7 @@ def resolve(spec: Any) -> Chosen | None:
         f'config.environment.deadline_s={spec["deadline_s"]!r} must be above the wall_s of its programs; raise it.'
       )
   make()  # checks its settings
-  return Chosen(make, make.func in _INLINE)
+  return EnvironmentFactory(make, make.func in _INLINE)
 
 
 def check(spec: Any) -> None:

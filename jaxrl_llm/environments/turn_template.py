@@ -12,7 +12,7 @@ from jaxrl_llm.types import UserError
 _SAID, _SHOWN = '⟦said⟧', '⟦shown⟧'
 
 
-class Seam(NamedTuple):
+class TurnTemplate(NamedTuple):
   """Token ids before and after an observation."""
 
   tokenizer: Any
@@ -30,14 +30,14 @@ class Seam(NamedTuple):
     return [*before, *(shown[: self.most] if self.most else shown), *self.after]
 
 
-def seam(tokenizer: Any, chat: bool, role: str, most: int = 0) -> Seam:
+def build_turn_template(tokenizer: Any, chat: bool, role: str, most: int = 0) -> TurnTemplate:
   """By the difference of templates: what a chat has more, once a turn is said and a message of `role` answers it.
 
   Without `chat` observations stand between turns as they are. Raises UserError where the template refuses the role,
   or shows the messages in other words than theirs. Source: none.
   """
   if not chat:
-    return Seam(tokenizer, (), (), most)
+    return TurnTemplate(tokenizer, (), (), most)
   told = [
     dict(role='user', content='?'),
     dict(role='assistant', content=_SAID),
@@ -57,4 +57,4 @@ def seam(tokenizer: Any, chat: bool, role: str, most: int = 0) -> Seam:
       f'{where}: the chat template of config.model does not show a message of that role behind the turn that it '
       "answers; choose another role, such as 'user'."
     )
-  return Seam(tokenizer, tuple(tokenizer.encode(before)), tuple(tokenizer.encode(after)), most)
+  return TurnTemplate(tokenizer, tuple(tokenizer.encode(before)), tuple(tokenizer.encode(after)), most)

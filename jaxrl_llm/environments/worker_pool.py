@@ -22,7 +22,7 @@ from jaxrl_llm.types import Row
 _TRIES = 2  # of an item whose workers broke under it, which need not be its doing
 
 
-class Asked(NamedTuple):
+class TurnRequest(NamedTuple):
   """One episode: the turns so far, the newest last; without any, its beginning is asked for."""
 
   row: Row
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
   texts: list[str]
 
 
-class Heard(NamedTuple):
+class TurnResult(NamedTuple):
   """What came of it. Where the outcome is not OK, there are no results."""
 
   outcome: int  # one of OK, TIMEOUT, CRASH, ERROR of grade
@@ -39,12 +39,12 @@ class Heard(NamedTuple):
   opening: str | None = None  # what was shown before the first turn
 
 
-class Stage:
+class WorkerPool:
   """Environments of one `config.environment`. Workers start when first needed; `close` ends them."""
 
   def __init__(self, spec: Any):
     """Raises UserError as `resolve` does. fn='none' answers nothing and must not be asked."""
-    self.spec, self.chosen = dict(spec), resolve(spec)
+    self.spec, self.factory = dict(spec), resolve(spec)
     self._processes: pebble.ProcessPool | None = None
 
   def close(self) -> None:
@@ -54,18 +54,18 @@ class Stage:
       processes.stop()
       processes.join()
 
-  def hear(self, asked: Sequence[Asked]) -> list[Heard]:
+  def run(self, asked: Sequence[TurnRequest]) -> list[TurnResult]:
     """What the environments say, in that order. One that raises, ends or takes too long is an outcome of its own."""
-    if self.chosen.inline:
-      return [attempt(self.chosen.make, one) for one in asked]
+    if self.factory.inline:
+      return [attempt(self.factory.make, one) for one in asked]
     try:
       return self._worked(list(asked))
     except BaseException:  # Ctrl-C too: what still runs belongs to a call that is over
       self.close()
       raise
 
-  def _worked(self, asked: list[Asked]) -> list[Heard]:
-    heard: list[Heard | None] = [None] * len(asked)
+  def _worked(self, asked: list[TurnRequest]) -> list[TurnResult]:
+    heard: list[TurnResult | None] = [None] * len(asked)
     for last in range(_TRIES):
       todo = [n for n, one in enumerate(heard) if one is None]
       pending = {n: self._submit(asked[n]) for n in todo}
@@ -76,7 +76,7 @@ class Stage:
         self.close()
     return heard
 
-  def _submit(self, one: Asked) -> futures.Future:
+  def _submit(self, one: TurnRequest) -> futures.Future:
     if self._processes is None:
       self._processes = pebble.ProcessPool(
         max_workers=self.spec['workers'],
@@ -92,7 +92,7 @@ class Stage:
       return future
 
 
-def _settled(future: futures.Future, last: bool) -> Heard | None:
+def _settled(future: futures.Future, last: bool) -> TurnResult | None:
   """What a worker said; None where it is to be asked again."""
   error = future.exception()
   if error is None:
@@ -101,10 +101,10 @@ def _settled(future: futures.Future, last: bool) -> Heard | None:
   if (killed or isinstance(error, BrokenProcessPool)) and not last:
     return None
   if isinstance(error, futures.TimeoutError):
-    return Heard(TIMEOUT, 'TimeoutError: past config.environment.deadline_s', [])
+    return TurnResult(TIMEOUT, 'TimeoutError: past config.environment.deadline_s', [])
   if isinstance(error, pebble.ProcessExpired | BrokenProcessPool):
-    return Heard(CRASH, f'{type(error).__name__}: the worker ended', [])
-  return Heard(ERROR, describe(error).decode('utf-8', 'replace'), [])
+    return TurnResult(CRASH, f'{type(error).__name__}: the worker ended', [])
+  return TurnResult(ERROR, describe(error).decode('utf-8', 'replace'), [])
 
 
 _make: Callable | None = None
@@ -119,17 +119,17 @@ def start(spec: dict[str, Any]) -> None:
   _make = resolve(spec).make
 
 
-def work(one: Asked) -> Heard:
+def work(one: TurnRequest) -> TurnResult:
   """`attempt` in a worker. Source: none."""
   return attempt(_make, one)
 
 
-def attempt(make: Callable, one: Asked) -> Heard:
+def attempt(make: Callable, one: TurnRequest) -> TurnResult:
   """Makes an environment and tells it the turns; whatever it raises is an error of this episode. Source: none."""
   try:
     if not one.texts:
-      return Heard(OK, '', [], opening(make(), one.row, one.seed))
-    return Heard(OK, '', replayed(make(), one.row, one.seed, one.texts))
+      return TurnResult(OK, '', [], opening(make(), one.row, one.seed))
+    return TurnResult(OK, '', replayed(make(), one.row, one.seed, one.texts))
   except Exception as error:
     outcome = CRASH if isinstance(error, MemoryError) else ERROR
-    return Heard(outcome, describe(error).decode('utf-8', 'replace'), [])
+    return TurnResult(outcome, describe(error).decode('utf-8', 'replace'), [])

@@ -39,13 +39,13 @@ import numpy as np
 
 from jaxrl_llm import evaluation
 from jaxrl_llm import step as steps
-from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.data import pipeline
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.step_spec import Program
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.rollout import early_exit, stopping
-from jaxrl_llm.rollout.sampling import Filter
+from jaxrl_llm.rollout.sampling import TokenFilter
 from jaxrl_llm.runner import multi_turn
 from jaxrl_llm.types import Prompts, Rollout, Row, Turns
 
@@ -116,14 +116,14 @@ def _asks(program: Program, table: Any, decode, play, samples: int, sampling) ->
   size = max(_BATCH_ROLLOUTS // max(samples, 1), shards)
   size = min(size, len(table.rows) + shards - 1) // shards * shards
   # An exit rule of an environment's rows ends their turns.
-  leave = program.generate.exit if play else early_exit.none
-  whole = program.generate._replace(slots=0, stop=stopping.none, exit=leave, record_experts=False)
+  leave = program.generate.exit_rule if play else early_exit.none
+  whole = program.generate._replace(slots=0, stop_rule=stopping.none, exit_rule=leave, record_experts=False)
   kinds = {'greedy': whole._replace(rollouts=1, temperature=0.0)}
   if samples:
     kinds['sampled'] = whole._replace(
       rollouts=samples,
       temperature=sampling['temperature'],
-      keep=Filter(*(sampling[k] for k in Filter._fields)),
+      token_filter=TokenFilter(*(sampling[k] for k in TokenFilter._fields)),
     )
   plain = _unrounded(program)._replace(prune=None, tree=None)
   made = {kind: plain._replace(generate=spec) for kind, spec in kinds.items()}
@@ -309,5 +309,5 @@ def asked(config: Any, table: Any) -> dict[str, Any]:
 def judging_of(config: Any, pool: Any, play: multi_turn.Play | None) -> Judging:
   """From a config: votes are counted where config.rewards.fn tells what it compares. Source: none."""
   unread = play is not None and play.judge == 'environment'
-  read = None if unread else configs.choices(extract).get(config.rewards.fn)
+  read = None if unread else stages.choices(extract).get(config.rewards.fn)
   return Judging(pool, config.rewards.right, read, play)

@@ -60,7 +60,7 @@ def generate(
 
   def local(params, judge, seed, version, cap, prompts, begun, kept):
     if kept is not None:
-      kept = carried_kv.moved(kept, prompts, program.generate.rollouts)
+      kept = carried_kv.reorder(kept, prompts, program.generate.rollouts)
     rollout, rounds, left, counts = _decode(
       program, params, judge, seed, version, cap, prompts, begun, kept
     )
@@ -93,7 +93,7 @@ def trust(program: Program, state: TrainState, prompts: Prompts, rollout: Rollou
   Source: arXiv:2603.24840 (ARRoL).
   """
   told, dtype = program.prune, program.generate.dtype
-  local = lambda params, judge, prompts, rollout: pruned_decode.judged(  # noqa: E731
+  local = lambda params, judge, prompts, rollout: pruned_decode.predict_success(  # noqa: E731
     program.model, params, judge, prompts, rollout, dtype, told
   )[0]
   rows, whole, params = PartitionSpec(sharding.ROWS), PartitionSpec(), _laid_out(program, state)
@@ -155,18 +155,18 @@ _VERDICT = 2**31 - 1  # folded into the key: a verdict's noise is none of the sa
 def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, state: TrainState, cap):
   """One forward pass over the drafts → the rows to continue, and how many draft tokens they keep."""
   T, G = draft.tokens_BxT.shape[1], program.generate.rollouts
-  key, exit_rule = jax.random.key(state.seed), program.generate.exit
+  key, exit_rule = jax.random.key(state.seed), program.generate.exit_rule
   looks_at = exit_rule is not early_exit.none
 
   verdict_B = sampling.row_keys(jax.random.fold_in(key, _VERDICT), prompts, G)
   verdict_BxT = jax.vmap(lambda t: sampling.uniforms(verdict_B, t), out_axes=1)(jnp.arange(T))
   noise_BxT = jnp.zeros_like(verdict_BxT)
   if program.keeps_noise:
-    noise_BxT = sampling.redrawn(key, prompts, G, draft.noise_BxT)
+    noise_BxT = sampling.redraw(key, prompts, G, draft.noise_BxT)
 
   def judged(logits, *columns):
     drawn = program.verify(logits, *columns, program.generate.temperature)
-    return *drawn, *(exit_signals.signals(logits) if looks_at else ())
+    return *drawn, *(exit_signals.token_signals(logits) if looks_at else ())
 
   token_BxT, logp_BxT, *signals = logprob.over_logits(
     judged,
@@ -185,9 +185,9 @@ def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, state
   cut, stays_B = _cut(draft, token_BxT, logp_BxT, state.step, program.generate.end_ids, cap)
   if looks_at:
     keys_B = sampling.row_keys(key, prompts, G)
-    cut = cut._replace(memory_BxM=jnp.zeros((len(cut.length_B), early_exit.MEMORY), jnp.float32))
+    cut = cut._replace(memory_BxM=jnp.zeros((len(cut.length_B), early_exit.MEMORY_SIZE), jnp.float32))
     cap_B = jnp.broadcast_to(cap, cut.length_B.shape)
-    cut = _blanked(exit_signals.replayed(exit_rule, cut, *signals, cap_B, keys_B))
+    cut = _blanked(exit_signals.replay_rule(exit_rule, cut, *signals, cap_B, keys_B))
   stays_B = jnp.minimum(stays_B, cut.length_B)
   if begun is not None:
     held_B = begun.length_B > 0

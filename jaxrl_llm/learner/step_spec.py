@@ -12,7 +12,7 @@ import optax
 
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
-from jaxrl_llm.config.loading import pick
+from jaxrl_llm.config.stages import pick
 from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import inner_steps, lora, precision
@@ -44,18 +44,18 @@ class Program(NamedTuple):
   method: objective.Method
   optimizer: optax.GradientTransformation
   schedule: Callable
-  companion_optimizer: optax.GradientTransformation | None  # None: there is no companion
+  auxiliary_optimizer: optax.GradientTransformation | None  # None: there is no auxiliary model
   outer: (
     inner_steps.SlowFast | inner_steps.LastTurnFirst | None
   )  # a loop around the optimizer's steps; None: one step a minibatch
   perturb: activation_noise.Layers | None  # noise in the update's forward pass
-  generate: ring_decode.Spec
+  generate: ring_decode.DecodeSettings
   weights_dtype: str  # of the kernels that are sampled with
   quantize_update: bool  # the update's passes read kernels rounded likewise
-  prune: pruning.Prune | None  # None: all rollouts that begin are finished
-  ngram: ngram_drafts.Settings | None  # drafts from the group's text; None: no drafts
+  prune: pruning.PruningSettings | None  # None: all rollouts that begin are finished
+  ngram: ngram_drafts.NgramSettings | None  # drafts from the group's text; None: no drafts
   verify: Callable | None  # which tokens of a draft stay; None: there are no drafts
-  tree: tree_rules.Rules | None  # when rollouts fork; None: each is a sample of its own
+  tree: tree_rules.TreeRules | None  # when rollouts fork; None: each is a sample of its own
   carried: int  # calls whose unfinished rows' keys and values are kept; 0: these are encoded again
   lockstep: bool  # all shards of rows run the decode loop equally often
   keeps_noise: bool  # rollouts record whose noise drew each token: drafts are verified with it
@@ -150,21 +150,21 @@ def make_program(
     method=method,
     optimizer=optimizer,
     schedule=schedule,
-    companion_optimizer=_companion_optimizer(config, method.auxiliary_model),
+    auxiliary_optimizer=_auxiliary_optimizer(config, method.auxiliary_model),
     outer=loop,
     perturb=pick(
       activation_noise, config.objective.activation_noise, 'objective.activation_noise'
     )(),
-    generate=ring_decode.Spec(
+    generate=ring_decode.DecodeSettings(
       rollouts=config.rollouts,
       max_tokens=config.completion_tokens,
       temperature=config.temperature,
       end_ids=tuple(end_ids),
       dtype=dtype,
       slots=config.rollout.slots,
-      order=pick(queue_order, config.rollout.queue_order, 'rollout.queue_order'),
-      stop=pick(stopping, config.rollout.stop, 'rollout.stop'),
-      exit=_exit(config, model.vocab, token_texts),
+      queue_order=pick(queue_order, config.rollout.queue_order, 'rollout.queue_order'),
+      stop_rule=pick(stopping, config.rollout.stop, 'rollout.stop'),
+      exit_rule=_exit(config, model.vocab, token_texts),
       cache_dtype=dtype if cache_dtype == 'auto' else cache_dtype,
       windows=config.rollout.windows,
       test_every=config.rollout.test_every,
@@ -173,7 +173,7 @@ def make_program(
     weights_dtype=precision.weights(config, dtype),
     quantize_update=config.learner.quantize,
     prune=pruning,
-    ngram=ngram_drafts.Settings(**config.rollout.ngram) if config.rollout.ngram.draft else None,
+    ngram=ngram_drafts.NgramSettings(**config.rollout.ngram) if config.rollout.ngram.draft else None,
     verify=None if config.rollout.draft.fn == 'none' else draft,
     tree=_tree(config),
     # A lagging host continues the rows of the call before the last one.
@@ -224,12 +224,12 @@ def _kernel(config: Any, mesh: jax.sharding.Mesh, *models: ModelConfig | None) -
   return functools.partial(splash.attend, interpret=platform == 'cpu')
 
 
-def _companion_optimizer(config: Any, companion: Any) -> optax.GradientTransformation | None:
+def _auxiliary_optimizer(config: Any, auxiliary: Any) -> optax.GradientTransformation | None:
   """The policy's, with a learning rate of its own."""
-  if companion is None:
+  if auxiliary is None:
     return None
   settings = config.optimizer.copy_and_resolve_references()
-  settings.learning_rate = companion.learning_rate
+  settings.learning_rate = auxiliary.learning_rate
   return make_optimizer(settings, config.steps * config.learner.minibatches)[0]
 
 
@@ -247,7 +247,7 @@ def _exit(config: Any, vocab: int, token_texts: Callable[[], list[str]] | None) 
     )
   texts = token_texts()
   texts += [''] * (vocab - len(texts))  # some models have rows to spare
-  return functools.partial(rule, table=jnp.asarray(text_automaton.table(texts, text)))
+  return functools.partial(rule, table=jnp.asarray(text_automaton.build_table(texts, text)))
 
 
 def _replays(config: Any) -> int:
@@ -348,7 +348,7 @@ def _contexts(config: Any, method: objective.Method) -> bool:
   return given
 
 
-def _pruning(config: Any) -> pruning.Prune | None:
+def _pruning(config: Any) -> pruning.PruningSettings | None:
   made = pick(pruning, config.rollout.pruning, 'rollout.pruning')()
   if made is None:
     return None
@@ -371,7 +371,7 @@ def _pruning(config: Any) -> pruning.Prune | None:
   return made
 
 
-def _tree(config: Any) -> tree_rules.Rules | None:
+def _tree(config: Any) -> tree_rules.TreeRules | None:
   """The rules of `config.rollout.tree`, and no part of generation that they cannot go with."""
   c, rules = config.rollout, pick(tree_rules, config.rollout.tree, 'rollout.tree')()
   if rules is None:

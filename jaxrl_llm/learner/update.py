@@ -69,11 +69,11 @@ def _learn(program: Program, state: TrainState, batch: Batch):
       known = known._replace(old=before)
     if replays:
       before = before.reshape(minibatches.rollout.logp_BxT.shape)
-      minibatches = objective.rescored(minibatches, before)
+      minibatches = objective.fill_replayed_log_probs(minibatches, before)
   told = {}
   if method.auxiliary_model is not None:
     beside, signal, told = auxiliary_model.run(program, state, minibatches)
-    state, known = state._replace(companion=beside), known._replace(signal=signal)
+    state, known = state._replace(auxiliary_model=beside), known._replace(signal=signal)
   known = known._replace(began=jnp.broadcast_to(known.began, (U,)))
   state, metrics = jax.lax.scan(
     lambda state, piece: _steps(program, state, by_row(piece[0]), piece[1]),
@@ -98,15 +98,15 @@ class Known(NamedTuple):
 
   began: jax.Array  # optimizer steps taken before the batch
   old: jax.Array | None = None  # log-probabilities [B, T]
-  signal: jax.Array | None = None  # of the companion, [B, T]
+  signal: jax.Array | None = None  # of the auxiliary model, [B, T]
   turn: jax.Array | None = None  # the one that is learned now; None: all of a row at once
   multiplier: jax.Array | None = None  # [B], what that turn's advantages count
 
 
-def _judged(program: Program, state: TrainState, batch: Batch) -> correctness_head.Judge:
+def _judged(program: Program, state: TrainState, batch: Batch) -> correctness_head.CorrectnessHead:
   """The judge of half-said rollouts, taught by how these ended."""
   real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
-  return correctness_head.learn(
+  return correctness_head.train(
     state.judge,
     batch.rollout.feature_BxF,
     batch.correct_B,
@@ -238,12 +238,12 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
     version_BxT = batch.rollout.version_BxT
     target = target._replace(
       age_BxT=state.step - version_BxT,
-      moved_BxT=jnp.broadcast_to(state.step - known.began, version_BxT.shape),
+      batch_steps_BxT=jnp.broadcast_to(state.step - known.began, version_BxT.shape),
     )
   if method.needs_step:
     target = target._replace(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
   if known.turn is not None:
-    target = objective.of_turn(method, target, batch.rollout, known.turn, known.multiplier)
+    target = objective.turn_targets(method, target, batch.rollout, known.turn, known.multiplier)
   return target
 
 
@@ -300,20 +300,20 @@ def _prepared(program: Program, state: TrainState, batch: Batch, target: objecti
   if method.needs_teacher:
     other = program._replace(model=program.teacher, quantize_update=False)
     target = target._replace(teacher_BxT=scores(other, state.teacher, foreign(batch))[0])
-    target = objective.distilled(method, target)
+    target = objective.distill(method, target)
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
   sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)
   weights = policy(program, state.base, state.params)
   logp_BxT, *more = scores(program, weights, batch, sigma_L, key_M, top=_top(method))
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, *more)
-  scale = objective.scale(method, target, logp_BxT)
+  scale = objective.learning_rate_scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
 
 
 def _top(method: objective.Method) -> int:
   """How many of the largest probabilities of a token are looked at."""
-  return objective.TOP if method.needs_confidence else 0
+  return objective.CONFIDENCE_TOP_K if method.needs_confidence else 0
 
 
 _TOKENS = 'training/trained_tokens'
@@ -332,10 +332,10 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
   else:
     c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
   real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
-  if target.said_BxT is not None:
-    real_BxT &= target.said_BxT > 0
+  if target.sampled_BxT is not None:
+    real_BxT &= target.sampled_BxT > 0
   logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
-  behavior_BxT = objective.behavior(target.replayed_B, target.behavior_BxT, logp_BxT)
+  behavior_BxT = objective.behavior_log_probs(target.replayed_B, target.behavior_BxT, logp_BxT)
   gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behavior_BxT)), 0.0)
   sums |= {
     'entropy': jnp.where(real_BxT, entropy_BxT, 0.0).sum(),
@@ -349,8 +349,8 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
 def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, norm):
   tokens = jnp.maximum(sums['tokens'], 1)
   counted = jnp.maximum((target.mask_BxT > 0).sum(), 1)
-  own = objective.grouping(batch.prompts, program.generate.rollouts, program.parts)
-  mixed_B = objective.mixed(compared(program.method, batch), batch.rollout.length_B, own)
+  own = objective.group_rows(batch.prompts, program.generate.rollouts, program.parts)
+  mixed_B = objective.mixed_group_mask(compared(program.method, batch), batch.rollout.length_B, own)
   # Read off the advantages as the loss sees them: a mask or a denominator gone wrong shows here.
   return {
     'actor/pg_loss': sums['pg_loss'],

@@ -17,7 +17,7 @@ from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
 
 
-class Carried(NamedTuple):
+class CarriedKV(NamedTuple):
   """What a call leaves for a later one; (index, born) names a group, for a prompt may be begun again.
 
   It costs a cache of B × T columns for as long as the run lasts, the update included, beside the ring of
@@ -31,10 +31,10 @@ class Carried(NamedTuple):
   cache: decoder.Cache
 
 
-def empty(model: ModelConfig, spec: slot_loop.Spec, prompts: int) -> Carried:
+def empty(model: ModelConfig, spec: slot_loop.DecodeSettings, prompts: int) -> CarriedKV:
   """Nothing held, of groups that there are not. Source: none."""
   rows, width_N = prompts * spec.rollouts, slot_loop.ring_widths(model, spec.max_tokens)
-  return Carried(
+  return CarriedKV(
     jnp.full(prompts, -1, jnp.int32),
     jnp.full(prompts, -1, jnp.int32),
     jnp.zeros(rows, jnp.int32),
@@ -42,10 +42,10 @@ def empty(model: ModelConfig, spec: slot_loop.Spec, prompts: int) -> Carried:
   )
 
 
-def moved(old: Carried, prompts: Prompts, rollouts: int) -> Carried:
+def reorder(old: CarriedKV, prompts: Prompts, rollouts: int) -> CarriedKV:
   """The rows in the order of `prompts`; nothing is held of a group that `old` does not know.
 
-  On every device for its own rows: a group is to go on where it was, as `replay.Unfinished` sees to. One
+  On every device for its own rows: a group is to go on where it was, as `replay.PartialRollouts` sees to. One
   that does not, after a resume on another mesh, is read again token by token. Source: none.
   """
   same_PxP = prompts.index_P[:, None] == old.index_P[None]
@@ -53,7 +53,7 @@ def moved(old: Carried, prompts: Prompts, rollouts: int) -> Carried:
   members_G = jnp.arange(rollouts)[None]
   row_B = (jnp.argmax(same_PxP, axis=1)[:, None] * rollouts + members_G).reshape(-1)
   known_B = jnp.repeat(same_PxP.any(axis=1), rollouts)
-  return Carried(
+  return CarriedKV(
     prompts.index_P,
     prompts.born_P,
     jnp.where(known_B, old.held_B[row_B], 0),
@@ -80,14 +80,14 @@ def seated(fixed: slot_loop.Fixed, carry: slot_loop.Carry, before_S: jax.Array) 
     cache = jax.tree.map(fill, c.cache, kept.cache)
     return c._replace(at_S=jnp.where(takes_S, held_S, c.at_S), cache=cache)
 
-  with jax.named_scope(SEATING):
+  with jax.named_scope(LOAD_SCOPE):
     return jax.lax.cond(slot_loop.anywhere(fixed, takes_S.any()), load, lambda c: c, carry)
 
 
-SEATING = 'seating'  # what that branch is called inside the compiled program
+LOAD_SCOPE = 'seating'  # what that branch is called inside the compiled program
 
 
-def left(fixed: slot_loop.Fixed, carry: slot_loop.Carry) -> Carried:
+def left(fixed: slot_loop.Fixed, carry: slot_loop.Carry) -> CarriedKV:
   """What the loop leaves of unfinished rows: of the slots' rows from the ring, else as it was. Source: none."""
   B, kept = len(fixed.keys_B), fixed.kept
   held_B = kept.held_B.at[carry.row_S].set(carry.at_S, mode='drop')
@@ -102,7 +102,7 @@ def left(fixed: slot_loop.Fixed, carry: slot_loop.Carry) -> Carried:
     return jnp.where(_beside(real_BxW, rows), rows, jnp.zeros((), rows.dtype))
 
   cache = jax.tree.map(unroll, carry.cache, kept.cache)
-  return Carried(fixed.prompts.index_P, fixed.prompts.born_P, held_B, cache)
+  return CarriedKV(fixed.prompts.index_P, fixed.prompts.born_P, held_B, cache)
 
 
 def _rolled(x: jax.Array, by_N: jax.Array) -> jax.Array:

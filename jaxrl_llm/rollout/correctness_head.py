@@ -13,7 +13,7 @@ _DECAY = 0.99  # of the bins' counts, per update
 _PRIOR = 2.0  # rollouts that a bin's own middle counts for
 
 
-class Judge(NamedTuple):
+class CorrectnessHead(NamedTuple):
   """A two-layer perceptron, its optimizer, and how often each bin of its score was right."""
 
   params: Any
@@ -23,12 +23,12 @@ class Judge(NamedTuple):
   updates: jax.Array
 
 
-def init(features: int, seed: int) -> Judge:
+def init(features: int, seed: int) -> CorrectnessHead:
   """A judge that says 1/2 to everything. Source: arXiv:2603.24840 (ARRoL; width from a re-implementation)."""
   first = jax.random.normal(jax.random.key(seed), (features, _WIDTH)) * features**-0.5
   params = dict(w1=first, b1=jnp.zeros(_WIDTH), w2=jnp.zeros(_WIDTH), b2=jnp.zeros(()))
   zeros = jnp.zeros(_BINS)
-  return Judge(params, _optimizer(1.0).init(params), zeros, zeros, jnp.int32(0))
+  return CorrectnessHead(params, _optimizer(1.0).init(params), zeros, zeros, jnp.int32(0))
 
 
 def score(params: Any, feature_BxF: jax.Array) -> jax.Array:
@@ -38,7 +38,7 @@ def score(params: Any, feature_BxF: jax.Array) -> jax.Array:
   return hidden @ params['w2'] + params['b2']
 
 
-def chance(judge: Judge, feature_BxF: jax.Array, warmup_steps: int) -> jax.Array:
+def probability(judge: CorrectnessHead, feature_BxF: jax.Array, warmup_steps: int) -> jax.Array:
   """The probability of being right, by what became of earlier rollouts with such a score; 1/2 while warming up.
 
   p = (right_n + k·m_n) / (count_n + k) for the score's bin n with middle m_n. Source: arXiv:2603.24840
@@ -50,13 +50,13 @@ def chance(judge: Judge, feature_BxF: jax.Array, warmup_steps: int) -> jax.Array
   return jnp.where(judge.updates < warmup_steps, 0.5, p_B)
 
 
-def learn(
-  judge: Judge,
+def train(
+  judge: CorrectnessHead,
   feature_BxF: jax.Array,
   right_B: jax.Array,
   weight_B: jax.Array,
   learning_rate: float,
-) -> Judge:
+) -> CorrectnessHead:
   """One AdamW step on Σ w·BCE / Σ w, and the bins' counts; rows of weight 0 do not exist.
 
   Weights 1/s undo the choice of who was finished. Source: arXiv:2603.24840.
@@ -71,7 +71,7 @@ def learn(
   bin_B = _bin(score(judge.params, feature_BxF))  # before the step: as they were judged
   grads = jax.tree.map(lambda g: g / total, jax.grad(loss)(judge.params))
   updates, opt_state = _optimizer(learning_rate).update(grads, judge.opt_state, judge.params)
-  learned = Judge(
+  learned = CorrectnessHead(
     optax.apply_updates(judge.params, updates),
     opt_state,
     _DECAY * judge.right_N + jnp.zeros(_BINS).at[bin_B].add(weight_B * right_B),

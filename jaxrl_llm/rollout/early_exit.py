@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-MEMORY = 2  # numbers that a rule may keep for a row
+MEMORY_SIZE = 2  # numbers that a rule may keep for a row
 
 
-class Look(NamedTuple):
+class RowSignals(NamedTuple):
   """What a rule may look at, one entry per slot."""
 
   tokens_SxT: jax.Array  # of the row, the newest included
@@ -28,7 +28,7 @@ class Look(NamedTuple):
   memory_SxM: jax.Array  # float32, zeros at first
 
 
-class Verdict(NamedTuple):
+class ExitDecision(NamedTuple):
   """What a rule answers."""
 
   exit_S: jax.Array
@@ -37,56 +37,56 @@ class Verdict(NamedTuple):
   memory_SxM: jax.Array
 
 
-def none(look: Look) -> Verdict:
+def none(row: RowSignals) -> ExitDecision:
   """Rows end by themselves or at their cap. Source: none."""
-  return _verdict(look)
+  return _verdict(row)
 
 
-def repetition(look: Look, *, period: int = 8, times: int = 4) -> Verdict:
+def repetition(row: RowSignals, *, period: int = 8, times: int = 4) -> ExitDecision:
   """Exit where the last tokens are one passage of at most `period` tokens, `times` times over.
 
   Passage of p tokens: y[t−i] = y[t−i−p] for all i < (times − 1)·p. Source: none.
   """
-  T = look.tokens_SxT.shape[1]
+  T = row.tokens_SxT.shape[1]
   reach = (times - 1) * period
-  back = look.length_S[:, None] - 1 - jnp.arange(reach + period)[None]
-  newest_SxR = jnp.take_along_axis(look.tokens_SxT, jnp.clip(back, 0, T - 1), axis=1)
-  again = jnp.zeros_like(look.length_S, bool)
+  back = row.length_S[:, None] - 1 - jnp.arange(reach + period)[None]
+  newest_SxR = jnp.take_along_axis(row.tokens_SxT, jnp.clip(back, 0, T - 1), axis=1)
+  again = jnp.zeros_like(row.length_S, bool)
   for p in range(1, period + 1):
     n = (times - 1) * p
     same = (newest_SxR[:, :n] == newest_SxR[:, p : p + n]).all(1)
-    again |= same & (look.length_S >= times * p)
-  return _verdict(look, exit_S=again)
+    again |= same & (row.length_S >= times * p)
+  return _verdict(row, exit_S=again)
 
 
-def entropy(look: Look, *, high: float, decay: float = 0.9, least_tokens: int = 8) -> Verdict:
+def entropy(row: RowSignals, *, high: float, decay: float = 0.9, least_tokens: int = 8) -> ExitDecision:
   """Exit where the running mean of the entropy (nats) exceeds `high`: the row has come apart.
 
   h ← decay·h + (1 − decay)·H, divided by 1 − decayᵗ; from `least_tokens` on. Source: none.
   """
-  mean_S = decay * look.memory_SxM[:, 0] + (1 - decay) * look.entropy_S
-  count_S = look.memory_SxM[:, 1] + 1
+  mean_S = decay * row.memory_SxM[:, 0] + (1 - decay) * row.entropy_S
+  count_S = row.memory_SxM[:, 1] + 1
   over_S = mean_S / (1 - decay**count_S) > high
   memory = jnp.stack([mean_S, count_S], 1)
-  return _verdict(look, exit_S=over_S & (count_S >= least_tokens), memory_SxM=memory)
+  return _verdict(row, exit_S=over_S & (count_S >= least_tokens), memory_SxM=memory)
 
 
-def text(look: Look, *, text: str, table: jax.Array | None = None) -> Verdict:
+def text(row: RowSignals, *, text: str, table: jax.Array | None = None) -> ExitDecision:
   """Exit with the token in which `text` is complete: the end of a turn that calls a tool, say '</calc>'.
 
   `table` comes from `marker.table(…, text)`, made where the tokenizer is known. A row's first token is looked at with
   its second. Source: none.
   """
   states = table.shape[0]
-  newest_S = jnp.take_along_axis(look.tokens_SxT, look.length_S[:, None] - 1, axis=1)[:, 0]
-  begun_S = jnp.where(look.length_S == 2, table[0, look.tokens_SxT[:, 0]], look.memory_SxM[:, 0])
+  newest_S = jnp.take_along_axis(row.tokens_SxT, row.length_S[:, None] - 1, axis=1)[:, 0]
+  begun_S = jnp.where(row.length_S == 2, table[0, row.tokens_SxT[:, 0]], row.memory_SxM[:, 0])
   state_S = table[begun_S.astype(jnp.int32), newest_S].astype(jnp.float32)
   memory = jnp.stack([state_S, jnp.zeros_like(state_S)], 1)
-  return _verdict(look, exit_S=state_S == states - 1, memory_SxM=memory)
+  return _verdict(row, exit_S=state_S == states - 1, memory_SxM=memory)
 
 
 def marker(
-  look: Look,
+  row: RowSignals,
   *,
   text: str,
   table: jax.Array | None = None,
@@ -96,7 +96,7 @@ def marker(
   margin: float = 0.9,
   streak: int = 5,
   ignore: float = 0.05,
-) -> Verdict:
+) -> ExitDecision:
   """Exit soon after a sure answer, abort where none has come: the stop machine of DUET.
 
   From start·cap tokens on: once the marker is complete, `streak` tokens in a row with p₁ − p₂ > `margin` end the row;
@@ -107,23 +107,23 @@ def marker(
   it looks for the marker every eighth token, 150 tokens beyond the 80 %. Source: arXiv:2605.08441 (DUET).
   """
   states = table.shape[0]
-  newest_S = jnp.take_along_axis(look.tokens_SxT, look.length_S[:, None] - 1, axis=1)[:, 0]
+  newest_S = jnp.take_along_axis(row.tokens_SxT, row.length_S[:, None] - 1, axis=1)[:, 0]
   # Token 0 comes from the prompt and is not looked at by itself.
-  begun_S = jnp.where(look.length_S == 2, table[0, look.tokens_SxT[:, 0]], look.memory_SxM[:, 0])
+  begun_S = jnp.where(row.length_S == 2, table[0, row.tokens_SxT[:, 0]], row.memory_SxM[:, 0])
   state_S = table[begun_S.astype(jnp.int32), newest_S].astype(jnp.int32)
   seen_S = state_S == states - 1
-  sure_S = seen_S & (look.margin_S > margin)
-  sure_S &= look.length_S >= jnp.ceil(start * look.cap_S)
-  due_S = ~seen_S & (look.length_S == jnp.ceil(deadline * look.cap_S))
-  lost_S = due_S & (look.uniform_S >= 1 - abort)
-  before_S = look.memory_SxM[:, 1]
+  sure_S = seen_S & (row.margin_S > margin)
+  sure_S &= row.length_S >= jnp.ceil(start * row.cap_S)
+  due_S = ~seen_S & (row.length_S == jnp.ceil(deadline * row.cap_S))
+  lost_S = due_S & (row.uniform_S >= 1 - abort)
+  before_S = row.memory_SxM[:, 1]
   spared_S = (before_S < 0) | (due_S & ~lost_S)
   run_S = jnp.where(sure_S & ~spared_S, before_S + 1, 0)
   sure_S = run_S >= streak
-  goes_on_S = sure_S & (look.uniform_S < ignore)
+  goes_on_S = sure_S & (row.uniform_S < ignore)
   run_S = jnp.where(goes_on_S, streak - 1, run_S)
   run_S = jnp.where(spared_S, -1, run_S).astype(jnp.float32)  # a negative streak: no exit any more
-  return Verdict(
+  return ExitDecision(
     exit_S=sure_S & ~goes_on_S,
     abort_S=lost_S,
     weight_S=jnp.where(due_S & ~lost_S, 1 / max(1 - abort, 1e-3), 1.0),
@@ -131,7 +131,7 @@ def marker(
   )
 
 
-def _verdict(look: Look, **changes: jax.Array) -> Verdict:
-  never = jnp.zeros_like(look.length_S, bool)
-  ones = jnp.ones_like(look.length_S, jnp.float32)
-  return Verdict(never, never, ones, look.memory_SxM)._replace(**changes)
+def _verdict(row: RowSignals, **changes: jax.Array) -> ExitDecision:
+  never = jnp.zeros_like(row.length_S, bool)
+  ones = jnp.ones_like(row.length_S, jnp.float32)
+  return ExitDecision(never, never, ones, row.memory_SxM)._replace(**changes)

@@ -13,7 +13,7 @@ from jaxrl_llm.types import ABORTED, EXITED, UNFINISHED, Rollout
 _LOTTERY = 2**31 - 2  # folded into a row's key: an exit rule's noise is none of the sampler's
 
 
-def signals(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def token_signals(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Entropy (nats) and p₁ − p₂ of each distribution [..., V] at temperature 1."""
   logp = jax.nn.log_softmax(logits.astype(jnp.float32))
   top = jax.lax.top_k(jnp.exp(logp), 2)[0]
@@ -26,14 +26,14 @@ def lottery(keys_B: jax.Array, length_B: jax.Array | int) -> jax.Array:
   return sampling.uniforms(fold(keys_B), length_B)
 
 
-def ended(verdict: early_exit.Verdict, reason_B: jax.Array) -> jax.Array:
+def ended(verdict: early_exit.ExitDecision, reason_B: jax.Array) -> jax.Array:
   """Why rows stopped, after a verdict: no rule undoes that a row ended by itself. int8 [B]."""
   by_rule_B = jnp.where(verdict.exit_S, EXITED, reason_B)
   by_rule_B = jnp.where(verdict.abort_S, ABORTED, by_rule_B)
   return jnp.where(reason_B != UNFINISHED, reason_B, by_rule_B).astype(jnp.int8)
 
 
-def replayed(
+def replay_rule(
   rule: Callable,
   rollout: Rollout,
   entropy_BxT: jax.Array,
@@ -52,7 +52,7 @@ def replayed(
     last_B = rows.length_B == t + 1
     here_B = rows.length_B > t
     verdict = rule(
-      early_exit.Look(
+      early_exit.RowSignals(
         rows.tokens_BxT,
         jnp.full_like(rows.length_B, t + 1),
         cap_B,

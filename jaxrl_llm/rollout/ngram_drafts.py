@@ -23,7 +23,7 @@ from jaxrl_llm.rollout import sampling, slot_loop
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts, Rollout
 
 
-class Settings(NamedTuple):
+class NgramSettings(NamedTuple):
   """What is fixed when generation is compiled."""
 
   match: int  # tokens at the end of a row that are looked for, at most
@@ -49,8 +49,8 @@ def generate(
   prompts: Prompts,
   key: jax.Array,
   version: jax.Array,
-  spec: slot_loop.Spec,
-  settings: Settings,
+  spec: slot_loop.DecodeSettings,
+  settings: NgramSettings,
   *,
   begun: Rollout | None = None,
   cap: jax.Array | int | None = None,
@@ -74,11 +74,11 @@ def generate(
     lambda c: _iterate(fixed, settings, c),
     _Carry(loop, Counts(*[jnp.int32(0)] * 3)),
   )
-  return carry.loop.rollout, carry.loop.rounds, carry.counts
+  return carry.loop.rollout, carry.loop.iterations, carry.counts
 
 
-def find(
-  tokens_BxT: jax.Array, length_B: jax.Array, row_S: jax.Array, rollouts: int, settings: Settings
+def find_drafts(
+  tokens_BxT: jax.Array, length_B: jax.Array, row_S: jax.Array, rollouts: int, settings: NgramSettings
 ) -> jax.Array:
   """What followed a row's last tokens elsewhere in its group: [S, draft] tokens, −1 where there is none.
 
@@ -113,7 +113,7 @@ def find(
   return jnp.where(real, tokens_BxT[chosen_S, jnp.minimum(column, T - 1)], -1)
 
 
-def _iterate(fixed: slot_loop.Fixed, settings: Settings, carry: _Carry) -> _Carry:
+def _iterate(fixed: slot_loop.Fixed, settings: NgramSettings, carry: _Carry) -> _Carry:
   """One token and those of its draft that hold, for every slot that has a row; then slots change hands."""
   spec, loop, T = fixed.spec, carry.loop, fixed.spec.max_tokens
   row_S = jnp.minimum(loop.row_S, len(fixed.keys_B) - 1)
@@ -140,7 +140,7 @@ def _iterate(fixed: slot_loop.Fixed, settings: Settings, carry: _Carry) -> _Carr
     logits.reshape(len(keys_N), -1),
     sampling.uniforms(keys_N, place_SxQ.reshape(-1) + 1),
     spec.temperature,
-    spec.keep,
+    spec.token_filter,
   )
   drawn = token_N.reshape(place_SxQ.shape), logp_N.reshape(place_SxQ.shape)
   rollout, right_S = _verify(fixed, loop, at_S, input_SxQ, *drawn)
@@ -151,9 +151,9 @@ def _iterate(fixed: slot_loop.Fixed, settings: Settings, carry: _Carry) -> _Carr
   )
 
 
-def _inputs(spec, settings: Settings, rollout: Rollout, row_S, place_SxQ):
+def _inputs(spec, settings: NgramSettings, rollout: Rollout, row_S, place_SxQ):
   """What goes into the model: tokens that the rows hold, their drafts behind these, −1 for none."""
-  draft_SxN = find(rollout.tokens_BxT, rollout.length_B, row_S, spec.rollouts, settings)
+  draft_SxN = find_drafts(rollout.tokens_BxT, rollout.length_B, row_S, spec.rollouts, settings)
   ahead_SxQ = place_SxQ - rollout.length_B[row_S][:, None]
   draft_SxQ = jnp.take_along_axis(draft_SxN, jnp.clip(ahead_SxQ, 0, settings.draft - 1), axis=1)
   held_SxQ = rollout.tokens_BxT[row_S[:, None], jnp.minimum(place_SxQ, spec.max_tokens - 1)]

@@ -18,11 +18,11 @@ _CHOICE = 2**31 - 3  # folded into a prompt's key: the choice has noise of its o
 def generate(
   model: ModelConfig,
   params: Any,
-  state: correctness_head.Judge,
+  state: correctness_head.CorrectnessHead,
   prompts: Prompts,
   key: jax.Array,
   version: jax.Array,
-  spec: ring_decode.Spec,
+  spec: ring_decode.DecodeSettings,
   prune: Any,
   cap: jax.Array,
 ) -> tuple[Rollout, jax.Array, jax.Array]:
@@ -35,9 +35,9 @@ def generate(
   first, legs = ring_decode.generate(
     model, params, prompts, key, version, spec._replace(rollouts=C), cap=cap, pause=n
   )
-  p_B, feature_BxF = judged(model, params, state, prompts, first, spec.dtype, prune)
+  p_B, feature_BxF = predict_success(model, params, state, prompts, first, spec.dtype, prune)
   keys_P = sampling.prompt_keys(jax.random.fold_in(key, _CHOICE), prompts)
-  index_PxG, s_PxG = choose(keys_P, prune.survival(p_B.reshape(P, C), G), G)
+  index_PxG, s_PxG = sample_survivors(keys_P, prune.survival(p_B.reshape(P, C), G), G)
   row_B = (jnp.arange(P)[:, None] * C + index_PxG).reshape(-1)
   begun = jax.tree.map(lambda x: x[row_B], first)
   begun = begun._replace(
@@ -50,10 +50,10 @@ def generate(
   return rollout, legs + more, tokens
 
 
-def judged(
+def predict_success(
   model: ModelConfig,
   params: Any,
-  state: correctness_head.Judge,
+  state: correctness_head.CorrectnessHead,
   prompts: Prompts,
   rollout: Rollout,
   dtype: str,
@@ -70,10 +70,10 @@ def judged(
   last_B = jnp.clip(jnp.minimum(rollout.length_B, n) - 1, 0)
   feature_BxF = jnp.take_along_axis(hidden_BxnxD, last_B[:, None, None], axis=1)[:, 0]
   feature_BxF = feature_BxF.astype(jnp.float32)
-  return correctness_head.chance(state, feature_BxF, prune.warmup_steps), feature_BxF
+  return correctness_head.probability(state, feature_BxF, prune.warmup_steps), feature_BxF
 
 
-def survival(p_PxC: jax.Array, keep: int, *, share: float, floor: float) -> jax.Array:
+def survival_probabilities(p_PxC: jax.Array, keep: int, *, share: float, floor: float) -> jax.Array:
   """s_PxC with Σ_c s = keep and floor ≤ s ≤ 1; see `prune.quality`. Source: arXiv:2603.24840 (reconstructed)."""
   mean_Px1 = jnp.clip(p_PxC.mean(1, keepdims=True), _SMALL, 1 - _SMALL)
   wish = share * p_PxC / mean_Px1 + (1 - share) * (1 - p_PxC) / (1 - mean_Px1)
@@ -90,7 +90,7 @@ def survival(p_PxC: jax.Array, keep: int, *, share: float, floor: float) -> jax.
   return jnp.clip(scale * wish, floor, 1.0)
 
 
-def choose(keys_P: jax.Array, s_PxC: jax.Array, keep: int) -> tuple[jax.Array, jax.Array]:
+def sample_survivors(keys_P: jax.Array, s_PxC: jax.Array, keep: int) -> tuple[jax.Array, jax.Array]:
   """Exactly `keep` of each group, candidate c with probability s_c: (index, s), both [P, keep], in order.
 
   Systematic sampling over a random order: with sums F of s, the candidates whose interval

@@ -1,6 +1,6 @@
 """Sampling more rollouts than are learned from: after a few tokens each group keeps the ones worth finishing.
 
-Named in `config.rollout.pruning.fn`. A function here returns a Prune: how many rollouts a prompt begins,
+Named in `config.rollout.pruning.fn`. A function here returns a PruningSettings: how many rollouts a prompt begins,
 after how many tokens they are judged, and with which probability each one survives. Exactly
 `config.rollouts` of a group do; a survivor's weight is one over its probability.
 """
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_llm.rollout import pruned_decode
 
 
-class Prune(NamedTuple):
+class PruningSettings(NamedTuple):
   """What is fixed when pruning is compiled."""
 
   candidates: int  # C, rollouts begun per prompt
@@ -32,10 +32,10 @@ def none() -> None:
   return None
 
 
-def uniform(*, candidates: int, at_tokens: int) -> Prune:
+def uniform(*, candidates: int, at_tokens: int) -> PruningSettings:
   """Survivors at random, s = keep/C: what a judge must beat. Source: none."""
   even = lambda p_PxC, keep: jnp.full_like(p_PxC, keep / p_PxC.shape[1])  # noqa: E731
-  return Prune(candidates, at_tokens, even, 0, 0.0)
+  return PruningSettings(candidates, at_tokens, even, 0, 0.0)
 
 
 def quality(
@@ -46,7 +46,7 @@ def quality(
   floor: float = 0.05,
   warmup_steps: int = 20,
   learning_rate: float = 3e-4,
-) -> Prune:
+) -> PruningSettings:
   """A head on the hidden state guesses who will be right; survivors are to be right in a share of `share`.
 
   s = clip(λ·[share·p/p̄ + (1 − share)·(1 − p)/(1 − p̄)], floor, 1), λ so that Σs = keep, for which floor · candidates
@@ -55,5 +55,5 @@ def quality(
   its survival formula was not found and is reconstructed here from its two aims, its defaults are those
   of another project's re-implementation.
   """
-  fn = functools.partial(pruned_decode.survival, share=share, floor=floor)
-  return Prune(candidates, at_tokens, fn, warmup_steps, learning_rate, floor)
+  fn = functools.partial(pruned_decode.survival_probabilities, share=share, floor=floor)
+  return PruningSettings(candidates, at_tokens, fn, warmup_steps, learning_rate, floor)

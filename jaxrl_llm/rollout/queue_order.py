@@ -15,7 +15,7 @@ import jax.numpy as jnp
 class Progress(NamedTuple):
   """What orders and stop rules may look at."""
 
-  rounds: jax.Array  # times the loop's body ran
+  iterations: jax.Array  # times the loop's body ran
   started_tokens: jax.Array  # tokens that the rows held when the loop began
   length_B: jax.Array  # tokens so far
   finished_B: jax.Array

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.rollout import carried_kv, early_exit, sampling, slot_loop
-from jaxrl_llm.rollout.slot_loop import Spec
+from jaxrl_llm.rollout.slot_loop import DecodeSettings
 from jaxrl_llm.types import ModelConfig, Prompts, Rollout
 
-LOOP = 'decode'  # what the loop is called inside the compiled program
+LOOP_SCOPE = 'decode'  # what the loop is called inside the compiled program
 
 
 def generate(
@@ -28,7 +28,7 @@ def generate(
   prompts: Prompts,
   key: jax.Array,
   version: jax.Array,
-  spec: Spec,
+  spec: DecodeSettings,
   *,
   begun: Rollout | None = None,
   cap: jax.Array | int | None = None,
@@ -50,7 +50,7 @@ def generate(
     model, params, prompts, key, version, spec, begun, cap, pause, member_B
   )
   carry = _loops(fixed, rollout, begun is not None)
-  return carry.rollout, carry.rounds
+  return carry.rollout, carry.iterations
 
 
 def resume(
@@ -59,12 +59,12 @@ def resume(
   prompts: Prompts,
   key: jax.Array,
   version: jax.Array,
-  spec: Spec,
+  spec: DecodeSettings,
   begun: Rollout | None,
-  kept: carried_kv.Carried,
+  kept: carried_kv.CarriedKV,
   *,
   cap: jax.Array | int | None = None,
-) -> tuple[Rollout, jax.Array, carried_kv.Carried]:
+) -> tuple[Rollout, jax.Array, carried_kv.CarriedKV]:
   """As `generate`, with the keys and values of unfinished rows handed in and out: none is encoded again.
 
   `kept` is in the order of these prompts (`carried.moved`). A row that holds more tokens than `kept`
@@ -74,7 +74,7 @@ def resume(
   fixed, rollout, _ = slot_loop.prepare(model, params, prompts, key, version, spec, begun, cap)
   fixed = fixed._replace(kept=kept)
   carry = _loops(fixed, rollout, resumes=True)
-  return carry.rollout, carry.rounds, carried_kv.left(fixed, carry)
+  return carry.rollout, carry.iterations, carried_kv.left(fixed, carry)
 
 
 def _loops(fixed: slot_loop.Fixed, rollout: Rollout, resumes: bool) -> slot_loop.Carry:
@@ -88,14 +88,14 @@ def _loops(fixed: slot_loop.Fixed, rollout: Rollout, resumes: bool) -> slot_loop
     carry = carried_kv.seated(fixed, carry, jnp.full_like(carry.row_S, len(fixed.keys_B)))
   for old, width in zip(chain[:1] + chain[:-1], chain, strict=True):
     carry = _widened(fixed.model, carry, old, width)
-    with jax.named_scope(LOOP):
+    with jax.named_scope(LOOP_SCOPE):
       carry = jax.lax.while_loop(
         functools.partial(_running, fixed, width), functools.partial(_body, fixed), carry
       )
   return carry
 
 
-def widths(spec: Spec, resumes: bool = False) -> list[int]:
+def widths(spec: DecodeSettings, resumes: bool = False) -> list[int]:
   """Of the ring, one for each loop of the chain. Rows to continue may be of any length: they need all of it.
 
   Source: none.
@@ -125,7 +125,7 @@ def _iterate(fixed: slot_loop.Fixed, carry: slot_loop.Carry) -> slot_loop.Carry:
   spec, (row_S, at_S) = fixed.spec, slot_loop.bounded(fixed, carry)
   logits_SxV, cache, expert_SxNxk = decode(fixed, carry)
   uniform_S = sampling.uniforms(fixed.keys_B[row_S], at_S + 1)
-  token_S, logp_S = sampling.sample(logits_SxV, uniform_S, spec.temperature, spec.keep)
+  token_S, logp_S = sampling.sample(logits_SxV, uniform_S, spec.temperature, spec.token_filter)
   # A row that streams what it held before takes its own next token and records nothing.
   held_S = at_S + 1 < carry.rollout.length_B[row_S]
   write_S = jnp.where(held_S, len(fixed.keys_B), carry.row_S)
@@ -139,7 +139,7 @@ def _iterate(fixed: slot_loop.Fixed, carry: slot_loop.Carry) -> slot_loop.Carry:
     column=carry.column + 1,
     cache=cache,
   )
-  if spec.exit is not early_exit.none:
+  if spec.exit_rule is not early_exit.none:
     carry = slot_loop.judge(fixed, carry, write_S, logits_SxV)
   before_S, carry = carry.row_S, slot_loop.hand_on(fixed, carry)
   if fixed.kept is None or len(before_S) == len(fixed.keys_B):

@@ -50,7 +50,7 @@ def uniforms(keys_B: jax.Array, position_B: jax.Array | int) -> jax.Array:
   return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(keys_B, position_B)
 
 
-def redrawn(key: jax.Array, prompts: Prompts, rollouts: int, born_BxT: jax.Array) -> jax.Array:
+def redraw(key: jax.Array, prompts: Prompts, rollouts: int, born_BxT: jax.Array) -> jax.Array:
   """The uniform that drew token t of row b when its noise was that of step born[b, t]: [B, T]."""
   member_B = jnp.arange(len(born_BxT)) % rollouts
   rows = prompts._replace(index_P=jnp.repeat(prompts.index_P, rollouts), part_P=None)
@@ -62,7 +62,7 @@ def redrawn(key: jax.Array, prompts: Prompts, rollouts: int, born_BxT: jax.Array
   return jax.vmap(column, in_axes=(0, 1), out_axes=1)(jnp.arange(T), born_BxT)
 
 
-class Filter(NamedTuple):
+class TokenFilter(NamedTuple):
   """Which tokens may be sampled at all; the default is every token."""
 
   top_k: int = 0  # the k likeliest; 0 = all
@@ -70,12 +70,12 @@ class Filter(NamedTuple):
   min_p: float = 0.0  # those at least p times as likely as the likeliest
 
 
-EVERYTHING = Filter()
+NO_FILTER = TokenFilter()
 
 
 @jax.named_scope('sampling')
 def sample(
-  logits_BxV: jax.Array, uniform_B: jax.Array, temperature: float, keep: Filter = EVERYTHING
+  logits_BxV: jax.Array, uniform_B: jax.Array, temperature: float, keep: TokenFilter = NO_FILTER
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
@@ -86,13 +86,13 @@ def sample(
   if temperature == 0:
     token_B = jnp.argmax(logits_BxV, axis=-1)
   else:
-    logits_BxV = filtered(logits_BxV / temperature, keep)
+    logits_BxV = filter_logits(logits_BxV / temperature, keep)
     token_B = _inverse_cdf(logits_BxV, uniform_B)
   picked_B = jnp.take_along_axis(logits_BxV, token_B[:, None], axis=-1)[:, 0]
   return token_B.astype(jnp.int32), picked_B - jax.nn.logsumexp(logits_BxV, axis=-1)
 
 
-def filtered(logits_BxV: jax.Array, keep: Filter) -> jax.Array:
+def filter_logits(logits_BxV: jax.Array, keep: TokenFilter) -> jax.Array:
   """Logits with −inf for what the filter bars: top-k, then top-p, then min-p, each on what is left.
 
   Source: arXiv:1805.04833 (top-k), arXiv:1904.09751 (top-p), arXiv:2407.01082 (min-p).

@@ -16,7 +16,7 @@ from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts
 _FIRST_TOKENS_AT_ONCE = 64
 
 
-class Spec(NamedTuple):
+class DecodeSettings(NamedTuple):
   """What is fixed when generation is compiled."""
 
   rollouts: int  # G, per prompt
@@ -24,11 +24,11 @@ class Spec(NamedTuple):
   temperature: float  # 0 = greedy
   end_ids: tuple[int, ...]  # any of these ends a row; the end token belongs to the row
   dtype: str  # of compute
-  keep: sampling.Filter = sampling.EVERYTHING  # of evaluation; training samples the policy itself
+  token_filter: sampling.TokenFilter = sampling.NO_FILTER  # of evaluation; training samples the policy itself
   slots: int = 0  # S, rows decoded at once; 0 = all of them
-  order: Callable = queue_order.fifo
-  stop: Callable = stopping.none
-  exit: Callable = early_exit.none
+  queue_order: Callable = queue_order.fifo
+  stop_rule: Callable = stopping.none
+  exit_rule: Callable = early_exit.none
   cache_dtype: str = 'float32'
   windows: int = 1  # widths of the ring: T / 2ⁿ⁻¹, …, T / 2, T
   test_every: int = 1  # iterations between two looks at whether the loop may end
@@ -39,7 +39,7 @@ class Spec(NamedTuple):
 class Carry(NamedTuple):
   """What a loop hands from one iteration to the next."""
 
-  rounds: jax.Array  # iterations so far
+  iterations: jax.Array  # iterations so far
   row_S: jax.Array  # which row a slot decodes; B where it idles
   at_S: jax.Array  # number of the token that goes into the model next
   column: jax.Array  # written next where all slots write the same, as if no ring ever came round
@@ -52,7 +52,7 @@ class Fixed(NamedTuple):
   """What a loop reads and does not change."""
 
   model: ModelConfig
-  spec: Spec
+  spec: DecodeSettings
   params: Any
   prompts: Prompts
   prompt_cache: decoder.Cache
@@ -70,7 +70,7 @@ def prepare(
   prompts: Prompts,
   key: jax.Array,
   version: jax.Array,
-  spec: Spec,
+  spec: DecodeSettings,
   begun: Rollout | None = None,
   cap: jax.Array | int | None = None,
   pause: int | None = None,
@@ -82,9 +82,9 @@ def prepare(
   prompt_cache, logits_PxV = prefill(model, params, prompts, spec.dtype)
   rollout = jax.tree.map(jnp.asarray, begun)
   if begun is None:
-    rollout = empty(B, T, routes(model) if spec.record_experts else None)
-  if spec.exit is not early_exit.none and rollout.memory_BxM is None:
-    rollout = rollout._replace(memory_BxM=jnp.zeros((B, early_exit.MEMORY), jnp.float32))
+    rollout = empty_rollout(B, T, expert_shape(model) if spec.record_experts else None)
+  if spec.exit_rule is not early_exit.none and rollout.memory_BxM is None:
+    rollout = rollout._replace(memory_BxM=jnp.zeros((B, early_exit.MEMORY_SIZE), jnp.float32))
   fixed = Fixed(
     model=model,
     spec=spec,
@@ -132,7 +132,7 @@ def begin(
   model, spec, B = fixed.model, fixed.spec, len(fixed.keys_B)
   S = spec.slots or B
   carry = Carry(
-    rounds=jnp.int32(0),
+    iterations=jnp.int32(0),
     row_S=jnp.full(S, B, jnp.int32),
     at_S=jnp.zeros(S, jnp.int32),
     column=jnp.int32(0),
@@ -146,7 +146,7 @@ def begin(
     carry = carry._replace(row_S=row_S, waiting_B=jnp.zeros_like(carry.waiting_B))
   elif resumes:
     held_B = jnp.where(rollout.length_B > 1, rollout.length_B, 0)
-    score_B = jnp.where(held_B > 0, 1e9 + held_B, spec.order(progress(fixed, carry)))
+    score_B = jnp.where(held_B > 0, 1e9 + held_B, spec.queue_order(progress(fixed, carry)))
     carry = refill(fixed, carry, score_B)
   else:
     carry = refill(fixed, carry)
@@ -214,12 +214,12 @@ def record(fixed: Fixed, rollout: Rollout, row_S, column_S, token_S, logp_S) -> 
 def judge(fixed: Fixed, carry: Carry, write_S: jax.Array, logits_SxV: jax.Array) -> Carry:
   """Applies the exit rule to the rows that just took a token. Source: none."""
   rollout, row_S = carry.rollout, jnp.minimum(write_S, len(fixed.keys_B) - 1)
-  verdict = fixed.spec.exit(
-    early_exit.Look(
+  verdict = fixed.spec.exit_rule(
+    early_exit.RowSignals(
       rollout.tokens_BxT[row_S],
       rollout.length_B[row_S],
       fixed.cap_B[row_S],
-      *exit_signals.signals(logits_SxV),
+      *exit_signals.token_signals(logits_SxV),
       exit_signals.lottery(fixed.keys_B[row_S], rollout.length_B[row_S]),
       rollout.memory_BxM[row_S],
     )
@@ -238,7 +238,7 @@ def hand_on(fixed: Fixed, carry: Carry) -> Carry:
   """Ends an iteration: rows that are done leave their slots, and waiting ones take them. Source: none."""
   B = len(fixed.keys_B)
   done_S = ~runs(fixed, carry.rollout)[jnp.minimum(carry.row_S, B - 1)]
-  carry = carry._replace(rounds=carry.rounds + 1, row_S=jnp.where(done_S, B, carry.row_S))
+  carry = carry._replace(iterations=carry.iterations + 1, row_S=jnp.where(done_S, B, carry.row_S))
   if len(carry.row_S) == B:
     return carry  # every row has its own slot
   free = (carry.row_S == B).any() & carry.waiting_B.any()
@@ -253,7 +253,7 @@ def runs(fixed: Fixed, rollout: Rollout) -> jax.Array:
 def running(fixed: Fixed, carry: Carry) -> jax.Array:
   """Whether the loop goes on: some slot is busy, and the stop rule does not say otherwise. Source: none."""
   busy = (carry.row_S < len(fixed.keys_B)).any()
-  return anywhere(fixed, busy & ~fixed.spec.stop(progress(fixed, carry)))
+  return anywhere(fixed, busy & ~fixed.spec.stop_rule(progress(fixed, carry)))
 
 
 def anywhere(fixed: Fixed, yes: jax.Array) -> jax.Array:
@@ -270,7 +270,7 @@ def anywhere(fixed: Fixed, yes: jax.Array) -> jax.Array:
 def progress(fixed: Fixed, carry: Carry) -> queue_order.Progress:
   """What orders and stop rules look at. Source: none."""
   return queue_order.Progress(
-    carry.rounds,
+    carry.iterations,
     fixed.started_tokens,
     carry.rollout.length_B,
     carry.rollout.reason_B != UNFINISHED,
@@ -282,7 +282,7 @@ def progress(fixed: Fixed, carry: Carry) -> queue_order.Progress:
 def refill(fixed: Fixed, carry: Carry, score_B: jax.Array | None = None) -> Carry:
   """Idle slots take the waiting rows with the largest scores. Source: none."""
   B = len(fixed.keys_B)
-  score_B = fixed.spec.order(progress(fixed, carry)) if score_B is None else score_B
+  score_B = fixed.spec.queue_order(progress(fixed, carry)) if score_B is None else score_B
   queue_B = jnp.argsort(jnp.where(carry.waiting_B, -score_B, jnp.inf), stable=True)
   idle_S = carry.row_S == B
   rank_S = jnp.cumsum(idle_S) - 1
@@ -313,7 +313,7 @@ def _first_tokens(fixed: Fixed, logits_PxV: jax.Array, rollout: Rollout) -> Roll
   def draw(row):
     uniform_1 = sampling.uniforms(fixed.keys_B[row][None], 0)
     token_1, logp_1 = sampling.sample(
-      logits_PxV[row // spec.rollouts][None], uniform_1, spec.temperature, spec.keep
+      logits_PxV[row // spec.rollouts][None], uniform_1, spec.temperature, spec.token_filter
     )
     return token_1[0], logp_1[0]
 
@@ -322,13 +322,13 @@ def _first_tokens(fixed: Fixed, logits_PxV: jax.Array, rollout: Rollout) -> Roll
   return record(fixed, rollout, jnp.where(fresh_B, row_B, B), zeros_B, token_B, logp_B)
 
 
-def routes(model: ModelConfig) -> jax.ShapeDtypeStruct:
+def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
   """[N, k] numbers of experts: what a token tells of its way through the model. Source: none."""
   shape = model.layers, model.experts_per_token
   return jax.ShapeDtypeStruct(shape, moe.index_dtype(model))
 
 
-def empty(rows: int, T: int, told: jax.ShapeDtypeStruct | None = None) -> Rollout:
+def empty_rollout(rows: int, T: int, told: jax.ShapeDtypeStruct | None = None) -> Rollout:
   """No tokens in any row; `told`, of each: `routes`, where they are recorded. Source: none."""
   return Rollout(
     jnp.zeros((rows, T), jnp.int32),

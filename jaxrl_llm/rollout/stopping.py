@@ -35,4 +35,4 @@ def tokens(progress: Progress, *, per_row: float) -> jax.Array:
 
 def rounds(progress: Progress, *, count: int) -> jax.Array:
   """After `count` runs of the loop's body, one segment of a long rollout. Source: arXiv:2507.19766 (UloRL)."""
-  return progress.rounds >= count
+  return progress.iterations >= count

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def table(token_texts: Sequence[str], text: str) -> np.ndarray:
+def build_table(token_texts: Sequence[str], text: str) -> np.ndarray:
   """next[state, token], int16 [len(text) + 1, V]: how many characters of `text` the row ends with after a token.
 
   The last state means that the text was seen, and is never left. Source: none (the Knuth–Morris–Pratt

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.rollout import ring_decode, slot_loop
-from jaxrl_llm.rollout.sampling import Filter
+from jaxrl_llm.rollout.sampling import TokenFilter
 from jaxrl_llm.types import UNFINISHED, Model, ModelConfig, Prompts, UserError
 
 _BUCKET = 64  # prompt lengths are rounded up to a multiple: each length compiles once
@@ -44,9 +44,9 @@ def stream(
   encoded = [_encode(tokenizer, prompt, chat) for prompt in prompts]
   for number, tokens in enumerate(encoded):
     _check_length(config, number, len(tokens), max_tokens)
-  keep = Filter(top_k, top_p, min_p)
-  spec = ring_decode.Spec(
-    n, max_tokens, temperature, tuple(tokenizer.end_ids), 'float32', keep=keep
+  keep = TokenFilter(top_k, top_p, min_p)
+  spec = ring_decode.DecodeSettings(
+    n, max_tokens, temperature, tuple(tokenizer.end_ids), 'float32', token_filter=keep
   )
   key = jax.random.key(seed)
   run = jax.jit(lambda params, p: ring_decode.generate(config, params, p, key, 0, spec)[0])
@@ -59,7 +59,7 @@ def stream(
       yield [tokenizer.decode(rollout.tokens_BxT[b, : rollout.length_B[b]].tolist()) for b in rows]
 
 
-class Replies:
+class CompletionStreamer:
   """One answer at a time, told while it is made: `reply` yields its text in pieces.
 
   Joined, they are what `sample` says to that prompt alone, with the same settings.
@@ -79,25 +79,25 @@ class Replies:
   ):
     """piece_tokens: a piece is so many tokens; each piece encodes what was said before it."""
     self._model, self._chat, self._piece = model, chat, piece_tokens
-    end_ids, keep = tuple(model.tokenizer.end_ids), Filter(top_k, top_p, min_p)
-    self._spec = spec = ring_decode.Spec(1, max_tokens, temperature, end_ids, 'float32', keep=keep)
+    end_ids, keep = tuple(model.tokenizer.end_ids), TokenFilter(top_k, top_p, min_p)
+    self._spec = spec = ring_decode.DecodeSettings(1, max_tokens, temperature, end_ids, 'float32', token_filter=keep)
     self._run = jax.jit(
       lambda params, prompts, key, begun, pause: ring_decode.generate(
         model.config, params, prompts, key, 0, spec, begun=begun, pause=pause
       )[0]
     )
 
-  def tokens(self, prompt: str | list[dict]) -> int:
+  def prompt_tokens(self, prompt: str | list[dict]) -> int:
     """How long the prompt is, with the words of the template around it."""
     return len(_encode(self._model.tokenizer, prompt, self._chat))
 
-  def reply(self, prompt: str | list[dict], seed: int = 0) -> Iterator[str]:
+  def stream(self, prompt: str | list[dict], seed: int = 0) -> Iterator[str]:
     """Raises UserError for an empty prompt or one that does not fit the model. Source: none."""
     model, T = self._model, self._spec.max_tokens
     encoded = _encode(model.tokenizer, prompt, self._chat)
     _check_length(model.config, 0, len(encoded), T)
     given, key = _prompts([encoded], 0), jax.random.key(seed)
-    rollout, shown = slot_loop.empty(1, T), ''
+    rollout, shown = slot_loop.empty_rollout(1, T), ''
     for pause in range(self._piece, T + self._piece, self._piece):
       rollout = self._run(model.params, given, key, rollout, min(pause, T))
       length, over = int(rollout.length_B[0]), int(rollout.reason_B[0]) != UNFINISHED

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.rollout import ring_decode, sampling, slot_loop
-from jaxrl_llm.rollout.tree_rules import Branches, Rules
+from jaxrl_llm.rollout.tree_rules import BranchState, TreeRules
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts, Rollout
 
 _CHOICE = 2**31 - 2  # folded into the key: the noise that chooses groups is none of the sampler's
@@ -34,7 +34,7 @@ class _Plan(NamedTuple):
   """What the loop reads and does not change."""
 
   fixed: slot_loop.Fixed
-  rules: Rules
+  rules: TreeRules
   token_B: jax.Array  # of a row that starts at its prompt
   logp_B: jax.Array
 
@@ -52,8 +52,8 @@ def generate(
   prompts: Prompts,
   key: jax.Array,
   version: jax.Array,
-  spec: slot_loop.Spec,
-  rules: Rules,
+  spec: slot_loop.DecodeSettings,
+  rules: TreeRules,
   *,
   share: jax.Array | float = 1.0,
   cap: jax.Array | int | None = None,
@@ -72,7 +72,7 @@ def generate(
   policy's own log-probability of them, temperature included, so that an objective's ratio starts at 1
   and nothing corrects for the choice, as in the official code: learn from it as from off-policy data.
 
-  Rules read logits at temperature 1. Rows that share a prefix hold the same tokens, log-probabilities
+  TreeRules read logits at temperature 1. Rows that share a prefix hold the same tokens, log-probabilities
   and versions there. Source: arXiv:2510.24302 (LATR), arXiv:2602.02150 (ECHO); rows as seats: none.
   """
   G = spec.rollouts
@@ -87,7 +87,7 @@ def generate(
   state = jax.lax.while_loop(
     lambda s: slot_loop.anywhere(fixed, _running(s).any()), lambda s: _iterate(plan, s), state
   )
-  return state.loop.rollout, state.loop.rounds, state.tree
+  return state.loop.rollout, state.loop.iterations, state.tree
 
 
 def counts(tree: Tree) -> dict[str, jax.Array]:
@@ -103,7 +103,7 @@ def _begin(plan: _Plan, growing_P: jax.Array) -> _State:
   """Nothing written yet; a growing group's rows but its first one are idle."""
   fixed, rows_B = plan.fixed, jnp.arange(len(plan.token_B), dtype=jnp.int32)
   B, G = len(rows_B), fixed.spec.rollouts
-  empty = slot_loop.empty(B, fixed.spec.max_tokens)
+  empty = slot_loop.empty_rollout(B, fixed.spec.max_tokens)
   loop = slot_loop.begin(
     fixed, empty, False, slot_loop.ring_widths(fixed.model, fixed.spec.max_tokens)
   )
@@ -128,9 +128,9 @@ def _iterate(plan: _Plan, state: _State) -> _State:
   fixed, loop = plan.fixed, state.loop
   logits_BxV, cache, _ = ring_decode.decode(fixed, loop)
   uniform_B = sampling.uniforms(fixed.keys_B, loop.at_S + 1)
-  token_B, logp_B = sampling.sample(logits_BxV, uniform_B, fixed.spec.temperature, fixed.spec.keep)
+  token_B, logp_B = sampling.sample(logits_BxV, uniform_B, fixed.spec.temperature, fixed.spec.token_filter)
   state = state._replace(
-    loop=loop._replace(rounds=loop.rounds + 1, column=loop.column + 1, cache=cache)
+    loop=loop._replace(iterations=loop.iterations + 1, column=loop.column + 1, cache=cache)
   )
   return _advance(plan, state, logits_BxV, token_B, logp_B)
 
@@ -203,9 +203,9 @@ def _copy(state: _State, source_B: jax.Array, child_B: jax.Array) -> _State:
   return state._replace(loop=loop, tree=tree, statistics=jax.tree.map(take, state.statistics))
 
 
-def _seen(state: _State) -> Branches:
+def _seen(state: _State) -> BranchState:
   rollout, tree = state.loop.rollout, state.tree
-  return Branches(rollout.tokens_BxT, rollout.length_B, tree.parent_B, tree.born_B, _running(state))
+  return BranchState(rollout.tokens_BxT, rollout.length_B, tree.parent_B, tree.born_B, _running(state))
 
 
 def _prune(plan: _Plan, state: _State) -> _State:

@@ -1,6 +1,6 @@
 """Where a rollout forks and which branch is dropped: a function here makes the rules, `tree.generate` obeys them.
 
-Named in `config.rollout.tree.fn`. Rules see every row once a token, with fixed shapes; they are pure functions
+Named in `config.rollout.tree.fn`. TreeRules see every row once a token, with fixed shapes; they are pure functions
 of that and of statistics that they keep per row, and know nothing of caches, seats or groups.
 """
 
@@ -24,7 +24,7 @@ class Fork(NamedTuple):
   wanted_BxK: jax.Array  # which of them ask for a row; earlier columns go first
 
 
-class Branches(NamedTuple):
+class BranchState(NamedTuple):
   """The tree as pruning sees it, after this round's tokens are written."""
 
   tokens_BxT: jax.Array
@@ -34,15 +34,15 @@ class Branches(NamedTuple):
   running_B: jax.Array  # neither finished nor idle
 
 
-class Rules(NamedTuple):
+class TreeRules(NamedTuple):
   """When to fork, when to drop, and for how long."""
 
   start: Callable[[int], Any]  # rows → statistics, any tree of arrays [B, ...]
   observe: Callable  # (statistics, logits_BxV, age_B) → statistics; age: tokens since birth
   branch: Callable[..., Fork]  # (statistics, logits_BxV, sampled_B, column_B)
-  due: Callable[[Branches], jax.Array]  # children that must be judged now
-  drop: Callable[[Branches, Any], jax.Array]  # which of those go
-  pending: Callable[[Branches], jax.Array]  # children that may yet have to go
+  due: Callable[[BranchState], jax.Array]  # children that must be judged now
+  drop: Callable[[BranchState, Any], jax.Array]  # which of those go
+  pending: Callable[[BranchState], jax.Array]  # children that may yet have to go
   limit: int  # tokens after which a group only samples
   share: Callable[[jax.Array], jax.Array]  # step → share η of the groups that grow as trees
 
@@ -63,7 +63,7 @@ def latr(
   limit: int = 1024,
   starts: Sequence[int] = (0, 100, 200, 300),
   shares: Sequence[float] = (1.0, 0.75, 0.5, 0.25),
-) -> Rules:
+) -> TreeRules:
   """Rows are greedy; a second branch opens where p₂ > absolute and p₁ − p₂ < relative (at temperature 1).
 
   A child is compared with its parent when it is `ages` tokens old, each over the tokens since the fork,
@@ -79,11 +79,11 @@ def latr(
   _check(ages, limit, starts, shares)
   oldest = max(ages)
 
-  def due(seen: Branches) -> jax.Array:
+  def due(seen: BranchState) -> jax.Array:
     age_B = seen.length_B - seen.born_B
     return _compared(seen) & (age_B[:, None] == jnp.asarray(ages)[None]).any(1)
 
-  def drop(seen: Branches, _: Any) -> jax.Array:
+  def drop(seen: BranchState, _: Any) -> jax.Array:
     child_BxW, parent_BxW = _windows(seen, min(oldest, seen.tokens_BxT.shape[1]))
     measure = lambda fn: jax.vmap(fn)(child_BxW, parent_BxW)  # noqa: E731
     alike_B = jnp.zeros(len(child_BxW), bool)
@@ -95,7 +95,7 @@ def latr(
       alike_B |= measure(token_similarity.edit_distance) < edit
     return alike_B
 
-  return Rules(
+  return TreeRules(
     start=lambda rows: (),
     observe=lambda statistics, logits_BxV, age_B: statistics,
     branch=lambda _, logits_BxV, sampled_B, column_B: _second(logits_BxV, absolute, relative),
@@ -114,13 +114,13 @@ def _second(logits_BxV: jax.Array, absolute: float, relative: float) -> Fork:
   return Fork(token_Bx2[:, 0], token_Bx2[:, 1:], wanted_B[:, None])
 
 
-def _compared(seen: Branches) -> jax.Array:
+def _compared(seen: BranchState) -> jax.Array:
   """Children whose window and whose parent's hold no end."""
   child_B = seen.parent_B != jnp.arange(len(seen.parent_B))
   return child_B & seen.running_B & seen.running_B[seen.parent_B]
 
 
-def _windows(seen: Branches, width: int) -> tuple[jax.Array, jax.Array]:
+def _windows(seen: BranchState, width: int) -> tuple[jax.Array, jax.Array]:
   """Child's and parent's tokens since the fork, right-aligned in `width` columns, −1 in front.
 
   A parent that runs is as long as its child: a group's rows write the same column every round.
@@ -167,7 +167,7 @@ def echo(
   limit: int = 1024,
   starts: Sequence[int] = (0,),
   shares: Sequence[float] = (1.0,),
-) -> Rules:
+) -> TreeRules:
   """Rows sample; a fork opens after `depth` tokens where H ≥ entropy, ΔH ≥ rise and C ≤ confidence.
 
   H is the entropy (nats) of the next token, ΔH = H − its mean over the last `window` tokens, C the mean of
@@ -201,15 +201,15 @@ def echo(
     wanted_BxK = gate_B[:, None] & (jnp.arange(more_BxK.shape[1])[None] < ways_B[:, None] - 1)
     return Fork(sampled_B, more_BxK, wanted_BxK)
 
-  def drop(_: Branches, s: _Signals) -> jax.Array:
+  def drop(_: BranchState, s: _Signals) -> jax.Array:
     fell_B = (s.drops_B >= drops) & (s.tail_B <= tail)
     rose_B = (s.rises_B >= rises) & (s.rise_B > spike)
     return (s.least_B < floor) | fell_B | rose_B
 
-  def children(seen: Branches) -> jax.Array:
+  def children(seen: BranchState) -> jax.Array:
     return (seen.parent_B != jnp.arange(len(seen.parent_B))) & seen.running_B
 
-  return Rules(
+  return TreeRules(
     start=lambda rows: _no_signals(rows, max(window + 1, tail_window)),
     observe=lambda s, logits_BxV, age_B: _observed(
       s, logits_BxV, age_B, top_k, window, tail_window

@@ -95,8 +95,8 @@ class Play:
   def __init__(self, config: Any, tokenizer: Any, horizon: Callable[..., int]):
     """`horizon`: (step, most turns) → turns in that step. Raises UserError for bad settings. Source: none."""
     told = config.environment
-    self.stage = environments.Stage(told)
-    self.seam = environments.turn_template(
+    self.stage = environments.WorkerPool(told)
+    self.seam = environments.build_turn_template(
       tokenizer, config.data.chat, told.role, told.observation_tokens
     )
     self.tokenizer, self.settings, self.seed = tokenizer, config.data, config.seed
@@ -118,8 +118,8 @@ class Play:
 
     Source: none.
     """
-    heard = self.stage.hear(
-      [environments.Asked(row, s, []) for row, s in self._asked(prompts, rows)]
+    heard = self.stage.run(
+      [environments.TurnRequest(row, s, []) for row, s in self._asked(prompts, rows)]
     )
     if all(one.opening is None for one in heard):
       return prompts
@@ -172,13 +172,13 @@ class Play:
         ended.append(b)
     of_P = list(self._asked(prompts, rows))
     asked = [
-      environments.Asked(*of_P[b // G], self.texts(rollout.tokens_BxT[b], turns.number_BxT[b]))
+      environments.TurnRequest(*of_P[b // G], self.texts(rollout.tokens_BxT[b], turns.number_BxT[b]))
       for b in ended
     ]
-    for b, heard in zip(ended, self.stage.hear(asked), strict=True):
+    for b, heard in zip(ended, self.stage.run(asked), strict=True):
       if _name(prompts, b // G) in self._unopened:
         why = 'what the environment shows first does not fit config.prompt_tokens'
-        heard = environments.Heard(rewards.ERROR, why, [])
+        heard = environments.TurnResult(rewards.ERROR, why, [])
       self._lay(rollout, b, heard, count_B[b] + 1, limits, told)
     return rollout
 
@@ -192,7 +192,7 @@ class Play:
       return
     result = heard.results[-1]
     turns.reward_BxT[b, end - 1] = result.reward
-    if environments.over(result):
+    if environments.ends_episode(result):
       return
     if count >= limits.turns:
       told['environment/turns_over'] += 1

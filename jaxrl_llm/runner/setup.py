@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm import curriculum, data, environments, models, replay
 from jaxrl_llm import rewards as rewards_lib
-from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.step_spec import Program, check_objective, check_rows, make_program
 from jaxrl_llm.models import peft
@@ -48,11 +48,11 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     tables=tables,
     curriculum=_curriculum(config, tables.train),
     lengths=curriculum.LengthEstimate(len(tables.train)),
-    unfinished=replay.Unfinished(
+    unfinished=replay.PartialRollouts(
       config.rollouts, config.rollout.max_age, sharding.rows_shards(mesh)
     ),
     drafts=replay.Drafts(config.rollouts, config.rollout.draft_memory_mb),
-    successes=configs.pick(replay.successes, config.replay.reuse, 'replay.reuse')(),
+    successes=stages.pick(replay.successes, config.replay.reuse, 'replay.reuse')(),
     aid=_aid(config, tables.train, model.tokenizer),
     allocate=_allocation(config),
     collect=_collector(config, len(tables.train), program.method),
@@ -74,7 +74,7 @@ def _ledger(config: Any, program: Any, tokenizer: Any) -> token_stats.Ledger | N
 
 def _grading(config: Any) -> dict[str, Any]:
   """What turns texts into rewards."""
-  labels = configs.pick(curriculum.labels, config.curriculum.labels, 'curriculum.labels')()
+  labels = stages.pick(curriculum.labels, config.curriculum.labels, 'curriculum.labels')()
   field = f'config.curriculum.labels.fn={config.curriculum.labels.fn!r}'
   rewards = _rewards(config)
   named = {
@@ -93,7 +93,7 @@ def _grading(config: Any) -> dict[str, Any]:
     vote=rewards_lib.resolve_vote(config.rewards.vote, config.rewards, config.rollouts),
     labels=labels,
     read=labels and rewards_lib.resolve_extract(config.rewards, field),
-    truncate=configs.pick(
+    truncate=stages.pick(
       rewards_lib.length_truncation, config.rewards.truncate, 'rewards.truncate'
     )(),
     failures=rewards_lib.Failures(config.rewards),
@@ -124,11 +124,11 @@ def _play(config: Any, tokenizer: Any, program: Program, rows: Any) -> multi_tur
       f'config.environment.fn={config.environment.fn!r} runs in one process alone, and there are '
       f'{jax.process_count()}; start one.'
     )
-  horizon = configs.pick(caps, config.environment.horizon, 'environment.horizon')
+  horizon = stages.pick(caps, config.environment.horizon, 'environment.horizon')
   horizon(0, config.environment.turns)  # checks its settings
   play = multi_turn.Play(config, tokenizer, horizon)
-  if play.stage.chosen.inline:
-    (tried,) = play.stage.hear([environments.Asked(rows[0], 0, [])])
+  if play.stage.factory.inline:
+    (tried,) = play.stage.run([environments.TurnRequest(rows[0], 0, [])])
     if tried.outcome != rewards_lib.OK:
       raise UserError(
         f'config.environment.fn={config.environment.fn!r} cannot begin with a row of the data ({tried.message}); '
@@ -176,18 +176,18 @@ def _curriculum(config: Any, table: data.PromptTable) -> curriculum.Curriculum:
 
 
 def _cap(config: Any) -> Any:
-  rule = configs.pick(caps, config.rollout.length_schedule, 'rollout.length_schedule')
+  rule = stages.pick(caps, config.rollout.length_schedule, 'rollout.length_schedule')
   rule(0, config.completion_tokens)  # checks its settings
   return rule
 
 
 def _aid(config: Any, table: data.PromptTable, tokenizer: Any) -> hints.Aid | None:
-  rule = configs.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
+  rule = stages.pick(curriculum.hint_rules, config.curriculum.hint, 'curriculum.hint')()
   return rule and hints.Aid(rule, table, tokenizer, config.data, config.seed)
 
 
 def _allocation(config: Any) -> Any:
-  rule = configs.pick(curriculum.allocation, config.curriculum.allocation, 'curriculum.allocation')
+  rule = stages.pick(curriculum.allocation, config.curriculum.allocation, 'curriculum.allocation')
   each = config.curriculum.slots_per_prompt
   count = max(config.prompts // each, 1)
   told = np.ones(count), np.ones(count), np.zeros(count)
@@ -196,7 +196,7 @@ def _allocation(config: Any) -> Any:
 
 
 def _collector(config: Any, size: int, method: Any) -> replay.Collector | None:
-  rule = configs.pick(replay.dynamic_sampling, config.replay.collect, 'replay.collect')()
+  rule = stages.pick(replay.dynamic_sampling, config.replay.collect, 'replay.collect')()
   if rule is not None and rule.top_ups and size < 3 * config.prompts:
     raise UserError(
       f'config.replay.collect.fn={config.replay.collect.fn!r} keeps prompts waiting for rollouts, so that {size} prompts of data are '

@@ -34,7 +34,7 @@ B, L, T = 32, 64, 128
 def ours(model, tokens_BxL, rollouts: int, seats: int):
   """Returns a function of no arguments that generates [B, T] tokens."""
   P = B // rollouts
-  spec = ring_decode.Spec(rollouts, T, 1.0, (), 'float32', slots=seats)
+  spec = ring_decode.DecodeSettings(rollouts, T, 1.0, (), 'float32', slots=seats)
   index_P = np.arange(P, dtype=np.int32)
   length_P, zeros = np.full(P, L, np.int32), np.zeros(P, np.float32)
   prompts = Prompts(tokens_BxL[:P], length_P, index_P, index_P, zeros)

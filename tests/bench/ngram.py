@@ -45,8 +45,8 @@ def prompts(tokenizer, width: int) -> Prompts:
 def case(model, given: Prompts, tokens: int, slots: int, match: int, draft: int):
   """A function of no arguments that samples: rollout, rounds, and what drafts came to."""
   end_ids = tuple(model.tokenizer.end_ids)
-  spec = ring_decode.Spec(
-    G, tokens, 1.0, end_ids, 'float32', slots=slots, order=queue_order.probe_then_longest
+  spec = ring_decode.DecodeSettings(
+    G, tokens, 1.0, end_ids, 'float32', slots=slots, queue_order=queue_order.probe_then_longest
   )
   start = model.config, jax.random.key(0), np.int32(0)
 
@@ -55,7 +55,7 @@ def case(model, given: Prompts, tokens: int, slots: int, match: int, draft: int)
     if not draft:
       return *ring_decode.generate(config, params, given, key, version, spec), None
     return ngram_drafts.generate(
-      config, params, given, key, version, spec, ngram_drafts.Settings(match, draft)
+      config, params, given, key, version, spec, ngram_drafts.NgramSettings(match, draft)
     )
 
   fn = jax.jit(sampled)

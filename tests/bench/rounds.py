@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import decoder
-from jaxrl_llm.replay import Unfinished
+from jaxrl_llm.replay import PartialRollouts
 from jaxrl_llm.rollout import queue_order, ring_decode, stopping
 from jaxrl_llm.types import ModelConfig, Prompts, Rollout
 from tests.bench.lib import smoke
@@ -65,9 +65,9 @@ def empty() -> Rollout:
 
 def compiled(model: ModelConfig, choose, stop):
   """One program for all steps: (params, prompts, begun, cap) → rollout and rounds."""
-  spec = ring_decode.Spec(
-    G, T, 1.0, (), 'float32', slots=SLOTS, stop=stop,
-    order=lambda p: choose(p._replace(cap_B=jnp.full(P * G, T))),
+  spec = ring_decode.DecodeSettings(
+    G, T, 1.0, (), 'float32', slots=SLOTS, stop_rule=stop,
+    queue_order=lambda p: choose(p._replace(cap_B=jnp.full(P * G, T))),
   )  # fmt: skip
   fn = jax.jit(
     lambda params, prompts, begun, cap: ring_decode.generate(
@@ -82,7 +82,7 @@ def compiled(model: ModelConfig, choose, stop):
 
 def run(model: ModelConfig, steps: int, choose, stop) -> Cost:
   fn, clock = compiled(model, choose, stop), _clock()
-  params, table, held = decoder.init(model, 0), lengths(steps), Unfinished(G, max_age=steps)
+  params, table, held = decoder.init(model, 0), lengths(steps), PartialRollouts(G, max_age=steps)
   rounds = tokens = again = finished = begun_at = 0
   spent = 0.0
   for step in range(steps):

@@ -19,17 +19,17 @@ def model():
   return models.load('scratch', scratch=SCRATCH, seed=0)
 
 
-class Replies:
+class CompletionStreamer:
   """Stands for the model: remembers what it was asked, and is 4 tokens a message long."""
 
   def __init__(self, model, **settings):
     self.asked, self.settings = [], settings
-    Replies.last = self
+    CompletionStreamer.last = self
 
-  def tokens(self, prompt):
+  def prompt_tokens(self, prompt):
     return 4 * len(prompt)
 
-  def reply(self, prompt, seed):
+  def stream(self, prompt, seed):
     self.asked.append((prompt, seed))
     if prompt == 'long' or prompt[-1] == dict(role='user', content='long'):
       raise UserError('it does not fit')
@@ -47,7 +47,7 @@ def talk(monkeypatch, model, *lines, **changes) -> str:
     except StopIteration:
       raise EOFError from None
 
-  monkeypatch.setattr(chat, 'Replies', Replies)
+  monkeypatch.setattr(chat, 'CompletionStreamer', CompletionStreamer)
   out = io.StringIO()
   chat.run(model, SETTINGS | changes, seed=5, read=read, out=out)
   return out.getvalue()
@@ -61,26 +61,26 @@ def says(*contents):
 def test_a_line_goes_on_from_what_was_said_and_an_empty_one_begins_anew(monkeypatch, model):
   out = talk(monkeypatch, model, 'one', 'two', '', 'three', '/quit', 'four')
   want = [says('one'), says('one', 'so be it', 'two'), says('three')]
-  assert [prompt for prompt, _ in Replies.last.asked] == want
-  assert len({seed for _, seed in Replies.last.asked}) == 3 and out.count('so be it') == 3
+  assert [prompt for prompt, _ in CompletionStreamer.last.asked] == want
+  assert len({seed for _, seed in CompletionStreamer.last.asked}) == 3 and out.count('so be it') == 3
 
 
 def test_the_oldest_turns_give_way(monkeypatch, model):
   lines = [str(i) for i in range(9)]  # the model has room for 14 messages beside an answer
   out = talk(monkeypatch, model, *lines)
-  longest = [len(prompt) for prompt, _ in Replies.last.asked]
+  longest = [len(prompt) for prompt, _ in CompletionStreamer.last.asked]
   assert longest == [1, 3, 5, 7, 9, 11, 13, 13, 13]
-  assert Replies.last.asked[-1][0][0]['content'] == '2' and '(2 older messages do not fit' in out
+  assert CompletionStreamer.last.asked[-1][0][0]['content'] == '2' and '(2 older messages do not fit' in out
 
 
 def test_without_a_template_lines_have_no_past(monkeypatch, model):
   talk(monkeypatch, model, 'one', 'two', chat=False)
-  assert [prompt for prompt, _ in Replies.last.asked] == ['one', 'two']
+  assert [prompt for prompt, _ in CompletionStreamer.last.asked] == ['one', 'two']
 
 
 def test_what_does_not_fit_and_what_is_stopped_end_an_answer_and_not_the_talk(monkeypatch, model):
   out = talk(monkeypatch, model, 'long', 'stop', 'on')
-  assert '(it does not fit)' in out and 'so be it ...' in out and len(Replies.last.asked) == 3
+  assert '(it does not fit)' in out and 'so be it ...' in out and len(CompletionStreamer.last.asked) == 3
 
 
 def test_a_real_model_answers(model):

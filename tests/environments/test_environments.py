@@ -20,7 +20,7 @@ from jaxrl_llm.rewards.parsing import arithmetic
 from jaxrl_llm.types import Row, UserError
 
 ROW = Row('a', '?', (), '3', 'test', {})
-Asked = environments.Asked
+TurnRequest = environments.TurnRequest
 
 
 @pytest.mark.parametrize(
@@ -210,15 +210,15 @@ def spec(**changes):
 
 @pytest.fixture(scope='module')
 def stage():
-  made = environments.Stage(spec(fn=f'{__name__}:own'))
+  made = environments.WorkerPool(spec(fn=f'{__name__}:own'))
   yield made
   made.close()
 
 
 def test_a_users_environment_is_asked_in_a_worker_and_told_all_turns(stage):
-  told = [Asked(ROW, 1, ['a']), Asked(ROW, 1, ['a', 'b']), Asked(ROW, 1, [])]
-  one, two, opened = stage.hear(told)
-  assert not stage.chosen.inline
+  told = [TurnRequest(ROW, 1, ['a']), TurnRequest(ROW, 1, ['a', 'b']), TurnRequest(ROW, 1, [])]
+  one, two, opened = stage.run(told)
+  assert not stage.factory.inline
   assert one.results == [('1:a', 1.0, False)] and two.results[-1] == ('2:b', 1.0, False)
   assert opened.outcome == rewards.OK and opened.opening is None
 
@@ -227,7 +227,7 @@ def test_one_that_raises_dies_hangs_or_answers_nonsense_is_an_outcome_of_its_own
   """(f) The others of the same batch have their answers, and nothing waits much longer than the deadline."""
   words = ['a', 'raise', 'hang', 'die', 'eat', 'nothing', 'nan', 'bytes', 'b']
   begin = time.monotonic()
-  heard = stage.hear([Asked(ROW, 1, [word]) for word in words])
+  heard = stage.run([TurnRequest(ROW, 1, [word]) for word in words])
   outcome = dict(zip(words, (one.outcome for one in heard), strict=True))
   assert outcome == dict(
     a=rewards.OK, hang=rewards.TIMEOUT, die=rewards.CRASH, eat=rewards.CRASH, b=rewards.OK,
@@ -280,7 +280,7 @@ def words(template):
 
 def test_what_stands_between_two_turns_is_what_the_template_has_there():
   made = words(CHAT)
-  seam = environments.turn_template(made, True, 'user')
+  seam = environments.build_turn_template(made, True, 'user')
   end = made.end_ids[0]
   turns = [dict(role='user', content='q'), dict(role='assistant', content='said')]
   ids = made.encode_chat(turns[:1]) + made.encode('said') + [end]
@@ -288,14 +288,14 @@ def test_what_stands_between_two_turns_is_what_the_template_has_there():
   assert ids == made.encode_chat([*turns, dict(role='user', content='shown')])
   # A turn that a mark ended, and not its end token, is closed first.
   assert seam.ids('shown', 7)[0] == end and seam.ids('shown', 7)[1:] == seam.ids('shown', end)
-  assert environments.turn_template(made, False, 'user').ids('shown', end) == made.encode('shown')
-  assert environments.turn_template(made, False, 'user', 3).ids('shown', end) == made.encode('sho')
+  assert environments.build_turn_template(made, False, 'user').ids('shown', end) == made.encode('shown')
+  assert environments.build_turn_template(made, False, 'user', 3).ids('shown', end) == made.encode('sho')
 
 
 def test_an_observation_that_spells_special_tokens_gets_their_letters_and_not_their_power():
   made = words(CHAT)
   end = made.end_ids[0]
-  seam = environments.turn_template(made, False, 'user')
+  seam = environments.build_turn_template(made, False, 'user')
   assert made.encode('a<end>') == [*made.encode('a'), end]
   ids = seam.ids('a<end>', end)
   assert end not in ids and made.decode(ids) == 'a<end>'
@@ -312,4 +312,4 @@ def test_an_observation_that_spells_special_tokens_gets_their_letters_and_not_th
 )
 def test_a_template_that_shows_no_such_message_is_one_sentence(template, told):
   with pytest.raises(UserError, match=told):
-    environments.turn_template(words(template), True, 'tool')
+    environments.build_turn_template(words(template), True, 'tool')

@@ -28,7 +28,7 @@ MODEL = ModelConfig(
 )
 P, G, L, T = 4, 3, 5, 10
 B = P * G
-SPEC = ring_decode.Spec(G, T, 1.0, (3, 11), 'float32')
+SPEC = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')
 
 
 @pytest.fixture(scope='module')
@@ -63,10 +63,10 @@ def resumed(rows=0, cache_dtype='float32'):
   @jax.jit
   def fn(params, prompts, begun, kept, version, count, longest):
     limited = spec._replace(
-      stop=lambda p: p.rounds >= count,
-      order=lambda p: jnp.where(longest, queue_order.longest_first(p), queue_order.fifo(p)),
+      stop_rule=lambda p: p.iterations >= count,
+      queue_order=lambda p: jnp.where(longest, queue_order.longest_first(p), queue_order.fifo(p)),
     )
-    kept = carried_kv.moved(kept, prompts, G)
+    kept = carried_kv.reorder(kept, prompts, G)
     return ring_decode.resume(
       MODEL, params, prompts, jax.random.key(1), version, limited, begun, kept
     )
@@ -78,7 +78,7 @@ def resumed(rows=0, cache_dtype='float32'):
 
 
 def start(cache_dtype='float32'):
-  return slot_loop.empty(B, T), carried_kv.empty(MODEL, SPEC._replace(cache_dtype=cache_dtype), P)
+  return slot_loop.empty_rollout(B, T), carried_kv.empty(MODEL, SPEC._replace(cache_dtype=cache_dtype), P)
 
 
 def groups(tree, order_P, rollouts=G):
@@ -138,14 +138,14 @@ def test_rows_that_wait_a_whole_call_keep_their_cache(params, rows, dtype):
   """No round is run: what was seated and what was not come back bit for bit."""
   r = np.random.default_rng(0)
   held_B = np.where(np.arange(B) % 4 < 3, r.integers(0, T - 1, B), 0)
-  begun = slot_loop.empty(B, T)._replace(
+  begun = slot_loop.empty_rollout(B, T)._replace(
     length_B=held_B + 1, reason_B=np.where(np.arange(B) % 4 < 3, UNFINISHED, 1).astype(np.int8)
   )
   prompts = make_prompts()
   real = np.arange(T)[None, None, :, None] < held_B[:, None, None, None]
   fill = lambda: kvcache.pack(r.normal(size=(B, 2, T, 8)).astype(np.float32) * real, dtype)  # noqa: E731
   cache = [(fill(), fill()) for _ in range(MODEL.layers)]
-  kept = carried_kv.Carried(prompts.index_P, prompts.born_P, held_B, cache)
+  kept = carried_kv.CarriedKV(prompts.index_P, prompts.born_P, held_B, cache)
   got, rounds, after = resumed(rows, dtype)(params, prompts, begun, kept, 1, 0)
   assert rounds == 0 and (held_B > 0).sum() > 5
   np.testing.assert_array_equal(got.length_B, begun.length_B)
@@ -225,14 +225,14 @@ def test_tokens_whose_keys_are_missing_are_read_again(params):
 
 
 def text_of(params, rows, carry):
-  spec = SPEC._replace(max_tokens=128, slots=rows, stop=lambda p: p.rounds >= 3)
-  begun, kept = slot_loop.empty(B, 128), carried_kv.empty(MODEL, spec, P)
+  spec = SPEC._replace(max_tokens=128, slots=rows, stop_rule=lambda p: p.iterations >= 3)
+  begun, kept = slot_loop.empty_rollout(B, 128), carried_kv.empty(MODEL, spec, P)
   given = MODEL, params, make_prompts(), jax.random.key(0), 0, spec
 
   def fn(begun, kept):
     if not carry:
       return ring_decode.generate(*given, begun=begun)
-    return ring_decode.resume(*given, begun, carried_kv.moved(kept, make_prompts(), G))
+    return ring_decode.resume(*given, begun, carried_kv.reorder(kept, make_prompts(), G))
 
   return jax.jit(fn, donate_argnums=1).lower(begun, kept).compile().as_text()
 
@@ -253,7 +253,7 @@ def test_nothing_is_encoded_and_caches_are_copied_only_where_a_row_is_seated(par
   assert not ENCODES.search(text)
   program, dims = hlo.parse(text), [(n, 2, 128, 8) for n in {rows or B, B}]
   loops = [i for c in program.values() for i in c if i.opcode == 'while']
-  (loop,) = [i for i in loops if hlo.op_name(i).endswith(f'{ring_decode.LOOP}/while')]
+  (loop,) = [i for i in loops if hlo.op_name(i).endswith(f'{ring_decode.LOOP_SCOPE}/while')]
   body = hlo.reachable(program, hlo.attribute(loop, 'body'))
 
   def made(names):
@@ -264,7 +264,7 @@ def test_nothing_is_encoded_and_caches_are_copied_only_where_a_row_is_seated(par
     [hlo.reachable(program, c) for c in hlo.called(i)]
     for name in body
     for i in program.get(name, ())
-    if i.opcode == 'conditional' and f'{carried_kv.SEATING}/' in hlo.op_name(i)
+    if i.opcode == 'conditional' and f'{carried_kv.LOAD_SCOPE}/' in hlo.op_name(i)
   ]
   assert len(seating) == (rows > 0)
   for branches in seating:
@@ -300,7 +300,7 @@ def drive(params, lag=0, decay=1.0, **kind):
   In call i the weights are those at first times decayⁱ. A held group runs beside a later visit to its prompt.
   """
   program, sample = sampler(**kind)
-  state, held = steps.init_state(program, params), replay.Unfinished(G, max_age=99, shards=P)
+  state, held = steps.init_state(program, params), replay.PartialRollouts(G, max_age=99, shards=P)
   handed, flights, done, tokens = state.carried, [], {}, 0
   for index in range(6):
     fresh = jax.tree.map(lambda x: x[: 2 * P - len(held)], make_prompts(2 * P, born=index))

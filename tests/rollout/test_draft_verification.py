@@ -165,7 +165,7 @@ def test_every_token_of_a_third_visit_is_drawn_by_the_noise_that_it_names(params
   got, _ = sample(spec, third, born=5, draft=second)
   assert set(np.unique(got.noise_BxT)) == {0, 1, 2, 5}
   prompts = make_prompts()
-  uniform_BxT = sampling.redrawn(jax.random.key(0), prompts, G, got.noise_BxT)
+  uniform_BxT = sampling.redraw(jax.random.key(0), prompts, G, got.noise_BxT)
   for b in range(P * G):
     start = prompts.length_P[b // G]
     row = np.concatenate([prompts.tokens_PxL[b // G, :start], got.tokens_BxT[b]])[None]

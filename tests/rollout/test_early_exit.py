@@ -15,7 +15,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.step_spec import make_program
 from jaxrl_llm.models import decoder
-from jaxrl_llm.replay import Unfinished
+from jaxrl_llm.replay import PartialRollouts
 from jaxrl_llm.rollout import early_exit, ring_decode, text_automaton
 from jaxrl_llm.types import ABORTED, EXITED, STOPPED, UNFINISHED, ModelConfig, Prompts
 
@@ -46,7 +46,7 @@ def runs(params, rule=early_exit.none, slots=0, end_ids=(), pauses=()):
     ones,
     np.zeros(P, np.float32),
   )
-  spec = ring_decode.Spec(G, T, 1.0, end_ids, 'float32', slots=slots, exit=rule)
+  spec = ring_decode.DecodeSettings(G, T, 1.0, end_ids, 'float32', slots=slots, exit_rule=rule)
 
   @jax.jit
   def leg(p, begun, pause):
@@ -109,7 +109,7 @@ def test_entropy_ends_a_row_when_its_running_mean_is_too_high(params, free):
 
 
 def test_the_table_finds_a_text_however_it_is_cut(free):
-  table = text_automaton.table(TEXTS, 'aba')
+  table = text_automaton.build_table(TEXTS, 'aba')
   for y in free.tokens_BxT:
     state = 0
     for n in range(T):
@@ -123,7 +123,7 @@ def test_the_table_finds_a_text_however_it_is_cut(free):
 
 @pytest.mark.parametrize('slots', [0, 7])
 def test_marker_aborts_rows_without_it_and_ends_sure_rows_with_it(params, free, slots):
-  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   rule = functools.partial(
     early_exit.marker,
     text='aba',
@@ -152,7 +152,7 @@ def test_marker_aborts_rows_without_it_and_ends_sure_rows_with_it(params, free, 
 
 def test_the_coin_of_the_marker_lets_every_length_be(params):
   """A coin of its own for each token: without heads the rows end as they would, with heads alone never, else later."""
-  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   rule = functools.partial(
     early_exit.marker, text='aba', table=table, start=0.25, abort=0.0, margin=0.2, streak=2
   )
@@ -181,7 +181,7 @@ def test_a_row_that_ends_by_itself_does_not_exit(params):
 
 @pytest.mark.parametrize('slots', [0, B // 4])
 def test_text_ends_a_row_with_the_token_that_completes_it(params, free, slots):
-  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   got = run(params, functools.partial(early_exit.text, text='aba', table=table), slots)
   said = lambda b, n: ''.join(TEXTS[t] for t in free.tokens_BxT[b, :n])  # noqa: E731
   ends = np.array([first((n, 'aba' in said(b, n)) for n in range(2, T + 1)) for b in range(B)])
@@ -191,10 +191,10 @@ def test_text_ends_a_row_with_the_token_that_completes_it(params, free, slots):
 
 def test_a_marker_may_begin_with_the_first_token():
   """'a', then 'ba': seen at the first look, which is at the second token."""
-  table = jnp.asarray(text_automaton.table(TEXTS, 'aba'))
+  table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   tokens_SxT = jnp.array([[1, 5, 0], [2, 5, 0]])
-  two, zeros = jnp.full(2, 2), jnp.zeros((2, early_exit.MEMORY))
-  look = early_exit.Look(tokens_SxT, two, two + 2, *jnp.zeros((2, 2)), jnp.full(2, 0.5), zeros)
+  two, zeros = jnp.full(2, 2), jnp.zeros((2, early_exit.MEMORY_SIZE))
+  look = early_exit.RowSignals(tokens_SxT, two, two + 2, *jnp.zeros((2, 2)), jnp.full(2, 0.5), zeros)
   verdict = early_exit.marker(look, text='aba', table=table, deadline=0.5, abort=0.9)
   assert verdict.memory_SxM[:, 0].tolist() == [3, 1]
   assert verdict.abort_S.tolist() == [False, True]
@@ -213,7 +213,7 @@ RULES = dict(
 def rule_of(name):
   rule = RULES[name]
   if 'text' in rule.keywords:
-    rule = functools.partial(rule, table=jnp.asarray(text_automaton.table(TEXTS, 'aba')))
+    rule = functools.partial(rule, table=jnp.asarray(text_automaton.build_table(TEXTS, 'aba')))
   return rule
 
 
@@ -240,7 +240,7 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
   cut = make()
   with c.ignore_type():
     c.rollout.stop = dict(fn='none')
-  whole, held = make(), Unfinished(4, 99)
+  whole, held = make(), PartialRollouts(4, 99)
   params = jax.tree.map(lambda x: x * 2.5, decoder.init(MODEL, 0))
   index_P = np.arange(4, dtype=np.int32)
   first = Prompts(
@@ -254,7 +254,7 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
   while (begun.reason_B == UNFINISHED).any():
     begun, calls = jax.tree.map(np.asarray, call(params, begun)), calls + 1
     held.keep(first, begun, calls)
-    again = Unfinished(4, 99)
+    again = PartialRollouts(4, 99)
     again.load_state_dict(held.state_dict())
     if len(held):
       rows_B = np.repeat(np.isin(index_P, held.prompts.index_P), 4)

@@ -60,14 +60,14 @@ def compiled(spec, draft, match):
     given = MODEL, params, prompts, jax.random.key(1), version, spec
     if not draft:
       return *ring_decode.generate(*given, begun=begun, cap=cap), None
-    return ngram_drafts.generate(*given, ngram_drafts.Settings(match, draft), begun=begun, cap=cap)
+    return ngram_drafts.generate(*given, ngram_drafts.NgramSettings(match, draft), begun=begun, cap=cap)
 
   return fn
 
 
 def run(params, draft=0, begun=None, cap=None, match=3, **changes):
   """Rollout, rounds and, with a draft, counts."""
-  fn = compiled(ring_decode.Spec(G, T, 1.0, (3, 11), 'float32')._replace(**changes), draft, match)
+  fn = compiled(ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')._replace(**changes), draft, match)
   return jax.tree.map(np.asarray, fn(params, make_prompts(), 4, begun, cap))
 
 
@@ -93,7 +93,7 @@ def test_rows_of_this_test_end_early_late_and_never(plain):
 )
 def test_drafts_change_no_token(params, plain, temperature, draft, match, slots, fn):
   want = plain if temperature else run(params, temperature=0.0)[0]
-  changes = dict(temperature=temperature, slots=slots, order=fn)
+  changes = dict(temperature=temperature, slots=slots, queue_order=fn)
   got, rounds, counts = run(params, draft, match=match, **changes)
   assert_same(got, want)
   # A row's first token comes from its prompt; a turn samples one token and keeps some of its draft.
@@ -111,7 +111,7 @@ def test_caps_cut_within_a_draft_and_compile_once(params, plain):
     np.testing.assert_allclose(got.logp_BxT, np.where(cut, plain.logp_BxT, 0), atol=1e-4)
     long = plain.length_B > cap_B
     assert (got.reason_B[long] == TRUNCATED).all() and long.any()
-  spec = ring_decode.Spec(G, T, 1.0, (3, 11), 'float32', slots=4)
+  spec = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32', slots=4)
   assert compiled(spec, 5, 3)._cache_size() == 1
 
 
@@ -120,7 +120,7 @@ def test_continued_rows_are_the_uninterrupted_ones(params, plain, slots):
   """Stopped every two rounds and continued until all is done; then what waits streams its tokens again."""
   begun, calls, stop = None, 0, lambda p: stopping.rounds(p, count=2)
   while begun is None or (begun.reason_B == UNFINISHED).any():
-    begun, rounds, _ = run(params, 3, begun, slots=slots, stop=stop)
+    begun, rounds, _ = run(params, 3, begun, slots=slots, stop_rule=stop)
     assert rounds <= 2
     calls += 1
     assert calls < 60
@@ -129,7 +129,7 @@ def test_continued_rows_are_the_uninterrupted_ones(params, plain, slots):
 
 
 def test_rows_that_wait_with_many_tokens_stream_them_many_a_round(params, plain):
-  half, _, _ = run(params, stop=lambda p: stopping.rounds(p, count=8))
+  half, _, _ = run(params, stop_rule=lambda p: stopping.rounds(p, count=8))
   unfinished = half.reason_B == UNFINISHED
   assert (unfinished & (half.length_B > 8)).sum() > 6
   got, rounds, counts = run(params, 4, half, slots=1)
@@ -142,7 +142,7 @@ def test_rows_that_wait_with_many_tokens_stream_them_many_a_round(params, plain)
 
 def test_a_budget_of_tokens_is_overshot_by_drafts_at_most(params, plain):
   stop = lambda p: stopping.tokens(p, per_row=4.0)  # noqa: E731
-  some, _, counts = run(params, 3, slots=6, stop=stop)
+  some, _, counts = run(params, 3, slots=6, stop_rule=stop)
   assert counts.kept > 0
   assert 4 * B <= some.length_B.sum() < 4 * B + 6 * 4
   real = np.arange(T)[None] < some.length_B[:, None]
@@ -186,8 +186,8 @@ def searched(tokens_BxT, length_B, row, rollouts, match, draft):
 def test_what_is_found_is_what_a_search_in_plain_python_finds(match, draft, vocab):
   r = np.random.default_rng(match)
   found = jax.jit(
-    lambda *x: ngram_drafts.find(
-      *x, G, ngram_drafts.Settings(match, draft)
+    lambda *x: ngram_drafts.find_drafts(
+      *x, G, ngram_drafts.NgramSettings(match, draft)
     )  # fixed shapes: one compile
   )
   for _ in range(20):
@@ -221,10 +221,10 @@ def test_the_law_of_drafted_tokens_is_the_policys():
   same = Prompts(
     np.full((prompts, 2), 1, np.int32), zeros + 2, np.arange(prompts), zeros, zeros * 1.0
   )
-  spec = ring_decode.Spec(
-    G, length, 1.0, (), 'float32', slots=prompts, order=queue_order.probe_then_longest
+  spec = ring_decode.DecodeSettings(
+    G, length, 1.0, (), 'float32', slots=prompts, queue_order=queue_order.probe_then_longest
   )
-  key, settings = jax.random.key(3), ngram_drafts.Settings(2, 3)
+  key, settings = jax.random.key(3), ngram_drafts.NgramSettings(2, 3)
   fn = jax.jit(lambda p: ngram_drafts.generate(model, p, same, key, 0, spec, settings))
   got, _, counts = jax.tree.map(np.asarray, fn(params))
   assert 3000 < counts.kept < 0.5 * counts.offered, 'drafts must be taken often, and refused often'
@@ -243,8 +243,8 @@ def test_the_law_of_drafted_tokens_is_the_policys():
 @pytest.mark.parametrize('slots', [0, 6])
 def test_caches_are_written_in_place_and_never_copied(params, slots):
   """In the compiled program only one update per cache makes an array of its shape."""
-  spec, draft = ring_decode.Spec(G, 128, 1.0, (3,), 'float32', slots=slots), 4
-  given = lambda p, q: (MODEL, p, q, jax.random.key(0), 0, spec, ngram_drafts.Settings(3, draft))  # noqa: E731
+  spec, draft = ring_decode.DecodeSettings(G, 128, 1.0, (3,), 'float32', slots=slots), 4
+  given = lambda p, q: (MODEL, p, q, jax.random.key(0), 0, spec, ngram_drafts.NgramSettings(3, draft))  # noqa: E731
   fn = jax.jit(lambda p, q: ngram_drafts.generate(*given(p, q))[0])
   text = fn.lower(params, make_prompts()).compile(quick.AS_TRAINED).as_text()
   shape = re.escape(f'f32[{slots or B},{MODEL.kv_heads},{128 + draft},{MODEL.head_dim}]')
@@ -302,7 +302,7 @@ def test_fewer_slots_on_eight_devices_keep_more_of_their_drafts(params, one):
 
 def test_off_is_the_plain_engine():
   assert make_program_of(0).ngram is None
-  assert make_program_of(4).ngram == ngram_drafts.Settings(match=3, draft=4)
+  assert make_program_of(4).ngram == ngram_drafts.NgramSettings(match=3, draft=4)
 
 
 @pytest.mark.parametrize(

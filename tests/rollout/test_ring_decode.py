@@ -42,7 +42,7 @@ def make_prompts(seed=0):
 
 
 def spec(**changes):
-  return ring_decode.Spec(G, T, 1.0, END, 'float32')._replace(**changes)
+  return ring_decode.DecodeSettings(G, T, 1.0, END, 'float32')._replace(**changes)
 
 
 def run(params, prompts, seed=0, **changes):

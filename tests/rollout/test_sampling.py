@@ -104,7 +104,7 @@ def test_filters_are_those_of_transformers(keep):
   for name, value in keep.items():
     kind = {'top_k': 'TopK', 'top_p': 'TopP', 'min_p': 'MinP'}[name]
     want = getattr(transformers, f'{kind}LogitsWarper')(value)(None, want)
-  got = sampling.filtered(jnp.asarray(logits), sampling.Filter(**keep))
+  got = sampling.filter_logits(jnp.asarray(logits), sampling.TokenFilter(**keep))
   np.testing.assert_array_equal(got, want.numpy())
   assert np.isinf(want.numpy()).any() and np.isfinite(want.numpy()).any(1).all()
 
@@ -112,7 +112,7 @@ def test_filters_are_those_of_transformers(keep):
 def test_barred_tokens_are_never_drawn_and_the_log_prob_is_of_what_is_left():
   logits = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.4, 0.3, 0.2])), (3000, 4))
   uniform_B = (jnp.arange(3000) + 0.5) / 3000
-  token_B, logp_B = sampling.sample(logits, uniform_B, 1.0, sampling.Filter(top_k=2))
+  token_B, logp_B = sampling.sample(logits, uniform_B, 1.0, sampling.TokenFilter(top_k=2))
   np.testing.assert_allclose(
     np.bincount(token_B, minlength=4) / 3000, [0, 4 / 7, 3 / 7, 0], atol=1e-3
   )

@@ -30,7 +30,7 @@ SOME = ModelConfig(
   window=WINDOW, sliding=(True, False, True), sliding_rope_theta=100.0,
 )  # fmt: skip
 ALL = dataclasses.replace(SOME, sliding=(True,) * 3)
-SPEC = ring_decode.Spec(G, T, 1.0, (3, 11), 'float32')
+SPEC = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')
 KEY = jax.random.key(1)
 
 
@@ -96,14 +96,14 @@ def test_slots_and_rings_that_grow_change_nothing(model, changes):
 def test_rows_that_are_cut_short_go_on(rows, carries):
   @functools.partial(jax.jit, static_argnums=0)
   def fn(rows, params, prompts, begun, kept):
-    spec = SPEC._replace(slots=rows, stop=functools.partial(stopping.rounds, count=3))
+    spec = SPEC._replace(slots=rows, stop_rule=functools.partial(stopping.rounds, count=3))
     if carries:
       return ring_decode.resume(SOME, params, prompts, KEY, 0, spec, begun, kept)
     return *ring_decode.generate(SOME, params, prompts, KEY, 0, spec, begun=begun), kept
 
   begun, kept = (
-    slot_loop.empty(B, T),
-    carried_kv.moved(carried_kv.empty(SOME, SPEC, P), prompts(), G),
+    slot_loop.empty_rollout(B, T),
+    carried_kv.reorder(carried_kv.empty(SOME, SPEC, P), prompts(), G),
   )
   for call in range(40):
     # At first a slot for every row, so that later rows with keys wait, and are seated while others are under way.
@@ -119,7 +119,7 @@ def test_trees_and_drafts_say_the_same():
   )
   grown = run(lambda p, q: tree_decode.generate(SOME, p, q, KEY, 0, SPEC, never, share=0.0)[0])
   assert_same(grown, whole(SOME))
-  drafted = ngram_drafts.Settings(2, 3)
+  drafted = ngram_drafts.NgramSettings(2, 3)
   out, _, counts = run(lambda p, q: ngram_drafts.generate(SOME, p, q, KEY, 0, SPEC, drafted))
   assert_same(out, whole(SOME))
   assert counts[0] > 0

@@ -47,7 +47,7 @@ def run(
   params, begun=None, *, cap=None, version=4, stop_after=None, pause=None, member_B=None, **changes
 ):
   """`stop_after`: rounds after which a rule stops. What is named here, and the order, compiles nothing anew."""
-  rank = ORDERS.index(changes.pop('order', queue_order.fifo))
+  rank = ORDERS.index(changes.pop('queue_order', queue_order.fifo))
   more = dict(begun=begun, cap=cap, pause=pause, member_B=member_B)
   fn = compiled(**dict(slots=0) | changes)
   rollout, rounds = fn(params, make_prompts(), more, version, rank, stop_after)
@@ -56,13 +56,13 @@ def run(
 
 @functools.cache
 def compiled(**changes):
-  spec = ring_decode.Spec(G, T, 1.0, (3, 11), 'float32')._replace(**changes)
+  spec = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')._replace(**changes)
 
   @jax.jit
   def fn(params, prompts, more, version, rank, stop_after):
-    ranked = spec._replace(order=lambda progress: jax.lax.switch(rank, ORDERS, progress))
+    ranked = spec._replace(queue_order=lambda progress: jax.lax.switch(rank, ORDERS, progress))
     if stop_after is not None:
-      ranked = ranked._replace(stop=functools.partial(stopping.rounds, count=stop_after))
+      ranked = ranked._replace(stop_rule=functools.partial(stopping.rounds, count=stop_after))
     return ring_decode.generate(MODEL, params, prompts, jax.random.key(1), version, ranked, **more)
 
   return fn
@@ -76,7 +76,7 @@ def test_rows_of_this_test_end_early_late_and_never(whole):
 @pytest.mark.parametrize('fn', ORDERS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize('slots', [4, 6, 24])
 def test_tokens_do_not_depend_on_slots_or_order(params, whole, slots, fn):
-  got, rounds = run(params, slots=slots, order=fn)
+  got, rounds = run(params, slots=slots, queue_order=fn)
   assert_same(got, whole)
   # A row's first token is sampled from its prompt: the loop owes the others.
   owed = (whole.length_B - 1).sum()
@@ -86,7 +86,7 @@ def test_tokens_do_not_depend_on_slots_or_order(params, whole, slots, fn):
 @pytest.mark.parametrize('fn', ORDERS, ids=lambda f: f.__name__)
 def test_one_slot_takes_rows_in_the_order_asked_for(params, fn):
   """Two thirds through, with rows of equal length: what is done is what went first."""
-  got, rounds = run(params, slots=1, order=fn, end_ids=(), cap=5, stop_after=4 * 8)
+  got, rounds = run(params, slots=1, queue_order=fn, end_ids=(), cap=5, stop_after=4 * 8)
   assert rounds == 32
   # Unknown counts as the cap, 5: longest expected first, ties in their order.
   ranked = sorted(range(P), key=lambda p: -(make_prompts().expected_P[p] or 5))
@@ -149,7 +149,7 @@ def test_new_weights_continue_old_tokens(params, whole):
 
 
 def empty():
-  return jax.tree.map(np.asarray, slot.empty(B, T))
+  return jax.tree.map(np.asarray, slot.empty_rollout(B, T))
 
 
 def rescored(params, rollout):
@@ -164,7 +164,7 @@ def test_recorded_log_prob_is_the_teacher_forced_one(params, slots):
 
 
 def test_a_cap_is_a_number_and_compiles_once(params, whole):
-  spec = ring_decode.Spec(G, T, 1.0, (3, 11), 'float32', slots=5)
+  spec = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32', slots=5)
   key = jax.random.key(1)
   fn = jax.jit(lambda p, q, c: ring_decode.generate(MODEL, p, q, key, 4, spec, cap=c)[0])
   for cap in (1, 4, T, 99):
@@ -198,7 +198,7 @@ def test_a_ring_grows_in_the_middle_of_a_turn(params, whole):
 
 def test_short_rows_never_leave_the_narrow_ring(params):
   """Rows that end within 4 tokens: the widest ring is made after the work is done, and never decoded with."""
-  spec = ring_decode.Spec(G, 64, 1.0, (3, 11), 'float32', windows=5, slots=6)
+  spec = ring_decode.DecodeSettings(G, 64, 1.0, (3, 11), 'float32', windows=5, slots=6)
   widths = []
   real = decoder.apply
   ring_decode.decoder.apply, key = _spy(real, widths), jax.random.key(1)
@@ -258,21 +258,21 @@ def test_a_smaller_cache_errs_by_its_rounding_alone(params, dtype, error):
 
 
 def test_stop_rules_stop_where_they_say(params, whole):
-  half, rounds = run(params, slots=6, stop=lambda p: stopping.groups(p, fraction=0.5))
+  half, rounds = run(params, slots=6, stop_rule=lambda p: stopping.groups(p, fraction=0.5))
   done_P = (half.reason_B != UNFINISHED).reshape(P, G).all(1)
   assert done_P.sum() >= 3
   before, _ = run(params, slots=6, stop_after=rounds - 1)
   assert (before.reason_B != UNFINISHED).reshape(P, G).all(1).sum() < 3
-  some, _ = run(params, slots=6, stop=lambda p: stopping.tokens(p, per_row=3.0))
+  some, _ = run(params, slots=6, stop_rule=lambda p: stopping.tokens(p, per_row=3.0))
   assert 3 * B <= some.length_B.sum() < 3 * B + 6
-  more, _ = run(params, some, slots=6, stop=lambda p: stopping.tokens(p, per_row=1.0))
+  more, _ = run(params, some, slots=6, stop_rule=lambda p: stopping.tokens(p, per_row=1.0))
   assert B <= more.length_B.sum() - some.length_B.sum() < B + 6, 'the budget is that of one call'
 
 
 @pytest.mark.parametrize('slots', [0, 6])
 def test_caches_are_written_in_place_and_never_copied(params, slots):
   """In the compiled program only updates of one column make an array of a cache's shape."""
-  spec = ring_decode.Spec(G, 128, 1.0, (3,), 'float32', slots=slots)
+  spec = ring_decode.DecodeSettings(G, 128, 1.0, (3,), 'float32', slots=slots)
   fn = jax.jit(lambda p, q: ring_decode.generate(MODEL, p, q, jax.random.key(0), 0, spec)[0])
   text = fn.lower(params, make_prompts()).compile().as_text()
   shape = f'f32[{slots or B},{MODEL.kv_heads},128,{MODEL.head_dim}]'
@@ -318,13 +318,13 @@ def test_rounds_over_the_ideal_are_those_of_a_simulation(fn):
   model = ModelConfig(
     vocab=8, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp=4, max_tokens=1024
   )
-  spec = ring_decode.Spec(8, LONG, 1.0, (), 'float32', slots=SLOTS, order=fn)
+  spec = ring_decode.DecodeSettings(8, LONG, 1.0, (), 'float32', slots=SLOTS, queue_order=fn)
   P8 = N // 8
   zeros = np.zeros(P8, np.int32)
   prompts = Prompts(np.ones((P8, 1), np.int32), zeros + 1, zeros, zeros, np.zeros(P8, np.float32))
   length_B = lengths()
   # Probes and bounds must not see the caps, which here stand for ends: the bound is the longest possible.
-  blind = spec._replace(order=lambda p: fn(p._replace(cap_B=jnp.full(N, LONG))))
+  blind = spec._replace(queue_order=lambda p: fn(p._replace(cap_B=jnp.full(N, LONG))))
   run = jax.jit(
     lambda params, cap: ring_decode.generate(
       model, params, prompts, jax.random.key(0), 0, blind, cap=cap

@@ -20,17 +20,17 @@ def model():
 
 def test_answers_do_not_depend_on_how_many_prompts_run_at_once(model):
   settings = dict(n=3, max_tokens=6, chat=False)
-  want = rollout.text_generation(model, PROMPTS, **settings)
+  want = rollout.sample(model, PROMPTS, **settings)
   assert [len(texts) for texts in want] == [3] * 5 and len({t for texts in want for t in texts}) > 5
-  assert rollout.text_generation(model, PROMPTS, at_once=2, **settings) == want
-  assert rollout.text_generation(model, PROMPTS, seed=1, **settings) != want
+  assert rollout.sample(model, PROMPTS, at_once=2, **settings) == want
+  assert rollout.sample(model, PROMPTS, seed=1, **settings) != want
 
 
 def test_greedy_answers_are_all_the_same_and_top_one_is_greedy(model):
   settings = dict(n=2, max_tokens=6, chat=False)
-  greedy = rollout.text_generation(model, PROMPTS, temperature=0.0, **settings)
+  greedy = rollout.sample(model, PROMPTS, temperature=0.0, **settings)
   assert all(a == b for a, b in greedy)
-  assert rollout.text_generation(model, PROMPTS, top_k=1, **settings) == greedy
+  assert rollout.sample(model, PROMPTS, top_k=1, **settings) == greedy
 
 
 def test_answers_come_one_prompt_after_another(model):
@@ -41,15 +41,15 @@ def test_answers_come_one_prompt_after_another(model):
 @pytest.mark.parametrize('prompt, tokens', [('', 0), ('1' * 95, 95)])
 def test_prompts_that_cannot_be_answered_are_told(model, prompt, tokens):
   with pytest.raises(UserError, match=f'prompt 1 has {tokens} tokens.*at most 92 for this model'):
-    rollout.text_generation(model, ['1', prompt], max_tokens=4, chat=False)
+    rollout.sample(model, ['1', prompt], max_tokens=4, chat=False)
 
 
 @pytest.mark.parametrize('piece_tokens, chat', [(1, False), (5, False), (64, False), (4, True)])
 def test_an_answer_in_pieces_is_the_answer(model, piece_tokens, chat):
   for prompt in PROMPTS[:3]:
-    (want,), *_ = rollout.text_generation(model, [prompt], max_tokens=16, seed=3, chat=chat)
-    replies = rollout.Replies(model, max_tokens=16, chat=chat, piece_tokens=piece_tokens)
-    pieces = list(replies.reply(prompt, seed=3))
+    (want,), *_ = rollout.sample(model, [prompt], max_tokens=16, seed=3, chat=chat)
+    replies = rollout.CompletionStreamer(model, max_tokens=16, chat=chat, piece_tokens=piece_tokens)
+    pieces = list(replies.stream(prompt, seed=3))
     assert ''.join(pieces) == want and len(pieces) <= -(-16 // piece_tokens)
   assert piece_tokens > 5 or len(pieces) > 1
 
@@ -60,10 +60,10 @@ def test_half_a_character_is_not_said(model):
   decode = lambda ids: bytes(word[i] for i in range(len(ids))).decode('utf-8', 'replace')  # noqa: E731
   plain = types.SimpleNamespace(encode=model.tokenizer.encode, decode=decode, end_ids=())
   of_bytes = model._replace(tokenizer=plain)
-  replies = rollout.Replies(of_bytes, max_tokens=5, chat=False, piece_tokens=1)
-  assert list(replies.reply('1')) == ['a', '', '', '€', 'b']
+  replies = rollout.CompletionStreamer(of_bytes, max_tokens=5, chat=False, piece_tokens=1)
+  assert list(replies.stream('1')) == ['a', '', '', '€', 'b']
 
 
 def test_a_reply_to_nothing_is_told(model):
   with pytest.raises(UserError, match='has 0 tokens'):
-    list(rollout.Replies(model, max_tokens=4, chat=False).reply(''))
+    list(rollout.CompletionStreamer(model, max_tokens=4, chat=False).stream(''))

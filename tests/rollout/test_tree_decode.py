@@ -38,7 +38,7 @@ MODEL = ModelConfig(
 )
 P, G, L, T = 8, 4, 7, 13
 B, END = P * G, (3, 11)
-SPEC = ring_decode.Spec(G, T, 1.0, END, 'float32')
+SPEC = ring_decode.DecodeSettings(G, T, 1.0, END, 'float32')
 
 LATR = dict(absolute=0.1, relative=0.1, ages=(2, 3, 5), suffix=1.0, rouge=0.3, edit=0.0, limit=99)
 ECHO = dict(
@@ -364,7 +364,7 @@ def test_latr_compares_children_of_an_age_while_they_and_their_parents_run():
   rows = [(0, 0, 5, True), (1, 0, 3, False)]
   rows += [(0, 3, 5, True), (1, 3, 5, True), (0, 3, 5, False), (0, 2, 5, True), (0, 1, 5, True)]
   parent_B, born_B, length_B, running_B = (jnp.array(x) for x in zip(*rows, strict=True))
-  seen = tree_rules.Branches(jnp.zeros((7, 9), int), length_B, parent_B, born_B, running_B)
+  seen = tree_rules.BranchState(jnp.zeros((7, 9), int), length_B, parent_B, born_B, running_B)
   assert rules.due(seen).tolist() == [False, False, True, False, False, False, True]
   assert rules.pending(seen).tolist() == [False, False, True, False, False, True, False]
 

@@ -77,7 +77,7 @@ def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
   c = config(**changes)
   parts = setup.parts(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   if make is not None:
-    parts.play.stage.chosen = parts.play.stage.chosen._replace(make=make)
+    parts.play.stage.factory = parts.play.stage.factory._replace(make=make)
   if parts.play is not None:
     parts.play.tokenizer = parts.model.tokenizer._replace(end_ids=ends)
   spec = parts.program.generate._replace(end_ids=ends)
@@ -206,7 +206,7 @@ def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   logp_BxT, _ = jax.jit(
     lambda p: microbatch.rescore(parts.program, p, prompts, rollout.tokens_BxT)
   )(state.params)
-  said = np.asarray(objective.said(rollout)) > 0
+  said = np.asarray(objective.sampled_mask(rollout)) > 0
   assert said.sum() < rollout.length_B.sum()
   np.testing.assert_allclose(np.asarray(logp_BxT)[said], rollout.logp_BxT[said], atol=2e-5)
 
@@ -231,7 +231,7 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
   for stage, spec in METHODS[name].items():
     c.objective[stage] = spec
   method = objective.method(c.objective)
-  said = np.asarray(objective.said(batch.rollout)) > 0
+  said = np.asarray(objective.sampled_mask(batch.rollout)) > 0
   given = ~said & (np.arange(T) < batch.rollout.length_B[:, None])
   assert given.sum() > 8
   target = objective.targets(method, batch, G)
@@ -284,16 +284,16 @@ def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
     return losses.sum(), sums
 
   (_, sums), got = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
-  said_BxT = objective.said(batch.rollout)
+  sampled_BxT = objective.sampled_mask(batch.rollout)
 
   def plain(params):
     logp_BxT, _ = microbatch.rescore(program, params, batch.prompts, batch.rollout.tokens_BxT)
     weight = target.weight_BxT * target.advantage_BxT
-    return -jnp.where(said_BxT > 0, weight * logp_BxT, 0.0).sum()
+    return -jnp.where(sampled_BxT > 0, weight * logp_BxT, 0.0).sum()
 
   want = jax.jit(jax.grad(plain))(params)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4, rtol=1e-3), got, want)
-  assert sums['tokens'].sum() == said_BxT.sum() and sums['probs_diff_max'].max() < 0.2
+  assert sums['tokens'].sum() == sampled_BxT.sum() and sums['probs_diff_max'].max() < 0.2
 
 
 def test_the_same_seed_step_and_prompts_play_the_same_and_a_resumed_run_is_the_uninterrupted_one():

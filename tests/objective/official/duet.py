@@ -28,7 +28,7 @@ TEXTS, TEXT = ['', 'a', 'b', 'ab', 'ca', 'c'], 'aba'
 SEEDS = (0, 1)
 WITHOUT = {'*': 'tokens, margins and lots of single rows'}
 MUTANTS = {
-  'no coin': (early_exit, 'look.uniform_S < ignore', 'look.uniform_S < 0'),
+  'no coin': (early_exit, 'row.uniform_S < ignore', 'row.uniform_S < 0'),
   'streak from nothing after the coin': (
     early_exit,
     'jnp.where(goes_on_S, streak - 1, run_S)',
@@ -36,13 +36,13 @@ MUTANTS = {
   ),
   'spared rows exit': (early_exit, '(before_S < 0) | ', ''),
   'longer streak': (early_exit, 'sure_S = run_S >= streak', 'sure_S = run_S > streak'),
-  'start': (early_exit, 'jnp.ceil(start * look.cap_S)', 'jnp.ceil(1.2 * start * look.cap_S)'),
-  'margin': (early_exit, '(look.margin_S > margin)', '(look.margin_S > margin - 0.1)'),
+  'start': (early_exit, 'jnp.ceil(start * row.cap_S)', 'jnp.ceil(1.2 * start * row.cap_S)'),
+  'margin': (early_exit, '(row.margin_S > margin)', '(row.margin_S > margin - 0.1)'),
   'weight of the spared': (early_exit, '1 / max(1 - abort, 1e-3)', '1 / max(abort, 1e-3)'),
   'deadline': (
     early_exit,
-    'jnp.ceil(deadline * look.cap_S)',
-    '1 + jnp.ceil(deadline * look.cap_S)',
+    'jnp.ceil(deadline * row.cap_S)',
+    '1 + jnp.ceil(deadline * row.cap_S)',
   ),
 }
 
@@ -102,12 +102,12 @@ def official(torch, read, data):
 
 
 def ours(data):
-  rule_table = jnp.asarray(text_automaton.table(TEXTS, TEXT))
+  rule_table = jnp.asarray(text_automaton.build_table(TEXTS, TEXT))
   length = np.full(ROWS, TOKENS)
   ended, aborted, weight = np.zeros(ROWS, bool), np.zeros(ROWS), np.ones(ROWS)
-  memory = jnp.zeros((ROWS, early_exit.MEMORY))
+  memory = jnp.zeros((ROWS, early_exit.MEMORY_SIZE))
   for count in range(2, TOKENS + 1):
-    look = early_exit.Look(
+    row = early_exit.RowSignals(
       jnp.asarray(data['tokens']),
       jnp.full(ROWS, count),
       jnp.full(ROWS, TOKENS),
@@ -116,7 +116,7 @@ def ours(data):
       jnp.asarray(data['lots'][:, count - 1]),
       memory,
     )
-    verdict = early_exit.marker(look, text=TEXT, table=rule_table)
+    verdict = early_exit.marker(row, text=TEXT, table=rule_table)
     memory = verdict.memory_SxM
     weight = np.where(ended, weight, weight * verdict.weight_S)
     over = ~ended & np.asarray(verdict.exit_S | verdict.abort_S)
