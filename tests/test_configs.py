@@ -16,6 +16,7 @@ import pytest
 from jaxrl_llm import models, rewards
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import schema
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import generate
 from jaxrl_llm.learner.step_spec import Program
@@ -105,7 +106,7 @@ def small(name: str, folder: pathlib.Path):
     c.completion_tokens = 3 * T  # room for a second turn
   cache = dict(cache=str(folder / 'judge.sqlite'))
   parts = tuple(dict(part) | (cache if 'cache' in part else {}) for part in c.rewards.parts)
-  kept = {name: c.rewards[name] for name in configs.KEPT['config.rewards']}
+  kept = {name: c.rewards[name] for name in schema.FIXED_FIELDS['config.rewards']}
   c.rewards = configs.default().rewards  # exact, without the settings of another grader
   c.rewards.update(kept | dict(parts=parts))
   c.environment.judge = 'rewards'
@@ -201,7 +202,7 @@ def test_every_config_takes_two_steps(name, tmp_path):
   for row in rows[1:]:
     assert row['actor/grad_norm'] > 0 and row['training/trained_tokens'] > 0
     assert row['actor/skipped_updates'] == 0 and row['perf/rollouts'] > 0
-  for part in ('params', 'opt_state', 'companion', 'average', 'judge', 'noise', 'outer'):
+  for part in ('params', 'opt_state', 'auxiliary_model', 'average', 'judge', 'noise', 'outer'):
     assert getattr(before, part) is None or changed(*(getattr(x, part) for x in (before, after))), (
       part
     )
@@ -213,5 +214,5 @@ def test_every_config_takes_two_steps(name, tmp_path):
   assert (after.average is None) == (not method.needs_average)
   assert (after.teacher is None) == (not method.needs_teacher)
   assert (after.base is None) == (program.lora is None)
-  assert (after.companion is None) == (method.auxiliary_model is None)
+  assert (after.auxiliary_model is None) == (method.auxiliary_model is None)
   assert ('actor/sft_loss' in rows[0]) == method.needs_demo

@@ -4,108 +4,17 @@ from __future__ import annotations
 
 import ast
 import difflib
-import functools
-import inspect
 import math
 import os
 import runpy
-from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_collections
 
+from jaxrl_llm.config.schema import FIXED_FIELDS
 from jaxrl_llm.config.schema import default as default
 from jaxrl_llm.types import UserError
-
-
-def pick(module: ModuleType, spec: Any, field: str = '') -> Callable:
-  """Resolves `dict(fn='name', **keywords)` to `partial(module.name, **keywords)`. Source: none.
-
-  Only public functions defined in `module` count, and only keyword-only parameters may be set.
-  Raises UserError that lists the valid names.
-  """
-  spec = dict(spec)
-  name = spec.pop('fn', None)
-  field = field or module.__name__.rsplit('.', 1)[-1]
-  valid = choices(module)
-  if not isinstance(name, str) or name not in valid:
-    raise UserError(
-      f'config.{field}.fn={name!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
-    )
-  fn = valid[name]
-  allowed = _settings(fn)
-  for key, value in spec.items():
-    if key not in allowed:
-      raise UserError(
-        f'config.{field}.{key}={value!r} is not a setting of {name!r}, which takes: '
-        f'{", ".join(allowed) or "none"}.'
-      )
-    kind = allowed[key].annotation
-    if kind in _KINDS and not _KINDS[kind](value):
-      raise UserError(f'config.{field}.{key}={value!r} of {name!r} must be {_TOLD[kind]}.')
-  for key, setting in allowed.items():
-    if setting.default is setting.empty and key not in spec:
-      raise UserError(f'config.{field}.{key} is missing; {name!r} needs it.')
-  return functools.partial(fn, **spec)
-
-
-def _settings(fn: Callable) -> dict[str, inspect.Parameter]:
-  """The keyword-only parameters that a config can write: those without a type, or with a plain one."""
-  own = inspect.signature(fn).parameters.values()
-  return {
-    p.name: p
-    for p in own
-    if p.kind == p.KEYWORD_ONLY and (p.annotation is p.empty or p.annotation in _KINDS)
-  }
-
-
-def _whole(value: Any) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-  return _whole(value) or isinstance(value, float)
-
-
-def _each(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-  return lambda value: isinstance(value, list | tuple) and all(map(check, value))
-
-
-# Of the types that a setting may be declared with (they are strings here): whether a value is one, and its name.
-_KINDS = {
-  'bool': lambda value: isinstance(value, bool),
-  'int': _whole,
-  'float': _number,
-  'str': lambda value: isinstance(value, str),
-  'tuple[int, ...]': _each(_whole),
-  'tuple[str, ...]': _each(lambda value: isinstance(value, str)),
-  'Sequence[int]': _each(_whole),
-  'Sequence[float]': _each(_number),
-  'Mapping[str, float]': lambda value: (
-    hasattr(value, 'values') and all(map(_number, value.values()))
-  ),
-}
-_TOLD = {
-  'bool': 'True or False',
-  'int': 'a whole number',
-  'float': 'a number',
-  'str': 'text',
-  'tuple[int, ...]': 'a list of whole numbers',
-  'tuple[str, ...]': 'a list of texts',
-  'Sequence[int]': 'a list of whole numbers',
-  'Sequence[float]': 'a list of numbers',
-  'Mapping[str, float]': 'a dict of numbers',
-}
-
-
-def choices(module: ModuleType) -> dict[str, Callable]:
-  """The public functions that a config may name in `module`. Source: none."""
-  return {
-    name: fn
-    for name, fn in vars(module).items()
-    if inspect.isfunction(fn) and fn.__module__ == module.__name__ and not name.startswith('_')
-  }
 
 
 def load(path: str = '', overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
@@ -145,29 +54,6 @@ def _chain(path: str) -> list[dict]:
 
 _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # 'auto' or a bool
-# Not of the function, but of what runs it, or is done with its rewards.
-KEPT = {
-  'config.rewards': (
-    *(
-      'right',
-      'bounds',
-      'parts',
-      'workers',
-      'deadline_s',
-      'cpu_s',
-      'memory_mb',
-      'failed',
-      'vote',
-      'truncate',
-    ),
-  ),
-  'config.environment': (
-    *('turns', 'horizon', 'rounds', 'judge', 'weight', 'role', 'observation_tokens'),
-    *('workers', 'deadline_s'),
-  ),
-}
-
-
 def _read(path: str) -> dict:
   if not os.path.isfile(path):
     raise UserError(f'--config={path} does not exist; give a file such as configs/dapo.py.')
@@ -209,7 +95,7 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
   """Lays `changes` over `part`; see `load`. `field` is where that is, such as 'config.data'."""
   old = dict(part.items())
   if 'fn' in old and 'fn' in changes:
-    for key in old.keys() - {'fn', *KEPT.get(field, ())}:
+    for key in old.keys() - {'fn', *FIXED_FIELDS.get(field, ())}:
       del part[key]  # of another function, or left out on purpose
   same = changes.get('fn', old.get('fn')) == old.get('fn')
   for key, value in changes.items():
@@ -224,10 +110,10 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
     else:
       with part.ignore_type():
         # The settings of another function, or of none here, are checked by `pick`.
-        part[key] = typed(value, was if same or key in part else None, where)
+        part[key] = of_type(value, was if same or key in part else None, where)
 
 
-def typed(value: Any, old: Any, field: str) -> Any:
+def of_type(value: Any, old: Any, field: str) -> Any:
   """`value` with the type of `old`, where there is one; an int may stand for a float.
 
   Raises UserError for another type, or what cannot be written to config.json. Source: none.

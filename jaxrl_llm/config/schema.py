@@ -480,6 +480,15 @@ class Config(Section):
   sft: SftConfig = SftConfig()
 
 
+# The fields beside `fn` that belong to no function: choosing another function keeps them.
+FIXED_FIELDS = {
+  f'config.{name}': tuple(
+    field.name for field in dataclasses.fields(section) if field.name not in ('fn', 'settings')
+  )
+  for name, section in (('rewards', RewardsConfig), ('environment', EnvironmentConfig))
+}
+
+
 def default() -> ml_collections.ConfigDict:
   """The defaults as a ConfigDict, over which files and overrides are laid."""
   return ml_collections.ConfigDict(Config().to_dict())

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.config.loading import pick
+from jaxrl_llm.config.stages import pick
 from jaxrl_llm.curriculum import (
   candidates,
   domain_mix,
@@ -24,7 +24,13 @@ from jaxrl_llm.curriculum import (
   slot_assignment,
   utility,
 )
-from jaxrl_llm.curriculum.records import Aided, Facts, Index, Proposal, Seen
+from jaxrl_llm.curriculum.records import (
+  DatasetInfo,
+  HintedPosteriors,
+  Index,
+  Proposal,
+  StepEvidence,
+)
 from jaxrl_llm.types import UserError
 
 _WINDOW = 512  # prompts whose predictions are compared with what came
@@ -67,10 +73,10 @@ class Curriculum:
     kind_N = np.zeros(size, np.int32) if kind is None else np.asarray(kind, np.int32)
     if kind_N.shape != (size,) or kind_N.min(initial=0) < 0:
       raise ValueError(f'kind must hold {size} codes from 0 up, not {kind_N.shape} of them')
-    facts = Facts(size, group, kind_N, config['kind_decay'], columns or {})
-    self._share = pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling')(facts)
-    self._gate = pick(eligibility, config['eligibility'], 'curriculum.eligibility')(facts)
-    self._domains, self._domain = _domains(config['domain_mix']['fn'], facts)
+    dataset = DatasetInfo(size, group, kind_N, config['kind_decay'], columns or {})
+    self._share = pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling')(dataset)
+    self._gate = pick(eligibility, config['eligibility'], 'curriculum.eligibility')(dataset)
+    self._domains, self._domain = _domains(config['domain_mix']['fn'], dataset)
     self._evidence = np.zeros((2, size), np.float32)  # right, wrong: as of step `since`
     self._since = np.zeros(size, np.int32)
     self._visits = np.zeros(size, np.int32)
@@ -99,12 +105,12 @@ class Curriculum:
     step: int,
     slots: int,
     lengths: Lengths | None = None,
-    aided: Aided | None = None,
+    hinted: HintedPosteriors | None = None,
     busy: np.ndarray | tuple = (),
   ) -> Proposal:
     """The prompts of a step; changes nothing. Raises UserError when there are fewer than slots.
 
-    `lengths` gives the expected tokens of a rollout of each prompt, 0 where unknown. `aided` prompts are worth what
+    `lengths` gives the expected tokens of a rollout of each prompt, 0 where unknown. `hinted` prompts are worth what
     they are with their hints. `busy` prompts run already, or wait for rollouts: none of them is proposed. A proposal
     that is run must be accepted, before the next step's.
     """
@@ -120,7 +126,7 @@ class Curriculum:
       worth, why = np.full(slots, np.nan), ('reference',) * slots
       mean_worth, used = np.nan, index[:0]
     else:
-      index, worth, mean_worth, used = self._choose(step, slots, lengths, aided, free_N, random)
+      index, worth, mean_worth, used = self._choose(step, slots, lengths, hinted, free_N, random)
       why = tuple('audit' if np.isnan(x) else 'picked' for x in worth)
     index = index.astype(np.int32)
     mean, _, mixed = self.predict(index)
@@ -194,7 +200,7 @@ class Curriculum:
     self._truncated[index] += cut.astype(np.int32)
     if len(self._domains) > 1:
       np.add.at(self._done.T, self._domain[index], np.stack([n, tokens], axis=1))
-    self._learn(Seen(int(self._steps), *(x[judged] for x in (index, k, count, first))))
+    self._learn(StepEvidence(int(self._steps), *(x[judged] for x in (index, k, count, first))))
     self._steps = self._steps + 1
 
   def visits(self, index: np.ndarray | int) -> np.ndarray:
@@ -283,16 +289,16 @@ class Curriculum:
         'the stream of candidates would stand still: call accept(proposal) for every step before it is observed'
       )
 
-  def _choose(self, step: int, slots: int, lengths, aided: Aided | None, free_N, random):
+  def _choose(self, step: int, slots: int, lengths, hinted: HintedPosteriors | None, free_N, random):
     passes_N = self._learned['candidates'].get('passes')
     pool = self._stage['candidates'](free_N, slots, self.seed, passes_N)
     worth = self._worth(pool, random, lengths)
-    if aided is not None and len(aided.index):
-      rate = self._stage['rate_estimate'](aided.alpha, aided.beta, random)
-      # Candidates need not be in order, nor hold all that would be aided.
+    if hinted is not None and len(hinted.index):
+      rate = self._stage['rate_estimate'](hinted.alpha, hinted.beta, random)
+      # Candidates need not be in order, nor hold all that would be hinted.
       with_hint_N = np.full(self.size, np.nan)
-      with_hint_N[aided.index] = self._stage['utility'](
-        rate, aided.alpha, aided.beta, self.group, 1.0
+      with_hint_N[hinted.index] = self._stage['utility'](
+        rate, hinted.alpha, hinted.beta, self.group, 1.0
       )
       worth = np.where(np.isnan(with_hint_N[pool]), worth, with_hint_N[pool]).astype(worth.dtype)
     barred, out = None, np.zeros(0, int)
@@ -352,7 +358,7 @@ class Curriculum:
     self._last = np.stack([mean, expected, k[some] / count[some], mixed[some]], axis=1)
     self._history = np.concatenate([self._history, self._last])[-_WINDOW:]
 
-  def _learn(self, seen: Seen) -> None:
+  def _learn(self, seen: StepEvidence) -> None:
     now, age, at = int(self._steps) + 1, self._stage['evidence_decay'], seen.index_V
     counts = np.stack([seen.right_V, seen.count_V - seen.right_V])
     fresh = age(self._since[at], now, True) * self._evidence[:, at]
@@ -372,15 +378,15 @@ _STATE = (
 )
 
 
-def _domains(fn: str, facts: Facts) -> tuple[list[str], np.ndarray]:
+def _domains(fn: str, dataset: DatasetInfo) -> tuple[list[str], np.ndarray]:
   """The names of the domains, and each prompt's; one without a name where they do not count."""
   if fn == 'none':
     return [''], np.zeros(0, np.int32)
-  if 'source' not in facts.columns:
+  if 'source' not in dataset.columns:
     raise UserError(
       f'config.curriculum.domain_mix.fn={fn!r} needs the source of every prompt; give columns with it.'
     )
-  names, codes = np.unique(np.asarray(facts.columns['source']), return_inverse=True)
+  names, codes = np.unique(np.asarray(dataset.columns['source']), return_inverse=True)
   return names.tolist(), codes.astype(np.int32)
 
 

@@ -12,7 +12,7 @@ import grain
 import numpy as np
 from absl import logging
 
-from jaxrl_llm.config.loading import choices
+from jaxrl_llm.config.stages import choices
 from jaxrl_llm.data import sources
 from jaxrl_llm.types import Prompts, Row, UserError
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_llm.config import loading, stages
+from jaxrl_llm.config import schema, stages
 from jaxrl_llm.environments import games, tools
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from jaxrl_llm.config.loading import choices
+from jaxrl_llm.config.stages import choices
 from jaxrl_llm.objective.token_inputs import Clause
 from jaxrl_llm.types import UserError
 

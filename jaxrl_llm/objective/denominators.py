@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.config.loading import choices, pick
+from jaxrl_llm.config.stages import choices, pick
 from jaxrl_llm.objective import aggregation, kl
 from jaxrl_llm.types import UserError
 

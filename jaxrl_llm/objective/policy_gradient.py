@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.config.loading import pick
+from jaxrl_llm.config.stages import pick
 from jaxrl_llm.objective import (
   advantage,
   advantage_modulation,
@@ -31,7 +31,7 @@ from jaxrl_llm.objective import (
   trust_region,
 )
 from jaxrl_llm.objective.grouping import Groups, groups
-from jaxrl_llm.objective.token_inputs import Graded, Tokens, said
+from jaxrl_llm.objective.token_inputs import CreditInputs, Tokens, said
 from jaxrl_llm.rewards.outcomes import SAME, compared
 from jaxrl_llm.types import Batch, Rollout, UserError
 
@@ -75,7 +75,7 @@ class Method(NamedTuple):
   sft_loss: Callable
   mask_zero_variance: bool  # all-equal groups: out of the mask and out of every denominator
   weigh_rows: bool  # rows kept by chance count 1 / their probability; denominators count them once
-  auxiliary_model: auxiliary_loss.Companion | None  # None: the policy learns alone
+  auxiliary_model: auxiliary_loss.AuxiliaryModel | None  # None: the policy learns alone
   # of the rewards that a row's reward is the sum of; None: all 1
   weight_K: tuple[float, ...] | None = None
 
@@ -175,10 +175,10 @@ class Targets(NamedTuple):
   teacher_BxT: jax.Array | None = None  # None: no teacher
   c_BxT: jax.Array | None = None  # None: not worked out yet
   return_BxT: jax.Array | None = None  # what a critic should have said; None: there is no critic
-  said_BxT: jax.Array | None = None  # 1 where the policy sampled; None: in all of a row
+  sampled_BxT: jax.Array | None = None  # 1 where the policy sampled; None: in all of a row
   # int32, optimizer steps since a token was sampled; None: nobody asks
   age_BxT: jax.Array | None = None
-  moved_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
+  batch_steps_BxT: jax.Array | None = None  # int32, of them, those taken on this batch
   step_B: jax.Array | None = None  # int32, optimizer steps taken; None: nobody asks
   replayed_B: jax.Array | None = None  # 1 for rows without old log-probs; None: all have some
   # [B, T, N, k], where each of N layers sends a token; None: where its router likes best
@@ -208,7 +208,7 @@ def method(config: Any) -> Method:
   )
 
 
-def _companion(config: Any) -> auxiliary_loss.Companion | None:
+def _companion(config: Any) -> auxiliary_loss.AuxiliaryModel | None:
   """The second model, if the credit of tokens needs one and it is the right one."""
   made = pick(auxiliary_loss, config.auxiliary_model, 'objective.auxiliary_model')()
   asked = getattr(
@@ -273,15 +273,15 @@ def targets(
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed(compared(method, batch), length_B, own)[:, None]
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
-  graded = Graded(own.scatter(advantage_PxG)[:, None], real_BxT, group_B)
+  inputs = CreditInputs(own.scatter(advantage_PxG)[:, None], real_BxT, group_B)
   if turns is not None:
     turn_BxT = jnp.maximum(turns.number_BxT, 0)
-    graded = graded._replace(
-      turn_BxT=turn_BxT, paid_BxT=turns.reward_BxT, state_BxT=turns.state_BxT
+    inputs = inputs._replace(
+      turn_BxT=turn_BxT, turn_reward_BxT=turns.reward_BxT, state_BxT=turns.state_BxT
     )
   if method.auxiliary_model is not None:
-    graded = graded._replace(**{f'{method.auxiliary_model.gives}_BxT': signal_BxT})
-  advantage_BxT, return_BxT = method.credit_assignment(graded)
+    inputs = inputs._replace(**{f'{method.auxiliary_model.gives}_BxT': signal_BxT})
+  advantage_BxT, return_BxT = method.credit_assignment(inputs)
   return Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_BxT * mask_BxT,
@@ -292,7 +292,7 @@ def targets(
     group_B=group_B,
     return_BxT=return_BxT,
     replayed_B=batch.replayed_B,
-    said_BxT=None if turns is None else real_BxT,
+    sampled_BxT=None if turns is None else real_BxT,
   )
 
 
@@ -386,9 +386,9 @@ def _tokens(
 ) -> Tokens:
   """Everything the stages see, without gradients and without what lies where the mask is 0."""
   seen = target.mask_BxT > 0
-  behavior_BxT = replayed_log_probs.behavior(target.replayed_B, target.behavior_BxT, logp_BxT)
+  behavior_BxT = replayed_log_probs.behavior_log_probs(target.replayed_B, target.behavior_BxT, logp_BxT)
   old_BxT = target.behavior_BxT if target.old_BxT is None else target.old_BxT
-  old_BxT = replayed_log_probs.behavior(target.replayed_B, old_BxT, logp_BxT)
+  old_BxT = replayed_log_probs.behavior_log_probs(target.replayed_B, old_BxT, logp_BxT)
 
   def clean(x):
     return None if x is None else jnp.where(seen, jax.lax.stop_gradient(x), 0.0)
@@ -406,7 +406,7 @@ def _tokens(
     entropy_BxT=clean(entropy_BxT),
     confidence_BxT=clean(confidence_BxT),
     age_BxT=target.age_BxT,
-    moved_BxT=target.moved_BxT,
+    batch_steps_BxT=target.batch_steps_BxT,
     step_B=target.step_B,
   )
   return tokens._replace(old_BxT=method.old_policy(tokens))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import stages
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.rewards.resolve import batched
 from jaxrl_llm.rewards.worker import OK
@@ -40,5 +40,5 @@ def _unread(spec: Any, text: str) -> bool | None:
   """Whether a text has nothing that config.rewards.fn could compare; None where that cannot be told."""
   if spec.get('tag', ''):
     return f'</{spec["tag"]}>' not in text
-  read = loading.choices(extract).get(spec['fn'])
+  read = stages.choices(extract).get(spec['fn'])
   return None if read is None else read(text) is None

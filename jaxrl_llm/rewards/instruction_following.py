@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import stages
 from jaxrl_llm.rewards import instruction_rules
 from jaxrl_llm.types import Row, UserError
 
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 def _rule(name: str, arguments: dict[str, Any], row: Row) -> Callable[[str], bool]:
   try:
-    return loading.pick(
+    return stages.pick(
       instruction_rules, {**arguments, 'fn': str(name).rpartition(':')[2]}, 'instructions'
     )
   except UserError as error:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import schema, stages
 from jaxrl_llm.rewards import (
   adapters,
   format_rules,
@@ -67,16 +67,16 @@ class _Group(functools.partial):
 
   batched = 'group'
 
-  def together(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
+  def score_batch(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
     return super().__call__(texts, rows)
 
   def __call__(self, text: str, row: Row) -> float:
-    return self.together([text], [row])[0]
+    return self.score_batch([text], [row])[0]
 
 
 def batched(spec: Any) -> list[str]:
   """How many replies each grader sees at once: '' one, 'group', 'step'. Source: none."""
-  groups = loading.choices(pairwise)
+  groups = stages.choices(pairwise)
   return [
     'group' if part.get('fn') in groups else part.get('batched', '')
     for part in (spec, *spec.get('parts', ()))
@@ -129,7 +129,7 @@ def resolve(spec: Any, where: str = 'rewards') -> Grader:
   """
   pool = dict(deadline_s=spec.get('deadline_s', math.inf), workers=spec.get('workers', 2))
   spec = {
-    key: value for key, value in dict(spec).items() if key not in loading.KEPT['config.rewards']
+    key: value for key, value in dict(spec).items() if key not in schema.FIXED_FIELDS['config.rewards']
   }
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
@@ -139,14 +139,14 @@ def resolve(spec: Any, where: str = 'rewards') -> Grader:
     raise UserError(
       f"config.{where}.fn={fn!r} needs {package}; install the extra: pip install 'jaxrl_llm[{extra}]'."
     )
-  module = next((m for m in _MODULES if isinstance(fn, str) and fn in loading.choices(m)), None)
+  module = next((m for m in _MODULES if isinstance(fn, str) and fn in stages.choices(m)), None)
   if module is None:
-    names = sorted(name for m in _MODULES for name in loading.choices(m))
+    names = sorted(name for m in _MODULES for name in stages.choices(m))
     raise UserError(
       f'config.{where}.fn={fn!r} is unknown; choose one of: {", ".join(names)}, or your own function as '
       "'package.module:function'."
     )
-  grader = loading.pick(module, spec, where)
+  grader = stages.pick(module, spec, where)
   if module is graders:
     return _sandboxed(grader, where, pool['deadline_s'])
   check = _CHECKS.get(grader.func)
@@ -223,7 +223,7 @@ def resolve_extract(grader: Any, field: str) -> Callable:
 
   Raises UserError for a grader that does not tell.
   """
-  valid = loading.choices(extract)
+  valid = stages.choices(extract)
   if grader['fn'] not in valid:
     raise UserError(
       f'{field} counts equal answers, and config.rewards.fn={grader["fn"]!r} does not tell which are; choose a grader '
@@ -237,7 +237,7 @@ def resolve_vote(spec: Any, grader: Any, rollouts: int) -> majority_vote.Majorit
 
   Raises UserError for a grader that cannot tell what it compares, or more voters to learn from than rollouts.
   """
-  made = loading.pick(majority_vote, spec, 'rewards.vote')()
+  made = stages.pick(majority_vote, spec, 'rewards.vote')()
   if made is None:
     return None
   if grader.get('parts', ()):
@@ -266,7 +266,7 @@ def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
     ) from error
   if not callable(fn):
     raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
-  made = adapters.own(fn, settings, where)
+  made = adapters.user_grader(fn, settings, where)
   if callable(check := getattr(fn, 'check', None)):
     check(made.settings, f'config.{field}')
   return made

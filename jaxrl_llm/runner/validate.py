@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_collections
 
-from jaxrl_llm.config.loading import check_plain, default, near, typed
+from jaxrl_llm.config.loading import check_plain, default, near, of_type
 from jaxrl_llm.distributed.hardware import SLICES
 from jaxrl_llm.learner.precision import TYPES
 from jaxrl_llm.monitoring import console, trace_window, trackers
@@ -156,7 +156,7 @@ def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> No
       such = '' if whole else f' such as {old!r}'
       raise UserError(f'{where} is missing; give it a value{such}.')
     if not whole:
-      typed(part[key], old, where)
+      of_type(part[key], old, where)
     else:
       (_named if 'fn' in old else _complete)(part[key], old, where)
   for key in part:

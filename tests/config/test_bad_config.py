@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import UserError
 
@@ -30,7 +31,7 @@ def _fields(tree: dict, prefix: str = '') -> list[str]:
 
 FIELDS = _fields(DEFAULT)
 CHOICES = [
-  (stage, name) for stage, module in bad_input.STAGES.items() for name in configs.choices(module)
+  (stage, name) for stage, module in bad_input.STAGES.items() for name in stages.choices(module)
 ]
 
 VALUES = st.one_of(
@@ -68,7 +69,7 @@ def mutations(draw) -> tuple[str, object]:
   if kind == 'unknown':
     return draw(st.sampled_from(FIELDS)) + draw(st.sampled_from(['x', '_', '\u00e9'])), draw(VALUES)
   stage, name = draw(st.sampled_from(CHOICES))
-  settings = bad_input.settings_of(configs.choices(bad_input.STAGES[stage])[name])
+  settings = bad_input.settings_of(stages.choices(bad_input.STAGES[stage])[name])
   bad = draw(st.sampled_from([*(p.name for p in settings), 'stray']))
   needed = {p.name: GOOD[p.annotation] for p in settings if p.default is p.empty}
   value = draw(VALUES.filter(lambda value: value is not ...))

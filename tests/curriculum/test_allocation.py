@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import stages
 from jaxrl_llm.curriculum import allocation
 from jaxrl_llm.types import UserError
 
@@ -22,7 +22,7 @@ RULES = dict(
 
 
 def rule(name: str):
-  return loading.pick(allocation, RULES[name])
+  return stages.pick(allocation, RULES[name])
 
 
 def posterior(P: int, seed: int = 0):
@@ -196,4 +196,4 @@ def test_more_parts_never_take_one_away(name):
 )
 def test_settings_that_cannot_be_are_told(settings, message):
   with pytest.raises(UserError, match=message):
-    loading.pick(allocation, settings)(*posterior(3), 12, 4)
+    stages.pick(allocation, settings)(*posterior(3), 12, 4)

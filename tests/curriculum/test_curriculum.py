@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from curricula import PLAIN, G, observe, same
 
-from jaxrl_llm.config import loading
-from jaxrl_llm.curriculum import Aided, Curriculum
+from jaxrl_llm.config import loading, stages
+from jaxrl_llm.curriculum import Curriculum, HintedPosteriors
 from jaxrl_llm.types import UserError
 
 MOPPS = PLAIN | dict(
@@ -462,7 +462,7 @@ def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, told):
 )
 def test_an_unknown_function_is_told_with_the_valid_ones(part, some):
   module = importlib.import_module(f'jaxrl_llm.curriculum.{dict(pick="choose").get(part, part)}')
-  valid = ', '.join(sorted(loading.choices(module)))
+  valid = ', '.join(sorted(stages.choices(module)))
   assert some in valid
   told = rf"^config\.curriculum\.{part}\.fn='best' is unknown; choose one of: {valid}\.$"
   with pytest.raises(UserError, match=told):
@@ -508,9 +508,9 @@ def test_a_prompt_that_gets_a_hint_is_chosen_for_what_it_is_with_it():
   curriculum = make(12, **plain)
   for _ in range(6):
     observe(curriculum, np.arange(12), [0] * 10 + [8, 0])
-  aided = Aided(np.array([11, 3]), np.array([5.0, 1.0]), np.array([5.0, 40.0]))
-  assert curriculum.propose(0, 1, aided=aided).index.tolist() == [11]
+  hinted = HintedPosteriors(np.array([11, 3]), np.array([5.0, 1.0]), np.array([5.0, 40.0]))
+  assert curriculum.propose(0, 1, hinted=hinted).index.tolist() == [11]
   assert {int(curriculum.propose(step, 1).index[0]) for step in range(20)} != {11}
   # What is not in the window of the stream has no say.
   windowed = make(12, **plain, candidates=dict(fn='stream', multiple=1))
-  assert len(windowed.propose(0, 3, aided=aided).index) == 3
+  assert len(windowed.propose(0, 3, hinted=hinted).index) == 3

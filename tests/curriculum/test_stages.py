@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import stages
 from jaxrl_llm.curriculum import (
   candidates,
   curriculum,
@@ -69,7 +69,7 @@ OF_MORE = {'mixed_group', 'per_token', 'per_root_token'}
 
 def test_every_utility_is_told_of_here():
   told = {*OF_A_RATE} | OF_MORE
-  assert {*loading.choices(utility)} == told, (
+  assert {*stages.choices(utility)} == told, (
     'a utility needs a line in OF_A_RATE, or a test and its name in OF_MORE'
   )
 

@@ -10,13 +10,14 @@ from objective_table import settings
 
 from jaxrl_llm import objective
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.learner import inner_steps, step_spec
 from jaxrl_llm.objective import contracts, policy_gradient
 from jaxrl_llm.runner import setup
 from jaxrl_llm.types import UserError
 
 DECLARED = contracts.clauses(policy_gradient.STAGES)
-NAMES = {stage: sorted(configs.choices(module)) for stage, module in policy_gradient.STAGES.items()}
+NAMES = {stage: sorted(stages.choices(module)) for stage, module in policy_gradient.STAGES.items()}
 NAMES['zero_variance'] = ['keep', 'mask']
 # What a function cannot be built without, and another beside a credit.
 SETTINGS = dict(
@@ -115,7 +116,7 @@ def test_a_message_names_stages_that_exist():
     for key in clause.between:
       assert all(
         key
-        in inspect.signature(configs.choices(policy_gradient.STAGES[clause.stage])[n]).parameters
+        in inspect.signature(stages.choices(policy_gradient.STAGES[clause.stage])[n]).parameters
         for n in clause.allowed
       )
 

@@ -11,7 +11,7 @@ import pytest
 from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, settings, signal
 
 from jaxrl_llm import objective
-from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.objective import aggregation, importance_correction, ratio, trust_region
 
 SLICED = [
@@ -67,7 +67,7 @@ def test_three_coordinates_agree_with_finite_differences(name):
 
 
 def names(module):
-  return sorted(configs.choices(module))
+  return sorted(stages.choices(module))
 
 
 @pytest.mark.parametrize('region', [n for n in names(trust_region) if n != 'listwise'])
@@ -244,7 +244,7 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
       chosen.setdefault(stage, set()).add(c[stage].fn)
   for stage, used in chosen.items():
     module = inspect.getmodule(
-      configs.pick(getattr(objective.policy_gradient, stage), settings()[stage]).func
+      stages.pick(getattr(objective.policy_gradient, stage), settings()[stage]).func
     )
     assert set(names(module)) - OF_TURNS == used, stage
 

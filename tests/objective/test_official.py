@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objective
-from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.objective import aggregation, policy_gradient, ratio
 from jaxrl_llm.types import UserError
 from tests.objective.official import lib
@@ -100,13 +100,13 @@ def variants(changes):
   whole = lib.settings(changes)
   for stage, module in policy_gradient.STAGES.items():
     spec = dict(whole[stage])
-    fn = configs.choices(module)[spec['fn']]
+    fn = stages.choices(module)[spec['fn']]
     for key, value in ((fn.__kwdefaults__ or {}) | spec).items():
       if isinstance(value, int | float) and not isinstance(value, bool):
         changed = changes | {stage: spec | {key: 2 * value if value else 0.3}}
         if composes(changed):
           yield f'{stage}.{key}', changed
-  for name in sorted(configs.choices(aggregation)):
+  for name in sorted(stages.choices(aggregation)):
     changed = changes | dict(aggregation=name)
     if name != whole.aggregation.fn and composes(changed):
       yield f'aggregate={name}', changed

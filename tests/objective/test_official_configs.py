@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm import objective
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.learner import inner_steps
 from tests.objective.official import lib
 
@@ -26,7 +27,7 @@ GOLDENS = {
 
 def settings(stage, spec):
   """A stage's function and all its keywords."""
-  fn = configs.pick(getattr(objective.policy_gradient, stage), spec)
+  fn = stages.pick(getattr(objective.policy_gradient, stage), spec)
   return {'fn': fn.func.__name__} | (fn.func.__kwdefaults__ or {}) | fn.keywords
 
 
@@ -55,7 +56,7 @@ def test_sfpo_has_the_settings_of_its_golden():
   chosen = configs.load(str(ROOT / 'configs' / 'sfpo.py')).optimizer.outer
   golden = importlib.import_module('tests.objective.official.sfpo')
   assert (
-    configs.pick(inner_steps, chosen)()
+    stages.pick(inner_steps, chosen)()
     == inner_steps.slow_fast(**golden.SETTINGS)
     == inner_steps.slow_fast()
   )

@@ -25,7 +25,7 @@ from objective_table import (
 )
 
 from jaxrl_llm import objective
-from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.objective import advantage, reward_shaping, token_inputs
 from jaxrl_llm.runner import validate
 
@@ -89,7 +89,7 @@ def test_rloo_is_the_group_mean_times_n_over_n_minus_1():
   same(run(d, **of('rloo'))[0], G / (G - 1) * mean)
 
 
-@pytest.mark.parametrize('name', sorted(configs.choices(advantage)))
+@pytest.mark.parametrize('name', sorted(stages.choices(advantage)))
 def test_empty_rows_have_no_advantage_and_no_say(name):
   """Of the sums over groups and over the batch."""
   r = np.random.default_rng(5)
@@ -198,7 +198,7 @@ DEFAULTS = {
 
 @pytest.mark.parametrize('stage', DEFAULTS)
 def test_defaults_are_those_of_the_sources(stage):
-  fns = configs.choices(getattr(objective.policy_gradient, stage))
+  fns = stages.choices(getattr(objective.policy_gradient, stage))
   told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
   assert told == DEFAULTS[stage], (
     f'defaults of {stage} are told once more in DEFAULTS of this file, as their sources set them'
@@ -739,7 +739,7 @@ def ess(d, **changes):
   method = objective.method(
     settings(lr_scale=dict(fn='effective_sample_size') | changes, ratio='direct_product')
   )
-  return float(objective.scale(method, objective.targets(method, batch(d), G, leverage(d)), d.x))
+  return float(objective.learning_rate_scale(method, objective.targets(method, batch(d), G, leverage(d)), d.x))
 
 
 def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_over_b_for_one():
@@ -770,7 +770,7 @@ def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
   assert drift > 0.01 and got == pytest.approx((drift - 0.01) * drift)
 
 
-@pytest.mark.parametrize('name', sorted(configs.choices(advantage)))
+@pytest.mark.parametrize('name', sorted(stages.choices(advantage)))
 def test_an_advantage_that_compares_a_group_is_refused_for_groups_of_one(name):
   """What says the same of a lone row whatever its reward was would teach nothing: `validation.py` lists it."""
   fn, r = getattr(advantage, name), np.random.default_rng(0)

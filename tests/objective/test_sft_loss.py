@@ -9,11 +9,11 @@ import pytest
 from objective_table import METHODS, B, G, P, T, batch, data, settings
 
 from jaxrl_llm import objective
-from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.data import supervised
 from jaxrl_llm.objective import sft_loss
 
-NAMES = sorted(set(configs.choices(sft_loss)) - {'none'})
+NAMES = sorted(set(stages.choices(sft_loss)) - {'none'})
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,9 @@ def both(name, d, s, step=0, rl='grpo', **keywords):
   demo = supervised(np.zeros((P, T), np.int32), s['length'])._replace(logp_BxT=s['recorded'])
   full = batch(d)._replace(demo=demo)
   target = objective.targets(method, full, G)
-  target, lesson, weigh, share = objective.plan_lesson(method, target, full, G, jnp.int32(step))
+  target, lesson, weigh, share = objective.plan_demonstrations(method, target, full, G, jnp.int32(step))
   c_BxT, _ = objective.coefficients(method, target, d.x)
-  c_PxT = objective.lesson_coefficients(weigh, lesson, jnp.asarray(s['y']))
+  c_PxT = objective.demonstration_coefficients(weigh, lesson, jnp.asarray(s['y']))
   return np.asarray(c_BxT), np.asarray(c_PxT), float(share)
 
 
@@ -86,19 +86,19 @@ def test_chord_is_the_mixture_of_grpo_and_uncertain_tokens(share):
 def test_chord_weighs_most_at_one_half_and_follows_its_schedule():
   p = jnp.linspace(0.01, 0.99, 99)[None]
   ones = jnp.ones_like(p)
-  weigh = lambda **k: sft_loss.chord(ones, ones, 0, **k).weigh(  # noqa: E731
-    sft_loss.Shown(jnp.log(p), jnp.log(p), ones)
+  weigh = lambda **k: sft_loss.chord(ones, ones, 0, **k).token_weight(  # noqa: E731
+    sft_loss.DemonstrationTokens(jnp.log(p), jnp.log(p), ones)
   )
   assert float(p[0, jnp.argmax(weigh())]) == pytest.approx(0.5)
   assert (weigh(uncertain=False) == 1).all()
   plan = lambda step: sft_loss.chord(  # noqa: E731
     jnp.zeros(1), jnp.ones(1), jnp.int32(step), warmup=10, decay=20, high=0.8, low=0.2
   )
-  shares = [float(plan(s).on_demo_P[0]) for s in (0, 5, 10, 20, 30, 99)]
+  shares = [float(plan(s).demo_weight_P[0]) for s in (0, 5, 10, 20, 30, 99)]
   assert shares == pytest.approx([0, 0.4, 0.8, 0.5, 0.2, 0.2])
-  sums = [float((plan(s).on_demo_P + plan(s).on_rollouts_P)[0]) for s in (0, 7, 17, 99)]
+  sums = [float((plan(s).demo_weight_P + plan(s).rollout_weight_P)[0]) for s in (0, 7, 17, 99)]
   assert sums == pytest.approx([1] * 4)
-  paper = [float(sft_loss.chord(p, ones, s).on_demo_P[0, 0]) for s in (0, 1, 500)]
+  paper = [float(sft_loss.chord(p, ones, s).demo_weight_P[0, 0]) for s in (0, 1, 500)]
   assert paper == pytest.approx([0.1] * 3)
 
 
@@ -160,8 +160,8 @@ def test_suffix_weights_are_plain_without_ratios_and_else_the_product_of_what_fo
 def test_rows_without_recorded_log_probs_take_those_of_the_reference():
   s, reference = shown(), np.full((P, T), -7.0)
   s['recorded'][2] = 0
-  lesson = objective.Lesson(s['mask'], s['mask'], s['recorded'])
-  got = np.asarray(objective.recorded_or(lesson, reference).behavior_PxT)
+  lesson = objective.DemonstrationTerms(s['mask'], s['mask'], s['recorded'])
+  got = np.asarray(objective.fill_behavior(lesson, reference).behavior_PxT)
   np.testing.assert_array_equal(got[[0, 3]], s['recorded'][[0, 3]])
   np.testing.assert_array_equal(got[2], reference[2])
 

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import stages
 from jaxrl_llm.rewards import instruction_following, instruction_rules
 from jaxrl_llm.types import Row
 
@@ -20,7 +20,7 @@ def test_every_rule_is_followed_and_broken_in_the_table():
     told = more['row'].get('instructions', ())
     if len(told) == 1:
       seen[score].add(told[0]['id'].rpartition(':')[2])
-  assert seen[0] == seen[1] == set(loading.choices(instruction_rules)) and len(seen[0]) >= 25
+  assert seen[0] == seen[1] == set(stages.choices(instruction_rules)) and len(seen[0]) >= 25
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pathlib
 import pytest
 
 from jaxrl_llm import rewards
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import stages
 from jaxrl_llm.rewards import format_rules, instruction_following, verifiers
 from jaxrl_llm.rewards.code_execution import graders
 from jaxrl_llm.rewards.model_judge import judge
@@ -54,5 +54,5 @@ def test_there_are_enough_of_both_kinds(name):
 
 def test_every_grader_has_a_table():
   modules = (verifiers, format_rules, instruction_following, judge, graders)
-  assert {*FILES} | ELSEWHERE == {name for m in modules for name in loading.choices(m)}
+  assert {*FILES} | ELSEWHERE == {name for m in modules for name in stages.choices(m)}
   assert sum(len(pairs(name)) for name in FILES) >= 500

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm import curriculum
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import stages
 from jaxrl_llm.runner import host_step, setup
 from jaxrl_llm.types import STOPPED, Batch, Prompts, Rollout, Row
 
@@ -39,7 +40,7 @@ def parts(each: int, allocate: dict) -> types.SimpleNamespace:
   return types.SimpleNamespace(
     config=config,
     curriculum=setup._curriculum(config, table),
-    allocate=configs.pick(curriculum.allocation, settings.allocate, 'curriculum.allocation'),
+    allocate=stages.pick(curriculum.allocation, settings.allocate, 'curriculum.allocation'),
     lengths=curriculum.LengthEstimate(SIZE),
     unfinished=[],
     collect=None,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import curriculum
-from jaxrl_llm.config import loading
+from jaxrl_llm.config import loading, stages
 from jaxrl_llm.curriculum import allocation
 
 NONE = dict(prior_pooling=dict(fn='none'))
@@ -130,7 +130,7 @@ class Allocated(Chosen):
 
   def __init__(self, world, seed, *, rule: dict, **settings):
     super().__init__(world, seed, **settings)
-    self.rule, self.unit = loading.pick(allocation, rule), max(world.group // 4, 1)
+    self.rule, self.unit = stages.pick(allocation, rule), max(world.group // 4, 1)
 
   def step(self, step, generate):
     index = self.chosen(step, self.world.prompts)

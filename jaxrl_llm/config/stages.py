@@ -1,0 +1,119 @@
+"""Stages of the configuration: from a function's name and settings to the function."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from jaxrl_llm.config.schema import Stage
+from jaxrl_llm.types import UserError
+
+
+def pick(
+  module: ModuleType, stage: Stage | Mapping[str, Any], field: str = ''
+) -> functools.partial[Any]:
+  """Resolves `dict(fn='name', **settings)` to `partial(module.name, **settings)`.
+
+  `fn` is a public function that `module` defines, or the user's own as 'package.module:function'. Settings are its
+  keyword-only parameters. Raises UserError that lists the valid names; `field` names the stage in messages.
+  """
+  settings = dict(stage)
+  name = settings.pop('fn', None)
+  field = field or module.__name__.rsplit('.', 1)[-1]
+  fn = _function(module, name, f'config.{field}')
+  allowed = _settings(fn)
+  for key, value in settings.items():
+    if key not in allowed:
+      raise UserError(
+        f'config.{field}.{key}={value!r} is not a setting of {name!r}, which takes: '
+        f'{", ".join(allowed) or "none"}.'
+      )
+    kind = allowed[key].annotation
+    if kind in _KINDS and not _KINDS[kind][0](value):
+      raise UserError(f'config.{field}.{key}={value!r} of {name!r} must be {_KINDS[kind][1]}.')
+  for key, setting in allowed.items():
+    if setting.default is setting.empty and key not in settings:
+      raise UserError(f'config.{field}.{key} is missing; {name!r} needs it.')
+  return functools.partial(fn, **settings)
+
+
+def choices(module: ModuleType) -> dict[str, Callable]:
+  """The public functions that a config may name in `module`."""
+  return {
+    name: fn
+    for name, fn in vars(module).items()
+    if inspect.isfunction(fn) and fn.__module__ == module.__name__ and not name.startswith('_')
+  }
+
+
+def imported(path: str, where: str) -> Callable:
+  """The user's function of 'package.module:function'; raises UserError that begins with `where`."""
+  module_name, _, name = path.partition(':')
+  try:
+    fn = importlib.import_module(module_name)
+    for part in name.split('.'):
+      fn = getattr(fn, part, None)
+  except Exception as error:  # the import runs the user's code, which may raise anything
+    raise UserError(
+      f'{where}: importing {module_name!r} failed ({type(error).__name__}: {error}); '
+      'run from its folder or put that on PYTHONPATH.'
+    ) from error
+  if not callable(fn):
+    raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
+  return fn
+
+
+def _function(module: ModuleType, name: Any, field: str) -> Callable:
+  if isinstance(name, str) and ':' in name:
+    return imported(name, f'{field}.fn={name!r}')
+  valid = choices(module)
+  if not isinstance(name, str) or name not in valid:
+    raise UserError(f'{field}.fn={name!r} is unknown; choose one of: {", ".join(sorted(valid))}.')
+  return valid[name]
+
+
+def _settings(fn: Callable) -> dict[str, inspect.Parameter]:
+  """The keyword-only parameters that a config can write: those without a type, or with a plain one."""
+  return {
+    p.name: p
+    for p in inspect.signature(fn).parameters.values()
+    if p.kind == p.KEYWORD_ONLY and (p.annotation is p.empty or p.annotation in _KINDS)
+  }
+
+
+def _is_int(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+  return _is_int(value) or isinstance(value, float)
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
+
+
+def _all(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+  return lambda value: isinstance(value, list | tuple) and all(map(check, value))
+
+
+def _numbers_by_name(value: Any) -> bool:
+  return hasattr(value, 'values') and all(map(_is_number, value.values()))
+
+
+# By the annotation of a setting, which is a string here: a test of its value, and a name for messages.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+  'bool': (lambda value: isinstance(value, bool), 'True or False'),
+  'int': (_is_int, 'a whole number'),
+  'float': (_is_number, 'a number'),
+  'str': (_is_text, 'text'),
+  'tuple[int, ...]': (_all(_is_int), 'a list of whole numbers'),
+  'tuple[str, ...]': (_all(_is_text), 'a list of texts'),
+  'Sequence[int]': (_all(_is_int), 'a list of whole numbers'),
+  'Sequence[float]': (_all(_is_number), 'a list of numbers'),
+  'Mapping[str, float]': (_numbers_by_name, 'a dict of numbers'),
+}
