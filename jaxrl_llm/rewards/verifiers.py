@@ -255,7 +255,7 @@ def _choice_of(row: Row, options: str, first_index: int) -> tuple[choice.Options
 
 def _countdown_of(row: Row) -> tuple[list[int], int]:
   """(numbers, target) of the row, of its ground truth, or of its metadata, whichever has them."""
-  for held in (row.extra, adapters.truth(row), row.extra.get('metadata')):
+  for held in (row.extra, adapters.ground_truth(row), row.extra.get('metadata')):
     told = (held.get('numbers'), held.get('target')) if isinstance(held, dict) else (None, None)
     if isinstance(told[0], list | tuple) and all(type(n) is int for n in (*told[0], told[1])):
       return told

@@ -1,7 +1,7 @@
-"""What runs inside a grading worker: a process that may be killed at any moment.
+"""Code of a grading worker: a process that may be killed at any moment.
 
-It writes each result into a shared file as soon as it has it. Whoever kills it, and whenever, the
-file tells which items are done and which one was running.
+A worker writes each result into a shared file as soon as it exists. Whenever the process is killed, the file shows
+which items are done and which one was running.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,106 +20,111 @@ from jaxrl_llm.rewards import format_rules
 from jaxrl_llm.rewards import verifiers as shipped
 from jaxrl_llm.rewards.gym import sandboxed
 from jaxrl_llm.rewards.resolve import Grader, resolve_parts
+from jaxrl_llm.types import Row
 
 OK, TIMEOUT, CRASH, ERROR, SKIP = 0, 1, 2, 3, 4
 OUTCOMES = ('ok', 'timeout', 'crash', 'error', 'skip')
-FAILURES = (TIMEOUT, CRASH, ERROR)  # a grader that skips a reply has not failed
+FAILURES = (TIMEOUT, CRASH, ERROR)  # a skipped completion is no failure of the grader
 PENDING = -1
-NO_MEMORY = 99  # how a worker ends that may not have what an item asks for
+OUT_OF_MEMORY = 99  # exit code of a worker whose item exceeded the memory limit
 
 _MESSAGE_BYTES = 200
 _graders: tuple[Grader, ...] = ()
 _PREPARE = shipped.PREPARE | format_rules.PREPARE
 
+# (rewards, message, outcome) of one item; rewards are 0.0 where the outcome is not OK.
+Result = tuple[float | Sequence[float] | np.ndarray, bytes, int]
+
 
 class Limits(NamedTuple):
-  """What an item may take."""
+  """Resources that one item may use."""
 
-  deadline_s: float  # of the clock
-  # of this process's processors, all threads together; children of its own not counted
+  deadline_s: float  # wall-clock time
+  # processor time of the worker, all its threads together; child processes are not counted
   cpu_s: float
-  memory_mb: int  # beyond what a worker has when it is ready; children of its own get no more each
+  memory_mb: int  # beyond the memory of a ready worker; each child process has the same limit
 
 
-class Batches(NamedTuple):
-  """What the items of a job are."""
+class ItemShape(NamedTuple):
+  """The items of a job: single completions, or the completions of one batched call."""
 
-  kind: str = ''  # 'group', 'step': texts and rows, for the graders of that `batched`; '': a reply, for all others
-  most: int = 1  # replies in one of them
+  kind: str = (
+    ''  # '': (completion, row); 'group', 'step': (completions, rows), for graders of that `batched`
+  )
+  size: int = 1  # the most completions in one item
 
 
-def result(graders: int, most: int = 1) -> np.dtype:
-  """A row of the file: rewards by each grader, of up to `most` replies, NaN for one to skip.
+def result_dtype(graders: int, size: int = 1) -> np.dtype:
+  """A record of the result file: rewards by grader, for up to `size` completions, NaN for one to skip.
 
-  `outcome` is written last: a row with one is whole. Source: none.
+  `outcome` is written last: a record with an outcome is complete.
   """
-  message, shape = f'S{_MESSAGE_BYTES}', (graders,) if most == 1 else (most, graders)
+  message, shape = f'S{_MESSAGE_BYTES}', (graders,) if size == 1 else (size, graders)
   return np.dtype([('reward', 'f8', shape), ('message', message), ('outcome', 'i1')])
 
 
-def start(spec: dict[str, Any], memory_mb: int, tasks: frozenset[str] = frozenset()) -> None:
-  """Prepares a new worker: imports its graders, so that no item pays for that, and bounds its memory.
+def start(spec: Mapping[str, Any], memory_mb: int, tasks: frozenset[str] = frozenset()) -> None:
+  """Prepare a new worker: import its graders, so that no item pays for the imports, and limit its memory.
 
-  tasks: of reasoning-gym, which are scored in a sandbox of the worker's own.
+  tasks: reasoning-gym tasks that are scored in a sandbox which this worker starts.
   """
   global _graders
-  # A handler in Python would wait for C code that hangs; the default action ends the process at
-  # once.
+  # A Python handler would wait for C code that hangs; the default action ends the process at once.
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
   # A user's grader may import jax. The accelerator belongs to the parent.
   os.environ['JAX_PLATFORMS'] = 'cpu'
   _graders = tuple(part.grader for part in resolve_parts(spec))
-  import resource  # not on Windows, where the parts can be imported all the same
+  import resource  # missing on Windows, where this module must still import
 
   for grader in _graders:
     _PREPARE.get(getattr(grader, 'func', None), lambda: None)()
   sandboxed.prepare(tasks)
   resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-  _bound_memory(memory_mb * 2**20)
+  _limit_memory(memory_mb * 2**20)
 
 
-def _bound_memory(more: int) -> None:
-  """Address space, the one bound that the kernel keeps at once: what imports and threads reserved, and `more` bytes.
+def _limit_memory(extra_bytes: int) -> None:
+  """Limit the address space to its present size, with the reservations of imports and threads, plus `extra_bytes`.
 
-  The soft limit alone: a sandbox that the grader starts may set its own. Not where /proc is missing (macOS), whose
-  kernel would not keep it either.
+  Only the soft limit changes: a sandbox that a grader starts may set its own. Without /proc (macOS) there is no limit;
+  that kernel would not enforce it either.
   """
   import resource
 
   try:
     with open('/proc/self/statm') as file:
-      now = int(file.read().split()[0]) * resource.getpagesize()
+      present = int(file.read().split()[0]) * resource.getpagesize()
   except OSError:
     return
   hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-  most = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
-  resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+  soft = present + extra_bytes
+  if hard != resource.RLIM_INFINITY:
+    soft = min(soft, hard)
+  resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def grade_chunk(
-  path: str, at: int, items: list[bytes], limits: Limits, slice_s: float, batches: Batches
+  path: str, first: int, items: list[bytes], limits: Limits, chunk_s: float, shape: ItemShape
 ) -> int:
-  """Grades pickled (text, row) items, or (texts, rows), into rows at, at + 1, ... of the file; returns the first not
-  graded.
+  """Grade pickled items into records first, first + 1, ... of the file at `path`; return the first item not graded.
 
-  It starts no item later than slice_s after its own start. So the parent knows that a chunk which
-  is not back after slice_s + deadline_s holds an item past its deadline. A worker that runs out of memory
-  ends, with what the item left behind: its successor owes nothing to it. Source: none.
+  No item starts later than chunk_s after the call. A chunk that has not returned after chunk_s + deadline_s therefore
+  holds an item past its deadline. A worker that runs out of memory exits; its replacement starts clean.
   """
-  table = np.memmap(path, result(len(_graders), batches.most), 'r+')
+  table = np.memmap(path, result_dtype(len(_graders), shape.size), 'r+')
   begin = time.monotonic()
-  for index, item in enumerate(items, at):
-    if index > at and time.monotonic() - begin > slice_s:
+  for index, item in enumerate(items, first):
+    if index > first and time.monotonic() - begin > chunk_s:
       return index
     if table['outcome'][index] == PENDING:
-      graded = _within(item, limits, batches)
-      if graded[-1] == CRASH:
-        os._exit(NO_MEMORY)
-      table[index] = graded
-  return at + len(items)
+      result = _within(item, limits, shape)
+      if result[-1] == CRASH:
+        os._exit(OUT_OF_MEMORY)
+      table[index] = result
+  return first + len(items)
 
 
-# What ends a worker that takes too long, and what counts down to it.
+# Signals that end a worker past a time limit, and their timers.
 TIMERS = (
   {signal.SIGALRM: signal.ITIMER_REAL, signal.SIGPROF: signal.ITIMER_PROF}
   if hasattr(signal, 'setitimer')
@@ -127,70 +132,73 @@ TIMERS = (
 )
 
 
-def _within(item: bytes, limits: Limits, batches: Batches) -> tuple[Any, bytes, int]:
-  # The default action of these signals kills this process from the kernel: it needs neither the interpreter,
-  # which a regular expression may hold, nor a living parent.
+def _within(item: bytes, limits: Limits, shape: ItemShape) -> Result:
+  """Grade one pickled item under its time limits."""
+  # The default action of these signals ends the process in the kernel. It needs neither the interpreter, which a
+  # regular expression may block, nor a living parent.
   for (number, timer), seconds in zip(TIMERS.items(), limits[:2], strict=True):
     signal.signal(number, signal.SIG_DFL)
     signal.setitimer(timer, seconds)
   try:
-    # Only what the pool's own process pickled a moment ago, as all that crosses to a worker is; never a file's bytes.
-    given, graders = pickle.loads(item), of_kind(_graders, batches.kind)
-    return (
-      attempt_together(graders, *given, batches.most) if batches.kind else attempt(graders, *given)
-    )
-  except Exception as error:  # what does not unpickle
-    return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
+    # These bytes were pickled by the pool's own process a moment ago; bytes of a file never get here.
+    args, graders = pickle.loads(item), select_graders(_graders, shape.kind)
+    return attempt_batch(graders, *args, shape.size) if shape.kind else attempt(graders, *args)
+  except Exception as error:  # the item does not unpickle
+    return _failure(error)
   finally:
     for timer in TIMERS.values():
       signal.setitimer(timer, 0)
 
 
-def of_kind(graders: Sequence[Grader], kind: str) -> list[Grader | None]:
-  """Those of one `batched`, None in the places of the others. Source: none."""
+def select_graders(graders: Sequence[Grader], kind: str) -> list[Grader | None]:
+  """The graders whose `batched` equals `kind`, with None in place of the others."""
   return [grader if getattr(grader, 'batched', '') == kind else None for grader in graders]
 
 
-def attempt_together(
-  graders: Sequence[Grader | None], texts: Sequence[str], rows: Sequence[Any], most: int
-) -> tuple[Any, bytes, int]:
-  """As `attempt`, for several replies at once: rewards [most, K], NaN for replies to skip. Source: none."""
-  rewards = np.zeros((most, len(graders)))
+def attempt_batch(
+  graders: Sequence[Grader | None], completions: Sequence[str], rows: Sequence[Row], size: int
+) -> Result:
+  """Grade the completions of one batched call: rewards [size, K], NaN for completions to skip."""
+  rewards = np.zeros((size, len(graders)))
   try:
     for k, grader in enumerate(graders):
-      for b, reward in enumerate(grader.together(texts, rows) if grader else ()):
+      for b, reward in enumerate(grader.score_batch(completions, rows) if grader else ()):
         if reward is not None and not math.isfinite(reward):
           raise ValueError(f'the grader returned {reward}')
         rewards[b, k] = math.nan if reward is None else reward
-    return rewards.reshape(-1) if most == 1 else rewards, b'', OK
+    return rewards.reshape(-1) if size == 1 else rewards, b'', OK
   except Exception as error:
-    return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
+    return _failure(error)
 
 
-def attempt(graders: Sequence[Grader | None], text: str, row: Any) -> tuple[Any, bytes, int]:
-  """(rewards, message, outcome) of one item; whatever a grader raises is an error of the item, and no reward counts.
+def attempt(graders: Sequence[Grader | None], completion: str, row: Row) -> Result:
+  """Grade one completion with all graders; an exception of any of them is an error of the item, without rewards.
 
-  A MemoryError is a crash: it says nothing of the grader. Where the first grader gives None, which says what is right,
-  the reply is skipped; None from another adds nothing, and so does none in its place. Source: none.
+  A MemoryError is a crash instead, because the grader may be correct. None from the first grader, which decides
+  correctness, skips the completion. None from another grader, or in its place, adds nothing.
   """
   try:
-    given = [0.0 if grader is None else grader(text, row) for grader in graders]
-    if given[0] is None:
+    scores = [0.0 if grader is None else grader(completion, row) for grader in graders]
+    if scores[0] is None:
       return 0.0, b'', SKIP
-    rewards = tuple(0.0 if reward is None else float(reward) for reward in given)
+    rewards = tuple(0.0 if score is None else float(score) for score in scores)
     for reward in rewards:
       if not math.isfinite(reward):
         raise ValueError(f'the grader returned {reward}')
     return rewards, b'', OK
   except Exception as error:
-    return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
+    return _failure(error)
+
+
+def _failure(error: Exception) -> Result:
+  return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
 
 
 def describe(error: BaseException) -> bytes:
-  """One line about an error, short enough for the file. Source: none."""
+  """One line about an error, short enough for the result file."""
   try:
-    told = str(error)[: 10 * _MESSAGE_BYTES]
-  except Exception:  # an error of the user's, which may fail to say what it is
-    told = 'an error without words'
-  line = ' '.join(f'{type(error).__name__}: {told}'.split())
+    message = str(error)[: 10 * _MESSAGE_BYTES]
+  except Exception:  # an exception class of the user's whose __str__ fails
+    message = 'an error whose message cannot be read'
+  line = ' '.join(f'{type(error).__name__}: {message}'.split())
   return line.encode('utf-8', 'replace')[:_MESSAGE_BYTES]

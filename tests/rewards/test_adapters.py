@@ -1,4 +1,4 @@
-"""One reward function of each convention, as its author would have it, run unchanged on a row of that shape."""
+"""A reward function of each convention, run unchanged on a row of that trainer's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWN = r"""
 import re
 seen = {}
 
-# verl, whole and as in the files of its reward_score, without data_source.
+# verl: the full signature, and one of its reward_score modules, without data_source.
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
   assert data_source == 'sums' and extra_info['index'] == 3
   return {'score': float(solution_str == ground_truth), 'acc': True}
@@ -78,12 +78,12 @@ def two(completions): return [0.0, 1.0]
 def nameless(completions): return {'value': 1.0}
 def other(text, row): return 1.0
 """
-ASKED = (dict(role='user', content='What is 3 + 4?'),)
+MESSAGES = (dict(role='user', content='What is 3 + 4?'),)
 
 
 def row(answer='7', messages=False, **extra) -> Row:
-  question = '' if messages else ASKED[0]['content']
-  return Row('id', question, ASKED if messages else (), answer, 'sums', extra)
+  question = '' if messages else MESSAGES[0]['content']
+  return Row('id', question, MESSAGES if messages else (), answer, 'sums', extra)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ RIGHT = [
   ('gsm8k', 'verl', dict(method='strict'), row()),
   ('judge', 'verl', {}, row()),
   ('by_column', 'trl', {}, row(**{COLUMNS: dict(ground_truth='7')})),
-  ('by_column', 'trl', {}, row()),  # the answer, under the name that it asks for
+  ('by_column', 'trl', {}, row()),  # the answer, under the parameter's name
   ('chatty', 'trl', {}, row(messages=True, solution='7')),
   ('chatty', 'trl_chat', dict(style='trl_chat'), row(solution='7')),
   ('reward_func', 'openrlhf', {}, row(**{COLUMNS: dict(label='7')})),
@@ -116,62 +116,66 @@ RIGHT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('name, style, settings, given', RIGHT)
-def test_a_function_of_each_convention_runs_as_it_is(name, style, settings, given):
-  own = grader(name, **settings)
-  assert own.style == style and own.missing(given) == []
-  assert own('7', given) == 1.0
-  assert own('8', given) == (0.01 if style == 'gym' else 0.0)
+@pytest.mark.parametrize('name, style, settings, example', RIGHT)
+def test_a_function_of_each_convention_runs_as_it_is(name, style, settings, example):
+  user_grader = grader(name, **settings)
+  assert user_grader.style == style and user_grader.missing_columns(example) == []
+  assert user_grader('7', example) == 1.0
+  assert user_grader('8', example) == (0.01 if style == 'gym' else 0.0)
 
 
 def test_columns_are_lists_and_keep_the_names_and_values_of_the_file():
   import own_styles
 
-  given = row('[1, 2]', level=2, **{COLUMNS: dict(ground_truth=[1, 2], data_source='theirs')})
-  assert grader('by_column')([1, 2], given) == 1.0
+  example = row('[1, 2]', level=2, **{COLUMNS: dict(ground_truth=[1, 2], data_source='theirs')})
+  assert grader('by_column')([1, 2], example) == 1.0
   assert own_styles.seen['level'] == [2] and own_styles.seen['data_source'] == ['theirs']
 
 
 @pytest.mark.parametrize(
-  'name, settings, told',
+  'name, settings, message',
   [
-    ('other', {}, 'has the parameters row, text, which it does not take in any convention'),
-    ('other', dict(style='verl'), "called as 'verl' calls"),
+    ('other', {}, 'has the parameters row, text, which match no known convention'),
+    ('other', dict(style='verl'), "cannot take the arguments of the convention 'verl'"),
     ('by_column', dict(style='tlr'), "style='tlr' is unknown; choose one of: areal, gym, openrlhf"),
-    ('two', dict(style='slime'), "called as 'slime' calls"),
+    ('two', dict(style='slime'), "cannot take the arguments of the convention 'slime'"),
     ('group_rm', {}, 'samples of a group at once'),
-    ('wants_ids', {}, "asks for 'completion_ids', which graders are not told"),
-    ('two', dict(scale=1), '(scale=), which it does not take'),
+    ('wants_ids', {}, "requires 'completion_ids', which graders do not get"),
+    ('two', dict(scale=1), "has no parameter 'scale' for the setting scale="),
   ],
 )
-def test_what_does_not_fit_is_told_before_anything_runs(name, settings, told):
+def test_a_signature_that_does_not_fit_is_refused_before_anything_runs(name, settings, message):
   with pytest.raises(UserError) as error:
     grader(name, **settings)
-  assert told in str(error.value) and f"config.rewards.fn='own_styles:{name}'" in str(error.value)
+  assert message in str(error.value) and f"config.rewards.fn='own_styles:{name}'" in str(
+    error.value
+  )
 
 
-def test_a_column_that_rows_lack_is_told_with_those_they_have():
+def test_a_missing_column_is_reported_with_the_columns_of_the_row():
   rows = [row(unheard_of=1), row(level=1)]
   rewards.check_rows([('f', grader('wants_column'))], rows[:1])
-  with pytest.raises(UserError, match="'f' takes 'unheard_of', .* but: answer, data_source, level"):
+  with pytest.raises(
+    UserError, match="'f' requires 'unheard_of', .* columns: answer, data_source, level"
+  ):
     rewards.check_rows([('f', grader('wants_column')), ('g', resolve(dict(fn='exact')))], rows)
 
 
-def test_the_truth_is_the_value_whose_text_is_the_answer():
-  held = dict(reward_model=dict(ground_truth=[7]), **{COLUMNS: dict(answer=8, label='x')})
-  found = [adapters.truth(row(answer, **held)) for answer in ('[7]', '8', 'x', '9')]
+def test_the_ground_truth_is_the_value_whose_text_is_the_answer():
+  extra = dict(reward_model=dict(ground_truth=[7]), **{COLUMNS: dict(answer=8, label='x')})
+  found = [adapters.ground_truth(row(answer, **extra)) for answer in ('[7]', '8', 'x', '9')]
   assert found == [[7], 8, 'x', '9']
 
 
 @pytest.mark.parametrize(
-  'name, told', [('two', '2 rewards for one'), ('nameless', 'without any of')]
+  'name, message', [('two', '2 rewards for 1 completion'), ('nameless', 'without any of')]
 )
-def test_results_that_are_no_one_reward_are_errors(name, told):
-  with pytest.raises(ValueError, match=told):
+def test_results_that_are_not_one_reward_are_errors(name, message):
+  with pytest.raises(ValueError, match=message):
     grader(name)('7', row())
 
 
-def test_in_the_pool_none_skips_the_reply_and_is_no_failure():
+def test_none_skips_the_completion_in_the_pool_and_is_no_failure():
   rows = [row(level=n) for n in (1, 2, 3)]
   part = dict(fn='own_styles:by_column')
   scores = rewards.score(rows, ['7'] * 3, dict(fn='own_styles:either', workers=1, parts=(part,)))
@@ -201,7 +205,7 @@ import os
 calls = []
 
 def best(prompts, completions, level=None, **kwargs):
-  # One call knows all that it is given: 1 for the longest of them, None for an empty one.
+  # 1 for the longest completion of the call, None for an empty one.
   if 'die' in completions: os._exit(3)
   if 'nan' in completions: return [float('nan')] * len(completions)
   calls.append((list(prompts), list(completions), level))
@@ -225,31 +229,33 @@ def batched_module(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def of(prompt: str, answer='7', **extra) -> Row:
+def row_of(prompt: str, answer='7', **extra) -> Row:
   return Row(prompt, f'{prompt}?', (), answer, 'sums', extra)
 
 
-def together(name, rows, texts, **settings):
+def grade(name, rows, texts, **settings):
   return rewards.score(rows, texts, dict(fn=f'own_batched:{name}', workers=2) | settings)
 
 
 def test_a_batched_function_gets_a_group_or_all_in_one_call(batched_module):
-  rows = [of('a'), of('a'), of('b'), of('a'), of('b')]  # not side by side
+  rows = [row_of('a'), row_of('a'), row_of('b'), row_of('a'), row_of('b')]  # not side by side
   texts = ['x', 'xxx', 'xx', 'xx', 'xx']
   for kind, want in (('group', [0, 1, 1, 0, 1]), ('step', [0, 1, 0, 0, 0]), ('', [1] * 5)):
-    assert together('best', rows, texts, batched=kind).reward_B.tolist() == want, kind
+    assert grade('best', rows, texts, batched=kind).reward_B.tolist() == want, kind
   for kind, want in (('group', [3, 3, 2, 3, 2]), ('step', [5] * 5)):
-    assert together('count', rows, texts, batched=kind).reward_B.tolist() == want
-  scores = together('group_rm', rows, texts, batched='group', scale=0.5)
+    assert grade('count', rows, texts, batched=kind).reward_B.tolist() == want
+  scores = grade('group_rm', rows, texts, batched='group', scale=0.5)
   assert scores.reward_B.tolist() == [1.5, 1.5, 1, 1.5, 1]
-  assert together('best', [], [], batched='group').reward_B.shape == (0,)
+  assert grade('best', [], [], batched='group').reward_B.shape == (0,)
 
 
-def test_what_a_batched_function_is_given_is_in_the_order_of_the_replies(batched_module):
+def test_a_batched_function_gets_its_arguments_in_the_order_of_the_completions(batched_module):
   import own_batched
 
-  own = resolve(dict(fn='own_batched:best', batched='step'))
-  assert own.together(['x', '', 'xx'], [of('a', level=1), of('b'), of('a', level=3)]) == [
+  user_grader = resolve(dict(fn='own_batched:best', batched='step'))
+  assert user_grader.score_batch(
+    ['x', '', 'xx'], [row_of('a', level=1), row_of('b'), row_of('a', level=3)]
+  ) == [
     0,
     None,
     1,
@@ -257,47 +263,49 @@ def test_what_a_batched_function_is_given_is_in_the_order_of_the_replies(batched
   assert own_batched.calls == [(['a?', 'b?', 'a?'], ['x', '', 'xx'], [1, None, 3])]
 
 
-def test_a_call_that_fails_fails_for_its_replies_and_for_no_others(batched_module):
-  rows = [of(name) for name in 'aabbccd']
+def test_a_failed_call_fails_its_completions_and_no_others(batched_module):
+  rows = [row_of(name) for name in 'aabbccd']
   texts = ['x', 'xx', 'die', 'x', 'nan', 'x', '']
-  scores = together('best', rows, texts, batched='group', deadline_s=30.0)
+  scores = grade('best', rows, texts, batched='group', deadline_s=30.0)
   assert scores.outcome_B.tolist() == [rewards.OK] * 2 + [rewards.CRASH] * 2 + [
     rewards.ERROR
   ] * 2 + [rewards.SKIP]
   assert scores.reward_B.tolist() == [0, 1, 0, 0, 0, 0, 0] and scores.counts['grade/crashes'] == 2
-  scores = together('short', rows[:2], texts[:2], batched='group')
-  assert 'returned 1 rewards for 2 replies' in scores.message
+  scores = grade('short', rows[:2], texts[:2], batched='group')
+  assert 'returned 1 rewards for 2 completions' in scores.message
 
 
 def test_batched_parts_stand_beside_others(batched_module):
-  rows, texts = [of('a'), of('a'), of('b')], ['7', 'xx', '']
+  rows, texts = [row_of('a'), row_of('a'), row_of('b')], ['7', 'xx', '']
   part = dict(fn='own_batched:best', batched='group')
   scores = rewards.score(rows, texts, dict(fn='number', workers=1, parts=(part,)))
   assert scores.parts_BxK.tolist() == [[1, 0], [0, 1], [0, 0]]  # None of a part adds nothing
   assert scores.outcome_B.tolist() == [rewards.OK] * 3
   other = dict(fn='own_batched:count', batched='step')
-  whole = part | dict(workers=1, parts=(dict(fn='number'), other))
-  scores = rewards.score(rows, texts, whole)
+  spec = part | dict(workers=1, parts=(dict(fn='number'), other))
+  scores = rewards.score(rows, texts, spec)
   assert scores.parts_BxK.tolist() == [[0, 1, 3], [1, 0, 3], [0, 0, 0]]
   assert scores.outcome_B.tolist() == [rewards.OK, rewards.OK, rewards.SKIP]
   scores = rewards.score(
-    [of('a', answer='blue'), of('a')], ['7', 'die'], dict(fn='number', workers=1, parts=(part,))
+    [row_of('a', answer='blue'), row_of('a')],
+    ['7', 'die'],
+    dict(fn='number', workers=1, parts=(part,)),
   )
   assert scores.outcome_B.tolist() == [rewards.ERROR, rewards.CRASH]
 
 
 @pytest.mark.parametrize(
-  'name, settings, told',
+  'name, settings, message',
   [
     ('best', dict(batched=True), "batched=True must be one of: 'group', 'step'"),
     (
       'alone',
       dict(batched='group'),
-      "needs a function of lists, and this one is called as 'verl' calls",
+      "needs a function of lists, and the convention 'verl' has single completions",
     ),
     ('group_rm', {}, "set batched='group' beside it"),
   ],
 )
-def test_what_cannot_be_batched_is_told(batched_module, name, settings, told):
-  with pytest.raises(UserError, match=told):
+def test_a_function_that_cannot_be_batched_is_refused(batched_module, name, settings, message):
+  with pytest.raises(UserError, match=message):
     resolve(dict(fn=f'own_batched:{name}') | settings)

@@ -1,4 +1,4 @@
-"""Workers that hang, die, raise and lie: an outcome for the item, and none for its neighbors."""
+"""Workers that hang, die or raise: the item has an outcome, and its neighbors keep their rewards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def judge(data_source, solution_str, ground_truth, extra_info=None):
   if solution_str == 'loop':
     while True: pass
   if solution_str == 'regex': re.match(r'(a+)+$', 'a' * 60 + 'b')
-  if solution_str == 'power': return (10 ** 10 ** 9) % 7  # in C, deaf to signal handlers
+  if solution_str == 'power': return (10 ** 10 ** 9) % 7  # in C, where Python's signal handlers do not run
   if solution_str == 'alarm':
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     while True: time.sleep(1)
@@ -34,11 +34,11 @@ def judge(data_source, solution_str, ground_truth, extra_info=None):
   if solution_str == 'hog': return len(list(range(10 ** 9)))
   if solution_str == 'big': return len(bytearray(3 * 2 ** 27)) / (3 * 2 ** 27)  # 384 MB
   if solution_str == 'keep':
-    kept = globals().setdefault('kept', [])
-    while True: kept.append(bytearray(2 ** 24))
+    blocks = globals().setdefault('blocks', [])
+    while True: blocks.append(bytearray(2 ** 24))
   if solution_str == 'mute':
     class Mute(Exception):
-      def __str__(self): raise ValueError('no words')
+      def __str__(self): raise ValueError('no message')
     raise Mute
   if solution_str == 'handler':
     def handler(*_): raise ValueError('left behind')
@@ -102,12 +102,12 @@ def gone(pid: int) -> bool:
     return True
 
 
-def wait_for(condition, what: str) -> None:
+def wait_for(condition, event: str) -> None:
   for _ in range(600):
     if condition():
       return
     time.sleep(0.05)
-  pytest.fail(f'waited in vain for: {what}')
+  pytest.fail(f'did not happen in 30 s: {event}')
 
 
 def test_results_come_in_order_and_every_time_the_same(pool):
@@ -135,14 +135,14 @@ def test_a_grader_that_takes_the_alarm_for_itself_times_out_too(pool):
   assert scores.outcome_B[7] == TIMEOUT
 
 
-def test_an_alarm_handler_left_behind_is_not_asked_about_the_next_item(pool):
+def test_an_alarm_handler_of_one_item_does_not_run_in_the_next(pool):
   scores = judged(pool, {8: 'handler', 9: 'loop'})
   assert scores.outcome_B[[8, 9]].tolist() == [OK, TIMEOUT]
 
 
-def test_slow_items_are_no_hung_chunk(own, monkeypatch):
-  # The six naps of a chunk take longer than it may run; each alone is well within its deadline.
-  monkeypatch.setattr('jaxrl_llm.rewards.pool._SLICE_S', 0.1)
+def test_slow_items_do_not_make_a_hung_chunk(own, monkeypatch):
+  # The six naps of a chunk exceed its time limit; each is well within its deadline.
+  monkeypatch.setattr('jaxrl_llm.rewards.pool._CHUNK_S', 0.1)
   monkeypatch.setattr('jaxrl_llm.rewards.pool._GRACE_S', 0.1)
   with rewards.Pool(spec_of(workers=1, deadline_s=0.6)) as pool:
     scores = pool.score(rows_of(24), ['nap'] * 24)
@@ -156,7 +156,7 @@ def test_dead_workers_are_crashes_and_are_replaced(pool):
   assert 'code 3' in scores.message
 
 
-def test_what_a_grader_raises_or_returns_wrong_is_an_error(pool):
+def test_an_exception_or_an_invalid_reward_is_an_error(pool):
   special = {2: 'raise', 3: 'nan', 4: 'none', 5: 'leave'}
   scores = judged(pool, special)
   assert scores.outcome_B[list(special)].tolist() == [ERROR] * 4
@@ -164,7 +164,7 @@ def test_what_a_grader_raises_or_returns_wrong_is_an_error(pool):
   assert scores.message == 'ValueError: cannot judge this'
 
 
-def test_a_row_that_cannot_travel_is_an_error(pool):
+def test_a_row_that_cannot_be_pickled_is_an_error(pool):
   rows = rows_of(3)
   rows[1] = rows[1]._replace(extra=dict(file=lambda: None))
   scores = pool.score(rows, ['0', '1', '2'])
@@ -193,12 +193,12 @@ def test_an_item_whose_worker_was_killed_from_outside_is_graded_once_more(pool, 
 
 
 def test_workers_do_not_import_jax(pool):
-  assert 'jax' in sys.modules  # else the next line says nothing
+  assert 'jax' in sys.modules  # without this the next assertion is empty
   assert pool.score(rows_of(4), ['jax'] * 4).reward_B.tolist() == [0.0] * 4
 
 
-def test_who_asks_for_too_much_memory_crashes_alone(own):
-  """What such an item left behind ends with its worker: the next one of the same size finds room."""
+def test_an_item_beyond_the_memory_limit_crashes_alone(own):
+  """The memory of such an item is freed with its worker: the next item of the same size fits."""
   special = {1: 'hog', 2: 'keep', 3: 'big', 40: 'keep', 41: 'big'}
   with rewards.Pool(spec_of(memory_mb=512, deadline_s=30.0)) as pool:
     scores = judged(pool, special)
@@ -207,7 +207,7 @@ def test_who_asks_for_too_much_memory_crashes_alone(own):
   assert scores.counts['grade/crashes'] == 3 and 'memory_mb' in scores.message
 
 
-def test_long_texts_are_not_handed_to_a_worker_by_the_dozen(own):
+def test_chunks_of_long_completions_are_small(own):
   texts = ['x' * 2**23] * 20 + ['0'] * 4
   with rewards.Pool(spec_of(workers=1, memory_mb=64, deadline_s=60.0)) as pool:
     scores = pool.score([row._replace(answer='0') for row in rows_of(24)], texts)
@@ -221,9 +221,11 @@ def test_processor_time_is_bounded_beside_the_clock(own):
   assert 'cpu_s' in scores.message
 
 
-def test_an_error_that_cannot_say_what_it_is_is_an_error(pool):
+def test_an_exception_whose_str_fails_is_an_error(pool):
   scores = judged(pool, {6: 'mute'})
-  assert scores.outcome_B[6] == ERROR and scores.message == 'Mute: an error without words'
+  assert (
+    scores.outcome_B[6] == ERROR and scores.message == 'Mute: an error whose message cannot be read'
+  )
 
 
 def test_close_ends_every_worker_and_a_later_call_starts_new_ones(own):
@@ -263,17 +265,17 @@ def test_parts_of_bounded_time_start_no_worker():
   assert scores.outcome_B.tolist() == [OK, OK, OK, ERROR]
 
 
-def test_score_makes_its_own_workers_or_uses_those_given(own, pool):
+def test_score_starts_workers_or_uses_those_of_a_pool(own, pool):
   assert rewards.score(rows_of(2), ['0', '0'], spec_of(workers=1)).reward_B.tolist() == [1, 0]
   assert rewards.score(rows_of(2), ['0', '0'], spec_of(), pool).reward_B.tolist() == [1, 0]
   with pytest.raises(ValueError, match='the pool was made for'):
     rewards.score([], [], dict(fn='exact'), pool)
-  with pytest.raises(ValueError, match='2 rows but 1 texts'):
+  with pytest.raises(ValueError, match='2 rows but 1 completions'):
     pool.score(rows_of(2), ['0'])
 
 
 @pytest.mark.parametrize(
-  'settings, told',
+  'settings, message',
   [
     (dict(workers=0), 'config.rewards.workers=0 must be'),
     (dict(workers=1.5), 'config.rewards.workers=1.5 must be'),
@@ -285,39 +287,39 @@ def test_score_makes_its_own_workers_or_uses_those_given(own, pool):
     (dict(memory_mb=512.0), 'config.rewards.memory_mb=512.0 must be'),
   ],
 )
-def test_bad_settings_are_told(settings, told):
-  with pytest.raises(UserError, match=told):
+def test_bad_settings_are_refused(settings, message):
+  with pytest.raises(UserError, match=message):
     rewards.Pool(dict(fn='exact') | settings)
 
 
-def test_importing_grade_does_not_import_jax():
+def test_importing_rewards_does_not_import_jax():
   code = "import sys, jaxrl_llm.rewards; sys.exit('jax' in sys.modules)"
   assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
 
 
 SCRIPT = """
-import jax  # what a worker would pay for, if it ran this file again
-from jaxrl_llm import grade
+import jax  # costly for a worker that ran this file again
+from jaxrl_llm import rewards
 from jaxrl_llm.types import Row
 
 print('started', flush=True)
 row = Row('0', 'question', (), '0', 'source', dict(file={file!r}))
 spec = dict(fn='own_judge:judge', workers=2, deadline_s={deadline_s})
-print(grade.score([row] * 4, {texts!r}, spec).reward_B.tolist(), flush=True)
+print(rewards.score([row] * 4, {texts!r}, spec).reward_B.tolist(), flush=True)
 """
 
 
 def start_script(tmp_path, own, texts, deadline_s=30.0) -> subprocess.Popen:
   path = tmp_path / 'script.py'
-  told = dict(file=str(tmp_path / 'pids'), texts=texts, deadline_s=deadline_s)
-  path.write_text(textwrap.dedent(SCRIPT).format(**told))
+  fields = dict(file=str(tmp_path / 'pids'), texts=texts, deadline_s=deadline_s)
+  path.write_text(textwrap.dedent(SCRIPT).format(**fields))
   return subprocess.Popen(
     [sys.executable, str(path)],
     env=os.environ | dict(PYTHONPATH=f'{ROOT}:{own}'),
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
-    # A shell starts what it sends to the background deaf to Ctrl-C, and children inherit that.
+    # A shell starts background jobs with SIGINT ignored, and children inherit that.
     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
   )
 
@@ -330,13 +332,13 @@ def pids_in(tmp_path) -> list[int]:
 def test_a_script_without_a_main_guard_is_not_run_again_by_workers(tmp_path, own):
   process = start_script(tmp_path, own, ['0', '1', 'jax', '0'])
   out, _ = process.communicate(timeout=120)
-  # A worker that is still starting when the pool closes may say so: that is another line than these.
+  # A worker that is still starting when the pool closes may print other lines.
   assert out.count('started') == 1 and out.endswith('[1.0, 0.0, 0.0, 1.0]\n')
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_parent(tmp_path, own, number):
-  # After SIGKILL nobody cleans up: a hung worker then ends by its own deadline.
+  # After SIGKILL there is no cleanup: a hung worker ends by its own deadline.
   deadline_s = 30.0 if number == signal.SIGINT else 2.0
   process = start_script(tmp_path, own, ['hang'] * 4, deadline_s)
   wait_for(lambda: len(pids_in(tmp_path)) >= 2, 'two hung workers')
