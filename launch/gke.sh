@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Trains on a TPU slice of a GKE cluster: fills launch/gke_jobset.yaml and hands it to kubectl.
+# Trains on a TPU slice of a GKE cluster: fills launch/gke_jobset.yaml and applies it with kubectl.
 #
 #   BUCKET=my-bucket IMAGE=… launch/gke.sh [--dry-run] run|logs|delete [flags of jaxrl_llm.main]
 #
-#   run      makes the JobSet; the same command after a delete goes on where the run was
-#   logs     follows the first host
-#   delete   ends it; the run's folder stays in the bucket
-#   --dry-run  prints the JobSet and the commands instead; pipe it to kubectl apply --dry-run=server -f - to have it checked
+#   run      creates the JobSet; the same command after a delete resumes the run
+#   logs     follows the log of the first host
+#   delete   deletes the JobSet; the run directory stays in the bucket
+#   --dry-run  prints the JobSet and the commands instead; validate it with kubectl apply --dry-run=server -f -
 #
-# Settings, as environment variables; what they mean is said in launch/gke_jobset.yaml: BUCKET and IMAGE must be set;
+# Settings, as environment variables, documented in launch/gke_jobset.yaml. BUCKET and IMAGE must be set; defaults of the others:
 # NAME (jaxrl-llm), ACCOUNT (default), ACCELERATOR (tpu-v5-lite-podslice), TOPOLOGY (4x4), HOSTS (4), CHIPS (4), RESTARTS (100).
-# An image:
+# A minimal image:
 #   FROM python:3.12
 #   COPY . /jaxrl_llm
 #   WORKDIR /jaxrl_llm
@@ -44,7 +44,7 @@ fill() {
   text=$(grep -v '^#' "$(dirname "${BASH_SOURCE[0]}")/gke_jobset.yaml")
   for name in NAME IMAGE BUCKET ACCOUNT ACCELERATOR TOPOLOGY HOSTS CHIPS RESTARTS; do
     if [ -z "${!name}" ]; then
-      printf 'gke.sh: %s is not set; launch/gke_jobset.yaml says what it is.\n' "$name" >&2
+      printf 'gke.sh: %s is not set; see launch/gke_jobset.yaml.\n' "$name" >&2
       exit 2
     fi
     text=${text//"\${$name}"/"${!name}"}

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Trains on the GPUs of a Slurm cluster: one process a node, which takes all its GPUs.
+# Trains on the GPUs of a Slurm cluster: one process per node, with all GPUs of the node.
 #
 #   launch/slurm.sh [--dry-run] [flags of jaxrl_llm.main]
 #   SBATCH_PARTITION=gpu launch/slurm.sh --config=configs/dapo.py --config.model=Qwen/Qwen3-1.7B --workdir=/shared/runs/qwen
 #   sbatch --nodes=4 --gpus-per-node=4 launch/slurm.sh --config=configs/dapo.py --workdir=/shared/runs/dapo
 #
-# Run from the clone, on a file system that all nodes see, as --workdir must be too. PYTHON names the interpreter
-# (.venv/bin/python, made with pip install -e '.[gpu,gym]'). --dry-run prints what would be submitted and run.
-# Settings of sbatch are the lines below; its own flags and SBATCH_* variables override them. One process for each GPU instead:
-# sbatch --ntasks-per-node=8 (the number of GPUs). The processes find each other by srun's variables.
+# Run it from the clone. The clone and --workdir must lie on a file system that all nodes share. PYTHON names the
+# interpreter (.venv/bin/python, after pip install -e '.[gpu,gym]'). --dry-run prints the submission and the command.
+# The #SBATCH lines below are defaults; flags of sbatch and SBATCH_* variables override them. For one process per GPU:
+# sbatch --ntasks-per-node=8 (the number of GPUs). Processes find each other from srun's environment.
 #
-# Three minutes before the time limit, and when the job is preempted, SIGTERM makes the run save and end with status 75;
-# the job then goes back to the queue and goes on from there. Where a process died (the others end with status 76), all of
-# them are started again in the same job, RESTARTS times at most (5). Any other status ends it.
+# Three minutes before the time limit, and at a preemption, SIGTERM makes the run save and exit with status 75; the job is
+# then requeued and resumes. If a process dies (the others exit with status 76), all of them restart in the same job,
+# RESTARTS times at most (5). Any other status ends the job.
 #SBATCH --job-name=jaxrl_llm
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -41,8 +41,8 @@ case ${1:-} in
     ;;
 esac
 
-# A node that dies is noticed by the others; a process that saves is not to be killed for one that has saved: no
-# --kill-on-bad-exit, and ten minutes from the first end to the last.
+# The processes detect a dead node themselves. A process that is still saving must not be killed because another has
+# finished: no --kill-on-bad-exit, and ten minutes between the first exit and the last.
 step=(srun --kill-on-bad-exit=0 --wait=600 "${PYTHON:-.venv/bin/python}" -m jaxrl_llm.main "$@")
 
 if [ "$dry" = 1 ]; then
@@ -57,9 +57,9 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
   exec sbatch "${BASH_SOURCE[0]}" "$@"
 fi
 
-# Slurm runs a copy of this file from a folder of its own.
+# Slurm runs a copy of this file from its spool directory.
 cd "${SLURM_SUBMIT_DIR:-.}"
-# The batch shell gets the signal too when the job is preempted, and has to wait for the step.
+# A preemption signals the batch shell, too; it must wait for the step.
 trap ':' TERM
 train() {
   status=0
@@ -71,7 +71,7 @@ train() {
   done
 }
 
-# 76, or the signal that ended a process, whose status is higher; not the signals of who wants an end.
+# True for 76 and for deaths by a signal, except SIGINT and SIGTERM.
 lost() {
   [ "$status" = 76 ] || { [ "$status" -gt 128 ] && [ "$status" != 130 ] && [ "$status" != 143 ]; }
 }

@@ -4,25 +4,26 @@
 #   BUCKET=my-bucket launch/tpu_vm.sh [--dry-run] create|run|resume|logs|delete [flags of jaxrl_llm.main]
 #   BUCKET=my-bucket launch/tpu_vm.sh resume --config=configs/dapo.py --config.model=Qwen/Qwen3-1.7B
 #
-#   create   asks for the slice, waits until it is there, installs the last commit of this clone on all its hosts
-#   run      starts training on all hosts and watches it; it goes on there if you end this command
-#   resume   as run, and where the slice is missing or was preempted, create first; may be given at any time
-#   logs     follows the first host's log
-#   delete   gives the slice back; the run's folder stays in the bucket
-#   --dry-run  prints the commands instead, and takes the slice for ACTIVE
+#   create   requests the slice, waits until it is ACTIVE, and installs the last commit of this clone on every host
+#   run      starts training on all hosts and watches it; training continues if this command is interrupted
+#   resume   like run, but creates the slice first if it is missing or was preempted; safe to repeat at any time
+#   logs     follows the log of the first host
+#   delete   releases the slice; the run directory stays in the bucket
+#   --dry-run  prints the commands instead, assuming that the slice is ACTIVE
 #
-# While run and resume watch: a run that was told to stop and saved (status 75) is started again by its hosts, as is one
-# of which a process died (76 for the others), RESTARTS times at most; a preempted slice is asked for again, bad input (status 2) and any other failure end the watch with that status.
+# While run and resume watch, the hosts restart training after a preemption with saved state (status 75) and after the
+# death of a process (status 76 on the others), the latter RESTARTS times at most. A preempted slice is requested again.
+# Bad input (status 2) and any other failure end the watch with that status.
 #
 # Settings, as environment variables:
-#   BUCKET       a bucket that the slice's service account may write; the run's folder is BUCKET/runs/NAME. A bucket with
-#                hierarchical namespace renames folders in one step, which is what checkpoints do
-#   NAME         of the slice and of the run's folder (jaxrl-llm)
+#   BUCKET       a bucket that the slice's service account can write; the run directory is BUCKET/runs/NAME. A bucket
+#                with hierarchical namespace renames folders atomically, which checkpoints rely on
+#   NAME         name of the slice and of the run directory (jaxrl-llm)
 #   ZONE         us-central1-a
 #   ACCELERATOR  v5litepod-16
-#   VERSION      the runtime of that accelerator (v2-alpha-tpuv5-lite)
-#   SPOT         1 for spot, else 0 (1)
-#   RESTARTS     how often hosts start again after the death of a process (5)
+#   VERSION      runtime version of the accelerator (v2-alpha-tpuv5-lite)
+#   SPOT         1 for spot capacity, else 0 (1)
+#   RESTARTS     restarts after the death of a process (5)
 #   PROJECT      default: gcloud's
 set -euo pipefail
 
@@ -49,7 +50,7 @@ fail() {
   exit 2
 }
 
-# Runs a command, or prints it so that a shell would read it back.
+# Runs a command, or prints it quoted for a shell.
 do_it() {
   if [ "$dry" = 1 ]; then
     printf '%q ' "$@"
@@ -59,7 +60,7 @@ do_it() {
   fi
 }
 
-on_host() { # which host (a number or all), and what it runs
+on_host() { # host number or 'all', command
   do_it gcloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" "--worker=$1" "--command=$2"
 }
 
@@ -74,7 +75,7 @@ state() {
   printf '%s\n' "${now:-MISSING}"
 }
 
-# Waits until the slice is in one of these states, and prints which.
+# Waits until the slice is in one of the given states, and prints that state.
 await() {
   local now wanted
   while :; do
@@ -99,7 +100,7 @@ create() {
     "--accelerator-type=$ACCELERATOR" "--runtime-version=$VERSION" "${spot[@]}"
   now=$(await ACTIVE FAILED SUSPENDED)
   if [ "$now" != ACTIVE ]; then
-    fail "the slice is $now; gcloud compute tpus queued-resources describe $NAME says why."
+    fail "the slice is $now; see gcloud compute tpus queued-resources describe $NAME."
   fi
   install
 }
@@ -111,7 +112,7 @@ install() {
   on_host all "$(on_each_host)"
 }
 
-# What every host runs once: gcsfuse, the bucket, this project.
+# Setup script of a host: gcsfuse, the bucket, this project.
 on_each_host() {
   printf 'BUCKET=%q\n' "$BUCKET"
   cat <<'HOST'
@@ -138,9 +139,9 @@ done
 HOST
 }
 
-# What every host runs: the training, again after each stop that was asked for and after deaths (76: of another process;
-# above 128: of this one, by a signal that is not of who wants an end), apart from the connection that began it.
-# The lock keeps a second one out, so that run and resume may be given while it trains.
+# Training script of a host, detached from the connection that starts it. It restarts after a preemption (75) and after
+# deaths: 76 for another process, above 128 for this one, except by SIGINT and SIGTERM. The lock excludes a second
+# instance, so run and resume can be repeated while it trains.
 training() {
   # shellcheck disable=SC2016  # the hosts expand it
   printf 'cd jaxrl_llm\nnohup flock -n ../lock bash -c %q bash' \
@@ -160,7 +161,7 @@ echo "$status" >../status'
   printf ' >>../train.log 2>&1 </dev/null &\n'
 }
 
-# Returns the status that the first host's training ended with; 75: the slice is gone.
+# Returns the exit status of training on the first host; 75 if the slice is gone.
 watch() {
   local status=''
   while [ -z "$status" ]; do
@@ -168,7 +169,7 @@ watch() {
       ACTIVE | UNKNOWN) sleep "$POLL_S" ;;
       *) return 75 ;;
     esac
-    # A host that cannot be reached tells nothing: the slice's state decides.
+    # An unreachable host has no status: the state of the slice decides.
     status=$(on_host 0 'cat status 2>/dev/null; true') || status=''
   done
   on_host 0 'tail -n 40 train.log'
@@ -186,7 +187,7 @@ run() {
   if [ "$status" != 75 ]; then
     return "$status"
   fi
-  printf '%s was taken away; asking for it again\n' "$NAME"
+  printf '%s was preempted; requesting it again\n' "$NAME"
   resume "$@"
 }
 
@@ -217,7 +218,7 @@ shift || true
 case $verb in
   create | run | resume)
     if [ -z "$BUCKET" ]; then
-      fail 'BUCKET is not set; name the bucket for the folder of the run, which all hosts write.'
+      fail 'BUCKET is not set; name the bucket for the run directory, which all hosts write to.'
     fi
     "$verb" "$@"
     ;;
