@@ -148,9 +148,8 @@ class UserGrader:
   fn: Callable
   style: str
   settings: dict[str, Any]
-  batched: str = (
-    ''  # 'group', 'step': the pool calls `score_batch` with so many completions at once
-  )
+  # 'group', 'step': the pool calls `score_batch` with that many completions at once; '': with one
+  batched: str = ''
 
   def __call__(self, text: str, row: Row) -> float | None:
     return self.score_batch([text], [row])[0]

@@ -48,9 +48,8 @@ class Limits(NamedTuple):
 class ItemShape(NamedTuple):
   """The items of a job: single completions, or the completions of one batched call."""
 
-  kind: str = (
-    ''  # '': (completion, row); 'group', 'step': (completions, rows), for graders of that `batched`
-  )
+  # '': (completion, row); 'group', 'step': (completions, rows), for the graders of that `batched`
+  kind: str = ''
   size: int = 1  # the most completions in one item
 
 

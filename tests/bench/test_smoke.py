@@ -35,7 +35,7 @@ def missing(name: str) -> str:
   if name == 'code_grading' and os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') != '1':
     from jaxrl_llm.rewards.code_execution import sandbox
 
-    return sandbox.why_not()
+    return sandbox.unavailable_reason()
   return ''
 
 

@@ -110,7 +110,7 @@ def test_a_corpus_that_is_none_is_one_sentence(tmp_path, body):
 
 
 def test_python_runs_in_the_sandbox_and_shows_what_it_prints():
-  if why := sandbox.why_not():
+  if why := sandbox.unavailable_reason():
     if os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') == '1':
       pytest.fail(why)
     pytest.skip(why)

@@ -1,1 +1,1 @@
-"""Programs of the model, run in sandboxes."""
+"""Graders of programs that a model wrote, and the sandbox that runs these."""

@@ -1,4 +1,4 @@
-"""Bytes into a program and out of it: files in memory, and output up to a deadline and a length."""
+"""Input and output of programs: files in memory, and output up to a deadline and a length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONE, DEADLINE, FLOOD = 'done', 'deadline', 'flood'
 
 @contextlib.contextmanager
 def in_memory(text: bytes) -> Iterator[int]:
-  """A descriptor of a file that holds `text` and lies in memory alone."""
+  """A descriptor of a file in memory with the content `text`, at its start."""
   file = os.memfd_create('sandbox')
   try:
     with open(file, 'wb', closefd=False) as stream:
@@ -25,10 +25,12 @@ def in_memory(text: bytes) -> Iterator[int]:
     os.close(file)
 
 
-def collect(process: subprocess.Popen, end: float, most: int) -> tuple[str, tuple[bytes, bytes]]:
-  """stdout and stderr until both are closed, the time is over, or one is too long."""
+def collect(
+  process: subprocess.Popen, end: float, most_bytes: int
+) -> tuple[str, tuple[bytes, bytes]]:
+  """(outcome, (stdout, stderr)): read until both are closed, `end` is past, or one exceeds `most_bytes`."""
   streams = {process.stdout: bytearray(), process.stderr: bytearray()}
-  found, outcome = (streams[process.stdout], streams[process.stderr]), DONE
+  output, outcome = (streams[process.stdout], streams[process.stderr]), DONE
   with selectors.DefaultSelector() as waiting:
     for stream in streams:
       waiting.register(stream, selectors.EVENT_READ)
@@ -40,11 +42,11 @@ def collect(process: subprocess.Popen, end: float, most: int) -> tuple[str, tupl
         if not (part := os.read(key.fd, 65536)):
           waiting.unregister(key.fileobj)
         streams[key.fileobj] += part
-        if len(streams[key.fileobj]) > most:
+        if len(streams[key.fileobj]) > most_bytes:
           outcome = FLOOD
-  if outcome == DONE:  # what closed its streams may still run
+  if outcome == DONE:  # a program that closed its streams may still run
     try:
       process.wait(max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
       outcome = DEADLINE
-  return outcome, tuple(bytes(part[:most]) for part in found)
+  return outcome, tuple(bytes(part[:most_bytes]) for part in output)

@@ -1,14 +1,13 @@
-"""Programs nobody has read, run by bubblewrap in namespaces of their own: no file, no network, no process but theirs.
+"""Runs untrusted programs under bubblewrap, in their own namespaces: no outside file, network or process.
 
-What a program finds: a Python with its standard library and C libraries, the files it is given under /box, all
-read-only; a /tmp of its own that lives in memory, with a limit on its files where the machine lets a user mount one;
-null, zero, full, random and urandom under /dev; no /proc, no
-environment, no user but nobody. All in it ends with its first process, that with bubblewrap, and bubblewrap with the
-process that asked.
+A program sees a Python with its standard library and C libraries, and the given files under /box, all read-only. It has
+a private /tmp in memory, with a limit on the number of files where the machine lets a user mount one. /dev holds null,
+zero, full, random and urandom. There is no /proc and no inherited environment, and the user is nobody. All processes
+end with the sandbox's first process, that one ends with bubblewrap, and bubblewrap ends with the calling process.
 
-What this does not hold: a flaw of the kernel in the system calls that stay open. And programs that run at once share
-the machine: each may take its processes times its memory, and the cores until its time is over. Where memory runs out,
-the kernel is told to take them before any other process.
+Not covered: a flaw of the kernel in the system calls that stay open. Concurrent programs share the machine: each may
+use its number of processes times its memory, and the cores until its deadline. When memory runs out, the kernel is set
+to kill these processes first.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ DONE, DEADLINE, FLOOD = program_io.DONE, program_io.DEADLINE, program_io.FLOOD
 
 _NOBODY = 65534
 _OPEN_FILES, _LEAST_OPEN_FILES = 64, 16
-_TIMERS = 1024  # and signals that wait: each takes kernel memory
-_FILES = (
-  10_000  # in /tmp, links and folders included: each takes about a kB that disk_mb does not count
-)
-_SOCKET_BYTES = 212_992  # of a buffer, unless the machine says otherwise
-_DYING_S = 5.0  # longer than any process takes to die
+_TIMERS = 1024  # timers and pending signals: each takes kernel memory
+# Files in /tmp, links and folders included: each takes about 1 kB of kernel memory that disk_mb does not count.
+_FILES = 10_000
+_SOCKET_BYTES = 212_992  # size of a socket buffer, unless the machine's setting differs
+_KILL_S = 5.0  # longer than any killed process takes to end
 _DEVICES = ('null', 'zero', 'full', 'random', 'urandom')
-_OWN_PROCESS = 1  # the namespace's first, which is bubblewrap's own and counts as one of the user's
+_OWN_PROCESS = (
+  1  # bubblewrap's own process, the first of the namespace, which counts toward the limit
+)
 _ENVIRONMENT = dict(HOME='/tmp', LANG='C.UTF-8', PATH='/usr/bin', PYTHONHASHSEED='0', OMP_NUM_THREADS='1')  # fmt: skip
 _TOOLS = dict(bwrap='bubblewrap', prlimit='util-linux', setpriv='util-linux')
 _PROBE = """
@@ -59,14 +59,14 @@ print('forks', count, flush=True)
 
 
 class Limits(NamedTuple):
-  """What one program may take."""
+  """Resource limits of one program."""
 
   wall_s: float = 6.0
-  memory_mb: int = 512  # of each of its processes: address space, and what may lie in its sockets
+  memory_mb: int = 512  # of each process: address space and socket buffers together
   processes: int = 8  # at once, threads included
   disk_mb: int = 64  # in /tmp, which is memory
   output_kb: int = 1024  # of stdout, and of stderr
-  packages: bool = False  # may it import this Python's site-packages
+  packages: bool = False  # whether it can import this Python's site-packages
 
 
 _LIMITS = Limits()
@@ -75,26 +75,26 @@ _LIMITS = Limits()
 class Result(NamedTuple):
   """How a program ended."""
 
-  outcome: str  # DONE: by itself or by a signal; DEADLINE: too long; FLOOD: too much output
-  code: int  # of its exit, 128 + n by signal n; −1 where it was stopped
+  outcome: str  # DONE: ended by itself or a signal; DEADLINE: ran too long; FLOOD: too much output
+  code: int  # exit code, 128 + n after signal n; −1 where the sandbox stopped it
   stdout: bytes  # at most output_kb
   stderr: bytes
   seconds: float
 
 
 class SandboxError(RuntimeError):
-  """The sandbox itself failed, which says nothing about the program."""
+  """The sandbox itself failed; the program may be correct."""
 
 
 def require(where: str) -> None:
-  """Raises UserError, with the reason and the remedy, where this machine gives no sandbox. Source: none."""
-  if sentence := why_not():
-    raise UserError(f'{where} runs programs in a sandbox only, and {sentence}.')
+  """Raise UserError, with the reason and the remedy, where this machine has no sandbox."""
+  if reason := unavailable_reason():
+    raise UserError(f'{where} runs programs in a sandbox only, and {reason}.')
 
 
 @functools.cache
-def why_not() -> str:
-  """'' where a sandbox can be had and really limits what is in it, else the reason and the remedy. Source: none."""
+def unavailable_reason() -> str:
+  """'' where a sandbox starts and its limits hold, else the reason and the remedy."""
   if not sys.platform.startswith('linux'):
     return f'there is none for {sys.platform}; train on Linux'
   if os.uname().machine not in seccomp.MACHINES:
@@ -102,24 +102,24 @@ def why_not() -> str:
   for tool in (*_TOOLS,) if os.geteuid() == 0 else ('bwrap', 'prlimit'):
     if shutil.which(tool) is None:
       return f'{tool} is not installed; install it: apt-get install {_TOOLS[tool]}'
-  told = subprocess.run(['bwrap', '--help'], capture_output=True, text=True).stdout
-  if '--disable-userns' not in told or '--size' not in told:
+  options = subprocess.run(['bwrap', '--help'], capture_output=True, text=True).stdout
+  if '--disable-userns' not in options or '--size' not in options:
     return 'this bubblewrap is older than 0.8, which lacks --disable-userns; install 0.8 or later'
   try:
-    found = run(['-c', _PROBE], limits=Limits(wall_s=20.0, processes=2))
+    result = run(['-c', _PROBE], limits=Limits(wall_s=20.0, processes=2))
   except SandboxError as error:
-    return _explain(str(error))
-  if found.outcome != DONE or found.code or found.stdout != b'forks 1\n':
-    said = (found.stdout + found.stderr).decode('utf-8', 'replace').strip()[-200:]
+    return _with_remedy(str(error))
+  if result.outcome != DONE or result.code or result.stdout != b'forks 1\n':
+    output = (result.stdout + result.stderr).decode('utf-8', 'replace').strip()[-200:]
     return (
-      f'the limit on processes does not hold in it ({found.outcome}, {found.code}, {said!r}, one fork '
+      f'the limit on processes does not hold in it ({result.outcome}, {result.code}, {output!r}, one fork '
       'expected); it takes Linux 5.14 or later and a Python that other users may read'
     )
   return ''
 
 
-def _explain(message: str) -> str:
-  """What bubblewrap said, with the most likely remedy."""
+def _with_remedy(message: str) -> str:
+  """The error message of bubblewrap, with the most likely remedy."""
   reason = f'bubblewrap cannot make one here ({message})'
   if _sysctl('kernel/apparmor_restrict_unprivileged_userns') == '1':
     remedy = 'allow user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0'
@@ -152,16 +152,16 @@ def run(
   stdin: bytes = b'',
   limits: Limits = _LIMITS,
 ) -> Result:
-  """Runs Python with `args`, `files` (name → content) under /box and `stdin` both there and at /dev/stdin.
+  """Run Python with `args`, `files` (name → content) under /box, and `stdin` as its input and at /dev/stdin.
 
-  Returns within wall_s and what it takes to kill. Raises SandboxError where the sandbox fails. Source: none.
+  Returns within wall_s plus the time to kill the program. Raises SandboxError where the sandbox fails.
   """
   begin = time.monotonic()
-  told = {**{f'/box/{name}': text for name, text in (files or {}).items()}, '/dev/stdin': stdin}
+  paths = {**{f'/box/{name}': text for name, text in (files or {}).items()}, '/dev/stdin': stdin}
   with contextlib.ExitStack() as stack:
     source = stack.enter_context(program_io.in_memory(stdin))
     box = stack.enter_context(
-      start(args, files=told, limits=limits, stdin=source, stdout=subprocess.PIPE)
+      start(args, files=paths, limits=limits, stdin=source, stdout=subprocess.PIPE)
     )
     outcome, output = program_io.collect(
       box.process, begin + limits.wall_s, limits.output_kb * 1024
@@ -174,36 +174,36 @@ def run(
 
 
 class Box(NamedTuple):
-  """A program that runs."""
+  """A running program."""
 
   process: subprocess.Popen
-  status: int  # a pipe that tells what bubblewrap did
-  told: bytearray  # and what it told
-  layers: int  # how many of it there are, one in another
+  status: int  # read end of the pipe with bubblewrap's status
+  received: bytearray  # status bytes so far
+  layers: int  # number of nested bubblewraps
 
   def check(self, stderr: bytes) -> None:
-    """Raises SandboxError unless bubblewrap, which has ended, says that it ran the program to its end."""
-    self._listen()
-    if self.told.count(b'"exit-code"') < self.layers:
-      said = stderr.decode('utf-8', 'replace').strip()[-300:]
-      raise SandboxError(said or f'bubblewrap ended with code {self.process.returncode}')
+    """Raise SandboxError unless the status of bubblewrap, which has ended, reports the program's exit code."""
+    self._read_status()
+    if self.received.count(b'"exit-code"') < self.layers:
+      message = stderr.decode('utf-8', 'replace').strip()[-300:]
+      raise SandboxError(message or f'bubblewrap ended with code {self.process.returncode}')
 
-  def end(self) -> None:
-    """Kills all that is in the sandbox and returns when it is dead: what it held is free, what it ran runs no more."""
-    self._listen()
+  def kill(self) -> None:
+    """Kill all processes of the sandbox; return after they have ended and their memory is free."""
+    self._read_status()
     with contextlib.ExitStack() as stack:
-      if found := re.search(rb'"child-pid": *([0-9]+)', self.told):
+      if match := re.search(rb'"child-pid": *([0-9]+)', self.received):
         # The first process of a namespace ends after all others in it.
         with contextlib.suppress(ProcessLookupError):
-          first = os.pidfd_open(int(found[1]))
+          first = os.pidfd_open(int(match[1]))
           stack.callback(os.close, first)
-          stack.callback(select.select, [first], [], [], _DYING_S)
+          stack.callback(select.select, [first], [], [], _KILL_S)
       self.process.kill()
 
-  def _listen(self) -> None:
+  def _read_status(self) -> None:
     os.set_blocking(self.status, False)
     with contextlib.suppress(BlockingIOError):
-      self.told.extend(os.read(self.status, 65536))
+      self.received.extend(os.read(self.status, 65536))
 
 
 @contextlib.contextmanager
@@ -215,9 +215,9 @@ def start(
   pass_fds: Iterable[int] = (),
   **streams: Any,
 ) -> Iterator[Box]:
-  """Starts Python with `args` in a sandbox that is killed when the context ends; `files` are path → content.
+  """Start Python with `args` in a sandbox that is killed when the context ends; `files` are path → content.
 
-  streams: stdin and stdout as subprocess.Popen takes them; stderr is a pipe. Source: none.
+  streams: stdin and stdout as for subprocess.Popen; stderr is a pipe.
   """
   with contextlib.ExitStack() as stack:
     read, write = os.pipe()
@@ -225,46 +225,46 @@ def start(
     sources = {
       path: stack.enter_context(program_io.in_memory(text)) for path, text in files.items()
     }
-    calls = stack.enter_context(program_io.in_memory(seccomp.program()))
-    other = os.dup(write)  # each layer closes its own before it runs the next
-    outer = _reached(limits.packages, other)
+    call_filter = stack.enter_context(program_io.in_memory(seccomp.program()))
+    outer_write = os.dup(write)  # each layer closes its own copy before it runs the next
+    outer = _drop_root(limits.packages, outer_write)
     counted = _files_can_be_counted()
-    room = _room(limits) if counted else []
-    walls = _walls(limits, sources, write, calls, counted)
-    argv = [*outer, *room, *walls, *_limited(limits), *args]
-    # Where no layer is around it, nobody would close the second: the program would have it.
-    status = (write, other) if 'bwrap' in outer else (write,)
+    mount = _mount_tmp(limits) if counted else []
+    isolate = _isolate(limits, sources, write, call_filter, counted)
+    argv = [*outer, *mount, *isolate, *_limited(limits), *args]
+    # Without an outer layer to close it, the second copy would stay open in the program.
+    status = (write, outer_write) if 'bwrap' in outer else (write,)
     try:
       process = subprocess.Popen(
-        argv, stderr=subprocess.PIPE, pass_fds=(*sources.values(), calls, *status, *pass_fds),
+        argv, stderr=subprocess.PIPE, pass_fds=(*sources.values(), call_filter, *status, *pass_fds),
         cwd='/', env=dict(PATH=os.environ.get('PATH', os.defpath)), **streams,
       )  # fmt: skip
     finally:
       os.close(write)
-      os.close(other)
+      os.close(outer_write)
     stack.enter_context(process)
     box = Box(process, read, bytearray(), 1 + outer.count('bwrap'))
-    stack.callback(box.end)
-    # Where memory runs out, the kernel is to take this and not the trainer.
+    stack.callback(box.kill)
+    # When memory runs out, the kernel must kill this process before the trainer.
     with contextlib.suppress(OSError), open(f'/proc/{process.pid}/oom_score_adj', 'w') as file:
       file.write('1000')
     yield box
 
 
-def _room(limits: Limits) -> list[str]:
-  """What mounts the program's /tmp with a limit on files, which bubblewrap cannot set."""
+def _mount_tmp(limits: Limits) -> list[str]:
+  """Command prefix that mounts the program's /tmp with a limit on files, which bubblewrap cannot set."""
   size = f'size={limits.disk_mb * 1024**2},nr_inodes={_FILES},mode=0755'
-  script = f'mount -t tmpfs -o {size} tmpfs {_ROOM} && exec "$@"'
+  script = f'mount -t tmpfs -o {size} tmpfs {_MOUNT_POINT} && exec "$@"'
   return ['unshare', '--user', '--map-root-user', '--mount', '--', 'sh', '-c', script, 'sh']
 
 
-# Any folder that is everywhere, and that no program in a sandbox sees.
-_ROOM = '/sys'
+# A folder that exists on every machine and is hidden from the program.
+_MOUNT_POINT = '/sys'
 
 
 @functools.cache
 def _files_can_be_counted() -> bool:
-  """Whether this machine lets a user mount a file system and run bubblewrap there."""
+  """Whether this machine lets a user mount a file system and run bubblewrap in it."""
   inner = [
     'bwrap',
     '--unshare-user',
@@ -273,31 +273,31 @@ def _files_can_be_counted() -> bool:
     '/',
     '/',
     '--bind',
-    _ROOM,
+    _MOUNT_POINT,
     '/tmp',
   ]
-  argv = [*_become_nobody(), *_room(_LIMITS), *inner, '--', 'true']
+  argv = [*_become_nobody(), *_mount_tmp(_LIMITS), *inner, '--', 'true']
   try:
     return subprocess.run(argv, capture_output=True, cwd='/').returncode == 0
   except OSError:
     return False
 
 
-def _walls(
-  limits: Limits, files: Mapping[str, int], status: int, calls: int, counted: bool
+def _isolate(
+  limits: Limits, files: Mapping[str, int], status: int, call_filter: int, counted: bool
 ) -> list[str]:
-  """bubblewrap's part: what a program may see. The order of mounts matters."""
-  binds, masks = _places(limits.packages)
+  """Command prefix that runs bubblewrap: namespaces and visible paths. The order of mounts matters."""
+  binds, masks = _python_paths(limits.packages)
   argv = [
     *('bwrap', '--unshare-user', '--disable-userns', '--unshare-ipc', '--unshare-pid', '--unshare-net'),
     *('--unshare-uts', '--unshare-cgroup-try', '--uid', str(_NOBODY), '--gid', str(_NOBODY)),
     *('--die-with-parent', '--new-session', '--clearenv', '--cap-drop', 'ALL'),
     *('--hostname', 'sandbox', '--json-status-fd', str(status)),
-    *('--seccomp', str(calls)),
+    *('--seccomp', str(call_filter)),
   ]  # fmt: skip
-  # First: this Python, or its packages, may lie below the machine's own /tmp.
+  # Mounted first: this Python, or its packages, may lie below the machine's own /tmp.
   size = str(limits.disk_mb * 1024**2)
-  argv += ['--bind', _ROOM, '/tmp'] if counted else ['--size', size, '--tmpfs', '/tmp']
+  argv += ['--bind', _MOUNT_POINT, '/tmp'] if counted else ['--size', size, '--tmpfs', '/tmp']
   for name in ('/lib', '/lib32', '/lib64'):  # links into /usr, or folders on older systems
     if os.path.islink(name):
       argv += ['--symlink', os.readlink(name), name]
@@ -319,9 +319,10 @@ def _walls(
 
 
 def _limited(limits: Limits) -> list[str]:
-  # Set inside: there the kernel counts the processes of this namespace, outside all of the user's, who may have
-  # hundreds. It spares root, also under another name in a namespace: `_reached` sees to it that nobody is root.
-  address_bytes, open_files = _shares(limits.memory_mb * 1024**2)
+  """Command prefix that runs Python under resource limits."""
+  # The limits are set inside of the namespace, where the kernel counts only its processes; outside it would count all
+  # processes of the user. They do not apply to root, even under another name in a namespace: hence `_drop_root`.
+  address_bytes, open_files = _memory_shares(limits.memory_mb * 1024**2)
   return [
     *(shutil.which('prlimit'), f'--nproc={limits.processes + _OWN_PROCESS}'),
     *(f'--as={address_bytes}', f'--fsize={limits.disk_mb * 1024**2}', f'--sigpending={_TIMERS}'),
@@ -330,12 +331,12 @@ def _limited(limits: Limits) -> list[str]:
   ]
 
 
-def _shares(memory_bytes: int) -> tuple[int, int]:
-  """(bytes of address space, open files): any of these may be a socket with a full buffer, which counts as memory."""
+def _memory_shares(memory_bytes: int) -> tuple[int, int]:
+  """(bytes of address space, open files), where every file may be a socket with a full buffer."""
   default = _sysctl('net/core/wmem_default')
-  each = int(default) if default.isdigit() else _SOCKET_BYTES
-  files = min(max(memory_bytes // 4 // max(each, 1), _LEAST_OPEN_FILES), _OPEN_FILES)
-  return max(memory_bytes - files * each, memory_bytes // 2), files
+  socket_bytes = int(default) if default.isdigit() else _SOCKET_BYTES
+  files = min(max(memory_bytes // 4 // max(socket_bytes, 1), _LEAST_OPEN_FILES), _OPEN_FILES)
+  return max(memory_bytes - files * socket_bytes, memory_bytes // 2), files
 
 
 def _python() -> str:
@@ -347,32 +348,36 @@ def _packages() -> list[str]:
 
 
 @functools.cache
-def _places(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """(paths to show, paths within to empty): what Python needs, without anything installed for it."""
-  shown = ['/usr/lib', '/usr/lib32', '/usr/lib64', '/etc/ld.so.cache', shutil.which('prlimit')]
-  shown += [os.path.join(os.path.realpath(sys.base_prefix), 'lib'), _python()]
+def _python_paths(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """(paths to show, paths within these to empty): the files of Python, without installed packages."""
+  needed = ['/usr/lib', '/usr/lib32', '/usr/lib64', '/etc/ld.so.cache', shutil.which('prlimit')]
+  needed += [os.path.join(os.path.realpath(sys.base_prefix), 'lib'), _python()]
   base = os.path.realpath(sysconfig.get_path('stdlib'))
   installed = [os.path.join(base, name) for name in ('site-packages', 'dist-packages')]
   installed += ['/usr/lib/python3/dist-packages', '/usr/local/lib/python3/dist-packages']
   wanted = _packages() if packages else []
-  seen = [path for path in dict.fromkeys(shown + wanted) if os.path.exists(path)]
-  empty = [path for path in installed if os.path.isdir(path) and path not in wanted]
-  return tuple(seen), tuple(path for path in empty if any(path.startswith(f'{s}/') for s in seen))
+  shown = [path for path in dict.fromkeys(needed + wanted) if os.path.exists(path)]
+  hidden = [path for path in installed if os.path.isdir(path) and path not in wanted]
+  hidden = [path for path in hidden if any(path.startswith(f'{above}/') for above in shown)]
+  return tuple(shown), tuple(hidden)
 
 
-def _reached(packages: bool, status: int) -> list[str]:
-  """For root alone: what makes it nobody, and lays Python open where only root may go (/root/.pyenv, say)."""
+def _drop_root(packages: bool, status: int) -> list[str]:
+  """Command prefix, for root only, that becomes nobody.
+
+  Where Python lies in folders that only root may enter (/root/.pyenv, say), an outer bubblewrap opens these.
+  """
   if os.geteuid() != 0:
     return []
   closed: dict[str, list[str]] = {}
-  for path in _places(packages)[0]:
+  for path in _python_paths(packages)[0]:
     folders = _parents(path)
     shut = [folder for folder in folders if not os.stat(folder).st_mode & 0o001]
     if shut:
       closed.setdefault(shut[0], []).append(path)
   argv = []
   if closed:
-    # With a namespace of processes, because it has given up the right to kill those of nobody.
+    # In its own process namespace, because it has given up the right to kill processes of nobody.
     argv += ['bwrap', '--die-with-parent', '--unshare-pid', '--json-status-fd', str(status)]
     argv += ['--dev-bind', '/', '/', '--proc', '/proc']
   for folder, paths in closed.items():

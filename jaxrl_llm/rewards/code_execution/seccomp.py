@@ -1,8 +1,9 @@
-"""The system calls that a sandbox refuses, as the program that the kernel runs at every call.
+"""The seccomp filter of the sandbox: a BPF program that the kernel runs at every system call.
 
-Refused are memory that no limit counts (memfd, System V, message queues, watches of files, larger buffers of pipes and
-sockets, descriptors on their way between sockets), every socket but a pair of Unix ones, looking into other processes,
-mounts and namespaces, and what kernels had most of their flaws in. Number of a call and machine: Linux's own headers.
+Refused are memory that no limit counts (memfd, System V, message queues, file watches, larger buffers of pipes and
+sockets, descriptors in flight between sockets), every socket but a pair of Unix sockets, access to other processes,
+mounts and namespaces, and the parts of the kernel with most of the known flaws. The numbers of calls and machines are
+those of Linux's headers.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _REFUSED = (
 
 
 class Machine(NamedTuple):
-  """Numbers of an architecture."""
+  """System call numbers of an architecture."""
 
-  audit: int  # its own, among architectures
-  refused: tuple[int, ...]  # of _REFUSED
+  audit: int  # AUDIT_ARCH number of the architecture
+  refused: tuple[int, ...]  # the numbers of _REFUSED
   socketpair: int
   fcntl: int
 
@@ -55,25 +56,25 @@ MACHINES = dict(
   ),
 )
 
-_LOAD, _EQUAL, _ABOVE, _GIVE = 0x20, 0x15, 0x35, 0x06
+_LOAD, _EQUAL, _ABOVE, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000 | errno.EPERM
-# Where the record of a call holds its number, its machine, and the low halves of its first two arguments, which are all
-# that the kernel reads of an int.
+# Offsets in the record of a call: its number, its architecture, and the low halves of the first two arguments. The
+# kernel reads no more of an int.
 _NUMBER, _AUDIT, _FIRST, _SECOND = 0, 4, 16, 24
-_OTHER_NUMBERING = 0x40000000  # x86's, from here on
+_X32_CALLS = 0x40000000  # x32 numbers of calls begin here
 _F_SETPIPE_SZ = 1031
 
 
 @functools.cache
 def program() -> bytes:
-  """Classic BPF: EPERM for what is refused and for all that is not of this machine's own numbering. Source: none."""
+  """Classic BPF that returns EPERM for refused calls and for calls of another architecture's numbering."""
   machine = MACHINES[os.uname().machine]
-  # (code, value, where to go on if true, and if not); a name is a place below, None the next line.
+  # (code, value, label if true, label if false); None is the next line.
   lines = [
     (_LOAD, _AUDIT, None, None),
     (_EQUAL, machine.audit, None, 'fail'),
     (_LOAD, _NUMBER, None, None),
-    (_ABOVE, _OTHER_NUMBERING, 'fail', None),
+    (_ABOVE, _X32_CALLS, 'fail', None),
     *((_EQUAL, number, 'fail', None) for number in machine.refused),
     (_EQUAL, machine.socketpair, 'pair', None),
     (_EQUAL, machine.fcntl, 'fcntl', 'allow'),
@@ -84,17 +85,17 @@ def program() -> bytes:
     (_LOAD, _SECOND, None, None),
     (_EQUAL, _F_SETPIPE_SZ, 'fail', 'allow'),
     'allow',
-    (_GIVE, _ALLOW, None, None),
+    (_RETURN, _ALLOW, None, None),
     'fail',
-    (_GIVE, _FAIL, None, None),
+    (_RETURN, _FAIL, None, None),
   ]
-  places, code = {}, []
+  labels, code = {}, []
   for line in lines:
     if isinstance(line, str):
-      places[line] = len(code)
+      labels[line] = len(code)
     else:
       code.append(line)
-  jump = lambda at, place: 0 if place is None else places[place] - at - 1  # noqa: E731
+  jump = lambda at, label: 0 if label is None else labels[label] - at - 1  # noqa: E731
   return b''.join(
     struct.pack('=HBBI', kind, jump(at, yes), jump(at, no), value)
     for at, (kind, value, yes, no) in enumerate(code)

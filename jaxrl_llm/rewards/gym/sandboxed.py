@@ -33,7 +33,7 @@ def score(task: str, settings: Mapping[str, Any], text: str, entry: Mapping[str,
   Raises SandboxError where the task needs a sandbox and there is none, or the server ends; ValueError where the scorer
   raises.
   """
-  if (reason := sandbox.why_not()) == '':
+  if (reason := sandbox.unavailable_reason()) == '':
     return _server(task).score(task, settings, text, entry)
   if task in scorers.SANDBOX_ONLY:
     raise sandbox.SandboxError(f'{task!r} is scored in a sandbox only, and {reason}')
@@ -55,7 +55,7 @@ def require(tasks: Iterable[str], where: str) -> None:
       'program; choose other tasks, or a reasoning-gym that pyproject.toml allows.'
     )
   needing = sorted(named & scorers.SANDBOX_ONLY)
-  if needing and (reason := sandbox.why_not()):
+  if needing and (reason := sandbox.unavailable_reason()):
     raise UserError(
       f"{where}: config.rewards.fn='gym' scores {', '.join(needing)} in a sandbox only, because their scorers hand the "
       f'answer to sympy, and {reason}; or choose other tasks.'
@@ -65,7 +65,7 @@ def require(tasks: Iterable[str], where: str) -> None:
 def prepare(tasks: Iterable[str]) -> None:
   """Has these tasks' servers ready, where there is a sandbox: no answer pays for their start."""
   for task in sorted(tasks):
-    if sandbox.why_not() == '':
+    if sandbox.unavailable_reason() == '':
       # The scorer may refuse an entry that is none; what the sandbox has to say, it says of an answer.
       with contextlib.suppress(ValueError, sandbox.SandboxError):
         _server(task).score(task, {}, '', dict(question='', answer='', metadata={}))

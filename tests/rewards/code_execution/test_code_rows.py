@@ -14,7 +14,7 @@ from jaxrl_llm.types import Row
 
 @pytest.fixture(autouse=True)
 def needs_sandbox():
-  if reason := sandbox.why_not():
+  if reason := sandbox.unavailable_reason():
     if os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') == '1':
       pytest.fail(f'JAXRL_LLM_REQUIRE_SANDBOX=1, but {reason}')
     pytest.skip(reason)

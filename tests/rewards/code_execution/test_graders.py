@@ -28,7 +28,7 @@ def anywhere(test):
 def needs_sandbox(request):
   if getattr(request.function, 'anywhere', False):
     return
-  if reason := sandbox.why_not():
+  if reason := sandbox.unavailable_reason():
     if os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') == '1':
       pytest.fail(f'JAXRL_LLM_REQUIRE_SANDBOX=1, but {reason}')
     pytest.skip(reason)
@@ -451,7 +451,7 @@ def test_a_part_is_held_to_the_deadline_of_the_pool():
 
 @anywhere
 def test_without_a_sandbox_the_grader_is_refused(monkeypatch):
-  monkeypatch.setattr(sandbox, 'why_not', lambda: 'there is none; get one')
+  monkeypatch.setattr(sandbox, 'unavailable_reason', lambda: 'there is none; get one')
   for name in ('unit_tests', 'stdin_stdout', 'human_eval'):
     with pytest.raises(UserError, match=f"config.rewards.fn='{name}' runs programs .* get one."):
       rewards.resolve(dict(fn=name))

@@ -13,7 +13,7 @@ from tests.rewards.code_execution.idioms import IDIOMS
 
 @pytest.fixture(autouse=True)
 def needs_sandbox():
-  if reason := sandbox.why_not():
+  if reason := sandbox.unavailable_reason():
     if os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') == '1':
       pytest.fail(f'JAXRL_LLM_REQUIRE_SANDBOX=1, but {reason}')
     pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""What programs try in a sandbox, and what becomes of it. Each attack says on stdout what it got hold of."""
+"""Attacks of programs on the sandbox. Each attack prints the list of its successes."""
 
 from __future__ import annotations
 
@@ -23,74 +23,73 @@ from jaxrl_llm.types import UserError
 ROOT = pathlib.Path(__file__).parents[3]
 LIMITS = Limits(wall_s=20.0, disk_mb=16, output_kb=64)
 
-# Attacks that end by themselves begin with this, in the folder that they may write in. `tried` tells what succeeded:
-# nothing may.
+# Start of every attack, which runs in the writable folder. `tried` and `refused` record successes; there must be none.
 PRELUDE = """
 import ctypes, fcntl, json, os, signal, socket, sys, threading, time
-told, got = json.load(open('/dev/stdin')), []
+outside, got = json.load(open('/dev/stdin')), []
 libc = ctypes.CDLL(None, use_errno=True)
-def tried(what, attempt):
+def tried(name, attempt):
   try:
-    got.append(f'{what}: {attempt()!r}')
+    got.append(f'{name}: {attempt()!r}')
   except Exception:
     pass
-def refused(what, *call):
-  found = libc.syscall(*call)
-  if found != -1:
-    got.append(f'{what}: {found}')
+def refused(name, *call):
+  result = libc.syscall(*call)
+  if result != -1:
+    got.append(f'{name}: {result}')
 """
 END = '\nprint(got)\n'
 
-HOLDS = dict(
-  project="tried('listed', lambda: os.listdir(told['project']))",
+REFUSED = dict(
+  project="tried('listed', lambda: os.listdir(outside['project']))",
   home_folder="""
-seen = os.listdir(told['home']) if os.path.exists(told['home']) else []
-if set(seen) - set(told['python'].split('/')): got.append(seen)
+names = os.listdir(outside['home']) if os.path.exists(outside['home']) else []
+if set(names) - set(outside['python'].split('/')): got.append(names)
 """,
-  secret_file="tried('read', lambda: open(told['secret']).read())",
+  secret_file="tried('read', lambda: open(outside['secret']).read())",
   passwd="tried('read', lambda: open('/etc/passwd').read())",
   own_proc="""
 for path in ('/proc/1/environ', '/proc/self/mem', '/proc/self/fd', '/sys/kernel', '/run'):
   tried(path, lambda: os.stat(path))
 """,
-  environment="if told['secret'] in os.environ.values() or len(os.environ) > 9: got.append(os.environ)",
+  environment="if outside['secret'] in os.environ.values() or len(os.environ) > 9: got.append(os.environ)",
   descriptors="""
 for number in range(3, 1024):
   tried(number, lambda: os.fstat(number))
 """,
   neighbors="""
-tried('signal', lambda: os.kill(told['pid'], 0))
+tried('signal', lambda: os.kill(outside['pid'], 0))
 if os.getppid() != 1 or os.getpid() > 9 or os.getsid(0) == 0: got.append((os.getppid(), os.getpid(), os.getsid(0)))
 """,
   network="tried('connected', lambda: socket.create_connection(('1.1.1.1', 53), 1))",
-  loopback="tried('connected', lambda: socket.create_connection(('127.0.0.1', told['port']), 1))",
+  loopback="tried('connected', lambda: socket.create_connection(('127.0.0.1', outside['port']), 1))",
   name_service="tried('looked up', lambda: socket.getaddrinfo('example.com', 80))",
-  unix_socket="tried('connected', lambda: socket.socket(socket.AF_UNIX).connect(told['unix']))",
-  abstract_socket="tried('connected', lambda: socket.socket(socket.AF_UNIX).connect(chr(0) + told['abstract']))",
+  unix_socket="tried('connected', lambda: socket.socket(socket.AF_UNIX).connect(outside['unix']))",
+  abstract_socket="tried('connected', lambda: socket.socket(socket.AF_UNIX).connect(chr(0) + outside['abstract']))",
   raw_socket="tried('opened', lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))",
-  # To the machine's own hypervisor, whatever the namespace of networks; to the kernel; and all that is not known yet.
+  # To the machine's hypervisor, which ignores network namespaces; to the kernel; and families of later kernels.
   other_sockets="""
 for family in (*range(1, 50), 2**31, -1):
   for kind in (1, 2, 3, 5):
     tried((family, kind), lambda: socket.socket(family, kind))
     if family != 1: tried((family, kind), lambda: socket.socketpair(family, kind))
 """,
-  # Not by permissions alone, which a folder that all may write to has none of.
+  # Checks the mounts: permissions do not protect a folder that is writable for all users.
   mounted_to_write="""
-for path in ('/', '/usr/lib', '/lib', told['python'], '/box/attack.py'):
+for path in ('/', '/usr/lib', '/lib', outside['python'], '/box/attack.py'):
   tried('writable ' + path, lambda: 1 / (not os.statvfs(path).f_flag & os.ST_RDONLY))
 """,
   write_outside="""
-for folder in ('/', '/box', '/dev', '/dev/shm', '/usr/lib', '/etc', '/root', '/home', '/var/tmp', told['python']):
+for folder in ('/', '/box', '/dev', '/dev/shm', '/usr/lib', '/etc', '/root', '/home', '/var/tmp', outside['python']):
   tried(folder, lambda: open(folder + '/planted', 'w'))
-  for name in ('made', 'other'):
+  for name in ('first', 'second'):
     tried(folder, lambda: os.mkdir(folder + '/' + name))
 for path in ('/box/attack.py', '/dev/stdin', os.__file__):
   tried(path, lambda: open(path, 'a'))
   tried(path, lambda: os.remove(path))
   tried(path, lambda: os.chmod(path, 0o777))
 """,
-  leave_by_link="os.symlink(told['secret'], 'link'); tried('read', lambda: open('link').read())",
+  leave_by_link="os.symlink(outside['secret'], 'link'); tried('read', lambda: open('link').read())",
   leave_by_chroot="tried('chroot', lambda: os.chroot('/tmp'))",
   become_root="""
 for become in (os.setuid, os.setgid, os.seteuid):
@@ -124,16 +123,16 @@ if pid > 0: got.append('made')
 tried('memfd', lambda: os.memfd_create('hog'))
 if libc.shmget(0, 1 << 30, 0o1600) != -1: got.append('shm')
 """,
-  # asyncio wakes itself by such a pair; what lies in its buffers is memory.
+  # asyncio wakes itself through such a pair, so it stays allowed; its buffers count as memory.
   socket_buffers="""
 pair = socket.socketpair()
 for end in pair:
   tried('larger', lambda: end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24))
   tried('larger', lambda: end.setsockopt(socket.SOL_SOCKET, 32, 1 << 24))
-# Descriptors that travel are counted nowhere, nor what lies in theirs.
+# No limit counts descriptors in flight, nor the content of their buffers.
 tried('sent', lambda: socket.send_fds(pair[0], [b'x'], [1]))
 pair[0].send(b'x')
-if pair[1].recv(1) != b'x': got.append('the pair is deaf')
+if pair[1].recv(1) != b'x': got.append('the pair does not work')
 """,
   pipe_buffers="tried('larger', lambda: fcntl.fcntl(os.pipe()[1], 1031, 1 << 20))",
   watches="""
@@ -191,7 +190,7 @@ tried('opened', lambda: [open('/dev/null') for _ in range(64)])
   disk="""
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 written = 0
-for name in range(4):  # a file alone has its own limit
+for name in range(4):  # one file has its own limit
   try:
     with open(str(name), 'wb', 0) as file:
       while True:
@@ -200,7 +199,7 @@ for name in range(4):  # a file alone has its own limit
     pass
 if not 0 < written <= 16 << 20: got.append(written)
 """,
-  # A name, a link or an empty file takes kernel memory that no size limits.
+  # A name, a link or an empty file takes kernel memory that the size limit does not count.
   many_files="""
 count = 0
 try:
@@ -220,16 +219,16 @@ tried('long', lambda: os.truncate(os.open('a', os.O_CREAT | os.O_RDWR), 1 << 30)
 
 @pytest.fixture(scope='module', autouse=True)
 def needs_sandbox():
-  if reason := sandbox.why_not():
+  if reason := sandbox.unavailable_reason():
     if os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') == '1':
       pytest.fail(f'JAXRL_LLM_REQUIRE_SANDBOX=1, but {reason}')
     pytest.skip(reason)
 
 
 @pytest.fixture(scope='module')
-def prizes(tmp_path_factory):
-  """What lies outside for the taking, and how it is called."""
-  folder = tmp_path_factory.mktemp('prizes')
+def outside(tmp_path_factory):
+  """Targets outside of the sandbox: name → path, port or process id."""
+  folder = tmp_path_factory.mktemp('outside')
   os.chmod(folder, 0o755)
   secret = folder / 'secret'
   secret.write_text('secret')
@@ -251,73 +250,73 @@ def prizes(tmp_path_factory):
     )  # fmt: skip
 
 
-def attacked(source: str, prizes: dict, limits: Limits = LIMITS) -> sandbox.Result:
+def run_attack(source: str, outside: dict, limits: Limits = LIMITS) -> sandbox.Result:
   files = {'attack.py': (PRELUDE + source + END).encode()}
   return sandbox.run(
-    ['/box/attack.py'], files=files, stdin=json.dumps(prizes).encode(), limits=limits
+    ['/box/attack.py'], files=files, stdin=json.dumps(outside).encode(), limits=limits
   )
 
 
 def alive(marker: str) -> list[int]:
   """Processes of this machine that have `marker` among their arguments."""
-  found = []
+  pids = []
   for path in pathlib.Path('/proc').glob('[0-9]*'):
     with contextlib.suppress(OSError):
       dead = (path / 'stat').read_text().rsplit(')', 1)[1].split()[0] in 'ZX'
       if not dead and marker.encode() in (path / 'cmdline').read_bytes():
-        found.append(int(path.name))
-  return found
+        pids.append(int(path.name))
+  return pids
 
 
-@pytest.mark.parametrize('name', HOLDS)
-def test_what_is_tried_fails_and_the_program_goes_on(name, prizes):
-  found = attacked(HOLDS[name], prizes)
-  assert (found.outcome, found.code, found.stdout) == (DONE, 0, b'[]\n'), found
+@pytest.mark.parametrize('name', REFUSED)
+def test_an_attack_fails_and_the_program_continues(name, outside):
+  result = run_attack(REFUSED[name], outside)
+  assert (result.outcome, result.code, result.stdout) == (DONE, 0, b'[]\n'), result
 
 
 @pytest.mark.parametrize('name', ['descriptors', 'write_outside', 'many_files'])
-def test_another_user_than_root_is_held_as_well(name, prizes, monkeypatch):
+def test_limits_hold_for_another_user_than_root(name, outside, monkeypatch):
   monkeypatch.setattr(os, 'geteuid', lambda: 1000)
-  found = attacked(HOLDS[name], prizes)
-  assert (found.outcome, found.code, found.stdout) == (DONE, 0, b'[]\n'), found
+  result = run_attack(REFUSED[name], outside)
+  assert (result.outcome, result.code, result.stdout) == (DONE, 0, b'[]\n'), result
 
 
 @pytest.mark.parametrize('name', ['disk', 'write_outside', 'mounted_to_write'])
-def test_where_files_cannot_be_counted_the_rest_holds(name, prizes, monkeypatch):
+def test_other_limits_hold_where_files_cannot_be_counted(name, outside, monkeypatch):
   monkeypatch.setattr(sandbox, '_files_can_be_counted', lambda: False)
-  found = attacked(HOLDS[name], prizes)
-  assert (found.outcome, found.code, found.stdout) == (DONE, 0, b'[]\n'), found
+  result = run_attack(REFUSED[name], outside)
+  assert (result.outcome, result.code, result.stdout) == (DONE, 0, b'[]\n'), result
 
 
 def test_asyncio_runs_in_a_sandbox():
   source = 'import asyncio\nasync def f(): await asyncio.sleep(0); print("done")\nasyncio.run(f())'
-  found = sandbox.run(['-c', source], limits=LIMITS)
-  assert (found.outcome, found.stdout) == (DONE, b'done\n'), found
+  result = sandbox.run(['-c', source], limits=LIMITS)
+  assert (result.outcome, result.stdout) == (DONE, b'done\n'), result
 
 
 def test_socket_buffers_are_part_of_the_memory(monkeypatch):
-  """Machines that are tuned for large transfers give every socket megabytes."""
+  """On machines tuned for large transfers every socket has megabytes of buffers."""
   limits = Limits(memory_mb=512)
   for default in ('212992', str(4 << 20), '', 'x'):
-    monkeypatch.setattr(sandbox, '_sysctl', lambda name, told=default: told)
+    monkeypatch.setattr(sandbox, '_sysctl', lambda name, value=default: value)
     argv = sandbox._limited(limits)
-    told = {a.split('=')[0]: int(a.split('=')[1]) for a in argv if '=' in a}
-    buffers = told['--nofile'] * int(default if default.isdigit() else 212992)
-    assert told['--as'] + buffers <= 512 << 20 and told['--nofile'] >= 16
-    assert told['--as'] >= 256 << 20
+    limit_of = {a.split('=')[0]: int(a.split('=')[1]) for a in argv if '=' in a}
+    buffers = limit_of['--nofile'] * int(default if default.isdigit() else 212992)
+    assert limit_of['--as'] + buffers <= 512 << 20 and limit_of['--nofile'] >= 16
+    assert limit_of['--as'] >= 256 << 20
 
 
-# A Python environment, and what it runs, in a folder that the sandbox has one of its own in the place of.
+# Run by a Python environment below a folder that the sandbox replaces.
 BELOW = """
 import sys
-from jaxrl_llm.grade import sandbox
-assert sandbox.why_not() == '', sandbox.why_not()
+from jaxrl_llm.rewards.code_execution import sandbox
+assert sandbox.unavailable_reason() == '', sandbox.unavailable_reason()
 limits = sandbox.Limits(packages=True, wall_s=20.0)
 source = 'import marker, os; open("/tmp/a", "w").write("x"); print(marker.__file__, os.listdir("/tmp"))'
-found = sandbox.run(['-c', source], limits=limits)
-print(found.stdout.decode() + found.stderr.decode())
-found = sandbox.run(['-c', 'import os; print([p for p in os.listdir("/tmp") if p != "a"])'])
-print(found.stdout.decode() + found.stderr.decode())
+result = sandbox.run(['-c', source], limits=limits)
+print(result.stdout.decode() + result.stderr.decode())
+result = sandbox.run(['-c', 'import os; print([p for p in os.listdir("/tmp") if p != "a"])'])
+print(result.stdout.decode() + result.stderr.decode())
 """
 
 
@@ -341,16 +340,16 @@ def test_an_environment_below_a_temporary_folder_has_its_packages(above):
     assert os.listdir(folder) == ['clone']
 
 
-def test_outside_a_sandbox_the_prizes_can_be_had(prizes, tmp_path):
-  """Else the attacks above prove nothing."""
+def test_the_attacks_succeed_outside_of_a_sandbox(outside, tmp_path):
+  """Proves that the attacks above can succeed."""
   names = (
     *('project', 'secret_file', 'passwd', 'own_proc', 'environment', 'leave_by_link'),
     *('loopback', 'unix_socket', 'abstract_socket'),
   )
   for name in names:
     done = subprocess.run(
-      [sys.executable, '-c', PRELUDE + HOLDS[name] + END],
-      input=json.dumps(prizes),
+      [sys.executable, '-c', PRELUDE + REFUSED[name] + END],
+      input=json.dumps(outside),
       capture_output=True,
       text=True,
       cwd=tmp_path,
@@ -362,7 +361,7 @@ ENDS = dict(
   loop=('while True: pass', DEADLINE, None),
   sleep=('time.sleep(1000)', DEADLINE, None),
   stop=('os.kill(os.getpid(), signal.SIGSTOP)', DEADLINE, None),
-  deaf_loop=(
+  loop_without_signals=(
     'for n in range(1, 65):\n  tried(n, lambda: signal.signal(n, signal.SIG_IGN))\nwhile True: pass',
     DEADLINE,
     None,
@@ -398,89 +397,89 @@ ENDS = dict(
 
 
 @pytest.mark.parametrize('name', ENDS)
-def test_every_program_ends_in_time_and_leaves_nothing_running(name, prizes):
+def test_every_program_ends_in_time_and_leaves_nothing_running(name, outside):
   source, outcome, code = ENDS[name]
   marker = f'sandbox-{name}-{os.getpid()}'
   files = {'attack.py': (PRELUDE + source + END).encode('utf-8', 'surrogatepass')}
   limits = LIMITS._replace(wall_s=1.0) if outcome == DEADLINE else LIMITS
-  found = sandbox.run(
+  result = sandbox.run(
     ['/box/attack.py', marker],
     files=files,
-    stdin=json.dumps(prizes).encode(),
+    stdin=json.dumps(outside).encode(),
     limits=limits,
   )
-  assert found.outcome == outcome and (code is None or found.code == code), found
+  assert result.outcome == outcome and (code is None or result.code == code), result
   assert alive(marker) == []
-  assert len(found.stdout) <= limits.output_kb * 1024
-  assert len(found.stderr) <= limits.output_kb * 1024
+  assert len(result.stdout) <= limits.output_kb * 1024
+  assert len(result.stderr) <= limits.output_kb * 1024
 
 
 def test_endless_recursion_without_pythons_limit_ends():
   source = b'import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()'
-  found = sandbox.run(['/box/a.py'], files={'a.py': source}, limits=Limits(wall_s=2.0))
-  assert found.outcome == DEADLINE or found.code != 0
+  result = sandbox.run(['/box/a.py'], files={'a.py': source}, limits=Limits(wall_s=2.0))
+  assert result.outcome == DEADLINE or result.code != 0
 
 
-def test_what_a_program_is_given_is_there():
-  source = b"import decimal, zlib, random\nopen('a', 'w').write('kept')\n"
+def test_a_program_finds_its_files_and_stdin():
+  source = b"import decimal, zlib, random\nopen('a', 'w').write('saved')\n"
   source += (
     b"print(open(0).read() + open('/dev/stdin').read() + open('/box/b').read() + open('a').read())"
   )
-  found = sandbox.run(['/box/a.py'], files={'a.py': source, 'b': b' and '}, stdin='ä'.encode())
-  assert (found.outcome, found.code, found.stderr) == (DONE, 0, b'')
-  assert found.stdout.decode() == 'ää and kept\n'
+  result = sandbox.run(['/box/a.py'], files={'a.py': source, 'b': b' and '}, stdin='ä'.encode())
+  assert (result.outcome, result.code, result.stderr) == (DONE, 0, b'')
+  assert result.stdout.decode() == 'ää and saved\n'
 
 
-def test_packages_are_there_where_they_are_asked_for():
-  found = sandbox.run(
+def test_packages_can_be_imported_where_the_limits_allow_it():
+  result = sandbox.run(
     ['-c', 'import numpy; print(numpy.arange(3))'],
     limits=Limits(packages=True, wall_s=20, memory_mb=2048),
   )
-  assert (found.outcome, found.stdout) == (DONE, b'[0 1 2]\n'), found
+  assert (result.outcome, result.stdout) == (DONE, b'[0 1 2]\n'), result
 
 
-ASKING = """
-from jaxrl_llm.grade import sandbox
+CALLER = """
+from jaxrl_llm.rewards.code_execution import sandbox
 print('ready', flush=True)
 sandbox.run(['-c', 'import time; time.sleep(1000)', {marker!r}], limits=sandbox.Limits(wall_s=600.0))
 """
 
 
-def test_a_program_ends_with_the_process_that_asked_for_it():
+def test_a_program_ends_with_the_calling_process():
   marker = f'sandbox-orphan-{os.getpid()}'
-  asking = subprocess.Popen(
-    [sys.executable, '-c', ASKING.format(marker=marker)],
+  caller = subprocess.Popen(
+    [sys.executable, '-c', CALLER.format(marker=marker)],
     env=os.environ | dict(PYTHONPATH=str(ROOT)),
     stdout=subprocess.PIPE,
   )
   try:
-    assert asking.stdout.readline() == b'ready\n'
-    # The asking process itself has the marker among its arguments.
+    assert caller.stdout.readline() == b'ready\n'
+    # The calling process itself has the marker among its arguments.
     wait_for(lambda: len(alive(marker)) > 2, 'the program')
   finally:
-    asking.kill()
-    asking.communicate()
-  wait_for(lambda: alive(marker) == [], 'the end of all of it')
+    caller.kill()
+    caller.communicate()
+  wait_for(lambda: alive(marker) == [], 'the end of all its processes')
 
 
-def wait_for(condition, what: str) -> None:
+def wait_for(condition, event: str) -> None:
   for _ in range(600):
     if condition():
       return
     time.sleep(0.05)
-  pytest.fail(f'waited in vain for: {what}')
+  pytest.fail(f'did not happen in 30 s: {event}')
 
 
-def test_no_descriptor_is_left_open_here():
+def test_no_descriptor_stays_open():
   before = len(os.listdir('/proc/self/fd'))
   for _ in range(3):
     sandbox.run(['-c', 'pass'], files={'a': b''}, limits=LIMITS)
   assert len(os.listdir('/proc/self/fd')) == before
 
 
-def test_a_sandbox_that_fails_is_no_result(monkeypatch):
+def test_a_failed_sandbox_raises(monkeypatch):
   monkeypatch.setattr(sandbox, '_python', lambda: '/missing')
-  # prlimit cannot run it: what bubblewrap ran ended, so this is the program's end. A bad mount is not.
+  # prlimit cannot run it: bubblewrap ran its command to the end, so the program has a code. A bad mount has none.
   assert sandbox.run(['-c', 'pass']).code == 127
   monkeypatch.setattr(sandbox, '_DEVICES', ('missing',))
   with pytest.raises(sandbox.SandboxError, match='missing'):
@@ -488,14 +487,14 @@ def test_a_sandbox_that_fails_is_no_result(monkeypatch):
 
 
 @pytest.fixture
-def asked_anew():
-  sandbox.why_not.cache_clear()
+def fresh_answer():
+  sandbox.unavailable_reason.cache_clear()
   yield
-  sandbox.why_not.cache_clear()
+  sandbox.unavailable_reason.cache_clear()
 
 
 @pytest.mark.parametrize(
-  'break_it, told',
+  'break_it, message',
   [
     (lambda m: m.setattr(sys, 'platform', 'darwin'), 'there is none for darwin; train on Linux'),
     (lambda m: m.setattr(sandbox.seccomp, 'MACHINES', dict(vax=())), 'train on: vax'),
@@ -514,11 +513,13 @@ def asked_anew():
     ),
   ],
 )
-def test_why_there_is_no_sandbox_is_told(break_it, told, monkeypatch, asked_anew):
+def test_a_missing_sandbox_is_reported_with_its_reason(
+  break_it, message, monkeypatch, fresh_answer
+):
   break_it(monkeypatch)
   with pytest.raises(UserError) as error:
     sandbox.require("config.rewards.fn='unit_tests'")
-  assert told in str(error.value)
+  assert message in str(error.value)
   assert str(error.value).startswith(
     "config.rewards.fn='unit_tests' runs programs in a sandbox only"
   )

@@ -17,16 +17,16 @@ reasoning_gym = pytest.importorskip('reasoning_gym')
 @pytest.fixture(scope='module', params=['sandbox', 'bare'])
 def pool(request):
   """Workers on a machine with a sandbox, and on one without; there, a mark could be seen."""
-  if request.param == 'sandbox' and sandbox.why_not():
-    pytest.skip(sandbox.why_not())
+  if request.param == 'sandbox' and sandbox.unavailable_reason():
+    pytest.skip(sandbox.unavailable_reason())
   with pytest.MonkeyPatch.context() as patch:
     if request.param == 'bare':
       patch.setenv('PATH', '/nowhere')
-      sandbox.why_not.cache_clear()
+      sandbox.unavailable_reason.cache_clear()
     with rewards.Pool(dict(fn='gym', workers=1, deadline_s=60.0, cpu_s=60.0)) as workers:
       workers.bare = request.param == 'bare'
       yield workers
-  sandbox.why_not.cache_clear()
+  sandbox.unavailable_reason.cache_clear()
 
 
 def graded(pool: rewards.Pool, pairs: list[tuple[Row, str]]) -> rewards.Scores:

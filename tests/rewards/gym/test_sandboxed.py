@@ -13,7 +13,7 @@ from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.rewards.gym import sandboxed
 
 pytest.importorskip('reasoning_gym')
-needs_sandbox = pytest.mark.skipif(bool(sandbox.why_not()), reason=sandbox.why_not())
+needs_sandbox = pytest.mark.skipif(bool(sandbox.unavailable_reason()), reason=sandbox.unavailable_reason())
 
 # Code of a reply that gets to run in the process that scores it, and what it tries on later answers there.
 TAKEOVERS = dict(

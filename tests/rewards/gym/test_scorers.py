@@ -401,7 +401,7 @@ def test_readers_raise_value_errors_alone(reader, text):
 
 def bare(monkeypatch) -> None:
   monkeypatch.setattr(
-    sandbox, 'why_not', lambda: 'bwrap is not installed; install it: apt-get install bubblewrap'
+    sandbox, 'unavailable_reason', lambda: 'bwrap is not installed; install it: apt-get install bubblewrap'
   )
 
 
