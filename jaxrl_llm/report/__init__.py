@@ -1,21 +1,29 @@
-"""What a run has done, for a reader: report.html, and the curriculum's tables in a terminal."""
+"""Reports on a run: report.html, and the curriculum's tables in a terminal."""
 
-from jaxrl_llm.report.curriculum import Report, bars, make, plain, read, tell, visits
+from jaxrl_llm.report.command import write_report
+from jaxrl_llm.report.curriculum import (
+  CurriculumReport,
+  load_json,
+  print_tables,
+  sparkline,
+  success_of_visits,
+  summarize,
+  to_json,
+)
 from jaxrl_llm.report.device import ROOFLINE_FILE
 from jaxrl_llm.report.live import LiveReport
 from jaxrl_llm.report.rollouts import Rollouts
-from jaxrl_llm.report.write import write_report
 
 __all__ = [
   'ROOFLINE_FILE',
+  'CurriculumReport',
   'LiveReport',
-  'Report',
   'Rollouts',
-  'bars',
-  'make',
-  'plain',
-  'read',
+  'load_json',
+  'print_tables',
+  'sparkline',
+  'success_of_visits',
+  'summarize',
+  'to_json',
   'write_report',
-  'tell',
-  'visits',
 ]

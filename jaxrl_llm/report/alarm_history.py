@@ -1,4 +1,4 @@
-"""Health in words: what the run's own alarms (jaxrl_llm/monitoring/alarms.py) said, when, and what to do about it."""
+"""Health checks of the report: the alarms that a run recorded (jaxrl_llm/monitoring/alarms.py), in words."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jaxrl_llm.checkpointing.metrics_log import STEP
 from jaxrl_llm.learner import precision
 from jaxrl_llm.monitoring import alarms
 
-# alarm → (what it watches, {metric: a sentence with its `last`, `least` and `most` value and the step `at` of the most,
-# or with the alarm's `bounds`}). A sentence states numbers and judges nothing, so that it holds at any value.
+# alarm → (title, {metric: sentence}). A sentence may use the metric's `last`, `least` and `most` value, the step `at`
+# of the largest value, and the alarm's `bounds`. It states numbers without judging them, so that it holds at any value.
 _GRADIENT = 'The norm of the gradient is {last:.3g} now, {least:.3g} to {most:.3g} so far.'
-_RIGHT = '{last:.1%} of the completions are right now, {least:.1%} to {most:.1%} so far.'
+_CORRECT = '{last:.1%} of the completions are right now, {least:.1%} to {most:.1%} so far.'
 _CHECKS = dict(
   probs_gap=(
     'Log-prob agreement of sampler and trainer',
@@ -32,7 +32,7 @@ _CHECKS = dict(
     },
   ),
   truncated=(
-    'Truncated answers',
+    'Completions cut off at the cap',
     {
       'response_length/clip_ratio': '{last:.1%} of the completions are cut off at config.completion_tokens now, '
       '{most:.1%} at most (step {at}); the alarm is above {bounds.truncated:.0%}.'
@@ -41,25 +41,25 @@ _CHECKS = dict(
   entropy=(
     'Entropy',
     {
-      'actor/entropy': '{last:.3g} nats a token now, at least {least:.3g}; the alarm is below {bounds.entropy:g}.'
+      'actor/entropy': '{last:.3g} nats per token now, at least {least:.3g}; the alarm is below {bounds.entropy:g}.'
     },
   ),
   still=(
     'Size of the updates',
     {
       'actor/grad_norm': _GRADIENT,
-      'actor/update_norm': 'The last update moved the weights by {last:.3g}, none by more than {most:.3g}.',
+      'actor/update_norm': 'The last update moved the weights by {last:.3g}, the largest by {most:.3g}.',
     },
   ),
   grading=(
-    'Grading',
+    'Grading failures',
     {
       'grade/failed_share': '{last:.1%} of the completions could not be graded now, {most:.1%} at most (step {at}); '
       'the alarm is above {bounds.failed:.0%}.'
     },
   ),
-  all_wrong=('Right answers', {'curriculum/observed_success': _RIGHT}),
-  all_right=('Wrong answers', {'curriculum/observed_success': _RIGHT}),
+  all_wrong=('Some completions are right', {'curriculum/observed_success': _CORRECT}),
+  all_right=('Some completions are wrong', {'curriculum/observed_success': _CORRECT}),
   same_reward=(
     'Spread of the rewards',
     {
@@ -68,111 +68,127 @@ _CHECKS = dict(
     },
   ),
   format=(
-    'Format of the replies',
-    {'grade/unread': '{last:.0%} of the first batch hold nothing that config.rewards.fn reads.'},
+    'Answer format in the first batch',
+    {
+      'grade/unread': '{last:.0%} of the first batch hold no answer that config.rewards.fn can read.'
+    },
   ),
   unrewarded=(
     'Rewards of the first batch',
     {'grade/unrewarded': '{last:.0%} of the first batch got no reward at all.'},
   ),
   prompt_paid=(
-    'Rewards for the prompt itself',
-    {'grade/prompts_paid': '{last:.0%} of the prompts, graded as if they were replies, are paid.'},
+    'Reward for repeating the prompt',
+    {
+      'grade/prompts_paid': '{last:.0%} of the prompts get the full reward when graded as completions.'
+    },
   ),
 )
-# Told, and judged by no alarm.
-_SHOWN = (
-  (
-    'Clip fractions',
-    ('actor/pg_clipfrac', 'actor/rejected_frac'),
-    'Share of the tokens whose update the trust region or the correction took away. No alarm watches it: 0 is usual '
-    'with one update a batch, and a share that grows says that the policy leaves the one that sampled.',
-  ),
+# (title, metrics, text) of numbers that are shown without an alarm, and their position among the checks.
+_INFORMATION = (
+  'Clip fractions',
+  ('actor/pg_clipfrac', 'actor/rejected_frac'),
+  'Share of the tokens whose update was removed by the trust region or by the importance correction. There is no '
+  'alarm for it: 0 is usual with one update per batch, and a growing share means that the policy moves away from the '
+  'one that sampled.',
 )
+_INFORMATION_POSITION = 2
 
 
-def verdicts(rows: list[dict[str, Any]], config: dict[str, Any], on_cpu: bool) -> list[dict]:
-  """One dict a check: title, state (now, past, well, unknown, told), words, and its metrics' last and worst values.
+def check_results(
+  rows: list[dict[str, Any]], config: dict[str, Any], on_cpu: bool
+) -> list[dict[str, Any]]:
+  """Returns one entry per check: title, state, text, steps and values; failing checks come first, then recovered ones.
 
-  Alarms are those that the run recorded as health/<name> when it saw them; nothing is judged anew here. Source: none.
+  state is failing, recovered, passing, not_recorded or information. It is taken from the run's metrics health/<name>;
+  no alarm is evaluated again. steps holds [first, last] of each range of failing steps. values holds the last, least
+  and largest value of the check's metrics.
   """
   bounds = _bounds(config, on_cpu)
-  told = [_of_alarm(name, rows, bounds) for name in _CHECKS]
-  told.insert(
-    2,
-    *(
-      dict(title=title, state='told', words=words, steps=[], values=_values(rows, names))
-      for title, names, words in _SHOWN
-    ),
+  checks = [_check_of_alarm(name, rows, bounds) for name in _CHECKS]
+  title, metrics, text = _INFORMATION
+  information = dict(title=title, state='information', text=text, steps=[])
+  checks.insert(_INFORMATION_POSITION, information | dict(values=_values(rows, metrics)))
+  order = ('failing', 'recovered')
+  # The sort is stable: within a state the order above stays.
+  return sorted(
+    checks, key=lambda check: order.index(check['state']) if check['steps'] else len(order)
   )
-  # What is wrong now comes first; else the order above.
-  return sorted(told, key=lambda one: ('now', 'past').index(one['state']) if one['steps'] else 2)
 
 
-def overall(told: list[dict]) -> str:
-  """A sentence on all of them. Source: none."""
-  now = [one['title'] for one in told if one['state'] == 'now']
-  past = [one['title'] for one in told if one['state'] == 'past']
-  well = sum(one['state'] == 'well' for one in told)
-  if not well and not now and not past:
+def summary(checks: list[dict[str, Any]]) -> str:
+  """Returns one sentence about all checks."""
+  counts = {
+    state: sum(check['state'] == state for check in checks)
+    for state in ('failing', 'recovered', 'passing')
+  }
+  total = sum(counts.values())
+  if not total:
     return 'Not known: no step has recorded its health.'
-  if now:
-    return f'Needs attention: {len(now)} of {well + len(now) + len(past)} checks fail now.'
-  if past:
-    return f'Well now: {len(past)} of {well + len(past)} checks failed earlier.'
-  return f'Well: none of {well} checks has failed.'
+  if counts['failing']:
+    return f'Needs attention: {counts["failing"]} of {total} checks fail now.'
+  if counts['recovered']:
+    return f'Healthy now: {counts["recovered"]} of {total} checks failed earlier.'
+  return f'Healthy: none of {total} checks has failed.'
 
 
-def _of_alarm(name: str, rows: list[dict], bounds: alarms.Bounds | None) -> dict:
+def _check_of_alarm(
+  name: str, rows: list[dict[str, Any]], bounds: alarms.Bounds | None
+) -> dict[str, Any]:
   title, sentences = _CHECKS[name]
-  flags = [(row[STEP], bool(row[f'health/{name}']), row) for row in rows if f'health/{name}' in row]
-  bad = [(step, row) for step, flag, row in flags if flag]
-  told = dict(title=title, steps=[], values=_values(rows, tuple(sentences)))
-  if not flags:
-    return told | dict(state='unknown', words='Not recorded by this run.')
+  recorded = [
+    (row[STEP], bool(row[f'health/{name}']), row) for row in rows if f'health/{name}' in row
+  ]
+  bad = [(step, row) for step, is_bad, row in recorded if is_bad]
+  check = dict(title=title, steps=[], values=_values(rows, tuple(sentences)))
+  if not recorded:
+    return check | dict(state='not_recorded', text='Not recorded by this run.')
   if not bad:
-    return told | dict(state='well', words=_words(sentences, told['values'], bounds))
-  words = alarms.advice(name, bad[-1][1], bounds) if bounds else 'The alarm went off.'
-  state = 'now' if flags[-1][1] else 'past'
-  return told | dict(state=state, words=words, steps=_stretches([step for step, _ in bad]))
+    return check | dict(state='passing', text=_text(sentences, check['values'], bounds))
+  text = alarms.advice(name, bad[-1][1], bounds) if bounds else 'The alarm went off.'
+  state = 'failing' if recorded[-1][1] else 'recovered'
+  return check | dict(state=state, text=text, steps=_ranges([step for step, _ in bad]))
 
 
-def _words(sentences: dict[str, str], values: list[dict], bounds: alarms.Bounds | None) -> str:
-  """The sentences on the values that there are; without bounds, what names one ends before it."""
-  found = []
+def _text(
+  sentences: dict[str, str], values: list[dict[str, Any]], bounds: alarms.Bounds | None
+) -> str:
+  """Fills in the sentences of the recorded metrics. Without bounds the clauses about them are cut."""
+  filled = []
   for value in values:
     sentence = sentences[value['name']]
     if bounds is None:
       sentence = re.sub(r'; the\s+alarm is .*', '.', sentence)
-    found.append(sentence.format(**value, bounds=bounds))
-  return ' '.join(found) or 'The run recorded no number of it.'
+    filled.append(sentence.format(**value, bounds=bounds))
+  return ' '.join(filled) or 'The run recorded no number of it.'
 
 
-def _stretches(steps: list[int]) -> list[list[int]]:
-  """[first, last] of each run of steps that follow one another."""
-  found: list[list[int]] = []
+def _ranges(steps: list[int]) -> list[list[int]]:
+  """[first, last] of each range of consecutive steps."""
+  ranges: list[list[int]] = []
   for step in steps:
-    if found and step == found[-1][1] + 1:
-      found[-1][1] = step
+    if ranges and step == ranges[-1][1] + 1:
+      ranges[-1][1] = step
     else:
-      found.append([step, step])
-  return found
+      ranges.append([step, step])
+  return ranges
 
 
-def _values(rows: list[dict], names: tuple[str, ...]) -> list[dict]:
-  told = []
-  for name in names:
-    known = [(row[STEP], row[name]) for row in rows if isinstance(row.get(name), int | float)]
-    if known:
-      step, most = max(known, key=lambda one: one[1])
-      least = min(value for _, value in known)
-      told.append(dict(name=name, last=known[-1][1], least=least, most=most, at=step))
-  return told
+def _values(rows: list[dict[str, Any]], metrics: tuple[str, ...]) -> list[dict[str, Any]]:
+  """name, last, least and largest value, and the step of the largest, of each metric that was recorded."""
+  values = []
+  for name in metrics:
+    points = [(row[STEP], row[name]) for row in rows if isinstance(row.get(name), int | float)]
+    if points:
+      step, most = max(points, key=lambda point: point[1])
+      least = min(value for _, value in points)
+      values.append(dict(name=name, last=points[-1][1], least=least, most=most, at=step))
+  return values
 
 
-def _bounds(config: dict[str, Any], on_cpu: bool) -> alarms.Bounds | None:
+def _bounds(settings: dict[str, Any], on_cpu: bool) -> alarms.Bounds | None:
   try:
-    laid = ml_collections.ConfigDict(config)
-    return alarms.bounds(laid, precision.compute(laid, on_cpu))
-  except (AttributeError, KeyError, TypeError, ValueError):  # of a version that had other fields
+    config = ml_collections.ConfigDict(settings)
+    return alarms.bounds(config, precision.compute(config, on_cpu))
+  except (AttributeError, KeyError, TypeError, ValueError):  # of a version with other fields
     return None

@@ -1,4 +1,4 @@
-"""What a trace of `config.monitoring.profile.steps` says of the device, and how far that is from what the chip could do."""
+"""Device time of the traced steps (config.monitoring.profile.steps), compared with the roofline of the chip."""
 
 from __future__ import annotations
 
@@ -12,47 +12,56 @@ from absl import logging
 from jaxrl_llm.checkpointing import metrics_log, safe_files
 from jaxrl_llm.profiling import xplane
 
-ROOFLINE_FILE = 'floor.json'  # what the run wrote of its program: see jaxrl_llm/profiling/roofline.py
-_READ = 'parts.json'  # what was read of the newest trace: reading it again takes long
+ROOFLINE_FILE = 'floor.json'  # written by the run: see jaxrl_llm/profiling/roofline.py
+_CACHE_FILE = 'parts.json'  # the parsed trace, because parsing takes long
 
 
-def device(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-  """Device time by part and kind, seconds of one step, and the floors beside it; None where nothing was traced.
+def device_report(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+  """Returns device time by part and kind of operation, in seconds per step, and the roofline; None without a trace.
 
-  `rows` are the run's metrics. Source: none.
+  `rows` are the metrics of the run.
   """
-  where = os.path.join(folder, 'profile')
-  paths = xplane.newest(where)
-  found = _read(where, paths) if paths else None
-  if not found:
+  profile = os.path.join(folder, 'profile')
+  paths = xplane.newest(profile)
+  trace = _read_trace(profile, paths) if paths else None
+  if not trace:
     return None
-  told = _json(os.path.join(where, ROOFLINE_FILE)) or {}
-  first, last = told.get('steps') or (0, 1)
-  steps, each = max(last - first, 1), lambda x: float(f'{x / max(last - first, 1):.4g}')
+  program = _read_json(os.path.join(profile, ROOFLINE_FILE)) or {}
+  first, stop = program.get('steps') or (0, 1)
+  steps = max(stop - first, 1)
+  per_step = lambda seconds: float(f'{seconds / steps:.4g}')  # noqa: E731
   return dict(
-    steps=[first, last - 1],
-    devices=found['devices'],
-    parts={p: {k: each(s) for k, s in kinds.items()} for p, kinds in found['parts'].items()},
-    busy={p: each(s) for p, s in found['busy'].items()},
-    span=each(found['span_s']),
+    steps=[first, stop - 1],
+    devices=trace['devices'],
+    parts={
+      part: {kind: per_step(s) for kind, s in kinds.items()}
+      for part, kinds in trace['parts'].items()
+    },
+    busy={part: per_step(s) for part, s in trace['busy'].items()},
+    span=per_step(trace['span_s']),
     top=[
-      [name, kind, part, each(s), round(times / steps)]
-      for name, kind, part, s, times in found['top']
+      [name, kind, part, per_step(s), round(count / steps)]
+      for name, kind, part, s, count in trace['top']
     ],
-    kind=told.get('device_kind', ''),
-    known=bool(told.get('chip')),
-    floors=_floors(told, found['busy'], rows, first, last) if 'update' in told else [],
+    kind=program.get('device_kind', ''),
+    chip_known=bool(program.get('chip')),
+    roofline=_roofline(program, trace['busy'], rows, first, stop) if 'update' in program else [],
   )
 
 
-def _floors(told: dict, busy: dict, rows: list[dict], first: int, last: int) -> list[dict]:
-  """Of each half of one step: seconds measured, what was computed and read, and the seconds that the chip needs."""
-  own = [row for row in rows if first <= row.get(metrics_log.STEP, -1) < last]
-  rounds = [row['generate/rounds'] for row in own if 'generate/rounds' in row]
-  count = float(np.mean(rounds)) if rounds else None
-  steps = max(last - first, 1)
-  update, loop, prefill = told['update'], told['round'], told['prefill']
-  found = [
+def _roofline(
+  program: dict[str, Any],
+  busy: dict[str, float],
+  rows: list[dict[str, Any]],
+  first: int,
+  stop: int,
+) -> list[dict[str, Any]]:
+  """Per half of one step: measured seconds, operations, bytes read, and the shortest possible seconds."""
+  traced = [row for row in rows if first <= row.get(metrics_log.STEP, -1) < stop]
+  iterations = [row['generate/rounds'] for row in traced if 'generate/rounds' in row]
+  steps = max(stop - first, 1)
+  update, loop, prefill = program['update'], program['round'], program['prefill']
+  halves = [
     dict(
       part='update',
       flops=update['flops'],
@@ -61,11 +70,12 @@ def _floors(told: dict, busy: dict, rows: list[dict], first: int, last: int) -> 
       measured=busy.get('update', 0.0) / steps,
     )
   ]
-  if count is not None:
+  if iterations:
+    count = float(np.mean(iterations))  # decode iterations of a step
     seconds = None
     if 'seconds' in loop:
       seconds = count * loop['seconds'] + prefill['seconds']
-    found.append(
+    halves.append(
       dict(
         part='generate',
         flops=count * loop['flops'] + prefill['flops'],
@@ -74,32 +84,30 @@ def _floors(told: dict, busy: dict, rows: list[dict], first: int, last: int) -> 
         measured=busy.get('generate', 0.0) / steps,
       )
     )
-  return [one for one in found if one['measured'] > 0]
+  return [half for half in halves if half['measured'] > 0]
 
 
-def _read(where: str, paths: list[str]) -> dict[str, Any] | None:
-  """Of the newest trace; what is damaged is a warning."""
-  key = [[os.path.relpath(path, where), os.path.getsize(path)] for path in paths]
-  kept = _json(os.path.join(where, _READ)) or {}
-  if kept.get('of') == key:
-    return kept['found']
+def _read_trace(profile: str, paths: list[str]) -> dict[str, Any] | None:
+  """The parsed trace, from the cache file if the trace has not changed. A damaged trace is logged and yields None."""
+  key = [[os.path.relpath(path, profile), os.path.getsize(path)] for path in paths]
+  cached = _read_json(os.path.join(profile, _CACHE_FILE)) or {}
+  if cached.get('of') == key:
+    return cached['found']
   try:
-    found = xplane.read(paths)
-  except (
-    Exception
-  ) as error:  # a format of another version: the page is worth more than this part of it
-    logging.warning('the trace in %s cannot be read: %s: %s', where, type(error).__name__, error)
-    found = None
+    trace = xplane.read(paths)
+  except Exception as error:  # the format may be of another version; the rest of the page stands
+    logging.warning('the trace in %s cannot be read: %s: %s', profile, type(error).__name__, error)
+    trace = None
   try:
-    safe_files.write(os.path.join(where, _READ), json.dumps(dict(of=key, found=found)))
-  except OSError:  # a folder of somebody else's
+    safe_files.write(os.path.join(profile, _CACHE_FILE), json.dumps(dict(of=key, found=trace)))
+  except OSError:  # a read-only folder
     pass
-  return found
+  return trace
 
 
-def _json(path: str) -> dict[str, Any] | None:
+def _read_json(path: str) -> dict[str, Any] | None:
   try:
-    told = json.loads(safe_files.read(path))
+    value = json.loads(safe_files.read(path))
   except (OSError, ValueError):
     return None
-  return told if isinstance(told, dict) else None
+  return value if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
-"""One self-contained HTML file of one or several runs: everything inside, nothing fetched.
+"""report.html: one self-contained file for one or several runs.
 
-What a run said lies in the page as deflated bytes in base64 and is only unpacked when it is looked at; scripts put it
-on the screen as text and never as markup.
+The data of a run is stored in the page as deflated bytes in base64 and is unpacked by the browser when it is displayed.
+Scripts insert it as text, never as markup.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import importlib.resources
 import json
 import os
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.report.rollouts import Rollouts
-from jaxrl_llm.report.run_reader import gather, index
+from jaxrl_llm.report.run_reader import read_run, rollout_index
 
-_PARTS = (
+# In the order in which they are concatenated.
+_SCRIPTS = (
   'base',
   'charts',
   'sections',
@@ -31,60 +33,76 @@ _PARTS = (
 )
 
 
-def write(path: str, folders: list[str], read: list[Rollouts] | None = None) -> str:
-  """Writes the page of these runs whole or not at all; returns `path`. UserError for no run folder. Source: none."""
-  text = make(folders, read)
-  safe_files.write(path, text)
+def write(path: str, folders: list[str], rollouts: list[Rollouts] | None = None) -> str:
+  """Writes the page of these runs atomically and returns `path`. Raises UserError where a folder holds no run."""
+  safe_files.write(path, render(folders, rollouts))
   return path
 
 
-def make(folders: list[str], read: list[Rollouts] | None = None) -> str:
-  """The page as text: the same for the same folders, whenever it is made. Source: none."""
-  read = read or [Rollouts(folder).refresh() for folder in folders]
-  runs = [gather(folder, own) for folder, own in zip(folders, read, strict=True)]
-  _name_apart(runs, folders)
-  blocks = []
-  for number, (run, own) in enumerate(zip(runs, read, strict=True)):
-    blocks += [(f'run{number}', _packed(run)), (f'index{number}', _packed(index(own)))]
-    blocks.append((f'prompts{number}', _packed(own.prompts())))
-    texts = [(f'file{number}-{at}', file.text) for at, file in enumerate(own.files) if file.text]
-    blocks += texts
-  fill = dict(
+def render(folders: list[str], rollouts: list[Rollouts] | None = None) -> str:
+  """Returns the page as text. It depends on the content of the folders alone, not on the time."""
+  rollouts = rollouts or [Rollouts(folder).refresh() for folder in folders]
+  runs = [read_run(folder, each) for folder, each in zip(folders, rollouts, strict=True)]
+  _make_names_distinct(runs, folders)
+  blocks = [
+    _data_element(name, data)
+    for number, (run, run_rollouts) in enumerate(zip(runs, rollouts, strict=True))
+    for name, data in _data_blocks(number, run, run_rollouts)
+  ]
+  return _fill_template(
+    _asset('page.html'),
     TITLE=html.escape(', '.join(run['name'] for run in runs)),
     STYLE=_asset('page.css'),
-    BLOCKS='\n'.join(_element(name, data) for name, data in blocks),
+    BLOCKS='\n'.join(blocks),
     SCRIPT=f"'use strict';\n(() => {{\nconst RUNS = {len(runs)};\n{scripts()}\n}})();",
   )
-  page = _asset('page.html')
-  # Cut at the marks first: what is filled in may hold anything, marks too.
-  for name, text in fill.items():
-    head, _, tail = page.partition(f'<!--{name}-->')
-    fill[name] = (head, text)
-    page = tail
-  return ''.join(head + text for head, text in fill.values()) + page
 
 
 def scripts() -> str:
-  """What draws the page. Source: none."""
-  return '\n'.join(_asset(f'{name}.js') for name in _PARTS)
+  """Returns the JavaScript of the page."""
+  return '\n'.join(_asset(f'{name}.js') for name in _SCRIPTS)
+
+
+def _data_blocks(
+  number: int, run: dict[str, Any], rollouts: Rollouts
+) -> Iterator[tuple[str, bytes]]:
+  """Yields (element id, deflated data) for one run."""
+  yield f'run{number}', _deflated_json(run)
+  yield f'index{number}', _deflated_json(rollout_index(rollouts))
+  yield f'prompts{number}', _deflated_json(rollouts.prompts())
+  for position, file in enumerate(rollouts.files):
+    if file.text:
+      yield f'file{number}-{position}', file.text
+
+
+def _fill_template(page: str, **fields: str) -> str:
+  """Replaces `<!--NAME-->` by each field, in the order of the page.
+
+  The page is cut at the marks before anything is inserted, because a field may contain such a mark as data.
+  """
+  parts = []
+  for name, text in fields.items():
+    head, _, page = page.partition(f'<!--{name}-->')
+    parts += [head, text]
+  return ''.join(parts) + page
 
 
 def _asset(name: str) -> str:
   return (importlib.resources.files(__package__) / 'assets' / name).read_text('utf-8')
 
 
-def _name_apart(runs: list[dict[str, Any]], folders: list[str]) -> None:
-  """Folders of the same name are told with the one above."""
+def _make_names_distinct(runs: list[dict[str, Any]], folders: list[str]) -> None:
+  """Adds the parent folder to the names of runs whose folders have the same name."""
   names = [run['name'] for run in runs]
   for run, folder in zip(runs, folders, strict=True):
     if names.count(run['name']) > 1:
       run['name'] = '/'.join(os.path.abspath(folder).split(os.sep)[-2:])
 
 
-def _packed(told: Any) -> bytes:
-  return zlib.compress(json.dumps(told, ensure_ascii=False).encode('utf-8', 'replace'), 6)
+def _deflated_json(value: dict[Any, Any]) -> bytes:
+  return zlib.compress(json.dumps(value, ensure_ascii=False).encode('utf-8', 'replace'), 6)
 
 
-def _element(name: str, data: bytes) -> str:
+def _data_element(name: str, data: bytes) -> str:
   text = base64.b64encode(data).decode('ascii')
   return f'<script type="application/octet-stream" id="{name}">{text}</script>'

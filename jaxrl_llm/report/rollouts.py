@@ -1,4 +1,4 @@
-"""The rollout files of a run: a few numbers of every rollout, and each file's text as deflated bytes."""
+"""Reads the rollout files of a run: a few numbers per rollout, and the text of each file as deflated bytes."""
 
 from __future__ import annotations
 
@@ -12,126 +12,142 @@ import numpy as np
 from jaxrl_llm.checkpointing import safe_files
 
 COLUMNS = ('step', 'prompt', 'score', 'right', 'reason', 'length', 'hinted', 'success')
-# Text of a run that a page has room for, as deflated bytes; beyond, every second file gives its text up.
-_ROOM = 24_000_000
+# Deflated bytes of rollout text in one page. Above this, texts of every second, fourth, ... file are dropped.
+_TEXT_BYTES = 24_000_000
 
 
-class File(NamedTuple):
+class RolloutFile(NamedTuple):
   """One rollout file."""
 
-  stamp: tuple[int, int]  # size and time: another file of the same name is read again
+  stamp: tuple[int, int]  # size in bytes and modification time: a rewritten file is read again
   columns: np.ndarray  # float64 [rows, columns]
-  text: bytes  # deflated lines, in the order of the rows
-  prompts: dict[int, str]  # what each prompt says, as JSON
+  text: bytes  # deflated lines, in the order of the rows; b'' = dropped
+  prompts: dict[int, str]  # prompt number → JSON of [text, reference answer]
 
 
 class Rollouts:
-  """Grows with the run: `refresh` reads what is new. Lines that are no rollout, or cut short, are left out."""
+  """All rollouts of a run so far. Lines that are cut short or are no rollout are left out."""
 
-  def __init__(self, folder: str, room: int = _ROOM):
-    self._folder, self._room = os.path.join(folder, 'rollouts'), room
-    self._files: dict[str, File] = {}
-    self._stride, self.reasons, self._joined = 1, [], None
+  def __init__(self, folder: str, text_bytes: int = _TEXT_BYTES):
+    self._folder, self._text_bytes = os.path.join(folder, 'rollouts'), text_bytes
+    self._files: dict[str, RolloutFile] = {}
+    self._stride, self._table = 1, None
+    self.reasons: list[str] = []  # stop reasons; the column 'reason' holds indices into it
 
   def refresh(self) -> Rollouts:
-    """Reads files that are new or were written again; returns itself. Source: none."""
-    found = _stamps(self._folder)
-    stale = [name for name, file in self._files.items() if found.get(name) != file.stamp]
-    fresh = [name for name in found if name not in self._files or name in stale]
+    """Reads the files that are new or have changed; returns itself."""
+    stamps = _stamps(self._folder)
+    stale = [name for name, file in self._files.items() if stamps.get(name) != file.stamp]
+    fresh = [name for name in stamps if name not in self._files or name in stale]
     for name in stale:
       del self._files[name]
     for name in sorted(fresh):
-      self._files[name] = self._read(name, found[name])
+      self._files[name] = self._read(name, stamps[name])
     if stale or fresh:
-      self._joined = None
-    self._thin()
+      self._table = None
+    self._drop_texts()
     return self
 
   def column(self, name: str) -> np.ndarray:
-    """float64 [rollouts], in the order of the files. Source: none."""
-    if self._joined is None:
-      each = [self._files[n].columns for n in sorted(self._files)]
-      self._joined = np.concatenate([np.zeros((0, len(COLUMNS))), *each])
-    return self._joined[:, COLUMNS.index(name)]
+    """One of COLUMNS: float64 [rollouts], in the order of the files."""
+    if self._table is None:
+      tables = [self._files[n].columns for n in sorted(self._files)]
+      self._table = np.concatenate([np.zeros((0, len(COLUMNS))), *tables])
+    return self._table[:, COLUMNS.index(name)]
 
   @property
-  def files(self) -> list[File]:
-    """In order; one that gave its text up has b''. Source: none."""
+  def files(self) -> list[RolloutFile]:
+    """The files in the order of their steps."""
     return [self._files[name] for name in sorted(self._files)]
 
   def prompts(self) -> dict[int, str]:
-    """What each prompt said when it was first asked. Source: none."""
-    told: dict[int, str] = {}
+    """Prompt number → JSON of [text, reference answer], of its first rollout."""
+    prompts: dict[int, str] = {}
     for file in self.files:
       for prompt, text in file.prompts.items():
-        told.setdefault(prompt, text)
-    return told
+        prompts.setdefault(prompt, text)
+    return prompts
 
-  def _read(self, name: str, stamp: tuple[int, int]) -> File:
-    kept, rows = [], []
-    for line, row in _parsed(os.path.join(self._folder, name)):
+  def _read(self, name: str, stamp: tuple[int, int]) -> RolloutFile:
+    lines, rows = [], []
+    for line, row in _parsed_lines(os.path.join(self._folder, name)):
       values = self._values(row)
       if values is not None:
-        kept.append(line)
+        lines.append(line)
         rows.append((values, row))
-    columns = np.array([v for v, _ in rows], float).reshape(-1, len(COLUMNS))
-    prompts = {int(v[1]): row for v, row in reversed(rows)}
-    ask = lambda row: json.dumps([row.get('input', ''), row.get('gts', '')], ensure_ascii=False)  # noqa: E731
+    columns = np.array([values for values, _ in rows], float).reshape(-1, len(COLUMNS))
+    # Reversed, so that the first rollout of a prompt wins.
+    first_rows = {int(values[1]): row for values, row in reversed(rows)}
+    prompts = {prompt: _prompt_json(row) for prompt, row in sorted(first_rows.items())}
     # Level 6 takes twice the time for a tenth less.
-    text = zlib.compress('\n'.join(kept).encode('utf-8', 'replace'), 3)
-    return File(stamp, columns, text, {p: ask(row) for p, row in sorted(prompts.items())})
+    text = zlib.compress('\n'.join(lines).encode('utf-8', 'replace'), 3)
+    return RolloutFile(stamp, columns, text, prompts)
 
-  def _values(self, row: dict) -> tuple | None:
+  def _values(self, row: dict[str, Any]) -> tuple[float, ...] | None:
+    """The numbers of a row in the order of COLUMNS; None where one is missing or no number."""
     reason = str(row.get('reason', ''))
     if reason not in self.reasons:
       self.reasons.append(reason)
     try:
       score = float(row['score'])
-      right = float(row.get('right', score >= 1))  # older files do not say
-      where = float(row['step']), float(row['prompt']), score, right, self.reasons.index(reason)
-      more = float(row.get('length', 0)), float(bool(row.get('hint')))
-      return *where, *more, float(row.get('success', right))  # of graded scores alone
+      correct = float(row.get('right', score >= 1))  # older files lack the field
+      return (
+        float(row['step']),
+        float(row['prompt']),
+        score,
+        correct,
+        self.reasons.index(reason),
+        float(row.get('length', 0)),
+        float(bool(row.get('hint'))),
+        float(row.get('success', correct)),  # files of graded scores alone have it
+      )
     except (KeyError, TypeError, ValueError):
       return None
 
-  def _thin(self) -> None:
-    """Files of the odd places give their text up until the others fit; the newest always keeps its own."""
+  def _drop_texts(self) -> None:
+    """Drops the texts of files outside the stride until the others fit; the newest file always keeps its text."""
     names = sorted(self._files)
-    while sum(len(self._files[n].text) for n in names[:: self._stride]) > self._room:
+    while sum(len(self._files[n].text) for n in names[:: self._stride]) > self._text_bytes:
       if self._stride >= len(names):
         break
       self._stride *= 2
-    for at, name in enumerate(names[:-1]):
-      if at % self._stride:
+    for position, name in enumerate(names[:-1]):
+      if position % self._stride:
         self._files[name] = self._files[name]._replace(text=b'')
 
 
-def lines(path: str) -> list[dict[str, Any]]:
-  """The whole objects of a file of JSON lines, [] where there is none. Source: none."""
-  return [row for _, row in _parsed(path)]
+def json_lines(path: str) -> list[dict[str, Any]]:
+  """Returns the complete objects of a JSON-lines file; [] where the file is absent."""
+  return [row for _, row in _parsed_lines(path)]
 
 
-def _parsed(path: str) -> list[tuple[str, dict[str, Any]]]:
-  found = []
+def _prompt_json(row: dict[str, Any]) -> str:
+  return json.dumps([row.get('input', ''), row.get('gts', '')], ensure_ascii=False)
+
+
+def _parsed_lines(path: str) -> list[tuple[str, dict[str, Any]]]:
+  parsed = []
   try:
     with safe_files.open_regular(path, errors='replace') as file:
-      # Not splitlines, which cuts at characters that JSON leaves in its strings.
+      # splitlines would also cut at characters that JSON leaves in its strings.
       for line in file.read().split('\n'):
         try:
           row = json.loads(line)
         except ValueError:
           continue
         if isinstance(row, dict):
-          found.append((line, row))
+          parsed.append((line, row))
   except OSError:
     return []
-  return found
+  return parsed
 
 
 def _stamps(folder: str) -> dict[str, tuple[int, int]]:
   try:
     with os.scandir(folder) as entries:
-      told = [(e.name, e.stat()) for e in entries if e.name.endswith('.jsonl')]
+      files = [(e.name, e.stat()) for e in entries if e.name.endswith('.jsonl')]
   except OSError:
     return {}
-  return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in told if name.startswith('step_')}
+  return {
+    name: (stat.st_size, stat.st_mtime_ns) for name, stat in files if name.startswith('step_')
+  }

@@ -1,4 +1,4 @@
-"""Curves and distributions: means and shares that can be worked out by hand."""
+"""Curves, distributions and health checks against values computed by hand."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import pytest
 from jaxrl_llm.report import alarm_history, series
 
 
-def test_a_curve_has_a_band_of_one_deviation_and_leaves_out_what_is_not_finite():
+def test_a_curve_has_a_band_of_one_deviation_and_omits_non_finite_values():
   steps = np.arange(12.0)
   values = np.where(steps % 2 == 0, 1.0, 3.0)
   values[4] = np.nan
-  told = series.curve(steps, values)
-  assert told['x'] == [s for s in steps if s != 4] and told['y'][:3] == [1, 3, 1]
+  result = series.curve(steps, values)
+  assert result['x'] == [s for s in steps if s != 4] and result['y'][:3] == [1, 3, 1]
   # The first window is of 3 steps: 1, 3, 1.
-  np.testing.assert_allclose(told['mid'][0], 5 / 3, rtol=1e-3)
-  np.testing.assert_allclose(told['hi'][0] - told['mid'][0], np.std([1, 3, 1]), rtol=1e-3)
+  np.testing.assert_allclose(result['mid'][0], 5 / 3, rtol=1e-3)
+  np.testing.assert_allclose(result['hi'][0] - result['mid'][0], np.std([1, 3, 1]), rtol=1e-3)
   assert series.curve(np.zeros(0), np.zeros(0))['x'] == []
 
 
-def test_a_long_curve_is_told_in_few_points_with_the_same_mean():
+def test_a_long_curve_has_few_points_with_the_same_mean():
   steps = np.arange(10_000.0)
-  told = series.curve(steps, steps**2)
-  assert len(told['x']) == 160
-  np.testing.assert_allclose(np.mean(told['y']), (steps**2).mean(), rtol=1e-2)
+  result = series.curve(steps, steps**2)
+  assert len(result['x']) == 160
+  np.testing.assert_allclose(np.mean(result['y']), (steps**2).mean(), rtol=1e-2)
 
 
-def test_a_distribution_is_shares_of_each_stretch_of_steps():
+def test_a_distribution_has_shares_for_each_range_of_steps():
   steps = np.repeat(np.arange(100), 4)
   values = np.tile([0.0, 1.0, 1.0, 2.0], 100)
-  told = series.spread(steps, values)
-  assert told['edges'] == [-0.5, 0.5, 1.5, 2.5]
+  result = series.distribution_by_step(steps, values)
+  assert result['edges'] == [-0.5, 0.5, 1.5, 2.5]
   assert (
-    told['share'] == [[0.25, 0.5, 0.25]] * 34
-    and told['x'][0] == [0, 2]
-    and told['x'][-1] == [99, 99]
+    result['share'] == [[0.25, 0.5, 0.25]] * 34
+    and result['x'][0] == [0, 2]
+    and result['x'][-1] == [99, 99]
   )
-  assert told['mean'][0] == told['p50'][0] == 1 and sum(told['count']) == 400
-  wide = series.spread(steps, values * 1000.5)
+  assert result['mean'][0] == result['p50'][0] == 1 and sum(result['count']) == 400
+  wide = series.distribution_by_step(steps, values * 1000.5)
   assert len(wide['edges']) == 25 and np.allclose(np.sum(wide['share'], 1), 1)
-  assert series.spread(np.zeros(0), np.zeros(0))['x'] == []
+  assert series.distribution_by_step(np.zeros(0), np.zeros(0))['x'] == []
 
 
 def flags(*values, name='entropy'):
@@ -55,36 +55,43 @@ def flags(*values, name='entropy'):
   ]
 
 
-def one(rows, title='Entropy'):
-  (found,) = [c for c in alarm_history.verdicts(rows, {}, True) if c['title'] == title]
+def only_check(rows, title='Entropy'):
+  (found,) = [c for c in alarm_history.check_results(rows, {}, True) if c['title'] == title]
   return found
 
 
-def test_a_verdict_is_what_the_runs_own_alarm_said():
-  assert one(flags(0, 0))['state'] == 'well' and one(flags(name='still'))['state'] == 'unknown'
-  past = one(flags(0, 1, 1, 0, 1, 0))
-  assert past['state'] == 'past' and past['steps'] == [[1, 2], [4, 4]]
+def test_a_check_shows_the_alarms_that_the_run_recorded():
+  assert (
+    only_check(flags(0, 0))['state'] == 'passing'
+    and only_check(flags(name='still'))['state'] == 'not_recorded'
+  )
+  past = only_check(flags(0, 1, 1, 0, 1, 0))
+  assert past['state'] == 'recovered' and past['steps'] == [[1, 2], [4, 4]]
   rows = flags(0, 0, 1)
-  assert one(rows)['state'] == 'now' and alarm_history.verdicts(rows, {}, True)[0] == one(rows)
-  assert alarm_history.overall(alarm_history.verdicts(rows, {}, True)).startswith(
+  assert only_check(rows)['state'] == 'failing' and alarm_history.check_results(rows, {}, True)[
+    0
+  ] == only_check(rows)
+  assert alarm_history.summary(alarm_history.check_results(rows, {}, True)).startswith(
     'Needs attention: 1 of 1'
   )
-  assert one(rows)['values'] == [
+  assert only_check(rows)['values'] == [
     dict(name='actor/entropy', last=0.004, least=0.004, most=0.004, at=0)
   ]
 
 
-def test_the_words_are_those_of_the_alarm_with_its_bound_and_remedy():
+def test_a_failing_check_has_the_advice_of_its_alarm():
   from jaxrl_llm.config import loading
   from jaxrl_llm.monitoring import alarms
 
-  laid = loading.default()
+  config = loading.default()
   (found,) = [
-    c for c in alarm_history.verdicts(flags(1), laid.to_dict(), True) if c['title'] == 'Entropy'
+    c
+    for c in alarm_history.check_results(flags(1), config.to_dict(), True)
+    if c['title'] == 'Entropy'
   ]
   row = flags(1)[0]
-  assert found['words'] == alarms.advice('entropy', row, alarms.bounds(laid, 'float32'))
-  assert '0.0040' in found['words'] and 'config.monitoring.alarms.entropy=0.01' in found['words']
+  assert found['text'] == alarms.advice('entropy', row, alarms.bounds(config, 'float32'))
+  assert '0.0040' in found['text'] and 'config.monitoring.alarms.entropy=0.01' in found['text']
 
 
 def test_every_alarm_has_its_check():
@@ -93,7 +100,7 @@ def test_every_alarm_has_its_check():
   assert set(alarm_history._CHECKS) == set(alarms.NAMES)
 
 
-# metric → (a good value, a bad one) and how each is written; every card must change its sentence with its numbers.
+# metric → (a good value, a bad one), each with its text; the sentence of a check must change with its numbers.
 VALUES = {
   'training/rollout_probs_diff_mean': ((1e-7, '1.0e-07'), (0.25, '2.5e-01')),
   'training/rollout_probs_diff_max': ((1e-6, '1.0e-06'), (0.5, '5.0e-01')),
@@ -114,24 +121,26 @@ VALUES = {
 
 @pytest.mark.parametrize('settings', [None, {}], ids=['bounds', 'without'])
 @pytest.mark.parametrize('name', sorted(alarm_history._CHECKS))
-def test_a_card_that_is_well_says_its_own_numbers(name, settings):
+def test_a_passing_check_states_its_numbers(name, settings):
   from jaxrl_llm.config import loading
 
   settings = loading.default().to_dict() if settings is None else settings
   title, sentences = alarm_history._CHECKS[name]
-  said = []
+  texts = []
   for which in (0, 1):
     row = {'training/global_step': 7, f'health/{name}': 0.0}
     row |= {metric: VALUES[metric][which][0] for metric in sentences}
-    (card,) = [c for c in alarm_history.verdicts([row], settings, True) if c['title'] == title]
-    assert card['state'] == 'well'
+    (check,) = [
+      c for c in alarm_history.check_results([row], settings, True) if c['title'] == title
+    ]
+    assert check['state'] == 'passing'
     for metric in sentences:
-      assert VALUES[metric][which][1] in card['words']
-    assert '{' not in card['words'] and ('alarm' in card['words']) <= bool(settings)
-    said.append(card['words'])
-  assert said[0] != said[1]
+      assert VALUES[metric][which][1] in check['text']
+    assert '{' not in check['text'] and ('alarm' in check['text']) <= bool(settings)
+    texts.append(check['text'])
+  assert texts[0] != texts[1]
 
 
-def test_a_card_without_numbers_says_so():
+def test_a_check_without_numbers_has_a_text():
   row = {'training/global_step': 0, 'health/entropy': 0.0}
-  assert one([row])['words'] == 'The run recorded no number of it.'
+  assert only_check([row])['text'] == 'The run recorded no number of it.'

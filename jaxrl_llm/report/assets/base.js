@@ -1,4 +1,4 @@
-// Small tools: elements whose text is only ever text, numbers in words, and blocks of the page unpacked when asked for.
+// Helpers: DOM elements (text is never parsed as markup), number formats, and lazily unpacked data blocks.
 const SVG = 'http://www.w3.org/2000/svg';
 
 function fill(node, attributes, children) {
@@ -15,7 +15,7 @@ function fill(node, attributes, children) {
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const byId = id => document.getElementById(id);
-const plural = (n, what) => `${n.toLocaleString('en')} ${what}${n === 1 ? '' : 's'}`;
+const plural = (n, noun) => `${n.toLocaleString('en')} ${noun}${n === 1 ? '' : 's'}`;
 
 function num(x) {
   if (x === null || x === undefined || !Number.isFinite(x)) return '–';
@@ -28,7 +28,7 @@ function num(x) {
 const percent = x => (Number.isFinite(x) ? `${Math.round(100 * x)} %` : '–');
 const span = ([a, b]) => (a === b ? `step ${a}` : `steps ${a}–${b}`);
 
-// A block is deflated JSON or JSON lines in base64, inside a script element that no browser runs.
+// A data block is deflated JSON or JSON lines in base64, inside a script element of a type that browsers ignore.
 async function unpack(id) {
   const node = byId(id);
   if (!node) return null;
@@ -39,7 +39,7 @@ async function unpack(id) {
   return new Response(stream).text();
 }
 
-// A table in a box that scrolls and that the keyboard reaches. `numeric`: the columns that are numbers.
+// A table in a scrollable box that can take the keyboard focus. `numeric`: indices of the columns of numbers.
 function table(caption, head, rows, numeric = []) {
   const kind = at => (numeric.includes(at) ? 'num' : null);
   return el(
@@ -73,7 +73,7 @@ function table(caption, head, rows, numeric = []) {
   );
 }
 
-// Its content is made when it is opened first: pages with a hundred charts should not hold a hundred tables.
+// A <details> element whose content is built when it is first opened: a page may have a hundred charts with tables.
 function later(summary, make) {
   const node = el('details', null, el('summary', null, summary));
   node.addEventListener('toggle', () => {

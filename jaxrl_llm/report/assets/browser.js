@@ -1,5 +1,5 @@
-// The rollouts: filters over all of them, a list that only holds what is on the screen, and one of them in full.
-const ROW = 56;
+// The rollout browser: filters, a list that only holds the visible items, and the selected rollout in full.
+const ITEM_HEIGHT = 56; // as .item in page.css
 
 async function drawRollouts(runs) {
   const section = byId('rollouts'),
@@ -16,9 +16,9 @@ async function drawRollouts(runs) {
   await browse(0, body);
 }
 
-// Texts by file, unpacked when they are wanted first; the oldest are forgotten.
-function store(at, index) {
-  const held = new Map(),
+// Reads rollouts by index; unpacked files are cached, at most 40.
+function rolloutReader(at, index) {
+  const cache = new Map(),
     start = [0];
   index.files.forEach(n => start.push(start[start.length - 1] + n));
   const fileOf = i => {
@@ -33,38 +33,38 @@ function store(at, index) {
   };
   const read = async i => {
     const file = fileOf(i);
-    if (!index.kept[file]) return null;
-    if (!held.has(file)) {
-      held.set(
+    if (!index.has_text[file]) return null;
+    if (!cache.has(file)) {
+      cache.set(
         file,
         unpack(`file${at}-${file}`).then(text => text.split('\n')),
       );
-      if (held.size > 40) held.delete(held.keys().next().value);
+      if (cache.size > 40) cache.delete(cache.keys().next().value);
     }
-    return JSON.parse((await held.get(file))[i - start[file]]);
+    return JSON.parse((await cache.get(file))[i - start[file]]);
   };
-  read.kept = i => index.kept[fileOf(i)];
+  read.hasText = i => index.has_text[fileOf(i)];
   return read;
 }
 
 async function browse(at, body) {
   const index = JSON.parse(await unpack(`index${at}`)),
     total = index.step.length;
-  if (!total) return body.replaceChildren(empty('No rollout is written yet.'));
-  const state = { at, index, row: store(at, index), found: [], current: -1, prompts: null, color: 'logp' };
+  if (!total) return body.replaceChildren(softText('No rollout has been recorded yet.'));
+  const state = { at, index, row: rolloutReader(at, index), matches: [], current: -1, prompts: null, color: 'logp' };
   const view = list(state),
     detail = el(
       'div',
-      { class: 'detail', id: 'detail', role: 'region', 'aria-label': 'The chosen rollout' },
-      empty('Choose a rollout from the list.'),
+      { class: 'detail', id: 'detail', role: 'region', 'aria-label': 'Selected rollout' },
+      softText('Select a rollout in the list.'),
     );
-  state.open = i => show(state, i, detail);
-  const lost = index.files.reduce((s, n, f) => s + (index.kept[f] ? 0 : n), 0);
+  state.open = i => showRollout(state, i, detail);
+  const omitted = index.files.reduce((s, n, f) => s + (index.has_text[f] ? 0 : n), 0);
   body.replaceChildren(
     filters(state, view),
-    lost
-      ? empty(
-          `The texts of ${plural(lost, 'rollout')} are left out, so that this page opens fast: they lie in the run's rollouts folder.`,
+    omitted
+      ? softText(
+          `The texts of ${plural(omitted, 'rollout')} are omitted to keep this page small; they are in the run's rollouts folder.`,
         )
       : '',
     el('div', { class: 'browser' }, el('div', null, view.node), detail),
@@ -80,7 +80,7 @@ function filters(state, view) {
   const field = {
     from: number('f-from', { min: first, max: last, placeholder: first }),
     to: number('f-to', { min: first, max: last, placeholder: last }),
-    prompt: el('input', { type: 'search', id: 'f-prompt', placeholder: 'number or words' }),
+    prompt: el('input', { type: 'search', id: 'f-prompt', placeholder: 'number or text' }),
     low: number('f-low', { step: 'any' }),
     high: number('f-high', { step: 'any' }),
     reason: el(
@@ -117,20 +117,20 @@ function filters(state, view) {
     low: 'Reward from',
     high: 'Reward to',
     reason: 'Stop reason',
-    right: 'Answer',
+    right: 'Correctness',
     order: 'Order',
   };
-  const status = el('p', { id: 'found', role: 'status' });
+  const status = el('p', { id: 'count', role: 'status' });
   const run = async () => {
-    const wanted = await promptsLike(state, field.prompt.value.trim()),
-      bound = (f, otherwise) => (f.value === '' || Number.isNaN(f.valueAsNumber) ? otherwise : f.valueAsNumber);
+    const prompts = await promptsMatching(state, field.prompt.value.trim()),
+      bound = (f, fallback) => (f.value === '' || Number.isNaN(f.valueAsNumber) ? fallback : f.valueAsNumber);
     const from = bound(field.from, -Infinity),
       to = bound(field.to, Infinity),
       low = bound(field.low, -Infinity),
       high = bound(field.high, Infinity);
     const reason = field.reason.value === '' ? -1 : Number(field.reason.value),
       right = field.right.value === '' ? -1 : Number(field.right.value),
-      found = [];
+      matches = [];
     for (let i = 0; i < index.step.length; i++) {
       if (
         index.step[i] >= from &&
@@ -139,9 +139,9 @@ function filters(state, view) {
         index.score[i] <= high &&
         (reason < 0 || index.reason[i] === reason) &&
         (right < 0 || index.right[i] === right) &&
-        (!wanted || wanted.has(index.prompt[i]))
+        (!prompts || prompts.has(index.prompt[i]))
       )
-        found.push(i);
+        matches.push(i);
     }
     const by = {
       new: (a, b) => index.step[b] - index.step[a] || a - b,
@@ -149,8 +149,8 @@ function filters(state, view) {
       low: (a, b) => index.score[a] - index.score[b] || a - b,
       long: (a, b) => index.length[b] - index.length[a] || a - b,
     }[field.order.value];
-    state.found = by ? found.sort(by) : found;
-    status.textContent = `${found.length.toLocaleString('en')} of ${plural(index.step.length, 'rollout')}`;
+    state.matches = by ? matches.sort(by) : matches;
+    status.textContent = `${matches.length.toLocaleString('en')} of ${plural(index.step.length, 'rollout')}`;
     view.refresh(true);
   };
   let timer = 0;
@@ -168,24 +168,24 @@ function filters(state, view) {
     Object.entries(field).map(([name, input]) => el('label', null, titles[name], input)),
     el('button', { type: 'reset', onclick: () => setTimeout(run) }, 'Clear filters'),
   );
-  state.found = index.step.map((_, i) => i);
+  state.matches = index.step.map((_, i) => i);
   status.textContent = `${index.step.length.toLocaleString('en')} of ${plural(index.step.length, 'rollout')}`;
   return el('div', null, form, status);
 }
 
-async function told(state) {
+async function loadPrompts(state) {
   state.prompts = state.prompts || JSON.parse(await unpack(`prompts${state.at}`));
   return state.prompts;
 }
 const promptText = input =>
   typeof input === 'string' ? input : (input || []).map(m => `${m.role}: ${m.content}`).join('\n');
 
-async function promptsLike(state, text) {
+async function promptsMatching(state, text) {
   if (!text) return null;
   if (/^\d+$/.test(text)) return new Set([Number(text)]);
   const words = text.toLowerCase();
   return new Set(
-    Object.entries(await told(state))
+    Object.entries(await loadPrompts(state))
       .filter(([, json]) => promptText(JSON.parse(json)[0]).toLowerCase().includes(words))
       .map(([id]) => Number(id)),
   );
@@ -201,26 +201,26 @@ function list(state) {
       id: 'list',
       role: 'listbox',
       tabindex: 0,
-      'aria-label': 'Rollouts; arrow keys move, the chosen one is shown beside',
+      'aria-label': 'Rollouts; arrow keys move the selection, the selected rollout is shown next to the list',
     },
     space,
   );
-  const shown = new Map();
+  const visible = new Map();
   const item = at => {
-    const i = state.found[at],
+    const i = state.matches[at],
       right = index.right[i],
       preview = el('span', { class: 'preview' }, '…');
-    const made = el(
+    const node = el(
       'div',
       {
         class: 'item',
         role: 'option',
         id: `option-${at}`,
         'aria-selected': at === state.current ? 'true' : 'false',
-        'aria-setsize': state.found.length,
+        'aria-setsize': state.matches.length,
         'aria-posinset': at + 1,
-        style: `top:${at * ROW}px`,
-        onclick: () => choose(at),
+        style: `top:${at * ITEM_HEIGHT}px`,
+        onclick: () => select(at),
       },
       el(
         'span',
@@ -231,58 +231,58 @@ function list(state) {
           'span',
           { class: right ? 'right' : 'wrong' },
           `${num(index.score[i])} ${right ? '✓' : '✗'}`,
-          el('span', { class: 'unseen' }, right ? ' right' : ' wrong'),
+          el('span', { class: 'visually-hidden' }, right ? ' right' : ' wrong'),
         ),
         el('span', { class: 'soft' }, `${index.reasons[index.reason[i]]} · ${index.length[i]} tok`),
       ),
       preview,
     );
     state.row(i).then(row => {
-      preview.textContent = row ? row.output.slice(0, 160).replace(/\s+/g, ' ') || '(nothing)' : '(text left out)';
+      preview.textContent = row ? row.output.slice(0, 160).replace(/\s+/g, ' ') || '(empty)' : '(text omitted)';
     });
-    return made;
+    return node;
   };
   const draw = () => {
-    const first = Math.max(0, Math.floor(node.scrollTop / ROW) - 4),
-      last = Math.min(state.found.length, Math.ceil((node.scrollTop + node.clientHeight) / ROW) + 4);
-    for (const [at, made] of shown)
+    const first = Math.max(0, Math.floor(node.scrollTop / ITEM_HEIGHT) - 4),
+      last = Math.min(state.matches.length, Math.ceil((node.scrollTop + node.clientHeight) / ITEM_HEIGHT) + 4);
+    for (const [at, option] of visible)
       if (at < first || at >= last) {
-        made.remove();
-        shown.delete(at);
+        option.remove();
+        visible.delete(at);
       }
     for (let at = first; at < last; at++)
-      if (!shown.has(at)) {
-        const made = item(at);
-        shown.set(at, made);
-        node.append(made);
+      if (!visible.has(at)) {
+        const option = item(at);
+        visible.set(at, option);
+        node.append(option);
       }
   };
-  const choose = at => {
-    if (at < 0 || at >= state.found.length) return;
-    shown.get(state.current)?.setAttribute('aria-selected', 'false');
+  const select = at => {
+    if (at < 0 || at >= state.matches.length) return;
+    visible.get(state.current)?.setAttribute('aria-selected', 'false');
     state.current = at;
-    const top = at * ROW;
+    const top = at * ITEM_HEIGHT;
     if (top < node.scrollTop) node.scrollTop = top;
-    if (top + ROW > node.scrollTop + node.clientHeight) node.scrollTop = top + ROW - node.clientHeight;
+    if (top + ITEM_HEIGHT > node.scrollTop + node.clientHeight) node.scrollTop = top + ITEM_HEIGHT - node.clientHeight;
     draw();
-    shown.get(at)?.setAttribute('aria-selected', 'true');
+    visible.get(at)?.setAttribute('aria-selected', 'true');
     node.setAttribute('aria-activedescendant', `option-${at}`);
-    state.open(state.found[at]);
+    state.open(state.matches[at]);
   };
-  const page = () => Math.max(1, Math.floor(node.clientHeight / ROW) - 1);
+  const page = () => Math.max(1, Math.floor(node.clientHeight / ITEM_HEIGHT) - 1);
   const KEYS = {
     ArrowDown: c => c + 1,
     ArrowUp: c => Math.max(c - 1, 0),
-    PageDown: c => Math.min(c + page(), state.found.length - 1),
+    PageDown: c => Math.min(c + page(), state.matches.length - 1),
     PageUp: c => Math.max(c - page(), 0),
     Home: () => 0,
-    End: () => state.found.length - 1,
+    End: () => state.matches.length - 1,
   };
   node.addEventListener('keydown', event => {
     const move = KEYS[event.key];
     if (move) {
       event.preventDefault();
-      choose(move(state.current));
+      select(move(state.current));
     }
   });
   node.addEventListener('scroll', draw, { passive: true });
@@ -290,9 +290,9 @@ function list(state) {
     if (top) node.scrollTop = 0;
     state.current = -1;
     node.removeAttribute('aria-activedescendant');
-    shown.forEach(made => made.remove());
-    shown.clear();
-    space.style.height = `${state.found.length * ROW}px`;
+    visible.forEach(option => option.remove());
+    visible.clear();
+    space.style.height = `${state.matches.length * ITEM_HEIGHT}px`;
     draw();
   };
   return { node, refresh };

@@ -1,10 +1,10 @@
-// Charts as inline SVG, drawn again when the width changes; each says in words what it shows and has its numbers below.
+// Charts as inline SVG, redrawn when the width changes. Each has a text description and a table of its numbers.
 const PAD = { left: 50, right: 12, top: 10, bottom: 32 };
 const HEIGHT = 210;
 const redraws = [];
 let lastWidth = window.innerWidth;
 window.addEventListener('resize', () => {
-  if (window.innerWidth === lastWidth) return; // phones resize when bars come and go
+  if (window.innerWidth === lastWidth) return; // phones fire resize events when the address bar appears
   lastWidth = window.innerWidth;
   redraws.forEach(draw => draw());
 });
@@ -18,7 +18,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-// The frame: scales, axes with units, and what to draw inside. Returns a figure.
+// A <figure> with scales and labeled axes; `draw` returns its content.
 function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, bare, whole }) {
   const holder = el('div', { class: 'picture' }),
     readout = el('p', { class: 'readout', 'aria-hidden': 'true' });
@@ -50,12 +50,12 @@ function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, b
       picture.addEventListener('pointermove', event => {
         const box = picture.getBoundingClientRect(),
           value = x[0] + ((event.clientX - box.left - PAD.left) / inner[0]) * (x[1] - x[0]);
-        const told = read(Math.min(Math.max(value, x[0]), x[1]));
-        if (!told) return;
-        cross.setAttribute('x1', sx(told.x));
-        cross.setAttribute('x2', sx(told.x));
+        const point = read(Math.min(Math.max(value, x[0]), x[1]));
+        if (!point) return;
+        cross.setAttribute('x1', sx(point.x));
+        cross.setAttribute('x2', sx(point.x));
         cross.setAttribute('visibility', 'visible');
-        readout.textContent = told.text;
+        readout.textContent = point.text;
       });
       picture.addEventListener('pointerleave', () => {
         cross.setAttribute('visibility', 'hidden');
@@ -65,7 +65,7 @@ function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, b
     holder.replaceChildren(picture);
   };
   redraws.push(render);
-  const made = el(
+  const node = el(
     'figure',
     null,
     el('figcaption', null, title, el('small', null, [unitY, note].filter(Boolean).join('; '))),
@@ -74,7 +74,7 @@ function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, b
     numbers && later('Numbers', numbers),
   );
   requestAnimationFrame(render);
-  return made;
+  return node;
 }
 
 const path = points => points.map(([x, y], i) => `${i ? 'L' : 'M'}${x.toFixed(1)} ${y.toFixed(1)}`).join('');
@@ -94,8 +94,8 @@ function extent(values, zero) {
   return [low === 0 ? 0 : low - room, Math.max(Math.ceil(high / step - 0.25) * step, high + room)];
 }
 
-// Curves of one metric, a run each: the mean of nearby steps, with a band of one standard deviation.
-// curves: [{ name, at, x, y, mid, lo, hi }]; `at` picks color and dashes.
+// One curve per run: the mean of nearby steps, with a band of one standard deviation.
+// curves: [{ name, at, x, y, mid, lo, hi }]; `at` selects color and dashes.
 function lineChart({ title, unit = '', curves, range, note, band = true }) {
   curves = curves.filter(c => c && c.x.length);
   if (!curves.length) return null;
@@ -108,7 +108,7 @@ function lineChart({ title, unit = '', curves, range, note, band = true }) {
   const x = extent(curves.flatMap(c => c.x));
   x[0] = Math.min(...curves.map(c => c.x[0]));
   x[1] = Math.max(...curves.map(c => c.x[c.x.length - 1]), x[0] + 1);
-  const tell = c =>
+  const describe = c =>
     `${curves.length > 1 ? `${c.name}: ` : ''}from ${num(c.mid[0])} at step ${num(c.x[0])} to ` +
     `${num(c.mid[c.mid.length - 1])} at step ${num(c.x[c.x.length - 1])}, lowest ${num(Math.min(...c.y))}, highest ${num(Math.max(...c.y))}`;
   const draw = (sx, sy) =>
@@ -174,24 +174,24 @@ function lineChart({ title, unit = '', curves, range, note, band = true }) {
       { class: 'facts' },
       curves.map(c => el('span', null, runKey(c.at), ' ', c.name)),
     );
-  const made = figure({
+  const node = figure({
     title,
     note,
     x,
     y,
     unitX: 'step',
     unitY: unit,
-    words: curves.map(tell).join('; '),
+    words: curves.map(describe).join('; '),
     draw,
     read,
     numbers,
   });
-  if (legend) made.children[0].after(legend);
-  return made;
+  if (legend) node.children[0].after(legend);
+  return node;
 }
 
-// How a distribution moved: the darker a cell, the more of its stretch of steps lies there; lines are quantiles.
-function heatChart({ title, unit, data, what = 'rollouts' }) {
+// A distribution over time: a darker cell holds a larger share of the values in its range of steps; lines are quantiles.
+function heatChart({ title, unit, data, noun = 'rollouts' }) {
   if (!data || !data.x.length) return null;
   const n = data.x.length,
     top = Math.max(...data.share.flat(), 1e-9);
@@ -199,7 +199,7 @@ function heatChart({ title, unit, data, what = 'rollouts' }) {
     y = [data.edges[0], data.edges[data.edges.length - 1]];
   const end = i => (i + 1 < n ? data.x[i + 1][0] : data.x[n - 1][1] + 1),
     middle = i => (data.x[i][0] + end(i)) / 2;
-  // Of a few values a median jumps; their mean does not.
+  // With few distinct values the median jumps; the mean does not.
   const few = data.edges.length < 6,
     lines = few
       ? [['mean', '']]
@@ -235,28 +235,28 @@ function heatChart({ title, unit, data, what = 'rollouts' }) {
       }),
     ),
   ];
-  const tell = i =>
-    `${span(data.x[i])}: mean ${num(data.mean[i])}, median ${num(data.p50[i])}, 80 % from ${num(data.p10[i])} to ${num(data.p90[i])}, ${plural(data.count[i], what.replace(/s$/, ''))}`;
+  const describe = i =>
+    `${span(data.x[i])}: mean ${num(data.mean[i])}, median ${num(data.p50[i])}, 80 % from ${num(data.p10[i])} to ${num(data.p90[i])}, ${plural(data.count[i], noun.replace(/s$/, ''))}`;
   const read = v => {
     let i = 0;
     while (i + 1 < n && data.x[i + 1][0] <= v) i++;
-    return { x: middle(i), text: tell(i) };
+    return { x: middle(i), text: describe(i) };
   };
   return figure({
     title,
-    note: `${few ? 'line: mean' : 'solid line: median; dashed: the middle 80 %'}; darkest cell: ${percent(top)} of its steps' ${what}`,
+    note: `${few ? 'line: mean' : 'solid line: median; dashed: the middle 80 %'}; darkest cell: ${percent(top)} of its steps' ${noun}`,
     x,
     y,
     unitX: 'step',
     unitY: unit,
     whole: data.edges[0] % 1 === -0.5 || data.edges[0] % 1 === 0.5,
-    words: `At first, ${tell(0)}. At the end, ${tell(n - 1)}.`,
+    words: `At first, ${describe(0)}. At the end, ${describe(n - 1)}.`,
     draw,
     read,
     numbers: () =>
       table(
         title,
-        ['steps', 'mean', 'lowest tenth', 'median', 'highest tenth', what],
+        ['steps', 'mean', 'lowest tenth', 'median', 'highest tenth', noun],
         data.x.map((s, i) => [
           span(s),
           num(data.mean[i]),
@@ -270,7 +270,7 @@ function heatChart({ title, unit, data, what = 'rollouts' }) {
   });
 }
 
-// Columns beside one another or on top of one another. parts: [{ name, values, color, dash }].
+// A stacked column chart. parts: [{ name, values, color, dash }].
 function columnChart({ title, unit, note, labels, parts, unitX, words }) {
   const n = labels.length,
     sums = labels.map((_, i) => parts.reduce((s, p) => s + p.values[i], 0));

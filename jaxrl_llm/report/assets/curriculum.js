@@ -1,20 +1,20 @@
-// What the run believed of its prompts, how right that was, and which it chose and why.
+// The posterior over success rates, its calibration, and the selected prompts with the reasons.
 const BINS = ['0', ...Array.from({ length: 10 }, (_, i) => `${i / 10}–${(i + 1) / 10}`), '1'];
-const WHY = {
-  picked: 'picked for its worth',
-  audit: 'drawn as an audit, whatever it is worth',
+const REASONS = {
+  picked: 'selected by utility',
+  audit: 'audit: drawn regardless of utility',
   reference: 'drawn for the reference set',
-  continued: 'goes on from an earlier step',
-  asked: 'lacks rollouts, so that its batch can be learned',
+  continued: 'continues from an earlier step',
+  asked: 'more rollouts needed to complete a batch',
 };
 
 function drawCurriculum(runs) {
   byId('curriculum').append(
     ...runs.flatMap((run, at) => {
-      const told = run.curriculum
-        ? beliefs(run.curriculum)
-        : [empty('The run has not written what its curriculum knows.')];
-      return [heading(runs, run, at), ...told, ...choices(run)].filter(Boolean);
+      const figures = run.curriculum
+        ? posterior(run.curriculum)
+        : [softText('This run has no curriculum.json yet.')];
+      return [heading(runs, run, at), ...figures, ...choices(run)].filter(Boolean);
     }),
     ...[
       el(
@@ -23,14 +23,14 @@ function drawCurriculum(runs) {
         charts(runs, [
           ['curriculum/calibration_error', 'Calibration error', 'success rate'],
           ['curriculum/brier', 'Brier score of “mixed”', ''],
-          ['curriculum/coverage', 'Prompts seen', 'share', [0, 1]],
+          ['curriculum/coverage', 'Visited prompts', 'share', [0, 1]],
         ]),
       ),
     ],
   );
 }
 
-function beliefs(c) {
+function posterior(c) {
   const mean = c.prior_D.reduce(
     (s, v, i) => s + v * [0, ...Array.from({ length: 10 }, (_, j) => (j + 0.5) / 10), 1][i],
     0,
@@ -41,9 +41,9 @@ function beliefs(c) {
       'div',
       { class: 'grid' },
       columnChart({
-        title: 'What is believed of all prompts now',
+        title: 'Estimated success rate of all prompts',
         unit: 'share of the prompts',
-        note: 'posterior mean of the success rate',
+        note: 'posterior means',
         unitX: 'success rate',
         labels: BINS,
         parts: [{ name: 'share', values: c.prior_D, color: 'var(--run0)' }],
@@ -51,7 +51,7 @@ function beliefs(c) {
       }),
       reliability(c),
     ),
-    later('Success rates of the visited groups, by stretch of steps', () =>
+    later('Success rates of the visited groups over time', () =>
       table(
         'Share of the groups by their success rate',
         ['steps', ...BINS],
@@ -59,7 +59,7 @@ function beliefs(c) {
         BINS.map((_, i) => i + 1),
       ),
     ),
-    later('Prompts likeliest, and least likely, to be answered both rightly and wrongly', () =>
+    later('Most and least learnable prompts (probability of a mixed group)', () =>
       el('div', null, prompts('Most learnable prompts', c.most), prompts('Least learnable prompts', c.least)),
     ),
     c.suspects.length > 0 &&
@@ -86,7 +86,7 @@ function reliability(c) {
   const most = Math.max(...c.reliability.map(r => r[2]), 1);
   const draw = (sx, sy) => [
     svg('line', { class: 'cross', x1: sx(0), y1: sy(0), x2: sx(1), y2: sy(1) }),
-    svg('text', { x: sx(0.74), y: sy(0.62), 'text-anchor': 'start' }, 'just right'),
+    svg('text', { x: sx(0.74), y: sy(0.62), 'text-anchor': 'start' }, 'calibrated'),
     c.reliability.map(([p, o, n]) =>
       svg('circle', {
         cx: sx(p),
@@ -109,7 +109,7 @@ function reliability(c) {
     words:
       c.reliability
         .map(([p, o, n]) => `predicted ${percent(p)}, observed ${percent(o)} in ${plural(n, 'group')}`)
-        .join('; ') || 'No group has come back.',
+        .join('; ') || 'No group has been graded yet.',
     numbers: () =>
       table(
         'Predicted and observed success of the latest groups',
@@ -121,39 +121,39 @@ function reliability(c) {
 }
 
 function choices(run) {
-  const told = run.choices,
-    latest = told.latest,
-    total = Object.values(told.why).reduce((s, n) => s + n, 0);
-  if (!total) return [empty('The run has not written which prompts it chose.')];
-  const rows = Object.entries(told.why)
+  const summary = run.choices,
+    latest = summary.latest,
+    total = Object.values(summary.why).reduce((s, n) => s + n, 0);
+  if (!total) return [softText('This run has no choices.jsonl yet.')];
+  const rows = Object.entries(summary.why)
     .filter(([, n]) => n > 0)
     .sort((a, b) => b[1] - a[1])
-    .map(([why, n]) => [WHY[why] || why, n.toLocaleString('en'), percent(n / total)]);
+    .map(([why, n]) => [REASONS[why] || why, n.toLocaleString('en'), percent(n / total)]);
   return [
-    el('h3', null, 'Which prompts were chosen, and why'),
+    el('h3', null, 'Selected prompts'),
     el(
       'div',
       { class: 'pair' },
-      el('div', null, table('Reasons of all choices', ['reason', 'times', 'share'], rows, [1, 2])),
+      el('div', null, table('Reasons of all selections', ['reason', 'times', 'share'], rows, [1, 2])),
       heatChart({
-        title: 'How hard the chosen prompts were thought to be',
+        title: 'Predicted success rate of the selected prompts',
         unit: 'predicted success rate',
-        data: told.success,
-        what: 'prompts',
+        data: summary.success,
+        noun: 'prompts',
       }),
     ),
-    chosen(latest, told.count),
+    choiceTable(latest, summary.count),
   ].filter(Boolean);
 }
 
-function inWords(c, i) {
+function describeChoice(c, i) {
   const worth =
-    c.worth[i] === null ? '' : `: worth ${num(c.worth[i])}, where the mean candidate has ${num(c.mean_worth[i])}`;
-  const seen = c.visits[i] ? `seen ${plural(c.visits[i], 'time')} before` : 'never seen before';
-  return `${WHY[c.why[i]] || c.why[i]}${worth}; expected to be right ${percent(c.success[i])} of the time, mixed with probability ${percent(c.mixed[i])}; ${seen}`;
+    c.worth[i] === null ? '' : `: utility ${num(c.worth[i])}, mean of the candidates ${num(c.mean_worth[i])}`;
+  const visits = c.visits[i] ? `visited ${plural(c.visits[i], 'time')} before` : 'not visited before';
+  return `${REASONS[c.why[i]] || c.why[i]}${worth}; predicted success rate ${percent(c.success[i])}, probability of a mixed group ${percent(c.mixed[i])}; ${visits}`;
 }
 
-function chosen(c, count) {
+function choiceTable(c, count) {
   const PAGE = 12,
     box = el('div'),
     status = el('p', { class: 'soft', 'aria-live': 'polite' });
@@ -162,7 +162,7 @@ function chosen(c, count) {
       'select',
       null,
       el('option', { value: '' }, 'any'),
-      [...new Set(c.why)].map(w => el('option', { value: w }, WHY[w] || w)),
+      [...new Set(c.why)].map(w => el('option', { value: w }, REASONS[w] || w)),
     );
   let page = 0;
   const button = (name, by) =>
@@ -189,13 +189,13 @@ function chosen(c, count) {
     page = Math.max(0, Math.min(page, Math.ceil(found.length / PAGE) - 1));
     box.replaceChildren(
       table(
-        'Choices, the latest first',
-        ['step', 'prompt', 'why'],
-        found.slice(page * PAGE, (page + 1) * PAGE).map(i => [c.step[i], c.prompt[i], inWords(c, i)]),
+        'Selections, latest first',
+        ['step', 'prompt', 'reason'],
+        found.slice(page * PAGE, (page + 1) * PAGE).map(i => [c.step[i], c.prompt[i], describeChoice(c, i)]),
         [0, 1],
       ),
     );
-    status.textContent = `${plural(found.length, 'choice')} of the latest ${c.step.length.toLocaleString('en')} (${count.toLocaleString('en')} in all); page ${page + 1} of ${Math.max(1, Math.ceil(found.length / PAGE))}.`;
+    status.textContent = `${plural(found.length, 'selection')} of the latest ${c.step.length.toLocaleString('en')} (${count.toLocaleString('en')} in all); page ${page + 1} of ${Math.max(1, Math.ceil(found.length / PAGE))}.`;
     newer.disabled = page === 0;
     older.disabled = (page + 1) * PAGE >= found.length;
   };

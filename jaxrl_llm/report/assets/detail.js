@@ -1,39 +1,40 @@
-// One rollout in full: what was asked, what was said token by token, and how it differs from others of its prompt.
-const UNCOUNTED = 'Nothing is told of its single tokens: config.monitoring.rollouts_tokens bounds how many are told a step.';
-const UNTOLD =
-  'Only what is known before the update is told: no coefficients where the method asks a reference or the entropy, ' +
-  'and no advantages where it asks a second model, or where batches wait.';
+// One rollout in full: prompt, output by token, and the difference to other rollouts of its prompt.
+const NO_TOKENS =
+  'No per-token values were recorded for this rollout: config.monitoring.rollouts_tokens limits the number of tokens per step.';
+const NO_COEFFICIENTS =
+  'Only values known before the update are recorded: no coefficients where the method uses a reference model or the ' +
+  'entropy, and no advantages where it uses an auxiliary model or where batches wait.';
 
-async function show(state, i, box) {
-  state.wanted = i;
+async function showRollout(state, i, box) {
+  state.selected = i;
   const { index } = state,
     row = await state.row(i),
     prompt = index.prompt[i];
-  const asked = JSON.parse((await told(state))[prompt] || '["", ""]');
-  if (state.wanted !== i) return; // another was chosen meanwhile
+  const [promptInput] = JSON.parse((await loadPrompts(state))[prompt] || '["", ""]');
+  if (state.selected !== i) return; // another rollout was selected meanwhile
   const name = j =>
     `step ${index.step[j]}, reward ${num(index.score[j])}${index.right[j] ? ' ✓' : ' ✗'}, ${index.length[j]} tokens`;
   const title = el('h3', null, `Prompt ${prompt} at step ${index.step[i]}`);
   if (!row)
     return box.replaceChildren(
       title,
-      empty('The text of this rollout is left out of the page; it lies in the run’s rollouts folder.'),
+      softText('The text of this rollout is omitted from the page; it is in the run’s rollouts folder.'),
     );
   const facts = {
     reward: num(row.score),
-    answer: index.right[i] ? 'right' : 'wrong',
-    stopped: row.reason,
+    correctness: index.right[i] ? 'right' : 'wrong',
+    'stop reason': row.reason,
     tokens: row.length,
-    wanted: row.gts,
-    graded: row.graded,
+    reference: row.gts,
+    'graded as': row.graded,
     hint: row.hint,
     turns: row.turns,
   };
   const output = el('div'),
-    given = { logp: row.logp, advantage: row.advantage, coefficient: row.coefficient },
-    can = name => row.cuts && given[name] !== undefined && given[name] !== null;
-  const paint = () => output.replaceChildren(colored(row, can(state.color) ? state.color : ''));
-  const radio = (value, text, able) =>
+    values = { logp: row.logp, advantage: row.advantage, coefficient: row.coefficient },
+    has = name => row.cuts && values[name] !== undefined && values[name] !== null;
+  const paint = () => output.replaceChildren(colored(row, has(state.color) ? state.color : ''));
+  const radio = (value, text, enabled) =>
     el(
       'label',
       { class: 'radio' },
@@ -41,8 +42,8 @@ async function show(state, i, box) {
         type: 'radio',
         name: 'color',
         value,
-        disabled: !able,
-        checked: value === (can(state.color) ? state.color : ''),
+        disabled: !enabled,
+        checked: value === (has(state.color) ? state.color : ''),
         onchange: () => {
           state.color = value;
           paint();
@@ -52,7 +53,7 @@ async function show(state, i, box) {
     );
   const same = [];
   for (let j = 0; j < index.step.length; j++)
-    if (j !== i && index.prompt[j] === prompt && state.row.kept(j)) same.push(j);
+    if (j !== i && index.prompt[j] === prompt && state.row.hasText(j)) same.push(j);
   box.replaceChildren(
     title,
     el(
@@ -66,7 +67,7 @@ async function show(state, i, box) {
     el(
       'div',
       { class: 'text', tabindex: 0, role: 'group', 'aria-label': 'Prompt' },
-      promptText(row.input ?? asked[0]),
+      promptText(row.input ?? promptInput),
     ),
     el('h4', null, 'Output'),
     el(
@@ -74,9 +75,9 @@ async function show(state, i, box) {
       null,
       el('legend', null, 'Color tokens by'),
       radio('', 'nothing', true),
-      Object.entries(COLORS).map(([k, [text]]) => radio(k, text, can(k))),
+      Object.entries(COLORS).map(([k, [text]]) => radio(k, text, has(k))),
     ),
-    can('coefficient') ? '' : empty(row.cuts ? UNTOLD : UNCOUNTED),
+    has('coefficient') ? '' : softText(row.cuts ? NO_COEFFICIENTS : NO_TOKENS),
     output,
     comparison(state, i, row, same, name),
   );
@@ -88,34 +89,34 @@ function comparison(state, i, row, same, name) {
     return el(
       'div',
       null,
-      el('h4', null, 'Same prompt, other steps'),
-      empty('The page holds no other rollout of this prompt.'),
+      el('h4', null, 'Other rollouts of this prompt'),
+      softText('This page has no other rollout of this prompt.'),
     );
   const box = el('div'),
-    few = same.length > 400 ? same.filter((_, k) => k % Math.ceil(same.length / 400) === 0) : same;
+    options = same.length > 400 ? same.filter((_, k) => k % Math.ceil(same.length / 400) === 0) : same;
   const select = el(
     'select',
     { id: 'other' },
     el('option', { value: '' }, 'nothing'),
-    few.map(j => el('option', { value: j }, name(j))),
+    options.map(j => el('option', { value: j }, name(j))),
   );
   select.addEventListener('change', async () => {
     if (select.value === '') return box.replaceChildren();
     const j = Number(select.value),
       other = await state.row(j);
-    if (!other) return box.replaceChildren(empty('Its text is left out of the page.'));
+    if (!other) return box.replaceChildren(softText('Its text is omitted from the page.'));
     const [a, b] = j < i ? [j, i] : [i, j],
       [x, y] = j < i ? [other, row] : [row, other];
-    box.replaceChildren(shownDifference(x.output, y.output, [name(a), name(b)]));
+    box.replaceChildren(renderDifference(x.output, y.output, [name(a), name(b)]));
   });
   return el(
     'div',
     null,
-    el('h4', null, 'Same prompt, other steps'),
+    el('h4', null, 'Other rollouts of this prompt'),
     el(
       'label',
       null,
-      `Compare with (${few.length < same.length ? `${few.length} of ` : ''}${plural(same.length, 'other rollout')})`,
+      `Compare with (${options.length < same.length ? `${options.length} of ` : ''}${plural(same.length, 'other rollout')})`,
       select,
     ),
     box,

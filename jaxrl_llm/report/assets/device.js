@@ -1,21 +1,22 @@
-// What a trace says of the device: time by part and kind of operation, and how far each half is from what the chip can do.
-const HALVES = { update: 'update', generate: 'generation', other: 'neither', all: 'either' };
+// Device time of the traced steps by part and kind of operation, and the distance of each half to the roofline.
+const PART_NAMES = { update: 'update', generate: 'generation', other: 'other', all: 'all' };
 
 function drawDevice(runs) {
   byId('device').append(
     ...runs.flatMap((run, at) =>
-      [heading(runs, run, at), ...(run.device ? deviceOf(run.device) : [untraced()])].filter(Boolean),
+      [heading(runs, run, at), ...(run.device ? deviceTables(run.device) : [untraced()])].filter(Boolean),
     ),
   );
 }
 
-const untraced = () => empty('No step was traced; --config.monitoring.profile.steps=10:12 traces two of them, and then this is filled.');
+const untraced = () =>
+  softText('No step was traced. --config.monitoring.profile.steps=10:12 traces two steps for this section.');
 const rate = (x, unit) => (x >= 1e12 ? `${num(x / 1e12)} T${unit}` : `${num(x / 1e9)} G${unit}`);
 
-function deviceOf(told) {
-  const parts = ['update', 'generate', 'other'].filter(p => told.parts[p]),
-    kinds = [...new Set(parts.flatMap(p => Object.keys(told.parts[p])))],
-    of = (p, k) => told.parts[p][k] || 0,
+function deviceTables(device) {
+  const parts = ['update', 'generate', 'other'].filter(p => device.parts[p]),
+    kinds = [...new Set(parts.flatMap(p => Object.keys(device.parts[p])))],
+    of = (p, k) => device.parts[p][k] || 0,
     sum = k => parts.reduce((s, p) => s + of(p, k), 0),
     whole = kinds.reduce((s, k) => s + sum(k), 0);
   kinds.sort((a, b) => sum(b) - sum(a));
@@ -34,21 +35,21 @@ function deviceOf(told) {
     el(
       'p',
       null,
-      `Traced: ${span(told.steps)}, on ${told.devices} × ${told.kind || 'a device'}. A step took ${seconds(told.span)}; ` +
-        `an operation ran in ${percent(told.busy.all / told.span)} of it.`,
+      `Traced: ${span(device.steps)}, on ${device.devices} × ${device.kind || 'a device'}. A step took ${seconds(device.span)}; ` +
+        `the device was busy for ${percent(device.busy.all / device.span)} of it.`,
     ),
     table(
-      'Time of one device and step, added up over its operations',
-      ['kind of operation', ...parts.map(p => HALVES[p]), 'all', 'share', 'as a bar'],
+      'Total time of the operations of one device in one step',
+      ['kind of operation', ...parts.map(p => PART_NAMES[p]), 'all', 'share', 'bar'],
       rows,
       numeric,
     ),
-    ...floors(told),
-    later('The operations that took most', () =>
+    ...rooflineTable(device),
+    later('Longest operations', () =>
       table(
-        'Of one device and step',
-        ['operation', 'kind', 'part', 'time', 'times'],
-        told.top.map(([name, kind, part, s, times]) => [name, kind, HALVES[part], seconds(s), num(times)]),
+        'Operations of one device in one step',
+        ['operation', 'kind', 'part', 'time', 'calls'],
+        device.top.map(([name, kind, part, s, times]) => [name, kind, PART_NAMES[part], seconds(s), num(times)]),
         [3, 4],
       ),
     ),
@@ -58,28 +59,28 @@ function deviceOf(told) {
 const seconds = s =>
   s === 0 ? '–' : s < 0.95e-3 ? `${num(1e6 * s)} µs` : s < 0.95 ? `${num(1e3 * s)} ms` : `${num(s)} s`;
 
-function floors(told) {
-  if (!told.floors.length) return [];
-  const known = told.floors.some(one => one.seconds !== null);
-  const head = ['half of the step', 'took', 'arithmetic', 'memory read'],
-    rows = told.floors.map(one => [
-      HALVES[one.part],
-      seconds(one.measured),
-      rate(one.flops / one.measured, 'FLOP/s'),
-      one.bytes === null ? '–' : rate(one.bytes / one.measured, 'B/s'),
-      ...(known ? [seconds(one.seconds), `${num(one.measured / one.seconds)} ×`] : []),
+function rooflineTable(device) {
+  if (!device.roofline.length) return [];
+  const known = device.roofline.some(half => half.seconds !== null);
+  const head = ['half of the step', 'measured', 'arithmetic', 'memory read'],
+    rows = device.roofline.map(half => [
+      PART_NAMES[half.part],
+      seconds(half.measured),
+      rate(half.flops / half.measured, 'FLOP/s'),
+      half.bytes === null ? '–' : rate(half.bytes / half.measured, 'B/s'),
+      ...(known ? [seconds(half.seconds), `${num(half.measured / half.seconds)} ×`] : []),
     ]);
   return [
     table(
-      'Distance to the roofline: of one device and step',
-      known ? [...head, 'at best', 'that many times'] : head,
+      'Distance to the roofline, for one device and step',
+      known ? [...head, 'roofline', 'measured / roofline'] : head,
       rows,
       [1, 2, 3, 4, 5],
     ),
-    empty(
+    softText(
       known
-        ? 'At best: the operations of the update by the peak; of generation the weights and caches of every round by the bandwidth, or its operations by the peak, and the prompts’ by the peak. Links between devices are not in it.'
-        : `Unknown chip: what “${told.kind}” can do at best is not known to this program, so that these are rates reached, and no distances.`,
+        ? 'Roofline of the update: its operations at the peak rate. Roofline of generation: weights and caches read in every decode iteration at the memory bandwidth, or its operations at the peak rate, plus the prefill at the peak rate. Communication between devices is not included.'
+        : `Unknown chip: no peak rates are known for “${device.kind}”, so this table shows measured rates without a roofline.`,
     ),
   ];
 }

@@ -1,12 +1,12 @@
-// Health, curves, distributions, time and config. Each takes all runs and fills its own section.
+// Sections health, learning, policy, distributions, time and config. Each function takes all runs and fills its section.
 const STATES = {
-  now: '✗ Trouble now',
-  past: '! Earlier trouble',
-  well: '✓ Well',
-  unknown: '? Not recorded',
-  told: '· Not judged',
+  failing: '✗ Failing now',
+  recovered: '! Failed earlier',
+  passing: '✓ Passing',
+  not_recorded: '? Not recorded',
+  information: '· Information',
 };
-const parts = (runs, make) => runs.map((run, at) => make(run, at)).filter(Boolean);
+const mapRuns = (runs, build) => runs.map((run, at) => build(run, at)).filter(Boolean);
 const heading = (runs, run, at) => (runs.length > 1 ? el('h3', null, runKey(at), ' ', run.name) : null);
 
 function drawHeader(runs) {
@@ -25,7 +25,7 @@ function drawHeader(runs) {
             run.done
               ? `${run.done.toLocaleString('en')} of ${plural(run.steps, 'step')} done. `
               : 'No step is done yet. ',
-            run.overall,
+            run.health_summary,
           ),
           el(
             'p',
@@ -41,28 +41,28 @@ function drawHeader(runs) {
 function drawHealth(runs) {
   const value = v =>
     `${v.name} ${num(v.last)} now` +
-    (v.least === v.most ? ', and always' : `, ${num(v.least)} to ${num(v.most)}, the most at step ${v.at}`);
+    (v.least === v.most ? ', the same in all steps' : `, ${num(v.least)} to ${num(v.most)}, the largest at step ${v.at}`);
   byId('health').append(
     ...runs.flatMap((run, at) =>
       [
         heading(runs, run, at),
-        el('p', { class: 'overall' }, run.overall),
+        el('p', { class: 'summary' }, run.health_summary),
         el(
           'ul',
           { class: 'checks' },
-          run.health.map(one =>
+          run.health.map(check =>
             el(
               'li',
-              { class: one.state },
-              el('strong', null, one.title),
-              el('span', { class: 'verdict' }, STATES[one.state]),
-              one.steps.length > 0 &&
-                ` – ${one.steps.slice(-3).map(span).join(', ')}${one.steps.length > 3 ? ` and ${plural(one.steps.length - 3, 'stretch')} before`.replace('stretchs', 'stretches') : ''}`,
-              el('p', null, one.words),
+              { class: check.state },
+              el('strong', null, check.title),
+              el('span', { class: 'state' }, STATES[check.state]),
+              check.steps.length > 0 &&
+                ` – ${check.steps.slice(-3).map(span).join(', ')}${check.steps.length > 3 ? ` and ${plural(check.steps.length - 3, 'earlier range')}` : ''}`,
+              el('p', null, check.text),
               el(
                 'p',
                 { class: 'soft' },
-                one.values.map((v, i) => [i > 0 && el('br'), value(v)]),
+                check.values.map((v, i) => [i > 0 && el('br'), value(v)]),
               ),
             ),
           ),
@@ -73,43 +73,43 @@ function drawHealth(runs) {
 }
 
 const LEARNING = [
-  ['critic/score/mean', 'Reward', 'mean of the rollouts’ rewards'],
-  ['curriculum/observed_success', 'Success', 'mean of the rollouts’ scores, as the curriculum counts them', [0, 1]],
-  ['curriculum/mixed_share', 'Groups whose rewards differ', 'share of the prompts', [0, 1]],
+  ['critic/score/mean', 'Reward', 'mean over the rollouts'],
+  ['curriculum/observed_success', 'Success rate', 'mean over the rollouts, as counted by the curriculum', [0, 1]],
+  ['curriculum/mixed_share', 'Mixed groups', 'share of the prompts', [0, 1]],
 ];
 const POLICY = [
-  ['actor/entropy', 'Entropy', 'nats a token'],
+  ['actor/entropy', 'Entropy', 'nats per token'],
   ['actor/grad_norm', 'Gradient norm', ''],
-  ['actor/ppo_kl', 'KL from the sampling policy', 'nats a token'],
-  ['actor/pg_clipfrac', 'Tokens clipped', 'share'],
-  ['actor/rejected_frac', 'Tokens rejected by the correction', 'share'],
-  ['training/rollout_probs_diff_mean', 'Sampler and trainer differ', 'mean |Δ probability|'],
+  ['actor/ppo_kl', 'KL from the sampling policy', 'nats per token'],
+  ['actor/pg_clipfrac', 'Clipped tokens', 'share'],
+  ['actor/rejected_frac', 'Tokens rejected by the importance correction', 'share'],
+  ['training/rollout_probs_diff_mean', 'Mismatch of sampler and trainer', 'mean |Δ probability|'],
   ['actor/lr', 'Learning rate', ''],
-  ['response_length/clip_ratio', 'Answers cut off', 'share of the rollouts'],
-  ['frac_reward_zero_std', 'Groups without a lesson', 'share of the rollouts'],
+  ['response_length/clip_ratio', 'Completions cut off at the cap', 'share of the rollouts'],
+  ['frac_reward_zero_std', 'Zero-variance groups', 'share of the rollouts'],
 ];
 const curvesOf = (runs, name) =>
-  parts(runs, (run, at) => run.curves[name] && { name: run.name, at, ...run.curves[name] });
+  mapRuns(runs, (run, at) => run.curves[name] && { name: run.name, at, ...run.curves[name] });
 const charts = (runs, list) =>
   list
     .map(([name, title, unit, range]) => lineChart({ title, unit, range, note: name, curves: curvesOf(runs, name) }))
     .filter(Boolean);
-const empty = what => el('p', { class: 'soft' }, what);
+const softText = text => el('p', { class: 'soft' }, text);
 
-function heldOut(runs) {
+function evaluationCharts(runs) {
   const names = [...new Set(runs.flatMap(run => run.evaluations.flatMap(e => Object.keys(e.metrics))))]
     .filter(n => n.includes('/all/') || !n.includes('/'))
     .slice(0, 6);
   return names
     .map(name =>
       lineChart({
-        title: `Held out: ${name.replace('val-core/', '')}`,
+        title: `Evaluation: ${name.replace('val-core/', '')}`,
         unit: 'share',
         band: false,
-        curves: parts(runs, (run, at) => {
-          const known = run.evaluations.filter(e => name in e.metrics),
-            x = known.map(e => e.step),
-            y = known.map(e => e.metrics[name]);
+        curves: mapRuns(runs, (run, at) => {
+          const measured = run.evaluations.filter(e => name in e.metrics),
+            x = measured.map(e => e.step),
+            y = measured.map(e => e.metrics[name]);
           return { name: run.name, at, x, y, mid: y, lo: y, hi: y };
         }),
       }),
@@ -129,14 +129,14 @@ function evaluationTable(runs) {
 }
 
 function drawLearning(runs) {
-  const drawn = [...charts(runs, LEARNING), ...heldOut(runs)];
-  if (!drawn.length) return byId('learning').append(empty('No step is written yet.'));
+  const drawn = [...charts(runs, LEARNING), ...evaluationCharts(runs)];
+  if (!drawn.length) return byId('learning').append(softText('No step has been recorded yet.'));
   byId('learning').append(
     ...[
       el(
         'p',
         { class: 'soft' },
-        'Lines are means of nearby steps, bands one standard deviation of those steps to either side; dots are single steps, or a few of a long run.',
+        'Lines are means of nearby steps, and bands are ± one standard deviation of these steps. A dot is one step, or the mean of a few steps in a long run.',
       ),
       el('div', { class: 'grid' }, drawn),
       evaluationTable(runs),
@@ -148,7 +148,7 @@ function drawPolicy(runs) {
   const drawn = charts(runs, POLICY),
     box = el('div');
   const names = [...new Set(runs.flatMap(run => Object.keys(run.curves)))].sort();
-  if (!names.length) return byId('policy').append(empty('No step is written yet.'));
+  if (!names.length) return byId('policy').append(softText('No step has been recorded yet.'));
   const select = el(
     'select',
     { id: 'metric' },
@@ -169,24 +169,24 @@ function drawPolicy(runs) {
 function drawDistributions(runs) {
   const drawn = runs.flatMap((run, at) => {
     const both = [
-      heatChart({ title: 'Length of the answers', unit: 'tokens', data: run.lengths }),
-      heatChart({ title: 'Rewards', unit: 'reward of a rollout', data: run.rewards }),
+      heatChart({ title: 'Completion length', unit: 'tokens', data: run.lengths }),
+      heatChart({ title: 'Rewards', unit: 'reward', data: run.rewards }),
     ].filter(Boolean);
     return [
       heading(runs, run, at),
-      both.length ? el('div', { class: 'pair' }, both) : empty('No rollout is written yet.'),
+      both.length ? el('div', { class: 'pair' }, both) : softText('No rollout has been recorded yet.'),
     ];
   });
   byId('distributions').append(...drawn.filter(Boolean));
 }
 
-const PARTS = { gen_update: 'generation and update on the device', grade: 'grading', other: 'the rest of the step' };
+const PARTS = { gen_update: 'generation and update on the device', grade: 'grading', other: 'rest of the step' };
 function drawTime(runs) {
   byId('time').append(
     ...runs.flatMap((run, at) => {
       const names = Object.keys(run.time.total).filter(n => run.time.total[n] > 0),
         whole = names.reduce((s, n) => s + run.time.total[n], 0);
-      if (!whole) return [heading(runs, run, at), empty('No time was recorded.')].filter(Boolean);
+      if (!whole) return [heading(runs, run, at), softText('No time was recorded.')].filter(Boolean);
       const color = n => runColor(names.indexOf(n)),
         title = n => PARTS[n] || n.replace(/_/g, ' ');
       const rows = names.map(n => [
@@ -203,16 +203,16 @@ function drawTime(runs) {
         el(
           'p',
           null,
-          `The steps took ${duration(whole)} in all, and beside them ${besides(run.time.beside)}.`,
+          `The steps took ${duration(whole)}. Outside of the steps: ${otherPhases(run.time.other_phases)}.`,
         ),
         el(
           'div',
           { class: 'pair' },
-          el('div', null, table('Seconds of all steps', ['part', 'time', 'share', 'as a bar'], rows, [1, 2])),
+          el('div', null, table('Total time of the steps', ['part', 'time', 'share', 'bar'], rows, [1, 2])),
           columnChart({
-            title: 'Seconds a step',
+            title: 'Time per step',
             unit: 'seconds',
-            note: 'from the bottom, in the order and colors of the table',
+            note: 'stacked from the bottom in the order and colors of the table',
             unitX: 'step',
             labels: run.time.x.map(s => String(s[0])),
             parts: names.map(n => ({ name: title(n), values: run.time.mean[n], color: color(n) })),
@@ -222,15 +222,15 @@ function drawTime(runs) {
       ].filter(Boolean);
     }),
     ...[
-      lineChart({ title: 'Throughput', unit: 'tokens a second', curves: curvesOf(runs, 'perf/throughput') }),
+      lineChart({ title: 'Throughput', unit: 'tokens per second', curves: curvesOf(runs, 'perf/throughput') }),
     ].filter(Boolean),
   );
 }
-const besides = told =>
-  Object.entries(told)
+const otherPhases = seconds =>
+  Object.entries(seconds)
     .sort((a, b) => b[1] - a[1])
-    .map(([what, s]) => `${what} ${duration(s)}`)
-    .join(', ') || 'what evaluation, checkpoints and compilation took, which this run did not record';
+    .map(([phase, s]) => `${phase} ${duration(s)}`)
+    .join(', ') || 'not recorded by this run';
 const duration = s => (s < 90 ? `${num(s)} s` : s < 5400 ? `${num(s / 60)} min` : `${num(s / 3600)} h`);
 
 function drawConfig(runs) {

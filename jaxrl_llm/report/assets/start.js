@@ -1,20 +1,20 @@
-// The page as a whole: what is small is drawn first, the rollouts' index after the first picture.
+// Draws the page: the small sections first, the rollout browser after the first frame.
 async function start() {
   const runs = [];
-  for (let at = 0; at < RUNS; at++) runs.push(JSON.parse(await unpack(`run${at}`)));
+  for (let number = 0; number < RUNS; number++) runs.push(JSON.parse(await unpack(`run${number}`)));
   drawHeader(runs);
   for (const draw of [drawHealth, drawLearning, drawDistributions, drawPolicy, drawCurriculum, drawTime, drawDevice, drawConfig])
     draw(runs);
-  await new Promise(done => requestAnimationFrame(done));
+  await new Promise(resolve => requestAnimationFrame(resolve));
   await drawRollouts(runs);
   document.documentElement.dataset.ready = '1';
 }
 start().catch(error => {
-  const box = byId('trouble');
+  const box = byId('error');
   box.hidden = false;
   box.textContent =
     typeof DecompressionStream === 'undefined'
-      ? 'This browser cannot unpack what lies in the page (no DecompressionStream); any of 2023 or later can.'
+      ? 'This browser has no DecompressionStream, which this page needs; use a browser of 2023 or later.'
       : `The page could not be drawn: ${error.message}`;
   console.error(error);
 });

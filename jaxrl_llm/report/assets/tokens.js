@@ -1,17 +1,17 @@
-// One rollout's text, its tokens colored; and what changed from one text to another.
+// The text of a rollout with colored tokens, and the word difference of two texts.
 const COLORS = {
-  logp: ['log-prob', 'ln p of the token when it was sampled. The stronger the color, the less likely it was.'],
+  logp: ['log-prob', 'ln p of the token when it was sampled. A stronger color means a less likely token.'],
   advantage: [
     'advantage',
-    'How much better than expected the rollout did from here. Blue, underlined: more of it; orange, dashed: less.',
+    'Advantage of the token. Blue, underlined: positive; orange, dashed: negative.',
   ],
   coefficient: [
     'coefficient',
-    'What multiplies the gradient of ln p, at the policy that sampled (every ratio 1). Blue, underlined: made likelier; orange, dashed: less likely.',
+    'Factor of the gradient of ln p, at the sampling policy (importance ratio 1). Blue, underlined: the token becomes more likely; orange, dashed: less likely.',
   ],
 };
 
-// [{ text, logp, advantage, coefficient }] of a row with per-token numbers; null of one without.
+// [{ text, logp, advantage, coefficient }] for a rollout with per-token values, else null.
 function tokensOf(row) {
   if (!row.cuts || !row.logp) return null;
   const letters = Array.from(row.output),
@@ -30,10 +30,10 @@ function colored(row, by) {
     return el(
       'div',
       { class: 'text', tabindex: 0, role: 'group', 'aria-label': 'Output' },
-      row.output || '(nothing)',
+      row.output || '(empty)',
     );
   const top = Math.max(...tokens.map(t => Math.abs(t[by] ?? 0)), 1e-12);
-  const one = t => {
+  const tokenSpan = t => {
     const value = t[by];
     if (value === null || value === undefined) return el('span', { title: 'not sampled by the policy' }, t.text);
     const strength = by === 'logp' ? Math.min(-value / 5, 1) : Math.abs(value) / top,
@@ -56,11 +56,11 @@ function colored(row, by) {
     el(
       'div',
       { class: 'text', tabindex: 0, role: 'group', 'aria-label': `Output, tokens colored by ${COLORS[by][0]}` },
-      tokens.map(one),
+      tokens.map(tokenSpan),
     ),
     later('Tokens as a table', () =>
       table(
-        'Tokens with their numbers',
+        'Values of each token',
         ['token', 'log-prob', 'advantage', 'coefficient'],
         tokens.map(t => [JSON.stringify(t.text), num(t.logp), num(t.advantage), num(t.coefficient)]),
         [1, 2, 3],
@@ -106,11 +106,11 @@ function scale(by, top) {
   );
 }
 
-const MOST = 1500; // words of each side that are compared
+const MAX_WORDS = 1500; // words and spaces of each text that are compared
 // [[kind, text]]: kind is ' ', '-' or '+'. The longest common subsequence of words.
 function difference(before, after) {
-  const a = (before.match(/\s+|[^\s]+/g) || []).slice(0, MOST),
-    b = (after.match(/\s+|[^\s]+/g) || []).slice(0, MOST);
+  const a = (before.match(/\s+|[^\s]+/g) || []).slice(0, MAX_WORDS),
+    b = (after.match(/\s+|[^\s]+/g) || []).slice(0, MAX_WORDS);
   const w = b.length + 1,
     common = new Uint16Array((a.length + 1) * w);
   for (let i = a.length - 1; i >= 0; i--)
@@ -136,22 +136,22 @@ function difference(before, after) {
   return found;
 }
 
-function shownDifference(before, after, names) {
+function renderDifference(before, after, names) {
   const found = difference(before, after);
-  const cut = [before, after].some(t => (t.match(/\s+|[^\s]+/g) || []).length > MOST);
-  const lost = found.filter(f => f[0] === '-').length,
-    won = found.filter(f => f[0] === '+').length;
-  const hidden = text => el('span', { class: 'unseen' }, text);
+  const cut = [before, after].some(t => (t.match(/\s+|[^\s]+/g) || []).length > MAX_WORDS);
+  const removed = found.filter(f => f[0] === '-').length,
+    added = found.filter(f => f[0] === '+').length;
+  const hidden = text => el('span', { class: 'visually-hidden' }, text);
   return el(
     'div',
     null,
     el(
       'p',
       { class: 'soft' },
-      lost + won
-        ? `From ${names[0]} to ${names[1]}: ${plural(lost, 'place')} taken out (struck through), ${plural(won, 'place')} put in (underlined).`
-        : `${names[0]} and ${names[1]} say the same.`,
-      cut ? ` Only the first ${MOST} words and spaces of each are compared.` : '',
+      removed + added
+        ? `From ${names[0]} to ${names[1]}: ${plural(removed, 'passage')} removed (struck through), ${plural(added, 'passage')} added (underlined).`
+        : `${names[0]} and ${names[1]} are identical.`,
+      cut ? ` Only the first ${MAX_WORDS} words and spaces of each are compared.` : '',
     ),
     el(
       'div',
@@ -160,8 +160,8 @@ function shownDifference(before, after, names) {
         kind === ' '
           ? text
           : kind === '-'
-            ? el('del', null, hidden('[taken out: '), text, hidden(']'))
-            : el('ins', null, hidden('[put in: '), text, hidden(']')),
+            ? el('del', null, hidden('[removed: '), text, hidden(']'))
+            : el('ins', null, hidden('[added: '), text, hidden(']')),
       ),
     ),
   );

@@ -55,13 +55,13 @@ const section = async (tab, id, name) => {
   await rest(250);
   await shoot(tab, name);
 };
-const count = async tab => Number((await text(tab, '#found')).split(' of ')[0].replace(/,/g, ''));
+const count = async tab => Number((await text(tab, '#count')).split(' of ')[0].replace(/,/g, ''));
 
 // Does it, and waits until the list has been filtered anew.
 async function filtered(tab, act) {
-  const before = await text(tab, '#found');
+  const before = await text(tab, '#count');
   await act();
-  await tab.waitForFunction(old => document.querySelector('#found').textContent !== old, {}, before);
+  await tab.waitForFunction(old => document.querySelector('#count').textContent !== old, {}, before);
   await rest(300);
 }
 
@@ -74,7 +74,7 @@ async function reset(tab) {
 async function drive(tab) {
   const all = await count(tab);
   check('rollouts', all);
-  check('texts left out', await tab.$$eval('#rollouts .soft', n => n.some(x => x.textContent.includes('left out'))));
+  check('texts left out', await tab.$$eval('#rollouts .soft', n => n.some(x => x.textContent.includes('omitted'))));
   check('items in the list', await tab.$$eval('.item', n => n.length));
   const reason = await tab.$eval('#f-reason', n => [...n.options].find(o => o.textContent === 'length').value);
   await filtered(tab, () => tab.select('#f-reason', reason));
