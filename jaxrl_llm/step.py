@@ -15,7 +15,7 @@ from jaxrl_llm import data
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import auxiliary_model, lora
 from jaxrl_llm.learner.generate import generate, trust
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import carried_kv, correctness_head, early_exit, slot_loop
@@ -26,7 +26,7 @@ warnings.filterwarnings('ignore', message='Some donated buffers were not usable'
 
 
 def step(
-  program: Program,
+  spec: StepSpec,
   state: TrainState,
   batch: Batch,
   prompts: Prompts,
@@ -39,22 +39,20 @@ def step(
   `begun` holds rollouts of these prompts that earlier steps left unfinished, `draft` answers from an
   earlier visit for rows that begin, `cap` the most tokens a row may take now (at most T). Source: none.
   """
-  state, metrics = update(program, state, batch)
-  rollout, sampled, left = generate(program, state, prompts, begun, draft, cap)
+  state, metrics = update(spec, state, batch)
+  rollout, sampled, left = generate(spec, state, prompts, begun, draft, cap)
   return state._replace(carried=left), rollout, metrics | sampled
 
 
-def init_state(
-  program: Program, params: Any, teacher: Any = None, adapter: Any = None
-) -> TrainState:
+def init_state(spec: StepSpec, params: Any, teacher: Any = None, adapter: Any = None) -> TrainState:
   """A TrainState on the mesh, from parameters anywhere, the teacher's where there is one.
 
   With LoRA, `adapter` is the one to begin from; None: a fresh one. Source: none.
   """
   given = params, teacher, adapter
-  given = sharding.put(given, _cut(program, given))
-  make = functools.partial(_fresh, program)
-  shardings = _layout(program, jax.eval_shape(make, *given))
+  given = sharding.put(given, _cut(spec, given))
+  make = functools.partial(_fresh, spec)
+  shardings = _layout(spec, jax.eval_shape(make, *given))
   return jax.jit(make, out_shardings=shardings)(*given)
 
 
@@ -63,70 +61,74 @@ def without_frozen(state: TrainState) -> TrainState:
   return state._replace(teacher=None, base=None)
 
 
-def with_frozen(
-  program: Program, state: TrainState, params: Any, teacher: Any = None
-) -> TrainState:
+def with_frozen(spec: StepSpec, state: TrainState, params: Any, teacher: Any = None) -> TrainState:
   """Back from `without_frozen`, with the parameters of model and teacher from anywhere. Source: none."""
-  base = _base(program, params)
-  base, teacher = sharding.put((base, teacher), _cut(program, (base, teacher)))
+  base = _base(spec, params)
+  base, teacher = sharding.put((base, teacher), _cut(spec, (base, teacher)))
   return state._replace(base=base, teacher=teacher)
 
 
-def weights(program: Program, state: TrainState) -> Any:
+def weights(spec: StepSpec, state: TrainState) -> Any:
   """What `generate` samples with, for evaluation: what is trained, or base and adapter. Source: none."""
   if state.base is None:
     return state.params
-  shardings = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
-  return jax.jit(_sampled(program), out_shardings=shardings)(state.base, state.params)
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_weights(spec))
+  return jax.jit(_sampled(spec), out_shardings=shardings)(state.base, state.params)
 
 
-def abstract_weights(program: Program) -> Any:
+def abstract_weights(spec: StepSpec) -> Any:
   """The shapes and shardings of `weights`. Source: none."""
-  state = abstract_state(program)
+  state = abstract_state(spec)
   if state.base is None:
     return state.params
-  shapes = jax.eval_shape(_sampled(program), state.base, state.params)
-  return _with(shapes, _cut(program, shapes))
+  shapes = jax.eval_shape(_sampled(spec), state.base, state.params)
+  return _with(shapes, _cut(spec, shapes))
 
 
-def _sampled(program: Program) -> Callable:
-  alpha, dtype = program.lora.alpha, program.generate.dtype
+def _sampled(spec: StepSpec) -> Callable:
+  alpha, dtype = spec.model.lora.alpha, spec.model.dtype
   return lambda base, adapter: lora.sampled(base, adapter, alpha, dtype)
 
 
-def merged(program: Program, state: TrainState) -> Any:
+def merged(spec: StepSpec, state: TrainState) -> Any:
   """One model for others: what is trained, or base and adapter as one, in float32. Source: none."""
   if state.base is None:
     return state.params
-  merge = lambda base, adapter: lora.merged(base, adapter, program.lora.alpha)  # noqa: E731
-  return jax.jit(merge, out_shardings=_cut(program, state.base))(state.base, state.params)
+  merge = lambda base, adapter: lora.merged(base, adapter, spec.model.lora.alpha)  # noqa: E731
+  return jax.jit(merge, out_shardings=_cut(spec, state.base))(state.base, state.params)
 
 
-def _base(program: Program, params: Any) -> Any:
-  return lora.frozen(params, program.generate.dtype) if program.lora else None
+def _base(spec: StepSpec, params: Any) -> Any:
+  return lora.frozen(params, spec.model.dtype) if spec.model.lora else None
 
 
-def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> TrainState:
-  companied, base = auxiliary_model.init(program, params), _base(program, params)
-  if program.lora:
-    params = lora.init(program.lora, params, program.seed) if adapter is None else adapter
-  judging = correctness_head.init(program.features, program.seed) if program.prune else None
-  kept = program.method.needs_reference and base is None
+def _fresh(spec: StepSpec, params: Any, teacher: Any, adapter: Any = None) -> TrainState:
+  companied, base = auxiliary_model.init(spec, params), _base(spec, params)
+  if spec.model.lora:
+    params = lora.init(spec.model.lora, params, spec.seed) if adapter is None else adapter
+  judging = (
+    correctness_head.init(spec.rollout.features, spec.seed) if spec.rollout.pruning else None
+  )
+  kept = spec.objective.method.needs_reference and base is None
   reference = jax.tree.map(jnp.copy, params) if kept else None
-  opt_state, zero = program.optimizer.init(params), jnp.int32(0)
-  average = jax.tree.map(jnp.copy, params) if program.method.needs_average else None
-  outer = program.outer.fresh() if program.outer else None
-  noise = program.perturb.fresh(program.model.layers) if program.perturb else None
+  opt_state, zero = spec.update.optimizer.init(params), jnp.int32(0)
+  average = jax.tree.map(jnp.copy, params) if spec.objective.method.needs_average else None
+  outer = spec.update.inner_steps.fresh() if spec.update.inner_steps else None
+  noise = (
+    spec.update.activation_noise.fresh(spec.model.config.layers)
+    if spec.update.activation_noise
+    else None
+  )
   handed = (
-    carried_kv.empty(program.model, program.generate, program.prompts)
-    for _ in range(program.carried)
+    carried_kv.empty(spec.model.config, spec.rollout.decode, spec.layout.prompts)
+    for _ in range(spec.rollout.carried_calls)
   )
   return TrainState(
     params,
     opt_state,
     step=zero,
     skipped=zero,
-    seed=jnp.int32(program.seed),
+    seed=jnp.int32(spec.seed),
     judge=judging,
     reference=reference,
     carried=tuple(handed),
@@ -139,22 +141,22 @@ def _fresh(program: Program, params: Any, teacher: Any, adapter: Any = None) -> 
   )
 
 
-def _layout(program: Program, shapes: TrainState) -> TrainState:
-  placed = _cut(program, shapes._replace(carried=()))
-  return placed._replace(carried=sharding.cache_layout(shapes.carried, program.mesh))
+def _layout(spec: StepSpec, shapes: TrainState) -> TrainState:
+  placed = _cut(spec, shapes._replace(carried=()))
+  return placed._replace(carried=sharding.cache_layout(shapes.carried, spec.layout.mesh))
 
 
-def _cut(program: Program, tree: Any) -> Any:
-  return sharding.layout(tree, program.mesh, program.rules)
+def _cut(spec: StepSpec, tree: Any) -> Any:
+  return sharding.layout(tree, spec.layout.mesh, spec.layout.rules)
 
 
-def abstract_state(program: Program) -> TrainState:
+def abstract_state(spec: StepSpec) -> TrainState:
   """The shapes and shardings of `init_state`, nothing allocated. Source: none."""
-  teacher = decoder.abstract_params(program.teacher) if program.teacher else None
+  teacher = decoder.abstract_params(spec.model.teacher) if spec.model.teacher else None
   shapes = jax.eval_shape(
-    functools.partial(_fresh, program), decoder.abstract_params(program.model), teacher
+    functools.partial(_fresh, spec), decoder.abstract_params(spec.model.config), teacher
   )
-  return _with(shapes, _layout(program, shapes))
+  return _with(shapes, _layout(spec, shapes))
 
 
 def _with(shapes: Any, shardings: Any) -> Any:
@@ -162,9 +164,19 @@ def _with(shapes: Any, shardings: Any) -> Any:
   return jax.tree.map(place, shapes, shardings)
 
 
-def empty_rollout(program: Program) -> Rollout:
-  """No tokens in any row: host arrays. Source: none."""
-  B, T = program.prompts * program.generate.rollouts, program.generate.max_tokens
+def empty_rollout(spec: StepSpec, prompts: int | None = None) -> Rollout:
+  """Rows without tokens, to begin from: host arrays, for `prompts` of them or those of a step."""
+  count = spec.layout.prompts if prompts is None else prompts
+  rollout = _empty_rows(spec, count * spec.rollout.decode.rollouts)
+  memory_BxM = np.zeros((len(rollout.length_B), early_exit.MEMORY_SIZE), np.float32)
+  return rollout._replace(
+    memory_BxM=memory_BxM if spec.rollout.exit_memory else None,
+    noise_BxT=np.zeros_like(rollout.tokens_BxT) if spec.rollout.drafts.records_noise else None,
+  )
+
+
+def _empty_rows(spec: StepSpec, B: int) -> Rollout:
+  T = spec.rollout.decode.max_tokens
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
   return Rollout(
     tokens_BxT=zeros(B, T),
@@ -173,21 +185,14 @@ def empty_rollout(program: Program) -> Rollout:
     reason_B=np.zeros(B, np.int8),
     version_BxT=zeros(B, T),
     weight_B=np.ones(B, np.float32),
-    feature_BxF=np.zeros((B, program.features), np.float32),
-    turns=unsaid(B, T) if program.answered else None,
-    expert_BxTxNxk=_unrouted(program, B, T) if program.generate.record_experts else None,
-    memory_BxM=np.zeros((B, early_exit.MEMORY_SIZE), np.float32) if _remembers(program) else None,
-    noise_BxT=zeros(B, T) if program.keeps_noise else None,
+    feature_BxF=np.zeros((B, spec.rollout.features), np.float32),
+    turns=unsaid(B, T) if spec.rollout.multi_turn else None,
+    expert_BxTxNxk=_unrouted(spec, B, T) if spec.rollout.decode.record_experts else None,
   )
 
 
-def _remembers(program: Program) -> bool:
-  """Whether the exit rule's memory outlives a call: the turns of an environment each begin anew."""
-  return program.generate.exit_rule is not early_exit.none and not program.answered
-
-
-def _unrouted(program: Program, rows: int, T: int) -> np.ndarray:
-  told = slot_loop.expert_shape(program.model)
+def _unrouted(spec: StepSpec, rows: int, T: int) -> np.ndarray:
+  told = slot_loop.expert_shape(spec.model.config)
   return np.zeros((rows, T, *told.shape), told.dtype)
 
 
@@ -197,9 +202,9 @@ def unsaid(rows: int, T: int) -> Turns:
   return Turns(zeros(np.int32) - 1, zeros(np.float32), zeros(np.int32), np.zeros(rows, np.int8))
 
 
-def empty_batch(program: Program) -> Batch:
+def empty_batch(spec: StepSpec) -> Batch:
   """A batch of no rollouts, to start with: host arrays. Source: none."""
-  P, L, B = program.prompts, program.prompt_tokens, program.prompts * program.group
+  P, L, B = spec.layout.prompts, spec.layout.prompt_tokens, spec.layout.prompts * spec.layout.group
   zeros = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
   prompts = Prompts(
     tokens_PxL=zeros(P, L),
@@ -207,45 +212,46 @@ def empty_batch(program: Program) -> Batch:
     index_P=zeros(P),
     born_P=zeros(P),
     expected_P=np.zeros(P, np.float32),
-    part_P=zeros(P) if program.parts > 1 else None,
-    weight_P=np.ones(P, np.float32) if program.parts > 1 else None,
-    context_P=np.full(P, -1, np.int32) if program.contexts else None,
-    hint_P=np.zeros(P, np.float32) if program.hints else None,
+    part_P=zeros(P) if spec.layout.slots_per_prompt > 1 else None,
+    weight_P=np.ones(P, np.float32) if spec.layout.slots_per_prompt > 1 else None,
+    context_P=np.full(P, -1, np.int32) if spec.layout.contexts else None,
+    hint_P=np.zeros(P, np.float32) if spec.layout.hints else None,
   )
-  spec = program.generate._replace(rollouts=program.group, exit_rule=early_exit.none)
-  rollout = empty_rollout(program._replace(generate=spec, keeps_noise=False))
-  demo = data.supervised(zeros(P, program.generate.max_tokens), zeros(P))
+  rollout = _empty_rows(spec, B)
+  demo = data.supervised(zeros(P, spec.rollout.decode.max_tokens), zeros(P))
   return Batch(
     prompts,
     rollout,
     reward_B=np.zeros(B, np.float32),
     correct_B=np.zeros(B, np.float32),
-    demo=demo if program.method.needs_demo else None,
-    replayed_B=np.zeros(B, np.float32) if program.group > program.generate.rollouts else None,
-    parts_BxK=np.zeros((B, len(program.method.weight_K)), np.float32)
-    if program.method.needs_parts
+    demo=demo if spec.objective.method.needs_demo else None,
+    replayed_B=np.zeros(B, np.float32)
+    if spec.layout.group > spec.rollout.decode.rollouts
+    else None,
+    parts_BxK=np.zeros((B, len(spec.objective.method.weight_K)), np.float32)
+    if spec.objective.method.needs_parts
     else None,
   )
 
 
-def compile_step(program: Program) -> Callable:
+def compile_step(spec: StepSpec) -> Callable:
   """`step` as one jit: (state, batch, prompts, begun, draft, cap), state and batch donated.
 
   Source: none.
   """
-  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
-  rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
+  state = jax.tree.map(lambda x: x.sharding, abstract_state(spec))
+  rows, whole = sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
   given = (state, rows, rows, rows, rows, whole)
-  run = functools.partial(step, program)
-  return _compiled(program, run, given, (state, rows, whole), donated=(0, 1))
+  run = functools.partial(step, spec)
+  return _compiled(spec, run, given, (state, rows, whole), donated=(0, 1))
 
 
-def compile_split(program: Program) -> Callable:
+def compile_split(spec: StepSpec) -> Callable:
   """What `compile_step` returns, as two programs one after the other: they compile faster, and waste the overlap.
 
   Source: none.
   """
-  learn, sample = compile_update(program), compile_sample(program)
+  learn, sample = compile_update(spec), compile_sample(spec)
 
   def call(state, batch, *asked):
     state, metrics = learn(state, batch)
@@ -255,41 +261,41 @@ def compile_split(program: Program) -> Callable:
   return call
 
 
-def compile_sample(program: Program) -> Callable:
+def compile_sample(spec: StepSpec) -> Callable:
   """The sampling half alone: (state without `carried`, carried, prompts, begun, draft, cap), `carried` donated.
 
   Source: none.
   """
-  rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
-  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
+  rows, whole = sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
+  state = jax.tree.map(lambda x: x.sharding, abstract_state(spec))
 
   def sample(state, handed, *asked):
-    return generate(program, state._replace(carried=handed), *asked)
+    return generate(spec, state._replace(carried=handed), *asked)
 
   given = (state._replace(carried=()), state.carried, rows, rows, rows, whole)
-  return _compiled(program, sample, given, (rows, whole, state.carried), donated=(1,))
+  return _compiled(spec, sample, given, (rows, whole, state.carried), donated=(1,))
 
 
-def compile_generate(program: Program) -> Callable:
+def compile_generate(spec: StepSpec) -> Callable:
   """`generate` alone, for evaluation: (whole weights, prompts, seed, begun or None) → Rollout. Source: none."""
-  params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
-  rows = sharding.rows(program.mesh)
+  params = jax.tree.map(lambda x: x.sharding, abstract_weights(spec))
+  rows = sharding.rows(spec.layout.mesh)
 
   def run(params, prompts, seed, begun):
-    return generate(program, frozen(params, seed=seed), prompts, begun)[0]
+    return generate(spec, frozen(params, seed=seed), prompts, begun)[0]
 
-  return _compiled(program, run, (params, rows, sharding.replicated(program.mesh), rows), rows)
+  return _compiled(spec, run, (params, rows, sharding.replicated(spec.layout.mesh), rows), rows)
 
 
-def compile_trust(program: Program) -> Callable:
+def compile_trust(spec: StepSpec) -> Callable:
   """`trust` alone, for evaluation: (whole weights, judge, prompts, their rollout) → p_B. Source: none."""
-  params = jax.tree.map(lambda x: x.sharding, abstract_weights(program))
-  rows = sharding.rows(program.mesh)
+  params = jax.tree.map(lambda x: x.sharding, abstract_weights(spec))
+  rows = sharding.rows(spec.layout.mesh)
 
   def run(params, judging, prompts, rollout):
-    return trust(program, frozen(params)._replace(judge=judging), prompts, rollout)
+    return trust(spec, frozen(params)._replace(judge=judging), prompts, rollout)
 
-  return _compiled(program, run, (params, sharding.replicated(program.mesh), rows, rows), rows)
+  return _compiled(spec, run, (params, sharding.replicated(spec.layout.mesh), rows, rows), rows)
 
 
 def frozen(params: Any, version: int = 0, seed: jax.Array | int = 0) -> TrainState:
@@ -297,16 +303,16 @@ def frozen(params: Any, version: int = 0, seed: jax.Array | int = 0) -> TrainSta
   return TrainState(params, (), jnp.int32(version), jnp.int32(0), jnp.int32(seed))
 
 
-def compile_update(program: Program) -> Callable:
+def compile_update(spec: StepSpec) -> Callable:
   """`update` alone, for a supervised warm start: (state, batch), both donated. Source: none."""
-  state = jax.tree.map(lambda x: x.sharding, abstract_state(program))
-  rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
-  run = functools.partial(update, program)
-  return _compiled(program, run, (state, rows), (state, whole), donated=(0, 1))
+  state = jax.tree.map(lambda x: x.sharding, abstract_state(spec))
+  rows, whole = sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
+  run = functools.partial(update, spec)
+  return _compiled(spec, run, (state, rows), (state, whole), donated=(0, 1))
 
 
 def _compiled(
-  program: Program, run: Callable, given: tuple, returned: Any, donated: tuple[int, ...] = ()
+  spec: StepSpec, run: Callable, given: tuple, returned: Any, donated: tuple[int, ...] = ()
 ) -> Callable:
   """`run` as a jit for the mesh, from shardings `given` to those `returned`.
 
@@ -317,7 +323,7 @@ def _compiled(
     donate_argnums=donated,
     in_shardings=given,
     out_shardings=returned,
-    compiler_options=hardware.compiler_options(program.mesh.devices.flat[0]),
+    compiler_options=hardware.compiler_options(spec.layout.mesh.devices.flat[0]),
   )
   if jax.process_count() == 1:
     return compiled

@@ -64,7 +64,7 @@ def run(config: Any, workdir: str, mesh: jax.sharding.Mesh | None = None) -> dic
     _stage(parts),
     console.open_console(config.monitoring.console, config.steps) as screen,
   ):
-    screen.banner(**log_records.facts(config, parts.program.mesh.devices, folder.root))
+    screen.banner(**log_records.facts(config, parts.spec.layout.mesh.devices, folder.root))
     return _loop(parts, folder, sharded_grading.Pool(pool), screen)
 
 
@@ -150,7 +150,7 @@ def _compiled(parts: Parts) -> Any:
   if parts.play is not None:
     return multi_turn.compile_call(parts)
   compile_call = steps.compile_split if parts.config.mode == 'split' else steps.compile_step
-  return compile_call(parts.program)
+  return compile_call(parts.spec)
 
 
 def _due(every: int, done: int) -> bool:
@@ -171,7 +171,7 @@ def _begin(parts: Parts, folder: Any, screen: Any, spent: run_dir.TimeSpent):
     kept = metrics_log.Writer(folder.sft, 0, jax.process_index() == 0, sync=False)
     with spent.on('warm start'), kept:
       losses = sft.Losses(config.sft.steps, kept.write, screen)
-      state = sft.run(config, parts.program, state, rows, tokenizer, losses)
+      state = sft.run(config, parts.spec, state, rows, tokenizer, losses)
   return state, batch, flight, start
 
 
@@ -208,14 +208,14 @@ def _restore(
 
   With `base` a fresh start, whatever there is. A run that `trains` on is measured on the held-out prompts of before.
   """
-  program = parts.program
+  spec = parts.spec
   found = None if base else checkpoint.latest(folder.checkpoints, step)
-  batch = steps.empty_batch(program)
+  batch = steps.empty_batch(spec)
   teacher = parts.teacher and parts.teacher.params
   if found is None:
-    state = steps.init_state(program, parts.model.params, teacher, parts.adapter)
+    state = steps.init_state(spec, parts.model.params, teacher, parts.adapter)
     return state, batch, None, 0
-  abstract = steps.without_frozen(steps.abstract_state(program)), jax.eval_shape(lambda: batch)
+  abstract = steps.without_frozen(steps.abstract_state(spec)), jax.eval_shape(lambda: batch)
   (state, batch), host = checkpoint.restore(folder.checkpoints, found, abstract)
   if host['fingerprint'] != parts.tables.train.fingerprint:
     raise UserError(
@@ -233,7 +233,7 @@ def _restore(
       getattr(parts, name).load_state_dict(host[name])
   screen.info(f'resuming at step {found}')
   flight = host_step.unpacked(host['flight']) if host['flight'] else None
-  state = steps.with_frozen(program, state, parts.model.params, teacher)
+  state = steps.with_frozen(spec, state, parts.model.params, teacher)
   return state, sharding.fetch(batch), flight, found
 
 
@@ -272,12 +272,12 @@ def _evaluator(parts: Parts, pool: rewards.Pool, folder: Any, screen: Any):
   told, table = parts.config.evaluation, parts.tables.held_out
   judging = evaluate.judging_of(parts.config, pool, parts.play)
   evaluator = evaluate.make_evaluator(
-    parts.program, table, parts.model.tokenizer.decode, judging, told.samples, told.sampling
+    parts.spec, table, parts.model.tokenizer.decode, judging, told.samples, told.sampling
   )
   asked = evaluate.asked(parts.config, table)
 
   def evaluated(state: Any, step: int) -> dict[str, Any]:
-    params = steps.weights(parts.program, state)
+    params = steps.weights(parts.spec, state)
     # A path or a name may hold other weights by now.
     of_these = asked | dict(weights=evaluate.fingerprint((params, state.judge)))
     known = folder.read_eval(step, of_these)
@@ -366,14 +366,14 @@ def export_only(
   folder = open_folder(workdir, config)
   with console.open_console(config.monitoring.console, config.steps) as screen:
     state, _, _, step = _restore(parts, folder, screen, base=base)
-    params = sharding.fetch(state.params if adapter else steps.merged(parts.program, state))
+    params = sharding.fetch(state.params if adapter else steps.merged(parts.spec, state))
     if jax.process_index() == 0:
       library, what = ('peft', 'adapter') if adapter else ('transformers', 'model')
       card = export.model_card(config, step, os.path.basename(to), library)
       model = parts.model._replace(params=params)
       if adapter:
         model = model._replace(name=export.hub_name(config.model) or model.name)
-        peft.save(to, model, parts.program.lora, dtype=dtype, card=card)
+        peft.save(to, model, parts.spec.model.lora, dtype=dtype, card=card)
       else:
         export.save(to, model, dtype=dtype, card=card)
       screen.info(f'{config.model if base else f"the {what} after {step} steps"} is in {to}')
@@ -393,7 +393,7 @@ def generate_only(
   folder = open_folder(workdir, config)
   with console.open_console(config.monitoring.console, config.steps) as screen:
     state, *_ = _restore(parts, folder, screen, base=base)
-  model = parts.model._replace(params=steps.merged(parts.program, state))
+  model = parts.model._replace(params=steps.merged(parts.spec, state))
   told = dict(
     max_tokens=config.completion_tokens, chat=config.data.chat, **config.evaluation.sampling
   )

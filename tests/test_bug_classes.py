@@ -65,7 +65,7 @@ def test_filters_of_evaluation_never_reach_training():
         loading.load('', [f'--config.{part}{name}=1'])
   parts = parts_of('--config.evaluation.sampling.top_p=0.5', '--config.evaluation.sampling.top_k=3')
   assert parts.config.evaluation.sampling.top_p == 0.5
-  assert parts.program.generate.token_filter == sampling.NO_FILTER
+  assert parts.spec.rollout.decode.token_filter == sampling.NO_FILTER
 
 
 def test_graders_are_killed_from_a_thread_that_is_not_the_main_one(tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ def test_other_data_than_a_checkpoint_was_made_with_is_refused():
     mock.patch.object(checkpoint, 'latest', lambda path, step: 4),
     mock.patch.object(checkpoint, 'restore', lambda *a: saved),
     mock.patch.object(
-      steps, 'abstract_state', lambda program: types.SimpleNamespace(_replace=dict)
+      steps, 'abstract_state', lambda spec: types.SimpleNamespace(_replace=dict)
     ),
     pytest.raises(UserError, match='the data of /run changed since step 4'),
   ):
@@ -110,7 +110,7 @@ def test_only_the_reply_is_graded():
   parts = parts_of('--config.data.system=1')
   table_ = parts.tables.train
   prompts = table_.prompts(np.arange(4))
-  rollout = steps.empty_rollout(parts.program)
+  rollout = steps.empty_rollout(parts.spec)
   end = parts.model.tokenizer.end_ids[0]
   reply = parts.model.tokenizer.encode('9')
   tokens = np.zeros_like(rollout.tokens_BxT)

@@ -19,7 +19,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import schema
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import generate
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.runner import host_step, multi_turn, setup
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').glob('*.py'))}
@@ -123,21 +123,11 @@ def small(name: str, folder: pathlib.Path):
   return c
 
 
-# What generation reads; of the rest it is given nothing, so that it could not.
-SAMPLED = (
-  *(
-    'model',
-    'mesh',
-    'rules',
-    'lora',
-    'generate',
-    'weights_dtype',
-    'prune',
-    'ngram',
-    'verify',
-    'tree',
-  ),
-  *('carried', 'lockstep', 'keeps_noise', 'head_chunk_tokens'),
+# Generation gets these fields of the spec and no others: programs that sample alike are compiled once.
+SAMPLED = dict(
+  model=('config', 'lora', 'dtype', 'weights_dtype', 'head_chunk_tokens'),
+  rollout=('decode', 'drafts', 'pruning', 'tree', 'carried_calls', 'lockstep'),
+  layout=('mesh', 'rules'),
 )
 HELD = ('params', 'base', 'judge', 'seed', 'step', 'carried')
 
@@ -146,15 +136,20 @@ def only(told, names):
   return told._replace(**{name: None for name in told._fields if name not in names})
 
 
+def sampled_fields(spec: StepSpec) -> StepSpec:
+  parts = {name: only(getattr(spec, name), fields) for name, fields in SAMPLED.items()}
+  return only(spec, SAMPLED)._replace(**parts)
+
+
 @functools.cache
-def sampling(program: Program):
+def sampling(spec: StepSpec):
   """One program for all configs that sample alike."""
-  return jax.jit(functools.partial(generate.generate, program))
+  return jax.jit(functools.partial(generate.generate, spec))
 
 
-def compiled(program: Program):
+def compiled(spec: StepSpec):
   """What `steps.compile_split` returns."""
-  learn, sample = steps.compile_update(program), sampling(only(program, SAMPLED))
+  learn, sample = steps.compile_update(spec), sampling(sampled_fields(spec))
 
   def call(state, batch, *asked):
     state, metrics = learn(state, batch)
@@ -177,11 +172,11 @@ def test_every_config_takes_two_steps(name, tmp_path):
   if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
   graded = len([part for part in parts.rewards if part.grader is not None])
-  program, pool = parts.program, Planted(ALIKE.get(name, 1.0), graded)
-  state = steps.init_state(program, parts.model.params, parts.teacher and parts.teacher.params)
-  before, batch = jax.device_get(state), steps.empty_batch(program)
+  spec, pool = parts.spec, Planted(ALIKE.get(name, 1.0), graded)
+  state = steps.init_state(spec, parts.model.params, parts.teacher and parts.teacher.params)
+  before, batch = jax.device_get(state), steps.empty_batch(spec)
   split = parts.play is None
-  call, rows = compiled(program) if split else multi_turn.compile_call(parts), []
+  call, rows = compiled(spec) if split else multi_turn.compile_call(parts), []
   for index in range(3):  # the first has nothing to learn from yet
     prompts, *more = host_step.propose(parts, index)
     state, drawn, metrics = call(state, batch, prompts, *more)
@@ -192,8 +187,8 @@ def test_every_config_takes_two_steps(name, tmp_path):
     # Of turns there may be fewer than the most.
     most = (
       index
-      * program.minibatches
-      * (program.outer.most(c.environment.turns) if program.outer else 1)
+      * spec.update.minibatches
+      * (spec.update.inner_steps.most(c.environment.turns) if spec.update.inner_steps else 1)
     )
     assert index <= taken <= most if c.optimizer.outer.fn == 'last_turn_first' else taken == most
   after = jax.device_get(state)
@@ -209,10 +204,10 @@ def test_every_config_takes_two_steps(name, tmp_path):
   for part in ('reference', 'teacher', 'base'):
     assert not changed(*(getattr(x, part) for x in (before, after))), part
   assert name not in WITNESS or any(WITNESS[name](row) for row in rows)
-  method = program.method
+  method = spec.objective.method
   assert (after.reference is None) == (not method.needs_reference)
   assert (after.average is None) == (not method.needs_average)
   assert (after.teacher is None) == (not method.needs_teacher)
-  assert (after.base is None) == (program.lora is None)
+  assert (after.base is None) == (spec.model.lora is None)
   assert (after.auxiliary_model is None) == (method.auxiliary_model is None)
   assert ('actor/sft_loss' in rows[0]) == method.needs_demo

@@ -13,7 +13,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
 from jaxrl_llm.learner import update as updates
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
 
@@ -33,9 +33,9 @@ def config(**changes):
   return c
 
 
-def program(**changes):
+def spec(**changes):
   c = config(**changes)
-  return make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  return make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def make_prompts(seed=0):
@@ -55,10 +55,10 @@ def grade(prompts, rollout):
   return Batch(prompts, rollout, correct_B, correct_B)
 
 
-def train(program, count=4, params=None):
+def train(spec, count=4, params=None):
   """`count` steps; returns every rollout's tokens, the metrics, and the last state."""
-  state = steps.init_state(program, params or decoder.init(MODEL, 0))
-  fn, batch, history = steps.compile_step(program), steps.empty_batch(program), []
+  state = steps.init_state(spec, params or decoder.init(MODEL, 0))
+  fn, batch, history = steps.compile_step(spec), steps.empty_batch(spec), []
   for index in range(count):
     prompts = make_prompts(index)
     state, rollout, metrics = fn(state, batch, prompts, None, None, np.int32(T))
@@ -68,21 +68,21 @@ def train(program, count=4, params=None):
   return history, state
 
 
-def gradient(program, batch, params):
+def gradient(spec, batch, params):
   """The sum over slices, without the optimizer."""
 
   def total(params):
-    target = objective.targets(program.method, batch, G)
-    pieces = microbatch.slices(program, jax.tree.map(jnp.asarray, batch), target)
-    loss = lambda piece: updates.slice_loss(program, params, *piece)[0]  # noqa: E731
+    target = objective.targets(spec.objective.method, batch, G)
+    pieces = microbatch.slices(spec, jax.tree.map(jnp.asarray, batch), target)
+    loss = lambda piece: updates.slice_loss(spec, params, *piece)[0]  # noqa: E731
     return jax.lax.map(loss, pieces).sum()
 
   return jax.jit(jax.grad(total))(params)
 
 
-def graded(program, params, seed=0):
+def graded(spec, params, seed=0):
   prompts = make_prompts(seed)
-  rollout = jax.jit(lambda p: steps.generate(program, steps.frozen(p), prompts)[0])(params)
+  rollout = jax.jit(lambda p: steps.generate(spec, steps.frozen(p), prompts)[0])(params)
   return grade(prompts, rollout)
 
 
@@ -92,9 +92,9 @@ def assert_close(a, b, atol):
 
 def test_gradient_is_the_weighted_gradient_of_the_log_probability():
   """Against repeated prompts and a plain forward pass: nothing is shared, nothing chunked."""
-  p, params = program(), decoder.init(MODEL, 0)
+  p, params = spec(), decoder.init(MODEL, 0)
   batch = graded(p, params)
-  target = objective.targets(p.method, batch, G)
+  target = objective.targets(p.objective.method, batch, G)
   weight_BxT = np.asarray(target.weight_BxT * target.advantage_BxT)
   assert np.abs(weight_BxT).max() > 0
 
@@ -121,7 +121,7 @@ def in_one_piece(request):
   """An objective, weights, a batch that they sampled, and its gradient."""
   c, params = config().objective, decoder.init(MODEL, 0)
   c.aggregate, c.zero_variance = dict(fn=request.param), dict(fn='mask')
-  whole = program(objective=c)
+  whole = spec(objective=c)
   batch = graded(whole, params)
   return c, params, batch, gradient(whole, batch, params)
 
@@ -129,13 +129,13 @@ def in_one_piece(request):
 @pytest.mark.parametrize('rows', [1, 2, 4, 8])
 def test_microbatches_of_any_size_sum_to_the_same_gradient(rows, in_one_piece):
   objective, params, batch, want = in_one_piece
-  cut = program(objective=objective, learner=dict(microbatch_rollouts=rows))
-  assert cut.slice_groups * cut.slice_rollouts == rows
+  cut = spec(objective=objective, learner=dict(microbatch_rollouts=rows))
+  assert cut.update.microbatch.prompts * cut.update.microbatch.rollouts == rows
   assert_close(gradient(cut, batch, params), want, 1e-6)
 
 
 def test_order_of_groups_leaves_the_gradient_alone():
-  p, params = program(), decoder.init(MODEL, 0)
+  p, params = spec(), decoder.init(MODEL, 0)
   batch = graded(p, params)
   order = np.array([2, 0, 3, 1])
   rows = (order[:, None] * G + np.arange(G)).ravel()
@@ -154,7 +154,7 @@ def test_head_chunks_of_any_size_give_the_same_gradient_and_no_logits_of_all_tok
   for chunk in (16, 32, 1000):
     c = config().objective
     c.head_chunk_tokens = chunk
-    p = program(objective=c)
+    p = spec(objective=c)
     batch = batch or graded(p, params)
     results.append(gradient(p, batch, params))
     jaxpr = str(jax.make_jaxpr(lambda x, p=p, b=batch: gradient(p, b, x))(params))
@@ -165,15 +165,15 @@ def test_head_chunks_of_any_size_give_the_same_gradient_and_no_logits_of_all_tok
 
 def test_remat_changes_no_gradient():
   params = decoder.init(MODEL, 0)
-  batch = graded(program(), params)
-  plain, remat = program(learner=dict(remat=False)), program(learner=dict(remat=True))
+  batch = graded(spec(), params)
+  plain, remat = spec(learner=dict(remat=False)), spec(learner=dict(remat=True))
   assert_close(gradient(remat, batch, params), gradient(plain, batch, params), 1e-6)
 
 
 def test_an_empty_batch_touches_neither_weights_nor_optimizer():
   c = config()
   c.optimizer.weight_decay = 0.1
-  p = make_program(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  p = make_spec(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
   before = jax.tree.map(np.asarray, steps.init_state(p, decoder.init(MODEL, 0)))
   state, _, metrics = steps.compile_step(p)(
     steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), None, None, T
@@ -183,7 +183,7 @@ def test_an_empty_batch_touches_neither_weights_nor_optimizer():
 
 
 def test_a_non_finite_gradient_is_skipped_and_counted():
-  p, params = program(), decoder.init(MODEL, 0)
+  p, params = spec(), decoder.init(MODEL, 0)
   batch = graded(p, params)
   bad = batch._replace(reward_B=np.where(np.arange(P * G) == 3, np.inf, batch.reward_B))
   update = steps.compile_update(p)
@@ -195,22 +195,22 @@ def test_a_non_finite_gradient_is_skipped_and_counted():
 
 
 def test_sampler_and_trainer_are_the_same_policy_and_fresh_noise_every_step():
-  history, state = train(program(), 5)
+  history, state = train(spec(), 5)
   gaps = [m['training/rollout_probs_diff_max'] for _, m in history]
   assert gaps[0] == 0 and all(0 <= g < 1e-5 for g in gaps) and max(gaps) > 0
   assert int(state.step) == 4
   assert abs(history[2][1]['actor/ppo_kl']) < 1e-5
-  same = train(program(), 1)[0][0][0]
+  same = train(spec(), 1)[0][0][0]
   np.testing.assert_array_equal(history[0][0], same)
-  again = program(seed=1)
+  again = spec(seed=1)
   assert (train(again, 1)[0][0][0] != same).any()
 
 
 def test_the_rewarded_behavior_becomes_more_likely():
-  p, params = program(), decoder.init(MODEL, 0)
+  p, params = spec(), decoder.init(MODEL, 0)
   batch = graded(p, params)
   state, _ = steps.compile_update(p)(steps.init_state(p, params), batch)
-  advantage = np.asarray(objective.targets(p.method, batch, G).advantage_BxT)
+  advantage = np.asarray(objective.targets(p.objective.method, batch, G).advantage_BxT)
   logp = lambda q: np.asarray(  # noqa: E731
     microbatch.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
   )
@@ -218,7 +218,7 @@ def test_the_rewarded_behavior_becomes_more_likely():
 
 
 def test_several_updates_per_rollout_take_that_many_optimizer_steps():
-  history, state = train(program(learner=dict(minibatches=2)), 3)
+  history, state = train(spec(learner=dict(minibatches=2)), 3)
   assert int(state.step) == 4
   assert history[2][1]['training/rollout_probs_diff_max'] > 1e-4, (
     'the second minibatch is off-policy'
@@ -228,7 +228,7 @@ def test_several_updates_per_rollout_take_that_many_optimizer_steps():
 @pytest.mark.parametrize('lockstep, tensor', [(True, 2), (False, 1)])
 def test_slots_of_every_device_refill_from_its_own_rows(lockstep, tensor):
   """Half as many slots as rows, on four shards of two: the tokens are those of one device, no slots."""
-  one, _ = train(program(), 2)
+  one, _ = train(spec(), 2)
   many, _ = train(_on_eight(dict(data=2, fsdp=2, tensor=tensor), slots=8, lockstep=lockstep), 2)
   for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
     np.testing.assert_array_equal(tokens, tokens8)
@@ -255,13 +255,13 @@ def _on_eight(mesh, slots=0, lockstep=True):
   c = config()
   c.mesh.update(mesh)
   c.rollout.slots, c.rollout.lockstep = slots, lockstep
-  return make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:8]))
+  return make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:8]))
 
 
 def test_one_compiled_program_serves_every_seed():
   lowered, tokens = [], []
   for seed in (0, 1):
-    p = program(seed=seed)
+    p = spec(seed=seed)
     fn, batch = steps.compile_step(p), steps.empty_batch(p)
     given = steps.init_state(p, decoder.init(MODEL, 0)), batch, make_prompts(), None, None, T
     lowered.append(fn.lower(*given).as_text())
@@ -272,6 +272,6 @@ def test_one_compiled_program_serves_every_seed():
 def test_the_learning_rate_falls_over_all_optimizer_steps_of_the_run():
   decay = dict(configs.default().optimizer) | dict(learning_rate=1.0, decay='linear')
   for count in (1, 4):
-    schedule = program(steps=10, learner=dict(minibatches=count), optimizer=decay).schedule
+    schedule = spec(steps=10, learner=dict(minibatches=count), optimizer=decay).update.schedule
     got = [float(schedule(count * step)) for step in (0, 5, 10)]
     np.testing.assert_allclose(got, [1.0, 0.5, 0.0], atol=1e-6)

@@ -17,10 +17,10 @@ from jaxrl_llm import models
 from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner.step_spec import Program, check_objective, check_rows, make_program
+from jaxrl_llm.learner.step_spec import StepSpec, check_objective, check_rows, make_spec
 from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.profiling import roofline as roofline_lib
-from jaxrl_llm.rollout import carried_kv, ring_decode, slot_loop, stopping
+from jaxrl_llm.rollout import carried_kv, ring_decode, slot_loop
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import Batch, UserError
 
@@ -42,8 +42,8 @@ def run(config: Any, topology: str, report: str = '') -> int:
   Raises UserError for bad input. Source: none.
   """
   prepare()
-  program = make(config, devices(topology))
-  found = measure(program) | dict(topology=topology, model=config.model)
+  spec = make(config, devices(topology))
+  found = measure(spec) | dict(topology=topology, model=config.model)
   if report:
     safe_files.write(report, json.dumps(found, indent=2))
   print(table(found))
@@ -81,7 +81,7 @@ def devices(topology: str) -> list:
   return list(found.devices)
 
 
-def make(config: Any, devices: Sequence[Any]) -> Program:
+def make(config: Any, devices: Sequence[Any]) -> StepSpec:
   """The program of `config` on these devices; the model's weights are not read. Source: none.
 
   One end token stands for the model's own: their number changes neither memory nor exchanges.
@@ -94,10 +94,10 @@ def make(config: Any, devices: Sequence[Any]) -> Program:
   model = models.read_config(config.model, scratch=config.scratch)
   teacher = config.objective.teacher
   teacher = models.read_config(teacher, scratch=config.scratch) if teacher else None
-  return make_program(config, model, (0,), mesh, teacher=teacher)
+  return make_spec(config, model, (0,), mesh, teacher=teacher)
 
 
-def arguments(program: Program) -> tuple:
+def arguments(spec: StepSpec) -> tuple:
   """What `steps.compile_step` takes, as shapes with their shardings: nothing is allocated.
 
   Source: none.
@@ -105,14 +105,13 @@ def arguments(program: Program) -> tuple:
   place = lambda tree, sharding: jax.tree.map(  # noqa: E731
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
   )
-  rows, whole = sharding.rows(program.mesh), sharding.replicated(program.mesh)
-  batch: Batch = place(jax.eval_shape(lambda: steps.empty_batch(program)), rows)
-  sampled = place(jax.eval_shape(lambda: steps.empty_rollout(program)), rows)
-  continues = program.answered or program.generate.stop_rule.func is not stopping.none
-  begun = sampled._replace(turns=None) if continues else None
-  draft = sampled if program.verify else None
+  rows, whole = sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
+  batch: Batch = place(jax.eval_shape(lambda: steps.empty_batch(spec)), rows)
+  sampled = place(jax.eval_shape(lambda: steps.empty_rollout(spec)), rows)
+  begun = sampled._replace(turns=None) if spec.rollout.continues else None
+  draft = sampled if spec.rollout.drafts.verify else None
   cap = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
-  return steps.abstract_state(program), batch, batch.prompts, begun, draft, cap
+  return steps.abstract_state(spec), batch, batch.prompts, begun, draft, cap
 
 
 class Part(NamedTuple):
@@ -129,14 +128,14 @@ class Part(NamedTuple):
   text: str
 
 
-def parts(program: Program) -> dict[str, Part]:
+def parts(spec: StepSpec) -> dict[str, Part]:
   """The update alone, generation alone, and both fused as training runs them. Source: none."""
-  state, batch, *asked = arguments(program)
+  state, batch, *asked = arguments(spec)
   halved = state._replace(carried=()), state.carried
   return {
-    'update': build(steps.compile_update(program), state, batch),
-    'generate': build(steps.compile_sample(program), *halved, *asked),
-    'fused': build(steps.compile_step(program), state, batch, *asked),
+    'update': build(steps.compile_update(spec), state, batch),
+    'generate': build(steps.compile_sample(spec), *halved, *asked),
+    'fused': build(steps.compile_step(spec), state, batch, *asked),
   }
 
 
@@ -168,40 +167,44 @@ def _dumped(folder: str) -> str:
   return safe_files.read(path).decode(errors='replace')
 
 
-def loops(program: Program, text: str) -> list[hlo_decode.Loop]:
+def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
   """The decode loops of a compiled program. Source: none."""
-  spec, shards = program.generate, sharding.rows_shards(program.mesh)
-  rows = (spec.slots or program.prompts * spec.rollouts) // shards
+  decode, shards = spec.rollout.decode, sharding.rows_shards(spec.layout.mesh)
+  rows = (decode.slots or spec.layout.prompts * decode.rollouts) // shards
   widths = {
-    w for width in ring_decode.widths(spec) for w in slot_loop.ring_widths(program.model, width)
+    w
+    for width in ring_decode.widths(decode)
+    for w in slot_loop.ring_widths(spec.model.config, width)
   }
-  cache = [(rows, program.model.kv_heads, width, program.model.head_dim) for width in widths]
+  cache = [
+    (rows, spec.model.config.kv_heads, width, spec.model.config.head_dim) for width in widths
+  ]
   return hlo_decode.decode_loops(text, f'{ring_decode.LOOP_SCOPE}/', cache)
 
 
-def measure(program: Program) -> dict[str, Any]:
+def measure(spec: StepSpec) -> dict[str, Any]:
   """Compiles the parts of `program` and reads them: the report, ready for JSON. Source: none."""
-  found = parts(program)
-  device = program.mesh.devices.flat[0]
+  found = parts(spec)
+  device = spec.layout.mesh.devices.flat[0]
   compiled = found['fused'] if not found['fused'].oom else found['generate']
-  decode = [decode_report(loop) for loop in loops(program, compiled.text)]
+  decode = [decode_report(loop) for loop in loops(spec, compiled.text)]
   limit = hardware.HBM_GIB.get(device.device_kind)
   report = dict(
     device_kind=device.device_kind,
-    devices=program.mesh.size,
-    mesh=dict(program.mesh.shape),
-    dtype=program.generate.dtype,
+    devices=spec.layout.mesh.size,
+    mesh=dict(spec.layout.mesh.shape),
+    dtype=spec.model.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
-    parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_weights(program))),
-    state_bytes=roofline_lib.bytes_per_device(steps.abstract_state(program)),
+    parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_weights(spec))),
+    state_bytes=roofline_lib.bytes_per_device(steps.abstract_state(spec)),
     hbm_gib=limit,
     fits=not found['fused'].oom,
     headroom_gib=_headroom(found['fused'], limit),
     parts={n: {k: v for k, v in p._asdict().items() if k != 'text'} for n, p in found.items()},
     compile_s=sum(p.compile_s for p in found.values()),
     decode=decode,
-    roofline=roofline(program, decode[0]) if decode else None,
-    learn=None if found['update'].oom else learn(program, found['update'].text),
+    roofline=roofline(spec, decode[0]) if decode else None,
+    learn=None if found['update'].oom else learn(spec, found['update'].text),
   )
   return report | dict(problems=problems(report))
 
@@ -238,17 +241,17 @@ def decode_report(loop: hlo_decode.Loop) -> dict[str, Any]:
   )
 
 
-def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
+def roofline(spec: StepSpec, decode: dict[str, Any]) -> dict[str, Any] | None:
   """Tokens/s at best: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
   Operations are two for each weight that a token goes through, of experts those that it chooses. Bytes are weights
   as stored and laid out for decoding, the whole ring, and the prompts' cache; exchanges wait for the products before
   them, so that their time adds; latency is left out. None for a device whose figures are not known. Source: none.
   """
-  chip = hardware.CHIPS.get(program.mesh.devices.flat[0].device_kind)
+  chip = hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
   if chip is None or not decode['cache_shape']:
     return None
-  each = roofline_lib.decode(program, decode['cache_bytes'])
+  each = roofline_lib.decode(spec, decode['cache_bytes'])
   seconds = {
     'weights': each.weight_bytes / chip.memory_bandwidth,
     'cache': (each.cache_bytes + each.prompt_cache_bytes) / chip.memory_bandwidth,
@@ -267,10 +270,10 @@ def roofline(program: Program, decode: dict[str, Any]) -> dict[str, Any] | None:
   )
 
 
-def learn(program: Program, text: str) -> dict[str, Any]:
+def learn(spec: StepSpec, text: str) -> dict[str, Any]:
   """`update_cost.report` of a compiled update. Source: none."""
   return hlo_update.report(
-    program, text, hardware.CHIPS.get(program.mesh.devices.flat[0].device_kind)
+    spec, text, hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
   )
 
 

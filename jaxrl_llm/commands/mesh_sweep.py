@@ -12,7 +12,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.profiling import roofline
 from jaxrl_llm.types import ModelConfig, UserError
 
@@ -67,8 +67,8 @@ def tried(config: Any, devices: Sequence[Any], mesh: dict[str, int]) -> list[dic
   try:
     for rows in slices(config, devices):
       config.learner.microbatch_rollouts = rows
-      program = compile_report.make(config, devices)
-      found.append(measure(program, found[0] if found else None))
+      spec = compile_report.make(config, devices)
+      found.append(measure(spec, found[0] if found else None))
       if 'step_s' in found[-1] or 'update' not in found[-1]:
         break  # it fits, or no slice is small enough
   except UserError as error:  # this batch cannot be cut so
@@ -78,53 +78,56 @@ def tried(config: Any, devices: Sequence[Any], mesh: dict[str, int]) -> list[dic
 
 def slices(config: Any, devices: Sequence[Any]) -> Iterator[int]:
   """Rows of a slice of the update, from all of a minibatch down by halves to one for each part of the batch."""
-  program = compile_report.make(config, devices)
-  parts = sharding.rows_shards(program.mesh, sharding.UPDATE_ROWS)
-  rows = program.prompts * program.group // program.minibatches
+  spec = compile_report.make(config, devices)
+  parts = sharding.rows_shards(spec.layout.mesh, sharding.UPDATE_ROWS)
+  rows = spec.layout.prompts * spec.layout.group // spec.update.minibatches
   count = 1
   while rows % count == 0 and rows // count >= parts:
     yield rows // count
     count *= 2
 
 
-def measure(program: Program, before: dict[str, Any] | None = None) -> dict[str, Any]:
+def measure(spec: StepSpec, before: dict[str, Any] | None = None) -> dict[str, Any]:
   """Compiles generation and update apart, and predicts the time of a step: that of one after the other.
 
   `before`: what was found with other slices of the update, whose generation is the same. A state that does not fit is
   not compiled. seconds = rollouts · completion tokens / (tokens/s) + update. Source: none.
   """
-  device, rows = program.mesh.devices.flat[0], program.prompts * program.generate.rollouts
+  device, rows = (
+    spec.layout.mesh.devices.flat[0],
+    spec.layout.prompts * spec.rollout.decode.rollouts,
+  )
   told: dict[str, Any] = dict(
-    mesh=dict(program.mesh.shape),
+    mesh=dict(spec.layout.mesh.shape),
     rows=rows,
-    slice_rows=program.slice_groups * program.slice_rollouts,
+    slice_rows=spec.update.microbatch.prompts * spec.update.microbatch.rollouts,
     hbm_gib=hardware.HBM_GIB.get(device.device_kind),
-    state_gib=roofline.bytes_per_device(steps.abstract_state(program)) / _GIB,
+    state_gib=roofline.bytes_per_device(steps.abstract_state(spec)) / _GIB,
   )
   if told['hbm_gib'] and told['state_gib'] > told['hbm_gib']:
     return told | dict(oom='weights and optimizer alone do not')
   told |= {name: before[name] for name in ('generate', 'sampling') if before and name in before}
-  state, batch, *asked = compile_report.arguments(program)
+  state, batch, *asked = compile_report.arguments(spec)
   if 'generate' not in told:
     halved = state._replace(carried=()), state.carried
-    part = compile_report.build(steps.compile_sample(program), *halved, *asked)
+    part = compile_report.build(steps.compile_sample(spec), *halved, *asked)
     told['generate'] = _of(part)
     if not part.oom:
-      loop = compile_report.decode_report(compile_report.loops(program, part.text)[0])
+      loop = compile_report.decode_report(compile_report.loops(spec, part.text)[0])
       told['sampling'] = dict(
-        tokens_per_s=(compile_report.roofline(program, loop) or {}).get('tokens_per_s'),
+        tokens_per_s=(compile_report.roofline(spec, loop) or {}).get('tokens_per_s'),
         **{k: loop[k] for k in ('cache_bytes', 'copied_bytes', 'weight_collectives', 'wire_bytes')},
       )
   if told['generate']['oom']:
     return told | dict(oom='generation does not')
-  part = compile_report.build(steps.compile_update(program), state, batch)
+  part = compile_report.build(steps.compile_update(spec), state, batch)
   told['update'] = _of(part)
   if part.oom:
     return told | dict(oom=f'the update does not with slices of {told["slice_rows"]} rows')
-  told['learn'] = compile_report.learn(program, part.text)
+  told['learn'] = compile_report.learn(spec, part.text)
   per_s, learn_s = told['sampling']['tokens_per_s'], told['learn'].get('best_s')
   if per_s and learn_s:
-    told['step_s'] = rows * program.generate.max_tokens / per_s + learn_s
+    told['step_s'] = rows * spec.rollout.decode.max_tokens / per_s + learn_s
   return told
 
 

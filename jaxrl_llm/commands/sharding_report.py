@@ -16,7 +16,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.types import UserError
 
 _MIB = 2**20
@@ -50,12 +50,12 @@ def run(config: Any, topology: str, report: str = '') -> None:
 
   Raises UserError for bad input. Source: none.
   """
-  program = compile_report.make(config, devices(topology))
-  found, state = rows(program), state_bytes(program)
+  spec = compile_report.make(config, devices(topology))
+  found, state = rows(spec), state_bytes(spec)
   if report:
     told = [row._asdict() | dict(update=str(row.update), decode=str(row.decode)) for row in found]
     safe_files.write(report, json.dumps(dict(parameters=told, state_bytes=state), indent=2))
-  print(table(config.model, program, found, state))
+  print(table(config.model, spec, found, state))
 
 
 def devices(topology: str) -> list[Device]:
@@ -70,11 +70,11 @@ def devices(topology: str) -> list[Device]:
   return [Device(i) for i in range(math.prod(map(int, sizes[1].split('x'))))]
 
 
-def rows(program: Program) -> list[Row]:
+def rows(spec: StepSpec) -> list[Row]:
   """Every parameter in the order of the model; those of all layers in one row. Source: none."""
-  params = steps.abstract_weights(program)
-  decode = sharding.decode_layout(params, program.mesh, program.rules)
-  size, found = np.dtype(program.generate.dtype).itemsize, {}
+  params = steps.abstract_weights(spec)
+  decode = sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules)
+  size, found = np.dtype(spec.model.dtype).itemsize, {}
   places = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))
   for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(params), places, strict=True):
     name = _LAYER.sub('layers/*/', sharding.path_name(path))
@@ -97,21 +97,21 @@ def rows(program: Program) -> list[Row]:
   return list(found.values())
 
 
-def state_bytes(program: Program) -> dict[str, int]:
+def state_bytes(spec: StepSpec) -> dict[str, int]:
   """Bytes per device of every part of the train state that has any. Source: none."""
-  state = steps.abstract_state(program)._asdict()
+  state = steps.abstract_state(spec)._asdict()
   count = lambda tree: sum(  # noqa: E731
     _elements(x.sharding, x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )
   return {name: size for name, part in state.items() if (size := count(part))}
 
 
-def table(model: str, program: Program, found: list[Row], state: dict[str, int]) -> str:
+def table(model: str, spec: StepSpec, found: list[Row], state: dict[str, int]) -> str:
   """As text. Source: none."""
-  mesh = sharding.describe(program.mesh.shape)
+  mesh = sharding.describe(spec.layout.mesh.shape)
   wide = max(len(row.name) for row in found)
   lines = [
-    f'{model} on {program.mesh.size} devices ({mesh}); MiB per device',
+    f'{model} on {spec.layout.mesh.size} devices ({mesh}); MiB per device',
     '',
     f'{"parameter":{wide}} {"×":>4} {"shape":>16} {"while learning":>24} {"MiB":>9} {"while sampling":>24} {"MiB":>9}',
   ]
@@ -128,7 +128,7 @@ def table(model: str, program: Program, found: list[Row], state: dict[str, int])
       *lines,
       '',
       f'train state: {told}',
-      f'weights while sampling ({program.generate.dtype}): {decode:,.2f}',
+      f'weights while sampling ({spec.model.dtype}): {decode:,.2f}',
     ]
   )
 

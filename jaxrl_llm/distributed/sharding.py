@@ -43,7 +43,7 @@ RULES = (
 
 
 def rules(own: Any) -> tuple:
-  """RULES, with `own` (pattern, axes) pairs in front. Raises UserError for what is no such pair. Source: none."""
+  """RULES, with `own` (pattern, axes) pairs in front. Raises UserError for what is no such pair."""
   for pair in own:
     good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)
     axes = pair[1] if good else ()
@@ -66,7 +66,7 @@ def make_mesh(config: Any, devices: list | None = None) -> Mesh:
 
   TPUs are laid along their links.
 
-  Raises UserError when the product is not the number of devices. Source: none.
+  Raises UserError when the product is not the number of devices.
   """
   devices, config = devices or jax.devices(), dict(config)
   if config.get('preset'):
@@ -93,40 +93,40 @@ def _grid(devices: list, sizes: list[int]) -> np.ndarray:
 
 
 def describe(sizes: Mapping[str, int]) -> str:
-  """Of a mesh, 'fsdp 4 × tensor 2': the axes that cut anything. Source: none."""
+  """Of a mesh, 'fsdp 4 × tensor 2': the axes that cut anything."""
   return ' × '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1) or 'nothing cut'
 
 
 def rows_shards(mesh: Mesh, axes: tuple[str, ...] = ROWS) -> int:
-  """Into how many parts a batch is cut. Source: none."""
+  """Into how many parts a batch is cut."""
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def on_mesh(fn: Callable) -> Callable:
-  """fn(program, …) with `program.mesh` as the one that its parts ask for. Source: none."""
+  """fn(program, …) with `program.mesh` as the one that its parts ask for."""
 
   @functools.wraps(fn)
-  def run(program, *args, **keywords):
-    with jax.sharding.use_abstract_mesh(program.mesh.abstract_mesh):
-      return fn(program, *args, **keywords)
+  def run(spec, *args, **keywords):
+    with jax.sharding.use_abstract_mesh(spec.layout.mesh.abstract_mesh):
+      return fn(spec, *args, **keywords)
 
   return run
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The same on every device. Source: none."""
+  """The same on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-  """The first dimension cut over ROWS. Source: none."""
+  """The first dimension cut over ROWS."""
   return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def put(tree: Any, shardings: Any) -> Any:
   """Arrays of the whole mesh, from host arrays that are the same on every process; others as they are.
 
-  `shardings` is a tree of them, or of subtrees that all get the same. Source: none.
+  `shardings` is a tree of them, or of subtrees that all get the same.
   """
 
   def place(sharding: NamedSharding, part: Any) -> Any:
@@ -145,7 +145,7 @@ def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def fetch(tree: Any) -> Any:
-  """Host arrays of all rows, on every process; all processes call it. Source: none."""
+  """Host arrays of all rows, on every process; all processes call it."""
 
   def whole(leaf: Any) -> np.ndarray:
     if (
@@ -158,14 +158,14 @@ def fetch(tree: Any) -> Any:
 
 
 def any_process(flag: bool) -> bool:
-  """Whether it holds on some process; all processes call it. Source: none."""
+  """Whether it holds on some process; all processes call it."""
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
 def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[Any, ...] = ()) -> Any:
-  """A NamedSharding for every leaf of a parameter tree or an optimizer state. Source: none.
+  """A NamedSharding for every leaf of a parameter tree or an optimizer state.
 
   The axes of the first rule that matches the leaf's path, without those in `drop` and without any
   that does not divide its dimension, of several the last ones first; replicated where no rule matches. Of a quantized
@@ -196,7 +196,7 @@ def layout(tree: Any, mesh: Mesh, rules=RULES, drop: tuple[Any, ...] = ()) -> An
 def cache_layout(tree: Any, mesh: Mesh) -> Any:
   """Of keys and values [rows, heads, …]: rows over ROWS, heads over tensor where it divides them.
 
-  Arrays of rows or prompts alone as rows. Source: none.
+  Arrays of rows or prompts alone as rows.
   """
 
   def place(leaf):
@@ -208,16 +208,12 @@ def cache_layout(tree: Any, mesh: Mesh) -> Any:
 
 def decode_layout(params: Any, mesh: Mesh, rules=RULES) -> Any:
   """The layout while sampling: cut over experts and tensor, whole on the others, so no gather in the loop.
-
-  Source: none.
   """
   return layout(params, mesh, rules, drop=(*UPDATE_ROWS[:2], _ALL))
 
 
 def expert_specs(params: Any, mesh: Mesh, rules=RULES) -> Any:
   """PartitionSpecs of `decode_layout` along the axis of experts alone: what each shard of rows is given of it.
-
-  Source: none.
   """
   only = lambda s: PartitionSpec(*(a if a == 'expert' else None for a in s.spec))  # noqa: E731
   return jax.tree.map(only, decode_layout(params, mesh, rules))
@@ -242,7 +238,7 @@ def layer_gather(mesh: Mesh, rules=RULES) -> Callable[[Any], Any] | None:
 
 
 def path_name(path: Any) -> str:
-  """Of a leaf, as RULES match it: layers/0/q/kernel. Source: none."""
+  """Of a leaf, as RULES match it: layers/0/q/kernel."""
   return '/'.join(_key(k) for k in path)
 
 

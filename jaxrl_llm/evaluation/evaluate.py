@@ -42,9 +42,8 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import stages
 from jaxrl_llm.data import pipeline
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec, evaluation_spec, trained_weights_spec
 from jaxrl_llm.rewards.parsing import extract
-from jaxrl_llm.rollout import early_exit, stopping
 from jaxrl_llm.rollout.sampling import TokenFilter
 from jaxrl_llm.runner import multi_turn
 from jaxrl_llm.types import Prompts, Rollout, Row, Turns
@@ -67,7 +66,7 @@ class Judging(NamedTuple):
 
 
 def make_evaluator(
-  program: Program, table: Any, decode: Callable, judging: Judging, samples: int, sampling: Any
+  spec: StepSpec, table: Any, decode: Callable, judging: Judging, samples: int, sampling: Any
 ) -> Callable:
   """Returns evaluate(params, judge=None) → (metrics, rows, groups), compiled once for greedy and once for sampling.
 
@@ -76,10 +75,10 @@ def make_evaluator(
   of `measure.tally.groups`. `judge` is that of the train state, for vote@n in a program that prunes. With
   `judging.play` prompts are episodes of its environment, all turns it allows. Source: none.
   """
-  asks = _asks(program, table, decode, judging.play, samples, sampling)
+  asks = _asks(spec, table, decode, judging.play, samples, sampling)
   # A judge that never learns says the same of all.
-  listens = samples and program.prune is not None and program.prune.learning_rate > 0
-  trust = steps.compile_trust(_unrounded(program)) if listens else None
+  listens = samples and spec.rollout.pruning is not None and spec.rollout.pruning.learning_rate > 0
+  trust = steps.compile_trust(trained_weights_spec(spec)) if listens else None
   about = _about(table.rows)
 
   def evaluate(params: Any, judge: Any = None) -> tuple[dict[str, float], list[dict], list[dict]]:
@@ -103,39 +102,26 @@ class _Ask(NamedTuple):
   """One way of answering all prompts."""
 
   fn: Callable  # the compiled program
-  program: Program  # that it was made of
+  spec: StepSpec  # that it was made of
   table: Any
   decode: Callable
   play: multi_turn.Play | None
   size: int  # prompts of a call
 
 
-def _asks(program: Program, table: Any, decode, play, samples: int, sampling) -> dict[str, _Ask]:
+def _asks(spec: StepSpec, table: Any, decode, play, samples: int, sampling) -> dict[str, _Ask]:
   """kind → how it is asked for."""
-  shards = sharding.rows_shards(program.mesh)
+  shards = sharding.rows_shards(spec.layout.mesh)
   size = max(_BATCH_ROLLOUTS // max(samples, 1), shards)
   size = min(size, len(table.rows) + shards - 1) // shards * shards
-  # An exit rule of an environment's rows ends their turns.
-  leave = program.generate.exit_rule if play else early_exit.none
-  whole = program.generate._replace(slots=0, stop_rule=stopping.none, exit_rule=leave, record_experts=False)
-  kinds = {'greedy': whole._replace(rollouts=1, temperature=0.0)}
+  kinds = {'greedy': evaluation_spec(spec, 1, 0.0)}
   if samples:
-    kinds['sampled'] = whole._replace(
-      rollouts=samples,
-      temperature=sampling['temperature'],
-      token_filter=TokenFilter(*(sampling[k] for k in TokenFilter._fields)),
-    )
-  plain = _unrounded(program)._replace(prune=None, tree=None)
-  made = {kind: plain._replace(generate=spec) for kind, spec in kinds.items()}
+    token_filter = TokenFilter(*(sampling[k] for k in TokenFilter._fields))
+    kinds['sampled'] = evaluation_spec(spec, samples, sampling['temperature'], token_filter)
   return {
     kind: _Ask(steps.compile_generate(one), one, table, decode, play, size)
-    for kind, one in made.items()
+    for kind, one in kinds.items()
   }
-
-
-def _unrounded(program: Program) -> Program:
-  """What is saved is evaluated, and that is not rounded."""
-  return program._replace(weights_dtype=program.generate.dtype)
 
 
 class _Said(NamedTuple):
@@ -174,13 +160,13 @@ def _said(ask: _Ask, params: Any, trust: Callable | None) -> _Said:
 
 def _rollout(ask: _Ask, params: Any, prompts: Prompts, rows: Sequence[Row]) -> Rollout:
   """A batch's rollouts: one call, or the rounds of an environment's episodes."""
-  program, play, seed = ask.program, ask.play, np.int32(ask.program.seed)
+  spec, play, seed = ask.spec, ask.play, np.int32(ask.spec.seed)
   if play is None:
     return sharding.fetch(ask.fn(params, prompts, seed, None))
   prompts = play.opened(prompts, rows, prompts.tokens_PxL.shape[1])
   sample = lambda begun: (sharding.fetch(ask.fn(params, prompts, seed, begun)), {})  # noqa: E731
-  begun = steps.empty_rollout(program._replace(prompts=len(rows)))
-  limits = multi_turn.Limits(program.generate.max_tokens, play.most)
+  begun = steps.empty_rollout(spec, len(rows))
+  limits = multi_turn.Limits(spec.rollout.decode.max_tokens, play.most)
   return play.finish(sample, prompts, rows, begun, limits)[0]
 
 
@@ -293,7 +279,9 @@ def asked(config: Any, table: Any) -> dict[str, Any]:
     'memory_mb',
     'failed',
   )  # how it is run, not what is right
-  of = lambda spec: {k: v for k, v in json.loads(spec.to_json()).items() if k not in left}  # noqa: E731
+  of = lambda decode_settings: {
+    k: v for k, v in json.loads(decode_settings.to_json()).items() if k not in left
+  }  # noqa: E731
   settings = dict(
     prompts=table.fingerprint, samples=config.evaluation.samples, **config.evaluation.sampling
   )

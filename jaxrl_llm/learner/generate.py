@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import logprob, quantized, shared_prompt_forward
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import (
@@ -29,7 +29,7 @@ from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, Prompts, Rollout, Tr
 @jax.named_scope('generate')
 @sharding.on_mesh
 def generate(
-  program: Program,
+  spec: StepSpec,
   state: TrainState,
   prompts: Prompts,
   begun: Rollout | None = None,
@@ -46,32 +46,32 @@ def generate(
   for rows in (begun, draft):
     if rows is not None:
       record_checks.rollout(rows)
-  if program.tree is not None and (begun is not None or draft is not None):
+  if spec.rollout.tree is not None and (begun is not None or draft is not None):
     raise UserError(
       "config.rollout.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
     )
-  params, metrics = _laid_out(program, state), {}
-  cap = jnp.int32(program.generate.max_tokens if cap is None else cap)
+  params, metrics = _laid_out(spec, state), {}
+  cap = jnp.int32(spec.rollout.decode.max_tokens if cap is None else cap)
   if draft is not None:
     begun, metrics['generate/draft_tokens_kept'] = _verify(
-      program, params, prompts, draft, begun, state, cap
+      spec, params, prompts, draft, begun, state, cap
     )
   kept = state.carried[0] if state.carried else None
 
   def local(params, judge, seed, version, cap, prompts, begun, kept):
     if kept is not None:
-      kept = carried_kv.reorder(kept, prompts, program.generate.rollouts)
+      kept = carried_kv.reorder(kept, prompts, spec.rollout.decode.rollouts)
     rollout, rounds, left, counts = _decode(
-      program, params, judge, seed, version, cap, prompts, begun, kept
+      spec, params, judge, seed, version, cap, prompts, begun, kept
     )
     return rollout, rounds[None], left, {k: v[None] for k, v in counts.items()}
 
   rows, whole = PartitionSpec(sharding.ROWS), PartitionSpec()
   rollout, rounds, left, counts = jax.shard_map(
     local,
-    mesh=program.mesh,
+    mesh=spec.layout.mesh,
     in_specs=(
-      sharding.expert_specs(params, program.mesh, program.rules),
+      sharding.expert_specs(params, spec.layout.mesh, spec.layout.rules),
       *[whole] * 4,
       *[rows] * 3,
     ),
@@ -79,7 +79,7 @@ def generate(
     axis_names=set(sharding.ROWS),
     check_vma=False,
   )(params, state.judge, state.seed, state.step, cap, prompts, begun, kept)
-  if program.keeps_noise:
+  if spec.rollout.drafts.records_noise:
     rollout = rollout._replace(noise_BxT=_noise(prompts, rollout, begun))
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
   metrics |= {f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()}
@@ -87,105 +87,116 @@ def generate(
 
 
 @sharding.on_mesh
-def trust(program: Program, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.Array:
+def trust(spec: StepSpec, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.Array:
   """p_B, what the judge of `config.rollout.pruning` gives each row for being right, after its first tokens.
 
   Source: arXiv:2603.24840 (ARRoL).
   """
-  told, dtype = program.prune, program.generate.dtype
+  told, dtype = spec.rollout.pruning, spec.model.dtype
   local = lambda params, judge, prompts, rollout: pruned_decode.predict_success(  # noqa: E731
-    program.model, params, judge, prompts, rollout, dtype, told
+    spec.model.config, params, judge, prompts, rollout, dtype, told
   )[0]
-  rows, whole, params = PartitionSpec(sharding.ROWS), PartitionSpec(), _laid_out(program, state)
+  rows, whole, params = PartitionSpec(sharding.ROWS), PartitionSpec(), _laid_out(spec, state)
   return jax.shard_map(
     local,
-    mesh=program.mesh,
-    in_specs=(sharding.expert_specs(params, program.mesh, program.rules), whole, rows, rows),
+    mesh=spec.layout.mesh,
+    in_specs=(
+      sharding.expert_specs(params, spec.layout.mesh, spec.layout.rules),
+      whole,
+      rows,
+      rows,
+    ),
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
   )(params, state.judge, prompts, rollout)
 
 
-def _laid_out(program: Program, state: TrainState) -> Any:
+def _laid_out(spec: StepSpec, state: TrainState) -> Any:
   """The weights as they are sampled with."""
   params = state.params
   if state.base is not None:
-    params = lora.sampled(state.base, params, program.lora.alpha, program.generate.dtype)
-  params = quantized.quantize_params(params, program.weights_dtype, program.generate.dtype)
+    params = lora.sampled(state.base, params, spec.model.lora.alpha, spec.model.dtype)
+  params = quantized.quantize_params(params, spec.model.weights_dtype, spec.model.dtype)
   return jax.lax.with_sharding_constraint(
-    params, sharding.decode_layout(params, program.mesh, program.rules)
+    params, sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules)
   )
 
 
-def _decode(program: Program, params: Any, judge: Any, seed, version, cap, prompts, begun, kept):
+def _decode(spec: StepSpec, params: Any, judge: Any, seed, version, cap, prompts, begun, kept):
   """One shard's loop → its rows, the iterations it took, what it hands on, and numbers that add up over shards."""
-  shards = sharding.rows_shards(program.mesh)
-  lockstep = sharding.ROWS if program.lockstep and shards > 1 else ()
-  spec = program.generate._replace(slots=program.generate.slots // shards, lockstep=lockstep)
-  given = prompts, jax.random.key(seed), version, spec
+  shards = sharding.rows_shards(spec.layout.mesh)
+  lockstep = sharding.ROWS if spec.rollout.lockstep and shards > 1 else ()
+  decode = spec.rollout.decode._replace(
+    slots=spec.rollout.decode.slots // shards, lockstep=lockstep
+  )
+  given = prompts, jax.random.key(seed), version, decode
   counts, left, held = {}, None, 0 if begun is None else begun.length_B.sum()
-  if program.prune is not None:
+  if spec.rollout.pruning is not None:
     rollout, rounds, tokens = pruned_decode.generate(
-      program.model, params, judge, *given, program.prune, cap
+      spec.model.config, params, judge, *given, spec.rollout.pruning, cap
     )
     return rollout, rounds, None, dict(tokens=tokens)
-  if program.tree is not None:
-    share = program.tree.share(prompts.born_P)
+  if spec.rollout.tree is not None:
+    share = spec.rollout.tree.share(prompts.born_P)
     rollout, rounds, grown = tree_decode.generate(
-      program.model, params, *given, program.tree, share=share, cap=cap
+      spec.model.config, params, *given, spec.rollout.tree, share=share, cap=cap
     )
     counts = {f'tree_{k}': v for k, v in tree_decode.counts(grown).items()}
-  elif program.ngram is not None:
+  elif spec.rollout.drafts.ngram is not None:
     rollout, rounds, fared = ngram_drafts.generate(
-      program.model, params, *given, program.ngram, begun=begun, cap=cap
+      spec.model.config, params, *given, spec.rollout.drafts.ngram, begun=begun, cap=cap
     )
     counts = {f'ngram_{k}': v for k, v in fared._asdict().items()}
   elif kept is not None:
-    rollout, rounds, left = ring_decode.resume(program.model, params, *given, begun, kept, cap=cap)
+    rollout, rounds, left = ring_decode.resume(
+      spec.model.config, params, *given, begun, kept, cap=cap
+    )
     counts = dict(carried_tokens=kept.held_B.sum())
   else:
-    rollout, rounds = ring_decode.generate(program.model, params, *given, begun=begun, cap=cap)
+    rollout, rounds = ring_decode.generate(spec.model.config, params, *given, begun=begun, cap=cap)
   return rollout, rounds, left, counts | dict(tokens=rollout.length_B.sum() - held)
 
 
 _VERDICT = 2**31 - 1  # folded into the key: a verdict's noise is none of the sampler's
 
 
-def _verify(program: Program, params: Any, prompts: Prompts, draft, begun, state: TrainState, cap):
+def _verify(spec: StepSpec, params: Any, prompts: Prompts, draft, begun, state: TrainState, cap):
   """One forward pass over the drafts → the rows to continue, and how many draft tokens they keep."""
-  T, G = draft.tokens_BxT.shape[1], program.generate.rollouts
-  key, exit_rule = jax.random.key(state.seed), program.generate.exit_rule
+  T, G = draft.tokens_BxT.shape[1], spec.rollout.decode.rollouts
+  key, exit_rule = jax.random.key(state.seed), spec.rollout.decode.exit_rule
   looks_at = exit_rule is not early_exit.none
 
   verdict_B = sampling.row_keys(jax.random.fold_in(key, _VERDICT), prompts, G)
   verdict_BxT = jax.vmap(lambda t: sampling.uniforms(verdict_B, t), out_axes=1)(jnp.arange(T))
   noise_BxT = jnp.zeros_like(verdict_BxT)
-  if program.keeps_noise:
+  if spec.rollout.drafts.records_noise:
     noise_BxT = sampling.redraw(key, prompts, G, draft.noise_BxT)
 
   def judged(logits, *columns):
-    drawn = program.verify(logits, *columns, program.generate.temperature)
+    drawn = spec.rollout.drafts.verify(logits, *columns, spec.rollout.decode.temperature)
     return *drawn, *(exit_signals.token_signals(logits) if looks_at else ())
 
   token_BxT, logp_BxT, *signals = logprob.over_logits(
     judged,
-    program.model,
+    spec.model.config,
     params,
     shared_prompt_forward.hidden(
-      program.model, params, prompts, draft.tokens_BxT, dtype=program.generate.dtype
+      spec.model.config, params, prompts, draft.tokens_BxT, dtype=spec.model.dtype
     ),
     draft.tokens_BxT,
     draft.logp_BxT,
     verdict_BxT,
     noise_BxT,
-    chunk_tokens=program.head_chunk_tokens,
-    dtype=program.generate.dtype,
+    chunk_tokens=spec.model.head_chunk_tokens,
+    dtype=spec.model.dtype,
   )
-  cut, stays_B = _cut(draft, token_BxT, logp_BxT, state.step, program.generate.end_ids, cap)
+  cut, stays_B = _cut(draft, token_BxT, logp_BxT, state.step, spec.rollout.decode.end_ids, cap)
   if looks_at:
     keys_B = sampling.row_keys(key, prompts, G)
-    cut = cut._replace(memory_BxM=jnp.zeros((len(cut.length_B), early_exit.MEMORY_SIZE), jnp.float32))
+    cut = cut._replace(
+      memory_BxM=jnp.zeros((len(cut.length_B), early_exit.MEMORY_SIZE), jnp.float32)
+    )
     cap_B = jnp.broadcast_to(cap, cut.length_B.shape)
     cut = _blanked(exit_signals.replay_rule(exit_rule, cut, *signals, cap_B, keys_B))
   stays_B = jnp.minimum(stays_B, cut.length_B)

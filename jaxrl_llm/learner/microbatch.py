@@ -11,17 +11,17 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import logprob, quantized, shared_prompt_forward
 from jaxrl_llm.types import Batch, Prompts, TrainState
 
 
-def policy(program: Program, base: Any, params: Any) -> Any:
+def policy(spec: StepSpec, base: Any, params: Any) -> Any:
   """Weights for a forward pass: `params`, or where there is a `base`, that with the adapter `params` beside it.
 
   Source: none.
   """
-  return params if base is None else lora.joined(base, params, program.lora.alpha)
+  return params if base is None else lora.joined(base, params, spec.model.lora.alpha)
 
 
 def reference(state: TrainState) -> Any:
@@ -29,9 +29,9 @@ def reference(state: TrainState) -> Any:
   return state.reference if state.base is None else state.base
 
 
-def by_prompt(program: Program, batch: Batch) -> Batch:
+def by_prompt(spec: StepSpec, batch: Batch) -> Batch:
   """Arrays of rows [B, …] as [P, G, …], so that all leaves lead with P. Source: none."""
-  G = program.generate.rollouts
+  G = spec.layout.group
   group = lambda x: x.reshape(x.shape[0] // G, G, *x.shape[1:])  # noqa: E731
   rows = batch._replace(prompts=None, demo=None)
   return jax.tree.map(group, rows)._replace(prompts=batch.prompts, demo=batch.demo)
@@ -44,14 +44,14 @@ def by_row(batch: Batch) -> Batch:
   return jax.tree.map(row, rows)._replace(prompts=batch.prompts, demo=batch.demo)
 
 
-def slices(program: Program, batch: Batch, target: Any):
+def slices(spec: StepSpec, batch: Batch, target: Any):
   """Cuts a minibatch into [M, …] slices of `slice_groups` prompts × `slice_rollouts` rows.
 
   `target` is any tree of arrays that lead with B. Slice m takes every M-th group, so that rows stay on the
   device that holds them. Source: none.
   """
-  p, g = program.slice_groups, program.slice_rollouts
-  repeats = program.generate.rollouts // g
+  p, g = spec.update.microbatch.prompts, spec.update.microbatch.rollouts
+  repeats = spec.layout.group // g
 
   def groups(x):  # [P, …] → [M, p, …], a prompt repeated where its group is cut
     x = jnp.repeat(x, repeats, axis=0)
@@ -70,14 +70,14 @@ def slices(program: Program, batch: Batch, target: Any):
   )
 
 
-def joined(program: Program, x: jax.Array) -> jax.Array:
+def joined(spec: StepSpec, x: jax.Array) -> jax.Array:
   """[M, rows of a slice, T] as [B, T], each row in its place. Source: none."""
-  p, g = program.slice_groups, program.slice_rollouts
+  p, g = spec.update.microbatch.prompts, spec.update.microbatch.rollouts
   return x.reshape(-1, p, g, x.shape[-1]).swapaxes(0, 1).reshape(-1, x.shape[-1])
 
 
 def rescore(
-  program: Program,
+  spec: StepSpec,
   params: Any,
   prompts: Prompts,
   tokens_BxT: jax.Array,
@@ -90,22 +90,22 @@ def rescore(
   Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`, `expert`: see `decoder.apply`; `top`:
   see `logprob.token_logp`. Kernels are rounded where the program says so. Source: none.
   """
-  if program.quantize_update:
-    params = quantized.straight_through(params, program.weights_dtype, program.generate.dtype)
+  if spec.update.quantize:
+    params = quantized.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
   return logprob.token_logp(
-    program.model,
+    spec.model.config,
     params,
-    hidden(program, params, prompts, tokens_BxT, noise, expert_BxTxNxk),
+    hidden(spec, params, prompts, tokens_BxT, noise, expert_BxTxNxk),
     tokens_BxT,
-    temperature=program.generate.temperature,
-    chunk_tokens=program.head_chunk_tokens,
-    dtype=program.generate.dtype,
+    temperature=spec.rollout.decode.temperature,
+    chunk_tokens=spec.model.head_chunk_tokens,
+    dtype=spec.model.dtype,
     top=top,
   )
 
 
 def hidden(
-  program: Program,
+  spec: StepSpec,
   params: Any,
   prompts: Prompts,
   tokens_BxT: jax.Array,
@@ -113,13 +113,17 @@ def hidden(
   expert_BxTxNxk: jax.Array | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
-  how = dict(dtype=program.generate.dtype, remat=program.remat, noise=noise, attend=program.attend)
-  how |= dict(gather=sharding.layer_gather(program.mesh, program.rules), expert_BxTxNxk=expert_BxTxNxk)
-  return shared_prompt_forward.hidden(program.model, params, prompts, tokens_BxT, **how)
+  how = dict(
+    dtype=spec.model.dtype, remat=spec.update.remat, noise=noise, attend=spec.update.attention
+  )
+  how |= dict(
+    gather=sharding.layer_gather(spec.layout.mesh, spec.layout.rules), expert_BxTxNxk=expert_BxTxNxk
+  )
+  return shared_prompt_forward.hidden(spec.model.config, params, prompts, tokens_BxT, **how)
 
 
 def scores(
-  program: Program, params: Any, batch: Batch, sigma_L=None, key_M=None, top: int = 0
+  spec: StepSpec, params: Any, batch: Batch, sigma_L=None, key_M=None, top: int = 0
 ) -> tuple[jax.Array, ...]:
   """What `rescore` tells of a minibatch, each [B, T], slice by slice, without a gradient. Source: none."""
   params = jax.lax.stop_gradient(params)
@@ -127,11 +131,11 @@ def scores(
   def score(piece):
     prompts, tokens_BxT, expert_BxTxNxk, key = piece
     noise = None if key is None else (sigma_L, key)
-    return rescore(program, params, prompts, tokens_BxT, noise, top, expert_BxTxNxk)
+    return rescore(spec, params, prompts, tokens_BxT, noise, top, expert_BxTxNxk)
 
-  prompts, tokens, _, expert = slices(program, batch, batch.rollout.expert_BxTxNxk)
+  prompts, tokens, _, expert = slices(spec, batch, batch.rollout.expert_BxTxNxk)
   pieces = prompts, tokens, expert, key_M
-  return jax.tree.map(lambda x: joined(program, x), jax.lax.map(score, pieces))
+  return jax.tree.map(lambda x: joined(spec, x), jax.lax.map(score, pieces))
 
 
 def foreign(batch: Batch) -> Batch:
@@ -139,7 +143,7 @@ def foreign(batch: Batch) -> Batch:
   return batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
 
 
-def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> jax.Array:
+def leverage(spec: StepSpec, params: Any, batch: Batch, base: Any = None) -> jax.Array:
   """log(w·n) of each row [B]: w = π/π_b of its answer, n = ‖∇ log π(answer)‖ by `params`; −∞ where there is none.
 
   Row after row, and of each gradient its norm alone is kept: the memory of one gradient, the time of a pass of rows
@@ -154,9 +158,9 @@ def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> j
     real_T = said_T > 0
 
     def answer(params):
-      weights = policy(program, base, params)
+      weights = policy(spec, base, params)
       asked, expert = jax.tree.map(lambda x: x[None], (prompt, expert_TxNxk))
-      logp_1xT, _ = rescore(program, weights, asked, tokens_T[None], expert_BxTxNxk=expert)
+      logp_1xT, _ = rescore(spec, weights, asked, tokens_T[None], expert_BxTxNxk=expert)
       return jnp.where(real_T, logp_1xT[0], 0.0).sum()
 
     logp, grads = jax.value_and_grad(answer)(params)
@@ -167,7 +171,7 @@ def leverage(program: Program, params: Any, batch: Batch, base: Any = None) -> j
     prompts,
     rollout.tokens_BxT,
     rollout.logp_BxT,
-    objective.said(rollout),
+    objective.sampled_mask(rollout),
     rollout.expert_BxTxNxk,
   )
   return jax.lax.map(pull, rows)

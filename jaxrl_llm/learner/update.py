@@ -25,7 +25,7 @@ from jaxrl_llm.learner.microbatch import (
   scores,
   slices,
 )
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec, teacher_spec
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rewards.outcomes import compared
 from jaxrl_llm.rollout import correctness_head
@@ -35,35 +35,33 @@ from jaxrl_llm.types import Batch, TrainState
 @sharding.on_mesh
 @jax.named_scope('update')
 def update(
-  program: Program, state: TrainState, batch: Batch
+  spec: StepSpec, state: TrainState, batch: Batch
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes `minibatches` optimizer steps on a batch; an empty batch changes nothing. Source: none."""
   record_checks.batch(batch)
-  if program.mesh.shape['context'] > 1:
+  if spec.layout.mesh.shape['context'] > 1:
     # Only the few numbers of a batch: what is made of them is cut over 'context' token by token.
-    rows = NamedSharding(program.mesh, PartitionSpec(sharding.UPDATE_ROWS))
+    rows = NamedSharding(spec.layout.mesh, PartitionSpec(sharding.UPDATE_ROWS))
     batch = jax.lax.with_sharding_constraint(batch, rows)
-  learn = lambda: _learn(program, state, batch)  # noqa: E731
-  if not program.idles:
+  learn = lambda: _learn(spec, state, batch)  # noqa: E731
+  if not spec.update.skips_empty:
     return learn()
   blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn)[1])
   return jax.lax.cond(batch.rollout.length_B.sum() > 0, learn, lambda: (state, blank))
 
 
-def _learn(program: Program, state: TrainState, batch: Batch):
-  # Replayed rows are learned beside the sampled ones of their group: here a group is all of them.
-  program = program._replace(generate=program.generate._replace(rollouts=program.group))
-  U, method, carried = program.minibatches, program.method, state.carried
+def _learn(spec: StepSpec, state: TrainState, batch: Batch):
+  U, method, carried = spec.update.minibatches, spec.objective.method, state.carried
   state = state._replace(carried=())  # caches stay out of the loops below, which would hand them on
   minibatches = jax.tree.map(
-    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), by_prompt(program, batch)
+    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), by_prompt(spec, batch)
   )
   known = Known(began=state.step)
   # Of all minibatches, before the first of them moves the weights.
-  needs_old, replays = method.needs_old and not method.needs_average, _rescores(program, batch)
+  needs_old, replays = method.needs_old and not method.needs_average, _rescores(spec, batch)
   if needs_old or replays:
-    weights = policy(program, state.base, state.params)
-    score = lambda x: scores(program, weights, by_row(x))[0]  # noqa: E731
+    weights = policy(spec, state.base, state.params)
+    score = lambda x: scores(spec, weights, by_row(x))[0]  # noqa: E731
     before = jax.lax.map(score, minibatches)
     if needs_old:
       known = known._replace(old=before)
@@ -72,25 +70,25 @@ def _learn(program: Program, state: TrainState, batch: Batch):
       minibatches = objective.fill_replayed_log_probs(minibatches, before)
   told = {}
   if method.auxiliary_model is not None:
-    beside, signal, told = auxiliary_model.run(program, state, minibatches)
+    beside, signal, told = auxiliary_model.run(spec, state, minibatches)
     state, known = state._replace(auxiliary_model=beside), known._replace(signal=signal)
   known = known._replace(began=jnp.broadcast_to(known.began, (U,)))
   state, metrics = jax.lax.scan(
-    lambda state, piece: _steps(program, state, by_row(piece[0]), piece[1]),
+    lambda state, piece: _steps(spec, state, by_row(piece[0]), piece[1]),
     state,
     (minibatches, known),
   )
   metrics |= told
-  if program.prune is not None and program.prune.learning_rate:
-    state = state._replace(judge=_judged(program, state, batch))
+  if spec.rollout.pruning is not None and spec.rollout.pruning.learning_rate:
+    state = state._replace(judge=_judged(spec, state, batch))
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
   return state._replace(carried=carried), metrics
 
 
-def _rescores(program: Program, batch: Batch) -> bool:
+def _rescores(spec: StepSpec, batch: Batch) -> bool:
   """Whether replayed rows must be scored at the start: a lone step works their old log-probs out by itself."""
-  lone = program.minibatches == 1 and program.outer is None
-  return batch.replayed_B is not None and (not lone or program.method.needs_norms)
+  lone = spec.update.minibatches == 1 and spec.update.inner_steps is None
+  return batch.replayed_B is not None and (not lone or spec.objective.method.needs_norms)
 
 
 class Known(NamedTuple):
@@ -103,7 +101,7 @@ class Known(NamedTuple):
   multiplier: jax.Array | None = None  # [B], what that turn's advantages count
 
 
-def _judged(program: Program, state: TrainState, batch: Batch) -> correctness_head.CorrectnessHead:
+def _judged(spec: StepSpec, state: TrainState, batch: Batch) -> correctness_head.CorrectnessHead:
   """The judge of half-said rollouts, taught by how these ended."""
   real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
   return correctness_head.train(
@@ -111,34 +109,36 @@ def _judged(program: Program, state: TrainState, batch: Batch) -> correctness_he
     batch.rollout.feature_BxF,
     batch.correct_B,
     real_B * batch.rollout.weight_B,
-    program.prune.learning_rate,
+    spec.rollout.pruning.learning_rate,
   )
 
 
-def _steps(program: Program, state: TrainState, batch: Batch, known: Known):
+def _steps(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   """All that is done with a minibatch: one optimizer step, or those of the loop around them."""
-  if program.outer is None:
-    return _minibatch(program, state, batch, known)
-  loop = _turn_by_turn if isinstance(program.outer, outers.LastTurnFirst) else _slow_fast
-  return loop(program, state, batch, known)
+  if spec.update.inner_steps is None:
+    return _minibatch(spec, state, batch, known)
+  loop = _turn_by_turn if isinstance(spec.update.inner_steps, outers.LastTurnFirst) else _slow_fast
+  return loop(spec, state, batch, known)
 
 
-def _turn_by_turn(program: Program, state: TrainState, batch: Batch, known: Known):
+def _turn_by_turn(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   """A step for every turn, the last one first; the old policy of each is the one that it begins with."""
   number_BxT = batch.rollout.turns.number_BxT
   last = number_BxT.max()  # −1 where nothing was said
 
   def step(state, turn, multiplier_B, logp_BxT):
     asked = known._replace(turn=turn, multiplier=multiplier_B, old=logp_BxT)
-    return _minibatch(program, state, batch, asked)
+    return _minibatch(spec, state, batch, asked)
 
   def body(index, carry):
     state, multiplier_B, before_BxT, told = carry
     turn = last - index
-    logp_BxT = scores(program, policy(program, state.base, state.params), batch)[0]
+    logp_BxT = scores(spec, policy(spec, state.base, state.params), batch)[0]
     # By what the step before has made of the turn that it learned.
     learned_BxT = (number_BxT == turn + 1).astype(logp_BxT.dtype)
-    multiplier_B = program.outer.multiplier(multiplier_B, logp_BxT, before_BxT, learned_BxT)
+    multiplier_B = spec.update.inner_steps.multiplier(
+      multiplier_B, logp_BxT, before_BxT, learned_BxT
+    )
     state, metrics = step(state, turn, multiplier_B, logp_BxT)
     return state, multiplier_B, logp_BxT, _added(told, metrics)
 
@@ -160,10 +160,10 @@ def _added(told: dict, metrics: dict) -> dict:
   }
 
 
-def _slow_fast(program: Program, state: TrainState, batch: Batch, known: Known):
+def _slow_fast(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   """SFPO: K inner steps, interpolate toward the start, one outer step."""
-  step = lambda state: _minibatch(program, state, batch, known)  # noqa: E731
-  outer, start, seen = program.outer, state.params, state.outer
+  step = lambda state: _minibatch(spec, state, batch, known)  # noqa: E731
+  outer, start, seen = spec.update.inner_steps, state.params, state.outer
   fast = outer.steps(seen)
 
   def body(index, carry):  # one body for fast and slow steps, so that it is compiled once
@@ -180,12 +180,12 @@ def _slow_fast(program: Program, state: TrainState, batch: Batch, known: Known):
   return state._replace(outer=seen), metrics
 
 
-def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
+def _minibatch(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   """Sums the gradient over slices, then takes one guarded optimizer step."""
-  target = _target(program, state, batch, known)
-  target, taught = demonstration_loss.planned(program, state, batch, target)
-  key_M = _noise_keys(program, state, batch)
-  target, whole, scale = _prepared(program, state, batch, target, key_M)
+  target = _target(spec, state, batch, known)
+  target, taught = demonstration_loss.planned(spec, state, batch, target)
+  key_M = _noise_keys(spec, state, batch)
+  target, whole, scale = _prepared(spec, state, batch, target, key_M)
   # Noise is learned with the weights; None, and of no cost, where there is none.
   learned = state.params, state.noise and state.noise.log_sigma_L
 
@@ -193,8 +193,8 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
     piece, key = piece
 
     def loss(learned):
-      weights = policy(program, state.base, learned[0])
-      return slice_loss(program, weights, *piece, noise=_noise(learned[1], key))
+      weights = policy(spec, state.base, learned[0])
+      return slice_loss(spec, weights, *piece, noise=_noise(learned[1], key))
 
     grads, sums = jax.grad(loss, has_aux=True)(learned)
     summed = {
@@ -203,35 +203,35 @@ def _minibatch(program: Program, state: TrainState, batch: Batch, known: Known):
     return (jax.tree.map(jnp.add, carry[0], grads), summed), None
 
   zeros = jax.tree.map(jnp.zeros_like, learned), {k: jnp.float32(0) for k in _SUMS}
-  (grads, sums), _ = jax.lax.scan(accumulate, zeros, (slices(program, batch, target), key_M))
+  (grads, sums), _ = jax.lax.scan(accumulate, zeros, (slices(spec, batch, target), key_M))
   sums |= whole
-  demonstrated, told = demonstration_loss.added(program, state, batch, taught, grads[0])
+  demonstrated, told = demonstration_loss.added(spec, state, batch, taught, grads[0])
   grads = demonstrated, grads[1]
   norm = optax.tree.norm(grads[0])
   usable = jnp.isfinite(norm)
-  if program.perturb is not None:
+  if spec.update.activation_noise is not None:
     usable &= jnp.isfinite(grads[1]).all()
   skip = lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1))  # noqa: E731
   state, moved = jax.lax.cond(
     usable & (batch.rollout.length_B.sum() > 0),
-    lambda: _apply(program, state, grads, scale),
+    lambda: _apply(spec, state, grads, scale),
     lambda: (skip(), jnp.float32(0)),
   )
-  metrics = _metrics(program, state, batch, target, sums, norm) | told
+  metrics = _metrics(spec, state, batch, target, sums, norm) | told
   metrics['actor/update_norm'] = moved
   metrics['actor/lr'] *= scale
-  if program.perturb is not None:
+  if spec.update.activation_noise is not None:
     metrics['actor/noise_sigma'] = jnp.exp(state.noise.log_sigma_L).mean()
   return state, metrics
 
 
-def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> objective.Targets:
+def _target(spec: StepSpec, state: TrainState, batch: Batch, known: Known) -> objective.Targets:
   """Advantages and denominators, and what the method asks of the minibatch besides."""
-  method, pull_B = program.method, None
+  method, pull_B = spec.objective.method, None
   if method.needs_norms:
-    pull_B = leverage(program, state.params, batch, state.base)
+    pull_B = leverage(spec, state.params, batch, state.base)
   target = objective.targets(
-    method, batch, program.generate.rollouts, known.signal, pull_B, program.parts
+    method, batch, spec.layout.group, known.signal, pull_B, spec.layout.slots_per_prompt
   )
   target = target._replace(old_BxT=known.old, expert_BxTxNxk=batch.rollout.expert_BxTxNxk)
   if method.needs_versions:
@@ -248,16 +248,16 @@ def _target(program: Program, state: TrainState, batch: Batch, known: Known) -> 
 
 
 @jax.named_scope('optimizer')
-def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array):
+def _apply(spec: StepSpec, state: TrainState, grads: Any, scale: jax.Array):
   """The state after one optimizer step, and how far the weights went."""
   grads, noise_grad = grads
-  if program.perturb is not None:
-    state = state._replace(noise=program.perturb.learn(state.noise, noise_grad))
-  updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
+  if spec.update.activation_noise is not None:
+    state = state._replace(noise=spec.update.activation_noise.learn(state.noise, noise_grad))
+  updates, opt_state = spec.update.optimizer.update(grads, state.opt_state, state.params)
   updates = jax.tree.map(lambda x: x * scale, updates)
   params = optax.apply_updates(state.params, updates)
-  if program.method.needs_average:
-    state = state._replace(average=_averaged(program, state, params))
+  if spec.objective.method.needs_average:
+    state = state._replace(average=_averaged(spec, state, params))
   state = state._replace(
     params=params,
     opt_state=opt_state,
@@ -267,21 +267,21 @@ def _apply(program: Program, state: TrainState, grads: Any, scale: jax.Array):
   return state, optax.tree.norm(updates)
 
 
-def _averaged(program: Program, state: TrainState, params: Any) -> Any:
+def _averaged(spec: StepSpec, state: TrainState, params: Any) -> Any:
   """The average with one more step in it, of weights decay^0 for the newest, decay^1 for the one before, …"""
-  decay = program.method.old_policy.keywords['decay']
+  decay = spec.objective.average_decay
   # 1 / Σ decay^i over the weights so far: `step` of them before this one, and those at the start.
   weights = state.step.astype(jnp.float32) + 2
   share = (1 - decay) / -jnp.expm1(weights * math.log(decay)) if decay else 1.0
   return jax.tree.map(lambda mean, x: x + (1 - share) * (mean - x), state.average, params)
 
 
-def _noise_keys(program: Program, state: TrainState, batch: Batch) -> jax.Array | None:
+def _noise_keys(spec: StepSpec, state: TrainState, batch: Batch) -> jax.Array | None:
   """One key for each slice, by seed and step: an update that is repeated meets the same noise."""
-  if program.perturb is None:
+  if spec.update.activation_noise is None:
     return None
   key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-  rows = program.slice_groups * program.slice_rollouts
+  rows = spec.update.microbatch.prompts * spec.update.microbatch.rollouts
   return jax.random.split(key, batch.rollout.length_B.shape[0] // rows)
 
 
@@ -289,23 +289,24 @@ def _noise(log_sigma_L: jax.Array | None, key: jax.Array | None):
   return None if key is None else (jnp.exp(log_sigma_L), key)
 
 
-def _prepared(program: Program, state: TrainState, batch: Batch, target: objective.Targets, key_M):
+def _prepared(spec: StepSpec, state: TrainState, batch: Batch, target: objective.Targets, key_M):
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
-  method = program.method
+  method = spec.objective.method
   if 'reference' in method.needs:
-    target = target._replace(reference_BxT=scores(program, reference(state), foreign(batch))[0])
+    target = target._replace(reference_BxT=scores(spec, reference(state), foreign(batch))[0])
   if method.needs_average:
-    average = policy(program, state.base, state.average)
-    target = target._replace(old_BxT=scores(program, average, batch)[0])
+    average = policy(spec, state.base, state.average)
+    target = target._replace(old_BxT=scores(spec, average, batch)[0])
   if method.needs_teacher:
-    other = program._replace(model=program.teacher, quantize_update=False)
-    target = target._replace(teacher_BxT=scores(other, state.teacher, foreign(batch))[0])
+    target = target._replace(
+      teacher_BxT=scores(teacher_spec(spec), state.teacher, foreign(batch))[0]
+    )
     target = objective.distill(method, target)
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
   sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)
-  weights = policy(program, state.base, state.params)
-  logp_BxT, *more = scores(program, weights, batch, sigma_L, key_M, top=_top(method))
+  weights = policy(spec, state.base, state.params)
+  logp_BxT, *more = scores(spec, weights, batch, sigma_L, key_M, top=_top(method))
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, *more)
   scale = objective.learning_rate_scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
@@ -320,15 +321,17 @@ _TOKENS = 'training/trained_tokens'
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
 
 
-def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, target, noise=None):
+def slice_loss(spec: StepSpec, params: Any, prompts, tokens_BxT, length_B, target, noise=None):
   """−Σ c·log π of one slice, with every denominator already inside c."""
   worked_out = target.c_BxT is not None
-  top = 0 if worked_out else _top(program.method)
+  top = 0 if worked_out else _top(spec.objective.method)
   logp_BxT, entropy_BxT, *more = rescore(
-    program, params, prompts, tokens_BxT, noise, top, target.expert_BxTxNxk
+    spec, params, prompts, tokens_BxT, noise, top, target.expert_BxTxNxk
   )
   if not worked_out:
-    c_BxT, sums = objective.coefficients(program.method, target, logp_BxT, entropy_BxT, *more)
+    c_BxT, sums = objective.coefficients(
+      spec.objective.method, target, logp_BxT, entropy_BxT, *more
+    )
   else:
     c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
   real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
@@ -346,11 +349,13 @@ def slice_loss(program: Program, params: Any, prompts, tokens_BxT, length_B, tar
   return -(c_BxT * logp_BxT).sum(), jax.lax.stop_gradient(sums)
 
 
-def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, norm):
+def _metrics(spec: StepSpec, state: TrainState, batch: Batch, target, sums, norm):
   tokens = jnp.maximum(sums['tokens'], 1)
   counted = jnp.maximum((target.mask_BxT > 0).sum(), 1)
-  own = objective.group_rows(batch.prompts, program.generate.rollouts, program.parts)
-  mixed_B = objective.mixed_group_mask(compared(program.method, batch), batch.rollout.length_B, own)
+  own = objective.group_rows(batch.prompts, spec.layout.group, spec.layout.slots_per_prompt)
+  mixed_B = objective.mixed_group_mask(
+    compared(spec.objective.method, batch), batch.rollout.length_B, own
+  )
   # Read off the advantages as the loss sees them: a mask or a denominator gone wrong shows here.
   return {
     'actor/pg_loss': sums['pg_loss'],
@@ -360,7 +365,7 @@ def _metrics(program: Program, state: TrainState, batch: Batch, target, sums, no
     'actor/rejected_frac': sums['rejected'] / counted,
     'actor/entropy': sums['entropy'] / tokens,
     'actor/grad_norm': norm,
-    'actor/lr': program.schedule(jnp.maximum(state.step - 1, 0)),
+    'actor/lr': spec.update.schedule(jnp.maximum(state.step - 1, 0)),
     'actor/skipped_updates': state.skipped.astype(jnp.float32),
     'critic/advantages/mean': (target.advantage_BxT * target.mask_BxT).sum() / counted,
     'critic/advantages/max': target.advantage_BxT.max(),

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm import step as steps
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner.step_spec import Program
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import quantized
 from jaxrl_llm.profiling import hlo_update
 from jaxrl_llm.rollout import carried_kv, slot_loop
@@ -26,47 +26,53 @@ class DecodeIteration(NamedTuple):
   flops: float
 
 
-def decode(program: Program, cache_bytes: float) -> DecodeIteration:
-  """What one iteration reads and multiplies, with a ring of `cache_bytes` on a device. Source: none."""
-  spec, shards = program.generate, sharding.rows_shards(program.mesh)
-  rows = spec.slots or program.prompts * spec.rollouts
-  params = steps.abstract_weights(program)
-  if not program.model.tied:
+def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
+  """What one iteration reads and multiplies, with a ring of `cache_bytes` on a device."""
+  decode_settings, shards = spec.rollout.decode, sharding.rows_shards(spec.layout.mesh)
+  rows = decode_settings.slots or spec.layout.prompts * decode_settings.rollouts
+  params = steps.abstract_weights(spec)
+  if not spec.model.config.tied:
     params.pop('embed')  # a few rows of it
-  read = functools.partial(quantized.quantize_params, kernels=program.weights_dtype, others=spec.dtype)
-  weights = bytes_per_device(_placed(jax.eval_shape(read, params), program))
-  model = program.model
-  used = (hlo_update.weights_per_token(model) + model.vocab * model.width) / program.mesh.shape['tensor']
+  read = functools.partial(
+    quantized.quantize_params, kernels=spec.model.weights_dtype, others=decode_settings.dtype
+  )
+  weights = bytes_per_device(_placed(jax.eval_shape(read, params), spec))
+  model = spec.model.config
+  used = (hlo_update.weights_per_token(model) + model.vocab * model.width) / spec.layout.mesh.shape[
+    'tensor'
+  ]
   # Of a prompt whose rows all have slots one copy is read, else one for each slot.
-  prompts = program.prompts if rows == program.prompts * spec.rollouts else rows
+  prompts = spec.layout.prompts if rows == spec.layout.prompts * decode_settings.rollouts else rows
   # A column of a row is as large in the ring as in a prompt, of which sliding layers keep all.
-  columns = rows * sum(slot_loop.ring_widths(model, spec.max_tokens))
-  shared = cache_bytes * program.prompt_tokens * model.layers * prompts / columns
+  columns = rows * sum(slot_loop.ring_widths(model, decode_settings.max_tokens))
+  shared = cache_bytes * spec.layout.prompt_tokens * model.layers * prompts / columns
   return DecodeIteration(rows, weights, cache_bytes, shared, 2 * used * (rows // shards))
 
 
-def ring_bytes(program: Program) -> float:
-  """Keys and values of all slots' rows on one device. Source: none."""
-  spec = program.generate
-  held = jax.eval_shape(lambda: carried_kv.empty(program.model, spec, program.prompts).cache)
-  laid = sharding.cache_layout(held, program.mesh)
+def ring_bytes(spec: StepSpec) -> float:
+  """Keys and values of all slots' rows on one device."""
+  decode_settings = spec.rollout.decode
+  held = jax.eval_shape(
+    lambda: carried_kv.empty(spec.model.config, decode_settings, spec.layout.prompts).cache
+  )
+  laid = sharding.cache_layout(held, spec.layout.mesh)
   whole = bytes_per_device(_with(held, laid))
-  rows = program.prompts * spec.rollouts
-  return whole * (spec.slots or rows) / rows
+  rows = spec.layout.prompts * decode_settings.rollouts
+  return whole * (decode_settings.slots or rows) / rows
 
 
-def report(program: Program) -> dict[str, Any]:
+def report(spec: StepSpec) -> dict[str, Any]:
   """Of one step on one device, ready for JSON: operations, bytes, and seconds at best where the chip is known.
 
   update: operations ÷ peak. round, an iteration of the decode loop: max((weights + caches) ÷ bandwidth, operations ÷
-  peak). prefill: operations ÷ peak. Empty rows count, as they are computed. Source: none.
+  peak). prefill: operations ÷ peak. Empty rows count, as they are computed.
   """
-  device, size = program.mesh.devices.flat[0], program.mesh.size
-  chip, work = hardware.CHIPS.get(device.device_kind), hlo_update.update_flops(program)
-  each = decode(program, ring_bytes(program))
+  device, size = spec.layout.mesh.devices.flat[0], spec.layout.mesh.size
+  chip, work = hardware.CHIPS.get(device.device_kind), hlo_update.update_flops(spec)
+  each = decode(spec, ring_bytes(spec))
   read = each.weight_bytes + each.cache_bytes + each.prompt_cache_bytes
-  tokens = program.prompts * program.prompt_tokens
-  prefill = 2 * hlo_update.weights_per_token(program.model) * tokens / size
+  tokens = spec.layout.prompts * spec.layout.prompt_tokens
+  prefill = 2 * hlo_update.weights_per_token(spec.model.config) * tokens / size
   found = dict(
     device_kind=device.device_kind,
     devices=size,
@@ -83,15 +89,15 @@ def report(program: Program) -> dict[str, Any]:
 
 
 def bytes_per_device(tree: Any) -> int:
-  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device. Source: none."""
+  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
   )
 
 
-def _placed(params: Any, program: Program) -> Any:
-  return _with(params, sharding.decode_layout(params, program.mesh, program.rules))
+def _placed(params: Any, spec: StepSpec) -> Any:
+  return _with(params, sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules))
 
 
 def _with(shapes: Any, shardings: Any) -> Any:

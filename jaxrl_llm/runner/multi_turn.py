@@ -1,23 +1,25 @@
-"""Rows that an environment answers: a call of the sampling program for every round of turns, the host between them.
+"""Multi-turn rollouts: one call of the sampling program for each turn, with environment steps on the host in between.
 
-A row is one growing completion. The engine samples until it ends its turn; the environment hears the turn's text, and
-what it says is appended to the row as ids, which count in no loss; then the row is handed back as one that is
-unfinished. No id that was sampled is ever made again from text.
+A row is one growing completion. The program samples until the turn ends; the environment gets the text of the turn, and
+its observation is appended to the row as token ids, which are masked out of the loss; the row then continues as an
+unfinished one. Sampled token ids are never decoded and encoded again.
 """
 
 from __future__ import annotations
 
 import collections
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_llm import data, environments, rewards
+from jaxrl_llm import data, environments, objective, rewards
 from jaxrl_llm import step as steps
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.types import (
   EXITED,
   STOPPED,
@@ -30,15 +32,19 @@ from jaxrl_llm.types import (
   UserError,
 )
 
+if TYPE_CHECKING:
+  from jaxrl_llm.runner.context import RunContext
+
 _OPENING = '{question}\n\n{observation}'
-# Choices that nothing but an environment's turns gives a meaning to.
+# Stages that are defined for turns alone.
 _BY_TURN = ('gigpo', 'turn_whitened', 'last_turn_first')
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
 Sample = Callable[[Rollout], tuple[Rollout, dict[str, Any]]]
+Counts = dict[str, float]
 
 
-def check(config: Any, method: Any) -> None:
-  """Raises UserError where an environment answers and something else takes a row for one reply. Source: none."""
+def check(config: Config, method: objective.Method) -> None:
+  """Raises UserError for settings that treat a multi-turn completion as a single turn."""
   asks = f'config.environment.fn={config.environment.fn!r}'
   if config.environment.fn == 'none':
     chosen = {
@@ -77,206 +83,218 @@ def check(config: Any, method: Any) -> None:
     'objective.advantage': method.needs_parts,
   }
   for name in (name for name, used in takes.items() if used):
-    told = f'{asks} makes many turns of a row, and config.{name} takes it for one reply'
-    raise UserError(f'{told}; leave one of them at its default.')
+    clash = f'{asks} makes many turns of a row, and config.{name} takes it for one reply'
+    raise UserError(f'{clash}; leave one of them at its default.')
 
 
 class Limits(NamedTuple):
-  """Of one call of `Play.finish`."""
+  """Bounds of one call of `Episodes.play`."""
 
-  cap: int  # tokens that a row may hold
+  row_tokens: int  # of a row, observations included
   turns: int  # of an episode
-  rounds: int = 0  # calls of the sampling program; 0: until every episode is over
+  calls: int = 0  # of the sampling program; 0: until every episode is over
 
 
-class Play:
-  """Episodes of `config.environment`: opens them, plays them, says what they are worth."""
+class Episodes:
+  """Episodes of `config.environment`: opens, plays and scores them."""
 
-  def __init__(self, config: Any, tokenizer: Any, horizon: Callable[..., int]):
-    """`horizon`: (step, most turns) → turns in that step. Raises UserError for bad settings. Source: none."""
-    told = config.environment
-    self.stage = environments.WorkerPool(told)
-    self.seam = environments.build_turn_template(
-      tokenizer, config.data.chat, told.role, told.observation_tokens
+  def __init__(self, config: Config, tokenizer: Tokenizer, horizon: Callable[..., int]):
+    """`horizon`: (step, largest number of turns) → turns in that step. Raises UserError for bad settings."""
+    settings = config.environment
+    self.environments = environments.WorkerPool(settings)
+    self.turn_template = environments.build_turn_template(
+      tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )
-    self.tokenizer, self.settings, self.seed = tokenizer, config.data, config.seed
-    self.judge, self.most, self.horizon = told.judge, told.turns, horizon
-    self.rounds = told.rounds  # calls of a step; 0: until every episode is over
-    self.turns = told.turns  # that an episode may take now
-    self.message = ''  # the first failure of the newest call, in words
+    self.tokenizer, self.data_config, self.seed = tokenizer, config.data, config.seed
+    self.judge, self.max_turns, self.horizon = settings.judge, settings.turns, horizon
+    self.calls = settings.rounds  # of the sampling program in a step; 0: until every episode is over
+    self.turns = settings.turns  # of an episode in the current step
+    self.message = ''  # of the first failure in the newest call of `play`
     self._max_age = config.rollout.max_age
     self._unopened: set[tuple[int, int]] = set()
 
-  def at(self, step: int) -> None:
-    """Begins a step: sets how many turns an episode may take in it. Source: arXiv:2506.07976 (TTI)."""
-    self.turns = max(1, self.horizon(step, self.most))
-    # Groups born earlier are no longer continued.
-    self._unopened = {name for name in self._unopened if name[1] >= step - self._max_age}
+  def close(self) -> None:
+    """End the worker processes."""
+    self.environments.close()
 
-  def opened(self, prompts: Prompts, rows: Sequence[Row], width: int) -> Prompts:
-    """The prompts, each followed by what its environment shows first; one without room for it fails its episodes.
+  def begin_step(self, step: int) -> None:
+    """Set the number of turns that an episode may take in this step. arXiv:2506.07976 (TTI)."""
+    self.turns = max(1, self.horizon(step, self.max_turns))
+    # Groups of earlier steps than these are no longer continued.
+    self._unopened = {group for group in self._unopened if group[1] >= step - self._max_age}
 
-    Source: none.
+  def open(self, prompts: Prompts, rows: Sequence[Row], width: int) -> Prompts:
+    """Append the first observation to each prompt, of `width` tokens at most.
+
+    Episodes whose observation does not fit fail when their first turn ends.
     """
-    heard = self.stage.run(
-      [environments.TurnRequest(row, s, []) for row, s in self._asked(prompts, rows)]
+    results = self.environments.run(
+      [environments.TurnRequest(row, seed, []) for row, seed in self._seeded(prompts, rows)]
     )
-    if all(one.opening is None for one in heard):
+    if all(result.opening is None for result in results):
       return prompts
-    tokens, P = [], len(rows)
-    for p in range(P):
-      told = np.asarray(prompts.tokens_PxL[p][: prompts.length_P[p]])
-      if heard[p].opening is not None:
-        longer = data.with_question(rows[p], _OPENING, dict(observation=heard[p].opening))
-        longer = data.encode(longer, self.settings, self.tokenizer)
-        if len(longer) > width:
-          self._unopened.add(_name(prompts, p))
-        told = longer if len(longer) <= width else told
-      tokens.append(told)
+    tokens = []
+    for p, (row, result) in enumerate(zip(rows, results, strict=True)):
+      token_ids = np.asarray(prompts.tokens_PxL[p][: prompts.length_P[p]])
+      if result.opening is not None:
+        opened = data.with_question(row, _OPENING, dict(observation=result.opening))
+        opened_ids = data.encode(opened, self.data_config, self.tokenizer)
+        if len(opened_ids) > width:
+          self._unopened.add(_group_key(prompts, p))
+        token_ids = opened_ids if len(opened_ids) <= width else token_ids
+      tokens.append(token_ids)
     tokens_PxL, length_P = data.padded(tokens, width)
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P)
 
-  def finish(
+  def play(
     self, sample: Sample, prompts: Prompts, rows: Sequence[Row], rollout: Rollout, limits: Limits
-  ) -> tuple[Rollout, dict[str, float]]:
-    """Calls `sample` (rows to continue → all rows, numbers for the log) until no row is unfinished.
+  ) -> tuple[Rollout, Counts]:
+    """Call `sample` (rows to continue → all rows, metrics) until no row is unfinished.
 
-    `rows` are of the prompts. Returns host arrays, and numbers for the log. Source: none.
+    `rows` [P] are the data rows of the prompts. Returns host arrays and metrics.
     """
-    told: dict[str, float] = collections.defaultdict(float)
-    told |= {f'environment/{name}': 0.0 for name in _COUNTED}
+    counts: Counts = collections.defaultdict(float)
+    counts |= {f'environment/{name}': 0.0 for name in _COUNTED}
     self.message = ''
-    most = limits.rounds or np.inf
-    while (rollout.reason_B == UNFINISHED).any() and told['environment/calls'] < most:
-      sampled, numbers = sample(rollout._replace(turns=None))
-      for name, value in numbers.items():
-        told[name] += float(value)
-      told['environment/calls'] += 1
-      rollout = self._answered(prompts, rows, rollout, sampled, limits, told)
-    count_B = rollout.turns.number_BxT.max(1) + 1
-    told['environment/turns'] = float(count_B.mean())
-    return rollout, dict(told)
+    max_calls = limits.calls or np.inf
+    while (rollout.reason_B == UNFINISHED).any() and counts['environment/calls'] < max_calls:
+      sampled, metrics = sample(rollout._replace(turns=None))
+      for name, value in metrics.items():
+        counts[name] += float(value)
+      counts['environment/calls'] += 1
+      rollout = self._step_environments(prompts, rows, rollout, sampled, limits, counts)
+    turns_B = rollout.turns.number_BxT.max(1) + 1
+    counts['environment/turns'] = float(turns_B.mean())
+    return rollout, dict(counts)
 
-  def _answered(self, prompts, rows, before: Rollout, sampled: Rollout, limits, told) -> Rollout:
-    """What was sampled, with every turn marked and answered: rows that go on are longer by the answer."""
-    # An exit rule begins anew with every turn.
+  def _step_environments(
+    self,
+    prompts: Prompts,
+    rows: Sequence[Row],
+    before: Rollout,
+    sampled: Rollout,
+    limits: Limits,
+    counts: Counts,
+  ) -> Rollout:
+    """Marks the turns just sampled, steps their environments and appends the observations."""
+    # An exit rule starts anew with every turn.
     rollout = jax.tree.map(np.array, sampled._replace(turns=before.turns, memory_BxM=None))
     turns, count_B = rollout.turns, before.turns.number_BxT.max(1) + 1
     G = len(count_B) // len(rows)
     ended = []
     for b in np.flatnonzero(before.reason_B == UNFINISHED):
-      own = slice(before.length_B[b], rollout.length_B[b])
-      turns.state_BxT[b, own] = _state(rollout.tokens_BxT[b], turns.number_BxT[b], own.start)
-      turns.number_BxT[b, own] = count_B[b]
+      turn = slice(before.length_B[b], rollout.length_B[b])
+      turns.state_BxT[b, turn] = _state_id(rollout.tokens_BxT[b], turns.number_BxT[b], turn.start)
+      turns.number_BxT[b, turn] = count_B[b]
       if rollout.reason_B[b] in (STOPPED, EXITED):
         ended.append(b)
-    of_P = list(self._asked(prompts, rows))
-    asked = [
-      environments.TurnRequest(*of_P[b // G], self.texts(rollout.tokens_BxT[b], turns.number_BxT[b]))
-      for b in ended
+    seeded_P = list(self._seeded(prompts, rows))
+    texts = [self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b]) for b in ended]
+    requests = [
+      environments.TurnRequest(*seeded_P[b // G], t) for b, t in zip(ended, texts, strict=True)
     ]
-    for b, heard in zip(ended, self.stage.run(asked), strict=True):
-      if _name(prompts, b // G) in self._unopened:
-        why = 'what the environment shows first does not fit config.prompt_tokens'
-        heard = environments.TurnResult(rewards.ERROR, why, [])
-      self._lay(rollout, b, heard, count_B[b] + 1, limits, told)
+    for b, result in zip(ended, self.environments.run(requests), strict=True):
+      if _group_key(prompts, b // G) in self._unopened:
+        problem = 'what the environment shows first does not fit config.prompt_tokens'
+        result = environments.TurnResult(rewards.ERROR, problem, [])
+      self._apply(rollout, b, result, count_B[b] + 1, limits, counts)
     return rollout
 
-  def _lay(self, rollout: Rollout, b: int, heard, count: int, limits: Limits, told) -> None:
-    """Writes one answer into its row."""
+  def _apply(
+    self,
+    rollout: Rollout,
+    b: int,
+    result: environments.TurnResult,
+    turn_count: int,
+    limits: Limits,
+    counts: Counts,
+  ) -> None:
+    """Writes the result of an environment step into row b, in place."""
     turns, end = rollout.turns, rollout.length_B[b]
     rollout.reason_B[b] = STOPPED
-    turns.outcome_B[b] = heard.outcome
-    if heard.outcome != rewards.OK:
-      self.message = self.message or heard.message
+    turns.outcome_B[b] = result.outcome
+    if result.outcome != rewards.OK:
+      self.message = self.message or result.message
       return
-    result = heard.results[-1]
-    turns.reward_BxT[b, end - 1] = result.reward
-    if environments.ends_episode(result):
+    last = result.results[-1]
+    turns.reward_BxT[b, end - 1] = last.reward
+    if environments.ends_episode(last):
       return
-    if count >= limits.turns:
-      told['environment/turns_over'] += 1
+    if turn_count >= limits.turns:
+      counts['environment/turns_over'] += 1
       return
-    ids = self.seam.ids(result.observation, int(rollout.tokens_BxT[b, end - 1]))
-    if end + len(ids) >= limits.cap:  # no room for a word after it
+    token_ids = self.turn_template.ids(last.observation, int(rollout.tokens_BxT[b, end - 1]))
+    if end + len(token_ids) >= limits.row_tokens:  # no room for a sampled token behind it
       rollout.reason_B[b] = TRUNCATED
-      told['environment/no_room'] += 1
+      counts['environment/no_room'] += 1
       return
-    given = slice(end, end + len(ids))
-    rollout.tokens_BxT[b, given] = ids
-    rollout.version_BxT[b, given] = rollout.version_BxT[b, end - 1]
-    rollout.length_B[b], rollout.reason_B[b] = given.stop, UNFINISHED
-    told['environment/observation_tokens'] += len(ids)
+    observation = slice(end, end + len(token_ids))
+    rollout.tokens_BxT[b, observation] = token_ids
+    rollout.version_BxT[b, observation] = rollout.version_BxT[b, end - 1]
+    rollout.length_B[b], rollout.reason_B[b] = observation.stop, UNFINISHED
+    counts['environment/observation_tokens'] += len(token_ids)
 
-  def texts(self, tokens_T: np.ndarray, number_T: np.ndarray) -> list[str]:
-    """The text of each turn of a row, end tokens left out. Source: none."""
-    found = []
+  def turn_texts(self, tokens_T: np.ndarray, number_T: np.ndarray) -> list[str]:
+    """The text of each sampled turn of a row, end tokens left out."""
+    texts = []
     for turn in range(number_T.max() + 1):
-      ids = tokens_T[number_T == turn].tolist()
-      ends = ids and ids[-1] in self.tokenizer.end_ids
-      found.append(self.tokenizer.decode(ids[:-1] if ends else ids))
-    return found
+      token_ids = tokens_T[number_T == turn].tolist()
+      ends = token_ids and token_ids[-1] in self.tokenizer.end_ids
+      texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids))
+    return texts
 
-  def _asked(self, prompts: Prompts, rows: Sequence[Row]):
-    """(row, seed) of each prompt: a group shares its start. By (config.seed, step of its birth, prompt)."""
+  def _seeded(self, prompts: Prompts, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+    """(row, seed) of each prompt, by (config.seed, step of its birth, prompt): a group starts from the same state."""
     for row, born, index in zip(rows, prompts.born_P, prompts.index_P, strict=True):
       seed = np.random.SeedSequence((self.seed, 7, int(born), int(index))).generate_state(1)[0]
       yield row, int(seed) >> 1
 
-  def scores(
-    self, turns: Turns, graded: Callable[[], rewards.Scores], parts: int
-  ) -> rewards.Scores:  # fmt: skip
-    """What rows are worth: by the environment alone, or as `graded` says with the environment's rewards beside.
+  def score(self, turns: Turns, grade: Callable[[], rewards.Scores], parts: int) -> rewards.Scores:
+    """Score rows by the environment's rewards alone, or by `grade` with those as the last of `parts` rewards.
 
-    The reward of a row is the sum of what its turns were paid. Where the environment failed, that is the outcome.
-    Source: none.
+    The environment's reward of a row is the sum over its turns. A failure of the environment is the row's outcome.
     """
-    paid_N, outcome_N = turns.reward_BxT.sum(1), np.asarray(turns.outcome_B)
+    reward_N, outcome_N = turns.reward_BxT.sum(1), np.asarray(turns.outcome_B)
     failed_N = outcome_N != rewards.OK
     if self.judge == 'environment':
-      parts_NxK, message = np.zeros((len(paid_N), parts), np.float32), ''
-      parts_NxK[:, 0] = paid_N
+      parts_NxK, message = np.zeros((len(reward_N), parts), np.float32), ''
+      parts_NxK[:, 0] = reward_N
     else:
-      scores = graded()
+      scores = grade()
       parts_NxK, message = np.array(scores.parts_BxK), scores.message
-      parts_NxK = np.concatenate([parts_NxK, paid_N[:, None]], axis=1).astype(np.float32)
+      parts_NxK = np.concatenate([parts_NxK, reward_N[:, None]], axis=1).astype(np.float32)
       outcome_N = np.where(failed_N, outcome_N, scores.outcome_B)
     parts_NxK[failed_N] = 0.0
-    counts = {
-      f'grade/{name}': int((outcome_N == code).sum())
-      for name, code in dict(
-        timeouts=rewards.TIMEOUT, crashes=rewards.CRASH, errors=rewards.ERROR
-      ).items()
-    }
+    codes = dict(timeouts=rewards.TIMEOUT, crashes=rewards.CRASH, errors=rewards.ERROR)
+    counts = {f'grade/{name}': int((outcome_N == code).sum()) for name, code in codes.items()}
     return rewards.Scores(parts_NxK, outcome_N.astype(np.int8), counts, self.message or message)
 
 
-def _name(prompts: Prompts, p: int) -> tuple[int, int]:
+def _group_key(prompts: Prompts, p: int) -> tuple[int, int]:
   return int(prompts.index_P[p]), int(prompts.born_P[p])
 
 
-def _state(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
-  """Names what was given just before token `start`: rows of a group that saw the same begin from the same state."""
-  said = np.flatnonzero(number_T[:start] >= 0)
-  given = tokens_T[said[-1] + 1 if len(said) else 0 : start]
-  return zlib.crc32(np.asarray(given, np.int32).tobytes()) >> 1
+def _state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
+  """A hash of the observation before token `start`: equal observations of a group are the same state."""
+  sampled = np.flatnonzero(number_T[:start] >= 0)
+  observation = tokens_T[sampled[-1] + 1 if len(sampled) else 0 : start]
+  return zlib.crc32(np.asarray(observation, np.int32).tobytes()) >> 1
 
 
-def compile_call(parts: Any) -> Callable:
-  """What `steps.compile_split` returns, with a call of the sampling half for every round. Source: none."""
-  program, play = parts.program, parts.play
-  learn, draw = steps.compile_update(program), steps.compile_sample(program)
+def compile_call(context: RunContext) -> Callable:
+  """Return a function as `steps.compile_split` does, with one call of the sampling program for every turn."""
+  spec, episodes = context.spec, context.episodes
+  update, generate = steps.compile_update(spec), steps.compile_sample(spec)
 
   def call(state, batch, prompts, begun, draft, cap):
-    state, metrics = learn(state, batch)
+    state, metrics = update(state, batch)
 
     def sample(begun):
-      rollout, told, _ = draw(state, (), prompts, begun, draft, cap)
-      return sharding.fetch(rollout), told
+      rollout, sample_metrics, _ = generate(state, (), prompts, begun, draft, cap)
+      return sharding.fetch(rollout), sample_metrics
 
-    rows = [parts.tables.train.rows[i] for i in prompts.index_P]
-    limits = Limits(int(cap), play.turns, play.rounds)
-    rollout, told = play.finish(sample, prompts, rows, begun, limits)
-    return state, rollout, metrics | told
+    limits = Limits(int(cap), episodes.turns, episodes.calls)
+    rollout, counts = episodes.play(sample, prompts, context.rows_of(prompts), begun, limits)
+    return state, rollout, metrics | counts
 
   return call

@@ -113,7 +113,7 @@ class Journal:
 
   def _floor(self, steps: tuple[int, int]) -> None:
     """What the traced steps take at best, for the report."""
-    told = roofline.report(self._parts.program) | dict(steps=steps)
+    told = roofline.report(self._parts.spec) | dict(steps=steps)
     path = os.path.join(self._folder.root, 'profile', report.ROOFLINE_FILE)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     run_dir.write(path, json.dumps(told))

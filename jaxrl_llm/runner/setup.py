@@ -12,7 +12,7 @@ from jaxrl_llm import curriculum, data, environments, models, replay
 from jaxrl_llm import rewards as rewards_lib
 from jaxrl_llm.config import stages
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import Program, check_objective, check_rows, make_program
+from jaxrl_llm.learner.step_spec import StepSpec, check_objective, check_rows, make_spec
 from jaxrl_llm.models import peft
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
@@ -39,12 +39,12 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     named = [(part.name, part.grader) for part in grading['rewards'] if part.grader is not None]
     rewards_lib.check_rows(named, both)
   teacher = _teacher(config, model)
-  program = _program(config, model, teacher, mesh, tables)
+  spec = _program(config, model, teacher, mesh, tables)
   return Parts(
     config=config,
     model=model,
     mesh=mesh,
-    program=program,
+    spec=spec,
     tables=tables,
     curriculum=_curriculum(config, tables.train),
     lengths=curriculum.LengthEstimate(len(tables.train)),
@@ -55,21 +55,21 @@ def parts(config: Any, mesh: jax.sharding.Mesh | None = None) -> Parts:
     successes=stages.pick(replay.successes, config.replay.reuse, 'replay.reuse')(),
     aid=_aid(config, tables.train, model.tokenizer),
     allocate=_allocation(config),
-    collect=_collector(config, len(tables.train), program.method),
+    collect=_collector(config, len(tables.train), spec.objective.method),
     cap=_cap(config),
-    health=alarms.Health(config, program.generate.dtype),
+    health=alarms.Health(config, spec.model.dtype),
     teacher=teacher,
-    adapter=_adapter(config, program),
-    play=_play(config, model.tokenizer, program, tables.train.rows),
-    ledger=_ledger(config, program, model.tokenizer),
+    adapter=_adapter(config, spec),
+    play=_play(config, model.tokenizer, spec, tables.train.rows),
+    ledger=_ledger(config, spec, model.tokenizer),
     **grading,
   )
 
 
-def _ledger(config: Any, program: Any, tokenizer: Any) -> token_stats.Ledger | None:
+def _ledger(config: Any, spec: Any, tokenizer: Any) -> token_stats.Ledger | None:
   """Only the first process writes rollouts."""
   told = config.monitoring.rollouts_tokens and jax.process_index() == 0
-  return token_stats.Ledger(program, config, tokenizer.backend) if told else None
+  return token_stats.Ledger(spec, config, tokenizer.backend) if told else None
 
 
 def _grading(config: Any) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def _rewards(config: Any) -> tuple[rewards_lib.Part, ...]:
   return (rewards_lib.Part('environment', 1.0, None),)
 
 
-def _play(config: Any, tokenizer: Any, program: Program, rows: Any) -> multi_turn.Play | None:
-  multi_turn.check(config, program.method)
+def _play(config: Any, tokenizer: Any, spec: StepSpec, rows: Any) -> multi_turn.Play | None:
+  multi_turn.check(config, spec.objective.method)
   if config.environment.fn == 'none':
     return None
   if jax.process_count() > 1:
@@ -153,15 +153,15 @@ def _check_sizes(config: Any, model: Model, prompts: int) -> None:
     )
 
 
-def _program(config: Any, model: Model, teacher: Model | None, mesh: Any, tables: Any) -> Program:
+def _program(config: Any, model: Model, teacher: Model | None, mesh: Any, tables: Any) -> StepSpec:
   tokenizer, theirs = model.tokenizer, teacher and teacher.config
-  program = make_program(
+  spec = make_spec(
     config, model.config, tokenizer.end_ids, mesh, tokenizer.token_texts, theirs
   )
-  if program.method.needs_demo:
+  if spec.objective.method.needs_demo:
     field = f'config.objective.sft_loss.fn={config.objective.sft_loss.fn!r}'
     data.check_demonstrations(tables.train.rows, tokenizer, field)
-  return program
+  return spec
 
 
 def _curriculum(config: Any, table: data.PromptTable) -> curriculum.Curriculum:
@@ -206,16 +206,16 @@ def _collector(config: Any, size: int, method: Any) -> replay.Collector | None:
   return rule and replay.Collector(rule, config.prompts, config.rollouts, compared)
 
 
-def _adapter(config: Any, program: Program) -> Any:
+def _adapter(config: Any, spec: StepSpec) -> Any:
   """That of config.lora.init; None for a fresh one."""
   if not config.lora.init:
     return None
-  if program.method.needs_reference:
+  if spec.objective.method.needs_reference:
     raise UserError(
       f'config.lora.init={config.lora.init!r} begins away from the base, and the method is held near the base; export '
       'the merged model and begin from that, or set config.objective.kl.fn=none.'
     )
-  return peft.load(config.lora.init, program.model, program.lora)
+  return peft.load(config.lora.init, spec.model.config, spec.model.lora)
 
 
 def _teacher(config: Any, model: Model) -> Model | None:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm import data
 from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import metrics_log
-from jaxrl_llm.learner.step_spec import Program, make_program
+from jaxrl_llm.learner.step_spec import StepSpec, make_spec
 from jaxrl_llm.types import Batch, TrainState
 
 _QUIET_S = 10.0  # between two lines on the screen
@@ -41,7 +41,7 @@ _LIKELIHOOD = dict(
 
 def run(
   config: Any,
-  program: Program,
+  spec: StepSpec,
   state: TrainState,
   table: Any,
   tokenizer: Any,
@@ -52,7 +52,7 @@ def run(
   After each, `tell` hears its loss, nats per token. Batches are drawn uniformly, keyed by (seed, step).
   Source: none.
   """
-  supervised = likelihood(config, program)
+  supervised = likelihood(config, spec)
   update = steps.compile_update(supervised)
   teacher = state.teacher
   state = steps.init_state(supervised, state.params)
@@ -61,7 +61,7 @@ def run(
     state, told = update(state, batch(config, random, table, tokenizer))
     # Recorded log-probabilities are 0 here, so this divergence is the negative log-likelihood.
     tell(float(told['actor/ppo_kl']))
-  return steps.init_state(program, state.params, teacher)
+  return steps.init_state(spec, state.params, teacher)
 
 
 class Losses:
@@ -87,7 +87,7 @@ class Losses:
       )
 
 
-def likelihood(config: Any, program: Program) -> Program:
+def likelihood(config: Any, spec: StepSpec) -> StepSpec:
   """The program of a run with maximum likelihood of demonstrations in the place of its objective. Source: none."""
   sft = copy.deepcopy(config)
   sft.prompts, sft.rollouts, sft.temperature = config.sft.prompts, 1, 1.0
@@ -103,9 +103,9 @@ def likelihood(config: Any, program: Program) -> Program:
   sft.rollout.carry_cache = False
   if not sft.learner.quantize:  # else rounded weights are what learns here, too
     sft.rollout.weights_dtype = 'auto'
-  for stage, spec in _LIKELIHOOD.items():
-    sft.objective[stage] = spec
-  return make_program(sft, program.model, program.generate.end_ids, program.mesh)
+  for stage, settings in _LIKELIHOOD.items():
+    sft.objective[stage] = settings
+  return make_spec(sft, spec.model.config, spec.rollout.decode.end_ids, spec.layout.mesh)
 
 
 def batch(config: Any, random: np.random.Generator, table: Any, tokenizer: Any) -> Batch:

@@ -57,11 +57,11 @@ def share_warm_starts() -> None:
   """One for each seed: it depends on nothing that a method changes."""
   make, kept = train.warmstart.run, {}
 
-  def run(config, program, state, *rest):
+  def run(config, spec, state, *rest):
     if config.seed not in kept:
-      warm = make(config, program, state, *rest)
+      warm = make(config, spec, state, *rest)
       kept[config.seed] = jax.tree.map(np.asarray, warm.params)
-    return train.steps.init_state(program, kept[config.seed])
+    return train.steps.init_state(spec, kept[config.seed])
 
   train.warmstart.run = run
 

@@ -54,11 +54,11 @@ def teach_short_strings() -> None:
   """Every warm start learns from other data than the run that follows."""
   learn = train.warmstart.run
 
-  def run(config, program, state, table, tokenizer, losses):
+  def run(config, spec, state, table, tokenizer, losses):
     short = job('none', config.seed, config.steps, digits=(1, 4))
     short.data.size = 1000
     table = data.load(short, tokenizer).train
-    return learn(config, program, state, table, tokenizer, losses)
+    return learn(config, spec, state, table, tokenizer, losses)
 
   train.warmstart.run = run
 

@@ -61,18 +61,18 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
   """One line of the study."""
   config = train.validation.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
   parts = setup.parts(config)
-  program = parts.program
-  state = steps.init_state(program, parts.model.params)
+  spec = parts.spec
+  state = steps.init_state(spec, parts.model.params)
   state = train.warmstart.run(
-    config, program, state, parts.tables.train, parts.model.tokenizer, lambda loss: None
+    config, spec, state, parts.tables.train, parts.model.tokenizer, lambda loss: None
   )
-  learn = steps.compile_update(program)
-  sample = jax.jit(functools.partial(steps.generate, program))
+  learn = steps.compile_update(spec)
+  sample = jax.jit(functools.partial(steps.generate, spec))
   waiting, rows = collections.deque(), []
   with rewards.Pool(config.rewards) as pool:
     decode, judging = parts.model.tokenizer.decode, evaluate.judging_of(config, pool, None)
     told = evaluate.make_evaluator(
-      program, parts.tables.held_out, decode, judging, 4, config.evaluation.sampling
+      spec, parts.tables.held_out, decode, judging, 4, config.evaluation.sampling
     )
     before = told(state.params)[0]
     for index in range(updates + lag):

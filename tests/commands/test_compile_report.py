@@ -61,14 +61,14 @@ def config(**changes):
   return made
 
 
-def program(**changes):
+def spec(**changes):
   return compile_report.make(config(**changes), compile_report.devices('v5e:2x2'))
 
 
 @needs_libtpu
 @pytest.mark.timeout(600)
 def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
-  made = program(mesh=dict(data=1, fsdp=2, tensor=2))
+  made = spec(mesh=dict(data=1, fsdp=2, tensor=2))
   fused = compile_report.build(steps.compile_step(made), *compile_report.arguments(made))
   monkeypatch.setattr(compile_report, 'make', lambda *_: made)
   monkeypatch.setattr(
@@ -97,11 +97,11 @@ def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
 @pytest.mark.timeout(600)
 def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
   """Weights cut as for training, rows cut over the same axis: every token gathers every kernel."""
-  made = program(mesh=dict(data=1, fsdp=4, tensor=1), rollout=dict(lockstep=False))
+  made = spec(mesh=dict(data=1, fsdp=4, tensor=1), rollout=dict(lockstep=False))
   monkeypatch.setattr(sharding, 'decode_layout', sharding.layout)
   # It would gather the weights itself, once, where it begins.
   monkeypatch.setattr(jax, 'shard_map', lambda fn, **_: fn)
-  block, rows = decoder.Block.__call__, sharding.rows(made.mesh)
+  block, rows = decoder.Block.__call__, sharding.rows(made.layout.mesh)
   pin = lambda x: jax.lax.with_sharding_constraint(x, rows)  # noqa: E731
 
   def pinned(self, x, *rest):
@@ -114,7 +114,7 @@ def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
   (loop,) = compile_report.loops(made, part.text)
   weights = [c for c in loop.collectives if c.fixed and c.bytes > 1000]
   assert {c.opcode for c in weights} == {'all-gather'} and len(weights) == 2 * 7 + 1
-  vocab, kernels = made.model.vocab, 2 * (4 * 128 * 128 + 3 * 128 * 256)
+  vocab, kernels = made.model.config.vocab, 2 * (4 * 128 * 128 + 3 * 128 * 256)
   assert sum(c.bytes for c in weights) == 2 * (kernels + 128 * vocab)
   report = dict(parts={'fused': part._asdict() | dict(alias_bytes=1)}, state_bytes=1)
   (told,) = compile_report.problems(report | dict(decode=[compile_report.decode_report(loop)]))
@@ -148,7 +148,7 @@ def test_options_are_for_tpus_and_yield_to_the_users(monkeypatch):
 @needs_libtpu
 def test_options_reach_the_compiler(monkeypatch):
   monkeypatch.setattr(hardware, '_TPU_OPTIONS', dict(xla_tpu_not_there='1'))
-  made = program(mesh=dict(data=1, fsdp=4))
+  made = spec(mesh=dict(data=1, fsdp=4))
   with pytest.raises(jax.errors.JaxRuntimeError, match='xla_tpu_not_there'):
     compile_report.build(steps.compile_step(made), *compile_report.arguments(made))
 
@@ -186,17 +186,18 @@ def test_each_fault_is_told(made, text):
 )
 def test_rounded_kernels_are_read_as_stored(weights, read, experts):
   """Of kernels and experts the loop carries numbers of one byte, and no instruction writes them in another type."""
-  made = program(mesh=dict(data=1, fsdp=4), rollout=dict(weights_dtype=weights))
+  made = spec(mesh=dict(data=1, fsdp=4), rollout=dict(weights_dtype=weights))
   if experts:
     mixture = dict(experts=experts, experts_per_token=2, norm_top_k=True)
     untied = dict(mlp=512, tied=False, vocab=640)
-    made = made._replace(model=dataclasses.replace(made.model, **mixture, **untied))
+    config = dataclasses.replace(made.model.config, **mixture, **untied)
+    made = made._replace(model=made.model._replace(config=config))
   state, _, prompts, *_ = compile_report.arguments(made)
   text = compile_report.build(steps.compile_generate(made), state.params, prompts, 0, None).text
   names = [(sharding.path_name(p), x) for p, x in jax.tree_util.tree_leaves_with_path(state.params)]
   shapes = {x.shape for n, x in names if n.endswith('kernel') and 'router' not in n}
   carried, converted = _kernels(hlo.parse(text), shapes)
-  assert carried == {read: made.model.layers * 7 + (experts > 0)} and not converted
+  assert carried == {read: made.model.config.layers * 7 + (experts > 0)} and not converted
 
 
 def _kernels(computations, shapes):
@@ -221,8 +222,8 @@ def _kernels(computations, shapes):
 def test_the_roofline_counts_the_bytes_that_are_read():
   decode = dict(cache_bytes=1000, cache_shape=(1,), wire_bytes=0)
   mesh = dict(data=1, fsdp=2, tensor=2)
-  plain = compile_report.roofline(program(mesh=mesh), decode)
-  small = compile_report.roofline(program(mesh=mesh, rollout=dict(weights_dtype='int8')), decode)
+  plain = compile_report.roofline(spec(mesh=mesh), decode)
+  small = compile_report.roofline(spec(mesh=mesh, rollout=dict(weights_dtype='int8')), decode)
   # On one of two devices: 2 layers' kernels, and two bytes for their scales' four; o and down have theirs whole.
   kernels = 2 * (4 * 128 * 128 + 3 * 128 * 256) // 2
   scales = 2 * 4 * ((3 * 128 + 2 * 256) // 2 + 2 * 128)

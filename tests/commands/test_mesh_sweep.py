@@ -51,8 +51,8 @@ def test_layouts_use_every_chip_and_cut_heads_and_experts_evenly():
     assert {m['fsdp'] for m in found if m['tensor'] == m['expert'] == 1} == {16, 64, 256}
 
 
-def rows(program) -> int:
-  return program.slice_groups * program.slice_rollouts
+def rows(spec) -> int:
+  return spec.update.microbatch.prompts * spec.update.microbatch.rollouts
 
 
 class Compiler:
@@ -64,17 +64,17 @@ class Compiler:
     monkeypatch.setattr(compile_report, 'loops', lambda *_: ['loop'])
     loop = dict(cache_bytes=1, copied_bytes=0, weight_collectives=0, wire_bytes=0)
     monkeypatch.setattr(compile_report, 'decode_report', lambda _: loop)
-    monkeypatch.setattr(compile_report, 'roofline', lambda program, _: dict(tokens_per_s=1000.0))
+    monkeypatch.setattr(compile_report, 'roofline', lambda spec, _: dict(tokens_per_s=1000.0))
     monkeypatch.setattr(
-      compile_report, 'learn', lambda program, _: dict(best_s=800 / rows(program), mfu=0.5)
+      compile_report, 'learn', lambda spec, _: dict(best_s=800 / rows(spec), mfu=0.5)
     )
-    monkeypatch.setattr(mesh_sweep.steps, 'compile_sample', lambda program: ('generate', program))
-    monkeypatch.setattr(mesh_sweep.steps, 'compile_update', lambda program: ('update', program))
+    monkeypatch.setattr(mesh_sweep.steps, 'compile_sample', lambda spec: ('generate', spec))
+    monkeypatch.setattr(mesh_sweep.steps, 'compile_update', lambda spec: ('update', spec))
 
   def build(self, named, *_):
-    name, program = named
-    self.built.append((name, rows(program)))
-    oom = 'too much' if name == 'update' and rows(program) > self.fits else ''
+    name, spec = named
+    self.built.append((name, rows(spec)))
+    oom = 'too much' if name == 'update' and rows(spec) > self.fits else ''
     return compile_report.Part(**EMPTY, peak_bytes=2**30, oom=oom, text='')
 
 
@@ -106,7 +106,7 @@ def test_the_fastest_is_named_with_the_flags_that_set_it(monkeypatch, tmp_path, 
   compiler = Compiler(monkeypatch, fits=64)
   monkeypatch.setattr(compile_report, 'prepare', lambda: None)
   monkeypatch.setattr(compile_report, 'devices', lambda topology: DEVICES)
-  rate = lambda program, _: dict(tokens_per_s=1e3 * program.mesh.shape['tensor'])  # noqa: E731
+  rate = lambda spec, _: dict(tokens_per_s=1e3 * spec.layout.mesh.shape['tensor'])  # noqa: E731
   monkeypatch.setattr(compile_report, 'roofline', rate)
   path = tmp_path / 'report.json'
   assert mesh_sweep.run(config(), 'v5e-16', str(path)) == 0

@@ -23,8 +23,8 @@ def config_of(folder, mesh):
 def test_bytes_per_device_are_those_of_the_arrays(tmp_path, mesh):
   config = config_of(tmp_path, dict(data=1, fsdp=1, tensor=1) | mesh)
   told = compile_report.make(config, sharding_report.devices('v5e:2x4'))
-  program = compile_report.make(config, jax.devices()[:8])
-  state = steps.init_state(program, decoder.init(program.model, seed=0))
+  spec = compile_report.make(config, jax.devices()[:8])
+  state = steps.init_state(spec, decoder.init(spec.model.config, seed=0))
   held = lambda tree: sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
   rows, of_state = sharding_report.rows(told), sharding_report.state_bytes(told)
   assert sum(row.update_bytes for row in rows) == held(state.params) == of_state['params']

@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
@@ -33,7 +33,7 @@ MODELS['replayed'] = MODELS['mixture']  # its update sends tokens where sampling
 P, G, L, T = 8, 2, 8, 6
 
 
-def program(model, remat, **mesh):
+def spec(model, remat, **mesh):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.optimizer.learning_rate = 1e-2
@@ -43,7 +43,7 @@ def program(model, remat, **mesh):
     c.learner.remat = remat
   c.mesh.update(dict(fsdp=1) | mesh)
   count = int(np.prod(list(mesh.values()), dtype=int))
-  return make_program(c, MODELS[model], (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))
+  return make_spec(c, MODELS[model], (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))
 
 
 def make_prompts(seed):
@@ -61,10 +61,10 @@ def graded(prompts, rollout):
   return Batch(prompts, rollout, correct_B, correct_B)
 
 
-def train(program):
+def train(spec):
   """Three steps: every rollout's tokens, the metrics, and the last state."""
-  state = steps.init_state(program, decoder.init(program.model, 0))
-  fn, batch, history = steps.compile_step(program), steps.empty_batch(program), []
+  state = steps.init_state(spec, decoder.init(spec.model.config, 0))
+  fn, batch, history = steps.compile_step(spec), steps.empty_batch(spec), []
   for index in range(3):
     prompts = make_prompts(index)
     state, rollout, metrics = fn(state, batch, prompts, None, None, np.int32(T))
@@ -75,7 +75,7 @@ def train(program):
 
 @functools.cache
 def alone(model):
-  return train(program(model, False))
+  return train(spec(model, False))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def alone(model):
 )
 def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mesh):
   one, one_state = alone('mixture' if model == 'replayed' else model)
-  many, many_state = train(program(model, remat, **mesh))
+  many, many_state = train(spec(model, remat, **mesh))
   for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
     np.testing.assert_array_equal(tokens, tokens8)
     for name, value in metrics.items():
@@ -120,18 +120,18 @@ def _lies_in_parts(state, mesh):
 
 
 def test_rows_that_the_axis_of_experts_does_not_divide_are_worked_on_by_all_of_it():
-  p = program('mixture', False, expert=4)
+  p = spec('mixture', False, expert=4)
   tokens, mask = make_prompts(0).tokens_PxL[:3], np.ones((3, L), bool)
-  forward = lambda p, params: decoder.forward(p.model, params, tokens, mask)  # noqa: E731
-  params = decoder.init(p.model, 0)
-  placed = jax.device_put(params, sharding.layout(params, p.mesh))
+  forward = lambda p, params: decoder.forward(p.model.config, params, tokens, mask)  # noqa: E731
+  params = decoder.init(p.model.config, 0)
+  placed = jax.device_put(params, sharding.layout(params, p.layout.mesh))
   many = jax.jit(functools.partial(sharding.on_mesh(forward), p))(placed)
   np.testing.assert_allclose(many, jax.jit(functools.partial(forward, p))(params), atol=1e-4)
 
 
 def test_tokens_of_a_row_are_cut_over_context_while_it_is_learned():
   """The widest arrays of a layer, [rows, tokens, 48], on two devices: half the tokens of all rows, never all."""
-  p = program('dense', False, context=2)
+  p = spec('dense', False, context=2)
   given = steps.abstract_state(p), steps.empty_batch(p)
   text = steps.compile_update(p).lower(*given).compile().as_text()
   for rows, tokens in ((P, L), (P * G, T)):  # of the completion's T − 1 tokens, with one of padding
@@ -140,10 +140,11 @@ def test_tokens_of_a_row_are_cut_over_context_while_it_is_learned():
 
 @pytest.mark.parametrize('mesh', [dict(fsdp=4), dict(fsdp=2, tensor=2)])
 def test_the_head_is_gathered_and_its_gradient_summed_once_not_for_every_chunk(mesh):
-  p = program('dense', False, **mesh)._replace(head_chunk_tokens=2)
+  p = spec('dense', False, **mesh)
+  p = p._replace(model=p.model._replace(head_chunk_tokens=2))
   given = steps.abstract_state(p), steps.empty_batch(p)
   text = steps.compile_update(p).lower(*given).compile().as_text()
-  along = lambda e: hlo_update.mesh_axes(e.attributes, p.mesh.shape)  # noqa: E731
+  along = lambda e: hlo_update.mesh_axes(e.attributes, p.layout.mesh.shape)  # noqa: E731
   of_head = [
     e for e in hlo_decode.all_collectives(text) if 'shard_map' in e.source and 'fsdp' in along(e)
   ]
@@ -152,12 +153,15 @@ def test_the_head_is_gathered_and_its_gradient_summed_once_not_for_every_chunk(m
 
 def test_weights_are_exchanged_while_learning_and_rows_are_not():
   """Four slices on four devices: what crosses between them is a few times the weights, however many the rows."""
-  p = program('dense', True, fsdp=4)._replace(prompt_tokens=64)
-  p = p._replace(generate=p.generate._replace(max_tokens=64))
+  p = spec('dense', True, fsdp=4)
+  decode = p.rollout.decode._replace(max_tokens=64)
+  p = p._replace(
+    rollout=p.rollout._replace(decode=decode), layout=p.layout._replace(prompt_tokens=64)
+  )
   given = steps.abstract_state(p), steps.empty_batch(p)
   text = steps.compile_update(p).lower(*given).compile().as_text()
   weights = 4 * sum(x.size for x in jax.tree.leaves(given[0].params))
-  told = hlo_update.collective_bytes(text, p.mesh.shape)
+  told = hlo_update.collective_bytes(text, p.layout.mesh.shape)
   # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.
   assert set(told) == {'fsdp'} and told['fsdp'] < 10 * weights
   rows = 4 * P * G * 64 * 32
@@ -166,9 +170,9 @@ def test_weights_are_exchanged_while_learning_and_rows_are_not():
 
 def test_experts_that_the_mesh_does_not_divide_are_refused():
   with pytest.raises(UserError, match='config.mesh.expert=3 does not divide the 8 experts'):
-    program('mixture', False, expert=3)
+    spec('mixture', False, expert=3)
   with pytest.raises(UserError, match='config.mesh.expert=2 does not divide'):
-    program('dense', False, expert=2)
+    spec('dense', False, expert=2)
 
 
 @pytest.mark.parametrize(

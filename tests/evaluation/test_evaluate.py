@@ -75,8 +75,8 @@ def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
     one_B = np.ones(4, np.int32)
     return Rollout(said_Bx1, said_Bx1, one_B, one_B, said_Bx1, one_B, said_Bx1)
 
-  program = types.SimpleNamespace(seed=0)
-  ask = evaluate._Ask(sample, program, Table(), lambda ids: str(ids[0]), None, 2)
+  spec = types.SimpleNamespace(seed=0)
+  ask = evaluate._Ask(sample, spec, Table(), lambda ids: str(ids[0]), None, 2)
   said = evaluate._said(ask, None, lambda prompts, rollout: rollout.tokens_BxT[:, 0] / 100)
   assert said.texts == said.shown == [['0', '1'], ['10', '11'], ['20', '21']]
   np.testing.assert_allclose(said.trust_PxN, [[0, 0.01], [0.1, 0.11], [0.2, 0.21]])

@@ -14,7 +14,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, Rollout, UserError
@@ -27,7 +27,7 @@ P, G, L, T = 4, 4, 4, 4
 B = P * G
 
 
-def program(name, devices=1, **changes):
+def spec(name, devices=1, **changes):
   """Of a config of configs/, for a model of seconds; its companion learns fast."""
   c = configs.load(str(CONFIGS / f'{name}.py'))
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
@@ -39,7 +39,7 @@ def program(name, devices=1, **changes):
   if devices == 8:
     c.mesh.update(data=2, fsdp=2, tensor=2)
   validate.validate(c)
-  return make_program(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+  return make_spec(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
 
 
 def batch():
@@ -81,7 +81,7 @@ def learned(name, devices=1, rows=0, count=2):
 
 @functools.lru_cache
 def compiled(name, devices=1, rows=0):
-  p = program(name, devices, learner=dict(microbatch_rollouts=rows))
+  p = spec(name, devices, learner=dict(microbatch_rollouts=rows))
   return p, steps.compile_update(p)
 
 
@@ -95,7 +95,7 @@ def test_two_steps_of_each_config_move_both_models_and_leave_the_reference(name)
   state, told = learned(name)
   assert int(state.step) == 2 and all(np.isfinite(v) for m in told for v in m.values())
   assert (
-    moved(state.params, first) > 1e-5 and moved(state.companion.params['decoder'], first) > 1e-3
+    moved(state.params, first) > 1e-5 and moved(state.auxiliary_model.params['decoder'], first) > 1e-3
   )
   assert (state.reference is not None) == (name == 'prime')
   if name == 'prime':
@@ -117,7 +117,7 @@ def test_a_critic_says_0_at_first_and_then_learns_what_comes():
   np.testing.assert_allclose(told[0]['critic/returns/mean'], reward.mean(), rtol=1e-5)
   assert told[-1]['critic/vf_explained_var'] > 0.6
   np.testing.assert_allclose(told[-1]['critic/values/mean'], reward.mean(), atol=0.05)
-  assert state.companion.params['value']['kernel'].shape == (MODEL.width,)
+  assert state.auxiliary_model.params['value']['kernel'].shape == (MODEL.width,)
 
 
 @pytest.mark.parametrize('name', ['ppo', 'oprl'])
@@ -138,8 +138,8 @@ def test_slices_of_any_size_teach_the_same(name, rows):
     np.testing.assert_allclose(told_cut[0][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
-    (cut.companion.opt_state, cut.opt_state),
-    (whole.companion.opt_state, whole.opt_state),
+    (cut.auxiliary_model.opt_state, cut.opt_state),
+    (whole.auxiliary_model.opt_state, whole.opt_state),
   )
 
 
@@ -149,21 +149,21 @@ def test_one_device_and_eight_teach_the_same_critic():
     np.testing.assert_allclose(told8[0][key], value, rtol=1e-4, atol=1e-4, err_msg=key)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
-    many.companion.opt_state,
-    one.companion.opt_state,
+    many.auxiliary_model.opt_state,
+    one.auxiliary_model.opt_state,
   )
 
 
 def test_a_companion_lies_on_the_mesh_as_the_policy_does():
-  state = steps.abstract_state(program('ppo', devices=8))
+  state = steps.abstract_state(spec('ppo', devices=8))
   q = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
-  assert q(state.companion.params['decoder']) == q(state.params)
+  assert q(state.auxiliary_model.params['decoder']) == q(state.params)
   assert not q(state.params).is_fully_replicated
 
 
 def test_a_checkpoint_holds_the_companion(tmp_path):
-  state, p = learned('ppo')[0], program('ppo')
-  assert moved(state.companion.opt_state, jax.tree.map(jnp.zeros_like, state.companion.opt_state))
+  state, p = learned('ppo')[0], spec('ppo')
+  assert moved(state.auxiliary_model.opt_state, jax.tree.map(jnp.zeros_like, state.auxiliary_model.opt_state))
   checkpoint.save(str(tmp_path), 2, state, {}, keep=1)
   again, _ = checkpoint.restore(str(tmp_path), 2, steps.abstract_state(p))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), state)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_job
-from test_step import MODEL, G, L, P, T, assert_close, config, graded, make_prompts, program
+from test_step import MODEL, G, L, P, T, assert_close, config, graded, make_prompts, spec
 
 from jaxrl_llm import data, models, objective, train
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import UserError
@@ -35,7 +35,7 @@ def chosen(**changes):
 
 def made(devices=1, teacher=None, **changes):
   c = chosen(**changes)
-  return make_program(
+  return make_spec(
     c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:devices]), teacher=teacher
   )
 
@@ -64,14 +64,14 @@ def _moments(x):
 @pytest.fixture(scope='module')
 def job():
   params = decoder.init(MODEL, 0)
-  return params, with_demo(graded(program(), params))
+  return params, with_demo(graded(spec(), params))
 
 
 def test_the_gradient_is_that_of_the_written_loss(job):
   """CHORD: repeated prompts, a plain forward pass, autodiff; against the update's slices of both kinds."""
   params, batch = job
   p = made(objective=aside('chord', high=0.4, low=0.4))
-  target = objective.targets(p.method, batch, G)
+  target = objective.targets(p.objective.method, batch, G)
   weight_BxT = np.asarray(target.weight_BxT * target.advantage_BxT)
 
   def logp(params, tokens_BxT, repeats):
@@ -167,7 +167,7 @@ def test_one_device_and_eight_agree_on_demonstrations_and_a_teacher(job):
 def run_two(p, teacher):
   state = steps.init_state(p, decoder.init(MODEL, 0), teacher)
   fn, batch, told = steps.compile_step(p), steps.empty_batch(p), []
-  rows = p.generate.rollouts
+  rows = p.rollout.decode.rollouts
   for index in range(3):
     prompts = make_prompts(index)
     state, rollout, metrics = fn(state, batch, prompts, None, None, np.int32(T))
@@ -192,7 +192,7 @@ def test_two_real_steps_in_one_program(name):
   validate.validate(c)
   frozen = decoder.init(MODEL, 1) if c.objective.teacher else None
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
-  p = make_program(c, MODEL, (3, 7), mesh, teacher=MODEL if frozen else None)
+  p = make_spec(c, MODEL, (3, 7), mesh, teacher=MODEL if frozen else None)
   state, told = run_two(p, frozen)
   assert int(state.step) == 2 and int(state.skipped) == 0
   assert all(np.isfinite(v) for row in told for v in row.values())
@@ -202,7 +202,7 @@ def test_two_real_steps_in_one_program(name):
   first = decoder.init(MODEL, 0)
   with pytest.raises(AssertionError):
     assert_close(state.params, first, 1e-7)
-  if p.method.needs_reference:
+  if p.objective.method.needs_reference:
     assert_close(state.reference, first, 0)
   assert (state.teacher is None) == (frozen is None)
   if frozen is not None:

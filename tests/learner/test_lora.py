@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_job
-from test_step import MODEL, G, P, T, assert_close, config, graded, gradient, program, train
+from test_step import MODEL, G, P, T, assert_close, config, graded, gradient, spec, train
 
 from jaxrl_llm import objective
 from jaxrl_llm import step as steps
@@ -21,7 +21,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora, microbatch
 from jaxrl_llm.learner import update as updates
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import UserError
@@ -32,12 +32,12 @@ ON = dict(rank=3, alpha=6.0, targets=ALL)  # counts alpha / rank = 2
 
 
 def adapted(**changes):
-  return program(lora=changes.pop('lora', ON), **changes)
+  return spec(lora=changes.pop('lora', ON), **changes)
 
 
 def drawn(seed=0, settings=None):
   """An adapter whose B is not 0, as after some training."""
-  settings = settings or adapted().lora
+  settings = settings or adapted().model.lora
   adapter = lora.init(settings, decoder.init(MODEL, 0), seed)
   r = np.random.default_rng(seed)
   return jax.tree.map(lambda x: jnp.asarray(x + 0.1 * r.normal(size=x.shape), jnp.float32), adapter)
@@ -53,7 +53,7 @@ def logits(params, **keywords):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_an_adapter_that_has_learned_nothing_changes_not_one_bit(dtype):
   base = decoder.init(MODEL, 0)
-  adapter = lora.init(adapted().lora, base, 0)
+  adapter = lora.init(adapted().model.lora, base, 0)
   want = logits(base, dtype=dtype)
   np.testing.assert_array_equal(logits(lora.joined(base, adapter, 6.0), dtype=dtype), want)
   np.testing.assert_array_equal(logits(lora.merged(base, adapter, 6.0), dtype=dtype), want)
@@ -92,7 +92,7 @@ def test_merged_is_the_base_with_the_scaled_product_and_answers_as_both_side_by_
 
 def test_sampling_from_merged_weights_is_sampling_from_both_side_by_side():
   base, adapter = decoder.init(MODEL, 0), drawn()
-  p, plain = adapted(), program()
+  p, plain = adapted(), spec()
   state = steps.init_state(p, base)._replace(params=adapter)
   batch = graded(plain, lora.merged(base, adapter, 6.0))
   rollout = jax.jit(lambda s: steps.generate(p, s, batch.prompts)[0])(state)
@@ -113,11 +113,11 @@ def test_in_bfloat16_tokens_are_drawn_from_the_policy_that_learns():
   drawn_b = np.random.default_rng(0).normal
   adapter = jax.tree.map(
     lambda x: x if x.any() else np.float32(3e-3 * drawn_b(size=x.shape)),
-    lora.init(adapted().lora, base, 0),
+    lora.init(adapted().model.lora, base, 0),
   )
   p = adapted(dtype='bfloat16')
   state = steps.init_state(p, base)._replace(params=adapter)
-  prompts = graded(program(), base).prompts
+  prompts = graded(spec(), base).prompts
   weights, merged = steps.weights(p, state), steps.merged(p, state)
   placed = steps.abstract_weights(p)
   assert jax.tree.structure(placed) == jax.tree.structure(weights) != jax.tree.structure(merged)
@@ -141,13 +141,13 @@ def test_in_bfloat16_tokens_are_drawn_from_the_policy_that_learns():
 def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
   """W + s·A·B: ∂A = s·∂W·Bᵀ and ∂B = s·Aᵀ·∂W, with ∂W from the plain program at the merged weights."""
   base, adapter = decoder.init(MODEL, 0), drawn()
-  p, plain = adapted(remat=remat), program(learner=dict(remat=remat))
+  p, plain = adapted(remat=remat), spec(learner=dict(remat=remat))
   merged = lora.merged(base, adapter, 6.0)
   batch = graded(plain, merged)
   whole = gradient(plain, batch, merged)['layers']
 
   def total(adapter):
-    target = objective.targets(p.method, batch, G)
+    target = objective.targets(p.objective.method, batch, G)
     pieces = microbatch.slices(p, jax.tree.map(jnp.asarray, batch), target)
     weights = microbatch.policy(p, base, adapter)
     return jax.lax.map(lambda piece: updates.slice_loss(p, weights, *piece)[0], pieces).sum()
@@ -173,13 +173,13 @@ def test_no_gradient_of_a_frozen_matrix_is_worked_out(remat):
     assert ' dot(' in text
     return len(re.findall(r'= f32\[48,32\]\S* dot\(', text))
 
-  assert products(program(learner=dict(remat=remat))) > 0 == products(adapted(remat=remat))
+  assert products(spec(learner=dict(remat=remat))) > 0 == products(adapted(remat=remat))
 
 
 def test_a_step_changes_the_adapter_alone():
   base = decoder.init(MODEL, 0)
   p = adapted(lora=ON | dict(targets='^(q|v)$'))
-  batch = graded(program(), base)
+  batch = graded(spec(), base)
   before = steps.init_state(p, base)
   names = {sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(before.params)}
   assert names == {f'layers/{i}/{name}/{k}' for i in (0, 1) for name in 'qv' for k in 'ab'}
@@ -189,7 +189,7 @@ def test_a_step_changes_the_adapter_alone():
   assert len(moments) == 2 * count
   state, metrics = steps.compile_update(p)(before, batch)
   again, _ = steps.compile_update(p)(state, batch)
-  start = lora.init(p.lora, base, 0)
+  start = lora.init(p.model.lora, base, 0)
   for a, b in zip(*map(jax.tree.leaves, (again.params, start)), strict=True):
     assert np.abs(np.asarray(a) - np.asarray(b)).max() > 1e-4
   jax.tree.map(np.testing.assert_array_equal, again.base, base)
@@ -214,17 +214,17 @@ def test_the_base_lies_in_the_type_of_compute_and_norms_as_they_are():
 
 def test_the_base_is_the_reference_and_no_copy_is_kept():
   base = decoder.init(MODEL, 0)
-  batch = graded(program(), base)
+  batch = graded(spec(), base)
   told = chosen(kl=dict(fn='k3', coef=0.1))
   p = adapted(objective=told)
   update, state = steps.compile_update(p), steps.init_state(p, base)
-  assert p.method.needs_reference and state.reference is None
+  assert p.objective.method.needs_reference and state.reference is None
   state, first = update(state, batch)
   held = jax.device_get(state)
   state, second = update(state, batch)
   assert float(first['actor/kl_loss']) == 0 and float(second['actor/kl_loss']) > 1e-5
   # As a plain program has it that stands at the merged weights and keeps the base for reference.
-  plain = program(objective=told)
+  plain = spec(objective=told)
   merged = steps.init_state(plain, lora.merged(base, held.params, 6.0))
   merged = merged._replace(reference=base, step=jnp.int32(1))
   _, want = steps.compile_update(plain)(merged, batch)
@@ -243,8 +243,8 @@ def test_the_base_is_the_reference_and_no_copy_is_kept():
 def test_passes_before_the_gradient_see_the_adapter(stages):
   """Each tells of base and adapter what it tells of the merged weights."""
   base, adapter = decoder.init(MODEL, 0), drawn()
-  batch = off_policy(graded(program(), base))
-  p, plain = adapted(objective=chosen(**stages)), program(objective=chosen(**stages))
+  batch = off_policy(graded(spec(), base))
+  p, plain = adapted(objective=chosen(**stages)), spec(objective=chosen(**stages))
   merged = steps.init_state(plain, lora.merged(base, adapter, 6.0))
   state = steps.init_state(p, base)._replace(params=adapter)
   if state.average is not None:
@@ -258,7 +258,7 @@ def test_passes_before_the_gradient_see_the_adapter(stages):
 
 def test_norms_of_rows_are_those_of_the_adapters_gradient():
   base, adapter = decoder.init(MODEL, 0), drawn()
-  batch = jax.tree.map(jnp.asarray, graded(program(), base))
+  batch = jax.tree.map(jnp.asarray, graded(spec(), base))
   p = adapted()
   got = jax.jit(lambda a: microbatch.leverage(p, a, batch, base))(adapter)
 
@@ -281,7 +281,7 @@ def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(mesh, remat):
   c = config(lora=ON, learner=dict(remat=remat))
   c.mesh.update(mesh)
   count = int(np.prod(list(mesh.values())))
-  many = make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))
+  many = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))
   (one, state), (other, state8) = train(adapted(), 3), train(many, 3)
   for (tokens, metrics), (tokens8, metrics8) in zip(one, other, strict=True):
     np.testing.assert_array_equal(tokens, tokens8)
@@ -345,12 +345,12 @@ MIXTURE = dataclasses.replace(MODEL, mlp=24, experts=4, experts_per_token=2)
 def test_what_cannot_have_an_adapter_is_told(own, model, told):
   c = config(lora=ON | own)
   with pytest.raises(UserError, match=told):
-    make_program(c, model, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+    make_spec(c, model, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def test_attention_of_a_mixture_may_have_one():
   c = config(lora=ON | dict(targets='^(q|k|v|o)$'))
-  p = make_program(c, MIXTURE, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  p = make_spec(c, MIXTURE, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
   state = steps.init_state(p, decoder.init(MIXTURE, 0))
   assert {name.split('/')[2] for name, _ in _leaves(state.params)} == {*'qkvo'}
   prompts = steps.empty_batch(p).prompts

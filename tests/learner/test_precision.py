@@ -15,7 +15,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
 from jaxrl_llm.learner import generate, microbatch, precision
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import sft, validate
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
@@ -41,10 +41,10 @@ def config(weights='int8', **changes):
   return c
 
 
-def program(weights='int8', model=DENSE, mesh=None, **changes):
+def spec(weights='int8', model=DENSE, mesh=None, **changes):
   c = config(weights, **changes)
   devices = jax.devices()[: int(np.prod(list((mesh or {}).values()), dtype=int))]
-  return make_program(c, model, (3, 7), sharding.make_mesh(mesh or {}, devices))
+  return make_spec(c, model, (3, 7), sharding.make_mesh(mesh or {}, devices))
 
 
 def make_prompts():
@@ -61,18 +61,18 @@ def params_of(model):
   return jax.tree.map(lambda x: x * 1.5, decoder.init(model, 0))
 
 
-def scored(program):
+def scored(spec):
   """What was sampled, with the log-probabilities recorded; and what the update's pass says of it."""
 
   @jax.jit
   def run(params):
     prompts = jax.tree.map(jnp.asarray, make_prompts())
-    sampled = generate.generate(program, steps.frozen(params), prompts)[0]
+    sampled = generate.generate(spec, steps.frozen(params), prompts)[0]
     batch = Batch(prompts, sampled, sampled.weight_B, sampled.weight_B)
-    with jax.sharding.use_abstract_mesh(program.mesh.abstract_mesh):
-      return sampled, microbatch.scores(program, params, batch)[0]
+    with jax.sharding.use_abstract_mesh(spec.layout.mesh.abstract_mesh):
+      return sampled, microbatch.scores(spec, params, batch)[0]
 
-  state = steps.init_state(program, params_of(program.model))
+  state = steps.init_state(spec, params_of(spec.model.config))
   return jax.tree.map(np.asarray, run(state.params))
 
 
@@ -83,8 +83,8 @@ def gap(sampled, logp_BxT):
 
 @pytest.mark.parametrize('weights, least', [('int8', 1e-3), ('float8_e4m3fn', 1e-2)])
 def test_the_trainer_differs_by_the_rounding_unless_it_rounds_likewise(weights, least):
-  apart, logp_BxT = scored(program(weights))
-  one, same_BxT = scored(program(weights, learner=dict(quantize=True)))
+  apart, logp_BxT = scored(spec(weights))
+  one, same_BxT = scored(spec(weights, learner=dict(quantize=True)))
   np.testing.assert_array_equal(apart.tokens_BxT, one.tokens_BxT)
   np.testing.assert_array_equal(apart.logp_BxT, one.logp_BxT)
   assert gap(apart, logp_BxT).mean() > least
@@ -92,19 +92,19 @@ def test_the_trainer_differs_by_the_rounding_unless_it_rounds_likewise(weights, 
 
 
 def test_rounded_experts_are_those_of_the_trainer_and_the_same_on_eight_devices():
-  one, one_BxT = scored(program('int8', MIXTURE, learner=dict(quantize=True)))
+  one, one_BxT = scored(spec('int8', MIXTURE, learner=dict(quantize=True)))
   mesh = dict(fsdp=2, expert=2, tensor=2)
-  many, many_BxT = scored(program('int8', MIXTURE, mesh, learner=dict(quantize=True)))
+  many, many_BxT = scored(spec('int8', MIXTURE, mesh, learner=dict(quantize=True)))
   assert gap(one, one_BxT).max() < 2e-5
   np.testing.assert_array_equal(many.tokens_BxT, one.tokens_BxT)
   np.testing.assert_allclose(many.logp_BxT, one.logp_BxT, atol=2e-5)
   np.testing.assert_allclose(many_BxT, one_BxT, atol=2e-5)
 
 
-def train(program):
+def train(spec):
   """Two steps: tokens and metrics of the second, and the weights."""
-  state = steps.init_state(program, params_of(DENSE))
-  fn, batch = steps.compile_step(program), steps.empty_batch(program)
+  state = steps.init_state(spec, params_of(DENSE))
+  fn, batch = steps.compile_step(spec), steps.empty_batch(spec)
   for _ in range(2):
     state, sampled, metrics = fn(state, batch, make_prompts(), None, None, np.int32(T))
     sampled = jax.tree.map(np.asarray, sampled)
@@ -115,9 +115,9 @@ def train(program):
 
 def test_a_step_of_one_precision_is_the_same_on_eight_devices():
   """Weights move, in float32, and the sampler is where the trainer is."""
-  tokens, metrics, params = train(program(learner=dict(quantize=True)))
+  tokens, metrics, params = train(spec(learner=dict(quantize=True)))
   tokens8, metrics8, params8 = train(
-    program(learner=dict(quantize=True), mesh=dict(fsdp=4, tensor=2))
+    spec(learner=dict(quantize=True), mesh=dict(fsdp=4, tensor=2))
   )
   np.testing.assert_array_equal(tokens, tokens8)
   for name, value in metrics.items():
@@ -133,7 +133,7 @@ def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before()
 
   What XLA makes of it for a TPU: tests/commands/test_compile_report.py.
   """
-  made = program()
+  made = spec()
   run = jax.jit(lambda p, q: generate.generate(made, steps.frozen(p), q)[0])
   text = run.lower(params_of(DENSE), make_prompts()).as_text()
   D, d = DENSE.width, DENSE.head_dim
@@ -148,11 +148,11 @@ def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before()
 
 def test_evaluation_reads_what_is_saved(monkeypatch):
   seen = []
-  monkeypatch.setattr(steps, 'compile_generate', lambda program: seen.append(program.weights_dtype))
+  monkeypatch.setattr(steps, 'compile_generate', lambda spec: seen.append(spec.model.weights_dtype))
   table = type('Table', (), dict(rows=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   judging = evaluate.Judging(None)
-  evaluate.make_evaluator(program(learner=dict(quantize=True)), table, None, judging, 2, sampling)
+  evaluate.make_evaluator(spec(learner=dict(quantize=True)), table, None, judging, 2, sampling)
   assert seen == ['float32'] * 2
 
 
@@ -163,8 +163,8 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
   class Made(Exception):
     pass
 
-  def compile_update(program):
-    raise Made(program.weights_dtype, program.quantize_update)
+  def compile_update(spec):
+    raise Made(spec.model.weights_dtype, spec.update.quantize)
 
   monkeypatch.setattr(steps, 'compile_update', compile_update)
   changes = dict(
@@ -172,7 +172,7 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
   )
   state = steps.frozen(None)
   with pytest.raises(Made) as made:
-    sft.run(config(**changes), program(**changes), state, None, None, lambda loss: None)
+    sft.run(config(**changes), spec(**changes), state, None, None, lambda loss: None)
   assert made.value.args == (reads, quantize_update)
 
 
@@ -180,7 +180,7 @@ def refused(weights='int8', **changes):
   c = config(weights, **changes)
   validate.validate(c)
   with pytest.raises(UserError) as caught:
-    make_program(c, DENSE, (3,), sharding.make_mesh({}, jax.devices()[:1]))
+    make_spec(c, DENSE, (3,), sharding.make_mesh({}, jax.devices()[:1]))
   return str(caught.value)
 
 
@@ -197,9 +197,9 @@ def test_an_objective_that_does_not_see_the_rounding_is_refused(objective, names
   assert told.startswith("config.rollout.weights_dtype='int8'") and names in told
   assert REMEDY in told and told.count('.  ') == 0
   corrected = objective | dict(importance_correction=dict(fn='token_truncate'))
-  assert program(objective=corrected).weights_dtype == 'int8'
-  assert program(objective=objective, learner=dict(quantize=True)).quantize_update
-  assert program('auto', objective=objective).weights_dtype == 'float32'
+  assert spec(objective=corrected).model.weights_dtype == 'int8'
+  assert spec(objective=objective, learner=dict(quantize=True)).update.quantize
+  assert spec('auto', objective=objective).model.weights_dtype == 'float32'
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_an_objective_that_does_not_see_the_rounding_is_refused(objective, names
 def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objective, warns):
   told = []
   monkeypatch.setattr(precision.logging, 'warning', lambda text, *args: told.append(text % args))
-  program(objective=objective)
+  spec(objective=objective)
   assert len(told) == warns and all(REMEDY in text for text in told)
-  program('auto', objective=objective)
-  program(objective=objective, learner=dict(quantize=True))
+  spec('auto', objective=objective)
+  spec(objective=objective, learner=dict(quantize=True))
   assert len(told) == warns
 
 

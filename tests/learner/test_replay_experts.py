@@ -15,7 +15,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
 from jaxrl_llm.learner import update as updates
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, moe
 from jaxrl_llm.rollout import ring_decode
 from jaxrl_llm.types import UNFINISHED, Batch, ModelConfig, Prompts, UserError
@@ -28,14 +28,14 @@ P, G, L, T = 4, 3, 8, 9
 END = (3, 11)
 
 
-def program(**changes):
+def step_spec(**changes):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.learner.replay_experts = True
   with c.ignore_type():
     for name, value in changes.items():
       c[name] = value
-  return make_program(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  return make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def make_prompts():
@@ -59,7 +59,7 @@ def others(params):
 
 
 def sampled(params, begun=None, cap=None, pause=None, **changes):
-  spec = program().generate._replace(**changes)
+  spec = step_spec().rollout.decode._replace(**changes)
   run = jax.jit(
     lambda p, begun: ring_decode.generate(
       MODEL, p, make_prompts(), jax.random.key(0), 4, spec, begun=begun, cap=cap, pause=pause
@@ -127,7 +127,8 @@ def test_a_held_token_goes_where_it_went_although_the_weights_have_changed(param
 
 @functools.partial(jax.jit, static_argnames='remat')
 def _rescored(params, tokens_BxT, expert_BxTxNxk, remat):
-  p = program()._replace(remat=remat)
+  p = step_spec()
+  p = p._replace(update=p.update._replace(remat=remat))
   return microbatch.rescore(p, params, make_prompts(), tokens_BxT, expert_BxTxNxk=expert_BxTxNxk)[0]
 
 
@@ -179,7 +180,7 @@ def test_a_given_choice_is_a_softmax_over_it_and_the_router_learns_by_it(norm):
 
 def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout):
   """Its log-probabilities of the old policy and its loss are those of the recorded way."""
-  p = program()
+  p = step_spec()
   correct_B = (np.arange(P * G) % 2).astype(np.float32)
   batch = jax.tree.map(jnp.asarray, Batch(make_prompts(), rollout, correct_B, correct_B))
   score = jax.jit(lambda batch: microbatch.scores(p, others, batch)[0])
@@ -215,7 +216,7 @@ def test_tokens_that_nobody_saw_go_anywhere_are_refused(changes, said):
   with c.ignore_type():
     c.update(changes)
   with pytest.raises(UserError, match=f'config.learner.replay_experts=True needs.*{said}'):
-    make_program(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+    make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def test_a_model_without_experts_has_nothing_to_replay():
@@ -225,4 +226,4 @@ def test_a_model_without_experts_has_nothing_to_replay():
   with pytest.raises(
     UserError, match='config.learner.replay_experts=True .* config.model has none'
   ):
-    make_program(c, dense, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+    make_spec(c, dense, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))

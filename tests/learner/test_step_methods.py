@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_step import MODEL, G, P, assert_close, config, graded, program
+from test_step import MODEL, G, P, assert_close, config, graded, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm import step as steps
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.types import UserError
 
@@ -44,13 +44,13 @@ def updated(p, batch, params):
 
 def test_log_probs_from_slices_of_any_size_stand_in_the_rows_they_belong_to():
   params = decoder.init(MODEL, 0)
-  batch = graded(program(), params)
+  batch = graded(spec(), params)
   tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
   seen = np.arange(tokens_BxT.shape[1])[None] < batch.rollout.length_B[:, None]
-  want = microbatch.rescore(program(), params, batch.prompts, tokens_BxT)
+  want = microbatch.rescore(spec(), params, batch.prompts, tokens_BxT)
   batch = jax.tree.map(jnp.asarray, batch)
   for rows in (2, 4, 8):  # half a group, a group, two groups: the last interleaves them
-    got = microbatch.scores(program(learner=dict(microbatch_rollouts=rows)), params, batch)
+    got = microbatch.scores(spec(learner=dict(microbatch_rollouts=rows)), params, batch)
     for one, other in zip(got, want, strict=True):
       np.testing.assert_allclose(np.where(seen, one, 0), np.where(seen, other, 0), atol=1e-5)
 
@@ -61,15 +61,15 @@ WHOLE = dict(trust_region=dict(fn='second_moment_mask', budget=0.01), kl=dict(fn
 def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size():
   """Against the definition: coefficients from all log-probs at once, then the gradient of −Σ c·log π."""
   params = decoder.init(MODEL, 0)
-  batch = off_policy(graded(program(), params))
-  cut = program(objective=chosen(**WHOLE), learner=dict(microbatch_rollouts=2))
-  assert cut.method.needs_prepass and cut.method.needs_rows and not cut.method.needs_old
+  batch = off_policy(graded(spec(), params))
+  cut = spec(objective=chosen(**WHOLE), learner=dict(microbatch_rollouts=2))
+  assert cut.objective.method.needs_prepass and cut.objective.method.needs_rows and not cut.objective.method.needs_old
 
   def score(q):
     return microbatch.rescore(cut, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
 
-  target = objective.targets(cut.method, batch, G)._replace(reference_BxT=score(params))
-  c_BxT, sums = objective.coefficients(cut.method, target, score(params))
+  target = objective.targets(cut.objective.method, batch, G)._replace(reference_BxT=score(params))
+  c_BxT, sums = objective.coefficients(cut.objective.method, target, score(params))
   assert 0 < float(sums['clipped'])
   seen = np.asarray(target.mask_BxT) > 0
   want = jax.grad(lambda q: -jnp.where(seen, c_BxT * score(q), 0).sum())(params)
@@ -86,31 +86,31 @@ def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size
 def test_old_log_probs_are_those_before_the_first_of_several_minibatches():
   """r is 1 in the first of two minibatches, row for row, and moves in the second; ρ is what was made up."""
   params = decoder.init(MODEL, 0)
-  batch = off_policy(graded(program(), params))
+  batch = off_policy(graded(spec(), params))
   tight = dict(
     importance_correction=dict(fn='token_truncate', high=1e6),
     trust_region=dict(fn='clip', low=1e-3, high=1e-3),
   )
-  once = program(objective=chosen(**tight))
-  assert once.method.needs_old and not once.method.needs_rows
+  once = spec(objective=chosen(**tight))
+  assert once.objective.method.needs_old and not once.objective.method.needs_rows
   _, metrics = updated(once, batch, params)
   assert metrics['actor/pg_clipfrac'] == 0
-  twice = program(objective=chosen(**tight), learner=dict(minibatches=2, microbatch_rollouts=4))
+  twice = spec(objective=chosen(**tight), learner=dict(minibatches=2, microbatch_rollouts=4))
   state, metrics = updated(twice, batch, params)
   assert int(state.step) == 2 and metrics['actor/pg_clipfrac'] > 0.05
   # The product of both corrections is π/π_b, whatever lies between.
   free = dict(trust_region=PLAIN, importance_correction=dict(fn='token'))
   direct = dict(trust_region=PLAIN, ratio=dict(fn='direct'))
-  both = [updated(program(objective=chosen(**c)), batch, params)[1] for c in (free, direct)]
+  both = [updated(spec(objective=chosen(**c)), batch, params)[1] for c in (free, direct)]
   np.testing.assert_allclose(both[0]['actor/grad_norm'], both[1]['actor/grad_norm'], rtol=1e-4)
 
 
 def test_a_reference_stays_where_it_began_and_only_where_one_is_asked_for():
   params = decoder.init(MODEL, 0)
-  plain = program()
+  plain = spec()
   batch = graded(plain, params)
   assert steps.init_state(plain, params).reference is None
-  p = program(objective=chosen(kl=dict(fn='k3', coef=0.1)))
+  p = spec(objective=chosen(kl=dict(fn='k3', coef=0.1)))
   update, state = steps.compile_update(p), steps.init_state(p, params)
   state, first = update(state, batch)
   state, second = update(state, batch)
@@ -118,7 +118,7 @@ def test_a_reference_stays_where_it_began_and_only_where_one_is_asked_for():
   assert_close(state.reference, params, 0)
   with pytest.raises(AssertionError):
     assert_close(state.params, params, 1e-6)
-  held = program(objective=chosen(kl=dict(fn='k2', coef=1e3)))
+  held = spec(objective=chosen(kl=dict(fn='k2', coef=1e3)))
   state, update = steps.init_state(held, params), steps.compile_update(held)
   for _ in range(8):
     state, metrics = update(state, batch)
@@ -142,11 +142,11 @@ def test_any_mesh_agrees_with_one_device_on_a_method_of_whole_batches(mesh):
       **WHOLE, importance_correction=dict(fn='token_truncate'), token_weighting=dict(fn='sharpen')
     )
   )
-  one = make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  one = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
   batch = off_policy(graded(one, params))
   c.mesh.update(mesh)
   devices = jax.devices()[: math.prod(mesh.values())]
-  many = make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, devices))
+  many = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, devices))
   (state, metrics), (state8, metrics8) = (updated(p, batch, params) for p in (one, many))
   for name, value in metrics.items():
     np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
@@ -155,10 +155,10 @@ def test_any_mesh_agrees_with_one_device_on_a_method_of_whole_batches(mesh):
 
 def test_the_effective_sample_size_scales_the_step_and_nothing_else():
   params = decoder.init(MODEL, 0)
-  batch = off_policy(graded(program(), params))
+  batch = off_policy(graded(spec(), params))
   vcpo = dict(ratio=dict(fn='direct_product'), trust_region=PLAIN)
-  plain, plain_metrics = updated(program(objective=chosen(**vcpo)), batch, params)
-  p = program(objective=chosen(**vcpo, lr_scale=dict(fn='effective_sample_size')))
+  plain, plain_metrics = updated(spec(objective=chosen(**vcpo)), batch, params)
+  p = spec(objective=chosen(**vcpo, lr_scale=dict(fn='effective_sample_size')))
   scaled, metrics = updated(p, batch, params)
   factor = metrics['actor/lr'] / plain_metrics['actor/lr']
   assert 0.1 < factor < 0.95
@@ -180,8 +180,8 @@ def fast():
 def test_replayed_rows_are_learned_beside_sampled_ones_as_if_sampled_now(how):
   """Two sampled and two marked rows a group, nothing known of how these came about: the update of four sampled."""
   params = decoder.init(MODEL, 0)
-  batch = graded(program(), params)
-  want, told = updated(program(**how), batch, params)
+  batch = graded(spec(), params)
+  want, told = updated(spec(**how), batch, params)
   replayed_B = np.tile(np.array([0, 0, 1, 1], np.float32), P)
   logp_BxT = np.where(replayed_B[:, None] > 0, -7.0, batch.rollout.logp_BxT).astype(np.float32)
   unknown = batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT))
@@ -193,23 +193,23 @@ def test_replayed_rows_are_learned_beside_sampled_ones_as_if_sampled_now(how):
     )
     | how
   )
-  assert steps.empty_batch(program(**half)).replayed_B.shape == (P * G,)
-  state, metrics = updated(program(**half), unknown._replace(replayed_B=replayed_B), params)
+  assert steps.empty_batch(spec(**half)).replayed_B.shape == (P * G,)
+  state, metrics = updated(spec(**half), unknown._replace(replayed_B=replayed_B), params)
   assert_close(state.params, want.params, 1e-5)
   for name in ('actor/grad_norm', 'actor/ppo_kl', 'training/rollout_probs_diff_max'):
     np.testing.assert_allclose(metrics[name], told[name], rtol=1e-4, atol=1e-5)
-  _, unmarked = updated(program(**how), unknown, params)
+  _, unmarked = updated(spec(**how), unknown, params)
   assert abs(unmarked['actor/grad_norm'] / told['actor/grad_norm'] - 1) > 0.05
 
 
 def test_without_replay_a_program_and_its_batch_are_what_they_were():
-  off = program(replay=dict(reuse=dict(fn='none')))
-  assert off.group == off.generate.rollouts == G
+  off = spec(replay=dict(reuse=dict(fn='none')))
+  assert off.layout.group == off.rollout.decode.rollouts == G
   assert steps.empty_batch(off).replayed_B is None
   with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. does not go with'):
-    program(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
+    spec(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
   with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. keeps the sum of a row'):
-    program(
+    spec(
       replay=dict(reuse=dict(fn='successes', count=1)),
       objective=chosen(advantage=dict(fn='decoupled')),
     )
@@ -234,15 +234,15 @@ def test_a_prompt_in_two_slots_is_learned_as_in_one(mesh):
   params = decoder.init(MODEL, 0)
   c = config().objective
   c.aggregate, c.zero_variance = dict(fn='prompt_mean'), dict(fn='mask')
-  batch = graded(program(), params)
-  want, told = updated(program(objective=c), batch, params)
+  batch = graded(spec(), params)
+  want, told = updated(spec(objective=c), batch, params)
   assert told['actor/grad_norm'] > 0
   halves = in_halves(batch, np.array([5, 0, 3, 6, 1, 7, 2, 4]))
-  p = program(objective=c, **SLOTS)
+  p = spec(objective=c, **SLOTS)
   if mesh:
     own = config(objective=c, **SLOTS)
     own.mesh.update(mesh)
-    p = make_program(own, MODEL, (3, 7), sharding.make_mesh(own.mesh))
+    p = make_spec(own, MODEL, (3, 7), sharding.make_mesh(own.mesh))
   state, metrics = updated(p, halves, params)
   assert_close(state.params, want.params, 1e-5)
   for name in ('actor/grad_norm', 'frac_reward_zero_std', 'critic/advantages/max'):
@@ -250,14 +250,14 @@ def test_a_prompt_in_two_slots_is_learned_as_in_one(mesh):
 
 
 def test_a_program_that_may_idle_skips_what_is_empty():
-  p, params = program(replay=dict(collect=dict(fn='mixed'))), decoder.init(MODEL, 0)
+  p, params = spec(replay=dict(collect=dict(fn='mixed'))), decoder.init(MODEL, 0)
   before = jax.tree.map(np.asarray, steps.init_state(p, params))
   state, metrics = updated(p, steps.empty_batch(p), params)
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
-  assert set(metrics) == set(updated(program(), steps.empty_batch(p), params)[1])
+  assert set(metrics) == set(updated(spec(), steps.empty_batch(p), params)[1])
   assert 'conditional' in steps.compile_update(p).lower(state, steps.empty_batch(p)).as_text('hlo')
-  batch = graded(program(), params)
-  assert_close(updated(p, batch, params)[0].params, updated(program(), batch, params)[0].params, 0)
+  batch = graded(spec(), params)
+  assert_close(updated(p, batch, params)[0].params, updated(spec(), batch, params)[0].params, 0)
 
 
 def pruned():
@@ -280,7 +280,7 @@ def pruned():
 )
 def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told(changes, told):
   with pytest.raises(UserError, match=told):
-    program(**changes)
+    spec(**changes)
 
 
 @pytest.mark.parametrize(
@@ -294,4 +294,4 @@ def test_slots_that_cannot_be_allotted_are_told(each, allocate, told):
   c = config().curriculum
   c.each, c.allocate = each, dict(fn=allocate)
   with pytest.raises(UserError, match=told):
-    program(curriculum=c)
+    spec(curriculum=c)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_step import MODEL, G, P, T, assert_close, config, graded, program
+from test_step import MODEL, G, P, T, assert_close, config, graded, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm import step as steps
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.objective import turn_masks
 from jaxrl_llm.types import Turns, UserError
@@ -50,13 +50,13 @@ def talked(batch, most=3):
 
 @pytest.fixture(scope='module')
 def batch():
-  return off_policy(graded(program(), decoder.init(MODEL, 0)))
+  return off_policy(graded(spec(), decoder.init(MODEL, 0)))
 
 
 def by_hand(p, batch, eps):
   """The parameters after a step of each turn, each with its own loss: −Σ_b M_b·A_b·s_b / rows, s_b the turn's ratio."""
   params, number = decoder.init(MODEL, 0), batch.rollout.turns.number_BxT
-  advantage = objective.targets(p.method, batch, G).advantage_BxT
+  advantage = objective.targets(p.objective.method, batch, G).advantage_BxT
   tokens = jnp.asarray(batch.rollout.tokens_BxT)
   score = lambda q: microbatch.rescore(p, q, batch.prompts, tokens)[0]  # noqa: E731
   ratio = lambda q, old, own: jnp.exp(  # noqa: E731
@@ -68,11 +68,11 @@ def by_hand(p, batch, eps):
     old, has = score(params), own.any(1)
     a = jnp.where(own, advantage, 0).max(1) + jnp.where(own, advantage, 0).min(1)
     loss = lambda q: -(m * a * ratio(q, old, own) * has).sum() / has.sum()  # noqa: E731
-    change, memory = p.optimizer.update(jax.grad(loss)(params), memory, params)
+    change, memory = p.update.optimizer.update(jax.grad(loss)(params), memory, params)
     params = optax.apply_updates(params, change)
     return params, memory, ratio(params, old, own)
 
-  memory, m, told = p.optimizer.init(params), np.ones(P * G, np.float32), []
+  memory, m, told = p.update.optimizer.init(params), np.ones(P * G, np.float32), []
   for k in range(number.max(), -1, -1):
     params, memory, moved = step(params, memory, m, number == k)
     m = np.clip(m * np.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
@@ -84,7 +84,7 @@ def by_hand(p, batch, eps):
 def test_it_is_the_loop_over_turns_written_out(batch, eps):
   """The update of several slices against one program a turn, with every row's multiplier worked out beside it."""
   batch = talked(batch)
-  p = program(
+  p = spec(
     objective=chosen(**METHOD), learner=dict(microbatch_rollouts=8), **sequential(eps=eps)
   )
   got, metrics = updated(p, batch, decoder.init(MODEL, 0))
@@ -106,7 +106,7 @@ def test_of_one_turn_it_is_gspo_normalized_over_the_batch(batch):
   batch = talked(batch, most=1)
   before = dict(old_policy=dict(fn='before'), importance_correction=dict(fn='token'))
   plain, own = (
-    program(objective=chosen(**METHOD, **more), **outer)
+    spec(objective=chosen(**METHOD, **more), **outer)
     for more, outer in ((before, {}), (dict(importance_correction=dict(fn='token')), sequential()))
   )
   one, other = (steps.init_state(p, decoder.init(MODEL, 0)) for p in (plain, own))
@@ -124,9 +124,9 @@ def test_numbers_for_the_log_are_of_all_turns(batch):
   batch = talked(batch)
   c = sequential()
   c['optimizer'].learning_rate = 0.0
-  told = updated(program(objective=chosen(**METHOD), **c), batch, decoder.init(MODEL, 0))[1]
+  told = updated(spec(objective=chosen(**METHOD), **c), batch, decoder.init(MODEL, 0))[1]
   plain = dict(METHOD, ratio=dict(fn='token'), aggregation=dict(fn='token_mean'))
-  want = updated(program(objective=chosen(**plain)), batch, decoder.init(MODEL, 0))[1]
+  want = updated(spec(objective=chosen(**plain)), batch, decoder.init(MODEL, 0))[1]
   assert told['training/trained_tokens'] == want['training/trained_tokens'] > 0
   for name in ('actor/entropy', 'training/rollout_probs_diff_mean', 'critic/advantages/mean'):
     np.testing.assert_allclose(told[name], want[name], rtol=1e-4, atol=1e-6)
@@ -136,10 +136,10 @@ def test_numbers_for_the_log_are_of_all_turns(batch):
 def test_an_empty_batch_changes_nothing_and_eight_devices_agree_with_one(batch):
   batch = talked(batch)
   changes = dict(objective=chosen(**METHOD, kl=dict(fn='k3', coef=0.1)), **sequential())
-  want = updated(program(**changes), batch, decoder.init(MODEL, 0))[0]
+  want = updated(spec(**changes), batch, decoder.init(MODEL, 0))[0]
   c = config(**changes)
   c.mesh.update(data=2, fsdp=2, tensor=2)
-  many = make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()))
+  many = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()))
   update, state = steps.compile_update(many), steps.init_state(many, decoder.init(MODEL, 0))
   state, _ = update(state, batch)
   got = jax.device_get(state)
@@ -166,8 +166,8 @@ def test_the_multiplier_is_held_within_its_bounds_and_stays_where_nothing_moved(
 def test_the_schedule_lasts_for_the_most_turns_and_bounds_are_checked():
   changes = sequential()
   changes['optimizer'].decay = 'linear'
-  p = program(**changes, steps=5)
+  p = spec(**changes, steps=5)
   most = config().environment.turns
-  np.testing.assert_allclose(p.schedule(5 * most // 2) / p.schedule(0), 0.5)
+  np.testing.assert_allclose(p.update.schedule(5 * most // 2) / p.update.schedule(0), 0.5)
   with pytest.raises(UserError, match='config.optimizer.outer.eps=1.0 must be from 0 to 1'):
-    program(**sequential(eps=1.0))
+    spec(**sequential(eps=1.0))

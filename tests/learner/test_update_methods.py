@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_step import MODEL, G, assert_close, config, graded, program
+from test_step import MODEL, G, assert_close, config, graded, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm import step as steps
@@ -14,7 +14,7 @@ from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.learner import update as updates
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, shared_prompt_forward
 from jaxrl_llm.types import UserError
 from tests.learner.test_step_methods import PLAIN, chosen, off_policy, updated
@@ -41,14 +41,14 @@ def assert_equal(one, other):
 
 @pytest.fixture(scope='module')
 def batch():
-  return off_policy(graded(program(), decoder.init(MODEL, 0)))
+  return off_policy(graded(spec(), decoder.init(MODEL, 0)))
 
 
 @pytest.mark.parametrize('decay', [0.0, 0.7])
 def test_the_average_is_that_of_all_weights_so_far(batch, decay):
   """Σ decay^{n−i}·θ_i / Σ decay^{n−i} after every step, so also after the first; decay 0: the weights themselves."""
-  p = program(objective=averaged(decay))
-  assert steps.init_state(program(), decoder.init(MODEL, 0)).average is None
+  p = spec(objective=averaged(decay))
+  assert steps.init_state(spec(), decoder.init(MODEL, 0)).average is None
   history = trained(p, batch, 3)
   for n, state in enumerate(history):
     if not decay:
@@ -67,12 +67,12 @@ def test_the_average_is_that_of_all_weights_so_far(batch, decay):
 
 def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   """Against the definition: its log-probs scored apart, the gradient's coefficients made of them."""
-  p = program(objective=averaged(0.7, importance_correction=dict(fn='token'), trust_region=PLAIN))
+  p = spec(objective=averaged(0.7, importance_correction=dict(fn='token'), trust_region=PLAIN))
   states = trained(p, batch, 2)
   state = jax.tree.map(jnp.asarray, states[1])
   score = lambda q: updates.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]  # noqa: E731
-  target = objective.targets(p.method, batch, G)._replace(old_BxT=score(state.average))
-  c_BxT, _ = objective.coefficients(p.method, target, score(state.params))
+  target = objective.targets(p.objective.method, batch, G)._replace(old_BxT=score(state.average))
+  c_BxT, _ = objective.coefficients(p.objective.method, target, score(state.params))
   seen = np.asarray(target.mask_BxT) > 0
   want = jax.grad(lambda q: -jnp.where(seen, c_BxT * score(q), 0).sum())(state.params)
   _, metrics = steps.compile_update(p)(
@@ -84,11 +84,11 @@ def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
 
 def test_the_exact_old_policy_is_the_interpolated_one_for_a_fresh_batch(batch):
   """All tokens by the weights of step 0: two minibatches of both methods are the same, one without a pass."""
-  fresh = batch._replace(rollout=graded(program(), decoder.init(MODEL, 0)).rollout)
+  fresh = batch._replace(rollout=graded(spec(), decoder.init(MODEL, 0)).rollout)
   two = dict(learner=dict(minibatches=2))
   exact, interpolated = (
     updated(
-      program(
+      spec(
         objective=chosen(old_policy=dict(fn=fn), importance_correction=dict(fn='token')), **two
       ),
       fresh,
@@ -102,7 +102,7 @@ def test_the_exact_old_policy_is_the_interpolated_one_for_a_fresh_batch(batch):
 
 def test_the_age_of_tokens_is_counted_from_the_present_step(batch):
   """After a step on it, the same batch is one old: α = 0 with one minibatch taken from it would be 1 with none."""
-  p = program(
+  p = spec(
     objective=chosen(
       old_policy=dict(fn='interpolated'), importance_correction=dict(fn='token'), trust_region=PLAIN
     )
@@ -114,7 +114,7 @@ def test_the_age_of_tokens_is_counted_from_the_present_step(batch):
   )
   _, stale = steps.compile_update(p)(state, old)
   # α = 1: r = 1, ρ = π/π_b: as exact log-probs before the only minibatch.
-  exact = program(
+  exact = spec(
     objective=chosen(
       old_policy=dict(fn='before'), importance_correction=dict(fn='token'), trust_region=PLAIN
     )
@@ -148,7 +148,7 @@ def everything():
 def on(devices, mesh, **changes):
   c = config(**changes)
   c.mesh.update(mesh)
-  return make_program(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+  return make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
 
 
 def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch, tmp_path):
@@ -173,12 +173,12 @@ def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch,
 
 
 def test_nothing_is_kept_that_nobody_asks_for():
-  state = steps.abstract_state(program())
+  state = steps.abstract_state(spec())
   assert state.average is state.outer is state.noise is None
 
 
 def test_without_a_share_of_the_fast_steps_a_batch_is_a_plain_step(batch):
-  plain, slow = (trained(program(**c), batch, 2)[-1] for c in ({}, looped(fast_steps=1, alpha=0.0)))
+  plain, slow = (trained(spec(**c), batch, 2)[-1] for c in ({}, looped(fast_steps=1, alpha=0.0)))
   assert int(slow.step) == 2
   assert_close(slow._replace(outer=None), plain, 1e-7)
 
@@ -186,13 +186,13 @@ def test_without_a_share_of_the_fast_steps_a_batch_is_a_plain_step(batch):
 @pytest.mark.parametrize('alpha', [1.0, 0.3])
 def test_fast_steps_go_back_by_their_share_and_one_more_step_follows(batch, alpha):
   """Against K plain steps, the weights put back by hand, and one more: moments and counters run on."""
-  p = program()
+  p = spec()
   states = trained(p, batch, 2)
   back = jax.tree.map(lambda x, y: x + alpha * (y - x), states[0].params, states[2].params)
   state = jax.tree.map(jnp.asarray, states[2]._replace(params=back))
   want = jax.device_get(steps.compile_update(p)(state, batch)[0])
   got, metrics = updated(
-    program(**looped(fast_steps=2, alpha=alpha)), batch, decoder.init(MODEL, 0)
+    spec(**looped(fast_steps=2, alpha=alpha)), batch, decoder.init(MODEL, 0)
   )
   assert int(got.step) == 3 and metrics['actor/fast_steps'] == 2
   assert_close(got._replace(outer=None), want, 1e-6)
@@ -226,8 +226,8 @@ def test_fast_steps_end_for_ever_where_the_entropy_rises_above_its_window():
 
 
 def test_the_window_holds_the_entropy_of_the_outer_step(batch):
-  p = program(**looped(fast_steps=2, alpha=0.5, window=3))
-  first = updated(program(), batch, decoder.init(MODEL, 0))[1]['actor/entropy']
+  p = spec(**looped(fast_steps=2, alpha=0.5, window=3))
+  first = updated(spec(), batch, decoder.init(MODEL, 0))[1]['actor/entropy']
   state, metrics = updated(p, batch, decoder.init(MODEL, 0))
   np.testing.assert_allclose(state.outer.entropy_W, [metrics['actor/entropy'], 0, 0], rtol=1e-6)
   assert abs(metrics['actor/entropy'] - first) > 1e-6
@@ -236,8 +236,8 @@ def test_the_window_holds_the_entropy_of_the_outer_step(batch):
 def test_the_schedule_lasts_for_fast_and_slow_steps():
   c = looped(fast_steps=3)['optimizer']
   c.decay = 'linear'
-  p = program(optimizer=c, steps=5)
-  np.testing.assert_allclose(p.schedule(10) / p.schedule(0), 0.5)
+  p = spec(optimizer=c, steps=5)
+  np.testing.assert_allclose(p.update.schedule(10) / p.update.schedule(0), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_the_schedule_lasts_for_fast_and_slow_steps():
 )
 def test_settings_out_of_range_are_told(settings, told):
   with pytest.raises(UserError, match=f'config.optimizer.outer.{told}'):
-    program(**looped(**settings))
+    spec(**looped(**settings))
 
 
 def forward(p, params, batch, noise=None):
@@ -276,20 +276,20 @@ def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
 def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
   params, noise = decoder.init(MODEL, 0), (jnp.array([0.1, 0.3]), jax.random.key(3))
   one, other = (
-    forward(program(learner=dict(remat=r)), params, batch, noise) for r in (False, True)
+    forward(spec(learner=dict(remat=r)), params, batch, noise) for r in (False, True)
   )
   np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
   """Of the surrogate's own value: log σ is learned through log π, with the coefficients held."""
-  p = program(objective=noisy(0.1, ratio=dict(fn='direct'), trust_region=PLAIN))
+  p = spec(objective=noisy(0.1, ratio=dict(fn='direct'), trust_region=PLAIN))
   params, key = decoder.init(MODEL, 0), jax.random.key(3)
-  target = objective.targets(p.method, batch, G)
+  target = objective.targets(p.objective.method, batch, G)
   seen = np.asarray(target.mask_BxT) > 0
   start = jnp.log(jnp.array([0.1, 0.2]))
   logp = jax.jit(lambda log_sigma: forward(p, params, batch, (jnp.exp(log_sigma), key)))
-  c_BxT, _ = objective.coefficients(p.method, target, logp(start))
+  c_BxT, _ = objective.coefficients(p.objective.method, target, logp(start))
   loss = lambda log_sigma: -float(jnp.where(seen, c_BxT * logp(log_sigma), 0).sum())  # noqa: E731
   prompts, tokens, length, _ = updates.slices(p, jax.tree.map(jnp.asarray, batch), None)
   first = lambda x: x[0]  # noqa: E731
@@ -314,7 +314,7 @@ def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
 
 
 def test_an_update_moves_the_loudness_by_its_own_rate_and_repeats_itself(batch):
-  p, params = program(objective=noisy(0.05, ratio=dict(fn='direct'))), decoder.init(MODEL, 0)
+  p, params = spec(objective=noisy(0.05, ratio=dict(fn='direct'))), decoder.init(MODEL, 0)
   update = steps.compile_update(p)
   run = lambda step: jax.device_get(  # noqa: E731
     update(steps.init_state(p, params)._replace(step=jnp.int32(step)), batch)
@@ -328,7 +328,7 @@ def test_an_update_moves_the_loudness_by_its_own_rate_and_repeats_itself(batch):
 
 def test_the_pull_of_a_row_is_its_own_gradient(batch):
   """Each row's answer differentiated apart; an empty row pulls nowhere."""
-  p, params = program(), decoder.init(MODEL, 0)
+  p, params = spec(), decoder.init(MODEL, 0)
   length_B = np.array(batch.rollout.length_B)
   length_B[3] = 0
   batch = batch._replace(rollout=batch.rollout._replace(length_B=length_B))

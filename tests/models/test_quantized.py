@@ -193,7 +193,7 @@ def test_what_is_learned_straight_through_is_the_rounded_model(name, dtype, rema
 def test_scales_stay_in_float32_where_layers_are_stacked():
   layers = decoder.init(MODELS['mixture'], 0)['layers']
   rounded = [quantized.straight_through(layers[i], 'int8', 'bfloat16') for i in range(2)]
-  stacked = decoder._stacked(tuple(rounded), 'bfloat16')
+  stacked = decoder._stack(tuple(rounded), 'bfloat16')
   for module in (stacked['q'], stacked['experts']['down']):
     assert module['kernel'].data.dtype == jnp.bfloat16
     assert module['kernel'].scale.dtype == jnp.float32

@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import attention, decoder, splash
 from jaxrl_llm.types import ModelConfig, Prompts, UserError
 
@@ -22,7 +22,7 @@ MODEL = ModelConfig(
 P, G, L, T = 4, 2, 7, 9
 
 
-def program(attend, model=MODEL, platform=None, **mesh):
+def spec(attend, model=MODEL, platform=None, **mesh):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens, c.learner.attention = (
     P,
@@ -33,7 +33,7 @@ def program(attend, model=MODEL, platform=None, **mesh):
   )
   c.mesh.update(dict(fsdp=1) | mesh)
   devices = jax.devices()[: int(np.prod(list(mesh.values()), dtype=int))]
-  return make_program(c, model, (3,), sharding.make_mesh(c.mesh, devices))
+  return make_spec(c, model, (3,), sharding.make_mesh(c.mesh, devices))
 
 
 @pytest.mark.parametrize('cap', [0.0, 3.0])
@@ -83,8 +83,9 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
   params = decoder.init(MODEL, 0)
 
   def scored(attend, **mesh):
-    p = program(attend, **mesh)._replace(remat=True)
-    placed = jax.device_put(params, sharding.layout(params, p.mesh))
+    p = spec(attend, **mesh)
+    p = p._replace(update=p.update._replace(remat=True))
+    placed = jax.device_put(params, sharding.layout(params, p.layout.mesh))
 
     def loss(p, params):
       logp_BxT, entropy_BxT = microbatch.rescore(p, params, prompts, tokens)
@@ -110,4 +111,4 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
 )
 def test_what_the_kernel_cannot_do_is_refused(attend, model, mesh, said):
   with pytest.raises(UserError, match=f"config.learner.attention='{attend}' .*{said}"):
-    program(attend, dataclasses.replace(MODEL, **model), **mesh)
+    spec(attend, dataclasses.replace(MODEL, **model), **mesh)

@@ -6,7 +6,7 @@ import chex
 import jax
 import numpy as np
 import pytest
-from test_step import G, L, P, T, grade, make_prompts, program
+from test_step import G, L, P, T, grade, make_prompts, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm import step as steps
@@ -16,7 +16,7 @@ B = P * G
 
 
 def graded():
-  filled = steps.empty_rollout(program())
+  filled = steps.empty_rollout(spec())
   filled = filled._replace(length_B=filled.length_B + 1 + np.arange(B, dtype=np.int32) % T)
   return grade(make_prompts(), filled)
 
@@ -54,23 +54,23 @@ WRONG = {
 
 def test_a_graded_batch_passes():
   record_checks.batch(graded())
-  record_checks.batch(steps.empty_batch(program()))
+  record_checks.batch(steps.empty_batch(spec()))
 
 
 @pytest.mark.parametrize('field', WRONG)
 def test_a_wrong_field_is_refused_by_update_and_objective(field):
   batch = replaced(graded(), field, WRONG[field])
-  made = program()
+  made = spec()
   if np.shape(WRONG[field]) != np.shape(at(graded(), field)):
     with pytest.raises(AssertionError):
-      jax.eval_shape(lambda b: objective.targets(made.method, b, G), batch)
+      jax.eval_shape(lambda b: objective.targets(made.objective.method, b, G), batch)
   with pytest.raises(AssertionError):
     steps.compile_update(made)(steps.abstract_state(made), batch)
 
 
 @pytest.mark.parametrize('field', [f for f in WRONG if f.startswith('prompts.')])
 def test_wrong_prompts_are_refused_by_sampling(field):
-  made = program()
+  made = spec()
   prompts = replaced(graded(), field, WRONG[field]).prompts
   with pytest.raises(AssertionError):
     jax.eval_shape(
@@ -79,10 +79,10 @@ def test_wrong_prompts_are_refused_by_sampling(field):
 
 
 def test_log_probs_of_another_shape_are_refused():
-  made, batch = program(), graded()
-  target = objective.targets(made.method, batch, G)
+  made, batch = spec(), graded()
+  target = objective.targets(made.objective.method, batch, G)
   with pytest.raises(AssertionError):
-    objective.coefficients(made.method, target, np.zeros((B, T + 1), np.float32))
+    objective.coefficients(made.objective.method, target, np.zeros((B, T + 1), np.float32))
 
 
 def test_groups_must_be_whole():
@@ -104,8 +104,8 @@ def test_the_step_is_traced_once(monkeypatch):
   """Calls with new prompts, batches and caps find the program that is there."""
   chex.clear_trace_counter()
   monkeypatch.setattr(steps, 'step', chex.assert_max_traces(steps.step, n=1))
-  made = program()
-  fn, state = steps.compile_step(made), steps.init_state(made, steps.decoder.init(made.model, 0))
+  made = spec()
+  fn, state = steps.compile_step(made), steps.init_state(made, steps.decoder.init(made.model.config, 0))
   batch = steps.empty_batch(made)
   for index in range(3):
     prompts = make_prompts(index)

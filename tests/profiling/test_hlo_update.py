@@ -68,10 +68,12 @@ def test_operations_of_an_update_by_hand():
   attention = 32 * 8 * (2 * 4 + 2 * 2)
   assert hlo_update.weights_per_token(MODEL) == 3 * (attention + 3 * 32 * 48)
   assert hlo_update.weights_per_token(model) == 3 * (attention + 2 * 3 * 32 * 24 + 32 * 8)
-  generate = types.SimpleNamespace(max_tokens=6)
-  program = types.SimpleNamespace(
-    model=MODEL, prompt_tokens=10, generate=generate, prompts=4, group=2, remat=True
+  spec = types.SimpleNamespace(
+    model=types.SimpleNamespace(config=MODEL),
+    rollout=types.SimpleNamespace(decode=types.SimpleNamespace(max_tokens=6)),
+    update=types.SimpleNamespace(remat=True),
+    layout=types.SimpleNamespace(prompts=4, prompt_tokens=10, group=2),
   )
   rows, looked = 4 * 10 + 8 * 6, 4 * 10 * 5 + 8 * 6 * (10 + 3)
   forward = 2 * hlo_update.weights_per_token(MODEL) * rows + 2 * 50 * 32 * 8 * 6 + 4 * 3 * 4 * 8 * looked
-  assert hlo_update.update_flops(program) == (3 * forward, 4 * forward)
+  assert hlo_update.update_flops(spec) == (3 * forward, 4 * forward)

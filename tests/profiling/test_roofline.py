@@ -13,7 +13,7 @@ from jaxrl_llm.profiling import hlo_update, roofline
 CHIP = hardware.Chip(flops=1e9, memory_bandwidth=1e6, link_bandwidth=1e6)
 
 
-def program(mesh, **changes):
+def spec(mesh, **changes):
   config = configs.default()
   with config.ignore_type():
     config.update(
@@ -35,7 +35,7 @@ def program(mesh, **changes):
 @pytest.mark.parametrize('slots', [0, 8])
 def test_a_round_is_that_of_the_roofline(monkeypatch, slots):
   monkeypatch.setitem(hardware.CHIPS, jax.devices()[0].device_kind, CHIP)
-  made = program(dict(data=1, fsdp=4, tensor=2), rollout=dict(slots=slots))
+  made = spec(dict(data=1, fsdp=4, tensor=2), rollout=dict(slots=slots))
   ring = (
     2
     * 2
@@ -44,7 +44,7 @@ def test_a_round_is_that_of_the_roofline(monkeypatch, slots):
     * 24
     * 64
     * 4
-    / (2 if made.generate.cache_dtype == 'bfloat16' else 1)
+    / (2 if made.rollout.decode.cache_dtype == 'bfloat16' else 1)
   )
   assert (
     roofline.ring_bytes(made) == ring
@@ -56,17 +56,17 @@ def test_a_round_is_that_of_the_roofline(monkeypatch, slots):
   assert told['round']['seconds'] == pytest.approx(roof['rows'] / roof['tokens_per_s'])
   assert told['round']['bytes'] == roof['weight_bytes'] + ring + roof['prompt_cache_bytes']
   assert told['update']['seconds'] == hlo_update.update_flops(made).done / 8 / 1e9
-  assert told['prefill']['seconds'] == 2 * hlo_update.weights_per_token(made.model) * 4 * 16 / 8 / 1e9
+  assert told['prefill']['seconds'] == 2 * hlo_update.weights_per_token(made.model.config) * 4 * 16 / 8 / 1e9
 
 
 def test_of_a_chip_that_nobody_knows_there_are_bytes_and_no_seconds():
-  told = roofline.report(program(dict(data=1, fsdp=4, tensor=2)))
+  told = roofline.report(spec(dict(data=1, fsdp=4, tensor=2)))
   assert told['device_kind'] == 'cpu' and told['chip'] is None and told['devices'] == 8
   assert told['update']['flops'] > 0 and told['round']['bytes'] > 0
   assert all('seconds' not in told[name] for name in ('update', 'round', 'prefill'))
 
 
 def test_bytes_of_one_device():
-  made = program(dict(data=1, fsdp=4, tensor=2))
-  tree = [jax.ShapeDtypeStruct((16, 3), 'bfloat16', sharding=sharding.rows(made.mesh))]
+  made = spec(dict(data=1, fsdp=4, tensor=2))
+  tree = [jax.ShapeDtypeStruct((16, 3), 'bfloat16', sharding=sharding.rows(made.layout.mesh))]
   assert roofline.bytes_per_device(tree) == 4 * 3 * 2

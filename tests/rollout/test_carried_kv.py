@@ -17,7 +17,7 @@ from jaxrl_llm import replay, train
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.profiling import hlo
 from jaxrl_llm.rollout import carried_kv, queue_order, ring_decode, slot_loop
@@ -290,7 +290,7 @@ def config(**changes):
 def sampler(carry=True, mode='fused', devices=1):
   """A program, and its sampling half compiled."""
   c = config(carry_cache=carry, mode=mode, mesh=dict(data=-1, fsdp=1, tensor=min(devices, 2)))
-  made = make_program(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+  made = make_spec(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
   return made, steps.compile_sample(made)
 
 
@@ -388,9 +388,9 @@ NO_STOP = dict(stop=dict(fn='none'))
 def test_what_does_not_go_with_it_is_told(changes, why):
   c = config(**changes)
   with pytest.raises(UserError, match='config.rollout.carry_cache=True .*' + re.escape(why)):
-    make_program(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+    make_spec(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
 def test_without_it_nothing_is_held():
-  made = make_program(config(carry_cache=False), MODEL, (3,), sharding.make_mesh(config().mesh))
-  assert made.carried == 0 and steps.abstract_state(made).carried == ()
+  made = make_spec(config(carry_cache=False), MODEL, (3,), sharding.make_mesh(config().mesh))
+  assert made.rollout.carried_calls == 0 and steps.abstract_state(made).carried == ()

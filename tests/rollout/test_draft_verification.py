@@ -15,7 +15,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import generate as sampling_half
 from jaxrl_llm.learner import microbatch
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import sampling
 from jaxrl_llm.types import ABORTED, EXITED, TRUNCATED, UNFINISHED, ModelConfig, Prompts
@@ -35,14 +35,14 @@ RULES = dict(
 )
 
 
-def program(prompts=P, rollouts=G, leaves=None, **draft):
+def step_spec(prompts=P, rollouts=G, leaves=None, **draft):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = prompts, rollouts, L, T
   with c.ignore_type():
     c.rollout.draft = draft or dict(fn='none')
     c.rollout.early_exit = leaves or dict(fn='none')
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
-  return make_program(c, MODEL, (3,), mesh, lambda: list(TEXTS))
+  return make_spec(c, MODEL, (3,), mesh, lambda: list(TEXTS))
 
 
 @pytest.fixture(scope='module')
@@ -66,43 +66,43 @@ def make_prompts(count=P, born=0):
   return Prompts(tokens_PxL, length_P, index_P, born_P, expected_P)
 
 
-def sample(program, params, born=0, draft=None, version=1, cap=None):
+def sample(step_spec, params, born=0, draft=None, version=1, cap=None):
   prompts, state = (
-    make_prompts(program.prompts, born),
+    make_prompts(step_spec.layout.prompts, born),
     functools.partial(steps.frozen, version=version),
   )
-  fn = jax.jit(lambda p, d: steps.generate(program, state(p), prompts, None, d, cap))
+  fn = jax.jit(lambda p, d: steps.generate(step_spec, state(p), prompts, None, d, cap))
   rollout, metrics, _ = jax.tree.map(np.asarray, fn(params, draft))
   assert (rollout.reason_B != UNFINISHED).all()
   return rollout, metrics
 
 
 def test_unchanged_weights_at_lenience_one_keep_everything(params):
-  draft, _ = sample(program(), params)
+  draft, _ = sample(step_spec(), params)
   # Verified and sampled log-probabilities differ in rounding; a hair of leeway covers it.
-  got, metrics = sample(program(fn='lenient', lenience=1.0001), params, born=7, draft=draft)
+  got, metrics = sample(step_spec(fn='lenient', lenience=1.0001), params, born=7, draft=draft)
   assert_same(got, draft)
   assert metrics['generate/draft_tokens_kept'] == draft.length_B.sum()
   assert metrics['generate/rounds'] == 0
 
 
 def test_lenience_without_bound_returns_the_draft_and_zero_forgets_it(params, changed):
-  draft, _ = sample(program(), params)
-  got, metrics = sample(program(fn='lenient', lenience=1e30), changed, born=7, draft=draft)
+  draft, _ = sample(step_spec(), params)
+  got, metrics = sample(step_spec(fn='lenient', lenience=1e30), changed, born=7, draft=draft)
   np.testing.assert_array_equal(got.tokens_BxT, draft.tokens_BxT)
   assert (got.logp_BxT != draft.logp_BxT).any(), 'recorded is what the new weights say'
-  got, metrics = sample(program(fn='lenient', lenience=0.0), changed, born=7, draft=draft)
-  fresh, _ = sample(program(), changed, born=7)
+  got, metrics = sample(step_spec(fn='lenient', lenience=0.0), changed, born=7, draft=draft)
+  fresh, _ = sample(step_spec(), changed, born=7)
   assert_same(got, fresh)
   assert metrics['generate/draft_tokens_kept'] == 0
 
 
 def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
   """First tokens of many rows: kept with probability min(1, ℓ·π_new/π_old)."""
-  many, lenience = program(rollouts=600), 0.8
+  many, lenience = step_spec(rollouts=600), 0.8
   draft, _ = sample(many, params)
   prompts, rows = make_prompts(), 600
-  spec = program(rollouts=rows, fn='lenient', lenience=lenience)
+  spec = step_spec(rollouts=rows, fn='lenient', lenience=lenience)
 
   def verified(p):
     return sampling_half._verify(spec, p, prompts, draft, None, steps.frozen(p, 1), T)[0]
@@ -117,7 +117,7 @@ def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
 
 @pytest.mark.parametrize('draft_of', [dict(fn='lenient', lenience=1.5), dict(fn='coupled')])
 def test_recorded_log_prob_is_that_of_the_weights_now(params, changed, draft_of):
-  spec = program(**draft_of)
+  spec = step_spec(**draft_of)
   draft, _ = sample(spec, params)
   got, metrics = sample(spec, changed, born=7, draft=draft)
   assert 0 < metrics['generate/draft_tokens_kept'] < draft.length_B.sum()
@@ -129,7 +129,7 @@ def test_recorded_log_prob_is_that_of_the_weights_now(params, changed, draft_of)
 
 def test_the_coupled_rule_gives_what_sampling_afresh_gives(params, changed):
   """With the same noise: of one step, so that behind the cut it is what it was."""
-  spec = program(fn='coupled')
+  spec = step_spec(fn='coupled')
   draft, _ = sample(spec, params, born=1)
   got, metrics = sample(spec, changed, born=1, draft=draft)
   fresh, alone = sample(spec, changed, born=1)
@@ -141,7 +141,7 @@ def test_the_coupled_rule_gives_what_sampling_afresh_gives(params, changed):
 
 def test_behind_the_cut_a_visit_has_noise_of_its_own(params, changed):
   """Two visits with the same weights agree up to the token that gave way, and explore from there on."""
-  spec = program(prompts=12, fn='coupled')
+  spec = step_spec(prompts=12, fn='coupled')
   draft, _ = sample(spec, params, born=1)
   one, _ = sample(spec, changed, born=2, draft=draft)
   other, _ = sample(spec, changed, born=3, draft=draft)
@@ -159,7 +159,7 @@ def test_behind_the_cut_a_visit_has_noise_of_its_own(params, changed):
 
 def test_every_token_of_a_third_visit_is_drawn_by_the_noise_that_it_names(params, changed):
   """Of drafts whose parts were drawn at two visits: π_new by the uniform of that step, prompt, rollout and place."""
-  spec, third = program(fn='coupled'), jax.tree.map(lambda x: x * 0.9, changed)
+  spec, third = step_spec(fn='coupled'), jax.tree.map(lambda x: x * 0.9, changed)
   first, _ = sample(spec, params, born=1)
   second, _ = sample(spec, changed, born=2, draft=first)
   got, _ = sample(spec, third, born=5, draft=second)
@@ -177,7 +177,7 @@ def test_every_token_of_a_third_visit_is_drawn_by_the_noise_that_it_names(params
 
 def test_the_coupled_rule_samples_the_new_policy(params, changed):
   """Chi-square of the first two tokens over 6000 rows against the policy's own probabilities."""
-  spec = program(prompts=1, rollouts=6000, fn='coupled')
+  spec = step_spec(prompts=1, rollouts=6000, fn='coupled')
   draft, _ = sample(spec, params)
   got, _ = sample(spec, changed, draft=draft)
   prompts = make_prompts(1)
@@ -202,7 +202,7 @@ def test_the_coupled_rule_samples_the_new_policy(params, changed):
 @pytest.mark.parametrize('name', RULES)
 def test_a_draft_ends_where_its_rows_exit_now(params, changed, name):
   """The rule looks at what is kept as at what is sampled: with new weights a row may exit earlier, or not yet."""
-  spec = program(leaves=RULES[name], fn='coupled')
+  spec = step_spec(leaves=RULES[name], fn='coupled')
   draft, _ = sample(spec, params)
   for weights in (params, changed):
     got, metrics = sample(spec, weights, draft=draft)
@@ -216,7 +216,7 @@ def test_a_draft_ends_where_its_rows_exit_now(params, changed, name):
 
 
 def test_a_draft_goes_on_under_a_longer_cap_and_ends_at_a_shorter_one(params):
-  spec = program(fn='coupled')
+  spec = step_spec(fn='coupled')
   short, _ = sample(spec, params, cap=5)
   assert (short.reason_B == TRUNCATED).any()
   long, _ = sample(spec, params)

@@ -13,7 +13,7 @@ from rollout_checks import assert_same
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.replay import PartialRollouts
 from jaxrl_llm.rollout import early_exit, ring_decode, text_automaton
@@ -236,7 +236,7 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
     c.rollout.early_exit = dict(fn='marker', **MARKER)
     c.rollout.stop = dict(fn='rounds', count=5)
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
-  make = lambda: make_program(c, MODEL, (), mesh, lambda: list(TEXTS))  # noqa: E731
+  make = lambda: make_spec(c, MODEL, (), mesh, lambda: list(TEXTS))  # noqa: E731
   cut = make()
   with c.ignore_type():
     c.rollout.stop = dict(fn='none')
@@ -246,8 +246,8 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
   first = Prompts(
     index_P[:, None] % V, index_P * 0 + 1, index_P, index_P * 0, np.zeros(4, np.float32)
   )
-  sample = lambda program: jax.jit(  # noqa: E731
-    lambda p, begun: steps.generate(program, steps.frozen(p), first, begun)[0]
+  sample = lambda step_spec: jax.jit(  # noqa: E731
+    lambda p, begun: steps.generate(step_spec, steps.frozen(p), first, begun)[0]
   )
   want, call = sample(whole)(params, None), sample(cut)
   begun, calls = steps.empty_rollout(cut), 0

@@ -16,7 +16,7 @@ from scipy import stats
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ngram_drafts, queue_order, ring_decode, stopping
 from jaxrl_llm.runner import validate
@@ -256,21 +256,21 @@ def test_caches_are_written_in_place_and_never_copied(params, slots):
   assert set(made) <= {'parameter', 'get-tuple-element'}, made
 
 
-def make_program_of(draft, devices=1, slots=0, lockstep=True, mesh=None):
+def make_spec_of(draft, devices=1, slots=0, lockstep=True, mesh=None):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 8, G, L, T
   c.rollout.ngram.draft, c.rollout.slots, c.rollout.lockstep = draft, slots, lockstep
   c.mesh.update(mesh or {})
-  return make_program(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
+  return make_spec(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
 
 
-def sampled(program, params):
+def sampled(step_spec, params):
   r = np.random.default_rng(0)
   length_P, index_P = r.integers(1, L + 1, 8).astype(np.int32), np.arange(8, dtype=np.int32)
   tokens_PxL = r.integers(0, 24, (8, L)).astype(np.int32)
   prompts = Prompts(tokens_PxL, length_P, index_P, index_P * 0, np.zeros(8, np.float32))
-  params = steps.init_state(program, params).params
-  fn = jax.jit(lambda p, q: steps.generate(program, steps.frozen(p), q))
+  params = steps.init_state(step_spec, params).params
+  fn = jax.jit(lambda p, q: steps.generate(step_spec, steps.frozen(p), q))
   rollout, metrics, _ = fn(params, prompts)
   return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
 
@@ -278,31 +278,31 @@ def sampled(program, params):
 @pytest.fixture(scope='module')
 def one(params):
   """On one device, every row in a slot of its own."""
-  rollout, metrics = sampled(make_program_of(3), params)
-  assert_same(rollout, sampled(make_program_of(0), params)[0])
+  rollout, metrics = sampled(make_spec_of(3), params)
+  assert_same(rollout, sampled(make_spec_of(0), params)[0])
   assert metrics['generate/ngram_offered'] > metrics['generate/ngram_kept'] > 0
   return rollout, metrics
 
 
 def test_one_device_and_eight_draft_the_same(params, one):
-  program = make_program_of(3, 8, mesh=dict(data=2, fsdp=2, tensor=2))
-  rollout, metrics = sampled(program, params)
+  step_spec = make_spec_of(3, 8, mesh=dict(data=2, fsdp=2, tensor=2))
+  rollout, metrics = sampled(step_spec, params)
   assert_same(rollout, one[0])
   assert metrics == pytest.approx(one[1])
 
 
 def test_fewer_slots_on_eight_devices_keep_more_of_their_drafts(params, one):
   """Later rows know more. Here the loops end apart."""
-  program = make_program_of(3, 8, slots=8, lockstep=False, mesh=dict(data=4, fsdp=2, tensor=1))
-  rollout, metrics = sampled(program, params)
+  step_spec = make_spec_of(3, 8, slots=8, lockstep=False, mesh=dict(data=4, fsdp=2, tensor=1))
+  rollout, metrics = sampled(step_spec, params)
   assert_same(rollout, one[0])
   share = lambda told: told['generate/ngram_kept'] / told['generate/ngram_turns']  # noqa: E731
   assert share(metrics) > share(one[1])
 
 
 def test_off_is_the_plain_engine():
-  assert make_program_of(0).ngram is None
-  assert make_program_of(4).ngram == ngram_drafts.NgramSettings(match=3, draft=4)
+  assert make_spec_of(0).rollout.drafts.ngram is None
+  assert make_spec_of(4).rollout.drafts.ngram == ngram_drafts.NgramSettings(match=3, draft=4)
 
 
 @pytest.mark.parametrize(

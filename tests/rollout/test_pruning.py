@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import correctness_head, pruned_decode
 from jaxrl_llm.types import EXITED, UNFINISHED, ModelConfig, Prompts, UserError
@@ -100,9 +100,9 @@ def test_more_candidates_than_the_floor_has_room_for_are_refused():
   with pytest.raises(
     UserError, match=r'prune\.floor=0.4 .* 8 candidates .* config\.rollouts=3'
   ) as error:
-    program(**crowded, floor=0.4)
+    spec(**crowded, floor=0.4)
   assert 'at most 0.375' in str(error.value)
-  assert program(**crowded, floor=0.375).prune.candidates == C
+  assert spec(**crowded, floor=0.375).rollout.pruning.candidates == C
 
 
 def test_the_judge_learns_and_is_calibrated():
@@ -140,14 +140,14 @@ def config(**prune):
   return c
 
 
-def program(rollouts=G, devices=1, leaves=None, slots=0, **prune):
+def spec(rollouts=G, devices=1, leaves=None, slots=0, **prune):
   c = config(**prune)
   c.rollouts, c.rollout.slots = rollouts, slots
   with c.ignore_type():
     c.rollout.early_exit = leaves or dict(fn='none')
   c.mesh.data = devices
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:devices])
-  return make_program(c, MODEL, (3,), mesh, lambda: list(TEXTS))
+  return make_spec(c, MODEL, (3,), mesh, lambda: list(TEXTS))
 
 
 # What an exit rule of these settings looks for: 'ab', in tokens that hold letters.
@@ -162,9 +162,9 @@ LEAVES = dict(fn='marker', text='ab', start=0.1, deadline=0.6, abort=0.5, margin
 def test_survivors_exit_as_they_would_have_unpruned(slots, leaves):
   """Candidates are looked at in both legs: what a rule saw in the first one counts in the second."""
   params = jax.tree.map(lambda x: x * 2.0, decoder.init(MODEL, 0))
-  whole, _ = sample(program(rollouts=C, leaves=leaves), params)
+  whole, _ = sample(spec(rollouts=C, leaves=leaves), params)
   prune = dict(fn='quality', candidates=C, at_tokens=4, warmup_steps=0)
-  got, _ = sample(program(leaves=leaves, slots=slots, **prune), params)
+  got, _ = sample(spec(leaves=leaves, slots=slots, **prune), params)
   later = (whole.reason_B == EXITED) & (whole.length_B > 4)
   assert later.any() and (whole.reason_B != EXITED).any()
   for b in range(P * G):
@@ -190,9 +190,9 @@ def sample(p, params):
 @pytest.mark.parametrize('devices', [1, 2])
 def test_survivors_say_what_they_would_have_said_unpruned(devices):
   params = jax.tree.map(lambda x: x * 2.0, decoder.init(MODEL, 0))
-  whole, _ = sample(program(rollouts=C), params)
+  whole, _ = sample(spec(rollouts=C), params)
   got, told = sample(
-    program(fn='quality', candidates=C, at_tokens=4, warmup_steps=0, devices=devices), params
+    spec(fn='quality', candidates=C, at_tokens=4, warmup_steps=0, devices=devices), params
   )
   assert (got.reason_B != UNFINISHED).all()
   for p in range(P):
@@ -208,7 +208,7 @@ def test_survivors_say_what_they_would_have_said_unpruned(devices):
 
 
 def test_a_step_teaches_the_judge_by_what_was_graded():
-  p = program(fn='quality', candidates=C, at_tokens=4, learning_rate=1e-2)
+  p = spec(fn='quality', candidates=C, at_tokens=4, learning_rate=1e-2)
   state = steps.init_state(p, decoder.init(MODEL, 0))
   call = steps.compile_step(p)
   batch = steps.empty_batch(p)
@@ -237,4 +237,4 @@ def test_a_step_teaches_the_judge_by_what_was_graded():
 )
 def test_settings_that_cannot_be_are_told(prune, told):
   with pytest.raises(UserError, match=told):
-    program(**prune)
+    spec(**prune)

@@ -18,7 +18,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ring_decode, sampling, token_similarity, tree_decode, tree_rules
 from jaxrl_llm.runner import sft
@@ -312,23 +312,23 @@ def config(fn='latr', mesh=None, **changes):
   return c
 
 
-def program(count=1, **changes):
+def step_spec(count=1, **changes):
   c = config(**changes)
-  return make_program(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:count]))
+  return make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:count]))
 
 
 @pytest.mark.parametrize(
   'fn, lockstep, mesh', [('latr', True, (2, 2, 2)), ('echo', False, (8, 1, 1))]
 )
 def test_one_device_and_eight_grow_the_same_trees(params, fn, lockstep, mesh):
-  def grow(program):
-    state = steps.init_state(program, params)
-    fn = jax.jit(lambda p: steps.generate(program, steps.frozen(p), make_prompts())[:2])
+  def grow(step_spec):
+    state = steps.init_state(step_spec, params)
+    fn = jax.jit(lambda p: steps.generate(step_spec, steps.frozen(p), make_prompts())[:2])
     return jax.tree.map(np.asarray, fn(state.params))
 
-  one, told = grow(program(fn=fn))
+  one, told = grow(step_spec(fn=fn))
   mesh = dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))
-  many, told8 = grow(program(8, fn=fn, mesh=mesh, lockstep=lockstep))
+  many, told8 = grow(step_spec(8, fn=fn, mesh=mesh, lockstep=lockstep))
   np.testing.assert_array_equal(one.tokens_BxT, many.tokens_BxT)
   np.testing.assert_allclose(one.logp_BxT, many.logp_BxT, atol=1e-4)
   assert told8 == told and told['generate/tree_forks'] > told['generate/tree_drops'] > 0
@@ -336,7 +336,7 @@ def test_one_device_and_eight_grow_the_same_trees(params, fn, lockstep, mesh):
 
 
 def test_a_step_learns_from_trees_and_samples_new_ones(params):
-  p = program()
+  p = step_spec()
   state, fn, batch = steps.init_state(p, params), steps.compile_step(p), steps.empty_batch(p)
   for _ in range(3):
     state, rollout, metrics = fn(state, batch, make_prompts(), None, None, np.int32(T))
@@ -349,8 +349,8 @@ def test_a_step_learns_from_trees_and_samples_new_ones(params):
 
 
 def test_without_trees_the_step_reports_none_of_them(params):
-  p = program(fn='none')
-  assert p.tree is None
+  p = step_spec(fn='none')
+  assert p.rollout.tree is None
   state = steps.init_state(p, params)
   told = jax.eval_shape(
     lambda q: steps.generate(p, steps.frozen(q), make_prompts())[1], state.params
@@ -384,7 +384,7 @@ def test_evaluation_grows_no_trees(params):
 
   plain = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   told = [
-    evaluate.make_evaluator(program(fn=fn), Table(), str, evaluate.Judging(Pool()), 2, plain)(
+    evaluate.make_evaluator(step_spec(fn=fn), Table(), str, evaluate.Judging(Pool()), 2, plain)(
       params
     )[1]
     for fn in ('latr', 'none')
@@ -395,7 +395,7 @@ def test_evaluation_grows_no_trees(params):
 def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypatch):
   c = config()
   c.sft.steps, c.sft.prompts = 1, P
-  p = make_program(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  p = make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   answers = Batch(
     make_prompts(),
     jax.tree.map(lambda x: x[:P], steps.empty_rollout(p)),
@@ -426,10 +426,10 @@ def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypat
 )
 def test_what_does_not_go_with_trees_is_told(changes, why):
   with pytest.raises(UserError, match=why):
-    program(**changes)
+    step_spec(**changes)
 
 
 def test_trees_take_no_unfinished_rows(params):
-  p = program()
+  p = step_spec()
   with pytest.raises(UserError, match='give no begun and no draft'):
     steps.generate(p, steps.frozen(params), make_prompts(), begun=steps.empty_rollout(p))

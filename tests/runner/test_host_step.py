@@ -34,7 +34,10 @@ def make_parts():
   config = types.SimpleNamespace(rollouts=G, generate=types.SimpleNamespace(draft=dict(fn='none')))
   config.rollout.draft = types.SimpleNamespace(fn='none')
   config.rewards, config.data = configs.default().rewards, configs.default().data
-  program = types.SimpleNamespace(method=types.SimpleNamespace(needs_demo=False, needs_parts=False))
+  method = types.SimpleNamespace(needs_demo=False, needs_parts=False)
+  spec = types.SimpleNamespace(
+    objective=types.SimpleNamespace(method=method), layout=types.SimpleNamespace(slots_per_prompt=1)
+  )
   more = dict(
     aid=None,
     curriculum=dict(labels=None),
@@ -44,7 +47,7 @@ def make_parts():
   more['ledger'] = None
   more['failures'] = host_step.grade.Failures({})
   return types.SimpleNamespace(
-    config=config, curriculum=Heard(), lengths=Heard(), program=program, **more
+    config=config, curriculum=Heard(), lengths=Heard(), spec=spec, **more
   )
 
 
@@ -123,7 +126,7 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
   parts.config.rollout.stop = types.SimpleNamespace(fn='none')
   parts.curriculum, parts.lengths, parts.unfinished = Chooses(), curriculum.LengthEstimate(4), []
   parts.lengths.mean[:] = [1, 2, 3, 4]
-  parts.cap, parts.collect, parts.program.parts = lambda index, most: most, None, 1
+  parts.cap, parts.collect, parts.spec.layout.slots_per_prompt = lambda index, most: most, None, 1
   parts.config.curriculum = types.SimpleNamespace(each=1)
   fresh = make_batch([0] * B, [0] * B, [STOPPED] * B, [1] * B).prompts
 
@@ -132,7 +135,7 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
       return fresh._replace(index_P=index)
 
   parts.tables = types.SimpleNamespace(train=Table(range(4)))
-  monkeypatch.setattr(host_step.steps, 'empty_rollout', lambda program: None)
+  monkeypatch.setattr(host_step.steps, 'empty_rollout', lambda spec: None)
   prompts, *_ = host_step.propose(parts, 5)
   step, slots, lengths, _, busy = parts.curriculum.told
   assert len(busy) == 0
@@ -144,7 +147,7 @@ def test_aborted_rows_are_blank_and_counted():
   reason_B = [STOPPED, ABORTED, STOPPED, STOPPED] + [STOPPED] * 8 + [UNFINISHED] + [STOPPED] * 3
   batch = make_batch([2] * B, [0] * B, reason_B, [1] * B)
   parts = make_parts()
-  parts.unfinished = host_step.replay.Unfinished(G, max_age=3)
+  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
   rollout, whole_P, told = host_step._hold(parts, batch.prompts, batch.rollout, 30)
   assert whole_P.tolist() == [True, True, True, False]
   assert rollout.length_B.tolist() == [2, 0, 2, 2] + [2] * 8 + [0] * 4
@@ -242,7 +245,7 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   parts.model = types.SimpleNamespace(tokenizer=Words())
   rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
   parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
-  parts.unfinished = host_step.replay.Unfinished(G, max_age=3)
+  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
   landed = {}
@@ -286,7 +289,7 @@ def choosing(each=1, allocate=None, collect=None, held=()):
   own = dict(posterior=posterior, visits=visits, predict=predict, accept=lambda proposal: None)
   parts.curriculum = types.SimpleNamespace(propose=propose, **own)
   parts.lengths = lambda index: np.full(len(index), 5.0)
-  parts.unfinished = host_step.replay.Unfinished(G, max_age=3)
+  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
   if len(held):
     parts.unfinished.prompts = Prompts(*[np.array(held)] * 5)
   parts.collect, parts.allocate = collect, allocate
@@ -372,7 +375,7 @@ def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
   parts = real_choosing(size=12, selection=dict(fn='top'), eligibility=dict(fn='none'))
   for _ in range(4):
     observe(parts, range(12), [0] * 12)
-  aided = curriculum.Aided(np.array([3, 8]), np.full(2, 5.0), np.full(2, 5.0))
+  aided = curriculum.HintedPosteriors(np.array([3, 8]), np.full(2, 5.0), np.full(2, 5.0))
   parts.aid = types.SimpleNamespace(aided=lambda step: aided)
   hold(parts, [3, 5, 7])
   choice = host_step.choose(parts, 0)
@@ -537,7 +540,7 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   for name, mean in means.items():
     np.testing.assert_allclose(told[f'critic/score/{name}'], mean, rtol=1e-6)
   assert got.parts_BxK is None  # nobody asks
-  parts.program.method.needs_parts = True
+  parts.spec.objective.method.needs_parts = True
   got, *_ = host_step._grade(parts, Parted(), batch.prompts, rollout)
   np.testing.assert_array_equal(got.parts_BxK, np.stack([0.5 * right, form], 1))
 
@@ -560,7 +563,7 @@ def landed(pool, reason_B, **failed):
   parts.config.seed = 0
   parts.failures = host_step.grade.Failures(dict(failed=failed, right=1.0))
   parts.model = types.SimpleNamespace(tokenizer=Words())
-  parts.unfinished = host_step.replay.Unfinished(G, max_age=3)
+  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
   parts.successes = host_step.replay.successes.none()
   rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
   parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))

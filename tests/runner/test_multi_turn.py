@@ -80,15 +80,16 @@ def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
     parts.play.stage.factory = parts.play.stage.factory._replace(make=make)
   if parts.play is not None:
     parts.play.tokenizer = parts.model.tokenizer._replace(end_ids=ends)
-  spec = parts.program.generate._replace(end_ids=ends)
-  return parts._replace(program=parts.program._replace(generate=spec))
+  rollout = parts.spec.rollout
+  rollout = rollout._replace(decode=rollout.decode._replace(end_ids=ends))
+  return parts._replace(spec=parts.spec._replace(rollout=rollout))
 
 
 def run(parts, count=1, state=None, batch=None, start=0, call=None):
   """`count` calls as train makes them → states, batches and rollouts after each."""
   call = call or multi_turn.compile_call(parts)
-  state = state or steps.init_state(parts.program, parts.model.params)
-  batch, told = batch or steps.empty_batch(parts.program), []
+  state = state or steps.init_state(parts.spec, parts.model.params)
+  batch, told = batch or steps.empty_batch(parts.spec), []
   for index in range(start, start + count):
     prompts, *more = host_step.propose(parts, index)
     state, rollout, device = call(state, batch, prompts, *more)
@@ -124,7 +125,7 @@ def talked():
 def test_one_turn_without_an_answer_is_what_no_environment_is():
   """(a) Tokens and log-probabilities bit for bit, and the weights after two updates to the rounding of two programs."""
   plain = made(environment__fn='none')
-  want_state, _, want = run(plain, 3, call=steps.compile_split(plain.program))
+  want_state, _, want = run(plain, 3, call=steps.compile_split(plain.spec))
   got_state, _, got = run(made(Once, environment__turns=1, environment__judge='rewards'), 3)
   assert any((w[1].reason_B == STOPPED).any() and w[2].batch.reward_B.std() > 0 for w in want)
   for (_, a, _), (_, b, _) in zip(got, want, strict=True):
@@ -202,9 +203,9 @@ def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   """(b) Turns and what was given in between, teacher-forced."""
   parts, _, _, told = talked
   prompts, rollout, _ = told[0]
-  state = steps.init_state(parts.program, parts.model.params)
+  state = steps.init_state(parts.spec, parts.model.params)
   logp_BxT, _ = jax.jit(
-    lambda p: microbatch.rescore(parts.program, p, prompts, rollout.tokens_BxT)
+    lambda p: microbatch.rescore(parts.spec, p, prompts, rollout.tokens_BxT)
   )(state.params)
   said = np.asarray(objective.sampled_mask(rollout)) > 0
   assert said.sum() < rollout.length_B.sum()
@@ -272,22 +273,22 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
 
 def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
   parts, _, _, told = talked
-  program = parts.program
+  spec = parts.spec
   batch = told[0][2].batch  # of the weights as they began
   batch = batch._replace(reward_B=np.arange(P * G, dtype=np.float32))
   params = parts.model.params
-  target = objective.targets(program.method, batch, G)
+  target = objective.targets(spec.objective.method, batch, G)
 
   def total(params):
-    pieces = microbatch.slices(program, jax.tree.map(jnp.asarray, batch), target)
-    losses, sums = jax.lax.map(lambda x: updates.slice_loss(program, params, *x), pieces)
+    pieces = microbatch.slices(spec, jax.tree.map(jnp.asarray, batch), target)
+    losses, sums = jax.lax.map(lambda x: updates.slice_loss(spec, params, *x), pieces)
     return losses.sum(), sums
 
   (_, sums), got = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
   sampled_BxT = objective.sampled_mask(batch.rollout)
 
   def plain(params):
-    logp_BxT, _ = microbatch.rescore(program, params, batch.prompts, batch.rollout.tokens_BxT)
+    logp_BxT, _ = microbatch.rescore(spec, params, batch.prompts, batch.rollout.tokens_BxT)
     weight = target.weight_BxT * target.advantage_BxT
     return -jnp.where(sampled_BxT > 0, weight * logp_BxT, 0.0).sum()
 
@@ -426,7 +427,7 @@ def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
   parts = made(lambda: Talks(turns=2), ends=tuple(range(0, 90, 2)), eval__prompts=4)
   parts.play.at(0)
   decode, judging = parts.model.tokenizer.decode, evaluate.Judging(Pool(), play=parts.play)
-  measure = evaluate.make_evaluator(parts.program, parts.tables.held_out, decode, judging, 0, {})
+  measure = evaluate.make_evaluator(parts.spec, parts.tables.held_out, decode, judging, 0, {})
   metrics, rows, groups = measure(parts.model.params)
   assert measure(parts.model.params) == (metrics, rows, groups) and len(rows) == 4
   played = 0
@@ -446,7 +447,7 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
   compiled = []
 
   def kept(compile_half):
-    return lambda program: compiled.append(compile_half(program)) or compiled[-1]
+    return lambda spec: compiled.append(compile_half(spec)) or compiled[-1]
 
   for name in ('compile_update', 'compile_sample'):
     monkeypatch.setattr(steps, name, kept(getattr(steps, name)))

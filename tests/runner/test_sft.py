@@ -17,7 +17,7 @@ from jaxrl_llm.data.tasks import make_row
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
 from jaxrl_llm.learner import update as updates
-from jaxrl_llm.learner.step_spec import make_program
+from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import sft as sft_lib
 from jaxrl_llm.types import UserError
@@ -33,36 +33,36 @@ def job(**sft):
   c.data.chat = False
   c.sft.update(dict(steps=3, prompts=len(WORDS)) | sft)
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
-  program = sft_lib.likelihood(c, make_program(c, SLIDING, (3, 7), mesh))
+  spec = sft_lib.likelihood(c, make_spec(c, SLIDING, (3, 7), mesh))
   rows = [make_row('toy', f'{word}=', word[::-1], {}) for word in WORDS[:-2]]
   rows += [make_row('toy', f'{w}=', '', dict(solution=f'{w[0]}! {w}')) for w in WORDS[-2:]]
   tokenizer = models.load('scratch', scratch=c.scratch).tokenizer
-  return c, program, data.make_table(rows, c.data, 12, tokenizer), tokenizer
+  return c, spec, data.make_table(rows, c.data, 12, tokenizer), tokenizer
 
 
-def learned(program, batch, params):
+def learned(spec, batch, params):
   """The loss and its gradient."""
-  target = objective.targets(program.method, batch, 1)
-  pieces = microbatch.slices(program, batch, target)
+  target = objective.targets(spec.objective.method, batch, 1)
+  pieces = microbatch.slices(spec, batch, target)
   piece = jax.tree.map(lambda x: x[0], pieces)
-  loss = lambda params: updates.slice_loss(program, params, *piece)[0]  # noqa: E731
+  loss = lambda params: updates.slice_loss(spec, params, *piece)[0]  # noqa: E731
   return jax.jit(jax.value_and_grad(loss))(params)
 
 
 def test_packed_is_unpacked_in_loss_and_gradient():
   """All demonstrations once, in 12 rows and in 5: the same mean over the same tokens, whatever shares a row."""
   params = decoder.init(SLIDING, 0)
-  c, program, table, tokenizer = job()
+  c, spec, table, tokenizer = job()
   apart = sft_lib.batch(c, np.random.default_rng(0), table, tokenizer)
-  want, want_grad = learned(program, apart, params)
-  c, program, table, tokenizer = job(prompts=5, pack_tokens=24)
+  want, want_grad = learned(spec, apart, params)
+  c, spec, table, tokenizer = job(prompts=5, pack_tokens=24)
   drawn = list(zip(table.tokens, table.rows, strict=True))
   prompts, rollout, count = data.packed(drawn, tokenizer, 10, 5, 24)
   assert count == len(WORDS) and (rollout.length_B > 0).all()
   together = apart._replace(
     prompts=prompts, rollout=rollout, reward_B=np.ones(5, np.float32), correct_B=np.ones(5)
   )
-  got, got_grad = learned(program, together, params)
+  got, got_grad = learned(spec, together, params)
   np.testing.assert_allclose(got, want, rtol=1e-6)
   assert_close(got_grad, want_grad, 1e-6)
 

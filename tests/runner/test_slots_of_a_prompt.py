@@ -46,7 +46,9 @@ def parts(each: int, allocate: dict) -> types.SimpleNamespace:
     collect=None,
     aid=None,
     tables=types.SimpleNamespace(train=table),
-    program=types.SimpleNamespace(method=types.SimpleNamespace(needs_parts=False)),
+    spec=types.SimpleNamespace(
+      objective=types.SimpleNamespace(method=types.SimpleNamespace(needs_parts=False))
+    ),
   )
 
 

@@ -27,11 +27,16 @@ def make(minibatches=1, **spec):
   for name, part in spec.items():
     config.objective[name] = part
   method = objective.method(config.objective)
-  program = types.SimpleNamespace(
-    method=method, minibatches=minibatches, parts=1, group=G,
-    generate=types.SimpleNamespace(rollouts=G),
-  )  # fmt: skip
-  return program, config
+  return spec_of(method, minibatches, 1), config
+
+
+def spec_of(method, minibatches, slots_per_prompt):
+  return types.SimpleNamespace(
+    objective=types.SimpleNamespace(method=method),
+    update=types.SimpleNamespace(minibatches=minibatches),
+    rollout=types.SimpleNamespace(decode=types.SimpleNamespace(rollouts=G)),
+    layout=types.SimpleNamespace(slots_per_prompt=slots_per_prompt, group=G),
+  )
 
 
 def batch(seed=0):
@@ -65,10 +70,10 @@ def said(given):
 
 
 def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
-  program, config = make(trust_region=dict(fn='clip', low=0.2, high=0.2))
+  step_spec, config = make(trust_region=dict(fn='clip', low=0.2, high=0.2))
   given = batch()
-  told = token_stats.Ledger(program, config, CHARS.backend)(given, said(given))
-  target = objective.targets(program.method, given, G)
+  told = token_stats.Ledger(step_spec, config, CHARS.backend)(given, said(given))
+  target = objective.targets(step_spec.objective.method, given, G)
 
   def surrogate(logp_BxT):  # PPO's, as the paper writes it
     ratio = jnp.exp(logp_BxT - given.rollout.logp_BxT)
@@ -86,9 +91,9 @@ def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
 
 
 def test_minibatches_have_denominators_of_their_own():
-  program, config = make(minibatches=2, aggregation=dict(fn='token_mean'))
+  step_spec, config = make(minibatches=2, aggregation=dict(fn='token_mean'))
   given = batch()
-  made = token_stats.counted(program, given, True)
+  made = token_stats.counted(step_spec, given, True)
   for u in range(2):
     at_P = np.arange(P) % 2 == u
     at_B = np.repeat(at_P, G)
@@ -97,18 +102,18 @@ def test_minibatches_have_denominators_of_their_own():
       Rollout(*[x if x is None else x[at_B] for x in given.rollout]),
       given.reward_B[at_B], given.correct_B[at_B],
     )  # fmt: skip
-    target = objective.targets(program.method, part, G)
-    wanted, _ = objective.coefficients(program.method, target, target.behavior_BxT)
+    target = objective.targets(step_spec.objective.method, part, G)
+    wanted, _ = objective.coefficients(step_spec.objective.method, target, target.behavior_BxT)
     np.testing.assert_allclose(made['coefficient'][at_B], wanted, rtol=1e-5)
 
 
 def test_no_more_groups_are_told_than_the_bound_has_room_for():
-  program, config = make()
+  step_spec, config = make()
   given = batch()
   length_P = given.rollout.length_B.reshape(P, G).sum(1)
   for bound, groups in ((length_P[:2].sum(), 2), (length_P[:2].sum() - 1, 1), (1, 0)):
     config.monitoring.rollouts_tokens = int(bound)
-    told = token_stats.Ledger(program, config, CHARS.backend)(given, said(given))
+    told = token_stats.Ledger(step_spec, config, CHARS.backend)(given, said(given))
     assert {b // G for b in told} == set(range(groups))
 
 
@@ -121,26 +126,26 @@ def test_no_more_groups_are_told_than_the_bound_has_room_for():
   ],
 )
 def test_what_the_update_works_out_first_is_left_out(spec, both):
-  program, config = make(**spec)
-  assert token_stats.told(program, config) == both
+  step_spec, config = make(**spec)
+  assert token_stats.told(step_spec, config) == both
   config.replay.collect = dict(fn='mixed')
-  assert token_stats.told(program, config) == (False, False)
+  assert token_stats.told(step_spec, config) == (False, False)
 
 
 def test_a_text_that_is_not_the_tokens_own_has_no_cuts():
-  program, config = make()
+  step_spec, config = make()
   given = batch()
   texts = said(given)
-  book = token_stats.Ledger(program, config, CHARS.backend)
+  book = token_stats.Ledger(step_spec, config, CHARS.backend)
   told = book(given, [*texts[:1], 'told before ' + texts[1], *texts[2:]])
   assert told[0]['cuts'] == [1] * len(texts[0]) and 'cuts' not in told[1] and 'logp' in told[1]
 
 
 def test_tokens_that_an_environment_gave_have_no_numbers():
-  program, config = make()
+  step_spec, config = make()
   given = batch()
   given = given._replace(rollout=given.rollout._replace(turns=turns()))
-  told = token_stats.Ledger(program, config, CHARS.backend)(given, said(given))
+  told = token_stats.Ledger(step_spec, config, CHARS.backend)(given, said(given))
   for b, row in told.items():
     length = int(given.rollout.length_B[b])
     assert [x is None for x in row['logp']] == [t == 1 for t in range(length)]
@@ -171,9 +176,7 @@ def test_what_is_no_number_of_the_policys_is_null():
 def test_every_method_is_told_or_left_out(path):
   config = configs.load(str(path))
   method = objective.method(config.objective)
-  program = types.SimpleNamespace(
-    method=method, minibatches=2, parts=2, group=G, generate=types.SimpleNamespace(rollouts=G)
-  )
+  step_spec = spec_of(method, 2, 2)
   given = batch()
   slots = dict(part_P=np.zeros(P, np.int32), weight_P=np.ones(P, np.float32))
   slots['context_P'] = np.zeros(P, np.int32)
@@ -182,7 +185,7 @@ def test_every_method_is_told_or_left_out(path):
     given = given._replace(parts_BxK=np.ones((B, len(method.weight_K or (1, 1))), np.float32))
   if config.environment.fn != 'none':
     given = given._replace(rollout=given.rollout._replace(turns=turns()))
-  advantage, coefficient = token_stats.told(program, config)
+  advantage, coefficient = token_stats.told(step_spec, config)
   if advantage:
-    made = jax.eval_shape(lambda x: token_stats.counted(program, x, coefficient), given)
+    made = jax.eval_shape(lambda x: token_stats.counted(step_spec, x, coefficient), given)
     assert all(x.shape == (B, T) for x in made.values()) and ('coefficient' in made) == coefficient
