@@ -156,7 +156,7 @@ class TrainState(NamedTuple):
   # float32 weights as they began, for a method that is held near them; with LoRA `base` is that
   reference: Any = None
   carried: tuple = ()  # rollout.carried.Carried of unfinished rows, the oldest first; () = encoded again
-  companion: Any = None  # a second model with its optimizer, where the credit of tokens needs one
+  auxiliary_model: Any = None  # a second model with its optimizer, where the credit of tokens needs one
   average: Any = None  # float32 weights averaged over steps, where the old policy is theirs
   outer: Any = None  # what a loop around the optimizer's steps has seen
   noise: Any = None  # how loud it is in each layer, where the update's forward pass has some

@@ -78,7 +78,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
 
 def signal(method, d):
   """What the method's companion says of the data."""
-  return getattr(d, method.auxiliary_model.gives) if method.auxiliary_model else None
+  return getattr(d, method.auxiliary_model.signal_kind) if method.auxiliary_model else None
 
 
 def known(method, d):
@@ -87,7 +87,7 @@ def known(method, d):
     old_BxT=d.old if method.needs_old else None,
     reference_BxT=d.reference if method.needs_reference else None,
     age_BxT=d.age if method.needs_versions else None,
-    moved_BxT=d.moved if method.needs_versions else None,
+    batch_steps_BxT=d.moved if method.needs_versions else None,
     step_B=d.step if method.needs_step else None,
   )
 

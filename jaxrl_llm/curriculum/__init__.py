@@ -1,18 +1,18 @@
 """Control: decisions about what to run. Numpy on the host; nothing here imports jax."""
 
 from jaxrl_llm.curriculum import allocation, hint_rules, labels
-from jaxrl_llm.curriculum.curriculum import Aided, Curriculum, Proposal
+from jaxrl_llm.curriculum.curriculum import HintedPosteriors, Curriculum, Proposal
 from jaxrl_llm.curriculum.evidence import Evidence, gather_evidence
-from jaxrl_llm.curriculum.hint_rules import Hints
-from jaxrl_llm.curriculum.labels import LabelCare
+from jaxrl_llm.curriculum.hint_rules import HintScheduler
+from jaxrl_llm.curriculum.labels import LabelRefiner
 from jaxrl_llm.curriculum.length_estimate import LengthEstimate
 
 __all__ = [
-  'Aided',
+  'HintedPosteriors',
   'Curriculum',
   'Evidence',
-  'Hints',
-  'LabelCare',
+  'HintScheduler',
+  'LabelRefiner',
   'LengthEstimate',
   'Proposal',
   'allocation',

@@ -1,4 +1,4 @@
-"""Which candidates are struck out before the choice, and how many slots audit them. facts → Gate.
+"""Which candidates are struck out before the choice, and how many slots audit them. dataset → EligibilityRule.
 
 Every public function here may be named in `config.curriculum.eligibility.fn`. Each has a `share`: that part of
 the slots goes to prompts drawn uniformly from those struck out, and while there are none from all that are
@@ -11,35 +11,35 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_llm.curriculum import setting_checks
-from jaxrl_llm.curriculum.records import Facts, Gate, Mean, Seen, State
+from jaxrl_llm.curriculum.records import DatasetInfo, EligibilityRule, Mean, StepEvidence, State
 
 _MOST = 255  # a streak is counted in a byte
 
 
-def none(facts: Facts) -> Gate:
+def none(dataset: DatasetInfo) -> EligibilityRule:
   """All may be chosen. Source: none."""
-  del facts
-  return Gate({})
+  del dataset
+  return EligibilityRule({})
 
 
-def audit(facts: Facts, *, share: float = 0.05) -> Gate:
+def audit(dataset: DatasetInfo, *, share: float = 0.05) -> EligibilityRule:
   """All may be chosen, and that share of slots goes to prompts drawn uniformly.
 
   Keeps the posterior of prompts that a utility would never choose again from going stale. Source: none.
   """
-  del facts
+  del dataset
   setting_checks.within('gate.share', share, 0, 1)
-  return Gate({}, audit=share)
+  return EligibilityRule({}, audit=share)
 
 
-def retire(facts: Facts, *, rate: float = 0.9, visits: int = 2, share: float = 0.02) -> Gate:
+def retire(dataset: DatasetInfo, *, rate: float = 0.9, visits: int = 2, share: float = 0.02) -> EligibilityRule:
   """A prompt whose posterior mean is `rate` or more after `visits` visits returns as an audit alone.
 
   The mean is over its whole history with forget.none, as the paper's is. One that fails its audit, so that
   the mean falls below, is back. Source: arXiv:2510.13786 (ScaleRL; 0.9 of the history, by third-party
   notes; the visits and audits are ours).
   """
-  del facts
+  del dataset
   setting_checks.within('gate.rate', rate, 0, 1)
   setting_checks.whole('gate.visits', visits, 1)
   setting_checks.within('gate.share', share, 0, 1)
@@ -48,11 +48,11 @@ def retire(facts: Facts, *, rate: float = 0.9, visits: int = 2, share: float = 0
     del state, index
     return (visits_I >= visits) & (mean() >= rate)
 
-  return Gate({}, barred, audit=share)
+  return EligibilityRule({}, barred, audit=share)
 
 
 def streaks(
-  facts: Facts,
+  dataset: DatasetInfo,
   *,
   easy: float = 0.98,
   hard: float = 0.11,
@@ -61,7 +61,7 @@ def streaks(
   step: float = 0.01,
   floor: float = 0.01,
   share: float = 0.0,
-) -> Gate:
+) -> EligibilityRule:
   """Skipped with probability 1 − max(p^c, 0.01), c the visits in a row that were all easy, or all hard.
 
   Easy is a rate of at least 0.98, hard one of at most 0.11 (all wrong, at G = 8), each with its p. In
@@ -83,7 +83,7 @@ def streaks(
     easy_I, hard_I = state['streak'][0, index], state['streak'][1, index]  # one of them is 0
     return np.maximum(skip[0][easy_I], skip[1][hard_I])
 
-  def learn(state: State, seen: Seen) -> State:
+  def learn(state: State, seen: StepEvidence) -> State:
     rate_V, streak_2xN = seen.right_V / seen.count_V, state['streak'].copy()
     hit_2xV = np.stack([mark(rate_V) for mark in marks])
     old = streak_2xN[:, seen.index_V]
@@ -97,5 +97,5 @@ def streaks(
     return after
 
   begin = np.array(float(start))
-  state = dict(streak=np.zeros((2, facts.size), np.uint8), p_easy=begin, p_hard=begin)
-  return Gate(state, barred, learn, share)
+  state = dict(streak=np.zeros((2, dataset.size), np.uint8), p_easy=begin, p_hard=begin)
+  return EligibilityRule(state, barred, learn, share)

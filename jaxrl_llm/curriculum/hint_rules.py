@@ -39,7 +39,7 @@ class Rule(NamedTuple):
   noise: float = 0.0  # standard deviation of what is added to a share above 0
 
 
-class Hints:
+class HintScheduler:
   """The rule with its memory: prompt → its last visits, at most 16 of each prompt.
 
   A share depends on a prompt's visits alone, and is worked out when one is added: a step costs what it visits. Chance

@@ -18,7 +18,7 @@ from jaxrl_llm.types import UserError
 _KEPT = 64  # visits that are remembered of a prompt: more epochs than a run has
 
 
-class Suspect(NamedTuple):
+class SuspectLabel(NamedTuple):
   """A label that the rollouts contradict."""
 
   prompt: int
@@ -28,7 +28,7 @@ class Suspect(NamedTuple):
   visits: int  # remembered
 
 
-class LabelCare:
+class LabelRefiner:
   """observe(visit) → label(prompt, given): the label to grade by now; suspects(given) for the log."""
 
   def __init__(self, *, min_slope: float = 0.05, after: int = 4):
@@ -64,7 +64,7 @@ class LabelCare:
     answer = refined(*self._visits.get(int(prompt), ((), ())), **self._rule)
     return given if answer is None else answer
 
-  def suspects(self, given: Callable[[int], str]) -> list[Suspect]:
+  def suspects(self, given: Callable[[int], str]) -> list[SuspectLabel]:
     """All prompts whose label is replaced now by another one, by prompt; `given` tells the data's.
 
     Source: arXiv:2604.03993 (OLR).
@@ -74,7 +74,7 @@ class LabelCare:
       label = given(prompt)
       answer = self.label(prompt, label)
       if answer != label:
-        found.append(Suspect(prompt, label, answer, share_V[-1], len(answer_V)))
+        found.append(SuspectLabel(prompt, label, answer, share_V[-1], len(answer_V)))
     return found
 
   def state_dict(self) -> dict[str, list]:
@@ -91,10 +91,10 @@ def none() -> None:
   return None
 
 
-def majority_refined(*, min_slope: float = 0.05, after: int = 4) -> LabelCare:
+def majority_refined(*, min_slope: float = 0.05, after: int = 4) -> LabelRefiner:
   """A label gives way to its group's unique majority answer, where that has grown and is that of most visits.
 
   From visit `after` + 1 on, with a slope of the majority's share of at least `min_slope` a visit; asked anew at every
   visit. Source: arXiv:2604.03993 (OLR; constants of its code, which counts epochs).
   """
-  return LabelCare(min_slope=min_slope, after=after)
+  return LabelRefiner(min_slope=min_slope, after=after)

@@ -1,4 +1,4 @@
-"""What a prompt's prior is, and what it learns from others. facts → Share.
+"""What a prompt's prior is, and what it learns from others. dataset → PriorPool.
 
 A prior is Beta pseudo-counts (right, wrong). A prompt's own evidence is added to it.
 Every public function here may be named in `config.curriculum.prior_pooling.fn`.
@@ -11,15 +11,15 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.curriculum import setting_checks
-from jaxrl_llm.curriculum.records import Facts, Index, Seen, Share, State, column
+from jaxrl_llm.curriculum.records import DatasetInfo, Index, StepEvidence, PriorPool, State, column
 
 
-def none(facts: Facts) -> Share:
+def none(dataset: DatasetInfo) -> PriorPool:
   """Beta(1, 1) for every prompt. Source: arXiv:2507.04632 (MoPPS)."""
-  return Share({}, _even(facts), _nothing)
+  return PriorPool({}, _even(dataset), _nothing)
 
 
-def kind(facts: Facts, *, strength: float = 2.0, floor: float = 1.0) -> Share:
+def kind(dataset: DatasetInfo, *, strength: float = 2.0, floor: float = 1.0) -> PriorPool:
   """Beta(s·m, s·(1 − m)), m = (right + floor) / (right + wrong + 2·floor) of the prompt's kind.
 
   A prompt never seen is expected to do as its kind does now; a kind's counts age by
@@ -29,33 +29,33 @@ def kind(facts: Facts, *, strength: float = 2.0, floor: float = 1.0) -> Share:
   """
   setting_checks.within('share.strength', strength, 0, open_low=True)
   setting_checks.within('share.floor', floor, 0, open_low=True)
-  kinds = int(facts.kind_N.max(initial=0)) + 1
+  kinds = int(dataset.kind_N.max(initial=0)) + 1
 
   def prior(state: State, index: Index) -> np.ndarray:
     right_K, wrong_K = state['pooled'] + floor
     rate_K = (right_K / (right_K + wrong_K)).astype(np.float32)
-    return _beta(rate_K[facts.kind_N[index]], strength)
+    return _beta(rate_K[dataset.kind_N[index]], strength)
 
-  def learn(state: State, seen: Seen) -> tuple[State, None]:
-    kind_V, counts_2xV = facts.kind_N[seen.index_V], np.stack([seen.right_V, _wrong(seen)])
+  def learn(state: State, seen: StepEvidence) -> tuple[State, None]:
+    kind_V, counts_2xV = dataset.kind_N[seen.index_V], np.stack([seen.right_V, _wrong(seen)])
     # A kind ages by how often it was seen, whatever the order of rows.
-    pooled = state['pooled'] * facts.kind_decay ** np.bincount(kind_V, minlength=kinds)
+    pooled = state['pooled'] * dataset.kind_decay ** np.bincount(kind_V, minlength=kinds)
     for row, counts_V in zip(pooled, counts_2xV, strict=True):
       row += np.bincount(kind_V, counts_V, minlength=kinds)
     return dict(pooled=pooled), None
 
-  return Share(dict(pooled=np.zeros((2, kinds))), prior, learn)
+  return PriorPool(dict(pooled=np.zeros((2, kinds))), prior, learn)
 
 
 def anchors(
-  facts: Facts,
+  dataset: DatasetInfo,
   *,
   weak: str = 'pass_rate_weak',
   strong: str = 'pass_rate_strong',
   rho: float = 0.1,
   momentum: float = 0.9,
   adaptive: bool = False,
-) -> Share:
+) -> PriorPool:
   """Beta(1, 1), and a step tells everyone: p̃ = clip(F₀ + c(F₁ − F₀), 0, 1), for a visited prompt its own rate.
 
   F₀, F₁: pass rates of a weak and a strong model, the fields `weak` and `strong` of the data; where a
@@ -69,11 +69,11 @@ def anchors(
   setting_checks.within('share.rho', rho, 0, 1)
   setting_checks.within('share.momentum', momentum, 0, 1)
   setting_checks.one_of('share.adaptive', adaptive, (True, False))
-  weak_N = column(facts, 'share.weak', weak, 0, 1) if weak else np.zeros(facts.size, np.float32)
-  strong_N = column(facts, 'share.strong', strong, 0, 1) if strong else np.ones_like(weak_N)
+  weak_N = column(dataset, 'share.weak', weak, 0, 1) if weak else np.zeros(dataset.size, np.float32)
+  strong_N = column(dataset, 'share.strong', strong, 0, 1) if strong else np.ones_like(weak_N)
   gap_N = strong_N - weak_N
 
-  def learn(state: State, seen: Seen) -> tuple[State, np.ndarray]:
+  def learn(state: State, seen: StepEvidence) -> tuple[State, np.ndarray]:
     at, rate_V = seen.index_V, seen.right_V / seen.count_V
     ability, rho_now = state['capability'], state['rho']
     if len(at):
@@ -81,25 +81,25 @@ def anchors(
       old = place if np.isnan(ability) else ability
       ability = np.asarray(momentum * old + (1 - momentum) * place)
     if np.isnan(ability):  # nothing was ever seen
-      return state, np.zeros((2, facts.size), np.float32)
+      return state, np.zeros((2, dataset.size), np.float32)
     p_N = np.clip(weak_N + np.float32(ability) * gap_N, 0, 1)
     missed = bool(len(at)) and np.abs(p_N[at] - rate_V).mean() >= 0.25
-    gained = np.float32(rho_now * facts.group) * np.stack([p_N, 1 - p_N])
+    gained = np.float32(rho_now * dataset.group) * np.stack([p_N, 1 - p_N])
     gained[:, at] = seen.right_V, _wrong(seen)
     after = rho_now / 2 if adaptive and missed else rho_now
     return dict(capability=ability, rho=np.asarray(after)), gained
 
-  return Share(dict(capability=np.array(np.nan), rho=np.array(float(rho))), _even(facts), learn)
+  return PriorPool(dict(capability=np.array(np.nan), rho=np.array(float(rho))), _even(dataset), learn)
 
 
 def kernel(
-  facts: Facts,
+  dataset: DatasetInfo,
   *,
   feature: str = 'traits',
   every: int = 2,
   temperature: float = 0.1,
   strength: float = 8.0,
-) -> Share:
+) -> PriorPool:
   """Beta(s·d, s·(1 − d)), d_i = Σ_r w_ir·(k_r + ½)/(n_r + 1), w = softmax_r(z_i·z_r / temperature).
 
   Every `every` steps all prompts of the step are drawn evenly: the reference set, r. From its
@@ -112,35 +112,35 @@ def kernel(
   setting_checks.whole('share.every', every, 1)
   setting_checks.within('share.temperature', temperature, 0, open_low=True)
   setting_checks.within('share.strength', strength, 0, open_low=True)
-  unit_NxF = _features(facts, feature)
+  unit_NxF = _features(dataset, feature)
 
   def prior(state: State, index: Index) -> np.ndarray:
     return _beta(state['rate'][index], strength)
 
-  def learn(state: State, seen: Seen) -> tuple[State, None]:
+  def learn(state: State, seen: StepEvidence) -> tuple[State, None]:
     if seen.step % every or not len(seen.index_V):
       return state, None
     known_R = ((seen.right_V + 0.5) / (seen.count_V + 1)).astype(np.float32)
-    rate_N = np.empty(facts.size, np.float32)
-    for at in range(0, facts.size, _BLOCK):  # [N, R] at once would be gigabytes
+    rate_N = np.empty(dataset.size, np.float32)
+    for at in range(0, dataset.size, _BLOCK):  # [N, R] at once would be gigabytes
       part = slice(at, at + _BLOCK)
       like_IxR = unit_NxF[part] @ unit_NxF[seen.index_V].T
       w_IxR = np.exp((like_IxR - like_IxR.max(1, keepdims=True)) / np.float32(temperature))
       rate_N[part] = w_IxR @ known_R / w_IxR.sum(1)
     return dict(rate=rate_N), None
 
-  state = dict(rate=np.full(facts.size, 0.5, np.float32))
-  return Share(state, prior, learn, reference=lambda step: step % every == 0)
+  state = dict(rate=np.full(dataset.size, 0.5, np.float32))
+  return PriorPool(state, prior, learn, reference=lambda step: step % every == 0)
 
 
 _BLOCK = 1 << 15
 
 
-def _even(facts: Facts) -> Callable[[State, Index], np.ndarray]:
-  return lambda state, index: np.ones((2, len(facts.kind_N[index])), np.float32)
+def _even(dataset: DatasetInfo) -> Callable[[State, Index], np.ndarray]:
+  return lambda state, index: np.ones((2, len(dataset.kind_N[index])), np.float32)
 
 
-def _nothing(state: State, seen: Seen) -> tuple[State, None]:
+def _nothing(state: State, seen: StepEvidence) -> tuple[State, None]:
   del seen
   return state, None
 
@@ -150,13 +150,13 @@ def _beta(rate_I: np.ndarray, strength: float) -> np.ndarray:
   return np.stack([right_I, np.float32(strength) - right_I])
 
 
-def _wrong(seen: Seen) -> np.ndarray:
+def _wrong(seen: StepEvidence) -> np.ndarray:
   return seen.count_V - seen.right_V
 
 
-def _features(facts: Facts, name: str) -> np.ndarray:
+def _features(dataset: DatasetInfo, name: str) -> np.ndarray:
   """float32 [N, F] of unit length; rows of zeros stay zeros and are like all others alike."""
   if name == 'kind':
-    return np.eye(int(facts.kind_N.max(initial=0)) + 1, dtype=np.float32)[facts.kind_N]
-  raw_NxF = column(facts, 'share.feature', name, -np.inf, np.inf).reshape(facts.size, -1)
+    return np.eye(int(dataset.kind_N.max(initial=0)) + 1, dtype=np.float32)[dataset.kind_N]
+  raw_NxF = column(dataset, 'share.feature', name, -np.inf, np.inf).reshape(dataset.size, -1)
   return raw_NxF / np.maximum(np.linalg.norm(raw_NxF, axis=1, keepdims=True), 1e-12)

@@ -16,7 +16,7 @@ Index = np.ndarray | slice  # which prompts
 Mean = Callable[[], np.ndarray]
 
 
-class Facts(NamedTuple):
+class DatasetInfo(NamedTuple):
   """Known before any rollout."""
 
   size: int  # prompts, N
@@ -26,7 +26,7 @@ class Facts(NamedTuple):
   columns: Mapping[str, Any]  # arrays [N] or [N, F] that rows bring with them, by name
 
 
-class Aided(NamedTuple):
+class HintedPosteriors(NamedTuple):
   """Prompts that would be asked with a hint: what is known of their success then."""
 
   index: np.ndarray  # int [H], distinct
@@ -49,7 +49,7 @@ class Proposal(NamedTuple):
   used: np.ndarray = np.zeros(0, np.int64)
 
 
-class Seen(NamedTuple):
+class StepEvidence(NamedTuple):
   """One step's evidence, in order of prompt numbers."""
 
   step: int  # steps told before
@@ -59,41 +59,41 @@ class Seen(NamedTuple):
   first_V: np.ndarray  # bool, never visited before
 
 
-class Share(NamedTuple):
+class PriorPool(NamedTuple):
   """Made by a function of share.py."""
 
   state: State  # as it begins
   prior: Callable[[State, Index], np.ndarray]  # (state, index) → float32 [2, I] pseudo-counts
   # (state, seen) → state, and float32 [2, N] where every prompt gains evidence, the seen counts included
-  learn: Callable[[State, Seen], tuple[State, np.ndarray | None]]
+  learn: Callable[[State, StepEvidence], tuple[State, np.ndarray | None]]
   reference: Callable[[int], bool] = lambda step: False  # steps whose prompts are drawn evenly
 
 
-class Gate(NamedTuple):
+class EligibilityRule(NamedTuple):
   """Made by a function of gate.py."""
 
   state: State
   # (state, index, visits, how to get the posterior mean) → probability [I] of being barred; None: of nobody
   barred: Callable[[State, Index, np.ndarray, Mean], np.ndarray] | None = None
-  learn: Callable[[State, Seen], State] = lambda state, seen: state
+  learn: Callable[[State, StepEvidence], State] = lambda state, seen: state
   audit: float = 0.0  # share of slots that goes to the barred, or where there are none to anyone
 
 
-def column(facts: Facts, field: str, name: str, low: float, high: float) -> np.ndarray:
+def column(dataset: DatasetInfo, field: str, name: str, low: float, high: float) -> np.ndarray:
   """The column that config.curriculum.<field> names, float32, its values checked against [low, high].
 
   Raises UserError where rows lack it, or hold something else. Source: none.
   """
   told = f'config.curriculum.{field}={name!r}'
-  if name not in facts.columns:
+  if name not in dataset.columns:
     raise UserError(f'{told} is no field of the data; name one that every row has.')
   try:
-    values = np.asarray(facts.columns[name], np.float32)
+    values = np.asarray(dataset.columns[name], np.float32)
   except (TypeError, ValueError) as error:
     raise UserError(f'{told} does not hold numbers, as many in every row ({error}).') from error
-  if len(values) != facts.size:
-    raise ValueError(f'{told} has {len(values)} rows, not {facts.size}')
-  bad = ~(np.isfinite(values) & (values >= low) & (values <= high)).reshape(facts.size, -1).all(1)
+  if len(values) != dataset.size:
+    raise ValueError(f'{told} has {len(values)} rows, not {dataset.size}')
+  bad = ~(np.isfinite(values) & (values >= low) & (values <= high)).reshape(dataset.size, -1).all(1)
   if bad.any():
     row = int(np.flatnonzero(bad)[0])
     bounds = 'finite numbers' if low == -np.inf else f'numbers from {low} to {high}'

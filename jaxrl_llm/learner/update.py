@@ -233,15 +233,15 @@ def _target(spec: StepSpec, state: TrainState, batch: Batch, known: Known) -> ob
   target = objective.targets(
     method, batch, spec.layout.group, known.signal, pull_B, spec.layout.slots_per_prompt
   )
-  target = target._replace(old_BxT=known.old, expert_BxTxNxk=batch.rollout.expert_BxTxNxk)
+  target = target.with_arrays(old_BxT=known.old, expert_BxTxNxk=batch.rollout.expert_BxTxNxk)
   if method.needs_versions:
     version_BxT = batch.rollout.version_BxT
-    target = target._replace(
+    target = target.with_arrays(
       age_BxT=state.step - version_BxT,
       batch_steps_BxT=jnp.broadcast_to(state.step - known.began, version_BxT.shape),
     )
   if method.needs_step:
-    target = target._replace(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
+    target = target.with_arrays(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
   if known.turn is not None:
     target = objective.turn_targets(method, target, batch.rollout, known.turn, known.multiplier)
   return target
@@ -293,12 +293,12 @@ def _prepared(spec: StepSpec, state: TrainState, batch: Batch, target: objective
   """What the gradient's slices cannot work out → targets, sums already complete, a learning rate's factor."""
   method = spec.objective.method
   if 'reference' in method.needs:
-    target = target._replace(reference_BxT=scores(spec, reference(state), foreign(batch))[0])
+    target = target.with_arrays(reference_BxT=scores(spec, reference(state), foreign(batch))[0])
   if method.needs_average:
     average = policy(spec, state.base, state.average)
-    target = target._replace(old_BxT=scores(spec, average, batch)[0])
+    target = target.with_arrays(old_BxT=scores(spec, average, batch)[0])
   if method.needs_teacher:
-    target = target._replace(
+    target = target.with_arrays(
       teacher_BxT=scores(teacher_spec(spec), state.teacher, foreign(batch))[0]
     )
     target = objective.distill(method, target)

@@ -1,46 +1,38 @@
-"""Objectives as coefficients. A method whose result is a gradient lives here."""
+"""Objectives as coefficients of log-probs: stages, their composition, and what the update needs of them."""
 
+from jaxrl_llm.objective.batch_targets import Targets, mixed_group_mask, targets
 from jaxrl_llm.objective.demonstration_terms import (
-  Lesson,
-  lesson_coefficients,
-  plan_lesson,
-  recorded_or,
+  DemonstrationTerms,
+  demonstration_coefficients,
+  fill_behavior,
+  plan_demonstrations,
 )
-from jaxrl_llm.objective.grouping import Groups, groups
-from jaxrl_llm.objective.policy_gradient import (
-  SUMS,
-  Method,
-  Targets,
-  coefficients,
-  distilled,
-  method,
-  mixed,
-  scale,
-  targets,
-)
-from jaxrl_llm.objective.replayed_log_probs import behavior, rescored
-from jaxrl_llm.objective.token_inputs import TOP, said
-from jaxrl_llm.objective.turn_masks import of_turn
+from jaxrl_llm.objective.grouping import Groups, group_rows
+from jaxrl_llm.objective.method_spec import Method, method
+from jaxrl_llm.objective.policy_gradient import SUMS, coefficients, distill, learning_rate_scale
+from jaxrl_llm.objective.replayed_log_probs import behavior_log_probs, fill_replayed_log_probs
+from jaxrl_llm.objective.token_inputs import CONFIDENCE_TOP_K, sampled_mask
+from jaxrl_llm.objective.turn_masks import turn_targets
 
 __all__ = [
+  'CONFIDENCE_TOP_K',
   'SUMS',
+  'DemonstrationTerms',
   'Groups',
-  'TOP',
-  'Lesson',
   'Method',
   'Targets',
-  'behavior',
+  'behavior_log_probs',
   'coefficients',
-  'distilled',
-  'groups',
-  'lesson_coefficients',
+  'demonstration_coefficients',
+  'distill',
+  'fill_behavior',
+  'fill_replayed_log_probs',
+  'group_rows',
+  'learning_rate_scale',
   'method',
-  'mixed',
-  'of_turn',
-  'plan_lesson',
-  'recorded_or',
-  'rescored',
-  'said',
-  'scale',
+  'mixed_group_mask',
+  'plan_demonstrations',
+  'sampled_mask',
   'targets',
+  'turn_targets',
 ]

@@ -76,7 +76,7 @@ def median_centered(
   """A = (R − median_g) / (MAD_g + eps) · n / #{A ≠ 0}, MAD = median |R − median_g|.
 
   An odd group has a rollout at the median, which pulls nowhere; the last factor makes up for it.
-  Rewards of 0 and 1 have a MAD of 0 in most groups, and A is then 1/eps: meant for graded rewards, or for
+  Rewards of 0 and 1 have a MAD of 0 in most groups, and A is then 1/eps: meant for inputs rewards, or for
   a larger eps. Source: arXiv:2601.22582 (MC-GRPO).
   """
   exists = _exists(length_PxG)

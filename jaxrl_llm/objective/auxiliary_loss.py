@@ -1,17 +1,17 @@
-"""A second model beside the policy and what it learns: a critic, or a reward for each token.
+"""Auxiliary models beside the policy: a critic, or a reward for each token, and their losses.
 
-Named in `config.objective.auxiliary_model.fn`. A function here returns a Companion: what the model gives to the credit of
-tokens, what it is compared with, and the loss it learns by. It begins as a copy of the policy;
-`jaxrl_llm/learner/auxiliary_model.py` runs it. A loss takes the model's output, values or log-probabilities, and a
-Lesson, and returns a number and sums for the log; over slices of rows both add up, unless it looks at `whole`
-minibatches.
+Every public function may be named in `config.objective.auxiliary_model.fn`. It returns an AuxiliaryModel: the signal
+that credit assignment reads, the base that log-probs are compared with, and the loss. The model starts as a copy of the
+policy; `jaxrl_llm/learner/auxiliary_model.py` runs it. A loss takes the model's output, values or log-probabilities,
+and AuxiliaryTargets, and returns a number and sums for the log. Both add up over microbatches, except for a loss that
+`compares_rows` of the minibatch.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,105 +19,127 @@ import jax.numpy as jnp
 from jaxrl_llm.objective.token_inputs import row_sum
 
 
-class Lesson(NamedTuple):
-  """What a minibatch teaches a companion. Every array leads with B; every denominator is inside a weight."""
+class AuxiliaryTargets(NamedTuple):
+  """Targets of an auxiliary model in a minibatch. Every array leads with B; weights include the denominators."""
 
-  mask_BxT: jax.Array  # float, 1 for real tokens
+  mask_BxT: jax.Array  # float, 1 for sampled tokens
   weight_BxT: jax.Array  # mask / all tokens of the minibatch
   weight_B: jax.Array  # 1 / rows of the minibatch; 0 for an empty row
   correct_B: jax.Array
-  base_BxT: jax.Array | None = None  # log-probabilities that the model's own are compared with
-  old_BxT: jax.Array | None = None  # values before the batch was learned
-  return_BxT: jax.Array | None = None
-  # the loss's slope, where it was worked out from the whole minibatch
-  c_BxT: jax.Array | None = None
+  base_BxT: jax.Array | None = None  # log-probabilities that those of the model are compared with
+  old_BxT: jax.Array | None = None  # values before the update
+  return_BxT: jax.Array | None = None  # regression target of the values
+  c_BxT: jax.Array | None = None  # slope of a loss that compares rows, from the whole minibatch
 
 
-class Companion(NamedTuple):
-  """What is fixed when a companion is compiled."""
+Loss: TypeAlias = tuple[jax.Array, dict[str, jax.Array]]
 
-  # to the credit: 'values' of what is still to come, or 'process', a reward for each token
-  gives: str
-  base: str  # 'reference': the first weights; 'behavior': what sampled; '': nothing
-  loss: Callable  # (output_BxT, lesson, rollouts) → (loss, sums)
-  whole: bool  # the loss compares rows with each other
+
+class AuxiliaryModel(NamedTuple):
+  """Static settings of an auxiliary model."""
+
+  signal_kind: str  # 'values' of future rewards, or 'process', a reward for each token
+  base: str  # 'reference': the first weights; 'behavior': the recorded log-probs; '': none
+  loss: Callable[[jax.Array, AuxiliaryTargets, int], Loss]  # (output_BxT, targets, rollouts)
+  compares_rows: bool  # the loss compares rows with each other
   beta: float
   learning_rate: float
 
-  def signal(self, output_BxT: jax.Array, lesson: Lesson) -> jax.Array:
+  def signal(self, output_BxT: jax.Array, targets: AuxiliaryTargets) -> jax.Array:
     """V, or q = beta·(log φ − log base), [B, T]; 0 where the mask is 0."""
-    if self.gives == 'process':
-      output_BxT = self.beta * (output_BxT - lesson.base_BxT)
-    return jnp.where(lesson.mask_BxT > 0, output_BxT, 0.0)
+    if self.signal_kind == 'process':
+      output_BxT = self.beta * (output_BxT - _array(targets.base_BxT))
+    return jnp.where(targets.mask_BxT > 0, output_BxT, 0.0)
 
 
 def none() -> None:
-  """No second model. Source: none."""
+  """No auxiliary model."""
   return None
 
 
-def critic(*, learning_rate: float = 1e-5, clip: float = 0.5) -> Companion:
+def critic(*, learning_rate: float = 1e-5, clip: float = 0.5) -> AuxiliaryModel:
   """V_t, a linear head on the hidden state; loss ½·max((V − R)², (clip(V, V_old ± clip) − R)²), mean over tokens.
 
-  V is 0 at the start. The batch is credited with values from before it was learned. The defaults are
-  verl's. Source: arXiv:1707.06347 (PPO; the clipped values are of its authors' code).
+  V is 0 at the start. Advantages use the values from before the update. The defaults are verl's.
+  arXiv:1707.06347 (PPO; the clipped values are of its authors' code).
   """
   loss = functools.partial(_critic_loss, clip=clip)
-  return Companion('values', '', loss, False, 1.0, learning_rate)
+  return AuxiliaryModel('values', '', loss, False, 1.0, learning_rate)
 
 
-def outcome(*, learning_rate: float = 1e-6, beta: float = 0.05) -> Companion:
-  """q = beta·(log φ − log π_first); loss: cross-entropy of σ(Σ_t q) and right or wrong, mean over rows.
+def outcome(*, learning_rate: float = 1e-6, beta: float = 0.05) -> AuxiliaryModel:
+  """q = beta·(log φ − log π_first); loss: cross-entropy of σ(Σ_t q) and correctness, mean over rows.
 
-  φ learns from a batch before it rewards it. The defaults are those of the paper's code.
-  Source: arXiv:2502.01456 (PRIME).
+  φ is updated on a batch before its rewards are computed. The defaults are those of the paper's code.
+  arXiv:2502.01456 (PRIME).
   """
   loss = functools.partial(_outcome_loss, beta=beta)
-  return Companion('process', 'reference', loss, False, beta, learning_rate)
+  return AuxiliaryModel('process', 'reference', loss, False, beta, learning_rate)
 
 
-def preference(*, learning_rate: float = 1e-6, beta: float = 0.05) -> Companion:
+def preference(*, learning_rate: float = 1e-6, beta: float = 0.05) -> AuxiliaryModel:
   """q = beta·(log φ − log π_b); loss −log σ(Σ q of a right row − Σ q of a wrong one), mean over all such pairs.
 
-  Pairs are of one group, and every pair of the minibatch counts the same, as in the paper's code. φ learns
-  from a batch before it rewards it. `learning_rate` is not from the paper. Source: arXiv:2509.19199 (iStar).
+  Pairs are of one group, and every pair of the minibatch counts the same, as in the paper's code. φ is updated on a
+  batch before its rewards are computed. `learning_rate` is not from the paper. arXiv:2509.19199 (iStar).
   """
   loss = functools.partial(_preference_loss, beta=beta)
-  return Companion('process', 'behavior', loss, True, beta, learning_rate)
+  return AuxiliaryModel('process', 'behavior', loss, True, beta, learning_rate)
 
 
-def _critic_loss(value_BxT, lesson: Lesson, rollouts: int, *, clip: float):
+def _critic_loss(
+  value_BxT: jax.Array, targets: AuxiliaryTargets, rollouts: int, *, clip: float
+) -> Loss:
   del rollouts
-  seen = lesson.mask_BxT > 0
-  value_BxT = jnp.where(seen, value_BxT, 0.0)
-  near_BxT = lesson.old_BxT + jnp.clip(value_BxT - lesson.old_BxT, -clip, clip)
-  free_BxT = (value_BxT - lesson.return_BxT) ** 2
-  held_BxT = (near_BxT - lesson.return_BxT) ** 2
-  weigh = lambda x: jnp.where(seen, lesson.weight_BxT * x, 0.0).sum()  # noqa: E731
-  loss = 0.5 * weigh(jnp.maximum(free_BxT, held_BxT))
-  return loss, {'critic/vf_loss': loss, 'critic/vf_clipfrac': weigh(held_BxT > free_BxT)}
+  old_BxT, return_BxT = _array(targets.old_BxT), _array(targets.return_BxT)
+  masked_in = targets.mask_BxT > 0
+  value_BxT = jnp.where(masked_in, value_BxT, 0.0)
+  near_BxT = old_BxT + jnp.clip(value_BxT - old_BxT, -clip, clip)
+  free_BxT = (value_BxT - return_BxT) ** 2
+  clipped_BxT = (near_BxT - return_BxT) ** 2
+
+  def mean(x_BxT: jax.Array) -> jax.Array:
+    return jnp.where(masked_in, targets.weight_BxT * x_BxT, 0.0).sum()
+
+  loss = 0.5 * mean(jnp.maximum(free_BxT, clipped_BxT))
+  return loss, {'critic/vf_loss': loss, 'critic/vf_clipfrac': mean(clipped_BxT > free_BxT)}
 
 
-def _outcome_loss(logp_BxT, lesson: Lesson, rollouts: int, *, beta: float):
+def _outcome_loss(
+  logp_BxT: jax.Array, targets: AuxiliaryTargets, rollouts: int, *, beta: float
+) -> Loss:
   del rollouts
-  right_B, total_B = lesson.correct_B > 0.5, _total(logp_BxT, lesson, beta)
+  right_B, total_B = targets.correct_B > 0.5, _row_rewards(logp_BxT, targets, beta)
   loss_B = -jnp.where(right_B, jax.nn.log_sigmoid(total_B), jax.nn.log_sigmoid(-total_B))
-  loss = (lesson.weight_B * loss_B).sum()
-  accuracy = (lesson.weight_B * ((total_B > 0) == right_B)).sum()
+  loss = (targets.weight_B * loss_B).sum()
+  accuracy = (targets.weight_B * ((total_B > 0) == right_B)).sum()
   return loss, {'companion/loss': loss, 'companion/accuracy': accuracy}
 
 
-def _preference_loss(logp_BxT, lesson: Lesson, rollouts: int, *, beta: float):
-  group = lambda x: x.reshape(-1, rollouts)  # noqa: E731
-  total_PxG = group(_total(logp_BxT, lesson, beta))
-  right_PxG, exists_PxG = group(lesson.correct_B > 0.5), group(lesson.weight_B > 0)
+def _preference_loss(
+  logp_BxT: jax.Array, targets: AuxiliaryTargets, rollouts: int, *, beta: float
+) -> Loss:
+  def group(x_B: jax.Array) -> jax.Array:
+    return x_B.reshape(-1, rollouts)
+
+  total_PxG = group(_row_rewards(logp_BxT, targets, beta))
+  right_PxG, exists_PxG = group(targets.correct_B > 0.5), group(targets.weight_B > 0)
   pairs_PxGxG = (right_PxG & exists_PxG)[:, :, None] & (~right_PxG & exists_PxG)[:, None, :]
   gap_PxGxG = total_PxG[:, :, None] - total_PxG[:, None, :]
-  mean = lambda x: jnp.where(pairs_PxGxG, x, 0.0).sum() / jnp.maximum(pairs_PxGxG.sum(), 1)  # noqa: E731
+
+  def mean(x_PxGxG: jax.Array) -> jax.Array:
+    return jnp.where(pairs_PxGxG, x_PxGxG, 0.0).sum() / jnp.maximum(pairs_PxGxG.sum(), 1)
+
   loss = mean(-jax.nn.log_sigmoid(gap_PxGxG))
   accuracy = mean((gap_PxGxG > 0).astype(gap_PxGxG.dtype))
   return loss, {'companion/loss': loss, 'companion/accuracy': accuracy}
 
 
-def _total(logp_BxT: jax.Array, lesson: Lesson, beta: float) -> jax.Array:
-  return beta * row_sum(logp_BxT - lesson.base_BxT, lesson.mask_BxT)[:, 0]
+def _row_rewards(logp_BxT: jax.Array, targets: AuxiliaryTargets, beta: float) -> jax.Array:
+  """Σ_t q, [B]."""
+  return beta * row_sum(logp_BxT - _array(targets.base_BxT), targets.mask_BxT)[:, 0]
+
+
+def _array(x: jax.Array | None) -> jax.Array:
+  assert x is not None, 'the learner fills the arrays that a loss reads'
+  return x

@@ -1,20 +1,21 @@
-"""Contracts between stages of `config.objective`: which functions of other stages a function goes with.
+"""Contracts between stages of `config.objective`: which functions of different stages may be combined.
 
-A function that is another method beside the wrong partner says so with `tokens.requires`; `check` refuses such a pair.
+A function declares its contract with `token_inputs.requires`. `check` refuses a combination that breaks one.
 """
 
 from __future__ import annotations
 
 import types
-from typing import Any
+from collections.abc import Mapping
 
 from jaxrl_llm.config.stages import choices
+from jaxrl_llm.config.schema import ObjectiveConfig, OptimizerConfig
 from jaxrl_llm.objective.token_inputs import Clause
 from jaxrl_llm.types import UserError
 
 
-def clauses(modules: dict[str, types.ModuleType]) -> list[tuple[str, str, Clause]]:
-  """(stage, function, clause) of every function in `modules`, stage → module."""
+def clauses(modules: Mapping[str, types.ModuleType]) -> list[tuple[str, str, Clause]]:
+  """(stage, function, clause) of every function in `modules`, which maps stages to modules."""
   return [
     (stage, name, clause)
     for stage, module in modules.items()
@@ -24,25 +25,27 @@ def clauses(modules: dict[str, types.ModuleType]) -> list[tuple[str, str, Clause
 
 
 def check(
-  objective: Any, modules: dict[str, types.ModuleType], optimizer: Any | None = None
+  objective: ObjectiveConfig,
+  modules: Mapping[str, types.ModuleType],
+  optimizer: OptimizerConfig | None = None,
 ) -> None:
-  """Raises UserError for a function of a stage in `modules`, stage → module, beside one that it does not go with.
+  """Raises UserError for a function of a stage in `modules` that another chosen stage excludes.
 
-  `objective` is `config.objective`, whose stages these are, or those of `config.optimizer` if that is given.
+  The stages are those of `config.objective`, or of `config.optimizer` where that is passed.
   """
-  section, where = (objective, 'objective') if optimizer is None else (optimizer, 'optimizer')
+  section, prefix = (objective, 'objective') if optimizer is None else (optimizer, 'optimizer')
   for stage, module in modules.items():
     name = section[stage]['fn']
     for clause in getattr(choices(module).get(name), 'requires', ()):
-      _hold(clause, f'config.{where}.{stage}.fn={name!r}', objective)
+      _check_clause(clause, f'config.{prefix}.{stage}.fn={name!r}', objective)
 
 
-def _hold(clause: Clause, owner: str, objective: Any) -> None:
+def _check_clause(clause: Clause, owner: str, objective: ObjectiveConfig) -> None:
   partner, name = f'config.objective.{clause.stage}', objective[clause.stage]['fn']
   if name not in clause.allowed:
     raise UserError(
       f'{owner} does not go with {partner}.fn={name!r}: {clause.why}; '
-      f'set --{partner}.fn={clause.allowed[0]}{_others(clause.allowed)}.'
+      f'set --{partner}.fn={clause.allowed[0]}{_alternatives(clause.allowed)}.'
     )
   for key, (low, high) in clause.between.items():
     value = objective[clause.stage].get(key)
@@ -53,5 +56,5 @@ def _hold(clause: Clause, owner: str, objective: Any) -> None:
       )
 
 
-def _others(allowed: tuple[str, ...]) -> str:
+def _alternatives(allowed: tuple[str, ...]) -> str:
   return f' (or {", ".join(allowed[1:])})' if len(allowed) > 1 else ''

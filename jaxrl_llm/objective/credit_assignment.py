@@ -1,4 +1,4 @@
-"""How a row's advantage is laid over its tokens: graded → (advantage, return_BxT or None).
+"""How a row's advantage is laid over its tokens: inputs → (advantage, return_BxT or None).
 
 The advantage is [B, T], or [B, 1] where it is the same at every token; the return is what a critic should have said of
 each token, None where there is no critic. A mean and a variance run over the real tokens of a minibatch. Every public
@@ -13,12 +13,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.token_inputs import Graded, group_sum, needs, requires, row_mean, row_sum
+from jaxrl_llm.objective.token_inputs import (
+  CreditInputs,
+  group_sum,
+  needs,
+  requires,
+  row_mean,
+  row_sum,
+)
 
 
-def row(graded: Graded) -> tuple[jax.Array, None]:
+def row(inputs: CreditInputs) -> tuple[jax.Array, None]:
   """A_t = the row's advantage at every token. Source: arXiv:2402.03300 (GRPO, outcome supervision)."""
-  return graded.advantage_Bx1, None
+  return inputs.advantage_Bx1, None
 
 
 @needs('values')
@@ -26,7 +33,7 @@ def row(graded: Graded) -> tuple[jax.Array, None]:
   'the critic is the baseline, and what GAE adds up is the reward itself', advantage=('raw',)
 )
 def gae(
-  graded: Graded, *, discount: float = 1.0, trace: float = 1.0, whiten: bool = True
+  inputs: CreditInputs, *, discount: float = 1.0, trace: float = 1.0, whiten: bool = True
 ) -> tuple[jax.Array, jax.Array]:
   """A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t; the return is A + V, before A is whitened.
 
@@ -35,8 +42,8 @@ def gae(
   both 1, A = r − V. Whitened as in verl, whose defaults these are: (A − mean) / √(var + 1e-8).
   Source: arXiv:1506.02438 (GAE), arXiv:1707.06347 (PPO).
   """
-  mask_BxT = graded.mask_BxT
-  values_BxT = jnp.where(mask_BxT > 0, graded.values_BxT, 0.0)
+  mask_BxT = inputs.mask_BxT
+  values_BxT = jnp.where(mask_BxT > 0, inputs.values_BxT, 0.0)
   ahead_BxT = mask_BxT.sum(1, keepdims=True) - jnp.cumsum(mask_BxT, axis=1)
   # The end of the row: between its turns there may be tokens that it was given.
   last_BxT = mask_BxT * (ahead_BxT == 0)
@@ -48,7 +55,7 @@ def gae(
     later = jnp.where(mask_B > 0, own_B, ahead_B), jnp.where(mask_B > 0, value_B, next_B)
     return later, jnp.where(mask_B > 0, own_B, 0.0)
 
-  columns = (graded.advantage_Bx1 * last_BxT).T, values_BxT.T, mask_BxT.T
+  columns = (inputs.advantage_Bx1 * last_BxT).T, values_BxT.T, mask_BxT.T
   nothing = jnp.zeros_like(values_BxT[:, 0])
   _, advantage_TxB = jax.lax.scan(back, (nothing, nothing), columns, reverse=True)
   advantage_BxT = advantage_TxB.T
@@ -61,7 +68,7 @@ def gae(
   'the outcome is R less the mean of the others, as the process is', advantage=('leave_one_out',)
 )
 def process(
-  graded: Graded,
+  inputs: CreditInputs,
   *,
   process: float = 1.0,
   outcome: float = 1.0,
@@ -75,8 +82,8 @@ def process(
   (A − mean) / √(var + 1e-8). As in the official code; the paper's q_j − mean of the others is the same in the mean
   over a row. arXiv:2502.01456 (PRIME).
   """
-  mask_BxT, group_B = graded.mask_BxT, graded.group_B
-  q_BxT = jnp.where(mask_BxT > 0, graded.process_BxT, 0.0)
+  mask_BxT, group_B = inputs.mask_BxT, inputs.group_B
+  q_BxT = jnp.where(mask_BxT > 0, inputs.process_BxT, 0.0)
   if bounded:
     q_BxT = q_BxT / (jnp.abs(_ahead(q_BxT, mask_BxT)).max() + 1e-6)
   exists_B = (mask_BxT.sum(1) > 0).astype(mask_BxT.dtype)
@@ -84,12 +91,14 @@ def process(
   mean_B = group_sum(row_mean(q_BxT, mask_BxT)[:, 0] * exists_B, group_B) / jnp.maximum(n_B, 1)
   gain_B = process * n_B / jnp.maximum(n_B - 1, 1)
   step_BxT = gain_B[:, None] * (q_BxT - mean_B[:, None]) * mask_BxT
-  advantage_BxT = (_ahead(step_BxT, mask_BxT) + outcome * graded.advantage_Bx1) * mask_BxT
+  advantage_BxT = (_ahead(step_BxT, mask_BxT) + outcome * inputs.advantage_Bx1) * mask_BxT
   return (_whitened(advantage_BxT, mask_BxT) if whiten else advantage_BxT), None
 
 
 @needs('process')
-def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[jax.Array, None]:
+def steps(
+  inputs: CreditInputs, *, weight: float = 1.0, eps: float = 1e-6
+) -> tuple[jax.Array, None]:
   """A_t = A_row + weight·(s − mean_g) / (std_g + eps), s = Σ q over the tokens of the step that t is in.
 
   Mean and unbiased std are over all steps of the group. A step is a turn where an environment answers
@@ -97,22 +106,22 @@ def steps(graded: Graded, *, weight: float = 1.0, eps: float = 1e-6) -> tuple[ja
   credit. The code that comes with the paper also subtracts the mean alone.
   Source: arXiv:2509.19199 (iStar, first named OPRL).
   """
-  mask_BxT, group_B = graded.mask_BxT, graded.group_B
-  turn_BxT = graded.turn_BxT
+  mask_BxT, group_B = inputs.mask_BxT, inputs.group_B
+  turn_BxT = inputs.turn_BxT
   if turn_BxT is None:
     turn_BxT = jnp.zeros(mask_BxT.shape, jnp.int32)
-  reward_BxS = _by_turn(jnp.where(mask_BxT > 0, graded.process_BxT, 0.0), turn_BxT)
+  reward_BxS = _by_turn(jnp.where(mask_BxT > 0, inputs.process_BxT, 0.0), turn_BxT)
   exists_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
   n_B = group_sum(exists_BxS.sum(1), group_B)
   mean_B = group_sum(reward_BxS.sum(1), group_B) / jnp.maximum(n_B, 1)
   off_BxS = (reward_BxS - mean_B[:, None]) * exists_BxS
   std_B = jnp.sqrt(group_sum((off_BxS**2).sum(1), group_B) / jnp.maximum(n_B - 1, 1))
   step_BxT = jnp.take_along_axis(off_BxS / (std_B[:, None] + eps), turn_BxT, axis=1)
-  return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+  return (inputs.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
 
 
 def gigpo(
-  graded: Graded, *, weight: float = 1.0, discount: float = 0.95, eps: float = 1e-6
+  inputs: CreditInputs, *, weight: float = 1.0, discount: float = 0.95, eps: float = 1e-6
 ) -> tuple[jax.Array, None]:
   """A_t = A_row + weight·(R_s − mean) / (std + eps), R_s = Σ_{j≥s} discount^{j−s}·r_j, s the turn that t is in.
 
@@ -121,21 +130,21 @@ def gigpo(
   with states all distinct, or weight = 0, it is GRPO. From notes on the official code, whose standard deviation is
   taken to be unbiased as theirs; states are compared word for word. Source: arXiv:2505.10978 (GiGPO).
   """
-  mask_BxT, turn_BxT = graded.mask_BxT, graded.turn_BxT
+  mask_BxT, turn_BxT = inputs.mask_BxT, inputs.turn_BxT
   last_BxT = _turn_ends(mask_BxT, turn_BxT)
   return_BxT = _from_behind(
     lambda total, x, last: jnp.where(last > 0, x + discount * total, total),
-    (graded.paid_BxT.astype(mask_BxT.dtype), last_BxT),
+    (inputs.turn_reward_BxT.astype(mask_BxT.dtype), last_BxT),
   )
-  step_BxT = _among_alike(return_BxT, graded.state_BxT, graded.group_B, last_BxT, eps)
+  step_BxT = _among_alike(return_BxT, inputs.state_BxT, inputs.group_B, last_BxT, eps)
   # What the turn's last token has is all its tokens'.
   step_BxT = _from_behind(lambda kept, x, last: jnp.where(last > 0, x, kept), (step_BxT, last_BxT))
-  return (graded.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
+  return (inputs.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
 
 
 @requires('it takes the mean of R over rows that have a turn itself', advantage=('raw',))
 def turn_whitened(
-  graded: Graded, *, bound: float = 3.0, least: float = 1e-6
+  inputs: CreditInputs, *, bound: float = 3.0, least: float = 1e-6
 ) -> tuple[jax.Array, None]:
   """A_t = clip((A_k − mean) / std, ±bound), A_k = A_row − mean_g, t a token of turn k; with `advantage.fn=raw`, of R.
 
@@ -143,11 +152,11 @@ def turn_whitened(
   all rows that have one. What is over by then has no say. A std up to `least` does not divide. Both are constants of
   the official code. Source: arXiv:2602.06554 (SeeUPO, batch-level normalization in its code).
   """
-  mask_BxT, turn_BxT, group_B = graded.mask_BxT, graded.turn_BxT, graded.group_B
+  mask_BxT, turn_BxT, group_B = inputs.mask_BxT, inputs.turn_BxT, inputs.group_B
   has_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
   n_BxS = group_sum(has_BxS, group_B)
-  mean_BxS = group_sum(graded.advantage_Bx1 * has_BxS, group_B) / jnp.maximum(n_BxS, 1)
-  own_BxS = (graded.advantage_Bx1 - jnp.where(n_BxS > 1, mean_BxS, 0.0)) * has_BxS
+  mean_BxS = group_sum(inputs.advantage_Bx1 * has_BxS, group_B) / jnp.maximum(n_BxS, 1)
+  own_BxS = (inputs.advantage_Bx1 - jnp.where(n_BxS > 1, mean_BxS, 0.0)) * has_BxS
   over_rows = lambda x_BxS: x_BxS.sum(0, keepdims=True)  # noqa: E731
   n_1xS = over_rows(has_BxS)
   off_BxS = (own_BxS - over_rows(own_BxS) / jnp.maximum(n_1xS, 1)) * has_BxS

@@ -1,4 +1,4 @@
-"""Which rows answer the same prompt: G to a slot, and a prompt may fill several slots of a batch."""
+"""Groups of rows that answer the same prompt: G rows per slot, and one or more slots per prompt."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jaxrl_llm.types import Prompts
 
 
 class Groups(NamedTuple):
-  """How rows [B] and groups [P, parts·G] belong together. Groups stand where their prompt's first slot does."""
+  """Indices between rows [B] and groups [P, parts·G]. A group is at the index of its prompt's first slot."""
 
   rollouts: int  # G, rows of a slot
-  first_P: jax.Array | None  # int32, the slot in which a slot's prompt stands first; None: its own
-  part_P: jax.Array | None  # int32, which of its prompt's slots it is
-  parts: int = 1  # most slots of one prompt
+  first_P: jax.Array | None  # int32, the first slot of a slot's prompt; None: the slot itself
+  part_P: jax.Array | None  # int32, the number of a slot among those of its prompt
+  parts: int = 1  # largest number of slots of one prompt
 
   def gather(self, x_B: jax.Array) -> jax.Array:
-    """Rows as groups [P, parts·G], zeros where a prompt has fewer slots, or stands first elsewhere. Source: none."""
+    """Rows as groups [P, parts·G]; 0 for absent slots and for slots that belong to an earlier group."""
     x_PxG = x_B.reshape(-1, self.rollouts)
     if self.first_P is None:
       return x_PxG
@@ -28,7 +28,7 @@ class Groups(NamedTuple):
     return blank.at[self.first_P, self.part_P].set(x_PxG).reshape(P, -1)
 
   def scatter(self, x_PxN: jax.Array) -> jax.Array:
-    """Back from `gather`: what a group has for each of its rows, [B]; N = 1 gives it to all. Source: none."""
+    """The inverse of `gather`: values of groups as rows [B]; N = 1 repeats a value for all rows."""
     if x_PxN.shape[1] == 1:
       x_P = x_PxN[:, 0] if self.first_P is None else x_PxN[self.first_P, 0]
       return jnp.repeat(x_P, self.rollouts)
@@ -38,13 +38,13 @@ class Groups(NamedTuple):
     return x[self.first_P, self.part_P].reshape(-1)
 
   def numbers(self, rows: int) -> jax.Array:
-    """The number of each row's group, int32 [B], below P. Source: none."""
+    """The number of each row's group, int32 [B], below P."""
     slot_B = jnp.arange(rows, dtype=jnp.int32) // self.rollouts
     return slot_B if self.first_P is None else self.first_P[slot_B]
 
 
-def groups(prompts: Prompts, rollouts: int, parts: int = 1) -> Groups:
-  """Slots of one prompt have one `index_P`, and `part_P` from 0 up to parts − 1 tells them apart. Source: none."""
+def group_rows(prompts: Prompts, rollouts: int, parts: int = 1) -> Groups:
+  """Groups of slots with equal `index_P`; `part_P` numbers the slots of a prompt from 0 to parts − 1."""
   if parts == 1:
     return Groups(rollouts, None, None)
   same_PxP = prompts.index_P[:, None] == prompts.index_P[None]

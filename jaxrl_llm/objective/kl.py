@@ -16,6 +16,7 @@ from jaxrl_llm.objective.token_inputs import (
   Tokens,
   batch_mean,
   centered_product,
+  default_aggregation,
   exp,
   needs,
   requires,
@@ -118,6 +119,7 @@ def covariance(
   return -coef * jnp.sign(moved), jnp.abs(moved)
 
 
+@default_aggregation('token_mean')
 @needs('rows')
 def hinge(
   tokens: Tokens, *, coef: float = 1000.0, delta: float = 1e-4
@@ -129,9 +131,6 @@ def hinge(
   drift = tokens.old_BxT - tokens.logp_BxT
   force = jnp.maximum(coef * (batch_mean(drift, tokens.mask_BxT) - delta), 0.0)
   return jnp.ones_like(drift) * force, force / coef * drift
-
-
-hinge.aggregate = 'token_mean'
 
 
 def _gap(tokens: Tokens) -> jax.Array:

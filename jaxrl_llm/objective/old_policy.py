@@ -49,6 +49,6 @@ def interpolated(tokens: Tokens) -> jax.Array:
   first of them, and for tokens sampled by the weights that the batch began with. Source: arXiv:2505.24298 (AReaL).
   """
   age_BxT = tokens.age_BxT
-  alpha = jnp.where(age_BxT > 0, (age_BxT - tokens.moved_BxT) / jnp.maximum(age_BxT, 1), 0.0)
+  alpha = jnp.where(age_BxT > 0, (age_BxT - tokens.batch_steps_BxT) / jnp.maximum(age_BxT, 1), 0.0)
   step = tokens.logp_BxT - tokens.behavior_BxT
   return tokens.behavior_BxT + jnp.clip(alpha, 0.0, 1.0).astype(step.dtype) * step

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxrl_llm.types import Batch
 
 
-def rescored(batch: Batch, before_BxT: jax.Array) -> Batch:
-  """The batch with `before_BxT`, scored before the first of several optimizer steps, recorded for its replayed rows.
+def fill_replayed_log_probs(batch: Batch, before_BxT: jax.Array) -> Batch:
+  """The batch with `before_BxT`, log-probs before the first optimizer step, recorded for its replayed rows.
 
-  All its rows have old log-probs then, and ratios that trust regions bound. Leading axes are the batch's.
+  All rows then have old log-probs, and trust regions bound their ratios. Leading axes are those of the batch.
   """
   recorded_BxT = batch.rollout.logp_BxT
   replayed = batch.replayed_B[..., None]
@@ -19,10 +19,10 @@ def rescored(batch: Batch, before_BxT: jax.Array) -> Batch:
   return batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT), replayed_B=None)
 
 
-def behavior(
+def behavior_log_probs(
   replayed_B: jax.Array | None, recorded_BxT: jax.Array, logp_BxT: jax.Array
 ) -> jax.Array:
-  """The recorded log-probs; for replayed rows those of the policy now, which is that before a lone step."""
+  """The recorded log-probs; for replayed rows `logp_BxT`, exact where a batch has one optimizer step."""
   if replayed_B is None:
     return recorded_BxT
   return jnp.where(replayed_B[:, None] > 0, logp_BxT, recorded_BxT)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 def none(
   reward_PxG: jax.Array, correct_PxG: jax.Array, length_PxG: jax.Array, max_tokens: int
 ) -> jax.Array:
-  """R as graded. Source: none."""
+  """R as inputs. Source: none."""
   del correct_PxG, length_PxG, max_tokens
   return reward_PxG
 

@@ -3,16 +3,16 @@
 from jaxrl_llm.replay import dynamic_sampling, successes
 from jaxrl_llm.replay.drafts import Drafts
 from jaxrl_llm.replay.dynamic_sampling import Collector
-from jaxrl_llm.replay.known_answers import Answers
-from jaxrl_llm.replay.partial_rollouts import Unfinished, blank
+from jaxrl_llm.replay.known_answers import KnownAnswers
+from jaxrl_llm.replay.partial_rollouts import PartialRollouts, blank
 from jaxrl_llm.replay.successes import Successes
 
 __all__ = [
-  'Answers',
+  'KnownAnswers',
   'Collector',
   'Drafts',
   'Successes',
-  'Unfinished',
+  'PartialRollouts',
   'blank',
   'dynamic_sampling',
   'successes',

@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.types import STOPPED, Batch
 
 
-class Answers:
+class KnownAnswers:
   """Prompt → the tokens of its newest right reply, the end token not among them."""
 
   def __init__(self):

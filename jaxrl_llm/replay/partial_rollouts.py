@@ -8,7 +8,7 @@ from jaxrl_llm.replay.array_records import each
 from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, Turns
 
 
-class Unfinished:
+class PartialRollouts:
   """Holds prompts and rollouts between two steps: tokens, their log-probabilities and weight versions."""
 
   def __init__(self, rollouts: int, max_age: int, shards: int = 1):

@@ -13,7 +13,7 @@ from jaxrl_llm.replay.array_records import each
 from jaxrl_llm.types import Batch, UserError
 
 
-class Kept(NamedTuple):
+class StoredRollout(NamedTuple):
   """One right rollout."""
 
   tokens: np.ndarray  # int32 [its length]
@@ -27,7 +27,7 @@ class Successes:
   def __init__(self, count: int, most: int):
     """`count` are replayed at a visit, of the `most` that are kept of a prompt; 0 and 0: nothing is."""
     self.count, self.most = count, most
-    self.held: dict[int, list[Kept]] = {}
+    self.held: dict[int, list[StoredRollout]] = {}
 
   def keep(self, batch: Batch) -> None:
     """Adds the right rows of a batch; the oldest give way. Source: arXiv:2507.07451 (RLEP)."""
@@ -39,7 +39,7 @@ class Successes:
       tokens = rollout.tokens_BxT[b, : rollout.length_B[b]].astype(np.int32)
       held = self.held.setdefault(int(index_P[b // G]), [])
       held[:] = [old for old in held if not np.array_equal(old.tokens, tokens)]
-      held.append(Kept(tokens, float(batch.reward_B[b]), int(rollout.reason_B[b])))
+      held.append(StoredRollout(tokens, float(batch.reward_B[b]), int(rollout.reason_B[b])))
       del held[: -self.most]
 
   def join(self, batch: Batch, seed: int, step: int) -> Batch:
@@ -74,7 +74,7 @@ class Successes:
       replayed_B=joined(np.zeros_like(batch.reward_B), np.ones_like(reward_B)),
     )
 
-  def _draw(self, index: int, seed: int, step: int) -> list[Kept]:
+  def _draw(self, index: int, seed: int, step: int) -> list[StoredRollout]:
     held = self.held.get(index, [])
     random = np.random.default_rng((seed, 3, step, index))
     return [held[i] for i in random.permutation(len(held))[: self.count]]
@@ -86,7 +86,7 @@ class Successes:
   def load_state_dict(self, state: dict) -> None:
     """Back from `state_dict`. Source: none."""
     self.held = {
-      int(index): [Kept(np.asarray(t, np.int32), float(r), int(s)) for t, r, s in held]
+      int(index): [StoredRollout(np.asarray(t, np.int32), float(r), int(s)) for t, r, s in held]
       for index, held in state.items()
     }
 

@@ -125,7 +125,7 @@ def token_values(spec: StepSpec, batch: Batch, coefficients: bool) -> dict[str, 
     target = objective.targets(spec.objective.method, minibatch, G, None, None, spec.layout.slots_per_prompt)
     if spec.objective.method.needs_versions:
       zero_BxT = jnp.zeros_like(minibatch.rollout.version_BxT)
-      target = target._replace(age_BxT=zero_BxT, batch_steps_BxT=zero_BxT)
+      target = target.with_arrays(age_BxT=zero_BxT, batch_steps_BxT=zero_BxT)
     arrays = dict(advantage=target.advantage_BxT)
     if coefficients:
       arrays['coefficient'] = objective.coefficients(

@@ -7,17 +7,17 @@ import pytest
 from curricula import PLAIN, G, make, observe
 
 from jaxrl_llm.curriculum import domain_mix, eligibility, selection, slot_assignment
-from jaxrl_llm.curriculum.records import Facts, Seen
+from jaxrl_llm.curriculum.records import DatasetInfo, StepEvidence
 from jaxrl_llm.types import UserError
 
 N = 6
-FACTS = Facts(N, G, np.zeros(N, np.int32), 0.9, {})
+FACTS = DatasetInfo(N, G, np.zeros(N, np.int32), 0.9, {})
 
 
 def told(index, k, first):
   """What one step said."""
   index, k = np.array(index), np.array(k)
-  return Seen(0, index, k, np.full(len(k), G), np.full(len(k), first))
+  return StepEvidence(0, index, k, np.full(len(k), G), np.full(len(k), first))
 
 
 def odds(made, state):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm.curriculum import Hints, hint_rules
+from jaxrl_llm.curriculum import HintScheduler, hint_rules
 from jaxrl_llm.curriculum.hint_rules import Visit
 from jaxrl_llm.types import UserError
 
@@ -81,7 +81,7 @@ def test_an_easy_prompt_is_told_nothing_and_without_evidence_half():
 
 def test_choices_are_of_seed_step_and_prompt_alone_and_go_on_after_a_restore():
   rule = hint_rules.by_difficulty(noise=0.3)
-  one, other = Hints(rule, seed=3), Hints(rule, seed=3)
+  one, other = HintScheduler(rule, seed=3), HintScheduler(rule, seed=3)
   index_P, none_P = np.array([4, 9, 2]), np.zeros(3)
   one.observe(index_P, none_P, np.array([0, 3, 8]), np.full(3, 8))
   other.load_state_dict(json.loads(json.dumps(one.state_dict())))
@@ -90,12 +90,12 @@ def test_choices_are_of_seed_step_and_prompt_alone_and_go_on_after_a_restore():
   np.testing.assert_array_equal(other.choose(index_P, 7), want)
   np.testing.assert_array_equal(one.choose(index_P[::-1], 7), want[::-1])
   assert (one.choose(index_P, 8) != want).any()
-  assert (Hints(rule, seed=4).choose(index_P, 7) == 0).all()
+  assert (HintScheduler(rule, seed=4).choose(index_P, 7) == 0).all()
 
 
 def visited(rule, seed=0, size=60):
   """Hints after some visits to most prompts."""
-  hints, random = Hints(rule, seed), np.random.default_rng(1)
+  hints, random = HintScheduler(rule, seed), np.random.default_rng(1)
   for step in range(6):
     index_P = random.choice(size - 5, 20, replace=False)
     right_P = random.integers(0, 3, 20) * random.integers(0, 2, 20)
@@ -115,7 +115,7 @@ def visited(rule, seed=0, size=60):
 def test_evidence_is_of_all_that_would_be_shown_something_and_of_their_last_hint(rule):
   """Against the visits themselves, prompt by prompt, also after a restore."""
   hints = visited(rule)
-  again = Hints(rule, 0)
+  again = HintScheduler(rule, 0)
   again.load_state_dict(json.loads(json.dumps(hints.state_dict())))
   for step in (6, 7):
     want = [i for i in sorted(hints.visits) if hints.choose(np.array([i]), step)[0] > 0]
@@ -143,14 +143,14 @@ def test_a_rule_is_asked_once_a_visit_however_many_prompts_are_known():
 
 
 def test_chance_shows_nothing_as_often_as_it_says_and_spreads_shares():
-  hints, every = Hints(hint_rules.prefix(start=0.5, plain=0.25), 0), np.arange(4000)
+  hints, every = HintScheduler(hint_rules.prefix(start=0.5, plain=0.25), 0), np.arange(4000)
   hints.observe(every, every * 0.0, every * 0, np.full(4000, 8))
   shares = hints.choose(every, 3)
   assert set(shares.tolist()) == {0.0, 0.5}
   assert (shares == 0).mean() == pytest.approx(0.25, abs=0.03)
   np.testing.assert_array_equal(hints.choose(every[:7], 3), shares[:7])
   rule = hint_rules.by_difficulty(least=0.0, most=0.5, noise=0.1)
-  hints = Hints(rule, 0)
+  hints = HintScheduler(rule, 0)
   hints.observe(every, every * 0.0, every * 0, np.full(4000, 8))
   shares = hints.choose(every, 3)
   assert shares.mean() == pytest.approx(0.5, abs=0.01) and shares.std() == pytest.approx(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.curriculum.answer_consensus import mode, refined, slope
-from jaxrl_llm.curriculum.labels import LabelCare, Suspect
+from jaxrl_llm.curriculum.labels import LabelRefiner, SuspectLabel
 from jaxrl_llm.types import UserError
 
 RISING = [0.25, 0.375, 0.5, 0.625, 0.75]
@@ -66,20 +66,20 @@ def visits(care, prompt, *groups):
 
 
 def test_care_uses_the_label_of_now_and_takes_it_back():
-  care = LabelCare()
+  care = LabelRefiner()
   visits(care, 7, 'aabc', 'abbc', 'abbc', 'bbbc')
   assert care.label(7, 'a') == 'a'
   visits(care, 7, 'bbbb')
   assert care.label(7, 'a') == 'b' and care.label(8, 'a') == 'a'
   given = ['a'] * 9
-  assert care.suspects(given.__getitem__) == [Suspect(7, 'a', 'b', 1.0, 5)]
+  assert care.suspects(given.__getitem__) == [SuspectLabel(7, 'a', 'b', 1.0, 5)]
   assert care.suspects(lambda index: 'b') == [], 'a majority that agrees accuses nobody'
   visits(care, 7, 'abcd')
   assert care.label(7, 'a') == 'a' and care.suspects(given.__getitem__) == []
 
 
 def test_it_continues_from_its_state():
-  one, other = LabelCare(), LabelCare()
+  one, other = LabelRefiner(), LabelRefiner()
   visits(one, 3, 'aabc', [None] * 4, 'abbc', 'bbbc')
   state = json.loads(json.dumps(one.state_dict()))
   other.load_state_dict(state)
@@ -89,7 +89,7 @@ def test_it_continues_from_its_state():
   assert (
     other.suspects(lambda index: 'a')
     == one.suspects(lambda index: 'a')
-    == [Suspect(3, 'a', 'b', 1.0, 6)]
+    == [SuspectLabel(3, 'a', 'b', 1.0, 6)]
   )
 
 
@@ -102,7 +102,7 @@ def test_it_continues_from_its_state():
 )
 def test_settings_that_cannot_be_are_told(settings, message):
   with pytest.raises(UserError, match=message):
-    LabelCare(**settings)
+    LabelRefiner(**settings)
 
 
 def simulate(seed: int, min_slope: float, N: int = 400, visits: int = 10, G: int = 8):
@@ -116,7 +116,7 @@ def simulate(seed: int, min_slope: float, N: int = 400, visits: int = 10, G: int
   start_N = random.uniform(0.1, 0.7, N)
   end_N = np.where(random.random(N) < 0.25, start_N, random.uniform(0.7, 0.98, N))
   active_N = wrong_N & (random.random(N) < 0.5)
-  care, given = LabelCare(min_slope=min_slope), ['wrong' if w else 'right' for w in wrong_N]
+  care, given = LabelRefiner(min_slope=min_slope), ['wrong' if w else 'right' for w in wrong_N]
   for visit in range(visits):
     at = visit / (visits - 1)
     p_N = (1 - at) * start_N + at * end_N
@@ -153,7 +153,7 @@ def test_no_label_is_replaced_by_a_wrong_answer_often():
 
 def test_what_is_remembered_of_a_prompt_does_not_grow_with_its_visits():
   """The newest 64 visits count; up to so many the rule is that of the whole history."""
-  care, long = LabelCare(min_slope=0.001), LabelCare(min_slope=0.001)
+  care, long = LabelRefiner(min_slope=0.001), LabelRefiner(min_slope=0.001)
   rising = [['a'] * max(3 - i // 16, 0) + ['b'] * (i // 8 + 1) for i in range(64)]
   visits(care, 3, *rising)
   visits(long, 3, *[['c'] * 4] * 100, *rising)

@@ -63,12 +63,14 @@ def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size
   params = decoder.init(MODEL, 0)
   batch = off_policy(graded(spec(), params))
   cut = spec(objective=chosen(**WHOLE), learner=dict(microbatch_rollouts=2))
-  assert cut.objective.method.needs_prepass and cut.objective.method.needs_rows and not cut.objective.method.needs_old
+  assert cut.objective.method.needs_rows and not cut.objective.method.needs_old
 
   def score(q):
     return microbatch.rescore(cut, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
 
-  target = objective.targets(cut.objective.method, batch, G)._replace(reference_BxT=score(params))
+  target = objective.targets(cut.objective.method, batch, G).with_arrays(
+    reference_BxT=score(params)
+  )
   c_BxT, sums = objective.coefficients(cut.objective.method, target, score(params))
   assert 0 < float(sums['clipped'])
   seen = np.asarray(target.mask_BxT) > 0

@@ -71,7 +71,7 @@ def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   states = trained(p, batch, 2)
   state = jax.tree.map(jnp.asarray, states[1])
   score = lambda q: updates.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]  # noqa: E731
-  target = objective.targets(p.objective.method, batch, G)._replace(old_BxT=score(state.average))
+  target = objective.targets(p.objective.method, batch, G).with_arrays(old_BxT=score(state.average))
   c_BxT, _ = objective.coefficients(p.objective.method, target, score(state.params))
   seen = np.asarray(target.mask_BxT) > 0
   want = jax.grad(lambda q: -jnp.where(seen, c_BxT * score(q), 0).sum())(state.params)

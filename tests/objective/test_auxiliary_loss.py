@@ -19,7 +19,7 @@ def float64():
 
 def lesson(d, **more):
   exists = (d.length > 0).astype(float)
-  return auxiliary_loss.Lesson(
+  return auxiliary_loss.AuxiliaryTargets(
     mask_BxT=d.mask,
     weight_BxT=d.mask / d.mask.sum(),
     weight_B=exists / exists.sum(),
@@ -124,7 +124,7 @@ def test_slices_add_up_where_a_loss_does_not_look_at_whole_minibatches(name):
     rows = slice(start, start + 2)
     piece = jax.tree.map(lambda a: a[rows], lesson(d))  # noqa: B023
     parts.append(MADE[name].loss(x[rows], piece, 2)[0])
-  assert np.isclose(sum(parts), whole, rtol=1e-12) == (not MADE[name].whole)
+  assert np.isclose(sum(parts), whole, rtol=1e-12) == (not MADE[name].compares_rows)
 
 
 @pytest.mark.parametrize('name', MADE)

@@ -72,7 +72,7 @@ def expected(sampler, reward=REWARD, group=1, importance=None, **choices):
     )
     correct = (reward[rows] > 0.5).astype(float)
     batch = Batch(prompts, rollout, reward[rows], correct)
-    target = objective.targets(method, batch, n)._replace(
+    target = objective.targets(method, batch, n).with_arrays(
       old_BxT=x[rows] if method.needs_old else None,
       reference_BxT=ref[rows] if method.needs_reference else None,
     )

@@ -12,12 +12,12 @@ from jaxrl_llm import objective
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import stages
 from jaxrl_llm.learner import inner_steps, step_spec
-from jaxrl_llm.objective import contracts, policy_gradient
+from jaxrl_llm.objective import contracts, method_spec
 from jaxrl_llm.runner import setup
 from jaxrl_llm.types import UserError
 
-DECLARED = contracts.clauses(policy_gradient.STAGES)
-NAMES = {stage: sorted(stages.choices(module)) for stage, module in policy_gradient.STAGES.items()}
+DECLARED = contracts.clauses(method_spec.STAGES)
+NAMES = {stage: sorted(stages.choices(module)) for stage, module in method_spec.STAGES.items()}
 NAMES['zero_variance'] = ['keep', 'mask']
 # What a function cannot be built without, and another beside a credit.
 SETTINGS = dict(
@@ -115,8 +115,7 @@ def test_a_message_names_stages_that_exist():
     assert clause.stage in NAMES, (stage, name)
     for key in clause.between:
       assert all(
-        key
-        in inspect.signature(stages.choices(policy_gradient.STAGES[clause.stage])[n]).parameters
+        key in inspect.signature(stages.choices(method_spec.STAGES[clause.stage])[n]).parameters
         for n in clause.allowed
       )
 

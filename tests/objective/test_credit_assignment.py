@@ -9,7 +9,7 @@ from objective_table import METHODS, B, G, P, T, batch, data, gae, settings, sig
 
 from jaxrl_llm import objective
 from jaxrl_llm.objective import credit_assignment
-from jaxrl_llm.objective.token_inputs import Graded
+from jaxrl_llm.objective.token_inputs import CreditInputs
 from jaxrl_llm.types import UserError
 
 
@@ -20,7 +20,7 @@ def float64():
 
 
 def graded(d, **more):
-  return Graded(d.reward[:, None], d.mask, d.group, **more)
+  return CreditInputs(d.reward[:, None], d.mask, d.group, **more)
 
 
 def target(d, **choices):
@@ -140,7 +140,7 @@ def test_istar_compares_the_turns_of_a_group_with_each_other():
   process = np.array([[1.0, 2, 4, 9], [7, 9, 9, 9]])
   mask = np.array([[1.0, 1, 1, 0], [1, 0, 0, 0]])
   turn = np.array([[0, 0, 1, 1], [0, 0, 0, 0]])
-  view = Graded(np.zeros((2, 1)), mask, np.zeros(2, int), process_BxT=process, turn_BxT=turn)
+  view = CreditInputs(np.zeros((2, 1)), mask, np.zeros(2, int), process_BxT=process, turn_BxT=turn)
   got, _ = credit_assignment.steps(view, eps=0.0)
   z = (np.array([3, 4, 7]) - 14 / 3) / np.std([3, 4, 7], ddof=1)
   np.testing.assert_allclose(got, [[z[0], z[0], z[1], 0], [z[2], 0, 0, 0]], atol=1e-12)
@@ -161,7 +161,7 @@ def talk():
       paid[b, at + n - 1] = r.random()
       at += n + (b % 2)  # or none is given
   group, advantage = np.repeat([0, 1], G), r.normal(size=(rows, 1))
-  return Graded(advantage, mask, group, turn_BxT=turn, paid_BxT=paid, state_BxT=state)
+  return CreditInputs(advantage, mask, group, turn_BxT=turn, turn_reward_BxT=paid, state_BxT=state)
 
 
 def steps_of(g):
@@ -170,7 +170,7 @@ def steps_of(g):
   for b in range(len(g.group_B)):
     turns = sorted(set(g.turn_BxT[b][g.mask_BxT[b] > 0].tolist()))
     where = [np.flatnonzero((g.mask_BxT[b] > 0) & (g.turn_BxT[b] == k)) for k in turns]
-    paid = [g.paid_BxT[b][at].sum() for at in where]
+    paid = [g.turn_reward_BxT[b][at].sum() for at in where]
     for k, at in zip(turns, where, strict=True):
       total = sum(0.9 ** (j - k) * paid[j] for j in turns if j >= k)
       found.append((b, k, at, total, int(g.state_BxT[b, at[0]])))
@@ -251,7 +251,7 @@ def test_the_reward_comes_at_the_end_of_a_row_and_not_of_each_of_its_turns():
   first = np.arange(values.shape[1]) < g.mask_BxT.sum(1)[:, None]
   closed = np.zeros_like(values)
   closed[first] = values[g.mask_BxT > 0]
-  plain = Graded(g.advantage_Bx1, first * 1.0, g.group_B, values_BxT=closed)
+  plain = CreditInputs(g.advantage_Bx1, first * 1.0, g.group_B, values_BxT=closed)
   want, same = credit_assignment.gae(plain, discount=0.9, trace=0.7, whiten=False)
   np.testing.assert_allclose(np.asarray(got)[g.mask_BxT > 0], np.asarray(want)[first], atol=1e-12)
   np.testing.assert_allclose(np.asarray(returns)[g.mask_BxT > 0], np.asarray(same)[first])
@@ -262,16 +262,16 @@ def test_the_reward_comes_at_the_end_of_a_row_and_not_of_each_of_its_turns():
   [
     (
       dict(credit_assignment='gae'),
-      "credit_assignment.fn='gae' asks a companion for values .*='none' gives nothing",
+      "credit_assignment.fn='gae' needs values of an auxiliary model.*='none' returns nothing",
     ),
-    (dict(credit_assignment='steps'), 'set auxiliary_model.fn to outcome or preference'),
+    (dict(credit_assignment='steps'), 'auxiliary_model.fn=outcome .or preference'),
     (
       dict(auxiliary_model='critic'),
-      "credit_assignment.fn='row' asks a companion for nothing .*fn to none",
+      "credit_assignment.fn='row' needs nothing of an auxiliary model.*fn=none",
     ),
     (
       dict(credit_assignment='process', auxiliary_model='critic'),
-      "='critic' gives values; set auxiliary_model.fn to out",
+      "='critic' returns values; set --config.objective.auxiliary_model.fn=out",
     ),
     (
       dict(credit_assignment='gae', auxiliary_model=dict(fn='critic', learning_rate=0.0)),
@@ -290,7 +290,9 @@ def test_a_credit_and_a_companion_that_do_not_fit_are_told(choices, told):
 
 def test_only_prime_keeps_a_reference_for_its_companion():
   kept = {n for n in ('ppo', 'prime', 'oprl', 'grpo') if _method(n).needs_reference}
-  assert kept == {'prime'} and not any(_method(n).needs_prepass for n in ('ppo', 'prime', 'oprl'))
+  assert kept == {'prime'} and not any(
+    _method(n).needs_old or _method(n).needs_rows for n in ('ppo', 'prime', 'oprl')
+  )
 
 
 def _method(name):

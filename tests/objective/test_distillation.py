@@ -24,10 +24,10 @@ def coefficients(d, scale):
   own = METHODS['exopd'].settings | dict(distillation=dict(fn='on_policy', scale=scale))
   method = objective.method(settings(**own))
   assert method.needs_teacher and method.needs_reference and not method.needs_rows
-  target = objective.targets(method, batch(d), G)._replace(
+  target = objective.targets(method, batch(d), G).with_arrays(
     old_BxT=d.old if method.needs_old else None, reference_BxT=d.reference, teacher_BxT=d.teacher
   )
-  target = objective.distilled(method, target)
+  target = objective.distill(method, target)
   advantage = np.asarray(target.advantage_BxT)
   assert (advantage[d.mask == 0] == 0).all()  # what the metrics look at
   return np.asarray(objective.coefficients(method, target, d.x)[0])

@@ -67,7 +67,7 @@ def run(**choices):
     np.zeros((P, 2), np.int32), np.full(P, 2, np.int32), *[np.arange(P)] * 2, np.zeros(P)
   )
   batch = Batch(prompts, rollout, DATA['reward'], (DATA['reward'] > 0.5).astype(float))
-  target = objective.targets(method, batch, G)._replace(
+  target = objective.targets(method, batch, G).with_arrays(
     old_BxT=DATA['old'] if method.needs_old else None,
     reference_BxT=DATA['reference'] if method.needs_reference else None,
   )

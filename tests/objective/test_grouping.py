@@ -27,7 +27,7 @@ def float64():
 def coefficients(name, d, told, rollouts, parts=1):
   method = objective.method(settings(**METHODS[name].settings))
   target = objective.targets(method, told, rollouts, signal(method, d), leverage(d), parts)
-  target = target._replace(**known(method, d))
+  target = target.with_arrays(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
@@ -69,12 +69,12 @@ def test_half_groups_in_two_slots_are_the_group(name):
 def test_a_group_is_mixed_by_all_its_slots():
   d = data(3)
   told = in_slots(moved(d))
-  own = objective.grouping(told.prompts, HALF, 2)
+  own = objective.group_rows(told.prompts, HALF, 2)
   score_Bx1 = np.zeros((len(told.correct_B), 1))
   score_Bx1[:HALF] = (
     0.1  # the first slot is the second of prompt 2, whose other slot has other scores
   )
-  mixed_B = np.asarray(objective.mixed(score_Bx1, told.rollout.length_B, own))
+  mixed_B = np.asarray(objective.mixed_group_mask(score_Bx1, told.rollout.length_B, own))
   slots = mixed_B.reshape(-1, HALF)
   at = told.prompts.index_P == ORDER[0] // 2
   assert slots[at].all() and not slots[~at].any()

@@ -80,8 +80,8 @@ def test_scores_no_further_apart_than_a_millionth_are_equal(apart, counts):
 def test_rows_that_do_not_exist_differ_from_nothing():
   length_PxG = [[3, 1, 2, 0], [0, 0, 0, 0], [0, 2, 0, 0]]
   given = batch([[0.1, 0.1, 0.1, 0.9], [0.1, 0.2, 0.3, 0.4], [0, 0.7, 0, 0]], length_PxG=length_PxG)
-  own = objective.grouping(given.prompts, G)
-  assert not objective.mixed(given.reward_B[:, None], given.rollout.length_B, own).any()
+  own = objective.group_rows(given.prompts, G)
+  assert not objective.mixed_group_mask(given.reward_B[:, None], given.rollout.length_B, own).any()
 
 
 def test_binary_scores_are_mixed_as_right_and_wrong_answers_are():
@@ -90,8 +90,8 @@ def test_binary_scores_are_mixed_as_right_and_wrong_answers_are():
   right_PxG = r.random((400, G)) < r.random((400, 1))
   length_PxG = r.integers(0, 3, (400, G))
   given = batch(right_PxG, right_PxG, length_PxG)
-  own = objective.grouping(given.prompts, G)
-  got = np.asarray(objective.mixed(given.reward_B[:, None], given.rollout.length_B, own))
+  own = objective.group_rows(given.prompts, G)
+  got = np.asarray(objective.mixed_group_mask(given.reward_B[:, None], given.rollout.length_B, own))
   exists = length_PxG > 0
   right = (right_PxG & exists).sum(1)
   want = (right > 0) & (right < exists.sum(1))

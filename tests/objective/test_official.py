@@ -17,7 +17,7 @@ import pytest
 
 from jaxrl_llm import objective
 from jaxrl_llm.config import stages
-from jaxrl_llm.objective import aggregation, policy_gradient, ratio
+from jaxrl_llm.objective import aggregation, method_spec, ratio
 from jaxrl_llm.types import UserError
 from tests.objective.official import lib
 
@@ -98,7 +98,7 @@ def test_a_mutant_of_the_formula_turns_its_golden_red(name, bug, monkeypatch):
 def variants(changes):
   """(name, settings) of what differs in one number of a chosen function, or in the denominators alone."""
   whole = lib.settings(changes)
-  for stage, module in policy_gradient.STAGES.items():
+  for stage, module in method_spec.STAGES.items():
     spec = dict(whole[stage])
     fn = stages.choices(module)[spec['fn']]
     for key, value in ((fn.__kwdefaults__ or {}) | spec).items():

@@ -7,10 +7,10 @@ import pathlib
 
 import pytest
 
-from jaxrl_llm import objective
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import stages
 from jaxrl_llm.learner import inner_steps
+from jaxrl_llm.objective import method_spec
 from tests.objective.official import lib
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,7 +27,7 @@ GOLDENS = {
 
 def settings(stage, spec):
   """A stage's function and all its keywords."""
-  fn = stages.pick(getattr(objective.policy_gradient, stage), spec)
+  fn = stages.pick(method_spec.STAGES[stage], spec)
   return {'fn': fn.func.__name__} | (fn.func.__kwdefaults__ or {}) | fn.keywords
 
 

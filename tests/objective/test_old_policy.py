@@ -19,7 +19,7 @@ def float64():
 
 def coefficients(d, **choices):
   method = objective.method(settings(**choices))
-  target = objective.targets(method, batch(d), G)._replace(**known(method, d))
+  target = objective.targets(method, batch(d), G).with_arrays(**known(method, d))
   return np.asarray(objective.coefficients(method, target, d.x)[0])
 
 
@@ -90,7 +90,7 @@ def test_a_step_prepares_what_is_asked_for_and_no_more(choices, needs):
 @pytest.mark.parametrize('decay', [-0.1, 1.0])
 def test_a_decay_that_keeps_nothing_or_everything_is_told(decay):
   with pytest.raises(
-    UserError, match='config.objective.old_policy.decay=.* from 0 to 1, 1 not incl'
+    UserError, match='config.objective.old_policy.decay=.* at least 0 and below 1'
   ):
     objective.method(settings(old_policy=dict(fn='average', decay=decay)))
 

@@ -88,8 +88,8 @@ BUGS = {
   ),
   'age upside down': (
     old_policy,
-    '(age_BxT - tokens.moved_BxT) /',
-    'tokens.moved_BxT /',
+    '(age_BxT - tokens.batch_steps_BxT) /',
+    'tokens.batch_steps_BxT /',
     'areal_interpolated',
   ),
   'mask of the good': (
@@ -154,10 +154,10 @@ def agrees(name):
   d, row = data(4), METHODS[name]
   method = objective.method(settings(**row.settings))
   target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
-  target = target._replace(**known(method, d))
+  target = target.with_arrays(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   value, gradient = jax.value_and_grad(lambda x: row.loss(x, d.x, d))(jnp.asarray(d.x))
-  coef = method.kl.keywords.get('coef', 0.0)
+  coef = method.token_stages.kl.keywords.get('coef', 0.0)
   logged = float(sums['pg_loss']) + coef * float(sums['kl_loss'])
   return np.allclose(c, -gradient * d.mask, atol=1e-10) and np.isclose(logged, value)
 

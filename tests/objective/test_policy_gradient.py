@@ -276,9 +276,9 @@ def test_an_advantage_with_several_needs_gets_all_of_them():
     return reward_PxG
 
   d = data()
-  method = objective.method(settings())._replace(
-    advantage=functools.partial(greedy), weight_K=(1.0, 2.0)
-  )
+  method = objective.method(settings())
+  stages = method.batch_stages._replace(advantage=functools.partial(greedy))
+  method = method._replace(batch_stages=stages, weight_K=(1.0, 2.0))
   objective.targets(method, batch(d), G, None, leverage(d))
   np.testing.assert_array_equal(got['leverage'], leverage(d).reshape(-1, G))
   np.testing.assert_array_equal(got['context'], d.context.reshape(-1, G))

@@ -26,7 +26,7 @@ from objective_table import (
 
 from jaxrl_llm import objective
 from jaxrl_llm.config import stages
-from jaxrl_llm.objective import advantage, reward_shaping, token_inputs
+from jaxrl_llm.objective import advantage, method_spec, reward_shaping, token_inputs
 from jaxrl_llm.runner import validate
 
 
@@ -40,7 +40,7 @@ def run(d, **choices):
   """Coefficients and sums; a name of the table stands for its settings."""
   method = objective.method(settings(**choices))
   target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
-  target = target._replace(**known(method, d))
+  target = target.with_arrays(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
@@ -198,7 +198,7 @@ DEFAULTS = {
 
 @pytest.mark.parametrize('stage', DEFAULTS)
 def test_defaults_are_those_of_the_sources(stage):
-  fns = stages.choices(getattr(objective.policy_gradient, stage))
+  fns = stages.choices(method_spec.STAGES[stage])
   told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
   assert told == DEFAULTS[stage], (
     f'defaults of {stage} are told once more in DEFAULTS of this file, as their sources set them'
@@ -233,7 +233,7 @@ def test_replayed_rows_have_a_ratio_of_one_and_the_others_the_ratios_that_they_h
   method = objective.method(settings(**of('rlep', importance_correction='token_truncate')))
   marked = batch(d)._replace(replayed_B=np.arange(B) % 3 == 0)
   target, plain = (
-    objective.targets(method, x, G)._replace(old_BxT=d.old) for x in (marked, batch(d))
+    objective.targets(method, x, G).with_arrays(old_BxT=d.old) for x in (marked, batch(d))
   )
   c, sums = objective.coefficients(method, target, d.x)
   want = np.asarray(objective.coefficients(method, plain, d.x)[0])
@@ -520,9 +520,11 @@ def test_remix_on_fresh_rollouts_is_ppo():
 def test_the_kl_of_remix_goes_from_the_first_weights_to_those_before_the_batch(step, share):
   """share = 1 is one KL; else each has its part, the reference's that of k3."""
   d = change(data(), step=np.full(B, step))
-  at = lambda **kl: run(
-    d, old_policy='before', advantage='raw', trust_region='none', ratio='one', kl=kl
-  )[0]  # noqa: E731
+
+  def at(**kl):
+    stages = dict(old_policy='before', advantage='raw', trust_region='none', ratio='one', kl=kl)
+    return run(d, **stages)[0]
+
   none = at(fn='none')
   first = at(fn='k3', coef=0.3) - none
   swapped = change(d, reference=d.old)
@@ -739,7 +741,9 @@ def ess(d, **changes):
   method = objective.method(
     settings(lr_scale=dict(fn='effective_sample_size') | changes, ratio='direct_product')
   )
-  return float(objective.learning_rate_scale(method, objective.targets(method, batch(d), G, leverage(d)), d.x))
+  return float(
+    objective.learning_rate_scale(method, objective.targets(method, batch(d), G, leverage(d)), d.x)
+  )
 
 
 def test_vcpo_leaves_the_learning_rate_for_equal_weights_and_takes_a_root_of_1_over_b_for_one():

@@ -105,7 +105,10 @@ def test_the_step_is_traced_once(monkeypatch):
   chex.clear_trace_counter()
   monkeypatch.setattr(steps, 'step', chex.assert_max_traces(steps.step, n=1))
   made = spec()
-  fn, state = steps.compile_step(made), steps.init_state(made, steps.decoder.init(made.model.config, 0))
+  fn, state = (
+    steps.compile_step(made),
+    steps.init_state(made, steps.decoder.init(made.model.config, 0)),
+  )
   batch = steps.empty_batch(made)
   for index in range(3):
     prompts = make_prompts(index)

@@ -39,7 +39,9 @@ def both(name, d, s, step=0, rl='grpo', **keywords):
   demo = supervised(np.zeros((P, T), np.int32), s['length'])._replace(logp_BxT=s['recorded'])
   full = batch(d)._replace(demo=demo)
   target = objective.targets(method, full, G)
-  target, lesson, weigh, share = objective.plan_demonstrations(method, target, full, G, jnp.int32(step))
+  target, lesson, weigh, share = objective.plan_demonstrations(
+    method, target, full, G, jnp.int32(step)
+  )
   c_BxT, _ = objective.coefficients(method, target, d.x)
   c_PxT = objective.demonstration_coefficients(weigh, lesson, jnp.asarray(s['y']))
   return np.asarray(c_BxT), np.asarray(c_PxT), float(share)

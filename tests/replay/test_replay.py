@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxrl_llm.replay import Drafts, Unfinished, blank
+from jaxrl_llm.replay import Drafts, PartialRollouts, blank
 from jaxrl_llm.types import STOPPED, UNFINISHED, Prompts, Rollout
 
 G, L, T = 2, 3, 5
@@ -38,7 +38,7 @@ def empty(P):
 
 
 def test_groups_with_an_unfinished_row_come_back_first_with_all_their_rows():
-  held = Unfinished(G, max_age=3)
+  held = PartialRollouts(G, max_age=3)
   got = rollout(5, 2, 3, 3, 1, 4, reason_B=[1, 0, 1, 1, 0, 1])
   whole_P, dropped = held.keep(prompts(10, 11, 12), got, step=0)
   assert whole_P.tolist() == [False, True, False] and dropped == 0 and len(held) == 2
@@ -55,19 +55,19 @@ def test_groups_with_an_unfinished_row_come_back_first_with_all_their_rows():
 
 def test_a_held_group_stays_in_its_shard():
   """Three shards of two: of these the second holds both its groups, the third its last one."""
-  held = Unfinished(G, max_age=3, shards=3)
+  held = PartialRollouts(G, max_age=3, shards=3)
   reason_B = np.where(np.repeat([1, 1, 0, 0, 1, 0], G), STOPPED, UNFINISHED)
   held.keep(prompts(*range(6)), rollout(*range(1, 13), reason_B=reason_B), step=0)
   both, begun = held.begin(prompts(20, 21, 22), empty(6))
   assert both.index_P.tolist() == [20, 21, 2, 3, 5, 22]
   assert begun.length_B.tolist() == [0, 0, 0, 0, 5, 6, 7, 8, 11, 12, 0, 0]
-  other = Unfinished(G, max_age=3, shards=2)
+  other = PartialRollouts(G, max_age=3, shards=2)
   other.load_state_dict(held.state_dict())
   assert other.begin(prompts(20, 21, 22), empty(6))[0].index_P.tolist() == [2, 20, 21, 3, 5, 22]
 
 
 def test_groups_too_old_are_dropped_and_counted():
-  held = Unfinished(G, max_age=2)
+  held = PartialRollouts(G, max_age=2)
   parts = prompts(1, born=3), prompts(2, born=4)
   both = Prompts(*(np.concatenate(x) for x in zip(*(p[:5] for p in parts), strict=True)))
   _, dropped = held.keep(both, rollout(1, 1, 1, 1, reason_B=[0, 0, 0, 1]), step=5)
@@ -75,20 +75,20 @@ def test_groups_too_old_are_dropped_and_counted():
 
 
 def test_nothing_held_changes_nothing():
-  held, fresh, none = Unfinished(G, max_age=2), prompts(4, 5), empty(2)
+  held, fresh, none = PartialRollouts(G, max_age=2), prompts(4, 5), empty(2)
   assert held.begin(fresh, none) == (fresh, none)
   held.keep(fresh, rollout(1, 2, 3, 4, reason_B=[STOPPED] * 4), step=0)
   assert len(held) == 0 and held.begin(fresh, none) == (fresh, none)
 
 
 def test_unfinished_groups_survive_a_checkpoint():
-  a, b = Unfinished(G, max_age=3), Unfinished(G, max_age=3)
+  a, b = PartialRollouts(G, max_age=3), PartialRollouts(G, max_age=3)
   a.keep(prompts(7), rollout(2, 3, reason_B=[0, 1]), step=0)
   b.load_state_dict(a.state_dict())
   for x, y in zip(a.begin(prompts(8), empty(2)), b.begin(prompts(8), empty(2)), strict=True):
     for left, right in zip(x, y, strict=True):
       np.testing.assert_array_equal(left, right)
-  b.load_state_dict(Unfinished(G, max_age=3).state_dict())
+  b.load_state_dict(PartialRollouts(G, max_age=3).state_dict())
 
 
 def test_a_blanked_row_has_no_tokens():

@@ -245,7 +245,7 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
     if draw:  # other ids were recorded there, too
       rollout = batch.rollout._replace(logp_BxT=np.where(given, -9.0, batch.rollout.logp_BxT))
       target = objective.targets(method, batch._replace(rollout=rollout), G)
-    target = target._replace(reference_BxT=jnp.asarray(logp + 0.1))
+    target = target.with_arrays(reference_BxT=jnp.asarray(logp + 0.1))
     found.append(objective.coefficients(method, target, jnp.asarray(logp), jnp.asarray(entropy)))
   (c_BxT, sums), (other_BxT, others) = found
   assert (np.asarray(c_BxT)[given] == 0).all() and (np.asarray(c_BxT)[said] != 0).any()
@@ -262,7 +262,7 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
   rollout = batch.rollout._replace(turns=None, length_B=said.sum(1).astype(np.int32))
   rollout = rollout._replace(logp_BxT=closed(batch.rollout.logp_BxT))
   plain = objective.targets(method, batch._replace(rollout=rollout), G)
-  plain = plain._replace(reference_BxT=closed(target.reference_BxT))
+  plain = plain.with_arrays(reference_BxT=closed(target.policies.reference_BxT))
   want_BxT, want = objective.coefficients(
     method, plain, *map(jnp.asarray, map(closed, (logp, entropy)))
   )

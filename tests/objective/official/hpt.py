@@ -102,9 +102,9 @@ def ours(data):
   demo = one_a_prompt._replace(logp_BxT=np.zeros((lib.P, lib.T)), length_B=data['demo_length'])
   batch = batch._replace(demo=demo)
   target = objective.targets(method, batch, lib.G)
-  target, plan, weigh, _ = objective.plan_lesson(method, target, batch, lib.G, 0)
+  target, plan, weigh, _ = objective.plan_demonstrations(method, target, batch, lib.G, 0)
   c_BxT, _ = objective.coefficients(method, target, data['logp'])
-  demo_PxT = objective.lesson_coefficients(weigh, plan, data['demo_logp'])
+  demo_PxT = objective.demonstration_coefficients(weigh, plan, data['demo_logp'])
   return dict(gradient=-np.asarray(c_BxT), demo_gradient=-np.asarray(demo_PxT))
 
 

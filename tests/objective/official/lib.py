@@ -188,7 +188,7 @@ def gradient(changes: dict, data: dict) -> dict[str, np.ndarray]:
   """Gradient of the project's loss with respect to the log-probs: minus the coefficients."""
   method = objective.method(settings(changes))
   signal_BxT = data['process'] if method.auxiliary_model is not None else None
-  target = objective.targets(method, batch(data, method.needs_old), G, signal_BxT)._replace(
+  target = objective.targets(method, batch(data, method.needs_old), G, signal_BxT).with_arrays(
     old_BxT=data['old'] if method.needs_old else None,
     reference_BxT=data['reference'] if method.needs_reference else None,
   )

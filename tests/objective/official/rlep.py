@@ -83,7 +83,7 @@ def ours(data):
   batch = batch._replace(
     rollout=batch.rollout._replace(logp_BxT=recorded), replayed_B=data['replayed']
   )
-  target = objective.targets(method, objective.rescored(batch, data['old']), lib.G)
+  target = objective.targets(method, objective.fill_replayed_log_probs(batch, data['old']), lib.G)
   return dict(gradient=-np.asarray(objective.coefficients(method, target, data['logp'])[0]))
 
 

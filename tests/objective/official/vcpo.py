@@ -143,7 +143,10 @@ def ours(data):
   gap_B = ((data['logp'] - data['behavior']) * lib.mask(data)).sum(1)
   target = objective.targets(method, batch, lib.G, leverage_B=np.log(data['norm']) + gap_B)
   c_BxT, _ = objective.coefficients(method, target, data['logp'])
-  return dict(gradient=-np.asarray(c_BxT), lr_scale=[objective.scale(method, target, data['logp'])])
+  return dict(
+    gradient=-np.asarray(c_BxT),
+    lr_scale=[objective.learning_rate_scale(method, target, data['logp'])],
+  )
 
 
 lib.main(__name__)
