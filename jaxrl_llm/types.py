@@ -147,23 +147,23 @@ class Batch(NamedTuple):
 class TrainState(NamedTuple):
   """Everything on the device that outlives a step."""
 
-  params: Any  # what the optimizer trains, float32: the weights, or with LoRA the adapter
+  params: Any  # float32, trained: the weights, or with LoRA the adapter
   opt_state: Any
   step: Array  # int32, optimizer steps taken
-  skipped: Array  # int32, updates in a row skipped for a non-finite gradient
-  seed: Array  # int32, keys all noise: as data and not in the program, which other seeds share
-  judge: Any = None  # of half-said rollouts, where some are pruned
-  # float32 weights as they began, for a method that is held near them; with LoRA `base` is that
-  reference: Any = None
-  carried: tuple = ()  # rollout.carried.Carried of unfinished rows, the oldest first; () = encoded again
-  auxiliary_model: Any = None  # a second model with its optimizer, where the credit of tokens needs one
-  average: Any = None  # float32 weights averaged over steps, where the old policy is theirs
-  outer: Any = None  # what a loop around the optimizer's steps has seen
-  noise: Any = None  # how loud it is in each layer, where the update's forward pass has some
-  teacher: Any = None  # float32 weights of another model, frozen; no part of a checkpoint
-  base: Any = (
-    None  # with LoRA the frozen weights, matrices in the type of compute; no part of a checkpoint
+  skipped: Array  # int32, consecutive updates skipped for a non-finite gradient
+  seed: (
+    Array  # int32, keys all noise; an argument of the program, so that other seeds need no new one
   )
+  correctness_head: Any = None  # with pruning
+  # float32 weights at the start, for methods with a reference model; with LoRA `base` is the reference
+  reference: Any = None
+  carried: tuple = ()  # carried_kv.Carried of unfinished rows, oldest first; () = encoded again
+  auxiliary_model: Any = None  # learner.auxiliary_model.State
+  average: Any = None  # float32 weights averaged over steps, for the old policy
+  inner_steps: Any = None  # state of the loop around optimizer steps
+  activation_noise: Any = None  # log sigma of each layer and its optimizer state
+  teacher: Any = None  # float32, frozen; not saved in checkpoints
+  base: Any = None  # with LoRA the frozen weights, matrices in the type of compute; not saved
 
 
 @dataclasses.dataclass(frozen=True)

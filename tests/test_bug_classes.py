@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import rewards, train
-from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.config import loading
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.rollout import sampling
 from jaxrl_llm.runner import host_step
 from jaxrl_llm.types import Row, UserError
@@ -98,7 +99,7 @@ def test_other_data_than_a_checkpoint_was_made_with_is_refused():
     mock.patch.object(checkpoint, 'latest', lambda path, step: 4),
     mock.patch.object(checkpoint, 'restore', lambda *a: saved),
     mock.patch.object(
-      steps, 'abstract_state', lambda spec: types.SimpleNamespace(_replace=dict)
+      train_state, 'abstract_state', lambda spec: types.SimpleNamespace(_replace=dict)
     ),
     pytest.raises(UserError, match='the data of /run changed since step 4'),
   ):
@@ -110,7 +111,7 @@ def test_only_the_reply_is_graded():
   parts = parts_of('--config.data.system=1')
   table_ = parts.tables.train
   prompts = table_.prompts(np.arange(4))
-  rollout = steps.empty_rollout(parts.spec)
+  rollout = empty_records.empty_rollout(parts.spec)
   end = parts.model.tokenizer.end_ids[0]
   reply = parts.model.tokenizer.encode('9')
   tokens = np.zeros_like(rollout.tokens_BxT)

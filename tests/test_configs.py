@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import models, rewards
-from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import schema
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import generate
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, generate
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.runner import host_step, multi_turn, setup
 
@@ -129,7 +130,7 @@ SAMPLED = dict(
   rollout=('decode', 'drafts', 'pruning', 'tree', 'carried_calls', 'lockstep'),
   layout=('mesh', 'rules'),
 )
-HELD = ('params', 'base', 'judge', 'seed', 'step', 'carried')
+HELD = ('params', 'base', 'correctness_head', 'seed', 'step', 'carried')
 
 
 def only(told, names):
@@ -148,8 +149,8 @@ def sampling(spec: StepSpec):
 
 
 def compiled(spec: StepSpec):
-  """What `steps.compile_split` returns."""
-  learn, sample = steps.compile_update(spec), sampling(sampled_fields(spec))
+  """What `programs.compile_split` returns."""
+  learn, sample = programs.compile_update(spec), sampling(sampled_fields(spec))
 
   def call(state, batch, *asked):
     state, metrics = learn(state, batch)
@@ -173,8 +174,8 @@ def test_every_config_takes_two_steps(name, tmp_path):
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
   graded = len([part for part in parts.rewards if part.grader is not None])
   spec, pool = parts.spec, Planted(ALIKE.get(name, 1.0), graded)
-  state = steps.init_state(spec, parts.model.params, parts.teacher and parts.teacher.params)
-  before, batch = jax.device_get(state), steps.empty_batch(spec)
+  state = train_state.init_state(spec, parts.model.params, parts.teacher and parts.teacher.params)
+  before, batch = jax.device_get(state), empty_records.empty_batch(spec)
   split = parts.play is None
   call, rows = compiled(spec) if split else multi_turn.compile_call(parts), []
   for index in range(3):  # the first has nothing to learn from yet
@@ -197,7 +198,15 @@ def test_every_config_takes_two_steps(name, tmp_path):
   for row in rows[1:]:
     assert row['actor/grad_norm'] > 0 and row['training/trained_tokens'] > 0
     assert row['actor/skipped_updates'] == 0 and row['perf/rollouts'] > 0
-  for part in ('params', 'opt_state', 'auxiliary_model', 'average', 'judge', 'noise', 'outer'):
+  for part in (
+    'params',
+    'opt_state',
+    'auxiliary_model',
+    'average',
+    'correctness_head',
+    'activation_noise',
+    'inner_steps',
+  ):
     assert getattr(before, part) is None or changed(*(getattr(x, part) for x in (before, after))), (
       part
     )

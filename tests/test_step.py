@@ -11,7 +11,9 @@ from jaxrl_llm import objective
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
@@ -57,8 +59,8 @@ def grade(prompts, rollout):
 
 def train(spec, count=4, params=None):
   """`count` steps; returns every rollout's tokens, the metrics, and the last state."""
-  state = steps.init_state(spec, params or decoder.init(MODEL, 0))
-  fn, batch, history = steps.compile_step(spec), steps.empty_batch(spec), []
+  state = train_state.init_state(spec, params or decoder.init(MODEL, 0))
+  fn, batch, history = steps.compile_step(spec), empty_records.empty_batch(spec), []
   for index in range(count):
     prompts = make_prompts(index)
     state, rollout, metrics = fn(state, batch, prompts, None, None, np.int32(T))
@@ -82,7 +84,9 @@ def gradient(spec, batch, params):
 
 def graded(spec, params, seed=0):
   prompts = make_prompts(seed)
-  rollout = jax.jit(lambda p: steps.generate(spec, steps.frozen(p), prompts)[0])(params)
+  rollout = jax.jit(lambda p: steps.generate(spec, train_state.sampling_state(p), prompts)[0])(
+    params
+  )
   return grade(prompts, rollout)
 
 
@@ -174,9 +178,14 @@ def test_an_empty_batch_touches_neither_weights_nor_optimizer():
   c = config()
   c.optimizer.weight_decay = 0.1
   p = make_spec(c, MODEL, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
-  before = jax.tree.map(np.asarray, steps.init_state(p, decoder.init(MODEL, 0)))
+  before = jax.tree.map(np.asarray, train_state.init_state(p, decoder.init(MODEL, 0)))
   state, _, metrics = steps.compile_step(p)(
-    steps.init_state(p, decoder.init(MODEL, 0)), steps.empty_batch(p), make_prompts(), None, None, T
+    train_state.init_state(p, decoder.init(MODEL, 0)),
+    empty_records.empty_batch(p),
+    make_prompts(),
+    None,
+    None,
+    T,
   )
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
   assert all(np.isfinite(float(v)) for v in metrics.values())
@@ -186,8 +195,8 @@ def test_a_non_finite_gradient_is_skipped_and_counted():
   p, params = spec(), decoder.init(MODEL, 0)
   batch = graded(p, params)
   bad = batch._replace(reward_B=np.where(np.arange(P * G) == 3, np.inf, batch.reward_B))
-  update = steps.compile_update(p)
-  state, _ = update(steps.init_state(p, params), bad)
+  update = programs.compile_update(p)
+  state, _ = update(train_state.init_state(p, params), bad)
   assert int(state.skipped) == 1 and int(state.step) == 0
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state.params), params)
   state, _ = update(state, batch)
@@ -209,7 +218,7 @@ def test_sampler_and_trainer_are_the_same_policy_and_fresh_noise_every_step():
 def test_the_rewarded_behavior_becomes_more_likely():
   p, params = spec(), decoder.init(MODEL, 0)
   batch = graded(p, params)
-  state, _ = steps.compile_update(p)(steps.init_state(p, params), batch)
+  state, _ = programs.compile_update(p)(train_state.init_state(p, params), batch)
   advantage = np.asarray(objective.targets(p.objective.method, batch, G).advantage_BxT)
   logp = lambda q: np.asarray(  # noqa: E731
     microbatch.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
@@ -262,8 +271,8 @@ def test_one_compiled_program_serves_every_seed():
   lowered, tokens = [], []
   for seed in (0, 1):
     p = spec(seed=seed)
-    fn, batch = steps.compile_step(p), steps.empty_batch(p)
-    given = steps.init_state(p, decoder.init(MODEL, 0)), batch, make_prompts(), None, None, T
+    fn, batch = steps.compile_step(p), empty_records.empty_batch(p)
+    given = train_state.init_state(p, decoder.init(MODEL, 0)), batch, make_prompts(), None, None, T
     lowered.append(fn.lower(*given).as_text())
     tokens.append(np.asarray(fn(*given)[1].tokens_BxT))
   assert lowered[0] == lowered[1] and (tokens[0] != tokens[1]).any()

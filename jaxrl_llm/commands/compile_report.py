@@ -16,7 +16,11 @@ import numpy as np
 from jaxrl_llm import models
 from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.config import validation
 from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec, check_objective, check_rows, make_spec
 from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.profiling import roofline as roofline_lib
@@ -86,7 +90,7 @@ def make(config: Any, devices: Sequence[Any]) -> StepSpec:
 
   One end token stands for the model's own: their number changes neither memory nor exchanges.
   """
-  config = validate.sized(config, devices)
+  config = validation.sized(config, devices)
   validate.validate(config)
   check_objective(config)
   mesh = sharding.make_mesh(config.mesh, list(devices))
@@ -106,12 +110,12 @@ def arguments(spec: StepSpec) -> tuple:
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
   )
   rows, whole = sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
-  batch: Batch = place(jax.eval_shape(lambda: steps.empty_batch(spec)), rows)
-  sampled = place(jax.eval_shape(lambda: steps.empty_rollout(spec)), rows)
+  batch: Batch = place(jax.eval_shape(lambda: empty_records.empty_batch(spec)), rows)
+  sampled = place(jax.eval_shape(lambda: empty_records.empty_rollout(spec)), rows)
   begun = sampled._replace(turns=None) if spec.rollout.continues else None
   draft = sampled if spec.rollout.drafts.verify else None
   cap = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
-  return steps.abstract_state(spec), batch, batch.prompts, begun, draft, cap
+  return train_state.abstract_state(spec), batch, batch.prompts, begun, draft, cap
 
 
 class Part(NamedTuple):
@@ -133,8 +137,8 @@ def parts(spec: StepSpec) -> dict[str, Part]:
   state, batch, *asked = arguments(spec)
   halved = state._replace(carried=()), state.carried
   return {
-    'update': build(steps.compile_update(spec), state, batch),
-    'generate': build(steps.compile_sample(spec), *halved, *asked),
+    'update': build(programs.compile_update(spec), state, batch),
+    'generate': build(programs.compile_sample(spec), *halved, *asked),
     'fused': build(steps.compile_step(spec), state, batch, *asked),
   }
 
@@ -195,8 +199,8 @@ def measure(spec: StepSpec) -> dict[str, Any]:
     mesh=dict(spec.layout.mesh.shape),
     dtype=spec.model.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
-    parameters=sum(x.size for x in jax.tree.leaves(steps.abstract_weights(spec))),
-    state_bytes=roofline_lib.bytes_per_device(steps.abstract_state(spec)),
+    parameters=sum(x.size for x in jax.tree.leaves(train_state.abstract_sampling_weights(spec))),
+    state_bytes=roofline_lib.bytes_per_device(train_state.abstract_state(spec)),
     hbm_gib=limit,
     fits=not found['fused'].oom,
     headroom_gib=_headroom(found['fused'], limit),

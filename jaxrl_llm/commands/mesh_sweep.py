@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxrl_llm import models
-from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.profiling import roofline
 from jaxrl_llm.types import ModelConfig, UserError
@@ -102,7 +103,7 @@ def measure(spec: StepSpec, before: dict[str, Any] | None = None) -> dict[str, A
     rows=rows,
     slice_rows=spec.update.microbatch.prompts * spec.update.microbatch.rollouts,
     hbm_gib=hardware.HBM_GIB.get(device.device_kind),
-    state_gib=roofline.bytes_per_device(steps.abstract_state(spec)) / _GIB,
+    state_gib=roofline.bytes_per_device(train_state.abstract_state(spec)) / _GIB,
   )
   if told['hbm_gib'] and told['state_gib'] > told['hbm_gib']:
     return told | dict(oom='weights and optimizer alone do not')
@@ -110,7 +111,7 @@ def measure(spec: StepSpec, before: dict[str, Any] | None = None) -> dict[str, A
   state, batch, *asked = compile_report.arguments(spec)
   if 'generate' not in told:
     halved = state._replace(carried=()), state.carried
-    part = compile_report.build(steps.compile_sample(spec), *halved, *asked)
+    part = compile_report.build(programs.compile_sample(spec), *halved, *asked)
     told['generate'] = _of(part)
     if not part.oom:
       loop = compile_report.decode_report(compile_report.loops(spec, part.text)[0])
@@ -120,7 +121,7 @@ def measure(spec: StepSpec, before: dict[str, Any] | None = None) -> dict[str, A
       )
   if told['generate']['oom']:
     return told | dict(oom='generation does not')
-  part = compile_report.build(steps.compile_update(spec), state, batch)
+  part = compile_report.build(programs.compile_update(spec), state, batch)
   told['update'] = _of(part)
   if part.oom:
     return told | dict(oom=f'the update does not with slices of {told["slice_rows"]} rows')

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.types import UserError
 
@@ -72,7 +72,7 @@ def devices(topology: str) -> list[Device]:
 
 def rows(spec: StepSpec) -> list[Row]:
   """Every parameter in the order of the model; those of all layers in one row. Source: none."""
-  params = steps.abstract_weights(spec)
+  params = train_state.abstract_sampling_weights(spec)
   decode = sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules)
   size, found = np.dtype(spec.model.dtype).itemsize, {}
   places = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))
@@ -99,7 +99,7 @@ def rows(spec: StepSpec) -> list[Row]:
 
 def state_bytes(spec: StepSpec) -> dict[str, int]:
   """Bytes per device of every part of the train state that has any. Source: none."""
-  state = steps.abstract_state(spec)._asdict()
+  state = train_state.abstract_state(spec)._asdict()
   count = lambda tree: sum(  # noqa: E731
     _elements(x.sharding, x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )

@@ -38,10 +38,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import evaluation
-from jaxrl_llm import step as steps
 from jaxrl_llm.config import stages
 from jaxrl_llm.data import pipeline
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner.step_spec import StepSpec, evaluation_spec, trained_weights_spec
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.rollout.sampling import TokenFilter
@@ -78,7 +79,7 @@ def make_evaluator(
   asks = _asks(spec, table, decode, judging.play, samples, sampling)
   # A judge that never learns says the same of all.
   listens = samples and spec.rollout.pruning is not None and spec.rollout.pruning.learning_rate > 0
-  trust = steps.compile_trust(trained_weights_spec(spec)) if listens else None
+  trust = programs.compile_predict_success(trained_weights_spec(spec)) if listens else None
   about = _about(table.rows)
 
   def evaluate(params: Any, judge: Any = None) -> tuple[dict[str, float], list[dict], list[dict]]:
@@ -119,7 +120,7 @@ def _asks(spec: StepSpec, table: Any, decode, play, samples: int, sampling) -> d
     token_filter = TokenFilter(*(sampling[k] for k in TokenFilter._fields))
     kinds['sampled'] = evaluation_spec(spec, samples, sampling['temperature'], token_filter)
   return {
-    kind: _Ask(steps.compile_generate(one), one, table, decode, play, size)
+    kind: _Ask(programs.compile_generate(one), one, table, decode, play, size)
     for kind, one in kinds.items()
   }
 
@@ -165,7 +166,7 @@ def _rollout(ask: _Ask, params: Any, prompts: Prompts, rows: Sequence[Row]) -> R
     return sharding.fetch(ask.fn(params, prompts, seed, None))
   prompts = play.opened(prompts, rows, prompts.tokens_PxL.shape[1])
   sample = lambda begun: (sharding.fetch(ask.fn(params, prompts, seed, begun)), {})  # noqa: E731
-  begun = steps.empty_rollout(spec, len(rows))
+  begun = empty_records.empty_rollout(spec, len(rows))
   limits = multi_turn.Limits(spec.rollout.decode.max_tokens, play.most)
   return play.finish(sample, prompts, rows, begun, limits)[0]
 

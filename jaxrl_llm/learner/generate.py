@@ -78,7 +78,7 @@ def generate(
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, state.judge, state.seed, state.step, cap, prompts, begun, kept)
+  )(params, state.correctness_head, state.seed, state.step, cap, prompts, begun, kept)
   if spec.rollout.drafts.records_noise:
     rollout = rollout._replace(noise_BxT=_noise(prompts, rollout, begun))
   metrics['generate/rounds'] = rounds.max().astype(jnp.float32)
@@ -87,7 +87,9 @@ def generate(
 
 
 @sharding.on_mesh
-def trust(spec: StepSpec, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.Array:
+def predict_success(
+  spec: StepSpec, state: TrainState, prompts: Prompts, rollout: Rollout
+) -> jax.Array:
   """p_B, what the judge of `config.rollout.pruning` gives each row for being right, after its first tokens.
 
   Source: arXiv:2603.24840 (ARRoL).
@@ -109,7 +111,7 @@ def trust(spec: StepSpec, state: TrainState, prompts: Prompts, rollout: Rollout)
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, state.judge, prompts, rollout)
+  )(params, state.correctness_head, prompts, rollout)
 
 
 def _laid_out(spec: StepSpec, state: TrainState) -> Any:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import optax
 
+from jaxrl_llm.config.schema import OptimizerConfig
 from jaxrl_llm.types import UserError
 
 DECAYS = ('constant', 'cosine', 'linear')
 
 
-def make_optimizer(config: Any, steps: int) -> tuple[optax.GradientTransformation, Callable]:
+def make_optimizer(
+  config: OptimizerConfig, steps: int, learning_rate: float | None = None
+) -> tuple[optax.GradientTransformation, Callable]:
   """AdamW on gradients clipped to `clip_norm`, and its learning-rate schedule step → rate.
 
   Weight decay touches matrices only. Raises UserError for an unknown decay.
   Source: arXiv:1711.05101 (AdamW).
   """
-  schedule = _schedule(config, steps)
+  rate = config.learning_rate if learning_rate is None else learning_rate
+  schedule = _schedule(config, rate, steps)
   matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
   adamw = optax.adamw(
     schedule,
@@ -32,8 +35,8 @@ def make_optimizer(config: Any, steps: int) -> tuple[optax.GradientTransformatio
   return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw), schedule
 
 
-def _schedule(config: Any, steps: int) -> Callable:
-  rate, warmup = config.learning_rate, config.warmup_steps
+def _schedule(config: OptimizerConfig, rate: float, steps: int) -> Callable:
+  warmup = config.warmup_steps
   after = max(steps - warmup, 1)
   if config.decay not in DECAYS:
     raise UserError(

@@ -13,8 +13,8 @@ import optax
 
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
-from jaxrl_llm.config.loading import pick
 from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.stages import pick
 from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import inner_steps, lora, precision

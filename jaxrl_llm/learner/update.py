@@ -80,7 +80,7 @@ def _learn(spec: StepSpec, state: TrainState, batch: Batch):
   )
   metrics |= told
   if spec.rollout.pruning is not None and spec.rollout.pruning.learning_rate:
-    state = state._replace(judge=_judged(spec, state, batch))
+    state = state._replace(correctness_head=_judged(spec, state, batch))
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
   return state._replace(carried=carried), metrics
 
@@ -105,7 +105,7 @@ def _judged(spec: StepSpec, state: TrainState, batch: Batch) -> correctness_head
   """The judge of half-said rollouts, taught by how these ended."""
   real_B = (batch.rollout.length_B > 0).astype(jnp.float32)
   return correctness_head.train(
-    state.judge,
+    state.correctness_head,
     batch.rollout.feature_BxF,
     batch.correct_B,
     real_B * batch.rollout.weight_B,
@@ -163,7 +163,7 @@ def _added(told: dict, metrics: dict) -> dict:
 def _slow_fast(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   """SFPO: K inner steps, interpolate toward the start, one outer step."""
   step = lambda state: _minibatch(spec, state, batch, known)  # noqa: E731
-  outer, start, seen = spec.update.inner_steps, state.params, state.outer
+  outer, start, seen = spec.update.inner_steps, state.params, state.inner_steps
   fast = outer.steps(seen)
 
   def body(index, carry):  # one body for fast and slow steps, so that it is compiled once
@@ -177,7 +177,7 @@ def _slow_fast(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   real = batch.rollout.length_B.sum() > 0
   seen = outer.observe(seen, metrics['actor/entropy'], real)  # of the outer step, as all metrics
   metrics['actor/fast_steps'] = fast.astype(jnp.float32)
-  return state._replace(outer=seen), metrics
+  return state._replace(inner_steps=seen), metrics
 
 
 def _minibatch(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
@@ -187,7 +187,7 @@ def _minibatch(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   key_M = _noise_keys(spec, state, batch)
   target, whole, scale = _prepared(spec, state, batch, target, key_M)
   # Noise is learned with the weights; None, and of no cost, where there is none.
-  learned = state.params, state.noise and state.noise.log_sigma_L
+  learned = state.params, state.activation_noise and state.activation_noise.log_sigma_L
 
   def accumulate(carry, piece):
     piece, key = piece
@@ -221,7 +221,7 @@ def _minibatch(spec: StepSpec, state: TrainState, batch: Batch, known: Known):
   metrics['actor/update_norm'] = moved
   metrics['actor/lr'] *= scale
   if spec.update.activation_noise is not None:
-    metrics['actor/noise_sigma'] = jnp.exp(state.noise.log_sigma_L).mean()
+    metrics['actor/noise_sigma'] = jnp.exp(state.activation_noise.log_sigma_L).mean()
   return state, metrics
 
 
@@ -252,7 +252,9 @@ def _apply(spec: StepSpec, state: TrainState, grads: Any, scale: jax.Array):
   """The state after one optimizer step, and how far the weights went."""
   grads, noise_grad = grads
   if spec.update.activation_noise is not None:
-    state = state._replace(noise=spec.update.activation_noise.learn(state.noise, noise_grad))
+    state = state._replace(
+      activation_noise=spec.update.activation_noise.learn(state.activation_noise, noise_grad)
+    )
   updates, opt_state = spec.update.optimizer.update(grads, state.opt_state, state.params)
   updates = jax.tree.map(lambda x: x * scale, updates)
   params = optax.apply_updates(state.params, updates)
@@ -304,7 +306,7 @@ def _prepared(spec: StepSpec, state: TrainState, batch: Batch, target: objective
     target = objective.distill(method, target)
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
-  sigma_L = None if key_M is None else jnp.exp(state.noise.log_sigma_L)
+  sigma_L = None if key_M is None else jnp.exp(state.activation_noise.log_sigma_L)
   weights = policy(spec, state.base, state.params)
   logp_BxT, *more = scores(spec, weights, batch, sigma_L, key_M, top=_top(method))
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, *more)

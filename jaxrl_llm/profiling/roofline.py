@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import step as steps
 from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import quantized
 from jaxrl_llm.profiling import hlo_update
@@ -30,7 +30,7 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   """What one iteration reads and multiplies, with a ring of `cache_bytes` on a device."""
   decode_settings, shards = spec.rollout.decode, sharding.rows_shards(spec.layout.mesh)
   rows = decode_settings.slots or spec.layout.prompts * decode_settings.rollouts
-  params = steps.abstract_weights(spec)
+  params = train_state.abstract_sampling_weights(spec)
   if not spec.model.config.tied:
     params.pop('embed')  # a few rows of it
   read = functools.partial(

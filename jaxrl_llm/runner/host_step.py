@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import curriculum, replay
-from jaxrl_llm import step as steps
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import empty_records
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.runner import grading, log_records
 from jaxrl_llm.runner.context import Choice, Landed, PendingStep, RunContext, ScorePool
@@ -62,7 +62,7 @@ def propose(context: RunContext, index: int, choice: Choice | None = None) -> St
   if episodes is not None:
     episodes.begin_step(index)
     fresh = episodes.open(fresh, context.rows_of(fresh), config.prompt_tokens)
-  empty, begun, draft = steps.empty_rollout(context.spec), None, None
+  empty, begun, draft = empty_records.empty_rollout(context.spec), None, None
   if config.rollout.stop.fn != 'none' or episodes is not None:
     fresh, begun = context.replay.unfinished.begin(fresh, empty)
   if config.rollout.draft.fn != 'none':
@@ -90,7 +90,7 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
   buffers.successes.keep(batch)
   if buffers.collector is not None:
     metrics |= buffers.collector.add(learned, index)
-    learned, collected = buffers.collector.take(steps.empty_batch(context.spec), index)
+    learned, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
     metrics |= collected
   if buffers.successes.count:
     metrics['replay/rows'] = int((learned.rollout.length_B[learned.replayed_B > 0] > 0).sum())

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from jaxrl_llm import data, environments, objective, rewards
-from jaxrl_llm import step as steps
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.types import (
   EXITED,
@@ -282,9 +282,9 @@ def _state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
 
 
 def compile_call(context: RunContext) -> Callable:
-  """Return a function as `steps.compile_split` does, with one call of the sampling program for every turn."""
+  """Return a function as `programs.compile_split` does, with one call of the sampling program for every turn."""
   spec, episodes = context.spec, context.episodes
-  update, generate = steps.compile_update(spec), steps.compile_sample(spec)
+  update, generate = programs.compile_update(spec), programs.compile_sample(spec)
 
   def call(state, batch, prompts, begun, draft, cap):
     state, metrics = update(state, batch)

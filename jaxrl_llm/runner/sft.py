@@ -1,121 +1,125 @@
-"""A supervised warm start through the same update: a demonstration is a rollout whose advantage is one."""
+"""Supervised start: the update on demonstrations, each of them a completion with advantage 1."""
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
-from typing import Any
 
+import ml_collections
 import numpy as np
 
 from jaxrl_llm import data
-from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import metrics_log
+from jaxrl_llm.config.schema import Config
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec, make_spec
+from jaxrl_llm.models.tokenizer import Tokenizer
+from jaxrl_llm.monitoring import console
 from jaxrl_llm.types import Batch, TrainState
 
-_QUIET_S = 10.0  # between two lines on the screen
-# With A = 1, no ratio and no trust region the coefficient form is token-mean maximum likelihood.
+_CONSOLE_INTERVAL_S = 10.0  # between two lines on the console
+# A = 1, no ratio and no trust region: the coefficient form is token-mean maximum likelihood.
 _LIKELIHOOD = dict(
   advantage=dict(fn='raw'),
-  credit=dict(fn='row'),
-  companion=dict(fn='none'),
-  correction=dict(fn='none'),
-  proximal=dict(fn='auto'),
+  credit_assignment=dict(fn='row'),
+  auxiliary_model=dict(fn='none'),
+  importance_correction=dict(fn='none'),
+  old_policy=dict(fn='auto'),
   ratio=dict(fn='one'),
-  trust=dict(fn='none'),
-  emphasis=dict(fn='none'),
+  trust_region=dict(fn='none'),
+  token_weighting=dict(fn='none'),
   kl=dict(fn='none'),
-  kl_aggregate=dict(fn='auto'),
+  kl_aggregation=dict(fn='auto'),
   lr_scale=dict(fn='none'),
-  distill=dict(fn='none'),
-  auxiliary=dict(fn='none'),
+  distillation=dict(fn='none'),
+  sft_loss=dict(fn='none'),
   teacher='',
-  aggregate=dict(fn='token_mean'),
-  shape=dict(fn='none'),
+  aggregation=dict(fn='token_mean'),
+  reward_shaping=dict(fn='none'),
   zero_variance=dict(fn='keep'),
-  perturb=dict(fn='none'),
+  activation_noise=dict(fn='none'),
 )
 
 
 def run(
-  config: Any,
+  config: Config,
   spec: StepSpec,
   state: TrainState,
-  table: Any,
-  tokenizer: Any,
-  tell: Callable[[float], None],
+  table: data.PromptTable,
+  tokenizer: Tokenizer,
+  on_loss: Callable[[float], None],
 ) -> TrainState:
-  """Takes `config.sft.steps` supervised steps on `table`; fresh optimizer state for what follows.
+  """Take `config.sft.steps` supervised steps on `table`; the returned state has a fresh optimizer.
 
-  After each, `tell` hears its loss, nats per token. Batches are drawn uniformly, keyed by (seed, step).
-  Source: none.
+  `on_loss` is called after each step with its loss in nats per token. Batches are drawn uniformly by (seed, step).
   """
   supervised = likelihood(config, spec)
-  update = steps.compile_update(supervised)
+  update = programs.compile_update(supervised)
   teacher = state.teacher
-  state = steps.init_state(supervised, state.params)
+  state = train_state.init_state(supervised, state.params)
   for index in range(config.sft.steps):
     random = np.random.default_rng((config.seed, index))
-    state, told = update(state, batch(config, random, table, tokenizer))
-    # Recorded log-probabilities are 0 here, so this divergence is the negative log-likelihood.
-    tell(float(told['actor/ppo_kl']))
-  return steps.init_state(spec, state.params, teacher)
+    state, metrics = update(state, batch(config, random, table, tokenizer))
+    # Recorded log-probs are 0 here, so this divergence is the negative log-likelihood.
+    on_loss(float(metrics['actor/ppo_kl']))
+  return train_state.init_state(spec, state.params, teacher)
 
 
-class Losses:
-  """What `run` tells: a row to `write` for every step and, in a start that takes long, a line for every tenth of them.
+class LossLogger:
+  """Writes a row for every supervised step, and in a long start a line on the console for every tenth of them."""
 
-  Source: none.
-  """
-
-  def __init__(self, steps: int, write: Callable[[dict], None], screen: Any):
+  def __init__(self, steps: int, write: Callable[[dict], None], screen: console.Console):
+    """`write` takes a row of sft.jsonl."""
     self._steps, self._write, self._screen = steps, write, screen
-    self._done, self._first, self._said = 0, 0.0, time.monotonic()
+    self._done, self._first, self._printed_s = 0, 0.0, time.monotonic()
 
   def __call__(self, loss: float) -> None:
     self._write({metrics_log.STEP: self._done, 'sft/loss': loss})
     self._first = self._first if self._done else loss
     self._done += 1
     if self._done == self._steps:
-      self._screen.say(f'warm start: loss {self._first:.2f} -> {loss:.2f} nats per token')
-    elif not self._done % max(self._steps // 10, 1) and time.monotonic() > self._said + _QUIET_S:
-      self._said = time.monotonic()
-      self._screen.say(
+      self._screen.info(f'warm start: loss {self._first:.2f} -> {loss:.2f} nats per token')
+    elif (
+      not self._done % max(self._steps // 10, 1)
+      and time.monotonic() > self._printed_s + _CONSOLE_INTERVAL_S
+    ):
+      self._printed_s = time.monotonic()
+      self._screen.info(
         f'warm start: {self._done} of {self._steps} steps, {loss:.2f} nats per token'
       )
 
 
-def likelihood(config: Any, spec: StepSpec) -> StepSpec:
-  """The program of a run with maximum likelihood of demonstrations in the place of its objective. Source: none."""
-  sft = copy.deepcopy(config)
+def likelihood(config: Config, spec: StepSpec) -> StepSpec:
+  """The step specification of a run with maximum likelihood of demonstrations as its objective."""
+  sft = ml_collections.ConfigDict(config.to_dict())
   sft.prompts, sft.rollouts, sft.temperature = config.sft.prompts, 1, 1.0
   sft.steps, sft.learner.minibatches, sft.learner.microbatch_rollouts = config.sft.steps, 1, 0
   sft.optimizer.learning_rate = config.sft.learning_rate
   sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
   sft.optimizer.outer = dict(fn='none')
-  # Nothing is generated, and one row a prompt has no room for others.
+  # Nothing is sampled, and a group of one row has no room for others.
   sft.replay.reuse = sft.replay.collect = dict(fn='none')
   sft.curriculum.hint = sft.environment = dict(fn='none')
   sft.curriculum.slots_per_prompt, sft.curriculum.allocation = 1, dict(fn='equal')
   sft.rollout.pruning = sft.rollout.tree = sft.rollout.early_exit = dict(fn='none')
   sft.rollout.carry_cache = False
-  if not sft.learner.quantize:  # else rounded weights are what learns here, too
+  if not sft.learner.quantize:  # with it, the update reads the rounded weights here, too
     sft.rollout.weights_dtype = 'auto'
   for stage, settings in _LIKELIHOOD.items():
     sft.objective[stage] = settings
   return make_spec(sft, spec.model.config, spec.rollout.decode.end_ids, spec.layout.mesh)
 
 
-def batch(config: Any, random: np.random.Generator, table: Any, tokenizer: Any) -> Batch:
-  """Demonstrations as rollouts of one per prompt, or packed, all of reward 1. Source: none."""
+def batch(
+  config: Config, random: np.random.Generator, table: data.PromptTable, tokenizer: Tokenizer
+) -> Batch:
+  """Demonstrations as completions of reward 1, one for each prompt, or packed into rows."""
   size, width = config.sft.prompts, config.sft.pack_tokens
   if width:
     # Far more than fit; none twice, as long as there are others.
-    order = np.concatenate(
-      [random.permutation(len(table)) for _ in range(-(-size * width // len(table)))]
-    )
+    epochs = -(-size * width // len(table))
+    order = np.concatenate([random.permutation(len(table)) for _ in range(epochs)])
     drawn = ((table.tokens[i], table.rows[i]) for i in order)
     prompts, rollout, _ = data.packed(drawn, tokenizer, config.completion_tokens, size, width)
   else:

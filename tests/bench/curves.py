@@ -61,7 +61,7 @@ def share_warm_starts() -> None:
     if config.seed not in kept:
       warm = make(config, spec, state, *rest)
       kept[config.seed] = jax.tree.map(np.asarray, warm.params)
-    return train.steps.init_state(spec, kept[config.seed])
+    return train.train_state.init_state(spec, kept[config.seed])
 
   train.warmstart.run = run
 

@@ -22,6 +22,8 @@ from jaxrl_llm import rewards, train
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.runner import host_step, setup
 from tests.bench.curves import EASY, ROOT, TASKS, share_warm_starts
 from tests.bench.lib import smoke
@@ -62,11 +64,11 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
   config = train.validation.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
   parts = setup.parts(config)
   spec = parts.spec
-  state = steps.init_state(spec, parts.model.params)
+  state = train_state.init_state(spec, parts.model.params)
   state = train.warmstart.run(
     config, spec, state, parts.tables.train, parts.model.tokenizer, lambda loss: None
   )
-  learn = steps.compile_update(spec)
+  learn = programs.compile_update(spec)
   sample = jax.jit(functools.partial(steps.generate, spec))
   waiting, rows = collections.deque(), []
   with rewards.Pool(config.rewards) as pool:

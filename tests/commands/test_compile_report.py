@@ -16,6 +16,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo
 from jaxrl_llm.types import UserError
@@ -110,7 +111,7 @@ def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
 
   monkeypatch.setattr(decoder.Block, '__call__', pinned)
   state, _, prompts, *_ = compile_report.arguments(made)
-  part = compile_report.build(steps.compile_generate(made), state.params, prompts, 0, None)
+  part = compile_report.build(programs.compile_generate(made), state.params, prompts, 0, None)
   (loop,) = compile_report.loops(made, part.text)
   weights = [c for c in loop.collectives if c.fixed and c.bytes > 1000]
   assert {c.opcode for c in weights} == {'all-gather'} and len(weights) == 2 * 7 + 1
@@ -193,7 +194,7 @@ def test_rounded_kernels_are_read_as_stored(weights, read, experts):
     config = dataclasses.replace(made.model.config, **mixture, **untied)
     made = made._replace(model=made.model._replace(config=config))
   state, _, prompts, *_ = compile_report.arguments(made)
-  text = compile_report.build(steps.compile_generate(made), state.params, prompts, 0, None).text
+  text = compile_report.build(programs.compile_generate(made), state.params, prompts, 0, None).text
   names = [(sharding.path_name(p), x) for p, x in jax.tree_util.tree_leaves_with_path(state.params)]
   shapes = {x.shape for n, x in names if n.endswith('kernel') and 'router' not in n}
   carried, converted = _kernels(hlo.parse(text), shapes)

@@ -68,8 +68,8 @@ class Compiler:
     monkeypatch.setattr(
       compile_report, 'learn', lambda spec, _: dict(best_s=800 / rows(spec), mfu=0.5)
     )
-    monkeypatch.setattr(mesh_sweep.steps, 'compile_sample', lambda spec: ('generate', spec))
-    monkeypatch.setattr(mesh_sweep.steps, 'compile_update', lambda spec: ('update', spec))
+    monkeypatch.setattr(mesh_sweep.programs, 'compile_sample', lambda spec: ('generate', spec))
+    monkeypatch.setattr(mesh_sweep.programs, 'compile_update', lambda spec: ('update', spec))
 
   def build(self, named, *_):
     name, spec = named

@@ -9,9 +9,9 @@ import pytest
 import tiny_job
 
 from jaxrl_llm import main
-from jaxrl_llm import step as steps
 from jaxrl_llm.commands import compile_report, sharding_report
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.models import decoder
 
 
@@ -24,7 +24,7 @@ def test_bytes_per_device_are_those_of_the_arrays(tmp_path, mesh):
   config = config_of(tmp_path, dict(data=1, fsdp=1, tensor=1) | mesh)
   told = compile_report.make(config, sharding_report.devices('v5e:2x4'))
   spec = compile_report.make(config, jax.devices()[:8])
-  state = steps.init_state(spec, decoder.init(spec.model.config, seed=0))
+  state = train_state.init_state(spec, decoder.init(spec.model.config, seed=0))
   held = lambda tree: sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
   rows, of_state = sharding_report.rows(told), sharding_report.state_bytes(told)
   assert sum(row.update_bytes for row in rows) == held(state.params) == of_state['params']

@@ -12,6 +12,9 @@ import pytest
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo_decode, hlo_update
@@ -63,8 +66,8 @@ def graded(prompts, rollout):
 
 def train(spec):
   """Three steps: every rollout's tokens, the metrics, and the last state."""
-  state = steps.init_state(spec, decoder.init(spec.model.config, 0))
-  fn, batch, history = steps.compile_step(spec), steps.empty_batch(spec), []
+  state = train_state.init_state(spec, decoder.init(spec.model.config, 0))
+  fn, batch, history = steps.compile_step(spec), empty_records.empty_batch(spec), []
   for index in range(3):
     prompts = make_prompts(index)
     state, rollout, metrics = fn(state, batch, prompts, None, None, np.int32(T))
@@ -132,8 +135,8 @@ def test_rows_that_the_axis_of_experts_does_not_divide_are_worked_on_by_all_of_i
 def test_tokens_of_a_row_are_cut_over_context_while_it_is_learned():
   """The widest arrays of a layer, [rows, tokens, 48], on two devices: half the tokens of all rows, never all."""
   p = spec('dense', False, context=2)
-  given = steps.abstract_state(p), steps.empty_batch(p)
-  text = steps.compile_update(p).lower(*given).compile().as_text()
+  given = train_state.abstract_state(p), empty_records.empty_batch(p)
+  text = programs.compile_update(p).lower(*given).compile().as_text()
   for rows, tokens in ((P, L), (P * G, T)):  # of the completion's T − 1 tokens, with one of padding
     assert f'f32[{rows},{tokens // 2},48]' in text and f'f32[{rows},{tokens},48]' not in text
 
@@ -142,8 +145,8 @@ def test_tokens_of_a_row_are_cut_over_context_while_it_is_learned():
 def test_the_head_is_gathered_and_its_gradient_summed_once_not_for_every_chunk(mesh):
   p = spec('dense', False, **mesh)
   p = p._replace(model=p.model._replace(head_chunk_tokens=2))
-  given = steps.abstract_state(p), steps.empty_batch(p)
-  text = steps.compile_update(p).lower(*given).compile().as_text()
+  given = train_state.abstract_state(p), empty_records.empty_batch(p)
+  text = programs.compile_update(p).lower(*given).compile().as_text()
   along = lambda e: hlo_update.mesh_axes(e.attributes, p.layout.mesh.shape)  # noqa: E731
   of_head = [
     e for e in hlo_decode.all_collectives(text) if 'shard_map' in e.source and 'fsdp' in along(e)
@@ -158,8 +161,8 @@ def test_weights_are_exchanged_while_learning_and_rows_are_not():
   p = p._replace(
     rollout=p.rollout._replace(decode=decode), layout=p.layout._replace(prompt_tokens=64)
   )
-  given = steps.abstract_state(p), steps.empty_batch(p)
-  text = steps.compile_update(p).lower(*given).compile().as_text()
+  given = train_state.abstract_state(p), empty_records.empty_batch(p)
+  text = programs.compile_update(p).lower(*given).compile().as_text()
   weights = 4 * sum(x.size for x in jax.tree.leaves(given[0].params))
   told = hlo_update.collective_bytes(text, p.layout.mesh.shape)
   # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import validate
@@ -72,7 +74,7 @@ def batch():
 def learned(name, devices=1, rows=0, count=2):
   """The state and the metrics after `count` updates on one batch."""
   p, update = compiled(name, devices, rows)
-  state, told = steps.init_state(p, decoder.init(MODEL, 0)), []
+  state, told = train_state.init_state(p, decoder.init(MODEL, 0)), []
   for _ in range(count):
     state, metrics = update(state, batch())
     told.append({k: float(v) for k, v in metrics.items()})
@@ -82,7 +84,7 @@ def learned(name, devices=1, rows=0, count=2):
 @functools.lru_cache
 def compiled(name, devices=1, rows=0):
   p = spec(name, devices, learner=dict(microbatch_rollouts=rows))
-  return p, steps.compile_update(p)
+  return p, programs.compile_update(p)
 
 
 def moved(one, other):
@@ -95,7 +97,8 @@ def test_two_steps_of_each_config_move_both_models_and_leave_the_reference(name)
   state, told = learned(name)
   assert int(state.step) == 2 and all(np.isfinite(v) for m in told for v in m.values())
   assert (
-    moved(state.params, first) > 1e-5 and moved(state.auxiliary_model.params['decoder'], first) > 1e-3
+    moved(state.params, first) > 1e-5
+    and moved(state.auxiliary_model.params['decoder'], first) > 1e-3
   )
   assert (state.reference is not None) == (name == 'prime')
   if name == 'prime':
@@ -124,8 +127,10 @@ def test_a_critic_says_0_at_first_and_then_learns_what_comes():
 def test_an_empty_batch_leaves_both_models_alone(name):
   p, update = compiled(name)
   before = jax.device_get(learned(name)[0])
-  placed = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), before, steps.abstract_state(p))
-  after, metrics = update(placed, steps.empty_batch(p))
+  placed = jax.tree.map(
+    lambda x, s: jax.device_put(x, s.sharding), before, train_state.abstract_state(p)
+  )
+  after, metrics = update(placed, empty_records.empty_batch(p))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(after), before)
   assert all(np.isfinite(float(v)) for v in metrics.values())
 
@@ -155,7 +160,7 @@ def test_one_device_and_eight_teach_the_same_critic():
 
 
 def test_a_companion_lies_on_the_mesh_as_the_policy_does():
-  state = steps.abstract_state(spec('ppo', devices=8))
+  state = train_state.abstract_state(spec('ppo', devices=8))
   q = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
   assert q(state.auxiliary_model.params['decoder']) == q(state.params)
   assert not q(state.params).is_fully_replicated
@@ -163,9 +168,11 @@ def test_a_companion_lies_on_the_mesh_as_the_policy_does():
 
 def test_a_checkpoint_holds_the_companion(tmp_path):
   state, p = learned('ppo')[0], spec('ppo')
-  assert moved(state.auxiliary_model.opt_state, jax.tree.map(jnp.zeros_like, state.auxiliary_model.opt_state))
+  assert moved(
+    state.auxiliary_model.opt_state, jax.tree.map(jnp.zeros_like, state.auxiliary_model.opt_state)
+  )
   checkpoint.save(str(tmp_path), 2, state, {}, keep=1)
-  again, _ = checkpoint.restore(str(tmp_path), 2, steps.abstract_state(p))
+  again, _ = checkpoint.restore(str(tmp_path), 2, train_state.abstract_state(p))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), state)
 
 

@@ -15,6 +15,9 @@ from jaxrl_llm import data, models, objective, train
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import validate
@@ -52,7 +55,7 @@ def with_demo(batch, seed=0, length=(3, 0, 6, 2)):
 
 def gradient(p, batch, params, **more):
   """What the compiled update took for its gradient, and its metrics."""
-  state, metrics = steps.compile_update(p)(steps.init_state(p, params, **more), batch)
+  state, metrics = programs.compile_update(p)(train_state.init_state(p, params, **more), batch)
   mu = next(x.mu for x in jax.tree.leaves(state.opt_state, is_leaf=_moments) if _moments(x))
   return jax.tree.map(lambda x: np.asarray(x) / 0.1, mu), {k: float(v) for k, v in metrics.items()}
 
@@ -165,8 +168,8 @@ def test_one_device_and_eight_agree_on_demonstrations_and_a_teacher(job):
 
 
 def run_two(p, teacher):
-  state = steps.init_state(p, decoder.init(MODEL, 0), teacher)
-  fn, batch, told = steps.compile_step(p), steps.empty_batch(p), []
+  state = train_state.init_state(p, decoder.init(MODEL, 0), teacher)
+  fn, batch, told = steps.compile_step(p), empty_records.empty_batch(p), []
   rows = p.rollout.decode.rollouts
   for index in range(3):
     prompts = make_prompts(index)
@@ -174,7 +177,7 @@ def run_two(p, teacher):
     rollout = jax.tree.map(np.asarray, rollout)
     right = (np.arange(P * rows) % 3 == 0).astype(np.float32)
     right[:rows] = 0
-    batch = steps.empty_batch(p)._replace(
+    batch = empty_records.empty_batch(p)._replace(
       prompts=prompts, rollout=rollout, reward_B=right, correct_B=right
     )
     if batch.demo is not None:

@@ -19,7 +19,9 @@ from jaxrl_llm import step as steps
 from jaxrl_llm import train as runs
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import lora, microbatch
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, lora, microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
@@ -93,7 +95,7 @@ def test_merged_is_the_base_with_the_scaled_product_and_answers_as_both_side_by_
 def test_sampling_from_merged_weights_is_sampling_from_both_side_by_side():
   base, adapter = decoder.init(MODEL, 0), drawn()
   p, plain = adapted(), spec()
-  state = steps.init_state(p, base)._replace(params=adapter)
+  state = train_state.init_state(p, base)._replace(params=adapter)
   batch = graded(plain, lora.merged(base, adapter, 6.0))
   rollout = jax.jit(lambda s: steps.generate(p, s, batch.prompts)[0])(state)
   np.testing.assert_array_equal(rollout.tokens_BxT, batch.rollout.tokens_BxT)
@@ -116,22 +118,22 @@ def test_in_bfloat16_tokens_are_drawn_from_the_policy_that_learns():
     lora.init(adapted().model.lora, base, 0),
   )
   p = adapted(dtype='bfloat16')
-  state = steps.init_state(p, base)._replace(params=adapter)
+  state = train_state.init_state(p, base)._replace(params=adapter)
   prompts = graded(spec(), base).prompts
-  weights, merged = steps.weights(p, state), steps.merged(p, state)
-  placed = steps.abstract_weights(p)
+  weights, merged = train_state.sampling_weights(p, state), train_state.merged_weights(p, state)
+  placed = train_state.abstract_sampling_weights(p)
   assert jax.tree.structure(placed) == jax.tree.structure(weights) != jax.tree.structure(merged)
 
   def gap(state):
     rollout = jax.jit(lambda s: steps.generate(p, s, prompts)[0])(state)
-    beside = microbatch.policy(p, steps.init_state(p, base).base, adapter)
+    beside = microbatch.policy(p, train_state.init_state(p, base).base, adapter)
     tokens_BxT = jnp.asarray(rollout.tokens_BxT)
     again = jax.jit(lambda w: microbatch.rescore(p, w, prompts, tokens_BxT)[0])(beside)
     real = np.arange(T)[None] < np.asarray(rollout.length_B)[:, None]
     return np.abs(again - rollout.logp_BxT)[real].mean(), np.asarray(rollout.logp_BxT)
 
   (near, logp), (same, evaluated), (far, _) = map(
-    gap, (state, steps.frozen(weights), steps.frozen(merged))
+    gap, (state, train_state.sampling_state(weights), train_state.sampling_state(merged))
   )
   np.testing.assert_array_equal(logp, evaluated)
   assert same == near < far / 2
@@ -168,8 +170,8 @@ def test_no_gradient_of_a_frozen_matrix_is_worked_out(remat):
   """Products of the shape of a feed-forward block's second kernel, [48, 32], in the compiled update."""
 
   def products(p):
-    given = steps.abstract_state(p), steps.empty_batch(p)
-    text = steps.compile_update(p).lower(*given).compile().as_text()
+    given = train_state.abstract_state(p), empty_records.empty_batch(p)
+    text = programs.compile_update(p).lower(*given).compile().as_text()
     assert ' dot(' in text
     return len(re.findall(r'= f32\[48,32\]\S* dot\(', text))
 
@@ -180,15 +182,17 @@ def test_a_step_changes_the_adapter_alone():
   base = decoder.init(MODEL, 0)
   p = adapted(lora=ON | dict(targets='^(q|v)$'))
   batch = graded(spec(), base)
-  before = steps.init_state(p, base)
-  names = {sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(before.params)}
+  before = train_state.init_state(p, base)
+  names = {
+    sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(before.params)
+  }
   assert names == {f'layers/{i}/{name}/{k}' for i in (0, 1) for name in 'qv' for k in 'ab'}
   count = len(names)
   moments = [x for x in jax.tree.leaves(before.opt_state) if x.ndim]
   assert sum(x.size for x in moments) == 2 * sum(x.size for x in jax.tree.leaves(before.params))
   assert len(moments) == 2 * count
-  state, metrics = steps.compile_update(p)(before, batch)
-  again, _ = steps.compile_update(p)(state, batch)
+  state, metrics = programs.compile_update(p)(before, batch)
+  again, _ = programs.compile_update(p)(state, batch)
   start = lora.init(p.model.lora, base, 0)
   for a, b in zip(*map(jax.tree.leaves, (again.params, start)), strict=True):
     assert np.abs(np.asarray(a) - np.asarray(b)).max() > 1e-4
@@ -204,11 +208,11 @@ def _leaves(tree):
 
 def test_the_base_lies_in_the_type_of_compute_and_norms_as_they_are():
   p = adapted(dtype='bfloat16')
-  state = steps.init_state(p, decoder.init(MODEL, 0))
+  state = train_state.init_state(p, decoder.init(MODEL, 0))
   for name, x in _leaves(state.base):
     assert x.dtype == (jnp.float32 if name.endswith('scale') else jnp.bfloat16), name
   assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
-  whole = steps.merged(p, state)
+  whole = train_state.merged_weights(p, state)
   assert whole['layers'][0]['q']['kernel'].dtype == jnp.float32
 
 
@@ -217,7 +221,7 @@ def test_the_base_is_the_reference_and_no_copy_is_kept():
   batch = graded(spec(), base)
   told = chosen(kl=dict(fn='k3', coef=0.1))
   p = adapted(objective=told)
-  update, state = steps.compile_update(p), steps.init_state(p, base)
+  update, state = programs.compile_update(p), train_state.init_state(p, base)
   assert p.objective.method.needs_reference and state.reference is None
   state, first = update(state, batch)
   held = jax.device_get(state)
@@ -225,9 +229,9 @@ def test_the_base_is_the_reference_and_no_copy_is_kept():
   assert float(first['actor/kl_loss']) == 0 and float(second['actor/kl_loss']) > 1e-5
   # As a plain program has it that stands at the merged weights and keeps the base for reference.
   plain = spec(objective=told)
-  merged = steps.init_state(plain, lora.merged(base, held.params, 6.0))
+  merged = train_state.init_state(plain, lora.merged(base, held.params, 6.0))
   merged = merged._replace(reference=base, step=jnp.int32(1))
-  _, want = steps.compile_update(plain)(merged, batch)
+  _, want = programs.compile_update(plain)(merged, batch)
   np.testing.assert_allclose(second['actor/kl_loss'], want['actor/kl_loss'], rtol=1e-3)
 
 
@@ -245,12 +249,12 @@ def test_passes_before_the_gradient_see_the_adapter(stages):
   base, adapter = decoder.init(MODEL, 0), drawn()
   batch = off_policy(graded(spec(), base))
   p, plain = adapted(objective=chosen(**stages)), spec(objective=chosen(**stages))
-  merged = steps.init_state(plain, lora.merged(base, adapter, 6.0))
-  state = steps.init_state(p, base)._replace(params=adapter)
+  merged = train_state.init_state(plain, lora.merged(base, adapter, 6.0))
+  state = train_state.init_state(p, base)._replace(params=adapter)
   if state.average is not None:
     state = state._replace(average=drawn(1))
     merged = merged._replace(average=lora.merged(base, drawn(1), 6.0))
-  want, got = (steps.compile_update(x)(s, batch)[1] for x, s in ((plain, merged), (p, state)))
+  want, got = (programs.compile_update(x)(s, batch)[1] for x, s in ((plain, merged), (p, state)))
   for name in ('actor/ppo_kl', 'actor/entropy', 'actor/pg_loss', 'actor/pg_clipfrac'):
     np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
   assert abs(float(want['actor/ppo_kl'])) > 1e-3
@@ -351,9 +355,9 @@ def test_what_cannot_have_an_adapter_is_told(own, model, told):
 def test_attention_of_a_mixture_may_have_one():
   c = config(lora=ON | dict(targets='^(q|k|v|o)$'))
   p = make_spec(c, MIXTURE, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
-  state = steps.init_state(p, decoder.init(MIXTURE, 0))
+  state = train_state.init_state(p, decoder.init(MIXTURE, 0))
   assert {name.split('/')[2] for name, _ in _leaves(state.params)} == {*'qkvo'}
-  prompts = steps.empty_batch(p).prompts
+  prompts = empty_records.empty_batch(p).prompts
   sampled = jax.eval_shape(lambda s: steps.generate(p, s, prompts)[0], state)
   assert sampled.tokens_BxT.shape == (P * G, T)
 

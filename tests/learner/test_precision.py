@@ -14,7 +14,9 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
-from jaxrl_llm.learner import generate, microbatch, precision
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, generate, microbatch, precision
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import sft, validate
@@ -67,12 +69,12 @@ def scored(spec):
   @jax.jit
   def run(params):
     prompts = jax.tree.map(jnp.asarray, make_prompts())
-    sampled = generate.generate(spec, steps.frozen(params), prompts)[0]
+    sampled = generate.generate(spec, train_state.sampling_state(params), prompts)[0]
     batch = Batch(prompts, sampled, sampled.weight_B, sampled.weight_B)
     with jax.sharding.use_abstract_mesh(spec.layout.mesh.abstract_mesh):
       return sampled, microbatch.scores(spec, params, batch)[0]
 
-  state = steps.init_state(spec, params_of(spec.model.config))
+  state = train_state.init_state(spec, params_of(spec.model.config))
   return jax.tree.map(np.asarray, run(state.params))
 
 
@@ -103,8 +105,8 @@ def test_rounded_experts_are_those_of_the_trainer_and_the_same_on_eight_devices(
 
 def train(spec):
   """Two steps: tokens and metrics of the second, and the weights."""
-  state = steps.init_state(spec, params_of(DENSE))
-  fn, batch = steps.compile_step(spec), steps.empty_batch(spec)
+  state = train_state.init_state(spec, params_of(DENSE))
+  fn, batch = steps.compile_step(spec), empty_records.empty_batch(spec)
   for _ in range(2):
     state, sampled, metrics = fn(state, batch, make_prompts(), None, None, np.int32(T))
     sampled = jax.tree.map(np.asarray, sampled)
@@ -116,9 +118,7 @@ def train(spec):
 def test_a_step_of_one_precision_is_the_same_on_eight_devices():
   """Weights move, in float32, and the sampler is where the trainer is."""
   tokens, metrics, params = train(spec(learner=dict(quantize=True)))
-  tokens8, metrics8, params8 = train(
-    spec(learner=dict(quantize=True), mesh=dict(fsdp=4, tensor=2))
-  )
+  tokens8, metrics8, params8 = train(spec(learner=dict(quantize=True), mesh=dict(fsdp=4, tensor=2)))
   np.testing.assert_array_equal(tokens, tokens8)
   for name, value in metrics.items():
     np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
@@ -134,7 +134,7 @@ def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before()
   What XLA makes of it for a TPU: tests/commands/test_compile_report.py.
   """
   made = spec()
-  run = jax.jit(lambda p, q: generate.generate(made, steps.frozen(p), q)[0])
+  run = jax.jit(lambda p, q: generate.generate(made, train_state.sampling_state(p), q)[0])
   text = run.lower(params_of(DENSE), make_prompts()).as_text()
   D, d = DENSE.width, DENSE.head_dim
   shapes = {(D, 4 * d), (D, 2 * d), (D, DENSE.mlp), (DENSE.mlp, D)}
@@ -148,7 +148,9 @@ def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before()
 
 def test_evaluation_reads_what_is_saved(monkeypatch):
   seen = []
-  monkeypatch.setattr(steps, 'compile_generate', lambda spec: seen.append(spec.model.weights_dtype))
+  monkeypatch.setattr(
+    programs, 'compile_generate', lambda spec: seen.append(spec.model.weights_dtype)
+  )
   table = type('Table', (), dict(rows=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   judging = evaluate.Judging(None)
@@ -166,11 +168,11 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
   def compile_update(spec):
     raise Made(spec.model.weights_dtype, spec.update.quantize)
 
-  monkeypatch.setattr(steps, 'compile_update', compile_update)
+  monkeypatch.setattr(programs, 'compile_update', compile_update)
   changes = dict(
     learner=dict(quantize=quantize_update), objective=dict(importance_correction=dict(fn='token'))
   )
-  state = steps.frozen(None)
+  state = train_state.sampling_state(None)
   with pytest.raises(Made) as made:
     sft.run(config(**changes), spec(**changes), state, None, None, lambda loss: None)
   assert made.value.args == (reads, quantize_update)

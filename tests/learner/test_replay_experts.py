@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, moe
@@ -192,7 +192,9 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
 
   @jax.jit
   def lost(batch):
-    target = updates._target(p, steps.init_state(p, others), batch, updates.Known(jnp.int32(0)))
+    target = updates._target(
+      p, train_state.init_state(p, others), batch, updates.Known(jnp.int32(0))
+    )
     piece = jax.tree.map(lambda x: x[0], microbatch.slices(p, batch, target))
     return updates.slice_loss(p, others, *piece)[1]['probs_diff']
 

@@ -11,9 +11,10 @@ import pytest
 from test_step import MODEL, G, P, assert_close, config, graded, spec
 
 from jaxrl_llm import objective
-from jaxrl_llm import step as steps
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.types import UserError
@@ -38,7 +39,7 @@ def off_policy(batch, seed=0):
 
 def updated(p, batch, params):
   """The parameters after one compiled update, and its metrics."""
-  state, metrics = steps.compile_update(p)(steps.init_state(p, params), batch)
+  state, metrics = programs.compile_update(p)(train_state.init_state(p, params), batch)
   return jax.device_get(state), {k: float(v) for k, v in metrics.items()}
 
 
@@ -111,9 +112,9 @@ def test_a_reference_stays_where_it_began_and_only_where_one_is_asked_for():
   params = decoder.init(MODEL, 0)
   plain = spec()
   batch = graded(plain, params)
-  assert steps.init_state(plain, params).reference is None
+  assert train_state.init_state(plain, params).reference is None
   p = spec(objective=chosen(kl=dict(fn='k3', coef=0.1)))
-  update, state = steps.compile_update(p), steps.init_state(p, params)
+  update, state = programs.compile_update(p), train_state.init_state(p, params)
   state, first = update(state, batch)
   state, second = update(state, batch)
   assert abs(float(first['actor/kl_loss'])) < 1e-6 < 1e-4 < float(second['actor/kl_loss'])
@@ -121,7 +122,7 @@ def test_a_reference_stays_where_it_began_and_only_where_one_is_asked_for():
   with pytest.raises(AssertionError):
     assert_close(state.params, params, 1e-6)
   held = spec(objective=chosen(kl=dict(fn='k2', coef=1e3)))
-  state, update = steps.init_state(held, params), steps.compile_update(held)
+  state, update = train_state.init_state(held, params), programs.compile_update(held)
   for _ in range(8):
     state, metrics = update(state, batch)
   assert float(metrics['actor/kl_loss']) < float(second['actor/kl_loss'])
@@ -195,7 +196,7 @@ def test_replayed_rows_are_learned_beside_sampled_ones_as_if_sampled_now(how):
     )
     | how
   )
-  assert steps.empty_batch(spec(**half)).replayed_B.shape == (P * G,)
+  assert empty_records.empty_batch(spec(**half)).replayed_B.shape == (P * G,)
   state, metrics = updated(spec(**half), unknown._replace(replayed_B=replayed_B), params)
   assert_close(state.params, want.params, 1e-5)
   for name in ('actor/grad_norm', 'actor/ppo_kl', 'training/rollout_probs_diff_max'):
@@ -207,7 +208,7 @@ def test_replayed_rows_are_learned_beside_sampled_ones_as_if_sampled_now(how):
 def test_without_replay_a_program_and_its_batch_are_what_they_were():
   off = spec(replay=dict(reuse=dict(fn='none')))
   assert off.layout.group == off.rollout.decode.rollouts == G
-  assert steps.empty_batch(off).replayed_B is None
+  assert empty_records.empty_batch(off).replayed_B is None
   with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. does not go with'):
     spec(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
   with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. keeps the sum of a row'):
@@ -253,11 +254,13 @@ def test_a_prompt_in_two_slots_is_learned_as_in_one(mesh):
 
 def test_a_program_that_may_idle_skips_what_is_empty():
   p, params = spec(replay=dict(collect=dict(fn='mixed'))), decoder.init(MODEL, 0)
-  before = jax.tree.map(np.asarray, steps.init_state(p, params))
-  state, metrics = updated(p, steps.empty_batch(p), params)
+  before = jax.tree.map(np.asarray, train_state.init_state(p, params))
+  state, metrics = updated(p, empty_records.empty_batch(p), params)
   jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), before)
-  assert set(metrics) == set(updated(spec(), steps.empty_batch(p), params)[1])
-  assert 'conditional' in steps.compile_update(p).lower(state, steps.empty_batch(p)).as_text('hlo')
+  assert set(metrics) == set(updated(spec(), empty_records.empty_batch(p), params)[1])
+  assert 'conditional' in programs.compile_update(p).lower(
+    state, empty_records.empty_batch(p)
+  ).as_text('hlo')
   batch = graded(spec(), params)
   assert_close(updated(p, batch, params)[0].params, updated(spec(), batch, params)[0].params, 0)
 

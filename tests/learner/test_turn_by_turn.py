@@ -10,9 +10,10 @@ import pytest
 from test_step import MODEL, G, P, T, assert_close, config, graded, spec
 
 from jaxrl_llm import objective
-from jaxrl_llm import step as steps
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.objective import turn_masks
@@ -84,9 +85,7 @@ def by_hand(p, batch, eps):
 def test_it_is_the_loop_over_turns_written_out(batch, eps):
   """The update of several slices against one program a turn, with every row's multiplier worked out beside it."""
   batch = talked(batch)
-  p = spec(
-    objective=chosen(**METHOD), learner=dict(microbatch_rollouts=8), **sequential(eps=eps)
-  )
+  p = spec(objective=chosen(**METHOD), learner=dict(microbatch_rollouts=8), **sequential(eps=eps))
   got, metrics = updated(p, batch, decoder.init(MODEL, 0))
   want, told = by_hand(p, batch, eps)
   assert int(got.step) == metrics['actor/turns'] == 3
@@ -109,10 +108,10 @@ def test_of_one_turn_it_is_gspo_normalized_over_the_batch(batch):
     spec(objective=chosen(**METHOD, **more), **outer)
     for more, outer in ((before, {}), (dict(importance_correction=dict(fn='token')), sequential()))
   )
-  one, other = (steps.init_state(p, decoder.init(MODEL, 0)) for p in (plain, own))
+  one, other = (train_state.init_state(p, decoder.init(MODEL, 0)) for p in (plain, own))
   for _ in range(2):
-    one, _ = steps.compile_update(plain)(one, batch)
-    other, metrics = steps.compile_update(own)(other, batch)
+    one, _ = programs.compile_update(plain)(one, batch)
+    other, metrics = programs.compile_update(own)(other, batch)
   assert metrics['actor/turns'] == 1
   assert_close(jax.device_get(other.params), jax.device_get(one.params), 2e-6)
   gap = jax.tree.map(lambda x, y: np.abs(x - y).max(), other.params, decoder.init(MODEL, 0))
@@ -140,11 +139,14 @@ def test_an_empty_batch_changes_nothing_and_eight_devices_agree_with_one(batch):
   c = config(**changes)
   c.mesh.update(data=2, fsdp=2, tensor=2)
   many = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()))
-  update, state = steps.compile_update(many), steps.init_state(many, decoder.init(MODEL, 0))
+  update, state = (
+    programs.compile_update(many),
+    train_state.init_state(many, decoder.init(MODEL, 0)),
+  )
   state, _ = update(state, batch)
   got = jax.device_get(state)
   assert_close(got.params, want.params, 1e-4)
-  empty = talked(steps.empty_batch(many))
+  empty = talked(empty_records.empty_batch(many))
   state, metrics = update(state, empty)
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), got)
   assert all(np.isfinite(float(v)) for v in metrics.values()) and metrics['actor/turns'] == 0

@@ -9,10 +9,11 @@ import pytest
 from test_step import MODEL, G, assert_close, config, graded, spec
 
 from jaxrl_llm import objective
-from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import inner_steps
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, inner_steps
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, shared_prompt_forward
@@ -26,7 +27,7 @@ def averaged(decay, **more):
 
 def trained(p, batch, count):
   """The states after each of `count` updates on the same batch, the first being the start."""
-  update, state = steps.compile_update(p), steps.init_state(p, decoder.init(MODEL, 0))
+  update, state = programs.compile_update(p), train_state.init_state(p, decoder.init(MODEL, 0))
   history = [jax.device_get(state)]
   for _ in range(count):
     state, _ = update(state, batch)
@@ -48,7 +49,7 @@ def batch():
 def test_the_average_is_that_of_all_weights_so_far(batch, decay):
   """Σ decay^{n−i}·θ_i / Σ decay^{n−i} after every step, so also after the first; decay 0: the weights themselves."""
   p = spec(objective=averaged(decay))
-  assert steps.init_state(spec(), decoder.init(MODEL, 0)).average is None
+  assert train_state.init_state(spec(), decoder.init(MODEL, 0)).average is None
   history = trained(p, batch, 3)
   for n, state in enumerate(history):
     if not decay:
@@ -75,8 +76,8 @@ def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   c_BxT, _ = objective.coefficients(p.objective.method, target, score(state.params))
   seen = np.asarray(target.mask_BxT) > 0
   want = jax.grad(lambda q: -jnp.where(seen, c_BxT * score(q), 0).sum())(state.params)
-  _, metrics = steps.compile_update(p)(
-    steps.init_state(p, state.params)._replace(average=state.average, step=state.step), batch
+  _, metrics = programs.compile_update(p)(
+    train_state.init_state(p, state.params)._replace(average=state.average, step=state.step), batch
   )
   norm = float(jnp.sqrt(sum((x**2).sum() for x in jax.tree.leaves(want))))
   np.testing.assert_allclose(float(metrics['actor/grad_norm']), norm, rtol=1e-4)
@@ -88,9 +89,7 @@ def test_the_exact_old_policy_is_the_interpolated_one_for_a_fresh_batch(batch):
   two = dict(learner=dict(minibatches=2))
   exact, interpolated = (
     updated(
-      spec(
-        objective=chosen(old_policy=dict(fn=fn), importance_correction=dict(fn='token')), **two
-      ),
+      spec(objective=chosen(old_policy=dict(fn=fn), importance_correction=dict(fn='token')), **two),
       fresh,
       decoder.init(MODEL, 0),
     )[0]
@@ -108,11 +107,11 @@ def test_the_age_of_tokens_is_counted_from_the_present_step(batch):
     )
   )
   params = decoder.init(MODEL, 0)
-  state = steps.init_state(p, params)._replace(step=jnp.int32(3))
+  state = train_state.init_state(p, params)._replace(step=jnp.int32(3))
   old = batch._replace(
     rollout=batch.rollout._replace(version_BxT=np.full_like(batch.rollout.version_BxT, 1))
   )
-  _, stale = steps.compile_update(p)(state, old)
+  _, stale = programs.compile_update(p)(state, old)
   # α = 1: r = 1, ρ = π/π_b: as exact log-probs before the only minibatch.
   exact = spec(
     objective=chosen(
@@ -156,31 +155,33 @@ def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch,
   mesh = dict(data=2, fsdp=2, tensor=2)
   one, many = on(1, dict(data=1, fsdp=1, tensor=1), **everything()), on(8, mesh, **everything())
   want = trained(one, batch, 1)[-1]
-  state = steps.init_state(many, decoder.init(MODEL, 0))
-  update = steps.compile_update(many)
+  state = train_state.init_state(many, decoder.init(MODEL, 0))
+  update = programs.compile_update(many)
   state, _ = update(state, batch)
   after = jax.device_get(state)
   assert int(after.step) == 2 and int(after.outer.count) == 1
   assert_close(after, want, 1e-4)
   checkpoint.save(str(tmp_path), 1, state, {}, keep=1)
-  got, _ = checkpoint.restore(str(tmp_path), 1, steps.abstract_state(many))
+  got, _ = checkpoint.restore(str(tmp_path), 1, train_state.abstract_state(many))
   assert_equal(jax.device_get(got), after)
   kernel = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
-  assert kernel(got.average) == kernel(got.params) == kernel(steps.abstract_state(many).params)
-  got, metrics = update(got, steps.empty_batch(many))
+  assert (
+    kernel(got.average) == kernel(got.params) == kernel(train_state.abstract_state(many).params)
+  )
+  got, metrics = update(got, empty_records.empty_batch(many))
   assert_equal(jax.device_get(got), after)
   assert all(np.isfinite(float(v)) for v in metrics.values())
 
 
 def test_nothing_is_kept_that_nobody_asks_for():
-  state = steps.abstract_state(spec())
-  assert state.average is state.outer is state.noise is None
+  state = train_state.abstract_state(spec())
+  assert state.average is state.inner_steps is state.activation_noise is None
 
 
 def test_without_a_share_of_the_fast_steps_a_batch_is_a_plain_step(batch):
   plain, slow = (trained(spec(**c), batch, 2)[-1] for c in ({}, looped(fast_steps=1, alpha=0.0)))
   assert int(slow.step) == 2
-  assert_close(slow._replace(outer=None), plain, 1e-7)
+  assert_close(slow._replace(inner_steps=None), plain, 1e-7)
 
 
 @pytest.mark.parametrize('alpha', [1.0, 0.3])
@@ -190,12 +191,10 @@ def test_fast_steps_go_back_by_their_share_and_one_more_step_follows(batch, alph
   states = trained(p, batch, 2)
   back = jax.tree.map(lambda x, y: x + alpha * (y - x), states[0].params, states[2].params)
   state = jax.tree.map(jnp.asarray, states[2]._replace(params=back))
-  want = jax.device_get(steps.compile_update(p)(state, batch)[0])
-  got, metrics = updated(
-    spec(**looped(fast_steps=2, alpha=alpha)), batch, decoder.init(MODEL, 0)
-  )
+  want = jax.device_get(programs.compile_update(p)(state, batch)[0])
+  got, metrics = updated(spec(**looped(fast_steps=2, alpha=alpha)), batch, decoder.init(MODEL, 0))
   assert int(got.step) == 3 and metrics['actor/fast_steps'] == 2
-  assert_close(got._replace(outer=None), want, 1e-6)
+  assert_close(got._replace(inner_steps=None), want, 1e-6)
   if alpha == 1:
     assert_close(got.params, trained(p, batch, 3)[-1].params, 1e-6)
 
@@ -229,7 +228,9 @@ def test_the_window_holds_the_entropy_of_the_outer_step(batch):
   p = spec(**looped(fast_steps=2, alpha=0.5, window=3))
   first = updated(spec(), batch, decoder.init(MODEL, 0))[1]['actor/entropy']
   state, metrics = updated(p, batch, decoder.init(MODEL, 0))
-  np.testing.assert_allclose(state.outer.entropy_W, [metrics['actor/entropy'], 0, 0], rtol=1e-6)
+  np.testing.assert_allclose(
+    state.inner_steps.entropy_W, [metrics['actor/entropy'], 0, 0], rtol=1e-6
+  )
   assert abs(metrics['actor/entropy'] - first) > 1e-6
 
 
@@ -275,9 +276,7 @@ def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
 
 def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
   params, noise = decoder.init(MODEL, 0), (jnp.array([0.1, 0.3]), jax.random.key(3))
-  one, other = (
-    forward(spec(learner=dict(remat=r)), params, batch, noise) for r in (False, True)
-  )
+  one, other = (forward(spec(learner=dict(remat=r)), params, batch, noise) for r in (False, True))
   np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -315,9 +314,9 @@ def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
 
 def test_an_update_moves_the_loudness_by_its_own_rate_and_repeats_itself(batch):
   p, params = spec(objective=noisy(0.05, ratio=dict(fn='direct'))), decoder.init(MODEL, 0)
-  update = steps.compile_update(p)
+  update = programs.compile_update(p)
   run = lambda step: jax.device_get(  # noqa: E731
-    update(steps.init_state(p, params)._replace(step=jnp.int32(step)), batch)
+    update(train_state.init_state(p, params)._replace(step=jnp.int32(step)), batch)
   )
   (one, metrics), (again, _), (_, later) = run(0), run(0), run(1)
   assert_equal(one, again)

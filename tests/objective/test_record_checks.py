@@ -10,13 +10,17 @@ from test_step import G, L, P, T, grade, make_prompts, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm import step as steps
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.models import decoder
 from jaxrl_llm.objective import advantage, record_checks
 
 B = P * G
 
 
 def graded():
-  filled = steps.empty_rollout(spec())
+  filled = empty_records.empty_rollout(spec())
   filled = filled._replace(length_B=filled.length_B + 1 + np.arange(B, dtype=np.int32) % T)
   return grade(make_prompts(), filled)
 
@@ -54,7 +58,7 @@ WRONG = {
 
 def test_a_graded_batch_passes():
   record_checks.batch(graded())
-  record_checks.batch(steps.empty_batch(spec()))
+  record_checks.batch(empty_records.empty_batch(spec()))
 
 
 @pytest.mark.parametrize('field', WRONG)
@@ -65,7 +69,7 @@ def test_a_wrong_field_is_refused_by_update_and_objective(field):
     with pytest.raises(AssertionError):
       jax.eval_shape(lambda b: objective.targets(made.objective.method, b, G), batch)
   with pytest.raises(AssertionError):
-    steps.compile_update(made)(steps.abstract_state(made), batch)
+    programs.compile_update(made)(train_state.abstract_state(made), batch)
 
 
 @pytest.mark.parametrize('field', [f for f in WRONG if f.startswith('prompts.')])
@@ -74,7 +78,7 @@ def test_wrong_prompts_are_refused_by_sampling(field):
   prompts = replaced(graded(), field, WRONG[field]).prompts
   with pytest.raises(AssertionError):
     jax.eval_shape(
-      lambda state, p: steps.generate(made, state, p), steps.abstract_state(made), prompts
+      lambda state, p: steps.generate(made, state, p), train_state.abstract_state(made), prompts
     )
 
 
@@ -107,9 +111,9 @@ def test_the_step_is_traced_once(monkeypatch):
   made = spec()
   fn, state = (
     steps.compile_step(made),
-    steps.init_state(made, steps.decoder.init(made.model.config, 0)),
+    train_state.init_state(made, decoder.init(made.model.config, 0)),
   )
-  batch = steps.empty_batch(made)
+  batch = empty_records.empty_batch(made)
   for index in range(3):
     prompts = make_prompts(index)
     state, rollout, _ = fn(state, batch, prompts, None, None, np.int32(T - index % 2))

@@ -14,9 +14,11 @@ import tiny_job
 from rollout_checks import assert_same
 
 from jaxrl_llm import replay, train
-from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.profiling import hlo
@@ -78,7 +80,9 @@ def resumed(rows=0, cache_dtype='float32'):
 
 
 def start(cache_dtype='float32'):
-  return slot_loop.empty_rollout(B, T), carried_kv.empty(MODEL, SPEC._replace(cache_dtype=cache_dtype), P)
+  return slot_loop.empty_rollout(B, T), carried_kv.empty(
+    MODEL, SPEC._replace(cache_dtype=cache_dtype), P
+  )
 
 
 def groups(tree, order_P, rollouts=G):
@@ -291,7 +295,7 @@ def sampler(carry=True, mode='fused', devices=1):
   """A program, and its sampling half compiled."""
   c = config(carry_cache=carry, mode=mode, mesh=dict(data=-1, fsdp=1, tensor=min(devices, 2)))
   made = make_spec(c, MODEL, (3, 11), sharding.make_mesh(c.mesh, jax.devices()[:devices]))
-  return made, steps.compile_sample(made)
+  return made, programs.compile_sample(made)
 
 
 def drive(params, lag=0, decay=1.0, **kind):
@@ -300,11 +304,14 @@ def drive(params, lag=0, decay=1.0, **kind):
   In call i the weights are those at first times decayⁱ. A held group runs beside a later visit to its prompt.
   """
   program, sample = sampler(**kind)
-  state, held = steps.init_state(program, params), replay.PartialRollouts(G, max_age=99, shards=P)
+  state, held = (
+    train_state.init_state(program, params),
+    replay.PartialRollouts(G, max_age=99, shards=P),
+  )
   handed, flights, done, tokens = state.carried, [], {}, 0
   for index in range(6):
     fresh = jax.tree.map(lambda x: x[: 2 * P - len(held)], make_prompts(2 * P, born=index))
-    prompts, begun = held.begin(fresh, steps.empty_rollout(program))
+    prompts, begun = held.begin(fresh, empty_records.empty_rollout(program))
     weights = jax.tree.map(lambda x, f=decay**index: x * f, state.params)
     state = state._replace(carried=())
     asked = prompts, begun, None, np.int32(T)
@@ -393,4 +400,4 @@ def test_what_does_not_go_with_it_is_told(changes, why):
 
 def test_without_it_nothing_is_held():
   made = make_spec(config(carry_cache=False), MODEL, (3,), sharding.make_mesh(config().mesh))
-  assert made.rollout.carried_calls == 0 and steps.abstract_state(made).carried == ()
+  assert made.rollout.carried_calls == 0 and train_state.abstract_state(made).carried == ()

@@ -15,6 +15,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import generate as sampling_half
 from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import sampling
@@ -69,7 +70,7 @@ def make_prompts(count=P, born=0):
 def sample(step_spec, params, born=0, draft=None, version=1, cap=None):
   prompts, state = (
     make_prompts(step_spec.layout.prompts, born),
-    functools.partial(steps.frozen, version=version),
+    functools.partial(train_state.sampling_state, version=version),
   )
   fn = jax.jit(lambda p, d: steps.generate(step_spec, state(p), prompts, None, d, cap))
   rollout, metrics, _ = jax.tree.map(np.asarray, fn(params, draft))
@@ -105,7 +106,9 @@ def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
   spec = step_spec(rollouts=rows, fn='lenient', lenience=lenience)
 
   def verified(p):
-    return sampling_half._verify(spec, p, prompts, draft, None, steps.frozen(p, 1), T)[0]
+    return sampling_half._verify(
+      spec, p, prompts, draft, None, train_state.sampling_state(p, 1), T
+    )[0]
 
   cut = jax.tree.map(np.asarray, jax.jit(verified)(changed))
   new = jax.jit(lambda p: microbatch.rescore(many, p, prompts, draft.tokens_BxT)[0])(changed)

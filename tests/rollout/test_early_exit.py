@@ -13,6 +13,8 @@ from rollout_checks import assert_same
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.replay import PartialRollouts
@@ -194,7 +196,9 @@ def test_a_marker_may_begin_with_the_first_token():
   table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   tokens_SxT = jnp.array([[1, 5, 0], [2, 5, 0]])
   two, zeros = jnp.full(2, 2), jnp.zeros((2, early_exit.MEMORY_SIZE))
-  look = early_exit.RowSignals(tokens_SxT, two, two + 2, *jnp.zeros((2, 2)), jnp.full(2, 0.5), zeros)
+  look = early_exit.RowSignals(
+    tokens_SxT, two, two + 2, *jnp.zeros((2, 2)), jnp.full(2, 0.5), zeros
+  )
   verdict = early_exit.marker(look, text='aba', table=table, deadline=0.5, abort=0.9)
   assert verdict.memory_SxM[:, 0].tolist() == [3, 1]
   assert verdict.abort_S.tolist() == [False, True]
@@ -247,10 +251,10 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
     index_P[:, None] % V, index_P * 0 + 1, index_P, index_P * 0, np.zeros(4, np.float32)
   )
   sample = lambda step_spec: jax.jit(  # noqa: E731
-    lambda p, begun: steps.generate(step_spec, steps.frozen(p), first, begun)[0]
+    lambda p, begun: steps.generate(step_spec, train_state.sampling_state(p), first, begun)[0]
   )
   want, call = sample(whole)(params, None), sample(cut)
-  begun, calls = steps.empty_rollout(cut), 0
+  begun, calls = empty_records.empty_rollout(cut), 0
   while (begun.reason_B == UNFINISHED).any():
     begun, calls = jax.tree.map(np.asarray, call(params, begun)), calls + 1
     held.keep(first, begun, calls)
@@ -261,4 +265,4 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
       np.testing.assert_array_equal(again.rollout.memory_BxM, begun.memory_BxM[rows_B])
   assert calls > 2 and (np.asarray(want.reason_B) == EXITED).any()
   assert_same(begun, jax.tree.map(np.asarray, want))
-  assert steps.empty_batch(cut).rollout.memory_BxM is None
+  assert empty_records.empty_batch(cut).rollout.memory_BxM is None

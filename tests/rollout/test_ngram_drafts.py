@@ -16,6 +16,7 @@ from scipy import stats
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ngram_drafts, queue_order, ring_decode, stopping
@@ -60,14 +61,18 @@ def compiled(spec, draft, match):
     given = MODEL, params, prompts, jax.random.key(1), version, spec
     if not draft:
       return *ring_decode.generate(*given, begun=begun, cap=cap), None
-    return ngram_drafts.generate(*given, ngram_drafts.NgramSettings(match, draft), begun=begun, cap=cap)
+    return ngram_drafts.generate(
+      *given, ngram_drafts.NgramSettings(match, draft), begun=begun, cap=cap
+    )
 
   return fn
 
 
 def run(params, draft=0, begun=None, cap=None, match=3, **changes):
   """Rollout, rounds and, with a draft, counts."""
-  fn = compiled(ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')._replace(**changes), draft, match)
+  fn = compiled(
+    ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')._replace(**changes), draft, match
+  )
   return jax.tree.map(np.asarray, fn(params, make_prompts(), 4, begun, cap))
 
 
@@ -244,7 +249,15 @@ def test_the_law_of_drafted_tokens_is_the_policys():
 def test_caches_are_written_in_place_and_never_copied(params, slots):
   """In the compiled program only one update per cache makes an array of its shape."""
   spec, draft = ring_decode.DecodeSettings(G, 128, 1.0, (3,), 'float32', slots=slots), 4
-  given = lambda p, q: (MODEL, p, q, jax.random.key(0), 0, spec, ngram_drafts.NgramSettings(3, draft))  # noqa: E731
+  given = lambda p, q: (
+    MODEL,
+    p,
+    q,
+    jax.random.key(0),
+    0,
+    spec,
+    ngram_drafts.NgramSettings(3, draft),
+  )  # noqa: E731
   fn = jax.jit(lambda p, q: ngram_drafts.generate(*given(p, q))[0])
   text = fn.lower(params, make_prompts()).compile(quick.AS_TRAINED).as_text()
   shape = re.escape(f'f32[{slots or B},{MODEL.kv_heads},{128 + draft},{MODEL.head_dim}]')
@@ -269,8 +282,8 @@ def sampled(step_spec, params):
   length_P, index_P = r.integers(1, L + 1, 8).astype(np.int32), np.arange(8, dtype=np.int32)
   tokens_PxL = r.integers(0, 24, (8, L)).astype(np.int32)
   prompts = Prompts(tokens_PxL, length_P, index_P, index_P * 0, np.zeros(8, np.float32))
-  params = steps.init_state(step_spec, params).params
-  fn = jax.jit(lambda p, q: steps.generate(step_spec, steps.frozen(p), q))
+  params = train_state.init_state(step_spec, params).params
+  fn = jax.jit(lambda p, q: steps.generate(step_spec, train_state.sampling_state(p), q))
   rollout, metrics, _ = fn(params, prompts)
   return jax.tree.map(np.asarray, rollout), {k: float(v) for k, v in metrics.items()}
 

@@ -10,6 +10,8 @@ import pytest
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import correctness_head, pruned_decode
@@ -75,7 +77,9 @@ def test_every_candidate_is_included_as_often_as_stated_and_weighted_sums_are_un
 ):
   """Exactly, by all starting points of systematic sampling, whatever the order; up to floor · candidates = keep."""
   p = jnp.asarray(np.random.default_rng(keep).beta(0.4, 0.4, (1, C)), jnp.float32)
-  s_C = np.asarray(pruned_decode.survival_probabilities(p, keep, share=share, floor=floor), np.float64)[0]
+  s_C = np.asarray(
+    pruned_decode.survival_probabilities(p, keep, share=share, floor=floor), np.float64
+  )[0]
   reward_C = np.arange(C) ** 2.0
   for seed in range(5):
     order_C = np.random.default_rng(seed).permutation(C)
@@ -182,7 +186,7 @@ def make_prompts():
 
 
 def sample(p, params):
-  state = steps.init_state(p, params)
+  state = train_state.init_state(p, params)
   rollout, told = jax.jit(lambda s: steps.generate(p, s, make_prompts())[:2])(state)
   return jax.tree.map(np.asarray, (rollout, told))
 
@@ -209,20 +213,22 @@ def test_survivors_say_what_they_would_have_said_unpruned(devices):
 
 def test_a_step_teaches_the_judge_by_what_was_graded():
   p = spec(fn='quality', candidates=C, at_tokens=4, learning_rate=1e-2)
-  state = steps.init_state(p, decoder.init(MODEL, 0))
+  state = train_state.init_state(p, decoder.init(MODEL, 0))
   call = steps.compile_step(p)
-  batch = steps.empty_batch(p)
+  batch = empty_records.empty_batch(p)
   state, rollout, _ = call(state, batch, make_prompts(), None, None, np.int32(T))
-  assert int(state.judge.updates) == 0
+  assert int(state.correctness_head.updates) == 0
   rollout = jax.tree.map(np.asarray, rollout)
   right = (np.arange(P * G) % 2).astype(np.float32)
   batch = batch._replace(prompts=make_prompts(), rollout=rollout, reward_B=right, correct_B=right)
   want = correctness_head.train(
-    jax.device_get(state.judge), rollout.feature_BxF, right, rollout.weight_B, 1e-2
+    jax.device_get(state.correctness_head), rollout.feature_BxF, right, rollout.weight_B, 1e-2
   )
   state, _, _ = call(state, batch, make_prompts(), None, None, np.int32(T))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.judge, want)
-  assert int(state.judge.updates) == 1
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.correctness_head, want
+  )
+  assert int(state.correctness_head.updates) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ring_decode, sampling, token_similarity, tree_decode, tree_rules
@@ -322,8 +324,10 @@ def step_spec(count=1, **changes):
 )
 def test_one_device_and_eight_grow_the_same_trees(params, fn, lockstep, mesh):
   def grow(step_spec):
-    state = steps.init_state(step_spec, params)
-    fn = jax.jit(lambda p: steps.generate(step_spec, steps.frozen(p), make_prompts())[:2])
+    state = train_state.init_state(step_spec, params)
+    fn = jax.jit(
+      lambda p: steps.generate(step_spec, train_state.sampling_state(p), make_prompts())[:2]
+    )
     return jax.tree.map(np.asarray, fn(state.params))
 
   one, told = grow(step_spec(fn=fn))
@@ -337,7 +341,11 @@ def test_one_device_and_eight_grow_the_same_trees(params, fn, lockstep, mesh):
 
 def test_a_step_learns_from_trees_and_samples_new_ones(params):
   p = step_spec()
-  state, fn, batch = steps.init_state(p, params), steps.compile_step(p), steps.empty_batch(p)
+  state, fn, batch = (
+    train_state.init_state(p, params),
+    steps.compile_step(p),
+    empty_records.empty_batch(p),
+  )
   for _ in range(3):
     state, rollout, metrics = fn(state, batch, make_prompts(), None, None, np.int32(T))
     rollout = jax.tree.map(np.asarray, rollout)
@@ -351,9 +359,9 @@ def test_a_step_learns_from_trees_and_samples_new_ones(params):
 def test_without_trees_the_step_reports_none_of_them(params):
   p = step_spec(fn='none')
   assert p.rollout.tree is None
-  state = steps.init_state(p, params)
+  state = train_state.init_state(p, params)
   told = jax.eval_shape(
-    lambda q: steps.generate(p, steps.frozen(q), make_prompts())[1], state.params
+    lambda q: steps.generate(p, train_state.sampling_state(q), make_prompts())[1], state.params
   )
   assert not [name for name in told if 'tree' in name]
 
@@ -398,13 +406,13 @@ def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypat
   p = make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   answers = Batch(
     make_prompts(),
-    jax.tree.map(lambda x: x[:P], steps.empty_rollout(p)),
+    jax.tree.map(lambda x: x[:P], empty_records.empty_rollout(p)),
     np.ones(P, np.float32),
     np.ones(P, np.float32),
   )
   monkeypatch.setattr(sft, 'batch', lambda *_: answers)
   losses = []
-  sft.run(c, p, steps.init_state(p, params), range(P), None, losses.append)
+  sft.run(c, p, train_state.init_state(p, params), range(P), None, losses.append)
   assert len(losses) == 1
 
 
@@ -432,4 +440,6 @@ def test_what_does_not_go_with_trees_is_told(changes, why):
 def test_trees_take_no_unfinished_rows(params):
   p = step_spec()
   with pytest.raises(UserError, match='give no begun and no draft'):
-    steps.generate(p, steps.frozen(params), make_prompts(), begun=steps.empty_rollout(p))
+    steps.generate(
+      p, train_state.sampling_state(params), make_prompts(), begun=empty_records.empty_rollout(p)
+    )

@@ -135,7 +135,7 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
       return fresh._replace(index_P=index)
 
   parts.tables = types.SimpleNamespace(train=Table(range(4)))
-  monkeypatch.setattr(host_step.steps, 'empty_rollout', lambda spec: None)
+  monkeypatch.setattr(host_step.empty_records, 'empty_rollout', lambda spec: None)
   prompts, *_ = host_step.propose(parts, 5)
   step, slots, lengths, _, busy = parts.curriculum.told
   assert len(busy) == 0

@@ -15,7 +15,9 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
-from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import empty_records, microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner import update as updates
 from jaxrl_llm.runner import host_step, multi_turn, setup
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, UserError
@@ -88,8 +90,8 @@ def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
 def run(parts, count=1, state=None, batch=None, start=0, call=None):
   """`count` calls as train makes them → states, batches and rollouts after each."""
   call = call or multi_turn.compile_call(parts)
-  state = state or steps.init_state(parts.spec, parts.model.params)
-  batch, told = batch or steps.empty_batch(parts.spec), []
+  state = state or train_state.init_state(parts.spec, parts.model.params)
+  batch, told = batch or empty_records.empty_batch(parts.spec), []
   for index in range(start, start + count):
     prompts, *more = host_step.propose(parts, index)
     state, rollout, device = call(state, batch, prompts, *more)
@@ -125,7 +127,7 @@ def talked():
 def test_one_turn_without_an_answer_is_what_no_environment_is():
   """(a) Tokens and log-probabilities bit for bit, and the weights after two updates to the rounding of two programs."""
   plain = made(environment__fn='none')
-  want_state, _, want = run(plain, 3, call=steps.compile_split(plain.spec))
+  want_state, _, want = run(plain, 3, call=programs.compile_split(plain.spec))
   got_state, _, got = run(made(Once, environment__turns=1, environment__judge='rewards'), 3)
   assert any((w[1].reason_B == STOPPED).any() and w[2].batch.reward_B.std() > 0 for w in want)
   for (_, a, _), (_, b, _) in zip(got, want, strict=True):
@@ -203,10 +205,10 @@ def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   """(b) Turns and what was given in between, teacher-forced."""
   parts, _, _, told = talked
   prompts, rollout, _ = told[0]
-  state = steps.init_state(parts.spec, parts.model.params)
-  logp_BxT, _ = jax.jit(
-    lambda p: microbatch.rescore(parts.spec, p, prompts, rollout.tokens_BxT)
-  )(state.params)
+  state = train_state.init_state(parts.spec, parts.model.params)
+  logp_BxT, _ = jax.jit(lambda p: microbatch.rescore(parts.spec, p, prompts, rollout.tokens_BxT))(
+    state.params
+  )
   said = np.asarray(objective.sampled_mask(rollout)) > 0
   assert said.sum() < rollout.length_B.sum()
   np.testing.assert_allclose(np.asarray(logp_BxT)[said], rollout.logp_BxT[said], atol=2e-5)

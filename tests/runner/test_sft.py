@@ -16,6 +16,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data.tasks import make_row
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
@@ -139,7 +140,7 @@ def test_what_a_supervised_start_has_not_taught_is_not_taken_for_step_0(tmp_path
   """Nothing is written, so that the same folder may be asked for the model as it is."""
   c = configs.load(tiny_job.config_file(tmp_path))
   monkeypatch.setattr(
-    train.steps, 'init_state', lambda *_: pytest.fail('weights as they were loaded')
+    train_state, 'init_state', lambda *_: pytest.fail('weights as they were loaded')
   )
   with pytest.raises(
     UserError, match='config.sft.steps=100 begins a run with .*run has no checkpoint'

@@ -193,6 +193,9 @@ def ours_worker(folder: pathlib.Path) -> None:
   from jaxrl_llm import models, step
   from jaxrl_llm.config import loading
   from jaxrl_llm.distributed import sharding
+  from jaxrl_llm.learner import compile as programs
+  from jaxrl_llm.learner import empty_records
+  from jaxrl_llm.learner import state as train_state
   from jaxrl_llm.learner.step_spec import make_spec
   from jaxrl_llm.types import Batch, Prompts
 
@@ -201,7 +204,7 @@ def ours_worker(folder: pathlib.Path) -> None:
   c.dtype, c.optimizer.learning_rate = 'float32', 1e-6
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   spec = make_spec(c, model.config, (), sharding.make_mesh(c.mesh))
-  state, batch = step.init_state(spec, model.params), step.empty_batch(spec)
+  state, batch = train_state.init_state(spec, model.params), empty_records.empty_batch(spec)
   fused = step.compile_step(spec)
   halves = None
   ids = np.array([p['ids'] for p in json.loads((folder / 'prompts.json').read_text())], np.int32)
@@ -224,7 +227,7 @@ def ours_worker(folder: pathlib.Path) -> None:
         batch = grade(prompts, rollout)
         metrics = {k: float(v) for k, v in metrics.items()}
     else:
-      halves = halves or (step.compile_update(spec), step.compile_generate(spec))
+      halves = halves or (programs.compile_update(spec), programs.compile_generate(spec))
       with timed(row, 'update'):
         state, metrics = jax.block_until_ready(halves[0](state, batch))
       with timed(row, 'rollout'):
