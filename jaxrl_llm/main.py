@@ -244,10 +244,10 @@ def _run(arguments: argparse.Namespace, overrides: list[str], watches: list[watc
   import jax
 
   from jaxrl_llm import train
+  from jaxrl_llm.config import validation
   from jaxrl_llm.distributed import cluster
-  from jaxrl_llm.runner import validate
 
-  silent_s = validate.silent_s(config)
+  silent_s = validation.silent_s(config)
   flags = arguments.coordinator, arguments.processes, arguments.process
   watch = cluster.join(*flags, os.environ, silent_s)
   watches += [watch] if watch else []

@@ -1,59 +1,439 @@
-"""Parts of a step that do not go together."""
+"""What goes with what: one table of settings that are refused together, with the reason and the remedy.
+
+`python -m jaxrl_llm.config.compatibility` prints the table that is kept in configs/COMPATIBILITY.md.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxrl_llm.types import ModelConfig, UserError
+import ml_collections
 
-# Each loop of its own kind, and what it cannot do.
-_ALONE = dict(
-  pruning=('stop', 'draft', 'tree', 'ngram'),
-  tree=('stop', 'draft', 'early_exit', 'ngram', 'windows', 'test_every'),
-  ngram=('early_exit', 'windows', 'test_every'),
-  carry_cache=('pruning', 'tree', 'draft', 'ngram'),
+from jaxrl_llm.config.schema import Config, Section, Setting
+from jaxrl_llm.types import UserError
+
+# Values that the config alone does not determine, by field: `objective.needs` (what the chosen functions need),
+# `rewards.batched`, `mesh.<axis>` of the real mesh, `model.experts`, `model.window`.
+Facts = Mapping[str, Setting]
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+  """A test of one field: `op` is used, in, not in, above, below, or needs (of the functions that were chosen)."""
+
+  field: str
+  op: str = 'used'
+  value: Any = None
+  label: str = ''  # for the table, where the test is not obvious
+
+  def holds(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> bool:
+    """Whether `config` meets the condition; one on a fact that is not known yet is not met."""
+    if self.op == 'needs':
+      return self.value in facts.get('objective.needs', ())
+    value = _value(self.field, config, facts)
+    if value is None:
+      return False
+    tests = {
+      'used': lambda: value not in _UNUSED,
+      'in': lambda: value in self.value,
+      'not in': lambda: value not in self.value,
+      'above': lambda: value > self.value,
+      'below': lambda: value < self.value,
+    }
+    return tests[self.op]()
+
+  def name(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> str:
+    """The field with its value, as a flag sets it."""
+    value = config
+    for part in self.field.split('.'):
+      value = value.get(part) if isinstance(value, (ml_collections.ConfigDict, Section)) else None
+    suffix = '.fn' if isinstance(value, (ml_collections.ConfigDict, Section)) else ''
+    return f'config.{self.field}{suffix}={_value(self.field, config, facts)!r}'
+
+  def text(self) -> str:
+    """The condition in the table."""
+    value = ', '.join(map(repr, self.value)) if isinstance(self.value, tuple) else repr(self.value)
+    words = {
+      'used': '',
+      'in': f' = {value.replace(", ", " or ")}',
+      'not in': f' other than {value}',
+      'above': f' above {value}',
+      'below': f' below {value}',
+      'needs': f' that needs {value}',
+    }
+    return f'`{self.field}`{self.label and f" {self.label}" or words[self.op]}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """Two conditions that are refused together; `also` must hold besides."""
+
+  a: Condition
+  b: Condition
+  reason: str
+  remedy: str
+  also: tuple[Condition, ...] = ()
+
+  def holds(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> bool:
+    """Whether `config` has both."""
+    return all(condition.holds(config, facts) for condition in (self.a, self.b, *self.also))
+
+
+_UNUSED = ('none', '', 0, ())
+_DEFAULT = 'leave one of them at its default'
+_CHOOSE = 'choose one of them'
+
+
+def _rows(
+  some: tuple[Condition, ...],
+  others: tuple[Condition, ...],
+  reason: str,
+  remedy: str = _DEFAULT,
+  also: tuple[Condition, ...] = (),
+) -> tuple[Row, ...]:
+  """Each of `some` with each of `others`."""
+  return tuple(Row(a, b, reason, remedy, also) for a in some for b in others)
+
+
+def _used(section: str, *names: str) -> tuple[Condition, ...]:
+  return tuple(Condition(f'{section}.{name}') for name in names)
+
+
+_ENVIRONMENT = Condition('environment')
+_NO_ENVIRONMENT = Condition('environment', 'in', ('none',))
+_NGRAM = Condition('rollout.ngram.draft')
+_WINDOWS = Condition('rollout.windows', 'above', 1)
+_TEST_EVERY = Condition('rollout.test_every', 'above', 1)
+_CARRY = Condition('rollout.carry_cache')
+_DRAFT, _PRUNING, _STOP, _TREE = _used('rollout', 'draft', 'pruning', 'stop', 'tree')
+_EARLY_EXIT = Condition('rollout.early_exit')
+_REUSE = Condition('replay.reuse')
+_HINT = Condition('curriculum.hint')
+_REPLAY_EXPERTS = Condition('learner.replay_experts')
+_SPLASH = Condition('learner.attention', 'in', ('splash',))
+_SEVERAL_SLOTS = (
+  Condition('replay.collect', 'in', ('dars',)),
+  Condition('curriculum.slots_per_prompt', 'above', 1),
+)
+_ONE_ROLLOUT = Condition('rollouts', 'below', 2)
+_EACH_REWARD = Condition(
+  'objective.advantage', 'needs', 'parts', "that needs each reward (such as 'decoupled')"
+)
+_DEMONSTRATIONS = Condition('objective.sft_loss', 'needs', 'demo', 'that needs demonstrations')
+_AUXILIARY = Condition('objective.auxiliary_model')
+_LORA = Condition('lora.rank')
+
+_OWN_LOOP = 'each is a decode loop of its own'
+_HINTED = (
+  'completions of a hinted prompt do not answer the plain prompt, and this does not tell them apart'
+)
+_PARTS_OF_A_GROUP = (
+  'a prompt fills several slots, and this needs the whole group of a prompt in one slot'
+)
+_TURNS = 'a row holds several turns, and this is of rows with a single completion'
+
+# Advantages that are zero or undefined for a single rollout.
+OF_A_GROUP = (
+  *('group_normalized', 'group_centered', 'group_whitened', 'leave_one_out', 'batch_normalized'),
+  *('mean_relative', 'median_centered', 'shifted', 'log_mean_exp', 'length_weighted', 'adora'),
+  *('least_variance', 'equal_treatment', 'hardness_weighted', 'decoupled', 'nudged'),
+)
+
+_ROLLOUT = (
+  *_rows((_PRUNING,), (_STOP, _DRAFT, _TREE, _NGRAM), _OWN_LOOP),
+  *_rows((_TREE,), (_STOP, _DRAFT, _EARLY_EXIT, _NGRAM, _WINDOWS, _TEST_EVERY), _OWN_LOOP),
+  *_rows((_NGRAM,), (_EARLY_EXIT, _WINDOWS, _TEST_EVERY), _OWN_LOOP),
+  *_rows(
+    (_CARRY,),
+    (_PRUNING, _TREE, _DRAFT, _NGRAM),
+    'this decode loop does not return the keys and values of unfinished rows',
+  ),
+  Row(
+    _CARRY,
+    Condition('rollout.stop', 'in', ('none',)),
+    'it carries the cache of unfinished rollouts, and without a stop rule there are none',
+    'set --config.rollout.stop.fn to a rule such as groups',
+  ),
+  Row(
+    _TREE,
+    _ONE_ROLLOUT,
+    'a tree needs rows to branch into',
+    'raise --config.rollouts to 2 or more',
+  ),
+  *_rows(
+    (Condition('rollout.lockstep', 'in', (False,)),),
+    (Condition('mesh.expert', 'above', 1), Condition('mesh.tensor', 'above', 1)),
+    'shards of rows that end apart wait forever for each other in the sums over this axis',
+    'set --config.rollout.lockstep=True, or that axis to 1',
+  ),
+)
+
+_LEARNER = (
+  Row(
+    _REPLAY_EXPERTS,
+    Condition('model.experts', 'below', 1, 'without experts'),
+    'it replays the experts of a mixture',
+    'set --config.learner.replay_experts=False',
+  ),
+  *_rows(
+    (_REPLAY_EXPERTS,),
+    (_PRUNING, _TREE, _DRAFT, _REUSE, _ENVIRONMENT, _NGRAM),
+    'it replays the experts of every token, and these tokens come without a record of theirs',
+  ),
+  Row(
+    Condition('learner.quantize'),
+    Condition('rollout.weights_dtype', 'in', ('auto',)),
+    'the update rounds kernels as sampling does, and sampling rounds none',
+    'set --config.rollout.weights_dtype to int8 or float8_e4m3fn',
+  ),
+  Row(
+    _SPLASH,
+    Condition('mesh.context', 'above', 1),
+    'the kernel needs all tokens of a row on one device',
+    'set --config.mesh.context=1, or --config.learner.attention=xla',
+  ),
+  Row(
+    _SPLASH,
+    Condition('model.window', label='with a sliding window'),
+    'the kernel attends to all earlier tokens of a row',
+    'set --config.learner.attention=xla',
+  ),
+  Row(
+    Condition('mesh.preset'),
+    Condition('mesh.data', 'not in', (1,)),
+    'the preset sets the sizes of data and fsdp',
+    _DEFAULT,
+  ),
+  Row(
+    Condition('mesh.preset'),
+    Condition('mesh.fsdp', 'not in', (-1,)),
+    'the preset sets the sizes of data and fsdp',
+    _DEFAULT,
+  ),
+)
+
+_WEIGHTS = (
+  Row(
+    Condition('steps', 'below', 1),
+    Condition('sft.steps', 'below', 1),
+    'nothing is trained',
+    'raise --config.steps, or --config.sft.steps for a supervised start',
+  ),
+  Row(
+    Condition('lora.init'),
+    Condition('lora.rank', 'below', 1),
+    'an adapter to start from needs an adapter to train',
+    'set --config.lora.rank to that of the adapter, or leave init empty',
+  ),
+  Row(
+    _LORA,
+    Condition('sft.steps'),
+    'an adapter leaves the loaded weights as they are, and the supervised start would change them',
+    'set one of them to 0',
+  ),
+  Row(
+    _LORA,
+    _AUXILIARY,
+    'an adapter saves the memory of training all weights, which an auxiliary model would take again',
+    'set --config.lora.rank=0, or --config.objective.auxiliary_model.fn=none',
+  ),
+  Row(
+    Condition('objective.distillation'),
+    Condition('objective.teacher', 'in', ('',)),
+    'distillation needs a teacher',
+    'set --config.objective.teacher to a model, named as config.model is',
+  ),
+  Row(
+    Condition('objective.teacher'),
+    Condition('objective.distillation', 'in', ('none',)),
+    'nothing uses the teacher',
+    'set --config.objective.distillation.fn=on_policy, or leave the teacher empty',
+  ),
+)
+
+_GROUPS = (
+  Row(
+    Condition('objective.advantage', 'in', OF_A_GROUP, 'relative to the group'),
+    _ONE_ROLLOUT,
+    'a group-relative advantage compares rollouts of a prompt',
+    'raise --config.rollouts to at least 2',
+  ),
+  Row(
+    Condition('objective.auxiliary_model', 'in', ('preference',)),
+    _ONE_ROLLOUT,
+    'a preference compares two rollouts of a prompt',
+    'raise --config.rollouts to at least 2',
+  ),
+  Row(
+    _REUSE,
+    _EACH_REWARD,
+    'a replayed rollout keeps the sum of its rewards, and the advantage reads each of them',
+    _CHOOSE,
+  ),
+  Row(
+    _REUSE,
+    _PRUNING,
+    'the correctness head of pruning is trained on new rollouts only',
+    _CHOOSE,
+  ),
+  Row(
+    *_SEVERAL_SLOTS,
+    'both give a prompt several slots',
+    _CHOOSE,
+  ),
+  *_rows(
+    _SEVERAL_SLOTS,
+    (
+      Condition('learner.minibatches', 'above', 1),
+      _REUSE,
+      Condition('rewards.vote'),
+      _STOP,
+      _DRAFT,
+      _DEMONSTRATIONS,
+      _AUXILIARY,
+    ),
+    _PARTS_OF_A_GROUP,
+  ),
+  Row(
+    Condition('curriculum.allocation', 'not in', ('equal',)),
+    Condition('curriculum.slots_per_prompt', 'below', 2),
+    'with one slot per prompt there is nothing to allocate',
+    'set --config.curriculum.slots_per_prompt to 2 or more, and --config.rollouts to that share of a group',
+  ),
+)
+
+_HINTS = (
+  *_rows(
+    (_HINT,),
+    (
+      _REUSE,
+      Condition('rewards.truncate'),
+      _DRAFT,
+      _DEMONSTRATIONS,
+      Condition('replay.collect', 'in', ('dars',)),
+    ),
+    _HINTED,
+  ),
+  Row(
+    Condition('curriculum.hint', 'in', ('guide',)),
+    _STOP,
+    'the hint is removed before the update, so that an unfinished rollout cannot be continued',
+    _DEFAULT,
+  ),
+  Row(
+    Condition('objective.advantage', 'needs', 'contexts', "that needs contexts (such as 'nudged')"),
+    Condition('curriculum.hint', 'not in', ('contexts',)),
+    'the advantage compares the strategies of prompts',
+    'set --config.curriculum.hint.fn=contexts with its texts',
+  ),
+)
+
+_MULTI_TURN = (
+  *_rows(
+    (
+      Condition('objective.credit_assignment', 'in', ('gigpo', 'turn_whitened')),
+      Condition('optimizer.outer', 'in', ('last_turn_first',)),
+    ),
+    (_NO_ENVIRONMENT,),
+    'it is defined by turns, and without an environment a row has one',
+    'choose an environment, or another function',
+  ),
+  Row(
+    _ENVIRONMENT,
+    Condition('mode', 'not in', ('split',)),
+    'the environment runs on the host between two calls of the sampling program',
+    'set --config.mode=split',
+  ),
+  Row(
+    _ENVIRONMENT,
+    Condition('rollout.early_exit', 'not in', ('none', 'text')),
+    'a row that exits counts as a turn that ended, and this rule ends rows for other reasons',
+    'set --config.rollout.early_exit.fn to text or none',
+  ),
+  *_rows(
+    (_ENVIRONMENT,),
+    (
+      _REUSE,
+      Condition('replay.collect'),
+      Condition('rewards.vote'),
+      Condition('rewards.truncate'),
+      Condition('curriculum.labels'),
+      _HINT,
+      _STOP,
+      _DRAFT,
+      _PRUNING,
+      _TREE,
+      _NGRAM,
+      _WINDOWS,
+      _EACH_REWARD,
+    ),
+    _TURNS,
+  ),
+  Row(
+    Condition('environment.judge', 'in', ('environment',)),
+    Condition('rewards.parts'),
+    'the rewards of the environment replace those of config.rewards',
+    'set --config.environment.judge=rewards, or leave the parts empty',
+    also=(_ENVIRONMENT,),
+  ),
+  *_rows(
+    (Condition('rewards.truncate'), Condition('curriculum.labels')),
+    (Condition('rewards.batched', label='reward function'),),
+    'some completions are graded again, and a batched reward function would see them without their group',
+    "set the former's fn to none, or leave batched empty",
+  ),
+)
+
+ROWS: tuple[Row, ...] = (
+  *_ROLLOUT,
+  *_LEARNER,
+  *_WEIGHTS,
+  *_GROUPS,
+  *_HINTS,
+  *_MULTI_TURN,
 )
 
 
-def generation(rollout: Any) -> None:
-  """Raises UserError for parts of generation that do not go together. Source: none."""
-
-  def used(part: str) -> str:
-    if part == 'ngram':
-      return f'ngram.draft={rollout.ngram.draft}' if rollout.ngram.draft else ''
-    if part == 'carry_cache':
-      return 'carry_cache=True' if rollout.carry_cache else ''
-    if part in ('windows', 'test_every'):
-      return f'{part}={rollout[part]}' if rollout[part] > 1 else ''
-    return f'{part}.fn={rollout[part].fn!r}' if rollout[part].fn != 'none' else ''
-
-  for part, others in _ALONE.items():
-    for other in others:
-      if used(part) and used(other):
-        raise UserError(
-          f'config.rollout.{used(part)} does not go with config.rollout.{used(other)}; choose one of them.'
-        )
-  if rollout.carry_cache and rollout.stop.fn == 'none':
-    raise UserError(
-      'config.rollout.carry_cache=True hands on what a stop rule leaves unfinished, and '
-      "config.rollout.stop.fn='none' leaves nothing; choose a rule such as groups."
-    )
+def check(config: Config | ml_collections.ConfigDict, facts: Facts | None = None) -> None:
+  """Raises UserError for the first row that holds: of the config alone, and of those `facts` that are known."""
+  facts = facts or {}
+  for row in ROWS:
+    if row.holds(config, facts):
+      a, b = row.a.name(config, facts), row.b.name(config, facts)
+      raise UserError(f'{a} does not go with {b}: {row.reason}; {row.remedy}.')
 
 
-def experts(config: Any, model: ModelConfig) -> None:
-  """Raises UserError where tokens come into rows that no loop has seen go anywhere. Source: none."""
-  if not config.learner.replay_experts:
-    return
-  if not model.experts:
-    raise UserError(
-      'config.learner.replay_experts=True sends tokens to the experts of a mixture, and config.model has none; set it '
-      'to False.'
-    )
-  takes = {f'rollout.{part}': config.rollout[part].fn for part in ('pruning', 'tree', 'draft')}
-  takes |= {'replay.reuse': config.replay.reuse.fn, 'environment': config.environment.fn}
-  takes['rollout.ngram'] = 'none' if not config.rollout.ngram.draft else 'ngram'
-  for part in (part for part, fn in takes.items() if fn != 'none'):
-    raise UserError(
-      f'config.learner.replay_experts=True needs to have seen where every token went, and config.{part} brings '
-      'tokens of which nobody has; leave one of them at its default.'
-    )
+def markdown() -> str:
+  """The table as configs/COMPATIBILITY.md."""
+  return '\n'.join(_lines()) + '\n'
+
+
+def _lines() -> Iterator[str]:
+  yield '# What goes with what'
+  yield ''
+  yield 'Settings that are refused together, before a model is loaded where the configuration alone decides.'
+  yield 'Generated from `jaxrl_llm/config/compatibility.py`: `python -m jaxrl_llm.config.compatibility`.'
+  yield ''
+  yield '| setting | does not go with | because | remedy |'
+  yield '|---|---|---|---|'
+  for row in ROWS:
+    also = ''.join(f' and {condition.text()}' for condition in row.also)
+    yield f'| {row.a.text()}{also} | {row.b.text()} | {row.reason} | {row.remedy} |'
+
+
+def _value(field: str, config: Config | ml_collections.ConfigDict, facts: Facts) -> Any:
+  """The value of a field, or the name of its function; None for a fact that is not known."""
+  if field in facts:
+    return facts[field]
+  value: Any = config
+  for part in field.split('.'):
+    if not isinstance(value, (ml_collections.ConfigDict, Section)):
+      return None
+    value = value.get(part)
+  return value.get('fn') if isinstance(value, (ml_collections.ConfigDict, Section)) else value
+
+
+if __name__ == '__main__':
+  print(markdown(), end='')

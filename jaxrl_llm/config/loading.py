@@ -1,4 +1,4 @@
-"""The configuration: how a file and overrides are laid over the defaults, and `pick`."""
+"""Loading: the defaults, then a file of configs/, then overrides such as --config.steps=10."""
 
 from __future__ import annotations
 
@@ -7,81 +7,90 @@ import difflib
 import math
 import os
 import runpy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
-from jaxrl_llm.config.schema import FIXED_FIELDS
+from jaxrl_llm.config import paths
+from jaxrl_llm.config.schema import FIXED_FIELDS, Section
 from jaxrl_llm.config.schema import default as default
 from jaxrl_llm.types import UserError
 
+_PLAIN = (bool, int, float, str)
+_MIXED = ('remat',)  # fields that are 'auto' or a bool
+_DICTS = (dict, ml_collections.ConfigDict, Section)
+
 
 def load(path: str = '', overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
-  """Lays a file of configs/ over the defaults, then overrides such as `--config.a.b=v`. Source: none.
+  """Lays a config file over the defaults, then overrides such as `--config.a.b=v`.
 
-  The file's `get_config()` names only what it changes; with `base='other.py'`, a file beside it is laid
-  first. A part with an `fn` replaces the default part whole; one without changes settings of the
-  default function. Raises UserError for a file that is missing or fails, for unknown fields, with the
+  `path` is a file, or the name of one in configs/: 'dapo'. The file's `get_config()` returns only what it changes; with
+  `base='sums'`, that file is laid first. A stage with an `fn` replaces the default stage; one without changes settings
+  of the default function. Raises UserError for a file that is missing or fails, for unknown fields, with the
   nearest valid name, and for values of another type.
   """
   config = default()
-  for told in _chain(path) if path else ():
-    _merge(config, told, 'config')
+  for changes in _chain(path) if path else ():
+    _merge(config, changes, 'config')
   # Functions first: choosing one drops the settings of another, but not those typed before it.
   for override in sorted(overrides, key=lambda text: not text.partition('=')[0].endswith('.fn')):
     _override(config, override)
   return config
 
 
-def _chain(path: str) -> list[dict]:
-  """What a file says, after what the files it stands on say."""
-  told, seen = [], []
+def _chain(name: str) -> list[dict[str, Any]]:
+  """The changes of a file, after those of its base."""
+  chain: list[dict[str, Any]] = []
+  paths_read: list[str] = []
+  path = paths.find(name)
   while path:
-    if os.path.realpath(path) in map(os.path.realpath, seen):
+    if os.path.realpath(path) in map(os.path.realpath, paths_read):
       raise UserError(
-        f'--config={seen[0]}: its base is in the end {path} again; name another base.'
+        f'--config={paths_read[0]}: its base is in the end {path} again; name another base.'
       )
-    seen.append(path)
+    paths_read.append(path)
     changes = dict(_read(path))
     base = changes.pop('base', '')
     if not isinstance(base, str):
-      raise UserError(f'--config={path}: base={base!r} must be the name of a file beside it.')
-    told.insert(0, changes)
-    path = os.path.join(os.path.dirname(path), base) if base else ''
-  return told
+      raise UserError(
+        f'--config={path}: base={base!r} must be the name of a config file, such as sums.'
+      )
+    chain.insert(0, changes)
+    path = paths.find(base, os.path.dirname(path)) if base else ''
+  return chain
 
 
-_PLAIN = (bool, int, float, str)
-_MIXED = ('remat',)  # 'auto' or a bool
-def _read(path: str) -> dict:
-  if not os.path.isfile(path):
-    raise UserError(f'--config={path} does not exist; give a file such as configs/dapo.py.')
+def _read(path: str) -> Mapping[str, Any]:
+  """What get_config() of a file returns."""
   try:
-    # Not an import, which would look a file changed within a second up in its bytecode cache.
+    # An import would find a file that changed within a second in its bytecode cache.
     get_config = runpy.run_path(path).get('get_config')
-    told = get_config() if callable(get_config) else None
-  except (Exception, SystemExit) as error:  # the file is the user's program: anything may come
+    changes = get_config() if callable(get_config) else None
+  except (Exception, SystemExit) as error:  # the file is the user's program
     raise UserError(f'--config={path} fails ({type(error).__name__}: {error}); mend it.') from error
   if not callable(get_config):
     raise UserError(f'--config={path} has no function get_config(); see configs/dapo.py.')
-  if not isinstance(told, dict | ml_collections.ConfigDict):
+  if not isinstance(changes, dict | ml_collections.ConfigDict):
     raise UserError(
-      f'--config={path}: get_config() returns {type(told).__name__}, not a dict; see configs/dapo.py.'
+      f'--config={path}: get_config() returns {type(changes).__name__}, not a dict; see configs/dapo.py.'
     )
-  return told
+  return changes
 
 
 def _override(config: ml_collections.ConfigDict, text: str) -> None:
+  """Sets one field from '--config.a.b=value'."""
   name, equals, raw = text.removeprefix('--config.').partition('=')
   *parents, leaf = name.split('.')
   part, field = config, 'config'
   for parent in parents:
     if parent not in part:
-      raise UserError(f'{field}.{parent} is unknown; {near(parent, part.keys())}.')
+      raise UserError(f'{field}.{parent} is unknown; {suggestion(config, name, parent, part)}.')
     part, field = part[parent], f'{field}.{parent}'
     if not isinstance(part, ml_collections.ConfigDict):
       raise UserError(f'{text} asks for a part of {field}={part!r}; write --{field}=VALUE.')
+  if leaf not in part and 'fn' not in part:
+    raise UserError(f'{field}.{leaf} is unknown; {suggestion(config, name, leaf, part)}.')
   if not equals:
     raise UserError(f'{text} has no value; write --config.{name}=VALUE.')
   old = part.get(leaf)
@@ -92,7 +101,7 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
 
 
 def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
-  """Lays `changes` over `part`; see `load`. `field` is where that is, such as 'config.data'."""
+  """Lays `changes` over `part`; see `load`. `field` is its name, such as 'config.data'."""
   old = dict(part.items())
   if 'fn' in old and 'fn' in changes:
     for key in old.keys() - {'fn', *FIXED_FIELDS.get(field, ())}:
@@ -109,18 +118,18 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
       _merge(was, value, where)
     else:
       with part.ignore_type():
-        # The settings of another function, or of none here, are checked by `pick`.
+        # Settings of another function, or without a default, are checked by `stages.pick`.
         part[key] = of_type(value, was if same or key in part else None, where)
 
 
 def of_type(value: Any, old: Any, field: str) -> Any:
-  """`value` with the type of `old`, where there is one; an int may stand for a float.
+  """`value` with the type of `old`, if there is one; an int may stand for a float.
 
-  Raises UserError for another type, or what cannot be written to config.json. Source: none.
+  Raises UserError for another type, or a value that cannot be written to config.json.
   """
   if value is None:
-    such = '' if old is None else f' such as {old!r}'
-    raise UserError(f'{field} is missing; give it a value{such}.')
+    example = '' if old is None else f' such as {old!r}'
+    raise UserError(f'{field} is missing; give it a value{example}.')
   if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
     value = float(value)
   if isinstance(old, tuple) and isinstance(value, list):
@@ -135,11 +144,8 @@ def of_type(value: Any, old: Any, field: str) -> Any:
 
 
 def check_plain(value: Any, field: str) -> None:
-  """A config is written to config.json and compared: strings, finite numbers and bools only, else UserError.
-
-  Source: none.
-  """
-  if isinstance(value, dict | ml_collections.ConfigDict):
+  """Raises UserError unless config.json can hold the value: strings, finite numbers, bools, lists and dicts of them."""
+  if isinstance(value, _DICTS):
     for key, item in value.items():
       _check_name(key, field)
       check_plain(item, f'{field}.{key}')
@@ -170,6 +176,44 @@ def _literal(raw: str) -> Any:
 
 
 def near(name: str, valid: Iterable[str]) -> str:
-  """The valid name that is meant, or all of them, for an error message. Source: none."""
+  """The nearest valid name, or all of them, for an error message."""
   close = difflib.get_close_matches(name, list(valid), n=1)
   return f'did you mean {close[0]}' if close else f'valid: {", ".join(sorted(valid))}'
+
+
+def suggestion(config: ml_collections.ConfigDict, flag: str, name: str, part: Iterable[str]) -> str:
+  """As `near` for an unknown `name` in `part`; where other sections have that field, their flags.
+
+  `flag` is the whole name that was typed, such as 'rollout.learning_rate'.
+  """
+  leaf = flag.rpartition('.')[2]
+  close = difflib.get_close_matches(name, list(part), n=1)
+  elsewhere = _ending(fields(config), leaf) if name == leaf or not close else []
+  if elsewhere:
+    return f'did you mean {" or ".join(f"--config.{field}" for field in elsewhere)}'
+  return near(name, part)
+
+
+def _ending(names: list[str], leaf: str) -> list[str]:
+  """The fields of that last name; of several, those in the fewest sections."""
+  found = [name for name in names if name.rpartition('.')[2] == leaf]
+  depth = min((name.count('.') for name in found), default=0)
+  return [name for name in found if name.count('.') == depth]
+
+
+def fields(part: ml_collections.ConfigDict, prefix: str = '') -> list[str]:
+  """The dotted names of all fields, without those of sections."""
+  names = []
+  for key, value in part.items():
+    inner = isinstance(value, ml_collections.ConfigDict)
+    names += fields(value, f'{prefix}{key}.') if inner else [f'{prefix}{key}']
+  return names
+
+
+def flag_meant(argument: str) -> str:
+  """For an unknown flag such as '--steps=10', the flag of a config field that is meant; '' if there is none."""
+  name, equals, value = argument.removeprefix('--').partition('=')
+  known = fields(default())
+  found = [name] if name in known else _ending(known, name.rpartition('.')[2])
+  found = found or difflib.get_close_matches(name, known, n=1)
+  return ' or '.join(f'--config.{field}{equals}{value}' for field in found)

@@ -499,12 +499,22 @@ def typed(config: Config | ml_collections.ConfigDict) -> Config:
   return config if isinstance(config, Config) else _fill(Config(), config.to_dict())
 
 
-def replace(config: Config, field: str, value: Any) -> Config:
-  """A copy with one field changed: replace(config, 'learner.microbatch_rollouts', 8)."""
-  name, _, rest = field.partition('.')
-  return dataclasses.replace(
-    config, **{name: replace(getattr(config, name), rest, value) if rest else value}
-  )
+def mutable(config: Config | ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """A copy as a ConfigDict, whose fields can be set."""
+  return ml_collections.ConfigDict(config.to_dict())
+
+
+def replace(config: Config, changes: Mapping[str, Any]) -> Config:
+  """A copy with other values: replace(config, {'steps': 10, 'replay.reuse': stage('none')})."""
+  for field, value in changes.items():
+    config = _replaced(config, field.split('.'), value)
+  return config
+
+
+def _replaced(section: Any, names: list[str], value: Any) -> Any:
+  name, *rest = names
+  inner = _replaced(getattr(section, name), rest, value) if rest else value
+  return dataclasses.replace(section, **{name: inner})
 
 
 def _fill(reference: Section, values: Mapping[str, Any]) -> Any:

@@ -13,9 +13,8 @@ import optax
 
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.config.stages import pick
-from jaxrl_llm.curriculum import hint_rules
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import inner_steps, lora, precision
 from jaxrl_llm.learner.inner_steps import LastTurnFirst, SlowFast
@@ -177,10 +176,24 @@ def evaluation_spec(
   )
 
 
-def check_objective(config: Any) -> None:
-  """Raises UserError for an objective that cannot be composed; reads nothing, so it comes before what loads."""
-  objective.method(config.objective)
+def check_objective(config: Config) -> None:
+  """Raises UserError for an objective that cannot be composed; it loads nothing."""
+  method = objective.method(config.objective)
   contracts.check(config.objective, {'outer': inner_steps}, config.optimizer)
+  compatibility.check(config, _facts(config, method))
+
+
+def _facts(config: Config, method: Method) -> dict[str, Any]:
+  """What `compatibility` cannot read from the config alone."""
+  batched = next((kind for kind in rewards.batched(config.rewards) if kind), '')
+  return {'objective.needs': tuple(sorted(method.needs)), 'rewards.batched': batched}
+
+
+def _model_facts(mesh: jax.sharding.Mesh, *models: ModelConfig | None) -> dict[str, Any]:
+  """The same of the policy, its teacher, and the devices."""
+  facts = {f'mesh.{axis}': size for axis, size in mesh.shape.items()}
+  window = max((model.window or 0 for model in models if model is not None), default=0)
+  return facts | {'model.experts': models[0].experts or 0, 'model.window': window}
 
 
 def check_rows(config: Any, mesh: jax.sharding.Mesh) -> None:
@@ -206,12 +219,12 @@ def make_spec(
   that config.objective.teacher names. Raises UserError for a function that does not exist, and for settings that
   contradict each other.
   """
+  config = typed(config)
   dtype = precision.compute(config, _on_cpu(mesh))
-  group = config.rollouts + _replays(config)
-  compatibility.generation(config.rollout)
-  compatibility.experts(config, model)
-  _check_mesh(config, model, mesh)
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
+  compatibility.check(config, _facts(config, method) | _model_facts(mesh, model, teacher))
+  _check_mesh(config, model, mesh)
+  group = config.rollouts + pick(successes, config.replay.reuse, 'replay.reuse')().count
   precision.check(config, dtype, method.needs_old)
   rule = pick(dynamic_sampling, config.replay.collect, 'replay.collect')()
   model_spec = ModelSpec(
@@ -233,9 +246,9 @@ def make_spec(
       prompts=config.prompts,
       prompt_tokens=config.prompt_tokens,
       group=group,
-      slots_per_prompt=_parts(config, method, rule),
-      contexts=_contexts(config, method),
-      hints=_hints(config, method),
+      slots_per_prompt=_slots_per_prompt(config, rule),
+      contexts=config.curriculum.hint.fn == 'contexts',
+      hints=config.curriculum.hint.fn != 'none',
     ),
     seed=config.seed,
   )
@@ -341,7 +354,7 @@ def _update(
     minibatches=learner.minibatches,
     microbatch=_microbatch(config, mesh, group),
     remat=remat if isinstance(remat, bool) else not _on_cpu(mesh),
-    attention=_kernel(config, mesh, model.config, model.teacher),
+    attention=_kernel(config, mesh),
     quantize=learner.quantize,
     skips_empty=skips_empty,
   )
@@ -372,12 +385,6 @@ def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> 
       f'config.rollout.slots={slots} must be a multiple of data × fsdp × context × expert = {shards} devices and at '
       f'most prompts × rollouts = {config.prompts * config.rollouts}; 0 stands for all of them.'
     )
-  for axis in ('expert', 'tensor'):
-    if not config.rollout.lockstep and mesh.shape[axis] > 1:
-      raise UserError(
-        f'config.rollout.lockstep=False needs config.mesh.{axis}=1, not {mesh.shape[axis]}: shards of '
-        f'rows that end apart wait for each other in the sums over {axis} for ever.'
-      )
   if mesh.shape['expert'] > 1 and (model.experts or 1) % mesh.shape['expert']:
     raise UserError(
       f'config.mesh.expert={mesh.shape["expert"]} does not divide the {model.experts} experts of the model; set it '
@@ -385,126 +392,36 @@ def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> 
     )
 
 
-def _kernel(config: Any, mesh: jax.sharding.Mesh, *models: ModelConfig | None) -> Callable | None:
-  """What computes the update's attention. Raises UserError for a kernel that cannot."""
-  asks, platform = (
-    f'config.learner.attention={config.learner.attention!r}',
-    mesh.devices.flat[0].platform,
-  )
-  if config.learner.attention == 'xla':
+def _kernel(config: Config, mesh: jax.sharding.Mesh) -> Callable | None:
+  """The kernel of the update's attention. Raises UserError for one that these devices cannot run."""
+  name, platform = config.learner.attention, mesh.devices.flat[0].platform
+  flag = f'config.learner.attention={name!r}'
+  if name == 'xla':
     return None
-  if config.learner.attention != 'splash':
-    raise UserError(f'{asks} is unknown; choose one of: xla, splash.')
+  if name != 'splash':
+    raise UserError(f'{flag} is unknown; choose one of: xla, splash.')
   if platform not in ('tpu', 'cpu'):
-    raise UserError(f"{asks} is a kernel for TPUs, and this is a {platform}; set it to 'xla'.")
-  if mesh.shape['context'] > 1:
-    raise UserError(
-      f"{asks} needs a row's tokens on one device, and config.mesh.context={mesh.shape['context']} cuts them; set "
-      "that to 1, or config.learner.attention to 'xla'."
-    )
-  if any(model is not None and model.window for model in models):
-    raise UserError(
-      f"{asks} sees all tokens of a row, and the model's layers slide; set it to 'xla'."
-    )
+    raise UserError(f"{flag} is a kernel for TPUs, and this is a {platform}; set it to 'xla'.")
   return functools.partial(splash.attend, interpret=platform == 'cpu')
 
 
-def _replays(config: Any) -> int:
-  count = pick(successes, config.replay.reuse, 'replay.reuse')().count
-  if count and objective.method(config.objective).needs_parts:
+def _slots_per_prompt(config: Config, rule: dynamic_sampling.Rule | None) -> int:
+  """Most slots of a prompt: over several steps by `replay.collect`, in one by `curriculum.slots_per_prompt`."""
+  average = config.curriculum.slots_per_prompt
+  if average > config.prompts:
     raise UserError(
-      f"config.replay.reuse.fn={config.replay.reuse.fn!r} keeps the sum of a row's rewards, and config.objective.advantage.fn="
-      f'{config.objective.advantage.fn!r} looks at each of them; choose one of them.'
+      f'config.curriculum.slots_per_prompt={average} slots a prompt are more than config.prompts={config.prompts} slots; lower it.'
     )
-  if count and config.rollout.pruning.fn != 'none':
-    raise UserError(
-      f'config.replay.reuse.fn={config.replay.reuse.fn!r} does not go with config.rollout.pruning.fn='
-      f'{config.rollout.pruning.fn!r}, whose judge learns from sampled rollouts alone; choose one of them.'
-    )
-  return count
-
-
-def _parts(config: Any, method: objective.Method, rule: dynamic_sampling.Rule | None) -> int:
-  """Most slots of one prompt: by `config.replay.collect` in several calls, by `config.curriculum.slots_per_prompt` in one.
-
-  Raises UserError where something takes a slot for a whole group.
-  """
-  each = config.curriculum.slots_per_prompt
-  if each > config.prompts:
-    raise UserError(
-      f'config.curriculum.slots_per_prompt={each} slots a prompt are more than config.prompts={config.prompts} slots; lower it.'
-    )
-  parts = rule.most if rule else 1
-  asks = f'config.replay.collect.fn={config.replay.collect.fn!r}'
-  if each > 1:
-    if parts > 1:
-      raise UserError(
-        f'{asks} and config.curriculum.slots_per_prompt={each} both give a prompt several slots; choose one of them.'
-      )
-    # All others have one at least.
-    asks, parts = (
-      f'config.curriculum.slots_per_prompt={each}',
-      config.prompts - config.prompts // each + 1,
-    )
-  elif config.curriculum.allocation.fn != 'equal':
-    raise UserError(
-      f'config.curriculum.allocation.fn={config.curriculum.allocation.fn!r} has nothing to give with one slot a prompt; '
-      'set config.curriculum.slots_per_prompt to 2 or more, and config.rollouts to that share of a group.'
-    )
-  if parts == 1:
+  if average > 1:
+    return config.prompts - config.prompts // average + 1  # every other prompt has at least one
+  if rule is None or rule.most == 1:
     return 1
-  if rule and rule.top_ups >= config.prompts:
+  if rule.top_ups >= config.prompts:
     raise UserError(
       f'config.replay.collect.top_ups={rule.top_ups} leaves no slot for new prompts; it must be below '
       f'config.prompts={config.prompts}.'
     )
-  takes = {
-    'learner.minibatches': config.learner.minibatches > 1,
-    'replay.reuse': config.replay.reuse.fn != 'none',
-    'rewards.vote': config.rewards.vote.fn != 'none',
-    'rollout.stop': config.rollout.stop.fn != 'none',
-    'rollout.draft': config.rollout.draft.fn != 'none',
-    'objective.sft_loss': method.needs_demo,
-    'objective.auxiliary_model': method.auxiliary_model is not None,
-  }
-  for part in (name for name, used in takes.items() if used):
-    raise UserError(
-      f'{asks} gives a prompt several slots, and config.{part} takes a slot for a whole group; leave one of them at '
-      'its default.'
-    )
-  return parts
-
-
-def _hints(config: Any, method: objective.Method) -> bool:
-  """Whether prompts get hints, and nothing else takes what they say for an answer to the plain prompt."""
-  rule = pick(hint_rules, config.curriculum.hint, 'curriculum.hint')()
-  if rule is None:
-    return False
-  takes = {
-    'replay.reuse': config.replay.reuse.fn != 'none',
-    'rewards.truncate': config.rewards.truncate.fn != 'none',
-    'rollout.draft': config.rollout.draft.fn != 'none',
-    'objective.sft_loss': method.needs_demo,
-    'replay.collect': config.replay.collect.fn == 'dars',
-  }
-  if rule.plain:  # learned behind another prompt than it was sampled behind
-    takes['rollout.stop'] = config.rollout.stop.fn != 'none'
-  for part in (name for name, used in takes.items() if used):
-    raise UserError(
-      f'config.curriculum.hint.fn={config.curriculum.hint.fn!r} asks a prompt in other words, and config.{part} takes all its rollouts for '
-      'answers to the same; leave one of them at its default.'
-    )
-  return True
-
-
-def _contexts(config: Any, method: objective.Method) -> bool:
-  given = config.curriculum.hint.fn == 'contexts'
-  if method.needs_contexts and not given:
-    raise UserError(
-      f'config.objective.advantage.fn={config.objective.advantage.fn!r} compares strategies and '
-      f'config.curriculum.hint.fn={config.curriculum.hint.fn!r} gives none; set config.curriculum.hint to contexts with its texts.'
-    )
-  return given
+  return rule.most
 
 
 def _pruning(config: Any) -> PruningSettings | None:
@@ -530,16 +447,13 @@ def _pruning(config: Any) -> PruningSettings | None:
   return made
 
 
-def _tree(config: Any) -> TreeRules | None:
-  """The rules of `config.rollout.tree`, and no part of generation that they cannot go with."""
-  c, rules = config.rollout, pick(tree_rules, config.rollout.tree, 'rollout.tree')()
-  if rules is None:
-    return None
-  asks = f'config.rollout.tree.fn={c.tree.fn!r} needs'
-  if c.slots not in (0, config.prompts * config.rollouts):
-    raise UserError(f'{asks} a slot for every row: set config.rollout.slots={c.slots} to 0.')
-  if config.rollouts < 2:
+def _tree(config: Config) -> TreeRules | None:
+  """The rules of `config.rollout.tree`, which needs a slot for every row."""
+  settings = config.rollout
+  rules = pick(tree_rules, settings.tree, 'rollout.tree')()
+  if rules is not None and settings.slots not in (0, config.prompts * config.rollouts):
     raise UserError(
-      f'{asks} rows to fork into: raise config.rollouts={config.rollouts} to 2 or more.'
+      f'config.rollout.tree.fn={settings.tree.fn!r} needs a slot for every row: set '
+      f'config.rollout.slots={settings.slots} to 0.'
     )
   return rules

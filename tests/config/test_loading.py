@@ -10,6 +10,7 @@ import ml_collections
 import pytest
 
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import validation
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import UserError
 
@@ -327,7 +328,7 @@ def change(config, field: str, value) -> None:
       config[leaf] = value
 
 
-@pytest.mark.parametrize('check', [validate.validate, lambda c: validate.sized(c, [])])
+@pytest.mark.parametrize('check', [validate.validate, lambda c: validation.sized(c, [])])
 @pytest.mark.parametrize(
   'field, value, text',
   [
@@ -382,6 +383,6 @@ def test_validating_changes_nothing():
 def test_sized_chooses_prompts_that_the_devices_share(platform, count, axis, size, prompts):
   devices = [types.SimpleNamespace(platform=platform)] * count
   config = configs.load('', [f'--config.mesh.{axis}={size}'])
-  assert validate.sized(config, devices).prompts == prompts and config.prompts == 0
+  assert validation.sized(config, devices).prompts == prompts and config.prompts == 0
   config.prompts = 5
-  assert validate.sized(config, devices).prompts == 5
+  assert validation.sized(config, devices).prompts == 5

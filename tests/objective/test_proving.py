@@ -25,9 +25,8 @@ from objective_table import (
 )
 
 from jaxrl_llm import objective
-from jaxrl_llm.config import stages
+from jaxrl_llm.config import compatibility, stages
 from jaxrl_llm.objective import advantage, method_spec, reward_shaping, token_inputs
-from jaxrl_llm.runner import validate
 
 
 @pytest.fixture(autouse=True)
@@ -785,4 +784,4 @@ def test_an_advantage_that_compares_a_group_is_refused_for_groups_of_one(name):
     return fn(**{k: v for k, v in given.items() if k in inspect.signature(fn).parameters})
 
   one, other = (told(r.uniform(0.1, 1, (P, 1))) for _ in range(2))
-  assert np.allclose(one, other) == (name in validate.OF_A_GROUP)
+  assert np.allclose(one, other) == (name in compatibility.OF_A_GROUP)
