@@ -495,7 +495,7 @@ def default() -> ml_collections.ConfigDict:
 
 
 def typed(config: Config | ml_collections.ConfigDict) -> Config:
-  """The dataclasses of a complete ConfigDict; a Config is returned as it is."""
+  """The dataclasses of a ConfigDict, with the defaults of missing fields; a Config is returned as it is."""
   return config if isinstance(config, Config) else _fill(Config(), config.to_dict())
 
 
@@ -518,10 +518,10 @@ def _replaced(section: Any, names: list[str], value: Any) -> Any:
 
 
 def _fill(reference: Section, values: Mapping[str, Any]) -> Any:
-  """A section of the type of `reference`."""
+  """A section of the type of `reference`, whose values stand in for missing ones."""
   fields = {f.name: getattr(reference, f.name) for f in dataclasses.fields(reference)}
   filled = {
-    name: _fill(old, values[name]) if isinstance(old, Section) else values[name]
+    name: _fill(old, values.get(name, old)) if isinstance(old, Section) else values.get(name, old)
     for name, old in fields.items()
     if name != 'settings'
   }
