@@ -152,8 +152,8 @@ _ALLOWED = {
     'compile'
   },  # to see whether it is Python; nothing of it runs
   'rewards/code_execution/sandbox.py': {'subprocess.run', 'subprocess.Popen'},  # the sandbox
-  'rewards/code_execution/guest_protocol/answer_side.py': {'exec', 'compile'},  # inside of it
-  'rewards/code_execution/guest_protocol/tests_side.py': {
+  'rewards/code_execution/guest_protocol/program_peer.py': {'exec', 'compile'},  # inside of it
+  'rewards/code_execution/guest_protocol/tests_runner.py': {
     'exec',
     'compile',
     'eval',

@@ -265,17 +265,8 @@ _MOUNT_POINT = '/sys'
 @functools.cache
 def _files_can_be_counted() -> bool:
   """Whether this machine lets a user mount a file system and run bubblewrap in it."""
-  inner = [
-    'bwrap',
-    '--unshare-user',
-    '--disable-userns',
-    '--ro-bind',
-    '/',
-    '/',
-    '--bind',
-    _MOUNT_POINT,
-    '/tmp',
-  ]
+  inner = ['bwrap', '--unshare-user', '--disable-userns', '--ro-bind', '/', '/']
+  inner += ['--bind', _MOUNT_POINT, '/tmp']
   argv = [*_become_nobody(), *_mount_tmp(_LIMITS), *inner, '--', 'true']
   try:
     return subprocess.run(argv, capture_output=True, cwd='/').returncode == 0

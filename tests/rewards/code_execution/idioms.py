@@ -1,4 +1,4 @@
-"""Ordinary programs with ordinary tests: name → (program, what to replace in it to make it wrong, tests)."""
+"""Ordinary programs with ordinary tests: name → (program, (old, new) that makes it wrong, tests)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As idioms.py: programs with classes, functions of functions, and what tests import."""
+"""As idioms.py: programs with classes and higher-order functions, and tests with imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows whose tests cannot be run are errors, and what can be made to run runs."""
+"""Rows whose tests cannot run are errors; the usual forms of tests run."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def score(program: str, **extra) -> float:
 
 RIGHT = 'import math\nfrom collections import Counter\ndef f(x): return x + x\ndef g(x): return x'
 BROKEN = {
-  'a module that is not there': (
-    dict(tests='import torch_of_nobody\nassert f(2) == 4'),
-    "they import 'torch_of_nobody', which is not in the sandbox; config.rewards.packages=True",
+  'a missing module': (
+    dict(tests='import torch_missing\nassert f(2) == 4'),
+    "they import 'torch_missing', which is not in the sandbox; config.rewards.packages=True",
   ),
   'a module of a module': (
-    dict(tests='from torch_of_nobody.nn import Linear\nassert f(2) == 4'),
-    "they import 'torch_of_nobody.nn'",
+    dict(tests='from torch_missing.nn import Linear\nassert f(2) == 4'),
+    "they import 'torch_missing.nn'",
   ),
   'a module of the setup': (
-    dict(tests='assert f(2) == 4', setup='import torch_of_nobody'),
-    "they import 'torch_of_nobody'",
+    dict(tests='assert f(2) == 4', setup='import torch_missing'),
+    "they import 'torch_missing'",
   ),
   'a module imported in a function': (
-    dict(tests='def test_f():\n  import torch_of_nobody\n  assert f(2) == 4'),
-    "they import 'torch_of_nobody'",
+    dict(tests='def test_f():\n  import torch_missing\n  assert f(2) == 4'),
+    "they import 'torch_missing'",
   ),
   'a name that no module has': (
     dict(tests='from math import cosinus\nassert f(2) == 4'),
@@ -48,7 +48,7 @@ BROKEN = {
   ),
   'a module that was not imported': (
     dict(tests='assert math.isclose(f(2), 4) and g(1) == 1'),
-    "NameError: they use 'math' and do not import it; do so in the row's setup",
+    "NameError: they use 'math' and do not import it; import it in the row's setup",
   ),
   'a class that was not imported': (
     dict(tests='assert Counter([f(2)]) == {4: 1}'),
@@ -60,23 +60,23 @@ BROKEN = {
     ),
     "NameError: they use 'math'",
   ),
-  'a name that nobody imports': (
+  'a name without an import': (
     dict(tests='assert f(2) == 4 and np.isclose(f(2), 4)'),
     "NameError: they use 'np'",
   ),
-  'an entry point that is none': (
+  'an invalid entry point': (
     dict(tests='def check(candidate): assert candidate(2) == 4', entry_point='def f'),
-    "the entry_point 'def f' is no function",
+    "the entry_point 'def f' is not a function",
   ),
   'an entry point that is a number': (
     dict(tests='def check(candidate): assert candidate(2) == 4', entry_point='7'),
-    "the entry_point '7' is no function",
+    "the entry_point '7' is not a function",
   ),
   'check without an entry point': (
     dict(tests='def check(candidate): assert candidate(2) == 4'),
     r'they define check\(candidate\), and the row has no entry_point',
   ),
-  'functions that nobody calls': (
+  'functions without a call': (
     dict(tests='import math\nCASES = [1]\ndef run_all(): assert f(2) == 5'),
     'nothing is tested by',
   ),
@@ -88,19 +88,19 @@ BROKEN = {
   ),
   'syntax': (dict(tests='assert f(2) = 4'), 'SyntaxError'),
   'syntax of the setup': (dict(tests='assert f(2) == 4', setup='def'), 'SyntaxError'),
-  'a fixture that there is not': (
+  'an unknown fixture': (
     dict(tests='def test_f(benchmark): assert f(2) == 4'),
     "they need the fixture 'benchmark', which is not in the sandbox",
   ),
-  'a part of pytest that there is not': (
+  'an unknown part of pytest': (
     dict(tests='import pytest\ndef test_f():\n  with pytest.warns(UserWarning): f(2)'),
     'they need pytest.warns',
   ),
-  'a file that is not there': (
+  'a missing file': (
     dict(tests='assert f(2) == len(open("data.txt").read())'),
     'FileNotFoundError',
   ),
-  'what cannot be sent': (
+  'a value that cannot be sent': (
     dict(tests='import math\nassert f(math) == 1'),
     'they pass a module, which cannot be sent',
   ),
@@ -125,17 +125,17 @@ def test_tests_that_cannot_be_run_are_an_error_of_the_row(name):
 def test_such_a_row_is_counted_as_an_error_and_scores_nothing():
   rows = [
     Row('a', '', (), '', '', dict(tests=t))
-    for t in ('import nobody\nassert f(2)', 'assert f(2) == 4')
+    for t in ('import no_such_module\nassert f(2)', 'assert f(2) == 4')
   ]
   with rewards.Pool(dict(fn='unit_tests', workers=1, wall_s=20.0, deadline_s=60.0)) as pool:
     scores = pool.score(rows, [RIGHT] * 2)
   assert scores.outcome_B.tolist()[0] == ERROR and scores.reward_B.tolist() == [0.0, 1.0]
-  assert "the tests of row a cannot be run: they import 'nobody'" in scores.message
+  assert "the tests of row a cannot be run: they import 'no_such_module'" in scores.message
   assert scores.counts['grade/errors'] == 1
 
 
 LIMITS = {
-  'a class derived from the answer': 'class Mine(Box): pass\nassert Mine(1).n == 1',
+  'a class derived from the program': 'class Mine(Box): pass\nassert Mine(1).n == 1',
   'order with a number': 'assert Box(1) < 5',
   'difference from a number': 'assert Box(7) - 3 == 4',
   'equality with a number': 'assert Box(4) == 4',
@@ -154,7 +154,7 @@ class Box:
 
 
 @pytest.mark.parametrize('name', LIMITS)
-def test_what_an_object_of_the_answer_may_not_do_is_an_error_of_the_row(name):
+def test_a_forbidden_operation_on_an_object_of_the_program_is_an_error_of_the_row(name):
   with pytest.raises(ValueError, match='the tests of row id cannot be run: they'):
     score(BOX, tests=LIMITS[name])
 
@@ -175,7 +175,7 @@ METHOD = 'class Solution:\n  def f(self, x): return x + x'
     (RIGHT, dict(tests='import solution as s\nassert s.f(2) == 4 and s.math.floor(4.5) == 4')),
     (RIGHT, dict(tests='from your_module import f\nclass TestF:\n  def test_it(self): assert f(2) == 4')),
     (RIGHT, dict(tests='import main\nassert main.f(2) == 4')),
-    (RIGHT, dict(tests='try:\n  import numpy_of_nobody\nexcept ImportError: pass\nassert f(2) == 4')),
+    (RIGHT, dict(tests='try:\n  import numpy_missing\nexcept ImportError: pass\nassert f(2) == 4')),
     ('from math import gcd', dict(tests='assert gcd(4, 6) == 2')),
     ('from math import gcd', dict(tests='assert gcd(4, 6) == sum([2])', entry_point='gcd')),
     ('def gcd(a, b): return 2', dict(tests='assert gcd(4, 6) == 2 and other(1)', setup='other = abs')),
@@ -199,7 +199,7 @@ def test_forms_of_tests_that_data_use_run(program, extra):
   'program',
   ['def h(x): return x', 'import double as f', 'import math as f', '1 / 0', 'f = 7', 'def f('],
 )
-def test_what_the_answer_lacks_is_its_own_fault(program):
+def test_a_program_that_lacks_a_name_scores_0(program):
   for extra in (
     dict(tests='assert f(2) == 4 and g(2) == 2'),
     dict(tests='from solution import f\nassert f(2) == 4'),
@@ -234,7 +234,7 @@ def test_methods_in_the_form_of_humaneval(text, want):
   assert graders.human_eval(text, row, wall_s=20.0) == want
 
 
-def test_arrays_cross_where_numpy_is_installed():
+def test_arrays_are_sent_where_numpy_is_installed():
   program = 'import numpy as np\ndef f(n): return np.arange(n) * 1.5\ndef g(a): return a.sum()'
   tests = (
     'import numpy as np\nassert np.allclose(f(3), [0, 1.5, 3]) and f(3).shape == (3,) and g(np.ones((2, 2))) == 4\n'

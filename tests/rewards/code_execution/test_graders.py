@@ -1,4 +1,4 @@
-"""Graders of code: what is right scores, what only claims to be does not, and neither changes another's score."""
+"""Graders of code: correct programs score, forged ones do not, and neither changes the score of another."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jaxrl_llm.types import Row, UserError
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-def anywhere(test):
-  """Marks a test that runs no program."""
-  test.anywhere = True
+def without_sandbox(test):
+  """Mark a test that runs no program."""
+  test.without_sandbox = True
   return test
 
 
 @pytest.fixture(autouse=True)
 def needs_sandbox(request):
-  if getattr(request.function, 'anywhere', False):
+  if getattr(request.function, 'without_sandbox', False):
     return
   if reason := sandbox.unavailable_reason():
     if os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') == '1':
@@ -45,7 +45,7 @@ def fenced(source: str) -> str:
 DOUBLE = row(tests=['assert double(2) == 4', 'assert double(-1.5) == -3.0', "assert double('a') == 'aa'"])  # fmt: skip
 
 
-@anywhere
+@without_sandbox
 @pytest.mark.parametrize(
   'text, program',
   [
@@ -61,7 +61,7 @@ DOUBLE = row(tests=['assert double(2) == 4', 'assert double(-1.5) == -3.0', "ass
     ('', ''),
   ],
 )
-def test_which_part_of_an_answer_is_its_program(text, program):
+def test_the_program_of_a_completion(text, program):
   assert graders._program(text) == program
 
 
@@ -129,14 +129,14 @@ limit = 7
     '  def test_a(self): self.assertEqual(same(self.x), 4)',
   ],
 )
-def test_what_tests_may_do(test):
-  held = row(tests=test, entry_point='same')
-  assert graders.unit_tests(STACK, held) == 1.0
-  # And that they are run: the same with an answer that has nothing right.
+def test_operations_of_tests_on_objects_of_the_program(test):
+  row_of_tests = row(tests=test, entry_point='same')
+  assert graders.unit_tests(STACK, row_of_tests) == 1.0
+  # The tests are run: a program with wrong results fails them.
   empty = STACK.replace('return', 'return None if True else').replace('yield i', 'yield 0')
   wrong = empty.replace('so low', '').replace('x.sort()', '0').replace('limit = 7', '')
   if 'size = 9' not in test:
-    assert graders.unit_tests(wrong, held) == 0.0
+    assert graders.unit_tests(wrong, row_of_tests) == 0.0
 
 
 def test_every_test_of_a_source_counts():
@@ -144,22 +144,22 @@ def test_every_test_of_a_source_counts():
   tests += (
     'import unittest\nclass C(unittest.TestCase):\n  def test_c(self): self.assertEqual(f(1), 2)\n'
   )
-  held = row(tests=tests)
-  assert graders.unit_tests('def f(x): return x', held, share=True) == pytest.approx(1 / 3)
-  # Those that passed before one hangs have passed.
-  held = row(test_list=['assert f(0) == 0', 'assert f(1) == 1', 'assert f(0) == 0'])
+  row_of_tests = row(tests=tests)
+  assert graders.unit_tests('def f(x): return x', row_of_tests, share=True) == pytest.approx(1 / 3)
+  # Tests that passed before one hangs count as passed.
+  row_of_tests = row(test_list=['assert f(0) == 0', 'assert f(1) == 1', 'assert f(0) == 0'])
   hang = 'def f(x):\n  while x: pass\n  return 0'
-  assert graders.unit_tests(hang, held, share=True, wall_s=5.0) == pytest.approx(1 / 3)
+  assert graders.unit_tests(hang, row_of_tests, share=True, wall_s=5.0) == pytest.approx(1 / 3)
 
 
-def test_setup_runs_before_the_tests_and_a_builtin_is_the_answers_only_as_entry_point():
-  held = row(test_list=['assert f(BASE) == 10'], test_setup_code='BASE = 9')
-  assert graders.unit_tests('def f(x): return x + 1', held) == 1.0
-  held = row(test_list=['assert f(ceil(0.5)) == 2'], test_imports=['from math import ceil'])
-  assert graders.unit_tests('def f(x): return x + 1', held) == 1.0
-  mine = 'def sum(x, y): return x * y'
-  assert graders.unit_tests(mine, row(tests='assert sum(2, 3) == 6', entry_point='sum')) == 1.0
-  assert graders.unit_tests(mine, row(tests='assert sum(2, 3) == 6')) == 0.0
+def test_setup_runs_before_the_tests_and_a_builtin_comes_from_the_program_only_as_entry_point():
+  row_of_tests = row(test_list=['assert f(BASE) == 10'], test_setup_code='BASE = 9')
+  assert graders.unit_tests('def f(x): return x + 1', row_of_tests) == 1.0
+  row_of_tests = row(test_list=['assert f(ceil(0.5)) == 2'], test_imports=['from math import ceil'])
+  assert graders.unit_tests('def f(x): return x + 1', row_of_tests) == 1.0
+  program = 'def sum(x, y): return x * y'
+  assert graders.unit_tests(program, row(tests='assert sum(2, 3) == 6', entry_point='sum')) == 1.0
+  assert graders.unit_tests(program, row(tests='assert sum(2, 3) == 6')) == 0.0
 
 
 FORGED = dict(
@@ -168,7 +168,7 @@ FORGED = dict(
   exits='import sys; sys.exit(0)',
   exits_when_called='import sys\ndef double(x): sys.exit(0)',
   exits_late='import atexit, os\natexit.register(os._exit, 0)\ndef double(x): return 0',
-  says_yes="""
+  equal_to_everything="""
 class Yes:
   def __eq__(self, other): return True
   def __ne__(self, other): return False
@@ -179,13 +179,13 @@ class Yes:
   def __instancecheck__(self, other): return True
 def double(x): return Yes()
 """,
-  says_yes_as_a_number="""
+  equal_to_all_numbers="""
 class Yes(int):
   def __eq__(self, other): return True
   __hash__ = int.__hash__
 def double(x): return Yes(0)
 """,
-  says_yes_as_text="""
+  equal_to_all_texts="""
 class Yes(str):
   def __eq__(self, other): return True
   __hash__ = str.__hash__
@@ -221,11 +221,11 @@ def double(x):
 """,
   redirects="""
 import sys
-Answer = sys.modules['jaxrl_llm.rewards.code_execution.guest_protocol.answer_side'].Answer
+Peer = sys.modules['jaxrl_llm.rewards.code_execution.guest_protocol.program_peer'].ProgramPeer
 def reply(self, message):
   self._write.write(b'["value", true, [], ""]\\n')
   self._write.flush()
-Answer._reply = reply
+Peer._reply = reply
 def double(x): return 0
 """,
   looks_for_tests="""
@@ -275,7 +275,7 @@ ENDLESS = ('hangs', 'hangs_when_run', 'stops', 'floods', 'forks', 'returns_endle
 
 
 @pytest.mark.parametrize('name', FORGED)
-def test_what_only_claims_to_be_right_scores_nothing(name):
+def test_a_forged_program_scores_nothing(name):
   wall_s = 4.0 if name in ENDLESS else 20.0
   assert graders.unit_tests(FORGED[name], DOUBLE, share=True, wall_s=wall_s) == 0.0
 
@@ -298,7 +298,7 @@ def test_a_long_source_is_a_source():
 
 
 @pytest.mark.parametrize(
-  'held, told',
+  'row_of_tests, message',
   [
     (row(), "row id holds no 'tests' nor 'test_list'"),
     (row(tests=[1]), "'tests' of row id must be source or a list of sources"),
@@ -306,9 +306,9 @@ def test_a_long_source_is_a_source():
     (row(tests='import math\nassert f(math) == 1'), 'they pass a module, which cannot be sent'),
   ],
 )
-def test_what_is_wrong_with_a_row_is_an_error_and_no_score(held, told):
-  with pytest.raises(ValueError, match=told):
-    graders.unit_tests('def f(x): return 1', held)
+def test_a_bad_row_is_an_error_without_a_score(row_of_tests, message):
+  with pytest.raises(ValueError, match=message):
+    graders.unit_tests('def f(x): return 1', row_of_tests)
 
 
 PAIRS = row(tests=[dict(input='1 2\n', output='3\n'), dict(input='2 2\n', output='4')])
@@ -338,20 +338,22 @@ def test_pairs_of_input_and_output(source, score, share):
   assert graders.stdin_stdout(source, PAIRS, share=True, wall_s=wall_s) == share
 
 
-def test_numbers_may_be_near_where_that_is_asked_for():
-  held = row(input_output=json.dumps(dict(inputs=['', ''], outputs=['0.333333 a', '0.333333 a'])))
+def test_tolerance_compares_numbers():
+  row_of_tests = row(
+    input_output=json.dumps(dict(inputs=['', ''], outputs=['0.333333 a', '0.333333 a']))
+  )
   third = 'print(1 / 3, "a")'
-  assert graders.stdin_stdout(third, held) == 0.0
-  assert graders.stdin_stdout(third, held, tolerance=1e-4) == 1.0
-  assert graders.stdin_stdout('print(1 / 3, "b")', held, tolerance=1e-4) == 0.0
-  assert graders.stdin_stdout('print(0.3334, "a")', held, tolerance=1e-5) == 0.0
-  assert graders.stdin_stdout('print("nan a")', held, tolerance=1e-5) == 0.0
+  assert graders.stdin_stdout(third, row_of_tests) == 0.0
+  assert graders.stdin_stdout(third, row_of_tests, tolerance=1e-4) == 1.0
+  assert graders.stdin_stdout('print(1 / 3, "b")', row_of_tests, tolerance=1e-4) == 0.0
+  assert graders.stdin_stdout('print(0.3334, "a")', row_of_tests, tolerance=1e-5) == 0.0
+  assert graders.stdin_stdout('print("nan a")', row_of_tests, tolerance=1e-5) == 0.0
 
 
 @pytest.mark.parametrize(
   'tests', [None, [], 'x', [1], [dict(input='')], [dict(input=1, output='')]]
 )
-def test_pairs_that_are_none_are_an_error(tests):
+def test_invalid_pairs_are_an_error(tests):
   with pytest.raises(ValueError, match='row id'):
     graders.stdin_stdout('print(1)', row(tests=tests))
 
@@ -391,11 +393,11 @@ CIRCLE = row(
     ('', 0),
   ],
 )
-def test_a_completion_or_the_whole_function_in_the_form_of_humaneval(text, score):
+def test_human_eval_takes_a_continuation_or_the_complete_function(text, score):
   assert graders.human_eval(text, CIRCLE) == score
 
 
-def test_a_prompt_that_is_no_program_is_only_for_continuing():
+def test_a_prompt_that_does_not_compile_is_only_continued():
   bare = CIRCLE._replace(question='import math\nnear = math.isclose\ndef area(r):\n')
   bare = bare._replace(extra=bare.extra | dict(test=CIRCLE.extra['test'].replace('near', 'abs')))
   bare.extra['test'] = 'def check(candidate): assert candidate(0) == 0'
@@ -410,20 +412,20 @@ def problems() -> list[dict]:
     return [json.loads(line) for line in file]
 
 
-def test_humaneval_knows_its_own_solutions_and_nothing_less():
+def test_the_solutions_of_humaneval_pass_and_empty_ones_fail():
   # The first, those whose tests call helpers of the prompt (32, 38, 50), and long ones.
   for number in (0, 1, 2, 4, 32, 38, 50, 109):
     problem = problems()[number]
-    held = row(problem['prompt'], **problem)
-    whole = f'```python\n{problem["prompt"]}{problem["canonical_solution"]}```'
-    assert graders.human_eval(problem['canonical_solution'], held) == 1.0, number
-    assert number > 1 or graders.human_eval(whole, held) == 1.0, number
-    assert graders.human_eval('    return None\n', held) == 0.0, number
+    row_of_tests = row(problem['prompt'], **problem)
+    complete = f'```python\n{problem["prompt"]}{problem["canonical_solution"]}```'
+    assert graders.human_eval(problem['canonical_solution'], row_of_tests) == 1.0, number
+    assert number > 1 or graders.human_eval(complete, row_of_tests) == 1.0, number
+    assert graders.human_eval('    return None\n', row_of_tests) == 0.0, number
 
 
-@anywhere
+@without_sandbox
 @pytest.mark.parametrize(
-  'settings, told',
+  'settings, message',
   [
     (dict(wall_s=0), 'config.rewards.wall_s=0 must be a positive number of seconds'),
     (dict(wall_s=10.0), 'less than config.rewards.deadline_s=10.0'),
@@ -436,20 +438,20 @@ def test_humaneval_knows_its_own_solutions_and_nothing_less():
     (dict(timeout=1), "config.rewards.timeout=1 is not a setting of 'stdin_stdout'"),
   ],
 )
-def test_bad_settings_are_told(settings, told):
+def test_bad_settings_are_refused(settings, message):
   with pytest.raises(UserError) as error:
     rewards.resolve(dict(fn='stdin_stdout', deadline_s=10.0) | settings)
-  assert told in str(error.value)
+  assert message in str(error.value)
 
 
-@anywhere
-def test_a_part_is_held_to_the_deadline_of_the_pool():
+@without_sandbox
+def test_wall_s_of_a_part_is_below_the_deadline_of_the_pool():
   part = dict(fn='unit_tests', wall_s=6.0)
   with pytest.raises(UserError, match=r'config.rewards.parts\[0\].wall_s=6.0 must be .* less than'):
     rewards.resolve_parts(dict(fn='exact', deadline_s=5.0, parts=(part,)))
 
 
-@anywhere
+@without_sandbox
 def test_without_a_sandbox_the_grader_is_refused(monkeypatch):
   monkeypatch.setattr(sandbox, 'unavailable_reason', lambda: 'there is none; get one')
   for name in ('unit_tests', 'stdin_stdout', 'human_eval'):
@@ -457,9 +459,9 @@ def test_without_a_sandbox_the_grader_is_refused(monkeypatch):
       rewards.resolve(dict(fn=name))
 
 
-def test_the_rows_of_the_config_hold_what_they_need():
+def test_the_rows_of_the_shipped_data_pass_their_tests():
   rows = files.read(str(ROOT / 'configs/code.jsonl'), 'config.data.path')
-  for held in rows:
-    assert graders.unit_tests(held.answer, held) == 1.0, held.question
+  for row_of_tests in rows:
+    assert graders.unit_tests(row_of_tests.answer, row_of_tests) == 1.0, row_of_tests.question
   assert graders.unit_tests(rows[0].answer.replace('+', '-'), rows[0]) == 0.0
   assert len(rows) == 24

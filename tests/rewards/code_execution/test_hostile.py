@@ -1,4 +1,4 @@
-"""Programs that try to pass tests without the right values, by what they send to the tests' side."""
+"""Programs that try to pass tests without the correct values, by the messages that they send to the tests' side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def score(program: str, tests: str | list[str], wall_s: float = 20.0, **more) ->
   return graders.unit_tests(program, row, share=True, wall_s=wall_s)
 
 
-# Ways to ask whether f(2) is 4; an object that lies to any of them passes.
+# Tests of f(2) == 4 in different forms; an object that deceives one of them would pass it.
 NUMBER = [
   'assert f(2) == 4',
   'assert 4 == f(2)',
@@ -96,7 +96,7 @@ def yes(base: str = '', args: str = '', result: str = 'self', zero: int = 0) -> 
   return YES.format(base=base, args=args, result=result, zero=zero)
 
 
-LIARS = dict(
+DECEIVERS = dict(
   object=yes(),
   zero=yes(result='0'),
   number=yes('(int)', '7'),
@@ -124,11 +124,11 @@ LIARS = dict(
 )
 
 
-@pytest.mark.parametrize('name', LIARS)
-def test_objects_that_lie_pass_no_test_of_a_plain_value(name):
-  # One run for each kind of test: all of one list have to fail.
+@pytest.mark.parametrize('name', DECEIVERS)
+def test_deceiving_objects_pass_no_test_of_a_plain_value(name):
+  # One run for each list: all its tests must fail.
   for tests in (NUMBER, TEXT, LIST):
-    assert score(LIARS[name], tests) == 0.0, tests
+    assert score(DECEIVERS[name], tests) == 0.0, tests
 
 
 NAMED = [('zero', test) for test in NUMBER + LIST if '[f(2)' not in test and 'type(' not in test]
@@ -139,23 +139,23 @@ NAMED += [('items', test) for test in LIST]
 
 
 @pytest.mark.parametrize('name, test', NAMED)
-def test_objects_of_a_class_that_the_tests_name_do_not_either(name, test):
-  """They may do more, but for none of this; the row may be refused for it."""
+def test_objects_of_a_class_that_the_tests_name_pass_none_either(name, test):
+  """Such objects have more rights, but none of these; the row may be refused instead."""
   try:
-    assert score(LIARS[name] + 'f = Yes', 'Yes\n' + test) == 0.0
+    assert score(DECEIVERS[name] + 'f = Yes', 'Yes\n' + test) == 0.0
   except ValueError as error:
     assert 'the tests of row id cannot be run: they' in str(error)
 
 
 RAW = """
 import json, os, sys
-side = sys.modules['jaxrl_llm.rewards.code_execution.guest_protocol.answer_side']
-peer = next(o for o in __import__('gc').get_objects() if isinstance(o, side.Answer))
+side = sys.modules['jaxrl_llm.rewards.code_execution.guest_protocol.program_peer']
+peer = next(o for o in __import__('gc').get_objects() if isinstance(o, side.ProgramPeer))
 def send(*message):
   peer._write.write(json.dumps(message).encode() + b'\\n'); peer._write.flush()
 def reply(self, message):
   {body}
-side.Answer._reply = reply
+side.ProgramPeer._reply = reply
 """
 MESSAGES = dict(
   no_json='self._write.write(b"yes\\n"); self._write.flush()',
@@ -169,13 +169,13 @@ MESSAGES = dict(
   no_text='send("value", 0, [], 7)',
   changes_of_nothing='send("value", 0, [["list", -1, [4]], ["list", -2, [4]], ["dict", -3, []]], "")',
   deep='self._write.write(b"[" * 100000 + b"\\n"); self._write.flush()',
-  calls='send("ask", ["__call__", [["yours", 1]], {}], [], "")',
-  looks='send("ask", ["__getattr__", [["yours", 1], "__globals__"], {}], [], "")',
-  inputs='send("ask", ["input", [], {}], [], "")',
+  calls='send("request", ["__call__", [["yours", 1]], {}], [], "")',
+  looks='send("request", ["__getattr__", [["yours", 1], "__globals__"], {}], [], "")',
+  inputs='send("request", ["input", [], {}], [], "")',
   raises_what_is_none='send("raise", ["error", ["type", "int"], ["tuple", 0, []], "", 1, None], [], "")',
   raises_the_end='send("raise", ["error", ["type", "SystemExit"], ["tuple", 0, [0]], "", 1, None], [], "")',
   raises_the_unknown='send("raise", ["yours", 3], [], "")',
-  never_ends='send("ask", ["input", [], {}], [], "")\n  while True: send("ask", ["input", [], {}], [], "")',
+  never_ends='send("request", ["input", [], {}], [], "")\n  while True: send("request", ["input", [], {}], [], "")',
   long_line='self._write.write(b"[" + b"7," * (40 << 20))',
 )
 
@@ -199,7 +199,7 @@ ENDLESS = dict(
 
 
 @pytest.mark.parametrize('name', ENDLESS)
-def test_what_never_ends_is_stopped(name):
+def test_endless_results_are_stopped(name):
   tests = ['assert 4 in f(2)', 'assert list(f(2)) == [4]']
   if name == 'callbacks':
     tests = ['assert f(2, lambda x: x) == 4']
@@ -225,7 +225,7 @@ def f(x): raise Bad(*{args})
     dict(text='return 1 / 0', kind='SystemExit', args='[Exception]'),
   ],
 )
-def test_errors_with_hostile_words_are_failures(fields):
+def test_errors_with_hostile_messages_are_failures(fields):
   program = HOSTILE_ERRORS.format(**fields)
   tests = [
     'assert f(2) == 4',
@@ -259,14 +259,14 @@ def test_no_error_makes_a_test_pass(raised):
 def test_the_functions_of_the_tests_can_only_be_called():
   program = """
 import gc, sys
-side = sys.modules['jaxrl_llm.rewards.code_execution.guest_protocol.answer_side']
-peer = next(o for o in gc.get_objects() if isinstance(o, side.Answer))
+side = sys.modules['jaxrl_llm.rewards.code_execution.guest_protocol.program_peer']
+peer = next(o for o in gc.get_objects() if isinstance(o, side.ProgramPeer))
 NAMES = '__globals__ __closure__ __code__ gi_frame __self__ __class__ __dict__ _secret _x __func__ __init__'.split()
 def f(g, x):
   found = ''
   for name in NAMES:
-    for ask in (getattr, lambda g, name: peer.ask('__getattr__', g, name)):
-      try: found += str(ask(g, name))
+    for look in (getattr, lambda g, name: peer.request('__getattr__', g, name)):
+      try: found += str(look(g, name))
       except (AttributeError, TypeError): pass
   return 4 if 'SECRET' in found else x
 """
@@ -281,16 +281,16 @@ def f(g, x):
   assert score(program, tests) == 0.0
 
 
-def test_functions_that_would_open_the_tests_are_not_sent():
+def test_functions_that_give_access_to_the_tests_are_not_sent():
   for function in ('eval', 'exec', 'getattr', 'vars', 'open', '__import__', 'type'):
-    with pytest.raises(ValueError, match=f'they pass {function}, which an answer must not call'):
+    with pytest.raises(ValueError, match=f'they pass {function}, which a program must not call'):
       score('def f(g): return g', f'assert f({function}) == 4')
 
 
-def test_a_function_of_the_answer_runs_where_the_answer_is():
+def test_a_function_of_the_program_runs_in_its_sandbox():
   program = 'def f(x): return eval\ndef g(x): return "__import__(\'os\').getpid()"'
   tests = 'import os\nassert f(2)(g(2)) == os.getpid() or __import__("sys").modules is None'
   assert score(program, tests) in (0.0, 1.0)
-  # In namespaces of their own both may have the same number; a name of the tests is only there.
+  # Process ids may be equal in separate namespaces; a name of the tests exists only on their side.
   program = 'def f(x): return eval\ndef g(x): return "SECRET"'
   assert score(program, 'SECRET = 4\nassert f(2)(g(2)) == 4') == 0.0

@@ -1,4 +1,4 @@
-"""Ordinary programs pass ordinary tests, and with one mistake they do not."""
+"""Ordinary programs pass ordinary tests, and fail them with one mistake."""
 
 from __future__ import annotations
 

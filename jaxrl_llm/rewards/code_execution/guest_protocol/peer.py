@@ -1,4 +1,4 @@
-"""One end of the two pipes: asks the other side to do something, and does what the other side asks meanwhile."""
+"""One end of the two pipes: sends requests to the other side, and serves its requests in the meantime."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import wire
 
-_LINE_BYTES = 1 << 26  # beyond it a message is cut, and what is cut is no message
-_MOST_SHARED, _MOST_ITEMS = (
-  64,
-  2000,
-)  # containers that are compared before every message, and their items
+_LINE_BYTES = 1 << 26  # a longer message is cut, and a cut message is invalid
+# Containers that are compared before every message, and their items.
+_MOST_SHARED, _MOST_ITEMS = 64, 2000
 
 
 class Peer:
-  """What both sides have in common. A subclass says how objects cross (export, find) and what it does (do).
+  """The common part of both sides. A subclass defines references to objects (export, find) and its operations (perform).
 
-  Messages: ['ask', [name, arguments, keywords], changed containers, printed text], and as an answer ['value', value, …]
-  or ['raise', error, …].
+  Messages: ['request', [name, arguments, keywords], changed containers, printed text]. Replies: ['value', value, …] or
+  ['raise', error, …]. A reference is ['mine' or 'theirs', number, …] to an object of the sending side, and
+  ['yours', number] to one of the receiving side.
   """
 
-  sign = 1  # of the numbers of containers that this side numbers
+  sign = 1  # sign of the numbers that this side assigns to containers
 
   def __init__(self, read: Any, write: Any):
     self._read, self._write = read, write
     self._lock = threading.RLock()
-    self._numbers: dict[int, int] = {}  # id → number, of own objects that crossed
-    self.own: dict[int, Any] = {}  # number → object: they stay alive, so that an id stays their own
-    self.stand_ins: dict[int, Any] = {}  # number → what stands for an object of the other side
-    self.number_of: dict[int, int] = {}  # id of such a stand-in → number
+    self._numbers: dict[int, int] = {}  # id → number, of own objects that were sent
+    # number → own object; keeps it alive, so that its id stays unique
+    self.objects: dict[int, Any] = {}
+    self.stand_ins: dict[int, Any] = {}  # number → stand-in for an object of the other side
+    self.number_of: dict[int, int] = {}  # id of a stand-in → number
     self._containers: dict[int, Any] = {}  # number → list, dict, …
     self._container_of: dict[int, int] = {}  # id → number
-    self._last: dict[int, Any] = {}  # number → content when both sides had the same
-    self._fresh: list[int] = []  # containers of the message that is being read
+    self._last: dict[int, Any] = {}  # number → content at the last message, equal on both sides
+    self._fresh: list[int] = []  # numbers of the containers in the message that is being read
     self._depth, self._count, self._sharing = 0, 0, True
 
-  def ask(self, name: str, /, *args: Any, **keywords: Any) -> Any:
-    """Has the other side do something and returns its value, or raises its error."""
+  def request(self, name: str, /, *args: Any, **keywords: Any) -> Any:
+    """Perform an operation on the other side; return its value or raise its error."""
     with self._lock:
       self._depth += 1
       try:
         self._sharing = True
         packed = [name, [wire.pack(arg, self) for arg in args]]
         packed.append({key: wire.pack(value, self) for key, value in keywords.items()})
-        self._send('ask', packed)
-        return self._hear()
+        self._send('request', packed)
+        return self._receive()
       finally:
         self._depth -= 1
         self._trim()
@@ -57,40 +57,40 @@ class Peer:
     """The number of an own object, by which the other side refers to it."""
     if id(value) not in self._numbers:
       self._numbers[id(value)] = len(self._numbers) + 1
-      self.own[self._numbers[id(value)]] = value
+      self.objects[self._numbers[id(value)]] = value
     return self._numbers[id(value)]
 
-  def stand_in(self, number: int, made: Any) -> Any:
-    """Remembers what stands for an object of the other side."""
-    self.stand_ins[number] = made
-    self.number_of[id(made)] = number
-    return made
+  def stand_in(self, number: int, value: Any) -> Any:
+    """Register `value` as the stand-in for an object of the other side, and return it."""
+    self.stand_ins[number] = value
+    self.number_of[id(value)] = number
+    return value
 
   def share(self, value: Any) -> int:
     """The number of a container, or 0 for one whose changes need not reach the other side."""
-    found = self._container_of.get(id(value), 0)
-    if not found and self._sharing:
+    number = self._container_of.get(id(value), 0)
+    if not number and self._sharing:
       self._count += 1
-      found = self.sign * self._count
-      self._containers[found], self._container_of[id(value)] = value, found
-      self._last[found] = None  # filled after the message is made
-    return found
+      number = self.sign * self._count
+      self._containers[number], self._container_of[id(value)] = value, number
+      self._last[number] = None  # set after the message is encoded
+    return number
 
-  def shared(self, number: int, made: Any) -> Any:
-    """The container of that number with the content of `made`; `made` itself where there is none yet."""
+  def shared(self, number: int, value: Any) -> Any:
+    """The container of that number with the content of `value`; `value` itself where there is none yet."""
     if not number:
-      return made
-    mine = self._containers.get(number)
-    if type(mine) is type(made):
-      wire.become(mine, made)
+      return value
+    container = self._containers.get(number)
+    if type(container) is type(value):
+      wire.replace_content(container, value)
     else:
-      mine = self._containers[number] = made
-      self._container_of[id(made)] = number
+      container = self._containers[number] = value
+      self._container_of[id(value)] = number
     self._fresh.append(number)
-    return mine
+    return container
 
   def serve(self, line: bytes) -> None:
-    """Does what a message asks and sends its value or error."""
+    """Perform a request and send its value or error."""
     with self._lock:
       self._depth += 1
       try:
@@ -101,12 +101,12 @@ class Peer:
 
   def _reply(self, message: list) -> None:
     try:
-      name, args, keywords = self._taken(message)
+      name, args, keywords = self._payload(message)
       args = [wire.unpack(arg, self) for arg in args]
       keywords = {key: wire.unpack(value, self) for key, value in keywords.items()}
-      self._settle()
-      value = self.do(name, args, keywords)
-      # What a function returns is new as a rule; what an object holds may be changed by either side.
+      self._record_contents()
+      value = self.perform(name, args, keywords)
+      # A function's result is usually a new container; either side may change one that an object holds.
       self._sharing = name in ('name', '__getattr__')
       reply = 'value', wire.pack(value, self)
     except BaseException as error:
@@ -114,16 +114,16 @@ class Peer:
       reply = 'raise', self.pack_error(error)
     self._send(*reply)
 
-  def _hear(self) -> Any:
+  def _receive(self) -> Any:
     while True:
       line = self._read.readline(_LINE_BYTES)
       message = json.loads(line)
-      if message[0] == 'ask':
+      if message[0] == 'request':
         self._reply(message)
         continue
-      packed = self._taken(message)
+      packed = self._payload(message)
       value = wire.unpack(packed, self) if message[0] == 'value' else self.unpack_error(packed)
-      self._settle()
+      self._record_contents()
       if message[0] == 'value':
         return value
       raise value
@@ -133,32 +133,32 @@ class Peer:
     self._write.write(json.dumps(message).encode() + b'\n')
     self._write.flush()
 
-  def _taken(self, message: list) -> Any:
-    """The payload of a message, after what was printed and changed on the other side."""
+  def _payload(self, message: list) -> Any:
+    """The payload of a message, after applying the output and the changes of the other side."""
     _, packed, changed, text = message
     self.print(text)
     for container in changed:
       wire.unpack(container, self)
     return packed
 
-  def _settle(self) -> None:
-    """Notes the content of the containers that a message brought."""
+  def _record_contents(self) -> None:
+    """Record the content of the containers of a received message."""
     while self._fresh:
       number = self._fresh.pop()
       if number in self._containers:
         self._last[number] = self._content(number)
 
   def _changes(self, kind: str) -> list:
-    """Containers that are not what they were in the last message."""
-    if (kind == 'ask' or self._depth > 1) and self._items() > _MOST_ITEMS:
-      return []  # else a callback would cost as much as the list that is being sorted by it
-    found = []
+    """Containers whose content differs from the last message."""
+    if (kind == 'request' or self._depth > 1) and self._items() > _MOST_ITEMS:
+      return []  # otherwise each callback of a sort would cost as much as the whole list
+    changed = []
     for number in [*self._containers]:
       before, now = self._last.get(number), self._content(number)
       if before is not None and now != before:
-        found.append(now)
+        changed.append(now)
       self._last[number] = now
-    return found
+    return changed
 
   def _content(self, number: int) -> Any:
     with self.unshared():
@@ -166,7 +166,7 @@ class Peer:
 
   @contextlib.contextmanager
   def unshared(self) -> Iterator[None]:
-    """While containers get no numbers but those that they have."""
+    """A context in which containers get no new numbers."""
     sharing, self._sharing = self._sharing, False
     try:
       yield
@@ -174,34 +174,39 @@ class Peer:
       self._sharing = sharing
 
   def _trim(self) -> None:
-    """Between two calls only small containers, and not many, are watched."""
+    """Between two calls, track only a few small containers."""
     if self._depth:
       return
     items = self._items()
     for number in [*self._containers]:
       if len(self._containers) <= _MOST_SHARED and items <= _MOST_ITEMS:
         break
-      gone = self._containers.pop(number)
-      items -= len(gone)
-      self._container_of.pop(id(gone), None)
+      dropped = self._containers.pop(number)
+      items -= len(dropped)
+      self._container_of.pop(id(dropped), None)
       self._last.pop(number, None)
 
   def _items(self) -> int:
     return sum(map(len, self._containers.values()))
 
   def export(self, value: Any) -> list:
+    """The reference to an object that has no encoding by content."""
     raise NotImplementedError
 
   def find(self, kind: str, *packed: Any) -> Any:
+    """The object, or its stand-in, of a reference."""
     raise NotImplementedError
 
-  def do(self, name: str, args: list, keywords: dict) -> Any:
+  def perform(self, name: str, args: list, keywords: dict) -> Any:
+    """The value of a requested operation."""
     raise NotImplementedError
 
   def pack_error(self, error: BaseException) -> list:
+    """An error as JSON."""
     raise NotImplementedError
 
   def unpack_error(self, packed: list) -> BaseException:
+    """The error of JSON from `pack_error` of the other side."""
     raise NotImplementedError
 
   def printed(self) -> str:
@@ -209,4 +214,4 @@ class Peer:
     return ''
 
   def print(self, text: str) -> None:
-    """Prints what the other side has printed."""
+    """Print text that the other side has printed."""

@@ -1,4 +1,4 @@
-"""What is in the sources of tests, read without running them; what could never run is an error of the row."""
+"""The tests of a row, parsed without running them; sources that can never run are an error of the row."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import builtins
 import importlib.util
 from typing import NamedTuple
 
-from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import CannotRun
+from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import RowError
 
-# Modules by which tests mean the answer, where no such module can be imported.
-ANSWER_MODULES = frozenset(
+# Names under which tests import the program, where no such module can be imported.
+PROGRAM_MODULES = frozenset(
   'solution answer main submission candidate program your_module my_module your_solution user_code'.split()
 )
 
@@ -19,15 +19,15 @@ class Source(NamedTuple):
   """One of the row's tests."""
 
   text: str
-  called: list[str]  # functions and classes in it that are a test each; none: it is itself a test
+  called: list[str]  # its test functions and classes; empty: the source itself is one test
 
 
 def plan(sources: list[str], setup: str, entry: str) -> list[Source]:
-  """The tests of every source. Raises SyntaxError, and CannotRun for sources that test nothing."""
+  """Parse the tests of every source. Raises SyntaxError, and RowError for sources that test nothing."""
   if entry:
     _check_entry(entry)
   _check_imports(ast.parse(setup))
-  found = []
+  planned = []
   for source in sources:
     tree = ast.parse(source)
     _check_imports(tree)
@@ -35,9 +35,9 @@ def plan(sources: list[str], setup: str, entry: str) -> list[Source]:
     if not called and not any(_acts(node) for node in tree.body):
       check = any(getattr(node, 'name', '') == 'check' for node in tree.body)
       reason = 'they define check(candidate), and the row has no entry_point'
-      raise CannotRun(reason if check else f'nothing is tested by {source[:60]!r}')
-    found.append(Source(source, called))
-  return found
+      raise RowError(reason if check else f'nothing is tested by {source[:60]!r}')
+    planned.append(Source(source, called))
+  return planned
 
 
 def _is_test(node: ast.stmt, entry: str) -> bool:
@@ -52,18 +52,18 @@ def _is_test(node: ast.stmt, entry: str) -> bool:
 
 
 def _acts(node: ast.stmt) -> bool:
-  """Whether a statement can fail because of the answer."""
+  """Whether a statement can fail because of the program."""
   if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import):
     return False
   if isinstance(node, ast.ImportFrom):
-    return node.module in ANSWER_MODULES
+    return node.module in PROGRAM_MODULES
   if isinstance(node, ast.Assign | ast.AnnAssign):
     return any(isinstance(part, ast.Call) for part in ast.walk(node))
   return not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
 
 
 def _check_entry(entry: str) -> None:
-  """An entry point is f, Class.f, Class().f or module.f, as an expression."""
+  """Raise RowError unless the entry point is f, Class.f, Class().f or module.f, as an expression."""
   try:
     root = ast.parse(entry, mode='eval').body
   except SyntaxError:
@@ -71,28 +71,31 @@ def _check_entry(entry: str) -> None:
   while isinstance(root, ast.Attribute | ast.Call):
     root = root.value if isinstance(root, ast.Attribute) else root.func
   if not isinstance(root, ast.Name):
-    raise CannotRun(f'the entry_point {entry!r} is no function: write f, or Class().f for a method')
+    raise RowError(
+      f'the entry_point {entry!r} is not a function: write f, or Class().f for a method'
+    )
 
 
 def _check_imports(tree: ast.Module) -> None:
-  """Raises for a module that there is not, unless the tests try to import it."""
-  tried = {id(node) for one in ast.walk(tree) if isinstance(one, ast.Try) for node in ast.walk(one)}
+  """Raise RowError for a module that cannot be imported, unless the import is in a try statement."""
+  tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
+  optional = {id(node) for statement in tries for node in ast.walk(statement)}
   for node in ast.walk(tree):
     names = []
     if isinstance(node, ast.Import):
       names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
       names = [node.module or '.' * node.level]
-    for name in names if id(node) not in tried else ():
+    for name in names if id(node) not in optional else ():
       root = name.partition('.')[0]
-      if root not in (*ANSWER_MODULES, 'pytest') and not (root and importlib.util.find_spec(root)):
-        raise CannotRun(
-          f'they import {name!r}, which is not in the sandbox; config.rewards.packages=True has what is installed'
+      if root not in (*PROGRAM_MODULES, 'pytest') and not (root and importlib.util.find_spec(root)):
+        raise RowError(
+          f'they import {name!r}, which is not in the sandbox; config.rewards.packages=True adds the installed packages'
         )
 
 
 def free_names(sources: list[str]) -> set[str]:
-  """Names that are used in sources and bound in none of them, nor Python's own."""
+  """Names that the sources use and do not bind, without Python's builtins."""
   used, bound = set(), set(vars(builtins)) | {'__file__'}
   for node in (node for source in sources for node in ast.walk(ast.parse(source))):
     if isinstance(node, ast.Name):

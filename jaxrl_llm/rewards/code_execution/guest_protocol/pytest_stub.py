@@ -1,4 +1,4 @@
-"""The part of pytest that tests of answers use, where the real one is not in the sandbox."""
+"""The part of pytest that tests of programs use, where pytest itself is not in the sandbox."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ class Raises:
 
 
 def raises(expected: Any, *call: Any, match: str | None = None, **keywords: Any) -> Raises:
-  """As a context, or of a function and its arguments."""
-  found = Raises(expected, match)
+  """A context, or a direct call of a function with its arguments."""
+  context = Raises(expected, match)
   if call:
-    with found:
+    with context:
       call[0](*call[1:], **keywords)
-  return found
+  return context
 
 
 class approx:
-  """Equal to numbers that are near, also within lists, tuples and dicts."""
+  """Equal to numbers within the tolerance, also inside of lists, tuples and dicts."""
 
   __array_ufunc__ = None
 
   def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None):
     self.expected, self.rel, self.abs = expected, rel, abs
 
-  def __eq__(self, found: Any) -> bool:
+  def __eq__(self, actual: Any) -> bool:
     want = self.expected
     if isinstance(want, dict):
-      return found.keys() == want.keys() and all(self._of(v) == found[k] for k, v in want.items())
+      return actual.keys() == want.keys() and all(self._of(v) == actual[k] for k, v in want.items())
     if isinstance(want, list | tuple) or hasattr(want, 'tolist'):
-      return len(found) == len(want) and all(self._of(w) == f for f, w in zip(found, want))  # noqa: B905
-    if isinstance(found, bool | int | float | complex) or hasattr(found, '__float__'):
-      if found == want:
+      return len(actual) == len(want) and all(self._of(w) == f for f, w in zip(actual, want))  # noqa: B905
+    if isinstance(actual, bool | int | float | complex) or hasattr(actual, '__float__'):
+      if actual == want:
         return True
       absolute = 1e-12 if self.abs is None else self.abs
       relative = 0 if self.rel is None and self.abs is not None else (self.rel or 1e-6)
       near = max(absolute, relative * abs(want))
-      return abs(want) != float('inf') and bool(abs(_number(found) - want) <= near)
+      return abs(want) != float('inf') and bool(abs(_number(actual) - want) <= near)
     return False
 
   __hash__ = None
@@ -94,11 +94,11 @@ class _Marks:
 
 
 class Unknown(BaseException):
-  """Asked for what is not here."""
+  """A part of pytest, or a fixture, that does not exist here."""
 
 
 def fixture(function: Any = None, **settings: Any) -> Any:
-  """Marks a function whose value tests get by its name."""
+  """Mark a function as a fixture: tests get its value by its name."""
   del settings
   if function is None:
     return fixture
@@ -122,7 +122,7 @@ class _Printed:
 
 @contextlib.contextmanager
 def capsys() -> Iterator[_Printed]:
-  """What is printed meanwhile."""
+  """A context that captures printed text."""
   import io
 
   with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -131,9 +131,9 @@ def capsys() -> Iterator[_Printed]:
 
 
 def run(test: Callable, names: dict[str, Any], other: Callable | None = None) -> None:
-  """Calls a test with each of its cases and with fixtures of `names`.
+  """Call a test with each of its parametrized cases and with the fixtures of `names`.
 
-  other: makes what stands for any other argument. Without it there is none, and Unknown is raised.
+  other: returns the value of any other argument. Without it such an argument raises Unknown.
   """
   for case in itertools.product(*getattr(test, 'cases', ())):
     with contextlib.ExitStack() as stack:
@@ -142,7 +142,7 @@ def run(test: Callable, names: dict[str, Any], other: Callable | None = None) ->
 
 
 def finish(value: Any) -> None:
-  """Runs what an async test returned."""
+  """Run the coroutine of an async test."""
   if isinstance(value, types.CoroutineType):
     import asyncio
 
@@ -164,28 +164,28 @@ def _arguments(
 def _value(name: str, values: dict, names: dict, stack: Any, other: Callable | None) -> Any:
   if name in values:
     return values[name]
-  made = names.get(name)
-  if getattr(made, 'is_fixture', False) is True:
-    found = made(**_arguments(made, values, names, stack, other))
-    if isinstance(found, types.GeneratorType):
-      generator, found = found, next(found)
+  function = names.get(name)
+  if getattr(function, 'is_fixture', False) is True:
+    value = function(**_arguments(function, values, names, stack, other))
+    if isinstance(value, types.GeneratorType):
+      generator, value = value, next(value)
       stack.callback(next, generator, None)
   elif name == 'capsys':
-    found = stack.enter_context(capsys())
+    value = stack.enter_context(capsys())
   elif other is None:
     raise Unknown(f'the fixture {name!r}')
   else:
-    found = other()
-  values[name] = found
-  return found
+    value = other()
+  values[name] = value
+  return value
 
 
 def module() -> types.ModuleType:
-  """What `import pytest` gets."""
-  found = types.ModuleType('pytest')
-  vars(found).update(raises=raises, approx=approx, fixture=fixture, mark=_Marks(), fail=_fail)
-  found.__getattr__ = _unknown
-  return found
+  """The module for `import pytest`."""
+  stub = types.ModuleType('pytest')
+  vars(stub).update(raises=raises, approx=approx, fixture=fixture, mark=_Marks(), fail=_fail)
+  stub.__getattr__ = _unknown
+  return stub
 
 
 def _fail(reason: str = '', pytrace: bool = True) -> None:
@@ -199,5 +199,5 @@ def _unknown(name: str) -> Any:
 
 
 def install() -> None:
-  """Puts this in the place of pytest."""
+  """Register the stub as the module pytest."""
   sys.modules.setdefault('pytest', module())

@@ -1,4 +1,4 @@
-"""The command of both sandboxes: `answer`, or `tests VERDICT`, each with stdin and stdout tied to the other's."""
+"""The command of both sandboxes: `program`, or `tests VERDICT`, with stdin and stdout connected to the other sandbox."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import sys
 
 
 def main() -> None:
-  """Takes the pipes away from the program, and runs one of the two sides."""
+  """Move the pipes to private descriptors and run one of the two sides."""
   sys.set_int_max_str_digits(0)
   read, write = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
   null = os.open('/dev/null', os.O_RDWR)
-  for stream in (0, 1, 2):  # what is printed past sys.stdout goes nowhere
+  for stream in (0, 1, 2):  # output that bypasses sys.stdout is dropped
     os.dup2(null, stream)
-  if sys.argv[1] == 'answer':
-    from jaxrl_llm.rewards.code_execution.guest_protocol import answer_side
+  if sys.argv[1] == 'program':
+    from jaxrl_llm.rewards.code_execution.guest_protocol import program_peer
 
-    sys.stdout = answer_side.silent()
+    sys.stdout = program_peer.captured_stream()
     with open('/box/answer.py', 'rb') as file:
       source = file.read()
-    answer_side.Answer(read, write).run(source)
+    program_peer.ProgramPeer(read, write).run(source)
     return
-  from jaxrl_llm.rewards.code_execution.guest_protocol import link, tests_side
+  from jaxrl_llm.rewards.code_execution.guest_protocol import tests_peer, tests_runner
 
   with open('/box/job.json') as file:
     job = json.load(file)
   with os.fdopen(int(sys.argv[2]), 'w') as verdict:
-    tests_side.judge(link.Link(read, write), job, verdict)
+    tests_runner.write_verdict(tests_peer.TestsPeer(read, write), job, verdict)
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
-"""Values as JSON, for both sides of the pipe.
+"""JSON encoding of values, for both sides of the pipe.
 
-Plain values cross as what they consist of: the types below, compared by their exact class, whatever `__eq__` a subclass
-brings. A list, dict, set or bytearray may carry a number, by which a later change of it on one side reaches the other.
-Any other object stays where it is and crosses as a number: see Peer.export.
+Plain values are encoded by their content: the types below, matched by exact class, so that a subclass's `__eq__` has no
+effect. A list, dict, set or bytearray may carry a number, by which a later change on one side reaches the other. Any
+other object stays where it is and is encoded as a number: see Peer.export.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DATA = (
   *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range),
   *(slice, memoryview, enumerate, zip, map, filter, reversed, object, types.NoneType),
 )
-# Classes that both sides have. No function: an answer must not make the tests' side run `eval`.
+# Classes that both sides have. No functions: a program must not make the tests' side run `eval`.
 TYPES = {kind.__name__: kind for kind in _DATA} | {
   name: kind
   for name, kind in vars(builtins).items()
@@ -57,7 +57,7 @@ _HOME = {('builtins', 'mappingproxy'): types.MappingProxyType}
 
 
 def _recipe(kind: type) -> tuple[str, str] | None:
-  """The key in _NEW of exactly this class: one that only has the name of such a class is none."""
+  """The key in _NEW of exactly this class, None for another class of the same name."""
   key = (kind.__module__, kind.__qualname__)
   if type(key[0]) is not str or key not in _NEW:
     return None
@@ -66,7 +66,7 @@ def _recipe(kind: type) -> tuple[str, str] | None:
 
 
 def pack(value: Any, peer: Any) -> Any:
-  """A value as JSON. peer: numbers what changes or has to stay."""
+  """A value as JSON. peer: assigns numbers to containers, and to objects that stay on this side."""
   kind = type(value)
   if value is None or kind in (bool, float, str):
     return value
@@ -100,10 +100,10 @@ def _pack_rare(value: Any, kind: type, peer: Any) -> Any:
     return ['type', value.__name__] if known else peer.export(value)
   if key := _recipe(kind):
     number = peer.share(value) if isinstance(value, dict) else 0
-    with peer.unshared():  # the arguments are made for the message
+    with peer.unshared():  # the arguments exist only for the message
       return ['new', *key, number, [pack(part, peer) for part in _NEW[key](value)]]
-  if kind.__module__ == 'numpy' and (found := _pack_array(value, peer)):
-    return found
+  if kind.__module__ == 'numpy' and (packed := _pack_array(value, peer)):
+    return packed
   return peer.export(value)
 
 
@@ -118,7 +118,7 @@ def _pack_array(value: Any, peer: Any) -> Any:
 
 
 def unpack(packed: Any, peer: Any) -> Any:
-  """The value that `pack` made JSON of. Raises any Exception for JSON that it did not make."""
+  """The value of JSON from `pack`. May raise any Exception for other JSON."""
   if not isinstance(packed, list):
     return packed
   name, *rest = packed
@@ -143,7 +143,9 @@ def unpack(packed: Any, peer: Any) -> Any:
     kind = _HOME.get(key) or (key in _NEW and getattr(importlib.import_module(key[0]), key[1]))
     args = [unpack(part, peer) for part in rest[3]]
     if key[1] == 'Fraction' and not all(type(arg) is int for arg in args):
-      raise TypeError('a fraction of objects')  # which it would keep, and compute with
+      raise TypeError(
+        'a fraction of objects'
+      )  # a Fraction would store these, and compute with them
     return peer.shared(rest[2], kind(*args))
   if name == 'array':
     return _array(*rest, peer)
@@ -154,8 +156,8 @@ def _unpack_series(packed: list, peer: Any) -> Any:
   name, number, parts, *more = packed
   if name == 'dict':
     return peer.shared(number, {unpack(k, peer): unpack(v, peer) for k, v in parts})
-  made = SERIES[name]([unpack(part, peer) for part in parts], *more)
-  return peer.shared(number, made)
+  series = SERIES[name]([unpack(part, peer) for part in parts], *more)
+  return peer.shared(number, series)
 
 
 def _view(name: str, items: list) -> Any:
@@ -166,16 +168,16 @@ def _view(name: str, items: list) -> Any:
 
 def _array(kind: str, shape: list, items: Any, peer: Any) -> Any:
   numpy = importlib.import_module('numpy')
-  found = numpy.array(unpack(items, peer), numpy.dtype(kind)).reshape(shape)
-  return found if shape else found[()]
+  array = numpy.array(unpack(items, peer), numpy.dtype(kind)).reshape(shape)
+  return array if shape else array[()]
 
 
-def become(mine: Any, theirs: Any) -> None:
-  """Gives a list, dict, set, deque or bytearray the content of another."""
-  if mine is theirs:
+def replace_content(target: Any, source: Any) -> None:
+  """Give a list, dict, set, deque or bytearray the content of another."""
+  if target is source:
     return
-  if isinstance(mine, list | bytearray):
-    mine[:] = theirs
+  if isinstance(target, list | bytearray):
+    target[:] = source
     return
-  mine.clear()
-  (mine.extend if isinstance(mine, collections.deque) else mine.update)(theirs)
+  target.clear()
+  (target.extend if isinstance(target, collections.deque) else target.update)(source)

@@ -1,7 +1,6 @@
-"""The tests' side: runs the row's tests, in whose names the answer's functions and classes are stand-ins.
+"""Runs the row's tests; the program's functions and classes are stand-ins in their names.
 
-So the answer never meets a test, an expected value, or the place where the verdict is written: all it can do is return
-the right values.
+The program never gets a test, an expected value, or access to the verdict. It can only return correct values.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ import linecache
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import mirror, pytest_stub
-from jaxrl_llm.rewards.code_execution.guest_protocol.link import Link
-from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import CannotRun
+from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import RowError
 from jaxrl_llm.rewards.code_execution.guest_protocol.plan import (
-  ANSWER_MODULES,
+  PROGRAM_MODULES,
   Source,
   free_names,
   plan,
 )
+from jaxrl_llm.rewards.code_execution.guest_protocol.tests_peer import TestsPeer
 
-# Where names come from that tests use without importing them.
-_USUAL = (
+# Modules with names that tests use without importing them.
+_STANDARD = (
   *('collections', 'math', 'itertools', 'functools', 'typing', 'datetime', 'decimal', 'fractions'),
   *('dataclasses', 'enum', 'random', 're', 'copy'),
 )
@@ -35,55 +34,60 @@ _PACKAGES = ('np', 'numpy', 'pd', 'pandas', 'plt', 'pytest')
 
 
 class Names(dict):
-  """The globals of tests: what they do not define comes from the answer; Python's own names do not, unless `own`."""
+  """The globals of the tests. Names that they do not define come from the program.
 
-  def __init__(self, link: Link, entry: str, free: set[str]):
+  Python's builtins do not, except for the names of the entry point.
+  """
+
+  def __init__(self, link: TestsPeer, entry: str, free: set[str]):
     super().__init__(__name__='tests', __builtins__=builtins)
     self._link, self._free = link, free
-    self._own = {node.id for node in ast.walk(ast.parse(entry)) if isinstance(node, ast.Name)}
+    self._entry_names = {
+      node.id for node in ast.walk(ast.parse(entry)) if isinstance(node, ast.Name)
+    }
 
   def __missing__(self, name: str) -> Any:
-    if hasattr(builtins, name) and name not in self._own:
+    if hasattr(builtins, name) and name not in self._entry_names:
       raise KeyError(name)
     try:
-      found, origin = self._link.ask('name', name)
+      value, origin = self._link.request('name', name)
     except KeyError:
-      found, origin = None, ''
-    # An answer may be an import, but not where the tests have forgotten theirs.
-    wanted = name in self._own or self._free <= {name}
-    if origin != 'defined' and not wanted and _usual(name):
+      value, origin = None, ''
+    # The program may import the name, but not in place of an import that the tests lack.
+    wanted = name in self._entry_names or self._free <= {name}
+    if origin != 'defined' and not wanted and _importable(name):
       raise self._link.cannot(
-        f"NameError: they use {name!r} and do not import it; do so in the row's setup"
+        f"NameError: they use {name!r} and do not import it; import it in the row's setup"
       )
     if origin in ('', 'module'):
       raise KeyError(name)
-    return self.keep(name, found)
+    return self.store(name, value)
 
-  def keep(self, name: str, found: Any) -> Any:
-    """Classes and functions are asked for once; other names may come to mean something else."""
-    if isinstance(found, mirror.Mirror):
-      # LeetCode's Solution is a place for functions: its operators are not what is tested.
+  def store(self, name: str, value: Any) -> Any:
+    """Store classes and functions, so that they are requested once; other names may be rebound."""
+    if isinstance(value, mirror.Mirror):
+      # LeetCode's Solution is a namespace of functions; its operators are not under test.
       if name.lstrip('_')[:1].isupper() and name != 'Solution':
-        found._named = True
-      self[name] = found
-    elif getattr(found, '__class__', None) is types.FunctionType:
-      self[name] = found
-    return found
+        value._named = True
+      self[name] = value
+    elif getattr(value, '__class__', None) is types.FunctionType:
+      self[name] = value
+    return value
 
   def entry(self, source: str) -> Any:
-    """What an entry point names."""
+    """The object that the entry point names."""
     return eval(compile(source, 'entry_point', 'eval'), self)
 
 
-def _usual(name: str) -> bool:
-  """Whether a name is one that programs get by an import."""
+def _importable(name: str) -> bool:
+  """Whether programs usually import a name."""
   return name in (*sys.stdlib_module_names, *_PACKAGES) or any(
-    hasattr(importlib.import_module(module), name) for module in _USUAL
+    hasattr(importlib.import_module(module), name) for module in _STANDARD
   )
 
 
-class AnswerModule(types.ModuleType):
-  """The answer, as tests import it."""
+class ProgramModule(types.ModuleType):
+  """The program as a module that tests import."""
 
   def __init__(self, name: str, names: Names):
     super().__init__(name)
@@ -91,46 +95,46 @@ class AnswerModule(types.ModuleType):
 
   def __getattr__(self, name: str) -> Any:
     if name == '__all__':
-      return self._names._link.ask('public')
+      return self._names._link.request('public')
     if name.startswith('__'):
       raise AttributeError(name)
     try:
-      found, origin = self._names._link.ask('name', name)
+      value, origin = self._names._link.request('name', name)
     except KeyError:
-      raise AttributeError(f'the answer has no {name!r}') from None
+      raise AttributeError(f'the program has no {name!r}') from None
     if origin != 'module':
-      return self._names.keep(name, found)
+      return self._names.store(name, value)
     if name not in sys.stdlib_module_names:
-      raise AttributeError(f'{name!r} of the answer is a module')
+      raise AttributeError(f'{name!r} of the program is a module')
     return importlib.import_module(name)
 
   def __setattr__(self, name: str, value: Any) -> None:
     if name.startswith('__'):
       super().__setattr__(name, value)
     else:
-      self._names._link.ask('set_name', name, value)
+      self._names._link.request('set_name', name, value)
 
 
-def _forward_dataclasses(link: Link) -> None:
-  """asdict and its like look into objects of the answer: there they find what they look for."""
-  import dataclasses  # slow to import, and few need it
+def _forward_dataclasses(link: TestsPeer) -> None:
+  """Let asdict, astuple, fields and replace run on the program's side for objects of the program."""
+  import dataclasses  # slow to import, and rarely needed
 
   for name in ('asdict', 'astuple', 'fields', 'replace'):
     local = getattr(dataclasses, name)
 
     def function(value: Any, *args: Any, local: Any = local, **more: Any) -> Any:
-      theirs = isinstance(value, mirror.Mirror) or isinstance(type(value), mirror.Mirror)
+      of_program = isinstance(value, mirror.Mirror) or isinstance(type(value), mirror.Mirror)
       return (
-        link.ask('dataclass', local.__name__, value, *args, **more)
-        if theirs
+        link.request('dataclass', local.__name__, value, *args, **more)
+        if of_program
         else local(value, *args, **more)
       )
 
     setattr(dataclasses, name, function)
 
 
-def judged(names: Names, link: Link, planned: list[Source], entry: str) -> Iterator[bool]:
-  """Whether each test passes. Raises CannotRun for one that cannot be run, whatever the answer."""
+def results(names: Names, link: TestsPeer, planned: list[Source], entry: str) -> Iterator[bool]:
+  """Run the tests; yield whether each passes. Raises RowError for a test that no program could pass."""
   for source in planned:
     code = compile(source.text, 'tests.py', 'exec', dont_inherit=True)
     ready = _passes(lambda code=code: exec(code, names), link)
@@ -146,12 +150,12 @@ def _call(names: Names, name: str, entry: str) -> None:
     _call_class(test, names)
   elif name == 'check' and entry:
     pytest_stub.finish(test(names.entry(entry)))
-  else:  # whatever else a test calls its argument, it is what the row has it test
+  else:  # an argument of any other name is the entry point
     pytest_stub.run(test, names, (lambda: names.entry(entry)) if entry else None)
 
 
 def _call_class(test: type, names: Names) -> None:
-  import unittest  # slow to import, too
+  import unittest  # slow to import
 
   if issubclass(test, unittest.TestCase):
     errors = []
@@ -163,13 +167,13 @@ def _call_class(test: type, names: Names) -> None:
     assert result.testsRun and result.wasSuccessful()
     return
   for name in [name for name in vars(test) if name.startswith('test')]:
-    found = test()
+    instance = test()
     for before in ('setup_method', 'setup'):
-      getattr(found, before, lambda: None)()
-    pytest_stub.run(getattr(found, name), names)
+      getattr(instance, before, lambda: None)()
+    pytest_stub.run(getattr(instance, name), names)
 
 
-def _passes(test: Callable, link: Link) -> bool:
+def _passes(test: Callable, link: TestsPeer) -> bool:
   error = None
   try:
     test()
@@ -178,27 +182,27 @@ def _passes(test: Callable, link: Link) -> bool:
   if isinstance(error, pytest_stub.Unknown):
     link.cannot(f'they need {error}, which is not in the sandbox')
   if isinstance(error, ImportError | FileNotFoundError) and not link.raised(error):
-    if not (isinstance(error, ImportError) and error.name in ANSWER_MODULES):
+    if not (isinstance(error, ImportError) and error.name in PROGRAM_MODULES):
       link.cannot(f'{type(error).__name__}: {error}')
-  if link.fault is not None:  # also where an `except` of the tests has caught it
+  if link.fault is not None:  # even if an `except` of the tests has caught it
     raise link.fault
-  return error is None and not link.gone  # a bare except may have swallowed that
+  return error is None and not link.gone  # a bare except may have caught Gone
 
 
-def _prepare(names: Names, link: Link, job: dict[str, Any]) -> bool:
-  """Runs what stands before the tests; False where the answer is at fault that it fails."""
-  for name in ANSWER_MODULES:
-    sys.modules.setdefault(name, AnswerModule(name, names))
+def _prepare(names: Names, link: TestsPeer, job: dict[str, Any]) -> bool:
+  """Run the prompt and the setup; return False where the program makes them fail."""
+  for name in PROGRAM_MODULES:
+    sys.modules.setdefault(name, ProgramModule(name, names))
   if importlib.util.find_spec('pytest') is None:
     pytest_stub.install()
   if any('dataclasses' in source for source in job['tests']):
     _forward_dataclasses(link)
   lines = job['program'].splitlines(True)
   linecache.cache['answer.py'] = (len(job['program']), None, lines, 'answer.py')
-  # A prompt may be the beginning of a program and no program.
+  # A prompt may be the beginning of a program, which does not compile.
   with contextlib.suppress(Exception):
     exec(job['prompt'], names)
-    for name in names._own:
+    for name in names._entry_names:
       names.pop(name, None)
   try:
     exec(job['setup'], names)
@@ -210,8 +214,8 @@ def _prepare(names: Names, link: Link, job: dict[str, Any]) -> bool:
   return not link.gone
 
 
-def judge(link: Link, job: dict[str, Any], verdict: Any) -> None:
-  """Writes how many tests there are, then 1 or 0 for each; or E and why they cannot be run."""
+def write_verdict(link: TestsPeer, job: dict[str, Any], verdict: TextIO) -> None:
+  """Write the number of tests, then 1 or 0 for each; or E and the reason that they cannot run."""
   try:
     planned = plan(job['tests'], job['setup'], job['entry'])
     verdict.write(f'{sum(len(source.called) or 1 for source in planned)}\n')
@@ -220,11 +224,11 @@ def judge(link: Link, job: dict[str, Any], verdict: Any) -> None:
     free = free_names([*job['tests'], job['setup']])
     names = Names(link, job['entry'], free)
     loaded = loaded and _prepare(names, link, job)
-    for passed in judged(names, link, planned, job['entry']) if loaded else ():
+    for passed in results(names, link, planned, job['entry']) if loaded else ():
       verdict.write('01'[passed])
       verdict.flush()
     verdict.write('\n')
-  except (CannotRun, SyntaxError) as error:
-    kind = '' if isinstance(error, CannotRun) else f'{type(error).__name__}: '
+  except (RowError, SyntaxError) as error:
+    kind = '' if isinstance(error, RowError) else f'{type(error).__name__}: '
     verdict.write(f'E{kind}{" ".join(str(error).split())}\n')
   verdict.flush()

@@ -1,4 +1,4 @@
-"""The answer's side: runs the program, and does with its objects what the tests' side asks."""
+"""The program's side: runs the program and performs the operations that the tests' side requests on its objects."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from jaxrl_llm.rewards.code_execution.guest_protocol import wire
 from jaxrl_llm.rewards.code_execution.guest_protocol.peer import Peer
 
 _MOST_PRINTED = 1 << 20
-NAME = 'answer.py'
+PROGRAM_FILE = 'answer.py'
 
-# What the tests' side may ask of an object, beside the functions of `operator` with a name like __add__.
+# Operations on objects that the tests' side may request, besides the functions of `operator` such as `add`.
 _UNARY = (len, iter, next, reversed, str, repr, bytes, bool, hash, abs, int, float, complex, dir)
-_ASKED: dict[str, Callable] = {
+_OPERATIONS: dict[str, Callable] = {
   '__call__': lambda function, /, *args, **keywords: function(*args, **keywords),
   '__getattr__': getattr,
   '__setattr__': setattr,
   '__delattr__': delattr,
-  '__contains__': lambda whole, part: part in whole,
+  '__contains__': lambda container, item: item in container,
   '__instancecheck__': lambda kind, value: isinstance(value, kind),
   '__format__': format,
   '__round__': round,
@@ -48,8 +48,8 @@ _ASKED: dict[str, Callable] = {
   '__deepcopy__': lambda value, memory=None: copy.deepcopy(value),
   **{f'__{function.__name__}__': function for function in _UNARY},
 }
-# Values of a class that derives from one of these cross with a plain copy of what they hold.
-_HELD: dict[type, Callable[[Any], Any]] = {
+# Objects of a class that derives from one of these are sent with a plain copy of their value.
+_PLAIN_COPY: dict[type, Callable[[Any], Any]] = {
   int: lambda v: int.__add__(v, 0),
   float: lambda v: float.__add__(v, 0.0),
   complex: lambda v: complex.__add__(v, 0),
@@ -58,8 +58,8 @@ _HELD: dict[type, Callable[[Any], Any]] = {
   tuple: lambda v: tuple(tuple.__iter__(v)),
   frozenset: lambda v: frozenset(frozenset.__iter__(v)),
 }
-# The same for classes of modules that are slow to import: a program that has such a value has imported them.
-_HELD_LATE: dict[tuple[str, str], Callable[[type, Any], Any]] = {
+# The same for classes of modules that are slow to import. A program with such a value has imported the module.
+_PLAIN_COPY_LATE: dict[tuple[str, str], Callable[[type, Any], Any]] = {
   ('decimal', 'Decimal'): lambda kind, v: kind(kind.__str__(v)),
   ('fractions', 'Fraction'): lambda kind, v: kind(v.numerator, v.denominator),
 }
@@ -69,19 +69,19 @@ _CONTENT: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _holders() -> dict[type, Callable[[Any], Any]]:
+def _plain_copies() -> dict[type, Callable[[Any], Any]]:
   late = {
-    getattr(sys.modules[module], name): held
-    for (module, name), held in _HELD_LATE.items()
+    getattr(sys.modules[module], name): copy_of
+    for (module, name), copy_of in _PLAIN_COPY_LATE.items()
     if module in sys.modules
   }
-  return _HELD | {
-    kind: lambda v, kind=kind, held=held: held(kind, v) for kind, held in late.items()
+  return _PLAIN_COPY | {
+    kind: lambda v, kind=kind, copy_of=copy_of: copy_of(kind, v) for kind, copy_of in late.items()
   }
 
 
-class Answer(Peer):
-  """The program's objects, by number."""
+class ProgramPeer(Peer):
+  """The peer that holds the program's objects, by number."""
 
   def __init__(self, read: Any, write: Any):
     super().__init__(read, write)
@@ -90,28 +90,28 @@ class Answer(Peer):
     self._loop: Any = None
 
   def run(self, source: bytes) -> None:
-    """Runs the program, replies whether it failed, and serves until nobody asks."""
-    sys.modules['answer'] = self.module  # where dataclasses and pickle look
-    builtins.input = lambda prompt='': self.ask('input', str(prompt))
-    self._reply(['ask', ['run', [source.decode('utf-8', 'surrogatepass')], {}], [], ''])
+    """Run the program, reply whether it failed, and serve requests until the pipe closes."""
+    sys.modules['answer'] = self.module  # dataclasses and pickle look it up
+    builtins.input = lambda prompt='': self.request('input', str(prompt))
+    self._reply(['request', ['run', [source.decode('utf-8', 'surrogatepass')], {}], [], ''])
     for line in self._read:
       self.serve(line)
 
-  def do(self, name: str, args: list, keywords: dict) -> Any:
-    if name in _ASKED:
-      return _ASKED[name](*args, **keywords)
-    if found := getattr(self, f'_{name}', None):
-      return found(*args, **keywords)
+  def perform(self, name: str, args: list, keywords: dict) -> Any:
+    if name in _OPERATIONS:
+      return _OPERATIONS[name](*args, **keywords)
+    if method := getattr(self, f'_{name}', None):
+      return method(*args, **keywords)
     return getattr(operator, name)(*args)
 
   def _run(self, source: str) -> None:
-    linecache.cache[NAME] = (len(source), None, source.splitlines(True), NAME)
-    code = compile(source.encode('utf-8', 'surrogatepass'), NAME, 'exec', dont_inherit=True)
+    linecache.cache[PROGRAM_FILE] = (len(source), None, source.splitlines(True), PROGRAM_FILE)
+    code = compile(source.encode('utf-8', 'surrogatepass'), PROGRAM_FILE, 'exec', dont_inherit=True)
     self._imported = _imported(source)
     exec(code, vars(self.module))
 
   def _name(self, name: str) -> tuple[Any, str]:
-    """(the value of a name, how the program comes by it: defined, imported or module)."""
+    """(value, origin) of a name; the origin is defined, imported or module."""
     names = vars(self.module)
     if name not in names and hasattr(names.get('Solution'), name):
       return getattr(names['Solution'](), name), 'defined'
@@ -126,13 +126,13 @@ class Answer(Peer):
     return [name for name in vars(self.module) if not name.startswith('_')]
 
   def _plain(self, value: Any) -> Any:
-    return next(held(value) for kind, held in _CONTENT.items() if isinstance(value, kind))
+    return next(content(value) for kind, content in _CONTENT.items() if isinstance(value, kind))
 
   def _await(self, value: Any) -> Any:
     async def wait() -> Any:
       return await value
 
-    import asyncio  # slow to import, and few need it
+    import asyncio  # slow to import, and rarely needed
 
     if self._loop is None:
       self._loop = asyncio.new_event_loop()
@@ -143,10 +143,10 @@ class Answer(Peer):
     return getattr(importlib.import_module('dataclasses'), name)(value, *args, **more)
 
   def _describe(self, kind: type) -> dict[str, Any]:
-    """What a stand-in for a class has to have."""
+    """The description from which the tests' side builds the stand-in for a class."""
     above = [k for k in kind.__mro__ if k is not object]
-    holders = _holders()
-    plain = [k for k in above if k in holders or k in _CONTENT or wire.TYPES.get(k.__name__) is k]
+    copies = _plain_copies()
+    plain = [k for k in above if k in copies or k in _CONTENT or wire.TYPES.get(k.__name__) is k]
     own = [k for k in above if k not in plain]
     special = {name for k in above for name in vars(k) if name.startswith('__')}
     return dict(
@@ -156,7 +156,7 @@ class Answer(Peer):
       special=sorted(n for n in special if getattr(kind, n, None) is not None),
       own=sorted({name for k in own for name in vars(k)}),
       hashes=getattr(kind, '__hash__', None) is not None,
-      holds=next((k.__name__ for k in above if k in holders or k in _CONTENT), ''),
+      holds=next((k.__name__ for k in above if k in copies or k in _CONTENT), ''),
     )  # fmt: skip
 
   def export(self, value: Any) -> list:
@@ -166,15 +166,15 @@ class Answer(Peer):
       return ['class', self.number(value)]
     if isinstance(value, BaseException):
       return self.pack_error(value)
-    for kind, held in _holders().items():
+    for kind, copy_of in _plain_copies().items():
       if isinstance(value, kind):
-        plain = wire.pack(held(value), self)
+        plain = wire.pack(copy_of(value), self)
         return ['mine', self.number(value), self.number(type(value)), plain]
     return ['mine', self.number(value), self.number(type(value)), None]
 
   def find(self, kind: str, *packed: Any) -> Any:
     if kind == 'yours':
-      return self.own[packed[0]]
+      return self.objects[packed[0]]
     if kind == 'error':
       return self.unpack_error([kind, *packed])
     if kind == 'named':
@@ -190,23 +190,30 @@ class Answer(Peer):
       return ['yours', number]
     try:
       args = wire.pack(tuple(error.args), self)
-    except Exception:  # too deep, or made to fail
+    except Exception:  # nested too deep, or hostile
       args = ['tuple', 0, []]
     cause = error.__cause__
     packed = self.pack_error(cause) if cause is not None and cause is not error else None
-    return ['error', wire.pack(type(error), self), args, _words(error), self.number(error), packed]
+    return [
+      'error',
+      wire.pack(type(error), self),
+      args,
+      _message(error),
+      self.number(error),
+      packed,
+    ]
 
   def unpack_error(self, packed: list) -> BaseException:
-    """An error of the tests' own; raised back to them it is the same."""
+    """The stand-in for an error of the tests; raised again, it reaches them as the same object."""
     if packed[0] == 'yours':
-      return self.own[packed[1]]
+      return self.objects[packed[1]]
     _, kind, args, number = packed
-    found = self.stand_ins.get(number)
-    if found is None:
+    error = self.stand_ins.get(number)
+    if error is None:
       kind = wire.TYPES[kind]
-      found = self.stand_in(number, kind.__new__(kind, *wire.unpack(args, self)))
-      found._theirs = number
-    return found
+      error = self.stand_in(number, kind.__new__(kind, *wire.unpack(args, self)))
+      error._theirs = number
+    return error
 
   def printed(self) -> str:
     text = sys.stdout.buffer.getvalue()
@@ -218,7 +225,7 @@ class Answer(Peer):
 
 
 def _imported(source: str) -> Callable[[str], bool]:
-  """Whether a program does nothing with a name but import it."""
+  """A predicate of names that the program imports and does not bind otherwise."""
   imported, bound, star = set(), set(), False
   for node in ast.walk(ast.parse(source.encode('utf-8', 'surrogatepass'))):
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -232,33 +239,33 @@ def _imported(source: str) -> Callable[[str], bool]:
   return lambda name: (star or name in imported) and name not in bound
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
   try:
     return str(error)[:500]
-  except BaseException:  # its own __str__
+  except BaseException:  # the class may define __str__
     return ''
 
 
 class Remote:
-  """An object of the tests': everything is asked of the tests' side, which refuses names that begin with _."""
+  """An object of the tests: its operations run on the tests' side, which refuses names that begin with _."""
 
-  def __init__(self, peer: Answer, number: int):
+  def __init__(self, peer: ProgramPeer, number: int):
     object.__setattr__(self, '_peer', peer)
     object.__setattr__(self, '_number', number)
 
   def __getattr__(self, name: str) -> Any:
-    return self._peer.ask('__getattr__', self, name)
+    return self._peer.request('__getattr__', self, name)
 
   def __setattr__(self, name: str, value: Any) -> None:
-    self._peer.ask('__setattr__', self, name, value)
+    self._peer.request('__setattr__', self, name, value)
 
   def __eq__(self, other: Any) -> Any:
-    return self is other or self._peer.ask('__eq__', self, other)
+    return self is other or self._peer.request('__eq__', self, other)
 
 
-def _asking(name: str) -> Callable:
+def _forward(name: str) -> Callable:
   def method(self: Remote, /, *args: Any, **keywords: Any) -> Any:
-    return self._peer.ask(name, self, *args, **keywords)
+    return self._peer.request(name, self, *args, **keywords)
 
   return method
 
@@ -280,13 +287,13 @@ REMOTE = (
   *('__abs__', '__neg__', '__int__', '__float__', '__truediv__'),
 )
 for _name in REMOTE:
-  setattr(Remote, _name, _asking(_name))
+  setattr(Remote, _name, _forward(_name))
 
 
 class Function(Remote):
-  """A function of the tests'."""
+  """A function of the tests."""
 
-  def __init__(self, peer: Answer, number: int, name: str, doc: str | None):
+  def __init__(self, peer: ProgramPeer, number: int, name: str, doc: str | None):
     super().__init__(peer, number)
     # functools.wraps copies these.
     for key, value in dict(
@@ -304,6 +311,6 @@ class Function(Remote):
     return True
 
 
-def silent() -> io.TextIOWrapper:
-  """A stream that keeps what is printed."""
+def captured_stream() -> io.TextIOWrapper:
+  """A stream that stores printed text."""
   return io.TextIOWrapper(io.BytesIO(), 'utf-8', 'backslashreplace', write_through=True)

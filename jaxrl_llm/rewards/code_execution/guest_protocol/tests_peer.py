@@ -1,4 +1,4 @@
-"""The tests' side of the pipe: what the answer's objects are here, and what it may do with objects of the tests."""
+"""The tests' side of the pipe: stand-ins for the program's objects, and the operations that the program may request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import mirror, wire
-from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import CannotRun
+from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import RowError
 from jaxrl_llm.rewards.code_execution.guest_protocol.peer import Peer
 
 
 class Gone(BaseException):
-  """The answer's process is gone, or sends what is no message. No test's `except Exception` is to meet this."""
+  """The program's process has ended, or sent an invalid message.
+
+  A BaseException, so that no test's `except Exception` catches it.
+  """
 
 
 _FUNCTIONS = (
@@ -26,27 +29,13 @@ _FUNCTIONS = (
   *(operator.attrgetter, operator.methodcaller, importlib.import_module('functools').partial),
 )
 _STREAMS = (io.StringIO, io.BytesIO)
-_SHOWN = ('tests', 'unittest.mock')  # modules whose objects the answer may look into
-# Functions that would give the answer what it is not to have: the tests' names, other code to run.
-_KEPT = frozenset(
-  {
-    eval,
-    exec,
-    compile,
-    getattr,
-    setattr,
-    delattr,
-    vars,
-    globals,
-    locals,
-    dir,
-    open,
-    __import__,
-    type,
-  }
-)
-# What the answer may ask of an object of the tests, beside calling it.
-_ASKED: dict[str, Callable] = {
+_VISIBLE = ('tests', 'unittest.mock')  # modules whose objects the program may inspect
+# Functions that would give the program access to the tests' names, or let it run other code there.
+_FORBIDDEN = frozenset(
+  (eval, exec, compile, getattr, setattr, delattr, vars, globals, locals, dir, open, __import__, type)
+)  # fmt: skip
+# Operations that the program may request on an object of the tests, besides calling it.
+_OPERATIONS: dict[str, Callable] = {
   **{f'__{f.__name__}__': f for f in (len, iter, next, bool, hash, str, repr, abs, int, float)},
   **{f'__{n}__': getattr(operator, n) for n in ('getitem', 'setitem', 'delitem', 'contains')},
   **{f'__{n}__': getattr(operator, n) for n in ('eq', 'lt', 'le', 'gt', 'ge', 'neg')},
@@ -58,45 +47,46 @@ _ASKED: dict[str, Callable] = {
 }
 
 
-class Link(Peer):
-  """Stand-ins for the answer's objects. `fault` is the first error of the row that was met, whoever caught it."""
+class TestsPeer(Peer):
+  """The peer that holds stand-ins for the program's objects. `fault` is the first error of the row, even if caught."""
 
   sign = -1
 
   def __init__(self, read: Any, write: Any):
     super().__init__(read, write)
     self.gone = False
-    self.fault: CannotRun | None = None
-    self.plain: dict[int, Any] = {}  # what objects of classes that derive from int, str, … hold
-    self.tainted: set[int] = set()  # objects that are a difference from a plain value
-    self._from_answer: dict[int, BaseException] = {}
+    self.fault: RowError | None = None
+    # plain values of objects whose classes derive from int, str, …
+    self.plain: dict[int, Any] = {}
+    self.tainted: set[int] = set()  # objects that are the difference of an object and a plain value
+    self._from_program: dict[int, BaseException] = {}
 
-  def cannot(self, reason: str) -> CannotRun:
-    """The error of a row whose tests need what there is not."""
-    self.fault = self.fault or CannotRun(reason)
+  def cannot(self, reason: str) -> RowError:
+    """Record and return the error of a row whose tests need something unavailable."""
+    self.fault = self.fault or RowError(reason)
     return self.fault
 
   def raised(self, error: BaseException) -> bool:
-    """Whether an error came from the answer."""
-    return id(error) in self._from_answer
+    """Whether an error came from the program."""
+    return id(error) in self._from_program
 
   def loaded(self) -> bool:
-    """Waits for the answer to have run; whether it did without an error."""
+    """Wait until the program has run; return whether it ended without an error."""
     try:
-      self._hear()
+      self._receive()
     except Exception:
       return False
     return True
 
-  def _hear(self) -> Any:
+  def _receive(self) -> Any:
     try:
-      return super()._hear()
-    except (Gone, CannotRun):
+      return super()._receive()
+    except (Gone, RowError):
       raise
     except Exception as error:
       if self.raised(error):
         raise
-      self.gone = True  # what it sends is no message
+      self.gone = True  # it sent an invalid message
       raise Gone from error
 
   def _send(self, kind: str, packed: Any) -> None:
@@ -113,23 +103,23 @@ class Link(Peer):
       if self.gone:
         raise Gone
 
-  def do(self, name: str, args: list, keywords: dict) -> Any:
+  def perform(self, name: str, args: list, keywords: dict) -> Any:
     if name == 'input':
-      return builtins.input(*args)  # as the tests may have patched it
+      return builtins.input(*args)  # the tests may have patched it
     value, *rest = args
     if id(value) not in self._numbers:
-      raise TypeError('this is no object of the tests')
+      raise TypeError('not an object of the tests')
     if name == '__call__':
       return value(*rest, **keywords)
     if name in ('__iter__', '__next__') and isinstance(value, types.GeneratorType):
-      return _ASKED[name](value)
-    if type(value).__module__ not in _SHOWN and type(value) not in _STREAMS:
+      return _OPERATIONS[name](value)
+    if type(value).__module__ not in _VISIBLE and type(value) not in _STREAMS:
       raise TypeError(f'{name} of a {type(value).__name__} of the tests')
     if name in ('__getattr__', '__setattr__') and not rest[0].startswith('_'):
       return (getattr if name == '__getattr__' else setattr)(value, *rest)
-    if name not in _ASKED:
+    if name not in _OPERATIONS:
       raise AttributeError(rest[0] if rest else name)
-    return _ASKED[name](value, *rest)
+    return _OPERATIONS[name](value, *rest)
 
   def export(self, value: Any) -> list:
     if isinstance(value, mirror.Reference):
@@ -144,18 +134,18 @@ class Link(Peer):
     for base in mirror.HOLDERS.values():
       if isinstance(value, base):
         return self._pack_derived(value, base)
-    if isinstance(value, type | types.BuiltinFunctionType) and value in _KEPT:
-      raise self.cannot(f'they pass {value.__name__}, which an answer must not call here')
-    called = isinstance(value, (*_FUNCTIONS, type))
+    if isinstance(value, type | types.BuiltinFunctionType) and value in _FORBIDDEN:
+      raise self.cannot(f'they pass {value.__name__}, which a program must not call here')
+    is_callable = isinstance(value, (*_FUNCTIONS, type))
     if (
-      called
-      or kind.__module__ in _SHOWN
+      is_callable
+      or kind.__module__ in _VISIBLE
       or kind in _STREAMS
       or isinstance(value, types.GeneratorType)
     ):
       name = getattr(value, '__name__', kind.__name__)
-      doc = getattr(value, '__doc__', None) if called else None
-      return ['theirs', self.number(value), str(name), doc, called]
+      doc = getattr(value, '__doc__', None) if is_callable else None
+      return ['theirs', self.number(value), str(name), doc, is_callable]
     if hasattr(kind, '__next__') and kind.__module__ in ('builtins', 'itertools'):
       return self.export(part for part in value)
     raise self.cannot(f'they pass a {kind.__name__}, which cannot be sent')
@@ -168,14 +158,14 @@ class Link(Peer):
 
   def find(self, kind: str, *packed: Any) -> Any:
     if kind == 'yours':
-      return self.own[packed[0]]
+      return self.objects[packed[0]]
     if kind == 'error':
       return self.unpack_error([kind, *packed])
     number = int(packed[0])
     if number in self.stand_ins:
       return self.stand_ins[number]
     if kind == 'class':
-      return self.stand_in(number, mirror.mirror(self, number))
+      return self.stand_in(number, mirror.stand_in_class(self, number))
     return self.stand_in(number, self._object(number, self.find('class', packed[1]), packed[2]))
 
   def _object(self, number: int, kind: type, plain: Any) -> Any:
@@ -183,47 +173,47 @@ class Link(Peer):
       return self._coroutine(number)
     if kind._held is None or kind._held in wire.MUTABLE:
       return object.__new__(kind)
-    held = self.plain[number] = wire.unpack(plain, self)
-    if type(held) is not kind._held:
-      raise TypeError(f'no {kind._held.__name__}: {type(held).__name__}')
-    return kind._held.__new__(kind, held)
+    value = self.plain[number] = wire.unpack(plain, self)
+    if type(value) is not kind._held:
+      raise TypeError(f'not a {kind._held.__name__}: {type(value).__name__}')
+    return kind._held.__new__(kind, value)
 
   def _coroutine(self, number: int) -> Any:
     async def wait() -> Any:
-      return self.ask('await', mirror.Reference(number))
+      return self.request('await', mirror.Reference(number))
 
     return wait()
 
   def pack_error(self, error: BaseException) -> list:
     if id(error) in self.number_of:
       return ['yours', self.number_of[id(error)]]
-    if isinstance(error, Gone | CannotRun):
+    if isinstance(error, Gone | RowError):
       raise error
     kind = next(k for k in type(error).__mro__ if wire.TYPES.get(k.__name__) is k)
     with self.unshared():
       try:
         args = wire.pack(tuple(error.args), self)
-      except CannotRun:
+      except RowError:
         args = ['tuple', 0, [str(error)]]
     return ['error', kind.__name__, args, self.number(error)]
 
   def unpack_error(self, packed: list) -> BaseException:
     if packed[0] == 'yours':
-      found = self.own[packed[1]]
-      if not isinstance(found, BaseException):
-        raise TypeError('no error')
-      return self._note(found)
-    _, kind, args, words, number, cause = packed
+      error = self.objects[packed[1]]
+      if not isinstance(error, BaseException):
+        raise TypeError('not an error')
+      return self._record_error(error)
+    _, kind, args, message, number, cause = packed
     if number in self.stand_ins:
-      return self._note(self.stand_ins[number])
+      return self._record_error(self.stand_ins[number])
     args = wire.unpack(args, self)
-    found = mirror.make_error(self, wire.unpack(kind, self), args, str(words), int(number))
+    error = mirror.make_error(self, wire.unpack(kind, self), args, str(message), int(number))
     if cause is not None:
-      found.__cause__ = self.unpack_error(cause)
-    return self._note(found)
+      error.__cause__ = self.unpack_error(cause)
+    return self._record_error(error)
 
-  def _note(self, error: BaseException) -> BaseException:
-    self._from_answer[id(error)] = error
+  def _record_error(self, error: BaseException) -> BaseException:
+    self._from_program[id(error)] = error
     return error
 
   def print(self, text: str) -> None:
