@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm import data, environments, objective, rewards
+from jaxrl_llm import data, environments, rewards
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
@@ -29,62 +29,15 @@ from jaxrl_llm.types import (
   Rollout,
   Row,
   Turns,
-  UserError,
 )
 
 if TYPE_CHECKING:
   from jaxrl_llm.runner.context import RunContext
 
 _OPENING = '{question}\n\n{observation}'
-# Stages that are defined for turns alone.
-_BY_TURN = ('gigpo', 'turn_whitened', 'last_turn_first')
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
 Sample = Callable[[Rollout], tuple[Rollout, dict[str, Any]]]
 Counts = dict[str, float]
-
-
-def check(config: Config, method: objective.Method) -> None:
-  """Raises UserError for settings that treat a multi-turn completion as a single turn."""
-  asks = f'config.environment.fn={config.environment.fn!r}'
-  if config.environment.fn == 'none':
-    chosen = {
-      'objective.credit_assignment': config.objective.credit_assignment.fn,
-      'optimizer.outer': config.optimizer.outer.fn,
-    }
-    for part, fn in chosen.items():
-      if fn in _BY_TURN:
-        raise UserError(
-          f'config.{part}.fn={fn!r} is of turns, and {asks} answers none; choose one.'
-        )
-    return
-  if config.mode != 'split':
-    raise UserError(
-      f"{asks} answers on the host between two calls of the sampling program; set config.mode='split', not "
-      f'{config.mode!r}.'
-    )
-  if config.rollout.early_exit.fn not in ('none', 'text'):
-    raise UserError(
-      f'{asks} takes a row that exits for one that ended its turn, and config.rollout.early_exit.fn='
-      f"{config.rollout.early_exit.fn!r} ends rows for other reasons; choose 'text' or 'none'."
-    )
-  takes = {
-    'replay.reuse': config.replay.reuse.fn != 'none',
-    'replay.collect': config.replay.collect.fn != 'none',
-    'rewards.vote': config.rewards.vote.fn != 'none',
-    'rewards.truncate': config.rewards.truncate.fn != 'none',
-    'curriculum.labels': config.curriculum.labels.fn != 'none',
-    'curriculum.hint': config.curriculum.hint.fn != 'none',
-  }
-  for name in ('stop', 'draft', 'pruning', 'tree'):
-    takes[f'rollout.{name}'] = config.rollout[name].fn != 'none'
-  takes |= {
-    'rollout.ngram.draft': config.rollout.ngram.draft > 0,
-    'rollout.windows': config.rollout.windows > 1,
-    'objective.advantage': method.needs_parts,
-  }
-  for name in (name for name, used in takes.items() if used):
-    clash = f'{asks} makes many turns of a row, and config.{name} takes it for one reply'
-    raise UserError(f'{clash}; leave one of them at its default.')
 
 
 class Limits(NamedTuple):
@@ -107,7 +60,9 @@ class Episodes:
     )
     self.tokenizer, self.data_config, self.seed = tokenizer, config.data, config.seed
     self.judge, self.max_turns, self.horizon = settings.judge, settings.turns, horizon
-    self.calls = settings.rounds  # of the sampling program in a step; 0: until every episode is over
+    self.calls = (
+      settings.rounds
+    )  # of the sampling program in a step; 0: until every episode is over
     self.turns = settings.turns  # of an episode in the current step
     self.message = ''  # of the first failure in the newest call of `play`
     self._max_age = config.rollout.max_age

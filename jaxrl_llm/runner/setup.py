@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm import curriculum, data, environments, models, objective, replay, rewards
 from jaxrl_llm.config import stages
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.step_spec import StepSpec, check_objective, check_rows, make_spec
 from jaxrl_llm.models import peft
@@ -27,6 +27,7 @@ from jaxrl_llm.types import Model, Row, UserError
 def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunContext:
   """Load everything that `config` names; `mesh` overrides config.mesh. Raises UserError for bad input."""
   validate.validate(config)
+  config = typed(config)
   check_objective(config)
   grading = _grading(config)
   if any(part.grader is not None for part in grading.rewards):
@@ -66,17 +67,6 @@ def _grading(config: Config) -> Grading:
   labels = stages.pick(curriculum.labels, config.curriculum.labels, 'curriculum.labels')()
   field = f'config.curriculum.labels.fn={config.curriculum.labels.fn!r}'
   parts = _rewards(config)
-  named = {
-    'rewards.truncate': config.rewards.truncate.fn,
-    'curriculum.labels': config.curriculum.labels.fn,
-  }
-  again = [(name, fn) for name, fn in named.items() if fn != 'none']
-  if again and any(rewards.batched(config.rewards)):
-    name, fn = again[0]
-    raise UserError(
-      f'config.{name}.fn={fn!r} has some replies graded once more, and a batched grader would see '
-      f"these without the others of their group; leave config.{name}.fn='none', or batched empty."
-    )
   return Grading(
     rewards=parts,
     vote=rewards.resolve_vote(config.rewards.vote, config.rewards, config.rollouts),
@@ -94,11 +84,6 @@ def _rewards(config: Config) -> tuple[rewards.Part, ...]:
   if config.environment.judge == 'rewards':
     environment = rewards.Part('environment', config.environment.weight, None)
     return *rewards.resolve_parts(config.rewards), environment
-  if config.rewards.parts:
-    raise UserError(
-      f"config.environment.judge='environment' asks no grader, and config.rewards.parts={config.rewards.parts!r} are some; "
-      "set judge='rewards', or leave the parts empty."
-    )
   return (rewards.Part('environment', 1.0, None),)
 
 
@@ -113,7 +98,6 @@ def _check_rewards(grading: Grading, tables: data.Tables) -> None:
 def _episodes(
   config: Config, tokenizer: Tokenizer, spec: StepSpec, rows: Sequence[Row]
 ) -> multi_turn.Episodes | None:
-  multi_turn.check(config, spec.objective.method)
   if config.environment.fn == 'none':
     return None
   if jax.process_count() > 1:
