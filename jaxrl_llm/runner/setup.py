@@ -49,7 +49,7 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
     replay=_replay_buffers(config, spec, mesh, len(tables.train)),
     grading=grading,
     health=alarms.Health(config, spec.model.dtype),
-    episodes=_episodes(config, model.tokenizer, spec, tables.train.rows),
+    episodes=_episodes(config, model.tokenizer, tables.train.rows),
     token_stats=_token_stats(config, spec, model.tokenizer),
   )
 
@@ -96,7 +96,7 @@ def _check_rewards(grading: Grading, tables: data.Tables) -> None:
 
 
 def _episodes(
-  config: Config, tokenizer: Tokenizer, spec: StepSpec, rows: Sequence[Row]
+  config: Config, tokenizer: Tokenizer, rows: Sequence[Row]
 ) -> multi_turn.Episodes | None:
   if config.environment.fn == 'none':
     return None
