@@ -88,11 +88,11 @@ def numeric(
   (and 0.75% = 0.75, which is the price); False: it never is. tag: judge what stands in the last <tag>…</tag>.
   """
   target = _numeral_of(row)
-  part = answer_span.end(text, tag)
+  part = answer_span.tail(text, tag)
   found = numeral.read(part) if part is not None else None
   if found is None:
     return 0.0
-  pairs = [(found.worth, target.worth)]
+  pairs = [(found.scaled_value, target.scaled_value)]
   if percent_as_unit and found.percent != target.percent:
     pairs.append((found.value, target.value))
   absolute, relative = _exactly(abs_tol), _exactly(rel_tol)
@@ -110,7 +110,7 @@ def multiple_choice(
   first option's; −1: they are not. tag: judge what stands in the last <tag>…</tag>. Source: none.
   """
   known, target = _choice_of(row, options, first_index)
-  part = answer_span.end(text, tag)
+  part = answer_span.tail(text, tag)
   return float(part is not None and choice.read(part, known) == target)
 
 
@@ -122,7 +122,7 @@ def countdown(text: str, row: Row, *, all_numbers: bool = True, tag: str = '') -
   run as Python. tag: judge what stands in the last <tag>…</tag>. Source: none.
   """
   numbers, target = _countdown_of(row)
-  part = answer_span.end(text, tag)
+  part = answer_span.tail(text, tag)
   found = expression.read(part) if part is not None else None
   if found is None or found.value != target:
     return 0.0

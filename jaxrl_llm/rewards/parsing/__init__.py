@@ -1,1 +1,1 @@
-"""Answers read from completions."""
+"""Answers parsed from completions."""

@@ -1,4 +1,4 @@
-"""Arithmetic by a syntax tree: what is no number, operator or bracket is refused, and all of it is bounded."""
+"""Arithmetic on a syntax tree: only numbers, operators and brackets are accepted, and their size is bounded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _OPERATORS = {
 
 
 def calculate(expression: str) -> str:
-  """`value` as text: 7/2 is 3.5, 1/3 is 1/3. Raises ValueError as that does. Source: none."""
+  """`value` as text: 7/2 is 3.5, 1/3 is 1/3. Raises ValueError as `value` does."""
   return _written(value(expression))
 
 
 def value(expression: str) -> fractions.Fraction:
   """The value of an expression of numbers, + − * / // % ** and brackets, exact.
 
-  Raises ValueError, in words, for anything else, for division by zero, and for what is too long or too large.
-  Source: none.
+  Raises ValueError for anything else, for division by zero, and for expressions or results that are too large.
+  The calculator tool shows these messages to the model: another wording changes the tokens of an episode.
+
   """
   if len(expression) > _CHARACTERS:
     raise ValueError(f'more than {_CHARACTERS} characters')

@@ -46,7 +46,7 @@ _IS = (
 )
 _REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
 # Statements of a choice: B follows (the first two groups), or leads. The last of the text counts, whatever its form.
-_SAYS = (
+_STATEMENT = (
   # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the best option: B'
   re.compile(
     rf'(?i:\b(?:answers?|option|choice|letter|selection|pick)(?:\s(?:to|for)\s[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?\s?'
@@ -102,7 +102,7 @@ _NOTHING = ''  # a statement of no option, or of two
 
 
 def read(text: str, options: Options | None = None) -> str | None:
-  """The letter that a reply chooses, None where it chooses none, or more than one. Source: none.
+  """The letter that a reply chooses, None where it chooses none, or more than one.
 
   In this order: the last box; the last of 'the answer is B', 'B is the answer', 'it must be B', 'I choose B',
   <answer>B</answer>; a last line that is a letter, or the one line that begins with a label, B) or (B) or 'B, because';
@@ -113,7 +113,7 @@ def read(text: str, options: Options | None = None) -> str | None:
   text = _TOKEN.sub(' ', text[-answer_span.TAIL_CHARS :])
   box = answer_span.last_box(text)
   if box is not None:
-    if box.inside is None or number_context.is_denied(text[: box.start], ''):
+    if box.inside is None or number_context.is_negated(text[: box.start], ''):
       return None
     inside = _cleaned(box.inside)
     return _whole(inside, options) or _said(inside, options) or None
@@ -129,7 +129,7 @@ def read(text: str, options: Options | None = None) -> str | None:
 
 
 def by_text(text: str, options: Options) -> str | None:
-  """The letter of the one option of this text, whatever its case, spacing and last point. Source: none."""
+  """The letter of the one option of this text, whatever its case, spacing and last point."""
   wanted = _same(text)
   found = [i for i, option in enumerate(options.texts) if wanted in _forms(option)]
   return LETTERS[found[0]] if wanted and len(found) == 1 else None
@@ -138,7 +138,7 @@ def by_text(text: str, options: Options) -> str | None:
 def options_of(row: Row, name: str) -> Options:
   """Of the row's `name`: a list of texts, {letter: text}, or {label: [...], text: [...]}; () where it has none.
 
-  Raises ValueError for anything else. Source: none.
+  Raises ValueError for anything else.
   """
   told: Any = row.extra.get(name)
   if told is None:
@@ -161,7 +161,7 @@ def options_of(row: Row, name: str) -> Options:
 def answer_of(row: Row, options: Options, first_index: int) -> str:
   """The letter of the row's answer: a letter, an option's text, a label, or with first_index a number.
 
-  Raises ValueError where it is none of them. Source: none.
+  Raises ValueError where it is none of them.
   """
   told = row.answer.strip()
   found = by_text(told, options)
@@ -212,7 +212,7 @@ def _labeled(text: str) -> str | None:
     return None
   return (
     None
-    if number_context.is_denied('', behind) or number_context.is_conditional(behind)
+    if number_context.is_negated('', behind) or number_context.is_conditional(behind)
     else letter
   )
 
@@ -220,7 +220,7 @@ def _labeled(text: str) -> str | None:
 def _said(text: str, options: Options) -> str | None:
   """The letter of the last statement; '' for two letters, or one that is no option; None for no statement."""
   found = [(tag.end(), tag, -1) for tag in _TAG.finditer(text)]
-  for kind, pattern in enumerate(_SAYS):
+  for kind, pattern in enumerate(_STATEMENT):
     found += [(match.end('letter'), match, kind) for match in pattern.finditer(text)]
   for _, match, kind in sorted(found, key=lambda one: one[0], reverse=True)[:_MOST_STATEMENTS]:
     said = _of_tag(match[1], options) if kind < 0 else _of_statement(text, match, kind, options)
@@ -245,7 +245,7 @@ def _of_statement(text: str, match: re.Match, kind: int, options: Options) -> st
     return None  # 'the answer is a mammal'
   if letter in 'AI' and not closed and kind < _LEADS and _GOES_ON.match(right):
     return None
-  if number_context.is_denied(left, right) or number_context.is_supposed(left, right):
+  if number_context.is_negated(left, right) or number_context.is_hypothetical(left, right):
     return None
   if number_context.is_conditional(text[match.end() :] if kind >= _LEADS else right):
     return None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxrl_llm.rewards.parsing import answer_span, number_context, numeral
 
 _MOST_CHARS = 200  # of a plain expression
-_MOST_TRIED = 40  # formulas that are looked at before the text is taken to say none
+_MAX_CANDIDATES = 40  # formulas that are looked at before the text is taken to say none
 
 
 class Segment(NamedTuple):
@@ -45,7 +45,7 @@ _JOINED = re.compile(
   r'(?:[\s$.]|\\[()\[\],;: ]|\\q?quad|\\text(?:rm)?\s?\{|\})*(?:[A-Za-z]+[\s}]+)?(?:\\text\s?\{\s*)?'
   r'(?:,?\s*(?:and|or|&)|[,;])(?:[\s$}]|\\[()\[\],;: ]|\\q?quad)*'
 )
-_SAYS = re.compile(
+_STATEMENT = re.compile(
   r'####|\banswers?\b\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?|\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:\'s|\sis)\b',
   re.I,
 )
@@ -107,7 +107,7 @@ def _answer(text: str) -> str:
   found = _boxed(text)
   if found is not None:
     return found
-  for said in reversed([*_SAYS.finditer(text)][-_MOST_TRIED:]):
+  for said in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
     found = _sentence(text, said.end(), _end(text, said.end()))
     if found is not None:
       return found
@@ -156,7 +156,7 @@ def _boxed(text: str) -> str | None:
   if not boxes:
     return None
   last = boxes[-1]
-  if last.inside is None or number_context.is_denied(text[: last.start], ''):
+  if last.inside is None or number_context.is_negated(text[: last.start], ''):
     return ''
   insides = [last.inside]
   for before, after in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
@@ -206,7 +206,7 @@ def _last(text: str) -> str | None:
   later = _plain(text, segments[-1].end, len(text), whole=False)
   if later is not None:
     return later
-  for at in reversed(range(max(0, len(segments) - _MOST_TRIED), len(segments))):
+  for at in reversed(range(max(0, len(segments) - _MAX_CANDIDATES), len(segments))):
     if not _is_silent(text, segments[at]):
       return _joined(text, segments, at, at)
   return None
@@ -217,7 +217,7 @@ def _is_silent(text: str, one: Segment) -> bool:
     text[max(0, one.start - number_context.WINDOW) : one.start],
     text[one.end :][: number_context.WINDOW],
   )
-  return number_context.is_silent(left, right)
+  return number_context.is_unasserted(left, right)
 
 
 def _joined(text: str, segments: list[Segment], first: int, last: int) -> str:
@@ -248,7 +248,7 @@ def _plain(text: str, start: int, end: int, whole: bool = True) -> str | None:
   """The answer of a text without formulas: an expression that is all of it, or its number."""
   before = text[max(0, start - number_context.WINDOW) : start]
   part = text[start:end].strip()
-  if number_context.is_denied(before, '') or number_context.is_supposed(
+  if number_context.is_negated(before, '') or number_context.is_hypothetical(
     before, part[: number_context.WINDOW]
   ):
     return None

@@ -86,11 +86,11 @@ _FILLER = (
   r"|come|comes|it's|would|could|should|can|must|will|equal|option|choice|letter|as|out)"
 )
 _SPACE = r'[\s$*"“‘\'’(\[{`]|\\\(|\\text|[a-zA-Z]\s?='
-_DENIED_BEFORE = re.compile(
+_NEGATED_BEFORE = re.compile(
   rf'(?i:{_NEGATION})(?:(?:{_SPACE})|\b(?i:{_FILLER})\b)*(?:[^\s,.;:]{{1,20}}\s(?:or|nor)\s(?:{_SPACE}|\b(?:{_FILLER})\b)*)?$'
 )
 _ADVERB = r'(?:\s(?:clearly|definitely|certainly|obviously|simply|also|therefore|thus|just|plainly|surely|still|then))?'
-_DENIED_BEHIND = re.compile(
+_NEGATED_BEHIND = re.compile(
   rf"""[\s$*"”’')\]}}`]*(?:\s?\\\))?(?:\s?[a-zA-Z]{{1,12}})?\s(?i:
     (?:is|was|are|were|seems?|looks?|must\sbe|would\sbe|can\sbe){_ADVERB}\s(?:not\b|never\b|wrong\b|incorrect\b|false\b|untrue\b|impossible\b|invalid\b
       |ruled\sout|excluded|eliminated|rejected|out\b|too\s(?:big|small|large|high|low|much|many|far)|no\s(?:answer|solution|option)|a\smistake|an\serror)
@@ -157,13 +157,13 @@ def has_coefficient(right: str) -> bool:
   return _WRAPPED_LETTER.match(right) is not None
 
 
-def is_denied(left: str, right: str) -> bool:
+def is_negated(left: str, right: str) -> bool:
   """Whether the sentence says that it is not this: 'not 5', 'cannot be 5', '5 is wrong'."""
   left = _sentence_before(left)
-  return bool(_DENIED_BEFORE.search(left[-120:]) or _DENIED_BEHIND.match(right[:120]))
+  return bool(_NEGATED_BEFORE.search(left[-120:]) or _NEGATED_BEHIND.match(right[:120]))
 
 
-def is_supposed(left: str, right: str, hedges: bool = True) -> bool:
+def is_hypothetical(left: str, right: str, hedges: bool = True) -> bool:
   """Whether the sentence is a question, a condition, or a guess: 'is it 5?', 'if it is 5', 'it might be 5'."""
   left = _sentence_before(left)
   if _QUESTION.match(right[:WINDOW]) or _CONDITION_BEFORE.search(left):
@@ -171,9 +171,9 @@ def is_supposed(left: str, right: str, hedges: bool = True) -> bool:
   return hedges and _HEDGE_BEFORE.search(left) is not None
 
 
-def is_silent(left: str, right: str) -> bool:
+def is_unasserted(left: str, right: str) -> bool:
   """Whether the sentence says nothing of it: what is denied, supposed, asked, or holds on a condition."""
-  return is_denied(left, right) or is_supposed(left, right) or is_conditional(right)
+  return is_negated(left, right) or is_hypothetical(left, right) or is_conditional(right)
 
 
 def is_conditional(right: str) -> bool:
@@ -181,7 +181,7 @@ def is_conditional(right: str) -> bool:
   return _CONDITION_BEHIND.match(right[:80]) is not None
 
 
-def has_rival(left: str, right: str) -> bool:
+def has_alternative(left: str, right: str) -> bool:
   """Whether another number is offered beside this one: '5 or 6', 'between 5 and 6', 'either 5'."""
   left = _sentence_before(left)
   if _DASH_BEHIND.match(right) or _DASH_BEFORE.search(left):
@@ -206,10 +206,10 @@ def is_bare_list(left: str) -> bool:
 
 def is_listed(left: str, right: str) -> bool:
   """Whether the number is one of a list or a range: '5, 6', '5 and 6', '(5, 6)', '5 to 6'."""
-  return bool(_LIST_BEHIND.match(right[:80])) or in_brackets_with_others(left, right)
+  return bool(_LIST_BEHIND.match(right[:80])) or is_element(left, right)
 
 
-def in_brackets_with_others(left: str, right: str) -> bool:
+def is_element(left: str, right: str) -> bool:
   """Whether the number is a coordinate or a bound of an interval or a member of a set."""
   left, right = left[-80:], right[:80]
   return bool(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jaxrl_llm.rewards.parsing import answer_span, number_context
 
 _MOST_DIGITS = 1000  # a number with more, or with a larger exponent, is not read
-_MOST_TRIED = 40  # numbers that are looked at before the text is taken to say none
+_MAX_CANDIDATES = 40  # numbers that are looked at before the text is taken to say none
 
 
 class Numeral(NamedTuple):
@@ -22,7 +22,7 @@ class Numeral(NamedTuple):
   percent: bool
 
   @property
-  def worth(self) -> Fraction:
+  def scaled_value(self) -> Fraction:
     """75% is 3/4."""
     return self.value / 100 if self.percent else self.value
 
@@ -104,7 +104,7 @@ _NUMBER = re.compile(
   re.X | re.I,
 )
 _SCALES = dict(thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
-_SAYS = re.compile(
+_STATEMENT = re.compile(
   r"""\#\#\#\#
   |\banswers?\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?
   |\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:'s|\sis|\smust\sbe|\sshould\sbe)\b""",
@@ -142,16 +142,16 @@ def read(text: str) -> Numeral | None:
   The number of the last box; else of the last statement, 'the answer is' or ####, that is not denied, supposed or
   asked; else the last number of the text that is not. A box must be one quantity: a number, with at most a name and =,
   and a unit. A number that is a part of an expression, a bound, or one of several offers is no answer. Only the last
-  `span.TAIL_CHARS` are read. Source: none.
+  `span.TAIL_CHARS` are read.
   """
   text = cleaned(text[-answer_span.TAIL_CHARS :])
   box = answer_span.last_box(text)
   if box:
     # cleaned has already dropped the signs of a formula, so the sentence in front is read as it is.
-    denied = number_context.is_denied(text[: box.start], '')
+    denied = number_context.is_negated(text[: box.start], '')
     found = None if denied else quantity(box.inside or '')
     return found.numeral if found else None
-  for said in reversed([*_SAYS.finditer(text)][-_MOST_TRIED:]):
+  for said in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
     start = said.end() + len(text[said.end() :]) - len(text[said.end() :].lstrip())
     end = _SENTENCE_END.search(text, start, start + _MOST_CHARS)
     end = end.start() if end else min(start + _MOST_CHARS, len(text))
@@ -257,30 +257,30 @@ def _stated(text: str, start: int, end: int, marked: bool = False) -> tuple[Foun
       text[max(0, one.start - number_context.WINDOW) : one.start],
       text[one.end :][: number_context.WINDOW],
     )
-    if number_context.is_denied(left, right):
+    if number_context.is_negated(left, right):
       continue
-    if number_context.is_supposed(left, right) or number_context.is_conditional(right):
+    if number_context.is_hypothetical(left, right) or number_context.is_conditional(right):
       return None, True
     factorial = marked and right.startswith('!')
     whole = not factorial and not _is_part(one, text) and not number_context.is_listed(left, right)
-    return (one if whole and not _rivaled(found, at, left, right) else None), False
+    return (one if whole and not _has_unequal_alternative(found, at, left, right) else None), False
   return None, True
 
 
 def _last(text: str, start: int = 0) -> tuple[Found | None, bool]:
   """(the last number, whether nothing is said)."""
   found = numbers(text, start, len(text))
-  for at in reversed(range(max(0, len(found) - _MOST_TRIED), len(found))):
+  for at in reversed(range(max(0, len(found) - _MAX_CANDIDATES), len(found))):
     one = found[at]
     left, right = (
       text[max(0, one.start - number_context.WINDOW) : one.start],
       text[one.end :][: number_context.WINDOW],
     )
-    if number_context.is_silent(left, right):
+    if number_context.is_unasserted(left, right):
       continue
-    part = _is_part(one, text) or number_context.in_brackets_with_others(left, right)
+    part = _is_part(one, text) or number_context.is_element(left, right)
     part = part or number_context.is_bare_list(left)
-    return (None if part or _rivaled(found, at, left, right) else one), False
+    return (None if part or _has_unequal_alternative(found, at, left, right) else one), False
   return None, True
 
 
@@ -292,9 +292,9 @@ def _is_part(one: Found, text: str) -> bool:
   return number_context.is_part(left, right, text[one.start] in '-+')
 
 
-def _rivaled(found: Sequence[Found], at: int, left: str, right: str) -> bool:
+def _has_unequal_alternative(found: Sequence[Found], at: int, left: str, right: str) -> bool:
   """Whether another number is offered that is not equal: '5 or 6', and not '1/2 or 0.5'."""
-  if not number_context.has_rival(left, right):
+  if not number_context.has_alternative(left, right):
     return False
   beside = [found[i] for i in (at - 1, at + 1) if 0 <= i < len(found)]
   near = [
@@ -305,7 +305,7 @@ def _rivaled(found: Sequence[Found], at: int, left: str, right: str) -> bool:
   return (
     not near
     or number_context.is_between(left)
-    or any(other.numeral.worth != found[at].numeral.worth for other in near)
+    or any(other.numeral.scaled_value != found[at].numeral.scaled_value for other in near)
   )
 
 

@@ -1,7 +1,7 @@
-"""Readers of untrusted text that take the place of `eval` and sympy's `parse_expr`.
+"""Parsers of untrusted text that replace `eval` and sympy's `parse_expr`.
 
-Each parses the text into Python's syntax tree and builds the value from the nodes it knows; nothing is evaluated.
-Length, nesting and the size of numbers are bounded. All raise ValueError, and nothing else, for other text.
+Each parses the text into Python's syntax tree and builds the value from known nodes; nothing is evaluated. Length,
+nesting and the size of numbers are bounded. All raise ValueError, and nothing else, for other text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from jaxrl_llm.rewards.parsing import arithmetic
 
 _CHARACTERS = 100_000  # a matrix of 100 by 100 fits
-_NESTING = 100  # brackets within each other; Python's own parser stops at 200
+_NESTING = 100  # levels of brackets; Python's parser stops at 200
 _BITS = 100_000
 _POWER = 1000
 _POINT, _DIFFERS = 0.7391, 1e-6  # inside of the domain of log, asin and sqrt
@@ -46,13 +46,13 @@ def literal(text: Any) -> Any:
   try:
     return ast.literal_eval(_tree(text))
   except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-    raise ValueError('no literal') from error
+    raise ValueError('not a literal') from error
 
 
 def number(text: Any) -> Fraction:
-  """The exact value of numbers with + - * / // % ** and brackets; a ^ is refused, which sympy takes for xor."""
+  """The exact value of numbers with + - * / // % ** and brackets; ^ is refused, because sympy reads it as xor."""
   if not isinstance(text, str) or '^' in text:
-    raise ValueError('no expression of numbers')
+    raise ValueError('not an expression of numbers')
   return arithmetic.value(text)
 
 
@@ -67,7 +67,7 @@ def whole_number(text: Any) -> int:
 def algebra(text: Any, local_dict: Mapping[str, Any] | None = None) -> Any:
   """The sympy expression of numbers, symbols, elementary functions, + - * / ** and brackets.
 
-  local_dict: name → symbol, as sympy's `parse_expr` takes it; any other name becomes a symbol.
+  local_dict: name → symbol, as for sympy's `parse_expr`; any other name becomes a symbol.
   """
   try:
     return _algebra(_tree(text), local_dict or {})
@@ -78,12 +78,12 @@ def algebra(text: Any, local_dict: Mapping[str, Any] | None = None) -> Any:
 def symbol(name: Any) -> Any:
   """The sympy symbol of a short ASCII name."""
   if not isinstance(name, str) or not _SYMBOL.fullmatch(name):
-    raise ValueError('no name of a symbol')
+    raise ValueError('not the name of a symbol')
   return _sympy().Symbol(name)
 
 
 def sympy_names() -> types.SimpleNamespace:
-  """What a scorer uses of the package sympy, with readers where sympy would evaluate text."""
+  """The part of sympy that a scorer uses, with parsers in place of functions that evaluate text."""
   package = _sympy()
   return types.SimpleNamespace(
     Symbol=symbol, diff=package.diff, simplify=_simplify, parse_expr=algebra
@@ -91,7 +91,7 @@ def sympy_names() -> types.SimpleNamespace:
 
 
 def _simplify(expression: Any) -> Any:
-  """sympy's simplification, for a comparison with 0: an expression that plainly is 0, or plainly is not, needs none."""
+  """sympy's simplification for a comparison with 0; skipped where a cheap check decides the comparison."""
   if expression.expand() == 0:
     return _sympy().S.Zero
   if expression.is_polynomial() or _differs(expression):
@@ -100,7 +100,7 @@ def _simplify(expression: Any) -> Any:
 
 
 def _differs(expression: Any) -> bool:
-  """Whether its value at a point is a number, and not near 0."""
+  """Whether the value of an expression at a point is finite and not near 0."""
   point = dict.fromkeys(expression.free_symbols, _POINT)
   try:
     value = complex(expression.evalf(20, subs=point))
@@ -111,13 +111,13 @@ def _differs(expression: Any) -> bool:
 
 def _tree(text: Any) -> ast.expr:
   if not isinstance(text, str) or len(text) > _CHARACTERS or _nesting(text) > _NESTING:
-    raise ValueError('no text, too long, or nested too deep')
+    raise ValueError('not a text, too long, or nested too deep')
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # of odd escapes and comparisons
+      warnings.simplefilter('ignore')  # warnings about invalid escapes and comparisons
       return ast.parse(text.strip(), mode='eval').body
   except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-    raise ValueError('no expression') from error
+    raise ValueError('not an expression') from error
 
 
 def _nesting(text: str) -> int:
@@ -144,7 +144,7 @@ def _whole(node: ast.expr) -> int:
     if value.bit_length() > _BITS:
       raise ValueError('too large')
     return value
-  raise ValueError('no expression of whole numbers')
+  raise ValueError('not an expression of whole numbers')
 
 
 def _algebra(node: ast.expr, known: Mapping[str, Any]) -> Any:
@@ -159,16 +159,16 @@ def _algebra(node: ast.expr, known: Mapping[str, Any]) -> Any:
   if isinstance(node, ast.BinOp) and type(node.op) in _ALGEBRA:
     left, right = _algebra(node.left, known), _algebra(node.right, known)
     if isinstance(node.op, ast.Pow) and right.is_number and not abs(right) <= _POWER:
-      raise ValueError('a power must be small')
+      raise ValueError('an exponent must be small')
     return _ALGEBRA[type(node.op)](left, right)
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
     arguments = [_algebra(part, known) for part in node.args]
     if node.func.id in _FUNCTIONS and len(arguments) == 1:
       return getattr(package, node.func.id)(*arguments)
-    # In this form sympy answers what it cannot integrate.
+    # sympy writes an integral that it cannot solve in this form.
     if node.func.id == 'Integral' and len(arguments) == 2 and arguments[1].is_Symbol:
       return package.Integral(*arguments)
-  raise ValueError('no algebraic expression')
+  raise ValueError('not an algebraic expression')
 
 
 def _named(name: str, known: Mapping[str, Any]) -> Any:
@@ -176,12 +176,12 @@ def _named(name: str, known: Mapping[str, Any]) -> Any:
     return known[name]
   if name in _CONSTANTS:
     return getattr(_sympy(), name)
-  if hasattr(_sympy(), name):  # of something else than a symbol
-    raise ValueError(f'{name} is no symbol')
+  if hasattr(_sympy(), name):  # the name of something other than a symbol
+    raise ValueError(f'{name} is not a symbol')
   return symbol(name)
 
 
 def _sympy() -> Any:
-  import sympy  # slow to import, and few tasks need it
+  import sympy  # slow to import, and needed by few tasks
 
   return sympy
