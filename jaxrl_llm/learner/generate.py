@@ -23,6 +23,7 @@ from jaxrl_llm.rollout import (
   sampling,
   tree_decode,
 )
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, Prompts, Rollout, TrainState, UserError
 
 
@@ -132,31 +133,32 @@ def _decode(spec: StepSpec, params: Any, judge: Any, seed, version, cap, prompts
   decode = spec.rollout.decode._replace(
     slots=spec.rollout.decode.slots // shards, lockstep=lockstep
   )
-  given = prompts, jax.random.key(seed), version, decode
+  inputs = DecodeInputs(
+    params, prompts, jax.random.key(seed), version, continued=begun, cap=cap, carried=kept
+  )
+  model = spec.model.config
   counts, left, held = {}, None, 0 if begun is None else begun.length_B.sum()
   if spec.rollout.pruning is not None:
     rollout, rounds, tokens = pruned_decode.generate(
-      spec.model.config, params, judge, *given, spec.rollout.pruning, cap
+      model, decode, inputs, judge, spec.rollout.pruning
     )
     return rollout, rounds, None, dict(tokens=tokens)
   if spec.rollout.tree is not None:
     share = spec.rollout.tree.share(prompts.born_P)
     rollout, rounds, grown = tree_decode.generate(
-      spec.model.config, params, *given, spec.rollout.tree, share=share, cap=cap
+      model, decode, inputs, spec.rollout.tree, share=share
     )
     counts = {f'tree_{k}': v for k, v in tree_decode.counts(grown).items()}
   elif spec.rollout.drafts.ngram is not None:
-    rollout, rounds, fared = ngram_drafts.generate(
-      spec.model.config, params, *given, spec.rollout.drafts.ngram, begun=begun, cap=cap
+    rollout, rounds, drafts = ngram_drafts.generate(
+      model, decode, inputs, spec.rollout.drafts.ngram
     )
-    counts = {f'ngram_{k}': v for k, v in fared._asdict().items()}
+    counts = {f'ngram_{k}': v for k, v in drafts._asdict().items()}
   elif kept is not None:
-    rollout, rounds, left = ring_decode.resume(
-      spec.model.config, params, *given, begun, kept, cap=cap
-    )
-    counts = dict(carried_tokens=kept.held_B.sum())
+    rollout, rounds, left = ring_decode.resume(model, decode, inputs)
+    counts = dict(carried_tokens=kept.cached_B.sum())
   else:
-    rollout, rounds = ring_decode.generate(spec.model.config, params, *given, begun=begun, cap=cap)
+    rollout, rounds = ring_decode.generate(model, decode, inputs)
   return rollout, rounds, left, counts | dict(tokens=rollout.length_B.sum() - held)
 
 

@@ -1,4 +1,4 @@
-"""Generation: prefill, slots, sampling; everything here may run inside the compiled step."""
+"""Rollouts: decode loops with slots, sampling, drafts, trees, pruning, early exits, length schedules."""
 
 from jaxrl_llm.rollout.text_generation import CompletionStreamer, sample, stream
 

@@ -1,4 +1,4 @@
-"""Showing rows to the exit rule: the signals of their newest tokens, and those of tokens that a draft brought."""
+"""Inputs of exit rules: signals of sampled tokens, and a replay of the rule over the tokens of a verified draft."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.rollout import early_exit, sampling
 from jaxrl_llm.types import ABORTED, EXITED, UNFINISHED, Rollout
 
-_LOTTERY = 2**31 - 2  # folded into a row's key: an exit rule's noise is none of the sampler's
+_EXIT_KEY = 2**31 - 2  # folded into a row's key: exit rules and sampling have separate noise
 
 
 def token_signals(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -20,57 +20,57 @@ def token_signals(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
   return -(jnp.exp(logp) * logp).sum(-1), top[..., 0] - top[..., 1]
 
 
-def lottery(keys_B: jax.Array, length_B: jax.Array | int) -> jax.Array:
-  """One uniform for the newest of `length_B` tokens of each row: by seed, step, prompt, rollout and token."""
-  fold = jax.vmap(lambda key: jax.random.fold_in(key, _LOTTERY))
+def exit_uniforms(keys_B: jax.Array, length_B: jax.Array | int) -> jax.Array:
+  """One uniform [B] for the newest of `length_B` tokens of each row, keyed by seed, step, prompt, rollout and token."""
+  fold = jax.vmap(lambda key: jax.random.fold_in(key, _EXIT_KEY))
   return sampling.uniforms(fold(keys_B), length_B)
 
 
-def ended(verdict: early_exit.ExitDecision, reason_B: jax.Array) -> jax.Array:
-  """Why rows stopped, after a verdict: no rule undoes that a row ended by itself. int8 [B]."""
-  by_rule_B = jnp.where(verdict.exit_S, EXITED, reason_B)
-  by_rule_B = jnp.where(verdict.abort_S, ABORTED, by_rule_B)
+def stop_reasons(decision: early_exit.ExitDecision, reason_B: jax.Array) -> jax.Array:
+  """Reasons after an exit rule, int8 [B]; a row that has ended already keeps its reason."""
+  by_rule_B = jnp.where(decision.exit_S, EXITED, reason_B)
+  by_rule_B = jnp.where(decision.abort_S, ABORTED, by_rule_B)
   return jnp.where(reason_B != UNFINISHED, reason_B, by_rule_B).astype(jnp.int8)
 
 
 def replay_rule(
-  rule: Callable,
+  rule: Callable[[early_exit.RowSignals], early_exit.ExitDecision],
   rollout: Rollout,
   entropy_BxT: jax.Array,
   margin_BxT: jax.Array,
   cap_B: jax.Array,
   keys_B: jax.Array,
 ) -> Rollout:
-  """Rows as if their tokens had been sampled one by one under the rule: memories, weights, and where rows end.
+  """Applies the rule to rows token by token, as if they had been sampled under it: memories, weights, ends.
 
-  `rollout` holds the tokens of a draft, with the reasons that the last of each row gives. Signals are of the weights
-  that would have sampled them. A row that exits or is aborted earlier is cut there.
+  `rollout` holds the tokens of a draft, with the reason of each row's last token. The signals are those of the weights
+  that verify the draft. A row that exits or is aborted earlier ends there.
   """
   T = rollout.tokens_BxT.shape[1]
 
-  def look(t, rows):
+  def at_token(t, rows):
     last_B = rows.length_B == t + 1
     here_B = rows.length_B > t
-    verdict = rule(
+    decision = rule(
       early_exit.RowSignals(
         rows.tokens_BxT,
         jnp.full_like(rows.length_B, t + 1),
         cap_B,
         entropy_BxT[:, t],
         margin_BxT[:, t],
-        lottery(keys_B, t + 1),
+        exit_uniforms(keys_B, t + 1),
         rows.memory_BxM,
       )
     )
     now_B = jnp.where(last_B, rows.reason_B, UNFINISHED)
-    reason_B = ended(verdict, now_B)
+    reason_B = stop_reasons(decision, now_B)
     ends_B = here_B & (reason_B != UNFINISHED)
     return rows._replace(
       length_B=jnp.where(ends_B, t + 1, rows.length_B),
       reason_B=jnp.where(ends_B, reason_B, rows.reason_B),
-      weight_B=jnp.where(here_B, rows.weight_B * verdict.weight_S, rows.weight_B),
-      memory_BxM=jnp.where(here_B[:, None], verdict.memory_SxM, rows.memory_BxM),
+      weight_B=jnp.where(here_B, rows.weight_B * decision.weight_S, rows.weight_B),
+      memory_BxM=jnp.where(here_B[:, None], decision.memory_SxM, rows.memory_BxM),
     )
 
-  # The first look is at a row's second token.
-  return jax.lax.fori_loop(1, T, look, rollout)
+  # A rule runs first at a row's second token.
+  return jax.lax.fori_loop(1, T, at_token, rollout)

@@ -1,7 +1,8 @@
-"""How many tokens a rollout may take in a step: host functions of the step's number, named in `config.rollout.length_schedule.fn`.
+"""Length schedules: the most tokens of a rollout in a step, as host functions of the step.
 
-The result goes into the compiled program as a number, so that no schedule compiles twice. It lies between 1
-and `config.completion_tokens`, which is what caches and batches are sized for.
+The functions are named in `config.rollout.length_schedule.fn`. The compiled program takes the result as a traced
+number, so a schedule compiles once. The result lies between 1 and `config.completion_tokens`, which sizes caches and
+batches.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from jaxrl_llm.types import UserError
 
 
 def constant(step: int, max_tokens: int) -> int:
-  """`config.completion_tokens`, always. Source: none."""
+  """`config.completion_tokens` in every step."""
   return max_tokens
 
 
 def cosine(step: int, max_tokens: int, *, low: int, period: int) -> int:
   """From the full cap down to `low` and back once every `period` steps, along a cosine.
 
-  cap(s) = low + (T − low)·(1 + cos 2πs/period)/2. Source: arXiv:2509.25176 (SIRI: cycles of compression
-  and expansion; the shape is reconstructed from its abstract and notes on it).
+  cap(s) = low + (T − low)·(1 + cos 2πs/period)/2. arXiv:2509.25176 (SIRI: cycles of compression and expansion; the
+  shape is reconstructed from its abstract and notes on it).
   """
   phase = (1 + math.cos(2 * math.pi * step / period)) / 2
   return max(1, min(max_tokens, round(low + (max_tokens - low) * phase)))
@@ -30,8 +31,8 @@ def cosine(step: int, max_tokens: int, *, low: int, period: int) -> int:
 def stairs(step: int, max_tokens: int, *, starts: tuple[int, ...], caps: tuple[int, ...]) -> int:
   """`caps[i]` from step `starts[i]` on; before the first of them, `caps[0]`.
 
-  Raises UserError unless there is one cap for each start. Source: arXiv:2506.07976 (TTI: a horizon that grows by
-  iteration, 10, 20, 30 in its script).
+  Raises UserError unless there is one cap per start. arXiv:2506.07976 (TTI: a horizon that grows by iteration, 10, 20,
+  30 in its script).
   """
   if not caps or len(caps) != len(starts) or list(starts) != sorted(starts) or min(caps) < 1:
     raise UserError(

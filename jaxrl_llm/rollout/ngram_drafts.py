@@ -1,13 +1,13 @@
-"""Drafts from what a row's group has said so far, verified in the loop: several tokens a round, and the same tokens.
+"""Decode loop with n-gram drafts from the group's text: fewer iterations, and the same tokens.
 
-Every round a slot looks for its row's last tokens in the text of the row and its siblings. What followed there is
-its draft, and one forward pass reads the row's next token and the draft. At each position the token is drawn
-as the plain engine draws it, from the uniform keyed by (prompt, rollout, position); the draft counts as far as it
-says the same. So a draft token y is taken with probability p(y), and the outcome is, token for token, that of
-`engine.generate`, whatever was drafted.
+In every decode iteration a slot searches the text of its row and the row's siblings for the row's last tokens. The
+tokens that follow the match are its draft, and one forward pass reads the row's next token and the draft. At each
+position the token is drawn as in `ring_decode`, from the uniform keyed by (prompt, rollout, position). The draft is
+accepted up to its first difference from the drawn tokens. So draft token y is accepted with probability p(y), and the
+result equals that of `ring_decode.generate` token by token, whatever the draft was.
 
-Rows advance by different amounts, so that here token j of a row lies in column j of its cache. Columns that a
-rejected draft has written are hidden by their position until the tokens that belong there overwrite them.
+Rows advance by different amounts, so token j of a row lies in column j of its cache. Columns written by a rejected
+draft are masked by position until the right tokens overwrite them.
 """
 
 from __future__ import annotations
@@ -20,85 +20,76 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.rollout import sampling, slot_loop
-from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts, Rollout
+from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
+from jaxrl_llm.types import UNFINISHED, ModelConfig, Rollout
 
 
 class NgramSettings(NamedTuple):
-  """What is fixed when generation is compiled."""
+  """Settings that are fixed when decoding is compiled; the fields of config.rollout.ngram."""
 
-  match: int  # tokens at the end of a row that are looked for, at most
-  draft: int  # tokens guessed a round, at most
+  match: int  # most tokens at the end of a row that are searched for
+  draft: int  # most draft tokens per iteration
 
 
-class Counts(NamedTuple):
-  """How drafts fared, summed over rounds and slots."""
+class DraftCounts(NamedTuple):
+  """Draft statistics, summed over iterations and slots. The names are those of the metrics generate/ngram_*."""
 
-  turns: jax.Array  # times a slot sampled in a round; a turn samples 1 + kept tokens
+  turns: jax.Array  # times that a slot sampled in an iteration: each samples 1 + accepted tokens
   offered: jax.Array  # draft tokens found
-  kept: jax.Array  # draft tokens that were what the policy drew
+  kept: jax.Array  # draft tokens accepted
 
 
-class _Carry(NamedTuple):
-  loop: slot_loop.Carry
-  counts: Counts
+class _State(NamedTuple):
+  loop: LoopState
+  counts: DraftCounts
 
 
 def generate(
-  model: ModelConfig,
-  params: Any,
-  prompts: Prompts,
-  key: jax.Array,
-  version: jax.Array,
-  spec: slot_loop.DecodeSettings,
-  settings: NgramSettings,
-  *,
-  begun: Rollout | None = None,
-  cap: jax.Array | int | None = None,
-) -> tuple[Rollout, jax.Array, Counts]:
-  """`engine.generate` with drafts: the same rollout in fewer rounds, and how the drafts fared.
+  model: ModelConfig, settings: DecodeSettings, inputs: DecodeInputs, ngram: NgramSettings
+) -> tuple[Rollout, jax.Array, DraftCounts]:
+  """`ring_decode.generate` with drafts: the same rollout in fewer iterations, and the draft statistics.
 
-  P(token = y) = p(y), drafted or not: the rule for drafts without a distribution of their own, accept y with
-  probability p(y), else sample p without y, comes out of one inverse-CDF draw. The logits of all draft + 1
-  positions of all slots exist at once. A stop rule in tokens may be overshot by `draft` tokens a slot.
-  Source: arXiv:2511.14617 (Seer), with a search on the device in place of its suffix tree and one fixed
-  draft length in place of its budget.
+  P(token = y) = p(y), drafted or not: accepting y with probability p(y), and else sampling p without y, is one
+  inverse-CDF draw. The logits of all draft + 1 positions of all slots exist at once. A stop rule in tokens may be
+  exceeded by `draft` tokens per slot. arXiv:2511.14617 (Seer), with a search on the device instead of its suffix tree
+  and one fixed draft length instead of its budget.
   """
-  fixed, rollout, _ = slot_loop.prepare(model, params, prompts, key, version, spec, begun, cap)
-  width = spec.max_tokens + settings.draft  # the last token's draft has a place, too
+  constants, rollout, _ = slot_loop.prepare(model, settings, inputs)
+  width = settings.max_tokens + ngram.draft  # room for the draft behind the last token
   encode = functools.partial(_encode, width)
-  # A row's tokens lie in columns of their own number, in sliding layers too: a draft that fails is written over.
+  # Sliding layers have columns for all tokens, too, because rejected drafts are overwritten in place.
   width_N = [width] * model.layers
-  loop = slot_loop.begin(fixed, rollout, begun is not None, width_N, encode)
-  carry = jax.lax.while_loop(
-    lambda c: slot_loop.running(fixed, c.loop),
-    lambda c: _iterate(fixed, settings, c),
-    _Carry(loop, Counts(*[jnp.int32(0)] * 3)),
+  continues = inputs.continued is not None
+  loop = slot_loop.start_loop(constants, rollout, continues, width_N, encode)
+  state = jax.lax.while_loop(
+    lambda s: slot_loop.loop_continues(constants, s.loop),
+    lambda s: _iterate(constants, ngram, s),
+    _State(loop, DraftCounts(*[jnp.int32(0)] * 3)),
   )
-  return carry.loop.rollout, carry.loop.iterations, carry.counts
+  return state.loop.rollout, state.loop.iterations, state.counts
 
 
 def find_drafts(
-  tokens_BxT: jax.Array, length_B: jax.Array, row_S: jax.Array, rollouts: int, settings: NgramSettings
+  tokens_BxT: jax.Array, length_B: jax.Array, row_S: jax.Array, rollouts: int, ngram: NgramSettings
 ) -> jax.Array:
-  """What followed a row's last tokens elsewhere in its group: [S, draft] tokens, −1 where there is none.
+  """Tokens that follow each row's last tokens elsewhere in its group: [S, draft], −1 where there is none.
 
-  The place that shares most of the row's last `match` tokens counts; of equals the one that more tokens
-  follow (up to `draft`), then the one furthest from its row's start, then the lowest sibling. All
-  siblings have the same prompt, so that their first tokens stand in the same context.
-  Source: arXiv:2511.14617 (Seer: drafts from the group's own text).
+  The longest match with the row's last `match` tokens wins. Ties go to the match followed by most tokens (up to
+  `draft`), then to the latest position in its row, then to the lowest sibling. Siblings have the same prompt, so their
+  first tokens have the same context. arXiv:2511.14617 (Seer: drafts from the group's own text).
   """
-  match, draft = settings
+  match, draft = ngram
   T = tokens_BxT.shape[1]
   sibling_SxG = (row_S // rollouts * rollouts)[:, None] + jnp.arange(rollouts)[None]
   text_SxGxT, length_SxG = tokens_BxT[sibling_SxG], length_B[sibling_SxG]
-  before = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(match, 0)], constant_values=-1)  # noqa: E731
-  padded, own = before(text_SxGxT), before(tokens_BxT[row_S])
+  pad = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(match, 0)], constant_values=-1)  # noqa: E731
+  padded, padded_row = pad(text_SxGxT), pad(tokens_BxT[row_S])
   shared_SxGxT = jnp.zeros(text_SxGxT.shape, jnp.int32)
   same = jnp.ones(text_SxGxT.shape, bool)
   for back in range(1, match + 1):
-    # Token j − back of every text, beside token length − back of the row.
+    # Compares token j − back of every text with token length − back of the row.
     there = jax.lax.slice_in_dim(padded, match - back, match - back + T, axis=2)
-    here_S = jnp.take_along_axis(own, (match + length_B[row_S] - back)[:, None], axis=1)
+    here_S = jnp.take_along_axis(padded_row, (match + length_B[row_S] - back)[:, None], axis=1)
     same = same & (there == here_S[:, :, None])
     shared_SxGxT += same
   j_1x1xT = jnp.arange(T)[None, None]
@@ -113,84 +104,104 @@ def find_drafts(
   return jnp.where(real, tokens_BxT[chosen_S, jnp.minimum(column, T - 1)], -1)
 
 
-def _iterate(fixed: slot_loop.Fixed, settings: NgramSettings, carry: _Carry) -> _Carry:
-  """One token and those of its draft that hold, for every slot that has a row; then slots change hands."""
-  spec, loop, T = fixed.spec, carry.loop, fixed.spec.max_tokens
-  row_S = jnp.minimum(loop.row_S, len(fixed.keys_B) - 1)
-  at_S = jnp.minimum(loop.at_S, T - 1)
-  place_SxQ = at_S[:, None] + jnp.arange(settings.draft + 1)[None]
-  prompt_S = row_S // spec.rollouts
-  input_SxQ = _inputs(spec, settings, loop.rollout, row_S, place_SxQ)
-  start_Sx1, column_W = fixed.prompts.length_P[prompt_S][:, None], jnp.arange(T + settings.draft)
+def _iterate(constants: LoopConstants, ngram: NgramSettings, state: _State) -> _State:
+  """One token and its accepted draft tokens for every busy slot; then slots are reassigned."""
+  settings, loop, T = constants.settings, state.loop, constants.settings.max_tokens
+  row_S = jnp.minimum(loop.row_S, len(constants.keys_B) - 1)
+  index_S = jnp.minimum(loop.index_S, T - 1)
+  index_SxQ = index_S[:, None] + jnp.arange(ngram.draft + 1)[None]
+  prompt_S = row_S // settings.rollouts
+  input_SxQ = _model_inputs(settings, ngram, loop.rollout, row_S, index_SxQ)
+  start_Sx1 = constants.prompts.length_P[prompt_S][:, None]
+  column_W = jnp.arange(T + ngram.draft)
   hidden, cache, _ = decoder.apply(
-    fixed.model,
-    fixed.params,
+    constants.model,
+    constants.params,
     jnp.maximum(input_SxQ, 0),
-    start_Sx1 + place_SxQ,
-    column_W[None, None] <= place_SxQ[:, :, None],
-    shared=slot_loop.prompts_of(fixed, prompt_S),
+    start_Sx1 + index_SxQ,
+    column_W[None, None] <= index_SxQ[:, :, None],
+    shared=slot_loop.prompt_cache_of(constants, prompt_S),
     cache=loop.cache,
-    at=at_S,
+    at=index_S,
     key_positions_BxS=start_Sx1 + column_W[None],
-    dtype=spec.dtype,
+    dtype=settings.dtype,
   )
-  logits = decoder.head(fixed.model, fixed.params, hidden, spec.dtype)
-  keys_N = jnp.repeat(fixed.keys_B[row_S], settings.draft + 1)
+  logits = decoder.head(constants.model, constants.params, hidden, settings.dtype)
+  keys_N = jnp.repeat(constants.keys_B[row_S], ngram.draft + 1)
   token_N, logp_N = sampling.sample(
     logits.reshape(len(keys_N), -1),
-    sampling.uniforms(keys_N, place_SxQ.reshape(-1) + 1),
-    spec.temperature,
-    spec.token_filter,
+    sampling.uniforms(keys_N, index_SxQ.reshape(-1) + 1),
+    settings.temperature,
+    settings.token_filter,
   )
-  drawn = token_N.reshape(place_SxQ.shape), logp_N.reshape(place_SxQ.shape)
-  rollout, right_S = _verify(fixed, loop, at_S, input_SxQ, *drawn)
-  counts = _counted(carry, row_S, rollout, input_SxQ, place_SxQ)
-  return _Carry(
-    slot_loop.hand_on(fixed, loop._replace(at_S=at_S + right_S, rollout=rollout, cache=cache)),
-    counts,
-  )
+  drawn = token_N.reshape(index_SxQ.shape), logp_N.reshape(index_SxQ.shape)
+  rollout, accepted_S = _verify(constants, loop, index_S, input_SxQ, *drawn)
+  counts = _add_counts(state, row_S, rollout, input_SxQ, index_SxQ)
+  loop = loop._replace(index_S=index_S + accepted_S, rollout=rollout, cache=cache)
+  return _State(slot_loop.release_slots(constants, loop), counts)
 
 
-def _inputs(spec, settings: NgramSettings, rollout: Rollout, row_S, place_SxQ):
-  """What goes into the model: tokens that the rows hold, their drafts behind these, −1 for none."""
-  draft_SxN = find_drafts(rollout.tokens_BxT, rollout.length_B, row_S, spec.rollouts, settings)
-  ahead_SxQ = place_SxQ - rollout.length_B[row_S][:, None]
-  draft_SxQ = jnp.take_along_axis(draft_SxN, jnp.clip(ahead_SxQ, 0, settings.draft - 1), axis=1)
-  held_SxQ = rollout.tokens_BxT[row_S[:, None], jnp.minimum(place_SxQ, spec.max_tokens - 1)]
-  return jnp.where(ahead_SxQ < 0, held_SxQ, draft_SxQ)
+def _model_inputs(
+  settings: DecodeSettings,
+  ngram: NgramSettings,
+  rollout: Rollout,
+  row_S: jax.Array,
+  index_SxQ: jax.Array,
+) -> jax.Array:
+  """Tokens that enter the model: those that the rows already hold, then their drafts, −1 for none."""
+  draft_SxN = find_drafts(rollout.tokens_BxT, rollout.length_B, row_S, settings.rollouts, ngram)
+  ahead_SxQ = index_SxQ - rollout.length_B[row_S][:, None]
+  draft_SxQ = jnp.take_along_axis(draft_SxN, jnp.clip(ahead_SxQ, 0, ngram.draft - 1), axis=1)
+  known_SxQ = rollout.tokens_BxT[row_S[:, None], jnp.minimum(index_SxQ, settings.max_tokens - 1)]
+  return jnp.where(ahead_SxQ < 0, known_SxQ, draft_SxQ)
 
 
-def _verify(fixed: slot_loop.Fixed, loop: slot_loop.Carry, at_S, input_SxQ, token_SxQ, logp_SxQ):
-  """Records what was drawn behind right inputs; the rollout, and how many inputs of each slot were right."""
-  B, rollout = len(fixed.keys_B), loop.rollout
-  row_S, right_S, count_S = jnp.minimum(loop.row_S, B - 1), loop.row_S < B, 0
+def _verify(
+  constants: LoopConstants,
+  loop: LoopState,
+  index_S: jax.Array,
+  input_SxQ: jax.Array,
+  token_SxQ: jax.Array,
+  logp_SxQ: jax.Array,
+) -> tuple[Rollout, jax.Array]:
+  """Records the tokens drawn behind correct inputs; returns how many inputs of each slot were correct, too."""
+  B, rollout = len(constants.keys_B), loop.rollout
+  row_S, right_S = jnp.minimum(loop.row_S, B - 1), loop.row_S < B
+  count_S: Any = 0
   for q in range(input_SxQ.shape[1]):
     if q:  # the first input is a token that the row holds
-      said_S = rollout.tokens_BxT[row_S, at_S + q]
-      right_S &= (input_SxQ[:, q] == said_S) & (rollout.reason_B[row_S] == UNFINISHED)
+      drawn_S = rollout.tokens_BxT[row_S, index_S + q]
+      right_S &= (input_SxQ[:, q] == drawn_S) & (rollout.reason_B[row_S] == UNFINISHED)
     count_S += right_S
-    fresh_S = right_S & (at_S + q + 1 >= rollout.length_B[row_S])
+    fresh_S = right_S & (index_S + q + 1 >= rollout.length_B[row_S])
     write_S = jnp.where(fresh_S, row_S, B)
-    rollout = slot_loop.record(
-      fixed, rollout, write_S, at_S + q + 1, token_SxQ[:, q], logp_SxQ[:, q]
+    rollout = slot_loop.record_tokens(
+      constants, rollout, write_S, index_S + q + 1, token_SxQ[:, q], logp_SxQ[:, q]
     )
   return rollout, count_S
 
 
-def _counted(carry: _Carry, row_S, rollout: Rollout, input_SxQ, place_SxQ) -> Counts:
-  before_S, busy_S = carry.loop.rollout.length_B[row_S], carry.loop.row_S < len(rollout.length_B)
+def _add_counts(
+  state: _State, row_S: jax.Array, rollout: Rollout, input_SxQ: jax.Array, index_SxQ: jax.Array
+) -> DraftCounts:
+  """The draft statistics with those of one iteration, of which `rollout` is the result."""
+  before_S = state.loop.rollout.length_B[row_S]
+  busy_S = state.loop.row_S < len(rollout.length_B)
   sampled_S = jnp.where(busy_S, rollout.length_B[row_S] - before_S, 0)
-  drafted = busy_S[:, None] & (place_SxQ >= before_S[:, None]) & (input_SxQ >= 0)
+  drafted = busy_S[:, None] & (index_SxQ >= before_S[:, None]) & (input_SxQ >= 0)
   turns = (sampled_S > 0).sum()
-  return Counts(
-    carry.counts.turns + turns,
-    carry.counts.offered + drafted.sum(),
-    carry.counts.kept + sampled_S.sum() - turns,
+  return DraftCounts(
+    state.counts.turns + turns,
+    state.counts.offered + drafted.sum(),
+    state.counts.kept + sampled_S.sum() - turns,
   )
 
 
-def _encode(width: int, fixed: slot_loop.Fixed, row_S, at_S, rollout: Rollout) -> decoder.Cache:
-  """The cache with what the slots' rows hold, token j in column j."""
-  spare = [(0, 0), (0, 0), (0, width - fixed.spec.max_tokens), (0, 0)]
-  wide = lambda x: kvcache.pack(jnp.pad(x, spare), fixed.spec.cache_dtype)  # noqa: E731
-  return jax.tree.map(wide, slot_loop.held(fixed, row_S, rollout))
+def _encode(
+  width: int, constants: LoopConstants, row_S: jax.Array, index_S: jax.Array, rollout: Rollout
+) -> decoder.Cache:
+  """The cache filled with the tokens of the slots' rows, token j in column j."""
+  del index_S
+  spare = [(0, 0), (0, 0), (0, width - constants.settings.max_tokens), (0, 0)]
+  wide = lambda x: kvcache.pack(jnp.pad(x, spare), constants.settings.cache_dtype)  # noqa: E731
+  return jax.tree.map(wide, slot_loop.encode_rows(constants, row_S, rollout))

@@ -1,214 +1,195 @@
-"""Prefill each prompt once, then decode its rollouts in slots: a finished row hands its slot to the next one.
+"""Decode loop with slots: each prompt is prefilled once, then its rollouts decode in slots that are reused.
 
-All of it is one `lax.while_loop`. Every slot writes its keys and values into the same column of a ring, which
-moves on by one each iteration. A row at its token a sees the a + 1 youngest columns, so that handing on a
-slot is setting a to 0: nothing is moved, cleared or scattered. A layer whose window slides has a ring of that
-window. The ring may grow with the longest row: then it is a chain of loops, each with a ring twice as wide.
+The loop is one `lax.while_loop`. Every slot writes its keys and values into the same column of a ring cache, which
+advances by one column each iteration. A row at its token a attends to the a + 1 youngest columns, so reusing a slot
+only resets its index to 0: nothing is moved, cleared or scattered. A layer with a sliding window has a ring of that
+width. With `windows` > 1 the ring grows with the longest row: a chain of loops, each with a ring twice as wide.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.rollout import carried_kv, early_exit, sampling, slot_loop
-from jaxrl_llm.rollout.slot_loop import DecodeSettings
-from jaxrl_llm.types import ModelConfig, Prompts, Rollout
+from jaxrl_llm.rollout.decode_records import (
+  CarriedKV,
+  DecodeInputs,
+  DecodeSettings,
+  LoopConstants,
+  LoopState,
+)
+from jaxrl_llm.types import ModelConfig, Rollout
 
-LOOP_SCOPE = 'decode'  # what the loop is called inside the compiled program
+LOOP_SCOPE = 'decode'  # name of the loop inside the compiled program
 
 
 def generate(
-  model: ModelConfig,
-  params: Any,
-  prompts: Prompts,
-  key: jax.Array,
-  version: jax.Array,
-  spec: DecodeSettings,
-  *,
-  begun: Rollout | None = None,
-  cap: jax.Array | int | None = None,
-  pause: int | None = None,
-  member_B: jax.Array | None = None,
+  model: ModelConfig, settings: DecodeSettings, inputs: DecodeInputs
 ) -> tuple[Rollout, jax.Array]:
-  """Samples G completions of each prompt: rows b = p * G + g of a Rollout, and the iterations it took.
+  """Samples G completions of each prompt: rows b = p * G + g of a Rollout, and the decode iterations.
 
-  `params` are laid out and cast for decoding by the caller: nothing is gathered in the loop. The key
-  of a token is fold(key, born, prompt index, g, position), so neither slots, order, mesh nor an
-  interruption changes a sample. Columns past a row's end hold token 0 and log-probability 0.
+  The key of a token is fold(key, born, prompt index, g, position), so slots, order, mesh and interruptions change no
+  sample. Columns behind a row's end hold token 0 and log-probability 0.
 
-  `begun` holds rows to continue (UNFINISHED) or to leave as they are; `cap`, at most T, is a traced
-  number or one per row [B]. Rows that `spec.stop` cuts short, or that reach `pause` tokens, stay
-  UNFINISHED. `member_B` says which rollout of its prompt a row is, where that is not b % G.
-  Source: none.
+  Rows that `settings.stop_rule` cuts short, or that reach `inputs.pause` tokens, stay UNFINISHED.
   """
-  fixed, rollout, _ = slot_loop.prepare(
-    model, params, prompts, key, version, spec, begun, cap, pause, member_B
-  )
-  carry = _loops(fixed, rollout, begun is not None)
-  return carry.rollout, carry.iterations
+  constants, rollout, _ = slot_loop.prepare(model, settings, inputs)
+  state = _run_loops(constants, rollout, inputs.continued is not None)
+  return state.rollout, state.iterations
 
 
 def resume(
-  model: ModelConfig,
-  params: Any,
-  prompts: Prompts,
-  key: jax.Array,
-  version: jax.Array,
-  spec: DecodeSettings,
-  begun: Rollout | None,
-  kept: carried_kv.CarriedKV,
-  *,
-  cap: jax.Array | int | None = None,
-) -> tuple[Rollout, jax.Array, carried_kv.CarriedKV]:
-  """As `generate`, with the keys and values of unfinished rows handed in and out: none is encoded again.
+  model: ModelConfig, settings: DecodeSettings, inputs: DecodeInputs
+) -> tuple[Rollout, jax.Array, CarriedKV]:
+  """As `generate`, with `inputs.carried`: continued rows are not encoded again. Also returns the new carried cache.
 
-  `kept` is in the order of these prompts (`carried.moved`). A row that holds more tokens than `kept`
-  knows keys of decodes the others once more, without recording them.
-  Source: arXiv:2509.19128 (PipelineRL: keys of older weights stay), with the prompt's encoded anew here.
+  Of a row that holds more tokens than its carried cache, the others are decoded again without being recorded.
+  arXiv:2509.19128 (PipelineRL: keys of older weights stay), except that prompts are encoded anew here.
   """
-  fixed, rollout, _ = slot_loop.prepare(model, params, prompts, key, version, spec, begun, cap)
-  fixed = fixed._replace(kept=kept)
-  carry = _loops(fixed, rollout, resumes=True)
-  return carry.rollout, carry.iterations, carried_kv.left(fixed, carry)
+  constants, rollout, _ = slot_loop.prepare(model, settings, inputs)
+  state = _run_loops(constants, rollout, continues=True)
+  return state.rollout, state.iterations, carried_kv.collect(constants, state)
 
 
-def _loops(fixed: slot_loop.Fixed, rollout: Rollout, resumes: bool) -> slot_loop.Carry:
-  """Seats rows and decodes until the last loop of the chain is over."""
-  chain = widths(fixed.spec, resumes)
-  first_N = slot_loop.ring_widths(fixed.model, chain[0])
-  if fixed.kept is None:
-    carry = slot_loop.begin(fixed, rollout, resumes, first_N, _encode)
+def _run_loops(constants: LoopConstants, rollout: Rollout, continues: bool) -> LoopState:
+  """Assigns rows to slots and runs the chain of loops."""
+  chain = widths(constants.settings, continues)
+  first_N = slot_loop.ring_widths(constants.model, chain[0])
+  if constants.carried is None:
+    state = slot_loop.start_loop(constants, rollout, continues, first_N, _encode)
   else:
-    carry = slot_loop.begin(fixed, rollout, resumes, first_N)
-    carry = carried_kv.seated(fixed, carry, jnp.full_like(carry.row_S, len(fixed.keys_B)))
+    state = slot_loop.start_loop(constants, rollout, continues, first_N)
+    idle_S = jnp.full_like(state.row_S, len(constants.keys_B))
+    state = carried_kv.load_rows(constants, state, idle_S)
   for old, width in zip(chain[:1] + chain[:-1], chain, strict=True):
-    carry = _widened(fixed.model, carry, old, width)
+    state = _widen(constants.model, state, old, width)
     with jax.named_scope(LOOP_SCOPE):
-      carry = jax.lax.while_loop(
-        functools.partial(_running, fixed, width), functools.partial(_body, fixed), carry
+      state = jax.lax.while_loop(
+        functools.partial(_goes_on, constants, width),
+        functools.partial(_body, constants),
+        state,
       )
-  return carry
+  return state
 
 
-def widths(spec: DecodeSettings, resumes: bool = False) -> list[int]:
-  """Of the ring, one for each loop of the chain. Rows to continue may be of any length: they need all of it.
-
-  Source: none.
-  """
-  windows = 1 if resumes else spec.windows
-  return [-(-spec.max_tokens // 2**i) for i in reversed(range(windows))]
+def widths(settings: DecodeSettings, continues: bool = False) -> list[int]:
+  """Ring widths, one per loop of the chain. Continued rows may have any length and need the full width."""
+  windows = 1 if continues else settings.windows
+  return [-(-settings.max_tokens // 2**i) for i in reversed(range(windows))]
 
 
-def _running(fixed: slot_loop.Fixed, width: int, carry: slot_loop.Carry) -> jax.Array:
-  """Whether this loop of the chain goes on: a ring that a row outgrows hands over to the next one."""
-  go_on = slot_loop.running(fixed, carry)
-  if width == fixed.spec.max_tokens:
+def _goes_on(constants: LoopConstants, width: int, state: LoopState) -> jax.Array:
+  """Whether this loop of the chain goes on: it also ends when a row outgrows its ring."""
+  settings = constants.settings
+  go_on = slot_loop.loop_continues(constants, state)
+  if width == settings.max_tokens:
     return go_on
-  busy_S = carry.row_S < len(fixed.keys_B)
-  outgrown_S = busy_S & (carry.at_S + fixed.spec.test_every > width)
-  return go_on & ~slot_loop.anywhere(fixed, outgrown_S.any())
+  busy_S = state.row_S < len(constants.keys_B)
+  outgrown_S = busy_S & (state.index_S + settings.test_every > width)
+  return go_on & ~slot_loop.any_shard(constants, outgrown_S.any())
 
 
-def _body(fixed: slot_loop.Fixed, carry: slot_loop.Carry) -> slot_loop.Carry:
-  if fixed.spec.test_every == 1:
-    return _iterate(fixed, carry)
-  return jax.lax.fori_loop(0, fixed.spec.test_every, lambda _, c: _iterate(fixed, c), carry)
+def _body(constants: LoopConstants, state: LoopState) -> LoopState:
+  test_every = constants.settings.test_every
+  if test_every == 1:
+    return _iterate(constants, state)
+  return jax.lax.fori_loop(0, test_every, lambda _, s: _iterate(constants, s), state)
 
 
-def _iterate(fixed: slot_loop.Fixed, carry: slot_loop.Carry) -> slot_loop.Carry:
-  """One token for every slot that has a row, then slots change hands."""
-  spec, (row_S, at_S) = fixed.spec, slot_loop.bounded(fixed, carry)
-  logits_SxV, cache, expert_SxNxk = decode(fixed, carry)
-  uniform_S = sampling.uniforms(fixed.keys_B[row_S], at_S + 1)
-  token_S, logp_S = sampling.sample(logits_SxV, uniform_S, spec.temperature, spec.token_filter)
-  # A row that streams what it held before takes its own next token and records nothing.
-  held_S = at_S + 1 < carry.rollout.length_B[row_S]
-  write_S = jnp.where(held_S, len(fixed.keys_B), carry.row_S)
-  rollout = slot_loop.record(fixed, carry.rollout, write_S, at_S + 1, token_S, logp_S)
-  if spec.record_experts:
-    went = rollout.expert_BxTxNxk.at[write_S, at_S].set(expert_SxNxk, mode='drop')
-    rollout = rollout._replace(expert_BxTxNxk=went)
-  carry = carry._replace(
+def _iterate(constants: LoopConstants, state: LoopState) -> LoopState:
+  """Decodes one token in every busy slot, then reassigns slots."""
+  settings, (row_S, index_S) = constants.settings, slot_loop.clipped_slots(constants, state)
+  logits_SxV, cache, expert_SxNxk = decode(constants, state)
+  uniform_S = sampling.uniforms(constants.keys_B[row_S], index_S + 1)
+  token_S, logp_S = sampling.sample(
+    logits_SxV, uniform_S, settings.temperature, settings.token_filter
+  )
+  # A continued row whose tokens are read again takes its own next token and records nothing.
+  known_S = index_S + 1 < state.rollout.length_B[row_S]
+  write_S = jnp.where(known_S, len(constants.keys_B), state.row_S)
+  rollout = slot_loop.record_tokens(constants, state.rollout, write_S, index_S + 1, token_S, logp_S)
+  if settings.record_experts:
+    expert_BxTxNxk = rollout.expert_BxTxNxk.at[write_S, index_S].set(expert_SxNxk, mode='drop')
+    rollout = rollout._replace(expert_BxTxNxk=expert_BxTxNxk)
+  state = state._replace(
     rollout=rollout,
-    at_S=carry.at_S + 1,
-    column=carry.column + 1,
+    index_S=state.index_S + 1,
+    column=state.column + 1,
     cache=cache,
   )
-  if spec.exit_rule is not early_exit.none:
-    carry = slot_loop.judge(fixed, carry, write_S, logits_SxV)
-  before_S, carry = carry.row_S, slot_loop.hand_on(fixed, carry)
-  if fixed.kept is None or len(before_S) == len(fixed.keys_B):
-    return carry
-  return carried_kv.seated(fixed, carry, before_S)
+  if settings.exit_rule is not early_exit.none:
+    state = slot_loop.apply_exit_rule(constants, state, write_S, logits_SxV)
+  before_S, state = state.row_S, slot_loop.release_slots(constants, state)
+  if constants.carried is None or len(before_S) == len(constants.keys_B):
+    return state
+  return carried_kv.load_rows(constants, state, before_S)
 
 
 def decode(
-  fixed: slot_loop.Fixed, carry: slot_loop.Carry
+  constants: LoopConstants, state: LoopState
 ) -> tuple[jax.Array, decoder.Cache, jax.Array | None]:
-  """Each slot's last token goes through the model: logits [S, V] of its next one, the ring with it, its experts.
+  """One model pass over each slot's last token: logits [S, V] of the next one, the written ring, expert numbers."""
+  row_S, index_S = slot_loop.clipped_slots(constants, state)
+  prompt_S = row_S // constants.settings.rollouts
+  position_Sx1 = (constants.prompts.length_P[prompt_S] + index_S)[:, None]
+  width_N = [jax.tree.leaves(kv)[0].shape[2] for kv in state.cache]
+  width = dict(zip(constants.model.slides, width_N, strict=True))
 
-  Source: none.
-  """
-  row_S, at_S = slot_loop.bounded(fixed, carry)
-  prompt_S = row_S // fixed.spec.rollouts
-  position_Sx1 = (fixed.prompts.length_P[prompt_S] + at_S)[:, None]
-  width_N = [jax.tree.leaves(kv)[0].shape[2] for kv in carry.cache]
-  width = dict(zip(fixed.model.slides, width_N, strict=True))
-
-  def seen(slides):
+  def visible(slides):
     W = width.get(slides, 0)
-    return ((carry.column - jnp.arange(W))[None] % W <= at_S[:, None])[:, None]
+    return ((state.column - jnp.arange(W))[None] % W <= index_S[:, None])[:, None]
 
   hidden, cache, expert_Sx1xNxk = decoder.apply(
-    fixed.model,
-    fixed.params,
-    carry.rollout.tokens_BxT[row_S, at_S][:, None],
+    constants.model,
+    constants.params,
+    state.rollout.tokens_BxT[row_S, index_S][:, None],
     position_Sx1,
-    seen(False),
-    shared=slot_loop.prompts_of(fixed, prompt_S),
-    cache=carry.cache,
-    at=carry.column,
-    sliding_mask_BxQxS=seen(True),
-    dtype=fixed.spec.dtype,
+    visible(False),
+    shared=slot_loop.prompt_cache_of(constants, prompt_S),
+    cache=state.cache,
+    at=state.column,
+    sliding_mask_BxQxS=visible(True),
+    dtype=constants.settings.dtype,
   )
-  logits_SxV = decoder.head(fixed.model, fixed.params, hidden[:, 0], fixed.spec.dtype)
+  logits_SxV = decoder.head(
+    constants.model, constants.params, hidden[:, 0], constants.settings.dtype
+  )
   return logits_SxV, cache, None if expert_Sx1xNxk is None else expert_Sx1xNxk[:, 0]
 
 
-def _widened(model: ModelConfig, carry: slot_loop.Carry, old: int, width: int) -> slot_loop.Carry:
-  """The ring cut open after its youngest column, and drawn out from `old` to `width` columns."""
+def _widen(model: ModelConfig, state: LoopState, old: int, width: int) -> LoopState:
+  """Unrolls the ring so that its youngest column is the last, and pads it from `old` to `width` columns."""
   if old == width:
-    return carry
+    return state
 
   def stretch(x, wide):
-    x = jnp.roll(x, old - carry.column, axis=2)
+    x = jnp.roll(x, old - state.column, axis=2)
     return jnp.pad(x, [(0, 0)] * 2 + [(0, wide - x.shape[2])] + [(0, 0)] * (x.ndim - 3))
 
   wide_N = slot_loop.ring_widths(model, width)
   cache = [
     jax.tree.map(lambda x: stretch(x, wide), kv)  # noqa: B023
-    for kv, wide in zip(carry.cache, wide_N, strict=True)
+    for kv, wide in zip(state.cache, wide_N, strict=True)
   ]
-  return carry._replace(cache=cache, column=jnp.int32(old))
+  return state._replace(cache=cache, column=jnp.int32(old))
 
 
 def _encode(
-  fixed: slot_loop.Fixed, row_S: jax.Array, at_S: jax.Array, rollout: Rollout
+  constants: LoopConstants, row_S: jax.Array, index_S: jax.Array, rollout: Rollout
 ) -> decoder.Cache:
-  """The ring with what the slots' rows hold: token j of a row at its token a gets age a − j."""
-  T = fixed.spec.max_tokens
+  """The ring filled with the tokens of the slots' rows: token j of a row at its token a has age a − j."""
+  T = constants.settings.max_tokens
 
   def rolled(x, width):
-    # The next token of a row goes to column 0, so the one of age a lies in column −a.
-    source_SxW = (at_S[:, None] - (-jnp.arange(width))[None] % width) % T
+    # The next token of a row goes to column 0, so the token of age a lies in column −a.
+    source_SxW = (index_S[:, None] - (-jnp.arange(width))[None] % width) % T
     x = jnp.take_along_axis(x, source_SxW[:, None, :, None], axis=2)
-    return kvcache.pack(x, fixed.spec.cache_dtype)
+    return kvcache.pack(x, constants.settings.cache_dtype)
 
-  width_N = slot_loop.ring_widths(fixed.model, T)
-  held = slot_loop.held(fixed, row_S, rollout)
-  return [tuple(rolled(x, w) for x in kv) for kv, w in zip(held, width_N, strict=True)]
+  width_N = slot_loop.ring_widths(constants.model, T)
+  rows = slot_loop.encode_rows(constants, row_S, rollout)
+  return [tuple(rolled(x, w) for x in kv) for kv, w in zip(rows, width_N, strict=True)]

@@ -1,4 +1,4 @@
-"""Choosing a token: one uniform per row and a two-level search of the distribution's sums."""
+"""Token sampling: one uniform number per row, and a two-level search of the cumulative distribution."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ import jax.numpy as jnp
 from jaxrl_llm.types import Prompts
 
 BLOCK = 256  # vocabulary entries per first-level sum
-# So many devices may share a large vocabulary and each keep whole blocks: else every token gathers the logits.
-_CUT = 16
+# Large vocabularies have a multiple of so many blocks. Up to so many devices then share whole blocks; otherwise every
+# token would gather the logits.
+_BLOCK_MULTIPLE = 16
+_PART_OFFSET = 2**30  # above all rollout numbers that are folded into a prompt's key
 
 
 def prompt_keys(key: jax.Array, prompts: Prompts) -> jax.Array:
-  """One typed key per slot [P]: fold(fold(key, born), prompt index), whatever the order of slots.
+  """One typed key per prompt slot [P]: fold(fold(key, born), prompt index), independent of the order of slots.
 
-  `key` comes from the run's seed; `born` is the step in which the prompt was proposed, so that a row
-  continued later draws what it would have drawn. A prompt's second slot and those after it fold their number
-  in as well. Source: none.
+  `key` comes from the run's seed. `born` is the step that proposed the prompt, so a continued row draws the same
+  tokens. The second and later slots of a prompt fold their number in as well.
   """
   fold = jax.random.fold_in
   key_P = jax.vmap(lambda s, i: fold(fold(key, s), i))(prompts.born_P, prompts.index_P)
   if prompts.part_P is None:
     return key_P
-  others = jax.vmap(fold)(key_P, _PART + prompts.part_P)
+  others = jax.vmap(fold)(key_P, _PART_OFFSET + prompts.part_P)
   return jnp.where(prompts.part_P > 0, others, key_P)
-
-
-_PART = 2**30  # above all that is folded into a slot's key: rollouts
 
 
 def row_keys(
   key: jax.Array, prompts: Prompts, rollouts: int, member_B: jax.Array | None = None
 ) -> jax.Array:
-  """One typed key per row b = (p, g), [P * rollouts]: fold(the slot's key, g).
+  """One typed key per row b = (p, g), [P * rollouts]: fold(the prompt slot's key, g).
 
-  `member_B` is g, where it is not b % rollouts. Source: none.
+  `member_B` is g where it is not b % rollouts.
   """
   rows = len(prompts.index_P) * rollouts
   member_B = jnp.arange(rows) % rollouts if member_B is None else member_B
@@ -45,13 +43,13 @@ def row_keys(
 
 
 def uniforms(keys_B: jax.Array, position_B: jax.Array | int) -> jax.Array:
-  """One uniform in [0, 1) per row for the token at `position`, one number or [B]. Source: none."""
+  """One uniform in [0, 1) per row for the token at `position_B`, a number or [B]."""
   position_B = jnp.broadcast_to(position_B, keys_B.shape)
   return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(keys_B, position_B)
 
 
 def redraw(key: jax.Array, prompts: Prompts, rollouts: int, born_BxT: jax.Array) -> jax.Array:
-  """The uniform that drew token t of row b when its noise was that of step born[b, t]: [B, T]."""
+  """The uniforms [B, T] that drew token t of row b with the noise of step born[b, t]."""
   member_B = jnp.arange(len(born_BxT)) % rollouts
   rows = prompts._replace(index_P=jnp.repeat(prompts.index_P, rollouts), part_P=None)
 
@@ -63,9 +61,9 @@ def redraw(key: jax.Array, prompts: Prompts, rollouts: int, born_BxT: jax.Array)
 
 
 class TokenFilter(NamedTuple):
-  """Which tokens may be sampled at all; the default is every token."""
+  """Restricts sampling to likely tokens; the default allows every token."""
 
-  top_k: int = 0  # the k likeliest; 0 = all
+  top_k: int = 0  # the k likeliest; 0: all
   top_p: float = 1.0  # the fewest likeliest whose probabilities reach p
   min_p: float = 0.0  # those at least p times as likely as the likeliest
 
@@ -75,39 +73,43 @@ NO_FILTER = TokenFilter()
 
 @jax.named_scope('sampling')
 def sample(
-  logits_BxV: jax.Array, uniform_B: jax.Array, temperature: float, keep: TokenFilter = NO_FILTER
+  logits_BxV: jax.Array,
+  uniform_B: jax.Array,
+  temperature: float,
+  token_filter: TokenFilter = NO_FILTER,
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
-  token = min{v : Σ_{w≤v} p_w > u}. Gumbel noise would need V random numbers a row; this needs one.
-  Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1. With a
-  filter the log-probability is that of the filtered distribution. Source: none (inverse transform sampling).
+  token = min{v : Σ_{w≤v} p_w > u}. Inverse transform sampling needs one random number per row, Gumbel noise V of them.
+  Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1. With a filter the
+  log-probability is that of the filtered distribution.
   """
   if temperature == 0:
     token_B = jnp.argmax(logits_BxV, axis=-1)
   else:
-    logits_BxV = filter_logits(logits_BxV / temperature, keep)
+    logits_BxV = filter_logits(logits_BxV / temperature, token_filter)
     token_B = _inverse_cdf(logits_BxV, uniform_B)
   picked_B = jnp.take_along_axis(logits_BxV, token_B[:, None], axis=-1)[:, 0]
   return token_B.astype(jnp.int32), picked_B - jax.nn.logsumexp(logits_BxV, axis=-1)
 
 
-def filter_logits(logits_BxV: jax.Array, keep: TokenFilter) -> jax.Array:
-  """Logits with −inf for what the filter bars: top-k, then top-p, then min-p, each on what is left.
+def filter_logits(logits_BxV: jax.Array, token_filter: TokenFilter) -> jax.Array:
+  """Logits with −inf for excluded tokens: top-k, then top-p, then min-p, each on the remaining tokens.
 
-  Source: arXiv:1805.04833 (top-k), arXiv:1904.09751 (top-p), arXiv:2407.01082 (min-p).
+  arXiv:1805.04833 (top-k), arXiv:1904.09751 (top-p), arXiv:2407.01082 (min-p).
   """
-  if 0 < keep.top_k < logits_BxV.shape[-1]:
-    least_Bx1 = jax.lax.top_k(logits_BxV, keep.top_k)[0][:, -1:]
+  top_k, top_p, min_p = token_filter
+  if 0 < top_k < logits_BxV.shape[-1]:
+    least_Bx1 = jax.lax.top_k(logits_BxV, top_k)[0][:, -1:]
     logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
-  if keep.top_p < 1:
+  if top_p < 1:
     sorted_BxV = -jnp.sort(-logits_BxV, axis=-1)
     before_BxV = jnp.cumsum(jax.nn.softmax(sorted_BxV), axis=-1) - jax.nn.softmax(sorted_BxV)
-    count_Bx1 = (before_BxV < keep.top_p).sum(-1, keepdims=True)  # the likeliest always is in
+    count_Bx1 = (before_BxV < top_p).sum(-1, keepdims=True)  # at least the likeliest token
     least_Bx1 = jnp.take_along_axis(sorted_BxV, jnp.maximum(count_Bx1, 1) - 1, axis=-1)
     logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
-  if keep.min_p > 0:
-    least_Bx1 = logits_BxV.max(-1, keepdims=True) + jnp.log(keep.min_p)
+  if min_p > 0:
+    least_Bx1 = logits_BxV.max(-1, keepdims=True) + jnp.log(min_p)
     logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
   return logits_BxV
 
@@ -116,19 +118,20 @@ def _inverse_cdf(logits_BxV: jax.Array, uniform_B: jax.Array) -> jax.Array:
   B, V = logits_BxV.shape
   weight_BxV = jnp.exp(logits_BxV - logits_BxV.max(-1, keepdims=True))
   blocks = -(-V // BLOCK)
-  blocks = blocks if blocks < _CUT else -(-blocks // _CUT) * _CUT
+  if blocks >= _BLOCK_MULTIPLE:
+    blocks = -(-blocks // _BLOCK_MULTIPLE) * _BLOCK_MULTIPLE
   weight = jnp.pad(weight_BxV, ((0, 0), (0, blocks * BLOCK - V))).reshape(B, blocks, BLOCK)
   edge_BxN = jnp.cumsum(weight.sum(-1), axis=-1)
   goal_B = uniform_B * edge_BxN[:, -1]
   block_B, rest_B = _search(edge_BxN, goal_B)
   inside_BxK = jnp.cumsum(jnp.take_along_axis(weight, block_B[:, None, None], axis=1)[:, 0], -1)
-  # The block's own sum may differ from the edges' by rounding: stay inside what has mass.
+  # By rounding, a block's own sum may differ from the difference of edges: clip the goal into the block's mass.
   offset_B, _ = _search(inside_BxK, jnp.minimum(rest_B, inside_BxK[:, -1] * (1 - 2**-22)))
   return block_B * BLOCK + offset_B
 
 
 def _search(sums_BxN: jax.Array, goal_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The first index whose running sum exceeds the goal, and the goal less the sum before it."""
+  """The first index whose cumulative sum exceeds the goal, and the goal minus the sum before it."""
   index_B = jnp.argmax(sums_BxN > goal_B[:, None], axis=-1)
   before = jnp.take_along_axis(sums_BxN, jnp.maximum(index_B - 1, 0)[:, None], axis=-1)[:, 0]
   return index_B, goal_B - jnp.where(index_B > 0, before, 0.0)

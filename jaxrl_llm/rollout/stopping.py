@@ -1,7 +1,7 @@
-"""When generation ends although rows still run: each function here looks at the loop and answers yes or no.
+"""Stop rules: they end the decode loop while rows still run. Each function returns a bool scalar.
 
-Named in `config.rollout.stop.fn`. The loop also ends when every row has. What a rule leaves unfinished is
-continued in the next step. On several data shards each one applies the rule to its own share.
+The functions are named in `config.rollout.stop.fn`. The loop also ends when every row has ended. Rows that a rule
+leaves unfinished are continued in the next step. With several data shards each shard applies the rule to its own rows.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from jaxrl_llm.rollout.queue_order import Progress
 
 
 def none(progress: Progress) -> jax.Array:
-  """Never: every row runs to its end or its cap. Source: none."""
+  """Never stop: every row runs to its end or its cap."""
   return jnp.bool_(False)
 
 
 def groups(progress: Progress, *, fraction: float = 0.5) -> jax.Array:
-  """When `fraction` of the groups are whole. Source: arXiv:2509.18521 (APRIL)."""
+  """Stop when `fraction` of the groups are complete. arXiv:2509.18521 (APRIL)."""
   P = len(progress.expected_P)
-  whole = progress.finished_B.reshape(P, -1).all(1).sum()
-  return whole >= max(1, round(fraction * P))
+  complete = progress.finished_B.reshape(P, -1).all(1).sum()
+  return complete >= max(1, round(fraction * P))
 
 
 def tokens(progress: Progress, *, per_row: float) -> jax.Array:
-  """When `per_row` × rows tokens were sampled in this call, whoever sampled them.
+  """Stop when `per_row` × rows tokens were sampled in this call, over all rows.
 
-  Source: arXiv:2510.18855 (C3PO++, Ring-1T), reconstructed from its abstract.
+  arXiv:2510.18855 (C3PO++, Ring-1T), reconstructed from its abstract.
   """
   B = len(progress.length_B)
   return progress.length_B.sum() - progress.started_tokens >= per_row * B
 
 
 def rounds(progress: Progress, *, count: int) -> jax.Array:
-  """After `count` runs of the loop's body, one segment of a long rollout. Source: arXiv:2507.19766 (UloRL)."""
+  """Stop after `count` decode iterations, one segment of a long rollout. arXiv:2507.19766 (UloRL)."""
   return progress.iterations >= count

@@ -1,4 +1,4 @@
-"""Finding a text in a stream of tokens, however it was cut into tokens: an automaton over the vocabulary."""
+"""Text search in a stream of tokens: a finite automaton over the vocabulary, independent of the tokenization."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 
 
 def build_table(token_texts: Sequence[str], text: str) -> np.ndarray:
-  """next[state, token], int16 [len(text) + 1, V]: how many characters of `text` the row ends with after a token.
+  """Transition table next[state, token], int16 [len(text) + 1, V], of the Knuth–Morris–Pratt automaton.
 
-  The last state means that the text was seen, and is never left. Source: none (the Knuth–Morris–Pratt
-  automaton, run over the characters of each token).
+  The state is how many characters of `text` end the row after the token; the automaton runs over the characters of
+  each token. The last state means that the text is complete, and is never left.
   """
   states = len(text) + 1
   step = _automaton(text)
-  out = np.zeros((states, len(token_texts)), np.int16)
+  table = np.zeros((states, len(token_texts)), np.int16)
   for token, piece in enumerate(token_texts):
-    for state in range(states):
-      now = state
+    for start in range(states):
+      state = start
       for character in piece:
-        now = now if now == len(text) else step[now].get(character, 0)
-      out[state, token] = now
-  return out
+        state = state if state == len(text) else step[state].get(character, 0)
+      table[start, token] = state
+  return table
 
 
 def _automaton(text: str) -> list[dict[str, int]]:
-  """step[state][character]; a character that is not there leads to state 0."""
+  """step[state][character]; a missing character leads to state 0."""
   step, n = [], len(text)
   for state in range(n):
     ends = {c: text[:state] + c for c in text}

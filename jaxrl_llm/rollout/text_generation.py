@@ -1,27 +1,32 @@
-"""Answers to prompts, from Python: no config, no run folder, no grading."""
+"""Text completions of prompts from Python, without a config, a run directory or rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.rollout import ring_decode, slot_loop
+from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings
 from jaxrl_llm.rollout.sampling import TokenFilter
 from jaxrl_llm.types import UNFINISHED, Model, ModelConfig, Prompts, UserError
 
 _BUCKET = 64  # prompt lengths are rounded up to a multiple: each length compiles once
 
 
-def sample(model: Model, prompts: Sequence[str | list[dict]], **settings) -> list[list[str]]:
-  """`list(stream(...))`: for each prompt its n answers. Source: none."""
+def sample(
+  model: Model, prompts: Sequence[str | list[dict[str, str]]], **settings: Any
+) -> list[list[str]]:
+  """`list(stream(...))`: the n completions of each prompt."""
   return list(stream(model, prompts, **settings))
 
 
 def stream(
   model: Model,
-  prompts: Sequence[str | list[dict]],
+  prompts: Sequence[str | list[dict[str, str]]],
   *,
   n: int = 1,
   max_tokens: int = 128,
@@ -33,23 +38,28 @@ def stream(
   chat: bool = True,
   at_once: int = 8,
 ) -> Iterator[list[str]]:
-  """Yields the n answers of one prompt after another, `at_once` prompts a pass; temperature 0 is greedy.
+  """Yields the n completions of one prompt after another, decoding `at_once` prompts together.
 
-  A prompt is text, or a list of messages with role and content. With `chat` text becomes a user's
-  message under the model's template; without, it is continued as it is. Noise is keyed by (seed, number
-  of the prompt, answer, position). Raises UserError for an empty prompt or one that does not fit
-  the model. Source: none.
+  A prompt is text, or a list of messages with role and content. With `chat`, text becomes a user message under the
+  model's chat template; without, it is continued as it is. Temperature 0 is greedy. Noise is keyed by (seed, number of
+  the prompt, completion, position). Raises UserError for an empty prompt or one that does not fit the model.
   """
   tokenizer, config = model.tokenizer, model.config
   encoded = [_encode(tokenizer, prompt, chat) for prompt in prompts]
   for number, tokens in enumerate(encoded):
     _check_length(config, number, len(tokens), max_tokens)
-  keep = TokenFilter(top_k, top_p, min_p)
-  spec = ring_decode.DecodeSettings(
-    n, max_tokens, temperature, tuple(tokenizer.end_ids), 'float32', token_filter=keep
+  settings = DecodeSettings(
+    n,
+    max_tokens,
+    temperature,
+    tuple(tokenizer.end_ids),
+    'float32',
+    token_filter=TokenFilter(top_k, top_p, min_p),
   )
   key = jax.random.key(seed)
-  run = jax.jit(lambda params, p: ring_decode.generate(config, params, p, key, 0, spec)[0])
+  run = jax.jit(
+    lambda params, p: ring_decode.generate(config, settings, DecodeInputs(params, p, key, 0))[0]
+  )
   for start in range(0, len(encoded), at_once):
     part = encoded[start : start + at_once]
     padded = part + [part[0]] * (min(at_once, len(encoded)) - len(part))
@@ -60,9 +70,9 @@ def stream(
 
 
 class CompletionStreamer:
-  """One answer at a time, told while it is made: `reply` yields its text in pieces.
+  """One completion at a time, as text pieces while it is sampled.
 
-  Joined, they are what `sample` says to that prompt alone, with the same settings.
+  The joined pieces equal the result of `sample` for that prompt alone, with the same settings.
   """
 
   def __init__(
@@ -77,35 +87,43 @@ class CompletionStreamer:
     chat: bool = True,
     piece_tokens: int = 8,
   ):
-    """piece_tokens: a piece is so many tokens; each piece encodes what was said before it."""
+    """`piece_tokens`: tokens per piece; each piece encodes the earlier ones again."""
     self._model, self._chat, self._piece = model, chat, piece_tokens
-    end_ids, keep = tuple(model.tokenizer.end_ids), TokenFilter(top_k, top_p, min_p)
-    self._spec = spec = ring_decode.DecodeSettings(1, max_tokens, temperature, end_ids, 'float32', token_filter=keep)
+    self._settings = settings = DecodeSettings(
+      1,
+      max_tokens,
+      temperature,
+      tuple(model.tokenizer.end_ids),
+      'float32',
+      token_filter=TokenFilter(top_k, top_p, min_p),
+    )
     self._run = jax.jit(
-      lambda params, prompts, key, begun, pause: ring_decode.generate(
-        model.config, params, prompts, key, 0, spec, begun=begun, pause=pause
+      lambda params, prompts, key, continued, pause: ring_decode.generate(
+        model.config,
+        settings,
+        DecodeInputs(params, prompts, key, 0, continued=continued, pause=pause),
       )[0]
     )
 
-  def prompt_tokens(self, prompt: str | list[dict]) -> int:
-    """How long the prompt is, with the words of the template around it."""
+  def prompt_tokens(self, prompt: str | list[dict[str, str]]) -> int:
+    """The length of the prompt in tokens, the chat template included."""
     return len(_encode(self._model.tokenizer, prompt, self._chat))
 
-  def stream(self, prompt: str | list[dict], seed: int = 0) -> Iterator[str]:
-    """Raises UserError for an empty prompt or one that does not fit the model. Source: none."""
-    model, T = self._model, self._spec.max_tokens
+  def stream(self, prompt: str | list[dict[str, str]], seed: int = 0) -> Iterator[str]:
+    """Yields the completion in pieces. Raises UserError for an empty prompt or one that does not fit the model."""
+    model, T = self._model, self._settings.max_tokens
     encoded = _encode(model.tokenizer, prompt, self._chat)
     _check_length(model.config, 0, len(encoded), T)
-    given, key = _prompts([encoded], 0), jax.random.key(seed)
-    rollout, shown = slot_loop.empty_rollout(1, T), ''
+    prompts, key = _prompts([encoded], 0), jax.random.key(seed)
+    rollout, yielded = slot_loop.empty_rollout(1, T), ''
     for pause in range(self._piece, T + self._piece, self._piece):
-      rollout = self._run(model.params, given, key, rollout, min(pause, T))
+      rollout = self._run(model.params, prompts, key, rollout, min(pause, T))
       length, over = int(rollout.length_B[0]), int(rollout.reason_B[0]) != UNFINISHED
       text = model.tokenizer.decode(np.asarray(rollout.tokens_BxT[0, :length]).tolist())
-      # Of a character whose bytes are not all there yet the decoder makes a mark, which is not said.
-      whole = text if over else text.rstrip('\ufffd')
-      yield whole[len(shown) :]
-      shown = whole
+      # The decoder turns an incomplete character into U+FFFD, which waits for its remaining bytes.
+      complete = text if over else text.rstrip('\ufffd')
+      yield complete[len(yielded) :]
+      yielded = complete
       if over:
         return
 
@@ -118,7 +136,7 @@ def _check_length(config: ModelConfig, number: int, tokens: int, max_tokens: int
     )
 
 
-def _encode(tokenizer, prompt: str | list[dict], chat: bool) -> list[int]:
+def _encode(tokenizer: Tokenizer, prompt: str | list[dict[str, str]], chat: bool) -> list[int]:
   if isinstance(prompt, str):
     if not chat:
       return tokenizer.encode(prompt)
@@ -127,6 +145,7 @@ def _encode(tokenizer, prompt: str | list[dict], chat: bool) -> list[int]:
 
 
 def _prompts(encoded: list[list[int]], start: int) -> Prompts:
+  """Prompts numbered from `start`, right-padded to a multiple of the bucket."""
   P, longest = len(encoded), max(map(len, encoded))
   tokens_PxL = np.zeros((P, -(-longest // _BUCKET) * _BUCKET), np.int32)
   for row, tokens in zip(tokens_PxL, encoded, strict=True):

@@ -1,8 +1,8 @@
-"""How alike two token windows of the same length are: fixed shapes, so that they may run inside the decode loop.
+"""Similarity of two token windows of the same length, with fixed shapes for use inside the decode loop.
 
-A window [W] ends in its last token; where it holds fewer than W, −1 stands in front. Each function takes two
-windows of n ≥ 1 real tokens each and returns a share of n. One scan over W rows of W numbers each: the
-recurrence along a row is a running maximum or minimum.
+A window [W] ends with its last token; shorter windows are padded with −1 in front. Each function takes two windows of
+n ≥ 1 real tokens and returns a share of n. It is one scan over W rows of W numbers: the recurrence along a row is a
+cumulative maximum or minimum.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 
 def suffix_match(a_W: jax.Array, b_W: jax.Array) -> jax.Array:
-  """The longest suffix of one window that occurs anywhere in the other, over n; the larger of both ways.
+  """The longest suffix of one window that occurs anywhere in the other, over n; the larger of both directions.
 
-  m[i, j] = [a_i = b_j]·(m[i−1, j−1] + 1) is how long the pieces that end at i and j agree; the answer is
-  max(max_j m[n, j], max_i m[i, n]) / n. Source: arXiv:2510.24302 (LATR, as in its code).
+  m[i, j] = [a_i = b_j]·(m[i−1, j−1] + 1) is the length of the common run that ends at i and j; the result is
+  max(max_j m[n, j], max_i m[i, n]) / n. arXiv:2510.24302 (LATR, as in its code).
   """
 
   def row(before_W, a):
@@ -30,7 +30,7 @@ def suffix_match(a_W: jax.Array, b_W: jax.Array) -> jax.Array:
 def rouge_l(a_W: jax.Array, b_W: jax.Array) -> jax.Array:
   """ROUGE-L's F1, which at equal lengths is the longest common subsequence over n.
 
-  Source: arXiv:2510.24302 (LATR), its use; the measure is older.
+  arXiv:2510.24302 (LATR), its use; the measure is older.
   """
 
   def row(before_W1, a):
@@ -43,20 +43,20 @@ def rouge_l(a_W: jax.Array, b_W: jax.Array) -> jax.Array:
 
 
 def edit_distance(a_W: jax.Array, b_W: jax.Array) -> jax.Array:
-  """Levenshtein's distance over n; equal padding in front of both adds nothing to it.
+  """Levenshtein distance over n; equal padding in front of both adds nothing to it.
 
-  Source: arXiv:2510.24302 (LATR), its use; the measure is older.
+  arXiv:2510.24302 (LATR), its use; the measure is older.
   """
-  place_W1 = jnp.arange(len(b_W) + 1)
+  index_W1 = jnp.arange(len(b_W) + 1)
 
   def row(before_W1, a):
     swap_W = before_W1[:-1] + (b_W != a)
     first = before_W1[:1] + 1
     best_W1 = jnp.concatenate([first, jnp.minimum(before_W1[1:] + 1, swap_W)])
-    # An insertion costs 1 a step along the row: a running minimum of what is left after taking j off.
-    return jax.lax.cummin(best_W1 - place_W1) + place_W1, None
+    # An insertion costs 1 per column: the cumulative minimum of the cost minus its column.
+    return jax.lax.cummin(best_W1 - index_W1) + index_W1, None
 
-  last_W1, _ = jax.lax.scan(row, place_W1, a_W)
+  last_W1, _ = jax.lax.scan(row, index_W1, a_W)
   return last_W1[-1] / _count(a_W)
 
 

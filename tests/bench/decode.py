@@ -25,6 +25,7 @@ from jaxrl_llm import models
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.models import default_model
 from jaxrl_llm.rollout import ring_decode, slot_loop
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import Prompts
 from tests.bench.lib import smoke
 
@@ -39,7 +40,7 @@ def ours(model, tokens_BxL, rollouts: int, seats: int):
   length_P, zeros = np.full(P, L, np.int32), np.zeros(P, np.float32)
   prompts = Prompts(tokens_BxL[:P], length_P, index_P, index_P, zeros)
   key = jax.random.key(0)
-  fn = jax.jit(lambda p, q: ring_decode.generate(model.config, p, q, key, 0, spec)[0])
+  fn = jax.jit(lambda p, q: ring_decode.generate(model.config, spec, DecodeInputs(p, q, key, 0))[0])
   return lambda: np.asarray(jax.block_until_ready(fn(model.params, prompts)).tokens_BxT)
 
 

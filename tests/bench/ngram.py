@@ -21,6 +21,7 @@ from jaxrl_llm import models
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.models import default_model
 from jaxrl_llm.rollout import ngram_drafts, queue_order, ring_decode
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import Prompts
 from tests.bench.lib import smoke
 
@@ -52,11 +53,10 @@ def case(model, given: Prompts, tokens: int, slots: int, match: int, draft: int)
 
   def sampled(params, given):
     config, key, version = start
+    inputs = DecodeInputs(params, given, key, version)
     if not draft:
-      return *ring_decode.generate(config, params, given, key, version, spec), None
-    return ngram_drafts.generate(
-      config, params, given, key, version, spec, ngram_drafts.NgramSettings(match, draft)
-    )
+      return *ring_decode.generate(config, spec, inputs), None
+    return ngram_drafts.generate(config, spec, inputs, ngram_drafts.NgramSettings(match, draft))
 
   fn = jax.jit(sampled)
   return lambda: jax.tree.map(np.asarray, jax.block_until_ready(fn(model.params, given)))

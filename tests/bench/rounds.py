@@ -23,6 +23,7 @@ import numpy as np
 from jaxrl_llm.models import decoder
 from jaxrl_llm.replay import PartialRollouts
 from jaxrl_llm.rollout import queue_order, ring_decode, stopping
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import ModelConfig, Prompts, Rollout
 from tests.bench.lib import smoke
 
@@ -71,7 +72,7 @@ def compiled(model: ModelConfig, choose, stop):
   )  # fmt: skip
   fn = jax.jit(
     lambda params, prompts, begun, cap: ring_decode.generate(
-      model, params, prompts, jax.random.key(0), 0, spec, begun=begun, cap=cap
+      model, spec, DecodeInputs(params, prompts, jax.random.key(0), 0, continued=begun, cap=cap)
     )
   )
   one = np.ones(P, np.int32)

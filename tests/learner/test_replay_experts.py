@@ -18,6 +18,7 @@ from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, moe
 from jaxrl_llm.rollout import ring_decode
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import UNFINISHED, Batch, ModelConfig, Prompts, UserError
 
 MODEL = ModelConfig(
@@ -62,7 +63,9 @@ def sampled(params, begun=None, cap=None, pause=None, **changes):
   spec = step_spec().rollout.decode._replace(**changes)
   run = jax.jit(
     lambda p, begun: ring_decode.generate(
-      MODEL, p, make_prompts(), jax.random.key(0), 4, spec, begun=begun, cap=cap, pause=pause
+      MODEL,
+      spec,
+      DecodeInputs(p, make_prompts(), jax.random.key(0), 4, continued=begun, cap=cap, pause=pause),
     )[0]
   )
   return jax.tree.map(np.asarray, run(params, begun))

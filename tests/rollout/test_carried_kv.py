@@ -23,6 +23,7 @@ from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.profiling import hlo
 from jaxrl_llm.rollout import carried_kv, queue_order, ring_decode, slot_loop
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts, UserError
 
 MODEL = ModelConfig(
@@ -51,7 +52,9 @@ def make_prompts(count=P, born=2):
 def uninterrupted(cache_dtype='float32'):
   """(params) → every row in a slot of its own, by the plain engine."""
   spec, key = SPEC._replace(cache_dtype=cache_dtype), jax.random.key(1)
-  return jax.jit(lambda p: ring_decode.generate(MODEL, p, make_prompts(), key, 0, spec)[0])
+  return jax.jit(
+    lambda p: ring_decode.generate(MODEL, spec, DecodeInputs(p, make_prompts(), key, 0))[0]
+  )
 
 
 @functools.cache
@@ -63,15 +66,16 @@ def resumed(rows=0, cache_dtype='float32'):
   spec = SPEC._replace(slots=rows, cache_dtype=cache_dtype)
 
   @jax.jit
-  def fn(params, prompts, begun, kept, version, count, longest):
+  def fn(params, prompts, begun, carried, version, count, longest):
     limited = spec._replace(
       stop_rule=lambda p: p.iterations >= count,
       queue_order=lambda p: jnp.where(longest, queue_order.longest_first(p), queue_order.fifo(p)),
     )
-    kept = carried_kv.reorder(kept, prompts, G)
-    return ring_decode.resume(
-      MODEL, params, prompts, jax.random.key(1), version, limited, begun, kept
+    carried = carried_kv.reorder(carried, prompts, G)
+    inputs = DecodeInputs(
+      params, prompts, jax.random.key(1), version, continued=begun, carried=carried
     )
+    return ring_decode.resume(MODEL, limited, inputs)
 
   def call(*args, longest=False):
     return jax.tree.map(np.asarray, fn(*args, longest))
@@ -93,11 +97,11 @@ def groups(tree, order_P, rollouts=G):
 
 def assert_all_is_held(rollout, kept):
   """Of every unfinished row all but the youngest token, which no pass has read; zeros elsewhere."""
-  held_B = np.where(rollout.reason_B == UNFINISHED, rollout.length_B - 1, 0)
-  np.testing.assert_array_equal(kept.held_B, held_B)
+  cached_B = np.where(rollout.reason_B == UNFINISHED, rollout.length_B - 1, 0)
+  np.testing.assert_array_equal(kept.cached_B, cached_B)
   for x in jax.tree.leaves(kept.cache):
     used_BxT = np.moveaxis(x != 0, 1, 2).reshape(B, T, -1).any(-1)
-    np.testing.assert_array_equal(used_BxT, np.arange(T)[None] < held_B[:, None])
+    np.testing.assert_array_equal(used_BxT, np.arange(T)[None] < cached_B[:, None])
 
 
 def carry_on(params, rows=0, cache_dtype='float32', longest=False):
@@ -141,17 +145,17 @@ def test_carried_int8_keys_are_those_of_the_uninterrupted_run(params, rows):
 def test_rows_that_wait_a_whole_call_keep_their_cache(params, rows, dtype):
   """No round is run: what was seated and what was not come back bit for bit."""
   r = np.random.default_rng(0)
-  held_B = np.where(np.arange(B) % 4 < 3, r.integers(0, T - 1, B), 0)
+  cached_B = np.where(np.arange(B) % 4 < 3, r.integers(0, T - 1, B), 0)
   begun = slot_loop.empty_rollout(B, T)._replace(
-    length_B=held_B + 1, reason_B=np.where(np.arange(B) % 4 < 3, UNFINISHED, 1).astype(np.int8)
+    length_B=cached_B + 1, reason_B=np.where(np.arange(B) % 4 < 3, UNFINISHED, 1).astype(np.int8)
   )
   prompts = make_prompts()
-  real = np.arange(T)[None, None, :, None] < held_B[:, None, None, None]
+  real = np.arange(T)[None, None, :, None] < cached_B[:, None, None, None]
   fill = lambda: kvcache.pack(r.normal(size=(B, 2, T, 8)).astype(np.float32) * real, dtype)  # noqa: E731
   cache = [(fill(), fill()) for _ in range(MODEL.layers)]
-  kept = carried_kv.CarriedKV(prompts.index_P, prompts.born_P, held_B, cache)
+  kept = carried_kv.CarriedKV(prompts.index_P, prompts.born_P, cached_B, cache)
   got, rounds, after = resumed(rows, dtype)(params, prompts, begun, kept, 1, 0)
-  assert rounds == 0 and (held_B > 0).sum() > 5
+  assert rounds == 0 and (cached_B > 0).sum() > 5
   np.testing.assert_array_equal(got.length_B, begun.length_B)
   jax.tree.map(np.testing.assert_array_equal, after, jax.tree.map(np.asarray, kept))
 
@@ -221,9 +225,9 @@ def test_new_weights_see_old_keys_and_record_what_they_say(params):
 def test_tokens_whose_keys_are_missing_are_read_again(params):
   begun, _, kept = resumed()(params, make_prompts(), *start(), 0, 5)
   other_P = make_prompts().born_P + [0, 0, 1, 0]
-  lost = kept._replace(held_B=np.where(np.arange(B) % 2, kept.held_B, 0), born_P=other_P)
+  lost = kept._replace(cached_B=np.where(np.arange(B) % 2, kept.cached_B, 0), born_P=other_P)
   got, _, left = resumed(5)(params, make_prompts(), begun, lost, 1, 2)
-  assert (left.held_B + 1 < got.length_B)[left.held_B > 0].any(), 'one is still on its way'
+  assert (left.cached_B + 1 < got.length_B)[left.cached_B > 0].any(), 'one is still on its way'
   got, *_ = resumed(5)(params, make_prompts(), got, left, 1, 99)
   assert_same(got, uninterrupted()(params))
 
@@ -231,12 +235,13 @@ def test_tokens_whose_keys_are_missing_are_read_again(params):
 def text_of(params, rows, carry):
   spec = SPEC._replace(max_tokens=128, slots=rows, stop_rule=lambda p: p.iterations >= 3)
   begun, kept = slot_loop.empty_rollout(B, 128), carried_kv.empty(MODEL, spec, P)
-  given = MODEL, params, make_prompts(), jax.random.key(0), 0, spec
 
-  def fn(begun, kept):
+  def fn(begun, carried):
+    inputs = DecodeInputs(params, make_prompts(), jax.random.key(0), 0, continued=begun)
     if not carry:
-      return ring_decode.generate(*given, begun=begun)
-    return ring_decode.resume(*given, begun, carried_kv.reorder(kept, make_prompts(), G))
+      return ring_decode.generate(MODEL, spec, inputs)
+    carried = carried_kv.reorder(carried, make_prompts(), G)
+    return ring_decode.resume(MODEL, spec, inputs._replace(carried=carried))
 
   return jax.jit(fn, donate_argnums=1).lower(begun, kept).compile().as_text()
 

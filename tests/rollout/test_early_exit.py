@@ -19,6 +19,7 @@ from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.replay import PartialRollouts
 from jaxrl_llm.rollout import early_exit, ring_decode, text_automaton
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import ABORTED, EXITED, STOPPED, UNFINISHED, ModelConfig, Prompts
 
 V, P, G, T = 6, 12, 8, 24
@@ -52,8 +53,8 @@ def runs(params, rule=early_exit.none, slots=0, end_ids=(), pauses=()):
 
   @jax.jit
   def leg(p, begun, pause):
-    key = jax.random.key(0)
-    return ring_decode.generate(MODEL, p, prompts, key, 1, spec, begun=begun, pause=pause)[0]
+    inputs = DecodeInputs(p, prompts, jax.random.key(0), 1, continued=begun, pause=pause)
+    return ring_decode.generate(MODEL, spec, inputs)[0]
 
   for legs in pauses or [()]:
     rollout = None

@@ -20,6 +20,7 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ngram_drafts, queue_order, ring_decode, stopping
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts, UserError
 
@@ -58,12 +59,10 @@ def compiled(spec, draft, match):
 
   @jax.jit
   def fn(params, prompts, version, begun, cap):
-    given = MODEL, params, prompts, jax.random.key(1), version, spec
+    inputs = DecodeInputs(params, prompts, jax.random.key(1), version, continued=begun, cap=cap)
     if not draft:
-      return *ring_decode.generate(*given, begun=begun, cap=cap), None
-    return ngram_drafts.generate(
-      *given, ngram_drafts.NgramSettings(match, draft), begun=begun, cap=cap
-    )
+      return *ring_decode.generate(MODEL, spec, inputs), None
+    return ngram_drafts.generate(MODEL, spec, inputs, ngram_drafts.NgramSettings(match, draft))
 
   return fn
 
@@ -230,7 +229,9 @@ def test_the_law_of_drafted_tokens_is_the_policys():
     G, length, 1.0, (), 'float32', slots=prompts, queue_order=queue_order.probe_then_longest
   )
   key, settings = jax.random.key(3), ngram_drafts.NgramSettings(2, 3)
-  fn = jax.jit(lambda p: ngram_drafts.generate(model, p, same, key, 0, spec, settings))
+  fn = jax.jit(
+    lambda p: ngram_drafts.generate(model, spec, DecodeInputs(p, same, key, 0), settings)
+  )
   got, _, counts = jax.tree.map(np.asarray, fn(params))
   assert 3000 < counts.kept < 0.5 * counts.offered, 'drafts must be taken often, and refused often'
   every = np.stack(np.unravel_index(np.arange(V**length), [V] * length), axis=1)
@@ -249,16 +250,9 @@ def test_the_law_of_drafted_tokens_is_the_policys():
 def test_caches_are_written_in_place_and_never_copied(params, slots):
   """In the compiled program only one update per cache makes an array of its shape."""
   spec, draft = ring_decode.DecodeSettings(G, 128, 1.0, (3,), 'float32', slots=slots), 4
-  given = lambda p, q: (
-    MODEL,
-    p,
-    q,
-    jax.random.key(0),
-    0,
-    spec,
-    ngram_drafts.NgramSettings(3, draft),
-  )  # noqa: E731
-  fn = jax.jit(lambda p, q: ngram_drafts.generate(*given(p, q))[0])
+  inputs = lambda p, q: DecodeInputs(p, q, jax.random.key(0), 0)  # noqa: E731
+  settings = ngram_drafts.NgramSettings(3, draft)
+  fn = jax.jit(lambda p, q: ngram_drafts.generate(MODEL, spec, inputs(p, q), settings)[0])
   text = fn.lower(params, make_prompts()).compile(quick.AS_TRAINED).as_text()
   shape = re.escape(f'f32[{slots or B},{MODEL.kv_heads},{128 + draft},{MODEL.head_dim}]')
   made = collections.Counter(re.findall(rf'= {shape}\S* ([a-z-]+)\(', text))

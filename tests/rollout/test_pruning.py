@@ -14,7 +14,7 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
-from jaxrl_llm.rollout import correctness_head, pruned_decode
+from jaxrl_llm.rollout import correctness_head, survival
 from jaxrl_llm.types import EXITED, UNFINISHED, ModelConfig, Prompts, UserError
 
 P, C, G, L, T, V = 4, 8, 3, 4, 9, 12
@@ -29,7 +29,7 @@ def some_p(groups=500):
 
 @pytest.mark.parametrize('keep', [2, 4, 6])
 def test_survival_sums_to_the_kept_within_its_bounds(keep):
-  s = np.asarray(pruned_decode.survival_probabilities(some_p(), keep, share=0.5, floor=0.05))
+  s = np.asarray(survival.probabilities(some_p(), keep, share=0.5, floor=0.05))
   np.testing.assert_allclose(s.sum(1), keep, rtol=1e-4)
   assert s.min() >= 0.05 * 0.999 and s.max() <= 1.001
 
@@ -38,7 +38,7 @@ def test_survivors_are_balanced_where_nothing_is_clipped():
   """Expected right ones among the survivors = share × kept, where p̂ is the truth."""
   p = jnp.asarray([[0.3, 0.4, 0.5, 0.2, 0.35, 0.3, 0.25, 0.4]])
   for share in (0.3, 0.5, 0.6):
-    s = pruned_decode.survival_probabilities(p, 2, share=share, floor=0.0)
+    s = survival.probabilities(p, 2, share=share, floor=0.0)
     # Each half of the wish gives its part: Σ p·s = keep·[share·Σp²/p̄ + (1−share)·Σp(1−p)/(1−p̄)]/C.
     mean = p.mean()
     want = 2 * (share * (p**2).sum() / mean + (1 - share) * (p * (1 - p)).sum() / (1 - mean)) / C
@@ -47,16 +47,16 @@ def test_survivors_are_balanced_where_nothing_is_clipped():
 
 def test_certain_groups_survive_evenly():
   for p in (0.0, 1.0):
-    s = pruned_decode.survival_probabilities(jnp.full((1, C), p), 4, share=0.5, floor=0.05)
+    s = survival.probabilities(jnp.full((1, C), p), 4, share=0.5, floor=0.05)
     np.testing.assert_allclose(s, 0.5, rtol=1e-4)
 
 
 def test_exactly_so_many_are_kept_each_with_its_own_probability():
   """20000 draws for one group: frequencies are s, and the mean of r/s is the mean of r."""
   N, keep = 20000, 3
-  s_C = pruned_decode.survival_probabilities(some_p(1), keep, share=0.5, floor=0.05)[0]
+  s_C = survival.probabilities(some_p(1), keep, share=0.5, floor=0.05)[0]
   keys = jax.random.split(jax.random.key(0), N)
-  index, s = pruned_decode.sample_survivors(keys, jnp.tile(s_C, (N, 1)), keep)
+  index, s = survival.sample_survivors(keys, jnp.tile(s_C, (N, 1)), keep)
   index = np.asarray(index)
   assert index.shape == (N, keep) and (np.diff(index, axis=1) > 0).all()
   frequency = np.bincount(index.reshape(-1), minlength=C) / N
@@ -77,9 +77,7 @@ def test_every_candidate_is_included_as_often_as_stated_and_weighted_sums_are_un
 ):
   """Exactly, by all starting points of systematic sampling, whatever the order; up to floor · candidates = keep."""
   p = jnp.asarray(np.random.default_rng(keep).beta(0.4, 0.4, (1, C)), jnp.float32)
-  s_C = np.asarray(
-    pruned_decode.survival_probabilities(p, keep, share=share, floor=floor), np.float64
-  )[0]
+  s_C = np.asarray(survival.probabilities(p, keep, share=share, floor=floor), np.float64)[0]
   reward_C = np.arange(C) ** 2.0
   for seed in range(5):
     order_C = np.random.default_rng(seed).permutation(C)

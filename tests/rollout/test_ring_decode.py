@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ring_decode, slot_loop
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import STOPPED, TRUNCATED, ModelConfig, Prompts
 
 MODEL = ModelConfig(
@@ -47,7 +48,9 @@ def spec(**changes):
 
 def run(params, prompts, seed=0, **changes):
   key = jax.random.key(seed)
-  fn = jax.jit(lambda p, q: ring_decode.generate(MODEL, p, q, key, 4, spec(**changes))[0])
+  fn = jax.jit(
+    lambda p, q: ring_decode.generate(MODEL, spec(**changes), DecodeInputs(p, q, key, 4))[0]
+  )
   return jax.tree.map(np.asarray, fn(params, prompts))
 
 
@@ -172,7 +175,9 @@ def _trips(params, prompts):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(decoder, 'apply', counted)
     jax.block_until_ready(
-      ring_decode.generate(MODEL, params, prompts, jax.random.key(0), 0, spec(max_tokens=60))
+      ring_decode.generate(
+        MODEL, spec(max_tokens=60), DecodeInputs(params, prompts, jax.random.key(0), 0)
+      )
     )
     jax.effects_barrier()
   return len(count)

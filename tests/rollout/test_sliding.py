@@ -21,6 +21,7 @@ from jaxrl_llm.rollout import (
   tree_decode,
   tree_rules,
 )
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
 
 P, G, L, T, WINDOW = 4, 3, 7, 13, 5
@@ -60,7 +61,11 @@ def whole(model):
 
 
 def sampled(model, **changes):
-  return run(lambda p, q: ring_decode.generate(model, p, q, KEY, 0, SPEC._replace(**changes))[0])
+  return run(
+    lambda p, q: ring_decode.generate(model, SPEC._replace(**changes), DecodeInputs(p, q, KEY, 0))[
+      0
+    ]
+  )
 
 
 def rescored(model, rollout):
@@ -97,9 +102,10 @@ def test_rows_that_are_cut_short_go_on(rows, carries):
   @functools.partial(jax.jit, static_argnums=0)
   def fn(rows, params, prompts, begun, kept):
     spec = SPEC._replace(slots=rows, stop_rule=functools.partial(stopping.rounds, count=3))
+    inputs = DecodeInputs(params, prompts, KEY, 0, continued=begun)
     if carries:
-      return ring_decode.resume(SOME, params, prompts, KEY, 0, spec, begun, kept)
-    return *ring_decode.generate(SOME, params, prompts, KEY, 0, spec, begun=begun), kept
+      return ring_decode.resume(SOME, spec, inputs._replace(carried=kept))
+    return *ring_decode.generate(SOME, spec, inputs), kept
 
   begun, kept = (
     slot_loop.empty_rollout(B, T),
@@ -117,10 +123,14 @@ def test_trees_and_drafts_say_the_same():
   never = tree_rules.latr(
     absolute=1.0, relative=1.0, ages=(2,), suffix=1.0, rouge=1.0, edit=0.0, limit=99
   )
-  grown = run(lambda p, q: tree_decode.generate(SOME, p, q, KEY, 0, SPEC, never, share=0.0)[0])
+  grown = run(
+    lambda p, q: tree_decode.generate(SOME, SPEC, DecodeInputs(p, q, KEY, 0), never, share=0.0)[0]
+  )
   assert_same(grown, whole(SOME))
   drafted = ngram_drafts.NgramSettings(2, 3)
-  out, _, counts = run(lambda p, q: ngram_drafts.generate(SOME, p, q, KEY, 0, SPEC, drafted))
+  out, _, counts = run(
+    lambda p, q: ngram_drafts.generate(SOME, SPEC, DecodeInputs(p, q, KEY, 0), drafted)
+  )
   assert_same(out, whole(SOME))
   assert counts[0] > 0
 
@@ -130,7 +140,9 @@ def test_forked_rows_take_their_windows_along():
   rules = tree_rules.latr(
     absolute=0.05, relative=0.3, ages=(2, 3, 5), suffix=1.0, rouge=0.3, edit=0.0, limit=99
   )
-  got, _, grown = run(lambda p, q: tree_decode.generate(SOME, p, q, KEY, 0, SPEC, rules, share=1.0))
+  got, _, grown = run(
+    lambda p, q: tree_decode.generate(SOME, SPEC, DecodeInputs(p, q, KEY, 0), rules, share=1.0)
+  )
   assert (grown.parent_B != np.arange(B)).any() and got.length_B.max() > 2 * WINDOW
   real = np.arange(T)[None] < got.length_B[:, None]
   np.testing.assert_allclose(got.logp_BxT[real], rescored(SOME, got)[real], atol=5e-5)
@@ -138,7 +150,7 @@ def test_forked_rows_take_their_windows_along():
 
 def test_only_the_window_is_stored_and_nothing_copied():
   spec = SPEC._replace(max_tokens=128)
-  fn = jax.jit(lambda p, q: ring_decode.generate(SOME, p, q, KEY, 0, spec)[0])
+  fn = jax.jit(lambda p, q: ring_decode.generate(SOME, spec, DecodeInputs(p, q, KEY, 0))[0])
   text = fn.lower(params(), prompts()).compile().as_text()
   for width, layers in ((WINDOW, 2), (128, 1)):
     shape = f'f32[{B},{SOME.kv_heads},{width},{SOME.head_dim}]'

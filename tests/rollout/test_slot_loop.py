@@ -14,6 +14,7 @@ from rollout_checks import assert_same
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import queue_order, ring_decode, stopping
 from jaxrl_llm.rollout import slot_loop as slot
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts
 
 MODEL = ModelConfig(
@@ -48,7 +49,7 @@ def run(
 ):
   """`stop_after`: rounds after which a rule stops. What is named here, and the order, compiles nothing anew."""
   rank = ORDERS.index(changes.pop('queue_order', queue_order.fifo))
-  more = dict(begun=begun, cap=cap, pause=pause, member_B=member_B)
+  more = dict(continued=begun, cap=cap, pause=pause, member_B=member_B)
   fn = compiled(**dict(slots=0) | changes)
   rollout, rounds = fn(params, make_prompts(), more, version, rank, stop_after)
   return jax.tree.map(np.asarray, rollout), int(rounds)
@@ -63,7 +64,8 @@ def compiled(**changes):
     ranked = spec._replace(queue_order=lambda progress: jax.lax.switch(rank, ORDERS, progress))
     if stop_after is not None:
       ranked = ranked._replace(stop_rule=functools.partial(stopping.rounds, count=stop_after))
-    return ring_decode.generate(MODEL, params, prompts, jax.random.key(1), version, ranked, **more)
+    inputs = DecodeInputs(params, prompts, jax.random.key(1), version, **more)
+    return ring_decode.generate(MODEL, ranked, inputs)
 
   return fn
 
@@ -166,7 +168,9 @@ def test_recorded_log_prob_is_the_teacher_forced_one(params, slots):
 def test_a_cap_is_a_number_and_compiles_once(params, whole):
   spec = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32', slots=5)
   key = jax.random.key(1)
-  fn = jax.jit(lambda p, q, c: ring_decode.generate(MODEL, p, q, key, 4, spec, cap=c)[0])
+  fn = jax.jit(
+    lambda p, q, c: ring_decode.generate(MODEL, spec, DecodeInputs(p, q, key, 4, cap=c))[0]
+  )
   for cap in (1, 4, T, 99):
     got = fn(params, make_prompts(), jnp.int32(cap))
     np.testing.assert_array_equal(got.length_B, np.minimum(whole.length_B, cap))
@@ -203,9 +207,9 @@ def test_short_rows_never_leave_the_narrow_ring(params):
   real = decoder.apply
   ring_decode.decoder.apply, key = _spy(real, widths), jax.random.key(1)
   try:
-    out = jax.jit(lambda p, q, c: ring_decode.generate(MODEL, p, q, key, 4, spec, cap=c))(
-      params, make_prompts(), jnp.int32(4)
-    )
+    out = jax.jit(
+      lambda p, q, c: ring_decode.generate(MODEL, spec, DecodeInputs(p, q, key, 4, cap=c))
+    )(params, make_prompts(), jnp.int32(4))
   finally:
     ring_decode.decoder.apply = real
   assert sorted(set(widths)) == [4, 8, 16, 32, 64]
@@ -213,7 +217,7 @@ def test_short_rows_never_leave_the_narrow_ring(params):
   # Every row of at most 4 tokens fits the ring of 4: no other loop ran.
   alone = jax.jit(
     lambda p, q, c: ring_decode.generate(
-      MODEL, p, q, key, 4, spec._replace(windows=1, max_tokens=4), cap=c
+      MODEL, spec._replace(windows=1, max_tokens=4), DecodeInputs(p, q, key, 4, cap=c)
     )
   )(params, make_prompts(), jnp.int32(4))
   assert out[1] == alone[1]
@@ -273,7 +277,9 @@ def test_stop_rules_stop_where_they_say(params, whole):
 def test_caches_are_written_in_place_and_never_copied(params, slots):
   """In the compiled program only updates of one column make an array of a cache's shape."""
   spec = ring_decode.DecodeSettings(G, 128, 1.0, (3,), 'float32', slots=slots)
-  fn = jax.jit(lambda p, q: ring_decode.generate(MODEL, p, q, jax.random.key(0), 0, spec)[0])
+  fn = jax.jit(
+    lambda p, q: ring_decode.generate(MODEL, spec, DecodeInputs(p, q, jax.random.key(0), 0))[0]
+  )
   text = fn.lower(params, make_prompts()).compile().as_text()
   shape = f'f32[{slots or B},{MODEL.kv_heads},128,{MODEL.head_dim}]'
   rollout_checks.assert_written_in_place(text, shape, 2 * MODEL.layers)
@@ -327,7 +333,7 @@ def test_rounds_over_the_ideal_are_those_of_a_simulation(fn):
   blind = spec._replace(queue_order=lambda p: fn(p._replace(cap_B=jnp.full(N, LONG))))
   run = jax.jit(
     lambda params, cap: ring_decode.generate(
-      model, params, prompts, jax.random.key(0), 0, blind, cap=cap
+      model, blind, DecodeInputs(params, prompts, jax.random.key(0), 0, cap=cap)
     )
   )
   rollout, rounds = run(decoder.init(model, 0), length_B)

@@ -23,6 +23,7 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ring_decode, sampling, token_similarity, tree_decode, tree_rules
+from jaxrl_llm.rollout.decode_records import DecodeInputs
 from jaxrl_llm.runner import sft
 from jaxrl_llm.types import (
   STOPPED,
@@ -96,8 +97,9 @@ def compiled(settings, changes):
   spec = SPEC._replace(**dict(changes))
 
   def fn(params, prompts, share, cap, numbers):
-    key, r = jax.random.key(1), rules(**dict(settings), **numbers)
-    return tree_decode.generate(MODEL, params, prompts, key, 4, spec, r, share=share, cap=cap)
+    inputs = DecodeInputs(params, prompts, jax.random.key(1), 4, cap=cap)
+    tree = rules(**dict(settings), **numbers)
+    return tree_decode.generate(MODEL, spec, inputs, tree, share=share)
 
   return jax.jit(fn)
 
@@ -113,7 +115,9 @@ def run(params, settings, share=1.0, prompts=None, cap=T, **changes):
 
 def plain(params, **changes):
   spec = SPEC._replace(**changes)
-  fn = jax.jit(lambda p, q: ring_decode.generate(MODEL, p, q, jax.random.key(1), 4, spec)[0])
+  fn = jax.jit(
+    lambda p, q: ring_decode.generate(MODEL, spec, DecodeInputs(p, q, jax.random.key(1), 4))[0]
+  )
   return jax.tree.map(np.asarray, fn(params, make_prompts()))
 
 
@@ -276,7 +280,8 @@ def test_similarity_is_that_of_plain_python():
 def test_caches_are_copied_in_the_branch_that_forks_and_nowhere_else(params):
   """What makes an array of a cache's shape in the compiled program, computation by computation."""
   spec, r = SPEC._replace(max_tokens=128), rules(**LATR)
-  fn = jax.jit(lambda p, q: tree_decode.generate(MODEL, p, q, jax.random.key(0), 0, spec, r)[0])
+  inputs = lambda p, q: DecodeInputs(p, q, jax.random.key(0), 0)  # noqa: E731
+  fn = jax.jit(lambda p, q: tree_decode.generate(MODEL, spec, inputs(p, q), r)[0])
   text = fn.lower(params, make_prompts()).compile(quick.AS_TRAINED).as_text()
   shape = re.escape(f'f32[{B},{MODEL.kv_heads},128,{MODEL.head_dim}]')
   made, name = collections.defaultdict(collections.Counter), ''
