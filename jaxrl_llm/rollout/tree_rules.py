@@ -1,7 +1,7 @@
-"""Where a rollout forks and which branch is dropped: a function here makes the rules, `tree.generate` obeys them.
+"""Tree rules: where a rollout forks and which branches are dropped. `tree_decode.generate` applies them.
 
-Named in `config.rollout.tree.fn`. TreeRules see every row once a token, with fixed shapes; they are pure functions
-of that and of statistics that they keep per row, and know nothing of caches, seats or groups.
+The functions are named in `config.rollout.tree.fn`. Rules see all rows after every token, with fixed shapes. They are
+pure functions of the rows and of statistics that they keep per row; caches, slots and groups are not visible to them.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from jaxrl_llm.types import UserError
 
 
 class Fork(NamedTuple):
-  """What each row wants to go on with."""
+  """The next tokens of each row and of its requested children."""
 
-  own_B: jax.Array  # the row's own next token
-  more_BxK: jax.Array  # the next tokens of children, all different from the row's own
-  wanted_BxK: jax.Array  # which of them ask for a row; earlier columns go first
+  own_B: jax.Array  # the row's next token
+  more_BxK: jax.Array  # next tokens of children, all different from the row's
+  wanted_BxK: jax.Array  # which children request a row; earlier columns are served first
 
 
 class BranchState(NamedTuple):
-  """The tree as pruning sees it, after this round's tokens are written."""
+  """The tree after an iteration's tokens are written, as pruning reads it."""
 
   tokens_BxT: jax.Array
   length_B: jax.Array
-  parent_B: jax.Array  # the row that a row left; itself for a root
-  born_B: jax.Array  # the number of the token with which it left; 0 for a root
+  parent_B: jax.Array  # the row that a row was copied from; itself for a root
+  born_B: jax.Array  # number of the row's first token of its own; 0 for a root
   running_B: jax.Array  # neither finished nor idle
 
 
 class TreeRules(NamedTuple):
-  """When to fork, when to drop, and for how long."""
+  """When rows fork, when children are dropped, and for how long a group grows."""
 
-  start: Callable[[int], Any]  # rows → statistics, any tree of arrays [B, ...]
-  observe: Callable  # (statistics, logits_BxV, age_B) → statistics; age: tokens since birth
-  branch: Callable[..., Fork]  # (statistics, logits_BxV, sampled_B, column_B)
-  due: Callable[[BranchState], jax.Array]  # children that must be judged now
-  drop: Callable[[BranchState, Any], jax.Array]  # which of those go
-  pending: Callable[[BranchState], jax.Array]  # children that may yet have to go
+  start: Callable[[int], Any]  # rows → statistics, a pytree of arrays [B, ...]
+  observe: Callable[..., Any]  # (statistics, logits_BxV, age_B) → statistics; age: tokens since the fork
+  branch: Callable[..., Fork]  # (statistics, logits_BxV, sampled_B, index_B)
+  due: Callable[[BranchState], jax.Array]  # children to compare now
+  drop: Callable[[BranchState, Any], jax.Array]  # which of these are dropped
+  pending: Callable[[BranchState], jax.Array]  # children that may still be dropped
   limit: int  # tokens after which a group only samples
   share: Callable[[jax.Array], jax.Array]  # step → share η of the groups that grow as trees
 
 
 def none() -> None:
-  """No trees: every rollout is a sample of its own. Source: none."""
+  """No trees: every rollout is sampled separately."""
   return None
 
 
@@ -66,84 +66,89 @@ def latr(
 ) -> TreeRules:
   """Rows are greedy; a second branch opens where p₂ > absolute and p₁ − p₂ < relative (at temperature 1).
 
-  A child is compared with its parent when it is `ages` tokens old, each over the tokens since the fork,
-  and goes when suffix_match > suffix, rouge_l > rouge or edit_distance < edit; a window that holds an end
-  is not compared. 1, 1 and 0 switch a measure off. Defaults are those for mathematics; countdown took
-  absolute 0.25, relative 0.15, suffix 1, rouge 1, edit 0.4, limit 512. From step `starts[i]` on the share
-  η of groups is `shares[i]`; the paper mixes rows inside every group instead of groups.
+  A child is compared with its parent when it is `ages` tokens old, over the tokens since the fork. It is dropped when
+  suffix_match > suffix, rouge_l > rouge or edit_distance < edit. A window that contains an end is not compared. The
+  values 1, 1 and 0 disable a measure. The defaults are those for mathematics; countdown used absolute 0.25, relative
+  0.15, suffix 1, rouge 1, edit 0.4, limit 512. From step `starts[i]` on the share η of groups is `shares[i]`; the paper
+  mixes rows inside every group instead of groups.
 
-  Left out of the official code: not comparing where the parent's first token is a mathematical symbol,
-  which needs text. It ends the tree phase of all groups at once, when 98 % of the rows are in use, and
-  waits one token longer. Source: arXiv:2510.24302 (LATR).
+  Left out of the official code: no comparison where the parent's first token is a mathematical symbol, which needs
+  text. It ends the tree phase of all groups at once, when 98 % of the rows are in use, and waits one token longer.
+  arXiv:2510.24302 (LATR).
   """
   _check(ages, limit, starts, shares)
   oldest = max(ages)
 
-  def due(seen: BranchState) -> jax.Array:
-    age_B = seen.length_B - seen.born_B
-    return _compared(seen) & (age_B[:, None] == jnp.asarray(ages)[None]).any(1)
+  def due(branches: BranchState) -> jax.Array:
+    age_B = branches.length_B - branches.born_B
+    return _comparable(branches) & (age_B[:, None] == jnp.asarray(ages)[None]).any(1)
 
-  def drop(seen: BranchState, _: Any) -> jax.Array:
-    child_BxW, parent_BxW = _windows(seen, min(oldest, seen.tokens_BxT.shape[1]))
+  def drop(branches: BranchState, _: Any) -> jax.Array:
+    child_BxW, parent_BxW = _windows(branches, min(oldest, branches.tokens_BxT.shape[1]))
     measure = lambda fn: jax.vmap(fn)(child_BxW, parent_BxW)  # noqa: E731
-    alike_B = jnp.zeros(len(child_BxW), bool)
+    similar_B = jnp.zeros(len(child_BxW), bool)
     if suffix < 1:
-      alike_B |= measure(token_similarity.suffix_match) > suffix
+      similar_B |= measure(token_similarity.suffix_match) > suffix
     if rouge < 1:
-      alike_B |= measure(token_similarity.rouge_l) > rouge
+      similar_B |= measure(token_similarity.rouge_l) > rouge
     if edit > 0:
-      alike_B |= measure(token_similarity.edit_distance) < edit
-    return alike_B
+      similar_B |= measure(token_similarity.edit_distance) < edit
+    return similar_B
+
+  def pending(branches: BranchState) -> jax.Array:
+    return _comparable(branches) & (branches.length_B - branches.born_B < oldest)
 
   return TreeRules(
     start=lambda rows: (),
     observe=lambda statistics, logits_BxV, age_B: statistics,
-    branch=lambda _, logits_BxV, sampled_B, column_B: _second(logits_BxV, absolute, relative),
+    branch=lambda _, logits_BxV, sampled_B, index_B: _second_likeliest(
+      logits_BxV, absolute, relative
+    ),
     due=due,
     drop=drop,
-    pending=lambda seen: _compared(seen) & (seen.length_B - seen.born_B < oldest),
+    pending=pending,
     limit=limit,
-    share=_stairs(starts, shares),
+    share=_step_function(starts, shares),
   )
 
 
-def _second(logits_BxV: jax.Array, absolute: float, relative: float) -> Fork:
-  """The likeliest token, and the second where it is likely and close enough."""
+def _second_likeliest(logits_BxV: jax.Array, absolute: float, relative: float) -> Fork:
+  """The likeliest token, and a child with the second where that is likely and close enough."""
   p_Bx2, token_Bx2 = jax.lax.top_k(jax.nn.softmax(logits_BxV), 2)
   wanted_B = (p_Bx2[:, 1] > absolute) & (p_Bx2[:, 0] - p_Bx2[:, 1] < relative)
   return Fork(token_Bx2[:, 0], token_Bx2[:, 1:], wanted_B[:, None])
 
 
-def _compared(seen: BranchState) -> jax.Array:
-  """Children whose window and whose parent's hold no end."""
-  child_B = seen.parent_B != jnp.arange(len(seen.parent_B))
-  return child_B & seen.running_B & seen.running_B[seen.parent_B]
+def _comparable(branches: BranchState) -> jax.Array:
+  """Children that run and whose parents run: neither window contains an end."""
+  child_B = branches.parent_B != jnp.arange(len(branches.parent_B))
+  return child_B & branches.running_B & branches.running_B[branches.parent_B]
 
 
-def _windows(seen: BranchState, width: int) -> tuple[jax.Array, jax.Array]:
-  """Child's and parent's tokens since the fork, right-aligned in `width` columns, −1 in front.
+def _windows(branches: BranchState, width: int) -> tuple[jax.Array, jax.Array]:
+  """The child's and the parent's tokens since the fork, right-aligned in `width` columns, −1 in front.
 
-  A parent that runs is as long as its child: a group's rows write the same column every round.
+  A running parent is as long as its child: the rows of a group write the same column in every iteration.
   """
-  column_BxW = seen.length_B[:, None] + jnp.arange(-width, 0)[None]
-  real_BxW = column_BxW >= seen.born_B[:, None]
-  cut = lambda tokens: jnp.where(  # noqa: E731
+  column_BxW = branches.length_B[:, None] + jnp.arange(-width, 0)[None]
+  real_BxW = column_BxW >= branches.born_B[:, None]
+  window = lambda tokens: jnp.where(  # noqa: E731
     real_BxW, jnp.take_along_axis(tokens, jnp.maximum(column_BxW, 0), axis=1), -1
   )
-  return cut(seen.tokens_BxT), cut(seen.tokens_BxT[seen.parent_B])
+  return window(branches.tokens_BxT), window(branches.tokens_BxT[branches.parent_B])
 
 
 class _Signals(NamedTuple):
-  """ECHO's running statistics; the newest number of a window is its last."""
+  """ECHO's running statistics; the last column of a window is the newest."""
 
   entropy_BxW: jax.Array  # nats
   confidence_BxW: jax.Array
-  rise_B: jax.Array  # entropy less the mean of the window before it
+  rise_B: jax.Array  # entropy minus the mean of the window before it
   group_B: jax.Array  # mean confidence over the group window
   tail_B: jax.Array  # mean confidence over the tail window
   least_B: jax.Array  # smallest group confidence so far
-  drops_B: jax.Array  # how often in a row the tail fell
-  rises_B: jax.Array  # how often in a row the rise was above 0
+  drops_B: jax.Array  # consecutive falls of the tail confidence
+  rises_B: jax.Array  # consecutive rises above 0
 
 
 def echo(
@@ -170,20 +175,22 @@ def echo(
 ) -> TreeRules:
   """Rows sample; a fork opens after `depth` tokens where H ≥ entropy, ΔH ≥ rise and C ≤ confidence.
 
-  H is the entropy (nats) of the next token, ΔH = H − its mean over the last `window` tokens, C the mean of
-  the `top_k` largest probabilities, over a window too. The fork has clip(round(1 + α·(H − entropy_low)/
-  (entropy − entropy_low) − β·(C − confidence)/confidence), 1, width) ways: the sampled token and the
-  likeliest others. A child goes when its C was ever below `floor`; when C over `tail_window` tokens fell
-  `drops` times in a row to at most `tail`; or when ΔH was above 0 `rises` times in a row and is above
-  `spike`. A child's statistics begin at its fork.
+  H is the entropy (nats) of the next token, ΔH = H − its mean over the last `window` tokens, C the mean of the `top_k`
+  largest probabilities, over a window too. The fork has clip(round(1 + α·(H − entropy_low)/(entropy − entropy_low) −
+  β·(C − confidence)/confidence), 1, width) branches: the sampled token and the likeliest others.
 
-  The sign of C is the paper's: large is sure. The released code takes −mean log p instead, of which the
-  least value is ln 5 = 1.61 for five tokens, while it asks for C ≤ 1.2 to fork: it never does, its floor of
-  0.4 and tail of 1.0 are never reached, and a mistyped key stops it before that. As C ≤ 1/top_k here, those
-  numbers would gate nothing (1.2) and drop every child (0.4): confidence, floor and tail are defaults of
-  our own, not tuned. Also ours: any running row may fork, at every token, where the code forks the first
-  rollout once; a dropped child gives its row back, where the code keeps it cut; roots stay.
-  Source: arXiv:2602.02150 (ECHO), formulas from its code, sign from the paper.
+  A child is dropped when its C was ever below `floor`. It is also dropped when C over `tail_window` tokens fell
+  `drops` times in a row to at most `tail`, or when ΔH was above 0 `rises` times in a row and exceeds `spike`. A child's
+  statistics begin at its fork.
+
+  The sign of C is the paper's: large means confident. The released code takes −mean log p instead, of which the least
+  value is ln 5 = 1.61 for five tokens, while it forks at C ≤ 1.2. So it never forks, its floor of 0.4 and tail of 1.0
+  are never reached, and a mistyped key stops it before that. As C ≤ 1/top_k here, those numbers would gate nothing
+  (1.2) and drop every child (0.4); confidence, floor and tail are untuned defaults of this project.
+
+  Also ours: any running row may fork, at every token, where the code forks the first rollout once. A dropped child
+  returns its row, where the code keeps it truncated; roots stay. arXiv:2602.02150 (ECHO), formulas from its code, sign
+  from the paper.
   """
   _check((1,), limit, starts, shares)
   if width < 2 or top_k < 1 or window < 1 or tail_window < 1 or confidence <= 0:
@@ -192,12 +199,12 @@ def echo(
       f'tail_window={tail_window} at least 1, confidence={confidence} above 0; change those that are not.'
     )
 
-  def branch(s: _Signals, logits_BxV, sampled_B, column_B) -> Fork:
+  def branch(s: _Signals, logits_BxV: jax.Array, sampled_B: jax.Array, index_B: jax.Array) -> Fork:
     H_B, C_B = s.entropy_BxW[:, -1], s.group_B
-    gate_B = (H_B >= entropy) & (s.rise_B >= rise) & (C_B <= confidence) & (column_B >= depth)
+    gate_B = (H_B >= entropy) & (s.rise_B >= rise) & (C_B <= confidence) & (index_B >= depth)
     steep_B = alpha * (H_B - entropy_low) / max(entropy - entropy_low, 1e-9)
     ways_B = jnp.clip(jnp.round(1 + steep_B - beta * (C_B - confidence) / confidence), 1, width)
-    more_BxK = _others(logits_BxV, sampled_B, width - 1)
+    more_BxK = _likeliest_others(logits_BxV, sampled_B, width - 1)
     wanted_BxK = gate_B[:, None] & (jnp.arange(more_BxK.shape[1])[None] < ways_B[:, None] - 1)
     return Fork(sampled_B, more_BxK, wanted_BxK)
 
@@ -206,32 +213,32 @@ def echo(
     rose_B = (s.rises_B >= rises) & (s.rise_B > spike)
     return (s.least_B < floor) | fell_B | rose_B
 
-  def children(seen: BranchState) -> jax.Array:
-    return (seen.parent_B != jnp.arange(len(seen.parent_B))) & seen.running_B
+  def children(branches: BranchState) -> jax.Array:
+    return (branches.parent_B != jnp.arange(len(branches.parent_B))) & branches.running_B
 
   return TreeRules(
-    start=lambda rows: _no_signals(rows, max(window + 1, tail_window)),
-    observe=lambda s, logits_BxV, age_B: _observed(
-      s, logits_BxV, age_B, top_k, window, tail_window
+    start=lambda rows: _initial_signals(rows, max(window + 1, tail_window)),
+    observe=lambda s, logits_BxV, age_B: _updated_signals(
+      s, logits_BxV, age_B, (top_k, window, tail_window)
     ),
     branch=branch,
-    # At 1 they are the parent's.
-    due=lambda seen: children(seen) & (seen.length_B - seen.born_B > 1),
+    # At age 1 the statistics are still the parent's.
+    due=lambda branches: children(branches) & (branches.length_B - branches.born_B > 1),
     drop=drop,
     pending=children,
     limit=limit,
-    share=_stairs(starts, shares),
+    share=_step_function(starts, shares),
   )
 
 
-def _others(logits_BxV: jax.Array, sampled_B: jax.Array, count: int) -> jax.Array:
-  """The `count` likeliest tokens other than the sampled one, likeliest first."""
+def _likeliest_others(logits_BxV: jax.Array, sampled_B: jax.Array, count: int) -> jax.Array:
+  """The `count` likeliest tokens other than the sampled one, [B, count], likeliest first."""
   _, token_BxK = jax.lax.top_k(logits_BxV, min(count + 1, logits_BxV.shape[-1]))
   last_BxK = jnp.argsort(token_BxK == sampled_B[:, None], axis=1, stable=True)
   return jnp.take_along_axis(token_BxK, last_BxK, axis=1)[:, :count]
 
 
-def _no_signals(rows: int, width: int) -> _Signals:
+def _initial_signals(rows: int, width: int) -> _Signals:
   zero_B, zero_BxW = jnp.zeros(rows), jnp.zeros((rows, width))
   count_B = jnp.zeros(rows, jnp.int32)
   return _Signals(
@@ -239,24 +246,28 @@ def _no_signals(rows: int, width: int) -> _Signals:
   )
 
 
-def _observed(
-  s: _Signals, logits_BxV, age_B, top_k: int, window: int, tail_window: int
+def _updated_signals(
+  s: _Signals, logits_BxV: jax.Array, age_B: jax.Array, sizes: tuple[int, int, int]
 ) -> _Signals:
-  """The statistics with one more distribution. What a row saw before its birth does not count."""
+  """The statistics with one more distribution; `sizes` are top_k, window and tail_window.
+
+  Distributions from before a row's fork do not count.
+  """
+  top_k, window, tail_window = sizes
   logp_BxV = jax.nn.log_softmax(logits_BxV)
   entropy_B = -(jnp.exp(logp_BxV) * logp_BxV).sum(-1)
   confidence_B = jnp.exp(jax.lax.top_k(logp_BxV, min(top_k, logp_BxV.shape[-1]))[0]).mean(-1)
-  # A child of one token has seen one distribution, that of its fork: age_B says how many there were.
+  # A child of one token has one distribution, that of its fork: age_B is the number of distributions before this one.
   push = lambda x_BxW, new_B: jnp.concatenate([x_BxW[:, 1:], new_B[:, None]], axis=1)  # noqa: E731
   entropy_BxW = push(s.entropy_BxW, entropy_B)
   confidence_BxW = push(s.confidence_BxW, confidence_B)
-  before_B = _recent(entropy_BxW[:, :-1], jnp.minimum(age_B, window))
+  before_B = _recent_mean(entropy_BxW[:, :-1], jnp.minimum(age_B, window))
   rise_B = jnp.where(age_B > 0, entropy_B - before_B, 0.0)
-  group_B = _recent(confidence_BxW, jnp.minimum(age_B + 1, window))
-  tail_B = _recent(confidence_BxW, jnp.minimum(age_B + 1, tail_window))
+  group_B = _recent_mean(confidence_BxW, jnp.minimum(age_B + 1, window))
+  tail_B = _recent_mean(confidence_BxW, jnp.minimum(age_B + 1, tail_window))
   newborn_B, first_B = age_B == 1, s.confidence_BxW[:, -1]
   fell_B = tail_B < jnp.where(newborn_B, first_B, s.tail_B)
-  again = lambda count_B: jnp.where(newborn_B, 0, count_B)  # noqa: E731
+  reset = lambda count_B: jnp.where(newborn_B, 0, count_B)  # noqa: E731
   return _Signals(
     entropy_BxW,
     confidence_BxW,
@@ -264,19 +275,21 @@ def _observed(
     group_B,
     tail_B,
     jnp.minimum(group_B, jnp.where(newborn_B, first_B, s.least_B)),
-    jnp.where(fell_B & (age_B > 0), again(s.drops_B) + 1, 0),
-    jnp.where(rise_B > 0, again(s.rises_B) + 1, 0),
+    jnp.where(fell_B & (age_B > 0), reset(s.drops_B) + 1, 0),
+    jnp.where(rise_B > 0, reset(s.rises_B) + 1, 0),
   )
 
 
-def _recent(x_BxW: jax.Array, count_B: jax.Array) -> jax.Array:
-  """Mean of the last `count_B` columns; 0 of none."""
+def _recent_mean(x_BxW: jax.Array, count_B: jax.Array) -> jax.Array:
+  """Mean of the last `count_B` columns; 0 where `count_B` is 0."""
   W = x_BxW.shape[1]
-  counts_BxW = jnp.arange(W)[None] >= W - count_B[:, None]
-  return jnp.where(counts_BxW, x_BxW, 0).sum(1) / jnp.maximum(count_B, 1)
+  recent_BxW = jnp.arange(W)[None] >= W - count_B[:, None]
+  return jnp.where(recent_BxW, x_BxW, 0).sum(1) / jnp.maximum(count_B, 1)
 
 
-def _stairs(starts: Sequence[int], shares: Sequence[float]) -> Callable[[jax.Array], jax.Array]:
+def _step_function(
+  starts: Sequence[int], shares: Sequence[float]
+) -> Callable[[jax.Array], jax.Array]:
   """`shares[i]` from step `starts[i]` on, of a traced step."""
 
   def share(step: jax.Array) -> jax.Array:
@@ -286,7 +299,9 @@ def _stairs(starts: Sequence[int], shares: Sequence[float]) -> Callable[[jax.Arr
   return share
 
 
-def _check(ages, limit, starts, shares) -> None:
+def _check(
+  ages: Sequence[int], limit: int, starts: Sequence[int], shares: Sequence[float]
+) -> None:
   where = 'config.rollout.tree'
   for name, value in dict(ages=ages, starts=starts, shares=shares).items():
     if not isinstance(value, Sequence) or isinstance(value, str):
