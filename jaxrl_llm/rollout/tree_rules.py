@@ -38,7 +38,9 @@ class TreeRules(NamedTuple):
   """When rows fork, when children are dropped, and for how long a group grows."""
 
   start: Callable[[int], Any]  # rows → statistics, a pytree of arrays [B, ...]
-  observe: Callable[..., Any]  # (statistics, logits_BxV, age_B) → statistics; age: tokens since the fork
+  observe: Callable[
+    ..., Any
+  ]  # (statistics, logits_BxV, age_B) → statistics; age: tokens since the fork
   branch: Callable[..., Fork]  # (statistics, logits_BxV, sampled_B, index_B)
   due: Callable[[BranchState], jax.Array]  # children to compare now
   drop: Callable[[BranchState, Any], jax.Array]  # which of these are dropped
@@ -299,9 +301,7 @@ def _step_function(
   return share
 
 
-def _check(
-  ages: Sequence[int], limit: int, starts: Sequence[int], shares: Sequence[float]
-) -> None:
+def _check(ages: Sequence[int], limit: int, starts: Sequence[int], shares: Sequence[float]) -> None:
   where = 'config.rollout.tree'
   for name, value in dict(ages=ages, starts=starts, shares=shares).items():
     if not isinstance(value, Sequence) or isinstance(value, str):
