@@ -1,6 +1,6 @@
 """DAPO, arXiv:2503.14476: clip-higher, token-mean loss, soft overlong penalty in tokens, mixed groups only.
 
-python -m jaxrl_llm.main --config=configs/dapo.py
+python -m jaxrl_llm.main --config=dapo
 Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: clip 0.2/0.28, token-mean and the shape of the overlong penalty are the paper's; its buffer (4096 of
 20480 tokens there) is scaled to our cap, its factor is halved; where the paper draws more groups until
@@ -11,7 +11,7 @@ and denominator. Learning rate and batch are ours, for a 135M model on a laptop.
 
 def get_config():
   return dict(
-    base='sums.py',
+    base='sums',
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
       trust_region=dict(fn='clip', low=0.2, high=0.28),

@@ -1,6 +1,6 @@
 """GRPO, arXiv:2402.03300: DeepSeekMath's group-relative policy optimization.
 
-python -m jaxrl_llm.main --config=configs/grpo.py
+python -m jaxrl_llm.main --config=grpo
 Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: clip 0.2 and group-normalized advantages are the paper's; the KL term is left out, as most later
 recipes do; learning rate and batch are ours, for a 135M model on a laptop.
@@ -9,7 +9,7 @@ recipes do; learning rate and batch are ours, for a 135M model on a laptop.
 
 def get_config():
   return dict(
-    base='sums.py',
+    base='sums',
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
       trust_region=dict(fn='clip', low=0.2, high=0.2),

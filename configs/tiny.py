@@ -1,6 +1,6 @@
 """A character-level transformer of about a million parameters on tasks with digits, made from scratch.
 
-python -m jaxrl_llm.main --config=configs/tiny.py
+python -m jaxrl_llm.main --config=tiny
 A supervised warm start through the same update, then DAPO. What tests and many-seed studies run on.
 """
 

@@ -21,7 +21,7 @@ PLAIN = dict(
 # One row of settings a paper; and what has no paper's file.
 RULES = {
   **{
-    name: loading.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
+    name: loading.load(name).curriculum.to_dict()
     for name in ('sums', 'mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
   },
   'anchored': dict(

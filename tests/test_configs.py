@@ -23,7 +23,7 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.runner import host_step, multi_turn, setup
 
-FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').glob('*.py'))}
+FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').rglob('*.py'))}
 P, G, T = 4, 4, 8
 
 # What shows in a row of metrics that a config's own part took part; any of the rows will do.
@@ -169,7 +169,7 @@ def changed(one, other) -> bool:
 @pytest.mark.parametrize('name', FILES)
 def test_every_config_takes_two_steps(name, tmp_path):
   c = small(name, tmp_path)
-  parts = setup.parts(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  parts = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
     parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
   graded = len([part for part in parts.rewards if part.grader is not None])
@@ -182,7 +182,7 @@ def test_every_config_takes_two_steps(name, tmp_path):
     prompts, *more = host_step.propose(parts, index)
     state, drawn, metrics = call(state, batch, prompts, *more)
     taken = int(state.step)
-    landed = host_step.land(parts, pool, host_step.Flight(index, prompts, drawn, metrics))
+    landed = host_step.land(parts, pool, host_step.PendingStep(index, prompts, drawn, metrics))
     batch = landed.batch
     rows.append(landed.row)
     # Of turns there may be fewer than the most.

@@ -25,7 +25,7 @@ from objective_table import METHODS, settings  # noqa: E402
 
 from jaxrl_llm.config import loading as configs  # noqa: E402
 
-FILES = {path.stem: path for path in sorted((ROOT / 'configs').glob('*.py'))}
+FILES = {path.stem: path for path in sorted((ROOT / 'configs').rglob('*.py'))}
 JOBS = (
   *('sums', 'tiny', 'code', 'guess', 'calculator', 'r3', 'gsm8k', 'unique_letters'),
   *('sft', 'sft_then_rl', 'distill', 'reward_model', 'countdown', 'keychain', 'rubric'),
@@ -247,7 +247,7 @@ def test_methods_of_turns_play_a_game(name):
   own.optimizer.outer = guess.optimizer.outer
   games = {'data', 'environment', 'prompt_tokens', 'completion_tokens'}
   assert {field for field in own if own[field] != guess[field]} <= {'objective', *games}
-  assert f'--config=configs/{name}.py' in FILES[name].read_text()
+  assert f'--config={name}' in FILES[name].read_text()
 
 
 @pytest.mark.parametrize('name', [name for name in PAPERS if name not in TURNS])
@@ -277,7 +277,7 @@ def test_every_config_is_proven_and_trains_the_default_job(name):
     if field not in free:
       assert own[field] == dapo[field], f'config.{field} is not that of dapo.py'
   text = FILES[name].read_text()
-  for said in (f'--config=configs/{name}.py', 'Numbers:'):
+  for said in (f'--config={name}', 'Numbers:'):
     assert said in text, f'the header of configs/{name}.py has no {said!r}'
   assert paper(name)
   if (chosen := selection(name)) and [*chosen] != ['curriculum.allocation']:

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_llm import train
 from jaxrl_llm.config import loading as configs
-from tests.bench.curves import ROOT, share_warm_starts
+from tests.bench.curves import share_warm_starts
 from tests.bench.lib import smoke
 
 SUMS = ((2, 1, 60), (2, 2, 700), (3, 1, 500), (2, 3, 500), (3, 2, 280))
@@ -45,9 +45,9 @@ def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
     f'evaluation.every={every}',
     f'checkpoint.every={steps}',
   ]
-  config = configs.load(f'{ROOT}/configs/{file}.py', [f'--config.{x}' for x in (*said, *more)])
+  config = configs.load(file, [f'--config.{x}' for x in (*said, *more)])
   file, changes = RULES[rule]
-  other = configs.load(f'{ROOT}/configs/{file}.py')
+  other = configs.load(file)
   config.curriculum, config.replay.collect = other.curriculum, other.collect
   for stage, setting in changes.items():
     config.curriculum[stage] = setting

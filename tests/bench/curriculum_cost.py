@@ -24,7 +24,7 @@ FEATURES = 16
 RULES = {
   'default': {},
   **{
-    name: loading.load(str(CONFIGS / f'{name}.py')).curriculum.to_dict()
+    name: loading.load(name).curriculum.to_dict()
     for name in ('mopps', 'bots', 'vade', 'greso', 'scale_rl', 'dots')
   },
   'uniform': dict(utility=dict(fn='uniform'), selection=dict(fn='top')),

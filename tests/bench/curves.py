@@ -46,7 +46,7 @@ def job(method: str, seed: int, steps: int = STEPS, more: tuple[str, ...] = ()):
     f'checkpoint.every={steps}',
   )
   config = configs.load(f'{ROOT}/configs/tiny.py', [f'--config.{x}' for x in (*JOB, *ends, *more)])
-  config.objective = configs.load(f'{ROOT}/configs/{method}.py').objective
+  config.objective = configs.load(method).objective
   config.data.tasks = TASKS
   # A penalty on length is a matter of the task, whose answers here are short.
   config.objective.reward_shaping = dict(fn='none')

@@ -54,7 +54,7 @@ def job(method: str, seed: int, learning_rate: float, updates: int, more: tuple[
   )
   said = [f'--config.{x}' for x in (*JOB, *own, *more)]
   config = configs.load(f'{ROOT}/configs/tiny.py', said)
-  config.objective = configs.load(f'{ROOT}/configs/{METHODS[method]}.py').objective
+  config.objective = configs.load(METHODS[method]).objective
   config.data.tasks = TASKS
   return config
 
@@ -62,7 +62,7 @@ def job(method: str, seed: int, learning_rate: float, updates: int, more: tuple[
 def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *more) -> dict:
   """One line of the study."""
   config = train.validation.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
-  parts = setup.parts(config)
+  parts = setup.build_context(config)
   spec = parts.spec
   state = train_state.init_state(spec, parts.model.params)
   state = train.warmstart.run(
@@ -80,7 +80,7 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
     for index in range(updates + lag):
       prompts, *more = host_step.propose(parts, index)
       rollout, metrics, _ = sample(state, prompts, *more)
-      flight = host_step.Flight(index, prompts, rollout, metrics)
+      flight = host_step.PendingStep(index, prompts, rollout, metrics)
       landed = host_step.land(parts, pool, flight)
       waiting.append(landed.batch)
       if len(waiting) > lag:

@@ -9,7 +9,6 @@ import shlex
 
 import pytest
 
-from jaxrl_llm import main
 from jaxrl_llm.commands import compile_report, sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
@@ -42,7 +41,7 @@ def readme() -> list[str]:
 def headers() -> list[str]:
   """Arguments of every command in the docstrings of configs/."""
   found = []
-  for path in sorted((ROOT / 'configs').glob('*.py')):
+  for path in sorted((ROOT / 'configs').rglob('*.py')):
     header = path.read_text().split('"""')[1]
     found += [command[1] for line in lines_of(header) if (command := COMMAND.search(line))]
   return found
@@ -51,7 +50,7 @@ def headers() -> list[str]:
 def taken(command: str) -> None:
   """Raises SystemExit or UserError where a flag, a mode, a field or a combination does not exist."""
   argv = shlex.split(re.sub(r'\s+\(.*?\)\s*$', '', command), comments=True)
-  arguments, overrides = main._parse(argv)
+  arguments, overrides = flags.parse(argv)
   config = configs.load(arguments.config, [o for o in overrides if not any(p in o for p in PLACES)])
   config.model = 'scratch'
   if config.objective.teacher:

@@ -15,7 +15,7 @@ from jaxrl_llm.runner import validate
 from jaxrl_llm.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-RECIPES = sorted((ROOT / 'configs').glob('*.py'))
+RECIPES = sorted((ROOT / 'configs').rglob('*.py'))
 
 
 def write(folder: pathlib.Path, body: str, name: str = 'c.py') -> str:

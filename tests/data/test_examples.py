@@ -24,7 +24,7 @@ class Letters:
 
 
 def told(name: str, **changes):
-  c = loading.load(str(ROOT / f'configs/{name}.py'))
+  c = loading.load(name)
   c.data.update(changes)
   return c
 

@@ -31,7 +31,7 @@ B = P * G
 
 def spec(name, devices=1, **changes):
   """Of a config of configs/, for a model of seconds; its companion learns fast."""
-  c = configs.load(str(CONFIGS / f'{name}.py'))
+  c = configs.load(name)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.objective.auxiliary_model.learning_rate = 1e-2
   c.optimizer.decay, c.optimizer.learning_rate = 'constant', 1e-4
@@ -177,7 +177,7 @@ def test_a_checkpoint_holds_the_companion(tmp_path):
 
 
 def test_a_preference_needs_rows_to_compare():
-  c = configs.load(str(CONFIGS / 'oprl.py'))
+  c = configs.load('oprl')
   c.rollouts, c.objective.advantage = 1, dict(fn='raw')
   with pytest.raises(UserError, match='config.rollouts=1 leaves no pair of rows'):
     validate.validate(c)

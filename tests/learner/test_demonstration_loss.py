@@ -190,7 +190,7 @@ def run_two(p, teacher):
 @pytest.mark.parametrize('name', ['chord', 'exopd'])
 def test_two_real_steps_in_one_program(name):
   """The empty batch moves nothing; then the weights move, and what is frozen stays. The others: test_configs.py."""
-  c = configs.load(str(ROOT / f'configs/{name}.py'))
+  c = configs.load(name)
   c.prompts, c.prompt_tokens, c.completion_tokens = P, L, T
   validate.validate(c)
   frozen = decoder.init(MODEL, 1) if c.objective.teacher else None

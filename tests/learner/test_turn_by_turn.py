@@ -1,4 +1,4 @@
-"""A step for every turn, the last one first (configs/seeupo.py): against the loop written out, and its limits."""
+"""A step for every turn, the last one first (configs/agents/seeupo.py): against the loop written out, and its limits."""
 
 from __future__ import annotations
 

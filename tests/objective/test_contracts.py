@@ -133,15 +133,15 @@ def test_a_loop_around_the_optimizer_has_contracts_too():
 
 
 def test_a_run_is_refused_before_its_model_is_looked_for():
-  config = configs.load('configs/gspo.py')
+  config = configs.load('configs/methods/gspo.py')
   config.objective.aggregation.fn, config.model = 'token_mean', '/no/such/model'
   with pytest.raises(UserError, match='does not go with'):
-    setup.parts(config)
+    setup.build_context(config)
   config.objective.aggregation.fn = 'sequence_mean'
   with pytest.raises(UserError, match='no/such/model'):
-    setup.parts(config)
+    setup.build_context(config)
 
 
-@pytest.mark.parametrize('path', sorted(pathlib.Path('configs').glob('*.py')), ids=lambda p: p.stem)
+@pytest.mark.parametrize('path', sorted(pathlib.Path('configs').rglob('*.py')), ids=lambda p: p.stem)
 def test_every_config_keeps_the_contracts(path):
   step_spec.check_objective(configs.load(str(path)))

@@ -35,7 +35,7 @@ def settings(stage, spec):
 def test_a_config_has_the_settings_of_its_golden(name):
   golden, free = GOLDENS[name]
   wanted = lib.settings(importlib.import_module(f'tests.objective.official.{golden}').SETTINGS)
-  own = configs.load(str(ROOT / 'configs' / f'{name}.py')).objective
+  own = configs.load(name).objective
   stages = (
     'advantage',
     'importance_correction',
@@ -53,7 +53,7 @@ def test_a_config_has_the_settings_of_its_golden(name):
 
 
 def test_sfpo_has_the_settings_of_its_golden():
-  chosen = configs.load(str(ROOT / 'configs' / 'sfpo.py')).optimizer.outer
+  chosen = configs.load('sfpo').optimizer.outer
   golden = importlib.import_module('tests.objective.official.sfpo')
   assert (
     stages.pick(inner_steps, chosen)()

@@ -172,7 +172,7 @@ def test_what_is_no_number_of_the_policys_is_null():
   ]
 
 
-@pytest.mark.parametrize('path', sorted(CONFIGS.glob('*.py')), ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.py')), ids=lambda path: path.stem)
 def test_every_method_is_told_or_left_out(path):
   config = configs.load(str(path))
   method = objective.method(config.objective)

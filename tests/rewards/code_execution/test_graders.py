@@ -460,7 +460,7 @@ def test_without_a_sandbox_the_grader_is_refused(monkeypatch):
 
 
 def test_the_rows_of_the_shipped_data_pass_their_tests():
-  rows = files.read(str(ROOT / 'configs/code.jsonl'), 'config.data.path')
+  rows = files.read(str(ROOT / 'configs/rewards/code.jsonl'), 'config.data.path')
   for row_of_tests in rows:
     assert graders.unit_tests(row_of_tests.answer, row_of_tests) == 1.0, row_of_tests.question
   assert graders.unit_tests(rows[0].answer.replace('+', '-'), rows[0]) == 0.0

@@ -1,0 +1,24 @@
+"""GRESO, arXiv:2506.02177: prompts that were all right or all wrong several times running are likely to be skipped.
+
+python -m jaxrl_llm.main --config=greso
+Numbers: marks 0.98 and 0.11, target 0.25, p from 0.5 by 0.01 within [0.05, 0.95] and the floor 0.01 are the official
+code's. The stream goes on where it stopped: a step looks at twice its prompts at most, and those behind the last one
+it takes wait for the next step. Further rollouts replace groups that are all equal, in further calls of the program.
+All else is dapo.py's.
+"""
+
+
+def get_config():
+  return dict(
+    base='dapo',
+    replay=dict(collect=dict(fn='mixed', patience=3)),
+    curriculum=dict(
+      candidates=dict(fn='stream', multiple=2),
+      evidence_decay=dict(fn='none'),
+      prior_pooling=dict(fn='none'),
+      rate_estimate=dict(fn='mean'),
+      utility=dict(fn='uniform'),
+      selection=dict(fn='skip'),
+      eligibility=dict(fn='streaks'),
+    ),
+  )

@@ -1,0 +1,19 @@
+"""LUSPO, arXiv:2602.05261: GSPO without the bias to short answers: a sum over tokens.
+
+python -m jaxrl_llm.main --config=luspo
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: the sum is TRL's (read in code); the clip is GSPO's, not checked against the paper. Learning rate and
+batch are ours, for a 135M model on a laptop.
+"""
+
+
+def get_config():
+  return dict(
+    base='sums',
+    learner=dict(minibatches=4),
+    objective=dict(
+      ratio=dict(fn='sequence'),
+      trust_region=dict(fn='clip', low=3e-4, high=4e-4),
+      aggregation=dict(fn='sequence_sum'),
+    ),
+  )

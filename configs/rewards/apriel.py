@@ -1,0 +1,18 @@
+"""Apriel-Reasoner, arXiv:2604.02007: a penalty near the cap that a prompt's hardness softens for right answers.
+
+python -m jaxrl_llm.main --config=apriel
+Default job: SmolLM2-135M-Instruct on short sums.
+Numbers: the form of the penalty, and 1 for failures and for what is cut off, are the official code's (actor.py); its
+configs do not tell the power of the solve rate, 1 is ours, as is the buffer of 4 of our 16 tokens. The official
+estimator is GRPO's kind. Its sampling of domains is curriculum.domain_mix=mix, for data of several sources: the default
+job has one. Learning rate and batch are ours.
+"""
+
+
+def get_config():
+  return dict(
+    base='sums',
+    objective=dict(
+      reward_shaping=dict(fn='overlong_where_solved', buffer_tokens=4, power=1.0, failure=1.0)
+    ),
+  )

@@ -1,0 +1,21 @@
+"""Short functions in Python, judged by their tests in a sandbox: configs/rewards/code.jsonl, 24 rows of three asserts each.
+
+python -m jaxrl_llm.main --config=code         (from the root of the repository; needs bubblewrap 0.8)
+Numbers: ours, a job to begin from, not tuned: GRPO as in sums.py, and tokens enough for a function of a few lines.
+A row of your own: {"question", "answer", "tests": ["assert …", …]}; rewards.share=True pays for a part of the tests.
+"""
+
+
+def get_config():
+  return dict(
+    base='sums',
+    prompt_tokens=96,
+    completion_tokens=96,
+    rewards=dict(fn='unit_tests', workers=2, deadline_s=10.0),
+    data=dict(
+      source='jsonl',
+      path='configs/rewards/code.jsonl',
+      template='{question} Answer with the code alone, in a ```python block.',
+      tasks=(),
+    ),
+  )

@@ -1,0 +1,25 @@
+"""Supervised fine-tuning alone, packed: a character model from scratch learns what twelve string functions do.
+
+python -m jaxrl_llm.main --config=sft
+python -m jaxrl_llm.main --config=sft --mode=export --to=runs/sft_model        (for configs/sft/sft_then_rl.py)
+Rows are f3(abc)= with their value; of a file of your own (--config.data.source=jsonl --config.data.path=rows.jsonl) a
+row's `solution` or `response` is learned, else its answer. Several demonstrations share a row of pack_tokens, and none
+sees another. Numbers: ours, not tuned. steps=0: there is only the supervised start, and its checkpoint is of step 0.
+"""
+
+
+def get_config():
+  return dict(
+    model='scratch',
+    steps=0,
+    prompt_tokens=24,
+    completion_tokens=24,
+    rewards=dict(fn='exact', workers=2, deadline_s=10.0),
+    sft=dict(steps=600, learning_rate=2e-3, prompts=16, pack_tokens=128),
+    data=dict(
+      source='puzzles',
+      size=20000,
+      chat=False,
+      tasks=(dict(name='compose', max_depth=1, min_length=2, max_length=5),),
+    ),
+  )
