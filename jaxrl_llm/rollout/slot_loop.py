@@ -152,13 +152,12 @@ def record_tokens(
   end_S = jnp.isin(token_S, jnp.asarray(constants.settings.end_ids, jnp.int32))
   full_S = index_S + 1 >= constants.cap_B.at[row_S].get(mode='clip')
   reason_S = jnp.where(end_S, STOPPED, jnp.where(full_S, TRUNCATED, UNFINISHED)).astype(jnp.int8)
-  drop = dict(mode='drop')
   return rollout._replace(
-    tokens_BxT=rollout.tokens_BxT.at[row_S, index_S].set(token_S, **drop),
-    logp_BxT=rollout.logp_BxT.at[row_S, index_S].set(logp_S, **drop),
-    length_B=rollout.length_B.at[row_S].set(index_S + 1, **drop),
-    reason_B=rollout.reason_B.at[row_S].set(reason_S, **drop),
-    version_BxT=rollout.version_BxT.at[row_S, index_S].set(constants.version, **drop),
+    tokens_BxT=rollout.tokens_BxT.at[row_S, index_S].set(token_S, mode='drop'),
+    logp_BxT=rollout.logp_BxT.at[row_S, index_S].set(logp_S, mode='drop'),
+    length_B=rollout.length_B.at[row_S].set(index_S + 1, mode='drop'),
+    reason_B=rollout.reason_B.at[row_S].set(reason_S, mode='drop'),
+    version_BxT=rollout.version_BxT.at[row_S, index_S].set(constants.version, mode='drop'),
   )
 
 
@@ -290,7 +289,7 @@ def _sample_first_tokens(
 def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
   """Shape [N, k] and type of the expert numbers that are recorded per token."""
   shape = model.layers, model.experts_per_token
-  return jax.ShapeDtypeStruct(shape, moe.number_of(model))
+  return jax.ShapeDtypeStruct(shape, moe.index_dtype(model))
 
 
 def empty_rollout(rows: int, T: int, experts: jax.ShapeDtypeStruct | None = None) -> Rollout:
