@@ -22,7 +22,7 @@ from jaxrl_llm.config import loading
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.rollout import sampling
-from jaxrl_llm.runner import host_step
+from jaxrl_llm.runner import grading, resume
 from jaxrl_llm.types import Row, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def parts_of(*overrides: str):
   caught = []
   with (
     bad_input.up_to_compiling(),
-    mock.patch.object(train, '_loop', lambda *a: caught.append(a) or {}),
+    mock.patch.object(train, '_train', lambda *a: caught.append(a) or {}),
   ):
     told = bad_input.sentence(*bad_input.outcome(bad_input.job(), *overrides))
   assert not told, told
@@ -103,7 +103,7 @@ def test_other_data_than_a_checkpoint_was_made_with_is_refused():
     ),
     pytest.raises(UserError, match='the data of /run changed since step 4'),
   ):
-    train._restore(parts, folder, None)
+    resume.restore(parts, folder, None)
 
 
 def test_only_the_reply_is_graded():
@@ -112,8 +112,8 @@ def test_only_the_reply_is_graded():
   table_ = parts.tables.train
   prompts = table_.prompts(np.arange(4))
   rollout = empty_records.empty_rollout(parts.spec)
-  end = parts.model.tokenizer.end_ids[0]
-  reply = parts.model.tokenizer.encode('9')
+  end = parts.models.policy.tokenizer.end_ids[0]
+  reply = parts.models.policy.tokenizer.encode('9')
   tokens = np.zeros_like(rollout.tokens_BxT)
   tokens[:, : len(reply) + 1] = [*reply, end]
   rollout = rollout._replace(
@@ -128,7 +128,7 @@ def test_only_the_reply_is_graded():
         np.zeros((len(told), 1), np.float32), np.zeros(len(told), np.int8), {}, ''
       )
 
-  host_step._grade(parts, Pool(), prompts, rollout)
+  grading.grade(parts, Pool(), prompts, rollout)
   assert texts and set(texts) == {'9'}
   assert all(row.answer for row in table_.rows)
 

@@ -169,20 +169,24 @@ def changed(one, other) -> bool:
 @pytest.mark.parametrize('name', FILES)
 def test_every_config_takes_two_steps(name, tmp_path):
   c = small(name, tmp_path)
-  parts = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
-  if parts.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
-    parts = parts._replace(teacher=models.load('scratch', scratch=c.scratch, seed=1))
-  graded = len([part for part in parts.rewards if part.grader is not None])
-  spec, pool = parts.spec, Planted(ALIKE.get(name, 1.0), graded)
-  state = train_state.init_state(spec, parts.model.params, parts.teacher and parts.teacher.params)
+  context = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  if context.models.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
+    teacher = models.load('scratch', scratch=c.scratch, seed=1)
+    context = context._replace(models=context.models._replace(teacher=teacher))
+  teacher = context.models.teacher
+  graded = len([part for part in context.grading.rewards if part.grader is not None])
+  spec, pool = context.spec, Planted(ALIKE.get(name, 1.0), graded)
+  state = train_state.init_state(
+    spec, context.models.policy.params, teacher and teacher.params
+  )
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)
-  split = parts.play is None
-  call, rows = compiled(spec) if split else multi_turn.compile_call(parts), []
+  split = context.episodes is None
+  call, rows = compiled(spec) if split else multi_turn.compile_call(context), []
   for index in range(3):  # the first has nothing to learn from yet
-    prompts, *more = host_step.propose(parts, index)
+    prompts, *more = host_step.propose(context, index)
     state, drawn, metrics = call(state, batch, prompts, *more)
     taken = int(state.step)
-    landed = host_step.land(parts, pool, host_step.PendingStep(index, prompts, drawn, metrics))
+    landed = host_step.land(context, pool, host_step.PendingStep(index, prompts, drawn, metrics))
     batch = landed.batch
     rows.append(landed.row)
     # Of turns there may be fewer than the most.

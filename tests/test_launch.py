@@ -14,7 +14,7 @@ import pytest
 import quick
 import tiny_job
 
-from jaxrl_llm import main
+from jaxrl_llm.commands import flags as command_flags
 from jaxrl_llm.distributed import preemption, watchdog
 
 LAUNCH = pathlib.Path(__file__).parents[1] / 'launch'
@@ -64,7 +64,7 @@ def calls(folder: pathlib.Path) -> list[list[str]]:
 
 def trained(words: list[str]) -> tuple:
   """What the command line makes of the words after `jaxrl_llm.main`; unknown flags raise SystemExit."""
-  return main._parse(words[words.index('jaxrl_llm.main') + 1 :])
+  return command_flags.parse(words[words.index('jaxrl_llm.main') + 1 :])
 
 
 @pytest.mark.parametrize('script', SCRIPTS)

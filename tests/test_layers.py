@@ -26,7 +26,8 @@ LAYERS = (
   ('profiling',),
   ('report',),
   ('runner',),
-  ('commands', 'evaluation'),
+  ('evaluation',),
+  ('commands',),
   ('train',),
   ('main',),
 )

@@ -1,1 +1,1 @@
-"""What the flags of the command line run: one module a mode."""
+"""The modes of the command line: a module for each with its flags. Importing the flags does not import jax."""

@@ -1,193 +1,217 @@
-"""Accuracy on held-out prompts: one greedy answer each, and n samples: their mean and best, pass@k, votes.
+"""Accuracy on held-out prompts: a greedy completion and n samples each: mean and best, pass@k, majority votes.
 
 A file of eval/ is a JSON object:
 
-  version, model, grader, settings   what it is of, see `asked`
-  weights   `fingerprint` of the parameters that answered
+  version, model, grader, settings   see `held_out.identity`
+  weights   `fingerprint` of the evaluated parameters
   step      of the run, 0 for the model as loaded
   metrics   val-core/<source>/acc/<measure> → a number, with <source> 'all' for all prompts
-  groups    the same with intervals, by source and by level, and curves over k: see `measure.tally.groups`
-  rows      every prompt and answer
+  groups    the same with intervals, by source and by level, and curves over k: see `evaluation.tally.groups`
+  rows      every prompt with its completions
 
-A row is one prompt answered in one way:
+A row is one prompt with its greedy completion or its samples:
 
   kind      'greedy' or 'sampled'
   id        of the prompt, a hash of source, question and answer
   source    that of the data
-  level     how hard the prompt says it is, such as 'length=3'; '' where it does not say
+  level     the difficulty that the row states, such as 'length=3'; '' where it states none
   question  as text or messages
-  gts       the answer it should have
-  output    its answers
-  score     of each, as the grader gave it
-  answer    in each of them what the grader compares, '…' or None; only where the grader tells
-  trust     how likely each is right, as the judge of config.rollout.pruning had it; only of samples, where there is one
+  gts       the label
+  output    its completions
+  score     of each, from the reward function
+  answer    of each, the answer that the reward function compares, '…' or None; only where its parser is known
+  trust     of each, P(correct) by the correctness head of config.rollout.pruning; only of samples, where there is one
 """
 
 from __future__ import annotations
 
-import collections
 import functools
-import hashlib
-import json
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import evaluation
-from jaxrl_llm.config import stages
-from jaxrl_llm.data import pipeline
+from jaxrl_llm import data, evaluation
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.evaluation.levels import levels
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner.step_spec import StepSpec, evaluation_spec, trained_weights_spec
-from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.rollout.sampling import TokenFilter
 from jaxrl_llm.runner import multi_turn
+from jaxrl_llm.runner.context import ScorePool
 from jaxrl_llm.types import Prompts, Rollout, Row, Turns
 
 # Evaluation draws its noise under a step number that training never reaches, the same every time:
-# before and after are paired.
-_NOISE = 2**30
+# evaluations before and after training are paired.
+_NOISE_STEP = 2**30
 _BATCH_ROLLOUTS = 128
-_LEVEL_ROWS = 4  # a trait with fewer rows a value tells rows apart, and not levels
-_LEVELS = 32  # of a source at most
+Evaluator = Callable[..., tuple[dict[str, float], list[dict], list[dict]]]
 
 
-class Judging(NamedTuple):
-  """How texts become scores, and which answers are equal."""
+class Scoring(NamedTuple):
+  """From held-out completions to scores and answers."""
 
-  pool: Any  # grade.Pool
-  right: float = 1.0  # the score from which an answer is right
-  read: Callable[[str], Hashable] | None = None  # what the grader compares; None: it does not tell
-  play: multi_turn.Play | None = None  # an environment that answers
+  pool: ScorePool
+  right: float = 1.0  # the score from which a completion is correct
+  read_answer: Callable[[str], Hashable] | None = None  # None: no parser is known for the answers
+  episodes: multi_turn.Episodes | None = None  # None: completions are single turns
 
 
 def make_evaluator(
-  spec: StepSpec, table: Any, decode: Callable, judging: Judging, samples: int, sampling: Any
-) -> Callable:
-  """Returns evaluate(params, judge=None) → (metrics, rows, groups), compiled once for greedy and once for sampling.
+  spec: StepSpec,
+  table: data.PromptTable,
+  decode: Callable[[Sequence[int]], str],
+  scoring: Scoring,
+  samples: int,
+  sampling: Mapping[str, Any],
+) -> Evaluator:
+  """Return evaluate(params, head=None) → (metrics, rows, groups), compiled once for greedy and once for sampling.
 
   `table` holds the held-out prompts, `decode` turns token ids into text; `sampling` holds temperature, top_k, top_p,
   min_p of the samples. Metrics are val-core/<source>/acc/{greedy, mean@n, best@n, pass@n, maj@n, vote@n}, groups those
-  of `measure.tally.groups`. `judge` is that of the train state, for vote@n in a program that prunes. With
-  `judging.play` prompts are episodes of its environment, all turns it allows. Source: none.
+  of `evaluation.tally.groups`. `head` is the correctness head of the train state, for vote@n where rollouts are pruned.
+  With `scoring.episodes` prompts are episodes of its environment with all turns that it allows.
   """
-  asks = _asks(spec, table, decode, judging.play, samples, sampling)
-  # A judge that never learns says the same of all.
-  listens = samples and spec.rollout.pruning is not None and spec.rollout.pruning.learning_rate > 0
-  trust = programs.compile_predict_success(trained_weights_spec(spec)) if listens else None
-  about = _about(table.rows)
+  samplers = _samplers(spec, table, decode, scoring.episodes, samples, sampling)
+  pruning = spec.rollout.pruning
+  # A correctness head that never learns gives every completion the same probability.
+  weighs_votes = samples and pruning is not None and pruning.learning_rate > 0
+  predict = programs.compile_predict_success(trained_weights_spec(spec)) if weighs_votes else None
+  descriptions = _describe(table.rows)
 
-  def evaluate(params: Any, judge: Any = None) -> tuple[dict[str, float], list[dict], list[dict]]:
-    rows = []
-    for kind, ask in asks.items():
-      heard = kind == 'sampled' and trust and judge is not None
-      said = _said(ask, params, functools.partial(trust, params, judge) if heard else None)
-      score_PxN = _scores(said, table.rows, judging)
-      for i, row in enumerate(about):
-        told = dict(kind=kind) | row | dict(output=said.shown[i], score=score_PxN[i].tolist())
-        if judging.read is not None:
-          told['answer'] = _answers(said.texts[i], judging.read)
-        rows.append(told | (dict(trust=said.trust_PxN[i].tolist()) if heard else {}))
-    groups = evaluation.tally.groups(rows, judging.right)
-    return evaluation.tally.metrics(groups), rows, groups
+  def evaluate(params: Any, head: Any = None) -> tuple[dict[str, float], list[dict], list[dict]]:
+    records = []
+    for kind, sampler in samplers.items():
+      predict_kind = None
+      if kind == 'sampled' and predict and head is not None:
+        predict_kind = functools.partial(predict, params, head)
+      completions = _complete(sampler, params, predict_kind)
+      score_PxN = _scores(completions, table.rows, scoring)
+      for p, description in enumerate(descriptions):
+        record = dict(kind=kind) | description
+        record |= dict(output=completions.full_texts[p], score=score_PxN[p].tolist())
+        if scoring.read_answer is not None:
+          record['answer'] = _answers(completions.texts[p], scoring.read_answer)
+        if completions.trust_PxN is not None:
+          record['trust'] = completions.trust_PxN[p].tolist()
+        records.append(record)
+    groups = evaluation.tally.groups(records, scoring.right)
+    return evaluation.tally.metrics(groups), records, groups
 
   return evaluate
 
 
-class _Ask(NamedTuple):
-  """One way of answering all prompts."""
+class _Sampler(NamedTuple):
+  """A compiled program that completes all held-out prompts, in batches."""
 
-  fn: Callable  # the compiled program
-  spec: StepSpec  # that it was made of
-  table: Any
-  decode: Callable
-  play: multi_turn.Play | None
-  size: int  # prompts of a call
+  fn: Callable
+  spec: StepSpec  # of the program
+  table: data.PromptTable
+  decode: Callable[[Sequence[int]], str]
+  episodes: multi_turn.Episodes | None
+  batch_prompts: int
 
 
-def _asks(spec: StepSpec, table: Any, decode, play, samples: int, sampling) -> dict[str, _Ask]:
-  """kind → how it is asked for."""
+def _samplers(
+  spec: StepSpec,
+  table: data.PromptTable,
+  decode: Callable[[Sequence[int]], str],
+  episodes: multi_turn.Episodes | None,
+  samples: int,
+  sampling: Mapping[str, Any],
+) -> dict[str, _Sampler]:
+  """kind → its sampler."""
   shards = sharding.rows_shards(spec.layout.mesh)
   size = max(_BATCH_ROLLOUTS // max(samples, 1), shards)
   size = min(size, len(table.rows) + shards - 1) // shards * shards
-  kinds = {'greedy': evaluation_spec(spec, 1, 0.0)}
+  specs = {'greedy': evaluation_spec(spec, 1, 0.0)}
   if samples:
     token_filter = TokenFilter(*(sampling[k] for k in TokenFilter._fields))
-    kinds['sampled'] = evaluation_spec(spec, samples, sampling['temperature'], token_filter)
+    specs['sampled'] = evaluation_spec(spec, samples, sampling['temperature'], token_filter)
   return {
-    kind: _Ask(programs.compile_generate(one), one, table, decode, play, size)
-    for kind, one in kinds.items()
+    kind: _Sampler(programs.compile_generate(own), own, table, decode, episodes, size)
+    for kind, own in specs.items()
   }
 
 
-class _Said(NamedTuple):
-  """All answers to every prompt, in order."""
+class _Completions(NamedTuple):
+  """All completions of every prompt, in order."""
 
-  texts: list[list[str]]  # what is graded
-  shown: list[list[str]]  # all of it, an environment's answers too
-  turns: Turns | None  # of rows
-  trust_PxN: np.ndarray | None  # how likely each is right
+  texts: list[list[str]]  # as graded: with several turns, the last one
+  full_texts: list[list[str]]  # all turns and observations
+  turns: Turns | None  # of all rows
+  trust_PxN: np.ndarray | None  # P(correct) by the correctness head
 
 
-def _said(ask: _Ask, params: Any, trust: Callable | None) -> _Said:
-  """The last batch is filled up with the first prompt."""
-  table, play, size = ask.table, ask.play, ask.size
-  count, texts, shown, turns, trusted = len(table.rows), [], [], [], []
+def _complete(sampler: _Sampler, params: Any, predict: Callable | None) -> _Completions:
+  """Samples batch by batch; the last batch is filled up with the first prompt."""
+  table, episodes, size = sampler.table, sampler.episodes, sampler.batch_prompts
+  count, each = len(table.rows), 1
+  texts, full_texts, turns, trust = [], [], [], []
   for start in range(0, count, size):
     index = np.arange(start, start + size)
     chosen = np.where(index < count, index, 0)
-    prompts: Prompts = table.prompts(chosen, born=_NOISE)._replace(index_P=index.astype(np.int32))
-    rollout = _rollout(ask, params, prompts, [table.rows[i] for i in chosen])
-    said = zip(rollout.tokens_BxT, rollout.length_B, strict=True)
-    decoded = last = [ask.decode(t[:n].tolist()) for t, n in said]
-    if play is not None:
+    prompts = table.prompts(chosen, born=_NOISE_STEP)._replace(index_P=index.astype(np.int32))
+    rollout = _rollout(sampler, params, prompts, [table.rows[i] for i in chosen])
+    rows = zip(rollout.tokens_BxT, rollout.length_B, strict=True)
+    decoded = graded = [sampler.decode(t[:n].tolist()) for t, n in rows]
+    if episodes is not None:
       numbers = rollout.turns.number_BxT
-      last = [play.texts(*one)[-1] for one in zip(rollout.tokens_BxT, numbers, strict=True)]
+      turn_rows = zip(rollout.tokens_BxT, numbers, strict=True)
+      graded = [episodes.turn_texts(*row)[-1] for row in turn_rows]
     each = len(decoded) // size
-    by_prompt = lambda x: [x[i * each : (i + 1) * each] for i in range(size)]  # noqa: B023, E731
-    texts, shown = texts + by_prompt(last), shown + by_prompt(decoded)
+    texts += _by_prompt(graded, each)
+    full_texts += _by_prompt(decoded, each)
     turns.append(rollout.turns)
-    if trust is not None:
-      trusted += by_prompt(sharding.fetch(trust(prompts, rollout)))
-  joined = play and Turns(*(np.concatenate(x)[: count * each] for x in zip(*turns, strict=True)))
-  trust_PxN = None if trust is None else np.array(trusted[:count])
-  return _Said(texts[:count], shown[:count], joined, trust_PxN)
+    if predict is not None:
+      trust += _by_prompt(sharding.fetch(predict(prompts, rollout)), each)
+  joined = None
+  if episodes is not None:
+    joined = Turns(*(np.concatenate(x)[: count * each] for x in zip(*turns, strict=True)))
+  trust_PxN = None if predict is None else np.array(trust[:count])
+  return _Completions(texts[:count], full_texts[:count], joined, trust_PxN)
 
 
-def _rollout(ask: _Ask, params: Any, prompts: Prompts, rows: Sequence[Row]) -> Rollout:
-  """A batch's rollouts: one call, or the rounds of an environment's episodes."""
-  spec, play, seed = ask.spec, ask.play, np.int32(ask.spec.seed)
-  if play is None:
-    return sharding.fetch(ask.fn(params, prompts, seed, None))
-  prompts = play.opened(prompts, rows, prompts.tokens_PxL.shape[1])
-  sample = lambda begun: (sharding.fetch(ask.fn(params, prompts, seed, begun)), {})  # noqa: E731
+def _by_prompt(values: Sequence[Any], each: int) -> list[Any]:
+  return [values[start : start + each] for start in range(0, len(values), each)]
+
+
+def _rollout(sampler: _Sampler, params: Any, prompts: Prompts, rows: Sequence[Row]) -> Rollout:
+  """The rollout of a batch: one call, or one for every turn of an environment's episodes."""
+  spec, episodes, seed = sampler.spec, sampler.episodes, np.int32(sampler.spec.seed)
+  if episodes is None:
+    return sharding.fetch(sampler.fn(params, prompts, seed, None))
+  prompts = episodes.open(prompts, rows, prompts.tokens_PxL.shape[1])
+  sample = lambda begun: (sharding.fetch(sampler.fn(params, prompts, seed, begun)), {})  # noqa: E731
   begun = empty_records.empty_rollout(spec, len(rows))
-  limits = multi_turn.Limits(spec.rollout.decode.max_tokens, play.most)
-  return play.finish(sample, prompts, rows, begun, limits)[0]
+  limits = multi_turn.Limits(spec.rollout.decode.max_tokens, episodes.max_turns)
+  return episodes.play(sample, prompts, rows, begun, limits)[0]
 
 
-def _scores(said: _Said, rows: Sequence[Row], judging: Judging) -> np.ndarray:
-  """The score [P, N] of every answer."""
-  flat = [row for row, answers in zip(rows, said.texts, strict=True) for _ in answers]
-  ask = lambda: judging.pool.score(flat, [t for answers in said.texts for t in answers])  # noqa: E731
-  scores = ask() if judging.play is None else judging.play.scores(said.turns, ask, 1)
+def _scores(completions: _Completions, rows: Sequence[Row], scoring: Scoring) -> np.ndarray:
+  """The score [P, N] of every completion."""
+  flat_rows = [row for row, own in zip(rows, completions.texts, strict=True) for _ in own]
+  flat_texts = [text for own in completions.texts for text in own]
+  grade = lambda: scoring.pool.score(flat_rows, flat_texts)  # noqa: E731
+  if scoring.episodes is None:
+    scores = grade()
+  else:
+    scores = scoring.episodes.score(completions.turns, grade, 1)
   return scores.reward_B.reshape(len(rows), -1)
 
 
 def _answers(texts: Sequence[str], read: Callable[[str], Hashable]) -> list[str | None]:
-  """What is compared, in words: of equal values those of the first, so that equal words are equal values."""
+  """The answers as words; equal answers get the words of the first one, so that words compare as values do."""
   words: dict[Hashable, str] = {}
   return [
-    None if (found := read(text)) is None else words.setdefault(found, str(found)) for text in texts
+    None if (answer := read(text)) is None else words.setdefault(answer, str(answer))
+    for text in texts
   ]
 
 
-def _about(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _describe(rows: Sequence[Row]) -> list[dict[str, Any]]:
+  """The fields of a record that are of its prompt."""
   return [
     dict(
       id=row.id,
@@ -198,105 +222,3 @@ def _about(rows: Sequence[Row]) -> list[dict[str, Any]]:
     )
     for row, level in zip(rows, levels(rows), strict=True)
   ]
-
-
-def levels(rows: Sequence[Row]) -> list[str]:
-  """How hard each row says it is, '' where it does not say.
-
-  A `level` or `difficulty` of its own, be it a word or a number, also inside metadata or extra_info; else 'trait=value'
-  of the whole-number traits that rows of its source share (number of terms, length). Source: none.
-  """
-  told = [
-    _own_level(row) or ' '.join(shared) for row, shared in zip(rows, _shared(rows), strict=True)
-  ]
-  of_source = collections.defaultdict(set)
-  for row, level in zip(rows, told, strict=True):
-    of_source[row.source].add(level)
-  return [
-    level if len(of_source[row.source]) <= _LEVELS else ''
-    for row, level in zip(rows, told, strict=True)
-  ]
-
-
-def _own_level(row: Row) -> str:
-  places = [row.extra, *(row.extra.get(name) for name in ('metadata', 'extra_info'))]
-  found = [
-    place.get(key) for place in places if isinstance(place, dict) for key in ('level', 'difficulty')
-  ]
-  return next((str(value) for value in found if isinstance(value, str | int | float)), '')
-
-
-def _shared(rows: Sequence[Row]) -> list[list[str]]:
-  """Of each row the traits that mark a level: several values in its source, each of several rows."""
-  traits = pipeline.levels(rows)
-  count = collections.Counter((source, trait) for source, *own in traits for trait in own)
-  values = collections.defaultdict(list)
-  for (source, trait), rows_of in count.items():
-    values[source, trait.partition('=')[0]].append(rows_of)
-  marks = {name for name, of in values.items() if len(of) > 1 and np.mean(of) >= _LEVEL_ROWS}
-  return [[t for t in own if (source, t.partition('=')[0]) in marks] for source, *own in traits]
-
-
-def fingerprint(params: Any) -> str:
-  """16 hexadecimal digits of a tree's names, shapes, types and bits; the same however it is cut over devices."""
-  digest = hashlib.sha256()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    total = int(sharding.fetch(_bits(leaf)))
-    digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype} {total}\n'.encode())
-  return digest.hexdigest()[:16]
-
-
-_WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-
-
-@jax.jit
-def _bits(x: jax.Array) -> jax.Array:
-  """Σ mix(bits ⊕ place) mod 2³²: whole numbers, so that the order of the sum does not matter.
-
-  The mix is murmur3's finalizer: of a plain weighted sum, a sign turned in an even number of places would be lost.
-  """
-  whole = jnp.issubdtype(x.dtype, jnp.integer)
-  bits = x if whole else jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize])
-  place = jnp.zeros(x.shape, jnp.uint32)
-  for axis in range(x.ndim):
-    stride = jnp.uint32(math.prod(x.shape[axis + 1 :]) % 2**32)
-    place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * stride
-  mixed = bits.astype(jnp.uint32) ^ (place * jnp.uint32(0x9E3779B9))
-  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-    mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
-  return (mixed ^ (mixed >> 16)).sum(dtype=jnp.uint32)
-
-
-def asked(config: Any, table: Any) -> dict[str, Any]:
-  """What an evaluation is of: fields of its file, and an evaluation of others is not this one.
-
-  `grader` decides what is right, `settings` what is asked: two evaluations with one grader, of the same prompts, may be
-  compared. Source: none.
-  """
-  left = (
-    'workers',
-    'deadline_s',
-    'cpu_s',
-    'memory_mb',
-    'failed',
-  )  # how it is run, not what is right
-  of = lambda decode_settings: {
-    k: v for k, v in json.loads(decode_settings.to_json()).items() if k not in left
-  }  # noqa: E731
-  settings = dict(
-    prompts=table.fingerprint, samples=config.evaluation.samples, **config.evaluation.sampling
-  )
-  settings |= dict(completion_tokens=config.completion_tokens, seed=config.seed)
-  grader = of(config.rewards)
-  if config.environment.fn != 'none':
-    grader['environment'] = of(config.environment)
-  return dict(
-    version=evaluation.compare.VERSION, model=config.model, grader=grader, settings=settings
-  )
-
-
-def judging_of(config: Any, pool: Any, play: multi_turn.Play | None) -> Judging:
-  """From a config: votes are counted where config.rewards.fn tells what it compares. Source: none."""
-  unread = play is not None and play.judge == 'environment'
-  read = None if unread else stages.choices(extract).get(config.rewards.fn)
-  return Judging(pool, config.rewards.right, read, play)

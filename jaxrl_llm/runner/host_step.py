@@ -151,9 +151,7 @@ def _rollout_records(context: RunContext, graded: grading.GradedStep, index: int
   token_values = {}
   if context.token_stats and index % context.config.monitoring.rollouts_every == 0:
     token_values = context.token_stats(graded.batch, graded.scores.logged_texts)
-  return log_records.rollout_records(
-    graded.rows, graded.scores, graded.batch, index, token_values
-  )
+  return log_records.rollout_records(graded.rows, graded.scores, graded.batch, index, token_values)
 
 
 def _observe(context: RunContext, batch: Batch, finished_P: np.ndarray) -> dict[str, float]:

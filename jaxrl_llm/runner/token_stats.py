@@ -107,7 +107,9 @@ def _host_device() -> jax.Device | None:
 def available(spec: StepSpec, config: Config) -> tuple[bool, bool]:
   """(whether advantages, whether coefficients) are known before the update."""
   method, waits = spec.objective.method, config.replay.collect.fn != 'none'
-  other = waits or spec.layout.group != spec.rollout.decode.rollouts or method.auxiliary_model is not None
+  other = (
+    waits or spec.layout.group != spec.rollout.decode.rollouts or method.auxiliary_model is not None
+  )
   advantage = not other and not (method.needs & _UNKNOWN_ADVANTAGE)
   return advantage, advantage and not (method.needs & _UNKNOWN_COEFFICIENT)
 
@@ -122,7 +124,9 @@ def token_values(spec: StepSpec, batch: Batch, coefficients: bool) -> dict[str, 
 
   def values(minibatch: Batch) -> dict[str, jax.Array]:
     minibatch = by_row(minibatch)
-    target = objective.targets(spec.objective.method, minibatch, G, None, None, spec.layout.slots_per_prompt)
+    target = objective.targets(
+      spec.objective.method, minibatch, G, None, None, spec.layout.slots_per_prompt
+    )
     if spec.objective.method.needs_versions:
       zero_BxT = jnp.zeros_like(minibatch.rollout.version_BxT)
       target = target.with_arrays(age_BxT=zero_BxT, batch_steps_BxT=zero_BxT)

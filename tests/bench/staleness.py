@@ -18,13 +18,13 @@ import os
 import jax
 import numpy as np
 
-from jaxrl_llm import rewards, train
+from jaxrl_llm import rewards
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.evaluation import evaluate, held_out
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.runner import host_step, setup
+from jaxrl_llm.runner import host_step, setup, sft, validate
 from tests.bench.curves import EASY, ROOT, TASKS, share_warm_starts
 from tests.bench.lib import smoke
 
@@ -61,31 +61,31 @@ def job(method: str, seed: int, learning_rate: float, updates: int, more: tuple[
 
 def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *more) -> dict:
   """One line of the study."""
-  config = train.validation.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
-  parts = setup.build_context(config)
-  spec = parts.spec
-  state = train_state.init_state(spec, parts.model.params)
-  state = train.warmstart.run(
-    config, spec, state, parts.tables.train, parts.model.tokenizer, lambda loss: None
+  config = validate.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
+  context = setup.build_context(config)
+  spec = context.spec
+  state = train_state.init_state(spec, context.models.policy.params)
+  state = sft.run(
+    config, spec, state, context.tables.train, context.models.policy.tokenizer, lambda loss: None
   )
   learn = programs.compile_update(spec)
   sample = jax.jit(functools.partial(steps.generate, spec))
   waiting, rows = collections.deque(), []
   with rewards.Pool(config.rewards) as pool:
-    decode, judging = parts.model.tokenizer.decode, evaluate.judging_of(config, pool, None)
+    decode, judging = context.models.policy.tokenizer.decode, held_out.scoring(config, pool, None)
     told = evaluate.make_evaluator(
-      spec, parts.tables.held_out, decode, judging, 4, config.evaluation.sampling
+      spec, context.tables.held_out, decode, judging, 4, config.evaluation.sampling
     )
     before = told(state.params)[0]
     for index in range(updates + lag):
-      prompts, *more = host_step.propose(parts, index)
+      prompts, *more = host_step.propose(context, index)
       rollout, metrics, _ = sample(state, prompts, *more)
-      flight = host_step.PendingStep(index, prompts, rollout, metrics)
-      landed = host_step.land(parts, pool, flight)
+      pending = host_step.PendingStep(index, prompts, rollout, metrics)
+      landed = host_step.land(context, pool, pending)
       waiting.append(landed.batch)
       if len(waiting) > lag:
         state, device = learn(state, waiting.popleft())
-        rows.append({k: float(v) for k, v in device.items()} | landed.row)
+        rows.append({k: float(v) for k, v in device.items()} | landed.metrics)
     after = told(state.params)[0]
   reward = np.array([row['critic/score/mean'] for row in rows])
   smooth = reward.reshape(-1, 8).mean(1)

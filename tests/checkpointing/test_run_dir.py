@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import train
 from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.runner import resume
 from jaxrl_llm.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -146,6 +146,7 @@ def test_a_folder_without_permission_is_told(tmp_path):
 _SECOND = """
 import sys
 from jaxrl_llm import config, workdir
+from jaxrl_llm.runner import resume
 from jaxrl_llm.types import UserError
 try:
   workdir.open_run(sys.argv[1], config.default(), exclusive=len(sys.argv) == 2)
@@ -247,7 +248,7 @@ def test_seconds_beside_the_steps_add_up_over_starts(tmp_path):
 def checkpointed(root, step: int = 4, **changes) -> run_dir.RunDirectory:
   """A run directory with metrics and one checkpoint, whose host state holds its config."""
   config = make('steps=9', *(f'{k}={v}' for k, v in changes.items()))
-  run = train.open_folder(str(root), config)
+  run = resume.open_directory(str(root), config)
   with metrics_log.Writer(run.metrics, 0) as writer:
     for index in range(step + 1):
       writer.write({metrics_log.STEP: index})
@@ -264,7 +265,7 @@ def refused(root, *overrides: str) -> str:
   """The sentence, after which nothing has changed."""
   before = files(root)
   with pytest.raises(UserError) as caught:
-    train.open_folder(str(root), make(*overrides))
+    resume.open_directory(str(root), make(*overrides))
   assert files(root) == before
   return str(caught.value)
 
@@ -279,9 +280,9 @@ def test_without_config_json_the_checkpoint_tells_what_may_not_change(tmp_path, 
     path.write_text(text)
   assert 'seed: 0 -> 1' in refused(tmp_path, 'steps=9', 'seed=1')
   assert 'temperature: 1.0 -> 0.5' in refused(tmp_path, 'temperature=0.5')
-  train.open_folder(str(tmp_path), make('steps=9'))
+  resume.open_directory(str(tmp_path), make('steps=9'))
   assert path.read_text() == original
-  assert train.open_folder(str(tmp_path), make('steps=10')).changed == ('steps: 9 -> 10',)
+  assert resume.open_directory(str(tmp_path), make('steps=10')).changed == ('steps: 9 -> 10',)
 
 
 def test_a_config_json_that_was_edited_does_not_hide_what_the_checkpoint_is_of(tmp_path):
@@ -310,23 +311,23 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_begun_again_over_its_metric
     message = refused(tmp_path, 'steps=9')
     assert 'step 4' in message and '5 rows' in message and 'another --workdir' in message
   (tmp_path / 'metrics.jsonl').rename(tmp_path / 'old.jsonl')
-  assert train.open_folder(str(tmp_path), make('steps=9')).changed == ()
+  assert resume.open_directory(str(tmp_path), make('steps=9')).changed == ()
   (tmp_path / 'metrics.jsonl').write_text(json.dumps({metrics_log.STEP: 0}) + '\n')
-  train.open_folder(
+  resume.open_directory(
     str(tmp_path), make('steps=9')
   )  # begun again, and killed before its first checkpoint
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
-  run = train.open_folder(str(tmp_path), make())
+  run = resume.open_directory(str(tmp_path), make())
   with metrics_log.Writer(run.metrics, 0) as writer:
     writer.write({metrics_log.STEP: 0})
   (tmp_path / 'checkpoints/step_000001.part').mkdir()
-  train.open_folder(str(tmp_path), make())
+  resume.open_directory(str(tmp_path), make())
 
 
 def test_when_the_newest_checkpoint_was_deleted_it_says_where_the_run_goes_on(tmp_path, caplog):
   run = checkpointed(tmp_path)
   run.record_checkpoint(6)
-  train.open_folder(str(tmp_path), make('steps=9'))
+  resume.open_directory(str(tmp_path), make('steps=9'))
   assert 'the checkpoint of step 6 is gone' in caplog.text and 'step 4' in caplog.text

@@ -58,7 +58,7 @@ def compiled(folder, monkeypatch):
     config=types.SimpleNamespace(jax_compilation_cache_dir=str(folder)),
     devices=lambda: [types.SimpleNamespace(device_kind='cpu')],
   ))  # fmt: skip
-  return run_logger._Compiled(configs.default(), True)
+  return run_logger._CompileTimes(configs.default(), True)
 
 
 def test_two_runs_at_once_share_the_record_of_compile_times(tmp_path, monkeypatch):

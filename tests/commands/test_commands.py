@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from jaxrl_llm.commands import compile_report, sharding_report
+from jaxrl_llm.commands import compile_report, flags, sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 

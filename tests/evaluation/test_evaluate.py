@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import tiny_job
 
-from jaxrl_llm import train
+from jaxrl_llm.commands.evaluate import evaluate_checkpoint
+from jaxrl_llm.commands.export import export_checkpoint
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.evaluation import evaluate, held_out
+from jaxrl_llm.evaluation.fingerprint import fingerprint
+from jaxrl_llm.evaluation.levels import levels
 from jaxrl_llm.types import Prompts, Rollout, Row
 
 
@@ -35,22 +38,22 @@ def rows(*extras: dict, source: str = 's') -> list[Row]:
   ],
 )
 def test_a_row_s_own_level(extra, level):
-  assert evaluate.levels(rows(extra)) == [level]
+  assert levels(rows(extra)) == [level]
 
 
 def test_shared_traits_are_levels_and_what_tells_rows_apart_is_none():
   extras = [dict(length=i % 3, metadata=dict(source_index=i, seed=1)) for i in range(12)]
-  assert evaluate.levels(rows(*extras)) == [f'length={i % 3}' for i in range(12)]
+  assert levels(rows(*extras)) == [f'length={i % 3}' for i in range(12)]
   both = [dict(a=i % 2, b=i % 4) for i in range(16)]
-  assert evaluate.levels(rows(*both))[3] == 'a=1 b=3'
-  assert set(evaluate.levels(rows(*extras[:9]))) == {''}  # three rows a value
+  assert levels(rows(*both))[3] == 'a=1 b=3'
+  assert set(levels(rows(*extras[:9]))) == {''}  # three rows a value
   mixed = rows(*extras) + rows(*extras[:5], source='t')
-  assert evaluate.levels(mixed) == [f'length={i % 3}' for i in range(12)] + [''] * 5
+  assert levels(mixed) == [f'length={i % 3}' for i in range(12)] + [''] * 5
 
 
 def test_too_many_levels_are_none():
-  assert set(evaluate.levels(rows(*(dict(level=i) for i in range(32))))) != {''}
-  assert set(evaluate.levels(rows(*(dict(level=i) for i in range(33))))) == {''}
+  assert set(levels(rows(*(dict(level=i) for i in range(32))))) != {''}
+  assert set(levels(rows(*(dict(level=i) for i in range(33))))) == {''}
 
 
 def test_equal_answers_get_equal_words():
@@ -76,23 +79,23 @@ def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
     return Rollout(said_Bx1, said_Bx1, one_B, one_B, said_Bx1, one_B, said_Bx1)
 
   spec = types.SimpleNamespace(seed=0)
-  ask = evaluate._Ask(sample, spec, Table(), lambda ids: str(ids[0]), None, 2)
-  said = evaluate._said(ask, None, lambda prompts, rollout: rollout.tokens_BxT[:, 0] / 100)
-  assert said.texts == said.shown == [['0', '1'], ['10', '11'], ['20', '21']]
+  ask = evaluate._Sampler(sample, spec, Table(), lambda ids: str(ids[0]), None, 2)
+  said = evaluate._complete(ask, None, lambda prompts, rollout: rollout.tokens_BxT[:, 0] / 100)
+  assert said.texts == said.full_texts == [['0', '1'], ['10', '11'], ['20', '21']]
   np.testing.assert_allclose(said.trust_PxN, [[0, 0.01], [0.1, 0.11], [0.2, 0.21]])
-  assert evaluate._said(ask, None, None).trust_PxN is None
+  assert evaluate._complete(ask, None, None).trust_PxN is None
 
 
 def test_votes_are_counted_where_the_grader_tells_what_it_compares():
   config, play = configs.default(), types.SimpleNamespace
-  assert evaluate.judging_of(config, None, None).read(' x ') == 'x'
-  assert evaluate.judging_of(config, None, play(judge='rewards')).read is not None
-  assert evaluate.judging_of(config, None, play(judge='environment')).read is None
+  assert held_out.scoring(config, None, None).read_answer(' x ') == 'x'
+  assert held_out.scoring(config, None, play(judge='rewards')).read_answer is not None
+  assert held_out.scoring(config, None, play(judge='environment')).read_answer is None
   for fn in ('math_verify', 'package.module:function'):
     config.rewards.fn = fn
-    assert evaluate.judging_of(config, None, None).read is None
+    assert held_out.scoring(config, None, None).read_answer is None
   config.rewards.right = 0.5
-  assert evaluate.judging_of(config, None, None).right == 0.5
+  assert held_out.scoring(config, None, None).right == 0.5
 
 
 def test_what_an_evaluation_is_of_knows_graders_and_settings_and_no_workers():
@@ -100,13 +103,13 @@ def test_what_an_evaluation_is_of_knows_graders_and_settings_and_no_workers():
     config = configs.default()
     for name, value in changes.items():
       config.update_from_flattened_dict({name.replace('__', '.'): value})
-    return evaluate.asked(config, types.SimpleNamespace(fingerprint='f'))
+    return held_out.identity(config, types.SimpleNamespace(fingerprint='f'))
 
   first = told()
-  assert json.loads(json.dumps(first)) == json.loads(json.dumps(told(grade__workers=9)))
-  assert told(grade__fn='number')['grader'] != first['grader'] == told(eval__samples=9)['grader']
-  assert told(eval__samples=9)['settings'] != first['settings']
-  assert told(eval__sampling__temperature=0.5)['settings'] != first['settings']
+  assert json.loads(json.dumps(first)) == json.loads(json.dumps(told(rewards__workers=9)))
+  assert told(rewards__fn='number')['grader'] != first['grader'] == told(evaluation__samples=9)['grader']
+  assert told(evaluation__samples=9)['settings'] != first['settings']
+  assert told(evaluation__sampling__temperature=0.5)['settings'] != first['settings']
   played = told(environment__fn='walk')['grader']
   assert played['environment']['fn'] == 'walk' and 'environment' not in first['grader']
 
@@ -114,16 +117,16 @@ def test_what_an_evaluation_is_of_knows_graders_and_settings_and_no_workers():
 def test_other_weights_have_another_fingerprint_and_a_cut_changes_none():
   r = np.random.default_rng(0)
   tree = dict(a=r.normal(size=(8, 16)).astype(np.float32), b=r.normal(size=3).astype(jnp.bfloat16))
-  mark = evaluate.fingerprint(jax.tree.map(jnp.asarray, tree))
-  assert len(mark) == 16 and mark == evaluate.fingerprint(jax.tree.map(jnp.array, tree))
+  mark = fingerprint(jax.tree.map(jnp.asarray, tree))
+  assert len(mark) == 16 and mark == fingerprint(jax.tree.map(jnp.array, tree))
   mesh = jax.make_mesh((8,), ('x',))
   cut = jax.device_put(tree['a'], jax.sharding.NamedSharding(mesh, jax.P('x')))
-  assert evaluate.fingerprint(tree | dict(a=cut)) == mark
+  assert fingerprint(tree | dict(a=cut)) == mark
   others = [tree['a'][::-1], np.roll(tree['a'], 1, 1), tree['a'].reshape(16, 8), -tree['a']]
   bit = tree['a'].copy()
   bit.view(np.uint32)[3, 5] ^= 1
-  marks = [evaluate.fingerprint(tree | dict(a=jnp.asarray(x))) for x in (*others, bit)]
-  assert len({mark, evaluate.fingerprint(dict(c=tree['a'], b=tree['b'])), *marks}) == 7
+  marks = [fingerprint(tree | dict(a=jnp.asarray(x))) for x in (*others, bit)]
+  assert len({mark, fingerprint(dict(c=tree['a'], b=tree['b'])), *marks}) == 7
 
 
 def test_new_weights_under_an_old_path_are_evaluated_again(tmp_path):
@@ -133,15 +136,15 @@ def test_new_weights_under_an_old_path_are_evaluated_again(tmp_path):
   on = dict(sft=None, evaluation=dict(every=0, prompts=8, samples=2))
   c = configs.load(tiny_job.config_file(tmp_path, **on))
   model = str(tmp_path / 'model')
-  train.export_only(c, str(tmp_path / 'none'), model, 'float32', base=True)
+  export_checkpoint(c, str(tmp_path / 'none'), model, 'float32', base=True)
   on |= dict(model=model, scratch=None)
   c = configs.load(tiny_job.config_file(tmp_path, **on))
   path = tmp_path / 'run/eval/step_000000.json'
-  train.evaluate_only(c, str(tmp_path / 'run'))
+  evaluate_checkpoint(c, str(tmp_path / 'run'))
   first = json.loads(path.read_text())
   file = f'{model}/model.safetensors'
   save_file({k: v * np.float32(1.5) for k, v in load_file(file).items()}, file, {'format': 'pt'})
-  train.evaluate_only(c, str(tmp_path / 'run'))
+  evaluate_checkpoint(c, str(tmp_path / 'run'))
   again = json.loads(path.read_text())
   assert first['weights'] != again['weights'] and first['model'] == again['model']
   assert [row['output'] for row in first['rows']] != [row['output'] for row in again['rows']]

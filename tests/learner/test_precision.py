@@ -153,7 +153,7 @@ def test_evaluation_reads_what_is_saved(monkeypatch):
   )
   table = type('Table', (), dict(rows=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-  judging = evaluate.Judging(None)
+  judging = evaluate.Scoring(None)
   evaluate.make_evaluator(spec(learner=dict(quantize=True)), table, None, judging, 2, sampling)
   assert seen == ['float32'] * 2
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import models, train
+from jaxrl_llm import models
+from jaxrl_llm.commands.export import export_checkpoint
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.models import decoder, export, huggingface
 from jaxrl_llm.types import Model, UserError
@@ -56,7 +57,7 @@ def test_a_model_without_a_folder_gets_a_config_a_tokenizer_and_a_card(tmp_path)
   c.model, c.data.source, c.data.size, c.rewards.fn = 'scratch', 'digits', 32, 'exact'
   c.scratch.update(SCRATCH)
   to = str(tmp_path / 'ours')
-  train.export_only(c, str(tmp_path / 'run'), to, 'float32', base=True)
+  export_checkpoint(c, str(tmp_path / 'run'), to, 'float32', base=True)
   loaded = transformers.AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).eval()
   words = transformers.AutoTokenizer.from_pretrained(to)
   model = models.load('scratch', scratch=c.scratch, seed=c.seed)
@@ -94,7 +95,7 @@ def test_what_config_json_cannot_say_is_refused_and_half_a_folder_is_none(tmp_pa
   odd = model._replace(config=model.config.__class__(**(vars(model.config) | dict(logit_cap=3.0))))
   with pytest.raises(UserError, match='load it from its folder'):
     export.save(str(tmp_path / 'odd'), odd)
-  monkeypatch.setattr(export, '_tokenizer', lambda *_: 1 / 0)
+  monkeypatch.setattr(export, '_write_tokenizer', lambda *_: 1 / 0)
   with pytest.raises(ZeroDivisionError):
     export.save(str(tmp_path / 'half'), model)
   assert not os.path.exists(tmp_path / 'half')

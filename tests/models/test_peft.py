@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import tiny_job
 
-from jaxrl_llm import train
+from jaxrl_llm.commands.export import export_checkpoint
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.learner import lora
 from jaxrl_llm.models import decoder, export, huggingface, peft
@@ -115,7 +115,7 @@ def test_what_is_read_is_what_was_written(written):
     (dict(lora_alpha=1), ON, 'has lora_alpha=1; set config.lora.alpha, which is 6.0'),
     (dict(use_dora=True), ON, 'use_dora=true, which is not supported'),
     (dict(rank_pattern=dict(q_proj=4)), ON, 'rank_pattern=.* which is not supported'),
-    (dict(), ON._replace(names=('q',)), "holds 'base_model.*which config.lora does not ask for"),
+    (dict(), ON._replace(names=('q',)), "holds 'base_model.*which config.lora.targets does not select"),
     (None, ON, 'holds no adapter_model.safetensors; name a folder'),
   ],
 )
@@ -154,7 +154,7 @@ def test_the_command_writes_an_adapter_and_begins_from_it(tmp_path):
   on = dict(lora=dict(rank=2, alpha=4.0), sft=None)
   c = configs.load(tiny_job.config_file(tmp_path, **on))
   to = str(tmp_path / 'adapter')
-  train.export_only(c, str(tmp_path / 'run'), to, 'float32', True, True)
+  export_checkpoint(c, str(tmp_path / 'run'), to, 'float32', True, True)
   assert 'library_name: peft' in (tmp_path / 'adapter/README.md').read_text()
   path = os.path.join(to, 'adapter_model.safetensors')
   held = safetensors.numpy.load_file(path)
@@ -162,14 +162,14 @@ def test_the_command_writes_an_adapter_and_begins_from_it(tmp_path):
   safetensors.numpy.save_file({n: x + np.float32(0.25) for n, x in held.items()}, path)
   on['lora'] |= dict(init=to)
   c = configs.load(tiny_job.config_file(tmp_path, **on))
-  train.export_only(c, str(tmp_path / 'other'), str(tmp_path / 'again'), 'float32', True, True)
+  export_checkpoint(c, str(tmp_path / 'other'), str(tmp_path / 'again'), 'float32', True, True)
   again = safetensors.numpy.load_file(str(tmp_path / 'again/adapter_model.safetensors'))
   for name, x in held.items():
     np.testing.assert_array_equal(again[name], x + np.float32(0.25))
   with pytest.raises(UserError, match='config.lora.init=.* begins away from the base'):
     with c.ignore_type():
       c.objective.kl = dict(fn='k3', coef=0.1)
-    train.export_only(c, str(tmp_path / 'third'), str(tmp_path / 'none'), 'float32', True, True)
+    export_checkpoint(c, str(tmp_path / 'third'), str(tmp_path / 'none'), 'float32', True, True)
   c = configs.load(tiny_job.config_file(tmp_path, sft=None))
   with pytest.raises(UserError, match='--adapter needs a run with an adapter'):
-    train.export_only(c, str(tmp_path / 'plain'), str(tmp_path / 'none'), 'float32', True, True)
+    export_checkpoint(c, str(tmp_path / 'plain'), str(tmp_path / 'none'), 'float32', True, True)

@@ -115,7 +115,7 @@ def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch)
   with pytest.raises(
     UserError, match=r"^config.rewards.folder: '.*none' is no reward model: no folder"
   ):
-    setup.parts(c)
+    setup.build_context(c)
   with pytest.raises(UserError, match=r'^config.rewards.parts\[0\].folder: .*none'):
     rewards.resolve_parts(dict(fn='exact', parts=(spec,)))
   for bad in ('', 7):

@@ -397,7 +397,7 @@ def test_evaluation_grows_no_trees(params):
 
   plain = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   told = [
-    evaluate.make_evaluator(step_spec(fn=fn), Table(), str, evaluate.Judging(Pool()), 2, plain)(
+    evaluate.make_evaluator(step_spec(fn=fn), Table(), str, evaluate.Scoring(Pool()), 2, plain)(
       params
     )[1]
     for fn in ('latr', 'none')

@@ -156,7 +156,7 @@ def test_aborted_rows_are_blank_and_counted():
 
 def test_a_packed_flight_is_the_flight():
   batch = make_batch([2] * B, [0] * B, [1] * B, [1] * B)
-  flight = host_step.Flight(7, batch.prompts, batch.rollout, {'a': np.float32(0.1)})
+  flight = host_step.PendingStep(7, batch.prompts, batch.rollout, {'a': np.float32(0.1)})
   back = host_step.unpacked(host_step.packed(flight))
   assert (back.index, back.device) == (7, {'a': float(np.float32(0.1))})
   for a, b in zip((*flight.prompts, *flight.rollout), (*back.prompts, *back.rollout), strict=True):
@@ -256,7 +256,7 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
     parts.successes, parts.collect = kept, None
     for index in (1, 2):
       landed[name] = host_step.land(
-        parts, Sevens(), host_step.Flight(index, batch.prompts, rollout, {'loss': np.float32(1)})
+        parts, Sevens(), host_step.PendingStep(index, batch.prompts, rollout, {'loss': np.float32(1)})
       )
   plain, again = landed['plain'], landed['replay']
   assert plain.told == again.told and len(again.told) == B
@@ -569,7 +569,7 @@ def landed(pool, reason_B, **failed):
   parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
   batch = make_batch([3] * B, [0] * B, reason_B, [1] * B)
   tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
-  flight = host_step.Flight(1, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {})
+  flight = host_step.PendingStep(1, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {})
   return host_step.land(parts, pool, flight), parts
 
 

@@ -77,7 +77,7 @@ def config(**changes):
 def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
   """Parts of a run; `make` stands for what config.environment names. One token of four ends a turn: they are short."""
   c = config(**changes)
-  parts = setup.parts(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  parts = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   if make is not None:
     parts.play.stage.factory = parts.play.stage.factory._replace(make=make)
   if parts.play is not None:
@@ -95,7 +95,7 @@ def run(parts, count=1, state=None, batch=None, start=0, call=None):
   for index in range(start, start + count):
     prompts, *more = host_step.propose(parts, index)
     state, rollout, device = call(state, batch, prompts, *more)
-    landed = host_step.land(parts, Pool(), host_step.Flight(index, prompts, rollout, device))
+    landed = host_step.land(parts, Pool(), host_step.PendingStep(index, prompts, rollout, device))
     batch = landed.batch
     told.append((prompts, sharding.fetch(rollout), landed))
   return jax.device_get(state), batch, told
@@ -428,7 +428,7 @@ def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_
 def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
   parts = made(lambda: Talks(turns=2), ends=tuple(range(0, 90, 2)), eval__prompts=4)
   parts.play.at(0)
-  decode, judging = parts.model.tokenizer.decode, evaluate.Judging(Pool(), play=parts.play)
+  decode, judging = parts.model.tokenizer.decode, evaluate.Scoring(Pool(), play=parts.play)
   measure = evaluate.make_evaluator(parts.spec, parts.tables.held_out, decode, judging, 0, {})
   metrics, rows, groups = measure(parts.model.params)
   assert measure(parts.model.params) == (metrics, rows, groups) and len(rows) == 4

@@ -12,6 +12,9 @@ import tiny_job
 from test_step import MODEL, assert_close, config
 
 from jaxrl_llm import data, models, objective, train
+from jaxrl_llm.commands.evaluate import evaluate_checkpoint
+from jaxrl_llm.commands.export import export_checkpoint
+from jaxrl_llm.commands.generate import generate_text
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data.tasks import make_row
 from jaxrl_llm.distributed import sharding
@@ -101,7 +104,7 @@ def test_a_demonstration_wider_than_a_row_is_told():
 def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys, monkeypatch):
   """Packed; evaluated once, saved as step 0, and not begun again by a second start."""
   sft = dict(steps=12, learning_rate=1e-2, prompts=4, pack_tokens=48)
-  monkeypatch.setattr(sft_lib, '_QUIET_S', -1.0)
+  monkeypatch.setattr(sft_lib, '_CONSOLE_INTERVAL_S', -1.0)
   told = dict(every=0, prompts=4, samples=0)
   c = configs.load(tiny_job.config_file(tmp_path, steps=0, sft=sft, evaluation=told))
 
@@ -130,9 +133,9 @@ def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
   'ask',
   [
-    lambda c, to: train.evaluate_only(c, to),
-    lambda c, to: train.export_only(c, to, f'{to}/export', 'float32'),
-    lambda c, to: train.generate_only(c, to, ['2'], 1),
+    lambda c, to: evaluate_checkpoint(c, to),
+    lambda c, to: export_checkpoint(c, to, f'{to}/export', 'float32'),
+    lambda c, to: generate_text(c, to, ['2'], 1),
   ],
   ids=('eval', 'export', 'generate'),
 )

@@ -39,7 +39,7 @@ def parts(each: int, allocate: dict) -> types.SimpleNamespace:
   )
   return types.SimpleNamespace(
     config=config,
-    curriculum=setup._curriculum(config, table),
+    curriculum=setup.make_curriculum(config, table),
     allocate=stages.pick(curriculum.allocation, settings.allocate, 'curriculum.allocation'),
     lengths=curriculum.LengthEstimate(SIZE),
     unfinished=[],

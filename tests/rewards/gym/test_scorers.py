@@ -417,7 +417,7 @@ def test_a_machine_without_a_sandbox_refuses_what_needs_one_before_a_model_is_lo
   with pytest.raises(
     UserError, match=rf'config.data.tasks.*{task} in a sandbox only.*apt-get install bubblewrap'
   ):
-    setup.parts(told)
+    setup.build_context(told)
   row = row_of(task)
   part = rewards.resolve_parts(dict(fn='gym'))[0]
   with pytest.raises(UserError, match=f'the rows.*{task}'):

@@ -1,0 +1,93 @@
+"""--mode=export: writes a checkpoint, or the model as loaded, as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_llm.commands import targets
+from jaxrl_llm.commands.processes import Processes
+from jaxrl_llm.config.schema import Config
+from jaxrl_llm.types import UserError
+
+if TYPE_CHECKING:
+  from jaxrl_llm.runner.context import RunContext
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+  """Add --dtype and --adapter."""
+  parser.add_argument(
+    '--dtype', default='bfloat16', help='with --mode=export: bfloat16, float16 or float32'
+  )
+  parser.add_argument(
+    '--adapter',
+    action='store_true',
+    help="with --mode=export of a run with config.lora: the adapter alone, in PEFT's format",
+  )
+
+
+def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Processes) -> int:
+  """Write the folder of --to, WORKDIR/export by default."""
+  folder = arguments.to or os.path.join(arguments.workdir, 'export')
+  targets.check_folder('to', folder)
+  from jaxrl_llm.config import loading
+
+  config = loading.load(arguments.config, overrides)
+  processes.join(arguments, config)
+  options = arguments.dtype, arguments.adapter, arguments.base
+  export_checkpoint(config, arguments.workdir, folder, *options)
+  return 0
+
+
+def export_checkpoint(
+  config: Config, workdir: str, to: str, dtype: str, adapter: bool = False, base: bool = False
+) -> None:
+  """Write the newest checkpoint in `workdir`, or with `base` the model as loaded, as a Hugging Face folder.
+
+  With `adapter` only the LoRA adapter is written, in PEFT's format. Raises UserError where nothing was trained, and for
+  `adapter` without LoRA.
+  """
+  # Imported late: --help and a misspelled flag do not wait for jax.
+  import jax
+
+  from jaxrl_llm.distributed import sharding
+  from jaxrl_llm.learner import state as train_state
+  from jaxrl_llm.monitoring import console
+  from jaxrl_llm.runner import resume, setup, validate
+
+  if not base:
+    resume.check_trained(config, workdir)
+  config = validate.sized(config, jax.devices())
+  if adapter and not config.lora.rank:
+    raise UserError(
+      '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
+    )
+  context = setup.build_context(config)
+  directory = resume.open_directory(workdir, config)
+  with console.open_console(config.monitoring.console, config.steps) as screen:
+    progress = resume.fresh(context) if base else resume.restore(context, directory, screen)
+    state = progress.state
+    weights = state.params if adapter else train_state.merged_weights(context.spec, state)
+    params = sharding.fetch(weights)
+    if jax.process_index() == 0:
+      _write(context, params, to, dtype, adapter, progress.done)
+      kind = 'adapter' if adapter else 'model'
+      source = config.model if base else f'the {kind} after {progress.done} steps'
+      screen.info(f'{source} is in {to}')
+
+
+def _write(
+  context: RunContext, params: Any, to: str, dtype: str, adapter: bool, step: int
+) -> None:  # fmt: skip
+  from jaxrl_llm.models import export, peft
+
+  config, model = context.config, context.models.policy._replace(params=params)
+  library = 'peft' if adapter else 'transformers'
+  card = export.model_card(config, step, os.path.basename(to), library)
+  if adapter:
+    model = model._replace(name=export.hub_name(config.model) or model.name)
+    peft.save(to, model, context.spec.model.lora, dtype=dtype, card=card)
+  else:
+    export.save(to, model, dtype=dtype, card=card)

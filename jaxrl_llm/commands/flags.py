@@ -1,0 +1,115 @@
+"""The flags of the command line: those of all modes here, those of a single mode beside its command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from jaxrl_llm.commands import compile_mode, evaluate, export, fit, generate, layout, report
+from jaxrl_llm.commands.processes import Processes
+
+_HELP = """Trains a language model by reinforcement learning with verifiable rewards.
+
+Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
+
+Modes:
+  train     trains; a run in --workdir is resumed
+  eval      evaluates the newest checkpoint in --workdir, that of --step=N, or the model as loaded: accuracy with
+            intervals, by source and level; --against=OTHER/eval/step_N.json also compares two evaluations
+  generate  prints completions of --prompt=TEXT or of the lines of --prompts=FILE; without either, a conversation
+  export    writes a Hugging Face folder --to=FOLDER, which transformers loads; with --adapter the LoRA adapter alone,
+            which PEFT loads
+  compile   compiles the step for a TPU slice that is not present, --topology=v5e-16: memory, exchanges and copies per
+            token; exit status 1 if it does not fit or the decode loop copies its cache or exchanges weights;
+            --sweep compares meshes
+  layout    prints the part of each parameter that a device of --topology holds, and its bytes
+  fit       fits a sigmoid of compute to a metric of the runs in --workdir (commas between them), with a band;
+            --plot=curve.svg draws it
+  report    writes report.html of the runs in --workdir (commas between them): curves, curriculum, time, health,
+            rollouts; prints the state of the curriculum
+"""
+
+
+class Command(Protocol):
+  """A module of this package: one mode of the command line."""
+
+  def add_flags(self, parser: argparse.ArgumentParser) -> None:
+    """Add the flags that only this mode reads."""
+
+  def run(
+    self, arguments: argparse.Namespace, overrides: Sequence[str], processes: Processes
+  ) -> int:
+    """Run the mode; return the exit status. Raises UserError for bad input."""
+    ...
+
+
+COMMANDS: dict[str, Command] = {
+  'eval': evaluate,
+  'generate': generate,
+  'export': export,
+  'compile': compile_mode,
+  'layout': layout,
+  'fit': fit,
+  'report': report,
+}
+MODES = ('train', *COMMANDS)
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+  """(flags, overrides of the configuration). Raises SystemExit for --help and for flags that do not exist."""
+  overrides = [flag for flag in argv if flag.startswith('--config.')]
+  parser = _parser()
+  arguments, unknown = parser.parse_known_args(
+    [flag for flag in argv if not flag.startswith('--config.')]
+  )
+  if unknown:
+    parser.error(f'unrecognized arguments: {" ".join(unknown)}{_field_meant(unknown[0])}')
+  if not arguments.workdir:
+    name = os.path.splitext(os.path.basename(arguments.config))[0] or 'default'
+    arguments.workdir = os.path.join('runs', name)
+  return arguments, overrides
+
+
+def _field_meant(flag: str) -> str:
+  """The field of the configuration that an unknown flag means, for an error message."""
+  from jaxrl_llm.config import loading  # --help does not wait for it
+
+  meant = loading.flag_meant(flag)
+  return f'; did you mean {meant}' if meant else ''
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    'jaxrl_llm.main', description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--config', default='', help='a file of configs/; default: the defaults')
+  parser.add_argument('--workdir', default='', help='the run folder; default: runs/<config name>')
+  parser.add_argument('--mode', default='train', choices=MODES)
+  parser.add_argument(
+    '--coordinator',
+    default='',
+    help='host:port of the first process, the same for all; default: detected (Slurm, TPU pod, …)',
+  )
+  parser.add_argument('--processes', type=int, help='their number; 1 forces single-process mode')
+  parser.add_argument('--process', type=int, help='the index of this process, from 0')
+  for command in COMMANDS.values():
+    command.add_flags(parser)
+  parser.add_argument(
+    '--to',
+    default='',
+    help='with --mode=export: the folder; default: WORKDIR/export. With --mode=report: the file',
+  )
+  parser.add_argument(
+    '--base',
+    action='store_true',
+    help='with --mode=export and generate: config.model as it is, whatever was trained in --workdir',
+  )
+  parser.add_argument(
+    '--topology', default='', help='with --mode=compile (v5e-16) and layout (this machine)'
+  )
+  parser.add_argument(
+    '--report', default='', help='with --mode=compile and layout: a JSON file to write'
+  )
+  return parser

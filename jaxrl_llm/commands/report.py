@@ -1,0 +1,24 @@
+"""--mode=report: writes report.html of the runs in --workdir."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from jaxrl_llm.commands import targets
+from jaxrl_llm.commands.processes import Processes
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+  """No flags of its own: --workdir and --to."""
+  del parser
+
+
+def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Processes) -> int:
+  """Write the report; see `report.write_report`."""
+  del overrides, processes
+  targets.check_file('to', arguments.to)
+  from jaxrl_llm import report
+
+  report.write_report(arguments.workdir.split(','), arguments.to)
+  return 0

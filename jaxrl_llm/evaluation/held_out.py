@@ -1,0 +1,95 @@
+"""Evaluations of a run: one file for each evaluated step, reused by later starts with the same settings and weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from jaxrl_llm import data, evaluation
+from jaxrl_llm.checkpointing import run_dir
+from jaxrl_llm.config import stages
+from jaxrl_llm.config.schema import Config, Section
+from jaxrl_llm.evaluation import evaluate
+from jaxrl_llm.evaluation.fingerprint import fingerprint
+from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.monitoring import console
+from jaxrl_llm.rewards.parsing import extract
+from jaxrl_llm.runner import multi_turn
+from jaxrl_llm.runner.context import RunContext, ScorePool
+from jaxrl_llm.types import TrainState
+
+# Fields of config.rewards and config.environment that change how grading runs, and not its results.
+_RESOURCES = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed')
+
+
+def recorded_evaluator(
+  context: RunContext,
+  pool: ScorePool,
+  directory: run_dir.RunDirectory,
+  screen: console.Console,
+) -> Callable[[TrainState, int], dict[str, Any]]:
+  """Return evaluate(state, step) → the contents of eval/step_….json, read from there where it exists.
+
+  Without held-out prompts it returns {}.
+  """
+  if not len(context.tables.held_out):
+    logging.warning('no held-out prompts: nothing is evaluated')
+    return lambda state, step: {}
+  settings, table = context.config.evaluation, context.tables.held_out
+  evaluator = evaluate.make_evaluator(
+    context.spec,
+    table,
+    context.decode,
+    scoring(context.config, pool, context.episodes),
+    settings.samples,
+    settings.sampling,
+  )
+  run_identity = identity(context.config, table)
+
+  def evaluate_step(state: TrainState, step: int) -> dict[str, Any]:
+    params = train_state.sampling_weights(context.spec, state)
+    # The same path or model name may hold other weights by now.
+    wanted = run_identity | dict(weights=fingerprint((params, state.correctness_head)))
+    record = directory.read_eval(step, wanted)
+    if record is None:
+      screen.info(f'evaluating at step {step}')
+      metrics, rows, groups = evaluator(params, state.correctness_head)
+      record = wanted | dict(step=step, metrics=metrics, groups=groups, rows=rows)
+      directory.write_eval(step, record)
+    screen.evaluation(step, record['metrics'])
+    return record
+
+  return evaluate_step
+
+
+def identity(config: Config, table: data.PromptTable) -> dict[str, Any]:
+  """The fields of an evaluation's file that identify it: version, model, grader, settings.
+
+  Evaluations of the same prompts with the same `grader` can be compared; `settings` may differ.
+  """
+  settings = dict(
+    prompts=table.fingerprint, samples=config.evaluation.samples, **config.evaluation.sampling
+  )
+  settings |= dict(completion_tokens=config.completion_tokens, seed=config.seed)
+  grader = _without_resources(config.rewards)
+  if config.environment.fn != 'none':
+    grader['environment'] = _without_resources(config.environment)
+  return dict(
+    version=evaluation.compare.VERSION, model=config.model, grader=grader, settings=settings
+  )
+
+
+def _without_resources(section: Section) -> dict[str, Any]:
+  return {k: v for k, v in json.loads(section.to_json()).items() if k not in _RESOURCES}
+
+
+def scoring(
+  config: Config, pool: ScorePool, episodes: multi_turn.Episodes | None
+) -> evaluate.Scoring:  # fmt: skip
+  """How held-out completions are scored; majority votes need a reward function with a known answer parser."""
+  environment_scores = episodes is not None and episodes.judge == 'environment'
+  read_answer = None if environment_scores else stages.choices(extract).get(config.rewards.fn)
+  return evaluate.Scoring(pool, config.rewards.right, read_answer, episodes)

@@ -1,0 +1,117 @@
+"""The records of the host loop: the run context, and what passes between the stages of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxrl_llm import curriculum, data, replay, rewards
+from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.monitoring import alarms
+from jaxrl_llm.runner import hints, multi_turn, token_stats
+from jaxrl_llm.types import Batch, Model, Prompts, Rollout, Row, TrainState
+
+
+class ScorePool(Protocol):
+  """A `rewards.Pool`, or several processes that grade as one."""
+
+  def score(self, rows: Sequence[Row], completions: Sequence[str]) -> rewards.Scores: ...
+
+
+class Models(NamedTuple):
+  """The models as loaded: parameters on the host, before training."""
+
+  policy: Model
+  teacher: Model | None  # of config.objective.teacher
+  adapter: Any  # of config.lora.init; None: a fresh adapter, or no LoRA
+
+
+class Selection(NamedTuple):
+  """Which prompts a step samples, in how many slots, with which hints and length cap."""
+
+  curriculum: curriculum.Curriculum
+  lengths: curriculum.LengthEstimate
+  allocate: Callable[..., curriculum.allocation.Allocation]  # (α, β, lengths, slots, G) → slots
+  hints: hints.HintProvider | None  # None: prompts carry no hints
+  length_cap: Callable[..., int]  # (step, T) → the most tokens of a completion
+
+
+class ReplayBuffers(NamedTuple):
+  """Rollouts that outlive their step."""
+
+  unfinished: replay.PartialRollouts
+  drafts: replay.Drafts
+  successes: replay.Successes
+  collector: replay.Collector | None  # None: every graded batch is learned from as it is
+
+
+class Grading(NamedTuple):
+  """From completions to rewards."""
+
+  rewards: tuple[rewards.Part, ...]  # config.rewards.fn, then config.rewards.parts
+  vote: rewards.majority_vote.Majority | None  # None: the labels of the data decide correctness
+  labels: curriculum.LabelRefiner | None  # None: labels are never replaced
+  read_answer: Callable[[str], Any] | None  # text → its answer, for `labels`
+  truncate: rewards.length_truncation.Outliers | None  # None: completions are never shortened
+  failures: rewards.Failures  # policy for completions that could not be graded
+
+
+class RunContext(NamedTuple):
+  """A validated run: config, models, data, compiled-step specification and host-side state."""
+
+  config: Any
+  models: Models
+  spec: StepSpec
+  tables: data.Tables
+  selection: Selection
+  replay: ReplayBuffers
+  grading: Grading
+  health: alarms.Health
+  episodes: multi_turn.Episodes | None = None  # None: a completion is a single turn
+  token_stats: token_stats.TokenStats | None = None  # None: rollout files hold no per-token values
+
+  def decode(self, token_ids: Sequence[int]) -> str:
+    """The text of token ids, special tokens left out."""
+    return self.models.policy.tokenizer.decode(token_ids)
+
+  def rows_of(self, prompts: Prompts) -> list[Row]:
+    """The data row of each prompt of a step."""
+    return [self.tables.train.rows[i] for i in prompts.index_P]
+
+
+class Choice(NamedTuple):
+  """Prompts for the free slots of a step."""
+
+  index: np.ndarray  # int [slots]: prompts that wait for rollouts, then new ones
+  part: np.ndarray  # int32 [slots]: which of its prompt's slots
+  weight: np.ndarray  # float32 [slots]: loss weight of the slot's completions
+  record: dict[str, Any]  # a row of choices.jsonl: each new prompt once, with its scores
+
+
+class PendingStep(NamedTuple):
+  """A call of the compiled step whose rollouts are not graded yet."""
+
+  index: int  # number of the step
+  prompts: Prompts
+  rollout: Rollout
+  device_metrics: Mapping[str, Any]
+  learned: Batch | None = None  # the batch of this call's update; None after a restart
+
+
+class Landed(NamedTuple):
+  """A graded step."""
+
+  batch: Batch
+  metrics: dict[str, float]  # a row of metrics.jsonl
+  rollout_records: list[dict[str, Any]]  # rows of the rollout file
+
+
+class Progress(NamedTuple):
+  """Training state between two steps."""
+
+  state: TrainState
+  batch: Batch  # of the next update
+  pending: PendingStep | None  # in lag mode the newest step, graded while the next one runs
+  done: int  # steps taken

@@ -1,0 +1,232 @@
+"""Grading of a sampled step: texts, rewards, truncation, label refinement and majority vote, up to a `Batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm import data, replay, rewards
+from jaxrl_llm.rewards import outcomes
+from jaxrl_llm.runner.context import RunContext, ScorePool
+from jaxrl_llm.types import TRUNCATED, Batch, Prompts, Rollout, Row, Turns
+
+
+class GradedStep(NamedTuple):
+  """The batch of a step, and what the logs show of it."""
+
+  batch: Batch
+  rows: list[Row]  # [B]: the data row of each completion
+  scores: ScoreTable
+  metrics: dict[str, float]
+
+
+class ScoreTable:
+  """Scores of a step's completions. Some are graded more than once; the newest scores count."""
+
+  def __init__(self, context: RunContext, pool: ScorePool, texts: list[str], rollout: Rollout):
+    """`texts` [B] are what reward functions read: with several turns, the last one."""
+    self.context, self.pool, self.texts = context, pool, texts
+    self.length_B, self.turns = rollout.length_B, rollout.turns
+    self.logged_texts = texts  # with several turns: all turns and observations
+    self.part_BxK = np.zeros((len(texts), len(context.grading.rewards)), np.float32)
+    self.outcome_B = np.full(len(texts), -1, np.int8)  # −1: not graded
+    self.counts: dict[str, int] = {}
+    self.message = ''  # of the first failure
+
+  def grade(self, rollout: Rollout, at: Sequence[int] | np.ndarray, rows: list[Row]) -> Rollout:
+    """Grade texts[b] against its row for each b of `at`; return the rollout without dropped completions."""
+    at = np.asarray(at, int)
+    if not len(at) and self.counts:
+      return rollout
+    scores = self._scores(at, rows)
+    self.counts = {k: v + self.counts.get(k, 0) for k, v in scores.counts.items()}
+    self.message = self.message or scores.message
+    self.outcome_B[at] = scores.outcome_B
+    if self.context.grading.vote is not None:  # labels, where there are any, are only logged
+      self.part_BxK[at] = scores.parts_BxK
+      return rollout
+    self.part_BxK[at], drop_N = self.context.grading.failures.apply(scores)
+    keep_B = np.ones(len(self.texts), bool)
+    keep_B[at[drop_N]] = False
+    return replay.blank(rollout, keep_B)
+
+  def _scores(self, at: np.ndarray, rows: list[Row]) -> rewards.Scores:
+    grade = lambda: self.pool.score(rows, [self.texts[b] for b in at])  # noqa: E731
+    if self.turns is None or self.context.episodes is None:
+      return grade()
+    turns = Turns(*(x[at] for x in self.turns))
+    return self.context.episodes.score(turns, grade, len(self.context.grading.rewards))
+
+  def metrics(self, real: np.ndarray, rollout: Rollout) -> dict[str, float]:
+    """Metrics of the completions `real`; adds them to the window of failures, too."""
+    if self.context.grading.vote is not None:
+      return dict(self.counts)
+    outcome_N = self.outcome_B[real]
+    self.context.grading.failures.observe(outcome_N, self.message)
+    failed = float(np.isin(outcome_N, rewards.FAILURES).mean()) if len(real) else 0.0
+    dropped = int((rollout.length_B[real] == 0).sum())
+    shares = {'grade/failed_share': failed, 'grade/dropped': dropped}
+    graded = real[outcome_N == rewards.OK]
+    scores_N = self.part_BxK[graded, 0]
+    return self.counts | shares | outcomes.metrics(scores_N, self.context.config.rewards)
+
+  def correct(self) -> np.ndarray:
+    """bool [B]: whether the score of config.rewards.fn reaches config.rewards.right."""
+    return self.part_BxK[:, 0] >= self.context.config.rewards.right
+
+
+def grade(
+  context: RunContext, pool: ScorePool, prompts: Prompts, rollout: Rollout
+) -> GradedStep:  # fmt: skip
+  """Grade a sampled step. Completions of length 0 are not graded and get reward 0."""
+  config, grading = context.config, context.grading
+  scores = _score_table(context, pool, prompts, rollout)
+  rows = [row for row in context.rows_of(prompts) for _ in range(config.rollouts)]
+  real = np.flatnonzero(rollout.length_B)
+  rollout = scores.grade(rollout, real, [rows[b] for b in real])
+  rollout, truncated = _truncate(context, scores, rows, rollout)
+  rollout, relabeled = _relabel(context, scores, prompts, rows, rollout)
+  metrics = scores.metrics(real, rollout) | truncated | _part_means(context, scores, rollout)
+  weights = np.array([part.weight for part in grading.rewards], np.float32)
+  reward_B, correct_B = scores.part_BxK @ weights, scores.correct()
+  success_B = outcomes.success(scores.part_BxK[:, 0], config.rewards)
+  rollout, reward_B, correct_B, voted = _vote(context, scores, rollout, reward_B, correct_B)
+  if grading.vote is not None:
+    success_B = reward_B
+  if prompts.weight_P is not None:
+    weight_B = rollout.weight_B * np.repeat(prompts.weight_P, config.rollouts)
+    rollout = rollout._replace(weight_B=weight_B)
+  demo = _demonstrations(context, prompts)
+  correct_B = correct_B.astype(np.float32)
+  batch = Batch(prompts, rollout, reward_B, correct_B, demo, success_B=success_B)
+  if context.spec.objective.method.needs_parts:
+    batch = batch._replace(parts_BxK=scores.part_BxK)
+  return GradedStep(batch, rows, scores, metrics | relabeled | voted)
+
+
+def first_step_metrics(context: RunContext, pool: ScorePool, graded: GradedStep) -> dict:
+  """Metrics of the first step alone: checks of the reward function against its own answers."""
+  scores = graded.scores
+  at = np.flatnonzero(scores.outcome_B == rewards.OK)
+  if not len(at):
+    return {}
+  rows, texts = [graded.rows[b] for b in at], [scores.texts[b] for b in at]
+  prompts = [data.prompt_text(row, context.config.data) for row in rows]
+  part_NxK = scores.part_BxK[at]
+  return rewards.first_look(context.config.rewards, pool, rows, texts, prompts, part_NxK)
+
+
+def normalized_answer(context: RunContext, text: str) -> str | None:
+  """The answer of a text in the form that equal answers share; None without one."""
+  answer = context.grading.read_answer(text)
+  return None if answer is None else str(answer)
+
+
+def suspect_labels(context: RunContext) -> list[dict]:
+  """Labels that the majority of rollouts contradicts now, with their questions. arXiv:2604.03993 (OLR)."""
+  rows = context.tables.train.rows
+  label = lambda index: normalized_answer(context, rows[index].answer)  # noqa: E731
+  return [
+    dict(suspect._asdict(), question=rows[suspect.prompt].question, id=rows[suspect.prompt].id)
+    for suspect in context.grading.labels.suspects(label)
+  ]
+
+
+def _score_table(
+  context: RunContext, pool: ScorePool, prompts: Prompts, rollout: Rollout
+) -> ScoreTable:
+  """Decodes the completions; a hinted completion is graded together with its prefix."""
+  G, hints = context.config.rollouts, context.selection.hints
+  token_ids = [t[:n] for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)]
+  if hints is not None:
+    prefixes = hints.prefixes(prompts)
+    token_ids = [np.concatenate([prefixes[b // G], x]) for b, x in enumerate(token_ids)]
+  texts = graded_texts = [context.decode(x.tolist()) for x in token_ids]
+  if rollout.turns is not None:  # reward functions read the last turn
+    turns = zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
+    graded_texts = [(context.episodes.turn_texts(*row) or [''])[-1] for row in turns]
+  scores = ScoreTable(context, pool, graded_texts, rollout)
+  scores.logged_texts = texts
+  return scores
+
+
+def _part_means(context: RunContext, scores: ScoreTable, rollout: Rollout) -> dict[str, float]:
+  """The mean of each reward, where there are several."""
+  parts, real = context.grading.rewards, np.flatnonzero(rollout.length_B)
+  if len(parts) < 2 or not len(real):
+    return {}
+  means = zip(parts, scores.part_BxK[real].mean(0), strict=True)
+  return {f'critic/score/{part.name}': float(mean) for part, mean in means}
+
+
+def _demonstrations(context: RunContext, prompts: Prompts) -> Rollout | None:
+  """One demonstration for each prompt, where the objective learns from them."""
+  if not context.spec.objective.method.needs_demo:
+    return None
+  rows, T = context.rows_of(prompts), context.config.completion_tokens
+  return data.demonstrations(rows, context.models.policy.tokenizer, T)
+
+
+def _truncate(context: RunContext, scores: ScoreTable, rows: list[Row], rollout: Rollout):
+  """Shortens length outliers of all-correct groups and grades them again; (rollout, metrics)."""
+  if context.grading.truncate is None:
+    return rollout, {}
+  by_group = lambda x: x.reshape(-1, context.config.rollouts)  # noqa: E731
+  length_PxG = context.grading.truncate.cut(by_group(scores.correct()), by_group(rollout.length_B))
+  length_B = length_PxG.ravel()
+  shortened = np.flatnonzero(length_B < rollout.length_B)
+  for b in shortened:
+    scores.texts[b] = context.decode(rollout.tokens_BxT[b, : length_B[b]].tolist())
+  reason_B = np.where(length_B < rollout.length_B, TRUNCATED, rollout.reason_B)
+  rollout = rollout._replace(length_B=length_B, reason_B=reason_B.astype(rollout.reason_B.dtype))
+  rollout = scores.grade(rollout, shortened, [rows[b] for b in shortened])
+  return rollout, {'grade/truncated': len(shortened)}
+
+
+def _relabel(
+  context: RunContext, scores: ScoreTable, prompts: Prompts, rows: list[Row], rollout: Rollout
+):
+  """Grades groups again whose label is replaced by the majority's; (rollout, metrics). `rows` keep their labels."""
+  labels = context.grading.labels
+  if labels is None:
+    return rollout, {}
+  G = context.config.rollouts
+  changed: list[tuple[int, Row]] = []
+  real_PxG = rollout.length_B.reshape(-1, G) > 0
+  for p in np.flatnonzero(real_PxG.any(1)):
+    index, row = int(prompts.index_P[p]), rows[p * G]
+    real = p * G + np.flatnonzero(real_PxG[p])
+    labels.observe([index], [[normalized_answer(context, scores.texts[b]) for b in real]])
+    old = normalized_answer(context, row.answer)
+    label = labels.label(index, old)
+    if label != old:
+      changed += [(b, row._replace(answer=label)) for b in real]
+  rollout = scores.grade(rollout, [b for b, _ in changed], [row for _, row in changed])
+  return rollout, {'labels/replaced': len({b // G for b, _ in changed})}
+
+
+def _vote(context: RunContext, scores: ScoreTable, rollout: Rollout, reward_B, correct_B):
+  """Replaces rewards by agreement with the group's majority; (rollout, rewards, correct, metrics).
+
+  Labels then only measure the accuracy of the vote.
+  """
+  vote = context.grading.vote
+  if vote is None:
+    return rollout, reward_B, correct_B, {}
+  G, real_B = context.config.rollouts, rollout.length_B > 0
+  texts = [text if real else None for text, real in zip(scores.texts, real_B, strict=True)]
+  agree_B, winner_P = vote.count(texts, G)
+  real_P = real_B.reshape(-1, G).any(1)
+  correct_P = (winner_P >= 0) & correct_B[winner_P]
+  metrics = {}
+  if real_P.any():
+    metrics = {
+      'critic/vote_accuracy': float(correct_P[real_P].mean()),
+      'critic/vote_share': float(agree_B[real_B].mean()),
+      'critic/label_score/mean': float(reward_B[real_B].mean()),
+    }
+  if vote.learn_from:
+    rollout = replay.blank(rollout, np.arange(len(texts)) % G < vote.learn_from)
+  return rollout, agree_B.astype(np.float32), agree_B, metrics
