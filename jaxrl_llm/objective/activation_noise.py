@@ -1,6 +1,6 @@
-"""Noise in the hidden states of the update's forward pass. Named in `config.objective.activation_noise.fn`.
+"""Noise in the hidden states of the update's forward pass, for `config.objective.activation_noise.fn`.
 
-A function here returns None, or settings; the decoder adds the noise, the train state keeps how loud each layer's is.
+A public function returns None or settings. The decoder adds the noise; the train state holds the scale of each layer.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jaxrl_llm.types import UserError
 
 
 class Noise(NamedTuple):
-  """What is learned of the noise."""
+  """Learned parameters of the noise."""
 
-  log_sigma_L: jax.Array  # of L layers
+  log_sigma_L: jax.Array  # log standard deviation, one for each of L layers
   opt_state: Any
 
 
@@ -29,27 +29,27 @@ class Layers(NamedTuple):
   learning_rate: float
 
   def fresh(self, layers: int) -> Noise:
+    """Initial parameters: log σ of every layer, and the state of its optimizer."""
     log_sigma_L = jnp.full(layers, math.log(self.sigma), jnp.float32)
     return Noise(log_sigma_L, optax.adam(self.learning_rate).init(log_sigma_L))
 
   def learn(self, noise: Noise, grad_L: jax.Array) -> Noise:
-    """One step of Adam of its own: neither the schedule nor the bound on the norm is that of the weights."""
+    """One step of a separate Adam, without the schedule and the norm clipping of the weights."""
     step_L, opt_state = optax.adam(self.learning_rate).update(grad_L, noise.opt_state)
-    return Noise(noise.log_sigma_L + step_L, opt_state)
+    return Noise(noise.log_sigma_L + jnp.asarray(step_L), opt_state)
 
 
 def none() -> None:
-  """The forward pass as it is. Source: none."""
+  """No noise."""
   return None
 
 
 def layerwise(*, sigma: float = 1e-6, learning_rate: float = 5e-4) -> Layers:
   """x_l ← x_l + σ_l·N(0, 1) before layer l, log σ_l learned with the policy's own loss from `sigma` on.
 
-  log π of the ratio's numerator, and of the gradient, is that of the noisy weights; what sampled, the old policy and a
-  reference are without noise. The same noise for the same (seed, step, slice). In bfloat16 a σ far below the hidden
-  states' last digit is rounded away. Raises UserError for settings out of range.
-  Source: arXiv:2603.19470 (ALP).
+  The ratio's numerator and the gradient see the noise; the sampler, the old policy and the reference policy do not.
+  (seed, step, microbatch) determine the noise. In bfloat16 a σ far below the last digit of the hidden states has no
+  effect. Raises UserError for settings out of range. arXiv:2603.19470 (ALP).
   """
   where = 'config.objective.activation_noise'
   if sigma <= 0:

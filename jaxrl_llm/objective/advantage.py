@@ -1,10 +1,10 @@
-"""Advantages: how much better a rollout did than others. reward_PxG, length_PxG → advantage_PxG.
+"""Advantages of rollouts relative to a baseline: reward_PxG, length_PxG → advantage_PxG.
 
-Every public function here may be named in `config.objective.advantage.fn`. `length_PxG` is the length of a
-rollout in tokens, 0 for an empty row; empty rows get 0 and count nowhere. What a function needs beside these, it takes
-by name: with @needs('norms') `leverage_PxG` = log(w·n), w = π/π_b of the whole answer, n the norm of the gradient of
-its log-probability; with @needs('contexts') `context_PxG`, which strategy a row's question was given, −1 for none; with
-@needs('parts') the rewards that R is the sum of, `parts_PxGxK`, and their weights in it, `weight_K`.
+`length_PxG` is the length of a rollout in tokens, 0 for an empty row. Empty rows get 0 and are excluded from all
+statistics. Further inputs are parameters by name. @needs('norms'): `leverage_PxG` = log(w·n), w = π/π_b of the whole
+row, n the norm of the gradient of its log-probability. @needs('contexts'): `context_PxG`, the strategy in a row's
+prompt, −1 for none. @needs('parts'): `parts_PxGxK`, the rewards whose sum is R, and their weights `weight_K`. Every
+public function may be named in `config.objective.advantage.fn`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxrl_llm.objective.token_inputs import needs, requires
 def group_normalized(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-6
 ) -> jax.Array:
-  """A = (R − mean_g) / (std_g + eps), std unbiased (n − 1). Source: arXiv:2402.03300 (GRPO).
+  """A = (R − mean_g) / (std_g + eps), std unbiased (n − 1). arXiv:2402.03300 (GRPO).
 
   `eps` is 1e-6 in verl and 1e-4 in TRL.
   """
@@ -29,26 +29,26 @@ def group_normalized(
 
 
 def group_centered(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
-  """A = R − mean_g. Source: arXiv:2503.20783 (Dr.GRPO)."""
+  """A = R − mean_g. arXiv:2503.20783 (Dr.GRPO)."""
   exists = _exists(length_PxG)
   return (reward_PxG - _mean(reward_PxG, exists)) * exists
 
 
 def leave_one_out(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
-  """A = R − mean of the others = n/(n − 1) · (R − mean_g). Source: arXiv:2402.14740 (RLOO)."""
+  """A = R − mean of the others = n/(n − 1) · (R − mean_g). arXiv:2402.14740 (RLOO)."""
   n_Px1 = _exists(length_PxG).sum(1, keepdims=True)
   return group_centered(reward_PxG, length_PxG) * n_Px1 / jnp.maximum(n_Px1 - 1, 1)
 
 
 def raw(reward_PxG: jax.Array, length_PxG: jax.Array, *, baseline: float = 0.0) -> jax.Array:
-  """A = R − baseline: REINFORCE with a constant; R = 1, baseline 0 is supervised learning. Source: none."""
+  """A = R − baseline: REINFORCE with a constant; R = 1, baseline 0 is supervised learning."""
   return (reward_PxG - baseline) * _exists(length_PxG)
 
 
 def batch_normalized(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-4
 ) -> jax.Array:
-  """A = (R − mean_g) / (std_batch + eps), std over all rewards, unbiased. Source: arXiv:2508.08221 (LitePPO).
+  """A = (R − mean_g) / (std_batch + eps), std over all rewards, unbiased. arXiv:2508.08221 (LitePPO).
 
   ScaleRL (arXiv:2510.13786) uses it too; `eps` is TRL's.
   """
@@ -60,9 +60,9 @@ def batch_normalized(
 
 
 def mean_relative(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
-  """A = (R − mean_g) / mean_g; 0 where mean_g is 0. Source: arXiv:2602.02710 (MaxRL).
+  """A = (R − mean_g) / mean_g; 0 where mean_g is 0. arXiv:2602.02710 (MaxRL).
 
-  For rewards of 0 and 1: a group of which a share p is right pulls with 1/p.
+  For rewards of 0 and 1 and success rate p, the weight of a group grows as 1/p.
   """
   exists = _exists(length_PxG)
   mean = _mean(reward_PxG, exists)
@@ -75,9 +75,9 @@ def median_centered(
 ) -> jax.Array:
   """A = (R − median_g) / (MAD_g + eps) · n / #{A ≠ 0}, MAD = median |R − median_g|.
 
-  An odd group has a rollout at the median, which pulls nowhere; the last factor makes up for it.
-  Rewards of 0 and 1 have a MAD of 0 in most groups, and A is then 1/eps: meant for inputs rewards, or for
-  a larger eps. Source: arXiv:2601.22582 (MC-GRPO).
+  The median rollout of an odd group has zero advantage; the others are rescaled by n / (number of nonzero). Rewards of
+  0 and 1 have a MAD of 0 in most groups, and A is then 1/eps: use graded rewards or a larger eps.
+  arXiv:2601.22582 (MC-GRPO).
   """
   exists = _exists(length_PxG)
   off = (reward_PxG - _median(reward_PxG, exists)) * exists
@@ -87,7 +87,7 @@ def median_centered(
 
 
 def token_whitened(reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-8) -> jax.Array:
-  """A = (R − mean) / √(var + eps), both over all tokens of the batch. Source: arXiv:2501.03262 (REINFORCE++).
+  """A = (R − mean) / √(var + eps), both over all tokens of the batch. arXiv:2501.03262 (REINFORCE++).
 
   var unbiased; with no per-token penalty and no discount the return of every token is R.
   """
@@ -99,12 +99,12 @@ def token_whitened(reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float =
 
 
 def group_whitened(reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-8) -> jax.Array:
-  """R − mean_g, then whitened over all tokens of the batch. Source: arXiv:2501.03262 (REINFORCE++ baseline)."""
+  """R − mean_g, then whitened over all tokens of the batch. arXiv:2501.03262 (REINFORCE++ baseline)."""
   return token_whitened(group_centered(reward_PxG, length_PxG), length_PxG, eps=eps)
 
 
 def shifted(reward_PxG: jax.Array, length_PxG: jax.Array, *, shift: float = -0.1) -> jax.Array:
-  """A = R − (mean_g + shift): below the mean, failures count for less. Source: arXiv:2506.20520 (AsymRE)."""
+  """A = R − (mean_g + shift): a lower baseline gives failures less weight. arXiv:2506.20520 (AsymRE)."""
   exists = _exists(length_PxG)
   return (reward_PxG - _mean(reward_PxG, exists) - shift) * exists
 
@@ -112,7 +112,7 @@ def shifted(reward_PxG: jax.Array, length_PxG: jax.Array, *, shift: float = -0.1
 def log_mean_exp(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, temperature: float = 1.0
 ) -> jax.Array:
-  """A = (R − τ·log mean_g e^{R/τ}) / (1 + τ); τ → ∞ is the mean. Source: arXiv:2505.17826 (OPMD)."""
+  """A = (R − τ·log mean_g e^{R/τ}) / (1 + τ); τ → ∞ is the mean. arXiv:2505.17826 (OPMD)."""
   exists = _exists(length_PxG)
   scaled = jnp.where(exists > 0, reward_PxG / temperature, -jnp.inf)
   top = jnp.max(jnp.where(exists > 0, scaled, 0.0), axis=1, keepdims=True)
@@ -121,9 +121,9 @@ def log_mean_exp(
 
 
 def length_weighted(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
-  """A = R − Σ|y|·R / Σ|y| over the group: nearly the baseline of least variance.
+  """A = R − Σ|y|·R / Σ|y| over the group: approximately the baseline of least variance.
 
-  Source: arXiv:2505.23585 (OPO).
+  arXiv:2505.23585 (OPO).
   """
   weight = jnp.asarray(length_PxG, reward_PxG.dtype)
   baseline = (reward_PxG * weight).sum(1, keepdims=True)
@@ -132,7 +132,7 @@ def length_weighted(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
 
 
 @needs('norms')
-@requires('its baseline is of whole rows weighed by Π π/π_b', ratio=('direct_product',))
+@requires('its baseline weighs whole rows by Π π/π_b', ratio=('direct_product',))
 def least_variance(
   reward_PxG: jax.Array,
   length_PxG: jax.Array,
@@ -143,15 +143,15 @@ def least_variance(
 ) -> jax.Array:
   """A = (R − b) / std_g, b = Σw²n²R / (Σw²n² + floor) over the group: of least variance for Σ w·(R − b)·∇log π.
 
-  std over n rewards; where it is at most 1e-8, and with `by_std` false, A = R − b, the paper's formula; the official
-  scripts divide. w is uncapped, as there, whatever the loss does with it. Where nothing pulls, b is the mean.
-  Source: arXiv:2602.17616 (VCPO).
+  std over n rewards. Where it is at most 1e-8, and with `by_std` false, A = R − b, the paper's formula; the official
+  scripts divide. w is uncapped as there, even where the loss caps it. Where all gradients are 0, b is the mean.
+  arXiv:2602.17616 (VCPO).
   """
   exists = _exists(length_PxG)
   leverage = jnp.where(exists > 0, leverage_PxG, -jnp.inf)
   top_Px1 = jnp.max(leverage, axis=1, keepdims=True)
   pulls = jnp.isfinite(top_Px1)
-  # From the largest down: squares of products of ratios overflow.
+  # Relative to the largest, because squares of products of ratios overflow.
   square = jnp.where(pulls, jnp.exp(2 * (leverage - jnp.where(pulls, top_Px1, 0.0))), exists)
   weighed = jnp.where(exists > 0, square * reward_PxG, 0.0).sum(1, keepdims=True)
   floor_Px1 = jnp.where(pulls, floor * jnp.exp(-2 * jnp.where(pulls, top_Px1, 0.0)), 0.0)
@@ -175,8 +175,9 @@ def adora(
 ) -> jax.Array:
   """GRPO's A, times `weak` unless the longest right answer is longer than the mean wrong one, in tokens.
 
-  Right is R > `right`. Wrong answers of `long_tokens` or more, which the cap has cut, are left out of the mean. A group
-  without a right answer is weak, else one without a shorter wrong answer is not. Source: arXiv:2602.10019 (ADORA).
+  Right is R > `right`. The mean excludes wrong answers of `long_tokens` or more, which the length cap truncated. A
+  group without a right answer gets `weak`; a group with one and without a shorter wrong answer does not.
+  arXiv:2602.10019 (ADORA).
   """
   exists = _exists(length_PxG) > 0
   length = jnp.asarray(length_PxG, reward_PxG.dtype)
@@ -188,27 +189,27 @@ def adora(
   return group_normalized(reward_PxG, length_PxG, eps=eps) * weight
 
 
-@requires('the mean reward is the share of right rows', reward_shaping=('none',))
+@requires('the mean reward must be the success rate', reward_shaping=('none',))
 def equal_treatment(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, most: float = 4.0
 ) -> jax.Array:
   """A = (R − mean_g) · min(1 / (4p(1 − p)), most) where p < ½, p the group's mean reward: every Σ|A| is that of p = ½.
 
-  Where the paper draws ⌈n·(1 − 2p)² / (4p(1 − p))⌉ more rollouts of such a prompt, those that there are count as much
-  as all of them would: the same mean, without what more of them would take from the noise. `most` is its largest
-  number of rollouts over the first, 32 / 8. For rewards of 0 and 1. Source: arXiv:2508.13755 (DARS, ET).
+  The paper samples ⌈n·(1 − 2p)² / (4p(1 − p))⌉ more rollouts of such a prompt. Here the existing rollouts get that
+  weight: the same mean with more variance. `most` is the paper's largest number of rollouts over the first, 32 / 8. For
+  rewards of 0 and 1. arXiv:2508.13755 (DARS, ET).
   """
   p, a = _rate(reward_PxG, length_PxG), group_centered(reward_PxG, length_PxG)
   return a * _at_most(p, 1 / (4 * p * (1 - p)), most)
 
 
-@requires('the mean reward is the share of right rows', reward_shaping=('none',))
+@requires('the mean reward must be the success rate', reward_shaping=('none',))
 def hardness_weighted(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, most: float = 8.0
 ) -> jax.Array:
-  """A = (R − mean_g) · min(1 / (2p), most) where p < ½: the rarer right answers, the more Σ|A|.
+  """A = (R − mean_g) · min(1 / (2p), most) where p < ½: Σ|A| grows as right answers get rarer.
 
-  As `equal_treatment`, for ⌈n·(1 − 2p) / (2p)⌉ more rollouts; `most` is 64 / 8. Source: arXiv:2508.13755 (DARS, HW).
+  As `equal_treatment`, for ⌈n·(1 − 2p) / (2p)⌉ more rollouts; `most` is 64 / 8. arXiv:2508.13755 (DARS, HW).
   """
   p, a = _rate(reward_PxG, length_PxG), group_centered(reward_PxG, length_PxG)
   return a * _at_most(p, 1 / (2 * p), most)
@@ -216,7 +217,7 @@ def hardness_weighted(
 
 @needs('parts')
 @requires(
-  'it looks at each reward alone, and shaping changes the sum of the rewards',
+  'it reads each reward alone, and shaping changes the sum of the rewards',
   reward_shaping=('none',),
 )
 def decoupled(
@@ -227,15 +228,15 @@ def decoupled(
   *,
   eps: float = 1e-4,
 ) -> jax.Array:
-  """A = z_batch(Σ_k w_k·z_group(R_k)), z(x) = (x − mean) / (std + eps), std unbiased; R itself is not looked at.
+  """A = z_batch(Σ_k w_k·z_group(R_k)), z(x) = (x − mean) / (std + eps), std unbiased; R itself is not used.
 
-  Rewards of several parts, each of its own scale: sums of them that are equal need not have equal advantages. With one
-  part it is GRPO up to a constant. The form of the code in TRL and verl. Source: arXiv:2601.05242 (GDPO).
+  For several rewards on different scales: equal sums may have different advantages. With one part this is GRPO up to a
+  constant. As in the code of TRL and verl. arXiv:2601.05242 (GDPO).
   """
   del reward_PxG
   part = jax.vmap(lambda x: group_normalized(x, length_PxG, eps=eps), in_axes=2, out_axes=2)
   total_PxG = part(parts_PxGxK) @ weight_K
-  # Its mean is 0 in every group, and so in the batch; empty rows are 0.
+  # The mean is 0 in every group, and therefore in the batch; empty rows are 0.
   n = _exists(length_PxG).sum()
   return total_PxG / (jnp.sqrt((total_PxG**2).sum() / jnp.maximum(n - 1, 1)) + eps)
 
@@ -251,7 +252,7 @@ def nudged(
 ) -> jax.Array:
   """A = z_group((R − mean_c) + between·(mean_c − mean_g)), mean_c over the group's rows of the same context.
 
-  Rows without a context have R − mean_g before z_group. between = 1 is GRPO. Source: arXiv:2605.15726 (NudgeRL).
+  Rows without a context have R − mean_g before z_group. between = 1 is GRPO. arXiv:2605.15726 (NudgeRL).
   """
   exists = _exists(length_PxG)
   reward = jnp.where(exists > 0, reward_PxG, 0.0)
@@ -259,12 +260,12 @@ def nudged(
   own = (alike * reward[:, None]).sum(2) / jnp.maximum(alike.sum(2), 1)
   mean = _mean(reward_PxG, exists)
   apart = (reward - own) + between * (own - mean)
-  told = jnp.where(context_PxG >= 0, apart, reward - mean)
-  return group_normalized(told, length_PxG, eps=eps)
+  centered = jnp.where(context_PxG >= 0, apart, reward - mean)
+  return group_normalized(centered, length_PxG, eps=eps)
 
 
 def _rate(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
-  # All wrong has no advantage, whatever its weight; it must be finite.
+  # The weight of an all-wrong group must be finite, although its advantage is 0.
   return jnp.clip(_mean(reward_PxG, _exists(length_PxG)), 1e-6, 1 - 1e-6)
 
 
@@ -282,7 +283,7 @@ def _mean(x_PxG: jax.Array, exists_PxG: jax.Array) -> jax.Array:
 
 
 def _median(x_PxG: jax.Array, exists_PxG: jax.Array) -> jax.Array:
-  """Of the rows that exist: empty ones are sorted to the end."""
+  """The median over existing rows, as empty rows sort to the end."""
   n_Px1 = exists_PxG.sum(1, keepdims=True).astype(int)
   ordered = jnp.sort(jnp.where(exists_PxG > 0, x_PxG, jnp.inf), axis=1)
   low = jnp.take_along_axis(ordered, jnp.maximum(n_Px1 - 1, 0) // 2, axis=1)

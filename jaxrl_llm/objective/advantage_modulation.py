@@ -1,7 +1,8 @@
-"""What the policy itself says of a token changes its advantage: tokens → advantage_BxT, before the trust region.
+"""Advantages changed by statistics of the policy: tokens → advantage_BxT, before the trust region.
 
-Unlike an emphasis it may turn an advantage round, and give one to a row that has none. The logged advantages are those
-before it. Every public function here may be named in `config.objective.advantage_modulation.fn`. Detached.
+Unlike `token_weighting` this may change the sign of an advantage, and give one to a row with advantage 0. Logged
+advantages are those before it. Every public function may be named in `config.objective.advantage_modulation.fn`.
+Detached.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.token_inputs import Tokens, batch_mean, group_sum, needs, row_sum
+from jaxrl_llm.objective.token_inputs import Tokens, batch_mean, group_sum, needs, present, row_sum
 
 
 def none(tokens: Tokens) -> jax.Array:
-  """A as it is. Source: none."""
+  """A unchanged."""
   return tokens.advantage_BxT
 
 
@@ -24,12 +25,15 @@ def unsure(
   """A·(1 + multiply·S) + add·(S − mean_g S), S = clip(z(H) + z(1 − C), ±most), z(x) = (x − mean) / √(var + eps).
 
   H is the entropy, C the mean of the five largest probabilities, z over all tokens of the minibatch (var unbiased),
-  mean_g over all of the group's. Defaults are the official code's, which takes H and C of the policy before the batch
-  and z over the batch: the same with one minibatch. Source: arXiv:2602.02150 (ECHO).
+  mean_g over all tokens of the group. Defaults are the official code's, which takes H and C of the policy before the
+  batch and z over the batch: the same with one minibatch. arXiv:2602.02150 (ECHO).
   """
   mask_BxT = tokens.mask_BxT
-  standard = lambda x: _standard(x, mask_BxT, eps)  # noqa: E731
-  score = standard(tokens.entropy_BxT) + standard(1 - tokens.confidence_BxT)
+
+  def standard(x_BxT: jax.Array) -> jax.Array:
+    return _standard(x_BxT, mask_BxT, eps)
+
+  score = standard(present(tokens.entropy_BxT)) + standard(1 - present(tokens.confidence_BxT))
   score = jnp.clip(score, -most, most)
   mean_B = group_sum(row_sum(score, mask_BxT)[:, 0], tokens.group_B)
   mean_B /= jnp.maximum(group_sum(mask_BxT.sum(1), tokens.group_B), 1)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.token_inputs import row_sum
+from jaxrl_llm.objective.token_inputs import present, row_sum
 
 
 class AuxiliaryTargets(NamedTuple):
@@ -48,7 +48,7 @@ class AuxiliaryModel(NamedTuple):
   def signal(self, output_BxT: jax.Array, targets: AuxiliaryTargets) -> jax.Array:
     """V, or q = beta·(log φ − log base), [B, T]; 0 where the mask is 0."""
     if self.signal_kind == 'process':
-      output_BxT = self.beta * (output_BxT - _array(targets.base_BxT))
+      output_BxT = self.beta * (output_BxT - present(targets.base_BxT))
     return jnp.where(targets.mask_BxT > 0, output_BxT, 0.0)
 
 
@@ -91,7 +91,7 @@ def _critic_loss(
   value_BxT: jax.Array, targets: AuxiliaryTargets, rollouts: int, *, clip: float
 ) -> Loss:
   del rollouts
-  old_BxT, return_BxT = _array(targets.old_BxT), _array(targets.return_BxT)
+  old_BxT, return_BxT = present(targets.old_BxT), present(targets.return_BxT)
   masked_in = targets.mask_BxT > 0
   value_BxT = jnp.where(masked_in, value_BxT, 0.0)
   near_BxT = old_BxT + jnp.clip(value_BxT - old_BxT, -clip, clip)
@@ -137,9 +137,4 @@ def _preference_loss(
 
 def _row_rewards(logp_BxT: jax.Array, targets: AuxiliaryTargets, beta: float) -> jax.Array:
   """Σ_t q, [B]."""
-  return beta * row_sum(logp_BxT - _array(targets.base_BxT), targets.mask_BxT)[:, 0]
-
-
-def _array(x: jax.Array | None) -> jax.Array:
-  assert x is not None, 'the learner fills the arrays that a loss reads'
-  return x
+  return beta * row_sum(logp_BxT - present(targets.base_BxT), targets.mask_BxT)[:, 0]

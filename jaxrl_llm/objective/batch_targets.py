@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.objective.grouping import Groups, group_rows
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.objective.token_inputs import CreditInputs, needs_of, sampled_mask
+from jaxrl_llm.objective.token_inputs import CreditInputs, needs_of, present, sampled_mask
 from jaxrl_llm.rewards.outcomes import SAME, compared
-from jaxrl_llm.types import Batch
+from jaxrl_llm.types import Array, Batch
 
 
 class OtherPolicies(NamedTuple):
@@ -38,8 +38,8 @@ class Targets(NamedTuple):
   mask_BxT: jax.Array  # float32, tokens in the loss
   advantage_BxT: jax.Array
   weight_BxT: jax.Array  # 1 / denominator where the mask is 1
-  behavior_BxT: jax.Array  # log-probabilities recorded at sampling
-  correct_B: jax.Array
+  behavior_BxT: Array  # log-probabilities recorded at sampling
+  correct_B: Array
   group_B: jax.Array  # int32
   kl_weight_BxT: jax.Array | None = None  # 1 / denominator of the KL term; None: `weight_BxT`
   policies: OtherPolicies = OtherPolicies()
@@ -47,7 +47,7 @@ class Targets(NamedTuple):
   return_BxT: jax.Array | None = None  # regression target of a critic; None: there is no critic
   sampled_BxT: jax.Array | None = None  # 1 where the policy sampled; None: in all of a row
   steps: StepCounts = StepCounts()
-  replayed_B: jax.Array | None = None  # 1 for rows without old log-probs; None: all rows have them
+  replayed_B: Array | None = None  # 1 for rows without old log-probs; None: all rows have them
   # [B, T, N, k], the experts that each of N layers routes a token to; None: chosen by its router
   expert_BxTxNxk: jax.Array | None = None
 
@@ -122,35 +122,35 @@ def targets(
 def _extra_inputs(
   method: Method,
   batch: Batch,
-  gather: Callable[[jax.Array], jax.Array],
+  gather: Callable[[Array], Array],
   leverage_B: jax.Array | None,
-) -> dict[str, jax.Array]:
+) -> dict[str, Array]:
   """Inputs of the advantage besides rewards and lengths, by the names of its parameters."""
   needs = needs_of(method.batch_stages.advantage)
-  extra: dict[str, jax.Array] = {}
+  extra: dict[str, Array] = {}
   if 'norms' in needs:
-    assert leverage_B is not None
-    extra['leverage_PxG'] = gather(leverage_B)
+    extra['leverage_PxG'] = gather(present(leverage_B))
   if 'contexts' in needs:
-    context_P = batch.prompts.context_P
+    context_P = present(batch.prompts.context_P)
     rollouts = batch.reward_B.shape[0] // context_P.shape[0]
     extra['context_PxG'] = gather(jnp.repeat(context_P, rollouts))
   if 'parts' in needs:
-    parts_PxGxK = jax.vmap(gather, in_axes=1, out_axes=2)(batch.parts_BxK)
+    parts_PxGxK = jax.vmap(gather, in_axes=1, out_axes=2)(present(batch.parts_BxK))
     weight_K = jnp.ones(parts_PxGxK.shape[-1]) if method.weight_K is None else method.weight_K
     extra['parts_PxGxK'] = parts_PxGxK
     extra['weight_K'] = jnp.asarray(weight_K, jnp.result_type(batch.reward_B))
   return extra
 
 
-def mixed_group_mask(score_BxK: jax.Array, length_B: jax.Array, groups: Groups) -> jax.Array:
+def mixed_group_mask(score_BxK: Array, length_B: Array, groups: Groups) -> jax.Array:
   """1 for rows of a group in which any of K scores differs by more than `rewards.outcomes.SAME`, else 0: [B].
 
   For binary scores: groups with right and wrong rows, arXiv:2503.14476 (DAPO).
   """
-  exists_PxG, mixed_P = groups.gather(length_B) > 0, False
+  exists_PxG = groups.gather(length_B) > 0
+  mixed_P: Array | bool = False
   for k in range(score_BxK.shape[1]):
     score_PxG = groups.gather(score_BxK[:, k])
     high_P = jnp.where(exists_PxG, score_PxG, -jnp.inf).max(1)
     mixed_P |= high_P - jnp.where(exists_PxG, score_PxG, jnp.inf).min(1) > SAME
-  return groups.scatter(mixed_P.astype(jnp.float32)[:, None])
+  return groups.scatter(jnp.asarray(mixed_P).astype(jnp.float32)[:, None])

@@ -8,8 +8,8 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 
-from jaxrl_llm.config.stages import choices
 from jaxrl_llm.config.schema import ObjectiveConfig, OptimizerConfig
+from jaxrl_llm.config.stages import choices
 from jaxrl_llm.objective.token_inputs import Clause
 from jaxrl_llm.types import UserError
 

@@ -1,14 +1,15 @@
-"""How a row's advantage is laid over its tokens: inputs → (advantage, return_BxT or None).
+"""Credit assignment, from the advantage of a row to its tokens: inputs → (advantage, return_BxT or None).
 
-The advantage is [B, T], or [B, 1] where it is the same at every token; the return is what a critic should have said of
-each token, None where there is no critic. A mean and a variance run over the real tokens of a minibatch. Every public
-function here may be named in `config.objective.credit_assignment.fn`; what it needs of a companion (`config.objective.auxiliary_model`)
-stands on it. Detached.
+The advantage is [B, T], or [B, 1] where all tokens of a row share it. The return is the regression target of a critic,
+None without one. Means and variances run over the sampled tokens of a minibatch. `needs` declares the signal of an
+auxiliary model (`config.objective.auxiliary_model`). Every public function may be named in
+`config.objective.credit_assignment.fn`. Detached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,38 +18,39 @@ from jaxrl_llm.objective.token_inputs import (
   CreditInputs,
   group_sum,
   needs,
+  present,
   requires,
   row_mean,
   row_sum,
 )
 
+Columns: TypeAlias = tuple[jax.Array, ...]  # one position of each array, or what a scan carries
+
 
 def row(inputs: CreditInputs) -> tuple[jax.Array, None]:
-  """A_t = the row's advantage at every token. Source: arXiv:2402.03300 (GRPO, outcome supervision)."""
+  """A_t = the row's advantage at every token. arXiv:2402.03300 (GRPO, outcome supervision)."""
   return inputs.advantage_Bx1, None
 
 
 @needs('values')
-@requires(
-  'the critic is the baseline, and what GAE adds up is the reward itself', advantage=('raw',)
-)
+@requires('the critic is the baseline, and GAE sums the reward itself', advantage=('raw',))
 def gae(
   inputs: CreditInputs, *, discount: float = 1.0, trace: float = 1.0, whiten: bool = True
 ) -> tuple[jax.Array, jax.Array]:
   """A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t; the return is A + V, before A is whitened.
 
   r is the row's advantage at its last token and 0 before it, so that `advantage.fn=raw` is the reward itself.
-  V_t is the critic's before token t is known, and 0 after the last token. γ = `discount`, λ = `trace`; with
-  both 1, A = r − V. Whitened as in verl, whose defaults these are: (A − mean) / √(var + 1e-8).
-  Source: arXiv:1506.02438 (GAE), arXiv:1707.06347 (PPO).
+  V_t is the critic's value before token t, and 0 after the last token. γ = `discount`, λ = `trace`; with both 1,
+  A = r − V. Whitened as in verl, whose defaults these are: (A − mean) / √(var + 1e-8).
+  arXiv:1506.02438 (GAE), arXiv:1707.06347 (PPO).
   """
   mask_BxT = inputs.mask_BxT
-  values_BxT = jnp.where(mask_BxT > 0, inputs.values_BxT, 0.0)
+  values_BxT = jnp.where(mask_BxT > 0, present(inputs.values_BxT), 0.0)
   ahead_BxT = mask_BxT.sum(1, keepdims=True) - jnp.cumsum(mask_BxT, axis=1)
-  # The end of the row: between its turns there may be tokens that it was given.
+  # The last sampled token of the row: environment tokens may lie between turns.
   last_BxT = mask_BxT * (ahead_BxT == 0)
 
-  def back(later, column):
+  def back(later: Columns, column: Columns) -> tuple[Columns, jax.Array]:
     ahead_B, next_B = later
     reward_B, value_B, mask_B = column
     own_B = reward_B + discount * next_B - value_B + discount * trace * ahead_B
@@ -65,7 +67,7 @@ def gae(
 
 @needs('process')
 @requires(
-  'the outcome is R less the mean of the others, as the process is', advantage=('leave_one_out',)
+  'the outcome is R minus the mean of the others, as the process is', advantage=('leave_one_out',)
 )
 def process(
   inputs: CreditInputs,
@@ -83,7 +85,7 @@ def process(
   over a row. arXiv:2502.01456 (PRIME).
   """
   mask_BxT, group_B = inputs.mask_BxT, inputs.group_B
-  q_BxT = jnp.where(mask_BxT > 0, inputs.process_BxT, 0.0)
+  q_BxT = jnp.where(mask_BxT > 0, present(inputs.process_BxT), 0.0)
   if bounded:
     q_BxT = q_BxT / (jnp.abs(_ahead(q_BxT, mask_BxT)).max() + 1e-6)
   exists_B = (mask_BxT.sum(1) > 0).astype(mask_BxT.dtype)
@@ -101,16 +103,15 @@ def steps(
 ) -> tuple[jax.Array, None]:
   """A_t = A_row + weight·(s − mean_g) / (std_g + eps), s = Σ q over the tokens of the step that t is in.
 
-  Mean and unbiased std are over all steps of the group. A step is a turn where an environment answers
-  (config.environment), else the whole row: then this is a second advantage of a row beside its own and no finer
-  credit. The code that comes with the paper also subtracts the mean alone.
-  Source: arXiv:2509.19199 (iStar, first named OPRL).
+  Mean and unbiased std are over all steps of the group. A step is a turn with an environment
+  (config.environment), else the whole row: then this adds a second advantage per row and no finer credit. The paper's
+  code also has a variant without the std. arXiv:2509.19199 (iStar, first named OPRL).
   """
   mask_BxT, group_B = inputs.mask_BxT, inputs.group_B
   turn_BxT = inputs.turn_BxT
   if turn_BxT is None:
     turn_BxT = jnp.zeros(mask_BxT.shape, jnp.int32)
-  reward_BxS = _by_turn(jnp.where(mask_BxT > 0, inputs.process_BxT, 0.0), turn_BxT)
+  reward_BxS = _by_turn(jnp.where(mask_BxT > 0, present(inputs.process_BxT), 0.0), turn_BxT)
   exists_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
   n_B = group_sum(exists_BxS.sum(1), group_B)
   mean_B = group_sum(reward_BxS.sum(1), group_B) / jnp.maximum(n_B, 1)
@@ -125,39 +126,45 @@ def gigpo(
 ) -> tuple[jax.Array, None]:
   """A_t = A_row + weight·(R_s − mean) / (std + eps), R_s = Σ_{j≥s} discount^{j−s}·r_j, s the turn that t is in.
 
-  r_j is what the environment paid for turn j; mean and unbiased std are over the turns of the prompt's rows that began
-  from the same state, which is what the environment had shown before them. A turn alone in its state gets 0, so that
-  with states all distinct, or weight = 0, it is GRPO. From notes on the official code, whose standard deviation is
-  taken to be unbiased as theirs; states are compared word for word. Source: arXiv:2505.10978 (GiGPO).
+  r_j is the environment's reward of turn j. Mean and unbiased std are over the turns of the group that start from the
+  same state, which is the observation before the turn. A turn alone in its state gets 0, so that with distinct states,
+  or weight = 0, this is GRPO. From notes on the official code, whose standard deviation is assumed to be unbiased;
+  states are compared as exact text. arXiv:2505.10978 (GiGPO).
   """
-  mask_BxT, turn_BxT = inputs.mask_BxT, inputs.turn_BxT
+  mask_BxT, turn_BxT = inputs.mask_BxT, present(inputs.turn_BxT)
   last_BxT = _turn_ends(mask_BxT, turn_BxT)
   return_BxT = _from_behind(
     lambda total, x, last: jnp.where(last > 0, x + discount * total, total),
-    (inputs.turn_reward_BxT.astype(mask_BxT.dtype), last_BxT),
+    (present(inputs.turn_reward_BxT).astype(mask_BxT.dtype), last_BxT),
   )
-  step_BxT = _among_alike(return_BxT, inputs.state_BxT, inputs.group_B, last_BxT, eps)
-  # What the turn's last token has is all its tokens'.
-  step_BxT = _from_behind(lambda kept, x, last: jnp.where(last > 0, x, kept), (step_BxT, last_BxT))
+  step_BxT = _among_alike(return_BxT, present(inputs.state_BxT), inputs.group_B, last_BxT, eps)
+  # All tokens of a turn get the value of its last one.
+  step_BxT = _from_behind(
+    lambda later, x, last: jnp.where(last > 0, x, later), (step_BxT, last_BxT)
+  )
   return (inputs.advantage_Bx1 + weight * step_BxT) * mask_BxT, None
 
 
-@requires('it takes the mean of R over rows that have a turn itself', advantage=('raw',))
+@requires('it subtracts the mean of R over the rows that have a turn', advantage=('raw',))
 def turn_whitened(
   inputs: CreditInputs, *, bound: float = 3.0, least: float = 1e-6
 ) -> tuple[jax.Array, None]:
   """A_t = clip((A_k − mean) / std, ±bound), A_k = A_row − mean_g, t a token of turn k; with `advantage.fn=raw`, of R.
 
-  mean_g is over the rows of the prompt that have a turn k, and 0 for one that is alone; mean and unbiased std are over
-  all rows that have one. What is over by then has no say. A std up to `least` does not divide. Both are constants of
-  the official code. Source: arXiv:2602.06554 (SeeUPO, batch-level normalization in its code).
+  mean_g is over the rows of the group that have a turn k, and 0 for a single one; mean and unbiased std are over all
+  rows that have one. Finished rows are excluded from the statistics. A std of at most `least` does not divide. Both are
+  constants of the official code. arXiv:2602.06554 (SeeUPO, batch-level normalization in its code).
   """
-  mask_BxT, turn_BxT, group_B = inputs.mask_BxT, inputs.turn_BxT, inputs.group_B
+  mask_BxT, group_B = inputs.mask_BxT, inputs.group_B
+  turn_BxT = present(inputs.turn_BxT)
   has_BxS = (_by_turn(mask_BxT, turn_BxT) > 0).astype(mask_BxT.dtype)
   n_BxS = group_sum(has_BxS, group_B)
   mean_BxS = group_sum(inputs.advantage_Bx1 * has_BxS, group_B) / jnp.maximum(n_BxS, 1)
   own_BxS = (inputs.advantage_Bx1 - jnp.where(n_BxS > 1, mean_BxS, 0.0)) * has_BxS
-  over_rows = lambda x_BxS: x_BxS.sum(0, keepdims=True)  # noqa: E731
+
+  def over_rows(x_BxS: jax.Array) -> jax.Array:
+    return x_BxS.sum(0, keepdims=True)
+
   n_1xS = over_rows(has_BxS)
   off_BxS = (own_BxS - over_rows(own_BxS) / jnp.maximum(n_1xS, 1)) * has_BxS
   std_1xS = jnp.sqrt(over_rows(off_BxS**2) / jnp.maximum(n_1xS - 1, 1))
@@ -171,7 +178,7 @@ def _ahead(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
 
 
 def _by_turn(x_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
-  """Sums over the tokens of each turn; turns are at most as many as tokens: [B, T] again, by turn."""
+  """Sums over the tokens of each turn: [B, T], indexed by turn, as a row has at most T turns."""
   return jax.vmap(lambda x_T, turn_T: jax.ops.segment_sum(x_T, turn_T, num_segments=x_T.shape[0]))(
     x_BxT, turn_BxT
   )
@@ -179,15 +186,18 @@ def _by_turn(x_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
 
 def _turn_ends(mask_BxT: jax.Array, turn_BxT: jax.Array) -> jax.Array:
   """1 for the last token of every turn."""
-  after = lambda x: jnp.pad(x, ((0, 0), (0, 1)))[:, 1:]  # noqa: E731
+
+  def after(x_BxT: jax.Array) -> jax.Array:
+    return jnp.pad(x_BxT, ((0, 0), (0, 1)))[:, 1:]
+
   goes_on = (after(mask_BxT) > 0) & (after(turn_BxT) == turn_BxT)
   return mask_BxT * ~goes_on
 
 
-def _from_behind(f: Callable, columns: tuple[jax.Array, ...]) -> jax.Array:
-  """The carry of f(carry, *column) at every token, from the last to the first; it begins as 0."""
+def _from_behind(f: Callable[..., jax.Array], columns: Columns) -> jax.Array:
+  """The carry of f(carry, *column) at every token, from the last token to the first, starting from 0."""
 
-  def back(carry, column):
+  def back(carry: jax.Array, column: Columns) -> tuple[jax.Array, jax.Array]:
     carry = f(carry, *column)
     return carry, carry
 
@@ -195,15 +205,20 @@ def _from_behind(f: Callable, columns: tuple[jax.Array, ...]) -> jax.Array:
   return jax.lax.scan(back, start, tuple(x.T for x in columns), reverse=True)[1].T
 
 
-def _among_alike(x_BxT, state_BxT, group_B, chosen_BxT, eps: float) -> jax.Array:
-  """(x − mean) / (std + eps) among the chosen tokens of a group and state; 0 for one alone, and where not chosen."""
+def _among_alike(
+  x_BxT: jax.Array, state_BxT: jax.Array, group_B: jax.Array, chosen_BxT: jax.Array, eps: float
+) -> jax.Array:
+  """(x − mean) / (std + eps) among the chosen tokens of a group and state; 0 for a single one and where not chosen."""
   shape, chosen = x_BxT.shape, chosen_BxT.ravel()
   keys = chosen <= 0, jnp.broadcast_to(group_B[:, None], shape).ravel(), state_BxT.ravel()
-  order = jnp.lexsort(keys[::-1])  # the chosen first, those alike side by side
+  order = jnp.lexsort(keys[::-1])  # chosen tokens first, equal groups and states adjacent
   changed = sum((jnp.diff(key[order].astype(jnp.int32)) != 0).astype(jnp.int32) for key in keys)
   sort = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(changed > 0)]).astype(jnp.int32)
   alike = jnp.zeros_like(sort).at[order].set(sort)
-  total = lambda x: jax.ops.segment_sum(x * chosen, alike, num_segments=x.size)[alike]  # noqa: E731
+
+  def total(x: jax.Array) -> jax.Array:
+    return jax.ops.segment_sum(x * chosen, alike, num_segments=x.size)[alike]
+
   x = x_BxT.ravel()
   n = total(jnp.ones_like(x))
   off = x - total(x) / jnp.maximum(n, 1)
@@ -212,7 +227,7 @@ def _among_alike(x_BxT, state_BxT, group_B, chosen_BxT, eps: float) -> jax.Array
 
 
 def _whitened(x_BxT: jax.Array, mask_BxT: jax.Array, eps: float = 1e-8) -> jax.Array:
-  """(x − mean) / √(var + eps) over all real tokens, var unbiased."""
+  """(x − mean) / √(var + eps) over all sampled tokens, var unbiased."""
   n = mask_BxT.sum()
   off_BxT = (x_BxT - (x_BxT * mask_BxT).sum() / jnp.maximum(n, 1)) * mask_BxT
   return off_BxT / jnp.sqrt((off_BxT**2).sum() / jnp.maximum(n - 1, 1) + eps)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.objective.batch_targets import Targets
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.sft_loss import DemonstrationTokens, TokenWeight
-from jaxrl_llm.types import Batch
+from jaxrl_llm.objective.token_inputs import present
+from jaxrl_llm.types import Array, Batch
 
 
 class DemonstrationTerms(NamedTuple):
@@ -18,7 +19,7 @@ class DemonstrationTerms(NamedTuple):
 
   mask_PxT: jax.Array  # 1 for tokens of prompts that have rollouts in this batch, too
   weight_PxT: jax.Array  # share / denominator where the mask is 1
-  behavior_PxT: jax.Array  # log-probs of the policy that wrote them
+  behavior_PxT: Array  # log-probs of the policy that wrote them
 
 
 def plan_demonstrations(
@@ -28,7 +29,7 @@ def plan_demonstrations(
 
   The demonstration of a prompt without rollouts in this batch, such as an unfinished one, does not count.
   """
-  demo, dtype = batch.demo, target.weight_BxT.dtype
+  demo, dtype = present(batch.demo), target.weight_BxT.dtype
   exists_PxG = (batch.rollout.length_B > 0).reshape(-1, rollouts)
   right_P = ((batch.correct_B.reshape(-1, rollouts) > 0.5) & exists_PxG).sum(1)
   sampled_P = exists_PxG.any(1)
@@ -61,7 +62,7 @@ def demonstration_coefficients(
 ) -> jax.Array:
   """c = weight · w, detached: the loss of the demonstrations is −Σ c·log π."""
 
-  def masked(x_PxT: jax.Array) -> jax.Array:
+  def masked(x_PxT: Array) -> jax.Array:
     return jnp.where(terms.mask_PxT > 0, jax.lax.stop_gradient(x_PxT), 0.0)
 
   w = token_weight(

@@ -7,10 +7,10 @@ from typing import TypeAlias, cast
 
 import jax
 
-from jaxrl_llm.config.stages import choices, pick
 from jaxrl_llm.config.schema import ObjectiveConfig
+from jaxrl_llm.config.stages import choices, pick
 from jaxrl_llm.objective import aggregation, kl
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Array, UserError
 
 Aggregation: TypeAlias = functools.partial[jax.Array]
 
@@ -37,7 +37,7 @@ def weights(
   kl_aggregation: Aggregation | None,
   mask_BxT: jax.Array,
   group_B: jax.Array,
-  weight_B: jax.Array | None,
+  weight_B: Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """`weight_BxT` and `kl_weight_BxT` of `Targets`, each row multiplied by `weight_B` (None: 1)."""
 

@@ -7,18 +7,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.types import Prompts
+from jaxrl_llm.types import Array, Prompts
 
 
 class Groups(NamedTuple):
   """Indices between rows [B] and groups [P, parts·G]. A group is at the index of its prompt's first slot."""
 
   rollouts: int  # G, rows of a slot
-  first_P: jax.Array | None  # int32, the first slot of a slot's prompt; None: the slot itself
-  part_P: jax.Array | None  # int32, the number of a slot among those of its prompt
+  first_P: Array | None  # int32, the first slot of a slot's prompt; None: the slot itself
+  part_P: Array | None  # int32, the number of a slot among those of its prompt
   parts: int = 1  # largest number of slots of one prompt
 
-  def gather(self, x_B: jax.Array) -> jax.Array:
+  def gather(self, x_B: Array) -> Array:
     """Rows as groups [P, parts·G]; 0 for absent slots and for slots that belong to an earlier group."""
     x_PxG = x_B.reshape(-1, self.rollouts)
     if self.first_P is None:

@@ -1,8 +1,8 @@
-"""What sampled is not what learns: weights from ρ = π_old / π_b. tokens → (weight_BxT, keep_BxT).
+"""Importance weights for the mismatch between sampler and trainer: tokens → (weight_BxT, keep_BxT).
 
-log ρ = old − behavior, both frozen before the update, so that `old` must be recomputed. Dropped tokens stay in the
-denominator. Every public function here may be named in `config.objective.importance_correction.fn`. With `ratio.fn=direct` the
-ratio holds ρ already: its contract refuses both. Detached.
+ρ = π_old / π_b, log ρ = old − behavior. Both are fixed before the update, so that `old` must be recomputed. Dropped
+tokens stay in the denominator. With `ratio.fn=direct` the ratio contains ρ already, and its contract excludes both.
+Every public function may be named in `config.objective.importance_correction.fn`. Detached.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from jaxrl_llm.objective.token_inputs import Tokens, exp, needs, row_mean, row_s
 
 
 def none(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
-  """Weight 1, keep all: the sampler's distribution is the old policy's. Source: none."""
+  """Weight 1, all kept: the sampler is the old policy."""
   ones = jnp.ones_like(tokens.logp_BxT)
   return ones, ones
 
 
 @needs('old')
 def token(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
-  """Weight ρ for each token, unbounded: unbiased for one token. Source: arXiv:2110.00641 (decoupled PPO)."""
+  """Weight ρ for each token, unbounded: unbiased for one token. arXiv:2110.00641 (decoupled PPO)."""
   return exp(_log_rho(tokens)), jnp.ones_like(tokens.logp_BxT)
 
 
@@ -29,9 +29,9 @@ def token(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
 def token_truncate(
   tokens: Tokens, *, low: float = 0.0, high: float = 2.0
 ) -> tuple[jax.Array, jax.Array]:
-  """Weight clip(ρ, low, high) for each token. Source: arXiv:2110.00641 (decoupled PPO).
+  """Weight clip(ρ, low, high) for each token. arXiv:2110.00641 (decoupled PPO).
 
-  Known as TIS (truncated importance sampling), which no paper introduced; slime's bounds are 0 and 2,
+  Known as TIS (truncated importance sampling), which has no paper of its own; slime's bounds are 0 and 2,
   OpenRLHF's 0.5 and 5.
   """
   return jnp.clip(exp(_log_rho(tokens)), low, high), jnp.ones_like(tokens.logp_BxT)
@@ -41,7 +41,7 @@ def token_truncate(
 def sequence_truncate(
   tokens: Tokens, *, low: float = 0.0, high: float = 5.0
 ) -> tuple[jax.Array, jax.Array]:
-  """Weight clip(Πρ, low, high) for a row. Source: none (TRL, verl: sequence-level TIS)."""
+  """Weight clip(Πρ, low, high) for a row: sequence-level TIS of TRL and verl."""
   weight = jnp.clip(exp(row_sum(_log_rho(tokens), tokens.mask_BxT)), low, high)
   return _spread(weight, tokens), jnp.ones_like(tokens.logp_BxT)
 
@@ -50,9 +50,9 @@ def sequence_truncate(
 def token_mask(
   tokens: Tokens, *, low: float = 0.5, high: float = 5.0
 ) -> tuple[jax.Array, jax.Array]:
-  """Weight ρ·1[low ≤ ρ ≤ high] for each token: IcePop. Source: arXiv:2510.18855 (Ring-1T).
+  """Weight ρ·1[low ≤ ρ ≤ high] for each token: IcePop. arXiv:2510.18855 (Ring-1T).
 
-  The bounds are the frameworks' default, not checked against the paper.
+  The bounds are the frameworks' defaults, not checked against the paper.
   """
   rho = exp(_log_rho(tokens))
   return rho, _within(rho, low, high)
@@ -62,7 +62,7 @@ def token_mask(
 def sequence_mask(
   tokens: Tokens, *, low: float = 0.0, high: float = 3.0
 ) -> tuple[jax.Array, jax.Array]:
-  """Weight Πρ·1[low ≤ Πρ ≤ high] for a row. Source: none (TRL's default, MIS)."""
+  """Weight Πρ·1[low ≤ Πρ ≤ high] for a row: MIS, TRL's default."""
   rho = exp(row_sum(_log_rho(tokens), tokens.mask_BxT))
   return _spread(rho, tokens), _spread(_within(rho, low, high), tokens)
 
@@ -71,7 +71,7 @@ def sequence_mask(
 def geometric_mask(
   tokens: Tokens, *, low: float = 0.99, high: float = 1.01
 ) -> tuple[jax.Array, jax.Array]:
-  """Weight ρ for each token of the rows with low ≤ e^{mean log ρ} ≤ high. Source: none (verl, SkyRL: geometric MIS).
+  """Weight ρ for each token of the rows with low ≤ e^{mean log ρ} ≤ high: geometric MIS of verl and SkyRL.
 
   The bounds are SkyRL's.
   """
@@ -83,8 +83,7 @@ def geometric_mask(
 def divergent_negatives(tokens: Tokens, *, delta: float = 1e-4) -> tuple[jax.Array, jax.Array]:
   """Weight 1; drops rows with A < 0 and mean(log π_b − log π) > delta: OPSM.
 
-  Looks at the policy that learns, so it needs no `old`. `delta` is slime's.
-  Source: arXiv:2512.02556 (DeepSeek-V3.2).
+  It compares with the current policy and needs no `old`. `delta` is slime's. arXiv:2512.02556 (DeepSeek-V3.2).
   """
   gap_Bx1 = row_mean(tokens.behavior_BxT - tokens.logp_BxT, tokens.mask_BxT)
   drop = (tokens.advantage_BxT < 0) & (gap_Bx1 > delta)
@@ -95,11 +94,11 @@ def divergent_negatives(tokens: Tokens, *, delta: float = 1e-4) -> tuple[jax.Arr
 def second_moment_mask(tokens: Tokens, *, budget: float = 0.04) -> tuple[jax.Array, jax.Array]:
   """Weight 1; drops the largest (log ρ)² until their mean is at most `budget`: M2PO's test on ρ, without signs.
 
-  AReaL's variant, said to be of arXiv:2510.01161 (M2PO). Source: arXiv:2510.01161.
+  AReaL's variant, which it attributes to arXiv:2510.01161 (M2PO).
   """
-  from_mask = tokens.mask_BxT > 0
-  keep = smallest_within(_log_rho(tokens) ** 2, from_mask, budget)
-  return jnp.ones_like(tokens.logp_BxT), jnp.where(from_mask & ~keep, 0.0, 1.0)
+  masked_in = tokens.mask_BxT > 0
+  keep = smallest_within(_log_rho(tokens) ** 2, masked_in, budget)
+  return jnp.ones_like(tokens.logp_BxT), jnp.where(masked_in & ~keep, 0.0, 1.0)
 
 
 def _log_rho(tokens: Tokens) -> jax.Array:

@@ -1,10 +1,9 @@
-"""What holds the policy back: tokens → (c_BxT, value_BxT), c = −∂(coef·value)/∂log π as the loss is differentiated.
+"""KL penalties as per-token coefficients: tokens → (c_BxT, value_BxT), c = −∂(coef·value)/∂log π.
 
-Added to the policy term, with its denominators or those of `config.objective.kl_aggregation`; neither corrections nor
-trust regions touch it. A function's attribute `aggregate` names the denominators that its paper gives it. d = log π_ref
-− log π. The forms agree in expectation as numbers and not as gradients: sampled from π itself, k1 has gradient 0, k3
-that of KL(ref ‖ π), and k2, v·k1 and v·k3 that of KL(π ‖ ref), v = π/π_b. Every public function here may be named in
-`config.objective.kl.fn`. Detached.
+The term is added to the policy term, with the same denominator or that of `config.objective.kl_aggregation`. Neither
+importance corrections nor trust regions apply to it. d = log π_ref − log π, v = π/π_b. The estimators agree in
+expectation as values but not as gradients: for samples from π, k1 has gradient 0, k3 that of KL(ref ‖ π), and k2, v·k1
+and v·k3 that of KL(π ‖ ref). Every public function may be named in `config.objective.kl.fn`. Detached.
 """
 
 from __future__ import annotations
@@ -19,58 +18,59 @@ from jaxrl_llm.objective.token_inputs import (
   default_aggregation,
   exp,
   needs,
+  present,
   requires,
 )
 
 
 def none(tokens: Tokens) -> tuple[jax.Array, jax.Array]:
-  """Nothing. Source: none."""
+  """No penalty."""
   zeros = jnp.zeros_like(tokens.logp_BxT)
   return zeros, zeros
 
 
 @needs('reference')
 def k1(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
-  """Value −d, c = −coef: as a loss it only pushes all sampled tokens down. Source: none (Schulman's k1)."""
+  """Value −d, c = −coef: as a loss it lowers all sampled tokens alike (Schulman's k1)."""
   return jnp.full_like(tokens.logp_BxT, -coef), -_gap(tokens)
 
 
 @needs('reference')
 def k2(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
-  """Value d²/2, c = coef·d. Source: none (Schulman's k2)."""
+  """Value d²/2, c = coef·d (Schulman's k2)."""
   d = _gap(tokens)
   return coef * d, d**2 / 2
 
 
 @needs('reference')
 def k3(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
-  """Value e^d − d − 1, c = −coef·(1 − e^d). Source: arXiv:2402.03300 (GRPO)."""
+  """Value e^d − d − 1, c = −coef·(1 − e^d). arXiv:2402.03300 (GRPO)."""
   d = _gap(tokens)
   return coef * (exp(d) - 1), exp(d) - d - 1
 
 
 @needs('reference')
 def k3_straight(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
-  """The value of k3 with the gradient of k2. Source: none (verl's 'k3+')."""
+  """The value of k3 with the gradient of k2 (verl's 'k3+')."""
   return k2(tokens, coef=coef)[0], k3(tokens)[1]
 
 
 @needs('reference')
 def ratio_k1(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
-  """Value −v·d, c = coef·v·(d − 1): unbiased for off-policy tokens. Source: none."""
+  """Value −v·d, c = coef·v·(d − 1): unbiased for off-policy tokens."""
   v, d = _ratio(tokens), _gap(tokens)
   return coef * v * (d - 1), -v * d
 
 
 @needs('reference')
 def ratio_k3(tokens: Tokens, *, coef: float = 0.001) -> tuple[jax.Array, jax.Array]:
-  """Value v·(e^d − d − 1), c = coef·v·d: unbiased in value and gradient. Source: arXiv:2512.02556 (DeepSeek-V3.2)."""
+  """Value v·(e^d − d − 1), c = coef·v·d: unbiased in value and gradient. arXiv:2512.02556 (DeepSeek-V3.2)."""
   v, d = _ratio(tokens), _gap(tokens)
   return coef * v * d, v * (exp(d) - d - 1)
 
 
 @needs('reference', 'old', 'step')
-@requires('one of its two policies is that before the batch', old_policy=('auto', 'before'))
+@requires('one of its two policies is the policy before the batch', old_policy=('auto', 'before'))
 def receding(
   tokens: Tokens,
   *,
@@ -82,10 +82,10 @@ def receding(
 ) -> tuple[jax.Array, jax.Array]:
   """Value λ·k3(ref) + (1 − λ)·k3(old), λ = max(1 − fall·⌈max(t − wait, 0) / every⌉, least): c is that of each k3.
 
-  From the first weights towards those before the batch, t the optimizer steps taken. λ and its numbers are from
-  third-party notes; that each term is a k3, and `coef`, are ours. Source: arXiv:2507.06892 (ReMix).
+  The reference moves from the first weights to those before the batch; t counts optimizer steps. λ and its numbers are
+  from third-party notes; that each term is a k3, and `coef`, are ours. arXiv:2507.06892 (ReMix).
   """
-  late_Bx1 = jnp.maximum(tokens.step_B - wait, 0)[:, None]
+  late_Bx1 = jnp.maximum(present(tokens.step_B) - wait, 0)[:, None]
   share = jnp.maximum(1 - fall * -(-late_Bx1 // every), least)
   first, before = _gap(tokens), tokens.old_BxT - tokens.logp_BxT
   c = share * (exp(first) - 1) + (1 - share) * (exp(before) - 1)
@@ -94,27 +94,25 @@ def receding(
 
 
 def quadratic(tokens: Tokens, *, coef: float = 0.1) -> tuple[jax.Array, jax.Array]:
-  """Value (log π − log π_old)²/2, no reference needed. Source: arXiv:2501.12599 (Kimi k1.5)."""
+  """Value (log π − log π_old)²/2, without a reference policy. arXiv:2501.12599 (Kimi k1.5)."""
   moved = tokens.logp_BxT - tokens.old_BxT
   return -coef * moved, moved**2 / 2
 
 
 @needs('rows')
-@requires(
-  'the tokens that it holds back stand in for a clip', trust_region=('none',), ratio=('token',)
-)
+@requires('the penalized tokens replace those of a clip', trust_region=('none',), ratio=('token',))
 def covariance(
   tokens: Tokens, *, coef: float = 1.0, share: float = 0.0002
 ) -> tuple[jax.Array, jax.Array]:
   """Value |log π − log π_old| for the `share` of tokens with the largest covariance of A and log π.
 
-  Source: arXiv:2505.22617 (KL-Cov).
+  arXiv:2505.22617 (KL-Cov).
   """
-  seen = tokens.mask_BxT > 0
-  ordered = jnp.sort(jnp.where(seen, centered_product(tokens), -jnp.inf).ravel())[::-1]
-  count = jnp.maximum(jnp.floor(share * seen.sum()).astype(int), 1)
+  masked_in = tokens.mask_BxT > 0
+  ordered = jnp.sort(jnp.where(masked_in, centered_product(tokens), -jnp.inf).ravel())[::-1]
+  count = jnp.maximum(jnp.floor(share * masked_in.sum()).astype(int), 1)
   edge = ordered[jnp.clip(count - 1, 0, ordered.size - 1)]
-  chosen = seen & (centered_product(tokens) >= edge)
+  chosen = masked_in & (centered_product(tokens) >= edge)
   moved = jnp.where(chosen, tokens.logp_BxT - tokens.old_BxT, 0.0)
   return -coef * jnp.sign(moved), jnp.abs(moved)
 
@@ -124,9 +122,9 @@ def covariance(
 def hinge(
   tokens: Tokens, *, coef: float = 1000.0, delta: float = 1e-4
 ) -> tuple[jax.Array, jax.Array]:
-  """Value sg(max(coef·(K − delta), 0))·K / coef, K = mean of log π_old − log π: nothing until K > delta.
+  """Value sg(max(coef·(K − delta), 0))·K / coef, K = mean of log π_old − log π: 0 until K > delta.
 
-  K is a mean over tokens, whatever `config.objective.aggregation` is. Source: arXiv:2510.04474 (DRPO).
+  K is a mean over tokens, whatever `config.objective.aggregation` is. arXiv:2510.04474 (DRPO).
   """
   drift = tokens.old_BxT - tokens.logp_BxT
   force = jnp.maximum(coef * (batch_mean(drift, tokens.mask_BxT) - delta), 0.0)
@@ -134,7 +132,7 @@ def hinge(
 
 
 def _gap(tokens: Tokens) -> jax.Array:
-  return tokens.reference_BxT - tokens.logp_BxT
+  return present(tokens.reference_BxT) - tokens.logp_BxT
 
 
 def _ratio(tokens: Tokens) -> jax.Array:

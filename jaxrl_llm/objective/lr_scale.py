@@ -1,6 +1,6 @@
-"""What a batch says of its own worth: tokens → a factor on the learning rate of its step.
+"""Learning-rate factors of a minibatch: tokens → a factor on the learning rate of its optimizer step, [].
 
-Every public function here may be named in `config.objective.lr_scale.fn`. Detached.
+Every public function may be named in `config.objective.lr_scale.fn`. Detached.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from jaxrl_llm.objective.token_inputs import Tokens, needs, requires, row_sum
 
 
 def none(tokens: Tokens) -> jax.Array:
-  """1. Source: none."""
+  """1."""
   return jnp.ones((), tokens.logp_BxT.dtype)
 
 
 @needs('rows')
-@requires('it counts rows weighed by Π π/π_b', ratio=('direct_product',))
+@requires(
+  'the effective sample size is that of whole-row weights Π π/π_b', ratio=('direct_product',)
+)
 def effective_sample_size(tokens: Tokens, *, base: float = 1.0, floor: float = 1e-8) -> jax.Array:
   """√min(1, (ESS / rows) / base), ESS = (Σw)² / (Σw² + floor) with w = Πv of each row, v = π/π_b.
 
-  w is uncapped, whatever the loss does with it. Source: arXiv:2602.17616 (VCPO).
+  w is uncapped even where the loss caps it. arXiv:2602.17616 (VCPO).
   """
   exists_B = tokens.mask_BxT.sum(1) > 0
   log_w_B = row_sum(tokens.logp_BxT - tokens.behavior_BxT, tokens.mask_BxT)[:, 0]
-  # From the largest down: squares of products of ratios overflow.
+  # Relative to the largest weight, because squares of products of ratios overflow.
   top = jnp.max(jnp.where(exists_B, log_w_B, -jnp.inf))
   top = jnp.where(exists_B.any(), top, 0.0)
   w_B = jnp.where(exists_B, jnp.exp(log_w_B - top), 0.0)

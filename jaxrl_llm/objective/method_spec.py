@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 
-from jaxrl_llm.config.stages import pick
 from jaxrl_llm.config.schema import ObjectiveConfig
+from jaxrl_llm.config.stages import pick
 from jaxrl_llm.objective import (
   advantage,
   advantage_modulation,
@@ -95,11 +95,6 @@ class Method(NamedTuple):
     return denominators.weights(
       stages.aggregation, stages.kl_aggregation, mask_BxT, group_B, weight_B
     )
-
-  @property
-  def average_decay(self) -> float:
-    """The decay of the averaged weights, for a method that `needs_average`."""
-    return float(self.token_stages.old_policy.keywords['decay'])
 
   @property
   def needs_old(self) -> bool:

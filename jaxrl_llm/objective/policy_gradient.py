@@ -9,6 +9,7 @@ from jaxrl_llm.objective import record_checks, replayed_log_probs
 from jaxrl_llm.objective.batch_targets import Targets
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.token_inputs import Tokens
+from jaxrl_llm.types import Array
 
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # keys of the sums of `coefficients`
 
@@ -22,7 +23,7 @@ def distill(method: Method, target: Targets) -> Targets:
 def coefficients(
   method: Method,
   target: Targets,
-  logp_BxT: jax.Array,
+  logp_BxT: Array,
   entropy_BxT: jax.Array | None = None,
   confidence_BxT: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -59,7 +60,7 @@ def learning_rate_scale(method: Method, target: Targets, logp_BxT: jax.Array) ->
   return method.token_stages.lr_scale(_tokens(method, target, logp_BxT))
 
 
-def _old_log_probs(target: Targets) -> jax.Array:
+def _old_log_probs(target: Targets) -> Array:
   old_BxT = target.policies.old_BxT
   return target.behavior_BxT if old_BxT is None else old_BxT
 
@@ -67,7 +68,7 @@ def _old_log_probs(target: Targets) -> jax.Array:
 def _tokens(
   method: Method,
   target: Targets,
-  logp_BxT: jax.Array,
+  logp_BxT: Array,
   entropy_BxT: jax.Array | None = None,
   confidence_BxT: jax.Array | None = None,
 ) -> Tokens:
@@ -77,7 +78,7 @@ def _tokens(
   behavior_BxT = fill(target.replayed_B, target.behavior_BxT, logp_BxT)
   old_BxT = fill(target.replayed_B, _old_log_probs(target), logp_BxT)
 
-  def masked(x_BxT: jax.Array) -> jax.Array:
+  def masked(x_BxT: Array) -> jax.Array:
     return jnp.where(masked_in, jax.lax.stop_gradient(x_BxT), 0.0)
 
   def masked_or_none(x_BxT: jax.Array | None) -> jax.Array | None:

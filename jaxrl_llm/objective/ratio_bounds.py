@@ -1,22 +1,23 @@
-"""What trust regions share: bounds on the ratio, and which tokens lie beyond them on the harmful side.
+"""Bounds on the ratio that trust regions share, and the tokens beyond them on the harmful side.
 
 Log-ratios, ratios, advantages and weights are [B, T]; bounds are numbers or arrays that broadcast to it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.objective.token_inputs import Tokens, exp
 
-Pair = tuple[jax.Array, jax.Array]  # weight_BxT, surrogate_BxT
+Pair: TypeAlias = tuple[jax.Array, jax.Array]  # weight_BxT, surrogate_BxT
+Bound: TypeAlias = float | jax.Array
 
 
-def clip(log_ratio: jax.Array, advantage: jax.Array, low: Any, high: Any) -> Pair:
-  """Clip with bounds on r itself."""
+def clip(log_ratio: jax.Array, advantage: jax.Array, low: Bound, high: Bound) -> Pair:
+  """PPO's clip with bounds on r itself."""
   ratio = exp(log_ratio)
   up = (advantage > 0) & (ratio > high)
   down = (advantage < 0) & (ratio < low)
@@ -28,7 +29,7 @@ def clip(log_ratio: jax.Array, advantage: jax.Array, low: Any, high: Any) -> Pai
 def dual(
   weight: jax.Array, surrogate: jax.Array, ratio: jax.Array, advantage: jax.Array, most: float
 ) -> Pair:
-  """A clip's weight and surrogate with a bound on r where A < 0."""
+  """A clip's weight and surrogate with an upper bound on r where A < 0."""
   far = (advantage < 0) & (ratio > most)
   surrogate = jnp.where(advantage < 0, jnp.maximum(surrogate, most * advantage), surrogate)
   return jnp.where(far, 0.0, weight), surrogate
@@ -45,13 +46,13 @@ def kept(keep: jax.Array, log_ratio: jax.Array, tokens: Tokens, corrected: bool)
   return detached(weight, tokens)
 
 
-def within(ratio: jax.Array, low: Any, high: Any) -> jax.Array:
+def within(ratio: jax.Array, low: Bound, high: Bound) -> jax.Array:
   """True where low ≤ r ≤ high."""
   return (ratio >= low) & (ratio <= high)
 
 
-def one_side(ratio: jax.Array, advantage: jax.Array, low: Any, high: Any) -> jax.Array:
-  """True but where r > high and A > 0, or r < low and A < 0."""
+def one_side(ratio: jax.Array, advantage: jax.Array, low: Bound, high: Bound) -> jax.Array:
+  """False where r > high and A > 0 or r < low and A < 0, else True."""
   return ~beyond(ratio > high, ratio < low, advantage)
 
 

@@ -1,7 +1,7 @@
-"""Assertions on the records that cross a public border: shapes, ranks and types, and in debug mode finite numbers.
+"""Assertions on records at public interfaces: shapes, ranks and types, and in debug mode finite numbers.
 
-Shapes and types are static, so that they are checked while a program is traced and cost its runs nothing. A failure is
-an AssertionError: the caller's mistake, never the user's input.
+Shapes and types are static: they are checked while a program is traced, at no cost at run time. A failure is an
+AssertionError, an error of the caller and not of the user's input.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import chex
 import jax
 import numpy as np
 
-from jaxrl_llm.types import Batch, Prompts, Rollout
+from jaxrl_llm.types import Array, Batch, Prompts, Rollout
 
 
 def prompts(prompts: Prompts, types: bool = True) -> None:
-  """Asserts that every field of `prompts` holds one entry for each of its P prompts, and is of its type."""
+  """Asserts that every field of `prompts` has one entry for each of P prompts, and the right type."""
   chex.assert_rank(prompts.tokens_PxL, 2)
   P = prompts.tokens_PxL.shape[0]
   integers = prompts.length_P, prompts.index_P, prompts.born_P
@@ -30,7 +30,7 @@ def prompts(prompts: Prompts, types: bool = True) -> None:
 
 
 def rollout(rollout: Rollout, types: bool = True) -> None:
-  """Asserts that every field of `rollout` is of its B rows and T tokens, and of its type."""
+  """Asserts that every field of `rollout` has B rows and T tokens, and the right type."""
   chex.assert_rank(rollout.tokens_BxT, 2)
   B, T = rollout.tokens_BxT.shape
   tokens = rollout.tokens_BxT, rollout.version_BxT
@@ -53,9 +53,9 @@ def rollout(rollout: Rollout, types: bool = True) -> None:
 
 
 def batch(batch: Batch, types: bool = True) -> None:
-  """Asserts that a batch has whole groups: B rows, as many for each of P prompts, and one reward a row.
+  """Asserts that a batch has whole groups: B rows, the same number for each of P prompts, and one reward a row.
 
-  Formulas take numbers of any type, and are checked with `types=False`.
+  Formulas accept numbers of any type; they are checked with `types=False`.
   """
   prompts(batch.prompts, types)
   rollout(batch.rollout, types)
@@ -73,8 +73,8 @@ def batch(batch: Batch, types: bool = True) -> None:
     chex.assert_shape(batch.demo.length_B, (P,))
 
 
-def tokens(mask_BxT: jax.Array, *arrays_BxT: jax.Array | None) -> None:
-  """Asserts that arrays of numbers a token have the shape of the mask; those that are None are left out."""
+def tokens(mask_BxT: jax.Array, *arrays_BxT: Array | None) -> None:
+  """Asserts that per-token arrays are floats with the shape of the mask; None is skipped."""
   arrays = [array for array in arrays_BxT if array is not None]
   chex.assert_equal_shape([mask_BxT, *arrays])
   chex.assert_type(arrays, float)
@@ -82,7 +82,7 @@ def tokens(mask_BxT: jax.Array, *arrays_BxT: jax.Array | None) -> None:
 
 def finite(batch: Batch) -> None:
   """With JAX_DEBUG_NANS, asserts that rewards, log-probs and weights of a batch on the host are finite."""
-  if jax.config.jax_debug_nans:
+  if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
     rows = batch.rollout
     numbers = dict(logp_BxT=rows.logp_BxT, weight_B=rows.weight_B, reward_B=batch.reward_B)
     chex.assert_tree_all_finite(jax.tree.map(np.asarray, numbers))

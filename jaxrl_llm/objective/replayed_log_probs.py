@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.types import Batch
+from jaxrl_llm.objective.token_inputs import present
+from jaxrl_llm.types import Array, Batch
 
 
 def fill_replayed_log_probs(batch: Batch, before_BxT: jax.Array) -> Batch:
@@ -14,14 +15,12 @@ def fill_replayed_log_probs(batch: Batch, before_BxT: jax.Array) -> Batch:
   All rows then have old log-probs, and trust regions bound their ratios. Leading axes are those of the batch.
   """
   recorded_BxT = batch.rollout.logp_BxT
-  replayed = batch.replayed_B[..., None]
+  replayed = present(batch.replayed_B)[..., None]
   logp_BxT = jnp.where(replayed > 0, before_BxT, recorded_BxT)
   return batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT), replayed_B=None)
 
 
-def behavior_log_probs(
-  replayed_B: jax.Array | None, recorded_BxT: jax.Array, logp_BxT: jax.Array
-) -> jax.Array:
+def behavior_log_probs(replayed_B: Array | None, recorded_BxT: Array, logp_BxT: Array) -> Array:
   """The recorded log-probs; for replayed rows `logp_BxT`, exact where a batch has one optimizer step."""
   if replayed_B is None:
     return recorded_BxT

@@ -1,7 +1,7 @@
 """Reward shaping by length in tokens: reward_PxG, correct_PxG, length_PxG, max_tokens → reward_PxG.
 
-Every public function here may be named in `config.objective.reward_shaping.fn`. It sees whole groups of a minibatch.
-`length_PxG` is 0 for an empty row, which counts nowhere; `correct_PxG` is 1 where the answer was right.
+Inputs are whole groups of a minibatch. `length_PxG` is 0 for an empty row, which does not count; `correct_PxG` is 1
+where the answer was correct. Every public function may be named in `config.objective.reward_shaping.fn`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 def none(
   reward_PxG: jax.Array, correct_PxG: jax.Array, length_PxG: jax.Array, max_tokens: int
 ) -> jax.Array:
-  """R as inputs. Source: none."""
+  """R unchanged."""
   del correct_PxG, length_PxG, max_tokens
   return reward_PxG
 
@@ -29,7 +29,7 @@ def overlong(
 ) -> jax.Array:
   """R + min(−(|y| − (T − buffer)) / buffer · factor, 0), lengths in tokens.
 
-  Nothing until T − buffer, then linear down to −factor at T. Source: arXiv:2503.14476 (DAPO, eq. 13).
+  0 up to T − buffer, then linear down to −factor at T. arXiv:2503.14476 (DAPO, eq. 13).
   """
   del correct_PxG
   over_PxG = (length_PxG - (max_tokens - buffer_tokens)) / buffer_tokens
@@ -48,10 +48,9 @@ def overlong_where_solved(
 ) -> jax.Array:
   """R − w · max((|y| − (T − buffer)) / buffer, 0); s the share of right rows in the group.
 
-  w is s^power for right rows, `failure` for wrong ones and 1 for rows of T tokens, which count as cut off: the
-  fewer rollouts solve a prompt, the longer the right ones may be. power = 0 and failure = 1 is `overlong`. The
-  formula is the official code's; its configs do not tell `power`, and 1 is ours.
-  Source: arXiv:2604.02007 (Apriel-Reasoner).
+  w is s^power for right rows, `failure` for wrong rows and 1 for rows of T tokens, which count as truncated. Right rows
+  of prompts with a low success rate may be longer. power = 0 and failure = 1 is `overlong`. The formula is the official
+  code's; its configs do not contain `power`, and 1 is ours. arXiv:2604.02007 (Apriel-Reasoner).
   """
   solved_Px1 = _share(correct_PxG, length_PxG)
   weight_PxG = jnp.where(correct_PxG > 0.5, solved_Px1**power, failure)
@@ -72,16 +71,16 @@ def brief_where_solved(
 ) -> jax.Array:
   """R − factor · σ((|y| − mean) / (std + eps)) for right rows of the `share` of groups with most right ones, else R.
 
-  Mean and std (n, not n − 1) of the lengths of the group's right rows. ⌈share · groups⌉ are chosen, and all that are
-  as right as the last of them, so that their order is of no account. share = 0 is GRPO. From third-party notes on the
-  paper, `share` and `factor` from a re-implementation; the abstract tells the switch alone.
-  Source: arXiv:2505.18086 (GRPO-λ).
+  Mean and std (n, not n − 1) are of the lengths of the group's right rows. ⌈share · groups⌉ groups are chosen, and all
+  with the same success rate as the last of them, so that the order does not matter. share = 0 is GRPO. From third-party
+  notes on the paper, `share` and `factor` from a re-implementation; the abstract mentions only the switch.
+  arXiv:2505.18086 (GRPO-λ).
   """
   del max_tokens
   exists_P = (length_PxG > 0).any(1)
   solved_P = jnp.where(exists_P, _share(correct_PxG, length_PxG)[:, 0], -1.0)
-  better_P = (solved_P[None] > solved_P[:, None]).sum(1)  # groups that are more right than this one
-  # What a float32 product has too much must not choose one group more.
+  better_P = (solved_P[None] > solved_P[:, None]).sum(1)  # groups with a higher success rate
+  # The tolerance keeps rounding of the float32 product from choosing one more group.
   chosen_P = exists_P & (better_P < jnp.ceil(share * exists_P.sum() - 1e-4))
   right_PxG = jnp.where((correct_PxG > 0.5) & (length_PxG > 0), 1.0, 0.0)
   n_Px1 = jnp.maximum(right_PxG.sum(1, keepdims=True), 1)

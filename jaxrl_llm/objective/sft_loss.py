@@ -98,7 +98,7 @@ def replace(
 def one_token_rollouts(
   right_P: jax.Array, has_P: jax.Array, step: jax.Array, *, beta: float = -0.1
 ) -> Plan:
-  """w = (1 − beta)·p on demonstrations alone: OTR with infinitely many samples at each position. arXiv:2509.26313 (OTR).
+  """w = (1 − beta)·p on demonstrations alone: OTR with infinitely many samples a position. arXiv:2509.26313 (OTR).
 
   The reward of a sampled token is 1 where it is the demonstrated one and `beta` elsewhere; w is the mean of that policy
   gradient. Rollouts have weight 0. `beta` from memory.

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.types import Rollout
+from jaxrl_llm.types import Array, Rollout
 
 Function = TypeVar('Function', bound=Callable[..., Any])
+Item = TypeVar('Item')
 
 CONFIDENCE_TOP_K = 5  # the confidence of a token is the mean of its five largest probabilities
 LOG_CAP = 20.0  # log-ratios are clamped to ±20 before exp; applied to detached values only
@@ -28,7 +29,7 @@ class Tokens(NamedTuple):
   behavior_BxT: jax.Array
   mask_BxT: jax.Array  # float, 1 for tokens in the loss
   advantage_BxT: jax.Array
-  correct_B: jax.Array  # 1 where the answer was correct, before reward shaping
+  correct_B: Array  # 1 where the answer was correct, before reward shaping
   group_B: jax.Array  # int32, the number of the row's group
   # None in each array below: no chosen stage needs it
   reference_BxT: jax.Array | None = None  # log-probs of a frozen policy
@@ -120,6 +121,12 @@ def requires(
     return fn
 
   return mark
+
+
+def present(x: Item | None) -> Item:
+  """x, which the update prepares for a stage that `needs` it; an AssertionError if it did not."""
+  assert x is not None, 'an input of a stage was not prepared'
+  return x
 
 
 def exp(log_ratio: jax.Array) -> jax.Array:

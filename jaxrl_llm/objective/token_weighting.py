@@ -1,7 +1,7 @@
-"""Which tokens count for more, for less or not at all: tokens → multiplier_BxT of the policy term.
+"""Weights of tokens: tokens → multiplier_BxT of the policy term.
 
-It multiplies after the trust region, so it changes neither A's sign nor what is clipped, and the denominator stays.
-Every public function here may be named in `config.objective.token_weighting.fn`. Detached.
+The multiplier applies after the trust region. It changes neither the sign of A, nor which tokens are clipped, nor the
+denominator. Every public function may be named in `config.objective.token_weighting.fn`. Detached.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from jaxrl_llm.objective.token_inputs import (
   centered_product,
   group_sum,
   needs,
+  present,
   row_mean,
 )
 
 
 def none(tokens: Tokens) -> jax.Array:
-  """1 for every token. Source: none."""
+  """1 for every token."""
   return jnp.ones_like(tokens.logp_BxT)
 
 
@@ -28,21 +29,21 @@ def none(tokens: Tokens) -> jax.Array:
 def uncertain(tokens: Tokens, *, mastered: float = 0.99, entropy: float = 0.2) -> jax.Array:
   """0 for tokens of right answers with π ≥ mastered, only while the batch's mean entropy < entropy (nats).
 
-  Dynamic masking of well-mastered positive tokens. Source: arXiv:2507.19766 (UloRL).
+  Dynamic masking of well-mastered positive tokens. arXiv:2507.19766 (UloRL).
   """
-  known = (jnp.exp(tokens.logp_BxT) >= mastered) & (tokens.correct_B[:, None] > 0.5)
-  low = batch_mean(tokens.entropy_BxT, tokens.mask_BxT) < entropy
-  return jnp.where(known & low, 0.0, 1.0)
+  likely = (jnp.exp(tokens.logp_BxT) >= mastered) & (tokens.correct_B[:, None] > 0.5)
+  low = batch_mean(present(tokens.entropy_BxT), tokens.mask_BxT) < entropy
+  return jnp.where(likely & low, 0.0, 1.0)
 
 
 @needs('rows', 'entropy')
 def forking(tokens: Tokens, *, share: float = 0.2) -> jax.Array:
-  """1 for the `share` of tokens with the highest entropy in the batch, else 0. Source: arXiv:2506.01939 (80/20)."""
-  seen = tokens.mask_BxT > 0
-  ordered = jnp.sort(jnp.where(seen, tokens.entropy_BxT, -jnp.inf).ravel())[::-1]
-  count = jnp.ceil(share * seen.sum()).astype(int)
+  """1 for the `share` of tokens with the highest entropy in the batch, else 0. arXiv:2506.01939 (80/20)."""
+  masked_in, entropy_BxT = tokens.mask_BxT > 0, present(tokens.entropy_BxT)
+  ordered = jnp.sort(jnp.where(masked_in, entropy_BxT, -jnp.inf).ravel())[::-1]
+  count = jnp.ceil(share * masked_in.sum()).astype(int)
   edge = ordered[jnp.clip(count - 1, 0, ordered.size - 1)]
-  return jnp.where(seen & (tokens.entropy_BxT >= edge), 1.0, 0.0)
+  return jnp.where(masked_in & (entropy_BxT >= edge), 1.0, 0.0)
 
 
 @needs('rows')
@@ -51,22 +52,24 @@ def covariance_clip(
 ) -> jax.Array:
   """1 − min(max(⌊share·n⌋, 1) / #band, 1) for tokens whose (A − Ā)(log π − mean log π) is within low and high, else 1.
 
-  The band leaves out what the trust region clips anyway. Where Clip-Cov draws ⌊share·n⌋ of its tokens at random and
-  drops them, each loses here what it would lose on average. arXiv:2505.22617 (Clip-Cov).
+  Tokens that the trust region clips are not in the band. Clip-Cov drops ⌊share·n⌋ random tokens of the band; here each
+  token of the band has the mean weight of that draw. arXiv:2505.22617 (Clip-Cov).
   """
   covariance = centered_product(tokens)
-  band = (tokens.mask_BxT > 0) & (covariance > low) & (covariance < high) & ~tokens.clipped_BxT
-  # A float32 product a little short of a whole number is one.
+  band = (
+    (tokens.mask_BxT > 0) & (covariance > low) & (covariance < high) & ~present(tokens.clipped_BxT)
+  )
+  # The product may fall below a whole number by rounding.
   dropped = jnp.maximum(jnp.floor(share * tokens.mask_BxT.sum() + 1e-4), 1)
   return jnp.where(band, 1 - jnp.minimum(dropped / jnp.maximum(band.sum(), 1), 1.0), 1.0)
 
 
 @needs('rows')
 def sharpen(tokens: Tokens, *, strength: float = 1.0, most: float = 1.0) -> jax.Array:
-  """(A + min(max(λ(1 − η), 0), κ·A)) / A for right answers, η = e^{s − mean_g s}, s = mean log π: unlikely ones.
+  """(A + min(max(λ(1 − η), 0), κ·A)) / A for right answers, η = e^{s − mean_g s}, s = mean log π.
 
-  The bonus is at most κ = `most` times A, λ = `strength`. From third-party notes; another re-implementation
-  bounds by |A|. Source: arXiv:2510.06672 (XRPO).
+  A bonus for unlikely right answers, at most κ = `most` times A; λ = `strength`. From third-party notes; another
+  re-implementation bounds by |A|. arXiv:2510.06672 (XRPO).
   """
   score = row_mean(tokens.logp_BxT, tokens.mask_BxT)[:, 0]
   exists = (tokens.mask_BxT.sum(1) > 0).astype(score.dtype)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.objective.batch_targets import Targets
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.objective.token_inputs import row_mean
+from jaxrl_llm.objective.token_inputs import present, row_mean
 from jaxrl_llm.types import Rollout
 
 
@@ -21,7 +21,7 @@ def turn_targets(
 
   Rows without that turn do not count.
   """
-  own_BxT = (rollout.turns.number_BxT == turn).astype(target.mask_BxT.dtype)
+  own_BxT = (present(rollout.turns).number_BxT == turn).astype(target.mask_BxT.dtype)
   mask_BxT = target.mask_BxT * own_BxT
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, target.group_B, rollout)
   return target._replace(
@@ -29,7 +29,7 @@ def turn_targets(
     advantage_BxT=target.advantage_BxT * own_BxT * multiplier_B[:, None],
     weight_BxT=weight_BxT,
     kl_weight_BxT=kl_weight_BxT,
-    sampled_BxT=target.sampled_BxT * own_BxT,
+    sampled_BxT=present(target.sampled_BxT) * own_BxT,
   )
 
 
@@ -41,9 +41,9 @@ def multiplier(
   *,
   eps: float = 0.2,
 ) -> jax.Array:
-  """M ← clip(M·clip(e^{mean(log π_new − log π_before)}, 1±eps), 1±eps) after the update on a turn, mean over its tokens.
+  """M ← clip(M·clip(e^{mean(log π_new − log π_before)}, 1±eps), 1±eps) after the update on a turn.
 
-  Rows without the turn keep their multiplier. arXiv:2602.06554 (SeeUPO).
+  The mean is over its tokens. Rows without the turn keep their multiplier. arXiv:2602.06554 (SeeUPO).
   """
   moved = jnp.exp(row_mean(logp_BxT - before_BxT, turn_mask_BxT)[:, 0])
   return jnp.clip(multiplier_B * jnp.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)

@@ -88,8 +88,8 @@ BUGS = {
   ),
   'age upside down': (
     old_policy,
-    '(age_BxT - tokens.batch_steps_BxT) /',
-    'tokens.batch_steps_BxT /',
+    '(age_BxT - batch_steps_BxT) /',
+    'batch_steps_BxT /',
     'areal_interpolated',
   ),
   'mask of the good': (
@@ -106,8 +106,8 @@ BUGS = {
   ),
   'reference upside down': (
     kl,
-    'tokens.reference_BxT - tokens.logp_BxT',
-    'tokens.logp_BxT - tokens.reference_BxT',
+    'present(tokens.reference_BxT) - tokens.logp_BxT',
+    'tokens.logp_BxT - present(tokens.reference_BxT)',
     'k2',
   ),
   'value of the token itself for the next one': (
@@ -130,8 +130,8 @@ BUGS = {
   ),
   'sure for unsure': (
     advantage_modulation,
-    'standard(1 - tokens.confidence_BxT)',
-    'standard(tokens.confidence_BxT)',
+    'standard(1 - present(tokens.confidence_BxT))',
+    'standard(present(tokens.confidence_BxT))',
     'echo',
   ),
   'likely for unlikely': (
