@@ -52,7 +52,7 @@ def join(
   environ: Mapping[str, str],
   silent_s: float,
 ) -> watchdog.Watchdog | None:
-  """Joins the other processes of this run, if there are any; says so first, as it may wait for them. Source: none.
+  """Joins the other processes of this run, if there are any; says so first, as it may wait for them.
 
   Call after `import jax` and before any computation. From then on who does not answer for `silent_s` seconds ends
   the run: see peers. None alone. Raises UserError where `detect` does.
@@ -93,7 +93,7 @@ def _late(processes: int) -> None:
 
 
 def metadata(key: str) -> str:
-  """An attribute that the metadata server of a Google VM tells, '' where there is none. Source: none."""
+  """An attribute that the metadata server of a Google VM tells, '' where there is none."""
   request = urllib.request.Request(_METADATA + key, headers={'Metadata-Flavor': 'Google'})
   try:
     with urllib.request.urlopen(request, timeout=5) as answer:
@@ -109,7 +109,7 @@ def detect(
   process: int | None = None,
   metadata: Callable[[str], str] = metadata,
 ) -> Cluster:
-  """Which cluster this process is part of. Source: none.
+  """Which cluster this process is part of.
 
   `environ` is that of the process after `import jax`, which marks machines without TPU chips (TPU_SKIP_MDS_QUERY), so
   that only TPU VMs ask for `metadata`. Raises UserError for flags and variables that contradict each other.

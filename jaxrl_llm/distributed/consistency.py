@@ -22,7 +22,7 @@ from jaxrl_llm.types import UserError
 def check(step: int, held: dict[str, Any]) -> None:
   """Raises UserError, on all processes, where a part of `held` is not the same on all; all of them call it.
 
-  Only one integer for each part crosses. Source: none.
+  Only one integer for each part crosses.
   """
   codes_K = np.array([digest(part) for part in held.values()], np.int32)
   told = difference(list(held), multihost_utils.process_allgather(codes_K))
@@ -34,7 +34,7 @@ def check(step: int, held: dict[str, Any]) -> None:
 
 
 def difference(names: Sequence[str], codes_DxK: np.ndarray) -> str:
-  """Who holds what that most others, or with as many on both sides process 0, do not; '' for nobody. Source: none."""
+  """Who holds what that most others, or with as many on both sides process 0, do not; '' for nobody."""
   found: dict[int, list[str]] = {}
   for name, code_D in zip(names, np.asarray(codes_DxK).T.tolist(), strict=True):
     (usual, _), *_ = collections.Counter(code_D).most_common(1)
@@ -47,7 +47,7 @@ def difference(names: Sequence[str], codes_DxK: np.ndarray) -> str:
 
 
 def digest(value: Any) -> int:
-  """32 bits, signed, of nested dicts, sequences, arrays, numbers and texts: the same on every machine. Source: none."""
+  """32 bits, signed, of nested dicts, sequences, arrays, numbers and texts: the same on every machine."""
   hashed = hashlib.blake2b(digest_size=4)
   _feed(hashed, value)
   return int.from_bytes(hashed.digest(), 'little', signed=True)

@@ -64,13 +64,13 @@ SLICES = {
 
 
 def topology(name: str) -> str:
-  """'v5e:4x4' of 'v5e-16' or 'v5litepod-16'; other names as they are. Source: none."""
+  """'v5e:4x4' of 'v5e-16' or 'v5litepod-16'; other names as they are."""
   known = SLICES.get(name.replace('v5litepod-', 'v5e-'))
   return (known and known.topology) or name
 
 
 def compiler_options(device: Any) -> dict[str, str]:
-  """XLA's options for programs of a jax device; of those that LIBTPU_INIT_ARGS names its value holds. Source: none."""
+  """XLA's options for programs of a jax device; of those that LIBTPU_INIT_ARGS names its value holds."""
   if device.platform != 'tpu':
     return {}
   chosen = os.environ.get('LIBTPU_INIT_ARGS', '')

@@ -20,7 +20,7 @@ class Preempted(Exception):
 class PreemptionHandler:
   """Listens to SIGTERM, in `with`: the first is a wish, kept in `asked`; the second ends the process at once.
 
-  On other threads than the main one, where Python cannot listen, nobody ever asks. Source: none.
+  On other threads than the main one, where Python cannot listen, nobody ever asks.
   """
 
   def __init__(self, alone: bool = True):

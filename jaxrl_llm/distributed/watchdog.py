@@ -74,7 +74,7 @@ class Watchdog:
   def leave(self, status: int, well: bool) -> None:
     """Tells the others that this process ends with `status`; unless `well`, ends it here.
 
-    A process that fails cannot go through jax's shutdown, which waits for those that wait for it. Source: none.
+    A process that fails cannot go through jax's shutdown, which waits for those that wait for it.
     """
     self._status = status
     self._tell(f'bye {status} {int(well)}\n')
@@ -88,7 +88,7 @@ class Watchdog:
   def failed(self, error: Exception) -> None:
     """An exception that is no sentence ends this process, of a collective as that of a process that died.
 
-    A collective fails before its cause is known: the thread gets its time to find it. Source: none.
+    A collective fails before its cause is known: the thread gets its time to find it.
     """
     status = 1
     if _COLLECTIVE.search(f'{error}'):
@@ -172,7 +172,7 @@ class Watchdog:
 def start(silent_s: float) -> Watchdog | None:
   """Begins to watch the processes of jax.distributed, after its initialize; all of them call it.
 
-  None, with a word, where they cannot reach each other: then jax's heartbeats are all there is. Source: none.
+  None, with a word, where they cannot reach each other: then jax's heartbeats are all there is.
   """
   # There is no public way to the address that has proved to reach the first process, nor to its key-value store.
   from jax._src.distributed import global_state

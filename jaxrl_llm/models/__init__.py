@@ -1,4 +1,4 @@
-"""Models: loading, tokenizers, and one dense decoder."""
+"""Decoders, their files and tokenizers: `load` reads a model, `forward` computes its logits."""
 
 from jaxrl_llm.models.decoder import forward
 from jaxrl_llm.models.load import load, read_config

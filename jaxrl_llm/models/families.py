@@ -1,4 +1,4 @@
-"""Families of models: what a Hugging Face config.json says, as a ModelConfig."""
+"""Model families: a Hugging Face config.json as a ModelConfig."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ Raw = dict[str, Any]
 
 
 class Family(NamedTuple):
-  """What sets one family apart: fixed settings of ModelConfig, others read from the file, and its defaults."""
+  """Fields of ModelConfig that are fixed in a family, those read from its config.json, and the file's defaults."""
 
   settings: Raw = {}
-  read: Callable[[Raw, int], Raw] = lambda raw, layers: {}
-  defaults: Raw = {}  # what its files leave out, in their own words
-  biases: tuple[str, ...] = ('qkv_bias', 'out_bias')  # what attention_bias stands for
+  read: Callable[[Raw, int], Raw] = (
+    lambda raw, layers: {}
+  )  # from config.json and the number of layers
+  defaults: Raw = {}  # values of fields that config.json omits
+  biases: tuple[str, ...] = ('qkv_bias', 'out_bias')  # fields of ModelConfig set by attention_bias
 
 
-def _every(raw: Raw, layers: int) -> Raw:
-  """Mistral, Qwen's mixtures: all layers slide, where any does."""
+def _all_sliding(raw: Raw, layers: int) -> Raw:
+  """Mistral, Qwen's mixtures: all layers have a sliding window or none."""
   return _windowed(raw, (True,) * layers)
 
 
-def _from_some_on(raw: Raw, layers: int) -> Raw:
-  """Qwen 2 and 3: the last layers slide, where the file says so."""
+def _last_sliding(raw: Raw, layers: int) -> Raw:
+  """Qwen 2 and 3: layers from max_window_layers on have a sliding window, unless layer_types says otherwise."""
   first = raw.get('max_window_layers', layers)
   return _windowed(raw, _types(raw) or tuple(i >= first for i in range(layers)))
 
@@ -50,8 +52,8 @@ def _types(raw: Raw) -> tuple[bool, ...]:
 
 
 def _smollm3(raw: Raw, layers: int) -> Raw:
-  every = raw.get('no_rope_layer_interval', 4)
-  rotated = raw.get('no_rope_layers') or [(i + 1) % every != 0 for i in range(layers)]
+  interval = raw.get('no_rope_layer_interval', 4)
+  rotated = raw.get('no_rope_layers') or [(i + 1) % interval != 0 for i in range(layers)]
   plain = tuple(not r for r in rotated)
   return dict(unrotated=plain if any(plain) else ()) | _windowed(raw, _types(raw) or plain)
 
@@ -62,7 +64,7 @@ def _mixture(raw: Raw, layers: int) -> Raw:
       f'mlp_only_layers={raw.get("mlp_only_layers")} and decoder_sparse_step={raw.get("decoder_sparse_step")} leave '
       'some layers without experts, which is not supported; choose a model with experts in all of them.'
     )
-  return _every(raw, layers) | dict(
+  return _all_sliding(raw, layers) | dict(
     mlp=raw.get('moe_intermediate_size'),
     experts=raw.get('num_experts', raw.get('num_local_experts')),
     experts_per_token=raw.get('num_experts_per_tok'),
@@ -85,8 +87,8 @@ def _gemma2(raw: Raw, layers: int) -> Raw:
 
 
 def _gemma3(raw: Raw, layers: int) -> Raw:
-  own = (raw.get('rope_parameters') or {}).get('sliding_attention') or {}
-  theta = own.get('rope_theta') or raw.get('rope_local_base_freq') or 10000.0
+  rope = (raw.get('rope_parameters') or {}).get('sliding_attention') or {}
+  theta = rope.get('rope_theta') or raw.get('rope_local_base_freq') or 10000.0
   return _gemma(raw, raw.get('sliding_window_pattern', 6)) | dict(sliding_rope_theta=theta)
 
 
@@ -107,9 +109,9 @@ _GEMMA3 = Family(
 )
 FAMILIES = {
   'llama': Family(),
-  'mistral': Family({}, _every, biases=()),
-  'qwen2': Family(dict(qkv_bias=True), _from_some_on, dict(use_sliding_window=False), biases=()),
-  'qwen3': Family(dict(qk_norm='head'), _from_some_on, dict(use_sliding_window=False)),
+  'mistral': Family({}, _all_sliding, biases=()),
+  'qwen2': Family(dict(qkv_bias=True), _last_sliding, dict(use_sliding_window=False), biases=()),
+  'qwen3': Family(dict(qk_norm='head'), _last_sliding, dict(use_sliding_window=False)),
   'qwen3_moe': Family(dict(qk_norm='head'), _mixture, dict(use_sliding_window=False)),
   'smollm3': Family(
     {},
@@ -119,16 +121,13 @@ FAMILIES = {
   'olmo2': Family(dict(qk_norm='all', norms='after')),
   'gemma2': Family(dict(norms='both'), _gemma2, _GEMMA | dict(final_logit_softcapping=30.0)),
   'gemma3_text': _GEMMA3,
-  'gemma3': _GEMMA3,  # of text and images: its decoder is read, its eyes are left out
+  'gemma3': _GEMMA3,  # multimodal: only its text decoder is read
 }
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
 
 
 def read(raw: Raw, where: str) -> ModelConfig:
-  """A ModelConfig of what config.json says. Raises UserError, beginning with `where`, for what is not supported.
-
-  Source: none.
-  """
+  """The ModelConfig of a parsed config.json. Raises UserError that begins with `where` for unsupported models."""
   kind = raw.get('model_type')
   if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(
@@ -143,10 +142,10 @@ def read(raw: Raw, where: str) -> ModelConfig:
 
 def _model_config(raw: Raw, kind: str, family: Family, where: str) -> ModelConfig:
   def size(name: str, default: int | None = None) -> int:
-    told = raw.get(name)
-    if told is None and default is None:
+    value = raw.get(name)
+    if value is None and default is None:
       raise UserError(f'{where} lacks {name!r}; copy it again.')
-    return size_limits.positive_int(default if told is None else told, f'{where}: {name}')
+    return size_limits.positive_int(default if value is None else value, f'{where}: {name}')
 
   heads, width, layers = (
     size(n) for n in ('num_attention_heads', 'hidden_size', 'num_hidden_layers')
@@ -169,28 +168,31 @@ def _model_config(raw: Raw, kind: str, family: Family, where: str) -> ModelConfi
     **dict.fromkeys(family.biases, bool(raw.get('attention_bias', False))),
   )
   try:
-    own = family.read(raw, layers)
+    family_fields = family.read(raw, layers)
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
   except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
     raise UserError(
       f'{where} lacks or misstates a setting of {kind} ({type(error).__name__}: {error}); copy it again.'
     ) from error
-  return size_limits.validated(ModelConfig(**(base | family.settings | own)), where)
+  return size_limits.validated(ModelConfig(**(base | family.settings | family_fields)), where)
 
 
 def _activation(raw: Raw, where: str) -> str:
-  # Gemma's files also hold hidden_act, of an earlier spelling, which counts for nothing.
-  named = raw.get('hidden_activation') or raw.get('hidden_act') or 'silu'
-  if not isinstance(named, str) or named not in _ACTIVATIONS:
+  # Gemma's files also hold hidden_act, an obsolete field that transformers ignores.
+  name = raw.get('hidden_activation') or raw.get('hidden_act') or 'silu'
+  if not isinstance(name, str) or name not in _ACTIVATIONS:
     raise UserError(
-      f'{where}: hidden_act={named!r} is not supported; supported: {", ".join(_ACTIVATIONS)}.'
+      f'{where}: hidden_act={name!r} is not supported; supported: {", ".join(_ACTIVATIONS)}.'
     )
-  return _ACTIVATIONS[named]
+  return _ACTIVATIONS[name]
 
 
 def _rotation(raw: Raw, where: str) -> Raw:
-  """transformers 5 writes rope_parameters, per kind of layer for Gemma 3; older ones rope_theta and rope_scaling."""
+  """Fields of the rotary embedding.
+
+  transformers 5 writes rope_parameters, per kind of layer for Gemma 3; older versions rope_theta and rope_scaling.
+  """
   rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
   if isinstance(rope, dict) and isinstance(rope.get('full_attention'), dict):
     rope = rope['full_attention']
@@ -205,5 +207,5 @@ def _rotation(raw: Raw, where: str) -> Raw:
 
 
 def norm_offset(config: ModelConfig) -> float:
-  """What Gemma's files leave out of the scale of every norm: x̂·(1 + w). Source: arXiv:2403.08295."""
+  """The constant that Gemma's files omit from the scale of every norm: x̂·(1 + w). arXiv:2403.08295."""
   return 1.0 if config.family.startswith('gemma') else 0.0

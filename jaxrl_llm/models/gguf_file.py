@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import gguf
 import jax
@@ -29,50 +29,59 @@ _LAYER = {
   'up': 'ffn_up',
   'down': 'ffn_down',
 }
-_OUTSIDE = {'embed': 'token_embd', 'norm': 'output_norm', 'head': 'output'}
+_OUTSIDE_LAYERS = {'embed': 'token_embd', 'norm': 'output_norm', 'head': 'output'}
+
+Fields = dict[str, Any]  # metadata by name
 
 
-def load(path: str) -> tuple[ModelConfig, Any, tokenizer.Tokenizer]:
-  """Model config, float32 parameters and tokenizer of a GGUF file. Source: none.
+class _File(NamedTuple):
+  """A GGUF file whose tensors are still on disk."""
 
-  Raises UserError for a broken file, an unsupported architecture, and tensors that are missing, too many, of another
-  shape or not finite. A finite number that is wrong cannot be told: the format has no checksum.
+  path: str
+  config: ModelConfig
+  fields: Fields
+  tensors: dict[str, gguf.ReaderTensor]
+
+
+def load(path: str) -> tuple[ModelConfig, decoder.Params, tokenizer.Tokenizer]:
+  """Model config, float32 parameters and tokenizer of a GGUF file.
+
+  Raises UserError for a broken file, an unsupported architecture, and tensors that are missing, unexpected, of
+  another shape or not finite. Wrong finite numbers are not detected: the format has no checksum.
   """
-  config, fields, tensors = _open(path)
-  size_limits.check_memory(config, f'config.model={path!r}')
-  architecture = fields['general.architecture']
+  file = _open(path)
+  size_limits.check_memory(file.config, f'config.model={path!r}')
   read: set[str] = set()
 
-  def load(where, wanted):
-    name = _their_name([str(k.key) for k in where])
+  def load_tensor(tree_path, expected):
+    name = _gguf_name([str(k.key) for k in tree_path])
     read.add(name)
-    return _read(path, tensors, name, wanted, architecture, config)
+    return _read(file, name, expected.shape)
 
-  params = jax.tree_util.tree_map_with_path(load, decoder.abstract_params(config))
-  extra = sorted(tensors.keys() - read)
+  params = jax.tree_util.tree_map_with_path(load_tensor, decoder.abstract_params(file.config))
+  extra = sorted(file.tensors.keys() - read)
   if extra:
     raise UserError(
-      f'config.model={path!r}: the file holds {extra[0]!r} ({len(extra)} such), which a plain {architecture} decoder '
-      'does not have; use a Hugging Face folder of the model instead.'
+      f'config.model={path!r}: the file holds {extra[0]!r} ({len(extra)} such), which a plain {file.config.family} '
+      'decoder does not have; use a Hugging Face folder of the model instead.'
     )
-  return config, params, tokenizer.from_gguf(fields, f'config.model={path!r}')
+  return file.config, params, tokenizer.from_gguf(file.fields, f'config.model={path!r}')
 
 
 def read_config(path: str) -> ModelConfig:
-  """The model config of a GGUF file; no tensor is read. Raises UserError as `load` does. Source: none."""
-  return _open(path)[0]
+  """The model config of a GGUF file; no tensor is read. Raises UserError as `load` does."""
+  return _open(path).config
 
 
-def _open(path: str) -> tuple[ModelConfig, dict[str, Any], dict[str, Any]]:
-  """Config, metadata, and tensors by name, still in the file."""
+def _open(path: str) -> _File:
   try:
     with safe_files.open_regular(path, 'rb') as file:
       _check_lengths(file)
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-  except Exception as error:  # the reader raises whatever the bytes lead it to
+  except Exception as error:  # the reader may raise anything on malformed bytes
     raise UserError(
-      f'config.model={path!r} is no whole GGUF file ({error}); fetch it again.'
+      f'config.model={path!r} is not a complete GGUF file ({error}); fetch it again.'
     ) from error
   tensors = {t.name: t for t in reader.tensors}
   architecture = fields.get('general.architecture')
@@ -81,76 +90,84 @@ def _open(path: str) -> tuple[ModelConfig, dict[str, Any], dict[str, Any]]:
       f'config.model={path!r}: architecture {architecture!r} is not supported; supported: '
       f'{", ".join(ARCHITECTURES)}.'
     )
-  return _config(fields, architecture, tensors, f'config.model={path!r}'), fields, tensors
+  config = _config(fields, architecture, tensors, f'config.model={path!r}')
+  return _File(path, config, fields, tensors)
 
 
-# Bytes of each type of metadata but text (8) and lists (9).
-_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_TEXT, _LIST = 8, 9
-_MOST_ITEMS = 2**23  # of all lists together; a vocabulary with its merges has some 2**19
+def _check_lengths(file: BinaryIO) -> None:
+  """Raise ValueError for a length in the metadata that leads out of the file, or is absurd.
 
-
-def _check_lengths(file: Any) -> None:
-  """Walks over the metadata and raises ValueError where a length leads out of the file, or is absurd.
-
-  The reader believes every count, and would go through 2**60 items that are not there.
+  gguf's reader trusts every count, and would iterate over 2**60 items that do not exist.
   """
   with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-    items = 0
+    _MetadataWalk(data).run()
 
-    def take(at: int, form: str) -> tuple[Any, int]:
-      end = at + struct.calcsize(form)
-      if end > len(data):
-        raise ValueError(f'it ends at byte {len(data)}, within its metadata')
-      return struct.unpack_from(form, data, at)[0], end
 
-    def over_text(at: int) -> int:
-      length, at = take(at, '<Q')
-      if length > len(data) - at:
-        raise ValueError(f'a text of {length} bytes at byte {at} is longer than the file')
-      return at + length
+class _MetadataWalk:
+  """Walks over the metadata and tensor descriptions of a GGUF file, with bounds checks."""
 
-    def over_value(at: int, kind: int, within: bool = False) -> int:
-      nonlocal items
-      if kind == _TEXT:
-        return over_text(at)
-      if kind != _LIST or within:
-        return take(at, f'<{_BYTES[kind]}s')[1]
-      kind, at = take(at, '<I')
-      count, at = take(at, '<Q')
-      items += count
-      if count > len(data) - at or items > _MOST_ITEMS:
-        raise ValueError(f'a list of {count} items at byte {at} cannot be')
-      for _ in range(count):
-        at = over_value(at, kind, within=True)
-      return at
+  # Bytes of each type of value except text and lists.
+  _BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+  _TEXT, _LIST = 8, 9
+  _MAX_ITEMS = 2**23  # of all lists together; a vocabulary with its merges has about 2**19
 
-    magic, at = take(0, '<4s')
-    version, at = take(at, '<I')
+  def __init__(self, data: mmap.mmap):
+    self._data, self._at, self._items = data, 0, 0
+
+  def run(self) -> None:
+    magic, version = self._read('<4s'), self._read('<I')
     if magic != b'GGUF' or version not in (2, 3):
       raise ValueError(f'it begins with {magic!r} and version {version}')
-    tensors, at = take(at, '<Q')
-    fields, at = take(at, '<Q')
-    for _ in range(min(fields, len(data))):
-      kind, at = take(over_text(at), '<I')
-      if kind not in _BYTES and kind not in (_TEXT, _LIST):
-        raise ValueError(f'a field at byte {at} is of the unknown type {kind}')
-      at = over_value(at, kind)
-    for _ in range(min(tensors, len(data))):
-      dimensions, at = take(over_text(at), '<I')
+    tensors, fields = self._read('<Q'), self._read('<Q')
+    for _ in range(min(fields, len(self._data))):
+      self._skip_text()
+      kind = self._read('<I')
+      if kind not in self._BYTES and kind not in (self._TEXT, self._LIST):
+        raise ValueError(f'a field at byte {self._at} is of the unknown type {kind}')
+      self._skip_value(kind)
+    for _ in range(min(tensors, len(self._data))):
+      self._skip_text()
+      dimensions = self._read('<I')
       if dimensions > 4:
-        raise ValueError(f'a tensor at byte {at} has {dimensions} dimensions')
-      at = take(at, f'<{8 * dimensions + 12}s')[1]
+        raise ValueError(f'a tensor at byte {self._at} has {dimensions} dimensions')
+      self._read(f'<{8 * dimensions + 12}s')
+
+  def _read(self, form: str) -> Any:
+    end = self._at + struct.calcsize(form)
+    if end > len(self._data):
+      raise ValueError(f'it ends at byte {len(self._data)}, within its metadata')
+    (value,) = struct.unpack_from(form, self._data, self._at)
+    self._at = end
+    return value
+
+  def _skip_text(self) -> None:
+    length = self._read('<Q')
+    if length > len(self._data) - self._at:
+      raise ValueError(f'a text of {length} bytes at byte {self._at} is longer than the file')
+    self._at += length
+
+  def _skip_value(self, kind: int, in_list: bool = False) -> None:
+    if kind == self._TEXT:
+      self._skip_text()
+    elif kind != self._LIST or in_list:
+      self._read(f'<{self._BYTES[kind]}s')
+    else:
+      kind, count = self._read('<I'), self._read('<Q')
+      self._items += count
+      if count > len(self._data) - self._at or self._items > self._MAX_ITEMS:
+        raise ValueError(f'a list of {count} items at byte {self._at} is too long')
+      for _ in range(count):
+        self._skip_value(kind, in_list=True)
 
 
 def _config(
-  fields: dict[str, Any], architecture: str, tensors: dict[str, Any], where: str
+  fields: Fields, architecture: str, tensors: dict[str, gguf.ReaderTensor], where: str
 ) -> ModelConfig:
   get = lambda name, default=None: fields.get(f'{architecture}.{name}', default)  # noqa: E731
   size = lambda name, default=None: size_limits.positive_int(  # noqa: E731
     get(name, default), f'{where}: {architecture}.{name}'
   )
-  rate = lambda name, default=None: size_limits.positive_float(  # noqa: E731
+  number = lambda name, default=None: size_limits.positive_float(  # noqa: E731
     get(name, default), f'{where}: {architecture}.{name}'
   )
   if get('rope.scaling.type', 'none') != 'none':
@@ -159,7 +176,7 @@ def _config(
     )
   tokens = fields.get('tokenizer.ggml.tokens')
   if not isinstance(tokens, list):
-    raise UserError(f'{where}: tokenizer.ggml.tokens is no list; fetch the file again.')
+    raise UserError(f'{where}: tokenizer.ggml.tokens is not a list; fetch the file again.')
   heads, width = size('attention.head_count'), size('embedding_length')
   config = ModelConfig(
     vocab=len(tokens),
@@ -170,8 +187,8 @@ def _config(
     head_dim=size('attention.key_length', width // heads),
     mlp=size('feed_forward_length'),
     max_tokens=size('context_length'),
-    rope_theta=rate('rope.freq_base', 10000.0),
-    norm_eps=rate('attention.layer_norm_rms_epsilon'),
+    rope_theta=number('rope.freq_base', 10000.0),
+    norm_eps=number('attention.layer_norm_rms_epsilon'),
     qkv_bias='blk.0.attn_q.bias' in tensors,
     qk_norm='head' if 'blk.0.attn_q_norm.weight' in tensors else '',
     family=architecture,
@@ -180,43 +197,42 @@ def _config(
   return size_limits.validated(config, where)
 
 
-def _their_name(where: list[str]) -> str:
+def _gguf_name(path: list[str]) -> str:
   """['layers', '3', 'q', 'kernel'] → 'blk.3.attn_q.weight'."""
-  end = 'bias' if where[-1] == 'bias' else 'weight'
-  if where[0] == 'layers':
-    return f'blk.{where[1]}.{_LAYER[where[2]]}.{end}'
-  return f'{_OUTSIDE[where[0]]}.{end}'
+  suffix = 'bias' if path[-1] == 'bias' else 'weight'
+  if path[0] == 'layers':
+    return f'blk.{path[1]}.{_LAYER[path[2]]}.{suffix}'
+  return f'{_OUTSIDE_LAYERS[path[0]]}.{suffix}'
 
 
-def _read(path, tensors, name, wanted, architecture, config: ModelConfig) -> np.ndarray:
-  if name not in tensors:
-    raise UserError(f'config.model={path!r}: tensor {name!r} is missing; fetch the file again.')
-  tensor, kernel = tensors[name], len(wanted.shape) == 2 and name != 'token_embd.weight'
+def _read(file: _File, name: str, expected: tuple[int, ...]) -> np.ndarray:
+  """One tensor in float32, kernels as [in, out]."""
+  where, config = f'config.model={file.path!r}: tensor {name!r}', file.config
+  if name not in file.tensors:
+    raise UserError(f'{where} is missing; fetch the file again.')
+  tensor, is_kernel = file.tensors[name], len(expected) == 2 and name != 'token_embd.weight'
   shape = tuple(int(n) for n in reversed(tensor.shape))
-  if shape != (wanted.shape[::-1] if kernel else wanted.shape):
+  if shape != (expected[::-1] if is_kernel else expected):
     raise UserError(
-      f'config.model={path!r}: tensor {name!r} has shape {shape}, where the metadata ask for {wanted.shape}; its '
-      'metadata and its weights disagree; fetch the file again.'
+      f'{where} has shape {shape}, where the metadata require {expected}; its metadata and its weights disagree; '
+      'fetch the file again.'
     )
   try:
     value = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
     value = value.reshape(shape)
-  except Exception as error:  # types that it does not know, blocks that do not divide
+  except Exception as error:  # unknown types, or blocks that do not divide the shape
     raise UserError(
-      f'config.model={path!r}: tensor {name!r} of type {tensor.tensor_type.name} cannot be unpacked ({error}); take '
-      'another quantization.'
+      f'{where} of type {tensor.tensor_type.name} cannot be unpacked ({error}); take another quantization.'
     ) from error
   if not np.isfinite(value).all():
-    raise UserError(
-      f'config.model={path!r}: tensor {name!r} holds what is no finite number; fetch the file again.'
-    )
+    raise UserError(f'{where} contains a number that is not finite; fetch the file again.')
   part = name.split('.')[-2]
-  if architecture == 'llama' and part in ('attn_q', 'attn_k'):
-    value = _halves(value, config.heads if part == 'attn_q' else config.kv_heads)
-  return np.ascontiguousarray(value.T if kernel else value)
+  if config.family == 'llama' and part in ('attn_q', 'attn_k'):
+    value = _deinterleave(value, config.heads if part == 'attn_q' else config.kv_heads)
+  return np.ascontiguousarray(value.T if is_kernel else value)
 
 
-def _halves(value: np.ndarray, heads: int) -> np.ndarray:
-  """Rows of a head from interleaved pairs (GGUF's rotary order) to two halves (ours)."""
+def _deinterleave(value: np.ndarray, heads: int) -> np.ndarray:
+  """Reorder the rows of each head from interleaved pairs (GGUF's rotary order) to two halves."""
   rest = value.shape[1:]
   return value.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(value.shape)

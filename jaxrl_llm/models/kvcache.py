@@ -1,4 +1,4 @@
-"""Keys and values as stored: plain arrays in float32 or bfloat16, or int8 with one scale per token and head."""
+"""KV cache arrays: float32, bfloat16, or int8 with one scale per token and head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CacheArray = jax.Array | Int8
 
 
 def pack(x: jax.Array, dtype: str) -> CacheArray:
-  """x [rows, K, S, d] as it is stored; int8 errs by at most max|x| / 254 a number. Source: none."""
+  """x [rows, K, S, d] in the cache's format; the error of int8 is at most max|x| / 254 per number."""
   if dtype != 'int8':
     return x.astype(dtype)
   x = x.astype(jnp.float32)
@@ -29,27 +29,24 @@ def pack(x: jax.Array, dtype: str) -> CacheArray:
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> CacheArray:
-  """An empty cache of `shape` [rows, K, S, d]. Source: none."""
+  """An empty cache of `shape` [rows, K, S, d]."""
   return pack(jnp.zeros(shape, jnp.float32 if dtype == 'int8' else dtype), dtype)
 
 
 def write(cache: CacheArray, new: jax.Array, at: jax.Array) -> CacheArray:
-  """The cache with `new` [rows, K, Q, d] in the columns from `at` on: one number, modulo S, or one a row.
-
-  Source: none.
-  """
-  stored = pack(new, 'int8' if isinstance(cache, Int8) else cache.dtype.name)
-  put = jax.lax.dynamic_update_slice_in_dim
+  """The cache with `new` [rows, K, Q, d] written from column `at` on: one number (modulo S) or one per row."""
+  packed = pack(new, 'int8' if isinstance(cache, Int8) else cache.dtype.name)
+  update = jax.lax.dynamic_update_slice_in_dim
   if jnp.ndim(at) == 0:
-    return jax.tree.map(lambda old, x: put(old, x, at % old.shape[2], 2), cache, stored)
-  each = jax.vmap(lambda old, x, a: put(old, x, a, 1))
-  return jax.tree.map(lambda old, x: each(old, x, at), cache, stored)
+    return jax.tree.map(lambda old, x: update(old, x, at % old.shape[2], 2), cache, packed)
+  update_rows = jax.vmap(lambda old, x, a: update(old, x, a, 1))
+  return jax.tree.map(lambda old, x: update_rows(old, x, at), cache, packed)
 
 
 def read(cache: CacheArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
   """(numbers in `dtype` [rows, K, S, d], scale [rows, K, S] or None).
 
-  The scale multiplies scores or weights, so that no dequantized copy of the cache is needed. Source: none.
+  The caller multiplies scores or weights by the scale, so that no dequantized copy of the cache is made.
   """
   if isinstance(cache, Int8):
     return cache.data.astype(dtype), cache.scale

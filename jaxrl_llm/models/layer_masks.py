@@ -1,4 +1,4 @@
-"""What a layer sees: its rotary tables and masks, of which a model has one kind or a few."""
+"""Rotary tables and attention masks per kind of layer. A model has one kind of layer or a few."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from jaxrl_llm.types import Array, ModelConfig
 
 
 class LayerMasks(NamedTuple):
-  """Of all layers of one kind."""
+  """Rotary tables and masks that all layers of one kind share."""
 
   rope: tuple[jax.Array, jax.Array]  # cosine and sine [B, Q, d / 2]
   mask_BxQxS: jax.Array
-  prompt_mask: (
-    jax.Array | None
-  )  # of keys that a group shares: [P, L], or [P, G, Q, L] where a window slides
+  # Of the keys that a group shares: [P, L], or [P, G, Q, L] where a window slides.
+  prompt_mask: jax.Array | None
 
 
 def layer_kinds(config: ModelConfig) -> tuple[list[tuple[bool, bool]], tuple[int, ...]]:
-  """The kinds of layer that the model has, as (slides, is rotated), and which of them each layer is. Source: none."""
+  """The kinds of layer in a model, as (slides, is rotated), and the index of each layer's kind."""
   plain_L = config.unrotated or (False,) * config.layers
-  each_L = [(slides, not plain) for slides, plain in zip(config.slides, plain_L, strict=True)]
-  found = sorted(set(each_L))
-  return found, tuple(map(found.index, each_L))
+  kind_L = [(slides, not plain) for slides, plain in zip(config.slides, plain_L, strict=True)]
+  kinds = sorted(set(kind_L))
+  return kinds, tuple(map(kinds.index, kind_L))
 
 
 def masks_of_kinds(
@@ -37,17 +36,17 @@ def masks_of_kinds(
   prompt_mask_PxL: Array | None,
   sliding_mask_BxQxS: Array | None = None,
 ) -> list[LayerMasks]:
-  """One of each kind. A sliding layer's query at position i sees position j where i − j < window.
+  """The masks of each kind of layer. In a sliding layer, position i attends to j where i − j < window.
 
-  Prompts are right-padded: a shared key's position is its column. `sliding_mask` stands for mask and window where
-  sliding layers keep keys of their own number.
-  Source: arXiv:2310.06825 (Mistral's window), arXiv:2503.19786 (Gemma 3: sliding layers with their own rotation).
+  Prompts are right-padded: the position of a shared key is its column. `sliding_mask` replaces mask and window where
+  the caches of sliding layers have columns of their own.
+  arXiv:2310.06825 (Mistral's window), arXiv:2503.19786 (Gemma 3: sliding layers with their own rotation).
   """
 
-  def near(positions, keys):
+  def in_window(positions, keys):
     return positions[..., :, None] - keys[..., None, :] < config.window
 
-  def sight(slides: bool, rotated: bool) -> LayerMasks:
+  def masks(slides: bool, rotated: bool) -> LayerMasks:
     rope = rotary.tables(config, positions_BxQ, sliding=slides)
     if not rotated:
       rope = jnp.ones_like(rope[0]), jnp.zeros_like(rope[1])
@@ -58,11 +57,11 @@ def masks_of_kinds(
       G, Q = positions_PxGxQ.shape[1:]
       prompt = jnp.broadcast_to(prompt[:, None, None], (P, G, Q, L))
       if slides:
-        prompt = prompt & near(positions_PxGxQ, jnp.arange(L)[None, None])
+        prompt = prompt & in_window(positions_PxGxQ, jnp.arange(L)[None, None])
     if slides and sliding_mask_BxQxS is not None:
       mask = sliding_mask_BxQxS
     elif slides:
-      mask = mask & near(positions_BxQ, key_positions_BxS)
+      mask = mask & in_window(positions_BxQ, key_positions_BxS)
     return LayerMasks(rope, mask, prompt)
 
-  return [sight(*kind) for kind in layer_kinds(config)[0]]
+  return [masks(*kind) for kind in layer_kinds(config)[0]]

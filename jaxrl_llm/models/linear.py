@@ -1,4 +1,4 @@
-"""Linear layers: kernels plain or quantized, adapters beside them, weight gradients in the layout that XLA wants."""
+"""Linear layers: plain or quantized kernels, LoRA adapters, and weight gradients in an efficient layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jaxrl_llm.models import activation_sharding, quantized
 def product(x: jax.Array, kernel_DxF: jax.Array) -> jax.Array:
   """x[..., D] · kernel → [..., F]; ∂kernel = xᵀ·g over all leading axes at once.
 
-  The derived rule asks for gᵀ·x, and on a CPU XLA then writes out gᵀ, column by column, together with
-  the nonlinearity before it: that was a third of a feed-forward block's backward pass. Source: none.
+  JAX's own rule computes gᵀ·x. On CPUs, XLA then materializes gᵀ column by column, fused with the nonlinearity
+  before it: a third of the time of a feed-forward block's backward pass.
   """
   return jnp.matmul(x, kernel_DxF)
 
@@ -26,9 +26,8 @@ def _forward(x, kernel_DxF):
 def _backward(saved, g):
   x, kernel_DxF = saved
   D, F = kernel_DxF.shape
-  if activation_sharding.axes_that_divide(
-    activation_sharding.TOKENS
-  ):  # tokens that lie on several devices must not be laid end to end
+  # Flattening rows and tokens would gather tokens that are sharded over devices.
+  if activation_sharding.axes_that_divide(activation_sharding.TOKENS):
     leading = list(range(x.ndim - 1))
     return jnp.matmul(g, kernel_DxF.T), jnp.tensordot(x, g, (leading, leading))
   return jnp.matmul(g, kernel_DxF.T), jnp.matmul(x.reshape(-1, D).T, g.reshape(-1, F))
@@ -40,11 +39,11 @@ product.defvjp(_forward, _backward)
 class Dense(nnx.Linear):
   """y = x·W + bias in `dtype`; the scale of a quantized W multiplies the product.
 
-  With an adapter + (x·A)·B, so that a frozen W asks for no gradient of its size.
+  An adapter adds (x·A)·B. The frozen W then needs no gradient.
   """
 
   def adapt(self) -> None:
-    """Makes room for A [D, r] and B [r, F]; arrays of any r fit. Source: arXiv:2106.09685 (LoRA)."""
+    """Add the parameters A [D, r] and B [r, F]; arrays of any rank r fit. arXiv:2106.09685 (LoRA)."""
     self.a = nnx.Param(jnp.zeros((self.in_features, 1)))
     self.b = nnx.Param(jnp.zeros((1, self.out_features)))
 

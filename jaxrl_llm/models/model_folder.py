@@ -1,4 +1,4 @@
-"""Files of a model folder: inside it, and of the kind that they should be."""
+"""Reads files of a model folder, which may be untrusted: they must lie in the folder and be regular files."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from typing import Any
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.types import UserError
 
-_MOST_BYTES = 2**28  # of a text; the index of the largest models has some 2**23
+_MAX_BYTES = 2**28  # of a text file; the index of the largest models has about 2**23
 
 
 def locate(folder: str, name: Any) -> str:
-  """The path of a file that lies in the folder itself. Raises UserError for a name that leads out of it.
+  """The path of a file in `folder`. Raises UserError for a name or link that leads out of it.
 
   A link may lead within the folder or, in the layout of the hub's cache, from snapshots/<revision> to blobs.
-  Source: none.
   """
-  plain = isinstance(name, str) and name == os.path.basename(name) and '\0' not in name
-  if not plain or name in ('', '.', '..'):
+  is_plain = isinstance(name, str) and name == os.path.basename(name) and '\0' not in name
+  if not is_plain or name in ('', '.', '..'):
     raise UserError(
       f'config.model={folder!r} names the file {name!r}, which does not lie in it; fetch the model from a source that '
       'you trust.'
     )
   path, root = os.path.join(folder, name), os.path.realpath(folder)
-  above, kind = os.path.split(os.path.dirname(root))
-  homes = [root, os.path.join(above, 'blobs')] if kind == 'snapshots' else [root]
+  repository, parent = os.path.split(os.path.dirname(root))
+  allowed = [root, os.path.join(repository, 'blobs')] if parent == 'snapshots' else [root]
   real = os.path.realpath(path)
-  if not any(real.startswith(os.path.join(home, '')) for home in homes):
+  if not any(real.startswith(os.path.join(directory, '')) for directory in allowed):
     raise UserError(
       f'config.model={folder!r}: {name} is a link out of the folder, to {real}; put the file itself there.'
     )
-  if found := safe_files.kind(path):
-    raise UserError(f'config.model={folder!r}: {name} is {found}, not a file; copy it again.')
+  if kind := safe_files.kind(path):
+    raise UserError(f'config.model={folder!r}: {name} is {kind}, not a file; copy it again.')
   return path
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
-  """The JSON object in folder/name, {} where there is no such file. Raises UserError. Source: none."""
+  """The JSON object in folder/name, {} for a missing file. Raises UserError for one that is unreadable."""
   text = read_text(folder, name)
   try:
     value = {} if text is None else json.loads(text)
@@ -52,13 +51,13 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 
 
 def read_text(folder: str, name: str) -> str | None:
-  """The text of folder/name, None where there is no such file. Raises UserError. Source: none."""
+  """The text of folder/name, None for a missing file. Raises UserError for one that is unreadable."""
   path = locate(folder, name)
   if not os.path.lexists(path):
     return None
   try:
-    if os.path.getsize(path) > _MOST_BYTES:
-      raise ValueError(f'its size is above {_MOST_BYTES // 2**20} MiB')
+    if os.path.getsize(path) > _MAX_BYTES:
+      raise ValueError(f'its size is above {_MAX_BYTES // 2**20} MiB')
     return safe_files.read(path).decode()
   except (OSError, ValueError) as error:
     raise UserError(

@@ -1,9 +1,9 @@
-"""A reward model as a grader: a Hugging Face folder of a decoder with one number for a whole conversation.
+"""Reward models as reward functions: a Hugging Face folder of a decoder with one score per conversation.
 
 --config.rewards="{'fn': 'jaxrl_llm.models.reward_model:score', 'folder': 'FOLDER', 'batched': 'step'}"
-It is called as TRL calls a reward function. Grading workers have the host's CPU alone, so that it runs there, with
-config.mode='lag' beside the device's step; each worker holds its own copy of the weights: give one worker, memory_mb
-for the weights in float32, and a deadline and cpu_s for a whole step.
+`score` has the signature of TRL's reward functions. It runs in the grading workers on the host's CPU; with
+config.mode='lag' it overlaps with the device's step. Each worker holds a copy of the weights: set one worker, memory_mb
+for the float32 weights, and deadline_s and cpu_s for a whole step.
 """
 
 from __future__ import annotations
@@ -20,99 +20,106 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import decoder, huggingface, size_limits, tokenizer
+from jaxrl_llm.models.decoder import Params
 from jaxrl_llm.types import ModelConfig, UserError
 
 _HEAD = 'score.weight'
-_ROWS = 8  # at once
-_LEAST = 32  # tokens of a row; above, a power of two, so that few shapes are compiled
+_BATCH_ROWS = 8
+_MIN_TOKENS = (
+  32  # of a padded row; longer rows are padded to a power of two, which compiles few shapes
+)
 
 
 class RewardModel(NamedTuple):
-  """A decoder without a head for tokens, and a row for the number."""
+  """A decoder with a linear head for one score in place of the language head."""
 
   config: ModelConfig
-  params: Any
+  params: Params
   head_D: np.ndarray
-  tokenizer: Any
+  tokenizer: tokenizer.Tokenizer
 
 
 def load(folder: str) -> RewardModel:
-  """Of a folder of …ForSequenceClassification with one label, of a family that config.model may be of.
+  """Load a folder of …ForSequenceClassification with one label, of a family that config.model supports.
 
-  Raises UserError for another architecture, several labels, and what is wrong with a model folder. Source: none.
+  Raises UserError for another architecture, several labels, and any problem of a model folder.
   """
-  bare = _bare(folder)
-  return bare._replace(params=huggingface.load_params(folder, bare.config, (_HEAD,)))
+  model = _load_without_params(folder)
+  return model._replace(params=huggingface.load_params(folder, model.config, (_HEAD,)))
 
 
-def _bare(folder: str) -> RewardModel:
-  """All of it but the decoder's weights, which take their time."""
+def _load_without_params(folder: str) -> RewardModel:
+  """The reward model without the decoder's weights, which are slow to load."""
   if not os.path.isfile(os.path.join(folder, 'config.json')):
     raise UserError(
       f'{folder!r} is no reward model: no folder here has a config.json of that name; give a local folder of '
       '…ForSequenceClassification with one label.'
     )
   config, raw = huggingface.read_config(folder)
-  told = raw.get('architectures') or ['none']
-  if not str(told[0]).endswith('ForSequenceClassification'):
+  architectures = raw.get('architectures') or ['none']
+  if not str(architectures[0]).endswith('ForSequenceClassification'):
     raise UserError(
-      f'{folder!r} holds {told[0]}, no reward model; give a folder of …ForSequenceClassification with one label.'
+      f'{folder!r} holds {architectures[0]}, no reward model; give a folder of …ForSequenceClassification with one '
+      'label.'
     )
-  # Tied: there is no head for tokens to look for.
+  # Tied embeddings need no tensor for a language head, which a reward model lacks.
   config = dataclasses.replace(config, tied=True)
   size_limits.check_memory(config, repr(folder))
   head_1xD = huggingface.load_tensor(folder, _HEAD, (1, config.width))
-  return RewardModel(config, None, head_1xD[0], tokenizer.from_folder(folder, raw))
+  return RewardModel(config, {}, head_1xD[0], tokenizer.from_folder(folder, raw))
 
 
 def score_token_ids(model: RewardModel, rows: Sequence[Sequence[int]]) -> list[float]:
-  """w·h of the last token of each row of ids, h its final hidden state, in float32. Source: none.
+  """w·h per row of token ids, with h the final hidden state of the row's last token, in float32.
 
-  Raises ValueError for a row without a token, or longer than the model reads.
+  Raises ValueError for an empty row and for one longer than the model's context.
   """
   longest = max(map(len, rows), default=0)
   if longest > model.config.max_tokens or not all(map(len, rows)):
     raise ValueError(
       f'a conversation of {longest} tokens, where the reward model reads 1 to {model.config.max_tokens}'
     )
-  found: list[float] = []
-  for at in range(0, len(rows), _ROWS):
-    some = rows[at : at + _ROWS]
-    width = max(_LEAST, 2 ** math.ceil(math.log2(max(map(len, some)))))
-    tokens_BxS, length_B = np.zeros((_ROWS, width), np.int32), np.ones(_ROWS, np.int32)
-    for b, ids in enumerate(some):
+  scores: list[float] = []
+  for start in range(0, len(rows), _BATCH_ROWS):
+    batch = rows[start : start + _BATCH_ROWS]
+    width = max(_MIN_TOKENS, 2 ** math.ceil(math.log2(max(map(len, batch)))))
+    tokens_BxS = np.zeros((_BATCH_ROWS, width), np.int32)
+    length_B = np.ones(_BATCH_ROWS, np.int32)
+    for b, ids in enumerate(batch):
       tokens_BxS[b, : len(ids)], length_B[b] = ids, len(ids)
-    rated_B = _rated(model.config, model.params, model.head_D, tokens_BxS, length_B)
-    found += np.asarray(rated_B)[: len(some)].tolist()
-  return found
+    score_B = _score_batch(model.config, model.params, model.head_D, tokens_BxS, length_B)
+    scores += np.asarray(score_B)[: len(batch)].tolist()
+  return scores
 
 
 def score(prompts: Sequence[Any], completions: Sequence[Any], *, folder: str) -> list[float]:
-  """The reward model's number for each conversation, prompts and completions as messages or as text. Source: none.
+  """The reward model's score of each conversation, with prompts and completions as messages or as text.
 
-  Messages go through the folder's own chat template, text is one after the other. Raises as `load` and `rate`.
+  Messages are rendered with the folder's chat template; texts are concatenated. Raises as `load` and
+  `score_token_ids`.
   """
-  model = _kept(folder)
-  words = model.tokenizer
-  whole = [
-    prompt + _plain(words, said)
-    if isinstance(said, str)
-    else words.chat(
-      [*prompt, *(dict(m, content=_plain(words, m['content'])) for m in said)],
-      add_generation_prompt=False,
-    )
-    for prompt, said in zip(prompts, completions, strict=True)
+  model = _load_cached(folder)
+  texts = [
+    _conversation(model.tokenizer, prompt, completion)
+    for prompt, completion in zip(prompts, completions, strict=True)
   ]
-  return score_token_ids(model, [words.encode(text) for text in whole])
+  return score_token_ids(model, [model.tokenizer.encode(text) for text in texts])
+
+
+def _conversation(codec: tokenizer.Tokenizer, prompt: Any, completion: Any) -> str:
+  if isinstance(completion, str):
+    return prompt + _without_special_tokens(codec, completion)
+  messages = [dict(m, content=_without_special_tokens(codec, m['content'])) for m in completion]
+  return codec.chat([*prompt, *messages], add_generation_prompt=False)
 
 
 def _check(settings: Mapping[str, Any], where: str) -> None:
-  """What is wrong with the folder, but for its weights, is told before a run and not by its grading workers."""
+  """Raise UserError for a bad folder when a run starts; its weights are checked by the grading workers."""
   folder = settings.get('folder')
   if not isinstance(folder, str) or not folder:
     raise UserError(f'{where}.folder={folder!r} must name the folder of a reward model.')
   try:
-    _bare(folder)
+    _load_without_params(folder)
   except UserError as error:
     raise UserError(f'{where}.folder: {str(error).replace("config.model=", "")}') from error
 
@@ -120,18 +127,27 @@ def _check(settings: Mapping[str, Any], where: str) -> None:
 score.check = _check
 
 
-def _plain(words: Any, text: str) -> str:
-  """A reply without what it spells of special tokens: it must not end its turn and praise itself in another's."""
-  while words.encode(text) != words.encode_plain(text):
-    text = words.decode(words.encode(text))
+def _without_special_tokens(codec: tokenizer.Tokenizer, text: str) -> str:
+  """The text without the special tokens that it spells.
+
+  Otherwise a completion could end its turn and continue with a favorable turn of another role.
+  """
+  while codec.encode(text) != codec.encode_plain(text):
+    text = codec.decode(codec.encode(text))
   return text
 
 
-_kept = functools.lru_cache(maxsize=1)(load)
+_load_cached = functools.lru_cache(maxsize=1)(load)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _rated(config: ModelConfig, params, head_D, tokens_BxS, length_B) -> jax.Array:
+def _score_batch(
+  config: ModelConfig,
+  params: Params,
+  head_D: np.ndarray,
+  tokens_BxS: np.ndarray,
+  length_B: np.ndarray,
+) -> jax.Array:
   B, S = tokens_BxS.shape
   positions_BxS = jnp.broadcast_to(jnp.arange(S), (B, S))
   mask_BxSxS = decoder.causal(positions_BxS < length_B[:, None])

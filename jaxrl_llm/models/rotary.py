@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,14 @@ SCALINGS = ('default', 'linear', 'llama3', 'yarn')
 def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray, float]:
   """Inverse frequencies [head_dim / 2], in radians per token, and the factor on cosine and sine.
 
-  θ_i = base^(−2i/d), then stretched as `rope_scaling` says; of sliding layers that have a base of their own, not
-  stretched. Raises UserError for an unknown scaling.
-  Source: arXiv:2104.09864 (rotary), arXiv:2309.00071 (yarn).
+  θ_i = base^(−2i/d), then stretched by `rope_scaling`, except in sliding layers with a base of their own. Raises
+  UserError for an unknown scaling. arXiv:2104.09864 (rotary), arXiv:2309.00071 (yarn).
   """
-  own = sliding and config.sliding_rope_theta > 0
-  scaling = {} if own else dict(config.rope_scaling)
+  has_own_base = sliding and config.sliding_rope_theta > 0
+  scaling = {} if has_own_base else dict(config.rope_scaling)
   kind = scaling.get('rope_type', scaling.get('type', 'default'))
   exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
-  base = config.sliding_rope_theta if own else config.rope_theta
+  base = config.sliding_rope_theta if has_own_base else config.rope_theta
   inverse = (1.0 / (base**exponent)).astype(np.float32)
   if kind == 'default':
     return inverse, 1.0
@@ -37,8 +37,8 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray,
   raise UserError(f'rope_scaling type {kind!r} is unknown; supported: {", ".join(SCALINGS)}.')
 
 
-def _llama3(inverse: np.ndarray, scaling: dict) -> np.ndarray:
-  """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
+def _llama3(inverse: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
+  """Divides low frequencies by `factor`, keeps high ones, and blends between the two."""
   low, high = scaling['low_freq_factor'], scaling['high_freq_factor']
   span = scaling['original_max_position_embeddings']
   wavelength = 2 * math.pi / inverse
@@ -49,7 +49,9 @@ def _llama3(inverse: np.ndarray, scaling: dict) -> np.ndarray:
   return np.where(medium, between, scaled).astype(np.float32)
 
 
-def _yarn(inverse: np.ndarray, scaling: dict, config: ModelConfig) -> tuple[np.ndarray, float]:
+def _yarn(
+  inverse: np.ndarray, scaling: dict[str, Any], config: ModelConfig
+) -> tuple[np.ndarray, float]:
   """Interpolates slow dimensions, keeps fast ones, and sharpens attention by a factor."""
   factor, dim, base = scaling['factor'], config.head_dim, config.rope_theta
   span = scaling.get('original_max_position_embeddings') or config.max_tokens
@@ -60,13 +62,13 @@ def _yarn(inverse: np.ndarray, scaling: dict, config: ModelConfig) -> tuple[np.n
   attention = scaling.get('attention_factor')
   if attention is None:
     weight, weight_all = scaling.get('mscale'), scaling.get('mscale_all_dim')
-    both = weight and weight_all
-    attention = mscale(factor, weight) / mscale(factor, weight_all) if both else mscale(factor)
+    has_both = weight and weight_all
+    attention = mscale(factor, weight) / mscale(factor, weight_all) if has_both else mscale(factor)
 
-  def turns(count):  # the dimension that makes `count` turns over the original context
-    return dim * math.log(span / (count * 2 * math.pi)) / (2 * math.log(base))
+  def dimension(rotations):  # that rotates so many times over the original context
+    return dim * math.log(span / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-  first, last = turns(scaling.get('beta_fast') or 32), turns(scaling.get('beta_slow') or 1)
+  first, last = dimension(scaling.get('beta_fast') or 32), dimension(scaling.get('beta_slow') or 1)
   if scaling.get('truncate', True):
     first, last = math.floor(first), math.ceil(last)
   first, last = max(first, 0), min(last, dim - 1)
@@ -78,14 +80,14 @@ def _yarn(inverse: np.ndarray, scaling: dict, config: ModelConfig) -> tuple[np.n
 def tables(
   config: ModelConfig, positions_BxQ: Array, sliding: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-  """Cosine and sine [B, Q, head_dim / 2] in float32 at `positions_BxQ`. Source: arXiv:2104.09864."""
+  """Cosine and sine [B, Q, head_dim / 2] in float32 at `positions_BxQ`. arXiv:2104.09864."""
   inverse, factor = frequencies(config, sliding)
   angle = positions_BxQ[..., None].astype(jnp.float32) * jnp.asarray(inverse)[None, None, :]
   return jnp.cos(angle) * factor, jnp.sin(angle) * factor
 
 
 def rotate(x_BxQxNxd: jax.Array, cos_BxQxh: jax.Array, sin_BxQxh: jax.Array) -> jax.Array:
-  """(a, b) → (a·cos − b·sin, b·cos + a·sin) with a, b the two halves. Source: arXiv:2104.09864."""
+  """(a, b) → (a·cos − b·sin, b·cos + a·sin) with a, b the two halves. arXiv:2104.09864."""
   a, b = jnp.split(x_BxQxNxd.astype(jnp.float32), 2, axis=-1)
   cos, sin = cos_BxQxh[:, :, None, :], sin_BxQxh[:, :, None, :]
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BxQxNxd.dtype)

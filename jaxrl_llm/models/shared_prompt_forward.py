@@ -1,4 +1,4 @@
-"""Hidden states of completions whose group shares a prompt: it is encoded once, and every row attends to it."""
+"""Hidden states of completions whose group shares a prompt, which is encoded once and attended to by every row."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.decoder import Attend, Noise, Params
 from jaxrl_llm.types import ModelConfig, Prompts
 
 
 def hidden(
   model: ModelConfig,
-  params: Any,
+  params: Params,
   prompts: Prompts,
   tokens_BxT: jax.Array,
   *,
   dtype: str = 'float32',
   remat: bool = False,
-  noise: tuple[jax.Array, jax.Array] | None = None,
-  gather: Callable[[Any], Any] | None = None,
+  noise: Noise | None = None,
+  gather: Callable[[Params], Params] | None = None,
   expert_BxTxNxk: jax.Array | None = None,
-  attend: Callable[..., jax.Array] | None = None,
+  attend: Attend | None = None,
 ) -> jax.Array:
   """The hidden state [B, T, D] that predicts each token; row b belongs to prompt b // (B / P).
 
   The prompt's last hidden state predicts token 0 of all its rows; the completion's own hidden
-  states predict the rest. `noise`, `gather`, `attend` are those of `decoder.apply`, noise of its own for prompts and
-  completions. With `expert`, tokens of completions go to these experts, those of prompts where their routers like
-  best. Rows of several segments: see `_packed`. Source: none.
+  states predict the rest. `noise`, `gather` and `attend` are those of `decoder.apply`, with independent noise for
+  prompts and completions. `expert` fixes the experts of completion tokens; prompt tokens are routed. See `_packed`
+  for rows of several segments.
   """
   if prompts.segment_PxT is not None:
     if attend is not None:
       attend = functools.partial(attend, segment_BxQ=prompts.segment_PxT)
-    how = dict(dtype=dtype, remat=remat, noise=noise, gather=gather, attend=attend)
-    return _packed(model, params, tokens_BxT, prompts.segment_PxT, how)
-  of_prompt, of_rows = _apart(noise)
+    options = dict(dtype=dtype, remat=remat, noise=noise, gather=gather, attend=attend)
+    return _packed(model, params, tokens_BxT, prompts.segment_PxT, options)
+  prompt_noise, completion_noise = _split_noise(noise)
   P, L = prompts.tokens_PxL.shape
   B, T = tokens_BxT.shape
   positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
@@ -52,7 +53,7 @@ def hidden(
     causal_PxLxL,
     dtype=dtype,
     remat=remat,
-    noise=of_prompt,
+    noise=prompt_noise,
     gather=gather,
     attend=attend,
   )
@@ -69,7 +70,7 @@ def hidden(
     shared=(cache, mask_PxL),
     dtype=dtype,
     remat=remat,
-    noise=of_rows,
+    noise=completion_noise,
     gather=gather,
     attend=attend,
     expert_BxQxNxk=None if expert_BxTxNxk is None else expert_BxTxNxk[:, :-1],
@@ -78,25 +79,29 @@ def hidden(
 
 
 def _packed(
-  model: ModelConfig, params: Any, tokens_BxT: jax.Array, segment_BxT: jax.Array, how: dict
+  model: ModelConfig,
+  params: Params,
+  tokens_BxT: jax.Array,
+  segment_BxT: jax.Array,
+  options: dict[str, Any],
 ) -> jax.Array:
-  """As `hidden`, of rows that hold several segments: positions begin anew, and none sees another.
+  """As `hidden`, for rows of several segments: positions restart at each, and tokens attend within their own.
 
-  The first token of a segment is predicted by nobody: what stands there is of the token before.
+  The entry of a segment's first token is meaningless: it belongs to the token before, and predicts nothing.
   """
-  at_T = jnp.arange(segment_BxT.shape[1])
-  new_BxT = jnp.diff(segment_BxT, axis=1, prepend=-1) != 0
-  began_BxT = jax.lax.cummax(jnp.where(new_BxT, at_T[None], 0), axis=1)
-  same_BxTxT = segment_BxT[:, :, None] == segment_BxT[:, None, :]
-  mask_BxTxT = decoder.causal(segment_BxT > 0) & same_BxTxT
+  column_T = jnp.arange(segment_BxT.shape[1])
+  is_first_BxT = jnp.diff(segment_BxT, axis=1, prepend=-1) != 0
+  start_BxT = jax.lax.cummax(jnp.where(is_first_BxT, column_T[None], 0), axis=1)
+  same_segment_BxTxT = segment_BxT[:, :, None] == segment_BxT[:, None, :]
+  mask_BxTxT = decoder.causal(segment_BxT > 0) & same_segment_BxTxT
   hidden_BxTxD, *_ = decoder.apply(
-    model, params, tokens_BxT, at_T[None] - began_BxT, mask_BxTxT, **how
+    model, params, tokens_BxT, column_T[None] - start_BxT, mask_BxTxT, **options
   )
   return jnp.roll(hidden_BxTxD, 1, axis=1)
 
 
-def _apart(noise):
-  """The same loudness with two keys."""
+def _split_noise(noise: Noise | None) -> tuple[Noise | None, Noise | None]:
+  """The same standard deviations with two keys."""
   if noise is None:
     return None, None
   sigma_L, key = noise

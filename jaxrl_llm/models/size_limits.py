@@ -1,4 +1,4 @@
-"""What the sizes of a model may be, before anything is made of them: they come from files that may be anybody's."""
+"""Checks of a model's sizes before anything is allocated: they come from files that may be untrusted."""
 
 from __future__ import annotations
 
@@ -11,74 +11,79 @@ import numpy as np
 from jaxrl_llm.models import rotary
 from jaxrl_llm.types import ModelConfig, UserError
 
-# Far beyond any model there is, and small enough to compute with.
-_MOST = dict(
+# Far beyond any existing model, and small enough for arithmetic on them.
+_LIMITS = dict(
   vocab=2**24, width=2**20, layers=2**10, heads=2**14, kv_heads=2**14, head_dim=2**14, mlp=2**22,
   max_tokens=2**30,
 )  # fmt: skip
 
 
-def positive_int(value: Any, where: str, most: int = 2**31) -> int:
-  """`value`, where it is a whole number from 1 to `most`; else UserError with `where`. Source: none."""
-  if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def positive_int(value: Any, where: str, limit: int = 2**31) -> int:
+  """`value` itself. Raises UserError that begins with `where` unless it is an integer from 1 to `limit`."""
+  if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
     raise UserError(
-      f'{where}={value!r} must be a whole number from 1 to {most}; fetch the file again.'
+      f'{where}={value!r} must be a whole number from 1 to {limit}; fetch the file again.'
     )
   return value
 
 
 def positive_float(value: Any, where: str) -> float:
-  """`value` as a float, where it is a finite number above 0; else UserError with `where`. Source: none."""
-  real = isinstance(value, int | float) and not isinstance(value, bool)
-  if not real or not 0 < value < 1e30:
+  """`value` as a float. Raises UserError that begins with `where` unless it is a finite number above 0."""
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if not is_number or not 0 < value < 1e30:
     raise UserError(f'{where}={value!r} must be a number above 0; fetch the file again.')
   return float(value)
 
 
 def validated(config: ModelConfig, where: str) -> ModelConfig:
-  """The config itself, if a decoder of that shape can be. Raises UserError that begins with `where`.
-
-  Source: none.
-  """
-  for name, most in _MOST.items():
-    positive_int(getattr(config, name), f'{where}: {name}', most)
+  """The config itself. Raises UserError that begins with `where` if no decoder can have its sizes."""
+  for name, limit in _LIMITS.items():
+    positive_int(getattr(config, name), f'{where}: {name}', limit)
   if config.heads % config.kv_heads:
     raise UserError(
       f'{where}: {config.heads} heads cannot share {config.kv_heads} key-value heads; fetch it again.'
     )
   for name in ('sliding', 'unrotated'):
-    told = getattr(config, name)
-    if told and len(told) != config.layers:
+    flags = getattr(config, name)
+    if flags and len(flags) != config.layers:
       raise UserError(
-        f'{where}: {len(told)} layers are told to be {name}, of {config.layers}; fetch it again.'
+        f'{where}: {len(flags)} flags of {name} layers for {config.layers} layers; fetch it again.'
       )
   if config.sliding:
-    positive_int(config.window, f'{where}: sliding_window', _MOST['max_tokens'])
+    positive_int(config.window, f'{where}: sliding_window', _LIMITS['max_tokens'])
   if config.experts:
     positive_int(config.experts, f'{where}: num_experts', 2**16)
     positive_int(config.experts_per_token, f'{where}: num_experts_per_tok', config.experts)
   for name in ('query_scale', 'attention_cap', 'logit_cap', 'sliding_rope_theta'):
-    if (told := getattr(config, name)) != 0:
-      positive_float(told, f'{where}: {name}')
+    if (value := getattr(config, name)) != 0:
+      positive_float(value, f'{where}: {name}')
   if config.head_dim % 2:
     raise UserError(f'{where}: head_dim={config.head_dim} must be even; fetch it again.')
+  _check_rotary(config, where)
+  return config
+
+
+def _check_rotary(config: ModelConfig, where: str) -> None:
   try:
     with np.errstate(all='ignore'):
-      turns = [rotary.frequencies(config, sliding) for sliding in (False, True)]
-    good = all(np.isfinite(speed).all() and math.isfinite(factor) for speed, factor in turns)
+      tables = [rotary.frequencies(config, sliding) for sliding in (False, True)]
+    is_finite = all(
+      np.isfinite(inverse).all() and math.isfinite(factor) for inverse, factor in tables
+    )
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
   except (KeyError, TypeError, ValueError, ArithmeticError) as error:
     raise UserError(
       f'{where}: its rotary embedding lacks or misstates a setting ({type(error).__name__}: {error}); fetch it again.'
     ) from error
-  if not good:
-    raise UserError(f'{where}: its rotary embedding turns at no finite speed; fetch it again.')
-  return config
+  if not is_finite:
+    raise UserError(
+      f'{where}: the frequencies of its rotary embedding are not finite; fetch it again.'
+    )
 
 
 def check_memory(config: ModelConfig, where: str) -> None:
-  """Raises UserError where the float32 weights alone are more than the machine's memory. Source: none."""
+  """Raise UserError if the float32 weights alone exceed the machine's memory."""
   c = config
   attention = c.head_dim * (2 * c.heads + 2 * c.kv_heads)
   mlp = 3 * c.mlp * (c.experts or 1) + c.experts

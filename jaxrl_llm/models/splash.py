@@ -1,8 +1,12 @@
-"""Attention of whole rows by the TPU kernel that never writes scores to memory; `attention` is what it computes."""
+"""Attention of whole rows by a TPU kernel that never writes scores to memory: splash attention.
+
+`attention.attend` computes the same function.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +15,10 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm.models import activation_sharding
 
-_LANES, _BLOCK = (
-  128,
-  512,
-)  # tokens are padded to whole lanes; a block is as many as divide them, at most so many
+_LANES = 128  # tokens are padded to a multiple of it
+_MAX_BLOCK = 512  # a block is the largest multiple of _LANES up to this that divides the tokens
+
+_Segments = tuple[jax.Array, jax.Array]  # of queries [B, Q] and keys [B, S]
 
 
 @jax.named_scope('attention')
@@ -29,52 +33,64 @@ def attend(
   cap: float = 0.0,
   interpret: bool = False,
 ) -> jax.Array:
-  """`attention.attend` of rows that are causal: (k, v) own [B, K, Q, d], shared [P, K, L, d] → [B, Q, H, d].
+  """`attention.attend` for causal rows: (k, v) own [B, K, Q, d], shared [P, K, L, d] → [B, Q, H, d].
 
-  Row b sees its own tokens up to each, those of its segment where there are some, and the real ones of prompt
-  b // (B / P), whose keys are laid before its own: B / P copies of them, where scores would be Q times H as many.
-  `interpret` runs it on a CPU. Source: none (the kernel is jax's; arXiv:2205.14135, FlashAttention).
+  Row b attends causally to its own tokens, within a segment where segments are given, and to the unpadded tokens of
+  prompt b // (B / P). The prompt's keys are copied before each row's own: B / P copies of them, still far fewer than
+  Q·H scores. `interpret` runs the kernel on a CPU. The kernel is part of jax; arXiv:2205.14135 (FlashAttention).
   """
   B, _, _, d = q_BxQxHxd.shape
   K = own[0].shape[1]
   q_BxHxQxd = q_BxQxHxd.swapaxes(1, 2) * jnp.asarray(scale or d**-0.5, q_BxQxHxd.dtype)
   segments = None if segment_BxQ is None else (segment_BxQ, segment_BxQ)
   if shared is not None:
-    segments, own = _behind(own, shared, prompt_mask_PxL)
+    segments, own = _join(own, shared, prompt_mask_PxL)
   rows, heads = (
     activation_sharding.axes_that_divide(activation_sharding.ROWS, B),
     activation_sharding.axes_that_divide(activation_sharding.FEATURES, K),
   )
   run = functools.partial(_run, cap=cap, interpret=interpret)
-  if activation_sharding.free_axes():  # all of them: the compiler cannot cut a kernel itself
-    at = PartitionSpec(rows or None, heads or None)
-    cut = None if segments is None else PartitionSpec(rows or None)
+  if (
+    activation_sharding.free_axes()
+  ):  # all must become manual: the compiler cannot partition a kernel
+    spec = PartitionSpec(rows or None, heads or None)
+    segment_spec = None if segments is None else PartitionSpec(rows or None)
     run = jax.shard_map(
       run,
-      in_specs=(at, (at, at), cut),
-      out_specs=at,
+      in_specs=(spec, (spec, spec), segment_spec),
+      out_specs=spec,
       axis_names=activation_sharding.free_axes(),
       check_vma=False,
     )
   return run(q_BxHxQxd, own, segments).swapaxes(1, 2)
 
 
-def _behind(own, shared, prompt_mask_PxL):
-  """Keys and values with a prompt's before each row's, and segments that hide what the prompt does not fill."""
+def _join(
+  own: tuple[jax.Array, jax.Array], shared: tuple[jax.Array, jax.Array], prompt_mask_PxL: jax.Array
+) -> tuple[_Segments, tuple[jax.Array, jax.Array]]:
+  """Segments that mask the prompt's padding, and keys and values with the prompt's before each row's."""
   B, P = len(own[0]), len(prompt_mask_PxL)
-  each = lambda x: jnp.repeat(x, B // P, axis=0)  # noqa: E731
+  repeat = lambda x: jnp.repeat(x, B // P, axis=0)  # noqa: E731
   joined = tuple(
-    jnp.concatenate([each(a), b.astype(a.dtype)], axis=2) for a, b in zip(shared, own, strict=True)
+    jnp.concatenate([repeat(a), b.astype(a.dtype)], axis=2)
+    for a, b in zip(shared, own, strict=True)
   )
   ones_BxQ = jnp.ones((B, own[0].shape[2]), jnp.int32)
-  seen_BxS = jnp.concatenate([each(prompt_mask_PxL).astype(jnp.int32), ones_BxQ], axis=1)
-  return (ones_BxQ, seen_BxS), joined
+  segment_BxS = jnp.concatenate([repeat(prompt_mask_PxL).astype(jnp.int32), ones_BxQ], axis=1)
+  return (ones_BxQ, segment_BxS), joined
 
 
-def _run(q_BxHxQxd, kv, segments, *, cap: float, interpret: bool):
-  """The kernel, on the rows and heads of one device."""
+def _run(
+  q_BxHxQxd: jax.Array,
+  kv: tuple[jax.Array, jax.Array],
+  segments: _Segments | None,
+  *,
+  cap: float,
+  interpret: bool,
+) -> jax.Array:
+  """The kernel on the rows and heads of one device."""
   (_, H, Q, _), S = q_BxHxQxd.shape, kv[0].shape[2]
-  # Padding stands behind all: no real token looks that far, and a segment of its own hides it, too.
+  # Padding stands at the end, where the causal mask hides it, and has a segment of its own.
   q, k, v = _padded(q_BxHxQxd, 2), _padded(kv[0], 2), _padded(kv[1], 2)
   ids = (
     None if segments is None else tpu.SegmentIds(_padded(segments[0], 1), _padded(segments[1], 1))
@@ -86,14 +102,16 @@ def _run(q_BxHxQxd, kv, segments, *, cap: float, interpret: bool):
 
 def _padded(x: jax.Array, axis: int) -> jax.Array:
   missing = [-n % _LANES if i == axis else 0 for i, n in enumerate(x.shape)]
-  return jnp.pad(x, [(0, more) for more in missing])
+  return jnp.pad(x, [(0, n) for n in missing])
 
 
-def _kernel(heads: int, queries: int, keys: int, before: int, cap: float, interpret: bool):
-  """For queries at `before` and on, among `keys` tokens."""
-  mask = tpu.CausalMask((queries, keys), offset=before)
+def _kernel(
+  heads: int, queries: int, keys: int, offset: int, cap: float, interpret: bool
+) -> Callable[..., jax.Array]:
+  """The kernel for queries at positions `offset` and up, among `keys` tokens."""
+  mask = tpu.CausalMask((queries, keys), offset=offset)
   block_q, block_kv = (
-    max(b for b in range(_LANES, _BLOCK + 1, _LANES) if n % b == 0) for n in (queries, keys)
+    max(b for b in range(_LANES, _MAX_BLOCK + 1, _LANES) if n % b == 0) for n in (queries, keys)
   )
   sizes = tpu.BlockSizes(
     block_q=block_q,

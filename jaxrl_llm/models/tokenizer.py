@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat templates: one interface for Hugging Face folders, GGUF and characters."""
+"""Tokenizers with their chat templates, from Hugging Face folders, GGUF metadata or an alphabet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrl_llm.models import tokenizer_backend as backends
 from jaxrl_llm.models.model_folder import locate, read_json, read_text
 from jaxrl_llm.types import UserError
 
-# How GGUF names the split that comes before byte-level BPE.
+# GGUF's names of the split that precedes byte-level BPE.
 _QWEN2 = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
   r'|\s*[\r\n]+|\s+(?!\S)|\s+'
@@ -27,7 +27,7 @@ _CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
 
 
 class Tokenizer(NamedTuple):
-  """Encodes, decodes, and renders chats. `end_ids` are all ids that end a reply."""
+  """Encodes, decodes, and renders chats. `end_ids` are all token ids that end a completion."""
 
   backend: tokenizers.Tokenizer
   template: str  # jinja2
@@ -41,20 +41,18 @@ class Tokenizer(NamedTuple):
     return self.backend.get_vocab_size()
 
   def encode(self, text: str) -> list[int]:
-    """Token ids; nothing is added, special tokens written in the text are recognized.
+    """Token ids. No special tokens are added; those spelled in the text are recognized.
 
-    Raises UserError for text that is no Unicode.
+    Raises UserError for text that is not valid Unicode.
     """
-    with _library(text):
+    with _user_errors(text):
       try:
         return self.backend.encode(text, add_special_tokens=False).ids
       except TypeError as error:
-        raise UserError(
-          f'the text {text[:80]!r} is no Unicode; take lone surrogates out.'
-        ) from error
+        raise UserError(f'the text {text[:80]!r} is no Unicode; remove lone surrogates.') from error
 
   def encode_plain(self, text: str) -> list[int]:
-    """Token ids of a text that nobody vouches for: special tokens written in it are characters as others."""
+    """Token ids of untrusted text: special tokens spelled in it are encoded as plain characters."""
     self.backend.encode_special_tokens = True
     try:
       return self.encode(text)
@@ -62,22 +60,22 @@ class Tokenizer(NamedTuple):
       self.backend.encode_special_tokens = False
 
   def decode(self, ids: list[int], skip_special: bool = True) -> str:
-    """Text of token ids."""
-    with _library(ids):
+    """The text of token ids."""
+    with _user_errors(ids):
       return self.backend.decode(ids, skip_special_tokens=skip_special)
 
   def token_texts(self) -> list[str]:
-    """What each token adds to a text, by id; '' for special ones. Bytes that are no whole character show as '�'."""
-    # After another token: some decoders drop the space that a first token begins with.
+    """The text of each token, by id; '' for special tokens and '�' for incomplete characters."""
+    # Each token is decoded after another one: some decoders drop a leading space of the first token.
     first = self.encode('a')[-1]
-    base = len(self.decode([first]))
+    prefix_chars = len(self.decode([first]))
     pairs = [[first, token] for token in range(self.vocab_size)]
-    with _library(pairs):
+    with _user_errors(pairs):
       texts = self.backend.decode_batch(pairs, skip_special_tokens=True)
-    return [text[base:] for text in texts]
+    return [text[prefix_chars:] for text in texts]
 
   def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """The chat template applied to `messages` (role, content). Raises UserError where it refuses."""
+    """The chat template applied to `messages` (role, content). Raises UserError if the template raises."""
     special = dict(bos_token=self.bos_token, eos_token=self.eos_token)
     try:
       return chat_template.render(
@@ -90,13 +88,13 @@ class Tokenizer(NamedTuple):
       ) from error
 
   def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-    """Token ids of the rendered chat, ready for the assistant's reply."""
+    """Token ids of the rendered chat, up to the start of the assistant's turn."""
     return self.encode(self.chat(messages))
 
 
 @contextlib.contextmanager
-def _library(value: Any) -> Iterator[None]:
-  """Errors of the library as a UserError: bare exceptions, and panics, which are none."""
+def _user_errors(value: str | list) -> Iterator[None]:
+  """Convert errors of the library to UserError: exceptions, and panics, which derive from BaseException alone."""
   try:
     yield
   except UserError:
@@ -111,30 +109,16 @@ def _library(value: Any) -> Iterator[None]:
 
 
 def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
-  """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face folder.
+  """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face folder.
 
-  `model` is its config.json. Raises UserError when there is no tokenizer.json. Source: none.
+  `model` is its config.json. Raises UserError for a missing or unusable tokenizer.
   """
-  path = locate(folder, 'tokenizer.json')
-  try:
-    wrong = backends.find_problem(path)
-    backend = None if wrong else backends.load(path)
-  except BaseException as error:  # the library raises bare Exception, and panics with what is none
-    if isinstance(error, KeyboardInterrupt):
-      raise
-    raise UserError(
-      f'config.model={folder!r}: tokenizer.json is missing or unreadable ({error}); '
-      'save the fast tokenizer beside the weights.'
-    ) from error
-  if backend is None:
-    raise UserError(
-      f'config.model={folder!r}: tokenizer.json cannot be used: {wrong}; take another model.'
-    )
+  backend = _read_backend(folder)
   settings = read_json(folder, 'tokenizer_config.json')
   generation = read_json(folder, 'generation_config.json')
   token = lambda name: _content(settings.get(name))  # noqa: E731
-  ends = [generation.get('eos_token_id'), model.get('eos_token_id')]
-  ids = [i for e in ends for i in (e if isinstance(e, list) else [e]) if i is not None]
+  configured = [generation.get('eos_token_id'), model.get('eos_token_id')]
+  ids = [i for e in configured for i in (e if isinstance(e, list) else [e]) if i is not None]
   ids += [backend.token_to_id(t) for t in (token('eos_token'), *_turn_ends(backend)) if t]
   ids = [i for at, i in enumerate(ids) if i is not None and i not in ids[:at]]
   if not ids:
@@ -142,7 +126,7 @@ def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
       f'config.model={folder!r} names no end token; set eos_token_id in generation_config.json.'
     )
   pad = backend.token_to_id(token('pad_token')) if token('pad_token') else None
-  made = Tokenizer(
+  tokenizer = Tokenizer(
     backend=backend,
     template=_template(folder, settings),
     end_ids=tuple(ids),
@@ -150,60 +134,76 @@ def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
     bos_token=token('bos_token'),
     eos_token=token('eos_token'),
   )
-  return _whole(made, f'config.model={folder!r}')
+  return _validated(tokenizer, f'config.model={folder!r}')
 
 
-def from_gguf(fields: dict[str, Any], where: str) -> Tokenizer:
-  """Builds the byte-level BPE tokenizer that a GGUF file's metadata describe. Source: none.
-
-  Raises UserError, which begins with `where`, for a kind of tokenizer that is not supported, and metadata that make
-  none.
-  """
+def _read_backend(folder: str) -> tokenizers.Tokenizer:
+  path = locate(folder, 'tokenizer.json')
   try:
-    return _whole(_of_metadata(fields), where)
-  except UserError:
-    raise
-  except (
-    BaseException
-  ) as error:  # lists of other lengths or types, merges of nothing; the library may panic
+    problem = backends.find_problem(path)
+    if not problem:
+      return backends.load(path)
+  except BaseException as error:  # the library's panics are no Exception
     if isinstance(error, KeyboardInterrupt):
       raise
     raise UserError(
-      f'{where}: its metadata make no tokenizer ({type(error).__name__}: {error}); fetch the file again.'
+      f'config.model={folder!r}: tokenizer.json is missing or unreadable ({error}); '
+      'save the fast tokenizer beside the weights.'
+    ) from error
+  raise UserError(
+    f'config.model={folder!r}: tokenizer.json cannot be used: {problem}; take another model.'
+  )
+
+
+def from_gguf(fields: dict[str, Any], where: str) -> Tokenizer:
+  """Build the byte-level BPE tokenizer described by a GGUF file's metadata.
+
+  Raises UserError that begins with `where` for unsupported tokenizers and inconsistent metadata.
+  """
+  try:
+    return _validated(_from_metadata(fields), where)
+  except UserError:
+    raise
+  # Lists of other lengths or types, or merges of unknown tokens. The library may panic, which is no Exception.
+  except BaseException as error:
+    if isinstance(error, KeyboardInterrupt):
+      raise
+    raise UserError(
+      f'{where}: its metadata describe no tokenizer ({type(error).__name__}: {error}); fetch the file again.'
     ) from error
 
 
-def _of_metadata(fields: dict[str, Any]) -> Tokenizer:
+def _from_metadata(fields: dict[str, Any]) -> Tokenizer:
   kind, split = fields.get('tokenizer.ggml.model'), fields.get('tokenizer.ggml.pre')
   if kind != 'gpt2' or split not in _SPLITS:
     raise UserError(
       f'config.model: the GGUF tokenizer {kind!r}/{split!r} is not supported; supported: gpt2 with one of '
       f'{", ".join(_SPLITS)}; use a Hugging Face folder of the model instead.'
     )
-  tokens, types = fields['tokenizer.ggml.tokens'], fields['tokenizer.ggml.token_type']
+  tokens, token_types = fields['tokenizer.ggml.tokens'], fields['tokenizer.ggml.token_type']
   merges = [tuple(m.split(' ')) for m in fields['tokenizer.ggml.merges']]
-  ranked = {token: i for i, token in enumerate(tokens)}
-  backend = tokenizers.Tokenizer(bpe.BPE(ranked, merges, ignore_merges=split == 'llama-bpe'))
+  vocab = {token: i for i, token in enumerate(tokens)}
+  backend = tokenizers.Tokenizer(bpe.BPE(vocab, merges, ignore_merges=split == 'llama-bpe'))
   backend.pre_tokenizer = _pre_tokenizer(_SPLITS[split])
   backend.decoder = decoders.ByteLevel()
-  for token, sort in zip(tokens, types, strict=True):
-    if sort in (_CONTROL, _USER_DEFINED):
-      backend.add_tokens([AddedToken(token, special=sort == _CONTROL, normalized=False)])
-  at = lambda name: fields.get(f'tokenizer.ggml.{name}_token_id')  # noqa: E731
-  ends = [at('eos'), at('eot'), *(backend.token_to_id(t) for t in _turn_ends(backend))]
+  for token, token_type in zip(tokens, token_types, strict=True):
+    if token_type in (_CONTROL, _USER_DEFINED):
+      backend.add_tokens([AddedToken(token, special=token_type == _CONTROL, normalized=False)])
+  token_id = lambda name: fields.get(f'tokenizer.ggml.{name}_token_id')  # noqa: E731
+  ends = [token_id('eos'), token_id('eot'), *map(backend.token_to_id, _turn_ends(backend))]
   ids = tuple(dict.fromkeys(i for i in ends if i is not None))
   return Tokenizer(
     backend=backend,
     template=fields.get('tokenizer.chat_template', chat_template.PLAIN),
     end_ids=ids,
-    pad_id=at('padding') if at('padding') is not None else ids[0],
-    bos_token=tokens[at('bos')] if at('bos') is not None else '',
-    eos_token=tokens[at('eos')] if at('eos') is not None else '',
+    pad_id=token_id('padding') if token_id('padding') is not None else ids[0],
+    bos_token=tokens[token_id('bos')] if token_id('bos') is not None else '',
+    eos_token=tokens[token_id('eos')] if token_id('eos') is not None else '',
   )
 
 
 def characters(alphabet: str) -> Tokenizer:
-  """One token per character of `alphabet`, after <end> (0) and <unknown> (1). Source: none."""
+  """One token per character of `alphabet`, after <end> (0) and <unknown> (1)."""
   special = ['<end>', '<unknown>']
   vocab = {t: i for i, t in enumerate([*special, *sorted(set(alphabet))])}
   backend = tokenizers.Tokenizer(bpe.WordLevel(vocab, unk_token='<unknown>'))
@@ -213,7 +213,7 @@ def characters(alphabet: str) -> Tokenizer:
   return Tokenizer(backend, chat_template.PLAIN, (0,), 0, '', '<end>')
 
 
-def _pre_tokenizer(split: str | None):
+def _pre_tokenizer(split: str | None) -> pre_tokenizers.PreTokenizer:
   if split is None:
     return pre_tokenizers.Sequence(
       [
@@ -230,7 +230,7 @@ def _pre_tokenizer(split: str | None):
 
 
 def _turn_ends(backend: tokenizers.Tokenizer) -> list[str]:
-  """Tokens that close a chat turn, where the vocabulary has them."""
+  """The tokens in the vocabulary that close a chat turn."""
   return [
     t for t in ('<|im_end|>', '<|eot_id|>', '<|eom_id|>') if backend.token_to_id(t) is not None
   ]
@@ -240,9 +240,9 @@ def _template(folder: str, settings: dict[str, Any]) -> str:
   template = read_text(folder, 'chat_template.jinja')
   if template is None:
     template = settings.get('chat_template') or chat_template.PLAIN
-  if isinstance(template, list):  # several by name: the default one
-    named = {t.get('name'): t.get('template') for t in template if isinstance(t, dict)}
-    template = named.get('default', chat_template.PLAIN)
+  if isinstance(template, list):  # several templates by name
+    by_name = {t.get('name'): t.get('template') for t in template if isinstance(t, dict)}
+    template = by_name.get('default', chat_template.PLAIN)
   return template
 
 
@@ -251,18 +251,19 @@ def _content(token: Any) -> str:
   return text if isinstance(text, str) else ''
 
 
-def _whole(made: Tokenizer, where: str) -> Tokenizer:
-  """The tokenizer itself, if its end tokens are some of its own and its template is one. Raises UserError."""
-  known = set(made.backend.get_vocab().values())
-  for name, ids in (('end', made.end_ids), ('padding', (made.pad_id,))):
+def _validated(tokenizer: Tokenizer, where: str) -> Tokenizer:
+  """The tokenizer itself. Raises UserError for an unknown end or padding token and an unusable template."""
+  vocabulary = set(tokenizer.backend.get_vocab().values())
+  for name, ids in (('end', tokenizer.end_ids), ('padding', (tokenizer.pad_id,))):
     for token in ids:
-      if isinstance(token, bool) or not isinstance(token, int) or token not in known:
+      if isinstance(token, bool) or not isinstance(token, int) or token not in vocabulary:
         raise UserError(
           f'{where} names the {name} token {token!r}, which the tokenizer does not have; copy its files again.'
         )
-  if not isinstance(made.template, str):
-    raise UserError(f'{where}: chat_template={made.template!r} must be text; copy it again.')
-  wrong = chat_template.find_problem(made.template, bos_token=made.bos_token, eos_token=made.eos_token)
-  if wrong:
-    raise UserError(f'{where}: its chat template cannot be used: {wrong}; take another model.')
-  return made
+  template = tokenizer.template
+  if not isinstance(template, str):
+    raise UserError(f'{where}: chat_template={template!r} must be text; copy it again.')
+  special = dict(bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+  if problem := chat_template.find_problem(template, **special):
+    raise UserError(f'{where}: its chat template cannot be used: {problem}; take another model.')
+  return tokenizer

@@ -1,23 +1,22 @@
-"""tokenizer.json by the `tokenizers` library, after a trial of it.
+"""tokenizer.json read by the `tokenizers` library, after a probe of the file in another process.
 
-A tokenizer is a program, too: its patterns may backtrack, its replacements double a text forty times, and numbers in it
-end the library, which is no exception or the end of the process. The trial knows one text and the vocabulary; what
-fails on other words is an error where it happens. This file is also the program of the trial, and so imports nothing of
-the package at the top.
+A tokenizer is a program: its patterns may backtrack without end, its replacements may double a text forty times, and
+some of its numbers abort the library, which no `except` catches. The probe encodes one text and decodes the
+vocabulary; failures on other texts raise UserError when they occur. This file is also the program of the probe and
+therefore imports nothing of the package at the top.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from typing import Any
 
 import tokenizers
 
 _CPU_S, _WALL_S = 30, 300  # the largest vocabularies take about 3 s
 _BYTES = 4 * 2**30
-_GROWTH = 64  # tokens, or characters, of one character: more than any script or ligature takes
-_MOST_TOKENS = 2**14  # decoded in the trial
+_MAX_GROWTH = 64  # tokens or characters per character: more than any script or ligature takes
+_MAX_DECODED_TOKENS = 2**14
 _TEXT = ' '.join(
   (
     ''.join(map(chr, range(32, 127))),
@@ -38,44 +37,45 @@ def load(path: str) -> tokenizers.Tokenizer:
 
 
 def find_problem(path: str) -> str:
-  """'' for a tokenizer.json that can be used, else what is wrong with it."""
+  """'' for a usable tokenizer.json, else a description of its problem."""
   from jaxrl_llm.checkpointing import safe_files
 
   digest = hashlib.sha256(safe_files.read(path)).hexdigest()
-  return _tried(digest, path, _CPU_S)
+  return _probe_once(digest, path, _CPU_S)
 
 
 @functools.lru_cache
-def _tried(digest: str, path: str, cpu_s: int) -> str:
-  """Once for a file of the same content."""
+def _probe_once(digest: str, path: str, cpu_s: int) -> str:
+  """The result of the probe, cached by the content of the file."""
   from jaxrl_llm.models import untrusted
 
   return untrusted.find_problem(__file__, path, cpu_s=cpu_s, wall_s=_WALL_S, memory_bytes=_BYTES)
 
 
 def probe(path: str) -> str:
-  """Loads, encodes and decodes. An exception is no fault here: it is caught and told again where it happens."""
+  """Load, encode and decode. An exception is no problem here: the caller of the tokenizer catches it."""
   try:
     backend = load(path)
     vocabulary = sorted(backend.get_vocab().values())
-    return _encoded(backend) or _decoded(backend, vocabulary)
+    return _encoding_problem(backend) or _decoding_problem(backend, vocabulary)
   except Exception:
     return ''
 
 
-def _encoded(backend: Any) -> str:
-  most = _GROWTH * len(_TEXT)
-  if backend.normalizer is not None and len(backend.normalizer.normalize_str(_TEXT)) > most:
-    return f'it makes a text {_GROWTH} times as long'
+def _encoding_problem(backend: tokenizers.Tokenizer) -> str:
+  limit = _MAX_GROWTH * len(_TEXT)
+  if backend.normalizer is not None and len(backend.normalizer.normalize_str(_TEXT)) > limit:
+    return f'it makes a text {_MAX_GROWTH} times as long'
   try:
     ids = backend.encode(_TEXT, add_special_tokens=False).ids
-  except Exception:  # a vocabulary without a token for what is unknown
+  except Exception:  # a vocabulary without a token for unknown text
     return ''
-  return f'it makes more than {_GROWTH} tokens of a character' if len(ids) > most else ''
+  return f'it makes more than {_MAX_GROWTH} tokens of a character' if len(ids) > limit else ''
 
 
-def _decoded(backend: Any, vocabulary: list[int]) -> str:
-  chosen = vocabulary[:: max(len(vocabulary) // _MOST_TOKENS, 1)]
-  length = sum(len(backend.id_to_token(token) or '') + 1 for token in chosen)
-  text = backend.decode(chosen, skip_special_tokens=False)
-  return f'it makes texts {_GROWTH} times as long' if len(text) > _GROWTH * length else ''
+def _decoding_problem(backend: tokenizers.Tokenizer, vocabulary: list[int]) -> str:
+  sample = vocabulary[:: max(len(vocabulary) // _MAX_DECODED_TOKENS, 1)]
+  length = sum(len(backend.id_to_token(token) or '') + 1 for token in sample)
+  text = backend.decode(sample, skip_special_tokens=False)
+  too_long = len(text) > _MAX_GROWTH * length
+  return f'it makes texts {_MAX_GROWTH} times as long' if too_long else ''

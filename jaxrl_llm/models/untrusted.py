@@ -1,7 +1,7 @@
-"""Trials of what comes with a model and may be anybody's: in a process that can be killed, within limits.
+"""Probes of untrusted files that come with a model, in a separate process with limits on time and memory.
 
-The file that is tried has a function trial(request), which returns '' or what is wrong. Neither that file nor this one
-imports anything of the package: they run in an interpreter of their own.
+The probed program is a Python file with a function probe(request), which returns '' or a description of the problem.
+Neither that file nor this one imports anything of the package: they run in an isolated interpreter.
 """
 
 from __future__ import annotations
@@ -18,39 +18,38 @@ _FEW_THREADS = dict(TOKENIZERS_PARALLELISM='false', RAYON_NUM_THREADS='1', MALLO
 
 
 def find_problem(program: str, request: Any, *, cpu_s: int, wall_s: int, memory_bytes: int) -> str:
-  """'' where trial(request) of the Python file `program` finds nothing wrong within these limits, else what is."""
+  """'' if probe(request) of the Python file `program` succeeds within the limits, else the problem."""
   path = [folder for folder in sys.path if os.path.isabs(folder)]
-  told = json.dumps(dict(program=program, request=request, path=path, limits=[cpu_s, memory_bytes]))
-  limits = f'{cpu_s} s or {memory_bytes / 2**30:.0f} GiB'
+  job = json.dumps(dict(program=program, request=request, path=path, limits=[cpu_s, memory_bytes]))
   try:
-    done = subprocess.run(
-      [sys.executable, '-I', __file__], input=told, capture_output=True, text=True, errors='replace',
+    process = subprocess.run(
+      [sys.executable, '-I', __file__], input=job, capture_output=True, text=True, errors='replace',
       timeout=wall_s, env=os.environ | _FEW_THREADS,
     )  # fmt: skip
   except subprocess.TimeoutExpired:
     return f'it takes longer than {wall_s} s'
-  if done.returncode == 0:
-    return done.stdout.strip()
-  of_memory = 'MemoryError' in done.stderr or 'memory allocation' in done.stderr
-  if done.returncode in (-signal.SIGKILL, -signal.SIGXCPU) or of_memory:
-    return f'it takes more than {limits}'
-  last = (done.stderr.strip().splitlines() or [f'status {done.returncode}'])[-1]
-  return f'it ends the library that reads it ({last[:200]})'
+  if process.returncode == 0:
+    return process.stdout.strip()
+  out_of_memory = 'MemoryError' in process.stderr or 'memory allocation' in process.stderr
+  if process.returncode in (-signal.SIGKILL, -signal.SIGXCPU) or out_of_memory:
+    return f'it takes more than {cpu_s} s or {memory_bytes / 2**30:.0f} GiB'
+  last_line = (process.stderr.strip().splitlines() or [f'status {process.returncode}'])[-1]
+  return f'it crashes the library that reads it ({last_line[:200]})'
 
 
 def _run() -> None:
-  """Runs what standard input names, within limits."""
+  """Run the job on standard input within its limits, and print the result."""
   import resource
   import runpy
 
-  told = json.load(sys.stdin)
-  for kind, most in zip((resource.RLIMIT_CPU, resource.RLIMIT_AS), told['limits'], strict=True):
+  job = json.load(sys.stdin)
+  for kind, limit in zip((resource.RLIMIT_CPU, resource.RLIMIT_AS), job['limits'], strict=True):
     hard = resource.getrlimit(kind)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (most, most))
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-  sys.path[:] = told['path']
-  print(runpy.run_path(told['program'])['probe'](told['request']))
+  sys.path[:] = job['path']
+  print(runpy.run_path(job['program'])['probe'](job['request']))
 
 
 if __name__ == '__main__':

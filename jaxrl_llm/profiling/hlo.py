@@ -22,12 +22,12 @@ class Array(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Number of elements. Source: none."""
+    """Number of elements."""
     return math.prod(self.dims)
 
   @property
   def bytes(self) -> float:
-    """Without the padding of tiles. Source: none."""
+    """Without the padding of tiles."""
     return self.size * _BYTES.get(self.dtype, 0)
 
 
@@ -55,7 +55,7 @@ _CALLED = re.compile(
 
 
 def parse(text: str) -> dict[str, list[Instruction]]:
-  """Computations by name, instructions in their order; what is neither is skipped. Source: none.
+  """Computations by name, instructions in their order; what is neither is skipped.
 
   Kernels write programs of their own over many lines into attributes: a line counts only where it
   reads as an instruction with an XLA shape, and a computation ends where the next one begins. XLA of 2026 writes
@@ -143,7 +143,7 @@ def _arrays(shape: str) -> Iterator[Array]:
 
 
 def reachable(program: dict, name: str) -> set[str]:
-  """A computation and all it calls. Source: none."""
+  """A computation and all it calls."""
   found, waiting = set(), [name]
   while waiting:
     if (name := waiting.pop()) not in found:
@@ -153,18 +153,18 @@ def reachable(program: dict, name: str) -> set[str]:
 
 
 def called(i: Instruction) -> list[str]:
-  """The computations an instruction names. Source: none."""
+  """The computations an instruction names."""
   return [n for group in _CALLED.findall(i.attributes) for n in re.findall(r'%([\w.\-]+)', group)]
 
 
 def attribute(i: Instruction, key: str) -> str:
-  """The name or number after `key=`, or ''. Source: none."""
+  """The name or number after `key=`, or ''."""
   match = re.search(rf'\b{key}=%?([\w.\-]+)', i.attributes)
   return match[1] if match else ''
 
 
 def op_name(i: Instruction) -> str:
-  """Where it comes from in the Python program: XLA's op_name. Source: none."""
+  """Where it comes from in the Python program: XLA's op_name."""
   match = re.search(r'op_name="([^"]*)"', i.attributes)
   return match[1] if match else ''
 
@@ -174,7 +174,7 @@ def replica_groups(attributes: str, devices: int) -> np.ndarray:
 
   [2,4]<=[4,2]T(1,0) stands for arange(8).reshape(4, 2).T.reshape(2, 4), a group a row; mesh['x'=4,'y'=2] {'y'} for the
   devices that differ along y alone, in the order of device_ids=([2,4]T(1,0)) where that is told; {} or nothing for one
-  group of all. Raises ValueError for what it cannot read: a guess would be bytes that nobody sends. Source: none.
+  group of all. Raises ValueError for what it cannot read: a guess would be bytes that nobody sends.
   """
   if iota := re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', attributes):
     return _iota(iota[2]).reshape(_numbers(iota[1]))

@@ -72,7 +72,7 @@ def decode_loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> l
   cut; layers may differ in tokens. A copy is an instruction that is no update in place, whose operands the loop
   changes, and whose result has as many elements as one or more of the carried caches. A collective is `fixed` where
   its operands follow from nothing but what the loop hands on unchanged.
-  Branches count in full. Source: none.
+  Branches count in full.
   """
   program = hlo.parse(text)
   devices = int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
@@ -87,7 +87,7 @@ def decode_loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> l
 
 
 def all_collectives(text: str) -> list[Collective]:
-  """Every exchange of the whole program, with how often it runs; both branches of a condition count. Source: none."""
+  """Every exchange of the whole program, with how often it runs; both branches of a condition count."""
   program = hlo.parse(text)
   devices = int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
   entry = re.search(r'^ENTRY %?([\w.\-]+)', text, re.MULTILINE)[1]
@@ -269,7 +269,7 @@ def _collective(i: hlo.Instruction, times: int, fixed: bool, devices: int) -> Co
 
 
 def group_size(attributes: str, devices: int) -> int:
-  """How many devices exchange with each other. Source: none."""
+  """How many devices exchange with each other."""
   return hlo.replica_groups(attributes, devices).shape[1]
 
 

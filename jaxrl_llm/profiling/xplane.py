@@ -53,7 +53,7 @@ class Event(NamedTuple):
 
 
 def newest(folder: str) -> list[str]:
-  """The .xplane.pb files of the last trace under `folder`, one a process; none: []. Source: none."""
+  """The .xplane.pb files of the last trace under `folder`, one a process; none: []."""
   root = os.path.join(folder, 'plugins', 'profile')
   for session in sorted(os.listdir(root) if os.path.isdir(root) else (), reverse=True):
     names = sorted(os.listdir(os.path.join(root, session)))
@@ -68,7 +68,7 @@ def read(paths: list[str]) -> dict[str, Any] | None:
   parts: part → kind → seconds of operations, a mean over devices, the time of what runs inside another one taken off;
   busy: part → seconds in which it had an operation running ('all': any); op_s: Σ parts; span_s: from the first
   operation to the end of the last; devices; runs: calls of the busiest program, on one device; top: the operations that
-  took most, as [name, kind, part, seconds, times]. Source: none.
+  took most, as [name, kind, part, seconds, times].
   """
   events, programs = [], {}
   for number, path in enumerate(paths):
@@ -129,12 +129,12 @@ def _match_program(
 
 
 def part_of(op: Op) -> str:
-  """'update', 'generate' or 'other', by the outermost of its scopes that is one. Source: none."""
+  """'update', 'generate' or 'other', by the outermost of its scopes that is one."""
   return next((word for word in _words(op.source) if word in PARTS), 'other')
 
 
 def kind_of(name: str, op: Op) -> str:
-  """'exchanges', a scope's name, 'matrix products', 'copies' or 'other'. Source: none."""
+  """'exchanges', a scope's name, 'matrix products', 'copies' or 'other'."""
   if _EXCHANGES.search(op.opcode or name):
     return 'exchanges'
   scopes = [word for word in _words(op.source) if word in _SCOPES]

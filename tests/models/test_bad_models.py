@@ -258,12 +258,12 @@ Q, N = 'model.layers.0.self_attn.q_proj.weight', 'model.norm.weight'
   [
     (lambda t: t.pop(Q), f'{Q!r} cannot be read'),
     (_plus(**{'model.layers.1.input_layernorm.weight': np.zeros(8, np.float32)}), ''),
-    (_plus(**{Q: np.zeros((8, 8, 1), np.float32)}), 'has shape (8, 8, 1) where config.json asks for (8, 8)'),
+    (_plus(**{Q: np.zeros((8, 8, 1), np.float32)}), 'has shape (8, 8, 1) where config.json requires (8, 8)'),
     (_plus(**{Q: np.zeros((0, 8), np.float32)}), 'has shape (0, 8)'),
     (_plus(**{N: np.zeros(8, np.int64)}), 'is of type I64; save the weights as one of F64, F32, F16, BF16'),
     (_plus(**{N: np.zeros(8, bool)}), 'is of type BOOL'),
-    (_plus(**{N: np.full(8, np.nan, np.float32)}), 'holds what is no finite number'),
-    (_plus(**{N: np.full(8, np.inf, np.float16)}), 'holds what is no finite number'),
+    (_plus(**{N: np.full(8, np.nan, np.float32)}), 'contains a number that is not finite'),
+    (_plus(**{N: np.full(8, np.inf, np.float16)}), 'contains a number that is not finite'),
     (lambda t: t.clear(), 'cannot be read'),
   ],
 )  # fmt: skip
@@ -284,7 +284,7 @@ def test_a_tensor_too_many_is_refused_and_a_tied_head_is_not(whole, name, said):
     extra = {name: np.zeros(8, np.float32)}
     safetensors.numpy.save_file(weights() | extra, folder / 'model.safetensors')
     told = outcome(folder)[1]
-    assert said in told and 'which config.json does not ask for' in told
+    assert said in told and 'which config.json does not describe' in told
     tied = {'lm_head.weight': weights()['model.embed_tokens.weight']}
     safetensors.numpy.save_file(weights() | tied, folder / 'model.safetensors')
     assert outcome(folder)[1] == ''
@@ -403,7 +403,7 @@ def test_absurd_lengths_in_a_gguf_file_are_refused_at_once(single, tmp_path, nam
   data[where : where + 8] = struct.pack('<Q', 2**60)
   (tmp_path / 'm.gguf').write_bytes(data)
   told = outcome(tmp_path / 'm.gguf')[1]
-  assert 'no whole GGUF file' in told and str(2**60) in told
+  assert 'not a complete GGUF file' in told and str(2**60) in told
 
 
 ATTACKS = [
