@@ -1,4 +1,4 @@
-"""The option that a reply chooses: text → letter."""
+"""The option of a multiple-choice question that a completion chooses: text → letter."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from jaxrl_llm.rewards.parsing import answer_span, number_context
 from jaxrl_llm.types import Row
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
-_UNTOLD = 'ABCDEFGHIJ'  # what may be chosen where the options are not known
+_DEFAULT_LETTERS = 'ABCDEFGHIJ'  # the choice where the options are unknown
 
 
 class Options(NamedTuple):
-  """The options of a row: the one at `texts[i]` is chosen as LETTERS[i]."""
+  """The options of a row; LETTERS[i] chooses `texts[i]`."""
 
   texts: tuple[str, ...] = ()
-  labels: tuple[str, ...] = ()  # by which the row's answer may name them
+  labels: tuple[str, ...] = ()  # other names of the options in the row's answer
 
   @property
   def letters(self) -> str:
-    """That may be chosen."""
-    return LETTERS[: len(self.texts)] or _UNTOLD
+    """The letters that are options."""
+    return LETTERS[: len(self.texts)] or _DEFAULT_LETTERS
 
 
-# Wrappers of LaTeX, Markdown and quotes. A letter in bold, code, braces or quotes counts as one in brackets.
+# Wrappers of LaTeX, Markdown and quotes. A letter in bold, code, braces or quotes equals one in brackets.
 _WRAPPED = re.compile(
   r'\\(?:text|textbf|textit|textrm|mathrm|mathbf|bf|rm|boldsymbol)\s?\{([^{}]*)\}'
 )
@@ -45,7 +45,7 @@ _IS = (
   r'(?:is|was|are|must\sbe|has\sto\sbe|have\sto\sbe|should\sbe|would\sbe|will\sbe|can\sonly\sbe)'
 )
 _REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
-# Statements of a choice: B follows (the first two groups), or leads. The last of the text counts, whatever its form.
+# Statements of a choice: the letter follows in the first two forms, and leads in the others. The last one counts.
 _STATEMENT = (
   # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the best option: B'
   re.compile(
@@ -73,7 +73,7 @@ _STATEMENT = (
     rf'(?i:\bonly\s(?:option\s)?){_LETTER}[)\]]?\s(?:fits|works|remains|holds|is\sleft|is\spossible)\b'
   ),
 )
-_LEADS = 2  # from this form on the letter comes first
+_LEADS = 2  # in this form and later ones the letter leads
 _MORE = (
   r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice)*+'
 )
@@ -97,17 +97,17 @@ _LABEL = re.compile(
 )
 _NEXT_LABEL = re.compile(r'(?:^|\s)[(\[]?[A-Z][)\]:.](?:\s|$)')
 _ANSWER_IS = re.compile(r'\banswer\s?(?::|is)\s?:?\s*([^\n]+)', re.I)
-_MOST_STATEMENTS = 40  # that are looked at, from the last on
-_NOTHING = ''  # a statement of no option, or of two
+_MAX_CANDIDATES = 40  # statements that are tried, from the last on
+_AMBIGUOUS = ''  # a statement of no option, or of two
 
 
 def read(text: str, options: Options | None = None) -> str | None:
-  """The letter that a reply chooses, None where it chooses none, or more than one.
+  """The letter that a completion chooses, None where it chooses none, or more than one.
 
   In this order: the last box; the last of 'the answer is B', 'B is the answer', 'it must be B', 'I choose B',
-  <answer>B</answer>; a last line that is a letter, or the one line that begins with a label, B) or (B) or 'B, because';
-  an option's whole text as the reply, as its last line, or after 'the answer is'. What is denied, supposed or asked is
-  not said, and a letter that is no option is no choice.
+  <answer>B</answer>; a last line that is a letter, or the only line that begins with a label, B) or (B) or 'B, because';
+  an option's complete text as the completion, as its last line, or after 'the answer is'. Negated, hypothetical and
+  questioned statements do not count, and a letter that is no option is no choice.
   """
   options = options or Options()
   text = _TOKEN.sub(' ', text[-answer_span.TAIL_CHARS :])
@@ -116,88 +116,87 @@ def read(text: str, options: Options | None = None) -> str | None:
     if box.inside is None or number_context.is_negated(text[: box.start], ''):
       return None
     inside = _cleaned(box.inside)
-    return _whole(inside, options) or _said(inside, options) or None
+    return _choice_alone(inside, options) or _stated(inside, options) or None
   text = _cleaned(text)
-  found = _said(text, options)
-  if found is None:
-    found = _laid_out(text, options)
-  if not found and options.texts:
-    last = text.rstrip().rpartition('\n')[2]
-    said = _ANSWER_IS.findall(text)[-1:]
-    found = next(filter(None, (by_text(t, options) for t in (*said, text, last))), found)
-  return found or None
+  letter = _stated(text, options)
+  if letter is None:
+    letter = _from_lines(text, options)
+  if not letter and options.texts:
+    last_line = text.rstrip().rpartition('\n')[2]
+    sources = (*_ANSWER_IS.findall(text)[-1:], text, last_line)
+    letter = next(filter(None, (by_text(source, options) for source in sources)), letter)
+  return letter or None
 
 
 def by_text(text: str, options: Options) -> str | None:
-  """The letter of the one option of this text, whatever its case, spacing and last point."""
-  wanted = _same(text)
-  found = [i for i, option in enumerate(options.texts) if wanted in _forms(option)]
-  return LETTERS[found[0]] if wanted and len(found) == 1 else None
+  """The letter of the only option with this text, ignoring case, spacing and a final period."""
+  wanted = _normalized(text)
+  matches = [i for i, option in enumerate(options.texts) if wanted in _forms(option)]
+  return LETTERS[matches[0]] if wanted and len(matches) == 1 else None
 
 
 def options_of(row: Row, name: str) -> Options:
-  """Of the row's `name`: a list of texts, {letter: text}, or {label: [...], text: [...]}; () where it has none.
+  """The options in the row's field `name`; empty where it has no such field.
 
-  Raises ValueError for anything else.
+  The field is a list of texts, {letter: text}, or {label: [...], text: [...]}. Raises ValueError for anything else.
   """
-  told: Any = row.extra.get(name)
-  if told is None:
+  texts: Any = row.extra.get(name)
+  if texts is None:
     return Options()
   labels: Sequence[Any] = ()
-  if isinstance(told, dict):
-    labels, told = (
-      (told['label'], told['text'])
-      if {'label', 'text'} <= told.keys()
-      else (list(told), [*told.values()])
-    )
-  good = isinstance(told, list | tuple) and 2 <= len(told) <= len(LETTERS)
-  if not good or len(labels) not in (0, len(told)):
+  if isinstance(texts, dict):
+    columns = {'label', 'text'} <= texts.keys()
+    labels, texts = (texts['label'], texts['text']) if columns else (list(texts), [*texts.values()])
+  valid = isinstance(texts, list | tuple) and 2 <= len(texts) <= len(LETTERS)
+  if not valid or len(labels) not in (0, len(texts)):
     raise ValueError(
       f'{name!r} of row {row.id} must be a list of 2 to 26 texts, or letters with texts'
     )
-  return Options(tuple(map(str, told)), tuple(map(str, labels)))
+  return Options(tuple(map(str, texts)), tuple(map(str, labels)))
 
 
 def answer_of(row: Row, options: Options, first_index: int) -> str:
-  """The letter of the row's answer: a letter, an option's text, a label, or with first_index a number.
+  """The letter of the row's answer: a letter, an option's text, a label, or with first_index ≥ 0 a number.
 
-  Raises ValueError where it is none of them.
+  Raises ValueError where it is none of these.
   """
-  told = row.answer.strip()
-  found = by_text(told, options)
-  if found is None and told in options.labels:
-    found = LETTERS[options.labels.index(told)]
-  if found is None and first_index >= 0 and told.isdecimal() and len(told) < 3:
-    found = options.letters[int(told) - first_index :][:1] if int(told) >= first_index else None
-  found = found or _whole(_cleaned(told), options)
-  if not found:
+  answer = row.answer.strip()
+  letter = by_text(answer, options)
+  if letter is None and answer in options.labels:
+    letter = LETTERS[options.labels.index(answer)]
+  if letter is None and first_index >= 0 and answer.isdecimal() and len(answer) < 3:
+    index = int(answer) - first_index
+    letter = options.letters[index:][:1] if index >= 0 else None
+  letter = letter or _choice_alone(_cleaned(answer), options)
+  if not letter:
     raise ValueError(f'the answer of row {row.id} is none of its options: {row.answer[:80]!r}')
-  return found
+  return letter
 
 
 def _cleaned(text: str) -> str:
+  """The text without wrappers; marked letters are in brackets."""
   text = _WRAPPED.sub(r'\1', _WRAPPED.sub(r'\1', text))
-  text = _MARKED.sub(lambda found: f'({found[2] or found[3]})', _FORMULA.sub('', text))
+  text = _MARKED.sub(lambda match: f'({match[2] or match[3]})', _FORMULA.sub('', text))
   return text.translate({ord(mark): None for mark in '*`$'})
 
 
-def _same(text: str) -> str:
+def _normalized(text: str) -> str:
   return ' '.join(text.casefold().split()).strip(' .,:;!?"\'()[]')
 
 
 def _forms(option: str) -> set[str]:
-  """An option's text, and that without a label of its own: 'B) Paris' and 'Paris'."""
+  """An option's text with and without its own label: 'B) Paris' and 'Paris'."""
   label = _LABEL.match(option.strip())
-  return {_same(option)} | ({_same(option.strip()[label.end() :])} if label else set())
+  return {_normalized(option)} | ({_normalized(option.strip()[label.end() :])} if label else set())
 
 
-def _whole(text: str, options: Options) -> str | None:
-  """Where nothing but the choice is said: B, (b), option B, B) text, B - text, or the option's text."""
+def _choice_alone(text: str, options: Options) -> str | None:
+  """The letter of a text that holds only a choice: B, (b), option B, B) text, B - text, or the option's text."""
   text = text.strip()
   lone = _LONE.fullmatch(text)
-  found = lone[1] if lone else _labeled(text)
-  if found and found.upper() in options.letters:
-    return found.upper()
+  letter = lone[1] if lone else _labeled(text)
+  if letter and letter.upper() in options.letters:
+    return letter.upper()
   return by_text(text, options)
 
 
@@ -217,24 +216,25 @@ def _labeled(text: str) -> str | None:
   )
 
 
-def _said(text: str, options: Options) -> str | None:
-  """The letter of the last statement; '' for two letters, or one that is no option; None for no statement."""
-  found = [(tag.end(), tag, -1) for tag in _TAG.finditer(text)]
+def _stated(text: str, options: Options) -> str | None:
+  """The letter of the last statement; '' for two letters or none of the options; None without a statement."""
+  statements = [(tag.end(), tag, -1) for tag in _TAG.finditer(text)]
   for kind, pattern in enumerate(_STATEMENT):
-    found += [(match.end('letter'), match, kind) for match in pattern.finditer(text)]
-  for _, match, kind in sorted(found, key=lambda one: one[0], reverse=True)[:_MOST_STATEMENTS]:
-    said = _of_tag(match[1], options) if kind < 0 else _of_statement(text, match, kind, options)
-    if said is not None:
-      return said
+    statements += [(match.end('letter'), match, kind) for match in pattern.finditer(text)]
+  statements.sort(key=lambda statement: statement[0], reverse=True)
+  for _, match, kind in statements[:_MAX_CANDIDATES]:
+    letter = _of_tag(match[1], options) if kind < 0 else _of_statement(text, match, kind, options)
+    if letter is not None:
+      return letter
   return None
 
 
 def _of_tag(inside: str, options: Options) -> str:
-  return _whole(inside, options) or _said(inside, options) or _NOTHING
+  return _choice_alone(inside, options) or _stated(inside, options) or _AMBIGUOUS
 
 
 def _of_statement(text: str, match: re.Match, kind: int, options: Options) -> str | None:
-  """The letter of one statement, '' for none of the options, None where it says nothing."""
+  """The letter of one statement, '' for none of the options, None where it asserts no choice."""
   letter, start, end = match['letter'], match.start('letter'), match.end('letter')
   left, right = (
     text[max(0, start - number_context.WINDOW) : start],
@@ -250,22 +250,23 @@ def _of_statement(text: str, match: re.Match, kind: int, options: Options) -> st
   if number_context.is_conditional(text[match.end() :] if kind >= _LEADS else right):
     return None
   two = _second(_TWO.match(right), letter) or _second(_TWO_IN_FRONT.search(left[-20:]), letter)
-  return _NOTHING if two or letter.upper() not in options.letters else letter.upper()
+  return _AMBIGUOUS if two or letter.upper() not in options.letters else letter.upper()
 
 
 def _second(match: re.Match | None, letter: str) -> bool:
-  """Whether another letter than this one is offered."""
+  """Whether the match offers another letter."""
   return match is not None and match['second'] != letter.upper()
 
 
-def _laid_out(text: str, options: Options) -> str | None:
+def _from_lines(text: str, options: Options) -> str | None:
+  """The letter of a last line that is a letter, or of the only labeled line; '' for none of the options."""
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   if not lines:
     return None
   # 'Which one is it? B.'
   lone = _LONE.fullmatch(lines[-1]) or _LONE_AT_END.search(lines[-1][-30:])
   if lone:
-    return lone[1].upper() if lone[1].upper() in options.letters else _NOTHING
+    return lone[1].upper() if lone[1].upper() in options.letters else _AMBIGUOUS
   labels = [_labeled(line) for line in lines]
   chosen = {label.upper() for label in labels if label and label.upper() in options.letters}
   if len(chosen) == 1 and any(

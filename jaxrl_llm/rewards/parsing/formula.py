@@ -1,4 +1,4 @@
-"""The formula that a text gives as its answer, written as math-verify reads it."""
+"""The formula that a completion gives as its answer, in the notation that math-verify reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from jaxrl_llm.rewards.parsing import answer_span, number_context, numeral
 
-_MOST_CHARS = 200  # of a plain expression
-_MAX_CANDIDATES = 40  # formulas that are looked at before the text is taken to say none
+_MOST_CHARS = 200  # in a plain expression
+_MAX_CANDIDATES = 40  # formulas that are tried before the text counts as one without an answer
 
 
 class Segment(NamedTuple):
@@ -49,7 +49,7 @@ _STATEMENT = re.compile(
   r'####|\banswers?\b\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?|\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:\'s|\sis)\b',
   re.I,
 )
-_HOPE = re.compile(r'(?i:final answer is)\s*(?=[^\n]{0,400}I hope)')
+_FINAL = re.compile(r'(?i:final answer is)\s*(?=[^\n]{0,400}I hope)')
 _SENTENCE_END = re.compile(r'[.;](?=\s|$)|\n')
 _BEHIND_UNIT = re.compile(r'\s*(?:\\?%|[Pp]ercent(?:age)?\b|[Pp]ct\b)')
 _BASE = re.compile(r'(?<![\w.}])([0-9]+)\s?_\s?(?:\{\s?([0-9]+)\s?\}|([0-9]))')
@@ -78,70 +78,70 @@ _DECIMAL_COMMA = re.compile(r'(?<![\w.,])-?[0-9]+,[0-9]+(?![\w.,]*[0-9])')
 
 
 def normalized(text: str) -> str:
-  """The text with LaTeX for signs of Unicode, and without what parts thousands. A plain space and a comma stay."""
+  """The text with LaTeX for Unicode signs, and without thousands separators; plain spaces and commas stay."""
   text = _GROUP.sub(',', _TAGS.sub(' ', text))
   text = numeral.powers(_DASH.sub('-', text)).translate(_SIGNS)
-  return _GROUPED.sub(lambda found: found[0].replace(',', ''), text)
+  return _GROUPED.sub(lambda match: match[0].replace(',', ''), text)
 
 
 def of_row(answer: str) -> str:
-  """A row's answer: the last box of it, or all of it."""
+  """The formula of a row's answer: its last box, or the complete answer."""
   text = normalized(answer)
-  found = _boxed(text)
-  return _prepared(text.strip() if found is None else found)
+  boxed = _boxed(text)
+  return _prepared(text.strip() if boxed is None else boxed)
 
 
 def of_text(text: str) -> str:
-  """LaTeX of the answer of a text, '' where it gives none, or several numbers of which one may be meant.
+  """LaTeX of the answer of a completion, '' where it gives none, or several alternatives.
 
-  Boxes that a comma or 'and' joins are one list; else the last box, the last statement, the last formula, the last
-  number outside of formulas. Only the last `span.TAIL_CHARS` are read.
+  Boxes joined by a comma or 'and' are one list; else the last box, the last statement, the last formula, the last
+  number outside of formulas. Only the last `answer_span.TAIL_CHARS` are read.
   """
   return _prepared(_answer(normalized(text[-answer_span.TAIL_CHARS :])))
 
 
 def _answer(text: str) -> str:
-  hoped = [*_HOPE.finditer(text)]
-  if hoped:
-    return _sentence(text, hoped[-1].end(), _end(text, hoped[-1].end())) or ''
-  found = _boxed(text)
-  if found is not None:
-    return found
-  for said in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
-    found = _sentence(text, said.end(), _end(text, said.end()))
-    if found is not None:
-      return found
+  final = [*_FINAL.finditer(text)]
+  if final:
+    return _sentence(text, final[-1].end(), _end(text, final[-1].end())) or ''
+  boxed = _boxed(text)
+  if boxed is not None:
+    return boxed
+  for statement in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
+    formula = _sentence(text, statement.end(), _end(text, statement.end()))
+    if formula is not None:
+      return formula
   return _last(text) or ''
 
 
 def name(formula: str) -> str | None:
-  """The same text for every writing of a numeral with a base, 12_5, or of a ratio or time, 12:00; else None.
+  """A canonical form of a numeral with a base, 12_5, or of a ratio or time, 12:00; None for other formulas.
 
-  math-verify would drop the base, and cannot read the colon. Either equals nothing but itself.
+  math-verify would drop the base, and cannot read the colon. Such formulas are compared as texts.
   """
   plain = re.sub(r'\s|[$]|\\[,;:! ]|\\text\s?\{\s*\}', '', formula)
   if _BASE.search(plain):
-    return _BASE.sub(lambda found: f'{found[1]}_{found[2] or found[3]}', plain.rpartition('=')[2])
+    return _BASE.sub(lambda match: f'{match[1]}_{match[2] or match[3]}', plain.rpartition('=')[2])
   return plain if _RATIO.fullmatch(plain) else None
 
 
-def readings(target: str, found: str) -> list[tuple[str, str]]:
-  """Pairs of formulas of which one must be equal: 75% is 75 or 0.75 where only one side has the sign."""
-  (a, hundredths), (b, of_found) = _without_percent(target), _without_percent(found)
-  if hundredths == of_found:
+def readings(target: str, formula: str) -> list[tuple[str, str]]:
+  """Pairs of formulas, one of which must be equal: 75% is 75 or 0.75 where only one side has the sign."""
+  (a, percent_a), (b, percent_b) = _without_percent(target), _without_percent(formula)
+  if percent_a == percent_b:
     return [(a, b)]
-  small = (f'\\frac{{{a}}}{{100}}', b) if hundredths else (a, f'\\frac{{{b}}}{{100}}')
+  small = (f'\\frac{{{a}}}{{100}}', b) if percent_a else (a, f'\\frac{{{b}}}{{100}}')
   return [(a, b), small]
 
 
 def _prepared(formula: str) -> str:
-  """A formula that math-verify reads as it is meant, '' for a bound, which it would take for a number."""
+  """A formula that math-verify reads correctly; '' for a bound, which it would read as a number."""
   formula = _ENDS.sub('', formula.replace('~', ' ').replace('\\degree', '^\\circ '))
   if _BOUNDED.search(formula):
     return ''
   if _SCALED.search(formula):
-    found = numeral.quantity(numeral.cleaned(formula))
-    return found.latex if found else formula
+    quantity = numeral.quantity(numeral.cleaned(formula))
+    return quantity.latex if quantity else formula
   return formula
 
 
@@ -151,7 +151,7 @@ def _without_percent(formula: str) -> tuple[str, bool]:
 
 
 def _boxed(text: str) -> str | None:
-  """The insides of the last boxes that are joined; None where there is no box, '' where one is not closed or denied."""
+  """The contents of the last joined boxes; None without a box, '' where the last is not closed or negated."""
   boxes = answer_span.boxes(text)
   if not boxes:
     return None
@@ -168,7 +168,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _end(text: str, start: int) -> int:
-  """The end of the sentence that starts there; a formula, which may have points and lines, belongs to it as a whole."""
+  """The end of the sentence that starts at `start`; a formula in it may contain periods and line ends."""
   at = start + len(text[start : start + 2000]) - len(text[start : start + 2000].lstrip())
   while True:
     stop = _SENTENCE_END.search(text, at)
@@ -179,49 +179,47 @@ def _end(text: str, start: int) -> int:
 
 
 def _segments(text: str, start: int, end: int) -> list[Segment]:
-  found = (
+  """The formulas in text[start:end], in order."""
+  segments = (
     Segment(*match.span(), next(filter(None, match.groups())))
     for match in _SEGMENT.finditer(text, start, end)
   )
-  # 'costs $5 a piece and $6 by mail': dollars, and no formula.
-  return [one for one in found if not _PROSE.search(one.inside)]
+  # In 'costs $5 a piece and $6 by mail' the signs are dollars, and there is no formula.
+  return [segment for segment in segments if not _PROSE.search(segment.inside)]
 
 
 def _sentence(text: str, start: int, end: int) -> str | None:
-  """The first formula or number of a statement, '' for several at once, None where it says nothing."""
+  """The first formula or number of a statement, '' for several alternatives, None where it asserts none."""
   segments = _segments(text, start, end)
   if not segments or re.search('[0-9]', text[start : segments[0].start]):
     return _plain(text, start, segments[0].start if segments else end)
-  for at, one in enumerate(segments):
-    if not _is_silent(text, one):
+  for at, segment in enumerate(segments):
+    if not _is_unasserted(text, segment):
       return _joined(text, segments, at, at)
   return None
 
 
 def _last(text: str) -> str | None:
-  """The last formula or number of a text, '' for several at once, None where it says nothing."""
+  """The last formula or number of a text, '' for several alternatives, None where it asserts none."""
   segments = _segments(text, 0, len(text))
   if not segments:
     return _plain(text, 0, len(text))
-  later = _plain(text, segments[-1].end, len(text), whole=False)
+  later = _plain(text, segments[-1].end, len(text), complete=False)
   if later is not None:
     return later
   for at in reversed(range(max(0, len(segments) - _MAX_CANDIDATES), len(segments))):
-    if not _is_silent(text, segments[at]):
+    if not _is_unasserted(text, segments[at]):
       return _joined(text, segments, at, at)
   return None
 
 
-def _is_silent(text: str, one: Segment) -> bool:
-  left, right = (
-    text[max(0, one.start - number_context.WINDOW) : one.start],
-    text[one.end :][: number_context.WINDOW],
-  )
-  return number_context.is_unasserted(left, right)
+def _is_unasserted(text: str, segment: Segment) -> bool:
+  left = text[max(0, segment.start - number_context.WINDOW) : segment.start]
+  return number_context.is_unasserted(left, text[segment.end :][: number_context.WINDOW])
 
 
 def _joined(text: str, segments: list[Segment], first: int, last: int) -> str:
-  """The formulas that a comma or 'and' joins to these as one list, '' where 'or' does, or they are bounds."""
+  """These formulas and those joined to them by a comma or 'and' as one list; '' for 'or' and for bounds."""
   while first and _JOINED.fullmatch(text, segments[first - 1].end, segments[first].start):
     first -= 1
   while last + 1 < len(segments) and _JOINED.fullmatch(
@@ -241,11 +239,11 @@ def _joined(text: str, segments: list[Segment], first: int, last: int) -> str:
   ):
     return ''
   percent = '\\%' if len(group) == 1 and _BEHIND_UNIT.match(right[:20]) else ''
-  return ', '.join(one.inside for one in group) + percent
+  return ', '.join(segment.inside for segment in group) + percent
 
 
-def _plain(text: str, start: int, end: int, whole: bool = True) -> str | None:
-  """The answer of a text without formulas: an expression that is all of it, or its number."""
+def _plain(text: str, start: int, end: int, complete: bool = True) -> str | None:
+  """The answer of a text without formulas: the complete text if it is an expression, or its number."""
   before = text[max(0, start - number_context.WINDOW) : start]
   part = text[start:end].strip()
   if number_context.is_negated(before, '') or number_context.is_hypothetical(
@@ -253,12 +251,12 @@ def _plain(text: str, start: int, end: int, whole: bool = True) -> str | None:
   ):
     return None
   part = part.rstrip('.').strip(' *`"')
-  if whole and len(part) < _MOST_CHARS and re.search('[0-9a-zA-Z]', part):
+  if complete and len(part) < _MOST_CHARS and re.search('[0-9a-zA-Z]', part):
     if not _PLAIN_WORDS.search(re.sub(r'\\[a-zA-Z]+|_\{\w+\}', '', part)):
       return _expression(part)
-  part = _DECIMAL_COMMA.sub(lambda found: found[0].replace(',', '.'), part)
-  part = _SPACED.sub(lambda found: found[0].replace(' ', ''), part)
-  return numeral.in_prose(before, part, stated=start > 0 and whole)
+  part = _DECIMAL_COMMA.sub(lambda match: match[0].replace(',', '.'), part)
+  part = _SPACED.sub(lambda match: match[0].replace(' ', ''), part)
+  return numeral.in_prose(before, part, stated=start > 0 and complete)
 
 
 def _expression(part: str) -> str:

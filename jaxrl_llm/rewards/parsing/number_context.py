@@ -1,7 +1,7 @@
-"""Text around a number: whether the number is a part of an expression, a bound, one of several offers, or denied.
+"""The text around a number: whether the number is part of an expression, a bound, an alternative, or negated.
 
 `left` and `right` are the text in front of a number and behind it. Only the last or first `WINDOW` characters are read,
-so that a check costs the same at any length of the text.
+so that a check has the same cost at any length of the text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 WINDOW = 240
 
-# Symbols of units that may stand right behind a number, without a space; other letters there are a coefficient's.
+# Symbols of units that may follow a number without a space; after other letters the number is a coefficient.
 UNITS = frozenset(
   (
     'm s g l L h A V W J N K C F B b T Hz kHz MHz GHz kW MW kWh Wh mA mV kV Pa kPa MPa bar atm mol M mM '
@@ -22,7 +22,7 @@ UNITS = frozenset(
 _SHAPES = (
   r'text|textbf|textit|textrm|textsf|mathrm|mathbf|mathsf|mathit|mbox|operatorname|bf|rm|boldsymbol'
 )
-# LaTeX that may follow a number without making it a part of something.
+# LaTeX that may follow a number that is not part of an expression.
 _LATEX_BEHIND = (
   rf'(?:{_SHAPES}|circ|degree|quad|qquad|approx|simeq|implies|Rightarrow|rightarrow|to|left|right|end|begin|newline'
   r'|hspace|blacksquare|square|Box)(?![A-Za-z])'
@@ -132,7 +132,7 @@ _BARE_LIST = re.compile(
 
 
 def is_part(left: str, right: str, signed: bool = False) -> bool:
-  """Whether the number is a term, a factor, an exponent, an index, a bound or one side of a ratio."""
+  """Whether the number is a term, factor, exponent, index, bound or one side of a ratio."""
   left, right = left[-WINDOW:], right[:WINDOW]
   if _PART_BEHIND.match(right) or _PART_BEFORE.search(left[-60:]):
     return True
@@ -142,7 +142,7 @@ def is_part(left: str, right: str, signed: bool = False) -> bool:
 
 
 def has_coefficient(right: str) -> bool:
-  """Whether letters behind the number multiply it: 5x, 5 x, 5i; 5m and 5km are units, 5 a day is prose."""
+  """Whether letters behind the number multiply it: 5x, 5 x, 5i; 5m and 5km have units, and 5 a day is prose."""
   glued = _GLUED.match(right)
   if glued:
     word = glued[1]
@@ -158,7 +158,7 @@ def has_coefficient(right: str) -> bool:
 
 
 def is_negated(left: str, right: str) -> bool:
-  """Whether the sentence says that it is not this: 'not 5', 'cannot be 5', '5 is wrong'."""
+  """Whether the sentence negates the number: 'not 5', 'cannot be 5', '5 is wrong'."""
   left = _sentence_before(left)
   return bool(_NEGATED_BEFORE.search(left[-120:]) or _NEGATED_BEHIND.match(right[:120]))
 
@@ -172,7 +172,7 @@ def is_hypothetical(left: str, right: str, hedges: bool = True) -> bool:
 
 
 def is_unasserted(left: str, right: str) -> bool:
-  """Whether the sentence says nothing of it: what is denied, supposed, asked, or holds on a condition."""
+  """Whether the sentence does not assert the number: it is negated, hypothetical or conditional."""
   return is_negated(left, right) or is_hypothetical(left, right) or is_conditional(right)
 
 
@@ -182,7 +182,7 @@ def is_conditional(right: str) -> bool:
 
 
 def has_alternative(left: str, right: str) -> bool:
-  """Whether another number is offered beside this one: '5 or 6', 'between 5 and 6', 'either 5'."""
+  """Whether the sentence offers an alternative: '5 or 6', 'between 5 and 6', 'either 5'."""
   left = _sentence_before(left)
   if _DASH_BEHIND.match(right) or _DASH_BEFORE.search(left):
     return True
@@ -200,7 +200,7 @@ def is_between(left: str) -> bool:
 
 
 def is_bare_list(left: str) -> bool:
-  """Whether the sentence is a list of numbers and nothing else so far: '5, 6', '1000,99', 'x = 5 and 6'."""
+  """Whether the sentence so far is only a list of numbers: '5, 6', '1000,99', 'x = 5 and 6'."""
   return _BARE_LIST.search(_sentence_before(left)[-80:]) is not None
 
 
@@ -210,7 +210,7 @@ def is_listed(left: str, right: str) -> bool:
 
 
 def is_element(left: str, right: str) -> bool:
-  """Whether the number is a coordinate or a bound of an interval or a member of a set."""
+  """Whether the number is an element of a tuple, an interval or a set in brackets."""
   left, right = left[-80:], right[:80]
   return bool(
     re.search(r'[(\[{][^()\[\]{}\n]{0,60}?[0-9a-z}][\s$]*[,;][^()\[\]{}\n]{0,60}$', left)
@@ -222,5 +222,5 @@ def is_element(left: str, right: str) -> bool:
 
 def _sentence_before(left: str) -> str:
   left = left[-WINDOW:]
-  end = [found.end() for found in re.finditer(r'[.!?](?=\s)|\n', left)]
-  return left[end[-1] :] if end else left
+  ends = [match.end() for match in re.finditer(r'[.!?](?=\s)|\n', left)]
+  return left[ends[-1] :] if ends else left

@@ -1,4 +1,4 @@
-"""The number that a text says, read exactly: 3/4, \\frac{3}{4}, 2 1/2, 75%, 1.2e3, 3 × 10^8, 1{,}200, $1.5 million."""
+"""The number that a completion gives, read exactly: 3/4, \\frac{3}{4}, 2 1/2, 75%, 1.2e3, 3 × 10^8, 1{,}200, $1.5 million."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import NamedTuple
 from jaxrl_llm.rewards.parsing import answer_span, number_context
 
 _MOST_DIGITS = 1000  # a number with more, or with a larger exponent, is not read
-_MAX_CANDIDATES = 40  # numbers that are looked at before the text is taken to say none
+_MAX_CANDIDATES = 40  # numbers that are tried before the text counts as one without an answer
 
 
 class Numeral(NamedTuple):
-  """A number as it is written."""
+  """A number as written."""
 
-  value: Fraction  # of 75% it is 75
+  value: Fraction  # 75 for 75%
   percent: bool
 
   @property
   def scaled_value(self) -> Fraction:
-    """75% is 3/4."""
+    """The value with the percent sign applied: 3/4 for 75%."""
     return self.value / 100 if self.percent else self.value
 
 
-class Found(NamedTuple):
+class NumeralSpan(NamedTuple):
   """A numeral at text[start:end]."""
 
   numeral: Numeral
   start: int
   end: int
-  plain: bool  # digits with sign, thousands and decimals, alone or with a percent sign
+  plain: bool  # only digits with sign, thousands, decimals and percent sign
 
   @property
   def latex(self) -> str:
-    """Of a plain number with its decimals, of any other as a fraction."""
+    """LaTeX of the number: decimals for a plain number, else a fraction."""
     above, below = self.numeral.value.as_integer_ratio()
     # The digits of a decimal number are at most _MOST_DIGITS: the context rounds nothing.
     value = _decimal(above, below) if self.plain else f'\\frac{{{above}}}{{{below}}}'
@@ -58,7 +58,7 @@ _SUPERSCRIPTS = str.maketrans('⁰¹²³⁴⁵⁶⁷⁸⁹⁻', '0123456789-')
 _CLEAN = tuple(
   (re.compile(pattern), instead)
   for pattern, instead in (
-    # <<48/2=24>>: what a calculator was given, and said.
+    # <<48/2=24>>: the input and output of a calculator.
     (r'<<[^<>\n]{1,80}>>', ''),
     (r'<\|[^|<>\n]{1,40}\|>|</?[A-Za-z_]{1,20}>', ' '),
     (r'(?<=[0-9a-z)])\*\*(?=[0-9(])', '^'),
@@ -72,7 +72,7 @@ _CLEAN = tuple(
     (r'\\?%', '%'),
     (r'(?<=[0-9])(?:\\[,!;:]|\{,\}|[\u2009\u202f\u00a0_])(?=[0-9]{3}(?![0-9]))', ','),
     (r'(?<=[0-9])(?:\\!,(?:\\!)?|,\\!) ?(?=[0-9]{3}(?![0-9]))', ','),
-    # Behind a digit and in front of the end of a formula an exclamation mark is a factorial.
+    # An exclamation mark between a digit and the end of a formula is a factorial.
     (r'(?<=[0-9])\s?!(?=\s?(?:\$|\\[)\]]|[-+*/=^]))', r'\\factorial '),
     (r'(?<=[-+])\\?\$', ''),
     (r'\\?\$|\\[()\[\],;:! ]|~', ' '),
@@ -87,7 +87,7 @@ _DECIMAL = (
   r'(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]++)?|[0-9]++(?:\.[0-9]++)?|(?<![0-9])\.[0-9]++)'
 )
 _SIGN = r'(?:(?<![\w)\].^}])(?<!\^\{)[-+])'
-# Not glued to a letter, no exponent and no index: the 2 of m^2, m^{-2}, x_2 and H2O.
+# Not directly behind a letter, no exponent and no index, unlike the 2 of m^2, m^{-2}, x_2 and H2O.
 _ALONE = r'(?<![A-Za-z_^])(?<![\^_]\{)(?<!\^[-+])(?<!\^\{[-+])'
 _POWER = r'10\s?\^\s?(?:\{\s?(?P<braced>[-+]?[0-9]++)\s?\}|\(?(?P<open>[-+]?[0-9]++)\)?)'
 _NUMBER = re.compile(
@@ -113,7 +113,7 @@ _STATEMENT = re.compile(
 _SENTENCE_END = re.compile(r'[.;](?=\s|$)|\n')
 _CONCLUDES = re.compile(r'\b(?:so|thus|hence|therefore|altogether|in total)\b', re.I)
 _TWO_WORDS = re.compile(r'[A-Za-z]+\s[A-Za-z]{2,}')
-_MOST_CHARS = 600  # of a sentence
+_MOST_CHARS = 600  # in a sentence
 
 _WRAPPED = re.compile(
   r'\\(?:text|textbf|textit|textrm|textsf|mathrm|mathbf|mathsf|mathit|mbox|operatorname|boldsymbol|emph|underline)\*?\s?\{([^{}]*)\}'
@@ -123,7 +123,7 @@ _NO_NAME = re.compile(
   r'[,;<>≤≥≠±]|[!/]$|\\(?:ne|neq|le|leq|ge|geq|lt|gt|pm|in)(?![a-z])|\b(?:or|and|not|if)\b'
 )
 _ARGUMENTS = re.compile(r'\([^()]*\)')
-# Possessive: there is one way to read what surrounds a number.
+# Possessive, so that there is one way to match the text around a number.
 _IN_FRONT = re.compile(
   r'(?:[\s({\[:"\'’]|[A-Za-z]{2,}+[.,:]?(?=[\s:({])|\\(?:quad|qquad|sim|therefore)(?![a-z]))*+'
 )
@@ -137,47 +137,48 @@ _WORDS = re.compile(
 
 
 def read(text: str) -> Numeral | None:
-  """The number that a text gives as its answer, None where it gives none, or more than one.
+  """The number that a completion gives as its answer, None for no number or for more than one.
 
-  The number of the last box; else of the last statement, 'the answer is' or ####, that is not denied, supposed or
-  asked; else the last number of the text that is not. A box must be one quantity: a number, with at most a name and =,
-  and a unit. A number that is a part of an expression, a bound, or one of several offers is no answer. Only the last
-  `span.TAIL_CHARS` are read.
+  It is the number of the last box; else of the last asserted statement, 'the answer is' or ####; else the last asserted
+  number. A box must hold one quantity: a number, with at most a name and =, and a unit. A part of an expression, a
+  bound and one of several alternatives are no answer. Only the last `answer_span.TAIL_CHARS` are read.
   """
   text = cleaned(text[-answer_span.TAIL_CHARS :])
   box = answer_span.last_box(text)
   if box:
-    # cleaned has already dropped the signs of a formula, so the sentence in front is read as it is.
-    denied = number_context.is_negated(text[: box.start], '')
-    found = None if denied else quantity(box.inside or '')
-    return found.numeral if found else None
-  for said in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
-    start = said.end() + len(text[said.end() :]) - len(text[said.end() :].lstrip())
+    # `cleaned` has dropped the delimiters of formulas, so the sentence in front needs no further change.
+    negated = number_context.is_negated(text[: box.start], '')
+    span = None if negated else quantity(box.inside or '')
+    return span.numeral if span else None
+  for statement in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
+    rest = text[statement.end() :]
+    start = statement.end() + len(rest) - len(rest.lstrip())
     end = _SENTENCE_END.search(text, start, start + _MOST_CHARS)
     end = end.start() if end else min(start + _MOST_CHARS, len(text))
-    found, silent = _stated(text, *_last_side(text, start, end), said[0] == '####')
-    if not silent:
-      return found and found.numeral
-  found, _ = _last(text)
-  return found and found.numeral
+    marked = statement[0] == '####'
+    span, empty = _stated(text, *_last_side(text, start, end), marked)
+    if not empty:
+      return span and span.numeral
+  span, _ = _last(text)
+  return span and span.numeral
 
 
 def in_prose(before: str, text: str, stated: bool) -> str | None:
   """LaTeX of the number that a text without formulas gives, '' where it gives several, None where it gives none.
 
-  before: what stands in front of it, and is not read. stated: the text goes on from 'the answer is'.
+  before: the context in front, whose numbers do not count. stated: the text continues 'the answer is'.
   """
   before = cleaned(before)
   text = before + ' ' + cleaned(text)
   start, end = len(before), len(text)
-  found, silent = _stated(text, *_last_side(text, start, end)) if stated else _last(text, start)
-  if found is None:
-    return None if silent else ''
-  return found.latex
+  span, empty = _stated(text, *_last_side(text, start, end)) if stated else _last(text, start)
+  if span is None:
+    return None if empty else ''
+  return span.latex
 
 
 def cleaned(text: str) -> str:
-  """The text with one sign for each of minus, times, thousands and currency, and without Markdown."""
+  """The text without Markdown, and with one character for each of minus, times, thousands separator and currency."""
   text = text.translate(_PLAIN)
   text = powers(text)
   for pattern, instead in _CLEAN:
@@ -189,11 +190,11 @@ def cleaned(text: str) -> str:
 
 def powers(text: str) -> str:
   """10⁸ as 10^{8}."""
-  return _EXPONENT.sub(lambda found: f'^{{{found[0].translate(_SUPERSCRIPTS)}}}', text)
+  return _EXPONENT.sub(lambda match: f'^{{{match[0].translate(_SUPERSCRIPTS)}}}', text)
 
 
-def quantity(text: str) -> Found | None:
-  """The one number that a cleaned text consists of, with at most a name and =, a unit and brackets; else None."""
+def quantity(text: str) -> NumeralSpan | None:
+  """The number of a cleaned text that holds nothing else but a name and =, a unit and brackets; else None."""
   if len(text) > 4 * _MOST_DIGITS:
     return None
   text = ' '.join(_WRAPPED.sub(r' \1', _WRAPPED.sub(r' \1', text)).split())
@@ -202,10 +203,10 @@ def quantity(text: str) -> Found | None:
     name, text = _ARGUMENTS.sub('', text[: signs[-1].start()]), text[signs[-1].end() :]
     if _NO_NAME.search(name):
       return None
-  found = numbers(text, 0, len(text))
-  if len(found) != 1:
+  spans = numbers(text, 0, len(text))
+  if len(spans) != 1:
     return None
-  left, right = text[: found[0].start], text[found[0].end :]
+  left, right = text[: spans[0].start], text[spans[0].end :]
   if not _IN_FRONT.fullmatch(left) or not _BEHIND.fullmatch(right):
     return None
   words = _LETTERS.findall(left) + _LETTERS.findall(right)
@@ -214,19 +215,18 @@ def quantity(text: str) -> Found | None:
   lone = [
     word for word in words if len(word) == 1 and word not in number_context.UNITS and word != 'a'
   ]
-  return None if lone else found[0]
+  return None if lone else spans[0]
 
 
-def numbers(text: str, start: int, end: int) -> list[Found]:
+def numbers(text: str, start: int, end: int) -> list[NumeralSpan]:
   """The numbers in text[start:end], in order."""
-  found = ((_numeral(match), match) for match in _NUMBER.finditer(text, start, end))
-  return [
-    Found(
-      numeral, *match.span(), bool(match['plain'] and not match['exponent'] and not match['scale'])
-    )
-    for numeral, match in found
-    if numeral is not None
-  ]
+  spans = []
+  for match in _NUMBER.finditer(text, start, end):
+    numeral = _numeral(match)
+    if numeral is not None:
+      plain = bool(match['plain'] and not match['exponent'] and not match['scale'])
+      spans.append(NumeralSpan(numeral, *match.span(), plain))
+  return spans
 
 
 def _decimal(above: int, below: int) -> str:
@@ -235,102 +235,105 @@ def _decimal(above: int, below: int) -> str:
 
 
 def _last_side(text: str, start: int, end: int) -> tuple[int, int]:
-  """The part of a statement that gives the number: of 2 + 3 = 5 the side behind the last =, of '3 boxes of 6, so the
-  number is 18' the conclusion.
+  """(start, end) of the part of a statement that gives the number.
+
+  For 2 + 3 = 5 it is the side behind the last =, for '3 boxes of 6, so the number is 18' the conclusion.
   """
   equals = max(text.rfind(sign, start, end) for sign in '=≈') + 1
   if equals and _NUMBER.search(text, equals, end):
     return equals, end
   first = _NUMBER.search(text, start, end)
   if first and _TWO_WORDS.search(text, start, first.start()):
-    for found in reversed([*_CONCLUDES.finditer(text, start, end)]):
-      if _NUMBER.search(text, found.end(), end):
-        return found.end(), end
+    for match in reversed([*_CONCLUDES.finditer(text, start, end)]):
+      if _NUMBER.search(text, match.end(), end):
+        return match.end(), end
   return start, end
 
 
-def _stated(text: str, start: int, end: int, marked: bool = False) -> tuple[Found | None, bool]:
-  """(number, whether the sentence says nothing): what is denied, supposed or asked is not said."""
-  found = numbers(text, start, end)
-  for at, one in enumerate(found):
-    left, right = (
-      text[max(0, one.start - number_context.WINDOW) : one.start],
-      text[one.end :][: number_context.WINDOW],
-    )
+def _context(span: NumeralSpan, text: str) -> tuple[str, str]:
+  """The text in front of a number and behind it."""
+  left = text[max(0, span.start - number_context.WINDOW) : span.start]
+  return left, text[span.end :][: number_context.WINDOW]
+
+
+def _stated(
+  text: str, start: int, end: int, marked: bool = False
+) -> tuple[NumeralSpan | None, bool]:
+  """(number, whether the sentence asserts none); negated numbers are skipped."""
+  candidates = numbers(text, start, end)
+  for at, span in enumerate(candidates):
+    left, right = _context(span, text)
     if number_context.is_negated(left, right):
       continue
     if number_context.is_hypothetical(left, right) or number_context.is_conditional(right):
       return None, True
     factorial = marked and right.startswith('!')
-    whole = not factorial and not _is_part(one, text) and not number_context.is_listed(left, right)
-    return (one if whole and not _has_unequal_alternative(found, at, left, right) else None), False
+    partial = factorial or _is_part(span, text) or number_context.is_listed(left, right)
+    if partial or _has_unequal_alternative(candidates, at, left, right):
+      return None, False
+    return span, False
   return None, True
 
 
-def _last(text: str, start: int = 0) -> tuple[Found | None, bool]:
-  """(the last number, whether nothing is said)."""
-  found = numbers(text, start, len(text))
-  for at in reversed(range(max(0, len(found) - _MAX_CANDIDATES), len(found))):
-    one = found[at]
-    left, right = (
-      text[max(0, one.start - number_context.WINDOW) : one.start],
-      text[one.end :][: number_context.WINDOW],
-    )
+def _last(text: str, start: int = 0) -> tuple[NumeralSpan | None, bool]:
+  """(the last asserted number, whether there is none)."""
+  candidates = numbers(text, start, len(text))
+  for at in reversed(range(max(0, len(candidates) - _MAX_CANDIDATES), len(candidates))):
+    span = candidates[at]
+    left, right = _context(span, text)
     if number_context.is_unasserted(left, right):
       continue
-    part = _is_part(one, text) or number_context.is_element(left, right)
-    part = part or number_context.is_bare_list(left)
-    return (None if part or _has_unequal_alternative(found, at, left, right) else one), False
+    partial = _is_part(span, text) or number_context.is_element(left, right)
+    partial = partial or number_context.is_bare_list(left)
+    if partial or _has_unequal_alternative(candidates, at, left, right):
+      return None, False
+    return span, False
   return None, True
 
 
-def _is_part(one: Found, text: str) -> bool:
-  left, right = (
-    text[max(0, one.start - number_context.WINDOW) : one.start],
-    text[one.end :][: number_context.WINDOW],
-  )
-  return number_context.is_part(left, right, text[one.start] in '-+')
+def _is_part(span: NumeralSpan, text: str) -> bool:
+  return number_context.is_part(*_context(span, text), text[span.start] in '-+')
 
 
-def _has_unequal_alternative(found: Sequence[Found], at: int, left: str, right: str) -> bool:
-  """Whether another number is offered that is not equal: '5 or 6', and not '1/2 or 0.5'."""
+def _has_unequal_alternative(
+  candidates: Sequence[NumeralSpan], at: int, left: str, right: str
+) -> bool:
+  """Whether the text offers an unequal alternative: '5 or 6', and not '1/2 or 0.5'."""
   if not number_context.has_alternative(left, right):
     return False
-  beside = [found[i] for i in (at - 1, at + 1) if 0 <= i < len(found)]
-  near = [
-    other
-    for other in beside
-    if other.end > found[at].start - 60 and other.start < found[at].end + 60
-  ]
+  span = candidates[at]
+  beside = [candidates[i] for i in (at - 1, at + 1) if 0 <= i < len(candidates)]
+  near = [other for other in beside if other.end > span.start - 60 and other.start < span.end + 60]
+  value = span.numeral.scaled_value
   return (
     not near
     or number_context.is_between(left)
-    or any(other.numeral.scaled_value != found[at].numeral.scaled_value for other in near)
+    or any(other.numeral.scaled_value != value for other in near)
   )
 
 
 def _numeral(match: re.Match) -> Numeral | None:
-  told = match.groupdict()
-  value = _fraction(told)
+  groups = match.groupdict()
+  value = _fraction(groups)
   if value is None:
     return None
-  value *= _SCALES.get((told['scale'] or '').lower(), 1)
-  return Numeral(-value if told['sign'].startswith('-') else value, told['percent'] is not None)
+  value *= _SCALES.get((groups['scale'] or '').lower(), 1)
+  return Numeral(-value if groups['sign'].startswith('-') else value, groups['percent'] is not None)
 
 
-def _fraction(told: dict[str, str | None]) -> Fraction | None:
-  whole = _exact(told['whole'] or told['ones'] or '0')
-  over = told['above'] or told['over'] or told['top']
+def _fraction(groups: dict[str, str | None]) -> Fraction | None:
+  whole = _exact(groups['whole'] or groups['ones'] or '0')
+  over = groups['above'] or groups['over'] or groups['top']
   if over:
-    above, below = _exact(over), _exact(told['below'] or told['under'] or told['bottom'])
+    above, below = _exact(over), _exact(groups['below'] or groups['under'] or groups['bottom'])
     return whole + above / below if None not in (whole, above, below) and below else None
-  power = told['braced'] or told['open'] or told['exponent'] or '0'
-  times = _exact(told['plain'] or told['times'] or '1')
+  power = groups['braced'] or groups['open'] or groups['exponent'] or '0'
+  times = _exact(groups['plain'] or groups['times'] or '1')
   if times is None or len(power) > 5 or abs(int(power)) > _MOST_DIGITS:
     return None
   return times * Fraction(10) ** int(power)
 
 
 def _exact(text: str) -> Fraction | None:
-  # By way of Decimal: int refuses to read what has more than some thousand digits.
+  # By way of Decimal, because int refuses texts of several thousand digits.
   return Fraction(Decimal(text.replace(',', ''))) if len(text) <= _MOST_DIGITS else None
