@@ -37,7 +37,7 @@ def table(*pairs, prompt_tokens=L):
 
 
 def make(rule, *pairs, **how):
-  return hints.Aid(rule, table(*pairs, **how), Letters(), SETTINGS, seed=0)
+  return hints.HintProvider(rule, table(*pairs, **how), Letters(), SETTINGS, seed=0)
 
 
 def always(share, form=hint_rules.PREFIX, **how):
@@ -73,28 +73,28 @@ def answered(prompts, *texts, right, reason=STOPPED):
 def test_a_prefix_stands_behind_the_prompt_and_before_the_reply():
   own = make(always(0.5), *PAIRS)
   plain = own.table.prompts([0, 1], born=3)
-  got = own.give(plain, 3)
+  got = own.add_hints(plain, 3)
   assert [text(got, p) for p in range(2)] == ['2+2fo', '3+3s']
   assert got.hint_P.tolist() == [0.5, 0.5] and got.born_P.tolist() == [3, 3]
-  assert [Letters().decode(x.tolist()) for x in own.begun(got)] == ['fo', 's']
+  assert [Letters().decode(x.tolist()) for x in own.prefixes(got)] == ['fo', 's']
 
 
 def test_without_room_or_without_a_known_answer_a_prompt_stays_plain():
   own = make(always(1.0), ('2+2', 'four'), ('12345', 'twelve'), ('9', ''), prompt_tokens=8)
-  got = own.give(own.table.prompts([0, 1, 2]), 0)
+  got = own.add_hints(own.table.prompts([0, 1, 2]), 0)
   assert [text(got, p) for p in range(3)] == ['2+2four', '12345', '9']
   assert got.hint_P.tolist() == [1, 0, 0]
-  assert [len(x) for x in own.begun(got)] == [4, 0, 0]
+  assert [len(x) for x in own.prefixes(got)] == [4, 0, 0]
 
 
 def test_an_answer_told_in_the_question_is_learned_as_one_to_the_plain_question():
   own = make(always(1.0, hint_rules.CONTEXT, plain=True), *PAIRS)
   plain = own.table.prompts([0, 1])
-  got = own.give(plain, 0)
+  got = own.add_hints(plain, 0)
   assert text(got, 0) == '2+2\n\nThe answer begins with: four'
-  assert [len(x) for x in own.begun(got)] == [0, 0]
+  assert [len(x) for x in own.prefixes(got)] == [0, 0]
   batch = answered(got, 'four', 'no', 'six', 'no', right=[1, 0, 1, 0])
-  learned, row = own.learn(batch, np.array([True, True]))
+  learned, row = own.update(batch, np.array([True, True]))
   np.testing.assert_array_equal(learned.prompts.tokens_PxL, plain.tokens_PxL)
   np.testing.assert_array_equal(learned.prompts.length_P, plain.length_P)
   assert learned.rollout is batch.rollout  # with the log-probabilities that the hint gave them
@@ -103,44 +103,44 @@ def test_an_answer_told_in_the_question_is_learned_as_one_to_the_plain_question(
 
 def test_what_is_learned_behind_a_prefix_keeps_it():
   own = make(always(0.5), *PAIRS)
-  got = own.give(own.table.prompts([0]), 0)
-  learned, _ = own.learn(answered(got, 'ur', 'x', right=[1, 0]), np.array([True]))
+  got = own.add_hints(own.table.prompts([0]), 0)
+  learned, _ = own.update(answered(got, 'ur', 'x', right=[1, 0]), np.array([True]))
   np.testing.assert_array_equal(learned.prompts.tokens_PxL, got.tokens_PxL)
 
 
 def test_own_right_replies_are_told_rather_than_those_of_the_data_and_whole():
   own = make(always(0.5), *PAIRS)
-  got = own.give(own.table.prompts([0]), 0)
-  own.learn(answered(got, 'nf', 'n', right=[1, 1]), np.array([True]))
+  got = own.add_hints(own.table.prompts([0]), 0)
+  own.update(answered(got, 'nf', 'n', right=[1, 1]), np.array([True]))
   assert Letters().decode(own.answers.held[0].tolist()) == 'fon'  # with the prefix, the shortest
-  assert text(own.give(own.table.prompts([0]), 1), 0) == '2+2f'
-  own.learn(answered(got, 'a', 'b', right=[0, 0]), np.array([True]))
-  own.learn(answered(got, 'a', 'b', right=[1, 1], reason=TRUNCATED), np.array([True]))
+  assert text(own.add_hints(own.table.prompts([0]), 1), 0) == '2+2f'
+  own.update(answered(got, 'a', 'b', right=[0, 0]), np.array([True]))
+  own.update(answered(got, 'a', 'b', right=[1, 1], reason=TRUNCATED), np.array([True]))
   assert Letters().decode(own.answers.held[0].tolist()) == 'fon'
 
 
 def test_a_solved_neighbor_stands_before_the_question():
   own = make(always(1.0, hint_rules.CONTEXT, exemplars=True), *PAIRS)
   plain = own.table.prompts([0, 1])
-  assert own.give(plain, 0).hint_P.tolist() == [0, 0]  # nobody has solved anything
-  batch = answered(own.give(plain, 0), 'four', 'no', 'no', 'no', right=[1, 0, 0, 0])
-  own.learn(batch, np.array([True, True]))
-  got = own.give(plain, 1)
+  assert own.add_hints(plain, 0).hint_P.tolist() == [0, 0]  # nobody has solved anything
+  batch = answered(own.add_hints(plain, 0), 'four', 'no', 'no', 'no', right=[1, 0, 0, 0])
+  own.update(batch, np.array([True, True]))
+  got = own.add_hints(plain, 1)
   assert text(got, 1) == '2+2\nfour\n\n3+3' and got.hint_P.tolist() == [0, 1]
 
 
-def test_visits_that_count_are_whole_and_a_restored_aid_goes_on():
+def test_visits_that_count_are_whole_and_a_restored_provider_goes_on():
   rule = hint_rules.prefix(start=0.5, plain=0.0)
   own = make(rule, *PAIRS)
-  got = own.give(own.table.prompts([0, 1]), 0)
+  got = own.add_hints(own.table.prompts([0, 1]), 0)
   assert got.hint_P.tolist() == [0, 0]
   batch = answered(got, 'a', 'b', 'c', 'd', right=[0, 0, 0, 0])
-  own.learn(batch, np.array([True, False]))
+  own.update(batch, np.array([True, False]))
   assert list(own.hints.visits) == [0]
   other = make(rule, *PAIRS)
   other.load_state_dict(own.state_dict())
   for one in (own, other):
-    assert one.give(one.table.prompts([0, 1]), 1).hint_P.tolist() == [0.5, 0]
+    assert one.add_hints(one.table.prompts([0, 1]), 1).hint_P.tolist() == [0.5, 0]
 
 
 @pytest.mark.parametrize('messages', [False, True])
@@ -149,7 +149,7 @@ def test_a_template_reaches_the_last_question(messages):
   if messages:
     said = (dict(role='user', content='x'), dict(role='assistant', content='y'))
     row = row._replace(question='', messages=(*said, dict(role='user', content='a{b}')))
-  got = data.with_question(row, '{question} ({hint})', dict(curriculum=dict(hint='7')))
+  got = data.with_question(row, '{question} ({hint})', dict(hint='7'))
   assert (got.messages[-1]['content'] if messages else got.question) == 'a{b} (7)'
   assert not messages or (
     got.messages[:2] == row.messages[:2] and row.messages[2]['content'] == 'a{b}'
@@ -159,14 +159,14 @@ def test_a_template_reaches_the_last_question(messages):
 def test_prompts_are_worth_what_they_are_with_their_hints():
   own = make(hint_rules.prefix(start=0.5, plain=0.0), *PAIRS)
   plain = own.table.prompts([0, 1, 2])
-  assert len(own.aided(0).index) == 0
-  batch = answered(own.give(plain, 0), 'a', 'b', 'c', 'd', 'e', 'f', right=[0, 0, 0, 0, 1, 0])
-  own.learn(batch, np.ones(3, bool))
-  got = own.aided(1)
+  assert len(own.posterior(0).index) == 0
+  batch = answered(own.add_hints(plain, 0), 'a', 'b', 'c', 'd', 'e', 'f', right=[0, 0, 0, 0, 1, 0])
+  own.update(batch, np.ones(3, bool))
+  got = own.posterior(1)
   assert [x.tolist() for x in got] == [[0, 1], [1, 1], [1, 1]]  # not told before
-  batch = answered(own.give(plain, 1), 'a', 'b', 'c', 'd', 'e', 'f', right=[1, 0, 0, 0, 1, 0])
-  own.learn(batch, np.ones(3, bool))
-  got = own.aided(2)
+  batch = answered(own.add_hints(plain, 1), 'a', 'b', 'c', 'd', 'e', 'f', right=[1, 0, 0, 0, 1, 0])
+  own.update(batch, np.ones(3, bool))
+  got = own.posterior(2)
   assert [x.tolist() for x in got] == [[0, 1], [2, 1], [2, 3]]
 
 
@@ -175,7 +175,7 @@ def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
   plain = own.table.prompts([0, 0, 1, 1])._replace(part_P=np.array([0, 1, 0, 1], np.int32))
   seen = set()
   for step in range(12):
-    got = own.give(plain, step)
+    got = own.add_hints(plain, step)
     for p, (question, side) in enumerate(
       [('2+2', 'left'), ('2+2', 'right'), ('3+3', 'left'), ('3+3', 'right')]
     ):
@@ -185,5 +185,5 @@ def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
     seen.add(tuple((got.context_P >= 0).tolist()))
   assert len(seen) > 4  # slots go without one by one
   batch = answered(got, *['a'] * 8, right=[1] * 8)
-  learned, _ = own.learn(batch, np.ones(4, bool))
+  learned, _ = own.update(batch, np.ones(4, bool))
   np.testing.assert_array_equal(learned.prompts.tokens_PxL, got.tokens_PxL)

@@ -1,4 +1,4 @@
-"""The host's turn: what the curriculum is told, and that a flight survives being packed."""
+"""The host step: evidence for the curriculum, grading, and a pending step in a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,45 +9,59 @@ import types
 import numpy as np
 import pytest
 
-from jaxrl_llm import curriculum
+from jaxrl_llm import curriculum, replay, rewards
 from jaxrl_llm.checkpointing import run_dir
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.curriculum.curriculum import Proposal
-from jaxrl_llm.runner import host_step
+from jaxrl_llm.runner import grading, host_step, log_records
+from jaxrl_llm.runner.context import RunContext
 from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
 
 P, G, T = 4, 4, 3
 B = P * G
 
 
-class Heard:
+class Observer:
   """Stands for the curriculum and the lengths."""
 
-  def observe(self, *told):
-    self.told = told
+  def observe(self, *evidence):
+    self.observed = evidence
 
   def metrics(self):
     return {}
 
 
-def make_parts():
-  config = types.SimpleNamespace(rollouts=G, generate=types.SimpleNamespace(draft=dict(fn='none')))
-  config.rollout.draft = types.SimpleNamespace(fn='none')
-  config.rewards, config.data = configs.default().rewards, configs.default().data
+class Context(types.SimpleNamespace):
+  """A `RunContext` whose fields can be set."""
+
+  decode = RunContext.decode
+  rows_of = RunContext.rows_of
+
+
+def make_context():
+  config = types.SimpleNamespace(rollouts=G, seed=0, rewards=configs.default().rewards)
+  config.rollout = types.SimpleNamespace(draft=types.SimpleNamespace(fn='none'))
+  config.data = configs.default().data
   method = types.SimpleNamespace(needs_demo=False, needs_parts=False)
   spec = types.SimpleNamespace(
     objective=types.SimpleNamespace(method=method), layout=types.SimpleNamespace(slots_per_prompt=1)
   )
-  more = dict(
-    aid=None,
-    curriculum=dict(labels=None),
-    play=None,
-    rewards=(host_step.grade.Part('sevens', 1.0, None),),
+  grading = types.SimpleNamespace(
+    rewards=(rewards.Part('sevens', 1.0, None),),
+    vote=None,
+    labels=None,
+    truncate=None,
+    failures=rewards.Failures({}),
   )
-  more['ledger'] = None
-  more['failures'] = host_step.grade.Failures({})
-  return types.SimpleNamespace(
-    config=config, curriculum=Heard(), lengths=Heard(), spec=spec, **more
+  return Context(
+    config=config,
+    spec=spec,
+    models=types.SimpleNamespace(policy=types.SimpleNamespace(tokenizer=Words())),
+    selection=types.SimpleNamespace(curriculum=Observer(), lengths=Observer(), hints=None),
+    replay=types.SimpleNamespace(collector=None),
+    grading=grading,
+    episodes=None,
+    token_stats=None,
   )
 
 
@@ -75,44 +89,46 @@ def test_the_curriculum_hears_of_whole_groups_rows_that_exist_and_weights():
   reason_B += [STOPPED, ABORTED, ABORTED, STOPPED] + [ABORTED] * 4
   # Right rows of group 0 were three times as likely to be kept: one in four is nearer the truth.
   weight_B = [1, 3, 1, 3] + [1] * 12
-  parts = make_parts()
+  context = make_context()
   batch = make_batch(length_B, correct_B, reason_B, weight_B)
-  host_step._observe(parts, batch, np.array([True, False, True, True]))
-  index, right, count, truncated, tokens, mixed, _ = (x.tolist() for x in parts.curriculum.told)
+  host_step._observe(context, batch, np.array([True, False, True, True]))
+  index, right, count, truncated, tokens, mixed, _ = (
+    x.tolist() for x in context.selection.curriculum.observed
+  )
   assert index == [0, 20]  # 10 is unfinished; of 30 nothing is left
   assert (right, count, truncated) == ([1, 1], [4, 2], [1, 0])
   assert tokens == [8, 3] and mixed == [True, True]
-  assert parts.lengths.told[1].tolist() == [2.0, 1.5]
+  assert context.selection.lengths.observed[1].tolist() == [2.0, 1.5]
 
 
 def test_a_row_that_was_cut_off_but_right_is_not_told_as_cut_off():
   reason_B = [TRUNCATED] * B
   batch = make_batch([3] * B, [1, 0, 0, 1] * P, reason_B, [1] * B)
-  parts = make_parts()
-  host_step._observe(parts, batch, np.ones(P, bool))
-  assert parts.curriculum.told[3].tolist() == [2] * P
+  context = make_context()
+  host_step._observe(context, batch, np.ones(P, bool))
+  assert context.selection.curriculum.observed[3].tolist() == [2] * P
 
 
 def test_a_step_of_which_nothing_is_whole_is_a_step_to_the_curriculum():
   """Its time is counted by what it is told: reference sets and forgetting keep pace with the run."""
-  parts = make_parts()
+  context = make_context()
   settings = configs.default().curriculum.to_dict() | dict(
     evidence_decay=dict(fn='step', decay=0.5), prior_pooling=dict(fn='none')
   )
-  parts.curriculum = curriculum.Curriculum(settings, 40, group=G)
-  parts.lengths = curriculum.LengthEstimate(40)
+  context.selection.curriculum = curriculum.Curriculum(settings, 40, group=G)
+  context.selection.lengths = curriculum.LengthEstimate(40)
   batch = make_batch([3] * B, [1] * B, [STOPPED] * B, [1] * B)
-  host_step._observe(parts, batch, np.arange(P) == 1)
-  before = parts.curriculum.predict(np.array([10]))[0]
-  host_step._observe(parts, batch, np.zeros(P, bool))
-  after = parts.curriculum.predict(np.array([10]))[0]
+  host_step._observe(context, batch, np.arange(P) == 1)
+  before = context.selection.curriculum.predict(np.array([10]))[0]
+  host_step._observe(context, batch, np.zeros(P, bool))
+  after = context.selection.curriculum.predict(np.array([10]))[0]
   assert (before, after) == (5 / 6, 3 / 4)  # Beta(1 + 4, 1), then Beta(1 + 2, 1)
 
 
 def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
   class Chooses:
     def propose(self, *told):
-      self.told = told
+      self.observed = told
       return proposed(np.array([3, 1], np.int32))
 
     def accept(self, proposal):
@@ -121,23 +137,31 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
     def visits(self, index):
       return index * 0
 
-  parts = make_parts()
-  parts.config.prompts, parts.config.completion_tokens = 2, T
-  parts.config.rollout.stop = types.SimpleNamespace(fn='none')
-  parts.curriculum, parts.lengths, parts.unfinished = Chooses(), curriculum.LengthEstimate(4), []
-  parts.lengths.mean[:] = [1, 2, 3, 4]
-  parts.cap, parts.collect, parts.spec.layout.slots_per_prompt = lambda index, most: most, None, 1
-  parts.config.curriculum = types.SimpleNamespace(each=1)
+  context = make_context()
+  context.config.prompts, context.config.completion_tokens = 2, T
+  context.config.rollout.stop = types.SimpleNamespace(fn='none')
+  context.selection.curriculum, context.selection.lengths, context.replay.unfinished = (
+    Chooses(),
+    curriculum.LengthEstimate(4),
+    [],
+  )
+  context.selection.lengths.mean[:] = [1, 2, 3, 4]
+  context.selection.length_cap, context.replay.collector, context.spec.layout.slots_per_prompt = (
+    lambda index, most: most,
+    None,
+    1,
+  )
+  context.config.curriculum = types.SimpleNamespace(slots_per_prompt=1)
   fresh = make_batch([0] * B, [0] * B, [STOPPED] * B, [1] * B).prompts
 
   class Table(list):
     def prompts(self, index, born):
       return fresh._replace(index_P=index)
 
-  parts.tables = types.SimpleNamespace(train=Table(range(4)))
+  context.tables = types.SimpleNamespace(train=Table(range(4)))
   monkeypatch.setattr(host_step.empty_records, 'empty_rollout', lambda spec: None)
-  prompts, *_ = host_step.propose(parts, 5)
-  step, slots, lengths, _, busy = parts.curriculum.told
+  prompts, *_ = host_step.propose(context, 5)
+  step, slots, lengths, _, busy = context.selection.curriculum.observed
   assert len(busy) == 0
   assert (step, slots) == (5, 2) and lengths(np.array([0, 2])).tolist() == [1, 3]
   assert prompts.expected_P.tolist() == [4, 2]
@@ -146,9 +170,9 @@ def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
 def test_aborted_rows_are_blank_and_counted():
   reason_B = [STOPPED, ABORTED, STOPPED, STOPPED] + [STOPPED] * 8 + [UNFINISHED] + [STOPPED] * 3
   batch = make_batch([2] * B, [0] * B, reason_B, [1] * B)
-  parts = make_parts()
-  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
-  rollout, whole_P, told = host_step._hold(parts, batch.prompts, batch.rollout, 30)
+  context = make_context()
+  context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
+  rollout, whole_P, told = host_step._hold(context, batch.prompts, batch.rollout, 30)
   assert whole_P.tolist() == [True, True, True, False]
   assert rollout.length_B.tolist() == [2, 0, 2, 2] + [2] * 8 + [0] * 4
   assert told['generate/aborted_rows'] == 1 and told['generate/unfinished_groups'] == 1
@@ -156,10 +180,12 @@ def test_aborted_rows_are_blank_and_counted():
 
 def test_a_packed_flight_is_the_flight():
   batch = make_batch([2] * B, [0] * B, [1] * B, [1] * B)
-  flight = host_step.PendingStep(7, batch.prompts, batch.rollout, {'a': np.float32(0.1)})
-  back = host_step.unpacked(host_step.packed(flight))
+  pending = host_step.PendingStep(7, batch.prompts, batch.rollout, {'a': np.float32(0.1)})
+  back = host_step.unpacked(host_step.packed(pending))
   assert (back.index, back.device) == (7, {'a': float(np.float32(0.1))})
-  for a, b in zip((*flight.prompts, *flight.rollout), (*back.prompts, *back.rollout), strict=True):
+  for a, b in zip(
+    (*pending.prompts, *pending.rollout), (*back.prompts, *back.rollout), strict=True
+  ):
     np.testing.assert_array_equal(a, b)
 
 
@@ -173,7 +199,7 @@ class Words:
 def scores_of(parts_BxK, counts=None, outcome_B=None, message=''):
   if outcome_B is None:
     outcome_B = np.zeros(len(parts_BxK), np.int8)
-  return host_step.grade.Scores(np.array(parts_BxK, np.float32), outcome_B, counts or {}, message)
+  return rewards.Scores(np.array(parts_BxK, np.float32), outcome_B, counts or {}, message)
 
 
 class Sevens:
@@ -185,13 +211,13 @@ class Sevens:
 
 
 def graded(tokens_BxT, length_B, vote=None, truncate=None):
-  parts = make_parts()
-  parts.vote, parts.truncate = vote, truncate
-  parts.model = types.SimpleNamespace(tokenizer=Words())
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context = make_context()
+  context.grading.vote, context.grading.truncate = vote, truncate
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
   batch = make_batch(length_B, [0] * B, [STOPPED] * B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array(tokens_BxT, np.int32))
-  return host_step._grade(parts, Sevens(), batch.prompts, rollout)
+  return grading.grade(context, Sevens(), batch.prompts, rollout)
 
 
 # Group 0 is for 7, group 1 for 8, group 2 says nothing at all, group 3 agrees on 7.
@@ -202,7 +228,7 @@ SAID_B = [3] * 8 + [0] * 4 + [3] * 4
 
 
 def test_by_vote_the_rows_own_answers_reach_the_log_alone():
-  vote = host_step.grade.vote.Majority(0, lambda text: text)
+  vote = rewards.majority_vote.Majority(0, lambda text: text)
   batch, _, _, told = graded(VOTES, SAID_B, vote)
   want = [1, 1, 0, 1] + [1, 1, 0, 0] + [0] * 4 + [1] * 4
   assert batch.reward_B.tolist() == batch.correct_B.tolist() == want
@@ -215,52 +241,54 @@ def test_by_vote_the_rows_own_answers_reach_the_log_alone():
 
 
 def test_all_vote_and_the_first_are_learned_from():
-  vote = host_step.grade.vote.Majority(2, lambda text: text)
+  vote = rewards.majority_vote.Majority(2, lambda text: text)
   batch, *_ = graded([[5, 0, n] for n in (7, 8, 8, 8)] * P, [3] * B, vote)
   assert batch.rollout.length_B.tolist() == [3, 3, 0, 0] * P
   assert batch.reward_B.tolist() == [0, 1, 1, 1] * P
 
 
 def test_a_cut_row_is_graded_again_by_what_is_left_of_it():
-  truncate = host_step.grade.truncate.Outliers(deviations=1.0, least_tokens=1)
+  truncate = rewards.length_truncation.Outliers(deviations=1.0, least_tokens=1)
   tokens = [[7, 7, 7]] * 3 + [[8, 8, 7]] + [[7, 7, 7]] * 4 + [[9, 9, 9]] * 3 + [[8, 8, 7]]
   tokens += [[7, 8, 7], [7, 7, 7], [7, 7, 7], [7, 7, 7]]
   length_B = [1, 1, 1, 3] + [2] * 4 + [1, 1, 1, 3] + [3, 1, 1, 1]
-  batch, _, marks, told = graded(tokens, length_B, truncate=truncate)
+  batch, _, scores, told = graded(tokens, length_B, truncate=truncate)
   assert batch.rollout.length_B.tolist() == [1, 1, 1, 2] + [2] * 4 + [1, 1, 1, 3] + [2, 1, 1, 1]
   assert (
     batch.rollout.reason_B.tolist()
     == [STOPPED] * 3 + [TRUNCATED] + [STOPPED] * 8 + [TRUNCATED] + [STOPPED] * 3
   )
   assert batch.correct_B.tolist() == [1, 1, 1, 0] + [1] * 4 + [0, 0, 0, 1] + [0, 1, 1, 1]
-  assert marks.texts[3] == '8 8'
+  assert scores.texts[3] == '8 8'
   scored = SCORED | {'grade/right': 11 / 16}
   assert told == {'grade/errors': 18, 'grade/truncated': 2, **GRADED, **scored}
 
 
 def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
-  parts = make_parts()
-  parts.vote = parts.truncate = None
-  parts.config.seed = 0
-  parts.model = types.SimpleNamespace(tokenizer=Words())
+  context = make_context()
+  context.grading.vote = context.grading.truncate = None
+  context.config.seed = 0
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
   rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
-  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
+  context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
   landed = {}
   for name, kept in dict(
-    plain=host_step.replay.successes.none(),
-    replay=dict(reuse=host_step.replay.successes.successes(count=1)),
+    plain=replay.successes.none(),
+    replay=replay.successes.successes(count=1),
   ).items():
-    parts.successes, parts.collect = kept, None
+    context.replay.successes, context.replay.collector = kept, None
     for index in (1, 2):
       landed[name] = host_step.land(
-        parts, Sevens(), host_step.PendingStep(index, batch.prompts, rollout, {'loss': np.float32(1)})
+        context,
+        Sevens(),
+        host_step.PendingStep(index, batch.prompts, rollout, {'loss': np.float32(1)}),
       )
   plain, again = landed['plain'], landed['replay']
-  assert plain.told == again.told and len(again.told) == B
-  assert again.row == plain.row | {'replay/rows': 3, 'replay/prompts': 3}
+  assert plain.rollout_records == again.rollout_records and len(again.rollout_records) == B
+  assert again.metrics == plain.metrics | {'replay/rows': 3, 'replay/prompts': 3}
   assert plain.batch.replayed_B is None and again.batch.replayed_B.sum() == P
   length_PxG = again.batch.rollout.length_B.reshape(P, G + 1)
   assert length_PxG[:, -1].tolist() == [3, 3, 0, 3]
@@ -276,9 +304,12 @@ def proposed(index):
 
 def choosing(each=1, allocate=None, collect=None, held=()):
   """Parts whose curriculum proposes 10, 11, 12, … of 40 prompts, for 6 slots."""
-  parts = make_parts()
-  parts.config.prompts, parts.config.curriculum = 6, types.SimpleNamespace(each=each)
-  parts.tables = types.SimpleNamespace(train=range(40))
+  context = make_context()
+  context.config.prompts, context.config.curriculum = (
+    6,
+    types.SimpleNamespace(slots_per_prompt=each),
+  )
+  context.tables = types.SimpleNamespace(train=range(40))
 
   def propose(step, slots, lengths, aided, busy):
     return proposed(np.setdiff1d(np.arange(10, 40), busy)[:slots])
@@ -287,13 +318,13 @@ def choosing(each=1, allocate=None, collect=None, held=()):
   visits = lambda index: index % 3  # noqa: E731
   predict = lambda index, group: (None, None, group / 100)  # noqa: E731
   own = dict(posterior=posterior, visits=visits, predict=predict, accept=lambda proposal: None)
-  parts.curriculum = types.SimpleNamespace(propose=propose, **own)
-  parts.lengths = lambda index: np.full(len(index), 5.0)
-  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
+  context.selection.curriculum = types.SimpleNamespace(propose=propose, **own)
+  context.selection.lengths = lambda index: np.full(len(index), 5.0)
+  context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
   if len(held):
-    parts.unfinished.prompts = Prompts(*[np.array(held)] * 5)
-  parts.collect, parts.allocate = collect, allocate
-  return parts
+    context.replay.unfinished.prompts = Prompts(*[np.array(held)] * 5)
+  context.replay.collector, context.selection.allocate = collect, allocate
+  return context
 
 
 def test_slots_go_to_new_prompts_that_are_not_already_running():
@@ -303,43 +334,45 @@ def test_slots_go_to_new_prompts_that_are_not_already_running():
 
 def real_choosing(size=60, prompts=8, collect=None, **settings):
   """As `choosing`, with the curriculum itself; even prompts are of source 'a', odd ones of 'b'."""
-  parts = choosing(collect=collect)
-  parts.config.prompts, parts.tables = prompts, types.SimpleNamespace(train=range(size))
+  context = choosing(collect=collect)
+  context.config.prompts, context.tables = prompts, types.SimpleNamespace(train=range(size))
   plain = dict(evidence_decay=dict(fn='none'), prior_pooling=dict(fn='none'))
-  parts.curriculum = curriculum.Curriculum(
+  context.selection.curriculum = curriculum.Curriculum(
     configs.default().curriculum.to_dict() | plain | settings,
     size,
     group=G,
     columns=dict(source=['ab'[i % 2] for i in range(size)], traits=np.eye(size)),
   )
-  return parts
+  return context
 
 
-def hold(parts, index):
-  parts.unfinished.prompts = Prompts(*[np.array(index, np.int32)] * 5) if len(index) else None
+def hold(context, index):
+  context.replay.unfinished.prompts = (
+    Prompts(*[np.array(index, np.int32)] * 5) if len(index) else None
+  )
 
 
-def observe(parts, index, k):
+def observe(context, index, k):
   n = np.full(len(index), G)
-  parts.curriculum.observe(np.array(index), np.array(k), n)
+  context.selection.curriculum.observe(np.array(index), np.array(k), n)
 
 
 @pytest.mark.parametrize('pick', ['softmax', 'top'])
 def test_retired_prompts_return_although_groups_are_held(pick):
   """Audits stand last in a proposal: they must not be what gives way to the groups that go on."""
-  parts = real_choosing(eligibility=dict(fn='retire', share=0.1), selection=dict(fn=pick))
+  context = real_choosing(eligibility=dict(fn='retire', share=0.1), selection=dict(fn=pick))
   for _ in range(3):
-    observe(parts, range(20), [G] * 20)
-  assert parts.curriculum.retired().tolist() == [*range(20)]
+    observe(context, range(20), [G] * 20)
+  assert context.selection.curriculum.retired().tolist() == [*range(20)]
   random, audits, slots = np.random.default_rng(0), 0, 0
   for step in range(300):
     held = random.choice(60, step % 5, replace=False)  # new ones for 8, 7, 6, 5 and 4 slots
-    hold(parts, held)
-    choice = host_step.choose(parts, step)
+    hold(context, held)
+    choice = host_step.choose(context, step)
     assert len(set(choice.index.tolist())) == len(choice.index) == 8 - len(held)
     assert not np.isin(choice.index, held).any()
     audits, slots = audits + (choice.index < 20).sum(), slots + len(choice.index)
-    assert choice.told['why'].count('audit') == (choice.index < 20).sum()
+    assert choice.record['why'].count('audit') == (choice.index < 20).sum()
   assert audits == int(0.1 * slots)
 
 
@@ -351,34 +384,36 @@ def test_domains_get_their_quota_of_the_slots_there_are(monkeypatch):
     quotas.append((slots, mix(names, done, slots, random, **settings)))
     return quotas[-1][1]
 
-  parts = real_choosing(
+  context = real_choosing(
     domain_mix=dict(fn='mix', targets=dict(a=0.75, b=0.25)), eligibility=dict(fn='none')
   )
-  parts.curriculum._stage['domain'] = functools.partial(recorded, targets=dict(a=0.75, b=0.25))
+  context.selection.curriculum._stage['domain_mix'] = functools.partial(
+    recorded, targets=dict(a=0.75, b=0.25)
+  )
   for step in range(40):
-    hold(parts, range(step % 4))
-    choice = host_step.choose(parts, step)
+    hold(context, range(step % 4))
+    choice = host_step.choose(context, step)
     slots, quota = quotas[-1]
     assert slots == len(choice.index) == 8 - step % 4
     assert np.bincount(choice.index % 2, minlength=2).tolist() == quota.tolist()
 
 
 def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
-  parts = real_choosing(size=12, prior_pooling=dict(fn='kernel', every=1))
+  context = real_choosing(size=12, prior_pooling=dict(fn='kernel', every=1))
   drawn = set()
   for step in range(40):
-    hold(parts, [3, 5, 7])
-    choice = host_step.choose(parts, step)
-    assert len(choice.index) == 5 and choice.told['why'] == ['reference'] * 5
+    hold(context, [3, 5, 7])
+    choice = host_step.choose(context, step)
+    assert len(choice.index) == 5 and choice.record['why'] == ['reference'] * 5
     drawn |= set(choice.index.tolist())
   assert drawn == set(range(12)) - {3, 5, 7}
-  parts = real_choosing(size=12, selection=dict(fn='top'), eligibility=dict(fn='none'))
+  context = real_choosing(size=12, selection=dict(fn='top'), eligibility=dict(fn='none'))
   for _ in range(4):
-    observe(parts, range(12), [0] * 12)
+    observe(context, range(12), [0] * 12)
   aided = curriculum.HintedPosteriors(np.array([3, 8]), np.full(2, 5.0), np.full(2, 5.0))
-  parts.aid = types.SimpleNamespace(aided=lambda step: aided)
-  hold(parts, [3, 5, 7])
-  choice = host_step.choose(parts, 0)
+  context.selection.hints = types.SimpleNamespace(posterior=lambda step: aided)
+  hold(context, [3, 5, 7])
+  choice = host_step.choose(context, 0)
   assert choice.index[0] == 8 and len(choice.index) == 5 and not {3, 5, 7} & set(choice.index)
 
 
@@ -386,11 +421,11 @@ def test_prompts_that_wait_for_rollouts_are_no_audits_either():
   waiting = types.SimpleNamespace(
     held=np.arange(10), requests=lambda: (np.array([4, 4]), np.array([1, 2]))
   )
-  parts = real_choosing(size=30, collect=waiting, eligibility=dict(fn='retire', share=0.5))
+  context = real_choosing(size=30, collect=waiting, eligibility=dict(fn='retire', share=0.5))
   for _ in range(3):
-    observe(parts, range(12), [G] * 12)
+    observe(context, range(12), [G] * 12)
   for step in range(30):
-    index = host_step.choose(parts, step).index
+    index = host_step.choose(context, step).index
     assert index[:2].tolist() == [4, 4] and len(index) == 8
     assert index.min() >= 4 and not np.isin(index[2:], np.arange(10)).any()
     assert np.isin(index[2:], [10, 11]).sum() == 2  # of three audits two find a retired prompt
@@ -399,8 +434,8 @@ def test_prompts_that_wait_for_rollouts_are_no_audits_either():
 def test_two_processes_with_the_same_groups_held_choose_the_same():
   ours, theirs = (real_choosing(candidates=dict(fn='stream', multiple=2)) for _ in range(2))
   for step in range(20):
-    for parts in (ours, theirs):
-      hold(parts, [*range(step % 6)])
+    for context in (ours, theirs):
+      hold(context, [*range(step % 6)])
     one, other = host_step.choose(ours, step), host_step.choose(theirs, step)
     assert one.index.tolist() == other.index.tolist() and len(one.index) == 8 - step % 6
 
@@ -409,7 +444,7 @@ def test_a_choice_says_of_each_new_prompt_once_why_it_was_made():
   waiting = types.SimpleNamespace(
     held=np.array([13]), requests=lambda: (np.array([13]), np.ones(1))
   )
-  told = host_step.choose(choosing(collect=waiting, held=[30]), 7).told
+  told = host_step.choose(choosing(collect=waiting, held=[30]), 7).record
   assert told['training/global_step'] == 7 and told['prompt'] == [10, 11, 12, 14]
   assert told['why'] == ['picked', 'audit', 'picked', 'audit']
   assert told['worth'] == [0.1, None, 0.12, None] and told['mean_worth'] == 0.1235
@@ -428,7 +463,7 @@ def test_prompts_get_the_slots_that_the_rule_allots():
 
   def allocate(*told):
     asked.append(told)
-    return host_step.control.allocate.Allocation(np.array([1, 3, 2]), np.array([2.0, 1.0, 0.5]))
+    return curriculum.allocation.Allocation(np.array([1, 3, 2]), np.array([2.0, 1.0, 0.5]))
 
   index, part, weight, told = host_step.choose(choosing(each=2, allocate=allocate), 0)
   assert index.tolist() == [10, 11, 11, 11, 12, 12] and part.tolist() == [0, 0, 1, 2, 0, 1]
@@ -453,41 +488,45 @@ def test_the_curriculum_hears_of_a_prompt_once_whatever_slots_it_filled():
   index_P = np.array([7, 3, 7, -1], np.int32)
   batch = make_batch([1] * 12 + [0] * 4, [1, 0, 0, 0] * 3 + [0] * 4, [STOPPED] * B, [1] * B)
   batch = batch._replace(prompts=batch.prompts._replace(index_P=index_P))
-  parts = make_parts()
-  host_step._observe(parts, batch, np.ones(P, bool))
-  assert [x.tolist() for x in parts.curriculum.told[:3]] == [[3, 7], [1, 2], [4, 8]]
+  context = make_context()
+  host_step._observe(context, batch, np.ones(P, bool))
+  assert [x.tolist() for x in context.selection.curriculum.observed[:3]] == [[3, 7], [1, 2], [4, 8]]
 
 
 def test_what_hinted_groups_say_is_no_evidence():
   batch = make_batch([1] * B, [1] * B, [STOPPED] * B, [1] * B)
   hint_P = np.array([0, 0.5, 0, 1], np.float32)
   batch = batch._replace(prompts=batch.prompts._replace(hint_P=hint_P))
-  parts = make_parts()
-  host_step._observe(parts, batch, np.array([True, True, False, True]))
-  assert parts.curriculum.told[0].tolist() == [0] == parts.lengths.told[0].tolist()
+  context = make_context()
+  host_step._observe(context, batch, np.array([True, True, False, True]))
+  assert (
+    context.selection.curriculum.observed[0].tolist()
+    == [0]
+    == context.selection.lengths.observed[0].tolist()
+  )
 
 
 def test_rows_count_what_their_prompts_were_allotted():
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [2] * B)
-  parts = make_parts()
-  parts.vote = parts.truncate = None
-  parts.model = types.SimpleNamespace(tokenizer=Words())
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context = make_context()
+  context.grading.vote = context.grading.truncate = None
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
   prompts = batch.prompts._replace(weight_P=np.array([1, 0.5, 3, 1], np.float32))
-  got, *_ = host_step._grade(parts, Sevens(), prompts, batch.rollout)
+  got, *_ = grading.grade(context, Sevens(), prompts, batch.rollout)
   assert got.rollout.weight_B.reshape(P, G)[:, 0].tolist() == [2, 1, 6, 2]
 
 
 def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
   """Group 0 says 7 more and more often where the data says 8; the data's label stays in the log."""
-  parts = make_parts()
-  parts.vote = parts.truncate = None
-  parts.labels = host_step.control.labels.majority_refined(min_slope=0.05, after=2)
-  parts.read = lambda text: text.split()[-1]
-  parts.model = types.SimpleNamespace(tokenizer=Words())
+  context = make_context()
+  context.grading.vote = context.grading.truncate = None
+  context.grading.labels = curriculum.labels.majority_refined(min_slope=0.05, after=2)
+  context.grading.read_answer = lambda text: text.split()[-1]
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
   rows = {0: '8', 10: '7', 20: '1', 30: '7'}
   table = [Row(str(i), f'?{i}', (), rows.get(i, ''), 'made', {}) for i in range(40)]
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=table))
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=table))
 
   class Pool:
     def score(self, rows, texts):
@@ -500,11 +539,11 @@ def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
     said += [[0, 0, 7]] * 4 + [[0, 0, 1]] * 4 + [[0, 0, 9]] * 4
     batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
     rollout = batch.rollout._replace(tokens_BxT=np.array(said, np.int32))
-    got, told_rows, _, told = host_step._grade(parts, Pool(), batch.prompts, rollout)
+    got, told_rows, _, told = grading.grade(context, Pool(), batch.prompts, rollout)
     seen.append((got.reward_B.reshape(P, G).sum(1).tolist(), told['labels/replaced']))
     assert told_rows[0].answer == '8'
   assert seen == [([1, 4, 4, 0], 0), ([1, 4, 4, 0], 0), ([4, 4, 4, 0], 1)]
-  (suspect,) = host_step.suspects(parts)
+  (suspect,) = grading.suspect_labels(context)
   assert suspect == dict(
     prompt=0, given='8', majority='7', share=1.0, visits=3, question='?0', id='0'
   )
@@ -519,16 +558,16 @@ class Parted:
 
 
 def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what_is_right():
-  parts = make_parts()
-  parts.vote = parts.truncate = None
-  parts.model = types.SimpleNamespace(tokenizer=Words())
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
-  parts.config.rewards.right = 0.5
-  parts.rewards += (host_step.grade.Part('form', 0.75, None),)
+  context = make_context()
+  context.grading.vote = context.grading.truncate = None
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context.config.rewards.right = 0.5
+  context.grading.rewards += (rewards.Part('form', 0.75, None),)
   batch = make_batch(SAID_B, [0] * B, [STOPPED] * B, [1] * B)
   tokens = [[6 if n % 4 else 5, 0, row[2]] for n, row in enumerate(VOTES)]
   rollout = batch.rollout._replace(tokens_BxT=np.array(tokens, np.int32))
-  got, _, _, told = host_step._grade(parts, Parted(), batch.prompts, rollout)
+  got, _, _, told = grading.grade(context, Parted(), batch.prompts, rollout)
   real = np.array(SAID_B) > 0
   right = np.array([row[2] == 7 for row in VOTES]) & real
   form = (np.arange(B) % 4 == 0) & real
@@ -540,8 +579,8 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   for name, mean in means.items():
     np.testing.assert_allclose(told[f'critic/score/{name}'], mean, rtol=1e-6)
   assert got.parts_BxK is None  # nobody asks
-  parts.spec.objective.method.needs_parts = True
-  got, *_ = host_step._grade(parts, Parted(), batch.prompts, rollout)
+  context.spec.objective.method.needs_parts = True
+  got, *_ = grading.grade(context, Parted(), batch.prompts, rollout)
   np.testing.assert_array_equal(got.parts_BxK, np.stack([0.5 * right, form], 1))
 
 
@@ -552,25 +591,27 @@ class Failing(Sevens):
     self.failed = failed
 
   def score(self, rows, texts):
-    outcome_B = np.array([self.failed.get(text, host_step.grade.OK) for text in texts], np.int8)
-    parts_BxK = super().score(rows, texts).parts_BxK * (outcome_B == host_step.grade.OK)[:, None]
+    outcome_B = np.array([self.failed.get(text, rewards.OK) for text in texts], np.int8)
+    parts_BxK = super().score(rows, texts).parts_BxK * (outcome_B == rewards.OK)[:, None]
     return scores_of(parts_BxK, {'grade/crashes': 2}, outcome_B, 'it broke')
 
 
 def landed(pool, reason_B, **failed):
-  parts = make_parts()
-  parts.vote = parts.truncate = parts.collect = None
-  parts.config.seed = 0
-  parts.failures = host_step.grade.Failures(dict(failed=failed, right=1.0))
-  parts.model = types.SimpleNamespace(tokenizer=Words())
-  parts.unfinished = host_step.replay.PartialRollouts(G, max_age=3)
-  parts.successes = host_step.replay.successes.none()
+  context = make_context()
+  context.grading.vote = context.grading.truncate = context.replay.collector = None
+  context.config.seed = 0
+  context.grading.failures = rewards.Failures(dict(failed=failed, right=1.0))
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
+  context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
+  context.replay.successes = replay.successes.none()
   rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
   batch = make_batch([3] * B, [0] * B, reason_B, [1] * B)
   tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
-  flight = host_step.PendingStep(1, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {})
-  return host_step.land(parts, pool, flight), parts
+  pending = host_step.PendingStep(
+    1, batch.prompts, batch.rollout._replace(tokens_BxT=tokens_BxT), {}
+  )
+  return host_step.land(context, pool, pending), context
 
 
 class Graded:
@@ -582,29 +623,31 @@ class Graded:
 
 def test_graded_scores_are_mass_and_mixed_by_difference():
   """Of groups of tenths, none of them right: 2 + 0 + 1 + 4, 3 each, 9 with one cut off, and nothing of the last."""
-  parts = make_parts()
-  parts.vote = parts.truncate = None
-  parts.model = types.SimpleNamespace(tokenizer=Words())
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context = make_context()
+  context.grading.vote = context.grading.truncate = None
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
   tenths = [2, 0, 1, 4] + [3] * 4 + [9, 9, 0, 0] + [5] * 4
   reason_B = [STOPPED] * 8 + [TRUNCATED, STOPPED, TRUNCATED, STOPPED] + [ABORTED] * 4
   batch = make_batch([3] * 12 + [0] * 4, [0] * B, reason_B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array([[5, 0, n] for n in tenths], np.int32))
-  got, *_, told = host_step._grade(parts, Graded(), batch.prompts, rollout)
+  got, *_, told = grading.grade(context, Graded(), batch.prompts, rollout)
   assert (
     not got.correct_B.any()
     and told['grade/right'] == 0
     and told['grade/highest'] == np.float32(0.9)
   )
   np.testing.assert_allclose(got.success_B[:12], np.array(tenths[:12]) / 10, rtol=1e-6)
-  host_step._observe(parts, got, np.ones(P, bool))
-  index, mass, count, truncated, _, mixed, cut_mass = (x.tolist() for x in parts.curriculum.told)
+  host_step._observe(context, got, np.ones(P, bool))
+  index, mass, count, truncated, _, mixed, cut_mass = (
+    x.tolist() for x in context.selection.curriculum.observed
+  )
   assert (index, count, truncated) == ([0, 10, 20], [4, 4, 4], [0, 0, 2])
   np.testing.assert_allclose(mass, [0.7, 1.2, 1.8], rtol=1e-6)
   np.testing.assert_allclose(cut_mass, [0, 0, 0.9], rtol=1e-6)
   assert mixed == [True, False, True]
-  parts.config.rewards.right, parts.config.rewards.bounds = 0.5, (-1.0, 1.0)
-  got, *_, told = host_step._grade(parts, Graded(), batch.prompts, rollout)
+  context.config.rewards.right, context.config.rewards.bounds = 0.5, (-1.0, 1.0)
+  got, *_, told = grading.grade(context, Graded(), batch.prompts, rollout)
   np.testing.assert_allclose(got.success_B[:4], [0.6, 0.5, 0.55, 0.7], rtol=1e-6)
   assert told['grade/right'] == 2 / 12 and told['grade/out_of_bounds'] == 0
 
@@ -623,47 +666,50 @@ def test_a_dropped_rollout_is_as_if_it_had_not_been_generated():
       np.testing.assert_array_equal(x, y)
   np.testing.assert_array_equal(one.batch.reward_B, other.batch.reward_B)
   np.testing.assert_array_equal(one.batch.correct_B, other.batch.correct_B)
-  assert str(told.curriculum.told) == str(heard.curriculum.told)
-  assert str(told.lengths.told) == str(heard.lengths.told)
+  assert str(told.selection.curriculum.observed) == str(heard.selection.curriculum.observed)
+  assert str(told.selection.lengths.observed) == str(heard.selection.lengths.observed)
   own = ('grade/', 'generate/aborted_rows')
-  shared = [{k: v for k, v in x.row.items() if not k.startswith(own)} for x in (one, other)]
+  shared = [{k: v for k, v in x.metrics.items() if not k.startswith(own)} for x in (one, other)]
   assert shared[0] == shared[1]
-  assert one.row['grade/dropped'] == 7 and one.row['grade/failed_share'] == 7 / 16
-  assert [(row['graded'], row['length']) for row in one.told if 'graded' in row] == [
+  assert one.metrics['grade/dropped'] == 7 and one.metrics['grade/failed_share'] == 7 / 16
+  assert [(row['graded'], row['length']) for row in one.rollout_records if 'graded' in row] == [
     (('crash', 'error')[b % 2], 3) for b in gone
   ]
-  assert len(one.told) == B and len(other.told) == B - 7
+  assert len(one.rollout_records) == B and len(other.rollout_records) == B - 7
 
 
 def test_a_scored_failure_gets_its_value_and_is_evidence_of_a_wrong_answer():
-  failed = {'5 0 7': host_step.grade.TIMEOUT, '5 2 7': host_step.grade.CRASH}
-  got, parts = landed(Failing(failed), [STOPPED] * B, crash='score', value=-0.5)
+  failed = {'5 0 7': rewards.TIMEOUT, '5 2 7': rewards.CRASH}
+  got, context = landed(Failing(failed), [STOPPED] * B, crash='score', value=-0.5)
   assert got.batch.reward_B[:4].tolist() == [-0.5, 0, -0.5, 0]
   assert got.batch.correct_B[:4].tolist() == [0] * 4 and got.batch.rollout.length_B.all()
-  assert parts.curriculum.told[1].tolist() == [0, 2, 2, 2]
-  assert parts.curriculum.told[2].tolist() == [4] * 4
-  assert got.row['grade/dropped'] == 0 and got.row['grade/failed_share'] == 2 / 16
+  assert context.selection.curriculum.observed[1].tolist() == [0, 2, 2, 2]
+  assert context.selection.curriculum.observed[2].tolist() == [4] * 4
+  assert got.metrics['grade/dropped'] == 0 and got.metrics['grade/failed_share'] == 2 / 16
 
 
 def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_the_run():
   """Questions without answers are what a vote is for."""
-  failed = {f'5 {b} {7 + b % 2}': host_step.grade.ERROR for b in range(B)}
-  parts = make_parts()
-  parts.vote, parts.truncate = host_step.grade.vote.Majority(0, lambda text: text[-1]), None
-  parts.model = types.SimpleNamespace(tokenizer=Words())
-  parts.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  failed = {f'5 {b} {7 + b % 2}': rewards.ERROR for b in range(B)}
+  context = make_context()
+  context.grading.vote, context.grading.truncate = (
+    rewards.majority_vote.Majority(0, lambda text: text[-1]),
+    None,
+  )
+  context.models.policy = types.SimpleNamespace(tokenizer=Words())
+  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
   tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
   for _ in range(5):
     rollout = batch.rollout._replace(tokens_BxT=tokens_BxT)
-    got, *_ = host_step._grade(parts, Failing(failed), batch.prompts, rollout)
-    parts.failures.check()
+    got, *_ = grading.grade(context, Failing(failed), batch.prompts, rollout)
+    context.grading.failures.check()
   assert got.reward_B.tolist() == [1, 0] * 8 and got.rollout.length_B.all()
 
 
 def test_a_batch_is_exhibited_with_all_its_arrays_and_in_words(tmp_path):
-  got, parts = landed(Sevens(), [STOPPED] * B)
-  arrays, rows = host_step.tell.exhibit(parts, got.batch)
+  got, context = landed(Sevens(), [STOPPED] * B)
+  arrays, rows = log_records.batch_dump(context, got.batch)
   path = run_dir.RunDirectory(str(tmp_path)).write_non_finite(12, arrays, rows)
   with np.load(f'{path}.npz') as kept:
     assert {'prompts.tokens_PxL', 'rollout.logp_BxT', 'reward_B', 'correct_B'} <= set(kept)

@@ -19,7 +19,7 @@ from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner import update as updates
-from jaxrl_llm.runner import host_step, multi_turn, setup
+from jaxrl_llm.runner import host_step, multi_turn, resume, setup
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, UserError
 
 P, G, T = 2, 4, 24
@@ -75,27 +75,29 @@ def config(**changes):
 
 
 def made(make=None, ends=tuple(range(0, 90, 4)), **changes):
-  """Parts of a run; `make` stands for what config.environment names. One token of four ends a turn: they are short."""
+  """A run context; `make` stands for what config.environment names. One token of four ends a turn: they are short."""
   c = config(**changes)
-  parts = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  context = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
   if make is not None:
-    parts.play.stage.factory = parts.play.stage.factory._replace(make=make)
-  if parts.play is not None:
-    parts.play.tokenizer = parts.model.tokenizer._replace(end_ids=ends)
-  rollout = parts.spec.rollout
+    context.episodes.environments.factory = context.episodes.environments.factory._replace(
+      make=make
+    )
+  if context.episodes is not None:
+    context.episodes.tokenizer = context.models.policy.tokenizer._replace(end_ids=ends)
+  rollout = context.spec.rollout
   rollout = rollout._replace(decode=rollout.decode._replace(end_ids=ends))
-  return parts._replace(spec=parts.spec._replace(rollout=rollout))
+  return context._replace(spec=context.spec._replace(rollout=rollout))
 
 
-def run(parts, count=1, state=None, batch=None, start=0, call=None):
+def run(context, count=1, state=None, batch=None, start=0, call=None):
   """`count` calls as train makes them → states, batches and rollouts after each."""
-  call = call or multi_turn.compile_call(parts)
-  state = state or train_state.init_state(parts.spec, parts.model.params)
-  batch, told = batch or empty_records.empty_batch(parts.spec), []
+  call = call or multi_turn.compile_call(context)
+  state = state or train_state.init_state(context.spec, context.models.policy.params)
+  batch, told = batch or empty_records.empty_batch(context.spec), []
   for index in range(start, start + count):
-    prompts, *more = host_step.propose(parts, index)
+    prompts, *more = host_step.propose(context, index)
     state, rollout, device = call(state, batch, prompts, *more)
-    landed = host_step.land(parts, Pool(), host_step.PendingStep(index, prompts, rollout, device))
+    landed = host_step.land(context, Pool(), host_step.PendingStep(index, prompts, rollout, device))
     batch = landed.batch
     told.append((prompts, sharding.fetch(rollout), landed))
   return jax.device_get(state), batch, told
@@ -120,8 +122,8 @@ class Pool:
 
 @pytest.fixture(scope='module')
 def talked():
-  parts = made(lambda: Talks())
-  return parts, *run(parts, 2)
+  context = made(lambda: Talks())
+  return context, *run(context, 2)
 
 
 def test_one_turn_without_an_answer_is_what_no_environment_is():
@@ -138,7 +140,7 @@ def test_one_turn_without_an_answer_is_what_no_environment_is():
 
 
 def test_turns_are_numbered_and_what_was_given_lies_between_them(talked):
-  parts, _, _, told = talked
+  context, _, _, told = talked
   for _, rollout, _ in told:
     given = 0
     for b in range(P * G):
@@ -160,9 +162,9 @@ def _runs(x):
 
 def test_the_engine_sees_the_very_ids_that_are_recorded():
   """(c) Every call gets what the last one gave, with ids behind it and nothing else changed."""
-  parts, seen = made(lambda: Talks()), []
-  parts.play.tokenizer = Muddled(parts.play.tokenizer)
-  finish = parts.play.finish
+  context, seen = made(lambda: Talks()), []
+  context.episodes.tokenizer = Muddled(context.episodes.tokenizer)
+  play = context.episodes.play
 
   def watched(sample, *rest):
     def watching(begun):
@@ -170,10 +172,10 @@ def test_the_engine_sees_the_very_ids_that_are_recorded():
       seen.append((begun, got))
       return got, told
 
-    return finish(watching, *rest)
+    return play(watching, *rest)
 
-  parts.play.finish = watched
-  _, _, ((_, rollout, _),) = run(parts, 1)
+  context.episodes.play = watched
+  _, _, ((_, rollout, _),) = run(context, 1)
   assert len(seen) > 2
   for (_, gave), (took, _) in zip(seen, seen[1:], strict=False):
     for b in range(P * G):
@@ -183,9 +185,9 @@ def test_the_engine_sees_the_very_ids_that_are_recorded():
   last = seen[-1][1]
   np.testing.assert_array_equal(rollout.tokens_BxT, last.tokens_BxT)
   # The text of these turns is other ids: whoever encodes it again learns from what was not sampled.
-  texts = parts.play.texts(rollout.tokens_BxT[0], rollout.turns.number_BxT[0])
+  texts = context.episodes.turn_texts(rollout.tokens_BxT[0], rollout.turns.number_BxT[0])
   said = rollout.tokens_BxT[0][rollout.turns.number_BxT[0] >= 0].tolist()
-  assert parts.play.tokenizer.encode(''.join(texts)) != said
+  assert context.episodes.tokenizer.encode(''.join(texts)) != said
 
 
 class Muddled:
@@ -203,10 +205,10 @@ class Muddled:
 
 def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   """(b) Turns and what was given in between, teacher-forced."""
-  parts, _, _, told = talked
+  context, _, _, told = talked
   prompts, rollout, _ = told[0]
-  state = train_state.init_state(parts.spec, parts.model.params)
-  logp_BxT, _ = jax.jit(lambda p: microbatch.rescore(parts.spec, p, prompts, rollout.tokens_BxT))(
+  state = train_state.init_state(context.spec, context.models.policy.params)
+  logp_BxT, _ = jax.jit(lambda p: microbatch.rescore(context.spec, p, prompts, rollout.tokens_BxT))(
     state.params
   )
   said = np.asarray(objective.sampled_mask(rollout)) > 0
@@ -228,7 +230,7 @@ METHODS = dict(
 @pytest.mark.parametrize('name', METHODS)
 def test_what_was_given_has_no_gradient_and_no_say(talked, name):
   """(b) No coefficient, and none of the sums, moves with the log-probabilities and entropies of what was given."""
-  parts, _, batch, _ = talked
+  context, _, batch, _ = talked
   c = config()
   c.objective.advantage = dict(fn='raw', baseline=0.3)
   for stage, spec in METHODS[name].items():
@@ -274,11 +276,11 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
 
 
 def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
-  parts, _, _, told = talked
-  spec = parts.spec
+  context, _, _, told = talked
+  spec = context.spec
   batch = told[0][2].batch  # of the weights as they began
   batch = batch._replace(reward_B=np.arange(P * G, dtype=np.float32))
-  params = parts.model.params
+  params = context.models.policy.params
   target = objective.targets(spec.objective.method, batch, G)
 
   def total(params):
@@ -301,18 +303,20 @@ def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
 
 def test_the_same_seed_step_and_prompts_play_the_same_and_a_resumed_run_is_the_uninterrupted_one():
   """(d) Also where a step leaves episodes unfinished: they are told again from their turns, and go on."""
-  changes = dict(environment__rounds=1, environment__turns=6, generate__max_age=9)
+  changes = dict(environment__rounds=1, environment__turns=6, rollout__max_age=9)
   whole_state, _, whole = run(made(Varied, **changes), 7)
-  parts = made(Varied, **changes)
-  state, batch, first = run(parts, 5)
-  assert len(parts.unfinished) and any((r.reason_B == UNFINISHED).any() for _, r, _ in first)
+  context = made(Varied, **changes)
+  state, batch, first = run(context, 5)
+  assert len(context.replay.unfinished) and any(
+    (r.reason_B == UNFINISHED).any() for _, r, _ in first
+  )
   again = made(Varied, **changes)  # a new process: nothing of the old objects is left
   for name in ('curriculum', 'lengths', 'unfinished'):
-    getattr(again, name).load_state_dict(getattr(parts, name).state_dict())
+    resume._stateful(again)[name].load_state_dict(resume._stateful(context)[name].state_dict())
   end_state, _, rest = run(again, 2, state=state, batch=batch, start=5)
   for (_, a, one), (_, b, other) in zip(first + rest, whole, strict=True):
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert one.told == other.told and one.row == other.row
+    assert one.rollout_records == other.rollout_records and one.metrics == other.metrics
   jax.tree.map(np.testing.assert_array_equal, end_state, whole_state)
   versions = [r.version_BxT[b, : r.length_B[b]] for _, r, _ in whole for b in range(P * G)]
   assert any(len(set(v.tolist())) > 1 for v in versions)  # rows that several weights wrote
@@ -323,8 +327,8 @@ def test_turns_end_at_the_cap_by_steps(talked):
   for _, rollout, landed in told:
     last = rollout.turns.number_BxT.max(1)
     assert last.max() == 3 and set(rollout.reason_B.tolist()) <= {STOPPED, TRUNCATED}
-    assert landed.row['environment/turns_over'] == (rollout.reason_B == STOPPED).sum() > 0
-    assert landed.row['environment/turns'] == (last + 1).mean()
+    assert landed.metrics['environment/turns_over'] == (rollout.reason_B == STOPPED).sum() > 0
+    assert landed.metrics['environment/turns'] == (last + 1).mean()
   stairs = dict(fn='stairs', starts=(0, 1), caps=(1, 3))
   _, _, short = run(made(lambda: Talks(), environment__horizon=stairs), 2)
   most = [rollout.turns.number_BxT.max() for _, rollout, _ in short]
@@ -332,21 +336,21 @@ def test_turns_end_at_the_cap_by_steps(talked):
 
 
 def test_an_answer_without_room_behind_it_ends_the_row():
-  parts = made(lambda: Talks(), environment__turns=99)
-  _, _, ((_, rollout, landed),) = run(parts, 1)
+  context = made(lambda: Talks(), environment__turns=99)
+  _, _, ((_, rollout, landed),) = run(context, 1)
   ended = rollout.reason_B == TRUNCATED
-  assert ended.all() and rollout.length_B.max() <= T and landed.row['environment/no_room'] > 0
+  assert ended.all() and rollout.length_B.max() <= T and landed.metrics['environment/no_room'] > 0
   last = rollout.turns.number_BxT[np.arange(P * G), rollout.length_B - 1]
   assert (last >= 0).all()  # no row ends with what nobody answers
 
 
 def test_a_mark_ends_a_turn_as_the_end_token_does():
   """A tool's call, say; the next turn looks for its own mark, and not for what was said before it."""
-  parts = made(lambda: Talks(), ends=(0,), generate__exit=dict(fn='text', text='e'))
-  mark, end = parts.model.tokenizer.encode('e')[0], 0
+  context = made(lambda: Talks(), ends=(0,), rollout__early_exit=dict(fn='text', text='e'))
+  mark, end = context.models.policy.tokenizer.encode('e')[0], 0
   seen = []
   for index in range(3):
-    _, _, ((_, rollout, _),) = run(parts, 1, start=index)
+    _, _, ((_, rollout, _),) = run(context, 1, start=index)
     for b in range(P * G):
       tokens, number = rollout.tokens_BxT[b], rollout.turns.number_BxT[b]
       if tokens[0] == mark:  # a rule hears the first token of a row together with the second
@@ -379,27 +383,30 @@ def test_an_environment_that_raises_is_counted_and_not_learned_from():
   _, batch, ((_, rollout, landed),) = run(made(Fails), 1)
   failed = rollout.turns.outcome_B == rewards.ERROR
   assert 0 < failed.sum() < P * G
-  assert landed.row['grade/errors'] == failed.sum() == landed.row['grade/dropped']
+  assert landed.metrics['grade/errors'] == failed.sum() == landed.metrics['grade/dropped']
   assert (batch.rollout.length_B[failed] == 0).all() and (batch.rollout.length_B[~failed] > 0).all()
-  assert [line['graded'] for line in landed.told if 'graded' in line] == ['error'] * failed.sum()
-  c = config(grade__failed=dict(error='score', value=-1.0))
-  parts = made(Fails, grade__failed=c.rewards.failed)
-  _, scored, _ = run(parts, 1)
+  assert [line['graded'] for line in landed.rollout_records if 'graded' in line] == [
+    'error'
+  ] * failed.sum()
+  c = config(rewards__failed=dict(error='score', value=-1.0))
+  context = made(Fails, rewards__failed=c.rewards.failed)
+  _, scored, _ = run(context, 1)
   assert (scored.reward_B[failed] == -1).all() and (scored.rollout.length_B[failed] > 0).all()
 
 
 def test_the_grader_reads_the_last_turn_and_the_environment_pays_beside_it():
-  parts = made(lambda: Talks(), environment__judge='rewards', environment__weight=0.25)
-  _, batch, ((_, rollout, landed),) = run(parts, 1)
+  context = made(lambda: Talks(), environment__judge='rewards', environment__weight=0.25)
+  _, batch, ((_, rollout, landed),) = run(context, 1)
   paid = rollout.turns.reward_BxT.sum(1)
   texts = [
-    parts.play.texts(*x)[-1] for x in zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
+    context.episodes.turn_texts(*x)[-1]
+    for x in zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
   ]
   right_B = np.array(list(map(right, texts)))
   np.testing.assert_allclose(batch.reward_B, right_B + 0.25 * paid)
   np.testing.assert_array_equal(batch.correct_B, right_B)
   assert paid.std() > 0 and 0 < right_B.mean() < 1, (texts, paid)
-  np.testing.assert_allclose(landed.row['critic/score/environment'], paid.mean(), rtol=1e-6)
+  np.testing.assert_allclose(landed.metrics['critic/score/environment'], paid.mean(), rtol=1e-6)
 
 
 class Shows(Talks):
@@ -409,29 +416,34 @@ class Shows(Talks):
 
 
 def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_it_has_no_room():
-  parts = made(Shows, prompt_tokens=16)
-  _, _, ((prompts, _, _),) = run(parts, 1)
+  context = made(Shows, prompt_tokens=16)
+  _, _, ((prompts, _, _),) = run(context, 1)
   for p in range(P):
-    text = parts.model.tokenizer.decode(prompts.tokens_PxL[p, : prompts.length_P[p]].tolist())
-    question = parts.tables.train.rows[prompts.index_P[p]].question
+    text = context.models.policy.tokenizer.decode(
+      prompts.tokens_PxL[p, : prompts.length_P[p]].tolist()
+    )
+    question = context.tables.train.rows[prompts.index_P[p]].question
     assert text.startswith(question + '\n\n!') and len(text) == len(question) + 4
-  parts = made(Shows, prompt_tokens=9)
-  _, _, ((_, rollout, landed),) = run(parts, 1)
-  assert landed.row['grade/errors'] == P * G and (rollout.turns.number_BxT.max(1) == 0).any()
+  context = made(Shows, prompt_tokens=9)
+  _, _, ((_, rollout, landed),) = run(context, 1)
+  assert landed.metrics['grade/errors'] == P * G and (rollout.turns.number_BxT.max(1) == 0).any()
   # Remembered as long as its groups may go on, and no longer.
-  parts.play.at(parts.config.rollout.max_age)
-  assert len(parts.play._unopened) == P
-  parts.play.at(parts.config.rollout.max_age + 1)
-  assert not parts.play._unopened
+  context.episodes.begin_step(context.config.rollout.max_age)
+  assert len(context.episodes._unopened) == P
+  context.episodes.begin_step(context.config.rollout.max_age + 1)
+  assert not context.episodes._unopened
 
 
 def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
-  parts = made(lambda: Talks(turns=2), ends=tuple(range(0, 90, 2)), eval__prompts=4)
-  parts.play.at(0)
-  decode, judging = parts.model.tokenizer.decode, evaluate.Scoring(Pool(), play=parts.play)
-  measure = evaluate.make_evaluator(parts.spec, parts.tables.held_out, decode, judging, 0, {})
-  metrics, rows, groups = measure(parts.model.params)
-  assert measure(parts.model.params) == (metrics, rows, groups) and len(rows) == 4
+  context = made(lambda: Talks(turns=2), ends=tuple(range(0, 90, 2)), evaluation__prompts=4)
+  context.episodes.begin_step(0)
+  decode, scoring = (
+    context.models.policy.tokenizer.decode,
+    evaluate.Scoring(Pool(), episodes=context.episodes),
+  )
+  measure = evaluate.make_evaluator(context.spec, context.tables.held_out, decode, scoring, 0, {})
+  metrics, rows, groups = measure(context.models.policy.params)
+  assert measure(context.models.policy.params) == (metrics, rows, groups) and len(rows) == 4
   played = 0
   for line in rows:
     (said,), (score,) = line['output'], line['score']
@@ -455,7 +467,7 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
     monkeypatch.setattr(steps, name, kept(getattr(steps, name)))
   stairs = dict(fn='stairs', starts=(0, 1, 2), caps=(1, 4, 2))
   _, _, told = run(made(Talks, environment__horizon=stairs), 3)
-  assert len({landed.row['environment/calls'] for *_, landed in told}) == 3
+  assert len({landed.metrics['environment/calls'] for *_, landed in told}) == 3
   assert [half._cache_size() for half in compiled] == [1, 1]
 
 
@@ -473,7 +485,10 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
     (dict(environment__fn='walk'), "cannot begin with a row of the data (KeyError: 'size')"),
     (dict(environment__fn='none', environment__low=3), "not a setting of 'none'"),
     (dict(environment__low=9, environment__high=3), 'low=9 is above'),
-    (dict(environment__fn='none', objective__credit=dict(fn='gigpo')), "'gigpo' is of turns"),
+    (
+      dict(environment__fn='none', objective__credit_assignment=dict(fn='gigpo')),
+      "'gigpo' is of turns",
+    ),
     (
       dict(
         environment__fn='none',
@@ -483,9 +498,9 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
       'is of turns',
     ),
     (dict(replay=dict(reuse=dict(fn='successes', count=1))), 'config.replay.reuse'),
-    (dict(generate__stop=dict(fn='rounds', count=2)), 'config.rollout.stop'),
-    (dict(generate__exit=dict(fn='repetition')), "choose 'text' or 'none'"),
-    (dict(grade__parts=(dict(fn='number'),)), 'asks no grader'),
+    (dict(rollout__stop=dict(fn='rounds', count=2)), 'config.rollout.stop'),
+    (dict(rollout__early_exit=dict(fn='repetition')), "choose 'text' or 'none'"),
+    (dict(rewards__parts=(dict(fn='number'),)), 'asks no grader'),
     (dict(environment__horizon=dict(fn='stairs', starts=(0,), caps=())), 'starts=(0,)'),
   ],
 )

@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 
-from jaxrl_llm.runner.run_logger import Journal
+from jaxrl_llm.runner.run_logger import RunLogger
 
 
 def test_the_screen_shows_prompts_by_their_expected_success():
@@ -14,9 +14,11 @@ def test_the_screen_shows_prompts_by_their_expected_success():
   alpha, beta = np.array([1.0, 1.0, 9.0, 5.0]), np.array([9.0, 9.0, 1.0, 5.0])
   curriculum = types.SimpleNamespace(posterior=lambda index: (alpha[index], beta[index]))
   tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=range(4)))
-  journal = types.SimpleNamespace(
-    _parts=types.SimpleNamespace(curriculum=curriculum, tables=tables)
+  logger = types.SimpleNamespace(
+    _context=types.SimpleNamespace(
+      selection=types.SimpleNamespace(curriculum=curriculum), tables=tables
+    )
   )
-  shares = Journal._difficulty(journal)
+  shares = RunLogger._difficulty(logger)
   assert len(shares) == 20 and sum(shares) == 1
   assert {i: x for i, x in enumerate(shares) if x} == {2: 0.5, 10: 0.25, 18: 0.25}

@@ -76,6 +76,6 @@ def test_every_process_hears_what_one_would(processes, spec, texts):
 
 
 def test_the_work_is_dealt_out():
-  assert sharded_grading._dealt(ROWS, 3, ['']) == [[0, 3, 6], [1, 4, 7], [2, 5]]
-  assert sharded_grading._dealt(ROWS, 2, ['', 'group']) == [[0, 1, 5, 6], [2, 3, 4, 7]]
-  assert sharded_grading._dealt(ROWS, 2, ['group', 'step']) == [list(range(8)), []]
+  assert sharded_grading._shares(ROWS, 3, ['']) == [[0, 3, 6], [1, 4, 7], [2, 5]]
+  assert sharded_grading._shares(ROWS, 2, ['', 'group']) == [[0, 1, 5, 6], [2, 3, 4, 7]]
+  assert sharded_grading._shares(ROWS, 2, ['group', 'step']) == [list(range(8)), []]

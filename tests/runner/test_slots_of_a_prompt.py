@@ -9,7 +9,6 @@ import pytest
 
 from jaxrl_llm import curriculum
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.config import stages
 from jaxrl_llm.runner import host_step, setup
 from jaxrl_llm.types import STOPPED, Batch, Prompts, Rollout, Row
 
@@ -24,31 +23,26 @@ class Table(list):
     return self
 
 
-def parts(each: int, allocate: dict) -> types.SimpleNamespace:
-  """The real curriculum and allocation, as `assemble` makes them; nothing shared, so that beliefs are exact."""
+def make_context(each: int, allocation: dict) -> types.SimpleNamespace:
+  """The real curriculum and allocation; prompts share nothing, so that posteriors are exact."""
   config = configs.default()
   config.prompts, config.rollouts = SLOTS, G
-  config.curriculum.slots_per_prompt, config.curriculum.allocation = each, allocate
-  config.curriculum.prior_pooling, config.curriculum.evidence_decay = (
-    dict(fn='none'),
-    dict(fn='none'),
+  config.curriculum.slots_per_prompt, config.curriculum.allocation = each, allocation
+  config.curriculum.prior_pooling = config.curriculum.evidence_decay = dict(fn='none')
+  table = Table(Row(str(i), 'q', (), 'a', 's', {}) for i in range(SIZE))
+  selection = types.SimpleNamespace(
+    curriculum=setup.make_curriculum(config, table),
+    lengths=curriculum.LengthEstimate(SIZE),
+    allocate=setup._allocation(config),
+    hints=None,
   )
-  settings, table = (
-    config.curriculum,
-    Table(Row(str(i), 'q', (), 'a', 's', {}) for i in range(SIZE)),
-  )
+  method = types.SimpleNamespace(needs_parts=False)
   return types.SimpleNamespace(
     config=config,
-    curriculum=setup.make_curriculum(config, table),
-    allocate=stages.pick(curriculum.allocation, settings.allocate, 'curriculum.allocation'),
-    lengths=curriculum.LengthEstimate(SIZE),
-    unfinished=[],
-    collect=None,
-    aid=None,
+    selection=selection,
+    replay=types.SimpleNamespace(unfinished=[], collector=None),
     tables=types.SimpleNamespace(train=table),
-    spec=types.SimpleNamespace(
-      objective=types.SimpleNamespace(method=types.SimpleNamespace(needs_parts=False))
-    ),
+    spec=types.SimpleNamespace(objective=types.SimpleNamespace(method=method)),
   )
 
 
@@ -66,28 +60,34 @@ def answered(index_P, rate_N, random) -> Batch:
 
 
 @pytest.mark.parametrize(
-  'each, allocate',
+  'each, allocation',
   [(1, dict(fn='equal')), (4, dict(fn='equal')), (4, dict(fn='marginal')), (4, dict(fn='neyman'))],
 )
-def test_predicted_and_observed_mixed_shares_agree(each, allocate):
+def test_predicted_and_observed_mixed_shares_agree(each, allocation):
   """Success rates are drawn from the prior Beta(1, 1), so that P(mixed) is exact whatever is chosen."""
   random = np.random.default_rng(each)
   rate_N = random.random(SIZE)
-  own, chosen, landed, seen = parts(each, allocate), [], [], []
-  assert own.curriculum.group == G * each  # of the utility, before slots are handed out
+  context, chosen, landed, observed = make_context(each, allocation), [], [], []
+  assert (
+    context.selection.curriculum.group == G * each
+  )  # of the utility, before slots are handed out
   for step in range(STEPS):
-    choice = host_step.choose(own, step)
+    choice = host_step.choose(context, step)
     assert len(choice.index) == SLOTS
-    chosen += choice.told['mixed']
+    chosen += choice.record['mixed']
     batch = answered(choice.index, rate_N, random)
-    row = host_step._observe(own, batch, np.ones(SLOTS, bool))
+    row = host_step._observe(context, batch, np.ones(SLOTS, bool))
     landed.append(row['curriculum/predicted_mixed'])
     groups = [batch.reward_B.reshape(SLOTS, G)[choice.index == i] for i in set(choice.index)]
     mixed = [0 < group.mean() < 1 for group in groups]
     assert row['curriculum/mixed_share'] == pytest.approx(np.mean(mixed))
-    seen += mixed
+    observed += mixed
   # choices.jsonl and metrics.jsonl say the same of the same groups.
   assert np.mean(chosen) == pytest.approx(np.mean(landed), abs=1e-4)
   chance = np.array(chosen)
   error = np.sqrt((chance * (1 - chance)).sum()) / len(chance)
-  assert abs(np.mean(seen) - chance.mean()) < 4 * error, (np.mean(seen), chance.mean(), error)
+  assert abs(np.mean(observed) - chance.mean()) < 4 * error, (
+    np.mean(observed),
+    chance.mean(),
+    error,
+  )

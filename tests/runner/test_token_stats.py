@@ -72,7 +72,7 @@ def said(given):
 def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
   step_spec, config = make(trust_region=dict(fn='clip', low=0.2, high=0.2))
   given = batch()
-  told = token_stats.Ledger(step_spec, config, CHARS.backend)(given, said(given))
+  told = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
   target = objective.targets(step_spec.objective.method, given, G)
 
   def surrogate(logp_BxT):  # PPO's, as the paper writes it
@@ -93,7 +93,7 @@ def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
 def test_minibatches_have_denominators_of_their_own():
   step_spec, config = make(minibatches=2, aggregation=dict(fn='token_mean'))
   given = batch()
-  made = token_stats.counted(step_spec, given, True)
+  made = token_stats.token_values(step_spec, given, True)
   for u in range(2):
     at_P = np.arange(P) % 2 == u
     at_B = np.repeat(at_P, G)
@@ -113,7 +113,7 @@ def test_no_more_groups_are_told_than_the_bound_has_room_for():
   length_P = given.rollout.length_B.reshape(P, G).sum(1)
   for bound, groups in ((length_P[:2].sum(), 2), (length_P[:2].sum() - 1, 1), (1, 0)):
     config.monitoring.rollouts_tokens = int(bound)
-    told = token_stats.Ledger(step_spec, config, CHARS.backend)(given, said(given))
+    told = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
     assert {b // G for b in told} == set(range(groups))
 
 
@@ -127,17 +127,17 @@ def test_no_more_groups_are_told_than_the_bound_has_room_for():
 )
 def test_what_the_update_works_out_first_is_left_out(spec, both):
   step_spec, config = make(**spec)
-  assert token_stats.told(step_spec, config) == both
+  assert token_stats.available(step_spec, config) == both
   config.replay.collect = dict(fn='mixed')
-  assert token_stats.told(step_spec, config) == (False, False)
+  assert token_stats.available(step_spec, config) == (False, False)
 
 
 def test_a_text_that_is_not_the_tokens_own_has_no_cuts():
   step_spec, config = make()
   given = batch()
   texts = said(given)
-  book = token_stats.Ledger(step_spec, config, CHARS.backend)
-  told = book(given, [*texts[:1], 'told before ' + texts[1], *texts[2:]])
+  stats = token_stats.TokenStats(step_spec, config, CHARS.backend)
+  told = stats(given, [*texts[:1], 'told before ' + texts[1], *texts[2:]])
   assert told[0]['cuts'] == [1] * len(texts[0]) and 'cuts' not in told[1] and 'logp' in told[1]
 
 
@@ -145,7 +145,7 @@ def test_tokens_that_an_environment_gave_have_no_numbers():
   step_spec, config = make()
   given = batch()
   given = given._replace(rollout=given.rollout._replace(turns=turns()))
-  told = token_stats.Ledger(step_spec, config, CHARS.backend)(given, said(given))
+  told = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
   for b, row in told.items():
     length = int(given.rollout.length_B[b])
     assert [x is None for x in row['logp']] == [t == 1 for t in range(length)]
@@ -185,7 +185,7 @@ def test_every_method_is_told_or_left_out(path):
     given = given._replace(parts_BxK=np.ones((B, len(method.weight_K or (1, 1))), np.float32))
   if config.environment.fn != 'none':
     given = given._replace(rollout=given.rollout._replace(turns=turns()))
-  advantage, coefficient = token_stats.told(step_spec, config)
+  advantage, coefficient = token_stats.available(step_spec, config)
   if advantage:
-    made = jax.eval_shape(lambda x: token_stats.counted(step_spec, x, coefficient), given)
+    made = jax.eval_shape(lambda x: token_stats.token_values(step_spec, x, coefficient), given)
     assert all(x.shape == (B, T) for x in made.values()) and ('coefficient' in made) == coefficient
