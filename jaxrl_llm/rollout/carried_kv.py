@@ -54,6 +54,7 @@ def load_rows(constants: LoopConstants, state: LoopState, before_S: jax.Array) -
   Token j of a row at its token a gets age a − j. An iteration that loads no row copies no cache.
   """
   carried = constants.carried
+  assert carried is not None
   row_S, _ = slot_loop.clipped_slots(constants, state)
   cached_S = carried.cached_B[row_S]
   takes_S = (state.row_S != before_S) & (state.row_S < len(constants.keys_B)) & (cached_S > 0)
@@ -74,6 +75,7 @@ def load_rows(constants: LoopConstants, state: LoopState, before_S: jax.Array) -
 def collect(constants: LoopConstants, state: LoopState) -> CarriedKV:
   """The cache of unfinished rows after the loop: of rows in slots from the ring, of waiting rows as before."""
   B, carried = len(constants.keys_B), constants.carried
+  assert carried is not None
   cached_B = carried.cached_B.at[state.row_S].set(state.index_S, mode='drop')
   cached_B = jnp.where(state.rollout.reason_B == UNFINISHED, cached_B, 0)
 

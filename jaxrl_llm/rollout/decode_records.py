@@ -11,7 +11,7 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import early_exit, stopping
 from jaxrl_llm.rollout.queue_order import Progress, fifo
 from jaxrl_llm.rollout.sampling import NO_FILTER, TokenFilter
-from jaxrl_llm.types import ModelConfig, Prompts, Rollout
+from jaxrl_llm.types import Array, ModelConfig, Prompts, Rollout
 
 
 class DecodeSettings(NamedTuple):
@@ -42,8 +42,8 @@ class CarriedKV(NamedTuple):
   more while a loop with S < B slots runs.
   """
 
-  index_P: jax.Array  # as in Prompts; −1 before the first call
-  born_P: jax.Array
+  index_P: Array  # as in Prompts; −1 before the first call
+  born_P: Array
   cached_B: jax.Array  # int32, tokens of a row whose keys and values are stored
   # Token j of a row lies in column j, of a sliding layer with window W in column j modulo W. Zeros from cached_B on.
   cache: decoder.Cache
@@ -58,13 +58,13 @@ class DecodeInputs(NamedTuple):
   params: Any
   prompts: Prompts
   key: jax.Array  # from the run's seed
-  version: jax.Array | int  # optimizer steps taken by `params`
+  version: Array | int  # optimizer steps taken by `params`
   # Rows to continue (reason UNFINISHED) or to return unchanged (any other reason). None: all rows start at the prompt.
   continued: Rollout | None = None
-  cap: jax.Array | int | None = (
+  cap: Array | int | None = (
     None  # most tokens of a row, a traced number or one per row [B]; None: T
   )
-  pause: jax.Array | int | None = None  # rows that hold so many tokens leave the loop UNFINISHED
+  pause: Array | int | None = None  # rows that hold so many tokens leave the loop UNFINISHED
   member_B: jax.Array | None = None  # which rollout of its prompt a row is; None: b % G
   carried: CarriedKV | None = (
     None  # in the order of `prompts`; None: continued rows are encoded again

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.rollout import sampling, slot_loop
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
-from jaxrl_llm.types import UNFINISHED, ModelConfig, Rollout
+from jaxrl_llm.types import UNFINISHED, Array, ModelConfig, Rollout
 
 
 class NgramSettings(NamedTuple):
@@ -70,7 +70,7 @@ def generate(
 
 
 def find_drafts(
-  tokens_BxT: jax.Array, length_B: jax.Array, row_S: jax.Array, rollouts: int, ngram: NgramSettings
+  tokens_BxT: Array, length_B: Array, row_S: jax.Array, rollouts: int, ngram: NgramSettings
 ) -> jax.Array:
   """Tokens that follow each row's last tokens elsewhere in its group: [S, draft], −1 where there is none.
 

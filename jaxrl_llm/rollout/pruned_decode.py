@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -66,9 +66,8 @@ def predict_success(
   The hidden state is that of token `pruning.at_tokens` of a row, or of its last token. arXiv:2603.24840 (ARRoL).
   """
   n = pruning.at_tokens
-  hidden_BxnxD = shared_prompt_forward.hidden(
-    model, params, prompts, rollout.tokens_BxT[:, :n], dtype=dtype
-  )
+  tokens_Bxn = cast(jax.Array, rollout.tokens_BxT)[:, :n]
+  hidden_BxnxD = shared_prompt_forward.hidden(model, params, prompts, tokens_Bxn, dtype=dtype)
   last_B = jnp.clip(jnp.minimum(rollout.length_B, n) - 1, 0)
   feature_BxF = jnp.take_along_axis(hidden_BxnxD, last_B[:, None, None], axis=1)[:, 0]
   feature_BxF = feature_BxF.astype(jnp.float32)

@@ -11,16 +11,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.types import Array
+
 
 class Progress(NamedTuple):
   """Progress of the decode loop, as queue orders and stop rules read it."""
 
   iterations: jax.Array  # completed
   started_tokens: jax.Array  # tokens of all rows before the loop
-  length_B: jax.Array  # tokens so far
-  finished_B: jax.Array
-  cap_B: jax.Array  # tokens at most
-  expected_P: jax.Array  # expected tokens of a rollout of the prompt; 0: unknown
+  length_B: Array  # tokens so far
+  finished_B: Array
+  cap_B: Array  # tokens at most
+  expected_P: Array  # expected tokens of a rollout of the prompt; 0: unknown
 
 
 def fifo(progress: Progress) -> jax.Array:

@@ -113,8 +113,7 @@ def _iterate(constants: LoopConstants, state: LoopState) -> LoopState:
   write_S = jnp.where(known_S, len(constants.keys_B), state.row_S)
   rollout = slot_loop.record_tokens(constants, state.rollout, write_S, index_S + 1, token_S, logp_S)
   if settings.record_experts:
-    expert_BxTxNxk = rollout.expert_BxTxNxk.at[write_S, index_S].set(expert_SxNxk, mode='drop')
-    rollout = rollout._replace(expert_BxTxNxk=expert_BxTxNxk)
+    rollout = slot_loop.record_experts(rollout, write_S, index_S, expert_SxNxk)
   state = state._replace(
     rollout=rollout,
     index_S=state.index_S + 1,
@@ -192,4 +191,4 @@ def _encode(
 
   width_N = slot_loop.ring_widths(constants.model, T)
   rows = slot_loop.encode_rows(constants, row_S, rollout)
-  return [tuple(rolled(x, w) for x in kv) for kv, w in zip(rows, width_N, strict=True)]
+  return [(rolled(k, w), rolled(v, w)) for (k, v), w in zip(rows, width_N, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,20 @@ import jax.numpy as jnp
 from jaxrl_llm.models import decoder, kvcache, moe
 from jaxrl_llm.rollout import early_exit, exit_signals, queue_order, sampling
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
-from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts, Rollout
+from jaxrl_llm.types import (
+  STOPPED,
+  TRUNCATED,
+  UNFINISHED,
+  Array,
+  ModelConfig,
+  Prompts,
+  Rollout,
+)
 
 # Rows of [V] logits: with a large vocabulary all B of them would not fit in memory.
 _FIRST_TOKENS_AT_ONCE = 64
+# (constants, rows, indices of their last tokens, rollout) → the cache of the slots' rows
+Encode = Callable[[LoopConstants, jax.Array, jax.Array, Rollout], decoder.Cache]
 
 
 def prepare(
@@ -34,7 +44,7 @@ def prepare(
     settings=settings,
     params=inputs.params,
     prompts=prompts,
-    prompt_cache=[tuple(kvcache.pack(x, settings.cache_dtype) for x in kv) for kv in prompt_cache],
+    prompt_cache=_packed(prompt_cache, settings.cache_dtype),
     keys_B=sampling.row_keys(inputs.key, prompts, settings.rollouts, inputs.member_B),
     cap_B=jnp.broadcast_to(jnp.minimum(T if inputs.cap is None else inputs.cap, T), (B,)),
     pause_B=jnp.full(B, T + 1 if inputs.pause is None else inputs.pause),
@@ -43,6 +53,12 @@ def prepare(
     carried=inputs.carried,
   )
   return constants, _sample_first_tokens(constants, logits_PxV, rollout), logits_PxV
+
+
+def _packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
+  """The cache of a forward pass in its storage format."""
+  pairs = cast(list[tuple[jax.Array, jax.Array]], cache)
+  return [(kvcache.pack(k, dtype), kvcache.pack(v, dtype)) for k, v in pairs]
 
 
 def prefill(
@@ -64,7 +80,7 @@ def start_loop(
   rollout: Rollout,
   continues: bool,
   width_N: Sequence[int],
-  encode: Callable | None = None,
+  encode: Encode | None = None,
 ) -> LoopState:
   """The loop's first state: rows in slots, those with most tokens first.
 
@@ -96,7 +112,9 @@ def start_loop(
     state = refill_slots(constants, state)
   if not continues or encode is None:
     return state
-  index_S = jnp.where(state.row_S < B, rollout.length_B.at[state.row_S].get(mode='clip') - 1, 0)
+  index_S = jnp.where(
+    state.row_S < B, cast(jax.Array, rollout.length_B).at[state.row_S].get(mode='clip') - 1, 0
+  )
   encoded = lambda s: s._replace(  # noqa: E731
     index_S=index_S, cache=encode(constants, s.row_S, index_S, s.rollout)
   )
@@ -153,12 +171,26 @@ def record_tokens(
   full_S = index_S + 1 >= constants.cap_B.at[row_S].get(mode='clip')
   reason_S = jnp.where(end_S, STOPPED, jnp.where(full_S, TRUNCATED, UNFINISHED)).astype(jnp.int8)
   return rollout._replace(
-    tokens_BxT=rollout.tokens_BxT.at[row_S, index_S].set(token_S, mode='drop'),
-    logp_BxT=rollout.logp_BxT.at[row_S, index_S].set(logp_S, mode='drop'),
-    length_B=rollout.length_B.at[row_S].set(index_S + 1, mode='drop'),
-    reason_B=rollout.reason_B.at[row_S].set(reason_S, mode='drop'),
-    version_BxT=rollout.version_BxT.at[row_S, index_S].set(constants.version, mode='drop'),
+    tokens_BxT=_write(rollout.tokens_BxT, (row_S, index_S), token_S),
+    logp_BxT=_write(rollout.logp_BxT, (row_S, index_S), logp_S),
+    length_B=_write(rollout.length_B, row_S, index_S + 1),
+    reason_B=_write(rollout.reason_B, row_S, reason_S),
+    version_BxT=_write(rollout.version_BxT, (row_S, index_S), constants.version),
   )
+
+
+def record_experts(
+  rollout: Rollout, row_S: jax.Array, index_S: jax.Array, expert_SxNxk: jax.Array | None
+) -> Rollout:
+  """Writes the expert numbers of token `index_S` of each row in `row_S`. Row B is dropped."""
+  assert rollout.expert_BxTxNxk is not None and expert_SxNxk is not None
+  expert_BxTxNxk = _write(rollout.expert_BxTxNxk, (row_S, index_S), expert_SxNxk)
+  return rollout._replace(expert_BxTxNxk=expert_BxTxNxk)
+
+
+def _write(x: Array, index: jax.Array | tuple[jax.Array, ...], value: jax.Array) -> jax.Array:
+  """x with `value` at `index`; indices out of bounds are dropped."""
+  return cast(jax.Array, x).at[index].set(value, mode='drop')
 
 
 def apply_exit_rule(
@@ -166,6 +198,8 @@ def apply_exit_rule(
 ) -> LoopState:
   """Applies the exit rule to the rows `write_S` that just took a token drawn from `logits_SxV`."""
   rollout, row_S = state.rollout, jnp.minimum(write_S, len(constants.keys_B) - 1)
+  memory_BxM = rollout.memory_BxM
+  assert memory_BxM is not None, 'prepare() adds it where there is an exit rule'
   decision = constants.settings.exit_rule(
     early_exit.RowSignals(
       rollout.tokens_BxT[row_S],
@@ -173,15 +207,17 @@ def apply_exit_rule(
       constants.cap_B[row_S],
       *exit_signals.token_signals(logits_SxV),
       exit_signals.exit_uniforms(constants.keys_B[row_S], rollout.length_B[row_S]),
-      rollout.memory_BxM[row_S],
+      memory_BxM[row_S],
     )
   )
   reason_S = exit_signals.stop_reasons(decision, rollout.reason_B[row_S])
   return state._replace(
     rollout=rollout._replace(
-      reason_B=rollout.reason_B.at[write_S].set(reason_S, mode='drop'),
-      weight_B=rollout.weight_B.at[write_S].multiply(decision.weight_S, mode='drop'),
-      memory_BxM=rollout.memory_BxM.at[write_S].set(decision.memory_SxM, mode='drop'),
+      reason_B=_write(rollout.reason_B, write_S, reason_S),
+      weight_B=cast(jax.Array, rollout.weight_B)
+      .at[write_S]
+      .multiply(decision.weight_S, mode='drop'),
+      memory_BxM=_write(memory_BxM, write_S, decision.memory_SxM),
     ),
   )
 

@@ -8,7 +8,7 @@ nothing.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,8 @@ def generate(
   # Trees start at their prompts and have no carried cache.
   inputs = inputs._replace(continued=None, carried=None)
   loop, first, logits_PxV = slot_loop.prepare(model, settings, inputs)
-  constants = _Constants(loop, rules, first.tokens_BxT[:, 0], first.logp_BxT[:, 0])
+  token_BxT, logp_BxT = cast(jax.Array, first.tokens_BxT), cast(jax.Array, first.logp_BxT)
+  constants = _Constants(loop, rules, token_BxT[:, 0], logp_BxT[:, 0])
   keys_P = sampling.row_keys(jax.random.fold_in(inputs.key, _GROUP_KEY), loop.prompts, 1)
   state = _begin(constants, sampling.uniforms(keys_P, 0) < share)
   # At the first token caches are empty, so a fork there does not copy them.

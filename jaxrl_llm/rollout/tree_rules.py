@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.rollout import token_similarity
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Array, UserError
 
 
 class Fork(NamedTuple):
@@ -27,8 +27,8 @@ class Fork(NamedTuple):
 class BranchState(NamedTuple):
   """The tree after an iteration's tokens are written, as pruning reads it."""
 
-  tokens_BxT: jax.Array
-  length_B: jax.Array
+  tokens_BxT: Array
+  length_B: Array
   parent_B: jax.Array  # the row that a row was copied from; itself for a root
   born_B: jax.Array  # number of the row's first token of its own; 0 for a root
   running_B: jax.Array  # neither finished nor idle
