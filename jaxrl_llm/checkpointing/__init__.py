@@ -1,1 +1,1 @@
-"""Checkpoints, the run directory, and files written whole."""
+"""Checkpoints, the run directory, and atomic file writes."""

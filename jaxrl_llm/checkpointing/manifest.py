@@ -1,7 +1,7 @@
-"""manifest.json of a checkpoint: length and CRC-32 of every file, shape and dtype of every array, a digest of itself.
+"""manifest.json of a checkpoint: length and CRC-32 of every file, shape and dtype of every array, and a digest.
 
-{"files": {name: [bytes, crc]}, "leaves": {path: [shape, dtype]}, "digest": SHA-256 of the other two}. Manifests that
-were written before there was a digest have the first two fields alone.
+Format: {"files": {name: [bytes, crc]}, "leaves": {path: [shape, dtype]}, "digest": SHA-256 of the other two fields}.
+Older manifests lack the digest.
 """
 
 from __future__ import annotations
@@ -22,36 +22,34 @@ _FIELDS = {'files', 'leaves'}
 
 
 def make(folder: str, leaves: dict[str, Any]) -> str:
-  """The text of the manifest of all files that are in `folder` now."""
+  """Returns the text of a manifest of the files in `folder`."""
   files = {name: safe_files.retry(checksum, os.path.join(folder, name)) for name in _files(folder)}
-  held = dict(files=files, leaves=leaves)
-  return json.dumps(held | dict(digest=_digest(held)))
+  content = dict(files=files, leaves=leaves)
+  return json.dumps(content | dict(digest=_digest(content)))
 
 
 def read(folder: str) -> dict[str, Any]:
-  """The manifest as it was written. Raises OSError where it cannot be read and ValueError where it is damaged."""
+  """Returns the files and leaves. Raises OSError where the manifest cannot be read and ValueError where it is damaged."""
   try:
-    held = json.loads(safe_files.read(os.path.join(folder, NAME)))
-    digest = held.pop('digest', None)
-    whole = held.keys() == _FIELDS and digest in (None, _digest(held))
+    content = json.loads(safe_files.read(os.path.join(folder, NAME)))
+    digest = content.pop('digest', None)
+    intact = content.keys() == _FIELDS and digest in (None, _digest(content))
   except (AttributeError, TypeError, RecursionError) as error:
-    raise ValueError(f'{NAME} is not as it was written ({error})') from error
+    raise ValueError(f'{NAME} is damaged ({error})') from error
   except ValueError as error:
-    raise ValueError(
-      f'{NAME} is not as it was written ({type(error).__name__}: {error})'
-    ) from error
-  if not whole:
-    raise ValueError(f'{NAME} is not as it was written')
-  return held
+    raise ValueError(f'{NAME} is damaged ({type(error).__name__}: {error})') from error
+  if not intact:
+    raise ValueError(f'{NAME} is damaged')
+  return content
 
 
 def damage(folder: str, *names: str) -> str:
-  """What is wrong with these files of a checkpoint, with all where none is named; '' when they are as written."""
+  """Returns what is wrong with these files of a checkpoint (all files if none is named), or '' if they are intact."""
   try:
     files = read(folder)['files']
     for name, expected in files.items() if not names else [(n, files[n]) for n in names]:
       if safe_files.retry(checksum, os.path.join(folder, name), expected[0]) != expected:
-        return f'{name} is not as it was written'
+        return f'{name} is damaged'
   except ValueError as error:
     return str(error)
   except (OSError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -60,7 +58,7 @@ def damage(folder: str, *names: str) -> str:
 
 
 def checksum(path: str, expected_bytes: int | None = None) -> list[int]:
-  """[bytes, CRC-32]; a file of another length than expected is not read."""
+  """Returns [bytes, CRC-32]. A file of another length than expected is not read and gets CRC -1."""
   size, crc = os.path.getsize(path), 0
   if expected_bytes not in (None, size):
     return [size, -1]
@@ -71,11 +69,12 @@ def checksum(path: str, expected_bytes: int | None = None) -> list[int]:
 
 
 def _files(folder: str) -> Iterator[str]:
-  for at, _, names in os.walk(folder):
+  for root, _, names in os.walk(folder):
     for name in sorted(names):
-      if os.path.join(at, name) != os.path.join(folder, NAME):  # of an earlier try
-        yield os.path.relpath(os.path.join(at, name), folder)
+      path = os.path.join(root, name)
+      if path != os.path.join(folder, NAME):  # left by an earlier attempt
+        yield os.path.relpath(path, folder)
 
 
-def _digest(held: dict[str, Any]) -> str:
-  return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+def _digest(content: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

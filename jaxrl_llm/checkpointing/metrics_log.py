@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a step, without gaps or doubles however often a run was killed."""
+"""metrics.jsonl: one JSON object per step, without gaps or duplicates after any number of kills and restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from absl import logging
 
@@ -15,39 +15,39 @@ from jaxrl_llm.checkpointing import safe_files
 
 STEP = 'training/global_step'
 NONFINITE = 'training/nonfinite_metrics'
-# What the clock decides: two equal runs differ here and nowhere else.
+# Prefixes of the metrics that depend on time: two equal runs differ in these alone.
 CLOCK = ('timing_s/', 'perf/')
 
 
 class Writer:
-  """Appends rows; rows of steps that will be taken again are dropped when it opens.
+  """Appends rows to a file. Opening it drops the rows of steps that will be repeated.
 
-  A run resumed from a checkpoint of s steps passes start = s. The rows before that are there, since
-  each was on the disk before its step's checkpoint was begun; if not, a warning says which.
+  A run resumed from a checkpoint of s steps passes start = s. All earlier rows exist, because each row is on disk before
+  the checkpoint of its step begins; otherwise a warning names the missing ones.
   """
 
   def __init__(
     self,
     path: str,
     start: int,
-    first: bool = True,
+    writes: bool = True,
     *,
     sync: bool = True,
-    also: Callable[[int, dict], None] | None = None,
+    on_row: Callable[[int, dict], None] | None = None,
   ):
-    """start: the first step that this run will write. Of several processes only the `first` one has a file.
+    """`start` is the first step that will be written. `writes` is true on one process alone.
 
-    Without `sync` a row is handed to the system and not waited for. also: is told (step, row) of every row then.
+    Without `sync` a row is not flushed to disk. `on_row(step, row)` is called after each row is written.
     """
-    self._next, self._file, self._whole, self._also = start, None, sync, also
+    self._next, self._file, self._sync, self._on_row = start, None, sync, on_row
     self._path, self._bytes = path, 0
-    if not first:
+    if not writes:
       return
-    kept = {row[STEP]: row for row in read(path) if row[STEP] < start}
-    missing = sorted(set(range(start)) - set(kept))
+    rows = {row[STEP]: row for row in read(path) if row[STEP] < start}
+    missing = sorted(set(range(start)) - set(rows))
     if missing:
-      logging.warning('%s lacks %d steps, from %d on.', path, len(missing), missing[0])
-    text = ''.join(_line(kept[step]) for step in sorted(kept))
+      logging.warning('%s lacks %d steps, the first is step %d.', path, len(missing), missing[0])
+    text = ''.join(_line(rows[step]) for step in sorted(rows))
     safe_files.write(path, text)
     self._bytes = len(text.encode())
     self._file = safe_files.retry(self._reopen)
@@ -55,36 +55,36 @@ class Writer:
   def __enter__(self) -> Writer:
     return self
 
-  def __exit__(self, *_: Any) -> None:
+  def __exit__(self, *_: object) -> None:
     if self._file is not None:
       self._file.close()
 
   def write(self, row: dict[str, Any]) -> None:
-    """One line, on the disk when it returns. NaN and infinity become null, and are counted; not in lists.
+    """Writes one line, which is on disk when this returns.
 
-    Raises ValueError for a step out of turn: a row twice, or a gap.
+    NaN and infinity become null, and are counted, except within lists. Raises ValueError for a duplicate or a gap.
     """
     if row[STEP] != self._next:
-      raise ValueError(f'the row after step {self._next - 1} is of step {row[STEP]}')
+      raise ValueError(f'the row after step {self._next - 1} has step {row[STEP]}')
     self._next += 1
     if self._file is not None:
       safe_files.retry(self._append, _line(row))
-    if self._also is not None:
-      self._also(row[STEP], row)
+    if self._on_row is not None:
+      self._on_row(row[STEP], row)
 
-  def _reopen(self) -> Any:
+  def _reopen(self) -> TextIO:
     file = open(self._path, 'a', encoding='utf-8')
     file.truncate(self._bytes)
     return file
 
   def _append(self, line: str) -> None:
-    """After an error the handle may be stale and part of the line written: the next try begins where the line did."""
+    """Appends a line. After an error the handle may be stale and the line incomplete, so a retry truncates the file."""
     if self._file.closed:
       self._file = self._reopen()
     try:
       self._file.write(line)
       self._file.flush()
-      if self._whole:
+      if self._sync:
         os.fsync(self._file.fileno())
     except OSError:
       with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class Writer:
 
 
 def read(path: str) -> list[dict[str, Any]]:
-  """The whole rows of a metrics.jsonl; a line cut short by a kill is left out. Source: none."""
+  """Returns the complete rows of a metrics.jsonl; a line that a kill cut short is left out."""
   rows = []
   if os.path.exists(path):
     for line in safe_files.read(path).decode(errors='replace').split('\n'):
@@ -108,12 +108,12 @@ def read(path: str) -> list[dict[str, Any]]:
 
 
 def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-  """The rows without what the clock decides, to hold two runs against each other. Source: none."""
+  """Returns the rows without the metrics that depend on time, to compare two runs."""
   return [{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in rows]
 
 
 def summary(path: str) -> dict[str, dict[str, float]]:
-  """name → first, last, mean, min, max and count of its numbers over all steps. Source: none."""
+  """Returns {metric: first, last, mean, min, max and count over all steps}."""
   columns: dict[str, list[float]] = {}
   for row in read(path):
     for name, value in row.items():
@@ -128,12 +128,12 @@ def summary(path: str) -> dict[str, dict[str, float]]:
 
 
 def _line(row: dict[str, Any]) -> str:
-  clean, bad = {}, 0
+  clean, non_finite = {}, 0
   for name, value in row.items():
     value = value.item() if hasattr(value, 'item') else value  # numpy and jax scalars
     if isinstance(value, float) and not math.isfinite(value):
-      value, bad = None, bad + 1
+      value, non_finite = None, non_finite + 1
     clean[name] = value
-  if bad:
-    clean[NONFINITE] = bad
+  if non_finite:
+    clean[NONFINITE] = non_finite
   return json.dumps(clean, allow_nan=False) + '\n'

@@ -1,6 +1,6 @@
-"""The run folder: config.json, environment.json, metrics.jsonl, choices.jsonl, rollouts/, eval/, checkpoints/ and more.
+"""The run directory: config.json, environment.json, metrics.jsonl, choices.jsonl, rollouts/, eval/, checkpoints/, ...
 
-Files appear whole or not at all; in a run of many processes the first one writes them.
+Files are written atomically, by process 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -26,9 +26,15 @@ from jaxrl_llm.checkpointing import metrics_log, safe_files
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.types import UserError
 
-# What may differ between two starts of a run: how long it goes on, what is looked at and kept, and
-# how the same mathematics is laid out on a machine. All else decides what the steps compute.
-_FREE = (
+if TYPE_CHECKING:
+  from jaxrl_llm.config.schema import Config
+
+_P = ParamSpec('_P')
+_R = TypeVar('_R')
+
+# Fields that may differ between two starts of a run: its length, what is evaluated and stored, and how the same
+# computation is laid out on a machine. All other fields change what the steps compute.
+_CHANGEABLE = (
   'steps',
   'evaluation',
   'checkpoint',
@@ -46,18 +52,20 @@ _FREE = (
   'objective.head_chunk_tokens',
 )
 TIMING = 'timing.json'
-_COMMITTED = 'checkpoint.json'
+_LAST_CHECKPOINT = 'checkpoint.json'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-_TOLD = 8  # differing fields named in a refusal
-_STARTS = 100  # entries kept in environment.json
+_MAX_NAMED = 8  # differing fields named in an error
+_MAX_STARTS = 100  # entries of environment.json
 
 
 class RunDirectory(NamedTuple):
-  """Where a run keeps its files."""
+  """The paths and files of a run."""
 
   root: str
-  changed: tuple[str, ...] = ()  # 'steps: 60 -> 120': what differs from the last start
-  lock: Any = None  # an open file: the folder is this process's as long as it lives
+  changed: tuple[
+    str, ...
+  ] = ()  # config fields that differ from the last start, as 'steps: 60 -> 120'
+  lock: IO[str] | None = None  # an open file; the directory is locked until it is closed
 
   @property
   def metrics(self) -> str:
@@ -76,68 +84,66 @@ class RunDirectory(NamedTuple):
     return os.path.join(self.root, 'checkpoints')
 
   def record_checkpoint(self, step: int) -> None:
-    """Records in checkpoint.json that the checkpoint of `step` is on disk."""
-    write(os.path.join(self.root, _COMMITTED), json.dumps(dict(step=step)))
+    """Writes checkpoint.json: the checkpoint of `step` is on disk."""
+    write(os.path.join(self.root, _LAST_CHECKPOINT), json.dumps(dict(step=step)))
 
   def write_rollouts(self, step: int, rows: list[dict]) -> None:
-    """rollouts/step_000012.jsonl, one row a rollout: input, output, gts, score, step and more."""
-    text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    write(os.path.join(self.root, 'rollouts', f'step_{step:06d}.jsonl'), text)
+    """Writes rollouts/step_000012.jsonl, one line per rollout: input, output, gts, score, step and more."""
+    write(os.path.join(self.root, 'rollouts', f'step_{step:06d}.jsonl'), _json_lines(rows))
 
   def write_suspects(self, rows: list[dict]) -> None:
-    """suspect_labels.jsonl: labels that rollouts contradict, for a human to look at."""
-    text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    write(os.path.join(self.root, 'suspect_labels.jsonl'), text)
+    """Writes suspect_labels.jsonl: labels that rollouts contradict, for review by a person."""
+    write(os.path.join(self.root, 'suspect_labels.jsonl'), _json_lines(rows))
 
   def write_non_finite(self, step: int, arrays: dict[str, np.ndarray], rows: list[dict]) -> str:
-    """non_finite/step_000012.npz and .jsonl: the batch of a skipped update; returns their path without the ending."""
+    """Writes non_finite/step_000012.npz and .jsonl, the batch of a skipped update. Returns the path without suffix."""
     path = os.path.join(self.root, 'non_finite', f'step_{step:06d}')
     if jax.process_index() == 0:
       os.makedirs(os.path.dirname(path), exist_ok=True)
       safe_files.retry(_write_arrays, f'{path}.npz', arrays)
-    write(f'{path}.jsonl', ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
+    write(f'{path}.jsonl', _json_lines(rows))
     return path
 
-  def write_eval(self, step: int, told: dict[str, Any]) -> None:
-    """eval/step_000012.json: what `evaluate.record` says, answers and all."""
-    write(self._eval(step), json.dumps(told, ensure_ascii=False, indent=1))
+  def write_eval(self, step: int, record: dict[str, Any]) -> None:
+    """Writes eval/step_000012.json: the record of an evaluation with all completions."""
+    write(self._eval_path(step), json.dumps(record, ensure_ascii=False, indent=1))
 
-  def read_eval(self, step: int, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """A finished evaluation whose fields `asked` are as they say, None where there is none."""
+  def read_eval(self, step: int, expected: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the record of a finished evaluation whose fields include `expected`, or None."""
     try:
-      told = dict(json.loads(safe_files.read(self._eval(step))))
+      record = dict(json.loads(safe_files.read(self._eval_path(step))))
     except (OSError, ValueError, TypeError):
       return None
-    asked = json.loads(json.dumps(asked))  # as a file has it: tuples are lists there
-    return told if told | asked == told and told.keys() >= {'metrics', 'rows'} else None
+    expected = json.loads(json.dumps(expected))  # tuples become lists, as in the file
+    complete = record.keys() >= {'metrics', 'rows'}
+    return record if complete and record | expected == record else None
 
-  def _eval(self, step: int) -> str:
+  def _eval_path(self, step: int) -> str:
     return os.path.join(self.root, 'eval', f'step_{step:06d}.json')
 
 
 def open_run(
   root: str,
-  config: Any,
+  config: Config,
   *,
   exclusive: bool = True,
   steps: Sequence[int] | None = None,
   saved: dict[str, Any] | None = None,
 ) -> RunDirectory:
-  """Makes the folder of a run, or checks that it is of the same config. Source: none.
+  """Creates a run directory, or opens one of the same config.
 
-  `exclusive` keeps a second process out for as long as the result lives. `steps` are those of the
-  checkpoints there, `saved` the config that the newest of them holds. Raises UserError when the folder
-  cannot be written or is in use, for another config, with what differs (old -> new), and where the
-  checkpoints behind its metrics were deleted. A refusal changes no file.
+  `exclusive` locks it against other processes as long as the result exists. `steps` are the steps of its checkpoints,
+  and `saved` is the config of the newest one. Raises UserError for a directory that cannot be written, is in use, holds
+  another config (with the differences old -> new), or has lost the checkpoints of its metrics. No file is changed then.
   """
   root = os.path.abspath(root)
-  now = json.loads(config.to_json())
+  settings = json.loads(config.to_json())
   changed, lock = (), None
   try:
     _check_files(root)
-    before = _read_config(os.path.join(root, 'config.json'), saved)
-    for held in (saved, before):
-      changed = _compare(root, held, now) if held is not None else changed
+    stored = _read_config(os.path.join(root, 'config.json'), saved)
+    for old in (saved, stored):
+      changed = _compare(root, old, settings) if old is not None else changed
     if steps is not None:
       _check_checkpoints(root, steps)
     if jax.process_index() == 0:
@@ -146,63 +152,65 @@ def open_run(
       lock = _lock(root) if exclusive else None
       for name in ('', 'rollouts', 'eval', 'non_finite') if lock else ():
         safe_files.remove_parts(os.path.join(root, name))
-      told = now | dict(fingerprint=fingerprint(now))
-      write(os.path.join(root, 'config.json'), json.dumps(told, indent=1, sort_keys=True))
+      content = settings | dict(fingerprint=fingerprint(settings))
+      write(os.path.join(root, 'config.json'), json.dumps(content, indent=1, sort_keys=True))
       _add_start(os.path.join(root, 'environment.json'))
   except OSError as error:
     raise UserError(
-      f'--workdir={root} cannot be used ({error}); choose a folder to write in.'
+      f'--workdir={root} cannot be used ({error}); choose a writable folder.'
     ) from error
   return RunDirectory(root, changed, lock)
 
 
 def fingerprint(config: dict[str, Any]) -> str:
-  """A hash of all that decides what the steps compute: equal for any two starts of a run.
-
-  Source: none.
-  """
-  told = {k: v for k, v in _flatten(config).items() if not _free(k)}
-  return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+  """Returns a hash of the fields that change what the steps compute: equal for any two starts of a run."""
+  fields = {k: v for k, v in _flatten(config).items() if not _is_changeable(k)}
+  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class TimeSpent:
-  """Seconds of a run beside its steps, by what they went to: timing.json, added up over its starts."""
+  """Seconds of a run outside of its steps, by phase, summed over its starts: timing.json."""
 
   def __init__(self, root: str):
-    """Goes on from what the folder says."""
+    """Continues the sums in the directory `root`."""
     self._path = os.path.join(root, TIMING)
     try:
-      self._told = {str(k): float(v) for k, v in json.loads(safe_files.read(self._path)).items()}
+      content = json.loads(safe_files.read(self._path))
+      self._seconds = {str(k): float(v) for k, v in content.items()}
     except (OSError, ValueError, TypeError, AttributeError):
-      self._told = {}
+      self._seconds = {}
 
-  def add(self, what: str, seconds: float) -> None:
-    """Counts, and writes."""
-    self._told[what] = round(self._told.get(what, 0.0) + seconds, 3)
-    write(self._path, json.dumps(self._told))
+  def add(self, phase: str, seconds: float) -> None:
+    """Adds seconds to a phase and writes the file."""
+    self._seconds[phase] = round(self._seconds.get(phase, 0.0) + seconds, 3)
+    write(self._path, json.dumps(self._seconds))
 
   @contextlib.contextmanager
-  def on(self, what: str) -> Iterator[None]:
-    """Counts what runs inside, if it ends well."""
-    began = time.perf_counter()
+  def on(self, phase: str) -> Iterator[None]:
+    """Adds the duration of the `with` block, unless it raises."""
+    start_s = time.perf_counter()
     yield
-    self.add(what, time.perf_counter() - began)
+    self.add(phase, time.perf_counter() - start_s)
 
-  def timed(self, what: str, fn: Callable) -> Callable:
-    """`fn`, counted whenever it is called."""
+  def timed(self, phase: str, fn: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Returns `fn` with the duration of each call added to the phase."""
 
-    def run(*args: Any) -> Any:
-      with self.on(what):
-        return fn(*args)
+    def run(*args: _P.args, **keywords: _P.kwargs) -> _R:
+      with self.on(phase):
+        return fn(*args, **keywords)
 
     return run
 
 
 def write(path: str, text: str) -> None:
-  """Writes a file whole or not at all; on the first process only. Source: none."""
+  """Writes a file atomically, on process 0 only."""
   if jax.process_index():
     return
   safe_files.write(path, text)
+
+
+def _json_lines(rows: Sequence[dict]) -> str:
+  return ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
 
 
 def _write_arrays(path: str, arrays: dict[str, np.ndarray]) -> None:
@@ -211,47 +219,47 @@ def _write_arrays(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _check_files(root: str) -> None:
-  """Raises UserError for a named pipe, a device or a socket in the folder, which a run would wait for hours later."""
+  """Raises UserError for a named pipe, a device or a socket in the directory, which would block the run later."""
   for name in sorted(os.listdir(root)) if os.path.isdir(root) else ():
-    found = safe_files.kind(os.path.join(root, name))
-    if found not in ('', 'a folder'):
+    kind = safe_files.kind(os.path.join(root, name))
+    if kind not in ('', 'a folder'):
       raise UserError(
-        f'--workdir={root} holds {name}, which is {found}; remove it, or give another --workdir.'
+        f'--workdir={root} holds {name}, which is {kind}; remove it, or give another --workdir.'
       )
 
 
 def _check_checkpoints(root: str, steps: Sequence[int]) -> None:
-  """Raises UserError where all checkpoints are gone that once stood behind the rows of metrics.jsonl."""
+  """Raises UserError where metrics.jsonl has rows but all checkpoints of the run are gone."""
   try:
-    committed = int(json.loads(safe_files.read(os.path.join(root, _COMMITTED)))['step'])
+    last = int(json.loads(safe_files.read(os.path.join(root, _LAST_CHECKPOINT)))['step'])
   except (OSError, ValueError, TypeError, KeyError):
-    return  # before the first checkpoint a killed run begins again
+    return  # killed before its first checkpoint: the run starts from step 0
   path = os.path.join(root, 'metrics.jsonl')
   if steps:
-    if max(steps) < committed:
+    if max(steps) < last:
       logging.warning(
-        '%s: the checkpoint of step %d is gone; the newest there is of step %d, and later steps are taken again.',
-        root, committed, max(steps),
+        '%s: the checkpoint of step %d is missing; the run resumes at step %d and repeats the later steps.',
+        root, last, max(steps),
       )  # fmt: skip
   elif rows := len(metrics_log.read(path)):
     raise UserError(
-      f'--workdir={root} has no checkpoint, but had one of step {committed}, and {path} holds {rows} rows, which a '
-      'start from step 0 would overwrite; put the checkpoints back, give another --workdir, or move that file away to '
-      'begin again.'
+      f'--workdir={root} has no checkpoint, but had one of step {last}, and {path} holds {rows} rows, which a '
+      'start from step 0 would overwrite; restore the checkpoints, give another --workdir, or move that file away to '
+      'start over.'
     )
   elif jax.process_index() == 0:
-    os.remove(os.path.join(root, _COMMITTED))  # begun again on purpose
+    os.remove(os.path.join(root, _LAST_CHECKPOINT))  # started over on purpose
 
 
 def _read_config(path: str, saved: dict[str, Any] | None) -> dict[str, Any] | None:
-  """config.json, None where it is absent, or damaged and `saved` may stand for it."""
+  """The content of config.json; None where it is absent, or damaged and `saved` can replace it."""
   if not os.path.exists(path):
     return None
   try:
     return dict(json.loads(safe_files.read(path)))
   except (ValueError, TypeError) as error:
     if saved is not None:
-      logging.warning('%s is damaged (%s) and is written again.', path, error)
+      logging.warning('%s is damaged (%s) and is rewritten.', path, error)
       return None
     raise UserError(
       f'{path} is damaged ({error}); restore it, or give another --workdir.'
@@ -259,41 +267,43 @@ def _read_config(path: str, saved: dict[str, Any] | None) -> dict[str, Any] | No
 
 
 def _compare(root: str, old: dict, new: dict) -> tuple[str, ...]:
-  """What changed, all of it harmless; raises UserError for what is not."""
-  # A field that did not exist yet when the run began had what is its default now.
-  before, now = _defaults() | _flatten(old), _flatten(new)
+  """Returns the changed fields as 'name: old -> new'. Raises UserError where one changes what the steps compute."""
+  # A field that is newer than the run had the value that is its default now.
+  before, after = _defaults() | _flatten(old), _flatten(new)
   before.pop('fingerprint', None)
-  differ = {
-    name: f'{name}: {before.get(name, "unset")!r} -> {now.get(name, "unset")!r}'
-    for name in sorted(before | now)
-    if before.get(name, _ABSENT) != now.get(name, _ABSENT)
+  changes = {
+    name: f'{name}: {before.get(name, "unset")!r} -> {after.get(name, "unset")!r}'
+    for name in sorted(before | after)
+    if before.get(name, _ABSENT) != after.get(name, _ABSENT)
   }
-  refused = [told for name, told in differ.items() if not _free(name)]
+  refused = [change for name, change in changes.items() if not _is_changeable(name)]
   if refused:
-    more = f'; and {len(refused) - _TOLD} more' if len(refused) > _TOLD else ''
+    more = f'; and {len(refused) - _MAX_NAMED} more' if len(refused) > _MAX_NAMED else ''
     raise UserError(
-      f'--workdir={root} holds a run of another config ({"; ".join(refused[:_TOLD])}{more}); give '
+      f'--workdir={root} holds a run of another config ({"; ".join(refused[:_MAX_NAMED])}{more}); give '
       'the old values, or another --workdir.'
     )
-  return tuple(differ.values())
+  return tuple(changes.values())
 
 
 _ABSENT = object()
 
 
 def _defaults() -> dict[str, Any]:
-  """The default fields outside of function specs, whose settings depend on the function."""
-  whole = json.loads(configs.default().to_json())
-  drop = lambda d: {  # noqa: E731
-    k: drop(v) if isinstance(v, dict) else v
-    for k, v in d.items()
-    if not (isinstance(v, dict) and 'fn' in v)
-  }
-  return _flatten(drop(whole))
+  """The default fields without those of stages, whose settings depend on the chosen function."""
+
+  def without_stages(section: dict) -> dict:
+    return {
+      name: without_stages(value) if isinstance(value, dict) else value
+      for name, value in section.items()
+      if not (isinstance(value, dict) and 'fn' in value)
+    }
+
+  return _flatten(without_stages(json.loads(configs.default().to_json())))
 
 
-def _free(name: str) -> bool:
-  return any(name == free or name.startswith(f'{free}.') for free in _FREE)
+def _is_changeable(name: str) -> bool:
+  return any(name == field or name.startswith(f'{field}.') for field in _CHANGEABLE)
 
 
 def _flatten(tree: dict, prefix: str = '') -> dict[str, Any]:
@@ -306,13 +316,13 @@ def _flatten(tree: dict, prefix: str = '') -> dict[str, Any]:
   return flat
 
 
-def _lock(root: str) -> Any:
-  """Two processes in one folder would write each other's files."""
-  import fcntl  # not on Windows, where the parts can be imported all the same
+def _lock(root: str) -> IO[str] | None:
+  """Locks the directory against other processes; None on a file system without locks."""
+  import fcntl  # absent on Windows, where this module must still be importable
 
   file = safe_files.open_regular(os.path.join(root, '.lock'), 'a+')
   try:
-    # A record lock, which workers do not inherit: it ends with this process, however that ends.
+    # A record lock is not inherited by workers and ends with this process in any case.
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:
     file.close()
@@ -320,18 +330,18 @@ def _lock(root: str) -> Any:
       raise UserError(
         f'--workdir={root} is in use by another process; wait for it, or give another --workdir.'
       ) from error
-    return None  # a file system without locks
+    return None
   return file
 
 
 def _add_start(path: str) -> None:
-  """Appends to environment.json what this start runs on: one run may see several machines."""
+  """Appends an entry to environment.json, because a run may be continued on another machine."""
   try:
     starts = json.loads(safe_files.read(path))
   except (OSError, ValueError):
     starts = []
   starts = starts if isinstance(starts, list) else [starts]
-  write(path, json.dumps([*starts, _environment()][-_STARTS:], indent=1))
+  write(path, json.dumps([*starts, _environment()][-_MAX_STARTS:], indent=1))
 
 
 def _environment() -> dict[str, Any]:
@@ -349,19 +359,19 @@ def _environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """package → version, of those that decide what a step computes. Source: none."""
+  """Returns {package: version} of the packages that determine what a step computes."""
   return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def _git_revision(folder: str) -> str | None:
-  """The commit of this package's source, with '+changes' where files differ from it."""
+  """Returns the commit of this package's source, with '+changes' if files differ from it; None without git."""
 
   def git(*argv: str) -> str:
     command = ['git', '-C', folder, *argv]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
 
   try:
-    # Of this folder: a package installed inside another project has no revision.
+    # Limited to this folder: a package installed inside another repository has no revision.
     commit = git('log', '-1', '--format=%H', '--', '.').strip()
     if not commit:
       return None

@@ -1,8 +1,8 @@
-"""Files that are written whole, regular files only, and retries for file systems that fail for a moment.
+"""Atomic writes, reads of regular files only, and retries for transient errors of network file systems.
 
-Network file systems answer EIO or ESTALE while a server is replaced. Every operation here is tried again a few times
-before its error is raised. After a failed fsync Linux counts the lost pages as clean, so a second fsync proves nothing:
-what is tried again is the writing itself.
+Network file systems return EIO or ESTALE while a server is replaced. Every operation here is retried a few times before
+its error is raised. After a failed fsync Linux marks the lost pages as clean, so that a second fsync would succeed
+without writing them: the write itself is repeated.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import IO, Any
 
 _TRANSIENT_NAMES = ('EIO', 'ESTALE', 'ETIMEDOUT', 'EREMOTEIO')  # not all exist on every system
 TRANSIENT = tuple(getattr(errno, name) for name in _TRANSIENT_NAMES if hasattr(errno, name))
-# Libraries in C++ and Rust raise errors of their own, whose text holds that of the system.
+# Libraries in C++ and Rust raise errors of other types whose text contains that of the system error.
 _TRANSIENT_TEXTS = tuple(os.strerror(number) for number in TRANSIENT)
-_WAITS_S = (0.1, 0.5, 2.5)  # between the tries
-# What fsync answers where a file system has none, for folders or at all.
+_WAITS_S = (0.1, 0.5, 2.5)  # between attempts
+# Errors of fsync on file systems that do not support it, for folders or at all.
 _NO_FSYNC = (errno.EINVAL, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EISDIR)
 _NO_FSYNC += (errno.ENOTSUP, errno.EOPNOTSUPP)
 _PART = '.part'
@@ -36,18 +36,18 @@ _KINDS = (
 
 
 class NotRegularError(OSError):
-  """A path that holds a folder, a named pipe, a device or a socket where a file is read."""
+  """The path is a folder, a named pipe, a device or a socket, where a regular file is needed."""
 
 
 def is_transient(error: BaseException) -> bool:
-  """Whether an error is one of those that pass by themselves on a network file system."""
+  """Returns whether a retry may succeed: the error is typical of a network file system that recovers."""
   if isinstance(error, OSError) and error.errno is not None:
     return error.errno in TRANSIENT
   return isinstance(error, Exception) and any(text in str(error) for text in _TRANSIENT_TEXTS)
 
 
 def retry(operation: Callable, *args: Any, **keywords: Any) -> Any:
-  """operation(*args, **keywords), called again after each transient error, at most four times in all.
+  """Returns operation(*args, **keywords), called again after each transient error, at most four times in total.
 
   The operation must be safe to repeat. Raises the last error.
   """
@@ -62,7 +62,7 @@ def retry(operation: Callable, *args: Any, **keywords: Any) -> Any:
 
 
 def rename(source: str, target: str) -> None:
-  """os.replace, tried again. A server may rename and lose the answer alone: that counts as done."""
+  """os.replace with retries. A server may rename and lose only the reply: that counts as done."""
   failed = False
 
   def attempt() -> None:
@@ -80,13 +80,13 @@ def rename(source: str, target: str) -> None:
 
 
 def part_name(path: str) -> str:
-  """A name beside `path` that no other process, thread or machine takes, for what is not whole yet."""
+  """Returns a unique name next to `path` for a file that is being written."""
   return f'{path}.{secrets.token_hex(8)}{_PART}'
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-  """Gives a new name to write to, and renames it to `path` at the end; after an error nothing of it is left."""
+  """Yields a temporary path to write to and renames it to `path` at the end. After an error it is removed."""
   part = part_name(path)
   try:
     yield part
@@ -98,8 +98,8 @@ def replacing(path: str) -> Iterator[str]:
 
 
 def write(path: str, content: str | bytes) -> None:
-  """Writes a file whole or not at all, with the folders above it, and to the disk itself."""
-  # A lone surrogate has no UTF-8; as \udXXX it is what JSON would say anyway.
+  """Writes a file atomically, creates the folders above it, and flushes it to disk."""
+  # A lone surrogate has no UTF-8 encoding; \udXXX is its escape in JSON, too.
   data = content.encode('utf-8', 'backslashreplace') if isinstance(content, str) else content
 
   def attempt() -> None:
@@ -113,7 +113,7 @@ def write(path: str, content: str | bytes) -> None:
 
 
 def kind(path: str) -> str:
-  """'a folder', 'a named pipe', 'a device' or 'a socket'; '' for a regular file and for what does not exist."""
+  """Returns 'a folder', 'a named pipe', 'a device' or 'a socket'; '' for a regular file or where nothing exists."""
   try:
     mode = retry(os.stat, path).st_mode
   except (OSError, ValueError):
@@ -122,16 +122,16 @@ def kind(path: str) -> str:
 
 
 def open_regular(path: str, mode: str = 'r', **keywords: Any) -> IO:
-  """`open` for regular files. NotRegularError for others: opening a named pipe waits forever, a device never ends."""
-  if found := kind(path):
-    raise NotRegularError(errno.EINVAL, f'it is {found}, not a regular file', path)
+  """`open` for regular files. Raises NotRegularError for others: a named pipe may block, and a device may never end."""
+  if special := kind(path):
+    raise NotRegularError(errno.EINVAL, f'it is {special}, not a regular file', path)
   if 'b' not in mode:
     keywords.setdefault('encoding', 'utf-8')
   return retry(open, path, mode, **keywords)
 
 
 def read(path: str) -> bytes:
-  """The content of a regular file."""
+  """Returns the content of a regular file."""
 
   def attempt() -> bytes:
     with open_regular(path, 'rb') as file:
@@ -141,9 +141,9 @@ def read(path: str) -> bytes:
 
 
 def flush(path: str) -> None:
-  """A file or a folder to the disk itself, where the file system can.
+  """Flushes a file or a folder to disk, where the file system supports it.
 
-  A file whose fsync fails is written again from memory, which still holds it.
+  A file whose fsync fails is copied anew from the page cache.
   """
   try:
     _sync(path)
@@ -155,12 +155,12 @@ def flush(path: str) -> None:
     retry(_sync, path)
     return
 
-  def again() -> None:
+  def copy_anew() -> None:
     with replacing(path) as part:
       shutil.copy2(path, part)
       _sync(part)
 
-  retry(again)
+  retry(copy_anew)
 
 
 def _sync(path: str) -> None:
@@ -175,7 +175,7 @@ def _sync(path: str) -> None:
 
 
 def remove_parts(folder: str) -> None:
-  """Removes what killed processes left half written. Only for a folder that nobody else writes to now."""
+  """Removes partial files of killed processes. No other process may be writing to the folder."""
   for name in os.listdir(folder) if os.path.isdir(folder) else ():
     if name.endswith(_PART) and not os.path.isdir(os.path.join(folder, name)):
       with contextlib.suppress(OSError):
@@ -183,16 +183,16 @@ def remove_parts(folder: str) -> None:
 
 
 def file_write_problem(path: str) -> str:
-  """Why no file can be written at `path`, '' where one can."""
+  """Returns why no file can be written at `path`, or ''."""
   if os.path.isdir(path):
     return 'it is a folder'
-  if found := kind(path):
-    return f'it is {found}'
-  return _why_no_entry(os.path.dirname(os.path.abspath(path)))
+  if special := kind(path):
+    return f'it is {special}'
+  return _create_problem(os.path.dirname(os.path.abspath(path)))
 
 
 def folder_write_problem(path: str) -> str:
-  """Why no folder can be filled at `path`, '' where it can: it is absent or empty, and may be made and renamed."""
+  """Returns why no new folder can be created at `path`, or '' if it is absent or empty and its parent is writable."""
   if os.path.lexists(path) and not os.path.isdir(path):
     return 'it is a file'
   try:
@@ -200,16 +200,16 @@ def folder_write_problem(path: str) -> str:
       return 'it is not empty'
   except OSError as error:
     return str(error.strerror)
-  return _why_no_entry(os.path.dirname(os.path.abspath(path)))
+  return _create_problem(os.path.dirname(os.path.abspath(path)))
 
 
-def _why_no_entry(folder: str) -> str:
-  """Why nothing can be made in `folder`, which may itself be still to be made."""
+def _create_problem(folder: str) -> str:
+  """Returns why nothing can be created in `folder`, which may not exist yet, or ''."""
   while not os.path.lexists(folder):
     folder = os.path.dirname(folder)
   if not os.path.isdir(folder):
     return f'{folder} is a file'
-  # By trying: access() answers for root and for read-only network mounts what is not so.
+  # By an attempt: access() is wrong for root and for read-only network mounts.
   probe = part_name(os.path.join(folder, 'probe'))
   try:
     with open(probe, 'xb'):

@@ -1,1 +1,1 @@
-"""Console, trackers, alarms and device traces of a run."""
+"""Console output, health alarms, metric trackers and profiler traces of a run."""

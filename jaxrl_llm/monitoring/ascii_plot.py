@@ -1,11 +1,10 @@
-"""Numbers as text: curves of block characters, tables of before and after, lines that are broken where they may be."""
+"""Text graphics: curves of block characters, tables of evaluations, and line wrapping."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
@@ -18,50 +17,46 @@ _ASCII_BARS = ' .:#'
 
 
 def banner(**facts: object) -> str:
-  """name=value pairs as lines, the names in one column. Source: none."""
+  """Returns name=value pairs as lines with aligned names."""
   width = max((len(name) for name in facts), default=0)
-  return '\n'.join(
-    [
-      'jaxrl_llm',
-      *(f'  {name.replace("_", " "):{width}}  {value}' for name, value in facts.items()),
-    ]
-  )
+  lines = [f'  {name.replace("_", " "):{width}}  {value}' for name, value in facts.items()]
+  return '\n'.join(['jaxrl_llm', *lines])
 
 
 def bar(done: int, total: int, width: int, ascii_only: bool = False) -> tuple[str, str]:
-  """The part that is done and the rest, `width` characters together. Source: none."""
+  """Returns the filled and the empty part of a progress bar, `width` characters together."""
   filled = width * min(max(done, 0), total) // total if total > 0 else width
   return ('#' if ascii_only else '━') * filled, ('-' if ascii_only else '─') * (width - filled)
 
 
 def wrap_lines(text: str, width: int, first: str = '', rest: str = '') -> list[str]:
-  """Lines of at most `width` columns: `first` and the text, and `rest` before what does not fit beside it.
+  """Wraps `text` after the prefix `first` to lines of at most `width` columns; further lines begin with `rest`.
 
-  Broken where there are two spaces, so that names keep their numbers; else between words. A word that is longer than
-  a line, a path, stays whole. Source: none.
+  Lines break at two spaces if possible, so that a name stays with its number, else between words. A word that is
+  longer than a line, such as a path, is not broken.
   """
-  told: list[str] = []
+  lines: list[str] = []
   for number, paragraph in enumerate(text.split('\n')):
     line, empty = (rest if number else first), True
     for group in re.split(r'(?<=\S)(?=  )', paragraph):
-      here = cell_len(line + group) <= width
-      below = not empty and cell_len(rest + group.strip()) <= width
-      for piece in [group] if here or below else re.findall(r'\s*\S+', group):
+      fits_here = cell_len(line + group) <= width
+      fits_below = not empty and cell_len(rest + group.strip()) <= width
+      for piece in [group] if fits_here or fits_below else re.findall(r'\s*\S+', group):
         if not empty and cell_len(line + piece) > width:
-          told, line, piece = [*told, line], rest, piece.strip()
+          lines, line, piece = [*lines, line], rest, piece.strip()
         line, empty = line + piece, False
-    told.append(line)
-  return told
+    lines.append(line)
+  return lines
 
 
 def sparkline(values: Sequence[float | None], width: int = 60, ascii_only: bool = False) -> str:
-  """A curve in one line: means over equal stretches, on a scale that holds 0 and 1. Source: none."""
-  means = _means(values, width)
+  """Returns a curve on one line: means over equal ranges, on a scale that includes 0 and 1."""
+  means = _range_means(values, width)
   if not means:
     return ''
   low, high = min(0.0, *means), max(1.0, *means)
   bars = _ASCII_BARS if ascii_only else _BARS
-  # From the second one up: a zero is shown as a line, not as nothing.
+  # The lowest value has the second bar, because a space would look like a missing value.
   return ''.join(bars[1 + round((m - low) / (high - low) * (len(bars) - 2))] for m in means)
 
 
@@ -73,93 +68,87 @@ def curve(
   height: int = 6,
   ascii_only: bool = False,
 ) -> str:
-  """A learning curve as text: title, first and last mean, and `height` rows. Source: none.
+  """Returns a curve as text: a line with the title, first and last mean, then `height` lines of bars.
 
-  Columns are means over equal stretches of `values`; what is None or not finite is left out.
+  Columns are means over equal ranges of `values`; None and numbers that are not finite are left out.
   """
-  means = _means(values, width)
+  means = _range_means(values, width)
   if not means:
     return f'{title}: nothing to show'
   low, high = min(means), max(means)
   scale = (high - low) or 1.0
   bars = _ASCII_BARS if ascii_only else _BARS
-  steps = len(bars) - 1
-  # At least one eighth, so that the lowest column is seen.
-  filled = [max(1, round((m - low) / scale * height * steps)) for m in means]
+  levels = len(bars) - 1
+  # At least one level, so that the lowest column is visible.
+  filled = [max(1, round((m - low) / scale * height * levels)) for m in means]
   lines = [f'{title}: {means[0]:.3g} -> {means[-1]:.3g} over {len(values)} steps']
   for row in reversed(range(height)):
     label = {height - 1: f'{high:.3g}', 0: f'{low:.3g}'}.get(row, '')
-    cells = ''.join(bars[min(max(f - row * steps, 0), steps)] for f in filled)
+    cells = ''.join(bars[min(max(f - row * levels, 0), levels)] for f in filled)
     lines.append(f'{label:>9} |{cells}'.rstrip())
   return '\n'.join(lines)
 
 
 def before_after(
-  before: dict[str, float], after: dict[str, float], step: int | None = None
-) -> Gains:
-  """Held-out accuracies before training and after it, and what they gained, in points.
-
-  Source: none.
-  """
+  before: dict[str, float | None], after: dict[str, float | None], step: int | None = None
+) -> AccuracyTable:
+  """Returns a table of the accuracies before and after training, with the gains in percentage points."""
   rows = []
   for name in sorted(set(before) & set(after)):
     source, _, measure = name.removeprefix('val-core/').rpartition('/acc/')
     old, new = before[name], after[name]
-    known = old is not None and new is not None
-    gain = f'{100 * (new - old):+.1f}' if known else '-'
+    gain = '-' if old is None or new is None else f'{100 * (new - old):+.1f}'
     rows.append((source, measure, percent(old), percent(new), gain))
-  return Gains(rows, 'after' if step is None else f'after {step} steps')
+  return AccuracyTable(rows, 'after' if step is None else f'after {step} steps')
 
 
-class Gains:
-  """What `before_after` returns, for rich to print: a table, or a list where that is wider than the terminal."""
+class AccuracyTable:
+  """A rich renderable: a table, or a list where the table is wider than the terminal."""
 
-  def __init__(self, rows: list[tuple[str, ...]], told: str):
-    self._rows, self._told = rows, told
+  def __init__(self, rows: list[tuple[str, ...]], after_title: str):
+    self._rows, self._after_title = rows, after_title
 
-  def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-    known = self._rows
+  def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+    rows = self._rows
     if options.ascii_only:
-      known = [[cell.encode('ascii', 'replace').decode() for cell in row] for row in known]
+      rows = [tuple(cell.encode('ascii', 'replace').decode() for cell in row) for row in rows]
     table = Table(title='held-out accuracy')
-    for name in ('data', 'measure', 'before', self._told, 'gain'):
+    for name in ('data', 'measure', 'before', self._after_title, 'gain'):
       table.add_column(name, justify='left' if name in ('data', 'measure') else 'right')
-    for row in known:
-      table.add_row(
-        *map(Text, row)
-      )  # Text: names come from data, and [brackets] in them are no markup
-    whole = options.update(max_width=10**4)  # else what it wants is cut to what there is
-    if Measurement.get(console, whole, table).maximum <= options.max_width:
+    for row in rows:
+      table.add_row(*map(Text, row))  # Text: [brackets] in the names of data sets are no markup
+    unlimited = options.update(max_width=10**4)  # otherwise the measure is cut to the terminal
+    if Measurement.get(console, unlimited, table).maximum <= options.max_width:
       yield table
       return
-    lines = [f'held-out accuracy before -> {self._told}, and the gain in points']
-    lines += [f'{data}  {name}  {a} -> {b}  {gain}' for data, name, a, b, gain in known]
+    lines = [f'held-out accuracy before -> {self._after_title}, and the gain in points']
+    lines += [f'{data}  {name}  {a} -> {b}  {gain}' for data, name, a, b, gain in rows]
     for line in lines:
       for part in wrap_lines(line, options.max_width, rest='  '):
         yield Text(part, overflow='fold')
 
 
-def _means(values: Sequence[float | None], width: int) -> list[float]:
-  known = [v for v in values if v is not None and math.isfinite(v)]
-  width = min(width, len(known))
-  cuts = [len(known) * i // width for i in range(width + 1)] if width else []
-  return [math.fsum(known[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
-
-
 def percent(value: float | None) -> str:
-  """0.125 as 12.5%. Source: none."""
+  """Formats 0.125 as 12.5%, and None as -."""
   return '-' if value is None else f'{value:.1%}'
 
 
 def duration(seconds: float) -> str:
-  """In the unit that fits. Source: none."""
+  """Formats a duration in seconds, minutes or hours."""
   if seconds < 90:
     return f'{seconds:.0f} s'
   return f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'
 
 
-def seconds(*each: float) -> str:
-  """Stretches of one step in one unit: '11.2+0.1 s', '24+8 ms'. Source: none."""
-  if all(x < 0.95 for x in each):
-    return '+'.join(f'{1e3 * x:.0f}' for x in each) + ' ms'
-  return '+'.join(f'{x:.1f}' for x in each) + ' s'
+def seconds(*parts: float) -> str:
+  """Formats the parts of a duration in a common unit: '11.2+0.1 s', '24+8 ms'."""
+  if all(x < 0.95 for x in parts):
+    return '+'.join(f'{1e3 * x:.0f}' for x in parts) + ' ms'
+  return '+'.join(f'{x:.1f}' for x in parts) + ' s'
+
+
+def _range_means(values: Sequence[float | None], width: int) -> list[float]:
+  finite = [v for v in values if v is not None and math.isfinite(v)]
+  width = min(width, len(finite))
+  cuts = [len(finite) * i // width for i in range(width + 1)] if width else []
+  return [math.fsum(finite[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]

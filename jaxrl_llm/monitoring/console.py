@@ -1,4 +1,4 @@
-"""What a person sees: a live table in a terminal, one plain line a step elsewhere."""
+"""Console output: a live table in a terminal, one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rich.text import Text
 from jaxrl_llm.monitoring import ascii_plot
 
 _WIDTH = 120  # of a plain line, in characters
-_APART_S = 0.1  # two steps are drawn this far from each other at least
-# (name, metrics, format), the most telling first: a plain line takes seven, or as many as fit.
-_LINE = 7
-_SHOWN = (
+_MIN_REDRAW_S = 0.1  # least time between two redraws of the table
+_LINE_METRICS = 7  # most metrics of a plain line
+# (label, metrics, format), the most important first.
+_METRICS = (
   ('reward', ('critic/score/mean',), '{:.2f}'),
   ('success', ('curriculum/observed_success',), '{:.0%}'),
   ('mixed', ('curriculum/mixed_share',), '{:.0%}'),
@@ -45,102 +45,108 @@ KINDS = ('auto', 'plain', 'quiet', 'json')
 
 
 def open_console(kind: str, steps: int) -> Console:
-  """The screen that config.monitoring.console names. Source: none.
+  """Returns the console of config.monitoring.console.
 
-  auto: a live table in a terminal and lines elsewhere; plain: lines; quiet: warnings alone; json: an object a line.
+  auto: a live table in a terminal and lines elsewhere; plain: lines; quiet: only warnings; json: one object per line.
   """
   if kind == 'json':
     return JsonConsole(steps)
   if kind == 'quiet':
-    return Console(steps, Rich(quiet=True), loud=Rich(stderr=True, quiet=jax.process_index() != 0))
+    warnings = Rich(stderr=True, quiet=jax.process_index() != 0)
+    return Console(steps, Rich(quiet=True), warnings_out=warnings)
   return Console(steps, live=kind == 'auto')
 
 
 class Console:
-  """Use in `with`. Every method may be called at any time, in a terminal or in a pipe.
+  """The console of a run, a context manager. Every method may be called at any time, in a terminal or in a pipe.
 
-  Of many processes only the first one speaks. What is wrong with a number never stops a run.
+  Only process 0 prints. Display errors never abort training: missing and non-finite numbers are accepted.
   """
 
   def __init__(
-    self, steps: int, out: Rich | None = None, *, live: bool = True, loud: Rich | None = None
+    self,
+    steps: int,
+    out: Rich | None = None,
+    *,
+    live: bool = True,
+    warnings_out: Rich | None = None,
   ):
-    """steps: how many the run takes in all. live: a table, if `out` is a terminal. loud: for warnings, if not `out`."""
+    """`steps`: of the whole run. live: draws a table if `out` is a terminal. warnings_out: for warnings, default `out`."""
     self._rich = out or _rich()
-    self._loud, self._wants_live = loud or self._rich, live
-    self._steps, self._rewards, self._last = steps, [], {}
+    self._warnings_out, self._wants_live = warnings_out or self._rich, live
+    self._steps, self._rewards, self._row = steps, [], {}
     self._difficulty: list[float] = []
     self._live: _Live | None = None
-    self._began, self._anchor, self._first = time.monotonic(), 0.0, None
-    self._done, self._told_left, self._drawn = 0, '', 0.0
-    self._status, self._warnings, self._cell = '', [], 0
+    self._start_s, self._timed_from_s, self._first_done = time.monotonic(), 0.0, None
+    self._done, self._time_left, self._drawn_s = 0, '', 0.0
+    self._status, self._warnings, self._cell_width = '', [], 0
     self._evaluations: dict[int, dict[str, float]] = {}
-    self._handler = _Warnings(self)
+    self._handler = _WarningHandler(self)
 
   def __enter__(self) -> Console:
-    able = self._rich.is_terminal and not self._rich.is_dumb_terminal
-    if able and self._wants_live and not self._rich.quiet:
+    can_redraw = self._rich.is_terminal and not self._rich.is_dumb_terminal
+    if can_redraw and self._wants_live and not self._rich.quiet:
       self._live = _Live(self._lines, self._rich)
       self._live.start(refresh=True)
       self._handler.attach()
     return self
 
-  def __exit__(self, *_: Any) -> None:
+  def __exit__(self, *_: object) -> None:
     self._stop()
 
   def banner(self, **facts: Any) -> None:
-    """What is about to run, one fact a line."""
+    """Prints the facts about the run, one per line."""
     self._print(ascii_plot.banner(**facts))
 
   def info(self, text: str) -> None:
-    """A line that stays."""
-    self._print(text, first=self._clock())
+    """Prints a line."""
+    self._print(text, prefix=self._clock())
 
   def warn(self, text: str) -> None:
-    """A line that stays, and is counted in the table."""
+    """Prints a warning, and counts it in the table."""
     self._warnings.append(text)
-    self._print(f'warning: {text}', self._loud, self._clock())
+    self._print(f'warning: {text}', self._warnings_out, self._clock())
     self._refresh()
 
-  def compiling(self, what: str = 'the step', last_s: float | None = None) -> None:
-    """Said once, and shown in the table until something else happens: nothing moves meanwhile.
-
-    last_s: how long that took the last time.
-    """
-    took = '' if last_s is None else f' (the last time that took {ascii_plot.duration(last_s)})'
-    self._status = f'compiling {what} ...{took}'
+  def compiling(self, program: str = 'the step', last_s: float | None = None) -> None:
+    """Prints that compilation begins, and shows it in the table until the next event. last_s: its last duration."""
+    last = '' if last_s is None else f' (it took {ascii_plot.duration(last_s)} the last time)'
+    self._status = f'compiling {program} ...{last}'
     self.info(self._status)
     self._refresh()
 
   def history(self, rows: Sequence[dict[str, Any]]) -> None:
-    """The metrics of the steps before this start, for the curve."""
+    """Adds the metrics of the steps before a resume to the reward curve."""
     self._rewards = [row.get('critic/score/mean') for row in rows]
 
   def step(
     self, row: dict[str, Any], difficulty: Callable[[], Sequence[float]] | None = None
   ) -> None:
-    """One step's metrics. difficulty: shares of the prompts by expected success, from 0 to 1; asked for where shown."""
-    self._last, self._status = row, ''
+    """Shows the metrics of a step.
+
+    `difficulty` returns the shares of the prompts by expected success, from 0 to 1; it is called in a live table only.
+    """
+    self._row, self._status = row, ''
     if self._live and difficulty is not None:
       self._difficulty = list(difficulty())
     self._rewards.append(row.get('critic/score/mean'))
     self._done = int(row['training/global_step']) + 1
-    self._told_left = self._left(self._done)
+    self._time_left = self._estimate_time_left(self._done)
     if not self._live:
-      self._print(self._short(), first=self._clock())
-    elif time.monotonic() - self._drawn > _APART_S:
+      self._print(self._step_line(), prefix=self._clock())
+    elif time.monotonic() - self._drawn_s > _MIN_REDRAW_S:
       self._refresh()
 
   def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-    """The totals of an evaluation."""
+    """Prints the accuracies over all data."""
     self._evaluations[step], self._status = metrics, ''
-    told = '  '.join(
+    totals = '  '.join(
       f'{k.rsplit("/", 1)[-1]} {ascii_plot.percent(v)}' for k, v in metrics.items() if '/all/' in k
     )
-    self.info(f'held-out at step {step}:  {told}')
+    self.info(f'held-out at step {step}:  {totals}')
 
   def finish(self, root: str) -> None:
-    """The learning curve and the table of before and after."""
+    """Prints the reward curve and the table of accuracies before and after training."""
     self._stop()
     if self._rewards:
       width = min(60, self._rich.width - 11)
@@ -156,21 +162,21 @@ class Console:
   def _ascii(self) -> bool:
     return self._rich.options.ascii_only
 
-  def _print(self, text: str, out: Rich | None = None, first: str = '') -> None:
-    """After `first`. A terminal would break lines within a number: they are broken here; elsewhere they stay whole."""
-    out, text = out or self._rich, self._known(text)
+  def _print(self, text: str, out: Rich | None = None, prefix: str = '') -> None:
+    """Prints after `prefix`. Lines are wrapped for a terminal only, which would break them within a number."""
+    out, text = out or self._rich, self._encodable(text)
     if out.is_terminal:
-      rest = ' ' * (len(first) if out.width >= 60 else min(len(first), 2))
-      text, first = '\n'.join(ascii_plot.wrap_lines(text, out.width, first, rest)), ''
-    out.print(first + text, markup=False, highlight=False, soft_wrap=True)
+      indent = ' ' * (len(prefix) if out.width >= 60 else min(len(prefix), 2))
+      text, prefix = '\n'.join(ascii_plot.wrap_lines(text, out.width, prefix, indent)), ''
+    out.print(prefix + text, markup=False, highlight=False, soft_wrap=True)
 
-  def _known(self, text: str) -> str:
-    """Without what the terminal has no letters for."""
+  def _encodable(self, text: str) -> str:
+    """Replaces characters that the encoding of the terminal lacks."""
     encoding = self._rich.encoding
     return text.encode(encoding, 'replace').decode(encoding) if self._ascii else text
 
   def _clock(self) -> str:
-    return f'{time.monotonic() - self._began:6.0f} s  '
+    return f'{time.monotonic() - self._start_s:6.0f} s  '
 
   def _stop(self) -> None:
     self._handler.detach()
@@ -180,82 +186,83 @@ class Console:
 
   def _refresh(self) -> None:
     if self._live:
-      self._drawn = time.monotonic()
+      self._drawn_s = time.monotonic()
       self._live.refresh()
 
-  def _short(self) -> str:
-    """A step on a line: as many figures as fit."""
-    left = f' ({self._told_left})' if self._told_left else ''
-    told = f'step {self._done}/{self._steps}{left}'
-    for name, value in self._values()[:_LINE]:
-      if len(told) + len(name) + len(value) + 3 > _WIDTH - len(self._clock()):
+  def _step_line(self) -> str:
+    """The step and as many metrics as fit on a line."""
+    left = f' ({self._time_left})' if self._time_left else ''
+    line = f'step {self._done}/{self._steps}{left}'
+    for name, value in self._values()[:_LINE_METRICS]:
+      if len(line) + len(name) + len(value) + 3 > _WIDTH - len(self._clock()):
         break
-      told += f'  {name} {value}'
-    return told
+      line += f'  {name} {value}'
+    return line
 
   def _values(self) -> list[tuple[str, str]]:
-    # Of a step that learned nothing, as the first one, what the update says is 0 and means nothing.
-    idle = self._last.get('training/trained_tokens') == 0
-    shown = {k: v for k, v in self._last.items() if not (idle and k.startswith('actor/'))}
-    found = [(n, [shown.get(k) for k in keys], f) for n, keys, f in _SHOWN]
+    """(label, formatted value) of the metrics that the last row has."""
+    # An update without a batch, as in the first step, reports zeros that mean nothing.
+    idle = self._row.get('training/trained_tokens') == 0
+    row = {k: v for k, v in self._row.items() if not (idle and k.startswith('actor/'))}
+    metrics = [(name, [row.get(k) for k in keys], form) for name, keys, form in _METRICS]
     return [
-      (n, f(*values) if callable(f) else f.format(*values))
-      for n, values, f in found
+      (name, form(*values) if callable(form) else form.format(*values))
+      for name, values, form in metrics
       if None not in values
     ]
 
-  def _left(self, done: int) -> str:
-    """Time left; the first step of a start compiles, so it counts for nothing."""
-    if self._first is None:
-      self._first, self._anchor = done, time.monotonic()
-    if done == self._first or done >= self._steps:
+  def _estimate_time_left(self, done: int) -> str:
+    """The time left, from the mean duration of the steps after the first one, which compiles."""
+    if self._first_done is None:
+      self._first_done, self._timed_from_s = done, time.monotonic()
+    if done == self._first_done or done >= self._steps:
       return ''
-    taken_s = (time.monotonic() - self._anchor) / (done - self._first)
-    return f'{ascii_plot.duration(taken_s * (self._steps - done))} left'
+    step_s = (time.monotonic() - self._timed_from_s) / (done - self._first_done)
+    return f'{ascii_plot.duration(step_s * (self._steps - done))} left'
 
   def _lines(self) -> list[Text]:
-    """The table, no line wider and not more of them than the terminal has room for: the last figures give way."""
+    """The lines of the table, cut to the size of the terminal: the last metrics are left out first."""
     width, height = self._rich.size
     below = [Text(line, 'cyan') for line in ascii_plot.wrap_lines(self._status, width) if line]
     if self._warnings:
-      told = f'warnings: {len(self._warnings)}, the last: {self._known(self._warnings[-1])}'
-      below += [Text(line, 'yellow') for line in ascii_plot.wrap_lines(told, width)]
-    lines = self._grid(width) if self._last else []
-    if self._last:
+      text = f'warnings: {len(self._warnings)}, the last: {self._encodable(self._warnings[-1])}'
+      below += [Text(line, 'yellow') for line in ascii_plot.wrap_lines(text, width)]
+    lines = self._grid(width) if self._row else []
+    if self._row:
       shares = ascii_plot.sparkline(self._rewards, max(min(60, width - 7), 1), self._ascii)
       lines.append(Text.assemble(('reward ', 'dim'), shares))
     if self._difficulty and width >= 40:
       top = max(self._difficulty) or 1.0
       shares = ascii_plot.sparkline([x / top for x in self._difficulty], ascii_only=self._ascii)
       lines.append(Text.assemble(('prompts ', 'dim'), 'hard ', shares, ' easy'))
-    room = max(height - 2 - len(below), 0)  # beside the bar, and the cursor's line
+    room = max(height - 2 - len(below), 0)  # without the progress bar and the line of the cursor
     return [self._bar(width), *lines[:room], *below][: max(height - 1, 1)]
 
   def _bar(self, width: int) -> Text:
-    told, left = f'step {self._done}/{self._steps} ', self._told_left and f' {self._told_left}'
-    room = min(40, width - len(told) - len(left))
+    label, left = f'step {self._done}/{self._steps} ', self._time_left and f' {self._time_left}'
+    room = min(40, width - len(label) - len(left))
     done, rest = ascii_plot.bar(self._done, self._steps, max(room, 0), self._ascii)
-    return Text.assemble(told, (done, 'magenta'), (rest, 'dim'), left)
+    return Text.assemble(label, (done, 'magenta'), (rest, 'dim'), left)
 
   def _grid(self, width: int) -> list[Text]:
-    """name and value in as many columns as fit, which stay where they are from step to step."""
+    """Labels and values in as many columns as fit. Columns never become narrower, so that they stay in place."""
     if not (cells := self._values()):
       return []
-    self._cell = max(self._cell, *(len(n) + len(v) + 1 for n, v in cells), 1)
-    columns = max((width + 3) // (self._cell + 3), 1)
-    columns = -(-len(cells) // -(-len(cells) // columns))  # as many in each line
+    self._cell_width = max(self._cell_width, *(len(n) + len(v) + 1 for n, v in cells), 1)
+    columns = max((width + 3) // (self._cell_width + 3), 1)
+    columns = -(-len(cells) // -(-len(cells) // columns))  # equally many in each line
     lines = []
-    for at in range(0, len(cells), columns):
+    for start in range(0, len(cells), columns):
       line = Text()
-      for n, v in cells[at : at + columns]:
-        line.append(f'{n} ', 'dim').append(v.ljust(self._cell - len(n) + 2))
+      for n, v in cells[start : start + columns]:
+        line.append(f'{n} ', 'dim').append(v.ljust(self._cell_width - len(n) + 2))
       line.rstrip()
       lines.append(line)
     return lines
 
 
 class JsonConsole(Console):
-  """What another program reads: a JSON object a line on standard output, {"event": …, "seconds": …, …}."""
+  """Machine-readable output: one JSON object per line on standard output, {"event": …, "seconds": …, …}."""
 
   def __init__(self, steps: int, out: TextIO | None = None):
     super().__init__(steps, Rich(quiet=True))
@@ -270,8 +277,8 @@ class JsonConsole(Console):
   def warn(self, text: str) -> None:
     self._line('warning', text=text)
 
-  def compiling(self, what: str = 'the step', last_s: float | None = None) -> None:
-    self._line('compiling', what=what, last_s=last_s)
+  def compiling(self, program: str = 'the step', last_s: float | None = None) -> None:
+    self._line('compiling', what=program, last_s=last_s)
 
   def step(self, row: dict[str, Any], difficulty: Callable | None = None) -> None:
     self._line('step', **row)
@@ -282,19 +289,19 @@ class JsonConsole(Console):
   def finish(self, root: str) -> None:
     self._line('finished', folder=root)
 
-  def _line(self, event: str, **more: Any) -> None:
+  def _line(self, event: str, **fields: Any) -> None:
     if self._out is None:
       return
-    plain = {k: v.item() if hasattr(v, 'item') else v for k, v in more.items()}
-    known = {
+    plain = {k: v.item() if hasattr(v, 'item') else v for k, v in fields.items()}
+    finite = {
       k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()
     }
-    seconds = round(time.monotonic() - self._began, 3)
-    print(json.dumps(dict(event=event, seconds=seconds) | known), file=self._out, flush=True)
+    seconds = round(time.monotonic() - self._start_s, 3)
+    print(json.dumps(dict(event=event, seconds=seconds) | finite), file=self._out, flush=True)
 
 
-class _Warnings(logging.Handler):
-  """Takes warnings to the screen while a table is live: stderr would tear it."""
+class _WarningHandler(logging.Handler):
+  """Prints logged warnings through the console while the table is live, because stderr would overwrite it."""
 
   def __init__(self, screen: Console):
     super().__init__(logging.WARNING)
@@ -316,30 +323,30 @@ class _Warnings(logging.Handler):
 
 
 class _Live(Live):
-  """Lines that stay at the bottom, also where the window is made narrower.
+  """Lines at the bottom of the terminal that are redrawn correctly after the window becomes narrower.
 
-  A terminal then breaks the lines that are there, and whoever draws over them must go up by more lines than were drawn.
+  A narrower terminal wraps the lines that are displayed, so the cursor must move up by more lines than were drawn.
   """
 
   def __init__(self, lines: Callable[[], list[Text]], out: Rich):
-    self._lines, self._made, self._lengths = lines, [], []
+    self._lines, self._rendered_lengths, self._drawn_lengths = lines, [], []
     super().__init__(console=out, vertical_overflow='crop')
 
   def process_renderables(self, renderables: list[Any]) -> list[Any]:
-    """Rich's, after the way up."""
+    """Adds the cursor movement over the wrapped lines."""
     width = self.console.width
-    more = sum((length - 1) // width for length in self._lengths if length)
-    told = super().process_renderables(renderables)
-    self._lengths = [min(length, width) for length in self._made]
-    up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * more
-    return [Control(*up), *told] if up else told
+    wrapped = sum((length - 1) // width for length in self._drawn_lengths if length)
+    processed = super().process_renderables(renderables)
+    self._drawn_lengths = [min(length, width) for length in self._rendered_lengths]
+    up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * wrapped
+    return [Control(*up), *processed] if up else processed
 
   def get_renderable(self) -> Group:
-    """The lines of this moment; asked for by Rich, also from a thread of its own."""
+    """Returns the current lines. Rich calls this from a thread of its own, too."""
     lines = self._lines()
     for line in lines:
       line.no_wrap, line.overflow = True, 'crop'
-    self._made = [cell_len(line.plain) for line in lines]
+    self._rendered_lengths = [cell_len(line.plain) for line in lines]
     return Group(*lines)
 
 
@@ -347,6 +354,6 @@ def _rich() -> Rich:
   out = Rich(quiet=jax.process_index() != 0)
   if out.is_terminal and not out.is_jupyter and out.file.isatty():
     return out
-  # A notebook takes lines as a file does. FORCE_COLOR, which its kernel and many a CI set, makes Rich believe in a
-  # terminal, and nothing can be drawn over there; left to itself, Rich makes a page of HTML of every line.
+  # Notebooks get plain lines, as files do. FORCE_COLOR, which IPython kernels and CI services set, would make Rich
+  # assume a terminal, where nothing can be redrawn; and Rich renders each line as HTML in a notebook by default.
   return Rich(width=_WIDTH, quiet=out.quiet, force_jupyter=False, force_terminal=False)

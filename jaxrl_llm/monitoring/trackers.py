@@ -1,4 +1,4 @@
-"""Copies of a run's numbers for TensorBoard and Weights & Biases; metrics.jsonl stays the record.
+"""Copies of a run's metrics for TensorBoard and Weights & Biases; metrics.jsonl remains the record.
 
 Neither package is imported unless config.monitoring.trackers names it.
 """
@@ -12,25 +12,28 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.checkpointing.metrics_log import STEP
 from jaxrl_llm.types import UserError
 
+if TYPE_CHECKING:
+  from jaxrl_llm.config.schema import Config
+
 
 class Tracker(Protocol):
-  """Where numbers go; neither method may raise for a number."""
+  """A destination of metrics. No value of a number may raise."""
 
   def log(self, step: int, numbers: dict[str, float]) -> None:
-    """Numbers of one step."""
+    """Records the metrics of one step."""
 
   def close(self) -> None:
-    """Writes out what is left."""
+    """Flushes what is buffered."""
 
 
 class TensorBoard:
-  """Event files in WORKDIR/tensorboard. A start says from which step on what older files hold is void."""
+  """Event files in WORKDIR/tensorboard. A start event invalidates older records from its step on."""
 
   def __init__(self, root: str, config: dict[str, Any], start: int):
     from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -38,23 +41,23 @@ class TensorBoard:
 
     self._event, self._summary = event_pb2.Event, summary_pb2.Summary
     self._writer = EventFileWriter(os.path.join(root, 'tensorboard'))
-    began = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._writer.add_event(self._event(wall_time=time.time(), step=start, session_log=began))
+    start_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._writer.add_event(self._event(wall_time=time.time(), step=start, session_log=start_log))
 
   def log(self, step: int, numbers: dict[str, float]) -> None:
     values = [self._summary.Value(tag=k, simple_value=v) for k, v in numbers.items()]
     summary = self._summary(value=values)
     self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
-    self._writer.flush()  # whoever looks at a run looks at it now
+    self._writer.flush()  # a viewer of a running job expects current data
 
   def close(self) -> None:
     self._writer.close()
 
 
 class Wandb:
-  """A run of Weights & Biases, named after the folder and continued by later starts; files in WORKDIR/wandb.
+  """A run of Weights & Biases, named after the run directory and continued by later starts; files in WORKDIR/wandb.
 
-  Project, entity and mode are what WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE say.
+  WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE set project, entity and mode.
   """
 
   def __init__(self, root: str, config: dict[str, Any], start: int):
@@ -68,7 +71,7 @@ class Wandb:
       dir=root,
       config=config,
     )
-    # Steps that are taken again after a kill are below the service's own counter, which it would drop.
+    # After a kill, steps that are repeated lie below the service's own counter, which would drop them.
     self._run.define_metric('*', step_metric=STEP)
 
   def log(self, step: int, numbers: dict[str, float]) -> None:
@@ -82,9 +85,9 @@ def _run_id(path: str) -> str:
   try:
     return safe_files.read(path).decode().strip()
   except FileNotFoundError:
-    made = secrets.token_hex(6)
-    safe_files.write(path, made)
-    return made
+    run_id = secrets.token_hex(6)
+    safe_files.write(path, run_id)
+    return run_id
 
 
 # name → (class, the module that it needs). An extra of the same name installs it.
@@ -95,7 +98,7 @@ TRACKERS: dict[str, tuple[Callable[[str, dict, int], Tracker], str]] = {
 
 
 def check(names: Sequence[str]) -> None:
-  """Raises UserError for a tracker that does not exist or is not installed. Source: none."""
+  """Raises UserError for a tracker that does not exist or is not installed."""
   for name in names:
     if name not in TRACKERS:
       raise UserError(
@@ -108,44 +111,44 @@ def check(names: Sequence[str]) -> None:
 
 
 class Trackers:
-  """All of `names`, opened in the first process; use in `with`. A tracker that fails is left out from then on."""
+  """The trackers `names` as a context manager. A tracker that fails is closed with a warning; the others go on."""
 
   def __init__(
-    self, names: Sequence[str], root: str, config: Any, start: int, warn: Callable[[str], None]
+    self, names: Sequence[str], root: str, config: Config, start: int, warn: Callable[[str], None]
   ):
-    """start: the first step that this run will write."""
+    """`start` is the first step that this run writes; `warn` receives the warnings."""
     self._warn, self._open = warn, {}
-    told = json.loads(config.to_json())
+    settings = json.loads(config.to_json())
     for name in names:
-      self._try(name, lambda make=TRACKERS[name][0]: make(root, told, start), keep=True)
+      tracker = self._attempt(name, lambda create=TRACKERS[name][0]: create(root, settings, start))
+      if tracker is not None:
+        self._open[name] = tracker
 
   def __enter__(self) -> Trackers:
     return self
 
-  def __exit__(self, *_: Any) -> None:
+  def __exit__(self, *_: object) -> None:
     for name, tracker in list(self._open.items()):
-      self._try(name, tracker.close)
+      self._attempt(name, tracker.close)
 
   def log(self, step: int, row: dict[str, Any]) -> None:
-    """The finite numbers of `row`."""
-    numbers = {k: float(v) for k, v in row.items() if _is_number(v) and k != STEP}
+    """Records the finite numbers of `row`."""
+    numbers = {k: float(v) for k, v in row.items() if _is_finite_number(v) and k != STEP}
     for name, tracker in list(self._open.items()):
-      self._try(name, lambda tracker=tracker: tracker.log(step, numbers))
+      self._attempt(name, lambda tracker=tracker: tracker.log(step, numbers))
 
-  def _try(self, name: str, call: Callable[[], Any], keep: bool = False) -> None:
-    # A full disk or a service that is down is no reason to lose the run: its record is another file.
+  def _attempt(self, name: str, call: Callable[[], Any]) -> Any:
+    """call(); after an error the tracker is dropped: metrics.jsonl has the same numbers, so the run goes on."""
     try:
-      made = call()
+      return call()
     except Exception as error:
       self._open.pop(name, None)
       self._warn(
         f'config.monitoring.trackers: {name} stopped ({type(error).__name__}: {error}); the run goes on'
       )
-      return
-    if keep:
-      self._open[name] = made
+      return None
 
 
-def _is_number(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
   value = value.item() if hasattr(value, 'item') else value
   return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

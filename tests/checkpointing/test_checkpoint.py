@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit, on any mesh, whole after a kill at any moment, never the last one lost."""
+"""Checkpoints: bit-exact on any mesh, intact after a kill at any moment; the last intact one is never lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 class State(NamedTuple):
-  """Shaped like what a run saves: nested dicts with integer keys, moments, counters, a batch."""
+  """The structure that a run saves: nested dicts with integer keys, moments, counters, a batch."""
 
   params: Any
   opt_state: Any
@@ -48,7 +48,12 @@ def make_tree(on: Mesh, seed: int = 0) -> tuple[State, dict]:
   random = np.random.default_rng(seed)
   put = lambda x, *axes: jax.device_put(x, NamedSharding(on, PartitionSpec(*axes)))  # noqa: E731
   kernel = random.standard_normal((16, 8), np.float32)
-  kernel[0, :4] = [-0.0, np.inf, np.nan, np.float32(1e-42)]  # what a careless round trip loses
+  kernel[0, :4] = [
+    -0.0,
+    np.inf,
+    np.nan,
+    np.float32(1e-42),
+  ]  # values that an inexact round trip changes
   params = {
     'layers': {i: {'q': {'kernel': put(kernel + i, *on.axis_names)}} for i in (0, 1)},
     'norm': put(random.standard_normal(8, np.float32).astype(ml_dtypes.bfloat16)),
@@ -58,7 +63,7 @@ def make_tree(on: Mesh, seed: int = 0) -> tuple[State, dict]:
     'tokens_BxT': random.integers(0, 99, (8, 5), np.int32),  # numpy, as a pending batch may be
     'reason_B': put(np.arange(8, dtype=np.int8), on.axis_names[0]),
     'key': put(jax.random.key(seed + 7)),
-    'feature_BxF': np.zeros((8, 0), np.float32),  # of no elements, as where nothing judges
+    'feature_BxF': np.zeros((8, 0), np.float32),  # no elements, as without a correctness head
   }
   return State(params, moments, put(np.int32(4))), batch
 
@@ -75,10 +80,10 @@ def bits(x: Any) -> bytes:
   return np.asarray(x).tobytes()
 
 
-def assert_same_bits(got: Any, want: Any) -> None:
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  for path, x in jax.tree_util.tree_leaves_with_path(want):
-    y = dict(jax.tree_util.tree_leaves_with_path(got))[path]
+def assert_same_bits(actual: Any, expected: Any) -> None:
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  for path, x in jax.tree_util.tree_leaves_with_path(expected):
+    y = dict(jax.tree_util.tree_leaves_with_path(actual))[path]
     assert (y.dtype, y.shape) == (x.dtype, x.shape) and bits(y) == bits(x), path
 
 
@@ -94,10 +99,10 @@ HOST = dict(
 def test_arrays_and_host_state_come_back_bit_for_bit(tmp_path):
   tree = make_tree(mesh(4, 2))
   checkpoint.save(str(tmp_path), 12, tree, HOST, keep=2)
-  got, host = checkpoint.restore(str(tmp_path), 12, abstract(tree))
-  assert_same_bits(got, tree)
-  assert isinstance(got[1]['tokens_BxT'], np.ndarray)
-  assert got[0].params['layers'][1]['q']['kernel'].sharding == NamedSharding(
+  restored, host = checkpoint.restore(str(tmp_path), 12, abstract(tree))
+  assert_same_bits(restored, tree)
+  assert isinstance(restored[1]['tokens_BxT'], np.ndarray)
+  assert restored[0].params['layers'][1]['q']['kernel'].sharding == NamedSharding(
     mesh(4, 2), PartitionSpec('fsdp', 'tensor')
   )
   assert {k: v for k, v in host.items() if k not in ('curriculum', 'nested')} == {
@@ -119,10 +124,10 @@ def test_host_state_that_cannot_be_kept_is_refused_before_anything_is_written(tm
 def test_restored_onto_another_mesh(tmp_path, sizes):
   tree, other = make_tree(mesh(4, 2)), make_tree(mesh(*sizes), seed=1)
   checkpoint.save(str(tmp_path), 3, tree, {}, keep=1)
-  got, _ = checkpoint.restore(str(tmp_path), 3, abstract(other))
-  assert_same_bits(got, tree)
-  for x, wanted in zip(jax.tree.leaves(got), jax.tree.leaves(other), strict=True):
-    assert getattr(x, 'sharding', None) == getattr(wanted, 'sharding', None)
+  restored, _ = checkpoint.restore(str(tmp_path), 3, abstract(other))
+  assert_same_bits(restored, tree)
+  for x, expected in zip(jax.tree.leaves(restored), jax.tree.leaves(other), strict=True):
+    assert getattr(x, 'sharding', None) == getattr(expected, 'sharding', None)
 
 
 _TWO_DEVICES = """
@@ -130,13 +135,13 @@ import sys
 sys.path.insert(0, 'tests')
 import jax
 import test_checkpoint as t
-from jaxrl_llm import checkpoint
+from jaxrl_llm.checkpointing import checkpoint
 assert len(jax.devices()) == 2
 tree = t.make_tree(t.mesh(2, 1), seed=1)  # other values: only shapes and shardings are used
-got, host = checkpoint.restore(sys.argv[1], 1, t.abstract(tree))
-t.assert_same_bits(got, t.make_tree(t.mesh(2, 1)))
+restored, host = checkpoint.restore(sys.argv[1], 1, t.abstract(tree))
+t.assert_same_bits(restored, t.make_tree(t.mesh(2, 1)))
 assert host == dict(a=1)
-checkpoint.save(sys.argv[1], 2, got, host, keep=2)
+checkpoint.save(sys.argv[1], 2, restored, host, keep=2)
 """
 
 
@@ -145,8 +150,8 @@ def test_carried_from_eight_devices_to_a_process_with_two_and_back(tmp_path):
   checkpoint.save(str(tmp_path), 1, tree, dict(a=1), keep=2)
   _run(_TWO_DEVICES, str(tmp_path), devices=2)
   assert checkpoint.latest(str(tmp_path)) == 2
-  got, _ = checkpoint.restore(str(tmp_path), 2, abstract(tree))
-  assert_same_bits(got, tree)
+  restored, _ = checkpoint.restore(str(tmp_path), 2, abstract(tree))
+  assert_same_bits(restored, tree)
 
 
 def _run(code: str, *argv: str, devices: int = 1) -> str:
@@ -171,21 +176,20 @@ def _finish(process: subprocess.Popen) -> str:
   return out
 
 
-# One process imports what is slow, and forks a child for every moment to be killed at. Nothing has
-# started a thread when it forks.
+# One process does the slow imports and forks a child for every moment of a kill. It has no threads when it forks.
 _KILLED = """
 import os, pathlib, shutil, signal, sys, threading, time
 import numpy as np
-from jaxrl_llm import checkpoint
+from jaxrl_llm.checkpointing import checkpoint
 
 def content(step): return {'a': np.full((700, 700), step, np.float32), 'b': {0: np.int32([step])}}
 def save(folder, step): checkpoint.save(folder, step, content(step), dict(step=step), keep=1)
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 
-def patch(module, name, wanted, after):
+def patch(module, name, matches, after):
   real = getattr(module, name)
   def wrapped(*args, **kw):
-    if not wanted(*args): return real(*args, **kw)
+    if not matches(*args): return real(*args, **kw)
     if after: real(*args, **kw)
     die()
   setattr(module, name, wrapped)
@@ -195,17 +199,17 @@ def half_deleted(path, **_):
   os.remove(os.path.join(path, 'host.json'))
   die()
 
-def seen(folder):
+def has_device_files(folder):
   try: return any(f.is_file() for f in pathlib.Path(folder).glob('*.part/device*/**/*'))
   except FileNotFoundError: return False  # renamed while it was walked
 
 def half_written(folder):
   def watch():
-    while not seen(folder): pass
+    while not has_device_files(folder): pass
     die()
   watcher = threading.Thread(target=watch, daemon=True)
   watcher.start()
-  checkpoint._seal = lambda *_: watcher.join()  # else it may be over before the turn of this thread comes
+  checkpoint._seal = lambda *_: watcher.join()  # otherwise the save may end before this thread runs
 
 def is_seal(path, *_): return path.endswith('manifest.json')
 def is_commit(old, new): return old.endswith('.part')
@@ -272,21 +276,21 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(killed_runs, moment):
   folder = str(killed_runs[0] / moment)
   step = checkpoint.latest(folder)
   assert step == KILLED_AT.get(moment, step) and step >= 1
-  got, host = checkpoint.restore(folder, step, content(0))
-  assert_same_bits(got, content(step))
+  restored, host = checkpoint.restore(folder, step, content(0))
+  assert_same_bits(restored, content(step))
   assert host == dict(step=step)
   checkpoint.save(folder, step + 1, content(step + 1), {}, keep=1)
-  assert os.listdir(folder) == [f'step_{step + 1:06d}']  # and nothing half-made is left
+  assert os.listdir(folder) == [f'step_{step + 1:06d}']  # and no partial folder is left
 
 
 def test_the_kills_above_did_leave_half_made_folders(killed_runs):
-  """Else the test before this one would prove nothing."""
+  """Otherwise the previous test would prove nothing."""
   for name, left in dict(device='.part', host='.part', commit='.part', retention='.old').items():
     assert any(x.endswith(left) for x in killed_runs[1][name]), name
 
 
 def damage(path: pathlib.Path, kind: str) -> str:
-  """Damages a checkpoint; returns the file to be blamed."""
+  """Damages a checkpoint; returns a part of the warning."""
   files = [p for p in (path / 'device').rglob('*') if p.is_file() and p.parent.name == 'd']
   largest = max(files, key=lambda p: p.stat().st_size)
   if kind == 'manifest':
@@ -306,13 +310,13 @@ def damage(path: pathlib.Path, kind: str) -> str:
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, kind):
   for step in (1, 2):
     checkpoint.save(str(tmp_path), step, content(step), {}, keep=2)
-  blamed = damage(tmp_path / 'step_000002', kind)
+  named = damage(tmp_path / 'step_000002', kind)
   assert checkpoint.latest(str(tmp_path)) == 1
-  assert 'step_000002 is broken' in caplog.text and blamed in caplog.text
+  assert 'step_000002 is broken' in caplog.text and named in caplog.text
 
 
 def test_damage_never_pushes_a_whole_checkpoint_out(tmp_path):
-  """20 whole, 40 damaged, begun again from 20 with another interval: 30 must not cost 20 and 30."""
+  """20 is intact, 40 damaged, and the run resumes from 20 with another interval: saving 30 must not lose both."""
   for step in (20, 40):
     checkpoint.save(str(tmp_path), step, content(step), {}, keep=2)
   damage(tmp_path / 'step_000040', 'bit')
@@ -324,7 +328,7 @@ def test_damage_never_pushes_a_whole_checkpoint_out(tmp_path):
 def test_when_all_are_damaged_nothing_is_begun_again_silently(tmp_path):
   checkpoint.save(str(tmp_path), 1, content(1), {}, keep=2)
   damage(tmp_path / 'step_000001', 'short')
-  with pytest.raises(UserError, match='only broken checkpoints .* delete them to begin again'):
+  with pytest.raises(UserError, match='only broken checkpoints .* delete them to start over'):
     checkpoint.latest(str(tmp_path))
 
 
@@ -339,8 +343,8 @@ def test_the_newest_are_kept_and_a_step_may_be_saved_again(tmp_path):
     checkpoint.save(str(tmp_path), step, content(step), {}, keep=2)
   assert sorted(os.listdir(tmp_path)) == ['step_000006', 'step_000008']
   checkpoint.save(str(tmp_path), 8, content(9), {}, keep=2)
-  got, _ = checkpoint.restore(str(tmp_path), 8, content(0))
-  assert_same_bits(got, content(9))
+  restored, _ = checkpoint.restore(str(tmp_path), 8, content(0))
+  assert_same_bits(restored, content(9))
   assert sorted(os.listdir(tmp_path)) == ['step_000006', 'step_000008']
 
 
@@ -360,27 +364,27 @@ def test_a_full_disk_is_told_in_bytes_before_and_while_writing(tmp_path, monkeyp
   monkeypatch.setattr(checkpoint, 'check_space', lambda *_: None)
   full = OSError(28, 'No space left on device')
   monkeypatch.setattr(checkpoint, '_seal', lambda *_: (_ for _ in ()).throw(full))
-  with pytest.raises(UserError, match='became full .* the checkpoints before are whole'):
+  with pytest.raises(UserError, match='became full .* earlier checkpoints are intact'):
     checkpoint.save(str(tmp_path), 2, content(2), {}, keep=1)
   assert os.listdir(tmp_path) == ['step_000001']
 
 
 def test_no_bit_of_a_manifest_can_flip_unseen(tmp_path):
-  """An older checkpoint is whole: it is used, or the newer one as it was saved, and nothing is refused."""
+  """Either the older, intact checkpoint is used, or the newer one exactly as it was saved."""
   for step in (1, 2):
     checkpoint.save(str(tmp_path), step, {'a': np.full((3, 2), step, np.float32)}, {}, keep=2)
   path = tmp_path / 'step_000002/manifest.json'
-  data, found = path.read_bytes(), {1: 0, 2: 0}
+  data, counts = path.read_bytes(), {1: 0, 2: 0}
   for position in np.linspace(0, 8 * len(data) - 1, 400).astype(int):
     flipped = bytearray(data)
     flipped[position // 8] ^= 1 << (position % 8)
     path.write_bytes(flipped)
     step = checkpoint.latest(str(tmp_path))
-    found[step] += 1
+    counts[step] += 1
     if step == 2:
-      got, _ = checkpoint.restore(str(tmp_path), 2, {'a': np.zeros((3, 2), np.float32)})
-      assert (got['a'] == 2).all(), position
-  assert found[1] > 390, found
+      restored, _ = checkpoint.restore(str(tmp_path), 2, {'a': np.zeros((3, 2), np.float32)})
+      assert (restored['a'] == 2).all(), position
+  assert counts[1] > 390, counts
   path.write_bytes(data)
   assert checkpoint.latest(str(tmp_path)) == 2
 
@@ -388,11 +392,11 @@ def test_no_bit_of_a_manifest_can_flip_unseen(tmp_path):
 def test_a_manifest_of_before_it_had_a_digest_still_counts(tmp_path):
   checkpoint.save(str(tmp_path), 1, content(1), {}, keep=2)
   path = tmp_path / 'step_000001/manifest.json'
-  held = json.loads(path.read_text())
-  path.write_text(json.dumps({name: held[name] for name in ('files', 'leaves')}))
+  manifest = json.loads(path.read_text())
+  path.write_text(json.dumps({name: manifest[name] for name in ('files', 'leaves')}))
   assert checkpoint.latest(str(tmp_path)) == 1
-  got, _ = checkpoint.restore(str(tmp_path), 1, content(0))
-  assert_same_bits(got, content(1))
+  restored, _ = checkpoint.restore(str(tmp_path), 1, content(0))
+  assert_same_bits(restored, content(1))
 
 
 @pytest.mark.parametrize('name', ['manifest.json', 'host.json', 'host.npz', 'device/_METADATA'])
@@ -400,10 +404,10 @@ def test_a_named_pipe_in_the_place_of_a_file_is_damage_and_does_not_wait(tmp_pat
   for step in (1, 2):
     checkpoint.save(str(tmp_path), step, content(step), {}, keep=2)
   path = tmp_path / 'step_000002' / name
-  if name == 'host.json':  # of no bytes, as a pipe has
-    held = json.loads((tmp_path / 'step_000002/manifest.json').read_text())
-    files = held['files'] | {'host.json': [0, 0]}
-    text = json.dumps(dict(files=files, leaves=held['leaves']))
+  if name == 'host.json':  # recorded with no bytes, as a pipe has
+    manifest = json.loads((tmp_path / 'step_000002/manifest.json').read_text())
+    files = manifest['files'] | {'host.json': [0, 0]}
+    text = json.dumps(dict(files=files, leaves=manifest['leaves']))
     (tmp_path / 'step_000002/manifest.json').write_text(text)
   path.unlink()
   os.mkfifo(path)
@@ -425,21 +429,23 @@ def test_a_disk_that_fails_for_a_moment_costs_no_checkpoint(tmp_path, monkeypatc
   checkpoint.save(str(tmp_path), 1, content(1), {}, keep=2)
   monkeypatch.undo()
   assert os.listdir(tmp_path) == ['step_000001'] and checkpoint.latest(str(tmp_path)) == 1
-  got, _ = checkpoint.restore(str(tmp_path), 1, content(0))
-  assert_same_bits(got, content(1))
+  restored, _ = checkpoint.restore(str(tmp_path), 1, content(0))
+  assert_same_bits(restored, content(1))
 
 
 def test_a_disk_that_goes_on_failing_is_one_sentence(tmp_path, monkeypatch):
   checkpoint.save(str(tmp_path), 1, content(1), {}, keep=2)
   failing(monkeypatch, *FAILS['rename'], errno.ESTALE, times=100)
-  with pytest.raises(UserError, match='Stale file handle.* check the disk .* same command goes on'):
+  with pytest.raises(
+    UserError, match='Stale file handle.* check the disk .* same command then resumes'
+  ):
     checkpoint.save(str(tmp_path), 2, content(2), {}, keep=2)
   monkeypatch.undo()
   assert os.listdir(tmp_path) == ['step_000001']
 
 
 def test_a_rename_that_happened_and_failed_has_happened(tmp_path, monkeypatch):
-  """A network file system may lose the answer alone."""
+  """A network file system may lose the reply alone."""
   monkeypatch.setattr(safe_files.time, 'sleep', lambda s: None)
   real, times = os.replace, [0]
 
@@ -471,14 +477,14 @@ def test_reading_is_tried_again_before_a_checkpoint_counts_as_broken(tmp_path, m
   assert_same_bits(checkpoint.restore(str(tmp_path), 1, content(0))[0], content(1))
 
 
-def failing(monkeypatch, owner, name, wanted, number, times):
-  """owner.name raises that error the first `times` times that it is called as wanted; nothing waits."""
+def failing(monkeypatch, owner, name, matches, number, times):
+  """owner.name raises the error in its first `times` calls with matching arguments; retries do not wait."""
   monkeypatch.setattr(safe_files.time, 'sleep', lambda s: None)
   real, left = getattr(owner, name), [times]
 
   def wrapped(*args, **keywords):
-    left[0] -= wanted(*args, **keywords)
-    if left[0] >= 0 and wanted(*args, **keywords):
+    left[0] -= matches(*args, **keywords)
+    if left[0] >= 0 and matches(*args, **keywords):
       raise OSError(number, os.strerror(number))
     return real(*args, **keywords)
 
@@ -508,7 +514,7 @@ import sys
 import jax, numpy as np
 jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxrl_llm import checkpoint
+from jaxrl_llm.checkpointing import checkpoint
 assert jax.process_count() == 2 and len(jax.devices()) == 4
 def placed(on, axes, value):
   sharding = NamedSharding(on, PartitionSpec(*axes))
@@ -520,12 +526,12 @@ tree = {'w': placed(wide, ('fsdp',), value), 'n': placed(wide, (), np.int32(3))}
 for step in (1, 2, 3):
   checkpoint.save(sys.argv[1], step, tree, dict(step=step), keep=2)
 assert checkpoint.latest(sys.argv[1]) == 3
-want = {'w': placed(square, ('b', 'a'), value), 'n': placed(square, (), np.int32(3))}
+expected = {'w': placed(square, ('b', 'a'), value), 'n': placed(square, (), np.int32(3))}
 shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-got, host = checkpoint.restore(sys.argv[1], 3, jax.tree.map(shape, want))
+restored, host = checkpoint.restore(sys.argv[1], 3, jax.tree.map(shape, expected))
 assert host == dict(step=3)
-for name in want:
-  for x, y in zip(got[name].addressable_shards, want[name].addressable_shards, strict=True):
+for name in expected:
+  for x, y in zip(restored[name].addressable_shards, expected[name].addressable_shards, strict=True):
     assert x.index == y.index and np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes()
 """
 
@@ -538,9 +544,9 @@ def test_two_processes_write_one_checkpoint(tmp_path):
   for process in processes:
     _finish(process)
   assert sorted(os.listdir(tmp_path)) == ['step_000002', 'step_000003']
-  got, _ = checkpoint.restore(
+  restored, _ = checkpoint.restore(
     str(tmp_path), 3, {'w': np.zeros((8, 4), np.float32), 'n': np.zeros((), np.int32)}
   )
-  want = np.random.default_rng(0).standard_normal((8, 4), np.float32)
-  assert got['w'].tobytes() == want.tobytes()
+  expected = np.random.default_rng(0).standard_normal((8, 4), np.float32)
+  assert restored['w'].tobytes() == expected.tobytes()
   assert json.loads((tmp_path / 'step_000003/host.json').read_text()) == dict(step=3)

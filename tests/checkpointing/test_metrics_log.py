@@ -1,4 +1,4 @@
-"""metrics.jsonl over kills and resumes: no gap, no double, always good JSON."""
+"""metrics.jsonl over kills and resumes: no gap, no duplicate, always valid JSON."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_half_written_end_is_dropped_without_loss(tmp_path, tail):
 
 _KILLED = """
 import os, signal, sys
-from jaxrl_llm import metrics
-with metrics.Writer(sys.argv[1], 0) as writer:
+from jaxrl_llm.checkpointing import metrics_log
+with metrics_log.Writer(sys.argv[1], 0) as writer:
   for step in range(4):
     writer.write({'training/global_step': step})
   os.kill(os.getpid(), signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_a_double_or_a_gap_is_refused(tmp_path, step):
   with metrics_log.Writer(str(tmp_path / 'm.jsonl'), 0) as writer:
     writer.write(row(0))
     writer.write(row(1))
-    with pytest.raises(ValueError, match=f'the row after step 1 is of step {step}'):
+    with pytest.raises(ValueError, match=f'the row after step 1 has step {step}'):
       writer.write(row(step))
 
 
@@ -115,7 +115,7 @@ def test_rows_lost_with_the_file_are_warned_of(tmp_path, caplog):
   fill(path, 0, 5)
   path.write_text(''.join(path.read_text().splitlines(keepends=True)[:2]))
   fill(path, 5, 6)
-  assert 'lacks 3 steps, from 2 on' in caplog.text and steps(path) == [0, 1, 5]
+  assert 'lacks 3 steps, the first is step 2' in caplog.text and steps(path) == [0, 1, 5]
 
 
 def test_comparable_rows_are_without_the_clock():
@@ -128,7 +128,7 @@ def test_summary_reads_the_rows_back(tmp_path):
   with metrics_log.Writer(str(path), 0) as writer:
     for step, value in enumerate([2.0, math.nan, 1.0, 6.0]):
       writer.write(row(step, x=value))
-  told = metrics_log.summary(str(path))
-  assert told['x'] == dict(first=2.0, last=6.0, mean=3.0, min=1.0, max=6.0, count=3)
-  assert told['training/global_step']['count'] == 4
+  summary = metrics_log.summary(str(path))
+  assert summary['x'] == dict(first=2.0, last=6.0, mean=3.0, min=1.0, max=6.0, count=3)
+  assert summary['training/global_step']['count'] == 4
   assert metrics_log.summary(str(tmp_path / 'absent.jsonl')) == {}

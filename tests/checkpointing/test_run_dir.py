@@ -1,4 +1,4 @@
-"""The run folder: made once, resumed only by the same config, never half written, never shared."""
+"""The run directory: resumed only with the same config, written atomically, never shared by two processes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def make(*overrides: str):
   return configs.load('', [f'--config.{x}' for x in overrides])
 
 
-def told(root, *overrides: str) -> str:
+def error_of(root, *overrides: str) -> str:
   with pytest.raises(UserError) as caught:
     run_dir.open_run(str(root), make(*overrides))
   return str(caught.value)
 
 
-def test_a_new_folder_holds_the_config_and_where_it_runs(tmp_path):
+def test_a_new_directory_holds_the_config_and_the_environment(tmp_path):
   run = run_dir.open_run(str(tmp_path / 'a/b'), make('steps=7'))
   root = tmp_path / 'a/b'
   assert run.root == str(root) and run.changed == ()
@@ -66,7 +66,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize('override', HARMLESS)
-def test_what_does_not_decide_the_steps_may_change(tmp_path, override):
+def test_fields_that_do_not_change_the_steps_may_differ(tmp_path, override):
   run_dir.open_run(str(tmp_path), make())
   run = run_dir.open_run(str(tmp_path), make(override))
   name, _, value = override.partition('=')
@@ -90,10 +90,10 @@ def test_what_does_not_decide_the_steps_may_change(tmp_path, override):
     ('data.tasks=({"name": "rev"},)', "data.tasks: [] -> [{'name': 'rev'}]"),
   ],
 )
-def test_what_decides_the_steps_may_not(tmp_path, override, text):
+def test_fields_that_change_the_steps_may_not_differ(tmp_path, override, text):
   run_dir.open_run(str(tmp_path), make('steps=9'))
   before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
-  message = told(tmp_path, override, 'steps=8')
+  message = error_of(tmp_path, override, 'steps=8')
   assert text in message and 'steps: ' not in message
   assert 'give the old values, or another --workdir' in message and str(tmp_path) in message
   assert before == {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
@@ -102,7 +102,7 @@ def test_what_decides_the_steps_may_not(tmp_path, override, text):
 def test_a_long_list_of_differences_is_cut_and_counted(tmp_path):
   run_dir.open_run(str(tmp_path), make())
   changes = [f'scratch.{x}=8' for x in ('width', 'layers', 'heads', 'kv_heads', 'mlp')]
-  message = told(tmp_path, *changes, 'seed=1', 'data.seed=1', 'data.size=1', 'temperature=0.5')
+  message = error_of(tmp_path, *changes, 'seed=1', 'data.seed=1', 'data.size=1', 'temperature=0.5')
   assert message.count(' -> ') == 8 and '; and 1 more' in message
 
 
@@ -114,42 +114,45 @@ def test_a_field_that_came_later_had_its_default(tmp_path):
   path.write_text(json.dumps(old))
   assert run_dir.open_run(str(tmp_path), make()).changed == ()
   path.write_text(json.dumps(old))
-  assert 'temperature: 1.0 -> 0.5' in told(tmp_path, 'temperature=0.5')
+  assert 'temperature: 1.0 -> 0.5' in error_of(tmp_path, 'temperature=0.5')
 
 
-def test_the_fingerprint_is_of_what_decides_the_steps(tmp_path):
-  seen = {}
+def test_the_fingerprint_covers_the_fields_that_change_the_steps(tmp_path):
+  fingerprints = {}
   for override in ('seed=0', 'seed=1', *HARMLESS):
     root = tmp_path / override
     run_dir.open_run(str(root), make(override))
-    seen[override] = json.loads((root / 'config.json').read_text())['fingerprint']
-  assert len({seen[x] for x in ('seed=0', *HARMLESS)}) == 1 and seen['seed=1'] != seen['seed=0']
+    fingerprints[override] = json.loads((root / 'config.json').read_text())['fingerprint']
+  assert (
+    len({fingerprints[x] for x in ('seed=0', *HARMLESS)}) == 1
+    and fingerprints['seed=1'] != fingerprints['seed=0']
+  )
 
 
-def test_a_folder_that_cannot_be_used_is_told(tmp_path):
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
   (tmp_path / 'file').write_text('')
-  assert 'cannot be used' in told(tmp_path / 'file') and 'choose a folder' in told(
+  assert 'cannot be used' in error_of(tmp_path / 'file') and 'choose a writable folder' in error_of(
     tmp_path / 'file'
   )
-  assert 'cannot be used' in told(tmp_path / 'file/run')
+  assert 'cannot be used' in error_of(tmp_path / 'file/run')
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run/config.json').write_text('{"steps": ')
-  assert 'config.json is damaged' in told(tmp_path / 'run')
+  assert 'config.json is damaged' in error_of(tmp_path / 'run')
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason='nothing is forbidden to root')
-def test_a_folder_without_permission_is_told(tmp_path):
+def test_a_folder_without_permission_is_refused(tmp_path):
   (tmp_path / 'run').mkdir(mode=0o500)
-  assert 'cannot be used' in told(tmp_path / 'run')
+  assert 'cannot be used' in error_of(tmp_path / 'run')
 
 
 _SECOND = """
 import sys
-from jaxrl_llm import config, workdir
-from jaxrl_llm.runner import resume
+from jaxrl_llm.checkpointing import run_dir
+from jaxrl_llm.config import loading
 from jaxrl_llm.types import UserError
 try:
-  workdir.open_run(sys.argv[1], config.default(), exclusive=len(sys.argv) == 2)
+  run_dir.open_run(sys.argv[1], loading.default(), exclusive=len(sys.argv) == 2)
 except UserError as error:
   print(error)
 """
@@ -180,12 +183,12 @@ def test_rollouts_and_evaluations_are_written_whole(tmp_path, monkeypatch):
   lines = (tmp_path / 'rollouts/step_000012.jsonl').read_bytes().split(b'\n')
   assert [json.loads(x) for x in lines[:-1]] == rows and lines[-1] == b''
   assert '∑'.encode() in lines[0]
-  asked = dict(settings=dict(samples=4))
-  assert run.read_eval(12, asked) is None
-  told = dict(step=12, metrics={'val-core/all/acc/greedy': 0.5}, rows=rows) | asked
-  run.write_eval(12, told)
-  assert run.read_eval(12, asked)['metrics'] == told['metrics']
-  assert run.read_eval(12, dict(settings=dict(samples=8))) is None  # another one is not this one
+  expected = dict(settings=dict(samples=4))
+  assert run.read_eval(12, expected) is None
+  record = dict(step=12, metrics={'val-core/all/acc/greedy': 0.5}, rows=rows) | expected
+  run.write_eval(12, record)
+  assert run.read_eval(12, expected)['metrics'] == record['metrics']
+  assert run.read_eval(12, dict(settings=dict(samples=8))) is None  # of other settings
   assert json.loads((tmp_path / 'eval/step_000012.json').read_text())['step'] == 12
 
   def killed(*_):
@@ -194,7 +197,7 @@ def test_rollouts_and_evaluations_are_written_whole(tmp_path, monkeypatch):
   monkeypatch.setattr(os, 'replace', killed)
   with pytest.raises(KeyboardInterrupt):
     run.write_eval(12, {})
-  assert run.read_eval(12, asked)['metrics'] == told['metrics']
+  assert run.read_eval(12, expected)['metrics'] == record['metrics']
 
 
 @pytest.mark.parametrize('text', ['{"metrics": {"a"', '[]', '{}', '3', '{"metrics": {}}'])
@@ -213,7 +216,7 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
   monkeypatch.setattr(jax, 'process_index', lambda: 0)
   run_dir.open_run(str(tmp_path), make())
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
-  assert 'seed: 0 -> 1' in told(tmp_path, 'seed=1')  # but all refuse
+  assert 'seed: 0 -> 1' in error_of(tmp_path, 'seed=1')  # but all refuse
 
 
 def test_the_revision_is_of_the_package_or_none(tmp_path):
@@ -231,15 +234,15 @@ def test_the_revision_is_of_the_package_or_none(tmp_path):
   assert run_dir._git_revision(str(package)) == f'{commit}+changes'
 
 
-def test_seconds_beside_the_steps_add_up_over_starts(tmp_path):
+def test_seconds_outside_of_the_steps_add_up_over_starts(tmp_path):
   (tmp_path / 'timing.json').write_text('{"evaluation": 2.5}')
   spent = run_dir.TimeSpent(str(tmp_path))
   spent.add('evaluation', 1.25)
   assert spent.timed('checkpoints', lambda a, b: a + b)(1, 2) == 3
   with pytest.raises(KeyError), spent.on('compilation'):
-    raise KeyError  # what failed took its time from nobody's step
-  told = json.loads((tmp_path / 'timing.json').read_text())
-  assert told['evaluation'] == 3.75 and set(told) == {'evaluation', 'checkpoints'}
+    raise KeyError  # a phase that fails is not counted
+  seconds = json.loads((tmp_path / 'timing.json').read_text())
+  assert seconds['evaluation'] == 3.75 and set(seconds) == {'evaluation', 'checkpoints'}
   (tmp_path / 'timing.json').write_text('[')
   run_dir.TimeSpent(str(tmp_path)).add('evaluation', 1.0)
   assert json.loads((tmp_path / 'timing.json').read_text()) == {'evaluation': 1.0}
@@ -262,7 +265,7 @@ def files(root) -> dict:
 
 
 def refused(root, *overrides: str) -> str:
-  """The sentence, after which nothing has changed."""
+  """Returns the error message, and checks that no file has changed."""
   before = files(root)
   with pytest.raises(UserError) as caught:
     resume.open_directory(str(root), make(*overrides))
@@ -271,7 +274,7 @@ def refused(root, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize('text', [None, '{"seed": ', ''])
-def test_without_config_json_the_checkpoint_tells_what_may_not_change(tmp_path, text):
+def test_without_config_json_the_config_of_the_checkpoint_counts(tmp_path, text):
   checkpointed(tmp_path)
   path = tmp_path / 'config.json'
   original = path.read_text()
@@ -285,14 +288,14 @@ def test_without_config_json_the_checkpoint_tells_what_may_not_change(tmp_path, 
   assert resume.open_directory(str(tmp_path), make('steps=10')).changed == ('steps: 9 -> 10',)
 
 
-def test_a_config_json_that_was_edited_does_not_hide_what_the_checkpoint_is_of(tmp_path):
+def test_the_config_of_the_checkpoint_counts_where_config_json_was_edited(tmp_path):
   checkpointed(tmp_path)
   path = tmp_path / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | dict(seed=1)))
   assert 'seed: 0 -> 1' in refused(tmp_path, 'steps=9', 'seed=1')
 
 
-def test_a_damaged_host_state_gives_way_to_that_of_the_checkpoint_before(tmp_path):
+def test_the_saved_config_skips_a_damaged_host_state(tmp_path):
   checkpointed(tmp_path)
   config = json.loads(make('steps=9').to_json())
   folder = str(tmp_path / 'checkpoints')
@@ -315,7 +318,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_begun_again_over_its_metric
   (tmp_path / 'metrics.jsonl').write_text(json.dumps({metrics_log.STEP: 0}) + '\n')
   resume.open_directory(
     str(tmp_path), make('steps=9')
-  )  # begun again, and killed before its first checkpoint
+  )  # started over, and killed before its first checkpoint
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
@@ -326,8 +329,8 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
   resume.open_directory(str(tmp_path), make())
 
 
-def test_when_the_newest_checkpoint_was_deleted_it_says_where_the_run_goes_on(tmp_path, caplog):
+def test_a_deleted_newest_checkpoint_is_a_warning_with_the_step_of_resumption(tmp_path, caplog):
   run = checkpointed(tmp_path)
   run.record_checkpoint(6)
   resume.open_directory(str(tmp_path), make('steps=9'))
-  assert 'the checkpoint of step 6 is gone' in caplog.text and 'step 4' in caplog.text
+  assert 'the checkpoint of step 6 is missing' in caplog.text and 'step 4' in caplog.text

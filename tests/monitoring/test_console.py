@@ -1,4 +1,4 @@
-"""The screen: in a pipe, in a terminal and without UTF-8, and whatever the numbers are."""
+"""The console in a pipe, in a terminal and without UTF-8, with any numbers."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class Pipe(io.TextIOWrapper):
     return self.buffer.getvalue().decode(self.encoding)
 
 
-def show(do, *, steps: int = 75, encoding: str = 'utf-8', terminal: bool = False) -> str:
+def output_of(actions, *, steps: int = 75, encoding: str = 'utf-8', terminal: bool = False) -> str:
   pipe = Pipe(encoding, terminal)
   out = Rich(file=pipe, force_terminal=terminal, width=120, legacy_windows=False)
   with console.Console(steps, out) as screen:
-    do(screen)
+    actions(screen)
   return pipe.text()
 
 
-def everything(screen) -> None:
-  running(screen)
+def whole_run(screen) -> None:
+  steps_of_a_run(screen)
   screen.finish('runs/x')
 
 
-def running(screen) -> None:
+def steps_of_a_run(screen) -> None:
   screen.banner(model='m', work_dir='runs/x')
   screen.compiling()
   screen.evaluation(0, EVALUATION)
@@ -71,8 +71,8 @@ def running(screen) -> None:
   screen.evaluation(75, {k: v * 2 for k, v in EVALUATION.items()})
 
 
-def test_in_a_pipe_a_step_is_one_short_line():
-  lines = show(everything).splitlines()
+def test_a_pipe_gets_one_short_line_per_step():
+  lines = output_of(whole_run).splitlines()
   steps = [x for x in lines if re.search(r' s  step \d+/75', x)]
   assert len(steps) == 75 and max(map(len, lines)) <= 120
   assert 'step 1/75  reward 0.00  success 50%  mixed 75%  tokens 12.3  entropy 1.88' in steps[0]
@@ -81,21 +81,21 @@ def test_in_a_pipe_a_step_is_one_short_line():
   assert '\x1b' not in ''.join(lines)
 
 
-def test_a_step_that_learned_nothing_tells_nothing_of_its_update():
-  told = lambda **more: show(lambda screen: screen.step(row(0, **more)))  # noqa: E731
-  assert 'entropy 1.88' in told(**{'training/trained_tokens': 8.0})
-  idle = told(**{'training/trained_tokens': 0.0})
+def test_a_step_without_an_update_shows_no_metrics_of_it():
+  step_output = lambda **more: output_of(lambda screen: screen.step(row(0, **more)))  # noqa: E731
+  assert 'entropy 1.88' in step_output(**{'training/trained_tokens': 8.0})
+  idle = step_output(**{'training/trained_tokens': 0.0})
   assert 'entropy' not in idle and 'reward 0.25' in idle
 
 
-def test_a_line_stays_short_whatever_the_numbers_are():
+def test_lines_stay_short_for_huge_numbers():
   huge = {name: -1.23456e15 for name in ROW} | {'training/global_step': 10**9}
-  (line,) = show(lambda s: s.step(huge), steps=2 * 10**9).splitlines()
+  (line,) = output_of(lambda s: s.step(huge), steps=2 * 10**9).splitlines()
   assert len(line) <= 120 and 'reward -1234560000000000.00' in line
 
 
-def test_what_a_run_says_is_there():
-  text = show(everything)
+def test_every_event_is_printed():
+  text = output_of(whole_run)
   assert 'jaxrl_llm\n  model     m\n  work dir  runs/x\n' in text
   assert 'compiling the step ...' in text and 'warning: careful' in text
   assert 'held-out at step 0:  greedy 20.0%' in text
@@ -106,40 +106,40 @@ def test_what_a_run_says_is_there():
   assert re.search(r'\[b\]sums\[/b\]\W+mean@4\W+10.5%\W+21.0%\W+10.5', table)
 
 
-def test_in_a_terminal_a_table_is_live():
-  text = show(everything, terminal=True)
+def test_a_terminal_gets_a_live_table():
+  text = output_of(whole_run, terminal=True)
   plain = re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', text)
   assert '\x1b[' in text and 'step 75/75' in plain and 'compiling the step' in plain
   for name in ('reward', 'success', 'mixed', 'tokens', 'entropy', 'time', 'lr'):
     assert f'{name} ' in plain
   assert 'warnings: 1, the last: careful' in plain
-  assert ' s  step 1/75' not in plain  # no line a step beside the table
+  assert ' s  step 1/75' not in plain  # no lines per step in addition to the table
   assert text.rstrip().endswith('everything is in runs/x')
 
 
-def test_logged_warnings_join_the_live_table_and_then_leave_it():
+def test_logged_warnings_go_through_the_live_table():
   logger = logging.getLogger('absl')
   before = (logger.propagate, list(logger.handlers))
-  text = show(lambda _: absl_logging.warning('row %d is [bold]', 3), terminal=True)
+  text = output_of(lambda _: absl_logging.warning('row %d is [bold]', 3), terminal=True)
   assert 'warning: row 3 is [bold]' in text
   assert (logger.propagate, list(logger.handlers)) == before
   with pytest.raises(KeyError):
-    show(lambda _: {}['x'], terminal=True)
+    output_of(lambda _: {}['x'], terminal=True)
   assert (logger.propagate, list(logger.handlers)) == before
 
 
-def test_without_utf8_it_speaks_ascii():
-  def more(screen):
-    everything(screen)
+def test_output_is_ascii_without_utf8():
+  def with_arrow(screen):
+    whole_run(screen)
     screen.info('loss 1 → 2')
 
   for terminal in (False, True):
-    text = show(more, encoding='ascii', terminal=terminal)
+    text = output_of(with_arrow, encoding='ascii', terminal=terminal)
     assert text.isascii() and 'loss 1 ? 2' in text and '#' in text
 
 
 @pytest.mark.parametrize('terminal', [False, True])
-def test_no_number_stops_a_run(terminal):
+def test_odd_numbers_raise_no_error(terminal):
   def odd(screen):
     screen.step({'training/global_step': 0})
     screen.step(row(1, **{'critic/score/mean': math.nan, 'actor/entropy': None}))
@@ -149,17 +149,17 @@ def test_no_number_stops_a_run(terminal):
     screen.evaluation(3, {'val-core/all/acc/greedy': 0.5, 'other': math.nan})
     screen.finish('x')
 
-  assert 'everything is in x' in show(odd, terminal=terminal)
-  assert 'everything is in x' in show(lambda s: s.finish('x'), terminal=terminal)
+  assert 'everything is in x' in output_of(odd, terminal=terminal)
+  assert 'everything is in x' in output_of(lambda s: s.finish('x'), terminal=terminal)
 
 
-def test_the_curve_of_a_resumed_run_begins_with_the_run():
+def test_the_curve_of_a_resumed_run_includes_the_earlier_steps():
   def resumed(screen):
     screen.history([row(s, **{'critic/score/mean': 0.0}) for s in range(10)])
     screen.step(row(10, **{'critic/score/mean': 1.0}))
     screen.finish('x')
 
-  assert 'reward: 0 -> 1 over 11 steps' in show(resumed)
+  assert 'reward: 0 -> 1 over 11 steps' in output_of(resumed)
 
 
 def test_time_left_counts_from_the_second_step(monkeypatch):
@@ -171,7 +171,7 @@ def test_time_left_counts_from_the_second_step(monkeypatch):
       now[0] += taken
       screen.step(row(step))
 
-  lines = show(run, steps=33).splitlines()
+  lines = output_of(run, steps=33).splitlines()
   assert [re.findall(r'\((.*?)\)', x) for x in lines] == [[], ['18 min left'], ['33 min left']]
 
 
@@ -182,19 +182,19 @@ def test_durations_have_the_unit_that_fits(seconds, text):
   assert ascii_plot.duration(seconds) == text
 
 
-def test_only_the_first_process_speaks(monkeypatch, capsys):
+def test_only_the_first_process_prints(monkeypatch, capsys):
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   with console.Console(3) as screen:
-    everything(screen)
+    whole_run(screen)
   assert capsys.readouterr().out == ''
   monkeypatch.setattr(jax, 'process_index', lambda: 0)
   with console.Console(3) as screen:
-    everything(screen)
+    whole_run(screen)
   lines = capsys.readouterr().out.splitlines()
   assert len([x for x in lines if ' s  step ' in x]) == 75 and max(map(len, lines)) <= 120
 
 
-def test_a_curve_shows_means_over_equal_stretches():
+def test_a_curve_shows_means_over_equal_ranges():
   text = ascii_plot.curve([0, 0, 1, 3, 4, 4], 'r', width=3, height=2)
   assert text.splitlines() == [
     'r: 0 -> 4 over 6 steps',
@@ -213,11 +213,13 @@ def test_a_curve_fits_its_width():
   assert len(lines) == 6 and max(map(len, lines)) == len('          |') + 40
 
 
-def test_a_spark_line_has_room_for_zero_and_one():
+def test_the_scale_of_a_sparkline_includes_zero_and_one():
   assert ascii_plot.sparkline([0.0, 0.5, 1.0]) == '▁▅█'
   assert ascii_plot.sparkline([0.5] * 3) == '▅▅▅'
   assert ascii_plot.sparkline([-1.0, 3.0]) == '▁█'
-  assert ascii_plot.sparkline([]) == '' and len(ascii_plot.sparkline(list(range(99)), width=10)) == 10
+  assert (
+    ascii_plot.sparkline([]) == '' and len(ascii_plot.sparkline(list(range(99)), width=10)) == 10
+  )
 
 
 def test_before_and_after_without_a_step():
@@ -229,44 +231,44 @@ def test_before_and_after_without_a_step():
   assert '-25.0' in text and 'after' in text and 'steps' not in text
 
 
-def test_the_table_shows_how_hard_the_prompts_are_and_asks_only_where_it_is_seen():
-  asked = []
+def test_the_difficulty_is_computed_for_a_live_table_only():
+  calls = []
 
   def shares():
-    asked.append(1)
+    calls.append(1)
     return [0.7, 0.2, 0.1]
 
-  live = show(lambda screen: screen.step(row(0), shares), terminal=True)
-  assert 'prompts' in live and 'hard' in live and '█▃▂' in live and asked == [1]
-  assert 'hard' not in show(lambda screen: screen.step(row(0), shares)) and asked == [1]
+  live = output_of(lambda screen: screen.step(row(0), shares), terminal=True)
+  assert 'prompts' in live and 'hard' in live and '█▃▂' in live and calls == [1]
+  assert 'hard' not in output_of(lambda screen: screen.step(row(0), shares)) and calls == [1]
 
 
-def test_plain_lines_in_a_terminal_where_they_are_asked_for():
+def test_plain_lines_in_a_terminal_on_request():
   pipe = Pipe(terminal=True)
   out = Rich(file=pipe, force_terminal=True, width=120, legacy_windows=False)
   with console.Console(3, out, live=False) as screen:
     for step in range(3):
       screen.step(row(step))
-  assert 'step 3/3' in pipe.text() and '\x1b[2K' not in pipe.text()  # nothing is drawn over
+  assert 'step 3/3' in pipe.text() and '\x1b[2K' not in pipe.text()  # nothing is redrawn
 
 
-def test_quiet_is_quiet_but_for_warnings():
-  pipe, loud = Pipe(), Pipe()
-  out = Rich(file=pipe, quiet=True), Rich(file=loud)
-  with console.Console(75, out[0], loud=out[1]) as screen:
-    everything(screen)
+def test_quiet_prints_only_warnings():
+  pipe, warnings = Pipe(), Pipe()
+  out = Rich(file=pipe, quiet=True), Rich(file=warnings)
+  with console.Console(75, out[0], warnings_out=out[1]) as screen:
+    whole_run(screen)
     screen.warn('the disk is slow')
-  assert pipe.text() == '' and 'warning: the disk is slow' in loud.text()
-  assert 'step' not in loud.text()
+  assert pipe.text() == '' and 'warning: the disk is slow' in warnings.text()
+  assert 'step' not in warnings.text()
 
 
-def test_what_compiling_took_the_last_time_is_said():
-  told = show(lambda screen: screen.compiling('the step', 83.4))
-  assert 'compiling the step ... (the last time that took 83 s)' in told
-  assert '(' not in show(lambda screen: screen.compiling())
+def test_the_last_compile_time_is_printed():
+  text = output_of(lambda screen: screen.compiling('the step', 83.4))
+  assert 'compiling the step ... (it took 83 s the last time)' in text
+  assert '(' not in output_of(lambda screen: screen.compiling())
 
 
-def test_a_program_reads_a_json_object_a_line():
+def test_json_output_is_one_object_per_line():
   pipe = Pipe()
   with console.JsonConsole(2, pipe) as screen:
     screen.banner(model='m')
@@ -283,15 +285,15 @@ def test_a_program_reads_a_json_object_a_line():
 
 
 @pytest.mark.parametrize('kind', console.KINDS)
-def test_every_kind_of_screen_takes_a_run(kind, capsys):
+def test_every_kind_of_console_takes_a_run(kind, capsys):
   with console.open_console(kind, 75) as screen:
-    everything(screen)
+    whole_run(screen)
     screen.warn('slow')
   out, err = capsys.readouterr()
   assert ('slow' in err) == (kind == 'quiet') and (out == '') == (kind == 'quiet')
 
 
-def sized(width: int, height: int = 50, **options) -> Rich:
+def terminal_of(width: int, height: int = 50, **options) -> Rich:
   options = dict(force_terminal=True, legacy_windows=False) | options
   return Rich(file=Pipe(terminal=True), width=width, height=height, **options)
 
@@ -305,39 +307,39 @@ FULL = ROW | {
   'perf/device_memory_gib': 12.3,
   'perf/host_memory_gib': 3.4,
 }
-FIGURES = (
+METRICS = (
   'reward 0.25|success 50%|mixed 75%|tokens 12.3|entropy 1.88|time 11.2+0.1 s|tokens/s 12,345|lr 1e-05|grad 1.25|'
   'predicted 61%|prob gap 3e-06|choose 8 ms|device 12.3 GiB|host 3.4 GiB'
 ).split('|')
 
 
-def drawn(out: Rich) -> list[str]:
-  """The lines without colors and without what moves the cursor."""
+def plain_lines(out: Rich) -> list[str]:
+  """The output without colors and cursor movements."""
   return re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', out.file.text()).replace('\r', '\n').splitlines()
 
 
 @pytest.mark.parametrize('width', [40, 80, 200])
-def test_at_every_width_no_line_is_wider_and_no_figure_is_missing(width):
-  out, named = sized(width), 'val-core/a long name of a source/acc/best@4'
+def test_lines_fit_every_width_and_show_every_metric(width):
+  out, named = terminal_of(width), 'val-core/a long name of a source/acc/best@4'
   with console.Console(75, out) as screen:
-    running(screen)
+    steps_of_a_run(screen)
     screen.step(FULL | {'training/global_step': 74}, lambda: [0.7, 0.2, 0.1])
     screen.evaluation(0, EVALUATION | {named: 0.5})
     screen.evaluation(75, EVALUATION | {named: 0.75})
     table = [line.plain for line in screen._lines()]
     screen.finish('runs/x')
-  assert max(map(len, drawn(out))) <= width and '…' not in out.file.text()
+  assert max(map(len, plain_lines(out))) <= width and '…' not in out.file.text()
   assert max(map(len, table)) <= width and any('prompts hard █▃▂ easy' in x for x in table)
-  assert all(any(figure in line for line in table) for figure in FIGURES)
-  said = '\n'.join(drawn(out))
-  for told in ('greedy 20.0%', 'a long name of a source', '50.0%', '75.0%', '+25.0', 'step 75/75'):
-    assert told in said
-  assert (len(table) <= 8) == (width > 40)  # the wide ones use their width
+  assert all(any(metric in line for line in table) for metric in METRICS)
+  text = '\n'.join(plain_lines(out))
+  for part in ('greedy 20.0%', 'a long name of a source', '50.0%', '75.0%', '+25.0', 'step 75/75'):
+    assert part in text
+  assert (len(table) <= 8) == (width > 40)  # wide terminals need fewer lines
 
 
 @pytest.mark.parametrize('height', [3, 6, 12])
-def test_in_a_low_window_the_bar_the_status_and_the_first_figures_stay(height):
-  out = sized(80, height)
+def test_a_low_window_shows_the_bar_the_status_and_the_first_metrics(height):
+  out = terminal_of(80, height)
   with console.Console(75, out) as screen:
     screen.warn('careful')
     screen.step(FULL | {'training/global_step': 74})
@@ -350,8 +352,8 @@ def test_in_a_low_window_the_bar_the_status_and_the_first_figures_stay(height):
   assert ('reward 0.25' in ''.join(table)) == (height > 5)
 
 
-def test_columns_stay_where_they_are_from_step_to_step():
-  out = sized(80)
+def test_columns_stay_in_place_from_step_to_step():
+  out = terminal_of(80)
   with console.Console(75, out) as screen:
     screen.step(FULL | {'training/global_step': 0, 'perf/throughput': 123456.0})
     wide = [line.plain.find('mixed') for line in screen._lines()]
@@ -359,9 +361,9 @@ def test_columns_stay_where_they_are_from_step_to_step():
     assert wide == [line.plain.find('mixed') for line in screen._lines()] and max(wide) > 0
 
 
-def test_a_window_made_narrower_has_no_remnants():
-  """A terminal that breaks its lines anew when it shrinks: 20 columns cut each line of 30 into two."""
-  out = sized(40)
+def test_a_narrowed_window_has_no_remnants():
+  """A terminal that wraps its lines again when it shrinks: 20 columns cut each line of 30 into two."""
+  out = terminal_of(40)
   lines = [Text('a' * 30), Text('b' * 30)]
   live = console._Live(lambda: lines, out)
   live.start(refresh=True)
@@ -369,14 +371,14 @@ def test_a_window_made_narrower_has_no_remnants():
   out.width = 20
   live.refresh()
   up = out.file.text()[before:].count('\x1b[1A')
-  assert up == 3  # one for the second of the two, and one for each that was broken
+  assert up == 3  # one for the second line, and one for each wrapped line
   before = len(out.file.text())
   live.refresh()
   assert out.file.text()[before:].count('\x1b[1A') == 1
   live.stop()
 
 
-def test_lines_break_between_figures_and_paths_stay_whole():
+def test_lines_break_between_metrics_and_never_within_paths():
   text = 'held-out at step 0: greedy 50.0%  mean@2 31.2%  best@2 37.5%'
   assert ascii_plot.wrap_lines(text, 45, '   1 s  ', '        ') == [
     '   1 s  held-out at step 0: greedy 50.0%',
@@ -385,30 +387,33 @@ def test_lines_break_between_figures_and_paths_stay_whole():
   path = '/a/very/long/path/that/has/no/room'
   assert ascii_plot.wrap_lines(f'all is in {path}', 20) == ['all is in', path]
   assert ascii_plot.wrap_lines('  a  1\n  b  2', 20) == ['  a  1', '  b  2']
-  assert ascii_plot.wrap_lines('漢字漢字 漢字漢字', 10) == ['漢字漢字', '漢字漢字']  # two columns each
+  assert ascii_plot.wrap_lines('漢字漢字 漢字漢字', 10) == [
+    '漢字漢字',
+    '漢字漢字',
+  ]  # two columns each
   assert ascii_plot.wrap_lines('', 10) == ['']
 
 
-def test_a_terminal_that_cannot_draw_gets_lines():
-  out = sized(80, _environ={'TERM': 'dumb'})
+def test_a_dumb_terminal_gets_plain_lines():
+  out = terminal_of(80, _environ={'TERM': 'dumb'})
   with console.Console(75, out) as screen:
-    everything(screen)
-  lines = drawn(out)
+    whole_run(screen)
+  lines = plain_lines(out)
   assert len([x for x in lines if ' s  step ' in x]) == 75 and '\x1b[1A' not in out.file.text()
 
 
-def test_without_colors_there_are_none():
-  out = sized(80, no_color=True)
+def test_no_color_disables_colors():
+  out = terminal_of(80, no_color=True)
   with console.Console(75, out) as screen:
-    everything(screen)
+    whole_run(screen)
   assert not re.search(r'\x1b\[[\d;]*3[0-7]m', out.file.text())
 
 
 @pytest.mark.parametrize('width', [40, 80])
-def test_ascii_terminals_get_no_other_letter_however_narrow(width):
+def test_ascii_terminals_of_any_width_get_ascii(width):
   out = Rich(file=Pipe('ascii', True), force_terminal=True, width=width, legacy_windows=False)
   with console.Console(75, out) as screen:
-    running(screen)
+    steps_of_a_run(screen)
     screen.warn('naïve → wrong')
     screen.evaluation(0, {'val-core/größe/acc/greedy': 0.1})
     screen.evaluation(75, {'val-core/größe/acc/greedy': 0.2})
@@ -417,19 +422,19 @@ def test_ascii_terminals_get_no_other_letter_however_narrow(width):
 
 
 @pytest.mark.parametrize('jupyter, terminal', [(True, False), (True, True), (False, False)])
-def test_notebooks_and_logs_with_forced_colors_get_text(monkeypatch, jupyter, terminal):
+def test_notebooks_and_logs_with_forced_colors_get_plain_text(monkeypatch, jupyter, terminal):
   stdout = Pipe(terminal=terminal)
   monkeypatch.setenv('FORCE_COLOR', '1')  # as IPython's kernel sets it
   monkeypatch.setattr('rich.console._is_jupyter', lambda: jupyter)
   monkeypatch.setattr('sys.stdout', stdout)
   with console.Console(75) as screen:
-    everything(screen)
+    whole_run(screen)
   assert len([x for x in stdout.text().splitlines() if ' s  step ' in x]) == 75
   assert '\x1b' not in stdout.text()
 
 
 @pytest.mark.parametrize(
-  'each, text', [((11.24, 0.13), '11.2+0.1 s'), ((0.021, 0.0043), '21+4 ms'), ((0.5,), '500 ms')]
+  'parts, text', [((11.24, 0.13), '11.2+0.1 s'), ((0.021, 0.0043), '21+4 ms'), ((0.5,), '500 ms')]
 )
-def test_stretches_of_a_step_are_told_in_one_unit(each, text):
-  assert ascii_plot.seconds(*each) == text
+def test_parts_of_a_step_have_a_common_unit(parts, text):
+  assert ascii_plot.seconds(*parts) == text
