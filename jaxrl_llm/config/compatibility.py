@@ -5,83 +5,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+import itertools
+from collections.abc import Iterator
 
 import ml_collections
 
-from jaxrl_llm.config.schema import Config, Section, Setting
+from jaxrl_llm.config.conditions import Condition, Facts, Row
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
 
-# Values that the config alone does not determine, by field: `objective.needs` (what the chosen functions need),
-# `rewards.batched`, `mesh.<axis>` of the real mesh, `model.experts`, `model.window`.
-Facts = Mapping[str, Setting]
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition:
-  """A test of one field: `op` is used, in, not in, above, below, or needs (of the functions that were chosen)."""
-
-  field: str
-  op: str = 'used'
-  value: Any = None
-  label: str = ''  # for the table, where the test is not obvious
-
-  def holds(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> bool:
-    """Whether `config` meets the condition; one on a fact that is not known yet is not met."""
-    if self.op == 'needs':
-      return self.value in facts.get('objective.needs', ())
-    value = _value(self.field, config, facts)
-    if value is None:
-      return False
-    tests = {
-      'used': lambda: value not in _UNUSED,
-      'in': lambda: value in self.value,
-      'not in': lambda: value not in self.value,
-      'above': lambda: value > self.value,
-      'below': lambda: value < self.value,
-    }
-    return tests[self.op]()
-
-  def name(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> str:
-    """The field with its value, as a flag sets it."""
-    value = config
-    for part in self.field.split('.'):
-      value = value.get(part) if isinstance(value, (ml_collections.ConfigDict, Section)) else None
-    suffix = '.fn' if isinstance(value, (ml_collections.ConfigDict, Section)) else ''
-    return f'config.{self.field}{suffix}={_value(self.field, config, facts)!r}'
-
-  def text(self) -> str:
-    """The condition in the table."""
-    value = ', '.join(map(repr, self.value)) if isinstance(self.value, tuple) else repr(self.value)
-    words = {
-      'used': '',
-      'in': f' = {value.replace(", ", " or ")}',
-      'not in': f' other than {value}',
-      'above': f' above {value}',
-      'below': f' below {value}',
-      'needs': f' that needs {value}',
-    }
-    return f'`{self.field}`{self.label and f" {self.label}" or words[self.op]}'
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """Two conditions that are refused together; `also` must hold besides."""
-
-  a: Condition
-  b: Condition
-  reason: str
-  remedy: str
-  also: tuple[Condition, ...] = ()
-
-  def holds(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> bool:
-    """Whether `config` has both."""
-    return all(condition.holds(config, facts) for condition in (self.a, self.b, *self.also))
-
-
-_UNUSED = ('none', '', 0, ())
 _DEFAULT = 'leave one of them at its default'
 _CHOOSE = 'choose one of them'
 
@@ -173,7 +105,7 @@ _ROLLOUT = (
 _LEARNER = (
   Row(
     _REPLAY_EXPERTS,
-    Condition('model.experts', 'below', 1, 'without experts'),
+    Condition('model.experts', 'below', 1, 'a model without experts'),
     'it replays the experts of a mixture',
     'set --config.learner.replay_experts=False',
   ),
@@ -196,7 +128,7 @@ _LEARNER = (
   ),
   Row(
     _SPLASH,
-    Condition('model.window', label='with a sliding window'),
+    Condition('model.window', label='a model with a sliding window'),
     'the kernel attends to all earlier tokens of a row',
     'set --config.learner.attention=xla',
   ),
@@ -380,7 +312,7 @@ _MULTI_TURN = (
   ),
   *_rows(
     (Condition('rewards.truncate'), Condition('curriculum.labels')),
-    (Condition('rewards.batched', label='reward function'),),
+    (Condition('rewards.batched', label='a batched reward function'),),
     'some completions are graded again, and a batched reward function would see them without their group',
     "set the former's fn to none, or leave batched empty",
   ),
@@ -396,10 +328,14 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def check(config: Config | ml_collections.ConfigDict, facts: Facts | None = None) -> None:
-  """Raises UserError for the first row that holds: of the config alone, and of those `facts` that are known."""
+def check(
+  config: Config | ml_collections.ConfigDict,
+  facts: Facts | None = None,
+  rows: tuple[Row, ...] = ROWS,
+) -> None:
+  """Raises UserError for the first row whose conditions hold, for the config alone and the `facts` known so far."""
   facts = facts or {}
-  for row in ROWS:
+  for row in rows:
     if row.holds(config, facts):
       a, b = row.a.name(config, facts), row.b.name(config, facts)
       raise UserError(f'{a} does not go with {b}: {row.reason}; {row.remedy}.')
@@ -418,21 +354,13 @@ def _lines() -> Iterator[str]:
   yield ''
   yield '| setting | does not go with | because | remedy |'
   yield '|---|---|---|---|'
-  for row in ROWS:
-    also = ''.join(f' and {condition.text()}' for condition in row.also)
-    yield f'| {row.a.text()}{also} | {row.b.text()} | {row.reason} | {row.remedy} |'
-
-
-def _value(field: str, config: Config | ml_collections.ConfigDict, facts: Facts) -> Any:
-  """The value of a field, or the name of its function; None for a fact that is not known."""
-  if field in facts:
-    return facts[field]
-  value: Any = config
-  for part in field.split('.'):
-    if not isinstance(value, (ml_collections.ConfigDict, Section)):
-      return None
-    value = value.get(part)
-  return value.get('fn') if isinstance(value, (ml_collections.ConfigDict, Section)) else value
+  for _, group in itertools.groupby(
+    ROWS, key=lambda row: (row.a, row.also, row.reason, row.remedy)
+  ):
+    rows = list(group)
+    first, others = rows[0], ', '.join(row.b.text() for row in rows)
+    also = ''.join(f' and {condition.text()}' for condition in first.also)
+    yield f'| {first.a.text()}{also} | {others} | {first.reason} | {first.remedy} |'
 
 
 if __name__ == '__main__':

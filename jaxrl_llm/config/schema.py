@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import ml_collections
 
-# What config.json can hold: numbers, text, and lists or dicts of them.
-Setting: TypeAlias = (
-  'bool | int | float | str | tuple[Setting, ...] | list[Setting] | Mapping[str, Setting]'
+from jaxrl_llm.config.run_sections import AlarmsConfig as AlarmsConfig
+from jaxrl_llm.config.run_sections import (
+  CheckpointConfig,
+  EvaluationConfig,
+  MeshConfig,
+  MonitoringConfig,
+  ProcessesConfig,
 )
-
-
-class Section:
-  """A part of the configuration: read as attributes, or as a mapping whose names are sorted."""
-
-  def keys(self) -> list[str]:
-    """The names of the fields."""
-    return sorted(self._entries())
-
-  def items(self) -> list[tuple[str, Any]]:
-    """Pairs of a name and a value."""
-    return sorted(self._entries().items())
-
-  def get(self, name: str, default: Any = None) -> Any:
-    """The field of that name, or `default`."""
-    return self._entries().get(name, default)
-
-  def __getitem__(self, name: str) -> Any:
-    return self._entries()[name]
-
-  def __contains__(self, name: object) -> bool:
-    return name in self._entries()
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self.keys())
-
-  def to_dict(self) -> dict[str, Any]:
-    """Plain dicts, in the order of the fields."""
-    return {
-      name: value.to_dict() if isinstance(value, Section) else value
-      for name, value in self._entries().items()
-    }
-
-  def to_json(self, **options: Any) -> str:
-    """The text of config.json; `options` are those of json.dumps."""
-    return json.dumps(self.to_dict(), **options)
-
-  def _entries(self) -> dict[str, Any]:
-    """Fields by name; the settings of a function stand beside its name, as they do in a config file."""
-    entries = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    return entries | entries.pop('settings', {})
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage(Section):
-  """A function by name and its keyword settings: `dict(fn='clip', low=0.2, high=0.28)` of a config file."""
-
-  fn: str
-  settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
-
-
-def stage(fn: str, **settings: Setting) -> Stage:
-  """Stage(fn, settings)."""
-  return Stage(fn, settings)
+from jaxrl_llm.config.run_sections import ProfileConfig as ProfileConfig
+from jaxrl_llm.config.run_sections import SamplingConfig as SamplingConfig
+from jaxrl_llm.config.section import Section, Setting, Stage, stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,102 +289,6 @@ class ReplayConfig(Section):
   # which groups are learned from: mixed (dynamic sampling), dars (more rollouts of hard prompts)
   collect: Stage = stage('none')
   reuse: Stage = stage('none')  # successes(count): right rollouts of earlier visits beside new ones
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingConfig(Section):
-  """How evaluation and --mode=generate sample; training samples the unchanged policy."""
-
-  temperature: float = 1.0  # 0 = greedy
-  top_k: int = 0  # 0 = off
-  top_p: float = 1.0
-  min_p: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationConfig(Section):
-  """Evaluation on held-out prompts."""
-
-  every: int = 0  # steps between evaluations; 0 = before and after training
-  prompts: int = 200
-  samples: int = 4  # per prompt, besides the greedy one
-  sampling: SamplingConfig = SamplingConfig()
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig(Section):
-  """Checkpoints of the run directory."""
-
-  every: int = 20  # steps between checkpoints
-  keep: int = 2  # number of checkpoints on disk
-
-
-@dataclasses.dataclass(frozen=True)
-class ProfileConfig(Section):
-  """A device trace for XProf."""
-
-  steps: str = ''  # '10:12' traces steps 10 and 11; '' = none
-
-
-@dataclasses.dataclass(frozen=True)
-class AlarmsConfig(Section):
-  """Warnings about the run's health, each raised once when it begins."""
-
-  steps: int = 10  # in a row, for conditions that matter only when they last
-  entropy: float = 0.01  # nats per token, below which the policy has collapsed
-  # largest mean difference in probability between sampler and trainer; 0 = 1e-4 in float32, 1e-2 in bfloat16, more for
-  # rounded weights
-  probs_gap: float = 0.0
-  truncated: float = 0.95  # largest share of truncated rollouts
-  failed: float = 0.1  # largest share of rollouts that could not be graded
-  # graded rollouts after which it is an alarm that no score has reached config.rewards.right
-  right_rollouts: int = 1024
-  # alarms that end the run: non_finite, probs_gap, grading, still, entropy, all_wrong, all_right, same_reward,
-  # truncated, never_right, out_of_bounds
-  stop: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class MonitoringConfig(Section):
-  """What a run prints and writes."""
-
-  # auto: a live table in a terminal, else plain; plain: lines; quiet: warnings only; json: an object a line
-  console: str = 'auto'
-  trackers: tuple[str, ...] = ()  # tensorboard, wandb: metrics beside metrics.jsonl
-  rollouts_every: int = 1  # steps between rollout files
-  # tokens per rollout file with log-prob, advantage and coefficient, about 15 bytes each; 0 = none
-  rollouts_tokens: int = 8192
-  report_every_s: float = 60.0  # between two versions of report.html; 0 = only at the end
-  profile: ProfileConfig = ProfileConfig()
-  alarms: AlarmsConfig = AlarmsConfig()
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig(Section):
-  """Devices along each axis of the mesh; -1 = all that are left."""
-
-  preset: str = ''  # sizes of data and fsdp for a slice: v5e-16, v5e-256, v5p-128, gpu-node, …
-  data: int = 1  # axis of rows, with a whole copy of the weights each
-  fsdp: int = (
-    -1
-  )  # axis of rows, with a part of the weights each, gathered layer by layer in the update
-  context: int = (
-    1  # axis of rows while sampling, and of tokens in the update: for rows too long for one device
-  )
-  expert: int = 1  # axis of rows, with a part of a mixture's experts each
-  tensor: int = 1  # axis of heads and features; it communicates in every layer
-  # (regular expression over a parameter's path, axes) that precede the usual ones; --mode=layout prints them
-  rules: tuple[Setting, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class ProcessesConfig(Section):
-  """A run on several processes."""
-
-  silent_s: float = (
-    60.0  # without a sign of life, after which a process counts as dead and the run ends
-  )
-  same_every: int = 10  # steps between two comparisons of the processes' host state; 0 = never
 
 
 @dataclasses.dataclass(frozen=True)
