@@ -144,7 +144,7 @@ def gym(text: str, row: Row, *, tag: str = '') -> float:
     return 0.0
   entry = dict(question=row.question, answer=task['answer'], metadata=row.extra['metadata'])
   if task['name'] in scorers.PLAIN:
-    return float(scorers.plain(task['name'], task['settings'])(found.strip(), entry))
+    return float(scorers.package_scorer(task['name'], task['settings'])(found.strip(), entry))
   return sandboxed.score(task['name'], task['settings'], found.strip(), entry)
 
 

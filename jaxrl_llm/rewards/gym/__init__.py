@@ -1,1 +1,1 @@
-"""Scorers of reasoning-gym's tasks, without evaluating text."""
+"""Scorers of reasoning-gym's tasks that never evaluate text."""

@@ -1,12 +1,12 @@
-"""Which of reasoning-gym's scorers evaluate text, and copies of these that read it instead.
+"""The scorers of reasoning-gym that evaluate text, and copies of these that parse it instead.
 
-Of the scorers of reasoning-gym 0.1.25, eleven pass the answer, or a field of the entry, to `eval` or sympy's
-`parse_expr`. They are called through private copies whose globals hold a reader of parsing/safe_eval.py under that
-name, so that the package stays as it is and its partial credit is its own. The copies run in a sandbox where the
-machine has one. Without one, those that read into plain numbers and lists run in the worker; sympy is too large for a
-proof that it never evaluates text, so the scorers that pass it expressions are refused.
+Of the scorers of reasoning-gym 0.1.25, eleven pass the completion, or a field of the entry, to `eval` or sympy's
+`parse_expr`. They are called through private copies whose globals hold a parser of parsing/safe_eval.py under that
+name, so that the package is unchanged and its partial credit applies. The copies run in a sandbox where the machine
+has one. Without a sandbox, those that parse into plain numbers and lists run in the worker. sympy is too large to prove
+that it never evaluates text, so scorers that pass it expressions are refused there.
 
-This module is loaded inside of the sandbox, too: it imports nothing but parsing/.
+The sandbox loads this module, too: it imports nothing but parsing/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Scorer = Callable[[str, dict[str, Any]], float]
 _LITERAL = dict(eval=safe_eval.literal)
 _NUMBER = dict(parse_expr=safe_eval.number)
 
-# Task → its module, the module's class, and name in its scorer → what stands there in the copy. A function: of sympy.
+# Task → (its module, the module's class, name in its scorer → replacement in the copy, or a function returning these).
 EVALUATING: dict[str, tuple[str, str, Mapping[str, Any] | Callable[[], Mapping[str, Any]]]] = {
   'binary_matrix': ('algorithmic.binary_matrix', 'BinaryMatrix', _LITERAL),
   'bitwise_arithmetic': (
@@ -57,9 +57,9 @@ EVALUATING: dict[str, tuple[str, str, Mapping[str, Any] | Callable[[], Mapping[s
   'spiral_matrix': ('algorithmic.spiral_matrix', 'SpiralMatrix', _LITERAL),
   'string_insertion': ('algorithmic.string_insertion', 'StringInsertion', _LITERAL),
 }
-# Refused where there is no sandbox.
+# Their replacements need sympy; they are refused where there is no sandbox.
 SANDBOX_ONLY = frozenset(task for task, (*_, names) in EVALUATING.items() if callable(names))
-# Their scorers were read, helpers included, and evaluate nothing. A task that is in neither table is refused.
+# Their scorers and helpers were reviewed and evaluate no text. A task in neither table is refused.
 PLAIN = frozenset(
   'ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation boxnet '
   'caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio coin_flip color_cube_rotation '
@@ -78,14 +78,14 @@ PLAIN = frozenset(
 TASKS = PLAIN | EVALUATING.keys()
 
 
-def plain(task: str, settings: Mapping[str, Any]) -> Scorer:
-  """The package's own scorer of a task of PLAIN, whose generator has these settings."""
+def package_scorer(task: str, settings: Mapping[str, Any]) -> Scorer:
+  """The package's scorer of a task of PLAIN, for a generator with these settings."""
   return _dataset(task, json.dumps(settings, sort_keys=True)).score_answer
 
 
-def reading(task: str, settings: Mapping[str, Any]) -> Scorer:
-  """The scorer of a task of EVALUATING, with readers in the place of what evaluates."""
-  return _reading(task, json.dumps(settings, sort_keys=True))
+def safe_scorer(task: str, settings: Mapping[str, Any]) -> Scorer:
+  """The scorer of a task of EVALUATING, with parsers in place of functions that evaluate text."""
+  return _safe_scorer(task, json.dumps(settings, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=256)
@@ -96,11 +96,11 @@ def _dataset(task: str, settings: str) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _reading(task: str, settings: str) -> Scorer:
+def _safe_scorer(task: str, settings: str) -> Scorer:
   path, stem, names = EVALUATING[task]
   module = importlib.import_module(f'reasoning_gym.{path}')
   kind, settings_kind = getattr(module, f'{stem}Dataset'), getattr(module, f'{stem}Config')
-  # Not its constructor, which may search for all solutions that there are: of these tasks a scorer sees the settings.
+  # Without the constructor, which may search for all solutions: the scorers of these tasks use only the settings.
   dataset = object.__new__(kind)
   dataset.config = settings_kind(**json.loads(settings))
   copy = _copy(kind.score_answer, names() if callable(names) else names)
@@ -108,24 +108,24 @@ def _reading(task: str, settings: str) -> Scorer:
 
 
 def _copy(function: types.FunctionType, names: Mapping[str, Any]) -> types.FunctionType:
-  """A function with other globals under `names`; a dict there: a copy of its global with these."""
-  own = function.__globals__
+  """A copy of a function with replaced globals; a dict among `names` replaces globals of that function."""
+  original = function.__globals__
   changed = {
-    name: _copy(own[name], value) if isinstance(value, Mapping) else value
+    name: _copy(original[name], value) if isinstance(value, Mapping) else value
     for name, value in names.items()
   }
   copy = types.FunctionType(
-    function.__code__, {**own, **changed}, function.__name__, function.__defaults__
+    function.__code__, {**original, **changed}, function.__name__, function.__defaults__
   )
   copy.__kwdefaults__ = function.__kwdefaults__
   return copy
 
 
 def import_lightly(sympy: bool) -> None:
-  """Makes reasoning_gym's modules importable one by one: its own `__init__` imports all, with what each needs.
+  """Make single modules of reasoning_gym importable; its `__init__` imports all of them and their dependencies.
 
-  sympy: whether they get it; the scorers of other tasks than SANDBOX_ONLY do without. For a process that scores and
-  does nothing else: the smaller it is, the sooner it is forked.
+  sympy: whether the modules get sympy; only the scorers of SANDBOX_ONLY need it. For the server process only: a smaller
+  process forks faster.
   """
   spec = importlib.util.find_spec('reasoning_gym')
   for name in ('', '.algebra', '.algorithmic', '.arithmetic', '.games'):
@@ -141,10 +141,10 @@ def import_lightly(sympy: bool) -> None:
 
 @functools.cache
 def warm(task: str) -> None:
-  """Scores answers of ours once, so that what the scorer imports and caches on the way is there for all."""
+  """Score known answers once, so that the scorer's imports and caches exist before the first fork."""
   for text, integrand in _INTEGRALS if task in SANDBOX_ONLY else ():
     entry = dict(question='', answer=text, metadata=dict(variable='x', integrand=integrand))
-    reading(task, {})(text, entry)
+    safe_scorer(task, {})(text, entry)
 
 
 _INTEGRALS = (

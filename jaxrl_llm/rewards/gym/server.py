@@ -1,9 +1,9 @@
-"""The process in the sandbox that scores answers: one child for each, forked from untouched code.
+"""The server process in the sandbox that scores completions, each in a child forked from untouched code.
 
-A request is a line of JSON: [token, task, settings, text, entry]. So is the reply: [token, score, error]. Whatever
-happens in a child ends with it: it holds no descriptor but the pipe for its one score, may start no process, and may
-write to no file. It does not know the token of a later request, and the server is not dumpable, so that a child can
-take none of its descriptors: no answer writes the score of another.
+A request is a line of JSON: [token, task, settings, text, entry]. So is the reply: [token, score, error]. The effects
+of a completion end with its child. The child holds no descriptor but the pipe for its one score, may start no process,
+and may write to no file. It does not know the token of a later request, and the server is not dumpable, so that a child
+cannot take its descriptors: no completion can write the score of another.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _REPLY_BYTES = 1000
 
 
 def main() -> None:
-  """Serves stdin and stdout until stdin ends. The argument 'sympy' is for the tasks that need it."""
+  """Serve requests from stdin until it ends. The argument 'sympy' is for the tasks of SANDBOX_ONLY."""
   requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb', 0)
   null = os.open('/dev/null', os.O_RDWR)
   for stream in (0, 1, 2):
     os.dup2(null, stream)
   ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
   scorers.import_lightly(sympy=sys.argv[1:] == ['sympy'])
-  gc.disable()  # a collection in a child would copy all pages that it shares with the server
+  gc.disable()  # a collection in a child would copy all pages shared with the server
   for line in requests:
     token, task, settings, text, entry = json.loads(line)
     try:
       scorers.warm(task)
-      score, error = _apart(scorers.reading(task, settings), text, entry)
-    except Exception as failure:  # settings that the task refuses, no memory to fork
+      score, error = _score_in_child(scorers.safe_scorer(task, settings), text, entry)
+    except Exception as failure:  # invalid settings of the task, or no memory to fork
       score, error = 0.0, f'{type(failure).__name__}: {failure}'[:_REPLY_BYTES]
     replies.write(json.dumps([token, score, error]).encode() + b'\n')
 
 
-def _apart(scorer: scorers.Scorer, text: str, entry: dict[str, Any]) -> tuple[float, str]:
-  """(score, error) of one answer, from a child."""
+def _score_in_child(scorer: scorers.Scorer, text: str, entry: dict[str, Any]) -> tuple[float, str]:
+  """(score, error) of one completion, from a forked child."""
   read, write = os.pipe()
   child = os.fork()
   if child == 0:
-    _score(scorer, text, entry, write)
+    _run_child(scorer, text, entry, write)
   os.close(write)
   reply = b''.join(_parts(read))
   os.close(read)
@@ -58,12 +58,12 @@ def _apart(scorer: scorers.Scorer, text: str, entry: dict[str, Any]) -> tuple[fl
   try:
     return float(reply), ''
   except ValueError:
-    words = reply.decode('utf-8', 'replace')
-    return 0.0, words or f'the scorer ended with status {status}'
+    message = reply.decode('utf-8', 'replace')
+    return 0.0, message or f'the scorer ended with status {status}'
 
 
-def _score(scorer: scorers.Scorer, text: str, entry: dict[str, Any], write: int) -> None:
-  """The child: writes a number, or the words of an error, and ends."""
+def _run_child(scorer: scorers.Scorer, text: str, entry: dict[str, Any], write: int) -> None:
+  """In the child: write the score, or an error message, and exit."""
   try:
     os.closerange(0, write)
     os.closerange(write + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])

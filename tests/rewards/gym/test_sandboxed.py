@@ -1,29 +1,31 @@
-"""The process in the sandbox that scores answers: one that takes over its own child changes no later score."""
+"""The server in the sandbox: a completion that takes over its own child changes no later score."""
 
 from __future__ import annotations
 
 import contextlib
 
 import pytest
-from gym_attacks import row_of
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import verifiers
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.rewards.gym import sandboxed
+from tests.rewards.gym.gym_attacks import row_of
 
 pytest.importorskip('reasoning_gym')
-needs_sandbox = pytest.mark.skipif(bool(sandbox.unavailable_reason()), reason=sandbox.unavailable_reason())
+needs_sandbox = pytest.mark.skipif(
+  bool(sandbox.unavailable_reason()), reason=sandbox.unavailable_reason()
+)
 
-# Code of a reply that gets to run in the process that scores it, and what it tries on later answers there.
+# Code that a completion runs in the process that scores it, and its attack on later scores there.
 TAKEOVERS = dict(
   scorer="""
 import reasoning_gym.algorithmic.spiral_matrix as module
 from jaxrl_llm.rewards.gym import scorers, server
 from jaxrl_llm.rewards.parsing import safe_eval
 module.SpiralMatrixDataset.score_answer = lambda *_: 1.0
-scorers.reading = lambda *_: lambda *_: 1.0
-server._apart = lambda *_: (1.0, '')
+scorers.safe_scorer = lambda *_: lambda *_: 1.0
+server._score_in_child = lambda *_: (1.0, '')
 safe_eval._tree = safe_eval.literal = lambda *_: [1]
 __import__('ast').literal_eval = lambda *_: [1]
 """,
@@ -74,7 +76,7 @@ for folder in ('/tmp', '/box', '/box/jaxrl_llm/rewards/gym', os.path.dirname(os.
     except OSError:
       pass
 """,
-  deafness="""
+  ignored_signals="""
 import os, signal
 for number in range(1, 65):
   try:
@@ -107,9 +109,11 @@ os.kill(-1, signal.SIGKILL)
 
 @pytest.fixture
 def with_a_hole(monkeypatch):
-  """A sandbox whose reader of literals is Python's eval: a reply of it runs."""
+  """A sandbox whose parser of literals is Python's eval, so that code of a completion runs."""
   sources = dict(sandboxed._sources())
-  sources['readers'] += b'\n\ndef literal(text):\n  return eval(text)\n'
+  sources['/box/jaxrl_llm/rewards/parsing/safe_eval.py'] += (
+    b'\n\ndef literal(text):\n  return eval(text)\n'
+  )
   sandboxed.close()
   monkeypatch.setattr(sandboxed, '_sources', lambda: sources)
   yield
@@ -118,16 +122,16 @@ def with_a_hole(monkeypatch):
 
 @needs_sandbox
 @pytest.mark.parametrize('name', TAKEOVERS)
-def test_a_reply_that_takes_over_its_process_changes_no_later_score(name, with_a_hole):
+def test_a_completion_that_takes_over_its_process_changes_no_later_score(name, with_a_hole):
   right = row_of('spiral_matrix')
   assert verifiers.gym(right.answer, right) == 1
-  reply = f'exec({TAKEOVERS[name]!r})'
+  completion = f'exec({TAKEOVERS[name]!r})'
   if name in ('its_parent', 'everything'):
     with pytest.raises(sandbox.SandboxError, match='ended'):
-      verifiers.gym(reply, right)
+      verifiers.gym(completion, right)
   else:
     with contextlib.suppress(ValueError):
-      verifiers.gym(reply, right)
+      verifiers.gym(completion, right)
   for _ in range(3):
     assert verifiers.gym('1 2 3', right) == 0
     assert verifiers.gym('[9]', right) == 0
@@ -135,14 +139,14 @@ def test_a_reply_that_takes_over_its_process_changes_no_later_score(name, with_a
 
 
 @needs_sandbox
-def test_the_hole_is_one(with_a_hole):
-  """Else the test above proves nothing."""
+def test_the_hole_runs_code(with_a_hole):
+  """Proves that the attacks above run."""
   with pytest.raises(ValueError, match='SystemExit: 7'):
     verifiers.gym("exec('raise SystemExit(7)')", row_of('spiral_matrix'))
 
 
 @needs_sandbox
-def test_a_reply_leaves_no_text_for_the_next(with_a_hole):
+def test_a_completion_leaves_no_file_for_the_next(with_a_hole):
   right = row_of('spiral_matrix')
   with contextlib.suppress(ValueError):
     verifiers.gym('exec(\'open("/tmp/note", "w").write("left")\')', right)
@@ -151,7 +155,7 @@ def test_a_reply_leaves_no_text_for_the_next(with_a_hole):
 
 
 @needs_sandbox
-def test_an_answer_that_ends_the_server_fails_alone(with_a_hole):
+def test_a_completion_that_ends_the_server_fails_alone(with_a_hole):
   right = row_of('spiral_matrix')
   kill = "__import__('os').kill(__import__('os').getppid(), 9)"
   with rewards.Pool(dict(fn='gym', workers=1)) as pool:
@@ -176,8 +180,10 @@ def test_workers_start_a_sandbox_for_the_tasks_that_need_one():
 
 
 @needs_sandbox
-def test_a_sandbox_that_does_not_start_is_an_error_of_the_answers(monkeypatch):
-  monkeypatch.setattr(sandboxed, '_sources', lambda: {'readers': b'raise SystemExit(1)'})
+def test_a_sandbox_that_does_not_start_is_an_error_of_the_completions(monkeypatch):
+  monkeypatch.setattr(
+    sandboxed, '_sources', lambda: {'/box/jaxrl_llm/__init__.py': b'raise SystemExit(1)'}
+  )
   sandboxed.close()
   sandboxed.prepare(['countdown'])
   row = row_of('countdown')

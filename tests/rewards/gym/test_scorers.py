@@ -1,4 +1,4 @@
-"""Which of reasoning-gym's scorers evaluate, and what takes the place of that."""
+"""The scorers of reasoning-gym that evaluate text, and the parsers that replace the evaluation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import threading
 import tomllib
 from fractions import Fraction
 
-import gym_attacks
 import numpy as np
 import pytest
-from gym_attacks import OF_SYMPY, row_of
 
 from jaxrl_llm import models, rewards
 from jaxrl_llm.config import loading
@@ -24,18 +22,20 @@ from jaxrl_llm.rewards.gym import sandboxed, scorers
 from jaxrl_llm.rewards.parsing import safe_eval
 from jaxrl_llm.runner import setup
 from jaxrl_llm.types import Row, UserError
+from tests.rewards.gym import gym_attacks
+from tests.rewards.gym.gym_attacks import OF_SYMPY, row_of
 
 reasoning_gym = pytest.importorskip('reasoning_gym')
 ROOT = pathlib.Path(__file__).parents[3]
 
-# What evaluates text, or reaches what does.
+# Names that evaluate text, or give access to such functions.
 _EVALUATES = frozenset(
   'eval exec compile parse_expr sympify nsimplify lambdify parse_latex parse_mathematica literal_eval getattr setattr '
   'delattr globals locals vars __builtins__ builtins __import__ import_module importlib runpy ctypes system popen '
   'Popen subprocess check_output pickle marshal shelve dill yaml open urlopen socket load loadtxt genfromtxt '
   'fromstring format_map Template'.split()
 )
-# Where reasoning-gym 0.1.25 does: in its scorers, and what they call, …
+# Evaluations of reasoning-gym 0.1.25 in its scorers and their helpers.
 IN_SCORERS = {
   'algebra/intermediate_integration.py:IntermediateIntegrationDataset.score_answer': {'parse_expr'},
   'algebra/polynomial_multiplication.py:PolynomialMultiplicationDataset.score_answer': {
@@ -51,8 +51,8 @@ IN_SCORERS = {
   'games/n_queens.py:NQueensDataset.score_answer': {'eval'},
   'games/puzzle24.py:Puzzle24Dataset.score_answer': {'parse_expr'},
 }
-# … and elsewhere, read through: in generators, of the package's own text and files, and what no scorer calls. Two are
-# of scorers: pool_matrix gives loadtxt a list of lines, and propositional_logic's parse_expr is a parser of its own.
+# Other evaluations, all reviewed: generators evaluate text and files of the package, and no scorer calls the rest. Two
+# are in scorers: pool_matrix passes loadtxt a list of lines, and propositional_logic defines its own parse_expr.
 ELSEWHERE = {
   'algorithmic/group_anagrams.py:GroupAnagramsDataset.__init__': {'open'},
   'algorithmic/pool_matrix.py:PoolMatrixDataset.score_answer': {'loadtxt'},
@@ -94,14 +94,14 @@ ELSEWHERE = {
 
 
 class _Names(ast.NodeVisitor):
-  """Function → the names of _EVALUATES in it: read, called or not, as an attribute, imported or defined."""
+  """Function → its names of _EVALUATES: used, imported, defined, or as an attribute."""
 
   def __init__(self, path: str):
-    self.path, self.scope, self.found = path, [], {}
+    self.path, self.scope, self.names = path, [], {}
 
   def note(self, name: str) -> None:
     if name in _EVALUATES:
-      self.found.setdefault(f'{self.path}:{".".join(self.scope)}', set()).add(name)
+      self.names.setdefault(f'{self.path}:{".".join(self.scope)}', set()).add(name)
 
   def _scoped(self, node: ast.FunctionDef | ast.ClassDef) -> None:
     if not isinstance(node, ast.ClassDef) and not any(c for c in self.scope if c[0].isupper()):
@@ -126,16 +126,16 @@ class _Names(ast.NodeVisitor):
 
 
 def evaluating(root: pathlib.Path) -> dict[str, set[str]]:
-  found = {}
+  evaluations = {}
   for path in sorted(root.rglob('*.py')):
     names = _Names(str(path.relative_to(root)))
     names.visit(ast.parse(path.read_text()))
-    found |= names.found
-  return found
+    evaluations |= names.names
+  return evaluations
 
 
-def test_the_installed_package_evaluates_where_it_was_read():
-  """Where this fails, a version evaluates somewhere else: read its scorers, then change rewards/gym/scorers.py."""
+def test_the_installed_package_evaluates_only_where_it_was_reviewed():
+  """After a failure, review the scorers of the new version, then change rewards/gym/scorers.py."""
   assert evaluating(pathlib.Path(reasoning_gym.__path__[0])) == IN_SCORERS | ELSEWHERE
   modules = {f'{module.replace(".", "/")}.py' for module, *_ in scorers.EVALUATING.values()}
   assert modules == {place.partition(':')[0] for place in IN_SCORERS}
@@ -171,12 +171,12 @@ def test_every_task_of_the_package_is_in_one_table_and_its_version_is_bounded():
 
 
 @pytest.mark.parametrize('task', sorted(scorers.EVALUATING))
-def test_a_copy_has_readers_wherever_its_scorer_evaluates(task):
-  copy = scorers.reading(task, {}).func
-  todo, seen = [copy], []
+def test_a_copy_has_parsers_wherever_its_scorer_evaluates(task):
+  copy = scorers.safe_scorer(task, {}).func
+  todo, visited = [copy], []
   while todo:
     function = todo.pop()
-    seen.append(function)
+    visited.append(function)
     for name in function.__code__.co_names:
       value = function.__globals__.get(name)
       assert name not in ('exec', 'compile', 'getattr', '__import__', 'open')
@@ -188,12 +188,12 @@ def test_a_copy_has_readers_wherever_its_scorer_evaluates(task):
         assert value.parse_expr is safe_eval.algebra and value.Symbol is safe_eval.symbol
       if name == 'verify_solution':
         todo.append(value)
-  # The package itself is as it was.
+  # The package itself is unchanged.
   module = sys.modules[copy.__globals__['__name__']]
   assert 'eval' not in vars(module)
   assert all(
     function.__code__ is vars(module).get(function.__name__, function).__code__
-    for function in seen[1:]
+    for function in visited[1:]
   )
 
 
@@ -210,13 +210,13 @@ def test_right_answers_are_scored_as_the_package_scores_them(task):
     gym = dict(name=task, settings={}, answer=entry['answer'])
     extra = dict(gym=gym, metadata=entry['metadata'])
     row = Row(str(index), entry['question'], (), str(entry['answer']), 'gym', extra)
-    # The answer is text; some generators give what is not, and a reply is stripped.
+    # Some generators give answers that are not text, and a completion is stripped.
     expected = float(dataset.score_answer(str(entry['answer']).strip(), entry))
     if task in OF_SYMPY:
-      found = scorers.reading(task, {})(row.answer, entry)
+      score = scorers.safe_scorer(task, {})(row.answer, entry)
     else:
-      found = verifiers.gym(row.answer, row)
-    assert found == expected, entry['answer']
+      score = verifiers.gym(row.answer, row)
+    assert score == expected, entry['answer']
     assert expected == 1 or task not in scorers.EVALUATING or task == 'intermediate_integration'
 
 
@@ -231,13 +231,13 @@ _LEVELS = dict(
 
 
 @pytest.mark.parametrize('task', sorted(_LEVELS))
-def test_right_answers_of_hard_levels_are_read(task):
+def test_right_answers_of_hard_levels_are_parsed(task):
   dataset = reasoning_gym.create_dataset(task, seed=2, size=2, **_LEVELS[task])
   for entry in dataset:
-    assert scorers.reading(task, _LEVELS[task])(entry['answer'], entry) == 1
+    assert scorers.safe_scorer(task, _LEVELS[task])(entry['answer'], entry) == 1
 
 
-def test_lists_get_the_partial_credit_that_the_package_gives_them():
+def test_lists_get_the_partial_credit_of_the_package():
   for task, credit in (
     ('spiral_matrix', 0.1),
     ('binary_matrix', 0.1),
@@ -259,7 +259,7 @@ def test_lists_get_the_partial_credit_that_the_package_gives_them():
 
 
 class _Watch:
-  """Python's audit events of this thread while it is on: what is compiled, run, opened or started."""
+  """Records Python's audit events of this thread while it is on: code compiled or run, files opened, processes started."""
 
   events = frozenset(
     {
@@ -275,20 +275,20 @@ class _Watch:
   )
 
   def __init__(self):
-    self.seen, self.thread = [], 0
+    self.records, self.thread = [], 0
     sys.addaudithook(self._hook)
 
   def _hook(self, event: str, arguments: tuple) -> None:
     if self.thread == threading.get_ident():
       named = event in self.events or event.startswith(('subprocess.', 'socket.', 'shutil.', 'os.'))
       if named and not (event == 'compile' and arguments[0] is None):
-        self.seen.append((event, str(arguments)[:200]))
+        self.records.append((event, str(arguments)[:200]))
 
   @contextlib.contextmanager
   def on(self):
-    self.seen, self.thread = [], threading.get_ident()
+    self.records, self.thread = [], threading.get_ident()
     try:
-      yield self.seen
+      yield self.records
     finally:
       self.thread = 0
 
@@ -296,10 +296,10 @@ class _Watch:
 _WATCH = _Watch()
 
 
-def test_the_watch_sees_what_runs():
-  with _WATCH.on() as seen:
+def test_the_watch_records_evaluation():
+  with _WATCH.on() as records:
     eval('1 + 1')
-  assert {event for event, _ in seen} == {'compile', 'exec'}
+  assert {event for event, _ in records} == {'compile', 'exec'}
 
 
 _TEXTS = (
@@ -310,8 +310,8 @@ _TEXTS = (
 
 
 @pytest.mark.parametrize('task', sorted(scorers.PLAIN))
-def test_a_scorer_that_counts_as_plain_runs_nothing(task, tmp_path):
-  """The proof from outside: the interpreter itself says what it compiles, runs and opens."""
+def test_a_plain_scorer_runs_no_code(task, tmp_path):
+  """A check from outside: the interpreter's audit events cover compiled and run code, and opened files."""
   mark = tmp_path / 'mark'
   dataset, known = entries(task, 3)
   entry = known[0]
@@ -322,40 +322,40 @@ def test_a_scorer_that_counts_as_plain_runs_nothing(task, tmp_path):
     for field in entry['metadata']
     for value in (code, [code], {code: code})
   ]
-  dataset.score_answer(str(entry['answer']), entry)  # imports what it needs
-  with np.errstate(all='ignore'), _WATCH.on() as seen:
-    for given in hostile:
+  dataset.score_answer(str(entry['answer']), entry)  # imports its dependencies
+  with np.errstate(all='ignore'), _WATCH.on() as records:
+    for bad_entry in hostile:
       for text in (*_TEXTS, str(entry['answer'])):
         with contextlib.suppress(Exception):
-          dataset.score_answer(text.replace('MARK', str(mark)), given)
-  assert not seen
+          dataset.score_answer(text.replace('MARK', str(mark)), bad_entry)
+  assert not records
   assert not mark.exists()
 
 
 @pytest.mark.parametrize('task', sorted(OF_SYMPY))
-def test_a_copy_with_sympy_runs_nothing_of_a_reply_or_a_row(task, tmp_path):
-  """In this process, where a mark would be seen."""
+def test_a_copy_with_sympy_runs_no_code_of_a_completion_or_a_row(task, tmp_path):
+  """Runs in this process, where a mark would be visible."""
   mark = tmp_path / 'mark'
-  scorer, entry = scorers.reading(task, {}), gym_attacks.entry_of(task)
+  scorer, entry = scorers.safe_scorer(task, {}), gym_attacks.entry_of(task)
   scorers.warm(task)
   assert scorer(entry['answer'], entry) == 1
   rows = gym_attacks.hostile_rows(str(mark))
   pairs = [
-    (entry, gym_attacks.filled(text, task, str(mark))) for text in gym_attacks.REPLIES.values()
+    (entry, gym_attacks.filled(text, task, str(mark))) for text in gym_attacks.COMPLETIONS.values()
   ]
-  pairs += [given for name, given in rows.items() if name.startswith((task, 'row_'))]
-  with _WATCH.on() as seen:
-    for given, text in pairs:
+  pairs += [pair for name, pair in rows.items() if name.startswith((task, 'row_'))]
+  with _WATCH.on() as records:
+    for bad_entry, text in pairs:
       with contextlib.suppress(Exception):
-        assert scorer(text, given | dict(answer=given['answer'])) < 0.1
-  # Parsing into a tree is an event of compiling; running is another.
-  assert not [event for event in seen if event[0] not in ('compile', 'import')]
+        assert scorer(text, bad_entry | dict(answer=bad_entry['answer'])) < 0.1
+  # Parsing into a tree is a compile event; running code is another event.
+  assert not [event for event in records if event[0] not in ('compile', 'import')]
   assert not mark.exists()
   assert scorer(entry['answer'], entry) == 1
 
 
 @pytest.mark.parametrize(
-  ('reader', 'text', 'value'),
+  ('parse', 'text', 'value'),
   [
     (safe_eval.literal, "[['_', 'Q'], ['Q', '_']]", [['_', 'Q'], ['Q', '_']]),
     (safe_eval.literal, ' {1: (2.5, -3)} ', {1: (2.5, -3)}),
@@ -364,12 +364,12 @@ def test_a_copy_with_sympy_runs_nothing_of_a_reply_or_a_row(task, tmp_path):
     (safe_eval.whole_number, '~5 & 0xff | 1 ^ 2', 251),
   ],
 )
-def test_readers_read(reader, text, value):
-  assert reader(text) == value
+def test_parsers_return_the_value(parse, text, value):
+  assert parse(text) == value
 
 
 @pytest.mark.parametrize(
-  ('reader', 'text'),
+  ('parse', 'text'),
   [
     *[
       (safe_eval.literal, text)
@@ -394,30 +394,32 @@ def test_readers_read(reader, text, value):
     *[(safe_eval.symbol, text) for text in ('x y', '__x', 'x' * 30, '𝐱', '', 7, None)],
   ],
 )
-def test_readers_raise_value_errors_alone(reader, text):
+def test_parsers_raise_only_value_errors(parse, text):
   with pytest.raises(ValueError):
-    reader(text)
+    parse(text)
 
 
 def bare(monkeypatch) -> None:
   monkeypatch.setattr(
-    sandbox, 'unavailable_reason', lambda: 'bwrap is not installed; install it: apt-get install bubblewrap'
+    sandbox,
+    'unavailable_reason',
+    lambda: 'bwrap is not installed; install it: apt-get install bubblewrap',
   )
 
 
 @pytest.mark.parametrize('task', sorted(OF_SYMPY))
-def test_a_machine_without_a_sandbox_refuses_what_needs_one_before_a_model_is_loaded(
+def test_a_machine_without_a_sandbox_refuses_these_tasks_before_a_model_is_loaded(
   task, monkeypatch
 ):
   bare(monkeypatch)
   monkeypatch.setattr(models, 'load', lambda *_, **__: pytest.fail('the model was loaded'))
-  told = loading.load(
+  config = loading.load(
     '', [f'--config.data.tasks=({{"name": "{task}"}},)', '--config.rewards.fn=gym']
   )
   with pytest.raises(
     UserError, match=rf'config.data.tasks.*{task} in a sandbox only.*apt-get install bubblewrap'
   ):
-    setup.build_context(told)
+    setup.build_context(config)
   row = row_of(task)
   part = rewards.resolve_parts(dict(fn='gym'))[0]
   with pytest.raises(UserError, match=f'the rows.*{task}'):
@@ -459,13 +461,13 @@ def test_wrong_and_other_forms_of_integrals_are_scored_as_the_package_scores_the
       f'{answer} + x',
     )
     for text in forms[: 5 if task == 'simple_integration' else 3]:
-      scores.append(scorers.reading(task, {})(text, entry))
+      scores.append(scorers.safe_scorer(task, {})(text, entry))
       assert scores[-1] == dataset.score_answer(text, entry), text
   assert {0.0, 1.0} == set(scores)
 
 
-def test_math_verify_evaluates_numbers_and_operators_alone(tmp_path):
-  """It hands what looks like a sum to parse_expr: no name of the reply is in the code that runs."""
+def test_math_verify_evaluates_only_numbers_and_operators(tmp_path):
+  """It passes text that resembles a sum to parse_expr: the code that runs contains no name of the completion."""
   pytest.importorskip('math_verify')
   answer = Row('1', '', (), '5', '', {})
   verifiers.math_verify('\\boxed{5}', answer)
@@ -479,8 +481,8 @@ def test_math_verify_evaluates_numbers_and_operators_alone(tmp_path):
 
   sys.addaudithook(hook)
   watch['on'] = True
-  for reply in gym_attacks.REPLIES.values():
-    text = reply.replace('MARK', str(mark))
+  for completion in gym_attacks.COMPLETIONS.values():
+    text = completion.replace('MARK', str(mark))
     for form in (
       '{}',
       '\\boxed{{{}}}',

@@ -1,6 +1,6 @@
-"""Hostile replies, and hostile rows of files, for reasoning-gym's tasks.
+"""Hostile completions, and hostile rows of files, for reasoning-gym's tasks.
 
-One that ran would make the file MARK.
+Code of theirs that ran would create the file MARK.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from jaxrl_llm.data import row_formats
 from jaxrl_llm.types import Row
 
-# Tasks whose scorer passes the reply to eval or parse_expr, then those that so pass a field of the row.
-OF_REPLIES = (
+# Tasks whose scorer passes the completion to eval or parse_expr, then tasks where it passes a field of the row.
+OF_COMPLETIONS = (
   *('binary_matrix', 'countdown', 'intermediate_integration', 'n_queens', 'polynomial_multiplication', 'puzzle24'),
   *('simple_integration', 'spiral_matrix', 'string_insertion'),
 )  # fmt: skip
@@ -27,7 +27,7 @@ CONFIG = dict(
 
 OPEN = "open('MARK', 'w').close()"
 HEX = '__import__\\x28"os"\\x29.system\\x28": > MARK"\\x29'
-REPLIES = dict(
+COMPLETIONS = dict(
   plain_call=OPEN,
   dunder_import="__import__('os').system(': > MARK')",
   class_getitem=f"[CONFIG['{HEX}'] for CONFIG.__class_getitem__ in [exec]]",
@@ -93,7 +93,7 @@ REPLIES = dict(
   nested_quotes="\"'\" + '\"' + open('MARK', 'w').name",
   starred_assignment="[x for x, in [[open('MARK', 'w')]]]",
 )  # fmt: skip
-# What takes long, or much memory, where it is computed.
+# Expressions that need much time or memory where they are computed.
 HEAVY = dict(
   power_tower='9**9**9',
   power_tower_of_floats='1e9**1e9**9',
@@ -129,24 +129,24 @@ def row_of(task: str, index: int = 0, **changes) -> Row:
   return Row(f'{task}-{index}', entry['question'], (), str(entry['answer']), 'gym', extra)
 
 
-def read(given: dict) -> Row:
-  """As a line of a JSONL file is read."""
-  return row_formats.to_row(json.loads(json.dumps(given)), 'line 1', {}, 'a file')
+def read(line: dict) -> Row:
+  """A row as it is read from a line of a JSONL file."""
+  return row_formats.to_row(json.loads(json.dumps(line)), 'line 1', {}, 'a file')
 
 
 def hostile_rows(mark: str) -> dict[str, tuple[dict, str]]:
-  """name → a row of a file, and a reply that makes its scorer look at the field."""
+  """name → a row of a file, and a completion that makes its scorer use the field."""
   code = f"__import__('os').system(': > {mark}')"
   rows = {}
-  for task in (*OF_REPLIES, *OF_ROWS):
-    known = entry_of(task)
-    reply = json.dumps([1.0]) if task == 'number_sorting' else '1'
-    rows[f'{task}_answer'] = (known | dict(answer=code), reply)
-    for field in known['metadata'].keys() - {'source_dataset'}:
+  for task in (*OF_COMPLETIONS, *OF_ROWS):
+    entry = entry_of(task)
+    completion = json.dumps([1.0]) if task == 'number_sorting' else '1'
+    rows[f'{task}_answer'] = (entry | dict(answer=code), completion)
+    for field in entry['metadata'].keys() - {'source_dataset'}:
       for kind, hostile in dict(text=code, list=[code], dict={code: code}, number=10**4000).items():
-        metadata = known['metadata'] | {field: hostile}
-        rows[f'{task}_{field}_{kind}'] = (known | dict(metadata=metadata), str(known['answer']))
-    rows[f'{task}_no_metadata'] = (known | dict(metadata=dict(source_dataset=task)), reply)
+        metadata = entry['metadata'] | {field: hostile}
+        rows[f'{task}_{field}_{kind}'] = (entry | dict(metadata=metadata), str(entry['answer']))
+    rows[f'{task}_no_metadata'] = (entry | dict(metadata=dict(source_dataset=task)), completion)
   sorting = dict(source_dataset='number_sorting', direction='ascending')
   rows['as_in_a_file'] = (
     dict(question='q', answer=code, metadata=dict(source_dataset='number_sorting')),
@@ -166,14 +166,14 @@ def hostile_rows(mark: str) -> dict[str, tuple[dict, str]]:
     rows[f'row_{name}'] = (dict(question='q', answer='x**2', metadata=metadata), 'x**2 + C')
   problem = dict(source_dataset='bitwise_arithmetic', problem=code)
   rows['problem'] = (dict(question='q', answer='0', metadata=problem), '0')
-  own = dict(name='number_sorting', settings={}, answer=code)
+  gym = dict(name='number_sorting', settings={}, answer=code)
   rows['own_gym_column'] = (
-    dict(question='q', answer='[1]', metadata=dict(direction='ascending'), gym=own), '[1]',
+    dict(question='q', answer='[1]', metadata=dict(direction='ascending'), gym=gym), '[1]',
   )  # fmt: skip
   return rows
 
 
-def filled(reply: str, task: str, mark: str) -> str:
-  """A reply of REPLIES for a task."""
-  text = reply.replace('MARK', mark).replace('CONFIG', CONFIG[task])
+def filled(completion: str, task: str, mark: str) -> str:
+  """An item of COMPLETIONS for a task."""
+  text = completion.replace('MARK', mark).replace('CONFIG', CONFIG[task])
   return text.replace('DATASET', CONFIG[task].replace('Config', 'Dataset'))
