@@ -246,7 +246,7 @@ def test_slots_of_every_device_refill_from_its_own_rows(lockstep, tensor):
 
 def test_loops_that_end_apart_need_weights_that_are_whole():
   with pytest.raises(
-    UserError, match='config.rollout.lockstep=False needs config.mesh.tensor=1, not 2'
+    UserError, match='config.rollout.lockstep=False does not go with config.mesh.tensor=2'
   ):
     _on_eight(dict(data=2, fsdp=2, tensor=2), lockstep=False)
 

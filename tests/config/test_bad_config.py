@@ -208,8 +208,9 @@ def test_replies_are_not_graded_again_without_their_group(stage, tmp_path, monke
   part = dict(fn='own_bad:f', batched='group')
   told = bad_input.outcome(bad_input.job(rewards=dict(fn='exact', parts=(part,)), **stage))
   name = min(stage)
+  ((field, settings),) = stage[name].items()
   assert (
-    f'config.{name}.fn={stage[name]["fn"]!r} has some replies graded once more'
+    f"config.{name}.{field}.fn={settings['fn']!r} does not go with config.rewards.batched='group': some completions"
     in bad_input.sentence(*told)
   )
   alone = dict(fn='own_bad:f')

@@ -259,7 +259,7 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
 @pytest.mark.parametrize(
   'overrides, text',
   [
-    (['steps=0'], 'config.steps=0 trains nothing without'),
+    (['steps=0'], 'config.steps=0 does not go with config.sft.steps=0: nothing is trained; raise'),
     (['prompts=-1'], 'config.prompts=-1 must be'),
     (['completion_tokens=1'], 'config.completion_tokens=1 must be a whole number of at least 2.'),
     (['temperature=0.0'], 'config.temperature=0.0 must be a finite number above 0.'),
@@ -274,7 +274,10 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
     (['processes.same_every=-1'], 'config.processes.same_every=-1 must be'),
     (['dtype=float16'], "config.dtype='float16' must be one of: auto, float32, bfloat16."),
     (['learner.remat=sometimes'], "config.learner.remat='sometimes' must be one of"),
-    (['rollouts=1'], 'config.rollouts=1 leaves nothing to compare in a group for config.objective'),
+    (
+      ['rollouts=1'],
+      "config.objective.advantage.fn='group_normalized' does not go with config.rollouts=1",
+    ),
     (
       ['prompts=6', 'learner.minibatches=4'],
       'learner.minibatches=4 does not divide config.prompts=6',

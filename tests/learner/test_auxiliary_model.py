@@ -179,5 +179,5 @@ def test_a_checkpoint_holds_the_companion(tmp_path):
 def test_a_preference_needs_rows_to_compare():
   c = configs.load('oprl')
   c.rollouts, c.objective.advantage = 1, dict(fn='raw')
-  with pytest.raises(UserError, match='config.rollouts=1 leaves no pair of rows'):
+  with pytest.raises(UserError, match="fn='preference' does not go with config.rollouts=1"):
     validate.validate(c)

@@ -245,8 +245,8 @@ def test_stopped_and_resumed_it_is_the_uninterrupted_run(tmp_path):
 @pytest.mark.parametrize(
   'changes, told',
   [
-    (dict(distillation=dict(fn='on_policy')), "teacher='' is empty and .*'on_policy' needs one"),
-    (dict(teacher='scratch'), "teacher='scratch' teaches nothing; set"),
+    (dict(distillation=dict(fn='on_policy')), "'on_policy' does not go with config.objective.teacher='': distillation needs"),
+    (dict(teacher='scratch'), "teacher='scratch' does not go with .*; set"),
     (
       dict(distillation=dict(fn='on_policy'), teacher='smollm9'),
       "config.objective.teacher='smollm9'",

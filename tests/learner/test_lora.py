@@ -368,12 +368,12 @@ def test_attention_of_a_mixture_may_have_one():
     (dict(lora=dict(rank=-1)), 'config.lora.rank=-1 must be a whole number of at least 0'),
     (dict(lora=dict(alpha=0.0)), 'config.lora.alpha=0.0 must be a finite number above 0'),
     (dict(lora=dict(targets='(q')), "config.lora.targets='\\(q' is no regular expression"),
-    (dict(lora=dict(rank=2), sft=dict(steps=3)), 'config.sft.steps=3 changes them first'),
+    (dict(lora=dict(rank=2), sft=dict(steps=3)), 'config.lora.rank=2 does not go with config.sft.steps=3'),
     (
       dict(
         lora=dict(rank=2), objective=dict(auxiliary_model=dict(fn='critic', learning_rate=1e-3))
       ),
-      'spares the memory of training all weights',
+      'saves the memory of training all weights',
     ),
   ],
 )

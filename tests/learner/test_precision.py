@@ -180,8 +180,8 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
 
 def refused(weights='int8', **changes):
   c = config(weights, **changes)
-  validate.validate(c)
   with pytest.raises(UserError) as caught:
+    validate.validate(c)
     make_spec(c, DENSE, (3,), sharding.make_mesh({}, jax.devices()[:1]))
   return str(caught.value)
 
@@ -230,7 +230,7 @@ def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objectiv
     (
       'auto',
       dict(learner=dict(quantize=True)),
-      "with config.rollout.weights_dtype='auto' that rounds none",
+      "does not go with config.rollout.weights_dtype='auto'",
     ),
     ('bfloat16', dict(dtype='bfloat16', learner=dict(quantize=True)), 'rounds none'),
   ],

@@ -211,7 +211,7 @@ def test_without_replay_a_program_and_its_batch_are_what_they_were():
   assert empty_records.empty_batch(off).replayed_B is None
   with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. does not go with'):
     spec(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
-  with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. keeps the sum of a row'):
+  with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. does not go with .*decoupled.* keeps the sum'):
     spec(
       replay=dict(reuse=dict(fn='successes', count=1)),
       objective=chosen(advantage=dict(fn='decoupled')),
@@ -278,9 +278,9 @@ def pruned():
     (dict(collect=dict(fn='dars', top_ups=1), updates_per_rollout=2), 'config.learner.minibatches'),
     (
       dict(hint=dict(fn='prefix'), replay=dict(fn='successes', count=1)),
-      'config.replay.reuse takes',
+      'does not go with config.replay.reuse',
     ),
-    (dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')), 'config.rewards.truncate takes'),
+    (dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')), 'does not go with config.rewards.truncate'),
   ],
 )
 def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told(changes, told):
@@ -292,7 +292,7 @@ def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told
   'each, allocate, told',
   [
     (9, 'equal', 'each=9 slots a prompt'),
-    (1, 'neyman', 'has nothing to give'),
+    (1, 'neyman', 'there is nothing to allocate'),
   ],
 )
 def test_slots_that_cannot_be_allotted_are_told(each, allocate, told):

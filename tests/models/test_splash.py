@@ -105,8 +105,8 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
   'attend, model, mesh, said',
   [
     ('flash', {}, {}, 'is unknown; choose one of: xla, splash'),
-    ('splash', dict(window=4, sliding=(True, False)), {}, "the model's layers slide"),
-    ('splash', {}, dict(context=2), 'config.mesh.context=2 cuts them'),
+    ('splash', dict(window=4, sliding=(True, False)), {}, 'a model with window=4'),
+    ('splash', {}, dict(context=2), 'config.mesh.context=2'),
   ],
 )
 def test_what_the_kernel_cannot_do_is_refused(attend, model, mesh, said):

@@ -474,7 +474,7 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
 @pytest.mark.parametrize(
   'changes, told',
   [
-    (dict(mode='fused'), "config.mode='split'"),
+    (dict(mode='fused'), '--config.mode=split'),
     (dict(environment__turns=0), 'config.environment.turns=0'),
     (dict(environment__deadline_s=0.0), 'config.environment.deadline_s=0.0'),
     (dict(environment__judge='me'), "config.environment.judge='me'"),
@@ -487,7 +487,7 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
     (dict(environment__low=9, environment__high=3), 'low=9 is above'),
     (
       dict(environment__fn='none', objective__credit_assignment=dict(fn='gigpo')),
-      "'gigpo' is of turns",
+      "'gigpo' does not go with config.environment.fn='none': it is defined by turns",
     ),
     (
       dict(
@@ -495,12 +495,12 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
         objective__ratio=dict(fn='sequence'),
         optimizer__outer=dict(fn='last_turn_first'),
       ),
-      'is of turns',
+      'is defined by turns',
     ),
     (dict(replay=dict(reuse=dict(fn='successes', count=1))), 'config.replay.reuse'),
     (dict(rollout__stop=dict(fn='rounds', count=2)), 'config.rollout.stop'),
-    (dict(rollout__early_exit=dict(fn='repetition')), "choose 'text' or 'none'"),
-    (dict(rewards__parts=(dict(fn='number'),)), 'asks no grader'),
+    (dict(rollout__early_exit=dict(fn='repetition')), 'to text or none'),
+    (dict(rewards__parts=(dict(fn='number'),)), 'replace those of config.rewards'),
     (dict(environment__horizon=dict(fn='stairs', starts=(0,), caps=())), 'starts=(0,)'),
   ],
 )
