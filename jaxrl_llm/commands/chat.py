@@ -1,15 +1,16 @@
-"""A conversation with a model in a terminal, told while it is made."""
+"""A conversation with a model in a terminal; completions are printed while they are sampled."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from jaxrl_llm.rollout import CompletionStreamer
 from jaxrl_llm.types import Model, UserError
 
 _HELP = 'An empty line begins anew; Ctrl-D or /quit ends.'
+_Message = dict[str, str]
 
 
 def run(
@@ -17,17 +18,17 @@ def run(
   settings: dict[str, Any],
   seed: int = 0,
   read: Callable[[str], str] = input,
-  out: Any = None,
+  out: TextIO | None = None,
 ) -> None:
-  """Answers what `read` brings until it raises EOFError. `settings` are those of `rollout.CompletionStreamer`.
+  """Complete the lines from `read` until it raises EOFError. `settings` are those of `rollout.CompletionStreamer`.
 
-  With a chat template a line goes on from what was said before, and the oldest turns are left out once all of it does
-  not fit; without, each line is continued by itself. Source: none.
+  With a chat template a line continues the conversation, whose oldest turns are dropped where it does not fit; without,
+  each line is completed by itself.
   """
   out, streamer = out or sys.stdout, CompletionStreamer(model, **settings)
   room = model.config.max_tokens - settings['max_tokens']
   print(_HELP, file=out, flush=True)
-  said: list[dict[str, str]] = []
+  messages: list[_Message] = []
   for turn in range(sys.maxsize):
     try:
       line = read('> ').strip()
@@ -36,20 +37,31 @@ def run(
     if line == '/quit':
       return
     if not line:
-      said = []
+      messages = []
       continue
-    said = [*said, dict(role='user', content=line)] if settings['chat'] else []
-    dropped = 0
-    while len(said) > 2 and streamer.prompt_tokens(said) > room:
-      said, dropped = said[2:], dropped + 2
-    if dropped:
-      print(f'({dropped} older messages do not fit any more)', file=out, flush=True)
-    answer = _told(streamer, said or line, seed + turn, out)
-    said = [*said, dict(role='assistant', content=answer)] if said else []
+    if settings['chat']:
+      messages = _trimmed([*messages, dict(role='user', content=line)], streamer, room, out)
+    completion = _print_completion(streamer, messages or line, seed + turn, out)
+    if messages:
+      messages = [*messages, dict(role='assistant', content=completion)]
 
 
-def _told(streamer: CompletionStreamer, prompt: str | list[dict], seed: int, out: Any) -> str:
-  """Prints the answer piece by piece; Ctrl-C ends it."""
+def _trimmed(
+  messages: list[_Message], streamer: CompletionStreamer, room: int, out: TextIO
+) -> list[_Message]:
+  """Drops the oldest turns that do not fit, and prints their number."""
+  dropped = 0
+  while len(messages) > 2 and streamer.prompt_tokens(messages) > room:
+    messages, dropped = messages[2:], dropped + 2
+  if dropped:
+    print(f'({dropped} older messages do not fit any more)', file=out, flush=True)
+  return messages
+
+
+def _print_completion(
+  streamer: CompletionStreamer, prompt: str | list[_Message], seed: int, out: TextIO
+) -> str:
+  """Prints a completion piece by piece and returns it; Ctrl-C ends it."""
   pieces: list[str] = []
   try:
     for piece in streamer.stream(prompt, seed):

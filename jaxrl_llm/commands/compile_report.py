@@ -1,4 +1,4 @@
-"""Compiles the step for TPUs that nobody has at hand, and reports whether it fits and what a token costs."""
+"""Ahead-of-time compilation for TPU slices: memory per device, and the cost of a decoded token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import numpy as np
 from jaxrl_llm import models
 from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.commands import compile_table
 from jaxrl_llm.config import validation
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
@@ -30,7 +32,7 @@ from jaxrl_llm.types import Batch, UserError
 
 _GIB = 2**30
 _TOPOLOGIES = 'v5e-16, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
-# libtpu looks for the machine that it runs on, and there is none.
+# Without these, libtpu searches for a TPU machine.
 _ENVIRONMENT = dict(
   JAX_PLATFORMS='cpu',
   TPU_SKIP_MDS_QUERY='1',
@@ -39,34 +41,31 @@ _ENVIRONMENT = dict(
 )
 
 
-def run(config: Any, topology: str, report: str = '') -> int:
-  """Compiles the step of `config` for `topology`, prints the report and writes it as JSON to `report`.
+def run(config: Config, topology: str, report: str = '') -> int:
+  """Compile the step of `config` for `topology`, print the report and write it as JSON to the file `report`.
 
   Returns 0, or 1 where it does not fit or the decode loop copies its cache or exchanges weights.
-  Raises UserError for bad input. Source: none.
+  Raises UserError for bad input.
   """
   prepare()
   spec = make(config, devices(topology))
-  found = measure(spec) | dict(topology=topology, model=config.model)
+  measured = measure(spec) | dict(topology=topology, model=config.model)
   if report:
-    safe_files.write(report, json.dumps(found, indent=2))
-  print(table(found))
-  return 1 if found['problems'] else 0
+    safe_files.write(report, json.dumps(measured, indent=2))
+  print(compile_table.table(measured))
+  return 1 if measured['problems'] else 0
 
 
 def prepare() -> None:
-  """Sets what libtpu needs in order to compile without a TPU; call it before jax is first used.
-
-  Source: none.
-  """
+  """Set what libtpu needs to compile without a TPU. Call it before jax is first used."""
   os.environ.update(_ENVIRONMENT)
   jax.config.update('jax_platforms', 'cpu')
 
 
-def devices(topology: str) -> list:
-  """The devices of a topology such as 'v5e-16' or 'v5e:4x4': real enough to compile for.
+def devices(topology: str) -> list[jax.Device]:
+  """The devices of a topology such as 'v5e-16' or 'v5e:4x4', to compile for.
 
-  Raises UserError without libtpu, and for a topology that it does not know. Source: none.
+  Raises UserError without libtpu, and for an unknown topology.
   """
   from jax.experimental import topologies
 
@@ -77,18 +76,20 @@ def devices(topology: str) -> list:
       "--mode=compile needs libtpu, the TPU's compiler: pip install 'jaxrl_llm[aot]'."
     ) from error
   try:
-    found = topologies.get_topology_desc(platform='tpu', topology_name=hardware.topology(topology))
-  except Exception as error:  # the plugin raises its own
+    description = topologies.get_topology_desc(
+      platform='tpu', topology_name=hardware.topology(topology)
+    )
+  except Exception as error:  # the plugin has exceptions of its own
     raise UserError(
       f'--topology={topology!r} is unknown ({_first_line(error)}); give one such as: {_TOPOLOGIES}.'
     ) from error
-  return list(found.devices)
+  return list(description.devices)
 
 
-def make(config: Any, devices: Sequence[Any]) -> StepSpec:
-  """The program of `config` on these devices; the model's weights are not read. Source: none.
+def make(config: Config, devices: Sequence[Any]) -> StepSpec:
+  """The step specification of `config` on these devices; no weights are read.
 
-  One end token stands for the model's own: their number changes neither memory nor exchanges.
+  One end token stands for the model's own: their number changes neither memory nor collectives.
   """
   config = validation.sized(config, devices)
   validate.validate(config)
@@ -101,20 +102,17 @@ def make(config: Any, devices: Sequence[Any]) -> StepSpec:
   return make_spec(config, model, (0,), mesh, teacher=teacher)
 
 
-def arguments(spec: StepSpec) -> tuple:
-  """What `steps.compile_step` takes, as shapes with their shardings: nothing is allocated.
-
-  Source: none.
-  """
+def arguments(spec: StepSpec) -> tuple[Any, ...]:
+  """The arguments of the compiled step, as shapes with shardings; nothing is allocated."""
   place = lambda tree, sharding: jax.tree.map(  # noqa: E731
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
   )
-  rows, whole = sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
+  rows, replicated = sharding.rows(spec.layout.mesh), sharding.replicated(spec.layout.mesh)
   batch: Batch = place(jax.eval_shape(lambda: empty_records.empty_batch(spec)), rows)
   sampled = place(jax.eval_shape(lambda: empty_records.empty_rollout(spec)), rows)
   begun = sampled._replace(turns=None) if spec.rollout.continues else None
   draft = sampled if spec.rollout.drafts.verify else None
-  cap = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+  cap = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
   return train_state.abstract_state(spec), batch, batch.prompts, begun, draft, cap
 
 
@@ -128,28 +126,28 @@ class Part(NamedTuple):
   peak_bytes: int  # arguments, results and temporaries at the worst moment, without the code
   compile_s: float
   compile_cpu_s: float
-  oom: str  # what the compiler says where it does not fit; '' where it does
+  oom: str  # the compiler's message where the program does not fit; '' where it does
   text: str
 
 
 def parts(spec: StepSpec) -> dict[str, Part]:
-  """The update alone, generation alone, and both fused as training runs them. Source: none."""
-  state, batch, *asked = arguments(spec)
-  halved = state._replace(carried=()), state.carried
+  """The update alone, generation alone, and both fused as training runs them."""
+  state, batch, *inputs = arguments(spec)
+  split_state = state._replace(carried=()), state.carried
   return {
     'update': build(programs.compile_update(spec), state, batch),
-    'generate': build(programs.compile_sample(spec), *halved, *asked),
-    'fused': build(steps.compile_step(spec), state, batch, *asked),
+    'generate': build(programs.compile_sample(spec), *split_state, *inputs),
+    'fused': build(steps.compile_step(spec), state, batch, *inputs),
   }
 
 
 def build(fn: Any, *arguments: Any) -> Part:
-  """Compiles one jit for the devices its arguments name. Source: none."""
+  """Compile a jitted function for the devices of its arguments."""
   lowered = fn.lower(*arguments)
   with tempfile.TemporaryDirectory() as folder:
     # A dump, because `as_text` fails on some targets.
     options = dict(xla_dump_to=folder, xla_dump_hlo_as_text=True)
-    began, cpu = time.perf_counter(), time.process_time()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
     try:
       memory = lowered.compile(compiler_options=options).memory_analysis()
       oom = ''
@@ -157,22 +155,22 @@ def build(fn: Any, *arguments: Any) -> Part:
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise
       memory, oom = None, _first_line(error)
-    took, used = time.perf_counter() - began, time.process_time() - cpu
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     text = '' if oom else _dumped(folder)
   size = lambda name: int(getattr(memory, f'{name}_in_bytes', 0))  # noqa: E731
   names = ('argument_size', 'alias_size', 'temp_size', 'generated_code_size', 'peak_memory')
-  return Part(*map(size, names), took, used, oom, text)
+  return Part(*map(size, names), wall_s, cpu_s, oom, text)
 
 
 def _dumped(folder: str) -> str:
-  """The largest optimized program of a dump: the smaller ones are helpers of it."""
+  """The largest optimized program of a dump; the smaller ones are its helpers."""
   names = [n for n in os.listdir(folder) if n.endswith('.after_optimizations.txt')]
   path = max((os.path.join(folder, n) for n in names), key=os.path.getsize)
   return safe_files.read(path).decode(errors='replace')
 
 
 def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
-  """The decode loops of a compiled program. Source: none."""
+  """The decode loops of a compiled program."""
   decode, shards = spec.rollout.decode, sharding.rows_shards(spec.layout.mesh)
   rows = (decode.slots or spec.layout.prompts * decode.rollouts) // shards
   widths = {
@@ -187,11 +185,12 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
 
 
 def measure(spec: StepSpec) -> dict[str, Any]:
-  """Compiles the parts of `program` and reads them: the report, ready for JSON. Source: none."""
-  found = parts(spec)
+  """Compile the programs of a step and read them: the report, ready for JSON."""
+  compiled_parts = parts(spec)
   device = spec.layout.mesh.devices.flat[0]
-  compiled = found['fused'] if not found['fused'].oom else found['generate']
-  decode = [decode_report(loop) for loop in loops(spec, compiled.text)]
+  fused, update = compiled_parts['fused'], compiled_parts['update']
+  sampling = compiled_parts['generate'] if fused.oom else fused
+  decode = [decode_report(loop) for loop in loops(spec, sampling.text)]
   limit = hardware.HBM_GIB.get(device.device_kind)
   report = dict(
     device_kind=device.device_kind,
@@ -202,26 +201,30 @@ def measure(spec: StepSpec) -> dict[str, Any]:
     parameters=sum(x.size for x in jax.tree.leaves(train_state.abstract_sampling_weights(spec))),
     state_bytes=roofline_lib.bytes_per_device(train_state.abstract_state(spec)),
     hbm_gib=limit,
-    fits=not found['fused'].oom,
-    headroom_gib=_headroom(found['fused'], limit),
-    parts={n: {k: v for k, v in p._asdict().items() if k != 'text'} for n, p in found.items()},
-    compile_s=sum(p.compile_s for p in found.values()),
+    fits=not fused.oom,
+    headroom_gib=_headroom(fused, limit),
+    parts={name: _sizes(part) for name, part in compiled_parts.items()},
+    compile_s=sum(part.compile_s for part in compiled_parts.values()),
     decode=decode,
     roofline=roofline(spec, decode[0]) if decode else None,
-    learn=None if found['update'].oom else learn(spec, found['update'].text),
+    learn=None if update.oom else update_report(spec, update.text),
   )
   return report | dict(problems=problems(report))
 
 
+def _sizes(part: Part) -> dict[str, Any]:
+  return {name: value for name, value in part._asdict().items() if name != 'text'}
+
+
 def _headroom(part: Part, limit: float | None) -> float | None:
-  """What is left in GiB; the code lies in the same memory."""
+  """Free memory in GiB; the code occupies the same memory."""
   if part.oom or limit is None:
     return None
   return limit - (part.peak_bytes + part.code_bytes) / _GIB
 
 
 def decode_report(loop: hlo_decode.Loop) -> dict[str, Any]:
-  """What one token of every row costs on one device, besides computing. Source: none."""
+  """Copies and collectives for one token of every row, on one device."""
   kinds: dict[tuple, dict[str, Any]] = {}
   for c in loop.collectives:
     kind = kinds.setdefault(
@@ -231,7 +234,7 @@ def decode_report(loop: hlo_decode.Loop) -> dict[str, Any]:
     kind['count'] += c.times
     kind['wire_bytes'] += c.wire_bytes * c.times
   fixed = [c for c in loop.collectives if c.fixed]
-  # A carried row is copied into its slot once, in a branch that other rounds do not take.
+  # A carried row is copied into its slot once, in a branch that other iterations do not take.
   copies = [c for c in loop.copies if f'{carried_kv.LOAD_SCOPE}/' not in c.source]
   return dict(
     cache_bytes=sum(a.bytes for a in loop.cache),
@@ -246,11 +249,11 @@ def decode_report(loop: hlo_decode.Loop) -> dict[str, Any]:
 
 
 def roofline(spec: StepSpec, decode: dict[str, Any]) -> dict[str, Any] | None:
-  """Tokens/s at best: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
+  """An upper bound of tokens/s: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
-  Operations are two for each weight that a token goes through, of experts those that it chooses. Bytes are weights
-  as stored and laid out for decoding, the whole ring, and the prompts' cache; exchanges wait for the products before
-  them, so that their time adds; latency is left out. None for a device whose figures are not known. Source: none.
+  Flops are two for each weight that a token uses, of experts those of its top k. Bytes are weights as stored and
+  sharded for decoding, the full ring cache, and the prompts' cache. Collectives wait for the products before them, so
+  their time adds; latency is left out. None for a device of unknown speed.
   """
   chip = hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
   if chip is None or not decode['cache_shape']:
@@ -274,85 +277,37 @@ def roofline(spec: StepSpec, decode: dict[str, Any]) -> dict[str, Any] | None:
   )
 
 
-def learn(spec: StepSpec, text: str) -> dict[str, Any]:
-  """`update_cost.report` of a compiled update. Source: none."""
+def update_report(spec: StepSpec, text: str) -> dict[str, Any]:
+  """The `hlo_update.report` of a compiled update."""
   return hlo_update.report(
     spec, text, hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
   )
 
 
 def problems(report: dict[str, Any]) -> list[str]:
-  """What is wrong with a compiled step, one sentence each. Source: none."""
-  found = [f'{n} does not fit: {p["oom"]}' for n, p in report['parts'].items() if p['oom']]
+  """The problems of a compiled step, one sentence each."""
+  messages = [f'{n} does not fit: {p["oom"]}' for n, p in report['parts'].items() if p['oom']]
   fused = report['parts']['fused']
   if not fused['oom'] and fused['alias_bytes'] < report['state_bytes']:
-    found.append(
+    messages.append(
       f'only {fused["alias_bytes"]:,} bytes are written in place, of a state of {report["state_bytes"]:,}.'
     )
   if not report['decode'] and not (fused['oom'] and report['parts']['generate']['oom']):
-    found.append('no decode loop was found in the compiled program: nothing is known about it.')
+    messages.append('no decode loop was found in the compiled program: nothing is known about it.')
   for loop in report['decode']:
     if not loop['cache_shape']:
-      found.append('the decode loop carries no keys and values of the expected shape.')
+      messages.append('the decode loop carries no keys and values of the expected shape.')
     if loop['copied_bytes']:
-      found.append(
+      messages.append(
         f'{len(loop["copies"])} copies of keys and values, {loop["copied_bytes"]:,.0f} bytes a token.'
       )
     if loop['weight_collectives']:
-      found.append(
+      messages.append(
         f'{loop["weight_collectives"]} exchanges of what does not change, weights most likely, '
         f'{loop["weight_collective_bytes"]:,.0f} bytes a token.'
       )
-  return found
+  return messages
 
 
 def _first_line(error: Exception) -> str:
   return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def table(report: dict[str, Any]) -> str:
-  """The report as text. Source: none."""
-  mesh = sharding.describe(report['mesh'])
-  lines = [
-    f'{report["model"]}, {report["parameters"] / 1e9:.2f}e9 parameters, {report["dtype"]}, on '
-    f'{report["topology"]} ({report["devices"]} × {report["device_kind"]}; {mesh})',
-    '',
-    f'{"per device":10} {"arguments":>10} {"in place":>10} {"temporary":>10} {"code":>10} {"peak GiB":>10} '
-    f'{"compile s":>10} {"CPU s":>8}',
-  ]
-  for name, part in report['parts'].items():
-    if part['oom']:
-      lines.append(f'{name:10} does not fit')
-      continue
-    sizes = ('argument_bytes', 'alias_bytes', 'temp_bytes', 'code_bytes', 'peak_bytes')
-    cells = ' '.join(f'{part[k] / _GIB:10.3f}' for k in sizes)
-    lines.append(f'{name:10} {cells} {part["compile_s"]:10.1f} {part["compile_cpu_s"]:8.1f}')
-  if report['fits'] and report['hbm_gib']:
-    lines.append(
-      f'fits: {report["headroom_gib"]:.2f} of {report["hbm_gib"]} GiB are left; compiled in '
-      f'{report["compile_s"]:.0f} s together'
-    )
-  lines += [line for loop in report['decode'] for line in _decode_lines(loop)]
-  lines += _roofline_lines(report['roofline']) if report['roofline'] else []
-  lines += hlo_update.report_lines(report['learn']) if report['learn'] else []
-  return '\n'.join(lines + [''] + [f'PROBLEM: {p}' for p in report['problems']]).rstrip()
-
-
-def _decode_lines(loop: dict[str, Any]) -> list[str]:
-  lines = [
-    '',
-    f'per token: {loop["copied_bytes"]:,.0f} bytes of keys and values copied, '
-    f'{loop["weight_collectives"]} exchanges of weights, {loop["wire_bytes"] / 1e6:.3f} MB over links',
-  ]
-  return lines + [
-    f'  {c["count"]:5} × {c["opcode"]:18} {c["bytes"] / 1e6:10.4f} MB each  {c["source"][-60:]}'
-    for c in loop['collectives']
-  ]
-
-
-def _roofline_lines(roof: dict[str, Any]) -> list[str]:
-  parts = ', '.join(f'{k} {v:.3f}' for k, v in roof['ms_per_token'].items())
-  return [
-    f'at best {roof["tokens_per_s"]:,.0f} tokens/s with {roof["rows"]} rows, bound by {roof["bound"]} '
-    f'(ms per token of every row: {parts})'
-  ]

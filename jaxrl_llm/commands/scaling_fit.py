@@ -1,24 +1,24 @@
-"""How far a run will get: a sigmoid of compute, fitted to what the run folder holds, with a band and a plot."""
+"""Scaling fits: a sigmoid of compute, fitted to a metric of a run directory, with a band and a plot."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.checkpointing import metrics_log, safe_files
 from jaxrl_llm.types import UserError
 
-# What a step costs, added up over steps.
+# Metrics whose sum over steps is the compute spent.
 COMPUTE = {
   'seconds': ('timing_s/step',),
   'tokens': ('generate/tokens', 'training/trained_tokens'),
   'steps': (),
 }
-_LEAST_POINTS = 6  # three unknowns, and something to judge them by
+_MIN_POINTS = 6  # three unknowns, and residuals to estimate the error from
 _DRAWS = 200
 _GRID = 12
 
@@ -26,15 +26,15 @@ _GRID = 12
 class Fit(NamedTuple):
   """R(C) = R0 + (A − R0) / (1 + (Cmid / C)^B)."""
 
-  start: float  # R0, given: the level before any compute
-  top: float  # A, what it approaches
-  slope: float  # B, how steeply
-  middle: float  # Cmid, the compute at half of the gain
-  error: float  # root mean square of what is left
+  start: float  # R0: the level before any compute; not fitted
+  top: float  # A: the asymptote
+  slope: float  # B: the exponent
+  middle: float  # Cmid: the compute at half of the gain
+  error: float  # root mean square of the residuals
 
 
 def curve(compute_N: np.ndarray, fit: Fit) -> np.ndarray:
-  """R(C) of a fit, [N]; R0 at C = 0. Source: arXiv:2510.13786 (ScaleRL)."""
+  """R(C) of a fit, [N]; R0 at C = 0. arXiv:2510.13786 (ScaleRL)."""
   ratio = fit.middle / np.maximum(compute_N, 1e-12 * fit.middle)
   return fit.start + (fit.top - fit.start) / (1 + ratio**fit.slope)
 
@@ -44,11 +44,11 @@ def fit(
 ) -> Fit:
   """Least squares for A, B and Cmid from the best points of a grid over (A, Cmid); A within `bounds`.
 
-  Raises UserError for fewer than 6 points. Source: arXiv:2510.13786 (ScaleRL), which takes A and Cmid from the grid.
+  Raises UserError for fewer than 6 points. arXiv:2510.13786 (ScaleRL), which takes A and Cmid from the grid.
   """
-  if len(compute_N) < _LEAST_POINTS:
+  if len(compute_N) < _MIN_POINTS:
     raise UserError(
-      f'--mode=fit has {len(compute_N)} points, and a curve of three unknowns needs {_LEAST_POINTS}; train longer, '
+      f'--mode=fit has {len(compute_N)} points, and a curve of three unknowns needs {_MIN_POINTS}; train longer, '
       'lower --skip, or choose a --metric of every step such as critic/score/mean.'
     )
   low, high = _middles(compute_N)
@@ -57,26 +57,31 @@ def fit(
     for top in np.linspace(*bounds, _GRID + 2)[1:-1]
     for middle in np.linspace(low, high, _GRID + 2)[1:-1]
   ]
-  best = sorted(grid, key=lambda g: float(((curve(compute_N, g) - reward_N) ** 2).sum()))[:3]
-  found = [_descend(compute_N, reward_N, g, bounds) for g in best]
-  return min(found, key=lambda f: f.error)
+  squared_error = lambda point: float(((curve(compute_N, point) - reward_N) ** 2).sum())  # noqa: E731
+  starts = sorted(grid, key=squared_error)[:3]
+  fits = [_descend(compute_N, reward_N, point, bounds) for point in starts]
+  return min(fits, key=lambda fitted: fitted.error)
 
 
 def _middles(compute_N: np.ndarray) -> tuple[float, float]:
-  """Logarithms between which Cmid is looked for."""
+  """Bounds of log Cmid."""
   return np.log(compute_N.min() / 10), np.log(compute_N.max() * 10)
 
 
-def _descend(compute_N, reward_N, begin: Fit, bounds: tuple[float, float]) -> Fit:
+def _descend(
+  compute_N: np.ndarray, reward_N: np.ndarray, initial: Fit, bounds: tuple[float, float]
+) -> Fit:
+  """Least squares from `initial`."""
   from scipy import optimize
 
-  made = lambda x: Fit(begin.start, x[0], np.exp(x[1]), np.exp(x[2]), 0.0)  # noqa: E731
+  as_fit = lambda x: Fit(initial.start, x[0], np.exp(x[1]), np.exp(x[2]), 0.0)  # noqa: E731
   low, high = _middles(compute_N)
-  # Slopes from 0.1 to 10: flatter or steeper ones say nothing about where it ends.
+  # Slopes from 0.1 to 10: flatter or steeper curves do not determine the asymptote.
   box = np.array([bounds, (np.log(0.1), np.log(10.0)), (low, high)]).T
-  at = np.clip((begin.top, np.log(begin.slope), np.log(begin.middle)), *box)
-  found = optimize.least_squares(lambda x: curve(compute_N, made(x)) - reward_N, at, bounds=box)
-  return made(found.x)._replace(error=float(np.sqrt(2 * found.cost / len(compute_N))))
+  start = np.clip((initial.top, np.log(initial.slope), np.log(initial.middle)), *box)
+  residual = lambda x: curve(compute_N, as_fit(x)) - reward_N  # noqa: E731
+  solution = optimize.least_squares(residual, start, bounds=box)
+  return as_fit(solution.x)._replace(error=float(np.sqrt(2 * solution.cost / len(compute_N))))
 
 
 def band(
@@ -88,28 +93,28 @@ def band(
   bounds: tuple[float, float],
   seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """What 90 % of fits to redrawn residuals say: R [2, M] at compute `at_M`, and (A, B, Cmid) [2, 3].
+  """The 5 % and 95 % quantiles over bootstrap fits: R [2, M] at compute `at_M`, and (A, B, Cmid) [2, 3].
 
-  Residuals are redrawn in runs of about √N neighbors, because those of neighboring steps are alike.
-  Source: none (the moving-block bootstrap).
+  Moving-block bootstrap: residuals are redrawn in runs of about √N neighbors, since neighboring steps are correlated.
   """
   random, middle_N = np.random.default_rng(seed), curve(compute_N, fitted)
-  left_N, N = reward_N - middle_N, len(compute_N)
+  residual_N, N = reward_N - middle_N, len(compute_N)
   width = max(1, int(np.sqrt(N)))
-  curves, found = [], []
+  curves, parameters = [], []
   for _ in range(_DRAWS):
     starts = random.integers(0, N - width + 1, -(-N // width))
-    drawn = np.concatenate([left_N[s : s + width] for s in starts])[:N]
-    again = _descend(compute_N, middle_N + drawn, fitted, bounds)
-    curves.append(curve(at_M, again))
-    found.append(again[1:4])
-  return np.quantile(curves, (0.05, 0.95), axis=0), np.quantile(found, (0.05, 0.95), axis=0)
+    drawn = np.concatenate([residual_N[s : s + width] for s in starts])[:N]
+    refitted = _descend(compute_N, middle_N + drawn, fitted, bounds)
+    curves.append(curve(at_M, refitted))
+    parameters.append(refitted[1:4])
+  quantiles = 0.05, 0.95
+  return np.quantile(curves, quantiles, axis=0), np.quantile(parameters, quantiles, axis=0)
 
 
 def series(folder: str, metric: str, compute: str) -> tuple[np.ndarray, np.ndarray]:
-  """Compute spent and a metric after it, from metrics.jsonl, or from eval/ where the metric is val-core/….
+  """(compute spent [N], metric after it [N]), from metrics.jsonl, or from eval/ for metrics named val-core/….
 
-  Raises UserError for a folder without a run, or a metric that it does not have. Source: none.
+  Raises UserError for a folder without a run, and for a metric that the run does not have.
   """
   if compute not in COMPUTE:
     raise UserError(f'--compute={compute} is unknown; choose one of: {", ".join(COMPUTE)}.')
@@ -121,9 +126,10 @@ def series(folder: str, metric: str, compute: str) -> tuple[np.ndarray, np.ndarr
   costs = [sum(row.get(n, 0.0) for n in names) if names else 1.0 for row in rows]
   spent = np.concatenate([[0.0], np.cumsum(costs)])
   if metric.startswith('val-core/'):
-    told = [_read(p) for p in sorted(glob.glob(os.path.join(folder, 'eval', 'step_*.json')))]
-    points = [(spent[t['step']], t['metrics'][metric]) for t in told if metric in t['metrics']]
-    valid = sorted({k for t in told for k in t['metrics']})
+    files = sorted(glob.glob(os.path.join(folder, 'eval', 'step_*.json')))
+    records = [json.loads(safe_files.read(path)) for path in files]
+    points = [(spent[r['step']], r['metrics'][metric]) for r in records if metric in r['metrics']]
+    valid = sorted({k for record in records for k in record['metrics']})
   else:
     points = [(spent[i + 1], row[metric]) for i, row in enumerate(rows) if metric in row]
     valid = sorted({k for row in rows for k in row})
@@ -133,15 +139,11 @@ def series(folder: str, metric: str, compute: str) -> tuple[np.ndarray, np.ndarr
   return compute_N, reward_N
 
 
-def _read(path: str) -> dict[str, Any]:
-  return json.loads(safe_files.read(path))
-
-
 def run(folders: list[str], metric: str, compute: str, skip: float, plot: str) -> None:
-  """Fits and prints each run's curve; draws them to `plot` (.svg, .png, .pdf) where it is given.
+  """Fit and print each run's curve; draw them to the file `plot` (.svg, .png, .pdf), where it is not ''.
 
   `skip` is the share of compute at the beginning that is left out of the fit. R0 is the mean of the first
-  tenth of the points. Raises UserError for bad input. Source: arXiv:2510.13786 (ScaleRL).
+  tenth of the points. Raises UserError for bad input. arXiv:2510.13786 (ScaleRL).
   """
   if not 0 <= skip < 1:
     raise UserError(f'--skip={skip} must be at least 0 and below 1: a share of the compute.')
@@ -162,14 +164,16 @@ def run(folders: list[str], metric: str, compute: str, skip: float, plot: str) -
     print(f'drawn: {plot}')
 
 
-def _line(folder: str, metric: str, compute: str, fitted: Fit, spread, spent: float) -> str:
+def _line(
+  folder: str, metric: str, compute: str, fitted: Fit, spread: np.ndarray, spent: float
+) -> str:
   (a, b, c), (x, y, z) = spread
-  ahead = curve(np.array([2 * spent]), fitted)[0]
+  doubled = curve(np.array([2 * spent]), fitted)[0]
   return (
     f'{folder}: {metric} = {fitted.start:.3f} + (A − {fitted.start:.3f}) / (1 + (Cmid / C)^B)\n'
     f'  A {fitted.top:.3f} [{a:.3f}, {x:.3f}]  B {fitted.slope:.2f} [{b:.2f}, {y:.2f}]  '
     f'Cmid {fitted.middle:.4g} [{c:.4g}, {z:.4g}] {compute}  (90 % of redrawn residuals)\n'
-    f'  error {fitted.error:.3f}; at twice the compute spent ({2 * spent:.4g}): {ahead:.3f}'
+    f'  error {fitted.error:.3f}; at twice the compute spent ({2 * spent:.4g}): {doubled:.3f}'
   )
 
 

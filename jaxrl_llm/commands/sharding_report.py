@@ -1,4 +1,4 @@
-"""Which part of which parameter lies on a device, and how many bytes that is, before anything is loaded or rented."""
+"""The part of each parameter that a device holds, and its bytes, computed from shapes alone."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
@@ -25,7 +26,7 @@ _LAYER = re.compile(r'\blayers/\d+/')
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """Stands for a device in a mesh that nothing runs on."""
+  """Stands for a device in a mesh that is never computed on."""
 
   id: int
   platform: str = 'tpu'
@@ -39,27 +40,29 @@ class Row(NamedTuple):
   name: str
   count: int
   shape: tuple[int, ...]
-  update: PartitionSpec  # where it is learned
-  decode: PartitionSpec  # where rollouts are sampled
+  update: PartitionSpec  # in the update
+  decode: PartitionSpec  # while sampling
   update_bytes: int  # per device, of all `count`
   decode_bytes: int
 
 
-def run(config: Any, topology: str, report: str = '') -> None:
-  """Prints the layout of `config` on `topology`, '8' or 'v5e-16', and writes it as JSON to `report`.
+def run(config: Config, topology: str, report: str = '') -> None:
+  """Print the layout of `config` on `topology`, '8' or 'v5e-16', and write it as JSON to the file `report`.
 
-  Raises UserError for bad input. Source: none.
+  Raises UserError for bad input.
   """
   spec = compile_report.make(config, devices(topology))
-  found, state = rows(spec), state_bytes(spec)
+  parameters, state = rows(spec), state_bytes(spec)
   if report:
-    told = [row._asdict() | dict(update=str(row.update), decode=str(row.decode)) for row in found]
-    safe_files.write(report, json.dumps(dict(parameters=told, state_bytes=state), indent=2))
-  print(table(config.model, spec, found, state))
+    records = [
+      row._asdict() | dict(update=str(row.update), decode=str(row.decode)) for row in parameters
+    ]
+    safe_files.write(report, json.dumps(dict(parameters=records, state_bytes=state), indent=2))
+  print(table(config.model, spec, parameters, state))
 
 
 def devices(topology: str) -> list[Device]:
-  """As many as the topology has; '' stands for those of this machine. Source: none."""
+  """As many devices as the topology has; '' stands for those of this machine. Raises UserError."""
   if not topology:
     return [Device(i, platform=d.platform) for i, d in enumerate(jax.devices())]
   sizes = re.fullmatch(r'(?:\w+:)?(\d+(?:x\d+)*)', hardware.topology(topology))
@@ -71,34 +74,38 @@ def devices(topology: str) -> list[Device]:
 
 
 def rows(spec: StepSpec) -> list[Row]:
-  """Every parameter in the order of the model; those of all layers in one row. Source: none."""
+  """Every parameter in the order of the model; those of all layers in one row."""
   params = train_state.abstract_sampling_weights(spec)
   decode = sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules)
-  size, found = np.dtype(spec.model.dtype).itemsize, {}
-  places = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))
-  for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(params), places, strict=True):
-    name = _LAYER.sub('layers/*/', sharding.path_name(path))
-    one = Row(
-      name,
-      1,
-      leaf.shape,
-      leaf.sharding.spec,
-      place.spec,
-      _elements(leaf.sharding, leaf.shape) * leaf.dtype.itemsize,
-      _elements(place, leaf.shape) * size,
+  itemsize = np.dtype(spec.model.dtype).itemsize
+  merged: dict[tuple[str, tuple[int, ...]], Row] = {}
+  placements = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  for (path, leaf), placement in zip(leaves, placements, strict=True):
+    row = Row(
+      name=_LAYER.sub('layers/*/', sharding.path_name(path)),
+      count=1,
+      shape=leaf.shape,
+      update=leaf.sharding.spec,
+      decode=placement.spec,
+      update_bytes=_elements(leaf.sharding, leaf.shape) * leaf.dtype.itemsize,
+      decode_bytes=_elements(placement, leaf.shape) * itemsize,
     )
-    before = found.get((name, leaf.shape))
-    if before is not None:
-      more = {
-        k: getattr(before, k) + getattr(one, k) for k in ('count', 'update_bytes', 'decode_bytes')
-      }
-      one = one._replace(**more)
-    found[name, leaf.shape] = one
-  return list(found.values())
+    key = row.name, row.shape
+    merged[key] = _add(merged[key], row) if key in merged else row
+  return list(merged.values())
+
+
+def _add(total: Row, row: Row) -> Row:
+  return row._replace(
+    count=total.count + row.count,
+    update_bytes=total.update_bytes + row.update_bytes,
+    decode_bytes=total.decode_bytes + row.decode_bytes,
+  )
 
 
 def state_bytes(spec: StepSpec) -> dict[str, int]:
-  """Bytes per device of every part of the train state that has any. Source: none."""
+  """Bytes per device of every part of the train state that is not empty."""
   state = train_state.abstract_state(spec)._asdict()
   count = lambda tree: sum(  # noqa: E731
     _elements(x.sharding, x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
@@ -106,38 +113,38 @@ def state_bytes(spec: StepSpec) -> dict[str, int]:
   return {name: size for name, part in state.items() if (size := count(part))}
 
 
-def table(model: str, spec: StepSpec, found: list[Row], state: dict[str, int]) -> str:
-  """As text. Source: none."""
+def table(model: str, spec: StepSpec, parameters: list[Row], state: dict[str, int]) -> str:
+  """The report as lines of text."""
   mesh = sharding.describe(spec.layout.mesh.shape)
-  wide = max(len(row.name) for row in found)
+  width = max(len(row.name) for row in parameters)
   lines = [
     f'{model} on {spec.layout.mesh.size} devices ({mesh}); MiB per device',
     '',
-    f'{"parameter":{wide}} {"×":>4} {"shape":>16} {"while learning":>24} {"MiB":>9} {"while sampling":>24} {"MiB":>9}',
+    f'{"parameter":{width}} {"×":>4} {"shape":>16} {"while learning":>24} {"MiB":>9} {"while sampling":>24} {"MiB":>9}',
   ]
-  for row in found:
+  for row in parameters:
     shape = ' × '.join(map(str, row.shape))
     lines.append(
-      f'{row.name:{wide}} {row.count:4} {shape:>16} {_axes(row.update):>24} {row.update_bytes / _MIB:9.2f} '
+      f'{row.name:{width}} {row.count:4} {shape:>16} {_axes(row.update):>24} {row.update_bytes / _MIB:9.2f} '
       f'{_axes(row.decode):>24} {row.decode_bytes / _MIB:9.2f}'
     )
-  told = ', '.join(f'{name} {size / _MIB:,.2f}' for name, size in state.items())
-  decode = sum(row.decode_bytes for row in found) / _MIB
+  sizes = ', '.join(f'{name} {size / _MIB:,.2f}' for name, size in state.items())
+  decode = sum(row.decode_bytes for row in parameters) / _MIB
   return '\n'.join(
     [
       *lines,
       '',
-      f'train state: {told}',
+      f'train state: {sizes}',
       f'weights while sampling ({spec.model.dtype}): {decode:,.2f}',
     ]
   )
 
 
-def _elements(sharding: Any, shape: tuple[int, ...]) -> int:
-  return math.prod(sharding.shard_shape(shape))
+def _elements(placement: Any, shape: tuple[int, ...]) -> int:
+  return math.prod(placement.shard_shape(shape))
 
 
-def _axes(spec: PartitionSpec) -> str:
-  """'fsdp, –' for a matrix cut in its rows; 'whole' where every device holds all."""
-  told = [('·'.join(axis) if isinstance(axis, tuple) else axis) or '–' for axis in spec]
-  return ', '.join(told) if any(axis != '–' for axis in told) else 'whole'
+def _axes(partition: PartitionSpec) -> str:
+  """'fsdp, –' for a matrix sharded by its rows; 'whole' where every device holds all."""
+  axes = [('·'.join(axis) if isinstance(axis, tuple) else axis) or '–' for axis in partition]
+  return ', '.join(axes) if any(axis != '–' for axis in axes) else 'whole'

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from jaxrl_llm import main, models, train
-from jaxrl_llm.commands import chat
+from jaxrl_llm import main, models
+from jaxrl_llm.commands import chat, generate
 from jaxrl_llm.types import UserError
 
 SCRATCH = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
@@ -62,7 +62,9 @@ def test_a_line_goes_on_from_what_was_said_and_an_empty_one_begins_anew(monkeypa
   out = talk(monkeypatch, model, 'one', 'two', '', 'three', '/quit', 'four')
   want = [says('one'), says('one', 'so be it', 'two'), says('three')]
   assert [prompt for prompt, _ in CompletionStreamer.last.asked] == want
-  assert len({seed for _, seed in CompletionStreamer.last.asked}) == 3 and out.count('so be it') == 3
+  assert (
+    len({seed for _, seed in CompletionStreamer.last.asked}) == 3 and out.count('so be it') == 3
+  )
 
 
 def test_the_oldest_turns_give_way(monkeypatch, model):
@@ -70,7 +72,10 @@ def test_the_oldest_turns_give_way(monkeypatch, model):
   out = talk(monkeypatch, model, *lines)
   longest = [len(prompt) for prompt, _ in CompletionStreamer.last.asked]
   assert longest == [1, 3, 5, 7, 9, 11, 13, 13, 13]
-  assert CompletionStreamer.last.asked[-1][0][0]['content'] == '2' and '(2 older messages do not fit' in out
+  assert (
+    CompletionStreamer.last.asked[-1][0][0]['content'] == '2'
+    and '(2 older messages do not fit' in out
+  )
 
 
 def test_without_a_template_lines_have_no_past(monkeypatch, model):
@@ -80,7 +85,9 @@ def test_without_a_template_lines_have_no_past(monkeypatch, model):
 
 def test_what_does_not_fit_and_what_is_stopped_end_an_answer_and_not_the_talk(monkeypatch, model):
   out = talk(monkeypatch, model, 'long', 'stop', 'on')
-  assert '(it does not fit)' in out and 'so be it ...' in out and len(CompletionStreamer.last.asked) == 3
+  assert (
+    '(it does not fit)' in out and 'so be it ...' in out and len(CompletionStreamer.last.asked) == 3
+  )
 
 
 def test_a_real_model_answers(model):
@@ -95,7 +102,7 @@ def test_generate_without_prompts_is_a_talk_in_a_terminal_and_an_error_elsewhere
 ):
   given = []
   monkeypatch.setattr(main.sys.stdin, 'isatty', lambda: terminal, raising=False)
-  monkeypatch.setattr(train, 'generate_only', lambda *args: given.append(args[2]))
+  monkeypatch.setattr(generate, 'generate_text', lambda *args: given.append(args[2]))
   assert main.main(['--mode=generate', '--config.model=scratch']) == (0 if terminal else 2)
   assert given == ([[]] if terminal else [])
   assert terminal or 'has 0 prompts' in capsys.readouterr().err

@@ -66,7 +66,7 @@ class Compiler:
     monkeypatch.setattr(compile_report, 'decode_report', lambda _: loop)
     monkeypatch.setattr(compile_report, 'roofline', lambda spec, _: dict(tokens_per_s=1000.0))
     monkeypatch.setattr(
-      compile_report, 'learn', lambda spec, _: dict(best_s=800 / rows(spec), mfu=0.5)
+      compile_report, 'update_report', lambda spec, _: dict(best_s=800 / rows(spec), mfu=0.5)
     )
     monkeypatch.setattr(mesh_sweep.programs, 'compile_sample', lambda spec: ('generate', spec))
     monkeypatch.setattr(mesh_sweep.programs, 'compile_update', lambda spec: ('update', spec))
@@ -81,7 +81,7 @@ class Compiler:
 def test_slices_are_halved_until_they_fit_and_generation_is_compiled_once(monkeypatch):
   compiler = Compiler(monkeypatch, fits=40)
   mesh = dict(data=1, fsdp=8, context=1, expert=1, tensor=2)
-  found = mesh_sweep.tried(config(), DEVICES, mesh)
+  found = mesh_sweep.try_mesh(config(), DEVICES, mesh)
   assert compiler.built == [('generate', 128), ('update', 128), ('update', 64), ('update', 32)]
   assert [one.get('oom', '')[:10] for one in found] == ['the update', 'the update', '']
   # 128 rollouts of 24 tokens at 1000 a second, then the update.
@@ -92,11 +92,11 @@ def test_slices_are_halved_until_they_fit_and_generation_is_compiled_once(monkey
 def test_what_can_never_fit_is_not_compiled(monkeypatch):
   compiler = Compiler(monkeypatch, fits=10**9)
   monkeypatch.setitem(hardware.HBM_GIB, 'TPU v5 lite', 1e-6)
-  (one,) = mesh_sweep.tried(config(), DEVICES, dict(data=1, fsdp=16, tensor=1))
+  (one,) = mesh_sweep.try_mesh(config(), DEVICES, dict(data=1, fsdp=16, tensor=1))
   assert compiler.built == [] and 'optimizer alone' in one['oom']
   monkeypatch.undo()
   compiler = Compiler(monkeypatch, fits=0)
-  found = mesh_sweep.tried(config(), DEVICES, dict(data=1, fsdp=16, tensor=1))
+  found = mesh_sweep.try_mesh(config(), DEVICES, dict(data=1, fsdp=16, tensor=1))
   # Down to a row on each of the 16 devices.
   assert [rows for name, rows in compiler.built if name == 'update'] == [128, 64, 32, 16]
   assert all('oom' in one for one in found)
@@ -143,7 +143,7 @@ def test_the_command_reaches_it(monkeypatch):
 def test_a_preset_says_how_rows_are_shared(preset, more, count, sizes):
   c = config(prompts=256, mesh=dict(preset=preset) | more)
   devices = [sharding_report.Device(i) for i in range(count)]
-  shape = compile_report.make(c, devices).mesh.shape
+  shape = compile_report.make(c, devices).layout.mesh.shape
   assert {axis: n for axis, n in shape.items() if n > 1} == sizes
 
 
