@@ -1,4 +1,4 @@
-"""Environments that answer a model's turns: tools, games, and the user's own. Nothing in here imports jax."""
+"""Environments for multi-turn episodes: tools, games, and users' own. Nothing in this package imports jax."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from jaxrl_llm.environments.turn_template import TurnTemplate, build_turn_templa
 from jaxrl_llm.environments.worker_pool import TurnRequest, TurnResult, WorkerPool
 
 __all__ = [
-  'TurnRequest',
   'Environment',
-  'TurnResult',
   'Result',
+  'TurnRequest',
+  'TurnResult',
   'TurnTemplate',
   'WorkerPool',
+  'build_turn_template',
   'ends_episode',
   'resolve',
-  'build_turn_template',
 ]

@@ -1,4 +1,4 @@
-"""Text games. A row of config.data.source='games' is a level; the episode's seed draws the game that is played."""
+"""Text games. A row of config.data.source='games' is a level; the episode's seed draws the game."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import re
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.types import Row, UserError
 
-_WHOLE = re.compile(r'-?[0-9]+')
+_INTEGER = re.compile(r'-?[0-9]+')
+_MAX_DIGITS = 18  # longer matches are not converted; every secret number is shorter
 
 
 class Guess:
-  """Guessing a number: every guess is told whether it is higher or lower."""
+  """Number guessing: the observation says whether the secret number is higher or lower than the guess."""
 
   def __init__(self, bounds: tuple[int, int], words: tuple[str, str, str], win: float, turn: float):
     self.bounds, self.words, self.win, self.turn = bounds, words, win, turn
@@ -22,9 +23,8 @@ class Guess:
     self.secret = random.Random(seed).randint(low, high)
 
   def step(self, text: str) -> Result:
-    found = _WHOLE.findall(text)
-    # Of more digits than any number has, none is made.
-    if not found or len(found[-1]) > 18:
+    found = _INTEGER.findall(text)
+    if not found or len(found[-1]) > _MAX_DIGITS:
       return Result(self.words[2], self.turn)
     guess = int(found[-1])
     if guess == self.secret:
@@ -33,7 +33,7 @@ class Guess:
 
 
 class Walk:
-  """Walking a grid from its left upper corner to the goal that the row names, around walls that are not shown."""
+  """A grid walk from the upper left corner to the goal named in the row, around walls that are not shown."""
 
   moves = dict(n=(0, -1), e=(1, 0), s=(0, 1), w=(-1, 0))
 
@@ -41,26 +41,25 @@ class Walk:
     self.win, self.turn = win, turn
 
   def reset(self, row: Row, seed: int) -> str:
-    told, rng = row.extra, random.Random(seed)
-    self.size, self.at, self.goal = told['size'], (0, 0), (told['goal_x'], told['goal_y'])
+    level, rng = row.extra, random.Random(seed)
+    self.size, self.at, self.goal = level['size'], (0, 0), (level['goal_x'], level['goal_y'])
     self.walls: set[tuple[int, int]] = set()
     places = [divmod(n, self.size) for n in rng.sample(range(self.size**2), self.size**2)]
     for place in [p for p in places if p not in (self.at, self.goal)]:
-      if len(self.walls) < told['walls']:
+      if len(self.walls) < level['walls']:
         self.walls.add(place)
-        if not self._reached():
+        if not self._goal_reachable():
           self.walls.remove(place)
-    return self._seen()
+    return self._observation()
 
-  def _reached(self) -> bool:
-    """Whether a way leads to the goal."""
-    found, edge = {self.at}, [self.at]
-    while edge:
-      x, y = edge.pop()
+  def _goal_reachable(self) -> bool:
+    reached, frontier = {self.at}, [self.at]
+    while frontier:
+      x, y = frontier.pop()
       near = [(x + dx, y + dy) for dx, dy in self.moves.values()]
-      edge += [place for place in near if self._free(*place) and place not in found]
-      found.update(edge)
-    return self.goal in found
+      frontier += [place for place in near if self._free(*place) and place not in reached]
+      reached.update(frontier)
+    return self.goal in reached
 
   def step(self, text: str) -> Result:
     for move in re.findall('[nesw]', text.lower())[-1:]:
@@ -69,12 +68,12 @@ class Walk:
         self.at = x, y
     if self.at == self.goal:
       return Result(None, self.win, True)
-    return Result(self._seen(), self.turn)
+    return Result(self._observation(), self.turn)
 
   def _free(self, x: int, y: int) -> bool:
     return 0 <= x < self.size and 0 <= y < self.size and (x, y) not in self.walls
 
-  def _seen(self) -> str:
+  def _observation(self) -> str:
     open_to = [m for m, (x, y) in self.moves.items() if self._free(self.at[0] + x, self.at[1] + y)]
     return f'at {self.at[0]},{self.at[1]}: {" ".join(open_to)}'
 
@@ -89,10 +88,10 @@ def guess(
   win: float = 1.0,
   turn: float = 0.0,
 ) -> Guess:
-  """The last whole number of a turn is the guess; `win` for the right one, which ends it, `turn` for any other turn.
+  """The last integer of a turn is the guess. The right one ends the episode with reward `win`, others get `turn`.
 
-  The number is drawn from row.extra['low'] to row.extra['high'], else from `low` to `high`. Raises UserError where
-  low is above high. Source: none.
+  The secret number is drawn from row.extra['low'] to row.extra['high'], else from `low` to `high`. Raises UserError
+  where low is above high.
   """
   if low > high:
     raise UserError(
@@ -102,9 +101,9 @@ def guess(
 
 
 def walk(*, win: float = 1.0, turn: float = 0.0) -> Walk:
-  """The last of the letters n, e, s, w in a turn is the step; a wall is stood before. `win` at the goal, which ends it.
+  """The last of the letters n, e, s, w in a turn is the move; a wall blocks it. The goal ends it with reward `win`.
 
-  A state may be met again, by other ways: what step-level groups compare (config.objective.credit_assignment.fn=gigpo).
-  Source: none.
+  The same state can recur along different paths, which step-level groups compare
+  (config.objective.credit_assignment.fn=gigpo).
   """
   return Walk(win, turn)

@@ -1,14 +1,14 @@
-"""What an environment is: a plain Python object that is shown a row of data, hears a turn and answers it.
+"""The interface of an environment: a Python object that is reset to a row of data and steps by the text of a turn.
 
-    class Own:
-      remembers = True  # False where an answer hangs on the turn alone: then no turn is ever told again
+    class Counter:
+      remembers = True  # False where a result depends on its turn alone: earlier turns are then not replayed
 
-      def reset(self, row, seed): return None       # what the question is followed by, or None
+      def reset(self, row, seed): return None       # the first observation, or None
       def step(self, text): return Result('Again.', 0.0, False)
 
-One is made for every rollout. The rollouts of a group get the same row and seed, so that they start alike. Whoever
-calls it keeps no live object: the state of an episode is its turns, told once more from the first, so that an answer
-must follow from the row, the seed and the turns.
+One environment is created per rollout. The rollouts of a group get the same row and seed, so they start alike. No live
+object is kept between turns. The state of an episode is its turns, which are replayed from the first one. So a result
+must be a function of the row, the seed and the turns.
 """
 
 from __future__ import annotations
@@ -20,60 +20,62 @@ from jaxrl_llm.types import Row
 
 
 class Result(NamedTuple):
-  """What an environment says to a turn; a tuple of the same three will do."""
+  """The result of a step; a plain tuple of the same three values is accepted, too."""
 
-  observation: str | None  # stands between this turn and the next; None: there is no next one
-  reward: float = 0.0  # for this turn
+  observation: str | None  # shown before the next turn; None ends the episode
+  reward: float = 0.0  # of this turn
   done: bool = False
 
 
 class Environment(Protocol):
-  """See above. `remembers` may be left out, which is True."""
+  """An environment; see the module. The attribute `remembers` may be left out, which means True."""
 
   def reset(self, row: Row, seed: int) -> str | None:
-    """Begins an episode."""
+    """Begins an episode; returns the first observation or None."""
+    ...
 
   def step(self, text: str) -> Result:
-    """Hears the text of a turn, its end token not included."""
+    """Takes the text of a turn, without its end token."""
+    ...
 
 
-def replayed(environment: Environment, row: Row, seed: int, texts: list[str]) -> list[Result]:
-  """The results of the last turns of `texts`: of all of them, or of the newest where nothing is remembered.
+def replay(environment: Environment, row: Row, seed: int, texts: list[str]) -> list[Result]:
+  """Replays an episode; returns the results of all its turns, or of the newest where `remembers` is False.
 
-  Raises whatever the environment raises, and ValueError for what is no result, or for an episode that ends before its
-  last turn when it is told again. Source: none.
+  Raises the environment's own exceptions. Raises ValueError for an invalid result, or for an episode that ends before
+  its last turn.
   """
   environment.reset(row, seed)
-  told = texts if getattr(environment, 'remembers', True) else texts[-1:]
-  results = [checked(environment.step(text)) for text in told]
+  turns = texts if getattr(environment, 'remembers', True) else texts[-1:]
+  results = [checked(environment.step(text)) for text in turns]
   if any(ends_episode(result) for result in results[:-1]):
     raise ValueError(
-      'told the same turns again, the environment ends sooner: it must be a function of them'
+      'replaying the same turns ended the episode sooner: results must be a function of them'
     )
   return results
 
 
-def opening(environment: Environment, row: Row, seed: int) -> str | None:
-  """What the environment shows before the first turn. Raises what it raises, TypeError for no text. Source: none."""
-  shown = environment.reset(row, seed)
-  if shown is not None and not isinstance(shown, str):
-    raise TypeError(f'reset() returned {type(shown).__name__}, not text or None')
-  return shown
+def first_observation(environment: Environment, row: Row, seed: int) -> str | None:
+  """The observation before the first turn. Raises the environment's own exceptions; TypeError for a non-text."""
+  observation = environment.reset(row, seed)
+  if observation is not None and not isinstance(observation, str):
+    raise TypeError(f'reset() returned {type(observation).__name__}, not text or None')
+  return observation
 
 
 def ends_episode(result: Result) -> bool:
-  """Whether no turn follows. Source: none."""
+  """Whether no turn follows."""
   return result.done or result.observation is None
 
 
-def checked(given: Any) -> Result:
-  """The result, with plain types. Raises ValueError where it is none. Source: none."""
+def checked(returned: Any) -> Result:
+  """A step's return value as a Result with plain types. Raises ValueError where it is not one."""
   try:
-    observation, reward, done = given
+    observation, reward, done = returned
     reward = float(reward)
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'step() returned {str(given)[:60]!r}, not (observation, reward, done)'
+      f'step() returned {str(returned)[:60]!r}, not (observation, reward, done)'
     ) from error
   if observation is not None and not isinstance(observation, str):
     raise ValueError(f'the observation is {type(observation).__name__}, not text or None')

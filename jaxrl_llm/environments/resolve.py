@@ -1,10 +1,10 @@
-"""From `config.environment` to what makes an environment: a name in `_MODULES`, or the user's own function."""
+"""From `config.environment` to a factory of environments: a name in `_MODULES`, or the user's own function."""
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_llm.config import schema, stages
@@ -13,37 +13,42 @@ from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import UserError
 
-# Their public functions are the environments there are.
+# Their public functions are the environments that can be named.
 _MODULES = (tools, games)
-# They answer in bounded time, whatever the turn says: they need no deadline, so no worker.
+# Their steps take bounded time for any text, so they run without a deadline and without a worker.
 _INLINE = (tools.calculator, tools.search, games.guess, games.walk)
-_WHOLE = dict(turns=1, rounds=0, observation_tokens=0, workers=1)
+_LEAST = dict(turns=1, rounds=0, observation_tokens=0, workers=1)
 JUDGES = ('environment', 'rewards')
+
+# The section of a config, or its fields by name.
+EnvironmentSettings = schema.EnvironmentConfig | Mapping[str, Any]
 
 
 class EnvironmentFactory(NamedTuple):
-  """config.environment, read."""
+  """The environment that a config names."""
 
   make: Callable[[], Environment]
-  inline: bool  # answers in this process
+  inline: bool  # whether it runs in this process
 
 
-def resolve(spec: Any) -> EnvironmentFactory | None:
-  """What `config.environment` names, None for 'none'. Source: none.
+def resolve(settings: EnvironmentSettings) -> EnvironmentFactory | None:
+  """The environment that `config.environment` names, None for 'none'.
 
-  Raises UserError for an unknown name or setting, a module that does not import, or a tool without what it needs.
+  Raises UserError for an unknown name or setting, a module that does not import, or a tool whose requirements are
+  missing.
   """
-  settings = {k: v for k, v in dict(spec).items() if k not in schema.FIXED_FIELDS['config.environment']}
-  fn = settings.get('fn')
-  check(spec)
+  check(settings)
+  fixed = schema.FIXED_FIELDS['config.environment']
+  stage = {k: v for k, v in dict(settings).items() if k not in fixed}
+  fn = stage.get('fn')
   if fn == 'none':
-    for name in settings.keys() - {'fn'}:
+    for name in stage.keys() - {'fn'}:
       raise UserError(
-        f"config.environment.{name}={settings[name]!r} is not a setting of 'none', which takes none; choose a function."
+        f"config.environment.{name}={stage[name]!r} is not a setting of 'none', which takes none; choose a function."
       )
     return None
   if isinstance(fn, str) and ':' in fn:
-    return EnvironmentFactory(_own(fn, {k: v for k, v in settings.items() if k != 'fn'}), False)
+    return EnvironmentFactory(_import(fn, {k: v for k, v in stage.items() if k != 'fn'}), False)
   module = next((m for m in _MODULES if isinstance(fn, str) and fn in stages.choices(m)), None)
   if module is None:
     names = sorted(name for m in _MODULES for name in stages.choices(m))
@@ -51,61 +56,64 @@ def resolve(spec: Any) -> EnvironmentFactory | None:
       f'config.environment.fn={fn!r} is unknown; choose one of: none, {", ".join(names)}, or your own function as '
       "'package.module:function'."
     )
-  make = stages.pick(module, settings, 'environment')
+  make = stages.pick(module, stage, 'environment')
   if make.func is tools.python:
     sandbox.require("config.environment.fn='python'")
-    if make.keywords.get('wall_s', 4.0) >= spec['deadline_s']:
+    if make.keywords.get('wall_s', 4.0) >= settings['deadline_s']:
       raise UserError(
-        f'config.environment.deadline_s={spec["deadline_s"]!r} must be above the wall_s of its programs; raise it.'
+        f'config.environment.deadline_s={settings["deadline_s"]!r} must be above the wall_s of its programs; raise it.'
       )
   make()  # checks its settings
   return EnvironmentFactory(make, make.func in _INLINE)
 
 
-def check(spec: Any) -> None:
-  """Raises UserError for a setting of any environment that is out of range. Source: none."""
-  for name, least in _WHOLE.items():
-    value = spec[name]
+def check(settings: EnvironmentSettings) -> None:
+  """Raises UserError for a setting that is out of range for every environment."""
+  for name, least in _LEAST.items():
+    value = settings[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
       raise UserError(
         f'config.environment.{name}={value!r} must be a whole number of at least {least}.'
       )
   for name, least in dict(deadline_s=1e-3, weight=0).items():
-    value = spec[name]
+    value = settings[name]
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < least:
-      told = (
+      expected = (
         'a positive number of seconds' if name == 'deadline_s' else 'a finite number of at least 0'
       )
-      raise UserError(f'config.environment.{name}={value!r} must be {told}.')
-  if spec['judge'] not in JUDGES:
+      raise UserError(f'config.environment.{name}={value!r} must be {expected}.')
+  if settings['judge'] not in JUDGES:
     raise UserError(
-      f'config.environment.judge={spec["judge"]!r} must be one of: {", ".join(JUDGES)}.'
+      f'config.environment.judge={settings["judge"]!r} must be one of: {", ".join(JUDGES)}.'
     )
-  if not isinstance(spec['role'], str) or not spec['role']:
+  role = settings['role']
+  if not isinstance(role, str) or not role:
     raise UserError(
-      f"config.environment.role={spec['role']!r} must be a role of the chat template, such as 'user' or 'tool'."
+      f"config.environment.role={role!r} must be a role of the chat template, such as 'user' or 'tool'."
     )
 
 
-def _own(path: str, settings: dict[str, Any]) -> Callable[[], Environment]:
+def _import(path: str, arguments: dict[str, Any]) -> Callable[[], Environment]:
+  """The user's function with its settings, called once to check that it returns an environment."""
   module_name, _, name = path.partition(':')
   where = f'config.environment.fn={path!r}'
   try:
     fn = getattr(importlib.import_module(module_name), name, None)
     if not callable(fn):
       raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
-    make = lambda: fn(**settings)  # noqa: E731
-    made = make()
+    environment: Any = fn(**arguments)
   except UserError:
     raise
-  except Exception as error:  # the user's program: anything may come
+  except Exception as error:  # the user's program may raise anything
     raise UserError(
-      f'{where} with {settings} fails ({type(error).__name__}: {error}); run from its folder or put that on '
+      f'{where} with {arguments} fails ({type(error).__name__}: {error}); run from its folder or put that on '
       'PYTHONPATH, and give the settings that it takes.'
     ) from error
-  if not callable(getattr(made, 'reset', None)) or not callable(getattr(made, 'step', None)):
+  methods = (getattr(environment, 'reset', None), getattr(environment, 'step', None))
+  if not all(map(callable, methods)):
     raise UserError(
-      f'{where} gives {type(made).__name__}, which has no reset(row, seed) and step(text).'
+      f'{where} gives {type(environment).__name__}, which has no reset(row, seed) and step(text).'
     )
-  return make
+  make: Callable[..., Any] = fn
+  return lambda: make(**arguments)

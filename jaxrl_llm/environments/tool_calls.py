@@ -1,4 +1,4 @@
-"""Tool calls in the text of a turn: '<calc>2+3</calc>', or with the arguments as JSON, as chat models are taught."""
+"""Tool calls in the text of a turn: '<calc>2+3</calc>', or with JSON arguments as in chat templates."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import json
 
 
 def find(text: str, tag: str, argument: str) -> str | None:
-  """What the last <tag>…</tag> of a text holds; None where there is none.
+  """The argument of the last <tag>…</tag> of a text; None without a call.
 
-  Of {"arguments": {argument: …}}, or of those arguments alone, the one named; of a JSON object without it a ValueError
-  tells, as of text that only looks like JSON. Any other content is taken as it is. Source: none (the form of
-  <tool_call> is that of Hermes' and Qwen's templates).
+  The content may be JSON, {"arguments": {argument: …}} or the arguments alone (the <tool_call> format of Hermes' and
+  Qwen's templates); any other content is the argument. Raises ValueError for invalid JSON or a missing argument.
   """
-  before, mark, rest = text.rpartition(f'</{tag}>')
+  before, mark, _ = text.rpartition(f'</{tag}>')
   if not mark:
     return None
-  _, opened, inside = before.rpartition(f'<{tag}>')
-  if not opened:
+  _, start, content = before.rpartition(f'<{tag}>')
+  if not start:
     return None
-  inside = inside.strip()
-  if not inside.startswith('{'):
-    return inside
+  content = content.strip()
+  if not content.startswith('{'):
+    return content
   try:
-    told = json.loads(inside)
+    call = json.loads(content)
   except (ValueError, RecursionError) as error:
     raise ValueError('the call is no JSON') from error
-  told = told.get('arguments', told)
-  if not isinstance(told, dict) or argument not in told:
+  arguments = call.get('arguments', call)
+  if not isinstance(arguments, dict) or argument not in arguments:
     raise ValueError(f'the call has no argument {argument!r}')
-  return str(told[argument])
+  return str(arguments[argument])

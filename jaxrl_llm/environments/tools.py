@@ -1,4 +1,4 @@
-"""Tools that a turn may call. A turn that calls none is the answer and ends the episode: the grader reads it."""
+"""Tools that a turn may call. A turn without a call is the answer: it ends the episode and is graded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxrl_llm.types import Row, UserError
 
 
 class Tool:
-  """One function of one text, called as <tag>…</tag>; nothing is remembered from turn to turn."""
+  """A function from text to text, called as <tag>…</tag>, without state between turns."""
 
   remembers = False
 
@@ -30,26 +30,26 @@ class Tool:
 
   def step(self, text: str) -> Result:
     try:
-      asked = tool_calls.find(text, self.tag, self.argument)
-      if asked is None:
+      argument = tool_calls.find(text, self.tag, self.argument)
+      if argument is None:
         return Result(None, 0.0, True)
-      return Result(self.use(asked))
-    except ValueError as error:  # of what was asked, and no fault of the tool
+      return Result(self.use(argument))
+    except ValueError as error:  # caused by the call, not by the tool
       return Result(f'error: {error}')
 
 
 def calculator(*, tag: str = 'calc') -> Tool:
-  """Exact arithmetic on the last <calc>…</calc>: numbers, + − * / // % ** and brackets. Source: none."""
+  """Exact arithmetic on the last <calc>…</calc>: numbers, + − * / // % ** and brackets."""
   return Tool(calculate, tag, 'expression')
 
 
 def python(
   *, tag: str = 'python', wall_s: float = 4.0, memory_mb: int = 256, most: int = 1000
 ) -> Tool:
-  """Runs the last <python>…</python> in the sandbox, each as a program of its own; shown is what it prints.
+  """Runs the last <python>…</python> as a separate program in the sandbox; the observation is its output.
 
-  At most `most` characters, the last ones where there are more; what it wrote to standard error where it failed.
-  Needs the sandbox of code graders. Source: none.
+  The observation is standard output, and standard error after a failure, of which the last `most` characters. Requires
+  the sandbox of code rewards.
   """
   for name, value, least in (
     ('wall_s', wall_s, 0.01),
@@ -65,49 +65,50 @@ def python(
     ended = sandbox.run(['/box/program.py'], files=files, limits=limits)
     if ended.outcome != sandbox.DONE:
       raise ValueError(dict(deadline='it took too long').get(ended.outcome, 'it printed too much'))
-    said = ended.stdout + (ended.stderr if ended.code else b'')
-    return said.decode('utf-8', 'replace').strip()[-most:] or 'no output'
+    output = ended.stdout + (ended.stderr if ended.code else b'')
+    return output.decode('utf-8', 'replace').strip()[-most:] or 'no output'
 
   return Tool(use, tag, 'code')
 
 
 def search(*, path: str, tag: str = 'search', results: int = 3) -> Tool:
-  """The passages of a local file of JSON lines, {"text": …, "title": …}, that fit the last <search>…</search> best.
+  """The passages of a local JSON lines file, {"text": …, "title": …}, that best match the last <search>…</search>.
 
-  Raises UserError for a file that is missing or holds no passage. Source: none (Okapi BM25, k₁ = 1.2, b = 0.75).
+  Ranked by Okapi BM25, k₁ = 1.2, b = 0.75. Raises UserError for a file that is missing or contains no passage.
   """
   index = _index(path)
-  return Tool(functools.partial(index.told, results), tag, 'query')
+  return Tool(functools.partial(index.observation, results), tag, 'query')
 
 
 class Index:
-  """Passages by words."""
+  """An inverted index of passages."""
 
   def __init__(self, passages: list[str]):
     self.passages = passages
     counts = [collections.Counter(_words(text)) for text in passages]
     self.length = [sum(count.values()) for count in counts]
     self.mean = sum(self.length) / len(passages)
-    self.of: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
+    self.postings: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for number, count in enumerate(counts):
       for word, times in count.items():
-        self.of[word].append((number, times))
+        self.postings[word].append((number, times))
 
   def best(self, query: str, results: int) -> list[int]:
     """Σ over the query's words of idf·tf·(k₁ + 1) / (tf + k₁·(1 − b + b·|d|/mean)), idf = ln(1 + (N − n + ½)/(n + ½)).
 
-    The passages with the largest, at most `results`; none without a word of the query. Ties go to the earlier one.
+    Numbers of the passages with the largest scores, at most `results`; passages without a word of the query are left
+    out. Ties go to the earlier passage.
     """
     score: dict[int, float] = collections.defaultdict(float)
     for word in set(_words(query)):
-      found = self.of.get(word, ())
+      found = self.postings.get(word, ())
       idf = math.log(1 + (len(self.passages) - len(found) + 0.5) / (len(found) + 0.5))
       for number, times in found:
         norm = 1.2 * (0.25 + 0.75 * self.length[number] / self.mean)
         score[number] += idf * times * 2.2 / (times + norm)
     return sorted(score, key=lambda number: (-score[number], number))[:results]
 
-  def told(self, results: int, query: str) -> str:
+  def observation(self, results: int, query: str) -> str:
     return '\n'.join(self.passages[n] for n in self.best(query, results)) or 'nothing found'
 
 

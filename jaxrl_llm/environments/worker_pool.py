@@ -1,4 +1,7 @@
-"""Where environments are asked: the shipped ones here, a user's in processes that can be killed. No call raises."""
+"""Environment steps for a batch of episodes: shipped environments in this process, a user's in a worker pool.
+
+A worker past its deadline is killed. A failure is an outcome of its episode; no call raises for it.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pebble
 from absl import logging
 
-from jaxrl_llm.environments.protocol import Result, opening, replayed
-from jaxrl_llm.environments.resolve import resolve
+from jaxrl_llm.environments.protocol import Environment, Result, first_observation, replay
+from jaxrl_llm.environments.resolve import EnvironmentSettings, resolve
 from jaxrl_llm.rewards import CRASH, ERROR, OK, TIMEOUT
 from jaxrl_llm.rewards.pool import CleanContext
 from jaxrl_llm.rewards.worker import describe
 from jaxrl_llm.types import Row
 
-_TRIES = 2  # of an item whose workers broke under it, which need not be its doing
+_TRIES = 2  # of an episode whose worker broke, possibly through another process
 
 
 class TurnRequest(NamedTuple):
-  """One episode: the turns so far, the newest last; without any, its beginning is asked for."""
+  """One episode: its turns so far, the newest last. Without turns, the first observation is requested."""
 
   row: Row
   seed: int
@@ -31,69 +34,74 @@ class TurnRequest(NamedTuple):
 
 
 class TurnResult(NamedTuple):
-  """What came of it. Where the outcome is not OK, there are no results."""
+  """The result of a TurnRequest. Without the outcome OK there are no results."""
 
-  outcome: int  # one of OK, TIMEOUT, CRASH, ERROR of grade
+  outcome: int  # one of OK, TIMEOUT, CRASH, ERROR of rewards
   message: str
-  results: list[Result]  # of the last turns, one at least
-  opening: str | None = None  # what was shown before the first turn
+  results: list[Result]  # of the last turns, at least one
+  first_observation: str | None = None
 
 
 class WorkerPool:
   """Environments of one `config.environment`. Workers start when first needed; `close` ends them."""
 
-  def __init__(self, spec: Any):
-    """Raises UserError as `resolve` does. fn='none' answers nothing and must not be asked."""
-    self.spec, self.factory = dict(spec), resolve(spec)
+  def __init__(self, settings: EnvironmentSettings):
+    """Raises UserError as `resolve` does. With fn='none', `run` must not be called."""
+    self.settings, self.factory = dict(settings), resolve(settings)
     self._processes: pebble.ProcessPool | None = None
 
   def close(self) -> None:
-    """Kills every worker. A later question starts new ones."""
+    """Kills every worker. A later `run` starts new ones."""
     processes, self._processes = self._processes, None
     if processes is not None:
       processes.stop()
       processes.join()
 
-  def run(self, asked: Sequence[TurnRequest]) -> list[TurnResult]:
-    """What the environments say, in that order. One that raises, ends or takes too long is an outcome of its own."""
+  def run(self, requests: Sequence[TurnRequest]) -> list[TurnResult]:
+    """The environments' results, in the order of the requests."""
+    if self.factory is None:
+      raise ValueError("config.environment.fn='none' has no environments to run")
     if self.factory.inline:
-      return [attempt(self.factory.make, one) for one in asked]
+      return [run_episode(self.factory.make, request) for request in requests]
     try:
-      return self._worked(list(asked))
-    except BaseException:  # Ctrl-C too: what still runs belongs to a call that is over
+      return self._run_in_workers(list(requests))
+    except BaseException:  # Ctrl-C too: workers must not go on with an abandoned call
       self.close()
       raise
 
-  def _worked(self, asked: list[TurnRequest]) -> list[TurnResult]:
-    heard: list[TurnResult | None] = [None] * len(asked)
-    for last in range(_TRIES):
-      todo = [n for n, one in enumerate(heard) if one is None]
-      pending = {n: self._submit(asked[n]) for n in todo}
+  def _run_in_workers(self, requests: list[TurnRequest]) -> list[TurnResult]:
+    results: dict[int, TurnResult] = {}
+    for tries in range(1, _TRIES + 1):
+      pending = {n: self._submit(r) for n, r in enumerate(requests) if n not in results}
       for n, future in pending.items():
-        heard[n] = _settled(future, last + 1 == _TRIES)
-      if any(one is None for one in heard):
+        result = _result(future, last=tries == _TRIES)
+        if result is not None:
+          results[n] = result
+      if len(results) < len(requests):
         logging.warning('Workers of config.environment broke; starting new ones.')
         self.close()
-    return heard
+    return [results[n] for n in range(len(requests))]
 
-  def _submit(self, one: TurnRequest) -> futures.Future:
+  def _submit(self, request: TurnRequest) -> futures.Future:
     if self._processes is None:
       self._processes = pebble.ProcessPool(
-        max_workers=self.spec['workers'],
-        initializer=start,
-        initargs=(self.spec,),
-        context=CleanContext(),
+        max_workers=self.settings['workers'],
+        initializer=start_worker,
+        initargs=(self.settings,),
+        context=cast(Any, CleanContext()),
       )
     try:
-      return self._processes.schedule(work, args=(one,), timeout=self.spec['deadline_s'])
-    except RuntimeError as error:  # broken
-      future = futures.Future()
+      return self._processes.schedule(
+        run_in_worker, args=(request,), timeout=self.settings['deadline_s']
+      )
+    except RuntimeError as error:  # the pool is broken
+      future: futures.Future = futures.Future()
       future.set_exception(BrokenProcessPool(str(error)))
       return future
 
 
-def _settled(future: futures.Future, last: bool) -> TurnResult | None:
-  """What a worker said; None where it is to be asked again."""
+def _result(future: futures.Future, last: bool) -> TurnResult | None:
+  """The result of a worker; None where the episode is to be tried again, which `last` excludes."""
   error = future.exception()
   if error is None:
     return future.result()
@@ -107,29 +115,32 @@ def _settled(future: futures.Future, last: bool) -> TurnResult | None:
   return TurnResult(ERROR, describe(error).decode('utf-8', 'replace'), [])
 
 
-_make: Callable | None = None
+_make: Callable[[], Environment] | None = None
 
 
-def start(spec: dict[str, Any]) -> None:
-  """Prepares a new worker. Source: none."""
+def start_worker(settings: dict[str, Any]) -> None:
+  """Prepares a new worker process."""
   global _make
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
-  # A user's environment may import jax. The accelerator belongs to the parent.
+  # A user's environment may import jax. The accelerator belongs to the parent process.
   os.environ['JAX_PLATFORMS'] = 'cpu'
-  _make = resolve(spec).make
+  factory = resolve(settings)
+  assert factory is not None
+  _make = factory.make
 
 
-def work(one: TurnRequest) -> TurnResult:
-  """`attempt` in a worker. Source: none."""
-  return attempt(_make, one)
+def run_in_worker(request: TurnRequest) -> TurnResult:
+  """`run_episode` with the worker's environment."""
+  assert _make is not None, 'start_worker has not run'
+  return run_episode(_make, request)
 
 
-def attempt(make: Callable, one: TurnRequest) -> TurnResult:
-  """Makes an environment and tells it the turns; whatever it raises is an error of this episode. Source: none."""
+def run_episode(make: Callable[[], Environment], request: TurnRequest) -> TurnResult:
+  """Creates an environment and replays the episode; an exception becomes the outcome ERROR or CRASH."""
   try:
-    if not one.texts:
-      return TurnResult(OK, '', [], opening(make(), one.row, one.seed))
-    return TurnResult(OK, '', replayed(make(), one.row, one.seed, one.texts))
+    if not request.texts:
+      return TurnResult(OK, '', [], first_observation(make(), request.row, request.seed))
+    return TurnResult(OK, '', replay(make(), request.row, request.seed, request.texts))
   except Exception as error:
     outcome = CRASH if isinstance(error, MemoryError) else ERROR
     return TurnResult(outcome, describe(error).decode('utf-8', 'replace'), [])

@@ -86,19 +86,19 @@ class Episodes:
     results = self.environments.run(
       [environments.TurnRequest(row, seed, []) for row, seed in self._seeded(prompts, rows)]
     )
-    if all(result.opening is None for result in results):
+    if all(result.first_observation is None for result in results):
       return prompts
     tokens = []
     for p, (row, result) in enumerate(zip(rows, results, strict=True)):
       token_ids = np.asarray(prompts.tokens_PxL[p][: prompts.length_P[p]])
-      if result.opening is not None:
-        opened = data.with_question(row, _OPENING, dict(observation=result.opening))
+      if result.first_observation is not None:
+        opened = data.with_question(row, _OPENING, dict(observation=result.first_observation))
         opened_ids = data.encode(opened, self.data_config, self.tokenizer)
         if len(opened_ids) > width:
           self._unopened.add(_group_key(prompts, p))
         token_ids = opened_ids if len(opened_ids) <= width else token_ids
       tokens.append(token_ids)
-    tokens_PxL, length_P = data.padded(tokens, width)
+    tokens_PxL, length_P = data.pad_rows(tokens, width)
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P)
 
   def play(

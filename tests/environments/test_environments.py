@@ -13,7 +13,7 @@ from jaxrl_llm import environments, rewards
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data import games as levels
 from jaxrl_llm.environments import games, tool_calls, tools
-from jaxrl_llm.environments.protocol import replayed
+from jaxrl_llm.environments.protocol import replay
 from jaxrl_llm.models import tokenizer
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.rewards.parsing import arithmetic
@@ -152,7 +152,7 @@ def test_every_maze_can_be_walked_and_walls_stand_where_they_say():
     edge, seen, won = [''], set(), False
     while edge and not won:  # breadth first, each way told from the start: what replaying is
       way = edge.pop(0)
-      results = replayed(games.walk(), row, seed, list(way)) if way else []
+      results = replay(games.walk(), row, seed, list(way)) if way else []
       won = bool(results) and results[-1].done
       now = results[-1].observation if results else shown
       if won or now in seen:
@@ -220,7 +220,7 @@ def test_a_users_environment_is_asked_in_a_worker_and_told_all_turns(stage):
   one, two, opened = stage.run(told)
   assert not stage.factory.inline
   assert one.results == [('1:a', 1.0, False)] and two.results[-1] == ('2:b', 1.0, False)
-  assert opened.outcome == rewards.OK and opened.opening is None
+  assert opened.outcome == rewards.OK and opened.first_observation is None
 
 
 def test_one_that_raises_dies_hangs_or_answers_nonsense_is_an_outcome_of_its_own(stage):
@@ -248,7 +248,7 @@ def test_an_episode_that_ends_sooner_when_it_is_told_again_is_an_error():
       return 'x', 0, True
 
   with pytest.raises(ValueError, match='function of them'):
-    replayed(Moody(), ROW, 0, ['a', 'b'])
+    replay(Moody(), ROW, 0, ['a', 'b'])
 
 
 def test_where_nothing_is_remembered_the_newest_turn_alone_is_told():
@@ -264,7 +264,7 @@ def test_where_nothing_is_remembered_the_newest_turn_alone_is_told():
       told.append(text)
       return text, 0, False
 
-  assert replayed(Forgets(), ROW, 0, ['a', 'b']) == [('b', 0.0, False)] and told == ['b']
+  assert replay(Forgets(), ROW, 0, ['a', 'b']) == [('b', 0.0, False)] and told == ['b']
 
 
 CHAT = (
@@ -288,8 +288,12 @@ def test_what_stands_between_two_turns_is_what_the_template_has_there():
   assert ids == made.encode_chat([*turns, dict(role='user', content='shown')])
   # A turn that a mark ended, and not its end token, is closed first.
   assert seam.ids('shown', 7)[0] == end and seam.ids('shown', 7)[1:] == seam.ids('shown', end)
-  assert environments.build_turn_template(made, False, 'user').ids('shown', end) == made.encode('shown')
-  assert environments.build_turn_template(made, False, 'user', 3).ids('shown', end) == made.encode('sho')
+  assert environments.build_turn_template(made, False, 'user').ids('shown', end) == made.encode(
+    'shown'
+  )
+  assert environments.build_turn_template(made, False, 'user', 3).ids('shown', end) == made.encode(
+    'sho'
+  )
 
 
 def test_an_observation_that_spells_special_tokens_gets_their_letters_and_not_their_power():
