@@ -193,7 +193,7 @@ def test_every_config_takes_two_steps(name, tmp_path):
     most = (
       index
       * spec.update.minibatches
-      * (spec.update.inner_steps.most(c.environment.turns) if spec.update.inner_steps else 1)
+      * (spec.update.inner_steps.max_steps(c.environment.turns) if spec.update.inner_steps else 1)
     )
     assert index <= taken <= most if c.optimizer.outer.fn == 'last_turn_first' else taken == most
   after = jax.device_get(state)

@@ -12,9 +12,8 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, microbatch
+from jaxrl_llm.learner import empty_records, microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
@@ -75,8 +74,8 @@ def gradient(spec, batch, params):
 
   def total(params):
     target = objective.targets(spec.objective.method, batch, G)
-    pieces = microbatch.slices(spec, jax.tree.map(jnp.asarray, batch), target)
-    loss = lambda piece: updates.slice_loss(spec, params, *piece)[0]  # noqa: E731
+    pieces = microbatch.microbatches(spec, jax.tree.map(jnp.asarray, batch), target)
+    loss = lambda piece: minibatch.microbatch_loss(spec, params, *piece)[0]  # noqa: E731
     return jax.lax.map(loss, pieces).sum()
 
   return jax.jit(jax.grad(total))(params)
@@ -221,7 +220,7 @@ def test_the_rewarded_behavior_becomes_more_likely():
   state, _ = programs.compile_update(p)(train_state.init_state(p, params), batch)
   advantage = np.asarray(objective.targets(p.objective.method, batch, G).advantage_BxT)
   logp = lambda q: np.asarray(  # noqa: E731
-    microbatch.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
+    microbatch.log_probs(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
   )
   assert (advantage * (logp(state.params) - logp(params))).sum() > 0
 

@@ -1,8 +1,8 @@
-"""The second model beside the policy: it begins as a copy of it, gives a number for each token, and learns."""
+"""The auxiliary model beside the policy: it starts as a copy, gives a number for each token, and is trained."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,104 +11,109 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import (
   by_row,
-  foreign,
-  hidden,
-  joined,
-  reference,
-  rescore,
-  scores,
-  slices,
+  hidden_states,
+  join_microbatches,
+  log_probs,
+  microbatched_log_probs,
+  microbatches,
+  reference_weights,
+  without_routes,
 )
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.objective.auxiliary_loss import AuxiliaryTargets
+from jaxrl_llm.objective.auxiliary_loss import AuxiliaryModel, AuxiliaryTargets
 from jaxrl_llm.objective.token_inputs import batch_mean
-from jaxrl_llm.types import Batch, TrainState
+from jaxrl_llm.types import Batch, Metrics, Params, Prompts, TrainState
 
 
 class State(NamedTuple):
-  """What of a auxiliary model outlives a step."""
+  """The part of an auxiliary model that outlives a step."""
 
-  params: Any  # {'decoder': …}, and for a critic {'value': {'kernel': [D], 'bias': []}}
-  opt_state: Any
+  params: Params  # {'decoder': …}, and for a critic {'value': {'kernel': [D], 'bias': []}}
+  opt_state: optax.OptState
 
 
-def init(spec: StepSpec, params: Any) -> State | None:
-  """A copy of the policy, for a critic with a head that says 0; None where the method has no auxiliary.
-
-  Source: none.
-  """
-  auxiliary = spec.objective.method.auxiliary_model
-  if auxiliary is None:
+def init(spec: StepSpec, params: Params) -> State | None:
+  """A copy of the policy, for a critic with a head of zeros; None for a method without an auxiliary model."""
+  auxiliary, optimizer = spec.objective.method.auxiliary_model, spec.objective.auxiliary_optimizer
+  if auxiliary is None or optimizer is None:
     return None
-  own = dict(decoder=jax.tree.map(jnp.copy, params))
+  weights = dict(decoder=jax.tree.map(jnp.copy, params))
   if auxiliary.signal_kind == 'values':
-    own['value'] = dict(kernel=jnp.zeros(spec.model.config.width), bias=jnp.zeros(()))
-  return State(own, spec.objective.auxiliary_optimizer.init(own))
+    weights['value'] = dict(kernel=jnp.zeros(spec.model.config.width), bias=jnp.zeros(()))
+  return State(weights, optimizer.init(weights))
 
 
-def run(
-  spec: StepSpec, state: TrainState, minibatches: Batch
-) -> tuple[State, jax.Array, dict[str, jax.Array]]:
-  """Teaches the auxiliary model every minibatch [U, …] once → its state, what it gives [U, B, T], numbers [U] for the log.
+def run(spec: StepSpec, state: TrainState, minibatches: Batch) -> tuple[State, jax.Array, Metrics]:
+  """Trains on every minibatch [U, …] once → (state, signal [U, B, T] for credit assignment, metrics [U]).
 
-  A critic gives what it said before it learned from any of them, the others what they say after.
-  Source: arXiv:1707.06347 (PPO), arXiv:2502.01456 (PRIME).
+  The signal of a critic is computed before it is trained on any of them, that of other models after.
+  arXiv:1707.06347 (PPO), arXiv:2502.01456 (PRIME).
   """
-  auxiliary = spec.objective.method.auxiliary_model
-  base = _base(spec, state, minibatches)
+  auxiliary = _auxiliary(spec)
+  base = _base_log_probs(spec, state, minibatches)
 
-  def give(params):
-    def score(piece):
-      batch = by_row(piece[0])
-      return auxiliary.signal(outputs(spec, params, batch), _targets(spec, batch, piece[1]))
+  def signals(params):
+    def signal(minibatch):
+      batch = by_row(minibatch[0])
+      return auxiliary.signal(outputs(spec, params, batch), _targets(spec, batch, minibatch[1]))
 
-    return jax.lax.map(score, (minibatches, base))
+    return jax.lax.map(signal, (minibatches, base))
 
-  def learn(own, known):
-    def teach(own, piece):
-      batch = by_row(piece[0])
-      return _learn(spec, own, batch, _targets(spec, batch, *piece[1:]))
+  def train(start, old_values):
+    def train_minibatch(current, minibatch):
+      batch = by_row(minibatch[0])
+      return _train_minibatch(spec, current, batch, _targets(spec, batch, *minibatch[1:]))
 
-    return jax.lax.scan(teach, own, (minibatches, base, known))
+    return jax.lax.scan(train_minibatch, start, (minibatches, base, old_values))
 
   if auxiliary.signal_kind == 'values':
-    signal = give(state.auxiliary_model.params)
-    own, told = learn(state.auxiliary_model, signal)
+    signal = signals(state.auxiliary_model.params)
+    trained, metrics = train(state.auxiliary_model, signal)
   else:
-    own, told = learn(state.auxiliary_model, None)
-    signal = give(own.params)
-  return own, signal, told
+    trained, metrics = train(state.auxiliary_model, None)
+    signal = signals(trained.params)
+  return trained, signal, metrics
 
 
-def outputs(spec: StepSpec, params: Any, batch: Batch) -> jax.Array:
-  """Values, or log-probabilities, [B, T] of a minibatch, slice by slice, without a gradient. Source: none."""
-  frozen = jax.lax.stop_gradient(params)
-  prompts, tokens, *_ = slices(spec, batch, None)
-  return joined(spec, jax.lax.map(lambda x: _output(spec, frozen, *x), (prompts, tokens)))
+def _auxiliary(spec: StepSpec) -> AuxiliaryModel:
+  assert spec.objective.method.auxiliary_model is not None
+  return spec.objective.method.auxiliary_model
 
 
-def _output(spec: StepSpec, params: Any, prompts, tokens_BxT: jax.Array) -> jax.Array:
-  if spec.objective.method.auxiliary_model.signal_kind == 'process':
-    return rescore(spec, params['decoder'], prompts, tokens_BxT)[0]
-  hidden_BxTxD = hidden(spec, params['decoder'], prompts, tokens_BxT).astype(jnp.float32)
+def outputs(spec: StepSpec, params: Params, batch: Batch) -> jax.Array:
+  """Values, or log-probabilities, [B, T] of a minibatch, by microbatch and without a gradient."""
+  params = jax.lax.stop_gradient(params)
+  prompts, tokens, *_ = microbatches(spec, batch, None)
+  output = jax.lax.map(lambda x: _output(spec, params, *x), (prompts, tokens))
+  return join_microbatches(spec, output)
+
+
+def _output(spec: StepSpec, params: Params, prompts: Prompts, tokens_BxT: jax.Array) -> jax.Array:
+  if _auxiliary(spec).signal_kind == 'process':
+    return log_probs(spec, params['decoder'], prompts, tokens_BxT)[0]
+  hidden_BxTxD = hidden_states(spec, params['decoder'], prompts, tokens_BxT).astype(jnp.float32)
   return hidden_BxTxD @ params['value']['kernel'] + params['value']['bias']
 
 
-def _base(spec: StepSpec, state: TrainState, minibatches: Batch) -> jax.Array | None:
-  """Log-probabilities [U, B, T] that the auxiliary model's own are compared with."""
-  if spec.objective.method.auxiliary_model.base == 'reference':
-    first = reference(state)
-    score = lambda x: scores(spec, first, foreign(by_row(x)))[0]  # noqa: E731
+def _base_log_probs(spec: StepSpec, state: TrainState, minibatches: Batch) -> jax.Array | None:
+  """Log-probabilities [U, B, T] that those of the auxiliary model are compared with."""
+  base = _auxiliary(spec).base
+  if base == 'reference':
+    weights = reference_weights(state)
+    score = lambda x: microbatched_log_probs(spec, weights, without_routes(by_row(x)))[0]  # noqa: E731
     return jax.lax.map(score, minibatches)
-  if spec.objective.method.auxiliary_model.base == 'behavior':
+  if base == 'behavior':
     return jax.lax.map(lambda x: by_row(x).rollout.logp_BxT, minibatches)
   return None
 
 
 def _targets(
-  spec: StepSpec, batch: Batch, base: jax.Array | None, old: jax.Array | None = None
+  spec: StepSpec,
+  batch: Batch,
+  base_BxT: jax.Array | None,
+  old_BxT: jax.Array | None = None,
 ) -> AuxiliaryTargets:
-  """What one minibatch teaches; with `old` values, the returns that they should have been."""
+  """Targets of one minibatch; with old values, the returns that values are regressed on."""
   mask_BxT = objective.sampled_mask(batch.rollout)
   exists_B = (batch.rollout.length_B > 0).astype(jnp.float32)
   targets = AuxiliaryTargets(
@@ -116,64 +121,66 @@ def _targets(
     weight_BxT=mask_BxT / jnp.maximum(mask_BxT.sum(), 1),
     weight_B=exists_B / jnp.maximum(exists_B.sum(), 1),
     correct_B=batch.correct_B,
-    base_BxT=base,
-    old_BxT=old,
+    base_BxT=base_BxT,
+    old_BxT=old_BxT,
   )
-  if old is None:
+  if old_BxT is None:
     return targets
-  target = objective.targets(spec.objective.method, batch, spec.layout.group, old)
-  return targets._replace(return_BxT=target.return_BxT)
+  policy_targets = objective.targets(spec.objective.method, batch, spec.layout.group, old_BxT)
+  return targets._replace(return_BxT=policy_targets.return_BxT)
 
 
-def _learn(
-  spec: StepSpec, own: State, batch: Batch, targets: AuxiliaryTargets
-) -> tuple[State, dict[str, jax.Array]]:
-  """Sums the gradient over slices, then takes one guarded optimizer step."""
-  auxiliary, rollouts = spec.objective.method.auxiliary_model, spec.layout.group
-  whole = {}
+def _train_minibatch(
+  spec: StepSpec, current: State, batch: Batch, targets: AuxiliaryTargets
+) -> tuple[State, Metrics]:
+  """One optimizer step on the gradient summed over microbatches; skipped where that is not finite."""
+  auxiliary, group = _auxiliary(spec), spec.layout.group
+  minibatch_sums = {}
   if auxiliary.compares_rows:
     slope = jax.grad(auxiliary.loss, has_aux=True)
-    c_BxT, whole = slope(outputs(spec, own.params, batch), targets, rollouts)
+    c_BxT, minibatch_sums = slope(outputs(spec, current.params, batch), targets, group)
     targets = targets._replace(c_BxT=c_BxT)
 
-  def slice_loss(params, prompts, tokens_BxT, length_B, targets):
+  def microbatch_loss(params, prompts, tokens_BxT, length_B, targets):
     del length_B
     output_BxT = _output(spec, params, prompts, tokens_BxT)
     if targets.c_BxT is None:
-      return auxiliary.loss(output_BxT, targets, rollouts)
+      return auxiliary.loss(output_BxT, targets, group)
     return jnp.where(targets.mask_BxT > 0, targets.c_BxT * output_BxT, 0.0).sum(), {}
 
-  def accumulate(total, piece):
-    return jax.tree.map(
-      jnp.add, total, jax.grad(slice_loss, has_aux=True)(own.params, *piece)
-    ), None
+  def accumulate(total, microbatch):
+    grads_and_sums = jax.grad(microbatch_loss, has_aux=True)(current.params, *microbatch)
+    return jax.tree.map(jnp.add, total, grads_and_sums), None
 
-  sums = {} if auxiliary.compares_rows else auxiliary.loss(targets.mask_BxT, targets, rollouts)[1]
-  zeros = jax.tree.map(jnp.zeros_like, (own.params, sums))
-  (grads, sums), _ = jax.lax.scan(accumulate, zeros, slices(spec, batch, targets))
+  sums = {} if auxiliary.compares_rows else auxiliary.loss(targets.mask_BxT, targets, group)[1]
+  zeros = jax.tree.map(jnp.zeros_like, (current.params, sums))
+  (grads, sums), _ = jax.lax.scan(accumulate, zeros, microbatches(spec, batch, targets))
   norm = optax.tree.norm(grads)
-  own = jax.lax.cond(
+  trained = jax.lax.cond(
     jnp.isfinite(norm) & (batch.rollout.length_B.sum() > 0),
-    lambda: _apply(spec, own, grads),
-    lambda: own,
+    lambda: _apply(spec, current, grads),
+    lambda: current,
   )
-  return own, sums | whole | _told(targets, norm)
+  return trained, sums | minibatch_sums | _metrics(targets, norm)
 
 
-def _apply(spec: StepSpec, own: State, grads: Any) -> State:
-  updates, opt_state = spec.objective.auxiliary_optimizer.update(grads, own.opt_state, own.params)
-  return State(optax.apply_updates(own.params, updates), opt_state)
+def _apply(spec: StepSpec, current: State, grads: Params) -> State:
+  assert spec.objective.auxiliary_optimizer is not None
+  updates, opt_state = spec.objective.auxiliary_optimizer.update(
+    grads, current.opt_state, current.params
+  )
+  return State(optax.apply_updates(current.params, updates), opt_state)
 
 
-def _told(targets: AuxiliaryTargets, norm: jax.Array) -> dict[str, jax.Array]:
-  if targets.return_BxT is None:
+def _metrics(targets: AuxiliaryTargets, norm: jax.Array) -> Metrics:
+  if targets.return_BxT is None or targets.old_BxT is None:
     return {'companion/grad_norm': norm}
   mean = lambda x: batch_mean(x, targets.mask_BxT)  # noqa: E731
   variance = lambda x: mean((x - mean(x)) ** 2)  # noqa: E731
-  left = variance(targets.return_BxT - targets.old_BxT)
+  residual = variance(targets.return_BxT - targets.old_BxT)
   return {
     'critic/grad_norm': norm,
-    'critic/vf_explained_var': 1 - left / (variance(targets.return_BxT) + 1e-5),
+    'critic/vf_explained_var': 1 - residual / (variance(targets.return_BxT) + 1e-5),
     'critic/values/mean': mean(targets.old_BxT),
     'critic/returns/mean': mean(targets.return_BxT),
   }

@@ -1,58 +1,93 @@
-"""Demonstrations beside rollouts: what a minibatch asks of them, and their gradient."""
+"""Demonstrations beside rollouts: their loss terms in a minibatch, and their gradient."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import objective
-from jaxrl_llm.learner.microbatch import policy, reference, rescore, scores, slices
+from jaxrl_llm.learner.microbatch import (
+  log_probs,
+  microbatched_log_probs,
+  microbatches,
+  policy_weights,
+  reference_weights,
+)
 from jaxrl_llm.learner.step_spec import StepSpec, demonstration_spec
-from jaxrl_llm.types import Batch, TrainState
+from jaxrl_llm.objective.sft_loss import TokenWeight
+from jaxrl_llm.types import Batch, Metrics, Params, Prompts, TrainState
 
 
-def planned(spec: StepSpec, state: TrainState, batch: Batch, target: objective.Targets):
-  """Targets with their share, and what demonstrations ask; None where the method has none. Source: none."""
-  if not spec.objective.method.needs_demo:
+class PlannedDemonstrations(NamedTuple):
+  """The demonstrations of a minibatch, before their forward pass."""
+
+  terms: objective.DemonstrationTerms
+  token_weight: TokenWeight
+  share: jax.Array  # of the loss, in [0, 1]
+
+
+def plan(
+  spec: StepSpec, state: TrainState, batch: Batch, target: objective.Targets
+) -> tuple[objective.Targets, PlannedDemonstrations | None]:
+  """Targets scaled by the share of the rollouts, and the demonstrations; None for a method without any."""
+  method = spec.objective.method
+  if not method.needs_demo:
     return target, None
-  rollouts = spec.layout.group
-  target, *taught = objective.plan_demonstrations(
-    spec.objective.method, target, batch, rollouts, state.step
+  target, *planned = objective.plan_demonstrations(
+    method, target, batch, spec.layout.group, state.step
   )
-  return target, taught
+  return target, PlannedDemonstrations(*planned)
 
 
-def added(spec: StepSpec, state: TrainState, batch: Batch, taught, grads: Any):
-  """The gradient with that of the demonstrations in it, slice by slice of one row a prompt; metrics. Source: none."""
-  if taught is None:
+def add_gradient(
+  spec: StepSpec,
+  state: TrainState,
+  batch: Batch,
+  demonstrations: PlannedDemonstrations | None,
+  grads: Params,
+) -> tuple[Params, Metrics]:
+  """`grads` plus the gradient of the demonstrations, in microbatches of one row a prompt; and metrics."""
+  if demonstrations is None or batch.demo is None:
     return grads, {}
-  terms, weigh, share = taught
-  # Their prompts are encoded once more: for a slice of their own, no larger than one of the rollouts.
+  terms, token_weight, share = demonstrations
+  # Their prompts are encoded a second time, in microbatches no larger than those of the rollouts.
   single = demonstration_spec(spec, batch.prompts.length_P.shape[0])
-  shown = batch._replace(rollout=batch.demo, demo=None)
+  demo_batch = batch._replace(rollout=batch.demo, demo=None)
   if 'demo_reference' in spec.objective.method.needs:
-    terms = objective.fill_behavior(terms, scores(single, reference(state), shown)[0])
+    reference_PxT = microbatched_log_probs(single, reference_weights(state), demo_batch)[0]
+    terms = objective.fill_behavior(terms, reference_PxT)
 
-  def accumulate(carry, piece):
+  def accumulate(carry, microbatch):
 
     def loss(params):
-      return demonstration_loss(single, weigh, policy(spec, state.base, params), *piece)
+      weights = policy_weights(spec, state.base, params)
+      return demonstration_loss(single, token_weight, weights, *microbatch)
 
-    found = jax.grad(loss, has_aux=True)(state.params)
-    return jax.tree.map(jnp.add, carry, found), None
+    grads_and_loss = jax.grad(loss, has_aux=True)(state.params)
+    return jax.tree.map(jnp.add, carry, grads_and_loss), None
 
   start = grads, jnp.float32(0)
-  (grads, surprise), _ = jax.lax.scan(accumulate, start, slices(single, shown, terms))
-  loss = surprise / jnp.maximum(terms.mask_PxT.sum(), 1)
+  (grads, negative_logp), _ = jax.lax.scan(
+    accumulate, start, microbatches(single, demo_batch, terms)
+  )
+  loss = negative_logp / jnp.maximum(terms.mask_PxT.sum(), 1)
   return grads, {'actor/sft_loss': loss, 'actor/sft_share': share}
 
 
-def demonstration_loss(spec: StepSpec, weigh, params: Any, prompts, tokens_PxT, length_P, terms):
-  """−Σ c·log π of a slice of demonstrations; and −Σ log π of their tokens, without a gradient. Source: none."""
-  del length_P  # the mask says more
-  logp_PxT, _ = rescore(spec, params, prompts, tokens_PxT)
-  c_PxT = objective.demonstration_coefficients(weigh, terms, logp_PxT)
+def demonstration_loss(
+  spec: StepSpec,
+  token_weight: TokenWeight,
+  params: Params,
+  prompts: Prompts,
+  tokens_PxT: jax.Array,
+  length_P: jax.Array,
+  terms: objective.DemonstrationTerms,
+) -> tuple[jax.Array, jax.Array]:
+  """−Σ c·log π of a microbatch of demonstrations, and −Σ log π of their tokens without a gradient."""
+  del length_P  # part of the mask
+  logp_PxT, _ = log_probs(spec, params, prompts, tokens_PxT)
+  c_PxT = objective.demonstration_coefficients(token_weight, terms, logp_PxT)
   logp_PxT = jnp.where(terms.mask_PxT > 0, logp_PxT, 0.0)
   return -(c_PxT * logp_PxT).sum(), jax.lax.stop_gradient(-logp_PxT.sum())

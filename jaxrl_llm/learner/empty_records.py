@@ -31,7 +31,7 @@ def empty_batch(spec: StepSpec) -> Batch:
   """A batch of no rollouts: the first update has nothing to learn from."""
   method, B = spec.objective.method, spec.layout.prompts * spec.layout.group
   zeros_P = np.zeros(spec.layout.prompts, np.int32)
-  demo = data.supervised(
+  demo = data.as_rollout(
     np.zeros((spec.layout.prompts, spec.rollout.decode.max_tokens), np.int32), zeros_P
   )
   has_replay = spec.layout.group > spec.rollout.decode.rollouts

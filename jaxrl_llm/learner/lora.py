@@ -1,35 +1,34 @@
-"""LoRA: beside each frozen matrix a product of two thin ones, and these alone are trained.
+"""LoRA: a trained product of two thin matrices beside each frozen matrix. arXiv:2106.09685 (LoRA).
 
-What is saved, by count: weights of 2 bytes instead of 16 in the state (float32 weights, gradient and two moments), and
-in the backward pass no ∂W, a third of its FLOPs. What it costs: x·A and B, (D + F)·r / (D·F) of the layer.
+Per weight the state holds 2 bytes instead of 16 (float32 weight, gradient and two moments), and the backward pass
+needs no ∂W, a third of its FLOPs. The adapter costs (D + F)·r / (D·F) of the layer's FLOPs.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.config.schema import LoraConfig
 from jaxrl_llm.models import decoder
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import ModelConfig, Params, UserError
 
 
-class Settings(NamedTuple):
-  """What of an adapter is fixed when a step is compiled."""
+class LoraSettings(NamedTuple):
+  """The shape of an adapter, fixed when a step is compiled."""
 
   rank: int  # r
-  alpha: float  # the product counts alpha / r
-  names: tuple[str, ...]  # of a layer's matrices, those that have one
+  alpha: float  # the product is scaled by alpha / r
+  names: tuple[str, ...]  # matrices of a layer that have an adapter
 
 
-def settings(config: Any, model: ModelConfig) -> Settings | None:
-  """Reads `config.lora`; None where all weights are trained. Raises UserError for matrices that cannot have one.
-
-  Source: arXiv:2106.09685 (LoRA).
-  """
+def settings(config: LoraConfig, model: ModelConfig) -> LoraSettings | None:
+  """Settings by `config.lora`; None for rank 0. Raises UserError for matrices that cannot have an adapter."""
   if not config.rank:
     return None
   if config.rank > model.width:
@@ -37,79 +36,78 @@ def settings(config: Any, model: ModelConfig) -> Settings | None:
       f'config.lora.rank={config.rank} must be at most the width of the model, {model.width}; 16 is a good start.'
     )
   layer = decoder.abstract_params(model)['layers'][0]
-  inside = [f'experts/{name}' for name in layer.get('experts', ())]
-  dense = [name for name, part in layer.items() if 'kernel' in part]
-  found = [name for name in dense + inside if re.search(config.targets, name)]
-  asks = f'config.lora.targets={config.targets!r}'
-  for name in found:
-    if name in inside:
+  expert_names = [f'experts/{name}' for name in layer.get('experts', ())]
+  dense_names = [name for name, part in layer.items() if 'kernel' in part]
+  matches = [name for name in dense_names + expert_names if re.search(config.targets, name)]
+  flag = f'config.lora.targets={config.targets!r}'
+  for name in matches:
+    if name in expert_names:
       raise UserError(
-        f'{asks} matches {name!r} of a mixture of experts, which takes no adapter; name the matrices of attention '
+        f'{flag} matches {name!r} of a mixture of experts, which takes no adapter; name the matrices of attention '
         'alone: ^(q|k|v|o)$.'
       )
-  if not found:
+  if not matches:
     raise UserError(
-      f'{asks} matches no matrix of a layer; change it to match some of: {", ".join(dense)}.'
+      f'{flag} matches no matrix of a layer; change it to match some of: {", ".join(dense_names)}.'
     )
-  return Settings(config.rank, config.alpha, tuple(found))
+  return LoraSettings(config.rank, config.alpha, tuple(matches))
 
 
-def init(settings: Settings, params: Any, seed: int) -> Any:
-  """The adapter to begin with, {'layers': {0: {'q': {'a': A, 'b': B}, …}, …}}: A ~ N(0, 1/D), B = 0.
+def init(settings: LoraSettings, params: Params, seed: int) -> Params:
+  """A new adapter {'layers': {0: {'q': {'a': A, 'b': B}, …}, …}}: A ~ N(0, 1/D), B = 0, both float32.
 
-  Float32; A is keyed by the seed and its own path, so that other matrices with or without an adapter change nothing.
-  Source: arXiv:2106.09685 (LoRA).
+  Seed and path key each A, so that it does not depend on which other matrices have an adapter.
   """
 
-  def one(path: str, kernel: Any) -> dict[str, jax.Array]:
+  def pair(path: str, kernel: jax.Array) -> dict[str, jax.Array]:
     D, F = kernel.shape
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
     a_Dxr = jax.random.normal(key, (D, settings.rank)) / jnp.sqrt(D)
     return dict(a=a_Dxr, b=jnp.zeros((settings.rank, F)))
 
   layers = {
-    i: {name: one(f'layers/{i}/{name}', layer[name]['kernel']) for name in settings.names}
+    i: {name: pair(f'layers/{i}/{name}', layer[name]['kernel']) for name in settings.names}
     for i, layer in params['layers'].items()
   }
   return dict(layers=layers)
 
 
-def frozen(params: Any, dtype: str) -> Any:
-  """The base: matrices in the type that they are multiplied in, all else as it is. Source: none."""
+def freeze(params: Params, dtype: str) -> Params:
+  """The base: matrices in the type of compute, everything else unchanged."""
   return jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)) if x.ndim > 1 else x, params)
 
 
-def joined(base: Any, adapter: Any, alpha: float) -> Any:
-  """One tree for `decoder.apply`, which computes x·W + (x·A)·(alpha/r·B). Nothing of W's size is made or learned.
-
-  Source: arXiv:2106.09685 (LoRA).
-  """
-  return _with(base, adapter, lambda part, a, b: part | dict(a=a, b=alpha / a.shape[1] * b))
+def join(base: Params, adapter: Params, alpha: float) -> Params:
+  """One tree for `decoder.apply`, which computes x·W + (x·A)·(alpha/r·B). No matrix of W's size is created."""
+  return _combine(base, adapter, lambda part, a, b: part | dict(a=a, b=alpha / a.shape[1] * b))
 
 
-def merged(base: Any, adapter: Any, alpha: float) -> Any:
-  """The same function as a plain tree: W + alpha/r · A·B, in float32. Source: arXiv:2106.09685 (LoRA)."""
+def merge(base: Params, adapter: Params, alpha: float) -> Params:
+  """The same function as a tree without adapters: W + alpha/r · A·B, in float32."""
 
-  def merge(part, a, b):
+  def merge_matrix(part, a, b):
     return part | dict(
       kernel=part['kernel'] + alpha / a.shape[1] * jnp.matmul(a, b, precision='highest')
     )
 
-  return _with(base, adapter, merge)
+  return _combine(base, adapter, merge_matrix)
 
 
-def sampled(base: Any, adapter: Any, alpha: float, dtype: str) -> Any:
-  """What tokens are drawn from: `merged` in float32, so that decoding pays nothing; in narrower types `joined`.
+def for_sampling(base: Params, adapter: Params, alpha: float, dtype: str) -> Params:
+  """Weights to sample with: merged in float32, which decodes faster, and joined in narrower types.
 
-  A kernel in bfloat16 loses what is below half its last digit: an adapter that has just begun would be merged into
-  nothing, and tokens drawn from another policy than the one that learns. Source: none.
+  A bfloat16 kernel loses what is below half of its last digit. A merged new adapter would vanish, and the sampler
+  would differ from the policy that is trained.
   """
-  return (merged if dtype == 'float32' else joined)(base, adapter, alpha)
+  return (merge if dtype == 'float32' else join)(base, adapter, alpha)
 
 
-def _with(base: Any, adapter: Any, change: Any) -> Any:
+def _combine(
+  base: Params, adapter: Params, combine: Callable[[Any, jax.Array, jax.Array], Any]
+) -> Params:
+  """The base with `combine(part, a, b)` in place of each part that has an adapter."""
   layers = {
-    i: layer | {name: change(layer[name], **ab) for name, ab in adapter['layers'][i].items()}
+    i: layer | {name: combine(layer[name], **ab) for name, ab in adapter['layers'][i].items()}
     for i, layer in base['layers'].items()
   }
   return base | dict(layers=layers)

@@ -1,8 +1,8 @@
-"""How a batch is cut into minibatches and slices, and passes over a minibatch slice by slice."""
+"""How a batch is divided into minibatches and microbatches, and forward passes over a minibatch by microbatch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,25 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import logprob, quantized, shared_prompt_forward
-from jaxrl_llm.types import Batch, Prompts, TrainState
+from jaxrl_llm.types import Batch, Params, Prompts, TrainState
+
+Tree = TypeVar('Tree')
 
 
-def policy(spec: StepSpec, base: Any, params: Any) -> Any:
-  """Weights for a forward pass: `params`, or where there is a `base`, that with the adapter `params` beside it.
+def policy_weights(spec: StepSpec, base: Params, params: Params) -> Params:
+  """Weights for a forward pass: `params`, or with LoRA the frozen `base` beside the adapter `params`."""
+  if base is None or spec.model.lora is None:
+    return params
+  return lora.join(base, params, spec.model.lora.alpha)
 
-  Source: none.
-  """
-  return params if base is None else lora.joined(base, params, spec.model.lora.alpha)
 
-
-def reference(state: TrainState) -> Any:
-  """Weights as they began: with LoRA the frozen ones, of which no copy is kept. Source: none."""
+def reference_weights(state: TrainState) -> Params:
+  """The weights at the start of the run; with LoRA the frozen base, of which there is no copy."""
   return state.reference if state.base is None else state.base
 
 
 def by_prompt(spec: StepSpec, batch: Batch) -> Batch:
-  """Arrays of rows [B, …] as [P, G, …], so that all leaves lead with P. Source: none."""
+  """The batch with arrays of rows [B, …] as [P, G, …], so that the first axis of every array is P."""
   G = spec.layout.group
   group = lambda x: x.reshape(x.shape[0] // G, G, *x.shape[1:])  # noqa: E731
   rows = batch._replace(prompts=None, demo=None)
@@ -38,22 +39,23 @@ def by_prompt(spec: StepSpec, batch: Batch) -> Batch:
 
 
 def by_row(batch: Batch) -> Batch:
-  """Back from `by_prompt`. Source: none."""
+  """The inverse of `by_prompt`."""
   rows = batch._replace(prompts=None, demo=None)
   row = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # noqa: E731
   return jax.tree.map(row, rows)._replace(prompts=batch.prompts, demo=batch.demo)
 
 
-def slices(spec: StepSpec, batch: Batch, target: Any):
-  """Cuts a minibatch into [M, …] slices of `slice_groups` prompts × `slice_rollouts` rows.
+def microbatches(
+  spec: StepSpec, batch: Batch, arrays: Tree
+) -> tuple[Prompts, jax.Array, jax.Array, Tree]:
+  """(prompts, tokens, lengths, arrays) of a minibatch as [M, …]: M microbatches.
 
-  `target` is any tree of arrays that lead with B. Slice m takes every M-th group, so that rows stay on the
-  device that holds them. Source: none.
+  `arrays` is any tree of arrays [B, …]. Microbatch m takes every M-th group, so that rows stay on their device.
   """
-  p, g = spec.update.microbatch.prompts, spec.update.microbatch.rollouts
+  p, g = spec.update.microbatch
   repeats = spec.layout.group // g
 
-  def groups(x):  # [P, …] → [M, p, …], a prompt repeated where its group is cut
+  def groups(x):  # [P, …] → [M, p, …], with a prompt repeated for each part of its group
     x = jnp.repeat(x, repeats, axis=0)
     return x.reshape(p, x.shape[0] // p, *x.shape[1:]).swapaxes(0, 1)
 
@@ -66,36 +68,36 @@ def slices(spec: StepSpec, batch: Batch, target: Any):
     jax.tree.map(groups, batch.prompts),
     rows(rollout.tokens_BxT),
     rows(rollout.length_B),
-    jax.tree.map(rows, target),
+    jax.tree.map(rows, arrays),
   )
 
 
-def joined(spec: StepSpec, x: jax.Array) -> jax.Array:
-  """[M, rows of a slice, T] as [B, T], each row in its place. Source: none."""
-  p, g = spec.update.microbatch.prompts, spec.update.microbatch.rollouts
+def join_microbatches(spec: StepSpec, x: jax.Array) -> jax.Array:
+  """[M, rows of a microbatch, T] as [B, T], in the order of the minibatch."""
+  p, g = spec.update.microbatch
   return x.reshape(-1, p, g, x.shape[-1]).swapaxes(0, 1).reshape(-1, x.shape[-1])
 
 
-def rescore(
+def log_probs(
   spec: StepSpec,
-  params: Any,
+  params: Params,
   prompts: Prompts,
   tokens_BxT: jax.Array,
-  noise: Any = None,
+  noise: tuple[jax.Array, jax.Array] | None = None,
   top: int = 0,
   expert_BxTxNxk: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-  """Log-probability and entropy [B, T] of completions; each prompt is encoded once for its rows.
+  """Log-probability and entropy [B, T] of completions, whose prompts are encoded once for all their rows.
 
-  Same gradient as a repeated prompt, B / P times fewer prompt tokens. `noise`, `expert`: see `decoder.apply`; `top`:
-  see `logprob.token_logp`. Kernels are rounded where the program says so. Source: none.
+  The gradient is that of repeated prompts, with B / P times fewer prompt tokens. `noise` and `expert_BxTxNxk` are
+  arguments of `decoder.apply`, `top` of `logprob.token_logp`. With `update.quantize` kernels are rounded.
   """
   if spec.update.quantize:
     params = quantized.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
   return logprob.token_logp(
     spec.model.config,
     params,
-    hidden(spec, params, prompts, tokens_BxT, noise, expert_BxTxNxk),
+    hidden_states(spec, params, prompts, tokens_BxT, noise, expert_BxTxNxk),
     tokens_BxT,
     temperature=spec.rollout.decode.temperature,
     chunk_tokens=spec.model.head_chunk_tokens,
@@ -104,66 +106,76 @@ def rescore(
   )
 
 
-def hidden(
+def hidden_states(
   spec: StepSpec,
-  params: Any,
+  params: Params,
   prompts: Prompts,
   tokens_BxT: jax.Array,
-  noise: Any = None,
+  noise: tuple[jax.Array, jax.Array] | None = None,
   expert_BxTxNxk: jax.Array | None = None,
 ) -> jax.Array:
-  """The hidden state [B, T, D] that predicts each token, as the program computes. Source: none."""
-  how = dict(
-    dtype=spec.model.dtype, remat=spec.update.remat, noise=noise, attend=spec.update.attention
+  """The hidden state [B, T, D] that predicts each token."""
+  return shared_prompt_forward.hidden(
+    spec.model.config,
+    params,
+    prompts,
+    tokens_BxT,
+    dtype=spec.model.dtype,
+    remat=spec.update.remat,
+    noise=noise,
+    attend=spec.update.attention,
+    gather=sharding.gather(spec.layout.mesh, spec.layout.rules),
+    expert_BxTxNxk=expert_BxTxNxk,
   )
-  how |= dict(
-    gather=sharding.layer_gather(spec.layout.mesh, spec.layout.rules), expert_BxTxNxk=expert_BxTxNxk
-  )
-  return shared_prompt_forward.hidden(spec.model.config, params, prompts, tokens_BxT, **how)
 
 
-def scores(
-  spec: StepSpec, params: Any, batch: Batch, sigma_L=None, key_M=None, top: int = 0
+def microbatched_log_probs(
+  spec: StepSpec,
+  params: Params,
+  batch: Batch,
+  sigma_L: jax.Array | None = None,
+  key_M: jax.Array | None = None,
+  top: int = 0,
 ) -> tuple[jax.Array, ...]:
-  """What `rescore` tells of a minibatch, each [B, T], slice by slice, without a gradient. Source: none."""
+  """`log_probs` of a minibatch, each result [B, T], microbatch by microbatch and without a gradient."""
   params = jax.lax.stop_gradient(params)
 
-  def score(piece):
-    prompts, tokens_BxT, expert_BxTxNxk, key = piece
-    noise = None if key is None else (sigma_L, key)
-    return rescore(spec, params, prompts, tokens_BxT, noise, top, expert_BxTxNxk)
+  def score(microbatch):
+    prompts, tokens_BxT, expert_BxTxNxk, key = microbatch
+    noise = None if key is None or sigma_L is None else (sigma_L, key)
+    return log_probs(spec, params, prompts, tokens_BxT, noise, top, expert_BxTxNxk)
 
-  prompts, tokens, _, expert = slices(spec, batch, batch.rollout.expert_BxTxNxk)
-  pieces = prompts, tokens, expert, key_M
-  return jax.tree.map(lambda x: joined(spec, x), jax.lax.map(score, pieces))
+  prompts, tokens, _, expert = microbatches(spec, batch, batch.rollout.expert_BxTxNxk)
+  inputs = prompts, tokens, expert, key_M
+  return jax.tree.map(lambda x: join_microbatches(spec, x), jax.lax.map(score, inputs))
 
 
-def foreign(batch: Batch) -> Batch:
-  """The batch as a model that did not sample it reads it: tokens go where its own routers say. Source: none."""
+def without_routes(batch: Batch) -> Batch:
+  """The batch for weights that did not sample it: their own routers choose the experts."""
   return batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
 
 
-def leverage(spec: StepSpec, params: Any, batch: Batch, base: Any = None) -> jax.Array:
-  """log(w·n) of each row [B]: w = π/π_b of its answer, n = ‖∇ log π(answer)‖ by `params`; −∞ where there is none.
+def leverage(spec: StepSpec, params: Params, batch: Batch, base: Params = None) -> jax.Array:
+  """log(w·n) [B] with w = π/π_b and n = ‖∇ log π‖ of each row's completion; −∞ for an empty one.
 
-  Row after row, and of each gradient its norm alone is kept: the memory of one gradient, the time of a pass of rows
-  alone. Rows that lie on several devices are still taken one at a time. Source: arXiv:2602.17616 (VCPO).
+  A pass row by row that keeps the norm of each gradient: the memory of one gradient, the time of separate rows. Rows
+  are taken one at a time on several devices, too. arXiv:2602.17616 (VCPO).
   """
   repeats = batch.rollout.length_B.shape[0] // batch.prompts.length_P.shape[0]
   prompts = jax.tree.map(lambda x: jnp.repeat(x, repeats, axis=0), batch.prompts)
   rollout = batch.rollout
 
-  def pull(row):
-    prompt, tokens_T, behavior_T, said_T, expert_TxNxk = row
-    real_T = said_T > 0
+  def row_leverage(row):
+    prompt, tokens_T, behavior_T, sampled_T, expert_TxNxk = row
+    real_T = sampled_T > 0
 
-    def answer(params):
-      weights = policy(spec, base, params)
-      asked, expert = jax.tree.map(lambda x: x[None], (prompt, expert_TxNxk))
-      logp_1xT, _ = rescore(spec, weights, asked, tokens_T[None], expert_BxTxNxk=expert)
+    def completion_logp(params):
+      weights = policy_weights(spec, base, params)
+      prompts, expert = jax.tree.map(lambda x: x[None], (prompt, expert_TxNxk))
+      logp_1xT, _ = log_probs(spec, weights, prompts, tokens_T[None], expert_BxTxNxk=expert)
       return jnp.where(real_T, logp_1xT[0], 0.0).sum()
 
-    logp, grads = jax.value_and_grad(answer)(params)
+    logp, grads = jax.value_and_grad(completion_logp)(params)
     log_w = logp - jnp.where(real_T, behavior_T, 0.0).sum()
     return log_w + jnp.log(optax.tree.norm(grads))
 
@@ -174,4 +186,4 @@ def leverage(spec: StepSpec, params: Any, batch: Batch, base: Any = None) -> jax
     objective.sampled_mask(rollout),
     rollout.expert_BxTxNxk,
   )
-  return jax.lax.map(pull, rows)
+  return jax.lax.map(row_leverage, rows)

@@ -1,8 +1,9 @@
-"""The optimizer: AdamW with a schedule and a bound on the global gradient norm, all optax."""
+"""AdamW with a learning-rate schedule and a bound on the global gradient norm, from optax."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -12,14 +13,16 @@ from jaxrl_llm.types import UserError
 
 DECAYS = ('constant', 'cosine', 'linear')
 
+Schedule = Callable[[Any], Any]  # optimizer step → learning rate, traced or not
+
 
 def make_optimizer(
   config: OptimizerConfig, steps: int, learning_rate: float | None = None
-) -> tuple[optax.GradientTransformation, Callable]:
-  """AdamW on gradients clipped to `clip_norm`, and its learning-rate schedule step → rate.
+) -> tuple[optax.GradientTransformation, Schedule]:
+  """AdamW on gradients clipped to `clip_norm`, and its schedule over `steps` optimizer steps.
 
-  Weight decay touches matrices only. Raises UserError for an unknown decay.
-  Source: arXiv:1711.05101 (AdamW).
+  `learning_rate` replaces that of the config. Weight decay applies to matrices only. Raises UserError for an unknown
+  decay. arXiv:1711.05101 (AdamW).
   """
   rate = config.learning_rate if learning_rate is None else learning_rate
   schedule = _schedule(config, rate, steps)
@@ -35,7 +38,7 @@ def make_optimizer(
   return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw), schedule
 
 
-def _schedule(config: OptimizerConfig, rate: float, steps: int) -> Callable:
+def _schedule(config: OptimizerConfig, rate: float, steps: int) -> Schedule:
   warmup = config.warmup_steps
   after = max(steps - warmup, 1)
   if config.decay not in DECAYS:
@@ -49,6 +52,6 @@ def _schedule(config: OptimizerConfig, rate: float, steps: int) -> Callable:
   }[config.decay]()
   if not warmup:
     return main
-  # The first step already moves: the ramp starts at rate / warmup, not at 0.
+  # The ramp starts at rate / warmup, not at 0, so that the first step moves the weights.
   ramp = optax.linear_schedule(rate / warmup, rate, max(warmup - 1, 1))
   return optax.join_schedules([ramp, main], [warmup])

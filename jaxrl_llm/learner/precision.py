@@ -1,14 +1,13 @@
-"""Which number types a step samples and learns with, and that its objective counts what they differ by."""
+"""Number types of a step: of compute, and of the kernels while sampling."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from absl import logging
 
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
 
-# Bytes of a number; those of one byte are scaled by channel.
+# Bytes of a number. Types of one byte have a scale for each channel.
 TYPES = dict(float32=4, bfloat16=2, int8=1, float8_e4m3fn=1)
 _REMEDY = (
   "set config.objective.importance_correction.fn='token_truncate' (truncated importance sampling), or "
@@ -16,58 +15,58 @@ _REMEDY = (
 )
 
 
-def compute(config: Any, on_cpu: bool) -> str:
-  """The type of products, in the update and while sampling. Source: none."""
+def compute_dtype(config: Config, on_cpu: bool) -> str:
+  """The type of matrix products, in the update and while sampling."""
   return ('float32' if on_cpu else 'bfloat16') if config.dtype == 'auto' else config.dtype
 
 
-def weights(config: Any, dtype: str) -> str:
-  """The type of the sampler's kernels, where `dtype` is that of compute.
+def sampling_dtype(config: Config, dtype: str) -> str:
+  """The type of the kernels while sampling, where `dtype` is that of compute.
 
-  Raises UserError for a wider one, and for an update that is to round as a sampler does that does not. Source: none.
+  Raises UserError for a wider type, and for an update that rounds kernels where sampling does not.
   """
-  told = config.rollout.weights_dtype
-  if told == 'auto' or TYPES[told] == TYPES[dtype]:
+  requested = config.rollout.weights_dtype
+  if requested == 'auto' or TYPES[requested] == TYPES[dtype]:
     if config.learner.quantize:
       raise UserError(
         'config.learner.quantize=True rounds weights as the sampler does, and with '
-        f'config.rollout.weights_dtype={told!r} that rounds none; set that to int8 or float8_e4m3fn.'
+        f'config.rollout.weights_dtype={requested!r} that rounds none; set that to int8 or float8_e4m3fn.'
       )
     return dtype
-  if TYPES[told] > TYPES[dtype]:
+  if TYPES[requested] > TYPES[dtype]:
     raise UserError(
-      f'config.rollout.weights_dtype={told!r} is wider than {dtype}, in which weights are multiplied: more bytes for '
-      'the same numbers; set it to auto.'
+      f'config.rollout.weights_dtype={requested!r} is wider than {dtype}, in which weights are multiplied: more bytes '
+      'for the same numbers; set it to auto.'
     )
-  return told
+  return requested
 
 
-def check(config: Any, dtype: str, recomputes: bool) -> None:
-  """Raises UserError where nothing counts that the sampler's weights are rounded and the update's are not.
+def check(config: Config, dtype: str, recomputes_old: bool) -> None:
+  """Raises UserError where only sampling rounds the weights, and nothing in the objective accounts for it.
 
-  `recomputes`: ratios begin at log-probabilities that the update worked out. Ratios that begin at the recorded ones,
-  or leave them out of account by way of a correction, are unbiased; others take what the rounded policy said for what
-  the other would have said. Source: none.
+  Ratios to recorded log-probs, and importance corrections, account for it. With `recomputes_old`, ratios start at
+  log-probs that the update computes with its own weights, and do not.
   """
-  own = config.objective
+  objective = config.objective
   if (
-    weights(config, dtype) == dtype
+    sampling_dtype(config, dtype) == dtype
     or config.learner.quantize
-    or own.importance_correction.fn != 'none'
+    or objective.importance_correction.fn != 'none'
   ):
     return
-  asks = (
+  flag = (
     f'config.rollout.weights_dtype={config.rollout.weights_dtype!r} samples from rounded weights'
   )
-  if not own.ratio.fn.startswith('direct') and (recomputes or own.ratio.fn == 'one'):
-    why = (
-      f'config.objective.ratio.fn={own.ratio.fn!r}'
-      if own.ratio.fn == 'one'
-      else f'config.objective.old_policy.fn={own.old_policy.fn!r}'
+  no_ratio = objective.ratio.fn == 'one'
+  if not objective.ratio.fn.startswith('direct') and (recomputes_old or no_ratio):
+    cause = (
+      f'config.objective.ratio.fn={objective.ratio.fn!r}'
+      if no_ratio
+      else f'config.objective.old_policy.fn={objective.old_policy.fn!r}'
     )
-    raise UserError(f'{asks}, and with {why} nothing in the objective counts that; {_REMEDY}.')
+    raise UserError(f'{flag}, and with {cause} nothing in the objective counts that; {_REMEDY}.')
   logging.warning(
-    '%s: ratios count that beside what was learned, so that a trust region clips rounding, too; to keep them apart, %s.',
-    asks,
+    '%s: ratios contain the rounding beside the updates, so that a trust region clips rounding, too; to separate them, %s.',
+    flag,
     _REMEDY,
   )

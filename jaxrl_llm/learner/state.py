@@ -82,11 +82,11 @@ def merged_weights(spec: StepSpec, state: TrainState) -> Weights:
   if state.base is None:
     return state.params
   alpha = _lora(spec).alpha
-  merge = lambda base, adapter: lora.merged(base, adapter, alpha)  # noqa: E731
+  merge = lambda base, adapter: lora.merge(base, adapter, alpha)  # noqa: E731
   return jax.jit(merge, out_shardings=_shardings(spec, state.base))(state.base, state.params)
 
 
-def _lora(spec: StepSpec) -> lora.Settings:
+def _lora(spec: StepSpec) -> lora.LoraSettings:
   if spec.model.lora is None:
     raise ValueError('the state has a base and the spec has no LoRA settings')
   return spec.model.lora
@@ -94,11 +94,11 @@ def _lora(spec: StepSpec) -> lora.Settings:
 
 def _join_adapter(spec: StepSpec) -> Callable[[Weights, Weights], Weights]:
   alpha, dtype = _lora(spec).alpha, spec.model.dtype
-  return lambda base, adapter: lora.sampled(base, adapter, alpha, dtype)
+  return lambda base, adapter: lora.for_sampling(base, adapter, alpha, dtype)
 
 
 def _base(spec: StepSpec, params: Weights) -> Weights:
-  return lora.frozen(params, spec.model.dtype) if spec.model.lora else None
+  return lora.freeze(params, spec.model.dtype) if spec.model.lora else None
 
 
 def _first_state(
@@ -116,7 +116,7 @@ def _first_state(
   opt_state, zero = spec.update.optimizer.init(params), jnp.int32(0)
   average = jax.tree.map(jnp.copy, params) if method.needs_average else None
   loop, noise = spec.update.inner_steps, spec.update.activation_noise
-  inner_steps = loop.fresh() if loop else None
+  inner_steps = loop.init() if loop else None
   activation_noise = noise.fresh(spec.model.config.layers) if noise else None
   carried = (
     carried_kv.empty(spec.model.config, rollout.decode, spec.layout.prompts)

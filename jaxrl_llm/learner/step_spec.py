@@ -18,7 +18,7 @@ from jaxrl_llm.config.stages import pick
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import inner_steps, lora, precision
 from jaxrl_llm.learner.inner_steps import LastTurnFirst, SlowFast
-from jaxrl_llm.learner.lora import Settings as LoraSettings
+from jaxrl_llm.learner.lora import LoraSettings
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.models import splash
 from jaxrl_llm.objective import activation_noise, contracts
@@ -220,7 +220,7 @@ def make_spec(
   contradict each other.
   """
   config = typed(config)
-  dtype = precision.compute(config, _on_cpu(mesh))
+  dtype = precision.compute_dtype(config, _on_cpu(mesh))
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   compatibility.check(config, _facts(config, method) | _model_facts(mesh, model, teacher))
   _check_mesh(config, model, mesh)
@@ -232,7 +232,7 @@ def make_spec(
     lora=lora.settings(config.lora, model),
     teacher=teacher,
     dtype=dtype,
-    weights_dtype=precision.weights(config, dtype),
+    weights_dtype=precision.sampling_dtype(config, dtype),
     head_chunk_tokens=config.objective.head_chunk_tokens,
   )
   return StepSpec(
@@ -341,7 +341,7 @@ def _update(
 ) -> UpdateSpec:
   learner, remat = config.learner, config.learner.remat
   loop = pick(inner_steps, config.optimizer.outer, 'optimizer.outer')()
-  steps_per_minibatch = loop.most(config.environment.turns) if loop else 1
+  steps_per_minibatch = loop.max_steps(config.environment.turns) if loop else 1
   optimizer, schedule = make_optimizer(
     config.optimizer, config.steps * learner.minibatches * steps_per_minibatch
   )

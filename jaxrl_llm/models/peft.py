@@ -23,7 +23,7 @@ _EMPTY = ('rank_pattern', 'alpha_pattern', 'modules_to_save', 'layers_to_transfo
 
 
 class AdapterSettings(Protocol):
-  """The shape of an adapter: `learner.lora.Settings`."""
+  """The shape of an adapter: `learner.lora.LoraSettings`."""
 
   rank: int
   alpha: float

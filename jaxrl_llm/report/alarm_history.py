@@ -189,6 +189,6 @@ def _values(rows: list[dict[str, Any]], metrics: tuple[str, ...]) -> list[dict[s
 def _bounds(settings: dict[str, Any], on_cpu: bool) -> alarms.Bounds | None:
   try:
     config = ml_collections.ConfigDict(settings)
-    return alarms.bounds(config, precision.compute(config, on_cpu))
+    return alarms.bounds(config, precision.compute_dtype(config, on_cpu))
   except (AttributeError, KeyError, TypeError, ValueError):  # of a version with other fields
     return None

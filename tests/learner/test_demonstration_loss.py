@@ -50,7 +50,7 @@ def aside(fn, **keywords):
 def with_demo(batch, seed=0, length=(3, 0, 6, 2)):
   """Random demonstrations of four prompts, the second without one."""
   tokens = np.random.default_rng(seed).integers(0, 50, (P, T)).astype(np.int32)
-  return batch._replace(demo=data.supervised(tokens, np.array(length, np.int32)))
+  return batch._replace(demo=data.as_rollout(tokens, np.array(length, np.int32)))
 
 
 def gradient(p, batch, params, **more):
@@ -245,7 +245,10 @@ def test_stopped_and_resumed_it_is_the_uninterrupted_run(tmp_path):
 @pytest.mark.parametrize(
   'changes, told',
   [
-    (dict(distillation=dict(fn='on_policy')), "'on_policy' does not go with config.objective.teacher='': distillation needs"),
+    (
+      dict(distillation=dict(fn='on_policy')),
+      "'on_policy' does not go with config.objective.teacher='': distillation needs",
+    ),
     (dict(teacher='scratch'), "teacher='scratch' does not go with .*; set"),
     (
       dict(distillation=dict(fn='on_policy'), teacher='smollm9'),

@@ -20,9 +20,8 @@ from jaxrl_llm import train as runs
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, lora, microbatch
+from jaxrl_llm.learner import empty_records, lora, microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import validate
@@ -57,14 +56,14 @@ def test_an_adapter_that_has_learned_nothing_changes_not_one_bit(dtype):
   base = decoder.init(MODEL, 0)
   adapter = lora.init(adapted().model.lora, base, 0)
   want = logits(base, dtype=dtype)
-  np.testing.assert_array_equal(logits(lora.joined(base, adapter, 6.0), dtype=dtype), want)
-  np.testing.assert_array_equal(logits(lora.merged(base, adapter, 6.0), dtype=dtype), want)
-  assert (logits(lora.joined(base, drawn(), 6.0), dtype=dtype) != want).any()
+  np.testing.assert_array_equal(logits(lora.join(base, adapter, 6.0), dtype=dtype), want)
+  np.testing.assert_array_equal(logits(lora.merge(base, adapter, 6.0), dtype=dtype), want)
+  assert (logits(lora.join(base, drawn(), 6.0), dtype=dtype) != want).any()
 
 
 def test_an_adapter_begins_with_unit_outputs_and_is_keyed_by_seed_and_path():
   base = decoder.init(MODEL, 0)
-  wide = lora.Settings(32, 1.0, ('down', 'q', 'up'))
+  wide = lora.LoraSettings(32, 1.0, ('down', 'q', 'up'))
   made = lora.init(wide, base, 0)['layers']
   for i, name, fan in ((0, 'q', 32), (1, 'up', 32), (1, 'down', 48)):
     a, b = made[i][name]['a'], made[i][name]['b']
@@ -79,7 +78,7 @@ def test_an_adapter_begins_with_unit_outputs_and_is_keyed_by_seed_and_path():
 
 def test_merged_is_the_base_with_the_scaled_product_and_answers_as_both_side_by_side():
   base, adapter = decoder.init(MODEL, 0), drawn()
-  merged = lora.merged(base, adapter, 6.0)
+  merged = lora.merge(base, adapter, 6.0)
   for i, layer in adapter['layers'].items():
     for name, ab in layer.items():
       want = np.float64(base['layers'][i][name]['kernel']) + 2.0 * np.float64(ab['a']) @ ab['b']
@@ -96,12 +95,12 @@ def test_sampling_from_merged_weights_is_sampling_from_both_side_by_side():
   base, adapter = decoder.init(MODEL, 0), drawn()
   p, plain = adapted(), spec()
   state = train_state.init_state(p, base)._replace(params=adapter)
-  batch = graded(plain, lora.merged(base, adapter, 6.0))
+  batch = graded(plain, lora.merge(base, adapter, 6.0))
   rollout = jax.jit(lambda s: steps.generate(p, s, batch.prompts)[0])(state)
   np.testing.assert_array_equal(rollout.tokens_BxT, batch.rollout.tokens_BxT)
-  beside = microbatch.policy(p, state.base, state.params)
+  beside = microbatch.policy_weights(p, state.base, state.params)
   tokens_BxT = jnp.asarray(rollout.tokens_BxT)
-  again = jax.jit(lambda w: microbatch.rescore(p, w, batch.prompts, tokens_BxT)[0])(beside)
+  again = jax.jit(lambda w: microbatch.log_probs(p, w, batch.prompts, tokens_BxT)[0])(beside)
   real = np.arange(T)[None] < np.asarray(rollout.length_B)[:, None]
   np.testing.assert_allclose(again[real], np.asarray(rollout.logp_BxT)[real], atol=2e-5)
   # And its step learns from what it sampled, exactly on its policy.
@@ -126,9 +125,9 @@ def test_in_bfloat16_tokens_are_drawn_from_the_policy_that_learns():
 
   def gap(state):
     rollout = jax.jit(lambda s: steps.generate(p, s, prompts)[0])(state)
-    beside = microbatch.policy(p, train_state.init_state(p, base).base, adapter)
+    beside = microbatch.policy_weights(p, train_state.init_state(p, base).base, adapter)
     tokens_BxT = jnp.asarray(rollout.tokens_BxT)
-    again = jax.jit(lambda w: microbatch.rescore(p, w, prompts, tokens_BxT)[0])(beside)
+    again = jax.jit(lambda w: microbatch.log_probs(p, w, prompts, tokens_BxT)[0])(beside)
     real = np.arange(T)[None] < np.asarray(rollout.length_B)[:, None]
     return np.abs(again - rollout.logp_BxT)[real].mean(), np.asarray(rollout.logp_BxT)
 
@@ -144,15 +143,15 @@ def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
   """W + s·A·B: ∂A = s·∂W·Bᵀ and ∂B = s·Aᵀ·∂W, with ∂W from the plain program at the merged weights."""
   base, adapter = decoder.init(MODEL, 0), drawn()
   p, plain = adapted(remat=remat), spec(learner=dict(remat=remat))
-  merged = lora.merged(base, adapter, 6.0)
+  merged = lora.merge(base, adapter, 6.0)
   batch = graded(plain, merged)
   whole = gradient(plain, batch, merged)['layers']
 
   def total(adapter):
     target = objective.targets(p.objective.method, batch, G)
-    pieces = microbatch.slices(p, jax.tree.map(jnp.asarray, batch), target)
-    weights = microbatch.policy(p, base, adapter)
-    return jax.lax.map(lambda piece: updates.slice_loss(p, weights, *piece)[0], pieces).sum()
+    pieces = microbatch.microbatches(p, jax.tree.map(jnp.asarray, batch), target)
+    weights = microbatch.policy_weights(p, base, adapter)
+    return jax.lax.map(lambda piece: minibatch.microbatch_loss(p, weights, *piece)[0], pieces).sum()
 
   got = jax.jit(jax.grad(total))(adapter)['layers']
   size = 0.0
@@ -229,7 +228,7 @@ def test_the_base_is_the_reference_and_no_copy_is_kept():
   assert float(first['actor/kl_loss']) == 0 and float(second['actor/kl_loss']) > 1e-5
   # As a plain program has it that stands at the merged weights and keeps the base for reference.
   plain = spec(objective=told)
-  merged = train_state.init_state(plain, lora.merged(base, held.params, 6.0))
+  merged = train_state.init_state(plain, lora.merge(base, held.params, 6.0))
   merged = merged._replace(reference=base, step=jnp.int32(1))
   _, want = programs.compile_update(plain)(merged, batch)
   np.testing.assert_allclose(second['actor/kl_loss'], want['actor/kl_loss'], rtol=1e-3)
@@ -249,11 +248,11 @@ def test_passes_before_the_gradient_see_the_adapter(stages):
   base, adapter = decoder.init(MODEL, 0), drawn()
   batch = off_policy(graded(spec(), base))
   p, plain = adapted(objective=chosen(**stages)), spec(objective=chosen(**stages))
-  merged = train_state.init_state(plain, lora.merged(base, adapter, 6.0))
+  merged = train_state.init_state(plain, lora.merge(base, adapter, 6.0))
   state = train_state.init_state(p, base)._replace(params=adapter)
   if state.average is not None:
     state = state._replace(average=drawn(1))
-    merged = merged._replace(average=lora.merged(base, drawn(1), 6.0))
+    merged = merged._replace(average=lora.merge(base, drawn(1), 6.0))
   want, got = (programs.compile_update(x)(s, batch)[1] for x, s in ((plain, merged), (p, state)))
   for name in ('actor/ppo_kl', 'actor/entropy', 'actor/pg_loss', 'actor/pg_clipfrac'):
     np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
@@ -267,8 +266,8 @@ def test_norms_of_rows_are_those_of_the_adapters_gradient():
   got = jax.jit(lambda a: microbatch.leverage(p, a, batch, base))(adapter)
 
   def answer(adapter):
-    weights = lora.merged(base, adapter, 6.0)
-    logp_BxT = microbatch.rescore(p, weights, batch.prompts, batch.rollout.tokens_BxT)[0]
+    weights = lora.merge(base, adapter, 6.0)
+    logp_BxT = microbatch.log_probs(p, weights, batch.prompts, batch.rollout.tokens_BxT)[0]
     return jnp.where(jnp.arange(T) < batch.rollout.length_B[5], logp_BxT[5], 0.0).sum()
 
   logp, slope = jax.jit(jax.value_and_grad(answer))(adapter)
@@ -368,7 +367,10 @@ def test_attention_of_a_mixture_may_have_one():
     (dict(lora=dict(rank=-1)), 'config.lora.rank=-1 must be a whole number of at least 0'),
     (dict(lora=dict(alpha=0.0)), 'config.lora.alpha=0.0 must be a finite number above 0'),
     (dict(lora=dict(targets='(q')), "config.lora.targets='\\(q' is no regular expression"),
-    (dict(lora=dict(rank=2), sft=dict(steps=3)), 'config.lora.rank=2 does not go with config.sft.steps=3'),
+    (
+      dict(lora=dict(rank=2), sft=dict(steps=3)),
+      'config.lora.rank=2 does not go with config.sft.steps=3',
+    ),
     (
       dict(
         lora=dict(rank=2), objective=dict(auxiliary_model=dict(fn='critic', learning_rate=1e-3))

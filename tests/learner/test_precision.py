@@ -72,7 +72,7 @@ def scored(spec):
     sampled = generate.generate(spec, train_state.sampling_state(params), prompts)[0]
     batch = Batch(prompts, sampled, sampled.weight_B, sampled.weight_B)
     with jax.sharding.use_abstract_mesh(spec.layout.mesh.abstract_mesh):
-      return sampled, microbatch.scores(spec, params, batch)[0]
+      return sampled, microbatch.microbatched_log_probs(spec, params, batch)[0]
 
   state = train_state.init_state(spec, params_of(spec.model.config))
   return jax.tree.map(np.asarray, run(state.params))

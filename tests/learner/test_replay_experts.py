@@ -12,9 +12,8 @@ import pytest
 
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, moe
 from jaxrl_llm.rollout import ring_decode
@@ -132,7 +131,9 @@ def test_a_held_token_goes_where_it_went_although_the_weights_have_changed(param
 def _rescored(params, tokens_BxT, expert_BxTxNxk, remat):
   p = step_spec()
   p = p._replace(update=p.update._replace(remat=remat))
-  return microbatch.rescore(p, params, make_prompts(), tokens_BxT, expert_BxTxNxk=expert_BxTxNxk)[0]
+  return microbatch.log_probs(p, params, make_prompts(), tokens_BxT, expert_BxTxNxk=expert_BxTxNxk)[
+    0
+  ]
 
 
 def rescored(params, rollout, expert, remat=False):
@@ -186,8 +187,8 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
   p = step_spec()
   correct_B = (np.arange(P * G) % 2).astype(np.float32)
   batch = jax.tree.map(jnp.asarray, Batch(make_prompts(), rollout, correct_B, correct_B))
-  score = jax.jit(lambda batch: microbatch.scores(p, others, batch)[0])
-  scores, anew = score(batch), score(microbatch.foreign(batch))
+  score = jax.jit(lambda batch: microbatch.microbatched_log_probs(p, others, batch)[0])
+  scores, anew = score(batch), score(microbatch.without_routes(batch))
   np.testing.assert_allclose(scores, rescored(others, rollout, rollout.expert_BxTxNxk), atol=1e-4)
   np.testing.assert_allclose(anew, rescored(others, rollout, None), atol=1e-4)
   real = np.arange(T)[None] < rollout.length_B[:, None]
@@ -195,11 +196,11 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
 
   @jax.jit
   def lost(batch):
-    target = updates._target(
-      p, train_state.init_state(p, others), batch, updates.Known(jnp.int32(0))
+    target = minibatch.minibatch_targets(
+      p, train_state.init_state(p, others), batch, minibatch.MinibatchInputs(jnp.int32(0))
     )
-    piece = jax.tree.map(lambda x: x[0], microbatch.slices(p, batch, target))
-    return updates.slice_loss(p, others, *piece)[1]['probs_diff']
+    piece = jax.tree.map(lambda x: x[0], microbatch.microbatches(p, batch, target))
+    return minibatch.microbatch_loss(p, others, *piece)[1]['probs_diff']
 
   gap = np.abs(np.exp(np.asarray(scores)) - np.exp(rollout.logp_BxT))[real].sum()
   np.testing.assert_allclose(lost(batch), gap, rtol=1e-3)
@@ -220,7 +221,9 @@ def test_tokens_that_nobody_saw_go_anywhere_are_refused(changes, said):
   c.prompts, c.learner.replay_experts = P, True
   with c.ignore_type():
     c.update(changes)
-  with pytest.raises(UserError, match=f'config.learner.replay_experts=True does not go with {said}'):
+  with pytest.raises(
+    UserError, match=f'config.learner.replay_experts=True does not go with {said}'
+  ):
     make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 

@@ -48,10 +48,12 @@ def test_log_probs_from_slices_of_any_size_stand_in_the_rows_they_belong_to():
   batch = graded(spec(), params)
   tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
   seen = np.arange(tokens_BxT.shape[1])[None] < batch.rollout.length_B[:, None]
-  want = microbatch.rescore(spec(), params, batch.prompts, tokens_BxT)
+  want = microbatch.log_probs(spec(), params, batch.prompts, tokens_BxT)
   batch = jax.tree.map(jnp.asarray, batch)
   for rows in (2, 4, 8):  # half a group, a group, two groups: the last interleaves them
-    got = microbatch.scores(spec(learner=dict(microbatch_rollouts=rows)), params, batch)
+    got = microbatch.microbatched_log_probs(
+      spec(learner=dict(microbatch_rollouts=rows)), params, batch
+    )
     for one, other in zip(got, want, strict=True):
       np.testing.assert_allclose(np.where(seen, one, 0), np.where(seen, other, 0), atol=1e-5)
 
@@ -67,7 +69,7 @@ def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size
   assert cut.objective.method.needs_rows and not cut.objective.method.needs_old
 
   def score(q):
-    return microbatch.rescore(cut, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
+    return microbatch.log_probs(cut, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]
 
   target = objective.targets(cut.objective.method, batch, G).with_arrays(
     reference_BxT=score(params)
@@ -211,7 +213,10 @@ def test_without_replay_a_program_and_its_batch_are_what_they_were():
   assert empty_records.empty_batch(off).replayed_B is None
   with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. does not go with'):
     spec(replay=dict(reuse=dict(fn='successes', count=1)), rollout=pruned())
-  with pytest.raises(UserError, match='config.replay.reuse.fn=.successes. does not go with .*decoupled.* keeps the sum'):
+  with pytest.raises(
+    UserError,
+    match='config.replay.reuse.fn=.successes. does not go with .*decoupled.* keeps the sum',
+  ):
     spec(
       replay=dict(reuse=dict(fn='successes', count=1)),
       objective=chosen(advantage=dict(fn='decoupled')),
@@ -280,7 +285,10 @@ def pruned():
       dict(hint=dict(fn='prefix'), replay=dict(fn='successes', count=1)),
       'does not go with config.replay.reuse',
     ),
-    (dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')), 'does not go with config.rewards.truncate'),
+    (
+      dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')),
+      'does not go with config.rewards.truncate',
+    ),
   ],
 )
 def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told(changes, told):

@@ -59,7 +59,7 @@ def by_hand(p, batch, eps):
   params, number = decoder.init(MODEL, 0), batch.rollout.turns.number_BxT
   advantage = objective.targets(p.objective.method, batch, G).advantage_BxT
   tokens = jnp.asarray(batch.rollout.tokens_BxT)
-  score = lambda q: microbatch.rescore(p, q, batch.prompts, tokens)[0]  # noqa: E731
+  score = lambda q: microbatch.log_probs(p, q, batch.prompts, tokens)[0]  # noqa: E731
   ratio = lambda q, old, own: jnp.exp(  # noqa: E731
     jnp.where(own, score(q) - old, 0).sum(1) / jnp.maximum(own.sum(1), 1)
   )

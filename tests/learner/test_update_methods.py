@@ -12,9 +12,8 @@ from jaxrl_llm import objective
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, inner_steps
+from jaxrl_llm.learner import empty_records, inner_steps, microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder, shared_prompt_forward
 from jaxrl_llm.types import UserError
@@ -71,7 +70,9 @@ def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   p = spec(objective=averaged(0.7, importance_correction=dict(fn='token'), trust_region=PLAIN))
   states = trained(p, batch, 2)
   state = jax.tree.map(jnp.asarray, states[1])
-  score = lambda q: updates.rescore(p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT))[0]  # noqa: E731
+  score = lambda q: microbatch.log_probs(
+    p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT)
+  )[0]  # noqa: E731
   target = objective.targets(p.objective.method, batch, G).with_arrays(old_BxT=score(state.average))
   c_BxT, _ = objective.coefficients(p.objective.method, target, score(state.params))
   seen = np.asarray(target.mask_BxT) > 0
@@ -212,7 +213,7 @@ def test_fast_steps_end_for_ever_where_the_entropy_rises_above_its_window():
   """Against numpy: the mean and std over n of the window that ends with a value; a fall ends nothing."""
   rule = inner_steps.slow_fast(fast_steps=4, window=4, threshold=1.2)
   entropy = [1.0, 1.2, 0.9, 1.1, 1.0, 0.4, 1.6, 1.0, 1.0]
-  seen, ends = rule.fresh(), []
+  seen, ends = rule.init(), []
   for index, value in enumerate(entropy):
     last = np.array(entropy[max(index - 3, 0) : index + 1])
     ends.append(len(last) == 4 and value - last.mean() >= 1.2 * last.std())
@@ -221,7 +222,7 @@ def test_fast_steps_end_for_ever_where_the_entropy_rises_above_its_window():
     nothing = rule.observe(seen, jnp.float32(99), jnp.bool_(False))
     assert_equal(jax.device_get(nothing), jax.device_get(seen))
   assert ends.index(True) == 6 and int(rule.steps(seen)) == 0
-  assert int(inner_steps.slow_fast(alpha=0.0).steps(inner_steps.slow_fast(alpha=0.0).fresh())) == 0
+  assert int(inner_steps.slow_fast(alpha=0.0).steps(inner_steps.slow_fast(alpha=0.0).init())) == 0
 
 
 def test_the_window_holds_the_entropy_of_the_outer_step(batch):
@@ -256,7 +257,9 @@ def test_settings_out_of_range_are_told(settings, told):
 
 
 def forward(p, params, batch, noise=None):
-  return updates.rescore(p, params, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT), noise)[0]
+  return microbatch.log_probs(
+    p, params, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT), noise
+  )[0]
 
 
 def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
@@ -290,11 +293,11 @@ def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
   logp = jax.jit(lambda log_sigma: forward(p, params, batch, (jnp.exp(log_sigma), key)))
   c_BxT, _ = objective.coefficients(p.objective.method, target, logp(start))
   loss = lambda log_sigma: -float(jnp.where(seen, c_BxT * logp(log_sigma), 0).sum())  # noqa: E731
-  prompts, tokens, length, _ = updates.slices(p, jax.tree.map(jnp.asarray, batch), None)
+  prompts, tokens, length, _ = microbatch.microbatches(p, jax.tree.map(jnp.asarray, batch), None)
   first = lambda x: x[0]  # noqa: E731
   got = jax.jit(
     jax.grad(
-      lambda log_sigma: updates.slice_loss(
+      lambda log_sigma: minibatch.microbatch_loss(
         p,
         params,
         jax.tree.map(first, prompts),
@@ -331,7 +334,7 @@ def test_the_pull_of_a_row_is_its_own_gradient(batch):
   length_B = np.array(batch.rollout.length_B)
   length_B[3] = 0
   batch = batch._replace(rollout=batch.rollout._replace(length_B=length_B))
-  got = jax.jit(lambda q: updates.leverage(p, q, jax.tree.map(jnp.asarray, batch)))(params)
+  got = jax.jit(lambda q: microbatch.leverage(p, q, jax.tree.map(jnp.asarray, batch)))(params)
   assert float(got[3]) == -np.inf
   real = np.arange(batch.rollout.tokens_BxT.shape[1])[None] < length_B[:, None]
   answers = jax.jit(lambda q: jnp.where(real, forward(p, q, batch), 0).sum(1))

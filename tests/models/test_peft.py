@@ -22,7 +22,7 @@ transformers = pytest.importorskip('transformers')
 
 from tests.models.test_parity import CASES, padded, reference, their_logits  # noqa: E402
 
-ON = lora.Settings(3, 6.0, ('down', 'gate', 'k', 'o', 'q', 'up', 'v'))
+ON = lora.LoraSettings(3, 6.0, ('down', 'gate', 'k', 'o', 'q', 'up', 'v'))
 PREFIX = 'base_model.model.'
 
 
@@ -77,7 +77,7 @@ def test_the_files_are_pefts_and_say_what_our_model_says(written):
   assert told['lora_alpha'] == 6 and isinstance(told['lora_alpha'], int)
   assert told['base_model_name_or_path'] == base.name
   tokens, mask = padded(left=False)
-  joined = lora.joined(base.params, adapter, ON.alpha)
+  joined = lora.join(base.params, adapter, ON.alpha)
   ours = np.asarray(jax.jit(lambda p: decoder.forward(base.config, p, tokens, mask))(joined))
   alone = their_logits(theirs, tokens, mask)
   handles = beside(theirs, folder)
@@ -90,13 +90,13 @@ def test_the_files_are_pefts_and_say_what_our_model_says(written):
 
 def test_merged_and_exported_transformers_says_the_same(written, tmp_path):
   _, base, adapter, _ = written
-  merged = lora.merged(base.params, adapter, ON.alpha)
+  merged = lora.merge(base.params, adapter, ON.alpha)
   to = export.save(str(tmp_path / 'merged'), base._replace(params=merged), dtype='float32')
   loaded = transformers.AutoModelForCausalLM.from_pretrained(
     to, dtype=torch.float32, attn_implementation='eager'
   ).eval()
   tokens, mask = padded(left=False)
-  joined = lora.joined(base.params, adapter, ON.alpha)
+  joined = lora.join(base.params, adapter, ON.alpha)
   ours = np.asarray(jax.jit(lambda p: decoder.forward(base.config, p, tokens, mask))(joined))
   assert np.abs(ours - their_logits(loaded, tokens, mask))[mask].max() <= 3e-4
 

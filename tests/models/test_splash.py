@@ -88,7 +88,7 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
     placed = jax.device_put(params, sharding.layout(params, p.layout.mesh))
 
     def loss(p, params):
-      logp_BxT, entropy_BxT = microbatch.rescore(p, params, prompts, tokens)
+      logp_BxT, entropy_BxT = microbatch.log_probs(p, params, prompts, tokens)
       return jnp.where(said, logp_BxT, 0.0).sum(), (logp_BxT, entropy_BxT)
 
     run = sharding.on_mesh(lambda p, x: jax.grad(lambda x: loss(p, x), has_aux=True)(x))

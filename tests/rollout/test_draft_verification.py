@@ -13,8 +13,7 @@ from scipy import stats
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import generate as sampling_half
-from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import microbatch, verify_drafts
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
@@ -106,12 +105,11 @@ def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
   spec = step_spec(rollouts=rows, fn='lenient', lenience=lenience)
 
   def verified(p):
-    return sampling_half._verify(
-      spec, p, prompts, draft, None, train_state.sampling_state(p, 1), T
-    )[0]
+    state = train_state.sampling_state(p, 1)
+    return verify_drafts.verify_drafts(spec, p, state, prompts, draft, None, T)[0]
 
   cut = jax.tree.map(np.asarray, jax.jit(verified)(changed))
-  new = jax.jit(lambda p: microbatch.rescore(many, p, prompts, draft.tokens_BxT)[0])(changed)
+  new = jax.jit(lambda p: microbatch.log_probs(many, p, prompts, draft.tokens_BxT)[0])(changed)
   ratio_B = np.exp(np.asarray(new)[:, 0] - draft.logp_BxT[:, 0])
   wanted, kept = np.minimum(1, lenience * ratio_B), cut.length_B > 0
   spread = np.sqrt((wanted * (1 - wanted)).sum())
@@ -125,7 +123,7 @@ def test_recorded_log_prob_is_that_of_the_weights_now(params, changed, draft_of)
   got, metrics = sample(spec, changed, born=7, draft=draft)
   assert 0 < metrics['generate/draft_tokens_kept'] < draft.length_B.sum()
   prompts = make_prompts()
-  logp = jax.jit(lambda p: microbatch.rescore(spec, p, prompts, got.tokens_BxT)[0])(changed)
+  logp = jax.jit(lambda p: microbatch.log_probs(spec, p, prompts, got.tokens_BxT)[0])(changed)
   real = np.arange(T)[None] < got.length_B[:, None]
   np.testing.assert_allclose(got.logp_BxT[real], np.asarray(logp)[real], atol=5e-5)
 

@@ -16,9 +16,8 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, microbatch
+from jaxrl_llm.learner import empty_records, microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner import update as updates
 from jaxrl_llm.runner import host_step, multi_turn, resume, setup
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, UserError
 
@@ -208,7 +207,7 @@ def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   context, _, _, told = talked
   prompts, rollout, _ = told[0]
   state = train_state.init_state(context.spec, context.models.policy.params)
-  logp_BxT, _ = jax.jit(lambda p: microbatch.rescore(context.spec, p, prompts, rollout.tokens_BxT))(
+  logp_BxT, _ = jax.jit(lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT))(
     state.params
   )
   said = np.asarray(objective.sampled_mask(rollout)) > 0
@@ -284,15 +283,15 @@ def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
   target = objective.targets(spec.objective.method, batch, G)
 
   def total(params):
-    pieces = microbatch.slices(spec, jax.tree.map(jnp.asarray, batch), target)
-    losses, sums = jax.lax.map(lambda x: updates.slice_loss(spec, params, *x), pieces)
+    pieces = microbatch.microbatches(spec, jax.tree.map(jnp.asarray, batch), target)
+    losses, sums = jax.lax.map(lambda x: minibatch.microbatch_loss(spec, params, *x), pieces)
     return losses.sum(), sums
 
   (_, sums), got = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
   sampled_BxT = objective.sampled_mask(batch.rollout)
 
   def plain(params):
-    logp_BxT, _ = microbatch.rescore(spec, params, batch.prompts, batch.rollout.tokens_BxT)
+    logp_BxT, _ = microbatch.log_probs(spec, params, batch.prompts, batch.rollout.tokens_BxT)
     weight = target.weight_BxT * target.advantage_BxT
     return -jnp.where(sampled_BxT > 0, weight * logp_BxT, 0.0).sum()
 

@@ -18,9 +18,8 @@ from jaxrl_llm.commands.generate import generate_text
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data.tasks import make_row
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner import update as updates
 from jaxrl_llm.learner.step_spec import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import sft as sft_lib
@@ -47,9 +46,9 @@ def job(**sft):
 def learned(spec, batch, params):
   """The loss and its gradient."""
   target = objective.targets(spec.objective.method, batch, 1)
-  pieces = microbatch.slices(spec, batch, target)
+  pieces = microbatch.microbatches(spec, batch, target)
   piece = jax.tree.map(lambda x: x[0], pieces)
-  loss = lambda params: updates.slice_loss(spec, params, *piece)[0]  # noqa: E731
+  loss = lambda params: minibatch.microbatch_loss(spec, params, *piece)[0]  # noqa: E731
   return jax.jit(jax.value_and_grad(loss))(params)
 
 
@@ -61,7 +60,7 @@ def test_packed_is_unpacked_in_loss_and_gradient():
   want, want_grad = learned(spec, apart, params)
   c, spec, table, tokenizer = job(prompts=5, pack_tokens=24)
   drawn = list(zip(table.tokens, table.rows, strict=True))
-  prompts, rollout, count = data.packed(drawn, tokenizer, 10, 5, 24)
+  prompts, rollout, count = data.pack_demonstrations(drawn, tokenizer, 10, 5, 24)
   assert count == len(WORDS) and (rollout.length_B > 0).all()
   together = apart._replace(
     prompts=prompts, rollout=rollout, reward_B=np.ones(5, np.float32), correct_B=np.ones(5)

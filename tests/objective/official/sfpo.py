@@ -152,7 +152,7 @@ def ours(data):
   for _ in range(rule.fast_steps):
     now = descend(data, *now)
   first, second = descend(data, *rule.reposition(start, now))
-  seen, stopped = rule.fresh()._replace(entropy_W=jnp.zeros(rule.window)), []
+  seen, stopped = rule.init()._replace(entropy_W=jnp.zeros(rule.window)), []
   for value in data['entropy']:
     stopped.append(float(rule.steps(seen) == 0))
     seen = rule.observe(seen, jnp.asarray(value), jnp.bool_(True))

@@ -1,0 +1,278 @@
+"""A minibatch: targets, the gradient summed over microbatches, and one guarded optimizer step."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm import objective
+from jaxrl_llm.learner import demonstration_loss
+from jaxrl_llm.learner.microbatch import (
+  leverage,
+  log_probs,
+  microbatched_log_probs,
+  microbatches,
+  policy_weights,
+  reference_weights,
+  without_routes,
+)
+from jaxrl_llm.learner.step_spec import StepSpec, teacher_spec
+from jaxrl_llm.rewards.outcomes import compared
+from jaxrl_llm.types import Batch, Metrics, Params, Prompts, TrainState
+
+TRAINED_TOKENS = 'training/trained_tokens'
+_SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
+
+
+class MinibatchInputs(NamedTuple):
+  """Per-minibatch values computed before the first optimizer step of a batch."""
+
+  began: jax.Array  # optimizer steps taken before the batch
+  old: jax.Array | None = None  # log-probabilities [B, T] of the old policy
+  signal: jax.Array | None = None  # [B, T], of the auxiliary model
+  turn: jax.Array | None = None  # the only turn to learn; None: all of a row
+  multiplier: jax.Array | None = None  # [B], factor on the advantages of that turn
+
+
+class Gradient(NamedTuple):
+  """Gradients of what the loss trains."""
+
+  params: Params
+  log_sigma_L: jax.Array | None  # of the activation noise
+
+
+def minibatch_step(
+  spec: StepSpec, state: TrainState, batch: Batch, inputs: MinibatchInputs
+) -> tuple[TrainState, Metrics]:
+  """One optimizer step, skipped where the gradient is not finite or the minibatch has no tokens."""
+  target = minibatch_targets(spec, state, batch, inputs)
+  target, demonstrations = demonstration_loss.plan(spec, state, batch, target)
+  key_M = _noise_keys(spec, state, batch)
+  target, minibatch_sums, scale = _prepare(spec, state, batch, target, key_M)
+  grads, sums = _gradient(spec, state, batch, target, key_M)
+  sums |= minibatch_sums
+  params_grad, demo_metrics = demonstration_loss.add_gradient(
+    spec, state, batch, demonstrations, grads.params
+  )
+  grads = grads._replace(params=params_grad)
+  norm = optax.tree.norm(grads.params)
+  usable = jnp.isfinite(norm)
+  if grads.log_sigma_L is not None:
+    usable &= jnp.isfinite(grads.log_sigma_L).all()
+  skip = lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1))  # noqa: E731
+  state, update_norm = jax.lax.cond(
+    usable & (batch.rollout.length_B.sum() > 0),
+    lambda: _apply(spec, state, grads, scale),
+    lambda: (skip(), jnp.float32(0)),
+  )
+  metrics = _metrics(spec, state, batch, target, sums, norm) | demo_metrics
+  metrics['actor/update_norm'] = update_norm
+  metrics['actor/lr'] *= scale
+  if spec.update.activation_noise is not None:
+    metrics['actor/noise_sigma'] = jnp.exp(state.activation_noise.log_sigma_L).mean()
+  return state, metrics
+
+
+def minibatch_targets(
+  spec: StepSpec, state: TrainState, batch: Batch, inputs: MinibatchInputs
+) -> objective.Targets:
+  """Advantages and denominators of a minibatch, and the inputs that its method needs besides."""
+  method, leverage_B = spec.objective.method, None
+  if method.needs_norms:
+    leverage_B = leverage(spec, state.params, batch, state.base)
+  target = objective.targets(
+    method, batch, spec.layout.group, inputs.signal, leverage_B, spec.layout.slots_per_prompt
+  )
+  target = target.with_arrays(old_BxT=inputs.old, expert_BxTxNxk=batch.rollout.expert_BxTxNxk)
+  if method.needs_versions:
+    version_BxT = batch.rollout.version_BxT
+    target = target.with_arrays(
+      age_BxT=state.step - version_BxT,
+      batch_steps_BxT=jnp.broadcast_to(state.step - inputs.began, version_BxT.shape),
+    )
+  if method.needs_step:
+    target = target.with_arrays(step_B=jnp.broadcast_to(state.step, batch.rollout.length_B.shape))
+  if inputs.turn is not None and inputs.multiplier is not None:
+    target = objective.turn_targets(method, target, batch.rollout, inputs.turn, inputs.multiplier)
+  return target
+
+
+def _prepare(
+  spec: StepSpec,
+  state: TrainState,
+  batch: Batch,
+  target: objective.Targets,
+  key_M: jax.Array | None,
+) -> tuple[objective.Targets, Metrics, jax.Array]:
+  """Forward passes over the minibatch before its gradient → targets, complete sums, a factor on the learning rate.
+
+  They serve the log-probs of other policies, and methods whose coefficients depend on all rows of the minibatch.
+  """
+  method = spec.objective.method
+  if 'reference' in method.needs:
+    weights = reference_weights(state)
+    target = target.with_arrays(
+      reference_BxT=microbatched_log_probs(spec, weights, without_routes(batch))[0]
+    )
+  if method.needs_average:
+    average = policy_weights(spec, state.base, state.average)
+    target = target.with_arrays(old_BxT=microbatched_log_probs(spec, average, batch)[0])
+  if method.needs_teacher:
+    logp_BxT, *_ = microbatched_log_probs(teacher_spec(spec), state.teacher, without_routes(batch))
+    target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
+  if not method.needs_rows:
+    return target, {}, jnp.float32(1)
+  sigma_L = None if key_M is None else jnp.exp(state.activation_noise.log_sigma_L)
+  weights = policy_weights(spec, state.base, state.params)
+  logp_BxT, *others = microbatched_log_probs(
+    spec, weights, batch, sigma_L, key_M, top=_confidence_top_k(method)
+  )
+  c_BxT, sums = objective.coefficients(method, target, logp_BxT, *others)
+  scale = objective.learning_rate_scale(method, target, logp_BxT)
+  return target._replace(c_BxT=c_BxT), sums, scale
+
+
+def _gradient(
+  spec: StepSpec,
+  state: TrainState,
+  batch: Batch,
+  target: objective.Targets,
+  key_M: jax.Array | None,
+) -> tuple[Gradient, Metrics]:
+  """The gradient of the loss and its sums, microbatch by microbatch; sums named *_max are maxima."""
+  noise = state.activation_noise
+  trained = Gradient(state.params, None if noise is None else noise.log_sigma_L)
+
+  def accumulate(carry, microbatch):
+    microbatch, key = microbatch
+
+    def loss(trained: Gradient):
+      weights = policy_weights(spec, state.base, trained.params)
+      noise = None if key is None else (jnp.exp(trained.log_sigma_L), key)
+      return microbatch_loss(spec, weights, *microbatch, noise=noise)
+
+    grads, sums = jax.grad(loss, has_aux=True)(trained)
+    summed = {
+      k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()
+    }
+    return (jax.tree.map(jnp.add, carry[0], grads), summed), None
+
+  zeros = jax.tree.map(jnp.zeros_like, trained), {k: jnp.float32(0) for k in _SUMS}
+  (grads, sums), _ = jax.lax.scan(accumulate, zeros, (microbatches(spec, batch, target), key_M))
+  return grads, sums
+
+
+def microbatch_loss(
+  spec: StepSpec,
+  params: Params,
+  prompts: Prompts,
+  tokens_BxT: jax.Array,
+  length_B: jax.Array,
+  target: objective.Targets,
+  noise: tuple[jax.Array, jax.Array] | None = None,
+) -> tuple[jax.Array, Metrics]:
+  """−Σ c·log π of a microbatch, with every denominator inside c, and sums for the metrics."""
+  method = spec.objective.method
+  top = 0 if target.c_BxT is not None else _confidence_top_k(method)
+  logp_BxT, entropy_BxT, *others = log_probs(
+    spec, params, prompts, tokens_BxT, noise, top, target.expert_BxTxNxk
+  )
+  if target.c_BxT is None:
+    c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT, *others)
+  else:
+    c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
+  real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
+  if target.sampled_BxT is not None:
+    real_BxT &= target.sampled_BxT > 0
+  logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
+  behavior_BxT = objective.behavior_log_probs(target.replayed_B, target.behavior_BxT, logp_BxT)
+  gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behavior_BxT)), 0.0)
+  sums |= {
+    'entropy': jnp.where(real_BxT, entropy_BxT, 0.0).sum(),
+    'tokens': real_BxT.sum().astype(jnp.float32),
+    'probs_diff': gap_BxT.sum(),
+    'probs_diff_max': gap_BxT.max(),
+  }
+  return -(c_BxT * logp_BxT).sum(), jax.lax.stop_gradient(sums)
+
+
+def _confidence_top_k(method: objective.Method) -> int:
+  return objective.CONFIDENCE_TOP_K if method.needs_confidence else 0
+
+
+def _noise_keys(spec: StepSpec, state: TrainState, batch: Batch) -> jax.Array | None:
+  """A key for each microbatch, by seed and step: a repeated update draws the same noise."""
+  if spec.update.activation_noise is None:
+    return None
+  key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+  rows = spec.update.microbatch.prompts * spec.update.microbatch.rollouts
+  return jax.random.split(key, batch.rollout.length_B.shape[0] // rows)
+
+
+@jax.named_scope('optimizer')
+def _apply(
+  spec: StepSpec, state: TrainState, grads: Gradient, scale: jax.Array
+) -> tuple[TrainState, jax.Array]:
+  """The state after one optimizer step, and the norm of the change of the weights."""
+  noise = spec.update.activation_noise
+  if noise is not None and grads.log_sigma_L is not None:
+    state = state._replace(activation_noise=noise.learn(state.activation_noise, grads.log_sigma_L))
+  updates, opt_state = spec.update.optimizer.update(grads.params, state.opt_state, state.params)
+  updates = jax.tree.map(lambda x: x * scale, updates)
+  params = optax.apply_updates(state.params, updates)
+  if spec.objective.average_decay is not None:
+    state = state._replace(average=_averaged(spec.objective.average_decay, state, params))
+  state = state._replace(
+    params=params,
+    opt_state=opt_state,
+    step=state.step + 1,
+    skipped=jnp.zeros_like(state.skipped),
+  )
+  return state, optax.tree.norm(updates)
+
+
+def _averaged(decay: float, state: TrainState, params: Params) -> Params:
+  """The mean of all weights so far, those of i optimizer steps ago with weight decay^i."""
+  # 1 / Σ decay^i over the weights so far: one for each of `step` steps, this one and the start.
+  weights = state.step.astype(jnp.float32) + 2
+  share = (1 - decay) / -jnp.expm1(weights * math.log(decay)) if decay else 1.0
+  return jax.tree.map(lambda mean, x: x + (1 - share) * (mean - x), state.average, params)
+
+
+def _metrics(
+  spec: StepSpec,
+  state: TrainState,
+  batch: Batch,
+  target: objective.Targets,
+  sums: Metrics,
+  norm: jax.Array,
+) -> Metrics:
+  tokens = jnp.maximum(sums['tokens'], 1)
+  counted = jnp.maximum((target.mask_BxT > 0).sum(), 1)
+  groups = objective.group_rows(batch.prompts, spec.layout.group, spec.layout.slots_per_prompt)
+  mixed_B = objective.mixed_group_mask(
+    compared(spec.objective.method, batch), batch.rollout.length_B, groups
+  )
+  # Advantages are those of the loss, so that an error in a mask or denominator is visible in the log.
+  return {
+    'actor/pg_loss': sums['pg_loss'],
+    'actor/pg_clipfrac': sums['clipped'] / counted,
+    'actor/ppo_kl': sums['kl'] / counted,
+    'actor/kl_loss': sums['kl_loss'],
+    'actor/rejected_frac': sums['rejected'] / counted,
+    'actor/entropy': sums['entropy'] / tokens,
+    'actor/grad_norm': norm,
+    'actor/lr': spec.update.schedule(jnp.maximum(state.step - 1, 0)),
+    'actor/skipped_updates': state.skipped.astype(jnp.float32),
+    'critic/advantages/mean': (target.advantage_BxT * target.mask_BxT).sum() / counted,
+    'critic/advantages/max': target.advantage_BxT.max(),
+    'critic/advantages/min': target.advantage_BxT.min(),
+    'training/rollout_probs_diff_mean': sums['probs_diff'] / tokens,
+    'training/rollout_probs_diff_max': sums['probs_diff_max'],
+    TRAINED_TOKENS: sums['tokens'],
+    'frac_reward_zero_std': 1 - mixed_B.mean(),
+  }
