@@ -1,4 +1,4 @@
-"""What an evaluation's answers say: estimates with intervals, tables, and how two of them compare. No jax in here."""
+"""Evaluation on held-out prompts: estimates with intervals, tables, paired comparison. These modules import no jax."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_weights_overrule_the_majority_and_must_be_there():
 def test_drawn_subsets_stand_for_all_and_are_the_same_again(monkeypatch):
   answer_PxN, right_PxN, weight_PxN = drawn(200)
   exact_P, whole = estimate.votes(answer_PxN, right_PxN, 3, weight_PxN)
-  monkeypatch.setattr(estimate, '_ALL', 1)
+  monkeypatch.setattr(estimate, '_MAX_SUBSETS', 1)
   told_P, drawn_whole = estimate.votes(answer_PxN, right_PxN, 3, weight_PxN)
   assert whole and not drawn_whole
   chosen_SxN, _ = estimate.subsets(N, 3)
@@ -142,7 +142,7 @@ def test_rewards_beyond_rates_have_student_s_interval():
 
 def test_differences_of_pairs_cover_and_are_narrower_than_of_strangers(monkeypatch):
   """Two samplers on the same prompts, right at rates q and 0.9·q with a mean of 1/2 over q: 0.05 apart."""
-  monkeypatch.setattr(estimate, '_FLIPS', 16)  # the test beside it is not looked at here
+  monkeypatch.setattr(estimate, '_SIGN_FLIPS', 16)  # the test beside it is not looked at here
   random, runs, hits, widths = np.random.default_rng(0), 400, 0, []
   for _ in range(runs):
     rate_P = random.beta(0.5, 0.5, 60)

@@ -107,7 +107,9 @@ def test_what_an_evaluation_is_of_knows_graders_and_settings_and_no_workers():
 
   first = told()
   assert json.loads(json.dumps(first)) == json.loads(json.dumps(told(rewards__workers=9)))
-  assert told(rewards__fn='number')['grader'] != first['grader'] == told(evaluation__samples=9)['grader']
+  assert (
+    told(rewards__fn='number')['grader'] != first['grader'] == told(evaluation__samples=9)['grader']
+  )
   assert told(evaluation__samples=9)['settings'] != first['settings']
   assert told(evaluation__sampling__temperature=0.5)['settings'] != first['settings']
   played = told(environment__fn='walk')['grader']

@@ -53,7 +53,7 @@ def test_every_measure_of_every_prompt():
   for curve in found.curves.values():
     assert list(curve) == [1, 2, 4]
     np.testing.assert_allclose(curve[1], found.plain['mean@4'])
-  assert found.whole == dict(maj=[True] * 3, vote=[True] * 3)
+  assert found.exact == dict(maj=[True] * 3, vote=[True] * 3)
 
 
 def test_what_is_not_told_is_not_counted():
