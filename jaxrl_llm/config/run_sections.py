@@ -84,9 +84,8 @@ class MeshConfig(Section):
   fsdp: int = (
     -1
   )  # axis of rows, with a part of the weights each, gathered layer by layer in the update
-  context: int = (
-    1  # axis of rows while sampling, and of tokens in the update: for rows too long for one device
-  )
+  # axis of rows while sampling, and of tokens in the update: for rows too long for one device
+  context: int = 1
   expert: int = 1  # axis of rows, with a part of a mixture's experts each
   tensor: int = 1  # axis of heads and features; it communicates in every layer
   # (regular expression over a parameter's path, axes) that precede the usual ones; --mode=layout prints them
@@ -97,7 +96,6 @@ class MeshConfig(Section):
 class ProcessesConfig(Section):
   """A run on several processes."""
 
-  silent_s: float = (
-    60.0  # without a sign of life, after which a process counts as dead and the run ends
-  )
+  # without a sign of life, after which a process counts as dead and the run ends
+  silent_s: float = 60.0
   same_every: int = 10  # steps between two comparisons of the processes' host state; 0 = never

@@ -81,9 +81,8 @@ class RolloutConfig(Section):
   test_every: int = 1  # decode iterations between two tests of whether the loop may end
   ngram: NgramConfig = NgramConfig()
   tree: Stage = stage('none')  # rollouts of a group branch from one another: latr, echo
-  lockstep: bool = (
-    True  # all devices run equally many decode iterations; False: each ends by itself
-  )
+  # all devices run equally many decode iterations; False: each ends by itself
+  lockstep: bool = True
   max_age: int = 4  # steps over which an unfinished rollout may be continued
   # keep the keys and values of unfinished rollouts, instead of encoding them again
   carry_cache: bool = False
@@ -103,9 +102,8 @@ class ObjectiveConfig(Section):
   # denominator of the ratio: recorded, before, average(decay), interpolated
   old_policy: Stage = stage('auto')
   ratio: Stage = stage('token')
-  advantage_modulation: Stage = stage(
-    'none'
-  )  # scales advantages by the policy's uncertainty: unsure
+  # scales advantages by the policy's uncertainty: unsure
+  advantage_modulation: Stage = stage('none')
   trust_region: Stage = stage('clip', low=0.2, high=0.2)
   token_weighting: Stage = stage('none')  # weights of tokens; 0 = masked out
   kl: Stage = stage('none')  # KL penalty toward a frozen copy of the first weights: k1, k2, k3
@@ -117,9 +115,8 @@ class ObjectiveConfig(Section):
   sft_loss: Stage = stage('none')
   distillation: Stage = stage('none')  # a teacher's log-probs instead of rewards: on_policy
   teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none
-  reward_shaping: Stage = stage(
-    'none'
-  )  # changes rewards by length or success rate, before advantages
+  # changes rewards by length or success rate, before advantages
+  reward_shaping: Stage = stage('none')
   # keep | mask: whether zero-variance groups (before reward_shaping) count in the denominator
   zero_variance: Stage = stage('keep')
   # noise in the forward pass of the update: layerwise(sigma, learning_rate)
@@ -149,13 +146,11 @@ class OptimizerConfig(Section):
 class LoraConfig(Section):
   """A low-rank adapter that is trained in place of the weights."""
 
-  rank: int = (
-    0  # r: a matrix W becomes W + alpha / r · A·B, A [in, r] and B [r, out]; 0 = no adapter
-  )
+  # r: a matrix W becomes W + alpha / r · A·B, A [in, r] and B [r, out]; 0 = no adapter
+  rank: int = 0
   alpha: float = 16.0
-  targets: str = (
-    '(q|k|v|o|gate|up|down)$'  # regular expression over the names of a layer's matrices
-  )
+  # regular expression over the names of a layer's matrices
+  targets: str = '(q|k|v|o|gate|up|down)$'
   init: str = ''  # a folder in PEFT's format to start from; '' = A at random and B = 0
 
 
@@ -168,9 +163,8 @@ class CurriculumConfig(Section):
   # evidence shared between prompts: none, kind, anchors (pass rates of other models), kernel (features)
   prior_pooling: Stage = stage('kind', strength=2.0)
   kind_decay: float = 0.9  # of a kind's evidence, per visit to one of its prompts
-  rate_estimate: Stage = stage(
-    'mean'
-  )  # of the success rate; or a draw from its posterior: thompson
+  # of the success rate; or a draw from its posterior: thompson
+  rate_estimate: Stage = stage('mean')
   # score of a prompt: a function of curriculum/utility.py, such as uniform, mopps, bots
   utility: Stage = stage('mixed_group')
   selection: Stage = stage('softmax', temperature=0.2)  # top, softmax, skip
@@ -243,16 +237,14 @@ class RewardsConfig(Section):
   # rewards added to that of fn, each dict(fn=, weight=1.0, …); a group is mixed where the sums differ
   parts: tuple[Mapping[str, Setting], ...] = ()
   workers: int = 2  # processes, for reward functions without a time limit of their own
-  deadline_s: float = (
-    10.0  # wall-clock time for one completion; a late worker is killed and replaced
-  )
+  # wall-clock time for one completion; a late worker is killed and replaced
+  deadline_s: float = 10.0
   cpu_s: float = 10.0  # processor time for one completion, of all threads
   memory_mb: int = 2048  # that one completion may take in a worker
   failed: FailedConfig = FailedConfig()
   vote: Stage = stage('none')  # majority: the group's most frequent answer replaces the label
-  truncate: Stage = stage(
-    'none'
-  )  # outliers: the longest of an all-right group are cut, and graded again
+  # outliers: the longest of an all-right group are cut, and graded again
+  truncate: Stage = stage('none')
   settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn
 
 
@@ -265,9 +257,8 @@ class EnvironmentConfig(Section):
 
   fn: str = 'none'
   turns: int = 4  # most turns of an episode; completion_tokens hold them all, with observations
-  horizon: Stage = stage(
-    'constant'
-  )  # turns by step, as rollout.length_schedule: stairs (TTI), cosine
+  # turns by step, as rollout.length_schedule: stairs (TTI), cosine
+  horizon: Stage = stage('constant')
   # turns of one step; episodes that go on are continued in the next. 0 = until all are over
   rounds: int = 0
   # what decides whether an episode is right: rewards (of its last turn), or environment (sum of its rewards)
@@ -276,9 +267,8 @@ class EnvironmentConfig(Section):
   role: str = 'user'  # of observations in the chat template: user, tool
   observation_tokens: int = 0  # observations are cut to so many; 0 = never
   workers: int = 2  # processes, for environments without a time limit of their own
-  deadline_s: float = (
-    10.0  # wall-clock time for one observation; a late worker is killed and replaced
-  )
+  # wall-clock time for one observation; a late worker is killed and replaced
+  deadline_s: float = 10.0
   settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn
 
 

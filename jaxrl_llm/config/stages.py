@@ -32,7 +32,7 @@ def pick(
         f'config.{field}.{key}={value!r} is not a setting of {name!r}, which takes: '
         f'{", ".join(allowed) or "none"}.'
       )
-    kind = allowed[key].annotation
+    kind = _annotation(allowed[key])
     if kind in _KINDS and not _KINDS[kind][0](value):
       raise UserError(f'config.{field}.{key}={value!r} of {name!r} must be {_KINDS[kind][1]}.')
   for key, setting in allowed.items():
@@ -81,8 +81,14 @@ def _settings(fn: Callable) -> dict[str, inspect.Parameter]:
   return {
     p.name: p
     for p in inspect.signature(fn).parameters.values()
-    if p.kind == p.KEYWORD_ONLY and (p.annotation is p.empty or p.annotation in _KINDS)
+    if p.kind == p.KEYWORD_ONLY and (p.annotation is p.empty or _annotation(p) in _KINDS)
   }
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+  """As text, which it already is where a module imports annotations from __future__."""
+  annotation = parameter.annotation
+  return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _is_int(value: Any) -> bool:
@@ -105,7 +111,7 @@ def _numbers_by_name(value: Any) -> bool:
   return hasattr(value, 'values') and all(map(_is_number, value.values()))
 
 
-# By the annotation of a setting, which is a string here: a test of its value, and a name for messages.
+# By the annotation of a setting: a test of its value, and a name for messages.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
   'bool': (lambda value: isinstance(value, bool), 'True or False'),
   'int': (_is_int, 'a whole number'),

@@ -1,16 +1,18 @@
-"""The configuration: files and overrides over the defaults, and one sentence for whatever is wrong."""
+"""Files and overrides over the defaults; every error is one sentence."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import tomllib
 import types
 
 import ml_collections
 import pytest
 
+from jaxrl_llm.commands import flags
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.config import validation
+from jaxrl_llm.config import paths, validation
 from jaxrl_llm.runner import validate
 from jaxrl_llm.types import UserError
 
@@ -24,8 +26,8 @@ def write(folder: pathlib.Path, body: str, name: str = 'c.py') -> str:
   return str(path)
 
 
-def told(call, *args) -> str:
-  """The one sentence of a refusal."""
+def refusal(call, *args) -> str:
+  """The message of a UserError: one sentence."""
   with pytest.raises(UserError) as caught:
     call(*args)
   text = str(caught.value)
@@ -64,17 +66,17 @@ def test_a_file_may_return_a_config_dict(tmp_path):
   assert config.objective.ratio.fn == 'token'
 
 
-def test_a_file_may_stand_on_another(tmp_path):
+def test_a_file_may_have_a_base(tmp_path):
   write(tmp_path, 'dict(steps=3, prompts=8, objective=dict(trust_region=dict(high=0.3)))', 'job.py')
   config = configs.load(
-    write(tmp_path, "dict(base='job.py', steps=5, objective=dict(aggregate=dict(fn='fixed')))")
+    write(tmp_path, "dict(base='job.py', steps=5, objective=dict(aggregation=dict(fn='fixed')))")
   )
   assert (config.steps, config.prompts) == (5, 8)
   assert config.objective.trust_region.high == 0.3 and config.objective.aggregation.fn == 'fixed'
   assert 'base' not in config
 
 
-def test_bases_that_are_missing_or_go_in_circles_are_told(tmp_path):
+def test_missing_and_circular_bases_are_refused(tmp_path):
   with pytest.raises(UserError, match='none.py does not exist'):
     configs.load(write(tmp_path, "dict(base='none.py')"))
   write(tmp_path, "dict(base='b.py')", 'a.py')
@@ -84,11 +86,13 @@ def test_bases_that_are_missing_or_go_in_circles_are_told(tmp_path):
   write(tmp_path, "dict(base='./d.py')", 'd.py')  # another name of the same file
   with pytest.raises(UserError, match='its base is in the end'):
     configs.load(str(tmp_path / 'd.py'))
-  assert 'base=3 must be the name of a file' in told(configs.load, write(tmp_path, 'dict(base=3)'))
+  assert 'base=3 must be the name of a config file' in refusal(
+    configs.load, write(tmp_path, 'dict(base=3)')
+  )
 
 
 def test_a_part_with_fn_replaces_the_default_whole(tmp_path):
-  body = 'dict(objective=dict(trust_region=dict(fn="clip", high=0.3)), grade=dict(fn="number"))'
+  body = 'dict(objective=dict(trust_region=dict(fn="clip", high=0.3)), rewards=dict(fn="number"))'
   config = configs.load(write(tmp_path, body))
   assert config.objective.trust_region.to_dict() == dict(fn='clip', high=0.3)
   # How many workers grade, and how long, is no setting of a grader.
@@ -113,7 +117,7 @@ def test_a_file_changed_within_a_second_is_read_again(tmp_path):
   [
     ('dict(stps=3)', 'config.stps is unknown; did you mean steps.'),
     ('dict(data=dict(sorce="x"))', 'config.data.sorce is unknown; did you mean source.'),
-    ('dict(zzz=1)', 'config.zzz is unknown; valid: attention, checkpoint, '),
+    ('dict(zzz=1)', 'config.zzz is unknown; valid: checkpoint, completion_tokens, '),
     ('dict(steps="3")', "config.steps='3' must be of type int, such as 60."),
     ('dict(steps=True)', 'config.steps=True must be of type int'),
     ('dict(steps=3.0)', 'config.steps=3.0 must be of type int'),
@@ -148,8 +152,8 @@ def test_a_file_changed_within_a_second_is_read_again(tmp_path):
     ('1 / 0', 'fails (ZeroDivisionError: division by zero); mend it'),
   ],
 )
-def test_what_is_wrong_in_a_file_is_told(tmp_path, body, text):
-  assert text in told(configs.load, write(tmp_path, body))
+def test_wrong_files_are_refused(tmp_path, body, text):
+  assert text in refusal(configs.load, write(tmp_path, body))
 
 
 @pytest.mark.parametrize(
@@ -164,15 +168,17 @@ def test_what_is_wrong_in_a_file_is_told(tmp_path, body, text):
     (b'\xff\xfe\x00', 'fails ('),
   ],
 )
-def test_files_that_cannot_be_read_are_told(tmp_path, source, text):
+def test_files_that_cannot_be_read_are_refused(tmp_path, source, text):
   path = tmp_path / 'c.py'
   path.write_bytes(source if isinstance(source, bytes) else source.encode())
-  assert text in told(configs.load, str(path))
+  assert text in refusal(configs.load, str(path))
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
-  assert 'does not exist; give a file such as' in told(configs.load, str(tmp_path / 'c.py'))
-  assert 'does not exist' in told(configs.load, str(tmp_path))
+def test_a_missing_file_is_refused(tmp_path):
+  assert 'does not exist; give a name such as dapo, or a file.' in refusal(
+    configs.load, str(tmp_path / 'zzz.py')
+  )
+  assert 'does not exist' in refusal(configs.load, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -190,8 +196,8 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
     ('data.chat=True', 'data.chat', True),
     ('data.tasks=({"name": "rev", "size": 3},)', 'data.tasks', (dict(name='rev', size=3),)),
     ('data.tasks=[]', 'data.tasks', ()),
-    ('learner.remat=true', 'remat', True),
-    ('learner.remat=auto', 'remat', 'auto'),
+    ('learner.remat=true', 'learner.remat', True),
+    ('learner.remat=auto', 'learner.remat', 'auto'),
     ('objective.trust_region.high=0.3', 'objective.trust_region.high', 0.3),
     ('objective.trust_region.delta=3', 'objective.trust_region.delta', 3),
     ('objective.trust_region.kind=soft', 'objective.trust_region.kind', 'soft'),
@@ -203,7 +209,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
       'objective.trust_region',
       dict(fn='clip', low=0.2, high=0.2),
     ),
-    ('rewards.fn=number', 'grade', configs.default().rewards.to_dict() | dict(fn='number')),
+    ('rewards.fn=number', 'rewards', configs.default().rewards.to_dict() | dict(fn='number')),
   ],
 )
 def test_overrides_take_the_type_of_the_default(override, field, value):
@@ -215,8 +221,8 @@ def test_overrides_take_the_type_of_the_default(override, field, value):
 
 
 def test_the_order_of_overrides_does_not_matter_for_a_function_and_its_settings():
-  told = ['--config.objective.trust_region.delta=3', '--config.objective.trust_region.fn=other']
-  for order in (told, told[::-1]):
+  changes = ['--config.objective.trust_region.delta=3', '--config.objective.trust_region.fn=other']
+  for order in (changes, changes[::-1]):
     assert configs.load('', order).objective.trust_region.to_dict() == dict(fn='other', delta=3)
   assert configs.load('', ['--config.steps=1', '--config.steps=2']).steps == 2
 
@@ -225,7 +231,7 @@ def test_overrides_lie_over_the_file(tmp_path):
   path = write(tmp_path, 'dict(steps=3, objective=dict(trust_region=dict(fn="soft", a=1)))')
   config = configs.load(path, ['--config.steps=4', '--config.objective.trust_region.a=2'])
   assert config.steps == 4 and config.objective.trust_region.to_dict() == dict(fn='soft', a=2)
-  message = told(configs.load, path, ['--config.objective.trust_region.a=x'])
+  message = refusal(configs.load, path, ['--config.objective.trust_region.a=x'])
   assert "config.objective.trust_region.a='x' must be of type int" in message
 
 
@@ -234,8 +240,14 @@ def test_overrides_lie_over_the_file(tmp_path):
   [
     ('temprature=1', 'config.temprature is unknown; did you mean temperature.'),
     ('optimizer.learning_rte=1', 'learning_rte is unknown; did you mean learning_rate.'),
-    ('optimizer.eps=1', 'config.optimizer is unknown; did you mean optimizer.'),
-    ('zzz=1', 'zzz is unknown; valid: attention, checkpoint, '),
+    ('optimiser.eps=1', 'config.optimiser is unknown; did you mean optimizer.'),
+    (
+      'learning_rate=1',
+      'did you mean --config.optimizer.learning_rate or --config.sft.learning_rate.',
+    ),
+    ('slots=1', 'config.slots is unknown; did you mean --config.rollout.slots.'),
+    ('rollout.seed=1', 'config.rollout.seed is unknown; did you mean --config.seed.'),
+    ('zzz=1', 'zzz is unknown; valid: checkpoint, completion_tokens, '),
     ('steps', '--config.steps has no value; write --config.steps=VALUE.'),
     ('steps=many', "config.steps='many' must be of type int"),
     ('steps=1e3', 'config.steps=1000.0 must be of type int'),
@@ -252,8 +264,8 @@ def test_overrides_lie_over_the_file(tmp_path):
     ('optimizer.eps=1e999', 'config.optimizer.eps=inf must be a string, a finite number'),
   ],
 )
-def test_what_is_wrong_in_an_override_is_told(override, text):
-  assert text in told(configs.load, '', [f'--config.{override}'])
+def test_wrong_overrides_are_refused(override, text):
+  assert text in refusal(configs.load, '', [f'--config.{override}'])
 
 
 @pytest.mark.parametrize(
@@ -295,9 +307,9 @@ def test_what_is_wrong_in_an_override_is_told(override, text):
     (['mesh.data=-1'], 'config.mesh.data and config.mesh.fsdp are both -1'),
   ],
 )
-def test_values_out_of_range_are_told(overrides, text):
+def test_values_out_of_range_are_refused(overrides, text):
   config = configs.load('', [f'--config.{x}' for x in overrides])
-  assert text in told(validate.validate, config)
+  assert text in refusal(validate.validate, config)
 
 
 @pytest.mark.parametrize(
@@ -361,10 +373,10 @@ def change(config, field: str, value) -> None:
     ('data.temlate', 'x', 'config.data.temlate is unknown; did you mean template'),
   ],
 )
-def test_a_config_made_in_python_is_checked_the_same(check, field, value, text):
+def test_a_config_built_in_python_is_checked_likewise(check, field, value, text):
   config = configs.default()
   change(config, field, value)
-  assert text in told(check, config)
+  assert text in refusal(check, config)
 
 
 def test_validating_changes_nothing():
@@ -389,3 +401,54 @@ def test_sized_chooses_prompts_that_the_devices_share(platform, count, axis, siz
   assert validation.sized(config, devices).prompts == prompts and config.prompts == 0
   config.prompts = 5
   assert validation.sized(config, devices).prompts == 5
+
+
+@pytest.mark.parametrize(
+  'flag, meant',
+  [
+    ('--steps=10', '--config.steps=10'),
+    ('--optimizer.b1=0.5', '--config.optimizer.b1=0.5'),
+    ('--ngram=2', ''),
+    ('--completion_token=8', '--config.completion_tokens=8'),
+    ('--learning_rate', '--config.optimizer.learning_rate or --config.sft.learning_rate'),
+  ],
+)
+def test_an_unknown_flag_is_answered_with_the_field_meant(flag, meant, capsys):
+  assert configs.flag_meant(flag) == meant
+  with pytest.raises(SystemExit) as stopped:
+    flags.parse([flag])
+  text = capsys.readouterr().err
+  assert stopped.value.code == 2 and f'unrecognized arguments: {flag}' in text
+  assert (f'; did you mean {meant}' if meant else flag) in text
+
+
+def test_configs_are_found_by_name(tmp_path, monkeypatch):
+  by_name = configs.load('gspo')
+  assert by_name == configs.load(str(ROOT / 'configs' / 'methods' / 'gspo.py'))
+  monkeypatch.chdir(tmp_path)  # anywhere
+  for name in ('gspo.py', 'configs/gspo.py', 'configs/methods/gspo.py', 'configs/gspo'):
+    assert configs.load(name) == by_name
+  write(tmp_path, 'dict(base="gspo", steps=2)', 'own.py')
+  assert configs.load('own.py').steps == 2
+  assert 'did you mean --config=gspo.' in refusal(configs.load, 'gsppo')
+  assert 'does not exist' in refusal(configs.load, 'folder/gspo.py')
+
+
+def test_names_of_configs_are_unique():
+  stems = [path.stem for path in RECIPES]
+  assert len(set(stems)) == len(stems) == len(paths.names())
+
+
+def test_the_wheel_holds_every_package_and_config():
+  """In a wheel, configs/ is the package jaxrl_llm.configs."""
+  setuptools = tomllib.loads((ROOT / 'pyproject.toml').read_text())['tool']['setuptools']
+  assert setuptools['package-dir'] == {'jaxrl_llm.configs': 'configs'}
+  found = {
+    '.'.join((*prefix, *path.parent.relative_to(ROOT).parts))
+    for prefix, folder in (((), 'jaxrl_llm'), (('jaxrl_llm',), 'configs'))
+    for path in (ROOT / folder).rglob('*.py')
+  }
+  assert set(setuptools['packages']) == found
+  for path in (ROOT / 'configs').rglob('*.jsonl'):
+    package = '.'.join(('jaxrl_llm', *path.parent.relative_to(ROOT).parts))
+    assert '*.jsonl' in setuptools['package-data'][package]
