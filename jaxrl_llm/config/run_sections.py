@@ -81,10 +81,8 @@ class MeshConfig(Section):
 
   preset: str = ''  # sizes of data and fsdp for a slice: v5e-16, v5e-256, v5p-128, gpu-node, …
   data: int = 1  # axis of rows, with a whole copy of the weights each
-  fsdp: int = (
-    -1
-  )  # axis of rows, with a part of the weights each, gathered layer by layer in the update
-  # axis of rows while sampling, and of tokens in the update: for rows too long for one device
+  # axis of rows, with a part of the weights each, gathered layer by layer in the update
+  fsdp: int = -1
   context: int = 1
   expert: int = 1  # axis of rows, with a part of a mixture's experts each
   tensor: int = 1  # axis of heads and features; it communicates in every layer
