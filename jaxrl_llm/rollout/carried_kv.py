@@ -61,7 +61,7 @@ def load_rows(constants: LoopConstants, state: LoopState, before_S: jax.Array) -
 
   def load(s: LoopState) -> LoopState:
     def fill(ring, x):
-      rows = _roll_columns(x[row_S], cached_S - s.column)
+      rows = _roll_columns(x[row_S], cached_S - state.column)
       return jnp.where(_broadcast_over(takes_S[:, None], x), rows, ring)
 
     cache = jax.tree.map(fill, s.cache, carried.cache)
