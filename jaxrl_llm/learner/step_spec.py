@@ -185,7 +185,7 @@ def check_objective(config: Config) -> None:
 
 def _facts(config: Config, method: Method) -> dict[str, Any]:
   """What `compatibility` cannot read from the config alone."""
-  batched = next((kind for kind in rewards.batched(config.rewards) if kind), '')
+  batched = next((kind for kind in rewards.batch_modes(config.rewards) if kind), '')
   return {'objective.needs': tuple(sorted(method.needs)), 'rewards.batched': batched}
 
 

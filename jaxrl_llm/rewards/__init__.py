@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_llm.rewards import length_truncation, majority_vote
-from jaxrl_llm.rewards.failure_policy import Failures
-from jaxrl_llm.rewards.first_batch_checks import first_look
+from jaxrl_llm.rewards.failure_policy import FailurePolicy
+from jaxrl_llm.rewards.first_batch_checks import check_first_batch
 from jaxrl_llm.rewards.pool import Pool, Scores
 from jaxrl_llm.rewards.resolve import (
   Part,
-  batched,
+  batch_modes,
   check_rows,
   check_tasks,
   resolve,
@@ -32,14 +32,14 @@ __all__ = [
   'OUTCOMES',
   'SKIP',
   'TIMEOUT',
-  'Failures',
+  'FailurePolicy',
   'Part',
   'Pool',
   'Scores',
-  'batched',
+  'batch_modes',
   'check_rows',
   'check_tasks',
-  'first_look',
+  'check_first_batch',
   'resolve',
   'resolve_extract',
   'resolve_parts',

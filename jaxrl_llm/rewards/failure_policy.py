@@ -14,7 +14,7 @@ from jaxrl_llm.types import UserError
 _POLICIES = ('score', 'drop')
 
 
-class Failures:
+class FailurePolicy:
   """`config.rewards.failed`: what each kind of failure means for its rollout; and a window of the last steps.
 
   score: the reward is `value`, as a wrong answer's would be. drop: the rollout is as if it had not been generated.

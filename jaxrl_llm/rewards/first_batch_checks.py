@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxrl_llm.config import stages
 from jaxrl_llm.rewards.parsing import extract
-from jaxrl_llm.rewards.resolve import batched
+from jaxrl_llm.rewards.resolve import batch_modes
 from jaxrl_llm.rewards.worker import OK
 from jaxrl_llm.types import Row
 
 
-def first_look(
+def check_first_batch(
   spec: Any, pool: Any, rows: Sequence[Row], texts: Sequence[str], prompts: Sequence[str], parts_BxK
 ) -> dict[str, float]:
   """Shares, of the graded replies texts[b] to rows[b] and of their prompts, which are graded as if they were replies.
@@ -29,7 +29,7 @@ def first_look(
     told['grade/unread'] = float(np.mean(unread))
   once = {row.id: b for b, row in enumerate(rows)}
   scores = pool.score([rows[b] for b in once.values()], [prompts[b] for b in once.values()])
-  alone = [k for k, kind in enumerate(batched(spec)) if not kind]
+  alone = [k for k, kind in enumerate(batch_modes(spec)) if not kind]
   graded = scores.parts_BxK[scores.outcome_B == OK][:, alone]
   if graded.size:
     told['grade/prompts_paid'] = float((graded >= spec.get('right', 1.0)).mean(0).max())

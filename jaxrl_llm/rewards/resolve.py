@@ -74,7 +74,7 @@ class _Group(functools.partial):
     return self.score_batch([text], [row])[0]
 
 
-def batched(spec: Any) -> list[str]:
+def batch_modes(spec: Any) -> list[str]:
   """How many replies each grader sees at once: '' one, 'group', 'step'. Source: none."""
   groups = stages.choices(pairwise)
   return [

@@ -55,7 +55,7 @@ class Grading(NamedTuple):
   labels: curriculum.LabelRefiner | None  # None: labels are never replaced
   read_answer: Callable[[str], Any] | None  # text → its answer, for `labels`
   truncate: rewards.length_truncation.Outliers | None  # None: completions are never shortened
-  failures: rewards.Failures  # policy for completions that could not be graded
+  failures: rewards.FailurePolicy  # policy for completions that could not be graded
 
 
 class RunContext(NamedTuple):

@@ -115,7 +115,7 @@ def first_step_metrics(context: RunContext, pool: ScorePool, graded: GradedStep)
   rows, texts = [graded.rows[b] for b in at], [scores.texts[b] for b in at]
   prompts = [data.prompt_text(row, context.config.data) for row in rows]
   part_NxK = scores.part_BxK[at]
-  return rewards.first_look(context.config.rewards, pool, rows, texts, prompts, part_NxK)
+  return rewards.check_first_batch(context.config.rewards, pool, rows, texts, prompts, part_NxK)
 
 
 def normalized_answer(context: RunContext, text: str) -> str | None:

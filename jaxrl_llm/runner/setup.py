@@ -73,7 +73,7 @@ def _grading(config: Config) -> Grading:
     labels=labels,
     read_answer=labels and rewards.resolve_extract(config.rewards, field),
     truncate=stages.pick(rewards.length_truncation, config.rewards.truncate, 'rewards.truncate')(),
-    failures=rewards.Failures(config.rewards),
+    failures=rewards.FailurePolicy(config.rewards),
   )
 
 

@@ -26,7 +26,7 @@ class Pool:
     count, process = jax.process_count(), jax.process_index()
     if count == 1:
       return self._local.score(rows, completions)
-    shares = _shares(rows, count, rewards.batched(self._local.spec))
+    shares = _shares(rows, count, rewards.batch_modes(self._local.spec))
     share = shares[process]
     local = self._local.score([rows[b] for b in share], [completions[b] for b in share])
     size = max(map(len, shares))

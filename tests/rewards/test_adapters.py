@@ -183,7 +183,7 @@ def test_none_skips_the_completion_in_the_pool_and_is_no_failure():
     scores.outcome_B.tolist() == [rewards.OK, rewards.OK, rewards.SKIP] and scores.message == ''
   )
   np.testing.assert_array_equal(scores.parts_BxK, [[0.5, 1], [0.5, 1], [0, 0]])
-  failures = rewards.Failures(
+  failures = rewards.FailurePolicy(
     dict(failed=dict(error='score', stop_steps=1, stop_share=0.0, value=-1.0))
   )
   parts_BxK, drop_B = failures.apply(scores)

@@ -16,7 +16,7 @@ PARTS = np.array([[1, 0.5], [0, 0], [0, 0], [0, 0]], np.float32)
 
 
 def applied(**failed):
-  parts_BxK, drop_B = rewards.Failures(dict(fn='exact', failed=failed)).apply(
+  parts_BxK, drop_B = rewards.FailurePolicy(dict(fn='exact', failed=failed)).apply(
     rewards.Scores(PARTS, OUTCOMES, {}, '')
   )
   return parts_BxK.tolist(), drop_B.tolist()
@@ -38,7 +38,7 @@ def observed(failures, *steps):
 
 
 def test_the_run_stops_when_more_than_a_share_of_the_last_steps_failed_and_says_what_did():
-  failures = rewards.Failures(dict(failed=dict(stop_share=0.5, stop_steps=2)))
+  failures = rewards.FailurePolicy(dict(failed=dict(stop_share=0.5, stop_steps=2)))
   observed(failures, (8, 8))
   failures.check()  # a step alone decides nothing
   observed(failures, (0, 8))
@@ -55,16 +55,16 @@ def test_the_run_stops_when_more_than_a_share_of_the_last_steps_failed_and_says_
 
 
 def test_steps_without_rollouts_stop_nothing():
-  failures = rewards.Failures({})
+  failures = rewards.FailurePolicy({})
   observed(failures, (0, 0), (0, 0), (0, 0))
   failures.check()
 
 
 def test_the_window_goes_on_where_a_run_is_continued():
-  whole, before = (rewards.Failures({}) for _ in range(2))
+  whole, before = (rewards.FailurePolicy({}) for _ in range(2))
   observed(whole, (0, 8), (5, 8), (8, 8))
   observed(before, (0, 8), (5, 8))
-  after = rewards.Failures({})
+  after = rewards.FailurePolicy({})
   after.load_state_dict(json.loads(json.dumps(before.state_dict())))
   observed(after, (8, 8))
   told = []
@@ -90,4 +90,4 @@ def test_the_window_goes_on_where_a_run_is_continued():
 )  # fmt: skip
 def test_bad_settings_are_told(failed, told):
   with pytest.raises(UserError, match=told):
-    rewards.Failures(dict(failed=failed))
+    rewards.FailurePolicy(dict(failed=failed))

@@ -25,7 +25,7 @@ def looked(spec, texts, prompts=PLAIN):
   spec = dict(workers=1) | spec
   scores = rewards.score(ROWS, texts, spec)
   with rewards.Pool(spec) as pool:
-    row = rewards.first_look(spec, pool, ROWS, texts, prompts, scores.parts_BxK)
+    row = rewards.check_first_batch(spec, pool, ROWS, texts, prompts, scores.parts_BxK)
   own = alarms_lib.Health(configs.default(), 'float32')
   _, alarms = own.observe(row | {'training/global_step': 0})
   return row, [alarm.name for alarm in alarms if alarm.name in alarms_lib.FIRST]

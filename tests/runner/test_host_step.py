@@ -51,7 +51,7 @@ def make_context():
     vote=None,
     labels=None,
     truncate=None,
-    failures=rewards.Failures({}),
+    failures=rewards.FailurePolicy({}),
   )
   return Context(
     config=config,
@@ -182,7 +182,7 @@ def test_a_packed_flight_is_the_flight():
   batch = make_batch([2] * B, [0] * B, [1] * B, [1] * B)
   pending = host_step.PendingStep(7, batch.prompts, batch.rollout, {'a': np.float32(0.1)})
   back = host_step.unpacked(host_step.packed(pending))
-  assert (back.index, back.device) == (7, {'a': float(np.float32(0.1))})
+  assert (back.index, back.device_metrics) == (7, {'a': float(np.float32(0.1))})
   for a, b in zip(
     (*pending.prompts, *pending.rollout), (*back.prompts, *back.rollout), strict=True
   ):
@@ -387,7 +387,7 @@ def test_domains_get_their_quota_of_the_slots_there_are(monkeypatch):
   context = real_choosing(
     domain_mix=dict(fn='mix', targets=dict(a=0.75, b=0.25)), eligibility=dict(fn='none')
   )
-  context.selection.curriculum._stage['domain_mix'] = functools.partial(
+  context.selection.curriculum._stages['domain_mix'] = functools.partial(
     recorded, targets=dict(a=0.75, b=0.25)
   )
   for step in range(40):
@@ -600,7 +600,7 @@ def landed(pool, reason_B, **failed):
   context = make_context()
   context.grading.vote = context.grading.truncate = context.replay.collector = None
   context.config.seed = 0
-  context.grading.failures = rewards.Failures(dict(failed=failed, right=1.0))
+  context.grading.failures = rewards.FailurePolicy(dict(failed=failed, right=1.0))
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
   context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
   context.replay.successes = replay.successes.none()

@@ -269,7 +269,7 @@ def test_groups_are_graded_apart_and_fail_apart(server, spec):
     pytest.approx((1 - 2 / 3) / 2),
   ]
   assert "says no 'criteria'" in scores.message
-  assert rewards.batched(dict(fn='exact', parts=(dict(fn='pairwise'),))) == ['', 'group']
+  assert rewards.batch_modes(dict(fn='exact', parts=(dict(fn='pairwise'),))) == ['', 'group']
 
 
 def test_a_reply_alone_is_compared_with_the_answer_or_with_nobody(server, spec):
