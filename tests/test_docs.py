@@ -1,4 +1,4 @@
-"""Public functions of the method stages have docstrings, and a source that one names can be looked up."""
+"""Public functions of the method stages have docstrings, and a paper is named by its arXiv number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-STAGES = ('objective', 'generate', 'control')
+STAGES = ('objective', 'rollout', 'curriculum')
 
-# A function that only puts chosen functions together has their sources.
-SOURCE = re.compile(
-  r'Source:\s+(none\b|by\s+the\s+functions\s+chosen\b|.*?arXiv:\d{4}\.\d{4,5}\b)', re.S
-)
+# A 'Source' names papers, or states that the functions chosen name them.
+SOURCE = re.compile(r'Source:\s+(by\s+the\s+functions\s+chosen\b|.*?arXiv:\d{4}\.\d{4,5}\b)', re.S)
 ARXIV = re.compile(r'\barXiv\b(?!:\d{4}\.\d{4,5}\b)', re.I)
 
 
@@ -39,7 +37,7 @@ def modules() -> list[pathlib.Path]:
 
 
 def test_the_stages_are_where_this_test_looks():
-  assert {'objective', 'generate'} <= {path.parent.name for path in modules()}
+  assert {'objective', 'rollout'} <= {path.parent.name for path in modules()}
 
 
 @pytest.mark.parametrize('path', modules(), ids=lambda p: f'{p.parent.name}/{p.stem}')
@@ -54,7 +52,8 @@ def test_every_public_function_is_documented(path):
     ('"""A = R. Source: the paper."""', 'a source without'),
     ('"""A = R. Source: nonesuch."""', 'a source without'),
     ('"""A = R. Source: arXiv:2402."""', 'a source without'),
-    ('"""A = R. Source: none. See arxiv 2402.03300."""', 'another way'),
+    ('"""A = R. Source: none."""', 'a source without'),
+    ('"""A = R. See arxiv 2402.03300."""', 'another way'),
   ],
 )
 def test_a_planted_fault_is_found(doc, why):
@@ -67,7 +66,6 @@ def test_a_planted_fault_is_found(doc, why):
   [
     'A = R.',
     'A = R as in arXiv:2402.03300.',
-    'A = R. Source: none.',
     'A = R.\n\n  Source: arXiv:2402.03300 (GRPO, eq. 3).',
     'A = R. Source: PPO,\n  arXiv:1707.06347.',
     'A = R. Source: by the\n  functions chosen.',

@@ -1,0 +1,63 @@
+"""Tiers of tests: host (numpy and text), jit (compiles), process (starts programs), slow (minutes; .ci/nightly alone).
+
+The longest matching path decides; a file or folder without an entry of its own has that of its parent.
+"""
+
+from __future__ import annotations
+
+TIERS = ('host', 'jit', 'process', 'slow')
+PATHS = {
+  '': 'jit',
+  'bench': 'slow',
+  'bench/test_worlds.py': 'host',
+  'checkpointing': 'process',
+  'checkpointing/test_metrics_log.py': 'host',
+  'checkpointing/test_safe_files.py': 'host',
+  'commands': 'jit',
+  'commands/test_compile_report.py': 'slow',
+  'commands/test_paths.py': 'process',
+  'config': 'host',
+  'config/test_bad_config.py': 'jit',
+  'curriculum': 'host',
+  'data': 'host',
+  'distributed': 'jit',
+  'distributed/test_cluster.py': 'host',
+  'distributed/test_faults.py': 'process',
+  'distributed/test_processes.py': 'process',
+  'distributed/test_watchdog.py': 'process',
+  'environments': 'process',
+  'evaluation/test_estimate.py': 'host',
+  'evaluation/test_tally.py': 'host',
+  'models/test_bad_models.py': 'process',
+  'monitoring': 'jit',
+  'monitoring/test_console.py': 'host',
+  'objective/test_contracts.py': 'host',
+  'profiling/test_xplane.py': 'jit',
+  'replay': 'jit',
+  'report': 'process',
+  'report/test_series.py': 'host',
+  'rewards': 'host',
+  'rewards/code_execution': 'process',
+  'rewards/gym': 'process',
+  'rewards/model_judge': 'process',
+  'rewards/test_adapters.py': 'process',
+  'rewards/test_linear.py': 'process',
+  'rewards/test_math_verify.py': 'process',
+  'rewards/test_pool.py': 'process',
+  'rewards/test_torture.py': 'process',
+  'runner': 'jit',
+  'runner/test_run_logger.py': 'process',
+  'test_docs.py': 'host',
+  'test_launch.py': 'process',
+  'test_layers.py': 'host',
+  'test_readme.py': 'process',
+  'test_style.py': 'host',
+  'test_train.py': 'process',
+}
+
+
+def tier(path: str) -> str:
+  """The tier of a test file, by its path below tests/."""
+  parts = path.split('/')
+  heads = ('/'.join(parts[:n]) for n in range(len(parts), -1, -1))
+  return next(PATHS[head] for head in heads if head in PATHS)
