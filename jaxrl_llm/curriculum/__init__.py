@@ -1,7 +1,7 @@
-"""Control: decisions about what to run. Numpy on the host; nothing here imports jax."""
+"""The curriculum: which prompts to sample, how often, and with which hints. Numpy on the host, without jax."""
 
 from jaxrl_llm.curriculum import allocation, hint_rules, labels
-from jaxrl_llm.curriculum.curriculum import HintedPosteriors, Curriculum, Proposal
+from jaxrl_llm.curriculum.curriculum import Curriculum, HintedPosteriors, Proposal
 from jaxrl_llm.curriculum.evidence import Evidence, gather_evidence
 from jaxrl_llm.curriculum.hint_rules import HintScheduler
 from jaxrl_llm.curriculum.labels import LabelRefiner

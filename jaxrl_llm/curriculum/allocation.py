@@ -1,11 +1,10 @@
-"""How many rollouts each chosen prompt gets. (alpha_P, beta_P, length_P, parts, unit) → Allocation.
+"""Allocation of rollouts to the chosen prompts: (alpha_P, beta_P, length_P, parts, unit) → Allocation.
 
-A part is `unit` rollouts, and a step has a fixed number of parts, so that no shape on the device changes:
-the host decides which prompt a part belongs to. Every rule hands out exactly `parts` of them and at least
-one to each prompt. Where `most` rollouts for each would not hold them all, it is raised to what does.
-Prompts come the most useful first: what is left over, and ties, go to the front.
-`length_P` are expected tokens of a rollout, 0 = unknown.
-Every public function here may be named in `config.curriculum.allocation.fn`.
+A part is `unit` rollouts. A step has a fixed number of parts, so that shapes on the device are constant, and the host
+assigns parts to prompts. Every rule assigns exactly `parts` of them and at least one to each prompt. `most`, the cap on
+rollouts of a prompt, is raised where it leaves too few. Prompts are sorted by utility, best first; remainders and ties
+go to the first. `length_P` are expected tokens of a rollout, 0 = unknown.
+Every public function may be named in `config.curriculum.allocation.fn`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from jaxrl_llm.types import UserError
 
 
 class Allocation(NamedTuple):
-  """What a rule returns."""
+  """The result of a rule."""
 
   parts: np.ndarray  # int32 [P], sums to `parts`
-  weight: np.ndarray  # float64 [P], what a prompt's advantages are to be multiplied by
+  weight: np.ndarray  # float64 [P], a factor on the advantages of a prompt
 
 
 def equal(
   alpha: np.ndarray, beta: np.ndarray, length: np.ndarray, parts: int, unit: int
 ) -> Allocation:
-  """⌊parts / P⌋ each, and one more for the first of them. Source: none."""
+  """⌊parts / P⌋ each, and one more for the first prompts."""
   del beta, length
   _check(len(alpha), parts, unit)
   each, rest = divmod(parts, len(alpha))
@@ -49,15 +48,15 @@ def neyman(
 ) -> Allocation:
   """n = clip(round(ŝ / √(λL̂)), unit, most), λ such that the total holds; weight 1 / clip(n/n̄, floor, 1).
 
-  log λ is bisected in [−20, 20]; n is rounded to whole parts, and what rounding leaves goes to those
-  cut most. ŝ = √E[p(1 − p)] under the posterior and the budget is counted in rollouts, both
-  reconstructed: the authors keep ŝ as the running deviation of A·Σ log π, and count tokens.
-  Source: arXiv:2605.08441 (DUET; constants of its code).
+  log λ is bisected in [−20, 20]. n is rounded to whole parts; the remainder goes to the prompts with the largest rounding
+  loss. ŝ = √E[p(1 − p)] under the posterior and a budget in rollouts are reconstructed: the authors use the running
+  deviation of A·Σ log π, and count tokens. arXiv:2605.08441 (DUET; constants of its code).
   """
-  setting_checks.within('allocate.propensity_floor', propensity_floor, 0, 1, open_low=True)
+  setting_checks.check_range('allocation.propensity_floor', propensity_floor, 0, 1, open_low=True)
   cap = _cap(len(alpha), parts, unit, most)
-  known = length > 0
-  tokens = np.where(known, length, length[known].mean() if known.any() else 1.0)
+  has_length = length > 0
+  mean_tokens = length[has_length].mean() if has_length.any() else 1.0
+  tokens = np.where(has_length, length, mean_tokens)
   want_P = _spread(alpha, beta) / np.sqrt(tokens) / unit
   low, high = -20.0, 20.0
   for _ in range(60):
@@ -66,7 +65,7 @@ def neyman(
     low, high = (middle, high) if too_many else (low, middle)
   real_P = want_P * math.exp(-high / 2)
   count_P = np.clip(np.rint(real_P), 1, cap).astype(np.int64)
-  while (short := parts - int(count_P.sum())) != 0:  # the total jumps where prompts round together
+  while (short := parts - int(count_P.sum())) != 0:  # λ cannot hit totals between joint roundings
     step = 1 if short > 0 else -1
     room_P = count_P < cap if short > 0 else count_P > 1
     missing_P = np.where(room_P, step * (real_P - count_P), -np.inf)
@@ -88,13 +87,12 @@ def xrpo(
 ) -> Allocation:
   """Each next part goes to the largest h(n) − h(n + unit) + φ, h = t·s/√n, φ = bonus·√(log(1 + T)/n).
 
-  t is Student's quantile with n − 1 degrees of freedom, T the rollouts handed out so far, and
-  s² = E[p(1 − p)] under the posterior, which is never 0: with the deviation of a group that is all right
-  φ alone would act. From third-party notes; constants and the single pass are reconstructed.
-  Source: arXiv:2510.06672 (XRPO).
+  t is Student's quantile with n − 1 degrees of freedom, T the rollouts assigned so far, and s² = E[p(1 − p)] under the
+  posterior, which is never 0, unlike the deviation of an all-right group. From third-party notes; constants and the
+  single pass are reconstructed. arXiv:2510.06672 (XRPO).
   """
   del length
-  setting_checks.within('allocate.bonus', bonus, 0)
+  setting_checks.check_range('allocation.bonus', bonus, 0)
   if not 0 < confidence < 1:
     raise UserError(
       f'config.curriculum.allocation.confidence={confidence!r} must be between 0 and 1.'
@@ -104,8 +102,8 @@ def xrpo(
   width = np.array([_student((1 + confidence) / 2, max(i - 1, 1)) for i in n]) / np.sqrt(n)
   shrink, per_n = width[:-1] - width[1:], 1 / np.sqrt(n)
   spread_P, count_P = _spread(alpha, beta), np.ones(len(alpha), np.int64)
-  for given in range(len(alpha), parts):
-    phi = bonus * math.sqrt(math.log1p(given * unit))
+  for assigned in range(len(alpha), parts):
+    phi = bonus * math.sqrt(math.log1p(assigned * unit))
     score_P = spread_P * shrink[count_P - 1] + phi * per_n[count_P - 1]
     count_P[np.argmax(np.where(count_P < cap, score_P, -np.inf))] += 1
   return _allocation(count_P)
@@ -122,12 +120,12 @@ def marginal(
   wrong: int = 0,
   most: int = 128,
 ) -> Allocation:
-  """Maximises Σ_P E[p^right (1 − p)^wrong · (1 − pⁿ − (1 − p)ⁿ)] under the posterior, exactly.
+  """Maximizes Σ_P E[p^right (1 − p)^wrong · (1 − pⁿ − (1 − p)ⁿ)] under the posterior, exactly.
 
-  (0, 0) is the chance of a mixed group, (1, 1) counts p(1 − p) of it, (1, 2) is the paper's gain p(1 − p)².
-  Every term is concave in n, so taking the largest gain of one more part each time is optimal. The
-  posterior in the place of the last observed rate is reconstructed; it needs none of the paper's rules
-  for prompts seen all right or all wrong. Source: arXiv:2509.25849 (Knapsack RL).
+  (right, wrong) = (0, 0) is the probability of a mixed group, (1, 1) weighs it by p(1 − p), and (1, 2) is the paper's
+  gain p(1 − p)². Every term is concave in n, so that a greedy choice of the next part is optimal. The posterior instead
+  of the last observed rate is reconstructed; it replaces the paper's rules for all-right and all-wrong prompts.
+  arXiv:2509.25849 (Knapsack RL).
   """
   del length
   for name, power in (('right', right), ('wrong', wrong)):
@@ -137,7 +135,7 @@ def marginal(
       )
   cap = _cap(len(alpha), parts, unit, most)
   value_PxC = _mixed(alpha, beta, right, wrong, unit * np.arange(1, cap + 1))
-  # Rounding must not make a later part worth more than the one before it.
+  # Gains decrease mathematically; the minimum removes rounding errors.
   gain_PxC = np.minimum.accumulate(np.diff(value_PxC, axis=1), axis=1)
   position = np.broadcast_to(np.arange(cap - 1), gain_PxC.shape)
   order = np.lexsort((position.ravel(), -gain_PxC.ravel()))[: parts - len(alpha)]
@@ -148,7 +146,7 @@ def marginal(
 def _mixed(
   alpha: np.ndarray, beta: np.ndarray, right: int, wrong: int, n: np.ndarray
 ) -> np.ndarray:
-  """E[p^right (1 − p)^wrong (1 − pⁿ − (1 − p)ⁿ)]: the powers tilt Beta(α, β) to Beta(α + right, β + wrong)."""
+  """E[p^right (1 − p)^wrong (1 − pⁿ − (1 − p)ⁿ)]: the powers turn Beta(α, β) into Beta(α + right, β + wrong)."""
   total, tilt_P = alpha + beta, np.ones(len(alpha))
   for i in range(right):
     tilt_P = tilt_P * (alpha + i) / (total + i)
@@ -163,7 +161,7 @@ def _mixed(
 
 
 def _spread(alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
-  """√E[p(1 − p)] under Beta(α, β): the deviation of one answer."""
+  """√E[p(1 − p)] under Beta(α, β): the standard deviation of one binary score."""
   total = alpha + beta
   return np.sqrt(alpha * beta / (total * (total + 1)))
 
@@ -193,9 +191,9 @@ def _check(P: int, parts: int, unit: int) -> None:
 
 
 def _cap(P: int, parts: int, unit: int, most: int) -> int:
-  """Parts that a prompt may have at most."""
+  """The largest number of parts of a prompt."""
   _check(P, parts, unit)
-  setting_checks.within('allocate.most', most, 1)
+  setting_checks.check_range('allocation.most', most, 1)
   return max(int(most) // unit, -(-parts // P))
 
 

@@ -1,4 +1,4 @@
-"""What a prompt's groups of answers agree on, visit after visit. Numpy on the host."""
+"""Majority answers of a prompt's groups over visits. Numpy on the host."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 
 def mode(values: Sequence[Hashable]) -> tuple[Hashable, float]:
-  """(the value that is most frequent, its share of all); None for the value in a tie or if it is None.
+  """(the most frequent value or None in a tie, its share of all values).
 
-  None is left out of the count and not of the share. In a tie the share is that of each of the tied:
-  it is not known what the authors record there. Source: arXiv:2604.03993 (OLR).
+  None does not count as a value, but counts in the share. In a tie the share is that of each tied value; the authors'
+  choice there is not known. arXiv:2604.03993 (OLR).
   """
   counts = Counter(v for v in values if v is not None).most_common(2)
   if not counts:
@@ -22,7 +22,7 @@ def mode(values: Sequence[Hashable]) -> tuple[Hashable, float]:
 
 
 def slope(share_V: Sequence[float]) -> float:
-  """Least squares of the shares over visits, per visit; 0 for fewer than two. Source: arXiv:2604.03993 (OLR)."""
+  """Least squares of the shares over visits, per visit; 0 for fewer than two. arXiv:2604.03993 (OLR)."""
   if len(share_V) < 2:
     return 0.0
   t_V = np.arange(len(share_V)) - (len(share_V) - 1) / 2
@@ -36,12 +36,11 @@ def refined(
   min_slope: float = 0.05,
   after: int = 4,
 ) -> str | None:
-  """The last visit's majority answer if it may stand for the label, else None.
+  """The last visit's majority answer if it replaces the label, else None.
 
-  It may from visit number after + 1 on, where the slope of the majority's share over all visits is at
-  least `min_slope` and it is the unique mode of the majorities of all visits, its own among them.
-  A share that is high from the start has no slope and never qualifies: that is the published rule.
-  Source: arXiv:2604.03993 (OLR; constants of its code, which counts epochs).
+  It does from visit number after + 1 on, if the slope of the majority's share over all visits is at least `min_slope`
+  and the answer is the unique mode of the majorities of all visits. A share that is high from the start has no slope
+  and never qualifies: that is the published rule. arXiv:2604.03993 (OLR; constants of its code, which counts epochs).
   """
   if len(answer_V) <= after or answer_V[-1] is None or slope(share_V) < min_slope:
     return None

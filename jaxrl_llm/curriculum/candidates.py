@@ -1,7 +1,7 @@
-"""Which prompts are considered at a step. free_N, slots, seed, passes_N → distinct indices.
+"""Candidate prompts of a step: free_N, slots, seed, passes_N → distinct indices.
 
-`free_N` bool: prompts that are not running already, at least `slots` of them. `passes_N` int32: in how many epochs of
-the stream a prompt has been considered. Every public function here may be named in `config.curriculum.candidates.fn`.
+`free_N` bool: prompts without unfinished rollouts, at least `slots` of them. `passes_N` int32: the number of epochs of
+the stream in which a prompt was considered. Every public function may be named in `config.curriculum.candidates.fn`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jaxrl_llm.curriculum import setting_checks
 
 
 def everything(free_N: np.ndarray, slots: int, seed: int, passes_N: np.ndarray) -> np.ndarray:
-  """All prompts. Source: arXiv:2510.26374 (BOTS)."""
+  """All prompts. arXiv:2510.26374 (BOTS)."""
   del slots, seed, passes_N
   return np.flatnonzero(free_N)
 
@@ -20,14 +20,13 @@ def everything(free_N: np.ndarray, slots: int, seed: int, passes_N: np.ndarray) 
 def stream(
   free_N: np.ndarray, slots: int, seed: int, passes_N: np.ndarray, *, multiple: int = 16
 ) -> np.ndarray:
-  """The next slots·multiple prompts of an endless stream, shuffled anew each epoch.
+  """The next slots·multiple prompts of an endless stream, reshuffled each epoch.
 
-  Every epoch considers each prompt once, however many slots a step has: the place in the stream is `passes_N`, not the
-  number of the step. A prompt that is running keeps its place and comes when it is free. A window that reaches into the
-  next epoch takes prompts of it that it does not hold already. Raises UserError for a `multiple` that is no whole
-  number from 1 up. arXiv:2507.04632 (MoPPS; multiple 16 on MATH, 8 elsewhere).
+  Every epoch considers each prompt once, for any number of slots: the position in the stream is `passes_N`, not the
+  step. A prompt that is not free keeps its position. A window that reaches into the next epoch takes further prompts
+  from it. Raises UserError for a `multiple` that is not a whole number of at least 1. arXiv:2507.04632 (MoPPS; multiple 16 on MATH, 8 elsewhere).
   """
-  setting_checks.whole('candidates.multiple', multiple, 1)
+  setting_checks.check_integer('candidates.multiple', multiple, 1)
   window, parts = min(slots * multiple, int(free_N.sum())), []
   epoch, last = (int(x) for x in (passes_N.min(), passes_N.max()))
   while window > 0 and epoch <= last:

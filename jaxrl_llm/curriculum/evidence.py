@@ -1,4 +1,4 @@
-"""Evidence of a prompt's difficulty in a landed batch: one row for each prompt, whatever slots it filled."""
+"""Evidence of prompts' success rates in a graded batch: one entry per prompt, whatever the number of its slots."""
 
 from __future__ import annotations
 
@@ -7,44 +7,50 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.types import TRUNCATED, Batch
+from jaxrl_llm.types import TRUNCATED, Array, Batch
 
 
 class Evidence(NamedTuple):
-  """Of each prompt with rollouts, in order of prompt numbers; as `Curriculum.observe` takes them."""
+  """Counts of each prompt with rollouts, in the order of prompt indices: the arguments of `Curriculum.observe`."""
 
   index_V: np.ndarray  # int32, distinct
-  mass_V: np.ndarray  # float64 in [0, n]: successes, k of n for binary scores
+  mass_V: np.ndarray  # float64 in [0, n]: sum of successes; k of n for binary scores
   count_V: np.ndarray  # int32, n, at least 1
-  truncated_V: np.ndarray  # int32, rollouts cut off before they were right
-  tokens_V: np.ndarray  # int32, of all n
-  mixed_V: np.ndarray  # bool: scores differ
-  truncated_mass_V: np.ndarray  # float64, what of `mass_V` is theirs
+  truncated_V: np.ndarray  # int32, truncated rollouts that were not right
+  tokens_V: np.ndarray  # int32, of all n rollouts
+  mixed_V: np.ndarray  # bool: scores of the group differ
+  truncated_mass_V: np.ndarray  # float64, the part of `mass_V` from truncated rollouts
 
 
 def gather_evidence(batch: Batch, score_BxK: np.ndarray, chosen_P: np.ndarray) -> Evidence:
   """The evidence of the slots `chosen_P`; `score_BxK` decides which groups are mixed.
 
-  Where rows were kept by chance, successes count 1 / their probability, scaled to the group: who was kept
-  must not look like how hard a prompt is.
+  Where rows were kept at random, successes count 1 / their probability, rescaled to the group, so that the selection
+  does not bias the success rate.
   """
   P = len(chosen_P)
-  by_slot = lambda x: np.asarray(x).reshape(P, -1)[chosen_P]  # noqa: E731
+
+  def by_slot(x_B: Array) -> np.ndarray:
+    return np.asarray(x_B).reshape(P, -1)[chosen_P]
+
   length_PxG = by_slot(batch.rollout.length_B)
   exists_PxG = length_PxG > 0
   cut_PxG = exists_PxG & by_slot((batch.rollout.reason_B == TRUNCATED) & (batch.correct_B < 1))
   weight_PxG = by_slot(batch.rollout.weight_B).astype(float) * exists_PxG
-  # Weights that are all 1 leave a whole number of successes whole.
+  # Exactly 1 where all weights are 1, so that counts stay whole numbers.
   scale_P = exists_PxG.sum(1) / np.maximum(weight_PxG.sum(1), 1e-9)
   mass_PxG = weight_PxG * by_slot(batch.success) * scale_P[:, None]
   index_V, slot_P = np.unique(np.asarray(batch.prompts.index_P)[chosen_P], return_inverse=True)
-  sums = lambda x_PxG: np.bincount(slot_P, x_PxG.sum(1), len(index_V))  # noqa: E731
-  whole = (sums(x).astype(np.int32) for x in (exists_PxG, cut_PxG, length_PxG))
-  count_V, truncated_V, tokens_V = whole
+
+  def sums(x_PxG: np.ndarray) -> np.ndarray:
+    return np.bincount(slot_P, x_PxG.sum(1), len(index_V))
+
+  counts = (sums(x).astype(np.int32) for x in (exists_PxG, cut_PxG, length_PxG))
+  count_V, truncated_V, tokens_V = counts
   mass_V = np.minimum(sums(mass_PxG), count_V)
   truncated_mass_V = np.minimum(sums(mass_PxG * cut_PxG), mass_V)
   G = length_PxG.shape[1]
   rows = np.repeat(chosen_P, G), exists_PxG.ravel(), np.repeat(slot_P, G)
   mixed_V = outcomes.mixed(np.asarray(score_BxK)[rows[0]], *rows[1:], len(index_V))
-  found = index_V, mass_V, count_V, truncated_V, tokens_V, mixed_V, truncated_mass_V
-  return Evidence(*(x[count_V > 0] for x in found))
+  evidence = index_V, mass_V, count_V, truncated_V, tokens_V, mixed_V, truncated_mass_V
+  return Evidence(*(x[count_V > 0] for x in evidence))

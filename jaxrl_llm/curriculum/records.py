@@ -1,4 +1,4 @@
-"""Records of the curriculum: what its stages are given, what a step told, and what is proposed."""
+"""Records of the curriculum: inputs and results of its stages, the evidence of a step, and proposals."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ import numpy as np
 
 from jaxrl_llm.types import UserError
 
-State = dict[str, np.ndarray]  # what a stage has learned: saved, restored, never changed in place
-
-
-Index = np.ndarray | slice  # which prompts
-Mean = Callable[[], np.ndarray]
+State = dict[str, np.ndarray]  # of a stage: saved, restored, never changed in place
+Index = np.ndarray | slice  # of prompts
+Mean = Callable[[], np.ndarray]  # computes posterior means on demand
 
 
 class DatasetInfo(NamedTuple):
-  """Known before any rollout."""
+  """Properties of the data that are known before any rollout."""
 
   size: int  # prompts, N
   group: int  # rollouts of a prompt in a step, on average
-  kind_N: np.ndarray  # int32, which are alike
+  kind_N: np.ndarray  # int32, the kind of each prompt
   kind_decay: float  # of a kind's evidence, per visit
-  columns: Mapping[str, Any]  # arrays [N] or [N, F] that rows bring with them, by name
+  columns: Mapping[str, Any]  # fields of the rows by name, arrays [N] or [N, F]
 
 
 class HintedPosteriors(NamedTuple):
-  """Prompts that would be asked with a hint: what is known of their success then."""
+  """Posteriors of prompts that would get a hint, with that hint."""
 
   index: np.ndarray  # int [H], distinct
   alpha: np.ndarray  # float [H]
@@ -35,67 +33,77 @@ class HintedPosteriors(NamedTuple):
 
 
 class Proposal(NamedTuple):
-  """The prompts of a step, with what the posterior expected of them."""
+  """The prompts of a step, with the predictions of the posterior."""
 
   index: np.ndarray  # int32 [slots], distinct
   p_mean: np.ndarray  # float64 [slots], expected success rate
   p_mixed: np.ndarray  # float64 [slots], probability that the group is mixed
-  worth: np.ndarray  # float64 [slots], the utility it was chosen by; nan where it was drawn
-  mean_worth: float  # of all candidates; nan where all were drawn
-  why: tuple[
-    str, ...
-  ]  # picked, audit (drawn to test beliefs), reference (drawn for the features' sake)
-  # candidates that the step uses up, for `Curriculum.accept`: the stream goes on behind them
+  worth: np.ndarray  # float64 [slots], the utility; nan for a prompt drawn uniformly
+  mean_worth: float  # mean utility of all candidates; nan where all prompts were drawn uniformly
+  why: tuple[str, ...]  # picked by utility, audit, or reference (of `prior_pooling.kernel`)
+  # candidates that the step consumes: `Curriculum.accept` moves the stream past them
   used: np.ndarray = np.zeros(0, np.int64)
 
 
 class StepEvidence(NamedTuple):
-  """One step's evidence, in order of prompt numbers."""
+  """The evidence of one step, in the order of prompt indices."""
 
-  step: int  # steps told before
+  step: int  # number of steps observed before
   index_V: np.ndarray
   right_V: np.ndarray  # k, a real number in [0, n]
   count_V: np.ndarray  # n, above 0
-  first_V: np.ndarray  # bool, never visited before
+  first_V: np.ndarray  # bool, the first visit of the prompt
 
 
 class PriorPool(NamedTuple):
-  """Made by a function of share.py."""
+  """The result of a function of prior_pooling.py."""
 
-  state: State  # as it begins
+  state: State  # initial
   prior: Callable[[State, Index], np.ndarray]  # (state, index) → float32 [2, I] pseudo-counts
-  # (state, seen) → state, and float32 [2, N] where every prompt gains evidence, the seen counts included
+  # (state, evidence) → state, and None or float32 [2, N], gains of all prompts that include the evidence
   learn: Callable[[State, StepEvidence], tuple[State, np.ndarray | None]]
-  reference: Callable[[int], bool] = lambda step: False  # steps whose prompts are drawn evenly
+  reference: Callable[[int], bool] = lambda step: False  # steps whose prompts are drawn uniformly
 
 
 class EligibilityRule(NamedTuple):
-  """Made by a function of gate.py."""
+  """The result of a function of eligibility.py."""
 
-  state: State
-  # (state, index, visits, how to get the posterior mean) → probability [I] of being barred; None: of nobody
+  state: State  # initial
+  # (state, index, visits, posterior means) → probability [I] of being barred; None: no prompt is barred
   barred: Callable[[State, Index, np.ndarray, Mean], np.ndarray] | None = None
-  learn: Callable[[State, StepEvidence], State] = lambda state, seen: state
-  audit: float = 0.0  # share of slots that goes to the barred, or where there are none to anyone
+  learn: Callable[[State, StepEvidence], State] = lambda state, evidence: state
+  audit: float = 0.0  # share of slots for barred prompts, or for any where none are barred
 
 
 def column(dataset: DatasetInfo, field: str, name: str, low: float, high: float) -> np.ndarray:
-  """The column that config.curriculum.<field> names, float32, its values checked against [low, high].
+  """The column that config.curriculum.<field> names, float32.
 
-  Raises UserError where rows lack it, or hold something else. Source: none.
+  Raises UserError where rows lack it or hold other values than numbers in [low, high].
   """
-  told = f'config.curriculum.{field}={name!r}'
+  setting = f'config.curriculum.{field}={name!r}'
   if name not in dataset.columns:
-    raise UserError(f'{told} is no field of the data; name one that every row has.')
+    raise UserError(f'{setting} is not a field of the data; name one that every row has.')
   try:
     values = np.asarray(dataset.columns[name], np.float32)
   except (TypeError, ValueError) as error:
-    raise UserError(f'{told} does not hold numbers, as many in every row ({error}).') from error
+    raise UserError(f'{setting} does not hold numbers, as many in every row ({error}).') from error
   if len(values) != dataset.size:
-    raise ValueError(f'{told} has {len(values)} rows, not {dataset.size}')
+    raise ValueError(f'{setting} has {len(values)} rows, not {dataset.size}')
   bad = ~(np.isfinite(values) & (values >= low) & (values <= high)).reshape(dataset.size, -1).all(1)
   if bad.any():
     row = int(np.flatnonzero(bad)[0])
     bounds = 'finite numbers' if low == -np.inf else f'numbers from {low} to {high}'
-    raise UserError(f'{told}: row {row} holds {values[row]!r}; all rows must hold {bounds}.')
+    raise UserError(f'{setting}: row {row} holds {values[row]!r}; all rows must hold {bounds}.')
   return values
+
+
+def domain_codes(fn: str, dataset: DatasetInfo) -> tuple[list[str], np.ndarray]:
+  """The names of the domains and the domain of each prompt; one unnamed domain where they are not used."""
+  if fn == 'none':
+    return [''], np.zeros(0, np.int32)
+  if 'source' not in dataset.columns:
+    raise UserError(
+      f'config.curriculum.domain_mix.fn={fn!r} needs the source of every prompt; pass it in `columns`.'
+    )
+  names, codes = np.unique(np.asarray(dataset.columns['source']), return_inverse=True)
+  return names.tolist(), codes.astype(np.int32)

@@ -1,20 +1,20 @@
-"""Checks of the stages' settings; a curriculum runs every stage when made, so they come early."""
+"""Checks of stage settings. A curriculum runs every stage once when it is built, so that they fail early."""
 
 from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any
 
+from jaxrl_llm.config.schema import Setting
 from jaxrl_llm.types import UserError
 
 
-def within(
-  name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False
+def check_range(
+  name: str, value: Setting, low: float, high: float = math.inf, *, open_low: bool = False
 ) -> None:
   """Raises UserError unless config.curriculum.<name> is a number in [low, high].
 
-  open_low shuts `low` out; infinity is never allowed. Source: none.
+  open_low excludes `low`; infinity is never allowed.
   """
   number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
   if number and low <= value <= high and not (open_low and value == low):
@@ -24,14 +24,14 @@ def within(
   raise UserError(f'config.curriculum.{name}={value!r} must be a number {bounds}{top}.')
 
 
-def whole(name: str, value: Any, low: int) -> None:
-  """Raises UserError unless config.curriculum.<name> is a whole number from `low` up. Source: none."""
+def check_integer(name: str, value: Setting, low: int) -> None:
+  """Raises UserError unless config.curriculum.<name> is a whole number from `low` up."""
   if type(value) is not int or value < low:
     raise UserError(f'config.curriculum.{name}={value!r} must be a whole number of at least {low}.')
 
 
-def one_of(name: str, value: Any, valid: tuple) -> None:
-  """Raises UserError unless config.curriculum.<name> is one of `valid`. Source: none."""
+def check_choice(name: str, value: Setting, valid: tuple[Setting, ...]) -> None:
+  """Raises UserError unless config.curriculum.<name> is one of `valid`."""
   if value not in valid:
-    told = ', '.join(map(str, valid))
-    raise UserError(f'config.curriculum.{name}={value!r} must be one of: {told}.')
+    choices = ', '.join(map(str, valid))
+    raise UserError(f'config.curriculum.{name}={value!r} must be one of: {choices}.')

@@ -1,4 +1,4 @@
-"""Who sits in which slot: the stages' choices under bars, domains and audits."""
+"""Assignment of slots to candidates under eligibility, domain quotas and audits."""
 
 from __future__ import annotations
 
@@ -7,89 +7,90 @@ from collections.abc import Callable
 
 import numpy as np
 
-Pick = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+Select = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
 
-def seat(
+def assign_slots(
   worth: np.ndarray,
   slots: int,
   random: np.random.Generator,
-  pick: Pick,
+  select: Select,
   barred: np.ndarray | None = None,
   domain: np.ndarray | None = None,
   quota_D: np.ndarray | None = None,
 ) -> np.ndarray:
-  """Positions of `slots` candidates: of each domain its quota of those not barred, as `pick` chooses.
+  """Positions of `slots` candidates: of each domain its quota of eligible ones, chosen by `select`.
 
-  What a domain lacks the others fill, and what all lack is drawn from the barred. Source: none.
+  Other domains fill the slots that a domain cannot, and barred candidates those that no domain can.
   """
   if barred is None and quota_D is None:
-    return pick(worth, slots, random)
+    return select(worth, slots, random)
   free = np.ones(len(worth), bool) if barred is None else ~barred
   taken = np.zeros(0, int)
   for d, quota in enumerate(() if quota_D is None else quota_D):
     own = np.flatnonzero(free & (domain == d))
     if count := min(quota, len(own)):
-      taken = np.concatenate([taken, own[pick(worth[own], count, random)]])
+      taken = np.concatenate([taken, own[select(worth[own], count, random)]])
   free[taken] = False
   left = np.flatnonzero(free)
   fill = min(slots - len(taken), len(left))
   if fill:
-    taken = np.concatenate([taken, left[pick(worth[left], fill, random)]])
+    taken = np.concatenate([taken, left[select(worth[left], fill, random)]])
   if len(taken) < slots:
     others = np.flatnonzero(barred)
     drawn = random.choice(others, slots - len(taken), replace=False, shuffle=False)
     taken = np.concatenate([taken, drawn])
-  # By domains in turn, the last one's would always be those that give way to audits.
+  # Audits replace the last positions: in the order of domains these were always the last domain's.
   return taken if quota_D is None else random.permutation(taken)
 
 
-def audits(before: int, slots: int, share: float) -> int:
-  """How many of the next `slots` are audits, so that of all slots up to and with them ⌊share·slots⌋ are.
+def audit_count(before: int, slots: int, share: float) -> int:
+  """The number of audits among the next `slots`, so that ⌊share·total⌋ of all slots so far are audits.
 
-  `before` slots were handed out earlier. Even 4 slots a step at 5 % give one every fifth step, and steps may have
+  `before` is the number of earlier slots. 4 slots a step at 5 % give one audit every fifth step; steps may have
   different numbers of slots.
   """
-  # The nudge mends 0.29 * 100 = 28.999…
+  # The tolerance corrects products such as 0.29 * 100 = 28.999…
   return math.floor((before + slots) * share + 1e-9) - math.floor(before * share + 1e-9)
 
 
-def audit(
+def replace_with_audits(
   index: np.ndarray,
   count: int,
   free_N: np.ndarray,
   barred: np.ndarray,
   random: np.random.Generator,
 ) -> np.ndarray:
-  """The last `count` of a choice, the least useful, give way to draws from `barred` prompts.
+  """Replaces the last `count` of a choice, which have the lowest utility, by draws from `barred` prompts.
 
-  Where none are barred, from all of `free_N` bool [N] but those that stay. Fewer give way where fewer are barred.
+  Where none are barred, draws are from `free_N`, bool [N], without the remaining choice. Fewer are replaced where fewer
+  are barred.
   """
   if len(barred):
     barred = barred[~np.isin(barred, index)]
     count = min(count, len(barred))
     drawn = random.choice(barred, count, replace=False, shuffle=False)
     return np.concatenate([index[: len(index) - count], drawn])
-  kept = index[: len(index) - count]
-  out = np.union1d(kept, np.flatnonzero(~free_N))
-  # The r-th prompt that is not out, without a list of them: r, moved past those out before it.
-  rank = random.choice(len(free_N) - len(out), count, replace=False, shuffle=False)
-  before = out - np.arange(len(out))
-  return np.concatenate([kept, rank + np.searchsorted(before, rank, side='right')])
+  remaining = index[: len(index) - count]
+  excluded = np.union1d(remaining, np.flatnonzero(~free_N))
+  # The r-th prompt that is not excluded is r plus the number of excluded ones before it.
+  rank = random.choice(len(free_N) - len(excluded), count, replace=False, shuffle=False)
+  before = excluded - np.arange(len(excluded))
+  return np.concatenate([remaining, rank + np.searchsorted(before, rank, side='right')])
 
 
-def used(
-  pool: np.ndarray, stay: np.ndarray, give_way: np.ndarray, skipped: np.ndarray | None
+def consumed_candidates(
+  pool: np.ndarray, chosen: np.ndarray, replaced: np.ndarray, skipped: np.ndarray | None
 ) -> np.ndarray:
-  """Candidates that are not considered again in their epoch, when those at places `stay` are asked.
+  """Candidates that are not considered again in their epoch.
 
-  All of `pool`, as a utility compared them, but for those at places `give_way`, whose slots went to audits. With
-  `skipped` (barred, bool) they were taken in their order instead: those behind the last place of `stay` are still to
-  come, and before it only the skipped ones are used up. Audits come besides: they use up nothing.
+  All of `pool`, whose utilities were compared, except those at positions `replaced`, whose slots went to audits. With
+  `skipped` (bool, barred) candidates were taken in order instead: those after the last position of `chosen` are
+  considered later, and before it only the chosen and the skipped ones are consumed. Audits consume no candidates.
   """
-  looked_at = np.ones(len(pool), bool)
+  consumed = np.ones(len(pool), bool)
   if skipped is not None:
-    looked_at = skipped & (np.arange(len(pool)) < stay.max(initial=-1))
-    looked_at[stay] = True
-  looked_at[give_way] = False
-  return pool[looked_at]
+    consumed = skipped & (np.arange(len(pool)) < chosen.max(initial=-1))
+    consumed[chosen] = True
+  consumed[replaced] = False
+  return pool[consumed]

@@ -1,8 +1,8 @@
-"""How much a prompt is worth choosing. (rate, alpha, beta, group, length) → utility, larger is better.
+"""Utilities of prompts: (rate, alpha, beta, group, length) → utility, larger is better.
 
-`length` is the expected tokens of a rollout, ÷ the mean of the candidates; 1 where nothing is known.
+`length` is the expected tokens of a rollout ÷ the mean over candidates; 1 where it is unknown.
 
-Every public function here may be named in `config.curriculum.utility.fn`.
+Every public function may be named in `config.curriculum.utility.fn`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Length = np.ndarray | float
 def uniform(
   rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
 ) -> np.ndarray:
-  """The same for all: ties are broken at random. Source: none."""
+  """0 for all prompts; ties are broken at random."""
   del alpha, beta, group, length
   return np.zeros_like(rate)
 
@@ -31,9 +31,9 @@ def mopps(
   *,
   target: float = 0.5,
 ) -> np.ndarray:
-  """−(x − p*)². Source: arXiv:2507.04632 (MoPPS)."""
+  """−(x − p*)². arXiv:2507.04632 (MoPPS)."""
   del alpha, beta, group, length
-  setting_checks.within('utility.target', target, 0, 1)
+  setting_checks.check_range('utility.target', target, 0, 1)
   return -((rate - target) ** 2)
 
 
@@ -46,9 +46,9 @@ def bots(
   *,
   target: float = 0.5,
 ) -> np.ndarray:
-  """−|x − p*|. Source: arXiv:2510.26374 (BOTS; 0.5), arXiv:2506.05316 (DOTS; 0.5)."""
+  """−|x − p*|. arXiv:2510.26374 (BOTS; 0.5), arXiv:2506.05316 (DOTS; 0.5)."""
   del alpha, beta, group, length
-  setting_checks.within('utility.target', target, 0, 1)
+  setting_checks.check_range('utility.target', target, 0, 1)
   return -np.abs(rate - target)
 
 
@@ -59,11 +59,11 @@ def mixed_group(
   group: int | np.ndarray,
   length: Length = 1.0,
 ) -> np.ndarray:
-  """P(next group of G is neither all right nor all wrong) under the posterior, in closed form.
+  """P(the next group of G is mixed) under the posterior, in closed form.
 
-  1 − Π_{i<G} (α + i)/(α + β + i) − Π_{i<G} (β + i)/(α + β + i): the Beta-binomial's two ends
-  taken away. No Thompson noise, and G counts; `group` may be one for each prompt. Exact for binary scores; groups of
-  graded scores are mixed more often.
+  1 − Π_{i<G} (α + i)/(α + β + i) − Π_{i<G} (β + i)/(α + β + i): 1 minus the Beta-binomial
+  probabilities of 0 and G. `group` may be an array, one entry per prompt. Exact for binary scores; groups of graded
+  scores are mixed more often.
   """
   del rate, length
   total = alpha + beta
@@ -80,7 +80,7 @@ def mixed_group(
 def information(
   rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
 ) -> np.ndarray:
-  """x(1 − x), the variance of one answer. Source: none."""
+  """x(1 − x), the variance of one binary score."""
   del alpha, beta, group, length
   return rate * (1 - rate)
 
@@ -90,7 +90,7 @@ def vade(
 ) -> np.ndarray:
   """x(1 − x)², largest at 1/3: the harder of two prompts equally far from ½.
 
-  Source: arXiv:2511.18902 (VADE), as its project page states it.
+  arXiv:2511.18902 (VADE), as its project page states it.
   """
   del alpha, beta, group, length
   return rate * (1 - rate) ** 2
@@ -99,16 +99,16 @@ def vade(
 def per_token(
   rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
 ) -> np.ndarray:
-  """P(mixed group) ÷ length: what a token buys, where tokens are what is paid for. Source: none."""
+  """P(mixed group) ÷ length: utility per token."""
   return mixed_group(rate, alpha, beta, group) / length
 
 
 def per_root_token(
   rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
 ) -> np.ndarray:
-  """√(x(1 − x) ÷ length), the s/√L of the best split of a budget, s being the deviation of one answer.
+  """√(x(1 − x) ÷ length), the s/√L of the optimal split of a budget, s the standard deviation of one score.
 
-  Source: none (the official code of DUET, Haoyu-Hu/DUET, whose s is measured on the rollouts' gradients).
+  As in the official code of DUET (Haoyu-Hu/DUET), whose s is measured on the rollouts' gradients.
   """
   del alpha, beta, group
   return np.sqrt(rate * (1 - rate) / length)

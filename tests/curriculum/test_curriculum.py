@@ -88,8 +88,8 @@ def test_an_unvisited_prompt_of_a_solved_kind_is_predicted_easy():
 
 
 def test_the_prior_of_a_kind_is_its_aged_rate_with_room_for_difference():
-  share = dict(fn='kind', strength=3.0, floor=1.0)
-  curriculum = make(9, kind=np.zeros(9, int), share=share, kind_decay=0.5)
+  pooling = dict(fn='kind', strength=3.0, floor=1.0)
+  curriculum = make(9, kind=np.zeros(9, int), prior_pooling=pooling, kind_decay=0.5)
   observe(curriculum, [2], [4])
   observe(curriculum, [0, 1], [8, 2])  # two visits in one step: each ages what was before by half
   rate = (0.25 * 4 + 10 + 1) / (0.25 * 8 + 16 + 2)
@@ -343,9 +343,9 @@ def test_a_saved_state_is_a_copy():
 
 
 def test_the_state_of_other_data_is_a_user_error():
-  with pytest.raises(UserError, match='is of 9 prompts, not 8'):
+  with pytest.raises(UserError, match='has 9 prompts, not 8'):
     make(8).load_state_dict(make(9).state_dict())
-  with pytest.raises(UserError, match='is of 2 kinds of prompts, not 4'):
+  with pytest.raises(UserError, match='has 2 kinds of prompts, not 4'):
     make(8, kind=np.arange(8) % 4).load_state_dict(make(8, kind=np.arange(8) % 2).state_dict())
 
 
@@ -418,7 +418,9 @@ def test_a_checkpoint_from_before_slots_were_counted_has_audits_at_the_steps_it_
 
 
 def test_more_prompts_than_are_free_is_a_user_error():
-  with pytest.raises(UserError, match=r'config\.prompts=6 .* 8 prompts .* 3 are still running'):
+  with pytest.raises(
+    UserError, match=r'config\.prompts=6 .* 8 prompts .* 3 have unfinished rollouts'
+  ):
     make(8).propose(0, 6, busy=np.array([1, 4, 7]))
   assert make(8).propose(0, 0).index.shape == (0,)
 
@@ -430,7 +432,7 @@ def test_more_prompts_than_are_free_is_a_user_error():
   'override, told',
   [
     ('evidence_decay.rate=0.5', 'decay'),
-    ('eligibility.portion=0.5', 'prior_pooling'),
+    ('eligibility.portion=0.5', 'share'),
     ('eligibility.share=1.5', 'at most 1'),
     ('evidence_decay.decay=-0.1', 'at least 0'),
     ('prior_pooling.strength=0.0', 'above 0'),

@@ -139,16 +139,16 @@ def test_while_nobody_is_retired_audits_go_to_anyone():
 @pytest.mark.parametrize(
   'setting, text',
   [
-    (dict(fn='retire', rate=1.5), r'gate\.rate=1.5'),
-    (dict(fn='retire', visits=0), r'gate\.visits=0'),
-    (dict(fn='retire', share=-0.1), r'gate\.share=-0.1'),
-    (dict(fn='streaks', floor=2), r'gate\.floor=2'),
-    (dict(fn='streaks', start='p'), r"gate\.start='p'"),
+    (dict(fn='retire', rate=1.5), r'eligibility\.rate=1.5'),
+    (dict(fn='retire', visits=0), r'eligibility\.visits=0'),
+    (dict(fn='retire', share=-0.1), r'eligibility\.share=-0.1'),
+    (dict(fn='streaks', floor=2), r'eligibility\.floor=2'),
+    (dict(fn='streaks', start='p'), r"eligibility\.start='p'"),
   ],
 )
 def test_bad_settings_are_user_errors(setting, text):
   with pytest.raises(UserError, match=text):
-    make(N, gate=setting)
+    make(N, eligibility=setting)
 
 
 # Seats.
@@ -157,8 +157,8 @@ def test_bad_settings_are_user_errors(setting, text):
 def test_the_barred_sit_only_where_there_are_too_few_others():
   worth, random = np.arange(6.0), np.random.default_rng(0)
   barred = np.array([0, 0, 0, 1, 1, 1], bool)
-  assert slot_assignment.seat(worth, 3, random, selection.top, barred).tolist() == [2, 1, 0]
-  taken = slot_assignment.seat(worth, 5, random, selection.top, barred).tolist()
+  assert slot_assignment.assign_slots(worth, 3, random, selection.top, barred).tolist() == [2, 1, 0]
+  taken = slot_assignment.assign_slots(worth, 5, random, selection.top, barred).tolist()
   assert taken[:3] == [2, 1, 0] and set(taken[3:]) < {3, 4, 5} and len(set(taken)) == 5
 
 
@@ -166,11 +166,13 @@ def test_each_domain_gets_its_quota_of_the_best():
   worth, own = np.array([5.0, 4, 3, 2, 1, 0]), np.array([0, 0, 0, 1, 1, 1])
   for quota, expected in (([1, 2], {0, 3, 4}), ([0, 3], {3, 4, 5}), ([3, 0], {0, 1, 2})):
     random = np.random.default_rng(0)
-    taken = slot_assignment.seat(worth, 3, random, selection.top, None, own, np.array(quota))
+    taken = slot_assignment.assign_slots(
+      worth, 3, random, selection.top, None, own, np.array(quota)
+    )
     assert set(taken.tolist()) == expected
   # Domain 1 has one prompt that may sit: the rest of its quota goes to the best of the others.
   barred = np.array([0, 0, 0, 0, 1, 1], bool)
-  taken = slot_assignment.seat(
+  taken = slot_assignment.assign_slots(
     worth, 3, np.random.default_rng(0), selection.top, barred, own, np.array([0, 3])
   )
   assert set(taken.tolist()) == {3, 0, 1}
@@ -179,15 +181,15 @@ def test_each_domain_gets_its_quota_of_the_best():
 # Domains.
 
 
-def shares(told_2xD, slots=200_000, **settings):
+def shares(done_2xD, slots=200_000, **settings):
   drawn = domain_mix.mix(
-    ['a', 'b'], np.array(told_2xD), slots, np.random.default_rng(0), **settings
+    ['a', 'b'], np.array(done_2xD), slots, np.random.default_rng(0), **settings
   )
   return drawn[0] / slots
 
 
 @pytest.mark.parametrize(
-  'told_2xD, a, b',
+  'done_2xD, a, b',
   [
     ([[49, 0], [0, 0]], 0.6, 0.4),  # fewer than 50 rollouts say nothing
     ([[60, 40], [1, 9]], 0.6, 0.4),  # as it should be
@@ -196,15 +198,15 @@ def shares(told_2xD, slots=200_000, **settings):
     ([[1, 999], [1, 9]], 0.6 * 10, 0.4 * 0.4 / 0.999),  # at most tenfold
   ],
 )
-def test_a_domain_is_drawn_by_how_much_it_lacks(told_2xD, a, b):
+def test_a_domain_is_drawn_by_how_much_it_lacks(done_2xD, a, b):
   targets = dict(a=3.0, b=2.0)
-  assert shares(told_2xD, targets=targets) == pytest.approx(a / (a + b), abs=0.005)
+  assert shares(done_2xD, targets=targets) == pytest.approx(a / (a + b), abs=0.005)
 
 
 def test_tokens_may_be_what_is_balanced():
-  told_2xD, targets = [[50, 50], [900, 100]], dict(a=1, b=1)
+  done_2xD, targets = [[50, 50], [900, 100]], dict(a=1, b=1)
   a, b = 0.5 / 0.9, 0.5 / 0.1
-  drawn = shares(told_2xD, targets=targets, measure='tokens')
+  drawn = shares(done_2xD, targets=targets, measure='tokens')
   assert drawn == pytest.approx(a / (a + b), abs=0.005)
 
 
@@ -229,16 +231,16 @@ def test_a_domain_whose_rollouts_are_lost_is_drawn_more_often():
   [
     (dict(targets=dict(a=1.0)), r'targets=.* must name the sources of the data, each once: a, b'),
     (dict(targets=dict(a=1.0, b=1.0, c=1.0)), r'targets=.* must name the sources'),
-    (dict(targets=dict(a=1.0, b=0.0)), r'domain\.targets\.b=0.0 must be a number above 0'),
-    (dict(targets=dict(a=1, b=1), measure='time'), r"domain\.measure='time' must be one of"),
-    (dict(), r'domain\.targets is missing'),
+    (dict(targets=dict(a=1.0, b=0.0)), r'domain_mix\.targets\.b=0.0 must be a number above 0'),
+    (dict(targets=dict(a=1, b=1), measure='time'), r"domain_mix\.measure='time' must be one of"),
+    (dict(), r'domain_mix\.targets is missing'),
   ],
 )
 def test_bad_domains_are_user_errors(setting, text):
   with pytest.raises(UserError, match=text):
-    make(N, domain=dict(fn='mix') | setting)
+    make(N, domain_mix=dict(fn='mix') | setting)
 
 
 def test_domains_need_the_sources():
-  with pytest.raises(UserError, match=r"domain\.fn='mix' needs the source of every prompt"):
+  with pytest.raises(UserError, match=r"domain_mix\.fn='mix' needs the source of every prompt"):
     make(N, told={}, domain_mix=dict(fn='mix', targets=dict(a=1.0)))

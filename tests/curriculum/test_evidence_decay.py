@@ -17,7 +17,7 @@ def eager(per_visit, per_step, evidence_2xN, index, counts_2xV):
 
 
 @pytest.mark.parametrize(
-  'forget, per_visit, per_step',
+  'decay, per_visit, per_step',
   [
     (dict(fn='none'), 1.0, 1.0),
     (dict(fn='visit', decay=0.3), 0.3, 1.0),
@@ -26,8 +26,8 @@ def eager(per_visit, per_step, evidence_2xN, index, counts_2xV):
     (dict(fn='two_scale', per_visit=0.0, per_step=0.0), 0.0, 0.0),
   ],
 )
-def test_ageing_what_is_read_is_ageing_everything(forget, per_visit, per_step):
-  curriculum, random = make(N, **PLAIN | dict(forget=forget)), np.random.default_rng(0)
+def test_ageing_what_is_read_is_ageing_everything(decay, per_visit, per_step):
+  curriculum, random = make(N, **PLAIN | dict(evidence_decay=decay)), np.random.default_rng(0)
   evidence_2xN = np.zeros((2, N))
   for _ in range(STEPS):
     index = random.choice(N - 1, random.integers(0, 5), replace=False)  # the last is never seen

@@ -11,10 +11,13 @@ from jaxrl_llm.types import UserError
 N = 10
 
 
-def anchored(decay=0.9, size=N, told=None, **share):
-  share = dict(fn='anchors') | share
-  forget = dict(fn='step', decay=decay)
-  return make(size, told=told, **PLAIN | dict(share=share, forget=forget))
+def anchored(decay=0.9, size=N, told=None, **pooling):
+  pooling = dict(fn='anchors') | pooling
+  return make(
+    size,
+    told=told,
+    **PLAIN | dict(prior_pooling=pooling, evidence_decay=dict(fn='step', decay=decay)),
+  )
 
 
 class Bots:
@@ -102,7 +105,7 @@ def test_a_step_of_which_nothing_came_back_ages_and_tells_nothing_new():
 @pytest.mark.parametrize(
   'values, text',
   [
-    (None, 'is no field of the data'),
+    (None, 'is not a field of the data'),
     ([0.5] * 9 + [1.5], 'row 9 holds .*from 0 to 1'),
     ([0.5] * 9 + [None], 'row 9 holds .*nan'),
     (['a'] * 10, 'does not hold numbers'),
@@ -112,25 +115,30 @@ def test_anchors_that_are_none_are_user_errors(values, text):
   told = columns(N) | dict(mine=values)
   if values is None:
     del told['mine']
-  with pytest.raises(UserError, match=rf"^config\.curriculum\.share\.strong='mine'.* {text}"):
+  with pytest.raises(
+    UserError, match=rf"^config\.curriculum\.prior_pooling\.strong='mine'.* {text}"
+  ):
     anchored(told=told, strong='mine')
 
 
 @pytest.mark.parametrize(
-  'share, text',
+  'pooling, text',
   [
-    (dict(fn='anchors', rho=1.5), r'share\.rho=1.5 must be'),
-    (dict(fn='anchors', momentum=-1), r'share\.momentum=-1 must be'),
-    (dict(fn='anchors', adaptive='no'), r"share\.adaptive='no' of 'anchors' must be True or False"),
-    (dict(fn='kernel', every=0), r'share\.every=0 must be a whole'),
-    (dict(fn='kernel', temperature=0.0), r'share\.temperature=0.0 must be'),
-    (dict(fn='kernel', strength=0.0), r'share\.strength=0.0 must be'),
-    (dict(fn='kernel', feature='color'), r"share\.feature='color' is no field"),
+    (dict(fn='anchors', rho=1.5), r'prior_pooling\.rho=1.5 must be'),
+    (dict(fn='anchors', momentum=-1), r'prior_pooling\.momentum=-1 must be'),
+    (
+      dict(fn='anchors', adaptive='no'),
+      r"prior_pooling\.adaptive='no' of 'anchors' must be True or False",
+    ),
+    (dict(fn='kernel', every=0), r'prior_pooling\.every=0 must be a whole'),
+    (dict(fn='kernel', temperature=0.0), r'prior_pooling\.temperature=0.0 must be'),
+    (dict(fn='kernel', strength=0.0), r'prior_pooling\.strength=0.0 must be'),
+    (dict(fn='kernel', feature='color'), r"prior_pooling\.feature='color' is not a field"),
   ],
 )
-def test_bad_settings_are_user_errors(share, text):
+def test_bad_settings_are_user_errors(pooling, text):
   with pytest.raises(UserError, match=text):
-    make(N, share=share)
+    make(N, prior_pooling=pooling)
 
 
 # DOTS.
@@ -138,9 +146,9 @@ def test_bad_settings_are_user_errors(share, text):
 CORNERS = np.repeat([[3.0, 0.0], [0.0, 0.5]], 5, axis=0)  # of unit length: two directions
 
 
-def kernel(feature=CORNERS, **share):
-  share = dict(fn='kernel', feature='mine', every=2) | share
-  return make(N, told=dict(mine=feature), **PLAIN | dict(share=share))
+def kernel(feature=CORNERS, **pooling):
+  pooling = dict(fn='kernel', feature='mine', every=2) | pooling
+  return make(N, told=dict(mine=feature), **PLAIN | dict(prior_pooling=pooling))
 
 
 def test_difficulty_is_the_attended_mean_of_the_references():
@@ -187,13 +195,15 @@ def test_reference_steps_draw_evenly_and_others_choose():
 def test_features_that_are_no_numbers_are_user_errors(value):
   features = CORNERS.copy()
   features[3, 1] = value
-  with pytest.raises(UserError, match=r"share\.feature='mine': row 3 holds .* finite numbers"):
+  with pytest.raises(
+    UserError, match=r"prior_pooling\.feature='mine': row 3 holds .* finite numbers"
+  ):
     kernel(features)
 
 
 def test_kinds_may_be_the_features():
-  share = dict(fn='kernel', feature='kind', temperature=0.1)
-  curriculum = make(N, kind=np.arange(N) % 2, **PLAIN | dict(share=share))
+  pooling = dict(fn='kernel', feature='kind', temperature=0.1)
+  curriculum = make(N, kind=np.arange(N) % 2, **PLAIN | dict(prior_pooling=pooling))
   observe(curriculum, [0, 1], [8, 0])
   mean = curriculum.predict(np.arange(2, N))[0]
   assert (mean[::2] > 0.9).all() and (mean[1::2] < 0.1).all()

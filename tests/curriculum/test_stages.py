@@ -208,7 +208,7 @@ def test_audits_get_their_share_of_slots_that_vary(share):
   """Also where the step at which one would be due has fewer slots, every time."""
   for slots in ([4, 4, 4, 4, 1] * 40, [2, 4] * 40, [0, 7, 3] * 50):
     before = np.cumsum([0, *slots])[:-1]
-    counts = [slot_assignment.audits(b, n, share) for b, n in zip(before, slots, strict=True)]
+    counts = [slot_assignment.audit_count(b, n, share) for b, n in zip(before, slots, strict=True)]
     assert sum(counts) == math.floor(share * sum(slots) + 1e-9)
 
 
@@ -217,8 +217,10 @@ def test_audits_get_their_share_of_slots_that_vary(share):
 def test_audits_get_exactly_their_share(share, slots):
   given = 0
   for step in range(100):
-    count = slot_assignment.audits(step * slots, slots, share)
-    index = slot_assignment.audit(np.arange(slots), count, np.ones(50, bool), NOBODY, Last())
+    count = slot_assignment.audit_count(step * slots, slots, share)
+    index = slot_assignment.replace_with_audits(
+      np.arange(slots), count, np.ones(50, bool), NOBODY, Last()
+    )
     assert index.tolist() == [*range(slots - count), *range(50 - count, 50)]
     given += count
   assert given == round(100 * slots * share)
@@ -228,7 +230,9 @@ def test_audits_draw_uniformly_from_all_that_are_free_and_not_kept():
   counts, chosen, free_N = np.zeros(13, int), np.array([7, 2, 4, 0]), np.ones(13, bool)
   free_N[[5, 10, 12]] = False
   for step in range(4000):
-    index = slot_assignment.audit(chosen, 2, free_N, NOBODY, np.random.default_rng(step))
+    index = slot_assignment.replace_with_audits(
+      chosen, 2, free_N, NOBODY, np.random.default_rng(step)
+    )
     assert index[:2].tolist() == [7, 2] and len(set(index.tolist())) == 4
     counts += np.bincount(index[2:], minlength=13)
   assert counts[[7, 2, 5, 10, 12]].sum() == 0
@@ -239,7 +243,9 @@ def test_audits_draw_uniformly_from_all_that_are_free_and_not_kept():
 
 def test_audits_draw_from_the_barred_where_there_are_any():
   def draw(barred):
-    return slot_assignment.audit(np.arange(4), 3, ALL, barred, np.random.default_rng(0))
+    return slot_assignment.replace_with_audits(
+      np.arange(4), 3, ALL, barred, np.random.default_rng(0)
+    )
 
   assert set(draw(np.array([5, 7, 8, 9]))[1:]) < {5, 7, 8, 9} and draw(np.array([6, 7, 8]))[0] == 0
   assert draw(np.array([9, 2])).tolist() == [0, 1, 2, 9]  # 2 was drawn for want of others
