@@ -1,14 +1,14 @@
-"""Data: rows from a source, rendered and encoded into prompts."""
+"""Data: reads rows from a source, renders them and encodes them into prompts."""
 
 from __future__ import annotations
 
 from jaxrl_llm.data.demonstrations import (
   answer_tokens,
+  as_rollout,
   check_demonstrations,
   demonstration,
   demonstrations,
-  packed,
-  supervised,
+  pack_demonstrations,
 )
 from jaxrl_llm.data.digits import ALPHABET
 from jaxrl_llm.data.pipeline import (
@@ -18,7 +18,7 @@ from jaxrl_llm.data.pipeline import (
   kinds,
   load,
   make_table,
-  padded,
+  pad_rows,
   prompt_text,
   render,
   with_question,
@@ -38,10 +38,10 @@ __all__ = [
   'kinds',
   'load',
   'make_table',
-  'packed',
-  'padded',
+  'pack_demonstrations',
+  'pad_rows',
   'prompt_text',
   'render',
-  'supervised',
+  'as_rollout',
   'with_question',
 ]

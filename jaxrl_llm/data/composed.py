@@ -1,8 +1,7 @@
-"""Composed string functions: f3(f0(abc)) = ?, for asking whether RL teaches to put skills together.
+"""Composed string functions: f3(f0(abc)) = ?, to measure whether RL teaches the composition of skills.
 
-Names tell nothing, so that a model must have learned what each function does (depth 1, in a supervised start, or told in
-the question) before it can learn to compose them (depth 2 and more). Source of the task: arXiv:2509.25123; the
-functions are ours.
+The names carry no meaning: a model must first learn each function (depth 1 in a supervised start, or a definition in the
+question) before it can compose them (depth 2 and more). The task is of arXiv:2509.25123, with other functions.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def _pairs_swapped(x: str) -> str:
   return ''.join(x[i : i + 2][::-1] for i in range(0, len(x), 2))
 
 
-# Name → (what it does to a string of small letters, the same in words). None ever gives an empty string.
+# Name → (function of a string of lower-case letters, its definition in words). No function returns an empty string.
 FUNCTIONS: dict[str, tuple[Callable[[str], str], str]] = {
   'f0': (lambda x: x[::-1], 'the letters in reverse order'),
   'f1': (lambda x: ''.join(sorted(x)), 'the letters in alphabetical order'),
@@ -40,7 +39,7 @@ FUNCTIONS: dict[str, tuple[Callable[[str], str], str]] = {
 }
 
 SETTINGS = dict(min_depth=1, max_depth=2, min_length=2, max_length=5, tell=0)
-LEAST = dict(min_depth=1, max_depth=1, min_length=1, max_length=1, tell=0)
+MINIMUM = dict(min_depth=1, max_depth=1, min_length=1, max_length=1, tell=0)
 
 
 def draw(
@@ -52,9 +51,10 @@ def draw(
   max_length: int,
   tell: int,
 ) -> dict:
-  """'f3(f0(abc))=' → its value; depth and length uniform in their ranges. tell: 1 says what the functions do.
+  """Draws 'f3(f0(abc))=' and its value, arXiv:2509.25123; depth and length are uniform in their ranges.
 
-  `extra` has depth, length, and the functions from the outermost in. Source: arXiv:2509.25123.
+  tell=1 adds the definitions of the functions to the question. `extra` has depth, length, and the functions, outermost
+  first.
   """
   depth, length = rng.randint(min_depth, max_depth), rng.randint(min_length, max_length)
   names = rng.choices(list(FUNCTIONS), k=depth)

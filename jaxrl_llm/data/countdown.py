@@ -1,6 +1,6 @@
-"""Countdown: make a number of some given ones, each used once. Graded by config.rewards.fn='countdown'.
+"""Countdown: combine numbers, each used once, to a target. Graded by config.rewards.fn='countdown'.
 
-Source of the task: a game show; as a task of RL, TinyZero (no paper).
+The task is from a game show; TinyZero introduced it to RL (no paper).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import random
 from fractions import Fraction
 
 SETTINGS = dict(min_numbers=3, max_numbers=4, min_number=1, max_number=9, max_target=99)
-LEAST = dict(min_numbers=2, max_numbers=2, min_number=1, max_number=1, max_target=1)
-_LOW, _HIGH = 0, 1  # how tightly + − and × ÷ bind
-_TRIES = 1000
+MINIMUM = dict(min_numbers=2, max_numbers=2, min_number=1, max_number=1, max_target=1)
+_ADDITIVE, _MULTIPLICATIVE = 0, 1  # operator precedence
+_MAX_DRAWS = 1000
 
 
 def draw(
@@ -23,15 +23,15 @@ def draw(
   max_number: int,
   max_target: int,
 ) -> dict:
-  """'make 46 of 3 7 25:' → an expression that does, such as 3*7+25; every step of it is a whole number from 1 up.
+  """Draws 'make 46 of 3 7 25:' with the answer 3*7+25; every intermediate result is a whole number from 1 up.
 
-  The target is no larger than max_target. `extra` has `numbers`, `target` and `count`, how many numbers there are.
-  Raises ValueError where _TRIES draws gave no such target. Source: none.
+  The target is at most max_target. `extra` has `numbers`, `target` and `count`, the number of numbers. Raises
+  ValueError where _MAX_DRAWS draws give no such target.
   """
   count = rng.randint(min_numbers, max_numbers)
-  for _ in range(_TRIES):
+  for _ in range(_MAX_DRAWS):
     numbers = [rng.randint(min_number, max_number) for _ in range(count)]
-    target, expression = _made(rng, numbers)
+    target, expression = _combined(rng, numbers)
     if 1 <= target <= max_target:
       break
   else:
@@ -43,9 +43,10 @@ def draw(
   )
 
 
-def _made(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
-  """Two parts at a time are put together, until one is left: its value, and how it is written."""
-  parts = [(n, str(n), _HIGH + 1) for n in numbers]
+def _combined(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
+  """(value, expression) after joining two random parts at a time until one is left."""
+  # (value, expression, precedence of its outermost operator)
+  parts = [(n, str(n), _MULTIPLICATIVE + 1) for n in numbers]
   while len(parts) > 1:
     left, right = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
     parts.append(_joined(rng, left, right))
@@ -54,13 +55,13 @@ def _made(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
 
 def _joined(rng: random.Random, left: tuple, right: tuple) -> tuple[int, str, int]:
   a, b = left[0], right[0]
-  able = ['+', '*', *('-' if a > b else ''), *('/' if Fraction(a, b).denominator == 1 else '')]
-  sign = rng.choice(able)
+  valid = ['+', '*', *('-' if a > b else ''), *('/' if Fraction(a, b).denominator == 1 else '')]
+  sign = rng.choice(valid)
   value = dict([('+', a + b), ('*', a * b), ('-', a - b), ('/', a // b)])[sign]
-  binds = _LOW if sign in '+-' else _HIGH
-  # Brackets where they are needed: to the right of − and ÷ equals need them, too.
-  told = [
-    f'({text})' if own < binds or (own == binds and side and sign in '-/') else text
-    for side, (_, text, own) in enumerate((left, right))
+  precedence = _ADDITIVE if sign in '+-' else _MULTIPLICATIVE
+  # Brackets where they are needed: to the right of − and ÷ also for equal precedence.
+  operands = [
+    f'({text})' if inner < precedence or (inner == precedence and side and sign in '-/') else text
+    for side, (_, text, inner) in enumerate((left, right))
   ]
-  return value, f'{told[0]}{sign}{told[1]}', binds
+  return value, f'{operands[0]}{sign}{operands[1]}', precedence

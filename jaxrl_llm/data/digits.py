@@ -1,8 +1,7 @@
 """Tasks on strings of digits, for a character model of about a million parameters.
 
-Their difficulty is known and set by one number, the length: after a short supervised warm start a
-model gets the short ones right and the long ones wrong, and what lies between is what a curriculum
-has to find.
+Their difficulty is set by one number, the length. After a short supervised start a model solves short strings and fails
+on long ones, so that a curriculum has lengths between to find.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def _add(left: str, right: str) -> str:
   return ''.join(str((int(a) + int(b)) % 10) for a, b in zip(left, right, strict=True))
 
 
-# Name in the question → (function, operands). copy and rev move digits, sort orders them, add sums
-# two strings digit by digit modulo 10, cum is the running sum modulo 10.
+# Name in the question → (function, number of operands). add sums two strings digit by digit modulo 10, and cum is the
+# running sum modulo 10.
 OPERATIONS: dict[str, tuple[Callable[..., str], int]] = {
   'copy': (_copy, 1),
   'rev': (_rev, 1),
@@ -43,23 +42,20 @@ OPERATIONS: dict[str, tuple[Callable[..., str], int]] = {
   'cum': (_cum, 1),
 }
 
-# What a short supervised start can reach. After 400 steps of 64 rows of all five, a model of 0.3
-# million parameters had 0.9 to 1 of these right at length 3 and 0 to 0.4 at length 7, but hardly
-# any `add` or `cum` at any length, nor after 800: no reward to start from.
+# Operations that a short supervised start can learn. After 400 steps of 64 rows of all five, a model of 0.3 million
+# parameters solves 0.9 to 1 of these at length 3 and 0 to 0.4 at length 7. It solves almost no `add` or `cum` at any
+# length, also after 800 steps, so that RL would have no reward to start from.
 DEFAULT = ('copy', 'rev', 'sort')
 
-# Every character of a question or an answer: the vocabulary a model for these tasks needs.
+# Every character of a question or an answer: the vocabulary of a model for these tasks.
 ALPHABET = ''.join(sorted(set('0123456789:+=').union(*OPERATIONS)))
 
 SETTINGS = dict(min_length=1, max_length=8)
-LEAST = dict(min_length=1, max_length=1)
+MINIMUM = dict(min_length=1, max_length=1)
 
 
 def draw(operation: str, rng: random.Random, *, min_length: int, max_length: int) -> dict:
-  """A question such as 'rev:4821=' with its answer '1284', its length uniform in the range.
-
-  Source: none.
-  """
+  """Draws a question such as 'rev:4821=' with its answer '1284'; the length is uniform in the range."""
   fn, operands = OPERATIONS[operation]
   length = rng.randint(min_length, max_length)
   values = [''.join(rng.choices('0123456789', k=length)) for _ in range(operands)]

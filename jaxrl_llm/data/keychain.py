@@ -1,8 +1,8 @@
 """A question hidden behind a chain of keys in a long text: each key leads to the next, the last one to the question.
 
-Other chains lead to other questions about the same facts, so that neither looking for a question nor for a fact is
-enough. Source of the task: arXiv:2510.19363 (LoongRL's KeyChain), with facts and text of our own in the place of
-documents and multi-hop questions.
+Other chains lead to other questions about the same facts, so that searching for a question or a fact is not enough. The
+task is KeyChain of LoongRL (arXiv:2510.19363), with generated facts and text in place of documents and multi-hop
+questions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import uuid
 SETTINGS = dict(
   min_links=2, max_links=4, distractors=2, facts=8, min_hops=1, max_hops=2, filler=20, key_letters=0
 )
-LEAST = dict(
+MINIMUM = dict(
   min_links=1, max_links=1, distractors=0, facts=2, min_hops=1, max_hops=1, filler=0, key_letters=0
 )
 _NAMES = (
@@ -40,25 +40,27 @@ def draw(
   filler: int,
   key_letters: int,
 ) -> dict:
-  """A text with `facts`, as many `filler` sentences, and 1 + distractors chains of keys; the answer is a number.
+  """Draws a text with `facts` facts, `filler` sentences, and 1 + distractors chains of keys, arXiv:2510.19363.
 
-  The question behind the chain asks for one fact (a hop) or the sum of several, of its `hops`; what the other chains
-  ask has other answers. Keys are UUIDs, or for tiny models `key_letters` hexadecimal digits. `extra` has links, hops,
-  pairs (keys in the text), and `words` of the question. Raises ValueError for more facts or hops than there are.
-  Source: arXiv:2510.19363.
+  The question at the end of the chain is about the sum of `hops` facts, and its answer is a number; the questions of the
+  other chains have other answers. Keys are UUIDs, or for tiny models `key_letters` hexadecimal digits. `extra` has links,
+  hops, pairs (keys in the text) and words (of the question). Raises ValueError for more facts or hops than exist.
   """
   if not max_hops <= facts <= len(_COUNTS):
     raise ValueError(f'facts={facts} must be from max_hops={max_hops} to {len(_COUNTS)}')
   links, hops = rng.randint(min_links, max_links), rng.randint(min_hops, max_hops)
-  known = _facts(rng, facts)
-  asked, answer = _asked(rng, known, hops)
-  ends = [asked, *(_other(rng, known, answer, max_hops) for _ in range(distractors))]
+  counts = _facts(rng, facts)
+  question_at_end, answer = _question(rng, counts, hops)
+  ends = [
+    question_at_end,
+    *(_other_question(rng, counts, answer, max_hops) for _ in range(distractors)),
+  ]
   keys = _keys(rng, len(ends) * links, key_letters)
   # The chain of end e is keys[e·links : (e + 1)·links].
   pairs = [
     (key, ends[i // links] if (i + 1) % links == 0 else keys[i + 1]) for i, key in enumerate(keys)
   ]
-  sentences = [f'{who} has {count} {what}.' for (who, what), count in known.items()]
+  sentences = [f'{who} has {count} {what}.' for (who, what), count in counts.items()]
   sentences += [_sentence(rng) for _ in range(filler)]
   sentences += [f'{{"{key}": "{value}"}}.' for key, value in pairs]
   rng.shuffle(sentences)
@@ -76,23 +78,23 @@ def _facts(rng: random.Random, count: int) -> Facts:
   return dict(zip(owners, rng.sample(_COUNTS, count), strict=True))
 
 
-def _asked(rng: random.Random, known: Facts, hops: int) -> tuple[str, int]:
-  """A question about so many facts, and its answer."""
-  chosen = rng.sample(list(known), hops)
-  answer = sum(known[owner] for owner in chosen)
+def _question(rng: random.Random, counts: Facts, hops: int) -> tuple[str, int]:
+  """A question about `hops` facts, and its answer."""
+  chosen = rng.sample(list(counts), hops)
+  answer = sum(counts[owner] for owner in chosen)
   if hops == 1:
     (who, what) = chosen[0]
     return f'How many {what} does {who} have?', answer
-  told = ' and '.join(f'the {what} of {who}' for who, what in chosen)
-  return f'How many are {told} together?', answer
+  terms = ' and '.join(f'the {what} of {who}' for who, what in chosen)
+  return f'How many are {terms} together?', answer
 
 
-def _other(rng: random.Random, known: Facts, answer: int, max_hops: int) -> str:
+def _other_question(rng: random.Random, counts: Facts, answer: int, max_hops: int) -> str:
   """A question with another answer."""
-  asked, other = _asked(rng, known, rng.randint(1, max_hops))
+  question, other = _question(rng, counts, rng.randint(1, max_hops))
   if other == answer:
-    asked, _ = _asked(rng, {k: count for k, count in known.items() if count != answer}, 1)
-  return asked
+    question, _ = _question(rng, {k: n for k, n in counts.items() if n != answer}, 1)
+  return question
 
 
 def _keys(rng: random.Random, count: int, letters: int) -> list[str]:

@@ -1,12 +1,12 @@
-"""From rows to padded prompts: choose the source, render, encode, drop what is too long."""
+"""Converts rows to padded prompts: selects the source, renders, encodes, and drops prompts that are too long."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import string
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grain
 import numpy as np
@@ -16,9 +16,22 @@ from jaxrl_llm.config.stages import choices
 from jaxrl_llm.data import sources
 from jaxrl_llm.types import Prompts, Row, UserError
 
+if TYPE_CHECKING:
+  from jaxrl_llm.config.schema import Config, DataConfig
+
+
+class Tokenizer(Protocol):
+  """The methods of a tokenizer that this package uses; models.tokenizer.Tokenizer has them."""
+
+  end_ids: Collection[int]
+
+  def encode(self, text: str) -> Sequence[int]: ...
+
+  def encode_chat(self, messages: list[dict[str, str]]) -> Sequence[int]: ...
+
 
 class Tables(NamedTuple):
-  """The two sets of a run; no question is in both."""
+  """The training and the held-out set, without a common question."""
 
   train: PromptTable
   held_out: PromptTable  # may have no rows
@@ -26,32 +39,32 @@ class Tables(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PromptTable:
-  """Encoded rows, reached by number. `index_P` of its prompts are these numbers."""
+  """Encoded rows by number; `index_P` of Prompts holds these numbers."""
 
-  rows: tuple[Row, ...]  # those that fit
+  rows: tuple[Row, ...]  # whose prompts fit
   tokens: tuple[np.ndarray, ...]  # int32 token ids of each row's prompt
   prompt_tokens: int  # L
-  dropped: int  # rows that did not fit
-  fingerprint: str  # sha256 of rows, tokens and settings: equal where a run may resume
+  dropped: int  # rows whose prompts are too long
+  fingerprint: str  # sha256 of rows, tokens and settings; a run resumes only with an equal one
 
   def __len__(self) -> int:
     return len(self.rows)
 
   def prompts(self, indices: Sequence[int], born: int = 0) -> Prompts:
-    """The prompts of these rows, right-padded with 0 to [P, L], proposed in step `born`. Raises IndexError."""
+    """Returns the prompts of these rows, right-padded with 0 to [P, L], proposed in step `born`. Raises IndexError."""
     index_P = np.asarray(indices, np.int32).reshape(-1)
     if len(index_P) and not 0 <= index_P.min() <= index_P.max() < len(self):
       raise IndexError(f'row indices must be from 0 to {len(self) - 1}: {index_P.tolist()}')
-    tokens_PxL, length_P = padded([self.tokens[i] for i in index_P], self.prompt_tokens)
+    tokens_PxL, length_P = pad_rows([self.tokens[i] for i in index_P], self.prompt_tokens)
     born_P = np.full(len(index_P), born, np.int32)
     return Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(len(index_P), np.float32))
 
 
-def load(config: Any, tokenizer: Any) -> Tables:
-  """config.data → the training and held-out tables, the latter of at most config.evaluation.prompts rows.
+def load(config: Config, tokenizer: Tokenizer) -> Tables:
+  """Returns the training table of config.data, and the held-out table of at most config.evaluation.prompts rows.
 
-  Raises UserError for an unknown source, whatever the source finds wrong, a bad template, or
-  prompts that are all longer than config.prompt_tokens. Source: none.
+  Raises UserError for an unknown source, errors of the source, an invalid template, and where all prompts are longer
+  than config.prompt_tokens.
   """
   data, valid = config.data, choices(sources)
   if data.source not in valid:
@@ -66,53 +79,55 @@ def load(config: Any, tokenizer: Any) -> Tables:
   )
 
 
-def make_table(rows: Sequence[Row], data: Any, prompt_tokens: int, tokenizer: Any) -> PromptTable:
-  """Renders and encodes rows and keeps those of 1 to prompt_tokens tokens; none is ever cut.
+def make_table(
+  rows: Sequence[Row], data: DataConfig, prompt_tokens: int, tokenizer: Tokenizer
+) -> PromptTable:
+  """Renders and encodes rows. Prompts longer than prompt_tokens are dropped, never cut.
 
-  Raises UserError where rows were given and none fits. Source: none.
+  Raises UserError for a prompt without tokens, and where no prompt fits.
   """
   examples = encoded(rows, data, tokenizer)
   tokens = [examples[i] for i in range(len(examples))]
   if any(len(t) == 0 for t in tokens):
     raise UserError('a prompt of data has no token at all; see config.data.template and the rows.')
-  kept = [i for i, t in enumerate(tokens) if len(t) <= prompt_tokens]
-  if rows and not kept:
+  fitting = [i for i, t in enumerate(tokens) if len(t) <= prompt_tokens]
+  if rows and not fitting:
     shortest, longest = min(map(len, tokens)), max(map(len, tokens))
     raise UserError(
       f'every prompt is longer than config.prompt_tokens={prompt_tokens}; raise that: the shortest '
       f'has {shortest} tokens, the longest {longest}.'
     )
-  if len(kept) < len(rows):
+  if len(fitting) < len(rows):
     logging.warning(
       '%d of %d rows were dropped: their prompts are longer than config.prompt_tokens=%d '
       '(the longest has %d tokens).',
-      len(rows) - len(kept), len(rows), prompt_tokens, max(map(len, tokens)),
+      len(rows) - len(fitting), len(rows), prompt_tokens, max(map(len, tokens)),
     )  # fmt: skip
-  chosen, prompts = tuple(rows[i] for i in kept), tuple(tokens[i] for i in kept)
-  mark = _fingerprint(chosen, prompts, prompt_tokens)
-  return PromptTable(chosen, prompts, prompt_tokens, len(rows) - len(kept), mark)
+  fitting_rows = tuple(rows[i] for i in fitting)
+  prompts = tuple(tokens[i] for i in fitting)
+  return PromptTable(
+    rows=fitting_rows,
+    tokens=prompts,
+    prompt_tokens=prompt_tokens,
+    dropped=len(rows) - len(fitting),
+    fingerprint=_fingerprint(fitting_rows, prompts, prompt_tokens),
+  )
 
 
-def encoded(rows: Sequence[Row], data: Any, tokenizer: Any) -> grain.MapDataset:
-  """A random-access data set of int32 token ids, one entry a row, made when it is read.
-
-  Source: none.
-  """
-  # Numbers go in, not rows: grain flattens what it reads, and extra may hold what no pytree can.
+def encoded(rows: Sequence[Row], data: DataConfig, tokenizer: Tokenizer) -> grain.MapDataset:
+  """Returns a lazy random-access data set of int32 token ids, one entry per row."""
+  # The elements are indices, because grain flattens elements as pytrees, and `extra` may hold other types.
   dataset = grain.MapDataset.range(len(rows)).map(lambda index: render(rows[index], data))
   return dataset.map(lambda rendered: _encode(rendered, tokenizer))
 
 
-def encode(row: Row, data: Any, tokenizer: Any) -> np.ndarray:
-  """One row's prompt, int32 tokens. Source: none."""
+def encode(row: Row, data: DataConfig, tokenizer: Tokenizer) -> np.ndarray:
+  """Returns the prompt of a row as int32 tokens."""
   return _encode(render(row, data), tokenizer)
 
 
 def with_question(row: Row, template: str, parts: dict[str, str]) -> Row:
-  """The row with its question, or its last message of a user, laid into a template of {question} and `parts`.
-
-  Source: none.
-  """
+  """Returns the row with its question, or its last user message, inserted into a template of {question} and `parts`."""
   if not row.messages:
     return row._replace(question=template.format(question=row.question, **parts))
   messages = [dict(message) for message in row.messages]
@@ -121,16 +136,17 @@ def with_question(row: Row, template: str, parts: dict[str, str]) -> Row:
   return row._replace(messages=tuple(messages))
 
 
-def render(row: Row, data: Any) -> str | list[dict[str, str]]:
-  """Row → what the tokenizer gets: messages where data.chat is set, otherwise text. Source: none.
+def render(row: Row, data: DataConfig) -> str | list[dict[str, str]]:
+  """Returns the input of the tokenizer: messages if data.chat is set, else text.
 
-  data.system comes first, unless the row brings a system message of its own.
+  data.system comes first, unless the row has a system message.
   """
   if row.messages:
     _check_messages(data)
     row = with_question(row, data.template, {})
-    own = any(message['role'] == 'system' for message in row.messages)
-    system = [dict(role='system', content=data.system)] if data.system and not own else []
+    has_system = any(message['role'] == 'system' for message in row.messages)
+    add_system = data.system and not has_system
+    system = [dict(role='system', content=data.system)] if add_system else []
     return system + [dict(message) for message in row.messages]
   text = data.template.format(question=row.question)
   if not data.chat:
@@ -139,21 +155,21 @@ def render(row: Row, data: Any) -> str | list[dict[str, str]]:
   return [*system, dict(role='user', content=text)]
 
 
-def prompt_text(row: Row, data: Any) -> str:
-  """All that a prompt says, without the marks of a chat. Source: none."""
+def prompt_text(row: Row, data: DataConfig) -> str:
+  """Returns the text of a prompt without chat markup."""
   rendered = render(row, data)
-  text = isinstance(rendered, str)
-  return rendered if text else '\n'.join(message['content'] for message in rendered)
+  is_text = isinstance(rendered, str)
+  return rendered if is_text else '\n'.join(message['content'] for message in rendered)
 
 
-def _encode(rendered: str | list[dict[str, str]], tokenizer: Any) -> np.ndarray:
-  text = isinstance(rendered, str)
-  ids = tokenizer.encode(rendered) if text else tokenizer.encode_chat(rendered)
+def _encode(rendered: str | list[dict[str, str]], tokenizer: Tokenizer) -> np.ndarray:
+  is_text = isinstance(rendered, str)
+  ids = tokenizer.encode(rendered) if is_text else tokenizer.encode_chat(rendered)
   return np.asarray(ids, np.int32).reshape(-1)
 
 
-def padded(sequences: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-  """(tokens [N, width] int32, right-padded with 0, lengths [N]). Source: none."""
+def pad_rows(sequences: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (tokens int32 [N, width], right-padded with 0, lengths [N])."""
   tokens = np.zeros((len(sequences), width), np.int32)
   for row, sequence in zip(tokens, sequences, strict=True):
     row[: len(sequence)] = sequence
@@ -175,7 +191,7 @@ def _check_template(template: str) -> None:
     raise UserError(f'{where} has no {{question}}, so that all prompts would be the same; add it.')
 
 
-def _check_messages(data: Any) -> None:
+def _check_messages(data: DataConfig) -> None:
   if not data.chat:
     raise UserError(
       'config.data.chat=False cannot render prompts that are messages; set config.data.chat=True.'
@@ -183,7 +199,7 @@ def _check_messages(data: Any) -> None:
 
 
 def _fingerprint(rows: Sequence[Row], tokens: Sequence[np.ndarray], prompt_tokens: int) -> str:
-  # The tokens hold what system, template, chat and tokenizer made of a row.
+  # The tokens depend on system, template, chat and the tokenizer.
   digest = hashlib.sha256(str(prompt_tokens).encode())
   for row, ids in zip(rows, tokens, strict=True):
     digest.update(repr(_canonical(row)).encode())
@@ -192,7 +208,7 @@ def _fingerprint(rows: Sequence[Row], tokens: Sequence[np.ndarray], prompt_token
 
 
 def _canonical(value: Any) -> Any:
-  """The same value for equal content in every process: no addresses, no order of sets."""
+  """A value that is the same for equal content in every process: without addresses and the order of sets."""
   if isinstance(value, dict):
     return 'dict', sorted((repr(k), _canonical(v)) for k, v in value.items())
   if isinstance(value, list | tuple):
@@ -201,16 +217,15 @@ def _canonical(value: Any) -> Any:
     return 'set', sorted(repr(_canonical(v)) for v in value)
   if isinstance(value, np.generic | np.ndarray):
     return value.tolist()
-  plain = value is None or isinstance(value, str | bytes | int | float | complex)
-  return value if plain else type(value).__name__
+  is_plain = value is None or isinstance(value, str | bytes | int | float | complex)
+  return value if is_plain else type(value).__name__
 
 
 def kinds(rows: Sequence[Row]) -> np.ndarray:
-  """int32 [N]: which rows are alike, for sharing evidence of difficulty. Source: none.
+  """Returns int32 [N], the number of each row's kind, for sharing evidence of difficulty.
 
-  Alike are rows of one source that agree in every small whole-number trait (number of terms,
-  length, level): those that a generator or the file tells in `extra`, with at most 32 values in
-  the source.
+  Rows of a kind have the same source and the same whole-number traits (number of terms, length, level). Traits are
+  fields of `extra` with at most 32 different values in the source.
   """
   keys = levels(rows)
   codes = {key: i for i, key in enumerate(sorted(set(keys)))}
@@ -218,26 +233,26 @@ def kinds(rows: Sequence[Row]) -> np.ndarray:
 
 
 def levels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-  """Of each row its source, then 'trait=value' of what `kinds` goes by. Source: none."""
+  """Returns for each row its source, then 'trait=value' for the traits that `kinds` uses."""
   traits = [(row.source, _traits(row)) for row in rows]
   values: dict[tuple[str, str], set[int]] = {}
-  for source, told in traits:
-    for name, value in told.items():
+  for source, row_traits in traits:
+    for name, value in row_traits.items():
       values.setdefault((source, name), set()).add(value)
   return [
     (
       source,
-      *(f'{n}={v}' for n, v in sorted(told.items()) if len(values[source, n]) <= _MAX_LEVELS),
+      *(f'{n}={v}' for n, v in sorted(row_traits.items()) if len(values[source, n]) <= _MAX_LEVELS),
     )
-    for source, told in traits
+    for source, row_traits in traits
   ]
 
 
 _MAX_LEVELS = 32
-_OWN = ('index', 'source_index')  # a row's number is no trait, however few rows there are
+_ROW_NUMBERS = ('index', 'source_index')  # never traits
 
 
 def _traits(row: Row) -> dict[str, int]:
-  more = row.extra.get('metadata')
-  told = {**row.extra, **(more if isinstance(more, dict) else {})}
-  return {k: v for k, v in told.items() if type(v) is int and k not in _OWN}
+  metadata = row.extra.get('metadata')
+  fields = {**row.extra, **(metadata if isinstance(metadata, dict) else {})}
+  return {k: v for k, v in fields.items() if type(v) is int and k not in _ROW_NUMBERS}

@@ -1,6 +1,6 @@
-"""Puzzles that are solvable by construction, with their difficulty told on the row.
+"""Puzzles that are solvable by construction; each row states its difficulty.
 
-A task of config.data.source='puzzles' is one of these with its settings:
+Tasks of config.data.source='puzzles', with the defaults of their settings:
 
   compose(min_depth=1, max_depth=2, min_length=2, max_length=5, tell=0)                       see composed.py
   countdown(min_numbers=3, max_numbers=4, min_number=1, max_number=9, max_target=99)          see countdown.py
@@ -15,15 +15,15 @@ from collections.abc import Callable
 
 from jaxrl_llm.data import composed, countdown, keychain
 
-# Name → (how a row is drawn: rng, settings → question, answer, extra; its settings).
+# Name → (function (rng, **settings) → dict(question, answer, extra), default settings).
 PUZZLES: dict[str, tuple[Callable[..., dict], dict[str, int]]] = {
   'compose': (composed.draw, composed.SETTINGS),
   'countdown': (countdown.draw, countdown.SETTINGS),
   'keychain': (keychain.draw, keychain.SETTINGS),
 }
-LEAST = composed.LEAST | countdown.LEAST | keychain.LEAST
+MINIMUM = composed.MINIMUM | countdown.MINIMUM | keychain.MINIMUM
 
 
 def draw(name: str, rng: random.Random, **settings: int) -> dict:
-  """A question, its answer, and in `extra` what the grader needs and how hard it is. Source: none."""
+  """Draws a question and its answer; `extra` holds the difficulty and the data for the reward function."""
   return PUZZLES[name][0](rng, **settings)

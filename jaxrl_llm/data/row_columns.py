@@ -1,4 +1,4 @@
-"""What rows say of themselves, as arrays of one entry a row."""
+"""Columns of the data: one value per row."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxrl_llm.types import Row
 
 
 class Columns(Mapping):
-  """name → array [N]: 'source', 'traits', or a field of the rows' `extra`; made when it is asked for.
+  """A lazy mapping of 'source', 'traits' and the fields of the rows' `extra` to lists or arrays of length N.
 
-  'traits' is float32 [N, F], one-hot over sources and over the values of every small whole-number trait
-  that `kinds` goes by. A row without a field gives None. Raises KeyError for a field that no row has.
+  'traits' is float32 [N, F], one-hot over sources and over the values of the traits that `kinds` uses. A row without a
+  field has None. Raises KeyError for a field that no row has.
   """
 
   def __init__(self, rows: Sequence[Row]):
@@ -26,10 +26,10 @@ class Columns(Mapping):
       return [row.source for row in self._rows]
     if name == 'traits':
       return _one_hot(levels(self._rows))
-    told = [row.extra.get(name) for row in self._rows]
-    if all(value is None for value in told):
+    values = [row.extra.get(name) for row in self._rows]
+    if all(value is None for value in values):
       raise KeyError(name)
-    return told
+    return values
 
   def __iter__(self) -> Iterator[str]:
     fields = {name for row in self._rows for name in row.extra}
@@ -41,8 +41,8 @@ class Columns(Mapping):
 
 def _one_hot(keys: Sequence[tuple[str, ...]]) -> np.ndarray:
   names = sorted({part for key in keys for part in key})
-  at = {name: i for i, name in enumerate(names)}
+  column = {name: i for i, name in enumerate(names)}
   hot_NxF = np.zeros((len(keys), len(names)), np.float32)
   for row, key in zip(hot_NxF, keys, strict=True):
-    row[[at[part] for part in key]] = 1
+    row[[column[part] for part in key]] = 1
   return hot_NxF

@@ -1,4 +1,4 @@
-"""What the procedural sources share: reading config.data.tasks, and filling two disjoint sets."""
+"""Shared code of the procedural sources: reads config.data.tasks and fills two disjoint sets of rows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from absl import logging
 
 from jaxrl_llm.types import Row, UserError
 
+if TYPE_CHECKING:
+  from jaxrl_llm.config.schema import DataConfig
+
 DEFAULT_SIZE = 1024
-# So many draws in a row without a new question: the task has no more, or hardly any.
+# Draws in a row without a new question after which the task counts as exhausted.
 _MAX_MISSES = 500
 
 Draw = Callable[[int], Row]
@@ -32,16 +35,19 @@ class Task(NamedTuple):
   held_out: int
 
 
-def make_row(source: str, prompt: Any, answer: str, extra: dict[str, Any]) -> Row:
-  """A Row whose id is a hash of source, prompt (text or messages) and answer. Source: none."""
-  told = json.dumps([source, prompt, answer], sort_keys=True)
-  identity = hashlib.sha256(told.encode()).hexdigest()[:16]
-  text = isinstance(prompt, str)
-  return Row(identity, prompt if text else '', () if text else tuple(prompt), answer, source, extra)
+def make_row(
+  source: str, prompt: str | Sequence[dict[str, str]], answer: str, extra: dict[str, Any]
+) -> Row:
+  """Returns a Row whose id is a hash of source, prompt (text or messages) and answer."""
+  content = json.dumps([source, prompt, answer], sort_keys=True)
+  row_id = hashlib.sha256(content.encode()).hexdigest()[:16]
+  is_text = isinstance(prompt, str)
+  question, messages = (prompt, ()) if is_text else ('', tuple(prompt))
+  return Row(row_id, question, messages, answer, source, extra)
 
 
 def question_key(row: Row) -> str:
-  """What two rows of the same question share, whatever space surrounds it. Source: none."""
+  """Returns a key that is equal for rows of the same question up to surrounding white space."""
   if not row.messages:
     return row.question.strip()
   return json.dumps([[m['role'], m['content'].strip()] for m in row.messages])
@@ -49,77 +55,76 @@ def question_key(row: Row) -> str:
 
 def plan(
   entries: Iterable[Any],
-  data: Any,
+  data: DataConfig,
   held_out: int,
   valid: Iterable[str],
   settings_of: Callable[[str], Iterable[str]],
 ) -> list[Task]:
-  """config.data.tasks → tasks with their shares of data.size and of `held_out` rows.
+  """Returns the tasks of config.data.tasks with their numbers of training and held-out rows.
 
-  A task with a `size` has that many rows; the others share the rest of data.size by `weight`
-  (default 1). Raises UserError for an unknown task or setting, with the names that come near.
-  Source: none.
+  A task with a `size` has that many rows; the others share the rest of data.size by `weight` (default 1). Raises
+  UserError for an unknown task or setting, with similar names.
   """
   valid = sorted(valid)
-  read = [
-    _read(f'config.data.tasks[{index}]', entry, data.source, valid, settings_of)
+  parsed = [
+    _parse_entry(f'config.data.tasks[{index}]', entry, data.source, valid, settings_of)
     for index, entry in enumerate(entries)
   ]
-  sizes = [size for *_, size, _ in read]
-  weights = [0 if size else weight for *_, size, weight in read]
+  sizes = [size for *_, size, _ in parsed]
+  weights = [0 if size else weight for *_, size, weight in parsed]
   rest = max((data.size or max(DEFAULT_SIZE, sum(sizes))) - sum(sizes), 0)
   rows = [a + b for a, b in zip(sizes, shares(rest, weights), strict=True)]
-  for (field, *_), count in zip(read, rows, strict=True):
+  for (field, *_), count in zip(parsed, rows, strict=True):
     if not count:
       raise UserError(
         f'{field} gets no row of config.data.size={data.size}; raise that or its weight.'
       )
-  held = shares(held_out, rows)
-  return [Task(*e[:3], n, h) for e, n, h in zip(read, rows, held, strict=True)]
+  held_out_rows = shares(held_out, rows)
+  return [Task(*e[:3], n, h) for e, n, h in zip(parsed, rows, held_out_rows, strict=True)]
 
 
-def drawn(
+def draw_tasks(
   source: str,
-  data: Any,
+  data: DataConfig,
   held_out: int,
-  kinds: Mapping[str, Mapping[str, int]],
-  least: Mapping[str, int],
+  defaults: Mapping[str, Mapping[str, int]],
+  minimum: Mapping[str, int],
   draw: Callable[..., dict],
-  default: Iterable[str],
+  default_tasks: Iterable[str],
 ) -> tuple[list[Row], list[Row]]:
-  """Rows of tasks that are drawn from a random stream: draw(name, rng, **settings) → question, answer, extra.
+  """Returns (training, held-out) rows of randomly drawn tasks: draw(name, rng, **settings) → question, answer, extra.
 
-  source: in front of a task's name; kinds: of every task its settings, whole numbers, with their defaults; least: how
-  small each may be; default: the tasks where data.tasks names none. Raises UserError as `plan`, for settings out of
-  range, and where `draw` raises ValueError. Source: none.
+  `source` is the prefix of a row's source; `defaults` are the settings of each task, whole numbers of at least
+  `minimum`; `default_tasks` are used where data.tasks is empty. Raises UserError as `plan` does, for settings out of
+  range, and where `draw` raises ValueError.
   """
-  listed = list(data.tasks) or [dict(name=name) for name in default]
-  planned = plan(listed, data, held_out, kinds, kinds.__getitem__)
+  listed = list(data.tasks) or [dict(name=name) for name in default_tasks]
+  planned = plan(listed, data, held_out, defaults, defaults.__getitem__)
   streams = []
   for index, task in enumerate(planned):
-    settings = {**kinds[task.name], **task.settings}
-    if why := _fault(settings, least):
-      raise UserError(f'{task.field}: {why}.')
-    own = functools.partial(draw, task.name, **settings)
+    settings = {**defaults[task.name], **task.settings}
+    if problem := _settings_problem(settings, minimum):
+      raise UserError(f'{task.field}: {problem}.')
+    draw_task = functools.partial(draw, task.name, **settings)
     sides = [(data.seed, index, task.name, side) for side in ('train', 'held_out')]
-    told = task.field, f'{source}/{task.name}', own
-    streams.append(tuple(functools.partial(_drawn_row, *told, seed) for seed in sides))
+    arguments = task.field, f'{source}/{task.name}', draw_task
+    streams.append(tuple(functools.partial(_draw_row, *arguments, seed) for seed in sides))
   return collect(planned, streams, data.seed)
 
 
-def _drawn_row(field: str, source: str, draw: Callable[..., dict], seed: tuple, index: int) -> Row:
+def _draw_row(field: str, source: str, draw: Callable[..., dict], seed: tuple, index: int) -> Row:
   try:
-    drawn = draw(random.Random(derived_seed(*seed, index)))
+    content = draw(random.Random(derived_seed(*seed, index)))
   except ValueError as error:
     raise UserError(f'{field}: {error}; change its settings.') from error
-  return make_row(source, drawn['question'], drawn['answer'], drawn['extra'])
+  return make_row(source, content['question'], content['answer'], content['extra'])
 
 
-def _fault(settings: Mapping[str, int], least: Mapping[str, int]) -> str:
-  """What is wrong with the settings of a task, '' where nothing is."""
+def _settings_problem(settings: Mapping[str, int], minimum: Mapping[str, int]) -> str:
+  """Returns what is wrong with the settings of a task, or ''."""
   for name, value in settings.items():
-    if type(value) is not int or value < least[name]:
-      return f'{name}={value!r} must be a whole number of at least {least[name]}'
+    if type(value) is not int or value < minimum[name]:
+      return f'{name}={value!r} must be a whole number of at least {minimum[name]}'
   for name, low in settings.items():
     top = settings.get(f'max_{name[4:]}', low) if name.startswith('min_') else low
     if low > top:
@@ -130,36 +135,35 @@ def _fault(settings: Mapping[str, int], least: Mapping[str, int]) -> str:
 def collect(
   tasks: Sequence[Task], streams: Sequence[tuple[Draw, Draw]], seed: int
 ) -> tuple[list[Row], list[Row]]:
-  """Draws each task's two streams into (training, held-out) rows; no question comes twice.
+  """Draws each task's two streams into (training, held-out) rows without repeated questions.
 
-  A stream ends with IndexError. The training rows come in a seeded order. Source: none.
+  A stream ends with IndexError. The training rows are in a seeded random order.
   """
-  seen: set[str] = set()
+  keys: set[str] = set()
   train, held_out = [], []
   for task, draws in zip(tasks, streams, strict=True):
-    ours, theirs = _fill(task, draws, seen)
-    if not ours:
+    training_rows, held_out_rows = _fill(task, draws, keys)
+    if not training_rows:
       raise UserError(f'{task.field}: {task.name!r} gave no new question; change its settings.')
-    if len(ours) < task.rows or len(theirs) < task.held_out:
+    if len(training_rows) < task.rows or len(held_out_rows) < task.held_out:
       logging.warning(
         '%s: %r gave %d training and %d held-out rows, not %d and %d: it has no more questions.',
-        task.field, task.name, len(ours), len(theirs), task.rows, task.held_out,
+        task.field, task.name, len(training_rows), len(held_out_rows), task.rows, task.held_out,
       )  # fmt: skip
-    train += ours
-    held_out += theirs
+    train += training_rows
+    held_out += held_out_rows
   order = np.random.default_rng(seed).permutation(len(train))
   return [train[i] for i in order], held_out
 
 
 def derived_seed(*parts: Any) -> int:
-  """A seed in [0, 2**31) for each tuple of JSON values, far from every other's. Source: none."""
-  # Generators add the row number to their seed, so that seeds 0 and 1 would give nearly the same
-  # rows.
-  told = json.dumps(parts, sort_keys=True, default=str)
-  return int.from_bytes(hashlib.sha256(told.encode()).digest()[:4], 'big') >> 1
+  """Returns a seed in [0, 2**31) that is a hash of the parts, which are JSON values."""
+  # A hash, because generators add the row number to their seed: seeds 0 and 1 would give nearly the same rows.
+  text = json.dumps(parts, sort_keys=True, default=str)
+  return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], 'big') >> 1
 
 
-def _read(
+def _parse_entry(
   field: str,
   entry: Any,
   source: str,
@@ -184,27 +188,28 @@ def _read(
   return field, name, entry, size, weight
 
 
-def _fill(task: Task, draws: tuple[Draw, Draw], seen: set[str]) -> tuple[list[Row], list[Row]]:
+def _fill(task: Task, draws: tuple[Draw, Draw], keys: set[str]) -> tuple[list[Row], list[Row]]:
+  """(training, held-out) rows of a task whose questions are not in `keys`, to which they are added."""
   sets: tuple[list[Row], list[Row]] = ([], [])
-  wanted, at, misses = (task.rows, task.held_out), [0, 0], 0
-  while misses < _MAX_MISSES and any(len(s) < n for s, n in zip(sets, wanted, strict=True)):
-    # In proportion: a task with few questions must not spend them all on one side.
-    side = int(len(sets[1]) * wanted[0] < len(sets[0]) * wanted[1])
+  sizes, position, misses = (task.rows, task.held_out), [0, 0], 0
+  while misses < _MAX_MISSES and any(len(s) < n for s, n in zip(sets, sizes, strict=True)):
+    # In proportion, so that a task with few questions fills both sets.
+    side = int(len(sets[1]) * sizes[0] < len(sets[0]) * sizes[1])
     try:
-      row = draws[side](at[side])
+      row = draws[side](position[side])
     except IndexError:
       break
-    at[side] += 1
+    position[side] += 1
     key = question_key(row)
-    misses = misses + 1 if key in seen else 0
+    misses = misses + 1 if key in keys else 0
     if not misses:
-      seen.add(key)
+      keys.add(key)
       sets[side].append(row)
   return sets
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-  """Splits `total` in proportion to the weights, by largest remainder. Source: none."""
+  """Splits `total` in proportion to the weights, by largest remainder."""
   if not sum(weights):
     return [0] * len(weights)
   exact = [total * w / sum(weights) for w in weights]
@@ -216,11 +221,11 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def check_number(field: str, name: str, value: Any, whole: bool = False) -> None:
-  """Raises UserError for what is no number from 0 up. Source: none."""
+  """Raises UserError unless the value is a number from 0 up."""
   kinds = int if whole else int | float
   if isinstance(value, bool) or not isinstance(value, kinds) or value < 0:
-    what = 'a whole number of rows' if whole else 'a number'
-    raise UserError(f'{field}.{name}={value!r} must be {what} from 0 up.')
+    noun = 'a whole number of rows' if whole else 'a number'
+    raise UserError(f'{field}.{name}={value!r} must be {noun} from 0 up.')
 
 
 def _near(name: Any, valid: Sequence[str]) -> str:

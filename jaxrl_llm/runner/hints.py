@@ -47,7 +47,7 @@ class HintProvider:
       if hinted is not None and len(hinted) <= self.table.prompt_tokens:
         token_ids, hint_P[p] = hinted, share
       tokens.append(token_ids)
-    tokens_PxL, length_P = data.padded(tokens, self.table.prompt_tokens)
+    tokens_PxL, length_P = data.pad_rows(tokens, self.table.prompt_tokens)
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P, hint_P=hint_P)
 
   def _add_strategies(self, prompts: Prompts, step: int) -> Prompts:
@@ -63,7 +63,7 @@ class HintProvider:
         if len(hinted) <= self.table.prompt_tokens:
           token_ids, context_P[p] = hinted, number
       tokens.append(token_ids)
-    tokens_PxL, length_P = data.padded(tokens, self.table.prompt_tokens)
+    tokens_PxL, length_P = data.pad_rows(tokens, self.table.prompt_tokens)
     hint_P = (context_P >= 0).astype(np.float32)
     return prompts._replace(
       tokens_PxL=tokens_PxL, length_P=length_P, context_P=context_P, hint_P=hint_P

@@ -121,11 +121,11 @@ def batch(
     epochs = -(-size * width // len(table))
     order = np.concatenate([random.permutation(len(table)) for _ in range(epochs)])
     drawn = ((table.tokens[i], table.rows[i]) for i in order)
-    prompts, rollout, _ = data.packed(drawn, tokenizer, config.completion_tokens, size, width)
+    prompts, rollout, _ = data.pack_demonstrations(drawn, tokenizer, config.completion_tokens, size, width)
   else:
     chosen = random.choice(len(table), size, replace=len(table) < size)
     rows = [table.rows[i] for i in chosen]
-    rollout = data.supervised(*data.answer_tokens(rows, tokenizer, config.completion_tokens))
+    rollout = data.as_rollout(*data.answer_tokens(rows, tokenizer, config.completion_tokens))
     prompts = table.prompts(chosen)
   ones_B = np.ones(size, np.float32)
   return Batch(prompts, rollout, ones_B, ones_B)

@@ -1,4 +1,4 @@
-"""JSON lines of anything: rows that go all the way to encoded prompts, or one sentence with file, line and field."""
+"""Arbitrary JSON lines: rows become encoded prompts, or a UserError names file, line and field."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROW = st.dictionaries(st.sampled_from(KEYS) | TEXT, VALUE | st.lists(MESSAGE, ma
 
 
 def outcome(*lines: bytes, chat: bool = True, end: bytes = b'\n') -> tuple[data.Tables | None, str]:
-  """(tables, ''), or (None, the sentence) of a file of these lines."""
+  """Returns (tables, '') or (None, error message) for a file of these lines."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'rows.jsonl')
     path.write_bytes(end.join(lines))
@@ -58,12 +58,13 @@ def loaded(path: pathlib.Path, chat: bool = True) -> tuple[data.Tables | None, s
   try:
     tables = data.load(config, TOKENIZER)
   except UserError as error:
-    told = str(error)
-    assert '\n' not in told and told.endswith('.') and 'config.' in told, told
+    message = str(error)
+    assert '\n' not in message and message.endswith('.') and 'config.' in message, message
     assert re.search(
-      'give|write|mend|convert|raise|name |set |unpack|see |flatten|needs|must|choose|change', told
+      'give|write|correct|convert|raise|name |set |unpack|see |flatten|needs|must|choose|change',
+      message,
     )
-    return None, told.replace(str(path), 'rows.jsonl')
+    return None, message.replace(str(path), 'rows.jsonl')
   for table in (tables.train, tables.held_out):
     data.kinds(table.rows)
     columns = data.Columns(table.rows)
@@ -87,9 +88,11 @@ def line(row) -> bytes:
 @hypothesis.example(GOOD | dict(metadata='x'), False)
 @hypothesis.example(GOOD | dict(metadata=[1]), False)
 def test_any_json_is_a_row_or_told_with_its_line(row, chat):
-  tables, told = outcome(line(GOOD), b'', line(row), chat=chat)
+  tables, message = outcome(line(GOOD), b'', line(row), chat=chat)
   about_all = ('prompt_tokens', 'config.data.chat', 'config.data.template', 'chat template')
-  assert tables is not None or 'line 3' in told or any(name in told for name in about_all), told
+  assert tables is not None or 'line 3' in message or any(name in message for name in about_all), (
+    message
+  )
   if tables is not None:
     assert len(tables.train) + tables.train.dropped <= 2
 
@@ -98,8 +101,8 @@ def test_any_json_is_a_row_or_told_with_its_line(row, chat):
 @hypothesis.given(st.integers(0, 60), st.binary(max_size=12))
 def test_any_bytes_are_a_row_or_told_with_their_line(cut, more):
   whole = line(GOOD | dict(level=3, prompt='p'))
-  tables, told = outcome(line(GOOD), whole[:cut] + more)
-  assert tables is not None or re.search(r'rows.jsonl.*line [2-9]', told), told
+  tables, message = outcome(line(GOOD), whole[:cut] + more)
+  assert tables is not None or re.search(r'rows.jsonl.*line [2-9]', message), message
 
 
 @pytest.mark.parametrize(
@@ -123,8 +126,8 @@ def test_what_is_wrong_is_told_with_file_line_and_field(lines, text):
 
 
 def test_ends_of_lines_marks_and_repetitions(tmp_path):
-  """Windows' ends of lines, a byte-order mark, a last line without an end, and rows that come twice."""
+  """Windows line ends, a byte-order mark, a last line without an end, and repeated rows."""
   rows = [GOOD, GOOD | dict(question='r', id=1), GOOD | dict(question='s', id=1), GOOD]
-  tables, told = outcome(b'\xef\xbb\xbf' + line(rows[0]), *map(line, rows[1:]), end=b'\r\n')
-  assert not told and sorted(row.question for row in tables.train.rows) == ['q', 'r', 's']
+  tables, message = outcome(b'\xef\xbb\xbf' + line(rows[0]), *map(line, rows[1:]), end=b'\r\n')
+  assert not message and sorted(row.question for row in tables.train.rows) == ['q', 'r', 's']
   assert loaded(tmp_path)[1].startswith('config.data.path=') and 'is no file' in loaded(tmp_path)[1]

@@ -1,4 +1,4 @@
-"""Replies to learn from: answers for a supervised start, demonstrations beside RL, and what is refused."""
+"""Demonstrations: answers for a supervised start, demonstrations beside RL, and errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_recorded_log_probs_lie_with_their_tokens():
 
 
 @pytest.mark.parametrize(
-  'rows, told',
+  'rows, message',
   [
     (
       [row(''), row('')],
@@ -75,8 +75,8 @@ def test_recorded_log_probs_lie_with_their_tokens():
     ([row(logprobs='high')], 'must be a list of 3 numbers'),
   ],
 )
-def test_rows_that_cannot_be_demonstrations_are_told(rows, told):
-  with pytest.raises(UserError, match=told):
+def test_rows_that_cannot_be_demonstrations_are_told(rows, message):
+  with pytest.raises(UserError, match=message):
     data.check_demonstrations(rows, TOKENIZER, FIELD)
 
 

@@ -1,4 +1,4 @@
-"""The digit tasks: right answers, known lengths, and every character in the alphabet."""
+"""The digit tasks: correct answers, lengths in range, and all characters in the alphabet."""
 
 from __future__ import annotations
 

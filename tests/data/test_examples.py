@@ -1,4 +1,4 @@
-"""The first jobs of verl and of TRL, down to the files: gsm8k.jsonl holds rows of verl's shape, written for this."""
+"""Introductory jobs of verl and TRL with their data files; gsm8k.jsonl holds rows in verl's format."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Letters:
     return [ord(c) for c in ''.join(f'<{m["role"]} {m["content"]}>' for m in messages)]
 
 
-def told(name: str, **changes):
+def config_of(name: str, **changes):
   c = loading.load(name)
   c.data.update(changes)
   return c
 
 
-def given() -> list[dict]:
+def fixture_rows() -> list[dict]:
   return [json.loads(line) for line in FIXTURE.read_text().splitlines()]
 
 
@@ -42,34 +42,34 @@ def parquet(path, rows) -> str:
 
 
 def test_gsm8k_from_the_files_of_verl(tmp_path):
-  """Parquet, and the same rows as JSON lines: prompts as they were made there, truths as text, none held out twice."""
-  rows = given()
+  """Parquet, and the same rows as JSON lines: same prompts and answers, and disjoint sets."""
+  rows = fixture_rows()
   train = parquet(tmp_path / 'train.parquet', rows[:16])
   test = parquet(tmp_path / 'test.parquet', rows[14:])  # two of them are in both
-  tables = data.load(told('gsm8k', files=(dict(path=train),), eval_path=test), Letters())
+  tables = data.load(config_of('gsm8k', files=(dict(path=train),), eval_path=test), Letters())
   assert (len(tables.train), len(tables.held_out)) == (14, 6)
-  for row, tokens, want in zip(tables.train.rows, tables.train.tokens, rows, strict=False):
-    assert ''.join(map(chr, tokens)) == f'<user {want["extra_info"]["question"]} {ASK}>'
-    assert (row.answer, row.source) == (want['reward_model']['ground_truth'], 'openai/gsm8k')
-    assert row.extra['extra_info'] == want['extra_info'] and row.extra['ability'] == 'math'
-  lines = data.load(told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path=test), Letters())
+  for row, tokens, expected in zip(tables.train.rows, tables.train.tokens, rows, strict=False):
+    assert ''.join(map(chr, tokens)) == f'<user {expected["extra_info"]["question"]} {ASK}>'
+    assert (row.answer, row.source) == (expected['reward_model']['ground_truth'], 'openai/gsm8k')
+    assert row.extra['extra_info'] == expected['extra_info'] and row.extra['ability'] == 'math'
+  lines = data.load(config_of('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path=test), Letters())
   assert lines.train.rows == tables.train.rows and lines.held_out.rows == tables.held_out.rows
 
 
 def test_gsm8k_from_raw_rows(tmp_path):
-  """Questions and worked answers, as the data set itself has them: the same prompts and truths."""
-  raw = [{k: row['extra_info'][k] for k in ('question', 'answer')} for row in given()]
+  """Questions and worked answers in the data set's own format give the same prompts and answers."""
+  raw = [{k: row['extra_info'][k] for k in ('question', 'answer')} for row in fixture_rows()]
   path = parquet(tmp_path / 'raw.parquet', raw)
   changes = dict(eval_path='', answer_after='####', template=f'{{question}} {ASK}')
-  c = told('gsm8k', files=(dict(path=path),), **changes)
+  c = config_of('gsm8k', files=(dict(path=path),), **changes)
   c.evaluation.prompts = 4
   tables = data.load(c, Letters())
   assert (len(tables.train), len(tables.held_out)) == (16, 4)
-  whole = told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
-  whole.eval.prompts = 0
-  want = {t.tobytes(): row for t, row in _pairs(data.load(whole, Letters()).train)}
+  whole = config_of('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
+  whole.evaluation.prompts = 0
+  expected = {t.tobytes(): row for t, row in _pairs(data.load(whole, Letters()).train)}
   for tokens, row in (*_pairs(tables.train), *_pairs(tables.held_out)):
-    assert row.answer.replace(',', '') == want[tokens.tobytes()].answer
+    assert row.answer.replace(',', '') == expected[tokens.tobytes()].answer
 
 
 def _pairs(table):
@@ -77,8 +77,8 @@ def _pairs(table):
 
 
 def test_gsm8k_is_graded_as_there():
-  """A worked answer is right by the strict rule and by the flexible one; without #### by the latter alone."""
-  c = told('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
+  """A worked answer is right by the strict and the flexible rule; without #### by the flexible one alone."""
+  c = config_of('gsm8k', files=(dict(path=str(FIXTURE)),), eval_path='')
   c.evaluation.prompts = 0
   rows = data.load(c, Letters()).train.rows
   grader = rewards.resolve(c.rewards)
@@ -91,9 +91,9 @@ def test_gsm8k_is_graded_as_there():
 
 
 def test_a_reward_function_beside_the_job(monkeypatch):
-  """The function in the config's own file, in a worker, on rows with a `prompt` and no answer."""
+  """A reward function in the config file, run in a worker, on rows with a `prompt` and no answer."""
   monkeypatch.chdir(ROOT)
-  c = told('unique_letters')
+  c = config_of('unique_letters')
   table = data.load(c, Letters()).train
   assert len(table) == 24 and not any(row.answer for row in table.rows)
   assert c.steps * c.prompts == 3 * len(table)
@@ -103,7 +103,7 @@ def test_a_reward_function_beside_the_job(monkeypatch):
 
 
 def test_a_countdown_is_paid_by_its_answer_and_a_little_by_its_form():
-  c = told('countdown', size=8)
+  c = config_of('countdown', size=8)
   c.prompt_tokens, c.evaluation.prompts = 1000, 4
   tables = data.load(c, Letters())
   assert (len(tables.train), len(tables.held_out)) == (8, 4)
@@ -117,7 +117,7 @@ def test_a_countdown_is_paid_by_its_answer_and_a_little_by_its_form():
 
 
 def test_key_chains_are_long_and_paid_by_the_number():
-  c = told('keychain', size=3)
+  c = config_of('keychain', size=3)
   c.prompt_tokens, c.evaluation.prompts = 30_000, 1
   rows = data.load(c, Letters()).train.rows
   grader = rewards.resolve(c.rewards)
@@ -129,11 +129,11 @@ def test_key_chains_are_long_and_paid_by_the_number():
 
 def test_every_row_of_the_rubrics_can_be_judged(monkeypatch, tmp_path):
   monkeypatch.chdir(ROOT)
-  c = told('rubric')
+  c = config_of('rubric')
   c.rewards.cache, c.prompt_tokens = str(tmp_path / 'judge.sqlite'), 200  # of a character each
   tables = data.load(c, Letters())
   named = [(part.name, part.grader) for part in rewards.resolve_parts(c.rewards)]
   for row in (*tables.train.rows, *tables.held_out.rows):
     rewards.check_rows(named, [row])
-    assert any(one['points'] < 0 for one in row.extra['rubric'])
+    assert any(criterion['points'] < 0 for criterion in row.extra['rubric'])
   assert (len(tables.train), len(tables.held_out)) == (13, 3)

@@ -1,4 +1,4 @@
-"""JSON-lines rows under every accepted name, and the number of the line that is wrong."""
+"""JSON-lines rows under every accepted column name, and errors with the number of the line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRUTH = dict(style='rule', ground_truth='4')
 
 
 @pytest.mark.parametrize(
-  'given, question, messages, answer, source, extra',
+  'record, question, messages, answer, source, extra',
   [
     (dict(question='q', answer='4'), 'q', (), '4', 'jsonl', {}),
     (dict(prompt='q', answer=4), 'q', (), '4', 'jsonl', {COLUMNS: dict(answer=4)}),
@@ -37,8 +37,8 @@ TRUTH = dict(style='rule', ground_truth='4')
      dict(reward_model=TRUTH)),
   ],
 )  # fmt: skip
-def test_accepted_names(tmp_path, given, question, messages, answer, source, extra):
-  (row,) = read(tmp_path, given)
+def test_accepted_names(tmp_path, record, question, messages, answer, source, extra):
+  (row,) = read(tmp_path, record)
   assert row[1:] == (question, messages, answer, source, extra)
 
 
@@ -46,7 +46,7 @@ GOOD = dict(question='q', answer='a')
 
 
 @pytest.mark.parametrize(
-  'line, told',
+  'line, message',
   [
     (b'{"question": "q", ', 'line 3 is not JSON'),
     (b'[' * 100_000, 'line 3 is not JSON'),
@@ -61,23 +61,23 @@ GOOD = dict(question='q', answer='a')
     (dict(prompt=['hello'], answer='a'), "line 3: 'prompt' needs text under 'role'"),
   ],
 )
-def test_bad_lines_are_told_with_their_number(tmp_path, line, told):
+def test_bad_lines_are_told_with_their_number(tmp_path, line, message):
   with pytest.raises(UserError) as error:
     read(tmp_path, GOOD, b'', line)
-  assert str(error.value).startswith('config.data.path=') and told in str(error.value)
+  assert str(error.value).startswith('config.data.path=') and message in str(error.value)
 
 
 def test_bad_files_are_told(tmp_path):
   (tmp_path / 'empty').write_text('\n \n')
   (tmp_path / 'latin').write_bytes(b'{"question": "caf\xe9", "answer": "a"}')
-  for path, told in [
+  for path, message in [
     ('', 'config.data.path is empty; name a JSON-lines file.'),
     (str(tmp_path / 'missing'), 'is no file; give the path'),
     (str(tmp_path), 'is no file; give the path'),
     (str(tmp_path / 'empty'), 'holds no row'),
     (str(tmp_path / 'latin'), 'is no UTF-8 text'),
   ]:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
       files.read(path, 'config.data.path')
 
 

@@ -1,4 +1,4 @@
-"""Levels of games: as the settings say, the same every time, and none in both sets."""
+"""Levels of games: within the settings, deterministic, and disjoint sets."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def rows(held_out=10, **changes):
 
 def test_levels_are_in_range_the_same_every_time_and_apart():
   tasks = (dict(name='guess', top=5, min_span=3, max_span=20), dict(name='walk', size=20))
-  train, held = rows(tasks=tasks)
-  assert (train, held) == rows(tasks=tasks)
-  questions = [row.question for row in train + held]
+  train, held_out = rows(tasks=tasks)
+  assert (train, held_out) == rows(tasks=tasks)
+  questions = [row.question for row in train + held_out]
   assert len(set(questions)) == len(questions) == 70
-  for row in train + held:
-    told = row.extra
+  for row in train + held_out:
+    traits = row.extra
     if row.source == 'games/guess':
-      assert 0 <= told['low'] <= 5 and 3 <= told['high'] - told['low'] + 1 <= 20
-      assert row.question == f'{told["low"]}-{told["high"]}:'
-      assert told['low'] <= int(row.answer) <= told['high']
+      assert 0 <= traits['low'] <= 5 and 3 <= traits['high'] - traits['low'] + 1 <= 20
+      assert row.question == f'{traits["low"]}-{traits["high"]}:'
+      assert traits['low'] <= int(row.answer) <= traits['high']
     else:
-      assert 2 <= told['size'] <= 5 and told['walls'] == 2
-      assert 0 < told['goal_x'] + told['goal_y'] < 2 * told['size'] - 1
+      assert 2 <= traits['size'] <= 5 and traits['walls'] == 2
+      assert 0 < traits['goal_x'] + traits['goal_y'] < 2 * traits['size'] - 1
   assert sum(row.source == 'games/walk' for row in train) == 20
   assert rows(seed=1) != rows(seed=2)
 
 
 @pytest.mark.parametrize(
-  'task, told',
+  'task, message',
   [
     (dict(name='chess'), 'chess'),
     (dict(name='guess', walls=3), 'walls'),
@@ -47,7 +47,7 @@ def test_levels_are_in_range_the_same_every_time_and_apart():
     (dict(name='walk', max_size='5'), "max_size='5' must be a whole number"),
   ],
 )
-def test_what_is_no_game_is_one_sentence(task, told):
+def test_what_is_no_game_is_one_sentence(task, message):
   with pytest.raises(UserError, match='config.data.tasks') as error:
     rows(tasks=(task,))
-  assert told in str(error.value)
+  assert message in str(error.value)

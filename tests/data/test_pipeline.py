@@ -1,4 +1,4 @@
-"""Rows → prompts: rendering, padding, what is dropped and what is refused."""
+"""Rows to prompts: rendering, padding, dropped rows and errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_messages_refuse_what_would_be_ignored():
 
 
 @pytest.mark.parametrize(
-  'template, told',
+  'template, message',
   [
     ('{question} {answer}', 'has the unknown placeholder {answer}; only {question} exists.'),
     ('{question.__class__}', 'unknown placeholder {question.__class__}'),
@@ -76,10 +76,10 @@ def test_messages_refuse_what_would_be_ignored():
     ('Solve it.', 'has no {question}'),
   ],
 )
-def test_bad_templates_are_told(template, told):
+def test_bad_templates_are_told(template, message):
   with pytest.raises(UserError) as error:
     data.load(config_of(template=template), TOKENIZER)
-  assert told in str(error.value) and 'config.data.template=' in str(error.value)
+  assert message in str(error.value) and 'config.data.template=' in str(error.value)
 
 
 def test_an_unknown_source_is_told():
@@ -147,7 +147,7 @@ def test_the_fingerprint_tells_what_changed():
   assert data.load(config_of(), other).train.fingerprint != mark()
 
 
-def test_the_fingerprint_sees_what_only_graders_see_and_no_order_of_sets():
+def test_the_fingerprint_covers_extra_fields_and_ignores_the_order_of_sets():
   def mark(extra):
     rows = [make_row('toy', 'question', 'answer', extra)]
     return pipeline.make_table(rows, config_of().data, 20, TOKENIZER).fingerprint

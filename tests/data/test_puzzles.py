@@ -1,4 +1,4 @@
-"""Puzzles, each solved by another way than it was made: from the text of the question alone."""
+"""Puzzles, each solved independently from the text of its question."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ KINDS = ('compose', 'countdown', 'keychain')
 
 @pytest.mark.parametrize('name', KINDS)
 def test_the_same_every_time_and_none_in_both_sets(name):
-  train, held = rows(dict(name=name))
-  assert (train, held) == rows(dict(name=name))
-  questions = [row.question for row in train + held]
+  train, held_out = rows(dict(name=name))
+  assert (train, held_out) == rows(dict(name=name))
+  questions = [row.question for row in train + held_out]
   assert len(set(questions)) == len(questions) == 70
-  assert {row.source for row in train + held} == {f'puzzles/{name}'}
+  assert {row.source for row in train + held_out} == {f'puzzles/{name}'}
   assert not {row.question for row in rows(dict(name=name), seed=1)[0]} & set(questions)
 
 
@@ -44,9 +44,9 @@ GOLDEN = dict(compose='384e7202a1a5f1a2', countdown='da931adcca5cf6ec', keychain
 
 @pytest.mark.parametrize('name', KINDS)
 def test_every_process_draws_the_same(name):
-  """Strings hash otherwise in each, so that nothing may hang on the order of a set of them."""
-  told = [[row.id, row.extra] for row in rows(dict(name=name), size=9, held_out=0)[0]]
-  assert hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16] == GOLDEN[name]
+  """String hashes differ between processes, so that no row may depend on the order of a set."""
+  rows_drawn = [[row.id, row.extra] for row in rows(dict(name=name), size=9, held_out=0)[0]]
+  assert hashlib.sha256(json.dumps(rows_drawn).encode()).hexdigest()[:16] == GOLDEN[name]
 
 
 # Letter by letter, where composed.py has slices and tables.
@@ -68,12 +68,16 @@ PLAIN = dict(
 
 
 def test_compositions_are_worked_out_from_within():
-  train, held = rows(dict(name='compose', max_depth=4), size=400)
-  for row in train + held:
+  train, held_out = rows(dict(name='compose', max_depth=4), size=400)
+  for row in train + held_out:
     names, value = re.fullmatch(r'((?:f\d+\()+)([a-z]+)\)+=', row.question).groups()
     names = names.rstrip('(').split('(')
-    told = row.extra
-    assert (told['depth'], told['length'], told['functions']) == (len(names), len(value), names)
+    traits = row.extra
+    assert (traits['depth'], traits['length'], traits['functions']) == (
+      len(names),
+      len(value),
+      names,
+    )
     for name in reversed(names):
       value = PLAIN[name](value)
     assert row.answer == value
@@ -87,9 +91,9 @@ def test_functions_are_different_and_told():
   found = {name: tuple(map(fn, words)) for name, (fn, _) in composed.FUNCTIONS.items()}
   assert len(set(found.values())) == len(found) and all(all(said) for said in found.values())
   (row,), _ = rows(dict(name='compose', min_depth=2, tell=1), size=1, held_out=0)
-  *lines, asked = row.question.splitlines()
+  *lines, call = row.question.splitlines()
   want = {f'{n}(x): {composed.FUNCTIONS[n][1]}.' for n in row.extra['functions']}
-  assert set(lines) == want and asked.endswith('=')
+  assert set(lines) == want and call.endswith('=')
 
 
 def test_compositions_share_evidence_by_their_difficulty():
@@ -100,7 +104,7 @@ def test_compositions_share_evidence_by_their_difficulty():
 
 
 def reachable(numbers: tuple) -> set[Fraction]:
-  """All that can be made of all numbers, two at a time."""
+  """All values that can be made of all numbers."""
   if len(numbers) == 1:
     return {numbers[0]}
   found = set()
@@ -113,12 +117,16 @@ def reachable(numbers: tuple) -> set[Fraction]:
 
 
 def test_countdowns_can_be_solved_and_are_by_their_answer():
-  train, held = rows(dict(name='countdown', max_numbers=5), size=80)
-  for row in train + held:
+  train, held_out = rows(dict(name='countdown', max_numbers=5), size=80)
+  for row in train + held_out:
     target, numbers = re.fullmatch(r'make (\d+) of ([\d ]+):', row.question).groups()
     numbers = [int(n) for n in numbers.split()]
-    told = row.extra
-    assert (told['target'], told['numbers'], told['count']) == (int(target), numbers, len(numbers))
+    traits = row.extra
+    assert (traits['target'], traits['numbers'], traits['count']) == (
+      int(target),
+      numbers,
+      len(numbers),
+    )
     assert 1 <= int(target) <= 99 and all(1 <= n <= 9 for n in numbers)
     assert collections.Counter(re.findall(r'\d+', row.answer)) == collections.Counter(
       map(str, numbers)
@@ -131,7 +139,7 @@ def test_countdowns_can_be_solved_and_are_by_their_answer():
 
 
 def follow(text: str) -> tuple[str, int]:
-  """The question that the start leads to, and the links on the way."""
+  """Returns the question at the end of the chain, and the number of links."""
   pairs = dict(re.findall(r'\{"([0-9a-f-]+)": "([^"]+)"\}', text))
   key, links = re.search(r'Start with the key ([0-9a-f-]+)\.', text)[1], 0
   while key in pairs:
@@ -141,32 +149,32 @@ def follow(text: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize('letters', [0, 3])
 def test_key_chains_lead_to_a_question_that_the_text_answers(letters):
-  train, held = rows(dict(name='keychain', max_hops=3, key_letters=letters), size=60)
-  for row in train + held:
-    text, told = row.question, row.extra
-    asked, links = follow(text)
+  train, held_out = rows(dict(name='keychain', max_hops=3, key_letters=letters), size=60)
+  for row in train + held_out:
+    text, traits = row.question, row.extra
+    question, links = follow(text)
     facts = {(w, t): int(n) for w, n, t in re.findall(r'([A-Z][a-z]+) has (\d+) ([a-z]+)\.', text)}
-    single = [(w, t) for t, w in re.findall(r'How many (\w+) does (\w+) have\?', asked)]
-    several = [(w, t) for t, w in re.findall(r'the (\w+) of (\w+)', asked)]
+    single = [(w, t) for t, w in re.findall(r'How many (\w+) does (\w+) have\?', question)]
+    several = [(w, t) for t, w in re.findall(r'the (\w+) of (\w+)', question)]
     assert len(facts) == len(set(facts.values())) == 8 and bool(single) != bool(several)
     assert row.answer == str(sum(facts[owner] for owner in single + several))
-    assert (told['links'], told['hops']) == (links, len(single + several))
-    assert told['pairs'] == text.count('": "') == 3 * links
+    assert (traits['links'], traits['hops']) == (links, len(single + several))
+    assert traits['pairs'] == text.count('": "') == 3 * links
     # Three questions are in the text, and the others have other answers.
     ends = re.findall(r'": "(How many[^"]+)"', text)
-    others = [e for e in ends if e != asked]
+    others = [e for e in ends if e != question]
     assert len(ends) == 3 and len(others) == 2
     for other in others:
       owners = [(w, t) for t, w in re.findall(r'the (\w+) of (\w+)', other)]
       owners += [(w, t) for t, w in re.findall(r'How many (\w+) does (\w+) have\?', other)]
       assert str(sum(facts[owner] for owner in owners)) != row.answer
-    assert told['words'] == len(text.split())
+    assert traits['words'] == len(text.split())
   assert {row.extra['links'] for row in train} == {2, 3, 4}
   assert {row.extra['hops'] for row in train} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
-  'task, told',
+  'task, message',
   [
     (dict(name='composed'), 'did you mean compose'),
     (dict(name='compose', max_depht=3), 'max_depht is no setting'),
@@ -177,7 +185,7 @@ def test_key_chains_lead_to_a_question_that_the_text_answers(letters):
     (dict(name='keychain', key_letters=1), 'key_letters=1 are too few for'),
   ],
 )
-def test_what_cannot_be_made_is_one_sentence(task, told):
+def test_what_cannot_be_made_is_one_sentence(task, message):
   with pytest.raises(UserError, match=r'config\.data\.tasks\[0\]') as error:
     rows(task)
-  assert told in str(error.value)
+  assert message in str(error.value)

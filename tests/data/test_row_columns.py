@@ -1,4 +1,4 @@
-"""What rows say of themselves: sources, traits, and the fields of a file."""
+"""Columns of the data: sources, traits, and the fields of a file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ROWS = [
 
 
 def test_fields_come_by_name_and_none_where_a_row_lacks_them():
-  told = data.Columns(ROWS)
-  assert told['source'] == ['sums', 'sums', 'rev'] and told['rate'] == [0.5, 0.25, None]
-  assert np.array_equal(told['near'], [[1, 2], [3, 4], [5, 6]])
-  assert list(told) == ['near', 'rate', 'source', 'terms', 'traits'] and len(told) == 5
-  assert 'rate' in told and 'pace' not in told
+  columns = data.Columns(ROWS)
+  assert columns['source'] == ['sums', 'sums', 'rev'] and columns['rate'] == [0.5, 0.25, None]
+  assert np.array_equal(columns['near'], [[1, 2], [3, 4], [5, 6]])
+  assert list(columns) == ['near', 'rate', 'source', 'terms', 'traits'] and len(columns) == 5
+  assert 'rate' in columns and 'pace' not in columns
   with pytest.raises(KeyError):
-    told['pace']
+    columns['pace']
 
 
 def test_traits_are_one_hot_over_sources_and_small_numbers():
@@ -38,10 +38,10 @@ def test_traits_are_one_hot_over_sources_and_small_numbers():
 
 
 def test_pass_rates_of_a_file_reach_the_curriculum(tmp_path):
-  """Anchors beside the question in a JSON line are the very numbers that p̃ is made of."""
-  told = [dict(question=f'q{i}', answer='1', low=i / 10, high=1 - i / 20) for i in range(4)]
+  """Anchor pass rates of a JSON line enter the estimate p̃ unchanged."""
+  records = [dict(question=f'q{i}', answer='1', low=i / 10, high=1 - i / 20) for i in range(4)]
   path = tmp_path / 'rows.jsonl'
-  path.write_text(''.join(json.dumps(row) + '\n' for row in told))
+  path.write_text(''.join(json.dumps(row) + '\n' for row in records))
   settings = configs.default().curriculum.to_dict() | dict(
     prior_pooling=dict(fn='anchors', weak='low', strong='high', rho=1.0),
     evidence_decay=dict(fn='none'),
@@ -49,7 +49,7 @@ def test_pass_rates_of_a_file_reach_the_curriculum(tmp_path):
   columns = data.Columns(files.read(str(path), 'config.data.path'))
   curriculum = curriculum_lib.Curriculum(settings, 4, group=8, columns=columns)
   curriculum.observe(np.array([0]), np.array([4]), np.array([8]))  # halfway from 0 to 1: c = 1/2
-  low, high = (np.array([row[name] for row in told]) for name in ('low', 'high'))
+  low, high = (np.array([row[name] for row in records]) for name in ('low', 'high'))
   guess = (low + high)[1:] / 2
   mean = curriculum.predict(np.arange(1, 4))[0]
   np.testing.assert_allclose(mean, (1 + 8 * guess) / 10, rtol=1e-5)

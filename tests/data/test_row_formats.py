@@ -1,4 +1,4 @@
-"""Rows as other trainers have them, each read as it is: prompt, answer, source, and every column for the grader."""
+"""Rows in the formats of other trainers: prompt, answer, source, and all other columns for the reward function."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def settings(columns=None, **changes) -> dict:
   return dict(columns=names, answers=True, answer_after='') | changes
 
 
-def read(given, columns=None, **changes):
-  return row_formats.to_row(given, 'here', settings(columns, **changes), 'a file')
+def read(record, columns=None, **changes):
+  return row_formats.to_row(record, 'here', settings(columns, **changes), 'a file')
 
 
 # (as it is in the file, settings) → question, messages, answer, source, what is in extra.
@@ -95,18 +95,18 @@ def test_a_row_of_each_shape_is_read_as_it_is(name):
   assert {key: row.extra[key] for key in extra} == extra
   assert json.dumps(given) == before
   # Of every column, either a field of the row says what it says, or extra does.
-  kept = row.extra | row.extra.get(COLUMNS, {})
-  said = dict(
+  columns = row.extra | row.extra.get(COLUMNS, {})
+  in_row = dict(
     prompt=messages or question,
     question=question,
     messages=messages,
     answer=answer,
     data_source=source,
   )
-  said |= dict(input=question, datasource=source, context=question)
+  in_row |= dict(input=question, datasource=source, context=question)
   for column, value in given.items():
     if column != 'info':
-      assert value == kept.get(column) or value in ('', said.get(column)), column
+      assert value == columns.get(column) or value in ('', in_row.get(column)), column
 
 
 def test_answers_are_no_trait_of_a_kind():
@@ -126,19 +126,19 @@ def test_rows_without_an_answer_are_for_graders_that_need_none():
 
 
 @pytest.mark.parametrize(
-  'given, columns, told',
+  'record, columns, message',
   [
     (dict(q='x', answer='a'), {}, 'or name its column in config.data.columns.question'),
-    (dict(q='x', answer='a'), dict(question='Q'), "no column 'Q'; mend config.data.columns.question"),
+    (dict(q='x', answer='a'), dict(question='Q'), "no column 'Q'; correct config.data.columns.question"),
     (dict(question='x', answer='a'), dict(answer='z'), "no answer under 'z' (config.data.columns.answer)"),
     (dict(question='x', answer='a'), dict(source='s'), "no column 's'; mend config.data.columns.source"),
     (dict(question='x', answer='a', info='{"a": "\\ud800"}'), {}, "here: 'info' is no Unicode text"),
   ],
 )  # fmt: skip
-def test_what_is_missing_is_told_with_the_field_that_mends_it(given, columns, told):
+def test_what_is_missing_is_told_with_the_field_that_mends_it(record, columns, message):
   with pytest.raises(UserError) as error:
-    read(given, columns)
-  assert told in str(error.value)
+    read(record, columns)
+  assert message in str(error.value)
 
 
 def lines(path, rows) -> str:
@@ -185,24 +185,27 @@ def test_a_saved_data_set_and_its_splits(tmp_path):
   one = datasets.Dataset.from_list(numbered('q', 3))
   one.save_to_disk(tmp_path / 'one')
   datasets.DatasetDict(train=one, test=one.select([1])).save_to_disk(tmp_path / 'two')
-  asked = lambda path, **told: [r.question for r in files.read(str(tmp_path / path), 'f', **told)]  # noqa: E731
-  assert asked('one') == asked('two') == ['q0', 'q1', 'q2']
-  assert asked('two', split='test') == ['q1']
+
+  def read_questions(path, **selection):
+    return [row.question for row in files.read(str(tmp_path / path), 'f', **selection)]
+
+  assert read_questions('one') == read_questions('two') == ['q0', 'q1', 'q2']
+  assert read_questions('two', split='test') == ['q1']
   with pytest.raises(UserError, match="has no split 'dev'; choose of: test, train"):
-    asked('two', split='dev')
+    read_questions('two', split='dev')
 
 
 def test_a_name_on_the_hub_is_fetched_and_nothing_is_said_of_trust(monkeypatch):
   datasets = pytest.importorskip('datasets')
-  asked = []
+  calls = []
 
   def load_dataset(*args, **kwargs):
-    asked.append((args, kwargs))
+    calls.append((args, kwargs))
     return numbered('q', 2)
 
   monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
   assert len(files.read('hub:some/sums', 'f', split='test', subset='main')) == 2
-  assert asked == [(('some/sums', 'main'), dict(split='test'))]
+  assert calls == [(('some/sums', 'main'), dict(split='test'))]
   monkeypatch.setattr(datasets, '__version__', '3.6.0')
   with pytest.raises(UserError, match='needs datasets 4 or later'):
     files.read('hub:some/sums', 'f')
@@ -226,21 +229,21 @@ def test_several_files_by_weight_without_a_row_twice(tmp_path):
   count = lambda rows: {name: sum(r.source == name for r in rows) for name in ('a', 'b', 'c')}  # noqa: E731
   plain, _ = of_files(dict(path=a), dict(path=b))
   assert count(plain) == dict(a=100, b=20, c=0)
-  weighted, held = of_files(dict(path=a, weight=3), dict(path=b, weight=1.0), held_out=0)
+  weighted, held_out = of_files(dict(path=a, weight=3), dict(path=b, weight=1.0), held_out=0)
   assert count(weighted) == dict(a=60, b=20, c=0)
   small, _ = of_files(dict(path=a, weight=3), dict(path=b), size=8)
   assert count(small) == dict(a=6, b=2, c=0)
-  named, held = of_files(
+  named, held_out = of_files(
     dict(path=a, source='c', weight=1.0), dict(path=b, weight=0.0), held_out=10
   )
-  assert count(named)['b'] == 0 < count(named)['c'] and len(held) == 10
-  assert not {r.question for r in named} & {r.question for r in held}
+  assert count(named)['b'] == 0 < count(named)['c'] and len(held_out) == 10
+  assert not {r.question for r in named} & {r.question for r in held_out}
   again, _ = of_files(dict(path=a), dict(path=a), held_out=10)
   assert len(again) == 90
 
 
 @pytest.mark.parametrize(
-  'entries, told',
+  'entries, message',
   [
     ((), 'config.data.files, which is empty'),
     (('a',), r"config.data.files\[0\]='a' must be a dict with a path"),
@@ -250,6 +253,6 @@ def test_several_files_by_weight_without_a_row_twice(tmp_path):
     ((dict(path='missing'),), r"config.data.files\[0\].path='missing' is no file"),
   ],
 )
-def test_bad_entries_are_told(entries, told):
-  with pytest.raises(UserError, match=told):
+def test_bad_entries_are_told(entries, message):
+  with pytest.raises(UserError, match=message):
     of_files(*entries)

@@ -1,4 +1,4 @@
-"""gym, digits and jsonl: rows, disjoint sets, one seed one data set, and what they refuse."""
+"""Sources gym, digits and jsonl: rows, disjoint sets, determinism by seed, and errors."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_gym_keeps_what_its_grader_needs(reasoning_gym):
 
 
 def test_gym_levels_are_those_of_its_own_curriculum(reasoning_gym):
-  """Level k of chain_sum has k + 2 terms of k + 1 digits; each level as often, and graded by what it was made with."""
+  """Level k of chain_sum has k + 2 terms of k + 1 digits; each level equally often and graded with its settings."""
   task = dict(name='chain_sum', levels=(0, 2), allow_negation=False)
   train, held_out = sources.gym(data_of(tasks=(task,), size=60), 12)
   for row in train + held_out:
-    level, told = row.extra['level'], row.extra['gym']['settings']
+    level, settings = row.extra['level'], row.extra['gym']['settings']
     terms = re.findall(r'\d+', row.question.partition('=')[0])
     assert len(terms) == level + 2 and {len(term) for term in terms} == {level + 1}
-    assert told['max_terms'] == level + 2 and told['allow_negation'] is False
+    assert settings['max_terms'] == level + 2 and settings['allow_negation'] is False
     assert verifiers.gym(row.answer, row) == 1
   counts = collections.Counter(row.extra['level'] for row in train)
   assert set(counts) == {0, 1, 2} and max(counts.values()) - min(counts.values()) <= 4
@@ -133,7 +133,7 @@ def test_gym_has_a_default(reasoning_gym):
 
 
 @pytest.mark.parametrize(
-  'entry, told',
+  'entry, message',
   [
     (dict(name='chain_sum', levels=3), 'levels=3 must be the lowest and the highest, of the levels 0 to 10'),
     (dict(name='chain_sum', levels=(0, 11)), 'levels=(0, 11) must be'),
@@ -145,10 +145,10 @@ def test_gym_has_a_default(reasoning_gym):
     (dict(name='chain_sum', min_terms='two'), "'chain_sum' refuses its settings"),
   ],
 )  # fmt: skip
-def test_gym_tells_what_is_wrong(reasoning_gym, entry, told):
+def test_gym_tells_what_is_wrong(reasoning_gym, entry, message):
   with pytest.raises(UserError) as error:
     sources.gym(data_of(tasks=(entry,)), 0)
-  assert told in str(error.value)
+  assert message in str(error.value)
 
 
 def test_gym_refuses_tasks_that_differ_between_processes(reasoning_gym, monkeypatch):
@@ -215,9 +215,9 @@ def test_another_process_draws_the_same_rows(source):
   if source == 'gym':
     pytest.importorskip('reasoning_gym')
   code = (
-    'from jaxrl_llm import config\n'
+    'from jaxrl_llm.config import loading\n'
     'from jaxrl_llm.data import sources\n'
-    'data = config.default().data\n'
+    'data = loading.default().data\n'
     'data.size = 30\n'
     f'print([r.id for rows in sources.{source}(data, 10) for r in rows])\n'
   )

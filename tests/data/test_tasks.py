@@ -1,4 +1,4 @@
-"""Shares of tasks, and two sets without a common question."""
+"""Shares of tasks, and disjoint training and held-out sets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_settings_are_kept_apart():
 
 
 @pytest.mark.parametrize(
-  'entry, told',
+  'entry, message',
   [
     (dict(name='lfet'), "config.data.tasks[0].name='lfet' is no toy task; did you mean left"),
     (dict(name='zzz'), 'choose one of: left, right.'),
@@ -44,18 +44,18 @@ def test_settings_are_kept_apart():
     (dict(name='left', weight=0), 'config.data.tasks[0] gets no row of config.data.size=0'),
   ],
 )  # fmt: skip
-def test_bad_entries_are_told(entry, told):
+def test_bad_entries_are_told(entry, message):
   with pytest.raises(UserError) as error:
     planned([entry])
-  assert told in str(error.value)
+  assert message in str(error.value)
 
 
 def stream(questions):
   return lambda i: tasks.make_row('toy', questions[i], 'answer', {})
 
 
-def filled(train, held_out, rows=100, held=100):
-  task = tasks.Task('config.data.tasks[0]', 'left', {}, rows, held)
+def filled(train, held_out, rows=100, held_out_rows=100):
+  task = tasks.Task('config.data.tasks[0]', 'left', {}, rows, held_out_rows)
   sets = tasks.collect([task], [(stream(train), stream(held_out))], seed=0)
   return [[row.question for row in rows] for rows in sets]
 

@@ -10,7 +10,7 @@ from objective_table import METHODS, B, G, P, T, batch, data, settings
 
 from jaxrl_llm import objective
 from jaxrl_llm.config import stages
-from jaxrl_llm.data import supervised
+from jaxrl_llm.data import as_rollout
 from jaxrl_llm.objective import sft_loss
 
 NAMES = sorted(set(stages.choices(sft_loss)) - {'none'})
@@ -36,7 +36,7 @@ def both(name, d, s, step=0, rl='grpo', **keywords):
   """Coefficients of rollouts and of demonstrations, and the part of the latter."""
   own = METHODS[rl].settings | dict(sft_loss=dict(fn=name, **keywords))
   method = objective.method(settings(**own))
-  demo = supervised(np.zeros((P, T), np.int32), s['length'])._replace(logp_BxT=s['recorded'])
+  demo = as_rollout(np.zeros((P, T), np.int32), s['length'])._replace(logp_BxT=s['recorded'])
   full = batch(d)._replace(demo=demo)
   target = objective.targets(method, full, G)
   target, lesson, weigh, share = objective.plan_demonstrations(
