@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from jaxrl_llm.commands.processes import Processes
+from jaxrl_llm.config import validation
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
 
@@ -46,10 +47,10 @@ def evaluate_checkpoint(
   from jaxrl_llm import evaluation, rewards
   from jaxrl_llm.evaluation import held_out
   from jaxrl_llm.monitoring import console
-  from jaxrl_llm.runner import resume, setup, sharded_grading, validate
+  from jaxrl_llm.runner import resume, setup, sharded_grading
 
   other = evaluation.compare.load(against) if against else None
-  config = validate.sized(config, jax.devices())
+  config = validation.sized(config, jax.devices())
   context = setup.build_context(config)
   table = context.tables.held_out
   if not len(table):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.commands import targets
 from jaxrl_llm.commands.processes import Processes
+from jaxrl_llm.config import validation
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
 
@@ -55,11 +56,11 @@ def export_checkpoint(
   from jaxrl_llm.distributed import sharding
   from jaxrl_llm.learner import state as train_state
   from jaxrl_llm.monitoring import console
-  from jaxrl_llm.runner import resume, setup, validate
+  from jaxrl_llm.runner import resume, setup
 
   if not base:
     resume.check_trained(config, workdir)
-  config = validate.sized(config, jax.devices())
+  config = validation.sized(config, jax.devices())
   if adapter and not config.lora.rank:
     raise UserError(
       '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands.processes import Processes
+from jaxrl_llm.config import validation
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
 
@@ -54,11 +55,11 @@ def generate_text(
   from jaxrl_llm.commands import chat
   from jaxrl_llm.learner import state as train_state
   from jaxrl_llm.monitoring import console
-  from jaxrl_llm.runner import resume, setup, validate
+  from jaxrl_llm.runner import resume, setup
 
   if not base:
     resume.check_trained(config, workdir)
-  config = validate.sized(config, jax.devices())
+  config = validation.sized(config, jax.devices())
   context = setup.build_context(config)
   directory = resume.open_directory(workdir, config)
   with console.open_console(config.monitoring.console, config.steps) as screen:

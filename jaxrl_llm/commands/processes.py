@@ -20,10 +20,10 @@ class Processes:
     # Imported late: --help and a misspelled flag do not wait for jax.
     import jax
 
+    from jaxrl_llm.config import validation
     from jaxrl_llm.distributed import cluster
-    from jaxrl_llm.runner import validate
 
-    silent_s = validate.silent_s(config)
+    silent_s = validation.silent_s(config)
     flags = arguments.coordinator, arguments.processes, arguments.process
     self._watchdog = cluster.join(*flags, os.environ, silent_s)
     cache = os.environ.get('JAXRL_LLM_CACHE') or os.path.expanduser('~/.cache/jaxrl_llm')

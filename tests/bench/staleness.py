@@ -21,10 +21,11 @@ import numpy as np
 from jaxrl_llm import rewards
 from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.config import validation
 from jaxrl_llm.evaluation import evaluate, held_out
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.runner import host_step, setup, sft, validate
+from jaxrl_llm.runner import host_step, setup, sft
 from tests.bench.curves import EASY, ROOT, TASKS, share_warm_starts
 from tests.bench.lib import smoke
 
@@ -61,7 +62,7 @@ def job(method: str, seed: int, learning_rate: float, updates: int, more: tuple[
 
 def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *more) -> dict:
   """One line of the study."""
-  config = validate.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
+  config = validation.sized(job(method, seed, learning_rate, updates, *more), jax.devices())
   context = setup.build_context(config)
   spec = context.spec
   state = train_state.init_state(spec, context.models.policy.params)
