@@ -55,7 +55,9 @@ FILES |= {'file/below/it': 'is a file'}
 def test_export_says_where_it_cannot_write_before_anything_is_loaded(
   where, adapter, tmp_path, flags, capsys, monkeypatch
 ):
-  monkeypatch.setattr('jaxrl_llm.export.export_checkpoint', lambda *a: pytest.fail('loaded'))
+  monkeypatch.setattr(
+    'jaxrl_llm.commands.export.export_checkpoint', lambda *a: pytest.fail('loaded')
+  )
   path = bad_target(tmp_path, where)
   told = refused(capsys, *flags, '--mode=export', f'--to={path}', *adapter)
   assert f'--to={path} cannot be written: ' in told and FOLDERS[where] in told
