@@ -1,4 +1,4 @@
-"""The command up to where it would compile, for tests of bad input: `outcome(...)` is its status and its sentence."""
+"""Runs the command line up to compilation, for tests of bad input: `outcome(...)` is its exit status and message."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from unittest import mock
 import hypothesis
 import tiny_job
 
-from jaxrl_llm import main, rewards, train
+from jaxrl_llm import main, train
 from jaxrl_llm.checkpointing import run_dir
-from jaxrl_llm.curriculum import (  # fmt: skip
+from jaxrl_llm.curriculum import (
   allocation,
   candidates,
   domain_mix,
@@ -32,26 +32,9 @@ from jaxrl_llm.curriculum import (  # fmt: skip
 )
 from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.models import decoder
-from jaxrl_llm.objective import (  # fmt: skip
-  activation_noise,
-  advantage,
-  advantage_modulation,
-  aggregation,
-  auxiliary_loss,
-  credit_assignment,
-  distillation,
-  importance_correction,
-  kl,
-  lr_scale,
-  old_policy,
-  ratio,
-  reward_shaping,
-  sft_loss,
-  token_weighting,
-  trust_region,
-)
+from jaxrl_llm.objective import activation_noise, method_spec
 from jaxrl_llm.replay import dynamic_sampling, successes
-from jaxrl_llm.rewards import majority_vote, verifiers
+from jaxrl_llm.rewards import length_truncation, majority_vote, verifiers
 from jaxrl_llm.rollout import (
   draft_verification,
   early_exit,
@@ -62,29 +45,38 @@ from jaxrl_llm.rollout import (
   tree_rules,
 )
 
-# Deterministic, so that a test cannot fail for a reason that the change before it does not have.
+# Deterministic: a failure is caused by the change that is tested.
 SETTINGS = dict(
   derandomize=True, deadline=None, database=None, print_blob=False,
   suppress_health_check=list(hypothesis.HealthCheck),
 )  # fmt: skip
 
-# Which module the `fn` of a field names a function of.
+# Field of a stage → the module of its functions.
 STAGES = {
-  **{f'objective.{m.__name__.rpartition(".")[2]}': m for m in (
-    advantage, aggregation, sft_loss, auxiliary_loss,
-    importance_correction, credit_assignment, distillation, token_weighting, kl,
-    lr_scale, activation_noise, old_policy, ratio, reward_shaping, advantage_modulation, trust_region,
-  )},
-  **{f'curriculum.{m.__name__.rpartition(".")[2]}': m for m in (
-    allocation, candidates, domain_mix, evidence_decay, eligibility, prior_pooling, utility, rate_estimate,
-  )},
-  **{f'generate.{m.__name__.rpartition(".")[2]}': m for m in (length_schedule, queue_order, pruning)},
-  'curriculum.selection': selection, 'rollout.stop': stopping, 'rollout.draft': draft_verification,
-  'rollout.early_exit': early_exit, 'rollout.tree': tree_rules, 'optimizer.outer': inner_steps,
-  'grade': verifiers, 'vote': majority_vote, 'labels': labels, 'truncate': rewards.length_truncation,
-  'hint': hint_rules,
-  'collect': dynamic_sampling, 'replay': successes,
-}  # fmt: skip
+  **{f'objective.{stage}': module for stage, module in method_spec.STAGES.items()},
+  'objective.activation_noise': activation_noise,
+  **{
+    f'curriculum.{module.__name__.rpartition(".")[2]}': module
+    for module in (
+      *(allocation, candidates, domain_mix, evidence_decay, eligibility, labels, prior_pooling),
+      *(rate_estimate, selection, utility),
+    )
+  },
+  'curriculum.hint': hint_rules,
+  'rollout.length_schedule': length_schedule,
+  'rollout.queue_order': queue_order,
+  'rollout.pruning': pruning,
+  'rollout.stop': stopping,
+  'rollout.draft': draft_verification,
+  'rollout.early_exit': early_exit,
+  'rollout.tree': tree_rules,
+  'optimizer.outer': inner_steps,
+  'rewards': verifiers,
+  'rewards.vote': majority_vote,
+  'rewards.truncate': length_truncation,
+  'replay.collect': dynamic_sampling,
+  'replay.reuse': successes,
+}
 
 
 def job(**changes) -> dict:
@@ -94,11 +86,11 @@ def job(**changes) -> dict:
   return small | changes
 
 
-def laid(tree: dict, field: str, value) -> dict:
-  """A copy of a tree with `value` at 'a.b.c'; an Ellipsis takes the field away."""
+def with_value(tree: dict, field: str, value) -> dict:
+  """A copy of a tree with `value` at 'a.b.c'; an Ellipsis removes the field."""
   first, _, rest = field.partition('.')
   below = tree.get(first)
-  new = laid(below if isinstance(below, dict) else {}, rest, value) if rest else value
+  new = with_value(below if isinstance(below, dict) else {}, rest, value) if rest else value
   out = {k: v for k, v in tree.items() if k != first}
   return out if new is ... else out | {first: new}
 
@@ -107,13 +99,13 @@ def settings_of(fn) -> list[inspect.Parameter]:
   return [p for p in inspect.signature(fn).parameters.values() if p.kind == p.KEYWORD_ONLY]
 
 
-def written(value) -> str:
-  """Python for a value: nan and inf have no literal."""
+def source(value) -> str:
+  """Python source of a value; nan and inf have no literal."""
   if isinstance(value, dict):
-    return '{' + ', '.join(f'{k!r}: {written(v)}' for k, v in value.items()) + '}'
+    return '{' + ', '.join(f'{k!r}: {source(v)}' for k, v in value.items()) + '}'
   if isinstance(value, list | tuple):
     left, right = '[]' if isinstance(value, list) else ('(', ',)' if value else ')')
-    return left + ', '.join(map(written, value)) + right
+    return left + ', '.join(map(source, value)) + right
   if isinstance(value, float) and not math.isfinite(value):
     return f"float('{value}')"
   return repr(value)
@@ -121,12 +113,15 @@ def written(value) -> str:
 
 @contextlib.contextmanager
 def up_to_compiling() -> Iterator[None]:
-  """Nothing is compiled, drawn or trained; all before that is real."""
-  drawn = lambda config, seed: decoder.abstract_params(config)  # noqa: E731
+  """Replaces what initializes a model, compiles and trains; everything before is real."""
+
+  def abstract(config, seed):
+    return decoder.abstract_params(config)
+
   with contextlib.ExitStack() as stack:
     for where, name, stub in (
-      (train, '_loop', lambda *a: {}),
-      (decoder, 'init', drawn),
+      (train, '_train', lambda *a: {}),
+      (decoder, 'init', abstract),
       (run_dir, '_git_revision', lambda folder: None),
     ):
       stack.enter_context(mock.patch.object(where, name, stub))
@@ -134,12 +129,12 @@ def up_to_compiling() -> Iterator[None]:
 
 
 def outcome(config: dict, *overrides: str) -> tuple[int, str]:
-  """What `main` returns for a config file of that body, and what it prints to standard error."""
+  """The exit status and the standard error of `main` for a config file that returns `config`."""
   err = io.StringIO()
   with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(err):
     path = pathlib.Path(folder, 'c.py')
     path.write_text(
-      f'def get_config():\n  return {written(config)}\n',
+      f'def get_config():\n  return {source(config)}\n',
       encoding='utf-8',
       errors='backslashreplace',
     )
@@ -151,7 +146,7 @@ def outcome(config: dict, *overrides: str) -> tuple[int, str]:
 
 
 def sentence(code: int, text: str) -> str:
-  """The one sentence of a refusal; fails where it is not one, or is a traceback. '' where all was well."""
+  """The message of a refusal, '' for success; fails for a traceback and for more than one sentence."""
   lines = [line for line in text.splitlines() if line.startswith('error:')]
   assert 'Traceback' not in text, text
   assert code in (0, 2), (code, text)

@@ -1,4 +1,4 @@
-"""Five hundred broken configs: each is valid after all, or refused in one sentence before anything compiles."""
+"""Hundreds of broken configurations: each is valid, or refused in one sentence before anything is compiled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ VALUES = st.one_of(
   st.floats(),
   st.text(max_size=8),
 )  # fmt: skip
-# Where a value takes part in a rule with another field, the sentence may begin with the other one.
+# Where a rule is about two fields, the message may begin with the other one.
 BESIDE = {
   'data': ('config.prompt_tokens', 'config.prompts'),
   'evaluation.prompts': ('config.prompts',),
@@ -93,26 +93,26 @@ def nothing_is_compiled():
 
 
 def check(field: str, code: int, text: str) -> str:
-  """'' where all was well, or the sentence: it names the field and what to do."""
-  told = bad_input.sentence(code, text)
-  if told:
+  """'' for success, or the message, which names the field and a remedy."""
+  message = bad_input.sentence(code, text)
+  if message:
     beside = next((names for name, names in BESIDE.items() if field.startswith(name)), ())
-    assert any(name in told for name in (f'config.{field}', *beside)), told
-    assert REMEDY.search(told), told
-    assert len(told) < 3000
-  return told
+    assert any(name in message for name in (f'config.{field}', *beside)), message
+    assert REMEDY.search(message), message
+    assert len(message) < 3000
+  return message
 
 
 @hypothesis.settings(max_examples=500, **bad_input.SETTINGS)
 @hypothesis.given(mutations())
-# What this test found at first: tracebacks, messages of several lines, and what failed only while compiling.
+# Cases that once gave a traceback, a message of several lines, or an error during compilation.
 @hypothesis.example(('data.tasks', [1]))
 @hypothesis.example(('data.tasks', ['a']))
 @hypothesis.example(('data.system', '\ud800'))
-@hypothesis.example(('remat', {'a': 1}))
+@hypothesis.example(('learner.remat', {'a': 1}))
 @hypothesis.example(('objective.auxiliary_model', {'fn': 'critic', 'learning_rate': 'x'}))
 @hypothesis.example(('objective.old_policy', {'fn': 'average', 'decay': [1]}))
-@hypothesis.example(('replay', {'fn': 'successes', 'count': 'x'}))
+@hypothesis.example(('replay.reuse', {'fn': 'successes', 'count': 'x'}))
 @hypothesis.example(('curriculum.domain_mix', {'fn': 'mix', 'targets': 'x'}))
 @hypothesis.example(('curriculum.domain_mix', {'fn': 'mix', 'targets': {'a.b': 1.0}}))
 @hypothesis.example(('curriculum.evidence_decay', {'fn': 'reset', 'every': 10**30}))
@@ -120,10 +120,10 @@ def check(field: str, code: int, text: str) -> str:
 @hypothesis.example(('curriculum.prior_pooling.strength', 1e-311))
 @hypothesis.example(('rollout.length_schedule', {'fn': 'cosine', 'low': 1, 'period': 0}))
 @hypothesis.example(('rollout.length_schedule', {'fn': 'stairs', 'starts': [], 'caps': []}))
-@hypothesis.example(('hint', {'fn': 'fit_item'}))
+@hypothesis.example(('curriculum.hint', {'fn': 'item_response'}))
 def test_a_config_is_valid_or_refused_in_a_sentence(mutation):
   field, value = mutation
-  check(field, *bad_input.outcome(bad_input.laid(bad_input.job(), field, value)))
+  check(field, *bad_input.outcome(bad_input.with_value(bad_input.job(), field, value)))
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_a_config_is_valid_or_refused_in_a_sentence(mutation):
   ],
 )  # fmt: skip
 def test_settings_of_functions_have_types_and_ranges(field, value, text):
-  told = check(field, *bad_input.outcome(bad_input.laid(bad_input.job(), field, value)))
-  assert text in told
+  message = check(field, *bad_input.outcome(bad_input.with_value(bad_input.job(), field, value)))
+  assert text in message
 
 
-# Words that a shell can hand over.
+# Values as a shell passes them.
 WORDS = st.one_of(
   st.sampled_from(['', 'x', 'nan', '1e999', '-1', '0', '1e3', 'None', '[]', '[1', '{', '{"a": 1}', '(' * 300]),
   st.sampled_from(['__import__("os").system("true")', 'True', 'auto', '9' * 5000, "'", '\\', '=', '--', '\n', '\x00x']),
@@ -163,13 +163,13 @@ WORDS = st.one_of(
 )
 def test_flags_are_valid_or_refused_in_a_sentence(field, more, word):
   flag = f'--config.{field}{more}={word}'
-  told = bad_input.sentence(*bad_input.outcome(bad_input.job(), flag))
-  assert not told or 'config.' in told and REMEDY.search(told)
+  message = bad_input.sentence(*bad_input.outcome(bad_input.job(), flag))
+  assert not message or 'config.' in message and REMEDY.search(message)
 
 
 @hypothesis.settings(max_examples=150, **bad_input.SETTINGS)
 @hypothesis.given(st.sampled_from(FIELDS), VALUES)
-def test_a_config_made_in_python_is_valid_or_refused_in_a_sentence(field, value):
+def test_a_config_built_in_python_is_valid_or_refused_in_a_sentence(field, value):
   config = configs.default()
   *parents, leaf = field.split('.')
   part = config
@@ -181,7 +181,7 @@ def test_a_config_made_in_python_is_valid_or_refused_in_a_sentence(field, value)
         del part[leaf]
       else:
         part[leaf] = value
-  except (ValueError, AttributeError, TypeError):  # ConfigDict takes no such keys
+  except (ValueError, AttributeError, TypeError):  # not a key of a ConfigDict
     return
   try:
     validate.validate(config)
@@ -191,35 +191,25 @@ def test_a_config_made_in_python_is_valid_or_refused_in_a_sentence(field, value)
 
 
 def test_a_sentence_is_one_printable_line_whatever_the_value():
-  told = str(UserError('config.x=a\r\n b\u2028c\x1b[31m\ud800 must\tbe.'))
-  assert told == 'config.x=a b c\\x1b[31m\\ud800 must\\tbe.'
+  text = str(UserError('config.x=a\r\n b\u2028c\x1b[31m\ud800 must\tbe.'))
+  assert text == 'config.x=a b c\\x1b[31m\\ud800 must\\tbe.'
 
 
 @pytest.mark.parametrize(
-  'stage',
-  [
-    dict(rewards=dict(truncate=dict(fn='outliers'))),
-    dict(curriculum=dict(labels=dict(fn='majority_refined'))),
-  ],
+  'field, fn', [('rewards.truncate', 'outliers'), ('curriculum.labels', 'majority_refined')]
 )
-def test_replies_are_not_graded_again_without_their_group(stage, tmp_path, monkeypatch):
+def test_completions_are_not_graded_again_without_their_group(field, fn, tmp_path, monkeypatch):
   (tmp_path / 'own_bad.py').write_text('def f(completions, **_): return [1.0] * len(completions)')
   monkeypatch.syspath_prepend(str(tmp_path))
-  part = dict(fn='own_bad:f', batched='group')
-  told = bad_input.outcome(bad_input.job(rewards=dict(fn='exact', parts=(part,)), **stage))
-  name = min(stage)
-  ((field, settings),) = stage[name].items()
-  assert (
-    f"config.{name}.{field}.fn={settings['fn']!r} does not go with config.rewards.batched='group': some completions"
-    in bad_input.sentence(*told)
+
+  def message(**settings) -> str:
+    job = bad_input.job(rewards=dict(fn='exact', parts=(dict(fn='own_bad:f', **settings),)))
+    return bad_input.sentence(*bad_input.outcome(bad_input.with_value(job, f'{field}.fn', fn)))
+
+  assert message(batched='group').startswith(
+    f"config.{field}.fn={fn!r} does not go with config.rewards.batched='group': some completions"
   )
-  alone = dict(fn='own_bad:f')
-  assert (
-    bad_input.sentence(
-      *bad_input.outcome(bad_input.job(rewards=dict(fn='exact', parts=(alone,)), **stage))
-    )
-    == ''
-  )
+  assert message() == ''
 
 
 def test_rows_without_an_answer_to_judge_by_are_refused_but_for_a_vote(tmp_path):
@@ -228,11 +218,11 @@ def test_rows_without_an_answer_to_judge_by_are_refused_but_for_a_vote(tmp_path)
     ''.join(json.dumps(dict(question=f'{n} + 1?', answer='blue')) + '\n' for n in range(40))
   )
   data = dict(source='jsonl', path=str(path), tasks=())
-  told = {}
+  messages = {}
   for vote in ('none', 'majority'):
     own = bad_input.job(rewards=dict(vote=dict(fn=vote), fn='numeric'), data=data)
-    told[vote] = bad_input.sentence(*bad_input.outcome(own))
-  assert told['none'].startswith(
+    messages[vote] = bad_input.sentence(*bad_input.outcome(own))
+  assert messages['none'].startswith(
     "config.rewards: 'numeric' can judge by none of the rows (the answer of row "
   )
-  assert told['majority'] == ''
+  assert messages['majority'] == ''
