@@ -83,8 +83,8 @@ def test_own_function_may_return_a_dict():
     (dict(fn='own_broken:f'), 'failed (ZeroDivisionError'),
     (dict(fn='own_resolve:nothing'), "'own_resolve' has no function 'nothing'"),
     (dict(fn='own_resolve:number'), "has no function 'number'"),
-    (dict(fn='own_resolve:wrong'), 'which it does not take'),
-    (dict(fn='own_resolve:compute_score', bouns=1), 'bouns=), which it does not take'),
+    (dict(fn='own_resolve:wrong'), 'which match no known convention'),
+    (dict(fn='own_resolve:compute_score', bouns=1), "has no parameter 'bouns' for the setting bouns="),
   ],
 )  # fmt: skip
 def test_bad_specs_are_told(spec, told):
