@@ -37,7 +37,7 @@ def get_config():
       utility=dict(fn='uniform'),
       eligibility=dict(fn='none'),
     ),
-    rewards=dict(fn='configs.unique_letters:num_unique_letters', right=30.0),
+    rewards=dict(fn='configs.rewards.unique_letters:num_unique_letters', right=30.0),
     data=dict(source='jsonl', path='configs/rewards/unique_letters.jsonl', answers=False),
     evaluation=dict(prompts=0),
   )
