@@ -1,4 +1,4 @@
-"""The time of graders that run without a deadline grows no faster than the text."""
+"""The time of graders that run without a deadline is linear in the length of the completion."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ FUNCTIONS = dict(
   in_tag=functools.partial(answer_span.in_tag, tag='answer'),
 )
 CHARS, TIMES = 1500, 16
-# Linear is TIMES, quadratic TIMES ** 2: in between, since caches and other processes disturb the clock.
-MOST = 5 * TIMES
-LEAST_S = 1e-4  # of the shorter text: below it, the fixed cost of a call is what is measured
+# Linear growth is TIMES, quadratic TIMES ** 2. The limit lies between, because caches and other processes disturb it.
+MAX_GROWTH = 5 * TIMES
+LEAST_S = 1e-4  # for the shorter text: below it the measurement is the fixed cost of a call
 
 
 def cost(function, text: str) -> float:
   """CPU seconds of this thread, the best of three calls."""
-  found = []
+  times = []
   for _ in range(3):
     begin = time.thread_time()
     function(text)
-    found.append(time.thread_time() - begin)
-    if found[-1] > 0.2:
+    times.append(time.thread_time() - begin)
+    if times[-1] > 0.2:
       break
-  return min(found)
+  return min(times)
 
 
 def growth(function, shape: str, end: str) -> float:
-  """How much more TIMES as long a text costs."""
+  """The ratio of costs of a text TIMES as long and a short one."""
   short, long = (shape * (chars // len(shape)) + end for chars in (CHARS, CHARS * TIMES))
   return cost(function, long) / max(cost(function, short), LEAST_S)
 
@@ -71,9 +71,11 @@ def test_time_grows_with_the_length_of_the_text(name):
   function = FUNCTIONS[name]
   for shape in SHAPES:
     for end in ('', '7', '!'):
-      if (found := growth(function, shape, end)) > MOST:
-        found = min(found, growth(function, shape, end))  # a busy machine disturbs one measurement
-      assert found <= MOST, (name, shape, end, found)
+      if (ratio := growth(function, shape, end)) > MAX_GROWTH:
+        ratio = min(
+          ratio, growth(function, shape, end)
+        )  # a busy machine disturbs single measurements
+      assert ratio <= MAX_GROWTH, (name, shape, end, ratio)
 
 
 @pytest.mark.parametrize('name', ['number', 'numeric'])
@@ -89,10 +91,10 @@ def test_time_grows_with_the_length_of_the_text(name):
   ],
 )
 @pytest.mark.parametrize('word', ['a', 'also', 'm^2', ' it', '$ ', 'it is ', 'x =', '}', '°'])
-def test_what_surrounds_a_number_is_read_once(name, text, word):
-  """A pattern with two ways to read each word takes 2 ** 20 times as long for 20 more."""
+def test_the_context_of_a_number_is_read_once(name, text, word):
+  """A pattern with two ways to match each word takes 2 ** 20 times as long for 20 more words."""
   short, long = (cost(FUNCTIONS[name], text % (word * count)) for count in (4, 24))
-  assert long <= MOST * max(short, LEAST_S)
+  assert long <= MAX_GROWTH * max(short, LEAST_S)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Texts made to break graders: each has an outcome, and none changes another's score."""
+"""Texts that attack graders: each has an outcome, and none changes the score of another."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxrl_llm.rewards import CRASH, ERROR, OK, TIMEOUT
 from jaxrl_llm.types import Row
 
 MB = 10**6
-BAD, NO_TIME = 0.0, 'no time'  # what becomes of a text, where math-verify reads it
+BAD, NO_TIME = 0.0, 'no time'  # results of math-verify for a text
 
-# Each says nothing right about 7. The second column: what math-verify makes of it, None where either may be.
+# None of them gives the answer 7. Second column: the result of math-verify, None where both are possible.
 ATTACKS = {
   'catastrophic regex': ('a' * 60 + '!', BAD),
   'ten megabytes of letters': ('a' * 10 * MB, None),
@@ -28,7 +28,7 @@ ATTACKS = {
   'NULs': ('\0' * 1000, BAD),
   'lone surrogates': ('\ud800\udfff\ud800 4', BAD),
   'other digits': ('\u0667 \uff17 \u2466 \U0001d7d5', None),
-  'marks upon marks': ('8' + '\u0301' * 5000, None),
+  'stacked diacritics': ('8' + '\u0301' * 5000, None),
   'right to left': ('\u202e5\u202c 4', BAD),
   'boxes in boxes, open': ('\\boxed{' * 5000, BAD),
   'boxes in boxes': ('\\boxed{' * 5000 + '5' + '}' * 5000, BAD),
@@ -54,15 +54,15 @@ INLINE = ('exact', 'number', 'first_number', 'bare_number', 'tagged', 'numeric',
 ROW = Row('id', 'question', (), '7', 'source', {})
 
 
-def mixed_up(rows, texts, right, wrong):
-  """Each text between a right answer and a wrong one of the last row's kind."""
+def interleaved(rows, texts, right, wrong):
+  """Each text between a right completion and a wrong one, each with its own row."""
   all_rows = [row for row in rows for _ in range(3)]
   return all_rows, [text for attack in texts for text in (right, attack, wrong)]
 
 
 @pytest.mark.parametrize('name', INLINE)
-def test_graders_without_a_worker_never_raise_and_are_never_fooled(name):
-  """They run in the trainer's own process: what is not linear in these texts never comes back."""
+def test_graders_without_a_worker_never_raise_and_score_every_attack(name):
+  """They run in the trainer's process: time that is not linear in these texts would hang it."""
   right, wrong = {'tagged': ('<answer>7</answer>', 'seven'), 'bare_number': ('7', 'seven')}.get(
     name, ('7', '8')
   )
@@ -71,7 +71,7 @@ def test_graders_without_a_worker_never_raise_and_are_never_fooled(name):
   if name == 'multiple_choice':
     row, right, wrong = ROW._replace(answer='G'), 'The answer is G', 'The answer is H'
   with rewards.Pool(dict(fn=name)) as pool:
-    scores = pool.score(*mixed_up([row] * len(texts), texts, right, wrong))
+    scores = pool.score(*interleaved([row] * len(texts), texts, right, wrong))
     assert pool._processes is None
   assert (scores.outcome_B == OK).all()
   assert (scores.reward_B[0::3] == 1).all() and (scores.reward_B[2::3] == 0).all()
@@ -81,8 +81,8 @@ def test_graders_without_a_worker_never_raise_and_are_never_fooled(name):
 
 
 @pytest.mark.parametrize('name', ['exact', 'number', 'tagged'])
-def test_answers_of_the_data_may_be_as_bad(name):
-  """A row that says nothing a grader can compare with is an error of that row."""
+def test_answers_of_the_data_may_be_hostile(name):
+  """A row whose answer a grader cannot compare with is an error of that row."""
   rows = [ROW._replace(answer=text) for text, _ in ATTACKS.values()]
   with rewards.Pool(dict(fn=name)) as pool:
     scores = pool.score(rows, ['7'] * len(rows))
@@ -90,15 +90,15 @@ def test_answers_of_the_data_may_be_as_bad(name):
   assert not scores.reward_B.any()
 
 
-def test_math_verify_is_stopped_at_its_time_and_its_neighbors_are_right():
+def test_math_verify_is_stopped_at_its_time_limit_and_its_neighbors_are_right():
   pytest.importorskip('math_verify')
-  # Of the longest one is enough: all cost the whole time.
+  # One of the longest texts is enough: each costs the complete time limit.
   attacks = {k: v for k, v in ATTACKS.items() if len(v[0]) < 5 * MB or k.endswith('of numbers')}
   texts = [text for text, _ in attacks.values()]
-  # By processor time: a busy machine makes nobody late.
+  # Limited by processor time, so that a busy machine causes no time-out.
   spec = dict(fn='math_verify', workers=2, cpu_s=1.0, deadline_s=120.0)
   with rewards.Pool(spec) as pool:
-    scores = pool.score(*mixed_up([ROW] * len(texts), texts, 'so $\\frac{14}{2}$', '$8$'))
+    scores = pool.score(*interleaved([ROW] * len(texts), texts, 'so $\\frac{14}{2}$', '$8$'))
   assert (scores.outcome_B[0::3] == OK).all() and (scores.outcome_B[2::3] == OK).all()
   assert (scores.reward_B[0::3] == 1).all() and (scores.reward_B[2::3] == 0).all()
   assert not scores.reward_B[1::3].any()
@@ -128,7 +128,7 @@ PIECES = (
 
 
 def adversarial(count: int) -> tuple[list[str], dict[str, list[int]]]:
-  """Texts out of bad pieces, 7 among them, and where those are that break the grader above, by how."""
+  """(texts of bad pieces with 7 among them, failure → the indices of texts that cause it in the grader above)."""
   draw = random.Random(0)
   texts = [''.join(draw.choices(PIECES, k=draw.randrange(12))) for _ in range(count)]
   texts[::10] = ['7'] * len(texts[::10])

@@ -1,4 +1,4 @@
-"""The text graders on further wordings, wordings.jsonl: [score, answer, reply, graders]; pairs/ has the conventions."""
+"""The text graders on more wordings, wordings.jsonl: [score, answer, completion, graders]; conventions: pairs/README.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASES = [json.loads(line) for line in PATH.read_text(encoding='utf-8').splitline
 GRADERS = (
   'number', 'first_number', 'marked_number', 'numeric', 'math_verify', 'multiple_choice',
 )  # fmt: skip
-# Each over and over makes a text for whatever looks back, or ahead, from each of its places.
+# Repeated, each is a hard text for patterns that look back or ahead from every position.
 PIECES = (
   *('answer is ', '####', '5 or ', 'the answer is not 5 ', '(', '\\boxed{', '\\boxed{5} and ', '\\', '_', '5,', '<|'),
   *('<answer>', '<answer>B</answer>', 'B or ', 'option B ', 'is ', 'if ', 'it is B, ', '5 ', '.', '10^', '$5$, '),
@@ -30,15 +30,15 @@ def test_each_wording_has_its_score(grader):
   options = dict(options=['Paris', 'London', 'Rome', 'Oslo']) if grader == 'multiple_choice' else {}
   function, wrong = rewards.resolve(dict(fn=grader)), []
   cases = [case for case in CASES if grader in case[3]]
-  for score, answer, reply, _ in cases:
-    if function(reply, Row('id', '', (), answer, 'source', options)) != score:
-      wrong.append((score, answer, reply))
+  for score, answer, completion, _ in cases:
+    if function(completion, Row('id', '', (), answer, 'source', options)) != score:
+      wrong.append((score, answer, completion))
   assert cases and not wrong
 
 
 @pytest.mark.parametrize('grader', [name for name in GRADERS if name != 'math_verify'])
-def test_a_piece_over_and_over_comes_back(grader):
-  """All of them run without a deadline: what is quadratic in the text would not end within the suite's limit."""
+def test_a_repeated_piece_is_graded_in_time(grader):
+  """These graders have no deadline: quadratic time would exceed the limit of the test suite."""
   function = rewards.resolve(dict(fn=grader))
   row = Row('id', '', (), 'B' if grader == 'multiple_choice' else '5', 'source', {})
   for piece in PIECES:
