@@ -45,7 +45,6 @@ def evaluate_checkpoint(
   import jax
 
   from jaxrl_llm import evaluation, rewards
-  from jaxrl_llm.config import validation
   from jaxrl_llm.evaluation import held_out
   from jaxrl_llm.monitoring import console
   from jaxrl_llm.runner import resume, setup, sharded_grading

@@ -53,7 +53,6 @@ def export_checkpoint(
   # Imported late: --help and a misspelled flag do not wait for jax.
   import jax
 
-  from jaxrl_llm.config import validation
   from jaxrl_llm.distributed import sharding
   from jaxrl_llm.learner import state as train_state
   from jaxrl_llm.monitoring import console

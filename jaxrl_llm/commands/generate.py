@@ -53,7 +53,6 @@ def generate_text(
 
   from jaxrl_llm import rollout
   from jaxrl_llm.commands import chat
-  from jaxrl_llm.config import validation
   from jaxrl_llm.learner import state as train_state
   from jaxrl_llm.monitoring import console
   from jaxrl_llm.runner import resume, setup
