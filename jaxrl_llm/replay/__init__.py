@@ -1,4 +1,4 @@
-"""Replay: rollouts that outlive their step. Numpy on the host; nothing here imports jax."""
+"""Rollouts that are used after their step. Numpy on the host, without jax."""
 
 from jaxrl_llm.replay import dynamic_sampling, successes
 from jaxrl_llm.replay.drafts import Drafts

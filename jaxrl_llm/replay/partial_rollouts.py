@@ -1,6 +1,9 @@
-"""Groups that generation left unfinished: they take part in the next step, and are learned from when whole."""
+"""Groups with unfinished rollouts: they continue in the next step, and the update uses them when they are complete."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -9,26 +12,26 @@ from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, Turns
 
 
 class PartialRollouts:
-  """Holds prompts and rollouts between two steps: tokens, their log-probabilities and weight versions."""
+  """Stores prompts and rollouts between two steps: tokens, their log-probabilities and weight versions."""
 
   def __init__(self, rollouts: int, max_age: int, shards: int = 1):
-    """Groups of `rollouts`; one that was begun more than `max_age` steps ago is dropped.
+    """Groups of `rollouts`; groups that started more than `max_age` steps ago are dropped.
 
-    Prompts are cut over `shards` devices in their order: a held group stays on the one where its keys
-    and values may lie. Source: none.
+    Prompts are split over `shards` devices in order. A stored group stays on its device, where its keys and values may
+    be cached.
     """
     self.G, self.max_age, self.shards = rollouts, max_age, shards
     self.prompts: Prompts | None = None
     self.rollout: Rollout | None = None
-    self.place_H: np.ndarray | None = None  # where each group stood among the prompts
+    self.place_H: np.ndarray | None = None  # the position of each group among the prompts
 
   def __len__(self) -> int:
     return 0 if self.prompts is None else len(self.prompts.index_P)
 
   def begin(self, fresh: Prompts, empty: Rollout) -> tuple[Prompts, Rollout]:
-    """What is held, then `fresh`, in each shard; and the tokens that these rows have, `empty` for the fresh ones.
+    """Stored prompts, then `fresh` ones, in each shard; and their rows so far, `empty` for the fresh ones.
 
-    Source: arXiv:2509.18521 (APRIL).
+    arXiv:2509.18521 (APRIL).
     """
     if not len(self):
       return fresh, empty
@@ -38,32 +41,32 @@ class PartialRollouts:
     return prompts, each(lambda x, y: _joined(x, y[rows:])[row_B], self.rollout, empty)
 
   def _order(self, fresh: int) -> np.ndarray:
-    """Of all groups, the held ones and then the fresh ones: which stands where."""
-    held, P = len(self), len(self) + fresh
+    """The order of all groups, as indices into the stored groups followed by the fresh ones."""
+    stored, P = len(self), len(self) + fresh
     shard_H = self.place_H * self.shards // P
-    rank_H = np.arange(held) - np.searchsorted(shard_H, shard_H)
+    rank_H = np.arange(stored) - np.searchsorted(shard_H, shard_H)
     order_P = np.full(P, -1)
-    order_P[shard_H * (P // self.shards) + rank_H] = np.arange(held)
-    order_P[order_P < 0] = np.arange(held, P)
+    order_P[shard_H * (P // self.shards) + rank_H] = np.arange(stored)
+    order_P[order_P < 0] = np.arange(stored, P)
     return order_P
 
   def keep(self, prompts: Prompts, rollout: Rollout, step: int) -> tuple[np.ndarray, int]:
-    """Holds the groups with an unfinished row; returns which are whole, [P] bool, and how many were dropped.
+    """Stores the groups with an unfinished row; returns which groups are complete, bool [P], and the number dropped.
 
-    A group is dropped when it would enter step `step` + 1 older than `max_age`: nothing is learned from
-    half a group, and its first tokens come from weights too old. Source: arXiv:2509.18521 (APRIL),
+    A group older than `max_age` at step `step` + 1 is dropped, because its first tokens come from weights that are too
+    old, and the update needs complete groups. arXiv:2509.18521 (APRIL),
     the bound on age from C3PO++, arXiv:2510.18855 (abstract).
     """
-    whole_P = (rollout.reason_B != UNFINISHED).reshape(-1, self.G).all(1)
+    complete_P = (rollout.reason_B != UNFINISHED).reshape(-1, self.G).all(1)
     young_P = step + 1 - prompts.born_P <= self.max_age
-    held_P = ~whole_P & young_P
-    self.prompts = each(lambda x: x[held_P], prompts)
-    self.rollout = each(lambda x: x[np.repeat(held_P, self.G)], rollout)
-    self.place_H = np.flatnonzero(held_P)
-    return whole_P, int((~whole_P & ~young_P).sum())
+    stored_P = ~complete_P & young_P
+    self.prompts = each(lambda x: x[stored_P], prompts)
+    self.rollout = each(lambda x: x[np.repeat(stored_P, self.G)], rollout)
+    self.place_H = np.flatnonzero(stored_P)
+    return complete_P, int((~complete_P & ~young_P).sum())
 
-  def state_dict(self) -> dict:
-    """For the checkpoint. Source: none."""
+  def state_dict(self) -> dict[str, Any]:
+    """State for the checkpoint."""
     if not len(self):
       return {}
     rollout = self.rollout._asdict()
@@ -71,8 +74,8 @@ class PartialRollouts:
       rollout['turns'] = rollout['turns']._asdict()
     return dict(prompts=self.prompts._asdict(), rollout=rollout, place_H=self.place_H)
 
-  def load_state_dict(self, state: dict) -> None:
-    """Back from `state_dict`. Source: none."""
+  def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    """Restore from `state_dict`."""
     if state:
       self.prompts, self.rollout = Prompts(**state['prompts']), Rollout(**state['rollout'])
       if self.rollout.turns is not None:
@@ -81,7 +84,7 @@ class PartialRollouts:
 
 
 def blank(rollout: Rollout, keep_B: np.ndarray) -> Rollout:
-  """The rollout with all but the rows to keep emptied: no token of theirs counts anywhere. Source: none."""
+  """The rollout with length 0 in all rows but those to keep, so that their tokens do not count."""
   return rollout._replace(length_B=np.where(keep_B, rollout.length_B, 0))
 
 

@@ -1,16 +1,17 @@
-"""Right rollouts of earlier visits, learned from again beside the fresh ones of their prompt.
+"""Right rollouts of earlier visits, replayed beside the fresh rollouts of their prompt.
 
-Every public function here may be named in `config.replay.reuse.fn`; it makes what is kept, empty at first.
+Every public function may be named in `config.replay.reuse.fn`; it returns an empty store.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.replay.array_records import each
-from jaxrl_llm.types import Batch, UserError
+from jaxrl_llm.types import Array, Batch, UserError
 
 
 class StoredRollout(NamedTuple):
@@ -22,38 +23,38 @@ class StoredRollout(NamedTuple):
 
 
 class Successes:
-  """Prompt → its newest right rollouts, no two of the same tokens."""
+  """Prompt → its latest right rollouts, without duplicates."""
 
   def __init__(self, count: int, most: int):
-    """`count` are replayed at a visit, of the `most` that are kept of a prompt; 0 and 0: nothing is."""
+    """`count` are replayed at a visit, of the `most` that are stored per prompt; 0 and 0: no replay."""
     self.count, self.most = count, most
-    self.held: dict[int, list[StoredRollout]] = {}
+    self.rollouts: dict[int, list[StoredRollout]] = {}
 
   def keep(self, batch: Batch) -> None:
-    """Adds the right rows of a batch; the oldest give way. Source: arXiv:2507.07451 (RLEP)."""
+    """Adds the right rows of a batch and drops the oldest ones. arXiv:2507.07451 (RLEP)."""
     if not self.count:
       return
     rollout, index_P = batch.rollout, np.asarray(batch.prompts.index_P)
     G = len(rollout.length_B) // len(index_P)
     for b in np.flatnonzero((batch.correct_B > 0.5) & (rollout.length_B > 0)):
       tokens = rollout.tokens_BxT[b, : rollout.length_B[b]].astype(np.int32)
-      held = self.held.setdefault(int(index_P[b // G]), [])
-      held[:] = [old for old in held if not np.array_equal(old.tokens, tokens)]
-      held.append(StoredRollout(tokens, float(batch.reward_B[b]), int(rollout.reason_B[b])))
-      del held[: -self.most]
+      stored = self.rollouts.setdefault(int(index_P[b // G]), [])
+      stored[:] = [old for old in stored if not np.array_equal(old.tokens, tokens)]
+      stored.append(StoredRollout(tokens, float(batch.reward_B[b]), int(rollout.reason_B[b])))
+      del stored[: -self.most]
 
   def join(self, batch: Batch, seed: int, step: int) -> Batch:
-    """Each group's G fresh rows and `count` more: replays drawn by (seed, step, prompt), empty where there are too few.
+    """Adds `count` rows to the G fresh rows of each group: replays drawn by (seed, step, prompt), or empty rows.
 
-    `replayed_B` is 1 for them: no log-probability of theirs is kept, the update takes those of its start.
-    A group without fresh rows gets none. Source: arXiv:2507.07451 (RLEP).
+    `replayed_B` is 1 for them: they have no recorded log-probs, and the update computes those of its first weights. A
+    group without fresh rows gets no replays. arXiv:2507.07451 (RLEP).
     """
     if not self.count:
       return batch
     index_P = np.asarray(batch.prompts.index_P)
     P, M = len(index_P), self.count
     fresh_P = (np.asarray(batch.rollout.length_B).reshape(P, -1) > 0).any(1)
-    # One row of each prompt, M times and emptied: shapes and types are the batch's.
+    # Zeros with the shapes and types of the batch, M rows per prompt.
     first = np.repeat(np.arange(P) * (len(batch.reward_B) // P), M)
     more = each(lambda x: np.zeros_like(np.asarray(x)[first]), batch.rollout)
     more = more._replace(
@@ -61,11 +62,14 @@ class Successes:
     )
     reward_B, right_B = (np.zeros_like(np.asarray(batch.reward_B)[first]) for _ in range(2))
     for p in np.flatnonzero(fresh_P):
-      for at, kept in enumerate(self._draw(int(index_P[p]), seed, step), start=p * M):
-        more.tokens_BxT[at, : len(kept.tokens)] = kept.tokens
-        more.length_B[at], more.reason_B[at] = len(kept.tokens), kept.reason
-        reward_B[at], right_B[at] = kept.reward, 1
-    joined = lambda a, b: _joined(np.asarray(a), b, P)  # noqa: E731
+      for at, stored in enumerate(self._draw(int(index_P[p]), seed, step), start=p * M):
+        more.tokens_BxT[at, : len(stored.tokens)] = stored.tokens
+        more.length_B[at], more.reason_B[at] = len(stored.tokens), stored.reason
+        reward_B[at], right_B[at] = stored.reward, 1
+
+    def joined(a: Array, b: np.ndarray) -> np.ndarray:
+      return _joined(np.asarray(a), b, P)
+
     return batch._replace(
       rollout=each(joined, batch.rollout, more),
       reward_B=joined(batch.reward_B, reward_B),
@@ -75,32 +79,31 @@ class Successes:
     )
 
   def _draw(self, index: int, seed: int, step: int) -> list[StoredRollout]:
-    held = self.held.get(index, [])
+    stored = self.rollouts.get(index, [])
     random = np.random.default_rng((seed, 3, step, index))
-    return [held[i] for i in random.permutation(len(held))[: self.count]]
+    return [stored[i] for i in random.permutation(len(stored))[: self.count]]
 
-  def state_dict(self) -> dict:
-    """For the checkpoint. Source: none."""
-    return {str(index): [list(kept) for kept in held] for index, held in self.held.items()}
+  def state_dict(self) -> dict[str, Any]:
+    """State for the checkpoint."""
+    return {str(index): [list(x) for x in stored] for index, stored in self.rollouts.items()}
 
-  def load_state_dict(self, state: dict) -> None:
-    """Back from `state_dict`. Source: none."""
-    self.held = {
-      int(index): [StoredRollout(np.asarray(t, np.int32), float(r), int(s)) for t, r, s in held]
-      for index, held in state.items()
+  def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    """Restore from `state_dict`."""
+    self.rollouts = {
+      int(index): [StoredRollout(np.asarray(t, np.int32), float(r), int(s)) for t, r, s in stored]
+      for index, stored in state.items()
     }
 
 
 def none() -> Successes:
-  """Nothing is replayed. Source: none."""
+  """No replay."""
   return Successes(0, 0)
 
 
 def successes(*, count: int, keep: int = 8) -> Successes:
-  """Groups of G fresh and up to `count` replayed right rows, standardised together; `keep` are kept of a prompt.
+  """Groups of G fresh and up to `count` replayed right rows, normalized together; `keep` are stored per prompt.
 
-  The paper collects them in a first run and begins anew; here they are those of the run itself.
-  Source: arXiv:2507.07451 (RLEP).
+  The paper collects them in a first run and restarts training; here they come from the run itself. arXiv:2507.07451 (RLEP).
   """
   if not 1 <= count <= keep:
     raise UserError(
@@ -111,7 +114,7 @@ def successes(*, count: int, keep: int = 8) -> Successes:
 
 def _joined(a: np.ndarray, b: np.ndarray, prompts: int) -> np.ndarray:
   """Rows of a and of b, group by group."""
-  # No −1: an array of features may be empty.
+  # Sizes are explicit because reshape with −1 fails for arrays of no features.
   by_prompt = [x.reshape(prompts, len(x) // prompts, *x.shape[1:]) for x in (a, b)]
   both = np.concatenate(by_prompt, axis=1)
   return both.reshape(len(a) + len(b), *both.shape[2:])

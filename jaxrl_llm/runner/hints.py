@@ -119,20 +119,20 @@ class HintProvider:
 
   def _answer(self, index: int) -> np.ndarray | None:
     """Token ids of a correct completion of this run, else of the demonstration in the data."""
-    if index in self.answers.held:
-      return self.answers.held[index]
+    if index in self.answers.tokens:
+      return self.answers.tokens[index]
     text = data.demonstration(self.table.rows[index])
     return np.asarray(self.tokenizer.encode(text), np.int32) if text else None
 
   def _after_exemplar(self, index: int, step: int) -> np.ndarray | None:
     """The prompt behind a solved question of the same kind, drawn by (seed, step, prompt)."""
-    solved = [i for i in self.answers.held if i != index and self.kind_N[i] == self.kind_N[index]]
+    solved = [i for i in self.answers.tokens if i != index and self.kind_N[i] == self.kind_N[index]]
     solved = [i for i in sorted(solved) if self.table.rows[i].question]
     if not solved:
       return None
     random = np.random.default_rng((self.hints.seed, 5, step, index))
     other = solved[random.integers(len(solved))]
-    answer = self.tokenizer.decode(self.answers.held[other].tolist())
+    answer = self.tokenizer.decode(self.answers.tokens[other].tolist())
     return self._encode(index, _EXEMPLAR, answer=answer, other=self.table.rows[other].question)
 
   def _encode(self, index: int, template: str, **parts: str) -> np.ndarray:

@@ -27,7 +27,7 @@ def choose(context: RunContext, index: int) -> Choice:
     busy = unfinished.prompts.index_P
   if collector is not None:
     waiting, part = collector.requests()
-    busy = np.concatenate([busy, collector.held])
+    busy = np.concatenate([busy, collector.waiting_prompts])
   free = config.prompts - len(unfinished) - len(waiting)
   count = min(max(free // config.curriculum.slots_per_prompt, 1), free)
   hinted = selection.hints and selection.hints.posterior(index)
@@ -94,7 +94,7 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
     metrics |= collected
   if buffers.successes.count:
     metrics['replay/rows'] = int((learned.rollout.length_B[learned.replayed_B > 0] > 0).sum())
-    metrics['replay/prompts'] = len(buffers.successes.held)
+    metrics['replay/prompts'] = len(buffers.successes.rollouts)
   # The device reads rewards; success rates are used on the host alone.
   return Landed(learned._replace(success_B=None), metrics, records)
 

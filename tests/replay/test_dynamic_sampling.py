@@ -112,7 +112,7 @@ def test_hard_prompts_are_topped_up_in_a_later_call_and_learned_with_all_their_r
   kept = Collector(dynamic_sampling.dars(top_ups=2, most=3, patience=9), P, G)
   told = kept.add(batch([1, 2, 3], [0, 1, 0]), 0)
   assert told == {'collect/unmet_slots': 0, 'collect/lacking': 2}
-  assert kept.held.tolist() == [1, 3]
+  assert kept.waiting_prompts.tolist() == [1, 3]
   index, part = kept.requests()
   assert (index.tolist(), part.tolist()) == ([1, 3], [1, 1])
   assert kept.requests()[0].size == 0  # asked for once
@@ -141,7 +141,7 @@ def test_top_ups_that_find_no_room_are_counted_and_the_hardest_go_first():
   assert told['collect/lacking'] == 3
   index, part = kept.requests()
   assert (index.tolist(), part.tolist()) == ([1], [1])
-  assert kept.held.tolist() == [
+  assert kept.waiting_prompts.tolist() == [
     1
   ]  # 2 and 3 are learned as they are, which for none right is not at all
   assert [g.batch.prompts.index_P.tolist() for g in kept.queue] == [[5]]

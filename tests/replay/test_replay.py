@@ -132,11 +132,11 @@ def test_drafts_stay_within_their_memory_and_the_oldest_visits_give_way():
     drafts.keep(np.array([index]), group)
     if index == room - 1:
       drafts.keep(np.array([0]), group)  # visited again: no longer the oldest
-    assert drafts.bytes == sum(x.nbytes for kept in drafts.held.values() for x in kept[:3])
+    assert drafts.bytes == sum(x.nbytes for kept in drafts.groups.values() for x in kept[:3])
     assert drafts.bytes <= 2**20
-  assert list(drafts.held) == [*range(101, room), 0, *range(room, room + 100)][-room:]
+  assert list(drafts.groups) == [*range(101, room), 0, *range(room, room + 100)][-room:]
   assert drafts.metrics()['generate/draft_prompts'] == room
   assert 0.99 < drafts.metrics()['generate/draft_memory_mb'] <= 1
   again = Drafts(G, 1)
   again.load_state_dict(drafts.state_dict())
-  assert list(again.held) == list(drafts.held)
+  assert list(again.groups) == list(drafts.groups)

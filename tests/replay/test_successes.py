@@ -77,14 +77,14 @@ def test_the_newest_are_kept_and_none_twice():
   kept = successes.successes(count=3, keep=3)
   for tokens in ([1, 2, 3], [1, 4, 4]):
     kept.keep(batch([5], tokens, [1, 1, 1]))
-  assert [int(x.tokens[0]) for x in kept.held[5]] == [3, 1, 4]
+  assert [int(x.tokens[0]) for x in kept.rollouts[5]] == [3, 1, 4]
   assert more(kept.join(batch([5], [7, 8, 9], [0, 0, 0]), 0, 1), 3) == [[1, 3, 4]]
 
 
 def test_a_group_without_fresh_rows_gets_none_and_wrong_or_empty_rows_are_not_kept():
   kept = successes.successes(count=1)
   kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 0, 1, 0, 0], [1, 1, 1, 0, 1, 1]))
-  assert list(kept.held) == [5] and len(kept.held[5]) == 1
+  assert list(kept.rollouts) == [5] and len(kept.rollouts[5]) == 1
   held_back = batch([5], [7, 8, 9], [0, 0, 0], [0, 0, 0])
   assert kept.join(held_back, 0, 1).rollout.length_B.tolist() == [0] * (G + 1)
 
@@ -93,7 +93,7 @@ def test_the_draw_is_of_seed_step_and_prompt_and_a_resumed_run_repeats_it():
   kept = successes.successes(count=2)
   for t in range(1, 8):
     kept.keep(batch([5, 6], [3 * t, 3 * t + 1, 3 * t + 2, 60 + t, 70 + t, 80 + t], [1, 1, 0] * 2))
-  kept.held[5][0] = kept.held[5][0]._replace(reason=TRUNCATED)
+  kept.rollouts[5][0] = kept.rollouts[5][0]._replace(reason=TRUNCATED)
   fresh = batch([5, 6], [1] * 6, [0] * 6)
   drawn = [more(kept.join(fresh, 0, step), 2) for step in range(20)]
   assert len({str(x) for x in drawn}) > 10
@@ -105,7 +105,7 @@ def test_the_draw_is_of_seed_step_and_prompt_and_a_resumed_run_repeats_it():
   for step in range(20):
     for one, other in zip(kept.join(fresh, 0, step)[1], again.join(fresh, 0, step)[1], strict=True):
       np.testing.assert_array_equal(one, other)
-  assert [x.reason for x in again.held[5]] == [TRUNCATED] + [STOPPED] * 7
+  assert [x.reason for x in again.rollouts[5]] == [TRUNCATED] + [STOPPED] * 7
 
 
 def test_more_replays_than_are_kept_is_told():

@@ -112,11 +112,11 @@ def test_own_right_replies_are_told_rather_than_those_of_the_data_and_whole():
   own = make(always(0.5), *PAIRS)
   got = own.add_hints(own.table.prompts([0]), 0)
   own.update(answered(got, 'nf', 'n', right=[1, 1]), np.array([True]))
-  assert Letters().decode(own.answers.held[0].tolist()) == 'fon'  # with the prefix, the shortest
+  assert Letters().decode(own.answers.tokens[0].tolist()) == 'fon'  # with the prefix, the shortest
   assert text(own.add_hints(own.table.prompts([0]), 1), 0) == '2+2f'
   own.update(answered(got, 'a', 'b', right=[0, 0]), np.array([True]))
   own.update(answered(got, 'a', 'b', right=[1, 1], reason=TRUNCATED), np.array([True]))
-  assert Letters().decode(own.answers.held[0].tolist()) == 'fon'
+  assert Letters().decode(own.answers.tokens[0].tolist()) == 'fon'
 
 
 def test_a_solved_neighbor_stands_before_the_question():
