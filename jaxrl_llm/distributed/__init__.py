@@ -1,1 +1,1 @@
-"""Meshes, sharding and the processes of one run."""
+"""Meshes, sharding, and the processes of one run: discovery, watchdog, consistency check, preemption."""

@@ -1,8 +1,7 @@
-"""Whether all processes of a run hold the same on their hosts: a hash of each part, compared now and then.
+"""Consistency check: all processes of a run must have the same host state, which they compare by hashes.
 
-Each process chooses prompts, grades and learns on its own copy of the curriculum. One that drifts (another library,
-another file, an order that chance decided) would feed its devices another batch than the others, and nothing else
-would tell.
+Each process chooses prompts and updates its own copy of the curriculum. A process that diverges (another library
+version, another file, a nondeterministic order) would feed its devices another batch, silently.
 """
 
 from __future__ import annotations
@@ -19,42 +18,42 @@ from jax.experimental import multihost_utils
 from jaxrl_llm.types import UserError
 
 
-def check(step: int, held: dict[str, Any]) -> None:
-  """Raises UserError, on all processes, where a part of `held` is not the same on all; all of them call it.
+def check(step: int, state: dict[str, Any]) -> None:
+  """Raise UserError on all processes if a part of `state` differs between them; all processes call it.
 
-  Only one integer for each part crosses.
+  Processes exchange one integer per part.
   """
-  codes_K = np.array([digest(part) for part in held.values()], np.int32)
-  told = difference(list(held), multihost_utils.process_allgather(codes_K))
-  if told:
+  hash_K = np.array([digest(part) for part in state.values()], np.int32)
+  differing = difference(list(state), multihost_utils.process_allgather(hash_K))
+  if differing:
     raise UserError(
-      f'at step {step} {told} (config.processes.same_every): all must compute the same. See that command, code, '
+      f'at step {step} {differing} (config.processes.same_every): all must compute the same. Check that command, code, '
       'packages and files are the same, and start the same command again: the run resumes at its last checkpoint.'
     )
 
 
-def difference(names: Sequence[str], codes_DxK: np.ndarray) -> str:
-  """Who holds what that most others, or with as many on both sides process 0, do not; '' for nobody."""
-  found: dict[int, list[str]] = {}
-  for name, code_D in zip(names, np.asarray(codes_DxK).T.tolist(), strict=True):
-    (usual, _), *_ = collections.Counter(code_D).most_common(1)
-    for process in (d for d, code in enumerate(code_D) if code != usual):
-      found.setdefault(process, []).append(name)
+def difference(names: Sequence[str], hash_DxK: np.ndarray) -> str:
+  """The processes and parts that differ from the majority, or from process 0 in a tie; '' if all agree."""
+  differing: dict[int, list[str]] = {}
+  for name, hash_D in zip(names, np.asarray(hash_DxK).T.tolist(), strict=True):
+    (majority, _), *_ = collections.Counter(hash_D).most_common(1)
+    for process in (d for d, code in enumerate(hash_D) if code != majority):
+      differing.setdefault(process, []).append(name)
   return ' and '.join(
-    f'process {process} of {len(codes_DxK)} holds other {", ".join(parts)} than the rest'
-    for process, parts in sorted(found.items())
+    f'process {process} of {len(hash_DxK)} holds other {", ".join(parts)} than the rest'
+    for process, parts in sorted(differing.items())
   )
 
 
 def digest(value: Any) -> int:
-  """32 bits, signed, of nested dicts, sequences, arrays, numbers and texts: the same on every machine."""
+  """A signed 32-bit hash of nested dicts, sequences, arrays, numbers and strings, equal on every machine."""
   hashed = hashlib.blake2b(digest_size=4)
   _feed(hashed, value)
   return int.from_bytes(hashed.digest(), 'little', signed=True)
 
 
-def _feed(hashed: Any, value: Any) -> None:
-  """Each value with its kind and size, so that none can be taken for two others."""
+def _feed(hashed: hashlib.blake2b, value: Any) -> None:
+  """Hash each value with its kind and size, so that different structures differ."""
   if isinstance(value, dict):
     hashed.update(f'dict {len(value)};'.encode())
     for key in sorted(value, key=str):

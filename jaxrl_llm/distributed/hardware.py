@@ -1,27 +1,30 @@
-"""What accelerators can do at best, by the name that jax gives them."""
+"""Peak figures of accelerators by jax's device kind, slices by name, and compiler options."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+  import jax
 
 
 class Chip(NamedTuple):
-  """What a device can do at best; the vendor's figures, bfloat16."""
+  """Peak figures of a device in bfloat16, as published by the vendor."""
 
   flops: float  # per second
   memory_bandwidth: float  # bytes per second
   link_bandwidth: float  # bytes per second, one direction of one link between chips
 
 
-# Per device kind as jax names it. Source: cloud.google.com/tpu/docs/v5e, /v5p, /v6e (read November 2026).
-# Links: v5e 400 GB/s a chip over 4 links and 2 directions, v5p 1200 over 6, v6e 800 over 4.
+# By jax's device kind, from cloud.google.com/tpu/docs/v5e, /v5p, /v6e (read November 2026).
+# Links: v5e 400 GB/s per chip over 4 links and 2 directions, v5p 1200 over 6, v6e 800 over 4.
 CHIPS = {
   'TPU v5 lite': Chip(197e12, 819e9, 50e9),
   'TPU v5': Chip(459e12, 2765e9, 100e9),
   'TPU v6 lite': Chip(918e12, 1638e9, 100e9),
 }
-# GiB that the compiler lets a program use, as it says itself when one does not fit (libtpu 0.0.42).
+# GiB that the compiler allows a program, from its message for one that does not fit (libtpu 0.0.42).
 HBM_GIB = {
   'TPU v5 lite': 15.75,
   'TPU v5': 95.74,
@@ -29,21 +32,21 @@ HBM_GIB = {
   'TPU v4': 15.25,
   'TPU7x': 94.75,
 }
-# What is fetched into vector memory shall be read there about as often as it is moved. libtpu's 0.5 allows what moves
-# twice for one read: a decode loop then fetches keys and values, changes a column and writes all back, every token.
+# An array is copied to vector memory only if it is read there about as often as it is moved. libtpu's default of 0.5
+# allows two moves per read: a decode loop would fetch the KV cache, change one column and write it back for each token.
 _TPU_OPTIONS = {'xla_tpu_msa_inefficient_use_to_copy_ratio': '0.9'}
 
 
 class Slice(NamedTuple):
-  """A slice as the compiler names it, and how its chips share rows where nothing else is asked for."""
+  """A slice with the compiler's name of its topology, and the default mesh sizes on it."""
 
-  topology: str  # '' where it is none of TPUs
+  topology: str  # '' for GPUs
   data: int
   fsdp: int
 
 
-# A whole copy of the weights for every 64 chips: what more of them would save is little, and each gather reaches
-# farther. By the vendor's names, which count cores for v5p. 'gpu-node': a copy on each node of 8, which NVLink joins.
+# By the vendor's names, which count cores for v5p. Each 64 chips hold a copy of the weights: fewer copies would save
+# little memory and make gathers slower. 'gpu-node' holds a copy on each node of 8 GPUs, connected by NVLink.
 SLICES = {
   'one': Slice('', 1, 1),
   'gpu-node': Slice('', -1, 8),
@@ -64,14 +67,14 @@ SLICES = {
 
 
 def topology(name: str) -> str:
-  """'v5e:4x4' of 'v5e-16' or 'v5litepod-16'; other names as they are."""
+  """'v5e:4x4' for 'v5e-16' or 'v5litepod-16'; other names unchanged."""
   known = SLICES.get(name.replace('v5litepod-', 'v5e-'))
   return (known and known.topology) or name
 
 
-def compiler_options(device: Any) -> dict[str, str]:
-  """XLA's options for programs of a jax device; of those that LIBTPU_INIT_ARGS names its value holds."""
+def compiler_options(device: jax.Device) -> dict[str, str]:
+  """XLA's options for programs of a device, without those that LIBTPU_INIT_ARGS sets."""
   if device.platform != 'tpu':
     return {}
-  chosen = os.environ.get('LIBTPU_INIT_ARGS', '')
-  return {name: value for name, value in _TPU_OPTIONS.items() if name not in chosen}
+  user_options = os.environ.get('LIBTPU_INIT_ARGS', '')
+  return {name: value for name, value in _TPU_OPTIONS.items() if name not in user_options}

@@ -13,10 +13,8 @@ from flax import nnx
 from jaxrl_llm.models import activation_sharding, attention, kvcache, linear, moe, quantized, rotary
 from jaxrl_llm.models.activation import activate
 from jaxrl_llm.models.layer_masks import LayerMasks, layer_kinds, masks_of_kinds
-from jaxrl_llm.types import Array, ModelConfig
+from jaxrl_llm.types import Array, ModelConfig, Params
 
-# Arrays by module and parameter name: params['layers'][0]['q']['kernel'].
-Params = dict[str, Any]
 # The keys and values of one layer, each [rows, K, S, d].
 Pair = tuple[kvcache.CacheArray, kvcache.CacheArray]
 # One Pair per layer; or, with `remat`, one Pair of arrays [layers, rows, K, S, d].

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.models import decoder, size_limits, tokenizer
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import ModelConfig, Params, UserError
 
 ARCHITECTURES = ('llama', 'qwen2', 'qwen3')
 
@@ -43,7 +43,7 @@ class _File(NamedTuple):
   tensors: dict[str, gguf.ReaderTensor]
 
 
-def load(path: str) -> tuple[ModelConfig, decoder.Params, tokenizer.Tokenizer]:
+def load(path: str) -> tuple[ModelConfig, Params, tokenizer.Tokenizer]:
   """Model config, float32 parameters and tokenizer of a GGUF file.
 
   Raises UserError for a broken file, an unsupported architecture, and tensors that are missing, unexpected, of

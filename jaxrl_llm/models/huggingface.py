@@ -13,9 +13,8 @@ import safetensors
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.models import decoder, families
-from jaxrl_llm.models.decoder import Params
 from jaxrl_llm.models.model_folder import locate, read_json
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import ModelConfig, Params, UserError
 
 # Path within a layer → Hugging Face's name. Kernels are [in, out] in our trees and [out, in] in these files.
 _LAYER = {

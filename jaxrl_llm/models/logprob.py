@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.models import activation_sharding, decoder
-from jaxrl_llm.models.decoder import Params
-from jaxrl_llm.types import ModelConfig
+from jaxrl_llm.types import ModelConfig, Params
 
 # From logits [B, C, V] and arrays [B, C] to arrays [B, C].
 _LogitsFn = Callable[..., tuple[jax.Array, ...]]

@@ -12,9 +12,8 @@ import numpy as np
 import safetensors.flax
 
 from jaxrl_llm.models import decoder, export, huggingface
-from jaxrl_llm.models.decoder import Params
 from jaxrl_llm.models.model_folder import read_json
-from jaxrl_llm.types import Model, ModelConfig, UserError
+from jaxrl_llm.types import Model, ModelConfig, Params, UserError
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 # Fields of PEFT's LoraConfig that change the function computed from the same tensors, at their neutral values.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jaxrl_llm.types import Params
 
 
 class Quantized(NamedTuple):
@@ -61,7 +63,7 @@ def apply_scale(product: jax.Array, scale: jax.Array | None) -> jax.Array:
   return (product * scale).astype(product.dtype)
 
 
-def quantize_params(params: Any, kernels: str, others: str) -> Any:
+def quantize_params(params: Params, kernels: str, others: str) -> Params:
   """Parameters as the sampler reads them: kernels in the dtype `kernels`, all other arrays in `others`.
 
   Kernels are those of attention, feed-forward layers, experts and an untied head. Routers (whose few numbers choose
@@ -70,7 +72,7 @@ def quantize_params(params: Any, kernels: str, others: str) -> Any:
   return _map_kernels(params, lambda x: pack(x, kernels), lambda x: x.astype(others))
 
 
-def straight_through(params: Any, kernels: str, dtype: str) -> Any:
+def straight_through(params: Params, kernels: str, dtype: str) -> Params:
   """Parameters with the values of `quantize_params` and plain gradients: ∂/∂kernel = ∂/∂(data · scale).
 
   One precision for sampling and learning, reconstructed from the abstract and third-party notes. The method rounds
@@ -90,10 +92,10 @@ def straight_through(params: Any, kernels: str, dtype: str) -> Any:
 
 
 def _map_kernels(
-  params: Any,
+  params: Params,
   for_kernel: Callable[[jax.Array], Kernel],
   for_other: Callable[[jax.Array], jax.Array],
-) -> Any:
+) -> Params:
   def apply(path, x):
     *_, module, name = (str(entry.key) for entry in path)
     return for_kernel(x) if name == 'kernel' and module != 'router' else for_other(x)

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import decoder, huggingface, size_limits, tokenizer
-from jaxrl_llm.models.decoder import Params
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import ModelConfig, Params, UserError
 
 _HEAD = 'score.weight'
 _BATCH_ROWS = 8

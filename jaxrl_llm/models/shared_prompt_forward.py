@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.decoder import Attend, Noise, Params
-from jaxrl_llm.types import ModelConfig, Prompts
+from jaxrl_llm.models.decoder import Attend, Noise
+from jaxrl_llm.types import ModelConfig, Params, Prompts
 
 
 def hidden(

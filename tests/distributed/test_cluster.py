@@ -156,7 +156,7 @@ def test_flags_win(environ):
       'JAX_COORDINATOR_ADDRESS=run is no host:port',
     ),
     (dict(JAX_NUM_PROCESSES='2'), (), 'JAX_COORDINATOR_ADDRESS and JOB_COMPLETION_INDEX not set'),
-    (MPI, (), 'OMPI_COMM_WORLD_SIZE=8, but this Open MPI does not tell'),
+    (MPI, (), 'OMPI_COMM_WORLD_SIZE=8, but this Open MPI does not give'),
   ],
 )
 def test_what_contradicts_itself_is_one_sentence(environ, flags, words):
@@ -198,9 +198,7 @@ def test_who_is_waited_for_in_vain_is_one_sentence():
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     here = f'127.0.0.1:{free.getsockname()[1]}'
-  code = (
-    f'from jaxrl_llm import cluster; cluster.JOIN_TIMEOUT_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
-  )
+  code = f'from jaxrl_llm.distributed import cluster; cluster.JOIN_TIMEOUT_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
   told = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
   assert told.returncode == cluster.watchdog.EXIT_PEER_LOST, told.stderr
   assert 'error: not all of the 2 processes came within 2 s;' in told.stderr

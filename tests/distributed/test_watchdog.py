@@ -78,8 +78,8 @@ def test_silence_is_told_with_its_setting(capfd):
 def test_dots_are_signs_of_life():
   watches, *_ = star(3)
   for watch in watches:
-    before, until = dict(watch._heard), time.monotonic() + 20
-    while any(watch._heard[other] == heard for other, heard in before.items()):
+    before, until = dict(watch._last_heard), time.monotonic() + 20
+    while any(watch._last_heard[other] == heard for other, heard in before.items()):
       assert time.monotonic() < until
       time.sleep(0.05)
 
@@ -88,7 +88,7 @@ def test_who_ends_well_is_not_missed(capfd):
   watches, ended, pairs = star(3)
   watches[1].leave(75, well=True)
   until = time.monotonic() + 20
-  while 1 in watches[0]._heard:
+  while 1 in watches[0]._last_heard:
     assert time.monotonic() < until
   pairs[1][1].shutdown(socket.SHUT_RDWR)
   assert ended[0].wait(1.5) is None and ended[2].status is None
@@ -105,7 +105,7 @@ def test_bad_input_of_one_ends_the_others_as_such(monkeypatch, capfd, status, th
   assert [ended[i].wait() for i in (0, 2)] == [theirs] * 2
   told = capfd.readouterr().err
   assert (
-    told.count(f'error: process 1 of 3 ended with status {status}, and its own last words') == 2
+    told.count(f'error: process 1 of 3 ended with status {status}, and its own last message') == 2
   )
 
 
@@ -141,7 +141,9 @@ def test_any_other_exception_is_told_whole_and_at_once(monkeypatch, capfd):
 def test_who_aborts_is_held_until_the_cause_is_told():
   """As jax's thread, which aborts when the first process dies, before ours is heard."""
   code = (
-    'import ctypes, os, threading, time; from jaxrl_llm.distributed import watchdog; watchdog._slow_abort();'
+    'import ctypes, os, threading, time; from jaxrl_llm.distributed import watchdog; watchdog._delay_abort();'
     'threading.Thread(target=ctypes.CDLL(None).abort).start(); time.sleep(0.5); os._exit(watchdog.EXIT_PEER_LOST)'
   )
-  assert subprocess.run([sys.executable, '-c', code], timeout=60).returncode == watchdog.EXIT_PEER_LOST
+  assert (
+    subprocess.run([sys.executable, '-c', code], timeout=60).returncode == watchdog.EXIT_PEER_LOST
+  )
