@@ -1,7 +1,7 @@
-"""Every config really runs: its own program and the host's turn, on a model of one layer and planted rewards.
+"""Every config takes two real steps: its own program and the host's part, with a model of one layer and planted rewards.
 
-Update and generation are compiled apart: most configs share the generation, which is then traced and compiled once.
-That both in one program are the same is told by tests/test_step.py.
+Update and generation are compiled separately: most configs share the generation, which is then compiled once.
+tests/test_step.py shows that the fused program gives the same.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from jaxrl_llm.learner import empty_records, generate
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.runner import host_step, multi_turn, setup
+from jaxrl_llm.runner.context import PendingStep
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').rglob('*.py'))}
 P, G, T = 4, 4, 8
 
-# What shows in a row of metrics that a config's own part took part; any of the rows will do.
+# Evidence in the metrics that the feature of a config was active; one of the steps must show it.
 WITNESS = dict(
   april=lambda row: row['generate/unfinished_groups'] > 0,
   echo=lambda row: row['generate/tree_forks'] > 0,
@@ -54,32 +55,32 @@ WITNESS = dict(
   calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
   olr=lambda row: 'labels/replaced' in row,
 )
-# All rewards of one group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
-ALIKE = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0)
+# The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
+EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0)
 
 
 class Planted:
-  """Stands for the grading pool: every other answer to a prompt is right, all to the first are alike.
+  """In place of the grading pool: every other completion is right; those of the first prompt have equal rewards.
 
-  Further rewards go to the first answer of each.
+  Further rewards go to the first completion of each prompt.
   """
 
-  def __init__(self, alike: float, parts: int):
-    self.alike, self.parts = alike, parts
+  def __init__(self, equal_reward: float, parts: int):
+    self.equal_reward, self.parts = equal_reward, parts
 
   def score(self, rows, texts):
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     parts_BxK = np.zeros((len(texts), self.parts), np.float32)
     for b, row in enumerate(rows):
-      seen[row.id] = seen.get(row.id, -1) + 1
-      parts_BxK[b, 0] = self.alike if len(seen) == 1 else 1 - seen[row.id] % 2
-      parts_BxK[b, 1:] = seen[row.id] == 0
-    counts = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
-    return rewards.Scores(parts_BxK, np.zeros(len(texts), np.int8), counts, '')
+      counts[row.id] = counts.get(row.id, -1) + 1
+      parts_BxK[b, 0] = self.equal_reward if len(counts) == 1 else 1 - counts[row.id] % 2
+      parts_BxK[b, 1:] = counts[row.id] == 0
+    failures = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
+    return rewards.Scores(parts_BxK, np.zeros(len(texts), np.int8), failures, '')
 
 
 def small(name: str, folder: pathlib.Path):
-  """The config with the smallest sizes, and as many prompts as the data holds, so that each comes back."""
+  """The config with the smallest sizes, and as many prompts as the data holds, so that each is sampled again."""
   c = configs.load(str(FILES[name]))
   c.model = 'scratch'
   c.scratch.update(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64, experts=0)
@@ -93,69 +94,70 @@ def small(name: str, folder: pathlib.Path):
     c.objective.teacher = 'scratch'
   if c.rollout.stop.fn != 'none':
     c.rollout.slots = 5  # so that groups end one after the other
-  # To a fresh model all characters are nearly alike: none is likely, and no entropy rises.
+  # An untrained model gives nearly equal probabilities: none is large, and no entropy rises.
   if c.rollout.tree.fn == 'echo':
     c.rollout.tree.update(rise=-1.0)
   if c.rollout.tree.fn == 'latr':
     c.rollout.tree.update(absolute=0.01)
   c.curriculum.slots_per_prompt = min(c.curriculum.slots_per_prompt, P // 2)
   if c.curriculum.hint.fn != 'none':
-    c.prompt_tokens = 48  # room for what is told
+    c.prompt_tokens = 48  # room for the hint
   c.sft.steps = c.evaluation.prompts = 0
-  c.steps = c.steps or 2  # of a supervised start alone
+  c.steps = c.steps or 2  # 0: only the supervised start
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
   cache = dict(cache=str(folder / 'judge.sqlite'))
   parts = tuple(dict(part) | (cache if 'cache' in part else {}) for part in c.rewards.parts)
-  kept = {name: c.rewards[name] for name in schema.FIXED_FIELDS['config.rewards']}
-  c.rewards = configs.default().rewards  # exact, without the settings of another grader
-  c.rewards.update(kept | dict(parts=parts))
+  fixed = {name: c.rewards[name] for name in schema.FIXED_FIELDS['config.rewards']}
+  c.rewards = configs.default().rewards  # exact, without the settings of another function
+  c.rewards.update(fixed | dict(parts=parts))
   c.environment.judge = 'rewards'
-  played = c.data.source == 'games'  # its rows are levels of an environment
+  levels = c.data.source == 'games'  # rows are levels of an environment
   c.data.chat, c.data.template = False, '{question}'
-  c.prompt_tokens = 32 if played else c.prompt_tokens  # room for what is shown first
-  c.data.source, c.data.size = 'games' if played else 'digits', P
+  c.prompt_tokens = 32 if levels else c.prompt_tokens  # room for the first observation
+  c.data.source, c.data.size = 'games' if levels else 'digits', P
   if c.replay.collect.fn != 'none':
-    c.replay.collect.patience = 1  # every call learns something
+    c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':
     c.data.size = 3 * P
-  if not played:
+  if not levels:
     c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
   return c
 
 
-# Generation gets these fields of the spec and no others: programs that sample alike are compiled once.
-SAMPLED = dict(
+# The fields of the spec that generation reads: configs with equal ones share a compiled program.
+GENERATION_FIELDS = dict(
   model=('config', 'lora', 'dtype', 'weights_dtype', 'head_chunk_tokens'),
   rollout=('decode', 'drafts', 'pruning', 'tree', 'carried_calls', 'lockstep'),
   layout=('mesh', 'rules'),
 )
-HELD = ('params', 'base', 'correctness_head', 'seed', 'step', 'carried')
+STATE_FIELDS = ('params', 'base', 'correctness_head', 'seed', 'step', 'carried')
 
 
-def only(told, names):
-  return told._replace(**{name: None for name in told._fields if name not in names})
+def only(record, names):
+  """A record whose other fields are None."""
+  return record._replace(**{name: None for name in record._fields if name not in names})
 
 
 def sampled_fields(spec: StepSpec) -> StepSpec:
-  parts = {name: only(getattr(spec, name), fields) for name, fields in SAMPLED.items()}
-  return only(spec, SAMPLED)._replace(**parts)
+  parts = {name: only(getattr(spec, name), fields) for name, fields in GENERATION_FIELDS.items()}
+  return only(spec, GENERATION_FIELDS)._replace(**parts)
 
 
 @functools.cache
 def sampling(spec: StepSpec):
-  """One program for all configs that sample alike."""
+  """The compiled generation of all configs with this spec."""
   return jax.jit(functools.partial(generate.generate, spec))
 
 
 def compiled(spec: StepSpec):
-  """What `programs.compile_split` returns."""
+  """As `programs.compile_split`, with shared generation."""
   learn, sample = programs.compile_update(spec), sampling(sampled_fields(spec))
 
-  def call(state, batch, *asked):
+  def call(state, batch, *inputs):
     state, metrics = learn(state, batch)
-    drawn, sampled, left = sample(only(state, HELD), *asked)
-    return state._replace(carried=left), drawn, metrics | sampled
+    rollout, counts, carried = sample(only(state, STATE_FIELDS), *inputs)
+    return state._replace(carried=carried), rollout, metrics | counts
 
   return call
 
@@ -166,61 +168,59 @@ def changed(one, other) -> bool:
   )
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_every_config_takes_two_steps(name, tmp_path):
-  c = small(name, tmp_path)
-  context = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
-  if context.models.teacher is not None:  # as loaded it is the policy itself, which has nothing to teach
-    teacher = models.load('scratch', scratch=c.scratch, seed=1)
-    context = context._replace(models=context.models._replace(teacher=teacher))
-  teacher = context.models.teacher
+def take_steps(name: str, c, context, count: int):
+  """The states before and after `count` steps, and the metrics of each."""
+  spec, models_ = context.spec, context.models
   graded = len([part for part in context.grading.rewards if part.grader is not None])
-  spec, pool = context.spec, Planted(ALIKE.get(name, 1.0), graded)
-  state = train_state.init_state(
-    spec, context.models.policy.params, teacher and teacher.params
-  )
+  pool = Planted(EQUAL_REWARD.get(name, 1.0), graded)
+  teacher = models_.teacher and models_.teacher.params
+  state = train_state.init_state(spec, models_.policy.params, teacher)
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)
-  split = context.episodes is None
-  call, rows = compiled(spec) if split else multi_turn.compile_call(context), []
-  for index in range(3):  # the first has nothing to learn from yet
-    prompts, *more = host_step.propose(context, index)
-    state, drawn, metrics = call(state, batch, prompts, *more)
-    taken = int(state.step)
-    landed = host_step.land(context, pool, host_step.PendingStep(index, prompts, drawn, metrics))
+  call = compiled(spec) if context.episodes is None else multi_turn.compile_call(context)
+  loop, rows = spec.update.inner_steps, []
+  steps_per_batch = spec.update.minibatches * (loop.most(c.environment.turns) if loop else 1)
+  for index in range(count):  # the first batch is empty
+    prompts, *inputs = host_step.propose(context, index)
+    state, rollout, metrics = call(state, batch, prompts, *inputs)
+    taken, most = int(state.step), index * steps_per_batch
+    pending = PendingStep(index, prompts, rollout, metrics)
+    landed = host_step.land(context, pool, pending)
     batch = landed.batch
-    rows.append(landed.row)
-    # Of turns there may be fewer than the most.
-    most = (
-      index
-      * spec.update.minibatches
-      * (spec.update.inner_steps.max_steps(c.environment.turns) if spec.update.inner_steps else 1)
-    )
+    rows.append(landed.metrics)
+    # An episode may end before its last turn.
     assert index <= taken <= most if c.optimizer.outer.fn == 'last_turn_first' else taken == most
-  after = jax.device_get(state)
-  assert all(np.isfinite(v) for row in rows for v in row.values())
-  assert rows[0]['actor/grad_norm'] == 0
-  for row in rows[1:]:
-    assert row['actor/grad_norm'] > 0 and row['training/trained_tokens'] > 0
-    assert row['actor/skipped_updates'] == 0 and row['perf/rollouts'] > 0
-  for part in (
-    'params',
-    'opt_state',
-    'auxiliary_model',
-    'average',
-    'correctness_head',
-    'activation_noise',
-    'inner_steps',
-  ):
-    assert getattr(before, part) is None or changed(*(getattr(x, part) for x in (before, after))), (
-      part
-    )
+  return before, jax.device_get(state), rows
+
+
+def check_state(method, spec: StepSpec, before, after) -> None:
+  """Trained parts change, frozen parts do not, and only those that the method needs exist."""
+  trained = ('params', 'opt_state', 'auxiliary_model', 'average', 'correctness_head')
+  for part in (*trained, 'activation_noise', 'inner_steps'):
+    pair = [getattr(state, part) for state in (before, after)]
+    assert pair[0] is None or changed(*pair), part
   for part in ('reference', 'teacher', 'base'):
-    assert not changed(*(getattr(x, part) for x in (before, after))), part
-  assert name not in WITNESS or any(WITNESS[name](row) for row in rows)
-  method = spec.objective.method
+    assert not changed(*(getattr(state, part) for state in (before, after))), part
   assert (after.reference is None) == (not method.needs_reference)
   assert (after.average is None) == (not method.needs_average)
   assert (after.teacher is None) == (not method.needs_teacher)
   assert (after.base is None) == (spec.model.lora is None)
   assert (after.auxiliary_model is None) == (method.auxiliary_model is None)
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_every_config_takes_two_steps(name, tmp_path):
+  c = small(name, tmp_path)
+  context = setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  if context.models.teacher is not None:  # as loaded it equals the policy
+    teacher = models.load('scratch', scratch=c.scratch, seed=1)
+    context = context._replace(models=context.models._replace(teacher=teacher))
+  before, after, rows = take_steps(name, c, context, 3)
+  assert all(np.isfinite(v) for row in rows for v in row.values())
+  assert rows[0]['actor/grad_norm'] == 0
+  for row in rows[1:]:
+    assert row['actor/grad_norm'] > 0 and row['training/trained_tokens'] > 0
+    assert row['actor/skipped_updates'] == 0 and row['perf/rollouts'] > 0
+  method = context.spec.objective.method
+  check_state(method, context.spec, before, after)
+  assert name not in WITNESS or any(WITNESS[name](row) for row in rows)
   assert ('actor/sft_loss' in rows[0]) == method.needs_demo
