@@ -35,10 +35,10 @@ def plan(
   method = spec.objective.method
   if not method.needs_demo:
     return target, None
-  target, *planned = objective.plan_demonstrations(
+  target, terms, token_weight, share = objective.plan_demonstrations(
     method, target, batch, spec.layout.group, state.step
   )
-  return target, PlannedDemonstrations(*planned)
+  return target, PlannedDemonstrations(terms, token_weight, share)
 
 
 def add_gradient(

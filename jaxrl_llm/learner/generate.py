@@ -27,7 +27,7 @@ def generate(
   begun: Rollout | None = None,
   draft: Rollout | None = None,
   cap: jax.Array | None = None,
-) -> tuple[Rollout, Metrics, tuple[CarriedKV, ...]]:
+) -> tuple[Rollout, Metrics, tuple[CarriedKV | None, ...]]:
   """G completions of each prompt, metrics, and the next `state.carried`: without its oldest entry, with a new one.
 
   Weights are rounded and laid out for decoding once. A row that is empty in `begun` begins from the accepted tokens of
@@ -41,11 +41,12 @@ def generate(
     raise UserError(
       "config.rollout.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
     )
-  params, metrics = _decode_weights(spec, state), {}
-  cap = jnp.int32(spec.rollout.decode.max_tokens if cap is None else cap)
+  params = _decode_weights(spec, state)
+  metrics: Metrics = {}
+  cap_tokens = jnp.int32(spec.rollout.decode.max_tokens if cap is None else cap)
   if draft is not None:
     begun, metrics['generate/draft_tokens_kept'] = verify_drafts(
-      spec, params, state, prompts, draft, begun, cap
+      spec, params, state, prompts, draft, begun, cap_tokens
     )
   oldest = state.carried[0] if state.carried else None
 
@@ -70,7 +71,7 @@ def generate(
     out_specs=rows,
     axis_names=set(sharding.ROWS),
     check_vma=False,
-  )(params, state.correctness_head, state.seed, state.step, cap, prompts, begun, oldest)
+  )(params, state.correctness_head, state.seed, state.step, cap_tokens, prompts, begun, oldest)
   if spec.rollout.drafts.records_noise:
     rollout = rollout._replace(noise_BxT=_noise_steps(prompts, rollout, begun))
   metrics['generate/rounds'] = iterations.max().astype(jnp.float32)
@@ -156,6 +157,6 @@ def _noise_steps(prompts: Prompts, rollout: Rollout, begun: Rollout | None) -> j
   G = len(rollout.length_B) // len(prompts.born_P)
   column_BxT = jnp.arange(rollout.tokens_BxT.shape[1])[None]
   noise_BxT = jnp.broadcast_to(jnp.repeat(prompts.born_P, G)[:, None], rollout.tokens_BxT.shape)
-  if begun is not None:
+  if begun is not None and begun.noise_BxT is not None:
     noise_BxT = jnp.where(column_BxT < begun.length_B[:, None], begun.noise_BxT, noise_BxT)
   return jnp.where(column_BxT < rollout.length_B[:, None], noise_BxT, 0)

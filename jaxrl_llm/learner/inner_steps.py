@@ -20,7 +20,7 @@ class LoopState(NamedTuple):
   """What SFPO's loop observes over the run."""
 
   entropy_W: jax.Array  # nats, of the last W minibatches, as a ring
-  count: jax.Array  # int32, minibatches observed
+  observed: jax.Array  # int32, minibatches
   stopped: jax.Array  # int32, 1 once there are no more inner steps
 
 
@@ -54,12 +54,12 @@ class SlowFast(NamedTuple):
 
     std divides by n. Nothing changes where `real` is False.
     """
-    entropy_W = state.entropy_W.at[state.count % self.window].set(entropy)
+    entropy_W = state.entropy_W.at[state.observed % self.window].set(entropy)
     deviation = entropy - entropy_W.mean()
-    full = state.count + 1 >= self.window
+    full = state.observed + 1 >= self.window
     risen = full & (deviation >= self.threshold * (entropy_W.std() + 1e-9))
     stopped = (state.stopped > 0) | risen
-    new = LoopState(entropy_W, state.count + 1, stopped.astype(jnp.int32))
+    new = LoopState(entropy_W, state.observed + 1, stopped.astype(jnp.int32))
     return jax.tree.map(lambda x, y: jnp.where(real, x, y), new, state)
 
 

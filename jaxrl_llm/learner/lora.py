@@ -103,7 +103,7 @@ def for_sampling(base: Params, adapter: Params, alpha: float, dtype: str) -> Par
 
 
 def _combine(
-  base: Params, adapter: Params, combine: Callable[[Any, jax.Array, jax.Array], Any]
+  base: Params, adapter: Params, combine: Callable[..., Any]
 ) -> Params:
   """The base with `combine(part, a, b)` in place of each part that has an adapter."""
   layers = {

@@ -124,7 +124,7 @@ def hidden_states(
     remat=spec.update.remat,
     noise=noise,
     attend=spec.update.attention,
-    gather=sharding.gather(spec.layout.mesh, spec.layout.rules),
+    gather=sharding.layer_gather(spec.layout.mesh, spec.layout.rules),
     expert_BxTxNxk=expert_BxTxNxk,
   )
 

@@ -152,7 +152,8 @@ def _gradient(
 
     def loss(trained: Gradient):
       weights = policy_weights(spec, state.base, trained.params)
-      noise = None if key is None else (jnp.exp(trained.log_sigma_L), key)
+      log_sigma_L = trained.log_sigma_L
+      noise = None if key is None or log_sigma_L is None else (jnp.exp(log_sigma_L), key)
       return microbatch_loss(spec, weights, *microbatch, noise=noise)
 
     grads, sums = jax.grad(loss, has_aux=True)(trained)
@@ -184,7 +185,7 @@ def microbatch_loss(
   if target.c_BxT is None:
     c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT, *others)
   else:
-    c_BxT, sums = target.c_BxT, dict.fromkeys(objective.SUMS, jnp.float32(0))
+    c_BxT, sums = target.c_BxT, {name: jnp.float32(0) for name in objective.SUMS}
   real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
   if target.sampled_BxT is not None:
     real_BxT &= target.sampled_BxT > 0

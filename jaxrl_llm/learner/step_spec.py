@@ -184,20 +184,22 @@ def check_objective(config: Config) -> None:
 
 
 def _facts(config: Config, method: Method) -> dict[str, Any]:
-  """What `compatibility` cannot read from the config alone."""
+  """Facts for `compatibility` that the config does not state: inputs of the chosen functions."""
   batched = next((kind for kind in rewards.batch_modes(config.rewards) if kind), '')
   return {'objective.needs': tuple(sorted(method.needs)), 'rewards.batched': batched}
 
 
-def _model_facts(mesh: jax.sharding.Mesh, *models: ModelConfig | None) -> dict[str, Any]:
-  """The same of the policy, its teacher, and the devices."""
+def _model_facts(
+  mesh: jax.sharding.Mesh, model: ModelConfig, teacher: ModelConfig | None
+) -> dict[str, Any]:
+  """Facts for `compatibility` of the policy, its teacher, and the devices."""
   facts = {f'mesh.{axis}': size for axis, size in mesh.shape.items()}
-  window = max((model.window or 0 for model in models if model is not None), default=0)
-  return facts | {'model.experts': models[0].experts or 0, 'model.window': window}
+  window = max(model.window, teacher.window if teacher else 0)
+  return facts | {'model.experts': model.experts, 'model.window': window}
 
 
-def check_rows(config: Any, mesh: jax.sharding.Mesh) -> None:
-  """Raises UserError where the prompts of a minibatch cannot be cut over the mesh. Source: none."""
+def check_rows(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """Raises UserError where the prompts of a minibatch cannot be divided over the devices."""
   if config.prompts // config.learner.minibatches % sharding.rows_shards(mesh):
     raise UserError(
       f'config.prompts={config.prompts} (over learner.minibatches={config.learner.minibatches}) is '

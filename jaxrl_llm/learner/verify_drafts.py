@@ -61,7 +61,7 @@ def _uniforms(
   keys_B = sampling.row_keys(jax.random.fold_in(key, _VERIFY_KEY), prompts, G)
   uniform_BxT = jax.vmap(lambda t: sampling.uniforms(keys_B, t), out_axes=1)(jnp.arange(T))
   noise_BxT = jnp.zeros_like(uniform_BxT)
-  if spec.rollout.drafts.records_noise:
+  if spec.rollout.drafts.records_noise and draft.noise_BxT is not None:
     noise_BxT = sampling.redraw(key, prompts, G, draft.noise_BxT)
   return uniform_BxT, noise_BxT
 

@@ -160,7 +160,7 @@ def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch,
   update = programs.compile_update(many)
   state, _ = update(state, batch)
   after = jax.device_get(state)
-  assert int(after.step) == 2 and int(after.outer.count) == 1
+  assert int(after.step) == 2 and int(after.inner_steps.observed) == 1
   assert_close(after, want, 1e-4)
   checkpoint.save(str(tmp_path), 1, state, {}, keep=1)
   got, _ = checkpoint.restore(str(tmp_path), 1, train_state.abstract_state(many))

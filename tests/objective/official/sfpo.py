@@ -24,13 +24,13 @@ SETTINGS = dict(fast_steps=3, alpha=0.8, window=30, threshold=1.0)
 SEEDS = (0, 1, 2, 3)
 WITHOUT = {'*': 'entropies and weights'}
 MUTANTS = {
-  'falls of the entropy': (inner_steps, 'off = entropy - entropy_W.mean()', 'off = jnp.abs(entropy - entropy_W.mean())'),
-  'window without the newest': (inner_steps, 'entropy_W.std() + 1e-9', 'seen.entropy_W.std() + 1e-9'),
+  'falls of the entropy': (inner_steps, 'deviation = entropy - entropy_W.mean()', 'deviation = jnp.abs(entropy - entropy_W.mean())'),
+  'window without the newest': (inner_steps, 'entropy_W.std() + 1e-9', 'state.entropy_W.std() + 1e-9'),
   'std over n − 1': (inner_steps, 'entropy_W.std()', 'entropy_W.std(ddof=1)'),
-  'window one longer': (inner_steps, 'seen.count + 1 >= self.window', 'seen.count >= self.window'),
+  'window one longer': (inner_steps, 'state.observed + 1 >= self.window', 'state.observed >= self.window'),
   'threshold': (inner_steps, 'self.threshold * ', '1.1 * self.threshold * '),
   'share of the way': (inner_steps, '(1 - self.alpha) * (x - y)', '(0.9 - self.alpha) * (x - y)'),
-  'no end': (inner_steps, '(seen.stopped > 0) | ', '(seen.stopped < 0) | '),
+  'no end': (inner_steps, '(state.stopped > 0) | ', '(state.stopped < 0) | '),
 }  # fmt: skip
 
 
