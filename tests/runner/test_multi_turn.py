@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments, objective, rewards
-from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
@@ -207,9 +206,9 @@ def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   context, _, _, told = talked
   prompts, rollout, _ = told[0]
   state = train_state.init_state(context.spec, context.models.policy.params)
-  logp_BxT, _ = jax.jit(lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT))(
-    state.params
-  )
+  logp_BxT, _ = jax.jit(
+    lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT)
+  )(state.params)
   said = np.asarray(objective.sampled_mask(rollout)) > 0
   assert said.sum() < rollout.length_B.sum()
   np.testing.assert_allclose(np.asarray(logp_BxT)[said], rollout.logp_BxT[said], atol=2e-5)
@@ -463,7 +462,7 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
     return lambda spec: compiled.append(compile_half(spec)) or compiled[-1]
 
   for name in ('compile_update', 'compile_sample'):
-    monkeypatch.setattr(steps, name, kept(getattr(steps, name)))
+    monkeypatch.setattr(programs, name, kept(getattr(programs, name)))
   stairs = dict(fn='stairs', starts=(0, 1, 2), caps=(1, 4, 2))
   _, _, told = run(made(Talks, environment__horizon=stairs), 3)
   assert len({landed.metrics['environment/calls'] for *_, landed in told}) == 3
@@ -496,7 +495,7 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
       ),
       'is defined by turns',
     ),
-    (dict(replay=dict(reuse=dict(fn='successes', count=1))), 'config.replay.reuse'),
+    (dict(replay__reuse=dict(fn='successes', count=1)), 'config.replay.reuse'),
     (dict(rollout__stop=dict(fn='rounds', count=2)), 'config.rollout.stop'),
     (dict(rollout__early_exit=dict(fn='repetition')), 'to text or none'),
     (dict(rewards__parts=(dict(fn='number'),)), 'replace those of config.rewards'),
