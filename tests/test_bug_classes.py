@@ -1,6 +1,6 @@
-"""Eighteen ways in which other trainers went wrong: the table in tests/bug_classes.md names the tests against each.
+"""Eighteen classes of bugs in other trainers: the table in tests/bug_classes.md names the tests against each.
 
-Most of these tests lie beside what they test; those that cross several parts are here.
+Most of these tests are beside the code that they test; those about several packages are here.
 """
 
 from __future__ import annotations
@@ -46,31 +46,33 @@ def test_every_class_has_tests_that_exist_or_a_reason():
       assert f'def {name}(' in (ROOT / file).read_text(), f'{number}: {file}::{name}'
 
 
-def parts_of(*overrides: str):
-  """A run's parts, as they are before anything is compiled."""
-  caught = []
+def context_of(*overrides: str):
+  """The run context, before anything is compiled."""
+  calls = []
   with (
     bad_input.up_to_compiling(),
-    mock.patch.object(train, '_train', lambda *a: caught.append(a) or {}),
+    mock.patch.object(train, '_train', lambda *a: calls.append(a) or {}),
   ):
-    told = bad_input.sentence(*bad_input.outcome(bad_input.job(), *overrides))
-  assert not told, told
-  return caught[0][0]
+    message = bad_input.sentence(*bad_input.outcome(bad_input.job(), *overrides))
+  assert not message, message
+  return calls[0][0]
 
 
 def test_filters_of_evaluation_never_reach_training():
-  """Class 4: top-p in training would bias every ratio. There is no such field, and evaluation's stays there."""
+  """Class 4: top-p in training would bias every ratio. Training has no such field, and ignores that of evaluation."""
   for name in ('top_p', 'top_k', 'min_p'):
-    for part in ('', 'generate.', 'objective.'):
+    for part in ('', 'rollout.', 'objective.'):
       with pytest.raises(UserError, match=f'{name} is unknown'):
         loading.load('', [f'--config.{part}{name}=1'])
-  parts = parts_of('--config.evaluation.sampling.top_p=0.5', '--config.evaluation.sampling.top_k=3')
-  assert parts.config.evaluation.sampling.top_p == 0.5
-  assert parts.spec.rollout.decode.token_filter == sampling.NO_FILTER
+  context = context_of(
+    '--config.evaluation.sampling.top_p=0.5', '--config.evaluation.sampling.top_k=3'
+  )
+  assert context.config.evaluation.sampling.top_p == 0.5
+  assert context.spec.rollout.decode.token_filter == sampling.NO_FILTER
 
 
 def test_graders_are_killed_from_a_thread_that_is_not_the_main_one(tmp_path, monkeypatch):
-  """Class 10: a time limit by SIGALRM works in the main thread alone, and its failure looked like a wrong answer."""
+  """Class 10: a time limit by SIGALRM works only in the main thread, and its failure looked like a wrong answer."""
   (tmp_path / 'threaded_judge.py').write_text(
     'def judge(data_source, solution_str, ground_truth, extra_info=None):\n'
     "  while solution_str == 'loop': pass\n"
@@ -91,8 +93,8 @@ def test_graders_are_killed_from_a_thread_that_is_not_the_main_one(tmp_path, mon
 
 
 def test_other_data_than_a_checkpoint_was_made_with_is_refused():
-  """Class 13: a resumed run would pass over the first rows of a data set that it has never seen."""
-  parts = parts_of()
+  """Class 13: a resumed run would skip the first rows of a data set that is new to it."""
+  context = context_of()
   folder = types.SimpleNamespace(root='/run', checkpoints='/run/checkpoints')
   saved = (None, None), dict(fingerprint='of other data')
   with (
@@ -103,65 +105,66 @@ def test_other_data_than_a_checkpoint_was_made_with_is_refused():
     ),
     pytest.raises(UserError, match='the data of /run changed since step 4'),
   ):
-    resume.restore(parts, folder, None)
+    resume.restore(context, folder, None)
 
 
-def test_only_the_reply_is_graded():
-  """Class 17: a prompt that holds the right answer, or asks for its form, must not be paid for."""
-  parts = parts_of('--config.data.system=1')
-  table_ = parts.tables.train
+def test_only_the_completion_is_graded():
+  """Class 17: a prompt that contains the right answer, or asks for its form, must not be rewarded."""
+  context = context_of('--config.data.system=1')
+  table_ = context.tables.train
   prompts = table_.prompts(np.arange(4))
-  rollout = empty_records.empty_rollout(parts.spec)
-  end = parts.models.policy.tokenizer.end_ids[0]
-  reply = parts.models.policy.tokenizer.encode('9')
+  rollout = empty_records.empty_rollout(context.spec)
+  end = context.models.policy.tokenizer.end_ids[0]
+  answer = context.models.policy.tokenizer.encode('9')
   tokens = np.zeros_like(rollout.tokens_BxT)
-  tokens[:, : len(reply) + 1] = [*reply, end]
+  tokens[:, : len(answer) + 1] = [*answer, end]
   rollout = rollout._replace(
-    tokens_BxT=tokens, length_B=np.full(len(tokens), len(reply) + 1, np.int32)
+    tokens_BxT=tokens, length_B=np.full(len(tokens), len(answer) + 1, np.int32)
   )
   texts = []
 
   class Pool:
-    def score(self, rows, told):
-      texts.extend(told)
+    def score(self, rows, completions):
+      texts.extend(completions)
       return rewards.Scores(
-        np.zeros((len(told), 1), np.float32), np.zeros(len(told), np.int8), {}, ''
+        np.zeros((len(completions), 1), np.float32), np.zeros(len(completions), np.int8), {}, ''
       )
 
-  grading.grade(parts, Pool(), prompts, rollout)
+  grading.grade(context, Pool(), prompts, rollout)
   assert texts and set(texts) == {'9'}
   assert all(row.answer for row in table_.rows)
 
 
-# What runs what it is told, by the name that it is called by.
+# Names of calls that execute text or files.
 _RUNS = re.compile(
   r'(builtins\.)?(eval|exec|compile|__import__)|(subprocess|runpy|marshal)\.\w+|os\.(system|popen|exec\w+|spawn\w+)'
   r'|(c?pickle|dill|yaml|torch|joblib|shelve)\.(load|loads|unsafe_load|open|Unpickler)'
 )
-# Where that is right, and why.
+# Calls that are allowed, with the reason.
 _ALLOWED = {
-  'config.py': {'runpy.run_path'},  # a config file is a program of the user's own
-  'workdir.py': {'subprocess.run'},  # git
+  'config/loading.py': {'runpy.run_path'},  # a config file is the user's program
+  'checkpointing/run_dir.py': {'subprocess.run'},  # git
   'models/default_model.py': {'subprocess.run'},  # pip
   'models/untrusted.py': {
     'subprocess.run',
     'runpy.run_path',
   },  # files of the package, within limits
-  'rewards/worker.py': {'pickle.loads'},  # what its own parent pickled a moment ago
-  'rewards/code_execution/graders.py': {
-    'compile'
-  },  # to see whether it is Python; nothing of it runs
+  'rewards/worker.py': {'pickle.loads'},  # pickled by its own parent process
+  'rewards/code_execution/graders.py': {'compile'},  # checks the syntax; nothing runs
   'rewards/code_execution/sandbox.py': {'subprocess.run', 'subprocess.Popen'},  # the sandbox
-  'rewards/code_execution/guest_protocol/program_peer.py': {'exec', 'compile'},  # inside of it
+  'rewards/code_execution/guest_protocol/program_peer.py': {
+    'exec',
+    'compile',
+  },  # inside the sandbox
   'rewards/code_execution/guest_protocol/tests_runner.py': {
     'exec',
     'compile',
     'eval',
-  },  # what a row says, inside of it
+  },  # tests of a row, inside the sandbox
 }
 
 
-def test_nothing_evaluates_what_a_model_or_a_file_says():
+def test_no_text_of_a_model_or_a_file_is_executed():
   """Class 18."""
   for path in sorted((ROOT / 'jaxrl_llm').rglob('*.py')):
     name = str(path.relative_to(ROOT / 'jaxrl_llm'))

@@ -268,6 +268,12 @@ def _read_config(path: str, saved: dict[str, Any] | None) -> dict[str, Any] | No
 
 def _compare(root: str, old: dict, new: dict) -> tuple[str, ...]:
   """Returns the changed fields as 'name: old -> new'. Raises UserError where one changes what the steps compute."""
+  # Sections were renamed: fields of the old ones have no counterpart to compare with.
+  if renamed := sorted(old.keys() - new.keys() - {'fingerprint'}):
+    raise UserError(
+      f'--workdir={root} holds a run of an earlier version: its config.json has {", ".join(renamed)}, which are no '
+      'fields of the configuration any more; give another --workdir, or continue the run with the version that began it.'
+    )
   # A field that is newer than the run had the value that is its default now.
   before, after = _defaults() | _flatten(old), _flatten(new)
   before.pop('fingerprint', None)

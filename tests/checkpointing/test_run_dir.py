@@ -334,3 +334,16 @@ def test_a_deleted_newest_checkpoint_is_a_warning_with_the_step_of_resumption(tm
   run.record_checkpoint(6)
   resume.open_directory(str(tmp_path), make('steps=9'))
   assert 'the checkpoint of step 6 is missing' in caplog.text and 'step 4' in caplog.text
+
+
+def test_a_run_directory_of_an_earlier_version_is_refused(tmp_path):
+  """Sections were renamed since: `generate` is `rollout`, `grade` is `rewards`."""
+  settings = json.loads(make().to_json())
+  old = {k: v for k, v in settings.items() if k not in ('rollout', 'rewards')}
+  old |= dict(
+    generate=settings['rollout'], grade=settings['rewards'], fingerprint='of that version'
+  )
+  (tmp_path / 'config.json').write_text(json.dumps(old))
+  message = refused(tmp_path)
+  assert 'a run of an earlier version: its config.json has generate, grade' in message
+  assert 'give another --workdir' in message and '\n' not in message
