@@ -1,4 +1,4 @@
-"""What tests of decode loops ask of rollouts, and of the programs that make them."""
+"""Checks that tests of decode loops share: of rollouts, and of compiled programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_llm.models import decoder
 
 
 def assert_same(got, want, atol=1e-5):
-  """The same tokens, lengths and reasons; log-probabilities but for rounding."""
+  """Equal tokens, lengths and reasons; log-probabilities equal up to rounding."""
   np.testing.assert_array_equal(got.tokens_BxT, want.tokens_BxT)
   np.testing.assert_array_equal(got.length_B, want.length_B)
   np.testing.assert_array_equal(got.reason_B, want.reason_B)
@@ -40,10 +40,10 @@ def _forward(model):
 
 
 def assert_written_in_place(text: str, shape: str, arrays: int) -> None:
-  """In the compiled program only updates of one column make an array of a cache's shape, of which it has so many."""
-  made = collections.Counter(re.findall(rf'= {re.escape(shape)}\S* ([a-z-]+)\(', text))
-  assert made.pop('dynamic-update-slice') == arrays
-  # Before the loop: zeros are one broadcast, copied for each further cache. A fusion is a frame around either.
-  assert made.pop('fusion') <= arrays + 1
-  assert made.pop('broadcast') + made.pop('copy') == arrays
-  assert set(made) <= {'parameter', 'get-tuple-element'}, made
+  """Only updates of one column create arrays of a cache's shape in the compiled program, `arrays` of them."""
+  counts = collections.Counter(re.findall(rf'= {re.escape(shape)}\S* ([a-z-]+)\(', text))
+  assert counts.pop('dynamic-update-slice') == arrays
+  # Before the loop zeros are one broadcast, copied for each further cache. A fusion wraps either of them.
+  assert counts.pop('fusion') <= arrays + 1
+  assert counts.pop('broadcast') + counts.pop('copy') == arrays
+  assert set(counts) <= {'parameter', 'get-tuple-element'}, counts

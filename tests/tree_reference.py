@@ -1,6 +1,7 @@
-"""Tree rollouts in plain Python: lists of tokens, whole forward passes, one row at a time, no cache.
+"""Tree rollouts in plain Python: lists of tokens, full forward passes, one row at a time, no cache.
 
-Shares with the code under test the model's forward pass and the draw of one token from logits and a key.
+It shares two things with the code under test: the model's forward pass, and the draw of one token from logits and a
+key.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Row:
   tokens: list
   parent: int
   born: int
-  seen: list  # next-token logits since birth, that of the fork included
+  logits: list  # of next tokens since the fork, those at the fork included
   done: bool = False
 
 
@@ -74,7 +75,7 @@ class Latr:
   limit: int
 
   def branch(self, row, sampled):
-    p = softmax(row.seen[-1])
+    p = softmax(row.logits[-1])
     first, second = np.argsort(-p, kind='stable')[:2]
     opens = p[second] > self.absolute and p[first] - p[second] < self.relative
     return int(first), [int(second)] if opens else []
@@ -117,9 +118,9 @@ class Echo:
   limit: int
 
   def history(self, row):
-    """(H, ΔH, group confidence, tail confidence) of every distribution since birth."""
+    """(H, ΔH, group confidence, tail confidence) of every distribution since the fork."""
     H, C, out = [], [], []
-    for logits in row.seen:
+    for logits in row.logits:
       p = softmax(logits.astype(np.float64))
       before = H[-self.window :]
       H.append(-(p * np.log(p)).sum())
@@ -136,20 +137,20 @@ class Echo:
     steep = self.alpha * (H - self.entropy_low) / (self.entropy - self.entropy_low)
     doubt = self.beta * (group - self.confidence) / self.confidence
     ways = int(np.clip(np.round(1 + steep - doubt), 1, self.width))
-    likely = [int(t) for t in np.argsort(-row.seen[-1], kind='stable') if t != sampled]
+    likely = [int(t) for t in np.argsort(-row.logits[-1], kind='stable') if t != sampled]
     return sampled, likely[: ways - 1]
 
   def drops(self, rows, row):
-    told = self.history(row)
-    if row.done or len(told) < 2:
+    history = self.history(row)
+    if row.done or len(history) < 2:
       return False
     falls = rises = 0
-    for (_, _, _, before), (_, rise, _, tail) in zip(told, told[1:], strict=False):
+    for (_, _, _, before), (_, rise, _, tail) in zip(history, history[1:], strict=False):
       falls = falls + 1 if tail < before else 0
       rises = rises + 1 if rise > 0 else 0
-    _, rise, _, tail = told[-1]
+    _, rise, _, tail = history[-1]
     return (
-      min(group for _, _, group, _ in told) < self.floor
+      min(group for _, _, group, _ in history) < self.floor
       or (falls >= self.drops_ and tail <= self.tail)
       or (rises >= self.rises and rise > self.spike)
     )
@@ -159,7 +160,7 @@ class Echo:
 
 
 class Reference:
-  """One group after another; `events` counts what happened on the way."""
+  """Grows one group after another; `events` counts forks, drops and other events."""
 
   def __init__(self, model, params, prompts, keys_B, spec):
     self.prompts, self.keys_B, self.spec = prompts, keys_B, spec
@@ -186,7 +187,7 @@ class Reference:
 
   def group(self, p, rule):
     rows, base = {0: Row([], 0, 0, [])}, p * self.spec.rollouts
-    while self._round(p, rows, rule):
+    while self._iterate(p, rows, rule):
       pass
     for g in range(self.spec.rollouts):
       row = rows.setdefault(g, Row([], g, 0, []))
@@ -197,26 +198,26 @@ class Reference:
         row.done = self._ended(row.tokens)
     return rows
 
-  def _round(self, p, rows, rule):
-    """One token for every running row; whether the group goes on growing."""
+  def _iterate(self, p, rows, rule):
+    """Adds one token to every running row; returns whether the group goes on growing."""
     G, events = self.spec.rollouts, self.events
-    running, requests, own = [g for g in sorted(rows) if not rows[g].done], [], {}
+    running, requests, next_tokens = [g for g in sorted(rows) if not rows[g].done], [], {}
     for g in running:
       row = rows[g]
-      row.seen.append(self._logits(p, row.tokens))
-      drawn = self._draw(row.seen[-1], p * G + g, len(row.tokens))
-      own[g], more = rule.branch(row, drawn)
+      row.logits.append(self._logits(p, row.tokens))
+      drawn = self._draw(row.logits[-1], p * G + g, len(row.tokens))
+      next_tokens[g], more = rule.branch(row, drawn)
       requests += [(k, g, token) for k, token in enumerate(more)]
     free = [g for g in range(G) if g not in rows]
     events['refused'] += max(len(requests) - len(free), 0)
     events['at the first token'] += bool(requests) and not rows[0].tokens
     children = {
-      seat: Row([*rows[g].tokens, token], g, len(rows[g].tokens), rows[g].seen[-1:])
-      for (_, g, token), seat in zip(sorted(requests), free, strict=False)
+      free_row: Row([*rows[g].tokens, token], g, len(rows[g].tokens), rows[g].logits[-1:])
+      for (_, g, token), free_row in zip(sorted(requests), free, strict=False)
     }
     events['forks'] += len(children)
     for g in running:
-      rows[g].tokens.append(own[g])
+      rows[g].tokens.append(next_tokens[g])
     rows |= children
     for row in rows.values():
       row.done = row.done or self._ended(row.tokens)
@@ -224,13 +225,13 @@ class Reference:
     return not self._ends(rows, rule)
 
   def _prune(self, rows, rule):
-    judged = [g for g, row in rows.items() if row.parent != g]
-    gone = {g for g in judged if rule.drops(rows, rows[g])}
-    alone = len(gone)
-    while more := {g for g in judged if rows[g].parent in gone} - gone:
+    children = [g for g, row in rows.items() if row.parent != g]
+    gone = {g for g in children if rule.drops(rows, rows[g])}
+    direct = len(gone)
+    while more := {g for g in children if rows[g].parent in gone} - gone:
       gone |= more
     self.events['drops'] += len(gone)
-    self.events['descendants'] += len(gone) - alone
+    self.events['descendants'] += len(gone) - direct
     for g in gone:
       del rows[g]
 

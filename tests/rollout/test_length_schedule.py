@@ -7,11 +7,11 @@ import pytest
 from jaxrl_llm.rollout import length_schedule
 
 
-def test_constant_is_the_whole_cap():
+def test_constant_is_the_full_cap():
   assert {length_schedule.constant(step, 64) for step in range(9)} == {64}
 
 
-def test_cosine_begins_whole_is_lowest_half_way_and_comes_back():
+def test_cosine_starts_full_is_lowest_half_way_and_returns():
   caps = [length_schedule.cosine(step, 64, low=16, period=8) for step in range(17)]
   assert caps == [64, 57, 40, 23, 16, 23, 40, 57] * 2 + [64]
 

@@ -1,4 +1,4 @@
-"""What the engine samples, seen from outside: against whole forward passes and against itself rearranged."""
+"""Completions of the ring loop, compared with full forward passes and with reordered runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(params, prompts, seed=0, **changes):
   return jax.tree.map(np.asarray, fn(params, prompts))
 
 
-def whole_sequences(prompts, rollout, rollouts=G):
+def sequences(prompts, rollout, rollouts=G):
   """Prompt and completion in one row, without any padding between them."""
   for b in range(len(rollout.length_B)):
     p = b // rollouts
@@ -66,7 +66,7 @@ def whole_sequences(prompts, rollout, rollouts=G):
 def test_recorded_log_prob_is_the_teacher_forced_one(params, temperature):
   prompts = make_prompts()
   rollout = run(params, prompts, temperature=temperature)
-  for b, start, tokens in whole_sequences(prompts, rollout):
+  for b, start, tokens in sequences(prompts, rollout):
     mask = np.ones((1, len(tokens)), bool)
     logits = decoder.forward(MODEL, params, tokens[None], mask)[0] / temperature
     logp = jax.nn.log_softmax(logits)[np.arange(start - 1, len(tokens) - 1), tokens[start:]]
@@ -76,7 +76,7 @@ def test_recorded_log_prob_is_the_teacher_forced_one(params, temperature):
 def test_greedy_takes_the_largest_logit_of_a_whole_forward_pass(params):
   prompts = make_prompts()
   rollout = run(params, prompts, temperature=0.0, rollouts=1)
-  for _, start, tokens in whole_sequences(prompts, rollout, 1):
+  for _, start, tokens in sequences(prompts, rollout, 1):
     logits = decoder.forward(MODEL, params, tokens[None], np.ones((1, len(tokens)), bool))[0]
     np.testing.assert_array_equal(logits.argmax(-1)[start - 1 : -1], tokens[start:])
 

@@ -27,12 +27,12 @@ def test_frequencies_match_the_softmax(vocab, temperature):
   logits_BxV = jnp.broadcast_to(logits_V, (n, vocab))
   token_B, _ = jax.jit(sampling.sample, static_argnums=2)(logits_BxV, uniform_B, temperature)
   want = np.asarray(jax.nn.softmax(logits_V / temperature), np.float64)
-  seen = np.bincount(np.asarray(token_B), minlength=vocab)
+  observed = np.bincount(np.asarray(token_B), minlength=vocab)
   big = want * n >= 10
-  seen = np.append(seen[big], seen[~big].sum())
+  observed = np.append(observed[big], observed[~big].sum())
   want = np.append(want[big], want[~big].sum()) * n
-  seen, want = seen[want > 0], want[want > 0]
-  statistic, freedom = ((seen - want) ** 2 / want).sum(), len(want) - 1
+  observed, want = observed[want > 0], want[want > 0]
+  statistic, freedom = ((observed - want) ** 2 / want).sum(), len(want) - 1
   assert statistic < freedom + 5 * np.sqrt(2 * freedom) + 5
 
 
@@ -66,7 +66,7 @@ def test_recorded_log_prob_includes_the_temperature_and_greedy_takes_the_largest
   np.testing.assert_allclose(logp_B, jax.nn.log_softmax(logits).max(-1), atol=1e-5)
 
 
-def test_noise_belongs_to_prompt_rollout_and_position():
+def test_noise_is_keyed_by_prompt_rollout_and_position():
   key = jax.random.key(3)
   draw = lambda index, t: np.asarray(  # noqa: E731
     sampling.uniforms(sampling.row_keys(key, slots_of(index), 3), t)
@@ -74,7 +74,7 @@ def test_noise_belongs_to_prompt_rollout_and_position():
   a, b = draw([5, 9], 0), draw([9, 7, 5], 0)
   np.testing.assert_array_equal(a[0], b[2])
   np.testing.assert_array_equal(a[1], b[0])
-  # A prompt's first slot draws as if it were alone, its others anew.
+  # A prompt's first slot draws the same as without other slots; its other slots draw other numbers.
   again = np.asarray(
     sampling.uniforms(sampling.row_keys(key, slots_of([5, 5, 5], [1, 0, 2]), 3), 0)
   ).reshape(-1, 3)
@@ -86,7 +86,7 @@ def test_noise_belongs_to_prompt_rollout_and_position():
 
 
 @pytest.mark.parametrize(
-  'keep',
+  'filters',
   [
     dict(top_k=1),
     dict(top_k=7),
@@ -97,19 +97,19 @@ def test_noise_belongs_to_prompt_rollout_and_position():
   ],
   ids=str,
 )
-def test_filters_are_those_of_transformers(keep):
+def test_filters_equal_those_of_transformers(filters):
   torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
   logits = np.random.default_rng(0).normal(size=(5, 60)).astype(np.float32) * 2
   want = torch.from_numpy(logits.copy())
-  for name, value in keep.items():
+  for name, value in filters.items():
     kind = {'top_k': 'TopK', 'top_p': 'TopP', 'min_p': 'MinP'}[name]
     want = getattr(transformers, f'{kind}LogitsWarper')(value)(None, want)
-  got = sampling.filter_logits(jnp.asarray(logits), sampling.TokenFilter(**keep))
+  got = sampling.filter_logits(jnp.asarray(logits), sampling.TokenFilter(**filters))
   np.testing.assert_array_equal(got, want.numpy())
   assert np.isinf(want.numpy()).any() and np.isfinite(want.numpy()).any(1).all()
 
 
-def test_barred_tokens_are_never_drawn_and_the_log_prob_is_of_what_is_left():
+def test_filtered_tokens_are_never_drawn_and_log_probs_are_renormalized():
   logits = jnp.broadcast_to(jnp.log(jnp.array([0.1, 0.4, 0.3, 0.2])), (3000, 4))
   uniform_B = (jnp.arange(3000) + 0.5) / 3000
   token_B, logp_B = sampling.sample(logits, uniform_B, 1.0, sampling.TokenFilter(top_k=2))

@@ -1,4 +1,4 @@
-"""Layers whose window slides keep a ring of that window: it changes what is stored, and never what a row says."""
+"""Layers with a sliding window have a ring of that width: it changes the stored columns and no token."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def prompts():
 
 
 @functools.cache
-def whole(model):
-  """Every row in a slot of its own, none interrupted."""
+def uninterrupted(model):
+  """A slot for every row, without interruption."""
   return sampled(model)
 
 
@@ -74,12 +74,12 @@ def rescored(model, rollout):
 
 @pytest.mark.parametrize('model', [SOME, ALL], ids=['some', 'all'])
 def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
-  got = whole(model)
+  got = uninterrupted(model)
   real = np.arange(T)[None] < got.length_B[:, None]
-  assert (got.length_B > 2 * WINDOW).sum() >= 3, 'rows that go round the ring twice'
+  assert (got.length_B > 2 * WINDOW).sum() >= 3, 'some rows must pass the ring twice'
   np.testing.assert_allclose(got.logp_BxT[real], rescored(model, got)[real], atol=5e-5)
   wide = rescored(dataclasses.replace(model, window=L + T), got)
-  assert np.abs(got.logp_BxT - wide)[real].max() > 0.1, 'what a window hides must matter'
+  assert np.abs(got.logp_BxT - wide)[real].max() > 0.1, 'masked tokens must matter'
 
 
 @pytest.mark.parametrize(
@@ -92,51 +92,51 @@ def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
   ],
 )
 def test_slots_and_rings_that_grow_change_nothing(model, changes):
-  """Rings of 4, 7 and 13 columns, in sliding layers of 4 and 5: one grows, one is only turned."""
-  assert_same(sampled(model, **changes), whole(model))
+  """Rings of 4, 7 and 13 columns, in sliding layers of 4 and 5: the first grows, the second is only rolled."""
+  assert_same(sampled(model, **changes), uninterrupted(model))
 
 
 @pytest.mark.parametrize('carries', [False, True], ids=['encoded', 'carried'])
 @pytest.mark.parametrize('rows', [0, 5])
-def test_rows_that_are_cut_short_go_on(rows, carries):
+def test_unfinished_rows_are_continued(rows, carries):
   @functools.partial(jax.jit, static_argnums=0)
-  def fn(rows, params, prompts, begun, kept):
+  def fn(rows, params, prompts, continued, carried):
     spec = SPEC._replace(slots=rows, stop_rule=functools.partial(stopping.rounds, count=3))
-    inputs = DecodeInputs(params, prompts, KEY, 0, continued=begun)
+    inputs = DecodeInputs(params, prompts, KEY, 0, continued=continued)
     if carries:
-      return ring_decode.resume(SOME, spec, inputs._replace(carried=kept))
-    return *ring_decode.generate(SOME, spec, inputs), kept
+      return ring_decode.resume(SOME, spec, inputs._replace(carried=carried))
+    return *ring_decode.generate(SOME, spec, inputs), carried
 
-  begun, kept = (
+  continued, carried = (
     slot_loop.empty_rollout(B, T),
     carried_kv.reorder(carried_kv.empty(SOME, SPEC, P), prompts(), G),
   )
   for call in range(40):
-    # At first a slot for every row, so that later rows with keys wait, and are seated while others are under way.
-    begun, _, kept = fn(rows if call else 0, params(), prompts(), begun, kept)
-  assert (np.asarray(begun.reason_B) != UNFINISHED).all()
-  assert_same(begun, whole(SOME))
+    # The first call has a slot for every row, so later rows with carried keys wait and are loaded while others run.
+    continued, _, carried = fn(rows if call else 0, params(), prompts(), continued, carried)
+  assert (np.asarray(continued.reason_B) != UNFINISHED).all()
+  assert_same(continued, uninterrupted(SOME))
 
 
-def test_trees_and_drafts_say_the_same():
-  """Where nothing forks a tree is plain sampling; drafts keep every column, for one that fails is written over."""
+def test_trees_and_drafts_sample_the_same_tokens():
+  """A tree without forks is plain sampling; drafts store every column, since rejected drafts are overwritten."""
   never = tree_rules.latr(
     absolute=1.0, relative=1.0, ages=(2,), suffix=1.0, rouge=1.0, edit=0.0, limit=99
   )
   grown = run(
     lambda p, q: tree_decode.generate(SOME, SPEC, DecodeInputs(p, q, KEY, 0), never, share=0.0)[0]
   )
-  assert_same(grown, whole(SOME))
+  assert_same(grown, uninterrupted(SOME))
   drafted = ngram_drafts.NgramSettings(2, 3)
   out, _, counts = run(
     lambda p, q: ngram_drafts.generate(SOME, SPEC, DecodeInputs(p, q, KEY, 0), drafted)
   )
-  assert_same(out, whole(SOME))
+  assert_same(out, uninterrupted(SOME))
   assert counts[0] > 0
 
 
-def test_forked_rows_take_their_windows_along():
-  """Every record of a tree is that of a forward pass over its row."""
+def test_forked_rows_copy_their_windows():
+  """Recorded log-probabilities of a tree equal those of a forward pass over each row."""
   rules = tree_rules.latr(
     absolute=0.05, relative=0.3, ages=(2, 3, 5), suffix=1.0, rouge=0.3, edit=0.0, limit=99
   )
@@ -148,7 +148,7 @@ def test_forked_rows_take_their_windows_along():
   np.testing.assert_allclose(got.logp_BxT[real], rescored(SOME, got)[real], atol=5e-5)
 
 
-def test_only_the_window_is_stored_and_nothing_copied():
+def test_only_the_window_is_stored_and_no_cache_is_copied():
   spec = SPEC._replace(max_tokens=128)
   fn = jax.jit(lambda p, q: ring_decode.generate(SOME, spec, DecodeInputs(p, q, KEY, 0))[0])
   text = fn.lower(params(), prompts()).compile().as_text()
