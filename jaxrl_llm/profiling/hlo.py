@@ -1,4 +1,4 @@
-"""An optimized XLA program as text, read into computations and instructions."""
+"""Parser for the text of an optimized XLA program: computations and their instructions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _BYTES |= dict(s64=8, u64=8, f64=8, f8e4m3fn=1, f8e5m2=1, c64=8)
 
 
 class Array(NamedTuple):
-  """One array of a shape; `space` is XLA's memory space, 0 the main memory."""
+  """An array type within the shape of an instruction."""
 
   dtype: str
   dims: tuple[int, ...]
-  space: int
+  space: int  # XLA's memory space; 0 is the main memory
 
   @property
   def size(self) -> int:
@@ -27,7 +27,7 @@ class Array(NamedTuple):
 
   @property
   def bytes(self) -> float:
-    """Without the padding of tiles."""
+    """Size in bytes, without the padding of tiles."""
     return self.size * _BYTES.get(self.dtype, 0)
 
 
@@ -36,13 +36,14 @@ class Instruction(NamedTuple):
 
   name: str
   root: bool
-  arrays: tuple[Array, ...]  # of a tuple, all of them in order
+  arrays: tuple[Array, ...]  # the elements of a tuple in order
   opcode: str
   operands: tuple[str, ...]
-  inside: (
-    str  # what stands between the parentheses: the number of a parameter, the value of a constant
-  )
+  arguments: str  # the text in parentheses: the index of a parameter, the value of a constant
   attributes: str
+
+
+Program = dict[str, list[Instruction]]  # computations by name
 
 
 _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
@@ -54,21 +55,21 @@ _CALLED = re.compile(
 )
 
 
-def parse(text: str) -> dict[str, list[Instruction]]:
-  """Computations by name, instructions in their order; what is neither is skipped.
+def parse(text: str) -> Program:
+  """The computations of a program by name, with their instructions in order. Other lines are skipped.
 
-  Kernels write programs of their own over many lines into attributes: a line counts only where it
-  reads as an instruction with an XLA shape, and a computation ends where the next one begins. XLA of 2026 writes
-  `%x#2` for element 2 of the tuple x: an instruction of that name stands for it, as get-tuple-element did.
+  Attributes of kernels contain programs over many lines. Therefore a line counts only if it parses as an instruction
+  with an XLA shape, and a computation ends where the next one begins. XLA of 2026 writes `%x#2` for element 2 of the
+  tuple x; the result contains an instruction of that name, a get-tuple-element.
   """
-  computations: dict[str, list[Instruction]] = {}
+  computations: Program = {}
   current, shapes = None, {}
   for line in text.splitlines():
     header = None if line[:1].isspace() else _COMPUTATION.match(line)
     if header:
       current, shapes = computations.setdefault(header[2], []), {}
-    elif current is not None and (found := _instruction(line)):
-      instruction, shapes[found[0].name] = found
+    elif current is not None and (parsed := _instruction(line)):
+      instruction, shapes[parsed[0].name] = parsed
       for operand in instruction.operands:
         current += _elements(operand, shapes)
       current.append(instruction)
@@ -76,33 +77,33 @@ def parse(text: str) -> dict[str, list[Instruction]]:
 
 
 def _elements(operand: str, shapes: dict[str, str]) -> list[Instruction]:
-  """What takes an operand such as x#2 out of its tuple, the first time that it is used; adds to `shapes`."""
-  whole, mark, index = operand.rpartition('#')
+  """Instructions that extract an operand such as x#2 from its tuple, at its first use; extends `shapes`."""
+  parent, mark, index = operand.rpartition('#')
   if not mark or operand in shapes:
     return []
-  before = _elements(whole, shapes)
-  shapes[operand] = _element(shapes.get(whole, ''), int(index))
+  outer = _elements(parent, shapes)
+  shapes[operand] = _element(shapes.get(parent, ''), int(index))
   arrays = tuple(_arrays(shapes[operand]))
-  taken = f', index={index}'
+  attributes = f', index={index}'
   return [
-    *before,
-    Instruction(operand, False, arrays, 'get-tuple-element', (whole,), f'%{whole}', taken),
+    *outer,
+    Instruction(operand, False, arrays, 'get-tuple-element', (parent,), f'%{parent}', attributes),
   ]
 
 
 def _element(shape: str, index: int) -> str:
-  """The shape at `index` of a tuple's, as text; '' where there is none."""
-  depth, start, found = 0, 1, []
+  """The shape of element `index` of a tuple shape, as text; '' if there is none."""
+  depth, start, elements = 0, 1, []
   for position, character in enumerate(shape):
     depth += {'(': 1, '{': 1, '[': 1, ')': -1, '}': -1, ']': -1}.get(character, 0)
     if (character == ',' and depth == 1) or (depth == 0 and position == len(shape) - 1):
-      found.append(shape[start:position])
+      elements.append(shape[start:position])
       start = position + 1
-  return re.sub(r'/\*.*?\*/', '', found[index]).strip() if index < len(found) else ''
+  return re.sub(r'/\*.*?\*/', '', elements[index]).strip() if index < len(elements) else ''
 
 
 def _instruction(line: str) -> tuple[Instruction, str] | None:
-  """The instruction of a line, and its shape as text."""
+  """The instruction on a line, and its shape as text; None for other lines."""
   match = _INSTRUCTION.match(line)
   if not match:
     return None
@@ -114,10 +115,12 @@ def _instruction(line: str) -> tuple[Instruction, str] | None:
     return None
   start = end + opcode.end() - 1
   stop = _balanced(rest, start)
-  inside = rest[start + 1 : stop - 1]
-  operands = tuple(re.findall(r'%([\w.\-]+(?:#\d+)*)', inside))
-  found = Instruction(match[2], bool(match[1]), arrays, opcode[1], operands, inside, rest[stop:])
-  return found, rest[:end].strip()
+  arguments = rest[start + 1 : stop - 1]
+  operands = tuple(re.findall(r'%([\w.\-]+(?:#\d+)*)', arguments))
+  instruction = Instruction(
+    match[2], bool(match[1]), arrays, opcode[1], operands, arguments, rest[stop:]
+  )
+  return instruction, rest[:end].strip()
 
 
 def _balanced(text: str, start: int) -> int:
@@ -142,18 +145,18 @@ def _arrays(shape: str) -> Iterator[Array]:
     yield Array(dtype, sizes, int(space[1]) if space else 0)
 
 
-def reachable(program: dict, name: str) -> set[str]:
-  """A computation and all it calls."""
-  found, waiting = set(), [name]
-  while waiting:
-    if (name := waiting.pop()) not in found:
-      found.add(name)
-      waiting += [c for i in program.get(name, ()) for c in called(i)]
-  return found
+def reachable(program: Program, name: str) -> set[str]:
+  """A computation and all computations that it calls, directly or not."""
+  visited, pending = set(), [name]
+  while pending:
+    if (name := pending.pop()) not in visited:
+      visited.add(name)
+      pending += [c for i in program.get(name, ()) for c in called(i)]
+  return visited
 
 
 def called(i: Instruction) -> list[str]:
-  """The computations an instruction names."""
+  """The computations that an instruction calls."""
   return [n for group in _CALLED.findall(i.attributes) for n in re.findall(r'%([\w.\-]+)', group)]
 
 
@@ -164,17 +167,17 @@ def attribute(i: Instruction, key: str) -> str:
 
 
 def op_name(i: Instruction) -> str:
-  """Where it comes from in the Python program: XLA's op_name."""
+  """XLA's op_name: the scopes of the Python program that the instruction comes from; '' without one."""
   match = re.search(r'op_name="([^"]*)"', i.attributes)
   return match[1] if match else ''
 
 
 def replica_groups(attributes: str, devices: int) -> np.ndarray:
-  """Who exchanges with whom, [groups, members]: numbers of places in the mesh, in its order.
+  """Groups of devices that communicate, [groups, members], as positions in the mesh.
 
-  [2,4]<=[4,2]T(1,0) stands for arange(8).reshape(4, 2).T.reshape(2, 4), a group a row; mesh['x'=4,'y'=2] {'y'} for the
-  devices that differ along y alone, in the order of device_ids=([2,4]T(1,0)) where that is told; {} or nothing for one
-  group of all. Raises ValueError for what it cannot read: a guess would be bytes that nobody sends.
+  Notations: [2,4]<=[4,2]T(1,0) means arange(8).reshape(4, 2).T.reshape(2, 4), one group per row.
+  mesh['x'=4,'y'=2] {'y'} groups devices that differ along y alone, in the order of device_ids=([2,4]T(1,0)) if given.
+  {} or nothing means one group of all. Raises ValueError for other notations, as a guess would misstate the traffic.
   """
   if iota := re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', attributes):
     return _iota(iota[2]).reshape(_numbers(iota[1]))
@@ -184,40 +187,42 @@ def replica_groups(attributes: str, devices: int) -> np.ndarray:
     return _along(*mesh.groups())
   for name in ('replica_groups', 'source_target_pairs'):
     if listed := re.search(rf'{name}=\{{(\{{[\d,{{}}]*\}})\}}', attributes):
-      return np.array([_numbers(one) for one in re.findall(r'[\d,]+\d|\d', listed[1])])
-  told = re.search(r'replica_groups=(?!\{\}).{0,80}', attributes)
-  if told:
-    raise ValueError(f'groups of devices are told in a way that is not known: {told[0]}')
+      return np.array([_numbers(group) for group in re.findall(r'[\d,]+\d|\d', listed[1])])
+  unknown = re.search(r'replica_groups=(?!\{\}).{0,80}', attributes)
+  if unknown:
+    raise ValueError(f'unknown notation for groups of devices: {unknown[0]}')
   return np.arange(devices)[None]
 
 
 def _along(mesh: str, order: str | None, axes: str) -> np.ndarray:
-  """Groups of devices that differ along `axes` alone; 'x':(2)4 is the part of size 4 that one of size 2 is before."""
+  """Groups of devices that differ along `axes` alone; 'x':(2)4 is the factor 4 of x that follows its factor 2."""
   sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
-  found = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
-  parts = [(name, int(before or 1), int(size or sizes[name])) for name, before, size in found]
-  dims, inside = [], []
+  factors = [
+    (name, int(major or 1), int(size or sizes[name]))
+    for name, major, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
+  ]
+  dims, is_member_dim = [], []
   for axis, n in sizes.items():
-    own = [(before, before * size) for name, before, size in parts if name == axis]
-    cuts = sorted({1, n, *(edge for pair in own for edge in pair)})
-    for low, high in zip(cuts, cuts[1:], strict=False):
+    ranges = [(major, major * size) for name, major, size in factors if name == axis]
+    edges = sorted({1, n, *(edge for pair in ranges for edge in pair)})
+    for low, high in zip(edges, edges[1:], strict=False):
       dims.append(high // low)
-      inside.append(any(a <= low and high <= b for a, b in own))
+      is_member_dim.append(any(a <= low and high <= b for a, b in ranges))
   count = math.prod(sizes.values())
   ids = np.arange(count) if order is None else _iota(order)
-  turned = np.argsort(inside, kind='stable')  # those that the groups run along are the last
-  members = math.prod(d for d, own in zip(dims, inside, strict=True) if own)
-  return ids.reshape(dims or [1]).transpose(turned if dims else [0]).reshape(-1, members)
+  permutation = np.argsort(is_member_dim, kind='stable')  # dimensions within a group come last
+  members = math.prod(d for d, is_member in zip(dims, is_member_dim, strict=True) if is_member)
+  return ids.reshape(dims or [1]).transpose(permutation if dims else [0]).reshape(-1, members)
 
 
-def _iota(told: str) -> np.ndarray:
-  """[4,2]T(1,0) → arange(8).reshape(4, 2).T, flat; or numbers one by one."""
-  found = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', told)
-  if not found:
-    return np.array(_numbers(told))
-  ids = np.arange(math.prod(_numbers(found[1]))).reshape(_numbers(found[1]))
-  return (ids.transpose(_numbers(found[2])) if found[2] else ids).reshape(-1)
+def _iota(text: str) -> np.ndarray:
+  """[4,2]T(1,0) → arange(8).reshape(4, 2).T, flattened; or a list of numbers."""
+  match = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
+  if not match:
+    return np.array(_numbers(text))
+  ids = np.arange(math.prod(_numbers(match[1]))).reshape(_numbers(match[1]))
+  return (ids.transpose(_numbers(match[2])) if match[2] else ids).reshape(-1)
 
 
-def _numbers(told: str) -> list[int]:
-  return [int(n) for n in told.split(',')]
+def _numbers(text: str) -> list[int]:
+  return [int(n) for n in text.split(',')]

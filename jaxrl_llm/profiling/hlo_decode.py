@@ -1,11 +1,11 @@
-"""What a compiled decode loop copies and exchanges for every token, read from the optimized program."""
+"""Copies and collectives per iteration of a compiled decode loop, from the text of the optimized program."""
 
 from __future__ import annotations
 
 import collections
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.profiling import hlo
 
@@ -18,7 +18,7 @@ COLLECTIVES = (
   'collective-broadcast',
 )
 _CACHE_TYPES = ('bf16', 'f16', 'f32', 's8', 'f8e4m3fn', 'f8e5m2')
-# These hand an array on, or change one column of it where it lies; whoever reads it is another instruction.
+# Instructions that forward an array or update one column in place. Reads of it are other instructions.
 _IN_PLACE = (
   'parameter',
   'get-tuple-element',
@@ -34,20 +34,20 @@ _IN_PLACE = (
 
 
 class Collective(NamedTuple):
-  """An exchange between devices inside the loop."""
+  """A collective operation between devices inside the loop."""
 
   opcode: str
   name: str
-  source: str  # XLA's op_name: where in the Python program it comes from
-  bytes: float  # of the largest of operand and result, on one device
+  source: str  # XLA's op_name: the scopes of the Python program that it comes from
+  bytes: float  # of the larger of operand and result, on one device
   wire_bytes: float  # received per device on a ring
   times: int  # per iteration
-  fixed: bool  # it moves what no iteration changes: weights, or the prompts' cache
-  attributes: str  # as XLA writes them: who exchanges with whom
+  fixed: bool  # its operands do not change between iterations: weights, or the prompts' cache
+  attributes: str  # XLA's text, with the groups of devices
 
 
 class Copy(NamedTuple):
-  """An instruction that writes a whole array of keys or values."""
+  """An instruction that writes a full array of keys or values."""
 
   opcode: str
   name: str
@@ -57,50 +57,54 @@ class Copy(NamedTuple):
 
 
 class Loop(NamedTuple):
-  """What one iteration of a decode loop does, besides computing."""
+  """Data movement in one iteration of a decode loop."""
 
   name: str
-  cache: tuple[hlo.Array, ...]  # keys and values it carries
+  cache: tuple[hlo.Array, ...]  # keys and values that the loop carries
   copies: tuple[Copy, ...]
   collectives: tuple[Collective, ...]
 
 
 def decode_loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> list[Loop]:
-  """The outermost loops whose op_name holds `mark`, and what one iteration of each does.
+  """The outermost loops whose op_name contains `mark`, with the copies and collectives of one iteration.
 
-  `cache_dims` are (rows, key-value heads, tokens, head width) of layers' keys on one device, the heads before they are
-  cut; layers may differ in tokens. A copy is an instruction that is no update in place, whose operands the loop
-  changes, and whose result has as many elements as one or more of the carried caches. A collective is `fixed` where
-  its operands follow from nothing but what the loop hands on unchanged.
-  Branches count in full.
+  `cache_dims`: (rows, key-value heads, tokens, head width) of the keys of each layer on one device, with heads before
+  sharding; layers may differ in tokens. A copy is an instruction that is not an update in place, depends on values
+  that the loop changes, and has as many elements as one or more of the carried caches. A collective is `fixed` if it
+  depends only on values that the loop carries unchanged. All branches of a condition count.
   """
   program = hlo.parse(text)
-  devices = int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
+  devices = _device_count(text)
   marked = [
     (name, i)
     for name, computation in program.items()
     for i in computation
     if i.opcode == 'while' and mark in hlo.op_name(i)
   ]
-  inside = {c for _, i in marked for c in hlo.reachable(program, hlo.attribute(i, 'body'))}
-  return [_read(program, i, cache_dims, devices) for name, i in marked if name not in inside]
+  nested = {c for _, i in marked for c in hlo.reachable(program, hlo.attribute(i, 'body'))}
+  return [_analyze(program, i, cache_dims, devices) for name, i in marked if name not in nested]
 
 
 def all_collectives(text: str) -> list[Collective]:
-  """Every exchange of the whole program, with how often it runs; both branches of a condition count."""
+  """Every collective of a program, with the number of its executions; both branches of a condition count."""
   program = hlo.parse(text)
-  devices = int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
   entry = re.search(r'^ENTRY %?([\w.\-]+)', text, re.MULTILINE)[1]
-  walk = _Walk(program, set(), 0, devices)
+  walk = _Walk(program, set(), 0, _device_count(text))
   walk.run(entry, [False] * len(program[entry]), 1, record=True)
   return list(walk.collectives.values())
 
 
-def _read(program, loop: hlo.Instruction, cache_dims, devices: int) -> Loop:
+def _device_count(text: str) -> int:
+  return int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
+
+
+def _analyze(
+  program: hlo.Program, loop: hlo.Instruction, cache_dims: Sequence[Sequence[int]], devices: int
+) -> Loop:
   body = hlo.attribute(loop, 'body')
-  held = [(a, max(_layer_size(a, dims) for dims in cache_dims)) for a in loop.arrays]
-  cache = tuple(a for a, size in held if size)
-  walk = _Walk(program, {s for _, s in held if s}, sum(a.size for a in cache), devices)
+  carried = [(a, max(_layer_size(a, dims) for dims in cache_dims)) for a in loop.arrays]
+  cache = tuple(a for a, size in carried if size)
+  walk = _Walk(program, {s for _, s in carried if s}, sum(a.size for a in cache), devices)
   unchanged = _unchanged(program[body], len(loop.arrays))
   for computation in (body, hlo.attribute(loop, 'condition')):
     walk.run(computation, [unchanged], 1, record=True)
@@ -108,19 +112,21 @@ def _read(program, loop: hlo.Instruction, cache_dims, devices: int) -> Loop:
 
 
 def _layer_size(array: hlo.Array, cache_dims: Sequence[int]) -> int:
-  """Elements of one layer's keys where the array holds [rows, heads or a part of them, tokens, width]
-  in any order, of one layer or of several; else 0."""
+  """The number of elements of one layer's keys in `array`, or 0 if it holds no keys or values.
+
+  Its dimensions must be [rows, heads or a divisor of them, tokens, width] in any order, of one layer or several.
+  """
   rows, heads, tokens, width = cache_dims
   dims = collections.Counter(d for d in array.dims if d != 1)
-  for kept in range(heads, 0, -1):
-    wanted = collections.Counter(d for d in (rows, kept, tokens, width) if d != 1)
-    if heads % kept == 0 and wanted <= dims and (dims - wanted).total() <= 1:
-      return rows * kept * tokens * width if array.dtype in _CACHE_TYPES else 0
+  for local_heads in range(heads, 0, -1):
+    layer = collections.Counter(d for d in (rows, local_heads, tokens, width) if d != 1)
+    if heads % local_heads == 0 and layer <= dims and (dims - layer).total() <= 1:
+      return rows * local_heads * tokens * width if array.dtype in _CACHE_TYPES else 0
   return 0
 
 
 def _unchanged(body: list[hlo.Instruction], count: int) -> list[bool]:
-  """Which elements of a loop's tuple come out of the body as they went in."""
+  """For each element of a loop's tuple, whether the body returns it unchanged."""
   by_name = {i.name: i for i in body}
   root = next(i for i in body if i.root)
 
@@ -137,46 +143,55 @@ def _unchanged(body: list[hlo.Instruction], count: int) -> list[bool]:
   return [origin(name) == index for index, name in enumerate(root.operands)]
 
 
+# Whether a value is fixed: a bool, or a list of these for a tuple.
+_Fixed = bool | list
+
+
 class _Walk:
-  """Follows what is fixed through a computation and all it calls, and notes copies and exchanges.
+  """Propagates through a computation and its callees which values are fixed, and records copies and collectives."""
 
-  What an instruction returns is True (fixed), False, or a list of these for a tuple.
-  """
-
-  def __init__(self, program: dict, layer_sizes: set[int], cache_size: int, devices: int):
+  def __init__(self, program: hlo.Program, layer_sizes: set[int], cache_size: int, devices: int):
     self.program, self.devices = program, devices
     self.layer_sizes, self.cache_size = layer_sizes, cache_size
     self.copies: list[Copy] = []
     self.collectives: dict[tuple[str, str], Collective] = {}
-    self.exchanging = {
+    self.with_collectives = {
       name
       for name in program
-      if any(_exchange(i) for c in hlo.reachable(program, name) for i in program.get(c, ()))
+      if any(_is_collective(i) for c in hlo.reachable(program, name) for i in program.get(c, ()))
     }
 
-  def run(self, name: str, arguments: list, times: int, record: bool, fused: bool = False) -> Any:
-    """What the computation returns, given what its parameters are."""
-    known: dict[str, Any] = {}
-    result: Any = False
+  def run(
+    self, name: str, arguments: list[_Fixed], times: int, record: bool, fused: bool = False
+  ) -> _Fixed:
+    """Whether the result of a computation is fixed, from that of its arguments."""
+    values: dict[str, _Fixed] = {}
+    result: _Fixed = False
     for i in self.program.get(name, ()):
-      known[i.name] = self._value(i, known, arguments, times, record, fused)
+      values[i.name] = self._value(i, values, arguments, times, record, fused)
       if i.root:
-        result = known[i.name]
+        result = values[i.name]
       if record:
-        self._note(i, known, times, fused)
+        self._record(i, values, times, fused)
     return result
 
   def _value(
-    self, i: hlo.Instruction, known, arguments, times: int, record: bool, fused: bool
-  ) -> Any:
-    operands = [known.get(o, False) for o in i.operands]
+    self,
+    i: hlo.Instruction,
+    values: dict[str, _Fixed],
+    arguments: list[_Fixed],
+    times: int,
+    record: bool,
+    fused: bool,
+  ) -> _Fixed:
+    operands = [values.get(o, False) for o in i.operands]
     if i.opcode == 'parameter':
-      return arguments[int(i.inside)]
+      return arguments[int(i.arguments)]
     if i.opcode == 'tuple':
       return operands
     if i.opcode == 'get-tuple-element':
-      held = operands[0]
-      return held[int(hlo.attribute(i, 'index'))] if isinstance(held, list) else held
+      operand = operands[0]
+      return operand[int(hlo.attribute(i, 'index'))] if isinstance(operand, list) else operand
     if i.opcode in ('bitcast', 'copy', 'opt-barrier'):
       return operands[0]
     if i.opcode == 'while':
@@ -187,12 +202,12 @@ class _Walk:
         self.run(c, [o], times, record) for c, o in zip(branches, operands[1:], strict=False)
       ]
       return _both(results) if _all(operands[0]) else _none(_both(results))
-    if (names := hlo.called(i)) and names[0] in self.exchanging:
+    if (names := hlo.called(i)) and names[0] in self.with_collectives:
       return self.run(names[0], operands, times, record, fused=i.opcode != 'call')
     return all(map(_all, operands))
 
-  def _while(self, i: hlo.Instruction, start: Any, times: int, record: bool) -> Any:
-    """An element stays fixed where it is fixed before the loop and after every iteration."""
+  def _while(self, i: hlo.Instruction, start: _Fixed, times: int, record: bool) -> _Fixed:
+    """An element is fixed if it is fixed before the loop and after every iteration."""
     body, state = hlo.attribute(i, 'body'), start
     while (after := _both([state, self.run(body, [state], times, False)])) != state:
       state = after
@@ -200,29 +215,30 @@ class _Walk:
     self.run(body, [state], times * trips, record)
     return state
 
-  def _note(self, i: hlo.Instruction, known: dict[str, Any], times: int, fused: bool) -> None:
-    fixed = all(_all(known.get(o, False)) for o in i.operands)
-    if _exchange(i):
+  def _record(self, i: hlo.Instruction, values: dict[str, _Fixed], times: int, fused: bool) -> None:
+    fixed = all(_all(values.get(o, False)) for o in i.operands)
+    if _is_collective(i):
       channel = (re.search(r'channel_id=(\d+)', i.attributes) or (0, i.name))[1]
-      # A chain of asynchronous pieces repeats its channel: the first one counts. So do sums of shard_map, all of them.
+      # The pieces of an asynchronous collective share a channel, and the first one counts. Sums of shard_map share
+      # one, too, but differ in op_name.
       key = channel, hlo.op_name(i)
       self.collectives.setdefault(key, _collective(i, times, fixed, self.devices))
-    if not (fused or fixed) and (written := sum(a.bytes for a in self._copied(i))):
-      self.copies.append(Copy(i.opcode, i.name, hlo.op_name(i), written, times))
+    if not (fused or fixed) and (copied_bytes := sum(a.bytes for a in self._copied(i))):
+      self.copies.append(Copy(i.opcode, i.name, hlo.op_name(i), copied_bytes, times))
 
   def _copied(self, i: hlo.Instruction) -> list[hlo.Array]:
-    """The arrays of a cache's size that the instruction writes anew."""
+    """The arrays of a cache's size that the instruction writes in full."""
     if (
       i.opcode in _IN_PLACE
       or i.opcode.endswith('-done')
       or 'output_to_operand_aliasing=' in i.attributes
     ):
       return []
-    # What is fetched to fast memory ahead of its use, whole or by slices, is a read; a start names its operands, too.
+    # A prefetch into fast memory, of an array or its slices, is a read. The result of a start includes its operands.
     arrays = i.arrays
     if i.opcode in ('copy-start', 'async-start'):
-      own = arrays[:1] if i.opcode == 'copy-start' else arrays[len(i.operands) :]
-      arrays = [a for a in own if not a.space]
+      results = arrays[:1] if i.opcode == 'copy-start' else arrays[len(i.operands) :]
+      arrays = [a for a in results if not a.space]
     large = [
       (n, a)
       for n, a in enumerate(arrays)
@@ -235,10 +251,10 @@ class _Walk:
 
 
 def _updates_in_place(body: list[hlo.Instruction], output: int) -> bool:
-  """Whether output `output` of a fusion is its operand with a part of it changed."""
+  """Whether output `output` of a fusion is its operand with a part updated."""
   by_name = {i.name: i for i in body}
 
-  def through(i: hlo.Instruction) -> hlo.Instruction:
+  def skip_bitcasts(i: hlo.Instruction) -> hlo.Instruction:
     while i.opcode == 'bitcast':
       i = by_name[i.operands[0]]
     return i
@@ -246,50 +262,51 @@ def _updates_in_place(body: list[hlo.Instruction], output: int) -> bool:
   root = next((i for i in body if i.root), None)
   if root is not None and root.opcode == 'tuple':
     root = by_name[root.operands[output]]
-  if root is None or through(root).opcode not in ('dynamic-update-slice', 'scatter'):
+  if root is None or skip_bitcasts(root).opcode not in ('dynamic-update-slice', 'scatter'):
     return False
-  return through(by_name[through(root).operands[0]]).opcode == 'parameter'
+  return skip_bitcasts(by_name[skip_bitcasts(root).operands[0]]).opcode == 'parameter'
 
 
-def _exchange(i: hlo.Instruction) -> bool:
+def _is_collective(i: hlo.Instruction) -> bool:
   return i.opcode.removesuffix('-start') in COLLECTIVES
 
 
 def _collective(i: hlo.Instruction, times: int, fixed: bool, devices: int) -> Collective:
   opcode = i.opcode.removesuffix('-start')
   n = group_size(i.attributes, devices)
-  # The result of a start holds its operand too, and scalars of context; that of an all-reduce does not.
-  joined = sum if i.opcode == opcode or opcode == 'all-reduce' else max
-  size = joined(a.bytes for a in i.arrays)
+  # The result of a start also holds its operand and context scalars, except that of an all-reduce.
+  combine = sum if i.opcode == opcode or opcode == 'all-reduce' else max
+  size_bytes = combine(a.bytes for a in i.arrays)
   if opcode == 'reduce-scatter' and i.opcode == opcode:
-    size *= n
+    size_bytes *= n
   share = {'all-reduce': 2 * (n - 1) / n, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
-  wire = size * share.get(opcode, (n - 1) / n)
-  return Collective(opcode, i.name, hlo.op_name(i), size, wire, times, fixed, i.attributes)
+  wire_bytes = size_bytes * share.get(opcode, (n - 1) / n)
+  source = hlo.op_name(i)
+  return Collective(opcode, i.name, source, size_bytes, wire_bytes, times, fixed, i.attributes)
 
 
 def group_size(attributes: str, devices: int) -> int:
-  """How many devices exchange with each other."""
+  """The number of devices in each group of a collective."""
   return hlo.replica_groups(attributes, devices).shape[1]
 
 
-def _trips(program: dict, condition: str) -> int:
-  """How often a loop with a counter runs: the one number its condition compares with; else 1."""
+def _trips(program: hlo.Program, condition: str) -> int:
+  """The number of iterations of a loop with a counter: the one constant in its condition; else 1."""
   numbers = [
-    int(i.inside)
+    int(i.arguments)
     for c in hlo.reachable(program, condition)
     for i in program.get(c, ())
-    if i.opcode == 'constant' and i.arrays[0].dims == () and re.fullmatch(r'\d+', i.inside)
+    if i.opcode == 'constant' and i.arrays[0].dims == () and re.fullmatch(r'\d+', i.arguments)
   ]
   return max(1, numbers[0]) if len(set(numbers)) == 1 else 1
 
 
-def _all(value: Any) -> bool:
+def _all(value: _Fixed) -> bool:
   return all(map(_all, value)) if isinstance(value, list) else bool(value)
 
 
-def _both(values: Sequence[Any]) -> Any:
-  """Fixed where all of them are; lists are met element by element."""
+def _both(values: Sequence[_Fixed]) -> _Fixed:
+  """Fixed where all of `values` are; lists are combined element by element."""
   lists = [v for v in values if isinstance(v, list)]
   if not lists:
     return all(values)
@@ -297,5 +314,5 @@ def _both(values: Sequence[Any]) -> Any:
   return [_both([v[k] if isinstance(v, list) else v for v in values]) for k in range(length)]
 
 
-def _none(value: Any) -> Any:
+def _none(value: _Fixed) -> _Fixed:
   return [_none(v) for v in value] if isinstance(value, list) else False

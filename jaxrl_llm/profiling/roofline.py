@@ -1,4 +1,4 @@
-"""What the two halves of a step take at best on devices whose figures are known: arithmetic and memory, no links."""
+"""Rooflines of update, prefill and decoding from a chip's peak arithmetic and memory bandwidth, without links."""
 
 from __future__ import annotations
 
@@ -17,90 +17,88 @@ from jaxrl_llm.rollout import carried_kv, slot_loop
 
 
 class DecodeIteration(NamedTuple):
-  """One iteration of the decode loop on one device: a token for each of its rows."""
+  """One iteration of the decode loop on one device: one token for each of its rows."""
 
   rows: int  # on all devices
-  weight_bytes: float  # as stored and laid out for decoding
-  cache_bytes: float  # the whole ring
+  weight_bytes: float  # in the sampler's dtype and the layout for decoding
+  cache_bytes: float  # the full ring
   prompt_cache_bytes: float
   flops: float
 
 
 def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
-  """What one iteration reads and multiplies, with a ring of `cache_bytes` on a device."""
-  decode_settings, shards = spec.rollout.decode, sharding.rows_shards(spec.layout.mesh)
-  rows = decode_settings.slots or spec.layout.prompts * decode_settings.rollouts
+  """Memory reads and operations of one decode iteration, with a ring of `cache_bytes` on a device."""
+  model, settings, layout = spec.model.config, spec.rollout.decode, spec.layout
+  rows = settings.slots or layout.prompts * settings.rollouts
   params = train_state.abstract_sampling_weights(spec)
-  if not spec.model.config.tied:
-    params.pop('embed')  # a few rows of it
-  read = functools.partial(
-    quantized.quantize_params, kernels=spec.model.weights_dtype, others=decode_settings.dtype
+  if not model.tied:
+    params.pop('embed')  # an iteration reads only a few rows of it
+  quantize = functools.partial(
+    quantized.quantize_params, kernels=spec.model.weights_dtype, others=settings.dtype
   )
-  weights = bytes_per_device(_placed(jax.eval_shape(read, params), spec))
-  model = spec.model.config
-  used = (hlo_update.weights_per_token(model) + model.vocab * model.width) / spec.layout.mesh.shape[
-    'tensor'
-  ]
-  # Of a prompt whose rows all have slots one copy is read, else one for each slot.
-  prompts = spec.layout.prompts if rows == spec.layout.prompts * decode_settings.rollouts else rows
-  # A column of a row is as large in the ring as in a prompt, of which sliding layers keep all.
-  columns = rows * sum(slot_loop.ring_widths(model, decode_settings.max_tokens))
-  shared = cache_bytes * spec.layout.prompt_tokens * model.layers * prompts / columns
-  return DecodeIteration(rows, weights, cache_bytes, shared, 2 * used * (rows // shards))
+  quantized_params = jax.eval_shape(quantize, params)
+  shardings = sharding.decode_layout(quantized_params, layout.mesh, layout.rules)
+  weight_bytes = bytes_per_device(_with_shardings(quantized_params, shardings))
+  weights = hlo_update.weights_per_token(model) + model.vocab * model.width
+  used = weights / layout.mesh.shape['tensor']
+  # If all rows of a prompt have slots, its cache is read once; otherwise once for each slot.
+  prompts = layout.prompts if rows == layout.prompts * settings.rollouts else rows
+  # A column has the same size in the ring and in a prompt's cache, where sliding layers keep all columns.
+  columns = rows * sum(slot_loop.ring_widths(model, settings.max_tokens))
+  prompt_cache_bytes = cache_bytes * layout.prompt_tokens * model.layers * prompts / columns
+  flops = 2 * used * (rows // sharding.rows_shards(layout.mesh))
+  return DecodeIteration(rows, weight_bytes, cache_bytes, prompt_cache_bytes, flops)
 
 
 def ring_bytes(spec: StepSpec) -> float:
-  """Keys and values of all slots' rows on one device."""
-  decode_settings = spec.rollout.decode
-  held = jax.eval_shape(
-    lambda: carried_kv.empty(spec.model.config, decode_settings, spec.layout.prompts).cache
+  """Bytes of the keys and values of all slots on one device."""
+  settings, layout = spec.rollout.decode, spec.layout
+  cache = jax.eval_shape(
+    lambda: carried_kv.empty(spec.model.config, settings, layout.prompts).cache
   )
-  laid = sharding.cache_layout(held, spec.layout.mesh)
-  whole = bytes_per_device(_with(held, laid))
-  rows = spec.layout.prompts * decode_settings.rollouts
-  return whole * (decode_settings.slots or rows) / rows
+  cache_bytes = bytes_per_device(_with_shardings(cache, sharding.cache_layout(cache, layout.mesh)))
+  rows = layout.prompts * settings.rollouts
+  return cache_bytes * (settings.slots or rows) / rows
 
 
 def report(spec: StepSpec) -> dict[str, Any]:
-  """Of one step on one device, ready for JSON: operations, bytes, and seconds at best where the chip is known.
+  """Operations and bytes of one step on one device, as JSON, with minimum times for known chips.
 
-  update: operations ÷ peak. round, an iteration of the decode loop: max((weights + caches) ÷ bandwidth, operations ÷
-  peak). prefill: operations ÷ peak. Empty rows count, as they are computed.
+  update: operations ÷ peak. round, one decode iteration: max((weights + caches) ÷ bandwidth, operations ÷ peak).
+  prefill: operations ÷ peak. Empty rows count, because they are computed.
   """
   device, size = spec.layout.mesh.devices.flat[0], spec.layout.mesh.size
-  chip, work = hardware.CHIPS.get(device.device_kind), hlo_update.update_flops(spec)
-  each = decode(spec, ring_bytes(spec))
-  read = each.weight_bytes + each.cache_bytes + each.prompt_cache_bytes
+  chip, update = hardware.CHIPS.get(device.device_kind), hlo_update.update_flops(spec)
+  iteration = decode(spec, ring_bytes(spec))
+  read_bytes = iteration.weight_bytes + iteration.cache_bytes + iteration.prompt_cache_bytes
   tokens = spec.layout.prompts * spec.layout.prompt_tokens
   prefill = 2 * hlo_update.weights_per_token(spec.model.config) * tokens / size
-  found = dict(
+  result = dict(
     device_kind=device.device_kind,
     devices=size,
     chip=None if chip is None else chip._asdict(),
-    update=dict(flops=work.done / size, model_flops=work.model / size),
-    round=dict(flops=each.flops, bytes=read, rows=each.rows),
+    update=dict(flops=update.executed / size, model_flops=update.model / size),
+    round=dict(flops=iteration.flops, bytes=read_bytes, rows=iteration.rows),
     prefill=dict(flops=prefill),
   )
   if chip is not None:
-    found['update']['seconds'] = work.done / size / chip.flops
-    found['round']['seconds'] = max(read / chip.memory_bandwidth, each.flops / chip.flops)
-    found['prefill']['seconds'] = prefill / chip.flops
-  return found
+    result['update']['seconds'] = update.executed / size / chip.flops
+    result['round']['seconds'] = max(
+      read_bytes / chip.memory_bandwidth, iteration.flops / chip.flops
+    )
+    result['prefill']['seconds'] = prefill / chip.flops
+  return result
 
 
 def bytes_per_device(tree: Any) -> int:
-  """Bytes of a tree of ShapeDtypeStructs with shardings, on each device."""
+  """Bytes on each device of a tree of ShapeDtypeStructs with shardings."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
   )
 
 
-def _placed(params: Any, spec: StepSpec) -> Any:
-  return _with(params, sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules))
-
-
-def _with(shapes: Any, shardings: Any) -> Any:
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
   )

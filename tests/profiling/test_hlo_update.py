@@ -75,5 +75,7 @@ def test_operations_of_an_update_by_hand():
     layout=types.SimpleNamespace(prompts=4, prompt_tokens=10, group=2),
   )
   rows, looked = 4 * 10 + 8 * 6, 4 * 10 * 5 + 8 * 6 * (10 + 3)
-  forward = 2 * hlo_update.weights_per_token(MODEL) * rows + 2 * 50 * 32 * 8 * 6 + 4 * 3 * 4 * 8 * looked
+  forward = (
+    2 * hlo_update.weights_per_token(MODEL) * rows + 2 * 50 * 32 * 8 * 6 + 4 * 3 * 4 * 8 * looked
+  )
   assert hlo_update.update_flops(spec) == (3 * forward, 4 * forward)

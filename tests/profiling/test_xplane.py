@@ -187,7 +187,7 @@ def test_streams_that_overlap_are_busy_once_and_holders_have_no_time():
   )
   assert found['parts'] == {
     'update': {'matrix products': 2.0, 'copies': 1.0},
-    'generate': {'attention': 4.0, 'exchanges': 3.0},
+    'generate': {'attention': 4.0, 'collectives': 3.0},
     'other': {'other': 1.0},
   }
   assert found['busy'] == {'generate': 5.0, 'other': 1.0, 'update': 3.0, 'all': 9.0}
@@ -199,11 +199,11 @@ def test_streams_that_overlap_are_busy_once_and_holders_have_no_time():
   [
     ('fusion.3', Op('fusion', 'jit(f)/update/transpose(jvp(head))/mul', True), 'update', 'head'),
     ('x', Op('dot', 'jit(f)/update/while/body/dot_general', True), 'update', 'matrix products'),
-    ('x', Op('all-gather-start', 'jit(f)/update/attention/g', False), 'update', 'exchanges'),
+    ('x', Op('all-gather-start', 'jit(f)/update/attention/g', False), 'update', 'collectives'),
     ('x', Op('copy-done', 'jit(f)/generate/decode/while', False), 'generate', 'copies'),
     ('x', Op('fusion', 'jit(f)/generate/update_slice', False), 'generate', 'other'),
     ('MemcpyD2D', Op('', '', False), 'other', 'copies'),
-    ('ncclDevKernel_AllGather', Op('', '', False), 'other', 'exchanges'),
+    ('ncclDevKernel_AllGather', Op('', '', False), 'other', 'collectives'),
   ],
 )
 def test_what_an_operation_belongs_to(name, op, part, kind):
