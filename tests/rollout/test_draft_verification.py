@@ -1,4 +1,4 @@
-"""Drafts: what is kept, that what is recorded is the policy's own, and that the exact rule is exact."""
+"""Drafts: which tokens are accepted, that log-probs are the policy's, and that the coupled rule is exact."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ RULES = dict(
 )
 
 
-def step_spec(prompts=P, rollouts=G, leaves=None, **draft):
+def step_spec(prompts=P, rollouts=G, exit_rule=None, **draft):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = prompts, rollouts, L, T
   with c.ignore_type():
     c.rollout.draft = draft or dict(fn='none')
-    c.rollout.early_exit = leaves or dict(fn='none')
+    c.rollout.early_exit = exit_rule or dict(fn='none')
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
   return make_spec(c, MODEL, (3,), mesh, lambda: list(TEXTS))
 
 
 @pytest.fixture(scope='module')
 def params():
-  # Larger ones make more of rounding than a bound of 1e-5 lets pass on every processor.
+  # Larger weights amplify rounding beyond a bound of 1e-5 on some processors.
   return jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
 
 
@@ -77,28 +77,28 @@ def sample(step_spec, params, born=0, draft=None, version=1, cap=None):
   return rollout, metrics
 
 
-def test_unchanged_weights_at_lenience_one_keep_everything(params):
+def test_unchanged_weights_at_lenience_one_accept_every_token(params):
   draft, _ = sample(step_spec(), params)
-  # Verified and sampled log-probabilities differ in rounding; a hair of leeway covers it.
+  # Verified and sampled log-probabilities differ by rounding, which the excess of 1e-4 covers.
   got, metrics = sample(step_spec(fn='lenient', lenience=1.0001), params, born=7, draft=draft)
   assert_same(got, draft)
   assert metrics['generate/draft_tokens_kept'] == draft.length_B.sum()
   assert metrics['generate/rounds'] == 0
 
 
-def test_lenience_without_bound_returns_the_draft_and_zero_forgets_it(params, changed):
+def test_unbounded_lenience_returns_the_draft_and_zero_rejects_it(params, changed):
   draft, _ = sample(step_spec(), params)
   got, metrics = sample(step_spec(fn='lenient', lenience=1e30), changed, born=7, draft=draft)
   np.testing.assert_array_equal(got.tokens_BxT, draft.tokens_BxT)
-  assert (got.logp_BxT != draft.logp_BxT).any(), 'recorded is what the new weights say'
+  assert (got.logp_BxT != draft.logp_BxT).any(), 'log-probs must be those of the new weights'
   got, metrics = sample(step_spec(fn='lenient', lenience=0.0), changed, born=7, draft=draft)
   fresh, _ = sample(step_spec(), changed, born=7)
   assert_same(got, fresh)
   assert metrics['generate/draft_tokens_kept'] == 0
 
 
-def test_a_token_stays_as_often_as_its_ratio_says(params, changed):
-  """First tokens of many rows: kept with probability min(1, ℓ·π_new/π_old)."""
+def test_a_token_is_accepted_with_the_probability_of_its_ratio(params, changed):
+  """First tokens of many rows are accepted with probability min(1, ℓ·π_new/π_old)."""
   many, lenience = step_spec(rollouts=600), 0.8
   draft, _ = sample(many, params)
   prompts, rows = make_prompts(), 600
@@ -128,8 +128,8 @@ def test_recorded_log_prob_is_that_of_the_weights_now(params, changed, draft_of)
   np.testing.assert_allclose(got.logp_BxT[real], np.asarray(logp)[real], atol=5e-5)
 
 
-def test_the_coupled_rule_gives_what_sampling_afresh_gives(params, changed):
-  """With the same noise: of one step, so that behind the cut it is what it was."""
+def test_the_coupled_rule_equals_sampling_without_a_draft(params, changed):
+  """With the noise of the same step, so the tokens behind the accepted ones agree, too."""
   spec = step_spec(fn='coupled')
   draft, _ = sample(spec, params, born=1)
   got, metrics = sample(spec, changed, born=1, draft=draft)
@@ -140,8 +140,8 @@ def test_the_coupled_rule_gives_what_sampling_afresh_gives(params, changed):
   assert metrics['generate/rounds'] <= alone['generate/rounds']
 
 
-def test_behind_the_cut_a_visit_has_noise_of_its_own(params, changed):
-  """Two visits with the same weights agree up to the token that gave way, and explore from there on."""
+def test_behind_the_first_rejection_a_visit_has_its_own_noise(params, changed):
+  """Two visits with the same weights agree up to the replaced token, and differ behind it."""
   spec = step_spec(prompts=12, fn='coupled')
   draft, _ = sample(spec, params, born=1)
   one, _ = sample(spec, changed, born=2, draft=draft)
@@ -150,7 +150,7 @@ def test_behind_the_cut_a_visit_has_noise_of_its_own(params, changed):
   for b in range(12 * G):
     n = min(draft.length_B[b], one.length_B[b])
     same = one.tokens_BxT[b, :n] == draft.tokens_BxT[b, :n]
-    cut = n if same.all() else int(same.argmin()) + 1  # the token that gave way is of the old noise
+    cut = n if same.all() else int(same.argmin()) + 1  # the replacement has the old noise
     np.testing.assert_array_equal(one.tokens_BxT[b, :cut], other.tokens_BxT[b, :cut])
     assert (one.noise_BxT[b, :cut] == 1).all()
     assert (one.noise_BxT[b, cut : one.length_B[b]] == 2).all()
@@ -158,8 +158,8 @@ def test_behind_the_cut_a_visit_has_noise_of_its_own(params, changed):
   assert apart > 5
 
 
-def test_every_token_of_a_third_visit_is_drawn_by_the_noise_that_it_names(params, changed):
-  """Of drafts whose parts were drawn at two visits: π_new by the uniform of that step, prompt, rollout and place."""
+def test_every_token_of_a_third_visit_is_drawn_by_its_recorded_noise(params, changed):
+  """Drafts with parts of two visits: π_new draws with the uniform of that step, prompt, rollout and position."""
   spec, third = step_spec(fn='coupled'), jax.tree.map(lambda x: x * 0.9, changed)
   first, _ = sample(spec, params, born=1)
   second, _ = sample(spec, changed, born=2, draft=first)
@@ -194,16 +194,19 @@ def test_the_coupled_rule_samples_the_new_policy(params, changed):
   counts = np.zeros((V, V))
   np.add.at(counts, (got.tokens_BxT[~ended, 0], got.tokens_BxT[~ended, 1]), 1)
   joint[3] = 0  # the end token has no second
-  seen, wanted = np.append(counts.ravel(), ended.sum()), np.append(joint.ravel(), first[0][3])
+  observed, wanted = np.append(counts.ravel(), ended.sum()), np.append(joint.ravel(), first[0][3])
   big = wanted * 6000 >= 5
-  seen, wanted = np.append(seen[big], seen[~big].sum()), np.append(wanted[big], wanted[~big].sum())
-  assert stats.chisquare(seen, wanted / wanted.sum() * 6000).pvalue > 1e-3
+  observed, wanted = (
+    np.append(observed[big], observed[~big].sum()),
+    np.append(wanted[big], wanted[~big].sum()),
+  )
+  assert stats.chisquare(observed, wanted / wanted.sum() * 6000).pvalue > 1e-3
 
 
 @pytest.mark.parametrize('name', RULES)
-def test_a_draft_ends_where_its_rows_exit_now(params, changed, name):
-  """The rule looks at what is kept as at what is sampled: with new weights a row may exit earlier, or not yet."""
-  spec = step_spec(leaves=RULES[name], fn='coupled')
+def test_a_draft_ends_where_the_exit_rule_ends_it_now(params, changed, name):
+  """The rule runs on accepted tokens as on sampled ones: with new weights a row may exit earlier or later."""
+  spec = step_spec(exit_rule=RULES[name], fn='coupled')
   draft, _ = sample(spec, params)
   for weights in (params, changed):
     got, metrics = sample(spec, weights, draft=draft)
@@ -216,7 +219,7 @@ def test_a_draft_ends_where_its_rows_exit_now(params, changed, name):
   assert (fresh.reason_B != draft.reason_B).any()
 
 
-def test_a_draft_goes_on_under_a_longer_cap_and_ends_at_a_shorter_one(params):
+def test_a_draft_continues_under_a_longer_cap_and_ends_at_a_shorter_one(params):
   spec = step_spec(fn='coupled')
   short, _ = sample(spec, params, cap=5)
   assert (short.reason_B == TRUNCATED).any()

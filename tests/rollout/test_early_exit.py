@@ -1,4 +1,4 @@
-"""Rows that end by a rule: which, when, and what the others say."""
+"""Exit rules: which rows they end, when, and that other rows do not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(params, *args, **kwargs):
 
 
 def runs(params, rule=early_exit.none, slots=0, end_ids=(), pauses=()):
-  """A rollout for each of `pauses`: its legs end when rows hold so many tokens, and the next goes on from there."""
+  """A rollout for each of `pauses`: decoding pauses when rows have so many tokens, and continues from there."""
   ones = np.ones(P, np.int32)
   prompts = Prompts(
     np.arange(P, dtype=np.int32)[:, None] % V,
@@ -52,14 +52,14 @@ def runs(params, rule=early_exit.none, slots=0, end_ids=(), pauses=()):
   spec = ring_decode.DecodeSettings(G, T, 1.0, end_ids, 'float32', slots=slots, exit_rule=rule)
 
   @jax.jit
-  def leg(p, begun, pause):
+  def decode(p, begun, pause):
     inputs = DecodeInputs(p, prompts, jax.random.key(0), 1, continued=begun, pause=pause)
     return ring_decode.generate(MODEL, spec, inputs)[0]
 
-  for legs in pauses or [()]:
+  for stops in pauses or [()]:
     rollout = None
-    for pause in (*legs, T + 1):
-      rollout = jax.tree.map(np.asarray, leg(params, rollout, pause))
+    for pause in (*stops, T + 1):
+      rollout = jax.tree.map(np.asarray, decode(params, rollout, pause))
     yield rollout
 
 
@@ -69,7 +69,7 @@ def free(params):
 
 
 def check(got, free, ends):
-  """Rows end at `ends` (T where they don't), and until then say what they would have said."""
+  """Rows end at `ends` (T without an exit); their tokens until then are unchanged."""
   np.testing.assert_array_equal(got.length_B, ends)
   assert 0 < (ends < T).sum() < B
   for b in range(B):
@@ -100,7 +100,9 @@ def test_entropy_ends_a_row_when_its_running_mean_is_too_high(params, free):
     tokens = np.concatenate([[b // G % V], free.tokens_BxT[b]])[None]
     logp = jax.nn.log_softmax(decoder.forward(MODEL, params, tokens, np.ones_like(tokens, bool)))[0]
     entropy, mean = np.asarray(-(jnp.exp(logp) * logp).sum(-1)), 0.0
-    for t in range(1, T):  # token t is drawn from what position t says; the t-th look is at it
+    for t in range(
+      1, T
+    ):  # token t is drawn from what position t says; the rule runs at it in its t-th call
       mean = 0.8 * mean + 0.2 * entropy[t]
       means_BxT[b, t] = mean / (1 - 0.8**t) if t >= 4 else 0
   high = float(np.median(means_BxT.max(1)))
@@ -144,17 +146,17 @@ def test_marker_aborts_rows_without_it_and_ends_sure_rows_with_it(params, free, 
   spared = ~has & ~aborted
   assert aborted.sum() / (~has).sum() == pytest.approx(0.6, abs=0.2) and spared.any()
   np.testing.assert_allclose(got.weight_B, np.where(spared, 1 / 0.4, 1.0), rtol=1e-5)
-  left = got.reason_B == EXITED
-  assert left.any()
-  for b in np.flatnonzero(left):
+  exited = got.reason_B == EXITED
+  assert exited.any()
+  for b in np.flatnonzero(exited):
     n = got.length_B[b]
     assert n >= T // 4 and 'aba' in ''.join(TEXTS[t] for t in got.tokens_BxT[b, : n - 1])
-  # Counting the spared 1/(1 − abort) times and the aborted not at all leaves sums as they were.
+  # Weights 1/(1 − abort) for spared rows and 0 for aborted ones leave sums unbiased.
   assert got.weight_B[~aborted].sum() == pytest.approx(B, rel=0.15)
 
 
-def test_the_coin_of_the_marker_lets_every_length_be(params):
-  """A coin of its own for each token: without heads the rows end as they would, with heads alone never, else later."""
+def test_the_coin_of_the_marker_keeps_every_length_possible(params):
+  """One coin per token: with ignore=0 rows exit at once, with ignore=1 never, in between later."""
   table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   rule = functools.partial(
     early_exit.marker, text='aba', table=table, start=0.25, abort=0.0, margin=0.2, streak=2
@@ -170,10 +172,10 @@ def test_the_coin_of_the_marker_lets_every_length_be(params):
 
 
 def test_a_row_that_ends_by_itself_does_not_exit(params):
-  """Everything exits at its 5th token, but for the rows whose 5th token is an end."""
+  """Every row exits at its 5th token, except rows whose 5th token is an end token."""
 
-  def fifth(look):
-    return early_exit.none(look)._replace(exit_S=look.length_S == 5)
+  def fifth(row):
+    return early_exit.none(row)._replace(exit_S=row.length_S == 5)
 
   got = run(params, fifth, end_ids=(1, 2))
   at = got.length_B == 5
@@ -186,23 +188,21 @@ def test_a_row_that_ends_by_itself_does_not_exit(params):
 def test_text_ends_a_row_with_the_token_that_completes_it(params, free, slots):
   table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   got = run(params, functools.partial(early_exit.text, text='aba', table=table), slots)
-  said = lambda b, n: ''.join(TEXTS[t] for t in free.tokens_BxT[b, :n])  # noqa: E731
-  ends = np.array([first((n, 'aba' in said(b, n)) for n in range(2, T + 1)) for b in range(B)])
+  text_of = lambda b, n: ''.join(TEXTS[t] for t in free.tokens_BxT[b, :n])  # noqa: E731
+  ends = np.array([first((n, 'aba' in text_of(b, n)) for n in range(2, T + 1)) for b in range(B)])
   check(got, free, ends)
   assert (got.reason_B[ends < T] == EXITED).all() and (got.weight_B == 1).all()
 
 
 def test_a_marker_may_begin_with_the_first_token():
-  """'a', then 'ba': seen at the first look, which is at the second token."""
+  """'a', then 'ba': found when the rule first runs, at the second token."""
   table = jnp.asarray(text_automaton.build_table(TEXTS, 'aba'))
   tokens_SxT = jnp.array([[1, 5, 0], [2, 5, 0]])
   two, zeros = jnp.full(2, 2), jnp.zeros((2, early_exit.MEMORY_SIZE))
-  look = early_exit.RowSignals(
-    tokens_SxT, two, two + 2, *jnp.zeros((2, 2)), jnp.full(2, 0.5), zeros
-  )
-  verdict = early_exit.marker(look, text='aba', table=table, deadline=0.5, abort=0.9)
-  assert verdict.memory_SxM[:, 0].tolist() == [3, 1]
-  assert verdict.abort_S.tolist() == [False, True]
+  row = early_exit.RowSignals(tokens_SxT, two, two + 2, *jnp.zeros((2, 2)), jnp.full(2, 0.5), zeros)
+  decision = early_exit.marker(row, text='aba', table=table, deadline=0.5, abort=0.9)
+  assert decision.memory_SxM[:, 0].tolist() == [3, 1]
+  assert decision.abort_S.tolist() == [False, True]
 
 
 MARKER = dict(text='aba', start=0.25, deadline=0.5, abort=0.6, margin=0.2, streak=2)
@@ -224,17 +224,17 @@ def rule_of(name):
 
 @pytest.mark.parametrize('slots', [0, 7])
 @pytest.mark.parametrize('name', RULES)
-def test_a_rule_does_not_forget_between_two_legs(params, name, slots):
-  """Whatever a row's interruptions: the same tokens, ends, reasons and weights as in one go."""
-  whole = run(params, rule_of(name))
-  assert 0 < (whole.reason_B == EXITED).sum() < B
+def test_the_memory_of_a_rule_survives_a_pause(params, name, slots):
+  """Pauses change no token, end, reason or weight."""
+  uninterrupted = run(params, rule_of(name))
+  assert 0 < (uninterrupted.reason_B == EXITED).sum() < B
   for got in runs(params, rule_of(name), slots, pauses=([1], [2], [5], [3, 8, 12, 13])):
-    assert_same(got, whole)
-    np.testing.assert_array_equal(got.weight_B, whole.weight_B)
+    assert_same(got, uninterrupted)
+    np.testing.assert_array_equal(got.weight_B, uninterrupted.weight_B)
 
 
-def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stopped():
-  """Through the host, where groups are held: memories survive a checkpoint, and no batch learns of them."""
+def test_the_memory_of_a_rule_survives_a_step_and_a_checkpoint():
+  """Unfinished groups pass through the host with their memories, which batches do not contain."""
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 4, 4, 1, T
   with c.ignore_type():
@@ -245,7 +245,7 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
   cut = make()
   with c.ignore_type():
     c.rollout.stop = dict(fn='none')
-  whole, held = make(), PartialRollouts(4, 99)
+  uninterrupted, unfinished = make(), PartialRollouts(4, 99)
   params = jax.tree.map(lambda x: x * 2.5, decoder.init(MODEL, 0))
   index_P = np.arange(4, dtype=np.int32)
   first = Prompts(
@@ -254,15 +254,15 @@ def test_a_row_that_goes_on_in_a_later_step_is_looked_at_as_if_it_had_not_stoppe
   sample = lambda step_spec: jax.jit(  # noqa: E731
     lambda p, begun: steps.generate(step_spec, train_state.sampling_state(p), first, begun)[0]
   )
-  want, call = sample(whole)(params, None), sample(cut)
+  want, call = sample(uninterrupted)(params, None), sample(cut)
   begun, calls = empty_records.empty_rollout(cut), 0
   while (begun.reason_B == UNFINISHED).any():
     begun, calls = jax.tree.map(np.asarray, call(params, begun)), calls + 1
-    held.keep(first, begun, calls)
+    unfinished.keep(first, begun, calls)
     again = PartialRollouts(4, 99)
-    again.load_state_dict(held.state_dict())
-    if len(held):
-      rows_B = np.repeat(np.isin(index_P, held.prompts.index_P), 4)
+    again.load_state_dict(unfinished.state_dict())
+    if len(unfinished):
+      rows_B = np.repeat(np.isin(index_P, unfinished.prompts.index_P), 4)
       np.testing.assert_array_equal(again.rollout.memory_BxM, begun.memory_BxM[rows_B])
   assert calls > 2 and (np.asarray(want.reason_B) == EXITED).any()
   assert_same(begun, jax.tree.map(np.asarray, want))

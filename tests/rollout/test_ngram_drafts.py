@@ -1,4 +1,4 @@
-"""Drafts from the group's text: the same tokens in fewer rounds."""
+"""Drafts from the group's text: the same tokens in fewer decode iterations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ B = P * G
 
 @pytest.fixture(scope='module')
 def params():
-  """Siblings repeat each other often, and not always: the logits are sharp, what they come from is tame."""
+  """Sharp logits from small weights: siblings repeat each other often, but not always."""
   params = jax.tree.map(lambda x: x * 1.5, decoder.init(MODEL, 0))
   params['norm']['scale'] = params['norm']['scale'] * 4.0
   return params
@@ -41,7 +41,7 @@ def params():
 
 @pytest.fixture(scope='module')
 def plain(params):
-  """Every row in a slot of its own, no drafts."""
+  """A slot for every row, without drafts."""
   return run(params)[0]
 
 
@@ -55,11 +55,11 @@ def make_prompts():
 
 @functools.lru_cache
 def compiled(spec, draft, match):
-  """The plain engine without a draft, else the loop with drafts."""
+  """The ring loop without a draft, else the loop with drafts."""
 
   @jax.jit
-  def fn(params, prompts, version, begun, cap):
-    inputs = DecodeInputs(params, prompts, jax.random.key(1), version, continued=begun, cap=cap)
+  def fn(params, prompts, version, continued, cap):
+    inputs = DecodeInputs(params, prompts, jax.random.key(1), version, continued=continued, cap=cap)
     if not draft:
       return *ring_decode.generate(MODEL, spec, inputs), None
     return ngram_drafts.generate(MODEL, spec, inputs, ngram_drafts.NgramSettings(match, draft))
@@ -67,12 +67,12 @@ def compiled(spec, draft, match):
   return fn
 
 
-def run(params, draft=0, begun=None, cap=None, match=3, **changes):
-  """Rollout, rounds and, with a draft, counts."""
+def run(params, draft=0, continued=None, cap=None, match=3, **changes):
+  """Rollout, iterations and, with a draft, counts."""
   fn = compiled(
     ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')._replace(**changes), draft, match
   )
-  return jax.tree.map(np.asarray, fn(params, make_prompts(), 4, begun, cap))
+  return jax.tree.map(np.asarray, fn(params, make_prompts(), 4, continued, cap))
 
 
 def assert_same(got, want):
@@ -98,12 +98,12 @@ def test_rows_of_this_test_end_early_late_and_never(plain):
 def test_drafts_change_no_token(params, plain, temperature, draft, match, slots, fn):
   want = plain if temperature else run(params, temperature=0.0)[0]
   changes = dict(temperature=temperature, slots=slots, queue_order=fn)
-  got, rounds, counts = run(params, draft, match=match, **changes)
+  got, iterations, counts = run(params, draft, match=match, **changes)
   assert_same(got, want)
-  # A row's first token comes from its prompt; a turn samples one token and keeps some of its draft.
+  # A row's first token comes from its prompt; a turn samples one token and accepts some of its draft.
   assert counts.turns + counts.kept == (want.length_B - 1).sum()
-  assert counts.kept < counts.offered <= counts.turns * draft, 'some draft must have been wrong'
-  assert counts.kept > 4 and counts.turns <= rounds * (slots or B)
+  assert counts.kept < counts.offered <= counts.turns * draft, 'some drafts must be rejected'
+  assert counts.kept > 4 and counts.turns <= iterations * (slots or B)
 
 
 def test_caps_cut_within_a_draft_and_compile_once(params, plain):
@@ -120,31 +120,31 @@ def test_caps_cut_within_a_draft_and_compile_once(params, plain):
 
 
 @pytest.mark.parametrize('slots', [0, 5])
-def test_continued_rows_are_the_uninterrupted_ones(params, plain, slots):
-  """Stopped every two rounds and continued until all is done; then what waits streams its tokens again."""
-  begun, calls, stop = None, 0, lambda p: stopping.rounds(p, count=2)
-  while begun is None or (begun.reason_B == UNFINISHED).any():
-    begun, rounds, _ = run(params, 3, begun, slots=slots, stop_rule=stop)
-    assert rounds <= 2
+def test_continued_rows_equal_uninterrupted_ones(params, plain, slots):
+  """Stopped every two iterations and continued until every row has finished; waiting rows decode their tokens again."""
+  continued, calls, stop = None, 0, lambda p: stopping.rounds(p, count=2)
+  while continued is None or (continued.reason_B == UNFINISHED).any():
+    continued, iterations, _ = run(params, 3, continued, slots=slots, stop_rule=stop)
+    assert iterations <= 2
     calls += 1
     assert calls < 60
   assert calls > 3
-  assert_same(begun, plain)
+  assert_same(continued, plain)
 
 
-def test_rows_that_wait_with_many_tokens_stream_them_many_a_round(params, plain):
+def test_waiting_rows_decode_many_known_tokens_per_iteration(params, plain):
   half, _, _ = run(params, stop_rule=lambda p: stopping.rounds(p, count=8))
   unfinished = half.reason_B == UNFINISHED
   assert (unfinished & (half.length_B > 8)).sum() > 6
-  got, rounds, counts = run(params, 4, half, slots=1)
+  got, iterations, counts = run(params, 4, half, slots=1)
   assert_same(got, plain)
   assert counts.turns + counts.kept == (plain.length_B - half.length_B).sum()
-  # The longest is encoded before the loop; the others read five tokens a round until they sample.
+  # The longest is encoded before the loop; the others read five tokens per iteration until they sample.
   waiting = np.sort(half.length_B[unfinished])[:-1]
-  assert rounds == counts.turns + ((waiting - 1) // 5).sum()
+  assert iterations == counts.turns + ((waiting - 1) // 5).sum()
 
 
-def test_a_budget_of_tokens_is_overshot_by_drafts_at_most(params, plain):
+def test_a_budget_of_tokens_is_exceeded_by_at_most_the_drafts(params, plain):
   stop = lambda p: stopping.tokens(p, per_row=4.0)  # noqa: E731
   some, _, counts = run(params, 3, slots=6, stop_rule=stop)
   assert counts.kept > 0
@@ -187,7 +187,7 @@ def searched(tokens_BxT, length_B, row, rollouts, match, draft):
 
 
 @pytest.mark.parametrize('match, draft, vocab', [(1, 3, 4), (2, 4, 3), (3, 1, 2), (5, 9, 2)])
-def test_what_is_found_is_what_a_search_in_plain_python_finds(match, draft, vocab):
+def test_drafts_equal_those_of_a_search_in_plain_python(match, draft, vocab):
   r = np.random.default_rng(match)
   found = jax.jit(
     lambda *x: ngram_drafts.find_drafts(
@@ -196,25 +196,25 @@ def test_what_is_found_is_what_a_search_in_plain_python_finds(match, draft, voca
   )
   for _ in range(20):
     length_B = r.integers(1, T + 1, B).astype(np.int32)
-    # Behind the end of a row anything may lie.
+    # Tokens behind the end of a row are arbitrary.
     tokens_BxT = r.integers(0, vocab, (B, T)).astype(np.int32)
     row_S = r.permutation(B)[: B // 2].astype(np.int32)
     want = [searched(tokens_BxT, length_B, b, G, match, draft) for b in row_S]
     np.testing.assert_array_equal(found(tokens_BxT, length_B, row_S), want)
 
 
-def test_siblings_that_repeat_each_other_are_read_a_draft_at_a_time(params):
-  """Greedy, one slot: rollout 0 of a prompt says it first, the others need one round in γ + 1 tokens."""
+def test_repeated_siblings_take_one_iteration_per_draft(params):
+  """Greedy with one slot: rollout 0 of a prompt is decoded first, the others take one iteration per γ + 1 tokens."""
   settings = dict(temperature=0.0, slots=1, end_ids=(), max_tokens=33)
-  want, rounds, _ = run(params, **settings)
+  want, iterations, _ = run(params, **settings)
   got, fewer, counts = run(params, 7, match=8, **settings)
   assert_same(got, want)
-  assert rounds == P * G * 32
+  assert iterations == P * G * 32
   assert fewer <= P * (32 + (G - 1) * 32 // 8)
-  assert counts.turns == fewer and counts.turns + counts.kept == rounds
+  assert counts.turns == fewer and counts.turns + counts.kept == iterations
 
 
-def test_the_law_of_drafted_tokens_is_the_policys():
+def test_drafted_tokens_have_the_distribution_of_the_policy():
   """Chi-square of all sequences of four tokens over 6000 rows; three rollouts in four have drafts."""
   V, prompts, length = 4, 1500, 4
   model = ModelConfig(
@@ -222,7 +222,7 @@ def test_the_law_of_drafted_tokens_is_the_policys():
   )
   params = jax.tree.map(lambda x: x * 1.2, decoder.init(model, 0))
   zeros = np.zeros(prompts, np.int32)
-  same = Prompts(
+  prompts_P = Prompts(
     np.full((prompts, 2), 1, np.int32), zeros + 2, np.arange(prompts), zeros, zeros * 1.0
   )
   spec = ring_decode.DecodeSettings(
@@ -230,37 +230,42 @@ def test_the_law_of_drafted_tokens_is_the_policys():
   )
   key, settings = jax.random.key(3), ngram_drafts.NgramSettings(2, 3)
   fn = jax.jit(
-    lambda p: ngram_drafts.generate(model, spec, DecodeInputs(p, same, key, 0), settings)
+    lambda p: ngram_drafts.generate(model, spec, DecodeInputs(p, prompts_P, key, 0), settings)
   )
   got, _, counts = jax.tree.map(np.asarray, fn(params))
-  assert 3000 < counts.kept < 0.5 * counts.offered, 'drafts must be taken often, and refused often'
+  assert 3000 < counts.kept < 0.5 * counts.offered, (
+    'drafts must be accepted often, and rejected often'
+  )
   every = np.stack(np.unravel_index(np.arange(V**length), [V] * length), axis=1)
   rows = np.concatenate([np.full((len(every), 2), 1), every], axis=1)
   logits = decoder.forward(model, params, rows, np.ones(rows.shape, bool))[:, 1:-1]
   logp = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits), np.float64), every[..., None], 2)
   wanted = np.exp(logp.sum((1, 2))) * prompts * G
   number_B = np.ravel_multi_index(tuple(got.tokens_BxT.T), [V] * length)
-  seen, big = np.bincount(number_B, minlength=V**length), wanted >= 5
-  seen, wanted = np.append(seen[big], seen[~big].sum()), np.append(wanted[big], wanted[~big].sum())
+  observed, big = np.bincount(number_B, minlength=V**length), wanted >= 5
+  observed, wanted = (
+    np.append(observed[big], observed[~big].sum()),
+    np.append(wanted[big], wanted[~big].sum()),
+  )
   assert big.sum() > 50
-  assert stats.chisquare(seen, wanted / wanted.sum() * prompts * G).pvalue > 1e-3
+  assert stats.chisquare(observed, wanted / wanted.sum() * prompts * G).pvalue > 1e-3
 
 
 @pytest.mark.parametrize('slots', [0, 6])
 def test_caches_are_written_in_place_and_never_copied(params, slots):
-  """In the compiled program only one update per cache makes an array of its shape."""
+  """Only one update per cache creates an array of its shape in the compiled program."""
   spec, draft = ring_decode.DecodeSettings(G, 128, 1.0, (3,), 'float32', slots=slots), 4
   inputs = lambda p, q: DecodeInputs(p, q, jax.random.key(0), 0)  # noqa: E731
   settings = ngram_drafts.NgramSettings(3, draft)
   fn = jax.jit(lambda p, q: ngram_drafts.generate(MODEL, spec, inputs(p, q), settings)[0])
   text = fn.lower(params, make_prompts()).compile(quick.AS_TRAINED).as_text()
   shape = re.escape(f'f32[{slots or B},{MODEL.kv_heads},{128 + draft},{MODEL.head_dim}]')
-  made = collections.Counter(re.findall(rf'= {shape}\S* ([a-z-]+)\(', text))
-  assert made.pop('scatter') == 2 * MODEL.layers  # rows at different columns
-  # Before the loop: zeros are one broadcast, copied for each further cache. A fusion is a frame around either.
-  assert made.pop('fusion') <= 2 * MODEL.layers + 1
-  assert made.pop('broadcast') + made.pop('copy') == 2 * MODEL.layers
-  assert set(made) <= {'parameter', 'get-tuple-element'}, made
+  counts = collections.Counter(re.findall(rf'= {shape}\S* ([a-z-]+)\(', text))
+  assert counts.pop('scatter') == 2 * MODEL.layers  # rows at different columns
+  # Before the loop zeros are one broadcast, copied for each further cache. A fusion wraps either of them.
+  assert counts.pop('fusion') <= 2 * MODEL.layers + 1
+  assert counts.pop('broadcast') + counts.pop('copy') == 2 * MODEL.layers
+  assert set(counts) <= {'parameter', 'get-tuple-element'}, counts
 
 
 def make_spec_of(draft, devices=1, slots=0, lockstep=True, mesh=None):
@@ -284,7 +289,7 @@ def sampled(step_spec, params):
 
 @pytest.fixture(scope='module')
 def one(params):
-  """On one device, every row in a slot of its own."""
+  """On one device, with a slot for every row."""
   rollout, metrics = sampled(make_spec_of(3), params)
   assert_same(rollout, sampled(make_spec_of(0), params)[0])
   assert metrics['generate/ngram_offered'] > metrics['generate/ngram_kept'] > 0
@@ -298,16 +303,16 @@ def test_one_device_and_eight_draft_the_same(params, one):
   assert metrics == pytest.approx(one[1])
 
 
-def test_fewer_slots_on_eight_devices_keep_more_of_their_drafts(params, one):
-  """Later rows know more. Here the loops end apart."""
+def test_fewer_slots_on_eight_devices_accept_more_of_their_drafts(params, one):
+  """Later rows have more text to search. The loops of the shards end separately here."""
   step_spec = make_spec_of(3, 8, slots=8, lockstep=False, mesh=dict(data=4, fsdp=2, tensor=1))
   rollout, metrics = sampled(step_spec, params)
   assert_same(rollout, one[0])
-  share = lambda told: told['generate/ngram_kept'] / told['generate/ngram_turns']  # noqa: E731
+  share = lambda metrics: metrics['generate/ngram_kept'] / metrics['generate/ngram_turns']  # noqa: E731
   assert share(metrics) > share(one[1])
 
 
-def test_off_is_the_plain_engine():
+def test_no_drafts_by_default():
   assert make_spec_of(0).rollout.drafts.ngram is None
   assert make_spec_of(4).rollout.drafts.ngram == ngram_drafts.NgramSettings(match=3, draft=4)
 
@@ -320,7 +325,7 @@ def test_off_is_the_plain_engine():
     (dict(draft=16), 'config.rollout.ngram.draft=16 must be below config.completion_tokens=16'),
   ],
 )
-def test_settings_out_of_range_are_told(change, why):
+def test_settings_out_of_range_raise_user_errors(change, why):
   c = configs.default()
   c.rollout.ngram.update(change)
   with pytest.raises(UserError, match=why):

@@ -1,4 +1,4 @@
-"""Pruning: who survives, with which probability, and that survivors are what they would have been."""
+"""Pruning: which candidates survive, with which probability, and that survivors' tokens are unchanged."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def some_p(groups=500):
 
 
 @pytest.mark.parametrize('keep', [2, 4, 6])
-def test_survival_sums_to_the_kept_within_its_bounds(keep):
+def test_survival_probabilities_sum_to_the_survivors_within_their_bounds(keep):
   s = np.asarray(survival.probabilities(some_p(), keep, share=0.5, floor=0.05))
   np.testing.assert_allclose(s.sum(1), keep, rtol=1e-4)
   assert s.min() >= 0.05 * 0.999 and s.max() <= 1.001
 
 
 def test_survivors_are_balanced_where_nothing_is_clipped():
-  """Expected right ones among the survivors = share × kept, where p̂ is the truth."""
+  """Expected correct survivors = share × survivors, where p̂ is the true probability."""
   p = jnp.asarray([[0.3, 0.4, 0.5, 0.2, 0.35, 0.3, 0.25, 0.4]])
   for share in (0.3, 0.5, 0.6):
     s = survival.probabilities(p, 2, share=share, floor=0.0)
-    # Each half of the wish gives its part: Σ p·s = keep·[share·Σp²/p̄ + (1−share)·Σp(1−p)/(1−p̄)]/C.
+    # Each half of the formula gives its part: Σ p·s = keep·[share·Σp²/p̄ + (1−share)·Σp(1−p)/(1−p̄)]/C.
     mean = p.mean()
     want = 2 * (share * (p**2).sum() / mean + (1 - share) * (p * (1 - p)).sum() / (1 - mean)) / C
     assert float((p * s).sum()) == pytest.approx(float(want), rel=1e-4)
@@ -51,7 +51,7 @@ def test_certain_groups_survive_evenly():
     np.testing.assert_allclose(s, 0.5, rtol=1e-4)
 
 
-def test_exactly_so_many_are_kept_each_with_its_own_probability():
+def test_a_fixed_number_survives_each_with_its_own_probability():
   """20000 draws for one group: frequencies are s, and the mean of r/s is the mean of r."""
   N, keep = 20000, 3
   s_C = survival.probabilities(some_p(1), keep, share=0.5, floor=0.05)[0]
@@ -66,16 +66,16 @@ def test_exactly_so_many_are_kept_each_with_its_own_probability():
   assert estimate.mean() == pytest.approx(reward_C.mean(), abs=4 * estimate.std() / np.sqrt(N))
   plain = reward_C[index].mean()
   assert abs(plain - reward_C.mean()) > 0.02, (
-    'without weights the mean is another: the check can fail'
+    'without weights the mean must differ, or the check could not fail'
   )
 
 
 @pytest.mark.parametrize('keep, floor', [(1, 0.05), (2, 0.25), (3, 0.2), (7, 0.05)])
 @pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
-def test_every_candidate_is_included_as_often_as_stated_and_weighted_sums_are_unbiased(
+def test_every_candidate_survives_with_its_probability_and_weighted_sums_are_unbiased(
   keep, floor, share
 ):
-  """Exactly, by all starting points of systematic sampling, whatever the order; up to floor · candidates = keep."""
+  """Exact over all starting points of systematic sampling, for any order; up to floor · candidates = keep."""
   p = jnp.asarray(np.random.default_rng(keep).beta(0.4, 0.4, (1, C)), jnp.float32)
   s_C = np.asarray(survival.probabilities(p, keep, share=share, floor=floor), np.float64)[0]
   reward_C = np.arange(C) ** 2.0
@@ -96,19 +96,19 @@ def test_every_candidate_is_included_as_often_as_stated_and_weighted_sums_are_un
     assert estimate == pytest.approx(reward_C.sum(), rel=1e-3)
 
 
-def test_more_candidates_than_the_floor_has_room_for_are_refused():
-  """With Σ s above what is kept, no draw could include each candidate with its s, and 1/s would weigh wrongly."""
+def test_more_candidates_than_the_floor_allows_are_refused():
+  """With Σ s above the survivors, no draw could include each candidate with probability s, and 1/s would be biased."""
   crowded = dict(fn='quality', candidates=C, at_tokens=4)
   with pytest.raises(
-    UserError, match=r'prune\.floor=0.4 .* 8 candidates .* config\.rollouts=3'
+    UserError, match=r'pruning\.floor=0.4 .* 8 candidates .* config\.rollouts=3'
   ) as error:
     spec(**crowded, floor=0.4)
   assert 'at most 0.375' in str(error.value)
   assert spec(**crowded, floor=0.375).rollout.pruning.candidates == C
 
 
-def test_the_judge_learns_and_is_calibrated():
-  """Right with probability σ(3·x₀): ranked like the truth, and right as often as it says."""
+def test_the_correctness_head_learns_and_is_calibrated():
+  """Correct with probability σ(3·x₀): predictions must rank like it and be calibrated."""
   r = np.random.default_rng(0)
 
   def data():
@@ -126,9 +126,9 @@ def test_the_judge_learns_and_is_calibrated():
     x, _, y = data()
     state = learn(state, x, y, ones)
   x, p, _ = data()
-  told = np.asarray(correctness_head.probability(state, x, 0))
-  assert np.corrcoef(told, p)[0, 1] > 0.9
-  assert np.abs(told - p).mean() < 0.08
+  predicted = np.asarray(correctness_head.probability(state, x, 0))
+  assert np.corrcoef(predicted, p)[0, 1] > 0.9
+  assert np.abs(predicted - p).mean() < 0.08
   np.testing.assert_array_equal(correctness_head.probability(state, x, 1000), 0.5)
   same = learn(state, x, np.ones(256, np.float32), jnp.zeros(256))
   jax.tree.map(np.testing.assert_array_equal, same, state)
@@ -142,38 +142,40 @@ def config(**prune):
   return c
 
 
-def spec(rollouts=G, devices=1, leaves=None, slots=0, **prune):
+def spec(rollouts=G, devices=1, exit_rule=None, slots=0, **prune):
   c = config(**prune)
   c.rollouts, c.rollout.slots = rollouts, slots
   with c.ignore_type():
-    c.rollout.early_exit = leaves or dict(fn='none')
+    c.rollout.early_exit = exit_rule or dict(fn='none')
   c.mesh.data = devices
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:devices])
   return make_spec(c, MODEL, (3,), mesh, lambda: list(TEXTS))
 
 
-# What an exit rule of these settings looks for: 'ab', in tokens that hold letters.
+# An exit rule with these settings searches for 'ab' in tokens of letters.
 TEXTS = ['', 'a', 'b', '', 'xa', 'b', 'a', 'bx', 'y', 'ab', 'a', 'bb']
-LEAVES = dict(fn='marker', text='ab', start=0.1, deadline=0.6, abort=0.5, margin=0.05, streak=2)
+EXIT_RULE = dict(fn='marker', text='ab', start=0.1, deadline=0.6, abort=0.5, margin=0.05, streak=2)
 
 
 @pytest.mark.parametrize('slots', [0, 5])
 @pytest.mark.parametrize(
-  'leaves', [LEAVES, dict(fn='entropy', high=0.7, decay=0.8, least_tokens=5)]
+  'exit_rule', [EXIT_RULE, dict(fn='entropy', high=0.7, decay=0.8, least_tokens=5)]
 )
-def test_survivors_exit_as_they_would_have_unpruned(slots, leaves):
-  """Candidates are looked at in both legs: what a rule saw in the first one counts in the second."""
+def test_survivors_exit_as_without_pruning(slots, exit_rule):
+  """The exit rule runs before and after pruning, and its memory is kept in between."""
   params = jax.tree.map(lambda x: x * 2.0, decoder.init(MODEL, 0))
-  whole, _ = sample(spec(rollouts=C, leaves=leaves), params)
+  unpruned, _ = sample(spec(rollouts=C, exit_rule=exit_rule), params)
   prune = dict(fn='quality', candidates=C, at_tokens=4, warmup_steps=0)
-  got, _ = sample(spec(leaves=leaves, slots=slots, **prune), params)
-  later = (whole.reason_B == EXITED) & (whole.length_B > 4)
-  assert later.any() and (whole.reason_B != EXITED).any()
+  got, _ = sample(spec(exit_rule=exit_rule, slots=slots, **prune), params)
+  later = (unpruned.reason_B == EXITED) & (unpruned.length_B > 4)
+  assert later.any() and (unpruned.reason_B != EXITED).any()
   for b in range(P * G):
     c = b // G * C + np.arange(C)
-    at = c[(whole.tokens_BxT[c] == got.tokens_BxT[b]).all(1)]
+    at = c[(unpruned.tokens_BxT[c] == got.tokens_BxT[b]).all(1)]
     assert len(at), f'row {b} is none of its candidates'
-    assert got.length_B[b] == whole.length_B[at[0]] and got.reason_B[b] == whole.reason_B[at[0]]
+    assert (
+      got.length_B[b] == unpruned.length_B[at[0]] and got.reason_B[b] == unpruned.reason_B[at[0]]
+    )
 
 
 def make_prompts():
@@ -185,31 +187,31 @@ def make_prompts():
 
 def sample(p, params):
   state = train_state.init_state(p, params)
-  rollout, told = jax.jit(lambda s: steps.generate(p, s, make_prompts())[:2])(state)
-  return jax.tree.map(np.asarray, (rollout, told))
+  rollout, metrics = jax.jit(lambda s: steps.generate(p, s, make_prompts())[:2])(state)
+  return jax.tree.map(np.asarray, (rollout, metrics))
 
 
 @pytest.mark.parametrize('devices', [1, 2])
-def test_survivors_say_what_they_would_have_said_unpruned(devices):
+def test_survivors_have_the_tokens_that_they_have_without_pruning(devices):
   params = jax.tree.map(lambda x: x * 2.0, decoder.init(MODEL, 0))
-  whole, _ = sample(spec(rollouts=C), params)
-  got, told = sample(
+  unpruned, _ = sample(spec(rollouts=C), params)
+  got, metrics = sample(
     spec(fn='quality', candidates=C, at_tokens=4, warmup_steps=0, devices=devices), params
   )
   assert (got.reason_B != UNFINISHED).all()
   for p in range(P):
-    all_C = [whole.tokens_BxT[b].tolist() for b in range(p * C, (p + 1) * C)]
+    all_C = [unpruned.tokens_BxT[b].tolist() for b in range(p * C, (p + 1) * C)]
     found = [all_C.index(got.tokens_BxT[b].tolist()) for b in range(p * G, (p + 1) * G)]
     assert found == sorted(found)
     for b, c in zip(range(p * G, (p + 1) * G), found, strict=True):
-      np.testing.assert_allclose(got.logp_BxT[b], whole.logp_BxT[p * C + c], atol=1e-5)
-      assert got.length_B[b] == whole.length_B[p * C + c]
-  first = np.minimum(whole.length_B, 4).sum()
-  assert told['generate/tokens'] == first + np.maximum(got.length_B - 4, 0).sum()
+      np.testing.assert_allclose(got.logp_BxT[b], unpruned.logp_BxT[p * C + c], atol=1e-5)
+      assert got.length_B[b] == unpruned.length_B[p * C + c]
+  first = np.minimum(unpruned.length_B, 4).sum()
+  assert metrics['generate/tokens'] == first + np.maximum(got.length_B - 4, 0).sum()
   assert got.feature_BxF.shape == (P * G, MODEL.width) and (got.weight_B >= 1 - 1e-5).all()
 
 
-def test_a_step_teaches_the_judge_by_what_was_graded():
+def test_a_step_trains_the_correctness_head_on_graded_rollouts():
   p = spec(fn='quality', candidates=C, at_tokens=4, learning_rate=1e-2)
   state = train_state.init_state(p, decoder.init(MODEL, 0))
   call = steps.compile_step(p)
@@ -230,7 +232,7 @@ def test_a_step_teaches_the_judge_by_what_was_graded():
 
 
 @pytest.mark.parametrize(
-  'prune,told',
+  'prune, message',
   [
     (
       dict(fn='quality', candidates=G, at_tokens=4),
@@ -239,6 +241,6 @@ def test_a_step_teaches_the_judge_by_what_was_graded():
     (dict(fn='uniform', candidates=C, at_tokens=T), 'at_tokens=9 must lie between 1 and'),
   ],
 )
-def test_settings_that_cannot_be_are_told(prune, told):
-  with pytest.raises(UserError, match=told):
+def test_invalid_settings_raise_user_errors(prune, message):
+  with pytest.raises(UserError, match=message):
     spec(**prune)

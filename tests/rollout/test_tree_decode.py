@@ -1,4 +1,4 @@
-"""Tree rollouts: the trees of a plain Python implementation, honest records, and nothing where nothing forks."""
+"""Tree rollouts equal those of plain Python, record the policy's log-probs, and without forks equal plain sampling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ECHO = dict(
   top_k=5, window=2, tail_window=3, floor=0.0, tail=0.0, drops=2, spike=9.0, rises=2, limit=99,
 )  # fmt: skip
 TREES = {'latr': LATR, 'echo': ECHO | dict(tail=0.165, floor=0.13, spike=0.3)}
-# What must have happened in a case, besides forks, for it to mean anything.
+# Events that must occur in a case, besides forks, for the case to test them.
 CASES = {
   'latr, rouge': (LATR, ('at the first token', 'refused', 'drops', 'full', 'all done')),
   'latr, suffix': (LATR | dict(rouge=1.0, suffix=0.35), ('drops', 'descendants')),
@@ -88,7 +88,7 @@ def make_prompts(order=range(P)):
   return jax.tree.map(lambda x: x[np.array(order)], prompts)
 
 
-# Thresholds go in as numbers: cases that differ by them alone share a compiled program.
+# Thresholds are traced: cases that differ only by them share a compiled program.
 NUMBERS = ('absolute', 'relative', 'alpha', 'depth', 'rise', 'floor', 'tail', 'spike')
 
 
@@ -108,9 +108,9 @@ def run(params, settings, share=1.0, prompts=None, cap=T, **changes):
   fixed = tuple((k, v) for k, v in settings.items() if k not in NUMBERS)
   numbers = {k: v for k, v in settings.items() if k in NUMBERS}
   fn = compiled(fixed, tuple(changes.items()))
-  rollout, rounds, grown = fn(params, prompts or make_prompts(), share, cap, numbers)
+  rollout, iterations, grown = fn(params, prompts or make_prompts(), share, cap, numbers)
   assert fn._cache_size() == 1
-  return jax.tree.map(np.asarray, rollout), int(rounds), jax.tree.map(np.asarray, grown)
+  return jax.tree.map(np.asarray, rollout), int(iterations), jax.tree.map(np.asarray, grown)
 
 
 def plain(params, **changes):
@@ -132,7 +132,7 @@ def greedy(params):
 
 
 def assert_same(got, want, rows=slice(None)):
-  """Log-probabilities but for rounding: a row that begins later lies elsewhere in the ring."""
+  """Log-probabilities equal up to rounding: a row that starts later lies in other columns of the ring."""
   for name, a, b in zip(got._fields, got, want, strict=True):
     if a is None and b is None:
       continue
@@ -141,25 +141,25 @@ def assert_same(got, want, rows=slice(None)):
 
 
 @pytest.fixture(scope='module')
-def told(params):
+def plain_trees(params):
   prompts = make_prompts()
   keys_B = sampling.row_keys(jax.random.key(1), prompts, G)
   return reference.Reference(MODEL, params, prompts, keys_B, SPEC)
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_trees_are_those_of_plain_python(params, told, name):
+def test_trees_equal_those_of_plain_python(params, plain_trees, name):
   settings, meant = CASES[name]
-  told.events.clear()
+  plain_trees.events.clear()
   got, _, grown = run(params, settings)
   for p in range(P):
-    for g, row in told.group(p, in_python(settings)).items():
+    for g, row in plain_trees.group(p, in_python(settings)).items():
       b, where = p * G + g, f'group {p}, row {g}'
       assert got.tokens_BxT[b, : got.length_B[b]].tolist() == row.tokens, where
       assert (grown.parent_B[b] - p * G, grown.born_B[b]) == (row.parent, row.born), where
-  assert (grown.forks, grown.drops) == (told.events['forks'], told.events['drops'])
+  assert (grown.forks, grown.drops) == (plain_trees.events['forks'], plain_trees.events['drops'])
   for event in ('forks', *meant):
-    assert told.events[event] > 0, f'{event} never happened: {told.events}'
+    assert plain_trees.events[event] > 0, f'{event} never happened: {plain_trees.events}'
 
 
 @pytest.mark.parametrize('temperature', [1.0, 0.7])
@@ -181,7 +181,7 @@ def test_recorded_log_prob_is_the_teacher_forced_one(params, settings, temperatu
 
 
 @pytest.mark.parametrize('settings', TREES.values(), ids=TREES)
-def test_a_child_is_its_parent_up_to_the_fork_and_another_from_there(params, settings):
+def test_a_child_equals_its_parent_up_to_the_fork_only(params, settings):
   got, _, grown = run(params, settings)
   children = np.flatnonzero(grown.parent_B != np.arange(B))
   assert len(children) >= 4 and grown.born_B[children].max() > 2
@@ -194,7 +194,7 @@ def test_a_child_is_its_parent_up_to_the_fork_and_another_from_there(params, set
 
 
 @pytest.mark.parametrize('settings', TREES.values(), ids=TREES)
-def test_every_row_is_finished_and_empty_after_its_end(params, settings):
+def test_every_row_is_finished_and_zero_after_its_end(params, settings):
   got, _, _ = run(params, settings)
   for tokens, logp, n, reason in zip(*got[:4], strict=True):
     ends = np.isin(tokens[:n], END)
@@ -205,35 +205,35 @@ def test_every_row_is_finished_and_empty_after_its_end(params, settings):
   np.testing.assert_array_equal(got.version_BxT, np.where(real, 4, 0))
 
 
-def test_latr_that_never_forks_is_one_greedy_row_and_ordinary_samples(params, sampled, greedy):
-  got, rounds, grown = run(params, LATR | dict(absolute=1.0))
-  assert grown.forks == 0 and rounds > T  # the others begin when the first is done
+def test_latr_without_forks_is_one_greedy_row_and_ordinary_samples(params, sampled, greedy):
+  got, iterations, grown = run(params, LATR | dict(absolute=1.0))
+  assert grown.forks == 0 and iterations > T  # the others start when the first has finished
   root = np.arange(B) % G == 0
   assert_same(got, sampled, ~root)
   assert_same(jax.tree.map(lambda x: x[root], got), greedy)
 
 
-def test_echo_that_never_forks_is_the_plain_engine(params, sampled):
+def test_echo_without_forks_equals_the_ring_loop(params, sampled):
   got, _, grown = run(params, ECHO | dict(rise=99.0))
   assert grown.forks == 0 and grown.grown_P.all()
   assert_same(got, sampled)
 
 
-def test_a_limit_of_tokens_ends_the_greedy_part(params, greedy):
+def test_a_limit_of_tokens_ends_the_greedy_phase(params, greedy):
   got, _, _ = run(params, LATR | dict(absolute=1.0, limit=4))
   root = got.tokens_BxT[::G]
   np.testing.assert_array_equal(root[:, :4], greedy.tokens_BxT[:, :4])
   assert (root[:, 4:] != greedy.tokens_BxT[:, 4:]).any()
 
 
-def test_share_is_a_number_and_decides_by_group(params, sampled):
+def test_share_is_traced_and_selects_groups(params, sampled):
   before = np.zeros(P, bool)
   for share in (0.0, 0.4, 0.7, 1.0):
-    got, rounds, grown = run(params, LATR, share)
+    got, iterations, grown = run(params, LATR, share)
     assert_same(got, sampled, np.repeat(~grown.grown_P, G))
     assert (grown.grown_P >= before).all()
     if share == 0:
-      assert not grown.grown_P.any() and rounds == sampled.length_B.max() - 1
+      assert not grown.grown_P.any() and iterations == sampled.length_B.max() - 1
     before = grown.grown_P
   assert before.all()
   many = make_prompts()._replace(index_P=np.arange(P), born_P=np.zeros(P, np.int32))
@@ -255,14 +255,14 @@ def test_order_of_prompts_changes_no_tree(params):
   np.testing.assert_array_equal(other.parent_B % G, grown.parent_B[rows] % G)
 
 
-def test_a_cap_truncates_all_of_a_group_at_once(params):
+def test_a_cap_truncates_all_rows_of_a_group_at_once(params):
   got, _, grown = run(params, LATR, cap=5)
   assert got.length_B.max() == 5 and grown.forks > 0
   assert (got.reason_B[got.length_B == 5] != UNFINISHED).all()
   assert (got.reason_B == TRUNCATED).any()
 
 
-def test_similarity_is_that_of_plain_python():
+def test_similarity_equals_that_of_plain_python():
   r = np.random.default_rng(0)
   W, pairs = 9, []
   for n in range(1, W + 1):
@@ -277,35 +277,35 @@ def test_similarity_is_that_of_plain_python():
     assert len(set(np.round(want, 3))) > 5
 
 
-def test_caches_are_copied_in_the_branch_that_forks_and_nowhere_else(params):
-  """What makes an array of a cache's shape in the compiled program, computation by computation."""
+def test_caches_are_copied_only_in_the_branch_that_forks(params):
+  """Instructions of the compiled program that create arrays of a cache's shape, per computation."""
   spec, r = SPEC._replace(max_tokens=128), rules(**LATR)
   inputs = lambda p, q: DecodeInputs(p, q, jax.random.key(0), 0)  # noqa: E731
   fn = jax.jit(lambda p, q: tree_decode.generate(MODEL, spec, inputs(p, q), r)[0])
   text = fn.lower(params, make_prompts()).compile(quick.AS_TRAINED).as_text()
   shape = re.escape(f'f32[{B},{MODEL.kv_heads},128,{MODEL.head_dim}]')
-  made, name = collections.defaultdict(collections.Counter), ''
+  counts, name = collections.defaultdict(collections.Counter), ''
   for line in text.splitlines():
     head = re.match(r'(ENTRY )?%([\w.-]+) .*\{$', line)
     name = ('ENTRY' if head[1] else head[2]) if head else name
     if op := re.search(rf'= {shape}\S* ([a-z-]+)\(', line):
-      made[name][op[1]] += 1
-  caches, shown = 2 * MODEL.layers, dict(made)
-  # Before the loop: zeros, made once and copied.
-  entry = made.pop('ENTRY')
-  assert entry['fusion'] + entry['broadcast'] + entry['copy'] <= caches + 1, shown
-  copying = [k for k, ops in made.items() if ops['copy']]
-  assert len(copying) == 1, shown
+      counts[name][op[1]] += 1
+  caches, by_computation = 2 * MODEL.layers, dict(counts)
+  # Before the loop: zeros, created once and copied.
+  entry = counts.pop('ENTRY')
+  assert entry['fusion'] + entry['broadcast'] + entry['copy'] <= caches + 1, by_computation
+  copying = [k for k, ops in counts.items() if ops['copy']]
+  assert len(copying) == 1, by_computation
   branches = re.findall(r'conditional\(.*branch_computations=\{%([\w.-]+), %([\w.-]+)\}', text)
   (pair,) = [pair for pair in branches if copying[0] in pair]
   other = pair[0] if copying[0] == pair[1] else pair[1]
-  assert set(made.pop(other)) == {'get-tuple-element'}, shown
-  assert made.pop(copying[0])['copy'] == caches
-  rest = sum(made.values(), collections.Counter())
-  assert rest.pop('dynamic-update-slice') == caches, shown
-  assert rest.pop('fusion') == caches, shown  # frames around these updates
-  rest.pop('broadcast', 0)  # the zeros' own frame
-  assert set(rest) <= {'parameter', 'get-tuple-element', 'bitcast'}, shown
+  assert set(counts.pop(other)) == {'get-tuple-element'}, by_computation
+  assert counts.pop(copying[0])['copy'] == caches
+  rest = sum(counts.values(), collections.Counter())
+  assert rest.pop('dynamic-update-slice') == caches, by_computation
+  assert rest.pop('fusion') == caches, by_computation  # fusions wrap these updates
+  rest.pop('broadcast', 0)  # the zeros in their fusion
+  assert set(rest) <= {'parameter', 'get-tuple-element', 'bitcast'}, by_computation
 
 
 def config(fn='latr', mesh=None, **changes):
@@ -335,13 +335,13 @@ def test_one_device_and_eight_grow_the_same_trees(params, fn, lockstep, mesh):
     )
     return jax.tree.map(np.asarray, fn(state.params))
 
-  one, told = grow(step_spec(fn=fn))
+  one, metrics = grow(step_spec(fn=fn))
   mesh = dict(zip(('data', 'fsdp', 'tensor'), mesh, strict=True))
-  many, told8 = grow(step_spec(8, fn=fn, mesh=mesh, lockstep=lockstep))
+  many, metrics8 = grow(step_spec(8, fn=fn, mesh=mesh, lockstep=lockstep))
   np.testing.assert_array_equal(one.tokens_BxT, many.tokens_BxT)
   np.testing.assert_allclose(one.logp_BxT, many.logp_BxT, atol=1e-4)
-  assert told8 == told and told['generate/tree_forks'] > told['generate/tree_drops'] > 0
-  assert told['generate/tree_groups'] == P > 0 and told['generate/tree_rows'] > 0
+  assert metrics8 == metrics and metrics['generate/tree_forks'] > metrics['generate/tree_drops'] > 0
+  assert metrics['generate/tree_groups'] == P > 0 and metrics['generate/tree_rows'] > 0
 
 
 def test_a_step_learns_from_trees_and_samples_new_ones(params):
@@ -361,29 +361,29 @@ def test_a_step_learns_from_trees_and_samples_new_ones(params):
   assert int(state.step) == 2 and fn._cache_size() == 1
 
 
-def test_without_trees_the_step_reports_none_of_them(params):
+def test_without_trees_the_step_has_no_tree_metrics(params):
   p = step_spec(fn='none')
   assert p.rollout.tree is None
   state = train_state.init_state(p, params)
-  told = jax.eval_shape(
+  metrics = jax.eval_shape(
     lambda q: steps.generate(p, train_state.sampling_state(q), make_prompts())[1], state.params
   )
-  assert not [name for name in told if 'tree' in name]
+  assert not [name for name in metrics if 'tree' in name]
 
 
-def test_latr_compares_children_of_an_age_while_they_and_their_parents_run():
+def test_latr_compares_children_at_its_ages_while_they_and_their_parents_run():
   rules = tree_rules.latr(ages=(2, 4))
   # parent, born, length, runs: a root, a finished root, then children.
   rows = [(0, 0, 5, True), (1, 0, 3, False)]
   rows += [(0, 3, 5, True), (1, 3, 5, True), (0, 3, 5, False), (0, 2, 5, True), (0, 1, 5, True)]
   parent_B, born_B, length_B, running_B = (jnp.array(x) for x in zip(*rows, strict=True))
-  seen = tree_rules.BranchState(jnp.zeros((7, 9), int), length_B, parent_B, born_B, running_B)
-  assert rules.due(seen).tolist() == [False, False, True, False, False, False, True]
-  assert rules.pending(seen).tolist() == [False, False, True, False, False, True, False]
+  branches = tree_rules.BranchState(jnp.zeros((7, 9), int), length_B, parent_B, born_B, running_B)
+  assert rules.due(branches).tolist() == [False, False, True, False, False, False, True]
+  assert rules.pending(branches).tolist() == [False, False, True, False, False, True, False]
 
 
 def test_evaluation_grows_no_trees(params):
-  """Its answers are those of a run without trees: one greedy, some sampled."""
+  """Evaluation samples the same completions as without trees: one greedy, some sampled."""
 
   class Table:
     rows = tuple(Row(str(i), 'q', (), 'a', 's', {}) for i in range(P))
@@ -396,16 +396,16 @@ def test_evaluation_grows_no_trees(params):
       return types.SimpleNamespace(reward_B=np.zeros(len(texts), np.float32))
 
   plain = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-  told = [
+  completions = [
     evaluate.make_evaluator(step_spec(fn=fn), Table(), str, evaluate.Scoring(Pool()), 2, plain)(
       params
     )[1]
     for fn in ('latr', 'none')
   ]
-  assert told[0] == told[1] and len(told[0]) == 2 * P
+  assert completions[0] == completions[1] and len(completions[0]) == 2 * P
 
 
-def test_a_supervised_warm_start_asks_for_no_rows_to_fork_into(params, monkeypatch):
+def test_a_supervised_warm_start_needs_no_rows_to_fork_into(params, monkeypatch):
   c = config()
   c.sft.steps, c.sft.prompts = 1, P
   p = make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
@@ -442,7 +442,7 @@ def test_what_does_not_go_with_trees_is_told(changes, why):
     step_spec(**changes)
 
 
-def test_trees_take_no_unfinished_rows(params):
+def test_trees_accept_no_unfinished_rows(params):
   p = step_spec()
   with pytest.raises(UserError, match='give no begun and no draft'):
     steps.generate(
