@@ -1,4 +1,4 @@
-"""Tools, games and what asks them: each by what it must answer, and that nothing of theirs ends or holds up a run."""
+"""Tools, games, the worker pool and turn templates; no failure of an environment ends or blocks a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_arithmetic_is_exact(expression, value):
     '1 << 9', '1j', '1\x00', '9' * 199 + '*9' * 0 + '**9',
   ],
 )  # fmt: skip
-def test_what_is_no_small_arithmetic_is_refused_in_words(expression):
+def test_other_expressions_than_small_arithmetic_raise_errors(expression):
   with pytest.raises(ValueError):
     arithmetic.calculate(expression)
 
@@ -60,27 +60,27 @@ def test_what_is_no_small_arithmetic_is_refused_in_words(expression):
     ('<calc>1', None),
   ],
 )
-def test_a_call_is_what_stands_in_the_last_tag(text, found):
+def test_a_call_is_the_content_of_the_last_tag(text, found):
   assert tool_calls.find(text, 'calc', 'expression') == found
 
 
 @pytest.mark.parametrize('inside', ['{', '{"arguments": 3}', '{"other": 1}', '{"a":' * 5000])
-def test_a_call_that_is_no_json_says_so(inside):
+def test_a_call_with_invalid_json_gets_an_error_observation(inside):
   assert tools.calculator().step(f'<calc>{inside}</calc>').observation.startswith('error: the call')
 
 
-def test_a_tool_answers_calls_and_a_turn_without_one_ends_the_episode():
-  made = tools.calculator()
-  assert made.step('<calc>6*7</calc>') == ('42', 0.0, False)
-  assert made.step('<calc>6*</calc>') == ('error: no expression of numbers', 0.0, False)
-  assert made.step('42') == (None, 0.0, True)
+def test_a_tool_runs_calls_and_a_turn_without_one_ends_the_episode():
+  tool = tools.calculator()
+  assert tool.step('<calc>6*7</calc>') == ('42', 0.0, False)
+  assert tool.step('<calc>6*</calc>') == ('error: no expression of numbers', 0.0, False)
+  assert tool.step('42') == (None, 0.0, True)
 
 
-def test_search_ranks_by_words_as_bm25_is_written(tmp_path):
+def test_search_ranks_by_the_formula_of_bm25(tmp_path):
   path = tmp_path / 'c.jsonl'
   texts = ['the cat sat', 'the dog sat on the cat and the cat', 'a bird', 'the the the']
   path.write_text('\n'.join(json.dumps(dict(text=t)) for t in texts))
-  made = tools.search(path=str(path), results=2)
+  tool = tools.search(path=str(path), results=2)
   index = tools._index(str(path))
   import math
 
@@ -95,13 +95,13 @@ def test_search_ranks_by_words_as_bm25_is_written(tmp_path):
 
   want = sorted((n for n in range(4) if score(texts[n])), key=lambda n: -score(texts[n]))
   assert index.best('the CAT', 9) == want and len(want) == 3
-  shown = made.step('<search>the cat</search>').observation
-  assert shown == '\n'.join(texts[n] for n in want[:2])
-  assert made.step('<search>nowhere</search>').observation == 'nothing found'
+  observation = tool.step('<search>the cat</search>').observation
+  assert observation == '\n'.join(texts[n] for n in want[:2])
+  assert tool.step('<search>nowhere</search>').observation == 'nothing found'
 
 
 @pytest.mark.parametrize('body', [None, '', 'x', '{"title": "t"}', '{"text": "..."}'])
-def test_a_corpus_that_is_none_is_one_sentence(tmp_path, body):
+def test_an_invalid_corpus_raises_a_user_error(tmp_path, body):
   path = tmp_path / 'c.jsonl'
   if body is not None:
     path.write_text(body)
@@ -109,68 +109,68 @@ def test_a_corpus_that_is_none_is_one_sentence(tmp_path, body):
     tools.search(path=str(path))
 
 
-def test_python_runs_in_the_sandbox_and_shows_what_it_prints():
+def test_python_runs_in_the_sandbox_and_returns_its_output():
   if why := sandbox.unavailable_reason():
     if os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') == '1':
       pytest.fail(why)
     pytest.skip(why)
-  made = tools.python(wall_s=3.0, most=20)
-  assert made.step('<python>print(sum(range(10)))</python>').observation == '45'
-  assert made.step('<python>1/0</python>').observation.endswith('division by zero')
-  assert len(made.step('<python>print("x" * 99)</python>').observation) == 20
-  assert made.step('<python>x = 1</python>').observation == 'no output'
+  tool = tools.python(wall_s=3.0, most=20)
+  assert tool.step('<python>print(sum(range(10)))</python>').observation == '45'
+  assert tool.step('<python>1/0</python>').observation.endswith('division by zero')
+  assert len(tool.step('<python>print("x" * 99)</python>').observation) == 20
+  assert tool.step('<python>x = 1</python>').observation == 'no output'
   quick = tools.python(wall_s=0.5)
   assert quick.step('<python>while 1: pass</python>').observation == 'error: it took too long'
 
 
-def test_guessing_by_halves_wins_within_log2_turns_and_seeds_are_games():
+def test_bisection_wins_within_log2_turns_and_seeds_draw_numbers():
   secrets = set()
   for seed in range(40):
     row = ROW._replace(extra=dict(low=3, high=17))
-    made, low, high, turns = games.guess(), 3, 17, 0
-    assert made.reset(row, seed) is None
+    game, low, high, turns = games.guess(), 3, 17, 0
+    assert game.reset(row, seed) is None
     result = None
     while result is None or not result.done:
       middle, turns = (low + high) // 2, turns + 1
-      result = made.step(f'I say {low}? no, {middle}!')
+      result = game.step(f'I say {low}? no, {middle}!')
       low, high = (middle + 1, high) if result.observation == 'higher' else (low, middle - 1)
     assert result == (None, 1.0, True) and turns <= 4
     secrets.add(middle)
   assert len(secrets) > 8 and min(secrets) >= 3 and max(secrets) <= 17
-  made.reset(row, 0)
-  assert made.step('none').observation == made.step('9' * 50).observation == 'no number'
+  game.reset(row, 0)
+  assert game.step('none').observation == game.step('9' * 50).observation == 'no number'
 
 
-def test_every_maze_can_be_walked_and_walls_stand_where_they_say():
+def test_every_maze_has_a_path_and_observations_list_its_free_moves():
   moves = dict(n=(0, -1), e=(1, 0), s=(0, 1), w=(-1, 0))
   for seed in range(20):
     rng = random.Random(seed)
     row = ROW._replace(extra=levels.draw('walk', rng, min_size=2, max_size=5, walls=9)['extra'])
-    made = games.walk()
-    shown = made.reset(row, seed)
-    assert games.walk().reset(row, seed) == shown
-    edge, seen, won = [''], set(), False
-    while edge and not won:  # breadth first, each way told from the start: what replaying is
+    game = games.walk()
+    first = game.reset(row, seed)
+    assert games.walk().reset(row, seed) == first
+    edge, visited, won = [''], set(), False
+    while edge and not won:  # breadth first, each path replayed from the start
       way = edge.pop(0)
       results = replay(games.walk(), row, seed, list(way)) if way else []
       won = bool(results) and results[-1].done
-      now = results[-1].observation if results else shown
-      if won or now in seen:
+      now = results[-1].observation if results else first
+      if won or now in visited:
         continue
-      seen.add(now)
+      visited.add(now)
       at, ways = now.removeprefix('at ').split(': ')
-      before = made.at
-      made.at = tuple(map(int, at.split(',')))
+      before = game.at
+      game.at = tuple(map(int, at.split(',')))
       assert set(ways.split()) == {
-        m for m, (x, y) in moves.items() if made._free(made.at[0] + x, made.at[1] + y)
+        m for m, (x, y) in moves.items() if game._free(game.at[0] + x, game.at[1] + y)
       }
-      made.at = before
+      game.at = before
       edge += [way + move for move in ways.split()]
     assert won
 
 
 class Own:
-  """What a user might bring."""
+  """An environment of a user, with failures by the text of a turn."""
 
   def __init__(self, kind: str = 'counts'):
     self.kind = kind
@@ -204,42 +204,44 @@ def own(kind='counts'):
 
 
 def spec(**changes):
-  told = configs.default().environment.to_dict() | dict(workers=1, deadline_s=1.0)
-  return told | changes
+  settings = configs.default().environment.to_dict() | dict(workers=1, deadline_s=1.0)
+  return settings | changes
 
 
 @pytest.fixture(scope='module')
-def stage():
-  made = environments.WorkerPool(spec(fn=f'{__name__}:own'))
-  yield made
-  made.close()
+def pool():
+  workers = environments.WorkerPool(spec(fn=f'{__name__}:own'))
+  yield workers
+  workers.close()
 
 
-def test_a_users_environment_is_asked_in_a_worker_and_told_all_turns(stage):
-  told = [TurnRequest(ROW, 1, ['a']), TurnRequest(ROW, 1, ['a', 'b']), TurnRequest(ROW, 1, [])]
-  one, two, opened = stage.run(told)
-  assert not stage.factory.inline
+def test_a_users_environment_runs_in_a_worker_and_replays_all_turns(pool):
+  turns = (['a'], ['a', 'b'], [])
+  one, two, opened = pool.run([TurnRequest(ROW, 1, texts) for texts in turns])
+  assert not pool.factory.inline
   assert one.results == [('1:a', 1.0, False)] and two.results[-1] == ('2:b', 1.0, False)
   assert opened.outcome == rewards.OK and opened.first_observation is None
 
 
-def test_one_that_raises_dies_hangs_or_answers_nonsense_is_an_outcome_of_its_own(stage):
-  """(f) The others of the same batch have their answers, and nothing waits much longer than the deadline."""
+def test_an_environment_that_fails_hangs_or_returns_nonsense_has_its_own_outcome(pool):
+  """Other episodes of the batch have results, and no call waits much longer than the deadline."""
   words = ['a', 'raise', 'hang', 'die', 'eat', 'nothing', 'nan', 'bytes', 'b']
   begin = time.monotonic()
-  heard = stage.run([TurnRequest(ROW, 1, [word]) for word in words])
-  outcome = dict(zip(words, (one.outcome for one in heard), strict=True))
+  results = pool.run([TurnRequest(ROW, 1, [word]) for word in words])
+  outcome = dict(zip(words, (one.outcome for one in results), strict=True))
   assert outcome == dict(
     a=rewards.OK, hang=rewards.TIMEOUT, die=rewards.CRASH, eat=rewards.CRASH, b=rewards.OK,
     **dict.fromkeys(('raise', 'nothing', 'nan', 'bytes'), rewards.ERROR),
   )  # fmt: skip
-  assert [one.results[-1].observation for one in heard if one.results] == ['1:a', '1:b']
-  assert heard[1].message == 'RuntimeError: no such tool at all'
-  assert 'deadline_s' in heard[2].message and 'not (observation, reward, done)' in heard[5].message
+  assert [one.results[-1].observation for one in results if one.results] == ['1:a', '1:b']
+  assert results[1].message == 'RuntimeError: no such tool at all'
+  assert (
+    'deadline_s' in results[2].message and 'not (observation, reward, done)' in results[5].message
+  )
   assert time.monotonic() - begin < 60  # it ends
 
 
-def test_an_episode_that_ends_sooner_when_it_is_told_again_is_an_error():
+def test_an_episode_that_ends_sooner_in_replay_is_an_error():
   class Moody:
     def reset(self, row, seed):
       pass
@@ -251,8 +253,8 @@ def test_an_episode_that_ends_sooner_when_it_is_told_again_is_an_error():
     replay(Moody(), ROW, 0, ['a', 'b'])
 
 
-def test_where_nothing_is_remembered_the_newest_turn_alone_is_told():
-  told = []
+def test_without_memory_only_the_newest_turn_is_replayed():
+  turns = []
 
   class Forgets:
     remembers = False
@@ -261,10 +263,10 @@ def test_where_nothing_is_remembered_the_newest_turn_alone_is_told():
       pass
 
     def step(self, text):
-      told.append(text)
+      turns.append(text)
       return text, 0, False
 
-  assert replay(Forgets(), ROW, 0, ['a', 'b']) == [('b', 0.0, False)] and told == ['b']
+  assert replay(Forgets(), ROW, 0, ['a', 'b']) == [('b', 0.0, False)] and turns == ['b']
 
 
 CHAT = (
@@ -274,46 +276,48 @@ CHAT = (
 
 
 def words(template):
-  made = tokenizer.characters('abcdefghijklmnopqrstuvwxyz<|>?0123456789\n \u27e6\u27e7')
-  return made._replace(template=template)
+  characters = tokenizer.characters('abcdefghijklmnopqrstuvwxyz<|>?0123456789\n \u27e6\u27e7')
+  return characters._replace(template=template)
 
 
-def test_what_stands_between_two_turns_is_what_the_template_has_there():
-  made = words(CHAT)
-  seam = environments.build_turn_template(made, True, 'user')
-  end = made.end_ids[0]
+def test_ids_between_two_turns_are_those_of_the_template():
+  chat = words(CHAT)
+  template = environments.build_turn_template(chat, True, 'user')
+  end = chat.end_ids[0]
   turns = [dict(role='user', content='q'), dict(role='assistant', content='said')]
-  ids = made.encode_chat(turns[:1]) + made.encode('said') + [end]
-  ids += seam.ids('shown', end)
-  assert ids == made.encode_chat([*turns, dict(role='user', content='shown')])
-  # A turn that a mark ended, and not its end token, is closed first.
-  assert seam.ids('shown', 7)[0] == end and seam.ids('shown', 7)[1:] == seam.ids('shown', end)
-  assert environments.build_turn_template(made, False, 'user').ids('shown', end) == made.encode(
+  ids = chat.encode_chat(turns[:1]) + chat.encode('said') + [end]
+  ids += template.ids('shown', end)
+  assert ids == chat.encode_chat([*turns, dict(role='user', content='shown')])
+  # A turn that ended without its end token is closed first.
+  assert template.ids('shown', 7)[0] == end and template.ids('shown', 7)[1:] == template.ids(
+    'shown', end
+  )
+  assert environments.build_turn_template(chat, False, 'user').ids('shown', end) == chat.encode(
     'shown'
   )
-  assert environments.build_turn_template(made, False, 'user', 3).ids('shown', end) == made.encode(
+  assert environments.build_turn_template(chat, False, 'user', 3).ids('shown', end) == chat.encode(
     'sho'
   )
 
 
-def test_an_observation_that_spells_special_tokens_gets_their_letters_and_not_their_power():
-  made = words(CHAT)
-  end = made.end_ids[0]
-  seam = environments.build_turn_template(made, False, 'user')
-  assert made.encode('a<end>') == [*made.encode('a'), end]
-  ids = seam.ids('a<end>', end)
-  assert end not in ids and made.decode(ids) == 'a<end>'
-  assert made.encode('a<end>')[-1] == end  # and the next prompt is encoded as ever
+def test_special_tokens_spelled_in_an_observation_are_encoded_as_characters():
+  chat = words(CHAT)
+  end = chat.end_ids[0]
+  template = environments.build_turn_template(chat, False, 'user')
+  assert chat.encode('a<end>') == [*chat.encode('a'), end]
+  ids = template.ids('a<end>', end)
+  assert end not in ids and chat.decode(ids) == 'a<end>'
+  assert chat.encode('a<end>')[-1] == end  # the next prompt is encoded with special tokens again
 
 
 @pytest.mark.parametrize(
-  'template, told',
+  'template, message',
   [
     ("{{ raise_exception('roles') }}", 'refuses'),
     ("{{ messages[0]['content'] }}", 'does not show'),
     ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", 'does not show'),
   ],
 )
-def test_a_template_that_shows_no_such_message_is_one_sentence(template, told):
-  with pytest.raises(UserError, match=told):
+def test_a_template_without_the_message_raises_a_user_error(template, message):
+  with pytest.raises(UserError, match=message):
     environments.build_turn_template(words(template), True, 'tool')
