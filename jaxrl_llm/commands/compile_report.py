@@ -23,7 +23,8 @@ from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import StepSpec, check_objective, check_rows, make_spec
+from jaxrl_llm.learner.spec_from_config import check_objective, check_rows, make_spec
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.profiling import roofline as roofline_lib
 from jaxrl_llm.rollout import carried_kv, ring_decode, slot_loop

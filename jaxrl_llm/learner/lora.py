@@ -102,9 +102,7 @@ def for_sampling(base: Params, adapter: Params, alpha: float, dtype: str) -> Par
   return (merge if dtype == 'float32' else join)(base, adapter, alpha)
 
 
-def _combine(
-  base: Params, adapter: Params, combine: Callable[..., Any]
-) -> Params:
+def _combine(base: Params, adapter: Params, combine: Callable[..., Any]) -> Params:
   """The base with `combine(part, a, b)` in place of each part that has an adapter."""
   layers = {
     i: layer | {name: combine(layer[name], **ab) for name, ab in adapter['layers'][i].items()}

@@ -13,7 +13,8 @@ from jaxrl_llm import curriculum, data, environments, models, objective, replay,
 from jaxrl_llm.config import stages
 from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner.step_spec import StepSpec, check_objective, check_rows, make_spec
+from jaxrl_llm.learner.spec_from_config import check_objective, check_rows, make_spec
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import peft
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.monitoring import alarms

@@ -13,7 +13,8 @@ from jaxrl_llm.checkpointing import metrics_log
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import StepSpec, make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
+from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.monitoring import console
 from jaxrl_llm.types import Batch, TrainState

@@ -17,7 +17,7 @@ from jaxrl_llm.evaluation import evaluate
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records, generate, microbatch, precision
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import sft, validate
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError

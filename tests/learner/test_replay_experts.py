@@ -14,7 +14,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder, moe
 from jaxrl_llm.rollout import ring_decode
 from jaxrl_llm.rollout.decode_records import DecodeInputs

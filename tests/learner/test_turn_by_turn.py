@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records, microbatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.objective import turn_masks
 from jaxrl_llm.types import Turns, UserError

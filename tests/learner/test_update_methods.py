@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records, inner_steps, microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder, shared_prompt_forward
 from jaxrl_llm.types import UserError
 from tests.learner.test_step_methods import PLAIN, chosen, off_policy, updated
@@ -70,9 +70,8 @@ def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   p = spec(objective=averaged(0.7, importance_correction=dict(fn='token'), trust_region=PLAIN))
   states = trained(p, batch, 2)
   state = jax.tree.map(jnp.asarray, states[1])
-  score = lambda q: microbatch.log_probs(
-    p, q, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT)
-  )[0]  # noqa: E731
+  tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
+  score = lambda q: microbatch.log_probs(p, q, batch.prompts, tokens_BxT)[0]  # noqa: E731
   target = objective.targets(p.objective.method, batch, G).with_arrays(old_BxT=score(state.average))
   c_BxT, _ = objective.coefficients(p.objective.method, target, score(state.params))
   seen = np.asarray(target.mask_BxT) > 0

@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import attention, decoder, splash
 from jaxrl_llm.types import ModelConfig, Prompts, UserError
 

@@ -11,7 +11,7 @@ from objective_table import settings
 from jaxrl_llm import objective
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import stages
-from jaxrl_llm.learner import inner_steps, step_spec
+from jaxrl_llm.learner import inner_steps, spec_from_config
 from jaxrl_llm.objective import contracts, method_spec
 from jaxrl_llm.runner import setup
 from jaxrl_llm.types import UserError
@@ -144,4 +144,4 @@ def test_a_run_is_refused_before_its_model_is_looked_for():
 
 @pytest.mark.parametrize('path', sorted(pathlib.Path('configs').rglob('*.py')), ids=lambda p: p.stem)
 def test_every_config_keeps_the_contracts(path):
-  step_spec.check_objective(configs.load(str(path)))
+  spec_from_config.check_objective(configs.load(str(path)))

@@ -19,7 +19,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder, kvcache
 from jaxrl_llm.profiling import hlo
 from jaxrl_llm.rollout import carried_kv, queue_order, ring_decode, slot_loop

@@ -17,7 +17,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ngram_drafts, queue_order, ring_decode, stopping
 from jaxrl_llm.rollout.decode_records import DecodeInputs

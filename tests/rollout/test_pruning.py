@@ -12,7 +12,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import correctness_head, survival
 from jaxrl_llm.types import EXITED, UNFINISHED, ModelConfig, Prompts, UserError

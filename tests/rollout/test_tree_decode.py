@@ -20,7 +20,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation import evaluate
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import ring_decode, sampling, token_similarity, tree_decode, tree_rules
 from jaxrl_llm.rollout.decode_records import DecodeInputs

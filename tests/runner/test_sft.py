@@ -20,7 +20,7 @@ from jaxrl_llm.data.tasks import make_row
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch, minibatch
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import make_spec
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import sft as sft_lib
 from jaxrl_llm.types import UserError

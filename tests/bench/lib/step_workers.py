@@ -196,7 +196,7 @@ def ours_worker(folder: pathlib.Path) -> None:
   from jaxrl_llm.learner import compile as programs
   from jaxrl_llm.learner import empty_records
   from jaxrl_llm.learner import state as train_state
-  from jaxrl_llm.learner.step_spec import make_spec
+  from jaxrl_llm.learner.spec_from_config import make_spec
   from jaxrl_llm.types import Batch, Prompts
 
   model = models.load(str(folder / 'model'))
