@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from jaxrl_llm.types import Params
 
 _WIDTH, _BINS = 128, 20
 _DECAY = 0.99  # of the bins' counts, per update
@@ -16,8 +18,8 @@ _PRIOR = 2.0  # weight of a bin's middle as a prior, in rollouts
 class CorrectnessHead(NamedTuple):
   """A two-layer perceptron with its optimizer state, and the outcomes counted per bin of its score."""
 
-  params: Any
-  opt_state: Any
+  params: Params
+  opt_state: optax.OptState
   right_N: jax.Array
   count_N: jax.Array
   updates: jax.Array
@@ -31,7 +33,7 @@ def init(features: int, seed: int) -> CorrectnessHead:
   return CorrectnessHead(params, _optimizer(1.0).init(params), zeros, zeros, jnp.int32(0))
 
 
-def score(params: Any, feature_BxF: jax.Array) -> jax.Array:
+def score(params: Params, feature_BxF: jax.Array) -> jax.Array:
   """The logit of success, [B], from features scaled to unit mean square. arXiv:2603.24840."""
   scale = jnp.sqrt((feature_BxF**2).mean(-1, keepdims=True) + 1e-6)
   hidden = jax.nn.gelu(feature_BxF / scale @ params['w1'] + params['b1'][None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -11,7 +11,7 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import early_exit, stopping
 from jaxrl_llm.rollout.queue_order import Progress, fifo
 from jaxrl_llm.rollout.sampling import NO_FILTER, TokenFilter
-from jaxrl_llm.types import Array, ModelConfig, Prompts, Rollout
+from jaxrl_llm.types import Array, ModelConfig, Params, Prompts, Rollout
 
 
 class DecodeSettings(NamedTuple):
@@ -55,7 +55,7 @@ class DecodeInputs(NamedTuple):
   `params` are cast and laid out for decoding by the caller: no collective over weights runs inside the loop.
   """
 
-  params: Any
+  params: Params
   prompts: Prompts
   key: jax.Array  # from the run's seed
   version: Array | int  # optimizer steps taken by `params`
@@ -76,7 +76,7 @@ class LoopConstants(NamedTuple):
 
   model: ModelConfig
   settings: DecodeSettings
-  params: Any
+  params: Params
   prompts: Prompts
   prompt_cache: decoder.Cache
   keys_B: jax.Array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxrl_llm.models import shared_prompt_forward
 from jaxrl_llm.rollout import correctness_head, ring_decode, sampling, survival
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
-from jaxrl_llm.types import ModelConfig, Prompts, Rollout
+from jaxrl_llm.types import ModelConfig, Params, Prompts, Rollout
 
 _SURVIVAL_KEY = 2**31 - 3  # folded into a prompt's key: survivors are drawn with separate noise
 
@@ -54,7 +54,7 @@ def generate(
 
 def predict_success(
   model: ModelConfig,
-  params: Any,
+  params: Params,
   head: correctness_head.CorrectnessHead,
   prompts: Prompts,
   rollout: Rollout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxrl_llm.types import (
   UNFINISHED,
   Array,
   ModelConfig,
+  Params,
   Prompts,
   Rollout,
 )
@@ -62,7 +63,7 @@ def _packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
 
 
 def prefill(
-  model: ModelConfig, params: Any, prompts: Prompts, dtype: str
+  model: ModelConfig, params: Params, prompts: Prompts, dtype: str
 ) -> tuple[decoder.Cache, jax.Array]:
   """The prompts' cache, (k, v) [P, K, L, d] per layer, and the logits [P, V] after each prompt's last token."""
   P, L = prompts.tokens_PxL.shape
