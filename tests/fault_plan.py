@@ -1,4 +1,4 @@
-"""A fault planted into the process of a run: dict(kind=, at=, skip=), see faults.py."""
+"""Injects a fault into the process of a run: dict(kind=, at=, skip=), see faults.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def die():
   os.kill(os.getpid(), signal.SIGKILL)
 
 
-def full():
+def fill_disk():
   raise OSError(errno.ENOSPC, 'No space left on device')
 
 
@@ -34,100 +34,100 @@ def term_twice():
   term()
   time.sleep(0.05)
   term()
-  np.linalg.svd(np.ones((4000, 4000)))  # in C for seconds: no handler of Python's can run
+  np.linalg.svd(np.ones((4000, 4000)))  # seconds inside C, where no Python signal handler runs
 
 
 def kill_grader():
-  """The worker that says it has begun: see judges.py."""
-  told = pathlib.Path(os.environ['JUDGES'])
-  told.unlink(missing_ok=True)
+  """Kill the worker whose process id is written to the file $JUDGES: see judges.py."""
+  pid_file = pathlib.Path(os.environ['JUDGES'])
+  pid_file.unlink(missing_ok=True)
 
-  def strike():
-    while not told.exists() or not told.read_text():
+  def kill():
+    while not pid_file.exists() or not pid_file.read_text():
       time.sleep(0.005)
-    os.kill(int(told.read_text()), signal.SIGKILL)
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
     print('killed a grader', flush=True)
 
-  threading.Thread(target=strike, daemon=True).start()
+  threading.Thread(target=kill, daemon=True).start()
 
 
-def wrap(owner, name, happen, wanted=lambda *_: True, after=False):
-  """owner.name is called as before, but something happens at wanted calls."""
+def wrap(owner, name, fault, applies=lambda *_: True, after=False):
+  """Wrap owner.name so that `fault` runs before (or after) the calls whose arguments satisfy `applies`."""
   real = getattr(owner, name)
 
-  def wrapped(*args, **kw):
-    if not wanted(*args):
-      return real(*args, **kw)
+  def wrapped(*args, **keywords):
+    if not applies(*args):
+      return real(*args, **keywords)
     if not after:
-      happen()
-    found = real(*args, **kw)
+      fault()
+    result = real(*args, **keywords)
     if after:
-      happen()
-    return found
+      fault()
+    return result
 
   setattr(owner, name, wrapped)
 
 
-def seen(folder: str) -> bool:
-  """Has a save begun to write arrays there?"""
+def writes_arrays(folder: str) -> bool:
+  """Whether a save has begun to write arrays into `folder`."""
   try:
     return any(f.is_file() for f in pathlib.Path(folder).glob('*.part/device*/**/*'))
   except FileNotFoundError:
-    return False  # renamed while it was walked
+    return False  # renamed during the walk
 
 
-def half_written(folder: str):
+def die_during_save(folder: str):
   def watch():
-    while not seen(folder):
+    while not writes_arrays(folder):
       time.sleep(0.001)
     die()
 
   watcher = threading.Thread(target=watch, daemon=True)
   watcher.start()
-  # Else the save may be over before the turn of this thread comes.
+  # Otherwise the save might end before this thread is scheduled.
   wrap(checkpoint, '_seal', watcher.join)
 
 
-def of_metrics(writer, *_) -> bool:
+def is_metrics(writer, *_) -> bool:
   return writer._file.name.endswith('metrics.jsonl')
 
 
-def half_row(happen):
+def half_row(fault):
   real = metrics_log.Writer.write
 
   def write(self, row):
-    if not of_metrics(self):
+    if not is_metrics(self):
       return real(self, row)
     text = metrics_log._line(row)
     self._file.write(text[: len(text) // 2])
     self._file.flush()
-    happen()
+    fault()
     self._file.seek(0, 2)
 
   metrics_log.Writer.write = write
 
 
-def name_is(end):
-  return lambda path, *_: str(path).endswith(end)
+def name_ends_with(suffix):
+  return lambda path, *_: str(path).endswith(suffix)
 
 
-def commits(source, target) -> bool:
+def is_commit(source, target) -> bool:
   return 'checkpoints' in source and source.endswith('.part')
 
 
-def old(path, **_) -> bool:
+def is_old(path, **_) -> bool:
   return str(path).endswith('.old')
 
 
-def leaping(by: float):
-  """The clock, and what sets it forward."""
-  real, ahead = time.time, [0.0]
-  time.time = lambda: real() + ahead[0]
-  return lambda: ahead.append(ahead.pop() + by)
+def clock_jump(by_s: float):
+  """Patch time.time; returns the function that sets the clock forward by `by_s`."""
+  real, offset = time.time, [0.0]
+  time.time = lambda: real() + offset[0]
+  return lambda: offset.append(offset.pop() + by_s)
 
 
 def drift():
-  """What this process has seen of a prompt's answers is one right one more, once."""
+  """Let the curriculum of this process observe one correct completion more than the others', once."""
   real = curriculum.Curriculum.observe
 
   def observe(self, index_P, right_P, count_P, *more):
@@ -137,39 +137,44 @@ def drift():
   curriculum.Curriculum.observe = observe
 
 
-def plan(fault: dict, run: str) -> None:
-  """Lets the fault happen in this process, in the run of that folder."""
-  kind, at, left, c = fault['kind'], fault.get('at'), [fault.get('skip', 0)], checkpoint
+def inject(fault: dict, run: str) -> None:
+  """Inject the fault into this process, which is about to run in the run directory `run`."""
+  kind, at, remaining = fault['kind'], fault.get('at'), [fault.get('skip', 0)]
   if kind == 'drift':
     return drift()
   if kind == 'kill grader':
     return wrap(rewards.Pool, 'score', kill_grader)
-  do = {'kill': die, 'full': full, 'term': term, 'term twice': term_twice}
-  do = leaping(fault['by']) if kind == 'leap' else do[kind]
+  effects = {'kill': die, 'full': fill_disk, 'term': term, 'term twice': term_twice}
+  effect = clock_jump(fault['by']) if kind == 'leap' else effects[kind]
   if at == 'device':
-    do = functools.partial(half_written, os.path.join(run, 'checkpoints'))
+    effect = functools.partial(die_during_save, os.path.join(run, 'checkpoints'))
 
-  def happen():
-    left[0] -= 1
-    if left[0] == -1:
-      do()
+  def on_stage():
+    remaining[0] -= 1
+    if remaining[0] == -1:
+      effect()
 
-  stages = dict(
-    begin=lambda: wrap(c, 'check_space', happen),
-    device=lambda: wrap(c, 'check_space', happen),
-    flushed=lambda: wrap(c, '_seal', happen),
-    host=lambda: wrap(c, '_write', happen, name_is('host.json')),
-    manifest=lambda: wrap(c, '_write', happen, name_is('manifest.json')),
-    sealed=lambda: wrap(c, '_write', happen, name_is('manifest.json'), after=True),
-    read_back=lambda: wrap(c, '_read_back', happen),
-    commit=lambda: wrap(os, 'replace', happen, commits),
-    committed=lambda: wrap(c, '_retain', happen),
-    retention=lambda: wrap(shutil, 'rmtree', happen, old),
-    propose=lambda: wrap(host_step, 'propose', happen),
-    land=lambda: wrap(host_step, 'land', happen),
-    rollouts=lambda: wrap(run_dir.RunDirectory, 'write_rollouts', happen),
-    half_row=lambda: half_row(happen),
-    row=lambda: wrap(metrics_log.Writer, 'write', happen, of_metrics, after=True),
-    evaluation=lambda: wrap(run_dir.RunDirectory, 'write_eval', happen),
+  return _stages(on_stage)[at]()
+
+
+def _stages(on_stage) -> dict:
+  """By stage, a function that lets `on_stage` run whenever the stage is reached."""
+  c = checkpoint
+  return dict(
+    begin=lambda: wrap(c, 'check_space', on_stage),
+    device=lambda: wrap(c, 'check_space', on_stage),
+    flushed=lambda: wrap(c, '_seal', on_stage),
+    host=lambda: wrap(c, '_write', on_stage, name_ends_with('host.json')),
+    manifest=lambda: wrap(c, '_write', on_stage, name_ends_with('manifest.json')),
+    sealed=lambda: wrap(c, '_write', on_stage, name_ends_with('manifest.json'), after=True),
+    read_back=lambda: wrap(c, '_read_back', on_stage),
+    commit=lambda: wrap(os, 'replace', on_stage, is_commit),
+    committed=lambda: wrap(c, '_retain', on_stage),
+    retention=lambda: wrap(shutil, 'rmtree', on_stage, is_old),
+    propose=lambda: wrap(host_step, 'propose', on_stage),
+    land=lambda: wrap(host_step, 'land', on_stage),
+    rollouts=lambda: wrap(run_dir.RunDirectory, 'write_rollouts', on_stage),
+    half_row=lambda: half_row(on_stage),
+    row=lambda: wrap(metrics_log.Writer, 'write', on_stage, is_metrics, after=True),
+    evaluation=lambda: wrap(run_dir.RunDirectory, 'write_eval', on_stage),
   )
-  return stages[at]()

@@ -1,6 +1,6 @@
-"""Runs of a small job that are killed, starved of disk, stopped and damaged at chosen or random moments.
+"""Runs of a small job with faults: killed, out of disk, stopped or damaged, at chosen or random moments.
 
-A fault is dict(kind=, at=, skip=): what happens, at which stage, and how often that stage passes before; see
+A fault is dict(kind=, at=, skip=): the kind, the stage, and the number of passes of the stage before the fault; see
 fault_plan.py. test_faults.py runs a few of each; tests/bench/faults.py runs many.
 """
 
@@ -28,7 +28,7 @@ JOB = dict(
   evaluation=dict(every=4, prompts=8, samples=0),
   checkpoint=dict(every=1, keep=2),
 )
-# Stages inside a save, in their order, and stages of the loop around it.
+# Stages of a save in order, and stages of the training loop.
 SAVE = (
   *('begin', 'device', 'flushed', 'host', 'manifest', 'sealed', 'read_back', 'commit', 'committed'),
   'retention',
@@ -36,8 +36,8 @@ SAVE = (
 LOOP = ('propose', 'land', 'rollouts', 'half_row', 'row')
 
 
-class Nursery:
-  """Starts runs of one job. start(workdir, …) → (exit status, what was printed); negative where a signal ended it."""
+class JobRunner:
+  """Starts runs of one job. start(workdir, …) → (exit status, output); a signal N gives the status −N."""
 
   def __init__(self, folder: pathlib.Path, **changes):
     self.config = tiny_job.config_file(folder, **(JOB | changes))
@@ -52,7 +52,7 @@ class Nursery:
     after_s: float | None = None,
     after_text: str = '',
   ) -> tuple[int, str]:
-    """`signal` is sent `after_s` seconds after `after_text` was printed."""
+    """Run the job; `signal` is sent `after_s` seconds after `after_text` appears in the output."""
     argv = [f'--config={self.config}', f'--workdir={workdir}', *more]
     process = forks.start(argv, workdir, fault=fault, **self._env)
     if after_s is not None:
@@ -64,24 +64,23 @@ class Nursery:
     return process.returncode, out
 
 
-def assert_same(run: pathlib.Path, want: pathlib.Path, whole: bool = True) -> None:
-  """Metrics, tokens, evaluations and (of a whole run) weights and all other saved state, bit for bit."""
-  ours, theirs = (
-    metrics_log.comparable(metrics_log.read(str(r / 'metrics.jsonl'))) for r in (run, want)
+def assert_same(run: pathlib.Path, expected: pathlib.Path, complete: bool = True) -> None:
+  """Compare metrics, tokens, evaluations and, for a complete run, all saved state, bit for bit."""
+  rows, expected_rows = (
+    metrics_log.comparable(metrics_log.read(str(r / 'metrics.jsonl'))) for r in (run, expected)
   )
-  assert ours == theirs[: len(ours)]
+  assert rows == expected_rows[: len(rows)]
   for folder in ('rollouts', 'eval'):
     names = sorted(p.name for p in (run / folder).glob('*.json*') if p.suffix != '.part')
     for name in names:
-      assert (run / folder / name).read_bytes() == (want / folder / name).read_bytes(), name
-  if whole:
-    assert len(ours) == len(theirs) == STEPS
+      assert (run / folder / name).read_bytes() == (expected / folder / name).read_bytes(), name
+  if complete:
+    assert len(rows) == len(expected_rows) == STEPS
     for folder in ('rollouts', 'eval', 'checkpoints'):
-      assert sorted(os.listdir(run / folder)) == sorted(os.listdir(want / folder))
-    ours, theirs = saved(run), saved(want)
-    assert ours.keys() == theirs.keys() and not [
-      name for name in ours if ours[name] != theirs[name]
-    ]
+      assert sorted(os.listdir(run / folder)) == sorted(os.listdir(expected / folder))
+    state, expected_state = saved_state(run), saved_state(expected)
+    assert state.keys() == expected_state.keys()
+    assert not [name for name in state if state[name] != expected_state[name]]
 
 
 def newest(run: pathlib.Path) -> pathlib.Path:
@@ -89,7 +88,10 @@ def newest(run: pathlib.Path) -> pathlib.Path:
 
 
 def damage(run: pathlib.Path, how: str) -> tuple[pathlib.Path, str]:
-  """Makes the largest file of the newest checkpoint short, one bit wrong, or go: (checkpoint, file)."""
+  """Truncate ('short'), corrupt ('bit') or remove ('gone') the largest file of the newest checkpoint.
+
+  Returns (checkpoint, relative path of the file, or '' for a removed one).
+  """
   path = newest(run)
   largest = max((p for p in path.rglob('*') if p.is_file()), key=lambda p: p.stat().st_size)
   data = bytearray(largest.read_bytes())
@@ -101,19 +103,19 @@ def damage(run: pathlib.Path, how: str) -> tuple[pathlib.Path, str]:
   return path, '' if how == 'gone' else str(largest.relative_to(path))
 
 
-def saved(run: pathlib.Path) -> dict[str, bytes]:
-  """Everything in the newest checkpoint: name → bytes."""
+def saved_state(run: pathlib.Path) -> dict[str, bytes]:
+  """The content of the newest checkpoint: name → bytes."""
   import numpy as np
   import tensorstore as ts
 
   path = newest(run)
-  where = dict(driver='ocdbt', base=f'file://{path}/device/')
-  keys = [key.decode() for key in ts.KvStore.open(where).result().list().result()]
-  found = {}
+  store = dict(driver='ocdbt', base=f'file://{path}/device/')
+  keys = [key.decode() for key in ts.KvStore.open(store).result().list().result()]
+  state = {}
   for name in (k.removesuffix('.zarray').rstrip('/') for k in keys if k.endswith('.zarray')):
-    spec = dict(driver='zarr', kvstore=where | dict(path=name))
-    found[name] = np.asarray(ts.open(spec, open=True).result().read().result()).tobytes()
+    spec = dict(driver='zarr', kvstore=store | dict(path=name))
+    state[name] = np.asarray(ts.open(spec, open=True).result().read().result()).tobytes()
   with np.load(path / 'host.npz') as file:
-    found |= {f'host {name}': file[name].tobytes() for name in file.files}
+    state |= {f'host {name}': file[name].tobytes() for name in file.files}
   host = json.loads((path / 'host.json').read_text())
-  return found | {'host': json.dumps(host, sort_keys=True).encode()}
+  return state | {'host': json.dumps(host, sort_keys=True).encode()}

@@ -1,6 +1,6 @@
-"""A process that has imported what is slow, and forks a child for every start of a run; forks.py talks to it.
+"""A process that has imported the slow modules and forks a child for every run; forks.py sends it requests.
 
-It has started no thread and no backend: how many devices there are, and where programs are kept, each child decides.
+It has started no thread and no backend: each child chooses its devices and compilation cache.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import traceback
 import fault_plan
 import quick
 
-from jaxrl_llm import main, train  # noqa: F401  what a run imports
+from jaxrl_llm import main, train  # noqa: F401  imported by every run
 
 
-def run(order: dict) -> None:
-  """Is the child: what `python -m jaxrl_llm.main` would do, with what the order plants into it."""
-  log = os.open(order['log'], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def run(request: dict) -> None:
+  """In the child: run `python -m jaxrl_llm.main` with the fault of the request, and exit."""
+  log = os.open(request['log'], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
   for stream in (1, 2):
     os.dup2(log, stream)
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-  os.environ.update(order['env'])
+  os.environ.update(request['env'])
   status = 70
   try:
-    if order['fault']:
-      fault_plan.plan(order['fault'], order['workdir'])
-    status = main.main(order['argv'])
-    threading._shutdown()  # as Python ends
+    if request['fault']:
+      fault_plan.inject(request['fault'], request['workdir'])
+    status = main.main(request['argv'])
+    threading._shutdown()  # as at the end of a Python program
     atexit._run_exitfuncs()
   except BaseException:
     traceback.print_exc()
@@ -40,22 +40,23 @@ def run(order: dict) -> None:
   os._exit(status)
 
 
-def start(order: dict) -> int:
+def start(request: dict) -> int:
   pid = os.fork()
   if not pid:
-    run(order)
+    run(request)
   return pid
 
 
 def poll(pid: int) -> int | None:
-  done, status = os.waitpid(pid, os.WNOHANG)
-  return os.waitstatus_to_exitcode(status) if done else None
+  finished, status = os.waitpid(pid, os.WNOHANG)
+  return os.waitstatus_to_exitcode(status) if finished else None
 
 
 if __name__ == '__main__':
   gc.collect()
-  gc.freeze()  # children share what is never looked at
+  gc.freeze()  # children share the memory of objects that the collector never visits
   quick.collect_seldom()
   for line in sys.stdin:
-    asked = json.loads(line)
-    print(json.dumps(start(asked) if 'argv' in asked else poll(asked['pid'])), flush=True)
+    message = json.loads(line)
+    result = start(message) if 'argv' in message else poll(message['pid'])
+    print(json.dumps(result), flush=True)

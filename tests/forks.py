@@ -1,4 +1,4 @@
-"""`start(…)`: the real command in a process forked off one that has imported what is slow; it costs no import."""
+"""`start(…)`: the command line in a process forked from one that has imported the slow modules already."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 class _Server:
-  """The process that forks: it ends with this one, whose end closes its standard input."""
+  """The process that forks. It ends with this one, because its standard input is closed then."""
 
   def __init__(self):
     self._process = subprocess.Popen(
@@ -29,8 +29,8 @@ class _Server:
       env=os.environ | dict(JAX_PLATFORMS='cpu', PYTHONPATH=f'{HERE.parent}:{HERE}'),
     )
 
-  def ask(self, **order) -> int | None:
-    self._process.stdin.write(json.dumps(order) + '\n')
+  def call(self, **request) -> int | None:
+    self._process.stdin.write(json.dumps(request) + '\n')
     self._process.stdin.flush()
     return json.loads(self._process.stdout.readline())
 
@@ -38,15 +38,15 @@ class _Server:
 _server = functools.cache(_Server)
 
 
-class Started:
-  """A run, with what is needed of subprocess.Popen; what it prints is kept in a file."""
+class Process:
+  """A forked run with the interface of subprocess.Popen that tests use. Its output goes to a file."""
 
   def __init__(self, pid: int, log: pathlib.Path):
     self.pid, self.log, self.returncode = pid, log, None
 
   def poll(self) -> int | None:
     if self.returncode is None:
-      self.returncode = _server().ask(pid=self.pid)
+      self.returncode = _server().call(pid=self.pid)
     return self.returncode
 
   def send_signal(self, number: int) -> None:
@@ -60,9 +60,9 @@ class Started:
     return self.log.read_text(errors='replace') if self.log.exists() else ''
 
   def communicate(self, timeout: float = 600.0) -> tuple[str, None]:
-    end = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while self.poll() is None:
-      if time.monotonic() > end:
+      if time.monotonic() > deadline:
         self.kill()
         raise TimeoutError(f'no end after {timeout} s: {self.text()}')
       time.sleep(0.02)
@@ -79,11 +79,11 @@ def start(
   devices: int = 1,
   fault: dict | None = None,
   **env: str,
-) -> Started:
-  """`python -m jaxrl_llm.main` with `argv`, on so many virtual devices; its log is beside `workdir`."""
+) -> Process:
+  """`python -m jaxrl_llm.main` with `argv` on `devices` virtual devices; its log lies beside `workdir`."""
   workdir = pathlib.Path(workdir)
   log = workdir.parent / f'{workdir.name}.{next(_logs)}.log'
   log.parent.mkdir(parents=True, exist_ok=True)
   env |= dict(XLA_FLAGS=quick.flags(devices))
-  pid = _server().ask(argv=argv, workdir=str(workdir), log=str(log), env=env, fault=fault)
-  return Started(pid, log)
+  pid = _server().call(argv=argv, workdir=str(workdir), log=str(log), env=env, fault=fault)
+  return Process(pid, log)

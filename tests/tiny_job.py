@@ -40,7 +40,7 @@ def config_file(folder, **changes) -> str:
   return path
 
 
-def start(config: str, workdir: str, *more: str, **how) -> forks.Started:
+def start(config: str, workdir: str, *more: str, **how) -> forks.Process:
   """The command line in a process of its own; `how`: see `forks.start`."""
   return forks.start([f'--config={config}', f'--workdir={workdir}', *more], workdir, **how)
 
@@ -55,7 +55,7 @@ def command(config: str, workdir: str, *more: str) -> str:
   return done.stdout
 
 
-def finish(process: forks.Started) -> str:
+def finish(process: forks.Process) -> str:
   """Waits, and returns what it printed; fails where the status is not 0."""
   out, _ = process.communicate(timeout=600)
   assert process.returncode == 0, out

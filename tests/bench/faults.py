@@ -21,7 +21,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import faults
-from faults import STEPS, Nursery, assert_same, damage
+from faults import STEPS, JobRunner, assert_same, damage
 
 from jaxrl_llm.distributed import preemption
 from tests.bench.lib import smoke
@@ -38,19 +38,19 @@ class Ledger:
     print(f'{kind}: {self.counts[kind]}', flush=True)
 
 
-def finish(nursery: Nursery, run: pathlib.Path, want: pathlib.Path) -> None:
-  status, out = nursery.start(run)
+def finish(job_runner: JobRunner, run: pathlib.Path, want: pathlib.Path) -> None:
+  status, out = job_runner.start(run)
   assert status == 0, out
   assert_same(run, want)
   shutil.rmtree(run)
 
 
-def random_signals(nursery, want, out, survived, count: int, draw: random.Random, which) -> None:
+def random_signals(job_runner, want, out, survived, count: int, draw: random.Random, which) -> None:
   """A run that ends before its signal comes begins again."""
   run, done = out / f'random {which.name}', 0
   while done < count:
     after = draw.choice(['resuming at', 'compiling the step', 'step '])
-    status, text = nursery.start(
+    status, text = job_runner.start(
       run, signal=int(which), after_s=draw.random() * 1.5, after_text=after if run.exists() else ''
     )
     if status == 0:
@@ -60,31 +60,31 @@ def random_signals(nursery, want, out, survived, count: int, draw: random.Random
     wanted = {-which, preemption.EXIT_PREEMPTED} if which == signal.SIGTERM else {-which}
     assert status in wanted, (status, text)
     if (run / 'metrics.jsonl').exists():
-      assert_same(run, want, whole=False)
+      assert_same(run, want, complete=False)
     done += 1
     survived(f'{which.name} at a random moment')
-  finish(nursery, run, want)
+  finish(job_runner, run, want)
 
 
-def stages(nursery, want, out, survived) -> None:
+def stages(job_runner, want, out, survived) -> None:
   """Every stage of a save and of a step, at every one of three saves or steps."""
   for skip in range(3):
     for told in (faults.SAVE, faults.LOOP):
       run = out / 'stages'
       for at in told:
-        status, text = nursery.start(run, fault=dict(kind='kill', at=at, skip=min(skip, 1)))
+        status, text = job_runner.start(run, fault=dict(kind='kill', at=at, skip=min(skip, 1)))
         if status == 0:  # all steps are done: the chain begins again
           assert_same(run, want)
           shutil.rmtree(run)
-          status, text = nursery.start(run, fault=dict(kind='kill', at=at, skip=skip))
+          status, text = job_runner.start(run, fault=dict(kind='kill', at=at, skip=skip))
         assert status == -signal.SIGKILL, text
         if (run / 'metrics.jsonl').exists():
-          assert_same(run, want, whole=False)
+          assert_same(run, want, complete=False)
         survived('SIGKILL at a stage')
-      finish(nursery, run, want)
+      finish(job_runner, run, want)
 
 
-def full_disk(nursery, want, out, survived) -> None:
+def full_disk(job_runner, want, out, survived) -> None:
   for at in (
     'begin',
     'flushed',
@@ -97,14 +97,14 @@ def full_disk(nursery, want, out, survived) -> None:
     'row',
   ):
     run = out / 'full'
-    status, text = nursery.start(run, fault=dict(kind='full', at=at, skip=2))
+    status, text = job_runner.start(run, fault=dict(kind='full', at=at, skip=2))
     assert status == 2 and 'make room' in text and 'Traceback' not in text, text
-    assert_same(run, want, whole=False)
+    assert_same(run, want, complete=False)
     survived('disk full, injected')
-    finish(nursery, run, want)
+    finish(job_runner, run, want)
 
 
-def small_disk(nursery, want, out, survived, sizes_kb) -> None:
+def small_disk(job_runner, want, out, survived, sizes_kb) -> None:
   """On a file system that really is full; nothing to see where none can be mounted."""
   run = out / 'small'
   for size in sizes_kb:
@@ -114,13 +114,13 @@ def small_disk(nursery, want, out, survived, sizes_kb) -> None:
       print('no file system can be mounted here: a really full disk was not tried')
       return
     try:
-      status, text = nursery.start(run)
+      status, text = job_runner.start(run)
       full = status == 2 and 'make room' in text and 'Traceback' not in text
       assert full or status == 0, text
       if (run / 'metrics.jsonl').exists():
-        assert_same(run, want, whole=False)
+        assert_same(run, want, complete=False)
       subprocess.run(['mount', '-o', 'remount,size=64m', str(run)], check=True)
-      status, text = nursery.start(run)
+      status, text = job_runner.start(run)
       assert status == 0, text
       assert_same(run, want)
       survived('disk really full' if full else 'disk just large enough')
@@ -128,19 +128,19 @@ def small_disk(nursery, want, out, survived, sizes_kb) -> None:
       subprocess.run(['umount', str(run)], check=True)
 
 
-def damages(nursery, want, out, survived, ways=('short', 'bit', 'gone')) -> None:
+def damages(job_runner, want, out, survived, ways=('short', 'bit', 'gone')) -> None:
   for how in ways:
     run = out / 'damaged'
-    nursery.start(run, fault=dict(kind='kill', at='land', skip=6))
+    job_runner.start(run, fault=dict(kind='kill', at='land', skip=6))
     damage(run, how)
-    finish(nursery, run, want)
+    finish(job_runner, run, want)
     survived(f'newest checkpoint damaged: {how}')
 
 
-def clocks(nursery, want, out, survived) -> None:
+def clocks(job_runner, want, out, survived) -> None:
   for by in (-1e6, -3.0, 3.0, 1e6):
     run = out / 'clock'
-    status, text = nursery.start(run, fault=dict(kind='leap', at='land', skip=3, by=by))
+    status, text = job_runner.start(run, fault=dict(kind='leap', at='land', skip=3, by=by))
     assert status == 0, text
     assert_same(run, want)
     shutil.rmtree(run)
@@ -157,10 +157,10 @@ def main() -> None:
   shutil.rmtree(out, ignore_errors=True)
   out.mkdir(parents=True)
   survived, began, draw = Ledger(), time.monotonic(), random.Random(options.seed)
-  nursery, want = Nursery(out), out / 'uninterrupted'
-  status, text = nursery.start(want)
+  job_runner, want = JobRunner(out), out / 'uninterrupted'
+  status, text = job_runner.start(want)
   assert status == 0, text
-  common = nursery, want, out, survived
+  common = job_runner, want, out, survived
   random_signals(*common, options.kills, draw, signal.SIGKILL)
   if options.smoke:
     damages(*common, ['bit'])

@@ -1,4 +1,4 @@
-"""Which processes a run has, from the environment of each kind of launcher."""
+"""Detection of the processes of a run from the environment of each kind of launcher."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ORTE = dict(OMPI_MCA_orte_hnp_uri='1531576320.0;tcp://10.96.0.1:34911')
 
 
 def no_metadata(key: str) -> str:
-  raise AssertionError(f'asked for {key}')
+  raise AssertionError(f'unexpected query of {key}')
 
 
-def find(environ, *flags, metadata=no_metadata):
+def detect(environ, *flags, metadata=no_metadata):
   return cluster.detect(dict(TPU_SKIP_MDS_QUERY='1') | environ, *flags, metadata=metadata)
 
 
-def told(coordinator: str, processes: int, process: int) -> dict:
+def arguments_of(coordinator: str, processes: int, process: int) -> dict:
   return dict(
     coordinator_address=coordinator,
     num_processes=processes,
@@ -60,7 +60,7 @@ def told(coordinator: str, processes: int, process: int) -> dict:
   ],
 )
 def test_one_process(environ):
-  assert find(environ) == cluster.SINGLE_PROCESS
+  assert detect(environ) == cluster.SINGLE_PROCESS
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_one_process(environ):
       SLURM | ALL_SEEN | dict(SLURM_STEP_NUM_NODES='2'),
       'Slurm', 4, dict(cluster_detection_method='slurm'), False,
     ),
-    # Each sees its own alone: number SLURM_LOCALID is not there.
+    # Each task sees only its own device, so that index SLURM_LOCALID does not exist.
     (
       SLURM | ALL_SEEN | dict(SLURM_STEP_NUM_NODES='2', CUDA_VISIBLE_DEVICES='0'),
       'Slurm', 4, dict(cluster_detection_method='slurm'), True,
     ),
-    (JOBSET, 'Kubernetes', 2, told('run-gpu-0-0.run:8476', 2, 1), True),
-    (JOBSET | dict(JOB_COMPLETION_INDEX='0'), 'Kubernetes', 2, told('run-gpu-0-0.run:8476', 2, 0), True),
-    (JOBSET | dict(JAX_PROCESS_ID='0'), 'JAX_NUM_PROCESSES', 2, told('run-gpu-0-0.run:8476', 2, 0), True),
+    (JOBSET, 'Kubernetes', 2, arguments_of('run-gpu-0-0.run:8476', 2, 1), True),
+    (JOBSET | dict(JOB_COMPLETION_INDEX='0'), 'Kubernetes', 2, arguments_of('run-gpu-0-0.run:8476', 2, 0), True),
+    (JOBSET | dict(JAX_PROCESS_ID='0'), 'JAX_NUM_PROCESSES', 2, arguments_of('run-gpu-0-0.run:8476', 2, 0), True),
     (MPI | ORTE, 'Open MPI', 8, dict(cluster_detection_method='ompi'), False),
     (
       MPI | ORTE | dict(OMPI_COMM_WORLD_LOCAL_SIZE='1'),
@@ -87,7 +87,7 @@ def test_one_process(environ):
     ),
     (
       MPI | dict(JAX_COORDINATOR_ADDRESS='n1:8476'),
-      'Open MPI', 8, told('n1:8476', 8, 5) | dict(local_device_ids=[1]), False,
+      'Open MPI', 8, arguments_of('n1:8476', 8, 5) | dict(local_device_ids=[1]), False,
     ),
     (
       dict(TPU_WORKER_HOSTNAMES='a,b,c,d', TPU_WORKER_ID='3'),
@@ -102,7 +102,7 @@ def test_one_process(environ):
   ],
 )  # fmt: skip
 def test_several_processes(environ, found_by, processes, arguments, all_devices):
-  assert find(environ) == (found_by, processes, arguments, all_devices)
+  assert detect(environ) == (found_by, processes, arguments, all_devices)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_several_processes(environ, found_by, processes, arguments, all_devices)
     ({'worker-network-endpoints': 'a,b', 'tpu-env': "X: '9'\nMEGASCALE_NUM_SLICES: '2'\n"}, 4),
   ],
 )
-def test_a_tpu_vm_asks_the_metadata_server(attributes, processes):
+def test_a_tpu_vm_queries_the_metadata_server(attributes, processes):
   found = cluster.detect({}, metadata=lambda key: attributes.get(key, ''))
   assert found.processes == processes
   assert found.arguments == (dict(cluster_detection_method='gcetpu') if processes > 1 else {})
@@ -122,9 +122,9 @@ def test_a_tpu_vm_asks_the_metadata_server(attributes, processes):
 
 @pytest.mark.parametrize('environ', [{}, SLURM, JOBSET, MPI, dict(TPU_WORKER_HOSTNAMES='a,b')])
 def test_flags_win(environ):
-  assert find(environ, 'h:1', 3, 2) == ('flags', 3, told('h:1', 3, 2), True)
-  assert find(environ, '[::1]:8476', 1, 0).arguments == told('[::1]:8476', 1, 0)
-  assert find(environ, '', 1) == find(environ, '', 1, 0) == cluster.SINGLE_PROCESS
+  assert detect(environ, 'h:1', 3, 2) == ('flags', 3, arguments_of('h:1', 3, 2), True)
+  assert detect(environ, '[::1]:8476', 1, 0).arguments == arguments_of('[::1]:8476', 1, 0)
+  assert detect(environ, '', 1) == detect(environ, '', 1, 0) == cluster.SINGLE_PROCESS
 
 
 @pytest.mark.parametrize(
@@ -159,20 +159,20 @@ def test_flags_win(environ):
     (MPI, (), 'OMPI_COMM_WORLD_SIZE=8, but this Open MPI does not give'),
   ],
 )
-def test_what_contradicts_itself_is_one_sentence(environ, flags, words):
+def test_contradictions_give_one_sentence(environ, flags, words):
   with pytest.raises(UserError, match='^[^\n]*$') as error:
-    find(environ, *flags)
+    detect(environ, *flags)
   assert words in str(error.value)
 
 
-def test_the_command_line_says_it_with_status_2(tmp_path, capsys):
+def test_the_command_line_exits_with_status_2(tmp_path, capsys):
   flags = ['--config.model=scratch', f'--workdir={tmp_path}', '--coordinator=host', '--processes=2']
   assert main.main([*flags, '--process=0']) == 2
   assert 'error: --coordinator=host is no host:port' in capsys.readouterr().err
   assert not any(tmp_path.iterdir())
 
 
-def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
+def test_join_initializes_jax_and_prints_a_message(monkeypatch, capsys):
   import jax
 
   calls, settings = [], []
@@ -185,7 +185,7 @@ def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
   cluster.join('', None, None, alone | SLURM | ALL_SEEN | dict(SLURM_STEP_NUM_NODES='2'), 60)
   assert settings == []  # jax's choice of one device each stays
   assert cluster.join('', None, None, alone | SLURM, 60) == 60
-  # jax is more patient than we are: it aborts with a stack trace.
+  # jax's timeout is longer than ours, as jax aborts with a stack trace.
   patience = dict(initialization_timeout=2 * cluster.JOIN_TIMEOUT_S, heartbeat_timeout_seconds=121)
   assert calls == [dict(cluster_detection_method='slurm') | patience] * 2
   assert ('jax_cuda_visible_devices', 'all') in settings
@@ -194,18 +194,18 @@ def test_joining_tells_jax_and_says_so(monkeypatch, capsys):
   )
 
 
-def test_who_is_waited_for_in_vain_is_one_sentence():
+def test_a_missing_process_gives_one_sentence():
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     here = f'127.0.0.1:{free.getsockname()[1]}'
   code = f'from jaxrl_llm.distributed import cluster; cluster.JOIN_TIMEOUT_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
-  told = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
-  assert told.returncode == cluster.watchdog.EXIT_PEER_LOST, told.stderr
-  assert 'error: not all of the 2 processes came within 2 s;' in told.stderr
+  result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+  assert result.returncode == cluster.watchdog.EXIT_PEER_LOST, result.stderr
+  assert 'error: not all of the 2 processes came within 2 s;' in result.stderr
 
 
 @pytest.mark.parametrize('method', ['slurm', 'ompi', 'gketpu', 'gcetpu'])
-def test_jax_knows_the_methods_by_these_names(method):
+def test_jax_has_detection_methods_of_these_names(method):
   from jax._src import clusters
 
   assert method in {kind.name for kind in clusters.ClusterEnv._cluster_types}

@@ -1,4 +1,4 @@
-"""Processes that hold the same, and one whose curriculum does not; test_processes.py has real ones."""
+"""The consistency check with simulated processes; test_processes.py has real ones."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jaxrl_llm.types import UserError
 
 
 def curriculum(right: int) -> curriculum_lib.Curriculum:
-  made = curriculum_lib.Curriculum(
+  result = curriculum_lib.Curriculum(
     loading.default().curriculum, 20, group=4, seed=0, kind=np.zeros(20, np.int32)
   )
-  made.observe(np.arange(4), np.array([right, 0, 2, 4]), np.full(4, 4))
-  return made
+  result.observe(np.arange(4), np.array([right, 0, 2, 4]), np.full(4, 4))
+  return result
 
 
-def held(right: int = 1) -> dict:
-  made = curriculum(right)
-  chosen = made.propose(1, 4, lambda index: np.ones(len(index))).index
-  return dict(config='{}', curriculum=made.state_dict(), prompts=chosen)
+def state(right: int = 1) -> dict:
+  result = curriculum(right)
+  chosen = result.propose(1, 4, lambda index: np.ones(len(index))).index
+  return dict(config='{}', curriculum=result.state_dict(), prompts=chosen)
 
 
 def gather(monkeypatch, *others: dict):
-  """The gather of a run where these are what the others hold."""
+  """Patch the all-gather so that the other processes have these states."""
   codes = [[consistency.digest(part) for part in other.values()] for other in others]
   monkeypatch.setattr(
     consistency.multihost_utils, 'process_allgather', lambda own: np.stack([own, *np.int32(codes)])
@@ -34,15 +34,15 @@ def gather(monkeypatch, *others: dict):
 
 
 def test_equal_processes_pass(monkeypatch):
-  gather(monkeypatch, held(), held())
-  consistency.check(10, held())
+  gather(monkeypatch, state(), state())
+  consistency.check(10, state())
 
 
 @pytest.mark.parametrize('ours, others, odd', [(1, (1, 2), 2), (2, (1, 1), 0), (1, (2,), 1)])
 def test_another_curriculum_is_named_with_its_process(monkeypatch, ours, others, odd):
-  gather(monkeypatch, *map(held, others))
+  gather(monkeypatch, *map(state, others))
   with pytest.raises(UserError, match='^[^\n]*$') as error:
-    consistency.check(10, held(ours))
+    consistency.check(10, state(ours))
   count = 1 + len(others)
   assert f'at step 10 process {odd} of {count} holds other curriculum' in str(error.value)
   assert 'config' not in str(error.value).split(' than the rest')[0]
@@ -69,11 +69,11 @@ def test_every_process_and_part_is_named():
     (np.array([0.1]), np.array([np.nextafter(0.1, 1)])),
   ],
 )
-def test_what_differs_has_another_hash(one, two):
+def test_different_values_have_different_hashes(one, two):
   assert consistency.digest(one) != consistency.digest(two)
 
 
-def test_the_hash_is_of_the_value_alone():
+def test_the_hash_depends_on_the_value_alone():
   """Not of the order of a dict's keys, the layout of an array, or Python's own hash, which each process salts."""
   one, two = dict(a=np.arange(6).reshape(2, 3), b='x'), dict(b='x', a=np.arange(6).reshape(3, 2).T)
   two['a'] = np.asfortranarray(one['a'])

@@ -164,11 +164,11 @@ def test_weights_are_exchanged_while_learning_and_rows_are_not():
   given = train_state.abstract_state(p), empty_records.empty_batch(p)
   text = programs.compile_update(p).lower(*given).compile().as_text()
   weights = 4 * sum(x.size for x in jax.tree.leaves(given[0].params))
-  told = hlo_update.collective_bytes(text, p.layout.mesh.shape)
+  received = hlo_update.collective_bytes(text, p.layout.mesh.shape)
   # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.
-  assert set(told) == {'fsdp'} and told['fsdp'] < 10 * weights
+  assert set(received) == {'fsdp'} and received['fsdp'] < 10 * weights
   rows = 4 * P * G * 64 * 32
-  assert told['fsdp'] < 7 * rows, 'each of two layers has seven products of rows and weights'
+  assert received['fsdp'] < 7 * rows, 'each of two layers has seven products of rows and weights'
 
 
 def test_experts_that_the_mesh_does_not_divide_are_refused():
@@ -195,5 +195,5 @@ def test_a_rule_of_ones_own_stands_before_the_others():
   mesh = sharding.make_mesh(dict(fsdp=2, tensor=2), jax.devices()[:4])
   own = sharding.rules([('layers/0/q/kernel$', ('tensor', 'fsdp'))])
   placed = sharding.layout(decoder.abstract_params(DENSE), mesh, own)['layers']
-  told = [tuple(placed[i]['q']['kernel'].spec) for i in (0, 1)]
-  assert told == [('tensor', 'fsdp'), ('fsdp', 'tensor')]
+  specs = [tuple(placed[i]['q']['kernel'].spec) for i in (0, 1)]
+  assert specs == [('tensor', 'fsdp'), ('fsdp', 'tensor')]

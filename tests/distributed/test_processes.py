@@ -1,4 +1,4 @@
-"""One run on several processes, and one that moves from machine to machine: the same numbers, to rounding."""
+"""A run on several processes, and a run whose number of devices changes, give the same numbers up to rounding."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ JOB = faults.JOB | dict(
 
 
 def start_all(
-  config: str, workdir, *more: str, processes: int = 2, devices: int = 1, planted=(None,) * 4
+  config: str, workdir, *more: str, processes: int = 2, devices: int = 1, fault_of=(None,) * 4
 ):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
-  told = [f'--coordinator=127.0.0.1:{port}', f'--processes={processes}', *more]
+  flags = [f'--coordinator=127.0.0.1:{port}', f'--processes={processes}', *more]
   return [
-    tiny_job.start(config, workdir, *told, f'--process={i}', devices=devices, fault=planted[i])
+    tiny_job.start(config, workdir, *flags, f'--process={i}', devices=devices, fault=fault_of[i])
     for i in range(processes)
   ]
 
@@ -50,18 +50,18 @@ def assert_close(run, want, steps: int = JOB['steps']) -> None:
       np.testing.assert_allclose(one[name], two[name], rtol=1e-4, atol=1e-5, err_msg=name)
   for name in sorted(os.listdir(want / 'rollouts'))[:steps]:
     lines = [(r / 'rollouts' / name).read_text().splitlines() for r in (run, want)]
-    for one, two in zip(*([_apart(line) for line in own] for own in lines), strict=True):
+    for one, two in zip(*([_split(line) for line in own] for own in lines), strict=True):
       assert one[0] == two[0] and one[1].keys() == two[1].keys()
-      for key, told in one[1].items():
-        np.testing.assert_allclose(told, two[1][key], rtol=1e-3, err_msg=key)
+      for key, value in one[1].items():
+        np.testing.assert_allclose(value, two[1][key], rtol=1e-3, err_msg=key)
 
 
-def _apart(line: str) -> tuple[dict, dict]:
-  """A rollout, and its fractions apart: of the four digits told, another order of a sum may turn the last by one."""
-  told = json.loads(line)
-  listed = lambda x: x if isinstance(x, list) else [x]  # noqa: E731
-  near = {k: v for k, v in told.items() if any(isinstance(x, float) for x in listed(v))}
-  return {k: v for k, v in told.items() if k not in near}, near
+def _split(line: str) -> tuple[dict, dict]:
+  """The exact fields of a rollout and its floats, whose last of four digits depends on the order of sums."""
+  record = json.loads(line)
+  as_list = lambda x: x if isinstance(x, list) else [x]  # noqa: E731
+  floats = {k: v for k, v in record.items() if any(isinstance(x, float) for x in as_list(v))}
+  return {k: v for k, v in record.items() if k not in floats}, floats
 
 
 @pytest.fixture(scope='module')
@@ -71,16 +71,16 @@ def alone(tmp_path_factory):
   return folder / 'run'
 
 
-def test_two_processes_are_one_and_one_goes_on_for_them(alone, tmp_path):
-  """They write one folder; stopped by a SIGTERM that one of them gets, both save the same step."""
+def test_two_processes_give_the_same_run_and_one_process_resumes_it(alone, tmp_path):
+  """Both write one run directory. A SIGTERM to one of them stops both, after the same saved step."""
   config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
   both = start_all(config, run, '--config.mesh.fsdp=2', '--config.checkpoint.every=100')
   while not (run / 'rollouts/step_000003.jsonl').exists():
     assert all(p.poll() is None for p in both)
     time.sleep(0.02)
   both[1].send_signal(signal.SIGTERM)
-  told = [p.communicate(timeout=240)[0] for p in both]
-  assert [p.returncode for p in both] == [preemption.EXIT_PREEMPTED] * 2, told
+  outputs = [p.communicate(timeout=240)[0] for p in both]
+  assert [p.returncode for p in both] == [preemption.EXIT_PREEMPTED] * 2, outputs
   (saved,) = os.listdir(run / 'checkpoints')
   assert 4 <= int(saved.removeprefix('step_')) < 8
   out = tiny_job.finish(tiny_job.start(config, run))
@@ -88,38 +88,38 @@ def test_two_processes_are_one_and_one_goes_on_for_them(alone, tmp_path):
   assert_close(run, alone)
 
 
-def assert_told(out: str, words: str) -> None:
-  """One sentence, and last: whatever jax says goes before."""
-  (told,) = (line for line in out.splitlines() if line.startswith('error: '))
-  assert words in told and 'start the same command again' in told
-  assert out.rstrip().endswith(told), out
+def assert_error(out: str, words: str) -> None:
+  """The output has one error message, at the end, after any messages of jax."""
+  (error,) = (line for line in out.splitlines() if line.startswith('error: '))
+  assert words in error and 'start the same command again' in error
+  assert out.rstrip().endswith(error), out
 
 
-def test_the_first_process_dies_in_a_step_and_the_same_command_goes_on(alone, tmp_path):
+def test_process_0_dies_in_a_step_and_the_same_command_resumes(alone, tmp_path):
   config, run = tiny_job.config_file(tmp_path, **(JOB | dict(steps=4))), tmp_path / 'run'
   flags = ('--config.mesh.fsdp=4',)
   both = start_all(config, run, *flags, devices=2)
-  # A step is seldom between two others: they are in one, or grade.
-  waited = run / 'rollouts/step_000002.jsonl', run / 'checkpoints/step_000002'
-  while not all(path.exists() for path in waited):
+  # After these files exist, the processes are most likely inside a step, or grading.
+  awaited = run / 'rollouts/step_000002.jsonl', run / 'checkpoints/step_000002'
+  while not all(path.exists() for path in awaited):
     assert all(p.poll() is None for p in both), [p.communicate()[0] for p in both]
     time.sleep(0.02)
   both[0].kill()
   both[0].communicate()
   out, _ = both[1].communicate(timeout=240)
   assert both[1].returncode == watchdog.EXIT_PEER_LOST, out
-  assert_told(out, 'process 0 of 2 died')
+  assert_error(out, 'process 0 of 2 died')
   again = [tiny_job.finish(p) for p in start_all(config, run, *flags, devices=2)]
   assert 'resuming at step 2' in again[0]
   assert_close(run, alone, steps=4)
 
 
-# What a step does with the others, as often as it can.
+# A loop of collectives, as in training steps.
 _COLLECTIVES = """
 import sys
 import jax
 from jax.experimental import multihost_utils
-from jaxrl_llm import cluster
+from jaxrl_llm.distributed import cluster
 watch = cluster.join(sys.argv[1], 2, int(sys.argv[2]), {}, 5.0)
 try:
   while True:
@@ -131,10 +131,10 @@ except Exception as error:
 
 
 @pytest.mark.parametrize(
-  'victim, kind, why',
+  'victim, kind, reason',
   [(0, 'KILL', 'died'), (1, 'KILL', 'died'), (1, 'STOP', 'has not answered for')],
 )
-def test_a_process_dies_or_stops_in_a_collective(victim, kind, why):
+def test_a_process_dies_or_stops_in_a_collective(victim, kind, reason):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     here = f'127.0.0.1:{free.getsockname()[1]}'
@@ -151,25 +151,25 @@ def test_a_process_dies_or_stops_in_a_collective(victim, kind, why):
   both[victim].send_signal(getattr(signal, f'SIG{kind}'))
   out, _ = both[1 - victim].communicate(timeout=240)
   assert both[1 - victim].returncode == watchdog.EXIT_PEER_LOST, out[-2000:]
-  assert_told(out, f'process {victim} of 2 {why}')
+  assert_error(out, f'process {victim} of 2 {reason}')
   both[victim].send_signal(signal.SIGCONT)
   out, _ = both[victim].communicate(timeout=240)
-  if kind == 'STOP':  # when it wakes up, it does not go on alone
+  if kind == 'STOP':  # a stopped process does not continue alone when it resumes
     assert both[victim].returncode == watchdog.EXIT_PEER_LOST, out[-2000:]
-    assert_told(out, 'process 1 of 2 (this one) stood still for')
+    assert_error(out, 'process 1 of 2 (this one) stood still for')
 
 
 def test_a_process_whose_curriculum_drifts_stops_the_run(tmp_path):
   config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
   flags = '--config.mesh.fsdp=2', '--config.processes.same_every=1'
-  both = start_all(config, run, *flags, planted=(None, dict(kind='drift')))
-  told = [p.communicate(timeout=240)[0] for p in both]
-  assert [p.returncode for p in both] == [2, 2], told
-  for out in told:
+  both = start_all(config, run, *flags, fault_of=(None, dict(kind='drift')))
+  outputs = [p.communicate(timeout=240)[0] for p in both]
+  assert [p.returncode for p in both] == [2, 2], outputs
+  for out in outputs:
     assert 'error: at step 1 process 1 of 2 holds other curriculum' in out
 
 
-def test_a_run_goes_on_with_eight_four_two_devices_and_one(alone, tmp_path):
+def test_a_run_resumes_on_eight_four_two_and_one_devices(alone, tmp_path):
   config, run = tiny_job.config_file(tmp_path, **JOB), tmp_path / 'run'
   for steps, devices, mesh in (
     (2, 8, (2, 2, 2)),

@@ -1,4 +1,4 @@
-"""Processes that watch each other, here as threads with a socket between them; test_processes.py has real ones."""
+"""Watchdogs as threads with sockets between them; test_processes.py has real processes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from jaxrl_llm.distributed import watchdog
 
 
 class Ended:
-  """Takes the place of os._exit."""
+  """Replaces os._exit."""
 
   def __init__(self):
-    self.status, self._told = None, threading.Event()
+    self.status, self._called = None, threading.Event()
 
   def __call__(self, status: int) -> None:
     if self.status is None:
       self.status = status
-    self._told.set()
+    self._called.set()
     if threading.current_thread() is threading.main_thread():
       raise SystemExit
     threading.Event().wait()  # it does not return, and its thread is a daemon
 
   def wait(self, timeout: float = 20) -> int | None:
-    self._told.wait(timeout)
+    self._called.wait(timeout)
     return self.status
 
 
 def star(count: int, silent_s: float = 1e4):
-  """Process 0 watched by the others: watches, their ends, and both sides of each connection."""
+  """Watchdogs of `count` processes, their exits, and both sides of each connection to process 0."""
   pairs = {i: socket.socketpair() for i in range(1, count)}
   ended = [Ended() for _ in range(count)]
   links = [{i: pair[0] for i, pair in pairs.items()}, *({0: pair[1]} for pair in pairs.values())]
@@ -41,21 +41,22 @@ def star(count: int, silent_s: float = 1e4):
   return watches, ended, pairs
 
 
-def test_a_death_is_told_to_all_by_its_name(capfd):
+def test_all_processes_report_a_death(capfd):
   _, ended, pairs = star(4)
   pairs[2][1].shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that dies
   assert [ended[i].wait() for i in (0, 1, 3)] == [watchdog.EXIT_PEER_LOST] * 3
-  # The socket of process 2 is closed on its own side, too: it takes process 0 for dead.
+  # The socket of process 2 is closed on its own side, too, so that it regards process 0 as dead.
   assert ended[2].wait() == watchdog.EXIT_PEER_LOST
-  told = capfd.readouterr().err.splitlines()
-  assert len(told) == 4 and all('start the same command again' in line for line in told)
+  errors = capfd.readouterr().err.splitlines()
+  assert len(errors) == 4 and all('start the same command again' in line for line in errors)
   assert (
-    sum(line.startswith('error: process 2 of 4 died (its connection closed ') for line in told) == 3
+    sum(line.startswith('error: process 2 of 4 died (its connection closed ') for line in errors)
+    == 3
   )
-  assert sum(line.startswith('error: process 0 of 4 died') for line in told) == 1
+  assert sum(line.startswith('error: process 0 of 4 died') for line in errors) == 1
 
 
-def test_the_first_process_is_missed_by_all(capfd):
+def test_all_report_the_death_of_process_0(capfd):
   _, ended, pairs = star(3)
   for ours, _ in pairs.values():
     ours.shutdown(socket.SHUT_WR)
@@ -63,19 +64,19 @@ def test_the_first_process_is_missed_by_all(capfd):
   assert capfd.readouterr().err.count('error: process 0 of 3 died') == 2
 
 
-def test_silence_is_told_with_its_setting(capfd):
+def test_silence_is_reported_with_its_setting(capfd):
   ours, theirs = socket.socketpair()
   ended = Ended()
   watchdog.Watchdog(0, 2, {1: ours}, 1.0, ended)
   assert ended.wait() == watchdog.EXIT_PEER_LOST
-  told = capfd.readouterr().err
-  assert told.startswith(
+  errors = capfd.readouterr().err
+  assert errors.startswith(
     'error: process 1 of 2 has not answered for 1 s (config.processes.silent_s=1);'
   )
-  assert theirs.recv(1) == b'.'  # it did its part
+  assert theirs.recv(1) == b'.'  # it sent heartbeats itself
 
 
-def test_dots_are_signs_of_life():
+def test_heartbeats_are_received():
   watches, *_ = star(3)
   for watch in watches:
     before, until = dict(watch._last_heard), time.monotonic() + 20
@@ -84,7 +85,7 @@ def test_dots_are_signs_of_life():
       time.sleep(0.05)
 
 
-def test_who_ends_well_is_not_missed(capfd):
+def test_a_normal_exit_is_not_reported(capfd):
   watches, ended, pairs = star(3)
   watches[1].leave(75, well=True)
   until = time.monotonic() + 20
@@ -103,13 +104,13 @@ def test_bad_input_of_one_ends_the_others_as_such(monkeypatch, capfd, status, th
     watches[1].leave(status, well=False)
   assert ended[1].status == status
   assert [ended[i].wait() for i in (0, 2)] == [theirs] * 2
-  told = capfd.readouterr().err
+  errors = capfd.readouterr().err
   assert (
-    told.count(f'error: process 1 of 3 ended with status {status}, and its own last message') == 2
+    errors.count(f'error: process 1 of 3 ended with status {status}, and its own last message') == 2
   )
 
 
-def test_what_all_find_is_told_by_each(capfd):
+def test_an_error_found_by_all_is_reported_by_each(capfd):
   watches, ended, _ = star(2)
   threads = [threading.Thread(target=w.leave, args=(2, False), daemon=True) for w in watches]
   for thread in threads:
@@ -125,11 +126,11 @@ def test_a_collective_that_failed_waits_for_the_cause(capfd):
   main.start()
   pairs[1][1].shutdown(socket.SHUT_RDWR)
   assert ended[0].wait() == watchdog.EXIT_PEER_LOST
-  told = capfd.readouterr().err
-  assert 'process 1 of 2 died' in told and 'Traceback' not in told
+  errors = capfd.readouterr().err
+  assert 'process 1 of 2 died' in errors and 'Traceback' not in errors
 
 
-def test_any_other_exception_is_told_whole_and_at_once(monkeypatch, capfd):
+def test_any_other_exception_is_printed_at_once(monkeypatch, capfd):
   monkeypatch.setattr(watchdog, '_GRACE_S', 0.3)
   watches, ended, _ = star(2)
   with pytest.raises(SystemExit):
@@ -138,8 +139,8 @@ def test_any_other_exception_is_told_whole_and_at_once(monkeypatch, capfd):
   assert "KeyError: 'of a bug'" in capfd.readouterr().err
 
 
-def test_who_aborts_is_held_until_the_cause_is_told():
-  """As jax's thread, which aborts when the first process dies, before ours is heard."""
+def test_an_abort_is_delayed_until_the_cause_is_reported():
+  """jax's thread aborts when process 0 dies, before the watchdog can print its message."""
   code = (
     'import ctypes, os, threading, time; from jaxrl_llm.distributed import watchdog; watchdog._delay_abort();'
     'threading.Thread(target=ctypes.CDLL(None).abort).start(); time.sleep(0.5); os._exit(watchdog.EXIT_PEER_LOST)'
