@@ -151,7 +151,7 @@ def test_a_preset_says_how_rows_are_shared(preset, more, count, sizes):
   'mesh, words',
   [
     (dict(preset='v5e-17'), "config.mesh.preset='v5e-17' is unknown; choose one of: one, gpu-node"),
-    (dict(preset='v5e-16', fsdp=4), 'fsdp=4 say it again'),
+    (dict(preset='v5e-16', fsdp=4), 'does not go with config.mesh.fsdp=4'),
   ],
 )
 def test_a_preset_that_is_none_or_is_contradicted_is_told(mesh, words):

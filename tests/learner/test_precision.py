@@ -170,7 +170,9 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
 
   monkeypatch.setattr(programs, 'compile_update', compile_update)
   changes = dict(
-    learner=dict(quantize=quantize_update), objective=dict(importance_correction=dict(fn='token'))
+    learner=dict(quantize=quantize_update),
+    objective=dict(importance_correction=dict(fn='token')),
+    sft=dict(steps=1),
   )
   state = train_state.sampling_state(None)
   with pytest.raises(Made) as made:
