@@ -20,24 +20,26 @@ import dataclasses
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from jaxrl_llm.types import COLUMNS, Row, UserError
 
+# Arguments, columns and settings by name. The user's function defines their types.
+Keywords: TypeAlias = dict[str, Any]
 # Names of the ground truth. A parameter of such a name gets the row's answer where the row has no such column.
 _ANSWERS = ('answer', 'ground_truth', 'label', 'solution')
-CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
+CallArguments: TypeAlias = tuple[tuple, Keywords]
 
 
-def verl(text: str, row: Row, settings: dict) -> CallArguments:
+def verl(text: str, row: Row, settings: Keywords) -> CallArguments:
   """compute_score(data_source=, solution_str=, ground_truth=, extra_info=) → float, or dict with `score`."""
   keywords = dict(data_source=row.source, solution_str=text, ground_truth=ground_truth(row))
   keywords['extra_info'] = row.extra.get('extra_info', row.extra)
   return (), keywords | settings
 
 
-def trl(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> CallArguments:
+def trl(texts: Sequence[str], rows: Sequence[Row], settings: Keywords) -> CallArguments:
   """f(prompts=, completions=, **columns), lists → list of float, or None to skip a completion; may be async.
 
   Completions are messages where the rows' prompts are messages, else text. A column that some of the rows lack is None
@@ -48,13 +50,13 @@ def trl(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> CallArgume
   return (), _trl_keywords([row.question for row in rows], list(texts), rows) | settings
 
 
-def trl_chat(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> CallArguments:
+def trl_chat(texts: Sequence[str], rows: Sequence[Row], settings: Keywords) -> CallArguments:
   """As `trl`, with prompts and completions as messages, whatever the rows hold."""
   prompts, completions = [_messages(row) for row in rows], [_assistant(text) for text in texts]
   return (), _trl_keywords(prompts, completions, rows) | settings
 
 
-def openrlhf(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> CallArguments:
+def openrlhf(texts: Sequence[str], rows: Sequence[Row], settings: Keywords) -> CallArguments:
   """reward_func(queries, prompts, labels), lists → list of float, or dict with `rewards`.
 
   A query is the text of prompt and completion, without the tokens of the chat template.
@@ -64,7 +66,7 @@ def openrlhf(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> CallA
   return (queries, prompts, [ground_truth(row) for row in rows]), settings
 
 
-def verl_batch(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> CallArguments:
+def verl_batch(texts: Sequence[str], rows: Sequence[Row], settings: Keywords) -> CallArguments:
   """compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=), lists → list of float, or of dicts.
 
   This is the signature of verl's batch reward manager.
@@ -75,20 +77,20 @@ def verl_batch(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> Cal
   return (), keywords | settings
 
 
-def slime_group(texts: Sequence[str], rows: Sequence[Row], settings: dict) -> CallArguments:
+def slime_group(texts: Sequence[str], rows: Sequence[Row], settings: Keywords) -> CallArguments:
   """async group_rm(args, samples) → list of float; samples as in `slime`. Requires config.rewards.batched."""
   samples = [slime(text, row, {})[0][1] for text, row in zip(texts, rows, strict=True)]
   return (types.SimpleNamespace(**settings), samples), {}
 
 
-def areal(text: str, row: Row, settings: dict) -> CallArguments:
+def areal(text: str, row: Row, settings: Keywords) -> CallArguments:
   """f(prompt, completions, prompt_ids, completion_ids, **row) → float; prompt and completions are texts."""
   reserved = ('prompt', 'completions')
   keywords = {name: value for name, value in columns(row).items() if name not in reserved}
   return (_prompt_text(row), text, None, None), keywords | settings
 
 
-def slime(text: str, row: Row, settings: dict) -> CallArguments:
+def slime(text: str, row: Row, settings: Keywords) -> CallArguments:
   """async custom_rm(args, sample) → float, or dict with `score`.
 
   sample has prompt, response, label and metadata; args are the settings of config.rewards.
@@ -102,14 +104,14 @@ def slime(text: str, row: Row, settings: dict) -> CallArguments:
   return (types.SimpleNamespace(**settings), sample), {}
 
 
-def gym(text: str, row: Row, settings: dict) -> CallArguments:
+def gym(text: str, row: Row, settings: Keywords) -> CallArguments:
   """score_answer(answer, entry) → float, with reasoning-gym's entry."""
   answer = row.extra.get('gym', {}).get('answer', ground_truth(row))
   metadata = row.extra.get('metadata', {})
   return (text, dict(question=_prompt_text(row), answer=answer, metadata=metadata)), settings
 
 
-def verifiers(text: str, row: Row, settings: dict) -> CallArguments:
+def verifiers(text: str, row: Row, settings: Keywords) -> CallArguments:
   """f(prompt=, completion=, answer=, info=, task=, state=), any subset → float; prompt and completion are messages."""
   fields = dict(prompt=_messages(row), completion=_assistant(text), answer=ground_truth(row))
   fields |= dict(info=row.extra.get('info', {}), task=row.extra.get('task', row.source))
@@ -147,7 +149,7 @@ class UserGrader:
 
   fn: Callable
   style: str
-  settings: dict[str, Any]
+  settings: Keywords
   # 'group', 'step': the pool calls `score_batch` with that many completions at once; '': with one
   batched: str = ''
 
@@ -181,7 +183,7 @@ class UserGrader:
     ]
 
 
-def user_grader(fn: Callable, spec: dict[str, Any], where: str) -> UserGrader:
+def user_grader(fn: Callable, spec: Keywords, where: str) -> UserGrader:
   """Make a grader of a user's function; `spec` holds its settings, and may hold `style` and `batched`.
 
   `where` names the function in messages. Raises UserError for a function of no known convention, for parameters that do
@@ -213,7 +215,7 @@ def user_grader(fn: Callable, spec: dict[str, Any], where: str) -> UserGrader:
   return grader
 
 
-def check_columns(graders: Iterable[tuple[str, Any]], rows: Sequence[Row]) -> None:
+def check_columns(graders: Iterable[tuple[str, Callable]], rows: Sequence[Row]) -> None:
   """Raise UserError where a user's function requires a column that a row lacks."""
   distinct = {}  # one row of each set of columns is enough
   for row in rows:
@@ -239,7 +241,7 @@ def ground_truth(row: Row) -> Any:
   return row.answer
 
 
-def columns(row: Row) -> dict[str, Any]:
+def columns(row: Row) -> Keywords:
   """All columns of the row but its prompt, by their names in the file; the answer is `answer`, too."""
   extra = {name: value for name, value in row.extra.items() if name != COLUMNS}
   return dict(answer=row.answer, data_source=row.source) | extra | row.extra.get(COLUMNS, {})
@@ -294,8 +296,8 @@ def _parameters(fn: Callable) -> list[inspect.Parameter]:
 
 
 def _accepted(
-  fn: Callable, keywords: dict[str, Any], rows: Sequence[Row], positional: int, of_lists: bool
-) -> dict[str, Any]:
+  fn: Callable, keywords: Keywords, rows: Sequence[Row], positional: int, of_lists: bool
+) -> Keywords:
   """The keywords that the function accepts, and the ground truth for a required answer that the rows lack."""
   parameters = _parameters(fn)[positional:]
   if any(p.kind == p.VAR_KEYWORD for p in parameters):
@@ -310,11 +312,11 @@ def _accepted(
   return accepted
 
 
-def _ignore(*_: Any, **__: Any) -> None:
+def _ignore(*_: object, **__: object) -> None:
   """Accepts and drops the metrics that a TRL-style function logs."""
 
 
-def _trl_keywords(prompts: list, completions: list, rows: Sequence[Row]) -> dict[str, Any]:
+def _trl_keywords(prompts: list, completions: list, rows: Sequence[Row]) -> Keywords:
   by_row = [columns(row) for row in rows]
   names = dict.fromkeys(name for row_columns in by_row for name in row_columns)
   lists = {name: [row_columns.get(name) for row_columns in by_row] for name in names}
@@ -335,7 +337,7 @@ def _prompt_text(row: Row) -> str:
   return row.question or '\n'.join(message['content'] for message in row.messages)
 
 
-async def _awaited(result: Any) -> Any:
+async def _awaited(result: Awaitable[Any]) -> Any:
   return await result
 
 

@@ -96,7 +96,7 @@ class Pool:
   def __enter__(self) -> Pool:
     return self
 
-  def __exit__(self, *_: Any) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
   def close(self) -> None:

@@ -28,6 +28,7 @@ import pathlib
 import re
 import select
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_llm.rewards.code_execution import sandbox
@@ -175,7 +176,7 @@ def _field(row: Row, *names: str, required: bool = True) -> Any:
   return value
 
 
-def _sources(value: Any, row: Row, name: str) -> list[str]:
+def _sources(value: str | Sequence[str], row: Row, name: str) -> list[str]:
   sources = [value] if isinstance(value, str) else value
   if not isinstance(sources, list | tuple) or not all(isinstance(part, str) for part in sources):
     raise ValueError(f'{name!r} of row {row.id} must be source or a list of sources')
@@ -214,7 +215,7 @@ def _near(a: str, b: str, tolerance: float) -> bool:
 
 
 def _run_tests(
-  program: str, job: dict[str, Any], limits: sandbox.Limits, row: Row
+  program: str, job: dict[str, str | list[str]], limits: sandbox.Limits, row: Row
 ) -> tuple[int, int]:
   """(passed, tests): the program runs in one sandbox, its tests in another."""
   end = time.monotonic() + limits.wall_s

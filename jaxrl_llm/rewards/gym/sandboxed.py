@@ -14,8 +14,7 @@ import pathlib
 import secrets
 import subprocess
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.rewards.gym import scorers
@@ -27,7 +26,7 @@ _NO_LIMIT_S = 10**8  # the server's processor time grows with every completion
 _REPLY_BYTES = 10_000
 
 
-def score(task: str, settings: Mapping[str, Any], text: str, entry: Mapping[str, Any]) -> float:
+def score(task: str, settings: scorers.Settings, text: str, entry: scorers.Entry) -> float:
   """The score of a completion for a task of scorers.EVALUATING; computed in this process where there is no sandbox.
 
   Raises SandboxError where the task requires a sandbox and there is none, and where the server ends; ValueError where
@@ -95,9 +94,7 @@ class _Server:
       with contextlib.suppress(OSError):  # from a request that the server has not read
         self._stack.close()
 
-  def score(
-    self, task: str, settings: Mapping[str, Any], text: str, entry: Mapping[str, Any]
-  ) -> float:
+  def score(self, task: str, settings: scorers.Settings, text: str, entry: scorers.Entry) -> float:
     """The score of one completion. Raises SandboxError and ValueError as `score` of this module."""
     token = secrets.token_hex(16)
     request = json.dumps([token, task, settings, text, entry], default=str, skipkeys=True)

@@ -18,17 +18,24 @@ import json
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxrl_llm.rewards.parsing import safe_eval
 
-Scorer = Callable[[str, dict[str, Any]], float]
+if TYPE_CHECKING:
+  from reasoning_gym.dataset import ProceduralDataset
+
+Settings: TypeAlias = Mapping[str, Any]  # of a task's generator, as in config.data.tasks
+Entry: TypeAlias = dict[str, Any]  # question, answer and metadata of a reasoning-gym task
+Scorer: TypeAlias = Callable[[str, Entry], float]
+# Name in the globals of a scorer → its replacement, or the replacements in the globals of that function.
+Replacements: TypeAlias = Mapping[str, 'Callable | types.SimpleNamespace | Replacements']
 
 _LITERAL = dict(eval=safe_eval.literal)
 _NUMBER = dict(parse_expr=safe_eval.number)
 
 # Task → (its module, the module's class, name in its scorer → replacement in the copy, or a function returning these).
-EVALUATING: dict[str, tuple[str, str, Mapping[str, Any] | Callable[[], Mapping[str, Any]]]] = {
+EVALUATING: dict[str, tuple[str, str, Replacements | Callable[[], Replacements]]] = {
   'binary_matrix': ('algorithmic.binary_matrix', 'BinaryMatrix', _LITERAL),
   'bitwise_arithmetic': (
     'arithmetic.bitwise_arithmetic',
@@ -78,18 +85,18 @@ PLAIN = frozenset(
 TASKS = PLAIN | EVALUATING.keys()
 
 
-def package_scorer(task: str, settings: Mapping[str, Any]) -> Scorer:
+def package_scorer(task: str, settings: Settings) -> Scorer:
   """The package's scorer of a task of PLAIN, for a generator with these settings."""
   return _dataset(task, json.dumps(settings, sort_keys=True)).score_answer
 
 
-def safe_scorer(task: str, settings: Mapping[str, Any]) -> Scorer:
+def safe_scorer(task: str, settings: Settings) -> Scorer:
   """The scorer of a task of EVALUATING, with parsers in place of functions that evaluate text."""
   return _safe_scorer(task, json.dumps(settings, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=256)
-def _dataset(task: str, settings: str) -> Any:
+def _dataset(task: str, settings: str) -> ProceduralDataset:
   import reasoning_gym
 
   return reasoning_gym.create_dataset(task, seed=0, **json.loads(settings))
@@ -107,7 +114,7 @@ def _safe_scorer(task: str, settings: str) -> Scorer:
   return functools.partial(copy, dataset)
 
 
-def _copy(function: types.FunctionType, names: Mapping[str, Any]) -> types.FunctionType:
+def _copy(function: types.FunctionType, names: Replacements) -> types.FunctionType:
   """A copy of a function with replaced globals; a dict among `names` replaces globals of that function."""
   original = function.__globals__
   changed = {

@@ -17,7 +17,6 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from jaxrl_llm.rewards.gym import scorers
 
@@ -44,7 +43,7 @@ def main() -> None:
     replies.write(json.dumps([token, score, error]).encode() + b'\n')
 
 
-def _score_in_child(scorer: scorers.Scorer, text: str, entry: dict[str, Any]) -> tuple[float, str]:
+def _score_in_child(scorer: scorers.Scorer, text: str, entry: scorers.Entry) -> tuple[float, str]:
   """(score, error) of one completion, from a forked child."""
   read, write = os.pipe()
   child = os.fork()
@@ -62,7 +61,7 @@ def _score_in_child(scorer: scorers.Scorer, text: str, entry: dict[str, Any]) ->
     return 0.0, message or f'the scorer ended with status {status}'
 
 
-def _run_child(scorer: scorers.Scorer, text: str, entry: dict[str, Any], write: int) -> None:
+def _run_child(scorer: scorers.Scorer, text: str, entry: scorers.Entry, write: int) -> None:
   """In the child: write the score, or an error message, and exit."""
   try:
     os.closerange(0, write)

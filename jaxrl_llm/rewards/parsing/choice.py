@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.rewards.parsing import answer_span, number_context
 from jaxrl_llm.types import Row
@@ -105,7 +105,7 @@ def read(text: str, options: Options | None = None) -> str | None:
   """The letter that a completion chooses, None where it chooses none, or more than one.
 
   In this order: the last box; the last of 'the answer is B', 'B is the answer', 'it must be B', 'I choose B',
-  <answer>B</answer>; a last line that is a letter, or the only line that begins with a label, B) or (B) or 'B, because';
+  <answer>B</answer>; a last line that is a letter, or the only line with a label, B) or (B) or 'B, because';
   an option's complete text as the completion, as its last line, or after 'the answer is'. Negated, hypothetical and
   questioned statements do not count, and a letter that is no option is no choice.
   """
@@ -140,10 +140,10 @@ def options_of(row: Row, name: str) -> Options:
 
   The field is a list of texts, {letter: text}, or {label: [...], text: [...]}. Raises ValueError for anything else.
   """
-  texts: Any = row.extra.get(name)
+  texts = row.extra.get(name)
   if texts is None:
     return Options()
-  labels: Sequence[Any] = ()
+  labels: Sequence = ()
   if isinstance(texts, dict):
     columns = {'label', 'text'} <= texts.keys()
     labels, texts = (texts['label'], texts['text']) if columns else (list(texts), [*texts.values()])

@@ -1,4 +1,4 @@
-"""The number that a completion gives, read exactly: 3/4, \\frac{3}{4}, 2 1/2, 75%, 1.2e3, 3 × 10^8, 1{,}200, $1.5 million."""
+"""The exact number that a completion gives: 3/4, \\frac{3}{4}, 2 1/2, 75%, 1.2e3, 3 × 10^8, 1{,}200, $1.5 million."""
 
 from __future__ import annotations
 

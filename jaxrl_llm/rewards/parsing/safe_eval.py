@@ -14,9 +14,14 @@ import types
 import warnings
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxrl_llm.rewards.parsing import arithmetic
+
+if TYPE_CHECKING:
+  import sympy
+
+Literal: TypeAlias = Any  # numbers, text, bytes, booleans, None, and containers of these
 
 _CHARACTERS = 100_000  # a matrix of 100 by 100 fits
 _NESTING = 100  # levels of brackets; Python's parser stops at 200
@@ -41,7 +46,7 @@ _ALGEBRA = {
 _SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
-def literal(text: Any) -> Any:
+def literal(text: str) -> Literal:
   """A Python literal, as `ast.literal_eval` reads it."""
   try:
     return ast.literal_eval(_tree(text))
@@ -49,14 +54,14 @@ def literal(text: Any) -> Any:
     raise ValueError('not a literal') from error
 
 
-def number(text: Any) -> Fraction:
+def number(text: str) -> Fraction:
   """The exact value of numbers with + - * / // % ** and brackets; ^ is refused, because sympy reads it as xor."""
   if not isinstance(text, str) or '^' in text:
     raise ValueError('not an expression of numbers')
   return arithmetic.value(text)
 
 
-def whole_number(text: Any) -> int:
+def whole_number(text: str) -> int:
   """The value of whole numbers with + - * << >> & | ^ ~ and brackets."""
   try:
     return _whole(_tree(text))
@@ -64,7 +69,7 @@ def whole_number(text: Any) -> int:
     raise ValueError('nested too deep') from error
 
 
-def algebra(text: Any, local_dict: Mapping[str, Any] | None = None) -> Any:
+def algebra(text: str, local_dict: Mapping[str, sympy.Symbol] | None = None) -> sympy.Expr:
   """The sympy expression of numbers, symbols, elementary functions, + - * / ** and brackets.
 
   local_dict: name → symbol, as for sympy's `parse_expr`; any other name becomes a symbol.
@@ -75,7 +80,7 @@ def algebra(text: Any, local_dict: Mapping[str, Any] | None = None) -> Any:
     raise ValueError('nested too deep') from error
 
 
-def symbol(name: Any) -> Any:
+def symbol(name: str) -> sympy.Symbol:
   """The sympy symbol of a short ASCII name."""
   if not isinstance(name, str) or not _SYMBOL.fullmatch(name):
     raise ValueError('not the name of a symbol')
@@ -90,7 +95,7 @@ def sympy_names() -> types.SimpleNamespace:
   )
 
 
-def _simplify(expression: Any) -> Any:
+def _simplify(expression: sympy.Expr) -> sympy.Expr:
   """sympy's simplification for a comparison with 0; skipped where a cheap check decides the comparison."""
   if expression.expand() == 0:
     return _sympy().S.Zero
@@ -99,7 +104,7 @@ def _simplify(expression: Any) -> Any:
   return _sympy().simplify(expression)
 
 
-def _differs(expression: Any) -> bool:
+def _differs(expression: sympy.Expr) -> bool:
   """Whether the value of an expression at a point is finite and not near 0."""
   point = dict.fromkeys(expression.free_symbols, _POINT)
   try:
@@ -109,7 +114,7 @@ def _differs(expression: Any) -> bool:
   return _DIFFERS < abs(value) < math.inf
 
 
-def _tree(text: Any) -> ast.expr:
+def _tree(text: str) -> ast.expr:
   if not isinstance(text, str) or len(text) > _CHARACTERS or _nesting(text) > _NESTING:
     raise ValueError('not a text, too long, or nested too deep')
   try:
@@ -147,7 +152,7 @@ def _whole(node: ast.expr) -> int:
   raise ValueError('not an expression of whole numbers')
 
 
-def _algebra(node: ast.expr, known: Mapping[str, Any]) -> Any:
+def _algebra(node: ast.expr, known: Mapping[str, sympy.Symbol]) -> sympy.Expr:
   package = _sympy()
   if isinstance(node, ast.Constant) and type(node.value) in (int, float):
     whole = type(node.value) is int
@@ -171,7 +176,7 @@ def _algebra(node: ast.expr, known: Mapping[str, Any]) -> Any:
   raise ValueError('not an algebraic expression')
 
 
-def _named(name: str, known: Mapping[str, Any]) -> Any:
+def _named(name: str, known: Mapping[str, sympy.Symbol]) -> sympy.Expr:
   if name in known:
     return known[name]
   if name in _CONSTANTS:
@@ -181,7 +186,7 @@ def _named(name: str, known: Mapping[str, Any]) -> Any:
   return symbol(name)
 
 
-def _sympy() -> Any:
+def _sympy() -> types.ModuleType:
   import sympy  # slow to import, and needed by few tasks
 
   return sympy

@@ -16,13 +16,16 @@ import importlib
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import wire
+from jaxrl_llm.rewards.code_execution.guest_protocol.errors import ProgramError, error_space
+from jaxrl_llm.rewards.code_execution.guest_protocol.wire import Value
 
+if TYPE_CHECKING:
+  from jaxrl_llm.rewards.code_execution.guest_protocol.tests_peer import TestsPeer
 
-class RowError(BaseException):
-  """The tests do something unsupported. A BaseException, so that no test's `except Exception` catches it."""
+Description: TypeAlias = dict[str, Value]  # of a class: see ProgramPeer._describe
 
 
 _BASES = (int, float, complex, str, bytes, tuple, frozenset, *wire.MUTABLE)
@@ -65,31 +68,31 @@ _OPERATORS = ('add', 'mul', 'matmul', 'pow', 'lshift', 'rshift', 'and', 'or', *_
 class Mirror(type):
   """The metaclass of stand-ins for classes."""
 
-  def __new__(cls, name: str, bases: tuple, space: dict, **more: Any) -> Any:
+  def __new__(cls, name: str, bases: tuple, space: dict, **more: Value) -> Value:
     above = [base._link for base in bases if isinstance(base, Mirror)]
     if above and '_link' not in space:
       raise above[0].cannot(f'they derive {name} from a class of the program')
     return super().__new__(cls, name, bases, space, **more)
 
-  def __call__(cls, *args: Any, **keywords: Any) -> Any:
+  def __call__(cls, *args: Value, **keywords: Value) -> Value:
     return cls._link.request('__call__', cls, *args, **keywords)
 
-  def __getattr__(cls, name: str) -> Any:
+  def __getattr__(cls, name: str) -> Value:
     return cls._link.request('__getattr__', cls, name)
 
-  def __setattr__(cls, name: str, value: Any) -> None:
+  def __setattr__(cls, name: str, value: Value) -> None:
     if name.startswith('_abc') or name in ('_named', '__doc__'):
       type.__setattr__(cls, name, value)
     else:
       cls._link.request('__setattr__', cls, name, value)
 
-  def __instancecheck__(cls, value: Any) -> bool:
+  def __instancecheck__(cls, value: Value) -> bool:
     if type.__instancecheck__(cls, value):
       return True
     # The program decides for its own objects: their class may be registered with an ABC.
     return _is_stand_in(value) and cls._link.request('__instancecheck__', cls, value) is True
 
-  def __iter__(cls) -> Any:
+  def __iter__(cls) -> Value:
     return cls._link.request('__iter__', cls)
 
   def __len__(cls) -> int:
@@ -98,13 +101,13 @@ class Mirror(type):
   def __bool__(cls) -> bool:
     return True
 
-  def __getitem__(cls, key: Any) -> Any:
+  def __getitem__(cls, key: Value) -> Value:
     return cls._link.request('__getitem__', cls, key)
 
-  def __contains__(cls, value: Any) -> bool:
+  def __contains__(cls, value: Value) -> bool:
     return _is_stand_in(value) and cls._link.request('__contains__', cls, value) is True
 
-  def __reversed__(cls) -> Any:
+  def __reversed__(cls) -> Value:
     return cls._link.request('__reversed__', cls)
 
 
@@ -116,11 +119,11 @@ def _named(kind: type) -> bool:
 class Object(metaclass=Mirror):
   """A stand-in for an object of the program."""
 
-  _link: Any = None
-  _held: Any = None  # the class of its plain value
-  _known: Any = None  # the class of the standard library that isinstance must report
+  _link: TestsPeer | None = None
+  _held: type | None = None  # the class of its plain value
+  _known: type | None = None  # the class of the standard library that isinstance must report
 
-  def __getattribute__(self, name: str) -> Any:
+  def __getattribute__(self, name: str) -> Value:
     kind = type(self)
     if name == '__class__':
       return kind._known or kind
@@ -132,23 +135,23 @@ class Object(metaclass=Mirror):
       return object.__getattribute__(_content(self) if held in wire.MUTABLE else self, name)
     return kind._link.request('__getattr__', self, name)
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, name: str, value: Value) -> None:
     type(self)._link.request('__setattr__', self, name, value)
 
   def __delattr__(self, name: str) -> None:
     type(self)._link.request('__delattr__', self, name)
 
-  def __copy__(self) -> Any:
+  def __copy__(self) -> Value:
     return type(self)._link.request('__copy__', self)
 
-  def __deepcopy__(self, memory: Any) -> Any:
+  def __deepcopy__(self, memory: Value) -> Value:
     return type(self)._link.request('__deepcopy__', self)
 
-  def __reduce_ex__(self, protocol: int) -> Any:
+  def __reduce_ex__(self, protocol: int) -> Value:
     raise type(self)._link.cannot('they pickle an object of the program')
 
 
-def _content(value: Any) -> Any:
+def _content(value: Value) -> Value:
   """The plain value of an object, or the object itself without one."""
   kind = type(value)
   if not isinstance(kind, Mirror) or kind._held is None:
@@ -158,11 +161,11 @@ def _content(value: Any) -> Any:
   return kind._link.plain[kind._link.number_of[id(value)]]
 
 
-def _is_stand_in(value: Any) -> bool:
+def _is_stand_in(value: Value) -> bool:
   return isinstance(type(value), Mirror)
 
 
-def _equal(self: Any, other: Any) -> bool:
+def _equal(self: Object, other: Value) -> bool:
   kind = type(self)
   own = '__eq__' in kind._own
   if kind._held is not None and not (own and _is_stand_in(other) and _named(kind)):
@@ -176,7 +179,7 @@ def _equal(self: Any, other: Any) -> bool:
   return False  # given the plain value, its __eq__ could claim equality
 
 
-def _hash(self: Any) -> int:
+def _hash(self: Object) -> int:
   kind = type(self)
   return hash(_content(self)) if kind._held is not None else kind._link.request('__hash__', self)
 
@@ -184,7 +187,7 @@ def _hash(self: Any) -> int:
 def _read(name: str) -> Callable:
   """A special method that gets no plain value except a key."""
 
-  def method(self: Any, /, *args: Any) -> Any:
+  def method(self: Object, /, *args: Value) -> Value:
     kind = type(self)
     if kind._held is not None and not (_named(kind) and name in kind._own):
       return getattr(_content(self), name)(*args)
@@ -200,7 +203,7 @@ def _read(name: str) -> Callable:
 
 
 def _plain(name: str) -> Callable:
-  def method(self: Any, /, *args: Any, **keywords: Any) -> Any:
+  def method(self: Object, /, *args: Value, **keywords: Value) -> Value:
     if name in ('__exit__', '__aexit__'):
       args = (*args[:2], None)  # a traceback is not sent
     return type(self)._link.request(name, self, *args, **keywords)
@@ -208,20 +211,20 @@ def _plain(name: str) -> Callable:
   return method
 
 
-def _contains(self: Any, value: Any) -> bool:
+def _contains(self: Object, value: Value) -> bool:
   kind = type(self)
   if kind._held is not None and not (_named(kind) and '__contains__' in kind._own):
     return _content(value) in _content(self)
   if _is_stand_in(value) or (_named(kind) and '__contains__' in kind._special):
     return kind._link.request('__contains__', self, value) is True
-  # An object whose __contains__ is always true could pass for a container of the expected value: compare its items here.
+  # An object whose __contains__ is always true could pass for a container of the value: compare its items here.
   return any(item is value or item == value for item in kind._link.request('__iter__', self))
 
 
 def _binary(method_name: str, name: str, reflected: bool = False) -> Callable:
   """An operator. With a plain operand the result must be an object; a difference is tainted and cannot be read."""
 
-  def method(self: Any, other: Any) -> Any:
+  def method(self: Object, other: Value) -> Value:
     kind = type(self)
     link = kind._link
     if kind._held is not None and not (_named(kind) and method_name in kind._own):
@@ -242,7 +245,7 @@ def _binary(method_name: str, name: str, reflected: bool = False) -> Callable:
   return method
 
 
-def _tainted(link: Any, kind: type, operands: tuple, result: Any, differs: bool) -> Any:
+def _tainted(link: TestsPeer, kind: type, operands: tuple, result: Value, differs: bool) -> Value:
   """`result`, tainted where it is a difference from a plain value, or an operand is tainted.
 
   Raises RowError where a tainted result is no object: the tests would read it.
@@ -258,7 +261,7 @@ def _tainted(link: Any, kind: type, operands: tuple, result: Any, differs: bool)
 def _in_place(method_name: str, name: str) -> Callable:
   """As `_binary`: in `x -= 4`, too, the object gets a plain 4, and its result may be anything."""
 
-  def method(self: Any, other: Any) -> Any:
+  def method(self: Object, other: Value) -> Value:
     kind = type(self)
     link, both_objects, held = kind._link, _is_stand_in(other), kind._held
     if held is not None and not _named(kind):
@@ -290,7 +293,7 @@ class Reference(NamedTuple):
   number: int
 
 
-def stand_in_class(link: Any, number: int) -> type:
+def stand_in_class(link: TestsPeer, number: int) -> type:
   """The stand-in for the program's class of that number."""
   description = link.request('describe', Reference(number))
   if standard := _standard(description):
@@ -324,7 +327,7 @@ def stand_in_class(link: Any, number: int) -> type:
   return stand_in
 
 
-def _methods(special: set, own: set, held: type | None, hashes: bool) -> dict[str, Any]:
+def _methods(special: set, own: set, held: type | None, hashes: bool) -> dict[str, Value]:
   wanted = set(METHODS) & (special if held is None or held in wire.MUTABLE else own)
   if held is None or held in wire.MUTABLE:
     wanted |= {'__str__', '__repr__', '__format__', '__dir__'}
@@ -338,7 +341,7 @@ def _methods(special: set, own: set, held: type | None, hashes: bool) -> dict[st
   return methods | dict(__eq__=_equal, __hash__=_hash if hashes else None)
 
 
-def _known(description: dict[str, Any], held: type | None) -> type | None:
+def _known(description: Description, held: type | None) -> type | None:
   if held in wire.MUTABLE:
     return held
   known = _KINDS.get(description['name'])
@@ -347,7 +350,7 @@ def _known(description: dict[str, Any], held: type | None) -> type | None:
   return known if isinstance(known, type) and held is None else None
 
 
-def _standard(description: dict[str, Any]) -> type | None:
+def _standard(description: Description) -> type | None:
   """An error class of the standard library, which both sides have."""
   if description['module'] not in _ERRORS:
     return None
@@ -363,12 +366,13 @@ def _register(stand_in: type, bases: list) -> None:
       known.register(stand_in)
 
 
-class ProgramError(Exception):
-  """The stand-in for an error that ends programs, or that cannot be constructed here."""
+def make_error(
+  link: TestsPeer, kind: Value, args: Value, message: str, number: int
+) -> BaseException:
+  """The stand-in for an error of the program.
 
-
-def make_error(link: Any, kind: Any, args: Any, message: str, number: int) -> BaseException:
-  """The stand-in for an error of the program; one that a test must not get (KeyboardInterrupt, GeneratorExit) is a ProgramError."""
+  Errors that a test must not get, such as KeyboardInterrupt and GeneratorExit, become a ProgramError.
+  """
   if not isinstance(kind, type) or not issubclass(kind, Exception | SystemExit):
     return ProgramError(message)
   try:
@@ -382,17 +386,3 @@ def make_error(link: Any, kind: Any, args: Any, message: str, number: int) -> Ba
     BaseException.__setattr__(error, '_error_text', message)
     link.stand_in(number, error)
   return error
-
-
-def error_space() -> dict[str, Any]:
-  """The namespace of stand-ins for error classes, in place of the methods of Object."""
-
-  def __str__(self: Any) -> str:
-    return self._error_text
-
-  def __getattr__(self: Any, name: str) -> Any:
-    if name == '_error_text':
-      return ''
-    return type(self)._link.request('__getattr__', self, name)
-
-  return dict(__str__=__str__, __getattr__=__getattr__)

@@ -6,9 +6,10 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import BinaryIO
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import wire
+from jaxrl_llm.rewards.code_execution.guest_protocol.wire import Packed, Value
 
 _LINE_BYTES = 1 << 26  # a longer message is cut, and a cut message is invalid
 # Containers that are compared before every message, and their items.
@@ -16,7 +17,7 @@ _MOST_SHARED, _MOST_ITEMS = 64, 2000
 
 
 class Peer:
-  """The common part of both sides. A subclass defines references to objects (export, find) and its operations (perform).
+  """The common part of both sides. A subclass defines references to objects (export, find) and operations (perform).
 
   Messages: ['request', [name, arguments, keywords], changed containers, printed text]. Replies: ['value', value, …] or
   ['raise', error, …]. A reference is ['mine' or 'theirs', number, …] to an object of the sending side, and
@@ -25,21 +26,21 @@ class Peer:
 
   sign = 1  # sign of the numbers that this side assigns to containers
 
-  def __init__(self, read: Any, write: Any):
+  def __init__(self, read: BinaryIO, write: BinaryIO):
     self._read, self._write = read, write
     self._lock = threading.RLock()
     self._numbers: dict[int, int] = {}  # id → number, of own objects that were sent
     # number → own object; keeps it alive, so that its id stays unique
-    self.objects: dict[int, Any] = {}
-    self.stand_ins: dict[int, Any] = {}  # number → stand-in for an object of the other side
+    self.objects: dict[int, Value] = {}
+    self.stand_ins: dict[int, Value] = {}  # number → stand-in for an object of the other side
     self.number_of: dict[int, int] = {}  # id of a stand-in → number
-    self._containers: dict[int, Any] = {}  # number → list, dict, …
+    self._containers: dict[int, Value] = {}  # number → list, dict, …
     self._container_of: dict[int, int] = {}  # id → number
-    self._last: dict[int, Any] = {}  # number → content at the last message, equal on both sides
+    self._last: dict[int, Packed] = {}  # number → content at the last message, equal on both sides
     self._fresh: list[int] = []  # numbers of the containers in the message that is being read
     self._depth, self._count, self._sharing = 0, 0, True
 
-  def request(self, name: str, /, *args: Any, **keywords: Any) -> Any:
+  def request(self, name: str, /, *args: Value, **keywords: Value) -> Value:
     """Perform an operation on the other side; return its value or raise its error."""
     with self._lock:
       self._depth += 1
@@ -53,20 +54,20 @@ class Peer:
         self._depth -= 1
         self._trim()
 
-  def number(self, value: Any) -> int:
+  def number(self, value: Value) -> int:
     """The number of an own object, by which the other side refers to it."""
     if id(value) not in self._numbers:
       self._numbers[id(value)] = len(self._numbers) + 1
       self.objects[self._numbers[id(value)]] = value
     return self._numbers[id(value)]
 
-  def stand_in(self, number: int, value: Any) -> Any:
+  def stand_in(self, number: int, value: Value) -> Value:
     """Register `value` as the stand-in for an object of the other side, and return it."""
     self.stand_ins[number] = value
     self.number_of[id(value)] = number
     return value
 
-  def share(self, value: Any) -> int:
+  def share(self, value: Value) -> int:
     """The number of a container, or 0 for one whose changes need not reach the other side."""
     number = self._container_of.get(id(value), 0)
     if not number and self._sharing:
@@ -76,7 +77,7 @@ class Peer:
       self._last[number] = None  # set after the message is encoded
     return number
 
-  def shared(self, number: int, value: Any) -> Any:
+  def shared(self, number: int, value: Value) -> Value:
     """The container of that number with the content of `value`; `value` itself where there is none yet."""
     if not number:
       return value
@@ -114,7 +115,7 @@ class Peer:
       reply = 'raise', self.pack_error(error)
     self._send(*reply)
 
-  def _receive(self) -> Any:
+  def _receive(self) -> Value:
     while True:
       line = self._read.readline(_LINE_BYTES)
       message = json.loads(line)
@@ -128,12 +129,12 @@ class Peer:
         return value
       raise value
 
-  def _send(self, kind: str, packed: Any) -> None:
+  def _send(self, kind: str, packed: Packed) -> None:
     message = [kind, packed, self._changes(kind), self.printed()]
     self._write.write(json.dumps(message).encode() + b'\n')
     self._write.flush()
 
-  def _payload(self, message: list) -> Any:
+  def _payload(self, message: list) -> Packed:
     """The payload of a message, after applying the output and the changes of the other side."""
     _, packed, changed, text = message
     self.print(text)
@@ -160,7 +161,7 @@ class Peer:
       self._last[number] = now
     return changed
 
-  def _content(self, number: int) -> Any:
+  def _content(self, number: int) -> Packed:
     with self.unshared():
       return wire.pack(self._containers[number], self)
 
@@ -189,15 +190,15 @@ class Peer:
   def _items(self) -> int:
     return sum(map(len, self._containers.values()))
 
-  def export(self, value: Any) -> list:
+  def export(self, value: Value) -> list:
     """The reference to an object that has no encoding by content."""
     raise NotImplementedError
 
-  def find(self, kind: str, *packed: Any) -> Any:
+  def find(self, kind: str, *packed: Packed) -> Value:
     """The object, or its stand-in, of a reference."""
     raise NotImplementedError
 
-  def perform(self, name: str, args: list, keywords: dict) -> Any:
+  def perform(self, name: str, args: list, keywords: dict) -> Value:
     """The value of a requested operation."""
     raise NotImplementedError
 

@@ -7,7 +7,7 @@ import builtins
 import importlib.util
 from typing import NamedTuple
 
-from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import RowError
+from jaxrl_llm.rewards.code_execution.guest_protocol.errors import RowError
 
 # Names under which tests import the program, where no such module can be imported.
 PROGRAM_MODULES = frozenset(

@@ -14,10 +14,14 @@ import operator
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, BinaryIO
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import wire
 from jaxrl_llm.rewards.code_execution.guest_protocol.peer import Peer
+from jaxrl_llm.rewards.code_execution.guest_protocol.wire import Packed, Value
+
+if TYPE_CHECKING:
+  import asyncio
 
 _MOST_PRINTED = 1 << 20
 PROGRAM_FILE = 'answer.py'
@@ -49,7 +53,7 @@ _OPERATIONS: dict[str, Callable] = {
   **{f'__{function.__name__}__': function for function in _UNARY},
 }
 # Objects of a class that derives from one of these are sent with a plain copy of their value.
-_PLAIN_COPY: dict[type, Callable[[Any], Any]] = {
+_PLAIN_COPY: dict[type, Callable[[Value], Value]] = {
   int: lambda v: int.__add__(v, 0),
   float: lambda v: float.__add__(v, 0.0),
   complex: lambda v: complex.__add__(v, 0),
@@ -59,17 +63,17 @@ _PLAIN_COPY: dict[type, Callable[[Any], Any]] = {
   frozenset: lambda v: frozenset(frozenset.__iter__(v)),
 }
 # The same for classes of modules that are slow to import. A program with such a value has imported the module.
-_PLAIN_COPY_LATE: dict[tuple[str, str], Callable[[type, Any], Any]] = {
+_PLAIN_COPY_LATE: dict[tuple[str, str], Callable[[type, Value], Value]] = {
   ('decimal', 'Decimal'): lambda kind, v: kind(kind.__str__(v)),
   ('fractions', 'Fraction'): lambda kind, v: kind(v.numerator, v.denominator),
 }
-_CONTENT: dict[type, Callable[[Any], Any]] = {
+_CONTENT: dict[type, Callable[[Value], Value]] = {
   dict: lambda v: dict(dict.items(v)),
   **{k: lambda v, k=k: k(k.__iter__(v)) for k in (list, set, wire.SERIES['deque'], bytearray)},
 }
 
 
-def _plain_copies() -> dict[type, Callable[[Any], Any]]:
+def _plain_copies() -> dict[type, Callable[[Value], Value]]:
   late = {
     getattr(sys.modules[module], name): copy_of
     for (module, name), copy_of in _PLAIN_COPY_LATE.items()
@@ -83,11 +87,11 @@ def _plain_copies() -> dict[type, Callable[[Any], Any]]:
 class ProgramPeer(Peer):
   """The peer that holds the program's objects, by number."""
 
-  def __init__(self, read: Any, write: Any):
+  def __init__(self, read: BinaryIO, write: BinaryIO):
     super().__init__(read, write)
     self.module = types.ModuleType('answer')
     self._imported: Callable[[str], bool] = bool
-    self._loop: Any = None
+    self._loop: asyncio.AbstractEventLoop | None = None
 
   def run(self, source: bytes) -> None:
     """Run the program, reply whether it failed, and serve requests until the pipe closes."""
@@ -97,7 +101,7 @@ class ProgramPeer(Peer):
     for line in self._read:
       self.serve(line)
 
-  def perform(self, name: str, args: list, keywords: dict) -> Any:
+  def perform(self, name: str, args: list, keywords: dict) -> Value:
     if name in _OPERATIONS:
       return _OPERATIONS[name](*args, **keywords)
     if method := getattr(self, f'_{name}', None):
@@ -110,7 +114,7 @@ class ProgramPeer(Peer):
     self._imported = _imported(source)
     exec(code, vars(self.module))
 
-  def _name(self, name: str) -> tuple[Any, str]:
+  def _name(self, name: str) -> tuple[Value, str]:
     """(value, origin) of a name; the origin is defined, imported or module."""
     names = vars(self.module)
     if name not in names and hasattr(names.get('Solution'), name):
@@ -119,17 +123,17 @@ class ProgramPeer(Peer):
       return None, 'module'
     return names[name], 'imported' if self._imported(name) else 'defined'
 
-  def _set_name(self, name: str, value: Any) -> None:
+  def _set_name(self, name: str, value: Value) -> None:
     vars(self.module)[name] = value
 
   def _public(self) -> list[str]:
     return [name for name in vars(self.module) if not name.startswith('_')]
 
-  def _plain(self, value: Any) -> Any:
+  def _plain(self, value: Value) -> Value:
     return next(content(value) for kind, content in _CONTENT.items() if isinstance(value, kind))
 
-  def _await(self, value: Any) -> Any:
-    async def wait() -> Any:
+  def _await(self, value: Value) -> Value:
+    async def wait() -> Value:
       return await value
 
     import asyncio  # slow to import, and rarely needed
@@ -139,10 +143,10 @@ class ProgramPeer(Peer):
       asyncio.set_event_loop(self._loop)
     return self._loop.run_until_complete(wait())
 
-  def _dataclass(self, name: str, value: Any, *args: Any, **more: Any) -> Any:
+  def _dataclass(self, name: str, value: Value, *args: Value, **more: Value) -> Value:
     return getattr(importlib.import_module('dataclasses'), name)(value, *args, **more)
 
-  def _describe(self, kind: type) -> dict[str, Any]:
+  def _describe(self, kind: type) -> dict[str, Value]:
     """The description from which the tests' side builds the stand-in for a class."""
     above = [k for k in kind.__mro__ if k is not object]
     copies = _plain_copies()
@@ -159,7 +163,7 @@ class ProgramPeer(Peer):
       holds=next((k.__name__ for k in above if k in copies or k in _CONTENT), ''),
     )  # fmt: skip
 
-  def export(self, value: Any) -> list:
+  def export(self, value: Value) -> list:
     if isinstance(value, Remote):
       return ['yours', object.__getattribute__(value, '_number')]
     if isinstance(value, type):
@@ -172,7 +176,7 @@ class ProgramPeer(Peer):
         return ['mine', self.number(value), self.number(type(value)), plain]
     return ['mine', self.number(value), self.number(type(value)), None]
 
-  def find(self, kind: str, *packed: Any) -> Any:
+  def find(self, kind: str, *packed: Packed) -> Value:
     if kind == 'yours':
       return self.objects[packed[0]]
     if kind == 'error':
@@ -253,18 +257,18 @@ class Remote:
     object.__setattr__(self, '_peer', peer)
     object.__setattr__(self, '_number', number)
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name: str) -> Value:
     return self._peer.request('__getattr__', self, name)
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, name: str, value: Value) -> None:
     self._peer.request('__setattr__', self, name, value)
 
-  def __eq__(self, other: Any) -> Any:
+  def __eq__(self, other: Value) -> Value:
     return self is other or self._peer.request('__eq__', self, other)
 
 
 def _forward(name: str) -> Callable:
-  def method(self: Remote, /, *args: Any, **keywords: Any) -> Any:
+  def method(self: Remote, /, *args: Value, **keywords: Value) -> Value:
     return self._peer.request(name, self, *args, **keywords)
 
   return method
@@ -301,10 +305,10 @@ class Function(Remote):
     ).items():
       object.__setattr__(self, key, value)
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name: str) -> Value:
     raise AttributeError(name)
 
-  def __get__(self, instance: Any, owner: Any = None) -> Any:
+  def __get__(self, instance: Value, owner: Value = None) -> Value:
     return self if instance is None else types.MethodType(self, instance)
 
   def __bool__(self) -> bool:

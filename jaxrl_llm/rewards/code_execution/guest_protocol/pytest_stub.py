@@ -7,20 +7,27 @@ import itertools
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.rewards.code_execution.guest_protocol.wire import Value
+
+if TYPE_CHECKING:
+  import io
 
 
 class Raises:
   """with raises(E, match=…) as info: … info.value is the error."""
 
-  def __init__(self, expected: Any, match: str | None = None):
+  def __init__(self, expected: type | tuple[type, ...], match: str | None = None):
     self.expected, self.match, self.value, self.type = expected, match, None, None
 
   def __enter__(self) -> Raises:
     return self
 
-  def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
+  def __exit__(
+    self, kind: type | None, value: BaseException | None, trace: types.TracebackType | None
+  ) -> bool:
     assert kind is not None, f'DID NOT RAISE {self.expected}'
     if not issubclass(kind, self.expected):
       return False
@@ -30,7 +37,9 @@ class Raises:
     return True
 
 
-def raises(expected: Any, *call: Any, match: str | None = None, **keywords: Any) -> Raises:
+def raises(
+  expected: type | tuple[type, ...], *call: Value, match: str | None = None, **keywords: Value
+) -> Raises:
   """A context, or a direct call of a function with its arguments."""
   context = Raises(expected, match)
   if call:
@@ -44,10 +53,10 @@ class approx:
 
   __array_ufunc__ = None
 
-  def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None):
+  def __init__(self, expected: Value, rel: float | None = None, abs: float | None = None):
     self.expected, self.rel, self.abs = expected, rel, abs
 
-  def __eq__(self, actual: Any) -> bool:
+  def __eq__(self, actual: Value) -> bool:
     want = self.expected
     if isinstance(want, dict):
       return actual.keys() == want.keys() and all(self._of(v) == actual[k] for k, v in want.items())
@@ -64,15 +73,15 @@ class approx:
 
   __hash__ = None
 
-  def _of(self, want: Any) -> approx:
+  def _of(self, want: Value) -> approx:
     return approx(want, self.rel, self.abs)
 
 
-def _number(value: Any) -> Any:
+def _number(value: Value) -> Value:
   return value if isinstance(value, bool | int | float | complex) else float(value)
 
 
-def _parametrize(names: Any, values: Any, ids: Any = None) -> Callable:
+def _parametrize(names: str | Sequence[str], values: Iterable, ids: Value = None) -> Callable:
   del ids
   names = [n.strip() for n in names.split(',')] if isinstance(names, str) else list(names)
   rows = [dict(zip(names, row if len(names) > 1 else [row], strict=True)) for row in values]
@@ -87,7 +96,7 @@ def _parametrize(names: Any, values: Any, ids: Any = None) -> Callable:
 class _Marks:
   parametrize = staticmethod(_parametrize)
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name: str) -> Value:
     if name in ('asyncio', 'timeout', 'slow', 'unit'):
       return lambda *args, **more: args[0] if args and callable(args[0]) else lambda test: test
     raise Unknown(f'pytest.mark.{name}')
@@ -97,7 +106,7 @@ class Unknown(BaseException):
   """A part of pytest, or a fixture, that does not exist here."""
 
 
-def fixture(function: Any = None, **settings: Any) -> Any:
+def fixture(function: Callable | None = None, **settings: Value) -> Callable:
   """Mark a function as a fixture: tests get its value by its name."""
   del settings
   if function is None:
@@ -109,10 +118,10 @@ def fixture(function: Any = None, **settings: Any) -> Any:
 class _Printed:
   """The fixture capsys."""
 
-  def __init__(self, out: Any, err: Any):
+  def __init__(self, out: io.StringIO, err: io.StringIO):
     self._streams = (out, err)
 
-  def readouterr(self) -> Any:
+  def readouterr(self) -> types.SimpleNamespace:
     texts = [stream.getvalue() for stream in self._streams]
     for stream in self._streams:
       stream.seek(0)
@@ -130,7 +139,7 @@ def capsys() -> Iterator[_Printed]:
       yield _Printed(out, err)
 
 
-def run(test: Callable, names: dict[str, Any], other: Callable | None = None) -> None:
+def run(test: Callable, names: dict[str, Value], other: Callable | None = None) -> None:
   """Call a test with each of its parametrized cases and with the fixtures of `names`.
 
   other: returns the value of any other argument. Without it such an argument raises Unknown.
@@ -141,7 +150,7 @@ def run(test: Callable, names: dict[str, Any], other: Callable | None = None) ->
       finish(test(**_arguments(test, values, names, stack, other)))
 
 
-def finish(value: Any) -> None:
+def finish(value: Value) -> None:
   """Run the coroutine of an async test."""
   if isinstance(value, types.CoroutineType):
     import asyncio
@@ -150,8 +159,8 @@ def finish(value: Any) -> None:
 
 
 def _arguments(
-  test: Callable, values: dict, names: dict, stack: Any, other: Callable | None
-) -> dict[str, Any]:
+  test: Callable, values: dict, names: dict, stack: contextlib.ExitStack, other: Callable | None
+) -> dict[str, Value]:
   import inspect  # slow to import
 
   return {
@@ -161,7 +170,9 @@ def _arguments(
   }
 
 
-def _value(name: str, values: dict, names: dict, stack: Any, other: Callable | None) -> Any:
+def _value(
+  name: str, values: dict, names: dict, stack: contextlib.ExitStack, other: Callable | None
+) -> Value:
   if name in values:
     return values[name]
   function = names.get(name)
@@ -192,7 +203,7 @@ def _fail(reason: str = '', pytrace: bool = True) -> None:
   raise AssertionError(reason)
 
 
-def _unknown(name: str) -> Any:
+def _unknown(name: str) -> Value:
   if name.startswith('__'):
     raise AttributeError(name)
   raise Unknown(f'pytest.{name}')

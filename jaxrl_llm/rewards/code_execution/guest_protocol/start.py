@@ -1,4 +1,4 @@
-"""The command of both sandboxes: `program`, or `tests VERDICT`, with stdin and stdout connected to the other sandbox."""
+"""The command of both sandboxes: `program`, or `tests VERDICT`, connected by stdin and stdout."""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ import operator
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import BinaryIO
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import mirror, wire
-from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import RowError
+from jaxrl_llm.rewards.code_execution.guest_protocol.errors import RowError
 from jaxrl_llm.rewards.code_execution.guest_protocol.peer import Peer
+from jaxrl_llm.rewards.code_execution.guest_protocol.wire import Packed, Value
 
 
 class Gone(BaseException):
@@ -52,12 +53,12 @@ class TestsPeer(Peer):
 
   sign = -1
 
-  def __init__(self, read: Any, write: Any):
+  def __init__(self, read: BinaryIO, write: BinaryIO):
     super().__init__(read, write)
     self.gone = False
     self.fault: RowError | None = None
     # plain values of objects whose classes derive from int, str, …
-    self.plain: dict[int, Any] = {}
+    self.plain: dict[int, Value] = {}
     self.tainted: set[int] = set()  # objects that are the difference of an object and a plain value
     self._from_program: dict[int, BaseException] = {}
 
@@ -78,7 +79,7 @@ class TestsPeer(Peer):
       return False
     return True
 
-  def _receive(self) -> Any:
+  def _receive(self) -> Value:
     try:
       return super()._receive()
     except (Gone, RowError):
@@ -89,7 +90,7 @@ class TestsPeer(Peer):
       self.gone = True  # it sent an invalid message
       raise Gone from error
 
-  def _send(self, kind: str, packed: Any) -> None:
+  def _send(self, kind: str, packed: Packed) -> None:
     try:
       super()._send(kind, packed)
     except OSError as error:
@@ -103,7 +104,7 @@ class TestsPeer(Peer):
       if self.gone:
         raise Gone
 
-  def perform(self, name: str, args: list, keywords: dict) -> Any:
+  def perform(self, name: str, args: list, keywords: dict) -> Value:
     if name == 'input':
       return builtins.input(*args)  # the tests may have patched it
     value, *rest = args
@@ -121,7 +122,7 @@ class TestsPeer(Peer):
       raise AttributeError(rest[0] if rest else name)
     return _OPERATIONS[name](value, *rest)
 
-  def export(self, value: Any) -> list:
+  def export(self, value: Value) -> list:
     if isinstance(value, mirror.Reference):
       return ['yours', value.number]
     if isinstance(value, mirror.Mirror) or isinstance(type(value), mirror.Mirror):
@@ -150,13 +151,13 @@ class TestsPeer(Peer):
       return self.export(part for part in value)
     raise self.cannot(f'they pass a {kind.__name__}, which cannot be sent')
 
-  def _pack_derived(self, value: Any, base: type) -> Any:
+  def _pack_derived(self, value: Value, base: type) -> Packed:
     fields = getattr(value, '_fields', None)
     if base is tuple and fields:
       return ['named', type(value).__name__, list(fields), [wire.pack(v, self) for v in value]]
     return wire.pack(base(value), self)
 
-  def find(self, kind: str, *packed: Any) -> Any:
+  def find(self, kind: str, *packed: Packed) -> Value:
     if kind == 'yours':
       return self.objects[packed[0]]
     if kind == 'error':
@@ -168,7 +169,7 @@ class TestsPeer(Peer):
       return self.stand_in(number, mirror.stand_in_class(self, number))
     return self.stand_in(number, self._object(number, self.find('class', packed[1]), packed[2]))
 
-  def _object(self, number: int, kind: type, plain: Any) -> Any:
+  def _object(self, number: int, kind: type, plain: Packed) -> Value:
     if '__await__' in kind._special:
       return self._coroutine(number)
     if kind._held is None or kind._held in wire.MUTABLE:
@@ -178,8 +179,8 @@ class TestsPeer(Peer):
       raise TypeError(f'not a {kind._held.__name__}: {type(value).__name__}')
     return kind._held.__new__(kind, value)
 
-  def _coroutine(self, number: int) -> Any:
-    async def wait() -> Any:
+  def _coroutine(self, number: int) -> Value:
+    async def wait() -> Value:
       return self.request('await', mirror.Reference(number))
 
     return wait()

@@ -13,10 +13,10 @@ import linecache
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import TextIO, TypedDict
 
 from jaxrl_llm.rewards.code_execution.guest_protocol import mirror, pytest_stub
-from jaxrl_llm.rewards.code_execution.guest_protocol.mirror import RowError
+from jaxrl_llm.rewards.code_execution.guest_protocol.errors import RowError
 from jaxrl_llm.rewards.code_execution.guest_protocol.plan import (
   PROGRAM_MODULES,
   Source,
@@ -24,6 +24,18 @@ from jaxrl_llm.rewards.code_execution.guest_protocol.plan import (
   plan,
 )
 from jaxrl_llm.rewards.code_execution.guest_protocol.tests_peer import TestsPeer
+from jaxrl_llm.rewards.code_execution.guest_protocol.wire import Value
+
+
+class Job(TypedDict):
+  """The tests of a row: the content of job.json."""
+
+  tests: list[str]  # sources
+  setup: str
+  entry: str  # the entry point, '' for none
+  prompt: str
+  program: str
+
 
 # Modules with names that tests use without importing them.
 _STANDARD = (
@@ -46,7 +58,7 @@ class Names(dict):
       node.id for node in ast.walk(ast.parse(entry)) if isinstance(node, ast.Name)
     }
 
-  def __missing__(self, name: str) -> Any:
+  def __missing__(self, name: str) -> Value:
     if hasattr(builtins, name) and name not in self._entry_names:
       raise KeyError(name)
     try:
@@ -63,7 +75,7 @@ class Names(dict):
       raise KeyError(name)
     return self.store(name, value)
 
-  def store(self, name: str, value: Any) -> Any:
+  def store(self, name: str, value: Value) -> Value:
     """Store classes and functions, so that they are requested once; other names may be rebound."""
     if isinstance(value, mirror.Mirror):
       # LeetCode's Solution is a namespace of functions; its operators are not under test.
@@ -74,7 +86,7 @@ class Names(dict):
       self[name] = value
     return value
 
-  def entry(self, source: str) -> Any:
+  def entry(self, source: str) -> Value:
     """The object that the entry point names."""
     return eval(compile(source, 'entry_point', 'eval'), self)
 
@@ -93,7 +105,7 @@ class ProgramModule(types.ModuleType):
     super().__init__(name)
     vars(self).update(_names=names, __path__=[])
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name: str) -> Value:
     if name == '__all__':
       return self._names._link.request('public')
     if name.startswith('__'):
@@ -108,7 +120,7 @@ class ProgramModule(types.ModuleType):
       raise AttributeError(f'{name!r} of the program is a module')
     return importlib.import_module(name)
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, name: str, value: Value) -> None:
     if name.startswith('__'):
       super().__setattr__(name, value)
     else:
@@ -122,7 +134,7 @@ def _forward_dataclasses(link: TestsPeer) -> None:
   for name in ('asdict', 'astuple', 'fields', 'replace'):
     local = getattr(dataclasses, name)
 
-    def function(value: Any, *args: Any, local: Any = local, **more: Any) -> Any:
+    def function(value: Value, *args: Value, local: Value = local, **more: Value) -> Value:
       of_program = isinstance(value, mirror.Mirror) or isinstance(type(value), mirror.Mirror)
       return (
         link.request('dataclass', local.__name__, value, *args, **more)
@@ -189,7 +201,7 @@ def _passes(test: Callable, link: TestsPeer) -> bool:
   return error is None and not link.gone  # a bare except may have caught Gone
 
 
-def _prepare(names: Names, link: TestsPeer, job: dict[str, Any]) -> bool:
+def _prepare(names: Names, link: TestsPeer, job: Job) -> bool:
   """Run the prompt and the setup; return False where the program makes them fail."""
   for name in PROGRAM_MODULES:
     sys.modules.setdefault(name, ProgramModule(name, names))
@@ -214,7 +226,7 @@ def _prepare(names: Names, link: TestsPeer, job: dict[str, Any]) -> bool:
   return not link.gone
 
 
-def write_verdict(link: TestsPeer, job: dict[str, Any], verdict: TextIO) -> None:
+def write_verdict(link: TestsPeer, job: Job, verdict: TextIO) -> None:
   """Write the number of tests, then 1 or 0 for each; or E and the reason that they cannot run."""
   try:
     planned = plan(job['tests'], job['setup'], job['entry'])

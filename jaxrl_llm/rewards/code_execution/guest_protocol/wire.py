@@ -13,7 +13,13 @@ import importlib
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+  from jaxrl_llm.rewards.code_execution.guest_protocol.peer import Peer
+
+Value: TypeAlias = Any  # a Python value of the program or of its tests
+Packed: TypeAlias = bool | int | float | str | list | None  # its JSON
 
 SERIES = {k.__name__: k for k in (list, set, collections.deque, bytearray, tuple, frozenset, bytes)}
 MUTABLE = (list, set, collections.deque, bytearray, dict)
@@ -31,12 +37,12 @@ TYPES = {kind.__name__: kind for kind in _DATA} | {
 _SINGLE = {'Ellipsis': ..., 'NotImplemented': NotImplemented}
 
 
-def _moment(value: Any) -> tuple:
+def _moment(value: Value) -> tuple:
   return value.hour, value.minute, value.second, value.microsecond, value.tzinfo
 
 
 # (module, class) → constructor arguments that make an equal value.
-_NEW: dict[tuple[str, str], Callable[[Any], tuple]] = {
+_NEW: dict[tuple[str, str], Callable[[Value], tuple]] = {
   ('decimal', 'Decimal'): lambda v: (str(v),),
   ('fractions', 'Fraction'): lambda v: (v.numerator, v.denominator),
   ('datetime', 'date'): lambda v: (v.year, v.month, v.day),
@@ -65,7 +71,7 @@ def _recipe(kind: type) -> tuple[str, str] | None:
   return key if home is kind else None
 
 
-def pack(value: Any, peer: Any) -> Any:
+def pack(value: Value, peer: Peer) -> Packed:
   """A value as JSON. peer: assigns numbers to containers, and to objects that stay on this side."""
   kind = type(value)
   if value is None or kind in (bool, float, str):
@@ -91,7 +97,7 @@ def pack(value: Any, peer: Any) -> Any:
   return _pack_rare(value, kind, peer)
 
 
-def _pack_rare(value: Any, kind: type, peer: Any) -> Any:
+def _pack_rare(value: Value, kind: type, peer: Peer) -> list:
   for name, single in _SINGLE.items():
     if value is single:
       return ['single', name]
@@ -107,7 +113,7 @@ def _pack_rare(value: Any, kind: type, peer: Any) -> Any:
   return peer.export(value)
 
 
-def _pack_array(value: Any, peer: Any) -> Any:
+def _pack_array(value: Value, peer: Peer) -> list | None:
   """An array of numbers, booleans or text, or a scalar of numpy; None for anything else."""
   numpy = sys.modules['numpy']
   if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
@@ -117,7 +123,7 @@ def _pack_array(value: Any, peer: Any) -> Any:
   return ['array', value.dtype.str, list(value.shape), pack(value.ravel().tolist(), peer)]
 
 
-def unpack(packed: Any, peer: Any) -> Any:
+def unpack(packed: Packed, peer: Peer) -> Value:
   """The value of JSON from `pack`. May raise any Exception for other JSON."""
   if not isinstance(packed, list):
     return packed
@@ -152,7 +158,7 @@ def unpack(packed: Any, peer: Any) -> Any:
   return peer.find(name, *rest)
 
 
-def _unpack_series(packed: list, peer: Any) -> Any:
+def _unpack_series(packed: list, peer: Peer) -> Value:
   name, number, parts, *more = packed
   if name == 'dict':
     return peer.shared(number, {unpack(k, peer): unpack(v, peer) for k, v in parts})
@@ -160,19 +166,19 @@ def _unpack_series(packed: list, peer: Any) -> Any:
   return peer.shared(number, series)
 
 
-def _view(name: str, items: list) -> Any:
+def _view(name: str, items: list) -> Value:
   if name == 'keys':
     return dict.fromkeys(items).keys()
   return dict(items).items() if name == 'items' else dict(enumerate(items)).values()
 
 
-def _array(kind: str, shape: list, items: Any, peer: Any) -> Any:
+def _array(kind: str, shape: list, items: Packed, peer: Peer) -> Value:
   numpy = importlib.import_module('numpy')
   array = numpy.array(unpack(items, peer), numpy.dtype(kind)).reshape(shape)
   return array if shape else array[()]
 
 
-def replace_content(target: Any, source: Any) -> None:
+def replace_content(target: Value, source: Value) -> None:
   """Give a list, dict, set, deque or bytearray the content of another."""
   if target is source:
     return
