@@ -83,6 +83,7 @@ class MeshConfig(Section):
   data: int = 1  # axis of rows, with a whole copy of the weights each
   # axis of rows, with a part of the weights each, gathered layer by layer in the update
   fsdp: int = -1
+  # axis of rows while sampling, and of tokens in the update: for rows too long for one device
   context: int = 1
   expert: int = 1  # axis of rows, with a part of a mixture's experts each
   tensor: int = 1  # axis of heads and features; it communicates in every layer

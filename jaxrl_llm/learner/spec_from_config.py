@@ -63,7 +63,7 @@ def _model_facts(
   mesh: jax.sharding.Mesh, model: ModelConfig, teacher: ModelConfig | None
 ) -> dict[str, Any]:
   """Facts for `compatibility` of the policy, its teacher, and the devices."""
-  facts = {f'mesh.{axis}': size for axis, size in mesh.shape.items()}
+  facts = {f'mesh.{axis}': mesh.shape[axis] for axis in ('context', 'expert', 'tensor')}
   window = max(model.window, teacher.window if teacher else 0)
   return facts | {'model.experts': model.experts, 'model.window': window}
 
