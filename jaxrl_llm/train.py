@@ -14,7 +14,7 @@ from jaxrl_llm import rewards
 from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.validation import AnyConfig
 from jaxrl_llm.distributed import consistency, preemption, sharding
 from jaxrl_llm.evaluation import held_out
 from jaxrl_llm.learner import compile as programs
@@ -35,7 +35,7 @@ from jaxrl_llm.types import Batch
 
 
 def run(
-  config: Config, workdir: str, mesh: jax.sharding.Mesh | None = None
+  config: AnyConfig, workdir: str, mesh: jax.sharding.Mesh | None = None
 ) -> dict[str, float]:  # fmt: skip
   """Train as `config` says, continuing the run in `workdir`; return the metrics of the last evaluation.
 

@@ -25,9 +25,10 @@ def run(
   With a chat template a line continues the conversation, whose oldest turns are dropped where it does not fit; without,
   each line is completed by itself.
   """
-  out, streamer = out or sys.stdout, CompletionStreamer(model, **settings)
+  stream = sys.stdout if out is None else out
+  streamer = CompletionStreamer(model, **settings)
   room = model.config.max_tokens - settings['max_tokens']
-  print(_HELP, file=out, flush=True)
+  print(_HELP, file=stream, flush=True)
   messages: list[_Message] = []
   for turn in range(sys.maxsize):
     try:
@@ -40,8 +41,8 @@ def run(
       messages = []
       continue
     if settings['chat']:
-      messages = _trimmed([*messages, dict(role='user', content=line)], streamer, room, out)
-    completion = _print_completion(streamer, messages or line, seed + turn, out)
+      messages = _trimmed([*messages, dict(role='user', content=line)], streamer, room, stream)
+    completion = _print_completion(streamer, messages or line, seed + turn, stream)
     if messages:
       messages = [*messages, dict(role='assistant', content=completion)]
 

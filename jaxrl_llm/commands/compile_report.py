@@ -18,7 +18,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_table
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.validation import AnyConfig
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
@@ -42,7 +42,7 @@ _ENVIRONMENT = dict(
 )
 
 
-def run(config: Config, topology: str, report: str = '') -> int:
+def run(config: AnyConfig, topology: str, report: str = '') -> int:
   """Compile the step of `config` for `topology`, print the report and write it as JSON to the file `report`.
 
   Returns 0, or 1 where it does not fit or the decode loop copies its cache or exchanges weights.
@@ -63,7 +63,7 @@ def prepare() -> None:
   jax.config.update('jax_platforms', 'cpu')
 
 
-def devices(topology: str) -> list[jax.Device]:
+def devices(topology: str) -> list[Any]:
   """The devices of a topology such as 'v5e-16' or 'v5e:4x4', to compile for.
 
   Raises UserError without libtpu, and for an unknown topology.
@@ -87,7 +87,7 @@ def devices(topology: str) -> list[jax.Device]:
   return list(description.devices)
 
 
-def make(config: Config, devices: Sequence[Any]) -> StepSpec:
+def make(config: AnyConfig, devices: Sequence[Any]) -> StepSpec:
   """The step specification of `config` on these devices; no weights are read.
 
   One end token stands for the model's own: their number changes neither memory nor collectives.
@@ -160,7 +160,8 @@ def build(fn: Any, *arguments: Any) -> Part:
     text = '' if oom else _dumped(folder)
   size = lambda name: int(getattr(memory, f'{name}_in_bytes', 0))  # noqa: E731
   names = ('argument_size', 'alias_size', 'temp_size', 'generated_code_size', 'peak_memory')
-  return Part(*map(size, names), wall_s, cpu_s, oom, text)
+  argument, alias, temp, code, peak = map(size, names)
+  return Part(argument, alias, temp, code, peak, wall_s, cpu_s, oom, text)
 
 
 def _dumped(folder: str) -> str:
@@ -269,7 +270,7 @@ def roofline(spec: StepSpec, decode: dict[str, Any]) -> dict[str, Any] | None:
   total = max(seconds['weights'] + seconds['cache'], seconds['compute']) + seconds['links']
   return dict(
     tokens_per_s=each.rows / total,
-    bound=max(seconds, key=seconds.get),
+    bound=max(seconds, key=lambda name: seconds[name]),
     ms_per_token={k: 1e3 * v for k, v in seconds.items()},
     rows=each.rows,
     weight_bytes=each.weight_bytes,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_llm.commands import targets
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.validation import AnyConfig
 from jaxrl_llm.types import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
 
 
 def export_checkpoint(
-  config: Config, workdir: str, to: str, dtype: str, adapter: bool = False, base: bool = False
+  config: AnyConfig, workdir: str, to: str, dtype: str, adapter: bool = False, base: bool = False
 ) -> None:
   """Write the newest checkpoint in `workdir`, or with `base` the model as loaded, as a Hugging Face folder.
 
@@ -58,9 +58,9 @@ def export_checkpoint(
   from jaxrl_llm.monitoring import console
   from jaxrl_llm.runner import resume, setup
 
+  config = validation.sized(config, jax.devices())
   if not base:
     resume.check_trained(config, workdir)
-  config = validation.sized(config, jax.devices())
   if adapter and not config.lora.rank:
     raise UserError(
       '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
@@ -87,8 +87,9 @@ def _write(
   config, model = context.config, context.models.policy._replace(params=params)
   library = 'peft' if adapter else 'transformers'
   card = export.model_card(config, step, os.path.basename(to), library)
-  if adapter:
+  lora = context.spec.model.lora if adapter else None
+  if lora is not None:
     model = model._replace(name=export.hub_name(config.model) or model.name)
-    peft.save(to, model, context.spec.model.lora, dtype=dtype, card=card)
+    peft.save(to, model, lora, dtype=dtype, card=card)
   else:
     export.save(to, model, dtype=dtype, card=card)

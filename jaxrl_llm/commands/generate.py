@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.validation import AnyConfig
 from jaxrl_llm.types import UserError
 
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
 
 
 def generate_text(
-  config: Config,
+  config: AnyConfig,
   workdir: str,
   prompts: Sequence[str | list[dict]],
   samples: int,
@@ -57,16 +58,16 @@ def generate_text(
   from jaxrl_llm.monitoring import console
   from jaxrl_llm.runner import resume, setup
 
+  config = validation.sized(config, jax.devices())
   if not base:
     resume.check_trained(config, workdir)
-  config = validation.sized(config, jax.devices())
   context = setup.build_context(config)
   directory = resume.open_directory(workdir, config)
   with console.open_console(config.monitoring.console, config.steps) as screen:
     progress = resume.fresh(context) if base else resume.restore(context, directory, screen)
   params = train_state.merged_weights(context.spec, progress.state)
   model = context.models.policy._replace(params=params)
-  settings = dict(
+  settings: dict[str, Any] = dict(
     max_tokens=config.completion_tokens, chat=config.data.chat, **config.evaluation.sampling
   )
   if not prompts:

@@ -7,13 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-import ml_collections
-
 from jaxrl_llm import models
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.schema import Config, replace, typed
+from jaxrl_llm.config.validation import AnyConfig
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
@@ -28,12 +26,13 @@ _ASSUMPTIONS = (
 )
 
 
-def run(config: Config, topology: str, report: str = '') -> int:
+def run(config: AnyConfig, topology: str, report: str = '') -> int:
   """Compile each candidate for `topology`, print them from the fastest on, and write them as JSON to `report`.
 
   Returns 0, or 1 where none fits. Raises UserError for bad input before anything is compiled.
   """
   compile_report.prepare()
+  config = typed(config)
   devices, candidates = compile_report.devices(topology), []
   for mesh in layouts(models.read_config(config.model, scratch=config.scratch), len(devices)):
     candidates += try_mesh(config, devices, mesh)
@@ -64,16 +63,15 @@ def layouts(model: ModelConfig, devices: int) -> list[dict[str, int]]:
 
 
 def try_mesh(
-  config: Config, devices: Sequence[jax.Device], mesh: dict[str, int]
+  config: AnyConfig, devices: Sequence[Any], mesh: dict[str, int]
 ) -> list[dict[str, Any]]:
   """Measure a mesh with the largest microbatch that fits: fewer passes gather the weights fewer times."""
-  changed = ml_collections.ConfigDict(config.to_dict())
-  changed.mesh.update(mesh)
+  config = replace(typed(config), {f'mesh.{axis}': size for axis, size in mesh.items()})
   candidates: list[dict[str, Any]] = []
   try:
-    for rows in microbatch_sizes(changed, devices):
-      changed.learner.microbatch_rollouts = rows
-      spec = compile_report.make(changed, devices)
+    for rows in microbatch_sizes(config, devices):
+      resized = replace(config, {'learner.microbatch_rollouts': rows})
+      spec = compile_report.make(resized, devices)
       candidates.append(measure(spec, candidates[0] if candidates else None))
       if 'step_s' in candidates[-1] or 'update' not in candidates[-1]:
         break  # it fits, or no microbatch is small enough
@@ -82,7 +80,7 @@ def try_mesh(
   return candidates
 
 
-def microbatch_sizes(config: Any, devices: Sequence[jax.Device]) -> Iterator[int]:
+def microbatch_sizes(config: Config, devices: Sequence[Any]) -> Iterator[int]:
   """Rows of a microbatch: from all of a minibatch down by halves to one row for each shard."""
   spec = compile_report.make(config, devices)
   shards = sharding.rows_shards(spec.layout.mesh, sharding.UPDATE_ROWS)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.schema import typed
+from jaxrl_llm.config.validation import AnyConfig
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
@@ -34,7 +35,8 @@ class Device:
   process_index: int = 0
 
 
-class Row(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Row:
   """A parameter, or all of the same name and shape in every layer."""
 
   name: str
@@ -46,16 +48,17 @@ class Row(NamedTuple):
   decode_bytes: int
 
 
-def run(config: Config, topology: str, report: str = '') -> None:
+def run(config: AnyConfig, topology: str, report: str = '') -> None:
   """Print the layout of `config` on `topology`, '8' or 'v5e-16', and write it as JSON to the file `report`.
 
   Raises UserError for bad input.
   """
+  config = typed(config)
   spec = compile_report.make(config, devices(topology))
   parameters, state = rows(spec), state_bytes(spec)
   if report:
     records = [
-      row._asdict() | dict(update=str(row.update), decode=str(row.decode)) for row in parameters
+      vars(row) | dict(update=str(row.update), decode=str(row.decode)) for row in parameters
     ]
     safe_files.write(report, json.dumps(dict(parameters=records, state_bytes=state), indent=2))
   print(table(config.model, spec, parameters, state))
@@ -97,7 +100,8 @@ def rows(spec: StepSpec) -> list[Row]:
 
 
 def _add(total: Row, row: Row) -> Row:
-  return row._replace(
+  return dataclasses.replace(
+    row,
     count=total.count + row.count,
     update_bytes=total.update_bytes + row.update_bytes,
     decode_bytes=total.decode_bytes + row.decode_bytes,

@@ -157,7 +157,7 @@ def _complete(sampler: _Sampler, params: Any, predict: Callable | None) -> _Comp
     rows = zip(rollout.tokens_BxT, rollout.length_B, strict=True)
     decoded = graded = [sampler.decode(t[:n].tolist()) for t, n in rows]
     if episodes is not None:
-      numbers = rollout.turns.number_BxT
+      numbers = multi_turn.turns_of(rollout).number_BxT
       turn_rows = zip(rollout.tokens_BxT, numbers, strict=True)
       graded = [episodes.turn_texts(*row)[-1] for row in turn_rows]
     each = len(decoded) // size
@@ -194,7 +194,7 @@ def _scores(completions: _Completions, rows: Sequence[Row], scoring: Scoring) ->
   flat_rows = [row for row, own in zip(rows, completions.texts, strict=True) for _ in own]
   flat_texts = [text for own in completions.texts for text in own]
   grade = lambda: scoring.pool.score(flat_rows, flat_texts)  # noqa: E731
-  if scoring.episodes is None:
+  if scoring.episodes is None or completions.turns is None:
     scores = grade()
   else:
     scores = scoring.episodes.score(completions.turns, grade, 1)

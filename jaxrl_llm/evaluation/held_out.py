@@ -53,7 +53,7 @@ def recorded_evaluator(
     params = train_state.sampling_weights(context.spec, state)
     # The same path or model name may hold other weights by now.
     wanted = run_identity | dict(weights=fingerprint((params, state.correctness_head)))
-    record = directory.read_eval(step, wanted)
+    record: dict[str, Any] | None = directory.read_eval(step, wanted)
     if record is None:
       screen.info(f'evaluating at step {step}')
       metrics, rows, groups = evaluator(params, state.correctness_head)

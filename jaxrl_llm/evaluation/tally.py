@@ -149,7 +149,9 @@ def _is_duplicate(records: Sequence[Record], name: str) -> bool:
 
 def percent(mean: float, low: float | None, high: float | None) -> str:
   """'31.2 [24.9, 37.7]'."""
-  return f'{100 * mean:.1f}' + ('' if low is None else f' [{100 * low:.1f}, {100 * high:.1f}]')
+  return f'{100 * mean:.1f}' + (
+    '' if low is None or high is None else f' [{100 * low:.1f}, {100 * high:.1f}]'
+  )
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -84,7 +84,7 @@ class RunContext(NamedTuple):
 class Choice(NamedTuple):
   """Prompts for the free slots of a step."""
 
-  index: np.ndarray  # int [slots]: prompts that wait for rollouts, then new ones
+  prompt_index: np.ndarray  # int [slots]: prompts that wait for rollouts, then new ones
   part: np.ndarray  # int32 [slots]: which of its prompt's slots
   weight: np.ndarray  # float32 [slots]: loss weight of the slot's completions
   record: dict[str, Any]  # a row of choices.jsonl: each new prompt once, with its scores
@@ -93,7 +93,7 @@ class Choice(NamedTuple):
 class PendingStep(NamedTuple):
   """A call of the compiled step whose rollouts are not graded yet."""
 
-  index: int  # number of the step
+  step: int
   prompts: Prompts
   rollout: Rollout
   device_metrics: Mapping[str, Any]

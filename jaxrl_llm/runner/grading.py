@@ -120,17 +120,20 @@ def first_step_metrics(context: RunContext, pool: ScorePool, graded: GradedStep)
 
 def normalized_answer(context: RunContext, text: str) -> str | None:
   """The answer of a text in the form that equal answers share; None without one."""
-  answer = context.grading.read_answer(text)
+  read_answer = context.grading.read_answer
+  answer = read_answer(text) if read_answer is not None else None
   return None if answer is None else str(answer)
 
 
 def suspect_labels(context: RunContext) -> list[dict]:
   """Labels that the majority of rollouts contradicts now, with their questions. arXiv:2604.03993 (OLR)."""
-  rows = context.tables.train.rows
+  rows, labels = context.tables.train.rows, context.grading.labels
+  if labels is None:
+    return []
   label = lambda index: normalized_answer(context, rows[index].answer)  # noqa: E731
   return [
     dict(suspect._asdict(), question=rows[suspect.prompt].question, id=rows[suspect.prompt].id)
-    for suspect in context.grading.labels.suspects(label)
+    for suspect in labels.suspects(label)
   ]
 
 
@@ -144,9 +147,10 @@ def _score_table(
     prefixes = hints.prefixes(prompts)
     token_ids = [np.concatenate([prefixes[b // G], x]) for b, x in enumerate(token_ids)]
   texts = graded_texts = [context.decode(x.tolist()) for x in token_ids]
-  if rollout.turns is not None:  # reward functions read the last turn
+  episodes = context.episodes
+  if rollout.turns is not None and episodes is not None:  # reward functions read the last turn
     turns = zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
-    graded_texts = [(context.episodes.turn_texts(*row) or [''])[-1] for row in turns]
+    graded_texts = [(episodes.turn_texts(*row) or [''])[-1] for row in turns]
   scores = ScoreTable(context, pool, graded_texts, rollout)
   scores.logged_texts = texts
   return scores

@@ -23,7 +23,7 @@ def choose(context: RunContext, index: int) -> Choice:
   config, selection = context.config, context.selection
   unfinished, collector = context.replay.unfinished, context.replay.collector
   waiting, part, busy = (np.zeros(0, np.int32) for _ in range(3))
-  if len(unfinished):
+  if len(unfinished) and unfinished.prompts is not None:
     busy = unfinished.prompts.index_P
   if collector is not None:
     waiting, part = collector.requests()
@@ -72,7 +72,7 @@ def propose(context: RunContext, index: int, choice: Choice | None = None) -> St
 
 def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
   """Wait for a step's rollouts, set unfinished groups aside, grade the rest and update the curriculum."""
-  config, buffers, index = context.config, context.replay, pending.index
+  config, buffers, index = context.config, context.replay, pending.step
   rollout = sharding.fetch(pending.rollout)
   rollout, finished_P, held_metrics = _hold(context, pending.prompts, rollout, index)
   graded = grading.grade(context, pool, pending.prompts, rollout)
@@ -92,8 +92,9 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
     metrics |= buffers.collector.add(learned, index)
     learned, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
     metrics |= collected
-  if buffers.successes.count:
-    metrics['replay/rows'] = int((learned.rollout.length_B[learned.replayed_B > 0] > 0).sum())
+  if buffers.successes.count and learned.replayed_B is not None:
+    replayed = learned.replayed_B > 0
+    metrics['replay/rows'] = int((learned.rollout.length_B[replayed] > 0).sum())
     metrics['replay/prompts'] = len(buffers.successes.rollouts)
   # The device reads rewards; success rates are used on the host alone.
   return Landed(learned._replace(success_B=None), metrics, records)
@@ -103,7 +104,7 @@ def packed(pending: PendingStep) -> dict[str, Any]:
   """A pending step for the checkpoint; waits for the device."""
   prompts, rollout = (sharding.fetch(x)._asdict() for x in (pending.prompts, pending.rollout))
   device = _as_floats(pending.device_metrics)
-  return dict(index=pending.index, prompts=prompts, rollout=rollout, device=device)
+  return dict(index=pending.step, prompts=prompts, rollout=rollout, device=device)
 
 
 def unpacked(host: dict[str, Any]) -> PendingStep:

@@ -118,7 +118,7 @@ class Episodes:
         counts[name] += float(value)
       counts['environment/calls'] += 1
       rollout = self._step_environments(prompts, rows, rollout, sampled, limits, counts)
-    turns_B = rollout.turns.number_BxT.max(1) + 1
+    turns_B = turns_of(rollout).number_BxT.max(1) + 1
     counts['environment/turns'] = float(turns_B.mean())
     return rollout, dict(counts)
 
@@ -134,7 +134,7 @@ class Episodes:
     """Marks the turns just sampled, steps their environments and appends the observations."""
     # An exit rule starts anew with every turn.
     rollout = jax.tree.map(np.array, sampled._replace(turns=before.turns, memory_BxM=None))
-    turns, count_B = rollout.turns, before.turns.number_BxT.max(1) + 1
+    turns, count_B = turns_of(rollout), turns_of(before).number_BxT.max(1) + 1
     G = len(count_B) // len(rows)
     ended = []
     for b in np.flatnonzero(before.reason_B == UNFINISHED):
@@ -144,10 +144,11 @@ class Episodes:
       if rollout.reason_B[b] in (STOPPED, EXITED):
         ended.append(b)
     seeded_P = list(self._seeded(prompts, rows))
-    texts = [self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b]) for b in ended]
-    requests = [
-      environments.TurnRequest(*seeded_P[b // G], t) for b, t in zip(ended, texts, strict=True)
-    ]
+    requests = []
+    for b in ended:
+      row, seed = seeded_P[b // G]
+      texts = self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b])
+      requests.append(environments.TurnRequest(row, seed, texts))
     for b, result in zip(ended, self.environments.run(requests), strict=True):
       if _group_key(prompts, b // G) in self._unopened:
         problem = 'what the environment shows first does not fit config.prompt_tokens'
@@ -165,7 +166,7 @@ class Episodes:
     counts: Counts,
   ) -> None:
     """Writes the result of an environment step into row b, in place."""
-    turns, end = rollout.turns, rollout.length_B[b]
+    turns, end = turns_of(rollout), rollout.length_B[b]
     rollout.reason_B[b] = STOPPED
     turns.outcome_B[b] = result.outcome
     if result.outcome != rewards.OK:
@@ -173,7 +174,7 @@ class Episodes:
       return
     last = result.results[-1]
     turns.reward_BxT[b, end - 1] = last.reward
-    if environments.ends_episode(last):
+    if environments.ends_episode(last) or last.observation is None:
       return
     if turn_count >= limits.turns:
       counts['environment/turns_over'] += 1
@@ -225,6 +226,13 @@ class Episodes:
     return rewards.Scores(parts_NxK, outcome_N.astype(np.int8), counts, self.message or message)
 
 
+def turns_of(rollout: Rollout) -> Turns:
+  """The turns of a multi-turn rollout. Raises ValueError for another one."""
+  if rollout.turns is None:
+    raise ValueError('the rollout has single turns')
+  return rollout.turns
+
+
 def _group_key(prompts: Prompts, p: int) -> tuple[int, int]:
   return int(prompts.index_P[p]), int(prompts.born_P[p])
 
@@ -239,6 +247,8 @@ def _state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
 def compile_call(context: RunContext) -> Callable:
   """Return a function as `programs.compile_split` does, with one call of the sampling program for every turn."""
   spec, episodes = context.spec, context.episodes
+  if episodes is None:
+    raise ValueError('the run has no environment')
   update, generate = programs.compile_update(spec), programs.compile_sample(spec)
 
   def call(state, batch, prompts, begun, draft, cap):

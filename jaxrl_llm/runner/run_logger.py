@@ -96,8 +96,8 @@ class RunLogger:
     _check_skipped(metrics, context.config)
     context.grading.failures.check()
     context.health.check(raised)
-    if pending.index % context.config.monitoring.rollouts_every == 0:
-      self._directory.write_rollouts(pending.index, landed.rollout_records)
+    if pending.step % context.config.monitoring.rollouts_every == 0:
+      self._directory.write_rollouts(pending.step, landed.rollout_records)
       if context.grading.labels is not None:
         self._directory.write_suspects(grading.suspect_labels(context))
     self._report.write_if_due()
@@ -141,7 +141,7 @@ class RunLogger:
     if pending.learned is None:
       return ' The batch went with the process that this run continues.'
     arrays, records = log_records.batch_dump(self._context, pending.learned)
-    path = self._directory.write_non_finite(pending.index, arrays, records)
+    path = self._directory.write_non_finite(pending.step, arrays, records)
     return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 
 
@@ -149,7 +149,7 @@ class _CompileTimes:
   """Compilation times of earlier starts, in a file beside jax's cache of compiled programs, where there is one."""
 
   def __init__(self, config: Config, first: bool):
-    folder = jax.config.jax_compilation_cache_dir
+    folder = jax.config.values.get('jax_compilation_cache_dir')
     self._path = os.path.join(folder, 'seconds.json') if folder and first else ''
     sizes = dict(
       mesh=config.mesh.to_dict(), prompts=config.prompts, kind=jax.devices()[0].device_kind

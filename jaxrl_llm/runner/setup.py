@@ -109,7 +109,8 @@ def _episodes(
   horizon = stages.pick(length_schedule, config.environment.horizon, 'environment.horizon')
   horizon(0, config.environment.turns)  # checks its settings
   episodes = multi_turn.Episodes(config, tokenizer, horizon)
-  if episodes.environments.factory.inline:
+  factory = episodes.environments.factory
+  if factory is not None and factory.inline:
     (opening,) = episodes.environments.run([environments.TurnRequest(rows[0], 0, [])])
     if opening.outcome != rewards.OK:
       raise UserError(
@@ -218,14 +219,15 @@ def _collector(
 
 def _adapter(config: Config, spec: StepSpec) -> Any:
   """The adapter of config.lora.init; None for a fresh one."""
-  if not config.lora.init:
+  settings = spec.model.lora
+  if not config.lora.init or settings is None:
     return None
   if spec.objective.method.needs_reference:
     raise UserError(
       f'config.lora.init={config.lora.init!r} begins away from the base, and the method is held near the base; export '
       'the merged model and begin from that, or set config.objective.kl.fn=none.'
     )
-  return peft.load(config.lora.init, spec.model.config, spec.model.lora)
+  return peft.load(config.lora.init, spec.model.config, settings)
 
 
 def _teacher(config: Config, model: Model) -> Model | None:

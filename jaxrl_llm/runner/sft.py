@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import ml_collections
 import numpy as np
 
 from jaxrl_llm import data
 from jaxrl_llm.checkpointing import metrics_log
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.schema import Config, EnvironmentConfig, replace, typed
+from jaxrl_llm.config.section import stage
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
@@ -21,26 +21,39 @@ from jaxrl_llm.types import Batch, TrainState
 
 _CONSOLE_INTERVAL_S = 10.0  # between two lines on the console
 # A = 1, no ratio and no trust region: the coefficient form is token-mean maximum likelihood.
-_LIKELIHOOD = dict(
-  advantage=dict(fn='raw'),
-  credit_assignment=dict(fn='row'),
-  auxiliary_model=dict(fn='none'),
-  importance_correction=dict(fn='none'),
-  old_policy=dict(fn='auto'),
-  ratio=dict(fn='one'),
-  trust_region=dict(fn='none'),
-  token_weighting=dict(fn='none'),
-  kl=dict(fn='none'),
-  kl_aggregation=dict(fn='auto'),
-  lr_scale=dict(fn='none'),
-  distillation=dict(fn='none'),
-  sft_loss=dict(fn='none'),
-  teacher='',
-  aggregation=dict(fn='token_mean'),
-  reward_shaping=dict(fn='none'),
-  zero_variance=dict(fn='keep'),
-  activation_noise=dict(fn='none'),
-)
+_LIKELIHOOD = {
+  'objective.advantage': stage('raw'),
+  'objective.credit_assignment': stage('row'),
+  'objective.auxiliary_model': stage('none'),
+  'objective.importance_correction': stage('none'),
+  'objective.old_policy': stage('auto'),
+  'objective.ratio': stage('one'),
+  'objective.trust_region': stage('none'),
+  'objective.token_weighting': stage('none'),
+  'objective.kl': stage('none'),
+  'objective.kl_aggregation': stage('auto'),
+  'objective.lr_scale': stage('none'),
+  'objective.distillation': stage('none'),
+  'objective.sft_loss': stage('none'),
+  'objective.teacher': '',
+  'objective.aggregation': stage('token_mean'),
+  'objective.reward_shaping': stage('none'),
+  'objective.zero_variance': stage('keep'),
+  'objective.activation_noise': stage('none'),
+}
+# Nothing is sampled, and a group of one row has no room for others.
+_NO_ROLLOUTS = {
+  'replay.reuse': stage('none'),
+  'replay.collect': stage('none'),
+  'environment': EnvironmentConfig(),
+  'curriculum.hint': stage('none'),
+  'curriculum.slots_per_prompt': 1,
+  'curriculum.allocation': stage('equal'),
+  'rollout.pruning': stage('none'),
+  'rollout.tree': stage('none'),
+  'rollout.early_exit': stage('none'),
+  'rollout.carry_cache': False,
+}
 
 
 def run(
@@ -93,22 +106,16 @@ class LossLogger:
 
 def likelihood(config: Config, spec: StepSpec) -> StepSpec:
   """The step specification of a run with maximum likelihood of demonstrations as its objective."""
-  sft = ml_collections.ConfigDict(config.to_dict())
-  sft.prompts, sft.rollouts, sft.temperature = config.sft.prompts, 1, 1.0
-  sft.steps, sft.learner.minibatches, sft.learner.microbatch_rollouts = config.sft.steps, 1, 0
-  sft.optimizer.learning_rate = config.sft.learning_rate
-  sft.optimizer.decay, sft.optimizer.warmup_steps = 'cosine', 0
-  sft.optimizer.outer = dict(fn='none')
-  # Nothing is sampled, and a group of one row has no room for others.
-  sft.replay.reuse = sft.replay.collect = dict(fn='none')
-  sft.curriculum.hint = sft.environment = dict(fn='none')
-  sft.curriculum.slots_per_prompt, sft.curriculum.allocation = 1, dict(fn='equal')
-  sft.rollout.pruning = sft.rollout.tree = sft.rollout.early_exit = dict(fn='none')
-  sft.rollout.carry_cache = False
-  if not sft.learner.quantize:  # with it, the update reads the rounded weights here, too
-    sft.rollout.weights_dtype = 'auto'
-  for stage, settings in _LIKELIHOOD.items():
-    sft.objective[stage] = settings
+  config = typed(config)
+  changes = _LIKELIHOOD | _NO_ROLLOUTS
+  changes |= {'prompts': config.sft.prompts, 'rollouts': 1, 'temperature': 1.0}
+  changes |= {'steps': config.sft.steps, 'learner.minibatches': 1}
+  changes |= {'learner.microbatch_rollouts': 0, 'optimizer.learning_rate': config.sft.learning_rate}
+  changes |= {'optimizer.decay': 'cosine', 'optimizer.warmup_steps': 0}
+  changes |= {'optimizer.outer': stage('none')}
+  if not config.learner.quantize:  # with it, the update reads the rounded weights here, too
+    changes['rollout.weights_dtype'] = 'auto'
+  sft = replace(config, changes)
   return make_spec(sft, spec.model.config, spec.rollout.decode.end_ids, spec.layout.mesh)
 
 
@@ -122,7 +129,9 @@ def batch(
     epochs = -(-size * width // len(table))
     order = np.concatenate([random.permutation(len(table)) for _ in range(epochs)])
     drawn = ((table.tokens[i], table.rows[i]) for i in order)
-    prompts, rollout, _ = data.pack_demonstrations(drawn, tokenizer, config.completion_tokens, size, width)
+    prompts, rollout, _ = data.pack_demonstrations(
+      drawn, tokenizer, config.completion_tokens, size, width
+    )
   else:
     chosen = random.choice(len(table), size, replace=len(table) < size)
     rows = [table.rows[i] for i in chosen]

@@ -96,7 +96,7 @@ def _collapse(values: list[float | None]) -> list[float | None] | float | None:
   return values[0] if len(set(values)) == 1 else values
 
 
-def _host_device() -> jax.Device | None:
+def _host_device() -> Any:
   """The CPU beside accelerators; None where JAX_PLATFORMS excludes it."""
   try:
     return jax.local_devices(backend='cpu')[0]

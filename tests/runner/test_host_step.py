@@ -182,7 +182,7 @@ def test_a_packed_flight_is_the_flight():
   batch = make_batch([2] * B, [0] * B, [1] * B, [1] * B)
   pending = host_step.PendingStep(7, batch.prompts, batch.rollout, {'a': np.float32(0.1)})
   back = host_step.unpacked(host_step.packed(pending))
-  assert (back.index, back.device_metrics) == (7, {'a': float(np.float32(0.1))})
+  assert (back.step, back.device_metrics) == (7, {'a': float(np.float32(0.1))})
   for a, b in zip(
     (*pending.prompts, *pending.rollout), (*back.prompts, *back.rollout), strict=True
   ):
@@ -369,10 +369,10 @@ def test_retired_prompts_return_although_groups_are_held(pick):
     held = random.choice(60, step % 5, replace=False)  # new ones for 8, 7, 6, 5 and 4 slots
     hold(context, held)
     choice = host_step.choose(context, step)
-    assert len(set(choice.index.tolist())) == len(choice.index) == 8 - len(held)
-    assert not np.isin(choice.index, held).any()
-    audits, slots = audits + (choice.index < 20).sum(), slots + len(choice.index)
-    assert choice.record['why'].count('audit') == (choice.index < 20).sum()
+    assert len(set(choice.prompt_index.tolist())) == len(choice.prompt_index) == 8 - len(held)
+    assert not np.isin(choice.prompt_index, held).any()
+    audits, slots = audits + (choice.prompt_index < 20).sum(), slots + len(choice.prompt_index)
+    assert choice.record['why'].count('audit') == (choice.prompt_index < 20).sum()
   assert audits == int(0.1 * slots)
 
 
@@ -394,8 +394,8 @@ def test_domains_get_their_quota_of_the_slots_there_are(monkeypatch):
     hold(context, range(step % 4))
     choice = host_step.choose(context, step)
     slots, quota = quotas[-1]
-    assert slots == len(choice.index) == 8 - step % 4
-    assert np.bincount(choice.index % 2, minlength=2).tolist() == quota.tolist()
+    assert slots == len(choice.prompt_index) == 8 - step % 4
+    assert np.bincount(choice.prompt_index % 2, minlength=2).tolist() == quota.tolist()
 
 
 def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
@@ -404,8 +404,8 @@ def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
   for step in range(40):
     hold(context, [3, 5, 7])
     choice = host_step.choose(context, step)
-    assert len(choice.index) == 5 and choice.record['why'] == ['reference'] * 5
-    drawn |= set(choice.index.tolist())
+    assert len(choice.prompt_index) == 5 and choice.record['why'] == ['reference'] * 5
+    drawn |= set(choice.prompt_index.tolist())
   assert drawn == set(range(12)) - {3, 5, 7}
   context = real_choosing(size=12, selection=dict(fn='top'), eligibility=dict(fn='none'))
   for _ in range(4):
@@ -414,7 +414,11 @@ def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
   context.selection.hints = types.SimpleNamespace(posterior=lambda step: aided)
   hold(context, [3, 5, 7])
   choice = host_step.choose(context, 0)
-  assert choice.index[0] == 8 and len(choice.index) == 5 and not {3, 5, 7} & set(choice.index)
+  assert (
+    choice.prompt_index[0] == 8
+    and len(choice.prompt_index) == 5
+    and not {3, 5, 7} & set(choice.prompt_index)
+  )
 
 
 def test_prompts_that_wait_for_rollouts_are_no_audits_either():
@@ -425,7 +429,7 @@ def test_prompts_that_wait_for_rollouts_are_no_audits_either():
   for _ in range(3):
     observe(context, range(12), [G] * 12)
   for step in range(30):
-    index = host_step.choose(context, step).index
+    index = host_step.choose(context, step).prompt_index
     assert index[:2].tolist() == [4, 4] and len(index) == 8
     assert index.min() >= 4 and not np.isin(index[2:], np.arange(10)).any()
     assert np.isin(index[2:], [10, 11]).sum() == 2  # of three audits two find a retired prompt
@@ -437,7 +441,10 @@ def test_two_processes_with_the_same_groups_held_choose_the_same():
     for context in (ours, theirs):
       hold(context, [*range(step % 6)])
     one, other = host_step.choose(ours, step), host_step.choose(theirs, step)
-    assert one.index.tolist() == other.index.tolist() and len(one.index) == 8 - step % 6
+    assert (
+      one.prompt_index.tolist() == other.prompt_index.tolist()
+      and len(one.prompt_index) == 8 - step % 6
+    )
 
 
 def test_a_choice_says_of_each_new_prompt_once_why_it_was_made():

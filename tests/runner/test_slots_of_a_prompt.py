@@ -73,12 +73,14 @@ def test_predicted_and_observed_mixed_shares_agree(each, allocation):
   )  # of the utility, before slots are handed out
   for step in range(STEPS):
     choice = host_step.choose(context, step)
-    assert len(choice.index) == SLOTS
+    assert len(choice.prompt_index) == SLOTS
     chosen += choice.record['mixed']
-    batch = answered(choice.index, rate_N, random)
+    batch = answered(choice.prompt_index, rate_N, random)
     row = host_step._observe(context, batch, np.ones(SLOTS, bool))
     landed.append(row['curriculum/predicted_mixed'])
-    groups = [batch.reward_B.reshape(SLOTS, G)[choice.index == i] for i in set(choice.index)]
+    groups = [
+      batch.reward_B.reshape(SLOTS, G)[choice.prompt_index == i] for i in set(choice.prompt_index)
+    ]
     mixed = [0 < group.mean() < 1 for group in groups]
     assert row['curriculum/mixed_share'] == pytest.approx(np.mean(mixed))
     observed += mixed
