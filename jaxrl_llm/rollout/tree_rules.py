@@ -6,6 +6,7 @@ pure functions of the rows and of statistics that they keep per row; caches, slo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -153,6 +154,10 @@ class _Signals(NamedTuple):
   rises_B: jax.Array  # consecutive rises above 0
 
 
+# ECHO's confidence C has the sign of the paper: large means confident. The released code takes −mean log p instead, of
+# which the least value is ln 5 = 1.61 for five tokens, while it forks at C ≤ 1.2. So it never forks, its floor of 0.4
+# and tail of 1.0 are never reached, and a mistyped key stops it before that. As C ≤ 1/top_k here, those numbers would
+# gate nothing (1.2) and drop every child (0.4); confidence, floor and tail are untuned defaults of this project.
 def echo(
   *,
   entropy: float = 3.5,
@@ -185,52 +190,92 @@ def echo(
   `drops` times in a row to at most `tail`, or when ΔH was above 0 `rises` times in a row and exceeds `spike`. A child's
   statistics begin at its fork.
 
-  The sign of C is the paper's: large means confident. The released code takes −mean log p instead, of which the least
-  value is ln 5 = 1.61 for five tokens, while it forks at C ≤ 1.2. So it never forks, its floor of 0.4 and tail of 1.0
-  are never reached, and a mistyped key stops it before that. As C ≤ 1/top_k here, those numbers would gate nothing
-  (1.2) and drop every child (0.4); confidence, floor and tail are untuned defaults of this project.
-
   Also ours: any running row may fork, at every token, where the code forks the first rollout once. A dropped child
   returns its row, where the code keeps it truncated; roots stay. arXiv:2602.02150 (ECHO), formulas from its code, sign
   from the paper.
   """
   _check((1,), limit, starts, shares)
-  if width < 2 or top_k < 1 or window < 1 or tail_window < 1 or confidence <= 0:
-    raise UserError(
-      f'config.rollout.tree: width={width} must be at least 2, top_k={top_k}, window={window} and '
-      f'tail_window={tail_window} at least 1, confidence={confidence} above 0; change those that are not.'
-    )
-
-  def branch(s: _Signals, logits_BxV: jax.Array, sampled_B: jax.Array, index_B: jax.Array) -> Fork:
-    H_B, C_B = s.entropy_BxW[:, -1], s.group_B
-    gate_B = (H_B >= entropy) & (s.rise_B >= rise) & (C_B <= confidence) & (index_B >= depth)
-    steep_B = alpha * (H_B - entropy_low) / max(entropy - entropy_low, 1e-9)
-    ways_B = jnp.clip(jnp.round(1 + steep_B - beta * (C_B - confidence) / confidence), 1, width)
-    more_BxK = _likeliest_others(logits_BxV, sampled_B, width - 1)
-    wanted_BxK = gate_B[:, None] & (jnp.arange(more_BxK.shape[1])[None] < ways_B[:, None] - 1)
-    return Fork(sampled_B, more_BxK, wanted_BxK)
-
-  def drop(_: BranchState, s: _Signals) -> jax.Array:
-    fell_B = (s.drops_B >= drops) & (s.tail_B <= tail)
-    rose_B = (s.rises_B >= rises) & (s.rise_B > spike)
-    return (s.least_B < floor) | fell_B | rose_B
-
-  def children(branches: BranchState) -> jax.Array:
-    return (branches.parent_B != jnp.arange(len(branches.parent_B))) & branches.running_B
+  _check_windows(width, top_k, window, tail_window, confidence)
+  fork = functools.partial(
+    _echo_fork,
+    entropy=(entropy_low, entropy),
+    rise=rise,
+    confidence=confidence,
+    width=width,
+    slopes=(alpha, beta),
+    depth=depth,
+  )
 
   return TreeRules(
     start=lambda rows: _initial_signals(rows, max(window + 1, tail_window)),
     observe=lambda s, logits_BxV, age_B: _updated_signals(
       s, logits_BxV, age_B, (top_k, window, tail_window)
     ),
-    branch=branch,
-    # At age 1 the statistics are still the parent's.
-    due=lambda branches: children(branches) & (branches.length_B - branches.born_B > 1),
-    drop=drop,
-    pending=children,
+    branch=fork,
+    due=_children_with_statistics,
+    drop=functools.partial(_echo_drop, floor=floor, falls=(drops, tail), rises=(rises, spike)),
+    pending=_children,
     limit=limit,
     share=_step_function(starts, shares),
   )
+
+
+def _check_windows(
+  width: int, top_k: int, window: int, tail_window: int, confidence: float
+) -> None:
+  if width < 2 or top_k < 1 or window < 1 or tail_window < 1 or confidence <= 0:
+    raise UserError(
+      f'config.rollout.tree: width={width} must be at least 2, top_k={top_k}, window={window} and '
+      f'tail_window={tail_window} at least 1, confidence={confidence} above 0; change those that are not.'
+    )
+
+
+def _echo_fork(
+  s: _Signals,
+  logits_BxV: jax.Array,
+  sampled_B: jax.Array,
+  index_B: jax.Array,
+  *,
+  entropy: tuple[float, float],
+  rise: float,
+  confidence: float,
+  width: int,
+  slopes: tuple[float, float],
+  depth: int,
+) -> Fork:
+  """The sampled token, and children with the likeliest others where the gate opens; `entropy` is (low, gate)."""
+  (low, high), (alpha, beta) = entropy, slopes
+  H_B, C_B = s.entropy_BxW[:, -1], s.group_B
+  gate_B = (H_B >= high) & (s.rise_B >= rise) & (C_B <= confidence) & (index_B >= depth)
+  steep_B = alpha * (H_B - low) / max(high - low, 1e-9)
+  ways_B = jnp.clip(jnp.round(1 + steep_B - beta * (C_B - confidence) / confidence), 1, width)
+  more_BxK = _likeliest_others(logits_BxV, sampled_B, width - 1)
+  wanted_BxK = gate_B[:, None] & (jnp.arange(more_BxK.shape[1])[None] < ways_B[:, None] - 1)
+  return Fork(sampled_B, more_BxK, wanted_BxK)
+
+
+def _echo_drop(
+  _: BranchState,
+  s: _Signals,
+  *,
+  floor: float,
+  falls: tuple[int, float],
+  rises: tuple[int, float],
+) -> jax.Array:
+  """Rows to drop; `falls` is (count, largest tail confidence), `rises` (count, least rise)."""
+  fell_B = (s.drops_B >= falls[0]) & (s.tail_B <= falls[1])
+  rose_B = (s.rises_B >= rises[0]) & (s.rise_B > rises[1])
+  return (s.least_B < floor) | fell_B | rose_B
+
+
+def _children_with_statistics(branches: BranchState) -> jax.Array:
+  """Children older than one token; at age 1 the statistics are still the parent's."""
+  return _children(branches) & (branches.length_B - branches.born_B > 1)
+
+
+def _children(branches: BranchState) -> jax.Array:
+  """Children that run."""
+  return (branches.parent_B != jnp.arange(len(branches.parent_B))) & branches.running_B
 
 
 def _likeliest_others(logits_BxV: jax.Array, sampled_B: jax.Array, count: int) -> jax.Array:
