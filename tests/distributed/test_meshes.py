@@ -1,4 +1,4 @@
-"""The whole step on every kind of mesh, for dense models, windows and mixtures: the same as on one device."""
+"""The step on every kind of mesh, for dense models, windows and mixtures: the same as on one device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ MODELS = dict(
     DENSE, mlp=24, experts=8, experts_per_token=3, norm_top_k=True, qk_norm='head', tied=False
   ),
 )
-MODELS['replayed'] = MODELS['mixture']  # its update sends tokens where sampling did
+MODELS['replayed'] = MODELS[
+  'mixture'
+]  # its update routes tokens to the experts chosen while sampling
 P, G, L, T = 8, 2, 8, 6
 
 
@@ -40,7 +42,7 @@ def spec(model, remat, **mesh):
   c = configs.default()
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.optimizer.learning_rate = 1e-2
-  c.optimizer.eps = 1e-4  # an expert that few tokens choose has gradients as small as rounding
+  c.optimizer.eps = 1e-4  # gradients of a rarely chosen expert are as small as rounding errors
   c.learner.replay_experts = model == 'replayed'
   with c.ignore_type():
     c.learner.remat = remat
@@ -106,11 +108,11 @@ def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mes
     jax.tree.leaves(one_state.params), jax.tree.leaves(many_state.params), strict=True
   ):
     np.testing.assert_allclose(a, b, atol=1e-4)
-  _lies_in_parts(many_state, mesh)
+  _assert_sharded(many_state, mesh)
 
 
-def _lies_in_parts(state, mesh):
-  """Weights and moments are held once by all devices that the rules cut them over, not copied to each."""
+def _assert_sharded(state, mesh):
+  """Weights and moments are sharded over the devices as the rules state, and not replicated."""
   fsdp, tensor, expert = (mesh.get(a, 1) for a in ('fsdp', 'tensor', 'expert'))
   for tree in (state.params, state.opt_state):
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -122,7 +124,7 @@ def _lies_in_parts(state, mesh):
         assert part == (8 // expert, 24 // tensor, 32 // fsdp), name
 
 
-def test_rows_that_the_axis_of_experts_does_not_divide_are_worked_on_by_all_of_it():
+def test_rows_that_the_experts_axis_does_not_divide_are_replicated_over_it():
   p = spec('mixture', False, expert=4)
   tokens, mask = make_prompts(0).tokens_PxL[:3], np.ones((3, L), bool)
   forward = lambda p, params: decoder.forward(p.model.config, params, tokens, mask)  # noqa: E731
@@ -132,38 +134,38 @@ def test_rows_that_the_axis_of_experts_does_not_divide_are_worked_on_by_all_of_i
   np.testing.assert_allclose(many, jax.jit(functools.partial(forward, p))(params), atol=1e-4)
 
 
-def test_tokens_of_a_row_are_cut_over_context_while_it_is_learned():
-  """The widest arrays of a layer, [rows, tokens, 48], on two devices: half the tokens of all rows, never all."""
+def test_the_update_shards_the_tokens_of_a_row_over_context():
+  """The widest arrays of a layer, [rows, tokens, 48], hold half the tokens on each of two devices."""
   p = spec('dense', False, context=2)
-  given = train_state.abstract_state(p), empty_records.empty_batch(p)
-  text = programs.compile_update(p).lower(*given).compile().as_text()
-  for rows, tokens in ((P, L), (P * G, T)):  # of the completion's T − 1 tokens, with one of padding
+  arguments = train_state.abstract_state(p), empty_records.empty_batch(p)
+  text = programs.compile_update(p).lower(*arguments).compile().as_text()
+  for rows, tokens in ((P, L), (P * G, T)):  # the completion has T − 1 tokens and one of padding
     assert f'f32[{rows},{tokens // 2},48]' in text and f'f32[{rows},{tokens},48]' not in text
 
 
 @pytest.mark.parametrize('mesh', [dict(fsdp=4), dict(fsdp=2, tensor=2)])
-def test_the_head_is_gathered_and_its_gradient_summed_once_not_for_every_chunk(mesh):
+def test_the_head_is_gathered_and_its_gradient_summed_once_and_not_per_chunk(mesh):
   p = spec('dense', False, **mesh)
   p = p._replace(model=p.model._replace(head_chunk_tokens=2))
-  given = train_state.abstract_state(p), empty_records.empty_batch(p)
-  text = programs.compile_update(p).lower(*given).compile().as_text()
+  arguments = train_state.abstract_state(p), empty_records.empty_batch(p)
+  text = programs.compile_update(p).lower(*arguments).compile().as_text()
   along = lambda e: hlo_update.mesh_axes(e.attributes, p.layout.mesh.shape)  # noqa: E731
-  of_head = [
+  head_collectives = [
     e for e in hlo_decode.all_collectives(text) if 'shard_map' in e.source and 'fsdp' in along(e)
   ]
-  assert of_head and all(e.times == 1 for e in of_head), of_head
+  assert head_collectives and all(e.times == 1 for e in head_collectives), head_collectives
 
 
-def test_weights_are_exchanged_while_learning_and_rows_are_not():
-  """Four slices on four devices: what crosses between them is a few times the weights, however many the rows."""
+def test_the_update_communicates_weights_and_not_rows():
+  """Four microbatches on four devices: the traffic is a few times the weights, however many the rows."""
   p = spec('dense', True, fsdp=4)
   decode = p.rollout.decode._replace(max_tokens=64)
   p = p._replace(
     rollout=p.rollout._replace(decode=decode), layout=p.layout._replace(prompt_tokens=64)
   )
-  given = train_state.abstract_state(p), empty_records.empty_batch(p)
-  text = programs.compile_update(p).lower(*given).compile().as_text()
-  weights = 4 * sum(x.size for x in jax.tree.leaves(given[0].params))
+  arguments = train_state.abstract_state(p), empty_records.empty_batch(p)
+  text = programs.compile_update(p).lower(*arguments).compile().as_text()
+  weights = 4 * sum(x.size for x in jax.tree.leaves(arguments[0].params))
   received = hlo_update.collective_bytes(text, p.layout.mesh.shape)
   # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.
   assert set(received) == {'fsdp'} and received['fsdp'] < 10 * weights
@@ -179,19 +181,19 @@ def test_experts_that_the_mesh_does_not_divide_are_refused():
 
 
 @pytest.mark.parametrize(
-  'rules, said',
+  'rules, message',
   [
     ([('q/kernel',)], 'must be'),
     ([('q/kernel', ('rows', None))], 'must be'),
     ([('(q', ('fsdp', None))], 'no regular expression'),
   ],
 )
-def test_a_rule_that_cannot_be_followed_is_refused(rules, said):
-  with pytest.raises(UserError, match=f'config.mesh.rules.*{said}'):
+def test_malformed_rules_are_refused(rules, message):
+  with pytest.raises(UserError, match=f'config.mesh.rules.*{message}'):
     sharding.rules(rules)
 
 
-def test_a_rule_of_ones_own_stands_before_the_others():
+def test_rules_of_the_config_precede_the_others():
   mesh = sharding.make_mesh(dict(fsdp=2, tensor=2), jax.devices()[:4])
   own = sharding.rules([('layers/0/q/kernel$', ('tensor', 'fsdp'))])
   placed = sharding.layout(decoder.abstract_params(DENSE), mesh, own)['layers']

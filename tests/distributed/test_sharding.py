@@ -23,7 +23,7 @@ MODEL = ModelConfig(
 )
 
 
-def test_one_axis_takes_what_the_others_leave():
+def test_one_axis_takes_the_remaining_devices():
   mesh = sharding_lib.make_mesh(dict(data=2, fsdp=-1, tensor=2), jax.devices())
   assert dict(mesh.shape) == dict(data=2, fsdp=2, context=1, expert=1, tensor=2)
   assert sharding_lib.rows_shards(mesh) == 4
@@ -33,12 +33,12 @@ def test_one_axis_takes_what_the_others_leave():
 
 
 @pytest.mark.parametrize('sizes', [(3, -1, 1), (-1, -1, 1), (16, 1, 1), (0, 8, 1)])
-def test_a_mesh_that_does_not_fit_says_so(sizes):
+def test_a_mesh_that_does_not_fit_is_refused(sizes):
   with pytest.raises(UserError, match='does not fit 8 devices'):
     sharding_lib.make_mesh(dict(zip(('data', 'fsdp', 'tensor'), sizes, strict=True)), jax.devices())
 
 
-def test_parameters_lie_as_the_rules_say_and_where_they_divide():
+def test_parameters_are_sharded_by_the_rules_where_they_divide():
   mesh = sharding_lib.make_mesh(dict(data=1, fsdp=2, tensor=4), jax.devices())
   placed = sharding_lib.layout(decoder.abstract_params(MODEL), mesh)
   spec = lambda *path: _at(placed, path).spec  # noqa: E731

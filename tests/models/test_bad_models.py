@@ -1,6 +1,6 @@
-"""Hundreds of broken model folders and GGUF files: each loads as what it says, or is refused in one sentence.
+"""Hundreds of broken model folders and GGUF files: each loads correctly or is refused with one sentence.
 
-What cannot be told: a bit of a stored number that is wrong and leaves it finite. Neither format has a checksum.
+A wrong bit that leaves a number finite is not detected: neither format has a checksum.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def weights() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory) -> pathlib.Path:
-  """A model folder with every file that is read, its weights in one file and an index that says so."""
-  folder = tmp_path_factory.mktemp('whole')
+def model_folder(tmp_path_factory) -> pathlib.Path:
+  """A model folder with every file that is read, its weights in one file with an index."""
+  folder = tmp_path_factory.mktemp('model')
   for name, value in dict(
     config=CONFIG, generation_config=dict(eos_token_id=0), tokenizer_config=dict(eos_token='<end>')
   ).items():
@@ -77,17 +77,17 @@ def whole(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope='module')
-def single(tmp_path_factory) -> pathlib.Path:
+def gguf_path(tmp_path_factory) -> pathlib.Path:
   """A GGUF file of the same shape."""
-  path = tmp_path_factory.mktemp('single') / 'm.gguf'
-  made = gguf.GGUFWriter(str(path), 'llama')
+  path = tmp_path_factory.mktemp('gguf') / 'm.gguf'
+  writer = gguf.GGUFWriter(str(path), 'llama')
   for add, value in (
-    (made.add_block_count, 1), (made.add_context_length, 32), (made.add_embedding_length, D),
-    (made.add_feed_forward_length, F), (made.add_head_count, 2), (made.add_head_count_kv, 1),
-    (made.add_layer_norm_rms_eps, 1e-5), (made.add_tokenizer_model, 'gpt2'),
-    (made.add_tokenizer_pre, 'smollm'), (made.add_token_list, ['<end>', *'abcdefghijk', 'ab']),
-    (made.add_token_types, [3] + [1] * 12), (made.add_token_merges, ['a b']),
-    (made.add_eos_token_id, 0),
+    (writer.add_block_count, 1), (writer.add_context_length, 32), (writer.add_embedding_length, D),
+    (writer.add_feed_forward_length, F), (writer.add_head_count, 2), (writer.add_head_count_kv, 1),
+    (writer.add_layer_norm_rms_eps, 1e-5), (writer.add_tokenizer_model, 'gpt2'),
+    (writer.add_tokenizer_pre, 'smollm'), (writer.add_token_list, ['<end>', *'abcdefghijk', 'ab']),
+    (writer.add_token_types, [3] + [1] * 12), (writer.add_token_merges, ['a b']),
+    (writer.add_eos_token_id, 0),
   ):  # fmt: skip
     add(value)
   short = {
@@ -99,23 +99,23 @@ def single(tmp_path_factory) -> pathlib.Path:
     **{f'model.layers.0.mlp.{n}_proj': f'blk.0.ffn_{n}' for n in ('gate', 'up', 'down')},
   }  # fmt: skip
   for name, value in weights().items():
-    made.add_tensor(short[name.removesuffix('.weight')] + '.weight', value)
-  made.write_header_to_file()
-  made.write_kv_data_to_file()
-  made.write_tensors_to_file()
-  made.close()
+    writer.add_tensor(short[name.removesuffix('.weight')] + '.weight', value)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
   return path
 
 
 def outcome(path: str | os.PathLike) -> tuple[models.load, str]:
-  """(the model, ''), or (None, the one sentence of a refusal)."""
+  """(the model, ''), or (None, the error message)."""
   try:
     model = models.load(os.fspath(path))
   except UserError as error:
-    told = str(error)
-    assert '\n' not in told and told.endswith('.') and 'config.model' in told, told
-    assert REMEDY.search(told), told
-    return None, told
+    message = str(error)
+    assert '\n' not in message and message.endswith('.') and 'config.model' in message, message
+    assert REMEDY.search(message), message
+    return None, message
   for leaf in jax.tree.leaves(model.params):
     assert leaf.dtype == np.float32 and np.isfinite(leaf).all()
   assert model.params['embed']['embedding'].shape == (model.config.vocab, model.config.width)
@@ -130,22 +130,22 @@ REMEDY = re.compile('again|save|use |choose|supported|give|different models|take
 class Broken:
   """A copy of a folder, to be broken."""
 
-  def __init__(self, whole):
-    self.held = tempfile.TemporaryDirectory()
-    self.path = pathlib.Path(self.held.name, 'copy')
-    shutil.copytree(whole, self.path)
+  def __init__(self, model_folder):
+    self.directory = tempfile.TemporaryDirectory()
+    self.path = pathlib.Path(self.directory.name, 'copy')
+    shutil.copytree(model_folder, self.path)
 
   def __enter__(self):
     return self.path
 
   def __exit__(self, *_):
-    self.held.cleanup()
+    self.directory.cleanup()
 
 
-def test_the_whole_ones_load(whole, single):
-  for path in (whole, single):
-    model, told = outcome(path)
-    assert not told and model.tokenizer.end_ids == (0,)
+def test_intact_models_load(model_folder, gguf_path):
+  for path in (model_folder, gguf_path):
+    model, message = outcome(path)
+    assert not message and model.tokenizer.end_ids == (0,)
     assert model.config.vocab == V and model.config.kv_heads == 1
 
 
@@ -157,19 +157,19 @@ FILES = [
 
 @hypothesis.settings(max_examples=60, **SETTINGS)
 @hypothesis.given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True))
-def test_a_truncated_file_is_refused(whole, name, share):
-  with Broken(whole) as folder:
+def test_a_truncated_file_is_refused(model_folder, name, share):
+  with Broken(model_folder) as folder:
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: int(share * len(data))])
-    _, told = outcome(folder)
-    assert name in told
+    _, message = outcome(folder)
+    assert name in message
 
 
 @hypothesis.settings(max_examples=100, **SETTINGS)
 @hypothesis.given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
-def test_flipped_bytes_are_refused_or_leave_a_model(whole, name, share, bits):
-  """In tensors themselves they may pass; there and in names they leave a model of the right shapes."""
-  with Broken(whole) as folder:
+def test_flipped_bytes_are_refused_or_leave_a_model(model_folder, name, share, bits):
+  """In the data of tensors and in names they may pass, and leave a model with the right shapes."""
+  with Broken(model_folder) as folder:
     data = bytearray((folder / name).read_bytes())
     head = min(len(data), 1200)  # of the weights mostly the header
     data[int(share * head)] ^= bits
@@ -192,8 +192,8 @@ FIELDS = [
 ]  # fmt: skip
 
 
-# Of families that say more than CONFIG does. Each is read; of its fields any may be nonsense.
-SAID = dict(
+# Further fields of families, each of which is replaced by nonsense.
+FAMILY_FIELDS = dict(
   gemma3_text=dict(
     head_dim=4, query_pre_attn_scalar=4, sliding_window=3, sliding_window_pattern=2, layer_types=None,
     final_logit_softcapping=5.0, rope_local_base_freq=1e4, rope_parameters=None, hidden_activation='silu',
@@ -209,20 +209,20 @@ SAID = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize('family', SAID)
+@pytest.mark.parametrize('family', FAMILY_FIELDS)
 @hypothesis.settings(max_examples=60, **SETTINGS)
 @hypothesis.given(st.data())
-def test_whatever_a_familys_config_says_it_is_a_model_or_one_sentence(family, data):
-  raw = CONFIG | dict(model_type=family) | SAID[family]
+def test_any_family_config_is_a_model_or_one_sentence(family, data):
+  raw = CONFIG | dict(model_type=family) | FAMILY_FIELDS[family]
   assert families.read(raw, 'here').family == family
-  field = data.draw(st.sampled_from(sorted(SAID[family])))
+  field = data.draw(st.sampled_from(sorted(FAMILY_FIELDS[family])))
   value = data.draw(st.sampled_from([*NONSENSE, ['odd'] * 2, *ROPE]))
   try:
     config = families.read(raw | {field: value}, 'here')
   except UserError as error:
     assert str(error).startswith('here') and field
     return
-  hash(config)  # the compiled program is kept by it
+  hash(config)  # it is a key of the cache of compiled programs
   decoder.abstract_params(config)
 
 
@@ -237,13 +237,13 @@ def test_whatever_a_familys_config_says_it_is_a_model_or_one_sentence(family, da
 @hypothesis.example(('hidden_size', 10**12))
 @hypothesis.example(('num_attention_heads', 0))
 @hypothesis.example(('vocab_size', 4))
-def test_a_nonsensical_config_allocates_nothing(whole, change):
+def test_a_nonsensical_config_allocates_nothing(model_folder, change):
   field, value = change
-  with Broken(whole) as folder:
+  with Broken(model_folder) as folder:
     (folder / 'config.json').write_text(json.dumps(CONFIG | {field: value}))
-    model, told = outcome(folder)
+    model, message = outcome(folder)
     if field in ('vocab_size', 'hidden_size', 'num_hidden_layers') and value not in (True, 7):
-      assert told and ('config.json' in told), (field, value)
+      assert message and ('config.json' in message), (field, value)
 
 
 def _plus(**more):
@@ -267,8 +267,8 @@ Q, N = 'model.layers.0.self_attn.q_proj.weight', 'model.norm.weight'
     (lambda t: t.clear(), 'cannot be read'),
   ],
 )  # fmt: skip
-def test_other_tensors(whole, change, text):
-  with Broken(whole) as folder:
+def test_other_tensors(model_folder, change, text):
+  with Broken(model_folder) as folder:
     tensors = weights()
     change(tensors)
     safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
@@ -276,15 +276,15 @@ def test_other_tensors(whole, change, text):
 
 
 @pytest.mark.parametrize(
-  'name, said', [('model.layers.0.self_attn.q_proj.bias', 'bias'), ('a', "'a'")]
+  'name, words', [('model.layers.0.self_attn.q_proj.bias', 'bias'), ('a', "'a'")]
 )
-def test_a_tensor_too_many_is_refused_and_a_tied_head_is_not(whole, name, said):
-  with Broken(whole) as folder:
+def test_an_unexpected_tensor_is_refused_and_a_tied_head_is_not(model_folder, name, words):
+  with Broken(model_folder) as folder:
     (folder / 'model.safetensors.index.json').unlink()
     extra = {name: np.zeros(8, np.float32)}
     safetensors.numpy.save_file(weights() | extra, folder / 'model.safetensors')
-    told = outcome(folder)[1]
-    assert said in told and 'which config.json does not describe' in told
+    message = outcome(folder)[1]
+    assert words in message and 'which config.json does not describe' in message
     tied = {'lm_head.weight': weights()['model.embed_tokens.weight']}
     safetensors.numpy.save_file(weights() | tied, folder / 'model.safetensors')
     assert outcome(folder)[1] == ''
@@ -294,8 +294,8 @@ def test_a_tensor_too_many_is_refused_and_a_tied_head_is_not(whole, name, said):
   'file',
   ['../other.safetensors', '/etc/passwd', 'sub/x.safetensors', '..', '', 'a\x00b', 3, None, ['x'], {'a': 'b'}],
 )  # fmt: skip
-def test_an_index_that_leads_out_of_the_folder(whole, file):
-  with Broken(whole) as folder:
+def test_an_index_that_leads_out_of_the_folder(model_folder, file):
+  with Broken(model_folder) as folder:
     shutil.copy(folder / 'model.safetensors', folder.parent / 'other.safetensors')
     index = dict(weight_map=dict.fromkeys(weights(), file))
     (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
@@ -305,15 +305,15 @@ def test_an_index_that_leads_out_of_the_folder(whole, file):
 @pytest.mark.parametrize(
   'name', ['model.safetensors', 'config.json', 'tokenizer.json', 'chat_template.jinja']
 )
-def test_a_link_out_of_the_folder_is_refused_and_the_hubs_own_are_not(whole, name, tmp_path):
+def test_a_link_out_of_the_folder_is_refused_and_the_hubs_own_are_not(model_folder, name, tmp_path):
   outside = tmp_path / 'outside'
-  shutil.copy(whole / name, outside)
-  with Broken(whole) as folder:
+  shutil.copy(model_folder / name, outside)
+  with Broken(model_folder) as folder:
     (folder / name).unlink()
     (folder / name).symlink_to(outside)
     assert 'is a link out of the folder' in outcome(folder)[1]
   hub = tmp_path / 'models--a--b'
-  shutil.copytree(whole, hub / 'snapshots' / 'abc')
+  shutil.copytree(model_folder, hub / 'snapshots' / 'abc')
   (hub / 'blobs').mkdir()
   shutil.move(hub / 'snapshots' / 'abc' / name, hub / 'blobs' / '1234')
   (hub / 'snapshots' / 'abc' / name).symlink_to('../../blobs/1234')
@@ -321,11 +321,11 @@ def test_a_link_out_of_the_folder_is_refused_and_the_hubs_own_are_not(whole, nam
 
 
 @pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.pt', 'model.ckpt', 'model.pkl'])
-def test_pickles_are_refused_by_name_and_never_opened(whole, name):
-  with Broken(whole) as folder:
+def test_pickles_are_refused_by_name_and_never_opened(model_folder, name):
+  with Broken(model_folder) as folder:
     (folder / 'model.safetensors').unlink()
     (folder / 'model.safetensors.index.json').unlink()
-    # Whoever unpickles this fails the test.
+    # Unpickling this ends the process, and fails the test.
     (folder / name).write_bytes(b'cbuiltins\nexit\n(I3\ntR.')
     assert 'only pickled weights, which are never loaded' in outcome(folder)[1]
     index = dict(weight_map=dict.fromkeys(weights(), name))
@@ -351,20 +351,20 @@ def test_pickles_are_refused_by_name_and_never_opened(whole, name):
     ('tokenizer.json', [], 'tokenizer.json is missing or unreadable'),
   ],
 )  # fmt: skip
-def test_other_tokenizers(whole, name, value, text):
-  with Broken(whole) as folder:
+def test_other_tokenizers(model_folder, name, value, text):
+  with Broken(model_folder) as folder:
     (folder / 'chat_template.jinja').unlink()
     (folder / name).write_text(json.dumps(value))
-    told = outcome(folder)[1]
-    assert text in told and bool(text) == bool(told)
+    message = outcome(folder)[1]
+    assert text in message and bool(text) == bool(message)
 
 
-def test_a_tokenizer_of_another_vocabulary(whole):
-  """One with more tokens than the model is told; one with fewer or with other words for the same is not."""
-  with Broken(whole) as folder:
+def test_a_tokenizer_of_another_vocabulary(model_folder):
+  """More tokens than embeddings are refused; fewer tokens or other texts are not."""
+  with Broken(model_folder) as folder:
     tokenizer.characters('abcdefghijklmnopq').backend.save(str(folder / 'tokenizer.json'))
-    told = outcome(folder)[1]
-    assert 'tokenizer.json has a token 18 and config.json a vocab_size=13' in told
+    message = outcome(folder)[1]
+    assert 'tokenizer.json has a token 18 and config.json a vocab_size=13' in message
 
 
 @hypothesis.settings(max_examples=150, **SETTINGS)
@@ -373,8 +373,8 @@ def test_a_tokenizer_of_another_vocabulary(whole):
   st.sampled_from(['cut', 'flip', 'huge', 'text']),
   st.integers(1, 255),
 )
-def test_a_broken_gguf_file_is_refused_or_leaves_a_model(single, share, how, bits):
-  data = bytearray(single.read_bytes())
+def test_a_broken_gguf_file_is_refused_or_leaves_a_model(gguf_path, share, how, bits):
+  data = bytearray(gguf_path.read_bytes())
   head = data.find(b'blk.0.attn_output') + 200  # most of metadata and tensor descriptions
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'm.gguf')
@@ -386,24 +386,24 @@ def test_a_broken_gguf_file_is_refused_or_leaves_a_model(single, share, how, bit
     else:
       data[at : at + 8] = struct.pack('<Q', 2**60) if how == 'huge' else b'\xff' * 8
     path.write_bytes(data)
-    _, told = outcome(path)
+    _, message = outcome(path)
     # The last bytes pad the last tensor.
-    assert told or how != 'cut' or at > len(data) - 32
+    assert message or how != 'cut' or at > len(data) - 32
 
 
 @pytest.mark.parametrize(
   'name', ['tokenizer.ggml.token_type', 'tokenizer.ggml.tokens', 'general.architecture']
 )
-def test_absurd_lengths_in_a_gguf_file_are_refused_at_once(single, tmp_path, name):
-  """The reader of the gguf package would walk over 2**60 items that are not there."""
-  data = bytearray(single.read_bytes())
+def test_absurd_lengths_in_a_gguf_file_are_refused_at_once(gguf_path, tmp_path, name):
+  """The reader of the gguf package would iterate over 2**60 items that do not exist."""
+  data = bytearray(gguf_path.read_bytes())
   at = data.find(name.encode()) + len(name)
   kind = struct.unpack_from('<I', data, at)[0]
   where = at + 4 + (4 if kind == 9 else 0)
   data[where : where + 8] = struct.pack('<Q', 2**60)
   (tmp_path / 'm.gguf').write_bytes(data)
-  told = outcome(tmp_path / 'm.gguf')[1]
-  assert 'not a complete GGUF file' in told and str(2**60) in told
+  message = outcome(tmp_path / 'm.gguf')[1]
+  assert 'not a complete GGUF file' in message and str(2**60) in message
 
 
 ATTACKS = [
@@ -438,11 +438,11 @@ BOMBS = [
 
 
 @pytest.mark.parametrize('template', ATTACKS)
-def test_templates_reach_nothing_and_fail_in_a_sentence(template):
-  made = tokenizer.characters('abc')._replace(template=template)
+def test_templates_access_nothing_and_fail_with_a_sentence(template):
+  codec = tokenizer.characters('abc')._replace(template=template)
   messages = [dict(role='user', content='abc')]
   with pytest.raises(UserError) as error:
-    made.chat(messages)
+    codec.chat(messages)
   assert '\n' not in str(error.value) and 'chat template of config.model refuses' in str(
     error.value
   )
@@ -450,14 +450,14 @@ def test_templates_reach_nothing_and_fail_in_a_sentence(template):
 
 
 @pytest.mark.parametrize('template', BOMBS)
-def test_templates_without_end_are_found_by_a_trial(whole, template, monkeypatch):
+def test_endless_templates_are_found_by_the_probe(model_folder, template, monkeypatch):
   monkeypatch.setattr(chat_template, '_CPU_S', 1)
   assert ' GiB for a conversation of four lines' in chat_template.find_problem(template)
 
 
 @pytest.mark.parametrize('text', ['', 'x'])
-def test_a_trial_reads_packages_from_where_this_process_does(text, monkeypatch):
-  """Of a user's own folder, or of PYTHONPATH, an isolated interpreter would find none."""
+def test_the_probe_imports_packages_from_the_same_paths(text, monkeypatch):
+  """An isolated interpreter ignores PYTHONPATH and the user's site-packages."""
   monkeypatch.setattr(
     untrusted.sys, 'executable', shutil.which('python3', path='/usr/bin') or sys.executable
   )
@@ -471,14 +471,16 @@ def test_a_trial_reads_packages_from_where_this_process_does(text, monkeypatch):
 )  # fmt: skip
 @pytest.mark.parametrize('what', ['a named pipe', 'a folder', 'a device'])
 @pytest.mark.parametrize('index', [True, False])
-def test_a_file_of_a_model_that_is_none_is_refused_and_not_waited_for(whole, name, what, index):
-  with Broken(whole) as folder:
+def test_model_files_that_are_no_files_are_refused_without_blocking(
+  model_folder, name, what, index
+):
+  with Broken(model_folder) as folder:
     if not index:
       (folder / 'model.safetensors.index.json').unlink()
     replace_by(folder / name, what)
-    told = outcome(folder)[1]
+    message = outcome(folder)[1]
     # A device is a link out of the folder.
-    assert name in told and (what in told or what == 'a device')
+    assert name in message and (what in message or what == 'a device')
 
 
 def replace_by(path: pathlib.Path, what: str) -> None:
@@ -493,7 +495,7 @@ def replace_by(path: pathlib.Path, what: str) -> None:
 
 @pytest.mark.parametrize('name', ['m.gguf', 'm.whl'])
 @pytest.mark.parametrize('what', ['a named pipe', 'a device'])
-def test_a_model_file_that_is_none_is_refused(tmp_path, name, what):
+def test_a_model_path_that_is_no_file_is_refused(tmp_path, name, what):
   replace_by(tmp_path / name, what)
   for path in (tmp_path / name, tmp_path):
     assert f'is {what}, not a file' in outcome(path)[1]
@@ -501,7 +503,7 @@ def test_a_model_file_that_is_none_is_refused(tmp_path, name, what):
 
 @pytest.mark.parametrize('what', ['a named pipe', 'a folder', 'a device'])
 @pytest.mark.parametrize('name', ['adapter_model.safetensors', 'adapter_config.json'])
-def test_a_file_of_an_adapter_that_is_none_is_refused(tmp_path, name, what):
+def test_adapter_files_that_are_no_files_are_refused(tmp_path, name, what):
   (tmp_path / 'adapter_model.safetensors').write_bytes(b'')
   (tmp_path / 'adapter_config.json').write_text('{"r": 1, "lora_alpha": 1}')
   replace_by(tmp_path / name, what)
@@ -547,9 +549,9 @@ HOSTILE = dict(
 
 
 @pytest.mark.parametrize('name', HOSTILE)
-def test_a_hostile_tokenizer_is_found_by_a_trial(whole, name, monkeypatch):
+def test_a_hostile_tokenizer_is_found_by_the_probe(model_folder, name, monkeypatch):
   monkeypatch.setattr(tokenizer_backend, '_CPU_S', 3)
-  with Broken(whole) as folder:
+  with Broken(model_folder) as folder:
     (folder / 'tokenizer.json').write_text(json.dumps(hostile(**HOSTILE[name])))
     assert 'tokenizer.json cannot be used: it ' in outcome(folder)[1]
 
@@ -567,25 +569,25 @@ def test_a_hostile_tokenizer_is_found_by_a_trial(whole, name, monkeypatch):
         max_input_chars_per_word=100,
       )
     ),
-    # More tries than the library allows; it panics.
+    # More backtracking than the library allows: it panics.
     dict(pre_tokenizer=splitting('^(q+q+)+$')),
   ],
 )
-def test_a_tokenizer_that_fails_on_some_texts_is_told_when_it_does(whole, changes):
-  with Broken(whole) as folder:
+def test_a_tokenizer_that_fails_on_some_texts_raises_for_these(model_folder, changes):
+  with Broken(model_folder) as folder:
     (folder / 'tokenizer.json').write_text(json.dumps(hostile(**changes)))
-    words = outcome(folder)[0].tokenizer
+    codec = outcome(folder)[0].tokenizer
     with pytest.raises(UserError, match="tokenizer of config.model fails on 'q.*another model"):
-      words.encode('q' * 60 + '1')
+      codec.encode('q' * 60 + '1')
 
 
 @pytest.mark.parametrize('call', [
-  lambda words: words.encode('a'), lambda words: words.encode_plain('a'),
-  lambda words: words.decode([2]), lambda words: words.token_texts(),
+  lambda codec: codec.encode('a'), lambda codec: codec.encode_plain('a'),
+  lambda codec: codec.decode([2]), lambda codec: codec.token_texts(),
 ])  # fmt: skip
 def test_a_panic_of_the_library_is_one_sentence(call):
   class PanicException(BaseException):
-    """As pyo3 has it: no Exception."""
+    """Like pyo3's: derived from BaseException."""
 
   class Backend:
     vocab_size = get_vocab_size = lambda self: 1
@@ -601,8 +603,8 @@ def test_a_panic_of_the_library_is_one_sentence(call):
 
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_process_is_no_fault_of_a_tokenizer(error, monkeypatch):
-  words = tokenizer.characters('abc')._replace(backend=types.SimpleNamespace())
-  words.backend.decode = lambda *a, **k: (_ for _ in ()).throw(error)
+def test_signals_are_not_reported_as_errors_of_the_tokenizer(error, monkeypatch):
+  codec = tokenizer.characters('abc')._replace(backend=types.SimpleNamespace())
+  codec.backend.decode = lambda *a, **k: (_ for _ in ()).throw(error)
   with pytest.raises(error):
-    words.decode([1])
+    codec.decode([1])

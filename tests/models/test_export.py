@@ -1,4 +1,4 @@
-"""Models written as Hugging Face folders: `transformers` loads them and says the same, and so do we."""
+"""Models exported as Hugging Face folders, loaded by transformers and by this package: the same logits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SCRATCH = dict(width=16, layers=2, heads=2, kv_heads=1, mlp=24, max_tokens=128)
 
 
 @pytest.mark.parametrize('case', WRITTEN)
-def test_what_is_written_is_what_was_read_and_transformers_says_the_same(case, tmp_path):
+def test_an_exported_model_loads_with_the_same_weights_and_logits(case, tmp_path):
   theirs = reference(*CASES[case])
   theirs.save_pretrained(tmp_path / 'theirs')
   config, _ = huggingface.read_config(str(tmp_path / 'theirs'))
   params = huggingface.load_params(str(tmp_path / 'theirs'), config)
-  moved = jax.tree.map(lambda x: x * 1.5, params)  # so that a copied file would show
+  moved = jax.tree.map(lambda x: x * 1.5, params)  # a mere copy of the files would fail
   to = str(tmp_path / 'ours')
   model = Model(config, moved, None, str(tmp_path / 'theirs'))
   export.save(to, model, dtype='float32', shard_bytes=60_000)
@@ -52,35 +52,37 @@ def test_what_is_written_is_what_was_read_and_transformers_says_the_same(case, t
 
 
 def test_a_model_without_a_folder_gets_a_config_a_tokenizer_and_a_card(tmp_path):
-  """The whole command on a model drawn at random, and what transformers makes of it."""
+  """The export command on a randomly initialized model, loaded by transformers."""
   c = configs.default()
   c.model, c.data.source, c.data.size, c.rewards.fn = 'scratch', 'digits', 32, 'exact'
   c.scratch.update(SCRATCH)
   to = str(tmp_path / 'ours')
   export_checkpoint(c, str(tmp_path / 'run'), to, 'float32', base=True)
   loaded = transformers.AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).eval()
-  words = transformers.AutoTokenizer.from_pretrained(to)
+  loaded_tokenizer = transformers.AutoTokenizer.from_pretrained(to)
   model = models.load('scratch', scratch=c.scratch, seed=c.seed)
   text = 'What is 2 + 2?\n'
-  assert words(text)['input_ids'] == model.tokenizer.encode(text)
-  assert words.decode(words(text)['input_ids']) == text
-  asked = [dict(role='user', content='Hi')]
-  told = words.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-  assert told == model.tokenizer.chat(asked)
-  assert words.eos_token_id == 0 and loaded.generation_config.eos_token_id in (0, [0])
+  assert loaded_tokenizer(text)['input_ids'] == model.tokenizer.encode(text)
+  assert loaded_tokenizer.decode(loaded_tokenizer(text)['input_ids']) == text
+  messages = [dict(role='user', content='Hi')]
+  rendered = loaded_tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, tokenize=False
+  )
+  assert rendered == model.tokenizer.chat(messages)
+  assert loaded_tokenizer.eos_token_id == 0 and loaded.generation_config.eos_token_id in (0, [0])
   tokens = np.array([model.tokenizer.encode(text)], np.int32)
   mask = np.ones_like(tokens, bool)
   ours = np.asarray(decoder.forward(model.config, model.params, tokens, mask))
   np.testing.assert_allclose(ours, their_logits(loaded, tokens, mask), atol=1e-4)
   card = (tmp_path / 'ours' / 'README.md').read_text()
   assert 'after 0 steps' in card and json.loads(card.split('```json')[1].split('```')[0])
-  # Who may read one file may read all of them: a server is often another user.
+  # All files have the same permissions: a server often runs as another user.
   modes = {path.stat().st_mode for path in (tmp_path / 'ours').iterdir()}
   (tmp_path / 'plain').write_text('')
   assert modes == {(tmp_path / 'plain').stat().st_mode}
 
 
-def test_a_folder_that_is_in_use_stays_as_it_is(tmp_path):
+def test_a_folder_in_use_is_left_unchanged(tmp_path):
   (tmp_path / 'mine').write_text('precious')
   model = models.load('scratch', scratch=SCRATCH)
   with pytest.raises(UserError, match='--to=.*is not empty'):
@@ -90,7 +92,9 @@ def test_a_folder_that_is_in_use_stays_as_it_is(tmp_path):
   assert os.listdir(tmp_path) == ['mine']
 
 
-def test_what_config_json_cannot_say_is_refused_and_half_a_folder_is_none(tmp_path, monkeypatch):
+def test_an_inexpressible_config_is_refused_and_a_failed_export_leaves_no_folder(
+  tmp_path, monkeypatch
+):
   model = models.load('scratch', scratch=SCRATCH)
   odd = model._replace(config=model.config.__class__(**(vars(model.config) | dict(logit_cap=3.0))))
   with pytest.raises(UserError, match='load it from its folder'):

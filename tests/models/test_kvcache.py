@@ -1,4 +1,4 @@
-"""Stored keys and values: how far rounding goes, and that a write touches its own columns alone."""
+"""KV cache: rounding errors, and writes that change only their columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_write_changes_its_columns_and_no_others(dtype):
 
 
 @pytest.mark.parametrize('shared', [False, True])
-def test_attention_over_int8_is_attention_over_what_it_stands_for(shared):
+def test_attention_over_int8_equals_that_over_the_dequantized_cache(shared):
   r = np.random.default_rng(1)
   q = r.normal(size=(6 if shared else 3, 1, 4, 8)).astype(np.float32)
   v = kvcache.pack(r.normal(size=X.shape).astype(np.float32), 'int8')

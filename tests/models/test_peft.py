@@ -1,4 +1,4 @@
-"""Adapters written as PEFT has them and read again; no PEFT is at hand, so that its function is worked out by torch."""
+"""Adapters in PEFT's format, written and read again. PEFT is not installed: torch computes its function."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def adapter_of(params, settings=ON, seed=0):
 
 @pytest.fixture(scope='module', params=['llama-biases', 'qwen2-tied', 'gemma2'])
 def written(request, tmp_path_factory):
-  """A base as transformers writes it, an adapter of ours beside it: their model, our model, both folders."""
+  """transformers' model, ours with the same weights, an adapter, and the folder of the exported adapter."""
   folder = tmp_path_factory.mktemp(request.param)
   theirs = reference(*CASES[request.param])
   theirs.save_pretrained(folder / 'base')
@@ -46,41 +46,41 @@ def written(request, tmp_path_factory):
   return theirs, Model(config, base, None, str(folder / 'base')), adapter, to
 
 
-def beside(theirs, folder):
-  """y + lora_alpha / r · lora_B(lora_A(x)) on every module that the files name, in torch."""
-  told = json.loads(open(os.path.join(folder, 'adapter_config.json')).read())
-  held = safetensors.numpy.load_file(os.path.join(folder, 'adapter_model.safetensors'))
+def add_adapter(theirs, folder):
+  """Hooks that compute y + lora_alpha / r · lora_B(lora_A(x)) on every module that the files name, in torch."""
+  config = json.loads(open(os.path.join(folder, 'adapter_config.json')).read())
+  tensors = safetensors.numpy.load_file(os.path.join(folder, 'adapter_model.safetensors'))
   modules, handles = dict(theirs.named_modules()), []
-  for name in [n for n in held if n.endswith('.lora_A.weight')]:
+  for name in [n for n in tensors if n.endswith('.lora_A.weight')]:
     module = modules[name.removeprefix(PREFIX).removesuffix('.lora_A.weight')]
-    assert name.split('.')[-3] in told['target_modules']
-    a, b = (torch.tensor(held[n]) for n in (name, name.replace('lora_A', 'lora_B')))
-    assert a.shape == (told['r'], module.in_features) and b.shape == (
+    assert name.split('.')[-3] in config['target_modules']
+    a, b = (torch.tensor(tensors[n]) for n in (name, name.replace('lora_A', 'lora_B')))
+    assert a.shape == (config['r'], module.in_features) and b.shape == (
       module.out_features,
-      told['r'],
+      config['r'],
     )
-    scale = told['lora_alpha'] / told['r']
+    scale = config['lora_alpha'] / config['r']
     hook = lambda _, x, y, a=a, b=b, s=scale: y + s * (x[0] @ a.T) @ b.T  # noqa: E731
     handles.append(module.register_forward_hook(hook))
   return handles
 
 
-def test_the_files_are_pefts_and_say_what_our_model_says(written):
+def test_the_files_are_pefts_and_give_our_logits(written):
   theirs, base, adapter, folder = written
-  held = safetensors.numpy.load_file(os.path.join(folder, 'adapter_model.safetensors'))
-  assert len(held) == 2 * 7 * base.config.layers
+  tensors = safetensors.numpy.load_file(os.path.join(folder, 'adapter_model.safetensors'))
+  assert len(tensors) == 2 * 7 * base.config.layers
   q = 'base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight'
-  np.testing.assert_array_equal(held[q.format('A')], adapter['layers'][1]['q']['a'].T)
-  np.testing.assert_array_equal(held[q.format('B')], adapter['layers'][1]['q']['b'].T)
-  told = json.loads(open(os.path.join(folder, 'adapter_config.json')).read())
-  assert (told['peft_type'], told['task_type'], told['r']) == ('LORA', 'CAUSAL_LM', 3)
-  assert told['lora_alpha'] == 6 and isinstance(told['lora_alpha'], int)
-  assert told['base_model_name_or_path'] == base.name
+  np.testing.assert_array_equal(tensors[q.format('A')], adapter['layers'][1]['q']['a'].T)
+  np.testing.assert_array_equal(tensors[q.format('B')], adapter['layers'][1]['q']['b'].T)
+  config = json.loads(open(os.path.join(folder, 'adapter_config.json')).read())
+  assert (config['peft_type'], config['task_type'], config['r']) == ('LORA', 'CAUSAL_LM', 3)
+  assert config['lora_alpha'] == 6 and isinstance(config['lora_alpha'], int)
+  assert config['base_model_name_or_path'] == base.name
   tokens, mask = padded(left=False)
   joined = lora.join(base.params, adapter, ON.alpha)
   ours = np.asarray(jax.jit(lambda p: decoder.forward(base.config, p, tokens, mask))(joined))
   alone = their_logits(theirs, tokens, mask)
-  handles = beside(theirs, folder)
+  handles = add_adapter(theirs, folder)
   both = their_logits(theirs, tokens, mask)
   for handle in handles:
     handle.remove()
@@ -88,7 +88,7 @@ def test_the_files_are_pefts_and_say_what_our_model_says(written):
   assert np.abs(ours - both)[mask].max() <= 3e-4
 
 
-def test_merged_and_exported_transformers_says_the_same(written, tmp_path):
+def test_a_merged_and_exported_adapter_gives_the_same_logits(written, tmp_path):
   _, base, adapter, _ = written
   merged = lora.merge(base.params, adapter, ON.alpha)
   to = export.save(str(tmp_path / 'merged'), base._replace(params=merged), dtype='float32')
@@ -101,7 +101,7 @@ def test_merged_and_exported_transformers_says_the_same(written, tmp_path):
   assert np.abs(ours - their_logits(loaded, tokens, mask))[mask].max() <= 3e-4
 
 
-def test_what_is_read_is_what_was_written(written):
+def test_a_written_adapter_is_read_unchanged(written):
   _, base, adapter, folder = written
   read = peft.load(folder, base.config, ON)
   assert jax.tree.structure(read) == jax.tree.structure(adapter)
@@ -109,17 +109,21 @@ def test_what_is_read_is_what_was_written(written):
 
 
 @pytest.mark.parametrize(
-  'changes, settings, told',
+  'changes, settings, message',
   [
     (dict(r=8), ON, 'has r=8; set config.lora.rank, which is 3, to that'),
     (dict(lora_alpha=1), ON, 'has lora_alpha=1; set config.lora.alpha, which is 6.0'),
     (dict(use_dora=True), ON, 'use_dora=true, which is not supported'),
     (dict(rank_pattern=dict(q_proj=4)), ON, 'rank_pattern=.* which is not supported'),
-    (dict(), ON._replace(names=('q',)), "holds 'base_model.*which config.lora.targets does not select"),
+    (
+      dict(),
+      ON._replace(names=('q',)),
+      "holds 'base_model.*which config.lora.targets does not select",
+    ),
     (None, ON, 'holds no adapter_model.safetensors; name a folder'),
   ],
 )
-def test_another_adapter_is_refused(tmp_path, changes, settings, told):
+def test_another_adapter_is_refused(tmp_path, changes, settings, message):
   config = huggingface.read_config(_scratch(tmp_path))[0]
   base = decoder.init(config, 0)
   folder = str(tmp_path / 'adapter')
@@ -129,15 +133,19 @@ def test_another_adapter_is_refused(tmp_path, changes, settings, told):
     raw = json.loads(open(path).read()) | changes
     with open(path, 'w') as file:
       json.dump(raw, file)
-  with pytest.raises(UserError, match=f'config.lora.init=.*{told}'):
+  with pytest.raises(UserError, match=f'config.lora.init=.*{message}'):
     peft.load(folder, config, settings)
 
 
-def test_missing_tensors_are_told_by_the_field(tmp_path):
+def test_missing_tensors_name_the_field(tmp_path):
   config = huggingface.read_config(_scratch(tmp_path))[0]
-  few = ON._replace(names=('q', 'v'))
+  attention_only = ON._replace(names=('q', 'v'))
   folder = str(tmp_path / 'adapter')
-  peft.save(folder, Model(config, adapter_of(decoder.init(config, 0), few), None, 's'), few)
+  peft.save(
+    folder,
+    Model(config, adapter_of(decoder.init(config, 0), attention_only), None, 's'),
+    attention_only,
+  )
   with pytest.raises(
     UserError, match=r'config.lora.init: tensor .*down_proj.lora_A.* cannot be read'
   ):
@@ -150,21 +158,21 @@ def _scratch(tmp_path) -> str:
   return str(tmp_path / 'config')
 
 
-def test_the_command_writes_an_adapter_and_begins_from_it(tmp_path):
+def test_the_command_writes_an_adapter_and_starts_from_it(tmp_path):
   on = dict(lora=dict(rank=2, alpha=4.0), sft=None)
   c = configs.load(tiny_job.config_file(tmp_path, **on))
   to = str(tmp_path / 'adapter')
   export_checkpoint(c, str(tmp_path / 'run'), to, 'float32', True, True)
   assert 'library_name: peft' in (tmp_path / 'adapter/README.md').read_text()
   path = os.path.join(to, 'adapter_model.safetensors')
-  held = safetensors.numpy.load_file(path)
-  assert not any(x.any() for n, x in held.items() if 'lora_B' in n)
-  safetensors.numpy.save_file({n: x + np.float32(0.25) for n, x in held.items()}, path)
+  tensors = safetensors.numpy.load_file(path)
+  assert not any(x.any() for n, x in tensors.items() if 'lora_B' in n)
+  safetensors.numpy.save_file({n: x + np.float32(0.25) for n, x in tensors.items()}, path)
   on['lora'] |= dict(init=to)
   c = configs.load(tiny_job.config_file(tmp_path, **on))
   export_checkpoint(c, str(tmp_path / 'other'), str(tmp_path / 'again'), 'float32', True, True)
   again = safetensors.numpy.load_file(str(tmp_path / 'again/adapter_model.safetensors'))
-  for name, x in held.items():
+  for name, x in tensors.items():
     np.testing.assert_array_equal(again[name], x + np.float32(0.25))
   with pytest.raises(UserError, match='config.lora.init=.* begins away from the base'):
     with c.ignore_type():

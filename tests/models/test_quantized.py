@@ -1,4 +1,4 @@
-"""Kernels in int8 and float8: how far they are from what they stand for, products, gradients, and which they are."""
+"""Kernels in int8 and float8: rounding errors, products, gradients, and which parameters are quantized."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ KERNEL = np.random.default_rng(0).normal(size=(3, 20, 6)) * 10.0 ** np.arange(-3
 
 
 def plain(kernel):
-  """The kernel that a quantized one stands for."""
+  """The dequantized kernel."""
   return kernel.data.astype(jnp.float32) * kernel.scale[..., None, :]
 
 
 def dequantized(params):
-  whole = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
-  return jax.tree.map(lambda x: plain(x) if whole(x) else x, params, is_leaf=whole)
+  is_quantized = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
+  return jax.tree.map(lambda x: plain(x) if is_quantized(x) else x, params, is_leaf=is_quantized)
 
 
 def test_int8_is_within_half_a_step_of_each_channel():
@@ -54,10 +54,10 @@ def test_float8_is_within_half_a_step_of_each_number():
 
 
 @pytest.mark.parametrize('dtype', LOW)
-def test_what_the_type_can_say_is_kept_exactly(dtype):
-  """Whole numbers below the largest, times a power of two a channel; and channels of zeros."""
-  most = dict(int8=127, float8_e4m3fn=448)[dtype]
-  data = np.array([[1, 8, -12, 0], [most, -most, most, 0], [-96, 64, 5, 0]], np.float32)
+def test_representable_kernels_are_exact(dtype):
+  """Integers up to the largest, times a power of two per channel; and channels of zeros."""
+  largest = dict(int8=127, float8_e4m3fn=448)[dtype]
+  data = np.array([[1, 8, -12, 0], [largest, -largest, largest, 0], [-96, 64, 5, 0]], np.float32)
   kernel = data * 2.0 ** np.array([-9, 0, 3, 1])
   got = quantized.pack(jnp.asarray(kernel), dtype)
   np.testing.assert_array_equal(plain(got), kernel)
@@ -65,7 +65,7 @@ def test_what_the_type_can_say_is_kept_exactly(dtype):
 
 
 @pytest.mark.parametrize('dtype', LOW)
-def test_what_is_not_finite_is_not_hidden(dtype):
+def test_infinite_numbers_stay_infinite(dtype):
   for bad in (np.nan, np.inf):
     got = quantized.pack(jnp.array([[1.0, bad], [2.0, 1.0]]), dtype)
     assert np.isfinite(plain(got)[:, 0]).all() and not np.isfinite(plain(got)[:, 1]).all()
@@ -73,7 +73,7 @@ def test_what_is_not_finite_is_not_hidden(dtype):
 
 @pytest.mark.parametrize('dtype', LOW)
 @pytest.mark.parametrize('compute, error', [('float32', 2e-6), ('bfloat16', 0.02)])
-def test_a_layer_is_the_product_with_what_the_kernel_stands_for(dtype, compute, error):
+def test_a_layer_is_the_product_with_the_dequantized_kernel(dtype, compute, error):
   layer = linear.Dense(20, 6, dtype=jnp.dtype(compute), rngs=nnx.Rngs(0))
   layer.bias = nnx.Param(jnp.arange(6.0))
   kernel = quantized.pack(jnp.asarray(KERNEL[0]), dtype)
@@ -88,7 +88,7 @@ def test_a_layer_is_the_product_with_what_the_kernel_stands_for(dtype, compute, 
 
 @pytest.mark.parametrize('dtype', LOW)
 @pytest.mark.parametrize('name', MODELS)
-def test_a_model_is_that_of_the_kernels_that_its_own_stand_for(name, dtype):
+def test_a_model_equals_that_of_the_dequantized_kernels(name, dtype):
   model, params = MODELS[name], decoder.init(MODELS[name], 0)
   rounded = quantized.quantize_params(params, dtype, 'float32')
   got, want, before = (forward(model, p) for p in (rounded, dequantized(rounded), params))
@@ -102,7 +102,7 @@ def forward(model, params):
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_kernels_alone_are_rounded(name):
+def test_only_kernels_are_quantized(name):
   params = decoder.init(MODELS[name], 0)
   stored = quantized.quantize_params(params, 'int8', 'bfloat16')
   types = {
@@ -122,21 +122,21 @@ def test_kernels_alone_are_rounded(name):
   assert ('head/kernel/data' in types) == (not MODELS[name].tied)
 
 
-def test_numbers_lie_as_the_kernel_and_scales_as_its_channels():
+def test_data_is_sharded_as_the_kernel_and_scales_as_its_channels():
   mesh = sharding.make_mesh(dict(fsdp=2, expert=2, tensor=2), jax.devices())
   params = decoder.init(MODELS['mixture'], 0)
   stored = quantized.quantize_params(params, 'int8', 'float32')
-  lie = {
+  spec_of = {
     sharding.path_name(path): tuple(s.spec)
     for path, s in jax.tree_util.tree_leaves_with_path(sharding.layout(stored, mesh))
   }
-  assert lie['layers/0/q/kernel/data'] == (('fsdp', 'expert'), 'tensor')
-  assert lie['layers/0/q/kernel/scale'] == ('tensor',)
-  assert lie['layers/0/o/kernel/scale'] == (('fsdp', 'expert'),)
-  assert lie['layers/0/experts/gate/kernel/data'] == ('expert', 'fsdp', 'tensor')
-  assert lie['layers/0/experts/gate/kernel/scale'] == ('expert', 'tensor')
-  assert lie['layers/0/experts/down/kernel/scale'] == ('expert', 'fsdp')
-  assert lie['layers/0/attn_norm/scale'] == ()
+  assert spec_of['layers/0/q/kernel/data'] == (('fsdp', 'expert'), 'tensor')
+  assert spec_of['layers/0/q/kernel/scale'] == ('tensor',)
+  assert spec_of['layers/0/o/kernel/scale'] == (('fsdp', 'expert'),)
+  assert spec_of['layers/0/experts/gate/kernel/data'] == ('expert', 'fsdp', 'tensor')
+  assert spec_of['layers/0/experts/gate/kernel/scale'] == ('expert', 'tensor')
+  assert spec_of['layers/0/experts/down/kernel/scale'] == ('expert', 'fsdp')
+  assert spec_of['layers/0/attn_norm/scale'] == ()
 
 
 def loss(model, params, remat=False):
@@ -160,9 +160,8 @@ def loss(model, params, remat=False):
     ('mixture', 'float8_e4m3fn', True),
   ],
 )
-def test_what_is_learned_straight_through_is_the_rounded_model(name, dtype, remat):
-  """Value and gradient in the float32 kernels are those of the model of the rounded kernels; and, along one
-  direction, what moving those changes."""
+def test_straight_through_learns_the_rounded_model(name, dtype, remat):
+  """Value and gradient equal those of the model with rounded kernels, and a finite difference along one direction."""
   model, params = MODELS[name], decoder.init(MODELS[name], 0)
 
   def through(params):
@@ -200,7 +199,7 @@ def test_scales_stay_in_float32_where_layers_are_stacked():
   assert stacked['experts']['router']['kernel'].dtype == jnp.bfloat16
 
 
-def test_bfloat16_kernels_are_learned_as_read():
+def test_straight_through_rounds_bfloat16_kernels():
   params = decoder.init(DENSE, 0)
   got = quantized.straight_through(params, 'bfloat16', 'float32')
   want = quantized.quantize_params(params, 'bfloat16', 'float32')

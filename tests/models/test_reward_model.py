@@ -1,4 +1,4 @@
-"""Reward models: transformers' own numbers, from the same files, and as a grader in a worker."""
+"""Reward models: the scores of transformers from the same files, and grading in a worker."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def folder(path, kind='Qwen2', **changes):
   )
   sizes |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
   end = list(letters.end_ids)[0]
-  told = dict(num_labels=1, pad_token_id=letters.vocab_size - 1, eos_token_id=end)
-  config = getattr(transformers, f'{kind}Config')(**(sizes | told | CASES[kind] | changes))
+  settings = dict(num_labels=1, pad_token_id=letters.vocab_size - 1, eos_token_id=end)
+  config = getattr(transformers, f'{kind}Config')(**(sizes | settings | CASES[kind] | changes))
   model = getattr(transformers, f'{kind}ForSequenceClassification')(config).eval()
   with torch.no_grad():
     for parameter in model.parameters():
@@ -40,19 +40,19 @@ def folder(path, kind='Qwen2', **changes):
   return str(path), model
 
 
-def theirs(model, ids) -> float:
+def reference_score(model, ids) -> float:
   with torch.no_grad():
     return model(torch.tensor([ids])).logits[0, 0].item()
 
 
 @pytest.mark.parametrize('kind', CASES)
-def test_the_numbers_are_those_of_transformers(tmp_path, kind):
-  """Rows of many lengths together, against each alone and unpadded."""
+def test_scores_equal_those_of_transformers(tmp_path, kind):
+  """A batch of many lengths, against each row alone and unpadded."""
   path, other = folder(tmp_path, kind)
   ours = reward_model.load(path)
   r = np.random.default_rng(0)
   rows = [r.integers(0, 90, n).tolist() for n in (1, 5, 31, 32, 33, 70, 12, 3, 9, 2)]
-  want = [theirs(other, ids) for ids in rows]
+  want = [reference_score(other, ids) for ids in rows]
   np.testing.assert_allclose(reward_model.score_token_ids(ours, rows), want, rtol=0, atol=1e-4)
   assert np.ptp(want) > 0.5
   with pytest.raises(ValueError, match='reads 1 to 256'):
@@ -66,20 +66,20 @@ TEMPLATE = (
 
 
 def test_it_grades_in_a_worker(tmp_path):
-  """As config.rewards names it: text as it stands, messages by the folder's template without the mark of a next turn."""
+  """Through config.rewards: plain text, and messages rendered without a generation prompt."""
   path, other = folder(tmp_path)
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(dict(chat_template=TEMPLATE)))
   spec = dict(fn='jaxrl_llm.models.reward_model:score', folder=path, batched='step', workers=1)
   spec |= dict(deadline_s=120.0, cpu_s=120.0, memory_mb=8192)
   letters = models.load('scratch', scratch=SCRATCH).tokenizer
-  asked = (dict(role='user', content='2 + 3?'),)
-  for row, said in (
+  question = (dict(role='user', content='2 + 3?'),)
+  for row, conversation in (
     (Row('a', '2 + 3 = ', (), '', 'toy', {}), '2 + 3 = {}'),
-    (Row('b', '', asked, '', 'toy', {}), '<user> 2 + 3?\n<assistant> {}\n'),
+    (Row('b', '', question, '', 'toy', {}), '<user> 2 + 3?\n<assistant> {}\n'),
   ):
     texts = ['5', 'six', 'It is five.']
-    want = [theirs(other, letters.encode(said.format(text))) for text in texts]
-    # A special token that a reply spells is none of the conversation, nor what is left when it is gone.
+    want = [reference_score(other, letters.encode(conversation.format(text))) for text in texts]
+    # Special tokens spelled in a completion are removed, also those that the removal of another one forms.
     end = letters.backend.id_to_token(list(letters.end_ids)[0])
     texts[1] = f'si{end[:2]}{end}{end[2:]}x'
     scores = rewards.score([row] * 3, texts, spec)
@@ -88,23 +88,23 @@ def test_it_grades_in_a_worker(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'labels, told', [(1, 'no reward model'), (2, r'score.weight.* has shape \(2, 48\)')]
+  'labels, message', [(1, 'no reward model'), (2, r'score.weight.* has shape \(2, 48\)')]
 )
-def test_what_is_no_reward_model_is_told(tmp_path, labels, told):
+def test_other_models_are_refused(tmp_path, labels, message):
   path, _ = folder(tmp_path, num_labels=labels)
   if labels == 1:
     raw = json.loads((tmp_path / 'config.json').read_text())
     raw['architectures'] = ['Qwen2ForCausalLM']
     (tmp_path / 'config.json').write_text(json.dumps(raw))
-  with pytest.raises(UserError, match=told):
+  with pytest.raises(UserError, match=message):
     reward_model.load(path)
   spec = dict(fn='jaxrl_llm.models.reward_model:score', folder=path, batched='step')
-  with pytest.raises(UserError, match=f'^config.rewards.folder: .*{told}'):
+  with pytest.raises(UserError, match=f'^config.rewards.folder: .*{message}'):
     rewards.resolve(spec)
 
 
-def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch):
-  """Of the run's own parts, and of a part beside another grader; weights alone are left to the worker."""
+def test_a_bad_folder_is_refused_before_the_policy_is_loaded(tmp_path, monkeypatch):
+  """As the main reward function and as a part; only the weights are left to the worker."""
   path, _ = folder(tmp_path)
   spec = dict(
     fn='jaxrl_llm.models.reward_model:score', folder=str(tmp_path / 'none'), batched='step'
@@ -122,6 +122,6 @@ def test_a_bad_folder_is_told_before_the_policy_is_loaded(tmp_path, monkeypatch)
     with pytest.raises(UserError, match='folder=.* must name the folder of a reward model'):
       rewards.resolve(spec | dict(folder=bad))
   read = []
-  monkeypatch.setattr(reward_model.hf, 'load_params', lambda *told: read.append(told))
+  monkeypatch.setattr(reward_model.huggingface, 'load_params', lambda *args: read.append(args))
   rewards.resolve(spec | dict(folder=path))
   assert not read

@@ -1,4 +1,4 @@
-"""The update's attention by the TPU's kernel, interpreted: XLA's own path and its gradient."""
+"""Splash attention in the update, interpreted on CPU, against XLA's attention: values and gradients."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def spec(attend, model=MODEL, platform=None, **mesh):
 
 
 @pytest.mark.parametrize('cap', [0.0, 3.0])
-def test_a_group_behind_its_prompt_and_its_gradient(cap):
+def test_attention_of_a_group_to_its_prompt_and_its_gradient(cap):
   r = np.random.default_rng(0)
   draw = lambda *shape: jnp.asarray(r.normal(size=shape), jnp.float32)  # noqa: E731
   B, P, Q, L, H, K, d = 4, 2, 130, 5, 4, 2, 16
-  given = draw(B, Q, H, d), draw(B, K, Q, d), draw(B, K, Q, d), draw(P, K, L, d), draw(P, K, L, d)
-  seen_PxL = jnp.arange(L)[None] < jnp.array([[3], [5]])
+  inputs = draw(B, Q, H, d), draw(B, K, Q, d), draw(B, K, Q, d), draw(P, K, L, d), draw(P, K, L, d)
+  prompt_mask_PxL = jnp.arange(L)[None] < jnp.array([[3], [5]])
   causal = jnp.broadcast_to(jnp.tril(jnp.ones((Q, Q), bool)), (B, Q, Q))
 
   def plain(q, k, v, pk, pv):
-    own, shared = attention.KeyValues(k, v, causal), attention.KeyValues(pk, pv, seen_PxL)
+    own, shared = attention.KeyValues(k, v, causal), attention.KeyValues(pk, pv, prompt_mask_PxL)
     return attention.attend(q, own, shared, scale=0.3, cap=cap)
 
   def kernel(q, k, v, pk, pv):
-    return splash.attend(q, (k, v), (pk, pv), seen_PxL, scale=0.3, cap=cap, interpret=True)
+    return splash.attend(q, (k, v), (pk, pv), prompt_mask_PxL, scale=0.3, cap=cap, interpret=True)
 
   outs = []
   for f in (plain, kernel):
     slope = jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), argnums=range(5))
-    outs.append(jax.jit(lambda *x, f=f, slope=slope: (f(*x), slope(*x)))(*given))
+    outs.append(jax.jit(lambda *x, f=f, slope=slope: (f(*x), slope(*x)))(*inputs))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *outs)
 
 
@@ -70,8 +70,8 @@ def batch(packed):
     return prompts, r.integers(0, 40, (P * G, T)).astype(np.int32), np.ones((P * G, T), bool)
   segment = np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0]] * 2 + [[1, 2, 2, 2, 3, 3, 0, 0, 0]] * 2)
   tokens = r.integers(0, 40, (P, T)).astype(np.int32)
-  said = (segment > 0) & (np.diff(segment, axis=1, prepend=-1) == 0)
-  return prompts._replace(segment_PxT=segment.astype(np.int32)), tokens, said
+  mask = (segment > 0) & (np.diff(segment, axis=1, prepend=-1) == 0)
+  return prompts._replace(segment_PxT=segment.astype(np.int32)), tokens, mask
 
 
 @pytest.mark.parametrize('packed', [False, True])
@@ -79,7 +79,7 @@ def batch(packed):
   'mesh', [{}, dict(fsdp=2, tensor=2)], ids=['one device', 'rows and heads on four']
 )
 def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_kernel(mesh, packed):
-  prompts, tokens, said = batch(packed)
+  prompts, tokens, mask = batch(packed)
   params = decoder.init(MODEL, 0)
 
   def scored(attend, **mesh):
@@ -89,26 +89,26 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
 
     def loss(p, params):
       logp_BxT, entropy_BxT = microbatch.log_probs(p, params, prompts, tokens)
-      return jnp.where(said, logp_BxT, 0.0).sum(), (logp_BxT, entropy_BxT)
+      return jnp.where(mask, logp_BxT, 0.0).sum(), (logp_BxT, entropy_BxT)
 
     run = sharding.on_mesh(lambda p, x: jax.grad(lambda x: loss(p, x), has_aux=True)(x))
     traced = jax.jit(lambda x: run(p, x)).trace(placed)
     assert ('pallas_call' in str(traced.jaxpr)) == (attend == 'splash')
-    slope, told = traced.lower().compile()(placed)
-    return slope, jax.tree.map(lambda x: np.where(said, x, 0), told)
+    slope, outputs = traced.lower().compile()(placed)
+    return slope, jax.tree.map(lambda x: np.where(mask, x, 0), outputs)
 
   a, b = scored('xla'), scored('splash', **mesh)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), a, b)
 
 
 @pytest.mark.parametrize(
-  'attend, model, mesh, said',
+  'attend, model, mesh, message',
   [
     ('flash', {}, {}, 'is unknown; choose one of: xla, splash'),
     ('splash', dict(window=4, sliding=(True, False)), {}, 'a model with window=4'),
     ('splash', {}, dict(context=2), 'config.mesh.context=2'),
   ],
 )
-def test_what_the_kernel_cannot_do_is_refused(attend, model, mesh, said):
-  with pytest.raises(UserError, match=f"config.learner.attention='{attend}' .*{said}"):
+def test_unsupported_settings_are_refused(attend, model, mesh, message):
+  with pytest.raises(UserError, match=f"config.learner.attention='{attend}' .*{message}"):
     spec(attend, dataclasses.replace(MODEL, **model), **mesh)

@@ -1,4 +1,4 @@
-"""The reader of compiled programs, on small ones written by hand."""
+"""The analysis of compiled programs, on small programs written by hand."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def read(lines='', written='keys', more=''):
 
 def shortened(text: str) -> str:
   """The program as XLA of 2026 prints it: `%tuple#1` instead of a get-tuple-element of its own."""
-  taken = re.compile(r'^ +%([\w.]+) = \S+ get-tuple-element\(%([\w.]+)\), index=(\d+)\n', re.M)
-  for name, whole, index in taken.findall(text):
-    text = re.sub(rf'%{re.escape(name)}(?![\w.])(?! =)', f'%{whole}#{index}', text)
-  return taken.sub('', text)
+  elements = re.compile(r'^ +%([\w.]+) = \S+ get-tuple-element\(%([\w.]+)\), index=(\d+)\n', re.M)
+  for name, parent, index in elements.findall(text):
+    text = re.sub(rf'%{re.escape(name)}(?![\w.])(?! =)', f'%{parent}#{index}', text)
+  return elements.sub('', text)
 
 
 def test_elements_of_a_tuple_are_read_in_both_notations():
@@ -113,13 +113,13 @@ CALL = f'  %f = {KEYS} fusion(%keys, %new, %round), kind=kLoop, calls=%fused'
       f'  %d = {KEYS.replace("(2,1)", "(2,1)S(1)")} copy-done(%s)\n' + UPDATE,
       '',
     ),
-    # The same, a slice of it: the start names the array that it reads, too.
+    # A slice of it: the result of the start includes the array that it reads.
     (
       f'  %s = (({KEYS}), bf16[8,2,6,64]{{3,2,1,0:T(8,128)(2,1)S(1)}}, s32[]) async-start(%keys), calls=%f\n'
       + UPDATE,
       '',
     ),
-    # What the loop does not change, of the same size by chance.
+    # A value that the loop does not change, of the same size by chance.
     (
       '  %w = bf16[8,24,128]{2,1,0} broadcast(%weights), dimensions={1,2}\n' + UPDATE,
       '',
@@ -137,7 +137,7 @@ def test_no_copy(lines, more):
     (f'  %c = {KEYS} copy(%keys)\n{UPDATE}', '', 'copy'),
     (f'  %c = ({KEYS}, {KEYS}, u32[]) copy-start(%keys)\n{UPDATE}', '', 'copy-start'),
     (f'  %c = f32[24,16,64]{{2,1,0}} convert(%keys)\n{UPDATE}', '', 'convert'),
-    # An update of something that was made for it.
+    # An update in place of a temporary.
     (
       CALL,
       fused(
@@ -150,7 +150,7 @@ def test_no_copy(lines, more):
     (CALL, fused(*PARAMETERS, f'  ROOT %d = {KEYS} select(%r, %n, %k)'), 'fusion'),
   ],
 )
-def test_a_planted_copy_is_found(lines, more, opcode):
+def test_copies_are_found(lines, more, opcode):
   (copy,) = read(lines, 'f', more).copies
   assert copy.opcode == opcode and copy.times == 1
   assert copy.bytes == 8 * 2 * 24 * 64 * (4 if opcode == 'convert' else 2)
@@ -169,7 +169,7 @@ def test_of_two_outputs_of_a_fusion_one_is_a_copy():
 
 
 def test_one_layer_copied_out_of_a_stack_of_them_is_found():
-  """A loop that carries [layers, rows, …] and cuts a layer out of it for every token."""
+  """The loop carries [layers, rows, …] and slices a layer out of it for every token."""
   stack = KEYS.replace('[8,', '[36,8,').replace('{3,2,0,1', '{4,3,2,0,1')
   lines = f'  %c = {KEYS} copy(%cut)\n  %cut = {KEYS} dynamic-slice(%keys, %one, %one)'
   text = PROGRAM.format(
@@ -190,7 +190,7 @@ REDUCE = (
 )
 
 
-def test_weights_are_told_from_activations():
+def test_collectives_of_weights_are_fixed_and_those_of_activations_are_not():
   gather, reduce = read(f'{GATHER}\n{REDUCE}').collectives
   assert (gather.opcode, gather.fixed, gather.source) == ('all-gather', True, 'jit(step)/dot')
   assert (gather.bytes, gather.wire_bytes) == (64 * 128 * 2, 64 * 128)
@@ -198,7 +198,7 @@ def test_weights_are_told_from_activations():
   assert (reduce.bytes, reduce.wire_bytes) == (8 * 64 * 2, 8 * 64 * 2 * 2 * 3 / 4)
 
 
-def test_weights_are_told_through_a_fusion_and_an_asynchronous_chain():
+def test_weights_are_followed_through_a_fusion_and_an_asynchronous_chain():
   body = (
     '%chain (w: bf16[32,128], h: bf16[8,64]) -> bf16[8,128] {\n'
     '  %w = bf16[32,128]{1,0} parameter(0)\n'
@@ -212,7 +212,7 @@ def test_weights_are_told_through_a_fusion_and_an_asynchronous_chain():
   assert gather.fixed and gather.name == 'ag'
 
 
-def test_an_inner_loop_over_layers_counts_each_of_its_rounds():
+def test_an_inner_loop_over_layers_counts_each_iteration():
   inner = '(s32[], bf16[32,128]{1,0}, bf16[8,64]{1,0})'
   body = f"""
 %layer (x: {inner}) -> {inner} {{
@@ -245,7 +245,7 @@ def test_an_inner_loop_over_layers_counts_each_of_its_rounds():
   assert (reduce.fixed, reduce.times) == (False, 36)
 
 
-def test_a_condition_that_exchanges_counts():
+def test_collectives_in_a_condition_count():
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines='', written='keys', more='').replace(
     '  ROOT %less',
     '  %s = s32[] all-reduce(%count), replica_groups={}, to_apply=%add\n  ROOT %less',
@@ -280,11 +280,13 @@ def test_sizes_of_groups(text, size):
   assert hlo_decode.group_size(text, 8) == size
 
 
-def test_groups_that_cannot_be_read_are_no_guess():
-  with pytest.raises(ValueError, match='not known: replica_groups=grid'):
+def test_unknown_notations_of_groups_raise():
+  with pytest.raises(
+    ValueError, match='unknown notation for groups of devices: replica_groups=grid'
+  ):
     hlo_decode.group_size("replica_groups=grid['x'=4], channel_id=1", 8)
 
 
-def test_another_loop_is_not_read():
+def test_other_loops_are_ignored():
   text = PROGRAM.format(carry=CARRY, keys=KEYS, lines='', written='keys', more='')
   assert hlo_decode.decode_loops(text, 'prefill/', [CACHE]) == []

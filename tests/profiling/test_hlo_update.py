@@ -1,4 +1,4 @@
-"""Exchanges read off a program by the axis that they go along, and the operations of an update."""
+"""Collectives of a program by mesh axis, and the operations of an update."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ MODEL = ModelConfig(
     ('replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}', ''),
   ],
 )
-def test_the_axes_of_an_exchange(attributes, axes):
+def test_mesh_axes_of_a_collective(attributes, axes):
   assert hlo_update.mesh_axes(f'channel_id=1, {attributes}, to_apply=%add', SIZES) == axes
 
 
-def test_a_sum_in_a_loop_counts_as_often_as_the_loop_runs():
+def test_a_sum_in_a_loop_counts_once_per_iteration():
   mesh = sharding.make_mesh(dict(fsdp=2, tensor=4), jax.devices())
 
   def local(x):
@@ -59,8 +59,8 @@ def test_a_sum_in_a_loop_counts_as_often_as_the_loop_runs():
   )
   text = jax.jit(cut).lower(jnp.zeros((8, 16))).compile().as_text()
   size = 4 * 16 * 4  # bytes on a device
-  told = hlo_update.collective_bytes(text, mesh.shape)
-  assert told == {'tensor': 5 * 2 * 3 / 4 * size, 'fsdp': 2 * 1 / 2 * size}
+  received = hlo_update.collective_bytes(text, mesh.shape)
+  assert received == {'tensor': 5 * 2 * 3 / 4 * size, 'fsdp': 2 * 1 / 2 * size}
 
 
 def test_operations_of_an_update_by_hand():
@@ -74,8 +74,8 @@ def test_operations_of_an_update_by_hand():
     update=types.SimpleNamespace(remat=True),
     layout=types.SimpleNamespace(prompts=4, prompt_tokens=10, group=2),
   )
-  rows, looked = 4 * 10 + 8 * 6, 4 * 10 * 5 + 8 * 6 * (10 + 3)
+  rows, attended = 4 * 10 + 8 * 6, 4 * 10 * 5 + 8 * 6 * (10 + 3)
   forward = (
-    2 * hlo_update.weights_per_token(MODEL) * rows + 2 * 50 * 32 * 8 * 6 + 4 * 3 * 4 * 8 * looked
+    2 * hlo_update.weights_per_token(MODEL) * rows + 2 * 50 * 32 * 8 * 6 + 4 * 3 * 4 * 8 * attended
   )
   assert hlo_update.update_flops(spec) == (3 * forward, 4 * forward)

@@ -1,4 +1,4 @@
-"""The step at best: the numbers of a compiled step's roofline, and those of a count by hand."""
+"""Rooflines of a step, against those of a compiled step and a count by hand."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def spec(mesh, **changes):
 
 
 @pytest.mark.parametrize('slots', [0, 8])
-def test_a_round_is_that_of_the_roofline(monkeypatch, slots):
+def test_a_decode_iteration_matches_the_compiled_roofline(monkeypatch, slots):
   monkeypatch.setitem(hardware.CHIPS, jax.devices()[0].device_kind, CHIP)
-  made = spec(dict(data=1, fsdp=4, tensor=2), rollout=dict(slots=slots))
+  step_spec = spec(dict(data=1, fsdp=4, tensor=2), rollout=dict(slots=slots))
   ring = (
     2
     * 2
@@ -44,32 +44,32 @@ def test_a_round_is_that_of_the_roofline(monkeypatch, slots):
     * 24
     * 64
     * 4
-    / (2 if made.rollout.decode.cache_dtype == 'bfloat16' else 1)
+    / (2 if step_spec.rollout.decode.cache_dtype == 'bfloat16' else 1)
   )
   assert (
-    roofline.ring_bytes(made) == ring
+    roofline.ring_bytes(step_spec) == ring
   )  # keys and values, 2 layers, rows and heads of a device, float32
-  told = roofline.report(made)
+  report = roofline.report(step_spec)
   decode = dict(cache_bytes=ring, cache_shape=(1,), wire_bytes=0)
-  roof = compile_report.roofline(made, decode)
-  assert told['round']['rows'] == roof['rows'] == (slots or 16)
-  assert told['round']['seconds'] == pytest.approx(roof['rows'] / roof['tokens_per_s'])
-  assert told['round']['bytes'] == roof['weight_bytes'] + ring + roof['prompt_cache_bytes']
-  assert told['update']['seconds'] == hlo_update.update_flops(made).executed / 8 / 1e9
+  roof = compile_report.roofline(step_spec, decode)
+  assert report['round']['rows'] == roof['rows'] == (slots or 16)
+  assert report['round']['seconds'] == pytest.approx(roof['rows'] / roof['tokens_per_s'])
+  assert report['round']['bytes'] == roof['weight_bytes'] + ring + roof['prompt_cache_bytes']
+  assert report['update']['seconds'] == hlo_update.update_flops(step_spec).executed / 8 / 1e9
   assert (
-    told['prefill']['seconds']
-    == 2 * hlo_update.weights_per_token(made.model.config) * 4 * 16 / 8 / 1e9
+    report['prefill']['seconds']
+    == 2 * hlo_update.weights_per_token(step_spec.model.config) * 4 * 16 / 8 / 1e9
   )
 
 
-def test_of_a_chip_that_nobody_knows_there_are_bytes_and_no_seconds():
-  told = roofline.report(spec(dict(data=1, fsdp=4, tensor=2)))
-  assert told['device_kind'] == 'cpu' and told['chip'] is None and told['devices'] == 8
-  assert told['update']['flops'] > 0 and told['round']['bytes'] > 0
-  assert all('seconds' not in told[name] for name in ('update', 'round', 'prefill'))
+def test_an_unknown_chip_has_bytes_and_no_seconds():
+  report = roofline.report(spec(dict(data=1, fsdp=4, tensor=2)))
+  assert report['device_kind'] == 'cpu' and report['chip'] is None and report['devices'] == 8
+  assert report['update']['flops'] > 0 and report['round']['bytes'] > 0
+  assert all('seconds' not in report[name] for name in ('update', 'round', 'prefill'))
 
 
 def test_bytes_of_one_device():
-  made = spec(dict(data=1, fsdp=4, tensor=2))
-  tree = [jax.ShapeDtypeStruct((16, 3), 'bfloat16', sharding=sharding.rows(made.layout.mesh))]
+  step_spec = spec(dict(data=1, fsdp=4, tensor=2))
+  tree = [jax.ShapeDtypeStruct((16, 3), 'bfloat16', sharding=sharding.rows(step_spec.layout.mesh))]
   assert roofline.bytes_per_device(tree) == 4 * 3 * 2

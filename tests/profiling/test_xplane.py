@@ -1,4 +1,4 @@
-"""Device time by part and kind: a real trace, read a second way, and made-up ones with known sums."""
+"""Device time by part and kind: a real trace, compared with another reader, and artificial ones with known sums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def traced(tmp_path_factory):
 
 
 def test_sums_agree_with_the_totals_of_the_trace(traced):
-  """The same trace as JSON: nanoseconds in which a thread had an operation running, that holds no other ones."""
+  """From the same trace as JSON: nanoseconds in which a thread ran an operation that contains no others."""
   found = xplane.read(xplane.newest(traced[0]))
   (path,) = glob.glob(f'{traced[0]}/**/*.trace.json.gz', recursive=True)
   with gzip.open(path) as file:
@@ -91,12 +91,12 @@ def test_parts_and_kinds_are_those_of_the_named_scopes(traced):
   }
 
 
-def test_the_profilers_copy_of_a_program_is_the_program(traced):
-  """Instructions of every computation, by XLA's own text."""
+def test_the_program_in_the_trace_is_the_compiled_program(traced):
+  """Instructions of every computation, compared with XLA's text."""
   with open(xplane.newest(traced[0])[0], 'rb') as file:
     programs = xplane._programs(file.read())
   want = {i.name: i.opcode for own in hlo.parse(traced[1]).values() for i in own}
-  assert want in [{name: op.opcode for name, op in own.items()} for own in programs.values()]
+  assert want in [{name: op.opcode for name, op in ops.items()} for ops in programs.values()]
 
 
 def message(*fields) -> bytes:
@@ -111,7 +111,7 @@ def message(*fields) -> bytes:
   )
 
 
-def test_scopes_of_a_computation_follow_from_who_calls_it():
+def test_scopes_of_a_computation_include_those_of_its_caller():
   """Number 300 is in the program's name; the loop's body names its own scope alone, the fusion's none."""
   named = lambda name, opcode, source, *called: message(  # noqa: E731
     (1, name), (2, opcode), (7, message((2, source))), *((38, number) for number in called)
@@ -130,7 +130,7 @@ def test_scopes_of_a_computation_follow_from_who_calls_it():
   assert xplane._match_program(found, ('jit_other', 300), {'fusion.1'}) == {}
 
 
-def test_the_newest_trace_is_read_and_none_is_none(tmp_path):
+def test_the_newest_trace_is_read(tmp_path):
   assert xplane.newest(str(tmp_path)) == []
   for session in ('2026_01_02_03_04_05', '2026_01_02_03_04_06', '2027_empty'):
     (tmp_path / 'plugins/profile' / session).mkdir(parents=True)
@@ -144,14 +144,14 @@ def test_the_newest_trace_is_read_and_none_is_none(tmp_path):
   assert xplane.read(found) is None
 
 
-def test_time_of_what_runs_inside_is_taken_off_once():
-  """Random nests of stretches against a count of every nanosecond: the innermost has it."""
+def test_time_of_inner_operations_is_subtracted_once():
+  """Random nested intervals, against a count that assigns every nanosecond to the innermost."""
   random = np.random.default_rng(0)
   for _ in range(20):
-    stretches, at = [], 0
+    intervals, at = [], 0
 
-    def nest(start, end, depth, stretches=stretches, random=random):
-      stretches.append((float(start), float(end), len(stretches)))
+    def nest(start, end, depth, intervals=intervals, random=random):
+      intervals.append((float(start), float(end), len(intervals)))
       while depth and end - start > 4:
         a = int(random.integers(start, end - 2))
         b = int(random.integers(a + 1, end))
@@ -161,23 +161,23 @@ def test_time_of_what_runs_inside_is_taken_off_once():
     for _ in range(3):
       nest(at, at + 60, 3)
       at += 60
-    owner = [max((s, -e, i) for s, e, i in stretches if s <= t < e)[2] for t in range(at)]
+    owner = [max((s, -e, i) for s, e, i in intervals if s <= t < e)[2] for t in range(at)]
     want = collections.Counter(owner)
-    assert {i: ns for i, ns in xplane._self_times(stretches) if ns} == want
-    assert xplane._union((s, e) for s, e, _ in stretches) == at
+    assert {i: ns for i, ns in xplane._self_times(intervals) if ns} == want
+    assert xplane._union((s, e) for s, e, _ in intervals) == at
 
 
-def made(*given) -> dict:
+def summary(*intervals) -> dict:
   """(stream, start, end, op, source) in seconds, as read."""
   events = [
     (0, Event(DEVICE, stream, start * 1e9, end * 1e9, op, ('jit_step', 1), source))
-    for stream, start, end, op, source in given
+    for stream, start, end, op, source in intervals
   ]
   return xplane._summarize(events, {})
 
 
-def test_streams_that_overlap_are_busy_once_and_holders_have_no_time():
-  found = made(
+def test_overlapping_streams_are_busy_once_and_containers_have_no_time():
+  found = summary(
     ('a', 0, 10, 'while.1', 'jit(step)/generate/while'),
     ('a', 1, 5, 'fusion.1', 'jit(step)/generate/while/body/attention/exp'),
     ('b', 3, 6, 'all-reduce.2', 'jit(step)/generate/while/body/psum'),
@@ -206,5 +206,5 @@ def test_streams_that_overlap_are_busy_once_and_holders_have_no_time():
     ('ncclDevKernel_AllGather', Op('', '', False), 'other', 'collectives'),
   ],
 )
-def test_what_an_operation_belongs_to(name, op, part, kind):
+def test_part_and_kind_of_an_operation(name, op, part, kind):
   assert (xplane.part_of(op), xplane.kind_of(name, op)) == (part, kind)
