@@ -40,7 +40,7 @@ def lenient(
   """Token t is accepted iff log u ≤ log π_new − log π_old + ln ℓ, u uniform.
 
   ℓ → ∞ accepts every draft, ℓ = 0 none. ℓ = 1 is the rule of speculative sampling except for the replacement of the
-  first rejected token. It is drawn from π_new and not from the residual (π_new − π_old)⁺, so the result is no exact
+  first rejected token. It is drawn from π_new and not from the residual (π_new − π_old)⁺. So the result is no exact
   sample of π_new, as in the official code. Its defaults: ℓ = e^0.5 with GRPO, e^0.15 with DAPO.
   arXiv:2509.23232 (SPEC-RL).
   """

@@ -2,8 +2,8 @@
 
 The functions are named in `config.rollout.early_exit.fn`. A row that exits is graded like one that the cap truncated;
 an aborted row is not learned from. A rule reads only the row itself, so slots and order change nothing. It runs first
-at a row's second token. A rule's memory is part of the row (`Rollout.memory_BxM`) and is kept where the row is
-continued, in the second part of pruned decoding or in a later step.
+at a row's second token. A rule's memory is part of the row (`Rollout.memory_BxM`). A continued row goes on with it,
+after pruning or in a later step.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def sample_survivors(
 ) -> tuple[jax.Array, jax.Array]:
   """Exactly `survivors` of each group, candidate c with probability s_c: (index, s), both [P, survivors], ascending.
 
-  Systematic sampling (Madow 1949) over a random order: with cumulative sums F of s, the candidates whose interval
-  [F_{c−1}, F_c) contains u, u + 1, u + 2, … So Σ r/s over the survivors is an unbiased estimate of Σ r.
+  Systematic sampling (Madow 1949) over a random order, with cumulative sums F of s. Candidates survive whose interval
+  [F_{c−1}, F_c) contains u, u + 1, u + 2 and so on. Σ r/s over the survivors is an unbiased estimate of Σ r.
   """
 
   def group(key, s_C):

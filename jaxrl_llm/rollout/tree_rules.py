@@ -182,12 +182,12 @@ def echo(
 ) -> TreeRules:
   """Rows sample; a fork opens after `depth` tokens where H ≥ entropy, ΔH ≥ rise and C ≤ confidence.
 
-  H is the entropy (nats) of the next token, ΔH = H − its mean over the last `window` tokens, C the mean of the `top_k`
-  largest probabilities, over a window too. The fork has clip(round(1 + α·(H − entropy_low)/(entropy − entropy_low) −
+  H is the entropy (nats) of the next token, and ΔH = H − its mean over the last `window` tokens. C is the mean of the
+  `top_k` largest probabilities, over a window too. The fork has clip(round(1 + α·(H − entropy_low)/(entropy − entropy_low) −
   β·(C − confidence)/confidence), 1, width) branches: the sampled token and the likeliest others.
 
-  A child is dropped when its C was ever below `floor`. It is also dropped when C over `tail_window` tokens fell
-  `drops` times in a row to at most `tail`, or when ΔH was above 0 `rises` times in a row and exceeds `spike`. A child's
+  A child is dropped when its C was ever below `floor`, or when C over `tail_window` tokens fell `drops` times in a row
+  to at most `tail`. It is also dropped when ΔH was above 0 `rises` times in a row and exceeds `spike`. A child's
   statistics begin at its fork.
 
   Also ours: any running row may fork, at every token, where the code forks the first rollout once. A dropped child
