@@ -1,4 +1,4 @@
-"""A judge that is a server of the test's own, and the settings of a grader that asks it."""
+"""A local server of chat completions as a judge, and the settings of a reward function that uses it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ ROW = Row('id', 'What is 3 + 4?', (), '7', 'sums', {})
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Answers by `say(number of the request, its body)` → (status, headers, body), or text for the judge's words."""
+  """Answers by `answer(number of the request, its body)` → (status, headers, body), or the text of the judge."""
 
   daemon_threads = True
 
   def __init__(self):
     super().__init__(('127.0.0.1', 0), Handler)
-    self.asked, self.say, self.lock, self.free = [], None, threading.Lock(), threading.Event()
-    self.raw = (
-      None  # (number of the request) → what is sent at once, then a byte at a time, then at once
-    )
+    self.requests, self.answer, self.lock, self.free = [], None, threading.Lock(), threading.Event()
+    # (number of the request) → parts that are sent at once, then byte by byte, then at once
+    self.raw = None
     threading.Thread(target=self.serve_forever, daemon=True).start()
 
   @property
@@ -39,12 +38,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
   def do_POST(self):
     body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
     with self.server.lock:
-      number = len(self.server.asked)
-      self.server.asked.append((self.path, dict(self.headers), body))
+      number = len(self.server.requests)
+      self.server.requests.append((self.path, dict(self.headers), body))
     if self.server.raw is not None:
       return self._drip(*self.server.raw(number))
-    told = self.server.say(number, body)
-    status, headers, body = (200, {}, completion(told)) if isinstance(told, str) else told
+    answer = self.server.answer(number, body)
+    is_text = isinstance(answer, str)
+    status, headers, body = (200, {}, completion(answer)) if is_text else answer
     self.send_response(status)
     for name, value in headers.items():
       self.send_header(name, value)

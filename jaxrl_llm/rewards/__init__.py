@@ -1,10 +1,9 @@
-"""Grading: text in, number out. Nothing in here imports jax, so that workers start fast and own no
-device."""
+"""Reward functions: (text, row) → number. This package never imports jax, so that workers start fast and use no device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.rewards import length_truncation, majority_vote
 from jaxrl_llm.rewards.failure_policy import FailurePolicy
@@ -23,6 +22,9 @@ from jaxrl_llm.rewards.resolve import (
 )
 from jaxrl_llm.rewards.worker import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
 from jaxrl_llm.types import Row
+
+if TYPE_CHECKING:
+  from jaxrl_llm.config.schema import RewardsConfig
 
 __all__ = [
   'CRASH',
@@ -51,15 +53,20 @@ __all__ = [
 ]
 
 
-def score(rows: Sequence[Row], texts: Sequence[str], spec: Any, pool: Pool | None = None) -> Scores:
-  """reward[b] = grader(texts[b], rows[b]) with the graders and deadline of `spec` (a config.rewards).
+def score(
+  rows: Sequence[Row],
+  texts: Sequence[str],
+  spec: RewardsConfig | Mapping[str, Any],
+  pool: Pool | None = None,
+) -> Scores:
+  """Scores texts[b] of rows[b] with the reward functions and limits of `spec`, a config.rewards.
 
-  pool: workers to reuse over many calls, made from the same spec; without it they live for this
-  call. Raises UserError where the spec is bad. Source: none.
+  `pool` holds workers made from the same spec, to reuse them over many calls; without it new ones serve this call.
+  Raises UserError for an invalid spec.
   """
   if pool is None:
-    with Pool(spec) as own:
-      return own.score(rows, texts)
+    with Pool(spec) as temporary_pool:
+      return temporary_pool.score(rows, texts)
   if pool.spec != dict(spec):
     raise ValueError(f'the pool was made for {pool.spec}, not for {dict(spec)}')
   return pool.score(rows, texts)

@@ -1,9 +1,9 @@
-"""What the first batch tells of the grader, for alarms: it is cheaper to hear of it now than after a night."""
+"""Checks of the reward functions on the first batch, for alarms that come before a long run is wasted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,31 +13,41 @@ from jaxrl_llm.rewards.resolve import batch_modes
 from jaxrl_llm.rewards.worker import OK
 from jaxrl_llm.types import Row
 
+if TYPE_CHECKING:
+  from jaxrl_llm.config.schema import RewardsConfig
+  from jaxrl_llm.rewards.pool import Pool
+
 
 def check_first_batch(
-  spec: Any, pool: Any, rows: Sequence[Row], texts: Sequence[str], prompts: Sequence[str], parts_BxK
+  spec: RewardsConfig | Mapping[str, Any],
+  pool: Pool,
+  rows: Sequence[Row],
+  texts: Sequence[str],
+  prompts: Sequence[str],
+  parts_BxK: np.ndarray,
 ) -> dict[str, float]:
-  """Shares, of the graded replies texts[b] to rows[b] and of their prompts, which are graded as if they were replies.
+  """Returns metrics of the completions texts[b] to rows[b], and of their prompts graded as completions.
 
-  grade/unread: replies without what config.rewards.fn looks for, where it tells. grade/unrewarded: replies that no grader
-  gives anything. grade/prompts_paid: prompts that one grader gives `right` or more, the largest share of any: a reward
-  for what the prompt says is none for the reply. Graders that compare replies are left out there. Source: none.
+  grade/unread: share of completions without an answer that config.rewards.fn can read, if that can be determined.
+  grade/unrewarded: share of completions with reward 0 by every reward function. grade/prompts_paid: share of prompts
+  that get `right` or more when graded as completions, the largest of all reward functions; those that compare
+  completions are left out.
   """
-  told = {'grade/unrewarded': float((np.asarray(parts_BxK) == 0).all(1).mean())}
+  metrics = {'grade/unrewarded': float((np.asarray(parts_BxK) == 0).all(1).mean())}
   unread = [_unread(spec, text) for text in texts]
   if None not in unread:
-    told['grade/unread'] = float(np.mean(unread))
-  once = {row.id: b for b, row in enumerate(rows)}
-  scores = pool.score([rows[b] for b in once.values()], [prompts[b] for b in once.values()])
-  alone = [k for k, kind in enumerate(batch_modes(spec)) if not kind]
-  graded = scores.parts_BxK[scores.outcome_B == OK][:, alone]
+    metrics['grade/unread'] = float(np.mean(unread))
+  unique = {row.id: b for b, row in enumerate(rows)}.values()
+  scores = pool.score([rows[b] for b in unique], [prompts[b] for b in unique])
+  single = [k for k, kind in enumerate(batch_modes(spec)) if not kind]
+  graded = scores.parts_BxK[scores.outcome_B == OK][:, single]
   if graded.size:
-    told['grade/prompts_paid'] = float((graded >= spec.get('right', 1.0)).mean(0).max())
-  return told
+    metrics['grade/prompts_paid'] = float((graded >= spec.get('right', 1.0)).mean(0).max())
+  return metrics
 
 
-def _unread(spec: Any, text: str) -> bool | None:
-  """Whether a text has nothing that config.rewards.fn could compare; None where that cannot be told."""
+def _unread(spec: RewardsConfig | Mapping[str, Any], text: str) -> bool | None:
+  """Whether a text has no answer that config.rewards.fn can compare; None if that cannot be determined."""
   if spec.get('tag', ''):
     return f'</{spec["tag"]}>' not in text
   read = stages.choices(extract).get(spec['fn'])

@@ -1,6 +1,6 @@
-"""Graders of how a reply is written, whatever it says: another part of the registry of `config.rewards`.
+"""Format rules: reward functions of the form of a completion, for `config.rewards`.
 
-They look at no answer: with config.data.answers=False rows need none.
+They do not use the row's answer, so that config.data.answers=False is possible.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def tags(
   opened: bool = False,
   share: bool = False,
 ) -> float:
-  """1 where the text is <a>…</a> <b>…</b> of these tags: in order, each once, none empty, nothing outside but space.
+  """1 if the text is <a>…</a> <b>…</b>: these tags in order, each once, none empty, and only white space outside; else 0.
 
-  opened: the prompt ends with the first <a>, which the reply then lacks. share: instead, the share of the marks that
-  occur exactly once, in whatever order. `tagged` asks for one pair at the end, behind whatever there is. Source: none.
+  opened: the prompt ends with the first <a>, so that the completion lacks it. share: instead, the share of the marks
+  that occur exactly once, in any order. `tagged` requires one pair at the end of any text.
   """
   del row
   text = f'<{tags[0]}>{text}' if opened else text
@@ -40,18 +40,18 @@ def tags(
     return sum(once[opened:]) / len(once[opened:])
   rest = text
   for index, mark in enumerate(marks if all(once) else ()):
-    before, found, rest = rest.partition(mark)
-    # Before an opening mark there is nothing, and before a closing one something.
-    if not found or bool(before.strip()) != bool(index % 2):
+    before, separator, rest = rest.partition(mark)
+    # Nothing may precede an opening mark; something must precede a closing mark.
+    if not separator or bool(before.strip()) != bool(index % 2):
       return 0.0
   return float(all(once) and not rest.strip())
 
 
 def pattern(text: str, row: Row, *, regex: str, whole: bool = True) -> float:
-  """1 where Python's `regex` matches all of the text, less the space around it; with whole=False, any of it.
+  """1 if Python's `regex` matches the whole stripped text, or with whole=False a part of it, else 0.
 
-  Flags stand in front of it: (?s) lets a point stand for line ends, too. It runs in a worker: one that goes on for
-  longer than config.rewards.deadline_s is a time-out. Source: none.
+  Flags precede the expression: (?s) lets a dot match line ends. A match that takes longer than config.rewards.deadline_s
+  is a time-out.
   """
   del row
   compiled = re.compile(regex)
@@ -59,36 +59,31 @@ def pattern(text: str, row: Row, *, regex: str, whole: bool = True) -> float:
 
 
 def json_schema(text: str, row: Row, *, schema: str = '') -> float:
-  """1 where the text, or its last fenced block, is JSON that the schema admits; NaN and Infinity are no JSON.
+  """1 if the text, or its last fenced block, is valid JSON under the schema, else 0; NaN and Infinity are no JSON.
 
-  schema: a JSON file; '': the row's own `schema`, an object or text. Its $schema says which draft, 2020-12 without one;
-  `format` is not checked. Numbers are decimals, compared exactly: 19.99 is a multiple of 0.01. What a $ref names must
-  be in the schema: nothing is ever fetched. A schema that is none, or that refers elsewhere, is an error. It runs in a
-  worker, under its deadline. Source: none.
+  schema: a JSON file; '' = the row's `schema`, an object or text. $schema names the draft, default 2020-12; `format` is
+  not checked. Numbers are exact decimals: 19.99 is a multiple of 0.01. A $ref must be within the schema, because nothing
+  is fetched. An invalid schema is an error. It runs in a worker under its deadline.
   """
   validator = _validator_of(row, schema)
   blocks = answer_span.fences(text)
   try:
     text = blocks[-1][1] if blocks else text
-    found = json.loads(text, parse_constant=_no_constant, parse_float=Decimal)
-  except (
-    ValueError,
-    RecursionError,
-    decimal.InvalidOperation,
-  ):  # the last: an exponent of 19 digits
+    value = json.loads(text, parse_constant=_refuse_constant, parse_float=Decimal)
+  except (ValueError, RecursionError, decimal.InvalidOperation):  # the last: a huge exponent
     return 0.0
   try:
-    return float(validator.is_valid(found))
-  except RecursionError:  # as deep as a reply may go, a schema of trees follows it
+    return float(validator.is_valid(value))
+  except RecursionError:  # a recursive schema follows the nesting of the text
     return 0.0
 
 
 def repetition(text: str, row: Row, *, n: int = 3, characters: bool = False) -> float:
-  """1 − different n-grams / n-grams, of words whatever their case, or of characters without space; 0 below n of them.
+  """1 − distinct n-grams / n-grams, arXiv:2502.03373, of case-folded words or of characters without white space.
 
-  A penalty: give it a negative weight, as in config.rewards.parts=(dict(fn='repetition', weight=-0.5),). The share that
-  Open-R1's penalty is made of, from third-party notes; the paper's own stands at the tokens that repeat.
-  Source: arXiv:2502.03373 (Demystifying long chain-of-thought reasoning), by way of Open-R1.
+  0 for fewer than n units. It is a penalty: give it a negative weight, as in
+  config.rewards.parts=(dict(fn='repetition', weight=-0.5),). This is the form of Open-R1, from third-party notes; the
+  paper penalizes the repeated tokens.
   """
   del row
   units = ''.join(text.split()) if characters else text.casefold().split()
@@ -99,8 +94,8 @@ def repetition(text: str, row: Row, *, n: int = 3, characters: bool = False) -> 
   return 1.0 - distinct / count
 
 
-def _check_tags(told: dict[str, Any], where: str) -> None:
-  names = told['tags']
+def _check_tags(settings: dict[str, Any], where: str) -> None:
+  names = settings['tags']
   if (
     not names or len(set(names)) < len(names) or not all(re.fullmatch(r'[\w-]+', x) for x in names)
   ):
@@ -109,28 +104,28 @@ def _check_tags(told: dict[str, Any], where: str) -> None:
     )
 
 
-def _check_pattern(told: dict[str, Any], where: str) -> None:
+def _check_pattern(settings: dict[str, Any], where: str) -> None:
   try:
-    re.compile(told['regex'])
+    re.compile(settings['regex'])
   except (re.error, OverflowError, RecursionError) as error:
     raise UserError(
-      f'{where}.regex={told["regex"]!r} is no regular expression ({error}); mend it.'
+      f'{where}.regex={settings["regex"]!r} is no regular expression ({error}); correct it.'
     ) from error
 
 
-def _check_schema(told: dict[str, Any], where: str) -> None:
+def _check_schema(settings: dict[str, Any], where: str) -> None:
   try:
-    _validator(_file(told['schema'])) if told['schema'] else None
+    _validator(_file(settings['schema'])) if settings['schema'] else None
   except (OSError, ValueError) as error:
     raise UserError(
-      f'{where}.schema={told["schema"]!r} is no file with a JSON schema ({error}); mend it, or leave it empty for '
-      "the rows' own."
+      f'{where}.schema={settings["schema"]!r} is no file with a JSON schema ({error}); correct it, or leave it empty to '
+      'use that of the rows.'
     ) from error
 
 
-def _check_repetition(told: dict[str, Any], where: str) -> None:
-  if told['n'] < 1:
-    raise UserError(f'{where}.n={told["n"]!r} must be a whole number from 1 up.')
+def _check_repetition(settings: dict[str, Any], where: str) -> None:
+  if settings['n'] < 1:
+    raise UserError(f'{where}.n={settings["n"]!r} must be a whole number from 1 up.')
 
 
 CHECKS = {
@@ -139,7 +134,7 @@ CHECKS = {
   json_schema: _check_schema,
   repetition: _check_repetition,
 }
-ROWS = {json_schema: lambda row, told: _validator_of(row, told['schema'])}
+ROWS = {json_schema: lambda row, settings: _validator_of(row, settings['schema'])}
 PREPARE = {json_schema: lambda: importlib.import_module('jsonschema')}
 
 
@@ -149,10 +144,10 @@ def _file(path: str) -> str:
 
 
 def _validator_of(row: Row, path: str) -> Any:
-  told = _file(path) if path else row.extra.get('schema')
-  if told is None:
+  schema = _file(path) if path else row.extra.get('schema')
+  if schema is None:
     raise ValueError(f'row {row.id} holds no schema')
-  return _validator(told if isinstance(told, str) else json.dumps(told, sort_keys=True))
+  return _validator(schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,13 +162,13 @@ def _validator(schema: str) -> Any:
   except jsonschema.SchemaError as error:
     raise ValueError(f'no JSON schema: {error.message[:100]}') from error
   exact = json.loads(schema, parse_float=Decimal)
-  # The registry of the drafts alone: jsonschema's own would fetch what a $ref names.
+  # This registry has the drafts alone; the default one of jsonschema would fetch a $ref.
   return _exact_kind(kind)(exact, registry=jsonschema_specifications.REGISTRY)
 
 
 @functools.cache
 def _exact_kind(kind: Any) -> Any:
-  """A class of validators whose numbers are int and Decimal. A draft that calls 1.0 an integer still does."""
+  """A validator class for int and Decimal. A draft that accepts 1.0 as an integer still does."""
   import jsonschema
 
   standard, types, keywords = kind.TYPE_CHECKER, kind.TYPE_CHECKER, {}
@@ -181,8 +176,8 @@ def _exact_kind(kind: Any) -> Any:
 
     def integer(checker: Any, value: Any) -> bool:
       del checker
-      whole = isinstance(value, Decimal) and value == value.to_integral_value()
-      return whole or standard.is_type(value, 'integer')
+      is_whole = isinstance(value, Decimal) and value == value.to_integral_value()
+      return is_whole or standard.is_type(value, 'integer')
 
     types = standard.redefine('integer', integer)
   for name in {'multipleOf', 'divisibleBy'} & kind.VALIDATORS.keys():
@@ -191,7 +186,7 @@ def _exact_kind(kind: Any) -> Any:
 
 
 def _check_multiple(validator: Any, unit: Any, value: Any, schema: Any) -> Iterator[Any]:
-  """The keyword `multipleOf`, which jsonschema computes in floats, where 19.99 / 0.01 is not whole."""
+  """The keyword `multipleOf`, exactly. jsonschema uses floats, where 19.99 / 0.01 is not whole."""
   import jsonschema
 
   del schema
@@ -202,9 +197,9 @@ def _check_multiple(validator: Any, unit: Any, value: Any, schema: Any) -> Itera
 def _multiple(value: int | Decimal, unit: int | Decimal) -> bool:
   (value, value_exponent), (unit, unit_exponent) = _scaled(value), _scaled(unit)
   places = value_exponent - unit_exponent
-  if places >= 0:  # modular, since 10 ** places may have a billion digits
+  if places >= 0:  # modular, because 10 ** places may have a billion digits
     return value * pow(10, places, unit) % unit == 0
-  # A value of fewer bits than a power of ten has digits is below that power.
+  # A value with fewer bits than the power of ten has digits is below that power.
   return value == 0 or (value.bit_length() >= -places and value % (unit * 10**-places) == 0)
 
 
@@ -216,5 +211,5 @@ def _scaled(number: int | Decimal) -> tuple[int, int]:
   return int(Decimal((0, number.as_tuple().digits, 0))), exponent
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
   raise ValueError(f'{name} is no JSON')

@@ -1,4 +1,4 @@
-"""Instruction following, judged by rules: another part of the registry of `config.rewards`."""
+"""Instruction following, verified by rules, for `config.rewards`."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from jaxrl_llm.types import Row, UserError
 
 
 def instructions(text: str, row: Row, *, share: bool = False, after: str = '') -> float:
-  """1 where the text follows all of the row's instructions, or with `share` followed / instructions.
+  """1 if the text follows all of the row's instructions, else 0; with `share`, followed / instructions.
 
-  The row holds `instructions`, a list of {id, kwargs}, each id a function of rules.py and kwargs its arguments; or, as
-  the paper's data, `instruction_id_list` and `kwargs`. after: judge what stands after the last of this mark, such as
-  '</think>', 0 where it is missing. An empty reply follows none. Source: arXiv:2311.07911 (IFEval, its strict
-  accuracy), written anew from the paper; the rules' details are in rules.py.
+  The strict accuracy of IFEval, arXiv:2311.07911, implemented from the paper. The row has `instructions`, a list of
+  {id, kwargs}, where id is a function of instruction_rules.py and kwargs its arguments, or, as the paper's data,
+  `instruction_id_list` and `kwargs`. after: only the text after the last such mark is read, for example '</think>'; 0
+  without the mark. An empty completion follows no instruction.
   """
   if after:
     _, mark, text = text.rpartition(after)
     if not mark:
       return 0.0
-  asked = _rules(row)
-  followed = [bool(text.strip()) and rule(text) for rule in asked]
+  followed = [bool(text.strip()) and rule(text) for rule in _rules(row)]
   return sum(followed) / len(followed) if share else float(all(followed))
 
 
 def _rules(row: Row) -> list[Callable[[str], bool]]:
-  return [_rule(*told, row) for told in _asked(row)]
+  return [_rule(name, arguments, row) for name, arguments in _instructions_of(row)]
 
 
-ROWS = {instructions: lambda row, told: _rules(row)}
+ROWS = {instructions: lambda row, settings: _rules(row)}
 
 
-def _asked(row: Row) -> list[tuple[str, dict[str, Any]]]:
+def _instructions_of(row: Row) -> list[tuple[str, dict[str, Any]]]:
   """(id, arguments) of each instruction of a row. Raises ValueError where it has none."""
-  told = row.extra.get('instructions')
+  entries = row.extra.get('instructions')
   try:
-    if told is not None:
-      found = [(one['id'], one.get('kwargs') or {}) for one in told]
+    if entries is not None:
+      instructions = [(entry['id'], entry.get('kwargs') or {}) for entry in entries]
     else:
-      ids, arguments = row.extra['instruction_id_list'], row.extra['kwargs']
-      found = [(one, given or {}) for one, given in zip(ids, arguments, strict=True)]
-    # A table gives every instruction the arguments of all, None where it has none, and makes counts floats.
-    found = [
-      (one, {k: _plain(v) for k, v in given.items() if v is not None}) for one, given in found
+      ids, kwargs = row.extra['instruction_id_list'], row.extra['kwargs']
+      instructions = [(name, each or {}) for name, each in zip(ids, kwargs, strict=True)]
+    # In tables every instruction has all arguments, None if unused, and counts are floats.
+    instructions = [
+      (name, {k: _plain(v) for k, v in arguments.items() if v is not None})
+      for name, arguments in instructions
     ]
   except (KeyError, TypeError, AttributeError, ValueError):
-    found = []
-  if not found:
+    instructions = []
+  if not instructions:
     raise ValueError(f"row {row.id} holds no 'instructions', a list of {{id, kwargs}}")
-  return found
+  return instructions
 
 
 def _plain(value: Any) -> Any:

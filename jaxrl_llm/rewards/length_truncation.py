@@ -1,6 +1,6 @@
-"""Which graded rollouts are cut and graded again: correct_PxG, length_PxG → length_PxG, in tokens.
+"""Truncation of graded rollouts, which are then graded again: correct_PxG, length_PxG → length_PxG, in tokens.
 
-Every public function here may be named in `config.rewards.truncate.fn`; it makes the settings, or None.
+`config.rewards.truncate.fn` may name every public function of this module; it returns the settings, or None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Outliers(NamedTuple):
   least_tokens: int
 
   def cut(self, correct_PxG: np.ndarray, length_PxG: np.ndarray) -> np.ndarray:
-    """The lengths to keep, see `outliers`. A row of length 0 does not exist and counts nowhere."""
+    """Returns the lengths after truncation, see `outliers`. Rows of length 0 are empty and not counted."""
     exists_PxG = length_PxG > 0
     n_P = exists_PxG.sum(1)
     solved_P = (n_P > 0) & (correct_PxG.astype(bool) | ~exists_PxG).all(1)
@@ -30,15 +30,15 @@ class Outliers(NamedTuple):
 
 
 def none() -> None:
-  """Nothing is cut. Source: none."""
+  """No truncation."""
   return None
 
 
 def outliers(*, deviations: float = 3.0, least_tokens: int = 32) -> Outliers:
-  """Where all of a group are right: ⌊mean + deviations·std⌋ tokens of each row at least `least_tokens` longer.
+  """Cuts length outliers of all-right groups to ⌊mean + deviations·std⌋ tokens, arXiv:2601.03969 (DOT).
 
-  The cut rows are graded again, so that saying more than others of what all can do costs the reward. std over n
-  (whether the authors' is over n − 1 was not found): no row of n is more than √(n − 1) of these from the mean, so
-  that groups of 10 or fewer have no outlier beyond 3. Source: arXiv:2601.03969 (DOT).
+  Outliers are at least `least_tokens` longer than that. They are graded again, so that an overlong answer to a solved
+  prompt loses its reward. std is over n (the divisor of the authors is not known): no row of n is more than √(n − 1) of
+  these from the mean, so that groups of 10 or fewer have no outlier beyond 3.
   """
   return Outliers(deviations, least_tokens)

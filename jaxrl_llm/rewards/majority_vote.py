@@ -1,6 +1,6 @@
-"""Who says which rollouts of a group are right, besides the row's own answer.
+"""Majority votes that replace the row's answer as the label of a group.
 
-Every public function here may be named in `config.rewards.vote.fn`; it makes the settings of the vote, or None.
+`config.rewards.vote.fn` may name every public function of this module; it returns the settings of the vote, or None.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 
 
 class Majority(NamedTuple):
-  """Settings of a vote; `resolve_vote` fills in how an answer is found in a text."""
+  """Settings of a vote; `resolve_vote` sets `extract`."""
 
-  learn_from: int  # rollouts of each group that are learned from, the first ones; 0 = all
+  learn_from: int  # number of rollouts of each group that are learned from, the first ones; 0 = all
   extract: Callable[[str], Hashable] | None = None
 
   def count(self, texts: Sequence[str | None], rollouts: int) -> tuple[np.ndarray, np.ndarray]:
-    """(agree_B bool, winner_P): who gives the most frequent answer, and the first row that does, or −1.
+    """Returns (agree_B bool, winner_P): which rows give the most frequent answer, and the first such row or −1.
 
-    Of answers given equally often the one given first wins. A text without an answer, or None for a row that does
-    not exist, has no vote and agrees with nobody. Source: arXiv:2504.16084 (TTRL).
+    Ties go to the answer that occurs first. A text without an answer, or None for an empty row, has no vote and does
+    not agree. arXiv:2504.16084 (TTRL).
     """
     agree_B, winner_P = np.zeros(len(texts), bool), []
     for start in range(0, len(texts), rollouts):
       group = [None if text is None else self.extract(text) for text in texts[start:][:rollouts]]
       votes = Counter(answer for answer in group if answer is not None)
       if votes:
-        # A Counter keeps the order of first occurrence, and max takes the first of equals.
+        # A Counter keeps the order of first occurrence, and max returns the first of equals.
         best = max(votes, key=votes.get)
         agree_B[start : start + rollouts] = [answer == best for answer in group]
       winner_P.append(start + group.index(best) if votes else -1)
@@ -37,14 +37,14 @@ class Majority(NamedTuple):
 
 
 def none() -> None:
-  """The grader's reward, by the row's own answer. Source: none."""
+  """No vote: rewards by the row's answer."""
   return None
 
 
 def majority(*, learn_from: int = 0) -> Majority:
-  """R = 1 where a rollout gives its group's most frequent answer, else 0; the row's answer serves the log alone.
+  """R = 1 where a rollout gives its group's most frequent answer, else 0, arXiv:2504.16084 (TTRL).
 
-  `learn_from` n: all rollouts vote, the first n of each group are learned from (32 of 64 in the official code), and
-  the curriculum hears of these; 0 = all. Source: arXiv:2504.16084 (TTRL).
+  The row's answer is only logged. All rollouts vote; the first `learn_from` of each group (32 of 64 in the official
+  code, 0 = all) are learned from and counted by the curriculum.
   """
   return Majority(learn_from)

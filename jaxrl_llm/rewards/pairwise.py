@@ -1,7 +1,7 @@
-"""Graders that compare the replies to a prompt: of the registry of `config.rewards`, f(texts, rows, …) → a reward each.
+"""Reward functions that compare the completions of a prompt, for `config.rewards`: f(texts, rows, …) → rewards.
 
-All replies to a prompt are graded in one call, as those of a user's function with config.rewards.batched='group': what
-fails, fails for all of them.
+A group is graded in one call, as by a user's function with config.rewards.batched='group': an error concerns the whole
+group.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def pairwise(
   opponents: int = 1,
   reference: bool = False,
 ) -> list[float]:
-  """Mean over a reply's comparisons of (1 + Σ wᵢ·sᵢ / Σ wᵢ) / 2, sᵢ in {−1, 0, 1} which of two criterion i prefers.
+  """Mean over the comparisons of a completion of (1 + Σ wᵢ·sᵢ / Σ wᵢ) / 2, arXiv:2602.14069 (OpenRS).
 
-  A comparison is two questions: criteria with weights for these two replies, under `principles` (the meta-rubric; '':
-  our own), then which reply each of them prefers; they are added up here and not by the judge. Reply i of the group is
-  compared with the `opponents` behind it, in a ring, so that each stands first as often as second; 0: with all others.
-  reference: instead with the row's answer, in both orders. Equal texts are a tie and not asked about. Server, cache,
-  budget and failures are as of `judge`; give_up_s is for the whole group, whose replies × opponents × 2 questions are
-  asked one after the other. Rewards are around 0.5, which config.rewards.right must know. A reply alone, as in
-  greedy evaluation, has nobody to be compared with: 0.5, unless there is a `reference`.
+  sᵢ in {−1, 0, 1} is the preference by criterion i. A comparison takes two requests: criteria with weights for these two
+  completions under `principles` (the meta-rubric; '' = the built-in ones), then the preference by each criterion.
+  Completion i is compared with the next `opponents` ones of the group in a ring, so that each is first as often as
+  second; 0 = with all others. reference: with the row's answer instead, in both orders. Equal texts are a tie without
+  a request. Server, cache, budget and failures are those of `judge`; give_up_s is the limit of the whole group, with
+  completions × opponents × 2 consecutive requests. Rewards are around 0.5, for which config.rewards.right must be set. A
+  single completion, as in greedy evaluation, gets 0.5, unless there is a `reference`.
 
-  Source: arXiv:2602.14069 (OpenRS: pairwise adaptive meta-rubrics), reconstructed from the abstract; the ring, the
-  prompts and that verdicts of one comparison come in one answer are ours. Its pointwise verifiable rubrics are other
-  parts of config.rewards.parts; its refinement of principles is not here.
+  The method is reconstructed from the abstract; the ring, the prompts, and one answer with all verdicts of a comparison
+  are additions. The paper's pointwise verifiable rubrics are other parts of config.rewards.parts; its refinement of
+  principles is left out.
   """
   compare = functools.partial(
     _preference, server, server.until(), principles or _PRINCIPLES, most_criteria
@@ -65,14 +65,14 @@ def pairwise(
   if reference:
     for i, (text, row) in enumerate(zip(texts, rows, strict=True)):
       if not row.answer:
-        raise ValueError(f'row {row.id} has no answer that a reply could be compared with')
+        raise ValueError(f'row {row.id} has no answer that a completion could be compared with')
       shares[i] = [compare(row, text, row.answer), 1 - compare(row, row.answer, text)]
   else:
     for i, j in aggregate.opponents(len(texts), opponents):
-      found = compare(rows[i], texts[i], texts[j])
-      shares[i].append(found)
-      shares[j].append(1 - found)
-  return [sum(of) / len(of) if of else 0.5 for of in shares]
+      share = compare(rows[i], texts[i], texts[j])
+      shares[i].append(share)
+      shares[j].append(1 - share)
+  return [sum(each) / len(each) if each else 0.5 for each in shares]
 
 
 def _preference(
@@ -84,51 +84,59 @@ def _preference(
   first: str,
   second: str,
 ) -> float:
-  """How far the first is preferred, in [0, 1]."""
+  """The preference for the first text, in [0, 1]."""
   if first.strip() == second.strip():
     return 0.5
   data = dict(question=client.question_of(row), first=first, second=second)
-  drafted = client.messages(_DRAFT, data, dict(principles=principles, most=str(most)))
-  criteria = client.answered(server, drafted, lambda said: _criteria(said, most), end)
-  lines = '\n'.join(f'{n}. {told}' for n, (told, _) in enumerate(criteria, 1))
-  # Drafted with the replies in sight: data, as these are.
-  asked = client.messages(_COMPARE, data | dict(criteria=lines), {})
-  sides = client.answered(server, asked, lambda said: _sides(said, len(criteria)), end)
+  request = client.messages(_DRAFT, data, dict(principles=principles, most=str(most)))
+  criteria = client.answered(server, request, lambda answer: _criteria(answer, most), end)
+  lines = '\n'.join(f'{n}. {text}' for n, (text, _) in enumerate(criteria, 1))
+  # The criteria were written from the completions and may quote them, so they are passed as data, too.
+  request = client.messages(_COMPARE, data | dict(criteria=lines), {})
+  sides = client.answered(server, request, lambda answer: _sides(answer, len(criteria)), end)
   return aggregate.preference([weight for _, weight in criteria], sides)
 
 
-def _criteria(said: str, most: int) -> list[tuple[str, float]]:
-  told = verdict.by_field(said, 'criteria')
+def _criteria(answer: str, most: int) -> list[tuple[str, float]]:
+  """(text, weight) of each criterion in the judge's answer."""
+  entries = verdict.by_field(answer, 'criteria')
   try:
-    found = [(' '.join(str(one['criterion']).split()), float(one['weight'])) for one in told]
+    criteria = [
+      (' '.join(str(entry['criterion']).split()), float(entry['weight'])) for entry in entries
+    ]
   except (KeyError, TypeError, ValueError):
-    found = []
-  if not 1 <= len(found) <= most or not all(told and 0 < w < math.inf for told, w in found):
+    criteria = []
+  valid = all(text and 0 < weight < math.inf for text, weight in criteria)
+  if not valid or not 1 <= len(criteria) <= most:
     raise ValueError(
-      f'the judge gives no criteria, 1 to {most} with weights above 0: {str(told)[:60]}'
+      f'the judge gives no criteria, 1 to {most} with weights above 0: {str(entries)[:60]}'
     )
-  return found
+  return criteria
 
 
-def _sides(said: str, count: int) -> list[int]:
-  told = verdict.by_field(said, 'better')
-  found = [_SIDES.get(str(one).strip().lower()) for one in told] if isinstance(told, list) else []
-  if len(found) != count or None in found:
+def _sides(answer: str, count: int) -> list[int]:
+  """The preference by each criterion: 1 for A, −1 for B, 0 for a tie."""
+  names = verdict.by_field(answer, 'better')
+  is_list = isinstance(names, list)
+  sides = [_SIDES.get(str(name).strip().lower()) for name in names] if is_list else []
+  if len(sides) != count or None in sides:
     raise ValueError(
-      f'the judge does not say A, B or tie for each of {count} criteria: {str(told)[:60]}'
+      f'the judge does not answer A, B or tie for each of {count} criteria: {str(names)[:60]}'
     )
-  return found
+  return sides
 
 
-def _check(told: dict[str, Any], where: str) -> None:
-  for name, least in (('most_criteria', 1), ('opponents', 0)):
-    if told[name] < least:
-      raise UserError(f'{where}.{name}={told[name]!r} must be a whole number from {least} up.')
-  client.check(told, where, questions=4)  # of two replies, which a group has at least
+def _check(settings: dict[str, Any], where: str) -> None:
+  for name, minimum in (('most_criteria', 1), ('opponents', 0)):
+    if settings[name] < minimum:
+      raise UserError(
+        f'{where}.{name}={settings[name]!r} must be a whole number from {minimum} up.'
+      )
+  client.check(settings, where, questions=4)  # for the two completions that a group has at least
 
 
-def _check_rows(row: Row, told: dict[str, Any]) -> None:
-  if told['reference'] and not row.answer:
+def _check_rows(row: Row, settings: dict[str, Any]) -> None:
+  if settings['reference'] and not row.answer:
     raise ValueError(f'row {row.id} has no answer to compare with')
 
 

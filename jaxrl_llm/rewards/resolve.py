@@ -1,6 +1,6 @@
-"""From `config.rewards` to graders: each a name in one of `_MODULES`, or the user's own 'package.module:function'.
+"""Resolves config.rewards to reward functions: a name in one of `_MODULES`, or 'package.module:function'.
 
-`rewards.fn` says what is right; `rewards.parts` are rewarded beside it.
+`rewards.fn` decides what is right; the rewards of `rewards.parts` are added to it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jaxrl_llm.config import schema, stages
 from jaxrl_llm.rewards import (
@@ -29,9 +29,13 @@ from jaxrl_llm.rewards.model_judge import judge, rubric
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.types import Row, UserError
 
-Grader = Callable[[str, Row], float | None]  # None: the reply is to be skipped
+if TYPE_CHECKING:
+  from jaxrl_llm.config.schema import DataConfig, RewardsConfig, Stage
 
-# Grader → the package that it needs, which an extra of this name installs.
+Spec: TypeAlias = 'RewardsConfig | Mapping[str, Any]'  # config.rewards, or one of its parts
+Grader = Callable[[str, Row], float | None]  # None skips the sample
+
+# Reward function → (the package that it needs, the extra that installs it).
 _NEEDS = dict(
   gym=('reasoning-gym', 'gym'),
   math_verify=('math-verify', 'math'),
@@ -39,10 +43,11 @@ _NEEDS = dict(
 )
 
 
-# Their public functions are the graders there are.
+# Modules whose public functions are the reward functions of the registry.
 _MODULES = (verifiers, format_rules, instruction_following, judge, rubric, pairwise, graders)
-# What a grader's settings must be, beyond their types; checks see those of the workers, too.
+# Reward function → check(settings, where) of its settings beyond their types; settings include those of the workers.
 _CHECKS = verifiers.CHECKS | format_rules.CHECKS | judge.CHECKS | rubric.CHECKS | pairwise.CHECKS
+# Reward function → check(row, settings) that raises ValueError for a row that it cannot use.
 _ROWS = (
   verifiers.ROWS
   | format_rules.ROWS
@@ -51,19 +56,19 @@ _ROWS = (
   | rubric.ROWS
   | pairwise.ROWS
 )
-_LOOKED = 100
+_MAX_CHECKED_ROWS = 100
 
 
 class Part(NamedTuple):
-  """One of the rewards of a row."""
+  """One reward function of config.rewards."""
 
   name: str  # in metrics: critic/score/<name>
-  weight: float  # in their sum
+  weight: float  # in the sum of the rewards
   grader: Grader
 
 
-class _Group(functools.partial):
-  """A grader of pairs.py with its settings, as `worker` calls one that sees all replies to a prompt at once."""
+class _GroupGrader(functools.partial):
+  """A reward function of pairwise.py with its settings, in the form in which a worker calls it for a whole group."""
 
   batched = 'group'
 
@@ -74,8 +79,8 @@ class _Group(functools.partial):
     return self.score_batch([text], [row])[0]
 
 
-def batch_modes(spec: Any) -> list[str]:
-  """How many replies each grader sees at once: '' one, 'group', 'step'. Source: none."""
+def batch_modes(spec: Spec) -> list[str]:
+  """Returns which completions each reward function gets in one call: '' = one, 'group' or 'step'."""
   groups = stages.choices(pairwise)
   return [
     'group' if part.get('fn') in groups else part.get('batched', '')
@@ -83,19 +88,19 @@ def batch_modes(spec: Any) -> list[str]:
   ]
 
 
-def weights(spec: Any) -> tuple[float, ...]:
-  """Of config.rewards.fn, which is 1, then of each of config.rewards.parts. Source: none."""
+def weights(spec: Spec) -> tuple[float, ...]:
+  """Returns the weights of config.rewards.fn, which is 1, and of each of config.rewards.parts."""
   return 1.0, *(float(part.get('weight', 1.0)) for part in spec.get('parts', ()))
 
 
-def resolve_parts(spec: Any) -> tuple[Part, ...]:
-  """config.rewards → its own grader, then those of its parts, dict(fn=, weight=1.0, name=fn, <settings>). Source: none.
+def resolve_parts(spec: Spec) -> tuple[Part, ...]:
+  """Returns the reward function of config.rewards, then those of its parts, dict(fn=, weight=1.0, name=fn, <settings>).
 
   Raises UserError as `resolve` does, and for a weight that is no finite number, a name that occurs twice, or
-  `right` and `bounds` that no score can be compared with.
+  invalid `right` and `bounds`.
   """
   outcomes.bounds(spec)
-  found = [Part(_name(spec), 1.0, resolve(spec))]
+  resolved = [Part(_name(spec), 1.0, resolve(spec))]
   for index, part in enumerate(spec.get('parts', ())):
     where = f'rewards.parts[{index}]'
     if not hasattr(part, 'items') or 'fn' not in part:
@@ -103,37 +108,38 @@ def resolve_parts(spec: Any) -> tuple[Part, ...]:
     weight, name = part.get('weight', 1.0), _name(part)
     if not _finite(weight):
       raise UserError(f'config.{where}.weight={weight!r} must be a finite number.')
-    if name in [other.name for other in found]:
+    if name in [other.name for other in resolved]:
       raise UserError(f'config.{where} is named {name!r} as another is; give it another `name`.')
-    told = {key: value for key, value in part.items() if key not in ('weight', 'name')}
-    told |= {name: spec[name] for name in ('deadline_s', 'workers') if name in spec}
-    found.append(Part(name, float(weight), resolve(told, where)))
-  return tuple(found)
+    settings = {key: value for key, value in part.items() if key not in ('weight', 'name')}
+    settings |= {key: spec[key] for key in ('deadline_s', 'workers') if key in spec}
+    resolved.append(Part(name, float(weight), resolve(settings, where)))
+  return tuple(resolved)
 
 
-def _name(spec: Any) -> str:
+def _name(spec: Spec) -> str:
   return spec.get('name') or str(spec['fn']).rpartition(':')[2]
 
 
 def _finite(value: Any) -> bool:
-  number = isinstance(value, int | float) and not isinstance(value, bool)
-  return number and math.isfinite(value)
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_number and math.isfinite(value)
 
 
-def resolve(spec: Any, where: str = 'rewards') -> Grader:
-  """config.rewards, or one of its parts at `where`, → f(text, row) -> float. Source: none.
+def resolve(spec: Spec, where: str = 'rewards') -> Grader:
+  """Returns f(text, row) -> float for config.rewards, or for one of its parts at `where`.
 
-  Raises UserError for an unknown name or setting, a module that does not import, a function of no convention of
-  adapters.py, a grader without the package it needs, or a grader of code without a sandbox: all before anything
-  compiles.
+  Raises UserError for an unknown name or setting, a module that cannot be imported, a signature that adapters.py does
+  not know, a missing package, and for code execution without a sandbox.
   """
   pool = dict(deadline_s=spec.get('deadline_s', math.inf), workers=spec.get('workers', 2))
   spec = {
-    key: value for key, value in dict(spec).items() if key not in schema.FIXED_FIELDS['config.rewards']
+    key: value
+    for key, value in dict(spec).items()
+    if key not in schema.FIXED_FIELDS['config.rewards']
   }
   fn = spec.get('fn')
   if isinstance(fn, str) and ':' in fn:
-    return _own(fn, {key: value for key, value in spec.items() if key != 'fn'}, where)
+    return _user_function(fn, {key: value for key, value in spec.items() if key != 'fn'}, where)
   package, extra = _NEEDS.get(str(fn), ('', ''))
   if package and importlib.util.find_spec(package.replace('-', '_')) is None:
     raise UserError(
@@ -151,36 +157,38 @@ def resolve(spec: Any, where: str = 'rewards') -> Grader:
     return _sandboxed(grader, where, pool['deadline_s'])
   check = _CHECKS.get(grader.func)
   if check is not None:
-    check(_told(grader) | pool, f'config.{where}')
-  return _Group(grader.func, **grader.keywords) if module is pairwise else grader
+    check(_settings(grader) | pool, f'config.{where}')
+  return _GroupGrader(grader.func, **grader.keywords) if module is pairwise else grader
 
 
-def _told(grader: functools.partial) -> dict[str, Any]:
-  """All settings of a grader, its defaults among them."""
-  known = inspect.signature(grader.func).parameters.values()
-  return {p.name: p.default for p in known if p.kind == p.KEYWORD_ONLY} | grader.keywords
+def _settings(grader: functools.partial) -> dict[str, Any]:
+  """All settings of a reward function, with defaults."""
+  parameters = inspect.signature(grader.func).parameters.values()
+  return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY} | grader.keywords
 
 
 def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grader:
-  """A grader of code whose settings are in range, on a machine that has a sandbox for it."""
-  told = _told(grader)
-  if not _finite(told['wall_s']) or not 0 < told['wall_s'] < deadline_s:
+  """Checks the settings of a reward function that executes code, and that this machine has a sandbox."""
+  settings = _settings(grader)
+  if not _finite(settings['wall_s']) or not 0 < settings['wall_s'] < deadline_s:
     raise UserError(
-      f'config.{where}.wall_s={told["wall_s"]!r} must be a positive number of seconds, less than '
+      f'config.{where}.wall_s={settings["wall_s"]!r} must be a positive number of seconds, less than '
       f'config.rewards.deadline_s={deadline_s!r}.'
     )
-  for name, least in (('program_mb', 64), ('processes', 1)):
-    if told[name] < least:
+  for name, minimum in (('program_mb', 64), ('processes', 1)):
+    if settings[name] < minimum:
       raise UserError(
-        f'config.{where}.{name}={told[name]!r} must be a whole number from {least} up.'
+        f'config.{where}.{name}={settings[name]!r} must be a whole number from {minimum} up.'
       )
-  if not _finite(told.get('tolerance', 0.0)) or told.get('tolerance', 0.0) < 0:
-    raise UserError(f'config.{where}.tolerance={told["tolerance"]!r} must be a number from 0 up.')
+  if not _finite(settings.get('tolerance', 0.0)) or settings.get('tolerance', 0.0) < 0:
+    raise UserError(
+      f'config.{where}.tolerance={settings["tolerance"]!r} must be a number from 0 up.'
+    )
   sandbox.require(f'config.{where}.fn={grader.func.__name__!r}')
   return grader
 
 
-def check_tasks(spec: Any, data: Any) -> None:
+def check_tasks(spec: Spec, data: DataConfig) -> None:
   """Raises UserError where config.data.tasks names a reasoning-gym task that config.rewards cannot score here."""
   graded = any(part.get('fn') == 'gym' for part in (spec, *spec.get('parts', ())))
   if graded and data.source == 'gym':
@@ -189,70 +197,73 @@ def check_tasks(spec: Any, data: Any) -> None:
 
 
 def check_rows(named: Sequence[tuple[str, Any]], rows: Sequence[Row]) -> None:
-  """Raises UserError where a user's function needs a column that a row has not, or no row can be judged.
+  """Raises UserError where a user's function needs a column that a row lacks, and where no row can be graded.
 
-  Looked at are _LOOKED rows, evenly: single bad ones are errors of their replies, and counted. Source: none.
+  At most about _MAX_CHECKED_ROWS evenly spaced rows are checked. A single bad row is an error of its completions.
   """
   adapters.check_columns(named, rows)
-  some = rows[:: max(len(rows) // _LOOKED, 1)]
+  sample = rows[:: max(len(rows) // _MAX_CHECKED_ROWS, 1)]
   for name, grader in named:
+    function = getattr(grader, 'func', None)
     if (
-      getattr(grader, 'func', None) is verifiers.gym
-    ):  # of files; single rows of unknown tasks are errors of theirs
+      function is verifiers.gym
+    ):  # rows of files; a single row of an unknown task is an error of its completions
       tasks = {sandboxed.task_of(row) for row in rows}
       sandboxed.require(tasks & scorers.TASKS, 'the rows')
-    read = _ROWS.get(getattr(grader, 'func', None))
-    if read and some:
-      told = [_why_not(read, row, _told(grader)) for row in some]
-      if all(told):
+    check = _ROWS.get(function)
+    if check and sample:
+      problems = [_row_problem(check, row, _settings(grader)) for row in sample]
+      if all(problems):
         raise UserError(
-          f'config.rewards: {name!r} can judge by none of the rows ({told[0]}); mend the data, or choose another grader.'
+          f'config.rewards: {name!r} can grade none of the rows ({problems[0]}); correct the data, or choose another function.'
         )
 
 
-def _why_not(read: Callable, row: Row, told: dict[str, Any]) -> str:
+def _row_problem(
+  check: Callable[[Row, dict[str, Any]], Any], row: Row, settings: dict[str, Any]
+) -> str:
   try:
-    read(row, told)
+    check(row, settings)
   except ValueError as error:
     return str(error)
   return ''
 
 
-def resolve_extract(grader: Any, field: str) -> Callable:
-  """How `grader` finds what it compares in a text, for `field`, which counts equal answers. Source: none.
+def resolve_extract(spec: Spec, field: str) -> Callable[[str], Hashable]:
+  """Returns the function that extracts the compared answer from a text, for the config field `field`.
 
-  Raises UserError for a grader that does not tell.
+  Raises UserError for a reward function without one.
   """
   valid = stages.choices(extract)
-  if grader['fn'] not in valid:
+  if spec['fn'] not in valid:
     raise UserError(
-      f'{field} counts equal answers, and config.rewards.fn={grader["fn"]!r} does not tell which are; choose a grader '
-      f'of: {", ".join(sorted(valid))}.'
+      f'{field} counts equal answers, which config.rewards.fn={spec["fn"]!r} cannot determine; choose one of: '
+      f'{", ".join(sorted(valid))}.'
     )
-  return valid[grader['fn']]
+  return valid[spec['fn']]
 
 
-def resolve_vote(spec: Any, grader: Any, rollouts: int) -> majority_vote.Majority | None:
-  """config.rewards.vote → a vote that finds answers in texts as config.rewards does; None where there is none. Source: none.
+def resolve_vote(vote: Stage, spec: Spec, rollouts: int) -> majority_vote.Majority | None:
+  """Returns the vote of config.rewards.vote, which extracts answers as config.rewards does; None without a vote.
 
-  Raises UserError for a grader that cannot tell what it compares, or more voters to learn from than rollouts.
+  Raises UserError for a reward function without extraction, for parts, and for an invalid `learn_from`.
   """
-  made = stages.pick(majority_vote, spec, 'rewards.vote')()
-  if made is None:
+  majority = stages.pick(majority_vote, vote, 'rewards.vote')()
+  if majority is None:
     return None
-  if grader.get('parts', ()):
+  if spec.get('parts', ()):
     raise UserError(
-      f'config.rewards.vote.fn={spec["fn"]!r} is the only reward there is; leave config.rewards.parts={grader["parts"]!r} empty.'
+      f'config.rewards.vote.fn={vote["fn"]!r} is the only reward there is; leave config.rewards.parts={spec["parts"]!r} empty.'
     )
-  read = resolve_extract(grader, f'config.rewards.vote.fn={spec["fn"]!r}')
-  if made.learn_from and not 2 <= made.learn_from <= rollouts:
+  extract_answer = resolve_extract(spec, f'config.rewards.vote.fn={vote["fn"]!r}')
+  if majority.learn_from and not 2 <= majority.learn_from <= rollouts:
     raise UserError(
-      f'config.rewards.vote.learn_from={made.learn_from} must be from 2 to config.rollouts={rollouts}; 0 stands for all.'
+      f'config.rewards.vote.learn_from={majority.learn_from} must be from 2 to config.rollouts={rollouts}; 0 stands for all.'
     )
-  return made._replace(extract=read)
+  return majority._replace(extract=extract_answer)
 
 
-def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
+def _user_function(path: str, settings: dict[str, Any], field: str) -> Grader:
   module_name, _, name = path.partition(':')
   where = f'config.{field}.fn={path!r}'
   try:
@@ -266,7 +277,7 @@ def _own(path: str, settings: dict[str, Any], field: str) -> Grader:
     ) from error
   if not callable(fn):
     raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
-  made = adapters.user_grader(fn, settings, where)
+  grader = adapters.user_grader(fn, settings, where)
   if callable(check := getattr(fn, 'check', None)):
-    check(made.settings, f'config.{field}')
-  return made
+    check(grader.settings, f'config.{field}')
+  return grader

@@ -223,6 +223,6 @@ def test_rows_without_an_answer_to_judge_by_are_refused_but_for_a_vote(tmp_path)
     own = bad_input.job(rewards=dict(vote=dict(fn=vote), fn='numeric'), data=data)
     messages[vote] = bad_input.sentence(*bad_input.outcome(own))
   assert messages['none'].startswith(
-    "config.rewards: 'numeric' can judge by none of the rows (the answer of row "
+    "config.rewards: 'numeric' can grade none of the rows (the answer of row "
   )
   assert messages['majority'] == ''

@@ -1,4 +1,4 @@
-"""What is made of answers that could not be graded, and when a run stops for them."""
+"""The treatment of completions that could not be graded, and the limit that stops a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_run_stops_when_more_than_a_share_of_the_last_steps_failed_and_says_
   failures.check()
   observed(failures, (1, 8))
   with pytest.raises(
-    UserError, match=r'9 of 16 rollouts of the last 2 steps .*9 error.*: 8 broke; mend'
+    UserError, match=r'9 of 16 rollouts of the last 2 steps .*9 error.*: 8 broke; correct'
   ):
     failures.check()
   observed(failures, (1, 8))
@@ -61,22 +61,22 @@ def test_steps_without_rollouts_stop_nothing():
 
 
 def test_the_window_goes_on_where_a_run_is_continued():
-  whole, before = (rewards.FailurePolicy({}) for _ in range(2))
-  observed(whole, (0, 8), (5, 8), (8, 8))
+  uninterrupted, before = (rewards.FailurePolicy({}) for _ in range(2))
+  observed(uninterrupted, (0, 8), (5, 8), (8, 8))
   observed(before, (0, 8), (5, 8))
   after = rewards.FailurePolicy({})
   after.load_state_dict(json.loads(json.dumps(before.state_dict())))
   observed(after, (8, 8))
-  told = []
-  for failures in (whole, after):
+  messages = []
+  for failures in (uninterrupted, after):
     with pytest.raises(UserError) as error:
       failures.check()
-    told.append(str(error.value))
-  assert told[0] == told[1] and '13 of 24' in told[0]
+    messages.append(str(error.value))
+  assert messages[0] == messages[1] and '13 of 24' in messages[0]
 
 
 @pytest.mark.parametrize(
-  'failed, told',
+  'failed, message',
   [
     (dict(crash='ignore'), "config.rewards.failed.crash='ignore' must be one of: score, drop"),
     (dict(value=float('nan')), 'config.rewards.failed.value=nan must be a finite number'),
@@ -88,6 +88,6 @@ def test_the_window_goes_on_where_a_run_is_continued():
     (dict(oom='drop'), 'config.rewards.failed.oom is unknown'),
   ],
 )  # fmt: skip
-def test_bad_settings_are_told(failed, told):
-  with pytest.raises(UserError, match=told):
+def test_bad_settings_are_told(failed, message):
+  with pytest.raises(UserError, match=message):
     rewards.FailurePolicy(dict(failed=failed))

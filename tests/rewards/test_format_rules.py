@@ -24,11 +24,11 @@ def test_an_expression_that_never_ends_is_a_time_out_of_its_reply_alone():
 
 
 def test_nothing_that_a_schema_refers_to_is_fetched():
-  asked = []
+  requests = []
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-      asked.append(self.path)
+      requests.append(self.path)
       self.send_response(200)
       self.end_headers()
       self.wfile.write(b'{"type": "integer"}')
@@ -42,7 +42,7 @@ def test_nothing_that_a_schema_refers_to_is_fetched():
     with pytest.raises(Exception, match='int.json'):
       format_rules.json_schema('{"a": 1}', row(schema=schema))
     server.shutdown()
-  assert asked == []
+  assert requests == []
 
 
 def test_the_schema_of_a_file_or_of_the_row_and_none_is_an_error(tmp_path):
@@ -64,8 +64,8 @@ def test_without_jsonschema_the_extra_is_named(monkeypatch):
 
 def test_repetition_is_a_part_with_a_negative_weight():
   spec = dict(fn='exact', parts=(dict(fn='repetition', n=1, weight=-0.5),), workers=1)
-  given = row()._replace(answer='no no')
-  scores = rewards.score([given] * 2, ['no no', 'no way'], spec)
+  without_answer = row()._replace(answer='no no')
+  scores = rewards.score([without_answer] * 2, ['no no', 'no way'], spec)
   assert (scores.parts_BxK @ rewards.weights(spec)).tolist() == [0.75, 0.0]
 
 

@@ -15,16 +15,16 @@ PAIRS = pathlib.Path(__file__).parent / 'data' / 'instructions.jsonl'
 
 
 def test_every_rule_is_followed_and_broken_in_the_table():
-  seen = {0: set(), 1: set()}
+  rules = {0: set(), 1: set()}
   for score, _, _, more in map(json.loads, PAIRS.read_text().splitlines()):
-    told = more['row'].get('instructions', ())
-    if len(told) == 1:
-      seen[score].add(told[0]['id'].rpartition(':')[2])
-  assert seen[0] == seen[1] == set(stages.choices(instruction_rules)) and len(seen[0]) >= 25
+    instructions = more['row'].get('instructions', ())
+    if len(instructions) == 1:
+      rules[score].add(instructions[0]['id'].rpartition(':')[2])
+  assert rules[0] == rules[1] == set(stages.choices(instruction_rules)) and len(rules[0]) >= 25
 
 
 @pytest.mark.parametrize(
-  'extra, told',
+  'extra, message',
   [
     ({}, "row id holds no 'instructions'"),
     (dict(instructions=[]), "row id holds no 'instructions'"),
@@ -49,7 +49,7 @@ def test_every_rule_is_followed_and_broken_in_the_table():
     ),
   ],
 )
-def test_instructions_that_cannot_be_judged_are_errors_and_no_zeros(extra, told):
+def test_instructions_that_cannot_be_judged_are_errors_and_no_zeros(extra, message):
   with pytest.raises(ValueError) as error:
     instruction_following.instructions('text', Row('id', 'question', (), '', 'source', extra))
-  assert told in str(error.value)
+  assert message in str(error.value)

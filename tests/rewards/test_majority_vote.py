@@ -55,21 +55,21 @@ def test_a_grader_calls_right_what_has_the_same_extract_as_the_answer(name):
 
 def test_a_config_makes_the_vote_of_its_grader_or_none():
   assert resolve_vote(dict(fn='none'), dict(fn='gym'), 8) is None
-  made = resolve_vote(dict(fn='majority', learn_from=4), dict(fn='first_number', workers=2), 8)
-  assert made == majority_vote.Majority(4, extract.first_number)
+  vote = resolve_vote(dict(fn='majority', learn_from=4), dict(fn='first_number', workers=2), 8)
+  assert vote == majority_vote.Majority(4, extract.first_number)
 
 
 @pytest.mark.parametrize(
-  'spec, grader, told',
+  'spec, grader, message',
   [
-    (dict(fn='majority'), dict(fn='gym'), "config.rewards.fn='gym' does not tell"),
-    (dict(fn='majority'), dict(fn='my.own:grader'), 'choose a grader of: exact, first_number'),
+    (dict(fn='majority'), dict(fn='gym'), "which config.rewards.fn='gym' cannot determine"),
+    (dict(fn='majority'), dict(fn='my.own:grader'), 'choose one of: exact, first_number'),
     (dict(fn='majority', learn_from=9), dict(fn='number'), 'learn_from=9 must be from 2 to'),
     (dict(fn='majority', learn_from=1), dict(fn='number'), 'learn_from=1 must be'),
     (dict(fn='majority'), dict(fn='number', parts=(dict(fn='tagged'),)), 'rewards.parts=.* empty'),
     (dict(fn='most'), dict(fn='number'), 'choose one of: majority, none'),
   ],
 )
-def test_what_cannot_be_voted_on_is_told(spec, grader, told):
-  with pytest.raises(UserError, match=told):
+def test_what_cannot_be_voted_on_is_told(spec, grader, message):
+  with pytest.raises(UserError, match=message):
     resolve_vote(spec, grader, 8)

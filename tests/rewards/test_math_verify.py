@@ -11,7 +11,7 @@ from jaxrl_llm import rewards
 from jaxrl_llm.rewards import ERROR, OK, TIMEOUT
 from jaxrl_llm.types import Row, UserError
 
-# (the row's answer, texts that mean the same, texts that do not), n and m being whole numbers
+# (the row's answer, equivalent texts, other texts), where n and m are whole numbers
 FORMS = (
   ('{n}', ['The answer is ${n}$.', '\\boxed{{{n}}}', '{n}', '${n}.0$', '$+{n}$'], ['${m}$', '-{n}1', 'no']),
   ('\\frac{{{n}}}{{{m}}}', ['${n}/{m}$', '$\\dfrac{{{n}}}{{{m}}}$', '\\boxed{{\\tfrac{{{n}}}{{{m}}}}}'],
@@ -35,14 +35,14 @@ FORMS = (
 
 
 def answers(count: int) -> tuple[list[Row], list[str], list[bool]]:
-  """Rows, texts, and whether a text was made to mean its row's answer."""
+  """Rows, texts, and whether a text is equivalent to its row's answer."""
   draw, rows, texts, meant = random.Random(0), [], [], []
   for index in range(count):
-    told, same, other = FORMS[index % len(FORMS)]
+    answer, same, other = FORMS[index % len(FORMS)]
     n, m = draw.sample((2, 3, 5, 7, 11, 13), 2)  # few: math-verify remembers what it has read
     right = draw.random() < 0.5
     text = draw.choice(same if right else other)
-    rows.append(Row(str(index), 'question', (), told.format(n=n, m=m), 'made', {}))
+    rows.append(Row(str(index), 'question', (), answer.format(n=n, m=m), 'made', {}))
     texts.append(draw.choice(['', 'So we get ', 'Now $1 + 1 = 2$. ']) + text.format(n=n, m=m))
     meant.append(right)
   return rows, texts, meant

@@ -12,7 +12,7 @@ from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.types import UserError
 
 
-def grade(**changes):
+def rewards_config(**changes):
   spec = configs.default().rewards
   for name, value in changes.items():
     spec[name] = value
@@ -21,10 +21,10 @@ def grade(**changes):
 
 def test_binary_scores_are_whole_successes_or_none():
   score_B = np.array([0, 1, 1, 0], np.float32)
-  got = outcomes.success(score_B, grade())
-  assert got.dtype == np.float32 and got.tolist() == score_B.tolist()
+  success = outcomes.success(score_B, rewards_config())
+  assert success.dtype == np.float32 and success.tolist() == score_B.tolist()
   for right, changes in ((0.5, dict(right=0.5)), (2.0, {}), (0.7, dict(right=0.7))):
-    assert outcomes.success(right * score_B, grade(**changes)).tolist() == score_B.tolist()
+    assert outcomes.success(right * score_B, rewards_config(**changes)).tolist() == score_B.tolist()
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ def test_binary_scores_are_whole_successes_or_none():
 )
 def test_graded_scores_are_the_part_of_the_way_between_the_bounds(changes, want, beyond):
   score_B = np.array([-1, 0, 0.25, 1, 2], np.float32)
-  spec = grade(**changes)
+  spec = rewards_config(**changes)
   assert outcomes.success(score_B, spec).tolist() == want
   assert outcomes.outside(score_B, spec).tolist() == [bool(x) for x in beyond]
-  told = outcomes.metrics(score_B, spec)
-  assert told['grade/out_of_bounds'] == pytest.approx(0.2)
-  assert (told['grade/lowest'], told['grade/highest']) == (-1, 2)
-  assert told['grade/right'] == (score_B >= spec.right).mean()
+  metrics = outcomes.metrics(score_B, spec)
+  assert metrics['grade/out_of_bounds'] == pytest.approx(0.2)
+  assert (metrics['grade/lowest'], metrics['grade/highest']) == (-1, 2)
+  assert metrics['grade/right'] == (score_B >= spec.right).mean()
   assert outcomes.metrics(score_B[:0], spec) == {}
 
 
 @pytest.mark.parametrize(
-  'changes, told',
+  'changes, message',
   [
     (dict(right=float('nan')), 'config.rewards.right=nan must be a finite number'),
     (dict(right=0.0), "config.rewards.right=0.0 is not above 0, so that .* --config.rewards.bounds='(-1, 0)'"),
@@ -61,13 +61,13 @@ def test_graded_scores_are_the_part_of_the_way_between_the_bounds(changes, want,
     (dict(bounds=(1.0, 2.0)), 'config.rewards.right=1.0 lies outside'),
   ],
 )  # fmt: skip
-def test_bounds_that_cannot_be_are_refused_with_the_flag_to_type(changes, told):
-  with pytest.raises(UserError, match=re.escape(told).replace(r'\.\*', '.*')):
-    outcomes.bounds(grade(**changes))
+def test_bounds_that_cannot_be_are_refused_with_the_flag_to_type(changes, message):
+  with pytest.raises(UserError, match=re.escape(message).replace(r'\.\*', '.*')):
+    outcomes.bounds(rewards_config(**changes))
 
 
 def test_bounds_are_a_field_of_the_command_line():
-  said = ['--config.rewards.bounds=(0.0, 2.0)', '--config.rewards.right=2.0']
-  spec = configs.load('configs/tiny.py', said).grade
+  flags = ['--config.rewards.bounds=(0.0, 2.0)', '--config.rewards.right=2.0']
+  spec = configs.load('configs/tiny.py', flags).rewards
   assert outcomes.bounds(spec) == (0, 2) and spec.fn == 'exact'
-  assert outcomes.bounds(configs.load('configs/tiny.py', []).grade) == (0, 1)
+  assert outcomes.bounds(configs.load('configs/tiny.py', []).rewards) == (0, 1)

@@ -47,9 +47,9 @@ def test_every_reply_gets_its_score(name):
 
 @pytest.mark.parametrize('name', FILES)
 def test_there_are_enough_of_both_kinds(name):
-  told = [(json.dumps(line[1:]), line[0]) for line in pairs(name)]
-  assert len({line for line, _ in told}) == len(told) >= 30
-  assert min(sum(score == 0 for _, score in told), sum(score != 0 for _, score in told)) >= 8
+  labeled = [(json.dumps(line[1:]), line[0]) for line in pairs(name)]
+  assert len({line for line, _ in labeled}) == len(labeled) >= 30
+  assert min(sum(score == 0 for _, score in labeled), sum(score != 0 for _, score in labeled)) >= 8
 
 
 def test_every_grader_has_a_table():

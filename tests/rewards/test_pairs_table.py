@@ -66,9 +66,9 @@ def test_each_reply_is_on_the_side_that_its_hash_says():
   found = {
     split: [p for g in score.GRADERS for p in score.pairs(g, split)] for split in score.SPLITS
   }
-  held = score.held_out(pair for pairs in found.values() for pair in pairs)
-  assert {pair['reply'] for pair in found['held_out']} == held
-  assert not held & {pair['reply'] for pair in found['open']}
+  held_out = score.held_out(pair for pairs in found.values() for pair in pairs)
+  assert {pair['reply'] for pair in found['held_out']} == held_out
+  assert not held_out & {pair['reply'] for pair in found['open']}
 
 
 def test_the_table_is_large_and_has_labels_from_outside():
@@ -76,8 +76,8 @@ def test_the_table_is_large_and_has_labels_from_outside():
   outside = [pair for pair in every if pair['provenance'] != 'ours']
   assert len(every) >= 440 and len(outside) >= 220
   assert all('@' in pair['provenance'] and '::' in pair['provenance'] for pair in outside)
-  held = sum(pair['split'] == 'held_out' for pair in every) / len(every)
-  assert 0.3 < held < 0.37
+  share = sum(pair['split'] == 'held_out' for pair in every) / len(every)
+  assert 0.3 < share < 0.37
 
 
 def test_a_wrong_label_is_noticed():

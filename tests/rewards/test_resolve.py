@@ -8,9 +8,9 @@ from jaxrl_llm.rewards import check_rows, resolve, resolve_parts, weights
 from jaxrl_llm.types import Row, UserError
 
 OWN = """
-seen = {}
+arguments = {}
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
-  seen.update(locals())
+  arguments.update(locals())
   return float(solution_str == ground_truth) + bonus
 def as_dict(data_source, solution_str, ground_truth, extra_info=None):
   return {'score': 0.25, 'acc': True}
@@ -43,7 +43,7 @@ def test_own_function_gets_what_verl_passes():
 
   grader = resolve(dict(fn='own_resolve:compute_score', bonus=0.5))
   assert grader('7', row(a=1)) == 1.5
-  assert own_resolve.seen == dict(
+  assert own_resolve.arguments == dict(
     data_source='gsm8k', solution_str='7', ground_truth='7', extra_info=dict(a=1), bonus=0.5
   )
 
@@ -53,8 +53,8 @@ def test_own_function_gets_the_raw_ground_truth_and_extra_info():
 
   known = row('[1, 2]', reward_model=dict(ground_truth=[1, 2]), extra_info=dict(index=4))
   resolve(dict(fn='own_resolve:compute_score'))('7', known)
-  assert own_resolve.seen['ground_truth'] == [1, 2]
-  assert own_resolve.seen['extra_info'] == dict(index=4)
+  assert own_resolve.arguments['ground_truth'] == [1, 2]
+  assert own_resolve.arguments['extra_info'] == dict(index=4)
 
 
 def test_own_function_may_return_a_dict():
@@ -62,7 +62,7 @@ def test_own_function_may_return_a_dict():
 
 
 @pytest.mark.parametrize(
-  'spec, told',
+  'spec, message',
   [
     (dict(fn='nubmer'), "config.rewards.fn='nubmer' is unknown; choose one of: bare_number, countdown, exact, "),
     (dict(fn='nubmer'), "unit_tests, or your own function as 'package.module:function'."),
@@ -87,10 +87,10 @@ def test_own_function_may_return_a_dict():
     (dict(fn='own_resolve:compute_score', bouns=1), "has no parameter 'bouns' for the setting bouns="),
   ],
 )  # fmt: skip
-def test_bad_specs_are_told(spec, told):
+def test_bad_specs_are_told(spec, message):
   with pytest.raises(UserError) as error:
     resolve(spec)
-  assert told in str(error.value)
+  assert message in str(error.value)
 
 
 def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
@@ -100,7 +100,7 @@ def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'spec, good, told',
+  'spec, good, message',
   [
     (dict(fn='numeric'), row('7'), 'holds no number'),
     (dict(fn='multiple_choice'), row('A', options=['blue', 'red']), 'none of its options'),
@@ -108,11 +108,11 @@ def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
     (dict(fn='json_schema'), row(schema={}), 'holds no schema'),
   ],
 )
-def test_rows_that_a_grader_cannot_judge_by_are_told_where_all_are_so(spec, good, told):
+def test_rows_that_a_grader_cannot_judge_by_are_told_where_all_are_so(spec, good, message):
   named, bad = [('mine', resolve(spec))], [row('no answer of a kind')] * 250
   check_rows(named, [])
   check_rows(named, [good, *bad])
-  with pytest.raises(UserError, match=f"'mine' can judge by none of the rows .*{told}"):
+  with pytest.raises(UserError, match=f"'mine' can grade none of the rows .*{message}"):
     check_rows(named, bad)
 
 
@@ -128,7 +128,7 @@ def test_parts_are_graders_of_their_own_with_a_weight_and_a_name():
 
 
 @pytest.mark.parametrize(
-  'change, told',
+  'change, message',
   [
     (dict(right='1'), "config.rewards.right='1' must be a finite number"),
     (dict(parts=('exact',)), r"config.rewards.parts\[0\]='exact' must be a dict"),
@@ -155,6 +155,6 @@ def test_parts_are_graders_of_their_own_with_a_weight_and_a_name():
     ),
   ],
 )
-def test_bad_parts_are_told(change, told):
-  with pytest.raises(UserError, match=told):
+def test_bad_parts_are_told(change, message):
+  with pytest.raises(UserError, match=message):
     resolve_parts(dict(fn='number') | change)

@@ -35,7 +35,7 @@ def test_exact(text, answer, reward):
   'text, answer, reward',
   [
     ('so 3 + 4 = 7', '7', 1),
-    ('7, not 8', '7', 1),  # what is denied is not said
+    ('7, not 8', '7', 1),  # a denied answer does not count
     ('7, not 8', '8', 0),
     ('it is 42.', '42', 1),
     ('1,234,567', '1234567', 1),
@@ -161,8 +161,8 @@ def test_gym_accepts_what_the_task_accepts():
 
 def test_gym_reads_the_last_tag():
   known = gym_row({})
-  told = f'<answer>no</answer> or <answer>\n{known.answer}\n</answer> then'
-  assert verifiers.gym(told, known, tag='answer') == 1.0
+  text = f'<answer>no</answer> or <answer>\n{known.answer}\n</answer> then'
+  assert verifiers.gym(text, known, tag='answer') == 1.0
   assert verifiers.gym(known.answer, known, tag='answer') == 0.0
 
 

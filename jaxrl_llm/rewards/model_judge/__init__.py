@@ -1,1 +1,1 @@
-"""Language models as judges."""
+"""Language models as judges: scores, rubrics and verdicts on steps."""

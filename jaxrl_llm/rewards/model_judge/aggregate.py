@@ -1,4 +1,4 @@
-"""From many verdicts to one number: of a rubric's criteria, of a reply's steps, of comparisons in a group."""
+"""Aggregation of verdicts to one reward: criteria of a rubric, steps of a completion, comparisons in a group."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 def points(points_C: Sequence[float], met_C: Sequence[float]) -> float:
-  """Σ pᵢ·mᵢ / Σ of the pᵢ above 0, clipped to [0, 1]; mᵢ in [0, 1] says how far criterion i is met. Source: none.
+  """Returns Σ pᵢ·mᵢ / Σ of the pᵢ above 0, clipped to [0, 1]; mᵢ in [0, 1] is the degree to which criterion i is met.
 
-  A criterion with points below 0 is a fault: it takes away from what others earn. So HealthBench counts a reply
-  (third-party notes; there the mean over replies is clipped, and not each).
+  A criterion with negative points is a fault and reduces the sum. This is the rule of HealthBench (third-party notes),
+  which clips the mean over completions instead of each.
   """
   earned = sum(p * m for p, m in zip(points_C, met_C, strict=True))
   return min(max(earned / sum(p for p in points_C if p > 0), 0.0), 1.0)
 
 
-# How the verdicts on a reply's steps, each in [0, 1], become its reward.
+# Aggregations of the verdicts on the steps of a completion, each in [0, 1].
 OF_STEPS: dict[str, Callable[[Sequence[float]], float]] = dict(
   mean=lambda sound_N: sum(sound_N) / len(sound_N),
   min=min,
@@ -26,17 +26,14 @@ OF_STEPS: dict[str, Callable[[Sequence[float]], float]] = dict(
 
 
 def preference(weight_C: Sequence[float], side_C: Sequence[int]) -> float:
-  """(1 + Σ wᵢ·sᵢ / Σ wᵢ) / 2 in [0, 1], sᵢ = 1 where criterion i prefers the first of two, −1 the second, 0 neither.
-
-  Source: none.
-  """
+  """Returns (1 + Σ wᵢ·sᵢ / Σ wᵢ) / 2 in [0, 1]; sᵢ = 1 if criterion i prefers the first text, −1 the second, 0 neither."""
   return (1 + sum(w * s for w, s in zip(weight_C, side_C, strict=True)) / sum(weight_C)) / 2
 
 
 def opponents(count: int, each: int) -> Iterator[tuple[int, int]]:
-  """Who is compared with whom, first and second: i with i + 1, …, i + each modulo count; 0: with all others.
+  """Yields the compared pairs (first, second): i with i + 1, …, i + each modulo count; each = 0: with all others.
 
-  Each of `count` is first as often as second. With all others, each pair is compared in both orders. Source: none.
+  Every index is first as often as second. With all others, each pair is compared in both orders.
   """
   each = min(each or count - 1, count - 1)
   return ((i, (i + d) % count) for i in range(count) for d in range(1, each + 1))

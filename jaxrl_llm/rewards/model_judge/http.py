@@ -1,6 +1,6 @@
-"""Chat completions over HTTP, asked by several processes that share one file: cache, rate limit and budget.
+"""Chat completions over HTTP for several processes that share one file with cache, rate limit and budget.
 
-The file is an SQLite data base: what a killed worker had begun to write is undone, and what others wrote stays.
+The file is an SQLite database: an incomplete write of a killed worker is rolled back.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-_MOST_BYTES = 2**22  # of an answer
-_BACK_OFF_S = (0.5, 30.0)  # the first, and the longest
-_FAR_S = 3600.0  # a turn further away was booked by a clock that was wrong
+_MAX_BYTES = 2**22  # of an answer
+_BACK_OFF_S = (0.5, 30.0)  # the first and the longest wait between attempts
+_MAX_AHEAD_S = 3600.0  # a reserved time further ahead was written with a wrong clock
 _SCHEMA = (
   'PRAGMA journal_mode=WAL',
   'CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)',
@@ -35,53 +35,53 @@ _SCHEMA = (
 
 
 class EndpointError(RuntimeError):
-  """No answer was to be had; the message says why, and never holds the key."""
+  """The server gave no answer. The message has the reason and never the key."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Endpoint:
-  """Where to ask, and how much: the settings that all graders have that ask a judge."""
+  """A server of chat completions and its limits: settings of all reward functions with a judge."""
 
   base_url: str
   model: str
-  cache: str  # the file
-  key_env: str = ''  # the environment variable with the key; '' = none is sent
+  cache: str  # path of the SQLite file
+  key_env: str = ''  # environment variable with the key; '' = no key
   per_minute: int = 0  # requests, evenly spaced; 0 = no limit
-  most_requests: int = 0  # in the life of the file, tries that failed included; 0 = no limit
-  most_tokens: int = 0  # as the server counts them; 0 = no limit
+  most_requests: int = 0  # over the life of the file, including failed attempts; 0 = no limit
+  most_tokens: int = 0  # as reported by the server; 0 = no limit
   retries: int = 5
   request_s: float = 30.0  # from the connection to the last byte of the answer
-  give_up_s: float = 60.0  # for all that one grading asks, with all retries and waits
-  reply_tokens: int = 1024  # 0 = not told
+  give_up_s: float = 60.0  # for all requests of one grading, with retries and waits
+  reply_tokens: int = 1024  # max_tokens of an answer; 0 = not sent
   greedy: bool = True
 
   def cached(self, messages: list[dict[str, str]]) -> str | None:
-    """The answer that was kept. Source: none."""
-    with opened(self.cache) as db:
-      found = db.execute(
+    """Returns the cached answer, or None."""
+    with open_cache(self.cache) as db:
+      entry = db.execute(
         'SELECT reply FROM replies WHERE key = ?', (self._key(messages),)
       ).fetchone()
-    return found[0] if found else None
+    return entry[0] if entry else None
 
-  def keep(self, messages: list[dict[str, str]], reply: str) -> None:
-    """Keeps an answer, for these messages and this model. Source: none."""
-    with opened(self.cache) as db:
+  def store(self, messages: list[dict[str, str]], reply: str) -> None:
+    """Caches an answer for these messages and this model."""
+    with open_cache(self.cache) as db:
       db.execute('INSERT OR REPLACE INTO replies VALUES (?, ?)', (self._key(messages), reply))
 
   def until(self) -> float:
-    """When what is begun now is given up, by time.monotonic. Source: none."""
+    """Returns the time limit of a grading that begins now, by time.monotonic."""
     return time.monotonic() + self.give_up_s
 
   def ask(self, messages: list[dict[str, str]], end: float) -> str:
-    """The answer of the server; 408, 429, 5xx, time-outs and garbage are tried again, later and later.
+    """Returns the answer of the server. Status 408, 429, 5xx, time-outs and invalid answers are retried with back-off.
 
-    Raises EndpointError when there is none by `end`, on any other status, and where the budget is spent. Source: none.
+    Raises EndpointError without an answer by `end`, on any other status, and when the budget is spent.
     """
     if time.monotonic() >= end:
-      raise EndpointError(f'give_up_s={self.give_up_s} went by before all was asked')
+      raise EndpointError(f'give_up_s={self.give_up_s} passed before all requests were sent')
     for attempt in range(self.retries + 1):
-      _sleep(self._turn(end - time.monotonic()))
-      reply, why, wait_s = self._once(messages, min(self.request_s, end - time.monotonic()))
+      _sleep(self._reserve(end - time.monotonic()))
+      reply, why, wait_s = self._attempt(messages, min(self.request_s, end - time.monotonic()))
       if reply is not None:
         return reply
       first_s, most_s = _BACK_OFF_S
@@ -90,11 +90,11 @@ class Endpoint:
         _sleep(wait_s)
       else:
         break
-    raise EndpointError(f'the judge gave no answer in {attempt + 1} tries; the last: {why}')
+    raise EndpointError(f'the judge gave no answer in {attempt + 1} attempts; the last: {why}')
 
-  def _turn(self, left_s: float) -> float:
-    """Books a request of the budget and its turn, and returns how long to wait for that."""
-    with opened(self.cache) as db:
+  def _reserve(self, left_s: float) -> float:
+    """Reserves a request of the budget and a time for it. Returns the seconds to wait."""
+    with open_cache(self.cache) as db:
       db.execute('BEGIN IMMEDIATE')
       requests, tokens, next_at = db.execute(
         'SELECT requests, tokens, next_at FROM spent'
@@ -106,18 +106,20 @@ class Endpoint:
         if most and spent >= most:
           raise EndpointError(f'the budget of the judge is spent: {name}={most} in {self.cache}')
       now = time.time()
-      at = max(now, next_at) if self.per_minute and next_at < now + _FAR_S else now
+      at = max(now, next_at) if self.per_minute and next_at < now + _MAX_AHEAD_S else now
       if at - now >= left_s:
         raise EndpointError(
-          f'per_minute={self.per_minute} leaves no turn within give_up_s={self.give_up_s}'
+          f'per_minute={self.per_minute} leaves no request within give_up_s={self.give_up_s}'
         )
       at_next = at + 60 / self.per_minute if self.per_minute else 0.0
       db.execute('UPDATE spent SET requests = requests + 1, next_at = ?', (at_next,))
       db.execute('COMMIT')
     return at - now
 
-  def _once(self, messages: list, timeout_s: float) -> tuple[str | None, str, float]:
-    """(answer, or None and why not, and how long the server asks to wait)."""
+  def _attempt(
+    self, messages: list[dict[str, str]], timeout_s: float
+  ) -> tuple[str | None, str, float]:
+    """Returns (answer or None, reason without an answer, seconds to wait as requested by the server)."""
     body: dict[str, Any] = dict(model=self.model, messages=messages)
     body |= dict(temperature=0) if self.greedy else {}
     body |= dict(max_tokens=self.reply_tokens) if self.reply_tokens else {}
@@ -128,9 +130,9 @@ class Endpoint:
     request = urllib.request.Request(url, json.dumps(body).encode(), headers, method='POST')
     try:
       with _OPENER.open(request, timeout=max(timeout_s, 0.01)) as response:
-        told = json.loads(response.read(_MOST_BYTES))
-      self._spend(told.get('usage') or {})
-      reply = told['choices'][0]['message']['content']
+        content = json.loads(response.read(_MAX_BYTES))
+      self._spend(content.get('usage') or {})
+      reply = content['choices'][0]['message']['content']
       return (reply, '', 0.0) if isinstance(reply, str) else (None, 'an answer without text', 0.0)
     except urllib.error.HTTPError as error:
       error.close()
@@ -145,24 +147,21 @@ class Endpoint:
   def _spend(self, usage: dict[str, Any]) -> None:
     tokens = usage.get('total_tokens')
     if isinstance(tokens, int) and tokens > 0:
-      with opened(self.cache) as db:
+      with open_cache(self.cache) as db:
         db.execute('UPDATE spent SET tokens = tokens + ?', (tokens,))
     elif self.most_tokens:
       raise EndpointError(
-        f'the judge does not tell its usage, which most_tokens={self.most_tokens} needs'
+        f'the judge does not report its usage, which most_tokens={self.most_tokens} needs'
       )
 
   def _key(self, messages: list[dict[str, str]]) -> str:
-    told = json.dumps([self.model, messages], sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    text = json.dumps([self.model, messages], sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[sqlite3.Connection]:
-  """The file's data base, made where it is missing; every statement is written at once, but between BEGIN and COMMIT.
-
-  Raises OSError and sqlite3.Error. Source: none.
-  """
+def open_cache(path: str) -> Iterator[sqlite3.Connection]:
+  """Yields the database of the file, which is created if missing, in autocommit mode. Raises OSError, sqlite3.Error."""
   os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
   with contextlib.closing(sqlite3.connect(path, timeout=30.0, isolation_level=None)) as db:
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'spent'").fetchone():
@@ -172,16 +171,16 @@ def opened(path: str) -> Iterator[sqlite3.Connection]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-  """The key goes to the server that the config names, and to none that this one names."""
+  """Follows no redirect, so that the key is only sent to the configured server."""
 
   def redirect_request(self, *_: Any) -> None:
     return None
 
 
 class _Bounded(io.RawIOBase):
-  """What a socket receives until `end`, by time.monotonic; TimeoutError then.
+  """A stream of a socket that raises TimeoutError at `end`, a time of time.monotonic.
 
-  The time-out of a socket begins again with each byte, so that a slow enough server would hold a worker for ever.
+  The time-out of a socket restarts with each byte, so that a slow server could block a worker forever.
   """
 
   def __init__(self, source: socket.socket, end: float):
@@ -211,7 +210,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Deadline:
-  """Makes the time-out of a connection one of the whole exchange: its responses end with it."""
+  """Applies the time-out of a connection to the whole exchange, including the response."""
 
   def __init__(self, *args: Any, **keywords: Any):
     super().__init__(*args, **keywords)
@@ -239,14 +238,14 @@ class _HttpsHandler(urllib.request.HTTPSHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect, _HttpHandler, _HttpsHandler)
 
 
-def _retry_after(told: str | None) -> float:
-  """Seconds, from a number or a date; 0 where nothing readable is told."""
+def _retry_after(header: str | None) -> float:
+  """Seconds of a Retry-After header, a number or a date; 0 without a readable one."""
   try:
-    return max(float(told), 0.0)
+    return max(float(header), 0.0)
   except (TypeError, ValueError):
     pass
   try:
-    return max(email.utils.parsedate_to_datetime(told).timestamp() - time.time(), 0.0)
+    return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
   except (TypeError, ValueError, IndexError):
     return 0.0
 

@@ -1,4 +1,4 @@
-"""A language model as judge: another part of the registry of `config.rewards`."""
+"""A language model that scores completions, for `config.rewards`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Any
 from jaxrl_llm.rewards.model_judge import client, http, verdict
 from jaxrl_llm.types import Row, UserError
 
-_ASKED = 'Question:\n{question}\n\nReference answer:\n{answer}\n\nReply to be judged:\n{reply}\n\n'
-_TEMPLATE = _ASKED + (
+_QUESTION = (
+  'Question:\n{question}\n\nReference answer:\n{answer}\n\nReply to be judged:\n{reply}\n\n'
+)
+_TEMPLATE = _QUESTION + (
   'How good is the reply, from {worst} (worst) to {best} (best)? Answer with a short reason, and end with JSON: '
   '{"score": number}.'
 )
-_RUBRIC = _ASKED + (
+_RUBRIC = _QUESTION + (
   'Criteria:\n{criteria}\n\nHow well does the reply fulfil each criterion, from {worst} (not at all) to {best} '
   '(wholly)? Answer with a short reason for each, and end with JSON: {"scores": [a number for each, in '
   'their order]}.'
 )
-_NOTHING: Mapping[str, float] = types.MappingProxyType({})
+_NO_CRITERIA: Mapping[str, float] = types.MappingProxyType({})
 
 
 @client.with_server
@@ -32,97 +34,107 @@ def judge(
   *,
   server: http.Endpoint,
   template: str = '',
-  criteria: Mapping[str, float] = _NOTHING,
+  criteria: Mapping[str, float] = _NO_CRITERIA,
   row_criteria: bool = False,
   regex: str = '',
   field: str = 'score',
   worst: float = 0.0,
   best: float = 10.0,
 ) -> float:
-  """(x − worst) / (best − worst) in [0, 1], x the score that a model gives; with criteria Σ wᵢ·scoreᵢ / Σ wᵢ.
+  """Returns (x − worst) / (best − worst) in [0, 1] for the score x of a model; with criteria Σ wᵢ·scoreᵢ / Σ wᵢ.
 
-  Asked is POST base_url/chat/completions, as OpenAI's. template has {question}, {answer}, {reply}, which are put in
-  between marks that their authors cannot guess, as data; '' is our own. The score is `field` of the last JSON object
-  in the judge's answer, or the first group of the last match of `regex`. criteria: text → weight, judged in one call,
-  as a list `scores`; row_criteria: the row's `rubric`, a list of {criterion, weight}, instead. An answer without
-  a readable score, or beyond worst and best, is an error of the item; so is what is asked beyond the budget.
+  Requests are POST base_url/chat/completions, as for OpenAI. template has {question}, {answer} and {reply}, which are
+  inserted as data between unpredictable marks; '' = the built-in one. The score is `field` of the last JSON object of
+  the answer, or the first group of the last match of `regex`. criteria: text → weight, scored in one request as a list
+  `scores`; row_criteria: the row's `rubric` instead, a list of {criterion, weight}. A missing score, a score out of
+  range and a spent budget are errors of the item.
 
-  The settings of the server are those of endpoint.Endpoint. cache: a file on a local disk, with the answers by (model,
-  messages). All workers share it, and their rate limit and budget are kept in it: they hold for all runs on this
-  machine that name it. config.rewards.workers ask at once, each one thing at a time; an item has give_up_s, less than
-  config.rewards.deadline_s. key_env names the environment variable with the key; no config or file has it. right = 1.0
-  takes only the best score for right: see config.rewards.right.
+  The settings of the server are those of http.Endpoint. cache: a file on a local disk with the answers by (model,
+  messages). It also holds rate limit and budget, which apply to all runs on this machine with the same file. Each of
+  config.rewards.workers sends one request at a time; an item has give_up_s, less than config.rewards.deadline_s. key_env
+  names the environment variable with the key, which is never stored. With config.rewards.right=1.0 only the best score
+  counts as right.
 
-  The weighted sum is the explicit one of arXiv:2507.17746 (Rubrics as Rewards), there over criteria that are met or
-  not; prompts are our own, reconstructed from what such papers tell. Source: none.
+  The weighted sum is the explicit aggregation of arXiv:2507.17746 (Rubrics as Rewards), there over criteria that are met
+  or not; the prompts are reconstructed from such papers.
   """
-  known = _criteria(row) if row_criteria else dict(criteria)
-  lines = (f'{n}. {told}' for n, told in enumerate(known, 1))
+  weights = _criteria(row) if row_criteria else dict(criteria)
+  lines = (f'{n}. {criterion}' for n, criterion in enumerate(weights, 1))
   places = dict(criteria='\n'.join(lines), worst=f'{worst:g}', best=f'{best:g}')
   data = dict(question=client.question_of(row), answer=row.answer or '(none)', reply=text)
-  asked = client.messages(template or (_RUBRIC if known else _TEMPLATE), data, places)
-  read = functools.partial(_read, known=known, regex=regex, field=field, worst=worst, best=best)
-  return client.answered(server, asked, read, server.until())
+  request = client.messages(template or (_RUBRIC if weights else _TEMPLATE), data, places)
+  parse = functools.partial(
+    _parse, criteria=weights, regex=regex, field=field, worst=worst, best=best
+  )
+  return client.answered(server, request, parse, server.until())
 
 
-def _read(
-  reply: str, *, known: dict[str, float], regex: str, field: str, worst: float, best: float
+def _parse(
+  reply: str, *, criteria: dict[str, float], regex: str, field: str, worst: float, best: float
 ) -> float:
-  if not known:
+  if not criteria:
     value = verdict.by_regex(reply, regex) if regex else verdict.by_field(reply, field)
     return verdict.score(value, worst, best)
   values = verdict.by_field(reply, 'scores')
-  if not isinstance(values, list) or len(values) != len(known):
-    raise ValueError(f'the judge gives no {len(known)} scores, one a criterion: {str(values)[:60]}')
+  if not isinstance(values, list) or len(values) != len(criteria):
+    raise ValueError(
+      f'the judge gives no {len(criteria)} scores, one per criterion: {str(values)[:60]}'
+    )
   scores = [verdict.score(value, worst, best) for value in values]
-  weights = known.values()
+  weights = criteria.values()
   return sum(w * s for w, s in zip(weights, scores, strict=True)) / sum(weights)
 
 
 def _criteria(row: Row) -> dict[str, float]:
   try:
-    found = {str(one['criterion']): float(one.get('weight', 1.0)) for one in row.extra['rubric']}
+    criteria = {
+      str(entry['criterion']): float(entry.get('weight', 1.0)) for entry in row.extra['rubric']
+    }
   except (KeyError, TypeError, AttributeError, ValueError):
-    found = {}
-  if not found or not all(0 < weight < math.inf for weight in found.values()):
+    criteria = {}
+  if not criteria or not all(0 < weight < math.inf for weight in criteria.values()):
     raise ValueError(f"row {row.id} holds no 'rubric', a list of {{criterion, weight above 0}}")
-  return found
+  return criteria
 
 
-def _check(told: dict[str, Any], where: str) -> None:
-  """Settings out of range; `told` has config.rewards.deadline_s and workers, too."""
-  client.check(told, where)
-  _check_reading(told, where)
+def _check(settings: dict[str, Any], where: str) -> None:
+  """Raises UserError for settings out of range; they include config.rewards.deadline_s and workers."""
+  client.check(settings, where)
+  _check_reading(settings, where)
 
 
-def _check_reading(told: dict[str, Any], where: str) -> None:
-  template, rubric = told['template'], bool(told['criteria']) or told['row_criteria']
+def _check_reading(settings: dict[str, Any], where: str) -> None:
+  template, rubric = settings['template'], bool(settings['criteria']) or settings['row_criteria']
   if template and not ('{reply}' in template and ('{criteria}' in template) == rubric):
     needs = (
       '{reply} and {criteria}' if rubric else '{reply}, and {criteria} only where there are some'
     )
     raise UserError(f'{where}.template={template[:80]!r} must hold {needs}.')
-  if told['criteria'] and told['row_criteria']:
-    raise UserError(f"{where}.row_criteria=True takes the rows' own; leave {where}.criteria empty.")
-  if not all(0 < weight < math.inf for weight in told['criteria'].values()):
+  if settings['criteria'] and settings['row_criteria']:
     raise UserError(
-      f'{where}.criteria={dict(told["criteria"])!r} must be texts with weights above 0.'
+      f'{where}.row_criteria=True uses those of the rows; leave {where}.criteria empty.'
     )
-  if not -math.inf < told['worst'] < told['best'] < math.inf:
-    raise UserError(f'{where}.worst={told["worst"]!r} must be below {where}.best={told["best"]!r}.')
-  if told['regex'] and rubric:
+  if not all(0 < weight < math.inf for weight in settings['criteria'].values()):
     raise UserError(
-      f'{where}.regex={told["regex"]!r} reads one score; leave it empty with criteria.'
+      f'{where}.criteria={dict(settings["criteria"])!r} must be texts with weights above 0.'
+    )
+  if not -math.inf < settings['worst'] < settings['best'] < math.inf:
+    raise UserError(
+      f'{where}.worst={settings["worst"]!r} must be below {where}.best={settings["best"]!r}.'
+    )
+  if settings['regex'] and rubric:
+    raise UserError(
+      f'{where}.regex={settings["regex"]!r} reads one score; leave it empty with criteria.'
     )
   try:
-    groups = re.compile(told['regex']).groups if told['regex'] else 1
+    groups = re.compile(settings['regex']).groups if settings['regex'] else 1
   except (re.error, OverflowError, RecursionError):
     groups = 0
   if not groups:
     raise UserError(
-      f'{where}.regex={told["regex"]!r} must be a regular expression with a group, the score.'
+      f'{where}.regex={settings["regex"]!r} must be a regular expression with a group, the score.'
     )
 
 
 CHECKS = {judge: _check}
-ROWS = {judge: lambda row, told: _criteria(row) if told['row_criteria'] else None}
+ROWS = {judge: lambda row, settings: _criteria(row) if settings['row_criteria'] else None}

@@ -1,4 +1,4 @@
-"""A judge's verdicts one by one, of criteria or of steps: another part of the registry of `config.rewards`."""
+"""A judge with a separate verdict on each criterion or each step, for `config.rewards`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEP = (
   'Is this step sound: right in what it says and computes, and leading on to a solution? Judge this step alone, not '
   'what was before. Work it through first, then end with JSON: {"sound": true} or {"sound": false}.'
 )
-_NOTHING: Mapping[str, float] = types.MappingProxyType({})
+_NO_CRITERIA: Mapping[str, float] = types.MappingProxyType({})
 
 
 @client.with_server
@@ -31,31 +31,31 @@ def rubric(
   row: Row,
   *,
   server: http.Endpoint,
-  criteria: Mapping[str, float] = _NOTHING,
+  criteria: Mapping[str, float] = _NO_CRITERIA,
   row_criteria: bool = False,
   only: str = '',
   template: str = '',
 ) -> float:
-  """Σ points of the criteria that are met / Σ points above 0, clipped to [0, 1]; each criterion is a question.
+  """Returns Σ points of met criteria / Σ points above 0, clipped to [0, 1], arXiv:2507.17746 (explicit aggregation).
 
-  criteria: text → points, below 0 for faults; row_criteria: the row's `rubric` or `rubrics`, a list of {criterion,
-  points} or {description, weight}, also inside reward_model or extra_info, instead. only: how far this one of
-  `criteria` is met: with weight=0.0 and a name, a part of config.rewards.parts that logs it, from answers that are kept
-  already. template has {question}, {answer}, {reply} as data, and {criterion}; its answer ends with JSON whose `met` is
-  true, false or a number from 0 to 1. Server, cache, budget and failures are as of `judge`; give_up_s is for all
-  criteria together, and one verdict that cannot be had fails the item.
-
-  Source: arXiv:2507.17746 (Rubrics as Rewards, the explicit sum); prompts are our own.
+  Each criterion is a request. criteria: text → points, negative for faults; row_criteria: the row's `rubric` or
+  `rubrics` instead, a list of {criterion, points} or {description, weight}, also inside reward_model or extra_info.
+  only: returns the degree to which this one of `criteria` is met; with weight=0.0 and a name, a part of
+  config.rewards.parts logs it from cached answers. template has {question}, {answer}, {reply} as data, and {criterion};
+  the answer ends with JSON whose `met` is true, false or a number from 0 to 1. Server, cache, budget and failures are
+  those of `judge`; give_up_s is the limit for all criteria, and a missing verdict is an error of the item. The prompts
+  are not those of the paper.
   """
-  known = _criteria(row) if row_criteria else list(criteria.items())
+  points_of_criteria = _criteria(row) if row_criteria else list(criteria.items())
   data = dict(question=client.question_of(row), answer=row.answer or '(none)', reply=text)
-  asked = [
-    client.messages(template or _CRITERION, data, dict(criterion=told))
-    for told, _ in known
-    if only in ('', told)
+  requests = [
+    client.messages(template or _CRITERION, data, dict(criterion=text))
+    for text, _ in points_of_criteria
+    if only in ('', text)
   ]
-  met_C = client.each_answered(server, asked, lambda said: _share(said, 'met'))
-  return met_C[0] if only else aggregate.points([points for _, points in known], met_C)
+  met_C = client.each_answered(server, requests, lambda answer: _share(answer, 'met'))
+  points_C = [points for _, points in points_of_criteria]
+  return met_C[0] if only else aggregate.points(points_C, met_C)
 
 
 @client.with_server
@@ -69,76 +69,77 @@ def steps(
   combine: str = 'mean',
   template: str = '',
 ) -> float:
-  """Mean, min, product or last of a judge's verdicts on a reply's steps, each in [0, 1], reasoned before it is given.
+  """Returns the mean, min, product or last of a judge's verdicts on the steps, each in [0, 1], arXiv:2508.19229.
 
-  Steps stand between matches of the regular expression `cut` (empty lines; r'</?chunk>' for a policy that marks its
-  own); more than most_steps are joined with their neighbors. Each is a question of its own: the problem, the steps
-  before and this one. template has {question}, {answer}, {before}, {step} as data; its answer ends with JSON whose
-  `sound` is true, false or a number from 0 to 1. Server, cache, budget and failures are as of `judge`; give_up_s is for
-  all steps together.
+  Steps are the parts between matches of the regular expression `cut` (empty lines; r'</?chunk>' for a policy that marks
+  its steps); if there are more than most_steps, neighbors are joined. Each step is a request with the problem, the
+  earlier steps and this one. template has {question}, {answer}, {before}, {step} as data; the answer gives reasons and
+  ends with JSON whose `sound` is true, false or a number from 0 to 1. Server, cache, budget and failures are those of
+  `judge`; give_up_s is the limit for all steps.
 
-  Source: arXiv:2508.19229 (StepWiser), whose judge is itself trained by RL on relative outcomes of rollouts, with a
-  policy taught to cut its steps: here any served model judges, and cuts are by rule. Reconstructed from the abstract
-  and third-party notes; prompts are our own.
+  The judge of the paper (StepWiser) is trained by RL on relative outcomes of rollouts, with a policy that learns to cut
+  its steps; here any served model judges, and cuts are by rule. Reconstructed from the abstract and third-party notes;
+  the prompts are not those of the paper.
   """
   parts = _steps(text, cut, most_steps)
   data = dict(question=client.question_of(row), answer=row.answer or '(none)')
-  asked = [
+  requests = [
     client.messages(
       template or _STEP, data | dict(before='\n\n'.join(parts[:n]) or '(nothing)', step=part), {}
     )
     for n, part in enumerate(parts)
   ]
-  sound_N = client.each_answered(server, asked, lambda said: _share(said, 'sound'))
+  sound_N = client.each_answered(server, requests, lambda answer: _share(answer, 'sound'))
   return aggregate.OF_STEPS[combine](sound_N)
 
 
-def _share(said: str, field: str) -> float:
-  return verdict.share(verdict.by_field(said, field))
+def _share(answer: str, field: str) -> float:
+  return verdict.share(verdict.by_field(answer, field))
 
 
 def _steps(text: str, cut: str, most: int) -> list[str]:
-  """What stands between the cuts, as at most so many steps of about as many parts; an empty reply is one empty step."""
+  """The parts between the cuts, joined to at most `most` steps; an empty completion is one empty step."""
   parts = [part.strip() for part in re.split(cut, text) if part and part.strip()] or ['']
   count = min(most, len(parts))
   bounds = [i * len(parts) // count for i in range(count + 1)]
-  return ['\n\n'.join(parts[at:end]) for at, end in zip(bounds, bounds[1:], strict=False)]
+  return ['\n\n'.join(parts[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
 
 
 def _criteria(row: Row) -> list[tuple[str, float]]:
   places = [row.extra, row.extra.get('reward_model'), row.extra.get('extra_info')]
-  held = [place[n] for place in places if isinstance(place, dict) for n in _NAMES if n in place]
+  rubrics = [place[n] for place in places if isinstance(place, dict) for n in _NAMES if n in place]
   try:
-    found = [_criterion(one) for one in held[0]]
+    criteria = [_criterion(entry) for entry in rubrics[0]]
   except (IndexError, KeyError, TypeError, AttributeError, ValueError):
-    found = []
-  if not _earnable([points for _, points in found]) or not all(told for told, _ in found):
+    criteria = []
+  if not _has_positive([points for _, points in criteria]) or not all(text for text, _ in criteria):
     raise ValueError(
       f"row {row.id} holds no 'rubric', a list of {{criterion, points}} with some points above 0"
     )
-  return found
+  return criteria
 
 
 _NAMES = ('rubric', 'rubrics')
 
 
-def _criterion(one: dict[str, Any]) -> tuple[str, float]:
-  told = one['criterion'] if 'criterion' in one else one['description']
-  return str(told).strip(), float(one['points'] if 'points' in one else one.get('weight', 1.0))
+def _criterion(entry: dict[str, Any]) -> tuple[str, float]:
+  text = entry['criterion'] if 'criterion' in entry else entry['description']
+  points = entry['points'] if 'points' in entry else entry.get('weight', 1.0)
+  return str(text).strip(), float(points)
 
 
-def _earnable(points: list[float]) -> bool:
+def _has_positive(points: list[float]) -> bool:
   return all(map(math.isfinite, points)) and any(p > 0 for p in points)
 
 
-def _check_rubric(told: dict[str, Any], where: str) -> None:
-  """Settings out of range; `told` has config.rewards.deadline_s and workers, too."""
-  criteria, only = dict(told['criteria']), told['only']
-  if bool(criteria) == told['row_criteria']:
+def _check_rubric(settings: dict[str, Any], where: str) -> None:
+  """Raises UserError for settings out of range; they include config.rewards.deadline_s and workers."""
+  criteria, only = dict(settings['criteria']), settings['only']
+  if bool(criteria) == settings['row_criteria']:
     raise UserError(
-      f"{where}.criteria={criteria!r} must hold some, or be empty where row_criteria=True takes the rows' own."
+      f'{where}.criteria={criteria!r} must hold some, or be empty where row_criteria=True uses those of the rows.'
     )
-  if criteria and not _earnable(list(criteria.values())):
+  if criteria and not _has_positive(list(criteria.values())):
     raise UserError(
       f'{where}.criteria={criteria!r} must be texts with points, some of them above 0.'
     )
@@ -146,28 +147,30 @@ def _check_rubric(told: dict[str, Any], where: str) -> None:
     raise UserError(
       f'{where}.only={only!r} must be one of {where}.criteria: {", ".join(criteria)}.'
     )
-  client.check_places(told['template'], where, 'reply', 'criterion')
-  client.check(told, where, questions=len(criteria) or 1)
+  client.check_places(settings['template'], where, 'reply', 'criterion')
+  client.check(settings, where, questions=len(criteria) or 1)
 
 
-def _check_steps(told: dict[str, Any], where: str) -> None:
+def _check_steps(settings: dict[str, Any], where: str) -> None:
   try:
-    groups = re.compile(told['cut']).groups if told['cut'] else 1
+    groups = re.compile(settings['cut']).groups if settings['cut'] else 1
   except (re.error, OverflowError, RecursionError):
     groups = 1
   if groups:
     raise UserError(
-      f'{where}.cut={told["cut"]!r} must be a regular expression without groups; (?:…) only holds together.'
+      f'{where}.cut={settings["cut"]!r} must be a regular expression without groups; use (?:…).'
     )
-  if told['most_steps'] < 1:
-    raise UserError(f'{where}.most_steps={told["most_steps"]!r} must be a whole number from 1 up.')
-  if told['combine'] not in aggregate.OF_STEPS:
+  if settings['most_steps'] < 1:
     raise UserError(
-      f'{where}.combine={told["combine"]!r} is unknown; choose one of: {", ".join(aggregate.OF_STEPS)}.'
+      f'{where}.most_steps={settings["most_steps"]!r} must be a whole number from 1 up.'
     )
-  client.check_places(told['template'], where, 'step')
-  client.check(told, where)
+  if settings['combine'] not in aggregate.OF_STEPS:
+    raise UserError(
+      f'{where}.combine={settings["combine"]!r} is unknown; choose one of: {", ".join(aggregate.OF_STEPS)}.'
+    )
+  client.check_places(settings['template'], where, 'step')
+  client.check(settings, where)
 
 
 CHECKS = {rubric: _check_rubric, steps: _check_steps}
-ROWS = {rubric: lambda row, told: _criteria(row) if told['row_criteria'] else None}
+ROWS = {rubric: lambda row, settings: _criteria(row) if settings['row_criteria'] else None}

@@ -1,4 +1,4 @@
-"""What a judge's answer says: its scores."""
+"""Parses scores from the answer of a judge."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ from typing import Any
 
 from jaxrl_llm.rewards.parsing import answer_span
 
-_MOST_STARTS = 200
+_MAX_STARTS = 200
 
 
 def by_regex(text: str, regex: str) -> float:
-  """The number in the first group of the last match. Raises ValueError for none. Source: none."""
-  found = list(re.finditer(regex, _spoken(text)))
-  if not found:
-    raise ValueError(f'the judge says nothing that {regex!r} matches: {text[-80:]!r}')
-  return _number(found[-1][1])
+  """Returns the number in the first group of the last match. Raises ValueError without one."""
+  matches = list(re.finditer(regex, _without_thoughts(text)))
+  if not matches:
+    raise ValueError(f'the judge gives nothing that matches {regex!r}: {text[-80:]!r}')
+  return _number(matches[-1][1])
 
 
 def by_field(text: str, field: str) -> Any:
-  """The value of a field of the last JSON object that has it. Raises ValueError for none. Source: none."""
-  text = _spoken(text)
+  """Returns the value of a field of the last JSON object that has it. Raises ValueError without one."""
+  text = _without_thoughts(text)
   blocks = [block for _, block in answer_span.fences(text)]
   for part in (*reversed(blocks), text):
-    found = [told[field] for told in _objects(part) if field in told]
-    if found:
-      return found[-1]
-  raise ValueError(f'the judge says no {field!r}: {text[-80:]!r}')
+    values = [entry[field] for entry in _objects(part) if field in entry]
+    if values:
+      return values[-1]
+  raise ValueError(f'the judge gives no {field!r}: {text[-80:]!r}')
 
 
 def score(value: Any, worst: float, best: float) -> float:
-  """(x − worst) / (best − worst). Raises ValueError for what is no number from worst to best. Source: none."""
-  found = _number(value)
-  if not worst <= found <= best:
-    raise ValueError(f'the judge gives {found}, which is not from {worst} to {best}')
-  return (found - worst) / (best - worst)
+  """Returns (x − worst) / (best − worst). Raises ValueError unless x is a number from worst to best."""
+  number = _number(value)
+  if not worst <= number <= best:
+    raise ValueError(f'the judge gives {number}, which is not from {worst} to {best}')
+  return (number - worst) / (best - worst)
 
 
 def share(value: Any) -> float:
-  """true as 1, false as 0, a number from 0 to 1 as itself. Raises ValueError for others. Source: none."""
+  """Returns 1 for true, 0 for false, and a number from 0 to 1 unchanged. Raises ValueError for other values."""
   return float(value) if isinstance(value, bool) else score(value, 0.0, 1.0)
 
 
-def _spoken(text: str) -> str:
-  """Less what a judge thought before."""
+def _without_thoughts(text: str) -> str:
+  """The text after the judge's reasoning."""
   return text.rpartition('</think>')[2]
 
 
 def _objects(text: str) -> list[dict]:
   """The outermost JSON objects of a text."""
-  found, at, decoder = [], text.find('{'), json.JSONDecoder()
-  for _ in range(_MOST_STARTS):
-    if at < 0:
+  objects, start, decoder = [], text.find('{'), json.JSONDecoder()
+  for _ in range(_MAX_STARTS):
+    if start < 0:
       break
     try:
-      told, end = decoder.raw_decode(text, at)
-      found.append(told)
+      value, end = decoder.raw_decode(text, start)
+      objects.append(value)
     except (ValueError, RecursionError):
-      end = at + 1
-    at = text.find('{', end)
-  return found
+      end = start + 1
+    start = text.find('{', end)
+  return objects
 
 
 def _number(value: Any) -> float:

@@ -27,7 +27,7 @@ def spec(server, tmp_path):
   return judge_server.settings(server, tmp_path) | dict(fn='rubric')
 
 
-def held(body) -> list[str]:
+def data_of(body) -> list[str]:
   """What stands between the marks, in the order of the question."""
   system, user = (m['content'] for m in body['messages'])
   mark = re.search(r'<<<(\w+) and', system)[1]
@@ -37,19 +37,19 @@ def held(body) -> list[str]:
 def by_word(number, body):
   """Met where the last data of the question, the reply, holds the word that is the criterion."""
   word = re.search(r'Criterion:\n(\w+)', body['messages'][1]['content'])[1]
-  return json.dumps(dict(met=word in held(body)[2]))
+  return json.dumps(dict(met=word in data_of(body)[2]))
 
 
 @pytest.mark.parametrize(
   'words', [s for n in range(4) for s in itertools.combinations(CRITERIA, n)], ids=' '.join
 )
 def test_points_of_what_is_met_over_all_that_can_be_earned(server, spec, words):
-  server.say = by_word
+  server.answer = by_word
   want = max(0.0, sum(CRITERIA[w] for w in words) / 4)
   assert judged(spec, ' '.join(words), criteria=CRITERIA) == pytest.approx(want)
-  assert len(server.asked) == 3  # a question each
-  for _, _, body in server.asked:
-    assert held(body) == [ROW.question, ROW.answer, ' '.join(words)]
+  assert len(server.requests) == 3  # a question each
+  for _, _, body in server.requests:
+    assert data_of(body) == [ROW.question, ROW.answer, ' '.join(words)]
 
 
 def test_points_are_clipped_and_partly_met_counts_in_part():
@@ -78,7 +78,7 @@ def test_points_are_clipped_and_partly_met_counts_in_part():
   ],
 )
 def test_a_row_brings_its_own_rubric(server, spec, extra):
-  server.say = by_word
+  server.answer = by_word
   row = ROW._replace(extra=extra)
   assert judged(spec, 'seven', row, row_criteria=True) == 1.0
   assert judged(spec, 'seven, rude', row, row_criteria=True) == pytest.approx(1 / 3)
@@ -100,61 +100,65 @@ def test_a_row_brings_its_own_rubric(server, spec, extra):
 def test_a_row_without_a_rubric_is_an_error_and_where_all_lack_one_it_is_told_at_once(
   server, spec, extra
 ):
-  row, told = ROW._replace(extra=extra), "row id holds no 'rubric'"
-  with pytest.raises(ValueError, match=told):
+  row, message = ROW._replace(extra=extra), "row id holds no 'rubric'"
+  with pytest.raises(ValueError, match=message):
     judged(spec, row=row, row_criteria=True)
-  with pytest.raises(UserError, match=f'can judge by none of the rows .{told}'):
+  with pytest.raises(UserError, match=f'can grade none of the rows .{message}'):
     rewards.check_rows([('rubric', rewards.resolve(spec | dict(row_criteria=True)))], [row])
-  assert not server.asked
+  assert not server.requests
 
 
 def test_each_criterion_is_a_part_that_costs_no_question(server, spec):
-  server.say = by_word
+  server.answer = by_word
   own = {k: v for k, v in spec.items() if k not in ('deadline_s', 'workers')} | dict(
     criteria=CRITERIA
   )
   parts = tuple(own | dict(only=one, name=one, weight=0.0) for one in CRITERIA)
-  whole = spec | dict(criteria=CRITERIA, parts=parts)
-  scores = rewards.score([ROW, ROW], ['seven rude', 'reason'], whole)
+  with_parts = spec | dict(criteria=CRITERIA, parts=parts)
+  scores = rewards.score([ROW, ROW], ['seven rude', 'reason'], with_parts)
   np.testing.assert_allclose(scores.parts_BxK, [[0.25, 1, 0, 1], [0.25, 0, 1, 0]])
-  assert len(server.asked) == 6
-  assert [part.name for part in rewards.resolve_parts(whole)] == ['rubric', *CRITERIA]
+  assert len(server.requests) == 6
+  assert [part.name for part in rewards.resolve_parts(with_parts)] == ['rubric', *CRITERIA]
 
 
 @pytest.mark.parametrize(
-  'said', ['no idea', '{"met": "perhaps"}', '{"met": 2}', '{"met": null}', '{"met": []}']
+  'answer', ['no idea', '{"met": "perhaps"}', '{"met": 2}', '{"met": null}', '{"met": []}']
 )
 def test_one_verdict_that_cannot_be_read_fails_the_reply_and_the_others_are_kept(
-  server, spec, said
+  server, spec, answer
 ):
   broken = []
-  server.say = lambda number, body: (
-    said if 'Criterion:\nrude' in body['messages'][1]['content'] and not broken else '{"met": true}'
+  server.answer = lambda number, body: (
+    answer
+    if 'Criterion:\nrude' in body['messages'][1]['content'] and not broken
+    else '{"met": true}'
   )
   with pytest.raises(ValueError, match='the judge '):
     judged(spec, 'a', criteria=CRITERIA)
   broken.append(True)
-  before = len(server.asked)
+  before = len(server.requests)
   assert judged(spec, 'a', criteria=CRITERIA) == pytest.approx(0.5)
-  assert len(server.asked) == before + 1
+  assert len(server.requests) == before + 1
 
 
 def test_all_criteria_together_have_the_time_of_one_grading(server, spec, monkeypatch):
   now = [0.0]
   monkeypatch.setattr(http.time, 'monotonic', lambda: now[0])
 
-  real = http.Endpoint.keep
+  real = http.Endpoint.store
 
   def keep(*args):  # not while the answer is on its way, which is over with the time
     now[0] += 4.0
     return real(*args)
 
-  monkeypatch.setattr(http.Endpoint, 'keep', keep)
-  server.say = lambda number, body: '{"met": true}'
-  with pytest.raises(http.EndpointError, match='give_up_s=7.0 went by before all was asked'):
+  monkeypatch.setattr(http.Endpoint, 'store', keep)
+  server.answer = lambda number, body: '{"met": true}'
+  with pytest.raises(
+    http.EndpointError, match='give_up_s=7.0 passed before all requests were sent'
+  ):
     judged(spec, criteria=CRITERIA, give_up_s=7.0)
-  assert len(server.asked) == 2
-  assert judged(spec, criteria=CRITERIA, give_up_s=7.0) == 0.5  # two were kept
+  assert len(server.requests) == 2
+  assert judged(spec, criteria=CRITERIA, give_up_s=7.0) == 0.5  # two were cached
 
 
 STEPS = 'Let x be 3.\n\nThen x + 4 = 8.\n \nSo it is 8.'
@@ -164,22 +168,22 @@ STEPS = 'Let x be 3.\n\nThen x + 4 = 8.\n \nSo it is 8.'
   'combine, want', [('mean', 0.4), ('min', 0.1), ('product', 1.0 * 0.1 * 0.1), ('last', 0.1)]
 )
 def test_every_step_is_judged_with_what_was_before(server, spec, combine, want):
-  seen = []
+  requests = []
 
   def say(number, body):
-    question, before, step = held(body)
+    question, before, step = data_of(body)
     assert question == ROW.question
-    seen.append((before, step))
+    requests.append((before, step))
     return (
       'So <think>{"sound": 1}</think> it is {"sound": true}'
       if '8' not in step
       else '{"sound": 0.1}'
     )
 
-  server.say = say
+  server.answer = say
   assert judged(spec, STEPS, fn='steps', combine=combine) == pytest.approx(want)
   one, two, three = 'Let x be 3.', 'Then x + 4 = 8.', 'So it is 8.'
-  assert seen == [('(nothing)', one), (one, two), (f'{one}\n\n{two}', three)]
+  assert requests == [('(nothing)', one), (one, two), (f'{one}\n\n{two}', three)]
 
 
 @pytest.mark.parametrize(
@@ -195,16 +199,16 @@ def test_every_step_is_judged_with_what_was_before(server, spec, combine, want):
   ],
 )
 def test_where_a_reply_is_cut_into_steps(server, spec, text, settings, want):
-  seen = []
-  server.say = lambda number, body: seen.append(held(body)[2]) or '{"sound": true}'
+  requests = []
+  server.answer = lambda number, body: requests.append(data_of(body)[2]) or '{"sound": true}'
   assert judged(spec, text, fn='steps', **settings) == 1.0
-  assert seen == want
+  assert requests == want
 
 
 def test_a_step_without_a_verdict_is_an_error_and_no_zero(server, spec):
-  server.say = lambda number, body: '{"sound": true}' if number == 0 else 'I cannot say'
+  server.answer = lambda number, body: '{"sound": true}' if number == 0 else 'I cannot say'
   scores = rewards.score([ROW], [STEPS], spec | dict(fn='steps'))
-  assert scores.outcome_B.tolist() == [ERROR] and "says no 'sound'" in scores.message
+  assert scores.outcome_B.tolist() == [ERROR] and "gives no 'sound'" in scores.message
 
 
 # Criteria that a judge would draft: by length, and twice as heavy by what is larger in the alphabet.
@@ -217,7 +221,7 @@ def compares(number, body):
   user = body['messages'][1]['content']
   if 'Principles:' in user:
     return DRAFT
-  _, a, b, criteria = held(body)  # drafted with the replies in sight, and data as they are
+  _, a, b, criteria = data_of(body)  # criteria may quote the completions, so they are data, too
   assert criteria == '1. long\n2. late'
   side = lambda x, y: 'A' if x > y else 'B' if x < y else 'tie'  # noqa: E731
   return json.dumps(dict(better=[side(len(a), len(b)), side(a, b)]))
@@ -234,9 +238,9 @@ GROUP = ['bb', 'a', 'ccc', 'd', 'bb']
 
 @pytest.mark.parametrize('each', [1, 2, 0])
 def test_a_reply_is_worth_what_it_is_preferred_by_to_its_opponents(server, spec, each):
-  server.say = compares
-  told = spec | dict(fn='pairwise', opponents=each)
-  reward_N = rewards.resolve(told).together(GROUP, [ROW] * 5)
+  server.answer = compares
+  settings = spec | dict(fn='pairwise', opponents=each)
+  reward_N = rewards.resolve(settings).score_batch(GROUP, [ROW] * 5)
   n, k = len(GROUP), each or 4
   met = {(i, (i + d) % n) for i in range(n) for d in range(1, k + 1)}
   want = [
@@ -244,8 +248,8 @@ def test_a_reply_is_worth_what_it_is_preferred_by_to_its_opponents(server, spec,
     for i in range(n)
   ]
   np.testing.assert_allclose(reward_N, want, rtol=1e-6)
-  asked = {(GROUP[a], GROUP[b]) for a, b in met if GROUP[a] != GROUP[b]}
-  assert len(server.asked) == 2 * len(asked)  # equal texts are a tie, and nobody is asked twice
+  pairs = {(GROUP[a], GROUP[b]) for a, b in met if GROUP[a] != GROUP[b]}
+  assert len(server.requests) == 2 * len(pairs)  # equal texts are a tie without a request
 
 
 @pytest.mark.parametrize('count, each', [(2, 1), (5, 1), (5, 2), (6, 0), (4, 9)])
@@ -259,8 +263,8 @@ def test_each_is_first_as_often_as_second(count, each):
 
 def test_groups_are_graded_apart_and_fail_apart(server, spec):
   other = ROW._replace(id='other', question='What is 1 + 1?')
-  server.say = lambda number, body: (
-    'what?' if held(body)[0] == other.question else compares(number, body)
+  server.answer = lambda number, body: (
+    'what?' if data_of(body)[0] == other.question else compares(number, body)
   )
   scores = rewards.score([ROW, other, ROW, other], ['b', 'b', 'a', 'a'], spec | dict(fn='pairwise'))
   assert scores.outcome_B.tolist() == [OK, ERROR, OK, ERROR]
@@ -268,21 +272,21 @@ def test_groups_are_graded_apart_and_fail_apart(server, spec):
     pytest.approx((1 + 2 / 3) / 2),
     pytest.approx((1 - 2 / 3) / 2),
   ]
-  assert "says no 'criteria'" in scores.message
+  assert "gives no 'criteria'" in scores.message
   assert rewards.batch_modes(dict(fn='exact', parts=(dict(fn='pairwise'),))) == ['', 'group']
 
 
 def test_a_reply_alone_is_compared_with_the_answer_or_with_nobody(server, spec):
-  server.say = compares
+  server.answer = compares
   assert judged(spec, '77', fn='pairwise', reference=True) == pytest.approx(preferred('77', '7'))
-  assert [held(body)[1:3] for _, _, body in server.asked[::2]] == [['77', '7'], ['7', '77']]
-  assert judged(spec, '78', fn='pairwise') == 0.5 and len(server.asked) == 4
+  assert [data_of(body)[1:3] for _, _, body in server.requests[::2]] == [['77', '7'], ['7', '77']]
+  assert judged(spec, '78', fn='pairwise') == 0.5 and len(server.requests) == 4
   with pytest.raises(ValueError, match='row id has no answer'):
     judged(spec, '77', ROW._replace(answer=''), fn='pairwise', reference=True)
 
 
 @pytest.mark.parametrize(
-  'draft, better, told',
+  'draft, better, message',
   [
     ('{"criteria": []}', '', 'gives no criteria, 1 to 6 with weights above 0'),
     (
@@ -293,17 +297,17 @@ def test_a_reply_alone_is_compared_with_the_answer_or_with_nobody(server, spec):
     ('{"criteria": [{"criterion": "a", "weight": 0}]}', '', 'weights above 0'),
     ('{"criteria": [{"criterion": " ", "weight": 1}]}', '', 'weights above 0'),
     ('{"criteria": "long"}', '', 'gives no criteria'),
-    (DRAFT, '{"better": ["A"]}', 'does not say A, B or tie for each of 2 criteria'),
-    (DRAFT, '{"better": ["A", "C"]}', 'does not say A, B or tie'),
-    (DRAFT, '{"better": "AB"}', 'does not say A, B or tie'),
+    (DRAFT, '{"better": ["A"]}', 'does not answer A, B or tie for each of 2 criteria'),
+    (DRAFT, '{"better": ["A", "C"]}', 'does not answer A, B or tie'),
+    (DRAFT, '{"better": "AB"}', 'does not answer A, B or tie'),
   ],
 )
-def test_a_comparison_that_cannot_be_read_is_an_error(server, spec, draft, better, told):
-  server.say = lambda number, body: (
+def test_a_comparison_that_cannot_be_read_is_an_error(server, spec, draft, better, message):
+  server.answer = lambda number, body: (
     draft if 'Principles:' in body['messages'][1]['content'] else better
   )
-  with pytest.raises(ValueError, match=told):
-    rewards.resolve(spec | dict(fn='pairwise')).together(['a', 'b'], [ROW] * 2)
+  with pytest.raises(ValueError, match=message):
+    rewards.resolve(spec | dict(fn='pairwise')).score_batch(['a', 'b'], [ROW] * 2)
 
 
 @pytest.mark.parametrize(
@@ -315,28 +319,28 @@ def test_a_comparison_that_cannot_be_read_is_an_error(server, spec, draft, bette
   ],
 )
 def test_what_a_reply_says_stays_between_the_marks(server, spec, text):
-  """A judge that does what it is told outside of them."""
+  """A judge that follows the instructions outside of the marks."""
 
   def obedient(number, body):
     user = body['messages'][1]['content']
-    for part in held(body):
+    for part in data_of(body):
       user = user.replace(part, '')
-    assert text in held(body)
+    assert text in data_of(body)
     yes = 'YES' in user
     return json.dumps(dict(met=yes, sound=yes))
 
-  server.say = obedient
+  server.answer = obedient
   assert judged(spec, text, criteria=dict(good=1.0)) == 0.0
   cut = 'no such text'
   assert judged(spec, text, fn='steps', cut=cut) == 0.0
 
 
 @pytest.mark.parametrize(
-  'settings, told',
+  'settings, message',
   [
     (dict(criteria=dict(a=1.0), base_url='host/v1'), "base_url='host/v1' must be an address"),
     (dict(), 'criteria={} must hold some, or be empty where row_criteria=True'),
-    (dict(criteria=dict(a=1.0), row_criteria=True), 'or be empty where row_criteria=True takes'),
+    (dict(criteria=dict(a=1.0), row_criteria=True), 'or be empty where row_criteria=True uses'),
     (dict(criteria=dict(a=-1.0)), 'must be texts with points, some of them above 0'),
     (dict(criteria=dict(a=1.0, b=float('nan'))), 'must be texts with points'),
     (dict(criteria=dict(a=1.0), only='b'), "only='b' must be one of config.rewards.criteria: a"),
@@ -361,15 +365,15 @@ def test_what_a_reply_says_stays_between_the_marks(server, spec, text):
     (dict(fn='pairwise', batched='group'), "batched='group' is not a setting of 'pairwise'"),
   ],
 )
-def test_bad_settings_are_told(spec, settings, told):
-  with pytest.raises(UserError, match=f'config.rewards.*{told}'):
+def test_bad_settings_are_told(spec, settings, message):
+  with pytest.raises(UserError, match=f'config.rewards.*{message}'):
     rewards.resolve(spec | settings)
 
 
 def test_answers_that_nobody_gave_are_told_before_a_run(spec):
   row = Row('id', 'q', (), '', 's', {})
   named = [('pairwise', rewards.resolve(spec | dict(fn='pairwise', reference=True)))]
-  with pytest.raises(UserError, match='can judge by none of the rows .row id has no answer'):
+  with pytest.raises(UserError, match='can grade none of the rows .row id has no answer'):
     rewards.check_rows(named, [row])
 
 

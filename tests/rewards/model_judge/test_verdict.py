@@ -1,4 +1,4 @@
-"""What a judge says → its score, or an error: half a hundred answers."""
+"""Scores parsed from answers of a judge, and errors."""
 
 from __future__ import annotations
 
