@@ -123,7 +123,7 @@ def test_gradient_is_the_weighted_gradient_of_the_log_probability():
 def in_one_piece(request):
   """An objective, weights, a batch that they sampled, and its gradient."""
   c, params = config().objective, decoder.init(MODEL, 0)
-  c.aggregate, c.zero_variance = dict(fn=request.param), dict(fn='mask')
+  c.aggregation, c.zero_variance = dict(fn=request.param), dict(fn='mask')
   whole = spec(objective=c)
   batch = graded(whole, params)
   return c, params, batch, gradient(whole, batch, params)

@@ -241,7 +241,7 @@ def in_halves(batch, order):
 def test_a_prompt_in_two_slots_is_learned_as_in_one(mesh):
   params = decoder.init(MODEL, 0)
   c = config().objective
-  c.aggregate, c.zero_variance = dict(fn='prompt_mean'), dict(fn='mask')
+  c.aggregation, c.zero_variance = dict(fn='prompt_mean'), dict(fn='mask')
   batch = graded(spec(), params)
   want, told = updated(spec(objective=c), batch, params)
   assert told['actor/grad_norm'] > 0
@@ -271,22 +271,34 @@ def test_a_program_that_may_idle_skips_what_is_empty():
 
 
 def pruned():
-  c = config().generate
-  c.prune = dict(fn='uniform', candidates=8, at_tokens=2)
+  c = config().rollout
+  c.pruning = dict(fn='uniform', candidates=8, at_tokens=2)
   return c
 
 
 @pytest.mark.parametrize(
   'changes, told',
   [
-    (dict(collect=dict(fn='dars', top_ups=4)), 'config.replay.collect.top_ups=4 leaves no slot'),
-    (dict(collect=dict(fn='dars', top_ups=1), updates_per_rollout=2), 'config.learner.minibatches'),
     (
-      dict(hint=dict(fn='prefix'), replay=dict(fn='successes', count=1)),
+      dict(replay=dict(collect=dict(fn='dars', top_ups=4))),
+      'config.replay.collect.top_ups=4 leaves no slot',
+    ),
+    (
+      dict(replay=dict(collect=dict(fn='dars', top_ups=1)), learner=dict(minibatches=2)),
+      'config.learner.minibatches',
+    ),
+    (
+      dict(
+        curriculum=dict(hint=dict(fn='prefix')),
+        replay=dict(reuse=dict(fn='successes', count=1)),
+      ),
       'does not go with config.replay.reuse',
     ),
     (
-      dict(hint=dict(fn='guide'), truncate=dict(fn='outliers')),
+      dict(
+        curriculum=dict(hint=dict(fn='guide')),
+        rewards=dict(fn='exact', truncate=dict(fn='outliers')),
+      ),
       'does not go with config.rewards.truncate',
     ),
   ],
@@ -299,12 +311,12 @@ def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told
 @pytest.mark.parametrize(
   'each, allocate, told',
   [
-    (9, 'equal', 'each=9 slots a prompt'),
+    (9, 'equal', 'slots_per_prompt=9 slots a prompt'),
     (1, 'neyman', 'there is nothing to allocate'),
   ],
 )
 def test_slots_that_cannot_be_allotted_are_told(each, allocate, told):
   c = config().curriculum
-  c.each, c.allocate = each, dict(fn=allocate)
+  c.slots_per_prompt, c.allocation = each, dict(fn=allocate)
   with pytest.raises(UserError, match=told):
     spec(curriculum=c)
