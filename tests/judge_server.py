@@ -73,7 +73,7 @@ def completion(words: str | None, **more) -> bytes:
 def server(monkeypatch):
   monkeypatch.setenv('NO_PROXY', '*')
   with Server() as server:
-    server.say = lambda number, body: '{"score": 5}'
+    server.answer = lambda number, body: '{"score": 5}'
     yield server
     server.free.set()
     server.shutdown()
@@ -82,11 +82,11 @@ def server(monkeypatch):
 @pytest.fixture
 def slept(monkeypatch):
   """Waits are noted and not waited for."""
-  told = []
+  waits = []
   monkeypatch.setattr(
-    http_lib, '_sleep', lambda seconds: told.append(seconds) if seconds > 0 else None
+    http_lib, '_sleep', lambda seconds: waits.append(seconds) if seconds > 0 else None
   )
-  return told
+  return waits
 
 
 def settings(server, folder) -> dict:
