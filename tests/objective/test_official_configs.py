@@ -17,11 +17,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 # config → golden, and the settings that are of the golden's small tensors or that its header says are ours
 GOLDENS = {
   'rec': ('rec_ring', set()),
-  'drpo': ('drpo', {'trust.max_tokens'}),
+  'drpo': ('drpo', {'trust_region.max_tokens'}),
   'vcpo': ('vcpo', set()),
   'adora': ('adora', {'advantage.right', 'advantage.long_tokens', 'aggregation'}),
   'rlep': ('rlep', set()),
-  'hpt': ('hpt', {'auxiliary.weight'}),
+  'hpt': ('hpt', {'sft_loss.weight'}),
 }
 
 
