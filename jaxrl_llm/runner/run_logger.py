@@ -149,7 +149,7 @@ class _CompileTimes:
   """Compilation times of earlier starts, in a file beside jax's cache of compiled programs, where there is one."""
 
   def __init__(self, config: Config, first: bool):
-    folder = jax.config.values.get('jax_compilation_cache_dir')
+    folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     self._path = os.path.join(folder, 'seconds.json') if folder and first else ''
     sizes = dict(
       mesh=config.mesh.to_dict(), prompts=config.prompts, kind=jax.devices()[0].device_kind

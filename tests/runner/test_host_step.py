@@ -423,7 +423,7 @@ def test_a_reference_set_and_hints_leave_out_what_runs_and_fill_every_slot():
 
 def test_prompts_that_wait_for_rollouts_are_no_audits_either():
   waiting = types.SimpleNamespace(
-    held=np.arange(10), requests=lambda: (np.array([4, 4]), np.array([1, 2]))
+    waiting_prompts=np.arange(10), requests=lambda: (np.array([4, 4]), np.array([1, 2]))
   )
   context = real_choosing(size=30, collect=waiting, eligibility=dict(fn='retire', share=0.5))
   for _ in range(3):
@@ -449,7 +449,7 @@ def test_two_processes_with_the_same_groups_held_choose_the_same():
 
 def test_a_choice_says_of_each_new_prompt_once_why_it_was_made():
   waiting = types.SimpleNamespace(
-    held=np.array([13]), requests=lambda: (np.array([13]), np.ones(1))
+    waiting_prompts=np.array([13]), requests=lambda: (np.array([13]), np.ones(1))
   )
   told = host_step.choose(choosing(collect=waiting, held=[30]), 7).record
   assert told['training/global_step'] == 7 and told['prompt'] == [10, 11, 12, 14]
@@ -485,7 +485,7 @@ def test_prompts_get_the_slots_that_the_rule_allots():
 
 def test_what_prompts_lack_comes_first_and_they_are_not_proposed_meanwhile():
   waiting = types.SimpleNamespace(
-    held=np.array([11, 13]), requests=lambda: (np.array([13, 13]), np.array([1, 2]))
+    waiting_prompts=np.array([11, 13]), requests=lambda: (np.array([13, 13]), np.array([1, 2]))
   )
   index, part, *_ = host_step.choose(choosing(collect=waiting), 0)
   assert index.tolist() == [13, 13, 10, 12, 14, 15] and part.tolist() == [1, 2, 0, 0, 0, 0]
