@@ -124,9 +124,9 @@ def in_one_piece(request):
   """An objective, weights, a batch that they sampled, and its gradient."""
   c, params = config().objective, decoder.init(MODEL, 0)
   c.aggregation, c.zero_variance = dict(fn=request.param), dict(fn='mask')
-  whole = spec(objective=c)
-  batch = graded(whole, params)
-  return c, params, batch, gradient(whole, batch, params)
+  full = spec(objective=c)
+  batch = graded(full, params)
+  return c, params, batch, gradient(full, batch, params)
 
 
 @pytest.mark.parametrize('rows', [1, 2, 4, 8])
@@ -236,14 +236,14 @@ def test_several_updates_per_rollout_take_that_many_optimizer_steps():
 @pytest.mark.parametrize('lockstep, tensor', [(True, 2), (False, 1)])
 def test_slots_of_every_device_refill_from_its_own_rows(lockstep, tensor):
   """Half as many slots as rows, on four shards of two: the tokens are those of one device, no slots."""
-  one, _ = train(spec(), 2)
+  single, _ = train(spec(), 2)
   many, _ = train(_on_eight(dict(data=2, fsdp=2, tensor=tensor), slots=8, lockstep=lockstep), 2)
-  for (tokens, metrics), (tokens8, metrics8) in zip(one, many, strict=True):
+  for (tokens, metrics), (tokens8, metrics8) in zip(single, many, strict=True):
     np.testing.assert_array_equal(tokens, tokens8)
     assert T - 1 <= metrics['generate/rounds'] < metrics8['generate/rounds'] <= 2 * (T - 1)
 
 
-def test_loops_that_end_apart_need_weights_that_are_whole():
+def test_loops_without_lockstep_need_unsharded_weights():
   with pytest.raises(
     UserError, match='config.rollout.lockstep=False does not go with config.mesh.tensor=2'
   ):
@@ -251,7 +251,7 @@ def test_loops_that_end_apart_need_weights_that_are_whole():
 
 
 @pytest.mark.parametrize('slots', [6, 20])
-def test_slots_that_do_not_fit_are_told(slots):
+def test_slots_that_do_not_fit_are_refused(slots):
   with pytest.raises(
     UserError,
     match=f'config.rollout.slots={slots} must be a multiple of data × fsdp × context × expert = 4',
@@ -271,9 +271,16 @@ def test_one_compiled_program_serves_every_seed():
   for seed in (0, 1):
     p = spec(seed=seed)
     fn, batch = steps.compile_step(p), empty_records.empty_batch(p)
-    given = train_state.init_state(p, decoder.init(MODEL, 0)), batch, make_prompts(), None, None, T
-    lowered.append(fn.lower(*given).as_text())
-    tokens.append(np.asarray(fn(*given)[1].tokens_BxT))
+    arguments = (
+      train_state.init_state(p, decoder.init(MODEL, 0)),
+      batch,
+      make_prompts(),
+      None,
+      None,
+      T,
+    )
+    lowered.append(fn.lower(*arguments).as_text())
+    tokens.append(np.asarray(fn(*arguments)[1].tokens_BxT))
   assert lowered[0] == lowered[1] and (tokens[0] != tokens[1]).any()
 
 

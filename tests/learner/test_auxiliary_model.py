@@ -74,11 +74,11 @@ def batch():
 def learned(name, devices=1, rows=0, count=2):
   """The state and the metrics after `count` updates on one batch."""
   p, update = compiled(name, devices, rows)
-  state, told = train_state.init_state(p, decoder.init(MODEL, 0)), []
+  state, history = train_state.init_state(p, decoder.init(MODEL, 0)), []
   for _ in range(count):
     state, metrics = update(state, batch())
-    told.append({k: float(v) for k, v in metrics.items()})
-  return jax.device_get(state), told
+    history.append({k: float(v) for k, v in metrics.items()})
+  return jax.device_get(state), history
 
 
 @functools.lru_cache
@@ -87,15 +87,17 @@ def compiled(name, devices=1, rows=0):
   return p, programs.compile_update(p)
 
 
-def moved(one, other):
-  return max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True))
+def moved(first, second):
+  return max(
+    np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True)
+  )
 
 
 @pytest.mark.parametrize('name', ['ppo', 'prime', 'oprl'])
-def test_two_steps_of_each_config_move_both_models_and_leave_the_reference(name):
+def test_two_steps_of_each_config_train_both_models_and_keep_the_reference(name):
   first = decoder.init(MODEL, 0)
-  state, told = learned(name)
-  assert int(state.step) == 2 and all(np.isfinite(v) for m in told for v in m.values())
+  state, history = learned(name)
+  assert int(state.step) == 2 and all(np.isfinite(v) for m in history for v in m.values())
   assert (
     moved(state.params, first) > 1e-5
     and moved(state.auxiliary_model.params['decoder'], first) > 1e-3
@@ -103,23 +105,23 @@ def test_two_steps_of_each_config_move_both_models_and_leave_the_reference(name)
   assert (state.reference is not None) == (name == 'prime')
   if name == 'prime':
     assert moved(state.reference, first) == 0
-    np.testing.assert_allclose(told[0]['companion/loss'], np.log(2), atol=1e-5)
+    np.testing.assert_allclose(history[0]['companion/loss'], np.log(2), atol=1e-5)
   if name != 'ppo':
-    assert told[1]['companion/loss'] < told[0]['companion/loss'] - 1e-3
+    assert history[1]['companion/loss'] < history[0]['companion/loss'] - 1e-3
 
 
-def test_a_critic_says_0_at_first_and_then_learns_what_comes():
+def test_a_critic_starts_at_0_and_learns_the_returns():
   """Its values are of before the batch is learned, so the first advantages are whitened rewards."""
-  state, told = learned('ppo', count=80)
+  state, history = learned('ppo', count=80)
   reward = np.repeat(batch().reward_B, batch().rollout.length_B)
   z = (reward - reward.mean()) / reward.std(ddof=1)
-  assert told[0]['critic/values/mean'] == 0 and abs(told[0]['critic/vf_explained_var']) < 1e-3
-  np.testing.assert_allclose(told[0]['critic/vf_loss'], (reward**2).mean() / 2, rtol=1e-5)
-  np.testing.assert_allclose(told[0]['critic/advantages/max'], z.max(), rtol=1e-4)
-  np.testing.assert_allclose(told[0]['critic/advantages/min'], z.min(), rtol=1e-4)
-  np.testing.assert_allclose(told[0]['critic/returns/mean'], reward.mean(), rtol=1e-5)
-  assert told[-1]['critic/vf_explained_var'] > 0.6
-  np.testing.assert_allclose(told[-1]['critic/values/mean'], reward.mean(), atol=0.05)
+  assert history[0]['critic/values/mean'] == 0 and abs(history[0]['critic/vf_explained_var']) < 1e-3
+  np.testing.assert_allclose(history[0]['critic/vf_loss'], (reward**2).mean() / 2, rtol=1e-5)
+  np.testing.assert_allclose(history[0]['critic/advantages/max'], z.max(), rtol=1e-4)
+  np.testing.assert_allclose(history[0]['critic/advantages/min'], z.min(), rtol=1e-4)
+  np.testing.assert_allclose(history[0]['critic/returns/mean'], reward.mean(), rtol=1e-5)
+  assert history[-1]['critic/vf_explained_var'] > 0.6
+  np.testing.assert_allclose(history[-1]['critic/values/mean'], reward.mean(), atol=0.05)
   assert state.auxiliary_model.params['value']['kernel'].shape == (MODEL.width,)
 
 
@@ -136,37 +138,37 @@ def test_an_empty_batch_leaves_both_models_alone(name):
 
 
 @pytest.mark.parametrize('name, rows', [('ppo', 2), ('oprl', 2), ('oprl', 8)])
-def test_slices_of_any_size_teach_the_same(name, rows):
+def test_microbatches_of_any_size_train_the_same_auxiliary_model(name, rows):
   """oprl compares rows of a group: at 2 they lie in two slices, at 8 a slice interleaves the groups."""
-  (whole, told), (cut, told_cut) = learned(name), learned(name, rows=rows)
-  for key, value in told[0].items():
-    np.testing.assert_allclose(told_cut[0][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+  (full, history), (cut, history_cut) = learned(name), learned(name, rows=rows)
+  for key, value in history[0].items():
+    np.testing.assert_allclose(history_cut[0][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
     (cut.auxiliary_model.opt_state, cut.opt_state),
-    (whole.auxiliary_model.opt_state, whole.opt_state),
+    (full.auxiliary_model.opt_state, full.opt_state),
   )
 
 
-def test_one_device_and_eight_teach_the_same_critic():
-  (one, told), (many, told8) = learned('ppo'), learned('ppo', devices=8)
-  for key, value in told[0].items():
-    np.testing.assert_allclose(told8[0][key], value, rtol=1e-4, atol=1e-4, err_msg=key)
+def test_one_device_and_eight_train_the_same_critic():
+  (single, history), (many, history8) = learned('ppo'), learned('ppo', devices=8)
+  for key, value in history[0].items():
+    np.testing.assert_allclose(history8[0][key], value, rtol=1e-4, atol=1e-4, err_msg=key)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
     many.auxiliary_model.opt_state,
-    one.auxiliary_model.opt_state,
+    single.auxiliary_model.opt_state,
   )
 
 
-def test_a_companion_lies_on_the_mesh_as_the_policy_does():
+def test_an_auxiliary_model_is_sharded_like_the_policy():
   state = train_state.abstract_state(spec('ppo', devices=8))
   q = lambda tree: tree['layers'][0]['q']['kernel'].sharding  # noqa: E731
   assert q(state.auxiliary_model.params['decoder']) == q(state.params)
   assert not q(state.params).is_fully_replicated
 
 
-def test_a_checkpoint_holds_the_companion(tmp_path):
+def test_a_checkpoint_holds_the_auxiliary_model(tmp_path):
   state, p = learned('ppo')[0], spec('ppo')
   assert moved(
     state.auxiliary_model.opt_state, jax.tree.map(jnp.zeros_like, state.auxiliary_model.opt_state)

@@ -36,7 +36,7 @@ def chosen(**changes):
   return c
 
 
-def made(devices=1, teacher=None, **changes):
+def make(devices=1, teacher=None, **changes):
   c = chosen(**changes)
   return make_spec(
     c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:devices]), teacher=teacher
@@ -73,7 +73,7 @@ def job():
 def test_the_gradient_is_that_of_the_written_loss(job):
   """CHORD: repeated prompts, a plain forward pass, autodiff; against the update's slices of both kinds."""
   params, batch = job
-  p = made(objective=aside('chord', high=0.4, low=0.4))
+  p = make(objective=aside('chord', high=0.4, low=0.4))
   target = objective.targets(p.objective.method, batch, G)
   weight_BxT = np.asarray(target.weight_BxT * target.advantage_BxT)
 
@@ -84,9 +84,9 @@ def test_the_gradient_is_that_of_the_written_loss(job):
       rows[b, :start] = batch.prompts.tokens_PxL[b // repeats, :start]
       rows[b, start : start + T] = tokens_BxT[b]
     mask = np.arange(L + T)[None] < start_B[:, None] + T
-    told = jax.nn.log_softmax(decoder.forward(MODEL, params, rows, mask))
-    told = jnp.take_along_axis(told[:, :-1], rows[:, 1:, None], axis=-1)[..., 0]
-    return jnp.take_along_axis(told, start_B[:, None] - 1 + np.arange(T)[None], axis=1)
+    logp = jax.nn.log_softmax(decoder.forward(MODEL, params, rows, mask))
+    logp = jnp.take_along_axis(logp[:, :-1], rows[:, 1:, None], axis=-1)[..., 0]
+    return jnp.take_along_axis(logp, start_B[:, None] - 1 + np.arange(T)[None], axis=1)
 
   mask_PxT = np.arange(T)[None] < batch.demo.length_B[:, None]
 
@@ -108,11 +108,11 @@ def test_the_gradient_is_that_of_the_written_loss(job):
 
 def test_a_gate_of_minus_one_is_rl_and_one_of_g_the_supervised_start(job):
   params, batch = job
-  plain, _ = gradient(made(), batch._replace(demo=None), params)
-  never, _ = gradient(made(objective=aside('replace', gate=-1)), batch, params)
+  plain, _ = gradient(make(), batch._replace(demo=None), params)
+  never, _ = gradient(make(objective=aside('replace', gate=-1)), batch, params)
   assert_close(never, plain, 1e-7)
   full = with_demo(batch, length=(3, 4, 6, 2))
-  always, metrics = gradient(made(objective=aside('replace', gate=G)), full, params)
+  always, metrics = gradient(make(objective=aside('replace', gate=G)), full, params)
   likelihood = dict(
     advantage=dict(fn='raw'),
     ratio=dict(fn='one'),
@@ -121,31 +121,33 @@ def test_a_gate_of_minus_one_is_rl_and_one_of_g_the_supervised_start(job):
   )
   ones_P = np.ones(P, np.float32)
   replies = full._replace(rollout=full.demo, reward_B=ones_P, correct_B=ones_P, demo=None)
-  start, told = gradient(made(objective=likelihood, rollouts=1), replies, params)
+  start, start_metrics = gradient(make(objective=likelihood, rollouts=1), replies, params)
   assert_close(always, start, 1e-6)
   assert metrics['actor/sft_share'] == 1
-  np.testing.assert_allclose(metrics['actor/sft_loss'], told['actor/ppo_kl'], rtol=1e-5)
+  np.testing.assert_allclose(metrics['actor/sft_loss'], start_metrics['actor/ppo_kl'], rtol=1e-5)
 
 
 @pytest.mark.parametrize('rows', [1, 2, 8])
-def test_slices_of_any_size_give_the_same_gradient(rows, job):
+def test_microbatches_of_any_size_give_the_same_gradient(rows, job):
   params, batch = job
-  own = aside('suffix_weighted')  # a pass of the reference too
-  whole, metrics = gradient(made(objective=own), batch, params)
-  cut, same = gradient(made(objective=own, learner=dict(microbatch_rollouts=rows)), batch, params)
-  assert_close(cut, whole, 1e-6)
+  settings = aside('suffix_weighted')  # a pass of the reference too
+  full, metrics = gradient(make(objective=settings), batch, params)
+  cut, same = gradient(
+    make(objective=settings, learner=dict(microbatch_rollouts=rows)), batch, params
+  )
+  assert_close(cut, full, 1e-6)
   assert np.isfinite(metrics['actor/sft_loss']) and metrics['actor/sft_loss'] > 1
   np.testing.assert_allclose(same['actor/sft_loss'], metrics['actor/sft_loss'], rtol=1e-5)
 
 
-def test_where_nothing_was_recorded_the_weights_as_they_began_speak(job):
+def test_the_reference_fills_log_probs_that_were_not_recorded(job):
   """Before the first step they are the policy, so that all ratios are 1 and PEAR is supervised learning."""
   params, batch = job
-  pear, _ = gradient(made(objective=aside('suffix_weighted', discount=1.0)), batch, params)
+  pear, _ = gradient(make(objective=aside('suffix_weighted', discount=1.0)), batch, params)
   # The second prompt has no demonstration; HPT goes on with its rollouts, PEAR never looks at them.
   rows = np.arange(P * G) // G == 1
   none = batch._replace(reward_B=np.where(rows, 0, batch.reward_B).astype(np.float32))
-  plain, _ = gradient(made(objective=aside('replace', gate=G)), none, params)
+  plain, _ = gradient(make(objective=aside('replace', gate=G)), none, params)
   assert_close(pear, plain, 1e-6)
 
 
@@ -159,17 +161,17 @@ def test_one_device_and_eight_agree_on_demonstrations_and_a_teacher(job):
   params, batch = job
   teacher = decoder.init(MODEL, 1)
   known = dict(objective=TAUGHT, teacher=MODEL)
-  one, metrics = gradient(made(**known), batch, params, teacher=teacher)
-  many = made(**known, devices=8, mesh=dict(data=2, fsdp=2, tensor=2))
+  single, metrics = gradient(make(**known), batch, params, teacher=teacher)
+  many = make(**known, devices=8, mesh=dict(data=2, fsdp=2, tensor=2))
   eight, metrics8 = gradient(many, batch, params, teacher=teacher)
-  assert_close(one, eight, 1e-5)
+  assert_close(single, eight, 1e-5)
   for name, value in metrics.items():
     np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
 
 
 def run_two(p, teacher):
   state = train_state.init_state(p, decoder.init(MODEL, 0), teacher)
-  fn, batch, told = steps.compile_step(p), empty_records.empty_batch(p), []
+  fn, batch, history = steps.compile_step(p), empty_records.empty_batch(p), []
   rows = p.rollout.decode.rollouts
   for index in range(3):
     prompts = make_prompts(index)
@@ -182,9 +184,9 @@ def run_two(p, teacher):
     )
     if batch.demo is not None:
       batch = with_demo(batch, index)
-    told.append({k: float(v) for k, v in metrics.items()})
+    history.append({k: float(v) for k, v in metrics.items()})
   assert fn._cache_size() == 1, 'one compile serves the empty batch too'
-  return state, told
+  return state, history
 
 
 @pytest.mark.parametrize('name', ['chord', 'exopd'])
@@ -196,11 +198,13 @@ def test_two_real_steps_in_one_program(name):
   frozen = decoder.init(MODEL, 1) if c.objective.teacher else None
   mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
   p = make_spec(c, MODEL, (3, 7), mesh, teacher=MODEL if frozen else None)
-  state, told = run_two(p, frozen)
+  state, history = run_two(p, frozen)
   assert int(state.step) == 2 and int(state.skipped) == 0
-  assert all(np.isfinite(v) for row in told for v in row.values())
+  assert all(np.isfinite(v) for row in history for v in row.values())
   assert (
-    told[0]['actor/grad_norm'] == 0 < min(told[1]['actor/grad_norm'], told[2]['actor/grad_norm'])
+    history[0]['actor/grad_norm']
+    == 0
+    < min(history[1]['actor/grad_norm'], history[2]['actor/grad_norm'])
   )
   first = decoder.init(MODEL, 0)
   with pytest.raises(AssertionError):
@@ -210,7 +214,7 @@ def test_two_real_steps_in_one_program(name):
   assert (state.teacher is None) == (frozen is None)
   if frozen is not None:
     assert_close(state.teacher, frozen, 0)
-    assert told[1]['critic/advantages/max'] > 0 > told[1]['critic/advantages/min']
+    assert history[1]['critic/advantages/max'] > 0 > history[1]['critic/advantages/min']
 
 
 # What a run adds to that: rows of data become demonstrations, the schedule goes on, the teacher is loaded again.
@@ -243,7 +247,7 @@ def test_stopped_and_resumed_it_is_the_uninterrupted_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'changes, told',
+  'changes, message',
   [
     (
       dict(distillation=dict(fn='on_policy')),
@@ -258,13 +262,13 @@ def test_stopped_and_resumed_it_is_the_uninterrupted_run(tmp_path):
     (aside('cord'), "config.objective.sft_loss.fn='cord' is unknown; choose one of: chord"),
   ],
 )
-def test_bad_choices_are_told(changes, told, tmp_path):
+def test_bad_choices_are_refused(changes, message, tmp_path):
   c = configs.load(tiny_job.config_file(tmp_path, objective=changes))
-  with pytest.raises(UserError, match=told):
+  with pytest.raises(UserError, match=message):
     train.run(c, str(tmp_path / 'run'), sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
-def test_a_teacher_of_other_tokens_is_told(tmp_path, monkeypatch):
+def test_a_teacher_with_another_vocabulary_is_refused(tmp_path, monkeypatch):
   changes = dict(distillation=dict(fn='on_policy'), teacher='other')
   c = configs.load(tiny_job.config_file(tmp_path, objective=changes))
   load, letters = models.load, models.load('scratch', scratch=c.scratch)

@@ -52,7 +52,7 @@ def logits(params, **keywords):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_an_adapter_that_has_learned_nothing_changes_not_one_bit(dtype):
+def test_a_new_adapter_changes_no_bit(dtype):
   base = decoder.init(MODEL, 0)
   adapter = lora.init(adapted().model.lora, base, 0)
   want = logits(base, dtype=dtype)
@@ -61,37 +61,37 @@ def test_an_adapter_that_has_learned_nothing_changes_not_one_bit(dtype):
   assert (logits(lora.join(base, drawn(), 6.0), dtype=dtype) != want).any()
 
 
-def test_an_adapter_begins_with_unit_outputs_and_is_keyed_by_seed_and_path():
+def test_a_new_adapter_has_unit_outputs_and_is_keyed_by_seed_and_path():
   base = decoder.init(MODEL, 0)
   wide = lora.LoraSettings(32, 1.0, ('down', 'q', 'up'))
-  made = lora.init(wide, base, 0)['layers']
+  layers = lora.init(wide, base, 0)['layers']
   for i, name, fan in ((0, 'q', 32), (1, 'up', 32), (1, 'down', 48)):
-    a, b = made[i][name]['a'], made[i][name]['b']
+    a, b = layers[i][name]['a'], layers[i][name]['b']
     assert a.shape == (fan, 32) and b.shape == (32, base['layers'][i][name]['kernel'].shape[1])
     np.testing.assert_allclose(a.std(), fan**-0.5, rtol=0.1)
     assert not b.any()
   alone = lora.init(wide._replace(names=('up',)), base, 0)['layers']
-  np.testing.assert_array_equal(alone[1]['up']['a'], made[1]['up']['a'])
-  assert (made[0]['q']['a'] != made[1]['q']['a']).any()
-  assert (lora.init(wide, base, 1)['layers'][0]['q']['a'] != made[0]['q']['a']).any()
+  np.testing.assert_array_equal(alone[1]['up']['a'], layers[1]['up']['a'])
+  assert (layers[0]['q']['a'] != layers[1]['q']['a']).any()
+  assert (lora.init(wide, base, 1)['layers'][0]['q']['a'] != layers[0]['q']['a']).any()
 
 
-def test_merged_is_the_base_with_the_scaled_product_and_answers_as_both_side_by_side():
+def test_merged_weights_equal_the_base_and_adapter_joined():
   base, adapter = decoder.init(MODEL, 0), drawn()
   merged = lora.merge(base, adapter, 6.0)
   for i, layer in adapter['layers'].items():
     for name, ab in layer.items():
       want = np.float64(base['layers'][i][name]['kernel']) + 2.0 * np.float64(ab['a']) @ ab['b']
       np.testing.assert_allclose(merged['layers'][i][name]['kernel'], want, atol=1e-6)
-  for whole in (base, merged):  # all else is the base's own
-    for layer in whole['layers'].values():
+  for tree in (base, merged):  # all else is the base's own
+    for layer in tree['layers'].values():
       for name in ALL.strip('()$').split('|'):
         layer[name] = {k: v for k, v in layer[name].items() if k != 'kernel'}
   assert jax.tree.structure(base) == jax.tree.structure(merged)
   jax.tree.map(np.testing.assert_array_equal, base, merged)
 
 
-def test_sampling_from_merged_weights_is_sampling_from_both_side_by_side():
+def test_sampling_from_merged_weights_equals_sampling_from_joined_ones():
   base, adapter = decoder.init(MODEL, 0), drawn()
   p, plain = adapted(), spec()
   state = train_state.init_state(p, base)._replace(params=adapter)
@@ -108,7 +108,7 @@ def test_sampling_from_merged_weights_is_sampling_from_both_side_by_side():
   assert metrics['training/rollout_probs_diff_max'] < 1e-5 and metrics['actor/update_norm'] > 0
 
 
-def test_in_bfloat16_tokens_are_drawn_from_the_policy_that_learns():
+def test_in_bfloat16_tokens_are_sampled_from_the_policy_that_is_trained():
   """A small change of a kernel is less than its last digit: merged it would be another policy, or none."""
   base = decoder.init(MODEL, 0)
   drawn_b = np.random.default_rng(0).normal
@@ -145,7 +145,7 @@ def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
   p, plain = adapted(remat=remat), spec(learner=dict(remat=remat))
   merged = lora.merge(base, adapter, 6.0)
   batch = graded(plain, merged)
-  whole = gradient(plain, batch, merged)['layers']
+  dense = gradient(plain, batch, merged)['layers']
 
   def total(adapter):
     target = objective.targets(p.objective.method, batch, G)
@@ -157,7 +157,7 @@ def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
   size = 0.0
   for i, layer in adapter['layers'].items():
     for name, ab in layer.items():
-      slope, (a, b) = np.float64(whole[i][name]['kernel']), (np.float64(ab[k]) for k in 'ab')
+      slope, (a, b) = np.float64(dense[i][name]['kernel']), (np.float64(ab[k]) for k in 'ab')
       np.testing.assert_allclose(got[i][name]['a'], 2.0 * slope @ b.T, atol=1e-5)
       np.testing.assert_allclose(got[i][name]['b'], 2.0 * a.T @ slope, atol=1e-5)
       size = max(size, np.abs(a.T @ slope).max())
@@ -165,7 +165,7 @@ def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
 
 
 @pytest.mark.parametrize('remat', [False, True])
-def test_no_gradient_of_a_frozen_matrix_is_worked_out(remat):
+def test_no_gradient_of_a_frozen_matrix_is_computed(remat):
   """Products of the shape of a feed-forward block's second kernel, [48, 32], in the compiled update."""
 
   def products(p):
@@ -205,30 +205,30 @@ def _leaves(tree):
   return [(sharding.path_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def test_the_base_lies_in_the_type_of_compute_and_norms_as_they_are():
+def test_the_base_has_the_type_of_compute_and_norms_keep_theirs():
   p = adapted(dtype='bfloat16')
   state = train_state.init_state(p, decoder.init(MODEL, 0))
   for name, x in _leaves(state.base):
     assert x.dtype == (jnp.float32 if name.endswith('scale') else jnp.bfloat16), name
   assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
-  whole = train_state.merged_weights(p, state)
-  assert whole['layers'][0]['q']['kernel'].dtype == jnp.float32
+  merged = train_state.merged_weights(p, state)
+  assert merged['layers'][0]['q']['kernel'].dtype == jnp.float32
 
 
 def test_the_base_is_the_reference_and_no_copy_is_kept():
   base = decoder.init(MODEL, 0)
   batch = graded(spec(), base)
-  told = chosen(kl=dict(fn='k3', coef=0.1))
-  p = adapted(objective=told)
+  with_kl = chosen(kl=dict(fn='k3', coef=0.1))
+  p = adapted(objective=with_kl)
   update, state = programs.compile_update(p), train_state.init_state(p, base)
   assert p.objective.method.needs_reference and state.reference is None
   state, first = update(state, batch)
-  held = jax.device_get(state)
+  on_host = jax.device_get(state)
   state, second = update(state, batch)
   assert float(first['actor/kl_loss']) == 0 and float(second['actor/kl_loss']) > 1e-5
   # As a plain program has it that stands at the merged weights and keeps the base for reference.
-  plain = spec(objective=told)
-  merged = train_state.init_state(plain, lora.merge(base, held.params, 6.0))
+  plain = spec(objective=with_kl)
+  merged = train_state.init_state(plain, lora.merge(base, on_host.params, 6.0))
   merged = merged._replace(reference=base, step=jnp.int32(1))
   _, want = programs.compile_update(plain)(merged, batch)
   np.testing.assert_allclose(second['actor/kl_loss'], want['actor/kl_loss'], rtol=1e-3)
@@ -285,8 +285,8 @@ def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(mesh, remat):
   c.mesh.update(mesh)
   count = int(np.prod(list(mesh.values())))
   many = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:count]))
-  (one, state), (other, state8) = train(adapted(), 3), train(many, 3)
-  for (tokens, metrics), (tokens8, metrics8) in zip(one, other, strict=True):
+  (single, state), (other, state8) = train(adapted(), 3), train(many, 3)
+  for (tokens, metrics), (tokens8, metrics8) in zip(single, other, strict=True):
     np.testing.assert_array_equal(tokens, tokens8)
     for name, value in metrics.items():
       np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
@@ -325,8 +325,8 @@ def test_stopped_and_resumed_it_is_the_uninterrupted_run_and_no_checkpoint_holds
   assert run('parts', 4) == want
   losses = [row['actor/sft_loss'] for row in want[1:]]
   assert want[-1]['actor/kl_loss'] > 0 and losses[-1] < losses[0] - 0.1
-  told = lambda folder: json.loads(_evals(tmp_path / folder)[-1].read_text())  # noqa: E731
-  assert told('parts') == told('whole')
+  last_evaluation = lambda folder: json.loads(_evals(tmp_path / folder)[-1].read_text())  # noqa: E731
+  assert last_evaluation('parts') == last_evaluation('whole')
 
 
 def _evals(folder: pathlib.Path):
@@ -337,7 +337,7 @@ MIXTURE = dataclasses.replace(MODEL, mlp=24, experts=4, experts_per_token=2)
 
 
 @pytest.mark.parametrize(
-  'own, model, told',
+  'settings, model, message',
   [
     (dict(targets='head$'), MODEL, "targets='head\\$' matches no matrix .* match some of: .*q"),
     (dict(rank=33), MODEL, 'config.lora.rank=33 must be at most the width of the model, 32'),
@@ -345,9 +345,9 @@ MIXTURE = dataclasses.replace(MODEL, mlp=24, experts=4, experts_per_token=2)
     (dict(targets='router'), MIXTURE, "matches 'experts/router'"),
   ],
 )
-def test_what_cannot_have_an_adapter_is_told(own, model, told):
-  c = config(lora=ON | own)
-  with pytest.raises(UserError, match=told):
+def test_models_that_cannot_have_an_adapter_are_refused(settings, model, message):
+  c = config(lora=ON | settings)
+  with pytest.raises(UserError, match=message):
     make_spec(c, model, (3,), sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
@@ -362,7 +362,7 @@ def test_attention_of_a_mixture_may_have_one():
 
 
 @pytest.mark.parametrize(
-  'changes, told',
+  'changes, message',
   [
     (dict(lora=dict(rank=-1)), 'config.lora.rank=-1 must be a whole number of at least 0'),
     (dict(lora=dict(alpha=0.0)), 'config.lora.alpha=0.0 must be a finite number above 0'),
@@ -379,7 +379,7 @@ def test_attention_of_a_mixture_may_have_one():
     ),
   ],
 )
-def test_bad_settings_are_one_sentence(tmp_path, changes, told):
+def test_bad_settings_are_one_sentence(tmp_path, changes, message):
   c = configs.load(tiny_job.config_file(tmp_path, **dict(sft=None) | changes))
-  with pytest.raises(UserError, match=told):
+  with pytest.raises(UserError, match=message):
     validate.validate(c)

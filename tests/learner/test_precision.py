@@ -86,21 +86,21 @@ def gap(sampled, logp_BxT):
 @pytest.mark.parametrize('weights, least', [('int8', 1e-3), ('float8_e4m3fn', 1e-2)])
 def test_the_trainer_differs_by_the_rounding_unless_it_rounds_likewise(weights, least):
   apart, logp_BxT = scored(spec(weights))
-  one, same_BxT = scored(spec(weights, learner=dict(quantize=True)))
-  np.testing.assert_array_equal(apart.tokens_BxT, one.tokens_BxT)
-  np.testing.assert_array_equal(apart.logp_BxT, one.logp_BxT)
+  rounded, same_BxT = scored(spec(weights, learner=dict(quantize=True)))
+  np.testing.assert_array_equal(apart.tokens_BxT, rounded.tokens_BxT)
+  np.testing.assert_array_equal(apart.logp_BxT, rounded.logp_BxT)
   assert gap(apart, logp_BxT).mean() > least
-  assert gap(one, same_BxT).max() < 2e-5
+  assert gap(rounded, same_BxT).max() < 2e-5
 
 
 def test_rounded_experts_are_those_of_the_trainer_and_the_same_on_eight_devices():
-  one, one_BxT = scored(spec('int8', MIXTURE, learner=dict(quantize=True)))
+  single, single_BxT = scored(spec('int8', MIXTURE, learner=dict(quantize=True)))
   mesh = dict(fsdp=2, expert=2, tensor=2)
   many, many_BxT = scored(spec('int8', MIXTURE, mesh, learner=dict(quantize=True)))
-  assert gap(one, one_BxT).max() < 2e-5
-  np.testing.assert_array_equal(many.tokens_BxT, one.tokens_BxT)
-  np.testing.assert_allclose(many.logp_BxT, one.logp_BxT, atol=2e-5)
-  np.testing.assert_allclose(many_BxT, one_BxT, atol=2e-5)
+  assert gap(single, single_BxT).max() < 2e-5
+  np.testing.assert_array_equal(many.tokens_BxT, single.tokens_BxT)
+  np.testing.assert_allclose(many.logp_BxT, single.logp_BxT, atol=2e-5)
+  np.testing.assert_allclose(many_BxT, single_BxT, atol=2e-5)
 
 
 def train(spec):
@@ -128,7 +128,7 @@ def test_a_step_of_one_precision_is_the_same_on_eight_devices():
   assert 0 < metrics['training/rollout_probs_diff_max'] < 1e-5 < metrics['actor/update_norm']
 
 
-def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before():
+def test_the_decode_loop_reads_numbers_of_one_byte_and_converts_none_before():
   """As lowered: of kernels, the loop carries int8 alone.
 
   What XLA makes of it for a TPU: tests/commands/test_compile_report.py.
@@ -147,19 +147,21 @@ def test_the_decode_loop_is_given_numbers_of_one_byte_and_converts_none_before()
 
 
 def test_evaluation_reads_what_is_saved(monkeypatch):
-  seen = []
+  dtypes = []
   monkeypatch.setattr(
-    programs, 'compile_generate', lambda spec: seen.append(spec.model.weights_dtype)
+    programs, 'compile_generate', lambda spec: dtypes.append(spec.model.weights_dtype)
   )
   table = type('Table', (), dict(rows=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   judging = evaluate.Scoring(None)
   evaluate.make_evaluator(spec(learner=dict(quantize=True)), table, None, judging, 2, sampling)
-  assert seen == ['float32'] * 2
+  assert dtypes == ['float32'] * 2
 
 
 @pytest.mark.parametrize('quantize_update, reads', [(False, 'float32'), (True, 'int8')])
-def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantize_update, reads):
+def test_a_supervised_start_is_not_refused_for_rounded_sampling(
+  monkeypatch, quantize_update, reads
+):
   """Its objective has no ratio. It learns with rounded weights where training does."""
 
   class Made(Exception):
@@ -175,9 +177,9 @@ def test_a_warm_start_samples_nothing_that_could_be_refused(monkeypatch, quantiz
     sft=dict(steps=1),
   )
   state = train_state.sampling_state(None)
-  with pytest.raises(Made) as made:
+  with pytest.raises(Made) as error:
     sft.run(config(**changes), spec(**changes), state, None, None, lambda loss: None)
-  assert made.value.args == (reads, quantize_update)
+  assert error.value.args == (reads, quantize_update)
 
 
 def refused(weights='int8', **changes):
@@ -196,10 +198,10 @@ def refused(weights='int8', **changes):
     (dict(ratio=dict(fn='one')), "config.objective.ratio.fn='one'"),
   ],
 )
-def test_an_objective_that_does_not_see_the_rounding_is_refused(objective, names):
-  told = refused(objective=objective)
-  assert told.startswith("config.rollout.weights_dtype='int8'") and names in told
-  assert REMEDY in told and told.count('.  ') == 0
+def test_an_objective_that_ignores_the_rounding_is_refused(objective, names):
+  message = refused(objective=objective)
+  assert message.startswith("config.rollout.weights_dtype='int8'") and names in message
+  assert REMEDY in message and message.count('.  ') == 0
   corrected = objective | dict(importance_correction=dict(fn='token_truncate'))
   assert spec(objective=corrected).model.weights_dtype == 'int8'
   assert spec(objective=objective, learner=dict(quantize=True)).update.quantize
@@ -215,14 +217,16 @@ def test_an_objective_that_does_not_see_the_rounding_is_refused(objective, names
     (dict(importance_correction=dict(fn='token_truncate')), False),
   ],
 )
-def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objective, warns):
-  told = []
-  monkeypatch.setattr(precision.logging, 'warning', lambda text, *args: told.append(text % args))
+def test_ratios_to_recorded_log_probs_are_accepted_with_a_warning(monkeypatch, objective, warns):
+  warnings = []
+  monkeypatch.setattr(
+    precision.logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
   spec(objective=objective)
-  assert len(told) == warns and all(REMEDY in text for text in told)
+  assert len(warnings) == warns and all(REMEDY in text for text in warnings)
   spec('auto', objective=objective)
   spec(objective=objective, learner=dict(quantize=True))
-  assert len(told) == warns
+  assert len(warnings) == warns
 
 
 @pytest.mark.parametrize(
@@ -237,7 +241,7 @@ def test_ratios_to_what_was_recorded_are_right_and_told_of(monkeypatch, objectiv
     ('bfloat16', dict(dtype='bfloat16', learner=dict(quantize=True)), 'rounds none'),
   ],
 )
-def test_types_that_make_no_sense_are_refused(weights, changes, says):
+def test_types_wider_than_compute_are_refused(weights, changes, says):
   assert says in refused(weights, **changes)
 
 

@@ -77,7 +77,7 @@ def rollout(params):
   return found
 
 
-def whole(params, prompts, rollout):
+def full_pass(params, prompts, rollout):
   """Where each row's completion tokens go, [B, T, N, k], by one forward pass over prompt and completion in a row."""
   start_B = np.repeat(prompts.length_P, G)
   at_BxS = np.arange(L + T)[None]
@@ -106,25 +106,25 @@ def test_the_experts_of_every_token_but_the_last_are_recorded(params, rollout, h
   assert rollout.expert_BxTxNxk.shape == (P * G, T, 3, 2)
   read = np.arange(T)[None] < rollout.length_B[:, None] - 1
   assert not rollout.expert_BxTxNxk[~read].any()
-  expert = whole(params, make_prompts(), rollout)
+  expert = full_pass(params, make_prompts(), rollout)
   np.testing.assert_array_equal(np.sort(rollout.expert_BxTxNxk)[read], np.sort(expert)[read])
   assert len(np.unique(rollout.expert_BxTxNxk)) == 6
 
 
-def test_a_held_token_goes_where_it_went_although_the_weights_have_changed(params, others):
+def test_a_continued_row_keeps_its_experts_although_the_weights_have_changed(params, others):
   """Rows continued by other weights keep what was recorded, and their keys are made of the same experts."""
   part = sampled(params, pause=4)
   went = sampled(others, begun=part)
-  held = np.arange(T)[None] < part.length_B[:, None] - 1
-  np.testing.assert_array_equal(went.expert_BxTxNxk[held], part.expert_BxTxNxk[held])
+  begun = np.arange(T)[None] < part.length_B[:, None] - 1
+  np.testing.assert_array_equal(went.expert_BxTxNxk[begun], part.expert_BxTxNxk[begun])
   logp_BxT = rescored(others, went, went.expert_BxTxNxk)
   fresh = (np.arange(T)[None] >= part.length_B[:, None]) & (
     np.arange(T)[None] < went.length_B[:, None]
   )
   assert fresh.sum() > 10
   np.testing.assert_allclose(went.logp_BxT[fresh], logp_BxT[fresh], atol=1e-4)
-  own = whole(others, make_prompts(), went)
-  assert (own[held] != went.expert_BxTxNxk[held]).any(-1).mean() > 0.2
+  unreplayed = full_pass(others, make_prompts(), went)
+  assert (unreplayed[begun] != went.expert_BxTxNxk[begun]).any(-1).mean() > 0.2
 
 
 @functools.partial(jax.jit, static_argnames='remat')
@@ -141,15 +141,15 @@ def rescored(params, rollout, expert, remat=False):
 
 
 @pytest.mark.parametrize('remat', [False, True])
-def test_on_policy_replay_changes_nothing_and_of_other_weights_it_decides(
+def test_replayed_experts_change_nothing_on_policy_and_decide_off_policy(
   params, others, rollout, remat
 ):
   real = np.arange(T)[None] < rollout.length_B[:, None]
   gap = lambda a, b: np.abs(a - b)[real].max()  # noqa: E731
-  own = rescored(params, rollout, None, remat)
-  assert gap(own, rescored(params, rollout, rollout.expert_BxTxNxk, remat)) < 1e-5
+  unreplayed = rescored(params, rollout, None, remat)
+  assert gap(unreplayed, rescored(params, rollout, rollout.expert_BxTxNxk, remat)) < 1e-5
   theirs = sampled(others, begun=None).expert_BxTxNxk
-  assert gap(own, rescored(params, rollout, theirs, remat)) > 1e-2
+  assert gap(unreplayed, rescored(params, rollout, theirs, remat)) > 1e-2
 
 
 @pytest.mark.parametrize('norm', [False, True])
@@ -207,7 +207,7 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
 
 
 @pytest.mark.parametrize(
-  'changes, said',
+  'changes, message',
   [
     (dict(rollout=dict(draft=dict(fn='coupled'))), 'config.rollout.draft'),
     (dict(rollout=dict(tree=dict(fn='latr'))), 'config.rollout.tree'),
@@ -216,13 +216,13 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
     (dict(environment=dict(fn='calculator')), 'config.environment'),
   ],
 )
-def test_tokens_that_nobody_saw_go_anywhere_are_refused(changes, said):
+def test_tokens_without_recorded_experts_are_refused(changes, message):
   c = configs.default()
   c.prompts, c.learner.replay_experts = P, True
   with c.ignore_type():
     c.update(changes)
   with pytest.raises(
-    UserError, match=f'config.learner.replay_experts=True does not go with {said}'
+    UserError, match=f'config.learner.replay_experts=True does not go with {message}'
   ):
     make_spec(c, MODEL, END, sharding.make_mesh(c.mesh, jax.devices()[:1]))
 

@@ -43,25 +43,25 @@ def updated(p, batch, params):
   return jax.device_get(state), {k: float(v) for k, v in metrics.items()}
 
 
-def test_log_probs_from_slices_of_any_size_stand_in_the_rows_they_belong_to():
+def test_log_probs_of_microbatches_of_any_size_are_in_the_order_of_rows():
   params = decoder.init(MODEL, 0)
   batch = graded(spec(), params)
   tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
-  seen = np.arange(tokens_BxT.shape[1])[None] < batch.rollout.length_B[:, None]
+  real = np.arange(tokens_BxT.shape[1])[None] < batch.rollout.length_B[:, None]
   want = microbatch.log_probs(spec(), params, batch.prompts, tokens_BxT)
   batch = jax.tree.map(jnp.asarray, batch)
   for rows in (2, 4, 8):  # half a group, a group, two groups: the last interleaves them
     got = microbatch.microbatched_log_probs(
       spec(learner=dict(microbatch_rollouts=rows)), params, batch
     )
-    for one, other in zip(got, want, strict=True):
-      np.testing.assert_allclose(np.where(seen, one, 0), np.where(seen, other, 0), atol=1e-5)
+    for x, y in zip(got, want, strict=True):
+      np.testing.assert_allclose(np.where(real, x, 0), np.where(real, y, 0), atol=1e-5)
 
 
 WHOLE = dict(trust_region=dict(fn='second_moment_mask', budget=0.01), kl=dict(fn='k3', coef=0.1))
 
 
-def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size():
+def test_coefficients_of_a_minibatch_are_the_same_for_microbatches_of_any_size():
   """Against the definition: coefficients from all log-probs at once, then the gradient of −Σ c·log π."""
   params = decoder.init(MODEL, 0)
   batch = off_policy(graded(spec(), params))
@@ -76,12 +76,12 @@ def test_coefficients_of_the_whole_minibatch_are_the_same_for_slices_of_any_size
   )
   c_BxT, sums = objective.coefficients(cut.objective.method, target, score(params))
   assert 0 < float(sums['clipped'])
-  seen = np.asarray(target.mask_BxT) > 0
-  want = jax.grad(lambda q: -jnp.where(seen, c_BxT * score(q), 0).sum())(params)
+  masked = np.asarray(target.mask_BxT) > 0
+  want = jax.grad(lambda q: -jnp.where(masked, c_BxT * score(q), 0).sum())(params)
   state, metrics = updated(cut, batch, params)
   norm = float(jnp.sqrt(sum((x**2).sum() for x in jax.tree.leaves(want))))
   np.testing.assert_allclose(metrics['actor/grad_norm'], norm, rtol=1e-4)
-  counted = seen.sum()
+  counted = masked.sum()
   np.testing.assert_allclose(
     metrics['actor/pg_clipfrac'], float(sums['clipped']) / counted, rtol=1e-6
   )
@@ -110,7 +110,7 @@ def test_old_log_probs_are_those_before_the_first_of_several_minibatches():
   np.testing.assert_allclose(both[0]['actor/grad_norm'], both[1]['actor/grad_norm'], rtol=1e-4)
 
 
-def test_a_reference_stays_where_it_began_and_only_where_one_is_asked_for():
+def test_a_reference_never_moves_and_exists_only_for_methods_that_need_it():
   params = decoder.init(MODEL, 0)
   plain = spec()
   batch = graded(plain, params)
@@ -123,8 +123,8 @@ def test_a_reference_stays_where_it_began_and_only_where_one_is_asked_for():
   assert_close(state.reference, params, 0)
   with pytest.raises(AssertionError):
     assert_close(state.params, params, 1e-6)
-  held = spec(objective=chosen(kl=dict(fn='k2', coef=1e3)))
-  state, update = train_state.init_state(held, params), programs.compile_update(held)
+  strong = spec(objective=chosen(kl=dict(fn='k2', coef=1e3)))
+  state, update = train_state.init_state(strong, params), programs.compile_update(strong)
   for _ in range(8):
     state, metrics = update(state, batch)
   assert float(metrics['actor/kl_loss']) < float(second['actor/kl_loss'])
@@ -147,12 +147,12 @@ def test_any_mesh_agrees_with_one_device_on_a_method_of_whole_batches(mesh):
       **WHOLE, importance_correction=dict(fn='token_truncate'), token_weighting=dict(fn='sharpen')
     )
   )
-  one = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
-  batch = off_policy(graded(one, params))
+  single = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  batch = off_policy(graded(single, params))
   c.mesh.update(mesh)
   devices = jax.devices()[: math.prod(mesh.values())]
   many = make_spec(c, MODEL, (3, 7), sharding.make_mesh(c.mesh, devices))
-  (state, metrics), (state8, metrics8) = (updated(p, batch, params) for p in (one, many))
+  (state, metrics), (state8, metrics8) = (updated(p, batch, params) for p in (single, many))
   for name, value in metrics.items():
     np.testing.assert_allclose(metrics8[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
   assert_close(state.params, state8.params, 1e-4)
@@ -182,11 +182,11 @@ def fast():
 @pytest.mark.parametrize(
   'how', [{}, dict(learner=dict(minibatches=2)), fast()], ids=['one', 'minibatches', 'fast']
 )
-def test_replayed_rows_are_learned_beside_sampled_ones_as_if_sampled_now(how):
+def test_replayed_rows_are_learned_like_rows_sampled_now(how):
   """Two sampled and two marked rows a group, nothing known of how these came about: the update of four sampled."""
   params = decoder.init(MODEL, 0)
   batch = graded(spec(), params)
-  want, told = updated(spec(**how), batch, params)
+  want, want_metrics = updated(spec(**how), batch, params)
   replayed_B = np.tile(np.array([0, 0, 1, 1], np.float32), P)
   logp_BxT = np.where(replayed_B[:, None] > 0, -7.0, batch.rollout.logp_BxT).astype(np.float32)
   unknown = batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT))
@@ -202,12 +202,12 @@ def test_replayed_rows_are_learned_beside_sampled_ones_as_if_sampled_now(how):
   state, metrics = updated(spec(**half), unknown._replace(replayed_B=replayed_B), params)
   assert_close(state.params, want.params, 1e-5)
   for name in ('actor/grad_norm', 'actor/ppo_kl', 'training/rollout_probs_diff_max'):
-    np.testing.assert_allclose(metrics[name], told[name], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics[name], want_metrics[name], rtol=1e-4, atol=1e-5)
   _, unmarked = updated(spec(**how), unknown, params)
-  assert abs(unmarked['actor/grad_norm'] / told['actor/grad_norm'] - 1) > 0.05
+  assert abs(unmarked['actor/grad_norm'] / want_metrics['actor/grad_norm'] - 1) > 0.05
 
 
-def test_without_replay_a_program_and_its_batch_are_what_they_were():
+def test_without_replay_a_batch_has_no_replayed_rows():
   off = spec(replay=dict(reuse=dict(fn='none')))
   assert off.layout.group == off.rollout.decode.rollouts == G
   assert empty_records.empty_batch(off).replayed_B is None
@@ -243,21 +243,21 @@ def test_a_prompt_in_two_slots_is_learned_as_in_one(mesh):
   c = config().objective
   c.aggregation, c.zero_variance = dict(fn='prompt_mean'), dict(fn='mask')
   batch = graded(spec(), params)
-  want, told = updated(spec(objective=c), batch, params)
-  assert told['actor/grad_norm'] > 0
+  want, want_metrics = updated(spec(objective=c), batch, params)
+  assert want_metrics['actor/grad_norm'] > 0
   halves = in_halves(batch, np.array([5, 0, 3, 6, 1, 7, 2, 4]))
   p = spec(objective=c, **SLOTS)
   if mesh:
-    own = config(objective=c, **SLOTS)
-    own.mesh.update(mesh)
-    p = make_spec(own, MODEL, (3, 7), sharding.make_mesh(own.mesh))
+    sharded = config(objective=c, **SLOTS)
+    sharded.mesh.update(mesh)
+    p = make_spec(sharded, MODEL, (3, 7), sharding.make_mesh(sharded.mesh))
   state, metrics = updated(p, halves, params)
   assert_close(state.params, want.params, 1e-5)
   for name in ('actor/grad_norm', 'frac_reward_zero_std', 'critic/advantages/max'):
-    np.testing.assert_allclose(metrics[name], told[name], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics[name], want_metrics[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_program_that_may_idle_skips_what_is_empty():
+def test_dynamic_sampling_skips_the_update_of_an_empty_batch():
   p, params = spec(replay=dict(collect=dict(fn='mixed'))), decoder.init(MODEL, 0)
   before = jax.tree.map(np.asarray, train_state.init_state(p, params))
   state, metrics = updated(p, empty_records.empty_batch(p), params)
@@ -277,7 +277,7 @@ def pruned():
 
 
 @pytest.mark.parametrize(
-  'changes, told',
+  'changes, message',
   [
     (
       dict(replay=dict(collect=dict(fn='dars', top_ups=4))),
@@ -303,20 +303,20 @@ def pruned():
     ),
   ],
 )
-def test_what_takes_a_slot_for_a_group_or_a_hinted_reply_for_a_plain_one_is_told(changes, told):
-  with pytest.raises(UserError, match=told):
+def test_settings_that_need_one_slot_per_group_or_plain_prompts_are_refused(changes, message):
+  with pytest.raises(UserError, match=message):
     spec(**changes)
 
 
 @pytest.mark.parametrize(
-  'each, allocate, told',
+  'average, allocation, message',
   [
     (9, 'equal', 'slots_per_prompt=9 slots a prompt'),
     (1, 'neyman', 'there is nothing to allocate'),
   ],
 )
-def test_slots_that_cannot_be_allotted_are_told(each, allocate, told):
+def test_slots_that_cannot_be_allocated_are_refused(average, allocation, message):
   c = config().curriculum
-  c.slots_per_prompt, c.allocation = each, dict(fn=allocate)
-  with pytest.raises(UserError, match=told):
+  c.slots_per_prompt, c.allocation = average, dict(fn=allocation)
+  with pytest.raises(UserError, match=message):
     spec(curriculum=c)

@@ -38,15 +38,15 @@ def talked(batch, most=3):
   """The batch, its rows cut into up to `most` turns of one or two tokens, some with a token given in between."""
   number_BxT = np.full((P * G, T), -1, np.int32)
   for b, length in enumerate(batch.rollout.length_B):
-    said = 0
+    sampled = 0
     for t in range(length):
-      given = b % 3 == 0 and t == 1 and length > 2
-      if not given:
-        number_BxT[b, t] = min(said // (1 + b % 2), most - 1)
-        said += 1
+      observed = b % 3 == 0 and t == 1 and length > 2
+      if not observed:
+        number_BxT[b, t] = min(sampled // (1 + b % 2), most - 1)
+        sampled += 1
   zeros = np.zeros((P * G, T))
-  told = Turns(number_BxT, zeros.astype(np.float32), zeros.astype(np.int32), zeros[:, 0])
-  return batch._replace(rollout=batch.rollout._replace(turns=told))
+  turns = Turns(number_BxT, zeros.astype(np.float32), zeros.astype(np.int32), zeros[:, 0])
+  return batch._replace(rollout=batch.rollout._replace(turns=turns))
 
 
 @pytest.fixture(scope='module')
@@ -73,25 +73,25 @@ def by_hand(p, batch, eps):
     params = optax.apply_updates(params, change)
     return params, memory, ratio(params, old, own)
 
-  memory, m, told = p.update.optimizer.init(params), np.ones(P * G, np.float32), []
+  memory, m, multipliers = p.update.optimizer.init(params), np.ones(P * G, np.float32), []
   for k in range(number.max(), -1, -1):
     params, memory, moved = step(params, memory, m, number == k)
     m = np.clip(m * np.clip(moved, 1 - eps, 1 + eps), 1 - eps, 1 + eps)
-    told.append(m)
-  return params, told
+    multipliers.append(m)
+  return params, multipliers
 
 
 @pytest.mark.parametrize('eps', [0.2, 0.01])
-def test_it_is_the_loop_over_turns_written_out(batch, eps):
+def test_the_update_equals_a_loop_over_turns(batch, eps):
   """The update of several slices against one program a turn, with every row's multiplier worked out beside it."""
   batch = talked(batch)
   p = spec(objective=chosen(**METHOD), learner=dict(microbatch_rollouts=8), **sequential(eps=eps))
   got, metrics = updated(p, batch, decoder.init(MODEL, 0))
-  want, told = by_hand(p, batch, eps)
+  want, multipliers = by_hand(p, batch, eps)
   assert int(got.step) == metrics['actor/turns'] == 3
   assert_close(got.params, want, 2e-5)
   # What later turns have become told: some rows count more, some less, and some meet the bounds.
-  first, last = told[-2], told[0]
+  first, last = multipliers[-2], multipliers[0]
   assert first.min() < 1 < first.max() and np.abs(first - last).max() > 1e-3
   if eps == 0.01:
     assert (np.abs(first - 1) > 0.00999).any()
@@ -100,36 +100,36 @@ def test_it_is_the_loop_over_turns_written_out(batch, eps):
     assert max(jax.tree.leaves(gap)) > 1e-4
 
 
-def test_of_one_turn_it_is_gspo_normalized_over_the_batch(batch):
+def test_with_one_turn_it_equals_gspo_normalized_over_the_batch(batch):
   """Two batches of rows that are one turn each, beside the plain step whose old policy is that of before."""
   batch = talked(batch, most=1)
   before = dict(old_policy=dict(fn='before'), importance_correction=dict(fn='token'))
-  plain, own = (
+  plain, sequence = (
     spec(objective=chosen(**METHOD, **more), **outer)
     for more, outer in ((before, {}), (dict(importance_correction=dict(fn='token')), sequential()))
   )
-  one, other = (train_state.init_state(p, decoder.init(MODEL, 0)) for p in (plain, own))
+  first, second = (train_state.init_state(p, decoder.init(MODEL, 0)) for p in (plain, sequence))
   for _ in range(2):
-    one, _ = programs.compile_update(plain)(one, batch)
-    other, metrics = programs.compile_update(own)(other, batch)
+    first, _ = programs.compile_update(plain)(first, batch)
+    second, metrics = programs.compile_update(sequence)(second, batch)
   assert metrics['actor/turns'] == 1
-  assert_close(jax.device_get(other.params), jax.device_get(one.params), 2e-6)
-  gap = jax.tree.map(lambda x, y: np.abs(x - y).max(), other.params, decoder.init(MODEL, 0))
+  assert_close(jax.device_get(second.params), jax.device_get(first.params), 2e-6)
+  gap = jax.tree.map(lambda x, y: np.abs(x - y).max(), second.params, decoder.init(MODEL, 0))
   assert max(jax.tree.leaves(gap)) > 1e-3
 
 
-def test_numbers_for_the_log_are_of_all_turns(batch):
+def test_metrics_cover_all_turns(batch):
   """Tokens, and means over them: with a learning rate of nothing every turn sees the same policy."""
   batch = talked(batch)
   c = sequential()
   c['optimizer'].learning_rate = 0.0
-  told = updated(spec(objective=chosen(**METHOD), **c), batch, decoder.init(MODEL, 0))[1]
+  metrics = updated(spec(objective=chosen(**METHOD), **c), batch, decoder.init(MODEL, 0))[1]
   plain = dict(METHOD, ratio=dict(fn='token'), aggregation=dict(fn='token_mean'))
   want = updated(spec(objective=chosen(**plain)), batch, decoder.init(MODEL, 0))[1]
-  assert told['training/trained_tokens'] == want['training/trained_tokens'] > 0
+  assert metrics['training/trained_tokens'] == want['training/trained_tokens'] > 0
   for name in ('actor/entropy', 'training/rollout_probs_diff_mean', 'critic/advantages/mean'):
-    np.testing.assert_allclose(told[name], want[name], rtol=1e-4, atol=1e-6)
-  assert told['actor/lr'] == 0
+    np.testing.assert_allclose(metrics[name], want[name], rtol=1e-4, atol=1e-6)
+  assert metrics['actor/lr'] == 0
 
 
 def test_an_empty_batch_changes_nothing_and_eight_devices_agree_with_one(batch):
@@ -152,7 +152,7 @@ def test_an_empty_batch_changes_nothing_and_eight_devices_agree_with_one(batch):
   assert all(np.isfinite(float(v)) for v in metrics.values()) and metrics['actor/turns'] == 0
 
 
-def test_the_multiplier_is_held_within_its_bounds_and_stays_where_nothing_moved():
+def test_the_multiplier_is_clipped_and_is_1_where_nothing_moved():
   r = np.random.default_rng(0)
   x, mask = np.log(r.uniform(0.05, 0.95, (8, 5))), np.arange(5)[None] < r.integers(0, 6, (8, 1))
   ones, real = jnp.ones(8), jnp.asarray(mask.astype(float))

@@ -34,9 +34,9 @@ def trained(p, batch, count):
   return history
 
 
-def assert_equal(one, other):
-  assert jax.tree.structure(one) == jax.tree.structure(other)
-  jax.tree.map(np.testing.assert_array_equal, one, other)
+def assert_equal(first, second):
+  assert jax.tree.structure(first) == jax.tree.structure(second)
+  jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.fixture(scope='module')
@@ -74,8 +74,8 @@ def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   score = lambda q: microbatch.log_probs(p, q, batch.prompts, tokens_BxT)[0]  # noqa: E731
   target = objective.targets(p.objective.method, batch, G).with_arrays(old_BxT=score(state.average))
   c_BxT, _ = objective.coefficients(p.objective.method, target, score(state.params))
-  seen = np.asarray(target.mask_BxT) > 0
-  want = jax.grad(lambda q: -jnp.where(seen, c_BxT * score(q), 0).sum())(state.params)
+  masked = np.asarray(target.mask_BxT) > 0
+  want = jax.grad(lambda q: -jnp.where(masked, c_BxT * score(q), 0).sum())(state.params)
   _, metrics = programs.compile_update(p)(
     train_state.init_state(p, state.params)._replace(average=state.average, step=state.step), batch
   )
@@ -153,8 +153,8 @@ def on(devices, mesh, **changes):
 def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch, tmp_path):
   """Layouts like those of the weights, a checkpoint bit for bit, and an empty batch that changes none of it."""
   mesh = dict(data=2, fsdp=2, tensor=2)
-  one, many = on(1, dict(data=1, fsdp=1, tensor=1), **everything()), on(8, mesh, **everything())
-  want = trained(one, batch, 1)[-1]
+  single, many = on(1, dict(data=1, fsdp=1, tensor=1), **everything()), on(8, mesh, **everything())
+  want = trained(single, batch, 1)[-1]
   state = train_state.init_state(many, decoder.init(MODEL, 0))
   update = programs.compile_update(many)
   state, _ = update(state, batch)
@@ -173,19 +173,19 @@ def test_eight_devices_agree_with_one_and_what_is_kept_comes_back_exactly(batch,
   assert all(np.isfinite(float(v)) for v in metrics.values())
 
 
-def test_nothing_is_kept_that_nobody_asks_for():
+def test_state_that_no_method_needs_is_none():
   state = train_state.abstract_state(spec())
   assert state.average is state.inner_steps is state.activation_noise is None
 
 
-def test_without_a_share_of_the_fast_steps_a_batch_is_a_plain_step(batch):
+def test_with_alpha_0_a_batch_takes_one_plain_step(batch):
   plain, slow = (trained(spec(**c), batch, 2)[-1] for c in ({}, looped(fast_steps=1, alpha=0.0)))
   assert int(slow.step) == 2
   assert_close(slow._replace(inner_steps=None), plain, 1e-7)
 
 
 @pytest.mark.parametrize('alpha', [1.0, 0.3])
-def test_fast_steps_go_back_by_their_share_and_one_more_step_follows(batch, alpha):
+def test_fast_steps_are_interpolated_and_one_more_step_follows(batch, alpha):
   """Against K plain steps, the weights put back by hand, and one more: moments and counters run on."""
   p = spec()
   states = trained(p, batch, 2)
@@ -199,28 +199,28 @@ def test_fast_steps_go_back_by_their_share_and_one_more_step_follows(batch, alph
     assert_close(got.params, trained(p, batch, 3)[-1].params, 1e-6)
 
 
-def test_the_weights_go_back_to_the_bit_at_both_ends():
+def test_reposition_is_exact_for_alpha_0_and_1():
   r = np.random.default_rng(0)
   x, y = r.normal(size=9).astype(np.float32), r.normal(size=9).astype(np.float32)
-  whole, half = inner_steps.slow_fast(alpha=1.0), inner_steps.slow_fast(alpha=0.7)
-  np.testing.assert_array_equal(whole.reposition(x, y), y)
+  full, half = inner_steps.slow_fast(alpha=1.0), inner_steps.slow_fast(alpha=0.7)
+  np.testing.assert_array_equal(full.reposition(x, y), y)
   np.testing.assert_array_equal(half.reposition(x, x), x)
   np.testing.assert_allclose(half.reposition(x, y), 0.3 * x + 0.7 * y, atol=1e-6)
 
 
-def test_fast_steps_end_for_ever_where_the_entropy_rises_above_its_window():
+def test_fast_steps_end_once_the_entropy_rises_above_its_window():
   """Against numpy: the mean and std over n of the window that ends with a value; a fall ends nothing."""
   rule = inner_steps.slow_fast(fast_steps=4, window=4, threshold=1.2)
   entropy = [1.0, 1.2, 0.9, 1.1, 1.0, 0.4, 1.6, 1.0, 1.0]
-  seen, ends = rule.init(), []
+  state, ends = rule.init(), []
   for index, value in enumerate(entropy):
     last = np.array(entropy[max(index - 3, 0) : index + 1])
     ends.append(len(last) == 4 and value - last.mean() >= 1.2 * last.std())
-    assert int(rule.steps(seen)) == (0 if any(ends[:-1]) else 4)
-    seen = rule.observe(seen, jnp.float32(value), jnp.bool_(True))
-    nothing = rule.observe(seen, jnp.float32(99), jnp.bool_(False))
-    assert_equal(jax.device_get(nothing), jax.device_get(seen))
-  assert ends.index(True) == 6 and int(rule.steps(seen)) == 0
+    assert int(rule.steps(state)) == (0 if any(ends[:-1]) else 4)
+    state = rule.observe(state, jnp.float32(value), jnp.bool_(True))
+    nothing = rule.observe(state, jnp.float32(99), jnp.bool_(False))
+    assert_equal(jax.device_get(nothing), jax.device_get(state))
+  assert ends.index(True) == 6 and int(rule.steps(state)) == 0
   assert int(inner_steps.slow_fast(alpha=0.0).steps(inner_steps.slow_fast(alpha=0.0).init())) == 0
 
 
@@ -242,7 +242,7 @@ def test_the_schedule_lasts_for_fast_and_slow_steps():
 
 
 @pytest.mark.parametrize(
-  'settings, told',
+  'settings, message',
   [
     (dict(fast_steps=0), 'fast_steps=0 must be at least 1'),
     (dict(alpha=1.1), 'alpha=1.1 must be from 0 to 1'),
@@ -250,8 +250,8 @@ def test_the_schedule_lasts_for_fast_and_slow_steps():
     (dict(threshold=0.0), 'threshold=0.0 must be above 0'),
   ],
 )
-def test_settings_out_of_range_are_told(settings, told):
-  with pytest.raises(UserError, match=f'config.optimizer.outer.{told}'):
+def test_settings_out_of_range_are_refused(settings, message):
+  with pytest.raises(UserError, match=f'config.optimizer.outer.{message}'):
     spec(**looped(**settings))
 
 
@@ -261,7 +261,7 @@ def forward(p, params, batch, noise=None):
   )[0]
 
 
-def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
+def test_noise_of_sigma_0_equals_the_clean_forward_pass(batch):
   """Operation by operation: programs with and without noise may be fused differently, in the last digit."""
   params, tokens_BxT = decoder.init(MODEL, 0), jnp.asarray(batch.rollout.tokens_BxT)
   run = lambda *noise: shared_prompt_forward.hidden(  # noqa: E731
@@ -278,20 +278,22 @@ def test_noise_of_no_loudness_is_the_clean_forward_to_the_bit(batch):
 
 def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
   params, noise = decoder.init(MODEL, 0), (jnp.array([0.1, 0.3]), jax.random.key(3))
-  one, other = (forward(spec(learner=dict(remat=r)), params, batch, noise) for r in (False, True))
-  np.testing.assert_allclose(one, other, atol=1e-5)
+  first, second = (
+    forward(spec(learner=dict(remat=r)), params, batch, noise) for r in (False, True)
+  )
+  np.testing.assert_allclose(first, second, atol=1e-5)
 
 
-def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
+def test_the_gradient_of_sigma_agrees_with_finite_differences(batch):
   """Of the surrogate's own value: log σ is learned through log π, with the coefficients held."""
   p = spec(objective=noisy(0.1, ratio=dict(fn='direct'), trust_region=PLAIN))
   params, key = decoder.init(MODEL, 0), jax.random.key(3)
   target = objective.targets(p.objective.method, batch, G)
-  seen = np.asarray(target.mask_BxT) > 0
+  masked = np.asarray(target.mask_BxT) > 0
   start = jnp.log(jnp.array([0.1, 0.2]))
   logp = jax.jit(lambda log_sigma: forward(p, params, batch, (jnp.exp(log_sigma), key)))
   c_BxT, _ = objective.coefficients(p.objective.method, target, logp(start))
-  loss = lambda log_sigma: -float(jnp.where(seen, c_BxT * logp(log_sigma), 0).sum())  # noqa: E731
+  loss = lambda log_sigma: -float(jnp.where(masked, c_BxT * logp(log_sigma), 0).sum())  # noqa: E731
   prompts, tokens, length, _ = microbatch.microbatches(p, jax.tree.map(jnp.asarray, batch), None)
   first = lambda x: x[0]  # noqa: E731
   got = jax.jit(
@@ -314,20 +316,20 @@ def test_the_gradient_of_the_loudness_agrees_with_finite_differences(batch):
   assert float(jnp.abs(got).min()) > 1e-4
 
 
-def test_an_update_moves_the_loudness_by_its_own_rate_and_repeats_itself(batch):
+def test_an_update_moves_sigma_by_its_own_rate_and_is_deterministic(batch):
   p, params = spec(objective=noisy(0.05, ratio=dict(fn='direct'))), decoder.init(MODEL, 0)
   update = programs.compile_update(p)
   run = lambda step: jax.device_get(  # noqa: E731
     update(train_state.init_state(p, params)._replace(step=jnp.int32(step)), batch)
   )
-  (one, metrics), (again, _), (_, later) = run(0), run(0), run(1)
-  assert_equal(one, again)
-  moved = one.noise.log_sigma_L - np.log(0.05)
+  (first, metrics), (again, _), (_, later) = run(0), run(0), run(1)
+  assert_equal(first, again)
+  moved = first.activation_noise.log_sigma_L - np.log(0.05)
   np.testing.assert_allclose(np.abs(moved), 0.1, rtol=1e-3)  # the first step of Adam
   assert abs(later['actor/grad_norm'] / metrics['actor/grad_norm'] - 1) > 1e-4  # other noise
 
 
-def test_the_pull_of_a_row_is_its_own_gradient(batch):
+def test_leverage_is_the_norm_of_the_rows_own_gradient(batch):
   """Each row's answer differentiated apart; an empty row pulls nowhere."""
   p, params = spec(), decoder.init(MODEL, 0)
   length_B = np.array(batch.rollout.length_B)
