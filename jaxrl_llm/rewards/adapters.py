@@ -119,7 +119,8 @@ def verifiers(text: str, row: Row, settings: Keywords) -> CallArguments:
 
 
 _LISTS = {fn.__name__: fn for fn in (trl, trl_chat, openrlhf, verl_batch, slime_group)}
-STYLES = {fn.__name__: fn for fn in (verl, areal, slime, gym, verifiers)} | _LISTS
+_SINGLES = {fn.__name__: fn for fn in (verl, areal, slime, gym, verifiers)}
+STYLES = _SINGLES | _LISTS
 _BATCHED = ('', 'group', 'step')
 # Parameter names that identify a convention, the most specific first.
 _SIGNATURES = (
@@ -166,9 +167,11 @@ class UserGrader:
 
   def call_arguments(self, texts: Sequence[str], rows: Sequence[Row]) -> CallArguments:
     """The arguments of the user's function, restricted to its parameters."""
-    convention, of_lists = STYLES[self.style], self.style in _LISTS
-    items = (texts, rows) if of_lists else (texts[0], rows[0])
-    args, keywords = convention(*items, self.settings)
+    of_lists = self.style in _LISTS
+    if of_lists:
+      args, keywords = _LISTS[self.style](texts, rows, self.settings)
+    else:
+      args, keywords = _SINGLES[self.style](texts[0], rows[0], self.settings)
     return args, _accepted(self.fn, keywords, rows, len(args), of_lists)
 
   def missing_columns(self, row: Row) -> list[str]:
@@ -221,7 +224,9 @@ def check_columns(graders: Iterable[tuple[str, Callable]], rows: Sequence[Row]) 
   for row in rows:
     distinct.setdefault((frozenset(columns(row)), bool(row.answer), bool(row.messages)), row)
   for name, grader in graders:
-    for row in distinct.values() if isinstance(grader, UserGrader) else ():
+    if not isinstance(grader, UserGrader):
+      continue
+    for row in distinct.values():
       missing = grader.missing_columns(row)
       if missing:
         raise UserError(

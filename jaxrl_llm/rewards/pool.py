@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from absl import logging
 
 from jaxrl_llm.rewards import format_rules, verifiers, worker
 from jaxrl_llm.rewards.gym import sandboxed, scorers
-from jaxrl_llm.rewards.resolve import resolve_parts
+from jaxrl_llm.rewards.resolve import Spec, resolve_parts
 from jaxrl_llm.rewards.worker import (
   CRASH,
   ERROR,
@@ -75,7 +75,7 @@ class Scores(NamedTuple):
 class Pool:
   """Workers for one `config.rewards`, used as a context manager. They start at the first call that needs them."""
 
-  def __init__(self, spec: Mapping[str, Any]):
+  def __init__(self, spec: Spec):
     """Raises UserError for a grader that does not resolve and for worker settings out of range."""
     self.spec = dict(spec)
     self._workers = self.spec.get('workers', 2)

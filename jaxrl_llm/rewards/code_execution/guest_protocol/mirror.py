@@ -119,7 +119,7 @@ def _named(kind: type) -> bool:
 class Object(metaclass=Mirror):
   """A stand-in for an object of the program."""
 
-  _link: TestsPeer | None = None
+  _link: TestsPeer = None  # set in every derived class
   _held: type | None = None  # the class of its plain value
   _known: type | None = None  # the class of the standard library that isinstance must report
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
   from jaxrl_llm.rewards.code_execution.guest_protocol.peer import Peer
 
 Value: TypeAlias = Any  # a Python value of the program or of its tests
-Packed: TypeAlias = bool | int | float | str | list | None  # its JSON
+Packed: TypeAlias = Any  # its JSON; the other side may send anything
 
 SERIES = {k.__name__: k for k in (list, set, collections.deque, bytearray, tuple, frozenset, bytes)}
 MUTABLE = (list, set, collections.deque, bytearray, dict)
