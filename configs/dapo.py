@@ -1,11 +1,11 @@
-"""DAPO, arXiv:2503.14476: clip-higher, token-mean loss, soft overlong penalty in tokens, mixed groups only.
+"""DAPO, arXiv:2503.14476: clip-higher, token-mean loss, overlong penalty in tokens, mixed groups only.
 
 python -m jaxrl_llm.main --config=dapo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2/0.28, token-mean and the shape of the overlong penalty are the paper's; its buffer (4096 of
-20480 tokens there) is scaled to our cap, its factor is halved; where the paper draws more groups until
-enough are mixed, the curriculum here chooses prompts that are likely to be, and all-equal groups leave loss
-and denominator. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: clip 0.2/0.28, the token mean and the shape of the overlong penalty are the paper's. Its buffer (4096 of
+20480 tokens there) is scaled to our cap, and its factor is halved. The paper samples more groups until enough are
+mixed; here the curriculum chooses prompts that are likely to be mixed, and zero-variance groups leave loss and
+denominator. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -2,8 +2,8 @@
 
 python -m jaxrl_llm.main --config=grpo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2 and group-normalized advantages are the paper's; the KL term is left out, as most later
-recipes do; learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: clip 0.2 and group-normalized advantages are the paper's. The KL term is left out, as in most later recipes.
+Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,4 +1,4 @@
-"""The default job: SmolLM2-135M-Instruct on short sums. The other files of this folder say how it is learned.
+"""The default job: SmolLM2-135M-Instruct on short sums. Most other configs change how it is learned.
 
 python -m jaxrl_llm.main --config=sums         (GRPO, the default objective)
 Numbers: ours, for a 135M model on a laptop: a quarter of an hour on two cores.

@@ -1,7 +1,7 @@
-"""A character-level transformer of about a million parameters on tasks with digits, made from scratch.
+"""A character-level transformer of about a million parameters, trained from scratch on tasks with digits.
 
 python -m jaxrl_llm.main --config=tiny
-A supervised warm start through the same update, then DAPO. What tests and many-seed studies run on.
+A supervised warm start through the same update, then DAPO. Tests and studies over many seeds use it.
 """
 
 

@@ -1,7 +1,7 @@
-"""Sums with a calculator: a turn may call <calc>…</calc>, whose value comes back; the turn without one is the answer.
+"""Sums with a calculator: a turn may call <calc>…</calc> and gets its value; a turn without a call is the answer.
 
 python -m jaxrl_llm.main --config=calculator
-Numbers: ours, a job to begin from, not tuned: GRPO as in sums.py on larger sums, three turns in 96 tokens. A turn ends
+Numbers: ours, a starting point, not tuned: GRPO as in sums.py on larger sums, three turns in 96 tokens. A turn ends
 at </calc>, or with the model's own end token.
 """
 

@@ -1,8 +1,8 @@
-"""GiGPO, arXiv:2505.10978: turns that began from the same state are compared, beside whole episodes; on mazes.
+"""GiGPO, arXiv:2505.10978: turns from the same state are compared with each other, beside whole episodes; on mazes.
 
 python -m jaxrl_llm.main --config=gigpo
-Numbers: weight 1 and discount 0.95 are of notes on the official code; the game, a character model and its warm start on
-first steps are ours, not tuned. A state is what the maze shows: where one stands and which ways are open.
+Numbers: weight 1 and discount 0.95 are from notes on the official code. The game, the character model and its warm
+start on first moves are ours, not tuned. A state is what the maze shows: the position and the open directions.
 """
 
 

@@ -1,9 +1,9 @@
-"""Guessing a number in five turns, each told whether it is higher or lower: a character model from scratch.
+"""Guess a number in five turns; the environment answers higher or lower. A character model from scratch.
 
 python -m jaxrl_llm.main --config=guess
-A supervised warm start on first guesses, then DAPO on whole episodes; the environment says who has won. Numbers: ours;
-BUILD_NOTES.md tells what they come to. --config.environment.horizon="{'fn': 'stairs', 'starts': (0, 20), 'caps': (3,
-5)}" lets episodes grow with the steps (TTI, arXiv:2506.07976).
+A supervised warm start on first guesses, then DAPO on whole episodes, which the environment scores. Numbers: ours;
+results are in tests/bench/results/guess_game.md. --config.environment.horizon="{'fn': 'stairs', 'starts': (0, 20),
+'caps': (3, 5)}" lengthens episodes by step (TTI, arXiv:2506.07976).
 """
 
 

@@ -1,9 +1,9 @@
-"""SeeUPO, arXiv:2602.06554: a step for every turn, the last one first, each with the ratio of a sequence.
+"""SeeUPO, arXiv:2602.06554: one optimizer step per turn, the last turn first, each with the ratio of a sequence.
 
 python -m jaxrl_llm.main --config=seeupo
 The job is that of configs/agents/guess.py, whose model, learning rate and batch are ours.
-Numbers: bounds 0.2 of the multiplier, KL 0.002 and normalization over the batch of a turn's rows are of the official
-code's script; clip 0.2 is its framework's default, and with one step a turn nothing reaches it.
+Numbers: bounds of 0.2 on the multiplier, KL 0.002 and normalization over the batch of a turn's rows are those of the
+official script. Clip 0.2 is its framework's default; with one step a turn it has no effect.
 """
 
 

@@ -1,8 +1,9 @@
 """ADHint, arXiv:2512.13095: the harder a prompt was, the more of its answer is shown at the next visit.
 
 python -m jaxrl_llm.main --config=ad_hint
-Numbers: the line between two shares is from third-party notes, its ends and noise are ours. The gate on the entropy
-of hint tokens and the weights between hinted and plain groups are not in here. All else is dapo.py's.
+Numbers: the linear share between two ends is from third-party notes; the ends and the noise are ours. The gate on the
+entropy of hint tokens and the weights between hinted and plain groups are left out. All other settings are those of
+dapo.py.
 """
 
 

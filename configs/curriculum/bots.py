@@ -1,10 +1,11 @@
-"""BOTS, arXiv:2510.26374: every step tells every prompt something, by the policy's place between two models.
+"""BOTS, arXiv:2510.26374: every step updates all posteriors, by the policy's place between two models.
 
 python -m jaxrl_llm.main --config=bots
-Numbers: forgetting 0.1 a step, ρ 0.1, momentum 0.9, target 0.5, Thompson draws over all prompts and the best of
-them are the official code's. The default job has no pass rates of other models: the two names are empty, which
-is 0 and 1 for every prompt. Rows with such rates name their fields here (share.weak, share.strong). Of 4 prompts a
-step among 780, forgetting a tenth a step leaves little of a prompt's own evidence. All else is dapo.py's.
+Numbers: decay 0.1 a step, ρ 0.1, momentum 0.9, target 0.5, and the best Thompson draws of all prompts are the
+official code's. The default job has no pass rates of other models: the two names are empty, which means 0 and 1 for
+every prompt. Rows with pass rates name their fields here (prior_pooling.weak, prior_pooling.strong). With 4 prompts a
+step of 780, a decay of a tenth a step leaves little of a prompt's own evidence. All other settings are those of
+dapo.py.
 """
 
 

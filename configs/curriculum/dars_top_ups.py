@@ -1,10 +1,9 @@
-"""DARS, arXiv:2508.13755: prompts of which fewer than half were right get more rollouts, until all weigh the same.
+"""DARS, arXiv:2508.13755: prompts with a success rate below one half get more rollouts, until all have the same weight.
 
 python -m jaxrl_llm.main --config=dars_top_ups
 Numbers: 8 rollouts, at most four times as many of one prompt (its ET schedule; HW has eight times), advantages
-without a standard deviation, and groups all right or all wrong left out are the official code's. Further rollouts
-come with the next call instead of at once, two slots of it at most, and the batch is ours: sized for a 135M model on
-a laptop.
+without a standard deviation, and the drop of zero-variance groups are the official code's. Further rollouts come in
+the next step instead of at once, at most two slots of it; this and the batch are ours, for a 135M model on a laptop.
 """
 
 

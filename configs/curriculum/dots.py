@@ -1,10 +1,10 @@
-"""DOTS, arXiv:2506.05316: every other step a random reference set, from which all prompts' difficulty is inferred.
+"""DOTS, arXiv:2506.05316: every other step, a random reference set predicts the difficulty of all prompts.
 
 python -m jaxrl_llm.main --config=dots
-Numbers: a reference set every 2 steps, target 0.5 and temperature 1e-3 are the official code's. Its 256 references are
-rolled out besides the batch, here they are the batch of their step; its attention over embeddings and its
-calibration are trained offline, here a fixed kernel compares the traits of rows (an embedding, where the
-data has one: share.feature). Replay is not part of this file. All else is dapo.py's.
+Numbers: a reference set every 2 steps, target 0.5 and temperature 1e-3 are the official code's. Its 256 references
+are sampled in addition to the batch; here they are the batch of their step. Its attention over embeddings and its
+calibration are trained offline; here a fixed kernel compares the traits of rows (an embedding, where the data has
+one: prior_pooling.feature). Replay is left out. All other settings are those of dapo.py.
 """
 
 

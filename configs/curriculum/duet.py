@@ -1,10 +1,10 @@
 """DUET, arXiv:2605.08441: rollouts go where answers differ most per token, and rare ones count more.
 
 python -m jaxrl_llm.main --config=duet
-Numbers: at most 32 rollouts a prompt and weights of 1 / max(n / mean n, 0.05) are the official code's. What an
-answer's deviation is taken for is reconstructed: that of the posterior. Its stopping by an answer marker, coin
-included, is `rollout.early_exit.fn=marker`, which bare numbers do not have. Slots of 2 rollouts, 4 slots a prompt on
-average, learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: at most 32 rollouts a prompt and weights of 1 / max(n / mean n, 0.05) are the official code's. The deviation
+of an answer is reconstructed as that of the posterior. Its stop rule by an answer marker is
+`rollout.early_exit.fn=marker`, which bare numbers do not have. Slots of 2 rollouts, 4 slots a prompt on average,
+learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

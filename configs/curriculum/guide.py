@@ -1,9 +1,9 @@
-"""Guide, arXiv:2506.13923: prompts that nobody solved are asked with the answer told, and learned as if it were not.
+"""Guide, arXiv:2506.13923: unsolved prompts are sampled with the answer as a hint, and learned without it.
 
 python -m jaxrl_llm.main --config=guide
-Numbers: the ratio π(y | plain) / π_old(y | told) is from memory and clipped as DAPO clips. The paper asks again in
-the same step and with hints written by a model; here it is the prompt's next visit, and the hint is the answer. All
-else is dapo.py's.
+Numbers: the ratio π(y | plain) / π_old(y | hinted) is from memory, and clipped as in DAPO. The paper samples again in
+the same step with hints written by a model; here it is the prompt's next visit, and the hint is the answer. All other
+settings are those of dapo.py.
 """
 
 

@@ -1,9 +1,9 @@
-"""Knapsack RL, arXiv:2509.25849: rollouts are given out one after the other to where the next is worth most.
+"""Knapsack RL, arXiv:2509.25849: rollouts are allocated one by one to the prompt with the largest marginal gain.
 
 python -m jaxrl_llm.main --config=knapsack
-Numbers: a gain of p(1 − p)² and at most 128 rollouts a prompt are the paper's; the posterior in the place of the last
-observed rate is ours, and so are slots of 2 rollouts, 4 slots a prompt on average, learning rate and batch, for a
-135M model on a laptop.
+Numbers: a gain of p(1 − p)² and at most 128 rollouts a prompt are the paper's. The posterior instead of the last
+observed rate, slots of 2 rollouts, 4 slots a prompt on average, learning rate and batch are ours, for a 135M model on
+a laptop.
 """
 
 

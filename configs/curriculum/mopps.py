@@ -1,8 +1,8 @@
 """MoPPS, arXiv:2507.04632: a Beta posterior per prompt, one Thompson draw each, the draws nearest to one half.
 
 python -m jaxrl_llm.main --config=mopps
-Numbers: prior Beta(1, 1), target 0.5 and forgetting 0.5 a visit are the official code's (1, which forgets nothing,
-on MATH); so are windows of 16 times the batch from a shuffled stream. All else is dapo.py's.
+Numbers: prior Beta(1, 1), target 0.5 and decay 0.5 a visit are the official code's (1 on MATH, which decays nothing),
+and so are windows of 16 times the batch from a shuffled stream. All other settings are those of dapo.py.
 """
 
 

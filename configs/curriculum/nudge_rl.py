@@ -1,9 +1,9 @@
-"""NudgeRL, arXiv:2605.15726: two strategies for each prompt, and advantages that tell a better one from a better try.
+"""NudgeRL, arXiv:2605.15726: two strategies per prompt, and advantages that separate strategy and rollout.
 
 python -m jaxrl_llm.main --config=nudge_rl
 Numbers: two strategies × 4 rollouts, each dropped every second time, and 1.1 between strategies are the official
-code's. Its term on the plain question is not in here. The strategies, learning rate and batch are ours, for a 135M
-model on a laptop.
+code's. Its term on the plain prompt is left out. The strategies, learning rate and batch are ours, for a 135M model
+on a laptop.
 """
 
 

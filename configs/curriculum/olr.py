@@ -1,8 +1,8 @@
-"""OLR, arXiv:2604.03993: a label that the majority of a prompt's rollouts contradicts more and more gives way.
+"""OLR, arXiv:2604.03993: a label that the majority of a prompt's rollouts contradicts increasingly is replaced.
 
 python -m jaxrl_llm.main --config=olr
-Numbers: a slope of 0.05 a visit, and no change before the fifth, are the official code's, which counts epochs. Labels
-that gave way are listed in suspect_labels.jsonl of the run folder. All else is dapo.py's.
+Numbers: a slope of 0.05 a visit, and no replacement before the fifth, are the official code's, which counts epochs.
+Replaced labels are listed in suspect_labels.jsonl of the run directory. All other settings are those of dapo.py.
 """
 
 

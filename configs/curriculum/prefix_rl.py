@@ -1,9 +1,9 @@
-"""PrefixRL, arXiv:2601.18795: where nobody is right, replies begin with a part of a known right one.
+"""PrefixRL, arXiv:2601.18795: where no rollout is right, completions begin with a part of a known right one.
 
 python -m jaxrl_llm.main --config=prefix_rl
-Numbers: from the abstract, which has none; the paper draws its prefixes from right replies of the first model, here
-they are the run's own, or the data's answer. The staircase that sets their length, and that a quarter of the visits
-goes without, are ours. All else is dapo.py's.
+Numbers: from the abstract, which has none. The paper takes prefixes from right completions of the first model; here
+they are those of the run, or the data's answer. The staircase that sets their length and the quarter of visits
+without a hint are ours. All other settings are those of dapo.py.
 """
 
 

@@ -1,11 +1,12 @@
-"""RLEP, arXiv:2507.07451: right rollouts of earlier visits to a prompt are learned from again beside the fresh ones.
+"""RLEP, arXiv:2507.07451: right rollouts of earlier visits to a prompt are learned again beside new ones.
 
 python -m jaxrl_llm.main --config=rlep
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: two replays a group, clip 0.2/0.28, dual clip 10, token-mean are the official code's; 8 fresh rollouts (16
-there) and 8 kept of a prompt are ours. The paper collects right rollouts in a run of DAPO and begins anew from the
-base model; here they are those of the run itself, so that first visits have none. The old log-probs of a replay are
-those of the weights at the start of the step. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: two replays a group, clip 0.2/0.28, dual clip 10 and the token mean are the official code's; 8 new rollouts
+(16 there) and at most 8 stored of a prompt are ours. The paper collects right rollouts in a run of DAPO and starts
+again from the base model; here they are those of the run, so that first visits have none. The old log-probs of a
+replay are those of the weights at the start of the step. Learning rate and batch are ours, for a 135M model on a
+laptop.
 """
 
 

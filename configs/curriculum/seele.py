@@ -1,9 +1,9 @@
-"""SEELE, arXiv:2509.06923: as much of the answer is shown as makes every second rollout right, by item response theory.
+"""SEELE, arXiv:2509.06923: hints as long as a success rate of one half needs, by item response theory.
 
 python -m jaxrl_llm.main --config=seele
-Numbers: a target of one half is the paper's; the curve is reconstructed from third-party notes, its priors are ours,
-and visits of earlier steps stand for the paper's rounds within one. Its supervised term on the shown part is not in
-here. All else is dapo.py's.
+Numbers: the target of one half is the paper's. The curve is reconstructed from third-party notes, its priors are
+ours, and visits of earlier steps stand for the paper's rounds within a step. Its supervised term on the hint is left
+out. All other settings are those of dapo.py.
 """
 
 

@@ -1,8 +1,8 @@
-"""VADE, arXiv:2511.18902: Thompson draws, the largest p(1 − p)², evidence that fades by visits and by steps.
+"""VADE, arXiv:2511.18902: Thompson draws, utility p(1 − p)², evidence that decays by visits and by steps.
 
 python -m jaxrl_llm.main --config=vade
-Numbers: prior Beta(1, 1) and the utility are those of the project page; that there are two rates of decay is in the
-abstract, their form and both numbers are ours. All else is dapo.py's.
+Numbers: prior Beta(1, 1) and the utility are those of the project page. The abstract has two rates of decay; their
+form and both numbers are ours. All other settings are those of dapo.py.
 """
 
 

@@ -2,9 +2,9 @@
 
 python -m jaxrl_llm.main --config=xrpo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: strength and bound of 1 are from third-party notes, as is that rollouts go where the mean is uncertain and
-that a prompt that nobody solved comes back behind a solved one; confidence 0.95 is ours. Slots of 2 rollouts, 4 slots
-a prompt on average, learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: strength and bound of 1 are from third-party notes, as are rollouts for prompts with an uncertain mean and a
+solved example in front of prompts that no rollout solved; confidence 0.95 is ours. Slots of 2 rollouts, 4 slots a
+prompt on average, learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -2,8 +2,8 @@
 
 python -m jaxrl_llm.main --config=adora
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the weight 0.1, its condition and the 4,054 tokens from which a wrong answer is left out of it are the official
-code's, whose reward and cap differ. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: the weight 0.1, its condition, and the limit of 4,054 tokens above which a wrong answer is left out of it are
+the official code's, whose reward and cap differ. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

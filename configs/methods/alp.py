@@ -1,11 +1,11 @@
-"""ALP, arXiv:2603.19470: learned noise in every layer of the update, and one ratio of the noisy policy to what sampled.
+"""ALP, arXiv:2603.19470: learned noise in every layer of the update, and one ratio of the noisy policy to the sampler.
 
 python -m jaxrl_llm.main --config=alp
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: sigma 1e-6, its learning rate 5e-4, clip 0.5 and 3 and noise before every layer are those of the official
-code's notes (the repository for several turns has 1e-8 and 1e-2); this is its token form. Adam of its own for log
-sigma, outside the bound on the gradient's norm, is ours. Two minibatches per batch, so that the policy moves away
-from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: sigma 1e-6, its learning rate 5e-4, clip 0.5 and 3, and noise before every layer are those of the official
+code's notes (its multi-turn repository has 1e-8 and 1e-2); this is the token form. A separate Adam for log sigma,
+outside the bound on the gradient norm, is ours. Two minibatches per batch are ours; with one, every ratio is 1.
+Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

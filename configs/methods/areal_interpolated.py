@@ -1,12 +1,12 @@
-"""AReaL's approximation, arXiv:2505.24298: decoupled PPO whose old log-probs are interpolated by age, without a pass.
+"""AReaL's approximation, arXiv:2505.24298: decoupled PPO; old log-probs are interpolated by age, without a pass.
 
 python -m jaxrl_llm.main --config=areal_interpolated
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the formula is that of the official code (log-linear in the version; versions are optimizer steps here and
-training steps there), clip 0.2 is ours; the correction is left whole, as in decoupled_ppo.py. Two minibatches per
-batch, so that the policy moves away from the sampler at all: that number is ours. Tokens of rollouts continued from
-earlier steps are the only ones older than their batch, so this acts with rollout.stop, drafts or mode=lag. Learning
-rate and batch are ours, for a 135M model on a laptop.
+Numbers: the formula is the official code's (log-linear in the version; versions are optimizer steps here and training
+steps there). Clip 0.2 is ours; the correction is not truncated, as in decoupled_ppo.py. Two minibatches per batch are
+ours; with one, every ratio is 1. Only tokens of rollouts that were continued from earlier steps are older than their
+batch, so this acts with rollout.stop, drafts or mode=lag. Learning rate and batch are ours, for a 135M model on a
+laptop.
 """
 
 

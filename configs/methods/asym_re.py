@@ -1,10 +1,9 @@
-"""AsymRE, arXiv:2506.20520: a baseline a little below the mean, so that failures count for less off-policy.
+"""AsymRE, arXiv:2506.20520: a baseline slightly below the mean, so that failures count less off-policy.
 
 python -m jaxrl_llm.main --config=asym_re
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the shift of −0.1 is the paper's (read in Trinity's code). Two minibatches per batch, so that the
-policy moves away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M
-model on a laptop.
+Numbers: the shift of −0.1 is the paper's (read in Trinity's code). Two minibatches per batch are ours; with one,
+every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,10 +1,10 @@
-"""BAPO, arXiv:2510.18927: bounds that widen until gains outweigh losses.
+"""BAPO, arXiv:2510.18927: clip bounds that widen until positive terms outweigh negative ones.
 
 python -m jaxrl_llm.main --config=bapo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: bounds from (0.6, 1.2) to (0.8, 2) in steps of 0.05, target 1 and dual clip 3 are the recipe's code;
-its README says otherwise (share 0.5). Two minibatches per batch, so that the policy moves away from the sampler
-at all: that number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: bounds from (0.6, 1.2) to (0.8, 2) in steps of 0.05, target 1 and dual clip 3 are those of the recipe's code;
+its README has a share of 0.5. Two minibatches per batch are ours; with one, every ratio is 1. Learning rate and batch
+are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,9 +1,9 @@
-"""Clip-Cov, arXiv:2505.22617: drops some of the tokens whose advantage and log-probability rise together.
+"""Clip-Cov, arXiv:2505.22617: drops some of the tokens whose advantage and log-probability are both high.
 
 python -m jaxrl_llm.main --config=clip_cov
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: share 2e-4 and the band 1 to 5 are verl's; where it draws tokens at random, here each
-loses that share. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: share 2e-4 and the band 1 to 5 are verl's. verl drops tokens at random; here each token in the band loses
+that share of its weight. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,11 +1,11 @@
-"""AReaL's decoupled PPO, arXiv:2505.24298: one ratio for what sampled, another to clip.
+"""AReaL's decoupled PPO, arXiv:2505.24298: one ratio corrects for the sampler, another one is clipped.
 
 python -m jaxrl_llm.main --config=decoupled_ppo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2 is ours; the correction is left whole as in the paper's formula (AReaL's code clamps or masks
-it). Two minibatches per batch, so that the policy moves away from the sampler at all: that number is ours.
-Sampler and trainer are one program here and agree to about 1e-5, so this acts on rollouts continued from
-earlier steps and on drafts. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: clip 0.2 is ours. The correction is not truncated, as in the paper's formula (AReaL's code clamps or masks
+it). Two minibatches per batch are ours; with one, every ratio is 1. Sampler and trainer share one program and agree
+to about 1e-5 here, so the correction matters only for drafts and for rollouts continued from earlier steps. Learning
+rate and batch are ours, for a 135M model on a laptop.
 """
 
 

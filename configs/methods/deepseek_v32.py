@@ -1,10 +1,9 @@
-"""DeepSeek-V3.2, arXiv:2512.02556: drops bad answers that the policy has left behind; an unbiased KL term.
+"""DeepSeek-V3.2, arXiv:2512.02556: drops wrong answers that became unlikely under the policy; an unbiased KL term.
 
 python -m jaxrl_llm.main --config=deepseek_v32
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: delta 1e-4 is slime's (read in code); the KL's 0.001 is ours. Two minibatches per batch, so that the
-policy moves away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M
-model on a laptop.
+Numbers: delta 1e-4 is slime's (read in code); the KL coefficient 0.001 is ours. Two minibatches per batch are ours;
+with one, every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,10 +1,10 @@
-"""DPPO, arXiv:2602.04879: drops tokens whose probability moved too far, not whose ratio did.
+"""DPPO, arXiv:2602.04879: drops tokens whose probability moved too far, whatever their ratio.
 
 python -m jaxrl_llm.main --config=dppo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the test and the bound of 20 on the ratio are prime-rl's (read in code); delta 0.2 is ours. `binary_kl`
-is the other test. Two minibatches per batch, so that the policy moves away from the sampler at all: that number
-is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: the test and the bound of 20 on the ratio are prime-rl's (read in code); delta 0.2 is ours. `binary_kl` is
+the other test. Two minibatches per batch are ours; with one, every ratio is 1. Learning rate and batch are ours, for
+a 135M model on a laptop.
 """
 
 

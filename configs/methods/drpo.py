@@ -1,10 +1,10 @@
-"""DRPO, arXiv:2510.04474: short right answers against a soft maximum of wrong ones, and a hinge on the drift.
+"""DRPO, arXiv:2510.04474: short right answers against a soft maximum of wrong ones, and a hinge on the KL divergence.
 
 python -m jaxrl_llm.main --config=drpo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: temperature 10, length rate 0.1, hinge 1e3 beyond 1e-4 are the official code's; max_tokens is our cap.
-Two minibatches per batch, so that the policy moves away from the sampler at all: that number is ours. Learning
-rate and batch are ours, for a 135M model on a laptop.
+Numbers: temperature 10, length rate 0.1, and the hinge of 1e3 beyond 1e-4 are the official code's; max_tokens is our
+cap. Two minibatches per batch are ours; with one, every ratio is 1. Learning rate and batch are ours, for a 135M
+model on a laptop.
 """
 
 

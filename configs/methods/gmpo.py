@@ -1,10 +1,9 @@
-"""GMPO, arXiv:2507.20673: the geometric mean of ratios that are clipped one by one.
+"""GMPO, arXiv:2507.20673: the geometric mean of token ratios, each clipped.
 
 python -m jaxrl_llm.main --config=gmpo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: log-ratios clipped at ±0.4 are the paper's (TRL's code and its comments). Two minibatches per batch, so
-that the policy moves away from the sampler at all: that number is ours. Learning rate and batch are ours, for a
-135M model on a laptop.
+Numbers: log-ratios clipped at ±0.4 are the paper's (TRL's code and its comments). Two minibatches per batch are ours;
+with one, every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

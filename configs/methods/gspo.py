@@ -1,9 +1,9 @@
-"""GSPO, arXiv:2507.18071: one ratio for a whole answer: the geometric mean of its tokens' ratios.
+"""GSPO, arXiv:2507.18071: one ratio per completion: the geometric mean of its tokens' ratios.
 
 python -m jaxrl_llm.main --config=gspo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 3e-4 and 4e-4 and four minibatches per batch are the paper's (section 5.1, from TRL's index).
-Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: clip 3e-4 and 4e-4 and four minibatches per batch are the paper's (section 5.1, from TRL's index). Learning
+rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,10 +1,10 @@
-"""IcePop (Ring-1T), arXiv:2510.18855: GRPO times ρ for each token, tokens outside a band dropped.
+"""IcePop (Ring-1T), arXiv:2510.18855: tokens are weighted by the ratio of trainer to sampler, within a band.
 
 python -m jaxrl_llm.main --config=icepop
 Default job: SmolLM2-135M-Instruct on short sums.
 Numbers: the band 0.5 to 5 is the frameworks' default (read in code), not checked against the paper. Sampler and
-trainer are one program here and agree to about 1e-5, so this acts on rollouts continued from earlier steps and
-on drafts. Learning rate and batch are ours, for a 135M model on a laptop.
+trainer share one program and agree to about 1e-5 here, so the correction matters only for drafts and for rollouts
+continued from earlier steps. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

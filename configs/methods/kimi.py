@@ -2,9 +2,8 @@
 
 python -m jaxrl_llm.main --config=kimi
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: strength 0.1 is Trinity's and ROLL's (read in code), not checked against the paper. Two minibatches per
-batch, so that the policy moves away from the sampler at all: that number is ours. Learning rate and batch are
-ours, for a 135M model on a laptop.
+Numbers: strength 0.1 is Trinity's and ROLL's (read in code), not checked against the paper. Two minibatches per batch
+are ours; with one, every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

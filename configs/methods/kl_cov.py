@@ -1,10 +1,9 @@
-"""KL-Cov, arXiv:2505.22617: holds back the tokens whose advantage and log-probability rise together.
+"""KL-Cov, arXiv:2505.22617: a KL penalty on the tokens whose advantage and log-probability are both high.
 
 python -m jaxrl_llm.main --config=kl_cov
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: strength 1 and share 2e-4 are verl's (read in code). Two minibatches per batch, so that the policy
-moves away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on a
-laptop.
+Numbers: strength 1 and share 2e-4 are verl's (read in code). Two minibatches per batch are ours; with one, every
+ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

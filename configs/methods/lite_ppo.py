@@ -1,4 +1,4 @@
-"""LitePPO ("Tricks or Traps"), arXiv:2508.08221: the group's mean and the batch's deviation, token-mean loss.
+"""LitePPO ("Tricks or Traps"), arXiv:2508.08221: the group's mean, the batch's standard deviation, token-mean loss.
 
 python -m jaxrl_llm.main --config=lite_ppo
 Default job: SmolLM2-135M-Instruct on short sums.

@@ -1,9 +1,9 @@
-"""LUSPO, arXiv:2602.05261: GSPO without the bias to short answers: a sum over tokens.
+"""LUSPO, arXiv:2602.05261: GSPO as a sum over tokens, without the bias to short answers.
 
 python -m jaxrl_llm.main --config=luspo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the sum is TRL's (read in code); the clip is GSPO's, not checked against the paper. Learning rate and
-batch are ours, for a 135M model on a laptop.
+Numbers: the sum is TRL's (read in code); the clip is GSPO's, not checked against the paper. Learning rate and batch
+are ours, for a 135M model on a laptop.
 """
 
 

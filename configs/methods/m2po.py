@@ -1,10 +1,10 @@
-"""M2PO, arXiv:2510.01161: the second moment of the harmful log-ratios is held within a budget.
+"""M2PO, arXiv:2510.01161: masks tokens until the second moment of the harmful log-ratios is within a budget.
 
 python -m jaxrl_llm.main --config=m2po
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: budget 0.04 and the narrowest bounds 0.3 and 0.5 are the official code's; `second_moment_mask` is
-Trinity's reading. Two minibatches per batch, so that the policy moves away from the sampler at all: that number
-is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: budget 0.04 and the narrowest bounds 0.3 and 0.5 are the official code's; `second_moment_mask` is Trinity's
+version. Two minibatches per batch are ours; with one, every ratio is 1. Learning rate and batch are ours, for a 135M
+model on a laptop.
 """
 
 

@@ -2,10 +2,10 @@
 
 python -m jaxrl_llm.main --config=mini_rl
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2/0.27 is from third-party notes, the mean-only advantage from memory. Two minibatches per
-batch, so that the policy moves away from the sampler at all: that number is ours. Sampler and trainer are one
-program here and agree to about 1e-5, so this acts on rollouts continued from earlier steps and on drafts.
-Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: clip 0.2/0.27 is from third-party notes, the advantage without a standard deviation from memory. Two
+minibatches per batch are ours; with one, every ratio is 1. Sampler and trainer share one program and agree to about
+1e-5 here, so the correction matters only for drafts and for rollouts continued from earlier steps. Learning rate and
+batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -2,9 +2,8 @@
 
 python -m jaxrl_llm.main --config=minpro
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: reconstructed from the abstract and third-party notes; the clip of 0.2 is not verified. Two minibatches
-per batch, so that the policy moves away from the sampler at all: that number is ours. Learning rate and batch
-are ours, for a 135M model on a laptop.
+Numbers: reconstructed from the abstract and third-party notes; the clip of 0.2 is not verified. Two minibatches per
+batch are ours; with one, every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,10 +1,10 @@
-"""MIS (no paper: documentation of TRL and verl): masked importance sampling of whole answers.
+"""MIS (no paper: documentation of TRL and verl): masked importance sampling of whole completions.
 
 python -m jaxrl_llm.main --config=mis
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the bound of 3 is TRL's default (read in code); `geometric_mask` with 0.99 and 1.01 is what SkyRL
-recommends. Sampler and trainer are one program here and agree to about 1e-5, so this acts on rollouts continued
-from earlier steps and on drafts. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: the bound of 3 is TRL's default (read in code); SkyRL recommends `geometric_mask` with 0.99 and 1.01. Sampler
+and trainer share one program and agree to about 1e-5 here, so the correction matters only for drafts and for rollouts
+continued from earlier steps. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,9 +1,9 @@
-"""OPMD, arXiv:2505.17826: Trinity's policy mirror descent, a soft maximum for a baseline, no ratio.
+"""OPMD, arXiv:2505.17826: Trinity's policy mirror descent: a soft maximum as baseline, no ratio.
 
 python -m jaxrl_llm.main --config=opmd
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: temperature 1 is the example's (read in code). Two minibatches per batch, so that the policy moves away
-from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: temperature 1 is the example's (read in code). Two minibatches per batch are ours; with one, every ratio is
+1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -2,8 +2,8 @@
 
 python -m jaxrl_llm.main --config=opo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: one update per batch and the baseline are the paper's (read in verl's code); at a ratio of 1 the clip
-does nothing. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: one update per batch and the baseline are the paper's (read in verl's code). With a ratio of 1 the clip has
+no effect. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,10 +1,10 @@
-"""iStar (first named OPRL), arXiv:2509.19199: step rewards of a model that learns to prefer right rows to wrong ones.
+"""iStar (first named OPRL), arXiv:2509.19199: step rewards from a model that learns to prefer right completions.
 
 python -m jaxrl_llm.main --config=oprl
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: beta 0.05 and weight 1 are of the paper's code. There a step is a turn of an agent; here, with one turn, it
-is the whole row, so that this is a second advantage beside GRPO's and no finer credit. Both learning rates and
-the batch are ours, for a 135M model on a laptop.
+Numbers: beta 0.05 and weight 1 are the official code's. There a step is a turn of an agent; with the one turn here it
+is the whole row, so that this adds a second advantage to GRPO's and no finer credit. Both learning rates and the
+batch are ours, for a 135M model on a laptop.
 """
 
 

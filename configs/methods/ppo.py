@@ -1,11 +1,11 @@
-"""PPO, arXiv:1707.06347: a critic says what each prefix is worth, and a token gets what it changed (GAE).
+"""PPO, arXiv:1707.06347: a critic estimates the value of each prefix; generalized advantage estimation (GAE).
 
 python -m jaxrl_llm.main --config=ppo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2 is the paper's; discount and trace 1 (GAE, arXiv:1506.02438), whitened advantages, values clipped
-at 0.5, the token mean and the critic's learning rate 1e-5 are verl's defaults; its KL penalty on rewards is left
-out. The policy's learning rate and the batch are ours, for a 135M model on a laptop. The critic is a second
-model of the policy's size with an optimizer of its own: about twice the memory and the time of an update.
+Numbers: clip 0.2 is the paper's. Discount and trace 1 (GAE, arXiv:1506.02438), whitened advantages, values clipped at
+0.5, the token mean and the critic's learning rate 1e-5 are verl's defaults; its KL penalty on rewards is left out.
+The policy's learning rate and the batch are ours, for a 135M model on a laptop. The critic is a second model of the
+policy's size with its own optimizer: about twice the memory and time of an update.
 """
 
 

@@ -1,11 +1,11 @@
-"""PPO-EWMA, arXiv:2110.00641: the trust region is around an average of the weights, not around what sampled.
+"""PPO-EWMA, arXiv:2110.00641: the trust region is around an average of the weights instead of the sampler.
 
 python -m jaxrl_llm.main --config=ppo_ewma
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2 and the cap of 100 are those of the official code (read), which caps the product of both ratios
-where this caps the correction alone; the decay, a center of mass of 8 optimizer steps, is from memory of the paper.
-The group's advantages, without a value function, are ours. Two minibatches per batch, so that the policy moves away
-from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: clip 0.2 and the cap of 100 are those of the official code (read), which caps the product of both ratios;
+here only the correction is capped. The decay, a center of mass of 8 optimizer steps, is from memory of the paper.
+Group-relative advantages, without a value function, are ours. Two minibatches per batch are ours; with one, every
+ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

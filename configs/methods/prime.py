@@ -1,11 +1,11 @@
-"""PRIME, arXiv:2502.01456: a model that learns right from wrong answers rewards every token by its log-ratio.
+"""PRIME, arXiv:2502.01456: token rewards are log-ratios of a model that learns to separate right from wrong answers.
 
 python -m jaxrl_llm.main --config=prime
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: beta 0.05, cross-entropy, equal weights of process and outcome, process rewards divided by the batch's largest
-reward-to-go, and that the reward model learns twice as fast as the policy and before it rewards (1e-6 and 5e-7) are of
-the official code. Groups of 8 (not 4, filtered by accuracy) are ours, as are learning rates and batch, for a 135M model
-on a laptop. Memory for three models: a reference is kept too.
+Numbers: beta 0.05, cross-entropy, equal weights of process and outcome, process rewards divided by the batch's
+largest reward-to-go, and a reward model that is trained before it scores, with twice the policy's learning rate (1e-6
+and 5e-7), are the official code's. Groups of 8 (not 4, filtered by accuracy), learning rates and batch are ours, for
+a 135M model on a laptop. It holds three models in memory: a reference is kept, too.
 """
 
 

@@ -2,9 +2,9 @@
 
 python -m jaxrl_llm.main --config=reinforce_pp
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: clip 0.2 and the whitening are verl's and OpenRLHF's (read in code); their KL penalty on rewards is
-left out. `advantage.fn=token_whitened` is the form without groups. Learning rate and batch are ours, for a 135M
-model on a laptop.
+Numbers: clip 0.2 and the whitening are verl's and OpenRLHF's (read in code); their KL penalty on rewards is left out.
+`advantage.fn=token_whitened` is the form without groups. Learning rate and batch are ours, for a 135M model on a
+laptop.
 """
 
 

@@ -1,12 +1,11 @@
-"""ReMix, arXiv:2507.06892: PPO's clip around the ratio that the batch began with, a KL that forgets the first weights.
+"""ReMix, arXiv:2507.06892: PPO's clip around a batch's first ratio; a KL term whose reference moves.
 
 python -m jaxrl_llm.main --config=remix
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: reconstructed from third-party notes: the clip 0.2, and KL to the first weights alone for 50 steps, then by
-tenths to those before the batch until both count half. Its coefficient 0.001 and the form k3 are ours. Mixing in old
-rollouts (a share of 0.4) and the switch back to on-policy are not in here. Two minibatches per batch, so that the
-policy moves away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on
-a laptop.
+Numbers: reconstructed from third-party notes: clip 0.2; KL to the first weights alone for 50 steps, then by tenths to
+those before the batch until both count half. The coefficient 0.001 and the form k3 are ours. Replay of old rollouts
+(a share of 0.4) and the switch back to on-policy are left out. Two minibatches per batch are ours; with one, every
+ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -2,8 +2,8 @@
 
 python -m jaxrl_llm.main --config=rloo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the method has none besides the group (read in verl's code). Learning rate and batch are ours, for a
-135M model on a laptop.
+Numbers: the method has none besides the group (read in verl's code). Learning rate and batch are ours, for a 135M
+model on a laptop.
 """
 
 

@@ -1,10 +1,9 @@
-"""SAPO, arXiv:2511.20347: a sigmoid of the ratio in the place of the clip.
+"""SAPO, arXiv:2511.20347: a sigmoid of the ratio instead of the clip.
 
 python -m jaxrl_llm.main --config=sapo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: temperatures 1 and 1.05 are TRL's defaults (read in code). Two minibatches per batch, so that the
-policy moves away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M
-model on a laptop.
+Numbers: temperatures 1 and 1.05 are TRL's defaults (read in code). Two minibatches per batch are ours; with one,
+every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,12 +1,12 @@
-"""ScaleRL, arXiv:2510.13786: truncated weights instead of a clip, every prompt counts the same.
+"""ScaleRL, arXiv:2510.13786: truncated importance weights instead of a clip; every prompt has the same weight.
 
 python -m jaxrl_llm.main --config=scale_rl
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: cap 5 (4 and 8 did as well), prompt mean and the drop of all-equal groups are the paper's (third-party
-notes) and TRL's (read in code). Prompts come in a shuffled stream, and one that was right 0.9 of the time over two
-visits or more comes back in an audit alone; the visits and the audits are ours. Rewards are 0 and 1 instead of ±1;
-the thinking budget is not in here. Two minibatches per batch, so that the policy moves away from the sampler at
-all: that number is ours. Learning rate and batch are ours, for a 135M model on a laptop.
+Numbers: cap 5 (4 and 8 worked as well), the prompt mean and the drop of zero-variance groups are the paper's
+(third-party notes) and TRL's (read in code). Prompts come in a shuffled stream; one with a success rate of 0.9 over
+at least two visits returns only in an audit. The visits and the audits are ours. Rewards are 0 and 1 instead of ±1;
+the thinking budget is left out. Two minibatches per batch are ours; with one, every ratio is 1. Learning rate and
+batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -2,9 +2,9 @@
 
 python -m jaxrl_llm.main --config=tis
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the bound of 2 is verl's and slime's (read in code). Sampler and trainer are one program here and agree
-to about 1e-5, so this acts on rollouts continued from earlier steps and on drafts. Learning rate and batch are
-ours, for a 135M model on a laptop.
+Numbers: the bound of 2 is verl's and slime's (read in code). Sampler and trainer share one program and agree to about
+1e-5 here, so the correction matters only for drafts and for rollouts continued from earlier steps. Learning rate and
+batch are ours, for a 135M model on a laptop.
 """
 
 

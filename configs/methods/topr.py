@@ -1,11 +1,10 @@
-"""TOPR, arXiv:2503.14286: successes as if supervised, failures with a truncated ratio of whole answers.
+"""TOPR, arXiv:2503.14286: supervised loss on successes, a truncated ratio of whole completions on failures.
 
 python -m jaxrl_llm.main --config=topr
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: truncation at 1 and the ratio of answers are the paper's (from Trinity's and ROLL's code, which take
-tokens: `ratio.fn=direct`). Rewards of 0 and 1 become ±0.5. Two minibatches per batch, so that the policy moves
-away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M model on a
-laptop.
+Numbers: truncation at 1 and the ratio of completions are the paper's (from Trinity's and ROLL's code, which use
+tokens: `ratio.fn=direct`). Rewards of 0 and 1 become ±0.5. Two minibatches per batch are ours; with one, every ratio
+is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

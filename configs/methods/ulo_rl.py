@@ -1,9 +1,9 @@
-"""UloRL, arXiv:2507.19766: tokens mastered in right answers are left out while entropy is low.
+"""UloRL, arXiv:2507.19766: masks the mastered tokens of right answers while entropy is low.
 
 python -m jaxrl_llm.main --config=ulo_rl
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: probability 0.99 and entropy 0.2 are the paper's; its segments are `rollout.stop.fn=rounds`. Learning
-rate and batch are ours, for a 135M model on a laptop.
+Numbers: probability 0.99 and entropy 0.2 are the paper's; its segments are `rollout.stop.fn=rounds`. Learning rate
+and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,13 +1,12 @@
-"""VCPO, arXiv:2602.17616: ratios of whole answers, a baseline of least variance, a rate that follows the sample size.
+"""VCPO, arXiv:2602.17616: sequence ratios, least-variance baseline, learning rate by effective sample size.
 
 python -m jaxrl_llm.main --config=vcpo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: cap 8, base 1, the baseline of least variance and the sample size with uncapped weights and the division by
-the group's standard deviation are those of the official code's scripts; the paper's formula does not divide. The norms
-of the baseline are the paper's, of ∇log π; the code's are of a gradient that the capped weight multiplies. It takes a
-gradient of each answer alone: about twice the update's time; advantage.fn=group_normalized goes without. Two
-minibatches per batch, so that the policy moves away from the sampler at all: that number is ours. Learning rate and
-batch are ours, for a 135M model on a laptop.
+Numbers: cap 8, base 1, the least-variance baseline, the sample size from uncapped weights and the division by the
+group's standard deviation are those of the official scripts; the paper's formula does not divide. The norms of the
+baseline are the paper's, of ∇log π; the code's include the capped weight. Each completion needs its own gradient,
+about twice the update's time; advantage.fn=group_normalized avoids that. Two minibatches per batch are ours; with
+one, every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,10 +1,9 @@
-"""VESPO, arXiv:2602.10693: a smooth weight w^k·e^{λ(1−w)} of a whole answer's ratio.
+"""VESPO, arXiv:2602.10693: a smooth weight w^k·e^{λ(1−w)} of the ratio of a whole completion.
 
 python -m jaxrl_llm.main --config=vespo
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: (k, λ) = (2, 3) and (3, 2) are TRL's defaults (read in code). Two minibatches per batch, so that the
-policy moves away from the sampler at all: that number is ours. Learning rate and batch are ours, for a 135M
-model on a laptop.
+Numbers: (k, λ) = (2, 3) and (3, 2) are TRL's defaults (read in code). Two minibatches per batch are ours; with one,
+every ratio is 1. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

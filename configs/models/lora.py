@@ -1,9 +1,9 @@
-"""LoRA, arXiv:2106.09685: DAPO's objective; an adapter of rank 16 beside every matrix of a layer is trained, alone.
+"""LoRA, arXiv:2106.09685: DAPO's objective; only an adapter of rank 16 on every matrix of a layer is trained.
 
 python -m jaxrl_llm.main --config=lora
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: rank and alpha are usual ones and ours; the paper adapts queries and values alone, and all matrices are what
-most recipes take since. The learning rate is ten times that of all weights, the rest of the job is the same.
+Numbers: rank and alpha are common ones and ours. The paper adapts only queries and values; most recipes since adapt
+all matrices. The learning rate is ten times that of full training, and the rest of the job is the same.
 """
 
 

@@ -1,9 +1,9 @@
-"""R3, arXiv:2510.11370: a mixture of experts learns by the very experts that sampling sent its tokens to.
+"""R3, arXiv:2510.11370: a mixture of experts is trained with the experts that sampling chose for each token.
 
 python -m jaxrl_llm.main --config=r3
-The job of tiny.py with eight experts, two for a token. A batch is learned in four optimizer steps, so that the routers
-have moved since its tokens were sampled; on an accelerator bfloat16 alone makes sampler and trainer disagree now and
-then. --config.learner.replay_experts=False is the same without. Numbers: ours, not tuned.
+The job of tiny.py with eight experts, two per token. A batch is learned in four optimizer steps, so that the routers
+have changed since its tokens were sampled; on an accelerator bfloat16 alone makes sampler and trainer choose
+differently at times. --config.learner.replay_experts=False turns it off. Numbers: ours, not tuned.
 """
 
 

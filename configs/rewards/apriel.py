@@ -1,11 +1,11 @@
-"""Apriel-Reasoner, arXiv:2604.02007: a penalty near the cap that a prompt's hardness softens for right answers.
+"""Apriel-Reasoner, arXiv:2604.02007: a penalty near the cap, softer for right answers to hard prompts.
 
 python -m jaxrl_llm.main --config=apriel
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the form of the penalty, and 1 for failures and for what is cut off, are the official code's (actor.py); its
-configs do not tell the power of the solve rate, 1 is ours, as is the buffer of 4 of our 16 tokens. The official
-estimator is GRPO's kind. Its sampling of domains is curriculum.domain_mix=mix, for data of several sources: the default
-job has one. Learning rate and batch are ours.
+Numbers: the form of the penalty, and 1 for wrong and truncated completions, are the official code's (actor.py). Its
+configs do not contain the power of the success rate; 1 is ours, as is the buffer of 4 of our 16 tokens. The official
+estimator is of GRPO's kind. Its sampling of domains is curriculum.domain_mix.fn=mix, for data of several sources; the
+default job has one. Learning rate and batch are ours.
 """
 
 

@@ -1,8 +1,9 @@
-"""Short functions in Python, judged by their tests in a sandbox: configs/rewards/code.jsonl, 24 rows of three asserts each.
+"""Short Python functions, graded by tests in a sandbox: 24 rows of configs/rewards/code.jsonl, three asserts each.
 
 python -m jaxrl_llm.main --config=code         (from the root of the repository; needs bubblewrap 0.8)
-Numbers: ours, a job to begin from, not tuned: GRPO as in sums.py, and tokens enough for a function of a few lines.
-A row of your own: {"question", "answer", "tests": ["assert …", …]}; rewards.share=True pays for a part of the tests.
+Numbers: ours, a starting point, not tuned: GRPO as in sums.py, with tokens enough for a function of a few lines. A
+row of your own: {"question", "answer", "tests": ["assert …", …]}; rewards.share=True rewards the share of passed
+tests.
 """
 
 

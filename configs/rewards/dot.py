@@ -1,11 +1,11 @@
-"""DOT, arXiv:2601.03969: where all of a group are right, those that say far more than others are cut and graded again.
+"""DOT, arXiv:2601.03969: where a whole group is right, the longest completions are cut and graded again.
 
 python -m jaxrl_llm.main --config=dot
 Default job: SmolLM2-135M-Instruct on short sums.
-Numbers: the paper cuts at the mean and 3 standard deviations what is 32 tokens longer; for groups of 16 and a cap of
-16 tokens we cut at 2, what is 2 longer. Its KL-Cov and its prediction of which prompts to draw are left out
-(the curriculum here does that). All-equal groups leave the loss, as in its dynamic sampling. Learning rate and
-batch are ours, for a 135M model on a laptop.
+Numbers: the paper cuts completions that exceed the mean by 3 standard deviations and 32 tokens; for groups of 16 and
+a cap of 16 tokens we use 2 and 2. Its KL-Cov and its prediction of which prompts to sample are left out (the
+curriculum does that here). Zero-variance groups leave the loss, as in its dynamic sampling. Learning rate and batch
+are ours, for a 135M model on a laptop.
 """
 
 

@@ -1,10 +1,11 @@
-"""GDPO, arXiv:2601.05242: each of several rewards is normalized in its group before they are added up.
+"""GDPO, arXiv:2601.05242: each of several rewards is normalized within its group before they are added.
 
 python -m jaxrl_llm.main --config=gdpo
-Default job: SmolLM2-135M-Instruct on short sums; critic/score/number and critic/score/bare_number are its two rewards.
-Numbers: the two normalizations and their epsilon 1e-4 are those of the code in TRL and verl. The rewards are ours, as
-is that both count alike: the right number, and a reply that is a number and nothing else. Clip 0.2 and the mean over
-sequences are GRPO's. Learning rate and batch are ours, for a 135M model on a laptop.
+Default job: SmolLM2-135M-Instruct on short sums. critic/score/number and critic/score/bare_number are its two
+rewards.
+Numbers: the two normalizations and their epsilon 1e-4 are those of the code in TRL and verl. The rewards and their
+equal weights are ours: the right number, and a completion that is only a number. Clip 0.2 and the mean over sequences
+are GRPO's. Learning rate and batch are ours, for a 135M model on a laptop.
 """
 
 

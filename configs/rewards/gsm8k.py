@@ -3,16 +3,16 @@
 python -m jaxrl_llm.main --config=gsm8k
   --config.model=Qwen/Qwen2.5-0.5B-Instruct      (a smaller one; any model of README.md, or a folder)
   --config.rewards.fn=number                       (verl's flexible rule: the last number counts, without ####)
-The files come from verl's examples/data_preprocess/gsm8k.py, put under data/gsm8k. The raw rows of hub:openai/gsm8k
-(subset main, split train) do as well: with data.answer_after='####', a data.template that asks for it, and an empty
-data.eval_path, which holds some of them out.
-Numbers: 1024 prompts × 5 rollouts, four steps of the optimizer on a batch, learning rate 1e-6, a KL term, 512 + 512
-tokens and 15 epochs of 7 steps are the example's (read); k3 at 0.001, clip 0.2, token mean, weight decay 0.01 and b2
-are verl's defaults (from memory). Prompts come in a shuffled stream: no curriculum. A slice is 160 rows where verl's is
-128, to hold whole groups. Evaluation every five steps is ours.
+The files are written by verl's examples/data_preprocess/gsm8k.py, here under data/gsm8k. The raw rows of
+hub:openai/gsm8k (subset main, split train) work as well, with data.answer_after='####', a data.template that requests
+it, and an empty data.eval_path, which holds out some of them.
+Numbers: 1024 prompts × 5 rollouts, four optimizer steps on a batch, learning rate 1e-6, a KL term, 512 + 512 tokens
+and 15 epochs of 7 steps are the example's (read); k3 at 0.001, clip 0.2, token mean, weight decay 0.01 and b2 are
+verl's defaults (from memory). Prompts come in a shuffled stream, without a curriculum. A microbatch has 160 rows, not
+verl's 128, to hold whole groups. Evaluation every five steps is ours.
 Expected, by verl's own table of GSM8K's test set (as our notes have it): Qwen2-7B-Instruct 89 to 89.8 with GRPO;
 Qwen2.5-0.5B-Instruct 49.6 before, 54.3 with GRPO and LoRA (56.7 with PPO); Qwen2.5 with GRPO and LoRA 77.9 at 1.5B,
-86.1 at 3B, 93.4 at 7B. Older tables say 36.4 for the 0.5B before, corrected since to 49.6. Nothing here has run it.
+86.1 at 3B, 93.4 at 7B. Older tables have 36.4 for the 0.5B before, corrected since to 49.6. It was not run here.
 """
 
 

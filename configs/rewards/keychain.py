@@ -1,16 +1,16 @@
-"""Chains of keys in a long text, after LoongRL's KeyChain (arXiv:2510.19363): follow the keys, answer what they hide.
+"""Chains of keys in a long text, after LoongRL's KeyChain (arXiv:2510.19363): follow the keys to the question.
 
 python -m jaxrl_llm.main --config=keychain
   --config.model=Qwen/Qwen2.5-7B-Instruct        (the paper's; any model of README.md that reads 5,120 tokens)
-A text of some 3,000 to 4,000 tokens (by SmolLM2's tokenizer) holds 64 facts, as many false leads and filler; of four
-chains of three to six UUIDs one leads to the question, which asks for the sum of two to four facts. What it asks is
-only told at the end of the chain, and the others ask something else. Facts and text are made here: the paper hides the
-questions of data sets in 16,384 tokens of their documents, and trains in stages with other data beside.
+A text of some 3,000 to 4,000 tokens (by SmolLM2's tokenizer) holds 64 facts, as many false leads, and filler. One of
+four chains of three to six UUIDs leads to the question, which asks for the sum of two to four facts; the other chains
+lead to other questions. Facts and text are generated: the paper hides questions of data sets in 16,384 tokens of
+their documents, and trains in stages with other data beside.
 Longer: --config.prompt_tokens=16384 and --config.data.tasks="[{'name': 'keychain', 'facts': 96, 'filler': 1000,
-'min_links': 4, 'max_links': 10, 'distractors': 5, 'min_hops': 2, 'max_hops': 4}]" make 11,000 to 13,000 tokens. That
-needs memory: attention here holds whole score matrices, and --config.mesh.context shares out what one row takes.
-Numbers: ours, a job to begin from, not tuned and not run: DAPO's clip and token mean, no KL, 8 rollouts of 1,024
-tokens. The curriculum tells links and hops apart. In tens of seconds on a laptop, what the puzzle is:
+'min_links': 4, 'max_links': 10, 'distractors': 5, 'min_hops': 2, 'max_hops': 4}]" make 11,000 to 13,000 tokens. This
+needs memory: attention holds whole score matrices here, and --config.mesh.context divides those of a row.
+Numbers: ours, a starting point, not tuned and not run: DAPO's clip and token mean, no KL, 8 rollouts of 1,024 tokens.
+The curriculum separates numbers of links and hops. A small version for a laptop, in tens of seconds:
 --config.model=scratch --config.data.tasks="[{'name': 'keychain', 'key_letters': 2, 'facts': 2, 'filler': 0}]".
 """
 

@@ -1,12 +1,13 @@
-"""OpenRS, arXiv:2602.14069: criteria drafted for every two replies under stated principles, and added up outside.
+"""OpenRS, arXiv:2602.14069: a judge drafts criteria for pairs of completions under stated principles.
 
 python -m jaxrl_llm.main --config=openrs
-Default job: SmolLM2-135M-Instruct on short sums. The right number is the verifiable rubric, the bare number a
-guardrail, and beside them each reply is compared with the next of its group, and so with two: the judge (any
-chat-completions server: base_url, model) drafts criteria for the pair, then says which reply each criterion prefers.
-Numbers: weights, number of opponents and of criteria are ours. Reconstructed from the abstract, without the refinement
-of principles. Where rows have worked answers, reference=True compares with these instead. Learning rate and batch are
-ours, for a 135M model on a laptop.
+Default job: SmolLM2-135M-Instruct on short sums. The right number is the verifiable rubric and the bare number a
+guardrail. Besides, each completion is compared with the next of its group, and so with two others: the judge (any
+chat-completions server: base_url, model) drafts criteria for the pair, then names the completion that each criterion
+prefers.
+Numbers: weights, number of opponents and of criteria are ours. Reconstructed from the abstract, without the
+refinement of principles. Where rows have worked answers, reference=True compares with these instead. Learning rate
+and batch are ours, for a 135M model on a laptop.
 """
 
 

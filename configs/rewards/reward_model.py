@@ -1,16 +1,17 @@
-"""RL from a learned reward: a reward model in a local folder grades whole conversations, on the host's CPU.
+"""RL from a learned reward: a reward model in a local folder scores whole conversations, on the host's CPU.
 
 python -m jaxrl_llm.main --config=reward_model --config.rewards.folder=FOLDER   (from the repository's root)
-FOLDER is one of …ForSequenceClassification with one label, of a family that config.model may be of: such as
-Skywork/Skywork-Reward-V2-Qwen3-0.6B, fetched before (huggingface-cli download NAME --local-dir FOLDER). What is wrong
-with it is told before anything compiles. Its own chat template tells it the conversation. Prompts are
-configs/rewards/unique_letters.jsonl, which have no answers; of your own: --config.data.path=rows.jsonl.
-With mode=lag the host rates one batch while the device samples the next. One worker holds one copy of the weights in
-float32: give memory_mb three times their size, and deadline_s and cpu_s for all replies of a step or an evaluation.
-Rewards are the model's numbers as they are: a group's mean and deviation take their scale away. "Right", which only
-curriculum and log know, is a number from config.rewards.right up: set that by what the model says. It can be flattered;
-nothing here but the KL term (k3, coefficient 0.05) holds the policy near its beginning. Numbers: ours, a job to begin
-from, not tuned and not run with that model.
+FOLDER is a …ForSequenceClassification with one label, of a family that config.model supports, such as
+Skywork/Skywork-Reward-V2-Qwen3-0.6B, downloaded before (huggingface-cli download NAME --local-dir FOLDER). It is
+checked before anything is compiled. The conversation is rendered by its own chat template. Prompts are
+configs/rewards/unique_letters.jsonl, without answers; your own: --config.data.path=rows.jsonl.
+With mode=lag the host scores one batch while the device samples the next. One worker holds one float32 copy of the
+weights: set memory_mb to three times their size, and deadline_s and cpu_s for all completions of a step or an
+evaluation.
+Rewards are the model's scores; the group's mean and deviation remove their scale. A completion counts as right, for
+curriculum and log, from config.rewards.right up: set it by the scores that you see. A reward model can be exploited;
+only the KL term (k3, coefficient 0.05) keeps the policy near its start. Numbers: ours, a starting point, not tuned
+and not run with that model.
 """
 
 

@@ -1,20 +1,20 @@
-"""Rubrics before a judge: every row says what a good reply does and what a bad one does, each worth points.
+"""Rubrics with a judge: every row has criteria for good and bad completions, each worth points.
 
 python -m jaxrl_llm.main --config=rubric --config.rewards.model=NAME          (from the repository's root)
   --config.rewards.base_url=https://host/v1 --config.rewards.key_env=JUDGE_KEY   (any chat-completions server; the key is
-                                                          in that variable of the environment, and in no file)
-Rows are configs/rewards/rubric.jsonl: a prompt and a `rubric`, a list of {criterion, points}, points below 0 for faults, as
-HealthBench has them. The judge is asked about each criterion by itself, reasons, and says met or not; the reward is the
-points of those that are met over all that can be earned. Here four to five questions a reply, 32 replies a step: mind
-the bill (most_requests, most_tokens) and the rate (per_minute). Answers are kept in `cache`, so that a run that is
-resumed does not pay twice. What the judge cannot be brought to say is a failure and never a 0: it is counted, dropped,
-and ends the run where it is most of the replies. Repetition costs up to half a point whatever the judge says.
-The same criteria for all rows: --config.rewards.row_criteria=False --config.rewards.criteria="{'is brief': 1.0}"; of
-these each can be logged by a part of its own, at no further question (see `only` in rewards/model_judge/rubric.py).
+                                                          in that environment variable, and in no file)
+Rows are configs/rewards/rubric.jsonl: a prompt and a `rubric`, a list of {criterion, points} with points below 0 for
+faults, as in HealthBench. The judge reasons about each criterion by itself and answers met or not; the reward is the
+points of those met, divided by all positive points. With four to five requests a completion and 32 completions a
+step, mind the cost (most_requests, most_tokens) and the rate (per_minute). Verdicts are stored in `cache`, so that a
+resumed run does not repeat requests. A completion without a verdict is a failure, not a 0: it is counted and dropped,
+and the run ends where most completions fail. Repetition costs up to half a point, whatever the verdicts.
+The same criteria for all rows: --config.rewards.row_criteria=False --config.rewards.criteria="{'is brief': 1.0}";
+each of them can be logged by its own part without another request (see `only` in rewards/model_judge/rubric.py).
   --config.rewards.fn=steps    judges reasoning step by step instead (configs/rewards/stepwiser.py)
-  --config.rewards.fn=pairwise compares the replies to a prompt with each other (configs/rewards/openrs.py)
-Numbers: ours, a job to begin from, not tuned, and not run with a judge that is a model. "Right", which curriculum and
-log know, is from 0.7 up. Evaluation asks the judge, too: 3 prompts, 2 + 1 replies each.
+  --config.rewards.fn=pairwise compares the completions of a prompt with each other (configs/rewards/openrs.py)
+Numbers: ours, a starting point, not tuned, and not run with a model as judge. A completion counts as right, for
+curriculum and log, from 0.7 up. Evaluation uses the judge, too: 3 prompts, 2 + 1 completions each.
 """
 
 

@@ -1,13 +1,14 @@
-"""TRL's first GRPO example: a dataset of prompts, and a reward function of one's own that counts different characters.
+"""TRL's first GRPO example: a dataset of prompts, and a user's reward function that counts different characters.
 
 python -m jaxrl_llm.main --config=unique_letters         (from the root of the repository)
-The function below is as TRL calls it: lists of prompts and completions, every other column of the rows by its name, a
-list of numbers back. Another one is --config.rewards.fn=my_module:my_function. Rows are configs/rewards/unique_letters.jsonl,
-with the column `prompt` (text, or messages as here) and whatever else a reward asks for; with data.source=files,
-'hub:owner/name' does as well.
-Numbers: no KL and the mean over tokens are TRL's (read in its guide); 8 rollouts, clip 0.2, learning rate 1e-6 falling
-to 0, three epochs and 256 tokens are the defaults of its GRPOConfig (from memory); the model and 4 prompts a step are
-ours, for a laptop. "Right", which only the log counts, is 30 different characters. Nothing is held out or evaluated.
+The function below has TRL's signature: lists of prompts and completions, every other column of the rows by its name,
+and a list of numbers as result. Another one: --config.rewards.fn=my_module:my_function. Rows are
+configs/rewards/unique_letters.jsonl, with the column `prompt` (text, or messages as here) and any columns of the
+reward; data.source=files with 'hub:owner/name' works as well.
+Numbers: no KL and the mean over tokens are TRL's (read in its guide); 8 rollouts, clip 0.2, learning rate 1e-6
+decaying to 0, three epochs and 256 tokens are the defaults of its GRPOConfig (from memory); the model and 4 prompts a
+step are ours, for a laptop. A completion counts as right, in the log only, from 30 different characters. Nothing is
+held out or evaluated.
 """
 
 

@@ -1,9 +1,9 @@
-"""APRIL, arXiv:2509.18521: twice the prompts are submitted; when half of the groups are whole, the step goes on.
+"""APRIL, arXiv:2509.18521: twice the prompts are submitted; the step ends when half of the groups are complete.
 
 python -m jaxrl_llm.main --config=april
-Numbers: 64 groups submitted for 32 needed are the official code's. Unfinished groups go on in the next step. All
-else is dapo.py's. With --config.rollout.carry_cache=True they keep their keys and values, those of older weights
-(arXiv:2509.19128, PipelineRL), and are not encoded again.
+Numbers: 64 groups submitted for 32 needed are the official code's. Unfinished groups continue in the next step. With
+--config.rollout.carry_cache=True they keep their keys and values, which are of older weights (arXiv:2509.19128,
+PipelineRL), and are not encoded again. All other settings are those of dapo.py.
 """
 
 

@@ -1,11 +1,12 @@
-"""ECHO, arXiv:2602.02150: groups fork, vote, and learn most from tokens of which the policy is unsure.
+"""ECHO, arXiv:2602.02150: groups branch, vote, and learn most from tokens of which the policy is uncertain.
 
 python -m jaxrl_llm.main --config=echo
-Default job: SmolLM2-135M-Instruct on short sums; critic/vote_accuracy says how often the vote is right.
-Numbers: advantages tilted by 0.1 (bound 2, nothing added), epsilon from 0.05 to 0.2 by the confidence of the last 16
-tokens, and forks at 3.5 nats after 4 tokens are the official code's. What confidence lets a row fork or drops it is
-ours: see rollout/tree_rules.py. All 16 rollouts vote and are learned from, as there (32). Its KL to the first policy is
-left out. Learning rate and batch are ours, for a 135M model on a laptop. A vote without labels, as in ttrl.py.
+Default job: SmolLM2-135M-Instruct on short sums. critic/vote_accuracy is the share of right votes.
+Numbers: advantages scaled by 0.1 (bound 2, nothing added), epsilon from 0.05 to 0.2 by the confidence of the last 16
+tokens, and branches at 3.5 nats after 4 tokens are the official code's. The confidence at which a row may branch or
+is dropped is ours, see rollout/tree_rules.py. All 16 rollouts vote and are learned from, as there (32). Its KL to the
+first policy is left out. Learning rate and batch are ours, for a 135M model on a laptop. The vote uses no labels, as
+in ttrl.py.
 """
 
 

@@ -1,8 +1,8 @@
-"""SIRI, arXiv:2509.25176: the length cap falls and rises along a cosine, squeezing answers and giving them room again.
+"""SIRI, arXiv:2509.25176: the length cap falls and rises along a cosine.
 
 python -m jaxrl_llm.main --config=siri
 Numbers: from the full cap to half of it are the paper's 16k and 8k; its cycle of 640 steps (from notes on it) is
-scaled to our run. All else is dapo.py's.
+scaled to our run. All other settings are those of dapo.py.
 """
 
 

@@ -1,8 +1,8 @@
-"""SPEC-RL, arXiv:2509.23232: a prompt's last answers are drafts; what the policy still stands by is kept.
+"""SPEC-RL, arXiv:2509.23232: a prompt's last completions are drafts; the part that the policy still accepts is kept.
 
 python -m jaxrl_llm.main --config=spec_rl
-Numbers: lenience e^0.15 is the official code's for DAPO. It begins to save tokens where prompts come back. All
-else is dapo.py's.
+Numbers: lenience e^0.15 is the official code's for DAPO. It saves tokens once prompts are visited again. All other
+settings are those of dapo.py.
 """
 
 

@@ -1,10 +1,10 @@
 """CHORD-φ, arXiv:2508.11408: GRPO and demonstrations at once; a demonstrated token counts most at probability 1/2.
 
 python -m jaxrl_llm.main --config=chord
-Numbers: μ = 0.1 throughout, φ = p(1 − p) and clip 0.2 are said to be the paper's by the comments of Trinity-RFT's
-example (mix_chord.yaml), which has them for CHORD-φ; CHORD-μ is high=0.9, low=0.05, decay=200, uncertain=False. There
-a fifth of a batch is expert data; here every prompt has its own. Demonstrations of the default job are its answers,
-a bare number each: --config.data.source=jsonl with a column `solution` brings better ones.
+Numbers: μ = 0.1 throughout, φ = p(1 − p) and clip 0.2 are the paper's according to comments in Trinity-RFT's example
+(mix_chord.yaml) for CHORD-φ; CHORD-μ is high=0.9, low=0.05, decay=200, uncertain=False. There a fifth of a batch is
+expert data; here every prompt has a demonstration. Demonstrations of the default job are its answers, a bare number
+each; --config.data.source=jsonl with a column `solution` gives better ones.
 """
 
 

@@ -1,10 +1,11 @@
-"""ExOPD, arXiv:2602.12125: a teacher's log-probability of every sampled token is its reward, and a quarter more.
+"""ExOPD, arXiv:2602.12125: the reward of a sampled token is 1.25 times its log-probability under a teacher.
 
-python -m jaxrl_llm.main --config=exopd         (fetches the teacher from the hub)
-Numbers: scale 1.25 (1 is plain on-policy distillation), one rollout a prompt and weights of the sampler's mismatch cut
-at 5 are the official code's, read for our notes; its batch of 1024 prompts is 32 here. The teacher is ours: of the
-default model's family, so that both have the same tokens. A model folder on disk does as well, with
---config.objective.teacher=FOLDER. Grades only steer the choice of prompts and the evaluation.
+python -m jaxrl_llm.main --config=exopd
+It downloads the teacher from the hub; a model folder on disk works as well: --config.objective.teacher=FOLDER.
+Numbers: scale 1.25 (1 is plain on-policy distillation), one rollout a prompt and importance weights of the sampler
+capped at 5 are the official code's, read for our notes; its batch of 1024 prompts is 32 here. The teacher is ours, of
+the default model's family, so that both have the same tokens. Rewards affect only the choice of prompts and the
+evaluation.
 """
 
 

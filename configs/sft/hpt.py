@@ -1,11 +1,11 @@
-"""HPT, arXiv:2509.04419: a prompt whose rollouts are all wrong learns from its demonstration instead.
+"""HPT, arXiv:2509.04419: a prompt whose rollouts are all wrong is learned from its demonstration instead.
 
 python -m jaxrl_llm.main --config=hpt
 Numbers: gate 0 of 8, weight 1 (0.3 for a model of 1.5B), the mean as baseline, an unclipped ratio and a fixed
-denominator are the official code's. It divides the sum over a microbatch's rollouts by the cap alone, so that they
-weigh more against demonstrations the more rows fit in; here rows are counted. Its learning rate of 5e-6, entropy bonus
-of 0.001 and skipped steps beyond a norm of 80 are not taken over; there is no entropy bonus here. Demonstrations of the
-default job are its answers, a bare number each: --config.data.source=jsonl with a column `solution` brings better ones.
+denominator are the official code's. It divides the sum over a microbatch's rollouts only by the cap, so that rollouts
+weigh more against demonstrations in larger microbatches; here rows are counted. Its learning rate of 5e-6, entropy
+bonus of 0.001 and skipped steps beyond a norm of 80 are left out. Demonstrations of the default job are its answers,
+a bare number each; --config.data.source=jsonl with a column `solution` gives better ones.
 """
 
 

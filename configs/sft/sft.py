@@ -1,10 +1,10 @@
-"""Supervised fine-tuning alone, packed: a character model from scratch learns what twelve string functions do.
+"""Supervised fine-tuning alone, packed: a character model from scratch learns twelve string functions.
 
 python -m jaxrl_llm.main --config=sft
 python -m jaxrl_llm.main --config=sft --mode=export --to=runs/sft_model        (for configs/sft/sft_then_rl.py)
-Rows are f3(abc)= with their value; of a file of your own (--config.data.source=jsonl --config.data.path=rows.jsonl) a
-row's `solution` or `response` is learned, else its answer. Several demonstrations share a row of pack_tokens, and none
-sees another. Numbers: ours, not tuned. steps=0: there is only the supervised start, and its checkpoint is of step 0.
+Rows are f3(abc)= with their value. Of your own file (--config.data.source=jsonl --config.data.path=rows.jsonl) a
+row's `solution` or `response` is learned, else its answer. Several demonstrations share a row of pack_tokens and do
+not attend to each other. Numbers: ours, not tuned. steps=0: only the supervised start, whose checkpoint is of step 0.
 """
 
 

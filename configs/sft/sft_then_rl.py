@@ -1,11 +1,11 @@
-"""RL after SFT: functions shown on five letters (configs/sft/sft.py) are learned on longer strings, arXiv:2509.25123.
+"""RL after SFT, arXiv:2509.25123: functions learned on five letters (configs/sft/sft.py), then longer strings.
 
 python -m jaxrl_llm.main --config=sft
 python -m jaxrl_llm.main --config=sft --mode=export --to=runs/sft_model
 python -m jaxrl_llm.main --config=sft_then_rl
-No answer to six or seven letters is ever shown: rewards alone say which are right. Numbers: ours, not tuned; the
-functions are the paper's idea. Its own step, from f(x) to f(g(x)) (max_depth=2), this model did not take: it answers
-without writing down what is between. DAPO, and the curriculum, which tells lengths apart.
+No demonstration has six or seven letters: only rewards show which answers are right. Numbers: ours, not tuned; the
+functions are the paper's idea. Its own extension, from f(x) to f(g(x)) (max_depth=2), did not work with this model,
+which answers without intermediate results. DAPO, with a curriculum that separates lengths.
 """
 
 
