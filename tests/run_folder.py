@@ -1,4 +1,4 @@
-"""A run folder without a run, for the report's tests and its bench: `make(root, …)` writes it, the same each time."""
+"""A synthetic run directory for tests and benchmarks of the report: `make(root, …)` writes the same files each time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy as np
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.monitoring import alarms
 
-# What a page that took text for markup would run.
+# Markup that a page must escape.
 EVIL = '</script><img src=x onerror="document.title=1"><!--SCRIPT-->&lt;'
 WORDS = 'so we add the two numbers first then carry one and write down what is left of it'.split()
 
 
 def make(root, steps=6, prompts=2, rollouts=4, *, seed=0, tokens=8192, pool=40, words=12) -> str:
-  """Returns the folder's path.
+  """Write the directory and return its path.
 
-  `pool`: how many prompts there are; `words`: of an answer, about; `tokens`: how many of a step are told one by one.
+  `pool` is the number of prompts, `words` the typical length of a completion, `tokens` the number of tokens of a step
+  with per-token values.
   """
   random, root = np.random.default_rng(seed), str(root)
   for name in ('rollouts', 'eval'):
@@ -42,17 +43,19 @@ def make(root, steps=6, prompts=2, rollouts=4, *, seed=0, tokens=8192, pool=40, 
   _lines(root, 'metrics.jsonl', metrics)
   _lines(root, 'choices.jsonl', choices)
   for step, right in ((0, 0.2), (steps, 0.7)):
-    told = {'val-core/all/acc/greedy': right, 'val-core/all/acc/mean@4': right - 0.05}
-    _json(root, f'eval/step_{step:06d}.json', dict(step=step, metrics=told, rows=[]))
+    metric_values = {'val-core/all/acc/greedy': right, 'val-core/all/acc/mean@4': right - 0.05}
+    _json(root, f'eval/step_{step:06d}.json', dict(step=step, metrics=metric_values, rows=[]))
   _json(root, 'curriculum.json', _curriculum(random, steps))
   return root
 
 
 def _rollout(random, step, prompt, skill, words) -> dict:
-  said = random.choice(WORDS, random.integers(2, 2 * words)).tolist()
+  chosen_words = random.choice(WORDS, random.integers(2, 2 * words)).tolist()
   right = int(random.random() < skill)
   pieces = (
-    [EVIL] * (prompt == 7) + [word + ' ' for word in said] + [str(prompt + 1 if right else prompt)]
+    [EVIL] * (prompt == 7)
+    + [word + ' ' for word in chosen_words]
+    + [str(prompt + 1 if right else prompt)]
   )
   row = dict(
     input=f'What is {prompt} + 1? Think it over & answer.',
@@ -85,7 +88,7 @@ def _metrics(random, step, skill, rows) -> dict:
   scores, lengths = [r['score'] for r in rows], [r['length'] for r in rows]
   cut = [r['reason'] == 'length' for r in rows]
   entropy = 1.2 * (1 - skill) + 0.03 * random.random()
-  told = {
+  row = {
     'training/global_step': step,
     'actor/entropy': entropy,
     'actor/grad_norm': 1 + random.random(),
@@ -111,8 +114,8 @@ def _metrics(random, step, skill, rows) -> dict:
     'training/rollout_probs_diff_max': 2e-6,
     'training/trained_tokens': float(sum(lengths)),
   }
-  told['timing_s/step'] = told['timing_s/gen_update'] + told['timing_s/grade'] + 0.1
-  return told | {f'health/{name}': 0.0 for name in alarms.NAMES}
+  row['timing_s/step'] = row['timing_s/gen_update'] + row['timing_s/grade'] + 0.1
+  return row | {f'health/{name}': 0.0 for name in alarms.NAMES}
 
 
 def _choice(random, step, chosen, skill) -> dict:
@@ -135,8 +138,8 @@ def _choice(random, step, chosen, skill) -> dict:
 
 def _curriculum(random, steps) -> dict:
   share = lambda: (lambda x: (x / x.sum()).round(4).tolist())(random.random(12))  # noqa: E731
-  one = dict(prompt=3, question='What is 3 + 1?', answer='4', source='sum')
-  one |= dict(success=0.5, mixed=0.99, visits=4)
+  entry = dict(prompt=3, question='What is 3 + 1?', answer='4', source='sum')
+  entry |= dict(success=0.5, mixed=0.99, visits=4)
   return dict(
     windows=[[0, steps // 2], [steps // 2 + 1, steps - 1]],
     difficulty_WxD=[share(), share()],
@@ -144,8 +147,8 @@ def _curriculum(random, steps) -> dict:
     reliability=[[0.15, 0.2, 40], [0.45, 0.5, 200], [0.85, 0.8, 90]],
     error=0.05,
     brier=0.2,
-    most=[one],
-    least=[one | dict(prompt=9, mixed=0.01, success=0.99)],
+    most=[entry],
+    least=[entry | dict(prompt=9, mixed=0.01, success=0.99)],
     suspects=[],
   )
 

@@ -168,10 +168,10 @@ def test_trackers_and_the_trace_of_some_steps_lie_in_the_folder(uninterrupted):
   assert [e.step for e in accuracy] == [0, 10]
   assert 'tracing steps 4 to 5' in out and 'the trace is in' in out
   told = run_reader.read_run(str(run))['device']
-  assert told['steps'] == [4, 5] and told['devices'] == 1 and not told['known']
+  assert told['steps'] == [4, 5] and told['devices'] == 1 and not told['chip_known']
   assert set(told['parts']['update']) >= {'attention', 'head', 'optimizer', 'matrix products'}
   assert set(told['parts']['generate']) >= {'attention', 'head', 'sampling', 'matrix products'}
-  assert [one['part'] for one in told['floors']] == ['update', 'generate']
+  assert [one['part'] for one in told['roofline']] == ['update', 'generate']
   beside = run_reader.read_run(str(run))['time']['other_phases']
   assert set(beside) == {'warm start', 'compilation', 'evaluation', 'checkpoints'}
 

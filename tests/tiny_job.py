@@ -1,4 +1,4 @@
-"""A job of seconds for tests that run the real command: `config_file(folder, **changes)`."""
+"""A job of a few seconds for tests of the command line: `config_file(folder, **changes)`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CONFIG = dict(
   checkpoint=dict(every=2, keep=2),
   mesh=dict(fsdp=1),
 )
-# No supervised start, which is two more programs: rewards that a model drawn at random gets, too.
+# No supervised start, which compiles two more programs; the reward function also pays a randomly initialized model.
 UNTAUGHT = dict(sft=None, rewards=dict(fn='judges:odd'))
 
 
 def config_file(folder, **changes) -> str:
-  """Writes a config of CONFIG with `changes` on top; a value None takes the field away."""
+  """Writes a config file with `changes` to CONFIG; None removes a field."""
   config = {k: v for k, v in (CONFIG | changes).items() if v is not None}
   path = os.path.join(folder, 'config.py')
   with open(path, 'w') as file:
@@ -46,31 +46,31 @@ def start(config: str, workdir: str, *more: str, **how) -> forks.Process:
 
 
 def command(config: str, workdir: str, *more: str) -> str:
-  """What it prints as users start it: `python -m`, and no fork."""
+  """The output of `python -m jaxrl_llm.main`, without the fork server."""
   argv = [sys.executable, '-m', 'jaxrl_llm.main', f'--config={config}', f'--workdir={workdir}']
   env = os.environ | dict(XLA_FLAGS=quick.flags(1), JAX_PLATFORMS='cpu')
-  told = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
-  done = subprocess.run([*argv, *more], env=env, **told)
+  options = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+  done = subprocess.run([*argv, *more], env=env, **options)
   assert done.returncode == 0, done.stdout
   return done.stdout
 
 
 def finish(process: forks.Process) -> str:
-  """Waits, and returns what it printed; fails where the status is not 0."""
+  """Waits for the process and returns its output; fails where the status is not 0."""
   out, _ = process.communicate(timeout=600)
   assert process.returncode == 0, out
   return out
 
 
 def rows(workdir) -> list[dict]:
-  """metrics.jsonl without what the clock and the machine decide."""
+  """metrics.jsonl without the metrics that depend on time and machine."""
   with open(os.path.join(workdir, 'metrics.jsonl')) as file:
-    told = [json.loads(line) for line in file]
+    metrics = [json.loads(line) for line in file]
   return [
     {
       k: v
       for k, v in row.items()
       if not k.startswith(('timing_s/', 'perf/throughput', 'perf/host_memory'))
     }
-    for row in told
+    for row in metrics
   ]

@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     '--prompts', default='', help='with --mode=generate: a file, one prompt a line'
   )
   parser.add_argument(
-    '--samples', type=int, default=1, help='with --mode=generate: answers to each prompt'
+    '--samples', type=int, default=1, help='with --mode=generate: completions of each prompt'
   )
 
 

@@ -130,8 +130,8 @@ def _samplers(
     token_filter = TokenFilter(*(sampling[k] for k in TokenFilter._fields))
     specs['sampled'] = evaluation_spec(spec, samples, sampling['temperature'], token_filter)
   return {
-    kind: _Sampler(programs.compile_generate(own), own, table, decode, episodes, size)
-    for kind, own in specs.items()
+    kind: _Sampler(programs.compile_generate(kind_spec), kind_spec, table, decode, episodes, size)
+    for kind, kind_spec in specs.items()
   }
 
 
@@ -191,8 +191,8 @@ def _rollout(sampler: _Sampler, params: Any, prompts: Prompts, rows: Sequence[Ro
 
 def _scores(completions: _Completions, rows: Sequence[Row], scoring: Scoring) -> np.ndarray:
   """The score [P, N] of every completion."""
-  flat_rows = [row for row, own in zip(rows, completions.texts, strict=True) for _ in own]
-  flat_texts = [text for own in completions.texts for text in own]
+  flat_rows = [row for row, texts in zip(rows, completions.texts, strict=True) for _ in texts]
+  flat_texts = [text for texts in completions.texts for text in texts]
   grade = lambda: scoring.pool.score(flat_rows, flat_texts)  # noqa: E731
   if scoring.episodes is None or completions.turns is None:
     scores = grade()

@@ -44,7 +44,7 @@ def _stated_level(row: Row) -> str:
 def _shared_traits(rows: Sequence[Row]) -> list[list[str]]:
   """The traits of each row that mark a level: several values in its source, each in several rows."""
   traits = pipeline.levels(rows)
-  count = collections.Counter((source, trait) for source, *own in traits for trait in own)
+  count = collections.Counter((source, trait) for source, *names in traits for trait in names)
   rows_by_value = collections.defaultdict(list)
   for (source, trait), rows_with in count.items():
     rows_by_value[source, trait.partition('=')[0]].append(rows_with)
@@ -53,4 +53,4 @@ def _shared_traits(rows: Sequence[Row]) -> list[list[str]]:
     for name, counts in rows_by_value.items()
     if len(counts) > 1 and np.mean(counts) >= _MIN_ROWS_PER_VALUE
   }
-  return [[t for t in own if (source, t.partition('=')[0]) in marks] for source, *own in traits]
+  return [[t for t in names if (source, t.partition('=')[0]) in marks] for source, *names in traits]

@@ -1,1 +1,1 @@
-"""What the host loop of train.py calls between two steps."""
+"""The parts of the host loop: building a run, and the host's work between two compiled steps."""

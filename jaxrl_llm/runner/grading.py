@@ -107,7 +107,7 @@ def grade(
 
 
 def first_step_metrics(context: RunContext, pool: ScorePool, graded: GradedStep) -> dict:
-  """Metrics of the first step alone: checks of the reward function against its own answers."""
+  """Metrics of the first step alone: checks of the reward function and its settings."""
   scores = graded.scores
   at = np.flatnonzero(scores.outcome_B == rewards.OK)
   if not len(at):

@@ -53,23 +53,23 @@ def restore(
 
   A run that `trains` on must have the same held-out prompts as before. Raises UserError where the data changed.
   """
-  found = checkpoint.latest(directory.checkpoints, step)
-  if found is None:
+  newest = checkpoint.latest(directory.checkpoints, step)
+  if newest is None:
     return fresh(context)
   spec, batch = context.spec, empty_records.empty_batch(context.spec)
   abstract = (
     train_state.without_frozen(train_state.abstract_state(spec)),
     jax.eval_shape(lambda: batch),
   )
-  (state, batch), host = checkpoint.restore(directory.checkpoints, found, abstract)
-  _check_data(context, directory, found, host, trains)
+  (state, batch), host = checkpoint.restore(directory.checkpoints, newest, abstract)
+  _check_data(context, directory, newest, host, trains)
   for name, part in _stateful(context).items():
     part.load_state_dict(host[name])
-  screen.info(f'resuming at step {found}')
+  screen.info(f'resuming at step {newest}')
   pending = host_step.unpacked(host['flight']) if host['flight'] else None
   params = context.models.policy.params
   state = train_state.with_frozen(spec, state, params, _teacher_params(context))
-  return Progress(state, sharding.fetch(batch), pending, found)
+  return Progress(state, sharding.fetch(batch), pending, newest)
 
 
 def save(context: RunContext, saver: checkpoint.Saver, progress: Progress) -> None:
