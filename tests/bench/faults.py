@@ -1,10 +1,9 @@
-"""How often a run survives being killed, at random moments or in a save, out of disk, damaged, told a wrong time.
+"""Fault tolerance of runs: kills at random moments and during saves, full disks, damaged checkpoints, wrong clocks.
 
 python -m tests.bench.faults [--kills 50] [--seed 0] [--out runs/faults] [--smoke]
-The job of tests/faults.py, of which every start resumes what the fault before it left. After each fault all that the
-run has written is held against the run that had none, bit for bit: metrics, tokens, evaluations, and at the end of
-a chain weights, optimizer, curriculum and whatever else a checkpoint holds. A disk that is full is, besides errors made
-up by us, a file system of some kilobytes, where one can be mounted.
+The job of tests/faults.py; every start resumes after the fault before it. After each fault, the files of the run are
+compared with those of an uninterrupted run, bit for bit: metrics, tokens, evaluations, and at the end of a chain the full
+content of the checkpoint. Full disks are injected errors and, where it can be mounted, a file system of some kilobytes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.bench.lib import smoke
 
 
 class Ledger:
-  """Counts faults that happened and were survived; a run that differs ends the program."""
+  """Counts survived faults. A run that differs ends the program by an assertion."""
 
   def __init__(self):
     self.counts: dict[str, int] = {}
@@ -46,7 +45,7 @@ def finish(job_runner: JobRunner, run: pathlib.Path, want: pathlib.Path) -> None
 
 
 def random_signals(job_runner, want, out, survived, count: int, draw: random.Random, which) -> None:
-  """A run that ends before its signal comes begins again."""
+  """A run that ends before its signal starts again."""
   run, done = out / f'random {which.name}', 0
   while done < count:
     after = draw.choice(['resuming at', 'compiling the step', 'step '])
@@ -57,8 +56,8 @@ def random_signals(job_runner, want, out, survived, count: int, draw: random.Ran
       assert_same(run, want)
       shutil.rmtree(run)
       continue
-    wanted = {-which, preemption.EXIT_PREEMPTED} if which == signal.SIGTERM else {-which}
-    assert status in wanted, (status, text)
+    expected = {-which, preemption.EXIT_PREEMPTED} if which == signal.SIGTERM else {-which}
+    assert status in expected, (status, text)
     if (run / 'metrics.jsonl').exists():
       assert_same(run, want, complete=False)
     done += 1
@@ -69,11 +68,11 @@ def random_signals(job_runner, want, out, survived, count: int, draw: random.Ran
 def stages(job_runner, want, out, survived) -> None:
   """Every stage of a save and of a step, at every one of three saves or steps."""
   for skip in range(3):
-    for told in (faults.SAVE, faults.LOOP):
+    for names in (faults.SAVE, faults.LOOP):
       run = out / 'stages'
-      for at in told:
+      for at in names:
         status, text = job_runner.start(run, fault=dict(kind='kill', at=at, skip=min(skip, 1)))
-        if status == 0:  # all steps are done: the chain begins again
+        if status == 0:  # all steps are done: the chain starts again
           assert_same(run, want)
           shutil.rmtree(run)
           status, text = job_runner.start(run, fault=dict(kind='kill', at=at, skip=skip))
@@ -105,13 +104,13 @@ def full_disk(job_runner, want, out, survived) -> None:
 
 
 def small_disk(job_runner, want, out, survived, sizes_kb) -> None:
-  """On a file system that really is full; nothing to see where none can be mounted."""
+  """On a file system that is really full, where one can be mounted."""
   run = out / 'small'
   for size in sizes_kb:
     run.mkdir(parents=True, exist_ok=True)
     mount = subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}k', 'tmpfs', str(run)])
     if mount.returncode:
-      print('no file system can be mounted here: a really full disk was not tried')
+      print('no file system can be mounted here: a really full disk was not tested')
       return
     try:
       status, text = job_runner.start(run)

@@ -1,10 +1,9 @@
-"""Answers graded per second, by grader and by the number of worker processes.
+"""Completions graded per second, by reward function and number of worker processes.
 
 python -m tests.bench.grading [--turns 5] [--answers 512] [--characters 400] [--smoke]
-Answers of that many characters with the result at their end; half of them right. Graders whose time is bounded run in
-the trainer's own process, whatever the workers; `judge` is a function of the user's in a file of its own, and does
-nothing but compare, so that its row is what the pool costs. Cases take turns in one process; medians over the turns,
-least and most behind them. Workers are warm: their start is measured apart.
+Completions of that many characters with the result at their end; half of them are correct. Reward functions of bounded time
+run in the trainer's process, without workers. `judge` is a user's function that only compares, so that its row shows the
+cost of the pool. The table has medians over turns, minimum and maximum. Workers are warm: their start is measured apart.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ def answers(grader: str, count: int, characters: int) -> tuple[list[Row], list[s
   for index in range(count):
     n = 1000 + index
     m = n + index % 2
-    said = str(m) if end is None else end.format(m=m, letter='BC'[index % 2])
+    ending = str(m) if end is None else end.format(m=m, letter='BC'[index % 2])
     prose = (
-      '' if end is None else (PROSE * (characters // len(PROSE) + 1))[: characters - len(said)]
+      '' if end is None else (PROSE * (characters // len(PROSE) + 1))[: characters - len(ending)]
     )
     rows.append(Row(str(index), 'question', (), answer.format(n=n), 'made', {}))
-    texts.append(prose + said)
+    texts.append(prose + ending)
   return rows, texts
 
 

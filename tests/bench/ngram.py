@@ -1,9 +1,9 @@
-"""Drafts from the group's text against plain decoding: rounds and time per token, SmolLM2 float32 on sums.
+"""Drafts from the group's text against plain decoding: decode iterations and time per token, SmolLM2 float32 on sums.
 
 python -m tests.bench.ngram [--turns 3] [--tokens 48] [--match 3] [--smoke]
 4 prompts × 8 rollouts at temperature 1, end tokens on; every row in a slot of its own, or 8 slots with rollout 0
-of each prompt first. All cases say the same tokens and take turns in one process; the best turn of each
-counts. Time is of the machine and of this process's CPUs: on a busy machine only the second means much.
+of each prompt first. All cases sample the same tokens and alternate in one process; the best turn of each
+counts. Times are wall-clock and CPU time; on a busy machine only the latter is meaningful.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEMPLATE = 'State the final answer to the following arithmetic problem: Calculat
 
 
 def prompts(tokenizer, width: int) -> Prompts:
-  """The default job's kind of prompts."""
+  """Prompts like those of the default job."""
   encoded = [
     tokenizer.encode_chat([dict(role='user', content=TEMPLATE.format(q))]) for q in QUESTIONS
   ]
@@ -43,23 +43,23 @@ def prompts(tokenizer, width: int) -> Prompts:
   return Prompts(tokens_PxL, length_P, index_P, index_P * 0, np.zeros(len(encoded), np.float32))
 
 
-def case(model, given: Prompts, tokens: int, slots: int, match: int, draft: int):
-  """A function of no arguments that samples: rollout, rounds, and what drafts came to."""
+def case(model, inputs_P: Prompts, tokens: int, slots: int, match: int, draft: int):
+  """A function of no arguments that samples: rollout, decode iterations, and counts of drafts."""
   end_ids = tuple(model.tokenizer.end_ids)
   spec = ring_decode.DecodeSettings(
     G, tokens, 1.0, end_ids, 'float32', slots=slots, queue_order=queue_order.probe_then_longest
   )
   start = model.config, jax.random.key(0), np.int32(0)
 
-  def sampled(params, given):
+  def sampled(params, inputs_P):
     config, key, version = start
-    inputs = DecodeInputs(params, given, key, version)
+    inputs = DecodeInputs(params, inputs_P, key, version)
     if not draft:
       return *ring_decode.generate(config, spec, inputs), None
     return ngram_drafts.generate(config, spec, inputs, ngram_drafts.NgramSettings(match, draft))
 
   fn = jax.jit(sampled)
-  return lambda: jax.tree.map(np.asarray, jax.block_until_ready(fn(model.params, given)))
+  return lambda: jax.tree.map(np.asarray, jax.block_until_ready(fn(model.params, inputs_P)))
 
 
 def main(turns: int, tokens: int, match: int, tiny: bool) -> None:
@@ -69,28 +69,28 @@ def main(turns: int, tokens: int, match: int, tiny: bool) -> None:
   else:
     model, width = models.load(default_model.NAME), L
   model = model._replace(params=jax.device_put(model.params))
-  given = prompts(model.tokenizer, width)
+  inputs_P = prompts(model.tokenizer, width)
   names = [(slots, draft) for slots in (0, 8) for draft in (0, 2, 4, 8)]
-  runs = {name: case(model, given, tokens, name[0], match, name[1]) for name in names}
-  best, told, first = {}, {}, None
+  runs = {name: case(model, inputs_P, tokens, name[0], match, name[1]) for name in names}
+  best, results, first = {}, {}, None
   for turn in range(turns + 1):  # the first one compiles
     for name, run in runs.items():
       began, cpu = time.perf_counter(), time.process_time()
-      told[name] = run()
+      results[name] = run()
       took = time.perf_counter() - began, time.process_time() - cpu
       if turn:
         best[name] = tuple(map(min, best.get(name, took), took))
-      first = first or told[name][0]
-      same = (told[name][0].tokens_BxT == first.tokens_BxT).all(1).sum()
+      first = first or results[name][0]
+      same = (results[name][0].tokens_BxT == first.tokens_BxT).all(1).sum()
       assert same >= len(first.length_B) - 1, 'but for rounding, drafts change no token'
   print(
     'slots draft  tokens  rounds  per token  of plain  offered/turn  kept/turn    ms/token  CPU-ms/token'
   )
-  for (slots, draft), (rollout, rounds, counts) in told.items():
+  for (slots, draft), (rollout, rounds, counts) in results.items():
     wall, cpu = (1000 * x / rollout.length_B.sum() for x in best[slots, draft])
-    # A row's first token takes no round.
+    # The first token of a row takes no decode iteration.
     after = int((rollout.length_B - 1).sum())
-    ratio = rounds / told[slots, 0][1]
+    ratio = rounds / results[slots, 0][1]
     offered, kept = (0, 0) if counts is None else np.array(counts[1:]) / counts.turns
     print(
       f'{slots or len(rollout.length_B):5} {draft:5} {rollout.length_B.sum():7} {rounds:7} {rounds / after:10.4f} '

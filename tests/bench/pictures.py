@@ -1,8 +1,8 @@
-"""The README's pictures, from the folder of a run that has ended: its last screen, and parts of its report.
+"""The README's pictures, from the run directory of a finished run: its last screen, and parts of its report.
 
 python -m tests.bench.pictures runs/tiny [--out tests/bench/pictures] [--chromium chromium] [--smoke]
-The screen is the run's own class, given the run's own rows with the times that they say; the report is written anew and
-photographed by headless Chromium, a few sections at a time.
+The screen is drawn by the class that runs use, from the rows of metrics.jsonl with their timings. The report is rendered
+again, and headless Chromium takes screenshots of some of its sections.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from jaxrl_llm.report import page
 from tests.bench.lib import smoke
 
 WIDTH = 100  # of the terminal, in characters
-# Picture → the sections that it shows, and its height in pixels.
-SHOWN = {
+# Picture → the sections of the report in it, and its height in pixels.
+PICTURES = {
   'report': (('learning',), 1354),
   'report_device': (('time', 'device'), 1620),
 }
 
 
 class Still:
-  """In the place of what draws a live table: the last one is printed."""
+  """Replaces the live table: prints only the last one."""
 
   def __init__(self, screen: console.Console, out: Rich):
     self._screen, self._out = screen, out
@@ -61,18 +61,18 @@ def main() -> None:
   if flags.smoke:
     flags.run = run_folder.make(os.path.join(flags.out, 'run'), steps=3)
   elif not flags.run:
-    parser.error('the folder of a run that has ended is missing')
+    parser.error('name the run directory of a finished run')
   os.makedirs(flags.out, exist_ok=True)
   last_screen(flags.run, os.path.join(flags.out, 'console.svg'))
   if flags.smoke and not shutil.which(flags.chromium):
-    print('chromium is not installed: no section of the report was photographed')
+    print('chromium is not installed: no screenshots of the report were taken')
     return
-  for name, (sections, height) in SHOWN.items():
-    photograph(flags.run, sections, height, os.path.join(flags.out, f'{name}.png'), flags.chromium)
+  for name, (sections, height) in PICTURES.items():
+    screenshot(flags.run, sections, height, os.path.join(flags.out, f'{name}.png'), flags.chromium)
 
 
 def last_screen(run: str, path: str) -> None:
-  """What a terminal shows when the run has ended, as SVG."""
+  """The terminal at the end of the run, as SVG."""
   rows = list(metrics_log.read(os.path.join(run, 'metrics.jsonl')))
   evaluations = [_json(name) for name in sorted(glob.glob(os.path.join(run, 'eval', '*.json')))]
   config, start = _json(f'{run}/config.json'), _json(f'{run}/environment.json')[-1]
@@ -93,9 +93,9 @@ def last_screen(run: str, path: str) -> None:
   )
   for row in rows:
     step = row[metrics_log.STEP]
-    for told in evaluations:
-      if told['step'] == step:
-        screen.evaluation(step, told['metrics'])
+    for record in evaluations:
+      if record['step'] == step:
+        screen.evaluation(step, record['metrics'])
     now[0] += row['timing_s/step']
     screen.step(row, lambda: found['difficulty_WxD'][-1])
   screen.evaluation(evaluations[-1]['step'], evaluations[-1]['metrics'])
@@ -103,16 +103,16 @@ def last_screen(run: str, path: str) -> None:
   text = out.export_svg(title='python -m jaxrl_llm.main', theme=MONOKAI, unique_id='screen')
   text = re.sub(
     r'@font-face \{.*?\}\s*', '', text, flags=re.DOTALL
-  )  # of a server's: it asks no network
+  )  # web fonts: the picture must load nothing
   text = re.sub(r'<!--.*?-->\s*', '', text).replace('Fira Code, ', '')
   with open(path, 'w', encoding='utf-8') as file:
     file.write(text)
 
 
-def photograph(run: str, sections: tuple[str, ...], height: int, path: str, chromium: str) -> None:
+def screenshot(run: str, sections: tuple[str, ...], height: int, path: str, chromium: str) -> None:
   """Sections of report.html, as PNG."""
   hidden = ''.join(f':not(#{name})' for name in sections)
-  text = page.make([run]).replace(
+  text = page.render([run]).replace(
     '</style>', f'main > section{hidden}, nav {{ display: none }}</style>'
   )
   with tempfile.TemporaryDirectory() as folder:

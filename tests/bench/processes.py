@@ -1,9 +1,9 @@
-"""The same run on 1, 2 and 4 processes of two devices each: how far apart the metrics are, and are rollouts the same?
+"""The same run on 1, 2 and 4 processes of two devices each: differences of metrics and rollouts.
 
 python -m tests.bench.processes [--counts 1,2,4] [--out runs/processes] [--smoke]
-Processes find each other over loopback (gloo); float32. Sums in another order round differently, so that one day a
-sampled token may be another one: from that step on the runs are two. Exit status 1 where a number before it differs by
-more than 1e-4, or more than one rollout in twenty of that step.
+Processes communicate over loopback (gloo) in float32. Sums in another order round differently, so that at some step a
+sampled token may differ, and the runs diverge from there on. Exit status 1 if a metric before that step differs by more
+than 1e-4, or more than one rollout in twenty of that step differs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import test_processes  # noqa: E402
 import tiny_job  # noqa: E402
 
 from jaxrl_llm.checkpointing import metrics_log  # noqa: E402
 from tests.bench.lib import smoke  # noqa: E402
+from tests.distributed import test_processes  # noqa: E402
 
 MESHES = {1: dict(fsdp=2), 2: dict(fsdp=2, tensor=2), 4: dict(data=2, fsdp=4)}
 
 
 def run(folder: pathlib.Path, processes: int) -> list[dict]:
-  """Trains on so many processes and returns the metrics, without what the clock decides."""
+  """Train on `processes` processes; returns the metrics, without timings."""
   folder.mkdir(parents=True)
   job = test_processes.JOB | dict(prompts=8, mesh=MESHES[processes])
   config = tiny_job.config_file(folder, **job)
@@ -48,8 +48,8 @@ def shared(one: list[list[str]], two: list[list[str]]) -> tuple[int, float]:
   return len(one), 0.0
 
 
-def apart(one: list[dict], two: list[dict]) -> tuple[float, str]:
-  """The largest |a − b| / max(1, |b|), and whose it is."""
+def largest_gap(one: list[dict], two: list[dict]) -> tuple[float, str]:
+  """The largest |a − b| / max(1, |b|), and the name of its metric."""
   assert [row.keys() for row in one] == [row.keys() for row in two]
   pairs = (
     (name, row[name], other[name]) for row, other in zip(one, two, strict=True) for name in row
@@ -68,7 +68,7 @@ def main() -> None:
     found = run(here, processes), outputs(here)
     first = first or found
     steps, other = shared(found[1], first[1])
-    gap, name = apart(found[0][:steps], first[0][:steps]) if steps else (0.0, 'no step')
+    gap, name = largest_gap(found[0][:steps], first[0][:steps]) if steps else (0.0, 'no step')
     failed |= steps == 0 or gap > 1e-4 or other > 0.05
     print(
       f'{processes} processes × 2 devices, {MESHES[processes]}: same completions in {steps} of {len(first[1])} steps '

@@ -1,10 +1,10 @@
-"""report.html of 100,000 made-up rollouts in a browser: how long it takes to open, filter, open, color, diff, axe.
+"""report.html with 100,000 artificial rollouts in a browser: time to open and filter, and accessibility findings.
 
     apt-get install chromium; npm install --prefix DIR puppeteer-core axe-core
     python -m tests.bench.report_page --out pictures --node DIR/node_modules [--rollouts 100000] [--runs 1] [--smoke]
 
-Prints one JSON object: milliseconds to open (of each opening), what driving it saw, axe's findings, console errors,
-requests (there must be none), and writes screenshots into --out.
+Prints one JSON object: milliseconds of each opening, the results of the interactions, axe's findings, console errors, and
+requests (there must be none). Writes screenshots into --out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.bench.lib import smoke  # noqa: E402
 
 
 def main() -> None:
-  """Exit status 1 where an error, a request or a serious finding came."""
+  """Exit status 1 for an error, a request or a serious finding."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out')
   parser.add_argument('--node', help='a node_modules with puppeteer-core and axe-core')
@@ -35,29 +35,29 @@ def main() -> None:
   parser.add_argument('--rollouts', type=int, default=100_000)
   parser.add_argument('--runs', type=int, default=1)
   parser.add_argument(
-    '--page', default='', help='an own report.html, which is looked at and not driven'
+    '--page', default='', help='an existing report.html, which is opened without interactions'
   )
   flags = smoke.parse(parser, rollouts=1024)
   if not flags.smoke and not (flags.out and flags.node):
     parser.error('--out and --node are needed')
   os.makedirs(flags.out, exist_ok=True)
   with tempfile.TemporaryDirectory() as folder:
-    made = {} if flags.page else _made(folder, flags)
+    written = {} if flags.page else _write_page(folder, flags)
     if flags.smoke and not flags.node:
       print(
-        json.dumps(made), '--node is missing: the page was written, and not opened in a browser'
+        json.dumps(written), '--node is missing: the page was written, and not opened in a browser'
       )
       return
-    told = _driven(flags.page or os.path.join(folder, 'report.html'), flags)
-  told |= made
-  print(json.dumps(told, indent=1, ensure_ascii=False))
+    result = _drive(flags.page or os.path.join(folder, 'report.html'), flags)
+  result |= written
+  print(json.dumps(result, indent=1, ensure_ascii=False))
   serious = [
-    v for found in told['axe'].values() for v in found if v['impact'] in ('serious', 'critical')
+    v for found in result['axe'].values() for v in found if v['impact'] in ('serious', 'critical')
   ]
-  sys.exit(1 if told['errors'] or told['requests'] or serious else 0)
+  sys.exit(1 if result['errors'] or result['requests'] or serious else 0)
 
 
-def _made(folder: str, flags: argparse.Namespace) -> dict:
+def _write_page(folder: str, flags: argparse.Namespace) -> dict:
   steps = max(flags.rollouts // 512, 1)
   runs = [
     run_folder.make(os.path.join(folder, f'run{i}'), steps, 64, 8, seed=i, pool=4000, words=40)
@@ -68,10 +68,10 @@ def _made(folder: str, flags: argparse.Namespace) -> dict:
   return dict(write_s=round(time.perf_counter() - began, 2), bytes=os.path.getsize(path))
 
 
-def _driven(path: str, flags: argparse.Namespace) -> dict:
+def _drive(path: str, flags: argparse.Namespace) -> dict:
   script = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'lib', 'report_page.mjs')
-  how = 'look' if flags.page else 'drive'  # what is asked for is in the made-up one alone
-  command = ['node', script, path, flags.out, flags.node, flags.chromium, how]
+  mode = 'look' if flags.page else 'drive'  # the interactions need the artificial page
+  command = ['node', script, path, flags.out, flags.node, flags.chromium, mode]
   return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 

@@ -1,12 +1,12 @@
-"""Iterations and device time per finished rollout, on long-tailed lengths: orders, and stopping early.
+"""Decode iterations and device time per finished rollout with long-tailed lengths: queue orders and stop rules.
 
 python -m tests.bench.rounds [--width 256 --layers 4 --steps 6 --smoke]
 Log-normal lengths, half of the log's variance shared by a group of 8, cut at 512 tokens; 64 groups a step,
-64 slots. A model of random weights runs the real loop, its caps standing for the ends of answers. Where a
-rule stops the loop, unfinished groups go on in the next step. An iteration decodes one token for every
-slot, so that on a device its time is that of reading the weights once. Beside it: what continued rows cost in
-encoding, and the time of the whole generation, prompts and encoding included, compilation not. On a CPU that is
-CPU time, which others at work disturb least; the default model is too small for it to mean much.
+64 slots. A model with random weights runs the real loop; caps on rows simulate end tokens. If a rule stops
+the loop, unfinished groups continue in the next step. An iteration decodes one token for every slot, so that on an
+accelerator its time is one read of the weights. Also printed: tokens of continued rows that are encoded again, and the
+time of generation with prefill and without compilation. On a CPU this is CPU time, which other processes disturb least;
+the default model is too small for it to be meaningful.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ HEAD = 64
 
 
 class Cost(NamedTuple):
-  """All per finished rollout."""
+  """Costs per finished rollout."""
 
   rounds: float
-  ideal: float  # rounds, with every slot busy in all of them
+  ideal: float  # iterations, if every slot were busy in all of them
   again: float  # tokens of unfinished rollouts that were encoded once more
   ms: float  # of the device; of a CPU, CPU time
 
@@ -49,7 +49,7 @@ def model_of(width: int, layers: int) -> ModelConfig:
 
 
 def lengths(steps: int) -> np.ndarray:
-  """Tokens of every rollout that any step may begin, [steps * P, G]."""
+  """Lengths in tokens of all rollouts that steps may begin, [steps * P, G]."""
   r = np.random.default_rng(0)
   log = r.normal(size=(steps * P, 1)) * 0.7 + r.normal(size=(steps * P, G)) * 0.7
   return np.clip(np.exp(4.2 + log), 2, T).astype(np.int32)
@@ -83,16 +83,16 @@ def compiled(model: ModelConfig, choose, stop):
 
 def run(model: ModelConfig, steps: int, choose, stop) -> Cost:
   fn, clock = compiled(model, choose, stop), _clock()
-  params, table, held = decoder.init(model, 0), lengths(steps), PartialRollouts(G, max_age=steps)
+  params, table, partial = decoder.init(model, 0), lengths(steps), PartialRollouts(G, max_age=steps)
   rounds = tokens = again = finished = begun_at = 0
   spent = 0.0
   for step in range(steps):
-    count = P - len(held)
+    count = P - len(partial)
     index_P = np.arange(begun_at, begun_at + count, dtype=np.int32)
     begun_at += count
     ones = np.ones(count, np.int32)
     fresh = Prompts(ones[:, None], ones, index_P, ones * step, np.zeros(count, np.float32))
-    prompts, begun = held.begin(fresh, empty())
+    prompts, begun = partial.begin(fresh, empty())
     running = begun.reason_B == 0
     again += begun.length_B[running].sum()
     began = clock()
@@ -103,8 +103,8 @@ def run(model: ModelConfig, steps: int, choose, stop) -> Cost:
     rollout = jax.tree.map(np.asarray, rollout)
     tokens += rollout.length_B.sum() - begun.length_B.sum()
     rounds += int(took)
-    whole_P, _ = held.keep(prompts, rollout, step)
-    finished += whole_P.sum() * G
+    finished_P, _ = partial.keep(prompts, rollout, step)
+    finished += finished_P.sum() * G
   return Cost(
     rounds / finished, tokens / SLOTS / finished, again / finished, 1e3 * spent / finished
   )

@@ -1,8 +1,8 @@
-"""The update with a group's prompt encoded once, against the prompt repeated for every rollout: time and gradient.
+"""Gradients with a group's prompt encoded once, against the prompt repeated for every rollout: time and values.
 
 python -m tests.bench.shared_prompt [--width 256 --layers 4 --turns 3 --smoke]
-Groups of 8; prompts of 64, 256, 1024 tokens, completions of 64 and 256. Both take turns, the best turn of each
-counts; beside the ratio of times, the ratio of tokens that go through the layers.
+Groups of 8; prompts of 64, 256, 1024 tokens, completions of 64 and 256. Both alternate, and the best turn of each
+counts. The ratio of tokens that pass through the layers is printed beside the ratio of times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ G = 8
 
 
 def gradient(model: ModelConfig, rows_per_prompt: int):
-  """Of −Σ c·log π over 8 rows of one prompt, which stands once for so many of them."""
+  """The gradient of −Σ c·log π over 8 rows of one prompt, which is encoded once per `rows_per_prompt` rows."""
 
   def loss(params, tokens_L, tokens_BxT, c_BxT):
     P, L = G // rows_per_prompt, len(tokens_L)
@@ -58,13 +58,13 @@ def main() -> None:
   for L in options.prompt_tokens:
     for T in options.completion_tokens:
       ids = random.integers(0, model.vocab, L), random.integers(0, model.vocab, (G, T))
-      given = params, *ids, random.normal(size=(G, T)).astype(np.float32) / (G * T)
+      inputs = params, *ids, random.normal(size=(G, T)).astype(np.float32) / (G * T)
       fns, best = (gradient(model, G), gradient(model, 1)), [np.inf, np.inf]
-      grads = [jax.block_until_ready(fn(*given)) for fn in fns]
+      grads = [jax.block_until_ready(fn(*inputs)) for fn in fns]
       for _ in range(options.turns):
         for which, fn in enumerate(fns):
           began = time.perf_counter()
-          jax.block_until_ready(fn(*given))
+          jax.block_until_ready(fn(*inputs))
           best[which] = min(best[which], time.perf_counter() - began)
       gap = jax.tree.reduce(max, jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), *grads))
       tokens = (L + G * T) / (G * (L + T))

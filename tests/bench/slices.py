@@ -1,8 +1,8 @@
-"""What a step of Qwen3 costs on TPU slices that nobody has at hand: compiled by libtpu, read off the programs.
+"""Costs of a step of Qwen3 on TPU slices, from programs compiled ahead of time by libtpu; no TPU is needed.
 
 python -m tests.bench.slices [--models 0.6b,8b,32b,30b-a3b] [--slices v5e-16,v5e-256] [--out FILE] [--smoke]
-Each case is configs/dapo.py with 512 + 1536 tokens, 8 rollouts a prompt; nothing is loaded but the shape of a model.
-Update and generation are compiled apart. Rows that are in --out already are not compiled again.
+Each case is configs/dapo.py with 512 + 1536 tokens and 8 rollouts per prompt; only the shape of a model is read.
+Update and generation are compiled separately. Cases in --out are not compiled again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIZES = {
   ),
 }  # fmt: skip
 SLICES = ('v5e-16', 'v5e-256', 'v5p-128', 'v6e-64')
-# Axes besides fsdp, which takes the rest; rollouts in a slice of the update, for each part that rows are cut into.
+# Axes besides fsdp, which takes the rest; rollouts of a microbatch per shard of rows.
 _TENSOR = {'tiny': 1, '0.6b': 1, '8b': 4, '32b': 8, '30b-a3b': 1}
 _EXPERT = {'30b-a3b': 16}
 _AT_ONCE = {'tiny': 1, '0.6b': 4, '8b': 2, '32b': 2, '30b-a3b': 2}
@@ -55,14 +55,14 @@ def config(folder: str, model: str, mesh: dict[str, int], prompts: int):
 
 
 def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: int) -> dict:
-  """`rows` rollouts for each chip; in a slice of the update `at_once` for each part that rows are cut into."""
+  """`rows` rollouts per chip; microbatches of `at_once` rollouts per shard of rows."""
   devices = compile_report.devices(slice_)
   with tempfile.TemporaryDirectory() as folder:
     c = config(folder, model, mesh, max(1, len(devices) * rows // ROLLOUTS))
     c.learner.microbatch_rollouts = at_once * len(devices) // mesh.get('tensor', 1)
-    told = mesh_sweep.measure(compile_report.make(c, devices))
-  print(f'{model} on {slice_}: {mesh_sweep.line(told)}', flush=True)
-  return told
+    result = mesh_sweep.measure(compile_report.make(c, devices))
+  print(f'{model} on {slice_}: {mesh_sweep.line(result)}', flush=True)
+  return result
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
     '--at-once',
     type=int,
     default=0,
-    help='in a slice of the update, for each part of the rows; 0: by the model',
+    help='rollouts of a microbatch per shard of rows; 0: by the model',
   )
   parser.add_argument('--out', default='runs/slices.json')
   tiny = dict(models='tiny', slices='v5e-4', rows=8)

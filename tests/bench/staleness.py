@@ -1,9 +1,9 @@
-"""Learning from rollouts of weights that are many updates old: which corrections hold, and which do not.
+"""Learning from rollouts of weights that are many updates old, with several off-policy corrections.
 
 python -m tests.bench.staleness --out=runs/staleness [--methods ppo_clip,m2po] [--lags 0,4,16,64]
   [--seeds 0] [--learning_rate 2e-4] [--smoke]
-The tiny job's model after its warm start; 128 updates of 32 prompts × 8 rollouts, each on rollouts sampled so many
-updates before. A line of JSON a run: held-out accuracy before and after, the best and the last reward of the policy
+The tiny job's model after its warm start; 128 updates of 32 prompts × 8 rollouts, each on rollouts sampled `lag`
+updates before. One line of JSON per run: held-out accuracy before and after, the best and the last reward of the policy
 that samples, entropy, and how far behavior and policy are apart. Finished runs are not repeated.
 """
 
@@ -35,7 +35,7 @@ JOB = (
   'prompts=32',
   'optimizer.decay=constant',
 )
-# PPO with a clip around the policy that sampled; the others are files of configs/.
+# PPO with a clip around the behavior policy; the others are files of configs/.
 METHODS = {
   'ppo_clip': 'grpo',
   'decoupled': 'decoupled_ppo',
@@ -53,8 +53,8 @@ def job(method: str, seed: int, learning_rate: float, updates: int, more: tuple[
     f'optimizer.learning_rate={learning_rate}',
     'curriculum.utility.fn=uniform',
   )
-  said = [f'--config.{x}' for x in (*JOB, *own, *more)]
-  config = configs.load(f'{ROOT}/configs/tiny.py', said)
+  overrides = [f'--config.{x}' for x in (*JOB, *own, *more)]
+  config = configs.load(f'{ROOT}/configs/tiny.py', overrides)
   config.objective = configs.load(METHODS[method]).objective
   config.data.tasks = TASKS
   return config
@@ -73,11 +73,11 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
   sample = jax.jit(functools.partial(steps.generate, spec))
   waiting, rows = collections.deque(), []
   with rewards.Pool(config.rewards) as pool:
-    decode, judging = context.models.policy.tokenizer.decode, held_out.scoring(config, pool, None)
-    told = evaluate.make_evaluator(
-      spec, context.tables.held_out, decode, judging, 4, config.evaluation.sampling
+    decode, scoring = context.models.policy.tokenizer.decode, held_out.scoring(config, pool, None)
+    evaluator = evaluate.make_evaluator(
+      spec, context.tables.held_out, decode, scoring, 4, config.evaluation.sampling
     )
-    before = told(state.params)[0]
+    before = evaluator(state.params)[0]
     for index in range(updates + lag):
       prompts, *more = host_step.propose(context, index)
       rollout, metrics, _ = sample(state, prompts, *more)
@@ -87,7 +87,7 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
       if len(waiting) > lag:
         state, device = learn(state, waiting.popleft())
         rows.append({k: float(v) for k, v in device.items()} | landed.metrics)
-    after = told(state.params)[0]
+    after = evaluator(state.params)[0]
   reward = np.array([row['critic/score/mean'] for row in rows])
   smooth = reward.reshape(-1, 8).mean(1)
   last = rows[-8:]
@@ -127,12 +127,12 @@ def main() -> None:
       for lag in map(int, options.lags.split(',')):
         path = os.path.join(options.out, f'{method}_{lag}_{seed}_{options.learning_rate:g}.json')
         if not os.path.isfile(path):
-          told = run(method, lag, seed, options.learning_rate, options.updates, more)
+          result = run(method, lag, seed, options.learning_rate, options.updates, more)
           with open(path, 'w') as file:
-            json.dump(told, file)
+            json.dump(result, file)
         with open(path) as file:
-          told = json.load(file)
-        cells = {k: float(f'{v:.3g}') if isinstance(v, float) else v for k, v in told.items()}
+          result = json.load(file)
+        cells = {k: float(f'{v:.3g}') if isinstance(v, float) else v for k, v in result.items()}
         print(json.dumps({k: v for k, v in cells.items() if k != 'rewards'}), flush=True)
 
 

@@ -3,10 +3,10 @@
     python -m tests.bench.step_time [--rounds=5] [--json=out.json] [--smoke]   (needs the extra `parity`)
 
 SmolLM2-135M in float32; 4 prompts of 64 tokens, 8 rollouts each of exactly 32 tokens (no end token
-stops a row), one AdamW update, beta 0, no gradient checkpointing. A side's step is everything from
-the prompts to the new weights: sampling, decoding to text, grading, update. Each side is a process
-of its own, so CPU-seconds and memory are its own, and computes only while it has the turn: A B A B.
-TRL runs with the micro-batch that is best here, found by a probe before the main run.
+stops a row), one AdamW update, beta 0, no gradient checkpointing. The step of each side covers everything
+from prompts to new weights: sampling, decoding to text, grading, update. Each side is a separate process with
+its own CPU-seconds and memory, and the two alternate: A B A B. TRL runs with the fastest of several
+micro-batches, found by a probe before the main run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ WORKERS = str(pathlib.Path(__file__).with_name('lib') / 'step_workers.py')
 
 
 def environment() -> dict[str, str]:
-  # No XLA_FLAGS: the test suite's virtual devices would cut the work up.
-  kept = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
-  return kept | {'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1', 'PYTHONPATH': str(ROOT)}
+  # Without XLA_FLAGS: the virtual devices of the test suite would shard the work.
+  inherited = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
+  return inherited | {'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1', 'PYTHONPATH': str(ROOT)}
 
 
 class Side:
-  """A worker process, driven a turn at a time."""
+  """A worker process that runs one command at a time."""
 
   def __init__(self, name: str, folder: pathlib.Path, *options: int):
     command = [sys.executable, WORKERS, name, str(folder), *map(str, options)]
@@ -50,7 +50,7 @@ class Side:
     self.ready = self._read()
     self.load_s = time.perf_counter() - start
 
-  def ask(self, command: str = 'step') -> dict:
+  def call(self, command: str = 'step') -> dict:
     print(command, file=self._process.stdin, flush=True)
     return self._read()
 
@@ -66,20 +66,20 @@ class Side:
 
 
 def warm(side: Side, steps: int) -> dict:
-  rows = [side.ask() for _ in range(steps)]
+  rows = [side.call() for _ in range(steps)]
   start = {'load_s': side.load_s, 'first_step_s': rows[0]['step_wall_s']}
   start['start_peak_gib'] = rows[-1]['peak_gib']
-  side.ask('forget')
+  side.call('forget')
   return start
 
 
 def probe(folder: pathlib.Path, microbatches: list[int], rounds: int) -> dict[int, float]:
-  """Median wall seconds of TRL's step for each micro-batch, one after the other."""
+  """Median wall seconds of TRL's step for each micro-batch, measured one after the other."""
   found = {}
   for size in microbatches:
     side = Side('trl', folder, size)
     warm(side, 1)
-    found[size] = statistics.median(side.ask()['step_wall_s'] for _ in range(rounds))
+    found[size] = statistics.median(side.call()['step_wall_s'] for _ in range(rounds))
     print(f'probe: TRL, micro-batch {size}: {found[size]:.2f} s', file=sys.stderr, flush=True)
     side.stop()
   return found
@@ -94,10 +94,10 @@ def run(folder: pathlib.Path, args: argparse.Namespace) -> dict:
   rows = {name: [] for name in sides}
   for i in range(args.rounds):
     for name, side in sides.items():
-      rows[name].append(side.ask())
+      rows[name].append(side.call())
       print(f'round {i}: {name} {rows[name][-1]}', file=sys.stderr, flush=True)
-  if 'ours' in sides:  # the first turn compiles; TRL's halves were timed in its rounds
-    rows['split'] = [sides['ours'].ask('split') for _ in range(1 + args.rounds)][1:]
+  if 'ours' in sides:  # the first call compiles; the halves of TRL were timed in its rounds
+    rows['split'] = [sides['ours'].call('split') for _ in range(1 + args.rounds)][1:]
   threads = {name: side.ready['threads'] for name, side in sides.items()}
   for side in sides.values():
     side.stop()

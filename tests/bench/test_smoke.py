@@ -1,4 +1,4 @@
-"""Every benchmark runs: `--smoke` of each module with a main, as its user starts it."""
+"""Every benchmark runs with `--smoke`, started as a user would start it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ BENCH = pathlib.Path(__file__).parent
 ROOT = BENCH.parents[1]
 
 
-def starts(path: pathlib.Path) -> bool:
-  """Whether a module does something when it is started by `python -m`."""
+def is_program(path: pathlib.Path) -> bool:
+  """Whether a module can be run with `python -m`."""
   return any(
     isinstance(node, ast.If) and '__main__' in ast.unparse(node.test)
     for node in ast.parse(path.read_text()).body
   )
 
 
-BENCHMARKS = sorted(path.stem for path in BENCH.glob('*.py') if starts(path))
+BENCHMARKS = sorted(path.stem for path in BENCH.glob('*.py') if is_program(path))
 
 
 def missing(name: str) -> str:
-  """What this machine lacks for a benchmark, or an empty string."""
+  """The requirement of a benchmark that this machine requirement, or ''."""
   if name == 'slices' and os.environ.get('JAXRL_LLM_REQUIRE_AOT') != '1':
     return '' if _imports('libtpu') else "needs libtpu: pip install '.[aot]'"
   if name in ('decode', 'step_time') and os.environ.get('JAXRL_LLM_REQUIRE_PARITY') != '1':
@@ -47,25 +47,25 @@ def _imports(name: str) -> bool:
 
 @pytest.mark.parametrize('name', BENCHMARKS)
 def test_smoke(name, tmp_path):
-  if lacks := missing(name):
-    pytest.skip(lacks)
+  if requirement := missing(name):
+    pytest.skip(requirement)
   path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
   env = os.environ | dict(PYTHONPATH=path, JAX_PLATFORMS='cpu', XLA_FLAGS=quick.flags(1))
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, '-m', f'tests.bench.{name}', '--smoke'], cwd=tmp_path, env=env, timeout=280,
     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
   )  # fmt: skip
-  assert done.returncode == 0, done.stdout
-  assert not os.listdir(tmp_path), 'a tiny run must leave nothing where real ones lie'
+  assert process.returncode == 0, process.stdout
+  assert not os.listdir(tmp_path), 'a smoke run must not write where real runs do'
 
 
-def test_no_module_hides_one_of_pythons_own():
-  """A script's folder comes first on the path of its process: `selectors.py` beside it would be taken for Python's."""
+def test_no_module_shadows_the_standard_library():
+  """A script's folder comes first on sys.path: `selectors.py` beside it would shadow Python's."""
   folders = [BENCH, BENCH / 'lib', ROOT / 'tests']
-  hidden = [
+  shadowing = [
     str(path.relative_to(ROOT))
     for folder in folders
     for path in folder.glob('*.py')
     if path.stem in sys.stdlib_module_names
   ]
-  assert hidden == []
+  assert shadowing == []

@@ -1,4 +1,4 @@
-"""The curriculum bench: its worlds, its baselines' accounting, its measures, and the reading of logs."""
+"""The curriculum benchmark: its worlds, the accounting of its baselines, its measures, and its reader of logs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def small(seed=0, **axes) -> worlds.World:
   return worlds.mixed_skills(4.4, 0.3, **settings)(np.random.default_rng((seed, 0)))
 
 
-class Spy:
-  """Takes the first prompts, and notes what it was told."""
+class RecordingRule:
+  """Selects the first prompts and records its calls."""
 
   def __init__(self, world, seed):
     self.world, self.log = world, []
 
   def step(self, step, generate):
-    self.log.append(('chose', step))
+    self.log.append(('selected', step))
     index = np.arange(self.world.prompts)
     k = generate(index)
     return index, k, np.full_like(k, self.world.group)
 
   def observe(self, index, k, n):
-    self.log.append(('told', sum(kind == 'told' for kind, _ in self.log)))
+    self.log.append(('observed', sum(kind == 'observed' for kind, _ in self.log)))
 
   def predict(self, index):
     return np.full(len(index), 0.5), np.full(len(index), 1 / 12), np.ones(len(index))
@@ -59,7 +59,7 @@ def test_the_truth_of_a_reward_is_its_covariance_with_being_right(wrong, flips):
   assert (world.truth(index) < 0).all() if wrong else (world.truth(index) > 0).all()
 
 
-def test_only_mixed_groups_teach_and_wrong_labels_unteach():
+def test_only_mixed_groups_help_and_wrong_labels_harm():
   random = np.random.default_rng(0)
   index, none = np.arange(8), np.array([0, 8] * 4)
   world = small(noise=0.0)
@@ -91,7 +91,7 @@ def test_skills_jump_once_at_half_of_the_rollouts_and_fade_at_every_step():
   np.testing.assert_allclose(world.skill_K, 0.9)
 
 
-def test_anchors_rank_prompts_as_well_as_their_name_says():
+def test_anchors_rank_prompts_by_their_quality():
   rank = {}
   for quality in ('good', 'poor', 'shuffled'):
     world = small(size=2048, anchors=quality)
@@ -111,13 +111,13 @@ def test_the_same_seed_is_the_same_world_and_names_are_checked():
 
 
 @pytest.mark.parametrize('rule', selection_rules.RULES)
-def test_every_rule_runs_and_pays_for_what_it_generates(rule):
+def test_every_rule_runs_and_counts_its_rollouts(rule):
   world = small(rollouts=8 * 8 * 6)
   result = curriculum.run(world, rule, 0)
   assert 0 <= result['used'] <= 1 and 0 < result['visited'] <= 1 and result['to_target'] is not None
 
 
-def test_to_know_the_rates_is_worth_something():
+def test_an_oracle_beats_uniform_selection():
   results = {r: curriculum.run(small(rollouts=8 * 8 * 300), r, 0) for r in ('uniform', 'oracle')}
   assert results['oracle']['used'] > results['uniform']['used'] + 0.3
   assert results['oracle']['held_out'] > results['uniform']['held_out'] + 0.03
@@ -145,7 +145,7 @@ def test_dynamic_sampling_learns_from_mixed_groups_alone(carry):
     assert len(rule.index) == 0
 
 
-def test_dynamic_sampling_gives_up_after_its_rounds():
+def test_dynamic_sampling_stops_after_its_rounds():
   calls = []
   rule = selection_rules.Dynamic(small(), 0, carry=False, rounds=3)
   index, *_ = rule.step(0, lambda index: calls.append(1) or np.zeros(8, int))
@@ -153,19 +153,19 @@ def test_dynamic_sampling_gives_up_after_its_rounds():
 
 
 @pytest.mark.parametrize('staleness', [0, 1, 4])
-def test_a_stale_rule_is_told_so_many_steps_later(staleness, monkeypatch):
+def test_a_stale_rule_observes_the_given_number_of_steps_later(staleness, monkeypatch):
   spies = []
-  make = lambda world, seed: spies.append(Spy(world, seed)) or spies[-1]  # noqa: E731
+  make = lambda world, seed: spies.append(RecordingRule(world, seed)) or spies[-1]  # noqa: E731
   monkeypatch.setitem(selection_rules.RULES, 'spy', (make, {}))
   curriculum.run(small(rollouts=8 * 8 * 10, staleness=staleness), 'spy', 0)
   log = spies[0].log
   for step in range(staleness, 9):
-    at = log.index(('chose', step + 1))
-    assert log[at - 1] == ('told', step - staleness) and log[at - 2] == ('chose', step)
-  assert ('chose', 9) in log and sum(kind == 'told' for kind, _ in log) == 10 - staleness
+    at = log.index(('selected', step + 1))
+    assert log[at - 1] == ('observed', step - staleness) and log[at - 2] == ('selected', step)
+  assert ('selected', 9) in log and sum(kind == 'observed' for kind, _ in log) == 10 - staleness
 
 
-def test_greso_tops_up_by_what_is_missing_and_takes_a_short_batch():
+def test_greso_tops_up_missing_groups_and_accepts_a_short_batch():
   rule, sizes, mixed = (
     selection_rules.Greso(small(), 0, evidence_decay=dict(fn='none')),
     [],
@@ -183,13 +183,13 @@ def test_greso_tops_up_by_what_is_missing_and_takes_a_short_batch():
   assert sizes[3:] == [12] and len(index) == 8
 
 
-def test_calls_of_a_step_are_told_together():
+def test_calls_of_a_step_are_observed_together():
   rows = ([5, 2], [1, 8], [8, 8]), ([2, 9], [4, 0], [8, 4])
-  index, k, n = curriculum._together([tuple(map(np.array, call)) for call in rows])
+  index, k, n = curriculum._merge([tuple(map(np.array, call)) for call in rows])
   assert (index.tolist(), k.tolist(), n.tolist()) == ([2, 5, 9], [12, 1, 0], [16, 8, 4])
 
 
-def test_allocated_rollouts_are_those_of_the_step_and_are_told():
+def test_allocated_rollouts_sum_to_those_of_the_step():
   world, drawn = small(), []
   rule = selection_rules.Allocated(world, 0, rule=dict(fn='marginal'), **selection_rules.UNIFORM)
   rule.observe(np.arange(256), np.tile([0, 4, 1, 8], 64), np.full(256, 8))
@@ -210,15 +210,15 @@ def test_gini_and_calibration_by_hand():
   assert curriculum._calibration(mean, rate) == pytest.approx((0.07 + 0.45) / 3)
 
 
-def test_the_interval_of_a_uniform_belief_holds_nine_tenths():
+def test_the_interval_of_a_uniform_posterior_covers_nine_tenths():
   world = small()
   world.graded = lambda: (np.arange(256) + 0.5) / 256
   meter = curriculum.Meter(world)
-  meter.look(Spy(world, 0), 0, np.arange(8))
-  assert meter.looks[0]['interval'] == pytest.approx(0.9, abs=0.01)
+  meter.check(RecordingRule(world, 0), 0, np.arange(8))
+  assert meter.checks[0]['interval'] == pytest.approx(0.9, abs=0.01)
 
 
-def test_a_paired_difference_does_not_mind_the_luck_of_seeds():
+def test_a_paired_difference_is_independent_of_the_seeds_level():
   base = np.array([1.0, 5.0, 2.0, 9.0, np.nan])
   assert curriculum.paired(base + 0.25, base) == '+0.25 ± 0'
   # Differences 1, 3: mean 2, t(0.975, 1) = 12.7, deviation √2.
@@ -229,7 +229,7 @@ def test_a_paired_difference_does_not_mind_the_luck_of_seeds():
 def test_time_is_the_longest_row_or_the_mean_one():
   meter = curriculum.Meter(small(group=2))
   tokens = np.array([100.0, 300, 200, 600])
-  meter.called(
+  meter.on_generate(
     0, np.array([4, 7]), np.array([0, 1]), np.array([2, 2]), tokens, np.array([0.5, 0.5])
   )
   fixed = worlds.FIXED_TOKENS
@@ -264,11 +264,11 @@ def test_a_log_is_read_into_a_table_and_filled_between_visits(tmp_path):
     worlds.read_log(tmp_path / 'nowhere')
 
 
-def test_a_log_is_foreseen_before_it_is_told():
+def test_a_log_is_predicted_before_it_is_observed():
   # One prompt, visited twice: all right, then all right again.
   log = worlds.Logged(np.array([[8, 8]]), np.zeros(1, int), 8)
-  told = curriculum.foresee(log, 'mopps 1', 0)
+  measures = curriculum.predict_log(log, 'mopps 1', 0)
   i = np.arange(8)
   second = 1 - np.prod((9 + i) / (10 + i)) - np.prod((1 + i) / (10 + i))
-  assert told['log_brier'] == pytest.approx(((7 / 9) ** 2 + second**2) / 2)
-  assert told['log_constant'] == 0
+  assert measures['log_brier'] == pytest.approx(((7 / 9) ** 2 + second**2) / 2)
+  assert measures['log_constant'] == 0

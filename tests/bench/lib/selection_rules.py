@@ -1,8 +1,8 @@
-"""Rules that choose prompts in tests/bench/curriculum.py: settings of the curriculum, and baselines beside it.
+"""Selection rules for tests/bench/curriculum.py: settings of the curriculum, and baselines.
 
-A rule has step(step, generate) → (index, k, n) of the groups that are learned from, where generate(index, n) → k
-pays for rollouts (n = G each, unless said) as often as the rule likes; observe(index, k, n), once a step, of distinct
-prompts; predict(index) → mean, variance (or NaN), P(mixed).
+step(step, generate) → (index, k, n) of the groups for the update; it calls generate(index, n) → k any number of times,
+and each call costs rollouts (by default n = G each). observe(index, k, n) is called once per step with distinct prompts.
+predict(index) → mean, variance (or NaN), P(mixed).
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ MOPPS = BETA | dict(
 
 
 class Chosen:
-  """The curriculum under some settings: its choice is generated and learned from."""
+  """The curriculum with allocated settings: the update uses the groups that it selects."""
 
   def __init__(self, world: Any, seed: int, **settings):
     self.world = world
     anchors = zip(('pass_rate_weak', 'pass_rate_strong'), world.anchor_Nx2.T, strict=True)
     columns = (
-      dict(columns=dict(anchors)) if settings.get('share', {}).get('fn') == 'anchors' else {}
+      dict(columns=dict(anchors))
+      if settings.get('prior_pooling', {}).get('fn') == 'anchors'
+      else {}
     )
     self.curriculum = curriculum.Curriculum(
       loading.default().curriculum.to_dict() | settings,
@@ -52,9 +54,9 @@ class Chosen:
 
   def step(self, step, generate):
     index = self.chosen(step, self.world.prompts)
-    return self.whole(index, generate(index))
+    return self.full_groups(index, generate(index))
 
-  def whole(self, index, k):
+  def full_groups(self, index, k):
     """Groups of G."""
     return index, k, np.full_like(k, self.world.group)
 
@@ -66,9 +68,9 @@ class Chosen:
 
 
 class Dynamic(Chosen):
-  """Generates batches until P groups are mixed, at most `rounds` of them. Source: arXiv:2503.14476 (DAPO).
+  """Generates batches until P groups are mixed, at most `rounds` of them. arXiv:2503.14476 (DAPO).
 
-  Mixed groups beyond P are thrown away, or with `carry` kept for the next step.
+  Mixed groups beyond P are dropped, or with `carry` used in the next step.
   """
 
   def __init__(self, world, seed, *, carry: bool, rounds: int = 10, **settings):
@@ -89,15 +91,15 @@ class Dynamic(Chosen):
       self.k = np.concatenate([self.k, k[mixed]])
     index, k, left = self.index[:P], self.k[:P], P if self.carry else len(self.index)
     self.index, self.k = self.index[left:], self.k[left:]
-    return self.whole(index, k)
+    return self.full_groups(index, k)
 
 
 class Greso(Chosen):
-  """1½P groups, all-equal ones left out, and top-ups while P are far. Source: arXiv:2506.02177 (GRESO).
+  """1½P groups, all-equal ones left out, and top-ups while P are far. arXiv:2506.02177 (GRESO).
 
   Short by d with a share z of all-equal groups, the next call is of clip(1.25 d/(1 − z), P/4, 1½P), and the last
-  one where that is not cut; what is beyond P is thrown away. Who is skipped is the gate's business; prompts
-  are drawn evenly of all that are left, not from a stream.
+  one if that is not clipped; groups beyond P are dropped. `eligibility` decides which prompts are skipped; the others
+  are drawn uniformly, not from a stream.
   """
 
   def __init__(self, world, seed, **settings):
@@ -106,26 +108,26 @@ class Greso(Chosen):
 
   def step(self, step, generate):
     P, G = self.world.prompts, self.world.group
-    most = 3 * P // 2
-    taken, size, want = [], most, np.inf
+    limit = 3 * P // 2
+    groups, size, want = [], limit, np.inf
     while True:
       index = self.chosen(self.calls, min(size, len(self.world.difficulty_N)))
       self.calls += 1
-      taken.append((index, generate(index)))
-      index, k = (np.concatenate(x) for x in zip(*taken, strict=True))
+      groups.append((index, generate(index)))
+      index, k = (np.concatenate(x) for x in zip(*groups, strict=True))
       mixed = (k > 0) & (k < G)
       short = P - mixed.sum()
-      if short <= 0 or want <= most or len(taken) == 10:
-        return self.whole(index[mixed][:P], k[mixed][:P])
+      if short <= 0 or want <= limit or len(groups) == 10:
+        return self.full_groups(index[mixed][:P], k[mixed][:P])
       want = 1.25 * short / max(mixed.mean(), 1e-9)
-      size = int(np.clip(np.ceil(want), max(P // 4, 1), most))
+      size = int(np.clip(np.ceil(want), max(P // 4, 1), limit))
 
 
 class Allocated(Chosen):
   """The chosen prompts share the step's rollouts in parts of G/4; weights of a rule are not simulated.
 
-  In parts of G/2 most rules leave all as it was: with the evidence of one or two groups a third part of one
-  prompt is never worth the second of another.
+  With parts of G/2 most rules change nothing: after one or two groups, the third part of one prompt is never worth
+  more than the second of another.
   """
 
   def __init__(self, world, seed, *, rule: dict, **settings):
@@ -137,13 +139,13 @@ class Allocated(Chosen):
     mean, variance, _ = self.predict(index)
     total = mean * (1 - mean) / variance - 1
     length, parts = self.world.tokens_N[index], self.world.prompts * self.world.group // self.unit
-    given = self.rule(mean * total, (1 - mean) * total, length, parts, self.unit)
-    n = given.parts * self.unit
+    allocated = self.rule(mean * total, (1 - mean) * total, length, parts, self.unit)
+    n = allocated.parts * self.unit
     return index, generate(index, n), n
 
 
 class Oracle(Chosen):
-  """The rates known: nearest ½. 1 − p^G − (1 − p)^G falls with |p − ½|: so they are also the likeliest to be mixed."""
+  """Prompts with true rates nearest ½, which are also the most likely mixed groups: P(mixed) falls with |p − ½|."""
 
   def __init__(self, world, seed):
     super().__init__(world, seed, **BETA)
@@ -151,11 +153,11 @@ class Oracle(Chosen):
   def step(self, step, generate):
     far_N = np.abs(self.world.graded() - 0.5)
     index = np.argpartition(far_N, self.world.prompts - 1)[: self.world.prompts]
-    return self.whole(index, generate(index))
+    return self.full_groups(index, generate(index))
 
 
 class LastRate(Chosen):
-  """Nearest ½ of e ← ½e + ½r, e = ½ before the first visit; ties at random. Source: none."""
+  """Nearest ½ of e ← ½e + ½r, e = ½ before the first visit; ties at random."""
 
   def __init__(self, world, seed):
     super().__init__(world, seed, **BETA)
@@ -165,7 +167,7 @@ class LastRate(Chosen):
     order = self.random.permutation(len(self.rate_N))
     far = np.argsort(np.abs(self.rate_N[order] - 0.5), kind='stable')
     index = order[far[: self.world.prompts]]
-    return self.whole(index, generate(index))
+    return self.full_groups(index, generate(index))
 
   def observe(self, index, k, n):
     self.rate_N[index] = (self.rate_N[index] + k / n) / 2
@@ -176,7 +178,7 @@ class LastRate(Chosen):
 
 
 class EasyToHard(Chosen):
-  """A window of N/8 prompts moves from the easiest at the start to the hardest. Source: none."""
+  """A window of N/8 prompts moves from the easiest at the start to the hardest."""
 
   def __init__(self, world, seed):
     super().__init__(world, seed, **BETA)
@@ -188,7 +190,7 @@ class EasyToHard(Chosen):
     width = max(N // 8, self.world.prompts)
     start = round(min(step / self.steps, 1) * (N - width))
     index = self.random.choice(self.order[start : start + width], self.world.prompts, replace=False)
-    return self.whole(index, generate(index))
+    return self.full_groups(index, generate(index))
 
 
 BOTS = TOP | dict(
@@ -198,7 +200,7 @@ BOTS = TOP | dict(
   rate_estimate=dict(fn='thompson'),
   utility=dict(fn='bots'),
 )
-# name → (class, its settings). How good the anchors of BOTS are is the world's: +poor, +shuffled.
+# name → (class, its settings). The world determines the quality of the anchors of BOTS: +poor, +shuffled.
 RULES = {
   'uniform': (Chosen, UNIFORM),
   'oracle': (Oracle, {}),
@@ -272,7 +274,7 @@ RULES = {
   'default, no audit': (Chosen, dict(eligibility=dict(fn='none'))),
   'default, stream 16': (Chosen, dict(candidates=dict(fn='stream', multiple=16))),
 }
-# What is shown unless others are asked for.
+# The default of --rules.
 MAIN = (
   *('uniform', 'oracle', 'dynamic', 'dynamic, carry', 'easy to hard', 'last rate'),
   *('mopps 1', 'mopps', 'mean, all', 'mixed_group', 'mixed_group + kind', 'default'),

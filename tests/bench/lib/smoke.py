@@ -1,4 +1,4 @@
-"""`--smoke`: a benchmark at tiny sizes, which shows within seconds that it still runs. Its numbers mean nothing."""
+"""`--smoke`: a benchmark at tiny sizes, to test within seconds that it runs. Its numbers are meaningless."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ TINY = (
 
 
 def parse(parser: argparse.ArgumentParser, **sizes: Any) -> argparse.Namespace:
-  """The command line's options; with `--smoke`, `sizes` take the place of the defaults.
+  """Parse the command line; with `--smoke`, `sizes` replace the defaults.
 
-  An option `out` then lies in a temporary folder, so that finished benchmarks and tiny ones never meet.
+  An option `out` is then in a temporary folder, so that smoke runs never mix with real ones.
   """
   parser.add_argument('--smoke', action='store_true', help='tiny sizes: only that it runs')
-  given, _ = parser.parse_known_args()
-  if given.smoke:
+  known, _ = parser.parse_known_args()
+  if known.smoke:
     parser.set_defaults(**sizes)
-    if hasattr(given, 'out'):
-      parser.set_defaults(out=os.path.join(folder(), os.path.basename(given.out or 'out')))
+    if hasattr(known, 'out'):
+      parser.set_defaults(out=os.path.join(folder(), os.path.basename(known.out or 'out')))
   return parser.parse_args()
 
 
 def folder() -> str:
-  """A temporary folder that goes with the process."""
+  """A temporary folder that is removed at exit."""
   path = tempfile.mkdtemp(prefix='smoke-')
   atexit.register(shutil.rmtree, path, ignore_errors=True)
   return path

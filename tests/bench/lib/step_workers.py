@@ -1,4 +1,4 @@
-"""The two sides of step_time.py, and the folder both read: each a process that works when told.
+"""The workers of step_time.py, one process per side, and the folder that both read.
 
 step_workers.py prepare FOLDER 0|1 | trl FOLDER MICROBATCH | ours FOLDER
 """
@@ -20,7 +20,7 @@ STEPS = 64  # steps' worth of different prompts; the sides walk through them in 
 
 
 def reward(text: str) -> float:
-  """A fixed number in [0, 1) for a text: any two rollouts differ, so every group is mixed."""
+  """A hash in [0, 1) of a text: any two rollouts differ, so that every group is mixed."""
   return zlib.crc32(text.encode()) / 2**32
 
 
@@ -39,7 +39,7 @@ def timed(row: dict, name: str):
 
 
 def peak_gib() -> float:
-  """The most memory this process held since the last `forget_peak`, in GiB."""
+  """The peak memory of this process since the last `forget_peak`, in GiB."""
   with contextlib.suppress(OSError):
     for line in pathlib.Path('/proc/self/status').read_text().splitlines():
       if line.startswith('VmHWM:'):
@@ -48,16 +48,16 @@ def peak_gib() -> float:
 
 
 def forget_peak() -> None:
-  with contextlib.suppress(OSError):  # Linux only; elsewhere the peak is that since the start
+  with contextlib.suppress(OSError):  # Linux only; elsewhere the peak covers the whole process
     pathlib.Path('/proc/self/clear_refs').write_text('5')
 
 
-class Turns:
-  """The worker's end of the pipe: one command a line in, one JSON row a line out."""
+class CommandPipe:
+  """The worker's end of the pipe: one command per line in, one JSON row per line out."""
 
   def __init__(self):
     self._out = os.fdopen(os.dup(1), 'w')
-    os.dup2(2, 1)  # what libraries print must not get between the rows
+    os.dup2(2, 1)  # output of libraries must not mix with the rows
 
   def wait(self) -> str:
     command = sys.stdin.readline().strip() or 'stop'
@@ -90,7 +90,7 @@ def prepare(folder: pathlib.Path, tiny: int) -> None:
 
 
 def make_prompts(tokenizer) -> list[dict]:
-  """Texts of exactly L tokens, the same in every run: sums told as stories, cut off."""
+  """Texts of exactly L tokens, the same in every run: sums as word problems, truncated."""
   rng, prompts = random.Random(0), []
   while len(prompts) < P * STEPS:
     text = ''
@@ -111,8 +111,8 @@ def make_prompts(tokenizer) -> list[dict]:
 
 
 def trl_worker(folder: pathlib.Path, microbatch: int) -> None:
-  """Runs TRL's own training loop, which waits for its turn before every step."""
-  turns = Turns()
+  """Run TRL's own training loop, which waits for a command before every step."""
+  pipe = CommandPipe()
   import datasets
   import torch
   import transformers
@@ -127,10 +127,10 @@ def trl_worker(folder: pathlib.Path, microbatch: int) -> None:
       row['tokens'] = int(out['completion_mask'].sum())
       return out
 
-  class OneStepATurn(transformers.TrainerCallback):
+  class OneStepPerCommand(transformers.TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
-      if turns.wait() == 'stop':
-        os._exit(0)  # inside TRL's loop there is nothing left to save
+      if pipe.wait() == 'stop':
+        os._exit(0)  # within TRL's loop; nothing is left to save
       self.step = timed(row, 'step')
       self.step.__enter__()
 
@@ -139,7 +139,7 @@ def trl_worker(folder: pathlib.Path, microbatch: int) -> None:
       row['update_wall_s'] = row['step_wall_s'] - row['rollout_wall_s']
       row['update_cpu_s'] = row['step_cpu_s'] - row['rollout_cpu_s']
       row['entropy'] = trainer._metrics['train']['entropy'][-1]
-      turns.reply(row)
+      pipe.reply(row)
 
   prompts = json.loads((folder / 'prompts.json').read_text())
   trainer = Trainer(
@@ -148,12 +148,12 @@ def trl_worker(folder: pathlib.Path, microbatch: int) -> None:
     train_dataset=datasets.Dataset.from_list([{'prompt': p['text']} for p in prompts]),
     reward_funcs=lambda completions, **_: [reward(text) for text in completions],
     args=trl_config(folder, microbatch),
-    callbacks=[OneStepATurn()],
+    callbacks=[OneStepPerCommand()],
   )
   trainer.eos_token_ids = [
     -1
-  ]  # the config below lets no row stop; this lets none be cut afterwards
-  turns.reply({'threads': torch.get_num_threads()})
+  ]  # the config below lets no row stop; this keeps rows from being truncated afterwards
+  pipe.reply({'threads': torch.get_num_threads()})
   trainer.train()
 
 
@@ -185,8 +185,8 @@ def trl_config(folder: pathlib.Path, microbatch: int):
 
 
 def ours_worker(folder: pathlib.Path) -> None:
-  """Runs the compiled step; `split` times its two halves as programs of their own."""
-  turns = Turns()
+  """Run the compiled step; `split` times its two halves as separate programs."""
+  pipe = CommandPipe()
   import jax
   import numpy as np
 
@@ -214,9 +214,9 @@ def ours_worker(folder: pathlib.Path) -> None:
     reward_B = np.array([reward(model.tokenizer.decode(x)) for x in rollout.tokens_BxT.tolist()])
     return Batch(prompts, rollout, reward_B.astype(np.float32), (reward_B > 0.5).astype(np.float32))
 
-  turns.reply({'threads': os.cpu_count()})
+  pipe.reply({'threads': os.cpu_count()})
   index = 0
-  while (command := turns.wait()) != 'stop':
+  while (command := pipe.wait()) != 'stop':
     index_P = np.arange(index * P, index * P + P, dtype=np.int32) % len(ids)
     born_P, expected_P = np.full_like(index_P, index), np.zeros(P, np.float32)
     prompts = Prompts(ids[index_P], np.full(P, L, np.int32), index_P, born_P, expected_P)
@@ -234,7 +234,7 @@ def ours_worker(folder: pathlib.Path) -> None:
         batch = grade(prompts, halves[1](state.params, prompts, 0, None))
     row['tokens'] = int(batch.rollout.length_B.sum())
     row['entropy'] = float(metrics['actor/entropy'])
-    turns.reply(row)
+    pipe.reply(row)
     index += 1
 
 

@@ -1,12 +1,13 @@
-"""Simulated learners: prompts whose success rates training moves, and tables of logged ones.
+"""Simulated learners, whose success rates change with training, and tables of logged success rates.
 
-A prompt's true success rate is p = cap·σ(a(Wθ + m − d)): skills θ are shared, memory m is its own and fades.
+A prompt's true success rate is p = cap·σ(a(Wθ + m − d)): skills θ are shared, memory m is per prompt and decays.
 A group of G answers with k right moves them by its advantage mass g = 2√(r(1 − r)), r = k/G:
-θ += η·K·ΣWg/P and m += η_m·g. Where the grader errs, g counts by Cov(reward, truth) ÷ Var(reward), which is
-1 for a true grader and negative where a label is wrong. Held-out prompts see θ alone, so that memory does not pay.
+θ += η·K·ΣWg/P and m += η_m·g. With a noisy grader, g is multiplied by Cov(reward, truth) ÷ Var(reward),
+which is 1 for a correct grader and negative for a wrong label. Held-out prompts depend on θ alone, so that memorization
+does not help them.
 
-What this is not: evidence about language models. The gain law favours rates near ½ by construction, and
-exploration is worth only what drift makes it.
+Limits: this is no evidence about language models. The gain favors rates near ½ by construction, and exploration only
+helps through drift.
 
 A name is a base and axes: 'hard', 'medium+drift', 'hard+g16+stale4'.
 """
@@ -34,7 +35,7 @@ class World:
 
   skill_NxK: np.ndarray  # W, rows sum to 1
   difficulty_N: np.ndarray
-  kind_N: np.ndarray  # what the curriculum is told
+  kind_N: np.ndarray  # of each prompt, for the curriculum
   prompts: int  # P, per step
   rollouts: int  # that a run may generate
   gain: float  # η: of a skill, per step of mixed groups that all need it
@@ -48,12 +49,12 @@ class World:
   forgetting: float = 0.0  # share of every skill that a step loses
   flips: float = 0.0  # share of grades that are the wrong way round
   wrong_N: Any = False  # whether the label is wrong: a mistake is rewarded instead
-  staleness: int = 0  # steps between sampling and learning or being told
+  staleness: int = 0  # steps between sampling and the update and observation
   target: float = np.nan  # of held-out accuracy
   tokens_N: Any = 512.0  # mean length of an answer
   anchor_Nx2: Any = None  # pass rates of a weak and a strong reference model
   # (skill, difficulty, slope) of held-out prompts; None: others of the same nature
-  held: Any = None
+  held_out_prompts: Any = None
 
   def __post_init__(self):
     N = len(self.difficulty_N)
@@ -63,12 +64,12 @@ class World:
     self._drifted = not self.drift
 
   def rate(self) -> np.ndarray:
-    """The chance of a right answer, [N]."""
+    """The probability of a correct completion, [N]."""
     logit = self.skill_NxK @ self.skill_K + self.memory_N - self.difficulty_N
     return self.cap_N / (1 + np.exp(-self.slope_N * logit))
 
   def graded(self) -> np.ndarray:
-    """The chance that an answer is graded as right, [N]: what evidence is of."""
+    """The probability that a completion is graded as correct, [N]."""
     rate_N = self.rate()
     rate_N = np.where(self.wrong_N, _MISTAKE * (1 - rate_N), rate_N)
     return rate_N + self.flips * (1 - 2 * rate_N)
@@ -83,25 +84,25 @@ class World:
 
   def held_out(self) -> float:
     """Mean rate of held-out prompts."""
-    if self.held is None:
+    if self.held_out_prompts is None:
       logit, slope, cap = (
         self.skill_NxK @ self.skill_K - self.difficulty_N,
         self.slope_N,
         self.cap_N,
       )
     else:
-      (skill, difficulty, slope), cap = self.held, 1.0
+      (skill, difficulty, slope), cap = self.held_out_prompts, 1.0
       logit = skill @ self.skill_K - difficulty
     return float((cap / (1 + np.exp(-slope * logit))).mean())
 
   def sample(self, index, n, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Of n rollouts of each prompt: how many are graded as right, and the lengths of all in tokens."""
+    """Sample n rollouts of each prompt: the number graded as correct, and all lengths in tokens."""
     k = random.binomial(n, self.graded()[index])
     mean_R = np.repeat(self.tokens_N[index], n)
     return k, np.minimum(mean_R * np.exp(0.5 * random.normal(size=len(mean_R)) - 0.125), 4096)
 
   def learn(self, index, k, n, truth, progress: float, random: np.random.Generator) -> None:
-    """One update with these groups; groups without difference add nothing, and larger ones more."""
+    """One update with these groups; zero-variance groups add nothing, and larger groups more."""
     share = k / n
     mass = truth * n / self.group * 2 * np.sqrt(share * (1 - share))
     K = len(self.skill_K)
@@ -116,7 +117,7 @@ class World:
       self.skill_K = self.skill_K + self.drift * random.normal(size=K)
 
 
-def by_kind(centres, sizes, spread, gain, told=True, prompts=4, steps=60) -> Callable:
+def by_kind(centres, sizes, spread, gain, informative=True, prompts=4, steps=60) -> Callable:
   """Kinds with a center (a logit) each; inside a kind logits are normal with `spread`."""
 
   def make(random: np.random.Generator) -> World:
@@ -124,7 +125,7 @@ def by_kind(centres, sizes, spread, gain, told=True, prompts=4, steps=60) -> Cal
     kind = random.permutation(np.repeat(np.arange(K), sizes))
     difficulty = spread * random.normal(size=len(kind)) - np.asarray(centres)[kind]
     skill = 0.7 * np.eye(K)[kind] + 0.3 / K
-    codes = kind if told else random.integers(0, K, len(kind))
+    codes = kind if informative else random.integers(0, K, len(kind))
     return World(skill, difficulty, codes, prompts, steps * prompts * 8, gain)
 
   return make
@@ -140,10 +141,10 @@ def mixed_skills(
   rollouts: int = 256_000,
   **axes,
 ) -> Callable:
-  """Prompts of eight mixed skills; told are the main skill and a noisy level.
+  """Prompts of eight mixed skills; the curriculum gets the main skill and a noisy level as kinds.
 
-  Spread, gains and the hardness of 'medium' and 'hard' are fitted to what a pilot study reports of uniform
-  choice and of an oracle: mixed 0.61 and 0.99, held-out 0.54 and 0.77; 0.28 and 0.99, 0.11 and 0.49.
+  Spread, gains and the hardness of 'medium' and 'hard' are fitted to results of a pilot study for uniform
+  selection and an oracle: mixed 0.61 and 0.99, held-out 0.54 and 0.77; 0.28 and 0.99, 0.11 and 0.49.
   """
   wrong, anchors = axes.pop('wrong', 0.0), axes.pop('anchors', 'good')
   fitted = dict(gain=0.0095, memory_gain=0.12, memory_decay=0.95) | axes
@@ -154,14 +155,14 @@ def mixed_skills(
       spread * random.normal(size=n) + hardness,
       np.exp(0.3 * random.normal(size=n)),
     )
-    (skill, difficulty, slope), held = draw(size), draw(1024)
+    (skill, difficulty, slope), held_out_prompts = draw(size), draw(1024)
     noisy = difficulty + 0.8 * random.normal(size=size)
     level = np.searchsorted(np.quantile(difficulty, [0.2, 0.4, 0.6, 0.8]), noisy)
     cap = np.where(random.random(size) < 0.06, 0.02, 1.0)
     tokens = 512 * np.exp(0.25 * (difficulty - hardness) / spread + 0.3 * random.normal(size=size))
     world = World(
       skill, difficulty, skill.argmax(1) * 5 + level, prompts, rollouts, slope_N=slope, cap_N=cap,
-      wrong_N=random.random(size) < wrong, tokens_N=tokens, held=held, target=target, **fitted,
+      wrong_N=random.random(size) < wrong, tokens_N=tokens, held_out_prompts=held_out_prompts, target=target, **fitted,
     )  # fmt: skip
     world.anchor_Nx2 = _anchors(world, anchors, random)
     return world
@@ -187,12 +188,12 @@ def _anchors(world: World, quality: str, random: np.random.Generator) -> np.ndar
 
 
 class Logged:
-  """Rates that a run logged, at each of its steps; choices change nothing.
+  """Success rates logged by a run at each of its steps; selection does not change them.
 
-  right_NxT counts the right answers of a group, −1 where a prompt was not visited. A visit's rate is
-  (k + ½)/(G + 1), for a group all wrong is no proof of 0; between visits rates lie on a line, before the
-  first and after the last they are those of it. A prompt visited once keeps its rate for ever, so that a
-  rule that stays with what it found does better here than in life: predictions of the log say more.
+  right_NxT counts the right answers of a group, −1 where a prompt was not visited. The rate of a visit is
+  (k + ½)/(G + 1), since an all-wrong group does not prove a rate of 0. Rates are interpolated linearly between visits, and
+  constant before the first and after the last. A prompt visited once keeps its rate, so that rules which revisit
+  known prompts look better than in real runs; predictions of the log are more informative.
   """
 
   target, staleness = np.nan, 0
@@ -210,7 +211,7 @@ class Logged:
     self.rollouts, self._now = len(steps) * self.prompts * group, 0
 
   def graded(self) -> np.ndarray:
-    """The rates of now, [N]."""
+    """The current rates, [N]."""
     return self.rate_NxT[:, min(self._now, self.rate_NxT.shape[1] - 1)]
 
   def held_out(self) -> float:
@@ -226,14 +227,14 @@ class Logged:
     return random.binomial(n, self.graded()[index]), np.zeros(n.sum())
 
   def learn(self, index, k, n, truth, progress: float, random: np.random.Generator) -> None:
-    """Time goes on."""
+    """Advance to the next step of the log."""
     self._now += 1
 
 
 def read_log(folder: str) -> tuple[np.ndarray, np.ndarray, int]:
-  """rollouts/*.jsonl of a run folder → right_NxT with −1, kind_N, G. Groups of another size are left out.
+  """rollouts/*.jsonl of a run directory → right_NxT with −1, kind_N, G. Groups of another size are left out.
 
-  Prompts that differ in their digits alone are of a kind.
+  Prompts that differ only in digits are of one kind.
   """
   scores: dict[tuple[int, int], list[float]] = {}
   form: dict[int, str] = {}
@@ -243,7 +244,7 @@ def read_log(folder: str) -> tuple[np.ndarray, np.ndarray, int]:
       scores.setdefault((row['prompt'], row['step']), []).append(row['score'])
       form[row['prompt']] = re.sub(r'\d', '0', row['input'])
   if not scores:
-    raise SystemExit(f'{folder}/rollouts holds no rows; give the folder of a run.')
+    raise SystemExit(f'{folder}/rollouts holds no rows; give a run directory.')
   group = int(np.bincount([len(v) for v in scores.values()]).argmax())
   scores = {key: v for key, v in scores.items() if len(v) == group}
   prompts, steps = (sorted({key[i] for key in scores}) for i in range(2))
@@ -262,8 +263,8 @@ FIXED = {
   'steep': by_kind((1, -1, -3, -8), _SUMS, 1.0, 0.03),
   # Two tasks, eight lengths each.
   'levels': by_kind(_LENGTHS, (48,) * 16, 1.7, 0.03),
-  # The same prompts, but what the curriculum is told as kinds means nothing.
-  'blind': by_kind(_LENGTHS, (48,) * 16, 1.7, 0.03, told=False),
+  # The same prompts, with random kinds for the curriculum.
+  'blind': by_kind(_LENGTHS, (48,) * 16, 1.7, 0.03, informative=False),
 }
 STARTS = {
   'easy': dict(hardness=-0.5, target=0.85),
@@ -287,7 +288,7 @@ AXES = {
 
 
 def make(name: str, seed: int) -> World:
-  """The world of a name. Its luck depends on the seed alone, so that rules meet the same one."""
+  """The world of a name. Its randomness depends on the seed alone, so that all rules get the same world."""
   random = np.random.default_rng((seed, 0))
   if name in FIXED:
     world = FIXED[name](random)
