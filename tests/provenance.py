@@ -1,7 +1,7 @@
-"""Where the formula of each method comes from: a row of the README's table names it.
+"""Where the formula of each method is from, for the tables of configs/README.md.
 
-A method is proven where a golden made by running official code agrees with it (tests/objective/official): that is found
-by the golden's file, and its JSON names repository and commit. Every other method is named here, once.
+A method is proven where the gradient of its official code agrees with ours: tests/objective/official has a golden of it,
+whose JSON names repository and commit. Every other method is named here, once.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import pathlib
 
 GOLDENS = pathlib.Path(__file__).parent / 'objective' / 'official'
-# Config → golden, where they have other names.
+# Config → golden, where their names differ.
 ALIASES = dict(rec='rec_ring')
-# Goldens of a part of the method that its config leaves out: they do not make the row official code.
+# Goldens of a part of the method that its config leaves out: they do not prove the config.
 PARTIAL = ('duet',)
-# Level → configs. The official code of the third was read and not run; a secondary source is another project's code, an
-# index or notes by third parties; a reconstruction is ours from an abstract or from memory.
+# Level → configs. Official code that was read was not run; a secondary source is another project's code, an index or
+# notes by third parties; a reconstruction is ours, from an abstract or from memory.
 LEVELS = {
   'official code, read': (
     *('apriel', 'april', 'areal_interpolated', 'bots', 'chord', 'dars', 'dars_top_ups', 'dot', 'dots'),
@@ -36,10 +36,10 @@ LEVELS = {
 
 
 def golden(config: str) -> dict | None:
-  """The golden of a config's method; None: there is none."""
+  """The golden of a config's method, or None."""
   path = GOLDENS / f'{ALIASES.get(config, config)}.json'
-  whole = config not in PARTIAL and path.exists()
-  return json.loads(path.read_text()) if whole else None
+  complete = config not in PARTIAL and path.exists()
+  return json.loads(path.read_text()) if complete else None
 
 
 def proven(config: str) -> bool:
@@ -54,7 +54,7 @@ def level(config: str) -> str:
   levels = [name for name, configs in LEVELS.items() if config in configs]
   if len(levels) != 1:
     raise LookupError(
-      f'configs/{config}.py: its method is in {levels or "no level"} of LEVELS in tests/provenance.py; name it once, '
+      f'the method of config {config} is in {levels or "no level"} of LEVELS in tests/provenance.py; name it once, '
       'or add a golden of official code.'
     )
   return levels[0]

@@ -13,7 +13,7 @@ held out or evaluated.
 
 
 def num_unique_letters(completions, **columns):
-  """Different characters of each reply. Source: none."""
+  """The number of different characters of each completion."""
   del columns
   return [float(len(set(completion[0]['content']))) for completion in completions]
 

@@ -1,1 +1,1 @@
-"""The configuration: fields, files, overrides, and what goes with what."""
+"""Configuration: typed fields, files and overrides, stages, validation and compatibility."""
