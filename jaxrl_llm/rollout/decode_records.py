@@ -61,14 +61,12 @@ class DecodeInputs(NamedTuple):
   version: Array | int  # optimizer steps taken by `params`
   # Rows to continue (reason UNFINISHED) or to return unchanged (any other reason). None: all rows start at the prompt.
   continued: Rollout | None = None
-  cap: Array | int | None = (
-    None  # most tokens of a row, a traced number or one per row [B]; None: T
-  )
+  # Most tokens of a row, a traced number or one per row [B]. None: T.
+  cap: Array | int | None = None
   pause: Array | int | None = None  # rows that hold so many tokens leave the loop UNFINISHED
   member_B: jax.Array | None = None  # which rollout of its prompt a row is; None: b % G
-  carried: CarriedKV | None = (
-    None  # in the order of `prompts`; None: continued rows are encoded again
-  )
+  # In the order of `prompts`. None: continued rows are encoded again.
+  carried: CarriedKV | None = None
 
 
 class LoopConstants(NamedTuple):

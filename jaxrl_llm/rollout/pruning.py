@@ -21,9 +21,8 @@ class PruningSettings(NamedTuple):
 
   candidates: int  # C, rollouts started per prompt
   at_tokens: int  # length at which candidates are scored
-  survival: Callable[
-    [jax.Array, int], jax.Array
-  ]  # (p_PxC, survivors) → survival probabilities s_PxC
+  # (p_PxC, survivors) → survival probabilities s_PxC
+  survival: Callable[[jax.Array, int], jax.Array]
   warmup_steps: int  # updates of the correctness head before its scores are used
   learning_rate: float  # of the correctness head
   floor: float = 0.0  # least survival probability of a candidate

@@ -39,9 +39,8 @@ class TreeRules(NamedTuple):
   """When rows fork, when children are dropped, and for how long a group grows."""
 
   start: Callable[[int], Any]  # rows → statistics, a pytree of arrays [B, ...]
-  observe: Callable[
-    ..., Any
-  ]  # (statistics, logits_BxV, age_B) → statistics; age: tokens since the fork
+  # (statistics, logits_BxV, age_B) → statistics; age: tokens since the fork
+  observe: Callable[[Any, jax.Array, jax.Array], Any]
   branch: Callable[..., Fork]  # (statistics, logits_BxV, sampled_B, index_B)
   due: Callable[[BranchState], jax.Array]  # children to compare now
   drop: Callable[[BranchState, Any], jax.Array]  # which of these are dropped
