@@ -1,4 +1,4 @@
-"""A conversation: what is asked of the model, turn by turn."""
+"""A conversation: the prompts that the model gets, turn by turn."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class CompletionStreamer:
 
 
 def talk(monkeypatch, model, *lines, **changes) -> str:
-  told = iter(lines)
+  remaining = iter(lines)
 
   def read(_):
     try:
-      return next(told)
+      return next(remaining)
     except StopIteration:
       raise EOFError from None
 

@@ -90,8 +90,8 @@ def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
   assert report['state_bytes'] == pytest.approx(12 * report['parameters'] / 4, rel=0.02)
   assert report['dtype'] == 'bfloat16' and report['fits'] and report['problems'] == []
   assert report['roofline']['tokens_per_s'] > 0
-  told = capsys.readouterr().out
-  assert 'fits' in told and 'tokens/s' in told and 'PROBLEM' not in told
+  output = capsys.readouterr().out
+  assert 'fits' in output and 'tokens/s' in output and 'PROBLEM' not in output
 
 
 @needs_libtpu
@@ -118,8 +118,8 @@ def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
   vocab, kernels = made.model.config.vocab, 2 * (4 * 128 * 128 + 3 * 128 * 256)
   assert sum(c.bytes for c in weights) == 2 * (kernels + 128 * vocab)
   report = dict(parts={'fused': part._asdict() | dict(alias_bytes=1)}, state_bytes=1)
-  (told,) = compile_report.problems(report | dict(decode=[compile_report.decode_report(loop)]))
-  assert 'exchanges of what does not change' in told
+  (message,) = compile_report.problems(report | dict(decode=[compile_report.decode_report(loop)]))
+  assert 'exchanges of what does not change' in message
 
 
 @needs_libtpu
@@ -134,8 +134,8 @@ def test_without_libtpu_the_command_says_what_to_install(monkeypatch, capsys):
 
   monkeypatch.setattr(compile_report.importlib.metadata, 'version', version)
   assert main.main(['--mode=compile', '--config.model=scratch']) == 2
-  told = capsys.readouterr().err
-  assert "pip install 'jaxrl_llm[aot]'" in told and 'Traceback' not in told
+  output = capsys.readouterr().err
+  assert "pip install 'jaxrl_llm[aot]'" in output and 'Traceback' not in output
 
 
 def test_options_are_for_tpus_and_yield_to_the_users(monkeypatch):

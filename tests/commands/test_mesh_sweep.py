@@ -110,9 +110,9 @@ def test_the_fastest_is_named_with_the_flags_that_set_it(monkeypatch, tmp_path, 
   monkeypatch.setattr(compile_report, 'roofline', rate)
   path = tmp_path / 'report.json'
   assert mesh_sweep.run(config(), 'v5e-16', str(path)) == 0
-  told = capsys.readouterr().out
+  output = capsys.readouterr().out
   assert (
-    '--config.mesh.fsdp=8 --config.mesh.tensor=2 --config.learner.microbatch_rollouts=64' in told
+    '--config.mesh.fsdp=8 --config.mesh.tensor=2 --config.learner.microbatch_rollouts=64' in output
   )
   tried = json.loads(path.read_text())['tried']
   seconds = [one['step_s'] for one in tried if 'step_s' in one]

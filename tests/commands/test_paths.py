@@ -59,8 +59,8 @@ def test_export_says_where_it_cannot_write_before_anything_is_loaded(
     'jaxrl_llm.commands.export.export_checkpoint', lambda *a: pytest.fail('loaded')
   )
   path = bad_target(tmp_path, where)
-  told = refused(capsys, *flags, '--mode=export', f'--to={path}', *adapter)
-  assert f'--to={path} cannot be written: ' in told and FOLDERS[where] in told
+  message = refused(capsys, *flags, '--mode=export', f'--to={path}', *adapter)
+  assert f'--to={path} cannot be written: ' in message and FOLDERS[where] in message
   assert (tmp_path / 'file').read_text() == 'held' and not (tmp_path / 'run').exists()
 
 
@@ -71,9 +71,9 @@ def test_export_says_where_it_cannot_write_before_anything_is_loaded(
 )
 def test_every_mode_says_where_it_cannot_write(where, mode, flag, tmp_path, flags, capsys):
   path = bad_target(tmp_path, where)
-  told = refused(capsys, *flags, f'--mode={mode}', f'{flag}={path}')
-  assert f'{flag}={path} cannot be written: ' in told and FILES[where] in told
-  assert 'name another' in told
+  message = refused(capsys, *flags, f'--mode={mode}', f'{flag}={path}')
+  assert f'{flag}={path} cannot be written: ' in message and FILES[where] in message
+  assert 'name another' in message
 
 
 def test_a_report_makes_the_folders_above_it(tmp_path, capsys):
@@ -165,8 +165,12 @@ def test_a_disk_that_goes_on_failing_ends_a_command_in_one_sentence(flags, capsy
     raise OSError(5, 'Input/output error', '/mnt/x')
 
   monkeypatch.setattr('jaxrl_llm.train.run', fail)
-  told = refused(capsys, *flags)
-  assert '/mnt/x' in told and 'also when tried again' in told and 'the same command goes on' in told
+  message = refused(capsys, *flags)
+  assert (
+    '/mnt/x' in message
+    and 'also when tried again' in message
+    and 'the same command goes on' in message
+  )
 
 
 MISSING = """
@@ -205,6 +209,6 @@ def test_on_windows_a_command_says_which_systems_are_supported():
   done = without_posix(
     "sys.platform = 'win32'\nfrom jaxrl_llm import main\nsys.exit(main.main(['--mode=train']))"
   )
-  told = done.stderr.strip()
-  assert done.returncode == 2 and '\n' not in told, told
-  assert 'Linux' in told and 'macOS' in told and 'WSL2' in told and 'win32' in told
+  message = done.stderr.strip()
+  assert done.returncode == 2 and '\n' not in message, message
+  assert 'Linux' in message and 'macOS' in message and 'WSL2' in message and 'win32' in message

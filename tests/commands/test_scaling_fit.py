@@ -65,8 +65,8 @@ def folder(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text('\n'.join(json.dumps(row) for row in rows))
   (tmp_path / 'eval').mkdir()
   for step in (0, 40):
-    told = dict(step=step, metrics={'val-core/all/acc/greedy': 0.1 + step}, rows=[])
-    (tmp_path / f'eval/step_{step:06d}.json').write_text(json.dumps(told))
+    evaluation = dict(step=step, metrics={'val-core/all/acc/greedy': 0.1 + step}, rows=[])
+    (tmp_path / f'eval/step_{step:06d}.json').write_text(json.dumps(evaluation))
   return str(tmp_path)
 
 
@@ -82,8 +82,8 @@ def test_compute_is_what_was_spent_up_to_the_point(folder):
 def test_the_command_prints_the_fit_and_draws_it(folder, tmp_path, capsys):
   plot = tmp_path / 'curve.svg'
   assert main.main(['--mode=fit', f'--workdir={folder},{folder}', f'--plot={plot}']) == 0
-  told = capsys.readouterr().out
-  assert told.count('at twice the compute spent (800)') == 2
+  output = capsys.readouterr().out
+  assert output.count('at twice the compute spent (800)') == 2
   assert '<svg' in plot.read_text()[:2000]
 
 

@@ -22,11 +22,11 @@ def config_of(folder, mesh):
 @pytest.mark.parametrize('mesh', [dict(data=2, fsdp=2, tensor=2), dict(fsdp=8), dict(data=8)])
 def test_bytes_per_device_are_those_of_the_arrays(tmp_path, mesh):
   config = config_of(tmp_path, dict(data=1, fsdp=1, tensor=1) | mesh)
-  told = compile_report.make(config, sharding_report.devices('v5e:2x4'))
+  planned = compile_report.make(config, sharding_report.devices('v5e:2x4'))
   spec = compile_report.make(config, jax.devices()[:8])
   state = train_state.init_state(spec, decoder.init(spec.model.config, seed=0))
   held = lambda tree: sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
-  rows, of_state = sharding_report.rows(told), sharding_report.state_bytes(told)
+  rows, of_state = sharding_report.rows(planned), sharding_report.state_bytes(planned)
   assert sum(row.update_bytes for row in rows) == held(state.params) == of_state['params']
   assert of_state['opt_state'] == held(state.opt_state) > 0
   assert sum(row.count for row in rows) == len(jax.tree.leaves(state.params))

@@ -112,9 +112,9 @@ def test_sizes_double_up_to_all():
 
 def test_the_interval_of_one_answer_a_prompt_is_wilson_s():
   for right, count in ((0, 8), (3, 8), (8, 8), (150, 200)):
-    told = estimate.interval(np.arange(count) < right)
+    estimated = estimate.interval(np.arange(count) < right)
     want = stats.binomtest(right, count).proportion_ci(method='wilson')
-    np.testing.assert_allclose(told, [right / count, *want], atol=1e-12)
+    np.testing.assert_allclose(estimated, [right / count, *want], atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(prompts, a, b, samples):
   random, runs = np.random.default_rng(0), 2000
   hits = 0
   for _ in range(runs):
-    told = estimate.interval(random.binomial(samples, random.beta(a, b, prompts)) / samples)
-    hits += told.low <= a / (a + b) <= told.high
+    estimated = estimate.interval(random.binomial(samples, random.beta(a, b, prompts)) / samples)
+    hits += estimated.low <= a / (a + b) <= estimated.high
   # Four Monte-Carlo errors, 0.005 each, and what a normal tail misses of so few prompts.
   assert 0.93 - 0.02 < hits / runs < 0.95 + 0.02
 
@@ -147,10 +147,10 @@ def test_differences_of_pairs_cover_and_are_narrower_than_of_strangers(monkeypat
   for _ in range(runs):
     rate_P = random.beta(0.5, 0.5, 60)
     x_P, y_P = random.binomial(4, rate_P) / 4, random.binomial(4, 0.9 * rate_P) / 4
-    told = estimate.difference(x_P, y_P)
-    hits += told.low <= 0.05 <= told.high
+    estimated = estimate.difference(x_P, y_P)
+    hits += estimated.low <= 0.05 <= estimated.high
     apart = np.sqrt((x_P.var() + y_P.var()) / 60) * 1.96
-    widths.append((told.high - told.low) / (2 * apart))
+    widths.append((estimated.high - estimated.low) / (2 * apart))
   # Four Monte-Carlo errors, 0.011 each.
   assert 0.95 - 0.044 < hits / runs < 0.95 + 0.044 and np.mean(widths) < 0.6
 
@@ -164,14 +164,14 @@ def test_the_sign_flip_test_is_that_of_all_signs_and_says_nothing_of_nothing():
   assert estimate.difference(x_P, y_P).p == want
   assert estimate.difference(x_P, x_P) == (0.0, 0.0, 0.0, 1.0)
   # Drawn signs: 40 wins of 60 by one each is a two-sided binomial test.
-  told = estimate.difference(np.arange(60) < 40, np.arange(60) >= 40).p
-  assert abs(told - stats.binomtest(40, 60).pvalue) < 4 * np.sqrt(0.0134 / 2**14) + 1 / 2**14
+  p = estimate.difference(np.arange(60) < 40, np.arange(60) >= 40).p
+  assert abs(p - stats.binomtest(40, 60).pvalue) < 4 * np.sqrt(0.0134 / 2**14) + 1 / 2**14
 
 
 def test_equal_evaluations_differ_as_often_as_is_said():
   """Of scores without ties in 5 of 100; of right and wrong, where many sums are equal, in no more."""
   random, runs = np.random.default_rng(0), 600
   low = lambda x_2xP: estimate.difference(*x_2xP).p <= 0.05  # noqa: E731
-  told = sum(low(random.random((2, 10))) for _ in range(runs)) / runs
-  assert abs(told - 0.05) < 0.027  # three Monte-Carlo errors
+  share_low = sum(low(random.random((2, 10))) for _ in range(runs)) / runs
+  assert abs(share_low - 0.05) < 0.027  # three Monte-Carlo errors
   assert sum(low(random.random((2, 12)) < 0.5) for _ in range(runs)) / runs < 0.05 + 0.027

@@ -1,4 +1,4 @@
-"""What an evaluation is of, which answers are equal, and which level a row is of: nothing compiled."""
+"""The identity of an evaluation, equal answers, and the levels of rows."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_too_many_levels_are_none():
 
 
 def test_equal_answers_get_equal_words():
-  told = evaluate._answers(
+  answers = evaluate._answers(
     ['= 1.0', 'so 1', '', '2'], lambda t: Decimal(t.split()[-1]) if t else None
   )
-  assert told == ['1.0', '1.0', None, '2']
+  assert answers == ['1.0', '1.0', None, '2']
 
 
 def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
@@ -99,20 +99,22 @@ def test_votes_are_counted_where_the_grader_tells_what_it_compares():
 
 
 def test_what_an_evaluation_is_of_knows_graders_and_settings_and_no_workers():
-  def told(**changes):
+  def identity(**changes):
     config = configs.default()
     for name, value in changes.items():
       config.update_from_flattened_dict({name.replace('__', '.'): value})
     return held_out.identity(config, types.SimpleNamespace(fingerprint='f'))
 
-  first = told()
-  assert json.loads(json.dumps(first)) == json.loads(json.dumps(told(rewards__workers=9)))
+  first = identity()
+  assert json.loads(json.dumps(first)) == json.loads(json.dumps(identity(rewards__workers=9)))
   assert (
-    told(rewards__fn='number')['grader'] != first['grader'] == told(evaluation__samples=9)['grader']
+    identity(rewards__fn='number')['grader']
+    != first['grader']
+    == identity(evaluation__samples=9)['grader']
   )
-  assert told(evaluation__samples=9)['settings'] != first['settings']
-  assert told(evaluation__sampling__temperature=0.5)['settings'] != first['settings']
-  played = told(environment__fn='walk')['grader']
+  assert identity(evaluation__samples=9)['settings'] != first['settings']
+  assert identity(evaluation__sampling__temperature=0.5)['settings'] != first['settings']
+  played = identity(environment__fn='walk')['grader']
   assert played['environment']['fn'] == 'walk' and 'environment' not in first['grader']
 
 

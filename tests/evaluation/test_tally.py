@@ -36,8 +36,8 @@ def rows(prompts=PROMPTS, votes: bool = True) -> list[dict]:
 
 def evaluation(prompts=PROMPTS, **changes) -> dict:
   grader = dict(fn='exact', right=1.0, parts=[])
-  told = dict(version=compare.VERSION, model='m', step=0, grader=grader, rows=rows(prompts))
-  return told | dict(settings=dict(samples=4, temperature=1.0)) | changes
+  contents = dict(version=compare.VERSION, model='m', step=0, grader=grader, rows=rows(prompts))
+  return contents | dict(settings=dict(samples=4, temperature=1.0)) | changes
 
 
 def test_every_measure_of_every_prompt():
@@ -73,18 +73,18 @@ def test_right_is_a_score_and_means_are_of_scores():
 
 
 def test_groups_are_all_then_sources_with_their_levels_in_order():
-  told = tally.groups(rows(), 1.0)
-  assert [(g['source'], g['level'], g['prompts']) for g in told] == [
+  records = tally.groups(rows(), 1.0)
+  assert [(g['source'], g['level'], g['prompts']) for g in records] == [
     *(('all', '', 4), ('a', '', 1), ('b', '', 3), ('b', 'length=9', 2), ('b', 'length=10', 1))
   ]
   want = estimate.interval(np.array([1.0, 0.0, 0.0]))
-  assert told[2]['measures']['greedy'] == want._asdict()
-  curve = told[0]['curves']['pass']
+  assert records[2]['measures']['greedy'] == want._asdict()
+  curve = records[0]['curves']['pass']
   assert curve['k'] == [1, 2, 4] and curve['exact'] == [True] * 3
   np.testing.assert_allclose(curve['mean'], [1.75 / 4, (5 / 6 + 0.5 + 1) / 4, 3 / 4])
   for name in ('pass', 'maj', 'vote'):
-    assert told[0]['measures'][f'{name}@4']['mean'] == told[0]['curves'][name]['mean'][-1]
-  assert json.loads(json.dumps(told)) == told
+    assert records[0]['measures'][f'{name}@4']['mean'] == records[0]['curves'][name]['mean'][-1]
+  assert json.loads(json.dumps(records)) == records
 
 
 def test_metrics_keep_their_names():
@@ -108,8 +108,8 @@ def test_the_table_is_aligned_and_says_what_the_groups_say():
 
 
 def test_one_source_is_said_once():
-  told = tally.groups(rows(PROMPTS[:3]), 1.0)
-  lines = tally.table(told).splitlines()[2:5]
+  records = tally.groups(rows(PROMPTS[:3]), 1.0)
+  lines = tally.table(records).splitlines()[2:5]
   assert [line.split()[:2] for line in lines[:2]] == [['b', 'length=9'], ['b', 'length=10']]
   assert lines[2].split()[0] == 'all'
   ours = evaluation(PROMPTS[:3])
@@ -117,10 +117,10 @@ def test_one_source_is_said_once():
   assert len(tally.groups(rows(PROMPTS[1:3]), 1.0)) == 2  # one level is none
 
 
-def shuffled(told: dict) -> dict:
+def shuffled(evaluated: dict) -> dict:
   order = [2, 0, 3, 1]
-  kinds = [told['rows'][:4], told['rows'][4:]]
-  return told | dict(rows=[kind[i] for kind in kinds for i in order])
+  kinds = [evaluated['rows'][:4], evaluated['rows'][4:]]
+  return evaluated | dict(rows=[kind[i] for kind in kinds for i in order])
 
 
 def test_differences_are_ours_less_theirs_prompt_by_prompt():
@@ -150,8 +150,8 @@ def test_other_numbers_of_samples_share_what_is_of_as_many():
 
 def test_questions_that_come_twice_are_told_apart():
   ours, theirs = evaluation(), evaluation()
-  for told in (ours, theirs):
-    for row in told['rows']:
+  for contents in (ours, theirs):
+    for row in contents['rows']:
       row['id'] = 'same' if row['source'] == 'b' else row['id']
   assert all(d['mean'] == 0 for d in compare.differences(ours, theirs))
   theirs['rows'][0]['id'] = 'other'

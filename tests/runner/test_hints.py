@@ -1,4 +1,4 @@
-"""Prompts with hints: what they hold, how replies are judged, what is learned, and what is remembered."""
+"""Hinted prompts: their tokens, grading of hinted completions, the batch learned from, and the stored answers."""
 
 from __future__ import annotations
 
@@ -179,9 +179,9 @@ def test_each_slot_of_a_prompt_has_its_own_strategy_or_none():
     for p, (question, side) in enumerate(
       [('2+2', 'left'), ('2+2', 'right'), ('3+3', 'left'), ('3+3', 'right')]
     ):
-      told = got.context_P[p] >= 0
-      assert text(got, p) == (f'{question}\n\n{side}' if told else question)
-      assert got.context_P[p] == (p % 2 if told else -1) and got.hint_P[p] == told
+      hinted = got.context_P[p] >= 0
+      assert text(got, p) == (f'{question}\n\n{side}' if hinted else question)
+      assert got.context_P[p] == (p % 2 if hinted else -1) and got.hint_P[p] == hinted
     seen.add(tuple((got.context_P >= 0).tolist()))
   assert len(seen) > 4  # slots go without one by one
   batch = answered(got, *['a'] * 8, right=[1] * 8)

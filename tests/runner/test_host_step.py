@@ -82,7 +82,7 @@ def make_batch(length_B, correct_B, reason_B, weight_B):
   return Batch(prompts, rollout, correct_B, correct_B)
 
 
-def test_the_curriculum_hears_of_whole_groups_rows_that_exist_and_weights():
+def test_evidence_is_of_finished_groups_existing_rows_and_their_weights():
   length_B = [3, 2, 1, 2] + [3, 3, 3, 3] + [2, 0, 0, 1] + [0, 0, 0, 0]
   correct_B = [1, 0, 1, 0] + [1, 1, 0, 0] + [1, 0, 0, 0] + [0, 0, 0, 0]
   reason_B = [STOPPED, TRUNCATED, STOPPED, STOPPED] + [STOPPED] * 4
@@ -101,7 +101,7 @@ def test_the_curriculum_hears_of_whole_groups_rows_that_exist_and_weights():
   assert context.selection.lengths.observed[1].tolist() == [2.0, 1.5]
 
 
-def test_a_row_that_was_cut_off_but_right_is_not_told_as_cut_off():
+def test_a_truncated_correct_row_is_not_counted_as_truncated():
   reason_B = [TRUNCATED] * B
   batch = make_batch([3] * B, [1, 0, 0, 1] * P, reason_B, [1] * B)
   context = make_context()
@@ -109,8 +109,8 @@ def test_a_row_that_was_cut_off_but_right_is_not_told_as_cut_off():
   assert context.selection.curriculum.observed[3].tolist() == [2] * P
 
 
-def test_a_step_of_which_nothing_is_whole_is_a_step_to_the_curriculum():
-  """Its time is counted by what it is told: reference sets and forgetting keep pace with the run."""
+def test_a_step_without_a_finished_group_still_ages_the_posterior():
+  """Evidence decay by steps counts every step of the run."""
   context = make_context()
   settings = configs.default().curriculum.to_dict() | dict(
     evidence_decay=dict(fn='step', decay=0.5), prior_pooling=dict(fn='none')
@@ -125,10 +125,10 @@ def test_a_step_of_which_nothing_is_whole_is_a_step_to_the_curriculum():
   assert (before, after) == (5 / 6, 3 / 4)  # Beta(1 + 4, 1), then Beta(1 + 2, 1)
 
 
-def test_the_choice_is_made_with_the_lengths_that_are_known(monkeypatch):
+def test_prompts_are_chosen_with_the_length_estimates(monkeypatch):
   class Chooses:
-    def propose(self, *told):
-      self.observed = told
+    def propose(self, *arguments):
+      self.observed = arguments
       return proposed(np.array([3, 1], np.int32))
 
     def accept(self, proposal):
@@ -172,13 +172,13 @@ def test_aborted_rows_are_blank_and_counted():
   batch = make_batch([2] * B, [0] * B, reason_B, [1] * B)
   context = make_context()
   context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
-  rollout, whole_P, told = host_step._hold(context, batch.prompts, batch.rollout, 30)
+  rollout, whole_P, metrics = host_step._hold(context, batch.prompts, batch.rollout, 30)
   assert whole_P.tolist() == [True, True, True, False]
   assert rollout.length_B.tolist() == [2, 0, 2, 2] + [2] * 8 + [0] * 4
-  assert told['generate/aborted_rows'] == 1 and told['generate/unfinished_groups'] == 1
+  assert metrics['generate/aborted_rows'] == 1 and metrics['generate/unfinished_groups'] == 1
 
 
-def test_a_packed_flight_is_the_flight():
+def test_a_pending_step_survives_packing():
   batch = make_batch([2] * B, [0] * B, [1] * B, [1] * B)
   pending = host_step.PendingStep(7, batch.prompts, batch.rollout, {'a': np.float32(0.1)})
   back = host_step.unpacked(host_step.packed(pending))
@@ -229,12 +229,12 @@ SAID_B = [3] * 8 + [0] * 4 + [3] * 4
 
 def test_by_vote_the_rows_own_answers_reach_the_log_alone():
   vote = rewards.majority_vote.Majority(0, lambda text: text)
-  batch, _, _, told = graded(VOTES, SAID_B, vote)
+  batch, _, _, metrics = graded(VOTES, SAID_B, vote)
   want = [1, 1, 0, 1] + [1, 1, 0, 0] + [0] * 4 + [1] * 4
   assert batch.reward_B.tolist() == batch.correct_B.tolist() == want
   want = {'vote_accuracy': 2 / 3, 'vote_share': 9 / 12, 'label_score/mean': 8 / 12}
   for name, value in want.items():
-    np.testing.assert_allclose(told[f'critic/{name}'], value, rtol=1e-6)
+    np.testing.assert_allclose(metrics[f'critic/{name}'], value, rtol=1e-6)
   plain, _, _, none = graded(VOTES, SAID_B)
   assert plain.reward_B.tolist() == [1, 1, 0, 1] + [0, 0, 1, 0] + [0] * 4 + [1] * 4
   assert none == {'grade/errors': 12, 'grade/right': 8 / 12, **GRADED, **SCORED}
@@ -252,7 +252,7 @@ def test_a_cut_row_is_graded_again_by_what_is_left_of_it():
   tokens = [[7, 7, 7]] * 3 + [[8, 8, 7]] + [[7, 7, 7]] * 4 + [[9, 9, 9]] * 3 + [[8, 8, 7]]
   tokens += [[7, 8, 7], [7, 7, 7], [7, 7, 7], [7, 7, 7]]
   length_B = [1, 1, 1, 3] + [2] * 4 + [1, 1, 1, 3] + [3, 1, 1, 1]
-  batch, _, scores, told = graded(tokens, length_B, truncate=truncate)
+  batch, _, scores, metrics = graded(tokens, length_B, truncate=truncate)
   assert batch.rollout.length_B.tolist() == [1, 1, 1, 2] + [2] * 4 + [1, 1, 1, 3] + [2, 1, 1, 1]
   assert (
     batch.rollout.reason_B.tolist()
@@ -261,7 +261,7 @@ def test_a_cut_row_is_graded_again_by_what_is_left_of_it():
   assert batch.correct_B.tolist() == [1, 1, 1, 0] + [1] * 4 + [0, 0, 0, 1] + [0, 1, 1, 1]
   assert scores.texts[3] == '8 8'
   scored = SCORED | {'grade/right': 11 / 16}
-  assert told == {'grade/errors': 18, 'grade/truncated': 2, **GRADED, **scored}
+  assert metrics == {'grade/errors': 18, 'grade/truncated': 2, **GRADED, **scored}
 
 
 def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
@@ -447,17 +447,17 @@ def test_two_processes_with_the_same_groups_held_choose_the_same():
     )
 
 
-def test_a_choice_says_of_each_new_prompt_once_why_it_was_made():
+def test_a_choice_records_each_new_prompt_once_with_its_reason():
   waiting = types.SimpleNamespace(
     waiting_prompts=np.array([13]), requests=lambda: (np.array([13]), np.ones(1))
   )
-  told = host_step.choose(choosing(collect=waiting, held=[30]), 7).record
-  assert told['training/global_step'] == 7 and told['prompt'] == [10, 11, 12, 14]
-  assert told['why'] == ['picked', 'audit', 'picked', 'audit']
-  assert told['worth'] == [0.1, None, 0.12, None] and told['mean_worth'] == 0.1235
-  assert told['mixed'] == [0.25, 0.275, 0.3, 0.35] and told['success'][0] == 0.2
-  assert told['visits'] == [1, 2, 0, 2] and (told['asked'], told['continued']) == ([13], [30])
-  assert json.loads(json.dumps(told)) == told
+  record = host_step.choose(choosing(collect=waiting, held=[30]), 7).record
+  assert record['training/global_step'] == 7 and record['prompt'] == [10, 11, 12, 14]
+  assert record['why'] == ['picked', 'audit', 'picked', 'audit']
+  assert record['worth'] == [0.1, None, 0.12, None] and record['mean_worth'] == 0.1235
+  assert record['mixed'] == [0.25, 0.275, 0.3, 0.35] and record['success'][0] == 0.2
+  assert record['visits'] == [1, 2, 0, 2] and (record['asked'], record['continued']) == ([13], [30])
+  assert json.loads(json.dumps(record)) == record
 
 
 def test_where_all_slots_are_held_nothing_new_is_chosen():
@@ -468,15 +468,15 @@ def test_where_all_slots_are_held_nothing_new_is_chosen():
 def test_prompts_get_the_slots_that_the_rule_allots():
   asked = []
 
-  def allocate(*told):
-    asked.append(told)
+  def allocate(*arguments):
+    asked.append(arguments)
     return curriculum.allocation.Allocation(np.array([1, 3, 2]), np.array([2.0, 1.0, 0.5]))
 
-  index, part, weight, told = host_step.choose(choosing(each=2, allocate=allocate), 0)
+  index, part, weight, record = host_step.choose(choosing(each=2, allocate=allocate), 0)
   assert index.tolist() == [10, 11, 11, 11, 12, 12] and part.tolist() == [0, 0, 1, 2, 0, 1]
   assert weight.tolist() == [2, 1, 1, 1, 0.5, 0.5]
   # All slots of a prompt are one group, and that one is expected to be mixed or not.
-  assert told['mixed'] == [G / 100, 3 * G / 100, 2 * G / 100]
+  assert record['mixed'] == [G / 100, 3 * G / 100, 2 * G / 100]
   (alpha, _, length, slots, unit) = asked[0]
   assert (
     alpha.tolist() == [1, 1.1, 1.2] and length.tolist() == [5, 5, 5] and (slots, unit) == (6, G)
@@ -491,7 +491,7 @@ def test_what_prompts_lack_comes_first_and_they_are_not_proposed_meanwhile():
   assert index.tolist() == [13, 13, 10, 12, 14, 15] and part.tolist() == [1, 2, 0, 0, 0, 0]
 
 
-def test_the_curriculum_hears_of_a_prompt_once_whatever_slots_it_filled():
+def test_slots_of_a_prompt_are_one_entry_of_evidence():
   index_P = np.array([7, 3, 7, -1], np.int32)
   batch = make_batch([1] * 12 + [0] * 4, [1, 0, 0, 0] * 3 + [0] * 4, [STOPPED] * B, [1] * B)
   batch = batch._replace(prompts=batch.prompts._replace(index_P=index_P))
@@ -500,7 +500,7 @@ def test_the_curriculum_hears_of_a_prompt_once_whatever_slots_it_filled():
   assert [x.tolist() for x in context.selection.curriculum.observed[:3]] == [[3, 7], [1, 2], [4, 8]]
 
 
-def test_what_hinted_groups_say_is_no_evidence():
+def test_hinted_groups_are_no_evidence():
   batch = make_batch([1] * B, [1] * B, [STOPPED] * B, [1] * B)
   hint_P = np.array([0, 0.5, 0, 1], np.float32)
   batch = batch._replace(prompts=batch.prompts._replace(hint_P=hint_P))
@@ -546,8 +546,8 @@ def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
     said += [[0, 0, 7]] * 4 + [[0, 0, 1]] * 4 + [[0, 0, 9]] * 4
     batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
     rollout = batch.rollout._replace(tokens_BxT=np.array(said, np.int32))
-    got, told_rows, _, told = grading.grade(context, Pool(), batch.prompts, rollout)
-    seen.append((got.reward_B.reshape(P, G).sum(1).tolist(), told['labels/replaced']))
+    got, told_rows, _, metrics = grading.grade(context, Pool(), batch.prompts, rollout)
+    seen.append((got.reward_B.reshape(P, G).sum(1).tolist(), metrics['labels/replaced']))
     assert told_rows[0].answer == '8'
   assert seen == [([1, 4, 4, 0], 0), ([1, 4, 4, 0], 0), ([4, 4, 4, 0], 1)]
   (suspect,) = grading.suspect_labels(context)
@@ -574,7 +574,7 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   batch = make_batch(SAID_B, [0] * B, [STOPPED] * B, [1] * B)
   tokens = [[6 if n % 4 else 5, 0, row[2]] for n, row in enumerate(VOTES)]
   rollout = batch.rollout._replace(tokens_BxT=np.array(tokens, np.int32))
-  got, _, _, told = grading.grade(context, Parted(), batch.prompts, rollout)
+  got, _, _, metrics = grading.grade(context, Parted(), batch.prompts, rollout)
   real = np.array(SAID_B) > 0
   right = np.array([row[2] == 7 for row in VOTES]) & real
   form = (np.arange(B) % 4 == 0) & real
@@ -582,9 +582,9 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   np.testing.assert_allclose(got.reward_B, 0.5 * right + 0.75 * form)
   means = dict(sevens=0.5 * right[real].mean(), form=form[real].mean())
   names = GRADED.keys() | SCORED.keys() | {'grade/right'}
-  assert told.keys() == {f'critic/score/{name}' for name in means} | names
+  assert metrics.keys() == {f'critic/score/{name}' for name in means} | names
   for name, mean in means.items():
-    np.testing.assert_allclose(told[f'critic/score/{name}'], mean, rtol=1e-6)
+    np.testing.assert_allclose(metrics[f'critic/score/{name}'], mean, rtol=1e-6)
   assert got.parts_BxK is None  # nobody asks
   context.spec.objective.method.needs_parts = True
   got, *_ = grading.grade(context, Parted(), batch.prompts, rollout)
@@ -638,11 +638,11 @@ def test_graded_scores_are_mass_and_mixed_by_difference():
   reason_B = [STOPPED] * 8 + [TRUNCATED, STOPPED, TRUNCATED, STOPPED] + [ABORTED] * 4
   batch = make_batch([3] * 12 + [0] * 4, [0] * B, reason_B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array([[5, 0, n] for n in tenths], np.int32))
-  got, *_, told = grading.grade(context, Graded(), batch.prompts, rollout)
+  got, *_, metrics = grading.grade(context, Graded(), batch.prompts, rollout)
   assert (
     not got.correct_B.any()
-    and told['grade/right'] == 0
-    and told['grade/highest'] == np.float32(0.9)
+    and metrics['grade/right'] == 0
+    and metrics['grade/highest'] == np.float32(0.9)
   )
   np.testing.assert_allclose(got.success_B[:12], np.array(tenths[:12]) / 10, rtol=1e-6)
   host_step._observe(context, got, np.ones(P, bool))
@@ -654,9 +654,9 @@ def test_graded_scores_are_mass_and_mixed_by_difference():
   np.testing.assert_allclose(cut_mass, [0, 0, 0.9], rtol=1e-6)
   assert mixed == [True, False, True]
   context.config.rewards.right, context.config.rewards.bounds = 0.5, (-1.0, 1.0)
-  got, *_, told = grading.grade(context, Graded(), batch.prompts, rollout)
+  got, *_, metrics = grading.grade(context, Graded(), batch.prompts, rollout)
   np.testing.assert_allclose(got.success_B[:4], [0.6, 0.5, 0.55, 0.7], rtol=1e-6)
-  assert told['grade/right'] == 2 / 12 and told['grade/out_of_bounds'] == 0
+  assert metrics['grade/right'] == 2 / 12 and metrics['grade/out_of_bounds'] == 0
 
 
 def test_a_dropped_rollout_is_as_if_it_had_not_been_generated():
@@ -665,7 +665,7 @@ def test_a_dropped_rollout_is_as_if_it_had_not_been_generated():
   failed = {
     f'5 {b} {7 + b % 2}': 2 + b % 2 for b in gone
   }  # crashes and errors; of the last group nothing is left
-  one, told = landed(Failing(failed), [STOPPED] * B)
+  one, dropped = landed(Failing(failed), [STOPPED] * B)
   reason_B = [ABORTED if b in gone else STOPPED for b in range(B)]
   other, heard = landed(Failing({}), reason_B)
   for x, y in zip(one.batch.rollout, other.batch.rollout, strict=True):
@@ -673,8 +673,8 @@ def test_a_dropped_rollout_is_as_if_it_had_not_been_generated():
       np.testing.assert_array_equal(x, y)
   np.testing.assert_array_equal(one.batch.reward_B, other.batch.reward_B)
   np.testing.assert_array_equal(one.batch.correct_B, other.batch.correct_B)
-  assert str(told.selection.curriculum.observed) == str(heard.selection.curriculum.observed)
-  assert str(told.selection.lengths.observed) == str(heard.selection.lengths.observed)
+  assert str(dropped.selection.curriculum.observed) == str(heard.selection.curriculum.observed)
+  assert str(dropped.selection.lengths.observed) == str(heard.selection.lengths.observed)
   own = ('grade/', 'generate/aborted_rows')
   shared = [{k: v for k, v in x.metrics.items() if not k.startswith(own)} for x in (one, other)]
   assert shared[0] == shared[1]
@@ -714,7 +714,7 @@ def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_th
   assert got.reward_B.tolist() == [1, 0] * 8 and got.rollout.length_B.all()
 
 
-def test_a_batch_is_exhibited_with_all_its_arrays_and_in_words(tmp_path):
+def test_a_batch_dump_has_all_arrays_and_texts(tmp_path):
   got, context = landed(Sevens(), [STOPPED] * B)
   arrays, rows = log_records.batch_dump(context, got.batch)
   path = run_dir.RunDirectory(str(tmp_path)).write_non_finite(12, arrays, rows)

@@ -1,4 +1,4 @@
-"""Rows of many turns: nothing sampled is made again, nothing given teaches, and all of it can be repeated."""
+"""Multi-turn rollouts: token ids are never re-encoded, observations have no gradient, episodes are reproducible."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def run(context, count=1, state=None, batch=None, start=0, call=None):
   """`count` calls as train makes them → states, batches and rollouts after each."""
   call = call or multi_turn.compile_call(context)
   state = state or train_state.init_state(context.spec, context.models.policy.params)
-  batch, told = batch or empty_records.empty_batch(context.spec), []
+  batch, history = batch or empty_records.empty_batch(context.spec), []
   for index in range(start, start + count):
     prompts, *more = host_step.propose(context, index)
     state, rollout, device = call(state, batch, prompts, *more)
     landed = host_step.land(context, Pool(), host_step.PendingStep(index, prompts, rollout, device))
     batch = landed.batch
-    told.append((prompts, sharding.fetch(rollout), landed))
-  return jax.device_get(state), batch, told
+    history.append((prompts, sharding.fetch(rollout), landed))
+  return jax.device_get(state), batch, history
 
 
 # Characters that end no turn, whatever else of them graders see.
@@ -138,8 +138,8 @@ def test_one_turn_without_an_answer_is_what_no_environment_is():
 
 
 def test_turns_are_numbered_and_what_was_given_lies_between_them(talked):
-  context, _, _, told = talked
-  for _, rollout, _ in told:
+  context, _, _, history = talked
+  for _, rollout, _ in history:
     given = 0
     for b in range(P * G):
       number_T, n = rollout.turns.number_BxT[b], rollout.length_B[b]
@@ -166,9 +166,9 @@ def test_the_engine_sees_the_very_ids_that_are_recorded():
 
   def watched(sample, *rest):
     def watching(begun):
-      got, told = sample(begun)
+      got, metrics = sample(begun)
       seen.append((begun, got))
-      return got, told
+      return got, metrics
 
     return play(watching, *rest)
 
@@ -182,7 +182,7 @@ def test_the_engine_sees_the_very_ids_that_are_recorded():
       np.testing.assert_array_equal(took.logp_BxT[b, :n], gave.logp_BxT[b, :n])
   last = seen[-1][1]
   np.testing.assert_array_equal(rollout.tokens_BxT, last.tokens_BxT)
-  # The text of these turns is other ids: whoever encodes it again learns from what was not sampled.
+  # Encoding the text of these turns gives other ids than were sampled.
   texts = context.episodes.turn_texts(rollout.tokens_BxT[0], rollout.turns.number_BxT[0])
   said = rollout.tokens_BxT[0][rollout.turns.number_BxT[0] >= 0].tolist()
   assert context.episodes.tokenizer.encode(''.join(texts)) != said
@@ -203,8 +203,8 @@ class Muddled:
 
 def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   """(b) Turns and what was given in between, teacher-forced."""
-  context, _, _, told = talked
-  prompts, rollout, _ = told[0]
+  context, _, _, history = talked
+  prompts, rollout, _ = history[0]
   state = train_state.init_state(context.spec, context.models.policy.params)
   logp_BxT, _ = jax.jit(
     lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT)
@@ -226,7 +226,7 @@ METHODS = dict(
 
 
 @pytest.mark.parametrize('name', METHODS)
-def test_what_was_given_has_no_gradient_and_no_say(talked, name):
+def test_observations_have_no_gradient_and_no_weight_in_sums(talked, name):
   """(b) No coefficient, and none of the sums, moves with the log-probabilities and entropies of what was given."""
   context, _, batch, _ = talked
   c = config()
@@ -274,9 +274,9 @@ def test_what_was_given_has_no_gradient_and_no_say(talked, name):
 
 
 def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
-  context, _, _, told = talked
+  context, _, _, history = talked
   spec = context.spec
-  batch = told[0][2].batch  # of the weights as they began
+  batch = history[0][2].batch  # of the weights as they began
   batch = batch._replace(reward_B=np.arange(P * G, dtype=np.float32))
   params = context.models.policy.params
   target = objective.targets(spec.objective.method, batch, G)
@@ -300,7 +300,7 @@ def test_the_gradient_is_that_of_the_sampled_tokens_alone(talked):
 
 
 def test_the_same_seed_step_and_prompts_play_the_same_and_a_resumed_run_is_the_uninterrupted_one():
-  """(d) Also where a step leaves episodes unfinished: they are told again from their turns, and go on."""
+  """(d) Also where a step leaves episodes unfinished: they are replayed from their turns and continue."""
   changes = dict(environment__rounds=1, environment__turns=6, rollout__max_age=9)
   whole_state, _, whole = run(made(Varied, **changes), 7)
   context = made(Varied, **changes)
@@ -321,8 +321,8 @@ def test_the_same_seed_step_and_prompts_play_the_same_and_a_resumed_run_is_the_u
 
 
 def test_turns_end_at_the_cap_by_steps(talked):
-  _, _, _, told = talked
-  for _, rollout, landed in told:
+  _, _, _, history = talked
+  for _, rollout, landed in history:
     last = rollout.turns.number_BxT.max(1)
     assert last.max() == 3 and set(rollout.reason_B.tolist()) <= {STOPPED, TRUNCATED}
     assert landed.metrics['environment/turns_over'] == (rollout.reason_B == STOPPED).sum() > 0
@@ -464,13 +464,13 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
   for name in ('compile_update', 'compile_sample'):
     monkeypatch.setattr(programs, name, kept(getattr(programs, name)))
   stairs = dict(fn='stairs', starts=(0, 1, 2), caps=(1, 4, 2))
-  _, _, told = run(made(Talks, environment__horizon=stairs), 3)
-  assert len({landed.metrics['environment/calls'] for *_, landed in told}) == 3
+  _, _, history = run(made(Talks, environment__horizon=stairs), 3)
+  assert len({landed.metrics['environment/calls'] for *_, landed in history}) == 3
   assert [half._cache_size() for half in compiled] == [1, 1]
 
 
 @pytest.mark.parametrize(
-  'changes, told',
+  'changes, message',
   [
     (dict(mode='fused'), '--config.mode=split'),
     (dict(environment__turns=0), 'config.environment.turns=0'),
@@ -502,7 +502,7 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
     (dict(environment__horizon=dict(fn='stairs', starts=(0,), caps=())), 'starts=(0,)'),
   ],
 )
-def test_bad_settings_are_one_sentence(changes, told):
+def test_bad_settings_are_one_sentence(changes, message):
   with pytest.raises(UserError) as error:
     made(**changes)
-  assert told in str(error.value)
+  assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""What a rollout file tells of tokens is what the update works with, and where each of them stands in the text."""
+"""Per-token values of rollout files equal those of the update; `cuts` locate tokens in the text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def said(given):
 def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
   step_spec, config = make(trust_region=dict(fn='clip', low=0.2, high=0.2))
   given = batch()
-  told = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
+  records = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
   target = objective.targets(step_spec.objective.method, given, G)
 
   def surrogate(logp_BxT):  # PPO's, as the paper writes it
@@ -81,8 +81,8 @@ def test_coefficients_are_the_gradient_of_the_loss_at_the_sampled_policy():
     return (target.weight_BxT * jnp.minimum(ratio * A, jnp.clip(ratio, 0.8, 1.2) * A)).sum()
 
   wanted_BxT = jax.grad(surrogate)(jnp.asarray(given.rollout.logp_BxT))
-  assert sorted(told) == [b for b in range(B) if b != 4]
-  for b, row in told.items():
+  assert sorted(records) == [b for b in range(B) if b != 4]
+  for b, row in records.items():
     n = int(given.rollout.length_B[b])
     spread = lambda x: np.broadcast_to(np.array(x, float), n)  # noqa: B023, E731
     np.testing.assert_allclose(spread(row['coefficient']), wanted_BxT[b, :n], rtol=1e-3, atol=1e-9)
@@ -107,14 +107,14 @@ def test_minibatches_have_denominators_of_their_own():
     np.testing.assert_allclose(made['coefficient'][at_B], wanted, rtol=1e-5)
 
 
-def test_no_more_groups_are_told_than_the_bound_has_room_for():
+def test_groups_beyond_the_token_limit_are_left_out():
   step_spec, config = make()
   given = batch()
   length_P = given.rollout.length_B.reshape(P, G).sum(1)
   for bound, groups in ((length_P[:2].sum(), 2), (length_P[:2].sum() - 1, 1), (1, 0)):
     config.monitoring.rollouts_tokens = int(bound)
-    told = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
-    assert {b // G for b in told} == set(range(groups))
+    records = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
+    assert {b // G for b in records} == set(range(groups))
 
 
 @pytest.mark.parametrize(
@@ -137,16 +137,18 @@ def test_a_text_that_is_not_the_tokens_own_has_no_cuts():
   given = batch()
   texts = said(given)
   stats = token_stats.TokenStats(step_spec, config, CHARS.backend)
-  told = stats(given, [*texts[:1], 'told before ' + texts[1], *texts[2:]])
-  assert told[0]['cuts'] == [1] * len(texts[0]) and 'cuts' not in told[1] and 'logp' in told[1]
+  records = stats(given, [*texts[:1], 'told before ' + texts[1], *texts[2:]])
+  assert (
+    records[0]['cuts'] == [1] * len(texts[0]) and 'cuts' not in records[1] and 'logp' in records[1]
+  )
 
 
 def test_tokens_that_an_environment_gave_have_no_numbers():
   step_spec, config = make()
   given = batch()
   given = given._replace(rollout=given.rollout._replace(turns=turns()))
-  told = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
-  for b, row in told.items():
+  records = token_stats.TokenStats(step_spec, config, CHARS.backend)(given, said(given))
+  for b, row in records.items():
     length = int(given.rollout.length_B[b])
     assert [x is None for x in row['logp']] == [t == 1 for t in range(length)]
     assert length < 2 or row['advantage'][1] is None and row['coefficient'][1] is None
@@ -156,10 +158,10 @@ def test_numbers_are_short_and_near():
   x = np.random.default_rng(0).normal(size=2000) * 10.0 ** np.random.default_rng(1).integers(
     -12, 6, 2000
   )
-  told = token_stats.significant(x)
-  np.testing.assert_allclose(told, x, rtol=5.1e-4)
+  rounded = token_stats.significant(x)
+  np.testing.assert_allclose(rounded, x, rtol=5.1e-4)
   assert (
-    max(len(f'{abs(v)!r}'.split('e')[0].replace('.', '').strip('0')) for v in told.tolist()) <= 4
+    max(len(f'{abs(v)!r}'.split('e')[0].replace('.', '').strip('0')) for v in rounded.tolist()) <= 4
   )
   assert token_stats.significant(np.array([0.0, np.inf])).tolist() == [0.0, np.inf]
 
@@ -173,7 +175,7 @@ def test_what_is_no_number_of_the_policys_is_null():
 
 
 @pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.py')), ids=lambda path: path.stem)
-def test_every_method_is_told_or_left_out(path):
+def test_every_method_has_values_or_is_left_out(path):
   config = configs.load(str(path))
   method = objective.method(config.objective)
   step_spec = spec_of(method, 2, 2)
