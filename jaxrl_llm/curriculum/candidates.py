@@ -24,7 +24,8 @@ def stream(
 
   Every epoch considers each prompt once, for any number of slots: the position in the stream is `passes_N`, not the
   step. A prompt that is not free keeps its position. A window that reaches into the next epoch takes further prompts
-  from it. Raises UserError for a `multiple` that is not a whole number of at least 1. arXiv:2507.04632 (MoPPS; multiple 16 on MATH, 8 elsewhere).
+  from it. Raises UserError for a `multiple` that is not a whole number of at least 1.
+  arXiv:2507.04632 (MoPPS; multiple 16 on MATH, 8 elsewhere).
   """
   setting_checks.check_integer('candidates.multiple', multiple, 1)
   window, parts = min(slots * multiple, int(free_N.sum())), []

@@ -116,12 +116,12 @@ class Curriculum:
     slots: int,
     lengths: Lengths | None = None,
     hinted: HintedPosteriors | None = None,
-    busy: np.ndarray | tuple = (),
+    busy: np.ndarray | tuple[int, ...] = (),
   ) -> Proposal:
     """The prompts of a step, without a change of state. Raises UserError for fewer prompts than slots.
 
-    `lengths` returns the expected tokens of a rollout of each prompt, 0 where unknown. The utility of `hinted` prompts is
-    that with their hints. `busy` prompts have unfinished rollouts and are not proposed. A proposal that is run must be
+    `lengths` returns the expected tokens of a rollout of each prompt, 0 where unknown. `hinted` prompts have the utility
+    of their hinted posterior. `busy` prompts have unfinished rollouts and are not proposed. A proposal that is run must be
     accepted before the next step.
     """
     free_N = np.ones(self.size, bool)

@@ -33,7 +33,8 @@ def visit(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.25) -
 def step(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.98) -> Factor:
   """γ^(now − last): α ← γα + (1 − γ)α₀ for every prompt at every step.
 
-  γ is too small where 1 − γ is far above prompts per step ÷ prompts: evidence then vanishes between two visits. arXiv:2510.26374 (BOTS; 0.9).
+  γ is too small where 1 − γ is far above prompts per step ÷ prompts: evidence then vanishes between two visits.
+  arXiv:2510.26374 (BOTS; 0.9).
   """
   del visited
   setting_checks.check_range('evidence_decay.decay', decay, 0, 1)

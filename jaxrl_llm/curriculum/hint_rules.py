@@ -8,7 +8,7 @@ the plain prompt. Hinted rollouts do not update the difficulty posterior. Every 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,11 +103,11 @@ class HintScheduler:
       hinted_P &= chance_N[index_P] >= self.rule.skip
     return np.where(hinted_P, share_P, 0.0)
 
-  def state_dict(self) -> dict[str, list[list[float]]]:
+  def state_dict(self) -> dict[str, list[list[Any]]]:
     """State for the checkpoint."""
     return {str(index): [list(v) for v in visits] for index, visits in self.visits.items()}
 
-  def load_state_dict(self, state: Mapping[str, list[list[float]]]) -> None:
+  def load_state_dict(self, state: Mapping[str, list[list[Any]]]) -> None:
     """Restore from `state_dict`."""
     self._clear()
     for index, visits in state.items():
@@ -125,8 +125,8 @@ def prefix(
   """Completions of a prompt that `after` plain visits never solved begin with a part of a known answer.
 
   The share starts at `start`, grows by `step` when no rollout was right and shrinks when more than half were; at 0 the
-  prompt is plain again. A share `plain` of the visits is always plain. The paper fixes the prefixes before training at a
-  reasonable accuracy of the model; the staircase is ours. arXiv:2601.18795 (PrefixRL, abstract).
+  prompt is plain again. A share `plain` of the visits is always plain. The paper fixes the prefixes before training, at
+  a reasonable accuracy of the model; the staircase is ours. arXiv:2601.18795 (PrefixRL, abstract).
   """
   _check_range('start', start, 0, 1)
   _check_range('step', step, 0, 1)
@@ -234,8 +234,9 @@ _SLOPES = np.exp(np.linspace(-1.5, 1.5, 13))  # a, as a multiple of the setting
 
 
 def _fit_item(visits: list[Visit], slope: float = 8.0, guess: float = 0.0) -> tuple[float, float]:
-  """(a, b) of f(h) = c + (1 − c)·σ(a·(h − b)), of the highest likelihood on a grid, under ln(a / slope) ~ N(0, ½²), b ~ N(½, ½²).
+  """(a, b) of f(h) = c + (1 − c)·σ(a·(h − b)): the posterior mode on a grid.
 
+  The priors are ln(a / slope) ~ N(0, ½²) and b ~ N(½, ½²).
   arXiv:2509.06923 (SEELE; reconstructed, the priors are ours).
   """
   a, b = np.meshgrid(slope * _SLOPES, _SHARES, indexing='ij')

@@ -28,7 +28,8 @@ def softmax(
   """Without replacement, proportional to exp(utility / temperature), by exponential clocks.
 
   The smallest E_i / exp(u_i / τ) are chosen, E_i exponential noise: equivalent to Gumbel top-k. Temperature is in units
-  of the utility: 0.2 is 20 percentage points of P(mixed). Raises UserError where it is not above 0. arXiv:2506.05316 (DOTS; temperature 1e-3 on −|p̂ − ½|).
+  of the utility: 0.2 is 20 percentage points of P(mixed). Raises UserError where it is not above 0.
+  arXiv:2506.05316 (DOTS; temperature 1e-3 on −|p̂ − ½|).
   """
   setting_checks.check_range('selection.temperature', temperature, 0, open_low=True)
   with np.errstate(divide='ignore'):  # log 0 is −inf, which sorts first

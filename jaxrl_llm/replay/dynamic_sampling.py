@@ -46,7 +46,7 @@ class Collector:
     rollouts: int,
     compared: Callable[[Batch], np.ndarray] = lambda batch: batch.reward_B[:, None],
   ):
-    """Batches of `prompts` slots of `rollouts` rows; `compared` returns the scores [B, K] that decide which groups are mixed."""
+    """Batches of `prompts` slots of `rollouts` rows; `compared` returns the scores [B, K] that define mixed groups."""
     self.rule, self.P, self.G, self._compared = rule, prompts, rollouts, compared
     self.queue: list[Group] = []
     self.lacking: dict[int, Group] = {}  # prompt → its group
@@ -128,7 +128,7 @@ class Collector:
       return empty, metrics | {'collect/queued': len(young)}
     if short:
       logging.warning(
-        'config.replay.collect.patience=%d calls filled %d of %d slots with groups to train on; the batch is used as it is.',
+        'config.replay.collect.patience=%d calls filled %d of %d slots; the batch is used as it is.',
         self.rule.patience, self.P - room, self.P,
       )  # fmt: skip
     self.queue, self.calls = rest, 0

@@ -103,7 +103,8 @@ def none() -> Successes:
 def successes(*, count: int, keep: int = 8) -> Successes:
   """Groups of G fresh and up to `count` replayed right rows, normalized together; `keep` are stored per prompt.
 
-  The paper collects them in a first run and restarts training; here they come from the run itself. arXiv:2507.07451 (RLEP).
+  The paper collects them in a first run and restarts training; here they come from the run itself.
+  arXiv:2507.07451 (RLEP).
   """
   if not 1 <= count <= keep:
     raise UserError(
