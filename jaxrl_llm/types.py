@@ -167,41 +167,59 @@ class TrainState(NamedTuple):
   base: Any = None  # with LoRA the frozen weights, matrices in the type of compute; not saved
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+  """The attention layers of a decoder. Defaults are Llama's."""
+
+  heads: int  # query heads
+  kv_heads: int
+  head_dim: int
+  qkv_bias: bool = False
+  out_bias: bool = False
+  qk_norm: str = ''  # RMS norm of queries and keys: '' none, 'head' per head, 'all' over all heads
+  query_scale: float = 0.0  # factor on q·k; 0 = 1 / √head_dim
+  attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = no cap
+  window: int = 0  # tokens that a sliding layer attends to, including the query
+  sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryConfig:
+  """Rotary embeddings of a decoder. Defaults are Llama's."""
+
+  rope_theta: float = 10000.0
+  # Hugging Face's rope_scaling as sorted (name, value) pairs, so that the config stays hashable.
+  rope_scaling: tuple[tuple[str, Any], ...] = ()
+  sliding_rope_theta: float = 0.0  # of sliding layers, without scaling; 0 = that of other layers
+  unrotated: tuple[bool, ...] = ()  # per layer: no rotary embedding; () = all layers have one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtureConfig:
+  """A mixture of experts in place of dense feed-forward layers."""
+
+  experts: int = 0  # E; 0 = a dense MLP
+  experts_per_token: int = 0
+  norm_top_k: bool = False  # weights of the chosen experts are divided by their sum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(AttentionConfig, RotaryConfig, MixtureConfig):
   """The shape of a decoder. Defaults are Llama's; other families set the fields in which they differ."""
 
   vocab: int
   width: int
   layers: int
-  heads: int
-  kv_heads: int
-  head_dim: int
   mlp: int  # features inside a feed-forward layer, or inside one expert
   max_tokens: int  # longest context that the model was trained for
-  rope_theta: float = 10000.0
-  # Hugging Face's rope_scaling as sorted (name, value) pairs, so that the config stays hashable.
-  rope_scaling: tuple[tuple[str, Any], ...] = ()
   norm_eps: float = 1e-5
-  qkv_bias: bool = False
-  out_bias: bool = False
   mlp_bias: bool = False
-  qk_norm: str = ''  # RMS norm of queries and keys: '' none, 'head' per head, 'all' over all heads
   tied: bool = True  # the head is the transposed embedding
   family: str = 'llama'  # Hugging Face's model_type: decides names of tensors and nothing else
   activation: str = 'silu'  # or gelu_tanh
   norms: str = 'before'  # place of the RMS norms of attention and MLP: before, after, or both
-  window: int = 0  # tokens that a sliding layer attends to, the query's own included
-  sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
-  sliding_rope_theta: float = 0.0  # of sliding layers, without scaling; 0 = that of other layers
-  unrotated: tuple[bool, ...] = ()  # per layer: no rotary embedding; () = all layers have one
-  query_scale: float = 0.0  # factor on q·k; 0 = 1 / √head_dim
-  attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = no cap
-  logit_cap: float = 0.0  # likewise for logits
+  logit_cap: float = 0.0  # logits become cap·tanh(logit / cap); 0 = no cap
   embed_scale: float = 1.0  # factor on embeddings, not on a tied head
-  experts: int = 0  # E; 0 = a dense MLP
-  experts_per_token: int = 0
-  norm_top_k: bool = False  # weights of the chosen experts are divided by their sum
 
   @property
   def slides(self) -> tuple[bool, ...]:

@@ -1,1 +1,1 @@
-"""The learning half of the step: update, microbatches, state, optimizer, adapters."""
+"""The two halves of the step, update and sampling: their spec, state, compilation, optimizer and adapters."""

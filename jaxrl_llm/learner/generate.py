@@ -39,7 +39,7 @@ def generate(
       record_checks.rollout(rows)
   if spec.rollout.tree is not None and (begun is not None or draft is not None):
     raise UserError(
-      "config.rollout.tree grows whole groups from their prompts: give no begun and no draft, or set fn='none'."
+      "config.rollout.tree grows groups from their prompts: give no begun and no draft, or set fn='none'."
     )
   params = _decode_weights(spec, state)
   metrics: Metrics = {}

@@ -201,7 +201,7 @@ def _exit_rule(
     return rule
   if not text or token_texts is None:
     raise UserError(
-      f'config.rollout.early_exit.text={text!r} must not be empty, and needs a tokenizer that tells its texts.'
+      f'config.rollout.early_exit.text={text!r} must not be empty, and needs a tokenizer with a text for each token.'
     )
   texts = token_texts()
   texts += [''] * (vocab - len(texts))  # some models have more embeddings than tokens

@@ -26,7 +26,7 @@ def verify_drafts(
   exit_rule = spec.rollout.decode.exit_rule
   key, has_exit_rule = jax.random.key(state.seed), exit_rule is not early_exit.none
   uniform_BxT, noise_BxT = _uniforms(spec, key, prompts, draft)
-  token_BxT, logp_BxT, *signals = _judge_tokens(
+  token_BxT, logp_BxT, *signals = _verify_tokens(
     spec, params, prompts, draft, uniform_BxT, noise_BxT, has_exit_rule
   )
   rows, accepted_B = _accepted_rows(
@@ -66,7 +66,7 @@ def _uniforms(
   return uniform_BxT, noise_BxT
 
 
-def _judge_tokens(
+def _verify_tokens(
   spec: StepSpec,
   params: Params,
   prompts: Prompts,
@@ -79,12 +79,12 @@ def _judge_tokens(
   verify, model = spec.rollout.drafts.verify, spec.model.config
   assert verify is not None
 
-  def judge(logits, *columns):
+  def verified(logits, *columns):
     drawn = verify(logits, *columns, spec.rollout.decode.temperature)
     return *drawn, *(exit_signals.token_signals(logits) if has_exit_rule else ())
 
   return logprob.over_logits(
-    judge,
+    verified,
     model,
     params,
     shared_prompt_forward.hidden(model, params, prompts, draft.tokens_BxT, dtype=spec.model.dtype),
