@@ -14,7 +14,7 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import hardware
-from jaxrl_llm.types import Array, UserError
+from jaxrl_llm.types import Array, Params, UserError
 
 # The last axes connect neighboring devices, for the most frequent collectives.
 AXES = ('data', 'fsdp', 'context', 'expert', 'tensor')
@@ -30,7 +30,7 @@ UPDATE_ROWS = ('data', 'fsdp', 'expert')
 # (regular expression over the path, axes): the first match counts. Optimizer moments end in the same path.
 # Parameters outside experts are sharded over the experts' axis, too, where they are gathered before use.
 _ALL = ('fsdp', 'expert')
-Rules = tuple[tuple[str, tuple[Any, ...]], ...]
+Rules = tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...]
 RULES = (
   (r'experts/(gate|up)/kernel$', ('expert', 'fsdp', 'tensor')),
   (r'experts/down/kernel$', ('expert', 'tensor', 'fsdp')),
@@ -128,19 +128,19 @@ def rows(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
-def put(tree: Any, shardings: Any) -> Any:
+def put(tree: Params, shardings: Params) -> Params:
   """Place host arrays, equal on every process, on the mesh; global arrays pass unchanged.
 
   `shardings` is a prefix of the tree: each of its leaves applies to a whole subtree.
   """
 
-  def place(sharding: NamedSharding, part: Any) -> Any:
+  def place(sharding: NamedSharding, part: Params) -> Params:
     return jax.tree.map(lambda x: _placed(x, sharding), part)
 
   return jax.tree.map(place, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
 
 
-def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _placed(leaf: Array, sharding: NamedSharding) -> jax.Array:
   if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
     return leaf
   if sharding.is_fully_addressable:
@@ -149,7 +149,7 @@ def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
   return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def fetch(tree: Any) -> Any:
+def fetch(tree: Params) -> Params:
   """Host arrays of all rows, on every process; all processes call it."""
 
   def to_host(leaf: Array) -> np.ndarray:
@@ -169,7 +169,9 @@ def any_process(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
-def layout(tree: Any, mesh: Mesh, rules: Rules = RULES, drop: tuple[Any, ...] = ()) -> Any:
+def layout(
+  tree: Params, mesh: Mesh, rules: Rules = RULES, drop: tuple[str | tuple[str, ...], ...] = ()
+) -> Params:
   """A NamedSharding for every leaf of a parameter tree or an optimizer state.
 
   Each leaf gets the axes of the first rule that matches its path, and is replicated without one. Axes in `drop` and
@@ -198,7 +200,7 @@ def layout(tree: Any, mesh: Mesh, rules: Rules = RULES, drop: tuple[Any, ...] = 
   return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def cache_layout(tree: Any, mesh: Mesh) -> Any:
+def cache_layout(tree: Params, mesh: Mesh) -> Params:
   """Shardings of keys and values [rows, heads, …]: rows over ROWS, heads over tensor where it divides them.
 
   Arrays without heads are sharded by rows.
@@ -211,18 +213,18 @@ def cache_layout(tree: Any, mesh: Mesh) -> Any:
   return jax.tree.map(place, tree)
 
 
-def decode_layout(params: Any, mesh: Mesh, rules: Rules = RULES) -> Any:
+def decode_layout(params: Params, mesh: Mesh, rules: Rules = RULES) -> Params:
   """The layout while sampling: sharded over experts and tensor alone, so that the decode loop gathers nothing."""
   return layout(params, mesh, rules, drop=(*UPDATE_ROWS[:2], _ALL))
 
 
-def expert_specs(params: Any, mesh: Mesh, rules: Rules = RULES) -> Any:
+def expert_specs(params: Params, mesh: Mesh, rules: Rules = RULES) -> Params:
   """PartitionSpecs of `decode_layout` along the experts' axis alone: the weights that each shard of rows receives."""
   expert_axis = lambda s: PartitionSpec(*(a if a == 'expert' else None for a in s.spec))  # noqa: E731
   return jax.tree.map(expert_axis, decode_layout(params, mesh, rules))
 
 
-def layer_gather(mesh: Mesh, rules: Rules = RULES) -> Callable[[Any], Any] | None:
+def layer_gather(mesh: Mesh, rules: Rules = RULES) -> Callable[[Params], Params] | None:
   """A function that constrains a layer's weights to `decode_layout`; None if rows are on one device.
 
   Each layer is then gathered just before its use and freed after it. Without the constraint the compiler may exchange
@@ -231,7 +233,7 @@ def layer_gather(mesh: Mesh, rules: Rules = RULES) -> Callable[[Any], Any] | Non
   if rows_shards(mesh, UPDATE_ROWS) == 1:
     return None
 
-  def gather(layer: Any) -> Any:
+  def gather(layer: Params) -> Params:
     current_mesh = jax.sharding.get_abstract_mesh()
     placed = decode_layout(layer, mesh, rules)
     shardings = jax.tree.map(lambda s: NamedSharding(current_mesh, s.spec), placed)

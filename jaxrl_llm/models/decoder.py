@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class Block(nnx.Module):
   """x + attention(norm(x)), then x + mlp(norm(x)); some families norm the output of the two, too or instead."""
 
   def __init__(
-    self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
+    self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
   ):
     D, F, d = config.width, config.mlp, config.head_dim
     dense = functools.partial(linear.Dense, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
@@ -117,7 +117,7 @@ class Decoder(nnx.Module):
   """Embedding, blocks, final norm, and a head that may be the embedding's transpose."""
 
   def __init__(
-    self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
+    self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, adapted: tuple[str, ...] = ()
   ):
     self.embed = nnx.Embed(
       config.vocab,
@@ -156,11 +156,11 @@ def init(config: ModelConfig, seed: int) -> Params:
 class _LayerInputs(NamedTuple):
   """Inputs of a block besides x and its masks; of all layers, each field is a list, or stacked for a scan."""
 
-  weights: Any
-  prompt: Any  # keys and values of the shared prompt: a Pair
-  cache: Any  # a Pair
-  noise: Any  # (sigma, key)
-  expert_BxQxk: Any
+  weights: Params
+  prompt: Cache | None  # keys and values of the shared prompt
+  cache: Cache | None
+  noise: Noise | None
+  expert_BxQxk: Array | None
 
 
 def apply(
@@ -325,7 +325,7 @@ def _select_masks(masks: list[LayerMasks], block: _Block) -> Callable:
   return run
 
 
-def _stack(weights_L: Sequence[Any], dtype: str) -> Any:
+def _stack(weights_L: Sequence[Params], dtype: str) -> Params:
   """One tree of arrays [layers, …], with matrices cast to the dtype of their products."""
   is_quantized = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
   cast = lambda x: x if is_quantized(x) or x.ndim == 1 else x.astype(dtype)  # noqa: E731

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -31,7 +29,7 @@ class Kernels(nnx.Module):
 class Experts(nnx.Module):
   """Σ over the top k experts e of w_e · down_e(act(gate_e x) · up_e x), w = softmax of the router."""
 
-  def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
     E, D, F = config.experts, config.width, config.mlp
     self.config, self.dtype = config, dtype
     self.router = nnx.Linear(D, E, use_bias=False, dtype=dtype, rngs=rngs)
@@ -156,7 +154,9 @@ def _over_features(config: ModelConfig, tokens: _Tokens, kernels: _Kernels) -> j
   )(tokens, kernels)
 
 
-def _kernel_spec(kernel: quantized.Kernel, axes: tuple[Any, ...]) -> PartitionSpec | Quantized:
+def _kernel_spec(
+  kernel: quantized.Kernel, axes: tuple[tuple[str, ...] | None, ...]
+) -> PartitionSpec | Quantized:
   """The specs of a kernel [E, A, B] and of its scales [E, B], which lie beside their channels."""
   data = PartitionSpec(*axes)
   return Quantized(data, PartitionSpec(axes[0], axes[2])) if isinstance(kernel, Quantized) else data

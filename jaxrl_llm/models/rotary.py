@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 from jaxrl_llm.types import Array, ModelConfig, UserError
 
 SCALINGS = ('default', 'linear', 'llama3', 'yarn')
+Scaling = dict[str, float | int | str | bool]  # Hugging Face's rope_scaling
 
 
 def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray, float]:
@@ -37,7 +37,7 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray,
   raise UserError(f'rope_scaling type {kind!r} is unknown; supported: {", ".join(SCALINGS)}.')
 
 
-def _llama3(inverse: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
+def _llama3(inverse: np.ndarray, scaling: Scaling) -> np.ndarray:
   """Divides low frequencies by `factor`, keeps high ones, and blends between the two."""
   low, high = scaling['low_freq_factor'], scaling['high_freq_factor']
   span = scaling['original_max_position_embeddings']
@@ -49,9 +49,7 @@ def _llama3(inverse: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
   return np.where(medium, between, scaled).astype(np.float32)
 
 
-def _yarn(
-  inverse: np.ndarray, scaling: dict[str, Any], config: ModelConfig
-) -> tuple[np.ndarray, float]:
+def _yarn(inverse: np.ndarray, scaling: Scaling, config: ModelConfig) -> tuple[np.ndarray, float]:
   """Interpolates slow dimensions, keeps fast ones, and sharpens attention by a factor."""
   factor, dim, base = scaling['factor'], config.head_dim, config.rope_theta
   span = scaling.get('original_max_position_embeddings') or config.max_tokens

@@ -34,10 +34,11 @@ def hidden(
   prompts and completions. `expert` fixes the experts of completion tokens; prompt tokens are routed. See `_packed`
   for rows of several segments.
   """
+  options: dict[str, Any] = dict(dtype=dtype, remat=remat, gather=gather, attend=attend)
   if prompts.segment_PxT is not None:
     if attend is not None:
-      attend = functools.partial(attend, segment_BxQ=prompts.segment_PxT)
-    options = dict(dtype=dtype, remat=remat, noise=noise, gather=gather, attend=attend)
+      options['attend'] = functools.partial(attend, segment_BxQ=prompts.segment_PxT)
+    options['noise'] = noise
     return _packed(model, params, tokens_BxT, prompts.segment_PxT, options)
   prompt_noise, completion_noise = _split_noise(noise)
   P, L = prompts.tokens_PxL.shape
@@ -51,11 +52,8 @@ def hidden(
     prompts.tokens_PxL,
     positions_PxL,
     causal_PxLxL,
-    dtype=dtype,
-    remat=remat,
     noise=prompt_noise,
-    gather=gather,
-    attend=attend,
+    **options,
   )
   last_Px1xD = jnp.take_along_axis(
     hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
@@ -68,12 +66,9 @@ def hidden(
     start_Bx1 + jnp.arange(T - 1)[None],
     jnp.broadcast_to(jnp.tril(jnp.ones((T - 1, T - 1), bool)), (B, T - 1, T - 1)),
     shared=(cache, mask_PxL),
-    dtype=dtype,
-    remat=remat,
     noise=completion_noise,
-    gather=gather,
-    attend=attend,
     expert_BxQxNxk=None if expert_BxTxNxk is None else expert_BxTxNxk[:, :-1],
+    **options,
   )
   return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
 

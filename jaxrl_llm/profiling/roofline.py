@@ -14,6 +14,7 @@ from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import quantized
 from jaxrl_llm.profiling import hlo_update
 from jaxrl_llm.rollout import carried_kv, slot_loop
+from jaxrl_llm.types import Params
 
 
 class DecodeIteration(NamedTuple):
@@ -90,7 +91,7 @@ def report(spec: StepSpec) -> dict[str, Any]:
   return result
 
 
-def bytes_per_device(tree: Any) -> int:
+def bytes_per_device(tree: Params) -> int:
   """Bytes on each device of a tree of ShapeDtypeStructs with shardings."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
@@ -98,7 +99,7 @@ def bytes_per_device(tree: Any) -> int:
   )
 
 
-def _with_shardings(shapes: Any, shardings: Any) -> Any:
+def _with_shardings(shapes: Params, shardings: Params) -> Params:
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
   )
