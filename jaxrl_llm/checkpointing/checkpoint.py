@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -21,7 +21,11 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from jaxrl_llm.checkpointing import manifest, safe_files
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Array, UserError
+
+PyTree: TypeAlias = Any  # of arrays, or of abstract arrays
+HostState: TypeAlias = dict[str, Any]  # nested dicts and lists of JSON values and numpy arrays
+Leaves: TypeAlias = dict[str, list]  # path → [shape, dtype]
 
 _NAME = re.compile(r'step_(\d{6,})$')
 _LEFTOVER = re.compile(r'step_\d{6,}\.(part|old)$')  # left by a kill during a save or a deletion
@@ -58,7 +62,7 @@ class Saver:
     """Drops the traceback that Orbax logs before it raises the same error, which `check` raises."""
     return 'Handler Commit operations' not in record.getMessage()
 
-  def save(self, step: int, tree: Any, host: dict[str, Any]) -> None:
+  def save(self, step: int, tree: PyTree, host: HostState) -> None:
     """Starts to write `folder`/step_NNNNNN atomically; afterwards all but the newest checkpoints are deleted.
 
     `tree` holds device arrays of any sharding or numpy arrays; `host` nests dicts and lists of JSON values and numpy
@@ -100,7 +104,13 @@ class Saver:
     if error is not None:
       raise _user_error(self._folder, error) from error
 
-  def _commit(self, writer: Any, step: int, encoded: Any, leaves: dict[str, Any]) -> None:
+  def _commit(
+    self,
+    writer: ocp.AsyncCheckpointer,
+    step: int,
+    encoded: tuple[str, list[np.ndarray]],
+    leaves: Leaves,
+  ) -> None:
     target = os.path.join(self._folder, f'step_{step:06d}')
     part, old = f'{target}.part', f'{target}.old'
     try:
@@ -121,7 +131,7 @@ class Saver:
       self._error = error
 
 
-def save(folder: str, step: int, tree: Any, host: dict[str, Any], *, keep: int) -> None:
+def save(folder: str, step: int, tree: PyTree, host: HostState, *, keep: int) -> None:
   """Writes one checkpoint as `Saver` does; it is on disk when this returns."""
   with Saver(folder, keep) as saver:
     saver.save(step, tree, host)
@@ -159,7 +169,7 @@ def latest(folder: str, only: int | None = None) -> int | None:
   return None if code == -1 else code
 
 
-def restore(folder: str, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
+def restore(folder: str, step: int, abstract: PyTree) -> tuple[PyTree, HostState]:
   """Returns the saved tree and host state, bit for bit.
 
   The leaves of `abstract` have the shapes and dtypes of the saved ones. A leaf with a sharding, on any mesh, is restored
@@ -182,7 +192,7 @@ def restore(folder: str, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]
   return tree, _decode(path)
 
 
-def saved_config(folder: str) -> dict[str, Any] | None:
+def saved_config(folder: str) -> HostState | None:
   """Returns the config of the newest checkpoint whose host state is intact, or None."""
   for step in sorted(saved_steps(folder), reverse=True):
     path = os.path.join(folder, f'step_{step:06d}')
@@ -191,7 +201,7 @@ def saved_config(folder: str) -> dict[str, Any] | None:
   return None
 
 
-def check_space(folder: str, tree: Any) -> None:
+def check_space(folder: str, tree: PyTree) -> None:
   """Raises UserError when the disk has no room for one more checkpoint of `tree`, which may be abstract."""
   needed = int(_DISK_MARGIN * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)))
   while not os.path.exists(folder):
@@ -241,7 +251,7 @@ def _retain(folder: str, step: int, keep: int) -> None:
   _remove_leftovers(folder)
 
 
-def _seal(part: str, encoded: tuple[str, list[np.ndarray]], leaves: dict[str, Any]) -> None:
+def _seal(part: str, encoded: tuple[str, list[np.ndarray]], leaves: Leaves) -> None:
   """Adds the host state and the manifest of all files, and flushes them to disk."""
   text, arrays = encoded
   np.savez(os.path.join(part, 'host.npz'), **{f'a{i}': x for i, x in enumerate(arrays)})
@@ -252,7 +262,7 @@ def _seal(part: str, encoded: tuple[str, list[np.ndarray]], leaves: dict[str, An
       safe_files.flush(os.path.join(root, name))
 
 
-def _read_back(device: str, leaves: dict[str, Any]) -> None:
+def _read_back(device: str, leaves: Leaves) -> None:
   """Decodes every array, one at a time. Raises where a file does not match its index.
 
   Writes can fail silently, so files are read back. Values are not compared, because the arrays of an accelerator are no
@@ -295,13 +305,13 @@ def _size(count_bytes: float) -> str:
   return f'{count_bytes / 1e9:.2f} GB' if count_bytes >= 1e9 else f'{count_bytes / 1e6:.1f} MB'
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
+def _leaves(tree: PyTree) -> Leaves:
   """{path: [shape, dtype]} of every leaf."""
   flat = jax.tree_util.tree_leaves_with_path(tree)
   return {jax.tree_util.keystr(path): [list(x.shape), str(x.dtype)] for path, x in flat}
 
 
-def _check_leaves(path: str, expected: dict[str, Any]) -> None:
+def _check_leaves(path: str, expected: Leaves) -> None:
   """Raises UserError where shapes or dtypes differ. Orbax would cast another dtype silently."""
   try:
     saved = manifest.read(path)['leaves']
@@ -315,7 +325,7 @@ def _check_leaves(path: str, expected: dict[str, Any]) -> None:
       )
 
 
-def _stable_copy(leaf: Any) -> Any:
+def _stable_copy(leaf: Array) -> Array:
   """A leaf that later steps do not change while Orbax writes it.
 
   Orbax copies arrays of an accelerator before it returns, but writes arrays of a CPU from their own memory, which the
@@ -326,12 +336,12 @@ def _stable_copy(leaf: Any) -> Any:
   return _nonempty(leaf)
 
 
-def _nonempty(leaf: Any) -> Any:
+def _nonempty(leaf: Array) -> Array:
   """The leaf, or a zero in place of an array without elements, which Orbax refuses."""
   return leaf if leaf.size else np.zeros((), leaf.dtype)
 
 
-def _restore_argument(leaf: Any) -> Any:
+def _restore_argument(leaf: Array) -> Array:
   """The restore argument of Orbax: a leaf without a sharding becomes a numpy array (a broadcast view, without memory)."""
   if not leaf.size:
     return _nonempty(leaf)
@@ -340,7 +350,7 @@ def _restore_argument(leaf: Any) -> Any:
   return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-def _encode(host: dict[str, Any]) -> tuple[str, list[np.ndarray]]:
+def _encode(host: HostState) -> tuple[str, list[np.ndarray]]:
   """Returns the host state as JSON, with arrays replaced by indices, and the arrays."""
   arrays: list[np.ndarray] = []
 
@@ -360,7 +370,7 @@ def _encode(host: dict[str, Any]) -> tuple[str, list[np.ndarray]]:
   return json.dumps(split(host)), arrays
 
 
-def _decode(path: str) -> dict[str, Any]:
+def _decode(path: str) -> HostState:
   with np.load(
     io.BytesIO(safe_files.read(os.path.join(path, 'host.npz'))), allow_pickle=False
   ) as file:

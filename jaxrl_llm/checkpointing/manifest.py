@@ -12,7 +12,6 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
 
@@ -21,14 +20,14 @@ _CHUNK_BYTES = 2**22
 _FIELDS = {'files', 'leaves'}
 
 
-def make(folder: str, leaves: dict[str, Any]) -> str:
+def make(folder: str, leaves: dict[str, list]) -> str:
   """Returns the text of a manifest of the files in `folder`."""
   files = {name: safe_files.retry(checksum, os.path.join(folder, name)) for name in _files(folder)}
   content = dict(files=files, leaves=leaves)
   return json.dumps(content | dict(digest=_digest(content)))
 
 
-def read(folder: str) -> dict[str, Any]:
+def read(folder: str) -> dict[str, dict]:
   """Returns the files and leaves. Raises OSError where the manifest cannot be read and ValueError where it is damaged."""
   try:
     content = json.loads(safe_files.read(os.path.join(folder, NAME)))
@@ -76,5 +75,5 @@ def _files(folder: str) -> Iterator[str]:
         yield os.path.relpath(path, folder)
 
 
-def _digest(content: dict[str, Any]) -> str:
+def _digest(content: dict[str, dict]) -> str:
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

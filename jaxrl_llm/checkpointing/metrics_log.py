@@ -7,11 +7,13 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 from absl import logging
 
 from jaxrl_llm.checkpointing import safe_files
+
+Row: TypeAlias = dict[str, Any]  # metric → number; choices.jsonl has lists, too
 
 STEP = 'training/global_step'
 NONFINITE = 'training/nonfinite_metrics'
@@ -59,7 +61,7 @@ class Writer:
     if self._file is not None:
       self._file.close()
 
-  def write(self, row: dict[str, Any]) -> None:
+  def write(self, row: Row) -> None:
     """Writes one line, which is on disk when this returns.
 
     NaN and infinity become null, and are counted, except within lists. Raises ValueError for a duplicate or a gap.
@@ -93,7 +95,7 @@ class Writer:
     self._bytes += len(line.encode())
 
 
-def read(path: str) -> list[dict[str, Any]]:
+def read(path: str) -> list[Row]:
   """Returns the complete rows of a metrics.jsonl; a line that a kill cut short is left out."""
   rows = []
   if os.path.exists(path):
@@ -107,7 +109,7 @@ def read(path: str) -> list[dict[str, Any]]:
   return rows
 
 
-def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def comparable(rows: Iterable[Row]) -> list[Row]:
   """Returns the rows without the metrics that depend on time, to compare two runs."""
   return [{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in rows]
 
@@ -127,7 +129,7 @@ def summary(path: str) -> dict[str, dict[str, float]]:
   }
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Row) -> str:
   clean, non_finite = {}, 0
   for name, value in row.items():
     value = value.item() if hasattr(value, 'item') else value  # numpy and jax scalars

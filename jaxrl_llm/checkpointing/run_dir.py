@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ from jaxrl_llm.types import UserError
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import Config
 
+JsonObject: TypeAlias = dict[str, Any]
 _P = ParamSpec('_P')
 _R = TypeVar('_R')
 
@@ -104,11 +105,11 @@ class RunDirectory(NamedTuple):
     write(f'{path}.jsonl', _json_lines(rows))
     return path
 
-  def write_eval(self, step: int, record: dict[str, Any]) -> None:
+  def write_eval(self, step: int, record: JsonObject) -> None:
     """Writes eval/step_000012.json: the record of an evaluation with all completions."""
     write(self._eval_path(step), json.dumps(record, ensure_ascii=False, indent=1))
 
-  def read_eval(self, step: int, expected: dict[str, Any]) -> dict[str, Any] | None:
+  def read_eval(self, step: int, expected: JsonObject) -> JsonObject | None:
     """Returns the record of a finished evaluation whose fields include `expected`, or None."""
     try:
       record = dict(json.loads(safe_files.read(self._eval_path(step))))
@@ -128,7 +129,7 @@ def open_run(
   *,
   exclusive: bool = True,
   steps: Sequence[int] | None = None,
-  saved: dict[str, Any] | None = None,
+  saved: JsonObject | None = None,
 ) -> RunDirectory:
   """Creates a run directory, or opens one of the same config.
 
@@ -162,7 +163,7 @@ def open_run(
   return RunDirectory(root, changed, lock)
 
 
-def fingerprint(config: dict[str, Any]) -> str:
+def fingerprint(config: JsonObject) -> str:
   """Returns a hash of the fields that change what the steps compute: equal for any two starts of a run."""
   fields = {k: v for k, v in _flatten(config).items() if not _is_changeable(k)}
   return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
@@ -251,7 +252,7 @@ def _check_checkpoints(root: str, steps: Sequence[int]) -> None:
     os.remove(os.path.join(root, _LAST_CHECKPOINT))  # started over on purpose
 
 
-def _read_config(path: str, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+def _read_config(path: str, saved: JsonObject | None) -> JsonObject | None:
   """The content of config.json; None where it is absent, or damaged and `saved` can replace it."""
   if not os.path.exists(path):
     return None
@@ -295,7 +296,7 @@ def _compare(root: str, old: dict, new: dict) -> tuple[str, ...]:
 _ABSENT = object()
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> JsonObject:
   """The default fields without those of stages, whose settings depend on the chosen function."""
 
   def without_stages(section: dict) -> dict:
@@ -312,7 +313,7 @@ def _is_changeable(name: str) -> bool:
   return any(name == field or name.startswith(f'{field}.') for field in _CHANGEABLE)
 
 
-def _flatten(tree: dict, prefix: str = '') -> dict[str, Any]:
+def _flatten(tree: dict, prefix: str = '') -> JsonObject:
   flat = {}
   for key, value in tree.items():
     if isinstance(value, dict):
@@ -350,7 +351,7 @@ def _add_start(path: str) -> None:
   write(path, json.dumps([*starts, _environment()][-_MAX_STARTS:], indent=1))
 
 
-def _environment() -> dict[str, Any]:
+def _environment() -> JsonObject:
   return dict(
     time=time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),
     command=sys.argv,

@@ -25,7 +25,7 @@ HUB = 'hub:'  # prefix of a name on the Hugging Face hub
 def read(
   path: str,
   field: str,
-  data: DataConfig | Mapping[str, Any] | None = None,
+  data: DataConfig | Mapping | None = None,
   source: str = 'jsonl',
   **selection: str,
 ) -> list[Row]:

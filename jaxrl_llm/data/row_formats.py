@@ -27,7 +27,7 @@ _SOURCES = ('data_source', 'datasource', 'env_class', 'metadata.source_dataset')
 _MAY_BE_JSON = ('info', 'metadata', 'extra_info', 'reward_model', 'reward_spec')
 
 
-def to_row(record: Any, where: str, data: DataConfig | Mapping[str, Any], source: str) -> Row:
+def to_row(record: Any, where: str, data: DataConfig | Mapping, source: str) -> Row:
   """Returns the Row of a JSON object. `where` is its place in messages, `source` the default for rows without one.
 
   Raises UserError, with the accepted names, for a row without a prompt, or without an answer where config.data.answers
@@ -109,7 +109,7 @@ def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
   raise UserError(f'{where} must be text or a list of messages, and not empty.')
 
 
-def _answer(raw: Any, where: str, data: DataConfig | Mapping[str, Any]) -> str:
+def _answer(raw: Any, where: str, data: DataConfig | Mapping) -> str:
   """The answer as text, without anything up to config.data.answer_after."""
   text = '' if raw is None else raw if isinstance(raw, str) else json.dumps(raw, default=str)
   mark = data.get('answer_after', '')

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import ml_collections
 
 from jaxrl_llm.checkpointing.metrics_log import STEP
 from jaxrl_llm.learner import precision
 from jaxrl_llm.monitoring import alarms
+from jaxrl_llm.report.rollouts import JsonObject
 
 # alarm → (title, {metric: sentence}). A sentence may use the metric's `last`, `least` and `most` value, the step `at`
 # of the largest value, and the alarm's `bounds`. It states numbers without judging them, so that it holds at any value.
@@ -95,9 +95,7 @@ _INFORMATION = (
 _INFORMATION_POSITION = 2
 
 
-def check_results(
-  rows: list[dict[str, Any]], config: dict[str, Any], on_cpu: bool
-) -> list[dict[str, Any]]:
+def check_results(rows: list[JsonObject], config: JsonObject, on_cpu: bool) -> list[JsonObject]:
   """Returns one entry per check: title, state, text, steps and values; failing checks come first, then recovered ones.
 
   state is failing, recovered, passing, not_recorded or information. It is taken from the run's metrics health/<name>;
@@ -116,7 +114,7 @@ def check_results(
   )
 
 
-def summary(checks: list[dict[str, Any]]) -> str:
+def summary(checks: list[JsonObject]) -> str:
   """Returns one sentence about all checks."""
   counts = {
     state: sum(check['state'] == state for check in checks)
@@ -132,9 +130,7 @@ def summary(checks: list[dict[str, Any]]) -> str:
   return f'Healthy: none of {total} checks has failed.'
 
 
-def _check_of_alarm(
-  name: str, rows: list[dict[str, Any]], bounds: alarms.Bounds | None
-) -> dict[str, Any]:
+def _check_of_alarm(name: str, rows: list[JsonObject], bounds: alarms.Bounds | None) -> JsonObject:
   title, sentences = _CHECKS[name]
   recorded = [
     (row[STEP], bool(row[f'health/{name}']), row) for row in rows if f'health/{name}' in row
@@ -150,9 +146,7 @@ def _check_of_alarm(
   return check | dict(state=state, text=text, steps=_ranges([step for step, _ in bad]))
 
 
-def _text(
-  sentences: dict[str, str], values: list[dict[str, Any]], bounds: alarms.Bounds | None
-) -> str:
+def _text(sentences: dict[str, str], values: list[JsonObject], bounds: alarms.Bounds | None) -> str:
   """Fills in the sentences of the recorded metrics. Without bounds the clauses about them are cut."""
   filled = []
   for value in values:
@@ -174,7 +168,7 @@ def _ranges(steps: list[int]) -> list[list[int]]:
   return ranges
 
 
-def _values(rows: list[dict[str, Any]], metrics: tuple[str, ...]) -> list[dict[str, Any]]:
+def _values(rows: list[JsonObject], metrics: tuple[str, ...]) -> list[JsonObject]:
   """name, last, least and largest value, and the step of the largest, of each metric that was recorded."""
   values = []
   for name in metrics:
@@ -186,7 +180,7 @@ def _values(rows: list[dict[str, Any]], metrics: tuple[str, ...]) -> list[dict[s
   return values
 
 
-def _bounds(settings: dict[str, Any], on_cpu: bool) -> alarms.Bounds | None:
+def _bounds(settings: JsonObject, on_cpu: bool) -> alarms.Bounds | None:
   try:
     config = ml_collections.ConfigDict(settings)
     return alarms.bounds(config, precision.compute_dtype(config, on_cpu))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.curriculum import Curriculum
-from jaxrl_llm.report.rollouts import Rollouts, json_lines
+from jaxrl_llm.report.rollouts import JsonObject, Rollouts, json_lines
 from jaxrl_llm.types import Row, UserError
 
 _MAX_WINDOWS = 5
@@ -106,7 +106,7 @@ def print_tables(report: CurriculumReport, console: Console | None = None) -> No
     _print_suspects(console, report.suspects)
 
 
-def to_json(report: CurriculumReport) -> dict[str, Any]:
+def to_json(report: CurriculumReport) -> JsonObject:
   """Returns the report as JSON values."""
   return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in report._asdict().items()}
 
@@ -156,7 +156,7 @@ def _reliability(predicted: np.ndarray, observed: np.ndarray) -> list[tuple[floa
 
 def _prompt_entry(
   index: int, row: Row, mean: float, mixed: float, curriculum: Curriculum
-) -> dict[str, Any]:
+) -> JsonObject:
   return dict(
     prompt=index,
     question=row.question or row.messages[-1]['content'],

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import numpy as np
 from absl import logging
 
 from jaxrl_llm.checkpointing import metrics_log, safe_files
 from jaxrl_llm.profiling import xplane
+from jaxrl_llm.report.rollouts import JsonObject
 
 ROOFLINE_FILE = 'floor.json'  # written by the run: see jaxrl_llm/profiling/roofline.py
 _CACHE_FILE = 'parts.json'  # the parsed trace, because parsing takes long
 
 
-def device_report(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+def device_report(folder: str, rows: list[JsonObject]) -> JsonObject | None:
   """Returns device time by part and kind of operation, in seconds per step, and the roofline; None without a trace.
 
   `rows` are the metrics of the run.
@@ -50,12 +50,12 @@ def device_report(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any] | N
 
 
 def _roofline(
-  program: dict[str, Any],
+  program: JsonObject,
   busy: dict[str, float],
-  rows: list[dict[str, Any]],
+  rows: list[JsonObject],
   first: int,
   stop: int,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
   """Per half of one step: measured seconds, operations, bytes read, and the shortest possible seconds."""
   traced = [row for row in rows if first <= row.get(metrics_log.STEP, -1) < stop]
   iterations = [row['generate/rounds'] for row in traced if 'generate/rounds' in row]
@@ -87,7 +87,7 @@ def _roofline(
   return [half for half in halves if half['measured'] > 0]
 
 
-def _read_trace(profile: str, paths: list[str]) -> dict[str, Any] | None:
+def _read_trace(profile: str, paths: list[str]) -> JsonObject | None:
   """The parsed trace, from the cache file if the trace has not changed. A damaged trace is logged and yields None."""
   key = [[os.path.relpath(path, profile), os.path.getsize(path)] for path in paths]
   cached = _read_json(os.path.join(profile, _CACHE_FILE)) or {}
@@ -105,7 +105,7 @@ def _read_trace(profile: str, paths: list[str]) -> dict[str, Any] | None:
   return trace
 
 
-def _read_json(path: str) -> dict[str, Any] | None:
+def _read_json(path: str) -> JsonObject | None:
   try:
     value = json.loads(safe_files.read(path))
   except (OSError, ValueError):

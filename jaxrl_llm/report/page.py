@@ -13,10 +13,9 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
-from jaxrl_llm.report.rollouts import Rollouts
+from jaxrl_llm.report.rollouts import JsonObject, Rollouts
 from jaxrl_llm.report.run_reader import read_run, rollout_index
 
 # In the order in which they are concatenated.
@@ -63,9 +62,7 @@ def scripts() -> str:
   return '\n'.join(_asset(f'{name}.js') for name in _SCRIPTS)
 
 
-def _data_blocks(
-  number: int, run: dict[str, Any], rollouts: Rollouts
-) -> Iterator[tuple[str, bytes]]:
+def _data_blocks(number: int, run: JsonObject, rollouts: Rollouts) -> Iterator[tuple[str, bytes]]:
   """Yields (element id, deflated data) for one run."""
   yield f'run{number}', _deflated_json(run)
   yield f'index{number}', _deflated_json(rollout_index(rollouts))
@@ -91,7 +88,7 @@ def _asset(name: str) -> str:
   return (importlib.resources.files(__package__) / 'assets' / name).read_text('utf-8')
 
 
-def _make_names_distinct(runs: list[dict[str, Any]], folders: list[str]) -> None:
+def _make_names_distinct(runs: list[JsonObject], folders: list[str]) -> None:
   """Adds the parent folder to the names of runs whose folders have the same name."""
   names = [run['name'] for run in runs]
   for run, folder in zip(runs, folders, strict=True):
@@ -99,7 +96,7 @@ def _make_names_distinct(runs: list[dict[str, Any]], folders: list[str]) -> None
       run['name'] = '/'.join(os.path.abspath(folder).split(os.sep)[-2:])
 
 
-def _deflated_json(value: dict[Any, Any]) -> bytes:
+def _deflated_json(value: dict) -> bytes:
   return zlib.compress(json.dumps(value, ensure_ascii=False).encode('utf-8', 'replace'), 6)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from jaxrl_llm.checkpointing import safe_files
+
+JsonObject: TypeAlias = dict[str, Any]
 
 COLUMNS = ('step', 'prompt', 'score', 'right', 'reason', 'length', 'hinted', 'success')
 # Deflated bytes of rollout text in one page. Above this, texts of every second, fourth, ... file are dropped.
@@ -83,7 +85,7 @@ class Rollouts:
     text = zlib.compress('\n'.join(lines).encode('utf-8', 'replace'), 3)
     return RolloutFile(stamp, columns, text, prompts)
 
-  def _values(self, row: dict[str, Any]) -> tuple[float, ...] | None:
+  def _values(self, row: JsonObject) -> tuple[float, ...] | None:
     """The numbers of a row in the order of COLUMNS; None where one is missing or no number."""
     reason = str(row.get('reason', ''))
     if reason not in self.reasons:
@@ -116,16 +118,16 @@ class Rollouts:
         self._files[name] = self._files[name]._replace(text=b'')
 
 
-def json_lines(path: str) -> list[dict[str, Any]]:
+def json_lines(path: str) -> list[JsonObject]:
   """Returns the complete objects of a JSON-lines file; [] where the file is absent."""
   return [row for _, row in _parsed_lines(path)]
 
 
-def _prompt_json(row: dict[str, Any]) -> str:
+def _prompt_json(row: JsonObject) -> str:
   return json.dumps([row.get('input', ''), row.get('gts', '')], ensure_ascii=False)
 
 
-def _parsed_lines(path: str) -> list[tuple[str, dict[str, Any]]]:
+def _parsed_lines(path: str) -> list[tuple[str, JsonObject]]:
   parsed = []
   try:
     with safe_files.open_regular(path, errors='replace') as file:

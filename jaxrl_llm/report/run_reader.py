@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from jaxrl_llm.checkpointing import metrics_log, run_dir, safe_files
 from jaxrl_llm.report import alarm_history, curriculum, series
 from jaxrl_llm.report.device import device_report
-from jaxrl_llm.report.rollouts import Rollouts, json_lines
+from jaxrl_llm.report.rollouts import JsonObject, Rollouts, json_lines
 from jaxrl_llm.types import UserError
 
 # Metrics of the batch that was learned.
@@ -29,7 +29,7 @@ _TIME_RANGES = 40  # columns of the chart of step times
 _Json = TypeVar('_Json', dict, list)
 
 
-def read_run(folder: str, rollouts: Rollouts | None = None) -> dict[str, Any]:
+def read_run(folder: str, rollouts: Rollouts | None = None) -> JsonObject:
   """Returns everything but the rollouts of a run as JSON values. `rollouts` are those of the folder, read before.
 
   Raises UserError for a folder that holds no run.
@@ -65,14 +65,14 @@ def read_run(folder: str, rollouts: Rollouts | None = None) -> dict[str, Any]:
   )
 
 
-def without_idle_update(row: dict[str, Any]) -> dict[str, Any]:
+def without_idle_update(row: JsonObject) -> JsonObject:
   """Returns the row without the zeros of an update that had nothing to learn, as in the first step."""
   if row.get('training/trained_tokens', 1):
     return row
   return {k: v for k, v in row.items() if not k.startswith(_UPDATE_METRICS)}
 
 
-def rollout_index(rollouts: Rollouts) -> dict[str, Any]:
+def rollout_index(rollouts: Rollouts) -> JsonObject:
   """Returns the columns that the browser filters by, and the number of rollouts in each file."""
   integers = lambda name: rollouts.column(name).astype(int).tolist()  # noqa: E731
   return dict(
@@ -88,7 +88,7 @@ def rollout_index(rollouts: Rollouts) -> dict[str, Any]:
   )
 
 
-def _step_times(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _step_times(rows: list[JsonObject]) -> JsonObject:
   """Seconds of each part of the steps. 'other' is the rest of timing_s/step."""
   keys = sorted({k for row in rows for k in row if k.startswith('timing_s/')} - {'timing_s/step'})
   steps = np.array([row[metrics_log.STEP] for row in rows], int)
@@ -113,7 +113,7 @@ def _other_phases(folder: str) -> dict[str, float]:
   return {k: v for k, v in seconds.items() if isinstance(v, int | float) and v > 0}
 
 
-def _evaluations(folder: str) -> list[dict[str, Any]]:
+def _evaluations(folder: str) -> list[JsonObject]:
   """step and metrics of each evaluation on disk, in the order of the steps."""
   eval_folder, evaluations = os.path.join(folder, 'eval'), []
   for name in sorted(os.listdir(eval_folder)) if os.path.isdir(eval_folder) else []:
@@ -125,12 +125,12 @@ def _evaluations(folder: str) -> list[dict[str, Any]]:
   return sorted(evaluations, key=lambda evaluation: evaluation['step'])
 
 
-def _curriculum(folder: str) -> dict[str, Any] | None:
+def _curriculum(folder: str) -> JsonObject | None:
   report = curriculum.load_json(os.path.join(folder, 'curriculum.json'))
   return None if report is None else curriculum.to_json(report)
 
 
-def _choices(folder: str) -> dict[str, Any]:
+def _choices(folder: str) -> JsonObject:
   """Summarizes choices.jsonl: the latest choices as columns, counts of the reasons, predicted success by step."""
   rows = [row for row in json_lines(os.path.join(folder, 'choices.jsonl')) if 'prompt' in row]
   names = ('prompt', 'why', 'worth', 'success', 'mixed', 'visits')
@@ -156,7 +156,7 @@ def _choices(folder: str) -> dict[str, Any]:
   )
 
 
-def _facts(config: dict[str, Any], starts: list[Any]) -> dict[str, str]:
+def _facts(config: JsonObject, starts: list[JsonObject]) -> dict[str, str]:
   facts = {name: str(config[name]) for name in _FACTS if name in config}
   last = _last_start(starts)
   devices = last.get('devices') or []
@@ -166,15 +166,15 @@ def _facts(config: dict[str, Any], starts: list[Any]) -> dict[str, str]:
   return facts | {k: str(v) for k, v in origin.items() if v} | dict(starts=str(len(starts)))
 
 
-def _on_cpu(starts: list[Any]) -> bool:
+def _on_cpu(starts: list[JsonObject]) -> bool:
   return 'cpu' in str((_last_start(starts).get('devices') or ['cpu'])[0]).lower()
 
 
-def _last_start(starts: list[Any]) -> dict[str, Any]:
+def _last_start(starts: list[JsonObject]) -> JsonObject:
   return starts[-1] if starts and isinstance(starts[-1], dict) else {}
 
 
-def _flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, str]:
+def _flatten(tree: JsonObject, prefix: str = '') -> dict[str, str]:
   flat: dict[str, str] = {}
   for key, value in sorted(tree.items()):
     if isinstance(value, dict):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
+
+from jaxrl_llm.report.rollouts import JsonObject
 
 _POINTS = 160  # of a curve
 _COLUMNS = 48  # ranges of steps of a distribution
@@ -43,7 +44,7 @@ def curve(steps: np.ndarray, values: np.ndarray, points: int = _POINTS) -> dict[
   return dict(x=x, y=y, mid=mid, lo=lo, hi=hi)
 
 
-def curves(rows: list[dict[str, Any]], step_key: str) -> dict[str, dict[str, list[float]]]:
+def curves(rows: list[JsonObject], step_key: str) -> dict[str, dict[str, list[float]]]:
   """Returns {metric: `curve`} for every metric that is a number in some row."""
   columns: dict[str, tuple[list, list]] = {}
   for row in rows:

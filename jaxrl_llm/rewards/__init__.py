@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from jaxrl_llm.rewards import length_truncation, majority_vote
 from jaxrl_llm.rewards.failure_policy import FailurePolicy
 from jaxrl_llm.rewards.first_batch_checks import check_first_batch
+from jaxrl_llm.rewards.outcomes import Spec
 from jaxrl_llm.rewards.pool import Pool, Scores
 from jaxrl_llm.rewards.resolve import (
   Part,
@@ -22,9 +22,6 @@ from jaxrl_llm.rewards.resolve import (
 )
 from jaxrl_llm.rewards.worker import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
 from jaxrl_llm.types import Row
-
-if TYPE_CHECKING:
-  from jaxrl_llm.config.schema import RewardsConfig
 
 __all__ = [
   'CRASH',
@@ -56,7 +53,7 @@ __all__ = [
 def score(
   rows: Sequence[Row],
   texts: Sequence[str],
-  spec: RewardsConfig | Mapping[str, Any],
+  spec: Spec,
   pool: Pool | None = None,
 ) -> Scores:
   """Scores texts[b] of rows[b] with the reward functions and limits of `spec`, a config.rewards.

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl_llm.rewards.outcomes import Spec
 from jaxrl_llm.rewards.pool import Scores
 from jaxrl_llm.rewards.worker import FAILURES, OUTCOMES, SKIP
 from jaxrl_llm.types import UserError
-
-if TYPE_CHECKING:
-  from jaxrl_llm.config.schema import RewardsConfig
 
 _POLICIES = ('score', 'drop')
 
@@ -27,7 +23,7 @@ class FailurePolicy:
   dropped and does not count as a failure.
   """
 
-  def __init__(self, rewards: RewardsConfig | Mapping[str, Any]):
+  def __init__(self, rewards: Spec):
     """`rewards` is config.rewards. Raises UserError for an unknown policy, or a number out of range."""
     spec, where = dict(rewards.get('failed', {})), 'config.rewards.failed'
     self._drops = np.zeros(len(OUTCOMES), bool)
@@ -98,7 +94,7 @@ def _with_all_outcomes(counts: list[int]) -> list[int]:
   return [*counts, *[0] * (len(OUTCOMES) - len(counts))]
 
 
-def _number(spec: dict, name: str, default: Any, low: float, high: float) -> Any:
+def _number(spec: dict, name: str, default: float, low: float, high: float) -> float:
   value = spec.pop(name, default)
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if not is_number or not low <= value <= high or not math.isfinite(value):

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxrl_llm.config import stages
+from jaxrl_llm.rewards.outcomes import Spec
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.rewards.resolve import batch_modes
 from jaxrl_llm.rewards.worker import OK
 from jaxrl_llm.types import Row
 
 if TYPE_CHECKING:
-  from jaxrl_llm.config.schema import RewardsConfig
   from jaxrl_llm.rewards.pool import Pool
 
 
 def check_first_batch(
-  spec: RewardsConfig | Mapping[str, Any],
+  spec: Spec,
   pool: Pool,
   rows: Sequence[Row],
   texts: Sequence[str],
@@ -46,7 +46,7 @@ def check_first_batch(
   return metrics
 
 
-def _unread(spec: RewardsConfig | Mapping[str, Any], text: str) -> bool | None:
+def _unread(spec: Spec, text: str) -> bool | None:
   """Whether a text has no answer that config.rewards.fn can compare; None if that cannot be determined."""
   if spec.get('tag', ''):
     return f'</{spec["tag"]}>' not in text

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.rewards.outcomes import Settings
 from jaxrl_llm.rewards.parsing import answer_span
 from jaxrl_llm.types import Row, UserError
 
@@ -94,7 +95,7 @@ def repetition(text: str, row: Row, *, n: int = 3, characters: bool = False) -> 
   return 1.0 - distinct / count
 
 
-def _check_tags(settings: dict[str, Any], where: str) -> None:
+def _check_tags(settings: Settings, where: str) -> None:
   names = settings['tags']
   if (
     not names or len(set(names)) < len(names) or not all(re.fullmatch(r'[\w-]+', x) for x in names)
@@ -104,7 +105,7 @@ def _check_tags(settings: dict[str, Any], where: str) -> None:
     )
 
 
-def _check_pattern(settings: dict[str, Any], where: str) -> None:
+def _check_pattern(settings: Settings, where: str) -> None:
   try:
     re.compile(settings['regex'])
   except (re.error, OverflowError, RecursionError) as error:
@@ -113,7 +114,7 @@ def _check_pattern(settings: dict[str, Any], where: str) -> None:
     ) from error
 
 
-def _check_schema(settings: dict[str, Any], where: str) -> None:
+def _check_schema(settings: Settings, where: str) -> None:
   try:
     _validator(_file(settings['schema'])) if settings['schema'] else None
   except (OSError, ValueError) as error:
@@ -123,7 +124,7 @@ def _check_schema(settings: dict[str, Any], where: str) -> None:
     ) from error
 
 
-def _check_repetition(settings: dict[str, Any], where: str) -> None:
+def _check_repetition(settings: Settings, where: str) -> None:
   if settings['n'] < 1:
     raise UserError(f'{where}.n={settings["n"]!r} must be a whole number from 1 up.')
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from jaxrl_llm.types import Batch, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import RewardsConfig
+
+# config.rewards, or its fields by name.
+Spec: TypeAlias = 'RewardsConfig | Mapping[str, Any]'
+Settings: TypeAlias = dict[str, Any]  # of a reward function, with defaults and those of the workers
 
 SAME = 1e-6  # scores that differ by no more are equal
 
@@ -37,7 +41,7 @@ def mixed(score_BxK: np.ndarray, exists_B: np.ndarray, group_B: np.ndarray, grou
   return (high_PxK - low_PxK > SAME).any(1)
 
 
-def bounds(spec: RewardsConfig | Mapping[str, Any]) -> tuple[float, float]:
+def bounds(spec: Spec) -> tuple[float, float]:
   """Returns the scores that count as success 0 and 1: config.rewards.bounds, else (0, config.rewards.right).
 
   Raises UserError for bounds that are no interval, or that do not include `right`.
@@ -65,19 +69,19 @@ def bounds(spec: RewardsConfig | Mapping[str, Any]) -> tuple[float, float]:
   return float(configured[0]), float(configured[1])
 
 
-def success(score_B: np.ndarray, spec: RewardsConfig | Mapping[str, Any]) -> np.ndarray:
+def success(score_B: np.ndarray, spec: Spec) -> np.ndarray:
   """Returns (score − low) / (high − low) clipped to [0, 1], float32, for the bounds of config.rewards."""
   low, high = bounds(spec)
   return np.clip((np.asarray(score_B, np.float32) - low) / (high - low), 0, 1)
 
 
-def outside(score_B: np.ndarray, spec: RewardsConfig | Mapping[str, Any]) -> np.ndarray:
+def outside(score_B: np.ndarray, spec: Spec) -> np.ndarray:
   """Returns bool [B]: scores out of bounds. Without config.rewards.bounds there is no upper bound."""
   low, high = bounds(spec)
   return (score_B < low) | ((score_B > high) & bool(tuple(spec.get('bounds', ()))))
 
 
-def metrics(score_N: np.ndarray, spec: RewardsConfig | Mapping[str, Any]) -> dict[str, float]:
+def metrics(score_N: np.ndarray, spec: Spec) -> dict[str, float]:
   """Returns metrics of the scores of config.rewards.fn, for the N rollouts that could be graded."""
   if not len(score_N):
     return {}

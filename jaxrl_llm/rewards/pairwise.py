@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from jaxrl_llm.rewards.model_judge import aggregate, client, http, verdict
+from jaxrl_llm.rewards.outcomes import Settings
 from jaxrl_llm.types import Row, UserError
 
 _PRINCIPLES = (
@@ -126,7 +126,7 @@ def _sides(answer: str, count: int) -> list[int]:
   return sides
 
 
-def _check(settings: dict[str, Any], where: str) -> None:
+def _check(settings: Settings, where: str) -> None:
   for name, minimum in (('most_criteria', 1), ('opponents', 0)):
     if settings[name] < minimum:
       raise UserError(
@@ -135,7 +135,7 @@ def _check(settings: dict[str, Any], where: str) -> None:
   client.check(settings, where, questions=4)  # for the two completions that a group has at least
 
 
-def _check_rows(row: Row, settings: dict[str, Any]) -> None:
+def _check_rows(row: Row, settings: Settings) -> None:
   if settings['reference'] and not row.answer:
     raise ValueError(f'row {row.id} has no answer to compare with')
 

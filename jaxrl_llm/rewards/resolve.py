@@ -10,8 +10,8 @@ import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.config import schema, stages
 from jaxrl_llm.rewards import (
@@ -26,13 +26,13 @@ from jaxrl_llm.rewards import (
 from jaxrl_llm.rewards.code_execution import graders, sandbox
 from jaxrl_llm.rewards.gym import sandboxed, scorers
 from jaxrl_llm.rewards.model_judge import judge, rubric
+from jaxrl_llm.rewards.outcomes import Settings, Spec
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.types import Row, UserError
 
 if TYPE_CHECKING:
-  from jaxrl_llm.config.schema import DataConfig, RewardsConfig, Stage
+  from jaxrl_llm.config.schema import DataConfig, Stage
 
-Spec: TypeAlias = 'RewardsConfig | Mapping[str, Any]'  # config.rewards, or one of its parts
 Grader = Callable[[str, Row], float | None]  # None skips the sample
 
 # Reward function → (the package that it needs, the extra that installs it).
@@ -161,7 +161,7 @@ def resolve(spec: Spec, where: str = 'rewards') -> Grader:
   return _GroupGrader(grader.func, **grader.keywords) if module is pairwise else grader
 
 
-def _settings(grader: functools.partial) -> dict[str, Any]:
+def _settings(grader: functools.partial) -> Settings:
   """All settings of a reward function, with defaults."""
   parameters = inspect.signature(grader.func).parameters.values()
   return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY} | grader.keywords
@@ -219,9 +219,7 @@ def check_rows(named: Sequence[tuple[str, Any]], rows: Sequence[Row]) -> None:
         )
 
 
-def _row_problem(
-  check: Callable[[Row, dict[str, Any]], Any], row: Row, settings: dict[str, Any]
-) -> str:
+def _row_problem(check: Callable[[Row, Settings], object], row: Row, settings: Settings) -> str:
   try:
     check(row, settings)
   except ValueError as error:
@@ -263,7 +261,7 @@ def resolve_vote(vote: Stage, spec: Spec, rollouts: int) -> majority_vote.Majori
   return majority._replace(extract=extract_answer)
 
 
-def _user_function(path: str, settings: dict[str, Any], field: str) -> Grader:
+def _user_function(path: str, settings: Settings, field: str) -> Grader:
   module_name, _, name = path.partition(':')
   where = f'config.{field}.fn={path!r}'
   try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxrl_llm.rewards import adapters
 from jaxrl_llm.rewards.gym import sandboxed, scorers
+from jaxrl_llm.rewards.outcomes import Settings
 from jaxrl_llm.rewards.parsing import answer_span, choice, expression, extract, formula, numeral
 from jaxrl_llm.types import Row, UserError
 
@@ -213,13 +214,13 @@ PREPARE = {
 }
 
 
-def _check_numeric(settings: dict[str, Any], where: str) -> None:
+def _check_numeric(settings: Settings, where: str) -> None:
   for name in ('abs_tol', 'rel_tol'):
     if not 0 <= settings[name] < math.inf:
       raise UserError(f'{where}.{name}={settings[name]!r} must be a finite number from 0 up.')
 
 
-def _check_choice(settings: dict[str, Any], where: str) -> None:
+def _check_choice(settings: Settings, where: str) -> None:
   if settings['first_index'] not in (-1, 0, 1):
     raise UserError(f'{where}.first_index={settings["first_index"]!r} must be one of: -1, 0, 1.')
 

@@ -131,7 +131,7 @@ def test_rows_without_an_answer_are_for_graders_that_need_none():
     (dict(q='x', answer='a'), {}, 'or name its column in config.data.columns.question'),
     (dict(q='x', answer='a'), dict(question='Q'), "no column 'Q'; correct config.data.columns.question"),
     (dict(question='x', answer='a'), dict(answer='z'), "no answer under 'z' (config.data.columns.answer)"),
-    (dict(question='x', answer='a'), dict(source='s'), "no column 's'; mend config.data.columns.source"),
+    (dict(question='x', answer='a'), dict(source='s'), "no column 's'; correct config.data.columns.source"),
     (dict(question='x', answer='a', info='{"a": "\\ud800"}'), {}, "here: 'info' is no Unicode text"),
   ],
 )  # fmt: skip

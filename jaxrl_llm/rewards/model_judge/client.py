@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from jaxrl_llm.rewards.model_judge import http
+from jaxrl_llm.rewards.outcomes import Settings
 from jaxrl_llm.types import Row, UserError
 
 _T = TypeVar('_T')
@@ -96,7 +97,7 @@ def each_answered(
   return [answered(server, request, parse, end) for request in requests]
 
 
-def check(settings: dict[str, Any], where: str, questions: int = 1) -> None:
+def check(settings: Settings, where: str, questions: int = 1) -> None:
   """Raises UserError for settings of a server out of range. `questions` is the number of requests per grading.
 
   `settings` include config.rewards.deadline_s and workers.
@@ -134,7 +135,7 @@ def check_places(template: str, where: str, *needed: str) -> None:
     raise UserError(f'{where}.template={template[:80]!r} must hold {placeholders}.')
 
 
-def _check_times(settings: dict[str, Any], where: str, questions: int) -> None:
+def _check_times(settings: Settings, where: str, questions: int) -> None:
   deadline_s, give_up_s, workers = (
     settings['deadline_s'],
     settings['give_up_s'],

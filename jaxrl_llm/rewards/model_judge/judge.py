@@ -7,9 +7,9 @@ import math
 import re
 import types
 from collections.abc import Mapping
-from typing import Any
 
 from jaxrl_llm.rewards.model_judge import client, http, verdict
+from jaxrl_llm.rewards.outcomes import Settings
 from jaxrl_llm.types import Row, UserError
 
 _QUESTION = (
@@ -97,13 +97,13 @@ def _criteria(row: Row) -> dict[str, float]:
   return criteria
 
 
-def _check(settings: dict[str, Any], where: str) -> None:
+def _check(settings: Settings, where: str) -> None:
   """Raises UserError for settings out of range; they include config.rewards.deadline_s and workers."""
   client.check(settings, where)
   _check_reading(settings, where)
 
 
-def _check_reading(settings: dict[str, Any], where: str) -> None:
+def _check_reading(settings: Settings, where: str) -> None:
   template, rubric = settings['template'], bool(settings['criteria']) or settings['row_criteria']
   if template and not ('{reply}' in template and ('{criteria}' in template) == rubric):
     needs = (

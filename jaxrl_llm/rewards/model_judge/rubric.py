@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.rewards.model_judge import aggregate, client, http, verdict
+from jaxrl_llm.rewards.outcomes import Settings
 from jaxrl_llm.types import Row, UserError
 
 _CRITERION = (
@@ -132,7 +133,7 @@ def _has_positive(points: list[float]) -> bool:
   return all(map(math.isfinite, points)) and any(p > 0 for p in points)
 
 
-def _check_rubric(settings: dict[str, Any], where: str) -> None:
+def _check_rubric(settings: Settings, where: str) -> None:
   """Raises UserError for settings out of range; they include config.rewards.deadline_s and workers."""
   criteria, only = dict(settings['criteria']), settings['only']
   if bool(criteria) == settings['row_criteria']:
@@ -151,7 +152,7 @@ def _check_rubric(settings: dict[str, Any], where: str) -> None:
   client.check(settings, where, questions=len(criteria) or 1)
 
 
-def _check_steps(settings: dict[str, Any], where: str) -> None:
+def _check_steps(settings: Settings, where: str) -> None:
   try:
     groups = re.compile(settings['cut']).groups if settings['cut'] else 1
   except (re.error, OverflowError, RecursionError):
