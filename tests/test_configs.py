@@ -81,17 +81,27 @@ class Planted:
 
 def small(name: str, folder: pathlib.Path):
   """The config with the smallest sizes, and as many prompts as the data holds, so that each is sampled again."""
-  c = configs.load(str(FILES[name]))
+  c = configs.load(name)
   c.model = 'scratch'
   c.scratch.update(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64, experts=0)
   if c.learner.replay_experts:
     c.scratch.update(experts=4, experts_per_token=2)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, min(c.rollouts, G), 12, T
-  c.learner.microbatch_rollouts = 0
-  if c.rewards.vote.fn != 'none':
-    c.rewards.vote.learn_from = 3
+  c.learner.microbatch_rollouts = c.sft.steps = c.evaluation.prompts = 0
+  c.steps = c.steps or 2  # 0: only the supervised start
+  c.curriculum.slots_per_prompt = min(c.curriculum.slots_per_prompt, P // 2)
   if c.objective.teacher:
     c.objective.teacher = 'scratch'
+  if c.rewards.vote.fn != 'none':
+    c.rewards.vote.learn_from = 3
+  shrink_rollout(c)
+  shrink_rewards(c, folder)
+  shrink_data(c)
+  return c
+
+
+def shrink_rollout(c) -> None:
+  """Makes rules of sampling act on short completions."""
   if c.rollout.stop.fn != 'none':
     c.rollout.slots = 5  # so that groups end one after the other
   # An untrained model gives nearly equal probabilities: none is large, and no entropy rises.
@@ -99,30 +109,33 @@ def small(name: str, folder: pathlib.Path):
     c.rollout.tree.update(rise=-1.0)
   if c.rollout.tree.fn == 'latr':
     c.rollout.tree.update(absolute=0.01)
-  c.curriculum.slots_per_prompt = min(c.curriculum.slots_per_prompt, P // 2)
   if c.curriculum.hint.fn != 'none':
     c.prompt_tokens = 48  # room for the hint
-  c.sft.steps = c.evaluation.prompts = 0
-  c.steps = c.steps or 2  # 0: only the supervised start
   if c.environment.fn != 'none':
     c.completion_tokens = 3 * T  # room for a second turn
+
+
+def shrink_rewards(c, folder: pathlib.Path) -> None:
+  """Makes exact matches the main reward; further rewards stay, with caches in `folder`."""
   cache = dict(cache=str(folder / 'judge.sqlite'))
   parts = tuple(dict(part) | (cache if 'cache' in part else {}) for part in c.rewards.parts)
   fixed = {name: c.rewards[name] for name in schema.FIXED_FIELDS['config.rewards']}
   c.rewards = configs.default().rewards  # exact, without the settings of another function
   c.rewards.update(fixed | dict(parts=parts))
   c.environment.judge = 'rewards'
-  levels = c.data.source == 'games'  # rows are levels of an environment
-  c.data.chat, c.data.template = False, '{question}'
-  c.prompt_tokens = 32 if levels else c.prompt_tokens  # room for the first observation
-  c.data.source, c.data.size = 'games' if levels else 'digits', P
+
+
+def shrink_data(c) -> None:
+  """Short strings to copy; the games of an environment stay."""
+  c.data.chat, c.data.template, c.data.size = False, '{question}', P
+  if c.data.source == 'games':  # rows are levels of an environment
+    c.prompt_tokens = 32  # room for the first observation
+  else:
+    c.data.source, c.data.tasks = 'digits', (dict(name='copy', min_length=1, max_length=3),)
   if c.replay.collect.fn != 'none':
     c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':
     c.data.size = 3 * P
-  if not levels:
-    c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
-  return c
 
 
 # The fields of the spec that generation reads: configs with equal ones share a compiled program.
