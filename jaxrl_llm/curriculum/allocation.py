@@ -48,8 +48,8 @@ def neyman(
 ) -> Allocation:
   """n = clip(round(ŝ / √(λL̂)), unit, most), λ such that the total holds; weight 1 / clip(n/n̄, floor, 1).
 
-  log λ is bisected in [−20, 20]. n is rounded to whole parts; the remainder goes to the prompts that rounding
-  reduces most. ŝ = √E[p(1 − p)] under the posterior and a budget in rollouts are reconstructed: the authors use the running
+  log λ is bisected in [−20, 20]. n is rounded to whole parts; the remainder goes to the prompts that rounding reduces
+  most. ŝ = √E[p(1 − p)] under the posterior and a budget in rollouts are reconstructed: the authors use the running
   deviation of A·Σ log π, and count tokens. arXiv:2605.08441 (DUET; constants of its code).
   """
   setting_checks.check_range('allocation.propensity_floor', propensity_floor, 0, 1, open_low=True)

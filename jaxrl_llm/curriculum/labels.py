@@ -1,8 +1,8 @@
 """Labels that the policy's answers contradict: replacements for training, and a list for review.
 
 A visit is one group of answers to a prompt, as normalized strings: equal strings are equal answers. None is a
-completion without an answer. Every public function may be named in `config.curriculum.labels.fn`; it returns a LabelRefiner or
-None.
+completion without an answer. Every public function may be named in `config.curriculum.labels.fn`; it returns a
+LabelRefiner or None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SuspectLabel(NamedTuple):
 
 
 class LabelRefiner:
-  """Majority answers over visits: `observe` records, `label` returns the label to grade by, `suspects` lists changes."""
+  """Majority answers over visits: `observe` records, `label` returns the one to grade by, `suspects` lists changes."""
 
   def __init__(self, *, min_slope: float = 0.05, after: int = 4):
     """`min_slope` share per visit; `after` visits without a change. Raises UserError for invalid numbers.

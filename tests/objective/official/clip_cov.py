@@ -20,7 +20,7 @@ SETTINGS = dict(
   aggregation='token_mean',
 )
 MUTANTS = {
-  'clipped tokens in the band': (token_weighting, '& ~tokens.clipped_BxT', '& (tokens.mask_BxT > 0)'),
+  'clipped tokens in the band': (token_weighting, '& ~present(tokens.clipped_BxT)', '& (tokens.mask_BxT > 0)'),
   'no upper end': (token_weighting, '& (covariance < high)', '& (covariance < 9 * high)'),
   'not whole': (token_weighting, 'jnp.floor(share * tokens.mask_BxT.sum() + 1e-4)', 'share * tokens.mask_BxT.sum()'),
   'kept': (token_weighting, '1 - jnp.minimum(dropped', 'jnp.minimum(dropped'),

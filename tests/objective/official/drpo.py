@@ -24,7 +24,7 @@ WITHOUT = {
   'ratios far above and below 1 for both signs': 'the loss has no bounds on ratios',
 }
 MUTANTS = {
-  'hinge over sequences': (denominators, 'return own and functools', 'return None and functools'),
+  'hinge over sequences': (denominators, 'None if default is None else', 'None if default else'),
   'slack of the hinge': (kl, '- delta)', '- 2 * delta)'),
   'temperature': (trust_region, '(score - jnp.max(score)) / temperature', 'score - jnp.max(score)'),
   'length rate': (

@@ -25,8 +25,8 @@ SETTINGS = dict(
 MUTANTS = {
   'both sides': (
     trust_region,
-    'held = jnp.where(keep, log_ratio_BxT, ',
-    'held = jnp.where(keep * 0 > 0, 0, ',
+    'clipped = jnp.where(keep, log_ratio_BxT, ',
+    'clipped = jnp.where(keep * 0 > 0, 0, ',
   ),
   'clipped tokens move': (
     trust_region,

@@ -44,8 +44,12 @@ MUTANTS = {
     'jnp.where(right_P <= gate, has_P, 0)',
     'jnp.where(right_P <= gate + 1, has_P, 0)',
   ),
-  'weight': (sft_loss, 'weight * lost_P, _alike)', 'lost_P, _alike)'),
-  'rollouts beside the demonstration': (sft_loss, 'Plan(1 - lost_P,', 'Plan(1 - 0 * lost_P,'),
+  'weight': (sft_loss, 'weight * replaced_P, _uniform)', 'replaced_P, _uniform)'),
+  'rollouts beside the demonstration': (
+    sft_loss,
+    'Plan(1 - replaced_P,',
+    'Plan(1 - 0 * replaced_P,',
+  ),
   'demonstrations row by row': (
     demonstration_terms,
     'jnp.maximum(counted_PxT.sum(), 1)',

@@ -23,7 +23,10 @@ SETTINGS = dict(
   trust_region=dict(fn='clip', low=0.2, high=0.2),
   aggregation='token_mean',
 )
-IDLE = ('companion.learning_rate', 'companion.beta')  # of the reward model's own training
+IDLE = (
+  'auxiliary_model.learning_rate',
+  'auxiliary_model.beta',
+)  # of the reward model's own training
 MUTANTS = {
   'what was': (
     credit_assignment,

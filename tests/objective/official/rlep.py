@@ -37,8 +37,8 @@ MUTANTS = {
   'no dual clip': (ratio_bounds, '(ratio > most)', '(ratio > 1e9)'),
   'upper bound': (
     trust_region,
-    'return bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
-    'return bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + low)',
+    'return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
+    'return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + low)',
   ),
   'biased std': (
     advantage,
