@@ -1,8 +1,9 @@
 """Converts rows written for other trainers into a Row.
 
-Formats are recognized by their columns: verl and SkyRL (`prompt`, `data_source`, `reward_model` or `reward_spec` with `ground_truth`),
-TRL (`prompt`, as text or messages, and columns for the reward), verifiers (`prompt` or `question`, `answer`, `info`),
-OpenRLHF and slime (`input`, `label`), AReaL (`messages`, `answer`), reasoning-gym (`question`, `answer`, `metadata`).
+Formats are recognized by their columns: verl and SkyRL (`prompt`, `data_source`, `reward_model` or `reward_spec` with
+`ground_truth`), TRL (`prompt`, as text or messages, and columns for the reward), verifiers (`prompt` or `question`,
+`answer`, `info`), OpenRLHF and slime (`input`, `label`), AReaL (`messages`, `answer`), reasoning-gym (`question`,
+`answer`, `metadata`).
 config.data.columns names other columns. All remaining columns are passed to the reward function.
 """
 

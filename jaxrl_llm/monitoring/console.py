@@ -71,7 +71,7 @@ class Console:
     live: bool = True,
     warnings_out: Rich | None = None,
   ):
-    """`steps`: of the whole run. live: draws a table if `out` is a terminal. warnings_out: for warnings, default `out`."""
+    """`steps`: of the whole run. live: draws a table if `out` is a terminal. warnings_out: default `out`."""
     self._rich = out or _rich()
     self._warnings_out, self._wants_live = warnings_out or self._rich, live
     self._steps, self._rewards, self._row = steps, [], {}

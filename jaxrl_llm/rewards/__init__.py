@@ -1,4 +1,4 @@
-"""Reward functions: (text, row) → number. This package never imports jax, so that workers start fast and use no device."""
+"""Reward functions: (text, row) → number. Nothing here imports jax, so that workers start fast and use no device."""
 
 from __future__ import annotations
 

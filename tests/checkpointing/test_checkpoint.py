@@ -132,7 +132,7 @@ def test_restored_onto_another_mesh(tmp_path, sizes):
 
 _TWO_DEVICES = """
 import sys
-sys.path.insert(0, 'tests')
+sys.path[:0] = ['tests', 'tests/checkpointing']
 import jax
 import test_checkpoint as t
 from jaxrl_llm.checkpointing import checkpoint

@@ -26,7 +26,7 @@ OF_STEPS: dict[str, Callable[[Sequence[float]], float]] = dict(
 
 
 def preference(weight_C: Sequence[float], side_C: Sequence[int]) -> float:
-  """Returns (1 + Σ wᵢ·sᵢ / Σ wᵢ) / 2 in [0, 1]; sᵢ = 1 if criterion i prefers the first text, −1 the second, 0 neither."""
+  """Returns (1 + Σ wᵢ·sᵢ / Σ wᵢ) / 2 in [0, 1]; sᵢ = 1 if criterion i prefers the first text, −1 the second, else 0."""
   return (1 + sum(w * s for w, s in zip(weight_C, side_C, strict=True)) / sum(weight_C)) / 2
 
 
