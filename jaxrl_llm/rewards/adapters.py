@@ -51,7 +51,7 @@ def trl(texts: Sequence[str], rows: Sequence[Row], settings: Keywords) -> CallAr
 
 
 def trl_chat(texts: Sequence[str], rows: Sequence[Row], settings: Keywords) -> CallArguments:
-  """As `trl`, with prompts and completions as messages, whatever the rows hold."""
+  """As `trl`, with prompts and completions as messages, also where the rows' prompts are texts."""
   prompts, completions = [_messages(row) for row in rows], [_assistant(text) for text in texts]
   return (), _trl_keywords(prompts, completions, rows) | settings
 

@@ -1,6 +1,6 @@
 """Graders that run a completion's program, each in its own sandbox: see sandbox.py.
 
-The program of a completion is the last fenced block marked python, else the last fenced block, else the whole text. It
+The program of a completion is the last fenced block marked python, else the last fenced block, else the complete text. It
 runs as `python -S`, with only the standard library unless `packages`. Every program is right or wrong: one that hangs,
 crashes, floods its output or attacks scores 0. Grading fails only for a row that lacks a field, for tests that cannot
 run, and for a sandbox that fails.
@@ -59,7 +59,7 @@ def unit_tests(
   A name that the tests use and do not define comes from the program. For one of Python's builtins this holds only where
   it is the `entry_point`; for a name that is usually imported, such as math or Counter, only where the program defines
   it. `from solution import f` imports from the program. An entry_point may be a method: Solution().f. Tests that cannot
-  run are an error of the row, whatever the program.
+  run are an error of the row, for any program.
   """
   tests = _field(row, 'tests', 'test_list')
   setup = _field(row, 'setup', 'test_setup_code', 'test_imports', required=False) or ''

@@ -354,7 +354,7 @@ def _python_paths(packages: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _drop_root(packages: bool, status: int) -> list[str]:
-  """Command prefix, for root only, that becomes nobody.
+  """Command prefix that changes from root to the user nobody; empty for other users.
 
   Where Python lies in folders that only root may enter (/root/.pyenv, say), an outer bubblewrap opens these.
   """
@@ -368,7 +368,7 @@ def _drop_root(packages: bool, status: int) -> list[str]:
       closed.setdefault(shut[0], []).append(path)
   argv = []
   if closed:
-    # In its own process namespace, because it has given up the right to kill processes of nobody.
+    # In its own process namespace, because it may not kill processes of another user.
     argv += ['bwrap', '--die-with-parent', '--unshare-pid', '--json-status-fd', str(status)]
     argv += ['--dev-bind', '/', '/', '--proc', '/proc']
   for folder, paths in closed.items():

@@ -6,7 +6,7 @@ name, so that the package is unchanged and its partial credit applies. The copie
 has one. Without a sandbox, those that parse into plain numbers and lists run in the worker. sympy is too large to prove
 that it never evaluates text, so scorers that pass it expressions are refused there.
 
-The sandbox loads this module, too: it imports nothing but parsing/.
+The sandbox loads this module, too: it imports only parsing/ of this package.
 """
 
 from __future__ import annotations

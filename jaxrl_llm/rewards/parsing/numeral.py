@@ -39,7 +39,7 @@ class NumeralSpan(NamedTuple):
   def latex(self) -> str:
     """LaTeX of the number: decimals for a plain number, else a fraction."""
     above, below = self.numeral.value.as_integer_ratio()
-    # The digits of a decimal number are at most _MOST_DIGITS: the context rounds nothing.
+    # The digits of a decimal number are at most _MOST_DIGITS: the context does not round.
     value = _decimal(above, below) if self.plain else f'\\frac{{{above}}}{{{below}}}'
     return value + ('\\%' if self.numeral.percent else '')
 
@@ -194,7 +194,7 @@ def powers(text: str) -> str:
 
 
 def quantity(text: str) -> NumeralSpan | None:
-  """The number of a cleaned text that holds nothing else but a name and =, a unit and brackets; else None."""
+  """The number of a cleaned text that otherwise holds only a name and =, a unit and brackets; else None."""
   if len(text) > 4 * _MOST_DIGITS:
     return None
   text = ' '.join(_WRAPPED.sub(r' \1', _WRAPPED.sub(r' \1', text)).split())
@@ -322,11 +322,11 @@ def _numeral(match: re.Match) -> Numeral | None:
 
 
 def _fraction(groups: dict[str, str | None]) -> Fraction | None:
-  whole = _exact(groups['whole'] or groups['ones'] or '0')
+  integer = _exact(groups['whole'] or groups['ones'] or '0')
   over = groups['above'] or groups['over'] or groups['top']
   if over:
     above, below = _exact(over), _exact(groups['below'] or groups['under'] or groups['bottom'])
-    return whole + above / below if None not in (whole, above, below) and below else None
+    return integer + above / below if None not in (integer, above, below) and below else None
   power = groups['braced'] or groups['open'] or groups['exponent'] or '0'
   times = _exact(groups['plain'] or groups['times'] or '1')
   if times is None or len(power) > 5 or abs(int(power)) > _MOST_DIGITS:

@@ -1,7 +1,7 @@
 """Parsers of untrusted text that replace `eval` and sympy's `parse_expr`.
 
 Each parses the text into Python's syntax tree and builds the value from known nodes; nothing is evaluated. Length,
-nesting and the size of numbers are bounded. All raise ValueError, and nothing else, for other text.
+nesting and the size of numbers are bounded. For other text all raise ValueError and no other error.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _whole(node: ast.expr) -> int:
 def _algebra(node: ast.expr, known: Mapping[str, sympy.Symbol]) -> sympy.Expr:
   package = _sympy()
   if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-    whole = type(node.value) is int
-    return package.Integer(node.value) if whole else package.Float(repr(node.value))
+    is_integer = type(node.value) is int
+    return package.Integer(node.value) if is_integer else package.Float(repr(node.value))
   if isinstance(node, ast.Name):
     return _named(node.id, known)
   if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:

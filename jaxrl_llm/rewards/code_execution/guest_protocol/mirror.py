@@ -29,7 +29,7 @@ Description: TypeAlias = dict[str, Value]  # of a class: see ProgramPeer._descri
 
 
 _BASES = (int, float, complex, str, bytes, tuple, frozenset, *wire.MUTABLE)
-HOLDERS = {kind.__name__: kind for kind in _BASES}
+PLAIN_TYPES = {kind.__name__: kind for kind in _BASES}
 _LATE = dict(Decimal='decimal', Fraction='fractions')  # imported on demand
 # Standard modules whose errors tests may catch.
 _ERRORS = frozenset(
@@ -120,7 +120,7 @@ class Object(metaclass=Mirror):
   """A stand-in for an object of the program."""
 
   _link: TestsPeer = None  # set in every derived class
-  _held: type | None = None  # the class of its plain value
+  _plain_type: type | None = None  # the class of its plain value
   _known: type | None = None  # the class of the standard library that isinstance must report
 
   def __getattribute__(self, name: str) -> Value:
@@ -130,9 +130,13 @@ class Object(metaclass=Mirror):
     # pickle and copy look these up on the object.
     if name in ('__reduce_ex__', '__copy__', '__deepcopy__'):
       return object.__getattribute__(self, name)
-    held = kind._held
-    if held is not None and hasattr(held, name) and not (name in kind._own and _named(kind)):
-      return object.__getattribute__(_content(self) if held in wire.MUTABLE else self, name)
+    plain_type = kind._plain_type
+    if (
+      plain_type is not None
+      and hasattr(plain_type, name)
+      and not (name in kind._defined and _named(kind))
+    ):
+      return object.__getattribute__(_content(self) if plain_type in wire.MUTABLE else self, name)
     return kind._link.request('__getattr__', self, name)
 
   def __setattr__(self, name: str, value: Value) -> None:
@@ -154,9 +158,9 @@ class Object(metaclass=Mirror):
 def _content(value: Value) -> Value:
   """The plain value of an object, or the object itself without one."""
   kind = type(value)
-  if not isinstance(kind, Mirror) or kind._held is None:
+  if not isinstance(kind, Mirror) or kind._plain_type is None:
     return value
-  if kind._held in wire.MUTABLE:
+  if kind._plain_type in wire.MUTABLE:
     return kind._link.request('plain', value)
   return kind._link.plain[kind._link.number_of[id(value)]]
 
@@ -167,21 +171,23 @@ def _is_stand_in(value: Value) -> bool:
 
 def _equal(self: Object, other: Value) -> bool:
   kind = type(self)
-  own = '__eq__' in kind._own
-  if kind._held is not None and not (own and _is_stand_in(other) and _named(kind)):
+  defined = '__eq__' in kind._defined
+  if kind._plain_type is not None and not (defined and _is_stand_in(other) and _named(kind)):
     return _content(self) == _content(other)
   if _is_stand_in(other):
     return kind._link.request('__eq__', self, other) is True
   if type(other).__module__ in _COMPARERS:
     return NotImplemented  # mock.ANY and approx compare themselves
-  if own and other is not None and _named(kind):
+  if defined and other is not None and _named(kind):
     raise kind._link.cannot(f'they compare a {kind.__name__} of the program with a plain value')
   return False  # given the plain value, its __eq__ could claim equality
 
 
 def _hash(self: Object) -> int:
   kind = type(self)
-  return hash(_content(self)) if kind._held is not None else kind._link.request('__hash__', self)
+  return (
+    hash(_content(self)) if kind._plain_type is not None else kind._link.request('__hash__', self)
+  )
 
 
 def _read(name: str) -> Callable:
@@ -189,12 +195,12 @@ def _read(name: str) -> Callable:
 
   def method(self: Object, /, *args: Value) -> Value:
     kind = type(self)
-    if kind._held is not None and not (_named(kind) and name in kind._own):
+    if kind._plain_type is not None and not (_named(kind) and name in kind._defined):
       return getattr(_content(self), name)(*args)
     link, tainted = kind._link, kind._link.tainted
     result = link.request(name, self, *args)
     if link.number_of[id(self)] in tainted:
-      if name not in _SAME_KIND or not _is_stand_in(result) or type(result)._held is not None:
+      if name not in _SAME_KIND or not _is_stand_in(result) or type(result)._plain_type is not None:
         raise link.cannot(f'they read {name} of the difference of a {kind.__name__} and a value')
       tainted.add(link.number_of[id(result)])
     return result
@@ -213,7 +219,7 @@ def _plain(name: str) -> Callable:
 
 def _contains(self: Object, value: Value) -> bool:
   kind = type(self)
-  if kind._held is not None and not (_named(kind) and '__contains__' in kind._own):
+  if kind._plain_type is not None and not (_named(kind) and '__contains__' in kind._defined):
     return _content(value) in _content(self)
   if _is_stand_in(value) or (_named(kind) and '__contains__' in kind._special):
     return kind._link.request('__contains__', self, value) is True
@@ -227,7 +233,7 @@ def _binary(method_name: str, name: str, reflected: bool = False) -> Callable:
   def method(self: Object, other: Value) -> Value:
     kind = type(self)
     link = kind._link
-    if kind._held is not None and not (_named(kind) and method_name in kind._own):
+    if kind._plain_type is not None and not (_named(kind) and method_name in kind._defined):
       return getattr(_content(self), method_name)(_content(other))
     both_objects = _is_stand_in(other)
     if not both_objects and not _named(kind):
@@ -252,7 +258,7 @@ def _tainted(link: TestsPeer, kind: type, operands: tuple, result: Value, differ
   """
   inherits = any(_is_stand_in(v) and link.number_of[id(v)] in link.tainted for v in operands)
   if inherits or differs:
-    if not _is_stand_in(result) or type(result)._held is not None:
+    if not _is_stand_in(result) or type(result)._plain_type is not None:
       raise link.cannot(f'they read the difference of a {kind.__name__} of the program and a value')
     link.tainted.add(link.number_of[id(result)])
   return result
@@ -263,14 +269,14 @@ def _in_place(method_name: str, name: str) -> Callable:
 
   def method(self: Object, other: Value) -> Value:
     kind = type(self)
-    link, both_objects, held = kind._link, _is_stand_in(other), kind._held
-    if held is not None and not _named(kind):
+    link, both_objects, plain_type = kind._link, _is_stand_in(other), kind._plain_type
+    if plain_type is not None and not _named(kind):
       changed = getattr(_content(self), method_name, None)
       return NotImplemented if changed is None else changed(_content(other))
     if not both_objects and not _named(kind):
       return NotImplemented
     result = link.request(name, self, other)
-    if held in wire.MUTABLE and result is not self:
+    if plain_type in wire.MUTABLE and result is not self:
       raise link.cannot(f'{method_name} of a {kind.__name__} gives another object')
     return _tainted(link, kind, (self, other), result, name[1:] in _DIFFERENCE and not both_objects)
 
@@ -298,56 +304,58 @@ def stand_in_class(link: TestsPeer, number: int) -> type:
   description = link.request('describe', Reference(number))
   if standard := _standard(description):
     return standard
-  special, own, holds = set(description['special']), set(description['own']), description['holds']
-  if holds in _LATE:
-    held = getattr(importlib.import_module(_LATE[holds]), holds)
+  special, defined = set(description['special']), set(description['defined'])
+  plain_name = description['plain_name']
+  if plain_name in _LATE:
+    plain_type = getattr(importlib.import_module(_LATE[plain_name]), plain_name)
   else:
-    held = HOLDERS.get(holds)
-  fixed = held is not None and held not in wire.MUTABLE
+    plain_type = PLAIN_TYPES.get(plain_name)
+  fixed = plain_type is not None and plain_type not in wire.MUTABLE
   errors = [b for b in description['bases'] if issubclass(b, BaseException)]
   space = dict(
-    _link=link, _own=own, _special=special, _held=held, _named=False, __doc__=description['doc']
-  )
-  space |= dict(__module__=str(description['module']), _known=_known(description, held))
+    _link=link, _defined=defined, _special=special, _plain_type=plain_type, _named=False,
+    _known=_known(description, plain_type),
+    __module__=str(description['module']), __doc__=description['doc'],
+  )  # fmt: skip
   if errors:
     space |= error_space()
   else:
-    space |= _methods(special, own, held, description['hashes'])
+    space |= _methods(special, defined, plain_type, description['hashes'])
   bases = tuple(b for b in description['bases'] if issubclass(b, Object | BaseException)) or (
     Object,
   )
-  if fixed and not any(issubclass(b, held) for b in bases):
-    bases = (*bases, held)
+  if fixed and not any(issubclass(b, plain_type) for b in bases):
+    bases = (*bases, plain_type)
   try:
     stand_in = type.__call__(Mirror, str(description['name']), bases, space)
   except TypeError:  # the omitted bases leave no consistent method resolution order
-    bases = (errors[0],) if errors else (Object, *((held,) if fixed else ()))
+    bases = (errors[0],) if errors else (Object, *((plain_type,) if fixed else ()))
     stand_in = type.__call__(Mirror, str(description['name']), bases, space)
   _register(stand_in, description['bases'])
   return stand_in
 
 
-def _methods(special: set, own: set, held: type | None, hashes: bool) -> dict[str, Value]:
-  wanted = set(METHODS) & (special if held is None or held in wire.MUTABLE else own)
-  if held is None or held in wire.MUTABLE:
+def _methods(special: set, defined: set, plain_type: type | None, hashes: bool) -> dict[str, Value]:
+  wanted = set(METHODS) & (special if plain_type is None or plain_type in wire.MUTABLE else defined)
+  if plain_type is None or plain_type in wire.MUTABLE:
     wanted |= {'__str__', '__repr__', '__format__', '__dir__'}
   # A class with only one of __add__ and __radd__ gets both; the other side resolves which one applies.
   for name in _OPERATORS:
     if {f'__{name}__', f'__r{name}__'} & wanted:
-      wanted |= {f'__{name}__', f'__r{name}__'} - ({f'__r{name}__'} if held else set())
+      wanted |= {f'__{name}__', f'__r{name}__'} - ({f'__r{name}__'} if plain_type else set())
   methods = {name: METHODS[name] for name in wanted}
   if '__getitem__' in wanted and '__iter__' not in wanted:
     methods['__iter__'] = METHODS['__iter__']  # the other side iterates by index
   return methods | dict(__eq__=_equal, __hash__=_hash if hashes else None)
 
 
-def _known(description: Description, held: type | None) -> type | None:
-  if held in wire.MUTABLE:
-    return held
+def _known(description: Description, plain_type: type | None) -> type | None:
+  if plain_type in wire.MUTABLE:
+    return plain_type
   known = _KINDS.get(description['name'])
   if known is None and description['module'] in sys.stdlib_module_names:
     known = getattr(sys.modules.get(description['module']), description['name'], None)
-  return known if isinstance(known, type) and held is None else None
+  return known if isinstance(known, type) and plain_type is None else None
 
 
 def _standard(description: Description) -> type | None:

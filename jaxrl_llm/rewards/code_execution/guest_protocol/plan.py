@@ -23,7 +23,7 @@ class Source(NamedTuple):
 
 
 def plan(sources: list[str], setup: str, entry: str) -> list[Source]:
-  """Parse the tests of every source. Raises SyntaxError, and RowError for sources that test nothing."""
+  """Parse the tests of every source. Raises SyntaxError, and RowError for sources without a test."""
   if entry:
     _check_entry(entry)
   _check_imports(ast.parse(setup))

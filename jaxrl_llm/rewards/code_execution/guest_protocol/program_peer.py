@@ -151,16 +151,16 @@ class ProgramPeer(Peer):
     above = [k for k in kind.__mro__ if k is not object]
     copies = _plain_copies()
     plain = [k for k in above if k in copies or k in _CONTENT or wire.TYPES.get(k.__name__) is k]
-    own = [k for k in above if k not in plain]
+    defined = [k for k in above if k not in plain]
     special = {name for k in above for name in vars(k) if name.startswith('__')}
     return dict(
       name=str(kind.__name__), module=str(kind.__module__),
       doc=kind.__doc__ if isinstance(kind.__doc__, str) else None,
       bases=[k for k in kind.__bases__ if k is not object],
       special=sorted(n for n in special if getattr(kind, n, None) is not None),
-      own=sorted({name for k in own for name in vars(k)}),
+      defined=sorted({name for k in defined for name in vars(k)}),
       hashes=getattr(kind, '__hash__', None) is not None,
-      holds=next((k.__name__ for k in above if k in copies or k in _CONTENT), ''),
+      plain_name=next((k.__name__ for k in above if k in copies or k in _CONTENT), ''),
     )  # fmt: skip
 
   def export(self, value: Value) -> list:

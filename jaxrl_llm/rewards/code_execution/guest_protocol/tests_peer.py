@@ -132,7 +132,7 @@ class TestsPeer(Peer):
     if isinstance(value, BaseException):
       return self.pack_error(value)
     kind = type(value)
-    for base in mirror.HOLDERS.values():
+    for base in mirror.PLAIN_TYPES.values():
       if isinstance(value, base):
         return self._pack_derived(value, base)
     if isinstance(value, type | types.BuiltinFunctionType) and value in _FORBIDDEN:
@@ -172,12 +172,12 @@ class TestsPeer(Peer):
   def _object(self, number: int, kind: type, plain: Packed) -> Value:
     if '__await__' in kind._special:
       return self._coroutine(number)
-    if kind._held is None or kind._held in wire.MUTABLE:
+    if kind._plain_type is None or kind._plain_type in wire.MUTABLE:
       return object.__new__(kind)
     value = self.plain[number] = wire.unpack(plain, self)
-    if type(value) is not kind._held:
-      raise TypeError(f'not a {kind._held.__name__}: {type(value).__name__}')
-    return kind._held.__new__(kind, value)
+    if type(value) is not kind._plain_type:
+      raise TypeError(f'not a {kind._plain_type.__name__}: {type(value).__name__}')
+    return kind._plain_type.__new__(kind, value)
 
   def _coroutine(self, number: int) -> Value:
     async def wait() -> Value:
