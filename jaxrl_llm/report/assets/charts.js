@@ -19,7 +19,7 @@ function ticks(low, high, count) {
 }
 
 // A <figure> with scales and labeled axes; `draw` returns its content.
-function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, bare, whole }) {
+function figure({ title, note, x, y, unitX, unitY, description, draw, read, numbers, withoutTicks, integerTicks }) {
   const holder = el('div', { class: 'picture' }),
     readout = el('p', { class: 'readout', 'aria-hidden': 'true' });
   const render = () => {
@@ -28,14 +28,14 @@ function figure({ title, note, x, y, unitX, unitY, words, draw, read, numbers, b
     const sx = v => PAD.left + (inner[0] * (v - x[0])) / (x[1] - x[0] || 1);
     const sy = v => PAD.top + inner[1] * (1 - (v - y[0]) / (y[1] - y[0] || 1));
     const steps = unitX === 'step';
-    const at = bare
+    const at = withoutTicks
       ? []
       : ticks(x[0], x[1], Math.max(2, Math.floor(width / 90))).filter(t => !steps || Number.isInteger(t));
     const picture = svg(
       'svg',
-      { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: 'img', 'aria-label': `${title}. ${words}` },
+      { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: 'img', 'aria-label': `${title}. ${description}` },
       ticks(y[0], y[1], 6)
-        .filter(t => !whole || Number.isInteger(t))
+        .filter(t => !integerTicks || Number.isInteger(t))
         .map(t => [
           svg('line', { class: 'axis', x1: PAD.left, x2: width - PAD.right, y1: sy(t), y2: sy(t) }),
           svg('text', { x: PAD.left - 6, y: sy(t) + 4, 'text-anchor': 'end' }, num(t)),
@@ -181,7 +181,7 @@ function lineChart({ title, unit = '', curves, range, note, band = true }) {
     y,
     unitX: 'step',
     unitY: unit,
-    words: curves.map(describe).join('; '),
+    description: curves.map(describe).join('; '),
     draw,
     read,
     numbers,
@@ -249,8 +249,8 @@ function heatChart({ title, unit, data, noun = 'rollouts' }) {
     y,
     unitX: 'step',
     unitY: unit,
-    whole: data.edges[0] % 1 === -0.5 || data.edges[0] % 1 === 0.5,
-    words: `At first, ${describe(0)}. At the end, ${describe(n - 1)}.`,
+    integerTicks: data.edges[0] % 1 === -0.5 || data.edges[0] % 1 === 0.5,
+    description: `At first, ${describe(0)}. At the end, ${describe(n - 1)}.`,
     draw,
     read,
     numbers: () =>
@@ -271,7 +271,7 @@ function heatChart({ title, unit, data, noun = 'rollouts' }) {
 }
 
 // A stacked column chart. parts: [{ name, values, color, dash }].
-function columnChart({ title, unit, note, labels, parts, unitX, words }) {
+function columnChart({ title, unit, note, labels, parts, unitX, description }) {
   const n = labels.length,
     sums = labels.map((_, i) => parts.reduce((s, p) => s + p.values[i], 0));
   const y = [0, Math.max(...sums, 1e-9) * 1.05];
@@ -309,9 +309,9 @@ function columnChart({ title, unit, note, labels, parts, unitX, words }) {
     y,
     unitX,
     unitY: unit,
-    words,
+    description,
     draw,
-    bare: true,
+    withoutTicks: true,
     numbers: () =>
       table(
         title,

@@ -47,7 +47,7 @@ function posterior(c) {
         unitX: 'success rate',
         labels: BINS,
         parts: [{ name: 'share', values: c.prior_D, color: 'var(--run0)' }],
-        words: `Mean about ${percent(mean)}; ${percent(c.prior_D[0])} at 0, ${percent(c.prior_D[11])} at 1.`,
+        description: `Mean about ${percent(mean)}; ${percent(c.prior_D[0])} at 0, ${percent(c.prior_D[11])} at 1.`,
       }),
       reliability(c),
     ),
@@ -106,7 +106,7 @@ function reliability(c) {
     unitX: 'predicted success rate',
     unitY: 'observed success rate',
     draw,
-    words:
+    description:
       c.reliability
         .map(([p, o, n]) => `predicted ${percent(p)}, observed ${percent(o)} in ${plural(n, 'group')}`)
         .join('; ') || 'No group has been graded yet.',

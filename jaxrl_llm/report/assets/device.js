@@ -18,15 +18,15 @@ function deviceTables(device) {
     kinds = [...new Set(parts.flatMap(p => Object.keys(device.parts[p])))],
     of = (p, k) => device.parts[p][k] || 0,
     sum = k => parts.reduce((s, p) => s + of(p, k), 0),
-    whole = kinds.reduce((s, k) => s + sum(k), 0);
+    totalSeconds = kinds.reduce((s, k) => s + sum(k), 0);
   kinds.sort((a, b) => sum(b) - sum(a));
   const bar = x =>
-    el('span', { class: 'bar', style: `width:${((7 * x) / whole).toFixed(2)}rem;background:var(--run0)` });
+    el('span', { class: 'bar', style: `width:${((7 * x) / totalSeconds).toFixed(2)}rem;background:var(--run0)` });
   const row = (name, value) => [
     name,
     ...parts.map(p => seconds(value(p))),
     seconds(parts.reduce((s, p) => s + value(p), 0)),
-    percent(parts.reduce((s, p) => s + value(p), 0) / whole),
+    percent(parts.reduce((s, p) => s + value(p), 0) / totalSeconds),
   ];
   const rows = kinds.map(k => [...row(k, p => of(p, k)), bar(sum(k))]);
   rows.push([...row('all', p => kinds.reduce((s, k) => s + of(p, k), 0)), '']);

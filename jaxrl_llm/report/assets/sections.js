@@ -185,17 +185,17 @@ function drawTime(runs) {
   byId('time').append(
     ...runs.flatMap((run, at) => {
       const names = Object.keys(run.time.total).filter(n => run.time.total[n] > 0),
-        whole = names.reduce((s, n) => s + run.time.total[n], 0);
-      if (!whole) return [heading(runs, run, at), softText('No time was recorded.')].filter(Boolean);
+        totalSeconds = names.reduce((s, n) => s + run.time.total[n], 0);
+      if (!totalSeconds) return [heading(runs, run, at), softText('No time was recorded.')].filter(Boolean);
       const color = n => runColor(names.indexOf(n)),
         title = n => PARTS[n] || n.replace(/_/g, ' ');
       const rows = names.map(n => [
         title(n),
         `${num(run.time.total[n])} s`,
-        percent(run.time.total[n] / whole),
+        percent(run.time.total[n] / totalSeconds),
         el('span', {
           class: 'bar',
-          style: `width:${((7 * run.time.total[n]) / whole).toFixed(2)}rem;background:${color(n)}`,
+          style: `width:${((7 * run.time.total[n]) / totalSeconds).toFixed(2)}rem;background:${color(n)}`,
         }),
       ]);
       return [
@@ -203,7 +203,7 @@ function drawTime(runs) {
         el(
           'p',
           null,
-          `The steps took ${duration(whole)}. Outside of the steps: ${otherPhases(run.time.other_phases)}.`,
+          `The steps took ${duration(totalSeconds)}. Outside of the steps: ${otherPhases(run.time.other_phases)}.`,
         ),
         el(
           'div',
@@ -216,7 +216,7 @@ function drawTime(runs) {
             unitX: 'step',
             labels: run.time.x.map(s => String(s[0])),
             parts: names.map(n => ({ name: title(n), values: run.time.mean[n], color: color(n) })),
-            words: names.map(n => `${title(n)} ${percent(run.time.total[n] / whole)}`).join(', '),
+            description: names.map(n => `${title(n)} ${percent(run.time.total[n] / totalSeconds)}`).join(', '),
           }),
         ),
       ].filter(Boolean);
