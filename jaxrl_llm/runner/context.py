@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxrl_llm import curriculum, data, replay, rewards
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.runner import hints, multi_turn, token_stats
@@ -61,7 +62,7 @@ class Grading(NamedTuple):
 class RunContext(NamedTuple):
   """A validated run: config, models, data, compiled-step specification and host-side state."""
 
-  config: Any
+  config: Config
   models: Models
   spec: StepSpec
   tables: data.Tables
