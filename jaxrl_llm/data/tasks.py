@@ -178,7 +178,7 @@ def _parse_entry(
   if name not in valid:
     raise UserError(f'{field}.name={name!r} is no {source} task; {_near(name, valid)}.')
   size, weight = entry.pop('size', 0), entry.pop('weight', 1)
-  check_number(field, 'size', size, whole=True)
+  check_number(field, 'size', size, integer=True)
   check_number(field, 'weight', weight)
   known = sorted(settings_of(name))
   for key in entry:
@@ -220,11 +220,11 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
   return shares
 
 
-def check_number(field: str, name: str, value: Any, whole: bool = False) -> None:
+def check_number(field: str, name: str, value: Any, integer: bool = False) -> None:
   """Raises UserError unless the value is a number from 0 up."""
-  kinds = int if whole else int | float
-  if isinstance(value, bool) or not isinstance(value, kinds) or value < 0:
-    noun = 'a whole number of rows' if whole else 'a number'
+  types = int if integer else int | float
+  if isinstance(value, bool) or not isinstance(value, types) or value < 0:
+    noun = 'a whole number of rows' if integer else 'a number'
     raise UserError(f'{field}.{name}={value!r} must be {noun} from 0 up.')
 
 

@@ -182,17 +182,19 @@ class Health:
     """
     metrics, alarms = {}, []
     for name, bad in conditions(row, self.bounds).items():
-      held, quiet, reported = self._streaks[name]
+      held_steps, quiet_steps, reported = self._streaks[name]
       if bad or self._not_measured(name, row):
-        held, quiet = held + bad, 0 if bad else quiet
+        held_steps, quiet_steps = held_steps + bad, 0 if bad else quiet_steps
       else:
-        held, quiet = 0, quiet + 1
-      on = held >= (self.steps if name in LASTING else 1)
+        held_steps, quiet_steps = 0, quiet_steps + 1
+      on = held_steps >= (self.steps if name in LASTING else 1)
       if on and not reported:
         text = advice(name, row, self.bounds)
         since = f' for {self.steps} steps' if name in LASTING else ''
         alarms.append(Alarm(name, f'{name}{since}, at step {row["training/global_step"]}: {text}'))
-      self._streaks[name] = _Streak(held, quiet, int(on or (reported and quiet < self.steps)))
+      self._streaks[name] = _Streak(
+        held_steps, quiet_steps, int(on or (reported and quiet_steps < self.steps))
+      )
       metrics[f'health/{name}'] = float(on)
     return metrics, alarms + self._alarms_of_run(row)
 
