@@ -191,7 +191,7 @@ def take_steps(name: str, c, context, count: int):
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)
   call = compiled(spec) if context.episodes is None else multi_turn.compile_call(context)
   loop, rows = spec.update.inner_steps, []
-  steps_per_batch = spec.update.minibatches * (loop.most(c.environment.turns) if loop else 1)
+  steps_per_batch = spec.update.minibatches * (loop.max_steps(c.environment.turns) if loop else 1)
   for index in range(count):  # the first batch is empty
     prompts, *inputs = host_step.propose(context, index)
     state, rollout, metrics = call(state, batch, prompts, *inputs)
