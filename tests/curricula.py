@@ -1,4 +1,4 @@
-"""What the tests of the curriculum share: small ones, with plain stages but for those that are named."""
+"""Small curricula for tests, with plain stages except for those that are named."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxrl_llm.curriculum import Curriculum
 
 G = 8
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
-# Nothing is shared, forgotten or audited.
+# No pooled priors, decay or audits.
 PLAIN = dict(
   prior_pooling=dict(fn='none'),
   evidence_decay=dict(fn='none'),
   eligibility=dict(fn='none'),
   selection=dict(fn='top'),
 )
-# One row of settings a paper; and what has no paper's file.
+# One entry of settings per paper, and combinations without a config.
 RULES = {
   **{
     name: loading.load(name).curriculum.to_dict()
@@ -33,7 +33,7 @@ RULES = {
 
 
 def columns(size: int) -> dict:
-  """Fields that rows may bring, the same for every call."""
+  """Fields of the rows, equal for every call."""
   random = np.random.default_rng(7)
   weak_N = 0.5 * random.random(size)
   return dict(
@@ -44,11 +44,11 @@ def columns(size: int) -> dict:
   )
 
 
-def make(size: int = 40, *, seed: int = 0, kind=None, told: dict | None = None, **parts):
-  """A curriculum of the defaults with `parts` changed; `told`: its columns."""
+def make(size: int = 40, *, seed: int = 0, kind=None, fields: dict | None = None, **parts):
+  """A curriculum of the defaults with `parts` changed; `fields`: columns of the rows."""
   settings = loading.default().curriculum.to_dict() | parts
-  told = columns(size) if told is None else told
-  return Curriculum(settings, size, group=G, seed=seed, kind=kind, columns=told)
+  fields = columns(size) if fields is None else fields
+  return Curriculum(settings, size, group=G, seed=seed, kind=kind, columns=fields)
 
 
 def observe(curriculum, index, k, **kwargs) -> None:

@@ -77,12 +77,12 @@ def data(seed=0, drift=0.3, mismatch=0.2):
 
 
 def signal(method, d):
-  """What the method's companion says of the data."""
+  """The signal of the method's auxiliary model."""
   return getattr(d, method.auxiliary_model.signal_kind) if method.auxiliary_model else None
 
 
 def known(method, d):
-  """What a step tells of the old and the reference policy, where a method asks for it."""
+  """Arrays of `Targets` that the update prepares for a method that needs them."""
   return dict(
     old_BxT=d.old if method.needs_old else None,
     reference_BxT=d.reference if method.needs_reference else None,
@@ -93,7 +93,7 @@ def known(method, d):
 
 
 def leverage(d):
-  """log(w·n) of each row, as the step works it out."""
+  """log(w·n) of each row, as the update computes it."""
   real = d.mask > 0
   return np.log(d.norm) + np.where(
     real, np.where(real, d.x, 0) - np.where(real, d.behavior, 0), 0

@@ -1,4 +1,4 @@
-"""The rules that hand out a step's parts: totals, published tables, enumeration, monotonicity."""
+"""Allocation rules: totals, published tables, enumeration, monotonicity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curriculum as a whole: what it believes, what it chooses, and that it continues exactly."""
+"""The class Curriculum: posterior, choice of prompts, and exact continuation."""
 
 from __future__ import annotations
 
@@ -168,10 +168,10 @@ def test_graded_scores_are_evidence_of_their_mass():
   want = np.array([1 + 7.85, 1 + 0.3]) / (2 + G)
   np.testing.assert_allclose(mean, want, rtol=1e-6)
   np.testing.assert_allclose(variance, want * (1 - want) / (3 + G), rtol=1e-6)
-  told = curriculum.metrics()
+  metrics = curriculum.metrics()
   # Mass alone would call both mixed.
-  assert told['curriculum/mixed_share'] == 0.5
-  assert told['curriculum/observed_success'] == pytest.approx(8.15 / 16)
+  assert metrics['curriculum/mixed_share'] == 0.5
+  assert metrics['curriculum/observed_success'] == pytest.approx(8.15 / 16)
 
 
 def test_what_was_cut_off_takes_its_mass_with_it_where_it_is_no_evidence():
@@ -179,8 +179,8 @@ def test_what_was_cut_off_takes_its_mass_with_it_where_it_is_no_evidence():
   observe(one, [2], [3.5], truncated=[3], truncated_k=[0.75], mixed=[True])
   other.observe(np.array([2]), np.array([2.75]), np.array([5]), mixed=np.array([True]))
   assert np.array_equal(one.predict(np.arange(4)), other.predict(np.arange(4)))
-  told = one.metrics()
-  assert told['curriculum/observed_success'] == 0.55 and told['curriculum/mixed_share'] == 1
+  metrics = one.metrics()
+  assert metrics['curriculum/observed_success'] == 0.55 and metrics['curriculum/mixed_share'] == 1
 
 
 # What it chooses.
@@ -285,19 +285,19 @@ def test_metrics_compare_what_came_with_what_was_predicted_before():
   assert curriculum.metrics() == {}
   observe(curriculum, [0, 1], [8, 8])
   observe(curriculum, [0, 2], [4, 8])
-  told = curriculum.metrics()
-  assert told['curriculum/predicted_success'] == pytest.approx((0.9 + 0.5) / 2)
-  assert told['curriculum/observed_success'] == 0.75
-  assert told['curriculum/mixed_share'] == 0.5
+  metrics = curriculum.metrics()
+  assert metrics['curriculum/predicted_success'] == pytest.approx((0.9 + 0.5) / 2)
+  assert metrics['curriculum/observed_success'] == 0.75
+  assert metrics['curriculum/mixed_share'] == 0.5
   # Beta(9, 1): all right with 9/17, all wrong with next to nothing (8!·9!/17!).
   all_right, all_wrong = 9 / 17, 1 / 24310
   mixed = 1 - all_right - all_wrong
-  assert told['curriculum/predicted_mixed'] == pytest.approx((mixed + 7 / 9) / 2)
-  assert told['curriculum/coverage'] == 3 / 8
+  assert metrics['curriculum/predicted_mixed'] == pytest.approx((mixed + 7 / 9) / 2)
+  assert metrics['curriculum/coverage'] == 3 / 8
   # Predicted 0.5, 0.5, 0.5 against 1, 1, 1; predicted 0.9 against 0.5.
-  assert told['curriculum/calibration_error'] == pytest.approx(3 / 4 * 0.5 + 1 / 4 * 0.4)
+  assert metrics['curriculum/calibration_error'] == pytest.approx(3 / 4 * 0.5 + 1 / 4 * 0.4)
   brier = (3 * (7 / 9) ** 2 + (1 - mixed) ** 2) / 4
-  assert told['curriculum/brier'] == pytest.approx(brier)
+  assert metrics['curriculum/brier'] == pytest.approx(brier)
 
 
 def test_calibration_looks_at_recent_prompts_alone():
@@ -378,13 +378,13 @@ def test_every_epoch_of_a_stream_reaches_every_prompt_with_slots_that_vary(pick,
 
 def test_a_stream_goes_on_where_it_was_saved():
   def walk(curriculum, steps):
-    told = []
+    consumed = []
     for step in steps:
       asked = curriculum.propose(step, 1 + step % 4)
       curriculum.accept(asked)
       observe(curriculum, asked.index, np.full(len(asked.index), 4))
-      told += asked.index.tolist()
-    return told
+      consumed += asked.index.tolist()
+    return consumed
 
   whole, first, resumed = (make(23, **PLAIN | STREAM) for _ in range(3))
   want, got = walk(whole, range(40)), walk(first, range(17))
@@ -429,7 +429,7 @@ def test_more_prompts_than_are_free_is_a_user_error():
 
 
 @pytest.mark.parametrize(
-  'override, told',
+  'override, message',
   [
     ('evidence_decay.rate=0.5', 'decay'),
     ('eligibility.portion=0.5', 'share'),
@@ -442,11 +442,11 @@ def test_more_prompts_than_are_free_is_a_user_error():
     ('truncated=never', 'one of: count, ignore'),
   ],
 )
-def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, told):
+def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, message):
   name = override.partition('=')[0]
   with pytest.raises(UserError) as error:
     make(8, f'--config.curriculum.{override}')
-  assert f'config.curriculum.{name}=' in str(error.value) and told in str(error.value)
+  assert f'config.curriculum.{name}=' in str(error.value) and message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -466,8 +466,8 @@ def test_an_unknown_function_is_told_with_the_valid_ones(part, some):
   module = importlib.import_module(f'jaxrl_llm.curriculum.{dict(pick="choose").get(part, part)}')
   valid = ', '.join(sorted(stages.choices(module)))
   assert some in valid
-  told = rf"^config\.curriculum\.{part}\.fn='best' is unknown; choose one of: {valid}\.$"
-  with pytest.raises(UserError, match=told):
+  message = rf"^config\.curriculum\.{part}\.fn='best' is unknown; choose one of: {valid}\.$"
+  with pytest.raises(UserError, match=message):
     make(8, **{part: dict(fn='best')})
 
 

@@ -1,4 +1,4 @@
-"""Who is struck out: streaks and retirement by hand-made histories, and how bars, domains and audits compose."""
+"""Eligibility: streaks and retirement on written histories, combined with domains and audits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N = 6
 FACTS = DatasetInfo(N, G, np.zeros(N, np.int32), 0.9, {})
 
 
-def told(index, k, first):
+def evidence(index, k, first):
   """What one step said."""
   index, k = np.array(index), np.array(k)
   return StepEvidence(0, index, k, np.full(len(k), G), np.full(len(k), first))
@@ -36,11 +36,11 @@ def test_streaks_count_trailing_visits_of_one_sort():
   made = eligibility.streaks(FACTS)
   state = made.state
   for k in (8, 8, 0, 8, 8, 8):  # prompt 0; prompt 1 is always wrong, 2 always mixed, 3 seen once
-    state = made.learn(state, told([0, 1, 2], [k, 0, 4], first=True))
-  state = made.learn(state, told([3], [0], first=True))
+    state = made.learn(state, evidence([0, 1, 2], [k, 0, 4], first=True))
+  state = made.learn(state, evidence([3], [0], first=True))
   assert state['streak'].tolist() == [[3, 0, 0, 0, 0, 0], [0, 6, 0, 1, 0, 0]]
   np.testing.assert_allclose(odds(made, state), [1 - 0.5**3, 1 - 0.5**6, 0, 0.5, 0, 0])
-  again = made.learn(state, told([0, 1], [7, 1], first=True))  # 7/8 and 1/8 are mixed
+  again = made.learn(state, evidence([0, 1], [7, 1], first=True))  # 7/8 and 1/8 are mixed
   assert not again['streak'][:, :2].any() and state['streak'][0, 0] == 3  # pure
 
 
@@ -48,7 +48,7 @@ def test_a_long_streak_keeps_a_floor_and_does_not_wrap():
   made = eligibility.streaks(FACTS, floor=0.01)
   state = made.state
   for _ in range(300):
-    state = made.learn(state, told([0], [8], first=True))
+    state = made.learn(state, evidence([0], [8], first=True))
   assert state['streak'][0, 0] == 255
   assert odds(made, state)[0] == 0.99
 
@@ -65,7 +65,7 @@ def test_a_long_streak_keeps_a_floor_and_does_not_wrap():
 )
 def test_the_two_probabilities_follow_what_is_seen(k, easy, hard):
   made = eligibility.streaks(FACTS._replace(size=20))
-  seen = told(np.arange(len(k)), k, first=False)
+  seen = evidence(np.arange(len(k)), k, first=False)
   assert both(made.learn(made.state, seen)) == pytest.approx([easy, hard], abs=1e-12)
   # In the first epoch nothing can be skipped yet, and nothing is learned from that.
   first = seen._replace(first_V=np.ones(len(k), bool))
@@ -77,7 +77,7 @@ def test_the_two_probabilities_stay_in_bounds(k, end):
   made = eligibility.streaks(FACTS)
   state = made.state
   for _ in range(100):
-    state = made.learn(state, told([0, 1], k, first=False))
+    state = made.learn(state, evidence([0, 1], k, first=False))
   assert both(state) == pytest.approx([end, end])
 
 
@@ -214,7 +214,7 @@ def test_a_domain_whose_rollouts_are_lost_is_drawn_more_often():
   """Seven of eight of domain a are: its share A solves A = (1 − A)/((1 − A) + 8A), where 1/9 would come uncorrected."""
   source = ['ab'[i % 2] for i in range(200)]
   settings = PLAIN | dict(domain_mix=dict(fn='mix', targets=dict(a=1.0, b=1.0)))
-  curriculum, done = make(200, told=dict(source=source), **settings), np.zeros(2)
+  curriculum, done = make(200, fields=dict(source=source), **settings), np.zeros(2)
   for step in range(300):
     index = curriculum.propose(step, 8).index
     n = np.where(index % 2 == 0, 1, 8)
@@ -243,4 +243,4 @@ def test_bad_domains_are_user_errors(setting, text):
 
 def test_domains_need_the_sources():
   with pytest.raises(UserError, match=r"domain_mix\.fn='mix' needs the source of every prompt"):
-    make(N, told={}, domain_mix=dict(fn='mix', targets=dict(a=1.0)))
+    make(N, fields={}, domain_mix=dict(fn='mix', targets=dict(a=1.0)))

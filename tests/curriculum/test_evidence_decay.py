@@ -1,4 +1,4 @@
-"""Evidence is aged when it is read: the same as ageing all of it at every step."""
+"""Decay of evidence when it is read equals decay of all evidence at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of an answer is told: each rule on visits written by hand, and the item response fit on simulated ones."""
+"""Hint rules on written visits, and the item response fit on simulated ones."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_evidence_is_of_all_that_would_be_shown_something_and_of_their_last_hint
     index, counts = hints.evidence(step)
     assert index.tolist() == want and 5 < len(want)
     for i, (right, wrong) in zip(want, counts, strict=True):
-      told = [(v.right, v.n - v.right) for v in hints.visits[i] if v.share > 0][-1:] or [(0, 0)]
-      assert (right, wrong) == told[0]
+      last = [(v.right, v.n - v.right) for v in hints.visits[i] if v.share > 0][-1:] or [(0, 0)]
+      assert (right, wrong) == last[0]
     np.testing.assert_array_equal(again.evidence(step)[0], index)
     np.testing.assert_array_equal(again.evidence(step)[1], counts)
 

@@ -1,4 +1,4 @@
-"""Labels that rollouts contradict: histories by hand, continuation, and a simulated data set."""
+"""Labels that rollouts contradict: written histories, continuation, and a simulated data set."""
 
 from __future__ import annotations
 

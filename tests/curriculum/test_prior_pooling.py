@@ -1,4 +1,4 @@
-"""What prompts learn from others: BOTS as its paper writes it, and DOTS's references by hand."""
+"""Priors pooled between prompts: BOTS as its paper writes it, and DOTS's references by hand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jaxrl_llm.types import UserError
 N = 10
 
 
-def anchored(decay=0.9, size=N, told=None, **pooling):
+def anchored(decay=0.9, size=N, fields=None, **pooling):
   pooling = dict(fn='anchors') | pooling
   return make(
     size,
-    told=told,
+    fields=fields,
     **PLAIN | dict(prior_pooling=pooling, evidence_decay=dict(fn='step', decay=decay)),
   )
 
@@ -24,8 +24,8 @@ class Bots:
   """α ← (1 − λ)α + λ·1 + (1 − ρ)s + ρm·p̃ and what p̃ is, in loops; from nothing of the package."""
 
   def __init__(self, decay, rho, adaptive=False):
-    told = columns(N)
-    self.weak, self.strong = told['pass_rate_weak'], told['pass_rate_strong']
+    fields = columns(N)
+    self.weak, self.strong = fields['pass_rate_weak'], fields['pass_rate_strong']
     self.alpha, self.beta = [1.0] * N, [1.0] * N
     self.decay, self.rho, self.adaptive, self.c = decay, rho, adaptive, None
 
@@ -61,9 +61,9 @@ def test_bots_is_its_recursion(decay, rho, adaptive):
     observe(ours, index, k)
     theirs.step(dict(zip(index.tolist(), k.tolist(), strict=True)))
     np.testing.assert_allclose(posterior(ours), [theirs.alpha, theirs.beta], rtol=1e-4)
-  told = ours.metrics()
-  assert told['curriculum/capability'] == pytest.approx(theirs.c, rel=1e-5)
-  assert told['curriculum/rho'] == theirs.rho and (theirs.rho < rho) == (adaptive and rho > 0)
+  metrics = ours.metrics()
+  assert metrics['curriculum/capability'] == pytest.approx(theirs.c, rel=1e-5)
+  assert metrics['curriculum/rho'] == theirs.rho and (theirs.rho < rho) == (adaptive and rho > 0)
 
 
 def test_a_prompt_that_is_never_evaluated_keeps_a_bounded_pseudo_count():
@@ -84,7 +84,7 @@ def test_without_rho_an_unevaluated_prompt_stays_at_its_prior():
 
 
 def test_empty_names_are_one_ability_for_everyone():
-  curriculum = anchored(1.0, told={}, weak='', strong='', rho=0.5)
+  curriculum = anchored(1.0, fields={}, weak='', strong='', rho=0.5)
   observe(curriculum, [0, 1], [2, 4])  # c = 3/8, four rollouts' worth of it for the others
   np.testing.assert_allclose(posterior(curriculum)[:, 2], [1 + 1.5, 1 + 2.5], rtol=1e-5)
 
@@ -96,8 +96,8 @@ def test_a_step_of_which_nothing_came_back_ages_and_tells_nothing_new():
   observe(curriculum, [0], [8])
   before, c = posterior(curriculum), curriculum.metrics()['curriculum/capability']
   observe(curriculum, np.zeros(0, int), np.zeros(0, int))
-  told = columns(N)
-  guess = told['pass_rate_weak'] + c * (told['pass_rate_strong'] - told['pass_rate_weak'])
+  fields = columns(N)
+  guess = fields['pass_rate_weak'] + c * (fields['pass_rate_strong'] - fields['pass_rate_weak'])
   expected = 1 + 0.5 * (before[0] - 1) + G * np.clip(guess, 0, 1)
   np.testing.assert_allclose(posterior(curriculum)[0], expected, rtol=1e-4)
 
@@ -112,13 +112,13 @@ def test_a_step_of_which_nothing_came_back_ages_and_tells_nothing_new():
   ],
 )
 def test_anchors_that_are_none_are_user_errors(values, text):
-  told = columns(N) | dict(mine=values)
+  fields = columns(N) | dict(mine=values)
   if values is None:
-    del told['mine']
+    del fields['mine']
   with pytest.raises(
     UserError, match=rf"^config\.curriculum\.prior_pooling\.strong='mine'.* {text}"
   ):
-    anchored(told=told, strong='mine')
+    anchored(fields=fields, strong='mine')
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ CORNERS = np.repeat([[3.0, 0.0], [0.0, 0.5]], 5, axis=0)  # of unit length: two 
 
 def kernel(feature=CORNERS, **pooling):
   pooling = dict(fn='kernel', feature='mine', every=2) | pooling
-  return make(N, told=dict(mine=feature), **PLAIN | dict(prior_pooling=pooling))
+  return make(N, fields=dict(mine=feature), **PLAIN | dict(prior_pooling=pooling))
 
 
 def test_difficulty_is_the_attended_mean_of_the_references():

@@ -1,4 +1,4 @@
-"""Every rule of selection: a function of seed, step and evidence alone, in any process, and resumed to the bit."""
+"""Every selection rule depends on seed, step and evidence alone, in any process, and resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def run(curriculum, steps, staleness=0, shuffled=None):
 
 def digest(rule: str, shuffled) -> str:
   curriculum = make(SIZE, kind=KIND, **RULES[rule])
-  told = hashlib.sha256(run(curriculum, range(STEPS), shuffled=shuffled).tobytes())
+  digest = hashlib.sha256(run(curriculum, range(STEPS), shuffled=shuffled).tobytes())
   for name, array in sorted(curriculum.state_dict().items()):
-    told.update(name.encode() + array.tobytes())
-  return told.hexdigest()
+    digest.update(name.encode() + array.tobytes())
+  return digest.hexdigest()
 
 
 @pytest.mark.parametrize('rule', RULES)
@@ -122,17 +122,17 @@ def test_a_step_of_which_nothing_came_back_is_heard(rule):
   for step in range(6):
     asked = curriculum.propose(step, SLOTS, lengths)
     curriculum.accept(asked)
-    told = answer(asked.index, step)
+    evidence = answer(asked.index, step)
     before = curriculum.state_dict()['visits'].sum()
-    curriculum.observe(*(told if step % 3 == 1 else [nothing] * 5))
+    curriculum.observe(*(evidence if step % 3 == 1 else [nothing] * 5))
     curriculum.metrics()
     assert curriculum.state_dict()['visits'].sum() == before + SLOTS * (step % 3 == 1)
 
 
 def test_processes_that_hear_the_rows_in_another_order_agree_to_the_bit():
   ours = [digest(rule, None) for rule in RULES]
-  told = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
-  assert told.stdout.split() == ours
+  process = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
+  assert process.stdout.split() == ours
 
 
 def test_states_of_other_stages_are_told():

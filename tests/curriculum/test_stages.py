@@ -1,4 +1,4 @@
-"""Each stage against what it should compute, counted exactly or drawn many times."""
+"""Each stage against exact enumeration or many draws."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def beta_binomial(k: int, n: int, a: int, b: int) -> Fraction:
 @pytest.mark.parametrize('group', [1, 2, 4, 8, 16])
 def test_mixed_group_is_the_beta_binomial_without_its_ends(a, b, group):
   exact = sum((beta_binomial(k, group, a, b) for k in range(1, group)), Fraction(0))
-  told = utility.mixed_group(np.zeros(1), np.array([float(a)]), np.array([float(b)]), group)
-  np.testing.assert_allclose(told, float(exact), rtol=1e-12, atol=1e-15)
+  probability = utility.mixed_group(np.zeros(1), np.array([float(a)]), np.array([float(b)]), group)
+  np.testing.assert_allclose(probability, float(exact), rtol=1e-12, atol=1e-15)
 
 
 def test_groups_may_be_of_another_size_for_each_prompt():
@@ -51,8 +51,8 @@ def test_mixed_group_is_what_draws_give_for_broken_counts():
   random = np.random.default_rng(0)
   k = random.binomial(8, random.beta(alpha, beta, size=(200_000, 3)))
   drawn = ((k > 0) & (k < 8)).mean(0)
-  told = utility.mixed_group(alpha, alpha, beta, 8)
-  np.testing.assert_allclose(told, drawn, atol=0.005)  # four standard errors
+  probability = utility.mixed_group(alpha, alpha, beta, 8)
+  np.testing.assert_allclose(probability, drawn, atol=0.005)  # four standard errors
 
 
 # Of rates 0, 1/4, 1/2 and 1: settings, and what the utility is there.
@@ -68,8 +68,8 @@ OF_MORE = {'mixed_group', 'per_token', 'per_root_token'}
 
 
 def test_every_utility_is_told_of_here():
-  told = {*OF_A_RATE} | OF_MORE
-  assert {*stages.choices(utility)} == told, (
+  listed = {*OF_A_RATE} | OF_MORE
+  assert {*stages.choices(utility)} == listed, (
     'a utility needs a line in OF_A_RATE, or a test and its name in OF_MORE'
   )
 
@@ -92,8 +92,8 @@ def test_utilities_of_a_token():
   mixed = utility.mixed_group(rate, alpha, beta, 8)
   assert utility.per_token(rate, alpha, beta, 8, length) == pytest.approx(mixed * [2, 0.25])
   deviation = np.sqrt(utility.information(rate, alpha, beta, 8))
-  told = utility.per_root_token(rate, alpha, beta, 8, length)
-  assert told == pytest.approx(deviation / np.sqrt(length))
+  score = utility.per_root_token(rate, alpha, beta, 8, length)
+  assert score == pytest.approx(deviation / np.sqrt(length))
 
 
 def test_thompson_draws_from_the_posterior():
@@ -122,13 +122,13 @@ def test_a_stream_passes_over_every_prompt_once_an_epoch(size, slots, multiple):
   window = min(slots * multiple, size)
   steps = 3 * size // window
   found, passes_N = windows(size, [slots] * steps, multiple)
-  told = np.concatenate(found)
-  whole = len(told) // size
+  stream = np.concatenate(found)
+  whole = len(stream) // size
   for epoch in range(whole):
     # A window may hold prompts of two epochs, whose order is that of the stream.
-    assert np.isin(np.arange(size), told[epoch * size : (epoch + 1) * size]).all()
+    assert np.isin(np.arange(size), stream[epoch * size : (epoch + 1) * size]).all()
   assert passes_N.min() >= whole and passes_N.max() <= whole + 1
-  assert not np.array_equal(told[:size], told[size : 2 * size])  # each in an order of its own
+  assert not np.array_equal(stream[:size], stream[size : 2 * size])  # each in an order of its own
   other, _ = windows(size, [slots], multiple, seed=6)
   assert not np.array_equal(other[0], found[0])
 
@@ -254,6 +254,6 @@ def test_audits_draw_from_the_barred_where_there_are_any():
 @pytest.mark.parametrize('index', [[0], [3, 4, 5], [5, 4, 3], [0, 2, 1, 3], [0, 1, 1, 3], [2, 9]])
 def test_a_slice_stands_for_numbers_in_a_row_alone(index):
   every, index = np.arange(20), np.array(index)
-  told = curriculum._contiguous(index)
-  assert every[told].tolist() == index.tolist()
-  assert isinstance(told, slice) == (index.tolist() in ([0], [3, 4, 5]))
+  selector = curriculum._contiguous(index)
+  assert every[selector].tolist() == index.tolist()
+  assert isinstance(selector, slice) == (index.tolist() in ([0], [3, 4, 5]))

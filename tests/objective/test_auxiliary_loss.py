@@ -1,4 +1,4 @@
-"""What a companion learns by: each loss against its formula written out, its slope, and how slices add up."""
+"""Losses of auxiliary models: against the written formula, their slope, and sums over microbatches."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_a_loss_and_its_slope_are_those_of_the_formula(name):
   d = data()
   x = jnp.asarray(output(name, d))
   loss = lambda x: MADE[name].loss(x, lesson(d), G)  # noqa: E731
-  (value, told), slope = jax.value_and_grad(loss, has_aux=True)(x)
+  (value, sums), slope = jax.value_and_grad(loss, has_aux=True)(x)
   want, want_slope = jax.value_and_grad(lambda x: written(name, x, d))(x)
   np.testing.assert_allclose(value, want, rtol=1e-12)
   np.testing.assert_allclose(slope, want_slope * d.mask, atol=1e-14)
   assert np.abs(slope).max() > 1e-4
   if name == 'critic':
-    assert 0 < told['critic/vf_clipfrac'] < 1
+    assert 0 < sums['critic/vf_clipfrac'] < 1
   for b, t in ((0, 0), (5, 0)):
     nudge = np.zeros_like(d.x)
     nudge[b, t] = 1e-5
@@ -104,7 +104,7 @@ def test_values_further_than_the_clip_learn_nothing_from_a_return_beyond_them():
 @pytest.mark.parametrize('name', ['outcome', 'preference'])
 def test_rewards_of_0_teach_log_2_and_push_right_rows_up_and_wrong_ones_down(name):
   d = data()
-  (value, told), slope = jax.value_and_grad(
+  (value, sums), slope = jax.value_and_grad(
     lambda x: MADE[name].loss(x, lesson(d), G), has_aux=True
   )(jnp.asarray(d.reference))
   np.testing.assert_allclose(value, np.log(2), rtol=1e-12)
@@ -131,14 +131,14 @@ def test_slices_add_up_where_a_loss_does_not_look_at_whole_minibatches(name):
 def test_empty_rows_and_padding_teach_nothing(name):
   d = data()
   d.length[1], d.mask[1] = 0, 0
-  told = lesson(d)
+  targets = lesson(d)
   poison = lambda a: np.where(d.mask > 0, a, np.nan)  # noqa: E731
-  fill = told._replace(base_BxT=poison(told.base_BxT), old_BxT=poison(told.old_BxT))
+  fill = targets._replace(base_BxT=poison(targets.base_BxT), old_BxT=poison(targets.old_BxT))
   x = jnp.asarray(output(name, d))
-  loss = lambda x, told: MADE[name].loss(x, told, G)[0]  # noqa: E731
-  value, slope = jax.value_and_grad(loss)(x, told)
+  loss = lambda x, targets: MADE[name].loss(x, targets, G)[0]  # noqa: E731
+  value, slope = jax.value_and_grad(loss)(x, targets)
   bad_value, bad_slope = jax.value_and_grad(loss)(jnp.where(d.mask > 0, x, 1e3), fill)
   np.testing.assert_array_equal([value, *slope.ravel()], [bad_value, *bad_slope.ravel()])
   assert (slope[d.mask == 0] == 0).all()
-  empty = told._replace(mask_BxT=0 * d.mask, weight_BxT=0 * d.mask, weight_B=0 * d.correct)
+  empty = targets._replace(mask_BxT=0 * d.mask, weight_BxT=0 * d.mask, weight_B=0 * d.correct)
   assert loss(x, empty) == 0

@@ -1,4 +1,4 @@
-"""Contracts between stages: every declared one refuses the wrong partner, and lets each side stand with a right one."""
+"""Contracts between stages: each declared one refuses other functions, and each side builds with a valid one."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_contract_refuses_every_other_partner_and_builds_with_each_of_its_own(
     else:
       with pytest.raises(UserError) as error:
         objective.method(choice)
-      told = str(error.value)
-      assert f'objective.{stage}.fn={name!r}' in told or 'does not go with' in told
+      message = str(error.value)
+      assert f'objective.{stage}.fn={name!r}' in message or 'does not go with' in message
     # Alone, the partner has methods of its own.
     objective.method(partners({clause.stage: partner} if clause.stage != 'zero_variance' else {}))
 
@@ -142,6 +142,8 @@ def test_a_run_is_refused_before_its_model_is_looked_for():
     setup.build_context(config)
 
 
-@pytest.mark.parametrize('path', sorted(pathlib.Path('configs').rglob('*.py')), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+  'path', sorted(pathlib.Path('configs').rglob('*.py')), ids=lambda p: p.stem
+)
 def test_every_config_keeps_the_contracts(path):
   spec_from_config.check_objective(configs.load(str(path)))

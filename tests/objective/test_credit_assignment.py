@@ -1,4 +1,4 @@
-"""How an advantage is laid over tokens: limits, loops in plain Python, and what stands in padding."""
+"""Credit assignment: limits, loops in plain Python, and padding."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_the_reward_comes_at_the_end_of_a_row_and_not_of_each_of_its_turns():
 
 
 @pytest.mark.parametrize(
-  'choices, told',
+  'choices, message',
   [
     (
       dict(credit_assignment='gae'),
@@ -283,12 +283,12 @@ def test_the_reward_comes_at_the_end_of_a_row_and_not_of_each_of_its_turns():
     ),
   ],
 )
-def test_a_credit_and_a_companion_that_do_not_fit_are_told(choices, told):
-  with pytest.raises(UserError, match=told):
+def test_credit_assignment_without_its_auxiliary_model_is_refused(choices, message):
+  with pytest.raises(UserError, match=message):
     objective.method(settings(**choices))
 
 
-def test_only_prime_keeps_a_reference_for_its_companion():
+def test_only_prime_keeps_a_reference_for_its_auxiliary_model():
   kept = {n for n in ('ppo', 'prime', 'oprl', 'grpo') if _method(n).needs_reference}
   assert kept == {'prime'} and not any(
     _method(n).needs_old or _method(n).needs_rows for n in ('ppo', 'prime', 'oprl')

@@ -1,4 +1,4 @@
-"""A teacher's word as advantages: the written loss, what scale 1 forgets, and the gradient it stands for."""
+"""Advantages from a teacher: the written loss, the role of the scale, and the gradient."""
 
 from __future__ import annotations
 

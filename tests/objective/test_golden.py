@@ -1,4 +1,4 @@
-"""Against others' code: values and gradients of TRL, stored by make_golden.py, and verl's formulas in numpy."""
+"""Values and gradients of TRL, stored by make_golden.py, and verl's formulas in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt that fills several slots: all its rows are one group, wherever its slots stand."""
+"""A prompt with several slots: all its rows are one group, whatever the positions of its slots."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def float64():
     yield
 
 
-def coefficients(name, d, told, rollouts, parts=1):
+def coefficients(name, d, slotted, rollouts, parts=1):
   method = objective.method(settings(**METHODS[name].settings))
-  target = objective.targets(method, told, rollouts, signal(method, d), leverage(d), parts)
+  target = objective.targets(method, slotted, rollouts, signal(method, d), leverage(d), parts)
   target = target.with_arrays(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
@@ -46,14 +46,14 @@ def moved(d):
 def in_slots(d):
   index_P = np.concatenate([np.repeat(np.arange(P), 2)[ORDER], np.full(BLANK, -1)])
   part_P = np.concatenate([np.tile([0, 1], P)[ORDER], np.zeros(BLANK, int)])
-  told = batch(d)
+  slotted = batch(d)
   slots = np.zeros((len(index_P), 3), np.int32)
-  prompts = type(told.prompts)(slots, slots[:, 0] + 3, index_P, index_P, index_P, part_P)
+  prompts = type(slotted.prompts)(slots, slots[:, 0] + 3, index_P, index_P, index_P, part_P)
   prompts = prompts._replace(context_P=d.context[::HALF])
-  return told._replace(prompts=prompts)
+  return slotted._replace(prompts=prompts)
 
 
-# A companion that compares pairs does so in a slot.
+# An auxiliary model that compares pairs does so within a slot.
 @pytest.mark.parametrize('name', [n for n in METHODS if n != 'oprl'])
 def test_half_groups_in_two_slots_are_the_group(name):
   d = data(3)
@@ -68,15 +68,15 @@ def test_half_groups_in_two_slots_are_the_group(name):
 
 def test_a_group_is_mixed_by_all_its_slots():
   d = data(3)
-  told = in_slots(moved(d))
-  own = objective.group_rows(told.prompts, HALF, 2)
-  score_Bx1 = np.zeros((len(told.correct_B), 1))
+  slotted = in_slots(moved(d))
+  own = objective.group_rows(slotted.prompts, HALF, 2)
+  score_Bx1 = np.zeros((len(slotted.correct_B), 1))
   score_Bx1[:HALF] = (
     0.1  # the first slot is the second of prompt 2, whose other slot has other scores
   )
-  mixed_B = np.asarray(objective.mixed_group_mask(score_Bx1, told.rollout.length_B, own))
+  mixed_B = np.asarray(objective.mixed_group_mask(score_Bx1, slotted.rollout.length_B, own))
   slots = mixed_B.reshape(-1, HALF)
-  at = told.prompts.index_P == ORDER[0] // 2
+  at = slotted.prompts.index_P == ORDER[0] // 2
   assert slots[at].all() and not slots[~at].any()
 
 
@@ -86,11 +86,11 @@ def test_two_strategies_for_a_prompt_are_compared_with_each_other_and_within():
   split = moved(d)
   context = np.where(np.tile([0, 1], P)[ORDER] == 1, 1, np.array([0, -1, 0, 0])[ORDER // 2])
   split.context = np.concatenate([np.repeat(context, HALF), np.full(BLANK * HALF, -1)])
-  told = in_slots(split)
+  slotted = in_slots(split)
   for between in (1.0, 2.0):
     chosen = dict(advantage=dict(fn='nudged', between=between, eps=0.0))
     method = objective.method(settings(**chosen))
-    target = objective.targets(method, told, HALF, parts=2)
+    target = objective.targets(method, slotted, HALF, parts=2)
     got = np.zeros(B)
     got[ROWS] = np.asarray(target.advantage_BxT)[: len(ROWS), 0]
     given = np.zeros(B, int)

@@ -1,4 +1,4 @@
-"""Which groups count: those whose scores differ, in the mask, in every denominator and in the metric."""
+"""Zero-variance groups in the mask, in every denominator and in the metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs of methods with a golden of official code train with the very settings that the golden is about."""
+"""Configs of methods with a golden of official code have the settings of that golden."""
 
 from __future__ import annotations
 

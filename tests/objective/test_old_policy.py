@@ -1,4 +1,4 @@
-"""Who the old policy is: limits in which two choices must be one, and what each of them asks of a step."""
+"""Old policies: limits in which two choices are equal, and the inputs that each needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests' own test: bugs of the usual kinds, planted into a function, break the identities of the others."""
+"""Bugs of the usual kinds, planted into a function, break the identities of the other tests."""
 
 from __future__ import annotations
 

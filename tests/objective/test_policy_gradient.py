@@ -221,7 +221,7 @@ def test_group_standard_deviation_is_unbiased_and_empty_rows_count_nowhere():
 
 
 @pytest.mark.parametrize(
-  'change, told',
+  'change, message',
   [
     (dict(trust_region=dict(fn='clup')), 'choose one of: balanced_clip, binary_kl, .*two_side'),
     (dict(trust_region=dict(fn='clip', hihg=0.3)), 'takes: low, high'),
@@ -238,8 +238,8 @@ def test_group_standard_deviation_is_unbiased_and_empty_rows_count_nowhere():
     ),
   ],
 )
-def test_unknown_names_and_keywords_list_the_valid_ones(change, told):
-  with pytest.raises(UserError, match=told):
+def test_unknown_names_and_keywords_list_the_valid_ones(change, message):
+  with pytest.raises(UserError, match=message):
     objective.method(settings(**change))
 
 

@@ -198,9 +198,9 @@ DEFAULTS = {
 @pytest.mark.parametrize('stage', DEFAULTS)
 def test_defaults_are_those_of_the_sources(stage):
   fns = stages.choices(method_spec.STAGES[stage])
-  told = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
-  assert told == DEFAULTS[stage], (
-    f'defaults of {stage} are told once more in DEFAULTS of this file, as their sources set them'
+  defaults = {k: list(fn.__kwdefaults__.values()) for k, fn in fns.items() if fn.__kwdefaults__}
+  assert defaults == DEFAULTS[stage], (
+    f'defaults of {stage} must equal DEFAULTS of this file, which lists them as their sources set them'
   )
 
 
@@ -778,10 +778,10 @@ def test_an_advantage_that_compares_a_group_is_refused_for_groups_of_one(name):
   """What says the same of a lone row whatever its reward was would teach nothing: `validation.py` lists it."""
   fn, r = getattr(advantage, name), np.random.default_rng(0)
 
-  def told(reward_Px1):
+  def advantages(reward_Px1):
     given = dict(reward_PxG=reward_Px1, parts_PxGxK=reward_Px1[..., None], weight_K=np.ones(1))
     given |= dict.fromkeys(('length_PxG', 'leverage_PxG', 'context_PxG'), np.ones((P, 1)))
     return fn(**{k: v for k, v in given.items() if k in inspect.signature(fn).parameters})
 
-  one, other = (told(r.uniform(0.1, 1, (P, 1))) for _ in range(2))
+  one, other = (advantages(r.uniform(0.1, 1, (P, 1))) for _ in range(2))
   assert np.allclose(one, other) == (name in compatibility.OF_A_GROUP)

@@ -1,4 +1,4 @@
-"""Records of the wrong shape or type are refused where they enter, and the step is traced once."""
+"""Records of the wrong shape or type are refused at the interface, and the step is traced once."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def phi_sft(y, s):
 def test_chord_is_the_mixture_of_grpo_and_uncertain_tokens(share):
   """Autodiff of (1 − μ)·GRPO(x) + μ·φ-SFT(y), written out; μ = 0 is GRPO bit for bit."""
   d, s = data(), shown()
-  rl, demo, told = both('chord', d, s, high=share, low=share)
+  rl, demo, demo_share = both('chord', d, s, high=share, low=share)
 
   def loss(x, y):
     return (1 - share) * METHODS['grpo'].loss(x, d.x, d) + share * phi_sft(y, s)
@@ -80,7 +80,7 @@ def test_chord_is_the_mixture_of_grpo_and_uncertain_tokens(share):
     assert np.abs(demo).max() > 1e-3 and (share < 1 or (rl == 0).all())
   if share < 1:
     assert np.abs(rl).max() > 1e-3
-  assert told == pytest.approx(
+  assert demo_share == pytest.approx(
     3 * share / (3 * share + 4 * (1 - share))
   )  # of four, one shows nothing
 

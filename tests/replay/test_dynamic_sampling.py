@@ -1,4 +1,4 @@
-"""Dynamic sampling and top-ups: what waits, what is learned, that nothing is lost, and that a resumed run goes on."""
+"""Dynamic sampling and further rollouts: waiting groups, full batches, conservation of groups, and resuming."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def same(a, b):
 def test_batches_wait_until_mixed_groups_fill_them_and_surplus_goes_into_the_next():
   kept = Collector(dynamic_sampling.mixed(patience=5), P, G)
   kept.add(batch([1, 2, 3], [1, 0, 2]), 0)
-  got, told = kept.take(EMPTY, 0)
-  assert got is EMPTY and told['collect/queued'] == 1
+  got, metrics = kept.take(EMPTY, 0)
+  assert got is EMPTY and metrics['collect/queued'] == 1
   kept.add(batch([4, 5, 6], [1, 1, 1]), 1)
-  got, told = kept.take(EMPTY, 1)
+  got, metrics = kept.take(EMPTY, 1)
   assert said(got) == [[100, 101], [400, 401], [500, 501]]
-  assert told == {'collect/queued': 1, 'collect/short': 0, 'collect/dropped': 0}
+  assert metrics == {'collect/queued': 1, 'collect/short': 0, 'collect/dropped': 0}
   assert got.prompts.index_P.tolist() == [1, 4, 5]
   same(jax.tree.map(lambda x: x[2:], got.rollout), batch([4, 5], [1, 1]).rollout)
   assert got.parts_BxK[:, 1].tolist() == [100, 101, 400, 401, 500, 501]
@@ -70,23 +70,23 @@ def test_after_patience_the_batch_is_learned_short_and_the_old_are_dropped():
   kept.add(batch([1, 2, 3], [1, 0, 0]), 0)
   assert kept.take(EMPTY, 0)[0] is EMPTY
   kept.add(batch([4, 5, 6], [0, 1, 0]), 1)
-  got, told = kept.take(EMPTY, 1)
-  assert said(got) == [[100, 101], [500, 501]] and told['collect/short'] == 1
+  got, metrics = kept.take(EMPTY, 1)
+  assert said(got) == [[100, 101], [500, 501]] and metrics['collect/short'] == 1
   # The slot that is left names no prompt, so that no group takes it for its own.
   assert got.prompts.index_P.tolist() == [1, 5, -1] and not kept.queue
   kept.add(batch([1, 2, 3], [1, 0, 0]), 2)
   kept.take(EMPTY, 2)
   kept.calls = 0
-  got, told = kept.take(EMPTY, 4)
-  assert got is EMPTY and told['collect/dropped'] == 1 and told['collect/queued'] == 0
+  got, metrics = kept.take(EMPTY, 4)
+  assert got is EMPTY and metrics['collect/dropped'] == 1 and metrics['collect/queued'] == 0
 
 
 def test_two_visits_to_a_prompt_are_learned_in_two_batches():
   kept = Collector(dynamic_sampling.mixed(patience=9), P, G)
   kept.add(batch([1, 2], [1, 1]), 0)
   kept.add(batch([1, 4], [1, 1]), 1)
-  got, told = kept.take(EMPTY, 1)
-  assert said(got) == [[100, 101], [200, 201], [400, 401]] and told['collect/queued'] == 1
+  got, metrics = kept.take(EMPTY, 1)
+  assert said(got) == [[100, 101], [200, 201], [400, 401]] and metrics['collect/queued'] == 1
   kept.add(batch([1, 1], [1, 1], [0, 1]), 2)  # with another visit of its own there is no full batch
   assert kept.take(EMPTY, 2)[0] is EMPTY
 
@@ -110,8 +110,8 @@ def test_the_papers_table_of_top_ups():
 def test_hard_prompts_are_topped_up_in_a_later_call_and_learned_with_all_their_rows():
   # With G = 2: k = 0 lacks ⌈2·(1 − .5)²/(4·.25·.75)⌉ = 1 rollout, k = 1 none.
   kept = Collector(dynamic_sampling.dars(top_ups=2, most=3, patience=9), P, G)
-  told = kept.add(batch([1, 2, 3], [0, 1, 0]), 0)
-  assert told == {'collect/unmet_slots': 0, 'collect/lacking': 2}
+  metrics = kept.add(batch([1, 2, 3], [0, 1, 0]), 0)
+  assert metrics == {'collect/unmet_slots': 0, 'collect/lacking': 2}
   assert kept.waiting_prompts.tolist() == [1, 3]
   index, part = kept.requests()
   assert (index.tolist(), part.tolist()) == ([1, 3], [1, 1])
@@ -137,8 +137,8 @@ def test_a_group_whose_top_ups_came_to_nothing_is_learned_as_it_is():
 def test_top_ups_that_find_no_room_are_counted_and_the_hardest_go_first():
   kept = Collector(dynamic_sampling.dars(top_ups=1, schedule='HW', most=3, patience=9), 4, G)
   # HW with k = 0 of 2: ⌈2·.5/.5⌉ = 2 rollouts, a slot.
-  told = kept.add(batch([5, 1, 2, 3], [1, 0, 0, 0]), 0)
-  assert told['collect/lacking'] == 3
+  metrics = kept.add(batch([5, 1, 2, 3], [1, 0, 0, 0]), 0)
+  assert metrics['collect/lacking'] == 3
   index, part = kept.requests()
   assert (index.tolist(), part.tolist()) == ([1], [1])
   assert kept.waiting_prompts.tolist() == [
@@ -156,9 +156,9 @@ def test_a_restored_collector_goes_on_as_the_other_would():
   other.load_state_dict(kept.state_dict())
   for one in (kept, other):
     one.add(batch([1, 3, 4], [1, 0, 1], [1, 1, 0]), 1)
-  (a, told_a), (b, told_b) = kept.take(EMPTY, 1), other.take(EMPTY, 1)
+  (a, metrics_a), (b, metrics_b) = kept.take(EMPTY, 1), other.take(EMPTY, 1)
   same(a, b)
-  assert told_a == told_b and len(other.queue) == len(kept.queue) == 1
+  assert metrics_a == metrics_b and len(other.queue) == len(kept.queue) == 1
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_top_ups_follow_the_mass_of_graded_scores():
     0,
   ]
   success = [[0.3, 0.5], [0.4, 0.6], [0.1, 0.2]]
-  told = kept.add(dense([1, 2, 3], success, success), 0)
-  assert told == {'collect/unmet_slots': 0, 'collect/lacking': 2}
+  metrics = kept.add(dense([1, 2, 3], success, success), 0)
+  assert metrics == {'collect/unmet_slots': 0, 'collect/lacking': 2}
   index, part = kept.requests()
   assert (index.tolist(), part.tolist()) == ([3, 1], [1, 1])  # the hardest first
   kept.load_state_dict(kept.state_dict())

@@ -1,4 +1,4 @@
-"""What outlives a step: unfinished groups and drafts."""
+"""Unfinished groups and drafts between steps."""
 
 from __future__ import annotations
 

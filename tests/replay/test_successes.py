@@ -1,4 +1,4 @@
-"""Right rollouts of earlier visits: which are kept, which come back, and that a resumed run draws the same."""
+"""Right rollouts of earlier visits: storage, replay, and identical draws after resuming."""
 
 from __future__ import annotations
 
