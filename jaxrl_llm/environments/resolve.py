@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm.config import schema, stages
 from jaxrl_llm.environments import games, tools
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, Settings, UserError
 
 # Their public functions are the environments that can be named.
 _MODULES = (tools, games)
@@ -21,7 +21,7 @@ _LEAST = dict(turns=1, rounds=0, observation_tokens=0, workers=1)
 JUDGES = ('environment', 'rewards')
 
 # The section of a config, or its fields by name.
-EnvironmentSettings = schema.EnvironmentConfig | Mapping[str, Any]
+EnvironmentSettings = schema.EnvironmentConfig | Settings
 
 
 class EnvironmentFactory(NamedTuple):
@@ -94,7 +94,7 @@ def check(settings: EnvironmentSettings) -> None:
     )
 
 
-def _import(path: str, arguments: dict[str, Any]) -> Callable[[], Environment]:
+def _import(path: str, arguments: JsonObject) -> Callable[[], Environment]:
   """The user's function with its settings, called once to check that it returns an environment."""
   module_name, _, name = path.partition(':')
   where = f'config.environment.fn={path!r}'
@@ -115,5 +115,5 @@ def _import(path: str, arguments: dict[str, Any]) -> Callable[[], Environment]:
     raise UserError(
       f'{where} gives {type(environment).__name__}, which has no reset(row, seed) and step(text).'
     )
-  make: Callable[..., Any] = fn
+  make: Callable = fn
   return lambda: make(**arguments)

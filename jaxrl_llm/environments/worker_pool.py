@@ -20,7 +20,7 @@ from jaxrl_llm.environments.resolve import EnvironmentSettings, resolve
 from jaxrl_llm.rewards import CRASH, ERROR, OK, TIMEOUT
 from jaxrl_llm.rewards.pool import CleanContext
 from jaxrl_llm.rewards.worker import describe
-from jaxrl_llm.types import Row
+from jaxrl_llm.types import JsonObject, Row
 
 _TRIES = 2  # of an episode whose worker broke, possibly through another process
 
@@ -118,7 +118,7 @@ def _result(future: futures.Future, last: bool) -> TurnResult | None:
 _make: Callable[[], Environment] | None = None
 
 
-def start_worker(settings: dict[str, Any]) -> None:
+def start_worker(settings: JsonObject) -> None:
   """Prepares a new worker process."""
   global _make
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
