@@ -1,6 +1,6 @@
 """What goes with what: one table of settings that are refused together, with the reason and the remedy.
 
-`python -m jaxrl_llm.config.compatibility` prints the table that is kept in configs/COMPATIBILITY.md.
+`python -m jaxrl_llm.config.compatibility` prints the table of configs/COMPATIBILITY.md.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _LORA = Condition('lora.rank')
 
 _OWN_LOOP = 'each is a decode loop of its own'
 _HINTED = (
-  'completions of a hinted prompt do not answer the plain prompt, and this does not tell them apart'
+  'completions of a hinted prompt do not answer the plain prompt, and this treats both alike'
 )
 _PARTS_OF_A_GROUP = (
   'a prompt fills several slots, and this needs the whole group of a prompt in one slot'
 )
-_TURNS = 'a row holds several turns, and this is of rows with a single completion'
+_TURNS = 'a row holds several turns, and this assumes a single completion'
 
 # Advantages that are zero or undefined for a single rollout.
 OF_A_GROUP = (

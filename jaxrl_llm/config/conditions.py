@@ -9,6 +9,7 @@ from typing import Any
 import ml_collections
 
 from jaxrl_llm.config.schema import Config, Section, Setting
+from jaxrl_llm.types import JsonValue
 
 # Values that the config alone does not determine, by field: `objective.needs` (what the chosen functions need),
 # `rewards.batched`, `mesh.<axis>` of the real mesh, `model.experts`, `model.window`.
@@ -21,7 +22,7 @@ class Condition:
 
   field: str
   op: str = 'used'
-  value: Any = None
+  value: JsonValue = None
   label: str = ''  # for the table, where the test is not obvious
 
   def holds(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> bool:
@@ -88,7 +89,7 @@ def value_of(field: str, config: Config | ml_collections.ConfigDict, facts: Fact
   """The value of a field, or the name of its function; None for a fact that is not known."""
   if field in facts:
     return facts[field]
-  value: Any = config
+  value: JsonValue = config
   for part in field.split('.'):
     if not isinstance(value, (ml_collections.ConfigDict, Section)):
       return None

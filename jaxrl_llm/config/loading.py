@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 import runpy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_collections
@@ -15,7 +15,7 @@ import ml_collections
 from jaxrl_llm.config import paths
 from jaxrl_llm.config.schema import FIXED_FIELDS, Section
 from jaxrl_llm.config.schema import default as default
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, JsonValue, Settings, UserError
 
 _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # fields that are 'auto' or a bool
@@ -39,9 +39,9 @@ def load(path: str = '', overrides: Sequence[str] = ()) -> ml_collections.Config
   return config
 
 
-def _chain(name: str) -> list[dict[str, Any]]:
+def _chain(name: str) -> list[JsonObject]:
   """The changes of a file, after those of its base."""
-  chain: list[dict[str, Any]] = []
+  chain: list[JsonObject] = []
   paths_read: list[str] = []
   path = paths.find(name)
   while path:
@@ -61,7 +61,7 @@ def _chain(name: str) -> list[dict[str, Any]]:
   return chain
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _read(path: str) -> Settings:
   """What get_config() of a file returns."""
   try:
     # An import would find a file that changed within a second in its bytecode cache.
@@ -100,7 +100,7 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
   _merge(part, {leaf: value}, field)
 
 
-def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
+def _merge(part: ml_collections.ConfigDict, changes: JsonValue, field: str) -> None:
   """Lays `changes` over `part`; see `load`. `field` is its name, such as 'config.data'."""
   old = dict(part.items())
   if 'fn' in old and 'fn' in changes:
@@ -122,7 +122,7 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
         part[key] = of_type(value, was if same or key in part else None, where)
 
 
-def of_type(value: Any, old: Any, field: str) -> Any:
+def of_type(value: JsonValue, old: JsonValue, field: str) -> Any:
   """`value` with the type of `old`, if there is one; an int may stand for a float.
 
   Raises UserError for another type, or a value that cannot be written to config.json.
@@ -143,7 +143,7 @@ def of_type(value: Any, old: Any, field: str) -> Any:
   return value
 
 
-def check_plain(value: Any, field: str) -> None:
+def check_plain(value: JsonValue, field: str) -> None:
   """Raises UserError unless config.json can hold the value: strings, finite numbers, bools, lists and dicts of them."""
   if isinstance(value, _DICTS):
     for key, item in value.items():
@@ -163,12 +163,12 @@ def check_plain(value: Any, field: str) -> None:
       raise UserError(f'{field}={value!r} must be Unicode text ({error.reason}).') from error
 
 
-def _check_name(key: Any, field: str) -> None:
+def _check_name(key: JsonValue, field: str) -> None:
   if not isinstance(key, str) or not key or '.' in key:
     raise UserError(f'{field} has the field {key!r}; a name is text without dots.')
 
 
-def _literal(raw: str) -> Any:
+def _literal(raw: str) -> JsonValue:
   try:
     return ast.literal_eval({'true': 'True', 'false': 'False'}.get(raw, raw))
   except (ValueError, SyntaxError, MemoryError, RecursionError):

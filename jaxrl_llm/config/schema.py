@@ -19,6 +19,7 @@ from jaxrl_llm.config.run_sections import (
 from jaxrl_llm.config.run_sections import ProfileConfig as ProfileConfig
 from jaxrl_llm.config.run_sections import SamplingConfig as SamplingConfig
 from jaxrl_llm.config.section import Section, Setting, Stage, stage
+from jaxrl_llm.types import JsonValue, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,20 +351,20 @@ def mutable(config: Config | ml_collections.ConfigDict) -> ml_collections.Config
   return ml_collections.ConfigDict(config.to_dict())
 
 
-def replace(config: Config, changes: Mapping[str, Any]) -> Config:
+def replace(config: Config, changes: Settings) -> Config:
   """A copy with other values: replace(config, {'steps': 10, 'replay.reuse': stage('none')})."""
   for field, value in changes.items():
     config = _replaced(config, field.split('.'), value)
   return config
 
 
-def _replaced(section: Any, names: list[str], value: Any) -> Any:
+def _replaced(section: Any, names: list[str], value: JsonValue) -> Any:
   name, *rest = names
   inner = _replaced(getattr(section, name), rest, value) if rest else value
   return dataclasses.replace(section, **{name: inner})
 
 
-def _fill(reference: Section, values: Mapping[str, Any]) -> Any:
+def _fill(reference: Section, values: Settings) -> Any:
   """A section of the type of `reference`, whose values stand in for missing ones."""
   fields = {f.name: getattr(reference, f.name) for f in dataclasses.fields(reference)}
   filled = {

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from jaxrl_llm.config.schema import Stage
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonValue, Settings, UserError
 
 
-def pick(
-  module: ModuleType, stage: Stage | Mapping[str, Any], field: str = ''
-) -> functools.partial[Any]:
+def pick(module: ModuleType, stage: Stage | Settings, field: str = '') -> functools.partial[Any]:
   """Resolves `dict(fn='name', **settings)` to `partial(module.name, **settings)`.
 
   `fn` is a public function that `module` defines, or the user's own as 'package.module:function'. Settings are its
@@ -67,7 +65,7 @@ def imported(path: str, where: str) -> Callable:
   return fn
 
 
-def _function(module: ModuleType, name: Any, field: str) -> Callable:
+def _function(module: ModuleType, name: JsonValue, field: str) -> Callable:
   if isinstance(name, str) and ':' in name:
     return imported(name, f'{field}.fn={name!r}')
   valid = choices(module)
@@ -91,15 +89,15 @@ def _annotation(parameter: inspect.Parameter) -> str:
   return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: JsonValue) -> bool:
   return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: JsonValue) -> bool:
   return _is_int(value) or isinstance(value, float)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: JsonValue) -> bool:
   return isinstance(value, str)
 
 
@@ -107,7 +105,7 @@ def _all(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
   return lambda value: isinstance(value, list | tuple) and all(map(check, value))
 
 
-def _numbers_by_name(value: Any) -> bool:
+def _numbers_by_name(value: JsonValue) -> bool:
   return hasattr(value, 'values') and all(map(_is_number, value.values()))
 
 

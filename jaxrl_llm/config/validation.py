@@ -20,14 +20,14 @@ from jaxrl_llm.config.schema import (
   replace,
   typed,
 )
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonValue, UserError
 
-AnyConfig: TypeAlias = Config | ml_collections.ConfigDict
+ConfigLike: TypeAlias = Config | ml_collections.ConfigDict
 _SECTIONS = (ml_collections.ConfigDict, Section)
 _TINY = 1e-30  # smallest divisor in float32
 
 
-def sized(config: AnyConfig, devices: Sequence[Any]) -> Config:
+def sized(config: ConfigLike, devices: Sequence[Any]) -> Config:
   """The typed configuration, with automatic fields set for these devices: `prompts`."""
   complete(config)
   config = typed(config)
@@ -38,7 +38,7 @@ def sized(config: AnyConfig, devices: Sequence[Any]) -> Config:
   return replace(config, {'prompts': math.ceil(wanted / shards) * shards})
 
 
-def silent_s(config: AnyConfig) -> float:
+def silent_s(config: ConfigLike) -> float:
   """config.processes.silent_s, checked: it is needed before this process has joined the others."""
   complete(config)
   value = config.processes.silent_s
@@ -47,12 +47,12 @@ def silent_s(config: AnyConfig) -> float:
   return value
 
 
-def complete(config: AnyConfig) -> None:
+def complete(config: ConfigLike) -> None:
   """Raises UserError for a field that is missing, unknown or of another type."""
   _complete(config, default(), 'config')
 
 
-def check(config: AnyConfig) -> None:
+def check(config: ConfigLike) -> None:
   """Raises UserError for a field that is missing, unknown, of another type or out of range.
 
   Names of functions, and what depends on devices, data or the model, are checked elsewhere.
@@ -111,26 +111,26 @@ _ONE_OF: dict[str, tuple[bool | str, ...]] = {
 }
 
 
-def _value(config: AnyConfig, name: str) -> Any:
-  value: Any = config
+def _value(config: ConfigLike, name: str) -> Any:
+  value: JsonValue = config
   for part in name.split('.'):
     value = value[part]
   return value
 
 
-def _whole(config: AnyConfig, name: str, least: int) -> None:
+def _whole(config: ConfigLike, name: str, least: int) -> None:
   value = _value(config, name)
   if value < least:
     raise UserError(f'config.{name}={value!r} must be a whole number of at least {least}.')
 
 
-def _positive(config: AnyConfig, name: str) -> None:
+def _positive(config: ConfigLike, name: str) -> None:
   value = _value(config, name)
   if not (value > _TINY and math.isfinite(value)):
     raise UserError(f'config.{name}={value!r} must be a finite number above 0.')
 
 
-def _check_numbers(c: AnyConfig) -> None:
+def _check_numbers(c: ConfigLike) -> None:
   """Ranges of single fields that are neither counts nor positive."""
   every_s = c.monitoring.report_every_s
   if not (every_s >= 0 and math.isfinite(every_s)):
@@ -158,7 +158,7 @@ def _check_numbers(c: AnyConfig) -> None:
     )
 
 
-def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
+def _complete(part: JsonValue, reference: ml_collections.ConfigDict, field: str) -> None:
   """All fields of the defaults, with their types, and no others; for stages see `stages.pick`."""
   if not isinstance(part, _SECTIONS):
     raise UserError(f'{field}={part!r} must be a dict of: {", ".join(reference.keys())}.')
@@ -176,7 +176,7 @@ def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> No
       raise UserError(f'{field}.{key} is unknown; {near(key, reference.keys())}.')
 
 
-def _named(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
+def _named(part: JsonValue, reference: ml_collections.ConfigDict, field: str) -> None:
   """A stage and the stages in it; its settings are checked by `stages.pick`."""
   if not isinstance(part, _SECTIONS) or 'fn' not in part:
     raise UserError(f'{field}.fn is missing; give it a value such as {reference.fn!r}.')
@@ -242,7 +242,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
 _RANGE_OF = {name: (text, fits) for text, fits, names in _RANGES for name in names}
 
 
-def _check_settings(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
+def _check_settings(part: JsonValue, reference: ml_collections.ConfigDict, field: str) -> None:
   """Settings of named functions are within `_RANGES`; their types are checked by `stages.pick`."""
   for key, old in reference.items():
     if isinstance(old, ml_collections.ConfigDict):
@@ -254,7 +254,7 @@ def _check_settings(part: Any, reference: ml_collections.ConfigDict, field: str)
       raise UserError(f'{field}.{key}={value!r} of {part.fn!r} must be a number {bound[0]}.')
 
 
-def _check_32_bits(part: Any, field: str) -> None:
+def _check_32_bits(part: JsonValue, field: str) -> None:
   """Integers fit in int32 and floats in float32; settings of single data sources are exempt."""
   for key, value in part.items():
     if isinstance(value, (*_SECTIONS, dict)):
@@ -275,7 +275,7 @@ def _check_sampling(sampling: SamplingConfig | ml_collections.ConfigDict) -> Non
       raise UserError(f'{where}.{name}={sampling[name]} must be from {low} to {high}.')
 
 
-def _check_batch(c: AnyConfig) -> None:
+def _check_batch(c: ConfigLike) -> None:
   """Minibatches divide the prompts, and microbatches the rows of a minibatch."""
   if c.prompts % c.learner.minibatches:
     raise UserError(
