@@ -14,7 +14,7 @@ from jaxrl_llm import rewards
 from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.validation import AnyConfig
+from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import consistency, preemption, sharding
 from jaxrl_llm.evaluation import held_out
 from jaxrl_llm.learner import compile as programs
@@ -31,11 +31,11 @@ from jaxrl_llm.runner import (
 )
 from jaxrl_llm.runner.context import PendingStep, Progress, RunContext, ScorePool
 from jaxrl_llm.runner.run_logger import RunLogger
-from jaxrl_llm.types import Batch
+from jaxrl_llm.types import Batch, JsonObject
 
 
 def run(
-  config: AnyConfig, workdir: str, mesh: jax.sharding.Mesh | None = None
+  config: ConfigLike, workdir: str, mesh: jax.sharding.Mesh | None = None
 ) -> dict[str, float]:  # fmt: skip
   """Train as `config` says, continuing the run in `workdir`; return the metrics of the last evaluation.
 
@@ -64,7 +64,7 @@ class _Loop(NamedTuple):
   logger: RunLogger
   preemption: preemption.PreemptionHandler
   save: Callable[[Progress], None]
-  evaluate: Callable[[Any, int], dict[str, Any]]  # (state, step) → the record of the evaluation
+  evaluate: Callable[[Any, int], JsonObject]  # (state, step) → the record of the evaluation
   times: run_dir.TimeSpent
 
 
@@ -82,7 +82,7 @@ def _train(
     ) as saver,
   ):
     save = times.timed('checkpoints', functools.partial(resume.save, context, saver))
-    first_evaluation: dict[str, Any] = {}
+    first_evaluation: JsonObject = {}
     with handler.interruptible():
       progress = _start(context, directory, screen, times)
       start = progress.done

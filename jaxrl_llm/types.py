@@ -9,6 +9,7 @@ decides what is padding, never the token id.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 # Grading workers import this module without jax, which would take memory and a device.
@@ -21,6 +22,12 @@ else:
 
 # jax's in the compiled program and numpy's on the host, which have no common type.
 Array: TypeAlias = Any
+# A decoded JSON value, or a setting of a config file.
+JsonValue: TypeAlias = (
+  'None | bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue]'
+)
+Settings: TypeAlias = Mapping[str, Any]  # of a named function: JSON values by name
+JsonObject: TypeAlias = dict[str, Any]  # decoded JSON, or what becomes JSON
 Params: TypeAlias = Any  # a tree of arrays: weights, an adapter, or their gradient
 
 # Why a row stopped: values of Rollout.reason_B.
@@ -53,7 +60,7 @@ class Row(NamedTuple):
   ]  # dicts of role and content; () where the prompt is a question
   answer: str  # '' where the source's own verifier needs none (some reasoning-gym tasks)
   source: str  # names the data in metrics: val-core/<source>/...
-  extra: dict[str, Any]  # all other inputs of the reward function
+  extra: JsonObject  # all other inputs of the reward function
 
 
 class Prompts(NamedTuple):
@@ -148,23 +155,23 @@ class Batch(NamedTuple):
 class TrainState(NamedTuple):
   """Everything on the device that outlives a step."""
 
-  params: Any  # float32, trained: the weights, or with LoRA the adapter
-  opt_state: Any
+  params: Params  # float32, trained: the weights, or with LoRA the adapter
+  opt_state: Params
   step: Array  # int32, optimizer steps taken
   skipped: Array  # int32, consecutive updates skipped for a non-finite gradient
   seed: (
     Array  # int32, keys all noise; an argument of the program, so that other seeds need no new one
   )
-  correctness_head: Any = None  # with pruning
+  correctness_head: Params = None  # with pruning
   # float32 weights at the start, for methods with a reference model; with LoRA `base` is the reference
-  reference: Any = None
+  reference: Params = None
   carried: tuple = ()  # carried_kv.Carried of unfinished rows, oldest first; () = encoded again
-  auxiliary_model: Any = None  # learner.auxiliary_model.State
-  average: Any = None  # float32 weights averaged over steps, for the old policy
-  inner_steps: Any = None  # state of the loop around optimizer steps
-  activation_noise: Any = None  # log sigma of each layer and its optimizer state
-  teacher: Any = None  # float32, frozen; not saved in checkpoints
-  base: Any = None  # with LoRA the frozen weights, matrices in the type of compute; not saved
+  auxiliary_model: Params = None  # learner.auxiliary_model.State
+  average: Params = None  # float32 weights averaged over steps, for the old policy
+  inner_steps: Params = None  # state of the loop around optimizer steps
+  activation_noise: Params = None  # log sigma of each layer and its optimizer state
+  teacher: Params = None  # float32, frozen; not saved in checkpoints
+  base: Params = None  # with LoRA the frozen weights, matrices in the type of compute; not saved
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TextIO
 
 from jaxrl_llm.rollout import CompletionStreamer
-from jaxrl_llm.types import Model, UserError
+from jaxrl_llm.types import JsonObject, Model, UserError
 
 _HELP = 'An empty line begins anew; Ctrl-D or /quit ends.'
 _Message = dict[str, str]
@@ -15,7 +15,7 @@ _Message = dict[str, str]
 
 def run(
   model: Model,
-  settings: dict[str, Any],
+  settings: JsonObject,
   seed: int = 0,
   read: Callable[[str], str] = input,
   out: TextIO | None = None,

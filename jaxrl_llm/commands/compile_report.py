@@ -18,7 +18,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_table
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.validation import AnyConfig
+from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
@@ -29,7 +29,7 @@ from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.profiling import roofline as roofline_lib
 from jaxrl_llm.rollout import carried_kv, ring_decode, slot_loop
 from jaxrl_llm.runner import validate
-from jaxrl_llm.types import Batch, UserError
+from jaxrl_llm.types import Batch, JsonObject, UserError
 
 _GIB = 2**30
 _TOPOLOGIES = 'v5e-16, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
@@ -42,7 +42,7 @@ _ENVIRONMENT = dict(
 )
 
 
-def run(config: AnyConfig, topology: str, report: str = '') -> int:
+def run(config: ConfigLike, topology: str, report: str = '') -> int:
   """Compile the step of `config` for `topology`, print the report and write it as JSON to the file `report`.
 
   Returns 0, or 1 where it does not fit or the decode loop copies its cache or exchanges weights.
@@ -87,7 +87,7 @@ def devices(topology: str) -> list[Any]:
   return list(description.devices)
 
 
-def make(config: AnyConfig, devices: Sequence[Any]) -> StepSpec:
+def make(config: ConfigLike, devices: Sequence[jax.Device]) -> StepSpec:
   """The step specification of `config` on these devices; no weights are read.
 
   One end token stands for the model's own: their number changes neither memory nor collectives.
@@ -95,7 +95,7 @@ def make(config: AnyConfig, devices: Sequence[Any]) -> StepSpec:
   config = validation.sized(config, devices)
   validate.validate(config)
   check_objective(config)
-  mesh = sharding.make_mesh(config.mesh, list(devices))
+  mesh = sharding.make_mesh(config.mesh.to_dict(), list(devices))
   check_rows(config, mesh)
   model = models.read_config(config.model, scratch=config.scratch)
   teacher = config.objective.teacher
@@ -186,7 +186,7 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
   return hlo_decode.decode_loops(text, f'{ring_decode.LOOP_SCOPE}/', cache)
 
 
-def measure(spec: StepSpec) -> dict[str, Any]:
+def measure(spec: StepSpec) -> JsonObject:
   """Compile the programs of a step and read them: the report, ready for JSON."""
   compiled_parts = parts(spec)
   device = spec.layout.mesh.devices.flat[0]
@@ -214,7 +214,7 @@ def measure(spec: StepSpec) -> dict[str, Any]:
   return report | dict(problems=problems(report))
 
 
-def _sizes(part: Part) -> dict[str, Any]:
+def _sizes(part: Part) -> JsonObject:
   return {name: value for name, value in part._asdict().items() if name != 'text'}
 
 
@@ -225,9 +225,9 @@ def _headroom(part: Part, limit: float | None) -> float | None:
   return limit - (part.peak_bytes + part.code_bytes) / _GIB
 
 
-def decode_report(loop: hlo_decode.Loop) -> dict[str, Any]:
+def decode_report(loop: hlo_decode.Loop) -> JsonObject:
   """Copies and collectives for one token of every row, on one device."""
-  kinds: dict[tuple, dict[str, Any]] = {}
+  kinds: dict[tuple, JsonObject] = {}
   for c in loop.collectives:
     kind = kinds.setdefault(
       (c.opcode, c.bytes, c.fixed),
@@ -250,7 +250,7 @@ def decode_report(loop: hlo_decode.Loop) -> dict[str, Any]:
   )
 
 
-def roofline(spec: StepSpec, decode: dict[str, Any]) -> dict[str, Any] | None:
+def roofline(spec: StepSpec, decode: JsonObject) -> JsonObject | None:
   """An upper bound of tokens/s: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
   Flops are two for each weight that a token uses, of experts those of its top k. Bytes are weights as stored and
@@ -279,14 +279,14 @@ def roofline(spec: StepSpec, decode: dict[str, Any]) -> dict[str, Any] | None:
   )
 
 
-def update_report(spec: StepSpec, text: str) -> dict[str, Any]:
+def update_report(spec: StepSpec, text: str) -> JsonObject:
   """The `hlo_update.report` of a compiled update."""
   return hlo_update.report(
     spec, text, hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
   )
 
 
-def problems(report: dict[str, Any]) -> list[str]:
+def problems(report: JsonObject) -> list[str]:
   """The problems of a compiled step, one sentence each."""
   messages = [f'{n} does not fit: {p["oom"]}' for n, p in report['parts'].items() if p['oom']]
   fused = report['parts']['fused']

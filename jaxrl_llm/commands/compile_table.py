@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.profiling import hlo_update
+from jaxrl_llm.types import JsonObject
 
 _GIB = 2**30
 
 
-def table(report: dict[str, Any]) -> str:
+def table(report: JsonObject) -> str:
   """A `compile_report.measure` report as lines of text."""
   mesh = sharding.describe(report['mesh'])
   lines = [
@@ -38,7 +37,7 @@ def table(report: dict[str, Any]) -> str:
   return '\n'.join(lines + [''] + [f'PROBLEM: {p}' for p in report['problems']]).rstrip()
 
 
-def _decode_lines(loop: dict[str, Any]) -> list[str]:
+def _decode_lines(loop: JsonObject) -> list[str]:
   lines = [
     '',
     f'per token: {loop["copied_bytes"]:,.0f} bytes of keys and values copied, '
@@ -50,7 +49,7 @@ def _decode_lines(loop: dict[str, Any]) -> list[str]:
   ]
 
 
-def _roofline_lines(roof: dict[str, Any]) -> list[str]:
+def _roofline_lines(roof: JsonObject) -> list[str]:
   parts = ', '.join(f'{k} {v:.3f}' for k, v in roof['ms_per_token'].items())
   return [
     f'at best {roof["tokens_per_s"]:,.0f} tokens/s with {roof["rows"]} rows, bound by {roof["bound"]} '

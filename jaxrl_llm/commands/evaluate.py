@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.validation import AnyConfig
+from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.types import UserError
 
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
 
 
 def evaluate_checkpoint(
-  config: AnyConfig, workdir: str, step: int | None = None, against: str = ''
+  config: ConfigLike, workdir: str, step: int | None = None, against: str = ''
 ) -> dict[str, float]:
   """Evaluate the newest checkpoint in `workdir`, that of `step`, or the model as loaded; print tables.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxrl_llm.commands import targets
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.validation import AnyConfig
-from jaxrl_llm.types import UserError
+from jaxrl_llm.config.validation import ConfigLike
+from jaxrl_llm.types import Params, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.runner.context import RunContext
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
 
 
 def export_checkpoint(
-  config: AnyConfig, workdir: str, to: str, dtype: str, adapter: bool = False, base: bool = False
+  config: ConfigLike, workdir: str, to: str, dtype: str, adapter: bool = False, base: bool = False
 ) -> None:
   """Write the newest checkpoint in `workdir`, or with `base` the model as loaded, as a Hugging Face folder.
 
@@ -80,7 +80,7 @@ def export_checkpoint(
 
 
 def _write(
-  context: RunContext, params: Any, to: str, dtype: str, adapter: bool, step: int
+  context: RunContext, params: Params, to: str, dtype: str, adapter: bool, step: int
 ) -> None:  # fmt: skip
   from jaxrl_llm.models import export, peft
 

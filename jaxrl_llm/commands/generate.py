@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
-from jaxrl_llm.config.validation import AnyConfig
-from jaxrl_llm.types import UserError
+from jaxrl_llm.config.validation import ConfigLike
+from jaxrl_llm.types import JsonObject, UserError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
 
 
 def generate_text(
-  config: AnyConfig,
+  config: ConfigLike,
   workdir: str,
   prompts: Sequence[str | list[dict]],
   samples: int,
@@ -67,7 +66,7 @@ def generate_text(
     progress = resume.fresh(context) if base else resume.restore(context, directory, screen)
   params = train_state.merged_weights(context.spec, progress.state)
   model = context.models.policy._replace(params=params)
-  settings: dict[str, Any] = dict(
+  settings: JsonObject = dict(
     max_tokens=config.completion_tokens, chat=config.data.chat, **config.evaluation.sampling
   )
   if not prompts:

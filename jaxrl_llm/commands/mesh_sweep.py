@@ -11,13 +11,13 @@ from jaxrl_llm import models
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config.schema import Config, replace, typed
-from jaxrl_llm.config.validation import AnyConfig
+from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.profiling import roofline
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
 _GIB = 2**30
 _ASSUMPTIONS = (
@@ -26,7 +26,7 @@ _ASSUMPTIONS = (
 )
 
 
-def run(config: AnyConfig, topology: str, report: str = '') -> int:
+def run(config: ConfigLike, topology: str, report: str = '') -> int:
   """Compile each candidate for `topology`, print them from the fastest on, and write them as JSON to `report`.
 
   Returns 0, or 1 where none fits. Raises UserError for bad input before anything is compiled.
@@ -62,12 +62,10 @@ def layouts(model: ModelConfig, devices: int) -> list[dict[str, int]]:
   return meshes
 
 
-def try_mesh(
-  config: AnyConfig, devices: Sequence[Any], mesh: dict[str, int]
-) -> list[dict[str, Any]]:
+def try_mesh(config: ConfigLike, devices: Sequence[Any], mesh: dict[str, int]) -> list[JsonObject]:
   """Measure a mesh with the largest microbatch that fits: fewer passes gather the weights fewer times."""
   config = replace(typed(config), {f'mesh.{axis}': size for axis, size in mesh.items()})
-  candidates: list[dict[str, Any]] = []
+  candidates: list[JsonObject] = []
   try:
     for rows in microbatch_sizes(config, devices):
       resized = replace(config, {'learner.microbatch_rollouts': rows})
@@ -91,7 +89,7 @@ def microbatch_sizes(config: Config, devices: Sequence[Any]) -> Iterator[int]:
     count *= 2
 
 
-def measure(spec: StepSpec, previous: dict[str, Any] | None = None) -> dict[str, Any]:
+def measure(spec: StepSpec, previous: JsonObject | None = None) -> JsonObject:
   """Compile generation and update apart, and predict the time of a step, one after the other.
 
   `previous` is a measurement with another microbatch, whose generation is the same. A state that does not fit is not
@@ -100,7 +98,7 @@ def measure(spec: StepSpec, previous: dict[str, Any] | None = None) -> dict[str,
   device = spec.layout.mesh.devices.flat[0]
   rows = spec.layout.prompts * spec.rollout.decode.rollouts
   microbatch = spec.update.microbatch
-  result: dict[str, Any] = dict(
+  result: JsonObject = dict(
     mesh=dict(spec.layout.mesh.shape),
     rows=rows,
     slice_rows=microbatch.prompts * microbatch.rollouts,
@@ -127,12 +125,12 @@ def measure(spec: StepSpec, previous: dict[str, Any] | None = None) -> dict[str,
   return result
 
 
-def _measure_generation(spec: StepSpec) -> dict[str, Any]:
+def _measure_generation(spec: StepSpec) -> JsonObject:
   state, _, *inputs = compile_report.arguments(spec)
   part = compile_report.build(
     programs.compile_sample(spec), state._replace(carried=()), state.carried, *inputs
   )
-  result: dict[str, Any] = dict(generate=_summary(part))
+  result: JsonObject = dict(generate=_summary(part))
   if not part.oom:
     loop = compile_report.decode_report(compile_report.loops(spec, part.text)[0])
     bound = compile_report.roofline(spec, loop) or {}
@@ -143,12 +141,12 @@ def _measure_generation(spec: StepSpec) -> dict[str, Any]:
   return result
 
 
-def _summary(part: compile_report.Part) -> dict[str, Any]:
+def _summary(part: compile_report.Part) -> JsonObject:
   peak = (part.peak_bytes + part.code_bytes) / _GIB
   return dict(peak_gib=peak, compile_s=part.compile_s, oom=part.oom)
 
 
-def line(candidate: dict[str, Any]) -> str:
+def line(candidate: JsonObject) -> str:
   """A candidate as a line of text."""
   mesh = sharding.describe(candidate['mesh'])
   if 'oom' in candidate:
@@ -164,7 +162,7 @@ def line(candidate: dict[str, Any]) -> str:
   )
 
 
-def table(candidates: list[dict[str, Any]]) -> str:
+def table(candidates: list[JsonObject]) -> str:
   """All candidates as lines of text, and the flags that select the first."""
   head = (
     f'{"mesh":32} {"slice":>6} {"peak GiB":>8} {"tokens/s/chip":>12} {"MFU %":>6} {"step s":>8}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from jaxrl_llm.config.validation import AnyConfig
+from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import preemption, watchdog
 
 
@@ -15,7 +15,7 @@ class Processes:
   def __init__(self):
     self._watchdog: watchdog.Watchdog | None = None
 
-  def join(self, arguments: argparse.Namespace, config: AnyConfig) -> None:
+  def join(self, arguments: argparse.Namespace, config: ConfigLike) -> None:
     """Join the other processes, where there are any. Raises UserError for flags that do not fit the machine."""
     # Imported late: --help and a misspelled flag do not wait for jax.
     import jax

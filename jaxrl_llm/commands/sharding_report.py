@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config.schema import typed
-from jaxrl_llm.config.validation import AnyConfig
+from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
@@ -48,7 +48,7 @@ class Row:
   decode_bytes: int
 
 
-def run(config: AnyConfig, topology: str, report: str = '') -> None:
+def run(config: ConfigLike, topology: str, report: str = '') -> None:
   """Print the layout of `config` on `topology`, '8' or 'v5e-16', and write it as JSON to the file `report`.
 
   Raises UserError for bad input.

@@ -22,8 +22,8 @@ class SuspectLabel(NamedTuple):
   """A label that the rollouts contradict."""
 
   prompt: int
-  given: str  # the label in the data; also a key of suspect_labels.jsonl
-  majority: str  # answer of the rollouts
+  given: str | None  # the label in the data; also a key of suspect_labels.jsonl
+  majority: str | None  # answer of the rollouts
   share: float  # of that answer in the last group
   visits: int  # number of stored visits
 
@@ -55,7 +55,7 @@ class LabelRefiner:
       share_V.append(share)
       del answer_V[:-_MAX_VISITS], share_V[:-_MAX_VISITS]
 
-  def label(self, prompt: int, label: str) -> str:
+  def label(self, prompt: int, label: str | None) -> str | None:
     """The label for the visit just observed: the majority if it qualifies, else the `label` of the data.
 
     Evaluated at every visit, so that a replacement that no longer qualifies is reverted.
@@ -64,7 +64,7 @@ class LabelRefiner:
     answer = refined(*self._visits.get(int(prompt), ((), ())), **self._rule)
     return label if answer is None else answer
 
-  def suspects(self, label_of: Callable[[int], str]) -> list[SuspectLabel]:
+  def suspects(self, label_of: Callable[[int], str | None]) -> list[SuspectLabel]:
     """All prompts whose label is currently replaced, by prompt; `label_of` returns the label of the data.
 
     arXiv:2604.03993 (OLR).

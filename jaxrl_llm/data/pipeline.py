@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import string
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import grain
 import numpy as np
@@ -14,7 +14,7 @@ from absl import logging
 
 from jaxrl_llm.config.stages import choices
 from jaxrl_llm.data import sources
-from jaxrl_llm.types import Prompts, Row, UserError
+from jaxrl_llm.types import JsonValue, Prompts, Row, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import Config, DataConfig
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Tokenizer(Protocol):
   """The methods of a tokenizer that this package uses; models.tokenizer.Tokenizer has them."""
 
-  end_ids: Collection[int]
+  @property
+  def end_ids(self) -> Collection[int]: ...
 
   def encode(self, text: str) -> Sequence[int]: ...
 
@@ -50,7 +51,7 @@ class PromptTable:
   def __len__(self) -> int:
     return len(self.rows)
 
-  def prompts(self, indices: Sequence[int], born: int = 0) -> Prompts:
+  def prompts(self, indices: Sequence[int] | np.ndarray, born: int = 0) -> Prompts:
     """Returns the prompts of these rows, right-padded with 0 to [P, L], proposed in step `born`. Raises IndexError."""
     index_P = np.asarray(indices, np.int32).reshape(-1)
     if len(index_P) and not 0 <= index_P.min() <= index_P.max() < len(self):
@@ -207,7 +208,7 @@ def _fingerprint(rows: Sequence[Row], tokens: Sequence[np.ndarray], prompt_token
   return digest.hexdigest()
 
 
-def _canonical(value: Any) -> Any:
+def _canonical(value: JsonValue) -> JsonValue:
   """A value that is the same for equal content in every process: without addresses and the order of sets."""
   if isinstance(value, dict):
     return 'dict', sorted((repr(k), _canonical(v)) for k, v in value.items())

@@ -5,16 +5,15 @@ from __future__ import annotations
 import collections
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.evaluation import estimate, tally
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, UserError
 
 VERSION = 1  # of the file of an evaluation
-Evaluation = dict[str, Any]  # the contents of such a file, see `evaluate`
+Evaluation = JsonObject  # the contents of such a file, see `evaluate`
 
 
 def load(path: str) -> Evaluation:
@@ -34,7 +33,7 @@ def load(path: str) -> Evaluation:
   return contents
 
 
-def check(grader: dict[str, Any], ids: Sequence[str], theirs: Evaluation) -> None:
+def check(grader: JsonObject, ids: Sequence[str], theirs: Evaluation) -> None:
   """Raises UserError where `theirs` has another grader, or other prompts than `ids`."""
   if grader != theirs['grader']:
     names = sorted(grader.keys() | theirs['grader'].keys())
@@ -52,7 +51,7 @@ def check(grader: dict[str, Any], ids: Sequence[str], theirs: Evaluation) -> Non
     )
 
 
-def differences(ours: Evaluation, theirs: Evaluation) -> list[dict[str, Any]]:
+def differences(ours: Evaluation, theirs: Evaluation) -> list[JsonObject]:
   """Ours − theirs for every measure that both have, over all prompts, and for each source where there are several.
 
   dict(source, measure, prompts, ours, theirs, mean, low, high, p), see `estimate.difference`. Raises UserError as

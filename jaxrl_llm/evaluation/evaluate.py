@@ -26,12 +26,13 @@ A row is one prompt with its greedy completion or its samples:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm import data, evaluation
+from jaxrl_llm.config.schema import SamplingConfig
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation.levels import levels
 from jaxrl_llm.learner import compile as programs
@@ -40,7 +41,7 @@ from jaxrl_llm.learner.step_spec import StepSpec, evaluation_spec, trained_weigh
 from jaxrl_llm.rollout.sampling import TokenFilter
 from jaxrl_llm.runner import multi_turn
 from jaxrl_llm.runner.context import ScorePool
-from jaxrl_llm.types import Prompts, Rollout, Row, Turns
+from jaxrl_llm.types import JsonObject, Params, Prompts, Rollout, Row, Settings, Turns
 
 # Evaluation draws its noise under a step number that training never reaches, the same every time:
 # evaluations before and after training are paired.
@@ -64,7 +65,7 @@ def make_evaluator(
   decode: Callable[[Sequence[int]], str],
   scoring: Scoring,
   samples: int,
-  sampling: Mapping[str, Any],
+  sampling: SamplingConfig | Settings,
 ) -> Evaluator:
   """Return evaluate(params, head=None) → (metrics, rows, groups), compiled once for greedy and once for sampling.
 
@@ -80,7 +81,7 @@ def make_evaluator(
   predict = programs.compile_predict_success(trained_weights_spec(spec)) if weighs_votes else None
   descriptions = _describe(table.rows)
 
-  def evaluate(params: Any, head: Any = None) -> tuple[dict[str, float], list[dict], list[dict]]:
+  def evaluate(params: Params, head: Any = None) -> tuple[dict[str, float], list[dict], list[dict]]:
     records = []
     for kind, sampler in samplers.items():
       predict_kind = None
@@ -119,7 +120,7 @@ def _samplers(
   decode: Callable[[Sequence[int]], str],
   episodes: multi_turn.Episodes | None,
   samples: int,
-  sampling: Mapping[str, Any],
+  sampling: SamplingConfig | Settings,
 ) -> dict[str, _Sampler]:
   """kind → its sampler."""
   shards = sharding.rows_shards(spec.layout.mesh)
@@ -144,7 +145,7 @@ class _Completions(NamedTuple):
   trust_PxN: np.ndarray | None  # P(correct) by the correctness head
 
 
-def _complete(sampler: _Sampler, params: Any, predict: Callable | None) -> _Completions:
+def _complete(sampler: _Sampler, params: Params, predict: Callable | None) -> _Completions:
   """Samples batch by batch; the last batch is filled up with the first prompt."""
   table, episodes, size = sampler.table, sampler.episodes, sampler.batch_prompts
   count, each = len(table.rows), 1
@@ -177,7 +178,7 @@ def _by_prompt(values: Sequence[Any], each: int) -> list[Any]:
   return [values[start : start + each] for start in range(0, len(values), each)]
 
 
-def _rollout(sampler: _Sampler, params: Any, prompts: Prompts, rows: Sequence[Row]) -> Rollout:
+def _rollout(sampler: _Sampler, params: Params, prompts: Prompts, rows: Sequence[Row]) -> Rollout:
   """The rollout of a batch: one call, or one for every turn of an environment's episodes."""
   spec, episodes, seed = sampler.spec, sampler.episodes, np.int32(sampler.spec.seed)
   if episodes is None:
@@ -210,7 +211,7 @@ def _answers(texts: Sequence[str], read: Callable[[str], Hashable]) -> list[str 
   ]
 
 
-def _describe(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _describe(rows: Sequence[Row]) -> list[JsonObject]:
   """The fields of a record that are of its prompt."""
   return [
     dict(

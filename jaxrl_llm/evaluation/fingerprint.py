@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.types import Params
 
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
-def fingerprint(params: Any) -> str:
+def fingerprint(params: Params) -> str:
   """16 hexadecimal digits of a tree's names, shapes, types and bits; the same for every sharding."""
   digest = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):

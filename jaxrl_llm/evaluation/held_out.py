@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from absl import logging
 
@@ -19,7 +18,7 @@ from jaxrl_llm.monitoring import console
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.runner import multi_turn
 from jaxrl_llm.runner.context import RunContext, ScorePool
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import JsonObject, TrainState
 
 # Fields of config.rewards and config.environment that change how grading runs, and not its results.
 _RESOURCES = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed')
@@ -30,7 +29,7 @@ def recorded_evaluator(
   pool: ScorePool,
   directory: run_dir.RunDirectory,
   screen: console.Console,
-) -> Callable[[TrainState, int], dict[str, Any]]:
+) -> Callable[[TrainState, int], JsonObject]:
   """Return evaluate(state, step) → the contents of eval/step_….json, read from there where it exists.
 
   Without held-out prompts it returns {}.
@@ -49,11 +48,11 @@ def recorded_evaluator(
   )
   run_identity = identity(context.config, table)
 
-  def evaluate_step(state: TrainState, step: int) -> dict[str, Any]:
+  def evaluate_step(state: TrainState, step: int) -> JsonObject:
     params = train_state.sampling_weights(context.spec, state)
     # The same path or model name may hold other weights by now.
     wanted = run_identity | dict(weights=fingerprint((params, state.correctness_head)))
-    record: dict[str, Any] | None = directory.read_eval(step, wanted)
+    record: JsonObject | None = directory.read_eval(step, wanted)
     if record is None:
       screen.info(f'evaluating at step {step}')
       metrics, rows, groups = evaluator(params, state.correctness_head)
@@ -65,7 +64,7 @@ def recorded_evaluator(
   return evaluate_step
 
 
-def identity(config: Config, table: data.PromptTable) -> dict[str, Any]:
+def identity(config: Config, table: data.PromptTable) -> JsonObject:
   """The fields of an evaluation's file that identify it: version, model, grader, settings.
 
   Evaluations of the same prompts with the same `grader` can be compared; `settings` may differ.
@@ -82,7 +81,7 @@ def identity(config: Config, table: data.PromptTable) -> dict[str, Any]:
   )
 
 
-def _without_resources(section: Section) -> dict[str, Any]:
+def _without_resources(section: Section) -> JsonObject:
   return {k: v for k, v in json.loads(section.to_json()).items() if k not in _RESOURCES}
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.evaluation import estimate
+from jaxrl_llm.types import JsonObject
 
 _ALL = 'all'
-Record = dict[str, Any]
+Record = JsonObject
 
 
 class Values(NamedTuple):
@@ -94,7 +95,7 @@ def _natural(level: str) -> list[tuple[int, str]]:
   ]
 
 
-def _summary(by_prompt: Values, in_P: np.ndarray) -> dict[str, Any]:
+def _summary(by_prompt: Values, in_P: np.ndarray) -> JsonObject:
   """The means and intervals of some prompts."""
   interval = lambda value_P: estimate.interval(value_P[in_P])  # noqa: E731
   measures = {name: interval(value_P)._asdict() for name, value_P in by_prompt.plain.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ import safetensors.flax
 
 from jaxrl_llm.models import decoder, export, huggingface
 from jaxrl_llm.models.model_folder import read_json
-from jaxrl_llm.types import Model, ModelConfig, Params, UserError
+from jaxrl_llm.types import JsonObject, Model, ModelConfig, Params, UserError
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 # Fields of PEFT's LoraConfig that change the function computed from the same tensors, at their neutral values.
@@ -24,9 +24,14 @@ _EMPTY = ('rank_pattern', 'alpha_pattern', 'modules_to_save', 'layers_to_transfo
 class AdapterSettings(Protocol):
   """The shape of an adapter: `learner.lora.LoraSettings`."""
 
-  rank: int
-  alpha: float
-  names: tuple[str, ...]  # of a layer's adapted matrices
+  @property
+  def rank(self) -> int: ...
+
+  @property
+  def alpha(self) -> float: ...
+
+  @property
+  def names(self) -> tuple[str, ...]: ...  # of a layer's adapted matrices
 
 
 def save(
@@ -102,7 +107,7 @@ def load(folder: str, config: ModelConfig, settings: AdapterSettings) -> Params:
   return adapter
 
 
-def _check(where: str, raw: dict[str, Any], config: ModelConfig, settings: AdapterSettings) -> None:
+def _check(where: str, raw: JsonObject, config: ModelConfig, settings: AdapterSettings) -> None:
   expected = dict(r=settings.rank, lora_alpha=settings.alpha)
   for key, field in (('r', 'rank'), ('lora_alpha', 'alpha')):
     if raw.get(key) != expected[key]:

@@ -15,12 +15,12 @@ from jaxrl_llm.rewards.worker import OK
 from jaxrl_llm.types import Row
 
 if TYPE_CHECKING:
-  from jaxrl_llm.rewards.pool import Pool
+  from jaxrl_llm.rewards.pool import ScorePool
 
 
 def check_first_batch(
   spec: Spec,
-  pool: Pool,
+  pool: ScorePool,
   rows: Sequence[Row],
   texts: Sequence[str],
   prompts: Sequence[str],

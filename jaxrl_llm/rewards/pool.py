@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pebble
@@ -70,6 +70,12 @@ class Scores(NamedTuple):
   def reward_B(self) -> np.ndarray:
     """The rewards from config.rewards.fn, which decide correctness."""
     return self.parts_BxK[:, 0]
+
+
+class ScorePool(Protocol):
+  """A `Pool`, or several processes that grade as one."""
+
+  def score(self, rows: Sequence[Row], completions: Sequence[str]) -> Scores: ...
 
 
 class Pool:

@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
   name: str  # in metrics: critic/score/<name>
   weight: float  # in the sum of the rewards
-  grader: Grader
+  grader: Grader | None  # None: the reward of an environment
 
 
 class _GroupGrader(functools.partial):

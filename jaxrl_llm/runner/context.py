@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,14 +11,19 @@ from jaxrl_llm import curriculum, data, replay, rewards
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import alarms
+from jaxrl_llm.rewards.pool import ScorePool as ScorePool
 from jaxrl_llm.runner import hints, multi_turn, token_stats
-from jaxrl_llm.types import Batch, Model, Prompts, Rollout, Row, TrainState
-
-
-class ScorePool(Protocol):
-  """A `rewards.Pool`, or several processes that grade as one."""
-
-  def score(self, rows: Sequence[Row], completions: Sequence[str]) -> rewards.Scores: ...
+from jaxrl_llm.types import (
+  Batch,
+  JsonObject,
+  Model,
+  Params,
+  Prompts,
+  Rollout,
+  Row,
+  Settings,
+  TrainState,
+)
 
 
 class Models(NamedTuple):
@@ -26,7 +31,7 @@ class Models(NamedTuple):
 
   policy: Model
   teacher: Model | None  # of config.objective.teacher
-  adapter: Any  # of config.lora.init; None: a fresh adapter, or no LoRA
+  adapter: Params  # of config.lora.init; None: a fresh adapter, or no LoRA
 
 
 class Selection(NamedTuple):
@@ -88,7 +93,7 @@ class Choice(NamedTuple):
   prompt_index: np.ndarray  # int [slots]: prompts that wait for rollouts, then new ones
   part: np.ndarray  # int32 [slots]: which of its prompt's slots
   weight: np.ndarray  # float32 [slots]: loss weight of the slot's completions
-  record: dict[str, Any]  # a row of choices.jsonl: each new prompt once, with its scores
+  record: JsonObject  # a row of choices.jsonl: each new prompt once, with its scores
 
 
 class PendingStep(NamedTuple):
@@ -97,7 +102,7 @@ class PendingStep(NamedTuple):
   step: int
   prompts: Prompts
   rollout: Rollout
-  device_metrics: Mapping[str, Any]
+  device_metrics: Settings
   learned: Batch | None = None  # the batch of this call's update; None after a restart
 
 
@@ -106,7 +111,7 @@ class Landed(NamedTuple):
 
   batch: Batch
   metrics: dict[str, float]  # a row of metrics.jsonl
-  rollout_records: list[dict[str, Any]]  # rows of the rollout file
+  rollout_records: list[JsonObject]  # rows of the rollout file
 
 
 class Progress(NamedTuple):

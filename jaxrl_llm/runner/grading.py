@@ -205,7 +205,7 @@ def _relabel(
     labels.observe([index], [[normalized_answer(context, scores.texts[b]) for b in real]])
     old = normalized_answer(context, row.answer)
     label = labels.label(index, old)
-    if label != old:
+    if label is not None and label != old:
       changed += [(b, row._replace(answer=label)) for b in real]
   rollout = scores.grade(rollout, [b for b, _ in changed], [row for _, row in changed])
   return rollout, {'labels/replaced': len({b // G for b, _ in changed})}

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm import curriculum, data, replay
 from jaxrl_llm.config.schema import DataConfig
-from jaxrl_llm.types import Batch, Prompts
+from jaxrl_llm.types import Batch, JsonObject, Prompts
 
 _EXEMPLAR = '{other}\n{answer}\n\n{question}'
 _STRATEGY = '{question}\n\n{text}'
@@ -139,11 +139,11 @@ class HintProvider:
     row = data.with_question(self.table.rows[index], template, parts)
     return data.encode(row, self.settings, self.tokenizer)
 
-  def state_dict(self) -> dict[str, Any]:
+  def state_dict(self) -> JsonObject:
     """The state for a checkpoint."""
     return dict(hints=self.hints.state_dict(), answers=self.answers.state_dict())
 
-  def load_state_dict(self, state: dict[str, Any]) -> None:
+  def load_state_dict(self, state: JsonObject) -> None:
     """Restore from `state_dict`."""
     self.hints.load_state_dict(state['hints'])
     self.answers.load_state_dict(state['answers'])

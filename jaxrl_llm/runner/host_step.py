@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from jaxrl_llm import curriculum, replay
@@ -12,7 +10,7 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.runner import grading, log_records
 from jaxrl_llm.runner.context import Choice, Landed, PendingStep, RunContext, ScorePool
-from jaxrl_llm.types import ABORTED, Batch, Prompts, Rollout
+from jaxrl_llm.types import ABORTED, Batch, JsonObject, Prompts, Rollout
 
 # The inputs of the compiled step behind state and batch.
 StepInputs = tuple[Prompts, Rollout | None, Rollout | None, np.int32]
@@ -100,14 +98,14 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
   return Landed(learned._replace(success_B=None), metrics, records)
 
 
-def packed(pending: PendingStep) -> dict[str, Any]:
+def packed(pending: PendingStep) -> JsonObject:
   """A pending step for the checkpoint; waits for the device."""
   prompts, rollout = (sharding.fetch(x)._asdict() for x in (pending.prompts, pending.rollout))
   device = _as_floats(pending.device_metrics)
   return dict(index=pending.step, prompts=prompts, rollout=rollout, device=device)
 
 
-def unpacked(host: dict[str, Any]) -> PendingStep:
+def unpacked(host: JsonObject) -> PendingStep:
   """The inverse of `packed`."""
   prompts, rollout = Prompts(**host['prompts']), Rollout(**host['rollout'])
   return PendingStep(host['index'], prompts, rollout, host['device'])
@@ -117,7 +115,9 @@ def _as_floats(device_metrics) -> dict[str, float]:
   return {name: float(value) for name, value in device_metrics.items()}
 
 
-def _allocate(context: RunContext, proposal: Any, free: int) -> tuple[np.ndarray, np.ndarray]:
+def _allocate(
+  context: RunContext, proposal: curriculum.Proposal, free: int
+) -> tuple[np.ndarray, np.ndarray]:
   """(slots, loss weight) of each proposed prompt, [N] each."""
   config, selection, chosen = context.config, context.selection, proposal.index
   if config.curriculum.slots_per_prompt == 1:

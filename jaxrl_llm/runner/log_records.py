@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from jaxrl_llm import curriculum, rewards
 from jaxrl_llm.config.schema import Config
-from jaxrl_llm.types import REASONS, TRUNCATED, Batch, Row
+from jaxrl_llm.types import REASONS, TRUNCATED, Batch, JsonObject, Row
 
 if TYPE_CHECKING:
   from jaxrl_llm.runner.context import RunContext
@@ -80,7 +80,7 @@ def choice(
   visits: Sequence[int] | np.ndarray,
   waiting: Sequence[int] | np.ndarray,
   busy: Sequence[int] | np.ndarray,
-) -> dict[str, Any]:
+) -> JsonObject:
   """A row of choices.jsonl: the prompts of a step, the reason for each, and its posterior before the step.
 
   `waiting` are prompts that lack rollouts, `busy` all that are unfinished or lack some.
@@ -105,8 +105,8 @@ def rollout_records(
   scores: ScoreTable,
   batch: Batch,
   index: int,
-  token_values: Mapping[int, dict[str, Any]],
-) -> list[dict[str, Any]]:
+  token_values: Mapping[int, JsonObject],
+) -> list[JsonObject]:
   """Rows of a rollout file: completions that are learned from, and those that could not be graded.
 
   `rows` [B] are the data rows, `token_values` by row the per-token values of `TokenStats`.
@@ -131,9 +131,9 @@ def rollout_records(
   ]
 
 
-def _optional_fields(batch: Batch, scores: ScoreTable, b: int, p: int) -> dict[str, Any]:
+def _optional_fields(batch: Batch, scores: ScoreTable, b: int, p: int) -> JsonObject:
   """Fields of a rollout record that only some runs have."""
-  fields: dict[str, Any] = {}
+  fields: JsonObject = {}
   if batch.success[b] != batch.correct_B[b]:
     fields['success'] = round(float(batch.success[b]), 4)
   if batch.prompts.hint_P is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from jaxrl_llm.types import (
   STOPPED,
   TRUNCATED,
   UNFINISHED,
+  JsonObject,
   Prompts,
   Rollout,
   Row,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _OPENING = '{question}\n\n{observation}'
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
-Sample = Callable[[Rollout], tuple[Rollout, dict[str, Any]]]
+Sample = Callable[[Rollout], tuple[Rollout, JsonObject]]
 Counts = dict[str, float]
 
 

@@ -16,12 +16,12 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.monitoring import console
 from jaxrl_llm.runner import host_step
 from jaxrl_llm.runner.context import Progress, RunContext
-from jaxrl_llm.types import Batch, Prompts, UserError
+from jaxrl_llm.types import Batch, JsonObject, Prompts, UserError
 
 
 class _Stateful(Protocol):
-  def state_dict(self) -> dict[str, Any]: ...
-  def load_state_dict(self, state: dict[str, Any]) -> None: ...
+  def state_dict(self) -> JsonObject: ...
+  def load_state_dict(self, state: JsonObject) -> None: ...
 
 
 def open_directory(workdir: str, config: Config) -> run_dir.RunDirectory:
@@ -85,7 +85,7 @@ def save(context: RunContext, saver: checkpoint.Saver, progress: Progress) -> No
 
 def shared_state(
   context: RunContext, index: int, prompts: Prompts, batch: Batch
-) -> dict[str, Any]:  # fmt: skip
+) -> JsonObject:  # fmt: skip
   """The state that decides step `index` and must be equal on all processes, by names for an error message."""
   tables, host = context.tables, _host_state(context)
   # Without the messages, which are of failures in this process.
@@ -139,7 +139,7 @@ def _stateful(context: RunContext) -> dict[str, _Stateful]:
   return {name: part for name, part in parts.items() if part is not None}
 
 
-def _host_state(context: RunContext) -> dict[str, Any]:
+def _host_state(context: RunContext) -> JsonObject:
   return {name: part.state_dict() for name, part in _stateful(context).items()}
 
 
@@ -147,7 +147,7 @@ def _check_data(
   context: RunContext,
   directory: run_dir.RunDirectory,
   step: int,
-  host: dict[str, Any],
+  host: JsonObject,
   trains: bool,
 ) -> None:
   tables = context.tables

@@ -19,7 +19,7 @@ from jaxrl_llm.monitoring import alarms, console, trace_window, trackers
 from jaxrl_llm.profiling import roofline
 from jaxrl_llm.runner import grading, log_records
 from jaxrl_llm.runner.context import Landed, PendingStep, RunContext
-from jaxrl_llm.types import TrainState, UserError
+from jaxrl_llm.types import JsonObject, TrainState, UserError
 
 _COMPILING = dict(
   fused='the step (update and generation in one program)',
@@ -81,7 +81,7 @@ class RunLogger:
     """Start or stop the profiler trace where due."""
     self._info(self._trace.before_step(index, state))
 
-  def log_choice(self, record: dict[str, Any]) -> None:
+  def log_choice(self, record: JsonObject) -> None:
     """Write a row of choices.jsonl: see `log_records.choice`."""
     self._choices.write(record)
 
@@ -102,7 +102,7 @@ class RunLogger:
         self._directory.write_suspects(grading.suspect_labels(context))
     self._report.write_if_due()
 
-  def log_evaluation(self, step: int, evaluation: dict[str, Any]) -> None:
+  def log_evaluation(self, step: int, evaluation: JsonObject) -> None:
     """Send an evaluation to the trackers; its file is written already."""
     self._trackers.log(step, evaluation.get('metrics', {}))
 

@@ -33,7 +33,7 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
   grading = _grading(config)
   if any(part.grader is not None for part in grading.rewards):
     rewards.check_tasks(config.rewards, config.data)
-  mesh = mesh or sharding.make_mesh(config.mesh)
+  mesh = mesh or sharding.make_mesh(config.mesh.to_dict())
   check_rows(config, mesh)
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   tables = data.load(config, model.tokenizer)

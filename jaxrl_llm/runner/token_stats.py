@@ -13,7 +13,7 @@ from jaxrl_llm import objective
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.learner.microbatch import by_prompt, by_row
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.types import Batch
+from jaxrl_llm.types import Batch, JsonObject
 
 # Inputs of the objective that exist only inside the update. A method that needs one has no value to log before it.
 _UNKNOWN_ADVANTAGE = {'norms', 'values', 'process', 'teacher'}
@@ -37,7 +37,7 @@ class TokenStats:
       self._has_advantage = False
     self._compiled = jax.jit(lambda batch: token_values(spec, batch, self._has_coefficient))
 
-  def __call__(self, batch: Batch, texts: list[str]) -> dict[int, dict[str, Any]]:
+  def __call__(self, batch: Batch, texts: list[str]) -> dict[int, JsonObject]:
     """Return row → dict(cuts=characters of each token, logp=, advantage=, coefficient=), a list or one value each."""
     rows = self._rows_within_limit(batch)
     if not len(rows):
@@ -56,13 +56,13 @@ class TokenStats:
     fit_B = np.repeat(total_P <= self._max_tokens, group)
     return np.flatnonzero(fit_B & (length_B > 0))
 
-  def _row(self, batch: Batch, arrays: dict[str, np.ndarray], b: int, text: str) -> dict[str, Any]:
+  def _row(self, batch: Batch, arrays: dict[str, np.ndarray], b: int, text: str) -> JsonObject:
     length = int(batch.rollout.length_B[b])
     sampled_T = np.ones(length, bool)
     if batch.rollout.turns is not None:
       sampled_T = batch.rollout.turns.number_BxT[b, :length] >= 0
     values = {k: _numbers(v[b, :length], sampled_T) for k, v in arrays.items()}
-    record: dict[str, Any] = {k: v if k == 'logp' else _collapse(v) for k, v in values.items()}
+    record: JsonObject = {k: v if k == 'logp' else _collapse(v) for k, v in values.items()}
     cuts = self._cuts(batch.rollout.tokens_BxT[b, :length].tolist())
     # A hinted prefix or a truncation makes the text differ from the text of these tokens.
     return record | dict(cuts=cuts) if sum(cuts) == len(text) else record

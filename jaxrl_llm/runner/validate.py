@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from jaxrl_llm.config import compatibility, validation
-from jaxrl_llm.config.validation import AnyConfig
+from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed.hardware import SLICES
 from jaxrl_llm.learner.precision import TYPES
 from jaxrl_llm.monitoring import console, trace_window, trackers
 from jaxrl_llm.types import UserError
 
 
-def validate(config: AnyConfig) -> None:
+def validate(config: ConfigLike) -> None:
   """Raises UserError for a field that is missing, unknown, of another type or out of range, and for settings that do
   not go together.
 
