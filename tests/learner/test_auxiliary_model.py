@@ -29,15 +29,14 @@ P, G, L, T = 4, 4, 4, 4
 B = P * G
 
 
-def spec(name, devices=1, **changes):
-  """Of a config of configs/, for a model of seconds; its companion learns fast."""
+def spec(name, devices=1, **sections):
+  """The spec of a config of configs/ for a tiny model, with a high learning rate of the auxiliary model."""
   c = configs.load(name)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, G, L, T
   c.objective.auxiliary_model.learning_rate = 1e-2
   c.optimizer.decay, c.optimizer.learning_rate = 'constant', 1e-4
-  with c.ignore_type():
-    for field, value in changes.items():
-      c[field] = value
+  for section, changes in sections.items():
+    c[section].update(changes)
   if devices == 8:
     c.mesh.update(data=2, fsdp=2, tensor=2)
   validate.validate(c)
