@@ -51,7 +51,8 @@ def imported(path: pathlib.Path, root: pathlib.Path, nested: bool = True) -> Ite
 
 def _at_import(node: ast.AST) -> Iterator[ast.AST]:
   for child in ast.iter_child_nodes(node):
-    if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    for_types = isinstance(child, ast.If) and ast.unparse(child.test) == 'TYPE_CHECKING'
+    if not for_types and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
       yield child
       yield from _at_import(child)
 
@@ -161,7 +162,7 @@ def test_an_import_that_points_down_is_no_breach(tmp_path, path, source):
 
 def test_a_planted_optional_dependency_is_found(tmp_path):
   (tmp_path / PACKAGE / 'data').mkdir(parents=True)
-  source = 'import numpy as np\nif np:\n  import torch.nn\n\ndef f():\n  import wandb\n'
+  source = 'import numpy as np\nif np:\n  import torch.nn\nif TYPE_CHECKING:\n  import grain\ndef f():\n  import wandb\n'
   (tmp_path / PACKAGE / 'data' / 'files.py').write_text(source)
   assert foreign(tmp_path, {'numpy'}) == [
     'jaxrl_llm/data/files.py imports torch.nn when it is imported.'

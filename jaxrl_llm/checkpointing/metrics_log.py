@@ -7,13 +7,14 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO, TypeAlias
+from typing import TextIO, TypeAlias
 
 from absl import logging
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.types import JsonObject
 
-Row: TypeAlias = dict[str, Any]  # metric → number; choices.jsonl has lists, too
+Row: TypeAlias = JsonObject  # metric → number; choices.jsonl has lists, too
 
 STEP = 'training/global_step'
 NONFINITE = 'training/nonfinite_metrics'

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -24,12 +24,11 @@ from absl import logging
 
 from jaxrl_llm.checkpointing import metrics_log, safe_files
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import Config
 
-JsonObject: TypeAlias = dict[str, Any]
 _P = ParamSpec('_P')
 _R = TypeVar('_R')
 

@@ -9,7 +9,6 @@ from typing import Any
 import ml_collections
 
 from jaxrl_llm.config.schema import Config, Section, Setting
-from jaxrl_llm.types import JsonValue
 
 # Values that the config alone does not determine, by field: `objective.needs` (what the chosen functions need),
 # `rewards.batched`, `mesh.<axis>` of the real mesh, `model.experts`, `model.window`.
@@ -22,7 +21,7 @@ class Condition:
 
   field: str
   op: str = 'used'
-  value: JsonValue = None
+  value: Any = None
   label: str = ''  # for the table, where the test is not obvious
 
   def holds(self, config: Config | ml_collections.ConfigDict, facts: Facts) -> bool:
@@ -89,7 +88,7 @@ def value_of(field: str, config: Config | ml_collections.ConfigDict, facts: Fact
   """The value of a field, or the name of its function; None for a fact that is not known."""
   if field in facts:
     return facts[field]
-  value: JsonValue = config
+  value: Any = config
   for part in field.split('.'):
     if not isinstance(value, (ml_collections.ConfigDict, Section)):
       return None

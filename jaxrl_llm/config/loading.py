@@ -100,7 +100,7 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
   _merge(part, {leaf: value}, field)
 
 
-def _merge(part: ml_collections.ConfigDict, changes: JsonValue, field: str) -> None:
+def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
   """Lays `changes` over `part`; see `load`. `field` is its name, such as 'config.data'."""
   old = dict(part.items())
   if 'fn' in old and 'fn' in changes:

@@ -105,7 +105,7 @@ def _all(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
   return lambda value: isinstance(value, list | tuple) and all(map(check, value))
 
 
-def _numbers_by_name(value: JsonValue) -> bool:
+def _numbers_by_name(value: Any) -> bool:
   return hasattr(value, 'values') and all(map(_is_number, value.values()))
 
 

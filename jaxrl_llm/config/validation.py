@@ -20,7 +20,7 @@ from jaxrl_llm.config.schema import (
   replace,
   typed,
 )
-from jaxrl_llm.types import JsonValue, UserError
+from jaxrl_llm.types import UserError
 
 ConfigLike: TypeAlias = Config | ml_collections.ConfigDict
 _SECTIONS = (ml_collections.ConfigDict, Section)
@@ -112,7 +112,7 @@ _ONE_OF: dict[str, tuple[bool | str, ...]] = {
 
 
 def _value(config: ConfigLike, name: str) -> Any:
-  value: JsonValue = config
+  value: Any = config
   for part in name.split('.'):
     value = value[part]
   return value
@@ -158,7 +158,7 @@ def _check_numbers(c: ConfigLike) -> None:
     )
 
 
-def _complete(part: JsonValue, reference: ml_collections.ConfigDict, field: str) -> None:
+def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
   """All fields of the defaults, with their types, and no others; for stages see `stages.pick`."""
   if not isinstance(part, _SECTIONS):
     raise UserError(f'{field}={part!r} must be a dict of: {", ".join(reference.keys())}.')
@@ -176,7 +176,7 @@ def _complete(part: JsonValue, reference: ml_collections.ConfigDict, field: str)
       raise UserError(f'{field}.{key} is unknown; {near(key, reference.keys())}.')
 
 
-def _named(part: JsonValue, reference: ml_collections.ConfigDict, field: str) -> None:
+def _named(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
   """A stage and the stages in it; its settings are checked by `stages.pick`."""
   if not isinstance(part, _SECTIONS) or 'fn' not in part:
     raise UserError(f'{field}.fn is missing; give it a value such as {reference.fn!r}.')
@@ -242,7 +242,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
 _RANGE_OF = {name: (text, fits) for text, fits, names in _RANGES for name in names}
 
 
-def _check_settings(part: JsonValue, reference: ml_collections.ConfigDict, field: str) -> None:
+def _check_settings(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
   """Settings of named functions are within `_RANGES`; their types are checked by `stages.pick`."""
   for key, old in reference.items():
     if isinstance(old, ml_collections.ConfigDict):
@@ -254,7 +254,7 @@ def _check_settings(part: JsonValue, reference: ml_collections.ConfigDict, field
       raise UserError(f'{field}.{key}={value!r} of {part.fn!r} must be a number {bound[0]}.')
 
 
-def _check_32_bits(part: JsonValue, field: str) -> None:
+def _check_32_bits(part: Any, field: str) -> None:
   """Integers fit in int32 and floats in float32; settings of single data sources are exempt."""
   for key, value in part.items():
     if isinstance(value, (*_SECTIONS, dict)):

@@ -6,9 +6,6 @@ choice, and a resumed run continues with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from jaxrl_llm.config.schema import CurriculumConfig
@@ -35,7 +32,7 @@ from jaxrl_llm.curriculum.records import (
   StepEvidence,
   domain_codes,
 )
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Settings, UserError
 
 _WINDOW = 512  # latest prompts whose predictions are compared with observations
 _BLOCK = 1 << 15  # prompts per block, so that its arrays fit the cache of a core
@@ -62,7 +59,7 @@ class Curriculum:
     group: int,
     seed: int = 0,
     kind: np.ndarray | None = None,
-    columns: Mapping[str, Any] | None = None,
+    columns: Settings | None = None,
   ):
     """`size` prompts with `group` rollouts per step on average; `kind`, int [size], is the kind of each prompt.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Settings, UserError
 
 State = dict[str, np.ndarray]  # of a stage: saved, restored, never changed in place
 Index = np.ndarray | slice  # of prompts
@@ -21,7 +21,7 @@ class DatasetInfo(NamedTuple):
   group: int  # rollouts of a prompt in a step, on average
   kind_N: np.ndarray  # int32, the kind of each prompt
   kind_decay: float  # of a kind's evidence, per visit
-  columns: Mapping[str, Any]  # fields of the rows by name, arrays [N] or [N, F]
+  columns: Settings  # fields of the rows by name, arrays [N] or [N, F]
 
 
 class HintedPosteriors(NamedTuple):

@@ -14,7 +14,7 @@ from absl import logging
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.data.row_formats import to_row
 from jaxrl_llm.data.tasks import question_key
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import JsonObject, JsonValue, Row, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import DataConfig
@@ -140,7 +140,7 @@ def _decoded(line: bytes, where: str) -> str:
     raise UserError(f'{where} is no UTF-8 text ({error.reason}); convert the file.') from error
 
 
-def _parse_json(line: str, where: str) -> Any:
+def _parse_json(line: str, where: str) -> JsonValue:
   try:
     return json.loads(line)
   except (ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def _numbered(rows: Iterable[Any], where: str) -> Iterator[tuple[str, Any]]:
     yield f'{where}, row {number}', row
 
 
-def _parquet(path: str, field: str) -> Iterator[dict[str, Any]]:
+def _parquet(path: str, field: str) -> Iterator[JsonObject]:
   try:
     from pyarrow import parquet
   except ImportError as error:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxrl_llm.data import tasks
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import JsonObject, JsonValue, Row, UserError
 
 LEVELS = 'levels'  # our additional setting: (lowest, highest), both included
 
@@ -48,7 +48,7 @@ def stream(task: tasks.Task, seed: int) -> tasks.Draw:
   return draw
 
 
-def _dataset(task: tasks.Task, size: int, settings: dict[str, Any], seed: int) -> Any:
+def _dataset(task: tasks.Task, size: int, settings: JsonObject, seed: int) -> Any:
   import reasoning_gym
 
   try:
@@ -62,7 +62,7 @@ def _dataset(task: tasks.Task, size: int, settings: dict[str, Any], seed: int) -
   return dataset
 
 
-def _levels(task: tasks.Task, bounds: Any) -> range:
+def _levels(task: tasks.Task, bounds: JsonValue) -> range:
   """The levels from bounds[0] to bounds[1]; empty for ()."""
   from reasoning_gym.factory import CURRICULA
 
@@ -81,7 +81,7 @@ def _levels(task: tasks.Task, bounds: Any) -> range:
   return range(bounds[0], bounds[1] + 1)
 
 
-def _at_level(name: str, level: int) -> dict[str, Any]:
+def _at_level(name: str, level: int) -> JsonObject:
   """The settings of the generator's own curriculum at a level; attributes with fewer levels are at their last."""
   from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
   from reasoning_gym.factory import CURRICULA

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.data.tasks import make_row
-from jaxrl_llm.types import COLUMNS, Row, UserError
+from jaxrl_llm.types import COLUMNS, JsonObject, JsonValue, Row, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import DataConfig
@@ -28,7 +28,7 @@ _SOURCES = ('data_source', 'datasource', 'env_class', 'metadata.source_dataset')
 _MAY_BE_JSON = ('info', 'metadata', 'extra_info', 'reward_model', 'reward_spec')
 
 
-def to_row(record: Any, where: str, data: DataConfig | Mapping, source: str) -> Row:
+def to_row(record: JsonValue, where: str, data: DataConfig | Mapping, source: str) -> Row:
   """Returns the Row of a JSON object. `where` is its place in messages, `source` the default for rows without one.
 
   Raises UserError, with the accepted names, for a row without a prompt, or without an answer where config.data.answers
@@ -63,7 +63,7 @@ def to_row(record: Any, where: str, data: DataConfig | Mapping, source: str) -> 
   return make_row(str(row_source or source), prompt, answer, extra)
 
 
-def column_value(record: Any, name: str) -> Any:
+def column_value(record: JsonValue, name: str) -> JsonValue:
   """Returns the value of a column, or of the nested field 'a.b.c'; None where it is absent."""
   if isinstance(record, dict) and name in record:
     return record[name]
@@ -95,7 +95,7 @@ def _prompt_column(record: dict, configured: str, where: str) -> str:
   return next((name for name in present if isinstance(record[name], list)), present[0])
 
 
-def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
+def _prompt(value: JsonValue, where: str) -> str | list[dict[str, str]]:
   if isinstance(value, str) and value.strip():
     return value
   if isinstance(value, list) and value:
@@ -110,7 +110,7 @@ def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
   raise UserError(f'{where} must be text or a list of messages, and not empty.')
 
 
-def _answer(raw: Any, where: str, data: DataConfig | Mapping) -> str:
+def _answer(raw: JsonValue, where: str, data: DataConfig | Mapping) -> str:
   """The answer as text, without anything up to config.data.answer_after."""
   text = '' if raw is None else raw if isinstance(raw, str) else json.dumps(raw, default=str)
   mark = data.get('answer_after', '')
@@ -126,14 +126,14 @@ def _answer(raw: Any, where: str, data: DataConfig | Mapping) -> str:
   return text if text.strip() else ''
 
 
-def _add_gym_entry(extra: dict[str, Any], answer: Any) -> None:
+def _add_gym_entry(extra: JsonObject, answer: JsonValue) -> None:
   """Adds the field that the reward function `gym` needs to an entry of reasoning-gym that was read from a file."""
   metadata = extra.get('metadata')
   if isinstance(metadata, dict) and isinstance(metadata.get('source_dataset'), str):
     extra['gym'] = dict(name=metadata['source_dataset'], settings={}, answer=answer)
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: JsonValue) -> JsonValue:
   """The value, parsed if it is a JSON object in text form, as some tables store it."""
   if not isinstance(value, str) or not value.lstrip().startswith('{'):
     return value
@@ -146,7 +146,7 @@ def _decoded(value: Any) -> Any:
 _MAX_DEPTH = 50  # of nested lists and objects
 
 
-def check(value: Any, where: str, depth: int = 0) -> None:
+def check(value: JsonValue, where: str, depth: int = 0) -> None:
   """Raises UserError for text that is not Unicode, and for nesting that is too deep for recursive functions."""
   if depth > _MAX_DEPTH:
     raise UserError(f'{where} is nested more than {_MAX_DEPTH} deep; flatten it.')

@@ -7,7 +7,7 @@ Each is `f(data, held_out) -> (training rows, held-out rows)`, deterministic in 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxrl_llm.config.loading import near
 from jaxrl_llm.data import digits as operations
@@ -15,7 +15,7 @@ from jaxrl_llm.data import files as readers
 from jaxrl_llm.data import games as levels
 from jaxrl_llm.data import gym_rows, tasks
 from jaxrl_llm.data import puzzles as puzzle_tasks
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import JsonObject, JsonValue, Row, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import DataConfig
@@ -110,7 +110,7 @@ def files(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
   return readers.first(training_rows, data.size, 'config.data.files'), held_out_rows
 
 
-def _parse_entry(index: int, entry: Any) -> dict[str, Any]:
+def _parse_entry(index: int, entry: JsonValue) -> JsonObject:
   field = f'config.data.files[{index}]'
   if not hasattr(entry, 'items') or not entry.get('path'):
     raise UserError(f"{field}={entry!r} must be a dict with a path: dict(path='rows.parquet').")

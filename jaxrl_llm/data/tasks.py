@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import JsonObject, JsonValue, Row, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import DataConfig
@@ -30,13 +30,13 @@ class Task(NamedTuple):
 
   field: str  # config.data.tasks[i], for messages
   name: str
-  settings: dict[str, Any]
+  settings: JsonObject
   rows: int
   held_out: int
 
 
 def make_row(
-  source: str, prompt: str | Sequence[dict[str, str]], answer: str, extra: dict[str, Any]
+  source: str, prompt: str | Sequence[dict[str, str]], answer: str, extra: JsonObject
 ) -> Row:
   """Returns a Row whose id is a hash of source, prompt (text or messages) and answer."""
   content = json.dumps([source, prompt, answer], sort_keys=True)
@@ -165,11 +165,11 @@ def derived_seed(*parts: Any) -> int:
 
 def _parse_entry(
   field: str,
-  entry: Any,
+  entry: JsonValue,
   source: str,
   valid: Sequence[str],
   settings_of: Callable[[str], Iterable[str]],
-) -> tuple[str, str, dict[str, Any], int, float]:
+) -> tuple[str, str, JsonObject, int, float]:
   """(field, name, settings, size, weight) of one entry of config.data.tasks."""
   if not hasattr(entry, 'items'):
     raise UserError(f'{field}={entry!r} must be a dict with the name of a task: dict(name=...).')
@@ -220,7 +220,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
   return shares
 
 
-def check_number(field: str, name: str, value: Any, integer: bool = False) -> None:
+def check_number(field: str, name: str, value: JsonValue, integer: bool = False) -> None:
   """Raises UserError unless the value is a number from 0 up."""
   types = int if integer else int | float
   if isinstance(value, bool) or not isinstance(value, types) or value < 0:
@@ -228,7 +228,7 @@ def check_number(field: str, name: str, value: Any, integer: bool = False) -> No
     raise UserError(f'{field}.{name}={value!r} must be {noun} from 0 up.')
 
 
-def _near(name: Any, valid: Sequence[str]) -> str:
+def _near(name: JsonValue, valid: Sequence[str]) -> str:
   close = difflib.get_close_matches(str(name), valid, n=3, cutoff=0.5)
   every = ', '.join(valid)
   if close:

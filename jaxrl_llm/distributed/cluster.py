@@ -23,10 +23,10 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.distributed import watchdog
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, UserError
 
 JOIN_TIMEOUT_S = 300  # for all processes to connect
 _METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance/attributes/'
@@ -37,7 +37,7 @@ class Cluster(NamedTuple):
 
   found_by: str  # 'Slurm'; '' for a single process
   processes: int
-  arguments: dict[str, Any]  # of jax.distributed.initialize
+  arguments: JsonObject  # of jax.distributed.initialize
   # Whether a process uses all visible devices. By default, jax gives each process of Slurm and Open MPI one device.
   all_devices: bool = True
 

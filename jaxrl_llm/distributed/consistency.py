@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, UserError
 
 
-def check(step: int, state: dict[str, Any]) -> None:
+def check(step: int, state: JsonObject) -> None:
   """Raise UserError on all processes if a part of `state` differs between them; all processes call it.
 
   Processes exchange one integer per part.

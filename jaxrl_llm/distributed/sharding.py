@@ -14,7 +14,7 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import hardware
-from jaxrl_llm.types import Array, Params, UserError
+from jaxrl_llm.types import Array, Params, Settings, UserError
 
 # The last axes connect neighboring devices, for the most frequent collectives.
 AXES = ('data', 'fsdp', 'context', 'expert', 'tensor')
@@ -68,7 +68,7 @@ def rules(extra: Iterable[Any]) -> Rules:
   return (*((pattern, tuple(axes)) for pattern, axes in extra), *RULES)
 
 
-def make_mesh(config: Mapping[str, Any], devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: Settings, devices: list[jax.Device] | None = None) -> Mesh:
   """A mesh with the axis sizes in `config` (config.mesh), or of its preset; one size may be −1 for the rest.
 
   The mesh of a TPU follows its links. Raises UserError for sizes whose product exceeds the number of devices.
@@ -107,7 +107,7 @@ def rows_shards(mesh: Mesh, axes: tuple[str, ...] = ROWS) -> int:
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def on_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
+def on_mesh(fn: Callable) -> Callable:
   """fn(spec, …) within the abstract mesh of `spec.layout`, which activation constraints look up."""
 
   @functools.wraps(fn)

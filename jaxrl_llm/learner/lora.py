@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,7 @@ def for_sampling(base: Params, adapter: Params, alpha: float, dtype: str) -> Par
   return (merge if dtype == 'float32' else join)(base, adapter, alpha)
 
 
-def _combine(base: Params, adapter: Params, combine: Callable[..., Any]) -> Params:
+def _combine(base: Params, adapter: Params, combine: Callable) -> Params:
   """The base with `combine(part, a, b)` in place of each part that has an adapter."""
   layers = {
     i: layer | {name: combine(layer[name], **ab) for name, ab in adapter['layers'][i].items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ from jaxrl_llm.rollout.decode_records import DecodeSettings
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
 from jaxrl_llm.rollout.tree_rules import TreeRules
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
 
 def check_objective(config: Config) -> None:
@@ -53,7 +52,7 @@ def check_objective(config: Config) -> None:
   compatibility.check(config, _facts(config, method))
 
 
-def _facts(config: Config, method: Method) -> dict[str, Any]:
+def _facts(config: Config, method: Method) -> JsonObject:
   """Facts for `compatibility` that the config does not state: inputs of the chosen functions."""
   batched = next((kind for kind in rewards.batch_modes(config.rewards) if kind), '')
   return {'objective.needs': tuple(sorted(method.needs)), 'rewards.batched': batched}
@@ -61,7 +60,7 @@ def _facts(config: Config, method: Method) -> dict[str, Any]:
 
 def _model_facts(
   mesh: jax.sharding.Mesh, model: ModelConfig, teacher: ModelConfig | None
-) -> dict[str, Any]:
+) -> JsonObject:
   """Facts for `compatibility` of the policy, its teacher, and the devices."""
   facts = {f'mesh.{axis}': mesh.shape[axis] for axis in ('context', 'expert', 'tensor')}
   window = max(model.window, teacher.window if teacher else 0)
@@ -188,9 +187,7 @@ def _drafts(config: Config) -> DraftSpec:
   )
 
 
-def _exit_rule(
-  config: Config, vocab: int, token_texts: Callable[[], list[str]] | None
-) -> Callable[..., Any]:
+def _exit_rule(config: Config, vocab: int, token_texts: Callable[[], list[str]] | None) -> Callable:
   """The early-exit rule; a rule that searches for a text gets the automaton's table."""
   settings = config.rollout.early_exit
   rule = pick(early_exit, settings, 'rollout.early_exit')

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.models import families, huggingface
 from jaxrl_llm.models.model_folder import read_json
-from jaxrl_llm.types import Model, ModelConfig, UserError
+from jaxrl_llm.types import JsonObject, JsonValue, Model, ModelConfig, UserError
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 _ARCHITECTURES = dict(
@@ -105,7 +104,7 @@ def hub_name(name: str) -> str:
   return name if '/' in name and not os.path.exists(name) else ''
 
 
-def _config_json(model: Model, dtype: str) -> dict[str, Any]:
+def _config_json(model: Model, dtype: str) -> JsonObject:
   """The config.json of the model's own folder, or one derived from its ModelConfig."""
   raw = read_json(model.name, 'config.json') if os.path.isdir(model.name) else {}
   if isinstance(raw.get('text_config'), dict):  # a multimodal model is exported as its text decoder
@@ -116,7 +115,7 @@ def _config_json(model: Model, dtype: str) -> dict[str, Any]:
   return raw | dict(architectures=[_ARCHITECTURES[kind]], dtype=dtype, torch_dtype=dtype)
 
 
-def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
+def hugging_face_config(config: ModelConfig) -> JsonObject:
   """The config.json of a model whose family differs from Llama by flags alone. Raises UserError for others."""
   c, kind = config, config.family
   raw = dict(
@@ -208,7 +207,7 @@ def _write_tokenizer(folder: str, model: Model) -> None:
   write_json(folder, 'generation_config.json', generation)
 
 
-def write_json(folder: str, name: str, value: Any) -> None:
+def write_json(folder: str, name: str, value: JsonValue) -> None:
   """Write `value` as the JSON file folder/name."""
   with open(os.path.join(folder, name), 'w', encoding='utf-8') as file:
     json.dump(value, file, indent=2, ensure_ascii=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.models import size_limits
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
-Raw = dict[str, Any]
+Raw = JsonObject
 
 
 class Family(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.models import decoder, size_limits, tokenizer
-from jaxrl_llm.types import ModelConfig, Params, UserError
+from jaxrl_llm.types import JsonObject, ModelConfig, Params, UserError
 
 ARCHITECTURES = ('llama', 'qwen2', 'qwen3')
 
@@ -31,7 +31,7 @@ _LAYER = {
 }
 _OUTSIDE_LAYERS = {'embed': 'token_embd', 'norm': 'output_norm', 'head': 'output'}
 
-Fields = dict[str, Any]  # metadata by name
+Fields = JsonObject  # metadata by name
 
 
 class _File(NamedTuple):

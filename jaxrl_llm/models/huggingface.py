@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +13,7 @@ import safetensors
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.models import decoder, families
 from jaxrl_llm.models.model_folder import locate, read_json
-from jaxrl_llm.types import ModelConfig, Params, UserError
+from jaxrl_llm.types import JsonObject, ModelConfig, Params, UserError
 
 # Path within a layer → Hugging Face's name. Kernels are [in, out] in our trees and [out, in] in these files.
 _LAYER = {
@@ -62,7 +61,7 @@ _PREFIX = re.compile(r'^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)langu
 _VISION_PARTS = ('vision_tower.', 'multi_modal_projector.')
 
 
-def read_config(folder: str) -> tuple[ModelConfig, dict[str, Any]]:
+def read_config(folder: str) -> tuple[ModelConfig, JsonObject]:
   """config.json as a ModelConfig, and as parsed JSON. Raises UserError for unsupported models."""
   raw = read_json(folder, 'config.json')
   return families.read(raw, f'config.model={folder!r}'), raw
@@ -162,7 +161,7 @@ def _index(folder: str) -> dict[str, str]:
   return {name: file for file in files for name in open_file(file).keys()}
 
 
-def _indexed_files(folder: str, weight_map: dict[str, Any]) -> dict[str, str]:
+def _indexed_files(folder: str, weight_map: JsonObject) -> dict[str, str]:
   paths = {file: locate(folder, file) for file in sorted(set(map(str, weight_map.values())))}
   for file, path in paths.items():
     if not file.endswith('.safetensors'):

@@ -6,19 +6,17 @@ import glob
 import os
 import re
 import string
-from collections.abc import Mapping
-from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.config.schema import ScratchConfig
 from jaxrl_llm.models import decoder, default_model, gguf_file, huggingface, size_limits, tokenizer
-from jaxrl_llm.types import Model, ModelConfig, UserError
+from jaxrl_llm.types import Model, ModelConfig, Settings, UserError
 
 _ALPHABET = string.ascii_letters + string.digits + string.punctuation + ' \n'
 
 
 # Sizes of a model that is initialized at random: fields of config.scratch.
-Scratch = ScratchConfig | Mapping[str, Any] | None
+Scratch = ScratchConfig | Settings | None
 
 
 def load(name: str, *, scratch: Scratch = None, seed: int = 0) -> Model:

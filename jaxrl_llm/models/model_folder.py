@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 from jaxrl_llm.checkpointing import safe_files
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, JsonValue, UserError
 
 _MAX_BYTES = 2**28  # of a text file; the index of the largest models has about 2**23
 
 
-def locate(folder: str, name: Any) -> str:
+def locate(folder: str, name: JsonValue) -> str:
   """The path of a file in `folder`. Raises UserError for a name or link that leads out of it.
 
   A link may lead within the folder or, in the layout of the hub's cache, from snapshots/<revision> to blobs.
@@ -36,7 +35,7 @@ def locate(folder: str, name: Any) -> str:
   return path
 
 
-def read_json(folder: str, name: str) -> dict[str, Any]:
+def read_json(folder: str, name: str) -> JsonObject:
   """The JSON object in folder/name, {} for a missing file. Raises UserError for one that is unreadable."""
   text = read_text(folder, name)
   try:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import decoder, huggingface, size_limits, tokenizer
-from jaxrl_llm.types import ModelConfig, Params, UserError
+from jaxrl_llm.types import ModelConfig, Params, Settings, UserError
 
 _HEAD = 'score.weight'
 _BATCH_ROWS = 8
@@ -112,7 +112,7 @@ def _conversation(codec: tokenizer.Tokenizer, prompt: Any, completion: Any) -> s
   return codec.chat([*prompt, *messages], add_generation_prompt=False)
 
 
-def _check(settings: Mapping[str, Any], where: str) -> None:
+def _check(settings: Settings, where: str) -> None:
   """Raise UserError for a bad folder when a run starts; its weights are checked by the grading workers."""
   folder = settings.get('folder')
   if not isinstance(folder, str) or not folder:

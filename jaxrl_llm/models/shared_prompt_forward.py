@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.decoder import Attend, Noise
-from jaxrl_llm.types import ModelConfig, Params, Prompts
+from jaxrl_llm.types import JsonObject, ModelConfig, Params, Prompts
 
 
 def hidden(
@@ -34,7 +33,7 @@ def hidden(
   prompts and completions. `expert` fixes the experts of completion tokens; prompt tokens are routed. See `_packed`
   for rows of several segments.
   """
-  options: dict[str, Any] = dict(dtype=dtype, remat=remat, gather=gather, attend=attend)
+  options: JsonObject = dict(dtype=dtype, remat=remat, gather=gather, attend=attend)
   if prompts.segment_PxT is not None:
     if attend is not None:
       options['attend'] = functools.partial(attend, segment_BxQ=prompts.segment_PxT)
@@ -78,7 +77,7 @@ def _packed(
   params: Params,
   tokens_BxT: jax.Array,
   segment_BxT: jax.Array,
-  options: dict[str, Any],
+  options: JsonObject,
 ) -> jax.Array:
   """As `hidden`, for rows of several segments: positions restart at each, and tokens attend within their own.
 

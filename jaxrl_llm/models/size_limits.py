@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.models import rotary
-from jaxrl_llm.types import ModelConfig, UserError
+from jaxrl_llm.types import JsonValue, ModelConfig, UserError
 
 # Far beyond any existing model, and small enough for arithmetic on them.
 _LIMITS = dict(
@@ -18,7 +17,7 @@ _LIMITS = dict(
 )  # fmt: skip
 
 
-def positive_int(value: Any, where: str, limit: int = 2**31) -> int:
+def positive_int(value: JsonValue, where: str, limit: int = 2**31) -> int:
   """`value` itself. Raises UserError that begins with `where` unless it is an integer from 1 to `limit`."""
   if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
     raise UserError(
@@ -27,7 +26,7 @@ def positive_int(value: Any, where: str, limit: int = 2**31) -> int:
   return value
 
 
-def positive_float(value: Any, where: str) -> float:
+def positive_float(value: JsonValue, where: str) -> float:
   """`value` as a float. Raises UserError that begins with `where` unless it is a finite number above 0."""
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if not is_number or not 0 < value < 1e30:

@@ -13,7 +13,7 @@ from tokenizers import models as bpe
 from jaxrl_llm.models import chat_template
 from jaxrl_llm.models import tokenizer_backend as backends
 from jaxrl_llm.models.model_folder import locate, read_json, read_text
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, UserError
 
 # GGUF's names of the split that precedes byte-level BPE.
 _QWEN2 = (
@@ -108,7 +108,7 @@ def _user_errors(value: str | list) -> Iterator[None]:
     ) from error
 
 
-def from_folder(folder: str, model: dict[str, Any]) -> Tokenizer:
+def from_folder(folder: str, model: JsonObject) -> Tokenizer:
   """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face folder.
 
   `model` is its config.json. Raises UserError for a missing or unusable tokenizer.
@@ -155,7 +155,7 @@ def _read_backend(folder: str) -> tokenizers.Tokenizer:
   )
 
 
-def from_gguf(fields: dict[str, Any], where: str) -> Tokenizer:
+def from_gguf(fields: JsonObject, where: str) -> Tokenizer:
   """Build the byte-level BPE tokenizer described by a GGUF file's metadata.
 
   Raises UserError that begins with `where` for unsupported tokenizers and inconsistent metadata.
@@ -173,7 +173,7 @@ def from_gguf(fields: dict[str, Any], where: str) -> Tokenizer:
     ) from error
 
 
-def _from_metadata(fields: dict[str, Any]) -> Tokenizer:
+def _from_metadata(fields: JsonObject) -> Tokenizer:
   kind, split = fields.get('tokenizer.ggml.model'), fields.get('tokenizer.ggml.pre')
   if kind != 'gpt2' or split not in _SPLITS:
     raise UserError(
@@ -236,7 +236,7 @@ def _turn_ends(backend: tokenizers.Tokenizer) -> list[str]:
   ]
 
 
-def _template(folder: str, settings: dict[str, Any]) -> str:
+def _template(folder: str, settings: JsonObject) -> str:
   template = read_text(folder, 'chat_template.jinja')
   if template is None:
     template = settings.get('chat_template') or chat_template.PLAIN

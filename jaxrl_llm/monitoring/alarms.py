@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import Config
@@ -241,12 +241,12 @@ class Health:
       if alarm.name in self.stop:
         raise UserError(f'config.monitoring.alarms.stop names {alarm.name}: {alarm.text}')
 
-  def state_dict(self) -> dict[str, Any]:
+  def state_dict(self) -> JsonObject:
     """Returns the counts for the checkpoint."""
     streaks = {name: list(streak) for name, streak in self._streaks.items()}
     return streaks | dict(scored=dict(self._scored))
 
-  def load_state_dict(self, state: dict[str, Any]) -> None:
+  def load_state_dict(self, state: JsonObject) -> None:
     """Restores the counts of `state_dict`."""
     self._streaks = {name: _Streak(*state.get(name, ())) for name in NAMES}
     self._scored |= state.get('scored', {})

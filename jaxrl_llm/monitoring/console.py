@@ -13,13 +13,14 @@ from typing import Any, TextIO
 import jax
 from rich.cells import cell_len
 from rich.console import Console as Rich
-from rich.console import Group
+from rich.console import ConsoleRenderable, Group
 from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
 from jaxrl_llm.monitoring import ascii_plot
+from jaxrl_llm.types import JsonObject
 
 _WIDTH = 120  # of a plain line, in characters
 _MIN_REDRAW_S = 0.1  # least time between two redraws of the table
@@ -115,13 +116,11 @@ class Console:
     self.info(self._status)
     self._refresh()
 
-  def history(self, rows: Sequence[dict[str, Any]]) -> None:
+  def history(self, rows: Sequence[JsonObject]) -> None:
     """Adds the metrics of the steps before a resume to the reward curve."""
     self._rewards = [row.get('critic/score/mean') for row in rows]
 
-  def step(
-    self, row: dict[str, Any], difficulty: Callable[[], Sequence[float]] | None = None
-  ) -> None:
+  def step(self, row: JsonObject, difficulty: Callable[[], Sequence[float]] | None = None) -> None:
     """Shows the metrics of a step.
 
     `difficulty` returns the shares of the prompts by expected success, from 0 to 1; it is called in a live table only.
@@ -280,7 +279,7 @@ class JsonConsole(Console):
   def compiling(self, program: str = 'the step', last_s: float | None = None) -> None:
     self._line('compiling', what=program, last_s=last_s)
 
-  def step(self, row: dict[str, Any], difficulty: Callable | None = None) -> None:
+  def step(self, row: JsonObject, difficulty: Callable | None = None) -> None:
     self._line('step', **row)
 
   def evaluation(self, step: int, metrics: dict[str, float]) -> None:
@@ -332,7 +331,7 @@ class _Live(Live):
     self._lines, self._rendered_lengths, self._drawn_lengths = lines, [], []
     super().__init__(console=out, vertical_overflow='crop')
 
-  def process_renderables(self, renderables: list[Any]) -> list[Any]:
+  def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
     """Adds the cursor movement over the wrapped lines."""
     width = self.console.width
     wrapped = sum((length - 1) // width for length in self._drawn_lengths if length)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.checkpointing.metrics_log import STEP
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
   from jaxrl_llm.config.schema import Config
@@ -35,7 +35,7 @@ class Tracker(Protocol):
 class TensorBoard:
   """Event files in WORKDIR/tensorboard. A start event invalidates older records from its step on."""
 
-  def __init__(self, root: str, config: dict[str, Any], start: int):
+  def __init__(self, root: str, config: JsonObject, start: int):
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -60,7 +60,7 @@ class Wandb:
   WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE set project, entity and mode.
   """
 
-  def __init__(self, root: str, config: dict[str, Any], start: int):
+  def __init__(self, root: str, config: JsonObject, start: int):
     import wandb
 
     self._run = wandb.init(
@@ -131,7 +131,7 @@ class Trackers:
     for name, tracker in list(self._open.items()):
       self._attempt(name, tracker.close)
 
-  def log(self, step: int, row: dict[str, Any]) -> None:
+  def log(self, step: int, row: JsonObject) -> None:
     """Records the finite numbers of `row`."""
     numbers = {k: float(v) for k, v in row.items() if _is_finite_number(v) and k != STEP}
     for name, tracker in list(self._open.items()):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.types import Array, Rollout
 
-Function = TypeVar('Function', bound=Callable[..., Any])
+Function = TypeVar('Function', bound=Callable)
 Item = TypeVar('Item')
 
 CONFIDENCE_TOP_K = 5  # the confidence of a token is the mean of its five largest probabilities
@@ -82,7 +82,7 @@ def needs(*names: str) -> Callable[[Function], Function]:
   return mark
 
 
-def needs_of(stage: Callable[..., Any]) -> frozenset[str]:
+def needs_of(stage: Callable) -> frozenset[str]:
   """The inputs that a function, or a partial of one, declares with `needs`."""
   declared: frozenset[str] = getattr(getattr(stage, 'func', stage), 'needs', frozenset())
   return declared

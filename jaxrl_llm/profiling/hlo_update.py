@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo, hlo_decode
-from jaxrl_llm.types import ModelConfig
+from jaxrl_llm.types import JsonObject, ModelConfig
 
 
 class UpdateFlops(NamedTuple):
@@ -70,7 +70,7 @@ def weights_per_token(model: ModelConfig) -> float:
   return sum(size * (active if is_expert.search(name) else 1.0) for name, size in sizes.items())
 
 
-def report(spec: StepSpec, text: str, chip: hardware.Chip | None) -> dict[str, Any]:
+def report(spec: StepSpec, text: str, chip: hardware.Chip | None) -> JsonObject:
   """Collectives by mesh axis, and a lower bound of an update's time: the longer of computation and communication.
 
   Without `chip` there are no times. One link in one direction carries the traffic of one axis; the times of axes add
@@ -78,7 +78,7 @@ def report(spec: StepSpec, text: str, chip: hardware.Chip | None) -> dict[str, A
   """
   mesh = spec.layout.mesh
   wire_bytes, flops = collective_bytes(text, mesh.shape), update_flops(spec)
-  result: dict[str, Any] = dict(
+  result: JsonObject = dict(
     wire_bytes=wire_bytes, model_flops=flops.model, done_flops=flops.executed
   )
   if chip is None:
@@ -90,7 +90,7 @@ def report(spec: StepSpec, text: str, chip: hardware.Chip | None) -> dict[str, A
   return result | dict(compute_s=compute_s, links_s=links_s, best_s=best_s, mfu=mfu)
 
 
-def report_lines(result: dict[str, Any]) -> list[str]:
+def report_lines(result: JsonObject) -> list[str]:
   """The result of `report` as lines of text."""
   traffic = ', '.join(f'{axes} {size / 1e9:.3f}' for axes, size in result['wire_bytes'].items())
   first = (

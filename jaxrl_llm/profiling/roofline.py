@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.models import quantized
 from jaxrl_llm.profiling import hlo_update
 from jaxrl_llm.rollout import carried_kv, slot_loop
-from jaxrl_llm.types import Params
+from jaxrl_llm.types import JsonObject, Params
 
 
 class DecodeIteration(NamedTuple):
@@ -62,7 +62,7 @@ def ring_bytes(spec: StepSpec) -> float:
   return cache_bytes * (settings.slots or rows) / rows
 
 
-def report(spec: StepSpec) -> dict[str, Any]:
+def report(spec: StepSpec) -> JsonObject:
   """Operations and bytes of one step on one device, as JSON, with minimum times for known chips.
 
   update: operations ÷ peak. round, one decode iteration: max((weights + caches) ÷ bandwidth, operations ÷ peak).

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.types import JsonObject
 
 PARTS = ('update', 'generate')  # jax.named_scope of the two halves of a step; the rest is 'other'
 # Named scopes that are kinds of their own, whatever operation they contain.
@@ -69,7 +70,7 @@ def newest(folder: str) -> list[str]:
   return []
 
 
-def read(paths: list[str]) -> dict[str, Any] | None:
+def read(paths: list[str]) -> JsonObject | None:
   """Seconds that a device spent, over the whole trace; None without a traced operation.
 
   parts: part → kind → seconds of operations, averaged over devices, without the time of operations inside another one.
@@ -93,7 +94,7 @@ def read(paths: list[str]) -> dict[str, Any] | None:
 
 def _summarize(
   events: list[tuple[int, Event]], programs: dict[tuple[int, tuple[str, int]], _Ops]
-) -> dict[str, Any]:
+) -> JsonObject:
   lines: dict[tuple, list[_Interval]] = collections.defaultdict(list)
   for index, (number, event) in enumerate(events):
     lines[number, event.device, event.line].append((event.start, event.end, index))

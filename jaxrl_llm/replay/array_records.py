@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 Record = TypeVar('Record', bound=tuple[Any, ...])
 
 
-def each(f: Callable[..., Any], *records: Record) -> Record:
+def each(f: Callable, *records: Record) -> Record:
   """f of each array of records of one type, nested records included; None stays None."""
 
   def mapped(*x: Any) -> Any:

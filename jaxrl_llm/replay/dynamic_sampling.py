@@ -6,14 +6,14 @@ Every public function may be named in `config.replay.collect.fn`; it returns the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
 
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.types import Batch, Prompts, Rollout, UserError
+from jaxrl_llm.types import Batch, JsonObject, Prompts, Rollout, Settings, UserError
 
 
 class Rule(NamedTuple):
@@ -138,13 +138,13 @@ class Collector:
     blank = blank._replace(prompts=blank.prompts._replace(index_P=np.full(room, -1, np.int32)))
     return _joined([*(group.batch for group in taken), blank]), metrics
 
-  def state_dict(self) -> dict[str, Any]:
+  def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
     groups = [*self.queue, *self.lacking.values()]
     states = [dict(group._asdict(), batch=_plain(group.batch)) for group in groups]
     return dict(calls=self.calls, queued=len(self.queue), groups=states)
 
-  def load_state_dict(self, state: Mapping[str, Any]) -> None:
+  def load_state_dict(self, state: Settings) -> None:
     """Restore from `state_dict`."""
     groups = [Group(**dict(group, batch=_batch(group['batch']))) for group in state['groups']]
     self.calls, self.queue = state['calls'], groups[: state['queued']]
@@ -250,7 +250,7 @@ def _joined(batches: list[Batch]) -> Batch:
   return _map(lambda *parts: np.concatenate(parts), *batches)
 
 
-def _plain(batch: Any) -> dict[str, Any]:
+def _plain(batch: Any) -> JsonObject:
   """A batch or its part as nested dicts of arrays, without None."""
   fields = {}
   for name, value in batch._asdict().items():
@@ -259,6 +259,6 @@ def _plain(batch: Any) -> dict[str, Any]:
   return fields
 
 
-def _batch(fields: Mapping[str, Any]) -> Batch:
+def _batch(fields: Settings) -> Batch:
   kinds = dict(zip(_NESTED, (Prompts, Rollout, Rollout), strict=True))
   return Batch(**{n: kinds[n](**x) if n in kinds else x for n, x in fields.items()})

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from jaxrl_llm.replay.array_records import each
-from jaxrl_llm.types import UNFINISHED, Prompts, Rollout, Turns
+from jaxrl_llm.types import UNFINISHED, JsonObject, Prompts, Rollout, Settings, Turns
 
 
 class PartialRollouts:
@@ -65,7 +62,7 @@ class PartialRollouts:
     self.place_H = np.flatnonzero(stored_P)
     return complete_P, int((~complete_P & ~young_P).sum())
 
-  def state_dict(self) -> dict[str, Any]:
+  def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
     if not len(self):
       return {}
@@ -74,7 +71,7 @@ class PartialRollouts:
       rollout['turns'] = rollout['turns']._asdict()
     return dict(prompts=self.prompts._asdict(), rollout=rollout, place_H=self.place_H)
 
-  def load_state_dict(self, state: Mapping[str, Any]) -> None:
+  def load_state_dict(self, state: Settings) -> None:
     """Restore from `state_dict`."""
     if state:
       self.prompts, self.rollout = Prompts(**state['prompts']), Rollout(**state['rollout'])

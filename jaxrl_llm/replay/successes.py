@@ -5,13 +5,12 @@ Every public function may be named in `config.replay.reuse.fn`; it returns an em
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.replay.array_records import each
-from jaxrl_llm.types import Array, Batch, UserError
+from jaxrl_llm.types import Array, Batch, JsonObject, Settings, UserError
 
 
 class StoredRollout(NamedTuple):
@@ -83,11 +82,11 @@ class Successes:
     random = np.random.default_rng((seed, 3, step, index))
     return [stored[i] for i in random.permutation(len(stored))[: self.count]]
 
-  def state_dict(self) -> dict[str, Any]:
+  def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
     return {str(index): [list(x) for x in stored] for index, stored in self.rollouts.items()}
 
-  def load_state_dict(self, state: Mapping[str, Any]) -> None:
+  def load_state_dict(self, state: Settings) -> None:
     """Restore from `state_dict`."""
     self.rollouts = {
       int(index): [StoredRollout(np.asarray(t, np.int32), float(r), int(s)) for t, r, s in stored]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.checkpointing import safe_files
-
-JsonObject: TypeAlias = dict[str, Any]
+from jaxrl_llm.types import JsonObject
 
 COLUMNS = ('step', 'prompt', 'score', 'right', 'reason', 'length', 'hinted', 'success')
 # Deflated bytes of rollout text in one page. Above this, texts of every second, fourth, ... file are dropped.

@@ -23,10 +23,10 @@ import types
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from jaxrl_llm.types import COLUMNS, Row, UserError
+from jaxrl_llm.types import COLUMNS, JsonObject, Row, UserError
 
 # Arguments, columns and settings by name. The user's function defines their types.
-Keywords: TypeAlias = dict[str, Any]
+Keywords: TypeAlias = JsonObject
 # Names of the ground truth. A parameter of such a name gets the row's answer where the row has no such column.
 _ANSWERS = ('answer', 'ground_truth', 'label', 'solution')
 CallArguments: TypeAlias = tuple[tuple, Keywords]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.config import stages
 from jaxrl_llm.rewards import instruction_rules
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import JsonObject, Row, UserError
 
 
 def instructions(text: str, row: Row, *, share: bool = False, after: str = '') -> float:
@@ -33,7 +33,7 @@ def _rules(row: Row) -> list[Callable[[str], bool]]:
 ROWS = {instructions: lambda row, settings: _rules(row)}
 
 
-def _instructions_of(row: Row) -> list[tuple[str, dict[str, Any]]]:
+def _instructions_of(row: Row) -> list[tuple[str, JsonObject]]:
   """(id, arguments) of each instruction of a row. Raises ValueError where it has none."""
   entries = row.extra.get('instructions')
   try:
@@ -58,7 +58,7 @@ def _plain(value: Any) -> Any:
   return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _rule(name: str, arguments: dict[str, Any], row: Row) -> Callable[[str], bool]:
+def _rule(name: str, arguments: JsonObject, row: Row) -> Callable[[str], bool]:
   try:
     return stages.pick(
       instruction_rules, {**arguments, 'fn': str(name).rpartition(':')[2]}, 'instructions'

@@ -20,7 +20,7 @@ from jaxrl_llm.rewards import adapters
 from jaxrl_llm.rewards.gym import sandboxed, scorers
 from jaxrl_llm.rewards.outcomes import Settings
 from jaxrl_llm.rewards.parsing import answer_span, choice, expression, extract, formula, numeral
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import JsonObject, Row, UserError
 
 
 def exact(text: str, row: Row) -> float:
@@ -148,7 +148,7 @@ def gym(text: str, row: Row, *, tag: str = '') -> float:
   return sandboxed.score(task['name'], task['settings'], answer.strip(), entry)
 
 
-def _gym_of(row: Row) -> dict[str, Any]:
+def _gym_of(row: Row) -> JsonObject:
   """name, settings and answer of the row's task. Raises ValueError where it cannot be scored."""
   name = sandboxed.task_of(row)
   if not name:

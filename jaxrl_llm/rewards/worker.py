@@ -11,8 +11,8 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from jaxrl_llm.rewards import format_rules
 from jaxrl_llm.rewards import verifiers as shipped
 from jaxrl_llm.rewards.gym import sandboxed
 from jaxrl_llm.rewards.resolve import Grader, resolve_parts
-from jaxrl_llm.types import Row
+from jaxrl_llm.types import Row, Settings
 
 OK, TIMEOUT, CRASH, ERROR, SKIP = 0, 1, 2, 3, 4
 OUTCOMES = ('ok', 'timeout', 'crash', 'error', 'skip')
@@ -62,7 +62,7 @@ def result_dtype(graders: int, size: int = 1) -> np.dtype:
   return np.dtype([('reward', 'f8', shape), ('message', message), ('outcome', 'i1')])
 
 
-def start(spec: Mapping[str, Any], memory_mb: int, tasks: frozenset[str] = frozenset()) -> None:
+def start(spec: Settings, memory_mb: int, tasks: frozenset[str] = frozenset()) -> None:
   """Prepare a new worker: import its graders, so that no item pays for the imports, and limit its memory.
 
   tasks: reasoning-gym tasks that are scored in a sandbox which this worker starts.

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -66,7 +65,7 @@ class RunLogger:
   def __enter__(self) -> RunLogger:
     return self
 
-  def __exit__(self, *exception: Any) -> None:
+  def __exit__(self, *exception: BaseException | None) -> None:
     self._stack.__exit__(*exception)
 
   def before_compilation(self) -> None:

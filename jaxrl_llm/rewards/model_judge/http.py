@@ -23,6 +23,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from jaxrl_llm.types import JsonObject
+
 _MAX_BYTES = 2**22  # of an answer
 _BACK_OFF_S = (0.5, 30.0)  # the first and the longest wait between attempts
 _MAX_AHEAD_S = 3600.0  # a reserved time further ahead was written with a wrong clock
@@ -120,7 +122,7 @@ class Endpoint:
     self, messages: list[dict[str, str]], timeout_s: float
   ) -> tuple[str | None, str, float]:
     """Returns (answer or None, reason without an answer, seconds to wait as requested by the server)."""
-    body: dict[str, Any] = dict(model=self.model, messages=messages)
+    body: JsonObject = dict(model=self.model, messages=messages)
     body |= dict(temperature=0) if self.greedy else {}
     body |= dict(max_tokens=self.reply_tokens) if self.reply_tokens else {}
     headers = {'Content-Type': 'application/json', 'User-Agent': 'jaxrl_llm'}
@@ -144,7 +146,7 @@ class Endpoint:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
       return None, 'an answer that is no chat completion', 0.0
 
-  def _spend(self, usage: dict[str, Any]) -> None:
+  def _spend(self, usage: JsonObject) -> None:
     tokens = usage.get('total_tokens')
     if isinstance(tokens, int) and tokens > 0:
       with open_cache(self.cache) as db:

@@ -6,11 +6,10 @@ import math
 import re
 import types
 from collections.abc import Mapping
-from typing import Any
 
 from jaxrl_llm.rewards.model_judge import aggregate, client, http, verdict
 from jaxrl_llm.rewards.outcomes import Settings
-from jaxrl_llm.types import Row, UserError
+from jaxrl_llm.types import JsonObject, Row, UserError
 
 _CRITERION = (
   'Question:\n{question}\n\nReference answer:\n{answer}\n\nReply to be judged:\n{reply}\n\nCriterion:\n{criterion}\n\n'
@@ -123,7 +122,7 @@ def _criteria(row: Row) -> list[tuple[str, float]]:
 _NAMES = ('rubric', 'rubrics')
 
 
-def _criterion(entry: dict[str, Any]) -> tuple[str, float]:
+def _criterion(entry: JsonObject) -> tuple[str, float]:
   text = entry['criterion'] if 'criterion' in entry else entry['description']
   points = entry['points'] if 'points' in entry else entry.get('weight', 1.0)
   return str(text).strip(), float(points)

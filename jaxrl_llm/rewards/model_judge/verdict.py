@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
 
 from jaxrl_llm.rewards.parsing import answer_span
+from jaxrl_llm.types import JsonValue
 
 _MAX_STARTS = 200
 
@@ -20,7 +20,7 @@ def by_regex(text: str, regex: str) -> float:
   return _number(matches[-1][1])
 
 
-def by_field(text: str, field: str) -> Any:
+def by_field(text: str, field: str) -> JsonValue:
   """Returns the value of a field of the last JSON object that has it. Raises ValueError without one."""
   text = _without_thoughts(text)
   blocks = [block for _, block in answer_span.fences(text)]
@@ -31,7 +31,7 @@ def by_field(text: str, field: str) -> Any:
   raise ValueError(f'the judge gives no {field!r}: {text[-80:]!r}')
 
 
-def score(value: Any, worst: float, best: float) -> float:
+def score(value: JsonValue, worst: float, best: float) -> float:
   """Returns (x − worst) / (best − worst). Raises ValueError unless x is a number from worst to best."""
   number = _number(value)
   if not worst <= number <= best:
@@ -39,7 +39,7 @@ def score(value: Any, worst: float, best: float) -> float:
   return (number - worst) / (best - worst)
 
 
-def share(value: Any) -> float:
+def share(value: JsonValue) -> float:
   """Returns 1 for true, 0 for false, and a number from 0 to 1 unchanged. Raises ValueError for other values."""
   return float(value) if isinstance(value, bool) else score(value, 0.0, 1.0)
 
@@ -64,7 +64,7 @@ def _objects(text: str) -> list[dict]:
   return objects
 
 
-def _number(value: Any) -> float:
+def _number(value: JsonValue) -> float:
   if isinstance(value, str) and re.fullmatch(r'\s*[-+]?[0-9]*\.?[0-9]+\s*', value):
     value = float(value)
   if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
