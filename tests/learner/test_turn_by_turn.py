@@ -1,4 +1,5 @@
-"""A step for every turn, the last one first (configs/agents/seeupo.py): against the loop written out, and its limits."""
+"""A step for every turn, the last one first (configs/agents/seeupo.py): against the loop written out, and its
+limits."""
 
 from __future__ import annotations
 
@@ -28,10 +29,14 @@ METHOD = dict(
 )
 
 
+# Methods that are defined by turns require an environment; batches here have turns of their own.
+EPISODES = dict(mode='split', environment=dict(fn='guess'))
+
+
 def sequential(**more):
   c = config().optimizer
   c.outer = dict(fn='last_turn_first', **more)
-  return dict(optimizer=c)
+  return dict(optimizer=c, **EPISODES)
 
 
 def talked(batch, most=3):
@@ -106,7 +111,10 @@ def test_with_one_turn_it_equals_gspo_normalized_over_the_batch(batch):
   before = dict(old_policy=dict(fn='before'), importance_correction=dict(fn='token'))
   plain, sequence = (
     spec(objective=chosen(**METHOD, **more), **outer)
-    for more, outer in ((before, {}), (dict(importance_correction=dict(fn='token')), sequential()))
+    for more, outer in (
+      (before, EPISODES),
+      (dict(importance_correction=dict(fn='token')), sequential()),
+    )
   )
   first, second = (train_state.init_state(p, decoder.init(MODEL, 0)) for p in (plain, sequence))
   for _ in range(2):
@@ -125,7 +133,7 @@ def test_metrics_cover_all_turns(batch):
   c['optimizer'].learning_rate = 0.0
   metrics = updated(spec(objective=chosen(**METHOD), **c), batch, decoder.init(MODEL, 0))[1]
   plain = dict(METHOD, ratio=dict(fn='token'), aggregation=dict(fn='token_mean'))
-  want = updated(spec(objective=chosen(**plain)), batch, decoder.init(MODEL, 0))[1]
+  want = updated(spec(objective=chosen(**plain), **EPISODES), batch, decoder.init(MODEL, 0))[1]
   assert metrics['training/trained_tokens'] == want['training/trained_tokens'] > 0
   for name in ('actor/entropy', 'training/rollout_probs_diff_mean', 'critic/advantages/mean'):
     np.testing.assert_allclose(metrics[name], want[name], rtol=1e-4, atol=1e-6)
