@@ -63,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _require_parity() -> None:
-  """Fails the run if JAXRL_LLM_REQUIRE_PARITY=1 or JAXRL_LLM_REQUIRE_AOT=1 and a module of that kind does not import."""
+  """Fails the run if JAXRL_LLM_REQUIRE_PARITY=1 or JAXRL_LLM_REQUIRE_AOT=1 and a module of that kind does not
+  import."""
   required = {'PARITY': _PARITY, 'AOT': ('libtpu',)}
   for kind, names in required.items():
     for name in names if os.environ.get(f'JAXRL_LLM_REQUIRE_{kind}') == '1' else ():

@@ -1,7 +1,7 @@
 """Where the formula of each method is from, for the tables of configs/README.md.
 
-A method is proven where the gradient of its official code agrees with ours: tests/objective/official has a golden of it,
-whose JSON names repository and commit. Every other method is named here, once.
+A method is proven where the gradient of its official code agrees with ours: tests/objective/official has a golden of
+it, whose JSON names repository and commit. Every other method is named here, once.
 """
 
 from __future__ import annotations

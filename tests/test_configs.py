@@ -1,4 +1,5 @@
-"""Every config takes two real steps: its own program and the host's part, with a model of one layer and planted rewards.
+"""Every config takes two real steps: its own program and the host's part, with a model of one layer and planted
+rewards.
 
 Update and generation are compiled separately: most configs share the generation, which is then compiled once.
 tests/test_step.py shows that the fused program gives the same.

@@ -313,7 +313,9 @@ def test_skypilot_has_known_keys_and_recovers_what_was_told_to_stop():
   assert task.keys() <= known
   assert task['resources'].keys() <= {'accelerators', 'use_spot', 'job_recovery'}
   recovery = task['resources']['job_recovery']
-  assert recovery == dict(max_restarts_on_errors=0, recover_on_exit_codes=[preemption.EXIT_PREEMPTED])
+  assert recovery == dict(
+    max_restarts_on_errors=0, recover_on_exit_codes=[preemption.EXIT_PREEMPTED]
+  )
   for name in ('setup', 'run'):
     assert bash('-n', '-c', task[name]).returncode == 0
 

@@ -162,7 +162,10 @@ def test_an_import_that_points_down_is_no_breach(tmp_path, path, source):
 
 def test_a_planted_optional_dependency_is_found(tmp_path):
   (tmp_path / PACKAGE / 'data').mkdir(parents=True)
-  source = 'import numpy as np\nif np:\n  import torch.nn\nif TYPE_CHECKING:\n  import grain\ndef f():\n  import wandb\n'
+  source = (
+    'import numpy as np\nif np:\n  import torch.nn\nif TYPE_CHECKING:\n  import grain\n'
+    'def f():\n  import wandb\n'
+  )
   (tmp_path / PACKAGE / 'data' / 'files.py').write_text(source)
   assert foreign(tmp_path, {'numpy'}) == [
     'jaxrl_llm/data/files.py imports torch.nn when it is imported.'

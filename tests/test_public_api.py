@@ -44,7 +44,10 @@ def test_importing_the_package_imports_no_jax():
 
 
 def test_what_grading_workers_use_imports_no_jax():
-  code = 'import sys, jaxrl_llm; jaxrl_llm.score; jaxrl_llm.Curriculum; jaxrl_llm.load_config; print("jax" in sys.modules)'
+  code = (
+    'import sys, jaxrl_llm; jaxrl_llm.score; jaxrl_llm.Curriculum; jaxrl_llm.load_config; '
+    'print("jax" in sys.modules)'
+  )
   assert output(code) == 'False\n'
 
 

@@ -1,4 +1,5 @@
-"""The README's code runs: its task of a user's own, and sampling from Python. Commands alone: tests/commands/test_commands.py."""
+"""The README's code runs: its task of a user's own, and sampling from Python. Commands alone:
+tests/commands/test_commands.py."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 # The default model and job in seconds: a character model of one layer, two steps.
 SMOKE = (
   '--config.model=scratch', '--config.scratch.width=32', '--config.scratch.layers=1', '--config.scratch.heads=2',
-  '--config.scratch.kv_heads=1', '--config.scratch.mlp=64', '--config.data.chat=False', '--config.data.template={question}',
-  '--config.steps=2', '--config.prompts=4', '--config.rollouts=4', '--config.prompt_tokens=16',
-  '--config.completion_tokens=8', '--config.evaluation.prompts=4', '--config.evaluation.samples=1',
-  '--config.optimizer.warmup_steps=0',
+  '--config.scratch.kv_heads=1', '--config.scratch.mlp=64', '--config.data.chat=False',
+  '--config.data.template={question}', '--config.steps=2', '--config.prompts=4', '--config.rollouts=4',
+  '--config.prompt_tokens=16', '--config.completion_tokens=8', '--config.evaluation.prompts=4',
+  '--config.evaluation.samples=1', '--config.optimizer.warmup_steps=0',
 )  # fmt: skip
 
 

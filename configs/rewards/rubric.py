@@ -1,8 +1,8 @@
 """Rubrics with a judge: every row has criteria for good and bad completions, each worth points.
 
 python -m jaxrl_llm.main --config=rubric --config.rewards.model=NAME          (from the repository's root)
-  --config.rewards.base_url=https://host/v1 --config.rewards.key_env=JUDGE_KEY   (any chat-completions server; the key is
-                                                          in that environment variable, and in no file)
+  --config.rewards.base_url=https://host/v1 --config.rewards.key_env=JUDGE_KEY   (any chat-completions server; the
+  key is in that environment variable, and in no file)
 Rows are configs/rewards/rubric.jsonl: a prompt and a `rubric`, a list of {criterion, points} with points below 0 for
 faults, as in HealthBench. The judge reasons about each criterion by itself and answers met or not; the reward is the
 points of those met, divided by all positive points. With four to five requests a completion and 32 completions a

@@ -172,7 +172,8 @@ def latest(folder: str, only: int | None = None) -> int | None:
 def restore(folder: str, step: int, abstract: PyTree) -> tuple[PyTree, HostState]:
   """Returns the saved tree and host state, bit for bit.
 
-  The leaves of `abstract` have the shapes and dtypes of the saved ones. A leaf with a sharding, on any mesh, is restored
+  The leaves of `abstract` have the shapes and dtypes of the saved ones. A leaf with a sharding, on any mesh, is
+  restored
   as a device array with this sharding; one without as a numpy array. Raises UserError when the checkpoint is of another
   model or batch.
   """
@@ -342,7 +343,8 @@ def _nonempty(leaf: Array) -> Array:
 
 
 def _restore_argument(leaf: Array) -> Array:
-  """The restore argument of Orbax: a leaf without a sharding becomes a numpy array (a broadcast view, without memory)."""
+  """The restore argument of Orbax: a leaf without a sharding becomes a numpy array (a broadcast view, without
+  memory)."""
   if not leaf.size:
     return _nonempty(leaf)
   if getattr(leaf, 'sharding', None) is not None:

@@ -28,7 +28,8 @@ def make(folder: str, leaves: dict[str, list]) -> str:
 
 
 def read(folder: str) -> dict[str, dict]:
-  """Returns the files and leaves. Raises OSError where the manifest cannot be read and ValueError where it is damaged."""
+  """Returns the files and leaves. Raises OSError where the manifest cannot be read and ValueError where it is
+  damaged."""
   try:
     content = json.loads(safe_files.read(os.path.join(folder, NAME)))
     digest = content.pop('digest', None)

@@ -25,8 +25,8 @@ CLOCK = ('timing_s/', 'perf/')
 class Writer:
   """Appends rows to a file. Opening it drops the rows of steps that will be repeated.
 
-  A run resumed from a checkpoint of s steps passes start = s. All earlier rows exist, because each row is on disk before
-  the checkpoint of its step begins; otherwise a warning names the missing ones.
+  A run resumed from a checkpoint of s steps passes start = s. All earlier rows exist, because each row is on disk
+  before the checkpoint of its step begins; otherwise a warning names the missing ones.
   """
 
   def __init__(

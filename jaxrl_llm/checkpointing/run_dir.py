@@ -272,7 +272,8 @@ def _compare(root: str, old: dict, new: dict) -> tuple[str, ...]:
   if renamed := sorted(old.keys() - new.keys() - {'fingerprint'}):
     raise UserError(
       f'--workdir={root} holds a run of an earlier version: its config.json has {", ".join(renamed)}, which are no '
-      'fields of the configuration any more; give another --workdir, or continue the run with the version that began it.'
+      'fields of the configuration any more; give another --workdir, or continue the run with the version '
+      'that began it.'
     )
   # A field that is newer than the run had the value that is its default now.
   before, after = _defaults() | _flatten(old), _flatten(new)

@@ -112,7 +112,8 @@ class ObjectiveConfig(Section):
   # denominator of the KL term; auto: that of its paper, else that of the policy term
   kl_aggregation: Stage = stage('auto')
   lr_scale: Stage = stage('none')  # learning rate by batch: effective_sample_size
-  # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts, suffix_weighted
+  # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts,
+  # suffix_weighted
   sft_loss: Stage = stage('none')
   distillation: Stage = stage('none')  # a teacher's log-probs instead of rewards: on_policy
   teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none

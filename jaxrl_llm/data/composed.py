@@ -1,7 +1,7 @@
 """Composed string functions: f3(f0(abc)) = ?, to measure whether RL teaches the composition of skills.
 
-The names carry no meaning: a model must first learn each function (depth 1 in a supervised start, or a definition in the
-question) before it can compose them (depth 2 and more). The task is of arXiv:2509.25123, with other functions.
+The names carry no meaning: a model must first learn each function (depth 1 in a supervised start, or a definition in
+the question) before it can compose them (depth 2 and more). The task is of arXiv:2509.25123, with other functions.
 """
 
 from __future__ import annotations

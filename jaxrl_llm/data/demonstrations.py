@@ -52,7 +52,8 @@ def pack_demonstrations(
     fits = np.flatnonzero(length_B + len(tokens) <= width)
     if len(tokens) > width:
       raise UserError(
-        f'config.sft.pack_tokens={width} is less than the {len(tokens)} tokens of row {row.id} with its answer; raise it.'
+        f'config.sft.pack_tokens={width} is less than the {len(tokens)} tokens of row {row.id} with its '
+        f'answer; raise it.'
       )
     if not len(fits):
       break

@@ -76,7 +76,8 @@ def _levels(task: tasks.Task, bounds: JsonValue) -> range:
   )
   if not is_pair or not 0 <= bounds[0] <= bounds[1] <= most:
     raise UserError(
-      f'{task.field}.{LEVELS}={bounds!r} must be the lowest and the highest, of the levels 0 to {most} of {task.name!r}.'
+      f'{task.field}.{LEVELS}={bounds!r} must be the lowest and the highest, of the levels 0 to {most} of '
+      f'{task.name!r}.'
     )
   return range(bounds[0], bounds[1] + 1)
 

@@ -42,8 +42,9 @@ def draw(
 ) -> dict:
   """Draws a text with `facts` facts, `filler` sentences, and 1 + distractors chains of keys, arXiv:2510.19363.
 
-  The question at the end of the chain is about the sum of `hops` facts, and its answer is a number; the questions of the
-  other chains have other answers. Keys are UUIDs, or for tiny models `key_letters` hexadecimal digits. `extra` has links,
+  The question at the end of the chain is about the sum of `hops` facts, and its answer is a number; the questions of
+  the other chains have other answers. Keys are UUIDs, or for tiny models `key_letters` hexadecimal digits. `extra` has
+  links,
   hops, pairs (keys in the text) and words (of the question). Raises ValueError for more facts or hops than exist.
   """
   if not max_hops <= facts <= len(_COUNTS):

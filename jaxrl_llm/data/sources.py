@@ -64,8 +64,8 @@ def gym(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
 def jsonl(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
   """The first data.size rows (0 = all) of the JSON-lines file data.path, in its order.
 
-  Rows may have any format of row_formats.py. Held-out rows come from data.eval_path, or from a seeded split of at most a
-  fifth of the questions. Raises UserError for a missing, empty or damaged file, with the number of the line.
+  Rows may have any format of row_formats.py. Held-out rows come from data.eval_path, or from a seeded split of at
+  most a fifth of the questions. Raises UserError for a missing, empty or damaged file, with the number of the line.
   """
   where = f'config.data.path={data.path!r}'
   all_rows = readers.read(data.path, 'config.data.path', data)

@@ -62,7 +62,8 @@ class Watchdog:
   ):
     """Start the thread. `links` are the connections: to all others in process 0, to process 0 in the others.
 
-    `end` is os._exit, which skips jax's shutdown (it waits for all processes) and works while the main thread is blocked.
+    `end` is os._exit, which skips jax's shutdown (it waits for all processes) and works while the main thread is
+    blocked.
     """
     self._process, self._count, self._silent_s, self._end = process, count, silent_s, end
     self._links, self._partial_lines = links, dict.fromkeys(links, b'')

@@ -66,7 +66,8 @@ def check(config: Config, dtype: str, recomputes_old: bool) -> None:
     )
     raise UserError(f'{flag}, and with {cause} nothing in the objective counts that; {_REMEDY}.')
   logging.warning(
-    '%s: ratios contain the rounding beside the updates, so that a trust region clips rounding, too; to separate them, %s.',
+    '%s: ratios contain the rounding beside the updates, so that a trust region clips rounding, too; to '
+    'separate them, %s.',
     flag,
     _REMEDY,
   )

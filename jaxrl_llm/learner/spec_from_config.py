@@ -279,7 +279,8 @@ def _slots_per_prompt(config: Config, rule: dynamic_sampling.Rule | None) -> int
   average = config.curriculum.slots_per_prompt
   if average > config.prompts:
     raise UserError(
-      f'config.curriculum.slots_per_prompt={average} slots a prompt are more than config.prompts={config.prompts} slots; lower it.'
+      f'config.curriculum.slots_per_prompt={average} slots a prompt are more than '
+      f'config.prompts={config.prompts} slots; lower it.'
     )
   if average > 1:
     return config.prompts - config.prompts // average + 1  # every other prompt has at least one

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
   from jaxrl_llm.config.schema import Config
 
 # The default bound on the gap between sampler and trainer where only the sampler's kernels are rounded: about four
-# times the gap of SmolLM2-135M in float32, on 65 tokens of 4 completions: 1.3e-3, 1.0e-2 and 2.7e-2. A tiny random model
+# times the gap of SmolLM2-135M in float32, on 65 tokens of 4 completions: 1.3e-3, 1.0e-2 and 2.7e-2. A tiny random
+# model
 # has 2e-4, 9e-4 and 4e-3.
 _ROUNDED_GAP = dict(bfloat16=1e-2, int8=4e-2, float8_e4m3fn=0.1)
 
@@ -70,7 +71,8 @@ _ADVICE = dict(
   'rewards). Look at config.objective (is every token rejected, actor/rejected_frac? does the advantage need right '
   'answers, as listwise does, and is no score at config.rewards.right={bounds.right:g}?) and config.optimizer.',
   entropy='Entropy is down to {actor/entropy:.4f} nats per token '
-  '(config.monitoring.alarms.entropy={bounds.entropy:g}): samples of a group are nearly the same, so that their rewards '
+  '(config.monitoring.alarms.entropy={bounds.entropy:g}): samples of a group are nearly the same, so '
+  'that their rewards '
   'hardly differ. Go back to an earlier checkpoint with a lower config.optimizer.learning_rate, a higher '
   'config.temperature, or config.objective.trust_region.high=0.28.',
   all_wrong='No answer was right: all rewards are {critic/score/max:g}. Read a rollout file: does the model write '

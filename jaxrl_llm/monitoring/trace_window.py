@@ -18,7 +18,8 @@ def window(spec: str) -> tuple[int, int] | None:
   match = re.fullmatch(r'(\d+):(\d+)', spec)
   if not match or int(match[1]) >= int(match[2]):
     raise UserError(
-      f"config.monitoring.profile.steps={spec!r} must be two step numbers with a colon, the first below the second: '10:12'."
+      f'config.monitoring.profile.steps={spec!r} must be two step numbers with a colon, the first below the '
+      f"second: '10:12'."
     )
   return int(match[1]), int(match[2])
 

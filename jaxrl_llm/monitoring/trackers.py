@@ -102,7 +102,8 @@ def check(names: Sequence[str]) -> None:
   for name in names:
     if name not in TRACKERS:
       raise UserError(
-        f'config.monitoring.trackers holds {name!r}; choose among: {", ".join(TRACKERS)}; metrics.jsonl is always written.'
+        f'config.monitoring.trackers holds {name!r}; choose among: {", ".join(TRACKERS)}; metrics.jsonl is '
+        f'always written.'
       )
     if importlib.util.find_spec(TRACKERS[name][1]) is None:
       raise UserError(

@@ -210,7 +210,8 @@ def user_grader(fn: Callable, spec: Keywords, where: str) -> UserGrader:
     )
   if style == 'slime_group' and not batched:
     raise UserError(
-      f"{where} takes the samples of a group at once, and graders get one completion; set batched='group' beside it, or "
+      f"{where} takes the samples of a group at once, and graders get one completion; set batched='group' "
+      f'beside it, or '
       'name a function of one sample.'
     )
   grader = UserGrader(fn, style, settings, batched)

@@ -28,7 +28,8 @@ def tags(
   opened: bool = False,
   share: bool = False,
 ) -> float:
-  """1 if the text is <a>…</a> <b>…</b>: these tags in order, each once, none empty, and only white space outside; else 0.
+  """1 if the text is <a>…</a> <b>…</b>: these tags in order, each once, none empty, and only white space outside;
+  else 0.
 
   opened: the prompt ends with the first <a>, so that the completion lacks it. share: instead, the share of the marks
   that occur exactly once, in any order. `tagged` requires one pair at the end of any text.
@@ -51,8 +52,8 @@ def tags(
 def pattern(text: str, row: Row, *, regex: str, whole: bool = True) -> float:
   """1 if Python's `regex` matches the whole stripped text, or with whole=False a part of it, else 0.
 
-  Flags precede the expression: (?s) lets a dot match line ends. A match that takes longer than config.rewards.deadline_s
-  is a time-out.
+  Flags precede the expression: (?s) lets a dot match line ends. A match that takes longer than
+  config.rewards.deadline_s is a time-out.
   """
   del row
   compiled = re.compile(regex)
@@ -63,8 +64,8 @@ def json_schema(text: str, row: Row, *, schema: str = '') -> float:
   """1 if the text, or its last fenced block, is valid JSON under the schema, else 0; NaN and Infinity are no JSON.
 
   schema: a JSON file; '' = the row's `schema`, an object or text. $schema names the draft, default 2020-12; `format` is
-  not checked. Numbers are exact decimals: 19.99 is a multiple of 0.01. A $ref must be within the schema, because nothing
-  is fetched. An invalid schema is an error. It runs in a worker under its deadline.
+  not checked. Numbers are exact decimals: 19.99 is a multiple of 0.01. A $ref must be within the schema, because
+  nothing is fetched. An invalid schema is an error. It runs in a worker under its deadline.
   """
   validator = _validator_of(row, schema)
   blocks = answer_span.fences(text)
@@ -119,7 +120,8 @@ def _check_schema(settings: Settings, where: str) -> None:
     _validator(_file(settings['schema'])) if settings['schema'] else None
   except (OSError, ValueError) as error:
     raise UserError(
-      f'{where}.schema={settings["schema"]!r} is no file with a JSON schema ({error}); correct it, or leave it empty to '
+      f'{where}.schema={settings["schema"]!r} is no file with a JSON schema ({error}); correct it, or leave '
+      f'it empty to '
       'use that of the rows.'
     ) from error
 

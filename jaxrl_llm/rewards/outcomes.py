@@ -63,7 +63,8 @@ def bounds(spec: Spec) -> tuple[float, float]:
     )
   if not configured[0] < right <= configured[1]:
     raise UserError(
-      f'config.rewards.right={right!r} lies outside of config.rewards.bounds={configured!r}, so that every score or none is '
+      f'config.rewards.right={right!r} lies outside of config.rewards.bounds={configured!r}, so that every '
+      f'score or none is '
       f'right; give --config.rewards.right={configured[1]:g}, or other bounds.'
     )
   return float(configured[0]), float(configured[1])

@@ -46,13 +46,13 @@ def pairwise(
 ) -> list[float]:
   """Mean over the comparisons of a completion of (1 + Σ wᵢ·sᵢ / Σ wᵢ) / 2, arXiv:2602.14069 (OpenRS).
 
-  sᵢ in {−1, 0, 1} is the preference by criterion i. A comparison takes two requests: criteria with weights for these two
-  completions under `principles` (the meta-rubric; '' = the built-in ones), then the preference by each criterion.
+  sᵢ in {−1, 0, 1} is the preference by criterion i. A comparison takes two requests: criteria with weights for these
+  two completions under `principles` (the meta-rubric; '' = the built-in ones), then the preference by each criterion.
   Completion i is compared with the next `opponents` ones of the group in a ring, so that each is first as often as
   second; 0 = with all others. reference: with the row's answer instead, in both orders. Equal texts are a tie without
   a request. Server, cache, budget and failures are those of `judge`; give_up_s is the limit of the whole group, with
-  completions × opponents × 2 consecutive requests. Rewards are around 0.5, for which config.rewards.right must be set. A
-  single completion, as in greedy evaluation, gets 0.5, unless there is a `reference`.
+  completions × opponents × 2 consecutive requests. Rewards are around 0.5, for which config.rewards.right must be
+  set. A single completion, as in greedy evaluation, gets 0.5, unless there is a `reference`.
 
   The method is reconstructed from the abstract; the ring, the prompts, and one answer with all verdicts of a comparison
   are additions. The paper's pointwise verifiable rubrics are other parts of config.rewards.parts; its refinement of

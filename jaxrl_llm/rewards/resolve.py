@@ -215,7 +215,8 @@ def check_rows(named: Sequence[tuple[str, Any]], rows: Sequence[Row]) -> None:
       problems = [_row_problem(check, row, _settings(grader)) for row in sample]
       if all(problems):
         raise UserError(
-          f'config.rewards: {name!r} can grade none of the rows ({problems[0]}); correct the data, or choose another function.'
+          f'config.rewards: {name!r} can grade none of the rows ({problems[0]}); correct the data, or choose '
+          f'another function.'
         )
 
 
@@ -251,12 +252,14 @@ def resolve_vote(vote: Stage, spec: Spec, rollouts: int) -> majority_vote.Majori
     return None
   if spec.get('parts', ()):
     raise UserError(
-      f'config.rewards.vote.fn={vote["fn"]!r} is the only reward there is; leave config.rewards.parts={spec["parts"]!r} empty.'
+      f'config.rewards.vote.fn={vote["fn"]!r} is the only reward there is; leave '
+      f'config.rewards.parts={spec["parts"]!r} empty.'
     )
   extract_answer = resolve_extract(spec, f'config.rewards.vote.fn={vote["fn"]!r}')
   if majority.learn_from and not 2 <= majority.learn_from <= rollouts:
     raise UserError(
-      f'config.rewards.vote.learn_from={majority.learn_from} must be from 2 to config.rollouts={rollouts}; 0 stands for all.'
+      f'config.rewards.vote.learn_from={majority.learn_from} must be from 2 to config.rollouts={rollouts}; '
+      f'0 stands for all.'
     )
   return majority._replace(extract=extract_answer)
 

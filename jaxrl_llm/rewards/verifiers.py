@@ -161,7 +161,8 @@ def _gym_of(row: Row) -> JsonObject:
 
 
 def math_verify(text: str, row: Row) -> float:
-  """1 if math-verify finds the text's last answer equal to the row's, else 0: 1/2 = 0.5 = \\frac{1}{2}, {1, 2} = {2, 1}, …
+  """1 if math-verify finds the text's last answer equal to the row's, else 0: 1/2 = 0.5 = \\frac{1}{2}, {1, 2} = {2,
+  1}, …
 
   The answer is the last box (boxes joined by a comma or 'and' are one list), else the last 'the answer is', formula or
   number; see `formula.of_text`. Denied answers, one of several alternatives and bounds do not count; 75% equals 75 and

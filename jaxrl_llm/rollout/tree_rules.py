@@ -182,8 +182,8 @@ def echo(
   """Rows sample; a fork opens after `depth` tokens where H ≥ entropy, ΔH ≥ rise and C ≤ confidence.
 
   H is the entropy (nats) of the next token, and ΔH = H − its mean over the last `window` tokens. C is the mean of the
-  `top_k` largest probabilities, over a window too. The fork has clip(round(1 + α·(H − entropy_low)/(entropy − entropy_low) −
-  β·(C − confidence)/confidence), 1, width) branches: the sampled token and the likeliest others.
+  `top_k` largest probabilities, over a window too. The fork has clip(round(1 + α·(H − entropy_low)/(entropy −
+  entropy_low) − β·(C − confidence)/confidence), 1, width) branches: the sampled token and the likeliest others.
 
   A child is dropped when its C was ever below `floor`, or when C over `tail_window` tokens fell `drops` times in a row
   to at most `tail`. It is also dropped when ΔH was above 0 `rises` times in a row and exceeds `spike`. A child's

@@ -159,6 +159,7 @@ def _check_data(
   held_out = tables.held_out.fingerprint
   if trains and host.get('held_out', held_out) != held_out:
     raise UserError(
-      f'the held-out prompts of {directory.root} changed since step {step} (config.data.eval_path, config.evaluation.prompts), '
+      f'the held-out prompts of {directory.root} changed since step {step} (config.data.eval_path, '
+      f'config.evaluation.prompts), '
       'so that evaluations before and after would not compare; restore them, or start another --workdir.'
     )

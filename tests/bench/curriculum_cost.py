@@ -2,7 +2,8 @@
 
 python -m tests.bench.curriculum_cost [--sizes 1000,10000] [--rules default,mopps] [--slots 64] [--plot FILE] [--smoke]
 
-CPU-milliseconds of propose, and of observe with its metrics: the mean of `--steps` after a first one. Bytes per prompt are
+CPU-milliseconds of propose, and of observe with its metrics: the mean of `--steps` after a first one. Bytes per
+prompt are
 those of the state in a checkpoint. Half of the prompts have been visited before. Lengths are known, as in a run.
 """
 

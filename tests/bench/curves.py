@@ -3,8 +3,8 @@
 python -m tests.bench.curves --out=runs/curves [--methods grpo,dapo] [--seeds 0,1,2,3,4] [--plot curves.svg] [--smoke]
 Every method is the objective of its file in configs/, on the model and optimizer of configs/tiny.py with strings of up
 to 5 digits, 32 prompts × 8 rollouts × 60 steps and 4 optimizer steps per batch, so that ratios and trust regions
-matter. (With the job's strings of up to 8 digits and a learning rate of 3e-4, minibatches of 64 rows unlearn.) All runs of
-a seed share one warm start. Finished runs are not repeated; the table shows all runs in --out.
+matter. (With the job's strings of up to 8 digits and a learning rate of 3e-4, minibatches of 64 rows unlearn.) All
+runs of a seed share one warm start. Finished runs are not repeated; the table shows all runs in --out.
 """
 
 from __future__ import annotations

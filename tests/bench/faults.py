@@ -2,7 +2,8 @@
 
 python -m tests.bench.faults [--kills 50] [--seed 0] [--out runs/faults] [--smoke]
 The job of tests/faults.py; every start resumes after the fault before it. After each fault, the files of the run are
-compared with those of an uninterrupted run, bit for bit: metrics, tokens, evaluations, and at the end of a chain the full
+compared with those of an uninterrupted run, bit for bit: metrics, tokens, evaluations, and at the end of a chain the
+full
 content of the checkpoint. Full disks are injected errors and, where it can be mounted, a file system of some kilobytes.
 """
 

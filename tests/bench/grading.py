@@ -1,9 +1,11 @@
 """Completions graded per second, by reward function and number of worker processes.
 
 python -m tests.bench.grading [--turns 5] [--answers 512] [--characters 400] [--smoke]
-Completions of that many characters with the result at their end; half of them are correct. Reward functions of bounded time
-run in the trainer's process, without workers. `judge` is a user's function that only compares, so that its row shows the
-cost of the pool. The table has medians over turns, minimum and maximum. Workers are warm: their start is measured apart.
+Completions of that many characters with the result at their end; half of them are correct. Reward functions of
+bounded time
+run in the trainer's process, without workers. `judge` is a user's function that only compares, so that its row shows
+the cost of the pool. The table has medians over turns, minimum and maximum. Workers are warm: their start is measured
+apart.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 python -m tests.bench.hints [--out runs/hints] [--rules none,prefix] [--seeds 0,1,2] [--smoke]
 The model of configs/tiny.py is taught to reverse strings of 1 to 4 digits, and has then 60 steps of 32 prompts × 8
 rollouts on 64 strings of 5 and 6. It prints the share of the 64 that a plain rollout has solved after some
-numbers of steps, and held-out accuracy on 200 other strings of 5 and 6 digits without hints, before and after. Finished runs are not repeated.
+numbers of steps, and held-out accuracy on 200 other strings of 5 and 6 digits without hints, before and after.
+Finished runs are not repeated.
 """
 
 from __future__ import annotations

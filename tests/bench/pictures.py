@@ -1,8 +1,8 @@
 """The README's pictures, from the run directory of a finished run: its last screen, and parts of its report.
 
 python -m tests.bench.pictures runs/tiny [--out tests/bench/pictures] [--chromium chromium] [--smoke]
-The screen is drawn by the class that runs use, from the rows of metrics.jsonl with their timings. The report is rendered
-again, and headless Chromium takes screenshots of some of its sections.
+The screen is drawn by the class that runs use, from the rows of metrics.jsonl with their timings. The report is
+rendered again, and headless Chromium takes screenshots of some of its sections.
 """
 
 from __future__ import annotations

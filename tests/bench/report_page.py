@@ -3,8 +3,8 @@
     apt-get install chromium; npm install --prefix DIR puppeteer-core axe-core
     python -m tests.bench.report_page --out pictures --node DIR/node_modules [--rollouts 100000] [--runs 1] [--smoke]
 
-Prints one JSON object: milliseconds of each opening, the results of the interactions, axe's findings, console errors, and
-requests (there must be none). Writes screenshots into --out.
+Prints one JSON object: milliseconds of each opening, the results of the interactions, axe's findings, console
+errors, and requests (there must be none). Writes screenshots into --out.
 """
 
 from __future__ import annotations

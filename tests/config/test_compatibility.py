@@ -1,4 +1,5 @@
-"""Every row of the compatibility table: each side alone is accepted, both together are refused with reason and remedy."""
+"""Every row of the compatibility table: each side alone is accepted, both together are refused with reason and
+remedy."""
 
 from __future__ import annotations
 

@@ -198,7 +198,10 @@ def test_a_missing_process_gives_one_sentence():
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     here = f'127.0.0.1:{free.getsockname()[1]}'
-  code = f'from jaxrl_llm.distributed import cluster; cluster.JOIN_TIMEOUT_S = 2; cluster.join({here!r}, 2, 0, {{}}, 60)'
+  code = (
+    f'from jaxrl_llm.distributed import cluster; cluster.JOIN_TIMEOUT_S = 2; '
+    f'cluster.join({here!r}, 2, 0, {{}}, 60)'
+  )
   result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
   assert result.returncode == cluster.watchdog.EXIT_PEER_LOST, result.stderr
   assert 'error: not all of the 2 processes came within 2 s;' in result.stderr

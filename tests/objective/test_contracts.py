@@ -95,7 +95,8 @@ def test_a_message_has_the_reason_and_the_flag():
   with pytest.raises(UserError) as error:
     objective.method(settings(trust_region='geometric', aggregation='token_mean'))
   assert str(error.value) == (
-    "config.objective.trust_region.fn='geometric' does not go with config.objective.aggregation.fn='token_mean': it takes the "
+    "config.objective.trust_region.fn='geometric' does not go with "
+    "config.objective.aggregation.fn='token_mean': it takes the "
     'mean over a row itself; set --config.objective.aggregation.fn=sequence_mean.'
   )
 

@@ -1,4 +1,5 @@
-"""The text graders on more wordings, wordings.jsonl: [score, answer, completion, graders]; conventions: pairs/README.md."""
+"""The text graders on more wordings, wordings.jsonl: [score, answer, completion, graders]; conventions:
+pairs/README.md."""
 
 from __future__ import annotations
 

@@ -346,7 +346,8 @@ def assert_same_rows(got, want, atol):
 
 @pytest.mark.parametrize('mode', ['fused', 'lag'])
 def test_a_group_continues_with_its_own_cache(params, mode):
-  """With the same weights, rows equal those that are encoded again, also in another position and, in lag mode, a call later."""
+  """With the same weights, rows equal those that are encoded again, also in another position and, in lag mode, a
+  call later."""
   lag = int(mode == 'lag')
   got, tokens, handed = drive(params, lag, mode=mode)
   want, none, _ = drive(params, lag, carry=False)

@@ -1,6 +1,7 @@
 """Graders that run a completion's program, each in its own sandbox: see sandbox.py.
 
-The program of a completion is the last fenced block marked python, else the last fenced block, else the complete text. It
+The program of a completion is the last fenced block marked python, else the last fenced block, else the complete
+text. It
 runs as `python -S`, with only the standard library unless `packages`. Every program is right or wrong: one that hangs,
 crashes, floods its output or attacks scores 0. Grading fails only for a row that lacks a field, for tests that cannot
 run, and for a sandbox that fails.

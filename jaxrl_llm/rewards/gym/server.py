@@ -2,8 +2,8 @@
 
 A request is a line of JSON: [token, task, settings, text, entry]. So is the reply: [token, score, error]. The effects
 of a completion end with its child. The child holds no descriptor but the pipe for its one score, may start no process,
-and may write to no file. It has no access to the token of a later request, and the server is not dumpable, so that a child
-cannot take its descriptors: no completion can write the score of another.
+and may write to no file. It has no access to the token of a later request, and the server is not dumpable, so that a
+child cannot take its descriptors: no completion can write the score of another.
 """
 
 from __future__ import annotations

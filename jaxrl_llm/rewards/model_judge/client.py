@@ -115,7 +115,8 @@ def check(settings: Settings, where: str, questions: int = 1) -> None:
       raise UserError(f'{where}.{name}={settings[name]!r} must be a whole number from 0 up.')
   if settings['key_env'] and not os.environ.get(settings['key_env']):
     raise UserError(
-      f'{where}.key_env={settings["key_env"]!r} names no environment variable that is set; export it, or leave this empty.'
+      f'{where}.key_env={settings["key_env"]!r} names no environment variable that is set; export it, or '
+      f'leave this empty.'
     )
   _check_times(settings, where, questions)
   try:
@@ -123,7 +124,8 @@ def check(settings: Settings, where: str, questions: int = 1) -> None:
       pass
   except (OSError, sqlite3.Error, ValueError) as error:
     raise UserError(
-      f'{where}.cache={settings["cache"]!r} is no cache of a judge and none can be created there ({error}); give a path on a '
+      f'{where}.cache={settings["cache"]!r} is no cache of a judge and none can be created there ({error}); '
+      f'give a path on a '
       'local disk, such as runs/judge.sqlite.'
     ) from error
 

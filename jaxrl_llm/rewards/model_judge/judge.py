@@ -51,12 +51,13 @@ def judge(
 
   The settings of the server are those of http.Endpoint. cache: a file on a local disk with the answers by (model,
   messages). It also holds rate limit and budget, which apply to all runs on this machine with the same file. Each of
-  config.rewards.workers sends one request at a time; an item has give_up_s, less than config.rewards.deadline_s. key_env
+  config.rewards.workers sends one request at a time; an item has give_up_s, less than config.rewards.deadline_s.
+  key_env
   names the environment variable with the key, which is never stored. With config.rewards.right=1.0 only the best score
   counts as right.
 
-  The weighted sum is the explicit aggregation of arXiv:2507.17746 (Rubrics as Rewards), there over criteria that are met
-  or not; the prompts are reconstructed from such papers.
+  The weighted sum is the explicit aggregation of arXiv:2507.17746 (Rubrics as Rewards), there over criteria that are
+  met or not; the prompts are reconstructed from such papers.
   """
   weights = _criteria(row) if row_criteria else dict(criteria)
   lines = (f'{n}. {criterion}' for n, criterion in enumerate(weights, 1))

@@ -1,8 +1,8 @@
 """Selection rules for tests/bench/curriculum.py: settings of the curriculum, and baselines.
 
 step(step, generate) → (index, k, n) of the groups for the update; it calls generate(index, n) → k any number of times,
-and each call costs rollouts (by default n = G each). observe(index, k, n) is called once per step with distinct prompts.
-predict(index) → mean, variance (or NaN), P(mixed).
+and each call costs rollouts (by default n = G each). observe(index, k, n) is called once per step with distinct
+prompts. predict(index) → mean, variance (or NaN), P(mixed).
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ class Logged:
   """Success rates logged by a run at each of its steps; selection does not change them.
 
   right_NxT counts the right answers of a group, −1 where a prompt was not visited. The rate of a visit is
-  (k + ½)/(G + 1), since an all-wrong group does not prove a rate of 0. Rates are interpolated linearly between visits, and
+  (k + ½)/(G + 1), since an all-wrong group does not prove a rate of 0. Rates are interpolated linearly between
+  visits, and
   constant before the first and after the last. A prompt visited once keeps its rate, so that rules which revisit
   known prompts look better than in real runs; predictions of the log are more informative.
   """

@@ -259,7 +259,8 @@ def test_lists_get_the_partial_credit_of_the_package():
 
 
 class _Watch:
-  """Records Python's audit events of this thread while it is on: code compiled or run, files opened, processes started."""
+  """Records Python's audit events of this thread while it is on: code compiled or run, files opened, processes
+  started."""
 
   events = frozenset(
     {
