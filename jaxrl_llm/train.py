@@ -1,4 +1,4 @@
-"""The host loop in reading order: choose prompts, propose, run the compiled step, land its rollouts, save."""
+"""The host loop in reading order: choose prompts, build inputs, run the compiled step, land its rollouts, save."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
     logger.before_step(index, progress.state)
     began = time.perf_counter()
     choice = host_step.choose(context, index)
-    inputs = host_step.propose(context, index, choice)
+    inputs = host_step.build_inputs(context, index, choice)
     logger.log_choice(choice.record)
     _check_processes(context, index, start, inputs, progress.batch)
     if index == start:
@@ -129,12 +129,15 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
       # Compilation is no part of the step's time.
       began, dispatched = began + compile_s, dispatched + compile_s
     newest = PendingStep(index, inputs[0], rollout, device_metrics, progress.batch)
-    # The call returns at once. In lag mode the host grades the previous step while the device runs this one.
-    lags = context.config.mode == 'lag'
-    landing, pending = (progress.pending, newest) if lags else (newest, None)
+    if (
+      context.config.mode == 'lag'
+    ):  # the call has returned; grade the previous step while the device runs this one
+      to_land, pending = progress.pending, newest
+    else:
+      to_land, pending = newest, None
     batch = progress.batch
-    if landing is not None:
-      batch = _land(loop, landing, began, dispatched)
+    if to_land is not None:
+      batch = _land(loop, to_land, began, dispatched)
     progress = Progress(state, batch, pending, index + 1)
     _save_and_evaluate(loop, progress)
   return progress

@@ -194,7 +194,7 @@ def take_steps(name: str, c, context, count: int):
   loop, rows = spec.update.inner_steps, []
   steps_per_batch = spec.update.minibatches * (loop.max_steps(c.environment.turns) if loop else 1)
   for index in range(count):  # the first batch is empty
-    prompts, *inputs = host_step.propose(context, index)
+    prompts, *inputs = host_step.build_inputs(context, index)
     state, rollout, metrics = call(state, batch, prompts, *inputs)
     taken, most = int(state.step), index * steps_per_batch
     pending = PendingStep(index, prompts, rollout, metrics)

@@ -73,7 +73,7 @@ def test_a_step_of_plain_grpo_runs_few_files_and_lines(tmp_path):
   landed = []
 
   def one_step():
-    inputs = host_step.propose(context, 0, host_step.choose(context, 0))
+    inputs = host_step.build_inputs(context, 0, host_step.choose(context, 0))
     _, rollout, metrics = steps.compile_step(spec)(state, batch, *inputs)
     landed.append(host_step.land(context, pool, PendingStep(0, inputs[0], rollout, metrics)))
 

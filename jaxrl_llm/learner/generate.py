@@ -28,7 +28,9 @@ def generate(
   draft: Rollout | None = None,
   cap: jax.Array | None = None,
 ) -> tuple[Rollout, Metrics, tuple[CarriedKV | None, ...]]:
-  """G completions of each prompt, metrics, and the next `state.carried`: without its oldest entry, with a new one.
+  """G completions of each prompt, metrics, and the next `state.carried`, a queue of caches of unfinished rows.
+
+  The oldest cache is removed and that of this call is appended.
 
   Weights are rounded and laid out for decoding once. A row that is empty in `begun` begins from the accepted tokens of
   `draft`. Raises UserError for a tree with `begun` or `draft`.
@@ -56,11 +58,11 @@ def generate(
     inputs = DecodeInputs(
       params, prompts, jax.random.key(seed), version, continued=begun, cap=cap, carried=carried
     )
-    rollout, iterations, left, counts = _decode(spec, inputs, head)
-    return rollout, iterations[None], left, {k: v[None] for k, v in counts.items()}
+    rollout, iterations, new_cache, counts = _decode(spec, inputs, head)
+    return rollout, iterations[None], new_cache, {k: v[None] for k, v in counts.items()}
 
   rows, everywhere = PartitionSpec(sharding.ROWS), PartitionSpec()
-  rollout, iterations, left, counts = jax.shard_map(
+  rollout, iterations, new_cache, counts = jax.shard_map(
     local,
     mesh=spec.layout.mesh,
     in_specs=(
@@ -76,7 +78,7 @@ def generate(
     rollout = rollout._replace(noise_BxT=_noise_steps(prompts, rollout, begun))
   metrics['generate/rounds'] = iterations.max().astype(jnp.float32)
   metrics |= {f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()}
-  return rollout, metrics, (*state.carried[1:], left) if state.carried else ()
+  return rollout, metrics, (*state.carried[1:], new_cache) if state.carried else ()
 
 
 @sharding.on_mesh
@@ -126,7 +128,7 @@ def _decode(
     slots=spec.rollout.decode.slots // shards,
     lockstep=sharding.ROWS if spec.rollout.lockstep and shards > 1 else (),
   )
-  counts, left, begun = {}, None, inputs.continued
+  counts, new_cache, begun = {}, None, inputs.continued
   begun_tokens = 0 if begun is None else begun.length_B.sum()
   if spec.rollout.pruning is not None:
     rollout, iterations, tokens = pruned_decode.generate(
@@ -145,11 +147,11 @@ def _decode(
     )
     counts = {f'ngram_{k}': v for k, v in drafts._asdict().items()}
   elif inputs.carried is not None:
-    rollout, iterations, left = ring_decode.resume(model, settings, inputs)
+    rollout, iterations, new_cache = ring_decode.resume(model, settings, inputs)
     counts = dict(carried_tokens=inputs.carried.cached_B.sum())
   else:
     rollout, iterations = ring_decode.generate(model, settings, inputs)
-  return rollout, iterations, left, counts | dict(tokens=rollout.length_B.sum() - begun_tokens)
+  return rollout, iterations, new_cache, counts | dict(tokens=rollout.length_B.sum() - begun_tokens)
 
 
 def _noise_steps(prompts: Prompts, rollout: Rollout, begun: Rollout | None) -> jax.Array:

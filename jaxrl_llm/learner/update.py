@@ -26,7 +26,10 @@ from jaxrl_llm.types import Batch, Metrics, TrainState
 @sharding.on_mesh
 @jax.named_scope('update')
 def update(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-  """Takes the optimizer steps of a batch; a batch without tokens changes nothing but `skipped`."""
+  """Takes the optimizer steps of a batch.
+
+  With `skips_empty`, a batch without tokens returns the state as it is and zeros as metrics.
+  """
   record_checks.batch(batch)
   if spec.layout.mesh.shape['context'] > 1:
     # The arrays of a batch are small. Activations, which are large, are cut over 'context' by token.

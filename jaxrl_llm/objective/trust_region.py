@@ -1,7 +1,7 @@
 """Trust regions as weights: log_ratio_BxT, tokens → (weight_BxT, surrogate_BxT).
 
 `weight` multiplies A·∇log π, c = denominator · W · A. `surrogate` is the value in the paper, for the log alone; where a
-paper defines a weight, `ratio_bounds.detached` returns both. Inputs carry no gradient. `@needs('rows')` marks functions
+paper defines a weight, `clip_masks.detached` returns both. Inputs carry no gradient. `@needs('rows')` marks functions
 of a whole minibatch. Every public function may be named in `config.objective.trust_region.fn`.
 """
 
@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective import ratio_bounds
+from jaxrl_llm.objective import clip_masks
 from jaxrl_llm.objective.token_inputs import (
   Tokens,
   exp,
@@ -40,7 +40,7 @@ def clip(
   W = 0 where (A > 0 and r > 1+high) or (A < 0 and r < 1−low). arXiv:1707.06347 (PPO),
   arXiv:2503.14476 (DAPO: low 0.2, high 0.28).
   """
-  return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)
+  return clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)
 
 
 def dual_clip(
@@ -56,7 +56,7 @@ def dual_clip(
   TRL's `delta` is `most`. arXiv:1912.09729 (dual-clip PPO).
   """
   weight, surrogate = clip(log_ratio_BxT, tokens, low=low, high=high)
-  return ratio_bounds.dual(weight, surrogate, exp(log_ratio_BxT), tokens.advantage_BxT, most)
+  return clip_masks.dual(weight, surrogate, exp(log_ratio_BxT), tokens.advantage_BxT, most)
 
 
 def cap(
@@ -66,14 +66,14 @@ def cap(
 
   arXiv:2510.13786 (ScaleRL: 4, 5 and 8 alike).
   """
-  return ratio_bounds.detached(jnp.minimum(exp(log_ratio_BxT), most), tokens)
+  return clip_masks.detached(jnp.minimum(exp(log_ratio_BxT), most), tokens)
 
 
 def cap_above(
   log_ratio_BxT: jax.Array, tokens: Tokens, *, high: float = 4.0
 ) -> tuple[jax.Array, jax.Array]:
   """W = min(r, 1+high): CISPO with the bound of slime and MiniMax. arXiv:2506.13585 (CISPO)."""
-  return ratio_bounds.detached(jnp.minimum(exp(log_ratio_BxT), 1 + high), tokens)
+  return clip_masks.detached(jnp.minimum(exp(log_ratio_BxT), 1 + high), tokens)
 
 
 def cap_band(
@@ -83,7 +83,7 @@ def cap_band(
 
   A lower bound above 0 keeps gradients on tokens that are already unlikely. arXiv:2506.13585 (CISPO).
   """
-  return ratio_bounds.detached(jnp.clip(exp(log_ratio_BxT), 1 - low, 1 + high), tokens)
+  return clip_masks.detached(jnp.clip(exp(log_ratio_BxT), 1 - low, 1 + high), tokens)
 
 
 def one_side(
@@ -98,8 +98,8 @@ def one_side(
 
   With `corrected` the gradient is PPO's.
   """
-  keep = ratio_bounds.one_side(exp(log_ratio_BxT), tokens.advantage_BxT, 1 - low, 1 + high)
-  return ratio_bounds.kept(keep, log_ratio_BxT, tokens, corrected)
+  keep = clip_masks.one_side(exp(log_ratio_BxT), tokens.advantage_BxT, 1 - low, 1 + high)
+  return clip_masks.kept(keep, log_ratio_BxT, tokens, corrected)
 
 
 def two_side(
@@ -114,8 +114,8 @@ def two_side(
 
   sPPO with ε is low = ε / (1 + ε) and high = ε, not corrected; Trinity-RFT's ε is 0.3.
   """
-  keep = ratio_bounds.within(exp(log_ratio_BxT), 1 - low, 1 + high)
-  return ratio_bounds.kept(keep, log_ratio_BxT, tokens, corrected)
+  keep = clip_masks.within(exp(log_ratio_BxT), 1 - low, 1 + high)
+  return clip_masks.kept(keep, log_ratio_BxT, tokens, corrected)
 
 
 def ring(
@@ -134,10 +134,10 @@ def ring(
   does not. arXiv:2509.24203 (REC-Ring).
   """
   ratio, advantage = exp(log_ratio_BxT), tokens.advantage_BxT
-  keep = ratio_bounds.within(ratio, 1 - low, 1 + high)
+  keep = clip_masks.within(ratio, 1 - low, 1 + high)
   keep |= (advantage > 0) & (ratio <= 1 - outer_low)
   keep |= (advantage < 0) & (ratio >= 1 + outer_high)
-  return ratio_bounds.kept(keep, log_ratio_BxT, tokens, corrected)
+  return clip_masks.kept(keep, log_ratio_BxT, tokens, corrected)
 
 
 def total_variation(
@@ -148,8 +148,8 @@ def total_variation(
   A token of small probability is therefore never dropped. `delta` is ours. arXiv:2602.04879 (DPPO).
   """
   gap = jnp.exp(tokens.logp_BxT) - jnp.exp(tokens.behavior_BxT)
-  keep = ~ratio_bounds.beyond(gap > delta, gap < -delta, tokens.advantage_BxT)
-  return ratio_bounds.detached(jnp.where(keep, jnp.minimum(exp(log_ratio_BxT), most), 0.0), tokens)
+  keep = ~clip_masks.beyond(gap > delta, gap < -delta, tokens.advantage_BxT)
+  return clip_masks.detached(jnp.where(keep, jnp.minimum(exp(log_ratio_BxT), most), 0.0), tokens)
 
 
 def binary_kl(
@@ -164,8 +164,8 @@ def binary_kl(
   rest = jnp.log(jnp.maximum(1 - p, tiny)) - jnp.log(jnp.maximum(1 - q, tiny))
   divergence = p * (tokens.behavior_BxT - tokens.logp_BxT) + (1 - p) * rest
   far = divergence > delta
-  keep = ~ratio_bounds.beyond(far & (gap > 0), far & (gap < 0), tokens.advantage_BxT)
-  return ratio_bounds.detached(jnp.where(keep, jnp.minimum(exp(log_ratio_BxT), most), 0.0), tokens)
+  keep = ~clip_masks.beyond(far & (gap > 0), far & (gap < 0), tokens.advantage_BxT)
+  return clip_masks.detached(jnp.where(keep, jnp.minimum(exp(log_ratio_BxT), most), 0.0), tokens)
 
 
 _TOKENS = ('token', 'direct')  # ratios of single tokens
@@ -186,14 +186,14 @@ def second_moment_clip(
   H: A > 0 and r > 1, or A < 0 and r < 1. As in the official code the token of τ itself is clipped.
   arXiv:2510.01161 (M2PO).
   """
-  square, harmful = ratio_bounds.harmful(log_ratio_BxT, tokens)
+  square, harmful = clip_masks.harmful(log_ratio_BxT, tokens)
   level = level_within(square, harmful, budget)
   floor, roof = 1 - low, 1 + high
   tau, ratio, advantage = jnp.sqrt(level), exp(log_ratio_BxT), tokens.advantage_BxT
   edges = jnp.minimum(jnp.exp(-tau), floor), jnp.maximum(jnp.exp(tau), roof)
   # Compared as squares: comparing e^τ with the ratio it was computed from depends on rounding.
-  keep = ratio_bounds.one_side(ratio, advantage, floor, roof) | (square < level)
-  return jnp.where(keep, ratio, 0.0), ratio_bounds.clip(log_ratio_BxT, advantage, *edges)[1]
+  keep = clip_masks.one_side(ratio, advantage, floor, roof) | (square < level)
+  return jnp.where(keep, ratio, 0.0), clip_masks.clip(log_ratio_BxT, advantage, *edges)[1]
 
 
 @needs('rows')
@@ -205,7 +205,7 @@ def second_moment_mask(
 
   M2PO as in Trinity: no clip, the denominator keeps all tokens. arXiv:2510.01161 (M2PO).
   """
-  square, harmful = ratio_bounds.harmful(log_ratio_BxT, tokens)
+  square, harmful = clip_masks.harmful(log_ratio_BxT, tokens)
   drop = harmful & ~smallest_within(square, harmful, budget)
   ratio = jnp.where(drop, 0.0, exp(log_ratio_BxT))
   return ratio, ratio * tokens.advantage_BxT
@@ -235,8 +235,8 @@ def balanced_clip(
   low, high = jnp.array(_BAPO_LOW), jnp.array(_BAPO_HIGH)
   good = jax.vmap(enough)(low, high)
   index = jnp.where(good.any(), jnp.argmax(good), len(_BAPO_LOW) - 1)
-  weight, surrogate = ratio_bounds.clip(log_ratio_BxT, advantage, low[index], high[index])
-  return ratio_bounds.dual(weight, surrogate, ratio, advantage, most)
+  weight, surrogate = clip_masks.clip(log_ratio_BxT, advantage, low[index], high[index])
+  return clip_masks.dual(weight, surrogate, ratio, advantage, most)
 
 
 def sigmoid(
@@ -271,7 +271,7 @@ def gamma(
   k = jnp.where(up, power, power_negative)
   rate = jnp.where(up, decay, decay_negative)
   log_w = jnp.clip(log_ratio_BxT, math.log(1e-8), 20.0)
-  return ratio_bounds.detached(jnp.exp(rate + k * log_w - rate * jnp.exp(log_w)), tokens)
+  return clip_masks.detached(jnp.exp(rate + k * log_w - rate * jnp.exp(log_w)), tokens)
 
 
 @requires('success is defined as R > 0', advantage=('raw',))
@@ -285,7 +285,7 @@ def taper(
   arXiv:2503.14286 (TOPR).
   """
   ratio = exp(log_ratio_BxT)
-  return ratio_bounds.detached(
+  return clip_masks.detached(
     jnp.where(tokens.advantage_BxT > 0, 1.0, jnp.minimum(ratio, most)), tokens
   )
 
@@ -311,7 +311,7 @@ def confidence_clip(
   last = tokens.mask_BxT * (place > length_Bx1 - tail)
   confidence = row_mean(present(tokens.confidence_BxT), last)
   eps = base + gain * jax.nn.sigmoid(slope * (1 - confidence))
-  return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - eps, 1 + eps)
+  return clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - eps, 1 + eps)
 
 
 @needs('old')
@@ -325,7 +325,7 @@ def shifted_clip(
   From third-party notes, no official code. arXiv:2507.06892 (ReMix).
   """
   rho = exp(tokens.old_BxT - tokens.behavior_BxT)
-  return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, rho - low, rho + high)
+  return clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, rho - low, rho + high)
 
 
 @requires('it takes the mean over a row itself', ratio=_TOKENS, aggregation=('sequence_mean',))
@@ -337,7 +337,7 @@ def geometric(
   arXiv:2507.20673 (GMPO).
   """
   advantage = tokens.advantage_BxT
-  keep = ratio_bounds.one_side(log_ratio_BxT, advantage, -low, high)
+  keep = clip_masks.one_side(log_ratio_BxT, advantage, -low, high)
   clipped = jnp.where(keep, log_ratio_BxT, jnp.clip(log_ratio_BxT, -low, high))
   ratio = exp(row_mean(clipped, tokens.mask_BxT))
   return jnp.where(keep, ratio, 0.0), ratio * advantage

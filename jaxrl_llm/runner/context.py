@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards.pool import ScorePool as ScorePool
 from jaxrl_llm.runner import hints, multi_turn, token_stats
 from jaxrl_llm.types import (
+  Array,
   Batch,
   JsonObject,
   Model,
@@ -21,7 +22,6 @@ from jaxrl_llm.types import (
   Prompts,
   Rollout,
   Row,
-  Settings,
   TrainState,
 )
 
@@ -102,8 +102,8 @@ class PendingStep(NamedTuple):
   step: int
   prompts: Prompts
   rollout: Rollout
-  device_metrics: Settings
-  learned: Batch | None = None  # the batch of this call's update; None after a restart
+  device_metrics: Mapping[str, Array]
+  trained_batch: Batch | None = None  # the batch of this call's update; None after a restart
 
 
 class Landed(NamedTuple):

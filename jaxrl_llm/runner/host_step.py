@@ -1,4 +1,4 @@
-"""The host's part of a step, between two calls of the compiled step: choose, propose, land."""
+"""The host's part of a step: choose prompts, build the inputs of the compiled step, land its rollouts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def choose(context: RunContext, index: int) -> Choice:
   )
 
 
-def propose(context: RunContext, index: int, choice: Choice | None = None) -> StepInputs:
+def build_inputs(context: RunContext, index: int, choice: Choice | None = None) -> StepInputs:
   """Build the inputs of the compiled step.
 
   Returns (prompts, begun, draft, cap): unfinished groups then the chosen prompts; their rollouts so far; drafts; the
@@ -51,21 +51,21 @@ def propose(context: RunContext, index: int, choice: Choice | None = None) -> St
   """
   config, selection, episodes = context.config, context.selection, context.episodes
   chosen, part_P, weight_P, _ = choice or choose(context, index)
-  fresh = context.tables.train.prompts(chosen, born=index)
+  prompts = context.tables.train.prompts(chosen, born=index)
   if context.spec.layout.slots_per_prompt > 1:
-    fresh = fresh._replace(part_P=part_P, weight_P=weight_P)
+    prompts = prompts._replace(part_P=part_P, weight_P=weight_P)
   if selection.hints is not None:
-    fresh = selection.hints.add_hints(fresh, index)
-  fresh = fresh._replace(expected_P=selection.lengths(chosen))
+    prompts = selection.hints.add_hints(prompts, index)
+  prompts = prompts._replace(expected_P=selection.lengths(chosen))
   if episodes is not None:
     episodes.begin_step(index)
-    fresh = episodes.open(fresh, context.rows_of(fresh), config.prompt_tokens)
+    prompts = episodes.open(prompts, context.rows_of(prompts), config.prompt_tokens)
   empty, begun, draft = empty_records.empty_rollout(context.spec), None, None
   if config.rollout.stop.fn != 'none' or episodes is not None:
-    fresh, begun = context.replay.unfinished.begin(fresh, empty)
+    prompts, begun = context.replay.unfinished.begin(prompts, empty)
   if config.rollout.draft.fn != 'none':
-    draft = context.replay.drafts.take(fresh.index_P, empty)
-  return fresh, begun, draft, np.int32(selection.length_cap(index, config.completion_tokens))
+    draft = context.replay.drafts.take(prompts.index_P, empty)
+  return prompts, begun, draft, np.int32(selection.length_cap(index, config.completion_tokens))
 
 
 def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
@@ -84,18 +84,18 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
   if context.selection.hints is not None:
     batch, hint_metrics = context.selection.hints.update(batch, finished_P)
     metrics |= hint_metrics
-  learned = buffers.successes.join(batch, config.seed, index)
+  next_batch = buffers.successes.join(batch, config.seed, index)
   buffers.successes.keep(batch)
   if buffers.collector is not None:
-    metrics |= buffers.collector.add(learned, index)
-    learned, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
+    metrics |= buffers.collector.add(next_batch, index)
+    next_batch, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
     metrics |= collected
-  if buffers.successes.count and learned.replayed_B is not None:
-    replayed = learned.replayed_B > 0
-    metrics['replay/rows'] = int((learned.rollout.length_B[replayed] > 0).sum())
+  if buffers.successes.count and next_batch.replayed_B is not None:
+    replayed = next_batch.replayed_B > 0
+    metrics['replay/rows'] = int((next_batch.rollout.length_B[replayed] > 0).sum())
     metrics['replay/prompts'] = len(buffers.successes.rollouts)
   # The device reads rewards; success rates are used on the host alone.
-  return Landed(learned._replace(success_B=None), metrics, records)
+  return Landed(next_batch._replace(success_B=None), metrics, records)
 
 
 def packed(pending: PendingStep) -> JsonObject:

@@ -137,9 +137,9 @@ class RunLogger:
     """Writes the batch of a skipped update; the end of the warning that names the files."""
     if alarm.name != 'non_finite':
       return ''
-    if pending.learned is None:
+    if pending.trained_batch is None:
       return ' The batch went with the process that this run continues.'
-    arrays, records = log_records.batch_dump(self._context, pending.learned)
+    arrays, records = log_records.batch_dump(self._context, pending.trained_batch)
     path = self._directory.write_non_finite(pending.step, arrays, records)
     return f' The batch is in {path}.npz, in words in {path}.jsonl.'
 

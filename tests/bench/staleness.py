@@ -79,7 +79,7 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
     )
     before = evaluator(state.params)[0]
     for index in range(updates + lag):
-      prompts, *more = host_step.propose(context, index)
+      prompts, *more = host_step.build_inputs(context, index)
       rollout, metrics, _ = sample(state, prompts, *more)
       pending = host_step.PendingStep(index, prompts, rollout, metrics)
       landed = host_step.land(context, pool, pending)

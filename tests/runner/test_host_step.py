@@ -160,7 +160,7 @@ def test_prompts_are_chosen_with_the_length_estimates(monkeypatch):
 
   context.tables = types.SimpleNamespace(train=Table(range(4)))
   monkeypatch.setattr(host_step.empty_records, 'empty_rollout', lambda spec: None)
-  prompts, *_ = host_step.propose(context, 5)
+  prompts, *_ = host_step.build_inputs(context, 5)
   step, slots, lengths, _, busy = context.selection.curriculum.observed
   assert len(busy) == 0
   assert (step, slots) == (5, 2) and lengths(np.array([0, 2])).tolist() == [1, 3]

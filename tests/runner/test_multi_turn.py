@@ -93,7 +93,7 @@ def run(context, count=1, state=None, batch=None, start=0, call=None):
   state = state or train_state.init_state(context.spec, context.models.policy.params)
   batch, history = batch or empty_records.empty_batch(context.spec), []
   for index in range(start, start + count):
-    prompts, *more = host_step.propose(context, index)
+    prompts, *more = host_step.build_inputs(context, index)
     state, rollout, device = call(state, batch, prompts, *more)
     landed = host_step.land(context, Pool(), host_step.PendingStep(index, prompts, rollout, device))
     batch = landed.batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import ratio_bounds, trust_region
+from jaxrl_llm.objective import clip_masks, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(
@@ -19,7 +19,7 @@ MUTANTS = {
   'lower bound': (trust_region, '[0.8] * 17', '[0.7] * 17'),
   'largest upper bound': (trust_region, '1.2 + 0.05 * i', '1.2 + 0.1 * i'),
   'gains for losses': (trust_region, '>= target * (loss', '<= target * (loss'),
-  'dual clip': (ratio_bounds, '(ratio > most)', '(ratio > 2 * most)'),
+  'dual clip': (clip_masks, '(ratio > most)', '(ratio > 2 * most)'),
 }
 
 

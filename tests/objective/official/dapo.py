@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import ratio_bounds, trust_region
+from jaxrl_llm.objective import clip_masks, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -13,7 +13,7 @@ MUTANTS = {
     'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
     'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - high, 1 + low)',
   ),
-  'no clip': (ratio_bounds, 'jnp.where(up | down, 0.0, ratio)', 'ratio'),
+  'no clip': (clip_masks, 'jnp.where(up | down, 0.0, ratio)', 'ratio'),
 }
 
 

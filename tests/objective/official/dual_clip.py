@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import ratio_bounds
+from jaxrl_llm.objective import clip_masks
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -10,8 +10,8 @@ SETTINGS = dict(
   trust_region=dict(fn='dual_clip', low=0.2, high=0.2, most=3.0), aggregation='token_mean'
 )
 MUTANTS = {
-  'gains': (ratio_bounds, 'far = (advantage < 0)', 'far = (advantage > 0)'),
-  'never': (ratio_bounds, '(ratio > most)\n', '(ratio > 9 * most)\n'),
+  'gains': (clip_masks, 'far = (advantage < 0)', 'far = (advantage > 0)'),
+  'never': (clip_masks, '(ratio > most)\n', '(ratio > 9 * most)\n'),
 }
 
 

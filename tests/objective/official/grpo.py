@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import advantage, aggregation, ratio_bounds
+from jaxrl_llm.objective import advantage, aggregation, clip_masks
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -13,7 +13,7 @@ MUTANTS = {
     'jnp.maximum(n_Px1 - 1, 1))\n  return centered / (std',
     'jnp.maximum(n_Px1, 1))\n  return centered / (std',
   ),
-  'no sign': (ratio_bounds, 'up = (advantage > 0) & (ratio > high)', 'up = ratio > high'),
+  'no sign': (clip_masks, 'up = (advantage > 0) & (ratio > high)', 'up = ratio > high'),
   'rows': (
     aggregation,
     'return mask_BxT / jnp.maximum(length_Bx1, 1) / _rows',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.objective import ratio, ratio_bounds
+from jaxrl_llm.objective import clip_masks, ratio
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -14,7 +14,7 @@ SETTINGS = dict(
 SEEDS = (0, 1)
 MUTANTS = {
   'product': (ratio, 'row_mean(token(tokens)', 'row_sum(token(tokens)'),
-  'up': (ratio_bounds, 'up = (advantage > 0)', 'up = (advantage < 0)'),
+  'up': (clip_masks, 'up = (advantage > 0)', 'up = (advantage < 0)'),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import ratio_bounds, trust_region
+from jaxrl_llm.objective import clip_masks, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(
@@ -30,12 +30,12 @@ SETTINGS = settings(0.04)
 MUTANTS = {
   'bounds never tighter': (trust_region, 'floor, roof) | (square', 'floor, 1 / floor) | (square'),
   'no sign': (
-    ratio_bounds,
+    clip_masks,
     'moved_on = beyond(log_ratio > 0, log_ratio < 0',
     'moved_on = beyond(log_ratio < 9, log_ratio < 9',
   ),
   'the token at the bound': (trust_region, '(square < level)', '(square <= level)'),
-  'first moment': (ratio_bounds, 'return log_ratio**2, moved', 'return jnp.abs(log_ratio), moved'),
+  'first moment': (clip_masks, 'return log_ratio**2, moved', 'return jnp.abs(log_ratio), moved'),
 }
 
 

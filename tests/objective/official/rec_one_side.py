@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import ratio_bounds
+from jaxrl_llm.objective import clip_masks
 from tests.objective.official import lib, trinity_core
 
 PATHS = (
@@ -18,11 +18,11 @@ SETTINGS = dict(
 SEEDS = (0, 1)
 MUTANTS = {
   'both signs alike': (
-    ratio_bounds,
+    clip_masks,
     '~beyond(ratio > high, ratio < low, advantage)',
     '(ratio <= high) & (ratio >= low)',
   ),
-  'no weight': (ratio_bounds, 'exp(log_ratio) if corrected else 1.0', '1.0'),
+  'no weight': (clip_masks, 'exp(log_ratio) if corrected else 1.0', '1.0'),
 }
 
 

@@ -28,8 +28,8 @@ MUTANTS = {
   ),
   'one side for the band': (
     trust_region,
-    'keep = ratio_bounds.within(ratio, 1 - low, 1 + high)\n  keep |=',
-    'keep = ratio_bounds.one_side(ratio, advantage, 1 - low, 1 + high)\n  keep |=',
+    'keep = clip_masks.within(ratio, 1 - low, 1 + high)\n  keep |=',
+    'keep = clip_masks.one_side(ratio, advantage, 1 - low, 1 + high)\n  keep |=',
   ),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import ratio_bounds
+from jaxrl_llm.objective import clip_masks
 from tests.objective.official import lib, trinity_core
 
 PATHS = (
@@ -18,11 +18,11 @@ SETTINGS = dict(
 SEEDS = (0, 1)
 MUTANTS = {
   'wider band': (
-    ratio_bounds,
+    clip_masks,
     '(ratio >= low) & (ratio <= high)',
     '(ratio >= low) & (ratio <= 2 * high)',
   ),
-  'weights': (ratio_bounds, 'exp(log_ratio) if corrected else 1.0', 'exp(log_ratio)'),
+  'weights': (clip_masks, 'exp(log_ratio) if corrected else 1.0', 'exp(log_ratio)'),
 }
 
 

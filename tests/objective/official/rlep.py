@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_llm import objective
-from jaxrl_llm.objective import advantage, ratio_bounds, replayed_log_probs, trust_region
+from jaxrl_llm.objective import advantage, clip_masks, replayed_log_probs, trust_region
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(
@@ -34,11 +34,11 @@ MUTANTS = {
     'rollout=batch.rollout._replace(logp_BxT=logp_BxT), replayed_B=None',
     'rollout=batch.rollout._replace(logp_BxT=logp_BxT)',
   ),
-  'no dual clip': (ratio_bounds, '(ratio > most)', '(ratio > 1e9)'),
+  'no dual clip': (clip_masks, '(ratio > most)', '(ratio > 1e9)'),
   'upper bound': (
     trust_region,
-    'return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
-    'return ratio_bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + low)',
+    'return clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
+    'return clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + low)',
   ),
   'biased std': (
     advantage,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import ratio_bounds
+from jaxrl_llm.objective import clip_masks
 from tests.objective.official import lib, trinity_core
 
 PATHS = (
@@ -17,8 +17,8 @@ SETTINGS = dict(
 )
 IDLE = ('ratio',)  # upside down it is in the same band, and it weighs nothing
 MUTANTS = {
-  'ratio': (ratio_bounds, 'exp(log_ratio) if corrected else 1.0', 'exp(log_ratio)'),
-  'one side': (ratio_bounds, 'return (ratio >= low) & (ratio', 'return (ratio >= 0) & (ratio'),
+  'ratio': (clip_masks, 'exp(log_ratio) if corrected else 1.0', 'exp(log_ratio)'),
+  'one side': (clip_masks, 'return (ratio >= low) & (ratio', 'return (ratio >= 0) & (ratio'),
 }
 
 
