@@ -15,7 +15,7 @@ import ml_collections
 from jaxrl_llm.config import paths
 from jaxrl_llm.config.schema import FIXED_FIELDS, Section
 from jaxrl_llm.config.schema import default as default
-from jaxrl_llm.types import JsonObject, JsonValue, Settings, UserError
+from jaxrl_llm.types import JsonObject, JsonValue, UserError
 
 _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # fields that are 'auto' or a bool
@@ -61,8 +61,8 @@ def _chain(name: str) -> list[JsonObject]:
   return chain
 
 
-def _read(path: str) -> Settings:
-  """What get_config() of a file returns."""
+def _read(path: str) -> dict | ml_collections.ConfigDict:
+  """The return value of get_config() in a file."""
   try:
     # An import would find a file that changed within a second in its bytecode cache.
     get_config = runpy.run_path(path).get('get_config')
@@ -143,7 +143,7 @@ def of_type(value: JsonValue, old: JsonValue, field: str) -> Any:
   return value
 
 
-def check_plain(value: JsonValue, field: str) -> None:
+def check_plain(value: JsonValue | Section | ml_collections.ConfigDict, field: str) -> None:
   """Raises UserError unless config.json can hold the value: strings, finite numbers, bools, lists and dicts of them."""
   if isinstance(value, _DICTS):
     for key, item in value.items():

@@ -13,6 +13,7 @@ Setting: TypeAlias = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
 class Section:
   """A part of the configuration: read as attributes, or as a mapping whose names are sorted."""
 

@@ -163,14 +163,14 @@ def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> No
   if not isinstance(part, _SECTIONS):
     raise UserError(f'{field}={part!r} must be a dict of: {", ".join(reference.keys())}.')
   for key, old in reference.items():
-    where, is_section = f'{field}.{key}', isinstance(old, ml_collections.ConfigDict)
+    where = f'{field}.{key}'
     if key not in part or part[key] is None:
-      example = '' if is_section else f' such as {old!r}'
+      example = '' if isinstance(old, ml_collections.ConfigDict) else f' such as {old!r}'
       raise UserError(f'{where} is missing; give it a value{example}.')
-    if not is_section:
-      of_type(part[key], old, where)
-    else:
+    if isinstance(old, ml_collections.ConfigDict):
       (_named if 'fn' in old else _complete)(part[key], old, where)
+    else:
+      of_type(part[key], old, where)
   for key in part:
     if key not in reference:
       raise UserError(f'{field}.{key} is unknown; {near(key, reference.keys())}.')
@@ -180,8 +180,8 @@ def _named(part: Any, reference: ml_collections.ConfigDict, field: str) -> None:
   """A stage and the stages in it; its settings are checked by `stages.pick`."""
   if not isinstance(part, _SECTIONS) or 'fn' not in part:
     raise UserError(f'{field}.fn is missing; give it a value such as {reference.fn!r}.')
-  if not isinstance(part.fn, str):
-    raise UserError(f'{field}.fn={part.fn!r} must be a name, such as {reference.fn!r}.')
+  if not isinstance(part['fn'], str):
+    raise UserError(f'{field}.fn={part["fn"]!r} must be a name, such as {reference.fn!r}.')
   check_plain(part, field)
   for key, old in reference.items():
     inner, where = part.get(key), f'{field}.{key}'
@@ -271,8 +271,9 @@ def _check_sampling(sampling: SamplingConfig | ml_collections.ConfigDict) -> Non
     raise UserError(f'{where}.top_k={sampling.top_k!r} must be a whole number of at least 0.')
   bounds = dict(temperature=(0, math.inf), top_p=(1e-6, 1), min_p=(0, 1))
   for name, (low, high) in bounds.items():
-    if not low <= sampling[name] <= high:
-      raise UserError(f'{where}.{name}={sampling[name]} must be from {low} to {high}.')
+    value = getattr(sampling, name)
+    if not low <= value <= high:
+      raise UserError(f'{where}.{name}={value} must be from {low} to {high}.')
 
 
 def _check_batch(c: ConfigLike) -> None:
@@ -306,7 +307,8 @@ def _check_targets(lora: LoraConfig | ml_collections.ConfigDict) -> None:
 
 
 def _check_mesh(mesh: MeshConfig | ml_collections.ConfigDict) -> None:
-  sizes = {axis: size for axis, size in mesh.items() if axis not in ('preset', 'rules')}
+  axes = (axis for axis in mesh.keys() if axis not in ('preset', 'rules'))
+  sizes = {axis: getattr(mesh, axis) for axis in axes}
   for axis, size in sizes.items():
     if not (size == -1 or size >= 1):
       raise UserError(f'config.mesh.{axis}={size} must be at least 1, or -1 for all that is left.')

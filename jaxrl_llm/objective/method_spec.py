@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -192,7 +191,7 @@ def _stage(config: ObjectiveConfig, name: str) -> Any:
   return pick(STAGES[name], config[name], f'objective.{name}')
 
 
-def _needs(stages: dict[str, Callable]) -> frozenset[str]:
+def _needs(stages: dict[str, functools.partial]) -> frozenset[str]:
   """The inputs of all stages; any old policy but `auto` declares for itself whether log-probs are recomputed."""
   others = (fn for name, fn in stages.items() if name not in ('old_policy', 'auxiliary_model'))
   needed = frozenset[str]().union(*(needs_of(fn) for fn in others if fn is not None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import types
 from collections.abc import Sequence
 
 import jax
@@ -65,8 +66,13 @@ class RunLogger:
   def __enter__(self) -> RunLogger:
     return self
 
-  def __exit__(self, *exception: BaseException | None) -> None:
-    self._stack.__exit__(*exception)
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: types.TracebackType | None,
+  ) -> None:
+    self._stack.__exit__(kind, error, traceback)
 
   def before_compilation(self) -> None:
     """Announce the first call of a start, which compiles."""
