@@ -171,7 +171,7 @@ def _stages(on_stage) -> dict:
     commit=lambda: wrap(os, 'replace', on_stage, is_commit),
     committed=lambda: wrap(c, '_retain', on_stage),
     retention=lambda: wrap(shutil, 'rmtree', on_stage, is_old),
-    propose=lambda: wrap(host_step, 'propose', on_stage),
+    propose=lambda: wrap(host_step, 'build_inputs', on_stage),
     land=lambda: wrap(host_step, 'land', on_stage),
     rollouts=lambda: wrap(run_dir.RunDirectory, 'write_rollouts', on_stage),
     half_row=lambda: half_row(on_stage),
