@@ -42,8 +42,8 @@ BUGS = {
   ),
   'swapped bounds': (
     trust_region,
-    'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
-    'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - high, 1 + low)',
+    'clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
+    'clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - high, 1 + low)',
     'dapo',
   ),
   'no clip': (clip_masks, 'jnp.where(up | down, 0.0, ratio)', 'ratio', 'grpo'),

@@ -10,8 +10,8 @@ SETTINGS = dict(trust_region=dict(fn='clip', low=0.2, high=0.28), aggregation='t
 MUTANTS = {
   'swapped bounds': (
     trust_region,
-    'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
-    'bounds.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - high, 1 + low)',
+    'clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - low, 1 + high)',
+    'clip_masks.clip(log_ratio_BxT, tokens.advantage_BxT, 1 - high, 1 + low)',
   ),
   'no clip': (clip_masks, 'jnp.where(up | down, 0.0, ratio)', 'ratio'),
 }
