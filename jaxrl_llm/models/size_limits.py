@@ -50,7 +50,7 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
       )
   if config.sliding:
     positive_int(config.window, f'{where}: sliding_window', _LIMITS['max_tokens'])
-  if config.experts:
+  if config.experts != 0:
     positive_int(config.experts, f'{where}: num_experts', 2**16)
     positive_int(config.experts_per_token, f'{where}: num_experts_per_tok', config.experts)
   for name in ('query_scale', 'attention_cap', 'logit_cap', 'sliding_rope_theta'):
