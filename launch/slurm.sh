@@ -7,7 +7,7 @@
 #
 # Run it from the clone. The clone and --workdir must lie on a file system that all nodes share. PYTHON names the
 # interpreter (.venv/bin/python, after pip install -e '.[gpu,gym]'). --dry-run prints the submission and the command.
-# The #SBATCH lines below are defaults; flags of sbatch and SBATCH_* variables override them. For one process per GPU:
+# The sbatch settings below are defaults; flags of sbatch and SBATCH_* variables override them. For one process per GPU:
 # sbatch --ntasks-per-node=8 (the number of GPUs). Processes find each other from srun's environment.
 #
 # Three minutes before the time limit, and at a preemption, SIGTERM makes the run save and exit with status 75; the job is
