@@ -160,7 +160,7 @@ TAUGHT = aside('chord', high=0.5, low=0.1, warmup=2, decay=2) | dict(
 def test_one_device_and_eight_agree_on_demonstrations_and_a_teacher(job):
   params, batch = job
   teacher = decoder.init(MODEL, 1)
-  known = dict(objective=TAUGHT, teacher=MODEL)
+  known = dict(objective=TAUGHT | dict(teacher='scratch'), teacher=MODEL)
   single, metrics = gradient(make(**known), batch, params, teacher=teacher)
   many = make(**known, devices=8, mesh=dict(data=2, fsdp=2, tensor=2))
   eight, metrics8 = gradient(many, batch, params, teacher=teacher)
