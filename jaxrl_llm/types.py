@@ -79,9 +79,6 @@ class Prompts(NamedTuple):
   context_P: Array | None = None
   # float32, the share of a known answer that it contains; None: no hints
   hint_P: Array | None = None
-  # int32 [P, T]: rows pack several prompts with their completions, numbered from 1 up, 0 for padding; each attends to
-  # itself alone, and tokens_PxL is empty; None: rows are completions of the prompts
-  segment_PxT: Array | None = None
 
 
 class Turns(NamedTuple):

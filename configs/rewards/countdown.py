@@ -11,7 +11,7 @@ targets up to 100 are ours. Prompts come in a shuffled stream, without a curricu
 Expected, by others' accounts (our notes): a 3B base model learns it, one of 0.5B does not; Qwen3-1.7B, with other
 settings, goes from 44.6 % to 67 at step 20 and 75 at step 60 (lmpo). It was not run here at that size. For a laptop,
 to see the loop (it hardly learns): --config.model=smollm2-135m --config.prompts=4 --config.learner.minibatches=1
---config.learner.microbatch_rollouts=0 --config.completion_tokens=96.
+--config.completion_tokens=96.
 """
 
 
@@ -23,7 +23,7 @@ def get_config():
     rollouts=8,
     prompt_tokens=256,
     completion_tokens=1024,
-    learner=dict(minibatches=2, microbatch_rollouts=64),
+    learner=dict(minibatches=2),
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
       trust_region=dict(fn='clip', low=0.2, high=0.2),

@@ -24,7 +24,7 @@ def get_config():
     rollouts=5,
     prompt_tokens=512,
     completion_tokens=512,
-    learner=dict(minibatches=4, microbatch_rollouts=160),
+    learner=dict(minibatches=4),
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
       trust_region=dict(fn='clip', low=0.2, high=0.2),

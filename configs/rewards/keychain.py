@@ -23,7 +23,6 @@ def get_config():
     rollouts=8,
     prompt_tokens=4096,
     completion_tokens=1024,
-    learner=dict(microbatch_rollouts=8),
     objective=dict(
       advantage=dict(fn='group_normalized', eps=1e-6),
       trust_region=dict(fn='clip', low=0.2, high=0.28),

@@ -15,7 +15,7 @@ from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
-from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.learner.step_spec import StepSpec, full_bins
 from jaxrl_llm.profiling import roofline
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
@@ -67,8 +67,8 @@ def try_mesh(config: ConfigLike, devices: Sequence[Any], mesh: dict[str, int]) -
   config = replace(typed(config), {f'mesh.{axis}': size for axis, size in mesh.items()})
   candidates: list[JsonObject] = []
   try:
-    for rows in microbatch_sizes(config, devices):
-      resized = replace(config, {'learner.microbatch_rollouts': rows})
+    for tokens in microbatch_sizes(config, devices):
+      resized = replace(config, {'learner.microbatch_tokens': tokens})
       spec = compile_report.make(resized, devices)
       candidates.append(measure(spec, candidates[0] if candidates else None))
       if 'step_s' in candidates[-1] or 'update' not in candidates[-1]:
@@ -79,14 +79,12 @@ def try_mesh(config: ConfigLike, devices: Sequence[Any], mesh: dict[str, int]) -
 
 
 def microbatch_sizes(config: Config, devices: Sequence[Any]) -> Iterator[int]:
-  """Rows of a microbatch: from all of a minibatch down by halves to one row for each shard."""
+  """Tokens of a microbatch on a device: from all of a full minibatch down by halves to those of one bin."""
   spec = compile_report.make(config, devices)
-  shards = sharding.rows_shards(spec.layout.mesh, sharding.UPDATE_ROWS)
-  rows = spec.layout.prompts * spec.layout.group // spec.update.minibatches
-  count = 1
-  while rows % count == 0 and rows // count >= shards:
-    yield rows // count
-    count *= 2
+  bins = full_bins(spec)
+  while bins:
+    yield bins * spec.update.packing.tokens
+    bins //= 2
 
 
 def measure(spec: StepSpec, previous: JsonObject | None = None) -> JsonObject:
@@ -97,11 +95,11 @@ def measure(spec: StepSpec, previous: JsonObject | None = None) -> JsonObject:
   """
   device = spec.layout.mesh.devices.flat[0]
   rows = spec.layout.prompts * spec.rollout.decode.rollouts
-  microbatch = spec.update.microbatch
+  packing_spec = spec.update.packing
   result: JsonObject = dict(
     mesh=dict(spec.layout.mesh.shape),
     rows=rows,
-    slice_rows=microbatch.prompts * microbatch.rollouts,
+    microbatch_tokens=packing_spec.bins * packing_spec.tokens,
     hbm_gib=hardware.HBM_GIB.get(device.device_kind),
     state_gib=roofline.bytes_per_device(train_state.abstract_state(spec)) / _GIB,
   )
@@ -117,7 +115,9 @@ def measure(spec: StepSpec, previous: JsonObject | None = None) -> JsonObject:
   part = compile_report.build(programs.compile_update(spec), state, batch)
   result['update'] = _summary(part)
   if part.oom:
-    return result | dict(oom=f'the update does not with slices of {result["slice_rows"]} rows')
+    return result | dict(
+      oom=f'the update does not with microbatches of {result["microbatch_tokens"]} tokens'
+    )
   result['learn'] = compile_report.update_report(spec, part.text)
   tokens_per_s, update_s = result['sampling']['tokens_per_s'], result['learn'].get('best_s')
   if tokens_per_s and update_s:
@@ -156,7 +156,7 @@ def line(candidate: JsonObject) -> str:
     return f'{mesh:32} fits: {peak:.2f} GiB; the speed of these devices is not known'
   count = math.prod(candidate['mesh'].values())
   return (
-    f'{mesh:32} {candidate["slice_rows"]:6} {peak:8.2f} '
+    f'{mesh:32} {candidate["microbatch_tokens"]:6} {peak:8.2f} '
     f'{candidate["sampling"]["tokens_per_s"] / count:12,.0f} {100 * candidate["learn"]["mfu"]:6.0f} '
     f'{candidate["step_s"]:8.1f}'
   )
@@ -165,12 +165,12 @@ def line(candidate: JsonObject) -> str:
 def table(candidates: list[JsonObject]) -> str:
   """All candidates as lines of text, and the flags that select the first."""
   head = (
-    f'{"mesh":32} {"slice":>6} {"peak GiB":>8} {"tokens/s/chip":>12} {"MFU %":>6} {"step s":>8}'
+    f'{"mesh":32} {"tokens":>6} {"peak GiB":>8} {"tokens/s/chip":>12} {"MFU %":>6} {"step s":>8}'
   )
   lines = ['', head, *map(line, candidates)]
   fastest = candidates[0]
   if 'step_s' in fastest:
     flags = [f'--config.mesh.{axis}={size}' for axis, size in fastest['mesh'].items() if size > 1]
-    flags += [f'--config.learner.microbatch_rollouts={fastest["slice_rows"]}']
+    flags += [f'--config.learner.microbatch_tokens={fastest["microbatch_tokens"]}']
     lines += ['', 'fastest: ' + ' '.join(flags), _ASSUMPTIONS]
   return '\n'.join(lines)

@@ -211,6 +211,12 @@ _GROUPS = (
     _CHOOSE,
   ),
   Row(
+    Condition('learner.passes', 'above', 1),
+    Condition('optimizer.outer'),
+    'both take several optimizer steps on a minibatch',
+    _CHOOSE,
+  ),
+  Row(
     *_SEVERAL_SLOTS,
     'both give a prompt several slots',
     _CHOOSE,

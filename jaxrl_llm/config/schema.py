@@ -40,8 +40,11 @@ class ScratchConfig(Section):
 class LearnerConfig(Section):
   """How the update is computed."""
 
-  minibatches: int = 1  # optimizer steps per batch; 1 = strictly on-policy
-  microbatch_rollouts: int = 0  # rows of one gradient-accumulation pass; 0 = the whole minibatch
+  minibatches: int = 1  # optimizer steps per pass over a batch; 1 = strictly on-policy
+  # times that a batch is learned; after the first, prompts are shuffled into other minibatches
+  passes: int = 1
+  # tokens of one gradient-accumulation pass on a device; 0 = automatic: 256 on a CPU, else 8192
+  microbatch_tokens: int = 0
   # recompute layer activations in the backward pass: True, False, or auto = not on CPU
   remat: bool | str = 'auto'
   # xla, or on TPUs splash: a kernel that does not write attention scores to memory
@@ -129,13 +132,16 @@ class ObjectiveConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Section):
-  """AdamW and its schedule."""
+  """The optimizer and its schedule."""
 
+  # adamw, adafactor, lion, muon (of the matrices in layers, adamw of the others), or your 'package.module:function',
+  # called with the schedule and those of weight_decay, b1, b2 and eps that it names
+  fn: str = 'adamw'
   learning_rate: float = 1e-5
   warmup_steps: int = 0  # optimizer steps of linear warm-up
   decay: str = 'constant'  # constant | cosine | linear, over the optimizer steps after warm-up
-  weight_decay: float = 0.0
-  b1: float = 0.9
+  weight_decay: float = 0.0  # of matrices
+  b1: float = 0.9  # of adamw, as b2 and eps; the others have optax's own
   b2: float = 0.95
   eps: float = 1e-8
   clip_norm: float = 1.0  # largest global norm of the gradient
@@ -289,8 +295,7 @@ class SftConfig(Section):
 
   steps: int = 0
   learning_rate: float = 3e-3
-  prompts: int = 64  # rows of a step
-  pack_tokens: int = 0  # of a row that several demonstrations share; 0 = one row each
+  prompts: int = 64  # demonstrations of a step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +340,11 @@ FIXED_FIELDS = {
   )
   for name, section in (('rewards', RewardsConfig), ('environment', EnvironmentConfig))
 }
+
+
+def is_stage(section: Settings, field: str) -> bool:
+  """Whether the fields of a section beside `fn` are settings of that function; `field` is its name."""
+  return 'fn' in section and field != 'config.optimizer'
 
 
 def default() -> ml_collections.ConfigDict:

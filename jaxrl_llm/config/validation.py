@@ -17,6 +17,7 @@ from jaxrl_llm.config.schema import (
   SamplingConfig,
   Section,
   default,
+  is_stage,
   replace,
   typed,
 )
@@ -78,8 +79,9 @@ def check(config: ConfigLike) -> None:
 
 # (fields, least value)
 _WHOLE_NUMBERS = (
-  (('prompt_tokens', 'rollouts', 'learner.minibatches', 'monitoring.rollouts_every'), 1),
-  (('steps', 'prompts', 'seed', 'learner.microbatch_rollouts', 'monitoring.rollouts_tokens'), 0),
+  (('prompt_tokens', 'rollouts', 'learner.minibatches', 'learner.passes'), 1),
+  (('monitoring.rollouts_every',), 1),
+  (('steps', 'prompts', 'seed', 'learner.microbatch_tokens', 'monitoring.rollouts_tokens'), 0),
   (('completion_tokens',), 2),
   (
     tuple(
@@ -97,7 +99,7 @@ _WHOLE_NUMBERS = (
   (('curriculum.slots_per_prompt', 'optimizer.max_skipped'), 1),
   (('data.size', 'data.seed', 'evaluation.every', 'evaluation.prompts', 'evaluation.samples'), 0),
   (('checkpoint.every', 'checkpoint.keep', 'sft.prompts'), 1),
-  (('processes.same_every', 'lora.rank', 'sft.steps', 'sft.pack_tokens'), 0),
+  (('processes.same_every', 'lora.rank', 'sft.steps'), 0),
 )
 _POSITIVE = (
   *('temperature', 'optimizer.learning_rate', 'optimizer.clip_norm', 'optimizer.eps'),
@@ -168,7 +170,7 @@ def _complete(part: Any, reference: ml_collections.ConfigDict, field: str) -> No
       example = '' if isinstance(old, ml_collections.ConfigDict) else f' such as {old!r}'
       raise UserError(f'{where} is missing; give it a value{example}.')
     if isinstance(old, ml_collections.ConfigDict):
-      (_named if 'fn' in old else _complete)(part[key], old, where)
+      (_named if is_stage(old, where) else _complete)(part[key], old, where)
     else:
       of_type(part[key], old, where)
   for key in part:
@@ -247,7 +249,7 @@ def _check_settings(part: Any, reference: ml_collections.ConfigDict, field: str)
   for key, old in reference.items():
     if isinstance(old, ml_collections.ConfigDict):
       _check_settings(part[key], old, f'{field}.{key}')
-  for key, value in part.items() if 'fn' in reference else ():
+  for key, value in part.items() if is_stage(reference, field) else ():
     bound = _RANGE_OF.get(f'{part.fn}.{key}') or _RANGE_OF.get(key)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if bound and number and not bound[1](value):
@@ -277,22 +279,17 @@ def _check_sampling(sampling: SamplingConfig | ml_collections.ConfigDict) -> Non
 
 
 def _check_batch(c: ConfigLike) -> None:
-  """Minibatches divide the prompts, and microbatches the rows of a minibatch."""
+  """Minibatches divide the prompts, and a microbatch has room for the longest row."""
   if c.prompts % c.learner.minibatches:
     raise UserError(
       f'config.learner.minibatches={c.learner.minibatches} does not divide '
       f'config.prompts={c.prompts}; choose a divisor.'
     )
-  replayed = c.replay.reuse.get('count', 0)  # these rows are learned, too
-  group = c.rollouts + (replayed if isinstance(replayed, int) else 0)
-  rows, microbatch = c.prompts * group // c.learner.minibatches, c.learner.microbatch_rollouts
-  # prompts = 0 is automatic and gives rows = 0 here: only the second condition can fail.
-  if microbatch and (rows % microbatch or (microbatch % group and group % microbatch)):
-    count = c.replay.reuse.get('count')
-    more = '' if count is None else f' + config.replay.reuse.count={count}'
+  tokens, longest = c.learner.microbatch_tokens, c.prompt_tokens + c.completion_tokens - 1
+  if tokens and tokens < longest:
     raise UserError(
-      f'config.learner.microbatch_rollouts={microbatch} must divide the {rows} rows of a minibatch, and be '
-      f'a multiple or a divisor of config.rollouts={c.rollouts}{more}; 0 takes all rows at once.'
+      f'config.learner.microbatch_tokens={tokens} is less than the longest row, config.prompt_tokens='
+      f'{c.prompt_tokens} + config.completion_tokens={c.completion_tokens} - 1; set it to at least {longest}, or to 0.'
     )
 
 

@@ -1,13 +1,13 @@
-"""Demonstrations for a supervised start, one per row or packed, and for losses beside RL."""
+"""Demonstrations for a supervised start, and for losses beside RL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxrl_llm.data.pipeline import Tokenizer, pad_rows
-from jaxrl_llm.types import STOPPED, Prompts, Rollout, Row, Turns, UserError
+from jaxrl_llm.types import STOPPED, Rollout, Row, UserError
 
 _COLUMNS = (
   'solution',
@@ -28,46 +28,6 @@ def answer_tokens(
   return pad_rows(
     [_demonstration_tokens(row, tokenizer, completion_tokens) for row in rows], completion_tokens
   )
-
-
-def pack_demonstrations(
-  rows: Iterable[tuple[np.ndarray, Row]],
-  tokenizer: Tokenizer,
-  completion_tokens: int,
-  size: int,
-  width: int,
-) -> tuple[Prompts, Rollout, int]:
-  """Packs prompts (token ids) with their demonstrations into rows of `width` tokens, first fit, until one does not fit.
-
-  Returns `size` rows as completions without a prompt, and the number of packed demonstrations. Segments number the
-  demonstrations of a row; prompts are environment tokens, demonstrations are turn 0. Raises UserError as
-  `answer_tokens` does, and for a prompt with demonstration that is longer than a row.
-  """
-  tokens_BxT, segment_BxT, turn_BxT = (np.zeros((size, width), np.int32) for _ in range(3))
-  length_B, segments_B = np.zeros(size, np.int32), np.zeros(size, np.int32)
-  turn_BxT -= 1
-  for prompt, row in rows:
-    answer = _demonstration_tokens(row, tokenizer, completion_tokens)
-    tokens = np.concatenate([prompt, answer])
-    fits = np.flatnonzero(length_B + len(tokens) <= width)
-    if len(tokens) > width:
-      raise UserError(
-        f'config.sft.pack_tokens={width} is less than the {len(tokens)} tokens of row {row.id} with its '
-        f'answer; raise it.'
-      )
-    if not len(fits):
-      break
-    b, start = fits[0], length_B[fits[0]]
-    segments_B[b] += 1
-    length_B[b] = end = start + len(tokens)
-    tokens_BxT[b, start:end], segment_BxT[b, start:end] = tokens, segments_B[b]
-    turn_BxT[b, start + len(prompt) : end] = 0
-  rollout = as_rollout(tokens_BxT, length_B)
-  turns = Turns(turn_BxT, np.zeros_like(rollout.logp_BxT), segment_BxT, np.zeros(size, np.int8))
-  zeros_B = np.zeros(size, np.int32)
-  prompts = Prompts(zeros_B[:, None], zeros_B, zeros_B, zeros_B, zeros_B.astype(np.float32))
-  prompts = prompts._replace(segment_PxT=segment_BxT.copy())
-  return prompts, rollout._replace(turns=turns), int(segments_B.sum())
 
 
 def _demonstration_tokens(row: Row, tokenizer: Tokenizer, completion_tokens: int) -> np.ndarray:

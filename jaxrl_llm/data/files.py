@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.config import extras
 from jaxrl_llm.data.row_formats import to_row
 from jaxrl_llm.data.tasks import question_key
 from jaxrl_llm.types import JsonObject, JsonValue, Row, UserError
@@ -156,7 +157,7 @@ def _parquet(path: str, field: str) -> Iterator[JsonObject]:
   try:
     from pyarrow import parquet
   except ImportError as error:
-    raise UserError(f'{field}={path!r} {_MISSING.format("pyarrow")}') from error
+    raise UserError(f'{field}={path!r} {_missing("pyarrow")}') from error
   if not os.path.isfile(path):
     raise UserError(f'{field}={path!r} is no file; give the path of a Parquet file.')
   try:
@@ -167,7 +168,8 @@ def _parquet(path: str, field: str) -> Iterator[JsonObject]:
     raise UserError(f'{field}={path!r} cannot be read as Parquet ({error}); check it.') from error
 
 
-_MISSING = "needs {}; install the extra: pip install 'jaxrl_llm[data]'."
+def _missing(package: str) -> str:
+  return f'needs {package}; install the extra: {extras.install("data")}.'
 
 
 def _is_saved_dataset(path: str) -> bool:
@@ -212,7 +214,7 @@ def _datasets(where: str) -> Any:
   try:
     import datasets
   except ImportError as error:
-    raise UserError(f'{where} {_MISSING.format("datasets")}') from error
+    raise UserError(f'{where} {_missing("datasets")}') from error
   if int(datasets.__version__.partition('.')[0]) < 4:
     raise UserError(
       f'{where} needs datasets 4 or later, which runs no code of a data set; installed is {datasets.__version__}; '

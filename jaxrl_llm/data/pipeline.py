@@ -61,11 +61,30 @@ class PromptTable:
     return Prompts(tokens_PxL, length_P, index_P, born_P, np.zeros(len(index_P), np.float32))
 
 
-def load(config: Config, tokenizer: Tokenizer) -> Tables:
+class RowSets(NamedTuple):
+  """The rows of a source, without a common question."""
+
+  train: Sequence[Row]
+  held_out: Sequence[Row]  # may have no rows
+
+
+def load(config: Config, tokenizer: Tokenizer, rows: RowSets | None = None) -> Tables:
   """Returns the training table of config.data, and the held-out table of at most config.evaluation.prompts rows.
 
-  Raises UserError for an unknown source, errors of the source, an invalid template, and where all prompts are longer
-  than config.prompt_tokens.
+  `rows` are those of `load_rows`. Raises UserError as `load_rows` does, and where all prompts are longer than
+  config.prompt_tokens.
+  """
+  train, held_out = rows or load_rows(config)
+  return Tables(
+    make_table(train, config.data, config.prompt_tokens, tokenizer),
+    make_table(held_out, config.data, config.prompt_tokens, tokenizer),
+  )
+
+
+def load_rows(config: Config) -> RowSets:
+  """Reads the rows of config.data; no tokenizer is needed.
+
+  Raises UserError for an unknown source, errors of the source, and an invalid template.
   """
   data, valid = config.data, choices(sources)
   if data.source not in valid:
@@ -73,11 +92,7 @@ def load(config: Config, tokenizer: Tokenizer) -> Tables:
       f'config.data.source={data.source!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
     )
   _check_template(data.template)
-  train, held_out = valid[data.source](data, config.evaluation.prompts)
-  return Tables(
-    make_table(train, data, config.prompt_tokens, tokenizer),
-    make_table(held_out, data, config.prompt_tokens, tokenizer),
-  )
+  return RowSets(*valid[data.source](data, config.evaluation.prompts))
 
 
 def make_table(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from jaxrl_llm.config import extras
 from jaxrl_llm.config.loading import near
 from jaxrl_llm.data import digits as operations
 from jaxrl_llm.data import files as readers
@@ -41,8 +42,7 @@ def gym(data: DataConfig, held_out: int) -> tuple[list[Row], list[Row]]:
     from reasoning_gym.factory import DATASETS
   except ImportError as error:
     raise UserError(
-      "config.data.source='gym' needs reasoning-gym; install the extra: "
-      "pip install 'jaxrl_llm[gym]'."
+      f"config.data.source='gym' needs reasoning-gym; install the extra: {extras.install('gym')}."
     ) from error
 
   listed = list(data.tasks) or _GYM_DEFAULT

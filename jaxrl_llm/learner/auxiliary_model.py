@@ -10,19 +10,20 @@ import optax
 
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import (
+  Microbatch,
+  accumulate,
+  all_log_probs,
   by_row,
-  hidden_states,
-  join_microbatches,
-  log_probs,
-  microbatched_log_probs,
-  microbatches,
+  pack,
+  packed_hidden_states,
+  packed_log_probs,
+  packed_scores,
   reference_weights,
-  without_routes,
 )
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.objective.auxiliary_loss import AuxiliaryModel, AuxiliaryTargets
 from jaxrl_llm.objective.token_inputs import batch_mean
-from jaxrl_llm.types import Batch, Metrics, Params, Prompts, TrainState
+from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
 
 class State(NamedTuple):
@@ -83,16 +84,16 @@ def _auxiliary(spec: StepSpec) -> AuxiliaryModel:
 def outputs(spec: StepSpec, params: Params, batch: Batch) -> jax.Array:
   """Values, or log-probabilities, [B, T] of a minibatch, by microbatch and without a gradient."""
   params = jax.lax.stop_gradient(params)
-  prompts, tokens, *_ = microbatches(spec, batch, None)
-  output = jax.lax.map(lambda x: _output(spec, params, *x), (prompts, tokens))
-  return join_microbatches(spec, output)
+  packed = pack(spec, batch).without_routes()
+  return packed_scores(spec, packed, lambda microbatch: (_output(spec, params, microbatch),))[0]
 
 
-def _output(spec: StepSpec, params: Params, prompts: Prompts, tokens_BxT: jax.Array) -> jax.Array:
+def _output(spec: StepSpec, params: Params, microbatch: Microbatch) -> jax.Array:
+  """Values, or log-probabilities, [Z, U] of the predicted tokens."""
   if _auxiliary(spec).signal_kind == 'process':
-    return log_probs(spec, params['decoder'], prompts, tokens_BxT)[0]
-  hidden_BxTxD = hidden_states(spec, params['decoder'], prompts, tokens_BxT).astype(jnp.float32)
-  return hidden_BxTxD @ params['value']['kernel'] + params['value']['bias']
+    return packed_log_probs(spec, params['decoder'], microbatch)[0]
+  hidden_ZxUxD = packed_hidden_states(spec, params['decoder'], microbatch).astype(jnp.float32)
+  return hidden_ZxUxD @ params['value']['kernel'] + params['value']['bias']
 
 
 def _base_log_probs(spec: StepSpec, state: TrainState, minibatches: Batch) -> jax.Array | None:
@@ -100,8 +101,8 @@ def _base_log_probs(spec: StepSpec, state: TrainState, minibatches: Batch) -> ja
   base = _auxiliary(spec).base
   if base == 'reference':
     weights = reference_weights(state)
-    score = lambda x: microbatched_log_probs(spec, weights, without_routes(by_row(x)))[0]  # noqa: E731
-    return jax.lax.map(score, minibatches)
+    packed = lambda x: pack(spec, by_row(x)).without_routes()  # noqa: E731
+    return jax.lax.map(lambda x: all_log_probs(spec, weights, packed(x))[0], minibatches)
   if base == 'behavior':
     return jax.lax.map(lambda x: by_row(x).rollout.logp_BxT, minibatches)
   return None
@@ -141,20 +142,20 @@ def _train_minibatch(
     c_BxT, minibatch_sums = slope(outputs(spec, current.params, batch), targets, group)
     targets = targets._replace(c_BxT=c_BxT)
 
-  def microbatch_loss(params, prompts, tokens_BxT, length_B, targets):
-    del length_B
-    output_BxT = _output(spec, params, prompts, tokens_BxT)
+  def microbatch_loss(params, microbatch, targets):
+    output_BxT = microbatch.to_rows(_output(spec, params, microbatch))
     if targets.c_BxT is None:
       return auxiliary.loss(output_BxT, targets, group)
     return jnp.where(targets.mask_BxT > 0, targets.c_BxT * output_BxT, 0.0).sum(), {}
 
-  def accumulate(total, microbatch):
-    grads_and_sums = jax.grad(microbatch_loss, has_aux=True)(current.params, *microbatch)
-    return jax.tree.map(jnp.add, total, grads_and_sums), None
+  def add(total, microbatch, targets):
+    grads_and_sums = jax.grad(microbatch_loss, has_aux=True)(current.params, microbatch, targets)
+    return jax.tree.map(jnp.add, total, grads_and_sums)
 
   sums = {} if auxiliary.compares_rows else auxiliary.loss(targets.mask_BxT, targets, group)[1]
   zeros = jax.tree.map(jnp.zeros_like, (current.params, sums))
-  (grads, sums), _ = jax.lax.scan(accumulate, zeros, microbatches(spec, batch, targets))
+  packed = pack(spec, batch).without_routes()
+  grads, sums = accumulate(spec, packed, targets, add, zeros)
   norm = optax.tree.norm(grads)
   trained = jax.lax.cond(
     jnp.isfinite(norm) & (batch.rollout.length_B.sum() > 0),

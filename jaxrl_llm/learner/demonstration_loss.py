@@ -9,15 +9,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import (
-  log_probs,
-  microbatched_log_probs,
-  microbatches,
+  Microbatch,
+  accumulate,
+  all_log_probs,
+  pack,
+  packed_log_probs,
   policy_weights,
   reference_weights,
 )
 from jaxrl_llm.learner.step_spec import StepSpec, demonstration_spec
 from jaxrl_llm.objective.sft_loss import TokenWeight
-from jaxrl_llm.types import Batch, Metrics, Params, Prompts, TrainState
+from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
 
 class PlannedDemonstrations(NamedTuple):
@@ -48,30 +50,28 @@ def add_gradient(
   demonstrations: PlannedDemonstrations | None,
   grads: Params,
 ) -> tuple[Params, Metrics]:
-  """`grads` plus the gradient of the demonstrations, in microbatches of one row a prompt; and metrics."""
+  """`grads` plus the gradient of the demonstrations that count; and metrics."""
   if demonstrations is None or batch.demo is None:
     return grads, {}
   terms, token_weight, share = demonstrations
-  # Their prompts are encoded a second time, in microbatches no larger than those of the rollouts.
-  single = demonstration_spec(spec, batch.prompts.length_P.shape[0])
+  # Their prompts are encoded a second time.
+  single = demonstration_spec(spec)
   demo_batch = batch._replace(rollout=batch.demo, demo=None)
+  packed = pack(single, demo_batch, (terms.mask_PxT > 0).any(1))
   if 'demo_reference' in spec.objective.method.needs:
-    reference_PxT = microbatched_log_probs(single, reference_weights(state), demo_batch)[0]
+    reference_PxT = all_log_probs(single, reference_weights(state), packed.without_routes())[0]
     terms = objective.fill_behavior(terms, reference_PxT)
 
-  def accumulate(carry, microbatch):
+  def add(total, microbatch, terms):
 
     def loss(params):
       weights = policy_weights(spec, state.base, params)
-      return demonstration_loss(single, token_weight, weights, *microbatch)
+      return demonstration_loss(single, token_weight, weights, microbatch, terms)
 
-    grads_and_loss = jax.grad(loss, has_aux=True)(state.params)
-    return jax.tree.map(jnp.add, carry, grads_and_loss), None
+    return jax.tree.map(jnp.add, total, jax.grad(loss, has_aux=True)(state.params))
 
   start = grads, jnp.float32(0)
-  (grads, negative_logp), _ = jax.lax.scan(
-    accumulate, start, microbatches(single, demo_batch, terms)
-  )
+  grads, negative_logp = accumulate(single, packed, terms, add, start)
   loss = negative_logp / jnp.maximum(terms.mask_PxT.sum(), 1)
   return grads, {'actor/sft_loss': loss, 'actor/sft_share': share}
 
@@ -80,14 +80,11 @@ def demonstration_loss(
   spec: StepSpec,
   token_weight: TokenWeight,
   params: Params,
-  prompts: Prompts,
-  tokens_PxT: jax.Array,
-  length_P: jax.Array,
+  microbatch: Microbatch,
   terms: objective.DemonstrationTerms,
 ) -> tuple[jax.Array, jax.Array]:
   """−Σ c·log π of a microbatch of demonstrations, and −Σ log π of their tokens without a gradient."""
-  del length_P  # part of the mask
-  logp_PxT, _ = log_probs(spec, params, prompts, tokens_PxT)
+  logp_PxT = microbatch.to_rows(packed_log_probs(spec, params, microbatch)[0])
   c_PxT = objective.demonstration_coefficients(token_weight, terms, logp_PxT)
   logp_PxT = jnp.where(terms.mask_PxT > 0, logp_PxT, 0.0)
   return -(c_PxT * logp_PxT).sum(), jax.lax.stop_gradient(-logp_PxT.sum())

@@ -1,21 +1,25 @@
-"""How a batch is divided into minibatches and microbatches, and forward passes over a minibatch by microbatch."""
+"""Forward passes of the update: the learned rows of a minibatch in packed microbatches, and single rows."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import lora
+from jaxrl_llm.learner import lora, packing
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.models import logprob, quantized, shared_prompt_forward
+from jaxrl_llm.models import decoder, logprob, quantized, shared_prompt_forward
 from jaxrl_llm.types import Batch, Params, Prompts, TrainState
 
 Tree = TypeVar('Tree')
+Total = TypeVar('Total')
 
 
 def policy_weights(spec: StepSpec, base: Params, params: Params) -> Params:
@@ -45,37 +49,248 @@ def by_row(batch: Batch) -> Batch:
   return jax.tree.map(row, rows)._replace(prompts=batch.prompts, demo=batch.demo)
 
 
-def microbatches(
-  spec: StepSpec, batch: Batch, arrays: Tree
-) -> tuple[Prompts, jax.Array, jax.Array, Tree]:
-  """(prompts, tokens, lengths, arrays) of a minibatch as [M, …]: M microbatches.
+class PackedBatch(NamedTuple):
+  """A minibatch and the plan of passes over some of its rows; arrays lead with Z shards of rows."""
 
-  `arrays` is any tree of arrays [B, …]. Microbatch m takes every M-th group, so that rows stay on their device.
+  plan: packing.Plan
+  rows: packing.Rows
+  prompt_ZxPxL: jax.Array  # int32, tokens
+  completion_ZxBxT: jax.Array  # int32, tokens
+  expert_ZxBxTxNxk: jax.Array | None
+  order_P: jax.Array  # int32, the prompts in the order of the shards
+  microbatches: jax.Array  # int32 []
+
+  def without_routes(self) -> PackedBatch:
+    """The same rows for weights that did not sample them: their own routers choose the experts."""
+    return self._replace(expert_ZxBxTxNxk=None)
+
+
+class Microbatch(NamedTuple):
+  """One pass: the layout of its tokens, and what the model reads. R = Z·N bins."""
+
+  layout: packing.Layout  # arrays lead with Z
+  tokens_RxS: jax.Array
+  target_ZxU: jax.Array  # int32, the predicted tokens
+  expert_RxSxNxk: jax.Array | None  # int32, −1 where the router chooses
+  identity_RxS: jax.Array  # int32, a number for each token of the minibatch, which keys its noise
+
+  def take_rows(self, arrays: Tree) -> Tree:
+    """The rows [Z·F, …] of arrays [Z, B, …]; 0 in places without a row."""
+    take = jax.vmap(lambda x_B, row_F: x_B.at[row_F].get(mode='fill', fill_value=0))
+    return jax.tree.map(lambda x_ZxB: _merge(take(x_ZxB, self.layout.row_F)), arrays)
+
+  def to_rows(self, x_ZxU: jax.Array) -> jax.Array:
+    """Values of predicted tokens as [Z·F, T], 0 after the end of a row."""
+    index_ZxFxT = self.layout.index_FxT
+    Z, F, T = index_ZxFxT.shape
+    x_ZxFT = jnp.take_along_axis(x_ZxU, index_ZxFxT.reshape(Z, F * T), axis=1)
+    return jnp.where(self.is_real, x_ZxFT.reshape(Z * F, T), 0)
+
+  def to_tokens(self, x_RxT: jax.Array) -> jax.Array:
+    """The inverse of `to_rows`: [Z, U], 0 where no token is predicted."""
+    Z, U = self.target_ZxU.shape
+    x_ZxFxT = x_RxT.reshape(Z, -1, x_RxT.shape[1])
+    pick = jax.vmap(lambda x, row, place: x[row, place])
+    x_ZxU = pick(x_ZxFxT, self.layout.predicted_row_U, self.layout.predicted_place_U)
+    return jnp.where(jnp.arange(U)[None] < self.layout.used[:, None], x_ZxU, 0)
+
+  @property
+  def is_real(self) -> jax.Array:
+    """Whether a token of a row exists: bool [Z·F, T]."""
+    return _merge(self.layout.is_real_FxT)
+
+
+def pack(spec: StepSpec, batch: Batch, learned_B: jax.Array | None = None) -> PackedBatch:
+  """The rows of a minibatch that `learned_B` selects, all by default, ready for passes over them.
+
+  With several shards, prompts are dealt so that each shard has about equally many tokens.
   """
-  p, g = spec.update.microbatch
-  repeats = spec.layout.group // g
-
-  def groups(x):  # [P, …] → [M, p, …], with a prompt repeated for each part of its group
-    x = jnp.repeat(x, repeats, axis=0)
-    return x.reshape(p, x.shape[0] // p, *x.shape[1:]).swapaxes(0, 1)
-
-  def rows(x):  # [B, …] → [M, p·g, …]
-    x = x.reshape(p, x.shape[0] // (p * g), g, *x.shape[1:]).swapaxes(0, 1)
-    return x.reshape(x.shape[0], p * g, *x.shape[3:])
-
-  rollout = batch.rollout
-  return (
-    jax.tree.map(groups, batch.prompts),
-    rows(rollout.tokens_BxT),
-    rows(rollout.length_B),
-    jax.tree.map(rows, arrays),
+  length_B, prompts = batch.rollout.length_B, batch.prompts
+  rows = packing.Rows(
+    prompts.length_P, length_B, length_B > 0 if learned_B is None else learned_B.astype(bool)
+  )
+  shards = sharding.rows_shards(spec.layout.mesh, sharding.UPDATE_ROWS)
+  expert_BxTxNxk = batch.rollout.expert_BxTxNxk
+  if shards == 1 or expert_BxTxNxk is not None:  # recorded experts are too large to exchange
+    order_P = jnp.arange(prompts.length_P.shape[0])
+  else:
+    order_P = packing.deal(shards, rows)
+  split = functools.partial(_split, spec, order_P)
+  rows_Z = packing.Rows(*map(split, rows))
+  plan = jax.vmap(functools.partial(packing.make_plan, spec.update.packing))(rows_Z)
+  return PackedBatch(
+    plan,
+    rows_Z,
+    split(prompts.tokens_PxL),
+    split(batch.rollout.tokens_BxT),
+    None if expert_BxTxNxk is None else split(expert_BxTxNxk),
+    order_P,
+    -(-plan.bins.max() // spec.update.packing.bins),
   )
 
 
-def join_microbatches(spec: StepSpec, x: jax.Array) -> jax.Array:
-  """[M, rows of a microbatch, T] as [B, T], in the order of the minibatch."""
-  p, g = spec.update.microbatch
-  return x.reshape(-1, p, g, x.shape[-1]).swapaxes(0, 1).reshape(-1, x.shape[-1])
+def accumulate(
+  spec: StepSpec,
+  packed: PackedBatch,
+  arrays: Tree,
+  add: Callable[[Total, Microbatch, Tree], Total],
+  start: Total,
+) -> Total:
+  """`start` after `add(total, microbatch, arrays of its rows)` for every microbatch.
+
+  `arrays` is any tree of arrays [B, …]; those of a microbatch are [Z·F, …], 0 in places without a row.
+  """
+  by_shard = jax.tree.map(functools.partial(_split, spec, packed.order_P), arrays)
+
+  def body(number, total):
+    microbatch = take_microbatch(spec, packed, number)
+    return add(total, microbatch, microbatch.take_rows(by_shard))
+
+  return jax.lax.fori_loop(0, packed.microbatches, body, start)
+
+
+def take_microbatch(spec: StepSpec, packed: PackedBatch, number: jax.Array) -> Microbatch:
+  """Microbatch `number` [] of a packed minibatch."""
+  size = spec.update.packing
+  (Z, P, L), (B, T) = packed.prompt_ZxPxL.shape, packed.completion_ZxBxT.shape[1:]
+
+  def one_shard(rows, plan, prompt_PxL, completion_BxT, expert_BxTxNxk, shard):
+    layout = packing.lay_out(size, rows, plan, number, T)
+    prompt, row, place = layout.column_prompt_NxS, layout.column_row_NxS, layout.place_NxS
+    is_prompt = layout.is_prompt_NxS
+    # `place` is one of a prompt or of a completion, and beyond the end of the other.
+    in_prompt, in_row = jnp.minimum(place, L - 1), jnp.minimum(place, T - 1)
+    tokens = jnp.where(is_prompt, prompt_PxL[prompt, in_prompt], completion_BxT[row, in_row])
+    predicted_row_U = jnp.minimum(layout.row_F[layout.predicted_row_U], B - 1)
+    target_U = completion_BxT[predicted_row_U, layout.predicted_place_U]
+    expert = None
+    if expert_BxTxNxk is not None:
+      expert = expert_BxTxNxk[row, in_row].astype(jnp.int32)
+      expert = jnp.where(is_prompt[..., None, None], -1, expert)
+    # By prompt in the order of the minibatch, so that no plan changes a token's number.
+    prompt = packed.order_P.reshape(Z, P)[shard][prompt]
+    row = prompt * rows.group + row % rows.group
+    identity = jnp.where(is_prompt, prompt * L + place, Z * P * L + row * T + place)
+    return layout, tokens, target_U, expert, identity
+
+  layout, tokens, target_ZxU, expert, identity = jax.vmap(one_shard)(
+    packed.rows,
+    packed.plan,
+    packed.prompt_ZxPxL,
+    packed.completion_ZxBxT,
+    packed.expert_ZxBxTxNxk,
+    jnp.arange(Z),
+  )
+  expert = None if expert is None else _merge(expert)
+  return Microbatch(layout, _merge(tokens), target_ZxU, expert, _merge(identity))
+
+
+def packed_log_probs(
+  spec: StepSpec,
+  params: Params,
+  microbatch: Microbatch,
+  noise: tuple[jax.Array, jax.Array] | None = None,
+  top: int = 0,
+) -> tuple[jax.Array, ...]:
+  """Log-probability and entropy [Z, U] of the predicted tokens of a microbatch.
+
+  `noise` is a standard deviation per layer and a key; `top` that of `logprob.token_logp`. With `update.quantize`
+  kernels are rounded. The gradient is that of rows with a prompt each.
+  """
+  if spec.update.quantize:
+    params = quantized.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
+  return logprob.token_logp(
+    spec.model.config,
+    params,
+    packed_hidden_states(spec, params, microbatch, noise),
+    microbatch.target_ZxU,
+    temperature=spec.rollout.decode.temperature,
+    chunk_tokens=spec.model.head_chunk_tokens,
+    dtype=spec.model.dtype,
+    top=top,
+    used=microbatch.layout.used.max(),
+  )
+
+
+def packed_hidden_states(
+  spec: StepSpec,
+  params: Params,
+  microbatch: Microbatch,
+  noise: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array:
+  """The hidden state [Z, U, D] that predicts each predicted token."""
+  layout, tokens_RxS = microbatch.layout, microbatch.tokens_RxS
+  copy_RxS, part_RxS = _merge(layout.copy_NxS), _merge(layout.part_NxS)
+  attend = spec.update.attention
+  if attend is not None:
+    attend = functools.partial(attend, segment_BxQ=copy_RxS)
+  hidden_RxSxD, *_ = decoder.apply(
+    spec.model.config,
+    params,
+    tokens_RxS,
+    _merge(layout.position_NxS),
+    attention_mask(copy_RxS, part_RxS),
+    dtype=spec.model.dtype,
+    remat=spec.update.remat,
+    noise=None if noise is None else decoder.Noise(*noise, microbatch.identity_RxS),
+    gather=sharding.layer_gather(spec.layout.mesh, spec.layout.rules),
+    expert_BxQxNxk=microbatch.expert_RxSxNxk,
+    attend=attend,
+  )
+  Z, D = microbatch.target_ZxU.shape[0], hidden_RxSxD.shape[-1]
+  hidden_ZxNSxD = hidden_RxSxD.reshape(Z, -1, D)
+  return jnp.take_along_axis(hidden_ZxNSxD, layout.source_U[..., None], axis=1)
+
+
+def attention_mask(copy_RxS: jax.Array, part_RxS: jax.Array) -> jax.Array:
+  """Bool [R, S, S]: a token attends to its copy of the prompt and to its own completion, up to itself."""
+  S = copy_RxS.shape[1]
+  same_copy = copy_RxS[:, :, None] == copy_RxS[:, None, :]
+  part_of_key = part_RxS[:, None, :]
+  visible = (part_of_key == 0) | (part_of_key == part_RxS[:, :, None])
+  return same_copy & visible & (copy_RxS[:, None, :] > 0) & jnp.tril(jnp.ones((1, S, S), bool))
+
+
+def packed_scores(
+  spec: StepSpec,
+  packed: PackedBatch,
+  score: Callable[[Microbatch], tuple[jax.Array, ...]],
+) -> tuple[jax.Array, ...]:
+  """`score`, arrays [Z, U] of a microbatch, for all of them as arrays [B, T]: 0 in rows that are not planned."""
+  Z, B, T = packed.completion_ZxBxT.shape
+
+  def add(total, microbatch, _):
+    def write(x_ZxBxT, x_ZxU):
+      rows = microbatch.to_rows(x_ZxU).reshape(Z, -1, T)
+      put = jax.vmap(lambda x_BxT, row_F, x_FxT: x_BxT.at[row_F].set(x_FxT, mode='drop'))
+      return put(x_ZxBxT, microbatch.layout.row_F, rows)
+
+    return tuple(map(write, total, score(microbatch)))
+
+  first = jax.eval_shape(lambda: score(take_microbatch(spec, packed, jnp.int32(0))))
+  start = tuple(jnp.zeros((Z, B, T), x.dtype) for x in first)
+  scores = accumulate(spec, packed, (), add, start)
+  P = packed.order_P.shape[0]
+
+  def restore(x):
+    blank = jnp.zeros((P, Z * B // P, T), x.dtype)
+    return blank.at[packed.order_P].set(x.reshape(P, -1, T)).reshape(Z * B, T)
+
+  return tuple(map(restore, scores))
+
+
+def all_log_probs(
+  spec: StepSpec,
+  params: Params,
+  packed: PackedBatch,
+  noise: tuple[jax.Array, jax.Array] | None = None,
+  top: int = 0,
+) -> tuple[jax.Array, ...]:
+  """`packed_log_probs` of all planned rows, each result [B, T], without a gradient."""
+  params = jax.lax.stop_gradient(params)
+  return packed_scores(
+    spec, packed, lambda microbatch: packed_log_probs(spec, params, microbatch, noise, top)
+  )
 
 
 def log_probs(
@@ -83,76 +298,31 @@ def log_probs(
   params: Params,
   prompts: Prompts,
   tokens_BxT: jax.Array,
-  noise: tuple[jax.Array, jax.Array] | None = None,
-  top: int = 0,
   expert_BxTxNxk: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-  """Log-probability and entropy [B, T] of completions, whose prompts are encoded once for all their rows.
-
-  The gradient is that of repeated prompts, with B / P times fewer prompt tokens. `noise` and `expert_BxTxNxk` are
-  arguments of `decoder.apply`, `top` of `logprob.token_logp`. With `update.quantize` kernels are rounded.
-  """
+  """Log-probability and entropy [B, T] of whole rows, without a plan."""
   if spec.update.quantize:
     params = quantized.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
-  return logprob.token_logp(
-    spec.model.config,
-    params,
-    hidden_states(spec, params, prompts, tokens_BxT, noise, expert_BxTxNxk),
-    tokens_BxT,
-    temperature=spec.rollout.decode.temperature,
-    chunk_tokens=spec.model.head_chunk_tokens,
-    dtype=spec.model.dtype,
-    top=top,
-  )
-
-
-def hidden_states(
-  spec: StepSpec,
-  params: Params,
-  prompts: Prompts,
-  tokens_BxT: jax.Array,
-  noise: tuple[jax.Array, jax.Array] | None = None,
-  expert_BxTxNxk: jax.Array | None = None,
-) -> jax.Array:
-  """The hidden state [B, T, D] that predicts each token."""
-  return shared_prompt_forward.hidden(
+  hidden_BxTxD = shared_prompt_forward.hidden(
     spec.model.config,
     params,
     prompts,
     tokens_BxT,
     dtype=spec.model.dtype,
     remat=spec.update.remat,
-    noise=noise,
     attend=spec.update.attention,
     gather=sharding.layer_gather(spec.layout.mesh, spec.layout.rules),
     expert_BxTxNxk=expert_BxTxNxk,
   )
-
-
-def microbatched_log_probs(
-  spec: StepSpec,
-  params: Params,
-  batch: Batch,
-  sigma_L: jax.Array | None = None,
-  key_M: jax.Array | None = None,
-  top: int = 0,
-) -> tuple[jax.Array, ...]:
-  """`log_probs` of a minibatch, each result [B, T], microbatch by microbatch and without a gradient."""
-  params = jax.lax.stop_gradient(params)
-
-  def score(microbatch):
-    prompts, tokens_BxT, expert_BxTxNxk, key = microbatch
-    noise = None if key is None or sigma_L is None else (sigma_L, key)
-    return log_probs(spec, params, prompts, tokens_BxT, noise, top, expert_BxTxNxk)
-
-  prompts, tokens, _, expert = microbatches(spec, batch, batch.rollout.expert_BxTxNxk)
-  inputs = prompts, tokens, expert, key_M
-  return jax.tree.map(lambda x: join_microbatches(spec, x), jax.lax.map(score, inputs))
-
-
-def without_routes(batch: Batch) -> Batch:
-  """The batch for weights that did not sample it: their own routers choose the experts."""
-  return batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
+  return logprob.token_logp(
+    spec.model.config,
+    params,
+    hidden_BxTxD,
+    tokens_BxT,
+    temperature=spec.rollout.decode.temperature,
+    chunk_tokens=spec.model.head_chunk_tokens,
+    dtype=spec.model.dtype,
+  )
 
 
 def leverage(spec: StepSpec, params: Params, batch: Batch, base: Params = None) -> jax.Array:
@@ -187,3 +357,18 @@ def leverage(spec: StepSpec, params: Params, batch: Batch, base: Params = None) 
     rollout.expert_BxTxNxk,
   )
   return jax.lax.map(row_leverage, rows)
+
+
+def _split(spec: StepSpec, order_P: jax.Array, x: jax.Array) -> jax.Array:
+  """[P, …] or [P·G, …] as [Z, …] shards of rows, with the prompts in the order `order_P`."""
+  P, Z = order_P.shape[0], sharding.rows_shards(spec.layout.mesh, sharding.UPDATE_ROWS)
+  if Z == 1:
+    return x[None]
+  x = x.reshape(P, x.shape[0] // P, *x.shape[1:])[order_P]
+  x = x.reshape(Z, P // Z * x.shape[1], *x.shape[2:])
+  rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(sharding.UPDATE_ROWS))
+  return jax.lax.with_sharding_constraint(x, rows)
+
+
+def _merge(x: jax.Array) -> jax.Array:
+  return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

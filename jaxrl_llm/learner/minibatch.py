@@ -1,4 +1,4 @@
-"""A minibatch: targets, the gradient summed over microbatches, and one guarded optimizer step."""
+"""A minibatch: targets, the gradient of the rows that are learned, and one guarded optimizer step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.learner import demonstration_loss
 from jaxrl_llm.learner.microbatch import (
+  Microbatch,
+  PackedBatch,
+  accumulate,
+  all_log_probs,
   leverage,
-  log_probs,
-  microbatched_log_probs,
-  microbatches,
+  pack,
+  packed_log_probs,
   policy_weights,
   reference_weights,
-  without_routes,
 )
 from jaxrl_llm.learner.step_spec import StepSpec, teacher_spec
 from jaxrl_llm.rewards.outcomes import compared
-from jaxrl_llm.types import Batch, Metrics, Params, Prompts, TrainState
+from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
 TRAINED_TOKENS = 'training/trained_tokens'
 _SUMS = (*objective.SUMS, 'entropy', 'tokens', 'probs_diff', 'probs_diff_max')
@@ -51,9 +53,9 @@ def minibatch_step(
   """One optimizer step, skipped where the gradient is not finite or the minibatch has no tokens."""
   target = minibatch_targets(spec, state, batch, inputs)
   target, demonstrations = demonstration_loss.plan(spec, state, batch, target)
-  key_M = _noise_keys(spec, state, batch)
-  target, minibatch_sums, scale = _prepare(spec, state, batch, target, key_M)
-  grads, sums = _gradient(spec, state, batch, target, key_M)
+  target, minibatch_sums, scale = _prepare(spec, state, batch, target)
+  learned_B = learned_rows(spec, batch, target)
+  grads, sums = gradient(spec, state, pack(spec, batch, learned_B), target)
   sums |= minibatch_sums
   params_grad, demo_metrics = demonstration_loss.add_gradient(
     spec, state, batch, demonstrations, grads.params
@@ -69,7 +71,7 @@ def minibatch_step(
     lambda: _apply(spec, state, grads, scale),
     lambda: (skip(), jnp.float32(0)),
   )
-  metrics = _metrics(spec, state, batch, target, sums, norm) | demo_metrics
+  metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
   metrics['actor/lr'] *= scale
   if spec.update.activation_noise is not None:
@@ -87,7 +89,7 @@ def minibatch_targets(
   target = objective.targets(
     method, batch, spec.layout.group, inputs.signal, leverage_B, spec.layout.slots_per_prompt
   )
-  target = target.with_arrays(old_BxT=inputs.old, expert_BxTxNxk=batch.rollout.expert_BxTxNxk)
+  target = target.with_arrays(old_BxT=inputs.old)
   if method.needs_versions:
     version_BxT = batch.rollout.version_BxT
     target = target.with_arrays(
@@ -101,92 +103,98 @@ def minibatch_targets(
   return target
 
 
+def learned_rows(spec: StepSpec, batch: Batch, target: objective.Targets) -> jax.Array:
+  """Rows whose coefficients may differ from 0: bool [B].
+
+  An advantage of 0 gives a coefficient of 0 unless the method has a KL penalty or changes advantages later. A loop of
+  inner steps observes the entropy of all rows.
+  """
+  real_B = batch.rollout.length_B > 0
+  if spec.update.inner_steps is not None:
+    return real_B
+  if target.c_BxT is not None:
+    return real_B & (target.c_BxT != 0).any(1)
+  if spec.objective.method.learns_without_advantage:
+    return real_B
+  counts_BxT = (target.mask_BxT > 0) & (target.weight_BxT != 0)
+  return real_B & (counts_BxT & (target.advantage_BxT != 0)).any(1)
+
+
 def _prepare(
-  spec: StepSpec,
-  state: TrainState,
-  batch: Batch,
-  target: objective.Targets,
-  key_M: jax.Array | None,
+  spec: StepSpec, state: TrainState, batch: Batch, target: objective.Targets
 ) -> tuple[objective.Targets, Metrics, jax.Array]:
   """Forward passes over the minibatch before its gradient → targets, complete sums, a factor on the learning rate.
 
   They serve the log-probs of other policies, and methods whose coefficients depend on all rows of the minibatch.
   """
   method = spec.objective.method
+  # A method whose coefficients depend on all rows reads those without an advantage, too; a teacher gives advantages.
+  everything = method.needs_rows or method.needs_teacher
+  packed = pack(spec, batch, None if everything else learned_rows(spec, batch, target))
   if 'reference' in method.needs:
-    weights = reference_weights(state)
-    target = target.with_arrays(
-      reference_BxT=microbatched_log_probs(spec, weights, without_routes(batch))[0]
-    )
+    logp_BxT, *_ = all_log_probs(spec, reference_weights(state), packed.without_routes())
+    target = target.with_arrays(reference_BxT=logp_BxT)
   if method.needs_average:
     average = policy_weights(spec, state.base, state.average)
-    target = target.with_arrays(old_BxT=microbatched_log_probs(spec, average, batch)[0])
+    target = target.with_arrays(old_BxT=all_log_probs(spec, average, packed)[0])
   if method.needs_teacher:
-    logp_BxT, *_ = microbatched_log_probs(teacher_spec(spec), state.teacher, without_routes(batch))
+    logp_BxT, *_ = all_log_probs(teacher_spec(spec), state.teacher, packed.without_routes())
     target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
   if not method.needs_rows:
     return target, {}, jnp.float32(1)
-  sigma_L = None if key_M is None else jnp.exp(state.activation_noise.log_sigma_L)
+  noise = _noise(spec, state, state.activation_noise and state.activation_noise.log_sigma_L)
   weights = policy_weights(spec, state.base, state.params)
-  logp_BxT, *others = microbatched_log_probs(
-    spec, weights, batch, sigma_L, key_M, top=_confidence_top_k(method)
-  )
+  logp_BxT, *others = all_log_probs(spec, weights, packed, noise, top=_confidence_top_k(method))
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, *others)
   scale = objective.learning_rate_scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
 
 
-def _gradient(
-  spec: StepSpec,
-  state: TrainState,
-  batch: Batch,
-  target: objective.Targets,
-  key_M: jax.Array | None,
+def gradient(
+  spec: StepSpec, state: TrainState, packed: PackedBatch, target: objective.Targets
 ) -> tuple[Gradient, Metrics]:
   """The gradient of the loss and its sums, microbatch by microbatch; sums named *_max are maxima."""
   noise = state.activation_noise
   trained = Gradient(state.params, None if noise is None else noise.log_sigma_L)
 
-  def accumulate(carry, microbatch):
-    microbatch, key = microbatch
+  def add(total, microbatch, target):
 
     def loss(trained: Gradient):
       weights = policy_weights(spec, state.base, trained.params)
-      log_sigma_L = trained.log_sigma_L
-      noise = None if key is None or log_sigma_L is None else (jnp.exp(log_sigma_L), key)
-      return microbatch_loss(spec, weights, *microbatch, noise=noise)
+      noise = _noise(spec, state, trained.log_sigma_L)
+      return microbatch_loss(spec, weights, microbatch, target, noise)
 
     grads, sums = jax.grad(loss, has_aux=True)(trained)
     summed = {
-      k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in carry[1].items()
+      k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in total[1].items()
     }
-    return (jax.tree.map(jnp.add, carry[0], grads), summed), None
+    return jax.tree.map(jnp.add, total[0], grads), summed
 
   zeros = jax.tree.map(jnp.zeros_like, trained), {k: jnp.float32(0) for k in _SUMS}
-  (grads, sums), _ = jax.lax.scan(accumulate, zeros, (microbatches(spec, batch, target), key_M))
-  return grads, sums
+  return accumulate(spec, packed, target, add, zeros)
 
 
 def microbatch_loss(
   spec: StepSpec,
   params: Params,
-  prompts: Prompts,
-  tokens_BxT: jax.Array,
-  length_B: jax.Array,
+  microbatch: Microbatch,
   target: objective.Targets,
   noise: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, Metrics]:
-  """−Σ c·log π of a microbatch, with every denominator inside c, and sums for the metrics."""
+  """−Σ c·log π of a microbatch, with every denominator inside c, and sums for the metrics.
+
+  `target` holds the rows of the microbatch, in the places of its layout.
+  """
   method = spec.objective.method
   top = 0 if target.c_BxT is not None else _confidence_top_k(method)
-  logp_BxT, entropy_BxT, *others = log_probs(
-    spec, params, prompts, tokens_BxT, noise, top, target.expert_BxTxNxk
-  )
+  logp_ZxU, *others = packed_log_probs(spec, params, microbatch, noise, top)
+  frozen = jax.lax.stop_gradient((logp_ZxU, *others))
+  logp_BxT, entropy_BxT, *others = map(microbatch.to_rows, frozen)
   if target.c_BxT is None:
     c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT, *others)
   else:
     c_BxT, sums = target.c_BxT, {name: jnp.float32(0) for name in objective.SUMS}
-  real_BxT = jnp.arange(tokens_BxT.shape[1])[None] < length_B[:, None]
+  real_BxT = microbatch.is_real
   if target.sampled_BxT is not None:
     real_BxT &= target.sampled_BxT > 0
   logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
@@ -198,20 +206,22 @@ def microbatch_loss(
     'probs_diff': gap_BxT.sum(),
     'probs_diff_max': gap_BxT.max(),
   }
-  return -(c_BxT * logp_BxT).sum(), jax.lax.stop_gradient(sums)
+  c_ZxU = microbatch.to_tokens(c_BxT)
+  loss = -jnp.where(c_ZxU == 0, 0.0, c_ZxU * logp_ZxU).sum()
+  return loss, jax.lax.stop_gradient(sums)
 
 
 def _confidence_top_k(method: objective.Method) -> int:
   return objective.CONFIDENCE_TOP_K if method.needs_confidence else 0
 
 
-def _noise_keys(spec: StepSpec, state: TrainState, batch: Batch) -> jax.Array | None:
-  """A key for each microbatch, by seed and step: a repeated update draws the same noise."""
-  if spec.update.activation_noise is None:
+def _noise(
+  spec: StepSpec, state: TrainState, log_sigma_L: jax.Array | None
+) -> tuple[jax.Array, jax.Array] | None:
+  """Standard deviations, and a key by seed and step: a repeated update draws the same noise."""
+  if spec.update.activation_noise is None or log_sigma_L is None:
     return None
-  key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-  rows = spec.update.microbatch.prompts * spec.update.microbatch.rollouts
-  return jax.random.split(key, batch.rollout.length_B.shape[0] // rows)
+  return jnp.exp(log_sigma_L), jax.random.fold_in(jax.random.key(state.seed), state.step)
 
 
 @jax.named_scope('optimizer')
@@ -249,11 +259,21 @@ def _metrics(
   state: TrainState,
   batch: Batch,
   target: objective.Targets,
+  learned_B: jax.Array,
   sums: Metrics,
   norm: jax.Array,
 ) -> Metrics:
+  """Metrics of the update. Means over tokens are over those of learned rows, advantages over all rows.
+
+  So are the sums of a method whose coefficients depend on all rows.
+  """
   tokens = jnp.maximum(sums['tokens'], 1)
-  counted = jnp.maximum((target.mask_BxT > 0).sum(), 1)
+  in_loss_BxT = target.mask_BxT > 0
+  counted = jnp.maximum(in_loss_BxT.sum(), 1)
+  if spec.objective.method.needs_rows:
+    learned = counted
+  else:
+    learned = jnp.maximum((in_loss_BxT & learned_B[:, None]).sum(), 1)
   groups = objective.group_rows(batch.prompts, spec.layout.group, spec.layout.slots_per_prompt)
   mixed_B = objective.mixed_group_mask(
     compared(spec.objective.method, batch), batch.rollout.length_B, groups
@@ -261,10 +281,10 @@ def _metrics(
   # Advantages are those of the loss, so that an error in a mask or denominator is visible in the log.
   return {
     'actor/pg_loss': sums['pg_loss'],
-    'actor/pg_clipfrac': sums['clipped'] / counted,
-    'actor/ppo_kl': sums['kl'] / counted,
+    'actor/pg_clipfrac': sums['clipped'] / learned,
+    'actor/ppo_kl': sums['kl'] / learned,
     'actor/kl_loss': sums['kl_loss'],
-    'actor/rejected_frac': sums['rejected'] / counted,
+    'actor/rejected_frac': sums['rejected'] / learned,
     'actor/entropy': sums['entropy'] / tokens,
     'actor/grad_norm': norm,
     'actor/lr': spec.update.schedule(jnp.maximum(state.step - 1, 0)),

@@ -15,10 +15,10 @@ from jaxrl_llm.config.stages import pick
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import inner_steps, lora, precision
 from jaxrl_llm.learner.optimizer import make_optimizer
+from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.learner.step_spec import (
   DraftSpec,
   LayoutSpec,
-  Microbatch,
   ModelSpec,
   ObjectiveSpec,
   RolloutSpec,
@@ -43,6 +43,13 @@ from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
 from jaxrl_llm.rollout.tree_rules import TreeRules
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
+
+# Tokens of a microbatch on a device: enough that products are as fast as they become, and few enough that rounding up
+# to whole microbatches costs little.
+_TOKENS, _CPU_TOKENS = 8192, 256
+# Tokens of a bin where rows are short, and where a group is: attention costs by the bin, a split group a second prompt.
+_SHORT_BIN, _WHOLE_GROUP = 256, 512
+_BIN_ROWS = 64  # of a bin, at most where groups are smaller, so that arrays by row stay small
 
 
 def check_objective(config: Config) -> None:
@@ -212,7 +219,7 @@ def _update(
   loop = pick(inner_steps, config.optimizer.outer, 'optimizer.outer')()
   steps_per_minibatch = loop.max_steps(config.environment.turns) if loop else 1
   optimizer, schedule = make_optimizer(
-    config.optimizer, config.steps * learner.minibatches * steps_per_minibatch
+    config.optimizer, config.steps * learner.minibatches * learner.passes * steps_per_minibatch
   )
   noise = pick(activation_noise, config.objective.activation_noise, 'objective.activation_noise')()
   return UpdateSpec(
@@ -221,7 +228,8 @@ def _update(
     inner_steps=loop,
     activation_noise=noise,
     minibatches=learner.minibatches,
-    microbatch=_microbatch(config, mesh, group),
+    passes=learner.passes,
+    packing=_packing(config, mesh, group),
     remat=remat if isinstance(remat, bool) else not _on_cpu(mesh),
     attention=_kernel(config, mesh),
     quantize=learner.quantize,
@@ -229,12 +237,24 @@ def _update(
   )
 
 
-def _microbatch(config: Config, mesh: jax.sharding.Mesh, group: int) -> Microbatch:
-  """At most config.learner.microbatch_rollouts rows, and as many rows of a prompt as its devices allow."""
-  rows = config.prompts * group // config.learner.minibatches
-  rows = min(rows, config.learner.microbatch_rollouts or rows)
-  rollouts = min(group, max(1, rows // sharding.rows_shards(mesh, sharding.UPDATE_ROWS)))
-  return Microbatch(rows // rollouts, rollouts)
+def _packing(config: Config, mesh: jax.sharding.Mesh, group: int) -> PackingSpec:
+  """Bins for the longest row, or a whole group where that is short; as many as the microbatch has room for."""
+  L, T = config.prompt_tokens, config.completion_tokens
+  longest, whole = L + T - 1, L + group * T
+  shards = sharding.rows_shards(mesh, sharding.UPDATE_ROWS)
+  prompts = config.prompts // config.learner.minibatches // shards
+  rows = prompts * group
+  bin_tokens = max(longest, min(max(whole, _SHORT_BIN), _WHOLE_GROUP, prompts * whole))
+  most = -(-rows * longest // bin_tokens)  # bins that hold every row beside a prompt of its own
+  tokens = config.learner.microbatch_tokens or (_CPU_TOKENS if _on_cpu(mesh) else _TOKENS)
+  return PackingSpec(
+    bins=min(max(1, tokens // bin_tokens), most),
+    tokens=bin_tokens,
+    # Where all rows have all their tokens, completions take this share of a bin; a little more is room for others.
+    predicted=max(T, -(-bin_tokens * group * T * 9 // (whole * 8))),
+    rows=min(rows, max(group, _BIN_ROWS)),
+    shares_prompt=config.learner.attention == 'xla',
+  )
 
 
 def _objective(config: Config, method: Method) -> ObjectiveSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.inner_steps import LastTurnFirst, SlowFast
 from jaxrl_llm.learner.lora import LoraSettings
 from jaxrl_llm.learner.optimizer import Schedule
+from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.objective.activation_noise import Layers
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.rollout import early_exit, stopping
@@ -58,13 +58,7 @@ class RolloutSpec(NamedTuple):
   multi_turn: bool  # rollouts hold turns and the observations between them
   continues: bool  # rollouts may be left unfinished, and are continued in a later step
   exit_memory: bool  # rollouts record the memory of the early-exit rule for that later step
-
-
-class Microbatch(NamedTuple):
-  """The shape of one gradient-accumulation pass."""
-
-  prompts: int
-  rollouts: int  # rows of each prompt; fewer than the group repeats the prompt
+  greedy_first: bool = False  # the first row of each prompt is greedy; for evaluation
 
 
 class UpdateSpec(NamedTuple):
@@ -75,7 +69,8 @@ class UpdateSpec(NamedTuple):
   inner_steps: SlowFast | LastTurnFirst | None  # None: one step a minibatch
   activation_noise: Layers | None  # in the forward pass
   minibatches: int  # per batch
-  microbatch: Microbatch
+  passes: int  # over the batch
+  packing: PackingSpec  # of a microbatch
   remat: bool  # recompute layer activations in the backward pass
   attention: Callable[..., jax.Array] | None  # a kernel; None: XLA's attention
   quantize: bool  # kernels are rounded as while sampling
@@ -116,6 +111,20 @@ class StepSpec(NamedTuple):
   seed: int
 
 
+def full_bins(spec: StepSpec) -> int:
+  """Bins of a minibatch on each shard of rows, at most, where all rows are learned and have all their tokens."""
+  layout, size = spec.layout, spec.update.packing
+  prompts = layout.prompts // spec.update.minibatches
+  prompts //= sharding.rows_shards(layout.mesh, sharding.UPDATE_ROWS)
+  L, T = layout.prompt_tokens, spec.rollout.decode.max_tokens
+  whole = L + layout.group * (T - 1)
+  most = min(size.rows, size.predicted // T)
+  if size.shares_prompt and whole <= size.tokens and layout.group <= most:
+    return -(-prompts // min(size.tokens // whole, most // layout.group))
+  fit = (size.tokens - L) // (T - 1) if size.shares_prompt else size.tokens // (L + T - 1)
+  return prompts * -(-layout.group // max(1, min(fit, most)))
+
+
 def teacher_spec(spec: StepSpec) -> StepSpec:
   """The teacher's forward pass: its own shape, and kernels that are not rounded."""
   if spec.model.teacher is None:
@@ -126,13 +135,9 @@ def teacher_spec(spec: StepSpec) -> StepSpec:
   )
 
 
-def demonstration_spec(spec: StepSpec, prompts: int) -> StepSpec:
-  """Passes over `prompts` demonstrations, one row a prompt, in microbatches no larger than those of the rollouts."""
-  size = math.gcd(spec.update.microbatch.prompts, prompts)
-  return spec._replace(
-    update=spec.update._replace(microbatch=Microbatch(size, 1)),
-    layout=spec.layout._replace(group=1),
-  )
+def demonstration_spec(spec: StepSpec) -> StepSpec:
+  """Passes over demonstrations, one row a prompt."""
+  return spec._replace(layout=spec.layout._replace(group=1))
 
 
 def trained_weights_spec(spec: StepSpec) -> StepSpec:
@@ -143,14 +148,14 @@ def trained_weights_spec(spec: StepSpec) -> StepSpec:
 def evaluation_spec(
   spec: StepSpec, samples: int, temperature: float, token_filter: TokenFilter = NO_FILTER
 ) -> StepSpec:
-  """Sampling of `samples` complete rows a prompt from weights as they are saved.
+  """Sampling of complete rows from weights as they are saved: of each prompt a greedy one, then `samples` others.
 
   There is no pruning, no tree and no stop rule. An early-exit rule is kept where it ends turns of an environment.
   """
   spec = trained_weights_spec(spec)
   decode = spec.rollout.decode._replace(
-    rollouts=samples,
-    temperature=temperature,
+    rollouts=1 + samples,
+    temperature=temperature if samples else 0.0,
     token_filter=token_filter,
     slots=0,
     stop_rule=stopping.none,
@@ -158,5 +163,7 @@ def evaluation_spec(
     record_experts=False,
   )
   return spec._replace(
-    rollout=spec.rollout._replace(decode=decode, pruning=None, tree=None, exit_memory=False)
+    rollout=spec.rollout._replace(
+      decode=decode, pruning=None, tree=None, exit_memory=False, greedy_first=samples > 0
+    )
   )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -11,9 +14,10 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import auxiliary_model
 from jaxrl_llm.learner.inner_steps import LastTurnFirst, SlowFast
 from jaxrl_llm.learner.microbatch import (
+  all_log_probs,
   by_prompt,
   by_row,
-  microbatched_log_probs,
+  pack,
   policy_weights,
 )
 from jaxrl_llm.learner.minibatch import TRAINED_TOKENS, MinibatchInputs, minibatch_step
@@ -21,6 +25,8 @@ from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import correctness_head
 from jaxrl_llm.types import Batch, Metrics, TrainState
+
+Tree = TypeVar('Tree')
 
 
 @sharding.on_mesh
@@ -43,23 +49,17 @@ def update(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState,
 
 
 def _learn(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-  U, carried = spec.update.minibatches, state.carried
+  carried = state.carried
   state = state._replace(carried=())  # not a carry of the loops below, which would copy the caches
-  minibatches = jax.tree.map(
-    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), by_prompt(spec, batch)
-  )
+  minibatches = _in_minibatches(spec, by_prompt(spec, batch))
   inputs = MinibatchInputs(began=state.step)
   minibatches, inputs = _with_first_log_probs(spec, state, batch, minibatches, inputs)
   auxiliary_metrics = {}
   if spec.objective.method.auxiliary_model is not None:
     auxiliary, signal, auxiliary_metrics = auxiliary_model.run(spec, state, minibatches)
     state, inputs = state._replace(auxiliary_model=auxiliary), inputs._replace(signal=signal)
-  inputs = inputs._replace(began=jnp.broadcast_to(inputs.began, (U,)))
-  state, metrics = jax.lax.scan(
-    lambda state, minibatch: _steps(spec, state, by_row(minibatch[0]), minibatch[1]),
-    state,
-    (minibatches, inputs),
-  )
+  inputs = inputs._replace(began=jnp.broadcast_to(inputs.began, (spec.update.minibatches,)))
+  state, metrics = _passes(spec, state, minibatches, inputs)
   metrics |= auxiliary_metrics
   pruning = spec.rollout.pruning
   if pruning is not None and pruning.learning_rate:
@@ -68,6 +68,55 @@ def _learn(spec: StepSpec, state: TrainState, batch: Batch) -> tuple[TrainState,
     )
   metrics = {k: v.max() if k.endswith('_max') else v.mean() for k, v in metrics.items()}
   return state._replace(carried=carried), metrics
+
+
+def _in_minibatches(spec: StepSpec, by_prompt: Tree) -> Tree:
+  """Arrays [P, …] as [U, P / U, …]: minibatch u takes every U-th prompt, so that rows stay on their device."""
+  U = spec.update.minibatches
+  return jax.tree.map(
+    lambda x: x.reshape(x.shape[0] // U, U, *x.shape[1:]).swapaxes(0, 1), by_prompt
+  )
+
+
+def _passes(
+  spec: StepSpec, state: TrainState, minibatches: Batch, inputs: MinibatchInputs
+) -> tuple[TrainState, Metrics]:
+  """The optimizer steps of all passes over the minibatches [U, …]; metrics are means over passes, or maxima."""
+
+  def one_pass(state, minibatches):
+    step = lambda state, minibatch: _steps(spec, state, by_row(minibatch[0]), minibatch[1])  # noqa: E731
+    return jax.lax.scan(step, state, minibatches)
+
+  if spec.update.passes == 1:
+    return one_pass(state, (minibatches, inputs))
+  key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+
+  def shuffled_pass(state, number):
+    shuffle = functools.partial(_shuffled, spec, jax.random.fold_in(key, number))
+    changed = lambda: shuffle((minibatches, inputs))  # noqa: E731
+    return one_pass(state, jax.lax.cond(number > 0, changed, lambda: (minibatches, inputs)))
+
+  state, metrics = jax.lax.scan(shuffled_pass, state, jnp.arange(spec.update.passes))
+  return state, {k: v.max(0) if k.endswith('_max') else v.mean(0) for k, v in metrics.items()}
+
+
+def _shuffled(
+  spec: StepSpec, key: jax.Array, minibatches: tuple[Batch, MinibatchInputs]
+) -> tuple[Batch, MinibatchInputs]:
+  """The prompts in other minibatches, with their rows; arrays lead with [U, P / U], or of rows with [U, B / U]."""
+  U = spec.update.minibatches
+  if U == 1:
+    return minibatches
+  P = minibatches[0].prompts.length_P.size
+  order_P = jax.random.permutation(key, P)
+
+  def move(x):
+    if x.ndim == 1:  # one value for a minibatch, the same in all
+      return x
+    rows = x.shape[0] * x.shape[1] // P
+    return x.reshape(P, rows, *x.shape[2:])[order_P].reshape(x.shape)
+
+  return jax.tree.map(move, minibatches)
 
 
 def _with_first_log_probs(
@@ -81,7 +130,7 @@ def _with_first_log_probs(
     return minibatches, inputs
   weights = policy_weights(spec, state.base, state.params)
   first = jax.lax.map(
-    lambda x: microbatched_log_probs(spec, weights, by_row(x))[0],
+    lambda x: all_log_probs(spec, weights, pack(spec, by_row(x)))[0],
     minibatches,
   )
   if needs_old:
@@ -94,7 +143,7 @@ def _with_first_log_probs(
 
 def _fills_replayed(spec: StepSpec, batch: Batch) -> bool:
   """Whether replayed rows need log-probs before the first step; a single step computes them in its own pass."""
-  single = spec.update.minibatches == 1 and spec.update.inner_steps is None
+  single = spec.update.minibatches == spec.update.passes == 1 and spec.update.inner_steps is None
   return batch.replayed_B is not None and (not single or spec.objective.method.needs_norms)
 
 
@@ -129,6 +178,7 @@ def _turn_by_turn(
   """SeeUPO: a step for every turn, the last turn first. The old policy is that before the turn's step."""
   assert batch.rollout.turns is not None
   number_BxT = batch.rollout.turns.number_BxT
+  packed = pack(spec, batch)
   last = number_BxT.max()  # −1 for a batch without tokens
 
   def step(state, turn, multiplier_B, logp_BxT):
@@ -139,7 +189,7 @@ def _turn_by_turn(
     state, multiplier_B, before_BxT, totals = carry
     turn = last - index
     weights = policy_weights(spec, state.base, state.params)
-    logp_BxT = microbatched_log_probs(spec, weights, batch)[0]
+    logp_BxT = all_log_probs(spec, weights, packed)[0]
     # The step before changed the probability of the turn that it learned.
     learned_BxT = (number_BxT == turn + 1).astype(logp_BxT.dtype)
     multiplier_B = loop.multiplier(multiplier_B, logp_BxT, before_BxT, learned_BxT)

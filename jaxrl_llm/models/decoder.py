@@ -19,10 +19,16 @@ from jaxrl_llm.types import Array, ModelConfig, Params
 Pair = tuple[kvcache.CacheArray, kvcache.CacheArray]
 # One Pair per layer; or, with `remat`, one Pair of arrays [layers, rows, K, S, d].
 Cache = list[Pair] | Pair
-# The standard deviation of the activation noise in each layer, and the key that it is drawn with.
-Noise = tuple[jax.Array, jax.Array]
 # Replaces `attention.attend` where rows are causal and no cache is written: `splash.attend`.
 Attend = Callable[..., jax.Array]
+
+
+class Noise(NamedTuple):
+  """Noise added to the input of each layer."""
+
+  sigma_L: jax.Array  # standard deviations
+  key: jax.Array
+  identity_BxQ: jax.Array  # int32, a number for each token, with which its noise is drawn
 
 
 class Block(nnx.Module):
@@ -159,7 +165,7 @@ class _LayerInputs(NamedTuple):
   weights: Params
   prompt: Cache | None  # keys and values of the shared prompt
   cache: Cache | None
-  noise: Noise | None
+  noise: tuple[jax.Array, jax.Array] | None  # standard deviation and key
   expert_BxQxk: Array | None
 
 
@@ -189,8 +195,9 @@ def apply(
   key_positions: the position of each cached token, for sliding layers. sliding_mask: replaces it where the cache of
   sliding layers holds other columns, all within their window. shared: (cache of P prompts, mask_PxL); row b also
   attends to prompt b // (B / P). remat: recompute each block in the backward pass, in one loop over layers.
-  noise: sigma_L[l]·N(0, 1) is added to the input of layer l. gather: lays out one layer's weights for use.
-  expert: the experts of each token in N layers, in place of the router's choice; None in a dense model.
+  noise: sigma_L[l]·N(0, 1), drawn by token and layer, is added to the input of layer l. gather: lays out one layer's
+  weights for use.
+  expert: the experts of each token in N layers, in place of the router's choice, or −1; None in a dense model.
   arXiv:2302.13971 (Llama), arXiv:2505.09388 (Qwen3).
   """
   model = _bind(config, params, dtype)
@@ -206,8 +213,9 @@ def apply(
   masks = masks_of_kinds(
     config, positions_BxQ, mask_BxQxS, keys_BxS, prompt_mask, sliding_mask_BxQxS
   )
-  block = functools.partial(_block, graphs[0], at, gather, attend, Q)
-  noise_L = noise and (noise[0], jax.random.split(noise[1], config.layers))
+  identity_BxQ = None if noise is None else _pad_tokens(noise.identity_BxQ, 1)
+  block = functools.partial(_block, graphs[0], at, gather, attend, identity_BxQ)
+  noise_L = noise and (noise.sigma_L, jax.random.split(noise.key, config.layers))
   layers = _LayerInputs(weights_L, prompts_L, cache, noise_L, _experts_by_layer(expert_BxQxNxk))
   x_BxQxD = _embed(config, model, tokens_BxQ)
   run = _scan_layers if remat else _unroll_layers
@@ -234,7 +242,7 @@ def _block(
   at: Array | None,
   gather: Callable[[Params], Params] | None,
   attend: Attend | None,
-  Q: int,
+  identity_BxQ: jax.Array | None,
   x: jax.Array,
   masks: LayerMasks,
   layer: _LayerInputs,
@@ -242,15 +250,20 @@ def _block(
   """One layer: x after it, and its (k, v) and experts."""
   x = activation_sharding.constrain(x, activation_sharding.ROWS, activation_sharding.TOKENS)
   weights = layer.weights
-  if layer.noise is not None:
+  if layer.noise is not None and identity_BxQ is not None:
     sigma, key = layer.noise
-    noise = jax.random.normal(key, (len(x), Q, x.shape[2]))
-    x = x + (sigma * _pad_tokens(noise, 1)).astype(x.dtype)
+    x = x + (sigma * _token_noise(key, identity_BxQ, x.shape[2])).astype(x.dtype)
   if gather is not None:
     weights = nnx.State(gather(nnx.to_pure_dict(weights)))
   module = nnx.merge(graph, weights)
   x, kv, expert = module(x, masks, layer.prompt, layer.cache, at, layer.expert_BxQxk, attend)
   return x, (kv, expert)
+
+
+def _token_noise(key: jax.Array, identity_BxQ: jax.Array, width: int) -> jax.Array:
+  """N(0, 1) [B, Q, width], the same for a token wherever it stands in its batch."""
+  draw = lambda identity: jax.random.normal(jax.random.fold_in(key, identity), (width,))  # noqa: E731
+  return jax.vmap(jax.vmap(draw))(identity_BxQ)
 
 
 _Block = Callable[

@@ -8,6 +8,7 @@ import re
 import string
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.config import extras
 from jaxrl_llm.config.schema import ScratchConfig
 from jaxrl_llm.models import decoder, default_model, gguf_file, huggingface, size_limits, tokenizer
 from jaxrl_llm.types import Model, ModelConfig, Settings, UserError
@@ -115,7 +116,7 @@ def _download_from_hub(name: str, *patterns: str) -> str:
     import huggingface_hub
   except ImportError as error:
     raise UserError(
-      f"config.model={name!r} is a hub name and needs huggingface_hub: pip install 'jaxrl_llm[hub]', "
+      f'config.model={name!r} is a hub name and needs huggingface_hub: {extras.install("hub")}, '
       'or give a local folder.'
     ) from error
   try:

@@ -15,6 +15,9 @@ from jaxrl_llm.types import ModelConfig, Params
 # From logits [B, C, V] and arrays [B, C] to arrays [B, C].
 _LogitsFn = Callable[..., tuple[jax.Array, ...]]
 
+# Where columns may be skipped: the number of chunks, and the rows of logits that a product should have at least.
+_CHUNKS, _LEAST_ROWS = 16, 64
+
 
 def token_logp(
   config: ModelConfig,
@@ -26,27 +29,58 @@ def token_logp(
   chunk_tokens: int,
   dtype: str = 'float32',
   top: int = 0,
+  used: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
   """log softmax(logits / temperature)[target] and the entropy (nats, no gradient), both [B, T].
 
-  With `top`, a third array [B, T]: the mean of the min(top, V) largest probabilities (no gradient).
+  With `top`, a third array [B, T]: the mean of the min(top, V) largest probabilities (no gradient). Columns from
+  `used` on may be skipped, and are then 0.
   """
 
   def pick(logits_BxCxV, targets_BxC):
     logits_BxCxV = logits_BxCxV / temperature
-    total_BxC = jax.nn.logsumexp(logits_BxCxV, axis=-1)
+    total_BxC, entropy_BxC = _log_partition(logits_BxCxV)
     picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
-    frozen = jax.lax.stop_gradient(logits_BxCxV - total_BxC[..., None])
-    entropy_BxC = -(jnp.exp(frozen) * frozen).sum(-1)
     logp_BxC = picked_BxC - total_BxC
     if not top:
       return logp_BxC, entropy_BxC
+    frozen = jax.lax.stop_gradient(logits_BxCxV)
     largest_BxCxK = jax.lax.top_k(frozen, min(top, frozen.shape[-1]))[0]
-    return logp_BxC, entropy_BxC, jnp.exp(largest_BxCxK).mean(-1)
+    return logp_BxC, entropy_BxC, jnp.exp(largest_BxCxK - total_BxC[..., None]).mean(-1)
 
   return over_logits(
-    pick, config, params, hidden_BxTxD, targets_BxT, chunk_tokens=chunk_tokens, dtype=dtype
+    pick,
+    config,
+    params,
+    hidden_BxTxD,
+    targets_BxT,
+    chunk_tokens=chunk_tokens,
+    dtype=dtype,
+    used=used,
   )
+
+
+@jax.custom_jvp
+def _log_partition(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """log Σ e^logit and the entropy in nats over the last axis; the entropy has no gradient.
+
+  Both sums are one reduction, which reads the logits once: separate ones take several times as long on a CPU.
+  """
+  top = logits.max(-1)
+  shifted = logits - top[..., None]
+  weight = jnp.exp(shifted)
+  zero = jnp.zeros((), logits.dtype)
+  add = lambda a, b: (a[0] + b[0], a[1] + b[1])  # noqa: E731
+  total, product = jax.lax.reduce((weight, weight * shifted), (zero, zero), add, (logits.ndim - 1,))
+  return top + jnp.log(total), jnp.log(total) - product / total
+
+
+@_log_partition.defjvp
+def _log_partition_jvp(primals, tangents):
+  (logits,), (change,) = primals, tangents
+  total, entropy = _log_partition(logits)
+  slope = (jnp.exp(logits - total[..., None]) * change).sum(-1)
+  return (total, entropy), (slope, jnp.zeros_like(entropy))
 
 
 def over_logits(
@@ -57,12 +91,14 @@ def over_logits(
   *columns: jax.Array,
   chunk_tokens: int,
   dtype: str = 'float32',
+  used: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
   """fn(logits [B, C, V], columns [B, C]…) over chunks of T, with its results concatenated to [B, T].
 
   The chunk size keeps about `chunk_tokens` rows of logits in memory per device; the backward pass recomputes them.
   If rows or tokens are sharded, each device runs its own loop: the head is gathered once before the loop and its
-  gradient summed once after it, and not per chunk.
+  gradient summed once after it, and not per chunk. Chunks of columns from `used` [] on are skipped: their results
+  are 0.
   """
   B, T, _ = hidden_BxTxD.shape
   rows, tokens = (
@@ -72,15 +108,17 @@ def over_logits(
   head_params = {name: params[name] for name in (('embed',) if config.tied else ('head',))}
   local = functools.partial(_chunked, fn, config, chunk_tokens, dtype)
   if not rows + tokens:
-    return local(head_params, hidden_BxTxD, *columns)
+    return local(head_params, used, hidden_BxTxD, *columns)
   spec = PartitionSpec(rows or None, tokens or None)
+  if tokens:  # each device holds a part of the columns, and runs as many chunks as the others
+    used = None
   return jax.shard_map(
     local,
-    in_specs=(PartitionSpec(), spec, *[spec] * len(columns)),
+    in_specs=(PartitionSpec(), PartitionSpec(), spec, *[spec] * len(columns)),
     out_specs=spec,
     axis_names={*rows, *tokens},
     check_vma=False,
-  )(head_params, hidden_BxTxD, *columns)
+  )(head_params, used, hidden_BxTxD, *columns)
 
 
 @jax.named_scope('head')
@@ -90,12 +128,17 @@ def _chunked(
   chunk_tokens: int,
   dtype: str,
   params: Params,
+  used: jax.Array | None,
   hidden_BxTxD: jax.Array,
   *columns: jax.Array,
 ) -> tuple[jax.Array, ...]:
   """`over_logits` for the rows and tokens of one device."""
   B, T, _ = hidden_BxTxD.shape
+  if B * T <= chunk_tokens:  # all logits may exist at once, from the forward to the backward pass
+    return fn(decoder.head(config, params, hidden_BxTxD, dtype), *columns)
   width = min(T, max(1, chunk_tokens // B))
+  if used is not None:  # small chunks, so that the last one in use has little that is not
+    width = min(width, max(_LEAST_ROWS, -(-T // _CHUNKS)))
   chunks = -(-T // width)
   pad = chunks * width - T
 
@@ -108,5 +151,16 @@ def _chunked(
     hidden_BxCxD, *columns = pieces
     return fn(decoder.head(config, params, hidden_BxCxD, dtype), *columns)
 
-  out = jax.lax.map(chunk, tuple(map(split, (hidden_BxTxD, *columns))))
+  def chunk_if_used(numbered):
+    number, *pieces = numbered
+    blank = lambda pieces: jax.tree.map(  # noqa: E731
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk, pieces)
+    )
+    return jax.lax.cond(number * width < used, chunk, blank, pieces)
+
+  pieces = tuple(map(split, (hidden_BxTxD, *columns)))
+  if used is None:
+    out = jax.lax.map(chunk, pieces)
+  else:
+    out = jax.lax.map(chunk_if_used, (jnp.arange(chunks), *pieces))
   return tuple(x.swapaxes(0, 1).reshape(B, chunks * width)[:, :T] for x in out)

@@ -57,13 +57,17 @@ def route(
 ) -> tuple[jax.Array, jax.Array]:
   """The k largest values of softmax(logits) and their experts; with `norm_top_k` the values sum to 1.
 
-  With `expert`, the softmax at these experts instead: the router then learns weights, and its choice is fixed.
+  With `expert`, the softmax at these experts instead: the router then learns weights, and its choice is fixed, except
+  where `expert` is −1.
   arXiv:1701.06538; arXiv:2505.09388 (Qwen3's); with fixed experts arXiv:2510.11370 (R3).
   """
   logits_BxQxE = logits_BxQxE.astype(jnp.float32)
+  _, largest_BxQxk = jax.lax.top_k(logits_BxQxE, config.experts_per_token)
   if expert_BxQxk is None:
-    _, expert_BxQxk = jax.lax.top_k(logits_BxQxE, config.experts_per_token)
-  expert_BxQxk = expert_BxQxk.astype(jnp.int32)
+    expert_BxQxk = largest_BxQxk
+  else:
+    expert_BxQxk = expert_BxQxk.astype(jnp.int32)
+    expert_BxQxk = jnp.where(expert_BxQxk < 0, largest_BxQxk, expert_BxQxk)
   chosen_BxQxk = jnp.take_along_axis(logits_BxQxE, expert_BxQxk, axis=-1)
   if config.norm_top_k:
     return jax.nn.softmax(chosen_BxQxk), expert_BxQxk

@@ -48,7 +48,7 @@ def layerwise(*, sigma: float = 1e-6, learning_rate: float = 5e-4) -> Layers:
   """x_l ← x_l + σ_l·N(0, 1) before layer l, log σ_l learned with the policy's own loss from `sigma` on.
 
   The ratio's numerator and the gradient see the noise; the sampler, the old policy and the reference policy do not.
-  (seed, step, microbatch) determine the noise. In bfloat16 a σ far below the last digit of the hidden states has no
+  (seed, step, token) determine the noise. In bfloat16 a σ far below the last digit of the hidden states has no
   effect. Raises UserError for settings out of range. arXiv:2603.19470 (ALP).
   """
   where = 'config.objective.activation_noise'

@@ -48,8 +48,6 @@ class Targets(NamedTuple):
   sampled_BxT: jax.Array | None = None  # 1 where the policy sampled; None: in all of a row
   steps: StepCounts = StepCounts()
   replayed_B: Array | None = None  # 1 for rows without old log-probs; None: all rows have them
-  # [B, T, N, k], the experts that each of N layers routes a token to; None: chosen by its router
-  expert_BxTxNxk: jax.Array | None = None
 
   def with_arrays(self, **arrays: jax.Array | None) -> Targets:
     """A copy with new arrays, by field name, those of `policies` and `steps` included."""

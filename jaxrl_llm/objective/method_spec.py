@@ -97,6 +97,11 @@ class Method(NamedTuple):
     )
 
   @property
+  def learns_without_advantage(self) -> bool:
+    """Rows with advantage 0 may have coefficients other than 0: there is a KL penalty."""
+    return self.token_stages.kl.func is not kl.none
+
+  @property
   def needs_old(self) -> bool:
     """Log-probs of the weights before the first minibatch over the whole batch, or of averaged weights."""
     return 'old' in self.needs

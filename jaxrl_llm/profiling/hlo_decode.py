@@ -85,11 +85,14 @@ def decode_loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> l
   return [_analyze(program, i, cache_dims, devices) for name, i in marked if name not in nested]
 
 
-def all_collectives(text: str) -> list[Collective]:
-  """Every collective of a program, with the number of its executions; both branches of a condition count."""
+def all_collectives(text: str, data_trips: int = 1) -> list[Collective]:
+  """Every collective of a program, with the number of its executions; both branches of a condition count.
+
+  `data_trips`: assumed iterations of a loop whose number of iterations depends on data.
+  """
   program = hlo.parse(text)
   entry = re.search(r'^ENTRY %?([\w.\-]+)', text, re.MULTILINE)[1]
-  walk = _Walk(program, set(), 0, _device_count(text))
+  walk = _Walk(program, set(), 0, _device_count(text), data_trips)
   walk.run(entry, [False] * len(program[entry]), 1, record=True)
   return list(walk.collectives.values())
 
@@ -150,8 +153,15 @@ _Fixed = bool | list
 class _Walk:
   """Propagates through a computation and its callees which values are fixed, and records copies and collectives."""
 
-  def __init__(self, program: hlo.Program, layer_sizes: set[int], cache_size: int, devices: int):
-    self.program, self.devices = program, devices
+  def __init__(
+    self,
+    program: hlo.Program,
+    layer_sizes: set[int],
+    cache_size: int,
+    devices: int,
+    data_trips: int = 1,
+  ):
+    self.program, self.devices, self.data_trips = program, devices, data_trips
     self.layer_sizes, self.cache_size = layer_sizes, cache_size
     self.copies: list[Copy] = []
     self.collectives: dict[tuple[str, str], Collective] = {}
@@ -211,7 +221,7 @@ class _Walk:
     body, state = hlo.attribute(i, 'body'), start
     while (after := _both([state, self.run(body, [state], times, False)])) != state:
       state = after
-    trips = _trips(self.program, hlo.attribute(i, 'condition'))
+    trips = _trips(self.program, hlo.attribute(i, 'condition')) or self.data_trips
     self.run(body, [state], times * trips, record)
     return state
 
@@ -291,14 +301,14 @@ def group_size(attributes: str, devices: int) -> int:
 
 
 def _trips(program: hlo.Program, condition: str) -> int:
-  """The number of iterations of a loop with a counter: the one constant in its condition; else 1."""
+  """The number of iterations of a loop with a counter: the one constant in its condition; else 0."""
   numbers = [
     int(i.arguments)
     for c in hlo.reachable(program, condition)
     for i in program.get(c, ())
     if i.opcode == 'constant' and i.arrays[0].dims == () and re.fullmatch(r'\d+', i.arguments)
   ]
-  return max(1, numbers[0]) if len(set(numbers)) == 1 else 1
+  return max(1, numbers[0]) if len(set(numbers)) == 1 else 0
 
 
 def _all(value: _Fixed) -> bool:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.learner.step_spec import StepSpec, full_bins
 from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo, hlo_decode
 from jaxrl_llm.types import JsonObject, ModelConfig
@@ -24,13 +24,14 @@ class UpdateFlops(NamedTuple):
   executed: float  # with the recomputation of activations
 
 
-def collective_bytes(text: str, sizes: Mapping[str, int]) -> dict[str, float]:
+def collective_bytes(text: str, sizes: Mapping[str, int], data_trips: int = 1) -> dict[str, float]:
   """Bytes that a device receives in one run of a program, by the mesh axes of the groups ('fsdp', 'fsdp·tensor').
 
-  `sizes`: those of the mesh, in its order. The body of a loop counts once per iteration.
+  `sizes`: those of the mesh, in its order. The body of a loop counts once per iteration, and `data_trips` times where
+  their number depends on data.
   """
   bytes_by_axes: dict[str, float] = {}
-  for collective in hlo_decode.all_collectives(text):
+  for collective in hlo_decode.all_collectives(text, data_trips):
     axes = mesh_axes(collective.attributes, sizes)
     bytes_by_axes[axes] = bytes_by_axes.get(axes, 0.0) + collective.wire_bytes * collective.times
   return dict(sorted(bytes_by_axes.items(), key=lambda pair: -pair[1]))
@@ -74,10 +75,11 @@ def report(spec: StepSpec, text: str, chip: hardware.Chip | None) -> JsonObject:
   """Collectives by mesh axis, and a lower bound of an update's time: the longer of computation and communication.
 
   Without `chip` there are no times. One link in one direction carries the traffic of one axis; the times of axes add
-  up.
+  up. All rows are taken to be learned and to have all their tokens.
   """
   mesh = spec.layout.mesh
-  wire_bytes, flops = collective_bytes(text, mesh.shape), update_flops(spec)
+  microbatches = -(-full_bins(spec) // spec.update.packing.bins)
+  wire_bytes, flops = collective_bytes(text, mesh.shape, microbatches), update_flops(spec)
   result: JsonObject = dict(
     wire_bytes=wire_bytes, model_flops=flops.model, done_flops=flops.executed
   )

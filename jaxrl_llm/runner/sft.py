@@ -109,8 +109,8 @@ def likelihood(config: Config, spec: StepSpec) -> StepSpec:
   config = typed(config)
   changes = _LIKELIHOOD | _NO_ROLLOUTS
   changes |= {'prompts': config.sft.prompts, 'rollouts': 1, 'temperature': 1.0}
-  changes |= {'steps': config.sft.steps, 'learner.minibatches': 1}
-  changes |= {'learner.microbatch_rollouts': 0, 'optimizer.learning_rate': config.sft.learning_rate}
+  changes |= {'steps': config.sft.steps, 'learner.minibatches': 1, 'learner.passes': 1}
+  changes |= {'optimizer.learning_rate': config.sft.learning_rate}
   changes |= {'optimizer.decay': 'cosine', 'optimizer.warmup_steps': 0}
   changes |= {'optimizer.outer': stage('none')}
   if not config.learner.quantize:  # with it, the update reads the rounded weights here, too
@@ -122,20 +122,11 @@ def likelihood(config: Config, spec: StepSpec) -> StepSpec:
 def batch(
   config: Config, random: np.random.Generator, table: data.PromptTable, tokenizer: Tokenizer
 ) -> Batch:
-  """Demonstrations as completions of reward 1, one for each prompt, or packed into rows."""
-  size, width = config.sft.prompts, config.sft.pack_tokens
-  if width:
-    # Far more than fit; none twice, as long as there are others.
-    epochs = -(-size * width // len(table))
-    order = np.concatenate([random.permutation(len(table)) for _ in range(epochs)])
-    drawn = ((table.tokens[i], table.rows[i]) for i in order)
-    prompts, rollout, _ = data.pack_demonstrations(
-      drawn, tokenizer, config.completion_tokens, size, width
-    )
-  else:
-    chosen = random.choice(len(table), size, replace=len(table) < size)
-    rows = [table.rows[i] for i in chosen]
-    rollout = data.as_rollout(*data.answer_tokens(rows, tokenizer, config.completion_tokens))
-    prompts = table.prompts(chosen)
+  """Demonstrations as completions of reward 1, one for each prompt."""
+  size = config.sft.prompts
+  chosen = random.choice(len(table), size, replace=len(table) < size)
+  rows = [table.rows[i] for i in chosen]
+  rollout = data.as_rollout(*data.answer_tokens(rows, tokenizer, config.completion_tokens))
+  prompts = table.prompts(chosen)
   ones_B = np.ones(size, np.float32)
   return Batch(prompts, rollout, ones_B, ones_B)
