@@ -1,8 +1,12 @@
-"""The command line: `python -m jaxrl_llm.main --config=configs/dapo.py [--workdir=…] [--config.a.b=v] [--mode=…]`."""
+"""The command line: `jaxrl-llm --config=dapo [--workdir=…] [--config.a.b=v] [--mode=…]`.
+
+`python3 -m jaxrl_llm.main` is the same command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,13 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
   return status
 
 
+def script() -> int:
+  """The console script. Modules of the current folder can be imported, as with `python3 -m`."""
+  sys.path.insert(0, os.getcwd())
+  return main()
+
+
 def _run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Processes) -> int:
   _check_system()
   if arguments.mode in flags.COMMANDS:
     return flags.COMMANDS[arguments.mode].run(arguments, overrides, processes)
-  from jaxrl_llm.config import loading
+  from jaxrl_llm.commands import run_config
 
-  config = loading.load(arguments.config, overrides)
+  config = run_config.load_any(arguments, overrides)
   processes.join(arguments, config)
   # Imported late: --help and a misspelled flag do not wait for jax.
   from jaxrl_llm import train

@@ -12,8 +12,11 @@ def odd(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def slow(data_source, solution_str, ground_truth, extra_info=None):
-  """The same; the first to grade where no file JUDGES is says in it who it is, and takes its time."""
-  if not os.path.exists(os.environ['JUDGES']):
+  """The same; the first to grade where no file JUDGES is says in it who it is, and takes its time.
+
+  The trial on the first row, whose completions are the answer and '', does not count.
+  """
+  if solution_str not in ('', ground_truth) and not os.path.exists(os.environ['JUDGES']):
     with open(os.environ['JUDGES'], 'w') as file:
       file.write(str(os.getpid()))
     time.sleep(0.5)
@@ -33,5 +36,7 @@ def quarter_odd(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def broken(data_source, solution_str, ground_truth, extra_info=None):
-  """A reward function with a mistake in it."""
+  """A reward function with a mistake in it, which the trial on the first row does not show."""
+  if solution_str in ('', ground_truth):
+    return 0.0
   raise KeyError('no such column')

@@ -43,10 +43,17 @@ def make(root, steps=6, prompts=2, rollouts=4, *, seed=0, tokens=8192, pool=40, 
   _lines(root, 'metrics.jsonl', metrics)
   _lines(root, 'choices.jsonl', choices)
   for step, right in ((0, 0.2), (steps, 0.7)):
-    metric_values = {'val-core/all/acc/greedy': right, 'val-core/all/acc/mean@4': right - 0.05}
-    _json(root, f'eval/step_{step:06d}.json', dict(step=step, metrics=metric_values, rows=[]))
+    _json(root, f'eval/step_{step:06d}.json', _evaluation(step, right))
   _json(root, 'curriculum.json', _curriculum(random, steps))
   return root
+
+
+def _evaluation(step, right) -> dict:
+  means = {'mean@4': right - 0.05, 'greedy': right, 'best@4': right + 0.1, 'pass@4': right + 0.1}
+  measures = {k: dict(mean=v, low=v - 0.06, high=v + 0.07) for k, v in means.items()}
+  group = dict(source='all', level='', prompts=200, measures=measures, curves={})
+  metrics = {f'val-core/all/acc/{name}': value for name, value in means.items()}
+  return dict(step=step, metrics=metrics, groups=[group], rows=[])
 
 
 def _rollout(random, step, prompt, skill, words) -> dict:
@@ -67,6 +74,9 @@ def _rollout(random, step, prompt, skill, words) -> dict:
     length=len(pieces),
     reason='length' if len(pieces) > 1.8 * words else 'stop',
     right=right,
+    prompt_text=f'<|user|>What is {prompt} + 1? Think it over & answer.<|assistant|>',
+    rewards=dict(exact=float(right), brevity=0.0),
+    shaped=right - 0.25,
   )
   logp = (-random.exponential(0.8, len(pieces))).round(3).tolist()
   advantage = 1.0 if right else -0.5

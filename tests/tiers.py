@@ -16,6 +16,8 @@ PATHS = {
   'commands': 'jit',
   'commands/test_compile_report.py': 'slow',
   'commands/test_paths.py': 'process',
+  'commands/test_run_config.py': 'host',
+  'commands/test_run_modes.py': 'process',
   'config': 'host',
   'config/test_bad_config.py': 'jit',
   'curriculum': 'host',
@@ -41,6 +43,7 @@ PATHS = {
   'rewards/gym': 'process',
   'rewards/model_judge': 'process',
   'rewards/test_adapters.py': 'process',
+  'rewards/test_first_row.py': 'process',
   'rewards/test_linear.py': 'process',
   'rewards/test_math_verify.py': 'process',
   'rewards/test_pool.py': 'process',
@@ -55,6 +58,7 @@ PATHS = {
   'test_readme.py': 'process',
   'test_style.py': 'host',
   'test_train.py': 'process',
+  'test_wheel.py': 'slow',
 }
 
 

@@ -22,8 +22,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from jaxrl_llm.checkpointing import metrics_log, safe_files
-from jaxrl_llm.config import loading as configs
+from jaxrl_llm.checkpointing import config_changes, metrics_log, safe_files
 from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
@@ -32,29 +31,9 @@ if TYPE_CHECKING:
 _P = ParamSpec('_P')
 _R = TypeVar('_R')
 
-# Fields that may differ between two starts of a run: its length, what is evaluated and stored, and how the same
-# computation is laid out on a machine. All other fields change what the steps compute.
-_CHANGEABLE = (
-  'steps',
-  'evaluation',
-  'checkpoint',
-  'rewards.workers',
-  'rewards.deadline_s',
-  'rewards.cpu_s',
-  'rewards.memory_mb',
-  'rewards.failed.stop_share',
-  'rewards.failed.stop_steps',
-  'monitoring',
-  'mesh',
-  'processes',
-  'learner.microbatch_rollouts',
-  'learner.remat',
-  'objective.head_chunk_tokens',
-)
 TIMING = 'timing.json'
 _LAST_CHECKPOINT = 'checkpoint.json'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-_MAX_NAMED = 8  # differing fields named in an error
 _MAX_STARTS = 100  # entries of environment.json
 
 
@@ -66,6 +45,8 @@ class RunDirectory(NamedTuple):
     str, ...
   ] = ()  # config fields that differ from the last start, as 'steps: 60 -> 120'
   lock: IO[str] | None = None  # an open file; the directory is locked until it is closed
+  # marks the files of evaluations that have other settings than the run's own; '' = its own settings
+  variant: str = ''
 
   @property
   def metrics(self) -> str:
@@ -106,20 +87,22 @@ class RunDirectory(NamedTuple):
 
   def write_eval(self, step: int, record: JsonObject) -> None:
     """Writes eval/step_000012.json: the record of an evaluation with all completions."""
-    write(self._eval_path(step), json.dumps(record, ensure_ascii=False, indent=1))
+    write(self.eval_path(step), json.dumps(record, ensure_ascii=False, indent=1))
 
   def read_eval(self, step: int, expected: JsonObject) -> JsonObject | None:
     """Returns the record of a finished evaluation whose fields include `expected`, or None."""
     try:
-      record = dict(json.loads(safe_files.read(self._eval_path(step))))
+      record = dict(json.loads(safe_files.read(self.eval_path(step))))
     except (OSError, ValueError, TypeError):
       return None
     expected = json.loads(json.dumps(expected))  # tuples become lists, as in the file
     complete = record.keys() >= {'metrics', 'rows'}
     return record if complete and record | expected == record else None
 
-  def _eval_path(self, step: int) -> str:
-    return os.path.join(self.root, 'eval', f'step_{step:06d}.json')
+  def eval_path(self, step: int) -> str:
+    """The file of an evaluation."""
+    mark = f'_{self.variant}' if self.variant else ''
+    return os.path.join(self.root, 'eval', f'step_{step:06d}{mark}.json')
 
 
 def open_run(
@@ -143,7 +126,7 @@ def open_run(
     _check_files(root)
     stored = _read_config(os.path.join(root, 'config.json'), saved)
     for old in (saved, stored):
-      changed = _compare(root, old, settings) if old is not None else changed
+      changed = config_changes.check(root, old, settings) if old is not None else changed
     if steps is not None:
       _check_checkpoints(root, steps)
     if jax.process_index() == 0:
@@ -162,9 +145,17 @@ def open_run(
   return RunDirectory(root, changed, lock)
 
 
+def view(root: str, variant: str = '') -> RunDirectory:
+  """A run directory as it is: nothing is locked, created or changed, and no start is recorded."""
+  root = os.path.abspath(root)
+  _check_files(root)
+  return RunDirectory(root, variant=variant)
+
+
 def fingerprint(config: JsonObject) -> str:
   """Returns a hash of the fields that change what the steps compute: equal for any two starts of a run."""
-  fields = {k: v for k, v in _flatten(config).items() if not _is_changeable(k)}
+  flat = config_changes.flatten(config).items()
+  fields = {k: v for k, v in flat if not config_changes.is_changeable(k)}
   return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -264,63 +255,6 @@ def _read_config(path: str, saved: JsonObject | None) -> JsonObject | None:
     raise UserError(
       f'{path} is damaged ({error}); restore it, or give another --workdir.'
     ) from error
-
-
-def _compare(root: str, old: dict, new: dict) -> tuple[str, ...]:
-  """Returns the changed fields as 'name: old -> new'. Raises UserError where one changes what the steps compute."""
-  # Sections were renamed: fields of the old ones have no counterpart to compare with.
-  if renamed := sorted(old.keys() - new.keys() - {'fingerprint'}):
-    raise UserError(
-      f'--workdir={root} holds a run of an earlier version: its config.json has {", ".join(renamed)}, which are no '
-      'fields of the configuration any more; give another --workdir, or continue the run with the version '
-      'that began it.'
-    )
-  # A field that is newer than the run had the value that is its default now.
-  before, after = _defaults() | _flatten(old), _flatten(new)
-  before.pop('fingerprint', None)
-  changes = {
-    name: f'{name}: {before.get(name, "unset")!r} -> {after.get(name, "unset")!r}'
-    for name in sorted(before | after)
-    if before.get(name, _ABSENT) != after.get(name, _ABSENT)
-  }
-  refused = [change for name, change in changes.items() if not _is_changeable(name)]
-  if refused:
-    more = f'; and {len(refused) - _MAX_NAMED} more' if len(refused) > _MAX_NAMED else ''
-    raise UserError(
-      f'--workdir={root} holds a run of another config ({"; ".join(refused[:_MAX_NAMED])}{more}); give '
-      'the old values, or another --workdir.'
-    )
-  return tuple(changes.values())
-
-
-_ABSENT = object()
-
-
-def _defaults() -> JsonObject:
-  """The default fields without those of stages, whose settings depend on the chosen function."""
-
-  def without_stages(section: dict) -> dict:
-    return {
-      name: without_stages(value) if isinstance(value, dict) else value
-      for name, value in section.items()
-      if not (isinstance(value, dict) and 'fn' in value)
-    }
-
-  return _flatten(without_stages(json.loads(configs.default().to_json())))
-
-
-def _is_changeable(name: str) -> bool:
-  return any(name == field or name.startswith(f'{field}.') for field in _CHANGEABLE)
-
-
-def _flatten(tree: dict, prefix: str = '') -> JsonObject:
-  flat = {}
-  for key, value in tree.items():
-    if isinstance(value, dict):
-      flat |= _flatten(value, f'{prefix}{key}.')
-    else:
-      flat[prefix + key] = value
-  return flat
 
 
 def _lock(root: str) -> IO[str] | None:

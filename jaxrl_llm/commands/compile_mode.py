@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from jaxrl_llm.commands import targets
+from jaxrl_llm.commands import run_config, targets
 from jaxrl_llm.commands.processes import Processes
 
 _TOPOLOGY = 'v5e-16'
@@ -24,9 +24,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
   """Print the report; 1 where the step does not fit or its decode loop has a problem."""
   del processes
   targets.check_file('report', arguments.report)
-  from jaxrl_llm.config import loading
-
-  config = loading.load(arguments.config, overrides)
+  config = run_config.load_any(arguments, overrides)
   from jaxrl_llm.commands import compile_report, mesh_sweep
 
   compile_config = mesh_sweep.run if arguments.sweep else compile_report.run

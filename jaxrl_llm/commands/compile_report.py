@@ -17,7 +17,7 @@ from jaxrl_llm import models
 from jaxrl_llm import step as steps
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_table
-from jaxrl_llm.config import validation
+from jaxrl_llm.config import extras, validation
 from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
@@ -74,7 +74,7 @@ def devices(topology: str) -> list[Any]:
     importlib.metadata.version('libtpu')
   except importlib.metadata.PackageNotFoundError as error:
     raise UserError(
-      "--mode=compile needs libtpu, the TPU's compiler: pip install 'jaxrl_llm[aot]'."
+      f"--mode=compile needs libtpu, the TPU's compiler: {extras.install('aot')}."
     ) from error
   try:
     description = topologies.get_topology_desc(

@@ -7,14 +7,15 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.commands import targets
+from jaxrl_llm.commands import run_config, targets
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
 from jaxrl_llm.config.validation import ConfigLike
-from jaxrl_llm.types import Params, UserError
+from jaxrl_llm.types import UserError
 
 if TYPE_CHECKING:
-  from jaxrl_llm.runner.context import RunContext
+  from jaxrl_llm.config.schema import Config
+  from jaxrl_llm.runner.weights import RunWeights
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +34,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
   """Write the folder of --to, WORKDIR/export by default."""
   folder = arguments.to or os.path.join(arguments.workdir, 'export')
   targets.check_folder('to', folder)
-  from jaxrl_llm.config import loading
-
-  config = loading.load(arguments.config, overrides)
+  config = run_config.load(arguments, overrides).trained
   processes.join(arguments, config)
   options = arguments.dtype, arguments.adapter, arguments.base
   export_checkpoint(config, arguments.workdir, folder, *options)
@@ -53,10 +52,9 @@ def export_checkpoint(
   # Imported late: --help and a misspelled flag do not wait for jax.
   import jax
 
-  from jaxrl_llm.distributed import sharding
-  from jaxrl_llm.learner import state as train_state
+  from jaxrl_llm.checkpointing import run_dir
   from jaxrl_llm.monitoring import console
-  from jaxrl_llm.runner import resume, setup
+  from jaxrl_llm.runner import resume, weights
 
   config = validation.sized(config, jax.devices())
   if not base:
@@ -65,29 +63,28 @@ def export_checkpoint(
     raise UserError(
       '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
     )
-  context = setup.build_context(config)
-  directory = resume.open_directory(workdir, config)
   with console.open_console(config.monitoring.console, config.steps) as screen:
-    progress = resume.fresh(context) if base else resume.restore(context, directory, screen)
-    state = progress.state
-    weights = state.params if adapter else train_state.merged_weights(context.spec, state)
-    params = sharding.fetch(weights)
-    if jax.process_index() == 0:
-      _write(context, params, to, dtype, adapter, progress.done)
-      kind = 'adapter' if adapter else 'model'
-      source = config.model if base else f'the {kind} after {progress.done} steps'
-      screen.info(f'{source} is in {to}')
+    restored = weights.load(config, run_dir.view(workdir), base=base)
+    _write(config, restored, to, dtype, adapter)
+    kind = 'adapter' if adapter else 'model'
+    source = config.model if base else f'the {kind} after {restored.done} steps'
+    screen.info(f'{source} is in {to}')
 
 
-def _write(
-  context: RunContext, params: Params, to: str, dtype: str, adapter: bool, step: int
-) -> None:  # fmt: skip
+def _write(config: Config, restored: RunWeights, to: str, dtype: str, adapter: bool) -> None:
+  """Write the folder, on process 0 only; all processes fetch the weights."""
+  import jax
+
+  from jaxrl_llm.distributed import sharding
   from jaxrl_llm.models import export, peft
 
-  config, model = context.config, context.models.policy._replace(params=params)
+  params = sharding.fetch(restored.state.params if adapter else restored.merged())
+  if jax.process_index():
+    return
+  model = restored.model._replace(params=params)
   library = 'peft' if adapter else 'transformers'
-  card = export.model_card(config, step, os.path.basename(to), library)
-  lora = context.spec.model.lora if adapter else None
+  card = export.model_card(config, restored.done, os.path.basename(to), library)
+  lora = restored.spec.model.lora if adapter else None
   if lora is not None:
     model = model._replace(name=export.hub_name(config.model) or model.name)
     peft.save(to, model, lora, dtype=dtype, card=card)

@@ -13,12 +13,14 @@ from jaxrl_llm.commands.processes import Processes
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
 
 Any field of the configuration can be set: --config.steps=100 --config.curriculum.utility.fn=uniform.
+A run directory holds its configuration: with --workdir=RUN no --config is needed, in any mode.
 
 Modes:
   train     trains; a run in --workdir is resumed
   eval      evaluates the newest checkpoint in --workdir, that of --step=N, or the model as loaded: accuracy with
             intervals, by source and level; --against=OTHER/eval/step_N.json also compares two evaluations
-  generate  prints completions of --prompt=TEXT or of the lines of --prompts=FILE; without either, a conversation
+  generate  prints completions of --prompt=TEXT or of the lines of --prompts=FILE, in the template of the training and
+            greedily; without either, a conversation; --temperature=1 samples, --raw leaves the template out
   export    writes a Hugging Face folder --to=FOLDER, which transformers loads; with --adapter the LoRA adapter alone,
             which PEFT loads
   compile   compiles the step for a TPU slice that is not present, --topology=v5e-16: memory, exchanges and copies per
@@ -27,8 +29,8 @@ Modes:
   layout    prints the part of each parameter that a device of --topology holds, and its bytes
   fit       fits a sigmoid of compute to a metric of the runs in --workdir (commas between them), with a band;
             --plot=curve.svg draws it
-  report    writes report.html of the runs in --workdir (commas between them): curves, curriculum, time, health,
-            rollouts; prints the state of the curriculum
+  report    writes report.html of the runs in --workdir (commas between them): results, curves, curriculum, time,
+            rollouts; of a folder of runs runs.html, which lists and compares them
 """
 
 
@@ -66,6 +68,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   )
   if unknown:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}{_field_meant(unknown[0])}')
+  arguments.workdir_given = bool(arguments.workdir)
   if not arguments.workdir:
     name = os.path.splitext(os.path.basename(arguments.config))[0] or 'default'
     arguments.workdir = os.path.join('runs', name)
@@ -82,9 +85,11 @@ def _field_meant(flag: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
-    'jaxrl_llm.main', description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    'jaxrl-llm', description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--config', default='', help='a file of configs/; default: the defaults')
+  parser.add_argument(
+    '--config', default='', help='a file of configs/; default: that of the run in --workdir'
+  )
   parser.add_argument('--workdir', default='', help='the run folder; default: runs/<config name>')
   parser.add_argument('--mode', default='train', choices=MODES)
   parser.add_argument(

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.commands import run_config
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
+from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.config.validation import ConfigLike
-from jaxrl_llm.types import JsonObject, UserError
+from jaxrl_llm.types import JsonObject, Row, UserError
+
+# Set on the command line, they are the temperature of --mode=generate; that of a training run has no say.
+_TEMPERATURES = ('--config.temperature=', '--config.evaluation.sampling.temperature=')
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Add --prompt, --prompts and --samples."""
+  """Add --prompt, --prompts, --samples, --temperature, --tokens and --raw."""
   parser.add_argument(
     '--prompt', action='append', default=[], help='with --mode=generate; may be repeated'
   )
@@ -24,57 +30,101 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--samples', type=int, default=1, help='with --mode=generate: completions of each prompt'
   )
+  parser.add_argument(
+    '--temperature', type=float, help='with --mode=generate: 0, the default, is greedy'
+  )
+  parser.add_argument(
+    '--tokens',
+    type=int,
+    help='with --mode=generate: the longest completion; default: config.completion_tokens',
+  )
+  parser.add_argument(
+    '--raw',
+    action='store_true',
+    help='with --mode=generate: the prompt as it is, without config.data.template and the chat template',
+  )
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Processes) -> int:
   """Print the completions of `generate_text`."""
-  from jaxrl_llm.config import loading
-
-  config = loading.load(arguments.config, overrides)
+  config = run_config.load(arguments, overrides, run_config.GENERATION)
   prompts = _prompts(arguments)
-  processes.join(arguments, config)
-  generate_text(config, arguments.workdir, prompts, arguments.samples, arguments.base)
+  validation.check(config.requested)
+  settings = sampling_settings(arguments, overrides, typed(config.requested))
+  processes.join(arguments, config.trained)
+  options = settings, arguments.raw, arguments.base
+  generate_text(config.trained, arguments.workdir, prompts, config.requested, *options)
   return 0
+
+
+def sampling_settings(
+  arguments: argparse.Namespace, overrides: Sequence[str], config: Config
+) -> JsonObject:
+  """The settings of `rollout.stream` for --mode=generate: greedy unless a temperature is typed.
+
+  Raises UserError for numbers out of range.
+  """
+  temperature = 0.0
+  if any(text.startswith(_TEMPERATURES) for text in overrides):
+    ours = any(text.startswith(_TEMPERATURES[1]) for text in overrides)
+    temperature = config.evaluation.sampling.temperature if ours else config.temperature
+  if arguments.temperature is not None:
+    temperature = arguments.temperature
+  if not 0 <= temperature < math.inf:
+    raise UserError(f'--temperature={temperature} must be a finite number of at least 0.')
+  tokens = config.completion_tokens if arguments.tokens is None else arguments.tokens
+  if tokens < 1:
+    raise UserError(f'--tokens={tokens} must be a whole number of at least 1.')
+  filters = {k: v for k, v in config.evaluation.sampling.items() if k != 'temperature'}
+  return dict(
+    n=arguments.samples, max_tokens=tokens, temperature=temperature, seed=config.seed, **filters
+  )
 
 
 def generate_text(
   config: ConfigLike,
   workdir: str,
-  prompts: Sequence[str | list[dict]],
-  samples: int,
+  prompts: Sequence[str],
+  requested: ConfigLike | None = None,
+  settings: JsonObject | None = None,
+  raw: bool = False,
   base: bool = False,
 ) -> None:
   """Print completions of the newest checkpoint in `workdir`, or with `base` of the model as loaded.
 
-  Without prompts, hold a conversation. Raises UserError where nothing was trained.
+  `config` is that of the run; `requested.data` renders the prompts, unless they are `raw`. `settings` are those of
+  `rollout.stream`. Without prompts, hold a conversation. Raises UserError where nothing was trained.
   """
   # Imported late: --help and a misspelled flag do not wait for jax.
   import jax
 
-  from jaxrl_llm import rollout
+  from jaxrl_llm import data, rollout
+  from jaxrl_llm.checkpointing import run_dir
   from jaxrl_llm.commands import chat
-  from jaxrl_llm.learner import state as train_state
   from jaxrl_llm.monitoring import console
-  from jaxrl_llm.runner import resume, setup
+  from jaxrl_llm.runner import resume, weights
 
   config = validation.sized(config, jax.devices())
   if not base:
     resume.check_trained(config, workdir)
-  context = setup.build_context(config)
-  directory = resume.open_directory(workdir, config)
+  settings = settings or dict(max_tokens=config.completion_tokens, temperature=0.0)
+  rendering = typed(requested or config).data
   with console.open_console(config.monitoring.console, config.steps) as screen:
-    progress = resume.fresh(context) if base else resume.restore(context, directory, screen)
-  params = train_state.merged_weights(context.spec, progress.state)
-  model = context.models.policy._replace(params=params)
-  settings: JsonObject = dict(
-    max_tokens=config.completion_tokens, chat=config.data.chat, **config.evaluation.sampling
-  )
+    restored = weights.load(config, run_dir.view(workdir), base=base)
+    source = config.model if base else f'the model after {restored.done} steps'
+    screen.info(f'{source} samples at temperature {settings["temperature"]:g}')
+  model = restored.model._replace(params=restored.merged())
   if not prompts:
-    chat.run(model, settings, config.seed)
+    chat.run(model, settings, None if raw else rendering)
     return
-  completions = rollout.stream(model, prompts, n=samples, seed=config.seed, **settings)
+  inputs = prompts if raw else [data.render(_row(prompt), rendering) for prompt in prompts]
+  completions = rollout.stream(model, inputs, chat=False, **settings)
   for prompt, texts in zip(prompts, completions, strict=True):
     print(f'> {prompt}', *texts, sep='\n', flush=True)
+
+
+def _row(prompt: str) -> Row:
+  return Row('', prompt, (), '', '', {})
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from jaxrl_llm.commands import targets
+from jaxrl_llm.commands import run_config, targets
 from jaxrl_llm.commands.processes import Processes
 
 
@@ -18,9 +18,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
   """Print the layout; see `sharding_report.run`."""
   del processes
   targets.check_file('report', arguments.report)
-  from jaxrl_llm.config import loading
-
-  config = loading.load(arguments.config, overrides)
+  config = run_config.load_any(arguments, overrides)
   from jaxrl_llm.commands import sharding_report
 
   sharding_report.run(config, arguments.topology, arguments.report)

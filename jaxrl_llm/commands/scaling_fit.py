@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.checkpointing import metrics_log, safe_files
+from jaxrl_llm.config import extras
 from jaxrl_llm.types import UserError
 
 # Metrics whose sum over steps is the compute spent.
@@ -182,7 +183,7 @@ def _draw(drawn: list, metric: str, compute: str, path: str) -> None:
     import matplotlib
   except ImportError as error:
     raise UserError(
-      "--plot needs matplotlib: pip install 'jaxrl_llm[plot]', or leave --plot out."
+      f'--plot needs matplotlib: {extras.install("plot")}, or leave --plot out.'
     ) from error
   matplotlib.use('agg')
   import matplotlib.pyplot as plt

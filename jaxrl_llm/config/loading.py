@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
 import math
 import os
+import pathlib
 import runpy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_collections
 
-from jaxrl_llm.config import paths
-from jaxrl_llm.config.schema import FIXED_FIELDS, Section
+from jaxrl_llm.config import paths, user_code
+from jaxrl_llm.config.schema import FIXED_FIELDS, Section, is_stage
 from jaxrl_llm.config.schema import default as default
 from jaxrl_llm.types import JsonObject, JsonValue, UserError
 
@@ -27,8 +29,8 @@ def load(path: str = '', overrides: Sequence[str] = ()) -> ml_collections.Config
 
   `path` is a file, or the name of one in configs/: 'dapo'. The file's `get_config()` returns only what it changes; with
   `base='sums'`, that file is laid first. A stage with an `fn` replaces the default stage; one without changes settings
-  of the default function. Raises UserError for a file that is missing or fails, for unknown fields, with the
-  nearest valid name, and for values of another type.
+  of the default function. The config.json of a run is read, too. Raises UserError for a file that is missing or fails,
+  for unknown fields, with the nearest valid name, and for values of another type.
   """
   config = default()
   for changes in _chain(path) if path else ():
@@ -62,13 +64,15 @@ def _chain(name: str) -> list[JsonObject]:
 
 
 def _read(path: str) -> dict | ml_collections.ConfigDict:
-  """The return value of get_config() in a file."""
+  """The return value of get_config() in a file, or the content of a run's config.json."""
+  if path.endswith('.json'):
+    return _read_json(path)
   try:
     # An import would find a file that changed within a second in its bytecode cache.
     get_config = runpy.run_path(path).get('get_config')
     changes = get_config() if callable(get_config) else None
   except (Exception, SystemExit) as error:  # the file is the user's program
-    raise UserError(f'--config={path} fails ({type(error).__name__}: {error}); mend it.') from error
+    raise UserError(f'--config={path} fails ({user_code.describe(error)}); mend it.') from error
   if not callable(get_config):
     raise UserError(f'--config={path} has no function get_config(); see configs/dapo.py.')
   if not isinstance(changes, dict | ml_collections.ConfigDict):
@@ -76,6 +80,23 @@ def _read(path: str) -> dict | ml_collections.ConfigDict:
       f'--config={path}: get_config() returns {type(changes).__name__}, not a dict; see configs/dapo.py.'
     )
   return changes
+
+
+def _read_json(path: str) -> JsonObject:
+  """The config.json of a run, without its fingerprint."""
+  try:
+    settings = dict(json.loads(pathlib.Path(path).read_text('utf-8')))
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(
+      f'--config={path} is damaged ({error}); restore the file, or name a file with get_config().'
+    ) from error
+  settings.pop('fingerprint', None)
+  if unknown := sorted(settings.keys() - default().keys()):
+    raise UserError(
+      f'--config={path} is of an earlier version: {", ".join(unknown)} are no fields of the configuration any more; '
+      'use the version that wrote it.'
+    )
+  return settings
 
 
 def _override(config: ml_collections.ConfigDict, text: str) -> None:
@@ -89,7 +110,7 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
     part, field = part[parent], f'{field}.{parent}'
     if not isinstance(part, ml_collections.ConfigDict):
       raise UserError(f'{text} asks for a part of {field}={part!r}; write --{field}=VALUE.')
-  if leaf not in part and 'fn' not in part:
+  if leaf not in part and not is_stage(part, field):
     raise UserError(f'{field}.{leaf} is unknown; {suggestion(config, name, leaf, part)}.')
   if not equals:
     raise UserError(f'{text} has no value; write --config.{name}=VALUE.')
@@ -103,14 +124,14 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
 def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
   """Lays `changes` over `part`; see `load`. `field` is its name, such as 'config.data'."""
   old = dict(part.items())
-  if 'fn' in old and 'fn' in changes:
+  if is_stage(old, field) and 'fn' in changes:
     for key in old.keys() - {'fn', *FIXED_FIELDS.get(field, ())}:
       del part[key]  # of another function, or left out on purpose
   same = changes.get('fn', old.get('fn')) == old.get('fn')
   for key, value in changes.items():
     where, was = f'{field}.{key}', old.get(key)
     _check_name(key, field)
-    if key not in old and 'fn' not in old:
+    if key not in old and not is_stage(old, field):
       raise UserError(f'{where} is unknown; {near(key, old)}.')
     if isinstance(was, ml_collections.ConfigDict):
       if not isinstance(value, dict | ml_collections.ConfigDict):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from jaxrl_llm.config import user_code
 from jaxrl_llm.config.schema import Stage
 from jaxrl_llm.types import JsonValue, Settings, UserError
 
@@ -57,7 +58,7 @@ def imported(path: str, where: str) -> Callable:
       fn = getattr(fn, part, None)
   except Exception as error:  # the import runs the user's code, which may raise anything
     raise UserError(
-      f'{where}: importing {module_name!r} failed ({type(error).__name__}: {error}); '
+      f'{where}: importing {module_name!r} failed ({user_code.describe(error)}); '
       'run from its folder or put that on PYTHONPATH.'
     ) from error
   if not callable(fn):
@@ -67,7 +68,8 @@ def imported(path: str, where: str) -> Callable:
 
 def _function(module: ModuleType, name: JsonValue, field: str) -> Callable:
   if isinstance(name, str) and ':' in name:
-    return imported(name, f'{field}.fn={name!r}')
+    where = f'{field}.fn={name!r}'
+    return user_code.guarded(imported(name, where), where)
   valid = choices(module)
   if not isinstance(name, str) or name not in valid:
     raise UserError(f'{field}.fn={name!r} is unknown; choose one of: {", ".join(sorted(valid))}.')

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_llm.config import schema, stages
+from jaxrl_llm.config import schema, stages, user_code
 from jaxrl_llm.environments import games, tools
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
@@ -107,7 +107,7 @@ def _import(path: str, arguments: JsonObject) -> Callable[[], Environment]:
     raise
   except Exception as error:  # the user's program may raise anything
     raise UserError(
-      f'{where} with {arguments} fails ({type(error).__name__}: {error}); run from its folder or put that on '
+      f'{where} with {arguments} fails ({user_code.describe(error)}); run from its folder or put that on '
       'PYTHONPATH, and give the settings that it takes.'
     ) from error
   methods = (getattr(environment, 'reset', None), getattr(environment, 'step', None))

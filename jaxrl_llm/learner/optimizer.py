@@ -1,17 +1,21 @@
-"""AdamW with a learning-rate schedule and a bound on the global gradient norm, from optax."""
+"""The optimizer by name with a learning-rate schedule and a bound on the global gradient norm, from optax."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
+from jaxrl_llm.config import stages, user_code
 from jaxrl_llm.config.schema import OptimizerConfig
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Params, UserError
 
 DECAYS = ('constant', 'cosine', 'linear')
+NAMES = ('adafactor', 'adamw', 'lion', 'muon')
+_ADAM = ('b1', 'b2', 'eps')  # settings of adamw, which a function of the user's may name, too
 
 Schedule = Callable[[Any], Any]  # optimizer step → learning rate, traced or not
 
@@ -19,23 +23,78 @@ Schedule = Callable[[Any], Any]  # optimizer step → learning rate, traced or n
 def make_optimizer(
   config: OptimizerConfig, steps: int, learning_rate: float | None = None
 ) -> tuple[optax.GradientTransformation, Schedule]:
-  """AdamW on gradients clipped to `clip_norm`, and its schedule over `steps` optimizer steps.
+  """The optimizer `config.fn` on gradients clipped to `clip_norm`, and its schedule over `steps` optimizer steps.
 
-  `learning_rate` replaces that of the config. Weight decay applies to matrices only. Raises UserError for an unknown
-  decay. arXiv:1711.05101 (AdamW).
+  `learning_rate` replaces that of the config. Weight decay applies to matrices only. Raises UserError as `check`.
+  arXiv:1711.05101 (AdamW).
   """
   rate = config.learning_rate if learning_rate is None else learning_rate
   schedule = _schedule(config, rate, steps)
-  matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
-  adamw = optax.adamw(
-    schedule,
-    b1=config.b1,
-    b2=config.b2,
-    eps=config.eps,
-    weight_decay=config.weight_decay,
-    mask=matrices,
-  )
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw), schedule
+  clip = optax.clip_by_global_norm(config.clip_norm)
+  return optax.chain(clip, _named(config, schedule)), schedule
+
+
+def check(config: OptimizerConfig) -> None:
+  """Raises UserError for an unknown function or decay, a user's function that fails, and settings of another one."""
+  make_optimizer(config, 1)
+  changed = [name for name in _ADAM if config[name] != OptimizerConfig()[name]]
+  if config.fn in NAMES and config.fn != 'adamw' and changed:
+    raise UserError(
+      f"config.optimizer.{changed[0]}={config[changed[0]]!r} is a setting of 'adamw', and config.optimizer.fn="
+      f"{config.fn!r} has its own; leave it out, or name a function of yours: 'package.module:function'."
+    )
+
+
+def _named(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+  decay = config.weight_decay
+  if config.fn == 'adamw':
+    moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
+    return optax.adamw(schedule, **moments, weight_decay=decay, mask=_matrices)
+  if config.fn == 'lion':
+    return optax.lion(schedule, weight_decay=decay, mask=_matrices)
+  if config.fn == 'adafactor':
+    return optax.adafactor(schedule, weight_decay_rate=decay or None, weight_decay_mask=_matrices)
+  if config.fn == 'muon':
+    return optax.contrib.muon(
+      schedule,
+      weight_decay=decay,
+      weight_decay_mask=_matrices,
+      muon_weight_dimension_numbers=_in_layers,
+    )
+  return _users_own(config, schedule)
+
+
+def _users_own(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+  where = f'config.optimizer.fn={config.fn!r}'
+  if ':' not in config.fn:
+    raise UserError(
+      f'{where} is unknown; choose one of: {", ".join(NAMES)}, or your own function as '
+      "'package.module:function'."
+    )
+  make = stages.imported(config.fn, where)
+  named = inspect.signature(make).parameters
+  settings = {name: config[name] for name in ('weight_decay', *_ADAM) if name in named}
+  optimizer = user_code.guarded(make, where)(schedule, **settings)
+  if not all(callable(getattr(optimizer, name, None)) for name in ('init', 'update')):
+    raise UserError(
+      f'{where} returns {type(optimizer).__name__}, which has no init(params) and update(grads, state, params); '
+      'return a gradient transformation of optax.'
+    )
+  return optimizer
+
+
+def _matrices(params: Params) -> Params:
+  return jax.tree.map(lambda x: x.ndim > 1, params)
+
+
+def _in_layers(params: Params) -> Params:
+  """Muon's matrices: those of the layers. Embedding and head are not orthogonalized."""
+
+  def numbers(path: tuple, x: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+    in_layer = any(getattr(key, 'key', None) == 'layers' for key in path)
+    return optax.contrib.MuonDimensionNumbers() if in_layer and x.ndim == 2 else None
+
+  return jax.tree_util.tree_map_with_path(numbers, params)
 
 
 def _schedule(config: OptimizerConfig, rate: float, steps: int) -> Schedule:

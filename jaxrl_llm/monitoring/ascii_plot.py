@@ -49,15 +49,39 @@ def wrap_lines(text: str, width: int, first: str = '', rest: str = '') -> list[s
   return lines
 
 
-def sparkline(values: Sequence[float | None], width: int = 60, ascii_only: bool = False) -> str:
-  """Returns a curve on one line: means over equal ranges, on a scale that includes 0 and 1."""
+def sparkline(
+  values: Sequence[float | None],
+  width: int = 60,
+  ascii_only: bool = False,
+  scale: tuple[float, float] | None = None,
+) -> str:
+  """Returns a curve on one line: means over equal ranges. `scale`: (lowest, highest); None: those of the curve."""
   means = _range_means(values, width)
   if not means:
     return ''
-  low, high = min(0.0, *means), max(1.0, *means)
+  low, high = scale or (min(means), max(means))
   bars = _ASCII_BARS if ascii_only else _BARS
+  top = len(bars) - 2
   # The lowest value has the second bar, because a space would look like a missing value.
-  return ''.join(bars[1 + round((m - low) / (high - low) * (len(bars) - 2))] for m in means)
+  return ''.join(
+    bars[1 + min(max(round((m - low) / ((high - low) or 1.0) * top), 0), top)] for m in means
+  )
+
+
+def scaled_sparkline(
+  values: Sequence[float | None], width: int, ascii_only: bool = False
+) -> tuple[str, str, str]:
+  """Returns (lowest value, curve, highest value) as text of at most `width` characters, or empty text."""
+  for cells in range(
+    width, 0, -1
+  ):  # the numbers depend on the ranges of the cells, and the cells on their room
+    means = _range_means(values, cells)
+    if not means:
+      break
+    low, high = f'{min(means):.3g} ', f' {max(means):.3g}'
+    if len(means) + len(low) + len(high) <= width:
+      return low, sparkline(values, cells, ascii_only), high
+  return '', sparkline(values, max(width, 1), ascii_only), ''
 
 
 def curve(
@@ -92,14 +116,42 @@ def curve(
 def before_after(
   before: dict[str, float | None], after: dict[str, float | None], step: int | None = None
 ) -> AccuracyTable:
-  """Returns a table of the accuracies before and after training, with the gains in percentage points."""
+  """Returns a table of the accuracies before and after training, with the gains in percentage points.
+
+  It has a row for each measure, of all data and of each source whose value differs.
+  """
   rows = []
-  for name in sorted(set(before) & set(after)):
-    source, _, measure = name.removeprefix('val-core/').rpartition('/acc/')
+  for name in sorted(set(before) & set(after), key=_place):
+    source, measure = _source_and_measure(name)
     old, new = before[name], after[name]
+    repeated = source != 'all' and _of_all(before, name) == old and _of_all(after, name) == new
+    # best@n equals pass@n where scores are 0 and 1.
+    best = name.replace('/best@', '/pass@')
+    if repeated or (best != name and (before.get(best), after.get(best)) == (old, new)):
+      continue
     gain = '-' if old is None or new is None else f'{100 * (new - old):+.1f}'
     rows.append((source, measure, percent(old), percent(new), gain))
   return AccuracyTable(rows, 'after' if step is None else f'after {step} steps')
+
+
+_MEASURES = ('greedy', 'mean', 'pass', 'best', 'maj')
+
+
+def _place(name: str) -> tuple:
+  """Sorts all data before single sources, and greedy accuracies before those of samples."""
+  source, measure = _source_and_measure(name)
+  kind = measure.split('@')[0]
+  return source != 'all', source, _MEASURES.index(kind) if kind in _MEASURES else 9, measure
+
+
+def _source_and_measure(name: str) -> tuple[str, str]:
+  source, _, measure = name.removeprefix('val-core/').rpartition('/acc/')
+  return source, measure
+
+
+def _of_all(metrics: dict[str, float | None], name: str) -> float | None:
+  """The same measure over all data."""
+  return metrics.get(f'val-core/all/acc/{_source_and_measure(name)[1]}')
 
 
 class AccuracyTable:

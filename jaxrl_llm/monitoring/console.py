@@ -228,11 +228,12 @@ class Console:
       below += [Text(line, 'yellow') for line in ascii_plot.wrap_lines(text, width)]
     lines = self._grid(width) if self._row else []
     if self._row:
-      shares = ascii_plot.sparkline(self._rewards, max(min(60, width - 7), 1), self._ascii)
-      lines.append(Text.assemble(('reward ', 'dim'), shares))
+      room = max(min(72, width - 7), 1)
+      low, curve, high = ascii_plot.scaled_sparkline(self._rewards, room, self._ascii)
+      lines.append(Text.assemble(('reward ', 'dim'), (low, 'dim'), curve, (high, 'dim')))
     if self._difficulty and width >= 40:
       top = max(self._difficulty) or 1.0
-      shares = ascii_plot.sparkline([x / top for x in self._difficulty], ascii_only=self._ascii)
+      shares = ascii_plot.sparkline(self._difficulty, ascii_only=self._ascii, scale=(0.0, top))
       lines.append(Text.assemble(('prompts ', 'dim'), 'hard ', shares, ' easy'))
     room = max(height - 2 - len(below), 0)  # without the progress bar and the line of the cursor
     return [self._bar(width), *lines[:room], *below][: max(height - 1, 1)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.checkpointing.metrics_log import STEP
+from jaxrl_llm.config import extras
 from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def check(names: Sequence[str]) -> None:
       )
     if importlib.util.find_spec(TRACKERS[name][1]) is None:
       raise UserError(
-        f"config.monitoring.trackers holds {name!r}, which is not installed: pip install 'jaxrl_llm[{name}]'."
+        f'config.monitoring.trackers holds {name!r}, which is not installed: {extras.install(name)}.'
       )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from rich.console import Console
 
-from jaxrl_llm.report import alarm_history, curriculum, page
+from jaxrl_llm.report import alarm_history, curriculum, page, runs
 from jaxrl_llm.report.rollouts import Rollouts
 from jaxrl_llm.report.run_reader import read_run
 from jaxrl_llm.types import UserError
@@ -15,19 +16,31 @@ from jaxrl_llm.types import UserError
 def write_report(folders: list[str], to: str = '') -> str:
   """Prints the curriculum and the health of each run, and writes one page of all runs. Returns the page's path.
 
-  `to` is the file to write; '' means report.html in the first run directory. Raises UserError for a directory that
-  holds no run and for a page that cannot be written.
+  A folder that is no run but holds some gets a page that lists them: runs.html. `to` is the file to write; '' means
+  report.html or runs.html in the first folder. Raises UserError for a folder without runs and for a page that cannot
+  be written.
   """
   console = Console()
+  if any(not runs.is_run(folder) and runs.find(folder) for folder in folders):
+    return _write_runs(folders, to, console)
   rollouts = [Rollouts(folder).refresh() for folder in folders]
   for folder, run_rollouts in zip(folders, rollouts, strict=True):
     _print_run(folder, run_rollouts, console)
-  path = to or os.path.join(folders[0], 'report.html')
+  return _write(to or os.path.join(folders[0], 'report.html'), page.write, folders, rollouts)
+
+
+def _write_runs(folders: list[str], to: str, console: Console) -> str:
+  found = list(dict.fromkeys(run for folder in folders for run in runs.find(folder)))
+  console.print(f'{len(found)} runs', markup=False)
+  return _write(to or os.path.join(folders[0], 'runs.html'), page.write_runs, found)
+
+
+def _write(path: str, write: Callable[..., str], *content: list) -> str:
   try:
-    page.write(path, folders, rollouts)
+    write(path, *content)
   except OSError as error:
     raise UserError(f'{path} cannot be written ({error}); give another --to=FILE.') from error
-  console.print(f'the report is {path}', markup=False, soft_wrap=True)
+  Console().print(f'the report is {path}', markup=False, soft_wrap=True)
   return path
 
 

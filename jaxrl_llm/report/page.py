@@ -1,4 +1,4 @@
-"""report.html: one self-contained file for one or several runs.
+"""report.html: one self-contained file for one or several runs; runs.html: a list of runs to compare.
 
 The data of a run is stored in the page as deflated bytes in base64 and is unpacked by the browser when it is displayed.
 Scripts insert it as text, never as markup.
@@ -12,9 +12,10 @@ import importlib.resources
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.report import runs
 from jaxrl_llm.report.rollouts import JsonObject, Rollouts
 from jaxrl_llm.report.run_reader import read_run, rollout_index
 
@@ -22,6 +23,8 @@ from jaxrl_llm.report.run_reader import read_run, rollout_index
 _SCRIPTS = (
   'base',
   'charts',
+  'intervals',
+  'result',
   'sections',
   'curriculum',
   'device',
@@ -30,6 +33,7 @@ _SCRIPTS = (
   'browser',
   'start',
 )
+_RUNS_SCRIPTS = ('base', 'charts', 'intervals', 'runs')
 
 
 def write(path: str, folders: list[str], rollouts: list[Rollouts] | None = None) -> str:
@@ -41,25 +45,41 @@ def write(path: str, folders: list[str], rollouts: list[Rollouts] | None = None)
 def render(folders: list[str], rollouts: list[Rollouts] | None = None) -> str:
   """Returns the page as text. It depends on the content of the folders alone, not on the time."""
   rollouts = rollouts or [Rollouts(folder).refresh() for folder in folders]
-  runs = [read_run(folder, each) for folder, each in zip(folders, rollouts, strict=True)]
-  _make_names_distinct(runs, folders)
+  read = [read_run(folder, each) for folder, each in zip(folders, rollouts, strict=True)]
+  _make_names_distinct(read, folders)
   blocks = [
     _data_element(name, data)
-    for number, (run, run_rollouts) in enumerate(zip(runs, rollouts, strict=True))
+    for number, (run, run_rollouts) in enumerate(zip(read, rollouts, strict=True))
     for name, data in _data_blocks(number, run, run_rollouts)
   ]
   return _fill_template(
     _asset('page.html'),
-    TITLE=html.escape(', '.join(run['name'] for run in runs)),
+    TITLE=html.escape(', '.join(run['name'] for run in read)),
     STYLE=_asset('page.css'),
     BLOCKS='\n'.join(blocks),
-    SCRIPT=f"'use strict';\n(() => {{\nconst RUNS = {len(runs)};\n{scripts()}\n}})();",
+    SCRIPT=f"'use strict';\n(() => {{\nconst RUNS = {len(read)};\n{scripts()}\n}})();",
   )
 
 
-def scripts() -> str:
-  """Returns the JavaScript of the page."""
-  return '\n'.join(_asset(f'{name}.js') for name in _SCRIPTS)
+def write_runs(path: str, folders: list[str]) -> str:
+  """Writes the page that lists these runs atomically and returns `path`."""
+  safe_files.write(path, render_runs(folders, path))
+  return path
+
+
+def render_runs(folders: list[str], path: str) -> str:
+  """Returns the page of runs as text; its links are relative to `path`."""
+  return _fill_template(
+    _asset('runs.html'),
+    STYLE=_asset('page.css'),
+    BLOCKS=_data_element('runs-data', _deflated_json(dict(runs=runs.read_all(folders, path)))),
+    SCRIPT=f"'use strict';\n(() => {{\n{scripts(_RUNS_SCRIPTS)}\n}})();",
+  )
+
+
+def scripts(names: Sequence[str] = _SCRIPTS) -> str:
+  """Returns the JavaScript of a page."""
+  return '\n'.join(_asset(f'{name}.js') for name in names)
 
 
 def _data_blocks(number: int, run: JsonObject, rollouts: Rollouts) -> Iterator[tuple[str, bytes]]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from jaxrl_llm.checkpointing import metrics_log, run_dir, safe_files
-from jaxrl_llm.report import alarm_history, curriculum, series
+from jaxrl_llm.report import alarm_history, curriculum, results, series, timing
 from jaxrl_llm.report.device import device_report
 from jaxrl_llm.report.rollouts import JsonObject, Rollouts, json_lines
 from jaxrl_llm.types import UserError
@@ -24,7 +24,6 @@ _UPDATE_METRICS = (
 )
 _LISTED_CHOICES = 3000  # the latest choices, listed one by one
 _FACTS = ('model', 'mode', 'dtype', 'seed', 'prompts', 'rollouts', 'completion_tokens')
-_TIME_RANGES = 40  # columns of the chart of step times
 
 _Json = TypeVar('_Json', dict, list)
 
@@ -43,19 +42,22 @@ def read_run(folder: str, rollouts: Rollouts | None = None) -> JsonObject:
   rows = [without_idle_update(row) for row in metrics_log.read(metrics_path)]
   config = _read_json(os.path.join(folder, 'config.json'), {})
   starts = _read_json(os.path.join(folder, 'environment.json'), [])
-  checks = alarm_history.check_results(rows, config, _on_cpu(starts))
+  checks = alarm_history.check_results(rows, config, on_cpu(starts))
+  device = device_report(folder, rows)
   return dict(
     name=os.path.basename(os.path.abspath(folder)),
     done=rows[-1][metrics_log.STEP] + 1 if rows else 0,
     steps=config.get('steps', 0),
     facts=_facts(config, starts),
-    config=_flatten(config),
+    config=flatten(config),
     health=checks,
     health_summary=alarm_history.summary(checks),
     curves=series.curves(rows, metrics_log.STEP),
-    time=_step_times(rows) | dict(other_phases=_other_phases(folder)),
-    device=device_report(folder, rows),
-    evaluations=_evaluations(folder),
+    time=timing.step_times(rows, device) | dict(other_phases=_other_phases(folder)),
+    device=device,
+    evaluations=results.evaluations(folder),
+    examples=results.examples(rollouts),
+    weights=_reward_weights(config),
     lengths=series.distribution_by_step(
       rollouts.column('step'), rollouts.column('length'), low=0.0
     ),
@@ -88,41 +90,10 @@ def rollout_index(rollouts: Rollouts) -> JsonObject:
   )
 
 
-def _step_times(rows: list[JsonObject]) -> JsonObject:
-  """Seconds of each part of the steps. 'other' is the rest of timing_s/step."""
-  keys = sorted({k for row in rows for k in row if k.startswith('timing_s/')} - {'timing_s/step'})
-  steps = np.array([row[metrics_log.STEP] for row in rows], int)
-
-  def column(key: str) -> np.ndarray:
-    return np.array([row[key] if isinstance(row.get(key), int | float) else 0.0 for row in rows])
-
-  seconds = {key.removeprefix('timing_s/'): column(key) for key in keys}
-  rest = column('timing_s/step') - sum(seconds.values(), np.zeros(len(rows)))
-  seconds['other'] = np.maximum(rest, 0)
-  ranges = [each for each in np.array_split(np.arange(len(rows)), _TIME_RANGES) if len(each)]
-  return dict(
-    x=[[int(steps[each[0]]), int(steps[each[-1]])] for each in ranges],
-    mean={name: [float(f'{x[each].mean():.4g}') for each in ranges] for name, x in seconds.items()},
-    total={name: float(f'{x.sum():.5g}') for name, x in seconds.items()},
-  )
-
-
 def _other_phases(folder: str) -> dict[str, float]:
   """Seconds outside of the steps, by phase: evaluation, checkpoints, compilation."""
   seconds = _read_json(os.path.join(folder, run_dir.TIMING), {})
   return {k: v for k, v in seconds.items() if isinstance(v, int | float) and v > 0}
-
-
-def _evaluations(folder: str) -> list[JsonObject]:
-  """step and metrics of each evaluation on disk, in the order of the steps."""
-  eval_folder, evaluations = os.path.join(folder, 'eval'), []
-  for name in sorted(os.listdir(eval_folder)) if os.path.isdir(eval_folder) else []:
-    record = _read_json(os.path.join(eval_folder, name), {}) if name.endswith('.json') else {}
-    metrics = record.get('metrics')
-    if isinstance(metrics, dict) and isinstance(record.get('step'), int):
-      numbers = {k: v for k, v in sorted(metrics.items()) if isinstance(v, int | float)}
-      evaluations.append(dict(step=record['step'], metrics=numbers))
-  return sorted(evaluations, key=lambda evaluation: evaluation['step'])
 
 
 def _curriculum(folder: str) -> JsonObject | None:
@@ -156,6 +127,22 @@ def _choices(folder: str) -> JsonObject:
   )
 
 
+def _reward_weights(config: JsonObject) -> dict[str, float]:
+  """The weight of each reward function, by its name in rollout files."""
+  spec = config.get('rewards')
+  spec = spec if isinstance(spec, dict) else {}
+  weights = {}
+  for part in (spec | dict(weight=1.0), *spec.get('parts', ())):
+    if isinstance(part, dict) and isinstance(part.get('weight', 1.0), int | float):
+      name = part.get('name') or str(part.get('fn', '')).rpartition(':')[2]
+      weights[name] = float(part.get('weight', 1.0))
+  environment = config.get('environment')
+  if isinstance(environment, dict) and environment.get('fn', 'none') != 'none':
+    rewards_judge = environment.get('judge') == 'rewards'
+    weights['environment'] = float(environment.get('weight', 1.0)) if rewards_judge else 1.0
+  return weights
+
+
 def _facts(config: JsonObject, starts: list[JsonObject]) -> dict[str, str]:
   facts = {name: str(config[name]) for name in _FACTS if name in config}
   last = _last_start(starts)
@@ -166,7 +153,8 @@ def _facts(config: JsonObject, starts: list[JsonObject]) -> dict[str, str]:
   return facts | {k: str(v) for k, v in origin.items() if v} | dict(starts=str(len(starts)))
 
 
-def _on_cpu(starts: list[JsonObject]) -> bool:
+def on_cpu(starts: list[JsonObject]) -> bool:
+  """Whether the newest start ran on CPUs."""
   return 'cpu' in str((_last_start(starts).get('devices') or ['cpu'])[0]).lower()
 
 
@@ -174,11 +162,12 @@ def _last_start(starts: list[JsonObject]) -> JsonObject:
   return starts[-1] if starts and isinstance(starts[-1], dict) else {}
 
 
-def _flatten(tree: JsonObject, prefix: str = '') -> dict[str, str]:
+def flatten(tree: JsonObject, prefix: str = '') -> dict[str, str]:
+  """{'a.b': value as JSON} of nested dicts."""
   flat: dict[str, str] = {}
   for key, value in sorted(tree.items()):
     if isinstance(value, dict):
-      flat |= _flatten(value, f'{prefix}{key}.')
+      flat |= flatten(value, f'{prefix}{key}.')
     else:
       flat[prefix + key] = json.dumps(value, ensure_ascii=False)
   return flat

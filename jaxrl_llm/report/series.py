@@ -44,7 +44,9 @@ def curve(steps: np.ndarray, values: np.ndarray, points: int = _POINTS) -> dict[
   return dict(x=x, y=y, mid=mid, lo=lo, hi=hi)
 
 
-def curves(rows: list[JsonObject], step_key: str) -> dict[str, dict[str, list[float]]]:
+def curves(
+  rows: list[JsonObject], step_key: str, points: int = _POINTS
+) -> dict[str, dict[str, list[float]]]:
   """Returns {metric: `curve`} for every metric that is a number in some row."""
   columns: dict[str, tuple[list, list]] = {}
   for row in rows:
@@ -54,7 +56,8 @@ def curves(rows: list[JsonObject], step_key: str) -> dict[str, dict[str, list[fl
         x.append(row[step_key])
         y.append(value)
   return {
-    name: curve(np.array(x, float), np.array(y, float)) for name, (x, y) in sorted(columns.items())
+    name: curve(np.array(x, float), np.array(y, float), points)
+    for name, (x, y) in sorted(columns.items())
   }
 
 

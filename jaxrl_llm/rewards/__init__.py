@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jaxrl_llm.rewards import length_truncation, majority_vote
 from jaxrl_llm.rewards.failure_policy import FailurePolicy
 from jaxrl_llm.rewards.first_batch_checks import check_first_batch
+from jaxrl_llm.rewards.first_row import check_first_row
 from jaxrl_llm.rewards.outcomes import Spec
 from jaxrl_llm.rewards.pool import Pool, Scores
 from jaxrl_llm.rewards.resolve import (
@@ -39,6 +40,7 @@ __all__ = [
   'check_rows',
   'check_tasks',
   'check_first_batch',
+  'check_first_row',
   'resolve',
   'resolve_extract',
   'resolve_parts',

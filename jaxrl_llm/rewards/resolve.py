@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_llm.config import schema, stages
+from jaxrl_llm.config import extras, schema, stages
 from jaxrl_llm.rewards import (
   adapters,
   format_rules,
@@ -143,7 +142,7 @@ def resolve(spec: Spec, where: str = 'rewards') -> Grader:
   package, extra = _NEEDS.get(str(fn), ('', ''))
   if package and importlib.util.find_spec(package.replace('-', '_')) is None:
     raise UserError(
-      f"config.{where}.fn={fn!r} needs {package}; install the extra: pip install 'jaxrl_llm[{extra}]'."
+      f'config.{where}.fn={fn!r} needs {package}; install the extra: {extras.install(extra)}.'
     )
   module = next((m for m in _MODULES if isinstance(fn, str) and fn in stages.choices(m)), None)
   if module is None:
@@ -265,19 +264,8 @@ def resolve_vote(vote: Stage, spec: Spec, rollouts: int) -> majority_vote.Majori
 
 
 def _user_function(path: str, settings: Settings, field: str) -> Grader:
-  module_name, _, name = path.partition(':')
   where = f'config.{field}.fn={path!r}'
-  try:
-    fn = importlib.import_module(module_name)
-    for part in name.split('.'):
-      fn = getattr(fn, part, None)
-  except Exception as error:
-    raise UserError(
-      f'{where}: importing {module_name!r} failed ({type(error).__name__}: {error}); '
-      'run from its folder or put that on PYTHONPATH.'
-    ) from error
-  if not callable(fn):
-    raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
+  fn = stages.imported(path, where)
   grader = adapters.user_grader(fn, settings, where)
   if callable(check := getattr(fn, 'check', None)):
     check(grader.settings, f'config.{field}')

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.config import user_code
 from jaxrl_llm.rewards import format_rules
 from jaxrl_llm.rewards import verifiers as shipped
 from jaxrl_llm.rewards.gym import sandboxed
@@ -28,7 +29,8 @@ FAILURES = (TIMEOUT, CRASH, ERROR)  # a skipped completion is no failure of the 
 PENDING = -1
 OUT_OF_MEMORY = 99  # exit code of a worker whose item exceeded the memory limit
 
-_MESSAGE_BYTES = 200
+_MESSAGE_BYTES = 400
+_ERROR_CHARS = 200  # of an exception's own text
 _graders: tuple[Grader, ...] = ()
 _PREPARE = shipped.PREPARE | format_rules.PREPARE
 
@@ -194,10 +196,7 @@ def _failure(error: Exception) -> Result:
 
 
 def describe(error: BaseException) -> bytes:
-  """One line about an error, short enough for the result file."""
-  try:
-    message = str(error)[: 10 * _MESSAGE_BYTES]
-  except Exception:  # an exception class of the user's whose __str__ fails
-    message = 'an error whose message cannot be read'
-  line = ' '.join(f'{type(error).__name__}: {message}'.split())
+  """One line about an error, with the line of the user's code that raised it, short enough for the result file."""
+  text, place = user_code.describe(error), user_code.location(error)
+  line = text.removesuffix(place)[:_ERROR_CHARS] + place
   return line.encode('utf-8', 'replace')[:_MESSAGE_BYTES]

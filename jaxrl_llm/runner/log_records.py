@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxrl_llm import curriculum, rewards
 from jaxrl_llm.config.schema import Config
+from jaxrl_llm.runner import token_stats
 from jaxrl_llm.types import REASONS, TRUNCATED, Batch, JsonObject, Row
 
 if TYPE_CHECKING:
@@ -109,9 +110,12 @@ def rollout_records(
 ) -> list[JsonObject]:
   """Rows of a rollout file: completions that are learned from, and those that could not be graded.
 
-  `rows` [B] are the data rows, `token_values` by row the per-token values of `TokenStats`.
+  `rows` [B] are the data rows, `token_values` by row the per-token values of `TokenStats`. `prompt_text` is the prompt
+  as the model reads it, special tokens included. `rewards` are those of each function before their weights, where there
+  are several, and `shaped` is the reward after config.objective.reward_shaping, where there is one.
   """
   G, failed_B = len(rows) // len(batch.prompts.index_P), scores.outcome_B > rewards.OK
+  prompt_texts, shaped_B = _prompt_texts(scores.context, batch), _shaped(scores.context, batch)
   return [
     dict(
       input=row.question or row.messages,
@@ -123,12 +127,30 @@ def rollout_records(
       length=int(batch.rollout.length_B[b] or scores.length_B[b]),
       reason=REASONS[int(batch.rollout.reason_B[b])],
       right=int(batch.correct_B[b]),
+      prompt_text=prompt_texts[b // G],
       **_optional_fields(batch, scores, b, b // G),
+      **({} if shaped_B is None else dict(shaped=_short(shaped_B[b]))),
       **token_values.get(b, {}),
     )
     for b, (row, text) in enumerate(zip(rows, scores.logged_texts, strict=True))
     if batch.rollout.length_B[b] or failed_B[b]
   ]
+
+
+def _prompt_texts(context: RunContext, batch: Batch) -> list[str]:
+  tokenizer, (tokens_PxL, length_P) = context.models.policy.tokenizer, batch.prompts[:2]
+  pairs = zip(np.asarray(tokens_PxL), np.asarray(length_P), strict=True)
+  return [
+    tokenizer.decode(tokens[:length].tolist(), skip_special=False) for tokens, length in pairs
+  ]
+
+
+def _shaped(context: RunContext, batch: Batch) -> np.ndarray | None:
+  return token_stats.shaped_rewards(context.spec, context.config, batch)
+
+
+def _short(value: float | np.floating) -> float:
+  return float(f'{value:.5g}')
 
 
 def _optional_fields(batch: Batch, scores: ScoreTable, b: int, p: int) -> JsonObject:
@@ -140,6 +162,9 @@ def _optional_fields(batch: Batch, scores: ScoreTable, b: int, p: int) -> JsonOb
     fields['hint'] = float(batch.prompts.hint_P[p])
   if batch.rollout.turns is not None:
     fields['turns'] = int(batch.rollout.turns.number_BxT[b].max()) + 1
+  names = [part.name for part in scores.context.grading.rewards]
+  if len(names) > 1:
+    fields['rewards'] = dict(zip(names, map(_short, scores.part_BxK[b]), strict=True))
   if scores.outcome_B[b] > rewards.OK:
     fields['graded'] = rewards.OUTCOMES[scores.outcome_B[b]]
   return fields

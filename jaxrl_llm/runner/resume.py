@@ -62,7 +62,7 @@ def restore(
     jax.eval_shape(lambda: batch),
   )
   (state, batch), host = checkpoint.restore(directory.checkpoints, newest, abstract)
-  _check_data(context, directory, newest, host, trains)
+  check_data(context, directory, newest, host, trains)
   for name, part in _stateful(context).items():
     part.load_state_dict(host[name])
   screen.info(f'resuming at step {newest}')
@@ -143,13 +143,17 @@ def _host_state(context: RunContext) -> JsonObject:
   return {name: part.state_dict() for name, part in _stateful(context).items()}
 
 
-def _check_data(
+def check_data(
   context: RunContext,
   directory: run_dir.RunDirectory,
   step: int,
   host: JsonObject,
-  trains: bool,
+  trains: bool = False,
 ) -> None:
+  """Raises UserError where the data differ from those in the `host` state of a checkpoint.
+
+  Held-out prompts count where the run `trains` on.
+  """
   tables = context.tables
   if host['fingerprint'] != tables.train.fingerprint:
     raise UserError(

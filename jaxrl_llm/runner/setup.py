@@ -31,19 +31,23 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
   config = typed(config)
   check_objective(config)
   grading = _grading(config)
-  if any(part.grader is not None for part in grading.rewards):
+  graded = any(part.grader is not None for part in grading.rewards)
+  if graded:
     rewards.check_tasks(config.rewards, config.data)
   mesh = mesh or sharding.make_mesh(config.mesh.to_dict())
   check_rows(config, mesh)
+  rows = data.load_rows(config)
+  if graded and rows.train:
+    rewards.check_first_row(config.rewards, rows.train[0])
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
-  tables = data.load(config, model.tokenizer)
+  tables = data.load(config, model.tokenizer, rows)
   _check_sizes(config, model, len(tables.train))
   _check_rewards(grading, tables)
   teacher = _teacher(config, model)
   spec = _step_spec(config, model, teacher, mesh, tables)
   return RunContext(
     config=config,
-    models=Models(model, teacher, _adapter(config, spec)),
+    models=Models(model, teacher, load_adapter(config, spec)),
     spec=spec,
     tables=tables,
     selection=_selection(config, tables.train, model.tokenizer),
@@ -218,7 +222,7 @@ def _collector(
   return rule and replay.Collector(rule, config.prompts, config.rollouts, compared)
 
 
-def _adapter(config: Config, spec: StepSpec) -> Any:
+def load_adapter(config: Config, spec: StepSpec) -> Any:
   """The adapter of config.lora.init; None for a fresh one."""
   settings = spec.model.lora
   if not config.lora.init or settings is None:

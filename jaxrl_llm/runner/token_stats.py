@@ -104,6 +104,32 @@ def _host_device() -> Any:
     return None
 
 
+def shaped_rewards(spec: StepSpec, config: Config, batch: Batch) -> np.ndarray | None:
+  """float32 [B], the rewards after config.objective.reward_shaping, by minibatches as in the update.
+
+  None without shaping, and where the host has no device of its own to compute it on. Rows of earlier visits, which
+  join a group in the update, are not counted.
+  """
+  device = _host_device()
+  if config.objective.reward_shaping.fn == 'none' or device is None:
+    return None
+  U, G, P = spec.update.minibatches, spec.rollout.decode.rollouts, len(batch.prompts.index_P)
+  shaped_B = np.zeros(P * G, np.float32)
+  shape = spec.objective.method.batch_stages.reward_shaping
+  T = batch.rollout.tokens_BxT.shape[1]
+  with jax.default_device(device):
+    # Environment tokens do not count as length.
+    length_B = np.asarray(objective.sampled_mask(batch.rollout).sum(1), np.int32)
+    for first in range(U):
+      chosen_P = np.arange(first, P, U)
+      rows_B = (chosen_P[:, None] * G + np.arange(G)).ravel()
+      prompts = jax.tree.map(lambda x, chosen_P=chosen_P: np.asarray(x)[chosen_P], batch.prompts)
+      groups = objective.group_rows(prompts, G, spec.layout.slots_per_prompt)
+      inputs = (jnp.asarray(x[rows_B]) for x in (batch.reward_B, batch.correct_B, length_B))
+      shaped_B[rows_B] = np.asarray(groups.scatter(shape(*map(groups.gather, inputs), T)))
+  return shaped_B
+
+
 def available(spec: StepSpec, config: Config) -> tuple[bool, bool]:
   """(whether advantages, whether coefficients) are known before the update."""
   method, waits = spec.objective.method, config.replay.collect.fn != 'none'

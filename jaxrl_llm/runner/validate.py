@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from jaxrl_llm.config import compatibility, validation
+from jaxrl_llm.config.schema import typed
 from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed.hardware import SLICES
+from jaxrl_llm.learner import optimizer
 from jaxrl_llm.learner.precision import TYPES
 from jaxrl_llm.monitoring import console, trace_window, trackers
 from jaxrl_llm.types import UserError
@@ -34,3 +36,4 @@ def validate(config: ConfigLike) -> None:
   trackers.check(config.monitoring.trackers)
   trace_window.window(config.monitoring.profile.steps)
   compatibility.check(config)
+  optimizer.check(typed(config).optimizer)

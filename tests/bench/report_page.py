@@ -1,4 +1,4 @@
-"""report.html with 100,000 artificial rollouts in a browser: time to open and filter, and accessibility findings.
+"""report.html with 100,000 artificial rollouts, and a page of 40 runs, in a browser: times and accessibility findings.
 
     apt-get install chromium; npm install --prefix DIR puppeteer-core axe-core
     python -m tests.bench.report_page --out pictures --node DIR/node_modules [--rollouts 100000] [--runs 1] [--smoke]
@@ -22,8 +22,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import run_folder  # noqa: E402
 
-from jaxrl_llm.report import page  # noqa: E402
+from jaxrl_llm.report import page, runs  # noqa: E402
 from tests.bench.lib import smoke  # noqa: E402
+
+_LISTED_RUNS = 40
 
 
 def main() -> None:
@@ -49,12 +51,20 @@ def main() -> None:
       )
       return
     result = _drive(flags.page or os.path.join(folder, 'report.html'), flags)
+    if not flags.page:
+      flags.out = os.path.join(flags.out, 'runs')
+      result['runs'] = _drive(_write_runs(folder), flags, 'runs')
   result |= written
   print(json.dumps(result, indent=1, ensure_ascii=False))
+  pages = [result, *([result['runs']] if 'runs' in result else [])]
   serious = [
-    v for found in result['axe'].values() for v in found if v['impact'] in ('serious', 'critical')
+    v
+    for each in pages
+    for found in each['axe'].values()
+    for v in found
+    if v['impact'] in ('serious', 'critical')
   ]
-  sys.exit(1 if result['errors'] or result['requests'] or serious else 0)
+  sys.exit(1 if serious or any(each['errors'] or each['requests'] for each in pages) else 0)
 
 
 def _write_page(folder: str, flags: argparse.Namespace) -> dict:
@@ -68,9 +78,18 @@ def _write_page(folder: str, flags: argparse.Namespace) -> dict:
   return dict(write_s=round(time.perf_counter() - began, 2), bytes=os.path.getsize(path))
 
 
-def _drive(path: str, flags: argparse.Namespace) -> dict:
+def _write_runs(folder: str) -> str:
+  for i in range(_LISTED_RUNS):
+    parent = os.path.join(folder, 'runs', f'group{i % 4}')
+    run_folder.make(os.path.join(parent, f'run{i}'), 3 + i % 5, 2, 4, seed=i)
+  path = os.path.join(folder, 'runs', 'runs.html')
+  return page.write_runs(path, runs.find(os.path.join(folder, 'runs')))
+
+
+def _drive(path: str, flags: argparse.Namespace, kind: str = '') -> dict:
+  os.makedirs(flags.out, exist_ok=True)
   script = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'lib', 'report_page.mjs')
-  mode = 'look' if flags.page else 'drive'  # the interactions need the artificial page
+  mode = kind or ('look' if flags.page else 'drive')  # the interactions need the artificial page
   command = ['node', script, path, flags.out, flags.node, flags.chromium, mode]
   return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 

@@ -8,10 +8,12 @@ import pytest
 
 from jaxrl_llm import main, models
 from jaxrl_llm.commands import chat, generate
+from jaxrl_llm.config import schema
 from jaxrl_llm.types import UserError
 
 SCRATCH = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=32, max_tokens=64)
-SETTINGS = dict(max_tokens=8, temperature=1.0, chat=True)
+SETTINGS = dict(max_tokens=8, temperature=1.0, seed=5, n=1)
+CHAT = schema.DataConfig()
 
 
 @pytest.fixture(scope='module')
@@ -38,7 +40,7 @@ class CompletionStreamer:
       raise KeyboardInterrupt
 
 
-def talk(monkeypatch, model, *lines, **changes) -> str:
+def talk(monkeypatch, model, *lines, rendering=CHAT) -> str:
   remaining = iter(lines)
 
   def read(_):
@@ -49,7 +51,7 @@ def talk(monkeypatch, model, *lines, **changes) -> str:
 
   monkeypatch.setattr(chat, 'CompletionStreamer', CompletionStreamer)
   out = io.StringIO()
-  chat.run(model, SETTINGS | changes, seed=5, read=read, out=out)
+  chat.run(model, SETTINGS, rendering, read=read, out=out)
   return out.getvalue()
 
 
@@ -79,8 +81,21 @@ def test_the_oldest_turns_give_way(monkeypatch, model):
 
 
 def test_without_a_template_lines_have_no_past(monkeypatch, model):
-  talk(monkeypatch, model, 'one', 'two', chat=False)
-  assert [prompt for prompt, _ in CompletionStreamer.last.asked] == ['one', 'two']
+  plain = schema.DataConfig(chat=False, template='Q: {question}')
+  for rendering, want in ((plain, ['Q: one', 'Q: two']), (None, ['one', 'two'])):
+    talk(monkeypatch, model, 'one', 'two', rendering=rendering)
+    assert [prompt for prompt, _ in CompletionStreamer.last.asked] == want
+    assert CompletionStreamer.last.settings == dict(max_tokens=8, temperature=1.0, chat=False)
+
+
+def test_every_line_stands_in_the_template_behind_the_system_message(monkeypatch, model):
+  rendering = schema.DataConfig(system='Be brief.', template='Sum: {question}')
+  lines = [str(i) for i in range(9)]
+  talk(monkeypatch, model, *lines, rendering=rendering)
+  prompts = [prompt for prompt, _ in CompletionStreamer.last.asked]
+  system = dict(role='system', content='Be brief.')
+  assert prompts[1] == [system, *says('Sum: 0', 'so be it', 'Sum: 1')]
+  assert all(prompt[0] == system for prompt in prompts) and prompts[-1][1]['content'] == 'Sum: 2'
 
 
 def test_what_does_not_fit_and_what_is_stopped_end_an_answer_and_not_the_talk(monkeypatch, model):
@@ -92,7 +107,7 @@ def test_what_does_not_fit_and_what_is_stopped_end_an_answer_and_not_the_talk(mo
 
 def test_a_real_model_answers(model):
   lines, out = iter(['hello', '/quit']), io.StringIO()
-  chat.run(model, SETTINGS | dict(chat=False), read=lambda _: next(lines), out=out)
+  chat.run(model, SETTINGS, None, read=lambda _: next(lines), out=out)
   assert len(out.getvalue().splitlines()) >= 2
 
 

@@ -216,7 +216,7 @@ def test_packages_that_are_missing_are_named_with_the_extra(tmp_path, monkeypatc
   monkeypatch.setitem(__import__('sys').modules, 'datasets', None)
   for path in ('a.parquet', 'hub:a/b'):
     with pytest.raises(
-      UserError, match=r"needs (pyarrow|datasets); .*pip install 'jaxrl_llm\[data\]'"
+      UserError, match=r"needs (pyarrow|datasets); .*pip install -e '[^']*\[data\]'"
     ):
       files.read(path, 'f')
 

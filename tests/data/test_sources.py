@@ -162,7 +162,7 @@ def test_gym_refuses_tasks_that_differ_between_processes(reasoning_gym, monkeypa
 
 def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, 'reasoning_gym.factory', None)
-  with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[gym\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '[^']*\[gym\]'"):
     sources.gym(data_of(), 0)
 
 

@@ -213,13 +213,45 @@ def test_a_curve_fits_its_width():
   assert len(lines) == 6 and max(map(len, lines)) == len('          |') + 40
 
 
-def test_the_scale_of_a_sparkline_includes_zero_and_one():
-  assert ascii_plot.sparkline([0.0, 0.5, 1.0]) == '▁▅█'
-  assert ascii_plot.sparkline([0.5] * 3) == '▅▅▅'
-  assert ascii_plot.sparkline([-1.0, 3.0]) == '▁█'
+def test_a_sparkline_has_the_scale_of_its_values_or_a_fixed_one():
+  assert ascii_plot.sparkline([0.0, 0.005, 0.01]) == '▁▅█' == ascii_plot.sparkline([-1.0, 1.0, 3.0])
+  assert ascii_plot.sparkline([0.5] * 3) == '▁▁▁'
+  assert ascii_plot.sparkline([0.0, 0.5, 1.0, 9.0], scale=(0.0, 1.0)) == '▁▅██'
   assert (
     ascii_plot.sparkline([]) == '' and len(ascii_plot.sparkline(list(range(99)), width=10)) == 10
   )
+
+
+def test_the_live_reward_line_names_its_scale():
+  out = terminal_of(60)
+  with console.Console(75, out) as screen:
+    for step in range(40):
+      screen.step(row(step, **{'critic/score/mean': 0.01 + step / 4000}))
+    (line,) = (x.plain for x in screen._lines() if x.plain.startswith('reward 0.01'))
+  assert line.startswith('reward 0.01 ▁▁') and line.endswith('█ 0.0198') and len(line) <= 60
+  assert ascii_plot.scaled_sparkline([0.5], 20) == ('0.5 ', '▁', ' 0.5')
+  assert ascii_plot.scaled_sparkline([0.5, 0.25], 3) == ('', '█▁', '')
+  assert ascii_plot.scaled_sparkline([], 9) == ('', '', '')
+
+
+def table_of(before: dict, after: dict) -> list[list[str]]:
+  out = Rich(file=io.StringIO(), width=100)
+  out.print(ascii_plot.before_after(before, after, 60))
+  lines = [x for x in out.file.getvalue().splitlines() if '%' in x or ' -' in x]
+  return [re.findall(r'[^│\s]+', line)[:2] for line in lines]
+
+
+def test_the_final_table_has_a_row_per_measure():
+  """A single source repeats the values of all data, and best@n those of pass@n for scores of 0 and 1."""
+  measures = {'mean@4': 0.1, 'greedy': 0.2, 'maj@4': 0.3, 'best@4': 0.4, 'pass@4': 0.4}
+  before = {f'val-core/{s}/acc/{m}': v for s in ('all', 'gym/sum') for m, v in measures.items()}
+  after = {name: value + 0.1 for name, value in before.items()}
+  rows = [['all', name] for name in ('greedy', 'mean@4', 'pass@4', 'maj@4')]
+  assert table_of(before, after) == rows
+  before['val-core/gym/sum/acc/greedy'] = 0.1
+  assert table_of(before, after) == [*rows, ['gym/sum', 'greedy']]
+  after['val-core/all/acc/best@4'] = 0.9  # graded scores
+  assert ['all', 'best@4'] in table_of(before, after)
 
 
 def test_before_and_after_without_a_step():

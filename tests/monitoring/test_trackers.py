@@ -131,7 +131,7 @@ def test_bad_settings_are_refused(changes, message):
 
 def test_a_missing_package_is_reported_with_the_remedy(monkeypatch):
   monkeypatch.setattr(trackers.importlib.util, 'find_spec', lambda _: None)
-  with pytest.raises(UserError, match=r"not installed: pip install 'jaxrl_llm\[wandb\]'"):
+  with pytest.raises(UserError, match=r"not installed: pip install -e '[^']*\[wandb\]'"):
     trackers.check(('wandb',))
 
 

@@ -58,7 +58,7 @@ def test_the_schema_of_a_file_or_of_the_row_and_none_is_an_error(tmp_path):
 
 def test_without_jsonschema_the_extra_is_named(monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-  with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[json\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '[^']*\[json\]'"):
     rewards.Pool(dict(fn='json_schema'))
 
 

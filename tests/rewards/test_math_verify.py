@@ -88,5 +88,5 @@ def test_an_answer_of_the_data_that_cannot_be_read_is_an_error_of_the_row():
 def test_without_math_verify_the_extra_is_named(monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   for spec in (dict(fn='math_verify'), dict(fn='exact', parts=(dict(fn='math_verify'),))):
-    with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[math\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '[^']*\[math\]'"):
       rewards.Pool(spec)

@@ -95,7 +95,7 @@ def test_bad_specs_are_told(spec, message):
 
 def test_gym_without_reasoning_gym_names_the_extra(monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-  with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[gym\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '[^']*\[gym\]'"):
     resolve(dict(fn='gym'))
 
 

@@ -1,5 +1,6 @@
 // The rollout browser: filters, a list that only holds the visible items, and the selected rollout in full.
 const ITEM_HEIGHT = 56; // as .item in page.css
+let goTo = null; // (run, rollout) shows a rollout; null until the list is drawn
 
 async function drawRollouts(runs) {
   const section = byId('rollouts'),
@@ -12,8 +13,22 @@ async function drawRollouts(runs) {
   if (runs.length > 1)
     section.append(el('form', { onsubmit: e => e.preventDefault() }, el('label', null, 'Run', select)));
   section.append(body);
-  select.addEventListener('change', () => browse(Number(select.value), body));
-  await browse(0, body);
+  let shown = 0,
+    show = await browse(0, body, runs[0].examples.good, runs[0].weights);
+  const change = async at => {
+    shown = at;
+    show = await browse(at, body, runs[at].examples.good, runs[at].weights);
+  };
+  select.addEventListener('change', () => change(Number(select.value)));
+  goTo = async (at, i) => {
+    if (at !== shown) {
+      select.value = String(at);
+      await change(at);
+    }
+    section.scrollIntoView();
+    if (show) show(i);
+    byId('list')?.focus({ preventScroll: true });
+  };
 }
 
 // Reads rollouts by index; unpacked files are cached, at most 40.
@@ -47,11 +62,16 @@ function rolloutReader(at, index) {
   return read;
 }
 
-async function browse(at, body) {
+// Draws the browser of a run with the rollout `first`, if there is one; returns a function that shows a rollout.
+async function browse(at, body, first, weights) {
   const index = JSON.parse(await unpack(`index${at}`)),
     total = index.step.length;
-  if (!total) return body.replaceChildren(softText('No rollout has been recorded yet.'));
+  if (!total) {
+    body.replaceChildren(softText('No rollout has been recorded yet.'));
+    return null;
+  }
   const state = { at, index, row: rolloutReader(at, index), matches: [], current: -1, prompts: null, color: 'logp' };
+  state.weights = weights;
   const view = list(state),
     detail = el(
       'div',
@@ -69,7 +89,8 @@ async function browse(at, body) {
       : '',
     el('div', { class: 'browser' }, el('div', null, view.node), detail),
   );
-  view.refresh();
+  view.refresh(false, first ? first.index : 0);
+  return view.show;
 }
 
 function filters(state, view) {
@@ -286,7 +307,14 @@ function list(state) {
     }
   });
   node.addEventListener('scroll', draw, { passive: true });
-  const refresh = top => {
+  // Selects a rollout of the list, and opens one that the filters hide.
+  const show = i => {
+    const at = state.matches.indexOf(i);
+    if (at >= 0) select(at);
+    else state.open(i);
+  };
+  // The rollout `i` is selected, else the first one.
+  const refresh = (top, i = -1) => {
     if (top) node.scrollTop = 0;
     state.current = -1;
     node.removeAttribute('aria-activedescendant');
@@ -294,6 +322,7 @@ function list(state) {
     visible.clear();
     space.style.height = `${state.matches.length * ITEM_HEIGHT}px`;
     draw();
+    select(Math.max(state.matches.indexOf(i), 0));
   };
-  return { node, refresh };
+  return { node, refresh, show };
 }

@@ -14,19 +14,13 @@ function drawCurriculum(runs) {
       const figures = run.curriculum
         ? posterior(run.curriculum)
         : [softText('This run has no curriculum.json yet.')];
-      return [heading(runs, run, at), ...figures, ...choices(run)].filter(Boolean);
+      return [heading(runs, run, at), ...figures, ...choices(run, at)].filter(Boolean);
     }),
-    ...[
-      el(
-        'div',
-        { class: 'grid' },
-        charts(runs, [
-          ['curriculum/calibration_error', 'Calibration error', 'success rate'],
-          ['curriculum/brier', 'Brier score of “mixed”', ''],
-          ['curriculum/coverage', 'Visited prompts', 'share', [0, 1]],
-        ]),
-      ),
-    ],
+    ...chartGrid(runs, [
+      ['curriculum/calibration_error', 'Calibration error', 'success rate'],
+      ['curriculum/brier', 'Brier score of “mixed”', ''],
+      ['curriculum/coverage', 'Visited prompts', 'share', [0, 1]],
+    ]),
   );
 }
 
@@ -120,7 +114,7 @@ function reliability(c) {
   });
 }
 
-function choices(run) {
+function choices(run, at) {
   const summary = run.choices,
     latest = summary.latest,
     total = Object.values(summary.why).reduce((s, n) => s + n, 0);
@@ -142,7 +136,7 @@ function choices(run) {
         noun: 'prompts',
       }),
     ),
-    choiceTable(latest, summary.count),
+    choiceTable(latest, summary.count, at),
   ].filter(Boolean);
 }
 
@@ -153,11 +147,13 @@ function describeChoice(c, i) {
   return `${REASONS[c.why[i]] || c.why[i]}${worth}; predicted success rate ${percent(c.success[i])}, probability of a mixed group ${percent(c.mixed[i])}; ${visits}`;
 }
 
-function choiceTable(c, count) {
+// The latest selections by question; the texts are unpacked when the table is drawn.
+function choiceTable(c, count, at) {
   const PAGE = 12,
+    state = { at, prompts: null },
     box = el('div'),
     status = el('p', { class: 'soft', 'aria-live': 'polite' });
-  const prompt = el('input', { type: 'number', min: 0, inputmode: 'numeric' }),
+  const prompt = el('input', { type: 'search', placeholder: 'number or text' }),
     why = el(
       'select',
       null,
@@ -179,20 +175,25 @@ function choiceTable(c, count) {
     );
   const newer = button('Newer', -1),
     older = button('Older', 1);
-  const show = () => {
+  const question = (texts, i) => {
+    const known = texts[c.prompt[i]],
+      text = known ? promptText(JSON.parse(known)[0]) : '(no rollout of it is recorded)';
+    return [shortened(text, 240), el('span', { class: 'soft' }, ` (prompt ${c.prompt[i]})`)];
+  };
+  const show = async () => {
+    const texts = await loadPrompts(state),
+      wanted = await promptsMatching(state, prompt.value.trim());
     const found = c.step
       .map((_, i) => i)
       .reverse()
-      .filter(
-        i => (prompt.value === '' || c.prompt[i] === Number(prompt.value)) && (!why.value || c.why[i] === why.value),
-      );
+      .filter(i => (!wanted || wanted.has(c.prompt[i])) && (!why.value || c.why[i] === why.value));
     page = Math.max(0, Math.min(page, Math.ceil(found.length / PAGE) - 1));
     box.replaceChildren(
       table(
         'Selections, latest first',
-        ['step', 'prompt', 'reason'],
-        found.slice(page * PAGE, (page + 1) * PAGE).map(i => [c.step[i], c.prompt[i], describeChoice(c, i)]),
-        [0, 1],
+        ['step', 'question', 'reason'],
+        found.slice(page * PAGE, (page + 1) * PAGE).map(i => [c.step[i], question(texts, i), describeChoice(c, i)]),
+        [0],
       ),
     );
     status.textContent = `${plural(found.length, 'selection')} of the latest ${c.step.length.toLocaleString('en')} (${count.toLocaleString('en')} in all); page ${page + 1} of ${Math.max(1, Math.ceil(found.length / PAGE))}.`;
@@ -211,7 +212,7 @@ function choiceTable(c, count) {
     el(
       'form',
       { onsubmit: e => e.preventDefault() },
-      el('label', null, 'Prompt number', prompt),
+      el('label', null, 'Question', prompt),
       el('label', null, 'Reason', why),
       newer,
       older,

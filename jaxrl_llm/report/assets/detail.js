@@ -21,7 +21,6 @@ async function showRollout(state, i, box) {
       softText('The text of this rollout is omitted from the page; it is in the run’s rollouts folder.'),
     );
   const facts = {
-    reward: num(row.score),
     correctness: index.right[i] ? 'right' : 'wrong',
     'stop reason': row.reason,
     tokens: row.length,
@@ -63,11 +62,12 @@ async function showRollout(state, i, box) {
         .filter(([, v]) => v !== undefined && v !== '')
         .map(([k, v]) => el('span', null, `${k} `, el('b', null, String(v)))),
     ),
-    el('h4', null, 'Prompt'),
+    ...rewardParts(row, state.weights),
+    el('h4', null, row.prompt_text ? 'Prompt, as the model read it' : 'Prompt'),
     el(
       'div',
       { class: 'text', tabindex: 0, role: 'group', 'aria-label': 'Prompt' },
-      promptText(row.input ?? promptInput),
+      row.prompt_text || promptText(row.input ?? promptInput),
     ),
     el('h4', null, 'Output'),
     el(
@@ -82,6 +82,25 @@ async function showRollout(state, i, box) {
     comparison(state, i, row, same, name),
   );
   paint();
+}
+
+// Each reward with its weight, their sum, and the reward after shaping; a single reward is one line.
+function rewardParts(row, weights) {
+  const parts = Object.entries(row.rewards || {}),
+    shaped = row.shaped !== undefined && row.shaped !== row.score;
+  const total = ['sum, the reward', '', num(row.score)],
+    after = ['after reward shaping', '', num(row.shaped)];
+  if (!parts.length && !shaped)
+    return [el('p', { class: 'facts' }, el('span', null, 'reward ', el('b', null, num(row.score))))];
+  const rows = parts.map(([name, value]) => [name, `× ${num(weights[name] ?? 1)}`, num(value)]);
+  return [
+    table(
+      'Parts of the reward',
+      ['part', 'weight', 'value'],
+      [...rows, ...(parts.length ? [total] : [['reward', '', num(row.score)]]), ...(row.shaped !== undefined ? [after] : [])],
+      [1, 2],
+    ),
+  ];
 }
 
 function comparison(state, i, row, same, name) {

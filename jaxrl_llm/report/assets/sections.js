@@ -1,4 +1,4 @@
-// Sections health, learning, policy, distributions, time and config. Each function takes all runs and fills its section.
+// Sections learning, health, policy, distributions, time and config. Each function takes all runs and fills its section.
 const STATES = {
   failing: '✗ Failing now',
   recovered: '! Failed earlier',
@@ -23,9 +23,8 @@ function drawHeader(runs) {
             'p',
             null,
             run.done
-              ? `${run.done.toLocaleString('en')} of ${plural(run.steps, 'step')} done. `
-              : 'No step is done yet. ',
-            run.health_summary,
+              ? `${run.done.toLocaleString('en')} of ${plural(run.steps, 'step')} done.`
+              : 'No step is done yet.',
           ),
           el(
             'p',
@@ -38,10 +37,29 @@ function drawHeader(runs) {
   );
 }
 
+function checkItem(check, values) {
+  return el(
+    'li',
+    { class: check.state },
+    el('strong', null, check.title),
+    el('span', { class: 'state' }, STATES[check.state]),
+    check.steps.length > 0 &&
+      ` – ${check.steps.slice(-3).map(span).join(', ')}${check.steps.length > 3 ? ` and ${plural(check.steps.length - 3, 'earlier range')}` : ''}`,
+    el('p', null, check.text),
+    values,
+  );
+}
+
 function drawHealth(runs) {
   const value = v =>
     `${v.name} ${num(v.last)} now` +
     (v.least === v.most ? ', the same in all steps' : `, ${num(v.least)} to ${num(v.most)}, the largest at step ${v.at}`);
+  const values = check =>
+    el(
+      'p',
+      { class: 'soft' },
+      check.values.map((v, i) => [i > 0 && el('br'), value(v)]),
+    );
   byId('health').append(
     ...runs.flatMap((run, at) =>
       [
@@ -50,22 +68,7 @@ function drawHealth(runs) {
         el(
           'ul',
           { class: 'checks' },
-          run.health.map(check =>
-            el(
-              'li',
-              { class: check.state },
-              el('strong', null, check.title),
-              el('span', { class: 'state' }, STATES[check.state]),
-              check.steps.length > 0 &&
-                ` – ${check.steps.slice(-3).map(span).join(', ')}${check.steps.length > 3 ? ` and ${plural(check.steps.length - 3, 'earlier range')}` : ''}`,
-              el('p', null, check.text),
-              el(
-                'p',
-                { class: 'soft' },
-                check.values.map((v, i) => [i > 0 && el('br'), value(v)]),
-              ),
-            ),
-          ),
+          run.health.map(check => checkItem(check, values(check))),
         ),
       ].filter(Boolean),
     ),
@@ -73,7 +76,6 @@ function drawHealth(runs) {
 }
 
 const LEARNING = [
-  ['critic/score/mean', 'Reward', 'mean over the rollouts'],
   ['curriculum/observed_success', 'Success rate', 'mean over the rollouts, as counted by the curriculum', [0, 1]],
   ['curriculum/mixed_share', 'Mixed groups', 'share of the prompts', [0, 1]],
 ];
@@ -90,31 +92,38 @@ const POLICY = [
 ];
 const curvesOf = (runs, name) =>
   mapRuns(runs, (run, at) => run.curves[name] && { name: run.name, at, ...run.curves[name] });
-const charts = (runs, list) =>
-  list
-    .map(([name, title, unit, range]) => lineChart({ title, unit, range, note: name, curves: curvesOf(runs, name) }))
-    .filter(Boolean);
+// A grid of charts and of more `figures`, then the names of those that are 0 in every step, which are left out.
+function chartGrid(runs, list, figures = []) {
+  const drawn = [],
+    zero = [];
+  for (const [name, title, unit, range] of list) {
+    const curves = curvesOf(runs, name);
+    if (curves.some(c => c.y.length) && curves.every(c => c.y.every(v => v === 0))) zero.push(`${title.toLowerCase()} (${name})`);
+    else drawn.push(lineChart({ title, unit, range, note: name, curves }));
+  }
+  const nodes = [...drawn, ...figures].filter(Boolean);
+  return [
+    nodes.length > 0 && el('div', { class: 'grid' }, nodes),
+    zero.length > 0 && softText(`Always 0, and left out: ${zero.join(', ')}.`),
+  ].filter(Boolean);
+}
 const softText = text => el('p', { class: 'soft' }, text);
 
-function evaluationCharts(runs) {
-  const names = [...new Set(runs.flatMap(run => run.evaluations.flatMap(e => Object.keys(e.metrics))))]
-    .filter(n => n.includes('/all/') || !n.includes('/'))
-    .slice(0, 6);
-  return names
-    .map(name =>
-      lineChart({
-        title: `Evaluation: ${name.replace('val-core/', '')}`,
-        unit: 'share',
-        band: false,
-        curves: mapRuns(runs, (run, at) => {
-          const measured = run.evaluations.filter(e => name in e.metrics),
-            x = measured.map(e => e.step),
-            y = measured.map(e => e.metrics[name]);
-          return { name: run.name, at, x, y, mid: y, lo: y, hi: y };
-        }),
-      }),
-    )
-    .filter(Boolean);
+// One chart of all measures for a run; for several runs, one of all runs for each of the first two measures.
+function heldOutCharts(runs) {
+  const pointsOf = (run, name) =>
+    run.evaluations.filter(e => e.measures[name]).map(e => ({ step: e.step, value: e.measures[name] }));
+  const names = [...new Set(runs.flatMap(run => run.evaluations.flatMap(e => Object.keys(e.measures))))];
+  if (runs.length === 1) {
+    const series = names.slice(0, 6).map((name, at) => ({ name: measureName(name), at, points: pointsOf(runs[0], name) }));
+    return [intervalChart({ title: 'Held-out accuracy', series })];
+  }
+  return names.slice(0, 2).map(name =>
+    intervalChart({
+      title: `Held-out accuracy, ${measureName(name)}`,
+      series: runs.map((run, at) => ({ name: run.name, at, points: pointsOf(run, name) })),
+    }),
+  );
 }
 
 function evaluationTable(runs) {
@@ -129,7 +138,7 @@ function evaluationTable(runs) {
 }
 
 function drawLearning(runs) {
-  const drawn = [...charts(runs, LEARNING), ...evaluationCharts(runs)];
+  const drawn = chartGrid(runs, LEARNING, heldOutCharts(runs));
   if (!drawn.length) return byId('learning').append(softText('No step has been recorded yet.'));
   byId('learning').append(
     ...[
@@ -138,15 +147,14 @@ function drawLearning(runs) {
         { class: 'soft' },
         'Lines are means of nearby steps, and bands are ± one standard deviation of these steps. A dot is one step, or the mean of a few steps in a long run.',
       ),
-      el('div', { class: 'grid' }, drawn),
+      ...drawn,
       evaluationTable(runs),
     ].filter(Boolean),
   );
 }
 
 function drawPolicy(runs) {
-  const drawn = charts(runs, POLICY),
-    box = el('div');
+  const box = el('div');
   const names = [...new Set(runs.flatMap(run => Object.keys(run.curves)))].sort();
   if (!names.length) return byId('policy').append(softText('No step has been recorded yet.'));
   const select = el(
@@ -158,7 +166,7 @@ function drawPolicy(runs) {
     box.replaceChildren(lineChart({ title: select.value, unit: '', curves: curvesOf(runs, select.value) }) || '');
   select.addEventListener('change', show);
   byId('policy').append(
-    el('div', { class: 'grid' }, drawn),
+    ...chartGrid(runs, POLICY),
     el('h3', null, 'Any other metric'),
     el('form', { onsubmit: e => e.preventDefault() }, el('label', null, 'Metric', select)),
     el('div', { class: 'grid' }, box),
@@ -180,44 +188,55 @@ function drawDistributions(runs) {
   byId('distributions').append(...drawn.filter(Boolean));
 }
 
-const PARTS = { gen_update: 'generation and update on the device', grade: 'grading', other: 'rest of the step' };
+const PARTS = {
+  update: 'update',
+  rollout: 'rollout',
+  generate: 'rollout',
+  gen_update: 'update and rollout, in one program',
+  grade: 'grading',
+  choose: 'choice of the prompts',
+  other: 'rest of the steps',
+};
 function drawTime(runs) {
   byId('time').append(
     ...runs.flatMap((run, at) => {
-      const names = Object.keys(run.time.total).filter(n => run.time.total[n] > 0),
-        totalSeconds = names.reduce((s, n) => s + run.time.total[n], 0);
-      if (!totalSeconds) return [heading(runs, run, at), softText('No time was recorded.')].filter(Boolean);
-      const color = n => runColor(names.indexOf(n)),
+      const steps = run.time.total,
+        phases = run.time.other_phases,
+        names = Object.keys(steps).filter(n => steps[n] > 0),
+        sum = seconds => Object.values(seconds).reduce((s, x) => s + x, 0),
+        all = sum(steps) + sum(phases);
+      if (!all) return [heading(runs, run, at), softText('No time was recorded.')].filter(Boolean);
+      const color = n => (n in steps ? runColor(names.indexOf(n)) : 'var(--soft)'),
         title = n => PARTS[n] || n.replace(/_/g, ' ');
-      const rows = names.map(n => [
+      const row = (n, seconds) => [
         title(n),
-        `${num(run.time.total[n])} s`,
-        percent(run.time.total[n] / totalSeconds),
-        el('span', {
-          class: 'bar',
-          style: `width:${((7 * run.time.total[n]) / totalSeconds).toFixed(2)}rem;background:${color(n)}`,
-        }),
-      ]);
+        duration(seconds),
+        percent(seconds / all),
+        el('span', { class: 'bar', style: `width:${((7 * seconds) / all).toFixed(2)}rem;background:${color(n)}` }),
+      ];
+      const rows = [...names.map(n => [n, steps[n]]), ...Object.entries(phases).sort((a, b) => b[1] - a[1])];
       return [
         heading(runs, run, at),
         el(
           'p',
           null,
-          `The steps took ${duration(totalSeconds)}. Outside of the steps: ${otherPhases(run.time.other_phases)}.`,
+          `The steps took ${duration(sum(steps))}${sum(phases) ? `, everything else ${duration(sum(phases))}` : '; time outside of them is not recorded by this run'}.`,
+          run.time.split && ' Update and rollout are one program: they are split as in the traced steps.',
         ),
         el(
           'div',
           { class: 'pair' },
-          el('div', null, table('Total time of the steps', ['part', 'time', 'share', 'bar'], rows, [1, 2])),
-          columnChart({
-            title: 'Time per step',
-            unit: 'seconds',
-            note: 'stacked from the bottom in the order and colors of the table',
-            unitX: 'step',
-            labels: run.time.x.map(s => String(s[0])),
-            parts: names.map(n => ({ name: title(n), values: run.time.mean[n], color: color(n) })),
-            description: names.map(n => `${title(n)} ${percent(run.time.total[n] / totalSeconds)}`).join(', '),
-          }),
+          el('div', null, table('Time of the run', ['part', 'time', 'share', 'bar'], rows.map(r => row(...r)), [1, 2])),
+          names.length > 0 &&
+            columnChart({
+              title: 'Time per step',
+              unit: 'seconds',
+              note: 'stacked from the bottom in the order and colors of the table',
+              unitX: 'step',
+              labels: run.time.x.map(s => String(s[0])),
+              parts: names.map(n => ({ name: title(n), values: run.time.mean[n], color: color(n) })),
+              description: names.map(n => `${title(n)} ${percent(steps[n] / sum(steps))}`).join(', '),
+            }),
         ),
       ].filter(Boolean);
     }),
@@ -226,11 +245,6 @@ function drawTime(runs) {
     ].filter(Boolean),
   );
 }
-const otherPhases = seconds =>
-  Object.entries(seconds)
-    .sort((a, b) => b[1] - a[1])
-    .map(([phase, s]) => `${phase} ${duration(s)}`)
-    .join(', ') || 'not recorded by this run';
 const duration = s => (s < 90 ? `${num(s)} s` : s < 5400 ? `${num(s / 60)} min` : `${num(s / 3600)} h`);
 
 function drawConfig(runs) {

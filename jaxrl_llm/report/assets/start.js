@@ -3,7 +3,17 @@ async function start() {
   const runs = [];
   for (let number = 0; number < RUNS; number++) runs.push(JSON.parse(await unpack(`run${number}`)));
   drawHeader(runs);
-  for (const draw of [drawHealth, drawLearning, drawDistributions, drawPolicy, drawCurriculum, drawTime, drawDevice, drawConfig])
+  for (const draw of [
+    drawResult,
+    drawLearning,
+    drawDistributions,
+    drawPolicy,
+    drawCurriculum,
+    drawTime,
+    drawDevice,
+    drawHealth,
+    drawConfig,
+  ])
     draw(runs);
   await new Promise(resolve => requestAnimationFrame(resolve));
   await drawRollouts(runs);

@@ -1,5 +1,5 @@
 // Drives report.html in Chromium; see report_page.py.
-// node report_page.mjs PAGE FOLDER-FOR-PICTURES NODE_MODULES CHROMIUM drive|look
+// node report_page.mjs PAGE FOLDER-FOR-PICTURES NODE_MODULES CHROMIUM drive|look|runs
 import { createRequire } from 'node:module';
 import fs from 'node:fs';
 import path from 'node:path';
@@ -71,9 +71,41 @@ async function reset(tab) {
   await tab.keyboard.press('Enter');
 }
 
+// The page of many runs: filter, order, choice, and the difference of the chosen runs.
+async function driveRuns(tab) {
+  const rows = () => tab.$$eval('#list tbody tr', n => n.map(x => x.cells[1].textContent));
+  const all = await rows();
+  check('runs', all.length);
+  await filtered(tab, () => tab.type('#filter', 'seed=1'));
+  check('runs with seed=1', (await rows()).length);
+  await tab.$eval('#filter', n => {
+    n.value = '';
+    n.dispatchEvent(new Event('input', { bubbles: true }));
+  });
+  const head = 'th:nth-child(2) .sort';
+  await tab.focus(head);
+  await tab.keyboard.press('Enter');
+  const up = await rows();
+  await tab.keyboard.press('Enter');
+  const sorted = await tab.$eval('th:nth-child(2)', n => n.getAttribute('aria-sort'));
+  check('sorted both ways', up.join() === (await rows()).reverse().join() && sorted === 'descending');
+  const boxes = 'tbody input[type=checkbox]';
+  for (const box of await tab.$$(`${boxes}:checked`)) await box.evaluate(n => n.click());
+  check('none chosen', await text(tab, '#difference'));
+  for (let i = 0; i < 2; i++) await (await tab.$(`${boxes}:not(:checked)`)).evaluate(n => n.click());
+  check('fields that differ', await tab.$$eval('#difference tbody td:first-child', n => n.map(x => x.textContent)));
+  check('curves', await tab.$$eval('#curves svg[role=img]', n => n.length));
+}
+
 async function drive(tab) {
   const all = await count(tab);
   check('rollouts', all);
+  check('preselected', await text(tab, '#detail h3'));
+  check('prompt as read', await tab.$$eval('#detail .text', n => n[0].textContent.includes('<|assistant|>')));
+  check('parts of the reward', await tab.$$eval('#detail table td:first-child', n => n.map(x => x.textContent)));
+  check('accuracy', await text(tab, '#result .headline'));
+  check('held-out charts', await tab.$$eval('#learning svg[role=img]', n => n.filter(x => x.getAttribute('aria-label').startsWith('Held-out')).length));
+  check('questions of the choices', await tab.$$eval('#curriculum td', n => n.filter(x => x.textContent.startsWith('What is')).length > 0));
   check('texts left out', await tab.$$eval('#rollouts .soft', n => n.some(x => x.textContent.includes('omitted'))));
   check('items in the list', await tab.$$eval('.item', n => n.length));
   const reason = await tab.$eval('#f-reason', n => [...n.options].find(o => o.textContent === 'length').value);
@@ -129,6 +161,8 @@ async function drive(tab) {
   check('ms to the last rollout', Date.now() - began);
 }
 
+const SECTIONS = ['result', 'learning', 'distributions', 'policy', 'curriculum', 'time', 'device', 'health', 'config'];
+const RUNS = ['list', 'curves', 'difference'];
 for (const [name, width, height, features, mobile] of [
   ['wide', 1280, 900, [], false],
   ['phone', 390, 844, [{ name: 'prefers-reduced-motion', value: 'reduce' }], true],
@@ -136,10 +170,10 @@ for (const [name, width, height, features, mobile] of [
 ]) {
   const tab = await open(width, height, features, mobile);
   await shoot(tab, `${name}-top`);
-  for (const id of ['health', 'learning', 'distributions', 'policy', 'curriculum', 'time', 'device', 'config'])
-    await section(tab, id, `${name}-${id}`);
+  for (const id of how === 'runs' ? RUNS : SECTIONS) await section(tab, id, `${name}-${id}`);
   if (name !== 'dark' && how === 'drive') await drive(tab);
-  await section(tab, 'rollouts', `${name}-rollouts`);
+  if (name === 'wide' && how === 'runs') await driveRuns(tab);
+  if (how !== 'runs') await section(tab, 'rollouts', `${name}-rollouts`);
   check(
     `${name}: wider than the screen by`,
     await tab.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth),
