@@ -41,7 +41,7 @@ class Context(types.SimpleNamespace):
 def make_context():
   config = types.SimpleNamespace(rollouts=G, seed=0, rewards=configs.default().rewards)
   config.rollout = types.SimpleNamespace(draft=types.SimpleNamespace(fn='none'))
-  config.data = configs.default().data
+  config.data, config.objective = configs.default().data, configs.default().objective
   method = types.SimpleNamespace(needs_demo=False, needs_parts=False)
   spec = types.SimpleNamespace(
     objective=types.SimpleNamespace(method=method), layout=types.SimpleNamespace(slots_per_prompt=1)
@@ -192,8 +192,8 @@ def test_a_pending_step_survives_packing():
 class Words:
   """Stands for the tokenizer: a token is its number."""
 
-  def decode(self, tokens):
-    return ' '.join(map(str, tokens))
+  def decode(self, tokens, skip_special=True):
+    return ' '.join(map(str, tokens)) + ('' if skip_special else ' <s>')
 
 
 def scores_of(parts_BxK, counts=None, outcome_B=None, message=''):
@@ -289,6 +289,8 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   plain, again = landed['plain'], landed['replay']
   assert plain.rollout_records == again.rollout_records and len(again.rollout_records) == B
   assert again.metrics == plain.metrics | {'replay/rows': 3, 'replay/prompts': 3}
+  assert {row['prompt_text'] for row in plain.rollout_records} == {'0 <s>'}
+  assert not any({'rewards', 'shaped'} & row.keys() for row in plain.rollout_records)
   assert plain.batch.replayed_B is None and again.batch.replayed_B.sum() == P
   length_PxG = again.batch.rollout.length_B.reshape(P, G + 1)
   assert length_PxG[:, -1].tolist() == [3, 3, 0, 3]
