@@ -1,200 +1,208 @@
 """Time of one GRPO step: TRL's GRPOTrainer on torch against this program, same weights and work.
 
-    python -m tests.bench.step_time [--rounds=5] [--json=out.json] [--smoke]   (needs the extra `parity`)
+    python -m tests.bench.step_time [--shapes=full,default,long] [--rounds=5] [--write] [--json=out.json] [--smoke]
 
-SmolLM2-135M in float32; 4 prompts of 64 tokens, 8 rollouts each of exactly 32 tokens (no end token
-stops a row), one AdamW update, beta 0, no gradient checkpointing. The step of each side covers everything
-from prompts to new weights: sampling, decoding to text, grading, update. Each side is a separate process with
-its own CPU-seconds and memory, and the two alternate: A B A B. TRL runs with the fastest of several
-micro-batches, found by a probe before the main run.
+Needs the extra `parity`. SmolLM2-135M in float32; 4 prompts with 8 rollouts each, one AdamW update, no KL term, no
+gradient checkpointing. A step covers everything from prompts to new weights: sampling, decoding to text, grading,
+update. Each side is a process of its own, and the sides alternate: TRL's step, this program's step, then its two halves
+as separate programs, on the same prompts. Ratios are those of pairs of a round. TRL runs with the fastest of several
+micro-batches, found by a probe before. The shapes are
+
+  full      prompts of 64 tokens; each completion has 32 tokens (no end token stops a row); every group is mixed
+  default   prompts and objective of configs/dapo.py; completions end by themselves, at most 16 tokens; 54 % of the
+            groups are mixed, chosen by prompt
+  long      prompts of 64 tokens; lengths are log-normal (mean 64, cap 256), drawn by prompt and rollout, and the same
+            on both sides: a logits processor ends TRL's rows, the cap of each row ours; half of the groups are mixed
+
+The reward of a mixed group is a hash of prompt, rollout and text, so that it differs between any two rollouts; that of
+another group is 0. This program starts twice: the first step of the first start compiles everything, that of the
+second finds the compilation cache. `--write` replaces the sections of tests/bench/results/step_time.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
-import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from importlib import metadata
+from typing import Any
 
-from tests.bench.lib import smoke
+from tests.bench.lib import results, sides, smoke, step_shapes
+from tests.bench.lib.sides import Side
 
-ROOT = pathlib.Path(__file__).parents[2]
-WORKERS = str(pathlib.Path(__file__).with_name('lib') / 'step_workers.py')
-
-
-def environment() -> dict[str, str]:
-  # Without XLA_FLAGS: the virtual devices of the test suite would shard the work.
-  inherited = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
-  return inherited | {'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1', 'PYTHONPATH': str(ROOT)}
-
-
-class Side:
-  """A worker process that runs one command at a time."""
-
-  def __init__(self, name: str, folder: pathlib.Path, *options: int):
-    command = [sys.executable, WORKERS, name, str(folder), *map(str, options)]
-    env = environment()
-    start = time.perf_counter()
-    self._process = subprocess.Popen(
-      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    )
-    self.ready = self._read()
-    self.load_s = time.perf_counter() - start
-
-  def call(self, command: str = 'step') -> dict:
-    print(command, file=self._process.stdin, flush=True)
-    return self._read()
-
-  def stop(self) -> None:
-    self._process.stdin.close()
-    self._process.wait(60)
-
-  def _read(self) -> dict:
-    line = self._process.stdout.readline()
-    if not line:
-      raise SystemExit(f'a worker ended with status {self._process.wait()}; see its output above.')
-    return json.loads(line)
+WORKERS = pathlib.Path(__file__).with_name('lib') / 'step_workers.py'
+PACKAGES = ('trl', 'torch', 'transformers', 'jax', 'jaxlib', 'flax')
+# Title, key of a row, format, and which of our commands is measured for it.
+LINES = (
+  ('step, wall seconds', 'step_wall_s', '.2f', 'ours'),
+  ('step, CPU-seconds', 'step_cpu_s', '.2f', 'ours'),
+  ('rollout, wall seconds', 'rollout_wall_s', '.2f', 'split'),
+  ('rollout, CPU-seconds', 'rollout_cpu_s', '.2f', 'split'),
+  ('update, wall seconds', 'update_wall_s', '.2f', 'split'),
+  ('update, CPU-seconds', 'update_cpu_s', '.2f', 'split'),
+  ('peak memory of a step, GiB', 'peak_gib', '.2f', 'ours'),
+  ('tokens sampled', 'tokens', '.0f', 'ours'),
+  ('mixed groups', 'mixed', '.1f', 'ours'),
+  ('entropy of the sampled tokens, nats', 'entropy', '.2f', 'ours'),
+)
+START_LINES = (
+  ('peak memory while starting, GiB', 'start_peak_gib', '.2f'),
+  ('load, seconds', 'load_s', '.1f'),
+  ('first step, compilation included, seconds', 'cold_s', '.1f'),
+  ('first step, programs from the cache, seconds', 'warm_s', '.1f'),
+)
 
 
-def warm(side: Side, steps: int) -> dict:
-  rows = [side.call() for _ in range(steps)]
-  start = {'load_s': side.load_s, 'first_step_s': rows[0]['step_wall_s']}
-  start['start_peak_gib'] = rows[-1]['peak_gib']
-  side.call('forget')
-  return start
+def start(name: str, folder: pathlib.Path, shape: str, options: list) -> Side:
+  """A worker of the side `name`; jax keeps compiled programs below `folder`."""
+  cache = sides.compilation_cache(folder / f'compiled_{shape}')
+  return Side(WORKERS, [name, folder, shape, *options], cache if name == 'ours' else None)
 
 
-def probe(folder: pathlib.Path, microbatches: list[int], rounds: int) -> dict[int, float]:
+def probe(folder: pathlib.Path, shape: str, sizes: list[int], rounds: int) -> dict[int, float]:
   """Median wall seconds of TRL's step for each micro-batch, measured one after the other."""
   found = {}
-  for size in microbatches:
-    side = Side('trl', folder, size)
-    warm(side, 1)
-    found[size] = statistics.median(side.call()['step_wall_s'] for _ in range(rounds))
-    print(f'probe: TRL, micro-batch {size}: {found[size]:.2f} s', file=sys.stderr, flush=True)
+  for size in sizes:
+    side = start('trl', folder, shape, [size])
+    side.call('step')
+    found[size] = statistics.median(side.call('step')['step_wall_s'] for _ in range(rounds))
+    log(f'{shape}: TRL with micro-batch {size}: {found[size]:.2f} s')
     side.stop()
   return found
 
 
-def run(folder: pathlib.Path, args: argparse.Namespace) -> dict:
-  probed = probe(folder, args.microbatches, args.probe_rounds) if len(args.microbatches) > 1 else {}
-  best = min(probed, key=probed.get) if probed else args.microbatches[0]
-  sides = {'trl': lambda: Side('trl', folder, best), 'ours': lambda: Side('ours', folder)}
-  sides = {name: sides[name]() for name in args.sides}
-  start = {name: warm(side, args.warmup) for name, side in sides.items()}
-  rows = {name: [] for name in sides}
-  for i in range(args.rounds):
-    for name, side in sides.items():
-      rows[name].append(side.call())
-      print(f'round {i}: {name} {rows[name][-1]}', file=sys.stderr, flush=True)
-  if 'ours' in sides:  # the first call compiles; the halves of TRL were timed in its rounds
-    rows['split'] = [sides['ours'].call('split') for _ in range(1 + args.rounds)][1:]
-  threads = {name: side.ready['threads'] for name, side in sides.items()}
-  for side in sides.values():
+def started(
+  name: str, folder: pathlib.Path, shape: str, options: list, warmup: int
+) -> tuple[Side, dict]:
+  """A side after its warm-up steps, and the costs of its start; ours starts twice, for the compilation cache."""
+  side = start(name, folder, shape, options)
+  rows = [side.call('step')]
+  costs = {'load_s': side.load_s, 'cold_s': rows[0]['step_wall_s']}
+  if name == 'ours':
     side.stop()
-  return {'rows': rows, 'start': start, 'probe': probed, 'microbatch': best, 'threads': threads}
+    side = start(name, folder, shape, options)
+    rows = [side.call('step')]
+    costs['warm_s'] = rows[0]['step_wall_s']
+  rows += [side.call('step') for _ in range(warmup - 1)]
+  costs['start_peak_gib'] = rows[-1]['peak_gib']
+  for _ in range(warmup if name == 'ours' else 0):
+    side.call('split')  # the first call compiles
+  return side, costs
 
 
-def report(result: dict) -> str:
-  """The table, in Markdown."""
-  rows, start = result['rows'], result['start']
-  value = {
-    name: {k: statistics.median(r[k] for r in rows[name]) for k in rows[name][0]} | start[name]
-    for name in start
-  }
-  if 'split' in rows:
-    halves = rows['split'][0].keys() - {'tokens', 'entropy', 'peak_gib'}
-    value['ours'] |= {k: statistics.median(r[k] for r in rows['split']) for k in halves}
-  lines = [
-    ('wall seconds per step', 'step_wall_s', '.2f'),
-    ('CPU-seconds per step', 'step_cpu_s', '.2f'),
-    ('rollout alone, wall seconds', 'rollout_wall_s', '.2f'),
-    ('update alone, wall seconds', 'update_wall_s', '.2f'),
-    ('rollout alone, CPU-seconds', 'rollout_cpu_s', '.2f'),
-    ('update alone, CPU-seconds', 'update_cpu_s', '.2f'),
-    ('peak memory while stepping, GiB', 'peak_gib', '.2f'),
-    ('peak memory while starting, GiB', 'start_peak_gib', '.2f'),
-    ('load, seconds', 'load_s', '.1f'),
-    ('first step (with compilation), seconds', 'first_step_s', '.1f'),
-    ('tokens generated per step', 'tokens', '.0f'),
-    ('entropy of the sampled tokens, nats', 'entropy', '.2f'),
-  ]
-  out = ['| median of the rounds | TRL | jaxrl_llm | TRL / jaxrl_llm |', '|---|---|---|---|']
-  for title, key, form in lines:
-    pair = [value.get(name, {}).get(key) for name in ('trl', 'ours')]
+def measure(folder: pathlib.Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
+  """All rounds of a shape."""
+  sizes = args.microbatches or step_shapes.shape(name, args.smoke).microbatches
+  probed = {}
+  if 'trl' in args.sides and len(sizes) > 1:
+    probed = probe(folder, name, sizes, args.probe_rounds)
+  best = min(probed, key=probed.__getitem__) if probed else sizes[0]
+  options = {'trl': [best], 'ours': args.set}
+  running: dict[str, Side] = {}
+  start_costs, rows = {}, {side: [] for side in args.sides}
+  with contextlib.ExitStack() as stack:
+    for side in args.sides:
+      running[side], start_costs[side] = started(side, folder, name, options[side], args.warmup)
+      stack.callback(running[side].kill)
+    if 'ours' in running:
+      rows['split'] = []
+    for number in range(args.rounds):
+      for kind in rows:
+        side = running['ours' if kind == 'split' else kind]
+        side.call('forget')
+        rows[kind].append(side.call('split' if kind == 'split' else 'step'))
+        log(f'{name}, round {number}: {kind} {rows[kind][-1]}')
+    threads = {side: worker.ready['threads'] for side, worker in running.items()}
+    for worker in running.values():
+      worker.stop()
+  return dict(rows=rows, start=start_costs, probe=probed, microbatch=best, threads=threads)
+
+
+def log(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+def report(result: dict[str, Any], title: str, facts: str) -> str:
+  """The section of a shape, in Markdown."""
+  rows, lines = result['rows'], []
+  for name, key, form, ours in LINES:
+    pair = [[r[key] for r in rows.get(side, []) if key in r] for side in ('trl', ours)]
+    cells = [format(statistics.median(x), form) if x else '—' for x in pair]
+    lines.append([name, *cells, paired_ratio(*pair)])
+  for name, key, form in START_LINES:
+    pair = [result['start'].get(side, {}).get(key) for side in ('trl', 'ours')]
     cells = ['—' if x is None else format(x, form) for x in pair]
-    ratio = '—' if None in pair else f'{pair[0] / pair[1]:.2f}'
-    out.append(f'| {title} | {cells[0]} | {cells[1]} | {ratio} |')
-  return '\n'.join(out + [''] + notes(result))
+    lines.append([name, *cells, '—' if None in pair else f'{pair[0] / pair[1]:.2f}'])
+  count = max(map(len, rows.values()), default=0)
+  header = [f'median of {count} rounds', 'TRL', 'jaxrl_llm', 'TRL / jaxrl_llm (lowest – highest)']
+  table = results.table(header, lines)
+  return '\n'.join([f'## {title}', '', table, '', *notes(result), facts])
 
 
-def notes(result: dict) -> list[str]:
-  rows = result['rows']
-  out = [
-    f'{name}: {len(rows[name])} rounds, wall '
-    + ', '.join(f'{r["step_wall_s"]:.2f}' for r in rows[name])
-    + f' s; {threads} threads.'
-    for name, threads in result['threads'].items()
-  ]
-  if {'trl', 'ours'} <= rows.keys():
-    for kind in ('wall', 'cpu'):
-      pairs = zip(rows['trl'], rows['ours'], strict=True)
-      ratios = [a[f'step_{kind}_s'] / b[f'step_{kind}_s'] for a, b in pairs]
-      out.append(f'Ratio of {kind} in each round: {min(ratios):.2f} to {max(ratios):.2f}.')
-  tried = ', '.join(f'{size}: {s:.2f} s' for size, s in result['probe'].items()) or 'not probed'
-  out.append(f'TRL micro-batch {result["microbatch"]} ({tried}).')
-  out.append(f'Load average before the run: {result["load"]:.2f}; above 0.5 discard the numbers.')
-  out.append(f'{result["machine"]}; {result["versions"]}; {result["date"]}.')
+def paired_ratio(theirs: list[float], ours: list[float]) -> str:
+  """The median of the ratios of a round, with the lowest and the highest one."""
+  if not theirs or not ours or not all(ours):
+    return '—'
+  ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+  return f'{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})'
+
+
+def notes(result: dict[str, Any]) -> list[str]:
+  """Lines below the table: seconds of each round, threads, TRL's micro-batch."""
+  names = {'trl': 'TRL', 'ours': 'jaxrl_llm'}
+  out = []
+  for side, threads in result['threads'].items():
+    seconds = ', '.join(f'{row["step_wall_s"]:.2f}' for row in result['rows'][side])
+    out.append(f'{names[side]}: steps of {seconds} s; {threads} threads.')
+  if 'trl' in result['threads']:
+    tried = ', '.join(f'{size}: {s:.2f} s' for size, s in result['probe'].items())
+    out.append(f'TRL micro-batch {result["microbatch"]} ({tried or "the only one tried"}).')
   return out
-
-
-def machine() -> str:
-  with contextlib.suppress(OSError, StopIteration):
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-    name = next(line.split(':')[1].strip() for line in lines if line.startswith('model name'))
-    return f'{name}, {os.cpu_count()} cores'
-  return f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores'
 
 
 def parse() -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  names = lambda text: text.split(',')  # noqa: E731
+  numbers = lambda text: [int(x) for x in text.split(',')]  # noqa: E731
+  parser.add_argument('--shapes', type=names, default=list(step_shapes.SHAPES))
   parser.add_argument('--rounds', type=int, default=5, help='measured steps of each side')
   parser.add_argument('--warmup', type=int, default=2, help='steps before them')
   parser.add_argument('--probe-rounds', type=int, default=2, help='for each micro-batch tried')
-  numbers = lambda text: [int(x) for x in text.split(',')]  # noqa: E731
-  parser.add_argument('--microbatches', type=numbers, default=[32, 16, 8], help='of TRL, to try')
-  parser.add_argument('--sides', type=lambda text: text.split(','), default=['trl', 'ours'])
+  parser.add_argument('--microbatches', type=numbers, help='of TRL, to try; default: by shape')
+  parser.add_argument('--sides', type=names, default=['trl', 'ours'])
+  parser.add_argument(
+    '--set', action='append', default=[], help='an override of our config: rollout.slots=16'
+  )
+  parser.add_argument('--write', action='store_true', help='write results/step_time.md')
   parser.add_argument('--json', type=pathlib.Path, help='where to write every number')
-  return smoke.parse(parser, rounds=1, warmup=1, microbatches=[32])
+  args = smoke.parse(parser, rounds=1, warmup=1, write=True)
+  for name in args.shapes:
+    if name not in step_shapes.SHAPES:
+      parser.error(f'--shapes: {name!r} is unknown; choose from: {", ".join(step_shapes.SHAPES)}')
+  return args
 
 
 def main() -> None:
   args = parse()
-  load = os.getloadavg()[0]
-  with tempfile.TemporaryDirectory() as folder:
-    subprocess.run(
-      [sys.executable, WORKERS, 'prepare', folder, str(int(args.smoke))],
-      check=True,
-      env=environment(),
-    )
-    result = run(pathlib.Path(folder), args)
-  names = ('trl', 'torch', 'transformers', 'jax', 'jaxlib', 'flax')
-  result['versions'] = ', '.join(f'{name} {metadata.version(name)}' for name in names)
-  result['machine'] = machine()
-  result['load'] = load
-  result['date'] = datetime.date.today().isoformat()
-  print(report(result))
+  facts = results.facts(PACKAGES, results.load_average())
+  found, file = {}, results.path('step_time.md', args.smoke)
+  if args.smoke:
+    sides.prepare_smoke()
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    sides.python(WORKERS, 'prepare', folder, int(args.smoke), *args.shapes)
+    for shape in args.shapes:
+      found[shape] = measure(folder, shape, args)
+      title = f'{shape}: {step_shapes.SHAPES[shape].title}'
+      section = report(found[shape], title, facts)
+      print(section, flush=True)
+      if args.write:
+        results.write(file, shape, section)
   if args.json:
-    args.json.write_text(json.dumps(result, indent=2))
+    args.json.write_text(json.dumps(dict(facts=facts, shapes=found), indent=2))
 
 
 if __name__ == '__main__':

@@ -27,10 +27,13 @@ BENCHMARKS = sorted(path.stem for path in BENCH.glob('*.py') if is_program(path)
 
 
 def missing(name: str) -> str:
-  """The requirement of a benchmark that this machine requirement, or ''."""
+  """The requirement of a benchmark that this machine lacks, or ''."""
   if name == 'slices' and os.environ.get('JAXRL_LLM_REQUIRE_AOT') != '1':
     return '' if _imports('libtpu') else "needs libtpu: pip install '.[aot]'"
-  if name in ('decode', 'step_time') and os.environ.get('JAXRL_LLM_REQUIRE_PARITY') != '1':
+  if (
+    name in ('decode', 'step_time', 'time_to_accuracy')
+    and os.environ.get('JAXRL_LLM_REQUIRE_PARITY') != '1'
+  ):
     return '' if _imports('trl') else "needs transformers and trl: pip install '.[parity]'"
   if name == 'code_grading' and os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') != '1':
     from jaxrl_llm.rewards.code_execution import sandbox
