@@ -9,6 +9,7 @@ TIERS = ('host', 'jit', 'process', 'slow')
 PATHS = {
   '': 'jit',
   'bench': 'slow',
+  'bench/test_results.py': 'host',
   'bench/test_worlds.py': 'host',
   'checkpointing': 'process',
   'checkpointing/test_metrics_log.py': 'host',
