@@ -47,8 +47,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Processes) -> int:
   """Print the completions of `generate_text`."""
-  config = run_config.load(arguments, overrides, run_config.GENERATION)
   prompts = _prompts(arguments)
+  config = run_config.load(arguments, overrides, run_config.GENERATION)
   validation.check(config.requested)
   settings = sampling_settings(arguments, overrides, typed(config.requested))
   processes.join(arguments, config.trained)
