@@ -1,4 +1,4 @@
-"""The supervised start: packed rows are the rows they are made of, and a run may be nothing else."""
+"""The supervised start: demonstrations share bins and nothing else, and a run may be nothing but a start."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_job
@@ -44,65 +45,74 @@ def job(**sft):
 
 
 def learned(spec, batch, params):
-  """The loss and its gradient."""
+  """The mean of −log π over all tokens, and the gradient of the loss."""
   target = objective.targets(spec.objective.method, batch, 1)
-  pieces = microbatch.microbatches(spec, batch, target)
-  piece = jax.tree.map(lambda x: x[0], pieces)
-  loss = lambda params: minibatch.microbatch_loss(spec, params, *piece)[0]  # noqa: E731
+
+  def run(state, batch):
+    return minibatch.gradient(spec, state, microbatch.pack(spec, batch), target)
+
+  grads, sums = jax.jit(run)(train_state.init_state(spec, params), batch)
+  return sums['kl'] / sums['tokens'], grads.params
+
+
+def one_by_one(batch, params):
+  """As `learned`, by a plain forward pass over each demonstration behind its prompt."""
+  prompts, rollout = batch.prompts, batch.rollout
+  width = prompts.tokens_PxL.shape[1] + rollout.tokens_BxT.shape[1]
+  rows, said = (np.zeros((len(rollout.length_B), width), np.int32) for _ in range(2))
+  for b, (start, length) in enumerate(zip(prompts.length_P, rollout.length_B, strict=True)):
+    rows[b, :start] = prompts.tokens_PxL[b, :start]
+    rows[b, start : start + length] = rollout.tokens_BxT[b, :length]
+    said[b, start : start + length] = 1
+  mask = np.arange(width) < (prompts.length_P + rollout.length_B)[:, None]
+
+  def loss(params):
+    logp = jax.nn.log_softmax(decoder.forward(SLIDING, params, rows, mask))
+    logp = jnp.take_along_axis(logp[:, :-1], rows[:, 1:, None], axis=-1)[..., 0]
+    return -(said[:, 1:] * logp).sum() / said.sum()
+
   return jax.jit(jax.value_and_grad(loss))(params)
 
 
-def test_packed_is_unpacked_in_loss_and_gradient():
-  """All demonstrations once, in 12 rows and in 5: the same mean over the same tokens, whatever shares a row."""
+@pytest.mark.parametrize('tokens, bins', [(21, 2), (33, 3), (200, 1)])
+def test_packed_demonstrations_are_learned_as_one_by_one(tokens, bins):
+  """All demonstrations once, in bins of several sizes: the same mean over the same tokens, whatever shares a bin."""
   params = decoder.init(SLIDING, 0)
   c, spec, table, tokenizer = job()
-  apart = sft_lib.batch(c, np.random.default_rng(0), table, tokenizer)
-  want, want_grad = learned(spec, apart, params)
-  c, spec, table, tokenizer = job(prompts=5, pack_tokens=24)
-  drawn = list(zip(table.tokens, table.rows, strict=True))
-  prompts, rollout, count = data.pack_demonstrations(drawn, tokenizer, 10, 5, 24)
-  assert count == len(WORDS) and (rollout.length_B > 0).all()
-  together = apart._replace(
-    prompts=prompts, rollout=rollout, reward_B=np.ones(5, np.float32), correct_B=np.ones(5)
-  )
-  got, got_grad = learned(spec, together, params)
+  size = spec.update.packing._replace(bins=bins, tokens=tokens, predicted=tokens, rows=12)
+  spec = spec._replace(update=spec.update._replace(packing=size))
+  batch = sft_lib.batch(c, np.random.default_rng(0), table, tokenizer)
+  used = int(microbatch.pack(spec, jax.tree.map(jnp.asarray, batch)).plan.bins.sum())
+  assert used < len(WORDS) and (used == 1) == (tokens == 200)
+  want, want_grad = one_by_one(batch, params)
+  got, got_grad = learned(spec, batch, params)
   np.testing.assert_allclose(got, want, rtol=1e-6)
   assert_close(got_grad, want_grad, 1e-6)
 
 
-def test_packing_fills_rows_with_whole_demonstrations():
-  """First fit: no row is wider than told, segments are prompt and reply, and replies alone are said."""
-  c, _, table, tokenizer = job(prompts=4, pack_tokens=30)
-  batch = sft_lib.batch(c, np.random.default_rng(1), table, tokenizer)
-  end, known = tokenizer.decode([list(tokenizer.end_ids)[0]]), set()
-  for row in table.rows:
-    known.add((row.question, data.demonstration(row)))
-  rollout, segment_PxT = batch.rollout, batch.prompts.segment_PxT
-  assert rollout.tokens_BxT.shape == segment_PxT.shape == (4, 30)
-  for tokens, segment, turn, length in zip(
-    rollout.tokens_BxT, segment_PxT, rollout.turns.number_BxT, rollout.length_B, strict=True
-  ):
-    assert length > 20 and (segment[:length] > 0).all() and not segment[length:].any()
-    assert (turn[length:] == -1).all() and segment.max() >= 2
-    for number in range(1, segment.max() + 1):
-      own = segment == number
-      asked, said = tokens[own & (turn < 0)], tokens[own & (turn == 0)]
-      assert (tokenizer.decode(asked), tokenizer.decode(said).removesuffix(end)) in known
-      assert said[-1] in tokenizer.end_ids
-  again = sft_lib.batch(c, np.random.default_rng(1), table, tokenizer)
-  np.testing.assert_array_equal(again.rollout.tokens_BxT, rollout.tokens_BxT)
-
-
-def test_a_demonstration_wider_than_a_row_is_told():
-  c, _, table, tokenizer = job(prompts=1, pack_tokens=9)
-  with pytest.raises(UserError, match='config.sft.pack_tokens=9 is less than the'):
-    for seed in range(9):
-      sft_lib.batch(c, np.random.default_rng(seed), table, tokenizer)
+def test_demonstrations_of_a_bin_do_not_see_each_other():
+  """Other words in one of them change its own log-probabilities and none of the others, bit for bit."""
+  params = decoder.init(SLIDING, 0)
+  c, spec, table, tokenizer = job()
+  batch = jax.tree.map(jnp.asarray, sft_lib.batch(c, np.random.default_rng(0), table, tokenizer))
+  score = jax.jit(
+    lambda batch: microbatch.all_log_probs(spec, params, microbatch.pack(spec, batch))[0]
+  )
+  before = np.asarray(score(batch))
+  for row in range(len(WORDS)):
+    tokens_BxT = batch.rollout.tokens_BxT.at[row].add(1) % SLIDING.vocab
+    tokens_PxL = batch.prompts.tokens_PxL.at[row].add(1) % SLIDING.vocab
+    other = batch._replace(
+      prompts=batch.prompts._replace(tokens_PxL=tokens_PxL),
+      rollout=batch.rollout._replace(tokens_BxT=tokens_BxT),
+    )
+    changed = (np.asarray(score(other)) != before).any(1)
+    np.testing.assert_array_equal(changed, np.arange(len(WORDS)) == row)
 
 
 def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys, monkeypatch):
-  """Packed; evaluated once, saved as step 0, and not begun again by a second start."""
-  sft = dict(steps=12, learning_rate=1e-2, prompts=4, pack_tokens=48)
+  """Evaluated once, saved as step 0, and not begun again by a second start."""
+  sft = dict(steps=12, learning_rate=1e-2, prompts=8)
   monkeypatch.setattr(sft_lib, '_CONSOLE_INTERVAL_S', -1.0)
   told = dict(every=0, prompts=4, samples=0)
   c = configs.load(tiny_job.config_file(tmp_path, steps=0, sft=sft, evaluation=told))
@@ -112,7 +122,8 @@ def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys, monkeypatch):
     return capsys.readouterr().out
 
   told = run()
-  first, last = (float(x.split()[0]) for x in told.split('loss ')[1].split(' -> '))
+  summary = told.split('warm start: loss ')[1].split(' nats')[0]
+  first, last = map(float, summary.split(' -> '))
   assert last < first - 0.5
   rows = [json.loads(line) for line in (tmp_path / 'run/sft.jsonl').read_text().splitlines()]
   assert [row['training/global_step'] for row in rows] == list(range(12))
