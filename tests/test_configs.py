@@ -88,7 +88,7 @@ def small(name: str, folder: pathlib.Path):
   if c.learner.replay_experts:
     c.scratch.update(experts=4, experts_per_token=2)
   c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = P, min(c.rollouts, G), 12, T
-  c.learner.microbatch_rollouts = c.sft.steps = c.evaluation.prompts = 0
+  c.learner.microbatch_tokens = c.sft.steps = c.evaluation.prompts = 0
   c.steps = c.steps or 2  # 0: only the supervised start
   c.curriculum.slots_per_prompt = min(c.curriculum.slots_per_prompt, P // 2)
   if c.objective.teacher:

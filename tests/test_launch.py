@@ -374,7 +374,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
   """On CPU, with a small model for few steps; JAXRL_LLM_NOTEBOOK_FLAGS= runs all of it, in minutes."""
   small = dict(width=32, layers=2, heads=2, kv_heads=1, mlp=64, max_tokens=64)
   few = dict(steps=2, prompts=4, rollouts=2)
-  few |= {'learner.microbatch_rollouts': 0, 'sft.steps': 2, 'sft.prompts': 4}
+  few |= {'sft.steps': 2, 'sft.prompts': 4}
   few |= {'evaluation.prompts': 4, 'evaluation.samples': 1, 'data.size': 200}
   few |= {f'scratch.{name}': value for name, value in small.items()}
   flags = ' '.join(f'--config.{name}={value}' for name, value in few.items())

@@ -355,7 +355,7 @@ def told(capsys, *argv: str) -> str:
     (dict(prompts=6, mesh=dict(fsdp=4)), 'is not a multiple of data × fsdp'),
     (dict(mesh=dict(data=3, fsdp=3)), 'does not fit'),
     (dict(temperature=0.0), 'config.temperature=0.0'),
-    (dict(learner=dict(microbatch_rollouts=3)), 'config.learner.microbatch_rollouts=3'),
+    (dict(learner=dict(microbatch_tokens=3)), 'config.learner.microbatch_tokens=3 is less than'),
     (dict(prompts=100), 'config.prompts=100 is more than the'),
     (dict(prompt_tokens=60), 'are 66 together, and config.scratch.max_tokens=64'),
   ],

@@ -14,29 +14,57 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import decoder, logprob, shared_prompt_forward
-from jaxrl_llm.types import ModelConfig, Prompts
+from jaxrl_llm import data
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import microbatch, packing
+from jaxrl_llm.learner.spec_from_config import make_spec
+from jaxrl_llm.models import decoder
+from jaxrl_llm.types import Batch, ModelConfig, Prompts
 from tests.bench.lib import smoke
 
 G = 8
 
 
-def gradient(model: ModelConfig, rows_per_prompt: int):
-  """The gradient of −Σ c·log π over 8 rows of one prompt, which is encoded once per `rows_per_prompt` rows."""
+def step_spec(model: ModelConfig, prompt_tokens: int, completion_tokens: int, shared: bool):
+  """One microbatch of a prompt and its 8 rows, which share a copy of it or have one each."""
+  c = configs.default()
+  c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = (
+    1,
+    G,
+    prompt_tokens,
+    completion_tokens,
+  )
+  c.dtype, c.objective.head_chunk_tokens = 'float32', 512
+  spec = make_spec(c, model, (), sharding.make_mesh(c.mesh, jax.devices()[:1]))
+  read = completion_tokens - 1  # the last token predicts nothing
+  size = packing.PackingSpec(1, prompt_tokens + G * read, G * completion_tokens, G, True)
+  if not shared:
+    size = packing.PackingSpec(G, prompt_tokens + read, completion_tokens, 1, False)
+  return spec._replace(update=spec.update._replace(packing=size))
 
-  def loss(params, tokens_L, tokens_BxT, c_BxT):
-    P, L = G // rows_per_prompt, len(tokens_L)
-    zeros = jnp.zeros(P, jnp.int32)
-    prompts = Prompts(
-      jnp.broadcast_to(tokens_L, (P, L)), jnp.full(P, L, jnp.int32), zeros, zeros, zeros
-    )
-    hidden = shared_prompt_forward.hidden(model, params, prompts, tokens_BxT)
-    logp, _ = logprob.token_logp(
-      model, params, hidden, tokens_BxT, temperature=1.0, chunk_tokens=512
-    )
-    return -(c_BxT * logp).sum()
 
-  return jax.jit(jax.grad(loss))
+def gradient(spec):
+  """The update's gradient of −Σ c·log π over the rows of one prompt."""
+
+  def run(params, tokens_L, tokens_BxT, c_BxT):
+    one_P, length_B = jnp.zeros(1, jnp.int32), jnp.full(G, tokens_BxT.shape[1], jnp.int32)
+    prompts = Prompts(tokens_L[None], jnp.full(1, len(tokens_L), jnp.int32), one_P, one_P, one_P)
+    rollout = data.as_rollout(tokens_BxT, length_B)
+    packed = microbatch.pack(spec, Batch(prompts, rollout, length_B, length_B))
+
+    def add(total, one, c_RxT):
+
+      def loss(params):
+        logp_ZxU, _ = microbatch.packed_log_probs(spec, params, one)
+        return -(one.to_tokens(c_RxT) * logp_ZxU).sum()
+
+      return jax.tree.map(jnp.add, total, jax.grad(loss)(params))
+
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return microbatch.accumulate(spec, packed, c_BxT, add, zeros)
+
+  return jax.jit(run)
 
 
 def main() -> None:
@@ -59,7 +87,8 @@ def main() -> None:
     for T in options.completion_tokens:
       ids = random.integers(0, model.vocab, L), random.integers(0, model.vocab, (G, T))
       inputs = params, *ids, random.normal(size=(G, T)).astype(np.float32) / (G * T)
-      fns, best = (gradient(model, G), gradient(model, 1)), [np.inf, np.inf]
+      fns = [gradient(step_spec(model, L, T, shared)) for shared in (True, False)]
+      best = [np.inf, np.inf]
       grads = [jax.block_until_ready(fn(*inputs)) for fn in fns]
       for _ in range(options.turns):
         for which, fn in enumerate(fns):

@@ -35,10 +35,10 @@ _SIZES = {
   ),
 }  # fmt: skip
 SLICES = ('v5e-16', 'v5e-256', 'v5p-128', 'v6e-64')
-# Axes besides fsdp, which takes the rest; rollouts of a microbatch per shard of rows.
+# Axes besides fsdp, which takes the rest; tokens of a microbatch on a device.
 _TENSOR = {'tiny': 1, '0.6b': 1, '8b': 4, '32b': 8, '30b-a3b': 1}
 _EXPERT = {'30b-a3b': 16}
-_AT_ONCE = {'tiny': 1, '0.6b': 4, '8b': 2, '32b': 2, '30b-a3b': 2}
+_AT_ONCE = {'tiny': 2048, '0.6b': 8192, '8b': 4096, '32b': 4096, '30b-a3b': 4096}
 PROMPT_TOKENS, COMPLETION_TOKENS, ROLLOUTS = 512, 1536, 8
 
 
@@ -55,11 +55,11 @@ def config(folder: str, model: str, mesh: dict[str, int], prompts: int):
 
 
 def measure(model: str, slice_: str, mesh: dict[str, int], rows: int, at_once: int) -> dict:
-  """`rows` rollouts per chip; microbatches of `at_once` rollouts per shard of rows."""
+  """`rows` rollouts per chip; microbatches of `at_once` tokens on each device."""
   devices = compile_report.devices(slice_)
   with tempfile.TemporaryDirectory() as folder:
     c = config(folder, model, mesh, max(1, len(devices) * rows // ROLLOUTS))
-    c.learner.microbatch_rollouts = at_once * len(devices) // mesh.get('tensor', 1)
+    c.learner.microbatch_tokens = at_once
     result = mesh_sweep.measure(compile_report.make(c, devices))
   print(f'{model} on {slice_}: {mesh_sweep.line(result)}', flush=True)
   return result
@@ -75,7 +75,7 @@ def main() -> None:
     '--at-once',
     type=int,
     default=0,
-    help='rollouts of a microbatch per shard of rows; 0: by the model',
+    help='tokens of a microbatch on a device; 0: by the model',
   )
   parser.add_argument('--out', default='runs/slices.json')
   tiny = dict(models='tiny', slices='v5e-4', rows=8)

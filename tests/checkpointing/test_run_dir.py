@@ -59,7 +59,7 @@ HARMLESS = [
   'mesh.data=2',
   'processes.silent_s=5.0',
   'processes.same_every=0',
-  'learner.microbatch_rollouts=8',
+  'learner.microbatch_tokens=4096',
   'learner.remat=True',
   'objective.head_chunk_tokens=64',
 ]

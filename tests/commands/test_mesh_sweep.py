@@ -1,4 +1,4 @@
-"""Which layouts are tried, which slices of the update, and which of them is called the fastest."""
+"""Which layouts are tried, which microbatches of the update, and which of them is called the fastest."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def config(**changes):
     made.update(
       dict(
         model='scratch',
-        scratch=dict(width=128, layers=2, heads=4, kv_heads=2, mlp=256, max_tokens=64),
+        scratch=dict(width=128, layers=2, heads=4, kv_heads=2, mlp=256, max_tokens=512),
         prompts=16,
         rollouts=8,
-        prompt_tokens=16,
-        completion_tokens=24,
+        prompt_tokens=200,
+        completion_tokens=200,
       )
       | changes
     )
@@ -51,12 +51,16 @@ def test_layouts_use_every_chip_and_cut_heads_and_experts_evenly():
     assert {m['fsdp'] for m in found if m['tensor'] == m['expert'] == 1} == {16, 64, 256}
 
 
-def rows(spec) -> int:
-  return spec.update.microbatch.prompts * spec.update.microbatch.rollouts
+BIN = 200 + 200 - 1  # tokens of the longest row: each has a bin of its own
+
+
+def bins(spec) -> int:
+  assert spec.update.packing.tokens == BIN
+  return spec.update.packing.bins
 
 
 class Compiler:
-  """Stands for libtpu: a program fits where its slice of the update is small enough."""
+  """Stands for libtpu: a program fits where its microbatch has few enough bins."""
 
   def __init__(self, monkeypatch, fits: int):
     self.fits, self.built = fits, []
@@ -66,27 +70,28 @@ class Compiler:
     monkeypatch.setattr(compile_report, 'decode_report', lambda _: loop)
     monkeypatch.setattr(compile_report, 'roofline', lambda spec, _: dict(tokens_per_s=1000.0))
     monkeypatch.setattr(
-      compile_report, 'update_report', lambda spec, _: dict(best_s=800 / rows(spec), mfu=0.5)
+      compile_report, 'update_report', lambda spec, _: dict(best_s=800 / bins(spec), mfu=0.5)
     )
     monkeypatch.setattr(mesh_sweep.programs, 'compile_sample', lambda spec: ('generate', spec))
     monkeypatch.setattr(mesh_sweep.programs, 'compile_update', lambda spec: ('update', spec))
 
   def build(self, named, *_):
     name, spec = named
-    self.built.append((name, rows(spec)))
-    oom = 'too much' if name == 'update' and rows(spec) > self.fits else ''
+    self.built.append((name, bins(spec)))
+    oom = 'too much' if name == 'update' and bins(spec) > self.fits else ''
     return compile_report.Part(**EMPTY, peak_bytes=2**30, oom=oom, text='')
 
 
-def test_slices_are_halved_until_they_fit_and_generation_is_compiled_once(monkeypatch):
-  compiler = Compiler(monkeypatch, fits=40)
+def test_microbatches_are_halved_until_they_fit_and_generation_is_compiled_once(monkeypatch):
+  compiler = Compiler(monkeypatch, fits=5)
   mesh = dict(data=1, fsdp=8, context=1, expert=1, tensor=2)
   found = mesh_sweep.try_mesh(config(), DEVICES, mesh)
-  assert compiler.built == [('generate', 128), ('update', 128), ('update', 64), ('update', 32)]
+  # From the 16 rows of a shard down.
+  assert compiler.built == [('generate', 16), ('update', 16), ('update', 8), ('update', 4)]
   assert [one.get('oom', '')[:10] for one in found] == ['the update', 'the update', '']
-  # 128 rollouts of 24 tokens at 1000 a second, then the update.
-  assert found[-1]['step_s'] == pytest.approx(128 * 24 / 1000 + 800 / 32)
-  assert found[-1]['slice_rows'] == 32 and found[-1]['mesh']['tensor'] == 2
+  # 128 rollouts of 200 tokens at 1000 a second, then the update.
+  assert found[-1]['step_s'] == pytest.approx(128 * 200 / 1000 + 800 / 4)
+  assert found[-1]['microbatch_tokens'] == 4 * BIN and found[-1]['mesh']['tensor'] == 2
 
 
 def test_what_can_never_fit_is_not_compiled(monkeypatch):
@@ -97,13 +102,13 @@ def test_what_can_never_fit_is_not_compiled(monkeypatch):
   monkeypatch.undo()
   compiler = Compiler(monkeypatch, fits=0)
   found = mesh_sweep.try_mesh(config(), DEVICES, dict(data=1, fsdp=16, tensor=1))
-  # Down to a row on each of the 16 devices.
-  assert [rows for name, rows in compiler.built if name == 'update'] == [128, 64, 32, 16]
+  # Down to a bin on each device.
+  assert [bins for name, bins in compiler.built if name == 'update'] == [8, 4, 2, 1]
   assert all('oom' in one for one in found)
 
 
 def test_the_fastest_is_named_with_the_flags_that_set_it(monkeypatch, tmp_path, capsys):
-  compiler = Compiler(monkeypatch, fits=64)
+  compiler = Compiler(monkeypatch, fits=8)
   monkeypatch.setattr(compile_report, 'prepare', lambda: None)
   monkeypatch.setattr(compile_report, 'devices', lambda topology: DEVICES)
   rate = lambda spec, _: dict(tokens_per_s=1e3 * spec.layout.mesh.shape['tensor'])  # noqa: E731
@@ -112,11 +117,12 @@ def test_the_fastest_is_named_with_the_flags_that_set_it(monkeypatch, tmp_path, 
   assert mesh_sweep.run(config(), 'v5e-16', str(path)) == 0
   output = capsys.readouterr().out
   assert (
-    '--config.mesh.fsdp=8 --config.mesh.tensor=2 --config.learner.microbatch_rollouts=64' in output
+    f'--config.mesh.fsdp=8 --config.mesh.tensor=2 --config.learner.microbatch_tokens={8 * BIN}'
+    in output
   )
   tried = json.loads(path.read_text())['tried']
   seconds = [one['step_s'] for one in tried if 'step_s' in one]
-  assert len(seconds) == 2 and seconds == sorted(seconds) and len(tried) == 4
+  assert len(seconds) == 2 and seconds == sorted(seconds) and len(tried) == 3
   compiler.fits = 0
   assert mesh_sweep.run(config(), 'v5e-16') == 1
   assert 'fastest' not in capsys.readouterr().out

@@ -293,14 +293,11 @@ def test_wrong_overrides_are_refused(override, text):
       'learner.minibatches=4 does not divide config.prompts=6',
     ),
     (
-      ['prompts=4', 'learner.microbatch_rollouts=12'],
-      'config.learner.microbatch_rollouts=12 must divide the 32',
+      ['prompt_tokens=64', 'completion_tokens=32', 'learner.microbatch_tokens=94'],
+      'config.learner.microbatch_tokens=94 is less than the longest row, config.prompt_tokens=64 + '
+      'config.completion_tokens=32 - 1; set it to at least 95, or to 0.',
     ),
-    (
-      ['prompts=3', 'learner.microbatch_rollouts=12'],
-      'a multiple or a divisor of config.rollouts=8',
-    ),
-    (['learner.microbatch_rollouts=3'], 'a multiple or a divisor of config.rollouts=8'),
+    (['learner.microbatch_tokens=-1'], 'config.learner.microbatch_tokens=-1 must be'),
     (['mesh.tensor=0'], 'config.mesh.tensor=0 must be at least 1, or -1'),
     (['mesh.data=-1'], 'config.mesh.data and config.mesh.fsdp are both -1'),
   ],
@@ -314,15 +311,10 @@ def test_values_out_of_range_are_refused(overrides, text):
   'overrides',
   [
     ['rollouts=1', 'objective.advantage.fn=raw'],
-    ['prompts=4', 'learner.microbatch_rollouts=8'],
-    ['prompts=4', 'learner.microbatch_rollouts=4'],
-    ['prompts=4', 'learner.microbatch_rollouts=16', 'learner.minibatches=2'],
+    ['prompt_tokens=64', 'completion_tokens=32', 'learner.microbatch_tokens=95'],
+    ['prompts=4', 'learner.microbatch_tokens=1000000', 'learner.minibatches=2'],
     ['curriculum.kind_decay=1.0', 'optimizer.b1=0.0', 'evaluation.samples=0'],
-    [
-      'prompts=0',
-      'learner.minibatches=3',
-      'learner.microbatch_rollouts=16',
-    ],  # prompts: chosen by `sized`
+    ['prompts=0', 'learner.minibatches=3'],  # prompts: chosen by `sized`
     ['mesh.fsdp=1', 'mesh.tensor=-1'],
   ],
 )

@@ -16,6 +16,7 @@ from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
+from jaxrl_llm.learner.step_spec import full_bins
 from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo_decode, hlo_update
 from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
@@ -135,12 +136,14 @@ def test_rows_that_the_experts_axis_does_not_divide_are_replicated_over_it():
 
 
 def test_the_update_shards_the_tokens_of_a_row_over_context():
-  """The widest arrays of a layer, [rows, tokens, 48], hold half the tokens on each of two devices."""
+  """The widest arrays of a layer, [bins, tokens, 48], hold half the tokens on each of two devices."""
   p = spec('dense', False, context=2)
+  size = p.update.packing._replace(bins=3, tokens=18, predicted=12)
+  p = p._replace(update=p.update._replace(packing=size))
   arguments = train_state.abstract_state(p), empty_records.empty_batch(p)
   text = programs.compile_update(p).lower(*arguments).compile().as_text()
-  for rows, tokens in ((P, L), (P * G, T)):  # the completion has T − 1 tokens and one of padding
-    assert f'f32[{rows},{tokens // 2},48]' in text and f'f32[{rows},{tokens},48]' not in text
+  assert f'f32[{size.bins},{size.tokens // 2},48]' in text
+  assert f'f32[{size.bins},{size.tokens},48]' not in text
 
 
 @pytest.mark.parametrize('mesh', [dict(fsdp=4), dict(fsdp=2, tensor=2)])
@@ -157,18 +160,23 @@ def test_the_head_is_gathered_and_its_gradient_summed_once_and_not_per_chunk(mes
 
 
 def test_the_update_communicates_weights_and_not_rows():
-  """Four microbatches on four devices: the traffic is a few times the weights, however many the rows."""
+  """Four microbatches on four devices: the traffic is a few times the weights for each, however many the rows."""
   p = spec('dense', True, fsdp=4)
   decode = p.rollout.decode._replace(max_tokens=64)
   p = p._replace(
-    rollout=p.rollout._replace(decode=decode), layout=p.layout._replace(prompt_tokens=64)
+    rollout=p.rollout._replace(decode=decode),
+    layout=p.layout._replace(prompt_tokens=64),
+    update=p.update._replace(
+      packing=p.update.packing._replace(bins=1, tokens=64 + 63, predicted=64)
+    ),
   )
+  assert full_bins(p) == 4
   arguments = train_state.abstract_state(p), empty_records.empty_batch(p)
   text = programs.compile_update(p).lower(*arguments).compile().as_text()
   weights = 4 * sum(x.size for x in jax.tree.leaves(arguments[0].params))
-  received = hlo_update.collective_bytes(text, p.layout.mesh.shape)
-  # Prompts and completions each gather them twice and sum their gradient once, which is as much as two gathers.
-  assert set(received) == {'fsdp'} and received['fsdp'] < 10 * weights
+  received = hlo_update.collective_bytes(text, p.layout.mesh.shape, 4)
+  # A microbatch gathers them twice and sums their gradient once, which is as much as two gathers.
+  assert set(received) == {'fsdp'} and received['fsdp'] < 4 * 5 * weights
   rows = 4 * P * G * 64 * 32
   assert received['fsdp'] < 7 * rows, 'each of two layers has seven products of rows and weights'
 

@@ -12,15 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_job
-from test_step import MODEL, G, P, T, assert_close, config, graded, gradient, spec, train
+from test_step import (
+  MODEL,
+  G,
+  P,
+  T,
+  assert_close,
+  config,
+  graded,
+  gradient,
+  gradient_of,
+  spec,
+  train,
+)
 
-from jaxrl_llm import objective
 from jaxrl_llm import step as steps
 from jaxrl_llm import train as runs
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, lora, microbatch, minibatch
+from jaxrl_llm.learner import empty_records, lora, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder
@@ -147,13 +158,8 @@ def test_the_gradient_is_the_chain_rule_of_that_of_the_weights(remat):
   batch = graded(plain, merged)
   dense = gradient(plain, batch, merged)['layers']
 
-  def total(adapter):
-    target = objective.targets(p.objective.method, batch, G)
-    pieces = microbatch.microbatches(p, jax.tree.map(jnp.asarray, batch), target)
-    weights = microbatch.policy_weights(p, base, adapter)
-    return jax.lax.map(lambda piece: minibatch.microbatch_loss(p, weights, *piece)[0], pieces).sum()
-
-  got = jax.jit(jax.grad(total))(adapter)['layers']
+  state = train_state.init_state(p, base, adapter=adapter)
+  got = gradient_of(p, batch, state)[0].params['layers']
   size = 0.0
   for i, layer in adapter['layers'].items():
     for name, ab in layer.items():

@@ -72,7 +72,7 @@ def scored(spec):
     sampled = generate.generate(spec, train_state.sampling_state(params), prompts)[0]
     batch = Batch(prompts, sampled, sampled.weight_B, sampled.weight_B)
     with jax.sharding.use_abstract_mesh(spec.layout.mesh.abstract_mesh):
-      return sampled, microbatch.microbatched_log_probs(spec, params, batch)[0]
+      return sampled, microbatch.all_log_probs(spec, params, microbatch.pack(spec, batch))[0]
 
   state = train_state.init_state(spec, params_of(spec.model.config))
   return jax.tree.map(np.asarray, run(state.params))
@@ -151,11 +151,11 @@ def test_evaluation_reads_what_is_saved(monkeypatch):
   monkeypatch.setattr(
     programs, 'compile_generate', lambda spec: dtypes.append(spec.model.weights_dtype)
   )
-  table = type('Table', (), dict(rows=[]))
+  table = type('Table', (), dict(rows=[], tokens=[]))
   sampling = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
   judging = evaluate.Scoring(None)
   evaluate.make_evaluator(spec(learner=dict(quantize=True)), table, None, judging, 2, sampling)
-  assert dtypes == ['float32'] * 2
+  assert dtypes == ['float32']
 
 
 @pytest.mark.parametrize('quantize_update, reads', [(False, 'float32'), (True, 'int8')])

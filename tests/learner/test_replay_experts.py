@@ -187,8 +187,9 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
   p = step_spec()
   correct_B = (np.arange(P * G) % 2).astype(np.float32)
   batch = jax.tree.map(jnp.asarray, Batch(make_prompts(), rollout, correct_B, correct_B))
-  score = jax.jit(lambda batch: microbatch.microbatched_log_probs(p, others, batch)[0])
-  scores, anew = score(batch), score(microbatch.without_routes(batch))
+  score = jax.jit(lambda packed: microbatch.all_log_probs(p, others, packed)[0])
+  packed = microbatch.pack(p, batch)
+  scores, anew = score(packed), score(packed.without_routes())
   np.testing.assert_allclose(scores, rescored(others, rollout, rollout.expert_BxTxNxk), atol=1e-4)
   np.testing.assert_allclose(anew, rescored(others, rollout, None), atol=1e-4)
   real = np.arange(T)[None] < rollout.length_B[:, None]
@@ -196,11 +197,10 @@ def test_the_update_reads_the_batch_by_what_was_recorded(params, others, rollout
 
   @jax.jit
   def lost(batch):
-    target = minibatch.minibatch_targets(
-      p, train_state.init_state(p, others), batch, minibatch.MinibatchInputs(jnp.int32(0))
-    )
-    piece = jax.tree.map(lambda x: x[0], microbatch.microbatches(p, batch, target))
-    return minibatch.microbatch_loss(p, others, *piece)[1]['probs_diff']
+    state = train_state.init_state(p, others)
+    inputs = minibatch.MinibatchInputs(jnp.int32(0))
+    target = minibatch.minibatch_targets(p, state, batch, inputs)
+    return minibatch.gradient(p, state, microbatch.pack(p, batch), target)[1]['probs_diff']
 
   gap = np.abs(np.exp(np.asarray(scores)) - np.exp(rollout.logp_BxT))[real].sum()
   np.testing.assert_allclose(lost(batch), gap, rtol=1e-3)

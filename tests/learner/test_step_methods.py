@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_step import MODEL, G, P, assert_close, config, graded, spec
+from test_step import MODEL, G, P, assert_close, config, graded, in_bins, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
@@ -50,10 +50,9 @@ def test_log_probs_of_microbatches_of_any_size_are_in_the_order_of_rows():
   real = np.arange(tokens_BxT.shape[1])[None] < batch.rollout.length_B[:, None]
   want = microbatch.log_probs(spec(), params, batch.prompts, tokens_BxT)
   batch = jax.tree.map(jnp.asarray, batch)
-  for rows in (2, 4, 8):  # half a group, a group, two groups: the last interleaves them
-    got = microbatch.microbatched_log_probs(
-      spec(learner=dict(microbatch_rollouts=rows)), params, batch
-    )
+  for bins in (1, 2, 3):
+    cut = in_bins(spec(), bins)
+    got = microbatch.all_log_probs(cut, params, microbatch.pack(cut, batch))
     for x, y in zip(got, want, strict=True):
       np.testing.assert_allclose(np.where(real, x, 0), np.where(real, y, 0), atol=1e-5)
 
@@ -65,7 +64,7 @@ def test_coefficients_of_a_minibatch_are_the_same_for_microbatches_of_any_size()
   """Against the definition: coefficients from all log-probs at once, then the gradient of −Σ c·log π."""
   params = decoder.init(MODEL, 0)
   batch = off_policy(graded(spec(), params))
-  cut = spec(objective=chosen(**WHOLE), learner=dict(microbatch_rollouts=2))
+  cut = in_bins(spec(objective=chosen(**WHOLE)), 1)
   assert cut.objective.method.needs_rows and not cut.objective.method.needs_old
 
   def score(q):
@@ -100,7 +99,7 @@ def test_old_log_probs_are_those_before_the_first_of_several_minibatches():
   assert once.objective.method.needs_old and not once.objective.method.needs_rows
   _, metrics = updated(once, batch, params)
   assert metrics['actor/pg_clipfrac'] == 0
-  twice = spec(objective=chosen(**tight), learner=dict(minibatches=2, microbatch_rollouts=4))
+  twice = in_bins(spec(objective=chosen(**tight), learner=dict(minibatches=2)), 1)
   state, metrics = updated(twice, batch, params)
   assert int(state.step) == 2 and metrics['actor/pg_clipfrac'] > 0.05
   # The product of both corrections is π/π_b, whatever lies between.
@@ -190,16 +189,9 @@ def test_replayed_rows_are_learned_like_rows_sampled_now(how):
   replayed_B = np.tile(np.array([0, 0, 1, 1], np.float32), P)
   logp_BxT = np.where(replayed_B[:, None] > 0, -7.0, batch.rollout.logp_BxT).astype(np.float32)
   unknown = batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT))
-  half = (
-    dict(
-      rollouts=2,
-      replay=dict(reuse=dict(fn='successes', count=2)),
-      learner=dict(microbatch_rollouts=2),
-    )
-    | how
-  )
-  assert empty_records.empty_batch(spec(**half)).replayed_B.shape == (P * G,)
-  state, metrics = updated(spec(**half), unknown._replace(replayed_B=replayed_B), params)
+  half = in_bins(spec(rollouts=2, replay=dict(reuse=dict(fn='successes', count=2)), **how), 1)
+  assert empty_records.empty_batch(half).replayed_B.shape == (P * G,)
+  state, metrics = updated(half, unknown._replace(replayed_B=replayed_B), params)
   assert_close(state.params, want.params, 1e-5)
   for name in ('actor/grad_norm', 'actor/ppo_kl', 'training/rollout_probs_diff_max'):
     np.testing.assert_allclose(metrics[name], want_metrics[name], rtol=1e-4, atol=1e-5)

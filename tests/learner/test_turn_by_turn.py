@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_step import MODEL, G, P, T, assert_close, config, graded, spec
+from test_step import MODEL, G, P, T, assert_close, config, graded, in_bins, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
@@ -88,9 +88,9 @@ def by_hand(p, batch, eps):
 
 @pytest.mark.parametrize('eps', [0.2, 0.01])
 def test_the_update_equals_a_loop_over_turns(batch, eps):
-  """The update of several slices against one program a turn, with every row's multiplier worked out beside it."""
+  """The update of several microbatches against one program a turn, with every row's multiplier worked out beside it."""
   batch = talked(batch)
-  p = spec(objective=chosen(**METHOD), learner=dict(microbatch_rollouts=8), **sequential(eps=eps))
+  p = in_bins(spec(objective=chosen(**METHOD), **sequential(eps=eps)), 1)
   got, metrics = updated(p, batch, decoder.init(MODEL, 0))
   want, multipliers = by_hand(p, batch, eps)
   assert int(got.step) == metrics['actor/turns'] == 3

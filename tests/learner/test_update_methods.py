@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_step import MODEL, G, assert_close, config, graded, spec
+from test_step import MODEL, G, assert_close, config, graded, gradient_of, spec
 
 from jaxrl_llm import objective
 from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records, inner_steps, microbatch, minibatch
+from jaxrl_llm.learner import empty_records, inner_steps, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
-from jaxrl_llm.models import decoder, shared_prompt_forward
+from jaxrl_llm.models import decoder
 from jaxrl_llm.types import UserError
 from tests.learner.test_step_methods import PLAIN, chosen, off_policy, updated
 
@@ -256,17 +256,16 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 
 def forward(p, params, batch, noise=None):
-  return microbatch.log_probs(
-    p, params, batch.prompts, jnp.asarray(batch.rollout.tokens_BxT), noise
-  )[0]
+  """Log-probabilities of packed rows, without a gradient."""
+  packed = microbatch.pack(p, jax.tree.map(jnp.asarray, batch))
+  return microbatch.all_log_probs(p, params, packed, noise)[0]
 
 
 def test_noise_of_sigma_0_equals_the_clean_forward_pass(batch):
   """Operation by operation: programs with and without noise may be fused differently, in the last digit."""
-  params, tokens_BxT = decoder.init(MODEL, 0), jnp.asarray(batch.rollout.tokens_BxT)
-  run = lambda *noise: shared_prompt_forward.hidden(  # noqa: E731
-    MODEL, params, batch.prompts, tokens_BxT, noise=noise or None
-  )
+  p, params = spec(), decoder.init(MODEL, 0)
+  first = microbatch.take_microbatch(p, microbatch.pack(p, jax.tree.map(jnp.asarray, batch)), 0)
+  run = lambda *noise: microbatch.packed_hidden_states(p, params, first, noise or None)  # noqa: E731
   clean, key = run(), jax.random.key(3)
   np.testing.assert_array_equal(run(jnp.zeros(MODEL.layers), key), clean)
   loud = jnp.full(MODEL.layers, 0.1)
@@ -287,28 +286,17 @@ def test_both_ways_to_run_the_layers_add_the_same_noise(batch):
 def test_the_gradient_of_sigma_agrees_with_finite_differences(batch):
   """Of the surrogate's own value: log σ is learned through log π, with the coefficients held."""
   p = spec(objective=noisy(0.1, ratio=dict(fn='direct'), trust_region=PLAIN))
-  params, key = decoder.init(MODEL, 0), jax.random.key(3)
+  params = decoder.init(MODEL, 0)
+  state = train_state.init_state(p, params)
+  key = jax.random.fold_in(jax.random.key(state.seed), state.step)
   target = objective.targets(p.objective.method, batch, G)
   masked = np.asarray(target.mask_BxT) > 0
   start = jnp.log(jnp.array([0.1, 0.2]))
   logp = jax.jit(lambda log_sigma: forward(p, params, batch, (jnp.exp(log_sigma), key)))
   c_BxT, _ = objective.coefficients(p.objective.method, target, logp(start))
   loss = lambda log_sigma: -float(jnp.where(masked, c_BxT * logp(log_sigma), 0).sum())  # noqa: E731
-  prompts, tokens, length, _ = microbatch.microbatches(p, jax.tree.map(jnp.asarray, batch), None)
-  first = lambda x: x[0]  # noqa: E731
-  got = jax.jit(
-    jax.grad(
-      lambda log_sigma: minibatch.microbatch_loss(
-        p,
-        params,
-        jax.tree.map(first, prompts),
-        tokens[0],
-        length[0],
-        target,
-        noise=(jnp.exp(log_sigma), key),
-      )[0]
-    )
-  )(start)
+  noise = state.activation_noise._replace(log_sigma_L=start)
+  got = gradient_of(p, batch, state._replace(activation_noise=noise))[0].log_sigma_L
   for layer in range(MODEL.layers):
     nudge = jnp.zeros(MODEL.layers).at[layer].set(0.02)
     slope = (loss(start + nudge) - loss(start - nudge)) / 0.04
@@ -338,7 +326,9 @@ def test_leverage_is_the_norm_of_the_rows_own_gradient(batch):
   got = jax.jit(lambda q: microbatch.leverage(p, q, jax.tree.map(jnp.asarray, batch)))(params)
   assert float(got[3]) == -np.inf
   real = np.arange(batch.rollout.tokens_BxT.shape[1])[None] < length_B[:, None]
-  answers = jax.jit(lambda q: jnp.where(real, forward(p, q, batch), 0).sum(1))
+  tokens_BxT = jnp.asarray(batch.rollout.tokens_BxT)
+  score = lambda q: microbatch.log_probs(p, q, batch.prompts, tokens_BxT)[0]  # noqa: E731
+  answers = jax.jit(lambda q: jnp.where(real, score(q), 0).sum(1))
   jacobian = jax.jit(lambda q, b: jax.grad(lambda q: answers(q)[b])(q))
   log_w = answers(params) - np.where(real, batch.rollout.logp_BxT, 0).sum(1)
   for b in (0, 7, 14):

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import data
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import attention, decoder, splash
-from jaxrl_llm.types import ModelConfig, Prompts, UserError
+from jaxrl_llm.types import Batch, ModelConfig, Prompts, UserError
 
 MODEL = ModelConfig(
   vocab=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=64, qk_norm='head'
@@ -59,45 +60,68 @@ def test_attention_of_a_group_to_its_prompt_and_its_gradient(cap):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *outs)
 
 
-def batch(packed):
+def batch():
+  """Rows of many lengths: some share a bin with rows of their own and of other prompts."""
   r = np.random.default_rng(1)
-  length_P = np.array([4, 7, 1, 6], np.int32)
+  length_P, length_B = np.array([4, 7, 1, 6]), np.array([9, 2, 5, 9, 1, 3, 7, 4])
   zeros_P = np.zeros(P, np.int32)
   prompts = Prompts(
-    r.integers(0, 40, (P, L)).astype(np.int32), length_P, zeros_P, zeros_P, zeros_P.astype('f4')
-  )
-  if not packed:
-    return prompts, r.integers(0, 40, (P * G, T)).astype(np.int32), np.ones((P * G, T), bool)
-  segment = np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0]] * 2 + [[1, 2, 2, 2, 3, 3, 0, 0, 0]] * 2)
-  tokens = r.integers(0, 40, (P, T)).astype(np.int32)
-  mask = (segment > 0) & (np.diff(segment, axis=1, prepend=-1) == 0)
-  return prompts._replace(segment_PxT=segment.astype(np.int32)), tokens, mask
+    r.integers(0, 40, (P, L)).astype(np.int32), length_P.astype(np.int32),
+    zeros_P, zeros_P, zeros_P.astype('f4'),
+  )  # fmt: skip
+  tokens_BxT = r.integers(0, 40, (P * G, T)).astype(np.int32)
+  ones_B = np.ones(P * G, np.float32)
+  rollout = data.as_rollout(tokens_BxT, length_B.astype(np.int32))
+  return jax.tree.map(jnp.asarray, Batch(prompts, rollout, ones_B, ones_B))
 
 
-@pytest.mark.parametrize('packed', [False, True])
+def whole_rows(p, params, batch):
+  """The gradient of the sum of all log-probabilities, and these with the entropies; no row is packed."""
+  real = jnp.arange(T)[None] < batch.rollout.length_B[:, None]
+
+  def loss(params):
+    outputs = microbatch.log_probs(p, params, batch.prompts, batch.rollout.tokens_BxT)
+    outputs = [jnp.where(real, x, 0.0) for x in outputs]
+    return outputs[0].sum(), outputs
+
+  return jax.grad(loss, has_aux=True)(params)
+
+
+def packed_rows(p, params, batch):
+  """As `whole_rows`, by microbatch."""
+  packed = microbatch.pack(p, batch)
+
+  def add(total, one, _):
+    real_ZxU = jnp.arange(one.target_ZxU.shape[1]) < one.layout.count[:, None]
+    loss = lambda x: jnp.where(real_ZxU, microbatch.packed_log_probs(p, x, one)[0], 0.0).sum()  # noqa: E731
+    return jax.tree.map(jnp.add, total, jax.grad(loss)(params))
+
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  slope = microbatch.accumulate(p, packed, (), add, zeros)
+  return slope, list(microbatch.all_log_probs(p, params, packed))
+
+
+@pytest.mark.parametrize('score', [whole_rows, packed_rows])
 @pytest.mark.parametrize(
   'mesh', [{}, dict(fsdp=2, tensor=2)], ids=['one device', 'rows and heads on four']
 )
-def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_kernel(mesh, packed):
-  prompts, tokens, mask = batch(packed)
+def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_kernel(mesh, score):
+  """Several bins a microbatch, and several rows a bin, each with its own copy of the prompt."""
   params = decoder.init(MODEL, 0)
 
-  def scored(attend, **mesh):
+  def scored(score, attend, **mesh):
     p = spec(attend, **mesh)
-    p = p._replace(update=p.update._replace(remat=True))
+    size = p.update.packing
+    assert size.shares_prompt == (attend == 'xla')
+    size = size._replace(bins=2, tokens=3 * L, predicted=2 * T, rows=3)
+    p = p._replace(update=p.update._replace(remat=True, packing=size))
     placed = jax.device_put(params, sharding.layout(params, p.layout.mesh))
-
-    def loss(p, params):
-      logp_BxT, entropy_BxT = microbatch.log_probs(p, params, prompts, tokens)
-      return jnp.where(mask, logp_BxT, 0.0).sum(), (logp_BxT, entropy_BxT)
-
-    run = sharding.on_mesh(lambda p, x: jax.grad(lambda x: loss(p, x), has_aux=True)(x))
-    traced = jax.jit(lambda x: run(p, x)).trace(placed)
+    run = jax.jit(lambda x, y: sharding.on_mesh(score)(p, x, y))
+    traced = run.trace(placed, batch())
     assert ('pallas_call' in str(traced.jaxpr)) == (attend == 'splash')
-    slope, outputs = traced.lower().compile()(placed)
-    return slope, jax.tree.map(lambda x: np.where(mask, x, 0), outputs)
+    return traced.lower().compile()(placed, batch())
 
-  a, b = scored('xla'), scored('splash', **mesh)
+  a, b = scored(whole_rows, 'xla'), scored(score, 'splash', **mesh)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), a, b)
 
 

@@ -61,6 +61,27 @@ def test_a_sum_in_a_loop_counts_once_per_iteration():
   size = 4 * 16 * 4  # bytes on a device
   received = hlo_update.collective_bytes(text, mesh.shape)
   assert received == {'tensor': 5 * 2 * 3 / 4 * size, 'fsdp': 2 * 1 / 2 * size}
+  assert hlo_update.collective_bytes(text, mesh.shape, 7) == received
+
+
+def test_a_sum_in_a_loop_whose_length_is_data_counts_as_often_as_assumed():
+  """As the update's loop over microbatches, with a loop over layers in it."""
+  mesh = sharding.make_mesh(dict(fsdp=2, tensor=4), jax.devices())
+
+  def layer(_, y):
+    return jax.lax.psum(jnp.sin(y), 'tensor')
+
+  def local(x, count):
+    once = jax.lax.psum(x, 'fsdp')
+    return jax.lax.fori_loop(0, count, lambda _, y: jax.lax.fori_loop(0, 5, layer, y), once)
+
+  parts = PartitionSpec('fsdp'), PartitionSpec()
+  cut = jax.shard_map(local, mesh=mesh, in_specs=parts, out_specs=PartitionSpec(), check_vma=False)
+  text = jax.jit(cut).lower(jnp.zeros((8, 16)), jnp.int32(3)).compile().as_text()
+  size = 4 * 16 * 4  # bytes on a device
+  for trips in (1, 7):
+    received = hlo_update.collective_bytes(text, mesh.shape, trips)
+    assert received == {'tensor': trips * 5 * 2 * 3 / 4 * size, 'fsdp': 2 * 1 / 2 * size}
 
 
 def test_operations_of_an_update_by_hand():

@@ -22,7 +22,7 @@ def spec(mesh, **changes):
         scratch=dict(width=128, layers=2, heads=2, kv_heads=2, mlp=256, max_tokens=64),
         prompts=4,
         rollouts=4,
-        learner=dict(microbatch_rollouts=8),
+        learner=dict(microbatch_tokens=256),
         prompt_tokens=16,
         completion_tokens=24,
         mesh=mesh,
