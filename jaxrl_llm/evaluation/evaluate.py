@@ -29,6 +29,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_llm import data, evaluation
@@ -38,6 +39,7 @@ from jaxrl_llm.evaluation.levels import levels
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner.step_spec import StepSpec, evaluation_spec, trained_weights_spec
+from jaxrl_llm.rollout import prompt_prefix
 from jaxrl_llm.rollout.sampling import TokenFilter
 from jaxrl_llm.runner import multi_turn
 from jaxrl_llm.runner.context import ScorePool
@@ -46,8 +48,10 @@ from jaxrl_llm.types import JsonObject, Params, Prompts, Rollout, Row, Settings,
 # Evaluation draws its noise under a step number that training never reaches, the same every time:
 # evaluations before and after training are paired.
 _NOISE_STEP = 2**30
-_BATCH_ROLLOUTS = 128
+_BATCH_ROLLOUTS = 160
 Evaluator = Callable[..., tuple[dict[str, float], list[dict], list[dict]]]
+# (prompts that are complete, prompts) → None
+OnProgress = Callable[[int, int], None]
 
 
 class Scoring(NamedTuple):
@@ -67,27 +71,30 @@ def make_evaluator(
   samples: int,
   sampling: SamplingConfig | Settings,
 ) -> Evaluator:
-  """Return evaluate(params, head=None) → (metrics, rows, groups), compiled once for greedy and once for sampling.
+  """Return evaluate(params, head=None, on_progress=None) → (metrics, rows, groups), compiled once.
 
   `table` holds the held-out prompts, `decode` turns token ids into text; `sampling` holds temperature, top_k, top_p,
   min_p of the samples. Metrics are val-core/<source>/acc/{greedy, mean@n, best@n, pass@n, maj@n, vote@n}, groups those
   of `evaluation.tally.groups`. `head` is the correctness head of the train state, for vote@n where rollouts are pruned.
-  With `scoring.episodes` prompts are episodes of its environment with all turns that it allows.
+  With `scoring.episodes` prompts are episodes of its environment with all turns that it allows. `on_progress` is called
+  after each batch of prompts.
   """
-  samplers = _samplers(spec, table, decode, scoring.episodes, samples, sampling)
+  sampler = _make_sampler(spec, table, decode, scoring.episodes, samples, sampling)
   pruning = spec.rollout.pruning
   # A correctness head that never learns gives every completion the same probability.
   weighs_votes = samples and pruning is not None and pruning.learning_rate > 0
   predict = programs.compile_predict_success(trained_weights_spec(spec)) if weighs_votes else None
   descriptions = _describe(table.rows)
 
-  def evaluate(params: Params, head: Any = None) -> tuple[dict[str, float], list[dict], list[dict]]:
+  def evaluate(
+    params: Params, head: Any = None, on_progress: OnProgress | None = None
+  ) -> tuple[dict[str, float], list[dict], list[dict]]:
+    predict_samples = None
+    if predict is not None and head is not None:
+      predict_samples = functools.partial(predict, params, head)
+    everything = _complete(sampler, params, predict_samples, on_progress)
     records = []
-    for kind, sampler in samplers.items():
-      predict_kind = None
-      if kind == 'sampled' and predict and head is not None:
-        predict_kind = functools.partial(predict, params, head)
-      completions = _complete(sampler, params, predict_kind)
+    for kind, completions in _by_kind(everything, samples).items():
       score_PxN = _scores(completions, table.rows, scoring)
       for p, description in enumerate(descriptions):
         record = dict(kind=kind) | description
@@ -114,38 +121,66 @@ class _Sampler(NamedTuple):
   batch_prompts: int
 
 
-def _samplers(
+def _make_sampler(
   spec: StepSpec,
   table: data.PromptTable,
   decode: Callable[[Sequence[int]], str],
   episodes: multi_turn.Episodes | None,
   samples: int,
   sampling: SamplingConfig | Settings,
-) -> dict[str, _Sampler]:
-  """kind → its sampler."""
-  shards = sharding.rows_shards(spec.layout.mesh)
-  size = max(_BATCH_ROLLOUTS // max(samples, 1), shards)
-  size = min(size, len(table.rows) + shards - 1) // shards * shards
-  specs = {'greedy': evaluation_spec(spec, 1, 0.0)}
+) -> _Sampler:
+  """The sampler of a greedy completion of each prompt and `samples` others, in batches of nearly equal sizes."""
   if samples:
     token_filter = TokenFilter(*(sampling[k] for k in TokenFilter._fields))
-    specs['sampled'] = evaluation_spec(spec, samples, sampling['temperature'], token_filter)
-  return {
-    kind: _Sampler(programs.compile_generate(kind_spec), kind_spec, table, decode, episodes, size)
-    for kind, kind_spec in specs.items()
-  }
+    spec = evaluation_spec(spec, samples, sampling['temperature'], token_filter)
+  else:
+    spec = evaluation_spec(spec, 0, temperature=0.0)
+  # An environment's first observation changes prompts, which may then begin otherwise.
+  tokens = table.tokens if episodes is None else ()
+  prefix = prompt_prefix.shared_tokens(tokens, spec.layout.mesh.devices.flat[0])
+  spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
+  shards, count = sharding.rows_shards(spec.layout.mesh), len(table.rows)
+  batches = -(-count // max(_BATCH_ROLLOUTS // (1 + samples), shards)) or 1
+  size = -(-count // (batches * shards)) * shards
+  return _Sampler(programs.compile_generate(spec), spec, table, decode, episodes, size)
 
 
 class _Completions(NamedTuple):
-  """All completions of every prompt, in order."""
+  """Completions of every prompt, in order."""
 
   texts: list[list[str]]  # as graded: with several turns, the last one
   full_texts: list[list[str]]  # all turns and observations
   turns: Turns | None  # of all rows
-  trust_PxN: np.ndarray | None  # P(correct) by the correctness head
+  trust_PxN: np.ndarray | None  # P(correct) of samples by the correctness head
 
 
-def _complete(sampler: _Sampler, params: Params, predict: Callable | None) -> _Completions:
+def _by_kind(everything: _Completions, samples: int) -> dict[str, _Completions]:
+  """The greedy completions, which come first for each prompt, and the samples where there are any."""
+
+  def part(columns: slice) -> _Completions:
+    return _Completions(
+      [texts[columns] for texts in everything.texts],
+      [texts[columns] for texts in everything.full_texts],
+      _rows_of(everything.turns, 1 + samples, columns),
+      everything.trust_PxN if columns.start else None,
+    )
+
+  kinds = dict(greedy=part(slice(0, 1)))
+  return kinds | dict(sampled=part(slice(1, None))) if samples else kinds
+
+
+def _rows_of(tree: Params, each: int, columns: slice) -> Params:
+  """Arrays [P * each, …] cut to those rows of each prompt."""
+  cut = lambda x: x.reshape(-1, each, *x.shape[1:])[:, columns].reshape(-1, *x.shape[1:])  # noqa: E731
+  return jax.tree.map(cut, tree)
+
+
+def _complete(
+  sampler: _Sampler,
+  params: Params,
+  predict: Callable | None,
+  on_progress: OnProgress | None = None,
+) -> _Completions:
   """Samples batch by batch; the last batch is filled up with the first prompt."""
   table, episodes, size = sampler.table, sampler.episodes, sampler.batch_prompts
   count, each = len(table.rows), 1
@@ -166,7 +201,10 @@ def _complete(sampler: _Sampler, params: Params, predict: Callable | None) -> _C
     full_texts += _by_prompt(decoded, each)
     turns.append(rollout.turns)
     if predict is not None:
-      trust += _by_prompt(sharding.fetch(predict(prompts, rollout)), each)
+      samples = _rows_of(rollout, each, slice(1, None))
+      trust += _by_prompt(sharding.fetch(predict(prompts, samples)), each - 1)
+    if on_progress is not None:
+      on_progress(min(start + size, count), count)
   joined = None
   if episodes is not None:
     joined = Turns(*(np.concatenate(x)[: count * each] for x in zip(*turns, strict=True)))
@@ -182,6 +220,8 @@ def _rollout(sampler: _Sampler, params: Params, prompts: Prompts, rows: Sequence
   """The rollout of a batch: one call, or one for every turn of an environment's episodes."""
   spec, episodes, seed = sampler.spec, sampler.episodes, np.int32(sampler.spec.seed)
   if episodes is None:
+    longest = max(map(len, sampler.table.tokens))
+    prompts = prompts._replace(tokens_PxL=prompts.tokens_PxL[:, :longest])
     return sharding.fetch(sampler.fn(params, prompts, seed, None))
   prompts = episodes.open(prompts, rows, prompts.tokens_PxL.shape[1])
   sample = lambda begun: (sharding.fetch(sampler.fn(params, prompts, seed, begun)), {})  # noqa: E731

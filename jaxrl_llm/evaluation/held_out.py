@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from jaxrl_llm.evaluation import evaluate
 from jaxrl_llm.evaluation.fingerprint import fingerprint
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.monitoring import console
+from jaxrl_llm.monitoring.example import Example
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.runner import multi_turn
 from jaxrl_llm.runner.context import RunContext, ScorePool
@@ -54,14 +56,23 @@ def recorded_evaluator(
     wanted = run_identity | dict(weights=fingerprint((params, state.correctness_head)))
     record: JsonObject | None = directory.read_eval(step, wanted)
     if record is None:
-      screen.info(f'evaluating at step {step}')
-      metrics, rows, groups = evaluator(params, state.correctness_head)
+      on_progress = functools.partial(screen.evaluating, step)
+      on_progress(0, len(table))
+      metrics, rows, groups = evaluator(params, state.correctness_head, on_progress)
       record = wanted | dict(step=step, metrics=metrics, groups=groups, rows=rows)
       directory.write_eval(step, record)
-    screen.evaluation(step, record['metrics'])
+    screen.evaluation(step, record['metrics'], _example(record['rows'][0]))
     return record
 
   return evaluate_step
+
+
+def _example(row: JsonObject) -> Example:
+  """The first completion of a row, for the console."""
+  question = row['question']
+  if not isinstance(question, str):
+    question = question[-1]['content'] if question else ''
+  return Example(question, row['output'][0], row['score'][0])
 
 
 def identity(config: Config, table: data.PromptTable) -> JsonObject:

@@ -35,14 +35,7 @@ def generate(
   Weights are rounded and laid out for decoding once. A row that is empty in `begun` begins from the accepted tokens of
   `draft`. Raises UserError for a tree with `begun` or `draft`.
   """
-  record_checks.prompts(prompts)
-  for rows in (begun, draft):
-    if rows is not None:
-      record_checks.rollout(rows)
-  if spec.rollout.tree is not None and (begun is not None or draft is not None):
-    raise UserError(
-      "config.rollout.tree grows groups from their prompts: give no begun and no draft, or set fn='none'."
-    )
+  _check_inputs(spec, prompts, begun, draft)
   params = _decode_weights(spec, state)
   metrics: Metrics = {}
   cap_tokens = jnp.int32(spec.rollout.decode.max_tokens if cap is None else cap)
@@ -56,8 +49,17 @@ def generate(
     if carried is not None:
       carried = carried_kv.reorder(carried, prompts, spec.rollout.decode.rollouts)
     inputs = DecodeInputs(
-      params, prompts, jax.random.key(seed), version, continued=begun, cap=cap, carried=carried
+      params,
+      prompts,
+      jax.random.key(seed),
+      version,
+      continued=begun,
+      cap=cap,
+      carried=carried,
+      prefix_tokens=spec.layout.prefix_tokens,
     )
+    if spec.rollout.greedy_first:
+      inputs = _with_greedy_rows(inputs, spec.rollout.decode.rollouts)
     rollout, iterations, new_cache, counts = _decode(spec, inputs, head)
     return rollout, iterations[None], new_cache, {k: v[None] for k, v in counts.items()}
 
@@ -79,6 +81,25 @@ def generate(
   metrics['generate/rounds'] = iterations.max().astype(jnp.float32)
   metrics |= {f'generate/{k}': v.sum().astype(jnp.float32) for k, v in counts.items()}
   return rollout, metrics, (*state.carried[1:], new_cache) if state.carried else ()
+
+
+def _check_inputs(
+  spec: StepSpec, prompts: Prompts, begun: Rollout | None, draft: Rollout | None
+) -> None:
+  record_checks.prompts(prompts)
+  for rows in (begun, draft):
+    if rows is not None:
+      record_checks.rollout(rows)
+  if spec.rollout.tree is not None and (begun is not None or draft is not None):
+    raise UserError(
+      "config.rollout.tree grows groups from their prompts: give no begun and no draft, or set fn='none'."
+    )
+
+
+def _with_greedy_rows(inputs: DecodeInputs, rollouts: int) -> DecodeInputs:
+  """The first row of each prompt is greedy, and the others draw as if it were not there."""
+  number_B = jnp.tile(jnp.arange(rollouts), len(inputs.prompts.length_P))
+  return inputs._replace(member_B=jnp.maximum(number_B - 1, 0), greedy_B=number_B == 0)
 
 
 @sharding.on_mesh

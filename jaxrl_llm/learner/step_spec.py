@@ -98,6 +98,7 @@ class LayoutSpec(NamedTuple):
   slots_per_prompt: int  # at most; rows of all slots of a prompt form one group
   contexts: bool  # prompts record which strategy they include
   hints: bool  # prompts record the share of a known answer that they include
+  prefix_tokens: int = 0  # with which all prompts begin alike; sampling encodes them once
 
 
 class StepSpec(NamedTuple):

@@ -20,6 +20,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from jaxrl_llm.monitoring import ascii_plot
+from jaxrl_llm.monitoring.example import Example
 from jaxrl_llm.types import JsonObject
 
 _WIDTH = 120  # of a plain line, in characters
@@ -42,6 +43,8 @@ _METRICS = (
   ('device', ('perf/device_memory_gib',), '{:.1f} GiB'),
   ('host', ('perf/host_memory_gib',), '{:.1f} GiB'),
 )
+# Between two lines about an evaluation that takes long.
+_MIN_LINES_S = 15.0
 KINDS = ('auto', 'plain', 'quiet', 'json')
 
 
@@ -79,7 +82,7 @@ class Console:
     self._difficulty: list[float] = []
     self._live: _Live | None = None
     self._start_s, self._timed_from_s, self._first_done = time.monotonic(), 0.0, None
-    self._done, self._time_left, self._drawn_s = 0, '', 0.0
+    self._done, self._time_left, self._drawn_s, self._line_s = 0, '', 0.0, 0.0
     self._status, self._warnings, self._cell_width = '', [], 0
     self._evaluations: dict[int, dict[str, float]] = {}
     self._handler = _WarningHandler(self)
@@ -136,13 +139,26 @@ class Console:
     elif time.monotonic() - self._drawn_s > _MIN_REDRAW_S:
       self._refresh()
 
-  def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-    """Prints the accuracies over all data."""
+  def evaluating(self, step: int, done: int, prompts: int) -> None:
+    """Shows how many held-out prompts are complete: in the table, or as a line from time to time."""
+    self._status = f'evaluating at step {step}: {done} of {prompts} prompts'
+    if self._live:
+      self._refresh()
+    elif not done or (done < prompts and time.monotonic() - self._line_s > _MIN_LINES_S):
+      self._line_s = time.monotonic()
+      self.info(self._status)
+
+  def evaluation(
+    self, step: int, metrics: dict[str, float], example: Example | None = None
+  ) -> None:
+    """Prints the accuracies over all data, and a completion."""
     self._evaluations[step], self._status = metrics, ''
     totals = '  '.join(
       f'{k.rsplit("/", 1)[-1]} {ascii_plot.percent(v)}' for k, v in metrics.items() if '/all/' in k
     )
     self.info(f'held-out at step {step}:  {totals}')
+    if example is not None:
+      self.info(example.line(_WIDTH - len(self._clock())))
 
   def finish(self, root: str) -> None:
     """Prints the reward curve and the table of accuracies before and after training."""
@@ -283,8 +299,15 @@ class JsonConsole(Console):
   def step(self, row: JsonObject, difficulty: Callable | None = None) -> None:
     self._line('step', **row)
 
-  def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+  def evaluating(self, step: int, done: int, prompts: int) -> None:
+    self._line('evaluating', step=step, done=done, prompts=prompts)
+
+  def evaluation(
+    self, step: int, metrics: dict[str, float], example: Example | None = None
+  ) -> None:
     self._line('evaluation', step=step, **metrics)
+    if example is not None:
+      self._line('example', step=step, **example._asdict())
 
   def finish(self, root: str) -> None:
     self._line('finished', folder=root)

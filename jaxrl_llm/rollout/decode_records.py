@@ -65,8 +65,10 @@ class DecodeInputs(NamedTuple):
   cap: Array | int | None = None
   pause: Array | int | None = None  # rows that hold so many tokens leave the loop UNFINISHED
   member_B: jax.Array | None = None  # which rollout of its prompt a row is; None: b % G
+  greedy_B: jax.Array | None = None  # rows that take the likeliest tokens; None: no row
   # In the order of `prompts`. None: continued rows are encoded again.
   carried: CarriedKV | None = None
+  prefix_tokens: int = 0  # with which all prompts begin alike, and go on; they are encoded once
 
 
 class LoopConstants(NamedTuple):
@@ -83,6 +85,7 @@ class LoopConstants(NamedTuple):
   version: jax.Array
   started_tokens: jax.Array  # tokens of all rows before the loop
   carried: CarriedKV | None = None
+  greedy_B: jax.Array | None = None
 
 
 class LoopState(NamedTuple):

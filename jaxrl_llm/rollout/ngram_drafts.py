@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder, kvcache
-from jaxrl_llm.rollout import sampling, slot_loop
+from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
 from jaxrl_llm.types import UNFINISHED, Array, ModelConfig, Rollout
 
@@ -127,12 +127,9 @@ def _iterate(constants: LoopConstants, ngram: NgramSettings, state: _State) -> _
     dtype=settings.dtype,
   )
   logits = decoder.head(constants.model, constants.params, hidden, settings.dtype)
-  keys_N = jnp.repeat(constants.keys_B[row_S], ngram.draft + 1)
-  token_N, logp_N = sampling.sample(
-    logits.reshape(len(keys_N), -1),
-    sampling.uniforms(keys_N, index_SxQ.reshape(-1) + 1),
-    settings.temperature,
-    settings.token_filter,
+  row_N = jnp.repeat(row_S, ngram.draft + 1)
+  token_N, logp_N = slot_loop.sample_rows(
+    constants, logits.reshape(len(row_N), -1), row_N, index_SxQ.reshape(-1) + 1
   )
   drawn = token_N.reshape(index_SxQ.shape), logp_N.reshape(index_SxQ.shape)
   rollout, accepted_S = _verify(constants, loop, index_S, input_SxQ, *drawn)

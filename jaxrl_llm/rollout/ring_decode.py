@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder, kvcache
-from jaxrl_llm.rollout import carried_kv, early_exit, sampling, slot_loop
+from jaxrl_llm.rollout import carried_kv, early_exit, slot_loop
 from jaxrl_llm.rollout.decode_records import (
   CarriedKV,
   DecodeInputs,
@@ -104,10 +104,7 @@ def _iterate(constants: LoopConstants, state: LoopState) -> LoopState:
   """Decodes one token in every busy slot, then reassigns slots."""
   settings, (row_S, index_S) = constants.settings, slot_loop.clipped_slots(constants, state)
   logits_SxV, cache, expert_SxNxk = decode(constants, state)
-  uniform_S = sampling.uniforms(constants.keys_B[row_S], index_S + 1)
-  token_S, logp_S = sampling.sample(
-    logits_SxV, uniform_S, settings.temperature, settings.token_filter
-  )
+  token_S, logp_S = slot_loop.sample_rows(constants, logits_SxV, row_S, index_S + 1)
   # A continued row whose tokens are read again takes its own next token and records nothing.
   known_S = index_S + 1 < state.rollout.length_B[row_S]
   write_S = jnp.where(known_S, len(constants.keys_B), state.row_S)

@@ -77,18 +77,22 @@ def sample(
   uniform_B: jax.Array,
   temperature: float,
   token_filter: TokenFilter = NO_FILTER,
+  greedy_B: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
   token = min{v : Σ_{w≤v} p_w > u}. Inverse transform sampling needs one random number per row, Gumbel noise V of them.
   Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1. With a filter the
-  log-probability is that of the filtered distribution.
+  log-probability is that of the filtered distribution. Rows of `greedy_B` take the largest logit, too.
   """
   if temperature == 0:
     token_B = jnp.argmax(logits_BxV, axis=-1)
   else:
+    likeliest_B = None if greedy_B is None else jnp.argmax(logits_BxV, axis=-1)
     logits_BxV = filter_logits(logits_BxV / temperature, token_filter)
     token_B = _inverse_cdf(logits_BxV, uniform_B)
+    if greedy_B is not None:
+      token_B = jnp.where(greedy_B, likeliest_B, token_B)
   picked_B = jnp.take_along_axis(logits_BxV, token_B[:, None], axis=-1)[:, 0]
   return token_B.astype(jnp.int32), picked_B - jax.nn.logsumexp(logits_BxV, axis=-1)
 

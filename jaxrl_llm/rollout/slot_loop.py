@@ -34,7 +34,9 @@ def prepare(
   """Everything before a loop: its constants, each row with its first token, and the logits [P, V] of that token."""
   prompts = jax.tree.map(jnp.asarray, inputs.prompts)
   B, T = prompts.tokens_PxL.shape[0] * settings.rollouts, settings.max_tokens
-  prompt_cache, logits_PxV = prefill(model, inputs.params, prompts, settings.dtype)
+  prompt_cache, logits_PxV = prefill(
+    model, inputs.params, prompts, settings.dtype, inputs.prefix_tokens
+  )
   rollout = jax.tree.map(jnp.asarray, inputs.continued)
   if rollout is None:
     rollout = empty_rollout(B, T, expert_shape(model) if settings.record_experts else None)
@@ -52,6 +54,7 @@ def prepare(
     version=jnp.int32(inputs.version),
     started_tokens=rollout.length_B.sum(),
     carried=inputs.carried,
+    greedy_B=inputs.greedy_B,
   )
   return constants, _sample_first_tokens(constants, logits_PxV, rollout), logits_PxV
 
@@ -63,17 +66,42 @@ def _packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
 
 
 def prefill(
-  model: ModelConfig, params: Params, prompts: Prompts, dtype: str
+  model: ModelConfig, params: Params, prompts: Prompts, dtype: str, prefix_tokens: int = 0
 ) -> tuple[decoder.Cache, jax.Array]:
-  """The prompts' cache, (k, v) [P, K, L, d] per layer, and the logits [P, V] after each prompt's last token."""
+  """The prompts' cache, (k, v) [P, K, L, d] per layer, and the logits [P, V] after each prompt's last token.
+
+  The first `prefix_tokens` tokens, which must be the same in all prompts and less than any prompt, are encoded once.
+  """
   P, L = prompts.tokens_PxL.shape
-  positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
-  mask_PxL = positions_PxL < prompts.length_P[:, None]
-  hidden, cache, _ = decoder.apply(
-    model, params, prompts.tokens_PxL, positions_PxL, decoder.causal(mask_PxL), dtype=dtype
+  positions_PxN = jnp.broadcast_to(jnp.arange(prefix_tokens, L), (P, L - prefix_tokens))
+  prefix = _encode_prefix(model, params, prompts.tokens_PxL[:1, :prefix_tokens], dtype)
+  hidden_PxNxD, cache, _ = decoder.apply(
+    model,
+    params,
+    prompts.tokens_PxL[:, prefix_tokens:],
+    positions_PxN,
+    decoder.causal(positions_PxN < prompts.length_P[:, None]),
+    shared=prefix,
+    dtype=dtype,
   )
-  last = jnp.take_along_axis(hidden, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1)
-  return cache, decoder.head(model, params, last[:, 0], dtype)
+  if prefix is not None:
+    repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (P, *x.shape[1:])), prefix[0])
+    cache = jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), repeated, cache)
+  last_P = jnp.maximum(prompts.length_P - (1 + prefix_tokens), 0)
+  last_Px1xD = jnp.take_along_axis(hidden_PxNxD, last_P[:, None, None], axis=1)
+  return cache, decoder.head(model, params, last_Px1xD[:, 0], dtype)
+
+
+def _encode_prefix(
+  model: ModelConfig, params: Params, tokens_1xN: jax.Array, dtype: str
+) -> tuple[decoder.Cache, jax.Array] | None:
+  """The cache of the tokens and its mask [1, N], for rows that share them; None where there are no tokens."""
+  if not tokens_1xN.shape[1]:
+    return None
+  positions_1xN, all_1xN = jnp.arange(tokens_1xN.shape[1])[None], jnp.ones(tokens_1xN.shape, bool)
+  causal = decoder.causal(all_1xN)
+  _, cache, _ = decoder.apply(model, params, tokens_1xN, positions_1xN, causal, dtype=dtype)
+  return cache, all_1xN
 
 
 def start_loop(
@@ -157,6 +185,20 @@ def clipped_slots(constants: LoopConstants, state: LoopState) -> tuple[jax.Array
   """Each slot's row and token index, clipped into bounds where the slot is idle."""
   row_S = jnp.minimum(state.row_S, len(constants.keys_B) - 1)
   return row_S, jnp.minimum(state.index_S, constants.settings.max_tokens - 1)
+
+
+def sample_rows(
+  constants: LoopConstants, logits_NxV: jax.Array, row_N: jax.Array, index_N: jax.Array | int
+) -> tuple[jax.Array, jax.Array]:
+  """Token `index_N` of each row in `row_N`, drawn from its logits, and its log-probability."""
+  settings, greedy_B = constants.settings, constants.greedy_B
+  return sampling.sample(
+    logits_NxV,
+    sampling.uniforms(constants.keys_B[row_N], index_N),
+    settings.temperature,
+    settings.token_filter,
+    None if greedy_B is None else greedy_B[row_N],
+  )
 
 
 def record_tokens(
@@ -309,13 +351,8 @@ def _sample_first_tokens(
   row_B, zeros_B = jnp.arange(B, dtype=jnp.int32), jnp.zeros(B, jnp.int32)
 
   def draw(row):
-    uniform_1 = sampling.uniforms(constants.keys_B[row][None], 0)
-    token_1, logp_1 = sampling.sample(
-      logits_PxV[row // settings.rollouts][None],
-      uniform_1,
-      settings.temperature,
-      settings.token_filter,
-    )
+    logits_1xV = logits_PxV[row // settings.rollouts][None]
+    token_1, logp_1 = sample_rows(constants, logits_1xV, row[None], 0)
     return token_1[0], logp_1[0]
 
   token_B, logp_B = jax.lax.map(draw, row_B, batch_size=min(B, _FIRST_TOKENS_AT_ONCE))

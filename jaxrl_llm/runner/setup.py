@@ -19,7 +19,7 @@ from jaxrl_llm.models import peft
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.rollout import length_schedule
+from jaxrl_llm.rollout import length_schedule, prompt_prefix
 from jaxrl_llm.runner import hints, multi_turn, token_stats, validate
 from jaxrl_llm.runner.context import Grading, Models, ReplayBuffers, RunContext, Selection
 from jaxrl_llm.types import Model, Row, UserError
@@ -147,6 +147,10 @@ def _step_spec(
   spec = make_spec(
     config, model.config, tokenizer.end_ids, mesh, tokenizer.token_texts, teacher_config
   )
+  if config.curriculum.hint.fn == 'none' and config.environment.fn == 'none':
+    # Hints and environments change prompts, which may then begin otherwise.
+    prefix = prompt_prefix.shared_tokens(tables.train.tokens, mesh.devices.flat[0])
+    spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
   if spec.objective.method.needs_demo:
     field = f'config.objective.sft_loss.fn={config.objective.sft_loss.fn!r}'
     data.check_demonstrations(tables.train.rows, tokenizer, field)

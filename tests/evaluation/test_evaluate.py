@@ -64,10 +64,11 @@ def test_equal_answers_get_equal_words():
 
 
 def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
-  """Three prompts in calls of two: prompt i says 10·i and 10·i + 1, and is trusted by a hundredth of that."""
+  """Three prompts in calls of two: prompt i says 10·i greedily, then 10·i + 1, which is trusted by a hundredth."""
 
   class Table:
     rows = tuple(rows({}, {}, {}))
+    tokens = tuple(np.zeros(1, np.int32) for _ in rows)
 
     def prompts(self, index, born):
       none = np.zeros((2, 1), np.int32)
@@ -80,10 +81,21 @@ def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
 
   spec = types.SimpleNamespace(seed=0)
   ask = evaluate._Sampler(sample, spec, Table(), lambda ids: str(ids[0]), None, 2)
-  said = evaluate._complete(ask, None, lambda prompts, rollout: rollout.tokens_BxT[:, 0] / 100)
+  progress = []
+  said = evaluate._complete(
+    ask,
+    None,
+    lambda prompts, rollout: rollout.tokens_BxT[:, 0] / 100,
+    lambda done, prompts: progress.append((done, prompts)),
+  )
   assert said.texts == said.full_texts == [['0', '1'], ['10', '11'], ['20', '21']]
-  np.testing.assert_allclose(said.trust_PxN, [[0, 0.01], [0.1, 0.11], [0.2, 0.21]])
+  np.testing.assert_allclose(said.trust_PxN, [[0.01], [0.11], [0.21]])
+  assert progress == [(2, 3), (3, 3)]
   assert evaluate._complete(ask, None, None).trust_PxN is None
+  kinds = evaluate._by_kind(said, 1)
+  assert kinds['greedy'].texts == [['0'], ['10'], ['20']] and kinds['greedy'].trust_PxN is None
+  assert kinds['sampled'].texts == [['1'], ['11'], ['21']]
+  assert kinds['sampled'].trust_PxN is said.trust_PxN
 
 
 def test_votes_are_counted_where_the_grader_tells_what_it_compares():

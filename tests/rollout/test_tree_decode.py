@@ -387,6 +387,7 @@ def test_evaluation_grows_no_trees(params):
 
   class Table:
     rows = tuple(Row(str(i), 'q', (), 'a', 's', {}) for i in range(P))
+    tokens = tuple(np.zeros(L, np.int32) for _ in range(P))
 
     def prompts(self, index, born):
       return make_prompts()._replace(born_P=np.full(P, born, np.int32))
