@@ -30,8 +30,8 @@ def generate(
 ) -> tuple[Rollout, Metrics, tuple[CarriedKV | None, ...]]:
   """G completions of each prompt, metrics, and the next `state.carried`, a queue of caches of unfinished rows.
 
-  The oldest cache is removed and that of this call is appended. Weights are rounded and laid out for decoding once. A row that is empty in `begun` begins from the accepted tokens of
-  `draft`. Raises UserError for a tree with `begun` or `draft`.
+  The oldest cache is removed and that of this call is appended. Weights are rounded and laid out for decoding once. A
+  row that is empty in `begun` begins from the accepted tokens of `draft`. Raises UserError for a tree with either.
   """
   _check_inputs(spec, prompts, begun, draft)
   params = _decode_weights(spec, state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -73,28 +75,49 @@ NO_FILTER = TokenFilter()
 
 @jax.named_scope('sampling')
 def sample(
-  logits_BxV: jax.Array,
+  logits_NxV: jax.Array,
   uniform_B: jax.Array,
   temperature: float,
   token_filter: TokenFilter = NO_FILTER,
   greedy_B: jax.Array | None = None,
+  lane_B: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
   token = min{v : Σ_{w≤v} p_w > u}. Inverse transform sampling needs one random number per row, Gumbel noise V of them.
   Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1. With a filter the
-  log-probability is that of the filtered distribution. Rows of `greedy_B` take the largest logit, too.
+  log-probability is that of the filtered distribution. Rows of `greedy_B` take the largest logit, too. Row b draws
+  from logits `lane_B`[b]; None: N = B, and from logits b.
   """
   if temperature == 0:
-    token_B = jnp.argmax(logits_BxV, axis=-1)
+    greedy_B = jnp.ones(len(uniform_B), bool)
   else:
-    likeliest_B = None if greedy_B is None else jnp.argmax(logits_BxV, axis=-1)
-    logits_BxV = filter_logits(logits_BxV / temperature, token_filter)
-    token_B = _inverse_cdf(logits_BxV, uniform_B)
-    if greedy_B is not None:
-      token_B = jnp.where(greedy_B, likeliest_B, token_B)
-  picked_B = jnp.take_along_axis(logits_BxV, token_B[:, None], axis=-1)[:, 0]
-  return token_B.astype(jnp.int32), picked_B - jax.nn.logsumexp(logits_BxV, axis=-1)
+    logits_NxV = filter_logits(logits_NxV / temperature, token_filter)
+  pick = functools.partial(_pick, lane_B)
+  block_NxMxK = _in_blocks(logits_NxV)
+  top_NxM = block_NxMxK.max(-1)
+  top_N = top_NxM.max(-1)
+  sum_NxM = jnp.exp(block_NxMxK - top_N[:, None, None]).sum(-1)
+  token_B: jax.Array | None = None
+  if greedy_B is not None:
+    best_B = jnp.argmax(pick(top_NxM), axis=-1)
+    token_B = best_B * BLOCK + jnp.argmax(pick(block_NxMxK, best_B), axis=-1)
+  if temperature != 0:
+    drawn_B = _inverse_cdf(pick, block_NxMxK, top_N, sum_NxM, uniform_B)
+    token_B = drawn_B if greedy_B is None else jnp.where(greedy_B, token_B, drawn_B)
+  total_N = jnp.log(sum_NxM.sum(-1)) + top_N
+  return token_B.astype(jnp.int32), pick(logits_NxV, token_B) - pick(total_N)
+
+
+def _pick(lane_B: jax.Array | None, x: jax.Array, index_B: jax.Array | None = None) -> jax.Array:
+  """x [N, …] for each row; with `index_B` its entry along the second axis."""
+  if index_B is None:
+    return x if lane_B is None else x[lane_B]
+  if lane_B is not None:
+    return x[lane_B, index_B]
+  # A gather along one axis, which XLA can keep sharded.
+  index = index_B.reshape(-1, *[1] * (x.ndim - 1))
+  return jnp.take_along_axis(x, index, axis=1)[:, 0]
 
 
 def filter_logits(logits_BxV: jax.Array, token_filter: TokenFilter) -> jax.Array:
@@ -118,17 +141,28 @@ def filter_logits(logits_BxV: jax.Array, token_filter: TokenFilter) -> jax.Array
   return logits_BxV
 
 
-def _inverse_cdf(logits_BxV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-  B, V = logits_BxV.shape
-  weight_BxV = jnp.exp(logits_BxV - logits_BxV.max(-1, keepdims=True))
+def _in_blocks(logits_NxV: jax.Array) -> jax.Array:
+  """Logits [N, M, K] in blocks, −inf behind the last one."""
+  N, V = logits_NxV.shape
   blocks = -(-V // BLOCK)
   if blocks >= _BLOCK_MULTIPLE:
     blocks = -(-blocks // _BLOCK_MULTIPLE) * _BLOCK_MULTIPLE
-  weight = jnp.pad(weight_BxV, ((0, 0), (0, blocks * BLOCK - V))).reshape(B, blocks, BLOCK)
-  edge_BxN = jnp.cumsum(weight.sum(-1), axis=-1)
-  goal_B = uniform_B * edge_BxN[:, -1]
-  block_B, rest_B = _search(edge_BxN, goal_B)
-  inside_BxK = jnp.cumsum(jnp.take_along_axis(weight, block_B[:, None, None], axis=1)[:, 0], -1)
+  padded = jnp.pad(logits_NxV, ((0, 0), (0, blocks * BLOCK - V)), constant_values=-jnp.inf)
+  return padded.reshape(N, blocks, BLOCK)
+
+
+def _inverse_cdf(
+  pick: Callable[..., jax.Array],
+  block_NxMxK: jax.Array,
+  top_N: jax.Array,
+  sum_NxM: jax.Array,
+  uniform_B: jax.Array,
+) -> jax.Array:
+  """The token of each row: first its block by the sums of blocks, then its place in the block."""
+  edge_BxM = jnp.cumsum(pick(sum_NxM), axis=-1)
+  block_B, rest_B = _search(edge_BxM, uniform_B * edge_BxM[:, -1])
+  weight_BxK = jnp.exp(pick(block_NxMxK, block_B) - pick(top_N)[:, None])
+  inside_BxK = jnp.cumsum(weight_BxK, axis=-1)
   # By rounding, a block's own sum may differ from the difference of edges: clip the goal into the block's mass.
   offset_B, _ = _search(inside_BxK, jnp.minimum(rest_B, inside_BxK[:, -1] * (1 - 2**-22)))
   return block_B * BLOCK + offset_B
