@@ -234,7 +234,8 @@ def test_an_environment_that_fails_hangs_or_returns_nonsense_has_its_own_outcome
     **dict.fromkeys(('raise', 'nothing', 'nan', 'bytes'), rewards.ERROR),
   )  # fmt: skip
   assert [one.results[-1].observation for one in results if one.results] == ['1:a', '1:b']
-  assert results[1].message == 'RuntimeError: no such tool at all'
+  message = 'RuntimeError: no such tool at all, at '
+  assert results[1].message.startswith(message) and 'test_environments.py:' in results[1].message
   assert (
     'deadline_s' in results[2].message and 'not (observation, reward, done)' in results[5].message
   )
