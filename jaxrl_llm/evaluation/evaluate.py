@@ -171,7 +171,11 @@ def _by_kind(everything: _Completions, samples: int) -> dict[str, _Completions]:
 
 def _rows_of(tree: Params, each: int, columns: slice) -> Params:
   """Arrays [P * each, …] cut to those rows of each prompt."""
-  cut = lambda x: x.reshape(-1, each, *x.shape[1:])[:, columns].reshape(-1, *x.shape[1:])  # noqa: E731
+
+  def cut(x):
+    chosen = x.reshape(len(x) // each, each, *x.shape[1:])[:, columns]
+    return chosen.reshape(chosen.shape[0] * chosen.shape[1], *x.shape[1:])
+
   return jax.tree.map(cut, tree)
 
 
