@@ -190,7 +190,7 @@ def test_unfinished_groups_go_on_and_are_learned_from_once_whole(devices, tmp_pa
   held = [r['generate/unfinished_groups'] for r in rows]
   assert max(held) > 0 and sum(r['perf/rollouts'] for r in rows) > 16
   for before, after in zip(rows, rows[1:], strict=False):
-    assert after['training/trained_tokens'] == before['response_length/sum']
+    assert after['training/batch_tokens'] == before['response_length/sum']
   assert max(r['generate/draft_tokens_kept'] for r in rows) > 4
   # What several weights wrote is off-policy, and the recorded log-probabilities know it.
   assert max(r['actor/ppo_kl'] for r in rows) > 1e-5
@@ -199,7 +199,7 @@ def test_unfinished_groups_go_on_and_are_learned_from_once_whole(devices, tmp_pa
 def test_lagging_learns_every_batch_one_update_late_and_knows_it(lag):
   rows = tiny_job.rows(lag)
   assert [r['training/global_step'] for r in rows] == list(range(10))
-  learned = [r['training/trained_tokens'] for r in rows]
+  learned = [r['training/batch_tokens'] for r in rows]
   assert learned[:2] == [0, 0] and min(learned[2:]) > 0
   assert learned[2:] == [r['response_length/sum'] for r in rows[:-2]]
   # One update lies between: off-policy, and corrected by the recorded log-probabilities.
@@ -273,7 +273,7 @@ def test_votes_and_replays_go_on_where_a_finished_run_is_continued(tmp_path):
   again = [r['replay/rows'] for r in rows]
   assert again[0] == 0 and max(again[2:]) > 0
   for before, after in zip(rows, rows[1:], strict=False):
-    more = after['training/trained_tokens'] - before['response_length/sum']
+    more = after['training/batch_tokens'] - before['response_length/sum']
     assert (more > 0) == (before['replay/rows'] > 0) and more >= 0
   # Replays are off-policy; without a mark they would be seen here.
   assert max(r['training/rollout_probs_diff_max'] for r in rows) <= 1e-4
@@ -290,7 +290,7 @@ def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_pat
   rows = tiny_job.rows(tmp_path / 'whole')
   assert tiny_job.rows(tmp_path / 'run') == rows
   assert max(r['collect/lacking'] for r in rows) > 0
-  learned = [r['training/trained_tokens'] for r in rows]
+  learned = [r['training/batch_tokens'] for r in rows]
   # The update of a call is on what the call before it handed over.
   idle = [
     before['collect/short'] == 0 and not now for before, now in zip(rows, learned[1:], strict=False)

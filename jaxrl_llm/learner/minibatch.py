@@ -295,5 +295,6 @@ def _metrics(
     'training/rollout_probs_diff_mean': sums['probs_diff'] / tokens,
     'training/rollout_probs_diff_max': sums['probs_diff_max'],
     TRAINED_TOKENS: sums['tokens'],
+    'training/batch_tokens': objective.sampled_mask(batch.rollout).sum(),
     'frac_reward_zero_std': 1 - mixed_B.mean(),
   }
