@@ -50,7 +50,7 @@ class Gradient(NamedTuple):
 def minibatch_step(
   spec: StepSpec, state: TrainState, batch: Batch, inputs: MinibatchInputs
 ) -> tuple[TrainState, Metrics]:
-  """One optimizer step, skipped where the gradient is not finite or the minibatch has no tokens."""
+  """One optimizer step, skipped where gradient or log-probs are not finite or the minibatch has no tokens."""
   target = minibatch_targets(spec, state, batch, inputs)
   target, demonstrations = demonstration_loss.plan(spec, state, batch, target)
   target, minibatch_sums, scale = _prepare(spec, state, batch, target)
@@ -62,7 +62,10 @@ def minibatch_step(
   )
   grads = grads._replace(params=params_grad)
   norm = optax.tree.norm(grads.params)
+  # Rows that are left out have no gradient; their log-probs show weights that are not finite.
+  sampled_BxT = objective.sampled_mask(batch.rollout) > 0
   usable = jnp.isfinite(norm)
+  usable &= (jnp.isfinite(batch.rollout.logp_BxT) | ~sampled_BxT).all()
   if grads.log_sigma_L is not None:
     usable &= jnp.isfinite(grads.log_sigma_L).all()
   skip = lambda: state._replace(skipped=jnp.where(usable, state.skipped, state.skipped + 1))  # noqa: E731

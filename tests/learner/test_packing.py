@@ -215,7 +215,7 @@ def test_a_small_microbatch_written_out():
   assert int(packed.microbatches) == 1
   one = microbatch.take_microbatch(spec_of(SIZE), packed, jnp.int32(0))
   layout = jax.tree.map(lambda x: np.asarray(x)[0], one.layout)
-  copy, count = layout.copy_NxS, int(layout.count)
+  copy, count = layout.copy_NxS, int(layout.used)
   assert copy.tolist() == COPIES and layout.row_F.tolist() == ROWS
   assert real(one.tokens_RxS, copy) == TOKENS
   assert real(layout.position_NxS, copy) == POSITIONS
@@ -297,7 +297,7 @@ def test_microbatches_hold_the_planned_rows(shape, more):
       wanted = placed[number * bins : (number + 1) * bins]
       columns, predicted = written(size, prompts, prompt, completions, length, wanted)
       layout = jax.tree.map(lambda x: x[0], one.layout)
-      got = list(zip(one.target_ZxU[0], layout.source_U, strict=True))[: layout.count]
+      got = list(zip(one.target_ZxU[0], layout.source_U, strict=True))[: layout.used]
       assert got == predicted
       mask = np.asarray(microbatch.attention_mask(layout.copy_NxS, layout.part_NxS))
       for n in range(bins):
