@@ -3,7 +3,8 @@
 python -m jaxrl_llm.main --config=sft
 python -m jaxrl_llm.main --config=sft --mode=export --to=runs/sft_model        (for configs/sft/sft_then_rl.py)
 Rows are f3(abc)= with their value. Of your own file (--config.data.source=jsonl --config.data.path=rows.jsonl) a
-row's `solution` or `response` is learned, else its answer. Numbers: ours, not tuned. steps=0: only the supervised start, whose checkpoint is of step 0.
+row's `solution` or `response` is learned, else its answer. Numbers: ours, not tuned. steps=0: only the supervised
+start, whose checkpoint is of step 0.
 """
 
 

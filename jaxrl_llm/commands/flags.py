@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from jaxrl_llm.commands import compile_mode, evaluate, export, fit, generate, layout, report
 from jaxrl_llm.commands.processes import Processes
@@ -62,17 +62,30 @@ MODES = ('train', *COMMANDS)
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   """(flags, overrides of the configuration). Raises SystemExit for --help and for flags that do not exist."""
   overrides = [flag for flag in argv if flag.startswith('--config.')]
-  parser = _parser()
+  parser, modes = _parser()
   arguments, unknown = parser.parse_known_args(
     [flag for flag in argv if not flag.startswith('--config.')]
   )
   if unknown:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}{_field_meant(unknown[0])}')
+  for name, (mode, default) in modes.items():
+    value = getattr(arguments, name)
+    if mode != arguments.mode and value != default:
+      meant = _field_meant(f'--{name}={value}')
+      meant = meant if f'.{name}=' in meant else ''  # of that very name
+      parser.error(f'--{name} is a flag of --mode={mode}, not of --mode={arguments.mode}{meant}')
   arguments.workdir_given = bool(arguments.workdir)
   if not arguments.workdir:
     name = os.path.splitext(os.path.basename(arguments.config))[0] or 'default'
     arguments.workdir = os.path.join('runs', name)
   return arguments, overrides
+
+
+class _Parser(argparse.ArgumentParser):
+  """Errors are one sentence, without the list of all flags."""
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f'error: {message}; --help lists the flags.\n')
 
 
 def _field_meant(flag: str) -> str:
@@ -83,8 +96,9 @@ def _field_meant(flag: str) -> str:
   return f'; did you mean {meant}' if meant else ''
 
 
-def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, object]]]:
+  """The parser, and the flags that a single mode reads: name → (mode, default)."""
+  parser = _Parser(
     'jaxrl-llm', description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument(
@@ -99,8 +113,11 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument('--processes', type=int, help='their number; 1 forces single-process mode')
   parser.add_argument('--process', type=int, help='the index of this process, from 0')
-  for command in COMMANDS.values():
+  shared, modes = vars(parser.parse_args([])), {}
+  for mode, command in COMMANDS.items():
     command.add_flags(parser)
+    added = vars(parser.parse_args([])).keys() - shared.keys() - modes.keys()
+    modes |= {name: (mode, parser.get_default(name)) for name in sorted(added)}
   parser.add_argument(
     '--to',
     default='',
@@ -117,4 +134,4 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--report', default='', help='with --mode=compile and layout: a JSON file to write'
   )
-  return parser
+  return parser, modes

@@ -342,7 +342,7 @@ FIXED_FIELDS = {
 }
 
 
-def is_stage(section: Settings, field: str) -> bool:
+def is_stage(section: Settings | ml_collections.ConfigDict, field: str) -> bool:
   """Whether the fields of a section beside `fn` are settings of that function; `field` is its name."""
   return 'fn' in section and field != 'config.optimizer'
 

@@ -137,7 +137,7 @@ def _make_sampler(
     spec = evaluation_spec(spec, 0, temperature=0.0)
   # An environment's first observation changes prompts, which may then begin otherwise.
   tokens = table.tokens if episodes is None else ()
-  prefix = prompt_prefix.shared_tokens(tokens, spec.layout.mesh.devices.flat[0])
+  prefix = prompt_prefix.shared_tokens(tokens, spec.layout.mesh.devices.flat[0].platform)
   spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
   shards, count = sharding.rows_shards(spec.layout.mesh), len(table.rows)
   batches = -(-count // max(_BATCH_ROLLOUTS // (1 + samples), shards)) or 1

@@ -48,8 +48,8 @@ def check(config: OptimizerConfig) -> None:
 def _named(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
   decay = config.weight_decay
   if config.fn == 'adamw':
-    moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
-    return optax.adamw(schedule, **moments, weight_decay=decay, mask=_matrices)
+    b1, b2, eps = config.b1, config.b2, config.eps
+    return optax.adamw(schedule, b1, b2, eps, weight_decay=decay, mask=_matrices)
   if config.fn == 'lion':
     return optax.lion(schedule, weight_decay=decay, mask=_matrices)
   if config.fn == 'adafactor':

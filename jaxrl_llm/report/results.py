@@ -87,7 +87,7 @@ def _extremes(rows: list[JsonObject]) -> tuple[int, int]:
 
   def rank(index: int) -> tuple[bool, float, int]:
     row = rows[index]
-    return bool(row.get('right')), row['score'], -len(row.get('output', ''))
+    return bool(row.get('right')), float(row['score']), -len(str(row.get('output', '')))
 
   def spread(group: list[int]) -> tuple[bool, float]:
     best, worst = rank(max(group, key=rank)), rank(min(group, key=rank))
@@ -108,10 +108,10 @@ def _example(row: JsonObject, index: int) -> JsonObject:
   question = row.get('input', '')
   if not isinstance(question, str):
     question = '\n'.join(str(message.get('content', '')) for message in question)
-  fields = dict(index=index, step=row['step'], prompt=row['prompt'], score=row['score'])
+  fields = dict(index=index, step=row['step'], prompt=row['prompt'], score=float(row['score']))
   texts = dict(question=question, output=str(row.get('output', '')), gts=str(row.get('gts', '')))
   cut = {k: v if len(v) <= _SHOWN_CHARS else f'{v[:_SHOWN_CHARS]} …' for k, v in texts.items()}
-  return fields | cut | dict(right=bool(row.get('right', row['score'] >= 1)))
+  return fields | cut | dict(right=bool(row.get('right', float(row['score']) >= 1)))
 
 
 def _read_json(path: str) -> JsonObject:

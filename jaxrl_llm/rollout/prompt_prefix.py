@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 _LEAST_TOKENS = 8  # fewer do not pay for a second forward pass, which costs compile time as well
 
 
-def shared_tokens(prompts: Sequence[np.ndarray], device: jax.Device) -> int:
+def shared_tokens(prompts: Sequence[np.ndarray], platform: str) -> int:
   """The number of first tokens that all prompts share and that none of them consists of; 0 where it does not pay.
 
   Accelerators encode a batch of short prompts in hardly more time than one of them, and compile slowly.
   """
-  if device.platform != 'cpu' or not prompts:
+  if platform != 'cpu' or not prompts:
     return 0
   first, count = prompts[0], min(map(len, prompts)) - 1
   for tokens in prompts[1:]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -75,49 +73,38 @@ NO_FILTER = TokenFilter()
 
 @jax.named_scope('sampling')
 def sample(
-  logits_NxV: jax.Array,
+  logits_BxV: jax.Array,
   uniform_B: jax.Array,
   temperature: float,
   token_filter: TokenFilter = NO_FILTER,
   greedy_B: jax.Array | None = None,
-  lane_B: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """A token from softmax(logits / temperature) by inverse CDF, and its log-probability, both [B].
 
   token = min{v : Σ_{w≤v} p_w > u}. Inverse transform sampling needs one random number per row, Gumbel noise V of them.
   Temperature 0 is greedy: the largest logit, with its log-probability at temperature 1. With a filter the
-  log-probability is that of the filtered distribution. Rows of `greedy_B` take the largest logit, too. Row b draws
-  from logits `lane_B`[b]; None: N = B, and from logits b.
+  log-probability is that of the filtered distribution. Rows of `greedy_B` take the largest logit, too.
   """
-  if temperature == 0:
-    greedy_B = jnp.ones(len(uniform_B), bool)
-  else:
-    logits_NxV = filter_logits(logits_NxV / temperature, token_filter)
-  pick = functools.partial(_pick, lane_B)
-  block_NxMxK = _in_blocks(logits_NxV)
-  top_NxM = block_NxMxK.max(-1)
-  top_N = top_NxM.max(-1)
-  sum_NxM = jnp.exp(block_NxMxK - top_N[:, None, None]).sum(-1)
-  token_B: jax.Array | None = None
-  if greedy_B is not None:
-    best_B = jnp.argmax(pick(top_NxM), axis=-1)
-    token_B = best_B * BLOCK + jnp.argmax(pick(block_NxMxK, best_B), axis=-1)
+  given_BxV = logits_BxV
   if temperature != 0:
-    drawn_B = _inverse_cdf(pick, block_NxMxK, top_N, sum_NxM, uniform_B)
-    token_B = drawn_B if greedy_B is None else jnp.where(greedy_B, token_B, drawn_B)
-  total_N = jnp.log(sum_NxM.sum(-1)) + top_N
-  return token_B.astype(jnp.int32), pick(logits_NxV, token_B) - pick(total_N)
+    logits_BxV = filter_logits(logits_BxV / temperature, token_filter)
+  block_BxMxK = _in_blocks(logits_BxV)
+  top_B = block_BxMxK.max(-1).max(-1)
+  sum_BxM = jnp.exp(block_BxMxK - top_B[:, None, None]).sum(-1)
+  if temperature == 0:
+    token_B = _likeliest(given_BxV)
+  else:
+    token_B = _inverse_cdf(block_BxMxK, top_B, sum_BxM, uniform_B)
+    if greedy_B is not None:  # division by the temperature may round two logits to the same one
+      token_B = jnp.where(greedy_B, _likeliest(given_BxV), token_B)
+  total_B = jnp.log(sum_BxM.sum(-1)) + top_B
+  return token_B.astype(jnp.int32), _at(logits_BxV, token_B) - total_B
 
 
-def _pick(lane_B: jax.Array | None, x: jax.Array, index_B: jax.Array | None = None) -> jax.Array:
-  """x [N, …] for each row; with `index_B` its entry along the second axis."""
-  if index_B is None:
-    return x if lane_B is None else x[lane_B]
-  if lane_B is not None:
-    return x[lane_B, index_B]
-  # A gather along one axis, which XLA can keep sharded.
-  index = index_B.reshape(-1, *[1] * (x.ndim - 1))
-  return jnp.take_along_axis(x, index, axis=1)[:, 0]
+def _at(x_BxN: jax.Array, index_B: jax.Array) -> jax.Array:
+  """Row b's entry index_B[b] along the second axis: a gather along one axis, which XLA can keep sharded."""
+  index = index_B.reshape(-1, *[1] * (x_BxN.ndim - 1))
+  return jnp.take_along_axis(x_BxN, index, axis=1)[:, 0]
 
 
 def filter_logits(logits_BxV: jax.Array, token_filter: TokenFilter) -> jax.Array:
@@ -141,27 +128,30 @@ def filter_logits(logits_BxV: jax.Array, token_filter: TokenFilter) -> jax.Array
   return logits_BxV
 
 
-def _in_blocks(logits_NxV: jax.Array) -> jax.Array:
-  """Logits [N, M, K] in blocks, −inf behind the last one."""
-  N, V = logits_NxV.shape
+def _likeliest(logits_BxV: jax.Array) -> jax.Array:
+  """The token of each row's largest logit, the first of several; XLA's argmax over V is slow on CPUs."""
+  block_BxMxK = _in_blocks(logits_BxV)
+  block_B = jnp.argmax(block_BxMxK.max(-1), axis=-1)
+  return block_B * BLOCK + jnp.argmax(_at(block_BxMxK, block_B), axis=-1)
+
+
+def _in_blocks(logits_BxV: jax.Array) -> jax.Array:
+  """Logits [B, M, K] in blocks, −inf behind the last one."""
+  B, V = logits_BxV.shape
   blocks = -(-V // BLOCK)
   if blocks >= _BLOCK_MULTIPLE:
     blocks = -(-blocks // _BLOCK_MULTIPLE) * _BLOCK_MULTIPLE
-  padded = jnp.pad(logits_NxV, ((0, 0), (0, blocks * BLOCK - V)), constant_values=-jnp.inf)
-  return padded.reshape(N, blocks, BLOCK)
+  padded = jnp.pad(logits_BxV, ((0, 0), (0, blocks * BLOCK - V)), constant_values=-jnp.inf)
+  return padded.reshape(B, blocks, BLOCK)
 
 
 def _inverse_cdf(
-  pick: Callable[..., jax.Array],
-  block_NxMxK: jax.Array,
-  top_N: jax.Array,
-  sum_NxM: jax.Array,
-  uniform_B: jax.Array,
+  block_BxMxK: jax.Array, top_B: jax.Array, sum_BxM: jax.Array, uniform_B: jax.Array
 ) -> jax.Array:
   """The token of each row: first its block by the sums of blocks, then its place in the block."""
-  edge_BxM = jnp.cumsum(pick(sum_NxM), axis=-1)
+  edge_BxM = jnp.cumsum(sum_BxM, axis=-1)
   block_B, rest_B = _search(edge_BxM, uniform_B * edge_BxM[:, -1])
-  weight_BxK = jnp.exp(pick(block_NxMxK, block_B) - pick(top_N)[:, None])
+  weight_BxK = jnp.exp(_at(block_BxMxK, block_B) - top_B[:, None])
   inside_BxK = jnp.cumsum(weight_BxK, axis=-1)
   # By rounding, a block's own sum may differ from the difference of edges: clip the goal into the block's mass.
   offset_B, _ = _search(inside_BxK, jnp.minimum(rest_B, inside_BxK[:, -1] * (1 - 2**-22)))

@@ -149,7 +149,7 @@ def _step_spec(
   )
   if config.curriculum.hint.fn == 'none' and config.environment.fn == 'none':
     # Hints and environments change prompts, which may then begin otherwise.
-    prefix = prompt_prefix.shared_tokens(tables.train.tokens, mesh.devices.flat[0])
+    prefix = prompt_prefix.shared_tokens(tables.train.tokens, mesh.devices.flat[0].platform)
     spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
   if spec.objective.method.needs_demo:
     field = f'config.objective.sft_loss.fn={config.objective.sft_loss.fn!r}'

@@ -148,3 +148,26 @@ def test_every_config_is_the_same_after_a_run_has_saved_it(name, tmp_path):
   path.write_text(json.dumps(json.loads(config.to_json()) | dict(fingerprint='x')))
   again = schema.typed(loading.load(str(path)))
   assert json.loads(again.to_json()) == json.loads(config.to_json())
+
+
+@pytest.mark.parametrize(
+  'argv, why',
+  [
+    (['--temperature=0.5'], '--temperature is a flag of --mode=generate, not of --mode=train; did'),
+    (['--temperature=0.5'], 'did you mean --config.temperature=0.5'),
+    (['--mode=eval', '--tokens=9'], '--tokens is a flag of --mode=generate, not of --mode=eval'),
+    (['--mode=generate', '--step=9'], '--step is a flag of --mode=eval, not of --mode=generate'),
+  ],
+)
+def test_a_flag_of_another_mode_is_refused(argv, why, capsys):
+  with pytest.raises(SystemExit) as caught:
+    flags.parse(argv)
+  error = capsys.readouterr().err
+  assert why in error and error.startswith('error: ') and error.count('\n') == 1
+  assert caught.value.code == 2
+
+
+def test_flags_of_several_modes_are_taken_by_each():
+  for mode in ('export', 'report'):
+    assert flags.parse([f'--mode={mode}', '--to=x'])[0].to == 'x'
+  assert flags.parse(['--mode=eval', '--step=9', '--against=y'])[0].step == 9
