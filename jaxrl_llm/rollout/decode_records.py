@@ -86,6 +86,8 @@ class LoopConstants(NamedTuple):
   started_tokens: jax.Array  # tokens of all rows before the loop
   carried: CarriedKV | None = None
   greedy_B: jax.Array | None = None
+  # The prompts' cache and mask [S, L] of slots that no other row takes; None: by the slots' rows.
+  slot_prompts: tuple[decoder.Cache, jax.Array] | None = None
 
 
 class LoopState(NamedTuple):

@@ -3,7 +3,8 @@
 The loop is one `lax.while_loop`. Every slot writes its keys and values into the same column of a ring cache, which
 advances by one column each iteration. A row at its token a attends to the a + 1 youngest columns, so reusing a slot
 only resets its index to 0: nothing is moved, cleared or scattered. A layer with a sliding window has a ring of that
-width. With `windows` > 1 the ring grows with the longest row: a chain of loops, each with a ring twice as wide.
+width. With `windows` > 1 the ring grows with the longest row: a chain of loops, each with a ring twice as wide. Where
+completions may be long, the last of them goes on with half and then a quarter of the slots, once these suffice.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from jaxrl_llm.rollout.decode_records import (
 from jaxrl_llm.types import ModelConfig, Rollout
 
 LOOP_SCOPE = 'decode'  # name of the loop inside the compiled program
+# Loops with fewer slots follow where lengths may differ much: a loop costs seconds of compilation.
+_HALVINGS = 2
+_LEAST_TOKENS = 64  # T
+_LEAST_SLOTS = 4  # with fewer, an iteration takes hardly less time
 
 
 def generate(
@@ -67,13 +72,51 @@ def _run_loops(constants: LoopConstants, rollout: Rollout, continues: bool) -> L
     state = carried_kv.load_rows(constants, state, idle_S)
   for old, width in zip(chain[:1] + chain[:-1], chain, strict=True):
     state = _widen(constants.model, state, old, width)
+    state = _run_loop(constants, width, state)
+  return state
+
+
+def _run_loop(constants: LoopConstants, width: int, state: LoopState) -> LoopState:
+  """The loop of one ring width; that of the widest ring is a chain of loops with fewer and fewer slots."""
+  sizes = slot_counts(constants, len(state.row_S)) if width == constants.settings.max_tokens else []
+  for fewer in [*sizes, 0]:
     with jax.named_scope(LOOP_SCOPE):
       state = jax.lax.while_loop(
-        functools.partial(_goes_on, constants, width),
+        functools.partial(_goes_on, constants, width, fewer),
         functools.partial(_body, constants),
         state,
       )
+    if fewer:
+      # If a stop rule ended the loop, it lets none of the following loops start, and no slot is read any more.
+      constants, state = _halve(constants, state, fewer)
   return state
+
+
+def slot_counts(constants: LoopConstants, slots: int) -> list[int]:
+  """Slots of the loops after one with `slots` of them.
+
+  Each slot of theirs has a copy of its prompt: not where prompts are longer than completions. Carried caches need the
+  slots of all rows at the end.
+  """
+  L, T = constants.prompts.tokens_PxL.shape[1], constants.settings.max_tokens
+  if T < max(L, _LEAST_TOKENS) or constants.carried is not None:
+    return []
+  counts = [-(-slots // 2**i) for i in range(1, _HALVINGS + 1)]
+  return [count for count in counts if count >= _LEAST_SLOTS]
+
+
+def _halve(
+  constants: LoopConstants, state: LoopState, slots: int
+) -> tuple[LoopConstants, LoopState]:
+  """Busy slots move to the front, and the first `slots` of them stay; their prompts' cache is gathered once."""
+  order_S = jnp.argsort(state.row_S == len(constants.keys_B), stable=True)[:slots]
+  row_S, index_S, cache = jax.tree.map(
+    lambda x: x[order_S], (state.row_S, state.index_S, state.cache)
+  )
+  state = state._replace(row_S=row_S, index_S=index_S, cache=cache)
+  prompt_S = slot_loop.clipped_slots(constants, state)[0] // constants.settings.rollouts
+  prompts = slot_loop.prompt_cache_of(constants._replace(slot_prompts=None), prompt_S)
+  return constants._replace(slot_prompts=prompts), state
 
 
 def widths(settings: DecodeSettings, continues: bool = False) -> list[int]:
@@ -82,13 +125,18 @@ def widths(settings: DecodeSettings, continues: bool = False) -> list[int]:
   return [-(-settings.max_tokens // 2**i) for i in reversed(range(windows))]
 
 
-def _goes_on(constants: LoopConstants, width: int, state: LoopState) -> jax.Array:
-  """Whether this loop of the chain goes on: it also ends when a row outgrows its ring."""
+def _goes_on(constants: LoopConstants, width: int, fewer: int, state: LoopState) -> jax.Array:
+  """Whether this loop of the chain goes on.
+
+  It also ends when a row outgrows its ring, and when `fewer` slots (if not 0) suffice for the rows that are left.
+  """
   settings = constants.settings
   go_on = slot_loop.loop_continues(constants, state)
+  busy_S = state.row_S < len(constants.keys_B)
+  if fewer:  # while rows wait, all slots are busy
+    go_on &= slot_loop.any_shard(constants, busy_S.sum() > fewer)
   if width == settings.max_tokens:
     return go_on
-  busy_S = state.row_S < len(constants.keys_B)
   outgrown_S = busy_S & (state.index_S + settings.test_every > width)
   return go_on & ~slot_loop.any_shard(constants, outgrown_S.any())
 

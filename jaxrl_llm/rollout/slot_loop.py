@@ -270,8 +270,8 @@ def release_slots(constants: LoopConstants, state: LoopState) -> LoopState:
   B = len(constants.keys_B)
   done_S = ~undecoded_rows(constants, state.rollout)[jnp.minimum(state.row_S, B - 1)]
   state = state._replace(iterations=state.iterations + 1, row_S=jnp.where(done_S, B, state.row_S))
-  if len(state.row_S) == B:
-    return state  # every row has its own slot
+  if len(state.row_S) == B or constants.slot_prompts is not None:
+    return state  # every row has its own slot, or no row waits
   free = (state.row_S == B).any() & state.waiting_B.any()
   return jax.lax.cond(
     any_shard(constants, free), lambda s: refill_slots(constants, s), lambda s: s, state
@@ -335,6 +335,8 @@ def prompt_cache_of(
   constants: LoopConstants, prompt_S: jax.Array
 ) -> tuple[decoder.Cache, jax.Array]:
   """The prompts' cache and mask [·, L] for the slots: shared by groups of slots, or gathered for each slot."""
+  if constants.slot_prompts is not None:
+    return constants.slot_prompts
   length_P = constants.prompts.length_P
   cache = constants.prompt_cache
   if len(prompt_S) < len(constants.keys_B):
