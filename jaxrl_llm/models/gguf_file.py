@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Collection
 from typing import Any, BinaryIO, NamedTuple
 
 import gguf
@@ -54,7 +55,7 @@ def load(path: str) -> tuple[ModelConfig, Params, tokenizer.Tokenizer]:
   read: set[str] = set()
 
   def load_tensor(tree_path, expected):
-    name = _gguf_name([str(k.key) for k in tree_path])
+    name = tensor_name([str(k.key) for k in tree_path])
     read.add(name)
     return _read(file, name, expected.shape)
 
@@ -90,7 +91,7 @@ def _open(path: str) -> _File:
       f'config.model={path!r}: architecture {architecture!r} is not supported; supported: '
       f'{", ".join(ARCHITECTURES)}.'
     )
-  config = _config(fields, architecture, tensors, f'config.model={path!r}')
+  config = config_of(fields, architecture, tensors.keys(), f'config.model={path!r}')
   return _File(path, config, fields, tensors)
 
 
@@ -160,9 +161,10 @@ class _MetadataWalk:
         self._skip_value(kind, in_list=True)
 
 
-def _config(
-  fields: Fields, architecture: str, tensors: dict[str, gguf.ReaderTensor], where: str
+def config_of(
+  fields: Fields, architecture: str, tensors: Collection[str], where: str
 ) -> ModelConfig:
+  """The model that metadata and names of tensors describe. Raises UserError that begins with `where`."""
   get = lambda name, default=None: fields.get(f'{architecture}.{name}', default)  # noqa: E731
   size = lambda name, default=None: size_limits.positive_int(  # noqa: E731
     get(name, default), f'{where}: {architecture}.{name}'
@@ -197,7 +199,7 @@ def _config(
   return size_limits.validated(config, where)
 
 
-def _gguf_name(path: list[str]) -> str:
+def tensor_name(path: list[str]) -> str:
   """['layers', '3', 'q', 'kernel'] → 'blk.3.attn_q.weight'."""
   suffix = 'bias' if path[-1] == 'bias' else 'weight'
   if path[0] == 'layers':
@@ -226,13 +228,18 @@ def _read(file: _File, name: str, expected: tuple[int, ...]) -> np.ndarray:
     ) from error
   if not np.isfinite(value).all():
     raise UserError(f'{where} contains a number that is not finite; fetch the file again.')
-  part = name.split('.')[-2]
-  if config.family == 'llama' and part in ('attn_q', 'attn_k'):
-    value = _deinterleave(value, config.heads if part == 'attn_q' else config.kv_heads)
+  value = rotary_order(value, name, config, read=True)
   return np.ascontiguousarray(value.T if is_kernel else value)
 
 
-def _deinterleave(value: np.ndarray, heads: int) -> np.ndarray:
-  """Reorder the rows of each head from interleaved pairs (GGUF's rotary order) to two halves."""
-  rest = value.shape[1:]
-  return value.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(value.shape)
+def rotary_order(value: np.ndarray, name: str, config: ModelConfig, read: bool) -> np.ndarray:
+  """Rows of a tensor [out, …] in our order (`read`) or in the file's.
+
+  For llama, files hold the rotary pairs of queries and keys interleaved, and we hold them as two halves of each head.
+  """
+  part, rest = name.split('.')[-2], value.shape[1:]
+  if config.family != 'llama' or part not in ('attn_q', 'attn_k'):
+    return value
+  heads = config.heads if part == 'attn_q' else config.kv_heads
+  pairs = (heads, -1, 2) if read else (heads, 2, value.shape[0] // heads // 2)
+  return value.reshape(*pairs, *rest).swapaxes(1, 2).reshape(value.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ _QWEN2 = (
 _LLAMA3 = _QWEN2.replace(r'|\p{N}|', r'|\p{N}{1,3}|')
 _SPLITS = {'smollm': None, 'qwen2': _QWEN2, 'llama-bpe': _LLAMA3}
 
-_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # GGUF token types
 
 
 class Tokenizer(NamedTuple):
@@ -200,6 +201,63 @@ def _from_metadata(fields: JsonObject) -> Tokenizer:
     bos_token=tokens[token_id('bos')] if token_id('bos') is not None else '',
     eos_token=tokens[token_id('eos')] if token_id('eos') is not None else '',
   )
+
+
+def to_gguf(tokenizer: Tokenizer, vocab: int) -> JsonObject:
+  """GGUF metadata of a byte-level BPE tokenizer: the inverse of `from_gguf`.
+
+  `vocab` is the model's, whose ids beyond those of the tokenizer are unused. Raises UserError for other tokenizers.
+  """
+  described = json.loads(tokenizer.backend.to_str())
+  model, split = described['model'], _split_name(described.get('pre_tokenizer'))
+  if model['type'] != 'BPE' or split is None or model.get('byte_fallback'):
+    raise UserError(
+      'the tokenizer of config.model cannot be written to a GGUF file, which needs byte-level BPE with one of the '
+      f'splits {", ".join(_SPLITS)}; write a Hugging Face folder instead: --to=FOLDER.'
+    )
+  names = [f'[UNUSED{i}]' for i in range(vocab)]
+  kinds = [_UNUSED] * vocab
+  for token, i in tokenizer.backend.get_vocab().items():
+    names[i], kinds[i] = token, _NORMAL
+  for added in described['added_tokens']:
+    kinds[added['id']] = _CONTROL if added['special'] else _USER_DEFINED
+  ids = dict(eos=tokenizer.end_ids[0], padding=tokenizer.pad_id)
+  if tokenizer.eos_token:
+    ids['eos'] = tokenizer.backend.token_to_id(tokenizer.eos_token)
+  others = [i for i in tokenizer.end_ids if i != ids['eos']]
+  ids |= dict(eot=others[0]) if others else {}
+  bos = tokenizer.backend.token_to_id(tokenizer.bos_token) if tokenizer.bos_token else None
+  ids |= {} if bos is None else dict(bos=bos)
+  pair = lambda merge: merge if isinstance(merge, str) else ' '.join(merge)  # noqa: E731
+  first = tokenizer.backend.encode('a', add_special_tokens=True).ids[0]
+  return {
+    'tokenizer.ggml.model': 'gpt2',
+    'tokenizer.ggml.pre': split,
+    'tokenizer.ggml.tokens': names,
+    'tokenizer.ggml.token_type': kinds,
+    'tokenizer.ggml.merges': [pair(merge) for merge in model['merges']],
+    **{f'tokenizer.ggml.{name}_token_id': i for name, i in ids.items()},
+    'tokenizer.ggml.add_bos_token': first == bos,
+    'tokenizer.chat_template': tokenizer.template,
+  }
+
+
+def _split_name(described: JsonObject | None) -> str | None:
+  """GGUF's name of a pre-tokenizer as the library describes it; None for one without a name."""
+  for name, split in _SPLITS.items():
+    backend = tokenizers.Tokenizer(bpe.BPE())
+    backend.pre_tokenizer = _pre_tokenizer(split)
+    if _steps(described) == _steps(json.loads(backend.to_str())['pre_tokenizer']):
+      return name
+  return None
+
+
+def _steps(described: JsonObject | None) -> list[JsonObject]:
+  """What each part of a pre-tokenizer does to a text; offsets do not matter."""
+  if described is None:
+    return []
+  parts = described['pretokenizers'] if described['type'] == 'Sequence' else [described]
+  return [{k: v for k, v in part.items() if k != 'trim_offsets'} for part in parts]
 
 
 def characters(alphabet: str) -> Tokenizer:
