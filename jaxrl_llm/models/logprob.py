@@ -44,7 +44,7 @@ def token_logp(
     logp_BxC = picked_BxC - total_BxC
     if not top:
       return logp_BxC, entropy_BxC
-    frozen = jax.lax.stop_gradient(logits_BxCxV)
+    frozen, total_BxC = jax.lax.stop_gradient((logits_BxCxV, total_BxC))
     largest_BxCxK = jax.lax.top_k(frozen, min(top, frozen.shape[-1]))[0]
     return logp_BxC, entropy_BxC, jnp.exp(largest_BxCxK - total_BxC[..., None]).mean(-1)
 

@@ -25,11 +25,11 @@ def config(**changes):
     made.update(
       dict(
         model='scratch',
-        scratch=dict(width=128, layers=2, heads=4, kv_heads=2, mlp=256, max_tokens=512),
+        scratch=dict(width=128, layers=2, heads=4, kv_heads=2, mlp=256, max_tokens=1024),
         prompts=16,
         rollouts=8,
-        prompt_tokens=200,
-        completion_tokens=200,
+        prompt_tokens=400,
+        completion_tokens=113,
       )
       | changes
     )
@@ -51,7 +51,7 @@ def test_layouts_use_every_chip_and_cut_heads_and_experts_evenly():
     assert {m['fsdp'] for m in found if m['tensor'] == m['expert'] == 1} == {16, 64, 256}
 
 
-BIN = 200 + 200 - 1  # tokens of the longest row: each has a bin of its own
+BIN = 400 + 113 - 1  # tokens of the longest row: each has a bin of its own
 
 
 def bins(spec) -> int:
@@ -89,8 +89,8 @@ def test_microbatches_are_halved_until_they_fit_and_generation_is_compiled_once(
   # From the 16 rows of a shard down.
   assert compiler.built == [('generate', 16), ('update', 16), ('update', 8), ('update', 4)]
   assert [one.get('oom', '')[:10] for one in found] == ['the update', 'the update', '']
-  # 128 rollouts of 200 tokens at 1000 a second, then the update.
-  assert found[-1]['step_s'] == pytest.approx(128 * 200 / 1000 + 800 / 4)
+  # 128 rollouts of 113 tokens at 1000 a second, then the update.
+  assert found[-1]['step_s'] == pytest.approx(128 * 113 / 1000 + 800 / 4)
   assert found[-1]['microbatch_tokens'] == 4 * BIN and found[-1]['mesh']['tensor'] == 2
 
 

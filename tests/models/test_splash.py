@@ -92,7 +92,7 @@ def packed_rows(p, params, batch):
   packed = microbatch.pack(p, batch)
 
   def add(total, one, _):
-    real_ZxU = jnp.arange(one.target_ZxU.shape[1]) < one.layout.count[:, None]
+    real_ZxU = jnp.arange(one.target_ZxU.shape[1])[None] < one.layout.used[:, None]
     loss = lambda x: jnp.where(real_ZxU, microbatch.packed_log_probs(p, x, one)[0], 0.0).sum()  # noqa: E731
     return jax.tree.map(jnp.add, total, jax.grad(loss)(params))
 
