@@ -25,7 +25,7 @@ Modes:
             which PEFT loads
   compile   compiles the step for a TPU slice that is not present, --topology=v5e-16: memory, exchanges and copies per
             token; exit status 1 if it does not fit or the decode loop copies its cache or exchanges weights;
-            --sweep compares meshes
+            --sweep compares meshes; shapes of 90 models of the hub are known without it
   layout    prints the part of each parameter that a device of --topology holds, and its bytes
   fit       fits a sigmoid of compute to a metric of the runs in --workdir (commas between them), with a band;
             --plot=curve.svg draws it
