@@ -18,7 +18,8 @@ A run directory holds its configuration: with --workdir=RUN no --config is neede
 Modes:
   train     trains; a run in --workdir is resumed
   eval      evaluates the newest checkpoint in --workdir, that of --step=N, or the model as loaded: accuracy with
-            intervals, by source and level; --against=OTHER/eval/step_N.json also compares two evaluations
+            intervals, by source and level; --against=OTHER/eval/step_N.json also compares two evaluations;
+            --config.evaluation.benchmark=hub:openai/gsm8k takes a published benchmark as the held-out prompts
   generate  prints completions of --prompt=TEXT or of the lines of --prompts=FILE, in the template of the training and
             greedily; without either, a conversation; --temperature=1 samples, --raw leaves the template out
   export    writes a Hugging Face folder --to=FOLDER, which transformers loads; with --adapter the LoRA adapter alone,
