@@ -73,14 +73,15 @@ def _train(
 ) -> dict[str, float]:
   """Evaluate, take all steps, evaluate again."""
   config, times = context.config, run_dir.TimeSpent(directory.root)
-  evaluate = held_out.recorded_evaluator(context, pool, directory, screen)
-  evaluate = times.timed('evaluation', evaluate)
   with (
+    held_out.grading_pool(context, pool) as held_out_pool,
     preemption.PreemptionHandler(alone=jax.process_count() == 1) as handler,
     checkpoint.Saver(
       directory.checkpoints, config.checkpoint.keep, directory.record_checkpoint
     ) as saver,
   ):
+    evaluate = held_out.recorded_evaluator(context, held_out_pool, directory, screen)
+    evaluate = times.timed('evaluation', evaluate)
     save = times.timed('checkpoints', functools.partial(resume.save, context, saver))
     first_evaluation: JsonObject = {}
     with handler.interruptible():

@@ -23,6 +23,7 @@ PATHS = {
   'config/test_bad_config.py': 'jit',
   'curriculum': 'host',
   'data': 'host',
+  'data/test_benchmarks.py': 'process',
   'distributed': 'jit',
   'distributed/test_cluster.py': 'host',
   'distributed/test_faults.py': 'process',

@@ -32,7 +32,7 @@ from jaxrl_llm.runner import validate
 from jaxrl_llm.types import Batch, JsonObject, UserError
 
 _GIB = 2**30
-_TOPOLOGIES = 'v5e-16, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
+_TOPOLOGIES = 'v5e-16, v5e-1, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
 # Without these, libtpu searches for a TPU machine.
 _ENVIRONMENT = dict(
   JAX_PLATFORMS='cpu',
@@ -78,7 +78,9 @@ def devices(topology: str) -> list[Any]:
     ) from error
   try:
     description = topologies.get_topology_desc(
-      platform='tpu', topology_name=hardware.topology(topology)
+      platform='tpu',
+      topology_name=hardware.topology(topology),
+      **hardware.topology_options(topology),
     )
   except Exception as error:  # the plugin has exceptions of its own
     raise UserError(
@@ -97,9 +99,9 @@ def make(config: ConfigLike, devices: Sequence[jax.Device]) -> StepSpec:
   check_objective(config)
   mesh = sharding.make_mesh(config.mesh.to_dict(), list(devices))
   check_rows(config, mesh)
-  model = models.read_config(config.model, scratch=config.scratch)
+  model = models.read_shape(config.model, scratch=config.scratch)
   teacher = config.objective.teacher
-  teacher = models.read_config(teacher, scratch=config.scratch) if teacher else None
+  teacher = models.read_shape(teacher, scratch=config.scratch) if teacher else None
   return make_spec(config, model, (0,), mesh, teacher=teacher)
 
 

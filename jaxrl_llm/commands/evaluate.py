@@ -71,7 +71,7 @@ def evaluate_checkpoint(
       'config.data.eval_path.'
     )
   if other is not None:
-    grader = held_out.identity(config, table)['grader']
+    grader = held_out.identity(config, context.held_out_rewards, table)['grader']
     evaluation.compare.check(grader, [row.id for row in table.rows], other)
   resume.check_supervised_start(trained, workdir)
   directory = run_dir.view(workdir, _variant(changes))
@@ -101,7 +101,7 @@ def _record(
 
   config = context.config
   with (
-    rewards.Pool(config.rewards) as pool,
+    rewards.Pool(context.held_out_rewards) as pool,
     contextlib.closing(context.episodes) if context.episodes else contextlib.nullcontext(),
     console.open_console(config.monitoring.console, config.steps) as screen,
   ):

@@ -18,14 +18,15 @@ A run directory holds its configuration: with --workdir=RUN no --config is neede
 Modes:
   train     trains; a run in --workdir is resumed
   eval      evaluates the newest checkpoint in --workdir, that of --step=N, or the model as loaded: accuracy with
-            intervals, by source and level; --against=OTHER/eval/step_N.json also compares two evaluations
+            intervals, by source and level; --against=OTHER/eval/step_N.json also compares two evaluations;
+            --config.evaluation.benchmark=hub:openai/gsm8k takes a published benchmark as the held-out prompts
   generate  prints completions of --prompt=TEXT or of the lines of --prompts=FILE, in the template of the training and
             greedily; without either, a conversation; --temperature=1 samples, --raw leaves the template out
   export    writes a Hugging Face folder --to=FOLDER, which transformers loads; with --adapter the LoRA adapter alone,
             which PEFT loads
   compile   compiles the step for a TPU slice that is not present, --topology=v5e-16: memory, exchanges and copies per
             token; exit status 1 if it does not fit or the decode loop copies its cache or exchanges weights;
-            --sweep compares meshes
+            --sweep compares meshes; shapes of 90 models of the hub are known without it
   layout    prints the part of each parameter that a device of --topology holds, and its bytes
   fit       fits a sigmoid of compute to a metric of the runs in --workdir (commas between them), with a band;
             --plot=curve.svg draws it

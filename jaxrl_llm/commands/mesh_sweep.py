@@ -34,7 +34,7 @@ def run(config: ConfigLike, topology: str, report: str = '') -> int:
   compile_report.prepare()
   config = typed(config)
   devices, candidates = compile_report.devices(topology), []
-  for mesh in layouts(models.read_config(config.model, scratch=config.scratch), len(devices)):
+  for mesh in layouts(models.read_shape(config.model, scratch=config.scratch), len(devices)):
     candidates += try_mesh(config, devices, mesh)
     print(line(candidates[-1]), flush=True)
   candidates.sort(key=lambda candidate: candidate.get('step_s', math.inf))

@@ -316,6 +316,13 @@ _MULTI_TURN = (
     'set --config.environment.judge=rewards, or leave the parts empty',
     also=(_ENVIRONMENT,),
   ),
+  Row(
+    Condition('environment.judge', 'in', ('environment',)),
+    Condition('evaluation.benchmark'),
+    'the rewards of the environment say nothing of the answers of a benchmark',
+    'set --config.environment.judge=rewards, or --config.environment.fn=none',
+    also=(_ENVIRONMENT,),
+  ),
   *_rows(
     (Condition('rewards.truncate'), Condition('curriculum.labels')),
     (Condition('rewards.batched', label='a batched reward function'),),

@@ -22,7 +22,10 @@ class EvaluationConfig(Section):
   """Evaluation on held-out prompts."""
 
   every: int = 0  # steps between evaluations; 0 = before and after training
-  prompts: int = 200
+  prompts: int = 200  # at most; of a larger set a seeded choice
+  # held-out rows of a published benchmark instead of the data's, graded by its own verifier: hub:openai/gsm8k,
+  # hub:HuggingFaceH4/MATH-500, hub:HuggingFaceH4/aime_2024, hub:math-ai/aime25, or a local folder or file
+  benchmark: str = ''
   samples: int = 4  # per prompt, besides the greedy one
   sampling: SamplingConfig = SamplingConfig()
 

@@ -59,7 +59,7 @@ def imported(path: str, where: str) -> Callable:
   except Exception as error:  # the import runs the user's code, which may raise anything
     raise UserError(
       f'{where}: importing {module_name!r} failed ({user_code.describe(error)}); '
-      'run from its folder or put that on PYTHONPATH.'
+      'give a module that can be imported, run from its folder or put that on PYTHONPATH.'
     ) from error
   if not callable(fn):
     raise UserError(f'{where}: {module_name!r} has no function {name!r}.')

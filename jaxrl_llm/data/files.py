@@ -81,19 +81,19 @@ def split(rows: list[Row], held_out: int, seed: int, where: str) -> tuple[list[R
 
 
 def without_questions(
-  rows: list[Row], eval_rows: Sequence[Row], where: str, eval_path: str
+  rows: list[Row], eval_rows: Sequence[Row], where: str, eval_where: str
 ) -> list[Row]:
   """Returns the rows whose question is not in `eval_rows`. Raises UserError where none is left."""
   eval_keys = {question_key(row) for row in eval_rows}
   remaining = [row for row in rows if question_key(row) not in eval_keys]
   if not remaining:
     raise UserError(
-      f'{where} holds only questions that are also in config.data.eval_path={eval_path!r}; give two different files.'
+      f'{where} holds only questions that are also in {eval_where}; give two different files.'
     )
   if len(remaining) < len(rows):
     logging.warning(
       '%s: %d rows were dropped, their questions are in %s.',
-      where, len(rows) - len(remaining), eval_path,
+      where, len(rows) - len(remaining), eval_where,
     )  # fmt: skip
   return remaining
 

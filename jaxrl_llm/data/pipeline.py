@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 
 from jaxrl_llm.config.stages import choices
-from jaxrl_llm.data import sources
+from jaxrl_llm.data import benchmarks, files, sources
 from jaxrl_llm.types import JsonValue, Prompts, Row, UserError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class PromptTable:
   prompt_tokens: int  # L
   dropped: int  # rows whose prompts are too long
   fingerprint: str  # sha256 of rows, tokens and settings; a run resumes only with an equal one
+  verifier: str = ''  # reward function of the rows of a benchmark; '' = config.rewards
 
   def __len__(self) -> int:
     return len(self.rows)
@@ -66,23 +67,31 @@ class RowSets(NamedTuple):
 
   train: Sequence[Row]
   held_out: Sequence[Row]  # may have no rows
+  verifier: str = ''  # reward function of the rows of a benchmark; '' = config.rewards
 
 
 def load(config: Config, tokenizer: Tokenizer, rows: RowSets | None = None) -> Tables:
   """Returns the training table of config.data, and the held-out table of at most config.evaluation.prompts rows.
 
-  `rows` are those of `load_rows`. Raises UserError as `load_rows` does, and where all prompts are longer than
-  config.prompt_tokens.
+  `rows` are those of `load_rows`. Raises UserError as `load_rows` does, and where all prompts, or one of a
+  benchmark, are longer than config.prompt_tokens.
   """
-  train, held_out = rows or load_rows(config)
-  return Tables(
-    make_table(train, config.data, config.prompt_tokens, tokenizer),
-    make_table(held_out, config.data, config.prompt_tokens, tokenizer),
+  train, held_out, verifier = rows or load_rows(config)
+  train_table, held_out_table = (
+    make_table(part, config.data, config.prompt_tokens, tokenizer) for part in (train, held_out)
   )
+  if verifier and held_out_table.dropped:
+    longest = max(map(len, encoded(held_out, config.data, tokenizer)))
+    raise UserError(
+      f'{held_out_table.dropped} of the {len(held_out)} prompts of {benchmarks.FIELD}='
+      f'{config.evaluation.benchmark!r} are longer than config.prompt_tokens={config.prompt_tokens}, and an accuracy '
+      f'without them would not compare with others; raise it to {longest}.'
+    )
+  return Tables(train_table, dataclasses.replace(held_out_table, verifier=verifier))
 
 
 def load_rows(config: Config) -> RowSets:
-  """Reads the rows of config.data; no tokenizer is needed.
+  """Reads the rows of config.data, and of config.evaluation.benchmark; no tokenizer is needed.
 
   Raises UserError for an unknown source, errors of the source, and an invalid template.
   """
@@ -92,7 +101,13 @@ def load_rows(config: Config) -> RowSets:
       f'config.data.source={data.source!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
     )
   _check_template(data.template)
-  return RowSets(*valid[data.source](data, config.evaluation.prompts))
+  evaluation, read = config.evaluation, valid[data.source]
+  if not evaluation.benchmark:
+    return RowSets(*read(data, evaluation.prompts))
+  benchmark = benchmarks.read(evaluation.benchmark, evaluation.prompts, data.seed)
+  where = f'{benchmarks.FIELD}={evaluation.benchmark!r}'
+  train = files.without_questions(read(data, 0)[0], benchmark.rows, 'config.data', where)
+  return RowSets(train, benchmark.rows, benchmark.verifier)
 
 
 def make_table(

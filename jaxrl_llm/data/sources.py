@@ -148,7 +148,8 @@ def _separate(
   if data.get('eval_path', ''):
     name = 'jsonl' if data.source == 'jsonl' else _stem(data.eval_path)
     eval_rows = readers.read(data.eval_path, 'config.data.eval_path', data, name)
-    training_rows = readers.without_questions(rows, eval_rows, where, data.eval_path)
+    eval_where = f'config.data.eval_path={data.eval_path!r}'
+    training_rows = readers.without_questions(rows, eval_rows, where, eval_where)
     return training_rows, readers.choose(eval_rows, held_out, data.seed)
   return readers.split(rows, held_out, data.seed, where)
 

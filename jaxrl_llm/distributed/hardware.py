@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Slice(NamedTuple):
 SLICES = {
   'one': Slice('', 1, 1),
   'gpu-node': Slice('', -1, 8),
+  'v5e-1': Slice('v5e:1x1', 1, -1),
   'v5e-4': Slice('v5e:2x2', 1, -1),
   'v5e-8': Slice('v5e:2x4', 1, -1),
   'v5e-16': Slice('v5e:4x4', 1, -1),
@@ -58,6 +60,7 @@ SLICES = {
   'v5p-8': Slice('v5p:2x2x1', 1, -1),
   'v5p-32': Slice('v5p:2x2x4', 1, -1),
   'v5p-128': Slice('v5p:4x4x4', 1, -1),
+  'v6e-1': Slice('v6e:1x1', 1, -1),
   'v6e-4': Slice('v6e:2x2', 1, -1),
   'v6e-8': Slice('v6e:2x4', 1, -1),
   'v6e-16': Slice('v6e:4x4', 1, -1),
@@ -70,6 +73,15 @@ def topology(name: str) -> str:
   """'v5e:4x4' for 'v5e-16' or 'v5litepod-16'; other names unchanged."""
   known = SLICES.get(name.replace('v5litepod-', 'v5e-'))
   return (known and known.topology) or name
+
+
+def topology_options(name: str) -> dict[str, tuple[int, ...]]:
+  """Further arguments of `jax.experimental.topologies.get_topology_desc` for a topology.
+
+  The compiler's hosts have 2 × 2 chips, which do not divide a single chip.
+  """
+  is_one_chip = re.fullmatch(r'\w+:1(x1)*', topology(name)) is not None
+  return dict(chips_per_host_bounds=(1, 1, 1)) if is_one_chip else {}
 
 
 def compiler_options(device: jax.Device) -> dict[str, str]:

@@ -19,7 +19,8 @@ A row is one prompt with its greedy completion or its samples:
   gts       the label
   output    its completions
   score     of each, from the reward function
-  answer    of each, the answer that the reward function compares, '…' or None; only where its parser is known
+  answer    of each, the answer that the reward function compares, '…' or None; only where its parser is known.
+            Of math_verify, a number or LaTeX as it is spelled: x + 1 and 1 + x are two answers to a vote
   trust     of each, P(correct) by the correctness head of config.rollout.pruning; only of samples, where there is one
 """
 

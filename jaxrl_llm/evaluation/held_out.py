@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 
 from absl import logging
 
-from jaxrl_llm import data, evaluation
+from jaxrl_llm import data, evaluation, rewards
 from jaxrl_llm.checkpointing import run_dir
 from jaxrl_llm.config import stages
-from jaxrl_llm.config.schema import Config, Section
+from jaxrl_llm.config.schema import Config, RewardsConfig, Section
 from jaxrl_llm.evaluation import evaluate
 from jaxrl_llm.evaluation.fingerprint import fingerprint
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.monitoring import console
 from jaxrl_llm.monitoring.example import Example
-from jaxrl_llm.rewards.parsing import extract
-from jaxrl_llm.runner import multi_turn
+from jaxrl_llm.rewards.parsing import extract, formula
+from jaxrl_llm.runner import multi_turn, sharded_grading
 from jaxrl_llm.runner.context import RunContext, ScorePool
 from jaxrl_llm.types import JsonObject, TrainState
 
 # Fields of config.rewards and config.environment that change how grading runs, and not its results.
 _RESOURCES = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed')
+
+
+@contextlib.contextmanager
+def grading_pool(context: RunContext, pool: ScorePool) -> Iterator[ScorePool]:
+  """`pool`, which grades with config.rewards; for a benchmark, workers of its verifier beside it."""
+  if not context.tables.held_out.verifier:
+    yield pool
+    return
+  with rewards.Pool(context.held_out_rewards) as own:
+    yield sharded_grading.Pool(own)
 
 
 def recorded_evaluator(
@@ -34,21 +45,23 @@ def recorded_evaluator(
 ) -> Callable[[TrainState, int], JsonObject]:
   """Return evaluate(state, step) → the contents of eval/step_….json, read from there where it exists.
 
+  `pool` is that of `grading_pool`.
   Without held-out prompts it returns {}.
   """
   if not len(context.tables.held_out):
     logging.warning('no held-out prompts: nothing is evaluated')
     return lambda state, step: {}
   settings, table = context.config.evaluation, context.tables.held_out
+  grading = context.held_out_rewards
   evaluator = evaluate.make_evaluator(
     context.spec,
     table,
     context.decode,
-    scoring(context.config, pool, context.episodes),
+    scoring(grading, pool, context.episodes),
     settings.samples,
     settings.sampling,
   )
-  run_identity = identity(context.config, table)
+  run_identity = identity(context.config, grading, table)
 
   def evaluate_step(state: TrainState, step: int) -> JsonObject:
     params = train_state.sampling_weights(context.spec, state)
@@ -75,16 +88,17 @@ def _example(row: JsonObject) -> Example:
   return Example(question, row['output'][0], row['score'][0])
 
 
-def identity(config: Config, table: data.PromptTable) -> JsonObject:
+def identity(config: Config, grading: RewardsConfig, table: data.PromptTable) -> JsonObject:
   """The fields of an evaluation's file that identify it: version, model, grader, settings.
 
-  Evaluations of the same prompts with the same `grader` can be compared; `settings` may differ.
+  `grading` is RunContext.held_out_rewards. Evaluations of the same prompts with the same `grader` can be compared;
+  `settings` may differ.
   """
   settings = dict(
     prompts=table.fingerprint, samples=config.evaluation.samples, **config.evaluation.sampling
   )
   settings |= dict(completion_tokens=config.completion_tokens, seed=config.seed)
-  grader = _without_resources(config.rewards)
+  grader = _without_resources(grading)
   if config.environment.fn != 'none':
     grader['environment'] = _without_resources(config.environment)
   return dict(
@@ -97,9 +111,12 @@ def _without_resources(section: Section) -> JsonObject:
 
 
 def scoring(
-  config: Config, pool: ScorePool, episodes: multi_turn.Episodes | None
+  grading: RewardsConfig, pool: ScorePool, episodes: multi_turn.Episodes | None
 ) -> evaluate.Scoring:  # fmt: skip
   """How held-out completions are scored; majority votes need a reward function with a known answer parser."""
   environment_scores = episodes is not None and episodes.judge == 'environment'
-  read_answer = None if environment_scores else stages.choices(extract).get(config.rewards.fn)
-  return evaluate.Scoring(pool, config.rewards.right, read_answer, episodes)
+  read_answer: Callable[[str], Hashable] | None = None
+  if not environment_scores:
+    parsers = stages.choices(extract) | dict(math_verify=formula.key)
+    read_answer = parsers.get(grading.fn)
+  return evaluate.Scoring(pool, grading.right, read_answer, episodes)

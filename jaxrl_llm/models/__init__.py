@@ -2,5 +2,6 @@
 
 from jaxrl_llm.models.decoder import forward
 from jaxrl_llm.models.load import load, read_config
+from jaxrl_llm.models.planning import read_shape
 
-__all__ = ['forward', 'load', 'read_config']
+__all__ = ['forward', 'load', 'read_config', 'read_shape']

@@ -13,6 +13,11 @@ from jaxrl_llm.config.schema import ScratchConfig
 from jaxrl_llm.models import decoder, default_model, gguf_file, huggingface, size_limits, tokenizer
 from jaxrl_llm.types import Model, ModelConfig, Settings, UserError
 
+
+class HubError(UserError):
+  """A model that cannot be fetched from the hub."""
+
+
 _ALPHABET = string.ascii_letters + string.digits + string.punctuation + ' \n'
 
 
@@ -115,14 +120,14 @@ def _download_from_hub(name: str, *patterns: str) -> str:
   try:
     import huggingface_hub
   except ImportError as error:
-    raise UserError(
+    raise HubError(
       f'config.model={name!r} is a hub name and needs huggingface_hub: {extras.install("hub")}, '
       'or give a local folder.'
     ) from error
   try:
     return huggingface_hub.snapshot_download(name, allow_patterns=list(patterns))
   except Exception as error:  # network, permissions or spelling: one message covers them
-    raise UserError(
+    raise HubError(
       f'config.model={name!r} cannot be fetched from the hub ({type(error).__name__}: '
       f'{str(error).splitlines()[0]}); check the name and the network, or give a local folder.'
     ) from error

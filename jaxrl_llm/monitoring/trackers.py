@@ -101,7 +101,7 @@ TRACKERS: dict[str, tuple[Callable[[str, dict, int], Tracker], str]] = {
 def check(names: Sequence[str]) -> None:
   """Raises UserError for a tracker that does not exist or is not installed."""
   for name in names:
-    if name not in TRACKERS:
+    if not isinstance(name, str) or name not in TRACKERS:
       raise UserError(
         f'config.monitoring.trackers holds {name!r}; choose among: {", ".join(TRACKERS)}; metrics.jsonl is '
         f'always written.'

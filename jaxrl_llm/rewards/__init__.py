@@ -20,6 +20,7 @@ from jaxrl_llm.rewards.resolve import (
   resolve_parts,
   resolve_vote,
   weights,
+  with_function,
 )
 from jaxrl_llm.rewards.worker import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
 from jaxrl_llm.types import Row
@@ -49,6 +50,7 @@ __all__ = [
   'length_truncation',
   'majority_vote',
   'weights',
+  'with_function',
 ]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import inspect
@@ -30,7 +31,7 @@ from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.types import Row, UserError
 
 if TYPE_CHECKING:
-  from jaxrl_llm.config.schema import DataConfig, Stage
+  from jaxrl_llm.config.schema import DataConfig, RewardsConfig, Stage
 
 Grader = Callable[[str, Row], float | None]  # None skips the sample
 
@@ -185,6 +186,20 @@ def _sandboxed(grader: functools.partial, where: str, deadline_s: float) -> Grad
     )
   sandbox.require(f'config.{where}.fn={grader.func.__name__!r}')
   return grader
+
+
+def with_function(settings: RewardsConfig, fn: str) -> RewardsConfig:
+  """Returns config.rewards with `fn` alone at its defaults, and the same limits and workers."""
+  return dataclasses.replace(
+    settings,
+    fn=fn,
+    right=1.0,
+    bounds=(),
+    parts=(),
+    vote=schema.stage('none'),
+    truncate=schema.stage('none'),
+    settings={},
+  )
 
 
 def check_tasks(spec: Spec, data: DataConfig) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm import curriculum, data, replay, rewards
-from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.schema import Config, RewardsConfig
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards.pool import ScorePool as ScorePool
@@ -77,6 +77,12 @@ class RunContext(NamedTuple):
   health: alarms.Health
   episodes: multi_turn.Episodes | None = None  # None: a completion is a single turn
   token_stats: token_stats.TokenStats | None = None  # None: rollout files hold no per-token values
+
+  @property
+  def held_out_rewards(self) -> RewardsConfig:
+    """The grading of held-out prompts: config.rewards, or the verifier of config.evaluation.benchmark."""
+    settings, verifier = self.config.rewards, self.tables.held_out.verifier
+    return rewards.with_function(settings, verifier) if verifier else settings
 
   def decode(self, token_ids: Sequence[int]) -> str:
     """The text of token ids, special tokens left out."""

@@ -164,6 +164,6 @@ def check_data(
   if trains and host.get('held_out', held_out) != held_out:
     raise UserError(
       f'the held-out prompts of {directory.root} changed since step {step} (config.data.eval_path, '
-      f'config.evaluation.prompts), '
+      f'config.evaluation.prompts, config.evaluation.benchmark), '
       'so that evaluations before and after would not compare; restore them, or start another --workdir.'
     )

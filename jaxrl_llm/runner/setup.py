@@ -37,12 +37,14 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
   mesh = mesh or sharding.make_mesh(config.mesh.to_dict())
   check_rows(config, mesh)
   rows = data.load_rows(config)
+  if rows.verifier:  # its package may be missing
+    rewards.resolve(rewards.with_function(config.rewards, rows.verifier))
   if graded and rows.train:
     rewards.check_first_row(config.rewards, rows.train[0])
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   tables = data.load(config, model.tokenizer, rows)
   _check_sizes(config, model, len(tables.train))
-  _check_rewards(grading, tables)
+  _check_rewards(config, grading, tables)
   teacher = _teacher(config, model)
   spec = _step_spec(config, model, teacher, mesh, tables)
   return RunContext(
@@ -92,12 +94,18 @@ def _rewards(config: Config) -> tuple[rewards.Part, ...]:
   return (rewards.Part('environment', 1.0, None),)
 
 
-def _check_rewards(grading: Grading, tables: data.Tables) -> None:
+def _check_rewards(config: Config, grading: Grading, tables: data.Tables) -> None:
   """Raises UserError for a data row that a reward function cannot grade."""
+  rows = tables.train.rows
+  if tables.held_out.verifier:
+    verifier = rewards.resolve(rewards.with_function(config.rewards, tables.held_out.verifier))
+    rewards.check_rows([(tables.held_out.verifier, verifier)], tables.held_out.rows)
+  else:
+    rows = (*rows, *tables.held_out.rows)
   if grading.vote is not None:  # labels are only logged, and may be missing
     return
   named = [(part.name, part.grader) for part in grading.rewards if part.grader is not None]
-  rewards.check_rows(named, (*tables.train.rows, *tables.held_out.rows))
+  rewards.check_rows(named, rows)
 
 
 def _episodes(

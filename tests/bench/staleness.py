@@ -73,7 +73,10 @@ def run(method: str, lag: int, seed: int, learning_rate: float, updates: int, *m
   sample = jax.jit(functools.partial(steps.generate, spec))
   waiting, rows = collections.deque(), []
   with rewards.Pool(config.rewards) as pool:
-    decode, scoring = context.models.policy.tokenizer.decode, held_out.scoring(config, pool, None)
+    decode, scoring = (
+      context.models.policy.tokenizer.decode,
+      held_out.scoring(config.rewards, pool, None),
+    )
     evaluator = evaluate.make_evaluator(
       spec, context.tables.held_out, decode, scoring, 4, config.evaluation.sampling
     )

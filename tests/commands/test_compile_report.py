@@ -124,6 +124,13 @@ def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
 
 
 @needs_libtpu
+@pytest.mark.parametrize('topology', ['v5e-1', 'v5litepod-1', 'v5e:1x1', 'v6e-1'])
+def test_one_chip_has_a_topology(topology):
+  (device,) = compile_report.devices(topology)
+  assert hardware.CHIPS[device.device_kind].flops > 0
+
+
+@needs_libtpu
 def test_an_unknown_topology_is_told():
   with pytest.raises(UserError, match=r"--topology='v5e:3x5'.*such as: v5e-16"):
     compile_report.devices('v5e:3x5')

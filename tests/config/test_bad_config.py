@@ -109,6 +109,7 @@ def check(field: str, code: int, text: str) -> str:
 @hypothesis.example(('data.tasks', [1]))
 @hypothesis.example(('data.tasks', ['a']))
 @hypothesis.example(('data.system', '\ud800'))
+@hypothesis.example(('monitoring.trackers', [[]]))
 @hypothesis.example(('learner.remat', {'a': 1}))
 @hypothesis.example(('objective.auxiliary_model', {'fn': 'critic', 'learning_rate': 'x'}))
 @hypothesis.example(('objective.old_policy', {'fn': 'average', 'decay': [1]}))

@@ -31,6 +31,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('environment', 'in'): ('environment.fn=none',),
   ('environment', 'used'): EPISODES,
   ('environment.judge', 'in'): ('environment.judge=environment', *EPISODES),
+  ('evaluation.benchmark', 'used'): ('evaluation.benchmark=hub:openai/gsm8k',),
   ('learner.attention', 'in'): ('learner.attention=splash',),
   ('learner.minibatches', 'above'): ('learner.minibatches=2',),
   ('learner.passes', 'above'): ('learner.passes=2',),

@@ -100,14 +100,18 @@ def test_answers_and_how_far_they_are_trusted_stay_with_their_prompts():
 
 def test_votes_are_counted_where_the_grader_tells_what_it_compares():
   config, play = configs.default(), types.SimpleNamespace
-  assert held_out.scoring(config, None, None).read_answer(' x ') == 'x'
-  assert held_out.scoring(config, None, play(judge='rewards')).read_answer is not None
-  assert held_out.scoring(config, None, play(judge='environment')).read_answer is None
-  for fn in ('math_verify', 'package.module:function'):
-    config.rewards.fn = fn
-    assert held_out.scoring(config, None, None).read_answer is None
+  assert held_out.scoring(config.rewards, None, None).read_answer(' x ') == 'x'
+  assert held_out.scoring(config.rewards, None, play(judge='rewards')).read_answer is not None
+  assert held_out.scoring(config.rewards, None, play(judge='environment')).read_answer is None
+  config.rewards.fn = 'package.module:function'
+  assert held_out.scoring(config.rewards, None, None).read_answer is None
+  config.rewards.fn = 'math_verify'
+  read_answer = held_out.scoring(config.rewards, None, None).read_answer
+  assert len({read_answer(t) for t in ('so $\\dfrac{1}{2}$', '\\boxed{ 0.5 }', '50\\%')}) == 1
+  assert read_answer('\\boxed{x + 1}') == read_answer('$x+1$') != read_answer('$1+x$')
+  assert read_answer('\\boxed{12_5}') != read_answer('\\boxed{12}') and read_answer('') is None
   config.rewards.right = 0.5
-  assert held_out.scoring(config, None, None).right == 0.5
+  assert held_out.scoring(config.rewards, None, None).right == 0.5
 
 
 def test_what_an_evaluation_is_of_knows_graders_and_settings_and_no_workers():
@@ -115,7 +119,7 @@ def test_what_an_evaluation_is_of_knows_graders_and_settings_and_no_workers():
     config = configs.default()
     for name, value in changes.items():
       config.update_from_flattened_dict({name.replace('__', '.'): value})
-    return held_out.identity(config, types.SimpleNamespace(fingerprint='f'))
+    return held_out.identity(config, config.rewards, types.SimpleNamespace(fingerprint='f'))
 
   first = identity()
   assert json.loads(json.dumps(first)) == json.loads(json.dumps(identity(rewards__workers=9)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
 from jaxrl_llm.rewards.parsing import answer_span, number_context, numeral
@@ -66,6 +67,7 @@ _BOUND = re.compile(
   r'(?i:\b(?:at least|at most|up to|(?:less|more|greater|fewer|larger|smaller) than|between|minus|negative|either)\s)$'
 )
 _EURO = re.compile(r'\\?[$€£¥₹]')
+_SPACING = re.compile(r'\s|\\left(?![a-z])|\\right(?![a-z])|\\[,;:!]')
 _ENDS = re.compile(r'(?<=[^\\.])\.\s*$')
 _BOUNDED = re.compile(
   r'^\s*(?:\\(?:leq?|geq?|neq?|lt|gt)(?![a-z])|[<>])'
@@ -112,6 +114,18 @@ def _answer(text: str) -> str:
     if formula is not None:
       return formula
   return _last(text) or ''
+
+
+def key(text: str) -> Fraction | str | None:
+  """A value that is equal for completions with the same answer, for votes: a number, else LaTeX without white space.
+
+  Other spellings of a formula, such as x + 1 and 1 + x, are different answers: nothing is evaluated. None: no answer.
+  """
+  formula = of_text(text)
+  quantity = numeral.quantity(numeral.cleaned(formula)) if formula else None
+  if quantity is not None and name(formula) is None:
+    return quantity.numeral.scaled_value
+  return _SPACING.sub('', formula.replace('\\dfrac', '\\frac').replace('\\tfrac', '\\frac')) or None
 
 
 def name(formula: str) -> str | None:
