@@ -18,7 +18,7 @@ from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import consistency, preemption, sharding
 from jaxrl_llm.evaluation import held_out
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.monitoring import console
+from jaxrl_llm.monitoring import console, prometheus_endpoint
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.runner import (
   host_step,
@@ -44,6 +44,8 @@ def run(
   """
   devices = jax.devices() if mesh is None else mesh.devices.flatten().tolist()
   config = validation.sized(config, devices)
+  if jax.process_index() == 0:  # the process that opens the trackers
+    prometheus_endpoint.check_free(config.monitoring)
   context = setup.build_context(config, mesh)
   directory = resume.open_directory(workdir, config)
   with (

@@ -16,6 +16,7 @@ PATHS = {
   'checkpointing/test_safe_files.py': 'host',
   'commands': 'jit',
   'commands/test_compile_report.py': 'slow',
+  'commands/test_hub_push.py': 'process',
   'commands/test_paths.py': 'process',
   'commands/test_run_config.py': 'host',
   'commands/test_run_modes.py': 'process',

@@ -23,7 +23,7 @@ Modes:
   generate  prints completions of --prompt=TEXT or of the lines of --prompts=FILE, in the template of the training and
             greedily; without either, a conversation; --temperature=1 samples, --raw leaves the template out
   export    writes a Hugging Face folder --to=FOLDER, which transformers loads; with --adapter the LoRA adapter alone,
-            which PEFT loads
+            which PEFT loads; --push=owner/name uploads it to the Hugging Face hub
   compile   compiles the step for a TPU slice that is not present, --topology=v5e-16: memory, exchanges and copies per
             token; exit status 1 if it does not fit or the decode loop copies its cache or exchanges weights;
             --sweep compares meshes; shapes of 90 models of the hub are known without it

@@ -64,12 +64,23 @@ class AlarmsConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class PrometheusConfig(Section):
+  """The address of the newest metrics, where `trackers` holds prometheus: http://HOST:PORT/metrics."""
+
+  # an address of this machine: 127.0.0.1 is reached from this machine alone, 0.0.0.0 from the network without password
+  host: str = '127.0.0.1'
+  port: int = 9464  # a different one for each run of a machine
+
+
+@dataclasses.dataclass(frozen=True)
 class MonitoringConfig(Section):
   """What a run prints and writes."""
 
   # auto: a live table in a terminal, else plain; plain: lines; quiet: warnings only; json: an object a line
   console: str = 'auto'
-  trackers: tuple[str, ...] = ()  # tensorboard, wandb: metrics beside metrics.jsonl
+  # tensorboard, wandb, mlflow, trackio, prometheus: metrics beside metrics.jsonl
+  trackers: tuple[str, ...] = ()
+  prometheus: PrometheusConfig = PrometheusConfig()
   rollouts_every: int = 1  # steps between rollout files
   # tokens per rollout file with log-prob, advantage and coefficient, about 15 bytes each; 0 = none
   rollouts_tokens: int = 8192

@@ -17,6 +17,7 @@ from jaxrl_llm.config.run_sections import (
   ProcessesConfig,
 )
 from jaxrl_llm.config.run_sections import ProfileConfig as ProfileConfig
+from jaxrl_llm.config.run_sections import PrometheusConfig as PrometheusConfig
 from jaxrl_llm.config.run_sections import SamplingConfig as SamplingConfig
 from jaxrl_llm.config.section import Section, Setting, Stage, stage
 from jaxrl_llm.types import JsonValue, Settings

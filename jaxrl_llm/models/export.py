@@ -31,6 +31,20 @@ _ARCHITECTURES = dict(
   gemma2='Gemma2ForCausalLM',
   gemma3_text='Gemma3ForCausalLM',
 )
+# How a model card says that NAME is loaded, by library.
+_LOADING = dict(
+  transformers="""```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained('NAME')
+tokenizer = AutoTokenizer.from_pretrained('NAME')
+```""",
+  peft="""```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained('NAME')
+```""",
+)
 # Copied from the folder that the model was loaded from, where they exist.
 _TOKENIZER_FILES = (
   'tokenizer.json',
@@ -87,16 +101,31 @@ def staged_folder(folder: str, dtype: str, card: str) -> Iterator[str]:
   os.rename(part, folder)
 
 
-def model_card(config: Config, step: int, name: str, library: str = 'transformers') -> str:
-  """The README.md of a model trained for `step` steps, to be loaded with `library`."""
+def model_card(
+  config: Config, step: int, name: str, library: str = 'transformers', accuracy: str = ''
+) -> str:
+  """The README.md of a model trained for `step` steps, to be loaded with `library`; `accuracy` is a table."""
   hub = hub_name(config.model)
-  base_model = f'base_model: {hub}\n' if hub else ''
-  return (
-    f'---\nlibrary_name: {library}\n{base_model}pipeline_tag: text-generation\ntags: [reinforcement-learning, '
-    f'jaxrl_llm]\n---\n\n# {name}\n\n`{config.model}` after {step} steps of reinforcement learning with verifiable '
-    f'rewards (jaxrl_llm), {config.prompts} prompts × {config.rollouts} rollouts a step, rewards by '
-    f'`{config.rewards.fn}`. The whole configuration:\n\n```json\n{config.to_json(indent=2, sort_keys=True)}\n```\n'
+  head = f'library_name: {library}\n' + (f'base_model: {hub}\n' if hub else '')
+  paths = [str(file.get('path', '')) for file in config.data.files]
+  if datasets := [path.removeprefix('hub:') for path in paths if path.startswith('hub:')]:
+    head += f'datasets: {json.dumps(datasets)}\n'
+  tasks = [str(task.get('name', '')) for task in config.data.tasks]
+  rows = ', '.join(f'`{x}`' for x in (config.data.path, *paths, *tasks) if x)
+  objective = config.objective
+  stages = objective.advantage.fn, objective.trust_region.fn, objective.aggregation.fn
+  parts = (
+    f'---\n{head}pipeline_tag: text-generation\ntags: [reinforcement-learning, jaxrl_llm]\n---',
+    f'# {name}',
+    f'`{config.model}` after {step} steps of reinforcement learning with verifiable rewards (jaxrl_llm), '
+    f'{config.prompts} prompts × {config.rollouts} rollouts a step, rewards by `{config.rewards.fn}`.',
+    f'* Method: advantage `{stages[0]}`, trust region `{stages[1]}`, aggregation `{stages[2]}`\n'
+    f'* Data: source `{config.data.source}`{": " if rows else ""}{rows}',
+    accuracy,
+    _LOADING[library].replace('NAME', name),
+    f'The whole configuration:\n\n```json\n{config.to_json(indent=2, sort_keys=True)}\n```',
   )
+  return '\n\n'.join(part for part in parts if part) + '\n'
 
 
 def hub_name(name: str) -> str:

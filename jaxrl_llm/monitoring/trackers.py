@@ -1,26 +1,30 @@
-"""Copies of a run's metrics for TensorBoard and Weights & Biases; metrics.jsonl remains the record.
+"""Copies of a run's metrics for TensorBoard, Weights & Biases, MLflow, Trackio and Prometheus.
 
-Neither package is imported unless config.monitoring.trackers names it.
+metrics.jsonl remains the record. No package is imported unless config.monitoring.trackers names it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
+import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.checkpointing import config_changes, safe_files
 from jaxrl_llm.checkpointing.metrics_log import STEP
 from jaxrl_llm.config import extras
+from jaxrl_llm.monitoring import prometheus_endpoint
 from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
-  from jaxrl_llm.config.schema import Config
+  from jaxrl_llm.config.schema import Config, MonitoringConfig
 
 
 class Tracker(Protocol):
@@ -82,6 +86,80 @@ class Wandb:
     self._run.finish()
 
 
+class Mlflow:
+  """A run of MLflow, named after the run directory and continued by later starts; its id in WORKDIR/mlflow_id.
+
+  MLFLOW_TRACKING_URI names the server or store, WORKDIR/mlflow.db by default; MLFLOW_EXPERIMENT_NAME the experiment.
+  The parameters are the config of the first start, because MLflow does not let a parameter change.
+  """
+
+  def __init__(self, root: str, config: JsonObject, start: int):
+    from mlflow import MlflowClient, entities
+
+    self._metric = entities.Metric
+    # Not mlflow.get_tracking_uri(): its default is a file in the current folder.
+    uri = os.environ.get('MLFLOW_TRACKING_URI') or f'sqlite:///{root}/mlflow.db'
+    self._client = MlflowClient(uri)
+    path = os.path.join(root, 'mlflow_id')
+    if os.path.exists(path):
+      self._run_id = safe_files.read(path).decode().strip()
+      self._client.update_run(self._run_id, status='RUNNING')
+      return
+    experiment = self._experiment(os.environ.get('MLFLOW_EXPERIMENT_NAME', 'jaxrl_llm'))
+    run = self._client.create_run(experiment, run_name=os.path.basename(root))
+    self._run_id = run.info.run_id
+    flat = config_changes.flatten(config)
+    params = [entities.Param(_mlflow_name(k), str(v)) for k, v in flat.items()]
+    self._client.log_batch(self._run_id, params=params)
+    safe_files.write(path, self._run_id)
+
+  def log(self, step: int, numbers: dict[str, float]) -> None:
+    time_ms = int(time.time() * 1000)
+    metrics = [self._metric(_mlflow_name(k), v, time_ms, step) for k, v in numbers.items()]
+    self._client.log_batch(self._run_id, metrics=metrics)
+
+  def close(self) -> None:
+    self._client.set_terminated(self._run_id)
+
+  def _experiment(self, name: str) -> str:
+    found = self._client.get_experiment_by_name(name)
+    return found.experiment_id if found is not None else self._client.create_experiment(name)
+
+
+def _mlflow_name(name: str) -> str:
+  """`name` with '_' for the characters that MLflow refuses, such as '@'."""
+  return re.sub(r'[^\w/. :-]', '_', name)
+
+
+class Trackio:
+  """A run of Trackio, named after the run directory and continued by later starts.
+
+  TRACKIO_PROJECT names the project, TRACKIO_DIR the folder of Trackio's database, TRACKIO_SPACE_ID a Space.
+  """
+
+  def __init__(self, root: str, config: JsonObject, start: int):
+    import trackio
+
+    self._finish = trackio.finish  # unlike Run.finish, which is called once more when Python exits
+    # Trackio finds a run by its name alone, and folders of different places may have one name.
+    run_id = _run_id(os.path.join(root, 'trackio_id'))
+    with contextlib.redirect_stdout(sys.stderr):  # a console of JSON lines is read by programs
+      self._run = trackio.init(
+        project=os.environ.get('TRACKIO_PROJECT', 'jaxrl_llm'),
+        name=f'{os.path.basename(root)}-{run_id}',
+        resume='allow',
+        config=config,
+        embed=False,
+      )
+
+  def log(self, step: int, numbers: dict[str, float]) -> None:
+    self._run.log(numbers, step=step)
+
+  def close(self) -> None:
+    with contextlib.redirect_stdout(sys.stderr):
+      self._finish()
+
+
 def _run_id(path: str) -> str:
   try:
     return safe_files.read(path).decode().strip()
@@ -95,12 +173,16 @@ def _run_id(path: str) -> str:
 TRACKERS: dict[str, tuple[Callable[[str, dict, int], Tracker], str]] = {
   'tensorboard': (TensorBoard, 'tensorboard'),
   'wandb': (Wandb, 'wandb'),
+  'mlflow': (Mlflow, 'mlflow'),
+  'trackio': (Trackio, 'trackio'),
+  prometheus_endpoint.NAME: (prometheus_endpoint.Prometheus, 'prometheus_client'),
 }
 
 
-def check(names: Sequence[str]) -> None:
-  """Raises UserError for a tracker that does not exist or is not installed."""
-  for name in names:
+def check(monitoring: MonitoringConfig) -> None:
+  """Raises UserError for a tracker that does not exist, is not installed or has a wrong setting."""
+  prometheus_endpoint.check(monitoring)
+  for name in monitoring.trackers:
     if not isinstance(name, str) or name not in TRACKERS:
       raise UserError(
         f'config.monitoring.trackers holds {name!r}; choose among: {", ".join(TRACKERS)}; metrics.jsonl is '

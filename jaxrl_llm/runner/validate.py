@@ -33,7 +33,7 @@ def validate(config: ConfigLike) -> None:
     raise UserError(
       f'config.monitoring.console={config.monitoring.console!r} must be one of: {", ".join(console.KINDS)}.'
     )
-  trackers.check(config.monitoring.trackers)
+  trackers.check(config.monitoring)
   trace_window.window(config.monitoring.profile.steps)
   compatibility.check(config)
   optimizer.check(typed(config).optimizer)
