@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Trains on a TPU VM or a pod slice of them, through queued resources. Runs on your machine; needs gcloud.
 #
-#   BUCKET=my-bucket launch/tpu_vm.sh [--dry-run] create|run|resume|logs|delete [flags of jaxrl_llm.main]
+#   BUCKET=my-bucket launch/tpu_vm.sh [--dry-run] create|sync|run|resume|stop|logs|delete [flags of jaxrl_llm.main]
 #   BUCKET=my-bucket launch/tpu_vm.sh resume --config=configs/dapo.py --config.model=Qwen/Qwen3-1.7B
 #
 #   create   requests the slice, waits until it is ACTIVE, and installs the last commit of this clone on every host
+#   sync     installs the last commit of this clone on every host, except while training runs there
 #   run      starts training on all hosts and watches it; training continues if this command is interrupted
-#   resume   like run, but creates the slice first if it is missing or was preempted; safe to repeat at any time
+#   resume   sync and run, but creates the slice first if it is missing or was preempted; safe to repeat at any time
+#   stop     ends training on all hosts after it has saved its state; resume continues it
 #   logs     follows the log of the first host
 #   delete   releases the slice; the run directory stays in the bucket
 #   --dry-run  prints the commands instead, assuming that the slice is ACTIVE
@@ -17,12 +19,15 @@
 #
 # Settings, as environment variables:
 #   BUCKET       a bucket that the slice's service account can write; the run directory is BUCKET/runs/NAME. A bucket
-#                with hierarchical namespace renames folders atomically, which checkpoints rely on
+#                with hierarchical namespace renames folders atomically, which checkpoints rely on. Compiled programs
+#                are kept in BUCKET/compiled, so that a new slice does not compile again
 #   NAME         name of the slice and of the run directory (jaxrl-llm)
 #   ZONE         us-central1-a
 #   ACCELERATOR  v5litepod-16
 #   VERSION      runtime version of the accelerator (v2-alpha-tpuv5-lite)
 #   SPOT         1 for spot capacity, else 0 (1)
+#   EXTRAS       extras of the package to install (tpu,gym)
+#   PYTHON       version of Python that uv installs on the hosts (3.12)
 #   RESTARTS     restarts after the death of a process (5)
 #   PROJECT      default: gcloud's
 set -euo pipefail
@@ -37,6 +42,8 @@ ACCELERATOR=${ACCELERATOR:-v5litepod-16}
 VERSION=${VERSION:-v2-alpha-tpuv5-lite}
 SPOT=${SPOT:-1}
 RESTARTS=${RESTARTS:-5}
+EXTRAS=${EXTRAS:-tpu,gym}
+PYTHON=${PYTHON:-3.12}
 BUCKET=${BUCKET:-}
 POLL_S=${POLL_S:-30}
 where=("--zone=$ZONE")
@@ -106,17 +113,27 @@ create() {
 }
 
 install() {
-  local archive="${TMPDIR:-/tmp}/jaxrl_llm-$NAME.tar.gz"
-  do_it git -C "$(dirname "${BASH_SOURCE[0]}")/.." archive --format=tar.gz "--output=$archive" HEAD
+  local archive="${TMPDIR:-/tmp}/jaxrl_llm-$NAME.tar.gz" clone commit
+  clone=$(dirname "${BASH_SOURCE[0]}")/..
+  commit=$(git -C "$clone" rev-parse HEAD)
+  if [ -n "$(git -C "$clone" status --porcelain)" ]; then
+    printf 'tpu_vm.sh: changes that are not committed are not installed; %.12s is.\n' "$commit" >&2
+  fi
+  do_it git -C "$clone" archive --format=tar.gz "--output=$archive" HEAD
   do_it gcloud compute tpus tpu-vm scp "$archive" "$NAME:jaxrl_llm.tar.gz" "${where[@]}" --worker=all
-  on_host all "$(on_each_host)"
+  on_host all "$(on_each_host "$commit")"
 }
 
-# Setup script of a host: gcsfuse, the bucket, this project.
+# Setup script of a host: gcsfuse, the bucket, this project at a commit with a Python of its own.
 on_each_host() {
-  printf 'BUCKET=%q\n' "$BUCKET"
+  printf '%s=%q\n' BUCKET "$BUCKET" EXTRAS "$EXTRAS" PYTHON "$PYTHON" INSTALLED "$1 $EXTRAS $PYTHON"
   cat <<'HOST'
 set -eu
+exec 9>lock
+if ! flock -n 9; then
+  echo 'training runs here: its code stays as it is; stop it to install another commit' >&2
+  exit 0
+fi
 if ! command -v gcsfuse >/dev/null; then
   key=/usr/share/keyrings/cloud.google.asc
   curl -fsS https://packages.cloud.google.com/apt/doc/apt-key.gpg | sudo tee "$key" >/dev/null
@@ -127,15 +144,20 @@ if ! command -v gcsfuse >/dev/null; then
 fi
 mkdir -p bucket jaxrl_llm
 mountpoint -q bucket || gcsfuse --implicit-dirs --rename-dir-limit=100000 "$BUCKET" bucket
+if [ "$(cat installed 2>/dev/null)" = "$INSTALLED" ]; then
+  exit 0
+fi
+export PATH="$HOME/.local/bin:$PATH"
+if ! command -v uv >/dev/null; then
+  curl -LsSf https://astral.sh/uv/install.sh | sh
+fi
+# Files of another commit go; the virtual environment stays.
+find jaxrl_llm -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +
 tar -xzf jaxrl_llm.tar.gz -C jaxrl_llm
 cd jaxrl_llm
-for python in python3.13 python3.12 python3.11 python3; do
-  if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    break
-  fi
-done
-"$python" -m venv .venv
-.venv/bin/pip install -q -e '.[tpu,gym]'
+uv venv --quiet --allow-existing --python "$PYTHON" .venv
+uv pip install --quiet --python .venv/bin/python -e ".[$EXTRAS]"
+printf '%s\n' "$INSTALLED" >../installed
 HOST
 }
 
@@ -147,10 +169,12 @@ training() {
   printf 'cd jaxrl_llm\nnohup flock -n ../lock bash -c %q bash' \
     'left=$1
 shift
-rm -f ../status
+rm -f ../status ../stopped
+export JAX_COMPILATION_CACHE_DIR=$HOME/bucket/compiled
 while :; do
   status=0
   .venv/bin/python -m jaxrl_llm.main "$@" || status=$?
+  if [ -e ../stopped ]; then status=143 && break; fi
   if [ "$status" = 75 ]; then continue; fi
   if [ "$status" != 76 ] && [ "$status" -le 128 ]; then break; fi
   if [ "$status" = 130 ] || [ "$status" = 143 ] || [ "$left" -le 0 ]; then break; fi
@@ -191,8 +215,19 @@ run() {
   resume "$@"
 }
 
+# Ends training on all hosts. The pattern does not match the shell that searches for it.
+stop() {
+  on_host all 'touch stopped; pkill -TERM -f "[j]axrl_llm.main" || true'
+}
+
+sync() {
+  install
+}
+
 resume() {
-  if [ "$(state)" != ACTIVE ]; then
+  if [ "$(state)" = ACTIVE ]; then
+    install
+  else
     case $(await ACTIVE MISSING SUSPENDED FAILED) in
       ACTIVE) install ;;
       MISSING) create ;;
@@ -216,12 +251,13 @@ fi
 verb=${1:-}
 shift || true
 case $verb in
-  create | run | resume)
+  create | sync | run | resume)
     if [ -z "$BUCKET" ]; then
       fail 'BUCKET is not set; name the bucket for the run directory, which all hosts write to.'
     fi
     "$verb" "$@"
     ;;
+  stop) stop ;;
   logs) on_host 0 'tail -n 100 -f train.log' ;;
   delete) delete ;;
   -h | --help) usage ;;

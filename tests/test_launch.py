@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -196,10 +197,86 @@ def test_resume_brings_the_slice_back(tmp_path, states, ended, did):
   assert told.returncode == int(ended), told.stderr
   made = [call for call in calls(tmp_path) if call[0] == 'gcloud']
   assert [call[4] for call in made if call[4] in ('create', 'delete')] == did
-  started = ['flock' in call[-1] for call in made if call[4] == 'ssh']
+  started = ['nohup flock' in call[-1] for call in made if call[4] == 'ssh']
   assert sum(started) == 1 + ('SUSPENDING' in states)
+  # A slice that is there gets new code, too.
   installed = [call for call in made if call[4] == 'scp']
-  assert len(installed) == did.count('create')
+  assert len(installed) == did.count('create') + (states[0] == 'ACTIVE')
+
+
+def install_script(commit_of: pathlib.Path, **environ: str) -> tuple[str, str]:
+  """What `sync` runs on a host, and what it prints to stderr."""
+  done = bash(
+    str(LAUNCH / 'tpu_vm.sh'), '--dry-run', 'sync', path=str(commit_of), BUCKET='b', **environ
+  )
+  assert done.returncode == 0, done.stderr
+  words = subprocess.run(
+    ['bash', '-c', 'eval "set -- $(tail -n 1)"; printf "%s" "${!#}"'],
+    input=done.stdout, capture_output=True, text=True, check=True,
+  )  # fmt: skip
+  return words.stdout.removeprefix('--command='), done.stderr
+
+
+def host(folder: pathlib.Path) -> pathlib.Path:
+  """A host with an archive of the project, and stand-ins for the programs that installation calls."""
+  bin = folder / 'bin'
+  for name in ('gcsfuse', 'mountpoint', 'uv', 'curl'):
+    stand_in(bin, name, '')
+  (folder / 'source').mkdir()
+  (folder / 'source' / 'new.py').write_text('1')
+  subprocess.run(
+    ['tar', '-czf', folder / 'jaxrl_llm.tar.gz', '-C', folder / 'source', 'new.py'], check=True
+  )
+  return bin
+
+
+def git_stand_in(folder: pathlib.Path, commit: str, changed: str = '') -> pathlib.Path:
+  stand_in(
+    folder, 'git', f'case "$*" in *rev-parse*) echo {commit} ;; *status*) echo "{changed}" ;; esac'
+  )
+  return folder
+
+
+def test_a_host_installs_each_commit_once_with_a_python_of_its_own(tmp_path):
+  bin, home = host(tmp_path / 'home'), tmp_path / 'home'
+  (home / 'jaxrl_llm' / '.venv').mkdir(parents=True)
+  (home / 'jaxrl_llm' / 'old.py').write_text('0')
+  script, warned = install_script(git_stand_in(tmp_path / 'one', 'c1'), EXTRAS='tpu,math')
+  assert warned == ''
+  for _ in range(2):
+    done = bash('-c', script, cwd=home, path=str(bin), HOME=str(home))
+    assert done.returncode == 0, done.stderr
+  made = [call[1:] for call in calls(bin) if call[0] == 'uv']
+  assert made == [
+    ['venv', '--quiet', '--allow-existing', '--python', '3.12', '.venv'],
+    ['pip', 'install', '--quiet', '--python', '.venv/bin/python', '-e', '.[tpu,math]'],
+  ]
+  assert sorted(x.name for x in (home / 'jaxrl_llm').iterdir()) == ['.venv', 'new.py']
+  script, warned = install_script(git_stand_in(tmp_path / 'two', 'c2', ' M a.py'))
+  assert 'changes that are not committed are not installed; c2 is' in warned
+  assert bash('-c', script, cwd=home, path=str(bin), HOME=str(home)).returncode == 0
+  assert len([call for call in calls(bin) if call[0] == 'uv']) == 4
+
+
+def test_a_host_keeps_its_code_while_it_trains(tmp_path):
+  bin, home = host(tmp_path / 'home'), tmp_path / 'home'
+  script, _ = install_script(git_stand_in(tmp_path / 'one', 'c1'))
+  training = f'exec 8>lock; flock 8; bash -c {shlex.quote(script)} 8>&-'
+  done = bash('-c', training, cwd=home, path=str(bin), HOME=str(home))
+  assert done.returncode == 0 and 'training runs here' in done.stderr
+  assert not (home / 'jaxrl_llm').exists()
+
+
+def test_stop_ends_training_for_good(tmp_path):
+  """A run that has saved its state ends with 75, which starts it again, unless it was stopped."""
+  stopping = launch('tpu_vm.sh', '--dry-run', 'stop', NAME='n')[0][-1].removeprefix('--command=')
+  mark, kill = stopping.split('; ', 1)
+  assert mark == 'touch stopped' and kill.startswith('pkill -TERM -f')
+  stand_in(tmp_path / 'jaxrl_llm', '.venv/bin/python', f'(cd ../ && {mark}); exit 75')
+  done = bash('-c', host_command(*CONFIG) + '\nwait', cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / 'status').read_text() == '143\n'
+  assert len(calls(tmp_path / 'jaxrl_llm')) == 1
 
 
 # Slurm.

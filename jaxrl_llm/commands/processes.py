@@ -27,7 +27,8 @@ class Processes:
     flags = arguments.coordinator, arguments.processes, arguments.process
     self._watchdog = cluster.join(*flags, os.environ, silent_s)
     cache = os.environ.get('JAXRL_LLM_CACHE') or os.path.expanduser('~/.cache/jaxrl_llm')
-    jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'compiled'))
+    compiled = os.environ.get('JAX_COMPILATION_CACHE_DIR') or os.path.join(cache, 'compiled')
+    jax.config.update('jax_compilation_cache_dir', compiled)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
   def fail(self, error: Exception) -> None:
