@@ -15,7 +15,9 @@ from jaxrl_llm.models.load import HubError, Scratch, read_config
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
 # Entries are dict(names=[hub names], config={the fields of their config.json that decide shapes}). RoPE settings and
-# epsilons are left out: they change no shape. The table describes no model well enough to load its weights.
+# epsilons are left out: they change no shape. Fields were written down without the hub: parameter counts confirm the
+# sizes of matrices; nothing confirms max_position_embeddings and sliding_window. The table describes no model well
+# enough to load its weights.
 TABLE = 'known_shapes.json'
 
 

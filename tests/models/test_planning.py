@@ -1,4 +1,4 @@
-"""Shapes for planning: the table's parameter counts are the published ones, and it serves planning alone."""
+"""Shapes for planning: the table's parameter counts are those listed here, and it serves planning alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from jaxrl_llm.types import UserError
 # models.load is its function of that name
 loader = importlib.import_module('jaxrl_llm.models.load')
 
-# The number of parameters that the hub's pages state (of safetensors files), by the first name of an entry. Qwen3-0.6B
-# and 1.7B store their head twice, Gemma 3 of 4B and more a vision tower and projector; both are subtracted below.
+# The number of parameters of the published safetensors files, by the first name of an entry. Written down from memory,
+# without the hub, but for OLMo-2 7B and 13B and SmolLM3-3B, which were looked up (OLMo-2 32B stands in one third-party
+# file): agreement says that shape and count are consistent, not that both are the hub's. Qwen3-0.6B and 1.7B store
+# their head twice, Gemma 3 of 4B and more a vision tower and projector; both are subtracted below.
 PUBLISHED = {
   'meta-llama/Meta-Llama-3-8B': 8_030_261_248,
   'meta-llama/Llama-3.1-8B': 8_030_261_248,

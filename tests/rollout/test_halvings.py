@@ -139,6 +139,8 @@ def test_exit_rules_and_continued_rows(params):
     run(params, exit_rule=rule, halvings=n, more=dict(continued=begun))[0] for n in (2, 0)
   )
   assert_same(got, want)
+  # Encoding a row again rounds otherwise than decoding it did, by 7.6e-5 in one log-prob on jax 0.12.
+  assert_same(got, whole, atol=3e-4)
 
 
 def test_a_mixture_records_the_experts_of_each_row():
