@@ -1,6 +1,6 @@
 """False accepts and false rejects of the text graders on labeled pairs.
 
-python -m tests.rewards.pairs.score [--held-out]
+python -m tests.rewards.pairs.score [--held-out | --held-out=2]
 
 README.md beside this file has the conventions of the labels and the fields of a pair.
 """
@@ -19,7 +19,9 @@ from jaxrl_llm import rewards
 from jaxrl_llm.types import Row
 
 FOLDER = pathlib.Path(__file__).parent
-SPLITS = dict(open=FOLDER, held_out=FOLDER / 'held_out')
+SPLITS = dict(open=FOLDER, held_out=FOLDER / 'held_out')  # one table, divided by hash
+# A table of its own, written without sight of the graders; it has four of them.
+SECOND = dict(held_out_2=FOLDER / 'held_out_2')
 GRADERS = (
   'number', 'first_number', 'marked_number', 'numeric', 'math_verify', 'multiple_choice', 'countdown', 'json_schema',
 )  # fmt: skip
@@ -41,7 +43,7 @@ class Tally(NamedTuple):
 
 def pairs(grader: str, split: str) -> list[dict[str, Any]]:
   """The pairs of one grader, in file order."""
-  path = SPLITS[split] / f'{grader}.jsonl'
+  path = (SPLITS | SECOND)[split] / f'{grader}.jsonl'
   return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
 
 
@@ -116,15 +118,22 @@ def _line(name: str, counts: Tally) -> str:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument(
-    '--held-out', action='store_true', help='the held-out third; counts alone, never its pairs'
+    '--held-out',
+    nargs='?',
+    type=int,
+    const=1,
+    choices=(1, 2),
+    help='the held-out third, or with 2 the second held-out table; counts alone, never its pairs',
   )
   parser.add_argument(
     '--show', action='store_true', help='print each misjudged pair of the open split'
   )
   options = parser.parse_args()
-  split = 'held_out' if options.held_out else 'open'
+  split = {None: 'open', 1: 'held_out', 2: 'held_out_2'}[options.held_out]
   print(f'{split}\n{"":<20} pairs  false accepts   false rejects   errors')
   for grader in GRADERS:
+    if split in SECOND and not (SECOND[split] / f'{grader}.jsonl').exists():
+      continue
     rows = pairs(grader, split)
     counts = tally(grader, rows)
     print(_line(grader, total(counts)))
