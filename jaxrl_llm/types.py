@@ -182,6 +182,9 @@ class AttentionConfig:
   out_bias: bool = False
   qk_norm: str = ''  # RMS norm of queries and keys: '' none, 'head' per head, 'all' over all heads
   query_scale: float = 0.0  # factor on q·k; 0 = 1 / √head_dim
+  position_scale: float = 0.0  # b: queries at position p are multiplied by 1 + b·ln(1 + ⌊p / span⌋)
+  position_span: int = 0
+  sinks: bool = False  # per head a learned score without a value, which takes part in the softmax
   attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = no cap
   window: int = 0  # tokens that a sliding layer attends to, including the query
   sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
@@ -196,6 +199,7 @@ class RotaryConfig:
   rope_scaling: tuple[tuple[str, Any], ...] = ()
   sliding_rope_theta: float = 0.0  # of sliding layers, without scaling; 0 = that of other layers
   unrotated: tuple[bool, ...] = ()  # per layer: no rotary embedding; () = all layers have one
+  rotary_dim: int = 0  # features of a head that are rotated, the first ones; 0 = all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,10 +209,36 @@ class MixtureConfig:
   experts: int = 0  # E; 0 = a dense MLP
   experts_per_token: int = 0
   norm_top_k: bool = False  # weights of the chosen experts are divided by their sum
+  weight_scale: float = 1.0  # factor on these weights
+  router_score: str = 'softmax'  # or sigmoid
+  choice_bias: bool = (
+    False  # a value per expert decides the choice with the score, and not the weight
+  )
+  expert_groups: int = (
+    1  # the choice is among the experts of some groups: those whose best two score most
+  )
+  chosen_groups: int = 1
+  router_bias: bool = False
+  expert_bias: bool = False
+  dense_layers: tuple[
+    bool, ...
+  ] = ()  # per layer: a dense MLP instead; () = all layers have experts
+  dense_mlp: int = 0  # features inside these MLPs
+  shared_mlp: int = 0  # features inside an expert that all tokens use; 0 = none
+  shared_gate: bool = False  # that expert is weighted by σ(x·w)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(AttentionConfig, RotaryConfig, MixtureConfig):
+class ActivationConfig:
+  """The nonlinearity of feed-forward layers."""
+
+  activation: str = 'silu'  # or gelu_tanh, or clamped_swiglu
+  gate_gain: float = 0.0  # of clamped_swiglu: α in gate·σ(α·gate)
+  gate_limit: float = 0.0  # of clamped_swiglu: gate ≤ limit and |up| ≤ limit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(AttentionConfig, RotaryConfig, MixtureConfig, ActivationConfig):
   """The shape of a decoder. Defaults are Llama's; other families set the fields in which they differ."""
 
   vocab: int
@@ -220,10 +250,22 @@ class ModelConfig(AttentionConfig, RotaryConfig, MixtureConfig):
   mlp_bias: bool = False
   tied: bool = True  # the head is the transposed embedding
   family: str = 'llama'  # Hugging Face's model_type: decides names of tensors and nothing else
-  activation: str = 'silu'  # or gelu_tanh
   norms: str = 'before'  # place of the RMS norms of attention and MLP: before, after, or both
   logit_cap: float = 0.0  # logits become cap·tanh(logit / cap); 0 = no cap
   embed_scale: float = 1.0  # factor on embeddings, not on a tied head
+  residual_scale: float = 1.0  # factor on what attention and MLP add to the residual stream
+  logit_scale: float = 1.0  # factor on logits
+
+  @property
+  def mixtures(self) -> int:
+    """The number of layers with a mixture of experts."""
+    return (self.layers - sum(self.dense_layers)) if self.experts else 0
+
+  def mixture_place(self, layer: int) -> int | None:
+    """The place of a layer among those with a mixture of experts; None for a dense one."""
+    if not self.experts or (self.dense_layers and self.dense_layers[layer]):
+      return None
+    return layer - sum(self.dense_layers[:layer])
 
   @property
   def slides(self) -> tuple[bool, ...]:

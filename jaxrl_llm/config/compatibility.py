@@ -133,6 +133,12 @@ _LEARNER = (
     'set --config.learner.attention=xla',
   ),
   Row(
+    _SPLASH,
+    Condition('model.sinks', label='a model with attention sinks'),
+    'the softmax of the kernel has no sinks',
+    'set --config.learner.attention=xla',
+  ),
+  Row(
     Condition('mesh.preset'),
     Condition('mesh.data', 'not in', (1,)),
     'the preset sets the sizes of data and fsdp',

@@ -34,7 +34,8 @@ Rules = tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...]
 RULES = (
   (r'experts/(gate|up)/kernel$', ('expert', 'fsdp', 'tensor')),
   (r'experts/down/kernel$', ('expert', 'tensor', 'fsdp')),
-  (r'experts/router/kernel$', (_ALL, None)),
+  (r'experts/(gate|up)/bias$', ('expert', 'tensor')),
+  (r'router/kernel$', (_ALL, None)),
   (r'embed/embedding$', ('tensor', _ALL)),
   (r'(q|k|v|gate|up)/kernel$', (_ALL, 'tensor')),
   (r'(o|down)/kernel$', ('tensor', _ALL)),

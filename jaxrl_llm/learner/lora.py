@@ -35,9 +35,11 @@ def settings(config: LoraConfig, model: ModelConfig) -> LoraSettings | None:
     raise UserError(
       f'config.lora.rank={config.rank} must be at most the width of the model, {model.width}; 16 is a good start.'
     )
-  layer = decoder.abstract_params(model)['layers'][0]
-  expert_names = [f'experts/{name}' for name in layer.get('experts', ())]
-  dense_names = [name for name, part in layer.items() if 'kernel' in part]
+  layers = [*decoder.abstract_params(model)['layers'].values()]
+  expert_names = sorted({f'experts/{n}' for layer in layers for n in layer.get('experts', ())})
+  # A loop over layers requires that all have the same adapters. Routers stay as they are.
+  common = set.intersection(*({n for n, part in x.items() if 'kernel' in part} for x in layers))
+  dense_names = [n for n in layers[0] if n in common and not n.endswith('router')]
   matches = [name for name in dense_names + expert_names if re.search(config.targets, name)]
   flag = f'config.lora.targets={config.targets!r}'
   for name in matches:

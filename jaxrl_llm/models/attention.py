@@ -38,12 +38,13 @@ def attend(
   *,
   scale: float = 0.0,
   cap: float = 0.0,
+  sink_H: jax.Array | None = None,
 ) -> jax.Array:
   """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d].
 
   A scale of 0 means 1/√d. With a cap, scores s become cap·tanh(s / cap) (arXiv:2408.00118, Gemma 2). Shared keys are
   read once per prompt and not once per row, which saves a factor of G in memory and bandwidth. Scores and softmax are
-  float32. arXiv:2402.05099 (shared-prefix decomposition).
+  float32. A sink is one more score of each head, whose value is 0. arXiv:2402.05099 (shared-prefix decomposition).
   """
   B, Q, H, d = q_BxQxHxd.shape
   P = len(shared.mask) if shared is not None else B
@@ -52,8 +53,11 @@ def attend(
   parts = [_own(q, own, cap)] + ([] if shared is None else [_shared(q, shared, cap)])
   # Two-part softmax: statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
   top = parts[0][0] if shared is None else jnp.maximum(parts[0][0], parts[1][0])
+  if sink_H is not None:
+    sink = sink_H.astype(jnp.float32).reshape(1, 1, K, 1, H // K)
+    top = jnp.maximum(top, sink)
   top = jax.lax.stop_gradient(top)
-  total, out = 0.0, 0.0
+  total, out = (0.0 if sink_H is None else jnp.exp(sink - top)), 0.0
   for _, weighted_sum in parts:
     weight_sum, value = weighted_sum(top)
     total, out = total + weight_sum, out + value

@@ -15,22 +15,11 @@ import safetensors.flax
 
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.config.schema import Config
-from jaxrl_llm.models import families, huggingface
+from jaxrl_llm.models import families, tensor_layout
 from jaxrl_llm.models.model_folder import read_json
 from jaxrl_llm.types import JsonObject, JsonValue, Model, ModelConfig, UserError
 
 DTYPES = ('bfloat16', 'float16', 'float32')
-_ARCHITECTURES = dict(
-  llama='LlamaForCausalLM',
-  mistral='MistralForCausalLM',
-  qwen2='Qwen2ForCausalLM',
-  qwen3='Qwen3ForCausalLM',
-  qwen3_moe='Qwen3MoeForCausalLM',
-  smollm3='SmolLM3ForCausalLM',
-  olmo2='Olmo2ForCausalLM',
-  gemma2='Gemma2ForCausalLM',
-  gemma3_text='Gemma3ForCausalLM',
-)
 # How a model card says that NAME is loaded, by library.
 _LOADING = dict(
   transformers="""```python
@@ -137,11 +126,15 @@ def _config_json(model: Model, dtype: str) -> JsonObject:
   """The config.json of the model's own folder, or one derived from its ModelConfig."""
   raw = read_json(model.name, 'config.json') if os.path.isdir(model.name) else {}
   if isinstance(raw.get('text_config'), dict):  # a multimodal model is exported as its text decoder
-    raw = raw['text_config'] | dict(model_type='gemma3_text')
+    raw = dict(model_type='gemma3_text') | raw['text_config']
+    raw |= dict(tie_word_embeddings=model.config.tied)
   raw = raw or hugging_face_config(model.config)
+  raw.pop('quantization_config', None)  # weights are written in full
   kind = raw['model_type']
   # Older readers use torch_dtype.
-  return raw | dict(architectures=[_ARCHITECTURES[kind]], dtype=dtype, torch_dtype=dtype)
+  return raw | dict(
+    architectures=[families.FAMILIES[kind].architecture], dtype=dtype, torch_dtype=dtype
+  )
 
 
 def hugging_face_config(config: ModelConfig) -> JsonObject:
@@ -177,18 +170,17 @@ def hugging_face_config(config: ModelConfig) -> JsonObject:
 
 def named_tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
   """Every tensor with its name in Hugging Face's files, matrices as [out, in]."""
+  leaves = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
-    path_name = '/'.join(str(k.key) for k in path)
-    name = huggingface.hugging_face_name(path_name, model.config)
-    value = np.asarray(leaf)
-    if path_name.endswith('scale'):
-      value = value - np.float32(families.norm_offset(model.config))
-    if path_name.endswith('kernel'):
-      value = value.swapaxes(-1, -2)
-    if '{}' in name:
-      yield from ((name.format(e), expert) for e, expert in enumerate(value))
+    leaves['/'.join(str(k.key) for k in path)] = leaf
+  offset = np.float32(families.norm_offset(model.config))
+  for tensor in tensor_layout.stored_tensors(model.config):
+    parts = [np.asarray(leaves[path]) for path in tensor.paths]
+    value = tensor.join([x - offset for x in parts] if tensor.paths[0].endswith('scale') else parts)
+    if tensor.experts:
+      yield from ((tensor.name.format(e), expert) for e, expert in enumerate(value))
     else:
-      yield name, value
+      yield tensor.name, value
 
 
 def _write_weights(folder: str, model: Model, dtype: str, shard_bytes: int) -> None:

@@ -11,44 +11,9 @@ import numpy as np
 import safetensors
 
 from jaxrl_llm.checkpointing import safe_files
-from jaxrl_llm.models import decoder, families
+from jaxrl_llm.models import decoder, families, mxfp4, tensor_layout
 from jaxrl_llm.models.model_folder import locate, read_json
 from jaxrl_llm.types import JsonObject, ModelConfig, Params, UserError
-
-# Path within a layer → Hugging Face's name. Kernels are [in, out] in our trees and [out, in] in these files.
-_LAYER = {
-  'q_norm/scale': 'self_attn.q_norm.weight',
-  'k_norm/scale': 'self_attn.k_norm.weight',
-  'experts/router/kernel': 'mlp.gate.weight',
-  **{f'experts/{n}/kernel': f'mlp.experts.{{}}.{n}_proj.weight' for n in ('gate', 'up', 'down')},
-  **{
-    f'{n}/{k}': f'self_attn.{n}_proj.{t}'
-    for n in 'qkvo'
-    for k, t in (('kernel', 'weight'), ('bias', 'bias'))
-  },
-  **{
-    f'{n}/{k}': f'mlp.{n}_proj.{t}'
-    for n in ('gate', 'up', 'down')
-    for k, t in (('kernel', 'weight'), ('bias', 'bias'))
-  },
-}
-# By ModelConfig.norms. With 'before', Hugging Face names the norm in front of the MLP 'post_attention'.
-_NORMS = {
-  'before': dict(attn_norm='input', mlp_norm='post_attention'),
-  'after': dict(attn_post_norm='post_attention', mlp_post_norm='post_feedforward'),
-  'both': dict(
-    attn_norm='input',
-    attn_post_norm='post_attention',
-    mlp_norm='pre_feedforward',
-    mlp_post_norm='post_feedforward',
-  ),
-}
-_OUTSIDE_LAYERS = {
-  'embed/embedding': 'model.embed_tokens.weight',
-  'norm/scale': 'model.norm.weight',
-  'head/kernel': 'lm_head.weight',
-}
-
 
 # Safetensors files by path, opened once.
 OpenFiles = dict[str, safetensors.safe_open]
@@ -73,30 +38,41 @@ def load_params(folder: str, config: ModelConfig, ignored: tuple[str, ...] = ())
   Raises UserError that names the tensor or file, for tensors that are missing, unexpected, of another shape or type,
   not finite, or truncated. Wrong finite numbers are not detected: the format has no checksum.
   """
-  locations = _decoder_locations(_index(folder), config)
+  locations = _decoder_locations(_index(folder))
   opened: OpenFiles = {}
   read: set[str] = set()
 
-  def read_one(name: str, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
+  def read_one(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if f'{name}_blocks' in locations:
+      read.update(f'{name}_{part}' for part in ('blocks', 'scales'))
+      return _read_packed(opened, locations, name, shape)
     if name not in locations:
       raise UserError(
         f'config.model={folder!r}: tensor {name!r} is missing from the weights; download them again.'
       )
     read.add(name)
-    value = read_tensor(opened, *locations[name], shape[::-1] if transposed else shape)
-    return np.ascontiguousarray(value.T if transposed else value, np.float32)
+    return read_tensor(opened, *locations[name], shape)
 
-  def load(tree_path, expected):
+  leaves: dict[str, np.ndarray] = {}
+  for tensor in tensor_layout.stored_tensors(config):
+    if tensor.experts:
+      experts = (read_one(tensor.name.format(e), tensor.shape) for e in range(tensor.experts))
+      value = np.stack([np.asarray(x, np.float32) for x in experts])
+    else:
+      value = np.asarray(read_one(tensor.name, tensor.shape))
+    leaves |= {k: np.ascontiguousarray(x, np.float32) for k, x in tensor.split(value).items()}
+  offset = np.float32(families.norm_offset(config))
+
+  def leaf(tree_path, expected):
     path = '/'.join(str(k.key) for k in tree_path)
-    name, transposed = hugging_face_name(path, config), path.endswith('kernel')
-    if '{}' in name:
-      count, *shape = expected.shape
-      return np.stack([read_one(name.format(e), tuple(shape), transposed) for e in range(count)])
-    value = read_one(name, expected.shape, transposed)
-    return value + families.norm_offset(config) if path.endswith('scale') else value
+    return leaves[path] + offset if path.endswith('scale') else leaves[path]
 
-  params = jax.tree_util.tree_map_with_path(load, decoder.abstract_params(config))
+  params = jax.tree_util.tree_map_with_path(leaf, decoder.abstract_params(config))
+  if config.tied:
+    _check_tied_head(folder, opened, locations, params['embed']['embedding'])
   extra = locations.keys() - read - set(ignored)
+  if families.FAMILIES[config.family].has_prediction_layer:
+    extra = {name for name in extra if not name.startswith(f'model.layers.{config.layers}.')}
   extra = sorted(name for name in extra if not name.endswith(_UNUSED))
   if extra:
     raise UserError(
@@ -104,6 +80,42 @@ def load_params(folder: str, config: ModelConfig, ignored: tuple[str, ...] = ())
       'describe; the files are of different models.'
     )
   return params
+
+
+def _read_packed(
+  opened: OpenFiles, locations: dict[str, tuple[str, str]], name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+  """A tensor [E, in, out] that is stored in MXFP4. Raises UserError as `read_tensor` does."""
+  E, A, B = shape
+  if f'{name}_scales' not in locations or A % mxfp4.BLOCK:
+    raise UserError(
+      f'config.model: tensor {name!r} of shape {shape} is not whole blocks of {mxfp4.BLOCK} numbers with scales; '
+      'download it again.'
+    )
+  scale_shape = (E, B, A // mxfp4.BLOCK)
+  block_shape = (*scale_shape, mxfp4.BLOCK // 2)
+  blocks = read_tensor(opened, *locations[f'{name}_blocks'], block_shape, ('U8',))
+  scales = read_tensor(opened, *locations[f'{name}_scales'], scale_shape, ('U8',))
+  value = mxfp4.unpack(np.asarray(blocks), np.asarray(scales)).swapaxes(1, 2)
+  if not np.isfinite(value).all():
+    raise UserError(
+      f'config.model: tensor {name!r} contains a number that is not finite; download it again.'
+    )
+  return value
+
+
+def _check_tied_head(
+  folder: str, opened: OpenFiles, locations: dict[str, tuple[str, str]], embedding: np.ndarray
+) -> None:
+  """Raises UserError where the files hold a head that differs from the embedding."""
+  if 'lm_head.weight' not in locations:
+    return
+  head = np.asarray(read_tensor(opened, *locations['lm_head.weight'], embedding.shape), np.float32)
+  if not np.array_equal(head, embedding):
+    raise UserError(
+      f"config.model={folder!r}: 'lm_head.weight' differs from the embedding although config.json has "
+      'tie_word_embeddings=true; set that to false, or delete the tensor.'
+    )
 
 
 def load_tensor(folder: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -114,19 +126,10 @@ def load_tensor(folder: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
   return np.asarray(read_tensor({}, files[name], name, shape), np.float32)
 
 
-def hugging_face_name(path: str, config: ModelConfig) -> str:
-  """'layers/3/q/kernel' → 'model.layers.3.self_attn.q_proj.weight'; names of experts have {} for the index."""
-  if path in _OUTSIDE_LAYERS:
-    return _OUTSIDE_LAYERS[path]
-  _, layer, rest = path.split('/', 2)
-  norm = _NORMS[config.norms].get(rest.removesuffix('/scale'))
-  return f'model.layers.{layer}.' + (f'{norm}_layernorm.weight' if norm else _LAYER[rest])
-
-
-def _decoder_locations(files: dict[str, str], config: ModelConfig) -> dict[str, tuple[str, str]]:
-  """Name in a text-only model → (file, name in the file). Multimodal Gemma 3 prefixes its decoder's names."""
+def _decoder_locations(files: dict[str, str]) -> dict[str, tuple[str, str]]:
+  """Name in a text-only model → (file, name in the file). Multimodal models prefix their decoder's names."""
   locations = {name: (file, name) for name, file in files.items()}
-  if config.family != 'gemma3':
+  if not any(map(_PREFIX.search, locations)):
     return locations
   return {
     _PREFIX.sub('', name): location
@@ -174,7 +177,13 @@ def _indexed_files(folder: str, weight_map: JsonObject) -> dict[str, str]:
   return {name: paths[str(file)] for name, file in weight_map.items()}
 
 
-def read_tensor(opened: OpenFiles, file: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def read_tensor(
+  opened: OpenFiles,
+  file: str,
+  name: str,
+  shape: tuple[int, ...],
+  dtypes: tuple[str, ...] = _FLOATS,
+) -> np.ndarray:
   """The tensor `name` in the file's layout and dtype. Opens `file` unless it is in `opened`, and adds it there.
 
   Shape and dtype are checked before data is read. Raises UserError for others, and for unreadable or infinite values.
@@ -184,7 +193,7 @@ def read_tensor(opened: OpenFiles, file: str, name: str, shape: tuple[int, ...])
   try:
     stored = opened[file].get_slice(name)
     stored_shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
-    is_valid = stored_shape == shape and dtype in _FLOATS
+    is_valid = stored_shape == shape and dtype in dtypes
     value = opened[file].get_tensor(name) if is_valid else None
   except Exception as error:  # the library raises its own exceptions and bare ones
     raise UserError(
@@ -195,8 +204,8 @@ def read_tensor(opened: OpenFiles, file: str, name: str, shape: tuple[int, ...])
     raise UserError(
       f'{where} has shape {stored_shape} where config.json requires {shape}; the files are of different models.'
     )
-  if dtype not in _FLOATS:
-    raise UserError(f'{where} is of type {dtype}; save the weights as one of {", ".join(_FLOATS)}.')
+  if dtype not in dtypes:
+    raise UserError(f'{where} is of type {dtype}; save the weights as one of {", ".join(dtypes)}.')
   if not np.isfinite(value).all():
     raise UserError(f'{where} contains a number that is not finite; download {file} again.')
   return value

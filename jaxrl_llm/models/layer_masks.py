@@ -18,6 +18,7 @@ class LayerMasks(NamedTuple):
   mask_BxQxS: jax.Array
   # Of the keys that a group shares: [P, L], or [P, G, Q, L] where a window slides.
   prompt_mask: jax.Array | None
+  query_factor_BxQ: jax.Array | None = None  # on rotated queries
 
 
 def layer_kinds(config: ModelConfig) -> tuple[list[tuple[bool, bool]], tuple[int, ...]]:
@@ -62,6 +63,15 @@ def masks_of_kinds(
       mask = sliding_mask_BxQxS
     elif slides:
       mask = mask & in_window(positions_BxQ, key_positions_BxS)
-    return LayerMasks(rope, mask, prompt)
+    return LayerMasks(rope, mask, prompt, query_factor_BxQ)
 
+  query_factor_BxQ = _query_factor(config, positions_BxQ)
   return [masks(*kind) for kind in layer_kinds(config)[0]]
+
+
+def _query_factor(config: ModelConfig, positions_BxQ: Array) -> jax.Array | None:
+  """1 + b·ln(1 + ⌊position / span⌋), which keeps attention sharp over long contexts; None for b = 0."""
+  if not config.position_scale:
+    return None
+  spans_BxQ = jnp.floor(positions_BxQ.astype(jnp.float32) / config.position_span)
+  return 1.0 + config.position_scale * jnp.log1p(spans_BxQ)

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.models import activation_sharding, quantized
-from jaxrl_llm.models.activation import activate
+from jaxrl_llm.models.activation import gated
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.types import ModelConfig
 
 # x [B, Q, D], weights [B, Q, k] and experts [B, Q, k] of tokens.
 _Tokens = tuple[jax.Array, jax.Array, jax.Array]
-# gate [E, D, F], up [E, D, F] and down [E, F, D].
-_Kernels = tuple[quantized.Kernel, quantized.Kernel, quantized.Kernel]
+
+
+class Weights(NamedTuple):
+  """The weights of all experts, or of those on one device. Biases of `down` are added after the sum."""
+
+  gate: quantized.Kernel  # [E, D, F]
+  up: quantized.Kernel  # [E, D, F]
+  down: quantized.Kernel  # [E, F, D]
+  gate_bias: jax.Array | None = None  # [E, F]
+  up_bias: jax.Array | None = None  # [E, F]
 
 
 class Kernels(nnx.Module):
-  """One matrix per expert."""
+  """One matrix per expert, and one bias."""
 
-  def __init__(self, shape_ExAxB: tuple[int, int, int], rngs: nnx.Rngs):
+  def __init__(self, shape_ExAxB: tuple[int, int, int], use_bias: bool, rngs: nnx.Rngs):
     draw = nnx.initializers.lecun_normal(in_axis=1, out_axis=2, batch_axis=0)
     self.kernel = nnx.Param(draw(rngs.params(), shape_ExAxB, jnp.float32))
+    if use_bias:
+      E, _, B = shape_ExAxB
+      self.bias = nnx.Param(jnp.zeros((E, B)))
 
 
 class Experts(nnx.Module):
@@ -32,19 +45,40 @@ class Experts(nnx.Module):
   def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
     E, D, F = config.experts, config.width, config.mlp
     self.config, self.dtype = config, dtype
-    self.router = nnx.Linear(D, E, use_bias=False, dtype=dtype, rngs=rngs)
-    self.gate, self.up = Kernels((E, D, F), rngs), Kernels((E, D, F), rngs)
-    self.down = Kernels((E, F, D), rngs)
+    self.router = nnx.Linear(D, E, use_bias=config.router_bias, dtype=dtype, rngs=rngs)
+    if config.choice_bias:
+      self.choice_bias = nnx.Param(jnp.zeros(E))
+    shapes, bias = ((E, D, F), (E, D, F), (E, F, D)), config.expert_bias
+    self.gate, self.up, self.down = (Kernels(shape, bias, rngs) for shape in shapes)
 
   def __call__(
     self, x_BxQxD: jax.Array, expert_BxQxk: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
     """The output [B, Q, D] and the experts [B, Q, k] of each token; `expert` replaces the router's choice."""
-    weight_BxQxk, expert_BxQxk = route(self.config, self.router(x_BxQxD), expert_BxQxk)
+    choice_bias_E = self.choice_bias[...] if self.config.choice_bias else None
+    logits_BxQxE = self.router(x_BxQxD)
+    weight_BxQxk, expert_BxQxk = route(self.config, logits_BxQxE, expert_BxQxk, choice_bias_E)
     kernels = [k.kernel.get_value() for k in (self.gate, self.up, self.down)]
-    kernels = [k if isinstance(k, Quantized) else k.astype(self.dtype) for k in kernels]
-    out_BxQxD = dispatch(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, *kernels)
+    weights = Weights(*(k if isinstance(k, Quantized) else k.astype(self.dtype) for k in kernels))
+    if not self.config.expert_bias:
+      out_BxQxD = dispatch(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, weights)
+      return out_BxQxD, expert_BxQxk.astype(index_dtype(self.config))
+    biases = (k.bias[...].astype(self.dtype) for k in (self.gate, self.up, self.down))
+    gate_bias, up_bias, down_bias_ExD = biases
+    weights = weights._replace(gate_bias=gate_bias, up_bias=up_bias)
+    out_BxQxD = dispatch(self.config, x_BxQxD, weight_BxQxk, expert_BxQxk, weights)
+    out_BxQxD += _weighted_bias(weight_BxQxk, expert_BxQxk, down_bias_ExD)
     return out_BxQxD, expert_BxQxk.astype(index_dtype(self.config))
+
+
+def _weighted_bias(
+  weight_BxQxk: jax.Array, expert_BxQxk: jax.Array, bias_ExD: jax.Array
+) -> jax.Array:
+  """Σ over the chosen experts of weight·bias [B, Q, D], outside the sums over devices, which would repeat it."""
+  E = bias_ExD.shape[0]
+  one_hot_BxQxkxE = jax.nn.one_hot(expert_BxQxk, E, dtype=bias_ExD.dtype)
+  weight_BxQxE = jnp.einsum('bqk,bqke->bqe', weight_BxQxk.astype(bias_ExD.dtype), one_hot_BxQxkxE)
+  return weight_BxQxE @ bias_ExD
 
 
 def index_dtype(config: ModelConfig) -> str:
@@ -53,26 +87,62 @@ def index_dtype(config: ModelConfig) -> str:
 
 
 def route(
-  config: ModelConfig, logits_BxQxE: jax.Array, expert_BxQxk: jax.Array | None = None
+  config: ModelConfig,
+  logits_BxQxE: jax.Array,
+  expert_BxQxk: jax.Array | None = None,
+  choice_bias_E: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """The k largest values of softmax(logits) and their experts; with `norm_top_k` the values sum to 1.
+
+  With router_score='sigmoid' the values of σ(logits), chosen as `_choice_scores` states, times `weight_scale`.
 
   With `expert`, the softmax at these experts instead: the router then learns weights, and its choice is fixed, except
   where `expert` is −1.
   arXiv:1701.06538; arXiv:2505.09388 (Qwen3's); with fixed experts arXiv:2510.11370 (R3).
   """
   logits_BxQxE = logits_BxQxE.astype(jnp.float32)
-  _, largest_BxQxk = jax.lax.top_k(logits_BxQxE, config.experts_per_token)
+  choice_BxQxE = _choice_scores(config, logits_BxQxE, choice_bias_E)
+  _, largest_BxQxk = jax.lax.top_k(choice_BxQxE, config.experts_per_token)
   if expert_BxQxk is None:
     expert_BxQxk = largest_BxQxk
   else:
     expert_BxQxk = expert_BxQxk.astype(jnp.int32)
     expert_BxQxk = jnp.where(expert_BxQxk < 0, largest_BxQxk, expert_BxQxk)
   chosen_BxQxk = jnp.take_along_axis(logits_BxQxE, expert_BxQxk, axis=-1)
+  if config.router_score == 'sigmoid':
+    return _sigmoid_weights(config, chosen_BxQxk), expert_BxQxk
   if config.norm_top_k:
     return jax.nn.softmax(chosen_BxQxk), expert_BxQxk
   total_BxQx1 = jax.nn.logsumexp(logits_BxQxE, axis=-1, keepdims=True)
   return jnp.exp(chosen_BxQxk - total_BxQx1), expert_BxQxk
+
+
+def _sigmoid_weights(config: ModelConfig, chosen_BxQxk: jax.Array) -> jax.Array:
+  weight_BxQxk = jax.nn.sigmoid(chosen_BxQxk)
+  if config.norm_top_k:
+    weight_BxQxk /= weight_BxQxk.sum(-1, keepdims=True) + 1e-20
+  return config.weight_scale * weight_BxQxk
+
+
+def _choice_scores(
+  config: ModelConfig, logits_BxQxE: jax.Array, choice_bias_E: jax.Array | None
+) -> jax.Array:
+  """The numbers whose k largest are chosen: logits, or σ(logits) + bias within the best groups. arXiv:2412.19437.
+
+  They need no gradient. Training elsewhere balances the experts' load by the bias; here it is a constant.
+  """
+  if config.router_score != 'sigmoid':
+    return logits_BxQxE
+  score = jax.nn.sigmoid(jax.lax.stop_gradient(logits_BxQxE))
+  if choice_bias_E is not None:
+    score = score + jax.lax.stop_gradient(choice_bias_E).astype(jnp.float32)[None, None]
+  if config.chosen_groups == config.expert_groups:
+    return score
+  groups = score.reshape(*score.shape[:-1], config.expert_groups, -1)
+  best_BxQxg = jax.lax.top_k(groups, 2)[0].sum(-1)
+  last_BxQx1 = jax.lax.top_k(best_BxQxg, config.chosen_groups)[0][..., -1:]
+  groups = jnp.where((best_BxQxg >= last_BxQx1)[..., None], groups, -jnp.inf)
+  return groups.reshape(score.shape)
 
 
 def dispatch(
@@ -80,20 +150,18 @@ def dispatch(
   x_BxQxD: jax.Array,
   weight_BxQxk: jax.Array,
   expert_BxQxk: jax.Array,
-  gate_ExDxF: quantized.Kernel,
-  up_ExDxF: quantized.Kernel,
-  down_ExFxD: quantized.Kernel,
+  weights: Weights,
 ) -> jax.Array:
   """`mixture` over the mesh axis of experts, where each device holds some rows and some experts.
 
   Each device gathers the tokens of all, computes those routed to its experts, and receives the sum of all results for
   its rows: one all-gather and one reduce-scatter. Features that span devices add a sum over the tensor axis.
   """
-  tokens, kernels = (x_BxQxD, weight_BxQxk, expert_BxQxk), (gate_ExDxF, up_ExDxF, down_ExFxD)
+  tokens = x_BxQxD, weight_BxQxk, expert_BxQxk
   # An enclosing shard_map has split rows and kernels already: these kernels are the device's own.
   if activation_sharding.is_manual(activation_sharding.EXPERTS):
     gathered = jax.lax.all_gather(tokens, *activation_sharding.EXPERTS, tiled=True)
-    return _scatter_sum(_over_features(config, _localize(*gathered, gate_ExDxF), kernels))
+    return _scatter_sum(_over_features(config, _localize(*gathered, weights.gate), weights))
   row_axes, token_axes, expert_axes = (
     activation_sharding.axes_that_divide(axes, size)
     for axes, size in (
@@ -103,26 +171,26 @@ def dispatch(
     )
   )
   if not row_axes + token_axes + expert_axes:
-    return _over_features(config, tokens, kernels)
+    return _over_features(config, tokens, weights)
 
-  def local(tokens, kernels):
+  def local(tokens, weights):
     if not expert_axes:
-      return _over_features(config, tokens, kernels)
+      return _over_features(config, tokens, weights)
     # Too few rows to split them over the experts' axis: every device has all of them.
     if activation_sharding.EXPERTS[0] not in row_axes:
-      local_tokens = _localize(*tokens, kernels[0])
-      return jax.lax.psum(_over_features(config, local_tokens, kernels), expert_axes)
+      local_tokens = _localize(*tokens, weights.gate)
+      return jax.lax.psum(_over_features(config, local_tokens, weights), expert_axes)
     gathered = jax.lax.all_gather(tokens, *expert_axes, tiled=True)
-    return _scatter_sum(_over_features(config, _localize(*gathered, kernels[0]), kernels))
+    return _scatter_sum(_over_features(config, _localize(*gathered, weights.gate), weights))
 
   spec = PartitionSpec(row_axes or None, token_axes or None)
   return jax.shard_map(
     local,
-    in_specs=(spec, tuple(_kernel_spec(k, (expert_axes or None, None, None)) for k in kernels)),
+    in_specs=(spec, _specs(weights, expert_axes or None, None)),
     out_specs=spec,
     axis_names=activation_sharding.free_axes() - {*activation_sharding.FEATURES},
     check_vma=False,
-  )(tokens, kernels)
+  )(tokens, weights)
 
 
 def _localize(
@@ -140,22 +208,30 @@ def _scatter_sum(part_NxQxD: jax.Array) -> jax.Array:
   )
 
 
-def _over_features(config: ModelConfig, tokens: _Tokens, kernels: _Kernels) -> jax.Array:
+def _over_features(config: ModelConfig, tokens: _Tokens, weights: Weights) -> jax.Array:
   """`mixture` with the features of each expert split over the tensor axis, where it divides them."""
   features = activation_sharding.axes_that_divide(activation_sharding.FEATURES, config.mlp)
   if not features:
-    return mixture(config, *tokens, *kernels)
-  replicated, f = PartitionSpec(), features
+    return mixture(config, *tokens, weights)
+  replicated = PartitionSpec()
   return jax.shard_map(
-    lambda tokens, kernels: jax.lax.psum(mixture(config, *tokens, *kernels), features),
-    in_specs=(
-      replicated,
-      tuple(map(_kernel_spec, kernels, ((None, None, f), (None, None, f), (None, f, None)))),
-    ),
+    lambda tokens, weights: jax.lax.psum(mixture(config, *tokens, weights), features),
+    in_specs=(replicated, _specs(weights, None, features)),
     out_specs=replicated,
     axis_names={*features},
     check_vma=False,
-  )(tokens, kernels)
+  )(tokens, weights)
+
+
+def _specs(
+  weights: Weights, experts: tuple[str, ...] | None, features: tuple[str, ...] | None
+) -> Weights:
+  """The specs of all weights, with experts and features split over the given axes."""
+  e, f = experts, features
+  bias = None if weights.gate_bias is None else PartitionSpec(e, f)
+  wide, narrow = (e, None, f), (e, f, None)
+  kernels = map(_kernel_spec, weights[:3], (wide, wide, narrow))
+  return Weights(*kernels, bias, bias)
 
 
 def _kernel_spec(
@@ -175,15 +251,13 @@ def mixture(
   x_BxQxD: jax.Array,
   weight_BxQxk: jax.Array,
   expert_BxQxk: jax.Array,
-  gate_ExDxF: quantized.Kernel,
-  up_ExDxF: quantized.Kernel,
-  down_ExFxD: quantized.Kernel,
+  weights: Weights,
 ) -> jax.Array:
   """The weighted sum [B, Q, D] of experts 0 … E − 1; experts outside this range belong to another device.
 
   Tokens are sorted by expert, so that the tokens of an expert form one block of a grouped matrix product.
   """
-  (B, Q, D), E, k = x_BxQxD.shape, _expert_count(gate_ExDxF), expert_BxQxk.shape[-1]
+  (B, Q, D), E, k = x_BxQxD.shape, _expert_count(weights.gate), expert_BxQxk.shape[-1]
   expert_N = expert_BxQxk.reshape(-1)
   local_N = (expert_N >= 0) & (expert_N < E)
   expert_N = jnp.where(local_N, expert_N, E)  # sorted to the end, in no group
@@ -191,7 +265,7 @@ def mixture(
   size_E = jnp.bincount(expert_N, length=E)
   local_Nx1 = local_N[order_N][:, None]
 
-  def grouped(x_NxA, kernel_ExAxB):
+  def grouped(x_NxA, kernel_ExAxB, bias_ExB=None):
     # The grouped product leaves rows after the last group undefined, in results and in gradients.
     mask = lambda x: x if E == config.experts else jnp.where(local_Nx1, x, 0)  # noqa: E731
     data, scale_ExB = quantized.read(kernel_ExAxB, x_NxA.dtype)
@@ -200,9 +274,13 @@ def mixture(
       data = kernel_ExAxB.data
     scale_NxB = None if scale_ExB is None else scale_ExB[jnp.minimum(expert_N[order_N], E - 1)]
     out = jax.lax.ragged_dot(mask(x_NxA), data, size_E, preferred_element_type=x_NxA.dtype)
-    return mask(quantized.apply_scale(out, scale_NxB))
+    out = quantized.apply_scale(out, scale_NxB)
+    if bias_ExB is not None:
+      out = out + bias_ExB[jnp.minimum(expert_N[order_N], E - 1)]
+    return mask(out)
 
   x_NxD = x_BxQxD.reshape(-1, D)[order_N // k]
-  hidden_NxF = activate(config, grouped(x_NxD, gate_ExDxF)) * grouped(x_NxD, up_ExDxF)
-  out_BxQxkxD = grouped(hidden_NxF, down_ExFxD)[jnp.argsort(order_N)].reshape(B, Q, k, D)
+  gate_NxF = grouped(x_NxD, weights.gate, weights.gate_bias)
+  hidden_NxF = gated(config, gate_NxF, grouped(x_NxD, weights.up, weights.up_bias))
+  out_BxQxkxD = grouped(hidden_NxF, weights.down)[jnp.argsort(order_N)].reshape(B, Q, k, D)
   return jnp.einsum('bqkd,bqk->bqd', out_BxQxkxD, weight_BxQxk.astype(x_BxQxD.dtype))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.flax
 
-from jaxrl_llm.models import decoder, export, huggingface
+from jaxrl_llm.models import decoder, export, huggingface, tensor_layout
 from jaxrl_llm.models.model_folder import read_json
 from jaxrl_llm.types import JsonObject, Model, ModelConfig, Params, UserError
 
@@ -41,6 +41,7 @@ def save(
 
   Raises UserError as `export.staged_folder` does.
   """
+  _check_names(f'--to={folder!r}', model.config, settings)
   alpha = settings.alpha
   raw = dict(
     peft_type='LORA',
@@ -80,6 +81,7 @@ def load(folder: str, config: ModelConfig, settings: AdapterSettings) -> Params:
   if not os.path.exists(os.path.join(folder, _WEIGHTS)):
     raise UserError(f'{where} holds no {_WEIGHTS}; name a folder that PEFT wrote.')
   try:
+    _check_names(where, config, settings)
     raw = read_json(folder, _CONFIG)
     _check(where, raw, config, settings)
     opened: huggingface.OpenFiles = {}
@@ -107,6 +109,16 @@ def load(folder: str, config: ModelConfig, settings: AdapterSettings) -> Params:
   return adapter
 
 
+def _check_names(where: str, config: ModelConfig, settings: AdapterSettings) -> None:
+  """Raises UserError for matrices that files hold in one tensor: PEFT gives them one A, and here each has its own."""
+  joined = tensor_layout.joined_names(config)
+  if fused := [name for name in settings.names if name in joined]:
+    raise UserError(
+      f'{where} cannot be an adapter of {fused[0]!r}, which files of {config.family} hold in one matrix with others; '
+      'export the merged model instead, or choose others by config.lora.targets, such as ^(o|down)$.'
+    )
+
+
 def _check(where: str, raw: JsonObject, config: ModelConfig, settings: AdapterSettings) -> None:
   expected = dict(r=settings.rank, lora_alpha=settings.alpha)
   for key, field in (('r', 'rank'), ('lora_alpha', 'alpha')):
@@ -129,6 +141,6 @@ def _tensor_name(layer: int, name: str, part: str, config: ModelConfig) -> str:
 
 def _module(layer: int, name: str, config: ModelConfig) -> str:
   """(3, 'q') → 'model.layers.3.self_attn.q_proj'."""
-  return huggingface.hugging_face_name(f'layers/{layer}/{name}/kernel', config).removesuffix(
+  return tensor_layout.hugging_face_name(f'layers/{layer}/{name}/kernel', config).removesuffix(
     '.weight'
   )

@@ -98,6 +98,6 @@ def _map_kernels(
 ) -> Params:
   def apply(path, x):
     *_, module, name = (str(entry.key) for entry in path)
-    return for_kernel(x) if name == 'kernel' and module != 'router' else for_other(x)
+    return for_kernel(x) if name == 'kernel' and not module.endswith('router') else for_other(x)
 
   return jax.tree_util.tree_map_with_path(apply, params)

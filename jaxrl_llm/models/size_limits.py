@@ -17,6 +17,13 @@ _LIMITS = dict(
 )  # fmt: skip
 
 
+# Fields that are 0 where a model has no such part.
+_NUMBERS = (
+  'query_scale', 'attention_cap', 'logit_cap', 'sliding_rope_theta', 'embed_scale', 'residual_scale', 'logit_scale',
+  'position_scale', 'position_span', 'gate_gain', 'gate_limit', 'weight_scale',
+)  # fmt: skip
+
+
 def positive_int(value: JsonValue, where: str, limit: int = 2**31) -> int:
   """`value` itself. Raises UserError that begins with `where` unless it is an integer from 1 to `limit`."""
   if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
@@ -42,7 +49,7 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
     raise UserError(
       f'{where}: {config.heads} heads cannot share {config.kv_heads} key-value heads; fetch it again.'
     )
-  for name in ('sliding', 'unrotated'):
+  for name in ('sliding', 'unrotated', 'dense_layers'):
     flags = getattr(config, name)
     if flags and len(flags) != config.layers:
       raise UserError(
@@ -53,11 +60,36 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
   if config.experts != 0:
     positive_int(config.experts, f'{where}: num_experts', 2**16)
     positive_int(config.experts_per_token, f'{where}: num_experts_per_tok', config.experts)
-  for name in ('query_scale', 'attention_cap', 'logit_cap', 'sliding_rope_theta'):
+    groups = positive_int(config.expert_groups, f'{where}: n_group', config.experts)
+    positive_int(config.chosen_groups, f'{where}: topk_group', groups)
+    # The best two experts of a group decide whether it is chosen, and k are chosen from these groups.
+    group_size = config.experts // groups
+    reached = group_size * config.chosen_groups
+    if (
+      config.experts % groups
+      or (groups > 1 and group_size < 2)
+      or reached < config.experts_per_token
+    ):
+      raise UserError(
+        f'{where}: {config.experts} experts in {groups} groups, of which {config.chosen_groups} are chosen, cannot '
+        f'give {config.experts_per_token} to a token; fetch it again.'
+      )
+    if config.mixtures == 0:
+      raise UserError(
+        f'{where}: no layer has experts, and there are {config.experts}; fetch it again.'
+      )
+  for name in ('dense_mlp', 'shared_mlp'):
+    if (value := getattr(config, name)) != 0:
+      positive_int(value, f'{where}: {name}', _LIMITS['mlp'])
+  for name in _NUMBERS:
     if (value := getattr(config, name)) != 0:
       positive_float(value, f'{where}: {name}')
-  if config.head_dim % 2:
-    raise UserError(f'{where}: head_dim={config.head_dim} must be even; fetch it again.')
+  for name in ('head_dim', 'rotary_dim'):
+    value = getattr(config, name)
+    if not isinstance(value, int) or value % 2 or value > config.head_dim or value < 0:
+      raise UserError(
+        f'{where}: {name}={value!r} must be even, and at most {config.head_dim}; fetch it again.'
+      )
   _check_rotary(config, where)
   return config
 
@@ -65,7 +97,8 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
 def _check_rotary(config: ModelConfig, where: str) -> None:
   try:
     with np.errstate(all='ignore'):
-      tables = [rotary.frequencies(config, sliding) for sliding in (False, True)]
+      variants = config, rotary.for_context(config, 2**40)
+      tables = [rotary.frequencies(c, sliding) for c in variants for sliding in (False, True)]
     is_finite = all(
       np.isfinite(inverse).all() and math.isfinite(factor) for inverse, factor in tables
     )
@@ -85,8 +118,10 @@ def check_memory(config: ModelConfig, where: str) -> None:
   """Raise UserError if the float32 weights alone exceed the machine's memory."""
   c = config
   attention = c.head_dim * (2 * c.heads + 2 * c.kv_heads)
-  mlp = 3 * c.mlp * (c.experts or 1) + c.experts
-  count = c.vocab * c.width * (1 if c.tied else 2) + c.layers * c.width * (attention + mlp)
+  dense = 3 * (c.dense_mlp or c.mlp)
+  mixture = 3 * (c.mlp * c.experts + c.shared_mlp) + c.experts
+  mlp = c.mixtures * mixture + (c.layers - c.mixtures) * dense
+  count = c.vocab * c.width * (1 if c.tied else 2) + c.width * (c.layers * attention + mlp)
   memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   if 4 * count > memory:
     raise UserError(

@@ -364,7 +364,7 @@ def _sample_first_tokens(
 
 def expert_shape(model: ModelConfig) -> jax.ShapeDtypeStruct:
   """Shape [N, k] and type of the expert numbers that are recorded per token."""
-  shape = model.layers, model.experts_per_token
+  shape = model.mixtures, model.experts_per_token
   return jax.ShapeDtypeStruct(shape, moe.index_dtype(model))
 
 

@@ -97,6 +97,7 @@ FACTS = {
   'mesh.tensor': 2,
   'model.experts': 0,
   'model.window': 8,
+  'model.sinks': True,
   'rewards.batched': 'group',
 }
 

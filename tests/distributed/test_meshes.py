@@ -32,7 +32,14 @@ MODELS = dict(
   mixture=dataclasses.replace(
     DENSE, mlp=24, experts=8, experts_per_token=3, norm_top_k=True, qk_norm='head', tied=False
   ),
-)
+  # gpt-oss's parts, behind a dense layer and beside a shared expert.
+  sinks=dataclasses.replace(
+    DENSE, layers=3, mlp=24, experts=8, experts_per_token=3, norm_top_k=True, sinks=True, qkv_bias=True,
+    out_bias=True, router_bias=True, expert_bias=True, activation='clamped_swiglu', gate_gain=1.7, gate_limit=1.0,
+    dense_layers=(True, False, False), dense_mlp=40, shared_mlp=16, shared_gate=True, window=5,
+    sliding=(True, False, True),
+  ),
+)  # fmt: skip
 MODELS['replayed'] = MODELS[
   'mixture'
 ]  # its update routes tokens to the experts chosen while sampling
@@ -96,6 +103,7 @@ def alone(model):
     ('mixture', False, dict(fsdp=2, expert=4)),
     ('mixture', True, dict(fsdp=2, expert=2, tensor=2)),
     ('replayed', True, dict(context=2, expert=4)),
+    ('sinks', True, dict(fsdp=2, expert=2, tensor=2)),
   ],
 )
 def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mesh):

@@ -172,7 +172,9 @@ def test_a_given_choice_is_a_softmax_over_it_and_the_router_learns_by_it(norm):
 
   def given(layer):
     weight, at = moe.route(config, x @ layer['router'], jnp.asarray(expert, jnp.uint8))
-    return moe.mixture(config, x, weight, at, layer['gate'], layer['up'], layer['down'])
+    return moe.mixture(
+      config, x, weight, at, moe.Weights(layer['gate'], layer['up'], layer['down'])
+    )
 
   score = lambda f: jax.value_and_grad(lambda layer: jnp.sin(f(layer)).sum())(layer)  # noqa: E731
   (a, slope_a), (b, slope_b) = score(dense), score(given)

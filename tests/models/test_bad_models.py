@@ -206,6 +206,20 @@ FAMILY_FIELDS = dict(
   smollm3=dict(no_rope_layers=None, no_rope_layer_interval=2, sliding_window=3, use_sliding_window=True),
   qwen2=dict(max_window_layers=1, sliding_window=3, use_sliding_window=True),
   mistral=dict(sliding_window=3),
+  granite=dict(embedding_multiplier=2.0, attention_multiplier=0.5, residual_multiplier=0.5, logits_scaling=3.0),
+  olmo3=dict(sliding_window=3, layer_types=None, rope_parameters=None, rope_scaling=None),
+  ministral3=dict(rope_parameters=dict(rope_type='yarn', factor=2.0, original_max_position_embeddings=8,
+                                       llama_4_scaling_beta=0.1), head_dim=4),
+  phi3=dict(original_max_position_embeddings=8, partial_rotary_factor=0.5, sliding_window=3, rope_scaling=dict(
+    rope_type='longrope', short_factor=[1.0], long_factor=[2.0])),
+  qwen2_moe=dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, shared_expert_intermediate_size=8,
+                 mlp_only_layers=[], decoder_sparse_step=1, qkv_bias=True),
+  olmoe=dict(num_experts=4, num_experts_per_tok=2, clip_qkv=None),
+  granitemoe=dict(num_local_experts=4, num_experts_per_tok=2, residual_multiplier=0.5),
+  glm4_moe=dict(n_routed_experts=4, num_experts_per_tok=2, head_dim=4, moe_intermediate_size=6, n_group=2, topk_group=1,
+                first_k_dense_replace=0, n_shared_experts=1, routed_scaling_factor=2.0, partial_rotary_factor=0.5),
+  gpt_oss=dict(num_local_experts=4, num_experts_per_tok=2, head_dim=4, swiglu_alpha=1.7, swiglu_limit=7.0,
+               sliding_window=3, layer_types=None, rope_scaling=None, rope_parameters=None),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import models
-from jaxrl_llm.models import decoder, huggingface
+from jaxrl_llm.models import decoder, huggingface, tensor_layout
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import Prompts
 
@@ -80,6 +80,9 @@ def reference(kind, changes):
         parameter.add_(0.3 * torch.randn_like(parameter))
       else:
         parameter.mul_(4.0)
+    for name, buffer in model.named_buffers():
+      if name.endswith('e_score_correction_bias'):
+        buffer.add_(0.3 * torch.randn_like(buffer))
   return model
 
 
@@ -175,7 +178,7 @@ def smollm2_reference(model):
   state = {}
   for path, value in jax.tree_util.tree_leaves_with_path(model.params):
     name = '/'.join(str(k.key) for k in path)
-    state[huggingface.hugging_face_name(name, c)] = torch.tensor(
+    state[tensor_layout.hugging_face_name(name, c)] = torch.tensor(
       value.T if name.endswith('kernel') else value
     )
   state['lm_head.weight'] = state['model.embed_tokens.weight']

@@ -76,6 +76,12 @@ PUBLISHED = {
   'mistralai/Mistral-7B-v0.3': 7_248_023_552,
   'mistralai/Mistral-Nemo-Base-2407': 12_247_782_400,
   'mistralai/Mistral-Small-24B-Base-2501': 23_572_403_200,
+  'microsoft/Phi-3-mini-4k-instruct': 3_821_079_552,
+  'mistralai/Mixtral-8x7B-v0.1': 46_702_792_704,
+  'allenai/OLMoE-1B-7B-0924': 6_919_161_856,
+  'Qwen/Qwen1.5-MoE-A2.7B': 14_315_784_192,
+  'openai/gpt-oss-20b': 20_914_757_184,
+  'openai/gpt-oss-120b': 116_829_156_672,
 }
 
 

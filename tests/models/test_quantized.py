@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import decoder, linear, logprob, quantized
+from jaxrl_llm.models import decoder, layer_loops, linear, logprob, quantized
 from jaxrl_llm.types import ModelConfig
 
 LOW = ('int8', 'float8_e4m3fn')
@@ -192,7 +192,7 @@ def test_straight_through_learns_the_rounded_model(name, dtype, remat):
 def test_scales_stay_in_float32_where_layers_are_stacked():
   layers = decoder.init(MODELS['mixture'], 0)['layers']
   rounded = [quantized.straight_through(layers[i], 'int8', 'bfloat16') for i in range(2)]
-  stacked = decoder._stack(tuple(rounded), 'bfloat16')
+  stacked = layer_loops.stack_weights(tuple(rounded), 'bfloat16')
   for module in (stacked['q'], stacked['experts']['down']):
     assert module['kernel'].data.dtype == jnp.bfloat16
     assert module['kernel'].scale.dtype == jnp.float32

@@ -1,0 +1,163 @@
+"""All layers of a decoder, one after the other or in loops over layers of equal structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.models import quantized
+from jaxrl_llm.models.block import Cache, Pair
+from jaxrl_llm.models.layer_masks import LayerMasks, layer_kinds
+from jaxrl_llm.types import Array, ModelConfig, Params
+
+
+class LayerInputs(NamedTuple):
+  """Inputs of a block besides x and its masks; of all layers, each field is a list, or stacked for a scan."""
+
+  weights: Params
+  prompt: Cache | None  # keys and values of the shared prompt
+  cache: Cache | None
+  noise: tuple[jax.Array, jax.Array] | None  # standard deviation and key
+  expert_BxQxk: Array | None  # of layers with a mixture of experts
+
+
+# One layer: x after it, and its (k, v) and experts.
+Block = Callable[
+  [jax.Array, LayerMasks, LayerInputs], tuple[jax.Array, tuple[Pair, jax.Array | None]]
+]
+# Run all layers, of which `blocks` holds one each: x, then (k, v) and the experts [B, Q, N, k] of the first Q tokens.
+Outputs = tuple[jax.Array, Cache, jax.Array | None]
+
+
+def scan_layers(
+  config: ModelConfig,
+  blocks: Sequence[Block],
+  masks: list[LayerMasks],
+  layers: LayerInputs,
+  x_BxQxD: jax.Array,
+  Q: int,
+  dtype: str,
+) -> Outputs:
+  """All layers as one loop, or one per `periods`, that recomputes each block in the backward pass.
+
+  A TPU's compiler takes most of a minute for each block that it compiles, and so compiles few.
+  """
+  order, kv_parts, expert_parts = [], [], []
+  for period in periods(config.dense_layers or (False,) * config.layers):
+    runs = [jax.checkpoint(_select_masks(masks, blocks[i[0]]), prevent_cse=False) for i in period]
+    inputs = [_stacked(config, layers, numbers, dtype) for numbers in period]
+
+    def body(x, inputs, runs=runs):
+      outputs = []
+      for run, layer in zip(runs, inputs, strict=True):
+        x, output = run(x, layer)
+        outputs.append(output)
+      return x, outputs
+
+    x_BxQxD, outputs = jax.lax.scan(body, x_BxQxD, inputs)
+    order += [number for numbers in period for number in numbers]
+    kv_parts += [kv for kv, _ in outputs]
+    expert_parts += [(numbers, e) for numbers, (_, e) in zip(period, outputs, strict=True)]
+  experts = [(numbers, e) for numbers, e in expert_parts if e is not None]
+  first_tokens = lambda x: x[..., :Q, :]  # noqa: E731
+  kv_L = jax.tree.map(first_tokens, jax.tree.map(lambda *x: _in_order(order, x), *kv_parts))
+  if not experts:
+    return x_BxQxD, kv_L, None
+  expert_order = [number for numbers, _ in experts for number in numbers]
+  expert_N = first_tokens(_in_order(expert_order, [e for _, e in experts]))
+  return x_BxQxD, kv_L, jnp.moveaxis(expert_N, 0, 2)
+
+
+def periods(dense_L: Sequence[bool]) -> list[list[list[int]]]:
+  """Divides layers into loops; of each, the numbers of the layers at each place of its period.
+
+  Each loop takes the period that repeats most often from its first layer on: alternating layers are one loop over
+  pairs, and a dense layer before many mixtures is a loop of its own.
+  """
+  loops, first, count = [], 0, len(dense_L)
+  while first < count:
+
+    def repeats(length, first=first):
+      places = range(first, count - length + 1, length)
+      wrong = (i for i in places if dense_L[i : i + length] != dense_L[first : first + length])
+      return (next(wrong, places[-1] + length) - first) // length
+
+    length = max(range(1, (count - first) // 2 + 2), key=repeats) if count - first > 1 else 1
+    end = first + length * repeats(length)
+    loops.append([list(range(first + j, end, length)) for j in range(length)])
+    first = end
+  return loops
+
+
+def _stacked(
+  config: ModelConfig, layers: LayerInputs, numbers: list[int], dtype: str
+) -> tuple[jax.Array, LayerInputs]:
+  """Kinds and inputs of the given layers, as arrays [len(numbers), …]."""
+  kind_L = layer_kinds(config)[1]
+  select = lambda x: x if len(numbers) == len(x) else x[np.array(numbers)]  # noqa: E731
+  prompt, noise = jax.tree.map(select, (layers.prompt, layers.noise))
+  expert, places = layers.expert_BxQxk, [config.mixture_place(i) for i in numbers]
+  if expert is not None and len(places) < config.mixtures:
+    expert = None if None in places else expert[np.array(places)]
+  weights = stack_weights([layers.weights[i] for i in numbers], dtype)
+  return jnp.array([kind_L[i] for i in numbers]), LayerInputs(weights, prompt, None, noise, expert)
+
+
+def _in_order(order: list[int], parts: Sequence[jax.Array]) -> jax.Array:
+  """Arrays [layers, …] of several loops as one, sorted by the numbers of the layers."""
+  if len(parts) == 1:
+    return parts[0]
+  return jnp.concatenate(parts)[np.argsort(order)]
+
+
+def unroll_layers(
+  config: ModelConfig,
+  blocks: Sequence[Block],
+  masks: list[LayerMasks],
+  layers: LayerInputs,
+  x_BxQxD: jax.Array,
+  Q: int,
+  dtype: str,
+) -> Outputs:
+  """All layers one after the other, with a cache for each or none."""
+  del dtype  # each layer casts its own weights
+  kv_L, expert_N = [], []
+  for i, kind in enumerate(layer_kinds(config)[1]):
+    x_BxQxD, (kv, expert) = blocks[i](x_BxQxD, masks[kind], _layer(config, layers, i))
+    kv_L.append(kv if layers.cache is not None else tuple(x[:, :, :Q] for x in kv))
+    expert_N += [] if expert is None else [expert]
+  expert_BxQxNxk = jnp.stack(expert_N, 2)[:, :Q] if expert_N else None
+  return x_BxQxD, kv_L, expert_BxQxNxk
+
+
+def _layer(config: ModelConfig, layers: LayerInputs, i: int) -> LayerInputs:
+  noise = jax.tree.map(lambda x: x[i], layers.noise)
+  place, expert = config.mixture_place(i), layers.expert_BxQxk
+  expert = None if expert is None or place is None else expert[place]
+  prompt = layers.prompt and layers.prompt[i]
+  cache = None if layers.cache is None else layers.cache[i]
+  return LayerInputs(layers.weights[i], prompt, cache, noise, expert)
+
+
+def _select_masks(masks: list[LayerMasks], block: Block) -> Callable:
+  """The block as the body of a scan over (kind of layer, layer), which selects the masks by kind."""
+  if len(masks) == 1:
+    return lambda x, layer: block(x, masks[0], layer[1])
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *masks)
+
+  def run(x, layer):
+    return block(x, jax.tree.map(lambda mask: mask[layer[0]], stacked), layer[1])
+
+  return run
+
+
+def stack_weights(weights_L: Sequence[Params], dtype: str) -> Params:
+  """One tree of arrays [layers, …], with matrices cast to the dtype of their products."""
+  is_quantized = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
+  cast = lambda x: x if is_quantized(x) or x.ndim == 1 else x.astype(dtype)  # noqa: E731
+  weights_L = jax.tree.map(cast, weights_L, is_leaf=is_quantized)
+  return jax.tree.map(lambda *x_L: jnp.stack(x_L), *weights_L)
