@@ -84,7 +84,12 @@ def _users_own(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTra
 
 
 def _matrices(params: Params) -> Params:
-  return jax.tree.map(lambda x: x.ndim > 1, params)
+  return jax.tree_util.tree_map_with_path(_is_matrix, params)
+
+
+def _is_matrix(path: tuple, x: jax.Array) -> bool:
+  # The biases of all experts are one array [E, F].
+  return x.ndim > 1 and not (path and getattr(path[-1], 'key', '') == 'bias')
 
 
 def _in_layers(params: Params) -> Params:
@@ -92,6 +97,7 @@ def _in_layers(params: Params) -> Params:
 
   def numbers(path: tuple, x: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
     in_layer = any(getattr(key, 'key', None) == 'layers' for key in path)
+    in_layer = in_layer and _is_matrix(path, x)
     return optax.contrib.MuonDimensionNumbers() if in_layer and x.ndim == 2 else None
 
   return jax.tree_util.tree_map_with_path(numbers, params)
