@@ -39,6 +39,7 @@ PATHS = {
   'learner/test_turn_by_turn.py': 'slow',
   'learner/test_update_methods.py': 'slow',
   'models/test_bad_models.py': 'process',
+  'models/test_family_runs.py': 'slow',
   'monitoring': 'jit',
   'monitoring/test_console.py': 'host',
   'objective/test_contracts.py': 'host',

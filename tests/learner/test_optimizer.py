@@ -45,12 +45,13 @@ def test_the_gradient_is_clipped_by_its_global_norm_and_only_matrices_decay():
   optimizer, _ = make_optimizer(
     settings(learning_rate=0.1, weight_decay=0.5, clip_norm=1.0, b1=0.0, b2=0.0, eps=1e3), 4
   )
-  params = dict(kernel=jnp.ones((2, 2)), scale=jnp.ones(2))
-  grads = dict(kernel=jnp.full((2, 2), 30.0), scale=jnp.full(2, 40.0))
+  params = dict(kernel=jnp.ones((2, 2)), scale=jnp.ones(2), bias=jnp.ones((3, 2)))  # of experts
+  grads = dict(kernel=jnp.full((2, 2), 30.0), scale=jnp.full(2, 40.0), bias=jnp.full((3, 2), 20.0))
   updates, _ = optimizer.update(grads, optimizer.init(params), params)
   norm = float(optax.tree.norm(grads))
   # With eps far above the gradient, Adam's step is gradient / eps: clipping shows in its size.
   np.testing.assert_allclose(updates['scale'], -0.1 * 40 / norm / 1e3, rtol=1e-2)
+  np.testing.assert_allclose(updates['bias'], -0.1 * 20 / norm / 1e3, rtol=1e-2)
   np.testing.assert_allclose(updates['kernel'], -0.1 * (30 / norm / 1e3 + 0.5), rtol=1e-2)
 
 
