@@ -42,13 +42,15 @@ def save(path: str, model: Model, *, dtype: str = 'bfloat16', name: str = '') ->
   tensors = dict(_tensors(model))
   _check_same_model(model, fields, tensors)
   with safe_files.replacing(path) as part:
-    writer = gguf.GGUFWriter(part, model.config.family)
+    writer = gguf.GGUFWriter(part, _architecture(model.config))
     writer.add_name(name or model.name)
     writer.add_file_type(_FILE_TYPES[dtype])
     for key, value in fields.items():
       _add_field(writer, key, value)
     for tensor_name, value in tensors.items():
-      kind = _TYPES[dtype] if value.ndim == 2 else gguf.GGMLQuantizationType.F32
+      # As in llama.cpp's files, routers are float32.
+      is_matrix = value.ndim > 1 and not tensor_name.endswith('ffn_gate_inp.weight')
+      kind = _TYPES[dtype] if is_matrix else gguf.GGMLQuantizationType.F32
       writer.add_tensor(tensor_name, gguf.quants.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -58,12 +60,7 @@ def save(path: str, model: Model, *, dtype: str = 'bfloat16', name: str = '') ->
 
 
 def _model_fields(config: ModelConfig) -> JsonObject:
-  c, kind = config, config.family
-  if kind not in gguf_file.ARCHITECTURES:
-    raise UserError(
-      f'a model of family {kind!r} cannot be written as a GGUF file; supported: '
-      f'{", ".join(gguf_file.ARCHITECTURES)}; write a Hugging Face folder instead: --to=FOLDER.'
-    )
+  c, kind = config, _architecture(config)
   sizes = {
     'context_length': c.max_tokens,
     'embedding_length': c.width,
@@ -78,12 +75,32 @@ def _model_fields(config: ModelConfig) -> JsonObject:
     'attention.layer_norm_rms_epsilon': float(c.norm_eps),
     'rope.freq_base': float(c.rope_theta),
   }
+  if c.experts:
+    sizes |= {
+      'feed_forward_length': c.shared_mlp or c.mlp,
+      'expert_count': c.experts,
+      'expert_used_count': c.experts_per_token,
+      'expert_feed_forward_length': c.mlp,
+    }
+  if c.shared_mlp:
+    sizes['expert_shared_feed_forward_length'] = c.shared_mlp
   return {f'{kind}.{name}': value for name, value in sizes.items()}
+
+
+def _architecture(config: ModelConfig) -> str:
+  """The family's name in files. Raises UserError for a family without one."""
+  for name, family in gguf_file.ARCHITECTURES.items():
+    if family == config.family:
+      return name
+  raise UserError(
+    f'a model of family {config.family!r} cannot be written as a GGUF file; supported: '
+    f'{", ".join(gguf_file.ARCHITECTURES.values())}; write a Hugging Face folder instead: --to=FOLDER.'
+  )
 
 
 def _check_same_model(model: Model, fields: JsonObject, tensors: dict[str, np.ndarray]) -> None:
   """Raises UserError where the file would describe another model: a window, scaled rotary embeddings, a cap."""
-  read = gguf_file.config_of(fields, model.config.family, tensors.keys(), 'export')
+  read = gguf_file.config_of(fields, _architecture(model.config), tensors.keys(), 'export')
   changed = [
     name for name in vars(model.config) if getattr(read, name) != getattr(model.config, name)
   ]
@@ -100,7 +117,7 @@ def _tensors(model: Model) -> Iterator[tuple[str, np.ndarray]]:
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
     path = [str(k.key) for k in tree_path]
     name, value = gguf_file.tensor_name(path), np.asarray(leaf, np.float32)
-    value = value.T if path[-1] == 'kernel' else value
+    value = gguf_file.file_order(value) if path[-1] == 'kernel' else value
     yield name, np.ascontiguousarray(gguf_file.rotary_order(value, name, model.config, read=False))
 
 

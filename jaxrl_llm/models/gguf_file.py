@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, BinaryIO, NamedTuple
 
 import gguf
@@ -15,7 +15,10 @@ from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.models import decoder, size_limits, tokenizer
 from jaxrl_llm.types import JsonObject, ModelConfig, Params, UserError
 
-ARCHITECTURES = ('llama', 'qwen2', 'qwen3')
+# Name in files → family.
+ARCHITECTURES = dict(
+  llama='llama', qwen2='qwen2', qwen3='qwen3', qwen2moe='qwen2_moe', qwen3moe='qwen3_moe'
+)
 
 _LAYER = {
   'attn_norm': 'attn_norm',
@@ -29,6 +32,10 @@ _LAYER = {
   'gate': 'ffn_gate',
   'up': 'ffn_up',
   'down': 'ffn_down',
+  'experts/router': 'ffn_gate_inp',
+  'shared_router': 'ffn_gate_inp_shexp',
+  **{f'experts/{n}': f'ffn_{n}_exps' for n in ('gate', 'up', 'down')},
+  **{f'shared_{n}': f'ffn_{n}_shexp' for n in ('gate', 'up', 'down')},
 }
 _OUTSIDE_LAYERS = {'embed': 'token_embd', 'norm': 'output_norm', 'head': 'output'}
 
@@ -55,9 +62,10 @@ def load(path: str) -> tuple[ModelConfig, Params, tokenizer.Tokenizer]:
   read: set[str] = set()
 
   def load_tensor(tree_path, expected):
-    name = tensor_name([str(k.key) for k in tree_path])
+    path = [str(k.key) for k in tree_path]
+    name = tensor_name(path)
     read.add(name)
-    return _read(file, name, expected.shape)
+    return _read(file, name, expected.shape, is_kernel=path[-1] == 'kernel')
 
   params = jax.tree_util.tree_map_with_path(load_tensor, decoder.abstract_params(file.config))
   extra = sorted(file.tensors.keys() - read)
@@ -180,6 +188,7 @@ def config_of(
   if not isinstance(tokens, list):
     raise UserError(f'{where}: tokenizer.ggml.tokens is not a list; fetch the file again.')
   heads, width = size('attention.head_count'), size('embedding_length')
+  is_mixture = architecture.endswith('moe')
   config = ModelConfig(
     vocab=len(tokens),
     width=width,
@@ -187,34 +196,46 @@ def config_of(
     heads=heads,
     kv_heads=size('attention.head_count_kv', heads),
     head_dim=size('attention.key_length', width // heads),
-    mlp=size('feed_forward_length'),
+    mlp=size('expert_feed_forward_length' if is_mixture else 'feed_forward_length'),
     max_tokens=size('context_length'),
     rope_theta=number('rope.freq_base', 10000.0),
     norm_eps=number('attention.layer_norm_rms_epsilon'),
     qkv_bias='blk.0.attn_q.bias' in tensors,
     qk_norm='head' if 'blk.0.attn_q_norm.weight' in tensors else '',
-    family=architecture,
+    family=ARCHITECTURES[architecture],
+    **_mixture(architecture, size),
     tied='output.weight' not in tensors,
   )
   return size_limits.validated(config, where)
+
+
+def _mixture(architecture: str, size: Callable[[str], int]) -> JsonObject:
+  """Fields of a mixture; what files do not state is fixed in llama.cpp."""
+  if not architecture.endswith('moe'):
+    return {}
+  counts = dict(experts=size('expert_count'), experts_per_token=size('expert_used_count'))
+  if architecture == 'qwen3moe':
+    return counts | dict(norm_top_k=True)
+  return counts | dict(shared_mlp=size('expert_shared_feed_forward_length'), shared_gate=True)
 
 
 def tensor_name(path: list[str]) -> str:
   """['layers', '3', 'q', 'kernel'] → 'blk.3.attn_q.weight'."""
   suffix = 'bias' if path[-1] == 'bias' else 'weight'
   if path[0] == 'layers':
-    return f'blk.{path[1]}.{_LAYER[path[2]]}.{suffix}'
+    return f'blk.{path[1]}.{_LAYER["/".join(path[2:-1])]}.{suffix}'
   return f'{_OUTSIDE_LAYERS[path[0]]}.{suffix}'
 
 
-def _read(file: _File, name: str, expected: tuple[int, ...]) -> np.ndarray:
+def _read(file: _File, name: str, expected: tuple[int, ...], is_kernel: bool) -> np.ndarray:
   """One tensor in float32, kernels as [in, out]."""
   where, config = f'config.model={file.path!r}: tensor {name!r}', file.config
+  shape_in_file = file_order(np.empty(expected, np.bool_)).shape if is_kernel else expected
   if name not in file.tensors:
     raise UserError(f'{where} is missing; fetch the file again.')
-  tensor, is_kernel = file.tensors[name], len(expected) == 2 and name != 'token_embd.weight'
+  tensor = file.tensors[name]
   shape = tuple(int(n) for n in reversed(tensor.shape))
-  if shape != (expected[::-1] if is_kernel else expected):
+  if shape != shape_in_file:
     raise UserError(
       f'{where} has shape {shape}, where the metadata require {expected}; its metadata and its weights disagree; '
       'fetch the file again.'
@@ -229,7 +250,14 @@ def _read(file: _File, name: str, expected: tuple[int, ...]) -> np.ndarray:
   if not np.isfinite(value).all():
     raise UserError(f'{where} contains a number that is not finite; fetch the file again.')
   value = rotary_order(value, name, config, read=True)
-  return np.ascontiguousarray(value.T if is_kernel else value)
+  return np.ascontiguousarray(
+    value.swapaxes(-1, -2) if is_kernel and value.ndim > 1 else value
+  ).reshape(expected)
+
+
+def file_order(kernel: np.ndarray) -> np.ndarray:
+  """A kernel [..., in, out] as files hold it: [..., out, in], and a vector where out = 1."""
+  return kernel[..., 0] if kernel.shape[-1] == 1 else kernel.swapaxes(-1, -2)
 
 
 def rotary_order(value: np.ndarray, name: str, config: ModelConfig, read: bool) -> np.ndarray:

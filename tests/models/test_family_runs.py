@@ -34,6 +34,13 @@ MODELS = {
 }
 
 
+SETTINGS = {
+  'Qwen2Moe': dict(learner=dict(replay_experts=True)),
+  # Both passes round kernels to 8 bits.
+  'GptOss': dict(rollout=dict(weights_dtype='int8'), learner=dict(quantize=True)),
+}
+
+
 @pytest.mark.parametrize('kind', MODELS)
 def test_dapo_trains_samples_and_exports(kind, tmp_path):
   torch.manual_seed(0)
@@ -50,7 +57,7 @@ def test_dapo_trains_samples_and_exports(kind, tmp_path):
     scratch=None,
     steps=3,
     prompt_tokens=80,
-    learner=dict(replay_experts=True),
+    **SETTINGS[kind],
     **tiny_job.UNTAUGHT,
   )
   tiny_job.finish(tiny_job.start(made, str(tmp_path / 'run')))

@@ -30,7 +30,16 @@ CASES = {
   'qwen3': dict(
     family='qwen3', qk_norm='head', head_dim=128
   ),  # the only one that transformers knows
-}
+  # Sizes that files state and transformers does not read: it takes those of its default config.
+  'qwen3_moe': dict(
+    family='qwen3_moe', qk_norm='head', head_dim=128, experts=4, experts_per_token=2, mlp=768,
+    norm_top_k=True,
+  ),
+  'qwen2_moe': dict(
+    family='qwen2_moe', qkv_bias=True, tied=False, experts=4, experts_per_token=2, mlp=1408,
+    shared_mlp=5632, shared_gate=True,
+  ),
+}  # fmt: skip
 
 
 def make_tokenizer(split='smollm'):
