@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -38,11 +39,15 @@ class Decoder(nnx.Module):
       embedding_init=nnx.initializers.normal(config.width**-0.5),
       rngs=rngs,
     )
-    has_experts = [config.mixture_place(i) is not None for i in range(config.layers)]
-    self.layers = nnx.List([Block(config, dtype, rngs, adapted, flag) for flag in has_experts])
+    blocks = [Block(config, dtype, rngs, adapted, flag) for flag in _has_experts(config)]
+    self.layers = nnx.List(blocks)
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
+
+
+def _has_experts(config: ModelConfig) -> list[bool]:
+  return [config.mixture_place(i) is not None for i in range(config.layers)]
 
 
 @functools.lru_cache(maxsize=32)
@@ -50,7 +55,16 @@ def _definition(
   config: ModelConfig, dtype: str, adapted: tuple[str, ...] = ()
 ) -> tuple[nnx.GraphDef, Params]:
   """The module's structure and its abstract parameters; no array is allocated."""
-  model = nnx.eval_shape(lambda: Decoder(config, jnp.dtype(dtype), nnx.Rngs(0), adapted))
+  # A block of a kind is traced once for all its layers: drawing keys takes time by the square of what is traced.
+  @functools.cache
+  def block(has_experts: bool) -> Block:
+    return nnx.eval_shape(
+      lambda: Block(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, has_experts)
+    )
+
+  frame = dataclasses.replace(config, layers=0)
+  model = nnx.eval_shape(lambda: Decoder(frame, jnp.dtype(dtype), nnx.Rngs(0)))
+  model.layers = nnx.List([nnx.clone(block(flag)) for flag in _has_experts(config)])
   graph, params = nnx.split(model, nnx.Param)
   return graph, nnx.to_pure_dict(params)
 
