@@ -29,7 +29,7 @@ class Weights(NamedTuple):
 
 
 class Kernels(nnx.Module):
-  """One matrix per expert, and one bias."""
+  """One matrix per expert, and optionally one bias."""
 
   def __init__(self, shape_ExAxB: tuple[int, int, int], use_bias: bool, rngs: nnx.Rngs):
     draw = nnx.initializers.lecun_normal(in_axis=1, out_axis=2, batch_axis=0)

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.config import loading as configs
+from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
+from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import decoder, export, families, huggingface, layer_loops, peft, rotary
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import Model, Prompts, UserError
@@ -293,6 +296,31 @@ def test_layers_of_equal_structure_share_a_loop(dense, loops):
   assert [[''.join(map(str, numbers)) for numbers in period] for period in got] == loops
 
 
+def test_loops_over_alternating_layers_return_what_single_layers_return():
+  """Keys and values of all layers and experts of mixtures, in the order of the layers; given experts are used."""
+  raw = SIZES | _QWEN | dict(model_type='qwen3_moe', decoder_sparse_step=2, num_hidden_layers=5)
+  config = families.read(raw, 'here')
+  params, (tokens, mask) = decoder.init(config, 0), rows(2, 9, False)
+  positions = np.broadcast_to(np.arange(9), (2, 9))
+  fixed = np.random.default_rng(0).permuted(np.tile(np.arange(5), (2, 9, 2, 1)), axis=-1)[..., :2]
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def run(remat, expert=None):
+    return decoder.apply(
+      config, params, tokens, positions, decoder.causal(mask), remat=remat, expert_BxQxNxk=expert
+    )
+
+  for expert in (None, fixed):
+    hidden, (k, v), chosen = run(True, expert)
+    hidden1, kv1, chosen1 = run(False, expert)
+    np.testing.assert_allclose(hidden, hidden1, atol=1e-5)
+    for stacked, single in ((k, [k for k, _ in kv1]), (v, [v for _, v in kv1])):
+      np.testing.assert_allclose(stacked, np.stack(single), atol=1e-5)
+    np.testing.assert_array_equal(chosen, chosen1)
+    if expert is not None:
+      np.testing.assert_array_equal(chosen, expert)
+
+
 def test_a_head_that_differs_from_a_tied_embedding_is_refused(tmp_path):
   theirs = reference('Llama', {})
   theirs.save_pretrained(tmp_path)
@@ -308,6 +336,19 @@ def test_an_adapter_of_a_fused_matrix_is_refused(name, tmp_path):
   settings = lora.LoraSettings(2, 4.0, (name,))
   with pytest.raises(UserError, match=f'adapter of {name!r}, which files of phi3 hold in one'):
     peft.save(str(tmp_path / 'to'), Model(config, {}, None, ''), settings)
+
+
+def test_a_run_with_rows_beyond_the_original_context_takes_longropes_long_factors():
+  raw = transformers.Phi3Config(**(SIZES | CASES['phi3'][1])).to_dict()
+  model, c = families.read(raw, 'here'), configs.default()
+  specs = []
+  for c.completion_tokens in (4, 5):
+    c.prompts, c.rollouts, c.prompt_tokens = 4, 4, 60
+    mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
+    specs.append(make_spec(c, model, (3,), mesh).model.config)
+  assert model.max_tokens == 64 and specs[0] == model and specs[1].max_tokens == 256
+  short, long = (rotary.frequencies(spec)[0] for spec in specs)
+  np.testing.assert_allclose(short / long, np.array([1, 3 / 1.1, 7 / 1.5]), rtol=1e-6)
 
 
 def greedy(config, params, tokens_BxL, length_B, T):

@@ -75,8 +75,8 @@ def reference(kind, changes):
   config._attn_implementation = 'eager'  # the other implementations ignore caps
   model = getattr(transformers, f'{kind}ForCausalLM')(config).eval()
   with torch.no_grad():  # at their initial 0 and 1, wrong biases and norms would not be detected
-    for parameter in model.parameters():
-      if parameter.ndim == 1:
+    for name, parameter in model.named_parameters():
+      if parameter.ndim == 1 or name.endswith('_bias'):  # those of all experts are one matrix
         parameter.add_(0.3 * torch.randn_like(parameter))
       else:
         parameter.mul_(4.0)
