@@ -11,17 +11,6 @@ from tests.rewards.pairs import score
 _FIELDS = {'class', 'answer', 'reply', 'label', 'provenance', 'split'}
 _MORE = {'settings', 'row', 'theirs', 'note'}
 
-# What misses the target. The pairs stay unread, so a grader is not corrected by them.
-_SHORT = {
-  ('number', 'held_out'): 'accepts 1 of 22 wrong replies: negated',
-  ('math_verify', 'held_out'): 'rejects 4 of 102 right replies: interval, prose, ratio',
-  (
-    'multiple_choice',
-    'held_out',
-  ): 'accepts 2 of 63 wrong replies: alternatives, negated; rejects 3 of 68 right ones',
-}
-
-
 def _import(grader: str) -> None:
   if grader == 'math_verify':
     pytest.importorskip('math_verify')
@@ -29,20 +18,8 @@ def _import(grader: str) -> None:
     pytest.importorskip('jsonschema')
 
 
-@pytest.mark.parametrize(
-  'grader, split',
-  [
-    pytest.param(
-      grader,
-      split,
-      marks=[pytest.mark.xfail(strict=True, reason=_SHORT[grader, split])]
-      if (grader, split) in _SHORT
-      else [],
-    )
-    for grader in score.GRADERS
-    for split in score.SPLITS
-  ],
-)
+@pytest.mark.parametrize('split', score.SPLITS)
+@pytest.mark.parametrize('grader', score.GRADERS)
 def test_no_wrong_reply_is_accepted_and_few_right_ones_are_rejected(grader, split):
   _import(grader)
   counts = score.total(score.tally(grader, score.pairs(grader, split)))
@@ -62,13 +39,12 @@ def test_every_pair_is_whole(grader, split):
     assert ('theirs' in pair) == ('note' in pair) and pair.get('theirs') != pair['label']
 
 
-def test_each_reply_is_on_the_side_that_its_hash_says():
+def test_no_held_out_reply_is_open():
   found = {
-    split: [p for g in score.GRADERS for p in score.pairs(g, split)] for split in score.SPLITS
+    split: {pair['reply'] for grader in score.GRADERS for pair in score.pairs(grader, split)}
+    for split in score.SPLITS
   }
-  held_out = score.held_out(pair for pairs in found.values() for pair in pairs)
-  assert {pair['reply'] for pair in found['held_out']} == held_out
-  assert not held_out & {pair['reply'] for pair in found['open']}
+  assert not found['held_out'] & found['open']
 
 
 def test_the_table_is_large_and_has_labels_from_outside():
@@ -76,8 +52,6 @@ def test_the_table_is_large_and_has_labels_from_outside():
   outside = [pair for pair in every if pair['provenance'] != 'ours']
   assert len(every) >= 440 and len(outside) >= 220
   assert all('@' in pair['provenance'] and '::' in pair['provenance'] for pair in outside)
-  share = sum(pair['split'] == 'held_out' for pair in every) / len(every)
-  assert 0.3 < share < 0.37
 
 
 def test_a_wrong_label_is_noticed():
