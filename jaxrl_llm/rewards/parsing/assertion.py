@@ -1,0 +1,184 @@
+"""Whether the sentence around an answer asserts it: negations with their scope, views of others, and retractions.
+
+A sentence is read as tokens from left to right. A negation opens a scope, which a conjunction, a comma or a new
+predicate closes; the answer is denied where the scope is still open. 'Numbers that are not even are 5' asserts 5,
+because the second verb is a new predicate, and 'nobody thinks that it is 5' denies it, because a verb of thinking
+passes the negation on. All patterns read a bounded window, in time linear in it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NOT = r"(?:not|never|cannot|[a-z]+n['’]t|\bcant|\bwont|\bdont)"
+_WRONG = (
+  r'(?:wrong|incorrect|false|untrue|impossible|invalid|mistaken|inconsistent|excluded|eliminated|rejected|discarded|dismissed|disproved|disproven'
+  r'|ruled\sout|crossed\sout|off\sthe\stable|out\sof\s(?:range|the\squestion|the\srunning)|out\b|nonsense|absurd|unlikely|implausible|unsuitable|bogus)'
+)
+_RIGHT = r'(?:right|correct|true|it\b|so\b|valid|the\s(?:right|correct|best|final)?\s?(?:answer|case|one|option|choice|solution|result|value)|what\b|acceptable)'
+_PEOPLE = (
+  r'(?:some|many|most|several|a\sfew|one|you|people|students|others|someone|somebody|everyone|a\sstudent|my\sfriend|critics|they)'
+)
+_OPINION = r'(?:say|think|believe|claim|argue|guess|suspect|assume|conclude|expect|pick|choose|answer|suggest|object)'
+# Kinds of tokens. `clears`: a double negation, which asserts. `passes`: a verb or noun that hands a negation on to its
+# clause. `denies`: a phrase that denies a whole clause. `negates`: opens a scope.
+_TOKEN = re.compile(
+  rf"""(?i:
+  (?P<clears>\bno\s(?:doubt|question|other\s(?:than|option|choice)|surprise|wonder|less\sthan\s(?=exactly))
+    |\b(?:nothing|none|no\s\w+|anything|anyone|{_NOT})\s(?:(?:possibly|really|be|have|been|help|it|by|equal)\s){{0,3}}
+      (?:(?:anything|any|something|any\sother\s\w+|a\s\w+)\s)?(?:else\s)?(?<!\banything\s)(?:but|other\sthan|except|besides)\b
+    |\b{_NOT}\s(?:(?:possibly|be|have|been)\s){{0,3}}anything\s(?:else\s)?(?:but|other\sthan|except|besides)\b
+    |\bwithout\s(?:a\s|any\s)?(?:shadow\sof\sa\s)?(?:doubt|question)|\bbeyond\s(?:any\s|a\s|all\s)?(?:\w+\s)?doubt|\bdoubtless
+    |\bnot\s(?:only|just|merely|hard|difficult|surprising(?:ly)?|too\s(?:hard|difficult)|unreasonable|unlikely|wrong|incorrect)\b
+    |\b{_NOT}\s(?:doubt|deny|question|disagree|dispute)\b)
+  |(?P<denies>\b(?:at\sfirst|initially|first\sguess|tempting|wrongly|mistakenly|erroneously|incorrectly|falsely|naively)\b
+    |\b(?:mistake|wrong|incorrect|error|tempted|dangerous|absurd)\s(?:is|was|would\sbe)?\s?to\s\w+
+    |\b(?:it|this|that)\s(?:looks|seems|appears)\sas\s(?:if|though)\b
+    |\b(?:mis|over|under)\w+ing\sit\sas\b
+    |\b{_PEOPLE}\s(?:\w+\s){{0,2}}?{_OPINION}s?\b|\bI\s(?:\w+\s)?(?:thought|guessed|suspected|assumed|doubt)\b
+    |\b(?:doubt|doubtful|deny|denied|denies|disproves?d?|refutes?d?)\b|\bhardly\b|\bfar\sfrom\s(?!(?:zero|over)\b)
+    |\b(?:nobody|no\sone|noone|none|nothing|neither|nor)\b
+    |\bno\s(?:way|reason|evidence|chance|proof|grounds|basis|sign|indication|longer|expert|serious|sane)\b)
+  |(?P<negates>\b{_NOT}\b|\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
+    |\bexcept(?:\sfor|ing)?\b|\bexcluding\b|\bbut\snot\b|\bunlike\b|\bdiffers?\sfrom\b|\brul(?:ed?s?|ing)\sout\b|\bcross(?:ed|ing)?\sout\b
+    |\b(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|\bimpossible\b|\bunlikely\b|\bfails?\sto\b
+    |≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
+  |(?P<adjective>\b(?:wrong|incorrect|false|untrue|inaccurate|worst|least\s(?:likely|plausible|probable|suitable|appropriate|accurate|\w+able)|invalid|erroneous|bogus|rejected|excluded|eliminated)\b)
+  |(?P<passes>\b(?:{_OPINION}|sa(?:id|ys)|saying|thinks|believed|claim(?:ed|s|ing)?|concluded|true|clear|certain|sure|evident|obvious|right|correct|the\scase
+    |means?|impl(?:y|ies)|suggests?|shows?|proves?|indicates?|supports?|see|know|agree|accept|convinced|mean|that)\b)
+  |(?P<stops>[;]|\b(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]\s|—|⇒|→|=>|:(?=\s))
+  |(?P<comma>,)
+  |(?P<verb>\b(?:is|are|was|were|equals|gives|yields|becomes|has|have|makes|leaves|remains|comes)\b|=|\b(?:it|that|this|here|answer)['’]s\b)
+  |(?P<word>[A-Za-z]{{2,}})
+  )""",
+  re.X,
+)
+# A list of options or numbers, which a comma does not divide: 'not A, B, or C'.
+_LIST = re.compile(
+  r"""(?:[\s,$*`"'“”‘’()\[\]{}]|(?i:or|and|nor|option|choice|answer|even|the|of)\b|[A-Za-z](?![A-Za-z])|-?[0-9]++(?:[./][0-9]++)?)*+"""
+)
+_STRUCK = re.compile(r'~~[\s*$("]{0,3}$')
+_MOST_ITEMS = 8  # of a list with one predicate
+
+_CLOSERS = re.compile(r'[\s$*_"”’\')\]}}`.]*+(?:\\\))?')
+_NEXT_ITEM = re.compile(
+  r"""\s?(?:,|/|&|,?\s?(?i:and|or|nor)\b)\s?(?i:and\s|or\s|nor\s)?[*`$(\[]*+(?i:option\s|choice\s)?
+  (?:[A-Z](?![\w'’])|-?[0-9]++(?:[./][0-9]++)?)[)\]*`$]*+""",
+  re.X,
+)
+_MARK = re.compile(r'\s?[:(–—-]?\s?[✗✘❌🚫❎]')
+_LABEL = re.compile(rf'(?i:\s?[:(–—-]\s?(?:completely\s|clearly\s)?(?:not\s{_RIGHT}|{_WRONG}))')
+_NOUN = re.compile(r"\s?[A-Za-z'’]{1,12}(?:\s[a-z]{1,12})?(?=\s)")  # '5 apples', 'B alone'
+_CHAIN = re.compile(
+  r"""(?i:\s?\b(?:(?:is|was|are|were|would|could|should|does|do|did|ca|wo|must|has|have|need)n['’]t|ca?nnot|is|was|are|were|be|been|being|would|will|could|can|must|should|may|might|does|do|did|has|have|had|to
+  |seems?|looks?|appears?|gets?|sounds?|turns?|turned|not|never
+  |both|all|also|just|still|then|now|likely|of\scourse|either|too|quite|\w+ly)\b)++""",
+  re.X,
+)
+_NEGATIVE = re.compile(r"(?i:\b(?:not|never|cannot)\b(?!\s(?:only|just|merely|yet)\b)|n['’]t\b)")
+_PREDICATE = re.compile(
+  rf"""\s?(?i:(?:(?:the|a|an|my|far|in|only)\s){{0,2}}(?:{_WRONG}|bad\b|worst\b|erroneous\b|least\b|error\b|mistakes?\b|traps?\b|distractors?\b|red\sherring)
+  |too\s(?!good)\w+|(?<=too)\s(?:big|small|large|high|low|much|many|few|far|short|long|broad|narrow|vague|extreme|strong|weak|general|specific)\b
+  |no\s(?:answer|solution|option|longer|good)\b|what\sI\s(?:\w+\s)?(?:took|thought|picked|chose|had|got)\b)""",
+  re.X,
+)
+_FAILS = re.compile(r'\s?(?i:fails?|violates?|contradicts?|conflicts?|ignores?|overlooks?)\b')
+
+# Where a clause or the sentence ends, and what takes it back there.
+_BOUNDARY = re.compile(r'[.!?…\n,;–—-][\s.!?…,;–—*_$)\]}"”-]*')
+_MOST_CHARS = 80  # of a sentence behind the answer
+_INTERJECTION = re.compile(
+  r'(?i:(?:no|nope|wait|hmm+|hm|actually|oops|sorry|but|well|ah|oh|and|hold on|on (?:second thoughts?|reflection)|unfortunately|however|correction)\b)[\s,.:;!…–—-]*+'
+)
+_REFERENCE = re.compile(r"(?i:that|this|it|which|the above|my answer|what I (?:said|wrote))(?=['’]s\b|\b)")
+_CONTRACTED = re.compile(r"['’]s\b")
+_JUDGED = re.compile(
+  rf"\s?(?i:(?:(?:a|an|the|my|all|quite)\s)?(?P<wrong>{_WRONG}|mistake|error|off)|(?P<right>{_RIGHT}|work|fit|make\ssense|add\sup))(?=\s*(?:[.,;!?…\n)—–]|$|because|since|as\s|either))"
+)
+_TAKEN_BACK = re.compile(
+  r"(?i:scratch that|strike that|never\s?mind|(?:just )?kidding|not!|(?:please )?(?:disregard|ignore|forget) (?:that|it)\b|I (?:must have |have )?(?:take|retract|withdraw)n? (?:that|it|this)\b"
+  r"|I (?:was|am|must be|must have been) (?:wrong|mistaken)|I['’]m (?:wrong|mistaken)|I(?:['’]ve| have)? (?:made|see) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|(?:my (?:mistake|bad|error)|wrong|incorrect)(?=[.!]))"
+)
+
+
+def is_denied(left: str, right: str) -> bool:
+  """Whether a sentence denies the answer between `left`, its text so far, and `right`, what follows."""
+  return is_denied_before(left) or is_denied_behind(right)
+
+
+def is_denied_before(left: str) -> bool:
+  """Whether a negation in front of the answer reaches it: 'not', 'nobody says that it is', 'instead of'."""
+  if _STRUCK.search(left[-6:]):
+    return True
+  is_open = passes = subject = lists = False  # subject: the first verb belongs to the negation, 'nobody is'
+  for token in _TOKEN.finditer(left):
+    kind = token.lastgroup
+    if kind in ('clears', 'stops'):
+      is_open = False
+    elif kind == 'comma':
+      is_open = is_open and lists and _LIST.match(left, token.end()).end() == len(left)
+    elif kind in ('negates', 'denies', 'adjective'):
+      is_open, passes, subject = True, kind == 'denies', kind != 'negates'
+      lists = kind != 'adjective'  # 'is wrong, 5', but 'not 4, 5'
+    elif is_open and kind == 'passes':
+      passes = True
+    elif is_open and kind == 'verb' and not passes:
+      is_open, subject = subject, False
+  return is_open
+
+
+def is_denied_behind(right: str) -> bool:
+  """Whether the text behind an answer denies it: '… is wrong', '… and C cannot be right', '…: incorrect'."""
+  at = _CLOSERS.match(right).end()
+  for _ in range(_MOST_ITEMS):
+    item = _NEXT_ITEM.match(right, at)
+    if item is None:
+      break
+    at = item.end()
+  if _MARK.match(right, at) or _LABEL.match(right, at):
+    return True
+  noun = _NOUN.match(right, at)
+  return _is_denial(right, at) or (noun is not None and _is_denial(right, noun.end()))
+
+
+def is_retracted(right: str) -> bool:
+  """Whether the rest of the sentence or the next one takes the answer back: '. Wait, that is wrong', ', which is wrong'."""
+  for boundary in _BOUNDARY.finditer(right, 0, _MOST_CHARS):
+    if _takes_back(right[boundary.end() :]):
+      return True
+    if any(mark in boundary[0] for mark in '.!?…\n'):
+      break
+  return False
+
+
+def _is_denial(right: str, at: int) -> bool:
+  """Whether a predicate at right[at] denies its subject: 'is wrong', 'cannot be', 'fails', but not 'is not wrong'."""
+  chain = _CHAIN.match(right, at)
+  if chain is None:
+    return _FAILS.match(right, at) is not None
+  wrong = _PREDICATE.match(right, chain.end()) is not None
+  return wrong != bool(_NEGATIVE.search(chain[0]))
+
+
+def _takes_back(text: str) -> bool:
+  at, words = 0, ''
+  for _ in range(4):
+    word = _INTERJECTION.match(text, at)
+    if word is None:
+      break
+    at, words = word.end(), words + word[0].casefold()
+  if at == len(text):
+    return 'no' in words or 'wait' in words
+  if _TAKEN_BACK.match(text, at):
+    return True
+  reference = _REFERENCE.match(text, at)
+  if reference is None:
+    return False
+  at = reference.end()
+  contracted = _CONTRACTED.match(text, at)
+  chain = _CHAIN.match(text, contracted.end() if contracted else at)
+  end = chain.end() if chain else contracted.end() if contracted else at
+  judged = _JUDGED.match(text, end)
+  if judged is None or end == at:
+    return False
+  return bool(judged['wrong']) != bool(chain and _NEGATIVE.search(chain[0]))
