@@ -17,11 +17,12 @@ _WRONG = (
 )
 _RIGHT = r'(?:right|correct|true|it\b|so\b|valid|the\s(?:right|correct|best|final)?\s?(?:answer|case|one|option|choice|solution|result|value)|what\b|acceptable)'
 _PEOPLE = (
-  r'(?:some|many|most|several|a\sfew|one|you|people|students|others|someone|somebody|everyone|a\sstudent|my\sfriend|critics|they)'
+  r'(?:(?:some|many|most|several|a\sfew)\s(?:people|students|readers|others|solvers|sources|of\s\w+)|some|many|others|people|students|someone|somebody|they|a\sstudent|critics)'
 )
-_OPINION = r'(?:say|think|believe|claim|argue|guess|suspect|assume|conclude|expect|pick|choose|answer|suggest|object)'
+_OPINION = r'(?:say|think|believe|claim|argue|guess|suspect|assume|conclude)'
+_MAY = r'(?:may|might|would|could|will|can|often|sometimes|are\stempted\sto)'
 # Kinds of tokens. `clears`: a double negation, which asserts. `passes`: a verb or noun that hands a negation on to its
-# clause. `denies`: a phrase that denies a whole clause. `negates`: opens a scope.
+# clause. `denies`: a phrase that denies a whole clause. `negates`, `excludes`: open a scope.
 _TOKEN = re.compile(
   rf"""(?i:
   (?P<clears>\bno\s(?:doubt|question|other\s(?:than|option|choice)|surprise|wonder|less\sthan\s(?=exactly))
@@ -31,23 +32,24 @@ _TOKEN = re.compile(
     |\bwithout\s(?:a\s|any\s)?(?:shadow\sof\sa\s)?(?:doubt|question)|\bbeyond\s(?:any\s|a\s|all\s)?(?:\w+\s)?doubt|\bdoubtless
     |\bnot\s(?:only|just|merely|hard|difficult|surprising(?:ly)?|too\s(?:hard|difficult)|unreasonable|unlikely|wrong|incorrect)\b
     |\b{_NOT}\s(?:doubt|deny|question|disagree|dispute)\b)
-  |(?P<denies>\b(?:at\sfirst|initially|first\sguess|tempting|wrongly|mistakenly|erroneously|incorrectly|falsely|naively)\b
+  |(?P<denies>\b(?:at\sfirst|initially|originally),?\s(?:I|we|one)\s(?:\w+\s)?(?:thought|got|guessed|picked|considered|chose|believed|assumed|took|had)\b
+    |\bfirst\s(?:guess|thought|instinct|impression|attempt)\b|\b(?:tempting|wrongly|mistakenly|erroneously|incorrectly|falsely|naively)\b
     |\b(?:mistake|wrong|incorrect|error|tempted|dangerous|absurd)\s(?:is|was|would\sbe)?\s?to\s\w+
     |\b(?:it|this|that)\s(?:looks|seems|appears)\sas\s(?:if|though)\b
-    |\b(?:mis|over|under)\w+ing\sit\sas\b
-    |\b{_PEOPLE}\s(?:\w+\s){{0,2}}?{_OPINION}s?\b|\bI\s(?:\w+\s)?(?:thought|guessed|suspected|assumed|doubt)\b
+    |\b{_PEOPLE}\s(?:{_MAY}\s(?:\w+ly\s)?(?:{_OPINION}|choose|pick|answer|select)|{_OPINION}s?)\b|\b(?:one|you|we)\s(?:may|might|could)\s(?:\w+ly\s)?(?:{_OPINION}|guess|pick|choose)\b
+    |\bI\s(?:\w+ly\s)?(?:thought\s(?!about|of|over|through)|guessed|suspected|assumed|doubt)\b
     |\b(?:doubt|doubtful|deny|denied|denies|disproves?d?|refutes?d?)\b|\bhardly\b|\bfar\sfrom\s(?!(?:zero|over)\b)
     |\b(?:nobody|no\sone|noone|none|nothing|neither|nor)\b
     |\bno\s(?:way|reason|evidence|chance|proof|grounds|basis|sign|indication|longer|expert|serious|sane)\b)
-  |(?P<negates>\b{_NOT}\b|\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
+  |(?P<negates>\b{_NOT}\b|≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
+  |(?P<excludes>\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
     |\bexcept(?:\sfor|ing)?\b|\bexcluding\b|\bbut\snot\b|\bunlike\b|\bdiffers?\sfrom\b|\brul(?:ed?s?|ing)\sout\b|\bcross(?:ed|ing)?\sout\b
-    |\b(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|\bimpossible\b|\bunlikely\b|\bfails?\sto\b
-    |≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
+    |\b(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|\bimpossible\b|\bunlikely\b|\bfails?\sto\b)
   |(?P<adjective>\b(?:wrong|incorrect|false|untrue|inaccurate|worst|least\s(?:likely|plausible|probable|suitable|appropriate|accurate|\w+able)|invalid|erroneous|bogus|rejected|excluded|eliminated)\b)
   |(?P<passes>\b(?:{_OPINION}|sa(?:id|ys)|saying|thinks|believed|claim(?:ed|s|ing)?|concluded|true|clear|certain|sure|evident|obvious|right|correct|the\scase
     |means?|impl(?:y|ies)|suggests?|shows?|proves?|indicates?|supports?|see|know|agree|accept|convinced|mean|that)\b)
   |(?P<stops>[;]|\b(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]\s|—|⇒|→|=>|:(?=\s))
-  |(?P<comma>,)
+  |(?P<comma>,|\b(?:and|or)\b)
   |(?P<verb>\b(?:is|are|was|were|equals|gives|yields|becomes|has|have|makes|leaves|remains|comes)\b|=|\b(?:it|that|this|here|answer)['’]s\b)
   |(?P<word>[A-Za-z]{{2,}})
   )""",
@@ -60,25 +62,26 @@ _LIST = re.compile(
 _STRUCK = re.compile(r'~~[\s*$("]{0,3}$')
 _MOST_ITEMS = 8  # of a list with one predicate
 
-_CLOSERS = re.compile(r'[\s$*_"”’\')\]}}`.]*+(?:\\\))?')
+_CLOSERS = re.compile(r'[\s$*_"”’\')\]}`]*+(?:\\\))?')
 _NEXT_ITEM = re.compile(
-  r"""\s?(?:,|/|&|,?\s?(?i:and|or|nor)\b)\s?(?i:and\s|or\s|nor\s)?[*`$(\[]*+(?i:option\s|choice\s)?
+  r"""\s?(?:(?P<joins>,?\s?(?i:or|nor)\b)|,?\s?(?i:and)\b|[,/&])\s?[*`$(\[]*+(?i:option\s|choice\s)?
   (?:[A-Z](?![\w'’])|-?[0-9]++(?:[./][0-9]++)?)[)\]*`$]*+""",
   re.X,
 )
+_SINGULAR = re.compile(r"\s?(?i:is|was|isn['’]t|wasn['’]t|fails|does|doesn['’]t|has|hasn['’]t|seems|looks)\b")
 _MARK = re.compile(r'\s?[:(–—-]?\s?[✗✘❌🚫❎]')
 _LABEL = re.compile(rf'(?i:\s?[:(–—-]\s?(?:completely\s|clearly\s)?(?:not\s{_RIGHT}|{_WRONG}))')
-_NOUN = re.compile(r"\s?[A-Za-z'’]{1,12}(?:\s[a-z]{1,12})?(?=\s)")  # '5 apples', 'B alone'
+_NOUN = re.compile(r"\s?(?![A-Z]\b)[A-Za-z'’]{1,12}(?:\s[a-z]{1,12})?(?=\s)")  # '5 apples', 'B alone'
 _CHAIN = re.compile(
   r"""(?i:\s?\b(?:(?:is|was|are|were|would|could|should|does|do|did|ca|wo|must|has|have|need)n['’]t|ca?nnot|is|was|are|were|be|been|being|would|will|could|can|must|should|may|might|does|do|did|has|have|had|to
   |seems?|looks?|appears?|gets?|sounds?|turns?|turned|not|never
-  |both|all|also|just|still|then|now|likely|of\scourse|either|too|quite|\w+ly)\b)++""",
+  |both|all|also|just|still|then|now|likely|of\scourse|either|quite|\w+ly)\b)++""",
   re.X,
 )
 _NEGATIVE = re.compile(r"(?i:\b(?:not|never|cannot)\b(?!\s(?:only|just|merely|yet)\b)|n['’]t\b)")
 _PREDICATE = re.compile(
   rf"""\s?(?i:(?:(?:the|a|an|my|far|in|only)\s){{0,2}}(?:{_WRONG}|bad\b|worst\b|erroneous\b|least\b|error\b|mistakes?\b|traps?\b|distractors?\b|red\sherring)
-  |too\s(?!good)\w+|(?<=too)\s(?:big|small|large|high|low|much|many|few|far|short|long|broad|narrow|vague|extreme|strong|weak|general|specific)\b
+  |too\s(?!good\b)\w+
   |no\s(?:answer|solution|option|longer|good)\b|what\sI\s(?:\w+\s)?(?:took|thought|picked|chose|had|got)\b)""",
   re.X,
 )
@@ -117,9 +120,9 @@ def is_denied_before(left: str) -> bool:
       is_open = False
     elif kind == 'comma':
       is_open = is_open and lists and _LIST.match(left, token.end()).end() == len(left)
-    elif kind in ('negates', 'denies', 'adjective'):
-      is_open, passes, subject = True, kind == 'denies', kind != 'negates'
-      lists = kind != 'adjective'  # 'is wrong, 5', but 'not 4, 5'
+    elif kind in ('negates', 'denies', 'excludes', 'adjective'):
+      is_open, passes, subject = True, kind == 'denies', kind in ('denies', 'adjective')
+      lists = kind in ('negates', 'denies')  # 'not 4, 5', but 'is wrong, 5' and 'without 4, 5'
     elif is_open and kind == 'passes':
       passes = True
     elif is_open and kind == 'verb' and not passes:
@@ -129,12 +132,14 @@ def is_denied_before(left: str) -> bool:
 
 def is_denied_behind(right: str) -> bool:
   """Whether the text behind an answer denies it: '… is wrong', '… and C cannot be right', '…: incorrect'."""
-  at = _CLOSERS.match(right).end()
+  at, item = _CLOSERS.match(right).end(), None
   for _ in range(_MOST_ITEMS):
-    item = _NEXT_ITEM.match(right, at)
-    if item is None:
+    following = _NEXT_ITEM.match(right, at)
+    if following is None:
       break
-    at = item.end()
+    item, at = following, following.end()
+  if item and not item['joins'] and _SINGULAR.match(right, at):
+    return False  # 'B, and C is wrong' is about C
   if _MARK.match(right, at) or _LABEL.match(right, at):
     return True
   noun = _NOUN.match(right, at)
@@ -142,7 +147,7 @@ def is_denied_behind(right: str) -> bool:
 
 
 def is_retracted(right: str) -> bool:
-  """Whether the rest of the sentence or the next one takes the answer back: '. Wait, that is wrong', ', which is wrong'."""
+  """Whether the rest of the sentence or the next one takes the answer back: '. Wait, that is wrong'."""
   for boundary in _BOUNDARY.finditer(right, 0, _MOST_CHARS):
     if _takes_back(right[boundary.end() :]):
       return True

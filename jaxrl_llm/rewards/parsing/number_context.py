@@ -82,6 +82,10 @@ _CONDITION_BEFORE = re.compile(
   r'(?i:(?<!only )\bif\b|\bwhether\b|\bunless\b|\bsuppos(?:e|ing)\b|\bassum(?:e|ing)\b|\bimagine\b'
   r'|\bhad\sit\sbeen\b|\bpretend\b)(?!.*\bthen\b)[^,;:]*$'
 )
+# 'If you doubled the mass, it would be 6': a past tense states what is not so.
+_COUNTERFACTUAL = re.compile(
+  r'(?i:\b(?:if|had|were)\s[^.!?;\n]{0,80}\b(?:were|was|had|did|\w{2,}ed)\b[^.!?;\n,]{0,80},[^,;:]{0,60}\bwould\s(?:\w+\s)?(?:be|have\sbeen)\b)[^,;:]{0,40}$'
+)
 _HEDGE_BEFORE = re.compile(
   r'(?i:\b(?:might|may|could)\s(?:\w+ly\s)?be)(?:\s(?:about|around))?[\s$*"\'(]*$'
 )
@@ -149,6 +153,8 @@ def is_hypothetical(left: str, right: str, hedges: bool = True) -> bool:
   left = _sentence_before(left)
   if _QUESTION.match(right[:WINDOW]) or _CONDITION_BEFORE.search(left):
     return True
+  if _COUNTERFACTUAL.search(left):
+    return True
   return hedges and _HEDGE_BEFORE.search(left) is not None
 
 
@@ -203,5 +209,5 @@ def is_element(left: str, right: str) -> bool:
 
 def _sentence_before(left: str) -> str:
   left = left[-WINDOW:]
-  ends = [match.end() for match in re.finditer(r'[.!?](?=\s)|\n', left)]
+  ends = [match.end() for match in re.finditer(r'[.!?](?=[\s<])|\n|</think>', left)]
   return left[ends[-1] :] if ends else left

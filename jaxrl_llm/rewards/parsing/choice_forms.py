@@ -1,0 +1,144 @@
+"""The forms in which a text states the choice of an option: 'the answer is B', 'B is correct', 'which leaves B'.
+
+`cleaned` removes the markup; every pattern of `STATEMENTS` matches one letter, and patterns read a bounded window.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Wrappers of LaTeX, Markdown, HTML and quotes. A letter in bold, code, braces or quotes equals one in brackets.
+_WRAPPED = re.compile(
+  r'\\(?:text|textbf|textit|textrm|mathrm|mathbf|bf|rm|boldsymbol)\s?\{([^{}]*)\}'
+)
+_MARKED = re.compile(
+  r'(?<![\w*_`])(\*{1,3}|_{1,3}|`)[(\[]?([A-Za-z])[).:\]]*\1(?![\w*`])|(?<!\w)["\'“‘{«【<]([A-Za-z])[.]?["\'”’}»】>](?!\w)'
+)
+_EMPHASIS = re.compile(r'(?<!\w)_{1,3}([A-Za-z][^_\n]{0,60}?)_{1,3}(?!\w)')
+_KEY = re.compile(r'["\'](\w[\w ]{0,20})["\'](?=\s?:)')
+_HTML = re.compile(r'</?(?:b|strong|i|em|u|mark|span|p|code|h[1-6])>|~~[^~\n]{1,80}~~', re.I)
+_BREAK = re.compile(r'</?think>|<br ?/?>', re.I)
+_LEADER = re.compile(
+  r'^[ \t]*+(?:(?:#{1,6}|>|[-*+•])[ \t]+)++|^[ \t]*[0-9]{1,2}[.)][ \t]+(?=[(\[]?[A-Z][)\].]?[ \t]*$)', re.M
+)
+_NESTED = re.compile(r'(?<!\w)[\[(]([\[(][A-Za-z][\])])[\])]')
+_FORMULA = re.compile(r'(?<!\\)\\[()\[\]]')
+_DROPPED = {ord(mark): None for mark in '*`$🎉👉➡️'}
+
+LABEL_END = r'[)\].:]'
+NOUN = r'(?:(?:the|my|our|your)\s)?(?:(?:correct|right|best|final)\s)?(?:(?:(?:answer\s)?(?:option|choice|letter)|answer)\b\s?:?\s?)?'
+_ADVERB = (
+  r'(?:(?:(?!possibly|incorrectly|wrongly|falsely|supposedly|allegedly)\w+ly|for sure|of course|in fact|indeed|hence|thus|just|still|then|now|in conclusion|after all|only'
+  r'|again|most likely|without (?:a |any )?doubt|no doubt|beyond (?:any |a )?doubt|nothing (?:but|other than)|none other than|no other than|✅|✓|✔|→|:)\b,?\s?){0,3}'
+).replace(' ', r'\s').replace(r'\b,?', r',?')
+_LETTER = r'(?P<open>[(\[]?)\s?(?P<letter>[A-Za-z])(?![\w\'’+^=°])'
+_BE = r'(?:be|have\sbeen)'
+_IS = (
+  rf'(?:is|was|are|were|(?:must|should|would|will|can|could)\s(?:\w+\s)?(?:only\s)?{_BE}|(?:has|have|had)\sto\s{_BE}'
+  r'|(?:turns|turned|comes|came|works|worked)\sout\s(?:to\sbe|as)|(?:appears|seems|looks|happens)\sto\sbe|becomes|remains)'
+)
+REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
+_ARROW = r'(?:→|⇒|➡|=>|->|∴)'
+_END = r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:not\b|because|since)|:\s))'
+_GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b))'
+_BEFORE = (
+  r'(?:^|(?<=[.!?:;,(\n>])|(?<=[.!?:;,]\s)|(?i:\b(?P<noun>option|choice|answer|letter|statement)\s'
+  r'|\b(?:so|thus|hence|therefore|that|think|believe|is|only|clearly|then|conclude|and|or|nor|because|but|say|guess|while|although|as|how|since)\s))'
+)
+_JUDGED = (
+  rf'(?i:(?:{_IS}|(?:seems|looks|appears|sounds)(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s|therefore\s|also\s|still\s)?(?:(?:the|my|our|a|an)\s)?(?:\w+ly\s)?'
+  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:option|choice|one|answer|statement)\s(?:left|remaining|standing|that)\b|(?:correct|right|best|better|true|answer|choice|one|appropriate|left)\b))'
+)
+LEADS = 3  # in this form and later ones the letter leads
+EXCEPTED = 7  # 'all but B are wrong', whose negation asserts the letter
+# Statements of a choice. The last one counts.
+STATEMENTS = (
+  # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the option that fits best is B'
+  re.compile(
+    rf'(?i:\b(?:answers?|ans|option|choice|letter|selection|pick|match|one|statement|conclusion|verdict|solution|result|final|correct|correction|choose)\b\.?'
+    rf'(?:,?\s(?:to|for|that|which|here|then|in|from|left|remaining|standing|available)\b[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?,?\s?'
+    rf'(?::|=|\||{_ARROW}|\s[-–—]\s|\b{_IS}\b),?\s?:?\s*{_ADVERB}{NOUN}){_LETTER}'
+  ),
+  # 'it must be B', 'I choose B', 'that leaves B'
+  re.compile(
+    rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill)?\s(?:choose|chose|choosing|pick|picked|picking|select|selected|selecting"
+    rf"|go\swith|go\sfor|going\swith|going\sfor|opt\sfor|vote|vote\sfor|say|think)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick|select|go\swith)"
+    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|equals)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
+    rf'{_ADVERB}{NOUN}){_LETTER}{_GOES}'
+  ),
+  # 'So B.', 'by elimination, B', 'No, B', 'Not A, not C: B', 'it cannot be anything but B'
+  re.compile(
+    rf"(?i:(?:^|(?<=[\s(\-–—]))(?:so|thus|hence|therefore|ergo|{_ARROW}|by\s(?:the\s)?(?:process\sof\s)?elimination|i\.e\.|no|nope|wait|actually|correction|rather|rest|after\s[^,.\n]{{1,40}}"
+    rf"|not\s(?:option\s)?[(\[]?[A-Z][)\]]?(?=:)|(?:can\s?not|can['’]t|could\snot|couldn['’]t)\sbe\s(?:any\w*\s)?(?:\w+\s)?(?:but|other\sthan|except))(?:[,:]\s?|\s)"
+    rf'(?:wait,?\s|no,?\s|it\sis\s|it[’\']s\s)?{_ADVERB}{NOUN}){_LETTER}{_END}'
+  ),
+  # 'B is the answer', 'option B must be correct', 'B) London is right', 'B and not C is the answer'
+  re.compile(
+    rf'{_BEFORE}\s?{_LETTER}(?P<text>[)\]:.]\s?[^.\n()\[\]]{{0,40}}?|\s?\([^()\n]{{0,40}}\)|[)\]]?,?\s(?:and\s)?not\s[(\[]?[A-Z][)\]]?,?|(?(noun)[^.\n]{{0,30}}?))\s?\b{_JUDGED}',
+    re.M,
+  ),
+  # 'only B fits', 'B remains', 'B it is'
+  re.compile(
+    rf'(?i:\bonly\s(?:the\s)?(?:option\s|choice\s|answer\s|statement\s)?){_LETTER}[)\]]?\s(?:[a-z]+s\b|can\b|could\b|is\sleft|is\spossible)'
+  ),
+  re.compile(
+    rf'(?:^|(?<=[.!?:;,\n]\s)|(?<=\n)|(?<=so\s)|(?i:\boption\s)){_LETTER}[)\]]?\s(?:(?:alone\s)?remains\b(?!\s[a-z])|it\sis\b(?=[.!]|\s*$)|wins\b)',
+    re.M,
+  ),
+  # 'C: correct', 'C ✅', 'making C the answer'
+  re.compile(
+    rf'(?:^\W{{0,6}}(?i:option\s|choice\s)?{_LETTER}[)\].]?\s?(?::|[-–—]|\s|\()?\s?(?:✅|✓|✔|☑|(?i:correct|right|true|yes)\b(?=\)?[.!]?\s*$|[.,;:)]))'
+    rf'|(?i:\bmak(?:es|ing)\s{NOUN})(?P<open2>[(\[]?)(?P<letter2>[A-Z])[)\]]?\s(?i:the\s)?(?i:only\s)?(?i:correct|right|best|answer)\b)',
+    re.M,
+  ),
+  # 'all but B are wrong', 'nothing but B fits', 'no option other than B works'
+  re.compile(
+    rf'(?i:(?:^|(?<=[.!?:;,]\s)|(?<=\n)|\b(?:so|thus|that|because|since)\s)(?P<none>nothing|none|no|all|every\w*|each|any\w*)\b[^.,\n]{{0,30}}?(?:but|except|besides|other\sthan|apart\sfrom)\s(?:for\s)?'
+    rf'{NOUN}){_LETTER}[)\]]?(?=\s[a-z])',
+    re.M,
+  ),
+)
+
+_MORE = (
+  r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice|letter)*+'
+)
+TWO = re.compile(
+  rf'[)\]]?\s?(?:[,;/|&+∪\\\-–]|and/or\b|\(?or\b|and\b|to\b|but\b|versus\b|vs\b|plus\b|,?\s?(?:as\swell\sas|along\swith|together\swith|alternatively|otherwise|and\salso)\b|(?<=\s)|(?=[(\[]))'
+  rf'\s?{_MORE}(?P<second>[A-Z])(?![\w\'’])'
+)
+TWO_IN_FRONT = re.compile(
+  r'(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s?(?:,|/|&|\bor\b|\band\b)\s?(?:or\s|and\s)?(?:(?:(?:the\s)?(?:correct\s)?(?:answer|option|choice)\s)(?:is\s)?(?:also\s)?)?[(\[]?$'
+)
+# A verb behind the second letter makes a clause of its own of it: 'B, and C contradicts the text'.
+OWN_CLAUSE = re.compile(r'[)\]]?\s(?!or\b|and\b|are\b|were\b|both\b|also\b|too\b|as\swell|equally|is\s(?:also|equally|possible|acceptable|right|correct|fine)|would\b|could\b|may\b|might\b|can\b|seems?\b|work\b|fit\b|together\b|in\b)[a-z]')
+# A second option that is asserted beside the first: 'C is also correct', 'and so is C', 'although C would be equally right'.
+ALSO = re.compile(
+  r'(?:\b(?:so\s(?:is|does|would\sbe)|as\s(?:is|does)|likewise|equally|alternatively,?)\s(?i:option\s|choice\s)?[(\[]?(?P<other>[A-Z])(?![\w\'’])'
+  r'|(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s(?:is|was|are|would\sbe|could\sbe|can\sbe|may\sbe|might\sbe|works|fits|seems|looks)\s(?:[a-z]+\s){0,3}?(?:also|equally|as\swell|acceptable|likewise|too(?=\s*(?:[.,;!)]|$)))(?!\w))'
+)
+GOES_ON = re.compile(
+  rf'\s(?!{REASON}|and\b|or\b|which\b|by\b|if\b|but\b|is\b|was\b|to\b|with\b|not\b|rather\b|instead\b|along\b|together\b|plus\b)[a-z]'
+)
+_HEAD = r'(?:[\s✅✓✔☑]|(?:→|⇒|➡|=>|->|∴))*+'
+LONE = re.compile(
+  r'(?i:(?:so|thus|hence|therefore|i say|i think|i choose|i pick|i vote),?\s)?'
+  rf'{_HEAD}[:\s]*(?i:{NOUN})[(\[{{]?\s?([A-Za-z])\s?[)\]}}]?[.:!,]{{0,2}}(?:\s?[✅✓✔☑])?'
+)
+LONE_AT_END = re.compile(r'[a-z]{2}[.?!:]\s[(\[]?([A-Z])[)\]]?[.!]?$')
+LABEL = re.compile(
+  rf'(?i:(?:option|choice|answer)\s)?[(\[]?(?P<letter>[A-Za-z])(?:[)\]][.:]?|[.:](?!\w)|\s?[-–—](?=\s)|(?=,?\s(?:{REASON}))|(?=,?\s(?:and\s)?(?:not|rather\sthan|instead\sof)\s[(\[]?[A-Z]\b))\s*'
+)
+NEXT_LABEL = re.compile(r'(?:^|\s)[(\[]?[A-Z][)\]:.](?:\s|$)')
+CELL = re.compile(r'(?<=\|)\s*[(\[]?([A-Z])[)\]]?\s*(?=\|)')
+ANSWER_IS = re.compile(r'\banswer\s?(?::|is)\s?:?\s*([^\n]+)', re.I)
+TAG = re.compile(r'<(answer|final_answer|choice)>((?:(?!</?(?:answer|final_answer|choice)>).){0,2000})</\1>', re.S | re.I)
+TOKEN = re.compile(r'<\|[^|<>\n]{1,40}\|>')
+
+
+def cleaned(text: str) -> str:
+  """The text without wrappers; marked letters are in brackets."""
+  text = _BREAK.sub('\n', _HTML.sub('', text))
+  text = _WRAPPED.sub(r'\1', _WRAPPED.sub(r'\1', text))
+  text = _MARKED.sub(lambda match: f'({match[2] or match[3]})', _FORMULA.sub('', text))
+  text = _EMPHASIS.sub(r'\1', _KEY.sub(r'\1', text)).translate(_DROPPED)
+  return _LEADER.sub('', _NESTED.sub(r'\1', text))
