@@ -13,13 +13,16 @@ import re
 _NOT = r"(?:not|never|cannot|[a-z]+n['’]t|\bcant|\bwont|\bdont)"
 _WRONG = (
   r'(?:wrong|incorrect|false|untrue|impossible|invalid|mistaken|inconsistent|excluded|eliminated|rejected|discarded|dismissed|disproved|disproven'
-  r'|ruled\sout|crossed\sout|off\sthe\stable|out\sof\s(?:range|the\squestion|the\srunning)|out\b|nonsense|absurd|unlikely|implausible|unsuitable|bogus)'
+  r'|ruled\sout|crossed\sout|off\sthe\stable|out\sof\s(?:range|the\squestion|the\srunning)|out\b|nonsense|absurd|unlikely|implausible|unsuitable|bogus|extraneous|spurious|inadmissible)'
 )
 _RIGHT = r'(?:right|correct|true|it\b|so\b|valid|the\s(?:right|correct|best|final)?\s?(?:answer|case|one|option|choice|solution|result|value)|what\b|acceptable)'
 _PEOPLE = (
   r'(?:(?:some|many|most|several|a\sfew)\s(?:people|students|readers|others|solvers|sources|of\s\w+)|some|many|others|people|students|someone|somebody|they|a\sstudent|critics)'
 )
 _OPINION = r'(?:say|think|believe|claim|argue|guess|suspect|assume|conclude)'
+_BAD = (
+  r'(?:wrong|incorrect|false|untrue|inaccurate|worst|invalid|erroneous|bogus|rejected|excluded|eliminated|least\s(?:likely|plausible|probable|suitable|appropriate|accurate|\w+able))'
+)
 _MAY = r'(?:may|might|would|could|will|can|often|sometimes|are\stempted\sto)'
 # Kinds of tokens. `clears`: a double negation, which asserts. `passes`: a verb or noun that hands a negation on to its
 # clause. `denies`: a phrase that denies a whole clause. `negates`, `excludes`: open a scope.
@@ -39,13 +42,15 @@ _TOKEN = re.compile(
     |\b{_PEOPLE}\s(?:{_MAY}\s(?:\w+ly\s)?(?:{_OPINION}|choose|pick|answer|select)|{_OPINION}s?)\b|\b(?:one|you|we)\s(?:may|might|could)\s(?:\w+ly\s)?(?:{_OPINION}|guess|pick|choose)\b
     |\bI\s(?:\w+ly\s)?(?:thought\s(?!about|of|over|through)|guessed|suspected|assumed|doubt)\b
     |\b(?:doubt|doubtful|deny|denied|denies|disproves?d?|refutes?d?)\b|\bhardly\b|\bfar\sfrom\s(?!(?:zero|over)\b)
-    |\b(?:nobody|no\sone|noone|none|nothing|neither|nor)\b
+    |\b(?:initial|original|previous|first|earlier|preliminary)\s(?:answer|choice|guess|thought|pick)\b|\bused\sto\s\w+|\b(?:false|wrong|untrue|incorrect)\sthat\b
     |\bno\s(?:way|reason|evidence|chance|proof|grounds|basis|sign|indication|longer|expert|serious|sane)\b)
   |(?P<negates>\b{_NOT}\b|≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
-  |(?P<excludes>\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
+  |(?P<quantifies>\b(?:nobody|no\sone|noone|none|nothing|neither|nor)\b)
+  |(?P<excludes>\b(?:all|every\w*)\sbut\b|\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
     |\bexcept(?:\sfor|ing)?\b|\bexcluding\b|\bbut\snot\b|\bunlike\b|\bdiffers?\sfrom\b|\brul(?:ed?s?|ing)\sout\b|\bcross(?:ed|ing)?\sout\b
     |\b(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|\bimpossible\b|\bunlikely\b|\bfails?\sto\b)
-  |(?P<adjective>\b(?:wrong|incorrect|false|untrue|inaccurate|worst|least\s(?:likely|plausible|probable|suitable|appropriate|accurate|\w+able)|invalid|erroneous|bogus|rejected|excluded|eliminated)\b)
+  |(?P<adjective>\b(?:{_BAD}\s(?:\w+\s)?(?:answer|option|choice|value|result|statement|letter|number|solution|guess|one)\b|(?:that|which)\s(?:is|are)\s(?:\w+ly\s)?{_BAD})
+    |\b(?:answer|option|choice|value|one|letter|number)\s(?:(?:that|which|we|I|you|one|can|could|should|must|would|will|to|be|\w+ly)\s){{1,5}}(?:eliminate|reject|rule\sout|exclude|discard|avoid|dismiss)d?\b)
   |(?P<passes>\b(?:{_OPINION}|sa(?:id|ys)|saying|thinks|believed|claim(?:ed|s|ing)?|concluded|true|clear|certain|sure|evident|obvious|right|correct|the\scase
     |means?|impl(?:y|ies)|suggests?|shows?|proves?|indicates?|supports?|see|know|agree|accept|convinced|mean|that)\b)
   |(?P<stops>[;]|\b(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]\s|—|⇒|→|=>|:(?=\s))
@@ -59,6 +64,7 @@ _TOKEN = re.compile(
 _LIST = re.compile(
   r"""(?:[\s,$*`"'“”‘’()\[\]{}]|(?i:or|and|nor|option|choice|answer|even|the|of)\b|[A-Za-z](?![A-Za-z])|-?[0-9]++(?:[./][0-9]++)?)*+"""
 )
+_ITEM_END = re.compile(r'(?:[0-9]|(?<![A-Za-z])[A-Za-z])[\s$*`"\')\]},]*$')
 _STRUCK = re.compile(r'~~[\s*$("]{0,3}$')
 _MOST_ITEMS = 8  # of a list with one predicate
 
@@ -80,11 +86,12 @@ _CHAIN = re.compile(
 )
 _NEGATIVE = re.compile(r"(?i:\b(?:not|never|cannot)\b(?!\s(?:only|just|merely|yet)\b)|n['’]t\b)")
 _PREDICATE = re.compile(
-  rf"""\s?(?i:(?:(?:the|a|an|my|far|in|only)\s){{0,2}}(?:{_WRONG}|bad\b|worst\b|erroneous\b|least\b|error\b|mistakes?\b|traps?\b|distractors?\b|red\sherring)
+  rf"""\s?(?i:(?:(?:the|a|an|my|far|in|only)\s){{0,2}}(?:{_WRONG}|bad\b|tempting\b|worst\b|erroneous\b|least\b|error\b|mistakes?\b|traps?\b|distractors?\b|red\sherring)
   |too\s(?!good\b)\w+
   |no\s(?:answer|solution|option|longer|good)\b|what\sI\s(?:\w+\s)?(?:took|thought|picked|chose|had|got)\b)""",
   re.X,
 )
+_UNREAL = re.compile(r'(?i:would\s(?:\w+ly\s)?have\s)')  # 'would have been'
 _FAILS = re.compile(r'\s?(?i:fails?|violates?|contradicts?|conflicts?|ignores?|overlooks?)\b')
 
 # Where a clause or the sentence ends, and what takes it back there.
@@ -119,15 +126,23 @@ def is_denied_before(left: str) -> bool:
     if kind in ('clears', 'stops'):
       is_open = False
     elif kind == 'comma':
-      is_open = is_open and lists and _LIST.match(left, token.end()).end() == len(left)
-    elif kind in ('negates', 'denies', 'excludes', 'adjective'):
-      is_open, passes, subject = True, kind == 'denies', kind in ('denies', 'adjective')
-      lists = kind in ('negates', 'denies')  # 'not 4, 5', but 'is wrong, 5' and 'without 4, 5'
+      is_open = is_open and lists and _continues_list(left, token)
+    elif kind in ('negates', 'denies', 'quantifies', 'excludes', 'adjective'):
+      is_open, passes = True, kind == 'denies'
+      subject = kind in ('denies', 'quantifies', 'adjective')
+      lists = kind in ('negates', 'denies', 'quantifies')  # 'not 4, 5', but 'is wrong, 5' and 'without 4, 5'
     elif is_open and kind == 'passes':
       passes = True
     elif is_open and kind == 'verb' and not passes:
       is_open, subject = subject, False
   return is_open
+
+
+def _continues_list(left: str, comma: re.Match) -> bool:
+  """Whether a comma, 'and' or 'or' separates items up to the answer: 'not 4, 5', but 'not red, and 5 are blue'."""
+  if _LIST.match(left, comma.end()).end() < len(left):
+    return False
+  return _ITEM_END.search(left[max(0, comma.start() - 20) : comma.start()]) is not None
 
 
 def is_denied_behind(right: str) -> bool:
@@ -161,6 +176,8 @@ def _is_denial(right: str, at: int) -> bool:
   chain = _CHAIN.match(right, at)
   if chain is None:
     return _FAILS.match(right, at) is not None
+  if _UNREAL.search(chain[0]):
+    return True
   wrong = _PREDICATE.match(right, chain.end()) is not None
   return wrong != bool(_NEGATIVE.search(chain[0]))
 

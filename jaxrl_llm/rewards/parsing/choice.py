@@ -28,8 +28,8 @@ class Options(NamedTuple):
 # The forms in which a text states a choice are in `choice_forms`.
 _MAX_CANDIDATES = 40  # statements that are tried, from the last on
 _AMBIGUOUS = ''  # a statement of no option, or of two
-_NOT_OTHER = re.compile(r'[)\]]?,?\s(?i:and\s)?(?i:not|rather than|instead of)\s(?:option\s)?[(\[]?[A-Z]\b[)\]]?[.!]?\s*$')
-_LETTERED = re.compile(r'[(\[]?([A-Za-z])[)\]]?[,:.]?\s(.*)')
+_NOT_OTHER = re.compile(r'[)\]]?,?\s(?i:and\s)?(?i:not|rather than|instead of)\s(?:option\s)?[(\[]?[A-Z]\b[)\]]?(?:(?:,|,?\s(?:or|and|nor))\s[(\[]?[A-Z]\b[)\]]?){0,5}[.!]?\s*$')
+_LETTERED = re.compile(r'[(\[]?([A-Za-z])[)\]]?(?:,\s|\s(?=\())(.*)')
 _COMPARED = re.compile(r'(?i:\b(?:between|of|among|out of)\b)')
 _QUANTIFIER = re.compile(r'(?i:\b(?:nothing|none|no|all|every\w*|each|any\w*)\b)')
 _ALSO_BEHIND = re.compile(r'[)\]]?\s(?:is|was|are|would be|works|fits)\s(?:\w+\s){0,2}?(?:also|too|as well|equally)\b')
@@ -150,6 +150,8 @@ def _labeled(text: str) -> str | None:
   if label is None:
     return None
   rest = text[label.end() :]
+  if rest[:1] == '?':
+    return None
   letter, behind = label['letter'], text[label.end('letter') :][: number_context.WINDOW]
   if _NOT_OTHER.match(behind):
     return letter
@@ -160,6 +162,12 @@ def _labeled(text: str) -> str | None:
   if number_context.is_negated('', behind) or number_context.is_conditional(behind):
     return None
   return None if number_context.is_retracted(behind) else letter
+
+
+def _lettered(line: str) -> str | None:
+  """The letter of a line that is one, or that has it as its label."""
+  lone = choice_forms.LONE.fullmatch(line)
+  return lone[1] if lone else _labeled(line)
 
 
 class _Statement(NamedTuple):
@@ -181,8 +189,8 @@ def _statements(text: str) -> list[_Statement]:
   for kind, pattern in enumerate(choice_forms.STATEMENTS):
     for match in pattern.finditer(text):
       groups = match.groupdict()
-      name = 'letter' if groups['letter'] else 'letter2'
-      opened = bool(groups['open'] or groups.get('open2'))
+      name = next(name for name in ('letter', 'letter2', 'letter3') if groups.get(name))
+      opened = any(groups.get(name) for name in ('open', 'open2', 'open3'))
       found.append(_Statement(match[name], *match.span(name), match.end(), kind, opened))
   return sorted(found, key=lambda statement: statement.end, reverse=True)[:_MAX_CANDIDATES]
 
@@ -215,7 +223,10 @@ def _of_statement(text: str, statement: _Statement, options: Options) -> str | N
     negative = text[max(0, statement.start - 80) : statement.start]
     excluded = _excludes_others(negative, right)
     return _option(letter, options) if excluded else None
-  if number_context.is_negated(left, right) or number_context.is_hypothetical(left, right):
+  confirmed = text[statement.end : statement.stop].lstrip(')]')[:1] == '?'  # 'Is it B? Yes.'
+  if number_context.is_negated(left, right):
+    return None
+  if not confirmed and number_context.is_hypothetical(left, right):
     return None
   behind = text[statement.stop :] if kind >= choice_forms.LEADS else right
   if number_context.is_conditional(behind):
@@ -282,7 +293,7 @@ def _from_lines(text: str, options: Options) -> str | None:
     before = choice_forms.LONE.fullmatch(lines[-2]) if len(lines) > 1 else None
     two = before and before[1].upper() != lone[1].upper()
     return _AMBIGUOUS if two else _option(lone[1], options)
-  labels = [_labeled(line) for line in lines]
+  labels = [_lettered(line) for line in lines]
   chosen = {label.upper() for label in labels if label and label.upper() in options.letters}
   if len(chosen) == 1 and any(
     label and label.upper() in chosen for label in (labels[0], labels[-1])

@@ -21,6 +21,7 @@ _BREAK = re.compile(r'</?think>|<br ?/?>', re.I)
 _LEADER = re.compile(
   r'^[ \t]*+(?:(?:#{1,6}|>|[-*+•])[ \t]+)++|^[ \t]*[0-9]{1,2}[.)][ \t]+(?=[(\[]?[A-Z][)\].]?[ \t]*$)', re.M
 )
+_QUOTE = re.compile(r'''[\"“‘'](?=[(\[]?[A-Z][).:\]]\s)''')
 _NESTED = re.compile(r'(?<!\w)[\[(]([\[(][A-Za-z][\])])[\])]')
 _FORMULA = re.compile(r'(?<!\\)\\[()\[\]]')
 _DROPPED = {ord(mark): None for mark in '*`$🎉👉➡️'}
@@ -35,40 +36,40 @@ _LETTER = r'(?P<open>[(\[]?)\s?(?P<letter>[A-Za-z])(?![\w\'’+^=°])'
 _BE = r'(?:be|have\sbeen)'
 _IS = (
   rf'(?:is|was|are|were|(?:must|should|would|will|can|could)\s(?:\w+\s)?(?:only\s)?{_BE}|(?:has|have|had)\sto\s{_BE}'
-  r'|(?:turns|turned|comes|came|works|worked)\sout\s(?:to\sbe|as)|(?:appears|seems|looks|happens)\sto\sbe|becomes|remains)'
+  r'|(?:turns|turned|comes|came|works|worked)\sout\s(?:to\sbe|as)|(?:appears|seems|looks|happens)\sto\sbe|becomes|remains|is\s(?:given|provided)\sby|is\sfound\sin|ends?\sup\s(?:being|as)|would\shave\sto\sbe)'
 )
 REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
 _ARROW = r'(?:→|⇒|➡|=>|->|∴)'
 _END = r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:not\b|because|since)|:\s))'
-_GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b))'
+_GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\b|to\s[A-Z]\b))'
 _BEFORE = (
   r'(?:^|(?<=[.!?:;,(\n>])|(?<=[.!?:;,]\s)|(?i:\b(?P<noun>option|choice|answer|letter|statement)\s'
   r'|\b(?:so|thus|hence|therefore|that|think|believe|is|only|clearly|then|conclude|and|or|nor|because|but|say|guess|while|although|as|how|since)\s))'
 )
 _JUDGED = (
   rf'(?i:(?:{_IS}|(?:seems|looks|appears|sounds)(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s|therefore\s|also\s|still\s)?(?:(?:the|my|our|a|an)\s)?(?:\w+ly\s)?'
-  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:option|choice|one|answer|statement)\s(?:left|remaining|standing|that)\b|(?:correct|right|best|better|true|answer|choice|one|appropriate|left)\b))'
+  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match|fit|winner)\b|(?:correct|right|best|better|true|answer|choice|one|appropriate|left|valid|accurate|it(?=[.!]|\s*$))\b)|(?:must\s)?(?:fits?\sbest|best\sfits|hold)\b)'
 )
 LEADS = 3  # in this form and later ones the letter leads
-EXCEPTED = 7  # 'all but B are wrong', whose negation asserts the letter
+EXCEPTED = 8  # 'all but B are wrong', whose negation asserts the letter
 # Statements of a choice. The last one counts.
 STATEMENTS = (
   # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the option that fits best is B'
   re.compile(
-    rf'(?i:\b(?:answers?|ans|option|choice|letter|selection|pick|match|one|statement|conclusion|verdict|solution|result|final|correct|correction|choose)\b\.?'
-    rf'(?:,?\s(?:to|for|that|which|here|then|in|from|left|remaining|standing|available)\b[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?,?\s?'
+    rf'(?i:\b(?:answers?|ans|option|choice|letter|selection|pick|match|one|statement|conclusion|verdict|solution|result|final|correct|correction|choose|guess|vote|response|output|key)\b\.?(?:\s\([^()\n]{{0,40}}\))?'
+    rf'(?:,?\s(?:to|for|that|which|here|then|in|from|left|remaining|standing|available|among|matching|I|we|out)\b[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?(?:,?\s(?:therefore|thus|hence|then|here|now|\w+ly))?,?\s?'
     rf'(?::|=|\||{_ARROW}|\s[-–—]\s|\b{_IS}\b),?\s?:?\s*{_ADVERB}{NOUN}){_LETTER}'
   ),
   # 'it must be B', 'I choose B', 'that leaves B'
   re.compile(
-    rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill)?\s(?:choose|chose|choosing|pick|picked|picking|select|selected|selecting"
-    rf"|go\swith|go\sfor|going\swith|going\sfor|opt\sfor|vote|vote\sfor|say|think)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick|select|go\swith)"
-    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|equals)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
+    rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we|you|one)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill|\sshould|\smust)?\s(?:\w+ly\s)?(?:choose|answer|guess|prefer|favou?r|mark|take|chose|choosing|pick|picked|picking|select|selected|selecting"
+    rf"|go\swith|go\sfor|going\swith|going\sfor|believe\sthe\sanswer\sto\sbe|opt\sfor|vote|vote\sfor|say|think)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick|select|mark|go\swith)"
+    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
     rf'{_ADVERB}{NOUN}){_LETTER}{_GOES}'
   ),
   # 'So B.', 'by elimination, B', 'No, B', 'Not A, not C: B', 'it cannot be anything but B'
   re.compile(
-    rf"(?i:(?:^|(?<=[\s(\-–—]))(?:so|thus|hence|therefore|ergo|{_ARROW}|by\s(?:the\s)?(?:process\sof\s)?elimination|i\.e\.|no|nope|wait|actually|correction|rather|rest|after\s[^,.\n]{{1,40}}"
+    rf"(?i:(?:^|(?<=[\s(\-–—]))(?:so|yes|right|ok(?:ay)?|definitely|surely|clearly|obviously|certainly|just|simply|undoubtedly|sorry|I\smean|(?<!anything\s)(?<!all\s)but|thus|hence|therefore|ergo|{_ARROW}|by\s(?:the\s)?(?:process\sof\s)?elimination|i\.e\.|no|nope|wait|actually|correction|rather|rest|after\s[^,.\n]{{1,40}}"
     rf"|not\s(?:option\s)?[(\[]?[A-Z][)\]]?(?=:)|(?:can\s?not|can['’]t|could\snot|couldn['’]t)\sbe\s(?:any\w*\s)?(?:\w+\s)?(?:but|other\sthan|except))(?:[,:]\s?|\s)"
     rf'(?:wait,?\s|no,?\s|it\sis\s|it[’\']s\s)?{_ADVERB}{NOUN}){_LETTER}{_END}'
   ),
@@ -82,14 +83,18 @@ STATEMENTS = (
     rf'(?i:\bonly\s(?:the\s)?(?:option\s|choice\s|answer\s|statement\s)?){_LETTER}[)\]]?\s(?:[a-z]+s\b|can\b|could\b|is\sleft|is\spossible)'
   ),
   re.compile(
-    rf'(?:^|(?<=[.!?:;,\n]\s)|(?<=\n)|(?<=so\s)|(?i:\boption\s)){_LETTER}[)\]]?\s(?:(?:alone\s)?remains\b(?!\s[a-z])|it\sis\b(?=[.!]|\s*$)|wins\b)',
+    rf'(?:^|(?<=[.!?:;,\n]\s)|(?<=\n)|(?<=so\s)|(?i:\b(?:option|choice)\s)){_LETTER}[)\]]?\s(?:(?:alone\s)?remains\b(?!\s[a-z])|it\sis\b(?=[.!]|\s*$)|is\sleft\b|wins\b|alone\s(?:is|fits|works)\b)',
     re.M,
   ),
   # 'C: correct', 'C ✅', 'making C the answer'
   re.compile(
-    rf'(?:^\W{{0,6}}(?i:option\s|choice\s)?{_LETTER}[)\].]?\s?(?::|[-–—]|\s|\()?\s?(?:✅|✓|✔|☑|(?i:correct|right|true|yes)\b(?=\)?[.!]?\s*$|[.,;:)]))'
+    rf'(?:(?:^\W{{0,6}}|(?<=[.;,]\s))(?i:option\s|choice\s)?{_LETTER}[)\].]?\s?(?::|[-–—]|\s|\()?\s?(?:✅|✓|✔|☑|(?i:correct|right|true|yes)\b(?=\)?[.!]?\s*$|[.,;:)]))|(?i:\bis\sit\s(?:option\s)?)?(?<![\w\'’])(?P<open3>[(\[]?)(?P<letter3>[B-Z])[)\]]?\?\s(?i:yes)\b'
     rf'|(?i:\bmak(?:es|ing)\s{NOUN})(?P<open2>[(\[]?)(?P<letter2>[A-Z])[)\]]?\s(?i:the\s)?(?i:only\s)?(?i:correct|right|best|answer)\b)',
     re.M,
+  ),
+  # 'x = 4 (B)', 'London, option B.'
+  re.compile(
+    rf'(?:(?<!\bin)(?<!\bof)(?<!\bsee)(?<!\bfrom)(?<!\bcase)(?<!\bpart)(?<!\bby)(?<!\band)(?<!\bor)(?<=[\w.%])[ ]\((?i:option\s|choice\s|answer\s)?|,\s(?i:option|choice)\s[(]?|\.\s(?i:option|choice)\s[(]?)(?P<open>)(?P<letter>[A-Z])\)?[.!]?\s*\Z'
   ),
   # 'all but B are wrong', 'nothing but B fits', 'no option other than B works'
   re.compile(
@@ -126,11 +131,11 @@ LONE = re.compile(
 )
 LONE_AT_END = re.compile(r'[a-z]{2}[.?!:]\s[(\[]?([A-Z])[)\]]?[.!]?$')
 LABEL = re.compile(
-  rf'(?i:(?:option|choice|answer)\s)?[(\[]?(?P<letter>[A-Za-z])(?:[)\]][.:]?|[.:](?!\w)|\s?[-–—](?=\s)|(?=,?\s(?:{REASON}))|(?=,?\s(?:and\s)?(?:not|rather\sthan|instead\sof)\s[(\[]?[A-Z]\b))\s*'
+  rf'(?i:(?:option|choice|answer)\s)?[(\[]?(?P<letter>[A-Za-z])(?:[)\]][.:]?|[.:](?!\w)|\s?[-–—](?=\s)|(?=,?\s(?:{REASON}))|(?=,\s(?:definitely|of\scourse|obviously|clearly|certainly|for\ssure|surely)\b)|(?=,?\s(?:and\s)?(?:not|rather\sthan|instead\sof)\s[(\[]?[A-Z]\b))\s*'
 )
 NEXT_LABEL = re.compile(r'(?:^|\s)[(\[]?[A-Z][)\]:.](?:\s|$)')
 CELL = re.compile(r'(?<=\|)\s*[(\[]?([A-Z])[)\]]?\s*(?=\|)')
-ANSWER_IS = re.compile(r'\banswer\s?(?::|is)\s?:?\s*([^\n]+)', re.I)
+ANSWER_IS = re.compile(r'\b(?:answer|it)\s?(?::|is)\s?:?\s*([^\n]+)', re.I)
 TAG = re.compile(r'<(answer|final_answer|choice)>((?:(?!</?(?:answer|final_answer|choice)>).){0,2000})</\1>', re.S | re.I)
 TOKEN = re.compile(r'<\|[^|<>\n]{1,40}\|>')
 
@@ -140,5 +145,5 @@ def cleaned(text: str) -> str:
   text = _BREAK.sub('\n', _HTML.sub('', text))
   text = _WRAPPED.sub(r'\1', _WRAPPED.sub(r'\1', text))
   text = _MARKED.sub(lambda match: f'({match[2] or match[3]})', _FORMULA.sub('', text))
-  text = _EMPHASIS.sub(r'\1', _KEY.sub(r'\1', text)).translate(_DROPPED)
+  text = _EMPHASIS.sub(r'\1', _KEY.sub(r'\1', _QUOTE.sub('', text))).translate(_DROPPED)
   return _LEADER.sub('', _NESTED.sub(r'\1', text))

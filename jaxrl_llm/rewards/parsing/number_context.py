@@ -80,14 +80,14 @@ _PART_BEFORE = re.compile(
 _QUESTION = re.compile(r'[^.!?\n]*\?')
 _CONDITION_BEFORE = re.compile(
   r'(?i:(?<!only )\bif\b|\bwhether\b|\bunless\b|\bsuppos(?:e|ing)\b|\bassum(?:e|ing)\b|\bimagine\b'
-  r'|\bhad\sit\sbeen\b|\bpretend\b)(?!.*\bthen\b)[^,;:]*$'
+  r'|\bhad\sit\sbeen\b|\bpretend\b|\blet(?:.s|\sus)\ssay\b)(?!.*\bthen\b)[^,;:]*$'
 )
 # 'If you doubled the mass, it would be 6': a past tense states what is not so.
 _COUNTERFACTUAL = re.compile(
   r'(?i:\b(?:if|had|were)\s[^.!?;\n]{0,80}\b(?:were|was|had|did|\w{2,}ed)\b[^.!?;\n,]{0,80},[^,;:]{0,60}\bwould\s(?:\w+\s)?(?:be|have\sbeen)\b)[^,;:]{0,40}$'
 )
 _HEDGE_BEFORE = re.compile(
-  r'(?i:\b(?:might|may|could)\s(?:\w+ly\s)?be)(?:\s(?:about|around))?[\s$*"\'(]*$'
+  r'(?i:\b(?:maybe|perhaps|possibly)\b[^,;:]{0,60}$|\b(?:might|may|could)\s(?:(?!only\b)\w+ly\s)?be)(?:\s(?:about|around))?[\s$*"\'(]*$'
 )
 _CONDITION_BEHIND = re.compile(
   r'[\s$*"”’\')\]}`]*(?:\s?[a-z]{1,12})?,?\s(?i:only\s)?(?i:if|unless|provided)\b'

@@ -120,7 +120,7 @@ _PREDICATE = re.compile(r'\b(?:is|are|equals|gives|has|was)\s(?=[-+$.]{0,3}(?:[0
 _ASIDE = re.compile(
   r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|realized|occurring|with equality)\b|(?:,\s|\()(?:when|where|at|for|with|as|since|because)\b', re.I
 )
-_ATTAINED = re.compile(r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|with equality)\b', re.I)
+_ATTAINED = re.compile(r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|with equality|when (?:divided|multiplied|rounded))\b', re.I)
 _TWO_WORDS = re.compile(r'[A-Za-z]+\s[A-Za-z]{2,}')
 _MOST_CHARS = 600  # in a sentence
 
