@@ -37,7 +37,7 @@ _TOKEN = re.compile(
     |\b{_NOT}\s(?:doubt|deny|question|disagree|dispute)\b)
   |(?P<denies>\b(?:at\sfirst|initially|originally),?\s(?:I|we|one)\s(?:\w+\s)?(?:thought|got|guessed|picked|considered|chose|believed|assumed|took|had)\b
     |\bfirst\s(?:guess|thought|instinct|impression|attempt)\b|\b(?:tempting|wrongly|mistakenly|erroneously|incorrectly|falsely|naively)\b
-    |\b(?:mistake|wrong|incorrect|error|tempted|dangerous|absurd)\s(?:is|was|would\sbe)?\s?to\s\w+
+    |\b(?:easy|hard|difficult|tempting|mistake|wrong|false|incorrect|error|tempted|dangerous|absurd)\s(?:is|was|would\sbe)?\s?to\s\w+
     |\b(?:it|this|that)\s(?:looks|seems|appears)\sas\s(?:if|though)\b
     |\b{_PEOPLE}\s(?:{_MAY}\s(?:\w+ly\s)?(?:{_OPINION}|choose|pick|answer|select)|{_OPINION}s?)\b|\b(?:one|you|we)\s(?:may|might|could)\s(?:\w+ly\s)?(?:{_OPINION}|guess|pick|choose)\b
     |\bI\s(?:\w+ly\s)?(?:thought\s(?!about|of|over|through)|guessed|suspected|assumed|doubt)\b
@@ -46,7 +46,7 @@ _TOKEN = re.compile(
     |\bno\s(?:way|reason|evidence|chance|proof|grounds|basis|sign|indication|longer|expert|serious|sane)\b)
   |(?P<negates>\b{_NOT}\b|≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
   |(?P<quantifies>\b(?:nobody|no\sone|noone|none|nothing|neither|nor)\b)
-  |(?P<excludes>\b(?:all|every\w*)\sbut\b|\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
+  |(?P<excludes>\\setminus(?![a-z])|∖|\b(?:all|every\w*)\sbut\b|\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
     |\bexcept(?:\sfor|ing)?\b|\bexcluding\b|\bbut\snot\b|\bunlike\b|\bdiffers?\sfrom\b|\brul(?:ed?s?|ing)\sout\b|\bcross(?:ed|ing)?\sout\b
     |\b(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|\bimpossible\b|\bunlikely\b|\bfails?\sto\b)
   |(?P<adjective>\b(?:{_BAD}\s(?:\w+\s)?(?:answer|option|choice|value|result|statement|letter|number|solution|guess|one)\b|(?:that|which)\s(?:is|are)\s(?:\w+ly\s)?{_BAD})
@@ -55,7 +55,7 @@ _TOKEN = re.compile(
     |means?|impl(?:y|ies)|suggests?|shows?|proves?|indicates?|supports?|see|know|agree|accept|convinced|mean|that)\b)
   |(?P<stops>[;]|\b(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]\s|—|⇒|→|=>|:(?=\s))
   |(?P<comma>,|\b(?:and|or)\b)
-  |(?P<verb>\b(?:is|are|was|were|equals|gives|yields|becomes|has|have|makes|leaves|remains|comes)\b|=|\b(?:it|that|this|here|answer)['’]s\b)
+  |(?P<verb>\b(?:is|are|was|were|equals|gives|yields|becomes|has|have|makes|leaves|remains|comes)\b|\b(?:it|that|this|here|answer)['’]s\b)
   |(?P<word>[A-Za-z]{{2,}})
   )""",
   re.X,
@@ -81,7 +81,7 @@ _NOUN = re.compile(r"\s?(?![A-Z]\b)[A-Za-z'’]{1,12}(?:\s[a-z]{1,12})?(?=\s)") 
 _CHAIN = re.compile(
   r"""(?i:\s?\b(?:(?:is|was|are|were|would|could|should|does|do|did|ca|wo|must|has|have|need)n['’]t|ca?nnot|is|was|are|were|be|been|being|would|will|could|can|must|should|may|might|does|do|did|has|have|had|to
   |seems?|looks?|appears?|gets?|sounds?|turns?|turned|not|never
-  |both|all|also|just|still|then|now|likely|of\scourse|either|quite|\w+ly)\b)++""",
+  |both|all|also|just|still|then|now|likely|of\scourse|either|quite|almost|half|\w+ly)\b)++""",
   re.X,
 )
 _NEGATIVE = re.compile(r"(?i:\b(?:not|never|cannot)\b(?!\s(?:only|just|merely|yet)\b)|n['’]t\b)")
@@ -91,7 +91,7 @@ _PREDICATE = re.compile(
   |no\s(?:answer|solution|option|longer|good)\b|what\sI\s(?:\w+\s)?(?:took|thought|picked|chose|had|got)\b)""",
   re.X,
 )
-_UNREAL = re.compile(r'(?i:would\s(?:\w+ly\s)?have\s)')  # 'would have been'
+_UNREAL = re.compile(r'(?i:would\s(?:\w+ly\s)?have\s|\b(?:almost|nearly|part(?:ial)?ly|half|hardly|barely|scarcely)\b)')
 _FAILS = re.compile(r'\s?(?i:fails?|violates?|contradicts?|conflicts?|ignores?|overlooks?)\b')
 
 # Where a clause or the sentence ends, and what takes it back there.
@@ -120,7 +120,8 @@ def is_denied_before(left: str) -> bool:
   """Whether a negation in front of the answer reaches it: 'not', 'nobody says that it is', 'instead of'."""
   if _STRUCK.search(left[-6:]):
     return True
-  is_open = passes = subject = lists = False  # subject: the first verb belongs to the negation, 'nobody is'
+  is_open = passes = subject = lists = False
+  opened = 0  # end of the negation: 'never equals' has its own verb  # subject: the first verb belongs to the negation, 'nobody is'
   for token in _TOKEN.finditer(left):
     kind = token.lastgroup
     if kind in ('clears', 'stops'):
@@ -128,12 +129,12 @@ def is_denied_before(left: str) -> bool:
     elif kind == 'comma':
       is_open = is_open and lists and _continues_list(left, token)
     elif kind in ('negates', 'denies', 'quantifies', 'excludes', 'adjective'):
-      is_open, passes = True, kind == 'denies'
+      is_open, passes, opened = True, kind == 'denies', token.end()
       subject = kind in ('denies', 'quantifies', 'adjective')
       lists = kind in ('negates', 'denies', 'quantifies')  # 'not 4, 5', but 'is wrong, 5' and 'without 4, 5'
     elif is_open and kind == 'passes':
       passes = True
-    elif is_open and kind == 'verb' and not passes:
+    elif is_open and kind == 'verb' and not passes and (subject or token.start() > opened + 1):
       is_open, subject = subject, False
   return is_open
 

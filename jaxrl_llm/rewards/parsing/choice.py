@@ -264,6 +264,9 @@ def _has_second(left: str, right: str, letter: str) -> bool:
     behind = right[match.end() :]
     if not choice_forms.OWN_CLAUSE.match(behind) and not assertion.is_denied_behind(behind):
       return True
+  match = choice_forms.TWO_LABELS.match(right)
+  if match and match['second'] != letter.upper():
+    return True
   match = choice_forms.TWO_IN_FRONT.search(left[-50:])
   if match is None or match['second'] == letter.upper():
     return False

@@ -35,7 +35,7 @@ _ADVERB = (
 _LETTER = r'(?P<open>[(\[]?)\s?(?P<letter>[A-Za-z])(?![\w\'’+^=°])'
 _BE = r'(?:be|have\sbeen)'
 _IS = (
-  rf'(?:is|was|are|were|(?:must|should|would|will|can|could)\s(?:\w+\s)?(?:only\s)?{_BE}|(?:has|have|had)\sto\s{_BE}'
+  rf'(?:is|was|are|were|(?:must|should|would|will)\s(?:\w+\s)?(?:only\s)?{_BE}|(?:can|could)\sonly\s{_BE}|(?:has|have|had)\sto\s{_BE}'
   r'|(?:turns|turned|comes|came|works|worked)\sout\s(?:to\sbe|as)|(?:appears|seems|looks|happens)\sto\sbe|becomes|remains|is\s(?:given|provided)\sby|is\sfound\sin|ends?\sup\s(?:being|as)|would\shave\sto\sbe)'
 )
 REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
@@ -48,7 +48,7 @@ _BEFORE = (
 )
 _JUDGED = (
   rf'(?i:(?:{_IS}|(?:seems|looks|appears|sounds)(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s|therefore\s|also\s|still\s)?(?:(?:the|my|our|a|an)\s)?(?:\w+ly\s)?'
-  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match|fit|winner)\b|(?:correct|right|best|better|true|answer|choice|one|appropriate|left|valid|accurate|it(?=[.!]|\s*$))\b)|(?:must\s)?(?:fits?\sbest|best\sfits|hold)\b)'
+  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match|fit|winner)\b|(?:correct|right|best|better|true|answer|choice|one|appropriate|left|valid|accurate|it(?=[.!]|\s*$))\b)|makes?\s(?:the\s)?(?:most\s)?sense|(?:must\s)?(?:fits?\sbest|best\sfits|hold)\b)'
 )
 LEADS = 3  # in this form and later ones the letter leads
 EXCEPTED = 8  # 'all but B are wrong', whose negation asserts the letter
@@ -64,7 +64,7 @@ STATEMENTS = (
   re.compile(
     rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we|you|one)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill|\sshould|\smust)?\s(?:\w+ly\s)?(?:choose|answer|guess|prefer|favou?r|mark|take|chose|choosing|pick|picked|picking|select|selected|selecting"
     rf"|go\swith|go\sfor|going\swith|going\sfor|believe\sthe\sanswer\sto\sbe|opt\sfor|vote|vote\sfor|say|think)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick|select|mark|go\swith)"
-    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
+    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|leads?(?:\sus)?\sto|gives?(?:\sus)?|(?:I|we)\sget\s(?=answer|option|choice|\()|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
     rf'{_ADVERB}{NOUN}){_LETTER}{_GOES}'
   ),
   # 'So B.', 'by elimination, B', 'No, B', 'Not A, not C: B', 'it cannot be anything but B'
@@ -108,9 +108,11 @@ _MORE = (
   r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice|letter)*+'
 )
 TWO = re.compile(
-  rf'[)\]]?\s?(?:[,;/|&+∪\\\-–]|and/or\b|\(?or\b|and\b|to\b|but\b|versus\b|vs\b|plus\b|,?\s?(?:as\swell\sas|along\swith|together\swith|alternatively|otherwise|and\salso)\b|(?<=\s)|(?=[(\[]))'
+  rf'[)\]]?(?:\.\.\.|…)?\s?(?:[,;/|&+∪\\\-–]|and/or\b|\(?or\b|and\b|to\b|but\b|versus\b|vs\b|plus\b|,?\s?(?:as\swell\sas|along\swith|together\swith|alternatively|otherwise|and\salso)\b|(?<=\s)|(?=[(\[]))'
   rf'\s?{_MORE}(?P<second>[A-Z])(?![\w\'’])'
 )
+# 'B. London and D. Oslo'
+TWO_LABELS = re.compile(r'[).:]\s[^.\n]{1,40}?\s(?:and|or|&)\s[(\[]?(?P<second>[A-Z])[).:]\s')
 TWO_IN_FRONT = re.compile(
   r'(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s?(?:,|/|&|\bor\b|\band\b)\s?(?:or\s|and\s)?(?:(?:(?:the\s)?(?:correct\s)?(?:answer|option|choice)\s)(?:is\s)?(?:also\s)?)?[(\[]?$'
 )

@@ -56,6 +56,10 @@ _STATEMENT = re.compile(
 )
 _BRACKETED = re.compile(r'\(([1-9][0-9]{0,2}(?:, [0-9]{3})+)\)')  # (3, 400), which may be 3400
 _INTERVAL = re.compile(r'([\][(])([^\][()]{1,60},[^\][()]{1,60})(\]|\)|(?<!sqrt)\[)')
+# 'The range is [2, 5)', without dollar signs.
+_STATED_INTERVAL = re.compile(
+  r'(?:\bis|\bare|\bin|:|=|\\in)\s*((?:[\[(](?:[-+0-9./ ]|\\infty ?){1,30},(?:[-+0-9./ ]|\\infty ?){1,30}[\])](?:\s?\\cup\s*(?=[\[(]))?)+)$'
+)
 _NAMES = re.compile(r'[\s(\[]*[A-Za-z](?:_\{?\w{1,9}\}?)?(?:\s?,\s?[A-Za-z](?:_\{?\w{1,9}\}?)?)*[\s)\]]*')
 _VALUE = re.compile(r'[0-9$]|\\\(')
 _VERB = re.compile(r'\b(?:is|are|equals|has|have|gives|was)\s(?:exactly\s|only\s)?(?=[-+]?(?:\$|\\\(|[0-9]))')
@@ -116,7 +120,9 @@ def of_text(text: str) -> str:
   Boxes joined by a comma or 'and' are one list; else the last box, the last statement, the last formula, the last
   number outside of formulas. Only the last `answer_span.TAIL_CHARS` are read.
   """
-  return _prepared(_answer(normalized(text[-answer_span.TAIL_CHARS :])))
+  formula = _answer(normalized(text[-answer_span.TAIL_CHARS :]))
+  excludes = '\\in' in formula and '\\ne' in formula  # 'x \\in R, x \\ne 5', of which 5 would be read
+  return '' if excludes else _prepared(formula)
 
 
 def _answer(text: str) -> str:
@@ -272,7 +278,14 @@ def _last(text: str) -> str | None:
     return ''
   if _NAMES.fullmatch(last.inside):  # 'there are 12 such pairs $(a, b)$'
     start = max(text.rfind('. ', 0, last.start), text.rfind('\n', 0, last.start)) + 1
-    counted = _plain(text, max(start, segments[-2].end if len(segments) > 1 else 0), last.start, False)
+    for at in reversed(range(max(0, len(segments) - _MAX_CANDIDATES), len(segments) - 1)):
+      segment = segments[at]
+      if segment.start < start or not _VERB.search(text, start, segment.start + 3):
+        break
+      if re.search('[0-9]', segment.inside) and not _is_unasserted(text, segment):
+        return _joined(text, segments, at, at)
+    before = max(start, segments[-2].end if len(segments) > 1 else 0)
+    counted = _plain(text, before, last.start, complete=False)
     if counted:
       return counted
   for at in reversed(range(max(0, len(segments) - _MAX_CANDIDATES), len(segments))):
@@ -322,6 +335,9 @@ def _plain(text: str, start: int, end: int, complete: bool = True) -> str | None
   if complete and len(part) < _MOST_CHARS and re.search('[0-9a-zA-Z]', part):
     if not _PLAIN_WORDS.search(re.sub(r'\\[a-zA-Z]+|_\{\w+\}', '', part)):
       return _expression(part)
+  interval = _STATED_INTERVAL.search(part)
+  if interval and not number_context.is_unasserted(before + part[: interval.start(1)], ''):
+    return interval[1]
   found = ratio.in_prose(part)
   if found:
     left = (before + part[: found.start()])[-number_context.WINDOW :]

@@ -84,13 +84,13 @@ _CONDITION_BEFORE = re.compile(
 )
 # 'If you doubled the mass, it would be 6': a past tense states what is not so.
 _COUNTERFACTUAL = re.compile(
-  r'(?i:\b(?:if|had|were)\s[^.!?;\n]{0,80}\b(?:were|was|had|did|\w{2,}ed)\b[^.!?;\n,]{0,80},[^,;:]{0,60}\bwould\s(?:\w+\s)?(?:be|have\sbeen)\b)[^,;:]{0,40}$'
+  r'(?i:(?:^\W*(?:were|had)\s[^,\n]{0,80}|\bif\s[^.!?;\n]{0,80}\b(?:were|was|had|did|\w{2,}ed)\b[^.!?;\n,]{0,80}),[^,;:]{0,60}\bwould\s(?:\w+\s)?(?:be|have\sbeen)\b)[^,;:]{0,40}$'
 )
 _HEDGE_BEFORE = re.compile(
-  r'(?i:\b(?:maybe|perhaps|possibly)\b[^,;:]{0,60}$|\b(?:might|may|could)\s(?:(?!only\b)\w+ly\s)?be)(?:\s(?:about|around))?[\s$*"\'(]*$'
+  r'(?i:\b(?:maybe|perhaps|possibly)\b[^,;:]{0,60}$|\b(?:might|may|could)\s(?:(?!only\b)\w+ly\s|(?:also|well|even|then)\s){0,2}be)(?:\s(?:about|around))?[\s$*"\'(]*$'
 )
 _CONDITION_BEHIND = re.compile(
-  r'[\s$*"”’\')\]}`]*(?:\s?[a-z]{1,12})?,?\s(?i:only\s)?(?i:if|unless|provided)\b'
+  r'[\s$*"”’\')\]}`]*(?:\s?[a-z]{1,12})?,?\s(?i:only\s)?(?i:if|unless|provided|in\s(?:some|certain|most|many)\scases|for\s(?:some|certain))\b'
 )
 
 _GAP = (
