@@ -24,39 +24,39 @@ _BAD = (
   r'(?:wrong|incorrect|false|untrue|inaccurate|worst|invalid|erroneous|bogus|rejected|excluded|eliminated|least\s(?:likely|plausible|probable|suitable|appropriate|accurate|\w+able))'
 )
 _MAY = r'(?:may|might|would|could|will|can|often|sometimes|are\stempted\sto)'
-# Kinds of tokens. `clears`: a double negation, which asserts. `passes`: a verb or noun that hands a negation on to its
+# Kinds of tokens in lower case, where each word is a token, so that all alternatives begin at words. `clears`: a double negation, which asserts. `passes`: a verb or noun that hands a negation on to its
 # clause. `denies`: a phrase that denies a whole clause. `negates`, `excludes`: open a scope.
 _TOKEN = re.compile(
-  rf"""(?i:
-  (?P<clears>\bno\s(?:doubt|question|other\s(?:than|option|choice)|surprise|wonder|less\sthan\s(?=exactly))
-    |\b(?:nothing|none|no\s\w+|anything|anyone|{_NOT})\s(?:(?:possibly|really|be|have|been|help|it|by|equal)\s){{0,3}}
+  rf"""(?:
+  (?P<clears>no\s(?:doubt|question|other\s(?:than|option|choice)|surprise|wonder|less\sthan\s(?=exactly))
+    |(?:nothing|none|no\s\w+|anything|anyone|{_NOT})\s(?:(?:possibly|really|be|have|been|help|it|by|equal)\s){{0,3}}
       (?:(?:anything|any|something|any\sother\s\w+|a\s\w+)\s)?(?:else\s)?(?<!\banything\s)(?:but|other\sthan|except|besides)\b
-    |\b{_NOT}\s(?:(?:possibly|be|have|been)\s){{0,3}}anything\s(?:else\s)?(?:but|other\sthan|except|besides)\b
-    |\bwithout\s(?:a\s|any\s)?(?:shadow\sof\sa\s)?(?:doubt|question)|\bbeyond\s(?:any\s|a\s|all\s)?(?:\w+\s)?doubt|\bdoubtless
-    |\bnot\s(?:only|just|merely|hard|difficult|surprising(?:ly)?|too\s(?:hard|difficult)|unreasonable|unlikely|wrong|incorrect)\b
-    |\b{_NOT}\s(?:doubt|deny|question|disagree|dispute)\b)
-  |(?P<denies>\b(?:at\sfirst|initially|originally),?\s(?:I|we|one)\s(?:\w+\s)?(?:thought|got|guessed|picked|considered|chose|believed|assumed|took|had)\b
-    |\bfirst\s(?:guess|thought|instinct|impression|attempt)\b|\b(?:tempting|wrongly|mistakenly|erroneously|incorrectly|falsely|naively)\b
-    |\b(?:easy|hard|difficult|tempting|mistake|wrong|false|incorrect|error|tempted|dangerous|absurd)\s(?:is|was|would\sbe)?\s?to\s\w+
-    |\b(?:it|this|that)\s(?:looks|seems|appears)\sas\s(?:if|though)\b
-    |\b{_PEOPLE}\s(?:{_MAY}\s(?:\w+ly\s)?(?:{_OPINION}|choose|pick|answer|select)|{_OPINION}s?)\b|\b(?:one|you|we)\s(?:may|might|could)\s(?:\w+ly\s)?(?:{_OPINION}|guess|pick|choose)\b
-    |\bI\s(?:\w+ly\s)?(?:thought\s(?!about|of|over|through)|guessed|suspected|assumed|doubt)\b
-    |\b(?:doubt|doubtful|deny|denied|denies|disproves?d?|refutes?d?)\b|\bhardly\b|\bfar\sfrom\s(?!(?:zero|over)\b)
-    |\b(?:initial|original|previous|first|earlier|preliminary)\s(?:answer|choice|guess|thought|pick)\b|\bused\sto\s\w+|\b(?:false|wrong|untrue|incorrect)\sthat\b
-    |\bno\s(?:way|reason|evidence|chance|proof|grounds|basis|sign|indication|longer|expert|serious|sane)\b)
-  |(?P<negates>\b{_NOT}\b|≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
-  |(?P<quantifies>\b(?:nobody|no\sone|noone|none|nothing|neither|nor)\b)
-  |(?P<excludes>\\setminus(?![a-z])|∖|\b(?:all|every\w*)\sbut\b|\bwithout\b|\b(?:rather|other|different)\s(?:than|from)\b|\binstead\sof\b|\bany(?:thing|one)\s(?:but|except)\b
-    |\bexcept(?:\sfor|ing)?\b|\bexcluding\b|\bbut\snot\b|\bunlike\b|\bdiffers?\sfrom\b|\brul(?:ed?s?|ing)\sout\b|\bcross(?:ed|ing)?\sout\b
-    |\b(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|\bimpossible\b|\bunlikely\b|\bfails?\sto\b)
-  |(?P<adjective>\b(?:{_BAD}\s(?:\w+\s)?(?:answer|option|choice|value|result|statement|letter|number|solution|guess|one)\b|(?:that|which)\s(?:is|are)\s(?:\w+ly\s)?{_BAD})
-    |\b(?:answer|option|choice|value|one|letter|number)\s(?:(?:that|which|we|I|you|one|can|could|should|must|would|will|to|be|\w+ly)\s){{1,5}}(?:eliminate|reject|rule\sout|exclude|discard|avoid|dismiss)d?\b)
-  |(?P<passes>\b(?:{_OPINION}|sa(?:id|ys)|saying|thinks|believed|claim(?:ed|s|ing)?|concluded|true|clear|certain|sure|evident|obvious|right|correct|the\scase
+    |{_NOT}\s(?:(?:possibly|be|have|been)\s){{0,3}}anything\s(?:else\s)?(?:but|other\sthan|except|besides)\b
+    |without\s(?:a\s|any\s)?(?:shadow\sof\sa\s)?(?:doubt|question)|beyond\s(?:any\s|a\s|all\s)?(?:\w+\s)?doubt|doubtless
+    |not\s(?:only|just|merely|hard|difficult|surprising(?:ly)?|too\s(?:hard|difficult)|unreasonable|unlikely|wrong|incorrect)\b
+    |{_NOT}\s(?:doubt|deny|question|disagree|dispute)\b)
+  |(?P<denies>(?:at\sfirst|initially|originally),?\s(?:i|we|one)\s(?:\w+\s)?(?:thought|got|guessed|picked|considered|chose|believed|assumed|took|had)\b
+    |first\s(?:guess|thought|instinct|impression|attempt)\b|(?:tempting|wrongly|mistakenly|erroneously|incorrectly|falsely|naively)\b
+    |(?:easy|hard|difficult|tempting|mistake|wrong|false|incorrect|error|tempted|dangerous|absurd)\s(?:is|was|would\sbe)?\s?to\s\w+
+    |(?:it|this|that)\s(?:looks|seems|appears)\sas\s(?:if|though)\b
+    |{_PEOPLE}\s(?:{_MAY}\s(?:\w+ly\s)?(?:{_OPINION}|choose|pick|answer|select)|{_OPINION}s?)\b|(?:one|you|we)\s(?:may|might|could)\s(?:\w+ly\s)?(?:{_OPINION}|guess|pick|choose)\b
+    |i\s(?:\w+ly\s)?(?:thought\s(?!about|of|over|through)|guessed|suspected|assumed|doubt)\b
+    |(?:doubt|doubtful|deny|denied|denies|disproves?d?|refutes?d?)\b|hardly\b|far\sfrom\s(?!(?:zero|over)\b)
+    |(?:initial|original|previous|first|earlier|preliminary)\s(?:answer|choice|guess|thought|pick)\b|used\sto\s\w+|(?:false|wrong|untrue|incorrect)\sthat\b
+    |no\s(?:way|reason|evidence|chance|proof|grounds|basis|sign|indication|longer|expert|serious|sane)\b)
+  |(?P<negates>{_NOT}\b|≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
+  |(?P<quantifies>(?:nobody|no\sone|noone|none|nothing|neither|nor)\b)
+  |(?P<excludes>\\setminus(?![a-z])|∖|(?:all|every\w*)\sbut\b|without\b|(?:rather|other|different)\s(?:than|from)\b|instead\sof\b|any(?:thing|one)\s(?:but|except)\b
+    |except(?:\sfor|ing)?\b|excluding\b|but\snot\b|unlike\b|differs?\sfrom\b|rul(?:ed?s?|ing)\sout\b|cross(?:ed|ing)?\sout\b
+    |(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|impossible\b|unlikely\b|fails?\sto\b)
+  |(?P<adjective>(?:{_BAD}\s(?:\w+\s)?(?:answer|option|choice|value|result|statement|letter|number|solution|guess|one)\b|(?:that|which)\s(?:is|are)\s(?:\w+ly\s)?{_BAD})
+    |(?:answer|option|choice|value|one|letter|number)\s(?:(?:that|which|we|i|you|one|can|could|should|must|would|will|to|be|\w+ly)\s){{1,5}}(?:eliminate|reject|rule\sout|exclude|discard|avoid|dismiss)d?\b)
+  |(?P<passes>(?:{_OPINION}|sa(?:id|ys)|saying|thinks|believed|claim(?:ed|s|ing)?|concluded|true|clear|certain|sure|evident|obvious|right|correct|the\scase
     |means?|impl(?:y|ies)|suggests?|shows?|proves?|indicates?|supports?|see|know|agree|accept|convinced|mean|that)\b)
-  |(?P<stops>[;]|\b(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]\s|—|⇒|→|=>|:(?=\s))
-  |(?P<comma>,|\b(?:and|or)\b)
-  |(?P<verb>\b(?:is|are|was|were|equals|gives|yields|becomes|has|have|makes|leaves|remains|comes)\b|\b(?:it|that|this|here|answer)['’]s\b)
-  |(?P<word>[A-Za-z]{{2,}})
+  |(?P<stops>[;]|(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]\s|—|⇒|→|=>|:(?=\s))
+  |(?P<comma>,|(?:and|or)\b)
+  |(?P<verb>(?:is|are|was|were|equals|gives|yields|becomes|has|have|makes|leaves|remains|comes)\b|(?:it|that|this|here|answer)['’]s\b)
+  |(?P<word>[a-z]++)
   )""",
   re.X,
 )
@@ -120,6 +120,7 @@ def is_denied_before(left: str) -> bool:
   """Whether a negation in front of the answer reaches it: 'not', 'nobody says that it is', 'instead of'."""
   if _STRUCK.search(left[-6:]):
     return True
+  left = left.lower()  # the pattern has no flag for the case, which would cost half of its speed
   is_open = passes = subject = lists = False
   opened = 0  # end of the negation: 'never equals' has its own verb  # subject: the first verb belongs to the negation, 'nobody is'
   for token in _TOKEN.finditer(left):

@@ -186,13 +186,22 @@ def _statements(text: str) -> list[_Statement]:
   found = [
     _Statement(tag[2], *tag.span(2), tag.end(), -1) for tag in choice_forms.TAG.finditer(text)
   ]
+  mentions = [*choice_forms.MENTION.finditer(text)]
+  parts = choice_forms.regions(text, mentions)
   for kind, pattern in enumerate(choice_forms.STATEMENTS):
-    for match in pattern.finditer(text):
-      groups = match.groupdict()
-      name = next(name for name in ('letter', 'letter2', 'letter3') if groups.get(name))
-      opened = any(groups.get(name) for name in ('open', 'open2', 'open3'))
-      found.append(_Statement(match[name], *match.span(name), match.end(), kind, opened))
+    for part in parts:
+      found += [_statement(match, kind) for match in pattern.finditer(text, *part)]
+  for mention in mentions:
+    if match := choice_forms.judged(text, mention.start()):
+      found.append(_statement(match, choice_forms.LEADS))
   return sorted(found, key=lambda statement: statement.end, reverse=True)[:_MAX_CANDIDATES]
+
+
+def _statement(match: re.Match, kind: int) -> _Statement:
+  groups = match.groupdict()
+  name = next(name for name in ('letter', 'letter2', 'letter3') if groups.get(name))
+  opened = any(groups.get(name) for name in ('open', 'open2', 'open3'))
+  return _Statement(match[name], *match.span(name), match.end(), kind, opened)
 
 
 def _stated(text: str, options: Options) -> str | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # Wrappers of LaTeX, Markdown, HTML and quotes. A letter in bold, code, braces or quotes equals one in brackets.
 _WRAPPED = re.compile(
@@ -42,16 +43,16 @@ REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
 _ARROW = r'(?:→|⇒|➡|=>|->|∴)'
 _END = r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:not\b|because|since)|:\s))'
 _GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\b|to\s[A-Z]\b))'
-_BEFORE = (
-  r'(?:^|(?<=[.!?:;,(\n>])|(?<=[.!?:;,]\s)|(?i:\b(?P<noun>option|choice|answer|letter|statement)\s'
-  r'|\b(?:so|thus|hence|therefore|that|think|believe|is|only|clearly|then|conclude|and|or|nor|because|but|say|guess|while|although|as|how|since)\s))'
+_LED_BEFORE = re.compile(
+  r'(?:^|[.!?:;,(\n>]\s?|\b(?i:(?P<noun>option|choice|answer|letter|statement)'
+  r'|so|thus|hence|therefore|that|think|believe|is|only|clearly|then|conclude|and|or|nor|because|but|say|guess|while|although|as|how|since)\s)\s?$'
 )
 _JUDGED = (
   rf'(?i:(?:{_IS}|(?:seems|looks|appears|sounds)(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s|therefore\s|also\s|still\s)?(?:(?:the|my|our|a|an)\s)?(?:\w+ly\s)?'
   r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match|fit|winner)\b|(?:correct|right|best|better|true|answer|choice|one|appropriate|left|valid|accurate|it(?=[.!]|\s*$))\b)|makes?\s(?:the\s)?(?:most\s)?sense|(?:must\s)?(?:fits?\sbest|best\sfits|hold)\b)'
 )
 LEADS = 3  # in this form and later ones the letter leads
-EXCEPTED = 8  # 'all but B are wrong', whose negation asserts the letter
+EXCEPTED = 7  # 'all but B are wrong', whose negation asserts the letter
 # Statements of a choice. The last one counts.
 STATEMENTS = (
   # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the option that fits best is B'
@@ -72,11 +73,6 @@ STATEMENTS = (
     rf"(?i:(?:^|(?<=[\s(\-–—]))(?:so|yes|right|ok(?:ay)?|definitely|surely|clearly|obviously|certainly|just|simply|undoubtedly|sorry|I\smean|(?<!anything\s)(?<!all\s)but|thus|hence|therefore|ergo|{_ARROW}|by\s(?:the\s)?(?:process\sof\s)?elimination|i\.e\.|no|nope|wait|actually|correction|rather|rest|after\s[^,.\n]{{1,40}}"
     rf"|not\s(?:option\s)?[(\[]?[A-Z][)\]]?(?=:)|(?:can\s?not|can['’]t|could\snot|couldn['’]t)\sbe\s(?:any\w*\s)?(?:\w+\s)?(?:but|other\sthan|except))(?:[,:]\s?|\s)"
     rf'(?:wait,?\s|no,?\s|it\sis\s|it[’\']s\s)?{_ADVERB}{NOUN}){_LETTER}{_END}'
-  ),
-  # 'B is the answer', 'option B must be correct', 'B) London is right', 'B and not C is the answer'
-  re.compile(
-    rf'{_BEFORE}\s?{_LETTER}(?P<text>[)\]:.]\s?[^.\n()\[\]]{{0,40}}?|\s?\([^()\n]{{0,40}}\)|[)\]]?,?\s(?:and\s)?not\s[(\[]?[A-Z][)\]]?,?|(?(noun)[^.\n]{{0,30}}?))\s?\b{_JUDGED}',
-    re.M,
   ),
   # 'only B fits', 'B remains', 'B it is'
   re.compile(
@@ -104,9 +100,17 @@ STATEMENTS = (
   ),
 )
 
+# 'B is the answer', 'B) London is right', 'B and not C is the answer'; behind a noun also 'option B, London, must be correct'.
+_TEXT = r'[)\]:.]\s?[^.\n()\[\]]{0,40}?|\s?\([^()\n]{0,40}\)|[)\]]?,?\s(?:and\s)?not\s[(\[]?[A-Z][)\]]?,?'
+_LED = re.compile(rf'{_LETTER}(?:{_TEXT}|)\s?\b{_JUDGED}')
+_LED_BY_NOUN = re.compile(rf'{_LETTER}(?:{_TEXT}|[^.\n]{{0,30}}?)\s?\b{_JUDGED}')
 _MORE = (
   r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice|letter)*+'
 )
+# A capital without neighbors, or a small letter in brackets or at the end of a line.
+MENTION = re.compile(r"(?<![A-Za-z'’])(?:[A-Z](?![\w'’+^=°])|[a-z](?=[)\]]|[.!]?\s*$))", re.M)
+_SENTENCE_END = re.compile(r'[.!?]\s+|\n')
+_BEFORE_CHARS, _BEHIND_CHARS = 200, 120  # a statement reaches so far from its letter
 TWO = re.compile(
   rf'[)\]]?(?:\.\.\.|…)?\s?(?:[,;/|&+∪\\\-–]|and/or\b|\(?or\b|and\b|to\b|but\b|versus\b|vs\b|plus\b|,?\s?(?:as\swell\sas|along\swith|together\swith|alternatively|otherwise|and\salso)\b|(?<=\s)|(?=[(\[]))'
   rf'\s?{_MORE}(?P<second>[A-Z])(?![\w\'’])'
@@ -142,10 +146,39 @@ TAG = re.compile(r'<(answer|final_answer|choice)>((?:(?!</?(?:answer|final_answe
 TOKEN = re.compile(r'<\|[^|<>\n]{1,40}\|>')
 
 
+def regions(text: str, mentions: Sequence[re.Match]) -> list[tuple[int, int]]:
+  """(start, end) of the parts of a text that can hold a statement: those around its letters."""
+  found: list[tuple[int, int]] = []
+  for mention in mentions:
+    if found and mention.end() + _BEHIND_CHARS <= found[-1][1]:
+      continue
+    start = max(0, mention.start() - _BEFORE_CHARS)
+    end = _SENTENCE_END.search(text, mention.end() + _BEHIND_CHARS)
+    stop = end.end() if end else len(text)
+    if found and start <= found[-1][1]:
+      found[-1] = (found[-1][0], stop)
+    else:
+      found.append((start, stop))
+  return found
+
+
+def judged(text: str, start: int) -> re.Match | None:
+  """The statement that the letter at text[start] leads: 'B is the answer'."""
+  at = start - 1 if start and text[start - 1] in '([' else start
+  before = _LED_BEFORE.search(text[max(0, at - 24) : at])
+  if before is None:
+    return None
+  return (_LED_BY_NOUN if before['noun'] else _LED).match(text, at)
+
+
 def cleaned(text: str) -> str:
   """The text without wrappers; marked letters are in brackets."""
   text = _BREAK.sub('\n', _HTML.sub('', text))
   text = _WRAPPED.sub(r'\1', _WRAPPED.sub(r'\1', text))
   text = _MARKED.sub(lambda match: f'({match[2] or match[3]})', _FORMULA.sub('', text))
-  text = _EMPHASIS.sub(r'\1', _KEY.sub(r'\1', _QUOTE.sub('', text))).translate(_DROPPED)
-  return _LEADER.sub('', _NESTED.sub(r'\1', text))
+  text = _KEY.sub(r'\1', _QUOTE.sub('', text)).translate(_DROPPED)
+  if '_' in text:
+    text = _EMPHASIS.sub(r'\1', text)
+  if '[[' in text or '[(' in text or '((' in text:
+    text = _NESTED.sub(r'\1', text)
+  return _LEADER.sub('', text)
