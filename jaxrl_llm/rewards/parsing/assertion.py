@@ -192,7 +192,7 @@ def _takes_back(text: str) -> bool:
       break
     at, words = word.end(), words + word[0].casefold()
   if at == len(text):
-    return 'no' in words or 'wait' in words
+    return 'wait' in words or ('no' in words and words[-1] in '.!…')
   if _TAKEN_BACK.match(text, at):
     return True
   reference = _REFERENCE.match(text, at)

@@ -45,11 +45,11 @@ _END = r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:
 _GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\b|to\s[A-Z]\b))'
 _LED_BEFORE = re.compile(
   r'(?:^|[.!?:;,(\n>]\s?|\b(?i:(?P<noun>option|choice|answer|letter|statement)'
-  r'|so|thus|hence|therefore|that|think|believe|is|only|clearly|then|conclude|and|or|nor|because|but|say|guess|while|although|as|how|since)\s)\s?$'
+  r'|so|thus|hence|therefore|that|think|believe|is|only|just|clearly|then|conclude|and|or|nor|because|but|say|guess|while|although|as|how|since)\s)\s?$'
 )
 _JUDGED = (
   rf'(?i:(?:{_IS}|(?:seems|looks|appears|sounds)(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s|therefore\s|also\s|still\s)?(?:(?:the|my|our|a|an)\s)?(?:\w+ly\s)?'
-  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match|fit|winner)\b|(?:correct|right|best|better|true|answer|choice|one|appropriate|left|valid|accurate|it(?=[.!]|\s*$))\b)|makes?\s(?:the\s)?(?:most\s)?sense|(?:must\s)?(?:fits?\sbest|best\sfits|hold)\b)'
+  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match|fit|winner)\b(?!\sto\s(?:a\sdifferent|another|some\sother))|what\swe\s(?:need|want)\b|(?:correct|right|best|better|true|appropriate|left|valid|accurate|it(?=[.!]|\s*$))\b)|makes?\s(?:the\s)?(?:most\s)?sense|(?:must\s)?(?:fits?\sbest|best\sfits|hold)\b)'
 )
 LEADS = 3  # in this form and later ones the letter leads
 EXCEPTED = 7  # 'all but B are wrong', whose negation asserts the letter
@@ -65,7 +65,7 @@ STATEMENTS = (
   re.compile(
     rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we|you|one)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill|\sshould|\smust)?\s(?:\w+ly\s)?(?:choose|answer|guess|prefer|favou?r|mark|take|chose|choosing|pick|picked|picking|select|selected|selecting"
     rf"|go\swith|go\sfor|going\swith|going\sfor|believe\sthe\sanswer\sto\sbe|opt\sfor|vote|vote\sfor|say|think)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick|select|mark|go\swith)"
-    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|leads?(?:\sus)?\sto|gives?(?:\sus)?|(?:I|we)\sget\s(?=answer|option|choice|\()|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
+    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|leads?(?:\sus)?\sto|gives?(?:\sus)?|(?:I|we)\sget(?=\s(?:answer|option|choice|\())|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
     rf'{_ADVERB}{NOUN}){_LETTER}{_GOES}'
   ),
   # 'So B.', 'by elimination, B', 'No, B', 'Not A, not C: B', 'it cannot be anything but B'

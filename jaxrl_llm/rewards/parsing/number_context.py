@@ -79,7 +79,7 @@ _PART_BEFORE = re.compile(
 
 _QUESTION = re.compile(r'[^.!?\n]*\?')
 _CONDITION_BEFORE = re.compile(
-  r'(?i:(?<!only )\bif\b|\bwhether\b|\bunless\b|\bsuppos(?:e|ing)\b|\bassum(?:e|ing)\b|\bimagine\b'
+  r'(?i:\bunless\b[^;:]*,|(?<!only )\bif\b|\bwhether\b|\bunless\b|\bsuppos(?:e|ing)\b|\bassum(?:e|ing)\b|\bimagine\b'
   r'|\bhad\sit\sbeen\b|\bpretend\b|\blet(?:.s|\sus)\ssay\b)(?!.*\bthen\b)[^,;:]*$'
 )
 # 'If you doubled the mass, it would be 6': a past tense states what is not so.
