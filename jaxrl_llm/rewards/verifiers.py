@@ -19,7 +19,15 @@ from typing import Any
 from jaxrl_llm.rewards import adapters
 from jaxrl_llm.rewards.gym import sandboxed, scorers
 from jaxrl_llm.rewards.outcomes import Settings
-from jaxrl_llm.rewards.parsing import answer_span, choice, expression, extract, formula, numeral, ratio
+from jaxrl_llm.rewards.parsing import (
+  answer_span,
+  choice,
+  expression,
+  extract,
+  formula,
+  numeral,
+  ratio,
+)
 from jaxrl_llm.types import JsonObject, Row, UserError
 
 

@@ -11,6 +11,7 @@ from tests.rewards.pairs import score
 _FIELDS = {'class', 'answer', 'reply', 'label', 'provenance', 'split'}
 _MORE = {'settings', 'row', 'theirs', 'note'}
 
+
 def _import(grader: str) -> None:
   if grader == 'math_verify':
     pytest.importorskip('math_verify')

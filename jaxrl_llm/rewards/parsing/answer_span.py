@@ -61,7 +61,9 @@ def has_rival_box(text: str, last: Box) -> bool:
   start = max(text.rfind(mark, 0, last.start) for mark in ('\\boxed', '\\fbox', '\\fboxed'))
   mark = _BOX.match(text, start) if start >= 0 else None
   before = _box(text, mark, last.start) if mark else None
-  if before is None or before.inside is None or before.inside.strip() == (last.inside or '').strip():
+  if (
+    before is None or before.inside is None or before.inside.strip() == (last.inside or '').strip()
+  ):
     return False
   return _OFFERED.fullmatch(text, before.end, last.start) is not None
 

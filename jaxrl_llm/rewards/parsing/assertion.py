@@ -12,20 +12,31 @@ import re
 
 _NOT = r"(?:not|never|cannot|[a-z]+n['’]t|\bcant|\bwont|\bdont)"
 _WRONG = (
-  r'(?:wrong|incorrect|false|untrue|impossible|invalid|mistaken|inconsistent|excluded|eliminated|rejected|discarded|dismissed|disproved|disproven'
-  r'|ruled\sout|crossed\sout|off\sthe\stable|out\sof\s(?:range|the\squestion|the\srunning)|out\b|nonsense|absurd|unlikely|implausible|unsuitable|bogus|extraneous|spurious|inadmissible)'
+  r'(?:wrong|incorrect|false|untrue|impossible|invalid|mistaken|inconsistent|excluded'
+  r'|eliminated|rejected|discarded|dismissed|disproved|disproven'
+  r'|ruled\sout|crossed\sout|off\sthe\stable|out\sof\s(?:range|the\squestion|the\srunning)'
+  r'|out\b|nonsense|absurd|unlikely|implausible|unsuitable|bogus|extraneous|spurious'
+  r'|inadmissible)'
 )
-_RIGHT = r'(?:right|correct|true|it\b|so\b|valid|the\s(?:right|correct|best|final)?\s?(?:answer|case|one|option|choice|solution|result|value)|what\b|acceptable)'
+_RIGHT = (
+  r'(?:right|correct|true|it\b|so\b|valid|the\s(?:right|correct|best|final)?\s?(?:answer'
+  r'|case|one|option|choice|solution|result|value)|what\b|acceptable)'
+)
 _PEOPLE = (
-  r'(?:(?:some|many|most|several|a\sfew)\s(?:people|students|readers|others|solvers|sources|of\s\w+)|some|many|others|people|students|someone|somebody|they|a\sstudent|critics)'
+  r'(?:(?:some|many|most|several|a\sfew)\s(?:people|students|readers|others|solvers'
+  r'|sources|of\s\w+)|some|many|others|people|students|someone|somebody|they|a\sstudent'
+  r'|critics)'
 )
 _OPINION = r'(?:say|think|believe|claim|argue|guess|suspect|assume|conclude)'
 _BAD = (
-  r'(?:wrong|incorrect|false|untrue|inaccurate|worst|invalid|erroneous|bogus|rejected|excluded|eliminated|least\s(?:likely|plausible|probable|suitable|appropriate|accurate|\w+able))'
+  r'(?:wrong|incorrect|false|untrue|inaccurate|worst|invalid|erroneous|bogus|rejected'
+  r'|excluded|eliminated|least\s(?:likely|plausible|probable|suitable|appropriate'
+  r'|accurate|\w+able))'
 )
 _MAY = r'(?:may|might|would|could|will|can|often|sometimes|are\stempted\sto)'
-# Kinds of tokens in lower case, where each word is a token, so that all alternatives begin at words. `clears`: a double negation, which asserts. `passes`: a verb or noun that hands a negation on to its
-# clause. `denies`: a phrase that denies a whole clause. `negates`, `excludes`: open a scope.
+# Kinds of tokens in lower case, where each word is a token, so that all alternatives begin at words. `clears`: a double
+# negation, which asserts. `negates`, `excludes`, `quantifies`, `adjective`: open a scope. `denies`: opens one that all
+# predicates stay in. `passes`: a verb or noun that hands a negation on to its clause.
 _TOKEN = re.compile(
   rf"""(?:
   (?P<clears>no\s(?:doubt|question|other\s(?:than|option|choice)|surprise|wonder|less\sthan\s(?=exactly))
@@ -62,7 +73,8 @@ _TOKEN = re.compile(
 )
 # A list of options or numbers, which a comma does not divide: 'not A, B, or C'.
 _LIST = re.compile(
-  r"""(?:[\s,$*`"'“”‘’()\[\]{}]|(?i:or|and|nor|option|choice|answer|even|the|of)\b|[A-Za-z](?![A-Za-z])|-?[0-9]++(?:[./][0-9]++)?)*+"""
+  r"""(?:[\s,$*`"'“”‘’()\[\]{}]|(?i:or|and|nor|option|choice|answer|even|the|of)\b"
+  r"|[A-Za-z](?![A-Za-z])|-?[0-9]++(?:[./][0-9]++)?)*+"""
 )
 _ITEM_END = re.compile(r'(?:[0-9]|(?<![A-Za-z])[A-Za-z])[\s$*`"\')\]},]*$')
 _STRUCK = re.compile(r'~~[\s*$("]{0,3}$')
@@ -74,10 +86,14 @@ _NEXT_ITEM = re.compile(
   (?:[A-Z](?![\w'’])|-?[0-9]++(?:[./][0-9]++)?)[)\]*`$]*+""",
   re.X,
 )
-_SINGULAR = re.compile(r"\s?(?i:is|was|isn['’]t|wasn['’]t|fails|does|doesn['’]t|has|hasn['’]t|seems|looks)\b")
+_SINGULAR = re.compile(
+  r"\s?(?i:is|was|isn['’]t|wasn['’]t|fails|does|doesn['’]t|has|hasn['’]t|seems|looks)\b"
+)
 _MARK = re.compile(r'\s?[:(–—-]?\s?[✗✘❌🚫❎]')
 _LABEL = re.compile(rf'(?i:\s?[:(–—-]\s?(?:completely\s|clearly\s)?(?:not\s{_RIGHT}|{_WRONG}))')
-_NOUN = re.compile(r"\s?(?![A-Z]\b)[A-Za-z'’]{1,12}(?:\s[a-z]{1,12})?(?=\s)")  # '5 apples', 'B alone'
+_NOUN = re.compile(
+  r"\s?(?![A-Z]\b)[A-Za-z'’]{1,12}(?:\s[a-z]{1,12})?(?=\s)"
+)  # '5 apples', 'B alone'
 _CHAIN = re.compile(
   r"""(?i:\s?\b(?:(?:is|was|are|were|would|could|should|does|do|did|ca|wo|must|has|have|need)n['’]t|ca?nnot|is|was|are|were|be|been|being|would|will|could|can|must|should|may|might|does|do|did|has|have|had|to
   |seems?|looks?|appears?|gets?|sounds?|turns?|turned|not|never
@@ -91,23 +107,34 @@ _PREDICATE = re.compile(
   |no\s(?:answer|solution|option|longer|good)\b|what\sI\s(?:\w+\s)?(?:took|thought|picked|chose|had|got)\b)""",
   re.X,
 )
-_UNREAL = re.compile(r'(?i:would\s(?:\w+ly\s)?have\s|\b(?:almost|nearly|part(?:ial)?ly|half|hardly|barely|scarcely)\b)')
+_UNREAL = re.compile(
+  r'(?i:would\s(?:\w+ly\s)?have\s|\b(?:almost|nearly|part(?:ial)?ly|half|hardly|barely|scarcely)\b)'
+)
 _FAILS = re.compile(r'\s?(?i:fails?|violates?|contradicts?|conflicts?|ignores?|overlooks?)\b')
 
 # Where a clause or the sentence ends, and what takes it back there.
 _BOUNDARY = re.compile(r'[.!?…\n,;–—-][\s.!?…,;–—*_$)\]}"”-]*')
 _MOST_CHARS = 80  # of a sentence behind the answer
 _INTERJECTION = re.compile(
-  r'(?i:(?:no|nope|wait|hmm+|hm|actually|oops|sorry|but|well|ah|oh|and|hold on|on (?:second thoughts?|reflection)|unfortunately|however|correction)\b)[\s,.:;!…–—-]*+'
+  r'(?i:(?:no|nope|wait|hmm+|hm|actually|oops|sorry|but|well|ah|oh|and|hold on'
+  r'|on (?:second thoughts?|reflection)|unfortunately|however|correction)\b)[\s,.:;!…–—-]*+'
 )
-_REFERENCE = re.compile(r"(?i:that|this|it|which|the above|my answer|what I (?:said|wrote))(?=['’]s\b|\b)")
+_REFERENCE = re.compile(
+  r"(?i:that|this|it|which|the above|my answer|what I (?:said|wrote))(?=['’]s\b|\b)"
+)
 _CONTRACTED = re.compile(r"['’]s\b")
 _JUDGED = re.compile(
-  rf"\s?(?i:(?:(?:a|an|the|my|all|quite)\s)?(?P<wrong>{_WRONG}|mistake|error|off)|(?P<right>{_RIGHT}|work|fit|make\ssense|add\sup))(?=\s*(?:[.,;!?…\n)—–]|$|because|since|as\s|either))"
+  rf'\s?(?i:(?:(?:a|an|the|my|all|quite)\s)?(?P<wrong>{_WRONG}|mistake|error|off)'
+  rf'|(?P<right>{_RIGHT}|work|fit|make\ssense|add\sup))(?=\s*(?:[.,;!?…\n)—–]|$'
+  rf'|because|since|as\s|either))'
 )
 _TAKEN_BACK = re.compile(
-  r"(?i:scratch that|strike that|never\s?mind|(?:just )?kidding|not!|(?:please )?(?:disregard|ignore|forget) (?:that|it)\b|I (?:must have |have )?(?:take|retract|withdraw)n? (?:that|it|this)\b"
-  r"|I (?:was|am|must be|must have been) (?:wrong|mistaken)|I['’]m (?:wrong|mistaken)|I(?:['’]ve| have)? (?:made|see) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|(?:my (?:mistake|bad|error)|wrong|incorrect)(?=[.!]))"
+  r'(?i:scratch that|strike that|never\s?mind|(?:just )?kidding|not!|(?:please )?(?:disregard'
+  r'|ignore|forget) (?:that|it)\b|I (?:must have |have )?(?:take|retract|withdraw)n? (?:that'
+  r'|it|this)\b'
+  r"|I (?:was|am|must be|must have been) (?:wrong|mistaken)|I['’]m (?:wrong|mistaken)"
+  r"|I(?:['’]ve| have)? (?:made|see) (?:a|an|my|the) (?:\w+ )?(?:mistake|error"
+  r'|slip)|(?:my (?:mistake|bad|error)|wrong|incorrect)(?=[.!]))'
 )
 
 
@@ -121,8 +148,9 @@ def is_denied_before(left: str) -> bool:
   if _STRUCK.search(left[-6:]):
     return True
   left = left.lower()  # the pattern has no flag for the case, which would cost half of its speed
+  # subject: the first verb belongs to the negation, 'nobody is'; lists: commas continue it, 'not 4, 5'.
   is_open = passes = subject = lists = False
-  opened = 0  # end of the negation: 'never equals' has its own verb  # subject: the first verb belongs to the negation, 'nobody is'
+  opened = 0  # end of the negation: 'never equals' has its own verb
   for token in _TOKEN.finditer(left):
     kind = token.lastgroup
     if kind in ('clears', 'stops'):
@@ -132,7 +160,11 @@ def is_denied_before(left: str) -> bool:
     elif kind in ('negates', 'denies', 'quantifies', 'excludes', 'adjective'):
       is_open, passes, opened = True, kind == 'denies', token.end()
       subject = kind in ('denies', 'quantifies', 'adjective')
-      lists = kind in ('negates', 'denies', 'quantifies')  # 'not 4, 5', but 'is wrong, 5' and 'without 4, 5'
+      lists = kind in (
+        'negates',
+        'denies',
+        'quantifies',
+      )  # 'not 4, 5', but 'is wrong, 5' and 'without 4, 5'
     elif is_open and kind == 'passes':
       passes = True
     elif is_open and kind == 'verb' and not passes and (subject or token.start() > opened + 1):

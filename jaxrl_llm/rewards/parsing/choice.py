@@ -28,11 +28,16 @@ class Options(NamedTuple):
 # The forms in which a text states a choice are in `choice_forms`.
 _MAX_CANDIDATES = 40  # statements that are tried, from the last on
 _AMBIGUOUS = ''  # a statement of no option, or of two
-_NOT_OTHER = re.compile(r'[)\]]?,?\s(?i:and\s)?(?i:not|rather than|instead of)\s(?:option\s)?[(\[]?[A-Z]\b[)\]]?(?:(?:,|,?\s(?:or|and|nor))\s[(\[]?[A-Z]\b[)\]]?){0,5}[.!]?\s*$')
+_NOT_OTHER = re.compile(
+  r'[)\]]?,?\s(?i:and\s)?(?i:not|rather than|instead of)\s(?:option\s)?[(\[]?[A-Z]\b[)\]]?(?:(?:,'
+  r'|,?\s(?:or|and|nor))\s[(\[]?[A-Z]\b[)\]]?){0,5}[.!]?\s*$'
+)
 _LETTERED = re.compile(r'[(\[]?([A-Za-z])[)\]]?(?:,\s|\s(?=\())(.*)')
 _COMPARED = re.compile(r'(?i:\b(?:between|of|among|out of)\b)')
 _QUANTIFIER = re.compile(r'(?i:\b(?:nothing|none|no|all|every\w*|each|any\w*)\b)')
-_ALSO_BEHIND = re.compile(r'[)\]]?\s(?:is|was|are|would be|works|fits)\s(?:\w+\s){0,2}?(?:also|too|as well|equally)\b')
+_ALSO_BEHIND = re.compile(
+  r'[)\]]?\s(?:is|was|are|would be|works|fits)\s(?:\w+\s){0,2}?(?:also|too|as well|equally)\b'
+)
 _OTHER = re.compile(r'(?<![\w\'’])[A-Z](?![\w\'’])')
 
 
@@ -82,7 +87,9 @@ def by_text(text: str, options: Options) -> str | None:
   labeled = _LETTERED.fullmatch(text.strip())  # 'B, London'
   letter = labeled and labeled[1].upper()
   if labeled and letter in options.letters[: len(options.texts)]:
-    return letter if _normalized(labeled[2]) in _forms(options.texts[LETTERS.index(letter)]) else None
+    return (
+      letter if _normalized(labeled[2]) in _forms(options.texts[LETTERS.index(letter)]) else None
+    )
   return None
 
 

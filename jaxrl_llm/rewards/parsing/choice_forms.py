@@ -20,36 +20,58 @@ _KEY = re.compile(r'["\'](\w[\w ]{0,20})["\'](?=\s?:)')
 _HTML = re.compile(r'</?(?:b|strong|i|em|u|mark|span|p|code|h[1-6])>|~~[^~\n]{1,80}~~', re.I)
 _BREAK = re.compile(r'</?think>|<br ?/?>', re.I)
 _LEADER = re.compile(
-  r'^[ \t]*+(?:(?:#{1,6}|>|[-*+•])[ \t]+)++|^[ \t]*[0-9]{1,2}[.)][ \t]+(?=[(\[]?[A-Z][)\].]?[ \t]*$)', re.M
+  r'^[ \t]*+(?:(?:#{1,6}|>|[-*+•])[ \t]+)++|^[ \t]*[0-9]{1,2}[.)][ \t]+(?=[(\[]?[A-Z][)\].]?[ \t]*$)',
+  re.M,
 )
-_QUOTE = re.compile(r'''[\"“‘'](?=[(\[]?[A-Z][).:\]]\s)''')
+_QUOTE = re.compile(r"""[\"“‘'](?=[(\[]?[A-Z][).:\]]\s)""")
 _NESTED = re.compile(r'(?<!\w)[\[(]([\[(][A-Za-z][\])])[\])]')
 _FORMULA = re.compile(r'(?<!\\)\\[()\[\]]')
 _DROPPED = {ord(mark): None for mark in '*`$🎉👉➡️'}
 
-LABEL_END = r'[)\].:]'
-NOUN = r'(?:(?:the|my|our|your)\s)?(?:(?:correct|right|best|final)\s)?(?:(?:(?:answer\s)?(?:option|choice|letter)|answer)\b\s?:?\s?)?'
+NOUN = (
+  r'(?:(?:the|my|our|your)\s)?(?:(?:correct|right|best|final)\s)?(?:(?:(?:answer\s)?(?:option'
+  r'|choice|letter)|answer)\b\s?:?\s?)?'
+)
 _ADVERB = (
-  r'(?:(?:(?!possibly|incorrectly|wrongly|falsely|supposedly|allegedly)\w+ly|for sure|of course|in fact|indeed|hence|thus|just|still|then|now|in conclusion|after all|only'
-  r'|again|most likely|without (?:a |any )?doubt|no doubt|beyond (?:any |a )?doubt|nothing (?:but|other than)|none other than|no other than|✅|✓|✔|→|:)\b,?\s?){0,3}'
-).replace(' ', r'\s').replace(r'\b,?', r',?')
+  (
+    r'(?:(?:(?!possibly|incorrectly|wrongly|falsely|supposedly|allegedly)\w+ly|for sure'
+    r'|of course|in fact|indeed|hence|thus|just|still|then|now|in conclusion|after all'
+    r'|only'
+    r'|again|most likely|without (?:a |any )?doubt|no doubt|beyond (?:any |a )?doubt'
+    r'|nothing (?:but|other than)|none other than|no other than|✅|✓|✔|→|:)\b,?\s?){0,3}'
+  )
+  .replace(' ', r'\s')
+  .replace(r'\b,?', r',?')
+)
 _LETTER = r'(?P<open>[(\[]?)\s?(?P<letter>[A-Za-z])(?![\w\'’+^=°])'
 _BE = r'(?:be|have\sbeen)'
 _IS = (
-  rf'(?:is|was|are|were|(?:must|should|would|will)\s(?:\w+\s)?(?:only\s)?{_BE}|(?:can|could)\sonly\s{_BE}|(?:has|have|had)\sto\s{_BE}'
-  r'|(?:turns|turned|comes|came|works|worked)\sout\s(?:to\sbe|as)|(?:appears|seems|looks|happens)\sto\sbe|becomes|remains|is\s(?:given|provided)\sby|is\sfound\sin|ends?\sup\s(?:being|as)|would\shave\sto\sbe)'
+  rf'(?:is|was|are|were|(?:must|should|would|will)\s(?:\w+\s)?(?:only\s)?{_BE}'
+  rf'|(?:can|could)\sonly\s{_BE}|(?:has|have|had)\sto\s{_BE}'
+  r'|(?:turns|turned|comes|came|works|worked)\sout\s(?:to\sbe|as)|(?:appears|seems'
+  r'|looks|happens)\sto\sbe|becomes|remains|is\s(?:given|provided)\sby|is\sfound\sin'
+  r'|ends?\sup\s(?:being|as)|would\shave\sto\sbe)'
 )
 REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
 _ARROW = r'(?:→|⇒|➡|=>|->|∴)'
-_END = r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:not\b|because|since)|:\s))'
+_END = (
+  r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:not\b|because|since)|:\s))'
+)
 _GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\b|to\s[A-Z]\b))'
 _LED_BEFORE = re.compile(
   r'(?:^|[.!?:;,(\n>]\s?|\b(?i:(?P<noun>option|choice|answer|letter|statement)'
-  r'|so|thus|hence|therefore|that|think|believe|is|only|just|clearly|then|conclude|and|or|nor|because|but|say|guess|while|although|as|how|since)\s)\s?$'
+  r'|so|thus|hence|therefore|that|think|believe|is|only|just|clearly|then|conclude'
+  r'|and|or|nor|because|but|say|guess|while|although|as|how|since)\s)\s?$'
 )
 _JUDGED = (
-  rf'(?i:(?:{_IS}|(?:seems|looks|appears|sounds)(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s|therefore\s|also\s|still\s)?(?:(?:the|my|our|a|an)\s)?(?:\w+ly\s)?'
-  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match|fit|winner)\b(?!\sto\s(?:a\sdifferent|another|some\sother))|what\swe\s(?:need|want)\b|(?:correct|right|best|better|true|appropriate|left|valid|accurate|it(?=[.!]|\s*$))\b)|makes?\s(?:the\s)?(?:most\s)?sense|(?:must\s)?(?:fits?\sbest|best\sfits|hold)\b)'
+  rf'(?i:(?:{_IS}|(?:seems|looks|appears|sounds)(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s'
+  rf'|therefore\s|also\s|still\s)?(?:(?:the|my|our|a|an)\s)?(?:\w+ly\s)?'
+  r'(?:only\s|most\s|single\s|final\s|remaining\s)?(?:(?:(?:valid|sensible|reasonable'
+  r'|possible|consistent|logical)\s)?(?:option|choice|one|answer|statement|match'
+  r'|fit|winner)\b(?!\sto\s(?:a\sdifferent|another|some\sother))|what\swe\s(?:need'
+  r'|want)\b|(?:correct|right|best|better|true|appropriate|left|valid|accurate'
+  r'|it(?=[.!]|\s*$))\b)|makes?\s(?:the\s)?(?:most\s)?sense|(?:must\s)?(?:fits?\sbest'
+  r'|best\sfits|hold)\b)'
 )
 LEADS = 3  # in this form and later ones the letter leads
 EXCEPTED = 7  # 'all but B are wrong', whose negation asserts the letter
@@ -57,78 +79,116 @@ EXCEPTED = 7  # 'all but B are wrong', whose negation asserts the letter
 STATEMENTS = (
   # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the option that fits best is B'
   re.compile(
-    rf'(?i:\b(?:answers?|ans|option|choice|letter|selection|pick|match|one|statement|conclusion|verdict|solution|result|final|correct|correction|choose|guess|vote|response|output|key)\b\.?(?:\s\([^()\n]{{0,40}}\))?'
-    rf'(?:,?\s(?:to|for|that|which|here|then|in|from|left|remaining|standing|available|among|matching|I|we|out)\b[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?(?:,?\s(?:therefore|thus|hence|then|here|now|\w+ly))?,?\s?'
+    rf'(?i:\b(?:answers?|ans|option|choice|letter|selection|pick|match|one|statement'
+    rf'|conclusion|verdict|solution|result|final|correct|correction|choose|guess'
+    rf'|vote|response|output|key)\b\.?(?:\s\([^()\n]{{0,40}}\))?'
+    rf'(?:,?\s(?:to|for|that|which|here|then|in|from|left|remaining|standing|available'
+    rf'|among|matching|I|we|out)\b[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?(?:,?\s(?:therefore'
+    rf'|thus|hence|then|here|now|\w+ly))?,?\s?'
     rf'(?::|=|\||{_ARROW}|\s[-–—]\s|\b{_IS}\b),?\s?:?\s*{_ADVERB}{NOUN}){_LETTER}'
   ),
   # 'it must be B', 'I choose B', 'that leaves B'
   re.compile(
-    rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we|you|one)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill|\sshould|\smust)?\s(?:\w+ly\s)?(?:choose|answer|guess|prefer|favou?r|mark|take|chose|choosing|pick|picked|picking|select|selected|selecting"
-    rf"|go\swith|go\sfor|going\swith|going\sfor|believe\sthe\sanswer\sto\sbe|opt\sfor|vote|vote\sfor|say|think)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick|select|mark|go\swith)"
-    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?|corresponds?\sto|agrees?\swith|points?\sto|leads?(?:\sus)?\sto|gives?(?:\sus)?|(?:I|we)\sget(?=\s(?:answer|option|choice|\())|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s'
+    rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we"
+    rf"|you|one)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill|\sshould|\smust)?\s(?:\w+ly\s)?(?:choose"
+    rf'|answer|guess|prefer|favou?r|mark|take|chose|choosing|pick|picked|picking'
+    rf'|select|selected|selecting'
+    rf'|go\swith|go\sfor|going\swith|going\sfor|believe\sthe\sanswer\sto\sbe|opt\sfor'
+    rf"|vote|vote\sfor|say|think)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose"
+    rf'|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick'
+    rf'|select|mark|go\swith)'
+    rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?'
+    rf'|corresponds?\sto|agrees?\swith|points?\sto|leads?(?:\sus)?\sto|gives?(?:\sus)?'
+    rf'|(?:I|we)\sget(?=\s(?:answer|option|choice|\())|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but'
+    rf'|so))\s'
     rf'{_ADVERB}{NOUN}){_LETTER}{_GOES}'
   ),
   # 'So B.', 'by elimination, B', 'No, B', 'Not A, not C: B', 'it cannot be anything but B'
   re.compile(
-    rf"(?i:(?:^|(?<=[\s(\-–—]))(?:so|yes|right|ok(?:ay)?|definitely|surely|clearly|obviously|certainly|just|simply|undoubtedly|sorry|I\smean|(?<!anything\s)(?<!all\s)but|thus|hence|therefore|ergo|{_ARROW}|by\s(?:the\s)?(?:process\sof\s)?elimination|i\.e\.|no|nope|wait|actually|correction|rather|rest|after\s[^,.\n]{{1,40}}"
-    rf"|not\s(?:option\s)?[(\[]?[A-Z][)\]]?(?=:)|(?:can\s?not|can['’]t|could\snot|couldn['’]t)\sbe\s(?:any\w*\s)?(?:\w+\s)?(?:but|other\sthan|except))(?:[,:]\s?|\s)"
+    rf'(?i:(?:^|(?<=[\s(\-–—]))(?:so|yes|right|ok(?:ay)?|definitely|surely|clearly'
+    rf'|obviously|certainly|just|simply|undoubtedly|sorry|I\smean|(?<!anything\s)(?<!all\s)but'
+    rf'|thus|hence|therefore|ergo|{_ARROW}|by\s(?:the\s)?(?:process\sof\s)?elimination'
+    rf'|i\.e\.|no|nope|wait|actually|correction|rather|rest|after\s[^,.\n]{{1,40}}'
+    rf"|not\s(?:option\s)?[(\[]?[A-Z][)\]]?(?=:)|(?:can\s?not|can['’]t|could\snot"
+    rf"|couldn['’]t)\sbe\s(?:any\w*\s)?(?:\w+\s)?(?:but|other\sthan|except))(?:[,:]\s?"
+    rf'|\s)'
     rf'(?:wait,?\s|no,?\s|it\sis\s|it[’\']s\s)?{_ADVERB}{NOUN}){_LETTER}{_END}'
   ),
   # 'only B fits', 'B remains', 'B it is'
   re.compile(
-    rf'(?i:\bonly\s(?:the\s)?(?:option\s|choice\s|answer\s|statement\s)?){_LETTER}[)\]]?\s(?:[a-z]+s\b|can\b|could\b|is\sleft|is\spossible)'
+    rf'(?i:\bonly\s(?:the\s)?(?:option\s|choice\s|answer\s|statement\s)?){_LETTER}[)\]]?\s(?:[a-z]+s\b'
+    rf'|can\b|could\b|is\sleft|is\spossible)'
   ),
   re.compile(
-    rf'(?:^|(?<=[.!?:;,\n]\s)|(?<=\n)|(?<=so\s)|(?i:\b(?:option|choice)\s)){_LETTER}[)\]]?\s(?:(?:alone\s)?remains\b(?!\s[a-z])|it\sis\b(?=[.!]|\s*$)|is\sleft\b|wins\b|alone\s(?:is|fits|works)\b)',
+    rf'(?:^|(?<=[.!?:;,\n]\s)|(?<=\n)|(?<=so\s)|(?i:\b(?:option|choice)\s)){_LETTER}[)\]]?\s(?:(?:alone\s)?remains\b(?!\s[a-z])'
+    rf'|it\sis\b(?=[.!]|\s*$)|is\sleft\b|wins\b|alone\s(?:is|fits|works)\b)',
     re.M,
   ),
   # 'C: correct', 'C ✅', 'making C the answer'
   re.compile(
-    rf'(?:(?:^\W{{0,6}}|(?<=[.;,]\s))(?i:option\s|choice\s)?{_LETTER}[)\].]?\s?(?::|[-–—]|\s|\()?\s?(?:✅|✓|✔|☑|(?i:correct|right|true|yes)\b(?=\)?[.!]?\s*$|[.,;:)]))|(?i:\bis\sit\s(?:option\s)?)?(?<![\w\'’])(?P<open3>[(\[]?)(?P<letter3>[B-Z])[)\]]?\?\s(?i:yes)\b'
-    rf'|(?i:\bmak(?:es|ing)\s{NOUN})(?P<open2>[(\[]?)(?P<letter2>[A-Z])[)\]]?\s(?i:the\s)?(?i:only\s)?(?i:correct|right|best|answer)\b)',
+    rf'(?:(?:^\W{{0,6}}|(?<=[.;,]\s))(?i:option\s|choice\s)?{_LETTER}[)\].]?\s?(?::'
+    rf'|[-–—]|\s|\()?\s?(?:✅|✓|✔|☑|(?i:correct|right|true|yes)\b(?=\)?[.!]?\s*$|[.,;:)]))'
+    rf'|(?i:\bis\sit\s(?:option\s)?)?(?<![\w\'’])(?P<open3>[(\[]?)(?P<letter3>[B-Z])[)\]]?\?\s(?i:yes)\b'
+    rf'|(?i:\bmak(?:es|ing)\s{NOUN})(?P<open2>[(\[]?)(?P<letter2>[A-Z])[)\]]?\s(?i:the\s)?(?i:only\s)?(?i:correct'
+    rf'|right|best|answer)\b)',
     re.M,
   ),
   # 'x = 4 (B)', 'London, option B.'
   re.compile(
-    rf'(?:(?<!\bin)(?<!\bof)(?<!\bsee)(?<!\bfrom)(?<!\bcase)(?<!\bpart)(?<!\bby)(?<!\band)(?<!\bor)(?<=[\w.%])[ ]\((?i:option\s|choice\s|answer\s)?|,\s(?i:option|choice)\s[(]?|\.\s(?i:option|choice)\s[(]?)(?P<open>)(?P<letter>[A-Z])\)?[.!]?\s*\Z'
+    r'(?:(?<!\bin)(?<!\bof)(?<!\bsee)(?<!\bfrom)(?<!\bcase)(?<!\bpart)(?<!\bby)(?<!\band)(?<!\bor)'
+    r'(?<=[\w.%])[ ]\((?i:option\s'
+    r'|choice\s|answer\s)?|,\s(?i:option|choice)\s[(]?|\.\s(?i:option|choice)\s[(]?)(?P<open>)(?P<letter>[A-Z])\)?[.!]?\s*\Z'
   ),
   # 'all but B are wrong', 'nothing but B fits', 'no option other than B works'
   re.compile(
-    rf'(?i:(?:^|(?<=[.!?:;,]\s)|(?<=\n)|\b(?:so|thus|that|because|since)\s)(?P<none>nothing|none|no|all|every\w*|each|any\w*)\b[^.,\n]{{0,30}}?(?:but|except|besides|other\sthan|apart\sfrom)\s(?:for\s)?'
+    rf'(?i:(?:^|(?<=[.!?:;,]\s)|(?<=\n)|\b(?:so|thus|that|because|since)\s)(?P<none>nothing'
+    rf'|none|no|all|every\w*|each|any\w*)\b[^.,\n]{{0,30}}?(?:but|except|besides'
+    rf'|other\sthan|apart\sfrom)\s(?:for\s)?'
     rf'{NOUN}){_LETTER}[)\]]?(?=\s[a-z])',
     re.M,
   ),
 )
 
-# 'B is the answer', 'B) London is right', 'B and not C is the answer'; behind a noun also 'option B, London, must be correct'.
-_TEXT = r'[)\]:.]\s?[^.\n()\[\]]{0,40}?|\s?\([^()\n]{0,40}\)|[)\]]?,?\s(?:and\s)?not\s[(\[]?[A-Z][)\]]?,?'
+# 'B is the answer', 'B) London is right', 'B and not C is the answer'; behind a noun also 'option B, London, is correct'.
+_TEXT = (
+  r'[)\]:.]\s?[^.\n()\[\]]{0,40}?|\s?\([^()\n]{0,40}\)|[)\]]?,?\s(?:and\s)?not\s[(\[]?[A-Z][)\]]?,?'
+)
 _LED = re.compile(rf'{_LETTER}(?:{_TEXT}|)\s?\b{_JUDGED}')
 _LED_BY_NOUN = re.compile(rf'{_LETTER}(?:{_TEXT}|[^.\n]{{0,30}}?)\s?\b{_JUDGED}')
-_MORE = (
-  r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice|letter)*+'
-)
+_MORE = r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice|letter)*+'
 # A capital without neighbors, or a small letter in brackets or at the end of a line.
 MENTION = re.compile(r"(?<![A-Za-z'’])(?:[A-Z](?![\w'’+^=°])|[a-z](?=[)\]]|[.!]?\s*$))", re.M)
 _SENTENCE_END = re.compile(r'[.!?]\s+|\n')
 _BEFORE_CHARS, _BEHIND_CHARS = 200, 120  # a statement reaches so far from its letter
 TWO = re.compile(
-  rf'[)\]]?(?:\.\.\.|…)?\s?(?:[,;/|&+∪\\\-–]|and/or\b|\(?or\b|and\b|to\b|but\b|versus\b|vs\b|plus\b|,?\s?(?:as\swell\sas|along\swith|together\swith|alternatively|otherwise|and\salso)\b|(?<=\s)|(?=[(\[]))'
+  rf'[)\]]?(?:\.\.\.|…)?\s?(?:[,;/|&+∪\\\-–]|and/or\b|\(?or\b|and\b|to\b|but\b'
+  rf'|versus\b|vs\b|plus\b|,?\s?(?:as\swell\sas|along\swith|together\swith|alternatively'
+  rf'|otherwise|and\salso)\b|(?<=\s)|(?=[(\[]))'
   rf'\s?{_MORE}(?P<second>[A-Z])(?![\w\'’])'
 )
 # 'B. London and D. Oslo'
 TWO_LABELS = re.compile(r'[).:]\s[^.\n]{1,40}?\s(?:and|or|&)\s[(\[]?(?P<second>[A-Z])[).:]\s')
 TWO_IN_FRONT = re.compile(
-  r'(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s?(?:,|/|&|\bor\b|\band\b)\s?(?:or\s|and\s)?(?:(?:(?:the\s)?(?:correct\s)?(?:answer|option|choice)\s)(?:is\s)?(?:also\s)?)?[(\[]?$'
+  r'(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s?(?:,|/|&|\bor\b|\band\b)\s?(?:or\s|and\s)?(?:(?:(?:the\s)?(?:correct\s)?(?:answer'
+  r'|option|choice)\s)(?:is\s)?(?:also\s)?)?[(\[]?$'
 )
 # A verb behind the second letter makes a clause of its own of it: 'B, and C contradicts the text'.
-OWN_CLAUSE = re.compile(r'[)\]]?\s(?!or\b|and\b|are\b|were\b|both\b|also\b|too\b|as\swell|equally|is\s(?:also|equally|possible|acceptable|right|correct|fine)|would\b|could\b|may\b|might\b|can\b|seems?\b|work\b|fit\b|together\b|in\b)[a-z]')
-# A second option that is asserted beside the first: 'C is also correct', 'and so is C', 'although C would be equally right'.
+OWN_CLAUSE = re.compile(
+  r'[)\]]?\s(?!or\b|and\b|are\b|were\b|both\b|also\b|too\b|as\swell|equally|is\s(?:also'
+  r'|equally|possible|acceptable|right|correct|fine)|would\b|could\b|may\b|might\b'
+  r'|can\b|seems?\b|work\b|fit\b|together\b|in\b)[a-z]'
+)
+# A second option that is asserted beside the first: 'C is also correct', 'and so is C'.
 ALSO = re.compile(
-  r'(?:\b(?:so\s(?:is|does|would\sbe)|as\s(?:is|does)|likewise|equally|alternatively,?)\s(?i:option\s|choice\s)?[(\[]?(?P<other>[A-Z])(?![\w\'’])'
-  r'|(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s(?:is|was|are|would\sbe|could\sbe|can\sbe|may\sbe|might\sbe|works|fits|seems|looks)\s(?:[a-z]+\s){0,3}?(?:also|equally|as\swell|acceptable|likewise|too(?=\s*(?:[.,;!)]|$)))(?!\w))'
+  r'(?:\b(?:so\s(?:is|does|would\sbe)|as\s(?:is|does)|likewise|equally|alternatively,?)\s(?i:option\s'
+  r'|choice\s)?[(\[]?(?P<other>[A-Z])(?![\w\'’])'
+  r'|(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s(?:is|was|are|would\sbe|could\sbe|can\sbe'
+  r'|may\sbe|might\sbe|works|fits|seems|looks)\s(?:[a-z]+\s){0,3}?(?:also|equally'
+  r'|as\swell|acceptable|likewise|too(?=\s*(?:[.,;!)]|$)))(?!\w))'
 )
 GOES_ON = re.compile(
-  rf'\s(?!{REASON}|and\b|or\b|which\b|by\b|if\b|but\b|is\b|was\b|to\b|with\b|not\b|rather\b|instead\b|along\b|together\b|plus\b)[a-z]'
+  rf'\s(?!{REASON}|and\b|or\b|which\b|by\b|if\b|but\b|is\b|was\b|to\b|with\b|not\b'
+  rf'|rather\b|instead\b|along\b|together\b|plus\b)[a-z]'
 )
 _HEAD = r'(?:[\s✅✓✔☑]|(?:→|⇒|➡|=>|->|∴))*+'
 LONE = re.compile(
@@ -137,12 +197,18 @@ LONE = re.compile(
 )
 LONE_AT_END = re.compile(r'[a-z]{2}[.?!:]\s[(\[]?([A-Z])[)\]]?[.!]?$')
 LABEL = re.compile(
-  rf'(?i:(?:option|choice|answer)\s)?[(\[]?(?P<letter>[A-Za-z])(?:[)\]][.:]?|[.:](?!\w)|\s?[-–—](?=\s)|(?=,?\s(?:{REASON}))|(?=,\s(?:definitely|of\scourse|obviously|clearly|certainly|for\ssure|surely)\b)|(?=,?\s(?:and\s)?(?:not|rather\sthan|instead\sof)\s[(\[]?[A-Z]\b))\s*'
+  rf'(?i:(?:option|choice|answer)\s)?[(\[]?(?P<letter>[A-Za-z])(?:[)\]][.:]?|[.:](?!\w)'
+  rf'|\s?[-–—](?=\s)|(?=,?\s(?:{REASON}))|(?=,\s(?:definitely|of\scourse|obviously'
+  rf'|clearly|certainly|for\ssure|surely)\b)|(?=,?\s(?:and\s)?(?:not|rather\sthan'
+  rf'|instead\sof)\s[(\[]?[A-Z]\b))\s*'
 )
 NEXT_LABEL = re.compile(r'(?:^|\s)[(\[]?[A-Z][)\]:.](?:\s|$)')
 CELL = re.compile(r'(?<=\|)\s*[(\[]?([A-Z])[)\]]?\s*(?=\|)')
 ANSWER_IS = re.compile(r'\b(?:answer|it)\s?(?::|is)\s?:?\s*([^\n]+)', re.I)
-TAG = re.compile(r'<(answer|final_answer|choice)>((?:(?!</?(?:answer|final_answer|choice)>).){0,2000})</\1>', re.S | re.I)
+TAG = re.compile(
+  r'<(answer|final_answer|choice)>((?:(?!</?(?:answer|final_answer|choice)>).){0,2000})</\1>',
+  re.S | re.I,
+)
 TOKEN = re.compile(r'<\|[^|<>\n]{1,40}\|>')
 
 

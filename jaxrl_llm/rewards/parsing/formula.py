@@ -44,25 +44,33 @@ _DASH = re.compile(
   r'(?<![\w\s)])\u2013\s?(?=[0-9\\])|(?<=[=:(\[{$]\s)\u2013(?=[0-9\\])|^\u2013(?=[0-9\\])|(?<=[a-z]\s)\u2013(?=[0-9])'
 )
 _SEGMENT = re.compile(
-  r'(?<!\\)\$\$((?:[^$]|\\\$)+?)(?<!\\)\$\$|(?<!\\)\\\[((?:[^\\]|\\(?!\]))+)\\\]|(?<!\\)\$((?:\\\$|[^$])+?)(?<!\\)\$|(?<!\\)\\\(((?:[^\\]|\\(?!\)))+)\\\)'
+  r'(?<!\\)\$\$((?:[^$]|\\\$)+?)(?<!\\)\$\$|(?<!\\)\\\[((?:[^\\]|\\(?!\]))+)\\\]'
+  r'|(?<!\\)\$((?:\\\$|[^$])+?)(?<!\\)\$|(?<!\\)\\\(((?:[^\\]|\\(?!\)))+)\\\)'
 )
 _JOINED = re.compile(
   r'(?:[\s$.]|\\[()\[\],;: ]|\\q?quad|\\text(?:rm)?\s?\{|\})*(?:[A-Za-z]+[\s}]+)?(?:\\text\s?\{\s*)?'
   r'(?:,?\s*(?:and|or|&)|[,;])(?:[\s$}]|\\[()\[\],;: ]|\\q?quad)*'
 )
 _STATEMENT = re.compile(
-  r'####|\banswers?\b\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?|\b(?:no|correction)[,:]\s(?=[-+$\\]{0,3}[0-9])|\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:\'s|\sis)\b',
+  r'####|\banswers?\b\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?|\b(?:no|correction)[,:]\s(?=[-+$\\]{0,3}[0-9])'
+  r'|\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:\'s'
+  r'|\sis)\b',
   re.I,
 )
 _BRACKETED = re.compile(r'\(([1-9][0-9]{0,2}(?:, [0-9]{3})+)\)')  # (3, 400), which may be 3400
 _INTERVAL = re.compile(r'([\][(])([^\][()]{1,60},[^\][()]{1,60})(\]|\)|(?<!sqrt)\[)')
 # 'The range is [2, 5)', without dollar signs.
 _STATED_INTERVAL = re.compile(
-  r'(?:\bis|\bare|\bin|:|=|\\in)\s*((?:[\[(](?:[-+0-9./ ]|\\infty ?){1,30},(?:[-+0-9./ ]|\\infty ?){1,30}[\])](?:\s?\\cup\s*(?=[\[(]))?)+)$'
+  r'(?:\bis|\bare|\bin|:|=|\\in)\s*((?:[\[(](?:[-+0-9./ ]|\\infty ?){1,30},(?:[-+0-9./ ]'
+  r'|\\infty ?){1,30}[\])](?:\s?\\cup\s*(?=[\[(]))?)+)$'
 )
-_NAMES = re.compile(r'[\s(\[]*[A-Za-z](?:_\{?\w{1,9}\}?)?(?:\s?,\s?[A-Za-z](?:_\{?\w{1,9}\}?)?)*[\s)\]]*')
+_NAMES = re.compile(
+  r'[\s(\[]*[A-Za-z](?:_\{?\w{1,9}\}?)?(?:\s?,\s?[A-Za-z](?:_\{?\w{1,9}\}?)?)*[\s)\]]*'
+)
 _VALUE = re.compile(r'[0-9$]|\\\(')
-_VERB = re.compile(r'\b(?:is|are|equals|has|have|gives|was)\s(?:exactly\s|only\s)?(?=[-+]?(?:\$|\\\(|[0-9]))')
+_VERB = re.compile(
+  r'\b(?:is|are|equals|has|have|gives|was)\s(?:exactly\s|only\s)?(?=[-+]?(?:\$|\\\(|[0-9]))'
+)
 _ASIDE = re.compile(r'(?:,\s|\s\()(?:attained|achieved|reached|when|where|with|since|because|as)\b')
 _FINAL = re.compile(r'(?i:final answer is)\s*(?=[^\n]{0,400}I hope)')
 _SENTENCE_END = re.compile(r'[.;](?=\s|$)|\n')
@@ -121,7 +129,9 @@ def of_text(text: str) -> str:
   number outside of formulas. Only the last `answer_span.TAIL_CHARS` are read.
   """
   formula = _answer(normalized(text[-answer_span.TAIL_CHARS :]))
-  excludes = '\\in' in formula and '\\ne' in formula  # 'x \\in R, x \\ne 5', of which 5 would be read
+  excludes = (
+    '\\in' in formula and '\\ne' in formula
+  )  # 'x \\in R, x \\ne 5', of which 5 would be read
   return '' if excludes else _prepared(formula)
 
 
@@ -341,7 +351,9 @@ def _plain(text: str, start: int, end: int, complete: bool = True) -> str | None
   found = ratio.in_prose(part)
   if found:
     left = (before + part[: found.start()])[-number_context.WINDOW :]
-    return None if number_context.is_unasserted(left, part[found.end() :]) else ratio.of_match(found)
+    return (
+      None if number_context.is_unasserted(left, part[found.end() :]) else ratio.of_match(found)
+    )
   part = _DECIMAL_COMMA.sub(lambda match: match[0].replace(',', '.'), part)
   part = _SPACED.sub(lambda match: match[0].replace(' ', ''), part)
   return numeral.in_prose(before, part, stated=start > 0 and complete)

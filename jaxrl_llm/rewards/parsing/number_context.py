@@ -100,7 +100,9 @@ _GAP = (
 _OR_BEHIND = re.compile(
   rf'(?P<unit>[^.;:\d\n]{{0,20}}?)(?:\bor\b|\band/or\b|\balternatively\b){_GAP}(?P<next>[-+]?(?=\\?[.0-9½⅓¼¾]|\\[dt]?frac|√|\\sqrt|\\pi|π))'
 )
-_OR_BEFORE = re.compile(rf'[0-9½⅓¼¾}}][^.;:\d\n]{{0,20}}?(?:\bor\b|\band/or\b|\balternatively\b){_GAP}[-+]?$')
+_OR_BEFORE = re.compile(
+  rf'[0-9½⅓¼¾}}][^.;:\d\n]{{0,20}}?(?:\bor\b|\band/or\b|\balternatively\b){_GAP}[-+]?$'
+)
 _LIST_BEHIND = re.compile(
   r'\s?(?:[,;&]|,?\s?\\?\band\b|to\b|through\b|\|)[\s$]*(?:and\s)?[-+]?[0-9][0-9.,/]*\s?[$*]*(?=[.,;)\]!$]|$|\s(?:and|or|,)|\s[a-z]+[.]?$)'
 )

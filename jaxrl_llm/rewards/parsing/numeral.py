@@ -118,14 +118,20 @@ _CONCLUDES = re.compile(r'\b(?:so|thus|hence|therefore|altogether|in total)\b', 
 _PREDICATE = re.compile(r'\b(?:is|are|equals|gives|has|was)\s(?=[-+$.]{0,3}(?:[0-9]|\\frac))')
 # 'attained at x = 1' behind a number states where it is attained.
 _ASIDE = re.compile(
-  r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|realized|occurring|with equality)\b|(?:,\s|\()(?:when|where|at|for|with|as|since|because)\b', re.I
+  r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|realized|occurring|with equality)\b'
+  r'|(?:,\s|\()(?:when|where|at|for|with|as|since|because)\b',
+  re.I,
 )
-_ATTAINED = re.compile(r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|with equality|when (?:divided|multiplied|rounded))\b', re.I)
+_ATTAINED = re.compile(
+  r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|with equality|when (?:divided|multiplied|rounded))\b',
+  re.I,
+)
 _TWO_WORDS = re.compile(r'[A-Za-z]+\s[A-Za-z]{2,}')
 _MOST_CHARS = 600  # in a sentence
 
 _WRAPPED = re.compile(
-  r'\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|mathrm|mathbf|mathsf|mathit|mbox|operatorname|boldsymbol|emph|underline)\*?\s?\{([^{}]*)\}'
+  r'\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|mathrm|mathbf|mathsf'
+  r'|mathit|mbox|operatorname|boldsymbol|emph|underline)\*?\s?\{([^{}]*)\}'
 )
 _EQUALS = re.compile('[=≈≃≅]')
 _NO_NAME = re.compile(
@@ -137,11 +143,14 @@ _IN_FRONT = re.compile(
   r'(?:[\s({\[:"\'’]|[A-Za-z]{2,}+[.,:]?(?=[\s:({])|\\(?:quad|qquad|sim|therefore)(?![a-z]))*+'
 )
 _BEHIND = re.compile(
-  r"""(?:[\s)}\].:"'’°/*]|\^\{?\s?(?:\\circ|°)\s?\}?|\\(?:circ|degree|quad|qquad)(?![a-z])|[A-Za-zΩμµ]++(?:\^\{?-?[1-9]\}?|[²³])?|(?<=[})])\^\{?-?[1-9]\}?|\((?=\s?[A-Za-z]{2}))*+"""
+  r"""(?:[\s)}\].:"'’°/*]|\^\{?\s?(?:\\circ|°)\s?\}?|\\(?:circ|degree|quad|qquad)(?![a-z])"
+  r"|[A-Za-zΩμµ]++(?:\^\{?-?[1-9]\}?|[²³])?|(?<=[})])\^\{?-?[1-9]\}?|\((?=\s?[A-Za-z]{2}))*+"""
   , re.X)  # fmt: skip
 _LETTERS = re.compile(r'[A-Za-zΩμµ]+')
 _WORDS = re.compile(
-  r'(?i:or|nor|not|wrong|if|unless|squared|cubed|factorial|pi|sqrt|more|less|fewer|than|between|either|least|most|infinity|plus|minus|negative|never|under|over|above|below)'
+  r'(?i:or|nor|not|wrong|if|unless|squared|cubed|factorial|pi|sqrt|more|less|fewer'
+  r'|than|between|either|least|most|infinity|plus|minus|negative|never|under|over'
+  r'|above|below)'
 )
 
 
@@ -189,7 +198,11 @@ def in_prose(before: str, text: str, stated: bool) -> str | None:
   before = cleaned(before)
   text = before + ' ' + cleaned(text)
   start, end = len(before), len(text)
-  span, empty = _stated(text, *_last_side(text, start, end)) if stated else _last(text, start, without_aside(text))
+  span, empty = (
+    _stated(text, *_last_side(text, start, end))
+    if stated
+    else _last(text, start, without_aside(text))
+  )
   if span is None:
     return None if empty else ''
   return span.latex

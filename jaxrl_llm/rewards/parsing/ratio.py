@@ -6,14 +6,18 @@ import math
 import re
 from fractions import Fraction
 
-_COLON = re.compile(r'\\colon(?![a-z])|\{:\}|(?<=[0-9}])\s*(?:\\text\s?\{\s*to\s*\}|\bto\b)\s*(?=[0-9])')
+_COLON = re.compile(
+  r'\\colon(?![a-z])|\{:\}|(?<=[0-9}])\s*(?:\\text\s?\{\s*to\s*\}|\bto\b)\s*(?=[0-9])'
+)
 _WRAPPED = re.compile(r'\\(?:text|mathrm|textbf|mathbf)\s?\{([^{}]*)\}')
 _NOISE = re.compile(r'\s|[$]|\\[,;:! ]|(?i:[ap]\.?m\.?)$')
 _TERMS = re.compile(r'[0-9]{1,9}(?:\.[0-9]{1,9})?(?::[0-9]{1,9}(?:\.[0-9]{1,9})?)+')
 _TIME = re.compile(r'(?:[01]?[0-9]|2[0-4]):[0-5][0-9](?::[0-5][0-9])?')
 _FRACTION = re.compile(r'\\[dtc]?frac|[0-9]\s?/\s?[0-9]')
 _IN_PROSE = re.compile(r'(?<![\w.,:])[0-9]{1,9}(?:\s?:\s?[0-9]{1,9})+(?![\w:])(?!\.[0-9])')
-_WORDED = re.compile(r'\b(?i:ratio)\b[^.\n]{0,120}?(?<![\w.,])([0-9]{1,9}) to ([0-9]{1,9})(?![\w])(?!\.[0-9])')
+_WORDED = re.compile(
+  r'\b(?i:ratio)\b[^.\n]{0,120}?(?<![\w.,])([0-9]{1,9}) to ([0-9]{1,9})(?![\w])(?!\.[0-9])'
+)
 
 
 def canonical(formula: str) -> str | None:
@@ -35,17 +39,16 @@ def aligned(a: str, b: str) -> tuple[str, str]:
 
 def in_prose(text: str) -> re.Match | None:
   """The ratio that a text states in words behind its last number, '2:3' or 'the ratio is 2 to 3'."""
-  last = None
-  for last in _IN_PROSE.finditer(text):
-    pass
-  if last is None:
-    last = _WORDED.search(text)
+  found = [*_IN_PROSE.finditer(text)]
+  last = found[-1] if found else _WORDED.search(text)
   return last if last and not re.search('[0-9]', text[last.end() :]) else None
 
 
 def of_match(match: re.Match) -> str:
   """The ratio of a match of `in_prose`."""
-  return ':'.join(re.findall('[0-9]+', match[0] if match.re is _IN_PROSE else f'{match[1]} {match[2]}'))
+  return ':'.join(
+    re.findall('[0-9]+', match[0] if match.re is _IN_PROSE else f'{match[1]} {match[2]}')
+  )
 
 
 def _terms(formula: str) -> str | None:
