@@ -149,7 +149,7 @@ STATEMENTS = (
   ),
 )
 
-# 'B is the answer', 'B) London is right', 'B and not C is the answer'; behind a noun also 'option B, London, is correct'.
+# 'B is the answer', 'B) London is right', 'B and not C is the answer'; behind a noun also 'option B, London, is right'.
 _TEXT = (
   r'[)\]:.]\s?[^.\n()\[\]]{0,40}?|\s?\([^()\n]{0,40}\)|[)\]]?,?\s(?:and\s)?not\s[(\[]?[A-Z][)\]]?,?'
 )

@@ -143,8 +143,7 @@ _IN_FRONT = re.compile(
   r'(?:[\s({\[:"\'’]|[A-Za-z]{2,}+[.,:]?(?=[\s:({])|\\(?:quad|qquad|sim|therefore)(?![a-z]))*+'
 )
 _BEHIND = re.compile(
-  r"""(?:[\s)}\].:"'’°/*]|\^\{?\s?(?:\\circ|°)\s?\}?|\\(?:circ|degree|quad|qquad)(?![a-z])"
-  r"|[A-Za-zΩμµ]++(?:\^\{?-?[1-9]\}?|[²³])?|(?<=[})])\^\{?-?[1-9]\}?|\((?=\s?[A-Za-z]{2}))*+"""
+  r"""(?:[\s)}\].:"'’°/*]|\^\{?\s?(?:\\circ|°)\s?\}?|\\(?:circ|degree|quad|qquad)(?![a-z])|[A-Za-zΩμµ]++(?:\^\{?-?[1-9]\}?|[²³])?|(?<=[})])\^\{?-?[1-9]\}?|\((?=\s?[A-Za-z]{2}))*+"""
   , re.X)  # fmt: skip
 _LETTERS = re.compile(r'[A-Za-zΩμµ]+')
 _WORDS = re.compile(
