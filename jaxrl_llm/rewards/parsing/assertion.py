@@ -29,8 +29,7 @@ _PEOPLE = (
 )
 _OPINION = r'(?:say|think|believe|claim|argue|guess|suspect|assume|conclude)'
 _BAD = (
-  r'(?:wrong|incorrect|false|untrue|inaccurate|worst|invalid|erroneous|bogus|rejected'
-  r'|excluded|eliminated|least\s(?:likely|plausible|probable|suitable|appropriate'
+  r'(?:wrong|incorrect|false|untrue|inaccurate|worst|invalid|erroneous|bogus|rejected|excluded|eliminated|trap|tempting|naive|second-best|least\s(?:likely|plausible|probable|suitable|appropriate'
   r'|accurate|\w+able))'
 )
 _MAY = r'(?:may|might|would|could|will|can|often|sometimes|are\stempted\sto)'
@@ -52,19 +51,19 @@ _TOKEN = re.compile(
     |(?:it|this|that)\s(?:looks|seems|appears)\sas\s(?:if|though)\b
     |{_PEOPLE}\s(?:{_MAY}\s(?:\w+ly\s)?(?:{_OPINION}|choose|pick|answer|select)|{_OPINION}s?)\b|(?:one|you|we)\s(?:may|might|could)\s(?:\w+ly\s)?(?:{_OPINION}|guess|pick|choose)\b
     |i\s(?:\w+ly\s)?(?:thought\s(?!about|of|over|through)|guessed|suspected|assumed|doubt)\b
-    |(?:doubt|doubtful|deny|denied|denies|disproves?d?|refutes?d?)\b|hardly\b|far\sfrom\s(?!(?:zero|over)\b)
+    |(?:doubt|doubtful|deny|denied|denies|disproves?d?|refutes?d?)\b|refuses?\sto\b|(?:misconception|myth|fallacy|mistake|error|pitfall)\s(?:is\s)?(?:that|to)\b|hardly\b|far\sfrom\s(?!(?:zero|over)\b)
     |(?:initial|original|previous|first|earlier|preliminary)\s(?:answer|choice|guess|thought|pick)\b|used\sto\s\w+|(?:false|wrong|untrue|incorrect)\sthat\b
     |no\s(?:way|reason|evidence|chance|proof|grounds|basis|sign|indication|longer|expert|serious|sane)\b)
   |(?P<negates>{_NOT}\b|≠|!=|=/=|\\neq?(?![a-z])|\\not(?![a-z])\s?=)
   |(?P<quantifies>(?:nobody|no\sone|noone|none|nothing|neither|nor)\b)
-  |(?P<excludes>\\setminus(?![a-z])|∖|(?:all|every\w*)\sbut\b|without\b|(?:rather|other|different)\s(?:than|from)\b|instead\sof\b|any(?:thing|one)\s(?:but|except)\b
+  |(?P<excludes>\\setminus(?![a-z])|∖|(?:all|every\w*)\sbut\b|without\b|(?:rather|other|different)\s(?:than|from)\b|instead\sof\b|as\sopposed\sto\b|any(?:thing|one)\s(?:but|except)\b
     |except(?:\sfor|ing)?\b|excluding\b|but\snot\b|unlike\b|differs?\sfrom\b|rul(?:ed?s?|ing)\sout\b|cross(?:ed|ing)?\sout\b
     |(?:exclud|eliminat|reject|discard|dismiss|avoid)(?:es?|s|ed|ing)?\b|impossible\b|unlikely\b|fails?\sto\b)
   |(?P<adjective>(?:{_BAD}\s(?:\w+\s)?(?:answer|option|choice|value|result|statement|letter|number|solution|guess|one)\b|(?:that|which)\s(?:is|are)\s(?:\w+ly\s)?{_BAD})
     |(?:answer|option|choice|value|one|letter|number)\s(?:(?:that|which|we|i|you|one|can|could|should|must|would|will|to|be|\w+ly)\s){{1,5}}(?:eliminate|reject|rule\sout|exclude|discard|avoid|dismiss)d?\b)
   |(?P<passes>(?:{_OPINION}|sa(?:id|ys)|saying|thinks|believed|claim(?:ed|s|ing)?|concluded|true|clear|certain|sure|evident|obvious|right|correct|the\scase
     |means?|impl(?:y|ies)|suggests?|shows?|proves?|indicates?|supports?|see|know|agree|accept|convinced|mean|that)\b)
-  |(?P<stops>[;]|(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]\s|—|⇒|→|=>|:(?=\s))
+  |(?P<stops>[;]|(?:but|so|because|since|therefore|hence|thus|while|whereas|although|though|then|whereby|however|yet|as)\b|\s[-–—]{{1,3}}\s|—|⇒|→|=>|:(?=\s))
   |(?P<comma>,|(?:and|or)\b)
   |(?P<verb>(?:is|are|was|were|equals|gives|yields|becomes|has|have|makes|leaves|remains|comes)\b|(?:it|that|this|here|answer)['’]s\b)
   |(?P<word>[a-z]++)
@@ -91,9 +90,12 @@ _SINGULAR = re.compile(
 )
 _MARK = re.compile(r'\s?[:(–—-]?\s?[✗✘❌🚫❎]')
 _LABEL = re.compile(rf'(?i:\s?[:(–—-]\s?(?:completely\s|clearly\s)?(?:not\s{_RIGHT}|{_WRONG}))')
-_NOUN = re.compile(
-  r"\s?(?![A-Z]\b)[A-Za-z'’]{1,12}(?:\s[a-z]{1,12})?(?=\s)"
-)  # '5 apples', 'B alone'
+# '5 apples are wrong', 'B alone is not right', but not 'B because it cannot be A'.
+_NO_NOUN = (
+  r'(?!(?i:[A-Z]|because|since|as|and|but|so|while|when|whereas|although|if|for|which|that|who|it|this|they|we|he|she'
+  r'|or|nor|where|then|though|yet|given|until|unless|than)\b)'
+)
+_NOUN = re.compile(rf"\s?{_NO_NOUN}[A-Za-z'’]{{1,12}}(?:\s{_NO_NOUN}[a-z]{{1,12}})?(?=\s)")
 _CHAIN = re.compile(
   r"""(?i:\s?\b(?:(?:is|was|are|were|would|could|should|does|do|did|ca|wo|must|has|have|need)n['’]t|ca?nnot|is|was|are|were|be|been|being|would|will|could|can|must|should|may|might|does|do|did|has|have|had|to
   |seems?|looks?|appears?|gets?|sounds?|turns?|turned|not|never
@@ -102,7 +104,7 @@ _CHAIN = re.compile(
 )
 _NEGATIVE = re.compile(r"(?i:\b(?:not|never|cannot)\b(?!\s(?:only|just|merely|yet)\b)|n['’]t\b)")
 _PREDICATE = re.compile(
-  rf"""\s?(?i:(?:(?:the|a|an|my|far|in|only)\s){{0,2}}(?:{_WRONG}|bad\b|tempting\b|worst\b|erroneous\b|least\b|error\b|mistakes?\b|traps?\b|distractors?\b|red\sherring)
+  rf"""\s?(?i:(?:(?:the|a|an|my|far|in|only|common|typical|popular)\s){{0,3}}(?:{_WRONG}|off\b(?!\sby)|misconception\b|myth\b|fallacy\b|bad\b|tempting\b|worst\b|erroneous\b|least\b|error\b|mistakes?\b|traps?\b|distractors?\b|red\sherring)
   |too\s(?!good\b)\w+
   |no\s(?:answer|solution|option|longer|good)\b|what\sI\s(?:\w+\s)?(?:took|thought|picked|chose|had|got)\b)""",
   re.X,
@@ -234,6 +236,13 @@ def _takes_back(text: str) -> bool:
   contracted = _CONTRACTED.match(text, at)
   chain = _CHAIN.match(text, contracted.end() if contracted else at)
   end = chain.end() if chain else contracted.end() if contracted else at
+  if (
+    chain
+    and chain[0].endswith(' be')
+    and _NEGATIVE.search(chain[0])
+    and not text[end:].strip(' .!…')
+  ):
+    return True  # 'no, that cannot be.'
   judged = _JUDGED.match(text, end)
   if judged is None or end == at:
     return False

@@ -29,8 +29,8 @@ class Options(NamedTuple):
 _MAX_CANDIDATES = 40  # statements that are tried, from the last on
 _AMBIGUOUS = ''  # a statement of no option, or of two
 _NOT_OTHER = re.compile(
-  r'[)\]]?,?\s(?i:and\s)?(?i:not|rather than|instead of)\s(?:option\s)?[(\[]?[A-Z]\b[)\]]?(?:(?:,'
-  r'|,?\s(?:or|and|nor))\s[(\[]?[A-Z]\b[)\]]?){0,5}[.!]?\s*$'
+  r'[)\]]?,?\s\(?(?i:and\s)?(?i:not|rather than|instead of)\s(?:option\s)?[(\[]?[A-Z]\b[)\]]?(?:(?:,'
+  r'|,?\s(?:or|and|nor))\s[(\[]?[A-Z]\b[)\]]?){0,5}\)?[.!]?\s*$'
 )
 _LETTERED = re.compile(r'[(\[]?([A-Za-z])[)\]]?(?:,\s|\s(?=\())(.*)')
 _COMPARED = re.compile(r'(?i:\b(?:between|of|among|out of)\b)')
@@ -153,6 +153,7 @@ def _choice_alone(text: str, options: Options) -> str | None:
 
 def _labeled(text: str) -> str | None:
   """The letter that labels a line: 'B) London', 'B - London', 'B, because'; None where other labels follow."""
+  text = text.lstrip('✅✓✔☑→ ')
   label = choice_forms.LABEL.match(text)
   if label is None:
     return None

@@ -49,7 +49,7 @@ _IS = (
   rf'(?:is|was|are|were|(?:must|should|would|will)\s(?:\w+\s)?(?:only\s)?{_BE}'
   rf'|(?:can|could)\sonly\s{_BE}|(?:has|have|had)\sto\s{_BE}'
   r'|(?:turns|turned|comes|came|works|worked)\sout\s(?:to\sbe|as)|(?:appears|seems'
-  r'|looks|happens)\sto\sbe|becomes|remains|is\s(?:given|provided)\sby|is\sfound\sin'
+  r'|looks|happens)\sto\sbe|can\sbe(?=\s(?:none|nothing|only))|becomes|remains|is\s(?:given|provided)\sby|is\sfound\sin'
   r'|ends?\sup\s(?:being|as)|would\shave\sto\sbe)'
 )
 REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
@@ -57,7 +57,8 @@ _ARROW = r'(?:→|⇒|➡|=>|->|∴)'
 _END = (
   r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:not\b|because|since)|:\s))'
 )
-_GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\b|to\s[A-Z]\b))'
+_GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\bG
+rG|rather\b|instead\b|to\s[A-Z]\b))'
 _LED_BEFORE = re.compile(
   r'(?:^|[.!?:;,(\n>]\s?|\b(?i:(?P<noun>option|choice|answer|letter|statement)'
   r'|so|thus|hence|therefore|that|think|believe|is|only|just|clearly|then|conclude'
@@ -80,16 +81,15 @@ STATEMENTS = (
   # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the option that fits best is B'
   re.compile(
     rf'(?i:\b(?:answers?|ans|option|choice|letter|selection|pick|match|one|statement'
-    rf'|conclusion|verdict|solution|result|final|correct|correction|choose|guess'
-    rf'|vote|response|output|key)\b\.?(?:\s\([^()\n]{{0,40}}\))?'
+    rf'|conclusion|verdict|solution|result|final|correct|correction|choose|possibility|remains|left|guess|vote|response|output|key)\b\.?(?:\s\([^()\n]{{0,40}}\))?'
     rf'(?:,?\s(?:to|for|that|which|here|then|in|from|left|remaining|standing|available'
-    rf'|among|matching|I|we|out)\b[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?(?:,?\s(?:therefore'
+    rf'|among|matching|consistent|compatible|satisfying|I|we|out)\b[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?(?:,?\s(?:therefore'
     rf'|thus|hence|then|here|now|\w+ly))?,?\s?'
     rf'(?::|=|\||{_ARROW}|\s[-–—]\s|\b{_IS}\b),?\s?:?\s*{_ADVERB}{NOUN}){_LETTER}'
   ),
   # 'it must be B', 'I choose B', 'that leaves B'
   re.compile(
-    rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]s|,?\s{_IS})?|(?:I|we"
+    rf"(?i:\b(?:(?:it|this|that|which|i\.e\.|namely)(?:['’]?s|,?\s{_IS})?|answer['’]s|(?:I|we"
     rf"|you|one)(?:['’]d|['’]ll|['’]m|['’]re|\sam|\sare|\swould|\swill|\sshould|\smust)?\s(?:\w+ly\s)?(?:choose"
     rf'|answer|guess|prefer|favou?r|mark|take|chose|choosing|pick|picked|picking'
     rf'|select|selected|selecting'
@@ -98,7 +98,7 @@ STATEMENTS = (
     rf'|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick'
     rf'|select|mark|go\swith)'
     rf'|(?:leaves?|leaving)(?:\sus)?(?:\sonly)?(?:\swith)?(?:\sonly)?|(?:match(?:es)?'
-    rf'|corresponds?\sto|agrees?\swith|points?\sto|leads?(?:\sus)?\sto|gives?(?:\sus)?'
+    rf'|corresponds?\sto|agrees?\swith|points?\sto|arrived?\sat|brings?\sus\sto|settled?\son|leads?(?:\sus)?\sto|gives?(?:\sus)?'
     rf'|(?:I|we)\sget(?=\s(?:answer|option|choice|\())|equals|equal\sto)|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but'
     rf'|so))\s'
     rf'{_ADVERB}{NOUN}){_LETTER}{_GOES}'
@@ -106,7 +106,7 @@ STATEMENTS = (
   # 'So B.', 'by elimination, B', 'No, B', 'Not A, not C: B', 'it cannot be anything but B'
   re.compile(
     rf'(?i:(?:^|(?<=[\s(\-–—]))(?:so|yes|right|ok(?:ay)?|definitely|surely|clearly'
-    rf'|obviously|certainly|just|simply|undoubtedly|sorry|I\smean|(?<!anything\s)(?<!all\s)but'
+    rf'|obviously|certainly|just|simply|undoubtedly|probably|(?:most\s)?likely|overall|finally|in\s(?:short|summary|conclusion|brief)|to\ssum\sup|sorry|I\smean|(?<!anything\s)(?<!all\s)but'
     rf'|thus|hence|therefore|ergo|{_ARROW}|by\s(?:the\s)?(?:process\sof\s)?elimination'
     rf'|i\.e\.|no|nope|wait|actually|correction|rather|rest|after\s[^,.\n]{{1,40}}'
     rf"|not\s(?:option\s)?[(\[]?[A-Z][)\]]?(?=:)|(?:can\s?not|can['’]t|could\snot"
@@ -121,7 +121,7 @@ STATEMENTS = (
   ),
   re.compile(
     rf'(?:^|(?<=[.!?:;,\n]\s)|(?<=\n)|(?<=so\s)|(?i:\b(?:option|choice)\s)){_LETTER}[)\]]?\s(?:(?:alone\s)?remains\b(?!\s[a-z])'
-    rf'|it\sis\b(?=[.!]|\s*$)|is\sleft\b|wins\b|alone\s(?:is|fits|works)\b)',
+    rf'|it\sis\b(?=[.!]|\s*$)|is\sleft\b|wins\b|(?:fits|works|holds)[;,.]\s(?:and\s|while\s|but\s)?(?:the|all)\s(?:\w+\s)?others?\b|alone\s(?:is|fits|works)\b)',
     re.M,
   ),
   # 'C: correct', 'C ✅', 'making C the answer'
@@ -199,7 +199,7 @@ LONE_AT_END = re.compile(r'[a-z]{2}[.?!:]\s[(\[]?([A-Z])[)\]]?[.!]?$')
 LABEL = re.compile(
   rf'(?i:(?:option|choice|answer)\s)?[(\[]?(?P<letter>[A-Za-z])(?:[)\]][.:]?|[.:](?!\w)'
   rf'|\s?[-–—](?=\s)|(?=,?\s(?:{REASON}))|(?=,\s(?:definitely|of\scourse|obviously'
-  rf'|clearly|certainly|for\ssure|surely)\b)|(?=,?\s(?:and\s)?(?:not|rather\sthan'
+  rf'|clearly|certainly|for\ssure|surely|I\s(?:think|believe|guess|say))\b)|(?=,?\s(?:and\s)?(?:not|rather\sthan'
   rf'|instead\sof)\s[(\[]?[A-Z]\b))\s*'
 )
 NEXT_LABEL = re.compile(r'(?:^|\s)[(\[]?[A-Z][)\]:.](?:\s|$)')

@@ -46,7 +46,7 @@ _PART_BEHIND = re.compile(
     |\s?(?:\\?(?:leq?|geq?|lt|gt|neq?)(?![A-Za-z])|[<>≤≥≠])
     |\\(?!{_LATEX_BEHIND})[a-zA-Z]
     |[√π∞∛]
-    |\((?:[0-9]|[a-zA-Z](?![A-Za-z]))
+    |\((?![0-9.,]+\s[a-z])(?:[0-9]|[a-zA-Z](?![A-Za-z]))
     |\{{?,?\\overline
     |{_FUNCTION}(?![A-Za-rt-z])
     |plus\sor\sminus\b|give\sor\stake\b|squared\b|cubed\b|factorial\b|(?:raised\s)?to\sthe\s(?:\w+\s)?power|plus\s{_OPERAND}|minus\s{_OPERAND}
@@ -90,7 +90,7 @@ _HEDGE_BEFORE = re.compile(
   r'(?i:\b(?:maybe|perhaps|possibly)\b[^,;:]{0,60}$|\b(?:might|may|could)\s(?:(?!only\b)\w+ly\s|(?:also|well|even|then)\s){0,2}be)(?:\s(?:about|around))?[\s$*"\'(]*$'
 )
 _CONDITION_BEHIND = re.compile(
-  r'[\s$*"”’\')\]}`]*(?:\s?[a-z]{1,12})?,?\s(?i:only\s)?(?i:if|unless|provided|in\s(?:some|certain|most|many)\scases|for\s(?:some|certain))\b'
+  r'[\s$*"”’\')\]}`]*(?:\s?[a-z]{1,12})?,?\s(?i:only\s)?(?i:if|unless|provided|were\sit\snot|had\s(?:it|we|the)|in\s(?:some|certain|most|many)\scases|for\s(?:some|certain))\b'
 )
 
 _GAP = (
