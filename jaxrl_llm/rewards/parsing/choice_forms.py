@@ -57,8 +57,10 @@ _ARROW = r'(?:→|⇒|➡|=>|->|∴)'
 _END = (
   r'(?=[)\]]?[.!]?(?:\s*$|\s*\n|\s*<|[.!;]\s|[.!]?\s[✅✓✔(]|[,;]?\s(?:not\b|because|since)|:\s))'
 )
-_GOES = rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\bG
-rG|rather\b|instead\b|to\s[A-Z]\b))'
+_GOES = (
+  rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{REASON}|and\b|or\b|\(|-|–|—|&|if\b|✅|as\b|over\b'
+  rf'|rather\b|instead\b|to\s[A-Z]\b))'
+)
 _LED_BEFORE = re.compile(
   r'(?:^|[.!?:;,(\n>]\s?|\b(?i:(?P<noun>option|choice|answer|letter|statement)'
   r'|so|thus|hence|therefore|that|think|believe|is|only|just|clearly|then|conclude'
