@@ -355,9 +355,14 @@ def head(
     kernel, spec = params['embed']['embedding'], '...d,vd->...v'
   else:
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
-  data, scale = quantized.read(kernel, dtype)
-  logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
-  logits = quantized.apply_scale(logits, scale)
+  scale = None
+  if isinstance(kernel, quantized.Quantized):
+    kernel, scale = quantized.read(kernel, dtype)
+  logits = jnp.einsum(
+    spec, hidden.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32
+  )
+  if scale is not None:
+    logits = quantized.apply_scale(logits, scale)
   cap = config.logit_cap
   return cap * jnp.tanh(logits / cap) if cap else logits
 

@@ -49,8 +49,12 @@ class Dense(nnx.Linear):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     x = x.astype(self.dtype)
-    data, scale = quantized.read(self.kernel.get_value(), self.dtype)
-    y = quantized.apply_scale(product(x, data), scale)
+    kernel = self.kernel.get_value()
+    if isinstance(kernel, quantized.Quantized):
+      data, scale = quantized.read(kernel, self.dtype)
+      y = quantized.apply_scale(product(x, data), scale)
+    else:
+      y = product(x, kernel.astype(self.dtype))
     if self.use_bias:
       y = y + self.bias[...].astype(self.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     if not hasattr(self, 'a'):
