@@ -7,11 +7,13 @@ import importlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxrl_llm.config import user_code
 from jaxrl_llm.config.schema import Stage
 from jaxrl_llm.types import JsonValue, Settings, UserError
+
+_Result = TypeVar('_Result')
 
 
 def pick(module: ModuleType, stage: Stage | Settings, field: str = '') -> functools.partial[Any]:
@@ -38,6 +40,13 @@ def pick(module: ModuleType, stage: Stage | Settings, field: str = '') -> functo
     if setting.default is setting.empty and key not in settings:
       raise UserError(f'config.{field}.{key} is missing; {name!r} needs it.')
   return functools.partial(fn, **settings)
+
+
+def active(stage: functools.partial[_Result]) -> functools.partial[_Result] | None:
+  """The picked stage; None where its function has no inputs, as `none`: it stands for no stage and is never called."""
+  parameters = inspect.signature(stage.func).parameters.values()
+  keyword = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+  return stage if any(p.kind not in keyword for p in parameters) else None
 
 
 def choices(module: ModuleType) -> dict[str, Callable]:

@@ -11,10 +11,8 @@ import numpy as np
 from jaxrl_llm.curriculum import setting_checks
 
 
-def everything(free_N: np.ndarray, slots: int, seed: int, passes_N: np.ndarray) -> np.ndarray:
-  """All prompts. arXiv:2510.26374 (BOTS)."""
-  del slots, seed, passes_N
-  return np.flatnonzero(free_N)
+def everything() -> None:
+  """All prompts without unfinished rollouts. arXiv:2510.26374 (BOTS)."""
 
 
 def stream(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_llm.config.schema import CurriculumConfig
-from jaxrl_llm.config.stages import pick
+from jaxrl_llm.config.stages import active, pick
 from jaxrl_llm.curriculum import (
   candidates,
   domain_mix,
@@ -22,21 +22,23 @@ from jaxrl_llm.curriculum import (
   slot_assignment,
   utility,
 )
-from jaxrl_llm.curriculum.calibration import calibration_metrics
+from jaxrl_llm.curriculum.evidence import calibration_metrics
 from jaxrl_llm.curriculum.length_estimate import Lengths, expected_tokens
 from jaxrl_llm.curriculum.records import (
   DatasetInfo,
+  EligibilityRule,
   HintedPosteriors,
   Index,
+  PriorPool,
   Proposal,
   StepEvidence,
+  check_saved,
   domain_codes,
 )
 from jaxrl_llm.types import Settings, UserError
 
 _WINDOW = 512  # latest prompts whose predictions are compared with observations
 _BLOCK = 1 << 15  # prompts per block, so that its arrays fit the cache of a core
-
 
 _STAGES = dict(
   candidates=candidates,
@@ -46,6 +48,7 @@ _STAGES = dict(
   selection=selection,
   domain_mix=domain_mix,
 )
+_ALWAYS_ON = ('rate_estimate', 'utility', 'selection')
 
 
 class Curriculum:
@@ -66,7 +69,8 @@ class Curriculum:
     `columns` are fields of the rows, one entry per prompt, that stages read by name: 'source' for domains, pass rates,
     features. Raises UserError for an unknown function or setting of a stage.
     """
-    self._stages = {n: pick(m, config[n], f'curriculum.{n}') for n, m in _STAGES.items()}
+    picked = {n: pick(m, config[n], f'curriculum.{n}') for n, m in _STAGES.items()}
+    self._stages = {n: fn for n, fn in picked.items() if n in _ALWAYS_ON or active(fn)}
     setting_checks.check_range('kind_decay', config['kind_decay'], 0, 1)
     setting_checks.check_choice('truncated', config['truncated'], ('count', 'ignore'))
     self._ignore = config['truncated'] == 'ignore'
@@ -75,9 +79,11 @@ class Curriculum:
     if kind_N.shape != (size,) or kind_N.min(initial=0) < 0:
       raise ValueError(f'kind must hold {size} codes of at least 0, not {kind_N.shape} of them')
     dataset = DatasetInfo(size, group, kind_N, config['kind_decay'], columns or {})
-    pool = pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling')
-    rule = pick(eligibility, config['eligibility'], 'curriculum.eligibility')
-    self._prior_pool, self._eligibility = pool(dataset), rule(dataset)
+    pool = active(pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling'))
+    rule = active(pick(eligibility, config['eligibility'], 'curriculum.eligibility'))
+    self._prior_pool: PriorPool | None = pool and pool(dataset)
+    self._eligibility: EligibilityRule | None = rule and rule(dataset)
+    self._bars = self._eligibility and self._eligibility.barred  # None: all prompts are eligible
     self._domains, self._domain = domain_codes(config['domain_mix']['fn'], dataset)
     self._evidence = np.zeros((2, size), np.float32)  # right and wrong counts as of step `since`
     self._since = np.zeros(size, np.int32)
@@ -85,27 +91,27 @@ class Curriculum:
     self._truncated = np.zeros(size, np.int32)
     self._steps = np.zeros((), np.int64)  # number of steps observed
     self._accepted = np.zeros(2, np.int64)  # number of accepted steps, and of their slots
-    self._done = np.zeros(
-      (2, len(self._domains)), np.int64
-    )  # observed rollouts and tokens of each domain
-    self._streaming = self._stages['candidates'].func is candidates.stream
+    # Observed rollouts and tokens of each domain.
+    self._done = np.zeros((2, len(self._domains)), np.int64)
+    source = self._stages.get('candidates')
+    self._streaming = source is not None and source.func is candidates.stream
     passes = dict(passes=np.zeros(size, np.int32)) if self._streaming else {}
     # The names are those of saved states.
-    self._learned = dict(
-      share=self._prior_pool.state, gate=self._eligibility.state, candidates=passes
-    )
+    stateful = dict(share=self._prior_pool, gate=self._eligibility)
+    self._learned = {name: stage.state if stage else {} for name, stage in stateful.items()}
+    self._learned |= dict(candidates=passes)
     # Columns: predicted success, predicted mixed, observed success, mixed; of the latest prompts.
-    self._history = np.zeros((0, 4))
-    self._latest = np.zeros((0, 4))
+    self._history = self._latest = np.zeros((0, 4))
     self._check()
 
   def _check(self) -> None:
     """Runs each stage once, as it checks its settings when it runs, so that errors come before compilation."""
     self.propose(0, 1)
     first, random = np.arange(1), np.random.default_rng(0)
-    self._stages['evidence_decay'](self._since[:1], 1, True)
+    self._decay(self._since[:1], 1, True)
     self._stages['selection'](self._utility(first, random, None), 1, random)
-    self._stages['domain_mix'](self._domains, self._done, 1, random)
+    if 'domain_mix' in self._stages:
+      self._stages['domain_mix'](self._domains, self._done, 1, random)
 
   def propose(
     self,
@@ -128,7 +134,7 @@ class Curriculum:
       empty = np.zeros(0)
       return Proposal(empty.astype(np.int32), empty, empty, empty, np.nan, ())
     random = np.random.default_rng((self.seed, 0, step))
-    if self._prior_pool.reference(step):
+    if self._prior_pool and self._prior_pool.reference and self._prior_pool.reference(step):
       index = random.choice(np.flatnonzero(free_N), slots, replace=False)
       worth, why = np.full(slots, np.nan), ('reference',) * slots
       mean_worth, used = np.nan, index[:0]
@@ -178,13 +184,11 @@ class Curriculum:
     right, with mass `truncated_k` of k (None: 0); with config.curriculum.truncated='ignore' they do not count. `tokens`
     are those of all n. Call once per step, with empty arrays where no rollouts finished: calls count time.
     """
-    integers = [
-      np.zeros(len(index), int) if x is None else np.asarray(x)
-      for x in (index, n, truncated, tokens)
-    ]
+    zeros = np.zeros(len(index), int)
+    integers = [np.asarray(zeros if x is None else x) for x in (index, n, truncated, tokens)]
     index, n, cut, tokens = integers
     k = np.asarray(k, float)
-    cut_k = np.zeros(len(index)) if truncated_k is None else np.asarray(truncated_k, float)
+    cut_k = np.asarray(zeros if truncated_k is None else truncated_k, float)
     mixed = (k > 0) & (k < n) if mixed is None else np.asarray(mixed, bool)
     possible = ((k >= 0) & (k <= n)).all() and ((cut_k >= 0) & (cut_k <= k)).all()
     typed = all(np.issubdtype(x.dtype, np.integer) for x in integers)
@@ -226,13 +230,12 @@ class Curriculum:
     """
     if not len(self._history):
       return {}
+    rollouts = max(self._visits.sum() * self.group, 1)
     metrics = calibration_metrics(self._latest, self._history) | {
       'curriculum/coverage': float((self._visits > 0).mean()),
-      'curriculum/truncated_share': float(
-        self._truncated.sum() / max(self._visits.sum() * self.group, 1)
-      ),
+      'curriculum/truncated_share': float(self._truncated.sum() / rollouts),
     }
-    if self._eligibility.barred:
+    if self._bars is not None:
       metrics['curriculum/barred_share'] = float(self._barred(np.arange(self.size)).mean())
     numbers = {k: v for state in self._learned.values() for k, v in state.items() if v.ndim == 0}
     return metrics | {f'curriculum/{k}': float(v) for k, v in numbers.items() if np.isfinite(v)}
@@ -250,19 +253,7 @@ class Curriculum:
     """Restore from `state_dict`. Raises UserError for the state of another data set or of other stages."""
     now = self.state_dict()
     state = dict(accepted=now['accepted']) | state  # older checkpoints have none
-    if now.keys() != state.keys():
-      names = ', '.join(sorted(now.keys() ^ state.keys()))
-      raise UserError(
-        f'the saved curriculum has other stages ({names}); restore config.curriculum, or start another --workdir.'
-      )
-    items = dict(evidence='prompts', share_pooled='kinds of prompts', done='domains')
-    for name in now.keys() & items.keys():
-      saved, ours = np.shape(state[name])[-1], now[name].shape[-1]
-      if saved != ours:
-        raise UserError(
-          f'the saved curriculum has {saved} {items[name]}, not {ours}; config.data changed: '
-          'restore it, or start another --workdir.'
-        )
+    check_saved(state, now)
     state = {name: np.array(array, now[name].dtype) for name, array in state.items()}
     for name in _STATE:
       setattr(self, f'_{_STATE[name]}', state[name])
@@ -273,9 +264,8 @@ class Curriculum:
 
   def _check_room(self, slots: int, free: int) -> None:
     if slots > free:
-      running = (
-        f', of which {self.size - free} have unfinished rollouts' if free < self.size else ''
-      )
+      held = self.size - free
+      running = f', of which {held} have unfinished rollouts' if held else ''
       raise UserError(
         f'config.prompts={slots} is more than the {self.size} prompts of the data{running}; lower it or '
         'raise config.data.size.'
@@ -296,8 +286,9 @@ class Curriculum:
     random: np.random.Generator,
   ) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
     """(prompts, utility or nan, mean utility of the candidates, consumed candidates)."""
-    passes_N = self._learned['candidates'].get('passes')
-    pool = self._stages['candidates'](free_N, slots, self.seed, passes_N)
+    pool, passes_N = np.flatnonzero(free_N), self._learned['candidates'].get('passes')
+    if 'candidates' in self._stages:
+      pool = self._stages['candidates'](free_N, slots, self.seed, passes_N)
     worth = self._utility(pool, random, lengths)
     if hinted is not None and len(hinted.index):
       rate = self._stages['rate_estimate'](hinted.alpha, hinted.beta, random)
@@ -307,22 +298,27 @@ class Curriculum:
         rate, hinted.alpha, hinted.beta, self.group, 1.0
       )
       worth = np.where(np.isnan(with_hint_N[pool]), worth, with_hint_N[pool]).astype(worth.dtype)
-    barred, barred_index = None, np.zeros(0, int)
-    if self._eligibility.barred:
+    rule, select = self._eligibility, self._stages['selection']
+    barred = quota = domain = None
+    if self._bars is not None:
       barred = random.random(len(pool)) < self._barred(pool)
-      barred_index = pool[barred]
-    quota = self._stages['domain_mix'](self._domains, self._done, slots, random)
-    domain = None if quota is None else self._domain[pool]
-    select = self._stages['selection']
-    at = slot_assignment.assign_slots(worth, slots, random, select, barred, domain, quota)
-    # Steps without a call of `accept` count with the slots of this one.
-    before = int(self._accepted[1]) + max(step - int(self._accepted[0]), 0) * slots
-    index, count = pool[at], slot_assignment.audit_count(before, slots, self._eligibility.audit)
-    final = slot_assignment.replace_with_audits(index, count, free_N, barred_index, random)
-    unchanged, used = final == index, index[:0]
+    if 'domain_mix' in self._stages:
+      quota = self._stages['domain_mix'](self._domains, self._done, slots, random)
+      domain = self._domain[pool]
+    if barred is None and quota is None:
+      at = select(worth, slots, random)
+    else:
+      at = slot_assignment.assign_slots(worth, slots, random, select, barred, domain, quota)
+    index = final = pool[at]
+    if rule is not None and rule.audit:
+      # Steps without a call of `accept` count with the slots of this one.
+      before = int(self._accepted[1]) + max(step - int(self._accepted[0]), 0) * slots
+      count = slot_assignment.audit_count(before, slots, rule.audit)
+      barred_index = index[:0] if barred is None else pool[barred]
+      final = slot_assignment.replace_with_audits(index, count, free_N, barred_index, random)
+    unchanged, used, skipped = final == index, index[:0], None
     if self._streaming:
-      skipped = None
-      if self._stages['selection'].func is selection.skip:
+      if select.func is selection.skip:
         skipped = np.zeros(len(pool), bool) if barred is None else barred
       used = slot_assignment.consumed_candidates(pool, at[unchanged], at[~unchanged], skipped)
     return final, np.where(unchanged, worth[at], np.nan), float(worth.mean()), used
@@ -343,20 +339,26 @@ class Curriculum:
 
   def _posterior(self, index: Index) -> np.ndarray:
     """float32 [2, I], α and β."""
-    decay = self._stages['evidence_decay'](self._since[index], int(self._steps), False)
-    prior = self._prior_pool.prior(self._learned['share'], index)
-    return prior + decay * self._evidence[:, index]
+    evidence = self._decay(self._since[index], int(self._steps), False) * self._evidence[:, index]
+    if self._prior_pool is None:
+      return np.float32(1) + evidence
+    return self._prior_pool.prior(self._learned['share'], index) + evidence
+
+  def _decay(self, since: np.ndarray, now: int, visited: bool) -> evidence_decay.Factor:
+    """The factor of `evidence_decay` on evidence of the steps `since`; 1 where the stage is off."""
+    stage = self._stages.get('evidence_decay')
+    return 1.0 if stage is None else stage(since, now, visited)
 
   def _barred(self, index: np.ndarray) -> np.ndarray:
     """The probability [I] that `eligibility` bars each prompt."""
-    if not self._eligibility.barred:
+    if self._bars is None:
       return np.zeros(len(index))
 
     def mean() -> np.ndarray:
       alpha, beta = self._posterior(index)
       return alpha / (alpha + beta)
 
-    return self._eligibility.barred(self._learned['gate'], index, self._visits[index], mean)
+    return self._bars(self._learned['gate'], index, self._visits[index], mean)
 
   def _compare(
     self, index: np.ndarray, k: np.ndarray, n: np.ndarray, count: np.ndarray, mixed: np.ndarray
@@ -369,20 +371,21 @@ class Curriculum:
     self._history = np.concatenate([self._history, self._latest])[-_WINDOW:]
 
   def _learn(self, evidence: StepEvidence) -> None:
-    now, age, at = int(self._steps) + 1, self._stages['evidence_decay'], evidence.index_V
+    now, at, gained = int(self._steps) + 1, evidence.index_V, None
     counts = np.stack([evidence.right_V, evidence.count_V - evidence.right_V])
-    fresh = age(self._since[at], now, True) * self._evidence[:, at]
-    learned, gained = self._prior_pool.learn(self._learned['share'], evidence)
+    fresh = self._decay(self._since[at], now, True) * self._evidence[:, at]
+    if self._prior_pool is not None:
+      learned, gained = self._prior_pool.learn(self._learned['share'], evidence)
+      self._learned |= dict(share=learned)
     if gained is None:  # evidence of all others decays when it is read
       self._evidence[:, at], self._since[at] = fresh + counts, now
     else:
-      self._evidence *= age(self._since, now, False)
+      self._evidence *= self._decay(self._since, now, False)
       self._evidence[:, at] = fresh
       self._evidence += gained
       self._since[:] = now
-    self._learned |= dict(
-      share=learned, gate=self._eligibility.learn(self._learned['gate'], evidence)
-    )
+    if self._eligibility is not None and self._eligibility.learn is not None:
+      self._learned |= dict(gate=self._eligibility.learn(self._learned['gate'], evidence))
 
 
 # Names in saved states → attributes.

@@ -1,4 +1,4 @@
-"""Shares of the slots by domain: (names, done_2xD, slots, random) → slots of each, or None.
+"""Shares of the slots by domain: (names, done_2xD, slots, random) → slots of each.
 
 A domain is the source of a row. `done_2xD` holds the rollouts and the tokens of each domain that have been observed.
 Every public function may be named in `config.curriculum.domain_mix.fn`.
@@ -16,11 +16,8 @@ from jaxrl_llm.types import UserError
 _MIN_ROLLOUTS = 50  # fewer are too few to estimate shares
 
 
-def none(
-  names: Sequence[str], done_2xD: np.ndarray, slots: int, random: np.random.Generator
-) -> None:
+def none() -> None:
   """Slots are not assigned by domain."""
-  del names, done_2xD, slots, random
 
 
 def mix(

@@ -15,10 +15,8 @@ from jaxrl_llm.curriculum.records import DatasetInfo, EligibilityRule, Mean, Sta
 _MAX_STREAK = 255  # a streak is a uint8
 
 
-def none(dataset: DatasetInfo) -> EligibilityRule:
+def none() -> None:
   """All prompts are eligible."""
-  del dataset
-  return EligibilityRule({})
 
 
 def audit(dataset: DatasetInfo, *, share: float = 0.05) -> EligibilityRule:

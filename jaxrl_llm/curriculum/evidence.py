@@ -1,4 +1,4 @@
-"""Evidence of prompts' success rates in a graded batch: one entry per prompt, whatever the number of its slots."""
+"""Evidence of prompts' success rates in a graded batch, one entry per prompt, and predictions compared with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.types import TRUNCATED, Array, Batch
+
+_BINS = 10  # of predicted success rates
 
 
 class Evidence(NamedTuple):
@@ -54,3 +56,35 @@ def gather_evidence(batch: Batch, score_BxK: np.ndarray, chosen_P: np.ndarray) -
   mixed_V = outcomes.mixed(np.asarray(score_BxK)[rows[0]], *rows[1:], len(index_V))
   evidence = index_V, mass_V, count_V, truncated_V, tokens_V, mixed_V, truncated_mass_V
   return Evidence(*(x[count_V > 0] for x in evidence))
+
+
+def calibration_metrics(latest_Vx4: np.ndarray, history_Vx4: np.ndarray) -> dict[str, float]:
+  """Means of the latest step, calibration error and Brier score of the history.
+
+  Columns are predicted success rate, predicted probability of a mixed group, observed success rate, and whether the
+  group was mixed.
+  """
+  metrics = {}
+  if len(latest_Vx4):
+    mean = latest_Vx4.mean(0)
+    metrics = {
+      'curriculum/predicted_success': float(mean[0]),
+      'curriculum/observed_success': float(mean[2]),
+      'curriculum/predicted_mixed': float(mean[1]),
+      'curriculum/mixed_share': float(mean[3]),
+    }
+  past = history_Vx4
+  return metrics | {
+    'curriculum/calibration_error': calibration_error(past[:, 0], past[:, 2]),
+    'curriculum/brier': float(((past[:, 1] - past[:, 3]) ** 2).mean()),
+  }
+
+
+def calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:
+  """Σ_bins share · |mean predicted − mean observed|, ten bins of the prediction."""
+  bins = np.minimum((predicted * _BINS).astype(int), _BINS - 1)
+  gaps = [
+    (bins == b).mean() * abs(predicted[bins == b].mean() - observed[bins == b].mean())
+    for b in np.unique(bins)
+  ]
+  return float(sum(gaps))

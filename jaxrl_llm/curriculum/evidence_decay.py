@@ -17,10 +17,8 @@ from jaxrl_llm.curriculum import setting_checks
 Factor = np.ndarray | float  # float32 [N], or one for all
 
 
-def none(last_N: np.ndarray, now: int, visited: bool) -> Factor:
-  """No decay: 1."""
-  del last_N, now, visited
-  return 1.0
+def none() -> None:
+  """No decay."""
 
 
 def visit(last_N: np.ndarray, now: int, visited: bool, *, decay: float = 0.25) -> Factor:

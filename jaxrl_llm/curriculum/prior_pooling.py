@@ -14,9 +14,8 @@ from jaxrl_llm.curriculum import setting_checks
 from jaxrl_llm.curriculum.records import DatasetInfo, Index, PriorPool, State, StepEvidence, column
 
 
-def none(dataset: DatasetInfo) -> PriorPool:
+def none() -> None:
   """Beta(1, 1) for every prompt. arXiv:2507.04632 (MoPPS)."""
-  return PriorPool({}, _even(dataset), _nothing)
 
 
 def kind(dataset: DatasetInfo, *, strength: float = 2.0, floor: float = 1.0) -> PriorPool:
@@ -146,11 +145,6 @@ _BLOCK = 1 << 15
 
 def _even(dataset: DatasetInfo) -> Callable[[State, Index], np.ndarray]:
   return lambda state, index: np.ones((2, len(dataset.kind_N[index])), np.float32)
-
-
-def _nothing(state: State, evidence: StepEvidence) -> tuple[State, None]:
-  del evidence
-  return state, None
 
 
 def _beta(rate_I: np.ndarray, strength: float) -> np.ndarray:

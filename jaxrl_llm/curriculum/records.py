@@ -1,4 +1,4 @@
-"""Records of the curriculum: inputs and results of its stages, the evidence of a step, and proposals."""
+"""Records of the curriculum: inputs and results of its stages, the evidence of a step, proposals, saved states."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class PriorPool(NamedTuple):
   prior: Callable[[State, Index], np.ndarray]  # (state, index) → float32 [2, I] pseudo-counts
   # (state, evidence) → state, and None or float32 [2, N], gains of all prompts that include the evidence
   learn: Callable[[State, StepEvidence], tuple[State, np.ndarray | None]]
-  reference: Callable[[int], bool] = lambda step: False  # steps whose prompts are drawn uniformly
+  # steps whose prompts are drawn uniformly; None: no step
+  reference: Callable[[int], bool] | None = None
 
 
 class EligibilityRule(NamedTuple):
@@ -71,7 +72,7 @@ class EligibilityRule(NamedTuple):
   state: State  # initial
   # (state, index, visits, posterior means) → probability [I] of being barred; None: no prompt is barred
   barred: Callable[[State, Index, np.ndarray, Mean], np.ndarray] | None = None
-  learn: Callable[[State, StepEvidence], State] = lambda state, evidence: state
+  learn: Callable[[State, StepEvidence], State] | None = None  # None: the state does not change
   audit: float = 0.0  # share of slots for barred prompts, or for any where none are barred
 
 
@@ -107,3 +108,20 @@ def domain_codes(fn: str, dataset: DatasetInfo) -> tuple[list[str], np.ndarray]:
     )
   names, codes = np.unique(np.asarray(dataset.columns['source']), return_inverse=True)
   return names.tolist(), codes.astype(np.int32)
+
+
+def check_saved(saved: State, now: State) -> None:
+  """Raises UserError where a saved state of the curriculum has other arrays than its state `now`, or other sizes."""
+  if now.keys() != saved.keys():
+    names = ', '.join(sorted(now.keys() ^ saved.keys()))
+    raise UserError(
+      f'the saved curriculum has other stages ({names}); restore config.curriculum, or start another --workdir.'
+    )
+  items = dict(evidence='prompts', share_pooled='kinds of prompts', done='domains')
+  for name in now.keys() & items.keys():
+    found, expected = np.shape(saved[name])[-1], now[name].shape[-1]
+    if found != expected:
+      raise UserError(
+        f'the saved curriculum has {found} {items[name]}, not {expected}; config.data changed: '
+        'restore it, or start another --workdir.'
+      )

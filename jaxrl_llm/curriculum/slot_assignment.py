@@ -23,8 +23,6 @@ def assign_slots(
 
   Other domains fill the slots that a domain cannot, and barred candidates those that no domain can.
   """
-  if barred is None and quota_D is None:
-    return select(worth, slots, random)
   free = np.ones(len(worth), bool) if barred is None else ~barred
   taken = np.zeros(0, int)
   for d, quota in enumerate(() if quota_D is None else quota_D):

@@ -33,11 +33,10 @@ class State(NamedTuple):
   opt_state: optax.OptState
 
 
-def init(spec: StepSpec, params: Params) -> State | None:
-  """A copy of the policy, for a critic with a head of zeros; None for a method without an auxiliary model."""
-  auxiliary, optimizer = spec.objective.method.auxiliary_model, spec.objective.auxiliary_optimizer
-  if auxiliary is None or optimizer is None:
-    return None
+def init(spec: StepSpec, params: Params) -> State:
+  """A copy of the policy, for a critic with a head of zeros."""
+  auxiliary, optimizer = _auxiliary(spec), spec.objective.auxiliary_optimizer
+  assert optimizer is not None
   weights = dict(decoder=jax.tree.map(jnp.copy, params))
   if auxiliary.signal_kind == 'values':
     weights['value'] = dict(kernel=jnp.zeros(spec.model.config.width), bias=jnp.zeros(()))

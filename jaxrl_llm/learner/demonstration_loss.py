@@ -32,11 +32,9 @@ class PlannedDemonstrations(NamedTuple):
 
 def plan(
   spec: StepSpec, state: TrainState, batch: Batch, target: objective.Targets
-) -> tuple[objective.Targets, PlannedDemonstrations | None]:
-  """Targets scaled by the share of the rollouts, and the demonstrations; None for a method without any."""
+) -> tuple[objective.Targets, PlannedDemonstrations]:
+  """Targets scaled by the share of the rollouts, and the demonstrations."""
   method = spec.objective.method
-  if not method.needs_demo:
-    return target, None
   target, terms, token_weight, share = objective.plan_demonstrations(
     method, target, batch, spec.layout.group, state.step
   )
@@ -47,12 +45,11 @@ def add_gradient(
   spec: StepSpec,
   state: TrainState,
   batch: Batch,
-  demonstrations: PlannedDemonstrations | None,
+  demonstrations: PlannedDemonstrations,
   grads: Params,
 ) -> tuple[Params, Metrics]:
   """`grads` plus the gradient of the demonstrations that count; and metrics."""
-  if demonstrations is None or batch.demo is None:
-    return grads, {}
+  assert batch.demo is not None
   terms, token_weight, share = demonstrations
   # Their prompts are encoded a second time.
   single = demonstration_spec(spec)

@@ -132,7 +132,10 @@ def _decode_weights(spec: StepSpec, state: TrainState) -> Params:
   params = state.params
   if state.base is not None and spec.model.lora is not None:
     params = lora.for_sampling(state.base, params, spec.model.lora.alpha, spec.model.dtype)
-  params = quantized.quantize_params(params, spec.model.weights_dtype, spec.model.dtype)
+  if spec.model.weights_dtype == spec.model.dtype:
+    params = jax.tree.map(lambda x: x.astype(spec.model.dtype), params)
+  else:
+    params = quantized.quantize_params(params, spec.model.weights_dtype, spec.model.dtype)
   return jax.lax.with_sharding_constraint(
     params, sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules)
   )

@@ -51,16 +51,20 @@ def minibatch_step(
   spec: StepSpec, state: TrainState, batch: Batch, inputs: MinibatchInputs
 ) -> tuple[TrainState, Metrics]:
   """One optimizer step, skipped where gradient or log-probs are not finite or the minibatch has no tokens."""
-  target = minibatch_targets(spec, state, batch, inputs)
-  target, demonstrations = demonstration_loss.plan(spec, state, batch, target)
-  target, minibatch_sums, scale = _prepare(spec, state, batch, target)
+  method, target = spec.objective.method, minibatch_targets(spec, state, batch, inputs)
+  demonstrations, minibatch_sums, scale, demo_metrics = None, {}, None, {}
+  if method.needs_demo:
+    target, demonstrations = demonstration_loss.plan(spec, state, batch, target)
+  if method.reads_minibatch:
+    target, minibatch_sums, scale = _prepare(spec, state, batch, target)
   learned_B = learned_rows(spec, batch, target)
   grads, sums = gradient(spec, state, pack(spec, batch, learned_B), target)
   sums |= minibatch_sums
-  params_grad, demo_metrics = demonstration_loss.add_gradient(
-    spec, state, batch, demonstrations, grads.params
-  )
-  grads = grads._replace(params=params_grad)
+  if demonstrations is not None:
+    params_grad, demo_metrics = demonstration_loss.add_gradient(
+      spec, state, batch, demonstrations, grads.params
+    )
+    grads = grads._replace(params=params_grad)
   norm = optax.tree.norm(grads.params)
   # Rows that are left out have no gradient; their log-probs show weights that are not finite.
   sampled_BxT = objective.sampled_mask(batch.rollout) > 0
@@ -76,7 +80,8 @@ def minibatch_step(
   )
   metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
-  metrics['actor/lr'] *= scale
+  if scale is not None:
+    metrics['actor/lr'] *= scale
   if spec.update.activation_noise is not None:
     metrics['actor/noise_sigma'] = jnp.exp(state.activation_noise.log_sigma_L).mean()
   return state, metrics
@@ -125,7 +130,7 @@ def learned_rows(spec: StepSpec, batch: Batch, target: objective.Targets) -> jax
 
 def _prepare(
   spec: StepSpec, state: TrainState, batch: Batch, target: objective.Targets
-) -> tuple[objective.Targets, Metrics, jax.Array]:
+) -> tuple[objective.Targets, Metrics, jax.Array | None]:
   """Forward passes over the minibatch before its gradient → targets, complete sums, a factor on the learning rate.
 
   They serve the log-probs of other policies, and methods whose coefficients depend on all rows of the minibatch.
@@ -144,12 +149,14 @@ def _prepare(
     logp_BxT, *_ = all_log_probs(teacher_spec(spec), state.teacher, packed.without_routes())
     target = objective.distill(method, target.with_arrays(teacher_BxT=logp_BxT))
   if not method.needs_rows:
-    return target, {}, jnp.float32(1)
+    return target, {}, None
   noise = _noise(spec, state, state.activation_noise and state.activation_noise.log_sigma_L)
   weights = policy_weights(spec, state.base, state.params)
   logp_BxT, *others = all_log_probs(spec, weights, packed, noise, top=_confidence_top_k(method))
   c_BxT, sums = objective.coefficients(method, target, logp_BxT, *others)
-  scale = objective.learning_rate_scale(method, target, logp_BxT)
+  scale = None
+  if method.token_stages.lr_scale is not None:
+    scale = objective.learning_rate_scale(method, target, logp_BxT)
   return target._replace(c_BxT=c_BxT), sums, scale
 
 
@@ -201,7 +208,9 @@ def microbatch_loss(
   if target.sampled_BxT is not None:
     real_BxT &= target.sampled_BxT > 0
   logp_BxT = jnp.where(real_BxT, logp_BxT, 0.0)
-  behavior_BxT = objective.behavior_log_probs(target.replayed_B, target.behavior_BxT, logp_BxT)
+  behavior_BxT = target.behavior_BxT
+  if target.replayed_B is not None:
+    behavior_BxT = objective.behavior_log_probs(target.replayed_B, behavior_BxT, logp_BxT)
   gap_BxT = jnp.where(real_BxT, jnp.abs(jnp.exp(logp_BxT) - jnp.exp(behavior_BxT)), 0.0)
   sums |= {
     'entropy': jnp.where(real_BxT, entropy_BxT, 0.0).sum(),
@@ -229,14 +238,15 @@ def _noise(
 
 @jax.named_scope('optimizer')
 def _apply(
-  spec: StepSpec, state: TrainState, grads: Gradient, scale: jax.Array
+  spec: StepSpec, state: TrainState, grads: Gradient, scale: jax.Array | None
 ) -> tuple[TrainState, jax.Array]:
   """The state after one optimizer step, and the norm of the change of the weights."""
   noise = spec.update.activation_noise
   if noise is not None and grads.log_sigma_L is not None:
     state = state._replace(activation_noise=noise.learn(state.activation_noise, grads.log_sigma_L))
   updates, opt_state = spec.update.optimizer.update(grads.params, state.opt_state, state.params)
-  updates = jax.tree.map(lambda x: x * scale, updates)
+  if scale is not None:
+    updates = jax.tree.map(lambda x: x * scale, updates)
   params = optax.apply_updates(state.params, updates)
   if spec.objective.average_decay is not None:
     state = state._replace(average=_averaged(spec.objective.average_decay, state, params))

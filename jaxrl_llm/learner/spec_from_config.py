@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
 from jaxrl_llm.config.schema import Config, typed
-from jaxrl_llm.config.stages import pick
+from jaxrl_llm.config.stages import active, pick
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import inner_steps, lora, precision
 from jaxrl_llm.learner.optimizer import make_optimizer
@@ -104,7 +104,8 @@ def make_spec(
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   compatibility.check(config, _facts(config, method) | _model_facts(mesh, model, teacher))
   _check_mesh(config, model, mesh)
-  group = config.rollouts + pick(successes, config.replay.reuse, 'replay.reuse')().count
+  reuse = pick(successes, config.replay.reuse, 'replay.reuse')()
+  group = config.rollouts + (reuse.count if reuse else 0)
   precision.check(config, dtype, method.needs_old)
   rule = pick(dynamic_sampling, config.replay.collect, 'replay.collect')()
   model_spec = ModelSpec(
@@ -158,7 +159,7 @@ def _rollout(
     multi_turn=multi_turn,
     continues=multi_turn or config.rollout.stop.fn != 'none',
     # Each turn of an environment begins with an empty memory.
-    exit_memory=decode.exit_rule is not early_exit.none and not multi_turn,
+    exit_memory=decode.exit_rule is not None and not multi_turn,
   )
 
 
@@ -177,7 +178,7 @@ def _decode(
     dtype=model.dtype,
     slots=settings.slots,
     queue_order=pick(queue_order, settings.queue_order, 'rollout.queue_order'),
-    stop_rule=pick(stopping, settings.stop, 'rollout.stop'),
+    stop_rule=active(pick(stopping, settings.stop, 'rollout.stop')),
     exit_rule=_exit_rule(config, model.config.vocab, token_texts),
     cache_dtype=model.dtype if settings.cache_dtype == 'auto' else settings.cache_dtype,
     windows=settings.windows,
@@ -188,22 +189,20 @@ def _decode(
 
 def _drafts(config: Config) -> DraftSpec:
   verify, ngram = config.rollout.draft, config.rollout.ngram
-  rule = pick(draft_verification, verify, 'rollout.draft')
   return DraftSpec(
-    verify=None if verify.fn == 'none' else rule,
+    verify=active(pick(draft_verification, verify, 'rollout.draft')),
     records_noise=verify.fn == 'coupled',
     ngram=NgramSettings(**ngram) if ngram.draft else None,
   )
 
 
-def _exit_rule(config: Config, vocab: int, token_texts: Callable[[], list[str]] | None) -> Callable:
+def _exit_rule(
+  config: Config, vocab: int, token_texts: Callable[[], list[str]] | None
+) -> Callable | None:
   """The early-exit rule; a rule that searches for a text gets the automaton's table."""
   settings = config.rollout.early_exit
-  rule = pick(early_exit, settings, 'rollout.early_exit')
-  if settings.fn == 'none':
-    return early_exit.none
-  text = settings.get('text')
-  if text is None:
+  rule, text = active(pick(early_exit, settings, 'rollout.early_exit')), settings.get('text')
+  if rule is None or text is None:
     return rule
   if not text or token_texts is None:
     raise UserError(

@@ -106,7 +106,9 @@ def _first_state(
 ) -> TrainState:
   """The state before the first step. Traced by jit: the order of operations decides the compiled program."""
   method, rollout = spec.objective.method, spec.rollout
-  auxiliary, base = auxiliary_model.init(spec, params), _base(spec, params)
+  auxiliary, base = None, _base(spec, params)
+  if method.auxiliary_model is not None:
+    auxiliary = auxiliary_model.init(spec, params)
   if spec.model.lora:
     params = lora.init(spec.model.lora, params, spec.seed) if adapter is None else adapter
   head = correctness_head.init(rollout.features, spec.seed) if rollout.pruning else None

@@ -15,7 +15,6 @@ from jaxrl_llm.learner.optimizer import Schedule
 from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.objective.activation_noise import Layers
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.rollout import early_exit, stopping
 from jaxrl_llm.rollout.decode_records import DecodeSettings
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
@@ -159,8 +158,8 @@ def evaluation_spec(
     temperature=temperature if samples else 0.0,
     token_filter=token_filter,
     slots=0,
-    stop_rule=stopping.none,
-    exit_rule=spec.rollout.decode.exit_rule if spec.rollout.multi_turn else early_exit.none,
+    stop_rule=None,
+    exit_rule=spec.rollout.decode.exit_rule if spec.rollout.multi_turn else None,
     record_experts=False,
   )
   return spec._replace(

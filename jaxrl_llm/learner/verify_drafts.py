@@ -24,7 +24,7 @@ def verify_drafts(
 ) -> tuple[Rollout, jax.Array]:
   """Rows to continue, and the number of draft tokens that they keep. Rows with tokens in `begun` take no draft."""
   exit_rule = spec.rollout.decode.exit_rule
-  key, has_exit_rule = jax.random.key(state.seed), exit_rule is not early_exit.none
+  key, has_exit_rule = jax.random.key(state.seed), exit_rule is not None
   uniform_BxT, noise_BxT = _uniforms(spec, key, prompts, draft)
   token_BxT, logp_BxT, *signals = _verify_tokens(
     spec, params, prompts, draft, uniform_BxT, noise_BxT, has_exit_rule
@@ -32,7 +32,7 @@ def verify_drafts(
   rows, accepted_B = _accepted_rows(
     draft, token_BxT, logp_BxT, state.step, spec.rollout.decode.end_ids, cap
   )
-  if has_exit_rule:
+  if exit_rule is not None:
     keys_B = sampling.row_keys(key, prompts, spec.rollout.decode.rollouts)
     rows = rows._replace(
       memory_BxM=jnp.zeros((len(rows.length_B), early_exit.MEMORY_SIZE), jnp.float32)

@@ -1,13 +1,18 @@
 """Objectives as coefficients of log-probs: stages, their composition, and what the update needs of them."""
 
-from jaxrl_llm.objective.batch_targets import Targets, mixed_group_mask, targets
+from jaxrl_llm.objective.batch_targets import (
+  Groups,
+  Targets,
+  group_rows,
+  mixed_group_mask,
+  targets,
+)
 from jaxrl_llm.objective.demonstration_terms import (
   DemonstrationTerms,
   demonstration_coefficients,
   fill_behavior,
   plan_demonstrations,
 )
-from jaxrl_llm.objective.grouping import Groups, group_rows
 from jaxrl_llm.objective.method_spec import Method, method
 from jaxrl_llm.objective.policy_gradient import SUMS, coefficients, distill, learning_rate_scale
 from jaxrl_llm.objective.replayed_log_probs import behavior_log_probs, fill_replayed_log_probs

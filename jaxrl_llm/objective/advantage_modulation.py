@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jaxrl_llm.objective.token_inputs import Tokens, batch_mean, group_sum, needs, present, row_sum
 
 
-def none(tokens: Tokens) -> jax.Array:
+def none() -> None:
   """A unchanged."""
-  return tokens.advantage_BxT
 
 
 @needs('rows', 'entropy', 'confidence')

@@ -1,4 +1,4 @@
-"""Advantages and denominators of a batch, computed from rewards and lengths before the policy is evaluated."""
+"""Groups, advantages and denominators of a batch, computed from rewards and lengths before the policy is evaluated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,51 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.objective import record_checks
-from jaxrl_llm.objective.grouping import Groups, group_rows
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.token_inputs import CreditInputs, needs_of, present, sampled_mask
 from jaxrl_llm.rewards.outcomes import SAME, compared
-from jaxrl_llm.types import Array, Batch
+from jaxrl_llm.types import Array, Batch, Prompts, Turns
+
+
+class Groups(NamedTuple):
+  """Indices between rows [B] and groups [P, parts·G]. A group is at the index of its prompt's first slot."""
+
+  rollouts: int  # G, rows of a slot
+  first_P: Array | None  # int32, the first slot of a slot's prompt; None: the slot itself
+  part_P: Array | None  # int32, the number of a slot among those of its prompt
+  parts: int = 1  # largest number of slots of one prompt
+
+  def gather(self, x_B: Array) -> Array:
+    """Rows as groups [P, parts·G]; 0 for absent slots and for slots that belong to an earlier group."""
+    x_PxG = x_B.reshape(-1, self.rollouts)
+    if self.first_P is None:
+      return x_PxG
+    P = x_PxG.shape[0]
+    blank = jnp.zeros((P, self.parts, self.rollouts), x_PxG.dtype)
+    return blank.at[self.first_P, self.part_P].set(x_PxG).reshape(P, -1)
+
+  def scatter(self, x_PxN: jax.Array) -> jax.Array:
+    """The inverse of `gather`: values of groups as rows [B]; N = 1 repeats a value for all rows."""
+    if x_PxN.shape[1] == 1:
+      x_P = x_PxN[:, 0] if self.first_P is None else x_PxN[self.first_P, 0]
+      return jnp.repeat(x_P, self.rollouts)
+    if self.first_P is None:
+      return x_PxN.reshape(-1)
+    x = x_PxN.reshape(-1, self.parts, self.rollouts)
+    return x[self.first_P, self.part_P].reshape(-1)
+
+  def numbers(self, rows: int) -> jax.Array:
+    """The number of each row's group, int32 [B], below P."""
+    slot_B = jnp.arange(rows, dtype=jnp.int32) // self.rollouts
+    return slot_B if self.first_P is None else self.first_P[slot_B]
+
+
+def group_rows(prompts: Prompts, rollouts: int, parts: int = 1) -> Groups:
+  """Groups of slots with equal `index_P`; `part_P` numbers the slots of a prompt from 0 to parts − 1."""
+  if parts == 1:
+    return Groups(rollouts, None, None)
+  same_PxP = prompts.index_P[:, None] == prompts.index_P[None]
+  return Groups(rollouts, jnp.argmax(same_PxP, axis=1).astype(jnp.int32), prompts.part_P, parts)
 
 
 class OtherPolicies(NamedTuple):
@@ -85,24 +125,19 @@ def targets(
     length_B = sampled_BxT.sum(1).astype(length_B.dtype)
   groups = group_rows(batch.prompts, rollouts, parts)
   gather, group_B = groups.gather, groups.numbers(B)
-  reward_PxG = method.batch_stages.reward_shaping(
-    gather(batch.reward_B), gather(batch.correct_B), gather(length_B), T
-  )
+  stages, reward_PxG = method.batch_stages, gather(batch.reward_B)
+  if stages.reward_shaping is not None:
+    reward_PxG = stages.reward_shaping(reward_PxG, gather(batch.correct_B), gather(length_B), T)
   extra = _extra_inputs(method, batch, gather, leverage_B)
-  advantage_PxG = method.batch_stages.advantage(reward_PxG, gather(length_B.astype(dtype)), **extra)
+  advantage_PxG = stages.advantage(reward_PxG, gather(length_B.astype(dtype)), **extra)
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
-  inputs = CreditInputs(groups.scatter(advantage_PxG)[:, None], sampled_BxT, group_B)
-  if turns is not None:
-    inputs = inputs._replace(
-      turn_BxT=jnp.maximum(turns.number_BxT, 0),
-      turn_reward_BxT=turns.reward_BxT,
-      state_BxT=turns.state_BxT,
-    )
-  if method.auxiliary_model is not None:
-    inputs = inputs._replace(**{f'{method.auxiliary_model.signal_kind}_BxT': signal_BxT})
-  advantage_BxT, return_BxT = method.batch_stages.credit_assignment(inputs)
+  advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
+  if stages.credit_assignment is not None:
+    inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B)
+    inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)
+    advantage_BxT, return_BxT = stages.credit_assignment(inputs)
   return Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_BxT * mask_BxT,
@@ -115,6 +150,20 @@ def targets(
     replayed_B=batch.replayed_B,
     sampled_BxT=None if turns is None else sampled_BxT,
   )
+
+
+def _with_turns_and_signal(
+  inputs: CreditInputs, method: Method, turns: Turns | None, signal_BxT: jax.Array | None
+) -> CreditInputs:
+  if turns is not None:
+    inputs = inputs._replace(
+      turn_BxT=jnp.maximum(turns.number_BxT, 0),
+      turn_reward_BxT=turns.reward_BxT,
+      state_BxT=turns.state_BxT,
+    )
+  if method.auxiliary_model is not None:
+    inputs = inputs._replace(**{f'{method.auxiliary_model.signal_kind}_BxT': signal_BxT})
+  return inputs
 
 
 def _extra_inputs(

@@ -27,9 +27,8 @@ from jaxrl_llm.objective.token_inputs import (
 Columns: TypeAlias = tuple[jax.Array, ...]  # one position of each array, or what a scan carries
 
 
-def row(inputs: CreditInputs) -> tuple[jax.Array, None]:
+def row() -> None:
   """A_t = the row's advantage at every token. arXiv:2402.03300 (GRPO, outcome supervision)."""
-  return inputs.advantage_Bx1, None
 
 
 @needs('values')

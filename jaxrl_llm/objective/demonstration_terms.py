@@ -34,7 +34,7 @@ def plan_demonstrations(
   right_P = ((batch.correct_B.reshape(-1, rollouts) > 0.5) & exists_PxG).sum(1)
   sampled_P = exists_PxG.any(1)
   has_P = (sampled_P & (demo.length_B > 0)).astype(dtype)
-  plan = method.batch_stages.sft_loss(right_P, has_P, step)
+  plan = present(method.batch_stages.sft_loss)(right_P, has_P, step)
   T = demo.tokens_BxT.shape[1]
   mask_PxT = (jnp.arange(T)[None] < demo.length_B[:, None]).astype(dtype) * has_P[:, None]
   counted_PxT = jnp.where(plan.demo_weight_P[:, None] > 0, mask_PxT, 0.0)

@@ -11,9 +11,8 @@ import jax
 from jaxrl_llm.objective.token_inputs import Tokens, needs, present, requires
 
 
-def none(tokens: Tokens) -> jax.Array:
-  """A unchanged, from rewards."""
-  return tokens.advantage_BxT
+def none() -> None:
+  """A from rewards."""
 
 
 @needs('teacher', 'reference')

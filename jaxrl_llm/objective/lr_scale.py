@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.objective.token_inputs import Tokens, needs, requires, row_sum
 
 
-def none(tokens: Tokens) -> jax.Array:
+def none() -> None:
   """1."""
-  return jnp.ones((), tokens.logp_BxT.dtype)
 
 
 @needs('rows')

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import jax
 
 from jaxrl_llm.config.schema import ObjectiveConfig
-from jaxrl_llm.config.stages import pick
+from jaxrl_llm.config.stages import active, choices, pick
 from jaxrl_llm.objective import (
   advantage,
   advantage_modulation,
@@ -16,7 +16,6 @@ from jaxrl_llm.objective import (
   auxiliary_loss,
   contracts,
   credit_assignment,
-  denominators,
   distillation,
   importance_correction,
   kl,
@@ -49,33 +48,34 @@ STAGES = dict(
   distillation=distillation,
   sft_loss=sft_loss,
 )
+_ALWAYS_ON = ('advantage', 'aggregation', 'ratio', 'trust_region')
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 class BatchStages(NamedTuple):
-  """Stages that run on rewards and lengths, before the policy is evaluated."""
+  """Stages that run on rewards and lengths, before the policy is evaluated; None: the stage is off."""
 
-  reward_shaping: functools.partial[jax.Array]
+  reward_shaping: functools.partial[jax.Array] | None
   advantage: functools.partial[jax.Array]
-  credit_assignment: functools.partial[tuple[jax.Array, jax.Array | None]]
+  credit_assignment: functools.partial[tuple[jax.Array, jax.Array | None]] | None
   aggregation: functools.partial[jax.Array]
   kl_aggregation: functools.partial[jax.Array] | None  # None: as `aggregation`
-  sft_loss: functools.partial[sft_loss.Plan]
+  sft_loss: functools.partial[sft_loss.Plan] | None
 
 
 class TokenStages(NamedTuple):
-  """Stages that run on log-probs of tokens."""
+  """Stages that run on log-probs of tokens; None: the stage is off."""
 
-  old_policy: functools.partial[jax.Array]
-  distillation: functools.partial[jax.Array]
-  advantage_modulation: functools.partial[jax.Array]
-  importance_correction: functools.partial[Pair]
+  old_policy: functools.partial[jax.Array] | None
+  distillation: functools.partial[jax.Array] | None
+  advantage_modulation: functools.partial[jax.Array] | None
+  importance_correction: functools.partial[Pair] | None
   ratio: functools.partial[jax.Array]
   trust_region: functools.partial[Pair]
-  token_weighting: functools.partial[jax.Array]
-  kl: functools.partial[Pair]
-  lr_scale: functools.partial[jax.Array]
+  token_weighting: functools.partial[jax.Array] | None
+  kl: functools.partial[Pair] | None
+  lr_scale: functools.partial[jax.Array] | None
 
 
 class Method(NamedTuple):
@@ -91,15 +91,20 @@ class Method(NamedTuple):
 
   def denominators(self, mask_BxT: jax.Array, group_B: jax.Array, rollout: Rollout) -> Weights:
     """`weight_BxT` and `kl_weight_BxT` of `Targets`."""
-    stages, weight_B = self.batch_stages, rollout.weight_B if self.weigh_rows else None
-    return denominators.weights(
-      stages.aggregation, stages.kl_aggregation, mask_BxT, group_B, weight_B
-    )
+    stages, T = self.batch_stages, mask_BxT.shape[1]
+    weight_BxT, kl_weight_BxT = stages.aggregation(mask_BxT, T, group_B), None
+    if stages.kl_aggregation is not None:
+      kl_weight_BxT = stages.kl_aggregation(mask_BxT, T, group_B)
+    if self.weigh_rows:
+      weight_Bx1 = rollout.weight_B[:, None]
+      weight_BxT *= weight_Bx1
+      kl_weight_BxT = None if kl_weight_BxT is None else kl_weight_BxT * weight_Bx1
+    return weight_BxT, kl_weight_BxT
 
   @property
   def learns_without_advantage(self) -> bool:
     """Rows with advantage 0 may have coefficients other than 0: there is a KL penalty."""
-    return self.token_stages.kl.func is not kl.none
+    return self.token_stages.kl is not None
 
   @property
   def needs_old(self) -> bool:
@@ -135,6 +140,12 @@ class Method(NamedTuple):
   def needs_rows(self) -> bool:
     """Coefficients depend on all rows of a minibatch: they are computed before its gradient."""
     return 'rows' in self.needs
+
+  @property
+  def reads_minibatch(self) -> bool:
+    """Forward passes over a minibatch come before its gradient, of this policy or of frozen or averaged weights."""
+    other_policy = 'reference' in self.needs or self.needs_average or self.needs_teacher
+    return self.needs_rows or other_policy
 
   @property
   def needs_parts(self) -> bool:
@@ -181,10 +192,11 @@ def method(config: ObjectiveConfig) -> Method:
   _check_old_policy(config)
   stages = {name: _stage(config, name) for name in STAGES}
   contracts.check(config, STAGES)
-  stages['kl_aggregation'] = denominators.kl_aggregation(config)
+  called: dict[str, Any] = {n: s if n in _ALWAYS_ON else active(s) for n, s in stages.items()}
+  called['kl_aggregation'] = stages['kl_aggregation'] = _kl_aggregation(config)
   return Method(
-    batch_stages=BatchStages(**{name: stages[name] for name in BatchStages._fields}),
-    token_stages=TokenStages(**{name: stages[name] for name in TokenStages._fields}),
+    batch_stages=BatchStages(**{name: called[name] for name in BatchStages._fields}),
+    token_stages=TokenStages(**{name: called[name] for name in TokenStages._fields}),
     needs=_needs(stages),
     mask_zero_variance=policy == 'mask',
     weigh_rows=config.weigh_rows,
@@ -194,6 +206,22 @@ def method(config: ObjectiveConfig) -> Method:
 
 def _stage(config: ObjectiveConfig, name: str) -> Any:
   return pick(STAGES[name], config[name], f'objective.{name}')
+
+
+def _kl_aggregation(config: ObjectiveConfig) -> functools.partial[jax.Array] | None:
+  """The function of `config.kl_aggregation`; None where the KL term has the denominator of the policy term.
+
+  `auto` is what the KL function declares with `token_inputs.default_aggregation`.
+  """
+  name, valid = config.kl_aggregation['fn'], choices(aggregation)
+  if name != 'auto' and name not in valid:
+    raise UserError(
+      f'config.objective.kl_aggregation.fn={name!r} is unknown; choose one of: auto, {", ".join(sorted(valid))}.'
+    )
+  if name != 'auto':
+    return pick(aggregation, config.kl_aggregation, 'objective.kl_aggregation')
+  default: str | None = getattr(_stage(config, 'kl').func, 'default_aggregation', None)
+  return None if default is None else functools.partial(getattr(aggregation, default))
 
 
 def _needs(stages: dict[str, functools.partial]) -> frozenset[str]:

@@ -1,8 +1,8 @@
 """The old policy, the denominator of ratios and the numerator of corrections: tokens → old_BxT.
 
 The input `tokens.old_BxT` holds the log-probs recomputed for this choice, or the recorded ones where none were
-recomputed. With `auto` the importance correction decides whether they are recomputed. Every public function may be
-named in `config.objective.old_policy.fn`. Detached.
+recomputed; a function without inputs keeps them. With `auto` the importance correction decides whether they are
+recomputed. Every public function may be named in `config.objective.old_policy.fn`. Detached.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jaxrl_llm.objective.token_inputs import Tokens, needs, present, requires
 
 
-def auto(tokens: Tokens) -> jax.Array:
+def auto() -> None:
   """log π before the first minibatch where a correction needs it, else log π_b as recorded."""
-  return tokens.old_BxT
 
 
 @requires(
@@ -28,20 +27,18 @@ def recorded(tokens: Tokens) -> jax.Array:
 
 
 @needs('old')
-def before(tokens: Tokens) -> jax.Array:
+def before() -> None:
   """log π of the weights before the first minibatch: one forward pass over the batch. arXiv:1707.06347 (PPO)."""
-  return tokens.old_BxT
 
 
 @needs('old', 'average')
-def average(tokens: Tokens, *, decay: float) -> jax.Array:
+def average(*, decay: float) -> None:
   """log π of the weights Σ_i decay^{n−i}·θ_i / Σ_i decay^{n−i}, i from 0 to the n optimizer steps taken.
 
   The initial weights count as one step, as in the paper's code. Costs one forward pass over each minibatch and one
   more copy of the weights. arXiv:2110.00641 (PPO-EWMA).
   """
   del decay  # read by the update, which averages the weights
-  return tokens.old_BxT
 
 
 @needs('versions')

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.objective import record_checks, replayed_log_probs
 from jaxrl_llm.objective.batch_targets import Targets
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.objective.token_inputs import Tokens
+from jaxrl_llm.objective.token_inputs import Tokens, present
 from jaxrl_llm.types import Array
 
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # keys of the sums of `coefficients`
@@ -17,7 +17,7 @@ SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # keys of the sums o
 def distill(method: Method, target: Targets) -> Targets:
   """Targets with the advantages that the stage `distillation` computes from frozen policies."""
   tokens = _tokens(method, target, _old_log_probs(target))
-  return target._replace(advantage_BxT=method.token_stages.distillation(tokens))
+  return target._replace(advantage_BxT=present(method.token_stages.distillation)(tokens))
 
 
 def coefficients(
@@ -35,29 +35,35 @@ def coefficients(
   record_checks.tokens(target.mask_BxT, logp_BxT, entropy_BxT, confidence_BxT)
   stages = method.token_stages
   tokens = _tokens(method, target, logp_BxT, entropy_BxT, confidence_BxT)
-  tokens = tokens._replace(advantage_BxT=stages.advantage_modulation(tokens))
-  masked_in = tokens.mask_BxT > 0
-  weight, keep = stages.importance_correction(tokens)
+  if stages.advantage_modulation is not None:
+    tokens = tokens._replace(advantage_BxT=stages.advantage_modulation(tokens))
+  masked_in, has_advantage = tokens.mask_BxT > 0, tokens.advantage_BxT != 0
   trust_BxT, surrogate_BxT = stages.trust_region(stages.ratio(tokens), tokens)
-  factor = weight * keep * stages.token_weighting(tokens._replace(clipped_BxT=trust_BxT == 0))
-  kl_BxT, kl_value_BxT = stages.kl(tokens)
+  sums = {name: jnp.float32(0) for name in SUMS}
+  factor = 1.0
+  if stages.importance_correction is not None:
+    weight, keep = stages.importance_correction(tokens)
+    factor = weight * keep
+    sums['rejected'] = (masked_in & (keep == 0) & has_advantage).sum().astype(jnp.float32)
+  if stages.token_weighting is not None:
+    factor *= stages.token_weighting(tokens._replace(clipped_BxT=trust_BxT == 0))
   c_BxT = target.weight_BxT * factor * trust_BxT * tokens.advantage_BxT
-  kl_weight_BxT = target.weight_BxT if target.kl_weight_BxT is None else target.kl_weight_BxT
-  c_BxT = jnp.where(masked_in, c_BxT + kl_weight_BxT * kl_BxT, 0.0)
-  has_advantage = tokens.advantage_BxT != 0
-  sums = {
+  if stages.kl is not None:
+    kl_BxT, kl_value_BxT = stages.kl(tokens)
+    kl_weight_BxT = target.weight_BxT if target.kl_weight_BxT is None else target.kl_weight_BxT
+    c_BxT += kl_weight_BxT * kl_BxT
+    sums['kl_loss'] = jnp.where(masked_in, kl_weight_BxT * kl_value_BxT, 0.0).sum()
+  sums |= {
     'pg_loss': -(target.weight_BxT * factor * surrogate_BxT).sum(),
     'clipped': (masked_in & (trust_BxT == 0) & has_advantage).sum().astype(jnp.float32),
-    'rejected': (masked_in & (keep == 0) & has_advantage).sum().astype(jnp.float32),
     'kl': jnp.where(masked_in, tokens.behavior_BxT - tokens.logp_BxT, 0.0).sum(),
-    'kl_loss': jnp.where(masked_in, kl_weight_BxT * kl_value_BxT, 0.0).sum(),
   }
-  return jax.lax.stop_gradient(c_BxT), sums
+  return jax.lax.stop_gradient(jnp.where(masked_in, c_BxT, 0.0)), sums
 
 
 def learning_rate_scale(method: Method, target: Targets, logp_BxT: jax.Array) -> jax.Array:
   """A factor on the learning rate of a minibatch, from all its rows at once: []."""
-  return method.token_stages.lr_scale(_tokens(method, target, logp_BxT))
+  return present(method.token_stages.lr_scale)(_tokens(method, target, logp_BxT))
 
 
 def _old_log_probs(target: Targets) -> Array:
@@ -74,9 +80,11 @@ def _tokens(
 ) -> Tokens:
   """Inputs of the token stages: no gradients, and 0 where the mask is 0."""
   masked_in = target.mask_BxT > 0
-  fill = replayed_log_probs.behavior_log_probs
-  behavior_BxT = fill(target.replayed_B, target.behavior_BxT, logp_BxT)
-  old_BxT = fill(target.replayed_B, _old_log_probs(target), logp_BxT)
+  behavior_BxT, old_BxT = target.behavior_BxT, _old_log_probs(target)
+  if target.replayed_B is not None:
+    fill = replayed_log_probs.behavior_log_probs
+    behavior_BxT = fill(target.replayed_B, behavior_BxT, logp_BxT)
+    old_BxT = fill(target.replayed_B, old_BxT, logp_BxT)
 
   def masked(x_BxT: Array) -> jax.Array:
     return jnp.where(masked_in, jax.lax.stop_gradient(x_BxT), 0.0)
@@ -100,4 +108,6 @@ def _tokens(
     batch_steps_BxT=target.steps.batch_steps_BxT,
     step_B=target.steps.step_B,
   )
+  if method.token_stages.old_policy is None:
+    return tokens
   return tokens._replace(old_BxT=method.token_stages.old_policy(tokens))

@@ -20,8 +20,6 @@ def fill_replayed_log_probs(batch: Batch, before_BxT: jax.Array) -> Batch:
   return batch._replace(rollout=batch.rollout._replace(logp_BxT=logp_BxT), replayed_B=None)
 
 
-def behavior_log_probs(replayed_B: Array | None, recorded_BxT: Array, logp_BxT: Array) -> Array:
+def behavior_log_probs(replayed_B: Array, recorded_BxT: Array, logp_BxT: Array) -> Array:
   """The recorded log-probs; for replayed rows `logp_BxT`, exact where a batch has one optimizer step."""
-  if replayed_B is None:
-    return recorded_BxT
   return jnp.where(replayed_B[:, None] > 0, logp_BxT, recorded_BxT)

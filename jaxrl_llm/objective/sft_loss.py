@@ -38,10 +38,8 @@ class Plan(NamedTuple):
   token_weight: TokenWeight
 
 
-def none(right_P: jax.Array, has_P: jax.Array, step: jax.Array) -> Plan:
+def none() -> None:
   """Rollouts alone."""
-  del right_P, step
-  return Plan(jnp.ones_like(has_P), jnp.zeros_like(has_P), _uniform)
 
 
 @needs('demo')

@@ -1,6 +1,6 @@
 """Right rollouts of earlier visits, replayed beside the fresh rollouts of their prompt.
 
-Every public function may be named in `config.replay.reuse.fn`; it returns an empty store.
+Every public function may be named in `config.replay.reuse.fn`; it returns an empty store, or None.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ class Successes:
   """Prompt → its latest right rollouts, without duplicates."""
 
   def __init__(self, count: int, most: int):
-    """`count` are replayed at a visit, of the `most` that are stored per prompt; 0 and 0: no replay."""
+    """`count` are replayed at a visit, of the `most` that are stored per prompt."""
     self.count, self.most = count, most
     self.rollouts: dict[int, list[StoredRollout]] = {}
 
   def keep(self, batch: Batch) -> None:
     """Adds the right rows of a batch and drops the oldest ones. arXiv:2507.07451 (RLEP)."""
-    if not self.count:
-      return
     rollout, index_P = batch.rollout, np.asarray(batch.prompts.index_P)
     G = len(rollout.length_B) // len(index_P)
     for b in np.flatnonzero((batch.correct_B > 0.5) & (rollout.length_B > 0)):
@@ -48,8 +46,6 @@ class Successes:
     `replayed_B` is 1 for them: they have no recorded log-probs, and the update computes those of its first weights. A
     group without fresh rows gets no replays. arXiv:2507.07451 (RLEP).
     """
-    if not self.count:
-      return batch
     index_P = np.asarray(batch.prompts.index_P)
     P, M = len(index_P), self.count
     fresh_P = (np.asarray(batch.rollout.length_B).reshape(P, -1) > 0).any(1)
@@ -94,9 +90,8 @@ class Successes:
     }
 
 
-def none() -> Successes:
+def none() -> None:
   """No replay."""
-  return Successes(0, 0)
 
 
 def successes(*, count: int, keep: int = 8) -> Successes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -70,28 +70,37 @@ def bounds(spec: Spec) -> tuple[float, float]:
   return float(configured[0]), float(configured[1])
 
 
-def success(score_B: np.ndarray, spec: Spec) -> np.ndarray:
-  """Returns (score − low) / (high − low) clipped to [0, 1], float32, for the bounds of config.rewards."""
-  low, high = bounds(spec)
-  return np.clip((np.asarray(score_B, np.float32) - low) / (high - low), 0, 1)
+class Scale(NamedTuple):
+  """The scores that count as success 0 and 1, and the lowest score of a right answer."""
+
+  low: float
+  high: float
+  right: float
+  bounded: bool  # config.rewards.bounds is set, so that scores above `high` are out of bounds
+
+  def success(self, score_B: np.ndarray) -> np.ndarray:
+    """Returns (score − low) / (high − low) clipped to [0, 1], float32."""
+    return np.clip((np.asarray(score_B, np.float32) - self.low) / (self.high - self.low), 0, 1)
+
+  def outside(self, score_B: np.ndarray) -> np.ndarray:
+    """Returns bool [B]: scores out of bounds."""
+    return (score_B < self.low) | ((score_B > self.high) & self.bounded)
+
+  def metrics(self, score_N: np.ndarray) -> dict[str, float]:
+    """Returns metrics of the scores of config.rewards.fn, for the N rollouts that could be graded."""
+    if not len(score_N):
+      return {}
+    return {
+      'grade/right': float((score_N >= self.right).mean()),
+      'grade/lowest': float(score_N.min()),
+      'grade/highest': float(score_N.max()),
+      'grade/out_of_bounds': float(self.outside(score_N).mean()),
+    }
 
 
-def outside(score_B: np.ndarray, spec: Spec) -> np.ndarray:
-  """Returns bool [B]: scores out of bounds. Without config.rewards.bounds there is no upper bound."""
-  low, high = bounds(spec)
-  return (score_B < low) | ((score_B > high) & bool(tuple(spec.get('bounds', ()))))
-
-
-def metrics(score_N: np.ndarray, spec: Spec) -> dict[str, float]:
-  """Returns metrics of the scores of config.rewards.fn, for the N rollouts that could be graded."""
-  if not len(score_N):
-    return {}
-  return {
-    'grade/right': float((score_N >= spec['right']).mean()),
-    'grade/lowest': float(score_N.min()),
-    'grade/highest': float(score_N.max()),
-    'grade/out_of_bounds': float(outside(score_N, spec).mean()),
-  }
+def scale(spec: Spec) -> Scale:
+  """Returns the scale of config.rewards. Raises UserError as `bounds`."""
+  return Scale(*bounds(spec), spec.get('right', 1.0), bool(tuple(spec.get('bounds', ()))))
 
 
 def _finite(value: Any) -> bool:

@@ -19,7 +19,15 @@ from typing import Any
 from jaxrl_llm.rewards import adapters
 from jaxrl_llm.rewards.gym import sandboxed, scorers
 from jaxrl_llm.rewards.outcomes import Settings
-from jaxrl_llm.rewards.parsing import answer_span, choice, expression, extract, formula, numeral
+from jaxrl_llm.rewards.parsing import (
+  answer_span,
+  choice,
+  expression,
+  extract,
+  formula,
+  numeral,
+  ratio,
+)
 from jaxrl_llm.types import JsonObject, Row, UserError
 
 
@@ -174,6 +182,7 @@ def math_verify(text: str, row: Row) -> float:
   if not _math_parsed(target):
     raise ValueError(f'the answer of row {row.id} cannot be read: {row.answer[:80]!r}')
   answer = formula.of_text(text)
+  target, answer = ratio.aligned(target, answer)
   names = formula.name(target), formula.name(answer)
   if not answer or any(names):
     return float(bool(answer) and names[0] == names[1])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 
 from jaxrl_llm.models import decoder
-from jaxrl_llm.rollout import early_exit, stopping
+from jaxrl_llm.rollout import early_exit
 from jaxrl_llm.rollout.queue_order import Progress, fifo
 from jaxrl_llm.rollout.sampling import NO_FILTER, TokenFilter
 from jaxrl_llm.types import Array, ModelConfig, Params, Prompts, Rollout
@@ -25,8 +25,9 @@ class DecodeSettings(NamedTuple):
   token_filter: TokenFilter = NO_FILTER  # for evaluation; training samples from the whole policy
   slots: int = 0  # S, rows decoded at once; 0: all rows
   queue_order: Callable[[Progress], jax.Array] = fifo
-  stop_rule: Callable[[Progress], jax.Array] = stopping.none
-  exit_rule: Callable[[early_exit.RowSignals], early_exit.ExitDecision] = early_exit.none
+  stop_rule: Callable[[Progress], jax.Array] | None = None  # None: the loop ends with its rows
+  # None: rows end by an end token or at their cap
+  exit_rule: Callable[[early_exit.RowSignals], early_exit.ExitDecision] | None = None
   cache_dtype: str = 'float32'
   windows: int = 1  # widths of the ring: T / 2ⁿ⁻¹, …, T / 2, T
   test_every: int = 1  # iterations between two tests of the loop's end

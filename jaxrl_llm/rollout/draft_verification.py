@@ -7,24 +7,14 @@ it. Recorded is the log-probability under the current policy.
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.rollout import sampling
 
 
-def none(
-  logits_BxTxV: jax.Array,
-  token_BxT: jax.Array,
-  logp_BxT: jax.Array,
-  uniform_BxT: jax.Array,
-  noise_BxT: jax.Array,
-  temperature: float,
-) -> NoReturn:
-  """No drafts; never called."""
-  raise NotImplementedError("config.rollout.draft.fn='none' makes no drafts to verify.")
+def none() -> None:
+  """No drafts."""
 
 
 def lenient(

@@ -13,9 +13,8 @@ import math
 from jaxrl_llm.types import UserError
 
 
-def constant(step: int, max_tokens: int) -> int:
+def constant() -> None:
   """`config.completion_tokens` in every step."""
-  return max_tokens
 
 
 def cosine(step: int, max_tokens: int, *, low: int, period: int) -> int:

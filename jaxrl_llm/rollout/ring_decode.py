@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import decoder, kvcache
-from jaxrl_llm.rollout import carried_kv, early_exit, slot_loop
+from jaxrl_llm.rollout import carried_kv, slot_loop
 from jaxrl_llm.rollout.decode_records import (
   CarriedKV,
   DecodeInputs,
@@ -165,7 +165,7 @@ def _iterate(constants: LoopConstants, state: LoopState) -> LoopState:
     column=state.column + 1,
     cache=cache,
   )
-  if settings.exit_rule is not early_exit.none:
+  if settings.exit_rule is not None:
     state = slot_loop.apply_exit_rule(constants, state, write_S, logits_SxV)
   before_S, state = state.row_S, slot_loop.release_slots(constants, state)
   if constants.carried is None or len(before_S) == len(constants.keys_B):

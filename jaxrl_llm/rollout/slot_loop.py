@@ -40,7 +40,7 @@ def prepare(
   rollout = jax.tree.map(jnp.asarray, inputs.continued)
   if rollout is None:
     rollout = empty_rollout(B, T, expert_shape(model) if settings.record_experts else None)
-  if settings.exit_rule is not early_exit.none and rollout.memory_BxM is None:
+  if settings.exit_rule is not None and rollout.memory_BxM is None:
     rollout = rollout._replace(memory_BxM=jnp.zeros((B, early_exit.MEMORY_SIZE), jnp.float32))
   constants = LoopConstants(
     model=model,
@@ -241,9 +241,10 @@ def apply_exit_rule(
 ) -> LoopState:
   """Applies the exit rule to the rows `write_S` that just took a token drawn from `logits_SxV`."""
   rollout, row_S = state.rollout, jnp.minimum(write_S, len(constants.keys_B) - 1)
-  memory_BxM = rollout.memory_BxM
+  exit_rule, memory_BxM = constants.settings.exit_rule, rollout.memory_BxM
+  assert exit_rule is not None
   assert memory_BxM is not None, 'prepare() adds it where there is an exit rule'
-  decision = constants.settings.exit_rule(
+  decision = exit_rule(
     early_exit.RowSignals(
       rollout.tokens_BxT[row_S],
       rollout.length_B[row_S],
@@ -285,8 +286,11 @@ def undecoded_rows(constants: LoopConstants, rollout: Rollout) -> jax.Array:
 
 def loop_continues(constants: LoopConstants, state: LoopState) -> jax.Array:
   """Whether some slot is busy and the stop rule does not end the loop."""
-  busy = (state.row_S < len(constants.keys_B)).any()
-  return any_shard(constants, busy & ~constants.settings.stop_rule(progress(constants, state)))
+  go_on = (state.row_S < len(constants.keys_B)).any()
+  stop_rule = constants.settings.stop_rule
+  if stop_rule is not None:
+    go_on &= ~stop_rule(progress(constants, state))
+  return any_shard(constants, go_on)
 
 
 def any_shard(constants: LoopConstants, condition: jax.Array) -> jax.Array:

@@ -7,14 +7,12 @@ leaves unfinished are continued in the next step. With several data shards each 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_llm.rollout.queue_order import Progress
 
 
-def none(progress: Progress) -> jax.Array:
-  """Never stop: every row runs to its end or its cap."""
-  return jnp.bool_(False)
+def none() -> None:
+  """Every row runs to its end or its cap."""
 
 
 def groups(progress: Progress, *, fraction: float = 0.5) -> jax.Array:

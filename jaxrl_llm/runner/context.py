@@ -11,6 +11,7 @@ from jaxrl_llm import curriculum, data, replay, rewards
 from jaxrl_llm.config.schema import Config, RewardsConfig
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import alarms
+from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rewards.pool import ScorePool as ScorePool
 from jaxrl_llm.runner import hints, multi_turn, token_stats
 from jaxrl_llm.types import (
@@ -41,15 +42,15 @@ class Selection(NamedTuple):
   lengths: curriculum.LengthEstimate
   allocate: Callable[..., curriculum.allocation.Allocation]  # (α, β, lengths, slots, G) → slots
   hints: hints.HintProvider | None  # None: prompts carry no hints
-  length_cap: Callable[..., int]  # (step, T) → the most tokens of a completion
+  length_cap: Callable[..., int] | None  # (step, T) → the most tokens of a completion; None: T
 
 
 class ReplayBuffers(NamedTuple):
-  """Rollouts that outlive their step."""
+  """Rollouts that outlive their step. None: no rollouts of that kind do."""
 
-  unfinished: replay.PartialRollouts
-  drafts: replay.Drafts
-  successes: replay.Successes
+  unfinished: replay.PartialRollouts | None
+  drafts: replay.Drafts | None
+  successes: replay.Successes | None
   collector: replay.Collector | None  # None: every graded batch is learned from as it is
 
 
@@ -62,6 +63,7 @@ class Grading(NamedTuple):
   read_answer: Callable[[str], Any] | None  # text → its answer, for `labels`
   truncate: rewards.length_truncation.Outliers | None  # None: completions are never shortened
   failures: rewards.FailurePolicy  # policy for completions that could not be graded
+  scale: outcomes.Scale  # from scores to success
 
 
 class RunContext(NamedTuple):

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm import data, replay, rewards
-from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.runner.context import RunContext, ScorePool
 from jaxrl_llm.types import TRUNCATED, Batch, Prompts, Rollout, Row, Turns
 
@@ -47,6 +46,9 @@ class ScoreTable:
     if self.context.grading.vote is not None:  # labels, where there are any, are only logged
       self.part_BxK[at] = scores.parts_BxK
       return rollout
+    self.part_BxK[at] = scores.parts_BxK
+    if (scores.outcome_B == rewards.OK).all():
+      return rollout
     self.part_BxK[at], drop_N = self.context.grading.failures.apply(scores)
     keep_B = np.ones(len(self.texts), bool)
     keep_B[at[drop_N]] = False
@@ -70,7 +72,7 @@ class ScoreTable:
     shares = {'grade/failed_share': failed, 'grade/dropped': dropped}
     graded = real[outcome_N == rewards.OK]
     scores_N = self.part_BxK[graded, 0]
-    return self.counts | shares | outcomes.metrics(scores_N, self.context.config.rewards)
+    return self.counts | shares | self.context.grading.scale.metrics(scores_N)
 
   def correct(self) -> np.ndarray:
     """bool [B]: whether the score of config.rewards.fn reaches config.rewards.right."""
@@ -86,24 +88,32 @@ def grade(
   rows = [row for row in context.rows_of(prompts) for _ in range(config.rollouts)]
   real = np.flatnonzero(rollout.length_B)
   rollout = scores.grade(rollout, real, [rows[b] for b in real])
-  rollout, truncated = _truncate(context, scores, rows, rollout)
-  rollout, relabeled = _relabel(context, scores, prompts, rows, rollout)
-  metrics = scores.metrics(real, rollout) | truncated | _part_means(context, scores, rollout)
+  changes: dict[str, float] = {}  # metrics of the stages that change completions or labels
+  if grading.truncate is not None:
+    rollout, changes = _truncate(context, scores, rows, rollout)
+  if grading.labels is not None:
+    rollout, relabeled = _relabel(context, scores, prompts, rows, rollout)
+    changes |= relabeled
+  metrics = scores.metrics(real, rollout) | changes
+  if len(grading.rewards) > 1:
+    metrics |= _part_means(context, scores, rollout)
   weights = np.array([part.weight for part in grading.rewards], np.float32)
   reward_B, correct_B = scores.part_BxK @ weights, scores.correct()
-  success_B = outcomes.success(scores.part_BxK[:, 0], config.rewards)
-  rollout, reward_B, correct_B, voted = _vote(context, scores, rollout, reward_B, correct_B)
+  success_B = grading.scale.success(scores.part_BxK[:, 0])
   if grading.vote is not None:
-    success_B = reward_B
+    rollout, reward_B, correct_B, voted = _vote(context, scores, rollout, reward_B, correct_B)
+    success_B, metrics = reward_B, metrics | voted
   if prompts.weight_P is not None:
     weight_B = rollout.weight_B * np.repeat(prompts.weight_P, config.rollouts)
     rollout = rollout._replace(weight_B=weight_B)
-  demo = _demonstrations(context, prompts)
+  demo = None
+  if context.spec.objective.method.needs_demo:
+    demo = _demonstrations(context, prompts)
   correct_B = correct_B.astype(np.float32)
   batch = Batch(prompts, rollout, reward_B, correct_B, demo, success_B=success_B)
   if context.spec.objective.method.needs_parts:
     batch = batch._replace(parts_BxK=scores.part_BxK)
-  return GradedStep(batch, rows, scores, metrics | relabeled | voted)
+  return GradedStep(batch, rows, scores, metrics)
 
 
 def first_step_metrics(context: RunContext, pool: ScorePool, graded: GradedStep) -> dict:
@@ -157,26 +167,25 @@ def _score_table(
 
 
 def _part_means(context: RunContext, scores: ScoreTable, rollout: Rollout) -> dict[str, float]:
-  """The mean of each reward, where there are several."""
+  """The mean of each reward."""
   parts, real = context.grading.rewards, np.flatnonzero(rollout.length_B)
-  if len(parts) < 2 or not len(real):
+  if not len(real):
     return {}
   means = zip(parts, scores.part_BxK[real].mean(0), strict=True)
   return {f'critic/score/{part.name}': float(mean) for part, mean in means}
 
 
-def _demonstrations(context: RunContext, prompts: Prompts) -> Rollout | None:
-  """One demonstration for each prompt, where the objective learns from them."""
-  if not context.spec.objective.method.needs_demo:
-    return None
+def _demonstrations(context: RunContext, prompts: Prompts) -> Rollout:
+  """One demonstration for each prompt."""
   rows, T = context.rows_of(prompts), context.config.completion_tokens
   return data.demonstrations(rows, context.models.policy.tokenizer, T)
 
 
-def _truncate(context: RunContext, scores: ScoreTable, rows: list[Row], rollout: Rollout):
+def _truncate(
+  context: RunContext, scores: ScoreTable, rows: list[Row], rollout: Rollout
+) -> tuple[Rollout, dict[str, float]]:
   """Shortens length outliers of all-correct groups and grades them again; (rollout, metrics)."""
-  if context.grading.truncate is None:
-    return rollout, {}
+  assert context.grading.truncate is not None
   by_group = lambda x: x.reshape(-1, context.config.rollouts)  # noqa: E731
   length_PxG = context.grading.truncate.cut(by_group(scores.correct()), by_group(rollout.length_B))
   length_B = length_PxG.ravel()
@@ -193,10 +202,8 @@ def _relabel(
   context: RunContext, scores: ScoreTable, prompts: Prompts, rows: list[Row], rollout: Rollout
 ):
   """Grades groups again whose label is replaced by the majority's; (rollout, metrics). `rows` keep their labels."""
-  labels = context.grading.labels
-  if labels is None:
-    return rollout, {}
-  G = context.config.rollouts
+  labels, G = context.grading.labels, context.config.rollouts
+  assert labels is not None
   changed: list[tuple[int, Row]] = []
   real_PxG = rollout.length_B.reshape(-1, G) > 0
   for p in np.flatnonzero(real_PxG.any(1)):
@@ -217,8 +224,7 @@ def _vote(context: RunContext, scores: ScoreTable, rollout: Rollout, reward_B, c
   Labels then only measure the accuracy of the vote.
   """
   vote = context.grading.vote
-  if vote is None:
-    return rollout, reward_B, correct_B, {}
+  assert vote is not None
   G, real_B = context.config.rollouts, rollout.length_B > 0
   texts = [text if real else None for text, real in zip(scores.texts, real_B, strict=True)]
   agree_B, winner_P = vote.count(texts, G)

@@ -20,25 +20,29 @@ def choose(context: RunContext, index: int) -> Choice:
   """Choose a prompt for every free slot: prompts that wait for rollouts, then new ones."""
   config, selection = context.config, context.selection
   unfinished, collector = context.replay.unfinished, context.replay.collector
-  waiting, part, busy = (np.zeros(0, np.int32) for _ in range(3))
-  if len(unfinished) and unfinished.prompts is not None:
-    busy = unfinished.prompts.index_P
+  waiting, part, busy, running = *(np.zeros(0, np.int32) for _ in range(3)), 0
+  if unfinished is not None and unfinished.prompts is not None:
+    busy, running = unfinished.prompts.index_P, len(unfinished)
   if collector is not None:
     waiting, part = collector.requests()
     busy = np.concatenate([busy, collector.waiting_prompts])
-  free = config.prompts - len(unfinished) - len(waiting)
+  free = config.prompts - running - len(waiting)
   count = min(max(free // config.curriculum.slots_per_prompt, 1), free)
   hinted = selection.hints and selection.hints.posterior(index)
   # One prompt may not run twice at once.
   proposal = selection.curriculum.propose(index, count, selection.lengths, hinted, busy)
   selection.curriculum.accept(proposal)
-  slots_N, weight_N = _allocate(context, proposal, free)
-  new_parts = [np.arange(n) for n in slots_N]
+  new, new_parts = proposal.index, [np.zeros(len(proposal.index), int)]
+  weight = np.ones(len(new))
+  if config.curriculum.slots_per_prompt > 1:
+    slots_N, weight_N = _allocate(context, proposal, free)
+    new, new_parts = np.repeat(new, slots_N), [np.arange(n) for n in slots_N]
+    weight = np.repeat(weight_N, slots_N)
   visits = selection.curriculum.visits(proposal.index)
   return Choice(
-    np.concatenate([waiting, np.repeat(proposal.index, slots_N)]),
+    np.concatenate([waiting, new]),
     np.concatenate([part, *new_parts]).astype(np.int32),
-    np.concatenate([np.ones(len(waiting)), np.repeat(weight_N, slots_N)]).astype(np.float32),
+    np.concatenate([np.ones(len(waiting)), weight]).astype(np.float32),
     {'training/global_step': index} | log_records.choice(proposal, visits, waiting, busy),
   )
 
@@ -60,12 +64,15 @@ def build_inputs(context: RunContext, index: int, choice: Choice | None = None) 
   if episodes is not None:
     episodes.begin_step(index)
     prompts = episodes.open(prompts, context.rows_of(prompts), config.prompt_tokens)
-  empty, begun, draft = empty_records.empty_rollout(context.spec), None, None
-  if config.rollout.stop.fn != 'none' or episodes is not None:
-    prompts, begun = context.replay.unfinished.begin(prompts, empty)
-  if config.rollout.draft.fn != 'none':
-    draft = context.replay.drafts.take(prompts.index_P, empty)
-  return prompts, begun, draft, np.int32(selection.length_cap(index, config.completion_tokens))
+  begun, draft, cap_tokens, buffers = None, None, config.completion_tokens, context.replay
+  if buffers.unfinished is not None:
+    empty = empty_records.empty_rollout(context.spec)
+    prompts, begun = buffers.unfinished.begin(prompts, empty)
+  if buffers.drafts is not None:
+    draft = buffers.drafts.take(prompts.index_P, empty_records.empty_rollout(context.spec))
+  if selection.length_cap is not None:
+    cap_tokens = selection.length_cap(index, cap_tokens)
+  return prompts, begun, draft, np.int32(cap_tokens)
 
 
 def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
@@ -84,13 +91,15 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
   if context.selection.hints is not None:
     batch, hint_metrics = context.selection.hints.update(batch, finished_P)
     metrics |= hint_metrics
-  next_batch = buffers.successes.join(batch, config.seed, index)
-  buffers.successes.keep(batch)
+  next_batch = batch
+  if buffers.successes is not None:
+    next_batch = buffers.successes.join(batch, config.seed, index)
+    buffers.successes.keep(batch)
   if buffers.collector is not None:
     metrics |= buffers.collector.add(next_batch, index)
     next_batch, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
     metrics |= collected
-  if buffers.successes.count and next_batch.replayed_B is not None:
+  if buffers.successes is not None and next_batch.replayed_B is not None:
     replayed = next_batch.replayed_B > 0
     metrics['replay/rows'] = int((next_batch.rollout.length_B[replayed] > 0).sum())
     metrics['replay/prompts'] = len(buffers.successes.rollouts)
@@ -120,8 +129,6 @@ def _allocate(
 ) -> tuple[np.ndarray, np.ndarray]:
   """(slots, loss weight) of each proposed prompt, [N] each."""
   config, selection, chosen = context.config, context.selection, proposal.index
-  if config.curriculum.slots_per_prompt == 1:
-    return np.ones(len(chosen), int), np.ones(len(chosen))
   alpha, beta = selection.curriculum.posterior(chosen)
   slots_N, weight_N = selection.allocate(
     alpha, beta, selection.lengths(chosen), free, config.rollouts
@@ -133,16 +140,23 @@ def _allocate(
 
 def _hold(context: RunContext, prompts: Prompts, rollout: Rollout, index: int):
   """Keeps unfinished groups and drafts; (rollout of the finished groups, which are finished [P], metrics)."""
-  finished_P, dropped = context.replay.unfinished.keep(prompts, rollout, index)
+  unfinished, drafts = context.replay.unfinished, context.replay.drafts
+  finished_P, held, dropped = np.ones(len(prompts.index_P), bool), 0, 0
+  if unfinished is not None:
+    finished_P, dropped = unfinished.keep(prompts, rollout, index)
+    held = len(unfinished)
   aborted_B = rollout.reason_B == ABORTED
   keep_B = np.repeat(finished_P, context.config.rollouts) & ~aborted_B
-  rollout = replay.blank(rollout, keep_B)
-  unfinished = len(context.replay.unfinished)
-  metrics = {'generate/unfinished_groups': unfinished, 'generate/dropped_groups': dropped}
-  metrics['generate/aborted_rows'] = int(aborted_B.sum())
-  if context.config.rollout.draft.fn != 'none':
-    context.replay.drafts.keep(prompts.index_P, rollout)
-    metrics |= context.replay.drafts.metrics()
+  if not keep_B.all():
+    rollout = replay.blank(rollout, keep_B)
+  metrics: dict[str, float] = {
+    'generate/unfinished_groups': held,
+    'generate/dropped_groups': dropped,
+    'generate/aborted_rows': int(aborted_B.sum()),
+  }
+  if drafts is not None:
+    drafts.keep(prompts.index_P, rollout)
+    metrics |= drafts.metrics()
   # Only continued rows and drafts need these fields.
   return rollout._replace(memory_BxM=None, noise_BxT=None), finished_P, metrics
 

@@ -115,7 +115,10 @@ def rollout_records(
   are several, and `shaped` is the reward after config.objective.reward_shaping, where there is one.
   """
   G, failed_B = len(rows) // len(batch.prompts.index_P), scores.outcome_B > rewards.OK
-  prompt_texts, shaped_B = _prompt_texts(scores.context, batch), _shaped(scores.context, batch)
+  context, shaped_B = scores.context, None
+  if context.spec.objective.method.batch_stages.reward_shaping is not None:
+    shaped_B = token_stats.shaped_rewards(context.spec, batch)
+  prompt_texts = _prompt_texts(context, batch)
   return [
     dict(
       input=row.question or row.messages,
@@ -143,10 +146,6 @@ def _prompt_texts(context: RunContext, batch: Batch) -> list[str]:
   return [
     tokenizer.decode(tokens[:length].tolist(), skip_special=False) for tokens, length in pairs
   ]
-
-
-def _shaped(context: RunContext, batch: Batch) -> np.ndarray | None:
-  return token_stats.shaped_rewards(context.spec, context.config, batch)
 
 
 def _short(value: float | np.floating) -> float:

@@ -52,8 +52,11 @@ class Limits(NamedTuple):
 class Episodes:
   """Episodes of `config.environment`: opens, plays and scores them."""
 
-  def __init__(self, config: Config, tokenizer: Tokenizer, horizon: Callable[..., int]):
-    """`horizon`: (step, largest number of turns) → turns in that step. Raises UserError for bad settings."""
+  def __init__(self, config: Config, tokenizer: Tokenizer, horizon: Callable[..., int] | None):
+    """`horizon`: (step, largest number of turns) → turns in that step; None: the largest.
+
+    Raises UserError for bad settings.
+    """
     settings = config.environment
     self.environments = environments.WorkerPool(settings)
     self.turn_template = environments.build_turn_template(
@@ -75,7 +78,9 @@ class Episodes:
 
   def begin_step(self, step: int) -> None:
     """Set the number of turns that an episode may take in this step. arXiv:2506.07976 (TTI)."""
-    self.turns = max(1, self.horizon(step, self.max_turns))
+    self.turns = self.max_turns
+    if self.horizon is not None:
+      self.turns = max(1, self.horizon(step, self.max_turns))
     # Groups of earlier steps than these are no longer continued.
     self._unopened = {group for group in self._unopened if group[1] >= step - self._max_age}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm import curriculum, data, environments, models, objective, replay, rewards
 from jaxrl_llm.config import stages
-from jaxrl_llm.config.schema import Config, typed
+from jaxrl_llm.config.schema import Config, Stage, typed
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.spec_from_config import check_objective, check_rows, make_spec
 from jaxrl_llm.learner.step_spec import StepSpec
@@ -81,6 +81,7 @@ def _grading(config: Config) -> Grading:
     read_answer=labels and rewards.resolve_extract(config.rewards, field),
     truncate=stages.pick(rewards.length_truncation, config.rewards.truncate, 'rewards.truncate')(),
     failures=rewards.FailurePolicy(config.rewards),
+    scale=outcomes.scale(config.rewards),
   )
 
 
@@ -118,8 +119,7 @@ def _episodes(
       f'config.environment.fn={config.environment.fn!r} runs in one process alone, and there are '
       f'{jax.process_count()}; start one.'
     )
-  horizon = stages.pick(length_schedule, config.environment.horizon, 'environment.horizon')
-  horizon(0, config.environment.turns)  # checks its settings
+  horizon = _schedule(config.environment.horizon, 'environment.horizon', config.environment.turns)
   episodes = multi_turn.Episodes(config, tokenizer, horizon)
   factory = episodes.environments.factory
   if factory is not None and factory.inline:
@@ -172,7 +172,9 @@ def _selection(config: Config, table: data.PromptTable, tokenizer: Tokenizer) ->
     lengths=curriculum.LengthEstimate(len(table)),
     allocate=_allocation(config),
     hints=_hints(config, table, tokenizer),
-    length_cap=_length_cap(config),
+    length_cap=_schedule(
+      config.rollout.length_schedule, 'rollout.length_schedule', config.completion_tokens
+    ),
   )
 
 
@@ -188,9 +190,11 @@ def make_curriculum(config: Config, table: data.PromptTable) -> curriculum.Curri
   )
 
 
-def _length_cap(config: Config) -> Callable[..., int]:
-  rule = stages.pick(length_schedule, config.rollout.length_schedule, 'rollout.length_schedule')
-  rule(0, config.completion_tokens)  # checks its settings
+def _schedule(settings: Stage, field: str, most: int) -> Callable[..., int] | None:
+  """The length schedule, after a check of its settings; None where every step has the largest length `most`."""
+  rule = stages.active(stages.pick(length_schedule, settings, field))
+  if rule is not None:
+    rule(0, most)
   return rule
 
 
@@ -214,8 +218,12 @@ def _replay_buffers(
 ) -> ReplayBuffers:
   shards = sharding.rows_shards(mesh)
   return ReplayBuffers(
-    unfinished=replay.PartialRollouts(config.rollouts, config.rollout.max_age, shards),
-    drafts=replay.Drafts(config.rollouts, config.rollout.draft_memory_mb),
+    unfinished=replay.PartialRollouts(config.rollouts, config.rollout.max_age, shards)
+    if spec.rollout.continues
+    else None,
+    drafts=replay.Drafts(config.rollouts, config.rollout.draft_memory_mb)
+    if spec.rollout.drafts.verify
+    else None,
     successes=stages.pick(replay.successes, config.replay.reuse, 'replay.reuse')(),
     collector=_collector(config, rows, spec.objective.method),
   )

@@ -104,18 +104,17 @@ def _host_device() -> Any:
     return None
 
 
-def shaped_rewards(spec: StepSpec, config: Config, batch: Batch) -> np.ndarray | None:
+def shaped_rewards(spec: StepSpec, batch: Batch) -> np.ndarray | None:
   """float32 [B], the rewards after config.objective.reward_shaping, by minibatches as in the update.
 
-  None without shaping, and where the host has no device of its own to compute it on. Rows of earlier visits, which
-  join a group in the update, are not counted.
+  None where the host has no device of its own to compute it on. Rows of earlier visits, which join a group in the
+  update, are not counted.
   """
-  device = _host_device()
-  if config.objective.reward_shaping.fn == 'none' or device is None:
+  device, shape = _host_device(), spec.objective.method.batch_stages.reward_shaping
+  if device is None or shape is None:
     return None
   U, G, P = spec.update.minibatches, spec.rollout.decode.rollouts, len(batch.prompts.index_P)
   shaped_B = np.zeros(P * G, np.float32)
-  shape = spec.objective.method.batch_stages.reward_shaping
   T = batch.rollout.tokens_BxT.shape[1]
   with jax.default_device(device):
     # Environment tokens do not count as length.

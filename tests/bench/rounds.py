@@ -121,7 +121,7 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=12)
   options = smoke.parse(parser, steps=2)
   model = model_of(options.width, options.layers)
-  never, half = stopping.none, functools.partial(stopping.groups, fraction=0.5)
+  never, half = None, functools.partial(stopping.groups, fraction=0.5)
   three = functools.partial(stopping.groups, fraction=0.75)
   cases = {
     'fifo': (queue_order.fifo, never),

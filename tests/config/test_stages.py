@@ -7,7 +7,7 @@ import pytest
 from jaxrl_llm.config import stages
 from jaxrl_llm.config.schema import stage
 from jaxrl_llm.curriculum import hint_rules
-from jaxrl_llm.objective import ratio, trust_region
+from jaxrl_llm.objective import kl, old_policy, ratio, trust_region
 from jaxrl_llm.types import UserError
 
 
@@ -35,6 +35,13 @@ def test_a_stage_and_a_dict_pick_the_same_function():
 )
 def test_wrong_stages_are_refused(spec, text):
   assert text in refusal(trust_region, spec)
+
+
+def test_a_function_without_inputs_stands_for_no_stage():
+  assert stages.active(stages.pick(kl, dict(fn='none'))) is None
+  assert stages.active(stages.pick(old_policy, dict(fn='average', decay=0.5))) is None
+  picked = stages.pick(kl, dict(fn='k3', coef=0.1))
+  assert stages.active(picked) is picked
 
 
 def test_a_setting_without_a_default_is_required():

@@ -55,7 +55,7 @@ def test_coefficients_are_the_gradient_of_the_written_loss(name, seed):
   assert np.abs(c).max() > 1e-3 and all(np.isfinite(float(v)) for v in sums.values())
   if METHODS[name].value:
     kl = objective.method(settings(**METHODS[name].settings)).token_stages.kl
-    coef = (kl.func.__kwdefaults__ or {}) | kl.keywords
+    coef = (kl.func.__kwdefaults__ or {}) | kl.keywords if kl else {}
     value = float(sums['pg_loss']) + coef.get('coef', 0.0) * float(sums['kl_loss'])
     np.testing.assert_allclose(value, METHODS[name].loss(d.x, d.x, d), rtol=1e-9, atol=1e-10)
 

@@ -157,7 +157,8 @@ def agrees(name):
   target = target.with_arrays(**known(method, d))
   c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
   value, gradient = jax.value_and_grad(lambda x: row.loss(x, d.x, d))(jnp.asarray(d.x))
-  coef = method.token_stages.kl.keywords.get('coef', 0.0)
+  kl = method.token_stages.kl
+  coef = kl.keywords.get('coef', 0.0) if kl else 0.0
   logged = float(sums['pg_loss']) + coef * float(sums['kl_loss'])
   return np.allclose(c, -gradient * d.mask, atol=1e-10) and np.isclose(logged, value)
 

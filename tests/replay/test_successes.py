@@ -42,13 +42,6 @@ def more(joined, count):
   return np.sort(first, axis=1).tolist()
 
 
-def test_without_replay_the_batch_is_the_batch():
-  kept = successes.none()
-  one = batch([5], [1, 2, 3], [1, 1, 0])
-  kept.keep(one)
-  assert kept.join(one, 0, 0) is one and kept.state_dict() == {} and kept.count == 0
-
-
 def test_right_rows_come_back_beside_the_fresh_ones_of_their_prompt():
   kept = successes.successes(count=2)
   kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 1, 0, 0, 0]))

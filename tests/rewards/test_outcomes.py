@@ -21,10 +21,11 @@ def rewards_config(**changes):
 
 def test_binary_scores_are_whole_successes_or_none():
   score_B = np.array([0, 1, 1, 0], np.float32)
-  success = outcomes.success(score_B, rewards_config())
+  success = outcomes.scale(rewards_config()).success(score_B)
   assert success.dtype == np.float32 and success.tolist() == score_B.tolist()
   for right, changes in ((0.5, dict(right=0.5)), (2.0, {}), (0.7, dict(right=0.7))):
-    assert outcomes.success(right * score_B, rewards_config(**changes)).tolist() == score_B.tolist()
+    scale = outcomes.scale(rewards_config(**changes))
+    assert scale.success(right * score_B).tolist() == score_B.tolist()
 
 
 @pytest.mark.parametrize(
@@ -39,13 +40,14 @@ def test_binary_scores_are_whole_successes_or_none():
 def test_graded_scores_are_the_part_of_the_way_between_the_bounds(changes, want, beyond):
   score_B = np.array([-1, 0, 0.25, 1, 2], np.float32)
   spec = rewards_config(**changes)
-  assert outcomes.success(score_B, spec).tolist() == want
-  assert outcomes.outside(score_B, spec).tolist() == [bool(x) for x in beyond]
-  metrics = outcomes.metrics(score_B, spec)
+  scale = outcomes.scale(spec)
+  assert scale.success(score_B).tolist() == want
+  assert scale.outside(score_B).tolist() == [bool(x) for x in beyond]
+  metrics = scale.metrics(score_B)
   assert metrics['grade/out_of_bounds'] == pytest.approx(0.2)
   assert (metrics['grade/lowest'], metrics['grade/highest']) == (-1, 2)
   assert metrics['grade/right'] == (score_B >= spec.right).mean()
-  assert outcomes.metrics(score_B[:0], spec) == {}
+  assert scale.metrics(score_B[:0]) == {}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def run(params, *args, **kwargs):
   return next(runs(params, *args, **kwargs))
 
 
-def runs(params, rule=early_exit.none, slots=0, end_ids=(), pauses=()):
+def runs(params, rule=None, slots=0, end_ids=(), pauses=()):
   """A rollout for each of `pauses`: decoding pauses when rows have so many tokens, and continues from there."""
   ones = np.ones(P, np.int32)
   prompts = Prompts(
@@ -175,7 +175,7 @@ def test_a_row_that_ends_by_itself_does_not_exit(params):
   """Every row exits at its 5th token, except rows whose 5th token is an end token."""
 
   def fifth(row):
-    return early_exit.none(row)._replace(exit_S=row.length_S == 5)
+    return early_exit._decision(row)._replace(exit_S=row.length_S == 5)
 
   got = run(params, fifth, end_ids=(1, 2))
   at = got.length_B == 5

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from jaxrl_llm.config import stages
 from jaxrl_llm.rollout import length_schedule
 
 
-def test_constant_is_the_full_cap():
-  assert {length_schedule.constant(step, 64) for step in range(9)} == {64}
+def test_a_constant_length_is_no_schedule():
+  assert stages.active(stages.pick(length_schedule, dict(fn='constant'))) is None
 
 
 def test_cosine_starts_full_is_lowest_half_way_and_returns():

@@ -13,6 +13,7 @@ from jaxrl_llm import curriculum, replay, rewards
 from jaxrl_llm.checkpointing import run_dir
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.curriculum.curriculum import Proposal
+from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.runner import grading, host_step, log_records
 from jaxrl_llm.runner.context import RunContext
 from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
@@ -40,9 +41,9 @@ class Context(types.SimpleNamespace):
 
 def make_context():
   config = types.SimpleNamespace(rollouts=G, seed=0, rewards=configs.default().rewards)
-  config.rollout = types.SimpleNamespace(draft=types.SimpleNamespace(fn='none'))
   config.data, config.objective = configs.default().data, configs.default().objective
-  method = types.SimpleNamespace(needs_demo=False, needs_parts=False)
+  batch_stages = types.SimpleNamespace(reward_shaping=None)
+  method = types.SimpleNamespace(needs_demo=False, needs_parts=False, batch_stages=batch_stages)
   spec = types.SimpleNamespace(
     objective=types.SimpleNamespace(method=method), layout=types.SimpleNamespace(slots_per_prompt=1)
   )
@@ -52,13 +53,14 @@ def make_context():
     labels=None,
     truncate=None,
     failures=rewards.FailurePolicy({}),
+    scale=outcomes.scale(config.rewards),
   )
   return Context(
     config=config,
     spec=spec,
     models=types.SimpleNamespace(policy=types.SimpleNamespace(tokenizer=Words())),
     selection=types.SimpleNamespace(curriculum=Observer(), lengths=Observer(), hints=None),
-    replay=types.SimpleNamespace(collector=None),
+    replay=types.SimpleNamespace(unfinished=None, drafts=None, successes=None, collector=None),
     grading=grading,
     episodes=None,
     token_stats=None,
@@ -125,7 +127,7 @@ def test_a_step_without_a_finished_group_still_ages_the_posterior():
   assert (before, after) == (5 / 6, 3 / 4)  # Beta(1 + 4, 1), then Beta(1 + 2, 1)
 
 
-def test_prompts_are_chosen_with_the_length_estimates(monkeypatch):
+def test_prompts_are_chosen_with_the_length_estimates():
   class Chooses:
     def propose(self, *arguments):
       self.observed = arguments
@@ -139,15 +141,14 @@ def test_prompts_are_chosen_with_the_length_estimates(monkeypatch):
 
   context = make_context()
   context.config.prompts, context.config.completion_tokens = 2, T
-  context.config.rollout.stop = types.SimpleNamespace(fn='none')
   context.selection.curriculum, context.selection.lengths, context.replay.unfinished = (
     Chooses(),
     curriculum.LengthEstimate(4),
-    [],
+    None,
   )
   context.selection.lengths.mean[:] = [1, 2, 3, 4]
   context.selection.length_cap, context.replay.collector, context.spec.layout.slots_per_prompt = (
-    lambda index, most: most,
+    None,
     None,
     1,
   )
@@ -159,7 +160,6 @@ def test_prompts_are_chosen_with_the_length_estimates(monkeypatch):
       return fresh._replace(index_P=index)
 
   context.tables = types.SimpleNamespace(train=Table(range(4)))
-  monkeypatch.setattr(host_step.empty_records, 'empty_rollout', lambda spec: None)
   prompts, *_ = host_step.build_inputs(context, 5)
   step, slots, lengths, _, busy = context.selection.curriculum.observed
   assert len(busy) == 0
@@ -276,7 +276,7 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
   landed = {}
   for name, kept in dict(
-    plain=replay.successes.none(),
+    plain=None,
     replay=replay.successes.successes(count=1),
   ).items():
     context.replay.successes, context.replay.collector = kept, None
@@ -572,6 +572,7 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
   context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
   context.config.rewards.right = 0.5
+  context.grading.scale = outcomes.scale(context.config.rewards)
   context.grading.rewards += (rewards.Part('form', 0.75, None),)
   batch = make_batch(SAID_B, [0] * B, [STOPPED] * B, [1] * B)
   tokens = [[6 if n % 4 else 5, 0, row[2]] for n, row in enumerate(VOTES)]
@@ -612,7 +613,6 @@ def landed(pool, reason_B, **failed):
   context.grading.failures = rewards.FailurePolicy(dict(failed=failed, right=1.0))
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
   context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
-  context.replay.successes = replay.successes.none()
   rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
   context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
   batch = make_batch([3] * B, [0] * B, reason_B, [1] * B)
@@ -656,6 +656,7 @@ def test_graded_scores_are_mass_and_mixed_by_difference():
   np.testing.assert_allclose(cut_mass, [0, 0, 0.9], rtol=1e-6)
   assert mixed == [True, False, True]
   context.config.rewards.right, context.config.rewards.bounds = 0.5, (-1.0, 1.0)
+  context.grading.scale = outcomes.scale(context.config.rewards)
   got, *_, metrics = grading.grade(context, Graded(), batch.prompts, rollout)
   np.testing.assert_allclose(got.success_B[:4], [0.6, 0.5, 0.55, 0.7], rtol=1e-6)
   assert metrics['grade/right'] == 2 / 12 and metrics['grade/out_of_bounds'] == 0

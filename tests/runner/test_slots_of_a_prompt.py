@@ -40,7 +40,7 @@ def make_context(each: int, allocation: dict) -> types.SimpleNamespace:
   return types.SimpleNamespace(
     config=config,
     selection=selection,
-    replay=types.SimpleNamespace(unfinished=[], collector=None),
+    replay=types.SimpleNamespace(unfinished=None, collector=None),
     tables=types.SimpleNamespace(train=table),
     spec=types.SimpleNamespace(objective=types.SimpleNamespace(method=method)),
   )

@@ -110,18 +110,18 @@ def test_minibatches_have_denominators_of_their_own():
 def test_shaped_rewards_are_those_of_the_update():
   given = batch()
   step_spec, config = make(reward_shaping=dict(fn='overlong', buffer_tokens=2, factor=0.5))
-  shaped_B = token_stats.shaped_rewards(step_spec, config, given)
+  shaped_B = token_stats.shaped_rewards(step_spec, given)
   over_B = np.clip((given.rollout.length_B - (T - 2)) / 2, 0, None)
   np.testing.assert_allclose(shaped_B, given.reward_B - 0.5 * over_B, rtol=1e-6)
   assert (shaped_B != given.reward_B).any()
-  assert token_stats.shaped_rewards(*make(reward_shaping=dict(fn='none')), given) is None
+  assert token_stats.shaped_rewards(make(reward_shaping=dict(fn='none'))[0], given) is None
 
 
 def test_shaped_rewards_of_groups_are_chosen_within_a_minibatch():
   given = batch()
   changes = dict(reward_shaping=dict(fn='brief_where_solved', share=0.25))
-  shaped_B = token_stats.shaped_rewards(*make(minibatches=2, **changes), given)
-  one = token_stats.shaped_rewards(*make(**changes), given)
+  shaped_B = token_stats.shaped_rewards(make(minibatches=2, **changes)[0], given)
+  one = token_stats.shaped_rewards(make(**changes)[0], given)
   for u in range(2):
     at_B = np.repeat(np.arange(P) % 2 == u, G)
     part = Batch(
@@ -129,7 +129,7 @@ def test_shaped_rewards_of_groups_are_chosen_within_a_minibatch():
       Rollout(*[x if x is None else x[at_B] for x in given.rollout]),
       given.reward_B[at_B], given.correct_B[at_B],
     )  # fmt: skip
-    wanted = token_stats.shaped_rewards(*make(**changes), part)
+    wanted = token_stats.shaped_rewards(make(**changes)[0], part)
     np.testing.assert_allclose(shaped_B[at_B], wanted, rtol=1e-6)
   assert (shaped_B != one).any()
 
@@ -141,7 +141,7 @@ def test_environment_tokens_do_not_count_for_shaping():
   length_B = given.rollout.length_B
   sampled_B = length_B - (length_B > 1)  # the second token is the environment's
   wanted_B = given.reward_B - np.clip((sampled_B - (T - 4)) / 4, 0, None)
-  np.testing.assert_allclose(token_stats.shaped_rewards(*made, given), wanted_B, rtol=1e-6)
+  np.testing.assert_allclose(token_stats.shaped_rewards(made[0], given), wanted_B, rtol=1e-6)
 
 
 def test_groups_beyond_the_token_limit_are_left_out():
@@ -228,6 +228,6 @@ def test_every_method_has_values_or_is_left_out(path):
   if advantage:
     made = jax.eval_shape(lambda x: token_stats.token_values(step_spec, x, coefficient), given)
     assert all(x.shape == (B, T) for x in made.values()) and ('coefficient' in made) == coefficient
-  shaped_B = token_stats.shaped_rewards(step_spec, config, given)
+  shaped_B = token_stats.shaped_rewards(step_spec, given)
   assert (shaped_B is None) == (config.objective.reward_shaping.fn == 'none')
   assert shaped_B is None or np.isfinite(shaped_B).all()

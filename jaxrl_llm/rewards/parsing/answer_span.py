@@ -33,6 +33,12 @@ def fences(text: str) -> list[tuple[str, str]]:
 _BOX = re.compile(r'\\(?:f?boxed|fbox)(?![A-Za-z])')
 _TOKEN = re.compile(r'\s*([^\s${}]+(?:\{[^{}\s]*\})*)')
 
+# Text between two boxes that offers both; a correction, 'no:' or 'or rather', does not.
+_OFFERED = re.compile(
+  r'(?:[\s$*.]|\\[()\[\],;: ]|\\q?quad)*+(?:,?\s?(?:and|or|and/or|&|alternatively)\b|[,;/&])'
+  r'(?:[\s$*(]|\\[()\[\],;: ]|\\q?quad|(?:maybe|perhaps|possibly|also|even|option)\b)*+'
+)
+
 
 class Box(NamedTuple):
   """A \\boxed{…} at text[start:end], with its content."""
@@ -48,6 +54,18 @@ def boxes(text: str) -> list[Box]:
   ends = [mark.start() for mark in marks[1:]] + [len(text)]
   # The search for a closing brace ends at the next box, so that all boxes together read the text once.
   return [_box(text, mark, end) for mark, end in zip(marks, ends, strict=True)] if marks else []
+
+
+def has_rival_box(text: str, last: Box) -> bool:
+  """Whether the last box is offered beside an unequal one: '\\boxed{5} or \\boxed{6}', '\\boxed{B}, \\boxed{C}'."""
+  start = max(text.rfind(mark, 0, last.start) for mark in ('\\boxed', '\\fbox', '\\fboxed'))
+  mark = _BOX.match(text, start) if start >= 0 else None
+  before = _box(text, mark, last.start) if mark else None
+  if (
+    before is None or before.inside is None or before.inside.strip() == (last.inside or '').strip()
+  ):
+    return False
+  return _OFFERED.fullmatch(text, before.end, last.start) is not None
 
 
 def last_box(text: str) -> Box | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.rewards.parsing import answer_span, number_context
+from jaxrl_llm.rewards.parsing import answer_span, assertion, choice_forms, number_context
 from jaxrl_llm.types import Row
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
@@ -25,80 +25,20 @@ class Options(NamedTuple):
     return LETTERS[: len(self.texts)] or _DEFAULT_LETTERS
 
 
-# Wrappers of LaTeX, Markdown and quotes. A letter in bold, code, braces or quotes equals one in brackets.
-_WRAPPED = re.compile(
-  r'\\(?:text|textbf|textit|textrm|mathrm|mathbf|bf|rm|boldsymbol)\s?\{([^{}]*)\}'
-)
-_MARKED = re.compile(
-  r'(?<![\w*_`])(\*{1,3}|_{1,3}|`)[(\[]?([A-Za-z])[).:\]]*\1(?![\w*`])|(?<!\w)["\'“‘{]([A-Za-z])[.]?["\'”’}](?!\w)'
-)
-_FORMULA = re.compile(r'(?<!\\)\\[()\[\]]')
-_TOKEN = re.compile(r'<\|[^|<>\n]{1,40}\|>')
-_TAG = re.compile(r'<answer>((?:(?!</?answer>).){0,2000})</answer>', re.S | re.I)
-_NOUN = r'(?:(?:the|my|our|your)\s)?(?:(?:correct|right|best|final)\s)?(?:(?:option|choice|answer|letter)\b\s?:?\s?)?'
-_ADVERB = (
-  r'(?:(?:therefore|thus|clearly|simply|definitely|probably|most likely|indeed|hence|certainly|obviously|surely|just'
-  r'|only|likely|actually|still|then|now),?\s)?'
-)
-_LETTER = r'(?P<open>[(\[]?)\s?(?P<letter>[A-Za-z])(?![\w\'’+^=°])'
-_IS = (
-  r'(?:is|was|are|must\sbe|has\sto\sbe|have\sto\sbe|should\sbe|would\sbe|will\sbe|can\sonly\sbe)'
-)
-_REASON = r'because\b|since\b|as\b|for\b|due\b|given\b'
-# Statements of a choice: the letter follows in the first two forms, and leads in the others. The last one counts.
-_STATEMENT = (
-  # 'the answer is B', 'Answer: B', 'Answer - B', 'my choice is B', 'the best option: B'
-  re.compile(
-    rf'(?i:\b(?:answers?|option|choice|letter|selection|pick)(?:\s(?:to|for)\s[^.\n]{{0,60}}?)?(?:\s(?:choice|option|letter))?\s?'
-    rf'(?::|=|\s[-–]\s|\b{_IS}\b)\s?:?\s*{_ADVERB}{_NOUN}){_LETTER}'
-  ),
-  # 'it must be B', 'I choose B', 'that leaves B'
-  re.compile(
-    rf"(?i:\b(?:(?:it|this|that)(?:['’]s|\s{_IS})|(?:I|we)(?:['’]d|['’]ll|\swould|\swill)?\s(?:choose|chose|pick|picked|select|selected"
-    rf"|go\swith|opt\sfor|vote\sfor|say)|(?:going|left)\swith|let(?:['’]s|\sus)\s(?:choose|pick|select|go\swith)|(?:^|(?<=[.!?:,\n]\s)|(?<=\n)|(?<=so\s))(?:choose|pick|select|go\swith)"
-    rf'|(?:leaves?|leaving)(?:\sus)?(?:\swith)?|not\s(?:option\s)?[(\[]?[A-Z][)\]]?,?\s(?:but|so))\s{_ADVERB}{_NOUN}){_LETTER}'
-    rf'(?=[)\].,;:!?]|\s*$|\s*\n|\s(?:{_REASON}|and\b|or\b|\(|-|–|&|if\b))'
-  ),
-  # 'B is the answer', 'option B must be correct', 'B) London is right'
-  re.compile(
-    rf'(?:^|(?<=[.!?:;,(\n>])|(?<=[.!?:;,]\s)|(?i:\b(?P<noun>option|choice|answer|letter|statement)\s'
-    r'|\b(?:so|thus|hence|therefore|that|think|believe|is|only|clearly|then|conclude|and|or|nor|because|but|say|guess)\s))'
-    rf'\s?{_LETTER}(?P<text>[)\]:.]\s?[^.\n]{{0,40}}?|\s?\([^()\n]{{0,40}}\)|(?(noun)[^.\n]{{0,30}}?))\s?\b'
-    rf'(?i:(?:{_IS}|seems(?:\sto\sbe)?)\s(?:\w+ly\s|indeed\s|therefore\s)?(?:(?:the|my|our)\s)?(?:\w+ly\s)?(?:only\s|most\s|single\s|final\s)?'
-    r'(?:correct\b|right\b|best\b|true\b|answer\b|choice\b|one\b|appropriate\b))',
-    re.M,
-  ),
-  # 'only B fits'
-  re.compile(
-    rf'(?i:\bonly\s(?:option\s)?){_LETTER}[)\]]?\s(?:fits|works|remains|holds|is\sleft|is\spossible)\b'
-  ),
-)
-_LEADS = 2  # in this form and later ones the letter leads
-_MORE = (
-  r'(?:[\s(\[]|maybe|possibly|perhaps|probably|also|both|even|then|or|and|but|else|option|choice)*+'
-)
-_TWO = re.compile(
-  rf'[)\]]?\s?(?:[,;/|&+\-–]|and/or\b|\(?or\b|and\b|to\b|but\b|versus\b|vs\b|(?<=\s))\s?{_MORE}(?P<second>[A-Z])(?![\w\'’])'
-  r'(?!\)?\s(?!or\b|and\b)[a-z])'
-)
-_TWO_IN_FRONT = re.compile(
-  r'(?<![\w\'’])(?P<second>[A-Z])[)\]]?\s?(?:,|/|&|\bor\b|\band\b)\s?(?:or\s|and\s)?(?:option\s)?[(\[]?$'
-)
-_GOES_ON = re.compile(
-  rf'\s(?!{_REASON}|and\b|or\b|which\b|by\b|if\b|but\b|is\b|was\b|to\b|with\b)[a-z]'
-)
-_LONE = re.compile(
-  r'(?i:(?:so|thus|hence|therefore|i say|i think),?\s)?'
-  rf'[:\s]*(?i:{_NOUN})[(\[{{]?\s?([A-Za-z])\s?[)\]}}]?[.:!,]{{0,2}}'
-)
-_LONE_AT_END = re.compile(r'[a-z]{2}[.?!:]\s[(\[]?([A-Z])[)\]]?[.!]?$')
-_LABEL = re.compile(
-  rf'[(\[]?(?P<letter>[A-Za-z])(?:[)\]][.:]?|[.:](?!\w)|\s?[-–](?=\s)|(?=,?\s(?:{_REASON})))\s*'
-)
-_NEXT_LABEL = re.compile(r'(?:^|\s)[(\[]?[A-Z][)\]:.](?:\s|$)')
-_ANSWER_IS = re.compile(r'\banswer\s?(?::|is)\s?:?\s*([^\n]+)', re.I)
+# The forms in which a text states a choice are in `choice_forms`.
 _MAX_CANDIDATES = 40  # statements that are tried, from the last on
 _AMBIGUOUS = ''  # a statement of no option, or of two
+_NOT_OTHER = re.compile(
+  r'[)\]]?,?\s\(?(?i:and\s)?(?i:not|rather than|instead of)\s(?:option\s)?[(\[]?[A-Z]\b[)\]]?(?:(?:,'
+  r'|,?\s(?:or|and|nor))\s[(\[]?[A-Z]\b[)\]]?){0,5}\)?[.!]?\s*$'
+)
+_LETTERED = re.compile(r'[(\[]?([A-Za-z])[)\]]?(?:,\s|\s(?=\())(.*)')
+_COMPARED = re.compile(r'(?i:\b(?:between|of|among|out of)\b)')
+_QUANTIFIER = re.compile(r'(?i:\b(?:nothing|none|no|all|every\w*|each|any\w*)\b)')
+_ALSO_BEHIND = re.compile(
+  r'[)\]]?\s(?:is|was|are|would be|works|fits)\s(?:\w+\s){0,2}?(?:also|too|as well|equally)\b'
+)
+_OTHER = re.compile(r'(?<![\w\'’])[A-Z](?![\w\'’])')
 
 
 def read(text: str, options: Options | None = None) -> str | None:
@@ -110,29 +50,47 @@ def read(text: str, options: Options | None = None) -> str | None:
   questioned statements do not count, and a letter that is no option is no choice.
   """
   options = options or Options()
-  text = _TOKEN.sub(' ', text[-answer_span.TAIL_CHARS :])
+  text = choice_forms.TOKEN.sub(' ', text[-answer_span.TAIL_CHARS :])
   box = answer_span.last_box(text)
   if box is not None:
-    if box.inside is None or number_context.is_negated(text[: box.start], ''):
+    if box.inside is None or _is_withdrawn(text, box):
       return None
-    inside = _cleaned(box.inside)
+    inside = choice_forms.cleaned(box.inside)
     return _choice_alone(inside, options) or _stated(inside, options) or None
-  text = _cleaned(text)
+  text = choice_forms.cleaned(text)
   letter = _stated(text, options)
   if letter is None:
     letter = _from_lines(text, options)
   if not letter and options.texts:
     last_line = text.rstrip().rpartition('\n')[2]
-    sources = (*_ANSWER_IS.findall(text)[-1:], text, last_line)
+    sources = (*choice_forms.ANSWER_IS.findall(text)[-1:], text, last_line)
     letter = next(filter(None, (by_text(source, options) for source in sources)), letter)
   return letter or None
+
+
+def _is_withdrawn(text: str, box: answer_span.Box) -> bool:
+  """Whether the box is denied, taken back, or offered beside another one."""
+  right = text[box.end : box.end + number_context.WINDOW]
+  return (
+    number_context.is_negated(text[: box.start], right)
+    or number_context.is_retracted(right)
+    or answer_span.has_rival_box(text, box)
+  )
 
 
 def by_text(text: str, options: Options) -> str | None:
   """The letter of the only option with this text, ignoring case, spacing and a final period."""
   wanted = _normalized(text)
   matches = [i for i, option in enumerate(options.texts) if wanted in _forms(option)]
-  return LETTERS[matches[0]] if wanted and len(matches) == 1 else None
+  if wanted and len(matches) == 1:
+    return LETTERS[matches[0]]
+  labeled = _LETTERED.fullmatch(text.strip())  # 'B, London'
+  letter = labeled and labeled[1].upper()
+  if labeled and letter in options.letters[: len(options.texts)]:
+    return (
+      letter if _normalized(labeled[2]) in _forms(options.texts[LETTERS.index(letter)]) else None
+    )
+  return None
 
 
 def options_of(row: Row, name: str) -> Options:
@@ -167,17 +125,10 @@ def answer_of(row: Row, options: Options, first_index: int) -> str:
   if letter is None and first_index >= 0 and answer.isdecimal() and len(answer) < 3:
     index = int(answer) - first_index
     letter = options.letters[index:][:1] if index >= 0 else None
-  letter = letter or _choice_alone(_cleaned(answer), options)
+  letter = letter or _choice_alone(choice_forms.cleaned(answer), options)
   if not letter:
     raise ValueError(f'the answer of row {row.id} is none of its options: {row.answer[:80]!r}')
   return letter
-
-
-def _cleaned(text: str) -> str:
-  """The text without wrappers; marked letters are in brackets."""
-  text = _WRAPPED.sub(r'\1', _WRAPPED.sub(r'\1', text))
-  text = _MARKED.sub(lambda match: f'({match[2] or match[3]})', _FORMULA.sub('', text))
-  return text.translate({ord(mark): None for mark in '*`$'})
 
 
 def _normalized(text: str) -> str:
@@ -186,14 +137,14 @@ def _normalized(text: str) -> str:
 
 def _forms(option: str) -> set[str]:
   """An option's text with and without its own label: 'B) Paris' and 'Paris'."""
-  label = _LABEL.match(option.strip())
+  label = choice_forms.LABEL.match(option.strip())
   return {_normalized(option)} | ({_normalized(option.strip()[label.end() :])} if label else set())
 
 
 def _choice_alone(text: str, options: Options) -> str | None:
   """The letter of a text that holds only a choice: B, (b), option B, B) text, B - text, or the option's text."""
   text = text.strip()
-  lone = _LONE.fullmatch(text)
+  lone = choice_forms.LONE.fullmatch(text)
   letter = lone[1] if lone else _labeled(text)
   if letter and letter.upper() in options.letters:
     return letter.upper()
@@ -202,28 +153,72 @@ def _choice_alone(text: str, options: Options) -> str | None:
 
 def _labeled(text: str) -> str | None:
   """The letter that labels a line: 'B) London', 'B - London', 'B, because'; None where other labels follow."""
-  label = _LABEL.match(text)
+  text = text.lstrip('✅✓✔☑→ ')
+  label = choice_forms.LABEL.match(text)
   if label is None:
     return None
   rest = text[label.end() :]
-  letter, behind = label['letter'], text[label.end('letter') :][: number_context.WINDOW]
-  if _second(_TWO.match(behind), letter) or _NEXT_LABEL.search(rest[: number_context.WINDOW]):
+  if rest[:1] == '?':
     return None
-  return (
-    None
-    if number_context.is_negated('', behind) or number_context.is_conditional(behind)
-    else letter
-  )
+  letter, behind = label['letter'], text[label.end('letter') :][: number_context.WINDOW]
+  if _NOT_OTHER.match(behind):
+    return letter
+  if _has_second('', behind, letter) or choice_forms.NEXT_LABEL.search(
+    rest[: number_context.WINDOW]
+  ):
+    return None
+  if number_context.is_negated('', behind) or number_context.is_conditional(behind):
+    return None
+  return None if number_context.is_retracted(behind) else letter
+
+
+def _lettered(line: str) -> str | None:
+  """The letter of a line that is one, or that has it as its label."""
+  lone = choice_forms.LONE.fullmatch(line)
+  return lone[1] if lone else _labeled(line)
+
+
+class _Statement(NamedTuple):
+  """A statement of `letter`, or of the content of a tag, at text[start:end]."""
+
+  letter: str
+  start: int
+  end: int  # behind the letter
+  stop: int  # behind the statement
+  kind: int  # index in choice_forms.STATEMENTS; -1: a tag, whose content is `letter`
+  opened: bool = False  # a bracket precedes the letter
+
+
+def _statements(text: str) -> list[_Statement]:
+  """The statements of a text, the last one first."""
+  found = [
+    _Statement(tag[2], *tag.span(2), tag.end(), -1) for tag in choice_forms.TAG.finditer(text)
+  ]
+  mentions = [*choice_forms.MENTION.finditer(text)]
+  parts = choice_forms.regions(text, mentions)
+  for kind, pattern in enumerate(choice_forms.STATEMENTS):
+    for part in parts:
+      found += [_statement(match, kind) for match in pattern.finditer(text, *part)]
+  for mention in mentions:
+    if match := choice_forms.judged(text, mention.start()):
+      found.append(_statement(match, choice_forms.LEADS))
+  return sorted(found, key=lambda statement: statement.end, reverse=True)[:_MAX_CANDIDATES]
+
+
+def _statement(match: re.Match, kind: int) -> _Statement:
+  groups = match.groupdict()
+  name = next(name for name in ('letter', 'letter2', 'letter3') if groups.get(name))
+  opened = any(groups.get(name) for name in ('open', 'open2', 'open3'))
+  return _Statement(match[name], *match.span(name), match.end(), kind, opened)
 
 
 def _stated(text: str, options: Options) -> str | None:
   """The letter of the last statement; '' for two letters or none of the options; None without a statement."""
-  statements = [(tag.end(), tag, -1) for tag in _TAG.finditer(text)]
-  for kind, pattern in enumerate(_STATEMENT):
-    statements += [(match.end('letter'), match, kind) for match in pattern.finditer(text)]
-  statements.sort(key=lambda statement: statement[0], reverse=True)
-  for _, match, kind in statements[:_MAX_CANDIDATES]:
-    letter = _of_tag(match[1], options) if kind < 0 else _of_statement(text, match, kind, options)
+  for statement in _statements(text):
+    if statement.kind < 0:
+      letter = _of_tag(statement.letter, options)
+    else:
+      letter = _of_statement(text, statement, options)
     if letter is not None:
       return letter
   return None
@@ -233,41 +228,92 @@ def _of_tag(inside: str, options: Options) -> str:
   return _choice_alone(inside, options) or _stated(inside, options) or _AMBIGUOUS
 
 
-def _of_statement(text: str, match: re.Match, kind: int, options: Options) -> str | None:
+def _of_statement(text: str, statement: _Statement, options: Options) -> str | None:
   """The letter of one statement, '' for none of the options, None where it asserts no choice."""
-  letter, start, end = match['letter'], match.start('letter'), match.end('letter')
-  left, right = (
-    text[max(0, start - number_context.WINDOW) : start],
-    text[end : end + number_context.WINDOW],
-  )
-  closed = match['open'] and right[:1] in (')', ']')
-  if letter.islower() and not closed and (kind >= _LEADS or right.split('\n')[0].strip(' .)]!')):
-    return None  # 'the answer is a mammal'
-  if letter in 'AI' and not closed and kind < _LEADS and _GOES_ON.match(right):
+  letter, kind = statement.letter, statement.kind
+  left = text[max(0, statement.start - number_context.WINDOW) : statement.start]
+  right = text[statement.end : statement.end + number_context.WINDOW]
+  closed = statement.opened and right[:1] in (')', ']')
+  if not closed and not _is_letter(letter, kind, right):
     return None
-  if number_context.is_negated(left, right) or number_context.is_hypothetical(left, right):
+  if kind == choice_forms.EXCEPTED:
+    negative = text[max(0, statement.start - 80) : statement.start]
+    excluded = _excludes_others(negative, right)
+    return _option(letter, options) if excluded else None
+  confirmed = text[statement.end : statement.stop].lstrip(')]')[:1] == '?'  # 'Is it B? Yes.'
+  if number_context.is_negated(left, right):
     return None
-  if number_context.is_conditional(text[match.end() :] if kind >= _LEADS else right):
+  if not confirmed and number_context.is_hypothetical(left, right):
     return None
-  two = _second(_TWO.match(right), letter) or _second(_TWO_IN_FRONT.search(left[-20:]), letter)
-  return _AMBIGUOUS if two or letter.upper() not in options.letters else letter.upper()
+  behind = text[statement.stop :] if kind >= choice_forms.LEADS else right
+  if number_context.is_conditional(behind):
+    return None
+  if _has_second(left, right, letter) or _has_also(left, right, letter):
+    return _AMBIGUOUS
+  return _AMBIGUOUS if number_context.is_retracted(right) else _option(letter, options)
 
 
-def _second(match: re.Match | None, letter: str) -> bool:
-  """Whether the match offers another letter."""
-  return match is not None and match['second'] != letter.upper()
+def _is_letter(letter: str, kind: int, right: str) -> bool:
+  """Whether a letter without brackets is one, and no article or pronoun: 'the answer is a mammal'."""
+  if letter.islower():
+    return kind < choice_forms.LEADS and not right.split('\n')[0].strip(' .)]!')
+  leads = kind >= choice_forms.LEADS
+  return letter not in 'AI' or leads or not choice_forms.GOES_ON.match(right)
+
+
+def _option(letter: str, options: Options) -> str:
+  return letter.upper() if letter.upper() in options.letters else _AMBIGUOUS
+
+
+def _excludes_others(left: str, right: str) -> bool:
+  """Whether 'all but B are wrong' or 'none but B fits' is complete: the verdict is about the others."""
+  words = _QUANTIFIER.findall(left)
+  if not words:
+    return False
+  negative = assertion.is_denied_behind(right)
+  return negative != words[-1].casefold().startswith(('no', 'none'))
+
+
+def _has_second(left: str, right: str, letter: str) -> bool:
+  """Whether the statement offers another letter: 'B or C', 'B and C', '(B)(C)'."""
+  match = choice_forms.TWO.match(right)
+  if match and match['second'] != letter.upper():
+    behind = right[match.end() :]
+    if not choice_forms.OWN_CLAUSE.match(behind) and not assertion.is_denied_behind(behind):
+      return True
+  match = choice_forms.TWO_LABELS.match(right)
+  if match and match['second'] != letter.upper():
+    return True
+  match = choice_forms.TWO_IN_FRONT.search(left[-50:])
+  if match is None or match['second'] == letter.upper():
+    return False
+  before = left[: len(left) - len(match[0])]
+  return not (_COMPARED.search(before[-20:]) or number_context.is_negated(before, ''))
+
+
+def _has_also(left: str, right: str, letter: str) -> bool:
+  """Whether another letter is asserted beside this one: 'C is also correct', 'B is correct, and so is C'."""
+  match = choice_forms.ALSO.search(right)
+  if match and not number_context.is_negated(right[: match.start()], right[match.end() :]):
+    return (match['other'] or match['second']) != letter.upper()
+  return _ALSO_BEHIND.match(right) is not None and _OTHER.search(left) is not None
 
 
 def _from_lines(text: str, options: Options) -> str | None:
   """The letter of a last line that is a letter, or of the only labeled line; '' for none of the options."""
-  lines = [line.strip() for line in text.splitlines() if line.strip()]
+  lines = [line.strip() for line in text.splitlines() if line.strip(' \t|-:')]
   if not lines:
     return None
   # 'Which one is it? B.'
-  lone = _LONE.fullmatch(lines[-1]) or _LONE_AT_END.search(lines[-1][-30:])
+  lone = choice_forms.LONE.fullmatch(lines[-1]) or choice_forms.LONE_AT_END.search(lines[-1][-30:])
+  if lone is None and lines[-1].startswith('|'):
+    cells = choice_forms.CELL.findall(lines[-1])
+    return _option(cells[0], options) if len(cells) == 1 else _AMBIGUOUS if cells else None
   if lone:
-    return lone[1].upper() if lone[1].upper() in options.letters else _AMBIGUOUS
-  labels = [_labeled(line) for line in lines]
+    before = choice_forms.LONE.fullmatch(lines[-2]) if len(lines) > 1 else None
+    two = before and before[1].upper() != lone[1].upper()
+    return _AMBIGUOUS if two else _option(lone[1], options)
+  labels = [_lettered(line) for line in lines]
   chosen = {label.upper() for label in labels if label and label.upper() in options.letters}
   if len(chosen) == 1 and any(
     label and label.upper() in chosen for label in (labels[0], labels[-1])

@@ -56,6 +56,8 @@ def number(text: str) -> Decimal | None:
       continue
     if _BASE.match(right) or _has_unequal_alternative(matches, at, left, right):
       return None
+    if number_context.is_retracted(right):
+      return None
     return _value(match[0]) if _fills_box(part, match) else None
   return None
 

@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from jaxrl_llm.rewards.parsing import answer_span, number_context, numeral
+from jaxrl_llm.rewards.parsing import answer_span, number_context, numeral, ratio
 
 _MOST_CHARS = 200  # in a plain expression
 _MAX_CANDIDATES = 40  # formulas that are tried before the text counts as one without an answer
@@ -21,11 +21,15 @@ class Segment(NamedTuple):
   inside: str
 
 
+_STRUCK = re.compile(r'~~[^~\n]{1,80}~~')
 _TAGS = re.compile(r'<\|[^|<>\n]{1,40}\|>|</?(?:answer|think|choice|final)>')
 _GROUP = re.compile(
   r'(?<=[0-9])(?:\\[,!;:]|\{,\}|\\!,(?:\\!)?|,\\! ?|[\u2009\u202f\u00a0])(?=[0-9]{3}(?![0-9]))'
 )
-_GROUPED = re.compile(r'(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])')
+_GROUPED = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])')
+# '(12,102)' and '[1,200]' are a pair, not a number with a separator.
+_PAIR = re.compile(r'(?:\((?!\()|\[|\\\{)\s?$')
+_PAIR_END = re.compile(r'\s?(?:\)|\]|\\\})')
 _SIGNS = str.maketrans(
   {
     '\N{MINUS SIGN}': '-', '\N{MULTIPLICATION SIGN}': '\\times ', '\N{DIVISION SIGN}': '/',
@@ -40,22 +44,39 @@ _DASH = re.compile(
   r'(?<![\w\s)])\u2013\s?(?=[0-9\\])|(?<=[=:(\[{$]\s)\u2013(?=[0-9\\])|^\u2013(?=[0-9\\])|(?<=[a-z]\s)\u2013(?=[0-9])'
 )
 _SEGMENT = re.compile(
-  r'(?<!\\)\$\$((?:[^$]|\\\$)+?)(?<!\\)\$\$|(?<!\\)\\\[((?:[^\\]|\\(?!\]))+)\\\]|(?<!\\)\$((?:\\\$|[^$])+?)(?<!\\)\$|(?<!\\)\\\(((?:[^\\]|\\(?!\)))+)\\\)'
+  r'(?<!\\)\$\$((?:[^$]|\\\$)+?)(?<!\\)\$\$|(?<!\\)\\\[((?:[^\\]|\\(?!\]))+)\\\]'
+  r'|(?<!\\)\$((?:\\\$|[^$])+?)(?<!\\)\$|(?<!\\)\\\(((?:[^\\]|\\(?!\)))+)\\\)'
 )
 _JOINED = re.compile(
   r'(?:[\s$.]|\\[()\[\],;: ]|\\q?quad|\\text(?:rm)?\s?\{|\})*(?:[A-Za-z]+[\s}]+)?(?:\\text\s?\{\s*)?'
   r'(?:,?\s*(?:and|or|&)|[,;])(?:[\s$}]|\\[()\[\],;: ]|\\q?quad)*'
 )
 _STATEMENT = re.compile(
-  r'####|\banswers?\b\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?|\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:\'s|\sis)\b',
+  r'####|\banswers?\b\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?|\b(?:no|correction)[,:]\s(?=[-+$\\]{0,3}[0-9])'
+  r'|\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:\'s'
+  r'|\sis)\b',
   re.I,
 )
+_BRACKETED = re.compile(r'\(([1-9][0-9]{0,2}(?:, [0-9]{3})+)\)')  # (3, 400), which may be 3400
+_INTERVAL = re.compile(r'([\][(])([^\][()]{1,60},[^\][()]{1,60})(\]|\)|(?<!sqrt)\[)')
+# 'The range is [2, 5)', without dollar signs.
+_STATED_INTERVAL = re.compile(
+  r'(?:\bis|\bare|\bin|:|=|\\in)\s*((?:[\[(](?:[-+0-9./ ]|\\infty ?){1,30},(?:[-+0-9./ ]'
+  r'|\\infty ?){1,30}[\])](?:\s?\\cup\s*(?=[\[(]))?)+)$'
+)
+_NAMES = re.compile(
+  r'[\s(\[]*[A-Za-z](?:_\{?\w{1,9}\}?)?(?:\s?,\s?[A-Za-z](?:_\{?\w{1,9}\}?)?)*[\s)\]]*'
+)
+_VALUE = re.compile(r'[0-9$]|\\\(')
+_VERB = re.compile(
+  r'\b(?:is|are|equals|has|have|gives|was)\s(?:exactly\s|only\s)?(?=[-+]?(?:\$|\\\(|[0-9]))'
+)
+_ASIDE = re.compile(r'(?:,\s|\s\()(?:attained|achieved|reached|when|where|with|since|because|as)\b')
 _FINAL = re.compile(r'(?i:final answer is)\s*(?=[^\n]{0,400}I hope)')
 _SENTENCE_END = re.compile(r'[.;](?=\s|$)|\n')
 _BEHIND_UNIT = re.compile(r'\s*(?:\\?%|[Pp]ercent(?:age)?\b|[Pp]ct\b)')
 _BASE = re.compile(r'(?<![\w.}])([0-9]+)\s?_\s?(?:\{\s?([0-9]+)\s?\}|([0-9]))')
 _PERCENT = re.compile(r'\s*\$?\s*(.*?)\s*\$?\s*(?:\\?%|percent|percentage|pct)\s*\$?\s*', re.S)
-_RATIO = re.compile(r'[0-9]+(?::[0-9]+)+')
 _PLAIN_WORDS = re.compile(
   r'(?<!\\)(?<![A-Za-z\\])(?!sqrt|sin|cos|tan|log|ln|exp|pi\b|frac|and\b)[A-Za-z]{2,}'
 )
@@ -81,9 +102,17 @@ _DECIMAL_COMMA = re.compile(r'(?<![\w.,])-?[0-9]+,[0-9]+(?![\w.,]*[0-9])')
 
 def normalized(text: str) -> str:
   """The text with LaTeX for Unicode signs, and without thousands separators; plain spaces and commas stay."""
-  text = _GROUP.sub(',', _TAGS.sub(' ', text))
+  text = _GROUP.sub(',', _STRUCK.sub(' ', _TAGS.sub(' ', text)))
   text = numeral.powers(_DASH.sub('-', text)).translate(_SIGNS)
-  return _GROUPED.sub(lambda match: match[0].replace(',', ''), text)
+  return _GROUPED.sub(_ungrouped, text)
+
+
+def _ungrouped(match: re.Match) -> str:
+  """The digits of a number with thousands separators; the elements of a pair in brackets."""
+  text, start, end = match.string, *match.span()
+  front = text[max(0, start - 8) : start].replace('\\left', '')
+  pair = _PAIR.search(front) and _PAIR_END.match(text[end : end + 9].replace('\\right', ''))
+  return match[0].replace(',', ', ' if pair else '')
 
 
 def of_row(answer: str) -> str:
@@ -99,7 +128,11 @@ def of_text(text: str) -> str:
   Boxes joined by a comma or 'and' are one list; else the last box, the last statement, the last formula, the last
   number outside of formulas. Only the last `answer_span.TAIL_CHARS` are read.
   """
-  return _prepared(_answer(normalized(text[-answer_span.TAIL_CHARS :])))
+  formula = _answer(normalized(text[-answer_span.TAIL_CHARS :]))
+  excludes = (
+    '\\in' in formula and '\\ne' in formula
+  )  # 'x \\in R, x \\ne 5', of which 5 would be read
+  return '' if excludes else _prepared(formula)
 
 
 def _answer(text: str) -> str:
@@ -110,9 +143,10 @@ def _answer(text: str) -> str:
   if boxed is not None:
     return boxed
   for statement in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
-    formula = _sentence(text, statement.end(), _end(text, statement.end()))
+    end = _end(text, statement.end())
+    formula = _sentence(text, statement.end(), end)
     if formula is not None:
-      return formula
+      return '' if number_context.is_retracted(text[end : end + number_context.WINDOW]) else formula
   return _last(text) or ''
 
 
@@ -136,11 +170,14 @@ def name(formula: str) -> str | None:
   plain = re.sub(r'\s|[$]|\\[,;:! ]|\\text\s?\{\s*\}', '', formula)
   if _BASE.search(plain):
     return _BASE.sub(lambda match: f'{match[1]}_{match[2] or match[3]}', plain.rpartition('=')[2])
-  return plain if _RATIO.fullmatch(plain) else None
+  return ratio.canonical(formula)
 
 
 def readings(target: str, formula: str) -> list[tuple[str, str]]:
   """Pairs of formulas, one of which must be equal: 75% is 75 or 0.75 where only one side has the sign."""
+  grouped = _BRACKETED.fullmatch(formula)
+  if grouped and ',' not in target:
+    formula = grouped[1].replace(', ', '')
   (a, percent_a), (b, percent_b) = _without_percent(target), _without_percent(formula)
   if percent_a == percent_b:
     return [(a, b)]
@@ -150,6 +187,7 @@ def readings(target: str, formula: str) -> list[tuple[str, str]]:
 
 def _prepared(formula: str) -> str:
   """A formula that math-verify reads correctly; '' for a bound, which it would read as a number."""
+  formula = _INTERVAL.sub(_interval, formula.replace('\\bigcup', '\\cup'))
   formula = _ENDS.sub('', formula.replace('~', ' ').replace('\\degree', '^\\circ '))
   if _BOUNDED.search(formula):
     return ''
@@ -157,6 +195,12 @@ def _prepared(formula: str) -> str:
     quantity = numeral.quantity(numeral.cleaned(formula))
     return quantity.latex if quantity else formula
   return formula
+
+
+def _interval(match: re.Match) -> str:
+  """An interval with reversed brackets, ]a, b[, in round ones."""
+  opening, inside, closing = match.groups()
+  return f'{opening.replace("]", "(")}{inside}{closing.replace("[", ")")}'
 
 
 def _without_percent(formula: str) -> tuple[str, bool]:
@@ -170,7 +214,10 @@ def _boxed(text: str) -> str | None:
   if not boxes:
     return None
   last = boxes[-1]
-  if last.inside is None or number_context.is_negated(text[: last.start], ''):
+  right = text[last.end : last.end + number_context.WINDOW]
+  if last.inside is None or number_context.is_negated(text[: last.start], right):
+    return ''
+  if number_context.is_retracted(right):
     return ''
   insides = [last.inside]
   for before, after in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
@@ -204,6 +251,7 @@ def _segments(text: str, start: int, end: int) -> list[Segment]:
 
 def _sentence(text: str, start: int, end: int) -> str | None:
   """The first formula or number of a statement, '' for several alternatives, None where it asserts none."""
+  start = _predicate(text, start, end)
   segments = _segments(text, start, end)
   if not segments or re.search('[0-9]', text[start : segments[0].start]):
     return _plain(text, start, segments[0].start if segments else end)
@@ -213,14 +261,43 @@ def _sentence(text: str, start: int, end: int) -> str | None:
   return None
 
 
+def _predicate(text: str, start: int, end: int) -> int:
+  """The start of the part of a statement that gives the answer: in 'the largest $n$ is 34' behind the verb.
+
+  A statement that begins with a formula or a number gives it there.
+  """
+  first = _VALUE.search(text, start, end)
+  if first is None or not re.search('[A-Za-z]{2}', text[start : first.start()]):
+    return start
+  stop = _ASIDE.search(text, first.end(), end)
+  verbs = [*_VERB.finditer(text, first.start(), stop.start() if stop else end)]
+  return verbs[-1].end() if verbs else start
+
+
 def _last(text: str) -> str | None:
   """The last formula or number of a text, '' for several alternatives, None where it asserts none."""
+  text = text[: numeral.without_aside(text)]
   segments = _segments(text, 0, len(text))
   if not segments:
     return _plain(text, 0, len(text))
   later = _plain(text, segments[-1].end, len(text), complete=False)
   if later is not None:
     return later
+  last = segments[-1]
+  if number_context.is_retracted(text[last.end : last.end + number_context.WINDOW]):
+    return ''
+  if _NAMES.fullmatch(last.inside):  # 'there are 12 such pairs $(a, b)$'
+    start = max(text.rfind('. ', 0, last.start), text.rfind('\n', 0, last.start)) + 1
+    for at in reversed(range(max(0, len(segments) - _MAX_CANDIDATES), len(segments) - 1)):
+      segment = segments[at]
+      if segment.start < start or not _VERB.search(text, start, segment.start + 3):
+        break
+      if re.search('[0-9]', segment.inside) and not _is_unasserted(text, segment):
+        return _joined(text, segments, at, at)
+    before = max(start, segments[-2].end if len(segments) > 1 else 0)
+    counted = _plain(text, before, last.start, complete=False)
+    if counted:
+      return counted
   for at in reversed(range(max(0, len(segments) - _MAX_CANDIDATES), len(segments))):
     if not _is_unasserted(text, segments[at]):
       return _joined(text, segments, at, at)
@@ -268,6 +345,15 @@ def _plain(text: str, start: int, end: int, complete: bool = True) -> str | None
   if complete and len(part) < _MOST_CHARS and re.search('[0-9a-zA-Z]', part):
     if not _PLAIN_WORDS.search(re.sub(r'\\[a-zA-Z]+|_\{\w+\}', '', part)):
       return _expression(part)
+  interval = _STATED_INTERVAL.search(part)
+  if interval and not number_context.is_unasserted(before + part[: interval.start(1)], ''):
+    return interval[1]
+  found = ratio.in_prose(part)
+  if found:
+    left = (before + part[: found.start()])[-number_context.WINDOW :]
+    return (
+      None if number_context.is_unasserted(left, part[found.end() :]) else ratio.of_match(found)
+    )
   part = _DECIMAL_COMMA.sub(lambda match: match[0].replace(',', '.'), part)
   part = _SPACED.sub(lambda match: match[0].replace(' ', ''), part)
   return numeral.in_prose(before, part, stated=start > 0 and complete)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from jaxrl_llm.rewards.parsing import assertion
+
 WINDOW = 240
 
 # Symbols of units that may follow a number without a space; after other letters the number is a coefficient.
@@ -44,7 +46,7 @@ _PART_BEHIND = re.compile(
     |\s?(?:\\?(?:leq?|geq?|lt|gt|neq?)(?![A-Za-z])|[<>≤≥≠])
     |\\(?!{_LATEX_BEHIND})[a-zA-Z]
     |[√π∞∛]
-    |\((?:[0-9]|[a-zA-Z](?![A-Za-z]))
+    |\((?![0-9.,]+\s[a-z])(?:[0-9]|[a-zA-Z](?![A-Za-z]))
     |\{{?,?\\overline
     |{_FUNCTION}(?![A-Za-rt-z])
     |plus\sor\sminus\b|give\sor\stake\b|squared\b|cubed\b|factorial\b|(?:raised\s)?to\sthe\s(?:\w+\s)?power|plus\s{_OPERAND}|minus\s{_OPERAND}
@@ -60,7 +62,7 @@ _WRAPPED_LETTER = re.compile(rf'\s?\\(?:{_SHAPES})\s?\{{\s?([ieπxyzn])\s?\}}')
 
 _BOUND = (
   r'at\sleast|at\smost|up\sto|(?:less|more|fewer|greater|larger|smaller|bigger|higher|lower|other)\sthan|under|over|above|below|beneath'
-  r'|beyond|exceed(?:s|ing)?|within|bounded\sby|not\s(?:above|below|over|under)|minimum|maximum|anything\sbut|between|strictly\spositive'
+  r'|beyond|exceed(?:s|ing)?|within|bounded\sby|not\s(?:above|below|over|under)|minimum|maximum|between|strictly\spositive'
 )
 _PART_BEFORE = re.compile(
   rf"""(?:
@@ -70,46 +72,25 @@ _PART_BEFORE = re.compile(
     |(?:\\?\b{_FUNCTION}|√|∛)\s?[(\[{{]*|\\sqrt\s?(?:\[[^\]]*\])?\s?\{{?|\\[a-z]+\s?\{{(?<!text\{{)(?<!textbf\{{)(?<!textit\{{)(?<!mathrm\{{)(?<!mathbf\{{)(?<!boxed\{{)(?<!textrm\{{)
     |[\^_]\s?[{{(]?\s?[-+]?
     |(?:[0-9)\]}}%²³πi!]|(?<![A-Za-z])[a-zA-Z])\s?[-+*/×÷]\s?\(?|[0-9)]\s(?=[-+]$)
-    |\\(?:frac|binom|over|div|times|cdot)\s?|[0-9]\s?x\s|[0-9]:|[0-9]\.|[0-9]!?\s?\(
+    |\\(?:frac|binom|over|div|times|cdot)\s?|[0-9]\s?x\s|[0-9]:|[0-9]\.(?!\s)|[0-9]!?\s?\(
   )\s?[-+]?\s?$""",
   re.X,
 )
 
-_NEGATION = (
-  r"(?:\bnot|\bnever|n['’]t|\bcannot|\bneither|\bnor|\bno\sway|\bno\schance|\bfalse|\buntrue|\bwrong|\bincorrect|\bimpossible|\bunlikely|\bhardly"
-  r'|\bdoubt(?:ful)?|\bden(?:y|ied|ies)|\banything\sbut|\banything\sexcept|\bother\sthan|\brather\sthan|\binstead\sof|\bexcept(?:\sfor)?'
-  r'|\bby\sno\smeans|\bfar\sfrom|\brul(?:ed?s?|ing)\sout|\bexclud(?:es?|ed|ing)|\beliminat(?:es?|ed|ing)|\breject(?:s|ed|ing)?|\bdisprov(?:es?|ed))'
-)
-_FILLER = (
-  r'(?:be|been|is|are|was|were|equals?|to|of|think|thought|believe|say|claim|mean|that|it|this|the|a|an|answer|answers|final|correct|right|true|result|value'
-  r'|number|total|sum|solution|case|possible|possibly|definitely|certainly|simply|really|actually|exactly|quite|necessarily|have|has|give|gives|yield|yields'
-  r"|come|comes|it's|would|could|should|can|must|will|equal|option|choice|letter|as|out)"
-)
-_SPACE = r'[\s$*"“‘\'’(\[{`]|\\\(|\\text|[a-zA-Z]\s?='
-_NEGATED_BEFORE = re.compile(
-  rf'(?i:{_NEGATION})(?:(?:{_SPACE})|\b(?i:{_FILLER})\b)*(?:[^\s,.;:]{{1,20}}\s(?:or|nor)\s(?:{_SPACE}|\b(?:{_FILLER})\b)*)?$'
-)
-_ADVERB = r'(?:\s(?:clearly|definitely|certainly|obviously|simply|also|therefore|thus|just|plainly|surely|still|then))?'
-_NEGATED_BEHIND = re.compile(
-  rf"""[\s$*"”’')\]}}`]*(?:\s?\\\))?(?:\s?[a-zA-Z]{{1,12}})?\s(?i:
-    (?:is|was|are|were|seems?|looks?|must\sbe|would\sbe|can\sbe){_ADVERB}\s(?:not\b|never\b|wrong\b|incorrect\b|false\b|untrue\b|impossible\b|invalid\b
-      |ruled\sout|excluded|eliminated|rejected|out\b|too\s(?:big|small|large|high|low|much|many|far)|no\s(?:answer|solution|option)|a\smistake|an\serror)
-    |(?:is|was|are|were|does|do|did|ca|wo|could|would|should)n['’]t\b|can['’]t\b|won['’]t\b
-    |(?:cannot|can\snot|could\snot|does\snot|do\snot|did\snot|will\snot|must\snot|may\snot|should\snot|would\snot)\b
-    |fails\b|(?:can|may|must|should|could)\sbe\s(?:ruled\sout|excluded|eliminated|rejected|discarded)
-  )""",
-  re.X,
-)
 _QUESTION = re.compile(r'[^.!?\n]*\?')
 _CONDITION_BEFORE = re.compile(
-  r'(?i:(?<!only )\bif\b|\bwhether\b|\bunless\b|\bsuppos(?:e|ing)\b|\bassum(?:e|ing)\b|\bimagine\b'
-  r'|\bhad\sit\sbeen\b|\bpretend\b)(?!.*\bthen\b)[^,;:]*$'
+  r'(?i:\bunless\b[^;:]*,|(?<!only )\bif\b|\bwhether\b|\bunless\b|\bsuppos(?:e|ing)\b|\bassum(?:e|ing)\b|\bimagine\b'
+  r'|\bhad\sit\sbeen\b|\bpretend\b|\blet(?:.s|\sus)\ssay\b)(?!.*\bthen\b)[^,;:]*$'
+)
+# 'If you doubled the mass, it would be 6': a past tense states what is not so.
+_COUNTERFACTUAL = re.compile(
+  r'(?i:(?:^\W*(?:were|had)\s[^,\n]{0,80}|\bif\s[^.!?;\n]{0,80}\b(?:were|was|had|did|\w{2,}ed)\b[^.!?;\n,]{0,80}),[^,;:]{0,60}\bwould\s(?:\w+\s)?(?:be|have\sbeen)\b)[^,;:]{0,40}$'
 )
 _HEDGE_BEFORE = re.compile(
-  r'(?i:\b(?:might|may|could)\s(?:\w+ly\s)?be)(?:\s(?:about|around))?[\s$*"\'(]*$'
+  r'(?i:\b(?:maybe|perhaps|possibly)\b[^,;:]{0,60}$|\b(?:might|may|could)\s(?:(?!only\b)\w+ly\s|(?:also|well|even|then)\s){0,2}be)(?:\s(?:about|around))?[\s$*"\'(]*$'
 )
 _CONDITION_BEHIND = re.compile(
-  r'[\s$*"”’\')\]}`]*(?:\s?[a-z]{1,12})?,?\s(?i:only\s)?(?i:if|unless|provided)\b'
+  r'[\s$*"”’\')\]}`]*(?:\s?[a-z]{1,12})?,?\s(?i:only\s)?(?i:if|unless|provided|were\sit\snot|had\s(?:it|we|the)|in\s(?:some|certain|most|many)\scases|for\s(?:some|certain))\b'
 )
 
 _GAP = (
@@ -117,9 +98,11 @@ _GAP = (
   r'|about|approximately|equivalently|option)*+'
 )
 _OR_BEHIND = re.compile(
-  rf'(?P<unit>[^.;:\d\n]{{0,20}}?)(?:\bor\b|\band/or\b){_GAP}(?P<next>[-+]?(?=\\?[.0-9½⅓¼¾]|\\[dt]?frac|√|\\sqrt|\\pi|π))'
+  rf'(?P<unit>[^.;:\d\n]{{0,20}}?)(?:\bor\b|\band/or\b|\balternatively\b){_GAP}(?P<next>[-+]?(?=\\?[.0-9½⅓¼¾]|\\[dt]?frac|√|\\sqrt|\\pi|π))'
 )
-_OR_BEFORE = re.compile(rf'[0-9½⅓¼¾}}][^.;:\d\n]{{0,20}}?(?:\bor\b|\band/or\b){_GAP}[-+]?$')
+_OR_BEFORE = re.compile(
+  rf'[0-9½⅓¼¾}}][^.;:\d\n]{{0,20}}?(?:\bor\b|\band/or\b|\balternatively\b){_GAP}[-+]?$'
+)
 _LIST_BEHIND = re.compile(
   r'\s?(?:[,;&]|,?\s?\\?\band\b|to\b|through\b|\|)[\s$]*(?:and\s)?[-+]?[0-9][0-9.,/]*\s?[$*]*(?=[.,;)\]!$]|$|\s(?:and|or|,)|\s[a-z]+[.]?$)'
 )
@@ -159,14 +142,20 @@ def has_coefficient(right: str) -> bool:
 
 def is_negated(left: str, right: str) -> bool:
   """Whether the sentence negates the number: 'not 5', 'cannot be 5', '5 is wrong'."""
-  left = _sentence_before(left)
-  return bool(_NEGATED_BEFORE.search(left[-120:]) or _NEGATED_BEHIND.match(right[:120]))
+  return assertion.is_denied(_sentence_before(left), right[:WINDOW])
+
+
+def is_retracted(right: str) -> bool:
+  """Whether the text behind takes the number back: '. Wait, that is wrong', ', but that is wrong'."""
+  return assertion.is_retracted(right[:WINDOW])
 
 
 def is_hypothetical(left: str, right: str, hedges: bool = True) -> bool:
   """Whether the sentence is a question, a condition, or a guess: 'is it 5?', 'if it is 5', 'it might be 5'."""
   left = _sentence_before(left)
   if _QUESTION.match(right[:WINDOW]) or _CONDITION_BEFORE.search(left):
+    return True
+  if _COUNTERFACTUAL.search(left):
     return True
   return hedges and _HEDGE_BEFORE.search(left) is not None
 
@@ -222,5 +211,5 @@ def is_element(left: str, right: str) -> bool:
 
 def _sentence_before(left: str) -> str:
   left = left[-WINDOW:]
-  ends = [match.end() for match in re.finditer(r'[.!?](?=\s)|\n', left)]
+  ends = [match.end() for match in re.finditer(r'[.!?](?=[\s<])|\n|</think>', left)]
   return left[ends[-1] :] if ends else left

@@ -60,6 +60,7 @@ _CLEAN = tuple(
   for pattern, instead in (
     # <<48/2=24>>: the input and output of a calculator.
     (r'<<[^<>\n]{1,80}>>', ''),
+    (r'~~[^~\n]{1,80}~~', ' '),
     (r'<\|[^|<>\n]{1,40}\|>|</?[A-Za-z_]{1,20}>', ' '),
     (r'(?<=[0-9a-z)])\*\*(?=[0-9(])', '^'),
     (r'\*\*|__', ' '),
@@ -107,16 +108,30 @@ _SCALES = dict(thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
 _STATEMENT = re.compile(
   r"""\#\#\#\#
   |\banswers?\s*(?:is\b|are\b|was\b|:|=)(?:\s*:)?
+  |\b(?:no|correction)[,:]\s(?=[-+$\\]{0,3}[0-9])
   |\b(?:no|wait|actually|correction|sorry)\b[,.:;!]?\s(?:it|that|this)(?:'s|\sis|\smust\sbe|\sshould\sbe)\b""",
   re.I | re.X,
 )
 _SENTENCE_END = re.compile(r'[.;](?=\s|$)|\n')
 _CONCLUDES = re.compile(r'\b(?:so|thus|hence|therefore|altogether|in total)\b', re.I)
+# 'The probability that x > 2 is 3/8': the predicate gives the number, the subject does not.
+_PREDICATE = re.compile(r'\b(?:is|are|equals|gives|has|was)\s(?=[-+$.]{0,3}(?:[0-9]|\\frac))')
+# 'attained at x = 1' behind a number states where it is attained.
+_ASIDE = re.compile(
+  r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|realized|occurring|with equality)\b'
+  r'|(?:,\s|\()(?:when|where|at|for|with|as|since|because)\b',
+  re.I,
+)
+_ATTAINED = re.compile(
+  r'(?:,\s|\s?\(|\s)(?:attained|achieved|reached|with equality|when (?:divided|multiplied|rounded))\b',
+  re.I,
+)
 _TWO_WORDS = re.compile(r'[A-Za-z]+\s[A-Za-z]{2,}')
 _MOST_CHARS = 600  # in a sentence
 
 _WRAPPED = re.compile(
-  r'\\(?:text|textbf|textit|textrm|textsf|mathrm|mathbf|mathsf|mathit|mbox|operatorname|boldsymbol|emph|underline)\*?\s?\{([^{}]*)\}'
+  r'\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|mathrm|mathbf|mathsf'
+  r'|mathit|mbox|operatorname|boldsymbol|emph|underline)\*?\s?\{([^{}]*)\}'
 )
 _EQUALS = re.compile('[=≈≃≅]')
 _NO_NAME = re.compile(
@@ -132,7 +147,9 @@ _BEHIND = re.compile(
   , re.X)  # fmt: skip
 _LETTERS = re.compile(r'[A-Za-zΩμµ]+')
 _WORDS = re.compile(
-  r'(?i:or|nor|not|wrong|if|unless|squared|cubed|factorial|pi|sqrt|more|less|fewer|than|between|either|least|most|infinity|plus|minus|negative|never|under|over|above|below)'
+  r'(?i:or|nor|not|wrong|if|unless|squared|cubed|factorial|pi|sqrt|more|less|fewer'
+  r'|than|between|either|least|most|infinity|plus|minus|negative|never|under|over'
+  r'|above|below)'
 )
 
 
@@ -147,8 +164,7 @@ def read(text: str) -> Numeral | None:
   box = answer_span.last_box(text)
   if box:
     # `cleaned` has dropped the delimiters of formulas, so the sentence in front needs no further change.
-    negated = number_context.is_negated(text[: box.start], '')
-    span = None if negated else quantity(box.inside or '')
+    span = None if _is_withdrawn(text, box) else quantity(box.inside or '')
     return span.numeral if span else None
   for statement in reversed([*_STATEMENT.finditer(text)][-_MAX_CANDIDATES:]):
     rest = text[statement.end() :]
@@ -159,8 +175,18 @@ def read(text: str) -> Numeral | None:
     span, empty = _stated(text, *_last_side(text, start, end), marked)
     if not empty:
       return span and span.numeral
-  span, _ = _last(text)
+  span, _ = _last(text, stop=without_aside(text))
   return span and span.numeral
+
+
+def _is_withdrawn(text: str, box: answer_span.Box) -> bool:
+  """Whether the box is denied, retracted, or offered beside another one with 'or'."""
+  right = text[box.end : box.end + number_context.WINDOW]
+  return (
+    number_context.is_negated(text[: box.start], right)
+    or number_context.is_retracted(right)
+    or answer_span.has_rival_box(text, box)
+  )
 
 
 def in_prose(before: str, text: str, stated: bool) -> str | None:
@@ -171,10 +197,23 @@ def in_prose(before: str, text: str, stated: bool) -> str | None:
   before = cleaned(before)
   text = before + ' ' + cleaned(text)
   start, end = len(before), len(text)
-  span, empty = _stated(text, *_last_side(text, start, end)) if stated else _last(text, start)
+  span, empty = (
+    _stated(text, *_last_side(text, start, end))
+    if stated
+    else _last(text, start, without_aside(text))
+  )
   if span is None:
     return None if empty else ''
   return span.latex
+
+
+def without_aside(text: str) -> int:
+  """The end of the text without an aside of its last sentence that follows a number: ', attained at x = 1'."""
+  end = len(text.rstrip(' .\n$'))
+  start = max(text.rfind('. ', 0, end), text.rfind('\n', 0, end), end - _MOST_CHARS, 0)
+  first = _NUMBER.search(text, start, end)
+  aside = _ATTAINED.search(text, first.end(), end) if first else None
+  return aside.start() if aside else len(text)
 
 
 def cleaned(text: str) -> str:
@@ -239,14 +278,17 @@ def _last_side(text: str, start: int, end: int) -> tuple[int, int]:
 
   For 2 + 3 = 5 it is the side behind the last =, for '3 boxes of 6, so the number is 18' the conclusion.
   """
+  first = _NUMBER.search(text, start, end)
+  aside = _ASIDE.search(text, first.end(), end) if first else None
+  end = aside.start() if aside else end
   equals = max(text.rfind(sign, start, end) for sign in '=≈') + 1
   if equals and _NUMBER.search(text, equals, end):
     return equals, end
-  first = _NUMBER.search(text, start, end)
   if first and _TWO_WORDS.search(text, start, first.start()):
-    for match in reversed([*_CONCLUDES.finditer(text, start, end)]):
-      if _NUMBER.search(text, match.end(), end):
-        return match.end(), end
+    for pattern in (_CONCLUDES, _PREDICATE):
+      for match in reversed([*pattern.finditer(text, start, end)]):
+        if _NUMBER.search(text, match.end(), end):
+          return match.end(), end
   return start, end
 
 
@@ -271,13 +313,13 @@ def _stated(
     partial = factorial or _is_part(span, text) or number_context.is_listed(left, right)
     if partial or _has_unequal_alternative(candidates, at, left, right):
       return None, False
-    return span, False
+    return (None if number_context.is_retracted(right) else span), False
   return None, True
 
 
-def _last(text: str, start: int = 0) -> tuple[NumeralSpan | None, bool]:
+def _last(text: str, start: int = 0, stop: int | None = None) -> tuple[NumeralSpan | None, bool]:
   """(the last asserted number, whether there is none)."""
-  candidates = numbers(text, start, len(text))
+  candidates = numbers(text, start, len(text) if stop is None else stop)
   for at in reversed(range(max(0, len(candidates) - _MAX_CANDIDATES), len(candidates))):
     span = candidates[at]
     left, right = _context(span, text)
@@ -287,7 +329,7 @@ def _last(text: str, start: int = 0) -> tuple[NumeralSpan | None, bool]:
     partial = partial or number_context.is_bare_list(left)
     if partial or _has_unequal_alternative(candidates, at, left, right):
       return None, False
-    return span, False
+    return (None if number_context.is_retracted(right) else span), False
   return None, True
 
 

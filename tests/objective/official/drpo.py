@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.objective import denominators, kl, trust_region
+from jaxrl_llm.objective import kl, method_spec, trust_region
 from tests.objective.official import lib, verl_core
 
 CORE, FUNCTIONAL = f'verl/{verl_core.CORE}', f'verl/{verl_core.FUNCTIONAL}'
@@ -24,7 +24,7 @@ WITHOUT = {
   'ratios far above and below 1 for both signs': 'the loss has no bounds on ratios',
 }
 MUTANTS = {
-  'hinge over sequences': (denominators, 'None if default is None else', 'None if default else'),
+  'hinge over sequences': (method_spec, 'None if default is None else', 'None if default else'),
   'slack of the hinge': (kl, '- delta)', '- 2 * delta)'),
   'temperature': (trust_region, '(score - jnp.max(score)) / temperature', 'score - jnp.max(score)'),
   'length rate': (

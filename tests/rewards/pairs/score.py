@@ -1,6 +1,6 @@
 """False accepts and false rejects of the text graders on labeled pairs.
 
-python -m tests.rewards.pairs.score [--held-out | --held-out=2]
+python -m tests.rewards.pairs.score [--held-out]
 
 README.md beside this file has the conventions of the labels and the fields of a pair.
 """
@@ -19,9 +19,8 @@ from jaxrl_llm import rewards
 from jaxrl_llm.types import Row
 
 FOLDER = pathlib.Path(__file__).parent
-SPLITS = dict(open=FOLDER, held_out=FOLDER / 'held_out')  # one table, divided by hash
-# A table of its own, written without sight of the graders; it has four of them.
-SECOND = dict(held_out_2=FOLDER / 'held_out_2')
+# The second held-out table has four of the graders; the first one is open.
+SPLITS = dict(open=FOLDER, held_out=FOLDER / 'held_out_2')
 GRADERS = (
   'number', 'first_number', 'marked_number', 'numeric', 'math_verify', 'multiple_choice', 'countdown', 'json_schema',
 )  # fmt: skip
@@ -42,33 +41,17 @@ class Tally(NamedTuple):
 
 
 def pairs(grader: str, split: str) -> list[dict[str, Any]]:
-  """The pairs of one grader, in file order."""
-  path = (SPLITS | SECOND)[split] / f'{grader}.jsonl'
+  """The pairs of one grader, in file order; none where the split has no file of it."""
+  path = SPLITS[split] / f'{grader}.jsonl'
+  if not path.exists():
+    return []
   return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
 
 
 def digest(grader: str, pair: Mapping[str, Any]) -> str:
   """SHA-256 over what the grader sees, in hex digits."""
   fields = [grader, *(pair.get(key) for key in ('answer', 'reply', 'settings', 'row'))]
-  return _digest(fields)
-
-
-def held_out(rows: Iterable[Mapping[str, Any]]) -> set[str]:
-  """The replies that are held out, of the pairs of all graders: every third of each class, in the order of SHA-256.
-
-  A reply is of the alphabetically first of its classes. The group's own digest says whether it starts at the 1st, 2nd
-  or 3rd. All pairs with one reply are on one side.
-  """
-  classes: dict[str, str] = {}
-  for row in rows:
-    classes[row['reply']] = min(row['class'], classes.get(row['reply'], row['class']))
-  groups = collections.defaultdict(list)
-  for reply, name in classes.items():
-    groups[name].append(reply)
-  chosen: set[str] = set()
-  for name, replies in groups.items():
-    chosen.update(sorted(replies, key=_digest)[int(_digest(name), 16) % 3 :: 3])
-  return chosen
+  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def tally(grader: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Tally]:
@@ -82,10 +65,6 @@ def tally(grader: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Tally]:
 def total(counts: Mapping[str, Tally]) -> Tally:
   """Sum over the classes."""
   return sum(counts.values(), Tally())
-
-
-def _digest(value: Any) -> str:
-  return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _judge(grader: str, pair: Mapping[str, Any]) -> Tally:
@@ -118,23 +97,18 @@ def _line(name: str, counts: Tally) -> str:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument(
-    '--held-out',
-    nargs='?',
-    type=int,
-    const=1,
-    choices=(1, 2),
-    help='the held-out third, or with 2 the second held-out table; counts alone, never its pairs',
+    '--held-out', action='store_true', help='the held-out pairs; counts alone, never the pairs'
   )
   parser.add_argument(
     '--show', action='store_true', help='print each misjudged pair of the open split'
   )
   options = parser.parse_args()
-  split = {None: 'open', 1: 'held_out', 2: 'held_out_2'}[options.held_out]
+  split = 'held_out' if options.held_out else 'open'
   print(f'{split}\n{"":<20} pairs  false accepts   false rejects   errors')
   for grader in GRADERS:
-    if split in SECOND and not (SECOND[split] / f'{grader}.jsonl').exists():
-      continue
     rows = pairs(grader, split)
+    if not rows:
+      continue
     counts = tally(grader, rows)
     print(_line(grader, total(counts)))
     for name in sorted(counts):
