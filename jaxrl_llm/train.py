@@ -47,9 +47,10 @@ def run(
   if jax.process_index() == 0:  # the process that opens the trackers
     prometheus_endpoint.check_free(config.monitoring)
   context = setup.build_context(config, mesh)
+  pool = rewards.Pool(config.rewards)  # checks its settings, before a folder is made
   directory = resume.open_directory(workdir, config)
   with (
-    rewards.Pool(config.rewards) as pool,
+    pool,
     contextlib.closing(context.episodes) if context.episodes else contextlib.nullcontext(),
     console.open_console(config.monitoring.console, config.steps) as screen,
   ):

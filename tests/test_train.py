@@ -368,8 +368,10 @@ def test_bad_configs_are_one_sentence_before_anything_is_compiled(changes, text,
 def test_bad_overrides_files_and_folders(tmp_path, capsys):
   config, run = tiny_job.config_file(tmp_path), f'--workdir={tmp_path}/run'
   argv = [f'--config={config}', run]
-  assert 'did you mean learning_rate' in told(capsys, *argv, '--config.optimizer.learning_rte=1')
-  assert 'did you mean temperature' in told(capsys, *argv, '--config.temprature=1')
+  assert 'did you mean --config.optimizer.learning_rate' in told(
+    capsys, *argv, '--config.optimizer.learning_rte=1'
+  )
+  assert 'did you mean --config.temperature' in told(capsys, *argv, '--config.temprature=1')
   assert 'must be of type int' in told(capsys, *argv, '--config.steps=many')
   assert 'has no value' in told(capsys, *argv, '--config.steps')
   assert 'does not exist' in told(capsys, '--config=nowhere.py', run)

@@ -66,6 +66,7 @@ PATHS = {
   'test_configs.py': 'slow',
   'test_launch.py': 'process',
   'test_layers.py': 'host',
+  'test_mistakes.py': 'process',
   'test_programs.py': 'slow',
   'test_readme.py': 'process',
   'test_style.py': 'host',

@@ -70,6 +70,8 @@ def devices(topology: str) -> list[Any]:
   """
   from jax.experimental import topologies
 
+  if ':' not in hardware.topology(topology):
+    raise UserError(f'--topology={topology!r} is unknown; give one such as: {_TOPOLOGIES}.')
   try:
     importlib.metadata.version('libtpu')
   except importlib.metadata.PackageNotFoundError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol
 
 from jaxrl_llm.commands import compile_mode, evaluate, export, fit, generate, layout, report
@@ -68,13 +69,17 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     [flag for flag in argv if not flag.startswith('--config.')]
   )
   if unknown:
-    parser.error(f'unrecognized arguments: {" ".join(unknown)}{_field_meant(unknown[0])}')
-  for name, (mode, default) in modes.items():
+    meant = _with_space(argv, unknown[0]) or _flag_meant(unknown[0], vars(arguments))
+    parser.error(f'unrecognized arguments: {" ".join(unknown)}{meant}')
+  if arguments.mode not in MODES:
+    parser.error(f'--mode={arguments.mode} is unknown; {_near_mode(arguments.mode)}')
+  for name, of in modes.items():
     value = getattr(arguments, name)
-    if mode != arguments.mode and value != default:
-      meant = _field_meant(f'--{name}={value}')
+    if arguments.mode not in of and value != parser.get_default(name):
+      meant = _flag_meant(f'--{name}={value}')
       meant = meant if f'.{name}=' in meant else ''  # of that very name
-      parser.error(f'--{name} is a flag of --mode={mode}, not of --mode={arguments.mode}{meant}')
+      some = ' and '.join(f'--mode={mode}' for mode in of)
+      parser.error(f'--{name} is a flag of {some}, not of --mode={arguments.mode}{meant}')
   arguments.workdir_given = bool(arguments.workdir)
   if not arguments.workdir:
     name = os.path.splitext(os.path.basename(arguments.config))[0] or 'default'
@@ -89,16 +94,43 @@ class _Parser(argparse.ArgumentParser):
     self.exit(2, f'error: {message}; --help lists the flags.\n')
 
 
-def _field_meant(flag: str) -> str:
-  """The field of the configuration that an unknown flag means, for an error message."""
-  from jaxrl_llm.config import loading  # --help does not wait for it
+def _flag_meant(flag: str, names: Iterable[str] = ()) -> str:
+  """What an unknown argument means, for an error message: a mode, a config, one of the flags `names`, or a field."""
+  from jaxrl_llm.config import paths, suggestions  # --help does not wait for it
 
-  meant = loading.flag_meant(flag)
+  if flag in MODES:
+    return f'; did you mean --mode={flag}'
+  if flag in paths.names():
+    return f'; did you mean --config={flag}'
+  meant = suggestions.flag(flag, tuple(names))
   return f'; did you mean {meant}' if meant else ''
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, object]]]:
-  """The parser, and the flags that a single mode reads: name → (mode, default)."""
+def _with_space(argv: Sequence[str], unknown: str) -> str:
+  """For '--config.steps 10', which has a space in place of the equals sign, what to write; else ''."""
+  for flag, value in itertools.pairwise(argv):
+    if value == unknown and flag.startswith('--config.') and '=' not in flag:
+      return f'; did you mean {flag}={value}'
+  return ''
+
+
+def _near_mode(mode: str) -> str:
+  from jaxrl_llm.config import suggestions
+
+  return suggestions.near(mode, MODES, '--mode=')
+
+
+# Flags that several modes read.
+_SHARED = {
+  'to': ('export', 'report'),
+  'base': ('export', 'generate'),
+  'topology': ('compile', 'layout'),
+  'report': ('compile', 'layout'),
+}
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, ...]]]:
+  """The parser, and the flags that only some modes read: name → modes."""
   parser = _Parser(
     'jaxrl-llm', description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -106,7 +138,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, object]]]:
     '--config', default='', help='a file of configs/; default: that of the run in --workdir'
   )
   parser.add_argument('--workdir', default='', help='the run folder; default: runs/<config name>')
-  parser.add_argument('--mode', default='train', choices=MODES)
+  parser.add_argument('--mode', default='train', metavar=f'{{{",".join(MODES)}}}')
   parser.add_argument(
     '--coordinator',
     default='',
@@ -118,7 +150,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, object]]]:
   for mode, command in COMMANDS.items():
     command.add_flags(parser)
     added = vars(parser.parse_args([])).keys() - shared.keys() - modes.keys()
-    modes |= {name: (mode, parser.get_default(name)) for name in sorted(added)}
+    modes |= {name: (mode,) for name in sorted(added)}
   parser.add_argument(
     '--to',
     default='',
@@ -135,4 +167,4 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, object]]]:
   parser.add_argument(
     '--report', default='', help='with --mode=compile and layout: a JSON file to write'
   )
-  return parser, modes
+  return parser, modes | _SHARED

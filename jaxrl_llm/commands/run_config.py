@@ -55,7 +55,7 @@ def load(
   if not requested.prompts:  # automatic: by the devices of this machine
     requested.prompts = old.get('prompts', 0)
   found = config_changes.changes(old, json.loads(schema.typed(requested).to_json()))
-  typed = [text.partition('=')[0].removeprefix('--config.') for text in overrides]
+  typed = _typed(overrides)
   allowed = [
     name
     for name in found
@@ -78,9 +78,20 @@ def load_any(arguments: argparse.Namespace, overrides: Sequence[str]) -> ml_coll
   """The configuration of --config, else of the run in --workdir, else the defaults; nothing is compared."""
   path = '' if arguments.config else _saved(arguments.workdir)
   if not path:
+    _check_continues(arguments, overrides)
     return loading.load(arguments.config, overrides)
   _own(arguments.workdir, path)
   return loading.load(path, overrides)
+
+
+def _check_continues(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+  """Raises UserError for a training whose flags are those of a run that is continued, where there is none."""
+  given = arguments.workdir_given and arguments.mode == 'train' and not arguments.config
+  if given and all(config_changes.is_changeable(name) for name in _typed(overrides)):
+    raise UserError(
+      f'--workdir={arguments.workdir} holds no run to continue: it has no config.json; name the folder of a run, or '
+      'give --config to begin one.'
+    )
 
 
 def _saved(workdir: str) -> str:
@@ -110,6 +121,11 @@ def _own(workdir: str, path: str) -> JsonObject:
   config_changes.check_version(workdir, settings, loading.default())
   settings.pop('fingerprint', None)
   return settings
+
+
+def _typed(overrides: Sequence[str]) -> list[str]:
+  """The fields that overrides such as '--config.a.b=v' set."""
+  return [text.partition('=')[0].removeprefix('--config.') for text in overrides]
 
 
 def _is_typed(name: str, typed: Sequence[str]) -> bool:

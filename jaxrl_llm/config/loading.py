@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 import math
 import os
 import pathlib
 import runpy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
 
-from jaxrl_llm.config import paths, user_code
+from jaxrl_llm.config import paths, suggestions, user_code
 from jaxrl_llm.config.schema import FIXED_FIELDS, Section, is_stage
 from jaxrl_llm.config.schema import default as default
+from jaxrl_llm.config.suggestions import near as near
 from jaxrl_llm.types import JsonObject, JsonValue, UserError
 
 _PLAIN = (bool, int, float, str)
@@ -104,21 +104,39 @@ def _override(config: ml_collections.ConfigDict, text: str) -> None:
   name, equals, raw = text.removeprefix('--config.').partition('=')
   *parents, leaf = name.split('.')
   part, field = config, 'config'
-  for parent in parents:
+  for known, parent in enumerate(parents):
     if parent not in part:
-      raise UserError(f'{field}.{parent} is unknown; {suggestion(config, name, parent, part)}.')
+      meant = suggestions.field(config, name, known, raw)
+      raise UserError(f'{field}.{parent} is unknown; {meant}.')
     part, field = part[parent], f'{field}.{parent}'
     if not isinstance(part, ml_collections.ConfigDict):
       raise UserError(f'{text} asks for a part of {field}={part!r}; write --{field}=VALUE.')
   if leaf not in part and not is_stage(part, field):
-    raise UserError(f'{field}.{leaf} is unknown; {suggestion(config, name, leaf, part)}.')
+    meant = suggestions.field(config, name, len(parents), raw)
+    raise UserError(f'{field}.{leaf} is unknown; {meant}.')
   if not equals:
     raise UserError(f'{text} has no value; write --config.{name}=VALUE.')
   old = part.get(leaf)
   if leaf == 'fn' and raw == old:
     return
   value = raw if isinstance(old, str) and leaf not in _MIXED else _literal(raw)
+  if isinstance(old, ml_collections.ConfigDict) and not isinstance(value, dict):
+    raise UserError(
+      f'{field}.{leaf}={value!r} must be a dict of: {_section_flags(old, name, raw)}.'
+    )
+  if isinstance(old, int | float) and not isinstance(value, int | float | None):
+    value = raw  # as it was typed: 1,000 is a tuple
   _merge(part, {leaf: value}, field)
+
+
+def _section_flags(section: ml_collections.ConfigDict, name: str, raw: str) -> str:
+  """The fields of a section, and the flags that set them, for an error message."""
+  listed = ', '.join(section.keys())
+  if raw in paths.names():
+    return f'{listed}; did you mean --config={raw}'
+  if is_stage(section, f'config.{name}'):
+    return f'{listed}; write --config.{name}.fn={raw}'
+  return f'{listed}; write --config.{name}.FIELD=VALUE'
 
 
 def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
@@ -159,7 +177,8 @@ def of_type(value: JsonValue, old: JsonValue, field: str) -> Any:
   if mixed and not isinstance(value, bool | str):
     raise UserError(f'{field}={value!r} must be True, False, or text such as {old!r}.')
   if old is not None and not mixed and type(value) is not type(old):
-    raise UserError(f'{field}={value!r} must be of type {type(old).__name__}, such as {old!r}.')
+    example = (value,) if old == () and isinstance(value, str | dict) else old
+    raise UserError(f'{field}={value!r} must be of type {type(old).__name__}, such as {example!r}.')
   check_plain(value, field)
   return value
 
@@ -194,47 +213,3 @@ def _literal(raw: str) -> JsonValue:
     return ast.literal_eval({'true': 'True', 'false': 'False'}.get(raw, raw))
   except (ValueError, SyntaxError, MemoryError, RecursionError):
     return raw
-
-
-def near(name: str, valid: Iterable[str]) -> str:
-  """The nearest valid name, or all of them, for an error message."""
-  close = difflib.get_close_matches(name, list(valid), n=1)
-  return f'did you mean {close[0]}' if close else f'valid: {", ".join(sorted(valid))}'
-
-
-def suggestion(config: ml_collections.ConfigDict, flag: str, name: str, part: Iterable[str]) -> str:
-  """As `near` for an unknown `name` in `part`; where other sections have that field, their flags.
-
-  `flag` is the whole name that was typed, such as 'rollout.learning_rate'.
-  """
-  leaf = flag.rpartition('.')[2]
-  close = difflib.get_close_matches(name, list(part), n=1)
-  elsewhere = _ending(fields(config), leaf) if name == leaf or not close else []
-  if elsewhere:
-    return f'did you mean {" or ".join(f"--config.{field}" for field in elsewhere)}'
-  return near(name, part)
-
-
-def _ending(names: list[str], leaf: str) -> list[str]:
-  """The fields of that last name; of several, those in the fewest sections."""
-  found = [name for name in names if name.rpartition('.')[2] == leaf]
-  depth = min((name.count('.') for name in found), default=0)
-  return [name for name in found if name.count('.') == depth]
-
-
-def fields(part: ml_collections.ConfigDict, prefix: str = '') -> list[str]:
-  """The dotted names of all fields, without those of sections."""
-  names = []
-  for key, value in part.items():
-    inner = isinstance(value, ml_collections.ConfigDict)
-    names += fields(value, f'{prefix}{key}.') if inner else [f'{prefix}{key}']
-  return names
-
-
-def flag_meant(argument: str) -> str:
-  """For an unknown flag such as '--steps=10', the flag of a config field that is meant; '' if there is none."""
-  name, equals, value = argument.removeprefix('--').partition('=')
-  known = fields(default())
-  found = [name] if name in known else _ending(known, name.rpartition('.')[2])
-  found = found or difflib.get_close_matches(name, known, n=1)
-  return ' or '.join(f'--config.{field}{equals}{value}' for field in found)

@@ -36,6 +36,6 @@ def find(name: str, beside: str = '') -> str:
   ours = len(pure.parts) == 1 or pure.parts[0] == 'configs'
   if ours and pure.stem in known and pure.suffix in ('', '.py'):
     return known[pure.stem]
-  close = difflib.get_close_matches(pure.stem, list(known), n=1)
+  close = difflib.get_close_matches(pure.stem, list(known), n=1) if ours else ()
   meant = f'did you mean --config={close[0]}' if close else 'give a name such as dapo, or a file'
   raise UserError(f'--config={name} does not exist; {meant}.')

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
 from jaxrl_llm.config import user_code
 from jaxrl_llm.config.schema import Stage
+from jaxrl_llm.config.suggestions import near
 from jaxrl_llm.types import JsonValue, Settings, UserError
 
 _Result = TypeVar('_Result')
@@ -31,7 +33,7 @@ def pick(module: ModuleType, stage: Stage | Settings, field: str = '') -> functo
     if key not in allowed:
       raise UserError(
         f'config.{field}.{key}={value!r} is not a setting of {name!r}, which takes: '
-        f'{", ".join(allowed) or "none"}.'
+        f'{", ".join(allowed) or "none"}{_owners(module, key, field)}.'
       )
     kind = _annotation(allowed[key])
     if kind in _KINDS and not _KINDS[kind][0](value):
@@ -61,8 +63,13 @@ def choices(module: ModuleType) -> dict[str, Callable]:
 def imported(path: str, where: str) -> Callable:
   """The user's function of 'package.module:function'; raises UserError that begins with `where`."""
   module_name, _, name = path.partition(':')
+  if module_name.endswith('.py') or os.sep in module_name:
+    dotted = module_name.removesuffix('.py').strip('./').replace(os.sep, '.')
+    raise UserError(
+      f'{where} names a file, and a module is wanted; write {dotted}:{name}, and run from its folder.'
+    )
   try:
-    fn = importlib.import_module(module_name)
+    module = fn = importlib.import_module(module_name)
     for part in name.split('.'):
       fn = getattr(fn, part, None)
   except Exception as error:  # the import runs the user's code, which may raise anything
@@ -71,7 +78,8 @@ def imported(path: str, where: str) -> Callable:
       'give a module that can be imported, run from its folder or put that on PYTHONPATH.'
     ) from error
   if not callable(fn):
-    raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
+    own = [key for key, value in vars(module).items() if callable(value) and key[0] != '_']
+    raise UserError(f'{where}: {module_name!r} has no function {name!r}; {near(name, own)}.')
   return fn
 
 
@@ -83,6 +91,12 @@ def _function(module: ModuleType, name: JsonValue, field: str) -> Callable:
   if not isinstance(name, str) or name not in valid:
     raise UserError(f'{field}.fn={name!r} is unknown; choose one of: {", ".join(sorted(valid))}.')
   return valid[name]
+
+
+def _owners(module: ModuleType, setting: str, field: str) -> str:
+  """The functions of `module` that have a setting, for an error message; '' without one."""
+  names = [name for name, fn in choices(module).items() if setting in _settings(fn)]
+  return f'; --config.{field}.fn may be one that takes it: {", ".join(names)}' if names else ''
 
 
 def _settings(fn: Callable) -> dict[str, inspect.Parameter]:

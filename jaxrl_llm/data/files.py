@@ -63,7 +63,9 @@ def records(
   elif _is_saved_dataset(path):
     yield from _numbered(_folder(path, field, split), f'{field}={path!r}')
   else:
-    for number, line in enumerate(_lines(path, field), 1):
+    lines = _lines(path, field)
+    _check_kind(lines, path, field)
+    for number, line in enumerate(lines, 1):
       if line.strip():
         where = f'{field}={path!r}, line {number}'
         yield where, _parse_json(line, where)
@@ -132,6 +134,19 @@ def _lines(path: str, field: str) -> list[str]:
   if lines[0].startswith((b'\x1f\x8b', b'PK\x03\x04', b'\xfd7zXZ', b'BZh', b'\x28\xb5\x2f\xfd')):
     raise UserError(f'{field}={path!r} is a compressed file; unpack it.')
   return [_decoded(line, f'{field}={path!r}, line {n}') for n, line in enumerate(lines, 1)]
+
+
+def _check_kind(lines: Sequence[str], path: str, field: str) -> None:
+  """Raises UserError for a table of text, and for one JSON array instead of a JSON object per line."""
+  if path.lower().endswith(('.csv', '.tsv')):
+    raise UserError(
+      f'{field}={path!r} is a table of text; write one JSON object per line, as pandas.read_csv({path!r})'
+      ".to_json('rows.jsonl', orient='records', lines=True) does."
+    )
+  if lines[0].lstrip().startswith('['):
+    raise UserError(
+      f"{field}={path!r} is one JSON array; write one JSON object per line, as jq -c '.[]' {path} > rows.jsonl does."
+    )
 
 
 def _decoded(line: bytes, where: str) -> str:

@@ -100,6 +100,11 @@ def load_rows(config: Config) -> RowSets:
     raise UserError(
       f'config.data.source={data.source!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
     )
+  if data.path and data.source != 'jsonl':
+    raise UserError(
+      f'config.data.path={data.path!r} is not read by config.data.source={data.source!r}; set '
+      "--config.data.source=jsonl, or --config.data.path=''."
+    )
   _check_template(data.template)
   evaluation, read = config.evaluation, valid[data.source]
   if not evaluation.benchmark:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -96,24 +95,21 @@ def check(settings: EnvironmentSettings) -> None:
 
 def _import(path: str, arguments: JsonObject) -> Callable[[], Environment]:
   """The user's function with its settings, called once to check that it returns an environment."""
-  module_name, _, name = path.partition(':')
   where = f'config.environment.fn={path!r}'
+  fn = stages.imported(path, where)
   try:
-    fn = getattr(importlib.import_module(module_name), name, None)
-    if not callable(fn):
-      raise UserError(f'{where}: {module_name!r} has no function {name!r}.')
     environment: Any = fn(**arguments)
   except UserError:
     raise
   except Exception as error:  # the user's program may raise anything
     raise UserError(
-      f'{where} with {arguments} fails ({user_code.describe(error)}); run from its folder or put that on '
-      'PYTHONPATH, and give the settings that it takes.'
+      f'{where} with {arguments} fails ({user_code.describe(error)}); correct it, or give the settings that it takes.'
     ) from error
   methods = (getattr(environment, 'reset', None), getattr(environment, 'step', None))
   if not all(map(callable, methods)):
     raise UserError(
-      f'{where} gives {type(environment).__name__}, which has no reset(row, seed) and step(text).'
+      f'{where} gives {type(environment).__name__}, which has no reset(row, seed) or no step(text); add '
+      'them.'
     )
   make: Callable = fn
   return lambda: make(**arguments)

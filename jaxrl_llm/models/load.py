@@ -101,7 +101,7 @@ def _find_in_folder(folder: str) -> str:
 def _characters(scratch: Scratch) -> tuple[ModelConfig, tokenizer.Tokenizer]:
   if not scratch or scratch['width'] % scratch['heads'] or scratch['heads'] % scratch['kv_heads']:
     raise UserError(
-      f'config.scratch={dict(scratch or {})} does not divide: width by heads, heads by kv_heads.'
+      f'config.scratch={dict(scratch or {})} does not divide: width by heads, heads by kv_heads; change one of them.'
     )
   characters = tokenizer.characters(_ALPHABET)
   experts = scratch.get('experts', 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxrl_llm.rewards import length_truncation, majority_vote
+from jaxrl_llm.rewards.adapters import check_columns
 from jaxrl_llm.rewards.failure_policy import FailurePolicy
 from jaxrl_llm.rewards.first_batch_checks import check_first_batch
 from jaxrl_llm.rewards.first_row import check_first_row
@@ -38,6 +39,7 @@ __all__ = [
   'Pool',
   'Scores',
   'batch_modes',
+  'check_columns',
   'check_rows',
   'check_tasks',
   'check_first_batch',

@@ -148,9 +148,9 @@ def resolve(spec: Spec, where: str = 'rewards') -> Grader:
   module = next((m for m in _MODULES if isinstance(fn, str) and fn in stages.choices(m)), None)
   if module is None:
     names = sorted(name for m in _MODULES for name in stages.choices(m))
+    own = ':'.join(str(fn).rsplit('.', 1)) if '.' in str(fn) else 'package.module:function'
     raise UserError(
-      f'config.{where}.fn={fn!r} is unknown; choose one of: {", ".join(names)}, or your own function as '
-      "'package.module:function'."
+      f'config.{where}.fn={fn!r} is unknown; choose one of: {", ".join(names)}, or your own function as {own!r}.'
     )
   grader = stages.pick(module, spec, where)
   if module is graders:

@@ -40,6 +40,7 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
   if rows.verifier:  # its package may be missing
     rewards.resolve(rewards.with_function(config.rewards, rows.verifier))
   if graded and rows.train:
+    rewards.check_columns([(part.name, part.grader) for part in grading.rewards], rows.train)
     rewards.check_first_row(config.rewards, rows.train[0])
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
   tables = data.load(config, model.tokenizer, rows)

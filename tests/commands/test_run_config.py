@@ -115,7 +115,9 @@ def test_a_folder_without_a_run_is_refused_where_it_was_named(given, tmp_path, m
     return
   message = refused('--workdir=typo')
   assert '--workdir=typo holds no run: it has no config.json' in message and '--config' in message
-  assert load('--workdir=typo', '--base').trained.steps == loading.default().steps
+  assert (
+    load('--workdir=typo', '--base', '--mode=generate').trained.steps == loading.default().steps
+  )
   assert load('--workdir=typo', '--config=sums').trained.prompt_tokens == 56
 
 

@@ -236,9 +236,9 @@ def test_overrides_lie_over_the_file(tmp_path):
 @pytest.mark.parametrize(
   'override, text',
   [
-    ('temprature=1', 'config.temprature is unknown; did you mean temperature.'),
-    ('optimizer.learning_rte=1', 'learning_rte is unknown; did you mean learning_rate.'),
-    ('optimiser.eps=1', 'config.optimiser is unknown; did you mean optimizer.'),
+    ('temprature=1', 'config.temprature is unknown; did you mean --config.temperature.'),
+    ('optimizer.learning_rte=1', 'is unknown; did you mean --config.optimizer.learning_rate.'),
+    ('optimiser.eps=1', 'config.optimiser is unknown; did you mean --config.optimizer.eps.'),
     (
       'learning_rate=1',
       'did you mean --config.optimizer.learning_rate or --config.sft.learning_rate.',

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.commands import flags
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.config import paths
+from jaxrl_llm.config import paths, suggestions
 from jaxrl_llm.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def refusal(call, *args) -> str:
   ],
 )
 def test_an_unknown_flag_is_answered_with_the_field_meant(flag, meant, capsys):
-  assert configs.flag_meant(flag) == meant
+  assert suggestions.flag(flag) == meant
   with pytest.raises(SystemExit) as stopped:
     flags.parse([flag])
   text = capsys.readouterr().err

@@ -148,7 +148,9 @@ def test_bad_optimizers_are_one_sentence(changes, why, own):
 
 
 def test_an_unknown_field_of_the_optimizer_is_no_setting_of_its_function():
-  with pytest.raises(UserError, match='learning_rte is unknown; did you mean learning_rate'):
+  with pytest.raises(
+    UserError, match='learning_rte is unknown; did you mean --config.optimizer.learning_rate'
+  ):
     configs.load('', ['--config.optimizer.fn=lion', '--config.optimizer.learning_rte=1'])
   kept = configs.load('', ['--config.optimizer.fn=muon', '--config.optimizer.learning_rate=0.5'])
   assert kept.optimizer.fn == 'muon' and kept.optimizer.learning_rate == 0.5
