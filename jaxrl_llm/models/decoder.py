@@ -55,6 +55,7 @@ def _definition(
   config: ModelConfig, dtype: str, adapted: tuple[str, ...] = ()
 ) -> tuple[nnx.GraphDef, Params]:
   """The module's structure and its abstract parameters; no array is allocated."""
+
   # A block of a kind is traced once for all its layers: drawing keys takes time by the square of what is traced.
   @functools.cache
   def block(has_experts: bool) -> Block:
