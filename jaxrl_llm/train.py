@@ -12,7 +12,7 @@ import jax
 
 from jaxrl_llm import rewards
 from jaxrl_llm import step as steps
-from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir
+from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir, storage
 from jaxrl_llm.config import validation
 from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import consistency, preemption, sharding
@@ -39,8 +39,8 @@ def run(
 ) -> dict[str, float]:  # fmt: skip
   """Train as `config` says, continuing the run in `workdir`; return the metrics of the last evaluation.
 
-  `mesh` overrides config.mesh. Raises UserError for bad input before anything is compiled, and preemption.Preempted
-  after SIGTERM, when the run is saved.
+  `workdir` is a folder, gs://… or s3://…; `mesh` overrides config.mesh. Raises UserError for bad input before anything
+  is compiled, and preemption.Preempted after SIGTERM, when the run is saved.
   """
   devices = jax.devices() if mesh is None else mesh.devices.flatten().tolist()
   config = validation.sized(config, devices)
@@ -48,15 +48,16 @@ def run(
     prometheus_endpoint.check_free(config.monitoring)
   context = setup.build_context(config, mesh)
   pool = rewards.Pool(config.rewards)  # checks its settings, before a folder is made
-  directory = resume.open_directory(workdir, config)
-  with (
-    pool,
-    contextlib.closing(context.episodes) if context.episodes else contextlib.nullcontext(),
-    console.open_console(config.monitoring.console, config.steps) as screen,
-  ):
-    devices = context.spec.layout.mesh.devices
-    screen.banner(**log_records.facts(config, devices, directory.root))
-    return _train(context, directory, sharded_grading.Pool(pool), screen)
+  with storage.training(workdir, config.checkpoint.keep) as (root, publisher):
+    directory = resume.open_directory(root, config)._replace(publisher=publisher)
+    with (
+      pool,
+      contextlib.closing(context.episodes) if context.episodes else contextlib.nullcontext(),
+      console.open_console(config.monitoring.console, config.steps) as screen,
+    ):
+      devices = context.spec.layout.mesh.devices
+      screen.banner(**log_records.facts(config, devices, storage.shown(root)))
+      return _train(context, directory, sharded_grading.Pool(pool), screen)
 
 
 class _Loop(NamedTuple):

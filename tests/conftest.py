@@ -18,13 +18,14 @@ HERE = pathlib.Path(__file__).parent
 
 # Tests that need these use pytest.importorskip. With JAXRL_LLM_REQUIRE_PARITY=1 none may be skipped.
 _PARITY = (
-  'torch', 'transformers', 'trl', 'reasoning_gym', 'math_verify', 'jsonschema', 'tensorboard', 'wandb',
+  'torch', 'transformers', 'trl', 'reasoning_gym', 'math_verify', 'jsonschema', 'moto', 'tensorboard', 'wandb',
 )  # fmt: skip
 
 # The longest files start first; otherwise one process would still work while the others are done.
 _FIRST = (
   'test_train.py', 'test_faults.py', 'test_configs.py', 'test_processes.py', 'test_meshes.py', 'test_lora.py',
-  'test_checkpoint.py', 'test_multi_turn.py', 'test_alarms.py', 'test_math_verify.py', 'test_launch.py',
+  'test_checkpoint.py', 'test_storage.py', 'test_multi_turn.py', 'test_alarms.py', 'test_math_verify.py',
+  'test_launch.py',
   'test_host_step.py', 'test_update_methods.py', 'test_bad_config.py', 'test_step_methods.py',
   'test_demonstration_loss.py', 'test_step.py', 'test_parity.py', 'test_ring_decode.py',
 )  # fmt: skip
@@ -73,5 +74,5 @@ def _require_parity() -> None:
       except ImportError as error:
         raise pytest.UsageError(
           f'JAXRL_LLM_REQUIRE_{kind}=1, but {name} does not import ({error}); '
-          "install the extras: pip install -e '.[gym,math,json,tensorboard,wandb,aot,parity]'."
+          "install the extras: pip install -e '.[gym,math,json,tensorboard,wandb,aot,dev,parity]'."
         ) from error

@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from jaxrl_llm import curriculum, rewards
-from jaxrl_llm.checkpointing import checkpoint, metrics_log, run_dir
+from jaxrl_llm.checkpointing import checkpoint, metrics_log, object_store, run_dir
 from jaxrl_llm.runner import host_step
 
 
@@ -111,6 +111,14 @@ def name_ends_with(suffix):
   return lambda path, *_: str(path).endswith(suffix)
 
 
+def is_marker(store, key, *_) -> bool:
+  return key.endswith('.complete')
+
+
+def is_upload(store, key, *_) -> bool:
+  return key.startswith('checkpoints/')
+
+
 def is_commit(source, target) -> bool:
   return 'checkpoints' in source and source.endswith('.part')
 
@@ -159,7 +167,7 @@ def inject(fault: dict, run: str) -> None:
 
 def _stages(on_stage) -> dict:
   """By stage, a function that lets `on_stage` run whenever the stage is reached."""
-  c = checkpoint
+  c, store = checkpoint, object_store.Store
   return dict(
     begin=lambda: wrap(c, 'check_space', on_stage),
     device=lambda: wrap(c, 'check_space', on_stage),
@@ -171,6 +179,10 @@ def _stages(on_stage) -> dict:
     commit=lambda: wrap(os, 'replace', on_stage, is_commit),
     committed=lambda: wrap(c, '_retain', on_stage),
     retention=lambda: wrap(shutil, 'rmtree', on_stage, is_old),
+    upload=lambda: wrap(store, 'write', on_stage, is_upload),
+    marker=lambda: wrap(store, 'write', on_stage, is_marker),
+    marked=lambda: wrap(store, 'write', on_stage, is_marker, after=True),
+    unmarked=lambda: wrap(store, 'delete', on_stage, is_marker, after=True),
     propose=lambda: wrap(host_step, 'build_inputs', on_stage),
     land=lambda: wrap(host_step, 'land', on_stage),
     rollouts=lambda: wrap(run_dir.RunDirectory, 'write_rollouts', on_stage),

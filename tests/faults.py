@@ -33,15 +33,17 @@ SAVE = (
   *('begin', 'device', 'flushed', 'host', 'manifest', 'sealed', 'read_back', 'commit', 'committed'),
   'retention',
 )
+# Stages of publishing a checkpoint in an object store.
+PUBLISH = ('upload', 'marker', 'marked', 'unmarked')
 LOOP = ('propose', 'land', 'rollouts', 'half_row', 'row')
 
 
 class JobRunner:
   """Starts runs of one job. start(workdir, …) → (exit status, output); a signal N gives the status −N."""
 
-  def __init__(self, folder: pathlib.Path, **changes):
+  def __init__(self, folder: pathlib.Path, env: dict[str, str] | None = None, **changes):
     self.config = tiny_job.config_file(folder, **(JOB | changes))
-    self._env = dict(JUDGES=str(folder / 'begun'))  # see judges.py
+    self._env = dict(JUDGES=str(folder / 'begun')) | (env or {})  # see judges.py
 
   def start(
     self,
@@ -51,9 +53,13 @@ class JobRunner:
     signal: int = 0,
     after_s: float | None = None,
     after_text: str = '',
+    url: str = '',
   ) -> tuple[int, str]:
-    """Run the job; `signal` is sent `after_s` seconds after `after_text` appears in the output."""
-    argv = [f'--config={self.config}', f'--workdir={workdir}', *more]
+    """Run the job; `signal` is sent `after_s` seconds after `after_text` appears in the output.
+
+    The run directory is `url` where one is given; the log lies beside `workdir`.
+    """
+    argv = [f'--config={self.config}', f'--workdir={url or workdir}', *more]
     process = forks.start(argv, workdir, fault=fault, **self._env)
     if after_s is not None:
       while process.poll() is None and after_text not in process.text():

@@ -6,7 +6,6 @@ Files are written atomically, by process 0.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import importlib.metadata
 import json
@@ -26,6 +25,7 @@ from jaxrl_llm.checkpointing import config_changes, metrics_log, safe_files
 from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
+  from jaxrl_llm.checkpointing.mirror import Publisher
   from jaxrl_llm.config.schema import Config
 
 _P = ParamSpec('_P')
@@ -47,6 +47,7 @@ class RunDirectory(NamedTuple):
   lock: IO[str] | None = None  # an open file; the directory is locked until it is closed
   # marks the files of evaluations that have other settings than the run's own; '' = its own settings
   variant: str = ''
+  publisher: Publisher | None = None  # of a run directory in an object store, on process 0
 
   @property
   def metrics(self) -> str:
@@ -65,7 +66,9 @@ class RunDirectory(NamedTuple):
     return os.path.join(self.root, 'checkpoints')
 
   def record_checkpoint(self, step: int) -> None:
-    """Writes checkpoint.json: the checkpoint of `step` is on disk."""
+    """Writes checkpoint.json: the checkpoint of `step` is on disk, and in the store, where the run has one."""
+    if self.publisher is not None:
+      self.publisher.commit(step)
     write(os.path.join(self.root, _LAST_CHECKPOINT), json.dumps(dict(step=step)))
 
   def write_rollouts(self, step: int, rows: list[dict]) -> None:
@@ -259,20 +262,12 @@ def _read_config(path: str, saved: JsonObject | None) -> JsonObject | None:
 
 def _lock(root: str) -> IO[str] | None:
   """Locks the directory against other processes; None on a file system without locks."""
-  import fcntl  # absent on Windows, where this module must still be importable
-
-  file = safe_files.open_regular(os.path.join(root, '.lock'), 'a+')
   try:
-    # A record lock is not inherited by workers and ends with this process in any case.
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError as error:
-    file.close()
-    if error.errno in (errno.EACCES, errno.EAGAIN):
-      raise UserError(
-        f'--workdir={root} is in use by another process; wait for it, or give another --workdir.'
-      ) from error
-    return None
-  return file
+    return safe_files.lock(os.path.join(root, '.lock'))
+  except BlockingIOError as error:
+    raise UserError(
+      f'--workdir={root} is in use by another process; wait for it, or give another --workdir.'
+    ) from error
 
 
 def _add_start(path: str) -> None:

@@ -174,6 +174,25 @@ def _sync(path: str) -> None:
     os.close(handle)
 
 
+def lock(path: str) -> IO[str] | None:
+  """Locks a file against other processes until it is closed; None on a file system without locks.
+
+  Raises BlockingIOError where another process has it.
+  """
+  import fcntl  # absent on Windows, where this module must still be importable
+
+  file = open_regular(path, 'a+')
+  try:
+    # A record lock is not inherited by workers and ends with this process in any case.
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    file.close()
+    if error.errno in (errno.EACCES, errno.EAGAIN):
+      raise BlockingIOError(errno.EAGAIN, 'locked by another process', path) from error
+    return None
+  return file
+
+
 def remove_parts(folder: str) -> None:
   """Removes partial files of killed processes. No other process may be writing to the folder."""
   for name in os.listdir(folder) if os.path.isdir(folder) else ():

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxrl_llm.checkpointing import storage
 from jaxrl_llm.commands import run_config
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
@@ -73,9 +74,10 @@ def evaluate_checkpoint(
   if other is not None:
     grader = held_out.identity(config, context.held_out_rewards, table)['grader']
     evaluation.compare.check(grader, [row.id for row in table.rows], other)
-  resume.check_supervised_start(trained, workdir)
-  directory = run_dir.view(workdir, _variant(changes))
-  record = _record(context, trained, directory, step, changes)
+  with storage.reading(workdir, checkpoint=True, step=step, rollouts=False) as root:
+    resume.check_supervised_start(trained, root)
+    directory = run_dir.view(root, _variant(changes))
+    record = _record(context, trained, directory, step, changes)
   tables = evaluation.tally.table(record['groups'])
   if other is not None:
     tables += f'\n\n{evaluation.compare.table(record, other)}'
@@ -113,7 +115,7 @@ def _record(
     if changes:
       screen.info(
         f'other settings than in training ({"; ".join(changes)}): the record is a file of its own, '
-        f'{directory.eval_path(restored.done)}'
+        f'{storage.shown(directory.eval_path(restored.done))}'
       )
   return record
 

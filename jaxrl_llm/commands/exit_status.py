@@ -6,7 +6,7 @@ import errno
 import sys
 from collections.abc import Callable
 
-from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.checkpointing import safe_files, storage
 from jaxrl_llm.distributed import preemption
 from jaxrl_llm.types import UserError
 
@@ -40,7 +40,7 @@ def guard(run: Callable[[], int], workdir: str) -> int:
 
 
 def _fail(message: str) -> int:
-  print(f'error: {message}', file=sys.stderr)
+  print(f'error: {storage.shown(message)}', file=sys.stderr)
   return EXIT_BAD_INPUT
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxrl_llm.checkpointing import storage
 from jaxrl_llm.commands import hub_push, run_config, targets
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
@@ -48,6 +49,10 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
   if arguments.public and not arguments.push:
     raise UserError('--public is a flag of --push; add --push=owner/name, or leave it out.')
   folder = arguments.to or os.path.join(arguments.workdir, 'export')
+  if storage.is_remote(folder):
+    raise UserError(
+      f'--mode=export writes a local folder or file, not {folder}; name one with --to.'
+    )
   if arguments.push and _is_gguf(folder):
     raise UserError(f'--push uploads a folder, and --to={folder!r} is a GGUF file; name a folder.')
   if _is_gguf(folder):
@@ -104,10 +109,15 @@ def export_checkpoint(
     resume.check_trained(config, workdir)
   if adapter and _is_gguf(to):
     raise UserError(f'--adapter writes a folder, and --to={to!r} is a GGUF file; name a folder.')
-  with console.open_console(config.monitoring.console, config.steps) as screen:
-    restored = weights.load(config, run_dir.view(workdir), base=base)
+  with (
+    storage.reading(workdir, checkpoint=not base, rollouts=False) as root,
+    console.open_console(config.monitoring.console, config.steps) as screen,
+  ):
+    if not base:
+      resume.check_trained(config, root)
+    restored = weights.load(config, run_dir.view(root), base=base)
     name = repository or os.path.basename(to)
-    evaluations = '' if base else _accuracy(workdir, restored.done)
+    evaluations = '' if base else _accuracy(root, restored.done)
     library = 'peft' if adapter else 'transformers'
     card = export.model_card(config, restored.done, name, library, evaluations)
     _write(config, restored, to, dtype, adapter, card)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 
+from jaxrl_llm.checkpointing import storage
 from jaxrl_llm.commands import targets
 from jaxrl_llm.commands.processes import Processes
 
@@ -27,6 +29,10 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
   targets.check_file('plot', arguments.plot)
   from jaxrl_llm.commands import scaling_fit
 
-  folders = arguments.workdir.split(',')
-  scaling_fit.run(folders, arguments.metric, arguments.compute, arguments.skip, arguments.plot)
+  with contextlib.ExitStack() as stack:
+    folders = [
+      stack.enter_context(storage.reading(folder, rollouts=False))
+      for folder in arguments.workdir.split(',')
+    ]
+    scaling_fit.run(folders, arguments.metric, arguments.compute, arguments.skip, arguments.plot)
   return 0

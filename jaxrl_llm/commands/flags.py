@@ -137,7 +137,11 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, ...]]]:
   parser.add_argument(
     '--config', default='', help='a file of configs/; default: that of the run in --workdir'
   )
-  parser.add_argument('--workdir', default='', help='the run folder; default: runs/<config name>')
+  parser.add_argument(
+    '--workdir',
+    default='',
+    help='the run folder, also gs://… or s3://…; default: runs/<config name>',
+  )
   parser.add_argument('--mode', default='train', metavar=f'{{{",".join(MODES)}}}')
   parser.add_argument(
     '--coordinator',

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from jaxrl_llm.checkpointing import safe_files
+from jaxrl_llm.checkpointing import safe_files, storage
 from jaxrl_llm.commands import run_config
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
@@ -105,12 +105,15 @@ def generate_text(
   from jaxrl_llm.runner import resume, weights
 
   config = validation.sized(config, jax.devices())
-  if not base:
-    resume.check_trained(config, workdir)
   settings = settings or dict(max_tokens=config.completion_tokens, temperature=0.0)
   rendering = typed(requested or config).data
-  with console.open_console(config.monitoring.console, config.steps) as screen:
-    restored = weights.load(config, run_dir.view(workdir), base=base)
+  with (
+    storage.reading(workdir, checkpoint=not base, rollouts=False) as root,
+    console.open_console(config.monitoring.console, config.steps) as screen,
+  ):
+    if not base:
+      resume.check_trained(config, root)
+    restored = weights.load(config, run_dir.view(root), base=base)
     source = config.model if base else f'the model after {restored.done} steps'
     screen.info(f'{source} samples at temperature {settings["temperature"]:g}')
   model = restored.model._replace(params=restored.merged())

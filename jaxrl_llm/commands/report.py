@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 
+from jaxrl_llm.checkpointing import storage
 from jaxrl_llm.commands import targets
 from jaxrl_llm.commands.processes import Processes
 
@@ -17,8 +19,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Processes) -> int:
   """Write the report; see `report.write_report`."""
   del overrides, processes
-  targets.check_file('to', arguments.to)
+  if not storage.is_remote(arguments.to):
+    targets.check_file('to', arguments.to)
   from jaxrl_llm import report
 
-  report.write_report(arguments.workdir.split(','), arguments.to)
+  with contextlib.ExitStack() as stack:
+    folders = [
+      stack.enter_context(storage.reading(folder)) for folder in arguments.workdir.split(',')
+    ]
+    report.write_report(folders, stack.enter_context(storage.target(arguments.to)))
   return 0

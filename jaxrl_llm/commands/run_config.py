@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import ml_collections
 
-from jaxrl_llm.checkpointing import config_changes, safe_files
+from jaxrl_llm.checkpointing import config_changes, safe_files, storage
 from jaxrl_llm.config import loading, schema
 from jaxrl_llm.types import JsonObject, UserError
 
@@ -46,7 +45,7 @@ def load(
   Without a run, that of --config. Raises UserError where the command contradicts the run, and where --workdir is given
   without --config and holds no run.
   """
-  path = _saved(arguments.workdir)
+  path = storage.config_file(arguments.workdir)
   if not path:
     config = _without_run(arguments, overrides)
     return RunConfig(config, config)
@@ -76,7 +75,7 @@ def load(
 
 def load_any(arguments: argparse.Namespace, overrides: Sequence[str]) -> ml_collections.ConfigDict:
   """The configuration of --config, else of the run in --workdir, else the defaults; nothing is compared."""
-  path = '' if arguments.config else _saved(arguments.workdir)
+  path = '' if arguments.config else storage.config_file(arguments.workdir)
   if not path:
     _check_continues(arguments, overrides)
     return loading.load(arguments.config, overrides)
@@ -92,12 +91,6 @@ def _check_continues(arguments: argparse.Namespace, overrides: Sequence[str]) ->
       f'--workdir={arguments.workdir} holds no run to continue: it has no config.json; name the folder of a run, or '
       'give --config to begin one.'
     )
-
-
-def _saved(workdir: str) -> str:
-  """The config.json of the run directory; '' where there is none."""
-  path = os.path.join(workdir, 'config.json')
-  return path if os.path.isfile(path) else ''
 
 
 def _without_run(

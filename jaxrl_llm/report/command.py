@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from jaxrl_llm.checkpointing import storage
 from jaxrl_llm.report import alarm_history, curriculum, page, runs
 from jaxrl_llm.report.rollouts import Rollouts
 from jaxrl_llm.report.run_reader import read_run
@@ -40,7 +41,7 @@ def _write(path: str, write: Callable[..., str], *content: list) -> str:
     write(path, *content)
   except OSError as error:
     raise UserError(f'{path} cannot be written ({error}); give another --to=FILE.') from error
-  Console().print(f'the report is {path}', markup=False, soft_wrap=True)
+  Console().print(f'the report is {storage.shown(path)}', markup=False, soft_wrap=True)
   return path
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 
 from jaxrl_llm import report
-from jaxrl_llm.checkpointing import metrics_log, run_dir, safe_files
+from jaxrl_llm.checkpointing import metrics_log, run_dir, safe_files, storage
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.monitoring import alarms, console, trace_window, trackers
 from jaxrl_llm.profiling import roofline
@@ -118,7 +118,7 @@ class RunLogger:
   def finish(self) -> None:
     """Write the final report; the files of the context manager are closed already."""
     self._report.write()
-    self._screen.finish(self._directory.root)
+    self._screen.finish(storage.shown(self._directory.root))
 
   def _info(self, text: str) -> None:
     if text:
