@@ -23,6 +23,7 @@ from jaxrl_llm.objective import record_checks
 from jaxrl_llm.runner import (
   host_step,
   log_records,
+  memory,
   multi_turn,
   resume,
   setup,
@@ -47,6 +48,7 @@ def run(
   if jax.process_index() == 0:  # the process that opens the trackers
     prometheus_endpoint.check_free(config.monitoring)
   context = setup.build_context(config, mesh)
+  memory.check_state(context.config, context.spec)
   pool = rewards.Pool(config.rewards)  # checks its settings, before a folder is made
   with storage.training(workdir, config.checkpoint.keep) as (root, publisher):
     directory = resume.open_directory(root, config)._replace(publisher=publisher)
@@ -99,7 +101,8 @@ def _train(
     with RunLogger(context, directory, screen, start, first_row) as logger:
       logger.log_evaluation(start, first_evaluation)
       loop = _Loop(context, pool, logger, handler, save, evaluate, times)
-      progress = _take_steps(loop, progress)
+      with memory.explained(context.config, context.spec):
+        progress = _take_steps(loop, progress)
       logger.after_last_step(progress.state)
       if progress.pending is not None:
         now = time.perf_counter()

@@ -12,11 +12,16 @@ _TOPOLOGY = 'v5e-16'
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Add --sweep."""
+  """Add --sweep and --lengths."""
   parser.add_argument(
     '--sweep',
     action='store_true',
     help='with --mode=compile: tries layouts, and names the fastest that fits',
+  )
+  parser.add_argument(
+    '--lengths',
+    default='',
+    help='with --mode=compile: mean,sigma of completions in tokens, log-normal; default: all of their tokens',
   )
 
 
@@ -28,4 +33,6 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str], processes: Proc
   from jaxrl_llm.commands import compile_report, mesh_sweep
 
   compile_config = mesh_sweep.run if arguments.sweep else compile_report.run
-  return compile_config(config, arguments.topology or _TOPOLOGY, arguments.report)
+  return compile_config(
+    config, arguments.topology or _TOPOLOGY, arguments.report, arguments.lengths
+  )

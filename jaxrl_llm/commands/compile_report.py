@@ -25,14 +25,14 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import check_objective, check_rows, make_spec
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.profiling import hlo_decode, hlo_update
+from jaxrl_llm.profiling import hlo_decode, hlo_update, lengths, step_estimate
 from jaxrl_llm.profiling import roofline as roofline_lib
 from jaxrl_llm.rollout import carried_kv, ring_decode, slot_loop
-from jaxrl_llm.runner import validate
+from jaxrl_llm.runner import memory, validate
 from jaxrl_llm.types import Batch, JsonObject, UserError
 
 _GIB = 2**30
-_TOPOLOGIES = 'v5e-16, v5e-1, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
+_TOPOLOGIES = 'v5e-16, 2xv5e-16, v5e-1, v5e-256, v5p-128, v6e-64, v5e:4x4, v5p:4x4x4, tpu7x:2x2x1'
 # Without these, libtpu searches for a TPU machine.
 _ENVIRONMENT = dict(
   JAX_PLATFORMS='cpu',
@@ -42,15 +42,25 @@ _ENVIRONMENT = dict(
 )
 
 
-def run(config: ConfigLike, topology: str, report: str = '') -> int:
+def run(config: ConfigLike, topology: str, report: str = '', expected_lengths: str = '') -> int:
   """Compile the step of `config` for `topology`, print the report and write it as JSON to the file `report`.
+
+  `expected_lengths`: of completions, as `lengths.parse` reads them.
 
   Returns 0, or 1 where it does not fit or the decode loop copies its cache or exchanges weights.
   Raises UserError for bad input.
   """
+  survival_T = lengths.parse(expected_lengths, config.completion_tokens)
   prepare()
-  spec = make(config, devices(topology))
-  measured = measure(spec) | dict(topology=topology, model=config.model)
+  chips = devices(topology)
+  spec = make(config, chips)
+  sized = validation.sized(config, chips)
+  memory.check_state(sized, spec)
+  measured = measure(spec, survival_T) | dict(topology=topology, model=config.model)
+  if not measured['fits']:
+    from jaxrl_llm.commands import fitting_flags  # it compiles with this module
+
+    measured['problems'].append(fitting_flags.find(sized, chips, measured['parts']))
   if report:
     safe_files.write(report, json.dumps(measured, indent=2))
   print(compile_table.table(measured))
@@ -187,11 +197,16 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
   cache = [
     (rows, spec.model.config.kv_heads, width, spec.model.config.head_dim) for width in widths
   ]
-  return hlo_decode.decode_loops(text, f'{ring_decode.LOOP_SCOPE}/', cache)
+  return hlo_decode.decode_loops(
+    text, f'{ring_decode.LOOP_SCOPE}/', cache, hlo_update.slice_size(spec)
+  )
 
 
-def measure(spec: StepSpec) -> JsonObject:
-  """Compile the programs of a step and read them: the report, ready for JSON."""
+def measure(spec: StepSpec, survival_T: np.ndarray | None = None) -> JsonObject:
+  """Compile the programs of a step and read them: the report, ready for JSON.
+
+  `survival_T`: expected lengths of completions, as in `lengths`; default: all tokens.
+  """
   compiled_parts = parts(spec)
   device = spec.layout.mesh.devices.flat[0]
   fused, update = compiled_parts['fused'], compiled_parts['update']
@@ -202,6 +217,7 @@ def measure(spec: StepSpec) -> JsonObject:
     device_kind=device.device_kind,
     devices=spec.layout.mesh.size,
     mesh=dict(spec.layout.mesh.shape),
+    slices=spec.layout.slices,
     dtype=spec.model.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
     parameters=sum(x.size for x in jax.tree.leaves(train_state.abstract_sampling_weights(spec))),
@@ -213,8 +229,9 @@ def measure(spec: StepSpec) -> JsonObject:
     compile_s=sum(part.compile_s for part in compiled_parts.values()),
     decode=decode,
     roofline=roofline(spec, decode[0]) if decode else None,
-    learn=None if update.oom else update_report(spec, update.text),
+    learn=None if update.oom else update_report(spec, update.text, survival_T),
   )
+  report['step'] = step_estimate.estimate(spec, report['roofline'], report['learn'], survival_T)
   return report | dict(problems=problems(report))
 
 
@@ -235,10 +252,19 @@ def decode_report(loop: hlo_decode.Loop) -> JsonObject:
   for c in loop.collectives:
     kind = kinds.setdefault(
       (c.opcode, c.bytes, c.fixed),
-      dict(opcode=c.opcode, bytes=c.bytes, fixed=c.fixed, count=0, wire_bytes=0, source=c.source),
+      dict(
+        opcode=c.opcode,
+        bytes=c.bytes,
+        fixed=c.fixed,
+        count=0,
+        wire_bytes=0,
+        dcn_bytes=0,
+        source=c.source,
+      ),
     )
     kind['count'] += c.times
-    kind['wire_bytes'] += c.wire_bytes * c.times
+    kind['wire_bytes'] += (c.wire_bytes - c.dcn_bytes) * c.times
+    kind['dcn_bytes'] += c.dcn_bytes * c.times
   fixed = [c for c in loop.collectives if c.fixed]
   # A carried row is copied into its slot once, in a branch that other iterations do not take.
   copies = [c for c in loop.copies if f'{carried_kv.LOAD_SCOPE}/' not in c.source]
@@ -250,18 +276,22 @@ def decode_report(loop: hlo_decode.Loop) -> JsonObject:
     weight_collectives=sum(c.times for c in fixed),
     weight_collective_bytes=sum(c.bytes * c.times for c in fixed),
     collectives=sorted(kinds.values(), key=lambda k: -k['wire_bytes']),
-    wire_bytes=sum(c.wire_bytes * c.times for c in loop.collectives),
+    wire_bytes=sum((c.wire_bytes - c.dcn_bytes) * c.times for c in loop.collectives),
+    dcn_bytes=sum(c.dcn_bytes * c.times for c in loop.collectives),
+    dcn_collectives=sum(c.times for c in loop.collectives if c.dcn_bytes),
   )
 
 
 def roofline(spec: StepSpec, decode: JsonObject) -> JsonObject | None:
   """An upper bound of tokens/s: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
-  Flops are two for each weight that a token uses, of experts those of its top k. Bytes are weights as stored and
-  sharded for decoding, the full ring cache, and the prompts' cache. Collectives wait for the products before them, so
-  their time adds; latency is left out. None for a device of unknown speed.
+  Flops are two for each weight that a token uses, of experts those of its top k, and those of attention. Bytes are
+  weights as stored and sharded for decoding, the full ring cache, and the prompts' cache. Collectives wait for the
+  products before them, so their time adds; latency is left out. `overlapped_tokens_per_s` lets them overlap fully.
+  None for a device of unknown speed.
   """
-  chip = hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
+  kind = spec.layout.mesh.devices.flat[0].device_kind
+  chip = hardware.CHIPS.get(kind)
   if chip is None or not decode['cache_shape']:
     return None
   each = roofline_lib.decode(spec, decode['cache_bytes'])
@@ -271,9 +301,12 @@ def roofline(spec: StepSpec, decode: JsonObject) -> JsonObject | None:
     'links': decode['wire_bytes'] / chip.link_bandwidth,
     'compute': each.flops / chip.flops,
   }
-  total = max(seconds['weights'] + seconds['cache'], seconds['compute']) + seconds['links']
+  if decode.get('dcn_bytes'):
+    seconds['dcn'] = hardware.dcn_seconds(kind, decode['dcn_bytes']) or 0.0
+  serial_s, overlapped_s = step_estimate.iteration_seconds(seconds)
   return dict(
-    tokens_per_s=each.rows / total,
+    tokens_per_s=each.rows / serial_s,
+    overlapped_tokens_per_s=each.rows / overlapped_s,
     bound=max(seconds, key=lambda name: seconds[name]),
     ms_per_token={k: 1e3 * v for k, v in seconds.items()},
     rows=each.rows,
@@ -283,11 +316,10 @@ def roofline(spec: StepSpec, decode: JsonObject) -> JsonObject | None:
   )
 
 
-def update_report(spec: StepSpec, text: str) -> JsonObject:
+def update_report(spec: StepSpec, text: str, survival_T: np.ndarray | None = None) -> JsonObject:
   """The `hlo_update.report` of a compiled update."""
-  return hlo_update.report(
-    spec, text, hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
-  )
+  chip = hardware.CHIPS.get(spec.layout.mesh.devices.flat[0].device_kind)
+  return hlo_update.report(spec, text, chip, survival_T)
 
 
 def problems(report: JsonObject) -> list[str]:

@@ -27,7 +27,8 @@ Modes:
             which PEFT loads; --push=owner/name uploads it to the Hugging Face hub
   compile   compiles the step for a TPU slice that is not present, --topology=v5e-16: memory, exchanges and copies per
             token; exit status 1 if it does not fit or the decode loop copies its cache or exchanges weights;
-            --sweep compares meshes; shapes of 90 models of the hub are known without it
+            --sweep compares meshes; --lengths=900,0.6 expects completions of 900 tokens on average; shapes of 90 models
+            of the hub are known without it
   layout    prints the part of each parameter that a device of --topology holds, and its bytes
   fit       fits a sigmoid of compute to a metric of the runs in --workdir (commas between them), with a band;
             --plot=curve.svg draws it
@@ -166,7 +167,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, ...]]]:
     help='with --mode=export and generate: config.model as it is, whatever was trained in --workdir',
   )
   parser.add_argument(
-    '--topology', default='', help='with --mode=compile (v5e-16) and layout (this machine)'
+    '--topology',
+    default='',
+    help='with --mode=compile (v5e-16; 2xv5e-16 for two slices) and layout (this machine)',
   )
   parser.add_argument(
     '--report', default='', help='with --mode=compile and layout: a JSON file to write'

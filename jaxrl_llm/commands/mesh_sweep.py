@@ -7,35 +7,43 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxrl_llm import models
 from jaxrl_llm.checkpointing import safe_files
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config.schema import Config, replace, typed
 from jaxrl_llm.config.validation import ConfigLike
-from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.distributed import hardware, sharding, slices
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec, full_bins
-from jaxrl_llm.profiling import roofline
-from jaxrl_llm.types import JsonObject, ModelConfig, UserError
+from jaxrl_llm.profiling import lengths, roofline, step_estimate
+from jaxrl_llm.runner.memory import layouts
+from jaxrl_llm.types import JsonObject, UserError
 
 _GIB = 2**30
 _ASSUMPTIONS = (
-  'Assumed: every rollout takes all of config.completion_tokens; memory, links and arithmetic run at the vendor’s '
-  'figures; grading and choosing prompts cost nothing. What is real is slower; the order is what to trust.'
+  'Assumed: completions as long as --lengths=mean,sigma says, or all of config.completion_tokens; memory, links and '
+  'arithmetic run at the vendor’s figures, with communication hidden or one after the other; grading and choosing '
+  'prompts cost nothing. What is real is slower; the order is what to trust.'
 )
 
 
-def run(config: ConfigLike, topology: str, report: str = '') -> int:
+def run(config: ConfigLike, topology: str, report: str = '', expected_lengths: str = '') -> int:
   """Compile each candidate for `topology`, print them from the fastest on, and write them as JSON to `report`.
+
+  `expected_lengths`: of completions, as `lengths.parse` reads them.
 
   Returns 0, or 1 where none fits. Raises UserError for bad input before anything is compiled.
   """
+  survival_T = lengths.parse(expected_lengths, config.completion_tokens)
   compile_report.prepare()
   config = typed(config)
   devices, candidates = compile_report.devices(topology), []
-  for mesh in layouts(models.read_shape(config.model, scratch=config.scratch), len(devices)):
-    candidates += try_mesh(config, devices, mesh)
+  chips = len(devices) // slices.count(devices, config.mesh.slices)
+  for mesh in layouts(models.read_shape(config.model, scratch=config.scratch), chips):
+    candidates += try_mesh(config, devices, mesh, survival_T)
     print(line(candidates[-1]), flush=True)
   candidates.sort(key=lambda candidate: candidate.get('step_s', math.inf))
   if report:
@@ -45,24 +53,12 @@ def run(config: ConfigLike, topology: str, report: str = '') -> int:
   return 0 if 'step_s' in candidates[0] else 1
 
 
-def layouts(model: ModelConfig, devices: int) -> list[dict[str, int]]:
-  """Meshes to try: tensor 1 … 8, expert 1 … 16 for mixtures, fsdp 16, 64 or all of the others.
-
-  Meshes that leave devices idle or cut heads, features or experts unevenly are left out.
-  """
-  meshes = []
-  for tensor in (1, 2, 4, 8):
-    for expert in (1, 4, 8, 16) if model.experts else (1,):
-      rest = devices // (tensor * expert)
-      even = model.kv_heads % tensor == 0 and model.mlp % tensor == 0
-      if not even or (model.experts or 0) % expert or rest * tensor * expert != devices:
-        continue
-      for fsdp in sorted({n for n in (16, 64, rest) if rest % n == 0}):
-        meshes.append(dict(data=rest // fsdp, fsdp=fsdp, context=1, expert=expert, tensor=tensor))
-  return meshes
-
-
-def try_mesh(config: ConfigLike, devices: Sequence[Any], mesh: dict[str, int]) -> list[JsonObject]:
+def try_mesh(
+  config: ConfigLike,
+  devices: Sequence[Any],
+  mesh: dict[str, int],
+  survival_T: np.ndarray | None = None,
+) -> list[JsonObject]:
   """Measure a mesh with the largest microbatch that fits: fewer passes gather the weights fewer times."""
   config = replace(typed(config), {f'mesh.{axis}': size for axis, size in mesh.items()})
   candidates: list[JsonObject] = []
@@ -70,7 +66,7 @@ def try_mesh(config: ConfigLike, devices: Sequence[Any], mesh: dict[str, int]) -
     for tokens in microbatch_sizes(config, devices):
       resized = replace(config, {'learner.microbatch_tokens': tokens})
       spec = compile_report.make(resized, devices)
-      candidates.append(measure(spec, candidates[0] if candidates else None))
+      candidates.append(measure(spec, candidates[0] if candidates else None, survival_T))
       if 'step_s' in candidates[-1] or 'update' not in candidates[-1]:
         break  # it fits, or no microbatch is small enough
   except UserError as error:  # the batch does not divide over this mesh
@@ -87,11 +83,13 @@ def microbatch_sizes(config: Config, devices: Sequence[Any]) -> Iterator[int]:
     bins //= 2
 
 
-def measure(spec: StepSpec, previous: JsonObject | None = None) -> JsonObject:
+def measure(
+  spec: StepSpec, previous: JsonObject | None = None, survival_T: np.ndarray | None = None
+) -> JsonObject:
   """Compile generation and update apart, and predict the time of a step, one after the other.
 
   `previous` is a measurement with another microbatch, whose generation is the same. A state that does not fit is not
-  compiled. seconds = rollouts · completion tokens / (tokens/s) + update.
+  compiled. `step_s` and `serial_s`: a step with hidden communication, and one thing after the other.
   """
   device = spec.layout.mesh.devices.flat[0]
   rows = spec.layout.prompts * spec.rollout.decode.rollouts
@@ -106,7 +104,8 @@ def measure(spec: StepSpec, previous: JsonObject | None = None) -> JsonObject:
   if result['hbm_gib'] and result['state_gib'] > result['hbm_gib']:
     return result | dict(oom='weights and optimizer alone do not')
   if previous:
-    result |= {name: previous[name] for name in ('generate', 'sampling') if name in previous}
+    names = ('generate', 'sampling', 'roofline')
+    result |= {name: previous[name] for name in names if name in previous}
   if 'generate' not in result:
     result |= _measure_generation(spec)
   if result['generate']['oom']:
@@ -118,10 +117,10 @@ def measure(spec: StepSpec, previous: JsonObject | None = None) -> JsonObject:
     return result | dict(
       oom=f'the update does not with microbatches of {result["microbatch_tokens"]} tokens'
     )
-  result['learn'] = compile_report.update_report(spec, part.text)
-  tokens_per_s, update_s = result['sampling']['tokens_per_s'], result['learn'].get('best_s')
-  if tokens_per_s and update_s:
-    result['step_s'] = rows * spec.rollout.decode.max_tokens / tokens_per_s + update_s
+  result['learn'] = compile_report.update_report(spec, part.text, survival_T)
+  step = step_estimate.estimate(spec, result['roofline'], result['learn'], survival_T)
+  if step:
+    result |= dict(step=step, step_s=step['overlapped_s'], serial_s=step['serial_s'])
   return result
 
 
@@ -133,7 +132,8 @@ def _measure_generation(spec: StepSpec) -> JsonObject:
   result: JsonObject = dict(generate=_summary(part))
   if not part.oom:
     loop = compile_report.decode_report(compile_report.loops(spec, part.text)[0])
-    bound = compile_report.roofline(spec, loop) or {}
+    result['roofline'] = compile_report.roofline(spec, loop)
+    bound = result['roofline'] or {}
     names = ('cache_bytes', 'copied_bytes', 'weight_collectives', 'wire_bytes')
     result['sampling'] = dict(
       tokens_per_s=bound.get('tokens_per_s'), **{name: loop[name] for name in names}
@@ -158,15 +158,13 @@ def line(candidate: JsonObject) -> str:
   return (
     f'{mesh:32} {candidate["microbatch_tokens"]:6} {peak:8.2f} '
     f'{candidate["sampling"]["tokens_per_s"] / count:12,.0f} {100 * candidate["learn"]["mfu"]:6.0f} '
-    f'{candidate["step_s"]:8.1f}'
+    f'{candidate["step_s"]:8.1f} {candidate["serial_s"]:8.1f}'
   )
 
 
 def table(candidates: list[JsonObject]) -> str:
   """All candidates as lines of text, and the flags that select the first."""
-  head = (
-    f'{"mesh":32} {"tokens":>6} {"peak GiB":>8} {"tokens/s/chip":>12} {"MFU %":>6} {"step s":>8}'
-  )
+  head = f'{"mesh":32} {"tokens":>6} {"peak GiB":>8} {"tokens/s/chip":>12} {"MFU %":>6} {"hidden s":>8} {"serial s":>8}'
   lines = ['', head, *map(line, candidates)]
   fastest = candidates[0]
   if 'step_s' in fastest:

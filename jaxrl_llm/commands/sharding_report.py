@@ -33,6 +33,7 @@ class Device:
   platform: str = 'tpu'
   device_kind: str = 'any'
   process_index: int = 0
+  slice_index: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +69,13 @@ def devices(topology: str) -> list[Device]:
   """As many devices as the topology has; '' stands for those of this machine. Raises UserError."""
   if not topology:
     return [Device(i, platform=d.platform) for i, d in enumerate(jax.devices())]
-  sizes = re.fullmatch(r'(?:\w+:)?(\d+(?:x\d+)*)', hardware.topology(topology))
-  if sizes is None:
+  count = hardware.chips(topology)
+  if count is None:
     raise UserError(
-      f'--topology={topology!r} must be a number of devices, or such as v5e-16 or v5e:4x4.'
+      f'--topology={topology!r} must be a number of devices, or such as v5e-16, v5e:4x4 or 2xv5e-16.'
     )
-  return [Device(i) for i in range(math.prod(map(int, sizes[1].split('x'))))]
+  slices = hardware.slices(topology)[0]
+  return [Device(i, slice_index=i // (count // slices)) for i in range(count)]
 
 
 def rows(spec: StepSpec) -> list[Row]:

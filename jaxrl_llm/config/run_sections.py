@@ -91,9 +91,12 @@ class MonitoringConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
-  """Devices along each axis of the mesh; -1 = all that are left."""
+  """Devices of a slice along each axis of the mesh; -1 = all that are left."""
 
   preset: str = ''  # sizes of data and fsdp for a slice: v5e-16, v5e-256, v5p-128, gpu-node, …
+  # TPU slices, or nodes of GPUs, that only a slow network connects: each has its own copy of the weights, and the data
+  # axis grows by this factor; 0 = as many as the TPUs belong to, 1 for other devices
+  slices: int = 0
   data: int = 1  # axis of rows, with a whole copy of the weights each
   # axis of rows, with a part of the weights each, gathered layer by layer in the update
   fsdp: int = -1

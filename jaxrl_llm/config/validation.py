@@ -99,7 +99,7 @@ _WHOLE_NUMBERS = (
   (('curriculum.slots_per_prompt', 'optimizer.max_skipped'), 1),
   (('data.size', 'data.seed', 'evaluation.every', 'evaluation.prompts', 'evaluation.samples'), 0),
   (('checkpoint.every', 'checkpoint.keep', 'sft.prompts'), 1),
-  (('processes.same_every', 'lora.rank', 'sft.steps'), 0),
+  (('processes.same_every', 'lora.rank', 'sft.steps', 'mesh.slices'), 0),
 )
 _POSITIVE = (
   *('temperature', 'optimizer.learning_rate', 'optimizer.clip_norm', 'optimizer.eps'),
@@ -304,7 +304,7 @@ def _check_targets(lora: LoraConfig | ml_collections.ConfigDict) -> None:
 
 
 def _check_mesh(mesh: MeshConfig | ml_collections.ConfigDict) -> None:
-  axes = (axis for axis in mesh.keys() if axis not in ('preset', 'rules'))
+  axes = (axis for axis in mesh.keys() if axis not in ('preset', 'rules', 'slices'))
   sizes = {axis: getattr(mesh, axis) for axis in axes}
   for axis, size in sizes.items():
     if not (size == -1 or size >= 1):

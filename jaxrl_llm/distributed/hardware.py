@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,27 +12,57 @@ if TYPE_CHECKING:
 
 
 class Chip(NamedTuple):
-  """Peak figures of a device in bfloat16, as published by the vendor."""
+  """Peak figures of a device in dense bfloat16, as published by the vendor."""
 
   flops: float  # per second
   memory_bandwidth: float  # bytes per second
-  link_bandwidth: float  # bytes per second, one direction of one link between chips
+  link_bandwidth: (
+    float  # bytes per second, one direction: of one link of a TPU, of a GPU's whole NVLink
+  )
+
+
+class Host(NamedTuple):
+  """A host's share of the data-center network (DCN), which connects slices."""
+
+  dcn_bandwidth: float  # bytes per second, one direction
+  chips: int
 
 
 # By jax's device kind, from cloud.google.com/tpu/docs/v5e, /v5p, /v6e (read November 2026).
 # Links: v5e 400 GB/s per chip over 4 links and 2 directions, v5p 1200 over 6, v6e 800 over 4.
+# GPUs, from NVIDIA's data sheets of H100, H200 and A100, without sparsity; NVLink is published as both directions.
 CHIPS = {
   'TPU v5 lite': Chip(197e12, 819e9, 50e9),
   'TPU v5': Chip(459e12, 2765e9, 100e9),
   'TPU v6 lite': Chip(918e12, 1638e9, 100e9),
+  'NVIDIA H100 80GB HBM3': Chip(989.4e12, 3350e9, 450e9),
+  'NVIDIA H200': Chip(989.4e12, 4800e9, 450e9),
+  'NVIDIA A100-SXM4-80GB': Chip(312e12, 2039e9, 300e9),
+  'NVIDIA A100-SXM4-40GB': Chip(312e12, 1555e9, 300e9),
 }
-# GiB that the compiler allows a program, from its message for one that does not fit (libtpu 0.0.42).
+# From the same pages: 2 network cards of 100 Gbit/s a host of v5e, 4 of 200 of v6e; 50 Gbit/s a chip of v5p.
+HOSTS = {
+  'TPU v5 lite': Host(25e9, 8),
+  'TPU v5': Host(25e9, 4),
+  'TPU v6 lite': Host(100e9, 8),
+}
+FAMILIES = {
+  'TPU v5 lite': 'v5e',
+  'TPU v5': 'v5p',
+  'TPU v6 lite': 'v6e',
+}  # the first part of names in SLICES
+# GiB. TPUs: what the compiler allows a program, from its message for one that does not fit (libtpu 0.0.42). GPUs: the
+# published 80, 141, 80 and 40 GB of 1e9 bytes; jax reserves a part of them.
 HBM_GIB = {
   'TPU v5 lite': 15.75,
   'TPU v5': 95.74,
   'TPU v6 lite': 31.25,
   'TPU v4': 15.25,
   'TPU7x': 94.75,
+  'NVIDIA H100 80GB HBM3': 74.5,
+  'NVIDIA H200': 131.3,
+  'NVIDIA A100-SXM4-80GB': 74.5,
+  'NVIDIA A100-SXM4-40GB': 37.2,
 }
 # An array is copied to vector memory only if it is read there about as often as it is moved. libtpu's default of 0.5
 # allows two moves per read: a decode loop would fetch the KV cache, change one column and write it back for each token.
@@ -69,19 +100,43 @@ SLICES = {
 }
 
 
+def slices(name: str) -> tuple[int, str]:
+  """(2, 'v5e-16') for '2xv5e-16', several slices connected by DCN; (1, name) for other names."""
+  several = re.fullmatch(r'([1-9]\d*)x([a-z].*)', name)
+  return (int(several[1]), several[2]) if several else (1, name)
+
+
 def topology(name: str) -> str:
-  """'v5e:4x4' for 'v5e-16' or 'v5litepod-16'; other names unchanged."""
+  """'v5e:4x4' for 'v5e-16', 'v5litepod-16' or '2xv5e-16'; other names unchanged."""
+  name = slices(name)[1]
   known = SLICES.get(name.replace('v5litepod-', 'v5e-'))
   return (known and known.topology) or name
 
 
-def topology_options(name: str) -> dict[str, tuple[int, ...]]:
+def chips(name: str) -> int | None:
+  """The number of chips of all slices of a topology, 32 for '2xv5e-16'; None for a name without sizes."""
+  sizes = re.fullmatch(r'(?:\w+:)?(\d+(?:x\d+)*)', topology(name))
+  return slices(name)[0] * math.prod(map(int, sizes[1].split('x'))) if sizes else None
+
+
+def topology_options(name: str) -> dict[str, int | tuple[int, ...]]:
   """Further arguments of `jax.experimental.topologies.get_topology_desc` for a topology.
 
   The compiler's hosts have 2 × 2 chips, which do not divide a single chip.
   """
   is_one_chip = re.fullmatch(r'\w+:1(x1)*', topology(name)) is not None
-  return dict(chips_per_host_bounds=(1, 1, 1)) if is_one_chip else {}
+  options: dict[str, int | tuple[int, ...]] = {}
+  if is_one_chip:
+    options['chips_per_host_bounds'] = (1, 1, 1)
+  if slices(name)[0] > 1:
+    options['num_slices'] = slices(name)[0]
+  return options
+
+
+def dcn_seconds(device_kind: str, size: float) -> float | None:
+  """Seconds in which each chip receives `size` bytes from other slices; None for hosts of unknown speed."""
+  host = HOSTS.get(device_kind)
+  return None if host is None else size * host.chips / host.dcn_bandwidth
 
 
 def compiler_options(device: jax.Device) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.distributed import hardware
+from jaxrl_llm.distributed import hardware, slices
 from jaxrl_llm.types import Array, Params, Settings, UserError
 
 # The last axes connect neighboring devices, for the most frequent collectives.
@@ -72,30 +72,57 @@ def rules(extra: Iterable[Any]) -> Rules:
 def make_mesh(config: Settings, devices: list[jax.Device] | None = None) -> Mesh:
   """A mesh with the axis sizes in `config` (config.mesh), or of its preset; one size may be −1 for the rest.
 
-  The mesh of a TPU follows its links. Raises UserError for sizes whose product exceeds the number of devices.
+  Sizes are those inside one slice. The data axis is as many times as long as there are slices, so that it alone
+  crosses the network between them. The mesh of a TPU follows its links. Raises UserError for sizes whose product
+  exceeds the number of devices, for another preset than that of the devices, and as `slices.split`.
   """
   devices, config = devices or jax.devices(), dict(config)
+  groups = slices.split(devices, config.get('slices', 0))
+  count = len(groups[0])
   if config.get('preset'):
-    config |= {axis: getattr(hardware.SLICES[config['preset']], axis) for axis in ('data', 'fsdp')}
+    config |= _preset_sizes(config['preset'], count)
   sizes = [config.get(axis, 1) for axis in AXES]
   known = math.prod(s for s in sizes if s != -1)
-  if sizes.count(-1) == 1 and len(devices) % known == 0:
-    sizes = [len(devices) // known if s == -1 else s for s in sizes]
-  if min(sizes) < 1 or math.prod(sizes) > len(devices):
+  if sizes.count(-1) == 1 and count % known == 0:
+    sizes = [count // known if s == -1 else s for s in sizes]
+  if min(sizes) < 1 or math.prod(sizes) > count:
     requested = ', '.join(f'{a}={size}' for a, size in zip(AXES, sizes, strict=True))
+    of_slice = f' of each of the {len(groups)} slices' if len(groups) > 1 else ''
     raise UserError(
-      f'config.mesh ({requested}) does not fit {len(devices)} devices; '
+      f'config.mesh ({requested}) does not fit {count} devices{of_slice}; '
       'let the product be that number, or set one axis to -1.'
     )
-  used = devices[: math.prod(sizes)]
-  return Mesh(_grid(used, sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  grid = _grid([group[: math.prod(sizes)] for group in groups], sizes)
+  return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _grid(devices: list[jax.Device], sizes: list[int]) -> np.ndarray:
-  """Devices in the shape of the mesh. Consecutive TPU chips in jax's list need not be neighbors."""
-  if hasattr(devices[0], 'coords'):
-    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-  return np.array(devices).reshape(sizes)
+def _preset_sizes(preset: str, count: int) -> dict[str, int]:
+  """Sizes of data and fsdp. Raises UserError for a preset of another number of devices than `count`."""
+  chosen = hardware.SLICES[preset]
+  chips = hardware.chips(preset) if chosen.topology else None
+  if chips not in (None, count) or (preset == 'gpu-node' and count % chosen.fsdp):
+    family = preset.partition('-')[0]
+    same = [n for n, s in hardware.SLICES.items() if s.topology and hardware.chips(n) == count]
+    same = [name for name in same if name.startswith(f'{family}-')]
+    remedy = f'preset={same[0]}' if same else "preset='' --config.mesh.fsdp=-1"
+    raise UserError(
+      f'config.mesh.preset={preset!r} is for {chips or f"a multiple of {chosen.fsdp}"} devices, and a slice here '
+      f'has {count}; type --config.mesh.{remedy}.'
+    )
+  return dict(data=chosen.data, fsdp=chosen.fsdp)
+
+
+def _grid(groups: list[list[jax.Device]], sizes: list[int]) -> np.ndarray:
+  """Devices of all slices in the shape of the mesh. Consecutive TPU chips in jax's list need not be neighbors."""
+  if not hasattr(groups[0][0], 'coords'):
+    return np.concatenate([np.array(group).reshape(sizes) for group in groups])
+  if len(groups) == 1:
+    return mesh_utils.create_device_mesh(sizes, groups[0], allow_split_physical_axes=True)
+  between = [len(groups)] + [1] * (len(sizes) - 1)
+  devices = [device for group in groups for device in group]
+  return mesh_utils.create_hybrid_device_mesh(
+    sizes, between, devices, allow_split_physical_axes=True
+  )
 
 
 def describe(sizes: Mapping[str, int]) -> str:

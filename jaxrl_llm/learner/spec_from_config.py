@@ -12,7 +12,7 @@ from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
 from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.config.stages import active, pick
-from jaxrl_llm.distributed import sharding
+from jaxrl_llm.distributed import sharding, slices
 from jaxrl_llm.learner import inner_steps, lora, precision
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.packing import PackingSpec
@@ -130,6 +130,7 @@ def make_spec(
       slots_per_prompt=_slots_per_prompt(config, rule),
       contexts=config.curriculum.hint.fn == 'contexts',
       hints=config.curriculum.hint.fn != 'none',
+      slices=slices.count(mesh.devices.flatten().tolist(), config.mesh.slices),
     ),
     seed=config.seed,
   )

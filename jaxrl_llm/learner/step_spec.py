@@ -97,6 +97,7 @@ class LayoutSpec(NamedTuple):
   slots_per_prompt: int  # at most; rows of all slots of a prompt form one group
   contexts: bool  # prompts record which strategy they include
   hints: bool  # prompts record the share of a known answer that they include
+  slices: int = 1  # of devices that only a slow network connects; they divide the first mesh axis
   prefix_tokens: int = 0  # with which all prompts begin alike; sampling encodes them once
 
 
@@ -116,13 +117,29 @@ def full_bins(spec: StepSpec) -> int:
   layout, size = spec.layout, spec.update.packing
   prompts = layout.prompts // spec.update.minibatches
   prompts //= sharding.rows_shards(layout.mesh, sharding.UPDATE_ROWS)
-  L, T = layout.prompt_tokens, spec.rollout.decode.max_tokens
-  whole = L + layout.group * (T - 1)
-  most = min(size.rows, size.predicted // T)
-  if size.shares_prompt and whole <= size.tokens and layout.group <= most:
+  whole = layout.prompt_tokens + layout.group * (spec.rollout.decode.max_tokens - 1)
+  fit = rows_of_bin(spec, spec.rollout.decode.max_tokens)
+  if size.shares_prompt and fit >= layout.group:
+    most = min(size.rows, size.predicted // spec.rollout.decode.max_tokens)
     return -(-prompts // min(size.tokens // whole, most // layout.group))
-  fit = (size.tokens - L) // (T - 1) if size.shares_prompt else size.tokens // (L + T - 1)
-  return prompts * -(-layout.group // max(1, min(fit, most)))
+  return prompts * -(-layout.group // fit)
+
+
+def rows_of_bin(spec: StepSpec, tokens: float) -> int:
+  """Rows of one prompt that a bin holds, if every completion has `tokens`; at least one, at most the group."""
+  layout, size = spec.layout, spec.update.packing
+  L, encoded = layout.prompt_tokens, max(tokens - 1, 1)
+  fit = (size.tokens - L) / encoded if size.shares_prompt else size.tokens / (L + encoded)
+  return int(max(1, min(fit, size.rows, size.predicted / tokens, layout.group)))
+
+
+def prompt_copies(spec: StepSpec, tokens: float) -> int:
+  """Times that a pass of the update encodes a prompt, if every completion has `tokens`.
+
+  Rows in one bin share a copy of their prompt; for a kernel that cannot, each row has its own.
+  """
+  group = spec.layout.group
+  return -(-group // rows_of_bin(spec, tokens)) if spec.update.packing.shares_prompt else group
 
 
 def teacher_spec(spec: StepSpec) -> StepSpec:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.profiling import hlo
+from jaxrl_llm.profiling import dcn, hlo
 
 COLLECTIVES = (
   'all-gather',
@@ -41,6 +41,7 @@ class Collective(NamedTuple):
   source: str  # XLA's op_name: the scopes of the Python program that it comes from
   bytes: float  # of the larger of operand and result, on one device
   wire_bytes: float  # received per device on a ring
+  dcn_bytes: float  # of these, from other slices
   times: int  # per iteration
   fixed: bool  # its operands do not change between iterations: weights, or the prompts' cache
   attributes: str  # XLA's text, with the groups of devices
@@ -56,6 +57,13 @@ class Copy(NamedTuple):
   times: int
 
 
+class _Places(NamedTuple):
+  """Where the devices of a program are: their positions in the mesh, slice after slice."""
+
+  devices: int
+  slice_size: int  # 0 = one slice
+
+
 class Loop(NamedTuple):
   """Data movement in one iteration of a decode loop."""
 
@@ -65,16 +73,19 @@ class Loop(NamedTuple):
   collectives: tuple[Collective, ...]
 
 
-def decode_loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> list[Loop]:
+def decode_loops(
+  text: str, mark: str, cache_dims: Sequence[Sequence[int]], slice_size: int = 0
+) -> list[Loop]:
   """The outermost loops whose op_name contains `mark`, with the copies and collectives of one iteration.
 
   `cache_dims`: (rows, key-value heads, tokens, head width) of the keys of each layer on one device, with heads before
   sharding; layers may differ in tokens. A copy is an instruction that is not an update in place, depends on values
   that the loop changes, and has as many elements as one or more of the carried caches. A collective is `fixed` if it
-  depends only on values that the loop carries unchanged. All branches of a condition count.
+  depends only on values that the loop carries unchanged. All branches of a condition count. Each
+  `slice_size` consecutive devices form a slice; 0 = all of them.
   """
   program = hlo.parse(text)
-  devices = _device_count(text)
+  places = _Places(device_count(text), slice_size)
   marked = [
     (name, i)
     for name, computation in program.items()
@@ -82,32 +93,33 @@ def decode_loops(text: str, mark: str, cache_dims: Sequence[Sequence[int]]) -> l
     if i.opcode == 'while' and mark in hlo.op_name(i)
   ]
   nested = {c for _, i in marked for c in hlo.reachable(program, hlo.attribute(i, 'body'))}
-  return [_analyze(program, i, cache_dims, devices) for name, i in marked if name not in nested]
+  return [_analyze(program, i, cache_dims, places) for name, i in marked if name not in nested]
 
 
-def all_collectives(text: str, data_trips: int = 1) -> list[Collective]:
+def all_collectives(text: str, data_trips: int = 1, slice_size: int = 0) -> list[Collective]:
   """Every collective of a program, with the number of its executions; both branches of a condition count.
 
   `data_trips`: assumed iterations of a loop whose number of iterations depends on data.
   """
   program = hlo.parse(text)
   entry = re.search(r'^ENTRY %?([\w.\-]+)', text, re.MULTILINE)[1]
-  walk = _Walk(program, set(), 0, _device_count(text), data_trips)
+  walk = _Walk(program, set(), 0, _Places(device_count(text), slice_size), data_trips)
   walk.run(entry, [False] * len(program[entry]), 1, record=True)
   return list(walk.collectives.values())
 
 
-def _device_count(text: str) -> int:
+def device_count(text: str) -> int:
+  """Devices that a program is for; of several TPU slices, those of one: each slice has a program of its own."""
   return int((re.search(r'num_partitions=(\d+)', text) or (0, 1))[1])
 
 
 def _analyze(
-  program: hlo.Program, loop: hlo.Instruction, cache_dims: Sequence[Sequence[int]], devices: int
+  program: hlo.Program, loop: hlo.Instruction, cache_dims: Sequence[Sequence[int]], places: _Places
 ) -> Loop:
   body = hlo.attribute(loop, 'body')
   carried = [(a, max(_layer_size(a, dims) for dims in cache_dims)) for a in loop.arrays]
   cache = tuple(a for a, size in carried if size)
-  walk = _Walk(program, {s for _, s in carried if s}, sum(a.size for a in cache), devices)
+  walk = _Walk(program, {s for _, s in carried if s}, sum(a.size for a in cache), places)
   unchanged = _unchanged(program[body], len(loop.arrays))
   for computation in (body, hlo.attribute(loop, 'condition')):
     walk.run(computation, [unchanged], 1, record=True)
@@ -158,10 +170,10 @@ class _Walk:
     program: hlo.Program,
     layer_sizes: set[int],
     cache_size: int,
-    devices: int,
+    places: _Places,
     data_trips: int = 1,
   ):
-    self.program, self.devices, self.data_trips = program, devices, data_trips
+    self.program, self.places, self.data_trips = program, places, data_trips
     self.layer_sizes, self.cache_size = layer_sizes, cache_size
     self.copies: list[Copy] = []
     self.collectives: dict[tuple[str, str], Collective] = {}
@@ -231,8 +243,9 @@ class _Walk:
       channel = (re.search(r'channel_id=(\d+)', i.attributes) or (0, i.name))[1]
       # The pieces of an asynchronous collective share a channel, and the first one counts. Sums of shard_map share
       # one, too, but differ in op_name.
-      key = channel, hlo.op_name(i)
-      self.collectives.setdefault(key, _collective(i, times, fixed, self.devices))
+      # Transfers between slices have no op_name, and may share a channel.
+      key = channel, i.name if dcn.is_transfer(i) else hlo.op_name(i)
+      self.collectives.setdefault(key, _collective(i, times, fixed, self.places))
     if not (fused or fixed) and (copied_bytes := sum(a.bytes for a in self._copied(i))):
       self.copies.append(Copy(i.opcode, i.name, hlo.op_name(i), copied_bytes, times))
 
@@ -278,12 +291,18 @@ def _updates_in_place(body: list[hlo.Instruction], output: int) -> bool:
 
 
 def _is_collective(i: hlo.Instruction) -> bool:
-  return i.opcode.removesuffix('-start') in COLLECTIVES
+  return i.opcode.removesuffix('-start') in COLLECTIVES or dcn.is_transfer(i)
 
 
-def _collective(i: hlo.Instruction, times: int, fixed: bool, devices: int) -> Collective:
+def _collective(i: hlo.Instruction, times: int, fixed: bool, places: _Places) -> Collective:
+  source = hlo.op_name(i)
+  if dcn.is_transfer(i):
+    kind, size_bytes, received = dcn.transfer(i)
+    return Collective(
+      kind, i.name, source, size_bytes, received, received, times, fixed, i.attributes
+    )
   opcode = i.opcode.removesuffix('-start')
-  n = group_size(i.attributes, devices)
+  n = group_size(i.attributes, places.devices)
   # The result of a start also holds its operand and context scalars, except that of an all-reduce.
   combine = sum if i.opcode == opcode or opcode == 'all-reduce' else max
   size_bytes = combine(a.bytes for a in i.arrays)
@@ -291,8 +310,11 @@ def _collective(i: hlo.Instruction, times: int, fixed: bool, devices: int) -> Co
     size_bytes *= n
   share = {'all-reduce': 2 * (n - 1) / n, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
   wire_bytes = size_bytes * share.get(opcode, (n - 1) / n)
-  source = hlo.op_name(i)
-  return Collective(opcode, i.name, source, size_bytes, wire_bytes, times, fixed, i.attributes)
+  crossing = dcn.crossing_share(opcode, i.attributes, places.devices, places.slice_size)
+  dcn_bytes = crossing * size_bytes
+  return Collective(
+    opcode, i.name, source, size_bytes, wire_bytes, dcn_bytes, times, fixed, i.attributes
+  )
 
 
 def group_size(attributes: str, devices: int) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner.step_spec import StepSpec, full_bins
+from jaxrl_llm.learner.step_spec import StepSpec, full_bins, prompt_copies
 from jaxrl_llm.models import decoder
-from jaxrl_llm.profiling import hlo, hlo_decode
+from jaxrl_llm.profiling import hlo, hlo_decode, lengths
 from jaxrl_llm.types import JsonObject, ModelConfig
 
 
@@ -30,10 +30,19 @@ def collective_bytes(text: str, sizes: Mapping[str, int], data_trips: int = 1) -
   `sizes`: those of the mesh, in its order. The body of a loop counts once per iteration, and `data_trips` times where
   their number depends on data.
   """
+  return _bytes_by_axes(hlo_decode.all_collectives(text, data_trips), sizes)
+
+
+def _bytes_by_axes(
+  collectives: Iterable[hlo_decode.Collective], sizes: Mapping[str, int]
+) -> dict[str, float]:
+  """Bytes over the links of a slice, by axes."""
   bytes_by_axes: dict[str, float] = {}
-  for collective in hlo_decode.all_collectives(text, data_trips):
-    axes = mesh_axes(collective.attributes, sizes)
-    bytes_by_axes[axes] = bytes_by_axes.get(axes, 0.0) + collective.wire_bytes * collective.times
+  for c in collectives:
+    link_bytes = (c.wire_bytes - c.dcn_bytes) * c.times
+    if link_bytes or not c.dcn_bytes:
+      axes = mesh_axes(c.attributes, sizes)
+      bytes_by_axes[axes] = bytes_by_axes.get(axes, 0.0) + link_bytes
   return dict(sorted(bytes_by_axes.items(), key=lambda pair: -pair[1]))
 
 
@@ -47,18 +56,35 @@ def mesh_axes(attributes: str, sizes: Mapping[str, int]) -> str:
   return '·'.join(axis for axis, moves in zip(sizes, differs, strict=True) if moves)
 
 
-def update_flops(spec: StepSpec) -> UpdateFlops:
+def update_flops(spec: StepSpec, survival_T: np.ndarray | None = None) -> UpdateFlops:
   """Operations of one update: 2 per weight and token, and 4·H·d per key that a token attends to.
 
   Backward counts twice forward; `executed` counts forward twice if activations are recomputed. The head counts
-  completion tokens only. arXiv:2001.08361 (2 N per token), arXiv:2205.05198 (attention).
+  completion tokens only. A prompt counts once for each copy in a bin, and everything once for each pass over the
+  batch. `survival_T` as in `lengths`; default: every completion has all its tokens. Attention counts the keys up to
+  a token, which is half of the square, and no more than a window. arXiv:2001.08361 (2 N per token), arXiv:2205.05198.
   """
   model, L, T = spec.model.config, spec.layout.prompt_tokens, spec.rollout.decode.max_tokens
-  P, B = spec.layout.prompts, spec.layout.prompts * spec.layout.group
-  attended_keys = P * L * (L / 2) + B * T * (L + T / 2)
-  forward = 2 * weights_per_token(model) * (P * L + B * T) + 2 * model.vocab * model.width * B * T
-  forward += 4 * model.layers * model.heads * model.head_dim * attended_keys
+  survival_T = lengths.at_cap(T) if survival_T is None else survival_T
+  tokens = lengths.mean(survival_T)
+  B = spec.layout.prompts * spec.layout.group
+  prompts = spec.layout.prompts * prompt_copies(spec, tokens)
+  attended = prompts * attended_keys(model, np.arange(L)).sum()
+  attended += B * (survival_T * attended_keys(model, L + np.arange(T))).sum()
+  forward = 2 * weights_per_token(model) * (prompts * L + B * tokens)
+  forward += (
+    2 * model.vocab * model.width * B * tokens + 4 * model.heads * model.head_dim * attended
+  )
+  forward *= spec.update.passes
   return UpdateFlops(3 * forward, (4 if spec.update.remat else 3) * forward)
+
+
+def attended_keys(model: ModelConfig, position: np.ndarray) -> np.ndarray:
+  """Keys that tokens at these positions attend to, of all layers together; their own counts half."""
+  sliding = sum(model.slides)
+  keys = position + 0.5
+  window = np.minimum(keys, model.window) if sliding else keys
+  return (model.layers - sliding) * keys + sliding * window
 
 
 def weights_per_token(model: ModelConfig) -> float:
@@ -71,38 +97,76 @@ def weights_per_token(model: ModelConfig) -> float:
   return sum(size * (active if is_expert.search(name) else 1.0) for name, size in sizes.items())
 
 
-def report(spec: StepSpec, text: str, chip: hardware.Chip | None) -> JsonObject:
-  """Collectives by mesh axis, and a lower bound of an update's time: the longer of computation and communication.
+def report(
+  spec: StepSpec, text: str, chip: hardware.Chip | None, survival_T: np.ndarray | None = None
+) -> JsonObject:
+  """Collectives by mesh axis, and two estimates of an update's time from below.
 
-  Without `chip` there are no times. One link in one direction carries the traffic of one axis; the times of axes add
-  up. All rows are taken to be learned and to have all their tokens.
+  `best_s`: computation and communication overlap fully, the longer counts; `serial_s`: one after the other. Without
+  `chip` there are no times. One link in one direction carries the traffic of one axis; the times of axes add up, and
+  so does the network between slices (DCN). All rows are taken to be learned. `survival_T`: see `update_flops`.
   """
   mesh = spec.layout.mesh
-  microbatches = -(-full_bins(spec) // spec.update.packing.bins)
-  wire_bytes, flops = collective_bytes(text, mesh.shape, microbatches), update_flops(spec)
+  microbatches = microbatches_of(spec, survival_T)
+  collectives = hlo_decode.all_collectives(text, microbatches, slice_size(spec))
+  sizes = dict(mesh.shape)
+  if hlo_decode.device_count(text) < mesh.size:  # the program of one slice
+    sizes['data'] //= spec.layout.slices
+  wire_bytes, flops = _bytes_by_axes(collectives, sizes), update_flops(spec, survival_T)
+  dcn_bytes = sum(c.dcn_bytes * c.times for c in collectives)
   result: JsonObject = dict(
-    wire_bytes=wire_bytes, model_flops=flops.model, done_flops=flops.executed
+    wire_bytes=wire_bytes,
+    dcn_bytes=dcn_bytes,
+    microbatches=microbatches,
+    model_flops=flops.model,
+    done_flops=flops.executed,
   )
   if chip is None:
     return result
   compute_s = flops.executed / mesh.size / chip.flops
   links_s = sum(wire_bytes.values()) / chip.link_bandwidth
-  best_s = max(compute_s, links_s)
+  dcn_s = hardware.dcn_seconds(mesh.devices.flat[0].device_kind, dcn_bytes)
+  exchange_s = links_s + (dcn_s or 0.0)
+  best_s = max(compute_s, exchange_s)
   mfu = flops.model / mesh.size / chip.flops / best_s
-  return result | dict(compute_s=compute_s, links_s=links_s, best_s=best_s, mfu=mfu)
+  return result | dict(
+    compute_s=compute_s,
+    links_s=links_s,
+    dcn_s=dcn_s,
+    best_s=best_s,
+    serial_s=compute_s + exchange_s,
+    mfu=mfu,
+  )
+
+
+def slice_size(spec: StepSpec) -> int:
+  """Devices of a slice; 0 where there is one slice."""
+  return spec.layout.mesh.size // spec.layout.slices if spec.layout.slices > 1 else 0
+
+
+def microbatches_of(spec: StepSpec, survival_T: np.ndarray | None = None) -> int:
+  """Microbatches of a minibatch, if all rows are learned: with all their tokens, or their expected ones."""
+  share = 1.0
+  if survival_T is not None:
+    tokens, L, group = lengths.mean(survival_T), spec.layout.prompt_tokens, spec.layout.group
+    at_cap = spec.rollout.decode.max_tokens
+    expected = prompt_copies(spec, tokens) * L + group * tokens
+    share = expected / (prompt_copies(spec, at_cap) * L + group * at_cap)
+  return max(1, math.ceil(share * full_bins(spec) / spec.update.packing.bins - 1e-9))
 
 
 def report_lines(result: JsonObject) -> list[str]:
   """The result of `report` as lines of text."""
   traffic = ', '.join(f'{axes} {size / 1e9:.3f}' for axes, size in result['wire_bytes'].items())
-  first = (
-    f'update: {result["model_flops"]:.3g} operations; over links, GB a device: {traffic or "none"}'
-  )
+  dcn = f'; between slices (DCN) {result["dcn_bytes"] / 1e9:.3f}' if result['dcn_bytes'] else ''
+  first = f'update: {result["model_flops"]:.3g} operations; over links, GB a device: {traffic or "none"}{dcn}'
   if 'best_s' not in result:
     return ['', first]
+  dcn = f', DCN {result["dcn_s"]:.2f} s' if result['dcn_s'] else ''
   return [
     '',
     first,
-    f'at best {result["best_s"]:.2f} s, {100 * result["mfu"]:.0f} % of peak (computation {result["compute_s"]:.2f} s '
-    f'with recomputed activations, links {result["links_s"]:.2f} s in parallel)',
+    f'at best {result["best_s"]:.2f} s, {100 * result["mfu"]:.0f} % of peak, if communication is hidden; one after the '
+    f'other {result["serial_s"]:.2f} s (computation {result["compute_s"]:.2f} s with recomputed activations, links '
+    f'{result["links_s"]:.2f} s{dcn})',
   ]

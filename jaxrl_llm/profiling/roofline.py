@@ -47,7 +47,11 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   # A column has the same size in the ring and in a prompt's cache, where sliding layers keep all columns.
   columns = rows * sum(slot_loop.ring_widths(model, settings.max_tokens))
   prompt_cache_bytes = cache_bytes * layout.prompt_tokens * model.layers * prompts / columns
-  flops = 2 * used * (rows // sharding.rows_shards(layout.mesh))
+  # A token attends to its prompt and to half of the longest completion, on average.
+  positions = layout.prompt_tokens + np.arange(settings.max_tokens)
+  keys = hlo_update.attended_keys(model, positions).mean() / layout.mesh.shape['tensor']
+  attention = 4 * model.heads * model.head_dim * keys
+  flops = (2 * used + attention) * (rows // sharding.rows_shards(layout.mesh))
   return DecodeIteration(rows, weight_bytes, cache_bytes, prompt_cache_bytes, flops)
 
 
@@ -62,6 +66,19 @@ def ring_bytes(spec: StepSpec) -> float:
   return cache_bytes * (settings.slots or rows) / rows
 
 
+def prefill_flops(spec: StepSpec) -> float:
+  """Operations of encoding every prompt of a step once, and what they have in common once for each shard of rows."""
+  model, layout = spec.model.config, spec.layout
+  shared = layout.prefix_tokens
+  own = np.arange(shared, layout.prompt_tokens)
+  shards = sharding.rows_shards(layout.mesh)
+  tokens = layout.prompts * len(own) + shards * shared
+  attended = layout.prompts * hlo_update.attended_keys(model, own).sum()
+  attended += shards * hlo_update.attended_keys(model, np.arange(shared)).sum()
+  weights = 2 * hlo_update.weights_per_token(model) * tokens
+  return weights + 4 * model.heads * model.head_dim * float(attended)
+
+
 def report(spec: StepSpec) -> JsonObject:
   """Operations and bytes of one step on one device, as JSON, with minimum times for known chips.
 
@@ -72,8 +89,7 @@ def report(spec: StepSpec) -> JsonObject:
   chip, update = hardware.CHIPS.get(device.device_kind), hlo_update.update_flops(spec)
   iteration = decode(spec, ring_bytes(spec))
   read_bytes = iteration.weight_bytes + iteration.cache_bytes + iteration.prompt_cache_bytes
-  tokens = spec.layout.prompts * spec.layout.prompt_tokens
-  prefill = 2 * hlo_update.weights_per_token(spec.model.config) * tokens / size
+  prefill = prefill_flops(spec) / size
   result = dict(
     device_kind=device.device_kind,
     devices=size,

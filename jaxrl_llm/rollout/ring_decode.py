@@ -98,8 +98,14 @@ def slot_counts(constants: LoopConstants, slots: int) -> list[int]:
   Each slot of theirs has a copy of its prompt: not where prompts are longer than completions. Carried caches need the
   slots of all rows at the end.
   """
-  L, T = constants.prompts.tokens_PxL.shape[1], constants.settings.max_tokens
-  if T < max(L, _LEAST_TOKENS) or constants.carried is not None:
+  if constants.carried is not None:
+    return []
+  return fewer_slots(constants.settings, constants.prompts.tokens_PxL.shape[1], slots)
+
+
+def fewer_slots(settings: DecodeSettings, prompt_tokens: int, slots: int) -> list[int]:
+  """`slot_counts` without carried caches, from the sizes alone."""
+  if settings.max_tokens < max(prompt_tokens, _LEAST_TOKENS):
     return []
   counts = [-(-slots // 2**i) for i in range(1, _HALVINGS + 1)]
   return [count for count in counts if count >= _LEAST_SLOTS]

@@ -97,6 +97,34 @@ def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
 
 @needs_libtpu
 @pytest.mark.timeout(600)
+def test_two_slices_report_what_they_exchange(tmp_path, capsys):
+  """2 × v5e-16: the network between slices is counted apart from the links of a slice."""
+  made, path = config(prompts=32), str(tmp_path / 'report.json')
+  assert compile_report.run(made, '2xv5e-16', path, '12,0.5') == 0
+  with open(path) as file:
+    report = json.load(file)
+  assert report['devices'] == 32 and report['slices'] == 2
+  assert report['mesh'] == dict(data=2, fsdp=16, context=1, expert=1, tensor=1)
+  learn, step = report['learn'], report['step']
+  assert learn['dcn_bytes'] > 0 and set(learn['wire_bytes']) == {'fsdp'}, 'links end at the slice'
+  assert learn['dcn_s'] == pytest.approx(learn['dcn_bytes'] * 8 / 25e9)
+  assert learn['best_s'] < learn['serial_s'] and step['overlapped_s'] < step['serial_s']
+  assert step['expected_tokens'] == pytest.approx(12, abs=0.4) and step['completion_tokens'] == 24
+  (loop,) = report['decode']
+  # The number that decides whether the loop ends, in a tile.
+  assert (loop['dcn_collectives'], loop['dcn_bytes']) == (1, 512)
+  output = capsys.readouterr().out
+  for words in (
+    '32 × TPU v5 lite in 2 slices',
+    'between slices (DCN)',
+    '25 GB/s',
+    'one after the other',
+  ):
+    assert words in output
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
 def test_decoding_on_weights_as_they_are_trained_is_found(monkeypatch):
   """Weights cut as for training, rows cut over the same axis: every token gathers every kernel."""
   made = spec(mesh=dict(data=1, fsdp=4, tensor=1), rollout=dict(lockstep=False))

@@ -59,6 +59,12 @@ def bins(spec) -> int:
   return spec.update.packing.bins
 
 
+def sampling(tokens_per_s: float) -> dict:
+  """The roofline of 128 rows."""
+  ms = dict(weights=1e3 * 128 / tokens_per_s, cache=0.0, links=0.0, compute=0.0)
+  return dict(tokens_per_s=tokens_per_s, ms_per_token=ms)
+
+
 class Compiler:
   """Stands for libtpu: a program fits where its microbatch has few enough bins."""
 
@@ -68,9 +74,9 @@ class Compiler:
     monkeypatch.setattr(compile_report, 'loops', lambda *_: ['loop'])
     loop = dict(cache_bytes=1, copied_bytes=0, weight_collectives=0, wire_bytes=0)
     monkeypatch.setattr(compile_report, 'decode_report', lambda _: loop)
-    monkeypatch.setattr(compile_report, 'roofline', lambda spec, _: dict(tokens_per_s=1000.0))
+    monkeypatch.setattr(compile_report, 'roofline', lambda spec, _: sampling(1000.0))
     monkeypatch.setattr(
-      compile_report, 'update_report', lambda spec, _: dict(best_s=800 / bins(spec), mfu=0.5)
+      compile_report, 'update_report', lambda spec, *_: dict(best_s=800 / bins(spec), mfu=0.5)
     )
     monkeypatch.setattr(mesh_sweep.programs, 'compile_sample', lambda spec: ('generate', spec))
     monkeypatch.setattr(mesh_sweep.programs, 'compile_update', lambda spec: ('update', spec))
@@ -111,7 +117,7 @@ def test_the_fastest_is_named_with_the_flags_that_set_it(monkeypatch, tmp_path, 
   compiler = Compiler(monkeypatch, fits=8)
   monkeypatch.setattr(compile_report, 'prepare', lambda: None)
   monkeypatch.setattr(compile_report, 'devices', lambda topology: DEVICES)
-  rate = lambda spec, _: dict(tokens_per_s=1e3 * spec.layout.mesh.shape['tensor'])  # noqa: E731
+  rate = lambda spec, _: sampling(1e3 * spec.layout.mesh.shape['tensor'])  # noqa: E731
   monkeypatch.setattr(compile_report, 'roofline', rate)
   path = tmp_path / 'report.json'
   assert mesh_sweep.run(config(), 'v5e-16', str(path)) == 0
@@ -132,7 +138,7 @@ def test_the_command_reaches_it(monkeypatch):
   given = []
   monkeypatch.setattr(mesh_sweep, 'run', lambda config, *more: given.append(more) or 0)
   assert main.main(['--mode=compile', '--sweep', '--topology=v6e-64', '--report=x.json']) == 0
-  assert given == [('v6e-64', 'x.json')]
+  assert given == [('v6e-64', 'x.json', '')]
 
 
 @pytest.mark.parametrize(

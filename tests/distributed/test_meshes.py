@@ -98,6 +98,8 @@ def alone(model):
     ('dense', True, dict(fsdp=8)),
     ('dense', False, dict(fsdp=4, tensor=2)),
     ('dense', True, dict(data=2, fsdp=2, tensor=2)),
+    ('dense', True, dict(slices=2, fsdp=4)),
+    ('mixture', False, dict(slices=2, fsdp=2, expert=2)),
     ('window', True, dict(fsdp=2, context=2, tensor=2)),
     ('window', False, dict(data=2, context=4)),
     ('mixture', False, dict(fsdp=2, expert=4)),

@@ -109,6 +109,7 @@ def test_process_0_dies_in_a_step_and_the_same_command_resumes(alone, tmp_path):
   out, _ = both[1].communicate(timeout=240)
   assert both[1].returncode == watchdog.EXIT_PEER_LOST, out
   assert_error(out, 'process 0 of 2 died')
+  flags = ('--config.mesh.slices=2', '--config.mesh.fsdp=2')  # each process is a slice
   again = [tiny_job.finish(p) for p in start_all(config, run, *flags, devices=2)]
   assert 'resuming at step 2' in again[0]
   assert_close(run, alone, steps=4)
