@@ -152,10 +152,8 @@ class Endpoint:
       )
     try:
       prompts = self._prompts(request)
-    except (
-      UserError
-    ) as error:  # the tokenizer or the chat template; the cause has no field of a configuration
-      raise ApiError(f'the prompt cannot be encoded ({error.__cause__ or error}).') from error
+    except UserError as error:
+      raise ApiError(f'the prompt cannot be encoded: {error}') from error
     context = self._served.engine.settings.context
     longest = max(len(prompt.ids) for prompt in prompts)
     wanted = request.max_tokens

@@ -203,7 +203,7 @@ def test_log_probs_are_those_of_the_forward_pass(server):
   for position, (token, behavior) in enumerate(
     zip(sampled, answer.model_extra['behavior_logprobs'], strict=True), len(prompt) - 1
   ):
-    p = np.asarray(jax.nn.softmax(logits[position].astype(np.float64) / temperature))
+    p = np.asarray(jax.nn.softmax(logits[position] / temperature))
     order = np.argsort(-p)
     inside = order[: int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1]
     assert token in inside and abs(behavior - np.log(p[token] / p[inside].sum())) < 1e-4
