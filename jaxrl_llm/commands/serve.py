@@ -163,7 +163,7 @@ def _banner(engine: Engine, limits: Limits, name: str, source: str, address: str
   settings = engine.settings
   return (
     f'compiled {engine.program_count} programs in {engine.compile_s:.0f} s: no request compiles another\n'
-    f'{settings.slots} slots of {settings.context} tokens ({engine.cache_bytes / 1e6:.0f} MB of keys and values, '
+    f'{settings.slots} slots of {settings.context} tokens ({engine.cache_bytes / 1e6:.1f} MB of keys and values, '
     f'{settings.dtype}); {limits.queue} more completions may wait\n'
     f'serving {name} {source} at {address}; Ctrl-C ends'
   )
