@@ -11,8 +11,9 @@ import pytest
 import scripted_model
 
 from jaxrl_llm import models
-from jaxrl_llm.serving import server
-from jaxrl_llm.serving.call import Limits
+from jaxrl_llm.serving import api, server
+from jaxrl_llm.serving.call import Call, Limits, Load, Served
+from jaxrl_llm.serving.completion import TokenTexts
 from jaxrl_llm.serving.engine import ABORTED, LENGTH, STOP, Engine, Prompt, Row, Sampling
 from jaxrl_llm.serving.programs import EngineSettings
 from jaxrl_llm.types import UserError
@@ -100,6 +101,26 @@ def test_without_a_token_only_names_of_loopback_are_answered(model):
   server.check_address('0.0.0.0', 'secret')
   with server.bind('127.0.0.1', 0) as taken, pytest.raises(UserError, match='free port'):
     server.bind('127.0.0.1', taken.getsockname()[1])
+
+
+def test_a_request_ends_at_its_time_limit(model):
+  """The engine answers nothing here."""
+  engine = types.SimpleNamespace(settings=types.SimpleNamespace(context=128), submit=list)
+  shared = model.tokenizer, TokenTexts(model.tokenizer), 'no tools', model.config.vocab, 'm'
+  served = Served(engine, *shared, Limits(1, 0.01), Load())
+
+  async def ask():
+    request = api.parse(b'{"model": "m", "prompt": "a"}', api.TEXT)
+    call = Call(served, request, [Prompt([1])])
+    call.start()
+    try:
+      await call.response(types.SimpleNamespace(receive=asyncio.Event().wait))
+    finally:
+      call.close()
+
+  with pytest.raises(api.ApiError, match=r'longer than 0\.01 s') as error:
+    asyncio.run(ask())
+  assert error.value.status == 504 and served.load.rows == 0
 
 
 def test_rows_of_other_threads_are_taken_while_the_engine_runs(engine, model):
