@@ -67,8 +67,9 @@ class Endpoint:
 
   async def _health(self, request: Request) -> Response:
     engine = self._served.engine
-    counts = dict(slots=engine.settings.slots, busy=engine.busy, tokens=engine.sampled)
-    return _json(dict(status='ok', completions=self._served.load.rows, **counts))
+    counts = dict(slots=engine.settings.slots, busy=engine.busy, waiting=engine.waiting)
+    counts |= dict(completions=self._served.load.rows, tokens=engine.sampled)
+    return _json(dict(status='ok', **counts))
 
   async def _models(self, request: Request) -> Response:
     self._authorize(request)
