@@ -26,7 +26,7 @@ LAYERS = (
   ('profiling',),
   ('report',),
   ('runner',),
-  ('evaluation',),
+  ('evaluation', 'serving'),
   ('commands',),
   ('train',),
   ('main',),

@@ -8,7 +8,16 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol
 
-from jaxrl_llm.commands import compile_mode, evaluate, export, fit, generate, layout, report
+from jaxrl_llm.commands import (
+  compile_mode,
+  evaluate,
+  export,
+  fit,
+  generate,
+  layout,
+  report,
+  serve,
+)
 from jaxrl_llm.commands.processes import Processes
 
 _HELP = """Trains a language model by reinforcement learning with verifiable rewards.
@@ -23,6 +32,8 @@ Modes:
             --config.evaluation.benchmark=hub:openai/gsm8k takes a published benchmark as the held-out prompts
   generate  prints completions of --prompt=TEXT or of the lines of --prompts=FILE, in the template of the training and
             greedily; without either, a conversation; --temperature=1 samples, --raw leaves the template out
+  serve     answers requests of OpenAI's API at http://127.0.0.1:8000/v1 (--host, --port), chat and text completions
+            with streams and tools, with continuous batching; see jaxrl_llm/serving/README.md
   export    writes a Hugging Face folder --to=FOLDER, which transformers loads; with --adapter the LoRA adapter alone,
             which PEFT loads; --push=owner/name uploads it to the Hugging Face hub
   compile   compiles the step for a TPU slice that is not present, --topology=v5e-16: memory, exchanges and copies per
@@ -53,6 +64,7 @@ class Command(Protocol):
 COMMANDS: dict[str, Command] = {
   'eval': evaluate,
   'generate': generate,
+  'serve': serve,
   'export': export,
   'compile': compile_mode,
   'layout': layout,
@@ -164,7 +176,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, ...]]]:
   parser.add_argument(
     '--base',
     action='store_true',
-    help='with --mode=export and generate: config.model as it is, whatever was trained in --workdir',
+    help='with --mode=export, generate and serve: config.model as it is, whatever was trained in --workdir',
   )
   parser.add_argument(
     '--topology',

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -31,7 +32,7 @@ _SAMPLE_CONVERSATIONS = (
 )
 
 
-def render(template: str, messages: list[dict[str, str]], **variables: Any) -> str:
+def render(template: str, messages: Sequence[Mapping[str, object]], **variables: Any) -> str:
   """The template applied to `messages`. Raises ValueError with a message for any failure."""
   try:
     text = _environment().from_string(template).render(messages=messages, **variables)

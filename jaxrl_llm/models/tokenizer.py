@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -75,12 +75,22 @@ class Tokenizer(NamedTuple):
       texts = self.backend.decode_batch(pairs, skip_special_tokens=True)
     return [text[prefix_chars:] for text in texts]
 
-  def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """The chat template applied to `messages` (role, content). Raises UserError if the template raises."""
-    special = dict(bos_token=self.bos_token, eos_token=self.eos_token)
+  def chat(
+    self,
+    messages: Sequence[Mapping[str, object]],
+    add_generation_prompt: bool = True,
+    tools: Sequence[JsonObject] = (),
+  ) -> str:
+    """The chat template applied to `messages` (role, content) and `tools`, in OpenAI's form.
+
+    Raises UserError if the template raises.
+    """
+    variables: JsonObject = dict(bos_token=self.bos_token, eos_token=self.eos_token)
+    if tools:  # undefined without: templates test it in several ways
+      variables['tools'] = list(tools)
     try:
       return chat_template.render(
-        self.template, messages, add_generation_prompt=add_generation_prompt, **special
+        self.template, list(messages), add_generation_prompt=add_generation_prompt, **variables
       )
     except ValueError as error:
       raise UserError(

@@ -117,15 +117,23 @@ def filter_logits(logits_BxV: jax.Array, token_filter: TokenFilter) -> jax.Array
     least_Bx1 = jax.lax.top_k(logits_BxV, top_k)[0][:, -1:]
     logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
   if top_p < 1:
-    sorted_BxV = -jnp.sort(-logits_BxV, axis=-1)
-    before_BxV = jnp.cumsum(jax.nn.softmax(sorted_BxV), axis=-1) - jax.nn.softmax(sorted_BxV)
-    count_Bx1 = (before_BxV < top_p).sum(-1, keepdims=True)  # at least the likeliest token
-    least_Bx1 = jnp.take_along_axis(sorted_BxV, jnp.maximum(count_Bx1, 1) - 1, axis=-1)
-    logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
+    logits_BxV = nucleus(logits_BxV, top_p)
   if min_p > 0:
     least_Bx1 = logits_BxV.max(-1, keepdims=True) + jnp.log(min_p)
     logits_BxV = jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
   return logits_BxV
+
+
+def nucleus(logits_BxV: jax.Array, top_p: jax.Array | float) -> jax.Array:
+  """Logits with −inf for tokens outside the fewest likeliest whose probabilities reach `top_p`, a number or [B, 1].
+
+  arXiv:1904.09751.
+  """
+  sorted_BxV = -jnp.sort(-logits_BxV, axis=-1)
+  before_BxV = jnp.cumsum(jax.nn.softmax(sorted_BxV), axis=-1) - jax.nn.softmax(sorted_BxV)
+  count_Bx1 = (before_BxV < top_p).sum(-1, keepdims=True)  # at least the likeliest token
+  least_Bx1 = jnp.take_along_axis(sorted_BxV, jnp.maximum(count_Bx1, 1) - 1, axis=-1)
+  return jnp.where(logits_BxV < least_Bx1, -jnp.inf, logits_BxV)
 
 
 def _likeliest(logits_BxV: jax.Array) -> jax.Array:

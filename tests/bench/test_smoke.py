@@ -35,6 +35,8 @@ def missing(name: str) -> str:
     and os.environ.get('JAXRL_LLM_REQUIRE_PARITY') != '1'
   ):
     return '' if _imports('trl') else "needs transformers and trl: pip install '.[parity]'"
+  if name == 'serving':
+    return '' if _imports('starlette') else "needs starlette and uvicorn: pip install '.[serve]'"
   if name == 'code_grading' and os.environ.get('JAXRL_LLM_REQUIRE_SANDBOX') != '1':
     from jaxrl_llm.rewards.code_execution import sandbox
 

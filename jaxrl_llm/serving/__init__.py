@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint: engine, records of the API, HTTP server."""

@@ -1,0 +1,127 @@
+"""How a model writes tool calls, read from its own chat template: a call is rendered and found again.
+
+Three forms are known: `<tag>{…}</tag>` (Hermes, Qwen), `[MARK] [{…}, …]` (Mistral), and a JSON object alone (Llama 3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from jaxrl_llm.models.tokenizer import Tokenizer
+from jaxrl_llm.types import JsonObject, JsonValue, UserError
+
+_NAME, _ARGUMENT, _VALUE = 'jaxrl_call', 'jaxrl_argument', 'jaxrl_value'
+_MARK = re.compile(r'(<[^<>\s]+>|\[[A-Z_]+\])\s*\[?\s*$')
+# Mistral's template requires identifiers of nine letters and digits.
+_CALL_ID = 'jaxrlcall'
+
+
+class ToolCall(NamedTuple):
+  """A call that a completion asks for."""
+
+  name: str
+  arguments: JsonObject
+
+
+class ToolFormat(NamedTuple):
+  """The text around the JSON object of a call, and the keys in it."""
+
+  before: str  # '' where a completion is one JSON object
+  after: str  # '' where one JSON list follows `before`
+  name_key: str
+  arguments_key: str
+
+  @property
+  def hold_from(self) -> str:
+    """Text with which calls begin."""
+    return self.before or '{'
+
+  def parse(self, text: str, names: Collection[str]) -> tuple[str, list[ToolCall]]:
+    """(content before the calls, calls). Without calls, or where one is malformed: (text, []).
+
+    A call is malformed where it is no JSON, lacks its end, names a tool that is not in `names`, has arguments that are
+    no object, or is followed by other text.
+    """
+    content, mark, rest = text.partition(self.before) if self.before else ('', '{', text)
+    values = self._values(rest) if mark else None
+    calls = [self._call(value, names) for value in values or ()]
+    found = [call for call in calls if call is not None]
+    return (content, found) if found and len(found) == len(calls) else (text, [])
+
+  def _values(self, rest: str) -> list[JsonValue] | None:
+    """The JSON values behind the first mark; None for malformed text."""
+    if not self.after:
+      value = _json(rest)
+      return value if isinstance(value, list) else [value]
+    values = []
+    for part in rest.split(self.before):
+      body, end, behind = part.partition(self.after)
+      if not end or behind.strip():
+        return None
+      values.append(_json(body))
+    return values
+
+  def _call(self, value: JsonValue, names: Collection[str]) -> ToolCall | None:
+    if not isinstance(value, dict):
+      return None
+    name, arguments = value.get(self.name_key), value.get(self.arguments_key)
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
+      return None
+    return ToolCall(name, arguments)
+
+
+def find(tokenizer: Tokenizer) -> ToolFormat | str:
+  """The form of the model's calls, or the reason for which tools cannot be offered to it."""
+  tool = dict(name='jaxrl_tool', description='', parameters=dict(type='object', properties={}))
+  tools = [dict(type='function', function=tool)]
+  question = [dict(role='user', content='?')]
+  function = dict(name=_NAME, arguments={_ARGUMENT: _VALUE})
+  call = dict(id=_CALL_ID, type='function', function=function)
+  answer = dict(role='assistant', content='', tool_calls=[call])
+  try:
+    plain, offered = tokenizer.chat(question), tokenizer.chat(question, tools=tools)
+    text = tokenizer.chat([*question, answer], add_generation_prompt=False, tools=tools)
+  except UserError as error:
+    return f'the chat template of this model refuses tools ({error})'
+  if plain == offered:
+    return 'the chat template of this model renders no tools'
+  found = _locate(text, offered)
+  return (
+    found or 'the chat template of this model writes tool calls in a form that is not known here'
+  )
+
+
+def _locate(text: str, prompt: str) -> ToolFormat | None:
+  """The form of the call in a rendered chat, whose answer follows `prompt`."""
+  at = text.find(_NAME)
+  start = text.rfind('{', 0, max(at, 0))
+  if at < 0 or start < 0:
+    return None
+  try:
+    value, end = json.JSONDecoder().raw_decode(text, start)
+  except ValueError:
+    return None
+  keys = {repr(v): k for k, v in value.items()}
+  name_key, arguments_key = keys.get(repr(_NAME)), keys.get(repr({_ARGUMENT: _VALUE}))
+  if name_key is None or arguments_key is None:
+    return None
+  before = text[len(prompt) : start] if text.startswith(prompt) else text[:start]
+  mark = _MARK.search(before)
+  if mark is None:
+    bare = text.startswith(prompt) and not before.strip()
+    return ToolFormat('', '', name_key, arguments_key) if bare else None
+  tag = mark[1]
+  close = f'</{tag[1:]}'
+  after = close if tag[0] == '<' and text[end:].lstrip().startswith(close) else ''
+  return ToolFormat(tag, after, name_key, arguments_key)
+
+
+def _json(text: str) -> JsonValue:
+  """The decoded text; None where it is no JSON."""
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError):
+    return None
