@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
 
 import ml_collections
@@ -58,9 +59,8 @@ def field(config: ml_collections.ConfigDict, flag: str, known: int, value: str =
   `flag` is all that was typed, such as 'rollout.learning_rate', of which the first `known` names are sections.
   """
   *_, leaf = names = flag.split('.')
-  name, section, part = names[known], ''.join(f'{name}.' for name in names[:known]), config
-  for parent in names[:known]:
-    part = part[parent]
+  name, section = names[known], ''.join(f'{name}.' for name in names[:known])
+  part = functools.reduce(getattr, names[:known], config)
   close = difflib.get_close_matches(name, list(part), n=1)
   last = known == len(names) - 1
   if leaf in ('fn', 'algorithm', 'method') and value in paths.names():

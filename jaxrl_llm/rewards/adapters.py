@@ -219,7 +219,7 @@ def user_grader(fn: Callable, spec: Keywords, where: str) -> UserGrader:
   return grader
 
 
-def check_columns(graders: Iterable[tuple[str, Callable]], rows: Sequence[Row]) -> None:
+def check_columns(graders: Iterable[tuple[str, Callable | None]], rows: Sequence[Row]) -> None:
   """Raise UserError where a user's function requires a column that a row lacks."""
   distinct = {}  # one row of each set of columns is enough
   for row in rows:
