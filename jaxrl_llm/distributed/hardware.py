@@ -30,7 +30,7 @@ class Host(NamedTuple):
 
 # By jax's device kind, from cloud.google.com/tpu/docs/v5e, /v5p, /v6e (read November 2026).
 # Links: v5e 400 GB/s per chip over 4 links and 2 directions, v5p 1200 over 6, v6e 800 over 4.
-# GPUs, from NVIDIA's data sheets of H100, H200 and A100, without sparsity; NVLink is published as both directions.
+# GPUs: figures of NVIDIA's data sheets without sparsity, from memory; NVLink is published as both directions.
 CHIPS = {
   'TPU v5 lite': Chip(197e12, 819e9, 50e9),
   'TPU v5': Chip(459e12, 2765e9, 100e9),
@@ -51,18 +51,18 @@ FAMILIES = {
   'TPU v5': 'v5p',
   'TPU v6 lite': 'v6e',
 }  # the first part of names in SLICES
-# GiB. TPUs: what the compiler allows a program, from its message for one that does not fit (libtpu 0.0.42). GPUs: the
-# published 80, 141, 80 and 40 GB of 1e9 bytes; jax reserves a part of them.
+# GiB. TPUs: what the compiler allows a program, from its message for one that does not fit (libtpu 0.0.42). GPUs: what
+# nvidia-smi states, from memory; jax reserves a part of it.
 HBM_GIB = {
   'TPU v5 lite': 15.75,
   'TPU v5': 95.74,
   'TPU v6 lite': 31.25,
   'TPU v4': 15.25,
   'TPU7x': 94.75,
-  'NVIDIA H100 80GB HBM3': 74.5,
-  'NVIDIA H200': 131.3,
-  'NVIDIA A100-SXM4-80GB': 74.5,
-  'NVIDIA A100-SXM4-40GB': 37.2,
+  'NVIDIA H100 80GB HBM3': 79.6,
+  'NVIDIA H200': 140.4,
+  'NVIDIA A100-SXM4-80GB': 80.0,
+  'NVIDIA A100-SXM4-40GB': 40.0,
 }
 # An array is copied to vector memory only if it is read there about as often as it is moved. libtpu's default of 0.5
 # allows two moves per read: a decode loop would fetch the KV cache, change one column and write it back for each token.
