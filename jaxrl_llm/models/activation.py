@@ -15,10 +15,16 @@ ACTIVATIONS = {
 }
 
 
-def gated(config: ModelConfig, gate: jax.Array, up: jax.Array) -> jax.Array:
-  """act(gate)·up, with silu(x) = x·σ(x), gelu in its tanh form, or gpt-oss's clamped variant. arXiv:2002.05202."""
+def activate(config: ModelConfig, gate: jax.Array) -> jax.Array:
+  """silu(x) = x·σ(x), gelu in its tanh form, or gpt-oss's x·σ(αx) of x ≤ limit. arXiv:2002.05202 (gated variants)."""
   if config.activation != 'clamped_swiglu':
-    return ACTIVATIONS[config.activation](gate) * up
+    return ACTIVATIONS[config.activation](gate)
   gate = jnp.minimum(gate, config.gate_limit)
-  up = jnp.clip(up, -config.gate_limit, config.gate_limit)
-  return gate * jax.nn.sigmoid(config.gate_gain * gate) * (up + 1)
+  return gate * jax.nn.sigmoid(config.gate_gain * gate)
+
+
+def multiplier(config: ModelConfig, up: jax.Array) -> jax.Array:
+  """The factor of an activated gate: up, in gpt-oss clipped to ±limit and increased by 1."""
+  if config.activation != 'clamped_swiglu':
+    return up
+  return jnp.clip(up, -config.gate_limit, config.gate_limit) + 1

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.models import activation_sharding, attention, kvcache, linear, moe, rotary
-from jaxrl_llm.models.activation import gated
+from jaxrl_llm.models.activation import activate, multiplier
 from jaxrl_llm.models.layer_masks import LayerMasks
 from jaxrl_llm.types import Array, ModelConfig
 
@@ -135,9 +135,10 @@ class Block(nnx.Module):
   def _feed_forward(self, h, expert_BxQxk) -> tuple[jax.Array, jax.Array | None]:
     c = self.config
     if not hasattr(self, 'experts'):
-      return self.down(gated(c, self.gate(h), self.up(h))), None
+      return self.down(activate(c, self.gate(h)) * multiplier(c, self.up(h))), None
     out, expert_BxQxk = self.experts(h, expert_BxQxk)
     if c.shared_mlp:
-      shared = self.shared_down(gated(c, self.shared_gate(h), self.shared_up(h)))
+      hidden = activate(c, self.shared_gate(h)) * multiplier(c, self.shared_up(h))
+      shared = self.shared_down(hidden)
       out += jax.nn.sigmoid(self.shared_router(h)) * shared if c.shared_gate else shared
     return out, expert_BxQxk

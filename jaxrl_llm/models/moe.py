@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.models import activation_sharding, quantized
-from jaxrl_llm.models.activation import gated
+from jaxrl_llm.models.activation import activate, multiplier
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.types import ModelConfig
 
@@ -280,7 +280,7 @@ def mixture(
     return mask(out)
 
   x_NxD = x_BxQxD.reshape(-1, D)[order_N // k]
-  gate_NxF = grouped(x_NxD, weights.gate, weights.gate_bias)
-  hidden_NxF = gated(config, gate_NxF, grouped(x_NxD, weights.up, weights.up_bias))
+  gate_NxF = activate(config, grouped(x_NxD, weights.gate, weights.gate_bias))
+  hidden_NxF = gate_NxF * multiplier(config, grouped(x_NxD, weights.up, weights.up_bias))
   out_BxQxkxD = grouped(hidden_NxF, weights.down)[jnp.argsort(order_N)].reshape(B, Q, k, D)
   return jnp.einsum('bqkd,bqk->bqd', out_BxQxkxD, weight_BxQxk.astype(x_BxQxD.dtype))
