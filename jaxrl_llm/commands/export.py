@@ -105,8 +105,6 @@ def export_checkpoint(
     raise UserError(
       '--adapter needs a run with an adapter, and config.lora.rank=0 trains the weights themselves; leave it out.'
     )
-  if not base:
-    resume.check_trained(config, workdir)
   if adapter and _is_gguf(to):
     raise UserError(f'--adapter writes a folder, and --to={to!r} is a GGUF file; name a folder.')
   with (

@@ -136,7 +136,7 @@ def _near_mode(mode: str) -> str:
 # Flags that several modes read.
 _SHARED = {
   'to': ('export', 'report'),
-  'base': ('export', 'generate'),
+  'base': ('export', 'generate', 'serve'),
   'topology': ('compile', 'layout'),
   'report': ('compile', 'layout'),
 }

@@ -163,7 +163,7 @@ def test_training_rows_leave_out_the_questions_of_the_benchmark(tmp_path):
     ([dict(question='q', answer='5')], "nor question and answer with '#### number'"),
     ([dict(prompt='q', answer='5')], 'neither the columns problem and answer'),
     ([dict(problem='p', solution='5')], "line 1 has no text or number under 'answer'"),
-    ([['p']], "line 1 has no text or number under 'answer'"),
+    ([['p']], 'is one JSON array'),
     ([], 'holds no row'),
   ],
 )

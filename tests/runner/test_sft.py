@@ -145,7 +145,7 @@ def test_a_run_may_be_the_supervised_start_alone(tmp_path, capsys, monkeypatch):
   [
     lambda c, to: evaluate_checkpoint(c, to),
     lambda c, to: export_checkpoint(c, to, f'{to}/export', 'float32'),
-    lambda c, to: generate_text(c, to, ['2'], 1),
+    lambda c, to: generate_text(c, to, ['2']),
   ],
   ids=('eval', 'export', 'generate'),
 )

@@ -284,9 +284,11 @@ def _guest_files() -> dict[str, bytes]:
 def _read_verdict(read: int, end: float) -> bytes:
   """The bytes of the verdict until it is complete, its pipe is closed, or the time is over."""
   verdict = b''
+  poll = select.poll()  # `select.select` fails for descriptors from 1024 on
+  poll.register(read, select.POLLIN)
   # A verdict has two lines; the process that writes them may end later.
   while (left_s := end - time.monotonic()) > 0 and verdict.count(b'\n') < 2:
-    if not select.select([read], [], [], left_s)[0] or not (part := os.read(read, 65536)):
+    if not poll.poll(left_s * 1000) or not (part := os.read(read, 65536)):
       break
     verdict += part
   return verdict

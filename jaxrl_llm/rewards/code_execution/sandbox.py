@@ -197,13 +197,20 @@ class Box(NamedTuple):
         with contextlib.suppress(ProcessLookupError):
           first = os.pidfd_open(int(match[1]))
           stack.callback(os.close, first)
-          stack.callback(select.select, [first], [], [], _KILL_S)
+          stack.callback(_wait_for_end, first)
       self.process.kill()
 
   def _read_status(self) -> None:
     os.set_blocking(self.status, False)
     with contextlib.suppress(BlockingIOError):
       self.received.extend(os.read(self.status, 65536))
+
+
+def _wait_for_end(pidfd: int) -> None:
+  """Returns when the process has ended, after 5 seconds at most."""
+  poll = select.poll()  # `select.select` fails for descriptors from 1024 on
+  poll.register(pidfd, select.POLLIN)
+  poll.poll(_KILL_S * 1000)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pathlib
+import resource
 
 import pytest
 
@@ -63,6 +64,19 @@ DOUBLE = row(tests=['assert double(2) == 4', 'assert double(-1.5) == -3.0', "ass
 )
 def test_the_program_of_a_completion(text, program):
   assert graders._program(text) == program
+
+
+def test_a_process_with_many_open_descriptors_grades():
+  """A run has shards, sockets and pipes open; numbers from 1024 on are ordinary ones."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+  opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+  try:
+    assert graders.unit_tests(fenced('def double(x): return x + x'), DOUBLE) == 1.0
+  finally:
+    for descriptor in opened:
+      os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_all_tests_have_to_pass_or_their_share_counts():
