@@ -132,7 +132,8 @@ def shrink_data(c) -> None:
   if c.data.source == 'games':  # rows are levels of an environment
     c.prompt_tokens = 32  # room for the first observation
   else:
-    c.data.source, c.data.tasks = 'digits', (dict(name='copy', min_length=1, max_length=3),)
+    c.data.source, c.data.path = 'digits', ''
+    c.data.tasks = (dict(name='copy', min_length=1, max_length=3),)
   if c.replay.collect.fn != 'none':
     c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':
