@@ -18,7 +18,7 @@ def _qwen_moe(raw: Raw, layers: int) -> Raw:
   """Layers in mlp_only_layers, and all but every decoder_sparse_step-th, have a dense MLP."""
   step, dense = raw.get('decoder_sparse_step', 1), raw.get('mlp_only_layers') or []
   dense_layers = tuple(i in dense or (i + 1) % step != 0 for i in range(layers))
-  fields = _experts(raw, layers) | dict(mlp=raw.get('moe_intermediate_size'))
+  fields = _experts(raw, layers) | dict(mlp=raw['moe_intermediate_size'])
   if any(dense_layers):
     fields |= dict(dense_layers=dense_layers, dense_mlp=raw['intermediate_size'])
   return fields

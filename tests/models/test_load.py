@@ -100,6 +100,7 @@ def test_a_missing_tensor_a_misshapen_one_and_a_missing_shard(folder):
     (dict(model_type='mamba'), "model_type 'mamba' is not supported"),
     (dict(rope_scaling=dict(rope_type='odd')), "rope_scaling type 'odd' is unknown"),
     (dict(hidden_act='relu'), "hidden_act='relu' is not supported"),
+    (dict(model_type='qwen3_moe'), "a setting of qwen3_moe (KeyError: 'moe_intermediate_size')"),
     (dict(vocab_size=None), 'config.json'),
   ],
 )

@@ -207,7 +207,7 @@ class Box(NamedTuple):
 
 
 def _wait_for_end(pidfd: int) -> None:
-  """Returns when the process has ended, after 5 seconds at most."""
+  """Returns when the process has ended, after `_KILL_S` seconds at most."""
   poll = select.poll()  # `select.select` fails for descriptors from 1024 on
   poll.register(pidfd, select.POLLIN)
   poll.poll(_KILL_S * 1000)
