@@ -19,7 +19,7 @@ from jaxrl_llm.runner.context import PendingStep
 
 PACKAGE = str(pathlib.Path(__file__).parents[1] / 'jaxrl_llm')
 # Stages that are off are not called. Each stage that is on is a module of its own, the registry of its functions.
-FILES, LINES = 53, 1570
+FILES, LINES = 40, 1570
 # Plain GRPO: the settings are stated here, so that defaults can change without changing what is counted.
 PLAIN = dict(
   model='scratch',
@@ -36,6 +36,7 @@ PLAIN = dict(
   ),
   curriculum=dict(
     utility=dict(fn='uniform'),
+    selection=dict(fn='top'),  # of equal utilities: at random
     evidence_decay=dict(fn='none'),
     prior_pooling=dict(fn='none'),
     eligibility=dict(fn='none'),

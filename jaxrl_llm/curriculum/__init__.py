@@ -2,10 +2,9 @@
 
 from jaxrl_llm.curriculum import allocation, hint_rules, labels
 from jaxrl_llm.curriculum.curriculum import Curriculum, HintedPosteriors, Proposal
-from jaxrl_llm.curriculum.evidence import Evidence, gather_evidence
+from jaxrl_llm.curriculum.evidence import Evidence, LengthEstimate, gather_evidence
 from jaxrl_llm.curriculum.hint_rules import HintScheduler
 from jaxrl_llm.curriculum.labels import LabelRefiner
-from jaxrl_llm.curriculum.length_estimate import LengthEstimate
 
 __all__ = [
   'HintedPosteriors',

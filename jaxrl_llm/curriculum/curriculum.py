@@ -22,8 +22,7 @@ from jaxrl_llm.curriculum import (
   slot_assignment,
   utility,
 )
-from jaxrl_llm.curriculum.evidence import calibration_metrics
-from jaxrl_llm.curriculum.length_estimate import Lengths, expected_tokens
+from jaxrl_llm.curriculum.evidence import Lengths, calibration_metrics, expected_tokens
 from jaxrl_llm.curriculum.records import (
   DatasetInfo,
   EligibilityRule,

@@ -52,6 +52,10 @@ class PromptTable:
   def __len__(self) -> int:
     return len(self.rows)
 
+  def rows_of(self, prompts: Prompts) -> list[Row]:
+    """Returns the row of each prompt of a step."""
+    return [self.rows[i] for i in prompts.index_P]
+
   def prompts(self, indices: Sequence[int] | np.ndarray, born: int = 0) -> Prompts:
     """Returns the prompts of these rows, right-padded with 0 to [P, L], proposed in step `born`. Raises IndexError."""
     index_P = np.asarray(indices, np.int32).reshape(-1)

@@ -18,8 +18,8 @@ from absl import logging
 from jaxrl_llm.environments.protocol import Environment, Result, first_observation, replay
 from jaxrl_llm.environments.resolve import EnvironmentSettings, resolve
 from jaxrl_llm.rewards import CRASH, ERROR, OK, TIMEOUT
+from jaxrl_llm.rewards.outcomes import describe
 from jaxrl_llm.rewards.pool import CleanContext
-from jaxrl_llm.rewards.worker import describe
 from jaxrl_llm.types import JsonObject, Row
 
 _TRIES = 2  # of an episode whose worker broke, possibly through another process

@@ -56,7 +56,7 @@ def recorded_evaluator(
   evaluator = evaluate.make_evaluator(
     context.spec,
     table,
-    context.decode,
+    context.models.policy.tokenizer.decode,
     scoring(grading, pool, context.episodes),
     settings.samples,
     settings.sampling,

@@ -10,7 +10,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.learner.verify_drafts import verify_drafts
-from jaxrl_llm.models import quantized
+from jaxrl_llm.models import linear
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import carried_kv, ngram_drafts, pruned_decode, ring_decode, tree_decode
 from jaxrl_llm.rollout.correctness_head import CorrectnessHead
@@ -135,7 +135,7 @@ def _decode_weights(spec: StepSpec, state: TrainState) -> Params:
   if spec.model.weights_dtype == spec.model.dtype:
     params = jax.tree.map(lambda x: x.astype(spec.model.dtype), params)
   else:
-    params = quantized.quantize_params(params, spec.model.weights_dtype, spec.model.dtype)
+    params = linear.quantize_params(params, spec.model.weights_dtype, spec.model.dtype)
   return jax.lax.with_sharding_constraint(
     params, sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules)
   )

@@ -15,7 +15,7 @@ from jaxrl_llm import objective
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora, packing
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.models import decoder, logprob, quantized, shared_prompt_forward
+from jaxrl_llm.models import decoder, linear, logprob, shared_prompt_forward
 from jaxrl_llm.types import Batch, Params, Prompts, TrainState
 
 Tree = TypeVar('Tree')
@@ -198,7 +198,7 @@ def packed_log_probs(
   kernels are rounded. The gradient is that of rows with a prompt each.
   """
   if spec.update.quantize:
-    params = quantized.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
+    params = linear.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
   return logprob.token_logp(
     spec.model.config,
     params,
@@ -302,7 +302,7 @@ def log_probs(
 ) -> tuple[jax.Array, ...]:
   """Log-probability and entropy [B, T] of whole rows, without a plan."""
   if spec.update.quantize:
-    params = quantized.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
+    params = linear.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
   hidden_BxTxD = shared_prompt_forward.hidden(
     spec.model.config,
     params,

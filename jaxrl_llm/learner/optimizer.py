@@ -11,6 +11,7 @@ import optax
 
 from jaxrl_llm.config import stages, user_code
 from jaxrl_llm.config.schema import OptimizerConfig
+from jaxrl_llm.models import linear
 from jaxrl_llm.types import Params, UserError
 
 DECAYS = ('constant', 'cosine', 'linear')
@@ -49,16 +50,18 @@ def _named(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransfo
   decay = config.weight_decay
   if config.fn == 'adamw':
     b1, b2, eps = config.b1, config.b2, config.eps
-    return optax.adamw(schedule, b1, b2, eps, weight_decay=decay, mask=_matrices)
+    return optax.adamw(schedule, b1, b2, eps, weight_decay=decay, mask=linear.matrices)
   if config.fn == 'lion':
-    return optax.lion(schedule, weight_decay=decay, mask=_matrices)
+    return optax.lion(schedule, weight_decay=decay, mask=linear.matrices)
   if config.fn == 'adafactor':
-    return optax.adafactor(schedule, weight_decay_rate=decay or None, weight_decay_mask=_matrices)
+    return optax.adafactor(
+      schedule, weight_decay_rate=decay or None, weight_decay_mask=linear.matrices
+    )
   if config.fn == 'muon':
     return optax.contrib.muon(
       schedule,
       weight_decay=decay,
-      weight_decay_mask=_matrices,
+      weight_decay_mask=linear.matrices,
       muon_weight_dimension_numbers=_in_layers,
     )
   return _users_own(config, schedule)
@@ -83,21 +86,12 @@ def _users_own(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTra
   return optimizer
 
 
-def _matrices(params: Params) -> Params:
-  return jax.tree_util.tree_map_with_path(_is_matrix, params)
-
-
-def _is_matrix(path: tuple, x: jax.Array) -> bool:
-  # The biases of all experts are one array [E, F].
-  return x.ndim > 1 and not (path and getattr(path[-1], 'key', '') == 'bias')
-
-
 def _in_layers(params: Params) -> Params:
   """Muon's matrices: those of the layers. Embedding and head are not orthogonalized."""
 
   def numbers(path: tuple, x: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
     in_layer = any(getattr(key, 'key', None) == 'layers' for key in path)
-    in_layer = in_layer and _is_matrix(path, x)
+    in_layer = in_layer and linear.is_matrix(path, x)
     return optax.contrib.MuonDimensionNumbers() if in_layer and x.ndim == 2 else None
 
   return jax.tree_util.tree_map_with_path(numbers, params)

@@ -25,7 +25,7 @@ from jaxrl_llm.learner.step_spec import (
   StepSpec,
   UpdateSpec,
 )
-from jaxrl_llm.models import rotary, splash
+from jaxrl_llm.models import positions, splash
 from jaxrl_llm.objective import activation_noise, contracts
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.replay import dynamic_sampling, successes
@@ -99,7 +99,7 @@ def make_spec(
   contradict each other.
   """
   config = typed(config)
-  model = rotary.for_context(model, config.prompt_tokens + config.completion_tokens)
+  model = positions.for_context(model, config.prompt_tokens + config.completion_tokens)
   dtype = precision.compute_dtype(config, _on_cpu(mesh))
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   compatibility.check(config, _facts(config, method) | _model_facts(mesh, model, teacher))

@@ -1,4 +1,7 @@
-"""Attention of each row over its own keys and, optionally, over the keys of a prompt that its group shares."""
+"""Attention of each row over its own keys and over those of a prompt that its group shares; caches of both.
+
+Caches are float32, bfloat16, or int8 with one scale per token and head.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,56 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import kvcache
-
 # Finite, so that a row with every key masked (padding) yields numbers and not NaN.
 MASKED_SCORE = -1e30
 
 # From the reference of the softmax (its largest score) to (Σ weights, Σ weights·v).
 _WeightedSum = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+class Int8(NamedTuple):
+  """x ≈ data · scale, rounded to nearest, scale = max|x| / 127 over the head's dimension."""
+
+  data: jax.Array  # int8 [rows, K, S, d]
+  scale: jax.Array  # float32 [rows, K, S]
+
+
+CacheArray = jax.Array | Int8
+
+
+def pack_cache(x: jax.Array, dtype: str) -> CacheArray:
+  """x [rows, K, S, d] in the cache's format; the error of int8 is at most max|x| / 254 per number."""
+  if dtype != 'int8':
+    return x.astype(dtype)
+  x = x.astype(jnp.float32)
+  scale = jnp.abs(x).max(-1) / 127
+  data = jnp.round(x / jnp.where(scale > 0, scale, 1)[..., None])
+  return Int8(data.astype(jnp.int8), scale)
+
+
+def empty_cache(shape: tuple[int, ...], dtype: str) -> CacheArray:
+  """An empty cache of `shape` [rows, K, S, d]."""
+  return pack_cache(jnp.zeros(shape, jnp.float32 if dtype == 'int8' else dtype), dtype)
+
+
+def write_cache(cache: CacheArray, new: jax.Array, at: jax.Array) -> CacheArray:
+  """The cache with `new` [rows, K, Q, d] written from column `at` on: one number (modulo S) or one per row."""
+  packed = pack_cache(new, 'int8' if isinstance(cache, Int8) else cache.dtype.name)
+  update = jax.lax.dynamic_update_slice_in_dim
+  if jnp.ndim(at) == 0:
+    return jax.tree.map(lambda old, x: update(old, x, at % old.shape[2], 2), cache, packed)
+  update_rows = jax.vmap(lambda old, x, a: update(old, x, a, 1))
+  return jax.tree.map(lambda old, x: update_rows(old, x, at), cache, packed)
+
+
+def read_cache(cache: CacheArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
+  """(numbers in `dtype` [rows, K, S, d], scale [rows, K, S] or None).
+
+  The caller multiplies scores or weights by the scale, so that no dequantized copy of the cache is made.
+  """
+  if isinstance(cache, Int8):
+    return cache.data.astype(dtype), cache.scale
+  return cache, None
 
 
 class KeyValues(NamedTuple):
@@ -25,8 +71,8 @@ class KeyValues(NamedTuple):
   free of transposes.
   """
 
-  k: kvcache.CacheArray
-  v: kvcache.CacheArray
+  k: CacheArray
+  v: CacheArray
   mask: jax.Array
 
 
@@ -72,8 +118,8 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weighte
   # Rows stay one axis next to the cache. If they were split in two, XLA would repeat the cache's update inside its
   # reader, need the old cache beside the new one, and copy it for every token.
   q = q.reshape(P * G, Q, K, R, d)
-  k, k_scale = kvcache.read(keys.k, q.dtype)
-  v, v_scale = kvcache.read(keys.v, q.dtype)
+  k, k_scale = read_cache(keys.k, q.dtype)
+  v, v_scale = read_cache(keys.v, q.dtype)
   score = jnp.einsum('bqkrd,bksd->bkqrs', q, k, preferred_element_type=jnp.float32)
   score = score if k_scale is None else score * k_scale[:, :, None, None]
   score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), MASKED_SCORE)
@@ -92,8 +138,8 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weighte
 
 def _shared(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
   """As `_own`, for keys that all G rows of a prompt attend to."""
-  k, k_scale = kvcache.read(keys.k, q.dtype)
-  v, v_scale = kvcache.read(keys.v, q.dtype)
+  k, k_scale = read_cache(keys.k, q.dtype)
+  v, v_scale = read_cache(keys.v, q.dtype)
   score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, k, preferred_element_type=jnp.float32)
   score = score if k_scale is None else score * k_scale[:, :, None, None, None]
   mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import activation_sharding, attention, kvcache, linear, moe, rotary
-from jaxrl_llm.models.activation import activate, multiplier
-from jaxrl_llm.models.layer_masks import LayerMasks
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.models import attention, linear, moe, positions
+from jaxrl_llm.models.linear import activate, multiplier
+from jaxrl_llm.models.positions import LayerMasks
 from jaxrl_llm.types import Array, ModelConfig
 
 # The keys and values of one layer, each [rows, K, S, d].
-Pair = tuple[kvcache.CacheArray, kvcache.CacheArray]
+Pair = tuple[attention.CacheArray, attention.CacheArray]
 # One Pair per layer; or, with `remat`, one Pair of arrays [layers, rows, K, S, d].
 Cache = list[Pair] | Pair
 # Replaces `attention.attend` where rows are causal and no cache is written: `splash.attend`.
@@ -109,18 +110,16 @@ class Block(nnx.Module):
     q, k, v = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (q, k, v))
     if c.qk_norm == 'head':
       q, k = self.q_norm(q), self.k_norm(k)
-    q, k = rotary.rotate(q, *masks.rope), rotary.rotate(k, *masks.rope)
+    q, k = positions.rotate(q, *masks.rope), positions.rotate(k, *masks.rope)
     if masks.query_factor_BxQ is not None:
       q = q * masks.query_factor_BxQ[..., None, None].astype(q.dtype)
     # Each device of a row holds all of its keys, and queries them with its part of the tokens.
     kv = tuple(
-      activation_sharding.constrain(
-        x.swapaxes(1, 2), activation_sharding.ROWS, activation_sharding.FEATURES, ()
-      )
+      sharding.constrain(x.swapaxes(1, 2), sharding.UPDATE_ROWS, sharding.FEATURES, ())
       for x in (k, v)
     )
     if cache is not None:
-      kv = tuple(kvcache.write(old, new, at) for old, new in zip(cache, kv, strict=True))
+      kv = tuple(attention.write_cache(old, new, at) for old, new in zip(cache, kv, strict=True))
     scores = dict(scale=c.query_scale, cap=c.attention_cap)
     if c.sinks:
       scores['sink_H'] = self.sinks.score[...]

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import activation_sharding, quantized
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.models import linear
 from jaxrl_llm.models.block import Attend, Block, Cache, Pair
 from jaxrl_llm.models.layer_loops import LayerInputs, scan_layers, unroll_layers
-from jaxrl_llm.models.layer_masks import LayerMasks, masks_of_kinds
+from jaxrl_llm.models.positions import LayerMasks, masks_of_kinds
 from jaxrl_llm.types import Array, ModelConfig, Params
 
 
@@ -145,7 +146,7 @@ def _bind(config: ModelConfig, params: Params, dtype: str) -> Decoder:
 
 
 def _pad_tokens(x: Array, *dimensions: int) -> Array:
-  return activation_sharding.pad_to_shards(x, activation_sharding.TOKENS, *dimensions)
+  return sharding.pad_to_shards(x, sharding.TOKENS, *dimensions)
 
 
 def _experts_by_layer(expert_BxQxNxk: Array | None) -> Array | None:
@@ -163,7 +164,7 @@ def _block(
   layer: LayerInputs,
 ) -> tuple[jax.Array, tuple[Pair, jax.Array | None]]:
   """One layer: x after it, and its (k, v) and experts."""
-  x = activation_sharding.constrain(x, activation_sharding.ROWS, activation_sharding.TOKENS)
+  x = sharding.constrain(x, sharding.UPDATE_ROWS, sharding.TOKENS)
   weights = layer.weights
   if layer.noise is not None and identity_BxQ is not None:
     sigma, key = layer.noise
@@ -197,9 +198,9 @@ def head(
     kernel, spec = params['embed']['embedding'], '...d,vd->...v'
   else:
     kernel, spec = params['head']['kernel'], '...d,dv->...v'
-  data, scale = quantized.read(kernel, dtype)
+  data, scale = linear.read_kernel(kernel, dtype)
   logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
-  logits = quantized.apply_scale(logits, scale)
+  logits = linear.apply_scale(logits, scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
   cap = config.logit_cap
   return cap * jnp.tanh(logits / cap) if cap else logits

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import quantized
+from jaxrl_llm.models import linear
 from jaxrl_llm.models.block import Cache, Pair
-from jaxrl_llm.models.layer_masks import LayerMasks, layer_kinds
+from jaxrl_llm.models.positions import LayerMasks, layer_kinds
 from jaxrl_llm.types import Array, ModelConfig, Params
 
 
@@ -157,7 +157,7 @@ def _select_masks(masks: list[LayerMasks], block: Block) -> Callable:
 
 def stack_weights(weights_L: Sequence[Params], dtype: str) -> Params:
   """One tree of arrays [layers, …], with matrices cast to the dtype of their products."""
-  is_quantized = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
+  is_quantized = lambda x: isinstance(x, linear.Quantized)  # noqa: E731
   cast = lambda x: x if is_quantized(x) or x.ndim == 1 else x.astype(dtype)  # noqa: E731
   weights_L = jax.tree.map(cast, weights_L, is_leaf=is_quantized)
   return jax.tree.map(lambda *x_L: jnp.stack(x_L), *weights_L)

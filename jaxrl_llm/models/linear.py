@@ -1,12 +1,37 @@
-"""Linear layers: plain or quantized kernels, LoRA adapters, and weight gradients in an efficient layout."""
+"""Linear layers: kernels that may be quantized, LoRA adapters, and the nonlinearities of gated MLPs."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import activation_sharding, quantized
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.types import ModelConfig, Params
+
+ACTIVATIONS = {
+  'silu': jax.nn.silu,
+  'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def activate(config: ModelConfig, gate: jax.Array) -> jax.Array:
+  """silu(x) = x·σ(x), gelu in its tanh form, or gpt-oss's x·σ(αx) of x ≤ limit. arXiv:2002.05202 (gated variants)."""
+  if config.activation != 'clamped_swiglu':
+    return ACTIVATIONS[config.activation](gate)
+  gate = jnp.minimum(gate, config.gate_limit)
+  return gate * jax.nn.sigmoid(config.gate_gain * gate)
+
+
+def multiplier(config: ModelConfig, up: jax.Array) -> jax.Array:
+  """The factor of an activated gate: up, in gpt-oss clipped to ±limit and increased by 1."""
+  if config.activation != 'clamped_swiglu':
+    return up
+  return jnp.clip(up, -config.gate_limit, config.gate_limit) + 1
 
 
 @jax.custom_vjp
@@ -27,7 +52,7 @@ def _backward(saved, g):
   x, kernel_DxF = saved
   D, F = kernel_DxF.shape
   # Flattening rows and tokens would gather tokens that are sharded over devices.
-  if activation_sharding.axes_that_divide(activation_sharding.TOKENS):
+  if sharding.axes_that_divide(sharding.TOKENS):
     leading = list(range(x.ndim - 1))
     return jnp.matmul(g, kernel_DxF.T), jnp.tensordot(x, g, (leading, leading))
   return jnp.matmul(g, kernel_DxF.T), jnp.matmul(x.reshape(-1, D).T, g.reshape(-1, F))
@@ -49,11 +74,113 @@ class Dense(nnx.Linear):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     x = x.astype(self.dtype)
-    data, scale = quantized.read(self.kernel.get_value(), self.dtype)
-    y = quantized.apply_scale(product(x, data), scale)
+    data, scale = read_kernel(self.kernel.get_value(), self.dtype)
+    y = apply_scale(product(x, data), scale)
     if self.use_bias:
       y = y + self.bias[...].astype(self.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     if not hasattr(self, 'a'):
       return y
     a_Dxr, b_rxF = (v[...].astype(self.dtype) for v in (self.a, self.b))
     return y + product(product(x, a_Dxr), b_rxF)
+
+
+class Quantized(NamedTuple):
+  """kernel ≈ data · scale, scale = max|kernel| over a channel's inputs / the largest number of the dtype."""
+
+  # [..., D, F], int8 or float8. With the straight-through estimator, the same values in the compute dtype.
+  data: jax.Array
+  scale: jax.Array  # float32 [..., F]
+
+
+Kernel = jax.Array | Quantized
+
+_LARGEST = dict(int8=127.0, float8_e4m3fn=448.0)
+
+
+def needs_scale(dtype: str) -> bool:
+  """Whether kernels of this dtype carry a scale."""
+  return dtype in _LARGEST
+
+
+def quantize(kernel: jax.Array, dtype: str) -> Kernel:
+  """kernel [..., D, F] in the given dtype; the error of int8 is at most scale / 2 per number.
+
+  A channel of zeros gets scale 1, because gradients are divided by the scale.
+  """
+  if not needs_scale(dtype):
+    return kernel.astype(dtype)
+  kernel = kernel.astype(jnp.float32)
+  largest = jnp.abs(kernel).max(-2)
+  scale = jnp.where(largest <= 1e-30, 1.0, largest / _LARGEST[dtype])
+  data = kernel / scale[..., None, :]
+  data = jnp.round(data) if dtype == 'int8' else data
+  return Quantized(data.astype(dtype), scale)
+
+
+def read_kernel(kernel: Kernel, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array | None]:
+  """(numbers in `dtype` [..., D, F], scale [..., F] or None).
+
+  The caller scales the product (`apply_scale`), so that no dequantized copy of the kernel is needed. XLA for TPUs
+  converts numbers as it reads them. On CPUs it converts every kernel once before a loop, which saves no memory.
+  """
+  if isinstance(kernel, Quantized):
+    return kernel.data.astype(dtype), kernel.scale
+  return kernel.astype(dtype), None
+
+
+def apply_scale(product: jax.Array, scale: jax.Array | None) -> jax.Array:
+  """(x · data) · scale in the dtype of the product [..., F]; the product itself for a scale of None."""
+  if scale is None:
+    return product
+  scale = scale.reshape((1,) * (product.ndim - scale.ndim) + scale.shape)
+  return (product * scale).astype(product.dtype)
+
+
+def quantize_params(params: Params, kernels: str, others: str) -> Params:
+  """Parameters as the sampler reads them: kernels in the dtype `kernels`, all other arrays in `others`.
+
+  Kernels are those of attention, feed-forward layers, experts and an untied head. Routers (whose few numbers choose
+  experts), embeddings, norms and biases are not.
+  """
+  return _map_kernels(params, lambda x: quantize(x, kernels), lambda x: x.astype(others))
+
+
+def straight_through(params: Params, kernels: str, dtype: str) -> Params:
+  """Parameters with the values of `quantize_params` and plain gradients: ∂/∂kernel = ∂/∂(data · scale).
+
+  One precision for sampling and learning, reconstructed from the abstract and third-party notes. The method rounds
+  weights in blocks, and activations; this function rounds weights alone, by channel. arXiv:2601.14243 (Jet-RL),
+  arXiv:1308.3432 (straight-through).
+  """
+
+  def with_gradient(kernel):
+    fixed = jax.lax.stop_gradient(quantize(kernel, kernels))
+    if not isinstance(fixed, Quantized):
+      return quantize(kernel, kernels)
+    # Its value is exactly zero, however sums are rounded; its gradient is that of a plain kernel.
+    difference = (kernel - jax.lax.stop_gradient(kernel)) / fixed.scale[..., None, :]
+    return Quantized(fixed.data.astype(dtype) + difference.astype(dtype), fixed.scale)
+
+  return _map_kernels(params, with_gradient, lambda x: x)
+
+
+def _map_kernels(
+  params: Params,
+  for_kernel: Callable[[jax.Array], Kernel],
+  for_other: Callable[[jax.Array], jax.Array],
+) -> Params:
+  def apply(path, x):
+    *_, module, name = (str(entry.key) for entry in path)
+    return for_kernel(x) if name == 'kernel' and not module.endswith('router') else for_other(x)
+
+  return jax.tree_util.tree_map_with_path(apply, params)
+
+
+def matrices(params: Params) -> Params:
+  """True for the parameters that weight decay applies to, in a tree like `params`: all but norms, biases and scores."""
+  return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def is_matrix(path: tuple, x: jax.Array) -> bool:
+  """Whether the parameter at `path` is a matrix or a stack of them; the biases of all experts are one array [E, F]."""
+  return x.ndim > 1 and not (path and getattr(path[-1], 'key', '') == 'bias')

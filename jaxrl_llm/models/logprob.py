@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import activation_sharding, decoder
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.models import decoder
 from jaxrl_llm.types import ModelConfig, Params
 
 # From logits [B, C, V] and arrays [B, C] to arrays [B, C].
@@ -102,8 +103,8 @@ def over_logits(
   """
   B, T, _ = hidden_BxTxD.shape
   rows, tokens = (
-    activation_sharding.axes_that_divide(activation_sharding.ROWS, B),
-    activation_sharding.axes_that_divide(activation_sharding.TOKENS, T),
+    sharding.axes_that_divide(sharding.UPDATE_ROWS, B),
+    sharding.axes_that_divide(sharding.TOKENS, T),
   )
   head_params = {name: params[name] for name in (('embed',) if config.tied else ('head',))}
   local = functools.partial(_chunked, fn, config, chunk_tokens, dtype)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import activation_sharding, quantized
-from jaxrl_llm.models.activation import activate, multiplier
-from jaxrl_llm.models.quantized import Quantized
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.models import linear
+from jaxrl_llm.models.linear import Quantized, activate, multiplier
 from jaxrl_llm.types import ModelConfig
 
 # x [B, Q, D], weights [B, Q, k] and experts [B, Q, k] of tokens.
@@ -21,9 +21,9 @@ _Tokens = tuple[jax.Array, jax.Array, jax.Array]
 class Weights(NamedTuple):
   """The weights of all experts, or of those on one device. Biases of `down` are added after the sum."""
 
-  gate: quantized.Kernel  # [E, D, F]
-  up: quantized.Kernel  # [E, D, F]
-  down: quantized.Kernel  # [E, F, D]
+  gate: linear.Kernel  # [E, D, F]
+  up: linear.Kernel  # [E, D, F]
+  down: linear.Kernel  # [E, F, D]
   gate_bias: jax.Array | None = None  # [E, F]
   up_bias: jax.Array | None = None  # [E, F]
 
@@ -159,15 +159,15 @@ def dispatch(
   """
   tokens = x_BxQxD, weight_BxQxk, expert_BxQxk
   # An enclosing shard_map has split rows and kernels already: these kernels are the device's own.
-  if activation_sharding.is_manual(activation_sharding.EXPERTS):
-    gathered = jax.lax.all_gather(tokens, *activation_sharding.EXPERTS, tiled=True)
+  if sharding.is_manual(sharding.EXPERTS):
+    gathered = jax.lax.all_gather(tokens, *sharding.EXPERTS, tiled=True)
     return _scatter_sum(_over_features(config, _localize(*gathered, weights.gate), weights))
   row_axes, token_axes, expert_axes = (
-    activation_sharding.axes_that_divide(axes, size)
+    sharding.axes_that_divide(axes, size)
     for axes, size in (
-      (activation_sharding.ROWS, len(x_BxQxD)),
-      (activation_sharding.TOKENS, x_BxQxD.shape[1]),
-      (activation_sharding.EXPERTS, config.experts),
+      (sharding.UPDATE_ROWS, len(x_BxQxD)),
+      (sharding.TOKENS, x_BxQxD.shape[1]),
+      (sharding.EXPERTS, config.experts),
     )
   )
   if not row_axes + token_axes + expert_axes:
@@ -177,7 +177,7 @@ def dispatch(
     if not expert_axes:
       return _over_features(config, tokens, weights)
     # Too few rows to split them over the experts' axis: every device has all of them.
-    if activation_sharding.EXPERTS[0] not in row_axes:
+    if sharding.EXPERTS[0] not in row_axes:
       local_tokens = _localize(*tokens, weights.gate)
       return jax.lax.psum(_over_features(config, local_tokens, weights), expert_axes)
     gathered = jax.lax.all_gather(tokens, *expert_axes, tiled=True)
@@ -188,29 +188,25 @@ def dispatch(
     local,
     in_specs=(spec, _specs(weights, expert_axes or None, None)),
     out_specs=spec,
-    axis_names=activation_sharding.free_axes() - {*activation_sharding.FEATURES},
+    axis_names=sharding.free_axes() - {*sharding.FEATURES},
     check_vma=False,
   )(tokens, weights)
 
 
-def _localize(
-  x: jax.Array, weight: jax.Array, expert: jax.Array, gate: quantized.Kernel
-) -> _Tokens:
+def _localize(x: jax.Array, weight: jax.Array, expert: jax.Array, gate: linear.Kernel) -> _Tokens:
   """Tokens with experts numbered from 0 on this device; other devices' experts fall outside [0, E)."""
-  first = jax.lax.axis_index(*activation_sharding.EXPERTS) * _expert_count(gate)
+  first = jax.lax.axis_index(*sharding.EXPERTS) * _expert_count(gate)
   return x, weight, expert - first
 
 
 def _scatter_sum(part_NxQxD: jax.Array) -> jax.Array:
   """The sum over all devices' experts, for the rows of this device."""
-  return jax.lax.psum_scatter(
-    part_NxQxD, *activation_sharding.EXPERTS, scatter_dimension=0, tiled=True
-  )
+  return jax.lax.psum_scatter(part_NxQxD, *sharding.EXPERTS, scatter_dimension=0, tiled=True)
 
 
 def _over_features(config: ModelConfig, tokens: _Tokens, weights: Weights) -> jax.Array:
   """`mixture` with the features of each expert split over the tensor axis, where it divides them."""
-  features = activation_sharding.axes_that_divide(activation_sharding.FEATURES, config.mlp)
+  features = sharding.axes_that_divide(sharding.FEATURES, config.mlp)
   if not features:
     return mixture(config, *tokens, weights)
   replicated = PartitionSpec()
@@ -235,14 +231,14 @@ def _specs(
 
 
 def _kernel_spec(
-  kernel: quantized.Kernel, axes: tuple[tuple[str, ...] | None, ...]
+  kernel: linear.Kernel, axes: tuple[tuple[str, ...] | None, ...]
 ) -> PartitionSpec | Quantized:
   """The specs of a kernel [E, A, B] and of its scales [E, B], which lie beside their channels."""
   data = PartitionSpec(*axes)
   return Quantized(data, PartitionSpec(axes[0], axes[2])) if isinstance(kernel, Quantized) else data
 
 
-def _expert_count(kernel_ExAxB: quantized.Kernel) -> int:
+def _expert_count(kernel_ExAxB: linear.Kernel) -> int:
   return len(jax.tree.leaves(kernel_ExAxB)[0])
 
 
@@ -268,13 +264,13 @@ def mixture(
   def grouped(x_NxA, kernel_ExAxB, bias_ExB=None):
     # The grouped product leaves rows after the last group undefined, in results and in gradients.
     mask = lambda x: x if E == config.experts else jnp.where(local_Nx1, x, 0)  # noqa: E731
-    data, scale_ExB = quantized.read(kernel_ExAxB, x_NxA.dtype)
+    data, scale_ExB = linear.read_kernel(kernel_ExAxB, x_NxA.dtype)
     if scale_ExB is not None and kernel_ExAxB.data.dtype == jnp.int8:
       # XLA for TPUs would copy a converted array here. It multiplies int8 directly, but not float8.
       data = kernel_ExAxB.data
     scale_NxB = None if scale_ExB is None else scale_ExB[jnp.minimum(expert_N[order_N], E - 1)]
     out = jax.lax.ragged_dot(mask(x_NxA), data, size_E, preferred_element_type=x_NxA.dtype)
-    out = quantized.apply_scale(out, scale_NxB)
+    out = linear.apply_scale(out, scale_NxB)
     if bias_ExB is not None:
       out = out + bias_ExB[jnp.minimum(expert_N[order_N], E - 1)]
     return mask(out)

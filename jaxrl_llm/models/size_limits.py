@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from jaxrl_llm.models import rotary
+from jaxrl_llm.models import positions
 from jaxrl_llm.types import JsonValue, ModelConfig, UserError
 
 # Far beyond any existing model, and small enough for arithmetic on them.
@@ -97,8 +97,8 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
 def _check_rotary(config: ModelConfig, where: str) -> None:
   try:
     with np.errstate(all='ignore'):
-      variants = config, rotary.for_context(config, 2**40)
-      tables = [rotary.frequencies(c, sliding) for c in variants for sliding in (False, True)]
+      variants = config, positions.for_context(config, 2**40)
+      tables = [positions.frequencies(c, sliding) for c in variants for sliding in (False, True)]
     is_finite = all(
       np.isfinite(inverse).all() and math.isfinite(factor) for inverse, factor in tables
     )

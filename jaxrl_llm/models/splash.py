@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as tpu
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import activation_sharding
+from jaxrl_llm.distributed import sharding
 
 _LANES = 128  # tokens are padded to a multiple of it
 _MAX_BLOCK = 512  # a block is the largest multiple of _LANES up to this that divides the tokens
@@ -46,20 +46,18 @@ def attend(
   if shared is not None:
     segments, own = _join(own, shared, prompt_mask_PxL)
   rows, heads = (
-    activation_sharding.axes_that_divide(activation_sharding.ROWS, B),
-    activation_sharding.axes_that_divide(activation_sharding.FEATURES, K),
+    sharding.axes_that_divide(sharding.UPDATE_ROWS, B),
+    sharding.axes_that_divide(sharding.FEATURES, K),
   )
   run = functools.partial(_run, cap=cap, interpret=interpret)
-  if (
-    activation_sharding.free_axes()
-  ):  # all must become manual: the compiler cannot partition a kernel
+  if sharding.free_axes():  # all must become manual: the compiler cannot partition a kernel
     spec = PartitionSpec(rows or None, heads or None)
     segment_spec = None if segments is None else PartitionSpec(rows or None)
     run = jax.shard_map(
       run,
       in_specs=(spec, (spec, spec), segment_spec),
       out_specs=spec,
-      axis_names=activation_sharding.free_axes(),
+      axis_names=sharding.free_axes(),
       check_vma=False,
     )
   return run(q_BxHxQxd, own, segments).swapaxes(1, 2)

@@ -1,12 +1,5 @@
 """Objectives as coefficients of log-probs: stages, their composition, and what the update needs of them."""
 
-from jaxrl_llm.objective.batch_targets import (
-  Groups,
-  Targets,
-  group_rows,
-  mixed_group_mask,
-  targets,
-)
 from jaxrl_llm.objective.demonstration_terms import (
   DemonstrationTerms,
   demonstration_coefficients,
@@ -14,7 +7,17 @@ from jaxrl_llm.objective.demonstration_terms import (
   plan_demonstrations,
 )
 from jaxrl_llm.objective.method_spec import Method, method
-from jaxrl_llm.objective.policy_gradient import SUMS, coefficients, distill, learning_rate_scale
+from jaxrl_llm.objective.policy_gradient import (
+  SUMS,
+  Groups,
+  Targets,
+  coefficients,
+  distill,
+  group_rows,
+  learning_rate_scale,
+  mixed_group_mask,
+  targets,
+)
 from jaxrl_llm.objective.replayed_log_probs import behavior_log_probs, fill_replayed_log_probs
 from jaxrl_llm.objective.token_inputs import CONFIDENCE_TOP_K, sampled_mask
 from jaxrl_llm.objective.turn_masks import turn_targets

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.batch_targets import Targets
 from jaxrl_llm.objective.method_spec import Method
+from jaxrl_llm.objective.policy_gradient import Targets
 from jaxrl_llm.objective.sft_loss import DemonstrationTokens, TokenWeight
 from jaxrl_llm.objective.token_inputs import present
 from jaxrl_llm.types import Array, Batch

@@ -1,17 +1,212 @@
-"""Policy-gradient losses as one coefficient per token: the gradient of every method is that of −Σ sg(c)·log π."""
+"""Policy-gradient losses: targets of a batch, then one coefficient per token.
+
+Targets are groups, advantages and denominators, computed before the policy is evaluated. The gradient of every method
+is that of −Σ sg(c)·log π.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.objective import record_checks, replayed_log_probs
-from jaxrl_llm.objective.batch_targets import Targets
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.objective.token_inputs import Tokens, present
-from jaxrl_llm.types import Array
+from jaxrl_llm.objective.token_inputs import CreditInputs, Tokens, needs_of, present, sampled_mask
+from jaxrl_llm.rewards.outcomes import SAME, compared
+from jaxrl_llm.types import Array, Batch, Prompts, Turns
 
 SUMS = ('pg_loss', 'clipped', 'rejected', 'kl', 'kl_loss')  # keys of the sums of `coefficients`
+
+
+class Groups(NamedTuple):
+  """Indices between rows [B] and groups [P, parts·G]. A group is at the index of its prompt's first slot."""
+
+  rollouts: int  # G, rows of a slot
+  first_P: Array | None  # int32, the first slot of a slot's prompt; None: the slot itself
+  part_P: Array | None  # int32, the number of a slot among those of its prompt
+  parts: int = 1  # largest number of slots of one prompt
+
+  def gather(self, x_B: Array) -> Array:
+    """Rows as groups [P, parts·G]; 0 for absent slots and for slots that belong to an earlier group."""
+    x_PxG = x_B.reshape(-1, self.rollouts)
+    if self.first_P is None:
+      return x_PxG
+    P = x_PxG.shape[0]
+    blank = jnp.zeros((P, self.parts, self.rollouts), x_PxG.dtype)
+    return blank.at[self.first_P, self.part_P].set(x_PxG).reshape(P, -1)
+
+  def scatter(self, x_PxN: jax.Array) -> jax.Array:
+    """The inverse of `gather`: values of groups as rows [B]; N = 1 repeats a value for all rows."""
+    if x_PxN.shape[1] == 1:
+      x_P = x_PxN[:, 0] if self.first_P is None else x_PxN[self.first_P, 0]
+      return jnp.repeat(x_P, self.rollouts)
+    if self.first_P is None:
+      return x_PxN.reshape(-1)
+    x = x_PxN.reshape(-1, self.parts, self.rollouts)
+    return x[self.first_P, self.part_P].reshape(-1)
+
+  def numbers(self, rows: int) -> jax.Array:
+    """The number of each row's group, int32 [B], below P."""
+    slot_B = jnp.arange(rows, dtype=jnp.int32) // self.rollouts
+    return slot_B if self.first_P is None else self.first_P[slot_B]
+
+
+def group_rows(prompts: Prompts, rollouts: int, parts: int = 1) -> Groups:
+  """Groups of slots with equal `index_P`; `part_P` numbers the slots of a prompt from 0 to parts − 1."""
+  if parts == 1:
+    return Groups(rollouts, None, None)
+  same_PxP = prompts.index_P[:, None] == prompts.index_P[None]
+  return Groups(rollouts, jnp.argmax(same_PxP, axis=1).astype(jnp.int32), prompts.part_P, parts)
+
+
+class OtherPolicies(NamedTuple):
+  """Log-probs of the batch under other policies than the one that is trained."""
+
+  old_BxT: jax.Array | None = None  # None: the behavior log-probs
+  reference_BxT: jax.Array | None = None  # None: no reference policy
+  teacher_BxT: jax.Array | None = None  # None: no teacher
+
+
+class StepCounts(NamedTuple):
+  """Counts of optimizer steps, int32; None: no stage needs them."""
+
+  age_BxT: jax.Array | None = None  # since a token was sampled
+  batch_steps_BxT: jax.Array | None = None  # of these, the steps taken on this batch
+  step_B: jax.Array | None = None  # since the start of the run
+
+
+class Targets(NamedTuple):
+  """Everything that the coefficients depend on besides the policy. Every array leads with B."""
+
+  mask_BxT: jax.Array  # float32, tokens in the loss
+  advantage_BxT: jax.Array
+  weight_BxT: jax.Array  # 1 / denominator where the mask is 1
+  behavior_BxT: Array  # log-probabilities recorded at sampling
+  correct_B: Array
+  group_B: jax.Array  # int32
+  kl_weight_BxT: jax.Array | None = None  # 1 / denominator of the KL term; None: `weight_BxT`
+  policies: OtherPolicies = OtherPolicies()
+  c_BxT: jax.Array | None = None  # coefficients; None: not computed yet
+  return_BxT: jax.Array | None = None  # regression target of a critic; None: there is no critic
+  sampled_BxT: jax.Array | None = None  # 1 where the policy sampled; None: in all of a row
+  steps: StepCounts = StepCounts()
+  replayed_B: Array | None = None  # 1 for rows without old log-probs; None: all rows have them
+
+  def with_arrays(self, **arrays: jax.Array | None) -> Targets:
+    """A copy with new arrays, by field name, those of `policies` and `steps` included."""
+    policies = {name: arrays.pop(name) for name in OtherPolicies._fields if name in arrays}
+    steps = {name: arrays.pop(name) for name in StepCounts._fields if name in arrays}
+    replaced = self._replace(
+      policies=self.policies._replace(**policies), steps=self.steps._replace(**steps)
+    )
+    return replaced._replace(**arrays)
+
+
+def targets(
+  method: Method,
+  batch: Batch,
+  rollouts: int,
+  signal_BxT: jax.Array | None = None,
+  leverage_B: jax.Array | None = None,
+  parts: int = 1,
+) -> Targets:
+  """Advantages and denominators of a whole minibatch at once.
+
+  `signal_BxT` is the output of the method's auxiliary model. `leverage_B` is for a method that `needs_norms`. `parts`
+  is the largest number of slots of one prompt: all its rows are one group.
+
+  Scores before reward shaping decide which groups have zero variance (`types.Batch`), because shaped rewards always
+  differ a little. Denominators count what the mask leaves. The weight of a row, 1 / the probability that it was kept,
+  multiplies its coefficients and no denominator.
+  """
+  record_checks.batch(batch, types=False)
+  B, T = batch.rollout.tokens_BxT.shape
+  dtype = jnp.result_type(batch.reward_B)
+  mask_BxT = sampled_BxT = sampled_mask(batch.rollout).astype(dtype)
+  turns, length_B = batch.rollout.turns, batch.rollout.length_B
+  if turns is not None:  # environment tokens do not count as length
+    length_B = sampled_BxT.sum(1).astype(length_B.dtype)
+  groups = group_rows(batch.prompts, rollouts, parts)
+  gather, group_B = groups.gather, groups.numbers(B)
+  stages, reward_PxG = method.batch_stages, gather(batch.reward_B)
+  if stages.reward_shaping is not None:
+    reward_PxG = stages.reward_shaping(reward_PxG, gather(batch.correct_B), gather(length_B), T)
+  extra = _extra_inputs(method, batch, gather, leverage_B)
+  advantage_PxG = stages.advantage(reward_PxG, gather(length_B.astype(dtype)), **extra)
+  if method.mask_zero_variance:
+    mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
+  weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
+  advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
+  if stages.credit_assignment is not None:
+    inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B)
+    inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)
+    advantage_BxT, return_BxT = stages.credit_assignment(inputs)
+  return Targets(
+    mask_BxT=mask_BxT,
+    advantage_BxT=advantage_BxT * mask_BxT,
+    weight_BxT=weight_BxT,
+    kl_weight_BxT=kl_weight_BxT,
+    behavior_BxT=batch.rollout.logp_BxT,
+    correct_B=batch.correct_B,
+    group_B=group_B,
+    return_BxT=return_BxT,
+    replayed_B=batch.replayed_B,
+    sampled_BxT=None if turns is None else sampled_BxT,
+  )
+
+
+def _with_turns_and_signal(
+  inputs: CreditInputs, method: Method, turns: Turns | None, signal_BxT: jax.Array | None
+) -> CreditInputs:
+  if turns is not None:
+    inputs = inputs._replace(
+      turn_BxT=jnp.maximum(turns.number_BxT, 0),
+      turn_reward_BxT=turns.reward_BxT,
+      state_BxT=turns.state_BxT,
+    )
+  if method.auxiliary_model is not None:
+    inputs = inputs._replace(**{f'{method.auxiliary_model.signal_kind}_BxT': signal_BxT})
+  return inputs
+
+
+def _extra_inputs(
+  method: Method,
+  batch: Batch,
+  gather: Callable[[Array], Array],
+  leverage_B: jax.Array | None,
+) -> dict[str, Array]:
+  """Inputs of the advantage besides rewards and lengths, by the names of its parameters."""
+  needs = needs_of(method.batch_stages.advantage)
+  extra: dict[str, Array] = {}
+  if 'norms' in needs:
+    extra['leverage_PxG'] = gather(present(leverage_B))
+  if 'contexts' in needs:
+    context_P = present(batch.prompts.context_P)
+    rollouts = batch.reward_B.shape[0] // context_P.shape[0]
+    extra['context_PxG'] = gather(jnp.repeat(context_P, rollouts))
+  if 'parts' in needs:
+    parts_PxGxK = jax.vmap(gather, in_axes=1, out_axes=2)(present(batch.parts_BxK))
+    weight_K = jnp.ones(parts_PxGxK.shape[-1]) if method.weight_K is None else method.weight_K
+    extra['parts_PxGxK'] = parts_PxGxK
+    extra['weight_K'] = jnp.asarray(weight_K, jnp.result_type(batch.reward_B))
+  return extra
+
+
+def mixed_group_mask(score_BxK: Array, length_B: Array, groups: Groups) -> jax.Array:
+  """1 for rows of a group in which any of K scores differs by more than `rewards.outcomes.SAME`, else 0: [B].
+
+  For binary scores: groups with right and wrong rows, arXiv:2503.14476 (DAPO).
+  """
+  exists_PxG = groups.gather(length_B) > 0
+  mixed_P: Array | bool = False
+  for k in range(score_BxK.shape[1]):
+    score_PxG = groups.gather(score_BxK[:, k])
+    high_P = jnp.where(exists_PxG, score_PxG, -jnp.inf).max(1)
+    mixed_P |= high_P - jnp.where(exists_PxG, score_PxG, jnp.inf).min(1) > SAME
+  return groups.scatter(jnp.asarray(mixed_P).astype(jnp.float32)[:, None])
 
 
 def distill(method: Method, target: Targets) -> Targets:

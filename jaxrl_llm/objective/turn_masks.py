@@ -8,8 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.batch_targets import Targets
 from jaxrl_llm.objective.method_spec import Method
+from jaxrl_llm.objective.policy_gradient import Targets
 from jaxrl_llm.objective.token_inputs import present, row_mean
 from jaxrl_llm.types import Rollout
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.models import quantized
+from jaxrl_llm.models import linear
 from jaxrl_llm.profiling import hlo_update
 from jaxrl_llm.rollout import carried_kv, slot_loop
 from jaxrl_llm.types import JsonObject, Params
@@ -35,7 +35,7 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   if not model.tied:
     params.pop('embed')  # an iteration reads only a few rows of it
   quantize = functools.partial(
-    quantized.quantize_params, kernels=spec.model.weights_dtype, others=settings.dtype
+    linear.quantize_params, kernels=spec.model.weights_dtype, others=settings.dtype
   )
   quantized_params = jax.eval_shape(quantize, params)
   shardings = sharding.decode_layout(quantized_params, layout.mesh, layout.rules)

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 
 from jaxrl_llm.rewards import length_truncation, majority_vote
 from jaxrl_llm.rewards.adapters import check_columns
-from jaxrl_llm.rewards.failure_policy import FailurePolicy
 from jaxrl_llm.rewards.first_batch_checks import check_first_batch
 from jaxrl_llm.rewards.first_row import check_first_row
-from jaxrl_llm.rewards.outcomes import Spec
+from jaxrl_llm.rewards.outcomes import (
+  CRASH,
+  ERROR,
+  FAILURES,
+  OK,
+  OUTCOMES,
+  SKIP,
+  TIMEOUT,
+  FailurePolicy,
+  Spec,
+)
 from jaxrl_llm.rewards.pool import Pool, Scores
 from jaxrl_llm.rewards.resolve import (
   Part,
@@ -23,7 +32,6 @@ from jaxrl_llm.rewards.resolve import (
   weights,
   with_function,
 )
-from jaxrl_llm.rewards.worker import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
 from jaxrl_llm.types import Row
 
 __all__ = [

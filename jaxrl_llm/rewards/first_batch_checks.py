@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxrl_llm.config import stages
-from jaxrl_llm.rewards.outcomes import Spec
+from jaxrl_llm.rewards.outcomes import OK, Spec
 from jaxrl_llm.rewards.parsing import extract
 from jaxrl_llm.rewards.resolve import batch_modes
-from jaxrl_llm.rewards.worker import OK
 from jaxrl_llm.types import Row
 
 if TYPE_CHECKING:

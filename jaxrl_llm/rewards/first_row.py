@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from absl import logging
 
-from jaxrl_llm.rewards.outcomes import Spec
+from jaxrl_llm.rewards.outcomes import CRASH, ERROR, FAILURES, OUTCOMES, Spec
 from jaxrl_llm.rewards.pool import Pool
-from jaxrl_llm.rewards.worker import CRASH, ERROR, FAILURES, OUTCOMES
 from jaxrl_llm.types import Row, Settings, UserError
 
 _LIMITS = ('deadline_s', 'cpu_s', 'memory_mb')

@@ -26,20 +26,11 @@ import numpy as np
 import pebble
 from absl import logging
 
-from jaxrl_llm.rewards import format_rules, verifiers, worker
+from jaxrl_llm.rewards import format_rules, outcomes, verifiers, worker
 from jaxrl_llm.rewards.gym import sandboxed, scorers
+from jaxrl_llm.rewards.outcomes import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
 from jaxrl_llm.rewards.resolve import Spec, resolve_parts
-from jaxrl_llm.rewards.worker import (
-  CRASH,
-  ERROR,
-  FAILURES,
-  OK,
-  OUTCOMES,
-  PENDING,
-  SKIP,
-  TIMEOUT,
-  Limits,
-)
+from jaxrl_llm.rewards.worker import PENDING, Limits
 from jaxrl_llm.types import Row, UserError
 
 # Their time is linear in the completion's length, or in that of its tail: they run without a deadline and a worker.
@@ -118,7 +109,7 @@ class Pool:
       raise ValueError(f'{len(rows)} rows but {len(completions)} completions')
     if self._inline:
       items = zip(completions, rows, strict=True)
-      results = [worker.attempt(self._graders, *item) for item in items]
+      results = [outcomes.attempt(self._graders, *item) for item in items]
       return _scores(np.array(results, self._dtype))
     self._add_sandboxes(rows)
     table = np.zeros(len(rows), self._dtype)

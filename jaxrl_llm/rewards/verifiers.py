@@ -33,7 +33,7 @@ from jaxrl_llm.types import JsonObject, Row, UserError
 
 def exact(text: str, row: Row) -> float:
   """1 if the text equals the answer up to surrounding white space, else 0."""
-  return float(extract.exact(text) == extract.exact(_answer(row)))
+  return float(text.strip() == _answer(row).strip())
 
 
 def number(text: str, row: Row) -> float:

@@ -6,7 +6,6 @@ which items are done and which one was running.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import signal
@@ -16,26 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.config import user_code
 from jaxrl_llm.rewards import format_rules
 from jaxrl_llm.rewards import verifiers as shipped
 from jaxrl_llm.rewards.gym import sandboxed
+from jaxrl_llm.rewards.outcomes import CRASH, MESSAGE_BYTES, Result, attempt, attempt_batch, failure
 from jaxrl_llm.rewards.resolve import Grader, resolve_parts
-from jaxrl_llm.types import Row, Settings
+from jaxrl_llm.types import Settings
 
-OK, TIMEOUT, CRASH, ERROR, SKIP = 0, 1, 2, 3, 4
-OUTCOMES = ('ok', 'timeout', 'crash', 'error', 'skip')
-FAILURES = (TIMEOUT, CRASH, ERROR)  # a skipped completion is no failure of the grader
 PENDING = -1
 OUT_OF_MEMORY = 99  # exit code of a worker whose item exceeded the memory limit
 
-_MESSAGE_BYTES = 400
-_ERROR_CHARS = 200  # of an exception's own text
 _graders: tuple[Grader, ...] = ()
 _PREPARE = shipped.PREPARE | format_rules.PREPARE
-
-# (rewards, message, outcome) of one item; rewards are 0.0 where the outcome is not OK.
-Result = tuple[float | Sequence[float] | np.ndarray, bytes, int]
 
 
 class Limits(NamedTuple):
@@ -60,7 +51,7 @@ def result_dtype(graders: int, size: int = 1) -> np.dtype:
 
   `outcome` is written last: a record with an outcome is complete.
   """
-  message, shape = f'S{_MESSAGE_BYTES}', (graders,) if size == 1 else (size, graders)
+  message, shape = f'S{MESSAGE_BYTES}', (graders,) if size == 1 else (size, graders)
   return np.dtype([('reward', 'f8', shape), ('message', message), ('outcome', 'i1')])
 
 
@@ -145,7 +136,7 @@ def _within(item: bytes, limits: Limits, shape: ItemShape) -> Result:
     args, graders = pickle.loads(item), select_graders(_graders, shape.kind)
     return attempt_batch(graders, *args, shape.size) if shape.kind else attempt(graders, *args)
   except Exception as error:  # the item does not unpickle
-    return _failure(error)
+    return failure(error)
   finally:
     for timer in TIMERS.values():
       signal.setitimer(timer, 0)
@@ -154,49 +145,3 @@ def _within(item: bytes, limits: Limits, shape: ItemShape) -> Result:
 def select_graders(graders: Sequence[Grader], kind: str) -> list[Grader | None]:
   """The graders whose `batched` equals `kind`, with None in place of the others."""
   return [grader if getattr(grader, 'batched', '') == kind else None for grader in graders]
-
-
-def attempt_batch(
-  graders: Sequence[Grader | None], completions: Sequence[str], rows: Sequence[Row], size: int
-) -> Result:
-  """Grade the completions of one batched call: rewards [size, K], NaN for completions to skip."""
-  rewards = np.zeros((size, len(graders)))
-  try:
-    for k, grader in enumerate(graders):
-      for b, reward in enumerate(grader.score_batch(completions, rows) if grader else ()):
-        if reward is not None and not math.isfinite(reward):
-          raise ValueError(f'the grader returned {reward}')
-        rewards[b, k] = math.nan if reward is None else reward
-    return rewards.reshape(-1) if size == 1 else rewards, b'', OK
-  except Exception as error:
-    return _failure(error)
-
-
-def attempt(graders: Sequence[Grader | None], completion: str, row: Row) -> Result:
-  """Grade one completion with all graders; an exception of any of them is an error of the item, without rewards.
-
-  A MemoryError is a crash instead, because the grader may be correct. None from the first grader, which decides
-  correctness, skips the completion. None from another grader, or in its place, adds nothing.
-  """
-  try:
-    scores = [0.0 if grader is None else grader(completion, row) for grader in graders]
-    if scores[0] is None:
-      return 0.0, b'', SKIP
-    rewards = tuple(0.0 if score is None else float(score) for score in scores)
-    for reward in rewards:
-      if not math.isfinite(reward):
-        raise ValueError(f'the grader returned {reward}')
-    return rewards, b'', OK
-  except Exception as error:
-    return _failure(error)
-
-
-def _failure(error: Exception) -> Result:
-  return 0.0, describe(error), CRASH if isinstance(error, MemoryError) else ERROR
-
-
-def describe(error: BaseException) -> bytes:
-  """One line about an error, with the line of the user's code that raised it, short enough for the result file."""
-  text, place = user_code.describe(error), user_code.location(error)
-  line = text.removesuffix(place)[:_ERROR_CHARS] + place
-  return line.encode('utf-8', 'replace')[:_MESSAGE_BYTES]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import decoder, kvcache
+from jaxrl_llm.models import attention, decoder
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
 from jaxrl_llm.types import UNFINISHED, Array, ModelConfig, Rollout
@@ -200,5 +200,5 @@ def _encode(
   """The cache filled with the tokens of the slots' rows, token j in column j."""
   del index_S
   spare = [(0, 0), (0, 0), (0, width - constants.settings.max_tokens), (0, 0)]
-  wide = lambda x: kvcache.pack(jnp.pad(x, spare), constants.settings.cache_dtype)  # noqa: E731
+  wide = lambda x: attention.pack_cache(jnp.pad(x, spare), constants.settings.cache_dtype)  # noqa: E731
   return jax.tree.map(wide, slot_loop.encode_rows(constants, row_S, rollout))

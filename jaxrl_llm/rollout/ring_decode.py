@@ -14,7 +14,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import decoder, kvcache
+from jaxrl_llm.models import attention, decoder
 from jaxrl_llm.rollout import carried_kv, slot_loop
 from jaxrl_llm.rollout.decode_records import (
   CarriedKV,
@@ -238,7 +238,7 @@ def _encode(
     # The next token of a row goes to column 0, so the token of age a lies in column −a.
     source_SxW = (index_S[:, None] - (-jnp.arange(width))[None] % width) % T
     x = jnp.take_along_axis(x, source_SxW[:, None, :, None], axis=2)
-    return kvcache.pack(x, constants.settings.cache_dtype)
+    return attention.pack_cache(x, constants.settings.cache_dtype)
 
   width_N = slot_loop.ring_widths(constants.model, T)
   rows = slot_loop.encode_rows(constants, row_S, rollout)

@@ -8,7 +8,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import decoder, kvcache, moe
+from jaxrl_llm.models import attention, decoder, moe
 from jaxrl_llm.rollout import early_exit, exit_signals, queue_order, sampling
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
 from jaxrl_llm.types import (
@@ -62,7 +62,7 @@ def prepare(
 def _packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
   """The cache of a forward pass in its storage format."""
   pairs = cast(list[tuple[jax.Array, jax.Array]], cache)
-  return [(kvcache.pack(k, dtype), kvcache.pack(v, dtype)) for k, v in pairs]
+  return [(attention.pack_cache(k, dtype), attention.pack_cache(v, dtype)) for k, v in pairs]
 
 
 def prefill(
@@ -158,7 +158,9 @@ def ring_widths(model: ModelConfig, width: int) -> list[int]:
 def empty_cache(model: ModelConfig, rows: int, width_N: Sequence[int], dtype: str) -> decoder.Cache:
   """Keys and values of `rows` rows, all 0, with `width_N[n]` columns in layer n."""
   shapes = [(rows, model.kv_heads, width, model.head_dim) for width in width_N]
-  return [(kvcache.zeros(shape, dtype), kvcache.zeros(shape, dtype)) for shape in shapes]
+  return [
+    (attention.empty_cache(shape, dtype), attention.empty_cache(shape, dtype)) for shape in shapes
+  ]
 
 
 def encode_rows(constants: LoopConstants, row_S: jax.Array, rollout: Rollout) -> decoder.Cache:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from jaxrl_llm.types import (
   Params,
   Prompts,
   Rollout,
-  Row,
   TrainState,
 )
 
@@ -85,14 +84,6 @@ class RunContext(NamedTuple):
     """The grading of held-out prompts: config.rewards, or the verifier of config.evaluation.benchmark."""
     settings, verifier = self.config.rewards, self.tables.held_out.verifier
     return rewards.with_function(settings, verifier) if verifier else settings
-
-  def decode(self, token_ids: Sequence[int]) -> str:
-    """The text of token ids, special tokens left out."""
-    return self.models.policy.tokenizer.decode(token_ids)
-
-  def rows_of(self, prompts: Prompts) -> list[Row]:
-    """The data row of each prompt of a step."""
-    return [self.tables.train.rows[i] for i in prompts.index_P]
 
 
 class Choice(NamedTuple):

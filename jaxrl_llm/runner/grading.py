@@ -85,7 +85,7 @@ def grade(
   """Grade a sampled step. Completions of length 0 are not graded and get reward 0."""
   config, grading = context.config, context.grading
   scores = _score_table(context, pool, prompts, rollout)
-  rows = [row for row in context.rows_of(prompts) for _ in range(config.rollouts)]
+  rows = [row for row in context.tables.train.rows_of(prompts) for _ in range(config.rollouts)]
   real = np.flatnonzero(rollout.length_B)
   rollout = scores.grade(rollout, real, [rows[b] for b in real])
   changes: dict[str, float] = {}  # metrics of the stages that change completions or labels
@@ -156,7 +156,8 @@ def _score_table(
   if hints is not None:
     prefixes = hints.prefixes(prompts)
     token_ids = [np.concatenate([prefixes[b // G], x]) for b, x in enumerate(token_ids)]
-  texts = graded_texts = [context.decode(x.tolist()) for x in token_ids]
+  tokenizer = context.models.policy.tokenizer
+  texts = graded_texts = [tokenizer.decode(x.tolist()) for x in token_ids]
   episodes = context.episodes
   if rollout.turns is not None and episodes is not None:  # reward functions read the last turn
     turns = zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
@@ -177,7 +178,7 @@ def _part_means(context: RunContext, scores: ScoreTable, rollout: Rollout) -> di
 
 def _demonstrations(context: RunContext, prompts: Prompts) -> Rollout:
   """One demonstration for each prompt."""
-  rows, T = context.rows_of(prompts), context.config.completion_tokens
+  rows, T = context.tables.train.rows_of(prompts), context.config.completion_tokens
   return data.demonstrations(rows, context.models.policy.tokenizer, T)
 
 
@@ -191,7 +192,9 @@ def _truncate(
   length_B = length_PxG.ravel()
   shortened = np.flatnonzero(length_B < rollout.length_B)
   for b in shortened:
-    scores.texts[b] = context.decode(rollout.tokens_BxT[b, : length_B[b]].tolist())
+    scores.texts[b] = context.models.policy.tokenizer.decode(
+      rollout.tokens_BxT[b, : length_B[b]].tolist()
+    )
   reason_B = np.where(length_B < rollout.length_B, TRUNCATED, rollout.reason_B)
   rollout = rollout._replace(length_B=length_B, reason_B=reason_B.astype(rollout.reason_B.dtype))
   rollout = scores.grade(rollout, shortened, [rows[b] for b in shortened])

@@ -182,7 +182,7 @@ def batch_dump(context: RunContext, batch: Batch) -> tuple[dict[str, np.ndarray]
   for b in np.flatnonzero(arrays['rollout.length_B']):
     row = context.tables.train.rows[int(arrays['prompts.index_P'][b // G])]
     token_ids = arrays['rollout.tokens_BxT'][b, : arrays['rollout.length_B'][b]].tolist()
-    output = context.decode(token_ids)
+    output = context.models.policy.tokenizer.decode(token_ids)
     record = dict(input=row.question or row.messages, output=output, gts=row.answer, row=int(b))
     records.append(record | dict(score=float(arrays['reward_B'][b]), tokens=token_ids))
   return arrays, records

@@ -265,7 +265,9 @@ def compile_call(context: RunContext) -> Callable:
       return sharding.fetch(rollout), sample_metrics
 
     limits = Limits(int(cap), episodes.turns, episodes.calls)
-    rollout, counts = episodes.play(sample, prompts, context.rows_of(prompts), begun, limits)
+    rollout, counts = episodes.play(
+      sample, prompts, context.tables.train.rows_of(prompts), begun, limits
+    )
     return state, rollout, metrics | counts
 
   return call

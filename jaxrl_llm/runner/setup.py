@@ -15,7 +15,7 @@ from jaxrl_llm.config.schema import Config, Stage, typed
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.spec_from_config import check_objective, check_rows, make_spec
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.models import peft, rotary
+from jaxrl_llm.models import peft, positions
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
@@ -140,7 +140,7 @@ def _check_sizes(config: Config, model: Model, prompts: int) -> None:
       'lower it, or raise config.data.size.'
     )
   tokens = config.prompt_tokens + config.completion_tokens
-  limit = rotary.for_context(model.config, tokens).max_tokens
+  limit = positions.for_context(model.config, tokens).max_tokens
   if tokens > limit:
     scratch = config.model == 'scratch'
     reads = 'config.scratch.max_tokens=' if scratch else f'config.model={config.model!r} reads '

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.models import quantized
+from jaxrl_llm.models import linear
 from jaxrl_llm.serving import programs
 from jaxrl_llm.serving.programs import Encoded, EngineSettings, RowSettings, Sampled
 from jaxrl_llm.types import Array, ModelConfig, Params
@@ -87,7 +87,7 @@ class Engine:
     self.settings, self._model = settings, model
     device = jax.devices()[0]
     self._params = jax.device_put(
-      quantized.quantize_params(params, settings.dtype, settings.dtype), device
+      linear.quantize_params(params, settings.dtype, settings.dtype), device
     )
     started = time.monotonic()
     self._programs = programs.compile_all(model, settings, self._params)

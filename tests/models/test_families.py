@@ -14,7 +14,7 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
 from jaxrl_llm.learner.spec_from_config import make_spec
-from jaxrl_llm.models import decoder, export, families, huggingface, layer_loops, peft, rotary
+from jaxrl_llm.models import decoder, export, families, huggingface, layer_loops, peft, positions
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import Model, Prompts, UserError
 
@@ -172,7 +172,7 @@ def rows(count, tokens, left, seed=0):
 
 def loaded(folder, tokens):
   config, _ = huggingface.read_config(str(folder))
-  return rotary.for_context(config, tokens), huggingface.load_params(str(folder), config)
+  return positions.for_context(config, tokens), huggingface.load_params(str(folder), config)
 
 
 def assert_close(ours, theirs, mask=...):
@@ -347,7 +347,7 @@ def test_a_run_with_rows_beyond_the_original_context_takes_longropes_long_factor
     mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
     specs.append(make_spec(c, model, (3,), mesh).model.config)
   assert model.max_tokens == 64 and specs[0] == model and specs[1].max_tokens == 256
-  short, long = (rotary.frequencies(spec)[0] for spec in specs)
+  short, long = (positions.frequencies(spec)[0] for spec in specs)
   np.testing.assert_allclose(short / long, np.array([1, 3 / 1.1, 7 / 1.5]), rtol=1e-6)
 
 

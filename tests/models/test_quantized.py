@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import decoder, layer_loops, linear, logprob, quantized
+from jaxrl_llm.models import decoder, layer_loops, linear, logprob
 from jaxrl_llm.types import ModelConfig
 
 LOW = ('int8', 'float8_e4m3fn')
@@ -32,12 +32,12 @@ def plain(kernel):
 
 
 def dequantized(params):
-  is_quantized = lambda x: isinstance(x, quantized.Quantized)  # noqa: E731
+  is_quantized = lambda x: isinstance(x, linear.Quantized)  # noqa: E731
   return jax.tree.map(lambda x: plain(x) if is_quantized(x) else x, params, is_leaf=is_quantized)
 
 
 def test_int8_is_within_half_a_step_of_each_channel():
-  got = quantized.pack(jnp.asarray(KERNEL), 'int8')
+  got = linear.quantize(jnp.asarray(KERNEL), 'int8')
   assert got.data.dtype == jnp.int8 and got.scale.shape == (3, 6)
   np.testing.assert_allclose(got.scale, np.abs(KERNEL).max(1) / 127, rtol=1e-6)
   assert (np.abs(KERNEL - plain(got)) <= got.scale[:, None] / 2 * (1 + 1e-4)).all()
@@ -46,7 +46,7 @@ def test_int8_is_within_half_a_step_of_each_channel():
 
 def test_float8_is_within_half_a_step_of_each_number():
   """3 bits behind the leading one; below 2^-6 of the scale steps are 2^-9 of it."""
-  got = quantized.pack(jnp.asarray(KERNEL), 'float8_e4m3fn')
+  got = linear.quantize(jnp.asarray(KERNEL), 'float8_e4m3fn')
   assert got.data.dtype == jnp.float8_e4m3fn
   step = np.maximum(np.abs(KERNEL) / 16, np.asarray(got.scale)[:, None] * 2.0**-10)
   error = np.abs(KERNEL - plain(got))
@@ -59,7 +59,7 @@ def test_representable_kernels_are_exact(dtype):
   largest = dict(int8=127, float8_e4m3fn=448)[dtype]
   data = np.array([[1, 8, -12, 0], [largest, -largest, largest, 0], [-96, 64, 5, 0]], np.float32)
   kernel = data * 2.0 ** np.array([-9, 0, 3, 1])
-  got = quantized.pack(jnp.asarray(kernel), dtype)
+  got = linear.quantize(jnp.asarray(kernel), dtype)
   np.testing.assert_array_equal(plain(got), kernel)
   np.testing.assert_array_equal(got.data.astype(jnp.float32), data)
 
@@ -67,7 +67,7 @@ def test_representable_kernels_are_exact(dtype):
 @pytest.mark.parametrize('dtype', LOW)
 def test_infinite_numbers_stay_infinite(dtype):
   for bad in (np.nan, np.inf):
-    got = quantized.pack(jnp.array([[1.0, bad], [2.0, 1.0]]), dtype)
+    got = linear.quantize(jnp.array([[1.0, bad], [2.0, 1.0]]), dtype)
     assert np.isfinite(plain(got)[:, 0]).all() and not np.isfinite(plain(got)[:, 1]).all()
 
 
@@ -76,7 +76,7 @@ def test_infinite_numbers_stay_infinite(dtype):
 def test_a_layer_is_the_product_with_the_dequantized_kernel(dtype, compute, error):
   layer = linear.Dense(20, 6, dtype=jnp.dtype(compute), rngs=nnx.Rngs(0))
   layer.bias = nnx.Param(jnp.arange(6.0))
-  kernel = quantized.pack(jnp.asarray(KERNEL[0]), dtype)
+  kernel = linear.quantize(jnp.asarray(KERNEL[0]), dtype)
   x = jax.random.normal(jax.random.key(1), (2, 3, 20))
   layer.kernel = nnx.Param(kernel)
   got = layer(x)
@@ -90,7 +90,7 @@ def test_a_layer_is_the_product_with_the_dequantized_kernel(dtype, compute, erro
 @pytest.mark.parametrize('name', MODELS)
 def test_a_model_equals_that_of_the_dequantized_kernels(name, dtype):
   model, params = MODELS[name], decoder.init(MODELS[name], 0)
-  rounded = quantized.quantize_params(params, dtype, 'float32')
+  rounded = linear.quantize_params(params, dtype, 'float32')
   got, want, before = (forward(model, p) for p in (rounded, dequantized(rounded), params))
   np.testing.assert_allclose(got, want, atol=1e-5)
   assert np.abs(want - before).max() > 1e-3
@@ -104,7 +104,7 @@ def forward(model, params):
 @pytest.mark.parametrize('name', MODELS)
 def test_only_kernels_are_quantized(name):
   params = decoder.init(MODELS[name], 0)
-  stored = quantized.quantize_params(params, 'int8', 'bfloat16')
+  stored = linear.quantize_params(params, 'int8', 'bfloat16')
   types = {
     sharding.path_name(path): str(leaf.dtype)
     for path, leaf in jax.tree_util.tree_leaves_with_path(stored)
@@ -125,7 +125,7 @@ def test_only_kernels_are_quantized(name):
 def test_data_is_sharded_as_the_kernel_and_scales_as_its_channels():
   mesh = sharding.make_mesh(dict(fsdp=2, expert=2, tensor=2), jax.devices())
   params = decoder.init(MODELS['mixture'], 0)
-  stored = quantized.quantize_params(params, 'int8', 'float32')
+  stored = linear.quantize_params(params, 'int8', 'float32')
   spec_of = {
     sharding.path_name(path): tuple(s.spec)
     for path, s in jax.tree_util.tree_leaves_with_path(sharding.layout(stored, mesh))
@@ -165,9 +165,9 @@ def test_straight_through_learns_the_rounded_model(name, dtype, remat):
   model, params = MODELS[name], decoder.init(MODELS[name], 0)
 
   def through(params):
-    return loss(model, quantized.straight_through(params, dtype, 'float32'), remat)
+    return loss(model, linear.straight_through(params, dtype, 'float32'), remat)
 
-  rounded = quantized.quantize_params(params, dtype, 'float32')
+  rounded = linear.quantize_params(params, dtype, 'float32')
   got, grads = jax.jit(jax.value_and_grad(through))(params)
   plainly = jax.jit(jax.value_and_grad(lambda p: loss(model, p)))
   want, wanted = plainly(dequantized(rounded))
@@ -191,7 +191,7 @@ def test_straight_through_learns_the_rounded_model(name, dtype, remat):
 
 def test_scales_stay_in_float32_where_layers_are_stacked():
   layers = decoder.init(MODELS['mixture'], 0)['layers']
-  rounded = [quantized.straight_through(layers[i], 'int8', 'bfloat16') for i in range(2)]
+  rounded = [linear.straight_through(layers[i], 'int8', 'bfloat16') for i in range(2)]
   stacked = layer_loops.stack_weights(tuple(rounded), 'bfloat16')
   for module in (stacked['q'], stacked['experts']['down']):
     assert module['kernel'].data.dtype == jnp.bfloat16
@@ -201,8 +201,8 @@ def test_scales_stay_in_float32_where_layers_are_stacked():
 
 def test_straight_through_rounds_bfloat16_kernels():
   params = decoder.init(DENSE, 0)
-  got = quantized.straight_through(params, 'bfloat16', 'float32')
-  want = quantized.quantize_params(params, 'bfloat16', 'float32')
+  got = linear.straight_through(params, 'bfloat16', 'float32')
+  want = linear.quantize_params(params, 'bfloat16', 'float32')
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     assert a.dtype == b.dtype
     np.testing.assert_array_equal(a, b)

@@ -20,7 +20,7 @@ from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
-from jaxrl_llm.models import decoder, kvcache
+from jaxrl_llm.models import attention, decoder
 from jaxrl_llm.profiling import hlo
 from jaxrl_llm.rollout import carried_kv, queue_order, ring_decode, slot_loop
 from jaxrl_llm.rollout.decode_records import DecodeInputs
@@ -153,7 +153,7 @@ def test_rows_that_wait_for_an_entire_call_keep_their_cache(params, rows, dtype)
   )
   prompts = make_prompts()
   real = np.arange(T)[None, None, :, None] < cached_B[:, None, None, None]
-  fill = lambda: kvcache.pack(r.normal(size=(B, 2, T, 8)).astype(np.float32) * real, dtype)  # noqa: E731
+  fill = lambda: attention.pack_cache(r.normal(size=(B, 2, T, 8)).astype(np.float32) * real, dtype)  # noqa: E731
   cache = [(fill(), fill()) for _ in range(MODEL.layers)]
   carried = carried_kv.CarriedKV(prompts.index_P, prompts.born_P, cached_B, cache)
   got, iterations, after = resumed(rows, dtype)(params, prompts, continued, carried, 1, 0)

@@ -13,9 +13,9 @@ from jaxrl_llm import curriculum, replay, rewards
 from jaxrl_llm.checkpointing import run_dir
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.curriculum.curriculum import Proposal
+from jaxrl_llm.data.pipeline import PromptTable
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.runner import grading, host_step, log_records
-from jaxrl_llm.runner.context import RunContext
 from jaxrl_llm.types import ABORTED, STOPPED, TRUNCATED, UNFINISHED, Batch, Prompts, Rollout, Row
 
 P, G, T = 4, 4, 3
@@ -32,11 +32,9 @@ class Observer:
     return {}
 
 
-class Context(types.SimpleNamespace):
-  """A `RunContext` whose fields can be set."""
-
-  decode = RunContext.decode
-  rows_of = RunContext.rows_of
+def table_of(rows):
+  """The rows as a training set; their prompts are not read."""
+  return PromptTable(tuple(rows), (), 0, 0, '')
 
 
 def make_context():
@@ -55,7 +53,7 @@ def make_context():
     failures=rewards.FailurePolicy({}),
     scale=outcomes.scale(config.rewards),
   )
-  return Context(
+  return types.SimpleNamespace(
     config=config,
     spec=spec,
     models=types.SimpleNamespace(policy=types.SimpleNamespace(tokenizer=Words())),
@@ -214,7 +212,7 @@ def graded(tokens_BxT, length_B, vote=None, truncate=None):
   context = make_context()
   context.grading.vote, context.grading.truncate = vote, truncate
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context.tables = types.SimpleNamespace(train=table_of(list(range(40))))
   batch = make_batch(length_B, [0] * B, [STOPPED] * B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array(tokens_BxT, np.int32))
   return grading.grade(context, Sevens(), batch.prompts, rollout)
@@ -270,7 +268,7 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   context.config.seed = 0
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
   rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
+  context.tables = types.SimpleNamespace(train=table_of(rows))
   context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
   rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
@@ -520,7 +518,7 @@ def test_rows_count_what_their_prompts_were_allotted():
   context = make_context()
   context.grading.vote = context.grading.truncate = None
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context.tables = types.SimpleNamespace(train=table_of(list(range(40))))
   prompts = batch.prompts._replace(weight_P=np.array([1, 0.5, 3, 1], np.float32))
   got, *_ = grading.grade(context, Sevens(), prompts, batch.rollout)
   assert got.rollout.weight_B.reshape(P, G)[:, 0].tolist() == [2, 1, 6, 2]
@@ -535,7 +533,7 @@ def test_rewards_follow_a_label_that_the_majority_has_come_to_contradict():
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
   rows = {0: '8', 10: '7', 20: '1', 30: '7'}
   table = [Row(str(i), f'?{i}', (), rows.get(i, ''), 'made', {}) for i in range(40)]
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=table))
+  context.tables = types.SimpleNamespace(train=table_of(table))
 
   class Pool:
     def score(self, rows, texts):
@@ -570,7 +568,7 @@ def test_a_reward_of_several_parts_is_their_weighted_sum_and_the_first_says_what
   context = make_context()
   context.grading.vote = context.grading.truncate = None
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context.tables = types.SimpleNamespace(train=table_of(list(range(40))))
   context.config.rewards.right = 0.5
   context.grading.scale = outcomes.scale(context.config.rewards)
   context.grading.rewards += (rewards.Part('form', 0.75, None),)
@@ -614,7 +612,7 @@ def landed(pool, reason_B, **failed):
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
   context.replay.unfinished = replay.PartialRollouts(G, max_age=3)
   rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=rows))
+  context.tables = types.SimpleNamespace(train=table_of(rows))
   batch = make_batch([3] * B, [0] * B, reason_B, [1] * B)
   tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
   pending = host_step.PendingStep(
@@ -635,7 +633,7 @@ def test_graded_scores_are_mass_and_mixed_by_difference():
   context = make_context()
   context.grading.vote = context.grading.truncate = None
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context.tables = types.SimpleNamespace(train=table_of(list(range(40))))
   tenths = [2, 0, 1, 4] + [3] * 4 + [9, 9, 0, 0] + [5] * 4
   reason_B = [STOPPED] * 8 + [TRUNCATED, STOPPED, TRUNCATED, STOPPED] + [ABORTED] * 4
   batch = make_batch([3] * 12 + [0] * 4, [0] * B, reason_B, [1] * B)
@@ -707,7 +705,7 @@ def test_by_vote_what_cannot_be_graded_is_neither_dropped_nor_counted_against_th
     None,
   )
   context.models.policy = types.SimpleNamespace(tokenizer=Words())
-  context.tables = types.SimpleNamespace(train=types.SimpleNamespace(rows=list(range(40))))
+  context.tables = types.SimpleNamespace(train=table_of(list(range(40))))
   batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
   tokens_BxT = np.array([[5, b, 7 + b % 2] for b in range(B)], np.int32)
   for _ in range(5):
