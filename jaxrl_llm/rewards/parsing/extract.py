@@ -34,6 +34,11 @@ _RUN_END = re.compile('[0-9.,+-]*')
 _MAX_CANDIDATES = 40  # numbers that are tried before the text counts as one without a number
 
 
+def exact(text: str) -> str | None:
+  """The text without surrounding space, which a majority vote counts; None for an empty text."""
+  return text.strip() or None
+
+
 def number(text: str) -> Decimal | None:
   """The last number of the text that is asserted and neither an exponent nor an index: 1,000 = 1000.0, -0 = 0.
 
