@@ -5,7 +5,11 @@ The longest matching path decides; a file or folder without an entry of its own 
 
 from __future__ import annotations
 
+import os
+
 TIERS = ('host', 'jit', 'process', 'slow')
+# How much longer randomized tests search, and whether kills repeat; .ci/nightly sets 5.
+REPEATS = int(os.environ.get('JAXRL_LLM_TEST_REPEATS', '1'))
 PATHS = {
   '': 'jit',
   'bench': 'slow',

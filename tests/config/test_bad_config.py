@@ -8,6 +8,7 @@ import re
 import bad_input
 import hypothesis
 import pytest
+import tiers
 from hypothesis import strategies as st
 
 from jaxrl_llm.config import loading as configs
@@ -103,7 +104,7 @@ def check(field: str, code: int, text: str) -> str:
   return message
 
 
-@hypothesis.settings(max_examples=500, **bad_input.SETTINGS)
+@hypothesis.settings(max_examples=100 * tiers.REPEATS, **bad_input.SETTINGS)
 @hypothesis.given(mutations())
 # Cases that once gave a traceback, a message of several lines, or an error during compilation.
 @hypothesis.example(('data.tasks', [1]))
@@ -158,7 +159,7 @@ WORDS = st.one_of(
 )  # fmt: skip
 
 
-@hypothesis.settings(max_examples=150, **bad_input.SETTINGS)
+@hypothesis.settings(max_examples=30 * tiers.REPEATS, **bad_input.SETTINGS)
 @hypothesis.given(
   st.sampled_from(FIELDS), st.sampled_from(['', '', '.fn', '.zzz', 'x', '.', '..a']), WORDS
 )
@@ -168,7 +169,7 @@ def test_flags_are_valid_or_refused_in_a_sentence(field, more, word):
   assert not message or 'config.' in message and REMEDY.search(message)
 
 
-@hypothesis.settings(max_examples=150, **bad_input.SETTINGS)
+@hypothesis.settings(max_examples=30 * tiers.REPEATS, **bad_input.SETTINGS)
 @hypothesis.given(st.sampled_from(FIELDS), VALUES)
 def test_a_config_built_in_python_is_valid_or_refused_in_a_sentence(field, value):
   config = configs.default()

@@ -132,8 +132,9 @@ def test_drafts_stay_within_their_memory_and_the_oldest_visits_give_way():
     drafts.keep(np.array([index]), group)
     if index == room - 1:
       drafts.keep(np.array([0]), group)  # visited again: no longer the oldest
-    assert drafts.bytes == sum(x.nbytes for kept in drafts.groups.values() for x in kept[:3])
     assert drafts.bytes <= 2**20
+    if index % 500 == 0 or index > room + 90:  # a sum over all groups
+      assert drafts.bytes == sum(x.nbytes for kept in drafts.groups.values() for x in kept[:3])
   assert list(drafts.groups) == [*range(101, room), 0, *range(room, room + 100)][-room:]
   assert drafts.metrics()['generate/draft_prompts'] == room
   assert 0.99 < drafts.metrics()['generate/draft_memory_mb'] <= 1
