@@ -28,7 +28,7 @@ from faults import STEPS, JobRunner, assert_same, damage
 
 from jaxrl_llm.checkpointing import manifest
 from jaxrl_llm.distributed import preemption
-from tests.bench.lib import results, smoke
+from tests.bench.lib import smoke
 
 
 class Ledger:
@@ -190,29 +190,12 @@ def clocks(job_runner, want, out, survived) -> None:
     survived('clock set forward or back')
 
 
-def write_store_kills(counts: dict[str, int], options: argparse.Namespace, seconds: float) -> None:
-  """Writes the section of object stores in results/faults.md."""
-  rows = [[kind, str(count)] for kind, count in sorted(counts.items())]
-  section = f"""## Object stores
-
-`python -m tests.bench.faults --store {options.store} --kills {options.kills} --seed {options.seed} --write`: the same
-job of {STEPS} steps with its run directory in a store on loopback. After each kill the newest checkpoint is whole and
-no older than before, and metrics, tokens and evaluations are those of the uninterrupted run, bit for bit; at the end of
-each chain all saved state is, too. Nothing was lost in {seconds:.0f} s.
-
-{results.table(['fault', 'survived'], rows)}
-
-{results.machine()}; {results.versions(['jax', 'tensorstore', 'moto', 'gcp-storage-emulator'])}; {results.today()}."""
-  results.write(results.path('faults.md', options.smoke), 'stores', section)
-
-
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--kills', type=int, default=50)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--out', default='runs/faults')
   parser.add_argument('--store', choices=('s3', 'gs', 'all'))
-  parser.add_argument('--write', action='store_true', help='with --store: write results/faults.md')
   options = smoke.parse(parser, kills=1)
   out = pathlib.Path(options.out).absolute()
   shutil.rmtree(out, ignore_errors=True)
@@ -225,19 +208,17 @@ def main() -> None:
   if options.store:
     for scheme in ('s3', 'gs') if options.store == 'all' else (options.store,):
       store_kills(want, out, survived, options.kills, draw, scheme)
-    if options.write:
-      write_store_kills(survived.counts, options, time.monotonic() - began)
-    return
-  random_signals(*common, options.kills, draw, signal.SIGKILL)
-  if options.smoke:
-    damages(*common, ['bit'])
   else:
-    random_signals(*common, max(options.kills // 5, 1), draw, signal.SIGTERM)
-    stages(*common)
-    full_disk(*common)
-    small_disk(*common, (200, 400, 600, 900))
-    damages(*common)
-    clocks(*common)
+    random_signals(*common, options.kills, draw, signal.SIGKILL)
+    if options.smoke:
+      damages(*common, ['bit'])
+    else:
+      random_signals(*common, max(options.kills // 5, 1), draw, signal.SIGTERM)
+      stages(*common)
+      full_disk(*common)
+      small_disk(*common, (200, 400, 600, 900))
+      damages(*common)
+      clocks(*common)
   for kind, count in survived.counts.items():
     print(f'{count:4} {kind}')
   print(

@@ -1,4 +1,4 @@
-"""Every benchmark runs with `--smoke`, started as a user would start it."""
+"""Every benchmark runs with `--smoke` and writes its results, started as a user would start it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ def test_smoke(name, tmp_path):
   path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
   env = os.environ | dict(PYTHONPATH=path, JAX_PLATFORMS='cpu', XLA_FLAGS=quick.flags(1))
   process = subprocess.run(
-    [sys.executable, '-m', f'tests.bench.{name}', '--smoke'], cwd=tmp_path, env=env, timeout=280,
+    [sys.executable, '-m', f'tests.bench.{name}', '--smoke', '--write'], cwd=tmp_path, env=env, timeout=280,
     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
   )  # fmt: skip
   assert process.returncode == 0, process.stdout
   assert not os.listdir(tmp_path), 'a smoke run must not write where real runs do'
+  assert 'written to ' in process.stdout
 
 
 def test_no_module_shadows_the_standard_library():

@@ -212,7 +212,7 @@ def parse() -> argparse.Namespace:
   sizes = dict(config='tiny', more=tiny, seeds=[0], steps=4, every=2, held_out=8, write=True)
   args = smoke.parse(parser, **sizes, thresholds=[0.0])
   if args.smoke:
-    args.workdir = pathlib.Path(smoke.folder())
+    args.workdir = pathlib.Path(results.smoke_folder())
   args.workdir = args.workdir.absolute()
   for arm in args.arms:
     if arm not in TITLES:

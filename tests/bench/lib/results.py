@@ -6,16 +6,20 @@ what lies between; everything else of the file stays. A section that the file la
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
+import io
 import os
 import pathlib
 import platform
 import re
+import shlex
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from importlib import metadata
-
-from tests.bench.lib import smoke
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'results'
 PICTURES = pathlib.Path(__file__).parents[1] / 'pictures'
@@ -25,8 +29,15 @@ BUSY = 0.5  # load average above which times are not comparable
 def path(name: str, is_smoke: bool) -> pathlib.Path:
   """The result file or picture of that name; in smoke runs a temporary file."""
   if is_smoke:
-    return pathlib.Path(smoke.folder()) / name
+    return pathlib.Path(smoke_folder()) / name
   return (PICTURES if name.endswith('.svg') else FOLDER) / name
+
+
+def smoke_folder() -> str:
+  """A temporary folder that is removed at exit."""
+  path = tempfile.mkdtemp(prefix='smoke-')
+  atexit.register(shutil.rmtree, path, ignore_errors=True)
+  return path
 
 
 def write(file: pathlib.Path, name: str, section: str) -> None:
@@ -39,6 +50,7 @@ def write(file: pathlib.Path, name: str, section: str) -> None:
   part = file.with_name(f'{file.name}.part')
   part.write_text(text, encoding='utf-8')
   os.replace(part, file)
+  print(f'written to {file}', file=sys.stderr)
 
 
 def replaced(text: str, name: str, section: str) -> str:
@@ -99,3 +111,40 @@ def today() -> str:
 def load_average() -> float:
   """Of the last minute."""
   return os.getloadavg()[0]
+
+
+class _Copy(io.TextIOBase):
+  """A stream that keeps what is written to another one."""
+
+  def __init__(self, stream):
+    self.stream, self.kept = stream, []
+
+  def write(self, text: str) -> int:
+    self.kept.append(text)
+    return self.stream.write(text)
+
+  def flush(self) -> None:
+    self.stream.flush()
+
+
+def write_output(is_smoke: bool) -> None:
+  """At the end of this process, writes what it printed to the result file of its benchmark, with command and machine.
+
+  A benchmark that fails writes nothing. The section is named after the options, so that other sizes are kept.
+  """
+  spec = sys.modules['__main__'].__spec__
+  assert spec is not None, 'start benchmarks with python -m'
+  name, load = spec.name.rpartition('.')[2], load_average()
+  options = [word for word in sys.argv[1:] if word not in ('--write', '--smoke')]
+  command = shlex.join(['python', '-m', spec.name, *options, '--write'])
+  file, copy = path(f'{name}.md', is_smoke), _Copy(sys.stdout)
+  sys.stdout = copy
+
+  def write_section() -> None:
+    if hasattr(sys, 'last_value'):  # an exception ended the process
+      return
+    output = ''.join(copy.kept).strip()
+    line = facts(('jax', 'jaxlib', 'flax', 'torch', 'transformers'), load)
+    write(file, ' '.join(options) or name, f'`{command}`\n\n```text\n{output}\n```\n\n{line}')
+
+  atexit.register(write_section)

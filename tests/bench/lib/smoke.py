@@ -1,13 +1,12 @@
-"""`--smoke`: a benchmark at tiny sizes, to test within seconds that it runs. Its numbers are meaningless."""
+"""Options of every benchmark: `--smoke`, tiny sizes whose numbers are meaningless, and `--write`."""
 
 from __future__ import annotations
 
 import argparse
-import atexit
 import os
-import shutil
-import tempfile
 from typing import Any
+
+from tests.bench.lib import results
 
 # Overrides of a configuration: a model and batches that a CPU core trains in a second.
 TINY = (
@@ -26,19 +25,22 @@ TINY = (
 def parse(parser: argparse.ArgumentParser, **sizes: Any) -> argparse.Namespace:
   """Parse the command line; with `--smoke`, `sizes` replace the defaults.
 
-  An option `out` is then in a temporary folder, so that smoke runs never mix with real ones.
+  An option `out` is then in a temporary folder, so that smoke runs never mix with real ones. With `--write`, the output
+  becomes a section of tests/bench/results/, unless the benchmark has an option of that name for a section of its own.
   """
   parser.add_argument('--smoke', action='store_true', help='tiny sizes: only that it runs')
+  writes_itself = '--write' in parser._option_string_actions
+  if not writes_itself:
+    help = 'put the output into tests/bench/results/'
+    parser.add_argument('--write', action='store_true', help=help)
   known, _ = parser.parse_known_args()
   if known.smoke:
     parser.set_defaults(**sizes)
     if hasattr(known, 'out'):
-      parser.set_defaults(out=os.path.join(folder(), os.path.basename(known.out or 'out')))
-  return parser.parse_args()
-
-
-def folder() -> str:
-  """A temporary folder that is removed at exit."""
-  path = tempfile.mkdtemp(prefix='smoke-')
-  atexit.register(shutil.rmtree, path, ignore_errors=True)
-  return path
+      parser.set_defaults(
+        out=os.path.join(results.smoke_folder(), os.path.basename(known.out or 'out'))
+      )
+  options = parser.parse_args()
+  if options.write and not writes_itself:
+    results.write_output(options.smoke)
+  return options
