@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+import tiers
 import tiny_job
 
 from jaxrl_llm import main
@@ -233,11 +234,11 @@ def test_two_programs_are_the_one(uninterrupted, tmp_path):
 def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
   kind, tmp_path, request
 ):
-  """SIGKILL, three times, then to the end: every metric of every step equal. test_faults.py has the plain job."""
+  """SIGKILL, then to the end: every metric of every step equal. test_faults.py has the plain job."""
   want, changes = request.getfixturevalue(kind), dict(partial=PARTIAL, lag=LAG)[kind]
   draw, run = random.Random(0), tmp_path / 'run'
   config = tiny_job.config_file(tmp_path, **changes)
-  for _ in range(3):
+  for _ in range(min(tiers.REPEATS, 3)):
     process = tiny_job.start(config, run)
     aim = draw.randrange(1, 9)
     while process.poll() is None and not (run / f'rollouts/step_{aim:06d}.jsonl').exists():
