@@ -48,7 +48,8 @@ from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 # to whole microbatches costs little.
 _TOKENS, _CPU_TOKENS = 8192, 256
 # Tokens of a bin where rows are short, and where a group is: attention costs by the bin, a split group a second prompt.
-_SHORT_BIN, _WHOLE_GROUP = 256, 512
+_SHORT_BIN, _CPU_SHORT_BIN, _WHOLE_GROUP = 256, 192, 512
+_CPU_HALVINGS = 2
 _BIN_ROWS = 64  # of a bin, at most where groups are smaller, so that arrays by row stay small
 
 
@@ -118,7 +119,7 @@ def make_spec(
   )
   return StepSpec(
     model=model_spec,
-    rollout=_rollout(config, model_spec, tuple(end_ids), token_texts),
+    rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, _on_cpu(mesh)),
     update=_update(config, model_spec, mesh, group, skips_empty=rule is not None),
     objective=_objective(config, method),
     layout=LayoutSpec(
@@ -145,9 +146,12 @@ def _rollout(
   model: ModelSpec,
   end_ids: tuple[int, ...],
   token_texts: Callable[[], list[str]] | None,
+  on_cpu: bool,
 ) -> RolloutSpec:
   pruning_settings, multi_turn = _pruning(config), config.environment.fn != 'none'
   decode = _decode(config, model, end_ids, token_texts)
+  # A CPU takes time by the rows that it decodes. A TPU reads all weights for few rows, too, and compiles for minutes.
+  decode = decode._replace(halvings=_CPU_HALVINGS if on_cpu else 0)
   return RolloutSpec(
     decode=decode,
     drafts=_drafts(config),
@@ -246,7 +250,8 @@ def _packing(config: Config, mesh: jax.sharding.Mesh, group: int) -> PackingSpec
   shards = sharding.rows_shards(mesh, sharding.UPDATE_ROWS)
   prompts = config.prompts // config.learner.minibatches // shards
   rows = prompts * group
-  bin_tokens = max(longest, min(max(whole, _SHORT_BIN), _WHOLE_GROUP, prompts * whole))
+  short = _CPU_SHORT_BIN if _on_cpu(mesh) else _SHORT_BIN
+  bin_tokens = max(longest, min(max(whole, short), _WHOLE_GROUP, prompts * whole))
   most = -(-rows * longest // bin_tokens)  # bins that hold every row beside a prompt of its own
   tokens = config.learner.microbatch_tokens or (_CPU_TOKENS if _on_cpu(mesh) else _TOKENS)
   return PackingSpec(

@@ -63,8 +63,8 @@ def iteration_seconds(seconds: Mapping[str, float], share: float = 1.0) -> tuple
 def decode_phases(spec: StepSpec, survival_T: np.ndarray) -> list[tuple[float, float]]:
   """(share of the slots, expected decode iterations) of the loops of a rollout, without stop rules or drafts.
 
-  While rows wait, all slots are busy. The last rows begin together, and their loop goes on with half and then a
-  quarter of the slots once these suffice, until the longest row ends.
+  While rows wait, all slots are busy. The last rows begin together, and their loop goes on, where the settings say so,
+  with half and then a quarter of the slots once these suffice, until the longest row ends.
   """
   settings, layout = spec.rollout.decode, spec.layout
   rows = layout.prompts * settings.rollouts

@@ -33,6 +33,7 @@ class DecodeSettings(NamedTuple):
   test_every: int = 1  # iterations between two tests of the loop's end
   record_experts: bool = False  # per token, for the update to route it alike
   lockstep: tuple[str, ...] = ()  # mesh axes whose shards iterate until the last of them ends
+  halvings: int = 0  # loops that follow with half of the slots each, where completions may be long
 
 
 class CarriedKV(NamedTuple):

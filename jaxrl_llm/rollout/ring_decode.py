@@ -3,8 +3,8 @@
 The loop is one `lax.while_loop`. Every slot writes its keys and values into the same column of a ring cache, which
 advances by one column each iteration. A row at its token a attends to the a + 1 youngest columns, so reusing a slot
 only resets its index to 0: nothing is moved, cleared or scattered. A layer with a sliding window has a ring of that
-width. With `windows` > 1 the ring grows with the longest row: a chain of loops, each with a ring twice as wide. Where
-completions may be long, the last of them goes on with half and then a quarter of the slots, once these suffice.
+width. With `windows` > 1 the ring grows with the longest row: a chain of loops, each with a ring twice as wide. With
+`halvings`, where completions may be long, the last of them goes on with half of the slots, once these suffice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from jaxrl_llm.rollout.decode_records import (
 from jaxrl_llm.types import ModelConfig, Rollout
 
 LOOP_SCOPE = 'decode'  # name of the loop inside the compiled program
-# Loops with fewer slots follow where lengths may differ much: a loop costs seconds of compilation.
-_HALVINGS = 2
+# Loops with fewer slots follow where lengths may differ much: each compiles all layers again.
 _LEAST_TOKENS = 64  # T
 _LEAST_SLOTS = 4  # with fewer, an iteration takes hardly less time
 
@@ -107,7 +106,7 @@ def fewer_slots(settings: DecodeSettings, prompt_tokens: int, slots: int) -> lis
   """`slot_counts` without carried caches, from the sizes alone."""
   if settings.max_tokens < max(prompt_tokens, _LEAST_TOKENS):
     return []
-  counts = [-(-slots // 2**i) for i in range(1, _HALVINGS + 1)]
+  counts = [-(-slots // 2**i) for i in range(1, settings.halvings + 1)]
   return [count for count in counts if count >= _LEAST_SLOTS]
 
 

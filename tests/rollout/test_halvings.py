@@ -51,11 +51,11 @@ def run(params, model=MODEL, more=None, halvings=0, **changes):
   def fn(params, more):
     inputs = DecodeInputs(params, make_prompts(), jax.random.key(1), 4, **more)
     if inputs.carried is not None:
-      return ring_decode.resume(model, settings(**changes), inputs)
-    return ring_decode.generate(model, settings(**changes), inputs)
+      return ring_decode.resume(model, spec, inputs)
+    return ring_decode.generate(model, spec, inputs)
 
-  with mock.patch.object(ring_decode, '_HALVINGS', halvings):
-    return jax.tree.map(np.asarray, jax.jit(fn)(params, more or {}))
+  spec = settings(halvings=halvings, **changes)
+  return jax.tree.map(np.asarray, jax.jit(fn)(params, more or {}))
 
 
 def test_lengths_of_these_tests_need_every_size(params):
@@ -174,10 +174,9 @@ def test_shards_in_lockstep_halve_together(params, monkeypatch):
 
   def decode(prompts):
     inputs = DecodeInputs(params, prompts, jax.random.key(1), 4)
-    return ring_decode.generate(MODEL, settings(lockstep=('data',)), inputs)[0]
+    return ring_decode.generate(MODEL, settings(lockstep=('data',), halvings=1), inputs)[0]
 
   monkeypatch.setattr(ring_decode, '_halve', watched)
-  monkeypatch.setattr(ring_decode, '_HALVINGS', 1)
   place = lambda x: jax.device_put(x, NamedSharding(mesh, rows))  # noqa: E731
   fn = jax.shard_map(decode, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
   got = jax.tree.map(np.asarray, jax.jit(fn)(jax.tree.map(place, make_prompts())))
@@ -190,7 +189,9 @@ def test_shards_in_lockstep_halve_together(params, monkeypatch):
 def test_loops_are_halved_only_where_it_pays(monkeypatch):
   def counts(T, L, slots, carried=None):
     prompts = make_prompts()._replace(tokens_PxL=np.zeros((P, L), np.int32))
-    constants = mock.Mock(prompts=prompts, settings=settings(max_tokens=T), carried=carried)
+    constants = mock.Mock(
+      prompts=prompts, settings=settings(max_tokens=T, halvings=2), carried=carried
+    )
     return ring_decode.slot_counts(constants, slots)
 
   monkeypatch.undo()
