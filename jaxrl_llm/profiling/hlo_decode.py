@@ -18,6 +18,8 @@ COLLECTIVES = (
   'collective-broadcast',
 )
 _CACHE_TYPES = ('bf16', 'f16', 'f32', 's8', 'f8e4m3fn', 'f8e5m2')
+# A fusion of libtpu that continues a collective which an earlier one, with the flag −1, started.
+_PIECE = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
 # Instructions that forward an array or update one column in place. Reads of it are other instructions.
 _IN_PLACE = (
   'parameter',
@@ -176,7 +178,7 @@ class _Walk:
     self.program, self.places, self.data_trips = program, places, data_trips
     self.layer_sizes, self.cache_size = layer_sizes, cache_size
     self.copies: list[Copy] = []
-    self.collectives: dict[tuple[str, str], Collective] = {}
+    self.collectives: dict[str, Collective] = {}  # by name: copies of one share their channel
     self.with_collectives = {
       name
       for name in program
@@ -239,13 +241,10 @@ class _Walk:
 
   def _record(self, i: hlo.Instruction, values: dict[str, _Fixed], times: int, fused: bool) -> None:
     fixed = all(_all(values.get(o, False)) for o in i.operands)
-    if _is_collective(i):
-      channel = (re.search(r'channel_id=(\d+)', i.attributes) or (0, i.name))[1]
-      # The pieces of an asynchronous collective share a channel, and the first one counts. Sums of shard_map share
-      # one, too, but differ in op_name.
-      # Transfers between slices have no op_name, and may share a channel.
-      key = channel, i.name if dcn.is_transfer(i) else hlo.op_name(i)
-      self.collectives.setdefault(key, _collective(i, times, fixed, self.places))
+    if _is_collective(i) and not _PIECE.search(i.attributes):
+      before = self.collectives.get(i.name)
+      executions = times + (before.times if before else 0)
+      self.collectives[i.name] = _collective(i, executions, fixed, self.places)
     if not (fused or fixed) and (copied_bytes := sum(a.bytes for a in self._copied(i))):
       self.copies.append(Copy(i.opcode, i.name, hlo.op_name(i), copied_bytes, times))
 

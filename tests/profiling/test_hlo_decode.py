@@ -198,18 +198,34 @@ def test_collectives_of_weights_are_fixed_and_those_of_activations_are_not():
   assert (reduce.bytes, reduce.wire_bytes) == (8 * 64 * 2, 8 * 64 * 2 * 2 * 3 / 4)
 
 
-def test_weights_are_followed_through_a_fusion_and_an_asynchronous_chain():
-  body = (
-    '%chain (w: bf16[32,128], h: bf16[8,64]) -> bf16[8,128] {\n'
+def piece(name: str, flag: int) -> str:
+  """A fusion of libtpu that computes while a gather runs, which the one with flag −1 has started."""
+  config = (
+    f'backend_config={{"async_collective_fusion_config":{{"flag_start":"{flag}","flag_end":"8"}}}}'
+  )
+  return (
+    f'%{name} (w: bf16[32,128], h: bf16[8,64]) -> bf16[8,128] {{\n'
     '  %w = bf16[32,128]{1,0} parameter(0)\n'
     '  %h = bf16[8,64]{1,0} parameter(1)\n'
     '  %c = bf16[32,128]{1,0} negate(%w)\n'
-    '  %ag = bf16[64,128]{1,0} all-gather(%c), channel_id=9, replica_groups=[2,2]<=[4]\n'
-    '  ROOT %dot = bf16[8,128]{1,0} convolution(%h, %ag)\n}\n'
+    f'  %ag.{name} = bf16[64,128]{{1,0}} all-gather(%c), channel_id=9, replica_groups=[2,2]<=[4], {config}\n'
+    f'  ROOT %dot = bf16[8,128]{{1,0}} convolution(%h, %ag.{name})\n}}\n'
   )
-  call = '  %{} = bf16[8,128]{{1,0}} fusion(%weights, %hidden), kind=kOutput, calls=%chain'
-  (gather,) = read(f'{call.format("x")}\n{call.format("y")}', more=body).collectives
-  assert gather.fixed and gather.name == 'ag'
+
+
+def test_weights_are_followed_through_a_fusion_and_an_asynchronous_chain():
+  body = piece('begin', -1) + piece('middle', 2) + piece('other', -1)
+  call = '  %{0} = bf16[8,128]{{1,0}} fusion(%weights, %hidden), kind=kOutput, calls=%{0}'
+  lines = '\n'.join(call.format(name) for name in ('begin', 'middle', 'other'))
+  first, second = read(lines, more=body).collectives
+  # An unrolled loop repeats a channel.
+  assert first.fixed and (first.name, second.name) == ('ag.begin', 'ag.other')
+
+
+def test_copies_of_a_collective_share_its_channel_and_each_counts():
+  again = GATHER.replace('%g', '%g.2')
+  first, second = read(f'{GATHER}\n{again}').collectives
+  assert first.bytes == second.bytes and (first.times, second.times) == (1, 1)
 
 
 def test_an_inner_loop_over_layers_counts_each_iteration():
