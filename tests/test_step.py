@@ -147,6 +147,23 @@ def test_microbatches_of_any_size_sum_to_the_same_gradient(bins, in_one_piece):
   assert_close(gradient(cut, batch, params), want, 1e-6)
 
 
+def test_two_slices_sum_the_gradient_of_one_device():
+  """With noise, which depends on a token's place in the whole batch, and all sums and maxima for the metrics."""
+  c, params = config().objective, decoder.init(MODEL, 0)
+  c.activation_noise = dict(fn='layerwise', sigma=0.1, learning_rate=0.1)
+  batch = graded(spec(objective=c), params)
+  of_slices = config(objective=c)
+  of_slices.mesh.slices = 2
+  mesh = sharding.make_mesh(dict(slices=2, fsdp=2), jax.devices()[:4])
+  two = make_spec(of_slices, MODEL, (3, 7), mesh)
+  assert two.layout.slices == 2
+  results = []
+  for p in (spec(objective=c), two):
+    p = in_bins(p, 1, tokens=L + T - 1)  # a row a microbatch
+    results.append(jax.device_get(gradient_of(p, batch, train_state.init_state(p, params))))
+  assert_close(*results, 2e-5)
+
+
 def test_order_of_groups_leaves_the_gradient_alone():
   p, params = spec(), decoder.init(MODEL, 0)
   batch = graded(p, params)

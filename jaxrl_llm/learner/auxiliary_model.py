@@ -11,7 +11,6 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
-  accumulate,
   all_log_probs,
   by_row,
   pack,
@@ -20,6 +19,7 @@ from jaxrl_llm.learner.microbatch import (
   packed_scores,
   reference_weights,
 )
+from jaxrl_llm.learner.slice_sums import accumulate_sums
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.objective.auxiliary_loss import AuxiliaryModel, AuxiliaryTargets
 from jaxrl_llm.objective.token_inputs import batch_mean
@@ -154,7 +154,7 @@ def _train_minibatch(
   sums = {} if auxiliary.compares_rows else auxiliary.loss(targets.mask_BxT, targets, group)[1]
   zeros = jax.tree.map(jnp.zeros_like, (current.params, sums))
   packed = pack(spec, batch).without_routes()
-  grads, sums = accumulate(spec, packed, targets, add, zeros)
+  grads, sums = accumulate_sums(spec, packed, targets, add, zeros)
   norm = optax.tree.norm(grads)
   trained = jax.lax.cond(
     jnp.isfinite(norm) & (batch.rollout.length_B.sum() > 0),

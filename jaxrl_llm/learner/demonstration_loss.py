@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
-  accumulate,
   all_log_probs,
   pack,
   packed_log_probs,
   policy_weights,
   reference_weights,
 )
+from jaxrl_llm.learner.slice_sums import accumulate_sums
 from jaxrl_llm.learner.step_spec import StepSpec, demonstration_spec
 from jaxrl_llm.objective.sft_loss import TokenWeight
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
@@ -68,7 +68,7 @@ def add_gradient(
     return jax.tree.map(jnp.add, total, jax.grad(loss, has_aux=True)(state.params))
 
   start = grads, jnp.float32(0)
-  grads, negative_logp = accumulate(single, packed, terms, add, start)
+  grads, negative_logp = accumulate_sums(single, packed, terms, add, start)
   loss = negative_logp / jnp.maximum(terms.mask_PxT.sum(), 1)
   return grads, {'actor/sft_loss': loss, 'actor/sft_share': share}
 

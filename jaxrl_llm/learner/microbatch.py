@@ -140,18 +140,39 @@ def accumulate(
 
   `arrays` is any tree of arrays [B, …]; those of a microbatch are [Z·F, …], 0 in places without a row.
   """
-  by_shard = jax.tree.map(functools.partial(_split, spec, packed.order_P), arrays)
+  return accumulate_shards(spec, packed, split_arrays(spec, packed, arrays), add, start)
+
+
+def split_arrays(spec: StepSpec, packed: PackedBatch, arrays: Tree) -> Tree:
+  """Arrays [B, …] as [Z, …], the shards of rows of `packed`."""
+  return jax.tree.map(functools.partial(_split, spec, packed.order_P), arrays)
+
+
+def accumulate_shards(
+  spec: StepSpec,
+  packed: PackedBatch,
+  by_shard: Tree,
+  add: Callable[[Total, Microbatch, Tree], Total],
+  start: Total,
+  shard_Z: jax.Array | None = None,
+) -> Total:
+  """`accumulate` for arrays of `split_arrays`; `shard_Z` as in `take_microbatch`."""
 
   def body(number, total):
-    microbatch = take_microbatch(spec, packed, number)
+    microbatch = take_microbatch(spec, packed, number, shard_Z)
     return add(total, microbatch, microbatch.take_rows(by_shard))
 
   return jax.lax.fori_loop(0, packed.microbatches, body, start)
 
 
-def take_microbatch(spec: StepSpec, packed: PackedBatch, number: jax.Array) -> Microbatch:
-  """Microbatch `number` [] of a packed minibatch."""
-  size = spec.update.packing
+def take_microbatch(
+  spec: StepSpec, packed: PackedBatch, number: jax.Array, shard_Z: jax.Array | None = None
+) -> Microbatch:
+  """Microbatch `number` [] of a packed minibatch.
+
+  `shard_Z`: the places of the Z shards of `packed` among all shards of the mesh; default: they are all.
+  """
+  size, shards = spec.update.packing, sharding.rows_shards(spec.layout.mesh, sharding.UPDATE_ROWS)
   (Z, P, L), (B, T) = packed.prompt_ZxPxL.shape, packed.completion_ZxBxT.shape[1:]
 
   def one_shard(rows, plan, prompt_PxL, completion_BxT, expert_BxTxNxk, shard):
@@ -168,9 +189,9 @@ def take_microbatch(spec: StepSpec, packed: PackedBatch, number: jax.Array) -> M
       expert = expert_BxTxNxk[row, in_row].astype(jnp.int32)
       expert = jnp.where(is_prompt[..., None, None], -1, expert)
     # By prompt in the order of the minibatch, so that no plan changes a token's number.
-    prompt = packed.order_P.reshape(Z, P)[shard][prompt]
+    prompt = packed.order_P.reshape(shards, P)[shard][prompt]
     row = prompt * rows.group + row % rows.group
-    identity = jnp.where(is_prompt, prompt * L + place, Z * P * L + row * T + place)
+    identity = jnp.where(is_prompt, prompt * L + place, shards * P * L + row * T + place)
     return layout, tokens, target_U, expert, identity
 
   layout, tokens, target_ZxU, expert, identity = jax.vmap(one_shard)(
@@ -179,7 +200,7 @@ def take_microbatch(spec: StepSpec, packed: PackedBatch, number: jax.Array) -> M
     packed.prompt_ZxPxL,
     packed.completion_ZxBxT,
     packed.expert_ZxBxTxNxk,
-    jnp.arange(Z),
+    jnp.arange(Z) if shard_Z is None else shard_Z,
   )
   expert = None if expert is None else _merge(expert)
   return Microbatch(layout, _merge(tokens), target_ZxU, expert, _merge(identity))

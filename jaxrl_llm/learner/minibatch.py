@@ -14,7 +14,6 @@ from jaxrl_llm.learner import demonstration_loss
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   PackedBatch,
-  accumulate,
   all_log_probs,
   leverage,
   pack,
@@ -22,6 +21,7 @@ from jaxrl_llm.learner.microbatch import (
   policy_weights,
   reference_weights,
 )
+from jaxrl_llm.learner.slice_sums import accumulate_sums
 from jaxrl_llm.learner.step_spec import StepSpec, teacher_spec
 from jaxrl_llm.rewards.outcomes import compared
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
@@ -181,7 +181,7 @@ def gradient(
     return jax.tree.map(jnp.add, total[0], grads), summed
 
   zeros = jax.tree.map(jnp.zeros_like, trained), {k: jnp.float32(0) for k in _SUMS}
-  return accumulate(spec, packed, target, add, zeros)
+  return accumulate_sums(spec, packed, target, add, zeros)
 
 
 def microbatch_loss(

@@ -6,7 +6,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -14,7 +13,7 @@ from jaxrl_llm.commands import compile_report, sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware, sharding, slices
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.profiling import hlo_decode, hlo_update
+from jaxrl_llm.profiling import dcn, hlo_decode, hlo_update
 from jaxrl_llm.types import UserError
 
 
@@ -60,6 +59,15 @@ def test_slices_that_the_devices_do_not_form_are_refused(devices, wanted, words)
     slices.split(devices, wanted)
 
 
+@pytest.mark.parametrize('mesh', [dict(fsdp=8), dict(fsdp=2, tensor=4), dict(data=2, fsdp=4)])
+def test_a_mesh_larger_than_a_slice_is_refused(mesh):
+  """It would fit the eight devices of both slices together."""
+  with pytest.raises(
+    UserError, match='does not fit 4 devices of each of the 2 slices; let the product'
+  ):
+    sharding.make_mesh(dict(slices=2) | mesh, jax.devices())
+
+
 @pytest.mark.parametrize(
   'mesh, count, words',
   [
@@ -86,7 +94,7 @@ def test_names_of_several_slices():
 
 
 @pytest.mark.parametrize(
-  'exchange, dcn, links',
+  'exchange, between, links',
   [
     # Shards of 256 bytes on two slices of four.
     (lambda x: jax.lax.psum(x, 'data'), 256, 0),
@@ -99,20 +107,32 @@ def test_names_of_several_slices():
     (lambda x: jax.lax.ppermute(x, 'data', [(0, 1), (1, 0)]), 256, 0),
     # A ring through all devices crosses twice.
     (lambda x: jax.lax.ppermute(x, ('data', 'fsdp'), [(i, (i + 1) % 8) for i in range(8)]), 64, 192),
+    # Three sums, one after the other.
+    (lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jax.lax.psum(y, 'data'), x), 3 * 256, 0),
   ],
 )  # fmt: skip
-def test_bytes_between_slices_by_hand(exchange, dcn, links):
+def test_bytes_between_slices_by_hand(exchange, between, links):
   mesh = sharding.make_mesh(dict(slices=2, fsdp=4), jax.devices())
   rows = PartitionSpec(('data', 'fsdp'))
   cut = jax.shard_map(exchange, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
   text = jax.jit(cut).lower(jnp.zeros((64, 8))).compile().as_text()
   found = hlo_decode.all_collectives(text, slice_size=4)
-  assert sum(c.dcn_bytes for c in found) == pytest.approx(dcn)
-  assert sum(c.wire_bytes - c.dcn_bytes for c in found) == pytest.approx(links)
+  assert sum(c.dcn_bytes * c.times for c in found) == pytest.approx(between)
+  assert sum((c.wire_bytes - c.dcn_bytes) * c.times for c in found) == pytest.approx(links)
   assert sum(c.dcn_bytes for c in hlo_decode.all_collectives(text)) == 0
 
 
-def test_an_update_sums_gradients_over_slices():
+def test_groups_may_differ_in_slices():
+  """Slices of four: two of the four groups cross, and each sends its sum over and receives the other's."""
+  groups = 'replica_groups={{0,1},{2,4},{3,5},{6,7}}'
+  assert dcn.crossing_share('all-reduce', groups, 8, 4) == 2 * (1 + 1) / 8
+  # Three rows of a group of four lie in one slice: 3 of 4 parts cross for the fourth, and 1 of 4 for each of the three.
+  groups = 'replica_groups={{0,1,2,4},{3,5,6,7}}'
+  assert dcn.crossing_share('all-to-all', groups, 8, 4) == 2 * (3 / 4 + 3 * 1 / 4) / 8
+
+
+def test_an_update_sums_gradients_over_slices_once():
+  """On 2 × 4 devices: after the last of 8 microbatches, and not in each."""
   c = configs.default()
   with c.ignore_type():
     c.update(
@@ -128,10 +148,22 @@ def test_an_update_sums_gradients_over_slices():
   state, batch, *_ = compile_report.arguments(spec)
   text = programs.compile_update(spec).lower(state, batch).compile().as_text()
   report = hlo_update.report(spec, text, hardware.CHIPS['TPU v5 lite'])
-  assert report['microbatches'] > 1
-  weights = sum(np.prod(x.shape) for x in jax.tree.leaves(state.params)) * 4
-  # At least, each of four devices of a slice sums its quarter with that of the other slice.
-  assert report['dcn_bytes'] > weights / 4
+  assert report['microbatches'] == 8
+  crossing = [c for c in hlo_decode.all_collectives(text, 8, 4) if c.dcn_bytes]
+  assert {c.times for c in crossing} == {1}
+  weights = {sharding.path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(state.params)}
+  norms = sum(x.size for name, x in weights.items() if name.endswith('norm/scale'))
+  kernels = sum(x.size for x in weights.values()) - norms
+  # In float32, a quarter of the kernels and all norms, which each device holds; seven sums and one maximum of the loss.
+  gradient = 4 * (kernels / 4 + norms) + 4 * (7 + 1)
+  sums = [c for c in crossing if c.source.rpartition('/')[2] in ('psum', 'pmax')]
+  assert sum(c.dcn_bytes for c in sums) == gradient
+  # Prompts are dealt to shards anew. A gather brings each device an eighth of: five arrays of 512 rows' 24 tokens, 64
+  # prompts of 16, a number and a flag of each row, two numbers of each prompt.
+  rows = (5 * 512 * 24 * 4 + 64 * 16 * 4 + 512 * (4 + 1) + 64 * 2 * 4) / 8
+  # Ten numbers and a flag are reduced over all eight devices: each is sent to the other slice and back.
+  numbers = (10 * 4 + 1) * 2 / 8
+  assert report['dcn_bytes'] == gradient + rows + numbers
   assert report['dcn_s'] is None and report['serial_s'] > report['best_s']
 
 
