@@ -11,6 +11,7 @@ import optax
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
+  accumulate,
   all_log_probs,
   by_row,
   pack,
@@ -154,7 +155,8 @@ def _train_minibatch(
   sums = {} if auxiliary.compares_rows else auxiliary.loss(targets.mask_BxT, targets, group)[1]
   zeros = jax.tree.map(jnp.zeros_like, (current.params, sums))
   packed = pack(spec, batch).without_routes()
-  grads, sums = accumulate_sums(spec, packed, targets, add, zeros)
+  over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
+  grads, sums = over_rows(spec, packed, targets, add, zeros)
   norm = optax.tree.norm(grads)
   trained = jax.lax.cond(
     jnp.isfinite(norm) & (batch.rollout.length_B.sum() > 0),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm import objective
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
+  accumulate,
   all_log_probs,
   pack,
   packed_log_probs,
@@ -68,7 +69,8 @@ def add_gradient(
     return jax.tree.map(jnp.add, total, jax.grad(loss, has_aux=True)(state.params))
 
   start = grads, jnp.float32(0)
-  grads, negative_logp = accumulate_sums(single, packed, terms, add, start)
+  over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
+  grads, negative_logp = over_rows(single, packed, terms, add, start)
   loss = negative_logp / jnp.maximum(terms.mask_PxT.sum(), 1)
   return grads, {'actor/sft_loss': loss, 'actor/sft_share': share}
 

@@ -14,6 +14,7 @@ from jaxrl_llm.learner import demonstration_loss
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
   PackedBatch,
+  accumulate,
   all_log_probs,
   leverage,
   pack,
@@ -181,7 +182,8 @@ def gradient(
     return jax.tree.map(jnp.add, total[0], grads), summed
 
   zeros = jax.tree.map(jnp.zeros_like, trained), {k: jnp.float32(0) for k in _SUMS}
-  return accumulate_sums(spec, packed, target, add, zeros)
+  over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
+  return over_rows(spec, packed, target, add, zeros)
 
 
 def microbatch_loss(

@@ -1,4 +1,4 @@
-"""Sums over the microbatches of a minibatch, such as its gradient, on devices of one or several slices."""
+"""Sums over the microbatches of a minibatch, such as its gradient, on devices of several slices."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def accumulate_sums(
 ) -> Total:
   """`accumulate` for totals of which `add` adds to each leaf, or takes its maximum where its name ends in _max.
 
-  With several slices, each position of the data axis, which alone crosses them, has totals of its own until the last
-  microbatch. The network between slices then carries gradients once, and not once per microbatch.
+  Each position of the data axis, which alone crosses slices, has totals of its own until the last microbatch. The
+  network between slices then carries gradients once, and not once per microbatch.
   """
   # Weights that rules shard over 'data' would have to be gathered in full before the loop.
-  if spec.layout.slices == 1 or any('data' in axes for _, axes in spec.layout.rules):
+  if any('data' in axes for _, axes in spec.layout.rules):
     return accumulate(spec, packed, arrays, add, start)
 
   def local(packed, by_shard, shard_Z):
