@@ -144,7 +144,7 @@ def shrink_data(c) -> None:
 GENERATION_FIELDS = dict(
   model=('config', 'lora', 'dtype', 'weights_dtype', 'head_chunk_tokens'),
   rollout=('decode', 'drafts', 'pruning', 'tree', 'carried_calls', 'lockstep'),
-  layout=('mesh', 'rules'),
+  layout=('mesh', 'rules', 'prefix_tokens'),
 )
 STATE_FIELDS = ('params', 'base', 'correctness_head', 'seed', 'step', 'carried')
 
