@@ -2,8 +2,10 @@
 
 from jaxrl_llm.objective.batch_targets import (
   Groups,
+  OtherPolicies,
   Targets,
   group_rows,
+  mean_reward_penalty,
   mixed_group_mask,
   targets,
 )
@@ -25,6 +27,7 @@ __all__ = [
   'DemonstrationTerms',
   'Groups',
   'Method',
+  'OtherPolicies',
   'Targets',
   'behavior_log_probs',
   'coefficients',
@@ -34,6 +37,7 @@ __all__ = [
   'fill_replayed_log_probs',
   'group_rows',
   'learning_rate_scale',
+  'mean_reward_penalty',
   'method',
   'mixed_group_mask',
   'plan_demonstrations',

@@ -26,15 +26,17 @@ def coefficients(
   logp_BxT: Array,
   entropy_BxT: jax.Array | None = None,
   confidence_BxT: jax.Array | None = None,
+  collision_BxT: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """c = correction · token weight · W(r, A) · A / denominator + KL coefficient / its denominator, detached.
 
   Returns c_BxT and sums for the log, with the keys `SUMS`. The loss is −Σ c·log π. `logp_BxT` may be NaN or infinite
   where the mask is 0. The sums add up over microbatches. A method that `needs_rows` needs all rows of a minibatch.
   """
-  record_checks.tokens(target.mask_BxT, logp_BxT, entropy_BxT, confidence_BxT)
+  others = entropy_BxT, confidence_BxT, collision_BxT
+  record_checks.tokens(target.mask_BxT, logp_BxT, *others)
   stages = method.token_stages
-  tokens = _tokens(method, target, logp_BxT, entropy_BxT, confidence_BxT)
+  tokens = _tokens(method, target, logp_BxT, *others)
   if stages.advantage_modulation is not None:
     tokens = tokens._replace(advantage_BxT=stages.advantage_modulation(tokens))
   masked_in, has_advantage = tokens.mask_BxT > 0, tokens.advantage_BxT != 0
@@ -77,6 +79,7 @@ def _tokens(
   logp_BxT: Array,
   entropy_BxT: jax.Array | None = None,
   confidence_BxT: jax.Array | None = None,
+  collision_BxT: jax.Array | None = None,
 ) -> Tokens:
   """Inputs of the token stages: no gradients, and 0 where the mask is 0."""
   masked_in = target.mask_BxT > 0
@@ -104,9 +107,8 @@ def _tokens(
     teacher_BxT=masked_or_none(target.policies.teacher_BxT),
     entropy_BxT=masked_or_none(entropy_BxT),
     confidence_BxT=masked_or_none(confidence_BxT),
-    age_BxT=target.steps.age_BxT,
-    batch_steps_BxT=target.steps.batch_steps_BxT,
-    step_B=target.steps.step_B,
+    collision_BxT=masked_or_none(collision_BxT),
+    steps=target.steps,
   )
   if method.token_stages.old_policy is None:
     return tokens
