@@ -167,6 +167,7 @@ class TrainState(NamedTuple):
   average: Params = None  # float32 weights averaged over steps, for the old policy
   inner_steps: Params = None  # state of the loop around optimizer steps
   activation_noise: Params = None  # log sigma of each layer and its optimizer state
+  entropy_bonus: Params = None  # coefficient of an entropy bonus that follows the entropy
   teacher: Params = None  # float32, frozen; not saved in checkpoints
   base: Params = None  # with LoRA the frozen weights, matrices in the type of compute; not saved
 

@@ -31,12 +31,14 @@ PAPERS = [name for name in FILES if name not in JOBS]
 STAGES = (
   *('advantage', 'credit_assignment', 'auxiliary_model', 'importance_correction', 'old_policy'),
   *('ratio', 'advantage_modulation', 'trust_region', 'token_weighting', 'kl', 'aggregation'),
-  'lr_scale',
+  *('lr_scale', 'reward_kl'),
 )
 # Section and stage → the test file of its functions; other stages of the curriculum: SELECTION.
 TESTS = {
   'objective.sft_loss': 'tests/objective/test_sft_loss.py',
   'objective.distillation': 'tests/objective/test_distillation.py',
+  'objective.entropy_bonus': 'tests/learner/test_entropy_bonus.py',
+  'objective.reference': 'tests/learner/test_update_methods.py',
   'rollout.pruning': 'tests/rollout/test_pruning.py',
   'rollout.stop': 'tests/rollout/test_slot_loop.py',
   'rollout.draft': 'tests/rollout/test_draft_verification.py',

@@ -6,6 +6,7 @@ autodiff and finite differences see the same function. `d` holds the data, see `
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm import objective
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.types import Batch, Prompts, Rollout
 
@@ -71,6 +73,7 @@ def data(seed=0, drift=0.3, mismatch=0.2):
     step=np.full(B, 64),
     norm=r.uniform(0.5, 3, B),  # of the gradient of a row
     confidence=r.uniform(0.01, 0.2, (B, T)),  # five tokens share 1
+    collision=np.exp(2 * x) + (1 - np.exp(x)) ** 2 * r.uniform(0.2, 1, (B, T)),
     parts=np.stack([correct, 9 * r.random(B)], 1),
     context=np.repeat([0, -1, 1, 0], G),
   )
@@ -81,11 +84,16 @@ def signal(method, d):
   return getattr(d, method.auxiliary_model.signal_kind) if method.auxiliary_model else None
 
 
+def policies(method, d):
+  """Log-probs of other policies, as far as a method needs them."""
+  return objective.OtherPolicies(
+    d.old if method.needs_old else None, d.reference if method.needs_reference else None
+  )
+
+
 def known(method, d):
   """Arrays of `Targets` that the update prepares for a method that needs them."""
-  return dict(
-    old_BxT=d.old if method.needs_old else None,
-    reference_BxT=d.reference if method.needs_reference else None,
+  return policies(method, d)._asdict() | dict(
     age_BxT=d.age if method.needs_versions else None,
     batch_steps_BxT=d.moved if method.needs_versions else None,
     step_B=d.step if method.needs_step else None,
@@ -146,6 +154,38 @@ weighted = by_group(lambda r, n: r - (r * n).sum() / n.sum())
 median = by_group(lambda r, n: (r - np.median(r)) / (np.median(np.abs(r - np.median(r))) + 1e-3))
 
 
+def pass_at_k(r, n, k=2):
+  right, c = r > 0.5, int((r > 0.5).sum())
+  rho = 1 - math.comb(G - c, k) / math.comb(G, k)
+  others = math.comb(G - c - 1, k - 1) / math.comb(G - 1, k - 1) if c < G else 0
+  return np.where(right, 1 - rho, 1 - rho - others) / (np.sqrt(rho * (1 - rho)) + 1e-6)
+
+
+def best_margin(r, n):
+  first, second = np.sort(r)[::-1][:2]
+  return np.where(r == first, (first - second) / (r.std(ddof=1) + 1e-6), 0)
+
+
+greedy = by_group(lambda r, n: r - r[0])
+
+
+def gpg(d):
+  return B / np.count_nonzero(d.reward) * gm(d) / 2
+
+
+def otb(d):
+  out = np.zeros((B, T))
+  for g in range(P):
+    rows = range(g * G, (g + 1) * G)
+    for t in range(T):
+      there = [b for b in rows if t < d.length[b]]
+      energy = 1 - 2 * np.exp(d.x) + d.collision
+      path = np.array([energy[b, : t + 1].sum() for b in there])
+      if there:
+        out[there, t] = d.reward[there] - (path * d.reward[there]).sum() / (path.sum() + 1e-8)
+  return out
+
+
 def gb(d):
   return gm(d) / (d.reward.std(ddof=1) + 1e-4)
 
@@ -192,12 +232,13 @@ def tokens_whitened(a, d):
   return (a - seen.mean()) / np.sqrt(seen.var(ddof=1) + 1e-8) * d.mask
 
 
-def gae(d, discount=0.97, trace=0.9):
+def gae(d, discount=0.97, trace=0.9, cost=None):
   out = np.zeros(d.mask.shape)
   for b, n in enumerate(d.length):
     ahead = 0.0
     for t in reversed(range(n)):
       reward, following = (d.reward[b], 0.0) if t == n - 1 else (0.0, d.values[b, t + 1])
+      reward -= 0 if cost is None else cost[b, t]
       ahead = reward + discount * following - d.values[b, t] + discount * trace * ahead
       out[b, t] = ahead
   return out
@@ -261,7 +302,48 @@ def grpo_lambda(d):
   return out
 
 
+def penalty(d, value=lambda x: x):
+  return 0.3 * np.where(d.mask > 0, value(d.behavior - d.reference), 0)
+
+
+def penalized(d):
+  return d.reward - penalty(d).sum(1)
+
+
+def to_go(d, discount=0.9):
+  """Discounted returns of the reward at the last token and of the penalties."""
+  out = np.zeros(d.mask.shape)
+  for b, n in enumerate(d.length):
+    for t in range(n):
+      out[b, t] = discount ** (n - 1 - t) * d.reward[b]
+      out[b, t] -= sum(discount ** (j - t) * penalty(d)[b, j] for j in range(t, n))
+  return out
+
+
+def speciarl(d):
+  out = np.zeros(B)
+  for g in range(P):
+    rows = np.arange(g * G, (g + 1) * G)
+    out[rows] = (d.reward[rows] == d.reward[rows].max()) * (d.reward[rows].max() > 0.1)
+  return np.where(d.reward < 0.1, d.reward, out)
+
+
+def fimi(d):
+  x = d.length / d.length.max()
+  basis = np.stack([np.ones(B), x, x**2], 1)
+  # Least squares with a ridge are those of a taller matrix.
+  tall = np.concatenate([basis, np.sqrt(1e-6 * B) * np.eye(3)])
+  fit = basis @ np.linalg.lstsq(tall, np.append(d.reward, np.zeros(3)), rcond=None)[0]
+  return d.reward - 0.7 * (fit - fit.mean())
+
+
 # Denominators, as [B, T].
+
+
+def unled(d):
+  """The token mean without the first row of each group."""
+  mask = d.mask * (np.arange(B) % G > 0)[:, None]
+  return mask / mask.sum()
 
 
 def tok(d):
@@ -583,6 +665,8 @@ def tagged(agg):
   return lambda d: agg(d) * d.factor
 
 
+# The first row of a group has a part of its own.
+ORDERED = ('remax',)
 _OUT = dict(importance_correction=dict(fn='divergent_negatives', delta=0.01))
 METHODS = {
   'grpo': Row({}, ppo()),
@@ -591,6 +675,33 @@ METHODS = {
     dict(advantage='leave_one_out', ratio='one', trust_region='none', aggregation='sequence_sum'),
     reinforce(loo, total),
     value=False,
+  ),
+  'pass_at_k': Row(
+    dict(advantage=dict(fn='pass_at_k', k=2), aggregation='token_mean'),
+    ppo(adv=by_group(pass_at_k), agg=tok),
+  ),
+  'best_of_k': Row(
+    dict(advantage='best_margin', aggregation='token_mean'), ppo(adv=by_group(best_margin), agg=tok)
+  ),
+  'gpg': Row(
+    dict(
+      advantage=dict(fn='rescaled', scale=2.0),
+      ratio='one',
+      trust_region='none',
+      aggregation='token_mean',
+    ),
+    reinforce(gpg, tok),
+    value=False,
+  ),
+  'remax': Row(
+    dict(advantage='greedy_baseline', ratio='one', trust_region='none', aggregation='token_mean'),
+    reinforce(greedy, unled),
+    value=False,
+  ),
+  'otb': Row(
+    dict(advantage='raw', advantage_modulation='token_baseline', aggregation='token_mean'),
+    ppo(adv=otb, agg=tok),
+    on_policy=False,
   ),
   'dapo': Row(
     dict(
@@ -608,6 +719,43 @@ METHODS = {
       aggregation='token_mean',
     ),
     ppo(adv=lambda d: tokens_whitened(gae(d), d), agg=tok),
+  ),
+  'ppo_reward_kl': Row(
+    dict(
+      advantage='raw',
+      reward_kl=dict(fn='k1', coef=0.3),
+      credit_assignment=dict(fn='gae', discount=0.97, trace=0.9),
+      auxiliary_model='critic',
+      aggregation='token_mean',
+    ),
+    ppo(adv=lambda d: tokens_whitened(gae(d, cost=penalty(d)), d), agg=tok),
+  ),
+  'reward_kl': Row(
+    dict(reward_kl=dict(fn='k1', coef=0.3), aggregation='token_mean'),
+    ppo(adv=of_reward(penalized), agg=tok),
+  ),
+  'reward_k2': Row(
+    dict(reward_kl=dict(fn='k2', coef=0.3), aggregation='token_mean'),
+    ppo(adv=of_reward(lambda d: d.reward - penalty(d, lambda x: x**2 / 2).sum(1)), agg=tok),
+  ),
+  'reward_k3': Row(
+    dict(reward_kl=dict(fn='k3', coef=0.3), aggregation='token_mean'),
+    ppo(
+      adv=of_reward(lambda d: d.reward - penalty(d, lambda x: np.exp(-x) + x - 1).sum(1)), agg=tok
+    ),
+  ),
+  'reward_absolute': Row(
+    dict(reward_kl=dict(fn='absolute', coef=0.3), aggregation='token_mean'),
+    ppo(adv=of_reward(lambda d: d.reward - penalty(d, np.abs).sum(1)), agg=tok),
+  ),
+  'reinforce_pp_kl': Row(
+    dict(
+      advantage='raw',
+      reward_kl=dict(fn='k1', coef=0.3),
+      credit_assignment=dict(fn='return_whitened', discount=0.9),
+      aggregation='token_mean',
+    ),
+    ppo(adv=lambda d: tokens_whitened(to_go(d), d), agg=tok),
   ),
   'prime': Row(
     dict(
@@ -684,6 +832,13 @@ METHODS = {
   'grpo_lambda': Row(
     dict(reward_shaping=dict(fn='brief_where_solved', share=0.4, factor=0.7)),
     ppo(adv=of_reward(grpo_lambda)),
+  ),
+  'speciarl': Row(
+    dict(reward_shaping=dict(fn='best_of_group', wrong=0.1)), ppo(adv=of_reward(speciarl))
+  ),
+  'fimi_rm': Row(
+    dict(reward_shaping=dict(fn='length_fitted', degree=2, strength=0.7)),
+    ppo(adv=of_reward(fimi)),
   ),
   'opmd': Row(
     dict(
@@ -871,6 +1026,26 @@ METHODS = {
   'mis_geometric': Row(
     dict(importance_correction=dict(fn='geometric_mask', low=0.9, high=1.1)),
     ppo(rho=lambda d: rho(d) * (geo_rho(d) >= 0.9) * (geo_rho(d) <= 1.1)),
+  ),
+  'k3_rejection': Row(
+    dict(importance_correction=dict(fn='sequence_divergence', most=0.02), aggregation='token_mean'),
+    ppo(agg=tok, rho=lambda d: mean(rho(d) - 1 - np.log(rho(d)), d) <= 0.02),
+  ),
+  'k2_rejection_sum': Row(
+    dict(
+      importance_correction=dict(
+        fn='sequence_divergence', estimator='k2', reduction='sum', most=0.06
+      ),
+    ),
+    ppo(rho=lambda d: (np.log(rho(d)) ** 2 / 2 * d.mask).sum(1, keepdims=True) <= 0.06),
+  ),
+  'k3_rejection_max': Row(
+    dict(importance_correction=dict(fn='sequence_divergence', reduction='max', most=0.03)),
+    ppo(rho=lambda d: ((rho(d) - 1 - np.log(rho(d))) * d.mask).max(1, keepdims=True) <= 0.03),
+  ),
+  'k2_rejection_tokens': Row(
+    dict(importance_correction=dict(fn='token_divergence', estimator='k2', most=0.02)),
+    ppo(rho=lambda d: np.log(rho(d)) ** 2 / 2 <= 0.02),
   ),
   'icepop': Row(
     dict(importance_correction=dict(fn='token_mask', low=0.8, high=1.25), aggregation='token_mean'),

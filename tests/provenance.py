@@ -19,18 +19,18 @@ PARTIAL = ('duet',)
 LEVELS = {
   'official code, read': (
     *('apriel', 'april', 'areal_interpolated', 'bots', 'chord', 'dars', 'dars_top_ups', 'dot', 'dots'),
-    *('dr_grpo', 'echo', 'exopd', 'greso', 'latr', 'mc_grpo', 'mopps', 'nudge_rl', 'olr', 'oprl'),
+    *('echo', 'exopd', 'greso', 'latr', 'mc_grpo', 'mopps', 'nudge_rl', 'olr', 'oprl'),
     *('ppo_ewma', 'seeupo', 'spec_rl', 'ttrl'),
   ),
   'paper': (
     *('alp', 'decoupled_ppo', 'dynamic_sampling', 'knapsack', 'lora', 'ppo', 'topr', 'ulo_rl', 'vade'),
   ),
   'secondary source': (
-    *('ad_hint', 'arrol', 'deepseek_v32', 'dppo', 'forking', 'gdpo', 'gigpo', 'grpo_lambda'),
-    *('icepop', 'kimi', 'lite_ppo', 'luspo', 'max_rl', 'mini_rl', 'mis', 'pear', 'scale_rl', 'tis', 'xrpo'),
+    *('ad_hint', 'arrol', 'dppo', 'forking', 'gdpo', 'gigpo', 'grpo_lambda'),
+    *('luspo', 'max_rl', 'mini_rl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (
-    *('duet', 'guide', 'minpro', 'openrs', 'otr', 'prefix_rl', 'remix', 'seele', 'siri', 'stepwiser'),
+    *('duet', 'fimi_rm', 'guide', 'minpro', 'openrs', 'otr', 'prefix_rl', 'remix', 'seele', 'siri', 'stepwiser'),
   ),
 }  # fmt: skip
 

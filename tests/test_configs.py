@@ -55,6 +55,10 @@ WITNESS = dict(
   seeupo=lambda row: row['actor/turns'] > 1,
   calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
   olr=lambda row: 'labels/replaced' in row,
+  entropy_bonus=lambda row: row['actor/entropy_coef'] > 0,
+  skywork_or1=lambda row: row['actor/entropy_coef'] > 0,
+  reward_kl=lambda row: abs(row['critic/reward_kl']) > 1e-6,
+  reinforce_pp_kl=lambda row: abs(row['critic/reward_kl']) > 1e-6,
 )
 # The rewards of the first group are equal: 1, so that an outlier may be cut, or 0, so that its demonstration counts.
 EQUAL_REWARD = dict(hpt=0.0, dars_top_ups=0.0, prefix_rl=0.0, guide=0.0, ad_hint=0.0)
@@ -95,10 +99,25 @@ def small(name: str, folder: pathlib.Path):
     c.objective.teacher = 'scratch'
   if c.rewards.vote.fn != 'none':
     c.rewards.vote.learn_from = 3
+  shrink_objective(c)
   shrink_rollout(c)
   shrink_rewards(c, folder)
   shrink_data(c)
   return c
+
+
+def shrink_objective(c) -> None:
+  """Makes stages of the objective act in a few steps on small groups."""
+  if c.objective.advantage.fn == 'pass_at_k':
+    c.objective.advantage.k = 2  # two of four answers are wrong
+  if c.objective.advantage.fn == 'best_margin':
+    c.rollouts = 2  # so that one answer is the best
+  if c.objective.reward_kl.fn != 'none':
+    c.objective.reward_kl.coef = 1.0
+  if c.objective.entropy_bonus.fn == 'adaptive':
+    c.objective.entropy_bonus.target = 9.0  # above that of an untrained model
+  if c.objective.reference.fn == 'refreshed':
+    c.objective.reference.every = 1
 
 
 def shrink_rollout(c) -> None:
@@ -143,8 +162,8 @@ def shrink_data(c) -> None:
 # The fields of the spec that generation reads: configs with equal ones share a compiled program.
 GENERATION_FIELDS = dict(
   model=('config', 'lora', 'dtype', 'weights_dtype', 'head_chunk_tokens'),
-  rollout=('decode', 'drafts', 'pruning', 'tree', 'carried_calls', 'lockstep'),
-  layout=('mesh', 'rules'),
+  rollout=('decode', 'drafts', 'pruning', 'tree', 'carried_calls', 'lockstep', 'greedy_first'),
+  layout=('mesh', 'rules', 'prefix_tokens'),
 )
 STATE_FIELDS = ('params', 'base', 'correctness_head', 'seed', 'step', 'carried')
 
@@ -210,11 +229,13 @@ def take_steps(name: str, c, context, count: int):
 def check_state(method, spec: StepSpec, before, after) -> None:
   """Trained parts change, frozen parts do not, and only those that the method needs exist."""
   trained = ('params', 'opt_state', 'auxiliary_model', 'average', 'correctness_head')
-  for part in (*trained, 'activation_noise', 'inner_steps'):
+  for part in (*trained, 'activation_noise', 'inner_steps', 'entropy_bonus'):
     pair = [getattr(state, part) for state in (before, after)]
     assert pair[0] is None or changed(*pair), part
   for part in ('reference', 'teacher', 'base'):
-    assert not changed(*(getattr(state, part) for state in (before, after))), part
+    moves = part == 'reference' and spec.objective.refresh is not None
+    assert changed(*(getattr(state, part) for state in (before, after))) == moves, part
+  assert spec.rollout.greedy_first == method.needs_greedy
   assert (after.reference is None) == (not method.needs_reference)
   assert (after.average is None) == (not method.needs_average)
   assert (after.teacher is None) == (not method.needs_teacher)

@@ -53,9 +53,16 @@ _ONE_ROLLOUT = Condition('rollouts', 'below', 2)
 _EACH_REWARD = Condition(
   'objective.advantage', 'needs', 'parts', "that needs each reward (such as 'decoupled')"
 )
+_GREEDY = Condition(
+  'objective.advantage',
+  'needs',
+  'greedy',
+  "that needs a greedy rollout (such as 'greedy_baseline')",
+)
 _DEMONSTRATIONS = Condition('objective.sft_loss', 'needs', 'demo', 'that needs demonstrations')
 _AUXILIARY = Condition('objective.auxiliary_model')
 _LORA = Condition('lora.rank')
+_REFRESHED = Condition('objective.reference', 'in', ('refreshed',))
 
 _OWN_LOOP = 'each is a decode loop of its own'
 _HINTED = (
@@ -71,6 +78,7 @@ OF_A_GROUP = (
   *('group_normalized', 'group_centered', 'group_whitened', 'leave_one_out', 'batch_normalized'),
   *('mean_relative', 'median_centered', 'shifted', 'log_mean_exp', 'length_weighted', 'adora'),
   *('least_variance', 'equal_treatment', 'hardness_weighted', 'decoupled', 'nudged'),
+  *('pass_at_k', 'best_margin', 'rescaled', 'greedy_baseline'),
 )
 
 _ROLLOUT = (
@@ -177,6 +185,12 @@ _WEIGHTS = (
     'an adapter saves the memory of training all weights, which an auxiliary model would take again',
     'set --config.lora.rank=0, or --config.objective.auxiliary_model.fn=none',
   ),
+  *_rows(
+    (_REFRESHED,),
+    (_LORA, _AUXILIARY),
+    'this reads the first weights, and a refreshed reference model is not these',
+    'set --config.objective.reference.fn=frozen, or leave the other at its default',
+  ),
   Row(
     Condition('objective.distillation'),
     Condition('objective.teacher', 'in', ('',)),
@@ -226,6 +240,21 @@ _GROUPS = (
     *_SEVERAL_SLOTS,
     'both give a prompt several slots',
     _CHOOSE,
+  ),
+  *_rows(
+    (_GREEDY,),
+    (
+      *_SEVERAL_SLOTS,
+      _PRUNING,
+      _TREE,
+      _NGRAM,
+      _DRAFT,
+      _STOP,
+      _REUSE,
+      _ENVIRONMENT,
+      _DEMONSTRATIONS,
+    ),
+    'the first row of every group is sampled greedily in one call of the plain decode loop',
   ),
   *_rows(
     _SEVERAL_SLOTS,

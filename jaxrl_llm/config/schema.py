@@ -111,16 +111,21 @@ class ObjectiveConfig(Section):
   advantage_modulation: Stage = stage('none')
   trust_region: Stage = stage('clip', low=0.2, high=0.2)
   token_weighting: Stage = stage('none')  # weights of tokens; 0 = masked out
-  kl: Stage = stage('none')  # KL penalty toward a frozen copy of the first weights: k1, k2, k3
+  kl: Stage = stage('none')  # KL penalty toward the reference model: k1, k2, k3
+  # a copy of the first weights: frozen, or refreshed(every, mixup) from the policy
+  reference: Stage = stage('frozen')
   aggregation: Stage = stage('sequence_mean')
   # denominator of the KL term; auto: that of its paper, else that of the policy term
   kl_aggregation: Stage = stage('auto')
+  entropy_bonus: Stage = stage('none')  # entropy in the loss: fixed(coef), adaptive(target)
   lr_scale: Stage = stage('none')  # learning rate by batch: effective_sample_size
   # loss of demonstrations beside or instead of rollouts: chord, replace, likelihood, one_token_rollouts,
   # suffix_weighted
   sft_loss: Stage = stage('none')
   distillation: Stage = stage('none')  # a teacher's log-probs instead of rewards: on_policy
   teacher: str = ''  # a model, named as config.model is, with the same vocabulary; '' = none
+  # KL penalty toward the reference model, subtracted from rewards: k1, k2, k3, absolute
+  reward_kl: Stage = stage('none')
   # changes rewards by length or success rate, before advantages
   reward_shaping: Stage = stage('none')
   # keep | mask: whether zero-variance groups (before reward_shaping) count in the denominator

@@ -212,11 +212,13 @@ def packed_log_probs(
   microbatch: Microbatch,
   noise: tuple[jax.Array, jax.Array] | None = None,
   top: int = 0,
+  entropy_gradient: bool = False,
+  collision: bool = False,
 ) -> tuple[jax.Array, ...]:
   """Log-probability and entropy [Z, U] of the predicted tokens of a microbatch.
 
-  `noise` is a standard deviation per layer and a key; `top` that of `logprob.token_logp`. With `update.quantize`
-  kernels are rounded. The gradient is that of rows with a prompt each.
+  `noise` is a standard deviation per layer and a key; the others are those of `logprob.token_logp`. With
+  `update.quantize` kernels are rounded. The gradient is that of rows with a prompt each.
   """
   if spec.update.quantize:
     params = linear.straight_through(params, spec.model.weights_dtype, spec.model.dtype)
@@ -230,6 +232,8 @@ def packed_log_probs(
     dtype=spec.model.dtype,
     top=top,
     used=microbatch.layout.used.max(),
+    entropy_gradient=entropy_gradient,
+    collision=collision,
   )
 
 
@@ -306,12 +310,15 @@ def all_log_probs(
   packed: PackedBatch,
   noise: tuple[jax.Array, jax.Array] | None = None,
   top: int = 0,
+  collision: bool = False,
 ) -> tuple[jax.Array, ...]:
   """`packed_log_probs` of all planned rows, each result [B, T], without a gradient."""
   params = jax.lax.stop_gradient(params)
-  return packed_scores(
-    spec, packed, lambda microbatch: packed_log_probs(spec, params, microbatch, noise, top)
-  )
+
+  def score(microbatch: Microbatch) -> tuple[jax.Array, ...]:
+    return packed_log_probs(spec, params, microbatch, noise, top, collision=collision)
+
+  return packed_scores(spec, packed, score)
 
 
 def log_probs(

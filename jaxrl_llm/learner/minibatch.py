@@ -56,6 +56,10 @@ def minibatch_step(
   demonstrations, minibatch_sums, scale, demo_metrics = None, {}, None, {}
   if method.needs_demo:
     target, demonstrations = demonstration_loss.plan(spec, state, batch, target)
+  bonus = spec.objective.entropy_bonus
+  if bonus is not None:
+    coef = bonus.coefficient(state.entropy_bonus)
+    target = target._replace(entropy_weight_BxT=coef * target.weight_BxT)
   if method.reads_minibatch:
     target, minibatch_sums, scale = _prepare(spec, state, batch, target)
   learned_B = learned_rows(spec, batch, target)
@@ -81,8 +85,14 @@ def minibatch_step(
   )
   metrics = _metrics(spec, state, batch, target, learned_B, sums, norm) | demo_metrics
   metrics['actor/update_norm'] = update_norm
+  if method.batch_stages.reward_kl is not None:
+    metrics['critic/reward_kl'] = objective.mean_reward_penalty(method, batch, target)
   if scale is not None:
     metrics['actor/lr'] *= scale
+  if bonus is not None:
+    metrics['actor/entropy_coef'] = jnp.float32(bonus.coefficient(state.entropy_bonus))
+    learned = bonus.observe(state.entropy_bonus, metrics['actor/entropy'], sums['tokens'] > 0)
+    state = state._replace(entropy_bonus=learned)
   if spec.update.activation_noise is not None:
     metrics['actor/noise_sigma'] = jnp.exp(state.activation_noise.log_sigma_L).mean()
   return state, metrics
@@ -95,10 +105,20 @@ def minibatch_targets(
   method, leverage_B = spec.objective.method, None
   if method.needs_norms:
     leverage_B = leverage(spec, state.params, batch, state.base)
+  policies = objective.OtherPolicies(inputs.old)
+  if method.batch_stages.reward_kl is not None:
+    packed = pack(spec, batch).without_routes()
+    reference_BxT, *_ = all_log_probs(spec, reference_weights(state), packed)
+    policies = policies._replace(reference_BxT=reference_BxT)
   target = objective.targets(
-    method, batch, spec.layout.group, inputs.signal, leverage_B, spec.layout.slots_per_prompt
+    method,
+    batch,
+    spec.layout.group,
+    inputs.signal,
+    leverage_B,
+    spec.layout.slots_per_prompt,
+    policies,
   )
-  target = target.with_arrays(old_BxT=inputs.old)
   if method.needs_versions:
     version_BxT = batch.rollout.version_BxT
     target = target.with_arrays(
@@ -116,10 +136,10 @@ def learned_rows(spec: StepSpec, batch: Batch, target: objective.Targets) -> jax
   """Rows whose coefficients may differ from 0: bool [B].
 
   An advantage of 0 gives a coefficient of 0 unless the method has a KL penalty or changes advantages later. A loop of
-  inner steps observes the entropy of all rows.
+  inner steps observes the entropy of all rows, and an entropy bonus learns from it.
   """
   real_B = batch.rollout.length_B > 0
-  if spec.update.inner_steps is not None:
+  if spec.update.inner_steps is not None or target.entropy_weight_BxT is not None:
     return real_B
   if target.c_BxT is not None:
     return real_B & (target.c_BxT != 0).any(1)
@@ -140,7 +160,7 @@ def _prepare(
   # A method whose coefficients depend on all rows reads those without an advantage, too; a teacher gives advantages.
   everything = method.needs_rows or method.needs_teacher
   packed = pack(spec, batch, None if everything else learned_rows(spec, batch, target))
-  if 'reference' in method.needs:
+  if 'reference' in method.needs and target.policies.reference_BxT is None:
     logp_BxT, *_ = all_log_probs(spec, reference_weights(state), packed.without_routes())
     target = target.with_arrays(reference_BxT=logp_BxT)
   if method.needs_average:
@@ -153,8 +173,12 @@ def _prepare(
     return target, {}, None
   noise = _noise(spec, state, state.activation_noise and state.activation_noise.log_sigma_L)
   weights = policy_weights(spec, state.base, state.params)
-  logp_BxT, *others = all_log_probs(spec, weights, packed, noise, top=_confidence_top_k(method))
-  c_BxT, sums = objective.coefficients(method, target, logp_BxT, *others)
+  top, collision = _confidence_top_k(method), method.needs_collision
+  logp_BxT, entropy_BxT, *others = all_log_probs(
+    spec, weights, packed, noise, top=top, collision=collision
+  )
+  statistics = {'collision_BxT': others.pop()} if collision else {}
+  c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT, *others, **statistics)
   scale = None
   if method.token_stages.lr_scale is not None:
     scale = objective.learning_rate_scale(method, target, logp_BxT)
@@ -199,8 +223,9 @@ def microbatch_loss(
   """
   method = spec.objective.method
   top = 0 if target.c_BxT is not None else _confidence_top_k(method)
-  logp_ZxU, *others = packed_log_probs(spec, params, microbatch, noise, top)
-  frozen = jax.lax.stop_gradient((logp_ZxU, *others))
+  has_bonus = target.entropy_weight_BxT is not None
+  scores = packed_log_probs(spec, params, microbatch, noise, top, entropy_gradient=has_bonus)
+  frozen = jax.lax.stop_gradient(scores)
   logp_BxT, entropy_BxT, *others = map(microbatch.to_rows, frozen)
   if target.c_BxT is None:
     c_BxT, sums = objective.coefficients(method, target, logp_BxT, entropy_BxT, *others)
@@ -220,9 +245,15 @@ def microbatch_loss(
     'probs_diff': gap_BxT.sum(),
     'probs_diff_max': gap_BxT.max(),
   }
-  c_ZxU = microbatch.to_tokens(c_BxT)
-  loss = -jnp.where(c_ZxU == 0, 0.0, c_ZxU * logp_ZxU).sum()
+  loss = _weighted_sum(microbatch.to_tokens(c_BxT), scores[0])
+  if target.entropy_weight_BxT is not None:
+    loss += _weighted_sum(microbatch.to_tokens(target.entropy_weight_BxT), scores[1])
   return loss, jax.lax.stop_gradient(sums)
+
+
+def _weighted_sum(weight_ZxU: jax.Array, x_ZxU: jax.Array) -> jax.Array:
+  """−Σ weight·x over the tokens of nonzero weight: x may be infinite elsewhere."""
+  return -jnp.where(weight_ZxU == 0, 0.0, weight_ZxU * x_ZxU).sum()
 
 
 def _confidence_top_k(method: objective.Method) -> int:
@@ -250,6 +281,10 @@ def _apply(
   if scale is not None:
     updates = jax.tree.map(lambda x: x * scale, updates)
   params = optax.apply_updates(state.params, updates)
+  refresh = spec.objective.refresh
+  if refresh is not None:
+    reference = refresh.after_step(state.step + 1, state.reference, params)
+    state = state._replace(reference=reference)
   if spec.objective.average_decay is not None:
     state = state._replace(average=_averaged(spec.objective.average_decay, state, params))
   state = state._replace(

@@ -26,7 +26,7 @@ from jaxrl_llm.learner.step_spec import (
   UpdateSpec,
 )
 from jaxrl_llm.models import positions, splash
-from jaxrl_llm.objective import activation_noise, contracts
+from jaxrl_llm.objective import activation_noise, contracts, entropy_bonus, reference
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.replay import dynamic_sampling, successes
 from jaxrl_llm.rollout import (
@@ -119,7 +119,9 @@ def make_spec(
   )
   return StepSpec(
     model=model_spec,
-    rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, _on_cpu(mesh)),
+    rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, _on_cpu(mesh))._replace(
+      greedy_first=method.needs_greedy
+    ),
     update=_update(config, model_spec, mesh, group, skips_empty=rule is not None),
     objective=_objective(config, method),
     layout=LayoutSpec(
@@ -270,7 +272,20 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
     steps = config.steps * config.learner.minibatches
     optimizer, _ = make_optimizer(config.optimizer, steps, auxiliary.learning_rate)
   decay = config.objective.old_policy.get('decay') if method.needs_average else None
-  return ObjectiveSpec(method=method, auxiliary_optimizer=optimizer, average_decay=decay)
+  stages = config.objective
+  refresh = pick(reference, stages.reference, 'objective.reference')()
+  if refresh is not None and not method.needs_reference:
+    raise UserError(
+      f'config.objective.reference.fn={stages.reference.fn!r} has no use: no stage reads a reference model; set '
+      '--config.objective.kl.fn=k3 or --config.objective.reward_kl.fn=k1, or --config.objective.reference.fn=frozen.'
+    )
+  return ObjectiveSpec(
+    method=method,
+    auxiliary_optimizer=optimizer,
+    average_decay=decay,
+    entropy_bonus=pick(entropy_bonus, stages.entropy_bonus, 'objective.entropy_bonus')(),
+    refresh=refresh,
+  )
 
 
 def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> None:

@@ -118,6 +118,7 @@ def _first_state(
   opt_state, zero = spec.update.optimizer.init(params), jnp.int32(0)
   average = jax.tree.map(jnp.copy, params) if method.needs_average else None
   loop, noise = spec.update.inner_steps, spec.update.activation_noise
+  bonus = spec.objective.entropy_bonus
   inner_steps = loop.init() if loop else None
   activation_noise = noise.fresh(spec.model.config.layers) if noise else None
   carried = (
@@ -137,6 +138,7 @@ def _first_state(
     average=average,
     inner_steps=inner_steps,
     activation_noise=activation_noise,
+    entropy_bonus=bonus.init() if bonus else None,
     teacher=teacher,
     base=base,
   )

@@ -14,7 +14,9 @@ from jaxrl_llm.learner.lora import LoraSettings
 from jaxrl_llm.learner.optimizer import Schedule
 from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.objective.activation_noise import Layers
+from jaxrl_llm.objective.entropy_bonus import EntropyBonus
 from jaxrl_llm.objective.method_spec import Method
+from jaxrl_llm.objective.reference import Refresh
 from jaxrl_llm.rollout.decode_records import DecodeSettings
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
@@ -57,7 +59,7 @@ class RolloutSpec(NamedTuple):
   multi_turn: bool  # rollouts hold turns and the observations between them
   continues: bool  # rollouts may be left unfinished, and are continued in a later step
   exit_memory: bool  # rollouts record the memory of the early-exit rule for that later step
-  greedy_first: bool = False  # the first row of each prompt is greedy; for evaluation
+  greedy_first: bool = False  # the first row of each prompt is greedy: evaluation, and baselines
 
 
 class UpdateSpec(NamedTuple):
@@ -82,6 +84,8 @@ class ObjectiveSpec(NamedTuple):
   method: Method
   auxiliary_optimizer: optax.GradientTransformation | None  # None: no auxiliary model
   average_decay: float | None  # of the weights averaged for the old policy; None: no average
+  entropy_bonus: EntropyBonus | None = None  # None: no bonus
+  refresh: Refresh | None = None  # when the reference model follows the policy; None: never
 
 
 class LayoutSpec(NamedTuple):

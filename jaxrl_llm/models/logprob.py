@@ -31,23 +31,33 @@ def token_logp(
   dtype: str = 'float32',
   top: int = 0,
   used: jax.Array | None = None,
+  entropy_gradient: bool = False,
+  collision: bool = False,
 ) -> tuple[jax.Array, ...]:
-  """log softmax(logits / temperature)[target] and the entropy (nats, no gradient), both [B, T].
+  """log softmax(logits / temperature)[target] and the entropy (nats), both [B, T].
 
-  With `top`, a third array [B, T]: the mean of the min(top, V) largest probabilities (no gradient). Columns from
-  `used` on may be skipped, and are then 0.
+  The entropy has a gradient only with `entropy_gradient`. With `top`, a further array [B, T]: the mean of the
+  min(top, V) largest probabilities. With `collision`, one more: Σ_v π_v². Neither has a gradient. Columns from `used`
+  on may be skipped, and are then 0.
   """
+
+  partition = partition_and_entropy if entropy_gradient else _log_partition
 
   def pick(logits_BxCxV, targets_BxC):
     logits_BxCxV = logits_BxCxV / temperature
-    total_BxC, entropy_BxC = _log_partition(logits_BxCxV)
+    total_BxC, entropy_BxC = partition(logits_BxCxV)
     picked_BxC = jnp.take_along_axis(logits_BxCxV, targets_BxC[..., None], axis=-1)[..., 0]
     logp_BxC = picked_BxC - total_BxC
-    if not top:
-      return logp_BxC, entropy_BxC
+    found: tuple[jax.Array, ...] = (logp_BxC, entropy_BxC)
+    if not top and not collision:
+      return found
     frozen, total_BxC = jax.lax.stop_gradient((logits_BxCxV, total_BxC))
-    largest_BxCxK = jax.lax.top_k(frozen, min(top, frozen.shape[-1]))[0]
-    return logp_BxC, entropy_BxC, jnp.exp(largest_BxCxK - total_BxC[..., None]).mean(-1)
+    if top:
+      largest_BxCxK = jax.lax.top_k(frozen, min(top, frozen.shape[-1]))[0]
+      found += (jnp.exp(largest_BxCxK - total_BxC[..., None]).mean(-1),)
+    if collision:
+      found += (jnp.exp(2 * (frozen - total_BxC[..., None])).sum(-1),)
+    return found
 
   return over_logits(
     pick,
@@ -82,6 +92,15 @@ def _log_partition_jvp(primals, tangents):
   total, entropy = _log_partition(logits)
   slope = (jnp.exp(logits - total[..., None]) * change).sum(-1)
   return (total, entropy), (slope, jnp.zeros_like(entropy))
+
+
+def partition_and_entropy(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """log Σ e^logit and the entropy in nats over the last axis; both have gradients."""
+  top = jax.lax.stop_gradient(logits.max(-1))
+  shifted = logits - top[..., None]
+  log_total = jnp.log(jnp.exp(shifted).sum(-1))
+  mean = (jnp.exp(shifted - log_total[..., None]) * shifted).sum(-1)
+  return top + log_total, log_total - mean
 
 
 def over_logits(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.objective.token_inputs import needs, requires
+from jaxrl_llm.types import UserError
 
 
 def group_normalized(
@@ -215,6 +216,73 @@ def hardness_weighted(
   return a * _at_most(p, 1 / (2 * p), most)
 
 
+@requires('a completion must be right or wrong', reward_shaping=('none',))
+def pass_at_k(
+  reward_PxG: jax.Array,
+  length_PxG: jax.Array,
+  *,
+  k: int = 4,
+  right: float = 0.5,
+  eps: float = 1e-6,
+) -> jax.Array:
+  """A = (1 − ρ) / (σ + eps) where right, (1 − ρ − C(w−1, k−1) / C(n−1, k−1)) / (σ + eps) where wrong.
+
+  The expectation, over all k-subsets of the group, of a subset's normalized pass@k: ρ = 1 − C(w, k) / C(n, k) is its
+  mean, w of n rows are wrong, σ = √(ρ(1 − ρ)). Right is R > `right`; other values of R do not matter. A group with
+  fewer than k wrong rows has no advantage. k = 1 is GRPO up to the estimate of σ. Raises UserError for a k that no
+  group has. arXiv:2508.10751 (Pass@k Training).
+  """
+  if not 1 <= k <= reward_PxG.shape[1]:
+    raise UserError(
+      f'config.objective.advantage.k={k} must be from 1 to the {reward_PxG.shape[1]} rollouts of a prompt.'
+    )
+  exists = _exists(length_PxG)
+  good = exists * (reward_PxG > right)
+  n_Px1 = exists.sum(1, keepdims=True)
+  wrong_Px1 = n_Px1 - good.sum(1, keepdims=True)
+  missed_Px1 = _all_among(wrong_Px1, n_Px1, k)
+  spread = jnp.sqrt(missed_Px1 * (1 - missed_Px1)) + eps
+  own_Px1 = _all_among(wrong_Px1 - 1, n_Px1 - 1, k - 1)
+  return jnp.where(good > 0, missed_Px1, missed_Px1 - own_Px1) / spread * exists
+
+
+def best_margin(reward_PxG: jax.Array, length_PxG: jax.Array, *, eps: float = 1e-6) -> jax.Array:
+  """A = (R − second largest R) / (std_g + eps) for the best row of the group, 0 for all others.
+
+  std unbiased; rows that share the largest reward get 0. arXiv:2503.19595.
+  """
+  exists = _exists(length_PxG)
+  known = jnp.where(exists > 0, reward_PxG, -jnp.inf)
+  largest_Px2 = jax.lax.top_k(known, min(2, known.shape[1]))[0]
+  best_Px1, second_Px1 = largest_Px2[:, :1], largest_Px2[:, -1:]
+  margin_Px1 = jnp.where(jnp.isfinite(second_Px1), best_Px1 - second_Px1, 0.0)
+  n_Px1 = exists.sum(1, keepdims=True)
+  centered = group_centered(reward_PxG, length_PxG)
+  std = jnp.sqrt((centered**2).sum(1, keepdims=True) / jnp.maximum(n_Px1 - 1, 1))
+  return jnp.where(known == best_Px1, margin_Px1, 0.0) / (std + eps) * exists
+
+
+def rescaled(reward_PxG: jax.Array, length_PxG: jax.Array, *, scale: float = 1.0) -> jax.Array:
+  """A = (n / #{R ≠ 0})·(R − mean_g) / scale, n and the count over all rows of the minibatch.
+
+  Fewer rewards other than 0 give larger advantages. As in verl's code. arXiv:2504.02546 (GPG).
+  """
+  exists = _exists(length_PxG)
+  scored = (exists * (reward_PxG != 0)).sum()
+  gain = exists.sum() / jnp.maximum(scored, 1) / scale
+  return gain * group_centered(reward_PxG, length_PxG)
+
+
+@needs('greedy')
+def greedy_baseline(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
+  """A = R − R of the group's first row, which is sampled greedily and not learned. arXiv:2310.10505 (ReMax).
+
+  0 for a group without its first row.
+  """
+  exists = _exists(length_PxG)
+  return (reward_PxG - reward_PxG[:, :1]) * exists * exists[:, :1]
+
+
 @needs('parts')
 @requires(
   'it reads each reward alone, and shaping changes the sum of the rewards',
@@ -271,6 +339,13 @@ def _rate(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
 
 def _at_most(p_Px1: jax.Array, weight_Px1: jax.Array, most: float) -> jax.Array:
   return jnp.where(p_Px1 < 0.5, jnp.minimum(weight_Px1, most), 1.0)
+
+
+def _all_among(count_Px1: jax.Array, n_Px1: jax.Array, k: int) -> jax.Array:
+  """C(count, k) / C(n, k): the probability that k of n rows, drawn without replacement, are all of `count`."""
+  drawn_1xk = jnp.arange(k, dtype=count_Px1.dtype)[None]
+  left_Pxk = jnp.maximum(count_Px1 - drawn_1xk, 0)
+  return (left_Pxk / jnp.maximum(n_Px1 - drawn_1xk, 1)).prod(1, keepdims=True)
 
 
 def _exists(length_PxG: jax.Array) -> jax.Array:

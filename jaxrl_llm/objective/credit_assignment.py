@@ -39,6 +39,7 @@ def gae(
   """A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t; the return is A + V, before A is whitened.
 
   r is the row's advantage at its last token and 0 before it, so that `advantage.fn=raw` is the reward itself.
+  A penalty of `config.objective.reward_kl` is subtracted from each r.
   V_t is the critic's value before token t, and 0 after the last token. γ = `discount`, λ = `trace`; with both 1,
   A = r − V. Whitened as in verl, whose defaults these are: (A − mean) / √(var + 1e-8).
   arXiv:1506.02438 (GAE), arXiv:1707.06347 (PPO).
@@ -56,12 +57,33 @@ def gae(
     later = jnp.where(mask_B > 0, own_B, ahead_B), jnp.where(mask_B > 0, value_B, next_B)
     return later, jnp.where(mask_B > 0, own_B, 0.0)
 
-  columns = (inputs.advantage_Bx1 * last_BxT).T, values_BxT.T, mask_BxT.T
+  reward_BxT = inputs.advantage_Bx1 * last_BxT
+  if inputs.penalty_BxT is not None:
+    reward_BxT -= inputs.penalty_BxT
+  columns = reward_BxT.T, values_BxT.T, mask_BxT.T
   nothing = jnp.zeros_like(values_BxT[:, 0])
   _, advantage_TxB = jax.lax.scan(back, (nothing, nothing), columns, reverse=True)
   advantage_BxT = advantage_TxB.T
   returns_BxT = advantage_BxT + values_BxT
   return (_whitened(advantage_BxT, mask_BxT) if whiten else advantage_BxT), returns_BxT
+
+
+@requires('it whitens R itself', advantage=('raw',))
+def return_whitened(inputs: CreditInputs, *, discount: float = 1.0) -> tuple[jax.Array, None]:
+  """A_t = Σ_{j≥t} γ^{j−t}·r_j, whitened over all tokens: (A − mean) / √(var + 1e-8), γ = `discount`.
+
+  r is the row's advantage at its last token minus the penalties of `config.objective.reward_kl`. With neither a
+  discount nor penalties it is `advantage.fn=token_whitened`. arXiv:2501.03262 (REINFORCE++).
+  """
+  mask_BxT = inputs.mask_BxT
+  ahead_BxT = mask_BxT.sum(1, keepdims=True) - jnp.cumsum(mask_BxT, axis=1)
+  reward_BxT = inputs.advantage_Bx1 * mask_BxT * (ahead_BxT == 0)
+  if inputs.penalty_BxT is not None:
+    reward_BxT -= inputs.penalty_BxT
+  return_BxT = _from_behind(
+    lambda later, x, mask: jnp.where(mask > 0, x + discount * later, later), (reward_BxT, mask_BxT)
+  )
+  return _whitened(return_BxT * mask_BxT, mask_BxT) * mask_BxT, None
 
 
 @needs('process')

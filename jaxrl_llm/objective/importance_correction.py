@@ -10,7 +10,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective.token_inputs import Tokens, exp, needs, row_mean, row_sum, smallest_within
+from jaxrl_llm.objective.token_inputs import (
+  LOG_CAP,
+  Tokens,
+  exp,
+  needs,
+  row_mean,
+  row_sum,
+  smallest_within,
+)
+from jaxrl_llm.types import UserError
 
 
 def none() -> None:
@@ -78,6 +87,41 @@ def geometric_mask(
   return exp(log_rho), _spread(keep, tokens)
 
 
+@needs('old')
+def token_divergence(
+  tokens: Tokens, *, estimator: str = 'k3', most: float = 0.01
+) -> tuple[jax.Array, jax.Array]:
+  """Weight 1; drops tokens with k(ρ) > `most`: k2 = (log ρ)²/2 or k3 = ρ − 1 − log ρ. verl's 'token_k3'.
+
+  `most` is ours. Raises UserError for another estimator.
+  """
+  keep = _divergence(tokens, estimator) <= most
+  return jnp.ones_like(tokens.logp_BxT), keep.astype(tokens.logp_BxT.dtype)
+
+
+@needs('old')
+def sequence_divergence(
+  tokens: Tokens, *, estimator: str = 'k3', reduction: str = 'mean', most: float = 0.01
+) -> tuple[jax.Array, jax.Array]:
+  """Weight 1; drops rows whose mean, sum or max of k(ρ) is above `most`. verl's 'seq_mean_k3' and its likes.
+
+  The estimators are those of `token_divergence`. The bound on the mean of k3 is that of verl's `decoupled_k3_rs`.
+  Raises UserError for another estimator or reduction.
+  """
+  each, mask_BxT = _divergence(tokens, estimator), tokens.mask_BxT
+  reduced = dict(
+    mean=row_mean(each, mask_BxT),
+    sum=row_sum(each, mask_BxT),
+    max=jnp.where(mask_BxT > 0, each, 0.0).max(1, keepdims=True),
+  )
+  if reduction not in reduced:
+    raise UserError(
+      f'config.objective.importance_correction.reduction={reduction!r} is unknown; choose one of: mean, sum, max.'
+    )
+  keep = reduced[reduction] <= most
+  return jnp.ones_like(tokens.logp_BxT), _spread(keep.astype(tokens.logp_BxT.dtype), tokens)
+
+
 def divergent_negatives(tokens: Tokens, *, delta: float = 1e-4) -> tuple[jax.Array, jax.Array]:
   """Weight 1; drops rows with A < 0 and mean(log π_b − log π) > delta: OPSM.
 
@@ -101,6 +145,17 @@ def second_moment_mask(tokens: Tokens, *, budget: float = 0.04) -> tuple[jax.Arr
 
 def _log_rho(tokens: Tokens) -> jax.Array:
   return jnp.where(tokens.mask_BxT > 0, tokens.old_BxT - tokens.behavior_BxT, 0.0)
+
+
+def _divergence(tokens: Tokens, estimator: str) -> jax.Array:
+  log_rho = jnp.clip(_log_rho(tokens), -LOG_CAP, LOG_CAP)
+  if estimator == 'k2':
+    return log_rho**2 / 2
+  if estimator == 'k3':
+    return exp(log_rho) - 1 - log_rho
+  raise UserError(
+    f'config.objective.importance_correction.estimator={estimator!r} is unknown; choose one of: k2, k3.'
+  )
 
 
 def _within(x: jax.Array, low: float, high: float) -> jax.Array:

@@ -83,7 +83,7 @@ def receding(
   The reference moves from the first weights to those before the batch; t counts optimizer steps. λ and its numbers are
   from third-party notes; that each term is a k3, and `coef`, are ours. arXiv:2507.06892 (ReMix).
   """
-  late_Bx1 = jnp.maximum(present(tokens.step_B) - wait, 0)[:, None]
+  late_Bx1 = jnp.maximum(present(tokens.steps.step_B) - wait, 0)[:, None]
   share = jnp.maximum(1 - fall * -(-late_Bx1 // every), least)
   first, before = _gap(tokens), tokens.old_BxT - tokens.logp_BxT
   c = share * (exp(first) - 1) + (1 - share) * (exp(before) - 1)

@@ -22,6 +22,7 @@ from jaxrl_llm.objective import (
   lr_scale,
   old_policy,
   ratio,
+  reward_kl,
   reward_shaping,
   sft_loss,
   token_weighting,
@@ -33,6 +34,7 @@ from jaxrl_llm.types import Rollout, UserError
 # Stages of `config.objective` that choose a function, and the modules of these functions.
 STAGES = dict(
   reward_shaping=reward_shaping,
+  reward_kl=reward_kl,
   advantage=advantage,
   credit_assignment=credit_assignment,
   auxiliary_model=auxiliary_loss,
@@ -57,6 +59,7 @@ class BatchStages(NamedTuple):
   """Stages that run on rewards and lengths, before the policy is evaluated; None: the stage is off."""
 
   reward_shaping: functools.partial[jax.Array] | None
+  reward_kl: functools.partial[jax.Array] | None
   advantage: functools.partial[jax.Array]
   credit_assignment: functools.partial[tuple[jax.Array, jax.Array | None]] | None
   aggregation: functools.partial[jax.Array]
@@ -158,10 +161,21 @@ class Method(NamedTuple):
     return 'confidence' in self.needs
 
   @property
+  def needs_collision(self) -> bool:
+    """The sum of squared probabilities of each token."""
+    return 'collision' in self.needs
+
+  @property
+  def needs_greedy(self) -> bool:
+    """The first row of each group is sampled greedily, and leaves the loss."""
+    return 'greedy' in self.needs
+
+  @property
   def needs_reference(self) -> bool:
     """A frozen policy: for a KL penalty, for demonstrations, or as the base of an auxiliary model."""
     base = '' if self.auxiliary_model is None else self.auxiliary_model.base
-    return bool({'reference', 'demo_reference'} & (self.needs | {base}))
+    kinds = {'reference', 'demo_reference', 'reward_reference'}
+    return bool(kinds & (self.needs | {base}))
 
   @property
   def needs_teacher(self) -> bool:

@@ -48,7 +48,8 @@ def interpolated(tokens: Tokens) -> jax.Array:
   `age` is the number of optimizer steps since a token was sampled, `batch_steps` the number taken on this batch. Exact
   before the first of these, and for tokens sampled by the weights at the start of the batch. arXiv:2505.24298 (AReaL).
   """
-  age_BxT, batch_steps_BxT = present(tokens.age_BxT), present(tokens.batch_steps_BxT)
+  steps = tokens.steps
+  age_BxT, batch_steps_BxT = present(steps.age_BxT), present(steps.batch_steps_BxT)
   alpha = jnp.where(age_BxT > 0, (age_BxT - batch_steps_BxT) / jnp.maximum(age_BxT, 1), 0.0)
   step = tokens.logp_BxT - tokens.behavior_BxT
   return tokens.behavior_BxT + jnp.clip(alpha, 0.0, 1.0).astype(step.dtype) * step

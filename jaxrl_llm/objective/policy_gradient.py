@@ -14,7 +14,14 @@ import jax.numpy as jnp
 
 from jaxrl_llm.objective import record_checks, replayed_log_probs
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.objective.token_inputs import CreditInputs, Tokens, needs_of, present, sampled_mask
+from jaxrl_llm.objective.token_inputs import (
+  CreditInputs,
+  StepCounts,
+  Tokens,
+  needs_of,
+  present,
+  sampled_mask,
+)
 from jaxrl_llm.rewards.outcomes import SAME, compared
 from jaxrl_llm.types import Array, Batch, Prompts, Turns
 
@@ -70,14 +77,6 @@ class OtherPolicies(NamedTuple):
   teacher_BxT: jax.Array | None = None  # None: no teacher
 
 
-class StepCounts(NamedTuple):
-  """Counts of optimizer steps, int32; None: no stage needs them."""
-
-  age_BxT: jax.Array | None = None  # since a token was sampled
-  batch_steps_BxT: jax.Array | None = None  # of these, the steps taken on this batch
-  step_B: jax.Array | None = None  # since the start of the run
-
-
 class Targets(NamedTuple):
   """Everything that the coefficients depend on besides the policy. Every array leads with B."""
 
@@ -94,6 +93,7 @@ class Targets(NamedTuple):
   sampled_BxT: jax.Array | None = None  # 1 where the policy sampled; None: in all of a row
   steps: StepCounts = StepCounts()
   replayed_B: Array | None = None  # 1 for rows without old log-probs; None: all rows have them
+  entropy_weight_BxT: jax.Array | None = None  # coefficient of each token's entropy; None: no bonus
 
   def with_arrays(self, **arrays: jax.Array | None) -> Targets:
     """A copy with new arrays, by field name, those of `policies` and `steps` included."""
@@ -112,17 +112,20 @@ def targets(
   signal_BxT: jax.Array | None = None,
   leverage_B: jax.Array | None = None,
   parts: int = 1,
+  policies: OtherPolicies | None = None,
 ) -> Targets:
   """Advantages and denominators of a whole minibatch at once.
 
   `signal_BxT` is the output of the method's auxiliary model. `leverage_B` is for a method that `needs_norms`. `parts`
-  is the largest number of slots of one prompt: all its rows are one group.
+  is the largest number of slots of one prompt: all its rows are one group. `policies` are those known already; a KL
+  penalty in the reward reads the old policy and the reference.
 
   Scores before reward shaping decide which groups have zero variance (`types.Batch`), because shaped rewards always
   differ a little. Denominators count what the mask leaves. The weight of a row, 1 / the probability that it was kept,
   multiplies its coefficients and no denominator.
   """
   record_checks.batch(batch, types=False)
+  policies = OtherPolicies() if policies is None else policies
   B, T = batch.rollout.tokens_BxT.shape
   dtype = jnp.result_type(batch.reward_B)
   mask_BxT = sampled_BxT = sampled_mask(batch.rollout).astype(dtype)
@@ -134,14 +137,19 @@ def targets(
   stages, reward_PxG = method.batch_stages, gather(batch.reward_B)
   if stages.reward_shaping is not None:
     reward_PxG = stages.reward_shaping(reward_PxG, gather(batch.correct_B), gather(length_B), T)
+  penalty_BxT = _reward_penalty(method, batch, policies, sampled_BxT)
+  if penalty_BxT is not None and stages.credit_assignment is None:
+    reward_PxG -= gather(penalty_BxT.sum(1))
   extra = _extra_inputs(method, batch, gather, leverage_B)
   advantage_PxG = stages.advantage(reward_PxG, gather(length_B.astype(dtype)), **extra)
+  if method.needs_greedy:
+    mask_BxT = mask_BxT * (jnp.arange(B) % rollouts > 0)[:, None]
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
   weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
   advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
   if stages.credit_assignment is not None:
-    inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B)
+    inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
     inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)
     advantage_BxT, return_BxT = stages.credit_assignment(inputs)
   return Targets(
@@ -153,9 +161,28 @@ def targets(
     correct_B=batch.correct_B,
     group_B=group_B,
     return_BxT=return_BxT,
+    policies=policies,
     replayed_B=batch.replayed_B,
     sampled_BxT=None if turns is None else sampled_BxT,
   )
+
+
+def mean_reward_penalty(method: Method, batch: Batch, target: Targets) -> jax.Array:
+  """The mean over sampled tokens of the KL penalty in the reward: []."""
+  mask_BxT = sampled_mask(batch.rollout)
+  penalty_BxT = present(_reward_penalty(method, batch, target.policies, mask_BxT))
+  return penalty_BxT.sum() / jnp.maximum(mask_BxT.sum(), 1)
+
+
+def _reward_penalty(
+  method: Method, batch: Batch, policies: OtherPolicies, mask_BxT: jax.Array
+) -> jax.Array | None:
+  """The KL penalty of each sampled token; None without one."""
+  penalize = method.batch_stages.reward_kl
+  if penalize is None:
+    return None
+  old_BxT = batch.rollout.logp_BxT if policies.old_BxT is None else policies.old_BxT
+  return jnp.where(mask_BxT > 0, penalize(old_BxT, present(policies.reference_BxT)), 0.0)
 
 
 def _with_turns_and_signal(
@@ -221,15 +248,17 @@ def coefficients(
   logp_BxT: Array,
   entropy_BxT: jax.Array | None = None,
   confidence_BxT: jax.Array | None = None,
+  collision_BxT: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """c = correction · token weight · W(r, A) · A / denominator + KL coefficient / its denominator, detached.
 
   Returns c_BxT and sums for the log, with the keys `SUMS`. The loss is −Σ c·log π. `logp_BxT` may be NaN or infinite
   where the mask is 0. The sums add up over microbatches. A method that `needs_rows` needs all rows of a minibatch.
   """
-  record_checks.tokens(target.mask_BxT, logp_BxT, entropy_BxT, confidence_BxT)
+  others = entropy_BxT, confidence_BxT, collision_BxT
+  record_checks.tokens(target.mask_BxT, logp_BxT, *others)
   stages = method.token_stages
-  tokens = _tokens(method, target, logp_BxT, entropy_BxT, confidence_BxT)
+  tokens = _tokens(method, target, logp_BxT, *others)
   if stages.advantage_modulation is not None:
     tokens = tokens._replace(advantage_BxT=stages.advantage_modulation(tokens))
   masked_in, has_advantage = tokens.mask_BxT > 0, tokens.advantage_BxT != 0
@@ -272,6 +301,7 @@ def _tokens(
   logp_BxT: Array,
   entropy_BxT: jax.Array | None = None,
   confidence_BxT: jax.Array | None = None,
+  collision_BxT: jax.Array | None = None,
 ) -> Tokens:
   """Inputs of the token stages: no gradients, and 0 where the mask is 0."""
   masked_in = target.mask_BxT > 0
@@ -299,9 +329,8 @@ def _tokens(
     teacher_BxT=masked_or_none(target.policies.teacher_BxT),
     entropy_BxT=masked_or_none(entropy_BxT),
     confidence_BxT=masked_or_none(confidence_BxT),
-    age_BxT=target.steps.age_BxT,
-    batch_steps_BxT=target.steps.batch_steps_BxT,
-    step_B=target.steps.step_B,
+    collision_BxT=masked_or_none(collision_BxT),
+    steps=target.steps,
   )
   if method.token_stages.old_policy is None:
     return tokens

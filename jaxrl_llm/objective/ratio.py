@@ -16,7 +16,11 @@ def token(tokens: Tokens) -> jax.Array:
   return jnp.where(tokens.mask_BxT > 0, tokens.logp_BxT - tokens.old_BxT, 0.0)
 
 
-_NO_WEIGHT = ('none', 'divergent_negatives', 'second_moment_mask')  # corrections of weight 1
+# corrections of weight 1
+_NO_WEIGHT = (
+  *('none', 'divergent_negatives', 'second_moment_mask'),
+  *('token_divergence', 'sequence_divergence'),
+)
 _TWICE = 'it counts the mismatch with the sampler, which would count twice'
 
 

@@ -1,4 +1,4 @@
-"""Reward shaping by length in tokens: reward_PxG, correct_PxG, length_PxG, max_tokens → reward_PxG.
+"""Reward shaping by length in tokens, or by the group: reward_PxG, correct_PxG, length_PxG, max_tokens → reward_PxG.
 
 Inputs are whole groups of a minibatch. `length_PxG` is 0 for an empty row, which does not count; `correct_PxG` is 1
 where the answer was correct. Every public function may be named in `config.objective.reward_shaping.fn`.
@@ -84,6 +84,57 @@ def brief_where_solved(
   std_Px1 = jnp.sqrt((off_PxG**2 * right_PxG).sum(1, keepdims=True) / n_Px1)
   penalty_PxG = factor * jax.nn.sigmoid(off_PxG / (std_Px1 + eps))
   return reward_PxG - jnp.where(chosen_P[:, None] & (right_PxG > 0), penalty_PxG, 0.0)
+
+
+def best_of_group(
+  reward_PxG: jax.Array,
+  correct_PxG: jax.Array,
+  length_PxG: jax.Array,
+  max_tokens: int,
+  *,
+  wrong: float = 0.0,
+  tolerance: float = 1e-6,
+) -> jax.Array:
+  """1 for rows with the largest R of their group, where that is above `wrong`; 0 for the others; R below `wrong`.
+
+  R grades how good an answer is, `wrong` is the grade of a wrong one and lower ones are those of unreadable answers.
+  The best answers that the policy can give now are thus right. Grades within `tolerance` are equal.
+  arXiv:2603.03197 (SpeciaRL).
+  """
+  del correct_PxG, max_tokens
+  known_PxG = jnp.where(length_PxG > 0, reward_PxG, -jnp.inf)
+  best_Px1 = known_PxG.max(1, keepdims=True)
+  chosen_PxG = (known_PxG >= best_Px1 - tolerance) & (best_Px1 > wrong + tolerance)
+  unreadable_PxG = reward_PxG < wrong - tolerance
+  return jnp.where(unreadable_PxG, reward_PxG, jnp.where(chosen_PxG, 1.0, 0.0))
+
+
+def length_fitted(
+  reward_PxG: jax.Array,
+  correct_PxG: jax.Array,
+  length_PxG: jax.Array,
+  max_tokens: int,
+  *,
+  degree: int = 2,
+  strength: float = 1.0,
+  ridge: float = 1e-6,
+) -> jax.Array:
+  """R − strength · (f(|y|) − mean f), f the polynomial in |y| / max |y| that fits R over the minibatch best.
+
+  Least squares; `ridge` times the number of rows is added to the diagonal of their equations. A reconstruction from
+  the abstract and third-party notes: the paper fits a small network on encoded lengths beside a reward model, once, and
+  subtracts it while that is trained. arXiv:2505.12843 (FiMi-RM).
+  """
+  del correct_PxG, max_tokens
+  exists_N = jnp.where(length_PxG > 0, 1.0, 0.0).ravel().astype(reward_PxG.dtype)
+  x_N = length_PxG.ravel().astype(reward_PxG.dtype) / jnp.maximum(length_PxG.max(), 1)
+  powers_Nx1 = x_N[:, None] ** jnp.arange(degree + 1)[None]
+  n = jnp.maximum(exists_N.sum(), 1)
+  weighed = powers_Nx1 * exists_N[:, None]
+  square = weighed.T @ powers_Nx1 + ridge * n * jnp.eye(degree + 1, dtype=reward_PxG.dtype)
+  fit_N = powers_Nx1 @ jnp.linalg.solve(square, weighed.T @ reward_PxG.ravel())
+  bias_N = (fit_N - (fit_N * exists_N).sum() / n) * exists_N
+  return reward_PxG - strength * bias_N.reshape(reward_PxG.shape)
 
 
 def _share(correct_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:

@@ -17,6 +17,14 @@ CONFIDENCE_TOP_K = 5  # the confidence of a token is the mean of its five larges
 LOG_CAP = 20.0  # log-ratios are clamped to ±20 before exp; applied to detached values only
 
 
+class StepCounts(NamedTuple):
+  """Counts of optimizer steps, int32; None: no stage needs them."""
+
+  age_BxT: jax.Array | None = None  # since a token was sampled
+  batch_steps_BxT: jax.Array | None = None  # of these, the steps taken on this batch
+  step_B: jax.Array | None = None  # since the start of the run, the same for all rows
+
+
 class Tokens(NamedTuple):
   """Log-probabilities and other statistics of each token: no gradients, and 0 where the mask is 0.
 
@@ -36,9 +44,8 @@ class Tokens(NamedTuple):
   teacher_BxT: jax.Array | None = None  # log-probs of a teacher
   entropy_BxT: jax.Array | None = None  # nats
   confidence_BxT: jax.Array | None = None  # mean of the `CONFIDENCE_TOP_K` largest probabilities
-  age_BxT: jax.Array | None = None  # int32, optimizer steps since the token was sampled
-  batch_steps_BxT: jax.Array | None = None  # int32, of these, the steps taken on this batch
-  step_B: jax.Array | None = None  # int32, optimizer steps taken, the same for all rows
+  collision_BxT: jax.Array | None = None  # Σ_v π_v² over the vocabulary
+  steps: StepCounts = StepCounts()
   clipped_BxT: jax.Array | None = None  # bool, trust-region weight 0; for `token_weighting` alone
 
 
@@ -53,6 +60,7 @@ class CreditInputs(NamedTuple):
   turn_BxT: jax.Array | None = None  # int32 from 0, the turn of a token; None: one turn
   turn_reward_BxT: jax.Array | None = None  # environment reward, at the last token of a turn
   state_BxT: jax.Array | None = None  # int32, identifies the observation before the turn
+  penalty_BxT: jax.Array | None = None  # to subtract from the reward of a token; None: no penalty
 
 
 def sampled_mask(rollout: Rollout) -> jax.Array:
@@ -71,8 +79,10 @@ def needs(*names: str) -> Callable[[Function], Function]:
   a minibatch at once, so that coefficients cannot be computed per microbatch; 'entropy': of each token; 'reference':
   log-probs of a frozen policy; 'versions': ages of tokens; 'norms': gradient norm of each row; 'values': of a critic;
   'process': rewards of an auxiliary model; 'teacher': log-probs of another model; 'demo': a demonstration of each
-  prompt; 'demo_reference': its log-probs under the frozen policy; 'confidence': mean of the largest probabilities;
-  'contexts': the strategy in each row's prompt; 'step': optimizer steps taken; 'parts': each reward of the sum.
+  prompt; 'demo_reference': its log-probs under the frozen policy; 'reward_reference': those of all rows before
+  advantages; 'confidence': mean of the largest probabilities; 'collision': Σ π² over the vocabulary; 'contexts': the
+  strategy in each row's prompt; 'step': optimizer steps taken; 'parts': each reward of the sum; 'greedy': the first
+  row of a group is sampled greedily, and not learned.
   """
 
   def mark(fn: Function) -> Function:

@@ -40,6 +40,9 @@ _LIKELIHOOD = {
   'objective.reward_shaping': stage('none'),
   'objective.zero_variance': stage('keep'),
   'objective.activation_noise': stage('none'),
+  'objective.entropy_bonus': stage('none'),
+  'objective.reference': stage('frozen'),
+  'objective.reward_kl': stage('none'),
 }
 # Nothing is sampled, and a group of one row has no room for others.
 _NO_ROLLOUTS = {

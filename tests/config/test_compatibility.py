@@ -53,6 +53,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
     'objective.distillation.fn=on_policy',
     'objective.teacher=smollm2-135m',
   ),
+  ('objective.reference', 'in'): ('objective.reference.fn=refreshed', 'objective.kl.fn=k3'),
   ('objective.teacher', 'in'): ('objective.teacher=',),
   ('objective.teacher', 'used'): (
     'objective.teacher=smollm2-135m',
@@ -88,6 +89,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
 NEEDS = {
   'contexts': ('objective.advantage.fn=nudged', 'curriculum.hint.fn=contexts'),
   'demo': ('objective.sft_loss.fn=likelihood',),
+  'greedy': ('objective.advantage.fn=greedy_baseline',),
   'parts': ('objective.advantage.fn=decoupled',),
 }
 # Values that the configuration does not determine.

@@ -30,6 +30,7 @@ class Scores(NamedTuple):
   logp: jax.Array
   entropy: jax.Array
   confidence: jax.Array
+  collision: jax.Array
 
 
 def recording(spec, size):
@@ -55,7 +56,7 @@ def whole_rows(spec, batch):
   return tokens, start_Bx1, jnp.where(column < start_Bx1, in_prompt, in_row)
 
 
-def scores(spec, weights, batch, noise=None):
+def scores(spec, weights, batch, noise=None, entropy_gradient=False):
   """Log-probabilities, entropies and confidences of all completions, a whole row after the other."""
   tokens, start_Bx1, identity = whole_rows(spec, batch)
   T = batch.rollout.tokens_BxT.shape[1]
@@ -86,6 +87,8 @@ def scores(spec, weights, batch, noise=None):
     chunk_tokens=10**6,
     dtype=spec.model.dtype,
     top=objective.CONFIDENCE_TOP_K,
+    entropy_gradient=entropy_gradient,
+    collision=True,
   )
   return Scores(*found)
 
@@ -104,16 +107,19 @@ def targets(spec, state, batch, scored, inputs):
   leverage_B = None
   if method.needs_norms:
     leverage_B = microbatch.leverage(spec, state.params, batch, state.base)
-  target = objective.targets(
-    method, batch, group, inputs.signal, leverage_B, spec.layout.slots_per_prompt
-  )
   shape = batch.rollout.tokens_BxT.shape
-  arrays = {}
+  free = batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
+  arrays, policies = {}, objective.OtherPolicies()
+  if 'reward_reference' in method.needs:
+    reference = scores(spec, microbatch.reference_weights(state), free).logp
+    policies = policies._replace(reference_BxT=reference)
+  target = objective.targets(
+    method, batch, group, inputs.signal, leverage_B, spec.layout.slots_per_prompt, policies
+  )
   if method.needs_old:
     arrays['old_BxT'] = scored.logp
   if method.needs_average:
     arrays['old_BxT'] = scores(spec, weights_of(spec, state, state.average), batch).logp
-  free = batch._replace(rollout=batch.rollout._replace(expert_BxTxNxk=None))
   if 'reference' in method.needs:
     reference = microbatch.reference_weights(state)
     arrays['reference_BxT'] = scores(spec, reference, free).logp
@@ -141,9 +147,14 @@ def gradient(spec, state, batch, signal=None, noise=None):
     )
   c_BxT, sums = objective.coefficients(method, target, *scored)
 
+  bonus = spec.objective.entropy_bonus
+
   def loss(params):
     weights = weights_of(spec, state, params)
-    value = minus_sum(c_BxT, scores(spec, weights, batch, noise).logp)
+    found = scores(spec, weights, batch, noise, bonus is not None)
+    value = minus_sum(c_BxT, found.logp)
+    if bonus is not None:
+      value += minus_sum(bonus.coefficient(state.entropy_bonus) * target.weight_BxT, found.entropy)
     if planned is not None:
       value += _demonstration_loss(spec, state, batch, weights, *planned[:2])
     return value

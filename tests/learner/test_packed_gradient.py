@@ -51,8 +51,10 @@ class Passes:
     compiled = lambda fn, **more: jax.jit(functools.partial(fn, spec), **more)  # noqa: E731
     self.pack, self.take = compiled(microbatch.pack), compiled(microbatch.take_microbatch)
     self.rows = jax.jit(lambda one, arrays: one.take_rows(jax.tree.map(lambda x: x[None], arrays)))
-    self.log_probs = compiled(microbatch.packed_log_probs, static_argnames='top')
-    self.all_log_probs = compiled(microbatch.all_log_probs, static_argnames='top')
+    self.log_probs = compiled(
+      microbatch.packed_log_probs, static_argnames=('top', 'entropy_gradient', 'collision')
+    )
+    self.all_log_probs = compiled(microbatch.all_log_probs, static_argnames=('top', 'collision'))
     self.scores = compiled(plain_gradient.scores)
     self.slope = jax.jit(
       jax.grad(lambda q, batch, c_BxT: plain_gradient.minus_sum(c_BxT, self.scores(q, batch).logp))

@@ -65,6 +65,23 @@ def test_the_average_is_that_of_all_weights_so_far(batch, decay):
   assert max(jax.tree.leaves(apart)) > 1e-3
 
 
+def test_the_reference_moves_toward_the_policy_after_every_second_step(batch):
+  how = dict(fn='refreshed', every=2, mixup=0.25)
+  history = trained(spec(objective=chosen(kl=dict(fn='k3'), reference=how)), batch, 3)
+  start, moved = history[0].params, history[2].params
+  want = jax.tree.map(lambda x, y: 0.75 * x + 0.25 * y, start, moved)
+  assert_equal(history[1].reference, start)
+  assert_close(history[2].reference, want, 1e-6)
+  assert_equal(history[3].reference, history[2].reference)
+  apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), history[2].reference, start)
+  assert max(jax.tree.leaves(apart)) > 1e-4
+
+
+def test_a_refreshed_reference_needs_a_use():
+  with pytest.raises(UserError, match="reference.fn='refreshed' has no use"):
+    spec(objective=chosen(reference=dict(fn='refreshed')))
+
+
 def test_ratios_are_to_the_average_of_before_this_minibatch(batch):
   """Against the definition: its log-probs scored apart, the gradient's coefficients made of them."""
   p = spec(objective=averaged(0.7, importance_correction=dict(fn='token'), trust_region=PLAIN))

@@ -8,7 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, B, G, P, T, batch, data, known, leverage, settings, signal
+from objective_table import (
+  METHODS,
+  ORDERED,
+  B,
+  G,
+  P,
+  T,
+  batch,
+  data,
+  known,
+  leverage,
+  policies,
+  settings,
+  signal,
+)
 
 from jaxrl_llm import objective
 from jaxrl_llm.config import stages
@@ -35,13 +49,17 @@ def float64():
 
 
 def target_of(method, d):
-  target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
+  target = objective.targets(
+    method, batch(d), G, signal(method, d), leverage(d), policies=policies(method, d)
+  )
   return target.with_arrays(**known(method, d))
 
 
 def coefficients(name, d):
   method = objective.method(settings(**METHODS[name].settings))
-  c, sums = objective.coefficients(method, target_of(method, d), d.x, d.entropy, d.confidence)
+  c, sums = objective.coefficients(
+    method, target_of(method, d), d.x, d.entropy, d.confidence, d.collision
+  )
   return np.asarray(c), sums
 
 
@@ -94,7 +112,7 @@ def test_on_policy_every_choice_is_reinforce(region):
         continue
       seen += 1
       target = target_of(method, d)
-      c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
+      c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence, d.collision)
       want = target.weight_BxT * target.advantage_BxT
       np.testing.assert_allclose(c, want, rtol=1e-12, err_msg=f'{log_ratio} {denominator}')
       assert float(sums['clipped']) == float(sums['rejected']) == 0
@@ -107,7 +125,7 @@ def test_on_policy_every_correction_is_one(name):
   d = data(drift=0, mismatch=0)
   method = objective.method(settings(importance_correction=name))
   target = target_of(method, d)
-  c, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
+  c, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence, d.collision)
   np.testing.assert_allclose(c, target.weight_BxT * target.advantage_BxT, rtol=1e-12)
 
 
@@ -116,7 +134,7 @@ def test_on_policy_every_method_is_reinforce(name):
   d = data(drift=0, mismatch=0)
   method = objective.method(settings(**METHODS[name].settings))
   target = target_of(method, d)
-  c, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
+  c, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence, d.collision)
   np.testing.assert_allclose(c, target.weight_BxT * target.advantage_BxT, rtol=1e-12, atol=1e-15)
 
 
@@ -124,7 +142,10 @@ def change(d, **new):
   return type(d)(**(vars(d) | new))
 
 
-ARRAYS = ('x', 'old', 'behavior', 'reference', 'entropy', 'confidence', 'values', 'process')
+ARRAYS = (
+  *('x', 'old', 'behavior', 'reference', 'entropy', 'confidence', 'collision', 'values'),
+  'process',
+)
 TOKENS = (*ARRAYS, 'mask', 'age', 'moved')
 
 
@@ -151,7 +172,7 @@ def permuted(d, order):
   return change(d, **{k: getattr(d, k)[order] for k in rows})
 
 
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('name', [n for n in METHODS if n not in ORDERED])
 def test_order_of_groups_and_of_rows_in_a_group_does_not_matter(name):
   d, r = data(), np.random.default_rng(1)
   order = np.concatenate([p * G + r.permutation(G) for p in r.permutation(P)])
@@ -166,13 +187,13 @@ def test_slices_of_any_size_give_the_same_coefficients_and_sums(name):
   d = data()
   method = objective.method(settings(**METHODS[name].settings))
   target = target_of(method, d)
-  whole, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
+  whole, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence, d.collision)
   for size in (1, 2, 8):
     parts = []
     for start in range(0, B, size):
       rows = slice(start, start + size)
       piece = jax.tree.map(lambda x: x[rows], target)  # noqa: B023
-      more = d.entropy[rows], d.confidence[rows]
+      more = d.entropy[rows], d.confidence[rows], d.collision[rows]
       parts.append(objective.coefficients(method, piece, d.x[rows], *more))
     np.testing.assert_allclose(np.concatenate([c for c, _ in parts]), whole, rtol=1e-12, atol=1e-16)
     for key, value in sums.items():
@@ -187,12 +208,12 @@ def test_a_method_of_whole_batches_says_so(name):
   d = data()
   method = objective.method(settings(**METHODS[name].settings))
   target = target_of(method, d)
-  whole, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
+  whole, _ = objective.coefficients(method, target, d.x, d.entropy, d.confidence, d.collision)
   parts = []
   for start in range(0, B, 2):
     rows = slice(start, start + 2)
     piece = jax.tree.map(lambda x: x[rows], target)  # noqa: B023
-    more = d.entropy[rows], d.confidence[rows]
+    more = d.entropy[rows], d.confidence[rows], d.collision[rows]
     parts.append(objective.coefficients(method, piece, d.x[rows], *more)[0])
   assert np.abs(np.concatenate(parts) - whole).max() > 1e-6
 
@@ -233,6 +254,7 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
   for row in METHODS.values():
     c = settings(**row.settings)
     for stage in (
+      'reward_kl',
       'reward_shaping',
       'advantage',
       'credit_assignment',
@@ -255,3 +277,23 @@ def test_every_choice_of_every_stage_is_in_a_method_of_the_table():
 def test_a_mismatch_is_never_corrected_twice():
   with pytest.raises(UserError, match='counts the mismatch'):
     objective.method(settings(ratio='direct', importance_correction='token_truncate'))
+
+
+@pytest.mark.parametrize(
+  'choices, message',
+  [
+    (dict(advantage=dict(fn='pass_at_k', k=5)), 'advantage.k=5 must be from 1 to the 4 rollouts'),
+    (
+      dict(importance_correction=dict(fn='token_divergence', estimator='k1')),
+      "estimator='k1' is unknown; choose one of: k2, k3",
+    ),
+    (
+      dict(importance_correction=dict(fn='sequence_divergence', reduction='min')),
+      "reduction='min' is unknown; choose one of: mean, sum, max",
+    ),
+  ],
+)
+def test_settings_without_a_formula_are_refused(choices, message):
+  d, method = data(), objective.method(settings(**choices))
+  with pytest.raises(UserError, match=message):
+    objective.coefficients(method, target_of(method, d), d.x)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_table import METHODS, G, batch, data, known, leverage, settings, signal
+from objective_table import METHODS, G, batch, data, known, leverage, policies, settings, signal
 
 from jaxrl_llm import objective
 from jaxrl_llm.objective import (
@@ -153,9 +153,11 @@ def agrees(name):
   """Gradient and value of a method of the table against its written loss."""
   d, row = data(4), METHODS[name]
   method = objective.method(settings(**row.settings))
-  target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
+  target = objective.targets(
+    method, batch(d), G, signal(method, d), leverage(d), policies=policies(method, d)
+  )
   target = target.with_arrays(**known(method, d))
-  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
+  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence, d.collision)
   value, gradient = jax.value_and_grad(lambda x: row.loss(x, d.x, d))(jnp.asarray(d.x))
   kl = method.token_stages.kl
   coef = kl.keywords.get('coef', 0.0) if kl else 0.0

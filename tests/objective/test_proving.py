@@ -40,7 +40,7 @@ def run(d, **choices):
   method = objective.method(settings(**choices))
   target = objective.targets(method, batch(d), G, signal(method, d), leverage(d))
   target = target.with_arrays(**known(method, d))
-  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence)
+  c, sums = objective.coefficients(method, target, d.x, d.entropy, d.confidence, d.collision)
   return np.asarray(c), {k: float(v) for k, v in sums.items()}
 
 

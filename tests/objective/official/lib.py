@@ -188,10 +188,12 @@ def gradient(changes: dict, data: dict) -> dict[str, np.ndarray]:
   """Gradient of the project's loss with respect to the log-probs: minus the coefficients."""
   method = objective.method(settings(changes))
   signal_BxT = data['process'] if method.auxiliary_model is not None else None
-  target = objective.targets(method, batch(data, method.needs_old), G, signal_BxT).with_arrays(
-    old_BxT=data['old'] if method.needs_old else None,
-    reference_BxT=data['reference'] if method.needs_reference else None,
+  policies = objective.OtherPolicies(
+    data['old'] if method.needs_old else None,
+    data['reference'] if method.needs_reference else None,
   )
+  rows = batch(data, method.needs_old)
+  target = objective.targets(method, rows, G, signal_BxT, policies=policies)
   c_BxT, _ = objective.coefficients(method, target, data['logp'], data['entropy'])
   return dict(gradient=-np.asarray(c_BxT))
 

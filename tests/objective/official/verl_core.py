@@ -58,6 +58,36 @@ PINNED = (
   'Apache-2.0',
 )
 
+TRAINER = 'verl/trainer/ppo/ray_trainer.py'
+PINNED_WITH_TRAINER = (*PINNED[:2], (CORE, FUNCTIONAL, TRAINER), PINNED[3])
+
+
+class Tensors(dict):
+  """A batch by name, with its size."""
+
+  batch_size: tuple[int, ...] = ()
+
+
+def penalized(torch: Any, read: Any, x: types.SimpleNamespace, kind: str, coef: float) -> Any:
+  """Rewards of tokens [rows, T] after verl's `apply_kl_penalty` with a fixed coefficient."""
+  code = core(torch, read, 'kl_penalty', 'kl_penalty_forward', 'FixedKLController')
+  batch = Tensors(
+    response_mask=x.mask,
+    token_level_scores=at_the_end(x),
+    old_log_probs=x.old,
+    ref_log_prob=x.reference,
+  )
+  batch.batch_size = (len(x.uid),)
+  apply = lib.functions(
+    read(TRAINER),
+    ('apply_kl_penalty',),
+    torch=torch,
+    core_algos=code,
+    masked_mean=code.verl_F.masked_mean,
+  ).apply_kl_penalty
+  data = types.SimpleNamespace(batch=batch)
+  return apply(data, code.FixedKLController(coef), kind)[0].batch['token_level_rewards']
+
 
 def policy(torch: Any, read: Any, data: dict, loss: str, advantage: str, mode: str, **config: Any):
   """Outputs of verl's own `compute_policy_loss_LOSS` with advantages of its `compute_ADVANTAGE_outcome_advantage`.
