@@ -105,7 +105,7 @@ def curve(
   levels = len(bars) - 1
   # At least one level, so that the lowest column is visible.
   filled = [max(1, round((m - low) / scale * height * levels)) for m in means]
-  lines = [f'{title}: {means[0]:.3g} -> {means[-1]:.3g} over {len(values)} steps']
+  lines = [f'{title}: {means[0]:.3g} -> {means[-1]:.3g} over {_steps(len(values))}']
   for row in reversed(range(height)):
     label = {height - 1: f'{high:.3g}', 0: f'{low:.3g}'}.get(row, '')
     cells = ''.join(bars[min(max(f - row * levels, 0), levels)] for f in filled)
@@ -131,7 +131,11 @@ def before_after(
       continue
     gain = '-' if old is None or new is None else f'{100 * (new - old):+.1f}'
     rows.append((source, measure, percent(old), percent(new), gain))
-  return AccuracyTable(rows, 'after' if step is None else f'after {step} steps')
+  return AccuracyTable(rows, 'after' if step is None else f'after {_steps(step)}')
+
+
+def _steps(count: int) -> str:
+  return f'{count} step' if count == 1 else f'{count} steps'
 
 
 _MEASURES = ('greedy', 'mean', 'pass', 'best', 'maj')

@@ -202,6 +202,7 @@ def test_a_curve_shows_means_over_equal_ranges():
     '        0 |▁██',
   ]
   assert ascii_plot.curve([1.0, math.nan, None, 1.0], 'r').startswith('r: 1 -> 1 over 4 steps')
+  assert ascii_plot.curve([1.0], 'r').startswith('r: 1 -> 1 over 1 step\n')
   assert ascii_plot.curve([None], 'r') == 'r: nothing to show'
   assert ascii_plot.curve([0, 1, 2, 3], 'r', height=1, ascii_only=True).endswith('0 |..:#')
 

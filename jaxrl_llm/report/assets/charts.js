@@ -124,7 +124,7 @@ function lineChart({ title, unit = '', curves, range, note, band = true }) {
         c.x.length <= 160 &&
           band &&
           curves.length < 3 &&
-          c.x.map((v, i) => svg('circle', { cx: sx(v), cy: clamp(c.y[i]), r: 1.3, fill: color, opacity: 0.55 })),
+          c.x.map((v, i) => svg('circle', { cx: sx(v), cy: clamp(c.y[i]), r: 1.6, fill: color, opacity: 0.75 })),
         svg('path', {
           d: path(c.x.map((v, i) => [sx(v), clamp(c.mid[i])])),
           fill: 'none',

@@ -6,15 +6,15 @@ const points = x => `${x < 0 ? '−' : '+'}${Math.abs(100 * x).toFixed(1)} point
 
 // greedy → 'greedy'; mean@4 → 'mean of 4 samples'.
 const MEASURES = {
-  mean: n => `mean of ${n} samples`,
-  pass: n => `at least one of ${n} samples is right`,
-  best: n => `best of ${n} samples`,
-  maj: n => `majority of ${n} samples`,
-  vote: n => `weighted vote of ${n} samples`,
+  mean: samples => `mean of ${samples}`,
+  pass: samples => `at least one of ${samples} is right`,
+  best: samples => `best of ${samples}`,
+  maj: samples => `majority of ${samples}`,
+  vote: samples => `weighted vote of ${samples}`,
 };
 function measureName(name) {
   const [kind, n] = name.split('@');
-  return n && MEASURES[kind] ? MEASURES[kind](n) : name;
+  return n && MEASURES[kind] ? MEASURES[kind](plural(Number(n), 'sample')) : name;
 }
 
 // series: [{ name, at, points: [{ step, value: [mean, low, high] }] }]; `at` selects color and dashes.

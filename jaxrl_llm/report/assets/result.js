@@ -59,7 +59,9 @@ function headline(run) {
       ),
   ].filter(Boolean);
 }
-const measureCell = value => (value ? `${share(value[0])} ${interval(value)}`.trim() : '–');
+// A narrow screen breaks the line before the interval, and nowhere else.
+const unbroken = text => text.replaceAll(' ', '\u00a0');
+const measureCell = value => (value ? `${unbroken(share(value[0]))} ${unbroken(interval(value))}`.trim() : '–');
 
 function accuracies(runs) {
   const rows = runs.map(run => {

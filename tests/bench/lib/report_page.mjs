@@ -167,11 +167,12 @@ for (const [name, width, height, features, mobile] of [
   ['wide', 1280, 900, [], false],
   ['phone', 390, 844, [{ name: 'prefers-reduced-motion', value: 'reduce' }], true],
   ['dark', 1280, 900, [{ name: 'prefers-color-scheme', value: 'dark' }], false],
+  ['dark-phone', 390, 844, [{ name: 'prefers-color-scheme', value: 'dark' }], true],
 ]) {
   const tab = await open(width, height, features, mobile);
   await shoot(tab, `${name}-top`);
   for (const id of how === 'runs' ? RUNS : SECTIONS) await section(tab, id, `${name}-${id}`);
-  if (name !== 'dark' && how === 'drive') await drive(tab);
+  if (!name.startsWith('dark') && how === 'drive') await drive(tab);
   if (name === 'wide' && how === 'runs') await driveRuns(tab);
   if (how !== 'runs') await section(tab, 'rollouts', `${name}-rollouts`);
   check(
