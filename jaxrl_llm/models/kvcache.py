@@ -43,6 +43,13 @@ def write(cache: CacheArray, new: jax.Array, at: jax.Array) -> CacheArray:
   return jax.tree.map(lambda old, x: update_rows(old, x, at), cache, packed)
 
 
+def write_all(
+  cache: tuple[CacheArray, ...], new: tuple[CacheArray, ...], at: jax.Array
+) -> tuple[CacheArray, ...]:
+  """`write` for each array of a layer."""
+  return tuple(write(old, x, at) for old, x in zip(cache, new, strict=True))
+
+
 def read(cache: CacheArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
   """(numbers in `dtype` [rows, K, S, d], scale [rows, K, S] or None).
 
