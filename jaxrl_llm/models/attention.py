@@ -15,6 +15,7 @@ MASKED_SCORE = -1e30
 
 # From the reference of the softmax (its largest score) to (Σ weights, Σ weights·v).
 _WeightedSum = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+_Numbers = tuple[jax.Array, jax.Array | None]  # of a cached array, and their scale
 
 
 class KeyValues(NamedTuple):
@@ -22,12 +23,15 @@ class KeyValues(NamedTuple):
 
   Own keys: arrays [B, K, S, d], mask [B, Q, S]. Shared keys: arrays [P, K, S, d], mask [P, S] or
   [P, G, Q, S]; row b of B = P * G attends to those of prompt b // G. The order K before S keeps a decode iteration
-  free of transposes.
+  free of transposes. Values may have another d than keys.
   """
 
   k: kvcache.CacheArray
   v: kvcache.CacheArray
   mask: jax.Array
+  more_k: kvcache.CacheArray | None = (
+    None  # more features of the keys; queries have theirs at the end
+  )
 
 
 @jax.named_scope('attention')
@@ -40,7 +44,7 @@ def attend(
   cap: float = 0.0,
   sink_H: jax.Array | None = None,
 ) -> jax.Array:
-  """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d].
+  """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d of v].
 
   A scale of 0 means 1/√d. With a cap, scores s become cap·tanh(s / cap) (arXiv:2408.00118, Gemma 2). Shared keys are
   read once per prompt and not once per row, which saves a factor of G in memory and bandwidth. Scores and softmax are
@@ -63,7 +67,7 @@ def attend(
     total, out = total + weight_sum, out + value
   out = out / total[..., None]
   out = out.astype(q_BxQxHxd.dtype)  # [P, G, K, Q, R, d]
-  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, d)
+  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, -1)
 
 
 def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
@@ -72,10 +76,8 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weighte
   # Rows stay one axis next to the cache. If they were split in two, XLA would repeat the cache's update inside its
   # reader, need the old cache beside the new one, and copy it for every token.
   q = q.reshape(P * G, Q, K, R, d)
-  k, k_scale = kvcache.read(keys.k, q.dtype)
-  v, v_scale = kvcache.read(keys.v, q.dtype)
-  score = jnp.einsum('bqkrd,bksd->bkqrs', q, k, preferred_element_type=jnp.float32)
-  score = score if k_scale is None else score * k_scale[:, :, None, None]
+  k, (v, v_scale) = kvcache.read(keys.k, q.dtype), kvcache.read(keys.v, q.dtype)
+  score = _scores('bqkrd,bksd->bkqrs', q, keys, k)
   score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), MASKED_SCORE)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
@@ -92,10 +94,8 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weighte
 
 def _shared(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
   """As `_own`, for keys that all G rows of a prompt attend to."""
-  k, k_scale = kvcache.read(keys.k, q.dtype)
-  v, v_scale = kvcache.read(keys.v, q.dtype)
-  score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, k, preferred_element_type=jnp.float32)
-  score = score if k_scale is None else score * k_scale[:, :, None, None, None]
+  k, (v, v_scale) = kvcache.read(keys.k, q.dtype), kvcache.read(keys.v, q.dtype)
+  score = _scores('pgqkrd,pksd->pkgqrs', q, keys, k)
   mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask
   score = jnp.where(mask[:, None, :, :, None], _capped(score, cap), MASKED_SCORE)
 
@@ -108,6 +108,21 @@ def _shared(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weig
     return weight.sum(-1).swapaxes(1, 2), value.swapaxes(1, 2)
 
   return score.max(-1).swapaxes(1, 2), weighted_sum
+
+
+def _scores(spec: str, q: jax.Array, keys: KeyValues, k: _Numbers) -> jax.Array:
+  """q·k of all features, by the einsum `spec`; k is `keys.k` as `kvcache.read` returns it."""
+  if keys.more_k is None:
+    return _product(spec, q, k)
+  first, last = jnp.split(q, [k[0].shape[-1]], axis=-1)
+  return _product(spec, first, k) + _product(spec, last, kvcache.read(keys.more_k, q.dtype))
+
+
+def _product(spec: str, q: jax.Array, k: _Numbers) -> jax.Array:
+  data, scale = k
+  score = jnp.einsum(spec, q, data, preferred_element_type=jnp.float32)
+  # Scales are [rows, K, S], and scores have axes of queries between K and S.
+  return score if scale is None else score * jnp.expand_dims(scale, range(2, score.ndim - 1))
 
 
 def _capped(score: jax.Array, cap: float) -> jax.Array:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxrl_llm.models import linear, moe
 from jaxrl_llm.models.activation import activate, multiplier
+from jaxrl_llm.models.latent_attention import LatentAttention
 from jaxrl_llm.models.mixer import Context, LayerCache, Mixer
 from jaxrl_llm.models.self_attention import SelfAttention
 from jaxrl_llm.types import Array, ModelConfig
@@ -83,6 +84,10 @@ class AttentionBlock(SelfAttention, Block):
   """A layer with attention to keys and values of each token."""
 
 
+class LatentBlock(LatentAttention, Block):
+  """A layer with attention to latents."""
+
+
 def block_class(config: ModelConfig) -> type[Block]:
   """The class of the layers of a model."""
-  return AttentionBlock
+  return LatentBlock if config.latent else AttentionBlock

@@ -54,6 +54,19 @@ _QWEN = dict(
 )
 
 _GLM = dict(n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24)
+_DEEPSEEK = dict(
+  _GLM,
+  num_key_value_heads=4,
+  kv_lora_rank=12,
+  q_lora_rank=20,
+  qk_rope_head_dim=8,
+  qk_nope_head_dim=10,
+  v_head_dim=14,
+  n_group=3,
+  topk_group=2,
+  first_k_dense_replace=1,
+)
+_ONE_GROUP = dict(n_group=1, topk_group=1)
 
 # Name → class and settings of its config.
 CASES = {
@@ -137,6 +150,46 @@ CASES = {
       norm_topk_prob=False,
       first_k_dense_replace=0,
       n_shared_experts=2,
+    ),
+  ),
+  'deepseek_v3': (
+    'DeepseekV3',
+    dict(_DEEPSEEK, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.7)),
+  ),
+  'deepseek_v3-odd': (
+    'DeepseekV3',
+    dict(
+      _DEEPSEEK,
+      **_ONE_GROUP,
+      q_lora_rank=None,
+      num_attention_heads=3,
+      num_key_value_heads=3,
+      v_head_dim=7,
+      rope_interleave=False,
+      attention_bias=True,
+    ),
+  ),
+  'deepseek_v3-tied': (
+    'DeepseekV3',
+    dict(
+      _DEEPSEEK,
+      tie_word_embeddings=True,
+      norm_topk_prob=False,
+      first_k_dense_replace=0,
+      n_shared_experts=2,
+      attention_bias=True,
+      rope_parameters=dict(YARN),
+    ),
+  ),
+  'glm4_moe_lite-groups': ('Glm4MoeLite', dict(_DEEPSEEK, rms_norm_eps=1e-3)),
+  'glm4_moe_lite-types': (
+    'Glm4MoeLite',
+    dict(
+      _DEEPSEEK,
+      **_ONE_GROUP,
+      mlp_layer_types=['sparse', 'dense', 'sparse'],
+      rope_interleave=False,
+      rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.7),
     ),
   ),
   'gpt_oss': (
@@ -359,8 +412,7 @@ def greedy(config, params, tokens_BxL, length_B, T):
   prompt_cache, logits = jax.jit(
     lambda params: slot_loop.prefill(config, params, prompts, 'float32')
   )(params)
-  shape = (B, config.kv_heads, T, config.head_dim)
-  own = [(jnp.zeros(shape),) * 2 for _ in range(config.layers)]
+  own = slot_loop.empty_cache(config, B, [T] * config.layers, 'float32')
 
   @jax.jit
   def step(params, token, t, own):
