@@ -335,6 +335,41 @@ def test_mxfp4_blocks_are_read_as_transformers_unpacks_them(tmp_path):
   assert_close(forward(config, params, tokens, mask), their_logits(again, tokens, mask), mask)
 
 
+def test_fp8_blocks_are_read_as_transformers_unpacks_them(tmp_path):
+  """The released layout of DeepSeek-V3: matrices in float8, and a scale for each block of them."""
+  theirs = reference(
+    'DeepseekV3', dict(_DEEPSEEK, q_lora_rank=16, qk_nope_head_dim=8, v_head_dim=8)
+  )
+  theirs.save_pretrained(tmp_path)
+  file, block = str(tmp_path / 'model.safetensors'), 8
+  tensors = safetensors.torch.load_file(file)
+  for name, x in [*tensors.items()]:
+    if '_proj' in name and name.endswith('.weight') and not any(n % block for n in x.shape):
+      blocks = x.reshape(x.shape[0] // block, block, -1, block)
+      scale = blocks.abs().amax((1, 3)) / 448
+      tensors[name] = (blocks / scale[:, None, :, None]).reshape(x.shape).to(torch.float8_e4m3fn)
+      tensors[f'{name}_scale_inv'] = scale
+  assert sum(name.endswith('_scale_inv') for name in tensors) > 40
+  safetensors.torch.save_file(tensors, file, metadata=dict(format='pt'))
+  raw = json.loads((tmp_path / 'config.json').read_text())
+  raw['quantization_config'] = dict(
+    quant_method='fp8', fmt='e4m3', activation_scheme='dynamic', weight_block_size=[block, block]
+  )
+  (tmp_path / 'config.json').write_text(json.dumps(raw))
+  unpacked = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+  config, params = loaded(tmp_path, 40)
+  tokens, mask = rows(4, 40, False)
+  ours = forward(config, params, tokens, mask)
+  assert_close(ours, their_logits(unpacked, tokens, mask), mask)
+  assert np.abs(ours - their_logits(theirs, tokens, mask))[mask].max() > 1e-3, 'rounded to float8'
+  raw['quantization_config']['weight_block_size'] = [block]
+  (tmp_path / 'config.json').write_text(json.dumps(raw))
+  with pytest.raises(UserError, match=r'weight_block_size=\[8\] must be two whole numbers'):
+    loaded(tmp_path, 40)
+
+
 @pytest.mark.parametrize(
   'dense, loops',
   [
