@@ -341,11 +341,11 @@ def test_fp8_blocks_are_read_as_transformers_unpacks_them(tmp_path):
     'DeepseekV3', dict(_DEEPSEEK, q_lora_rank=16, qk_nope_head_dim=8, v_head_dim=8)
   )
   theirs.save_pretrained(tmp_path)
-  file, block = str(tmp_path / 'model.safetensors'), 8
+  file, (A, B) = str(tmp_path / 'model.safetensors'), (8, 4)
   tensors = safetensors.torch.load_file(file)
   for name, x in [*tensors.items()]:
-    if '_proj' in name and name.endswith('.weight') and not any(n % block for n in x.shape):
-      blocks = x.reshape(x.shape[0] // block, block, -1, block)
+    if '_proj' in name and name.endswith('.weight') and not (x.shape[0] % A or x.shape[1] % B):
+      blocks = x.reshape(x.shape[0] // A, A, -1, B)
       scale = blocks.abs().amax((1, 3)) / 448
       tensors[name] = (blocks / scale[:, None, :, None]).reshape(x.shape).to(torch.float8_e4m3fn)
       tensors[f'{name}_scale_inv'] = scale
@@ -353,7 +353,7 @@ def test_fp8_blocks_are_read_as_transformers_unpacks_them(tmp_path):
   safetensors.torch.save_file(tensors, file, metadata=dict(format='pt'))
   raw = json.loads((tmp_path / 'config.json').read_text())
   raw['quantization_config'] = dict(
-    quant_method='fp8', fmt='e4m3', activation_scheme='dynamic', weight_block_size=[block, block]
+    quant_method='fp8', fmt='e4m3', activation_scheme='dynamic', weight_block_size=[A, B]
   )
   (tmp_path / 'config.json').write_text(json.dumps(raw))
   unpacked = transformers.AutoModelForCausalLM.from_pretrained(
@@ -364,7 +364,7 @@ def test_fp8_blocks_are_read_as_transformers_unpacks_them(tmp_path):
   ours = forward(config, params, tokens, mask)
   assert_close(ours, their_logits(unpacked, tokens, mask), mask)
   assert np.abs(ours - their_logits(theirs, tokens, mask))[mask].max() > 1e-3, 'rounded to float8'
-  raw['quantization_config']['weight_block_size'] = [block]
+  raw['quantization_config']['weight_block_size'] = [A]
   (tmp_path / 'config.json').write_text(json.dumps(raw))
   with pytest.raises(UserError, match=r'weight_block_size=\[8\] must be two whole numbers'):
     loaded(tmp_path, 40)
