@@ -192,6 +192,17 @@ class AttentionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+  """Attention whose keys and values are expanded from one latent vector a token."""
+
+  latent: int = 0  # features of that vector; 0 = keys and values are projections of the token
+  query_latent: int = (
+    0  # features of a latent vector of queries; 0 = they are projections of the token
+  )
+  value_dim: int = 0  # features of a head's values; without a latent they are head_dim
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
   """Rotary embeddings of a decoder. Defaults are Llama's."""
 
@@ -200,7 +211,11 @@ class RotaryConfig:
   rope_scaling: tuple[tuple[str, Any], ...] = ()
   sliding_rope_theta: float = 0.0  # of sliding layers, without scaling; 0 = that of other layers
   unrotated: tuple[bool, ...] = ()  # per layer: no rotary embedding; () = all layers have one
-  rotary_dim: int = 0  # features of a head that are rotated, the first ones; 0 = all
+  # Features of a head that are rotated: the first ones, or with a latent the last ones; 0 = all
+  rotary_dim: int = 0
+  rotary_pairs: bool = (
+    False  # with a latent: neighboring features are rotated together, not those of two halves
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -239,7 +254,7 @@ class ActivationConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(AttentionConfig, RotaryConfig, MixtureConfig, ActivationConfig):
+class ModelConfig(AttentionConfig, LatentConfig, RotaryConfig, MixtureConfig, ActivationConfig):
   """The shape of a decoder. Defaults are Llama's; other families set the fields in which they differ."""
 
   vocab: int

@@ -25,6 +25,7 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import check_objective, check_rows, make_spec
 from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo_decode, hlo_update, lengths, step_estimate
 from jaxrl_llm.profiling import roofline as roofline_lib
 from jaxrl_llm.rollout import carried_kv, ring_decode, slot_loop
@@ -194,9 +195,8 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
     for width in ring_decode.widths(decode)
     for w in slot_loop.ring_widths(spec.model.config, width)
   }
-  cache = [
-    (rows, spec.model.config.kv_heads, width, spec.model.config.head_dim) for width in widths
-  ]
+  sizes = dict.fromkeys(decoder.cached_sizes(spec.model.config))
+  cache = [(rows, K, width, d) for K, d in sizes for width in widths]
   return hlo_decode.decode_loops(
     text, f'{ring_decode.LOOP_SCOPE}/', cache, hlo_update.slice_size(spec)
   )

@@ -43,10 +43,15 @@ RULES = (
   (r'(q|k|v|gate|up)/kernel$', (_ALL, 'tensor')),
   (r'(o|down)/kernel$', ('tensor', _ALL)),
   (r'head/kernel$', (_ALL, 'tensor')),
+  (r'(q|kv)_a/kernel$', (_ALL, None)),
+  (r'(q|kv)_b/kernel$', (_ALL, 'tensor')),
   (r'(q|k|v|gate|up)/bias$', ('tensor',)),
   # Adapters: A is sharded as the kernel's input dimension, B as its output dimension.
   (r'(q|k|v|gate|up)/a$', (_ALL, None)),
   (r'(q|k|v|gate|up)/b$', (None, 'tensor')),
+  (r'(q|kv)_a/a$', (_ALL, None)),
+  (r'(q|kv)_b/a$', (_ALL, None)),
+  (r'(q|kv)_b/b$', (None, 'tensor')),
   (r'(o|down)/a$', ('tensor', None)),
   (r'(o|down)/b$', (None, _ALL)),
 )

@@ -44,9 +44,12 @@ def settings(config: LoraConfig, model: ModelConfig) -> LoraSettings | None:
   flag = f'config.lora.targets={config.targets!r}'
   for name in matches:
     if name in expert_names:
+      attention = sorted(
+        (n for n in dense_names if n[0] in 'qkvo'), key=lambda n: 'qkvo'.index(n[0])
+      )
       raise UserError(
         f'{flag} matches {name!r} of a mixture of experts, which takes no adapter; name the matrices of attention '
-        'alone: ^(q|k|v|o)$.'
+        f'alone: ^({"|".join(attention)})$.'
       )
   if not matches:
     raise UserError(

@@ -10,22 +10,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.models import linear, positions
+from jaxrl_llm.models.mixer import CacheArray, Context, Int8, LayerCache, Mixer
+from jaxrl_llm.types import ModelConfig
 
 # Finite, so that a row with every key masked (padding) yields numbers and not NaN.
 MASKED_SCORE = -1e30
 
 # From the reference of the softmax (its largest score) to (Σ weights, Σ weights·v).
 _WeightedSum = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-
-
-class Int8(NamedTuple):
-  """x ≈ data · scale, rounded to nearest, scale = max|x| / 127 over the head's dimension."""
-
-  data: jax.Array  # int8 [rows, K, S, d]
-  scale: jax.Array  # float32 [rows, K, S]
-
-
-CacheArray = jax.Array | Int8
+_Numbers = tuple[jax.Array, jax.Array | None]  # of a cached array, and their scale
 
 
 def pack_cache(x: jax.Array, dtype: str) -> CacheArray:
@@ -63,17 +60,23 @@ def read_cache(cache: CacheArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Arra
   return cache, None
 
 
+def write_caches(cache: LayerCache, new: LayerCache, at: jax.Array) -> LayerCache:
+  """`write_cache` for each array of a layer."""
+  return tuple(write_cache(old, x, at) for old, x in zip(cache, new, strict=True))
+
+
 class KeyValues(NamedTuple):
   """Keys and values of one layer, and their attention mask.
 
   Own keys: arrays [B, K, S, d], mask [B, Q, S]. Shared keys: arrays [P, K, S, d], mask [P, S] or
   [P, G, Q, S]; row b of B = P * G attends to those of prompt b // G. The order K before S keeps a decode iteration
-  free of transposes.
+  free of transposes. Values may have another d than keys.
   """
 
   k: CacheArray
   v: CacheArray
   mask: jax.Array
+  more_k: CacheArray | None = None  # more features of the keys; queries have theirs at the end
 
 
 @jax.named_scope('attention')
@@ -86,7 +89,7 @@ def attend(
   cap: float = 0.0,
   sink_H: jax.Array | None = None,
 ) -> jax.Array:
-  """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d].
+  """softmax(scale·q·kᵀ)·v with one softmax over own and shared keys → [B, Q, H, d of v].
 
   A scale of 0 means 1/√d. With a cap, scores s become cap·tanh(s / cap) (arXiv:2408.00118, Gemma 2). Shared keys are
   read once per prompt and not once per row, which saves a factor of G in memory and bandwidth. Scores and softmax are
@@ -109,7 +112,7 @@ def attend(
     total, out = total + weight_sum, out + value
   out = out / total[..., None]
   out = out.astype(q_BxQxHxd.dtype)  # [P, G, K, Q, R, d]
-  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, d)
+  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, -1)
 
 
 def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
@@ -118,10 +121,8 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weighte
   # Rows stay one axis next to the cache. If they were split in two, XLA would repeat the cache's update inside its
   # reader, need the old cache beside the new one, and copy it for every token.
   q = q.reshape(P * G, Q, K, R, d)
-  k, k_scale = read_cache(keys.k, q.dtype)
-  v, v_scale = read_cache(keys.v, q.dtype)
-  score = jnp.einsum('bqkrd,bksd->bkqrs', q, k, preferred_element_type=jnp.float32)
-  score = score if k_scale is None else score * k_scale[:, :, None, None]
+  k, (v, v_scale) = read_cache(keys.k, q.dtype), read_cache(keys.v, q.dtype)
+  score = _scores('bqkrd,bksd->bkqrs', q, keys, k)
   score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), MASKED_SCORE)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
@@ -138,10 +139,8 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weighte
 
 def _shared(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
   """As `_own`, for keys that all G rows of a prompt attend to."""
-  k, k_scale = read_cache(keys.k, q.dtype)
-  v, v_scale = read_cache(keys.v, q.dtype)
-  score = jnp.einsum('pgqkrd,pksd->pkgqrs', q, k, preferred_element_type=jnp.float32)
-  score = score if k_scale is None else score * k_scale[:, :, None, None, None]
+  k, (v, v_scale) = read_cache(keys.k, q.dtype), read_cache(keys.v, q.dtype)
+  score = _scores('pgqkrd,pksd->pkgqrs', q, keys, k)
   mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask
   score = jnp.where(mask[:, None, :, :, None], _capped(score, cap), MASKED_SCORE)
 
@@ -156,5 +155,81 @@ def _shared(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weig
   return score.max(-1).swapaxes(1, 2), weighted_sum
 
 
+def _scores(spec: str, q: jax.Array, keys: KeyValues, k: _Numbers) -> jax.Array:
+  """q·k of all features, by the einsum `spec`; k is `keys.k` as `attention.read_cache` returns it."""
+  if keys.more_k is None:
+    return _product(spec, q, k)
+  first, last = jnp.split(q, [k[0].shape[-1]], axis=-1)
+  return _product(spec, first, k) + _product(spec, last, read_cache(keys.more_k, q.dtype))
+
+
+def _product(spec: str, q: jax.Array, k: _Numbers) -> jax.Array:
+  data, scale = k
+  score = jnp.einsum(spec, q, data, preferred_element_type=jnp.float32)
+  # Scales are [rows, K, S], and scores have axes of queries between K and S.
+  return score if scale is None else score * jnp.expand_dims(scale, range(2, score.ndim - 1))
+
+
 def _capped(score: jax.Array, cap: float) -> jax.Array:
   return cap * jnp.tanh(score / cap) if cap else score
+
+
+class Sinks(nnx.Module):
+  """A score per head that takes part in the softmax without a value: attention to nothing. arXiv:2309.17453."""
+
+  def __init__(self, heads: int):
+    self.score = nnx.Param(jnp.zeros(heads))
+
+
+class SelfAttention(Mixer):
+  """softmax(q·kᵀ)·v, where several query heads may share a key-value head. arXiv:2305.13245."""
+
+  @staticmethod
+  def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Keys, then values."""
+    return ((config.kv_heads, config.head_dim),) * 2
+
+  def add_mixer(self, dense: Callable[..., linear.Dense], norm: Callable[..., nnx.RMSNorm]) -> None:
+    """Projections q, k, v, o; norms of queries and keys, and sinks, where the model has them."""
+    c, d = self.config, self.config.head_dim
+    self.q = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
+    self.k = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
+    self.v = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
+    self.o = dense(c.heads * d, c.width, use_bias=c.out_bias)
+    if c.qk_norm:
+      heads = (1, 1) if c.qk_norm == 'head' else (c.heads, c.kv_heads)
+      self.q_norm, self.k_norm = (norm(n * d) for n in heads)
+    if c.sinks:
+      self.sinks = Sinks(c.heads)
+
+  def mix(self, h_BxQxD: jax.Array, context: Context) -> tuple[jax.Array, LayerCache]:
+    """As `Mixer.mix`."""
+    c, masks, h = self.config, context.masks, h_BxQxD
+    q, k, v = self.q(h), self.k(h), self.v(h)
+    if c.qk_norm == 'all':
+      q, k = self.q_norm(q), self.k_norm(k)
+    q, k, v = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (q, k, v))
+    if c.qk_norm == 'head':
+      q, k = self.q_norm(q), self.k_norm(k)
+    q, k = positions.rotate(q, *masks.rope), positions.rotate(k, *masks.rope)
+    if masks.query_factor_BxQ is not None:
+      q = q * masks.query_factor_BxQ[..., None, None].astype(q.dtype)
+    # Each device of a row holds all of its keys, and queries them with its part of the tokens.
+    kv: LayerCache = tuple(
+      sharding.constrain(x.swapaxes(1, 2), sharding.UPDATE_ROWS, sharding.FEATURES, ())
+      for x in (k, v)
+    )
+    if context.cache is not None:
+      kv = write_caches(context.cache, kv, context.at)
+    scores = dict(scale=c.query_scale, cap=c.attention_cap)
+    if c.sinks:
+      scores['sink_H'] = self.sinks.score[...]
+    if context.attend is not None:
+      out = context.attend(q, kv, context.shared, masks.prompt_mask, **scores)
+    else:
+      own = KeyValues(*kv, masks.mask_BxQxS)
+      prompt = None
+      if context.shared is not None:
+        prompt = KeyValues(*context.shared, masks.prompt_mask)
+      out = attend(q, own, prompt, **scores)
+    return self.o(out.reshape(*out.shape[:2], -1)), kv

@@ -13,8 +13,9 @@ from flax import nnx
 
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import linear
-from jaxrl_llm.models.block import Attend, Block, Cache, Pair
+from jaxrl_llm.models.block import Block, block_class
 from jaxrl_llm.models.layer_loops import LayerInputs, scan_layers, unroll_layers
+from jaxrl_llm.models.mixer import Attend, Cache, Context, LayerCache
 from jaxrl_llm.models.positions import LayerMasks, masks_of_kinds
 from jaxrl_llm.types import Array, ModelConfig, Params
 
@@ -40,11 +41,17 @@ class Decoder(nnx.Module):
       embedding_init=nnx.initializers.normal(config.width**-0.5),
       rngs=rngs,
     )
-    blocks = [Block(config, dtype, rngs, adapted, flag) for flag in _has_experts(config)]
+    make = block_class(config)
+    blocks = [make(config, dtype, rngs, adapted, flag) for flag in _has_experts(config)]
     self.layers = nnx.List(blocks)
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
+
+
+def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+  """(K, d) of each array [rows, K, S, d] that a layer caches."""
+  return block_class(config).cached_sizes(config)
 
 
 def _has_experts(config: ModelConfig) -> list[bool]:
@@ -61,7 +68,7 @@ def _definition(
   @functools.cache
   def block(has_experts: bool) -> Block:
     return nnx.eval_shape(
-      lambda: Block(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, has_experts)
+      lambda: block_class(config)(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, has_experts)
     )
 
   frame = dataclasses.replace(config, layers=0)
@@ -101,9 +108,9 @@ def apply(
   expert_BxQxNxk: Array | None = None,
   attend: Attend | None = None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-  """Run the blocks: final hidden states [B, Q, D], keys and values per layer, and the experts [B, Q, N, k].
+  """Run the blocks: final hidden states [B, Q, D], the cache of each layer, and the experts [B, Q, N, k].
 
-  Without `cache`, S = Q and the returned (k, v) [B, K, Q, d] are those of the tokens. With it, tokens are written from
+  Without `cache`, S = Q and the returned one [B, K, Q, d] is that of the tokens. With it, tokens are written from
   slot `at` of S slots on: one number (modulo S) or one per row [B]. The whole cache is returned.
   key_positions: the position of each cached token, for sliding layers. sliding_mask: replaces it where the cache of
   sliding layers holds other columns, all within their window. shared: (cache of P prompts, mask_PxL); row b also
@@ -162,8 +169,8 @@ def _block(
   x: jax.Array,
   masks: LayerMasks,
   layer: LayerInputs,
-) -> tuple[jax.Array, tuple[Pair, jax.Array | None]]:
-  """One layer: x after it, and its (k, v) and experts."""
+) -> tuple[jax.Array, tuple[LayerCache, jax.Array | None]]:
+  """One layer: x after it, its cache, and the experts of its tokens."""
   x = sharding.constrain(x, sharding.UPDATE_ROWS, sharding.TOKENS)
   weights = layer.weights
   if layer.noise is not None and identity_BxQ is not None:
@@ -172,8 +179,9 @@ def _block(
   if gather is not None:
     weights = nnx.State(gather(nnx.to_pure_dict(weights)))
   module = nnx.merge(graph, weights)
-  x, kv, expert = module(x, masks, layer.prompt, layer.cache, at, layer.expert_BxQxk, attend)
-  return x, (kv, expert)
+  context = Context(masks, layer.prompt, layer.cache, at, attend)
+  x, cached, expert = module(x, context, layer.expert_BxQxk)
+  return x, (cached, expert)
 
 
 def _token_noise(key: jax.Array, identity_BxQ: jax.Array, width: int) -> jax.Array:

@@ -11,13 +11,14 @@ import numpy as np
 import safetensors
 
 from jaxrl_llm.checkpointing import safe_files
-from jaxrl_llm.models import decoder, families, mxfp4, tensor_layout
+from jaxrl_llm.models import decoder, families, fp8_blocks, mxfp4, tensor_layout
 from jaxrl_llm.models.model_folder import locate, read_json
 from jaxrl_llm.types import JsonObject, ModelConfig, Params, UserError
 
 # Safetensors files by path, opened once.
 OpenFiles = dict[str, safetensors.safe_open]
 
+_FP8 = ('F8_E4M3',)
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 # Tensors of older files that are not needed: a head tied to the embedding, and a table derived from config.json.
 _UNUSED = ('lm_head.weight', 'rotary_emb.inv_freq')
@@ -46,6 +47,9 @@ def load_params(folder: str, config: ModelConfig, ignored: tuple[str, ...] = ())
     if f'{name}_blocks' in locations:
       read.update(f'{name}_{part}' for part in ('blocks', 'scales'))
       return _read_packed(opened, locations, name, shape)
+    if f'{name}_scale_inv' in locations:
+      read.update((name, f'{name}_scale_inv'))
+      return _read_fp8(folder, opened, locations, name, shape)
     if name not in locations:
       raise UserError(
         f'config.model={folder!r}: tensor {name!r} is missing from the weights; download them again.'
@@ -102,6 +106,27 @@ def _read_packed(
       f'config.model: tensor {name!r} contains a number that is not finite; download it again.'
     )
   return value
+
+
+def _read_fp8(
+  folder: str,
+  opened: OpenFiles,
+  locations: dict[str, tuple[str, str]],
+  name: str,
+  shape: tuple[int, ...],
+) -> np.ndarray:
+  """A matrix that is stored in float8 with scales by block. Raises UserError as `read_tensor` does."""
+  if name not in locations or len(shape) != 2:
+    raise UserError(
+      f'config.model={folder!r}: {name}_scale_inv holds scales, and {name!r} is no matrix of the weights; download '
+      'them again.'
+    )
+  where = f'config.model={folder!r}: config.json'
+  block = fp8_blocks.block_size(read_json(folder, 'config.json'), where)
+  numbers = np.asarray(read_tensor(opened, *locations[name], shape, _FP8))
+  scale_shape = fp8_blocks.scale_shape(shape, block)
+  scales = np.asarray(read_tensor(opened, *locations[f'{name}_scale_inv'], scale_shape))
+  return fp8_blocks.unpack(numbers, scales, block)
 
 
 def _check_tied_head(
@@ -193,8 +218,11 @@ def read_tensor(
   try:
     stored = opened[file].get_slice(name)
     stored_shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
-    is_valid = stored_shape == shape and dtype in dtypes
-    value = opened[file].get_tensor(name) if is_valid else None
+    value = None
+    if stored_shape == shape and dtype in dtypes:
+      # The library gives float8 to torch alone.
+      is_fp8 = dtype in _FP8
+      value = fp8_blocks.read(file, name, shape) if is_fp8 else opened[file].get_tensor(name)
   except Exception as error:  # the library raises its own exceptions and bare ones
     raise UserError(
       f'config.model: tensor {name!r} cannot be read from {file} ({error}); download it again.'

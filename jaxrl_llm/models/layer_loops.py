@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import linear
-from jaxrl_llm.models.block import Cache, Pair
+from jaxrl_llm.models.mixer import Cache, LayerCache
 from jaxrl_llm.models.positions import LayerMasks, layer_kinds
 from jaxrl_llm.types import Array, ModelConfig, Params
 
@@ -19,17 +19,17 @@ class LayerInputs(NamedTuple):
   """Inputs of a block besides x and its masks; of all layers, each field is a list, or stacked for a scan."""
 
   weights: Params
-  prompt: Cache | None  # keys and values of the shared prompt
+  prompt: Cache | None  # of the shared prompt
   cache: Cache | None
   noise: tuple[jax.Array, jax.Array] | None  # standard deviation and key
   expert_BxQxk: Array | None  # of layers with a mixture of experts
 
 
-# One layer: x after it, and its (k, v) and experts.
+# One layer: x after it, its cache, and the experts of its tokens.
 Block = Callable[
-  [jax.Array, LayerMasks, LayerInputs], tuple[jax.Array, tuple[Pair, jax.Array | None]]
+  [jax.Array, LayerMasks, LayerInputs], tuple[jax.Array, tuple[LayerCache, jax.Array | None]]
 ]
-# Run all layers, of which `blocks` holds one each: x, then (k, v) and the experts [B, Q, N, k] of the first Q tokens.
+# Run all layers, of which `blocks` holds one each: x, then caches and the experts [B, Q, N, k] of the first Q tokens.
 Outputs = tuple[jax.Array, Cache, jax.Array | None]
 
 

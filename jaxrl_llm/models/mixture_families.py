@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxrl_llm.models.dense_families import GRANITE, granite
 from jaxrl_llm.models.family import Family, Raw, all_sliding, refuse, sliding_layers, windowed
 
@@ -49,13 +51,12 @@ def _granitemoe(raw: Raw, layers: int) -> Raw:
   return granite(raw, layers) | _experts(raw, layers)
 
 
-def _glm4_moe(raw: Raw, layers: int) -> Raw:
-  """The first layers are dense; tokens share experts that are as one wider expert."""
-  rope = raw.get('rope_parameters') or {}
-  share = rope.get('partial_rotary_factor') or raw['partial_rotary_factor']
-  dense = tuple(i < raw['first_k_dense_replace'] for i in range(layers))
+def _grouped_experts(raw: Raw, layers: int) -> Raw:
+  """The first layers are dense; tokens share experts that are as one wider expert; routed ones are in groups."""
+  kinds = raw.get('mlp_layer_types') or []
+  dense = tuple(kind == 'dense' for kind in kinds)
+  dense = dense or tuple(i < raw['first_k_dense_replace'] for i in range(layers))
   width = raw['moe_intermediate_size']
-  head_dim = raw.get('head_dim') or raw['hidden_size'] // raw['num_attention_heads']
   return _experts(raw, layers) | dict(
     experts=raw.get('n_routed_experts', raw.get('num_local_experts')),
     mlp=width,
@@ -65,8 +66,36 @@ def _glm4_moe(raw: Raw, layers: int) -> Raw:
     expert_groups=raw['n_group'],
     chosen_groups=raw['topk_group'],
     weight_scale=raw['routed_scaling_factor'],
+  )
+
+
+def _glm4_moe(raw: Raw, layers: int) -> Raw:
+  rope = raw.get('rope_parameters') or {}
+  share = rope.get('partial_rotary_factor') or raw['partial_rotary_factor']
+  head_dim = raw.get('head_dim') or raw['hidden_size'] // raw['num_attention_heads']
+  return _grouped_experts(raw, layers) | dict(
     qk_norm='head' if raw.get('use_qk_norm') else '',
     rotary_dim=int(head_dim * share) if share != 1 else 0,
+  )
+
+
+def _deepseek_v3(raw: Raw, layers: int) -> Raw:
+  """Attention with a latent; yarn's mscale_all_dim is a factor on scores, too."""
+  refuse(raw, scoring_func='sigmoid', topk_method='noaux_tc', moe_layer_freq=1)
+  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+  refuse(rope, partial_rotary_factor=1.0)
+  head_dim = raw['qk_nope_head_dim'] + raw['qk_rope_head_dim']
+  sharpness = 1.0
+  if rope.get('rope_type', rope.get('type', 'default')) != 'default' and rope['factor'] > 1:
+    sharpness += 0.1 * (rope.get('mscale_all_dim') or 0) * math.log(rope['factor'])
+  return _grouped_experts(raw, layers) | dict(
+    head_dim=head_dim,
+    rotary_dim=raw['qk_rope_head_dim'],
+    rotary_pairs=bool(raw.get('rope_interleave', True)),
+    query_scale=head_dim**-0.5 * sharpness**2,
+    latent=raw['kv_lora_rank'],
+    query_latent=raw.get('q_lora_rank', 0),
+    value_dim=raw['v_head_dim'],
   )
 
 
@@ -94,7 +123,11 @@ _GRANITE = {
   'experts/up/kernel': 'block_sparse_moe.input_linear.weight',
   'experts/down/kernel': 'block_sparse_moe.output_linear.weight',
 }
-_GLM = {f'shared_{n}/kernel': f'mlp.shared_experts.{n}_proj.weight' for n in ('gate', 'up', 'down')}
+_GLM = {
+  'experts/choice_bias': 'mlp.gate.e_score_correction_bias',
+  **{f'shared_{n}/kernel': f'mlp.shared_experts.{n}_proj.weight' for n in ('gate', 'up', 'down')},
+}
+_SIGMOID = dict(router_score='sigmoid', choice_bias=True)
 _GPT_OSS = {
   'sinks/score': 'self_attn.sinks',
   'experts/router/kernel': 'mlp.router.weight',
@@ -135,7 +168,7 @@ FAMILIES = {
   ),
   'glm4_moe': Family(
     'Glm4MoeForCausalLM',
-    dict(router_score='sigmoid', choice_bias=True),
+    _SIGMOID,
     _glm4_moe,
     dict(
       partial_rotary_factor=0.5,
@@ -148,7 +181,40 @@ FAMILIES = {
       routed_scaling_factor=1.0,
     ),
     biases=('qkv_bias',),
-    names=_GLM | {'experts/choice_bias': 'mlp.gate.e_score_correction_bias'},
+    names=_GLM,
+    has_prediction_layer=True,
+  ),
+  'deepseek_v3': Family(
+    'DeepseekV3ForCausalLM',
+    _SIGMOID,
+    _deepseek_v3,
+    dict(
+      first_k_dense_replace=3,
+      n_shared_experts=1,
+      n_group=8,
+      topk_group=4,
+      norm_topk_prob=True,
+      num_experts_per_tok=8,
+      routed_scaling_factor=2.5,
+    ),
+    names=_GLM,
+    has_prediction_layer=True,
+  ),
+  'glm4_moe_lite': Family(
+    'Glm4MoeLiteForCausalLM',
+    _SIGMOID,
+    _deepseek_v3,
+    dict(
+      first_k_dense_replace=1,
+      n_shared_experts=1,
+      n_group=1,
+      topk_group=1,
+      norm_topk_prob=True,
+      num_experts_per_tok=4,
+      rms_norm_eps=1e-5,
+      routed_scaling_factor=1.8,
+    ),
+    names=_GLM,
     has_prediction_layer=True,
   ),
   'gpt_oss': Family(

@@ -78,6 +78,7 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
       raise UserError(
         f'{where}: no layer has experts, and there are {config.experts}; fetch it again.'
       )
+  _check_latent(config, where)
   for name in ('dense_mlp', 'shared_mlp'):
     if (value := getattr(config, name)) != 0:
       positive_int(value, f'{where}: {name}', _LIMITS['mlp'])
@@ -92,6 +93,20 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
       )
   _check_rotary(config, where)
   return config
+
+
+def _check_latent(config: ModelConfig, where: str) -> None:
+  """Raises UserError for sizes of attention with a latent that no decoder can have."""
+  if config.latent == 0:
+    return
+  for name in ('latent', 'value_dim', 'rotary_dim'):
+    positive_int(getattr(config, name), f'{where}: {name}', _LIMITS['width'])
+  if config.query_latent != 0:
+    positive_int(config.query_latent, f'{where}: query_latent', _LIMITS['width'])
+  if config.rotary_dim >= config.head_dim:
+    raise UserError(
+      f'{where}: qk_nope_head_dim={config.head_dim - config.rotary_dim} must be a whole number above 0; fetch it again.'
+    )
 
 
 def _check_rotary(config: ModelConfig, where: str) -> None:
@@ -117,11 +132,17 @@ def _check_rotary(config: ModelConfig, where: str) -> None:
 def check_memory(config: ModelConfig, where: str) -> None:
   """Raise UserError if the float32 weights alone exceed the machine's memory."""
   c = config
-  attention = c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+  attention = c.width * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+  if c.latent:
+    query_in = c.query_latent or c.width
+    attention = c.width * (c.query_latent + c.latent + c.rotary_dim + c.heads * c.value_dim)
+    attention += c.heads * (
+      query_in * c.head_dim + c.latent * (c.head_dim - c.rotary_dim + c.value_dim)
+    )
   dense = 3 * (c.dense_mlp or c.mlp)
   mixture = 3 * (c.mlp * c.experts + c.shared_mlp) + c.experts
   mlp = c.mixtures * mixture + (c.layers - c.mixtures) * dense
-  count = c.vocab * c.width * (1 if c.tied else 2) + c.width * (c.layers * attention + mlp)
+  count = c.vocab * c.width * (1 if c.tied else 2) + c.layers * attention + c.width * mlp
   memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   if 4 * count > memory:
     raise UserError(

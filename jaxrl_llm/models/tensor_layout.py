@@ -14,13 +14,17 @@ from jaxrl_llm.types import ModelConfig
 _LAYER = {
   'q_norm/scale': 'self_attn.q_norm.weight',
   'k_norm/scale': 'self_attn.k_norm.weight',
+  'q_a_norm/scale': 'self_attn.q_a_layernorm.weight',
+  'kv_a_norm/scale': 'self_attn.kv_a_layernorm.weight',
   'experts/router/kernel': 'mlp.gate.weight',
   **{f'experts/{n}/kernel': f'mlp.experts.{{}}.{n}_proj.weight' for n in ('gate', 'up', 'down')},
   **{
     f'{n}/{k}': f'self_attn.{n}_proj.{t}'
-    for n in 'qkvo'
+    for n in (*'qkvo', 'q_a', 'q_b', 'kv_b')
     for k, t in (('kernel', 'weight'), ('bias', 'bias'))
   },
+  'kv_a/kernel': 'self_attn.kv_a_proj_with_mqa.weight',
+  'kv_a/bias': 'self_attn.kv_a_proj_with_mqa.bias',
   **{
     f'{n}/{k}': f'mlp.{n}_proj.{t}'
     for n in ('gate', 'up', 'down')

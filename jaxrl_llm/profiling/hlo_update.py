@@ -57,7 +57,7 @@ def mesh_axes(attributes: str, sizes: Mapping[str, int]) -> str:
 
 
 def update_flops(spec: StepSpec, survival_T: np.ndarray | None = None) -> UpdateFlops:
-  """Operations of one update: 2 per weight and token, and 4·H·d per key that a token attends to.
+  """Operations of one update: 2 per weight and token, and `attention_flops` per key that a token attends to.
 
   Backward counts twice forward; `executed` counts forward twice if activations are recomputed. The head counts
   completion tokens only. A prompt counts once for each copy in a bin, and everything once for each pass over the
@@ -72,9 +72,7 @@ def update_flops(spec: StepSpec, survival_T: np.ndarray | None = None) -> Update
   attended = prompts * attended_keys(model, np.arange(L)).sum()
   attended += B * (survival_T * attended_keys(model, L + np.arange(T))).sum()
   forward = 2 * weights_per_token(model) * (prompts * L + B * tokens)
-  forward += (
-    2 * model.vocab * model.width * B * tokens + 4 * model.heads * model.head_dim * attended
-  )
+  forward += 2 * model.vocab * model.width * B * tokens + attention_flops(model) * attended
   forward *= spec.update.passes
   return UpdateFlops(3 * forward, (4 if spec.update.remat else 3) * forward)
 
@@ -85,6 +83,15 @@ def attended_keys(model: ModelConfig, position: np.ndarray) -> np.ndarray:
   keys = position + 0.5
   window = np.minimum(keys, model.window) if sliding else keys
   return (model.layers - sliding) * keys + sliding * window
+
+
+def attention_flops(model: ModelConfig, cached: bool = False) -> int:
+  """Operations of one query of each head with one key and value, which may be `cached` ones of a decode loop."""
+  if not model.latent:
+    return 4 * model.heads * model.head_dim
+  if cached:
+    return 2 * model.heads * (2 * model.latent + model.rotary_dim)
+  return 2 * model.heads * (model.head_dim + model.value_dim)
 
 
 def weights_per_token(model: ModelConfig) -> float:

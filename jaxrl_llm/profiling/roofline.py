@@ -50,7 +50,7 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   # A token attends to its prompt and to half of the longest completion, on average.
   positions = layout.prompt_tokens + np.arange(settings.max_tokens)
   keys = hlo_update.attended_keys(model, positions).mean() / layout.mesh.shape['tensor']
-  attention = 4 * model.heads * model.head_dim * keys
+  attention = hlo_update.attention_flops(model, cached=True) * keys
   flops = (2 * used + attention) * (rows // sharding.rows_shards(layout.mesh))
   return DecodeIteration(rows, weight_bytes, cache_bytes, prompt_cache_bytes, flops)
 
@@ -76,7 +76,7 @@ def prefill_flops(spec: StepSpec) -> float:
   attended = layout.prompts * hlo_update.attended_keys(model, own).sum()
   attended += shards * hlo_update.attended_keys(model, np.arange(shared)).sum()
   weights = 2 * hlo_update.weights_per_token(model) * tokens
-  return weights + 4 * model.heads * model.head_dim * float(attended)
+  return weights + hlo_update.attention_flops(model) * float(attended)
 
 
 def report(spec: StepSpec) -> JsonObject:

@@ -241,4 +241,4 @@ def _encode(
 
   width_N = slot_loop.ring_widths(constants.model, T)
   rows = slot_loop.encode_rows(constants, row_S, rollout)
-  return [(rolled(k, w), rolled(v, w)) for (k, v), w in zip(rows, width_N, strict=True)]
+  return [tuple(rolled(x, w) for x in layer) for layer, w in zip(rows, width_N, strict=True)]

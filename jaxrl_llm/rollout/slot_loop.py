@@ -61,14 +61,13 @@ def prepare(
 
 def _packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
   """The cache of a forward pass in its storage format."""
-  pairs = cast(list[tuple[jax.Array, jax.Array]], cache)
-  return [(attention.pack_cache(k, dtype), attention.pack_cache(v, dtype)) for k, v in pairs]
+  return jax.tree.map(lambda x: attention.pack_cache(x, dtype), cache)
 
 
 def prefill(
   model: ModelConfig, params: Params, prompts: Prompts, dtype: str, prefix_tokens: int = 0
 ) -> tuple[decoder.Cache, jax.Array]:
-  """The prompts' cache, (k, v) [P, K, L, d] per layer, and the logits [P, V] after each prompt's last token.
+  """The prompts' cache, arrays [P, K, L, d] of each layer, and the logits [P, V] after each prompt's last token.
 
   The first `prefix_tokens` tokens, which must be the same in all prompts and less than any prompt, are encoded once.
   """
@@ -156,15 +155,15 @@ def ring_widths(model: ModelConfig, width: int) -> list[int]:
 
 
 def empty_cache(model: ModelConfig, rows: int, width_N: Sequence[int], dtype: str) -> decoder.Cache:
-  """Keys and values of `rows` rows, all 0, with `width_N[n]` columns in layer n."""
-  shapes = [(rows, model.kv_heads, width, model.head_dim) for width in width_N]
+  """The cache of `rows` rows, all 0, with `width_N[n]` columns in layer n."""
+  sizes = decoder.cached_sizes(model)
   return [
-    (attention.empty_cache(shape, dtype), attention.empty_cache(shape, dtype)) for shape in shapes
+    tuple(attention.empty_cache((rows, K, width, d), dtype) for K, d in sizes) for width in width_N
   ]
 
 
 def encode_rows(constants: LoopConstants, row_S: jax.Array, rollout: Rollout) -> decoder.Cache:
-  """Keys and values of the tokens of the slots' rows, token j in column j: one pass over all T columns."""
+  """The cache of the tokens of the slots' rows, token j in column j: one pass over all T columns."""
   settings = constants.settings
   T, S = settings.max_tokens, len(row_S)
   row_S = jnp.minimum(row_S, len(constants.keys_B) - 1)

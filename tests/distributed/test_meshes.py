@@ -39,6 +39,9 @@ MODELS = dict(
     dense_layers=(True, False, False), dense_mlp=40, shared_mlp=16, shared_gate=True, window=5,
     sliding=(True, False, True),
   ),
+  latent=dataclasses.replace(
+    DENSE, head_dim=12, rotary_dim=4, rotary_pairs=True, latent=16, query_latent=8, value_dim=6
+  ),
 )  # fmt: skip
 MODELS['replayed'] = MODELS[
   'mixture'
@@ -106,6 +109,7 @@ def alone(model):
     ('mixture', True, dict(fsdp=2, expert=2, tensor=2)),
     ('replayed', True, dict(context=2, expert=4)),
     ('sinks', True, dict(fsdp=2, expert=2, tensor=2)),
+    ('latent', True, dict(fsdp=2, context=2, tensor=2)),
   ],
 )
 def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mesh):
@@ -131,6 +135,8 @@ def _assert_sharded(state, mesh):
       name = sharding.path_name(path)
       if name.endswith('layers/0/q/kernel'):
         assert part == (32 // fsdp // expert, 32 // tensor), name
+      if name.endswith('layers/0/kv_b/kernel'):
+        assert part == (16 // fsdp, 4 * (8 + 6) // tensor), name
       if name.endswith('layers/1/experts/down/kernel'):
         assert part == (8 // expert, 24 // tensor, 32 // fsdp), name
 

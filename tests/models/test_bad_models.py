@@ -218,6 +218,10 @@ FAMILY_FIELDS = dict(
   granitemoe=dict(num_local_experts=4, num_experts_per_tok=2, residual_multiplier=0.5),
   glm4_moe=dict(n_routed_experts=4, num_experts_per_tok=2, head_dim=4, moe_intermediate_size=6, n_group=2, topk_group=1,
                 first_k_dense_replace=0, n_shared_experts=1, routed_scaling_factor=2.0, partial_rotary_factor=0.5),
+  deepseek_v3=dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, n_group=2, topk_group=1,
+                   first_k_dense_replace=0, n_shared_experts=1, routed_scaling_factor=2.0, kv_lora_rank=6,
+                   q_lora_rank=5, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=3, rope_interleave=True,
+                   rope_scaling=None),
   gpt_oss=dict(num_local_experts=4, num_experts_per_tok=2, head_dim=4, swiglu_alpha=1.7, swiglu_limit=7.0,
                sliding_window=3, layer_types=None, rope_scaling=None, rope_parameters=None),
 )  # fmt: skip

@@ -54,6 +54,19 @@ _QWEN = dict(
 )
 
 _GLM = dict(n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24)
+_DEEPSEEK = dict(
+  _GLM,
+  num_key_value_heads=4,
+  kv_lora_rank=12,
+  q_lora_rank=20,
+  qk_rope_head_dim=8,
+  qk_nope_head_dim=10,
+  v_head_dim=14,
+  n_group=3,
+  topk_group=2,
+  first_k_dense_replace=1,
+)
+_ONE_GROUP = dict(n_group=1, topk_group=1)
 
 # Name → class and settings of its config.
 CASES = {
@@ -137,6 +150,46 @@ CASES = {
       norm_topk_prob=False,
       first_k_dense_replace=0,
       n_shared_experts=2,
+    ),
+  ),
+  'deepseek_v3': (
+    'DeepseekV3',
+    dict(_DEEPSEEK, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.7)),
+  ),
+  'deepseek_v3-odd': (
+    'DeepseekV3',
+    dict(
+      _DEEPSEEK,
+      **_ONE_GROUP,
+      q_lora_rank=None,
+      num_attention_heads=3,
+      num_key_value_heads=3,
+      v_head_dim=7,
+      rope_interleave=False,
+      attention_bias=True,
+    ),
+  ),
+  'deepseek_v3-tied': (
+    'DeepseekV3',
+    dict(
+      _DEEPSEEK,
+      tie_word_embeddings=True,
+      norm_topk_prob=False,
+      first_k_dense_replace=0,
+      n_shared_experts=2,
+      attention_bias=True,
+      rope_parameters=dict(YARN),
+    ),
+  ),
+  'glm4_moe_lite-groups': ('Glm4MoeLite', dict(_DEEPSEEK, rms_norm_eps=1e-3)),
+  'glm4_moe_lite-types': (
+    'Glm4MoeLite',
+    dict(
+      _DEEPSEEK,
+      **_ONE_GROUP,
+      mlp_layer_types=['sparse', 'dense', 'sparse'],
+      rope_interleave=False,
+      rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.7),
     ),
   ),
   'gpt_oss': (
@@ -282,6 +335,41 @@ def test_mxfp4_blocks_are_read_as_transformers_unpacks_them(tmp_path):
   assert_close(forward(config, params, tokens, mask), their_logits(again, tokens, mask), mask)
 
 
+def test_fp8_blocks_are_read_as_transformers_unpacks_them(tmp_path):
+  """The released layout of DeepSeek-V3: matrices in float8, and a scale for each block of them."""
+  theirs = reference(
+    'DeepseekV3', dict(_DEEPSEEK, q_lora_rank=16, qk_nope_head_dim=8, v_head_dim=8)
+  )
+  theirs.save_pretrained(tmp_path)
+  file, (A, B) = str(tmp_path / 'model.safetensors'), (8, 4)
+  tensors = safetensors.torch.load_file(file)
+  for name, x in [*tensors.items()]:
+    if '_proj' in name and name.endswith('.weight') and not (x.shape[0] % A or x.shape[1] % B):
+      blocks = x.reshape(x.shape[0] // A, A, -1, B)
+      scale = blocks.abs().amax((1, 3)) / 448
+      tensors[name] = (blocks / scale[:, None, :, None]).reshape(x.shape).to(torch.float8_e4m3fn)
+      tensors[f'{name}_scale_inv'] = scale
+  assert sum(name.endswith('_scale_inv') for name in tensors) > 40
+  safetensors.torch.save_file(tensors, file, metadata=dict(format='pt'))
+  raw = json.loads((tmp_path / 'config.json').read_text())
+  raw['quantization_config'] = dict(
+    quant_method='fp8', fmt='e4m3', activation_scheme='dynamic', weight_block_size=[A, B]
+  )
+  (tmp_path / 'config.json').write_text(json.dumps(raw))
+  unpacked = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+  config, params = loaded(tmp_path, 40)
+  tokens, mask = rows(4, 40, False)
+  ours = forward(config, params, tokens, mask)
+  assert_close(ours, their_logits(unpacked, tokens, mask), mask)
+  assert np.abs(ours - their_logits(theirs, tokens, mask))[mask].max() > 1e-3, 'rounded to float8'
+  raw['quantization_config']['weight_block_size'] = [A]
+  (tmp_path / 'config.json').write_text(json.dumps(raw))
+  with pytest.raises(UserError, match=r'weight_block_size=\[8\] must be two whole numbers'):
+    loaded(tmp_path, 40)
+
+
 @pytest.mark.parametrize(
   'dense, loops',
   [
@@ -359,8 +447,7 @@ def greedy(config, params, tokens_BxL, length_B, T):
   prompt_cache, logits = jax.jit(
     lambda params: slot_loop.prefill(config, params, prompts, 'float32')
   )(params)
-  shape = (B, config.kv_heads, T, config.head_dim)
-  own = [(jnp.zeros(shape),) * 2 for _ in range(config.layers)]
+  own = slot_loop.empty_cache(config, B, [T] * config.layers, 'float32')
 
   @jax.jit
   def step(params, token, t, own):

@@ -1,4 +1,4 @@
-"""DAPO by the real command on folders of random models, one of each kind: a shared expert, and attention sinks."""
+"""DAPO by the real command on folders of random models, one of each kind: a shared expert, sinks, latents."""
 
 from __future__ import annotations
 
@@ -31,12 +31,28 @@ MODELS = {
   ),
   # Windows shorter than rows, sinks, biases everywhere.
   'GptOss': dict(_SIZES, num_local_experts=4, intermediate_size=32, head_dim=16, sliding_window=5),
+  # Latents in the cache, groups of experts.
+  'DeepseekV3': dict(
+    _SIZES | dict(num_key_value_heads=2),
+    n_routed_experts=4,
+    moe_intermediate_size=16,
+    intermediate_size=48,
+    first_k_dense_replace=1,
+    n_group=2,
+    topk_group=1,
+    kv_lora_rank=12,
+    q_lora_rank=8,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=8,
+    v_head_dim=16,
+  ),
 }
 
 
 SETTINGS = {
   'Qwen2Moe': dict(learner=dict(replay_experts=True)),
   # Both passes round kernels to 8 bits.
+  'DeepseekV3': dict(rollout=dict(windows=2)),
   'GptOss': dict(rollout=dict(weights_dtype='int8'), learner=dict(quantize=True)),
 }
 

@@ -41,8 +41,8 @@ def spec(attend, model=MODEL, platform=None, **mesh):
 def test_attention_of_a_group_to_its_prompt_and_its_gradient(cap):
   r = np.random.default_rng(0)
   draw = lambda *shape: jnp.asarray(r.normal(size=shape), jnp.float32)  # noqa: E731
-  B, P, Q, L, H, K, d = 4, 2, 130, 5, 4, 2, 16
-  inputs = draw(B, Q, H, d), draw(B, K, Q, d), draw(B, K, Q, d), draw(P, K, L, d), draw(P, K, L, d)
+  B, P, Q, L, H, K, d, e = 4, 2, 130, 5, 4, 2, 16, 12  # values are narrower than keys
+  inputs = draw(B, Q, H, d), draw(B, K, Q, d), draw(B, K, Q, e), draw(P, K, L, d), draw(P, K, L, e)
   prompt_mask_PxL = jnp.arange(L)[None] < jnp.array([[3], [5]])
   causal = jnp.broadcast_to(jnp.tril(jnp.ones((Q, Q), bool)), (B, Q, Q))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.objective import advantage, batch_targets
+from jaxrl_llm.objective import advantage, policy_gradient
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED)
@@ -12,7 +12,7 @@ SETTINGS = dict(
   advantage='greedy_baseline', ratio='one', trust_region='none', aggregation='token_mean'
 )
 MUTANTS = {
-  'learned baseline': (batch_targets, '(jnp.arange(B) % rollouts > 0)', '(jnp.arange(B) >= 0)'),
+  'learned baseline': (policy_gradient, '(jnp.arange(B) % rollouts > 0)', '(jnp.arange(B) >= 0)'),
   'the last row': (advantage, 'reward_PxG - reward_PxG[:, :1]', 'reward_PxG - reward_PxG[:, -1:]'),
 }
 

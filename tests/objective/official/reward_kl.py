@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.objective import batch_targets, reward_kl
+from jaxrl_llm.objective import policy_gradient, reward_kl
 from tests.objective.official import lib, verl_core
 
 OFFICIAL = lib.Official(*verl_core.PINNED_WITH_TRAINER)
@@ -13,8 +13,8 @@ SETTINGS = dict(
 )
 KINDS = dict(k1='kl', k2='mse', k3='low_var_kl', absolute='abs')  # ours → verl's
 MUTANTS = {
-  'sign': (batch_targets, 'reward_PxG -= gather(pen', 'reward_PxG += gather(pen'),
-  'the first token alone': (batch_targets, 'penalty_BxT.sum(1))', 'penalty_BxT[:, 0])'),
+  'sign': (policy_gradient, 'reward_PxG -= gather(pen', 'reward_PxG += gather(pen'),
+  'the first token alone': (policy_gradient, 'penalty_BxT.sum(1))', 'penalty_BxT[:, 0])'),
   'k2 without the half': (reward_kl, '** 2 / 2', '** 2 / 1'),
   'k3 the other way': (reward_kl, '(exp(-d) + d - 1)', '(exp(d) - d - 1)'),
   'signed': (reward_kl, 'coef * jnp.abs(', 'coef * ('),
