@@ -38,7 +38,7 @@ from jaxrl_llm.rollout import (
   text_automaton,
   tree_rules,
 )
-from jaxrl_llm.rollout.decode_records import DecodeSettings
+from jaxrl_llm.rollout.decode_records import DecodeSettings, Loops
 from jaxrl_llm.rollout.ngram_drafts import NgramSettings
 from jaxrl_llm.rollout.pruning import PruningSettings
 from jaxrl_llm.rollout.tree_rules import TreeRules
@@ -151,9 +151,10 @@ def _rollout(
   on_cpu: bool,
 ) -> RolloutSpec:
   pruning_settings, multi_turn = _pruning(config), config.environment.fn != 'none'
-  decode = _decode(config, model, end_ids, token_texts)
   # A CPU takes time by the rows that it decodes. A TPU reads all weights for few rows, too, and compiles for minutes.
-  decode = decode._replace(halvings=_CPU_HALVINGS if on_cpu else 0)
+  halvings = _CPU_HALVINGS if on_cpu else 0
+  loops = Loops(config.rollout.windows, halvings, config.rollout.test_every)
+  decode = _decode(config, model, end_ids, token_texts)._replace(loops=loops)
   return RolloutSpec(
     decode=decode,
     drafts=_drafts(config),
@@ -188,8 +189,6 @@ def _decode(
     stop_rule=active(pick(stopping, settings.stop, 'rollout.stop')),
     exit_rule=_exit_rule(config, model.config.vocab, token_texts),
     cache_dtype=model.dtype if settings.cache_dtype == 'auto' else settings.cache_dtype,
-    windows=settings.windows,
-    test_every=settings.test_every,
     record_experts=config.learner.replay_experts,
   )
 

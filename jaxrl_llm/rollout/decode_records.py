@@ -14,6 +14,14 @@ from jaxrl_llm.rollout.sampling import NO_FILTER, TokenFilter
 from jaxrl_llm.types import Array, ModelConfig, Params, Prompts, Rollout
 
 
+class Loops(NamedTuple):
+  """The chain of decode loops; each of them compiles all layers again."""
+
+  windows: int = 1  # widths of the ring: T / 2ⁿ⁻¹, …, T / 2, T
+  halvings: int = 0  # loops that follow with half of the slots each, where completions may be long
+  test_every: int = 1  # iterations between two tests of a loop's end
+
+
 class DecodeSettings(NamedTuple):
   """Settings that are fixed when decoding is compiled."""
 
@@ -29,11 +37,9 @@ class DecodeSettings(NamedTuple):
   # None: rows end by an end token or at their cap
   exit_rule: Callable[[early_exit.RowSignals], early_exit.ExitDecision] | None = None
   cache_dtype: str = 'float32'
-  windows: int = 1  # widths of the ring: T / 2ⁿ⁻¹, …, T / 2, T
-  test_every: int = 1  # iterations between two tests of the loop's end
+  loops: Loops = Loops()
   record_experts: bool = False  # per token, for the update to route it alike
   lockstep: tuple[str, ...] = ()  # mesh axes whose shards iterate until the last of them ends
-  halvings: int = 0  # loops that follow with half of the slots each, where completions may be long
 
 
 class CarriedKV(NamedTuple):

@@ -106,7 +106,7 @@ def fewer_slots(settings: DecodeSettings, prompt_tokens: int, slots: int) -> lis
   """`slot_counts` without carried caches, from the sizes alone."""
   if settings.max_tokens < max(prompt_tokens, _LEAST_TOKENS):
     return []
-  counts = [-(-slots // 2**i) for i in range(1, settings.halvings + 1)]
+  counts = [-(-slots // 2**i) for i in range(1, settings.loops.halvings + 1)]
   return [count for count in counts if count >= _LEAST_SLOTS]
 
 
@@ -126,7 +126,7 @@ def _halve(
 
 def widths(settings: DecodeSettings, continues: bool = False) -> list[int]:
   """Ring widths, one per loop of the chain. Continued rows may have any length and need the full width."""
-  windows = 1 if continues else settings.windows
+  windows = 1 if continues else settings.loops.windows
   return [-(-settings.max_tokens // 2**i) for i in reversed(range(windows))]
 
 
@@ -142,12 +142,12 @@ def _goes_on(constants: LoopConstants, width: int, fewer: int, state: LoopState)
     go_on &= slot_loop.any_shard(constants, busy_S.sum() > fewer)
   if width == settings.max_tokens:
     return go_on
-  outgrown_S = busy_S & (state.index_S + settings.test_every > width)
+  outgrown_S = busy_S & (state.index_S + settings.loops.test_every > width)
   return go_on & ~slot_loop.any_shard(constants, outgrown_S.any())
 
 
 def _body(constants: LoopConstants, state: LoopState) -> LoopState:
-  test_every = constants.settings.test_every
+  test_every = constants.settings.loops.test_every
   if test_every == 1:
     return _iterate(constants, state)
   return jax.lax.fori_loop(0, test_every, lambda _, s: _iterate(constants, s), state)

@@ -14,7 +14,7 @@ from rollout_checks import assert_same
 
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import carried_kv, early_exit, ring_decode, slot_loop, stopping
-from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings
+from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, Loops
 from jaxrl_llm.types import ModelConfig, Prompts
 
 MODEL = ModelConfig(
@@ -54,7 +54,8 @@ def run(params, model=MODEL, more=None, halvings=0, **changes):
       return ring_decode.resume(model, spec, inputs)
     return ring_decode.generate(model, spec, inputs)
 
-  spec = settings(halvings=halvings, **changes)
+  loops = changes.pop('loops', Loops())._replace(halvings=halvings)
+  spec = settings(loops=loops, **changes)
   return jax.tree.map(np.asarray, jax.jit(fn)(params, more or {}))
 
 
@@ -69,9 +70,9 @@ def test_lengths_of_these_tests_need_every_size(params):
   [
     dict(),
     dict(slots=20),
-    dict(slots=12, windows=2),
-    dict(windows=3),
-    dict(test_every=4),
+    dict(slots=12, loops=Loops(windows=2)),
+    dict(loops=Loops(windows=3)),
+    dict(loops=Loops(test_every=4)),
     dict(cache_dtype='int8'),
     dict(temperature=0.0),
   ],
@@ -174,7 +175,9 @@ def test_shards_in_lockstep_halve_together(params, monkeypatch):
 
   def decode(prompts):
     inputs = DecodeInputs(params, prompts, jax.random.key(1), 4)
-    return ring_decode.generate(MODEL, settings(lockstep=('data',), halvings=1), inputs)[0]
+    return ring_decode.generate(
+      MODEL, settings(lockstep=('data',), loops=Loops(halvings=1)), inputs
+    )[0]
 
   monkeypatch.setattr(ring_decode, '_halve', watched)
   place = lambda x: jax.device_put(x, NamedSharding(mesh, rows))  # noqa: E731
@@ -190,7 +193,7 @@ def test_loops_are_halved_only_where_it_pays(monkeypatch):
   def counts(T, L, slots, carried=None):
     prompts = make_prompts()._replace(tokens_PxL=np.zeros((P, L), np.int32))
     constants = mock.Mock(
-      prompts=prompts, settings=settings(max_tokens=T, halvings=2), carried=carried
+      prompts=prompts, settings=settings(max_tokens=T, loops=Loops(halvings=2)), carried=carried
     )
     return ring_decode.slot_counts(constants, slots)
 

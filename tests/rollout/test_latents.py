@@ -20,7 +20,7 @@ from jaxrl_llm.rollout import (
   tree_decode,
   tree_rules,
 )
-from jaxrl_llm.rollout.decode_records import DecodeInputs
+from jaxrl_llm.rollout.decode_records import DecodeInputs, Loops
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
 
 P, G, L, T = 4, 3, 7, 13
@@ -82,7 +82,7 @@ def test_recorded_log_prob_is_that_of_a_forward_pass():
   assert_rescored(uninterrupted())
 
 
-@pytest.mark.parametrize('changes', [dict(slots=5, windows=3), dict(lockstep=())])
+@pytest.mark.parametrize('changes', [dict(slots=5, loops=Loops(windows=3)), dict(lockstep=())])
 def test_slots_and_rings_that_grow_change_nothing(changes):
   spec = SPEC._replace(**changes)
   assert_same(run(lambda inputs: ring_decode.generate(MODEL, spec, inputs)[0]), uninterrupted())

@@ -21,7 +21,7 @@ from jaxrl_llm.rollout import (
   tree_decode,
   tree_rules,
 )
-from jaxrl_llm.rollout.decode_records import DecodeInputs
+from jaxrl_llm.rollout.decode_records import DecodeInputs, Loops
 from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
 
 P, G, L, T, WINDOW = 4, 3, 7, 13, 5
@@ -86,9 +86,9 @@ def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
   'model, changes',
   [
     (SOME, dict(slots=5)),
-    (SOME, dict(windows=2)),
-    (SOME, dict(slots=5, windows=3)),
-    (ALL, dict(slots=5, windows=3)),
+    (SOME, dict(loops=Loops(windows=2))),
+    (SOME, dict(slots=5, loops=Loops(windows=3))),
+    (ALL, dict(slots=5, loops=Loops(windows=3))),
   ],
 )
 def test_slots_and_rings_that_grow_change_nothing(model, changes):

@@ -14,7 +14,7 @@ from rollout_checks import assert_same
 from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import queue_order, ring_decode, stopping
 from jaxrl_llm.rollout import slot_loop as slot
-from jaxrl_llm.rollout.decode_records import DecodeInputs
+from jaxrl_llm.rollout.decode_records import DecodeInputs, Loops
 from jaxrl_llm.types import STOPPED, TRUNCATED, UNFINISHED, ModelConfig, Prompts
 
 MODEL = ModelConfig(
@@ -199,7 +199,7 @@ def test_a_cap_is_traced_and_compiles_once(params, uninterrupted):
 @pytest.mark.parametrize('slots', [0, 5])
 def test_a_growing_ring_samples_the_same_tokens(params, uninterrupted, slots):
   """Rings of 4, 7 and 13 columns, grown while rows of all ages are in the slots."""
-  got, iterations = run(params, slots=slots, windows=3)
+  got, iterations = run(params, slots=slots, loops=Loops(windows=3))
   assert_same(got, uninterrupted)
   assert iterations == run(params, slots=slots)[1]
 
@@ -207,14 +207,14 @@ def test_a_growing_ring_samples_the_same_tokens(params, uninterrupted, slots):
 def test_a_ring_grows_at_any_column(params, uninterrupted):
   """Short rows go first, so the row that outgrows the ring starts at an arbitrary column of it."""
   cap_B = np.where(np.arange(B) < 7, np.arange(B) % 3 + 2, T)
-  got, _ = run(params, cap=cap_B, slots=3, windows=2)
+  got, _ = run(params, cap=cap_B, slots=3, loops=Loops(windows=2))
   assert_same(got, run(params, cap=cap_B, slots=3)[0])
   assert (got.length_B[7:] == uninterrupted.length_B[7:]).all() and got.length_B.max() == T
 
 
 def test_short_rows_never_leave_the_narrow_ring(params):
   """Rows that end within 4 tokens: wider rings are created after all rows have ended, and not decoded with."""
-  spec = ring_decode.DecodeSettings(G, 64, 1.0, (3, 11), 'float32', windows=5, slots=6)
+  spec = ring_decode.DecodeSettings(G, 64, 1.0, (3, 11), 'float32', loops=Loops(windows=5), slots=6)
   widths = []
   real = decoder.apply
   ring_decode.decoder.apply, key = _spy(real, widths), jax.random.key(1)
@@ -229,7 +229,7 @@ def test_short_rows_never_leave_the_narrow_ring(params):
   # Every row of at most 4 tokens fits the ring of 4: no other loop ran.
   alone = jax.jit(
     lambda p, q, c: ring_decode.generate(
-      MODEL, spec._replace(windows=1, max_tokens=4), DecodeInputs(p, q, key, 4, cap=c)
+      MODEL, spec._replace(loops=Loops(), max_tokens=4), DecodeInputs(p, q, key, 4, cap=c)
     )
   )(params, make_prompts(), jnp.int32(4))
   assert out[1] == alone[1]
@@ -246,7 +246,7 @@ def _spy(real, widths):
 
 @pytest.mark.parametrize('slots', [0, 5])
 def test_testing_for_the_end_less_often_changes_no_token(params, uninterrupted, slots):
-  got, iterations = run(params, slots=slots, test_every=4, windows=2)
+  got, iterations = run(params, slots=slots, loops=Loops(windows=2, test_every=4))
   assert_same(got, uninterrupted)
   assert iterations % 4 == 0 and iterations - run(params, slots=slots)[1] < 2 * 4
 
@@ -268,7 +268,7 @@ def test_a_smaller_cache_differs_by_rounding_only(params, dtype, error):
   """The rounding does not depend on slot or ring, and is small on average."""
   got, _ = run(params, cache_dtype=dtype)
   # Where float32 sums differ in their last bit, a cached value may round to its neighbor: 3.5e-5 seen with bfloat16.
-  assert_same(run(params, slots=5, cache_dtype=dtype, windows=2)[0], got, atol=3e-4)
+  assert_same(run(params, slots=5, cache_dtype=dtype, loops=Loops(windows=2))[0], got, atol=3e-4)
   real = np.arange(T)[None] < got.length_B[:, None]
   gap_BxT = np.abs(np.exp(got.logp_BxT) - np.exp(rescored(params, got)))
   assert 1e-5 < gap_BxT[real].mean() < error
