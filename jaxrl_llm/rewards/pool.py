@@ -213,7 +213,7 @@ class _Job:
         self.items.append(pickle.dumps(item))
       except Exception as error:
         self.items.append(b'')  # a placeholder: the item has its result, and no worker reads it
-        self.table[index] = (0.0, worker.describe(error), ERROR)
+        self.table[index] = (0.0, outcomes.describe(error), ERROR)
 
   def chunks(self, most_items: int) -> list[tuple[int, int]]:
     """Ranges [first, stop) of at most `most_items` items, fewer where items are large."""
@@ -248,7 +248,7 @@ class _Job:
     elif isinstance(error, pebble.ProcessExpired):
       outcome, message = _outcome_of_exit(error.exitcode)
     else:
-      outcome, message = ERROR, worker.describe(error)
+      outcome, message = ERROR, outcomes.describe(error)
     self.table[running] = (0.0, message, outcome)
     return self.first_pending(running, stop)
 

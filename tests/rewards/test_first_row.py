@@ -139,9 +139,9 @@ def test_a_long_message_leaves_room_for_the_line():
     exec(compile('raise ValueError("x" * 9999)', 'own_task.py', 'exec'), {})
   except ValueError as error:
     assert user_code.location(error).startswith(', at own_task.py:1')
-    from jaxrl_llm.rewards import worker
+    from jaxrl_llm.rewards import outcomes
 
-    line = worker.describe(error).decode()
+    line = outcomes.describe(error).decode()
     assert len(line) <= 400 and ', at own_task.py:1' in line
 
 
