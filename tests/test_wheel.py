@@ -67,6 +67,7 @@ def test_it_holds_all_modules_the_configs_and_the_assets(wheel):
   assert package - names == set() and configs - names == set()
   assert any(name.endswith('LICENSE') for name in names)
   assert not [name for name in names if name.startswith(('tests/', 'configs/'))]
+  assert wheel.stat().st_size < 2_000_000
 
 
 def test_its_metadata_pass_twine(wheel):

@@ -196,7 +196,10 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
     for w in slot_loop.ring_widths(spec.model.config, width)
   }
   sizes = dict.fromkeys(decoder.cached_sizes(spec.model.config))
-  cache = [(rows, K, width, d) for K, d in sizes for width in widths]
+  # The loop goes on with fewer slots once these suffice, each time with a cache of its own.
+  fewer = ring_decode.fewer_slots(decode, spec.layout.prompt_tokens, rows)
+  counts = [rows, *(() if spec.rollout.carried_calls else fewer)]
+  cache = [(n, K, width, d) for n in counts for K, d in sizes for width in widths]
   return hlo_decode.decode_loops(
     text, f'{ring_decode.LOOP_SCOPE}/', cache, hlo_update.slice_size(spec)
   )

@@ -11,6 +11,7 @@ import pytest
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware
+from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.profiling import hlo_update, lengths, roofline, step_estimate
 from jaxrl_llm.types import UserError
 
@@ -172,3 +173,14 @@ def test_gpus_have_published_figures():
     assert hardware.HBM_GIB[kind] > 10
     # Operations per byte read: between 100 and 700 for all of these.
     assert 100 < hardware.CHIPS[kind].flops / hardware.CHIPS[kind].memory_bandwidth < 700
+
+
+def test_loops_with_fewer_slots_have_caches_of_their_own():
+  """64 slots, then 32, then 16: the report finds the keys and values of each loop, and no problem."""
+  made = spec()
+  state, _, *inputs = compile_report.arguments(made)
+  sample = programs.compile_sample(made)
+  text = sample.lower(state._replace(carried=()), state.carried, *inputs).compile().as_text()
+  caches = [loop.cache for loop in compile_report.loops(made, text)]
+  keys = 80 * made.model.config.kv_heads * made.model.config.head_dim  # of a row in a layer
+  assert [{array.size // keys for array in cache} for cache in caches] == [{64}, {32}, {16}]
