@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import jax
@@ -77,7 +78,8 @@ def test_dr_grpo_counts_columns_that_no_row_reaches():
   d = data()
   wide = {k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('x', 'old', 'behavior', 'mask')}
   wide |= {
-    k: np.pad(getattr(d, k), ((0, 0), (0, T))) for k in ('reference', 'entropy', 'confidence')
+    k: np.pad(getattr(d, k), ((0, 0), (0, T)))
+    for k in ('reference', 'entropy', 'confidence', 'collision')
   }
   same(2 * run(change(d, **wide), **of('dr_grpo'))[0][:, :T], run(d, **of('dr_grpo'))[0])
 
@@ -94,6 +96,7 @@ def test_empty_rows_have_no_advantage_and_no_say(name):
   r = np.random.default_rng(5)
   reward, length = r.random((2, 3)), r.integers(1, 9, (2, 3)).astype(float)
   chosen = getattr(advantage, name)
+  chosen = functools.partial(chosen, k=2) if name == 'pass_at_k' else chosen
   needs = getattr(chosen, 'needs', ())
   more, last = [r.normal(size=(2, 3))] if 'norms' in needs else [], []
   if 'contexts' in needs:
@@ -121,7 +124,11 @@ DEFAULTS = {
   ),
   'distillation': dict(on_policy=[1.0]),
   'reward_shaping': dict(
-    overlong=[1.0], overlong_where_solved=[1.0, 1.0], brief_where_solved=[0.2, 0.6, 1e-4]
+    overlong=[1.0],
+    overlong_where_solved=[1.0, 1.0],
+    brief_where_solved=[0.2, 0.6, 1e-4],
+    best_of_group=[0.0, 1e-6],
+    length_fitted=[2, 1.0, 1e-6],
   ),
   'advantage': dict(
     group_normalized=[1e-6],
@@ -138,6 +145,9 @@ DEFAULTS = {
     hardness_weighted=[8.0],
     decoupled=[1e-4],
     nudged=[1.1, 1e-6],
+    pass_at_k=[4, 0.5, 1e-6],
+    best_margin=[1e-6],
+    rescaled=[1.0],
   ),
   'credit_assignment': dict(
     gae=[1.0, 1.0, True],
@@ -145,6 +155,7 @@ DEFAULTS = {
     steps=[1.0, 1e-6],
     gigpo=[1.0, 0.95, 1e-6],
     turn_whitened=[3.0, 1e-6],
+    return_whitened=[1.0],
   ),
   'auxiliary_model': dict(critic=[1e-5, 0.5], outcome=[1e-6, 0.05], preference=[1e-6, 0.05]),
   'importance_correction': dict(
@@ -155,8 +166,10 @@ DEFAULTS = {
     geometric_mask=[0.99, 1.01],
     divergent_negatives=[1e-4],
     second_moment_mask=[0.04],
+    token_divergence=['k3', 0.01],
+    sequence_divergence=['k3', 'mean', 0.01],
   ),
-  'advantage_modulation': dict(unsure=[0.1, 0.0, 2.0, 1e-8]),
+  'advantage_modulation': dict(unsure=[0.1, 0.0, 2.0, 1e-8], token_baseline=[1e-8, False]),
   'trust_region': dict(
     clip=[0.2, 0.2],
     dual_clip=[0.2, 0.2, 3.0],
@@ -777,6 +790,7 @@ def test_penalties_on_the_drift_have_the_values_they_are_said_to_have():
 def test_an_advantage_that_compares_a_group_is_refused_for_groups_of_one(name):
   """What says the same of a lone row whatever its reward was would teach nothing: `validation.py` lists it."""
   fn, r = getattr(advantage, name), np.random.default_rng(0)
+  fn = functools.partial(fn, k=1) if name == 'pass_at_k' else fn
 
   def advantages(reward_Px1):
     given = dict(reward_PxG=reward_Px1, parts_PxGxK=reward_Px1[..., None], weight_K=np.ones(1))
