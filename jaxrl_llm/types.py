@@ -181,13 +181,19 @@ class AttentionConfig:
   head_dim: int
   qkv_bias: bool = False
   out_bias: bool = False
-  qk_norm: str = ''  # RMS norm of queries and keys: '' none, 'head' per head, 'all' over all heads
+  # RMS norm of queries and keys: '' none, 'head' per head, 'all' over all heads, 'rotated' per head without a scale,
+  # after the rotation and in rotated layers alone
+  qk_norm: str = ''
   query_scale: float = 0.0  # factor on q·k; 0 = 1 / √head_dim
   position_scale: float = 0.0  # b: queries at position p are multiplied by 1 + b·ln(1 + ⌊p / span⌋)
   position_span: int = 0
+  unrotated_scale: bool = False  # that factor is for unrotated layers alone, and of p + 1
   sinks: bool = False  # per head a learned score without a value, which takes part in the softmax
   attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = no cap
   window: int = 0  # tokens that a sliding layer attends to, including the query
+  chunked: bool = (
+    False  # instead, it attends to the tokens of the query's chunk of `window` positions
+  )
   sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
 
 
@@ -213,9 +219,7 @@ class RotaryConfig:
   unrotated: tuple[bool, ...] = ()  # per layer: no rotary embedding; () = all layers have one
   # Features of a head that are rotated: the first ones, or with a latent the last ones; 0 = all
   rotary_dim: int = 0
-  rotary_pairs: bool = (
-    False  # with a latent: neighboring features are rotated together, not those of two halves
-  )
+  rotary_pairs: bool = False  # neighboring features are rotated together, not those of two halves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,6 +228,7 @@ class MixtureConfig:
 
   experts: int = 0  # E; 0 = a dense MLP
   experts_per_token: int = 0
+  weighted_inputs: bool = False  # weights multiply the inputs of experts, not their outputs
   norm_top_k: bool = False  # weights of the chosen experts are divided by their sum
   weight_scale: float = 1.0  # factor on these weights
   router_score: str = 'softmax'  # or sigmoid

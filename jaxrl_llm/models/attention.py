@@ -196,7 +196,7 @@ class SelfAttention(Mixer):
     self.k = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
     self.v = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
     self.o = dense(c.heads * d, c.width, use_bias=c.out_bias)
-    if c.qk_norm:
+    if c.qk_norm in ('head', 'all'):
       heads = (1, 1) if c.qk_norm == 'head' else (c.heads, c.kv_heads)
       self.q_norm, self.k_norm = (norm(n * d) for n in heads)
     if c.sinks:
@@ -211,7 +211,9 @@ class SelfAttention(Mixer):
     q, k, v = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (q, k, v))
     if c.qk_norm == 'head':
       q, k = self.q_norm(q), self.k_norm(k)
-    q, k = positions.rotate(q, *masks.rope), positions.rotate(k, *masks.rope)
+    q, k = (positions.rotate(x, *masks.rope, pairs=c.rotary_pairs) for x in (q, k))
+    if masks.is_normed is not None:
+      q, k = (jnp.where(masks.is_normed, _normed(x, c.norm_eps), x) for x in (q, k))
     if masks.query_factor_BxQ is not None:
       q = q * masks.query_factor_BxQ[..., None, None].astype(q.dtype)
     # Each device of a row holds all of its keys, and queries them with its part of the tokens.
@@ -233,3 +235,8 @@ class SelfAttention(Mixer):
         prompt = KeyValues(*context.shared, masks.prompt_mask)
       out = attend(q, own, prompt, **scores)
     return self.o(out.reshape(*out.shape[:2], -1)), kv
+
+
+def _normed(x_BxQxNxd: jax.Array, epsilon: float) -> jax.Array:
+  x = x_BxQxNxd.astype(jnp.float32)
+  return (x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + epsilon)).astype(x_BxQxNxd.dtype)

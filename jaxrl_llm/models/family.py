@@ -26,6 +26,8 @@ class Family(NamedTuple):
   names: dict[str, str] = {}
   # Whether files may hold a layer after the last that predicts several tokens, which is not read.
   has_prediction_layer: bool = False
+  # Whether columns of parameters that share a tensor alternate in it, and do not stand one after the other.
+  alternating: bool = False
 
 
 def windowed(raw: Raw, sliding: tuple[bool, ...]) -> Raw:

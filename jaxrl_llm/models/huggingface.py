@@ -24,7 +24,7 @@ _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 _UNUSED = ('lm_head.weight', 'rotary_emb.inv_freq')
 # Of the text decoder in multimodal files; transformers has used both spellings.
 _PREFIX = re.compile(r'^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.')
-_VISION_PARTS = ('vision_tower.', 'multi_modal_projector.')
+_VISION_PARTS = ('vision_tower.', 'vision_model.', 'multi_modal_projector.')
 
 
 def read_config(folder: str) -> tuple[ModelConfig, JsonObject]:

@@ -86,9 +86,7 @@ class LatentAttention(Mixer):
     return self.o(out.reshape(B, Q, -1)), new
 
   def _rotated(self, x_BxQxNxd: jax.Array, context: Context) -> jax.Array:
-    if self.config.rotary_pairs:
-      x_BxQxNxd = jnp.concatenate([x_BxQxNxd[..., 0::2], x_BxQxNxd[..., 1::2]], axis=-1)
-    return positions.rotate(x_BxQxNxd, *context.masks.rope)
+    return positions.rotate(x_BxQxNxd, *context.masks.rope, pairs=self.config.rotary_pairs)
 
   def _attend_expanded(self, q_BxQxHxd: jax.Array, own: LayerCache, context: Context) -> jax.Array:
     masks, scale = context.masks, self._scale

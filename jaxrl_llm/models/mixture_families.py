@@ -99,6 +99,34 @@ def _deepseek_v3(raw: Raw, layers: int) -> Raw:
   )
 
 
+def _llama4(raw: Raw, layers: int) -> Raw:
+  """Rotated layers attend within chunks; the others attend to all, with queries that late positions stretch."""
+  interval, step = raw['no_rope_layer_interval'], raw['interleave_moe_layer_step']
+  rotated = raw.get('no_rope_layers') or [(i + 1) % interval != 0 for i in range(layers)]
+  kinds = raw.get('layer_types') or ['chunked_attention' if x else '' for x in rotated]
+  sparse = raw.get('moe_layers')
+  sparse = range(step - 1, layers, step) if sparse is None else sparse
+  dense = tuple(i not in sparse for i in range(layers))
+  chunked = tuple(kind == 'chunked_attention' for kind in kinds)
+  fields = windowed(dict(sliding_window=raw.get('attention_chunk_size')), chunked)
+  plain = tuple(not x for x in rotated)
+  is_scaled = bool(raw['attn_temperature_tuning']) and any(plain)
+  return (
+    fields
+    | _experts(raw, layers)
+    | dict(
+      chunked=bool(fields),
+      unrotated=plain if any(plain) else (),
+      qk_norm='rotated' if raw['use_qk_norm'] else '',
+      position_scale=raw['attn_scale'] if is_scaled else 0.0,
+      position_span=raw['floor_scale'] if is_scaled else 0,
+      dense_layers=dense if any(dense) else (),
+      dense_mlp=raw['intermediate_size_mlp'] if any(dense) else 0,
+      shared_mlp=raw['intermediate_size'],
+    )
+  )
+
+
 def _gpt_oss(raw: Raw, layers: int) -> Raw:
   """Every other layer slides, from the first on."""
   sliding = sliding_layers(raw) or tuple(i % 2 == 0 for i in range(layers))
@@ -128,6 +156,17 @@ _GLM = {
   **{f'shared_{n}/kernel': f'mlp.shared_experts.{n}_proj.weight' for n in ('gate', 'up', 'down')},
 }
 _SIGMOID = dict(router_score='sigmoid', choice_bias=True)
+_LLAMA4_NAMES = {
+  'experts/router/kernel': 'feed_forward.router.weight',
+  'experts/gate/kernel': 'feed_forward.experts.gate_up_proj',
+  'experts/up/kernel': 'feed_forward.experts.gate_up_proj',
+  'experts/down/kernel': 'feed_forward.experts.down_proj',
+  **{f'{n}/kernel': f'feed_forward.{n}_proj.weight' for n in ('gate', 'up', 'down')},
+  **{
+    f'shared_{n}/kernel': f'feed_forward.shared_expert.{n}_proj.weight'
+    for n in ('gate', 'up', 'down')
+  },
+}
 _GPT_OSS = {
   'sinks/score': 'self_attn.sinks',
   'experts/router/kernel': 'mlp.router.weight',
@@ -142,6 +181,26 @@ _GPT_OSS = {
 _YARN = dict(
   rope_type='yarn', factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=4096
 )  # fmt: skip
+_LLAMA4 = Family(
+  'Llama4ForCausalLM',
+  dict(router_score='sigmoid', weighted_inputs=True, rotary_pairs=True, unrotated_scale=True),
+  _llama4,
+  dict(
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+    num_experts_per_tok=1,
+    intermediate_size_mlp=16384,
+    interleave_moe_layer_step=1,
+    no_rope_layer_interval=4,
+    attention_chunk_size=8192,
+    use_qk_norm=True,
+    attn_temperature_tuning=True,
+    attn_scale=0.1,
+    floor_scale=8192,
+  ),
+  names=_LLAMA4_NAMES,
+)
 FAMILIES = {
   'qwen3_moe': Family(
     'Qwen3MoeForCausalLM', dict(qk_norm='head'), _qwen3_moe, dict(use_sliding_window=False)
@@ -217,6 +276,8 @@ FAMILIES = {
     names=_GLM,
     has_prediction_layer=True,
   ),
+  'llama4_text': _LLAMA4,
+  'llama4': _LLAMA4,  # multimodal: only the text decoder is read
   'gpt_oss': Family(
     'GptOssForCausalLM',
     dict(sinks=True, router_bias=True, expert_bias=True),
@@ -233,5 +294,6 @@ FAMILIES = {
       swiglu_limit=7.0,
     ),
     names=_GPT_OSS,
+    alternating=True,
   ),
 }

@@ -131,7 +131,8 @@ def _choice_scores(
 
   They need no gradient. Training elsewhere balances the experts' load by the bias; here it is a constant.
   """
-  if config.router_score != 'sigmoid':
+  is_biased = choice_bias_E is not None or config.chosen_groups != config.expert_groups
+  if config.router_score != 'sigmoid' or not is_biased:
     return logits_BxQxE
   score = jax.nn.sigmoid(jax.lax.stop_gradient(logits_BxQxE))
   if choice_bias_E is not None:
@@ -276,6 +277,9 @@ def mixture(
     return mask(out)
 
   x_NxD = x_BxQxD.reshape(-1, D)[order_N // k]
+  if config.weighted_inputs:
+    x_NxD = x_NxD * weight_BxQxk.reshape(-1)[order_N][:, None].astype(x_NxD.dtype)
+    weight_BxQxk = jnp.ones_like(weight_BxQxk)
   gate_NxF = activate(config, grouped(x_NxD, weights.gate, weights.gate_bias))
   hidden_NxF = gate_NxF * multiplier(config, grouped(x_NxD, weights.up, weights.up_bias))
   out_BxQxkxD = grouped(hidden_NxF, weights.down)[jnp.argsort(order_N)].reshape(B, Q, k, D)

@@ -119,8 +119,15 @@ def tables(
   return jnp.cos(angle) * factor, jnp.sin(angle) * factor
 
 
-def rotate(x_BxQxNxd: jax.Array, cos_BxQxh: jax.Array, sin_BxQxh: jax.Array) -> jax.Array:
-  """(a, b) → (a·cos − b·sin, b·cos + a·sin) with a, b the two halves of the rotated features. arXiv:2104.09864."""
+def rotate(
+  x_BxQxNxd: jax.Array, cos_BxQxh: jax.Array, sin_BxQxh: jax.Array, pairs: bool = False
+) -> jax.Array:
+  """(a, b) → (a·cos − b·sin, b·cos + a·sin) with a, b the two halves of the rotated features. arXiv:2104.09864.
+
+  With `pairs`, a and b are neighbors; the result has all of a first. Products of rotated queries and keys are the same.
+  """
+  if pairs:
+    x_BxQxNxd = jnp.concatenate([x_BxQxNxd[..., 0::2], x_BxQxNxd[..., 1::2]], axis=-1)
   rotated = 2 * cos_BxQxh.shape[-1]
   if rotated < x_BxQxNxd.shape[-1]:
     first, rest = x_BxQxNxd[..., :rotated], x_BxQxNxd[..., rotated:]
@@ -138,6 +145,8 @@ class LayerMasks(NamedTuple):
   # Of the keys that a group shares: [P, L], or [P, G, Q, L] where a window slides.
   prompt_mask: jax.Array | None
   query_factor_BxQ: jax.Array | None = None  # on rotated queries
+  # bool []: whether rotated queries and keys are normed; None: in no layer
+  is_normed: jax.Array | None = None
 
 
 def layer_kinds(config: ModelConfig) -> tuple[list[tuple[bool, bool]], tuple[int, ...]]:
@@ -156,7 +165,9 @@ def masks_of_kinds(
   prompt_mask_PxL: Array | None,
   sliding_mask_BxQxS: Array | None = None,
 ) -> list[LayerMasks]:
-  """The masks of each kind of layer. In a sliding layer, position i attends to j where i − j < window.
+  """The masks of each kind of layer.
+
+  In a sliding layer, position i attends to j where i − j < window; in a chunked one where ⌊i / window⌋ = ⌊j / window⌋.
 
   Prompts are right-padded: the position of a shared key is its column. `sliding_mask` replaces mask and window where
   the caches of sliding layers have columns of their own.
@@ -164,7 +175,8 @@ def masks_of_kinds(
   """
 
   def in_window(positions, keys):
-    return positions[..., :, None] - keys[..., None, :] < config.window
+    i, j = positions[..., :, None], keys[..., None, :]
+    return i // config.window == j // config.window if config.chunked else i - j < config.window
 
   def masks(slides: bool, rotated: bool) -> LayerMasks:
     rope = tables(config, positions_BxQ, sliding=slides)
@@ -182,15 +194,24 @@ def masks_of_kinds(
       mask = sliding_mask_BxQxS
     elif slides:
       mask = mask & in_window(positions_BxQ, key_positions_BxS)
-    return LayerMasks(rope, mask, prompt, query_factor_BxQ)
+    factor, is_normed = query_factor_BxQ, None
+    if config.unrotated_scale and rotated and factor is not None:
+      factor = jnp.ones_like(factor)
+    if config.qk_norm == 'rotated':
+      is_normed = jnp.asarray(rotated)
+    return LayerMasks(rope, mask, prompt, factor, is_normed)
 
   query_factor_BxQ = _query_factor(config, positions_BxQ)
   return [masks(*kind) for kind in layer_kinds(config)[0]]
 
 
 def _query_factor(config: ModelConfig, positions_BxQ: Array) -> jax.Array | None:
-  """1 + b·ln(1 + ⌊position / span⌋), which keeps attention sharp over long contexts; None for b = 0."""
+  """1 + b·ln(1 + ⌊position / span⌋), which keeps attention sharp over long contexts; None for b = 0.
+
+  With `unrotated_scale` positions count from 1. arXiv:2501.19399.
+  """
   if not config.position_scale:
     return None
-  spans_BxQ = jnp.floor(positions_BxQ.astype(jnp.float32) / config.position_span)
+  first = 1 if config.unrotated_scale else 0
+  spans_BxQ = jnp.floor((positions_BxQ + first).astype(jnp.float32) / config.position_span)
   return 1.0 + config.position_scale * jnp.log1p(spans_BxQ)

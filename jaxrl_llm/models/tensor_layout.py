@@ -55,16 +55,13 @@ class StoredTensor(NamedTuple):
   name: str  # {} stands for the number of an expert
   paths: tuple[str, ...]  # of the parameters, in the order in which they are stored
   shapes: tuple[tuple[int, ...], ...]  # in our tree, where kernels are [in, out]
+  # Columns of the parameters alternate: gate and up of gpt-oss. Elsewhere one stands after the other.
+  alternating: bool = False
 
   @property
   def transposed(self) -> bool:
     """Matrices of torch's linear layers are stored as [out, in]."""
     return self.paths[0].endswith('kernel') and self.name.endswith('.weight')
-
-  @property
-  def alternating(self) -> bool:
-    """Columns of the parameters alternate: gate and up of gpt-oss. Elsewhere one stands after the other."""
-    return len(self.paths) > 1 and not self.name.endswith('.weight')
 
   @property
   def experts(self) -> int:
@@ -105,10 +102,16 @@ def stored_tensors(config: ModelConfig) -> list[StoredTensor]:
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(decoder.abstract_params(config)):
     path = '/'.join(str(k.key) for k in tree_path)
     groups.setdefault(hugging_face_name(path, config), {})[path] = leaf.shape
-  order = list(families.FAMILIES[config.family].names)
+  family = families.FAMILIES[config.family]
+  order = list(family.names)
   rank = lambda path: order.index(path.split('/', 2)[2])  # noqa: E731
   return [
-    StoredTensor(name, paths, tuple(shapes[path] for path in paths))
+    StoredTensor(
+      name,
+      paths,
+      tuple(shapes[path] for path in paths),
+      alternating=family.alternating and len(paths) > 1,
+    )
     for name, shapes in groups.items()
     for paths in [tuple(sorted(shapes, key=rank) if len(shapes) > 1 else shapes)]
   ]

@@ -189,8 +189,10 @@ def decode(
   width = dict(zip(constants.model.slides, width_N, strict=True))
 
   def visible(slides):
-    W = width.get(slides, 0)
-    return ((state.column - jnp.arange(W))[None] % W <= index_S[:, None])[:, None]
+    W, oldest_S = width.get(slides, 0), index_S
+    if slides and constants.model.chunked:
+      oldest_S = jnp.minimum(index_S, position_Sx1[:, 0] % constants.model.window)
+    return ((state.column - jnp.arange(W))[None] % W <= oldest_S[:, None])[:, None]
 
   hidden, cache, expert_Sx1xNxk = decoder.apply(
     constants.model,

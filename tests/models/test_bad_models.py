@@ -222,6 +222,9 @@ FAMILY_FIELDS = dict(
                    first_k_dense_replace=0, n_shared_experts=1, routed_scaling_factor=2.0, kv_lora_rank=6,
                    q_lora_rank=5, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=3, rope_interleave=True,
                    rope_scaling=None),
+  llama4_text=dict(num_local_experts=4, num_experts_per_tok=2, head_dim=4, intermediate_size_mlp=5, no_rope_layers=None,
+                   no_rope_layer_interval=2, moe_layers=None, interleave_moe_layer_step=1, attention_chunk_size=3,
+                   use_qk_norm=True, attn_scale=0.1, floor_scale=7, layer_types=None),
   gpt_oss=dict(num_local_experts=4, num_experts_per_tok=2, head_dim=4, swiglu_alpha=1.7, swiglu_limit=7.0,
                sliding_window=3, layer_types=None, rope_scaling=None, rope_parameters=None),
 )  # fmt: skip

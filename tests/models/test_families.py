@@ -25,6 +25,14 @@ import safetensors.torch  # noqa: E402
 from tests.models.test_parity import SIZES, reference, their_logits  # noqa: E402
 
 YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16, rope_theta=1e4)
+LLAMA3 = dict(
+  rope_type='llama3',
+  rope_theta=5e5,
+  factor=8.0,
+  low_freq_factor=1.0,
+  high_freq_factor=4.0,
+  original_max_position_embeddings=16,
+)
 PLAIN = dict(rope_type='default', rope_theta=1e3)
 ODD = dict(num_attention_heads=3, num_key_value_heads=1, head_dim=10)
 # Phi-3 has no head_dim of its own.
@@ -65,6 +73,16 @@ _DEEPSEEK = dict(
   n_group=3,
   topk_group=2,
   first_k_dense_replace=1,
+)
+_LLAMA4 = dict(
+  _MIXTURE,
+  head_dim=12,
+  intermediate_size_mlp=40,
+  attention_chunk_size=7,
+  floor_scale=64,
+  attn_scale=0.5,
+  pad_token_id=None,
+  eos_token_id=None,  # `generate` would replace it by another token
 )
 _ONE_GROUP = dict(n_group=1, topk_group=1)
 
@@ -190,6 +208,22 @@ CASES = {
       mlp_layer_types=['sparse', 'dense', 'sparse'],
       rope_interleave=False,
       rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=0.7),
+    ),
+  ),
+  'llama4': (
+    'Llama4',
+    dict(_LLAMA4, num_hidden_layers=4, interleave_moe_layer_step=2, rope_parameters=dict(LLAMA3)),
+  ),
+  'llama4-odd': ('Llama4', dict(_LLAMA4, **ODD, no_rope_layer_interval=2, use_qk_norm=False)),
+  'llama4-tied': (
+    'Llama4',
+    dict(
+      _LLAMA4,
+      tie_word_embeddings=True,
+      attention_bias=True,
+      moe_layers=[0, 2],
+      no_rope_layers=[0, 1, 1],
+      attn_temperature_tuning=False,
     ),
   ),
   'gpt_oss': (

@@ -31,6 +31,7 @@ SOME = ModelConfig(
   window=WINDOW, sliding=(True, False, True), sliding_rope_theta=100.0,
 )  # fmt: skip
 ALL = dataclasses.replace(SOME, sliding=(True,) * 3)
+CHUNKED = dataclasses.replace(SOME, chunked=True)
 SPEC = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')
 KEY = jax.random.key(1)
 
@@ -72,7 +73,7 @@ def rescored(model, rollout):
   return rollout_checks.rescored(model, params(), prompts(), rollout)
 
 
-@pytest.mark.parametrize('model', [SOME, ALL], ids=['some', 'all'])
+@pytest.mark.parametrize('model', [SOME, ALL, CHUNKED], ids=['some', 'all', 'chunked'])
 def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
   got = uninterrupted(model)
   real = np.arange(T)[None] < got.length_B[:, None]
@@ -89,6 +90,7 @@ def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
     (SOME, dict(loops=Loops(windows=2))),
     (SOME, dict(slots=5, loops=Loops(windows=3))),
     (ALL, dict(slots=5, loops=Loops(windows=3))),
+    (CHUNKED, dict(slots=5, loops=Loops(windows=3))),
   ],
 )
 def test_slots_and_rings_that_grow_change_nothing(model, changes):
