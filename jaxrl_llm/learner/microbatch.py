@@ -377,13 +377,8 @@ def leverage(spec: StepSpec, params: Params, batch: Batch, base: Params = None) 
     log_w = logp - jnp.where(real_T, behavior_T, 0.0).sum()
     return log_w + jnp.log(optax.tree.norm(grads))
 
-  rows = (
-    prompts,
-    rollout.tokens_BxT,
-    rollout.logp_BxT,
-    objective.sampled_mask(rollout),
-    rollout.expert_BxTxNxk,
-  )
+  sampled_BxT = objective.sampled_mask(rollout)
+  rows = prompts, rollout.tokens_BxT, rollout.logp_BxT, sampled_BxT, rollout.expert_BxTxNxk
   return jax.lax.map(row_leverage, rows)
 
 
