@@ -53,12 +53,8 @@ _ONE_ROLLOUT = Condition('rollouts', 'below', 2)
 _EACH_REWARD = Condition(
   'objective.advantage', 'needs', 'parts', "that needs each reward (such as 'decoupled')"
 )
-_GREEDY = Condition(
-  'objective.advantage',
-  'needs',
-  'greedy',
-  "that needs a greedy rollout (such as 'greedy_baseline')",
-)
+_NEEDS_GREEDY = "that needs a greedy rollout (such as 'greedy_baseline')"
+_GREEDY = Condition('objective.advantage', 'needs', 'greedy', _NEEDS_GREEDY)
 _DEMONSTRATIONS = Condition('objective.sft_loss', 'needs', 'demo', 'that needs demonstrations')
 _AUXILIARY = Condition('objective.auxiliary_model')
 _LORA = Condition('lora.rank')
@@ -68,9 +64,7 @@ _OWN_LOOP = 'each is a decode loop of its own'
 _HINTED = (
   'completions of a hinted prompt do not answer the plain prompt, and this treats both alike'
 )
-_PARTS_OF_A_GROUP = (
-  'a prompt fills several slots, and this needs the whole group of a prompt in one slot'
-)
+_PARTS_OF_A_GROUP = 'a prompt fills several slots, and this needs the whole group in one slot'
 _TURNS = 'a row holds several turns, and this assumes a single completion'
 
 # Advantages that are zero or undefined for a single rollout.
@@ -243,17 +237,8 @@ _GROUPS = (
   ),
   *_rows(
     (_GREEDY,),
-    (
-      *_SEVERAL_SLOTS,
-      _PRUNING,
-      _TREE,
-      _NGRAM,
-      _DRAFT,
-      _STOP,
-      _REUSE,
-      _ENVIRONMENT,
-      _DEMONSTRATIONS,
-    ),
+    (*_SEVERAL_SLOTS, _PRUNING, _TREE, _NGRAM, _DRAFT)
+    + (_STOP, _REUSE, _ENVIRONMENT, _DEMONSTRATIONS),
     'the first row of every group is sampled greedily in one call of the plain decode loop',
   ),
   *_rows(
