@@ -31,13 +31,13 @@ _FIRST = (
 )  # fmt: skip
 
 
-def _tier(path: pathlib.Path) -> str:
-  return tiers.tier(path.relative_to(HERE).as_posix())
+def _tier(path: pathlib.Path, test: str = '') -> str:
+  return tiers.tier(path.relative_to(HERE).as_posix(), test)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
-    item.add_marker(_tier(item.path))
+    item.add_marker(_tier(item.path, getattr(item, 'originalname', None) or item.name))
   place = {name: i for i, name in enumerate(_FIRST)}
   items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
@@ -52,8 +52,10 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
 def pytest_configure(config: pytest.Config) -> None:
   for name in tiers.TIERS:
     config.addinivalue_line('markers', f'{name}: see tests/tiers.py')
-  _require_parity()
+  if not hasattr(config, 'workerinput'):  # once, and not in each process of pytest-xdist
+    _require_parity()
   jax.config.update('jax_numpy_rank_promotion', 'raise')
+  quick.share_contexts()
   # Below .pytest_cache: a second run of the suite compiles next to nothing.
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR') and hasattr(config, 'cache'):
     jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('jax')))

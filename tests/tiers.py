@@ -1,6 +1,6 @@
 """Tiers of tests: host (numpy and text), jit (compiles), process (starts programs), slow (minutes; .ci/nightly alone).
 
-The longest matching path decides; a file or folder without an entry of its own has that of its parent.
+The longest matching path decides; a test, file or folder without an entry of its own has that of its parent.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ PATHS = {
   'checkpointing': 'process',
   'checkpointing/test_metrics_log.py': 'host',
   'checkpointing/test_safe_files.py': 'host',
+  'checkpointing/test_storage.py::test_processes_share_a_local_copy': 'slow',
   'commands': 'jit',
   'commands/test_compile_report.py': 'slow',
-  'commands/test_hub_push.py': 'process',
+  'commands/test_hub_push.py': 'slow',
   'commands/test_paths.py': 'process',
   'commands/test_run_config.py': 'host',
   'commands/test_run_modes.py': 'process',
@@ -34,6 +35,7 @@ PATHS = {
   'distributed/test_faults.py': 'process',
   'distributed/test_meshes.py': 'slow',
   'distributed/test_processes.py': 'process',
+  'distributed/test_processes.py::test_a_run_resumes_on_eight_four_two_and_one_devices': 'slow',
   'distributed/test_watchdog.py': 'process',
   'environments': 'process',
   'evaluation/test_estimate.py': 'host',
@@ -41,6 +43,7 @@ PATHS = {
   'learner/test_auxiliary_model.py': 'slow',
   'learner/test_demonstration_loss.py': 'slow',
   'learner/test_lora.py': 'slow',
+  'learner/test_packed_gradient.py::test_in_float64_the_gradients_agree_to_ten_digits': 'slow',
   'learner/test_packed_rows.py': 'slow',
   'learner/test_precision.py': 'slow',
   'learner/test_replay_experts.py': 'slow',
@@ -48,12 +51,16 @@ PATHS = {
   'learner/test_turn_by_turn.py': 'slow',
   'learner/test_update_methods.py': 'slow',
   'models/test_bad_models.py': 'process',
+  'models/test_families.py': 'slow',
   'models/test_family_runs.py': 'slow',
+  'models/test_gguf_export.py': 'slow',
   'models/test_quantized.py': 'slow',
   'models/test_splash.py': 'slow',
   'monitoring': 'jit',
+  'monitoring/test_alarms.py::test_alarms_do_not_change_a_run': 'slow',
   'monitoring/test_console.py': 'host',
   'objective/test_contracts.py': 'host',
+  'objective/test_methods.py::test_slices_of_any_size_give_the_same_coefficients_and_sums': 'slow',
   'profiling/test_xplane.py': 'jit',
   'replay': 'jit',
   'report': 'process',
@@ -65,12 +72,14 @@ PATHS = {
   'rewards/test_adapters.py': 'process',
   'rewards/test_first_row.py': 'process',
   'rewards/test_linear.py': 'process',
+  'rewards/test_linear.py::test_time_grows_with_the_length_of_the_text': 'slow',
   'rewards/test_math_verify.py': 'process',
   'rewards/test_pool.py': 'process',
   'rewards/test_torture.py': 'slow',
   'rollout/test_carried_kv.py': 'slow',
   'rollout/test_draft_verification.py': 'slow',
   'rollout/test_early_exit.py': 'slow',
+  'rollout/test_halvings.py': 'slow',
   'rollout/test_ngram_drafts.py': 'slow',
   'rollout/test_pruning.py': 'slow',
   'rollout/test_sliding.py': 'slow',
@@ -86,19 +95,27 @@ PATHS = {
   'test_kaggle_notebook.py': 'host',
   'test_kaggle_sessions.py': 'slow',
   'test_launch.py': 'process',
+  'test_launch.py::test_the_notebook_runs_from_top_to_bottom': 'slow',
   'test_layers.py': 'host',
   'test_mistakes.py': 'process',
   'test_notebook_estimates.py': 'host',
   'test_programs.py': 'slow',
   'test_readme.py': 'process',
+  'test_step.py::test_slots_of_every_device_refill_from_its_own_rows': 'slow',
   'test_style.py': 'host',
   'test_train.py': 'process',
+  'test_train.py::test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them': 'slow',
+  'test_train.py::test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run': 'slow',
+  'test_train.py::test_votes_and_replays_go_on_where_a_finished_run_is_continued': 'slow',
+  'test_train.py::test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued': 'slow',
   'test_wheel.py': 'slow',
 }
 
 
-def tier(path: str) -> str:
-  """The tier of a test file, by its path below tests/."""
+def tier(path: str, test: str = '') -> str:
+  """The tier of a test file, by its path below tests/, or of its function `test`."""
+  if f'{path}::{test}' in PATHS:
+    return PATHS[f'{path}::{test}']
   parts = path.split('/')
   heads = ('/'.join(parts[:n]) for n in range(len(parts), -1, -1))
   return next(PATHS[head] for head in heads if head in PATHS)

@@ -75,7 +75,15 @@ def spec_of(**settings) -> dict:
 
 @pytest.fixture(scope='module')
 def pool(own):
+  """With a deadline of a second, for tests of items that hang."""
   with rewards.Pool(spec_of()) as pool:
+    yield pool
+
+
+@pytest.fixture(scope='module')
+def patient_pool(own):
+  """For items that fail at once: on a busy machine the end of a worker may be seen a second later."""
+  with rewards.Pool(spec_of(deadline_s=30.0)) as pool:
     yield pool
 
 
@@ -149,45 +157,45 @@ def test_slow_items_do_not_make_a_hung_chunk(own, monkeypatch):
   assert (scores.outcome_B == OK).all()
 
 
-def test_dead_workers_are_crashes_and_are_replaced(pool):
-  scores = judged(pool, {0: 'die', 1: 'die', 2: 'die', 30: 'die'})
+def test_dead_workers_are_crashes_and_are_replaced(patient_pool):
+  scores = judged(patient_pool, {0: 'die', 1: 'die', 2: 'die', 30: 'die'})
   assert scores.outcome_B[[0, 1, 2, 30]].tolist() == [CRASH] * 4
   assert scores.counts['grade/crashes'] == 4
   assert 'code 3' in scores.message
 
 
-def test_an_exception_or_an_invalid_reward_is_an_error(pool):
+def test_an_exception_or_an_invalid_reward_is_an_error(patient_pool):
   special = {2: 'raise', 3: 'nan', 4: 'none', 5: 'leave'}
-  scores = judged(pool, special)
+  scores = judged(patient_pool, special)
   assert scores.outcome_B[list(special)].tolist() == [ERROR] * 4
   assert scores.counts['grade/errors'] == 4
   assert scores.message.startswith('ValueError: cannot judge this, at ')
   assert '/own_judge.py:' in scores.message and 'raise ValueError(' in scores.message
 
 
-def test_a_row_that_cannot_be_pickled_is_an_error(pool):
+def test_a_row_that_cannot_be_pickled_is_an_error(patient_pool):
   rows = rows_of(3)
   rows[1] = rows[1]._replace(extra=dict(file=lambda: None))
-  scores = pool.score(rows, ['0', '1', '2'])
+  scores = patient_pool.score(rows, ['0', '1', '2'])
   assert scores.outcome_B.tolist() == [OK, ERROR, OK]
   assert 'lambda' in scores.message
   assert scores.reward_B.tolist() == [1, 0, 1]
 
 
-def test_a_pool_whose_idle_workers_died_goes_on(pool):
-  for pid in set(pool.score(rows_of(16), ['pid'] * 16).reward_B.astype(int).tolist()):
+def test_a_pool_whose_idle_workers_died_goes_on(patient_pool):
+  for pid in set(patient_pool.score(rows_of(16), ['pid'] * 16).reward_B.astype(int).tolist()):
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda pid=pid: gone(pid), 'the end of a killed worker')
-  judged(pool, {})
+  judged(patient_pool, {})
 
 
-def test_an_item_whose_worker_was_killed_from_outside_is_graded_once_more(pool, tmp_path):
+def test_an_item_whose_worker_was_killed_from_outside_is_graded_once_more(patient_pool, tmp_path):
   rows = [row._replace(extra=dict(file=str(tmp_path / row.id))) for row in rows_of(12)]
   texts = [
     'killed once' if i == 4 else 'killed' if i == 7 else row.answer for i, row in enumerate(rows)
   ]
   rows[4] = rows[4]._replace(answer='killed once')
-  scores = pool.score(rows, texts)
+  scores = patient_pool.score(rows, texts)
   assert scores.outcome_B.tolist() == [CRASH if i == 7 else OK for i in range(12)]
   assert scores.reward_B.tolist() == [float(i != 7) for i in range(12)]
   assert [(tmp_path / str(i)).read_text() for i in (4, 7)] == ['xx', 'xx']
@@ -222,8 +230,8 @@ def test_processor_time_is_bounded_beside_the_clock(own):
   assert 'cpu_s' in scores.message
 
 
-def test_an_exception_whose_str_fails_is_an_error(pool):
-  scores = judged(pool, {6: 'mute'})
+def test_an_exception_whose_str_fails_is_an_error(patient_pool):
+  scores = judged(patient_pool, {6: 'mute'})
   message = 'Mute: an error whose message cannot be read, at '
   assert scores.outcome_B[6] == ERROR and scores.message.startswith(message)
 
