@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.checkpointing import storage
-from jaxrl_llm.commands import hub_push, run_config, targets
+from jaxrl_llm.commands import hub_push, model_card, run_config, targets
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
 from jaxrl_llm.config.validation import ConfigLike
@@ -96,7 +96,6 @@ def export_checkpoint(
   import jax
 
   from jaxrl_llm.checkpointing import run_dir
-  from jaxrl_llm.models import export
   from jaxrl_llm.monitoring import console
   from jaxrl_llm.runner import resume, weights
 
@@ -117,7 +116,7 @@ def export_checkpoint(
     name = repository or os.path.basename(to)
     evaluations = '' if base else _accuracy(root, restored.done)
     library = 'peft' if adapter else 'transformers'
-    card = export.model_card(config, restored.done, name, library, evaluations)
+    card = model_card.model_card(config, restored.done, name, library, evaluations)
     _write(config, restored, to, dtype, adapter, card)
     kind = 'adapter' if adapter else 'model'
     source = config.model if base else f'the {kind} after {restored.done} steps'
@@ -163,7 +162,7 @@ def _write(
     return
   lora = restored.spec.model.lora if adapter else None
   if lora is not None:
-    model = model._replace(name=export.hub_name(config.model) or model.name)
+    model = model._replace(name=model_card.hub_name(config.model) or model.name)
     peft.save(to, model, lora, dtype=dtype, card=card)
   else:
     export.save(to, model, dtype=dtype, card=card)

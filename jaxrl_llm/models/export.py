@@ -14,26 +14,11 @@ import numpy as np
 import safetensors.flax
 
 from jaxrl_llm.checkpointing import safe_files
-from jaxrl_llm.config.schema import Config
 from jaxrl_llm.models import families, tensor_layout
 from jaxrl_llm.models.model_folder import read_json
 from jaxrl_llm.types import JsonObject, JsonValue, Model, ModelConfig, UserError
 
 DTYPES = ('bfloat16', 'float16', 'float32')
-# How a model card says that NAME is loaded, by library.
-_LOADING = dict(
-  transformers="""```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained('NAME')
-tokenizer = AutoTokenizer.from_pretrained('NAME')
-```""",
-  peft="""```python
-from peft import AutoPeftModelForCausalLM
-
-model = AutoPeftModelForCausalLM.from_pretrained('NAME')
-```""",
-)
 # Copied from the folder that the model was loaded from, where they exist.
 _TOKENIZER_FILES = (
   'tokenizer.json',
@@ -88,38 +73,6 @@ def staged_folder(folder: str, dtype: str, card: str) -> Iterator[str]:
   if os.path.isdir(folder):
     os.rmdir(folder)
   os.rename(part, folder)
-
-
-def model_card(
-  config: Config, step: int, name: str, library: str = 'transformers', accuracy: str = ''
-) -> str:
-  """The README.md of a model trained for `step` steps, to be loaded with `library`; `accuracy` is a table."""
-  hub = hub_name(config.model)
-  head = f'library_name: {library}\n' + (f'base_model: {hub}\n' if hub else '')
-  paths = [str(file.get('path', '')) for file in config.data.files]
-  if datasets := [path.removeprefix('hub:') for path in paths if path.startswith('hub:')]:
-    head += f'datasets: {json.dumps(datasets)}\n'
-  tasks = [str(task.get('name', '')) for task in config.data.tasks]
-  rows = ', '.join(f'`{x}`' for x in (config.data.path, *paths, *tasks) if x)
-  objective = config.objective
-  stages = objective.advantage.fn, objective.trust_region.fn, objective.aggregation.fn
-  parts = (
-    f'---\n{head}pipeline_tag: text-generation\ntags: [reinforcement-learning, jaxrl_llm]\n---',
-    f'# {name}',
-    f'`{config.model}` after {step} steps of reinforcement learning with verifiable rewards (jaxrl_llm), '
-    f'{config.prompts} prompts × {config.rollouts} rollouts a step, rewards by `{config.rewards.fn}`.',
-    f'* Method: advantage `{stages[0]}`, trust region `{stages[1]}`, aggregation `{stages[2]}`\n'
-    f'* Data: source `{config.data.source}`{": " if rows else ""}{rows}',
-    accuracy,
-    _LOADING[library].replace('NAME', name),
-    f'The whole configuration:\n\n```json\n{config.to_json(indent=2, sort_keys=True)}\n```',
-  )
-  return '\n\n'.join(part for part in parts if part) + '\n'
-
-
-def hub_name(name: str) -> str:
-  """`name` if it is a hub name and not a path, else ''."""
-  return name if '/' in name and not os.path.exists(name) else ''
 
 
 def _config_json(model: Model, dtype: str) -> JsonObject:

@@ -13,10 +13,9 @@ import run_folder
 import yaml
 
 from jaxrl_llm.commands import export as command
-from jaxrl_llm.commands import hub_push
+from jaxrl_llm.commands import hub_push, model_card
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.config import schema
-from jaxrl_llm.models import export
 from jaxrl_llm.types import UserError
 
 pytest.importorskip('huggingface_hub')
@@ -125,7 +124,7 @@ def test_the_card_has_base_method_data_and_accuracy(library, tmp_path):
   config.model, config.data.source = 'Qwen/Qwen3-0.6B', 'files'
   config.data.files = (dict(path='hub:openai/gsm8k'), dict(path='own.jsonl'))
   accuracy = command._accuracy(root, 6)
-  card = export.model_card(schema.typed(config), 6, 'me/tiny', library, accuracy)
+  card = model_card.model_card(schema.typed(config), 6, 'me/tiny', library, accuracy)
   head = yaml.safe_load(card.split('---')[1])
   assert head['base_model'] == 'Qwen/Qwen3-0.6B' and head['datasets'] == ['openai/gsm8k']
   assert head['library_name'] == library and f'from {library} import' in card

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from unittest import mock
 
 import jax
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 
 from jaxrl_llm import models
 from jaxrl_llm.commands.export import export_checkpoint
+from jaxrl_llm.commands.generate import generate_text
 from jaxrl_llm.config import loading as configs
+from jaxrl_llm.data import pipeline
 from jaxrl_llm.models import decoder, export, huggingface
-from jaxrl_llm.types import Model, UserError
+from jaxrl_llm.types import Model, Row, UserError
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -80,6 +83,28 @@ def test_a_model_without_a_folder_gets_a_config_a_tokenizer_and_a_card(tmp_path)
   modes = {path.stat().st_mode for path in (tmp_path / 'ours').iterdir()}
   (tmp_path / 'plain').write_text('')
   assert modes == {(tmp_path / 'plain').stat().st_mode}
+
+
+@pytest.mark.parametrize('chat', [True, False])
+def test_the_code_of_the_card_answers_as_generation_does(chat, tmp_path, capsys):
+  """In the template of the training, whose text differs from the question."""
+  config, to = configs.default(), str(tmp_path / 'ours')
+  config.model, config.data.source, config.data.size = 'scratch', 'digits', 32
+  config.scratch.update(SCRATCH)
+  config.data.update(chat=chat, template="Don't guess: {question}\n", system='Be "brief".')
+  export_checkpoint(config, str(tmp_path / 'run'), to, 'float32', base=True)
+  card = (tmp_path / 'ours/README.md').read_text()
+  scope: dict = {}
+  exec(card.split('```python')[1].split('```')[0].replace("'ours'", repr(to)), scope)
+  capsys.readouterr()
+  generate_text(config, str(tmp_path / 'run'), ['12'], base=True)
+  (said,) = capsys.readouterr().out.split('> 12\n')[1:]
+  with mock.patch.object(scope['model'], 'generate', wraps=scope['model'].generate) as theirs:
+    assert said.strip('\n') == scope['answer']('12').strip('\n')
+  ids = theirs.call_args.kwargs['input_ids'][0].tolist()
+  tokenizer = models.load('scratch', scratch=config.scratch, seed=config.seed).tokenizer
+  row = Row('', '12', (), '', '', {})
+  assert ids == pipeline.encode(row, config.data, tokenizer).tolist()
 
 
 def test_a_folder_in_use_is_left_unchanged(tmp_path):
