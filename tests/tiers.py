@@ -103,6 +103,7 @@ PATHS = {
   'test_readme.py': 'process',
   'test_step.py::test_slots_of_every_device_refill_from_its_own_rows': 'slow',
   'test_style.py': 'host',
+  'test_tiers.py': 'host',
   'test_train.py': 'process',
   'test_train.py::test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them': 'slow',
   'test_train.py::test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run': 'slow',

@@ -7,8 +7,8 @@ four chains of three to six UUIDs leads to the question, which asks for the sum 
 lead to other questions. Facts and text are generated: the paper hides questions of data sets in 16,384 tokens of
 their documents, and trains in stages with other data beside.
 Longer: --config.prompt_tokens=16384 and --config.data.tasks="[{'name': 'keychain', 'facts': 96, 'filler': 1000,
-'min_links': 4, 'max_links': 10, 'distractors': 5, 'min_hops': 2, 'max_hops': 4}]" make 11,000 to 13,000 tokens. This
-needs memory: attention holds whole score matrices here, and --config.mesh.context divides those of a row.
+'min_links': 4, 'max_links': 10, 'distractors': 5, 'min_hops': 2, 'max_hops': 4}]" make 11,000 to 13,000 tokens; where
+these need too much memory, --config.mesh.context divides those of a row among devices.
 Numbers: ours, a starting point, not tuned and not run: DAPO's clip and token mean, no KL, 8 rollouts of 1,024 tokens.
 The curriculum separates numbers of links and hops. A small version for a laptop, in tens of seconds:
 --config.model=scratch --config.data.tasks="[{'name': 'keychain', 'key_letters': 2, 'facts': 2, 'filler': 0}]".

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.checkpointing import storage
-from jaxrl_llm.commands import hub_push, model_card, run_config, targets
+from jaxrl_llm.commands import hub_push, run_config, targets
 from jaxrl_llm.commands.processes import Processes
 from jaxrl_llm.config import validation
 from jaxrl_llm.config.validation import ConfigLike
@@ -96,6 +96,7 @@ def export_checkpoint(
   import jax
 
   from jaxrl_llm.checkpointing import run_dir
+  from jaxrl_llm.commands import model_card
   from jaxrl_llm.monitoring import console
   from jaxrl_llm.runner import resume, weights
 
@@ -150,6 +151,7 @@ def _write(
   """Write the folder, on process 0 only; all processes fetch the weights."""
   import jax
 
+  from jaxrl_llm.commands import model_card
   from jaxrl_llm.distributed import sharding
   from jaxrl_llm.models import export, gguf_export, peft
 

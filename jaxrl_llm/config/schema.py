@@ -48,7 +48,7 @@ class LearnerConfig(Section):
   microbatch_tokens: int = 0
   # recompute layer activations in the backward pass: True, False, or auto = not on CPU
   remat: bool | str = 'auto'
-  # xla, or on TPUs splash: a kernel that does not write attention scores to memory
+  # xla, or on TPUs splash: a kernel that computes no masked scores and writes none to memory
   attention: str = 'xla'
   quantize: bool = False  # the forward pass reads kernels rounded as in rollout.weights_dtype
   # tokens of a mixture go to the experts that were chosen while sampling (R3)

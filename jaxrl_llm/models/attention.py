@@ -5,6 +5,7 @@ Caches are float32, bfloat16, or int8 with one scale per token and head.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from jaxrl_llm.types import ModelConfig
 
 # Finite, so that a row with every key masked (padding) yields numbers and not NaN.
 MASKED_SCORE = -1e30
+# With more queries than the first number, blocks of at most the second.
+_MOST_QUERIES, _BLOCK_QUERIES = 1024, 512
 
 # From the reference of the softmax (its largest score) to (Σ weights, Σ weights·v).
 _WeightedSum = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
@@ -94,7 +97,54 @@ def attend(
   A scale of 0 means 1/√d. With a cap, scores s become cap·tanh(s / cap) (arXiv:2408.00118, Gemma 2). Shared keys are
   read once per prompt and not once per row, which saves a factor of G in memory and bandwidth. Scores and softmax are
   float32. A sink is one more score of each head, whose value is 0. arXiv:2402.05099 (shared-prefix decomposition).
+
+  Many queries are taken in blocks, and the gradient computes the scores of a block again: those of all queries, Q·S
+  numbers a head, are never in memory. arXiv:2112.05682 (Self-attention does not need O(n²) memory).
   """
+  run = functools.partial(_attend, scale=scale, cap=cap, sink_H=sink_H)
+  Q = q_BxQxHxd.shape[1]
+  if Q <= _MOST_QUERIES:
+    return run(q_BxQxHxd, own, shared)
+  blocks = -(-Q // _BLOCK_QUERIES)
+  per_query = shared is not None and shared.mask.ndim == 4
+
+  @jax.checkpoint
+  def attend_block(inputs):
+    q, own_mask, shared_mask = inputs
+    prompt = shared._replace(mask=shared_mask) if per_query else shared
+    return run(q, own._replace(mask=own_mask), prompt)
+
+  masks = own.mask, shared.mask if per_query else None
+  out = jax.lax.map(attend_block, _blocks((q_BxQxHxd, *masks), (1, 1, 2), blocks))
+  return jnp.moveaxis(out, 0, 2).reshape(len(q_BxQxHxd), -1, *out.shape[3:])[:, :Q]
+
+
+def _blocks(
+  arrays: tuple[jax.Array | None, ...], axes: tuple[int, ...], count: int
+) -> tuple[jax.Array | None, ...]:
+  """[count, …] of each array: block i holds every `count`-th query from i on, padded with zeros.
+
+  Queries that several devices share out among them stay so: a block of consecutive ones would lie on one device.
+  """
+
+  def split(x: jax.Array, axis: int) -> jax.Array:
+    missing = [-n % count if i == axis else 0 for i, n in enumerate(x.shape)]
+    x = jnp.pad(x, [(0, n) for n in missing])
+    x = x.reshape(*x.shape[:axis], -1, count, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis + 1, 0)
+
+  return tuple(None if x is None else split(x, a) for x, a in zip(arrays, axes, strict=True))
+
+
+def _attend(
+  q_BxQxHxd: jax.Array,
+  own: KeyValues,
+  shared: KeyValues | None,
+  *,
+  scale: float,
+  cap: float,
+  sink_H: jax.Array | None,
+) -> jax.Array:
   B, Q, H, d = q_BxQxHxd.shape
   P = len(shared.mask) if shared is not None else B
   K = jax.tree.leaves(own.k)[0].shape[1]
