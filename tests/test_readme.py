@@ -91,6 +91,7 @@ def own_flags() -> list[str]:
 
 def test_the_flags_for_own_data_and_functions_name_what_the_task_has(task, monkeypatch):
   monkeypatch.syspath_prepend(str(task))
+  monkeypatch.delitem(sys.modules, 'my_task', raising=False)  # of another test file
   monkeypatch.chdir(task)
   config = load_config('my_task.py', [f for f in own_flags() if 'lora' not in f])
   assert rewards.resolve(config.rewards) and environments.resolve(config.environment)

@@ -9,22 +9,22 @@ from jaxrl_llm.config.schema import Config
 from jaxrl_llm.data import pipeline
 from jaxrl_llm.types import Row
 
-# How NAME is loaded, by library. An adapter has no tokenizer of its own.
+# How a model is loaded, by library. An adapter has no tokenizer of its own.
 _LOADING = dict(
   transformers="""from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained(NAME)
-tokenizer = AutoTokenizer.from_pretrained(NAME)""",
+model = AutoModelForCausalLM.from_pretrained({name!r})
+tokenizer = AutoTokenizer.from_pretrained({name!r})""",
   peft="""from peft import AutoPeftModelForCausalLM
 from transformers import AutoTokenizer
 
-model = AutoPeftModelForCausalLM.from_pretrained(NAME)
-tokenizer = AutoTokenizer.from_pretrained(BASE)""",
+model = AutoPeftModelForCausalLM.from_pretrained({name!r})
+tokenizer = AutoTokenizer.from_pretrained({base!r})""",
 )
 # How a question is put to the model, with the chat template and without it.
-_CHAT = """  messages = MESSAGES
+_CHAT = """  messages = [{}]
   inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors='pt', return_dict=True)"""
-_TEXT = """  inputs = tokenizer(TEXT, return_tensors='pt')"""
+_TEXT = """  inputs = tokenizer({}, return_tensors='pt')"""
 
 
 def model_card(
@@ -59,13 +59,13 @@ def _usage(config: Config, name: str, library: str) -> str:
   row = Row('', '{question}', (), '', '', {})
   rendered = pipeline.render(row, config.data)
   if isinstance(rendered, str):
-    inputs = _TEXT.replace('TEXT', _with_question(rendered))
+    inputs = _TEXT.format(_with_question(rendered))
   else:
     messages = (
       f"{{'role': {m['role']!r}, 'content': {_with_question(m['content'])}}}" for m in rendered
     )
-    inputs = _CHAT.replace('MESSAGES', f'[{", ".join(messages)}]')
-  loading = _LOADING[library].replace('NAME', repr(name)).replace('BASE', repr(config.model))
+    inputs = _CHAT.format(', '.join(messages))
+  loading = _LOADING[library].format(name=name, base=config.model)
   return f"""{loading}
 
 

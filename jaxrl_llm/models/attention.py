@@ -5,7 +5,6 @@ Caches are float32, bfloat16, or int8 with one scale per token and head.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from jaxrl_llm.types import ModelConfig
 
 # Finite, so that a row with every key masked (padding) yields numbers and not NaN.
 MASKED_SCORE = -1e30
-# With more queries than the first number, blocks of at most the second.
+# With more queries than the first number, blocks of at most the second, which is smaller.
 _MOST_QUERIES, _BLOCK_QUERIES = 1024, 512
 
 # From the reference of the softmax (its largest score) to (Σ weights, Σ weights·v).
@@ -101,22 +100,46 @@ def attend(
   Many queries are taken in blocks, and the gradient computes the scores of a block again: those of all queries, Q·S
   numbers a head, are never in memory. arXiv:2112.05682 (Self-attention does not need O(n²) memory).
   """
-  run = functools.partial(_attend, scale=scale, cap=cap, sink_H=sink_H)
-  Q = q_BxQxHxd.shape[1]
-  if Q <= _MOST_QUERIES:
-    return run(q_BxQxHxd, own, shared)
-  blocks = -(-Q // _BLOCK_QUERIES)
+  if q_BxQxHxd.shape[1] > _MOST_QUERIES:
+    return _attend_blocks(q_BxQxHxd, own, shared, scale=scale, cap=cap, sink_H=sink_H)
+  B, Q, H, d = q_BxQxHxd.shape
+  P = len(shared.mask) if shared is not None else B
+  K = jax.tree.leaves(own.k)[0].shape[1]
+  q = q_BxQxHxd.reshape(P, B // P, Q, K, H // K, d) * (scale or d**-0.5)
+  parts = [_own(q, own, cap)] + ([] if shared is None else [_shared(q, shared, cap)])
+  # Two-part softmax: statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
+  top = parts[0][0] if shared is None else jnp.maximum(parts[0][0], parts[1][0])
+  if sink_H is not None:
+    sink = sink_H.astype(jnp.float32).reshape(1, 1, K, 1, H // K)
+    top = jnp.maximum(top, sink)
+  top = jax.lax.stop_gradient(top)
+  total, out = (0.0 if sink_H is None else jnp.exp(sink - top)), 0.0
+  for _, weighted_sum in parts:
+    weight_sum, value = weighted_sum(top)
+    total, out = total + weight_sum, out + value
+  out = (out / total[..., None]).astype(q_BxQxHxd.dtype)  # [P, G, K, Q, R, d]
+  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, -1)
+
+
+def _attend_blocks(
+  q_BxQxHxd: jax.Array,
+  own: KeyValues,
+  shared: KeyValues | None,
+  **options: float | jax.Array | None,
+) -> jax.Array:
+  """`attend` for many queries, one block at a time."""
+  B, Q = q_BxQxHxd.shape[:2]
   per_query = shared is not None and shared.mask.ndim == 4
 
   @jax.checkpoint
   def attend_block(inputs):
     q, own_mask, shared_mask = inputs
     prompt = shared._replace(mask=shared_mask) if per_query else shared
-    return run(q, own._replace(mask=own_mask), prompt)
+    return attend(q, own._replace(mask=own_mask), prompt, **options)
 
-  masks = own.mask, shared.mask if per_query else None
-  out = jax.lax.map(attend_block, _blocks((q_BxQxHxd, *masks), (1, 1, 2), blocks))
-  return jnp.moveaxis(out, 0, 2).reshape(len(q_BxQxHxd), -1, *out.shape[3:])[:, :Q]
+  arrays = q_BxQxHxd, own.mask, shared.mask if per_query else None
+  out = jax.lax.map(attend_block, _blocks(arrays, (1, 1, 2), -(-Q // _BLOCK_QUERIES)))
+  return jnp.moveaxis(out, 0, 2).reshape(B, -1, *out.shape[3:])[:, :Q]
 
 
 def _blocks(
@@ -134,35 +157,6 @@ def _blocks(
     return jnp.moveaxis(x, axis + 1, 0)
 
   return tuple(None if x is None else split(x, a) for x, a in zip(arrays, axes, strict=True))
-
-
-def _attend(
-  q_BxQxHxd: jax.Array,
-  own: KeyValues,
-  shared: KeyValues | None,
-  *,
-  scale: float,
-  cap: float,
-  sink_H: jax.Array | None,
-) -> jax.Array:
-  B, Q, H, d = q_BxQxHxd.shape
-  P = len(shared.mask) if shared is not None else B
-  K = jax.tree.leaves(own.k)[0].shape[1]
-  q = q_BxQxHxd.reshape(P, B // P, Q, K, H // K, d) * (scale or d**-0.5)
-  parts = [_own(q, own, cap)] + ([] if shared is None else [_shared(q, shared, cap)])
-  # Two-part softmax: statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
-  top = parts[0][0] if shared is None else jnp.maximum(parts[0][0], parts[1][0])
-  if sink_H is not None:
-    sink = sink_H.astype(jnp.float32).reshape(1, 1, K, 1, H // K)
-    top = jnp.maximum(top, sink)
-  top = jax.lax.stop_gradient(top)
-  total, out = (0.0 if sink_H is None else jnp.exp(sink - top)), 0.0
-  for _, weighted_sum in parts:
-    weight_sum, value = weighted_sum(top)
-    total, out = total + weight_sum, out + value
-  out = out / total[..., None]
-  out = out.astype(q_BxQxHxd.dtype)  # [P, G, K, Q, R, d]
-  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, -1)
 
 
 def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
