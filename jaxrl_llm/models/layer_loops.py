@@ -157,7 +157,4 @@ def _select_masks(masks: list[LayerMasks], block: Block) -> Callable:
 
 def stack_weights(weights_L: Sequence[Params], dtype: str) -> Params:
   """One tree of arrays [layers, …], with matrices cast to the dtype of their products."""
-  is_quantized = lambda x: isinstance(x, linear.Quantized)  # noqa: E731
-  cast = lambda x: x if is_quantized(x) or x.ndim == 1 else x.astype(dtype)  # noqa: E731
-  weights_L = jax.tree.map(cast, weights_L, is_leaf=is_quantized)
-  return jax.tree.map(lambda *x_L: jnp.stack(x_L), *weights_L)
+  return jax.tree.map(lambda *x_L: jnp.stack(x_L), *(linear.cast(w, dtype) for w in weights_L))

@@ -117,6 +117,13 @@ def quantize(kernel: jax.Array, dtype: str) -> Kernel:
   return Quantized(data.astype(dtype), scale)
 
 
+def cast(weights: Params, dtype: str) -> Params:
+  """Weights with matrices in the dtype of their products; vectors and quantized kernels stay."""
+  is_quantized = lambda x: isinstance(x, Quantized)  # noqa: E731
+  change = lambda x: x if is_quantized(x) or x.ndim == 1 else x.astype(dtype)  # noqa: E731
+  return jax.tree.map(change, weights, is_leaf=is_quantized)
+
+
 def read_kernel(kernel: Kernel, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array | None]:
   """(numbers in `dtype` [..., D, F], scale [..., F] or None).
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import decoder, linear
 from jaxrl_llm.types import ModelConfig, Params
 
 # From logits [B, C, V] and arrays [B, C] to arrays [B, C].
@@ -59,16 +59,8 @@ def token_logp(
       found += (jnp.exp(2 * (frozen - total_BxC[..., None])).sum(-1),)
     return found
 
-  return over_logits(
-    pick,
-    config,
-    params,
-    hidden_BxTxD,
-    targets_BxT,
-    chunk_tokens=chunk_tokens,
-    dtype=dtype,
-    used=used,
-  )
+  chunks = functools.partial(over_logits, chunk_tokens=chunk_tokens, dtype=dtype, used=used)
+  return chunks(pick, config, params, hidden_BxTxD, targets_BxT)
 
 
 @jax.custom_jvp
@@ -121,14 +113,14 @@ def over_logits(
   are 0.
   """
   B, T, _ = hidden_BxTxD.shape
-  rows, tokens = (
-    sharding.axes_that_divide(sharding.UPDATE_ROWS, B),
-    sharding.axes_that_divide(sharding.TOKENS, T),
-  )
+  rows = sharding.axes_that_divide(sharding.UPDATE_ROWS, B)
+  tokens = sharding.axes_that_divide(sharding.TOKENS, T)
   head_params = {name: params[name] for name in (('embed',) if config.tied else ('head',))}
   local = functools.partial(_chunked, fn, config, chunk_tokens, dtype)
   if not rows + tokens:
     return local(head_params, used, hidden_BxTxD, *columns)
+  # The head and its gradient cross links in the dtype of the products.
+  head_params = linear.cast(head_params, dtype)
   spec = PartitionSpec(rows or None, tokens or None)
   if tokens:  # each device holds a part of the columns, and runs as many chunks as the others
     used = None
@@ -166,21 +158,58 @@ def _chunked(
     x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
     return x.reshape(B, chunks, width, *x.shape[2:]).swapaxes(0, 1)
 
-  @jax.checkpoint
-  def chunk(pieces):
-    hidden_BxCxD, *columns = pieces
+  def of_chunk(params, hidden_BxCxD, *columns):
     return fn(decoder.head(config, params, hidden_BxCxD, dtype), *columns)
 
-  def chunk_if_used(numbered):
-    number, *pieces = numbered
-    blank = lambda pieces: jax.tree.map(  # noqa: E731
-      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk, pieces)
-    )
-    return jax.lax.cond(number * width < used, chunk, blank, pieces)
-
-  pieces = tuple(map(split, (hidden_BxTxD, *columns)))
-  if used is None:
-    out = jax.lax.map(chunk, pieces)
-  else:
-    out = jax.lax.map(chunk_if_used, (jnp.arange(chunks), *pieces))
+  hidden, *columns = map(split, (hidden_BxTxD, *columns))
+  count = jnp.int32(chunks) if used is None else -(-used // width)
+  out = _over_chunks(of_chunk, params, count, hidden, tuple(columns))
   return tuple(x.swapaxes(0, 1).reshape(B, chunks * width)[:, :T] for x in out)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _over_chunks(
+  fn: Callable[..., tuple[jax.Array, ...]],
+  params: Params,
+  count: jax.Array,
+  hidden_NxBxCxD: jax.Array,
+  columns: tuple[jax.Array, ...],
+) -> tuple[jax.Array, ...]:
+  """fn(params, hidden, *columns) of the first `count` [] of N chunks, arrays [N, …] that are 0 for the others.
+
+  The backward pass computes each chunk again, and has one gradient of `params`, to which each chunk adds. Columns have
+  no gradient. A loop that JAX differentiates would keep a copy of `params` for each chunk that may be skipped.
+  """
+  shapes = jax.eval_shape(fn, params, hidden_NxBxCxD[0], *(x[0] for x in columns))
+  start = tuple(jnp.zeros((len(hidden_NxBxCxD), *x.shape), x.dtype) for x in shapes)
+
+  def body(n, total):
+    found = fn(params, hidden_NxBxCxD[n], *(x[n] for x in columns))
+    return tuple(x.at[n].set(new) for x, new in zip(total, found, strict=True))
+
+  return jax.lax.fori_loop(0, count, body, start)
+
+
+def _over_chunks_forward(fn, *inputs):
+  return _over_chunks(fn, *inputs), inputs
+
+
+def _over_chunks_backward(fn, inputs, gradient):
+  params, count, hidden_NxBxCxD, columns = inputs
+
+  def body(n, total):
+    chunk = lambda params, hidden: fn(params, hidden, *(x[n] for x in columns))  # noqa: E731
+    of_params, of_hidden = jax.vjp(chunk, params, hidden_NxBxCxD[n])[1](
+      tuple(x[n] for x in gradient)
+    )
+    return jax.tree.map(jnp.add, total[0], of_params), total[1].at[n].set(of_hidden)
+
+  # Chunks add up in float32, also to the gradient of weights in bfloat16.
+  wide = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+  zeros = jax.tree.map(wide, params), jnp.zeros_like(hidden_NxBxCxD)
+  of_params, of_hidden = jax.lax.fori_loop(0, count, body, zeros)
+  of_params = jax.tree.map(lambda total, x: total.astype(x.dtype), of_params, params)
+  return of_params, None, of_hidden, None
+
+
+_over_chunks.defvjp(_over_chunks_forward, _over_chunks_backward)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_llm.models import decoder, logprob
 from jaxrl_llm.types import ModelConfig
@@ -53,3 +55,36 @@ def test_without_top_no_top_k_is_computed():
     )
   )
   assert 'top_k' in traced(5) and 'top_k' not in traced(0)
+
+
+def _large_head(tied: bool):
+  """A model whose head is larger than the logits of a chunk: 16 chunks of 128 tokens where columns may be skipped."""
+  model = dataclasses.replace(MODEL, vocab=2000, width=256, tied=tied)
+  params = decoder.init(model, 0)
+  hidden_BxTxD = jax.random.normal(jax.random.key(1), (1, 2048, 256))
+  return model, params, hidden_BxTxD, jax.random.randint(jax.random.key(2), (1, 2048), 0, 2000)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_chunks_have_one_gradient_of_the_head_and_keep_no_copies_of_it(tied, dtype):
+  model, params, hidden, targets = _large_head(tied)
+
+  def loss(params, hidden, used, chunk_tokens):
+    logp, entropy = logprob.token_logp(
+      model, params, hidden, targets, temperature=0.7, chunk_tokens=chunk_tokens, dtype=dtype,
+      used=used, entropy_gradient=True,
+    )  # fmt: skip
+    return (jnp.where(jnp.arange(2048) < 300, jnp.sin(logp) + 0.1 * entropy, 0)).sum()
+
+  slope = jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=3)
+  whole = slope(params, hidden, None, 2048)
+  tolerance = 1e-5 if dtype == 'float32' else 0.02
+  for used, chunk_tokens in ((jnp.int32(300), 512), (jnp.int32(2048), 200), (None, 512)):
+    parts = slope(params, hidden, used, chunk_tokens)
+    for one, all_at_once in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+      scale = np.abs(all_at_once).max() + 1e-30
+      np.testing.assert_allclose(one / scale, all_at_once / scale, atol=tolerance)
+  compiled = slope.lower(params, hidden, jnp.int32(300), 512).compile()
+  head_bytes, logits_bytes = 4 * 2000 * 256, 4 * 2000 * 128
+  assert compiled.memory_analysis().temp_size_in_bytes < 4 * (head_bytes + logits_bytes)
