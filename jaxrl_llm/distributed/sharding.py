@@ -261,21 +261,49 @@ def expert_specs(params: Params, mesh: Mesh, rules: Rules = RULES) -> Params:
 
 
 def layer_gather(mesh: Mesh, rules: Rules = RULES) -> Callable[[Params], Params] | None:
-  """A function that constrains a layer's weights to `decode_layout`; None if rows are on one device.
+  """A function that lays out a layer's weights as `decode_layout`; None if rows are on one device.
 
-  Each layer is then gathered just before its use and freed after it. Without the constraint the compiler may exchange
-  the rows, which are many times as large. arXiv:1910.02054 (ZeRO), arXiv:2304.11277 (FSDP).
+  Each layer is then gathered just before its use and freed after it; its gradient is scattered into `layout` where it
+  arises. Without the constraints the compiler may exchange the rows, which are many times as large, or keep gradients
+  of all layers whole. arXiv:1910.02054 (ZeRO), arXiv:2304.11277 (FSDP).
   """
   if rows_shards(mesh, UPDATE_ROWS) == 1:
     return None
 
   def gather(layer: Params) -> Params:
-    current_mesh = jax.sharding.get_abstract_mesh()
-    placed = decode_layout(layer, mesh, rules)
-    shardings = jax.tree.map(lambda s: NamedSharding(current_mesh, s.spec), placed)
-    return jax.lax.with_sharding_constraint(layer, shardings)
+    whole, parts = decode_layout(layer, mesh, rules), layout(layer, mesh, rules)
+    return jax.tree.map(_gathered, layer, _on_current_mesh(whole), _on_current_mesh(parts))
 
   return gather
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(x: jax.Array, whole: NamedSharding, part: NamedSharding) -> jax.Array:
+  """x laid out as `whole`; its gradient is laid out as `part`."""
+  del part
+  return jax.lax.with_sharding_constraint(x, whole)
+
+
+def _scatter(whole: NamedSharding, part: NamedSharding, _, gradient: jax.Array) -> tuple[jax.Array]:
+  # The sum over devices, then each device's part of it: together they are one reduce-scatter.
+  gradient = jax.lax.with_sharding_constraint(gradient, whole)
+  return (jax.lax.with_sharding_constraint(gradient, part),)
+
+
+_gathered.defvjp(lambda x, whole, part: (_gathered(x, whole, part), None), _scatter)
+
+
+def keep_layout(params: Params, mesh: Mesh, rules: Rules = RULES) -> Params:
+  """Arrays like parameters, such as their gradients, constrained to `layout`; unchanged if rows are on one device."""
+  if rows_shards(mesh, UPDATE_ROWS) == 1:
+    return params
+  shardings = _on_current_mesh(layout(params, mesh, rules))
+  return jax.lax.with_sharding_constraint(params, shardings)
+
+
+def _on_current_mesh(shardings: Params) -> Params:
+  mesh = jax.sharding.get_abstract_mesh()
+  return jax.tree.map(lambda s: NamedSharding(mesh, s.spec), shardings)
 
 
 def free_axes() -> set[str]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import objective
+from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import demonstration_loss
 from jaxrl_llm.learner.microbatch import (
   Microbatch,
@@ -191,6 +192,7 @@ def gradient(
   """The gradient of the loss and its sums, microbatch by microbatch; sums named *_max are maxima."""
   noise = state.activation_noise
   trained = Gradient(state.params, None if noise is None else noise.log_sigma_L)
+  mesh, rules = spec.layout.mesh, spec.layout.rules
 
   def add(total, microbatch, target):
 
@@ -203,11 +205,11 @@ def gradient(
     summed = {
       k: jnp.maximum(v, sums[k]) if k.endswith('_max') else v + sums[k] for k, v in total[1].items()
     }
-    return jax.tree.map(jnp.add, total[0], grads), summed
+    return jax.tree.map(jnp.add, total[0], sharding.keep_layout(grads, mesh, rules)), summed
 
-  zeros = jax.tree.map(jnp.zeros_like, trained), {k: jnp.float32(0) for k in _SUMS}
+  zeros = sharding.keep_layout(jax.tree.map(jnp.zeros_like, trained), mesh, rules)
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
-  return over_rows(spec, packed, target, add, zeros)
+  return over_rows(spec, packed, target, add, (zeros, {k: jnp.float32(0) for k in _SUMS}))
 
 
 def microbatch_loss(
