@@ -21,7 +21,7 @@ from jaxrl_llm.config import extras, validation
 from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import device_memory, empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import check_objective, check_rows, make_spec
 from jaxrl_llm.learner.step_spec import StepSpec
@@ -224,7 +224,7 @@ def measure(spec: StepSpec, survival_T: np.ndarray | None = None) -> JsonObject:
     dtype=spec.model.dtype,
     versions={n: importlib.metadata.version(n) for n in ('jax', 'libtpu')},
     parameters=sum(x.size for x in jax.tree.leaves(train_state.abstract_sampling_weights(spec))),
-    state_bytes=roofline_lib.bytes_per_device(train_state.abstract_state(spec)),
+    state_bytes=device_memory.state_bytes(spec),
     hbm_gib=limit,
     fits=not fused.oom,
     headroom_gib=_headroom(fused, limit),

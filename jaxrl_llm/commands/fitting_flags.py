@@ -11,8 +11,8 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config.schema import Config, replace
 from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.learner import device_memory
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.profiling import roofline
 from jaxrl_llm.runner import memory
 from jaxrl_llm.types import JsonObject, UserError
 
@@ -75,13 +75,13 @@ def _too_large(name: str, before: StepSpec, after: StepSpec, message: str) -> bo
     return False
   used, limit = (float(numbers[i]) * _UNITS[numbers[i + 1]] for i in (1, 3))
   if name == 'generate':
-    return used - 2 * (roofline.ring_bytes(before) - roofline.ring_bytes(after)) > limit
+    return used - 2 * (device_memory.ring_bytes(before) - device_memory.ring_bytes(after)) > limit
   if (
     after.update.attention is not before.update.attention
     or after.update.remat != before.update.remat
   ):
     return False
-  state = memory.state_bytes(before)
+  state = device_memory.state_bytes(before)
   share = after.update.packing.bins / before.update.packing.bins
   return state + (used - state) * share > limit
 

@@ -16,9 +16,9 @@ from jaxrl_llm.config.schema import Config, replace, typed
 from jaxrl_llm.config.validation import ConfigLike
 from jaxrl_llm.distributed import hardware, sharding, slices
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.learner import device_memory
 from jaxrl_llm.learner.step_spec import StepSpec, full_bins
-from jaxrl_llm.profiling import lengths, roofline, step_estimate
+from jaxrl_llm.profiling import lengths, step_estimate
 from jaxrl_llm.runner.memory import layouts
 from jaxrl_llm.types import JsonObject, UserError
 
@@ -99,7 +99,7 @@ def measure(
     rows=rows,
     microbatch_tokens=packing_spec.bins * packing_spec.tokens,
     hbm_gib=hardware.HBM_GIB.get(device.device_kind),
-    state_gib=roofline.bytes_per_device(train_state.abstract_state(spec)) / _GIB,
+    state_gib=device_memory.state_bytes(spec) / _GIB,
   )
   if result['hbm_gib'] and result['state_gib'] > result['hbm_gib']:
     return result | dict(oom='weights and optimizer alone do not')

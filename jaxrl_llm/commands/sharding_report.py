@@ -35,6 +35,9 @@ class Device:
   process_index: int = 0
   slice_index: int = 0
 
+  def memory_stats(self) -> None:
+    """What is in use is not known."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:

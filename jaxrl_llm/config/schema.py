@@ -48,8 +48,9 @@ class LearnerConfig(Section):
   microbatch_tokens: int = 0
   # recompute layer activations in the backward pass: True, False, or auto = not on CPU
   remat: bool | str = 'auto'
-  # xla, or on TPUs splash: a kernel that computes no masked scores and writes none to memory
-  attention: str = 'xla'
+  # xla, or on TPUs splash: a kernel that computes no masked scores and writes none to memory; auto = splash on TPUs
+  # for completions of 2,048 tokens or more, where it goes with the model and the mesh
+  attention: str = 'auto'
   quantize: bool = False  # the forward pass reads kernels rounded as in rollout.weights_dtype
   # tokens of a mixture go to the experts that were chosen while sampling (R3)
   replay_experts: bool = False
@@ -67,7 +68,7 @@ class NgramConfig(Section):
 class RolloutConfig(Section):
   """How completions are sampled."""
 
-  # rows decoded at once; 0 = all. A finished row hands its slot to the next in the queue
+  # rows decoded at once; 0 = all for which there is memory. A finished row hands its slot to the next in the queue
   slots: int = 0
   queue_order: Stage = stage('fifo')  # order of the rows that wait for a slot
   length_schedule: Stage = stage('constant')  # tokens that a completion may have, by step

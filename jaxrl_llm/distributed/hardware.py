@@ -139,6 +139,14 @@ def dcn_seconds(device_kind: str, size: float) -> float | None:
   return None if host is None else size * host.chips / host.dcn_bandwidth
 
 
+def memory_bytes(device: jax.Device) -> float | None:
+  """Bytes that programs may use on a device; None where that is not known, as on a CPU."""
+  if device.platform == 'gpu' and (stats := device.memory_stats()):
+    return stats.get('bytes_limit')
+  gib = HBM_GIB.get(device.device_kind)
+  return None if gib is None else gib * 2**30
+
+
 def compiler_options(device: jax.Device) -> dict[str, str]:
   """XLA's options for programs of a device, without those that LIBTPU_INIT_ARGS sets."""
   if device.platform != 'tpu':

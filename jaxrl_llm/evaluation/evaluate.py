@@ -38,7 +38,7 @@ from jaxrl_llm.config.schema import SamplingConfig
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.evaluation.levels import levels
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import device_memory, empty_records
 from jaxrl_llm.learner.step_spec import StepSpec, evaluation_spec, trained_weights_spec
 from jaxrl_llm.rollout import prompt_prefix
 from jaxrl_llm.rollout.sampling import TokenFilter
@@ -139,10 +139,11 @@ def _make_sampler(
   # An environment's first observation changes prompts, which may then begin otherwise.
   tokens = table.tokens if episodes is None else ()
   prefix = prompt_prefix.shared_tokens(tokens, spec.layout.mesh.devices.flat[0].platform)
-  spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix))
   shards, count = sharding.rows_shards(spec.layout.mesh), len(table.rows)
   batches = -(-count // max(_BATCH_ROLLOUTS // (1 + samples), shards)) or 1
   size = -(-count // (batches * shards)) * shards
+  spec = spec._replace(layout=spec.layout._replace(prefix_tokens=prefix, prompts=size))
+  spec = device_memory.with_slots_that_fit(spec)
   return _Sampler(programs.compile_generate(spec), spec, table, decode, episodes, size)
 
 

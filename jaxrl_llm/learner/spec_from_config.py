@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
-from jaxrl_llm.config.schema import Config, typed
+from jaxrl_llm.config.schema import Config, replace, typed
 from jaxrl_llm.config.stages import active, pick
 from jaxrl_llm.distributed import sharding, slices
-from jaxrl_llm.learner import inner_steps, lora, precision
+from jaxrl_llm.learner import device_memory, inner_steps, lora, precision
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.learner.step_spec import (
@@ -50,6 +50,8 @@ _TOKENS, _CPU_TOKENS = 8192, 256
 # Tokens of a bin where rows are short, and where a group is: attention costs by the bin, a split group a second prompt.
 _SHORT_BIN, _CPU_SHORT_BIN, _WHOLE_GROUP = 256, 192, 512
 _CPU_HALVINGS = 2
+# Tokens from which scores of all pairs would fill the memory; by counting, not measured.
+_LONG_COMPLETION = 2048
 _BIN_ROWS = 64  # of a bin, at most where groups are smaller, so that arrays by row stay small
 
 
@@ -103,7 +105,9 @@ def make_spec(
   model = positions.for_context(model, config.prompt_tokens + config.completion_tokens)
   dtype = precision.compute_dtype(config, _on_cpu(mesh))
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
-  compatibility.check(config, _facts(config, method) | _model_facts(mesh, model, teacher))
+  facts = _facts(config, method) | _model_facts(mesh, model, teacher)
+  config = replace(config, {'learner.attention': _attention(config, mesh, facts)})
+  compatibility.check(config, facts)
   _check_mesh(config, model, mesh)
   reuse = pick(successes, config.replay.reuse, 'replay.reuse')()
   group = config.rollouts + (reuse.count if reuse else 0)
@@ -117,7 +121,7 @@ def make_spec(
     weights_dtype=precision.sampling_dtype(config, dtype),
     head_chunk_tokens=config.objective.head_chunk_tokens,
   )
-  return StepSpec(
+  spec = StepSpec(
     model=model_spec,
     rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, _on_cpu(mesh))._replace(
       greedy_first=method.needs_greedy
@@ -137,6 +141,7 @@ def make_spec(
     ),
     seed=config.seed,
   )
+  return device_memory.with_slots_that_fit(spec)
 
 
 def _on_cpu(mesh: jax.sharding.Mesh) -> bool:
@@ -302,6 +307,21 @@ def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> 
     )
 
 
+def _attention(config: Config, mesh: jax.sharding.Mesh, facts: JsonObject) -> str:
+  """config.learner.attention, with 'auto' decided: the kernel on TPUs for long rows, where it goes with the rest."""
+  if config.learner.attention != 'auto':
+    return config.learner.attention
+  # A group shares its prompt in XLA's attention, which pays where prompts are the longer part.
+  is_long = config.completion_tokens >= max(_LONG_COMPLETION, config.prompt_tokens)
+  if mesh.devices.flat[0].platform != 'tpu' or not is_long:
+    return 'xla'
+  try:
+    compatibility.check(replace(config, {'learner.attention': 'splash'}), facts)
+  except UserError:
+    return 'xla'
+  return 'splash'
+
+
 def _kernel(config: Config, mesh: jax.sharding.Mesh) -> Callable[..., jax.Array] | None:
   """The kernel of the update's attention. Raises UserError for one that these devices cannot run."""
   name, platform = config.learner.attention, mesh.devices.flat[0].platform
@@ -309,7 +329,7 @@ def _kernel(config: Config, mesh: jax.sharding.Mesh) -> Callable[..., jax.Array]
   if name == 'xla':
     return None
   if name != 'splash':
-    raise UserError(f'{flag} is unknown; choose one of: xla, splash.')
+    raise UserError(f'{flag} is unknown; choose one of: auto, xla, splash.')
   if platform not in ('tpu', 'cpu'):
     raise UserError(f"{flag} is a kernel for TPUs, and this is a {platform}; set it to 'xla'.")
   return functools.partial(splash.attend, interpret=platform == 'cpu')

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.learner import device_memory
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.models import linear
 from jaxrl_llm.profiling import hlo_update
-from jaxrl_llm.rollout import carried_kv, slot_loop
-from jaxrl_llm.types import JsonObject, Params
+from jaxrl_llm.rollout import slot_loop
+from jaxrl_llm.types import JsonObject
 
 
 class DecodeIteration(NamedTuple):
@@ -31,15 +28,9 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   """Memory reads and operations of one decode iteration, with a ring of `cache_bytes` on a device."""
   model, settings, layout = spec.model.config, spec.rollout.decode, spec.layout
   rows = settings.slots or layout.prompts * settings.rollouts
-  params = train_state.abstract_sampling_weights(spec)
-  if not model.tied:
-    params.pop('embed')  # an iteration reads only a few rows of it
-  quantize = functools.partial(
-    linear.quantize_params, kernels=spec.model.weights_dtype, others=settings.dtype
-  )
-  quantized_params = jax.eval_shape(quantize, params)
-  shardings = sharding.decode_layout(quantized_params, layout.mesh, layout.rules)
-  weight_bytes = bytes_per_device(_with_shardings(quantized_params, shardings))
+  # An iteration reads only a few rows of an embedding that is not the head, too.
+  unread = () if model.tied else ('embed',)
+  weight_bytes = device_memory.sampling_weight_bytes(spec, unread)
   weights = hlo_update.weights_per_token(model) + model.vocab * model.width
   used = weights / layout.mesh.shape['tensor']
   # If all rows of a prompt have slots, its cache is read once; otherwise once for each slot.
@@ -53,17 +44,6 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   attention = hlo_update.attention_flops(model, cached=True) * keys
   flops = (2 * used + attention) * (rows // sharding.rows_shards(layout.mesh))
   return DecodeIteration(rows, weight_bytes, cache_bytes, prompt_cache_bytes, flops)
-
-
-def ring_bytes(spec: StepSpec) -> float:
-  """Bytes of the keys and values of all slots on one device."""
-  settings, layout = spec.rollout.decode, spec.layout
-  cache = jax.eval_shape(
-    lambda: carried_kv.empty(spec.model.config, settings, layout.prompts).cache
-  )
-  cache_bytes = bytes_per_device(_with_shardings(cache, sharding.cache_layout(cache, layout.mesh)))
-  rows = layout.prompts * settings.rollouts
-  return cache_bytes * (settings.slots or rows) / rows
 
 
 def prefill_flops(spec: StepSpec) -> float:
@@ -87,7 +67,7 @@ def report(spec: StepSpec) -> JsonObject:
   """
   device, size = spec.layout.mesh.devices.flat[0], spec.layout.mesh.size
   chip, update = hardware.CHIPS.get(device.device_kind), hlo_update.update_flops(spec)
-  iteration = decode(spec, ring_bytes(spec))
+  iteration = decode(spec, device_memory.ring_bytes(spec))
   read_bytes = iteration.weight_bytes + iteration.cache_bytes + iteration.prompt_cache_bytes
   prefill = prefill_flops(spec) / size
   result = dict(
@@ -105,17 +85,3 @@ def report(spec: StepSpec) -> JsonObject:
     )
     result['prefill']['seconds'] = prefill / chip.flops
   return result
-
-
-def bytes_per_device(tree: Params) -> int:
-  """Bytes on each device of a tree of ShapeDtypeStructs with shardings."""
-  return sum(
-    int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
-  )
-
-
-def _with_shardings(shapes: Params, shardings: Params) -> Params:
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
-  )

@@ -12,9 +12,8 @@ from jax.sharding import AbstractMesh
 
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.learner import device_memory
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.profiling import roofline
 from jaxrl_llm.types import ModelConfig, UserError
 
 _GIB = 2**30
@@ -24,8 +23,8 @@ Changes = dict[str, int | str | bool]  # fields of the configuration, and their 
 def check_state(config: Config, spec: StepSpec) -> None:
   """Raises UserError where weights and optimizer alone are larger than a device, with a mesh that holds them."""
   device = spec.layout.mesh.devices.flat[0]
-  limit = device_bytes(spec)
-  size = state_bytes(spec)
+  limit = hardware.memory_bytes(device)
+  size = device_memory.state_bytes(spec)
   if limit is None or size <= limit:
     return
   raise UserError(
@@ -33,15 +32,6 @@ def check_state(config: Config, spec: StepSpec) -> None:
     f'{sharding.describe(spec.layout.mesh.shape)}), and a {device.device_kind} has {limit / _GIB:.1f}; '
     f'{_larger_mesh(config, spec, limit)}.'
   )
-
-
-def device_bytes(spec: StepSpec) -> float | None:
-  """Bytes that programs may use on each device; None where that is not known, as on a CPU."""
-  device = spec.layout.mesh.devices.flat[0]
-  if device.platform == 'gpu' and (stats := device.memory_stats()):
-    return stats.get('bytes_limit')
-  gib = hardware.HBM_GIB.get(device.device_kind)
-  return None if gib is None else gib * _GIB
 
 
 def _larger_mesh(config: Config, spec: StepSpec, limit: float) -> str:
@@ -70,7 +60,7 @@ def _meshes_with_room(
     mesh = cast(jax.sharding.Mesh, shape)  # its shape alone is read
     rows = config.prompts // config.learner.minibatches
     resized = spec._replace(layout=spec.layout._replace(mesh=mesh))
-    if rows % sharding.rows_shards(mesh) == 0 and state_bytes(resized) <= limit:
+    if rows % sharding.rows_shards(mesh) == 0 and device_memory.state_bytes(resized) <= limit:
       yield sizes
 
 
@@ -117,7 +107,7 @@ def smaller_updates(config: Config, spec: StepSpec) -> Iterator[Changes]:
     bins //= 2
   on_tpu = spec.layout.mesh.devices.flat[0].platform == 'tpu'
   whole_rows = spec.layout.mesh.shape['context'] == 1 and not spec.model.config.window
-  if on_tpu and whole_rows and config.learner.attention == 'xla':
+  if on_tpu and whole_rows and spec.update.attention is None:
     yield changes | {'learner.attention': 'splash'}
 
 
@@ -125,7 +115,7 @@ def smaller_rollouts(config: Config, spec: StepSpec) -> Iterator[Changes]:
   """Settings with which sampling needs less and less memory: fewer slots, rounded keys, weights cut over tensor."""
   layout, changes = spec.layout, Changes()
   shards = sharding.rows_shards(layout.mesh)
-  local = (config.rollout.slots or layout.prompts * config.rollouts) // shards // 2
+  local = (spec.rollout.decode.slots or layout.prompts * config.rollouts) // shards // 2
   while local:
     changes['rollout.slots'] = local * shards
     yield dict(changes)
@@ -162,8 +152,3 @@ def _options(choices: Iterable[Changes]) -> str:
       texts.append(flags(new))
       names |= set(new)
   return ', '.join(texts) or 'a larger config.mesh or a smaller config.model'
-
-
-def state_bytes(spec: StepSpec) -> int:
-  """Bytes of weights, optimizer and the rest of the train state on each device."""
-  return roofline.bytes_per_device(train_state.abstract_state(spec))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import data
+from jaxrl_llm.commands import sharding_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import microbatch
@@ -128,7 +129,7 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
 @pytest.mark.parametrize(
   'attend, model, mesh, message',
   [
-    ('flash', {}, {}, 'is unknown; choose one of: xla, splash'),
+    ('flash', {}, {}, 'is unknown; choose one of: auto, xla, splash'),
     ('splash', dict(window=4, sliding=(True, False)), {}, 'a model with window=4'),
     ('splash', {}, dict(context=2), 'config.mesh.context=2'),
   ],
@@ -136,3 +137,22 @@ def test_log_probabilities_and_gradients_of_the_update_are_those_without_the_ker
 def test_unsupported_settings_are_refused(attend, model, mesh, message):
   with pytest.raises(UserError, match=f"config.learner.attention='{attend}' .*{message}"):
     spec(attend, dataclasses.replace(MODEL, **model), **mesh)
+
+
+def test_auto_is_the_kernel_on_tpus_for_long_completions_that_it_can_read():
+  def chosen(model=MODEL, kind='TPU v5 lite', tokens=2048, prompt=100, **mesh):
+    c = configs.default()
+    c.prompts, c.rollouts, c.prompt_tokens, c.completion_tokens = 16, 2, prompt, tokens
+    c.mesh.update(mesh)
+    platform = 'tpu' if kind.startswith('TPU') else 'gpu'
+    devices = [sharding_report.Device(i, platform, kind) for i in range(4)]
+    model = dataclasses.replace(model, max_tokens=10_000)
+    step_spec = make_spec(c, model, (3,), sharding.make_mesh(c.mesh, devices))
+    assert step_spec.update.packing.shares_prompt == (step_spec.update.attention is None)
+    return 'xla' if step_spec.update.attention is None else 'splash'
+
+  assert chosen() == 'splash'
+  assert chosen(tokens=2047) == chosen(prompt=2049) == chosen(kind='NVIDIA H200') == 'xla'
+  assert chosen(dataclasses.replace(MODEL, window=4, sliding=(True, False))) == 'xla'
+  assert chosen(dataclasses.replace(MODEL, sinks=True)) == 'xla'
+  assert chosen(context=2) == 'xla' and chosen(tensor=2) == 'splash'

@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware, sharding
+from jaxrl_llm.learner import device_memory
 from jaxrl_llm.profiling import hlo_update, roofline
 
 CHIP = hardware.Chip(flops=1e9, memory_bandwidth=1e6, link_bandwidth=1e6)
@@ -47,7 +48,7 @@ def test_a_decode_iteration_matches_the_compiled_roofline(monkeypatch, slots):
     / (2 if step_spec.rollout.decode.cache_dtype == 'bfloat16' else 1)
   )
   assert (
-    roofline.ring_bytes(step_spec) == ring
+    device_memory.ring_bytes(step_spec) == ring
   )  # keys and values, 2 layers, rows and heads of a device, float32
   report = roofline.report(step_spec)
   decode = dict(cache_bytes=ring, cache_shape=(1,), wire_bytes=0)
@@ -72,4 +73,4 @@ def test_an_unknown_chip_has_bytes_and_no_seconds():
 def test_bytes_of_one_device():
   step_spec = spec(dict(data=1, fsdp=4, tensor=2))
   tree = [jax.ShapeDtypeStruct((16, 3), 'bfloat16', sharding=sharding.rows(step_spec.layout.mesh))]
-  assert roofline.bytes_per_device(tree) == 4 * 3 * 2
+  assert device_memory.tree_bytes(tree) == 4 * 3 * 2

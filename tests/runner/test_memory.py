@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import jax
 import pytest
+import tpu_specs
 
 from jaxrl_llm import train
 from jaxrl_llm.commands import compile_report, fitting_flags, sharding_report
 from jaxrl_llm.config import loading as configs
-from jaxrl_llm.config import schema, validation
+from jaxrl_llm.config import schema
 from jaxrl_llm.distributed import hardware
+from jaxrl_llm.learner import device_memory
 from jaxrl_llm.runner import memory
 from jaxrl_llm.types import UserError
 
 MESSAGE = 'RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used {}G of 15.75G hbm.'
 
 
-def make(chips=16, kind='TPU v5 lite', **changes):
-  config = configs.default()
-  with config.ignore_type():
-    config.update(
-      dict(
-        model='scratch',
-        scratch=dict(width=128, layers=2, heads=4, kv_heads=4, mlp=256, max_tokens=1024),
-        prompts=64, rollouts=8, prompt_tokens=400, completion_tokens=113,
-      )
-      | changes
-    )  # fmt: skip
-  devices = [sharding_report.Device(i, device_kind=kind) for i in range(chips)]
-  config = validation.sized(config, devices)
-  return config, compile_report.make(config, devices), devices
+def make(**changes):
+  return tpu_specs.make(**dict(prompt_tokens=400, completion_tokens=113) | changes)
 
 
 def refusal(config, spec) -> str:
@@ -47,30 +37,30 @@ def again(config, flags, chips=16):
   changes = dict(flag.removeprefix('--config.').split('=') for flag in flags)
   values = {n: int(v) if v.lstrip('-').isdigit() else v for n, v in changes.items()}
   config = schema.replace(config, values)
-  devices = [sharding_report.Device(i, device_kind='TPU v5 lite') for i in range(chips)]
+  devices = [sharding_report.Device(i, device_kind=tpu_specs.V5E) for i in range(chips)]
   return config, compile_report.make(config, devices)
 
 
 def test_a_state_that_does_not_fit_names_a_mesh_that_holds_it(monkeypatch):
   config, spec, _ = make(mesh=dict(data=16, fsdp=1))
   memory.check_state(config, spec)
-  whole = memory.state_bytes(spec)
-  monkeypatch.setitem(hardware.HBM_GIB, 'TPU v5 lite', 0.2 * whole / 2**30)
+  whole = device_memory.state_bytes(spec)
+  monkeypatch.setitem(hardware.HBM_GIB, tpu_specs.V5E, 0.2 * whole / 2**30)
   text = refusal(config, spec)
   assert '(config.mesh: data 16), and a TPU v5 lite has' in text
   fits = again(config, typed(text))
-  assert memory.state_bytes(fits[1]) < 0.2 * whole
+  assert device_memory.state_bytes(fits[1]) < 0.2 * whole
   memory.check_state(*fits)
 
 
 def test_a_preset_that_does_not_fit_names_a_larger_slice(monkeypatch):
   config, spec, _ = make(mesh=dict(preset='v5e-16'))
-  parts = memory.state_bytes(spec)
-  monkeypatch.setitem(hardware.HBM_GIB, 'TPU v5 lite', 0.5 * parts / 2**30)
+  parts = device_memory.state_bytes(spec)
+  monkeypatch.setitem(hardware.HBM_GIB, tpu_specs.V5E, 0.5 * parts / 2**30)
   text = refusal(config, spec)
   assert 'no mesh of them has room, but v5e-64 has: type --topology=v5e-64' in text
   memory.check_state(*again(config, typed(text), 64))
-  monkeypatch.setitem(hardware.HBM_GIB, 'TPU v5 lite', 1e-9)
+  monkeypatch.setitem(hardware.HBM_GIB, tpu_specs.V5E, 1e-9)
   assert 'type --config.lora.rank=16' in refusal(config, spec)
 
 
