@@ -40,7 +40,7 @@ def _tier(path: pathlib.Path, test: str = '') -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
-    item.add_marker(_tier(item.path, getattr(item, 'originalname', None) or item.name))
+    item.add_marker(_tier(item.path, item.name))
   place = {name: i for i, name in enumerate(_FIRST)}
   items.sort(key=lambda item: place.get(item.path.name, len(place)))
 

@@ -1,6 +1,7 @@
 """Tiers of tests: host (numpy and text), jit (compiles), process (starts programs), slow (minutes; .ci/nightly alone).
 
-The longest matching path decides; a test, file or folder without an entry of its own has that of its parent.
+The longest matching path decides; one case of a test (`test[case]`), a test, file or folder without an entry of its own
+has that of its parent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ PATHS = {
   'checkpointing': 'process',
   'checkpointing/test_metrics_log.py': 'host',
   'checkpointing/test_safe_files.py': 'host',
+  'checkpointing/test_storage.py::test_a_run_killed_again_and_again_equals_an_uninterrupted_one[gs]': 'slow',
+  'checkpointing/test_storage.py::test_a_run_goes_on_after_the_network_was_gone': 'slow',
   'checkpointing/test_storage.py::test_processes_share_a_local_copy': 'slow',
   'commands': 'jit',
   'commands/test_compile_report.py': 'slow',
@@ -33,6 +36,8 @@ PATHS = {
   'distributed': 'jit',
   'distributed/test_cluster.py': 'host',
   'distributed/test_faults.py': 'process',
+  'distributed/test_faults.py::test_a_clock_set_forward_changes_nothing': 'slow',
+  'distributed/test_faults.py::test_a_killed_grader_changes_no_score': 'slow',
   'distributed/test_meshes.py': 'slow',
   'distributed/test_processes.py': 'process',
   'distributed/test_processes.py::test_a_run_resumes_on_eight_four_two_and_one_devices': 'slow',
@@ -51,11 +56,13 @@ PATHS = {
   'learner/test_turn_by_turn.py': 'slow',
   'learner/test_update_methods.py': 'slow',
   'models/test_bad_models.py': 'process',
+  'models/test_bad_models.py::test_a_hostile_tokenizer_is_found_by_the_probe[long]': 'slow',
   'models/test_families.py': 'slow',
   'models/test_family_runs.py': 'slow',
   'models/test_gguf_export.py': 'slow',
   'models/test_quantized.py': 'slow',
   'models/test_splash.py': 'slow',
+  'models/test_splash.py::test_auto_is_the_kernel_on_tpus_for_long_completions_that_it_can_read': 'jit',
   'monitoring': 'jit',
   'monitoring/test_alarms.py::test_alarms_do_not_change_a_run': 'slow',
   'monitoring/test_console.py': 'host',
@@ -80,6 +87,7 @@ PATHS = {
   'rollout/test_draft_verification.py': 'slow',
   'rollout/test_early_exit.py': 'slow',
   'rollout/test_halvings.py': 'slow',
+  'rollout/test_latents.py::test_trees_copy_rows_and_drafts_overwrite_columns': 'slow',
   'rollout/test_ngram_drafts.py': 'slow',
   'rollout/test_pruning.py': 'slow',
   'rollout/test_sliding.py': 'slow',
@@ -105,8 +113,11 @@ PATHS = {
   'test_style.py': 'host',
   'test_tiers.py': 'host',
   'test_train.py': 'process',
+  'test_train.py::test_a_broken_newest_checkpoint_is_skipped_for_the_one_before': 'slow',
   'test_train.py::test_hints_go_on_where_a_run_is_continued_and_replies_are_judged_with_them': 'slow',
   'test_train.py::test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run': 'slow',
+  'test_train.py::test_two_programs_are_the_one': 'slow',
+  'test_train.py::test_unfinished_groups_go_on_and_are_learned_from_once_whole[1]': 'slow',
   'test_train.py::test_votes_and_replays_go_on_where_a_finished_run_is_continued': 'slow',
   'test_train.py::test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued': 'slow',
   'test_wheel.py': 'slow',
@@ -114,9 +125,8 @@ PATHS = {
 
 
 def tier(path: str, test: str = '') -> str:
-  """The tier of a test file, by its path below tests/, or of its function `test`."""
-  if f'{path}::{test}' in PATHS:
-    return PATHS[f'{path}::{test}']
+  """The tier of a test file, by its path below tests/, or of its `test`: a function's name, or `name[case]`."""
   parts = path.split('/')
-  heads = ('/'.join(parts[:n]) for n in range(len(parts), -1, -1))
+  heads = [f'{path}::{test}', f'{path}::{test.partition("[")[0]}']
+  heads += ['/'.join(parts[:n]) for n in range(len(parts), -1, -1)]
   return next(PATHS[head] for head in heads if head in PATHS)

@@ -7,6 +7,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 import urllib.error
 import urllib.request
@@ -59,7 +60,11 @@ def test_wandb_continues_one_offline_run_of_a_folder(tmp_path, monkeypatch):
         tracked.log(step, row(step, 0.25, odd_name_of_a_metric=1.0))
   run_id = (tmp_path / 'wandb_id').read_text()
   files = sorted(tmp_path.glob(f'wandb/offline-run-*/run-{run_id}.wandb'))
-  assert files and all(b'odd_name_of_a_metric' in path.read_bytes() for path in files)
+  is_whole = lambda: all(b'odd_name_of_a_metric' in path.read_bytes() for path in files)  # noqa: E731
+  deadline = time.monotonic() + 30  # a process of wandb's writes the files, and may end them later
+  while not is_whole() and time.monotonic() < deadline:
+    time.sleep(0.1)
+  assert files and is_whole()
 
 
 @pytest.mark.parametrize('uri', ['', 'sqlite', 'file'])
