@@ -231,7 +231,7 @@ def measure(spec: StepSpec, survival_T: np.ndarray | None = None) -> JsonObject:
     parts={name: _sizes(part) for name, part in compiled_parts.items()},
     compile_s=sum(part.compile_s for part in compiled_parts.values()),
     decode=decode,
-    roofline=roofline(spec, decode[0]) if decode else None,
+    roofline=roofline(spec, decode[0], survival_T) if decode else None,
     learn=None if update.oom else update_report(spec, update.text, survival_T),
   )
   report['step'] = step_estimate.estimate(spec, report['roofline'], report['learn'], survival_T)
@@ -285,12 +285,15 @@ def decode_report(loop: hlo_decode.Loop) -> JsonObject:
   )
 
 
-def roofline(spec: StepSpec, decode: JsonObject) -> JsonObject | None:
+def roofline(
+  spec: StepSpec, decode: JsonObject, survival_T: np.ndarray | None = None
+) -> JsonObject | None:
   """An upper bound of tokens/s: rows / (max(bytes / bandwidth, flops / peak) + wire bytes / link bandwidth).
 
   Flops are two for each weight that a token uses, of experts those of its top k, and those of attention. Bytes are
-  weights as stored and sharded for decoding, the full ring cache, and the prompts' cache. Collectives wait for the
-  products before them, so their time adds; latency is left out. `overlapped_tokens_per_s` lets them overlap fully.
+  weights as stored and sharded for decoding, the share of the ring that is read at the expected lengths `survival_T`
+  (default: all tokens), and the prompts' cache. Collectives wait for the products before them, so their time adds;
+  latency is left out. `overlapped_tokens_per_s` lets them overlap fully.
   None for a device of unknown speed.
   """
   kind = spec.layout.mesh.devices.flat[0].device_kind
@@ -298,9 +301,12 @@ def roofline(spec: StepSpec, decode: JsonObject) -> JsonObject | None:
   if chip is None or not decode['cache_shape']:
     return None
   each = roofline_lib.decode(spec, decode['cache_bytes'])
+  if survival_T is None:
+    survival_T = lengths.at_cap(spec.rollout.decode.max_tokens)
+  ring_share = step_estimate.ring_share(spec, survival_T)
   seconds = {
     'weights': each.weight_bytes / chip.memory_bandwidth,
-    'cache': (each.cache_bytes + each.prompt_cache_bytes) / chip.memory_bandwidth,
+    'cache': (ring_share * each.cache_bytes + each.prompt_cache_bytes) / chip.memory_bandwidth,
     'links': decode['wire_bytes'] / chip.link_bandwidth,
     'compute': each.flops / chip.flops,
   }
@@ -313,6 +319,7 @@ def roofline(spec: StepSpec, decode: JsonObject) -> JsonObject | None:
     bound=max(seconds, key=lambda name: seconds[name]),
     ms_per_token={k: 1e3 * v for k, v in seconds.items()},
     rows=each.rows,
+    ring_share=ring_share,
     weight_bytes=each.weight_bytes,
     prompt_cache_bytes=each.prompt_cache_bytes,
     chip=chip._asdict(),

@@ -107,7 +107,7 @@ def measure(
     names = ('generate', 'sampling', 'roofline')
     result |= {name: previous[name] for name in names if name in previous}
   if 'generate' not in result:
-    result |= _measure_generation(spec)
+    result |= _measure_generation(spec, survival_T)
   if result['generate']['oom']:
     return result | dict(oom='generation does not')
   state, batch, *_ = compile_report.arguments(spec)
@@ -124,7 +124,7 @@ def measure(
   return result
 
 
-def _measure_generation(spec: StepSpec) -> JsonObject:
+def _measure_generation(spec: StepSpec, survival_T: np.ndarray | None) -> JsonObject:
   state, _, *inputs = compile_report.arguments(spec)
   part = compile_report.build(
     programs.compile_sample(spec), state._replace(carried=()), state.carried, *inputs
@@ -132,7 +132,7 @@ def _measure_generation(spec: StepSpec) -> JsonObject:
   result: JsonObject = dict(generate=_summary(part))
   if not part.oom:
     loop = compile_report.decode_report(compile_report.loops(spec, part.text)[0])
-    result['roofline'] = compile_report.roofline(spec, loop)
+    result['roofline'] = compile_report.roofline(spec, loop, survival_T)
     bound = result['roofline'] or {}
     names = ('cache_bytes', 'copied_bytes', 'weight_collectives', 'wire_bytes')
     result['sampling'] = dict(

@@ -102,6 +102,16 @@ _ROLLOUT = (
     'shards of rows that end apart wait forever for each other in the sums over this axis',
     'set --config.rollout.lockstep=True, or that axis to 1',
   ),
+  *_rows(
+    (Condition('rollout.attention', 'in', ('ragged',)),),
+    (
+      _NGRAM,
+      Condition('model.latent', label='a model with latent attention'),
+      Condition('model.chunked', label='a model with chunked attention'),
+    ),
+    'the kernel takes one query a row, and its keys are its youngest ones',
+    'set --config.rollout.attention=xla',
+  ),
 )
 
 _LEARNER = (
@@ -128,29 +138,19 @@ _LEARNER = (
     'the kernel needs all tokens of a row on one device',
     'set --config.mesh.context=1, or --config.learner.attention=xla',
   ),
-  Row(
-    _SPLASH,
-    Condition('model.window', label='a model with a sliding window'),
-    'the kernel attends to all earlier tokens of a row',
+  *_rows(
+    (_SPLASH,),
+    (
+      Condition('model.window', label='a model with a sliding window'),
+      Condition('model.sinks', label='a model with attention sinks'),
+    ),
+    'the kernel attends to all earlier tokens of a row, and its softmax has no sinks',
     'set --config.learner.attention=xla',
   ),
-  Row(
-    _SPLASH,
-    Condition('model.sinks', label='a model with attention sinks'),
-    'the softmax of the kernel has no sinks',
-    'set --config.learner.attention=xla',
-  ),
-  Row(
-    Condition('mesh.preset'),
-    Condition('mesh.data', 'not in', (1,)),
+  *_rows(
+    (Condition('mesh.preset'),),
+    (Condition('mesh.data', 'not in', (1,)), Condition('mesh.fsdp', 'not in', (-1,))),
     'the preset sets the sizes of data and fsdp',
-    _DEFAULT,
-  ),
-  Row(
-    Condition('mesh.preset'),
-    Condition('mesh.fsdp', 'not in', (-1,)),
-    'the preset sets the sizes of data and fsdp',
-    _DEFAULT,
   ),
 )
 

@@ -11,7 +11,7 @@ import ml_collections
 from jaxrl_llm.config.schema import Config, Section, Setting
 
 # Values that the config alone does not determine, by field: `objective.needs` (what the chosen functions need),
-# `rewards.batched`, `mesh.<axis>` of the real mesh, `model.experts`, `model.window`, `model.sinks`.
+# `rewards.batched`, `mesh.<axis>` of the real mesh, `model.<field>` of the policy.
 Facts = Mapping[str, Setting]
 
 

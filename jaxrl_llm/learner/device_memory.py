@@ -84,8 +84,9 @@ def with_slots_that_fit(spec: StepSpec) -> StepSpec:
   row = ring_bytes(spec) / rows
   if rows * row <= free:
     return spec
-  # With fewer slots than rows, each slot reads a copy of its prompt's keys.
-  slots = max(int(free / (row + prompts * shards / layout.prompts)), 1)
+  # With fewer slots than rows, XLA's attention reads a copy of its prompt's keys for each slot.
+  copy = 0 if rollout.decode.attend else prompts * shards / layout.prompts
+  slots = max(int(free / (row + copy)), 1)
   slots -= slots % _ALIGNED if slots > _ALIGNED else 0
   decode = rollout.decode._replace(slots=min(slots, rows) * shards)
   return spec._replace(rollout=rollout._replace(decode=decode))

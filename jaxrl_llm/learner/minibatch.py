@@ -111,15 +111,8 @@ def minibatch_targets(
     packed = pack(spec, batch).without_routes()
     reference_BxT, *_ = all_log_probs(spec, reference_weights(state), packed)
     policies = policies._replace(reference_BxT=reference_BxT)
-  target = objective.targets(
-    method,
-    batch,
-    spec.layout.group,
-    inputs.signal,
-    leverage_B,
-    spec.layout.slots_per_prompt,
-    policies,
-  )
+  group, slots = spec.layout.group, spec.layout.slots_per_prompt
+  target = objective.targets(method, batch, group, inputs.signal, leverage_B, slots, policies)
   if method.needs_versions:
     version_BxT = batch.rollout.version_BxT
     target = target.with_arrays(

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.config import compatibility
-from jaxrl_llm.config.schema import Config, replace, typed
+from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.config.stages import active, pick
 from jaxrl_llm.distributed import sharding, slices
-from jaxrl_llm.learner import device_memory, inner_steps, lora, precision
+from jaxrl_llm.learner import attention_kernels, device_memory, inner_steps, lora, precision
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.learner.step_spec import (
@@ -25,7 +25,7 @@ from jaxrl_llm.learner.step_spec import (
   StepSpec,
   UpdateSpec,
 )
-from jaxrl_llm.models import positions, splash
+from jaxrl_llm.models import positions
 from jaxrl_llm.objective import activation_noise, contracts, entropy_bonus, reference
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.replay import dynamic_sampling, successes
@@ -50,8 +50,6 @@ _TOKENS, _CPU_TOKENS = 8192, 256
 # Tokens of a bin where rows are short, and where a group is: attention costs by the bin, a split group a second prompt.
 _SHORT_BIN, _CPU_SHORT_BIN, _WHOLE_GROUP = 256, 192, 512
 _CPU_HALVINGS = 2
-# Tokens from which scores of all pairs would fill the memory; by counting, not measured.
-_LONG_COMPLETION = 2048
 _BIN_ROWS = 64  # of a bin, at most where groups are smaller, so that arrays by row stay small
 
 
@@ -75,7 +73,9 @@ def _model_facts(
   facts = {f'mesh.{axis}': mesh.shape[axis] for axis in ('context', 'expert', 'tensor')}
   window = max(model.window, teacher.window if teacher else 0)
   sinks = model.sinks or (teacher is not None and teacher.sinks)
-  return facts | {'model.experts': model.experts, 'model.window': window, 'model.sinks': sinks}
+  of_model = {name: getattr(model, name) for name in ('experts', 'latent', 'chunked')}
+  of_models = dict(window=window, sinks=sinks)
+  return facts | {f'model.{name}': value for name, value in (of_model | of_models).items()}
 
 
 def check_rows(config: Config, mesh: jax.sharding.Mesh) -> None:
@@ -106,7 +106,7 @@ def make_spec(
   dtype = precision.compute_dtype(config, _on_cpu(mesh))
   method = objective.method(config.objective)._replace(weight_K=rewards.weights(config.rewards))
   facts = _facts(config, method) | _model_facts(mesh, model, teacher)
-  config = replace(config, {'learner.attention': _attention(config, mesh, facts)})
+  config = attention_kernels.choose(config, model, mesh, facts)
   compatibility.check(config, facts)
   _check_mesh(config, model, mesh)
   reuse = pick(successes, config.replay.reuse, 'replay.reuse')()
@@ -123,7 +123,7 @@ def make_spec(
   )
   spec = StepSpec(
     model=model_spec,
-    rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, _on_cpu(mesh))._replace(
+    rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, mesh)._replace(
       greedy_first=method.needs_greedy
     ),
     update=_update(config, model_spec, mesh, group, skips_empty=rule is not None),
@@ -153,13 +153,15 @@ def _rollout(
   model: ModelSpec,
   end_ids: tuple[int, ...],
   token_texts: Callable[[], list[str]] | None,
-  on_cpu: bool,
+  mesh: jax.sharding.Mesh,
 ) -> RolloutSpec:
   pruning_settings, multi_turn = _pruning(config), config.environment.fn != 'none'
   # A CPU takes time by the rows that it decodes. A TPU reads all weights for few rows, too, and compiles for minutes.
-  halvings = _CPU_HALVINGS if on_cpu else 0
+  halvings = _CPU_HALVINGS if _on_cpu(mesh) else 0
   loops = Loops(config.rollout.windows, halvings, config.rollout.test_every)
-  decode = _decode(config, model, end_ids, token_texts)._replace(loops=loops)
+  decode = _decode(config, model, end_ids, token_texts)._replace(
+    attend=attention_kernels.of_decoding(config, mesh), loops=loops
+  )
   return RolloutSpec(
     decode=decode,
     drafts=_drafts(config),
@@ -243,7 +245,7 @@ def _update(
     passes=learner.passes,
     packing=_packing(config, mesh, group),
     remat=remat if isinstance(remat, bool) else not _on_cpu(mesh),
-    attention=_kernel(config, mesh),
+    attention=attention_kernels.of_update(config, mesh),
     quantize=learner.quantize,
     skips_empty=skips_empty,
   )
@@ -305,34 +307,6 @@ def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> 
       f'config.mesh.expert={mesh.shape["expert"]} does not divide the {model.experts} experts of the model; set it '
       'to a divisor, or to 1 for a model without experts.'
     )
-
-
-def _attention(config: Config, mesh: jax.sharding.Mesh, facts: JsonObject) -> str:
-  """config.learner.attention, with 'auto' decided: the kernel on TPUs for long rows, where it goes with the rest."""
-  if config.learner.attention != 'auto':
-    return config.learner.attention
-  # A group shares its prompt in XLA's attention, which pays where prompts are the longer part.
-  is_long = config.completion_tokens >= max(_LONG_COMPLETION, config.prompt_tokens)
-  if mesh.devices.flat[0].platform != 'tpu' or not is_long:
-    return 'xla'
-  try:
-    compatibility.check(replace(config, {'learner.attention': 'splash'}), facts)
-  except UserError:
-    return 'xla'
-  return 'splash'
-
-
-def _kernel(config: Config, mesh: jax.sharding.Mesh) -> Callable[..., jax.Array] | None:
-  """The kernel of the update's attention. Raises UserError for one that these devices cannot run."""
-  name, platform = config.learner.attention, mesh.devices.flat[0].platform
-  flag = f'config.learner.attention={name!r}'
-  if name == 'xla':
-    return None
-  if name != 'splash':
-    raise UserError(f'{flag} is unknown; choose one of: auto, xla, splash.')
-  if platform not in ('tpu', 'cpu'):
-    raise UserError(f"{flag} is a kernel for TPUs, and this is a {platform}; set it to 'xla'.")
-  return functools.partial(splash.attend, interpret=platform == 'cpu')
 
 
 def _slots_per_prompt(config: Config, rule: dynamic_sampling.Rule | None) -> int:

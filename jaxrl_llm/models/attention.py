@@ -5,7 +5,8 @@ Caches are float32, bfloat16, or int8 with one scale per token and head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,8 +23,9 @@ MASKED_SCORE = -1e30
 # With more queries than the first number, blocks of at most the second, which is smaller.
 _MOST_QUERIES, _BLOCK_QUERIES = 1024, 512
 
-# From the reference of the softmax (its largest score) to (Σ weights, Σ weights·v).
-_WeightedSum = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+# Keys that a softmax is over: the largest score [P, G, K, Q, R] of each query, and a function from the softmax's
+# reference (the largest score of all parts) to (Σ weights, Σ weights·v).
+Part = tuple[jax.Array, Callable[[jax.Array], tuple[jax.Array, jax.Array]]]
 _Numbers = tuple[jax.Array, jax.Array | None]  # of a cached array, and their scale
 
 
@@ -102,23 +104,34 @@ def attend(
   """
   if q_BxQxHxd.shape[1] > _MOST_QUERIES:
     return _attend_blocks(q_BxQxHxd, own, shared, scale=scale, cap=cap, sink_H=sink_H)
-  B, Q, H, d = q_BxQxHxd.shape
-  P = len(shared.mask) if shared is not None else B
+  B = len(q_BxQxHxd)
   K = jax.tree.leaves(own.k)[0].shape[1]
-  q = q_BxQxHxd.reshape(P, B // P, Q, K, H // K, d) * (scale or d**-0.5)
-  parts = [_own(q, own, cap)] + ([] if shared is None else [_shared(q, shared, cap)])
-  # Two-part softmax: statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
-  top = parts[0][0] if shared is None else jnp.maximum(parts[0][0], parts[1][0])
+  q = group_queries(q_BxQxHxd, B if shared is None else len(shared.mask), K, scale)
+  parts = [_own(q, own, cap)] + ([] if shared is None else [shared_part(q, shared, cap)])
+  return combine(parts, q_BxQxHxd.dtype, sink_H)
+
+
+def group_queries(q_BxQxHxd: jax.Array, prompts: int, K: int, scale: float) -> jax.Array:
+  """Queries as [P, G, Q, K, R, d], by prompt and key-value head, times `scale` or 1/√d."""
+  B, Q, H, d = q_BxQxHxd.shape
+  return q_BxQxHxd.reshape(prompts, B // prompts, Q, K, H // K, d) * (scale or d**-0.5)
+
+
+def combine(parts: Sequence[Part], dtype: jnp.dtype, sink_H: jax.Array | None = None) -> jax.Array:
+  """One softmax over the keys of all parts → [B, Q, H, d of v] in `dtype`."""
+  # Statistics are [P, G, K, Q, R], far smaller than a concatenation of the scores.
+  top = functools.reduce(jnp.maximum, (top for top, _ in parts))
+  P, G, K, Q, R = top.shape
   if sink_H is not None:
-    sink = sink_H.astype(jnp.float32).reshape(1, 1, K, 1, H // K)
+    sink = sink_H.astype(jnp.float32).reshape(1, 1, K, 1, R)
     top = jnp.maximum(top, sink)
   top = jax.lax.stop_gradient(top)
   total, out = (0.0 if sink_H is None else jnp.exp(sink - top)), 0.0
   for _, weighted_sum in parts:
     weight_sum, value = weighted_sum(top)
     total, out = total + weight_sum, out + value
-  out = (out / total[..., None]).astype(q_BxQxHxd.dtype)  # [P, G, K, Q, R, d]
-  return out.transpose(0, 1, 3, 2, 4, 5).reshape(B, Q, H, -1)
+  out = (out / total[..., None]).astype(dtype)  # [P, G, K, Q, R, d]
+  return out.transpose(0, 1, 3, 2, 4, 5).reshape(P * G, Q, K * R, -1)
 
 
 def _attend_blocks(
@@ -159,8 +172,8 @@ def _blocks(
   return tuple(None if x is None else split(x, a) for x, a in zip(arrays, axes, strict=True))
 
 
-def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
-  """The largest score of each query, and a function from the softmax's reference to (Σ weights, Σ weights·v)."""
+def _own(q: jax.Array, keys: KeyValues, cap: float) -> Part:
+  """The part of each row's own keys."""
   P, G, Q, K, R, d = q.shape
   # Rows stay one axis next to the cache. If they were split in two, XLA would repeat the cache's update inside its
   # reader, need the old cache beside the new one, and copy it for every token.
@@ -181,8 +194,8 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _Weighte
   return group(score.max(-1)), weighted_sum
 
 
-def _shared(q: jax.Array, keys: KeyValues, cap: float) -> tuple[jax.Array, _WeightedSum]:
-  """As `_own`, for keys that all G rows of a prompt attend to."""
+def shared_part(q: jax.Array, keys: KeyValues, cap: float) -> Part:
+  """The part of keys that all G rows of a prompt attend to; q is of `group_queries`."""
   k, (v, v_scale) = read_cache(keys.k, q.dtype), read_cache(keys.v, q.dtype)
   score = _scores('pgqkrd,pksd->pkgqrs', q, keys, k)
   mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask
@@ -274,9 +287,7 @@ class SelfAttention(Mixer):
       out = context.attend(q, kv, context.shared, masks.prompt_mask, **scores)
     else:
       own = KeyValues(*kv, masks.mask_BxQxS)
-      prompt = None
-      if context.shared is not None:
-        prompt = KeyValues(*context.shared, masks.prompt_mask)
+      prompt = context.shared and KeyValues(*context.shared, masks.prompt_mask)
       out = attend(q, own, prompt, **scores)
     return self.o(out.reshape(*out.shape[:2], -1)), kv
 

@@ -136,7 +136,10 @@ def apply(
   identity_BxQ = None if noise is None else _pad_tokens(noise.identity_BxQ, 1)
   rest = at, gather, attend, identity_BxQ
   # Layers of one structure share a function, so that it is traced and differentiated once; the compiler inlines it.
-  block = functools.cache(lambda graph: jax.jit(functools.partial(_block, graph, *rest)))
+  # It would lose a kernel's shard_map: in a shared function, that does not know the axes that are manual around it.
+  block = functools.cache(
+    lambda graph: jax.jit(functools.partial(_block, graph, *rest), inline=attend is not None)
+  )
   blocks = [block(graph) for graph in graphs]
   noise_L = noise and (noise.sigma_L, jax.random.split(noise.key, config.layers))
   layers = LayerInputs(weights_L, prompts_L, cache, noise_L, _experts_by_layer(expert_BxQxNxk))

@@ -27,7 +27,8 @@ CacheArray = jax.Array | Int8
 LayerCache = tuple[CacheArray, ...]
 # One LayerCache per layer; or, with `remat`, one of arrays [layers, rows, K, S, d].
 Cache = list[LayerCache] | LayerCache
-# Replaces `attention.attend` where rows are causal and no cache is written: `splash.attend`.
+# Replaces `attention.attend`: `splash.attend` where rows are causal and no cache is written, while decoding
+# `decode_attention.attend`.
 Attend = Callable[..., jax.Array]
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.models import decode_attention, decoder
 from jaxrl_llm.profiling import lengths, roofline
-from jaxrl_llm.rollout import ring_decode
+from jaxrl_llm.rollout import ring_decode, slot_loop
 from jaxrl_llm.types import JsonObject
 
 
@@ -58,6 +59,28 @@ def iteration_seconds(seconds: Mapping[str, float], share: float = 1.0) -> tuple
   compute = share * seconds['compute']
   exchange = share * (seconds['links'] + seconds.get('dcn', 0.0))
   return max(memory, compute) + exchange, max(memory, compute, exchange)
+
+
+def ring_share(spec: StepSpec, survival_T: np.ndarray) -> float:
+  """Which share of the ring a decode iteration reads, in the mean of a rollout: 1 where attention reads all of it.
+
+  A kernel reads what each row has said so far, in blocks of which two are partly its own; idle slots are left out.
+  """
+  settings, layout = spec.rollout.decode, spec.layout
+  if settings.attend is None:
+    return 1.0
+  rows = layout.prompts * settings.rollouts
+  slots, said_T = settings.slots or rows, np.arange(1, len(survival_T) + 1)
+  heads, size = decoder.cached_sizes(spec.model.config)[0]
+  local_heads = -(-heads // layout.mesh.shape['tensor'])
+  column_bytes = local_heads * size * np.dtype(settings.cache_dtype).itemsize
+  reads, columns = 0.0, 0.0
+  for width in slot_loop.ring_widths(spec.model.config, settings.max_tokens):
+    block = decode_attention.block_columns(width, column_bytes)
+    reads += rows * float((survival_T * np.minimum(said_T + block - 1, width)).sum())
+    columns += slots * width
+  iterations = sum(share * n for share, n in decode_phases(spec, survival_T))
+  return float(min(reads / (columns * iterations), 1.0))
 
 
 def decode_phases(spec: StepSpec, survival_T: np.ndarray) -> list[tuple[float, float]]:

@@ -37,6 +37,8 @@ class DecodeSettings(NamedTuple):
   # None: rows end by an end token or at their cap
   exit_rule: Callable[[early_exit.RowSignals], early_exit.ExitDecision] | None = None
   cache_dtype: str = 'float32'
+  # a kernel in place of XLA's attention over the ring, such as `decode_attention.attend`
+  attend: Callable[..., jax.Array] | None = None
   loops: Loops = Loops()
   record_experts: bool = False  # per token, for the update to route it alike
   lockstep: tuple[str, ...] = ()  # mesh axes whose shards iterate until the last of them ends

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import attention, decoder
+from jaxrl_llm.models.mixer import Attend
 from jaxrl_llm.rollout import carried_kv, slot_loop
 from jaxrl_llm.rollout.decode_records import (
   CarriedKV,
@@ -194,22 +195,36 @@ def decode(
       oldest_S = jnp.minimum(index_S, position_Sx1[:, 0] % constants.model.window)
     return ((state.column - jnp.arange(W))[None] % W <= oldest_S[:, None])[:, None]
 
+  has_kernel = constants.settings.attend is not None
   hidden, cache, expert_Sx1xNxk = decoder.apply(
     constants.model,
     constants.params,
     state.rollout.tokens_BxT[row_S, index_S][:, None],
     position_Sx1,
     visible(False),
-    shared=slot_loop.prompt_cache_of(constants, prompt_S),
+    shared=slot_loop.prompt_cache_of(constants, prompt_S, in_place=has_kernel),
     cache=state.cache,
     at=state.column,
     sliding_mask_BxQxS=visible(True),
     dtype=constants.settings.dtype,
+    attend=_kernel(constants, state, index_S, prompt_S) if has_kernel else None,
   )
   logits_SxV = decoder.head(
     constants.model, constants.params, hidden[:, 0], constants.settings.dtype
   )
   return logits_SxV, cache, None if expert_Sx1xNxk is None else expert_Sx1xNxk[:, 0]
+
+
+def _kernel(
+  constants: LoopConstants, state: LoopState, index_S: jax.Array, prompt_S: jax.Array
+) -> Attend:
+  """The kernel of attention with the columns of each slot, and the prompt that it reads where no group shares one."""
+  attend = constants.settings.attend
+  assert attend is not None
+  live_S = jnp.where(state.row_S < len(constants.keys_B), index_S + 1, 0)
+  shares = len(prompt_S) == len(constants.keys_B) or constants.slot_prompts is not None
+  numbers_S = None if shares else prompt_S
+  return functools.partial(attend, column=state.column, live_S=live_S, prompt_S=numbers_S)
 
 
 def _widen(model: ModelConfig, state: LoopState, old: int, width: int) -> LoopState:

@@ -337,15 +337,20 @@ def refill_slots(
 
 
 def prompt_cache_of(
-  constants: LoopConstants, prompt_S: jax.Array
+  constants: LoopConstants, prompt_S: jax.Array, in_place: bool = False
 ) -> tuple[decoder.Cache, jax.Array]:
-  """The prompts' cache and mask [·, L] for the slots: shared by groups of slots, or gathered for each slot."""
+  """The prompts' cache and mask [·, L] for the slots: shared by groups of slots, or gathered for each slot.
+
+  With `in_place` only the mask is gathered, for a kernel that reads `prompt_S` of the cache of all prompts.
+  """
   if constants.slot_prompts is not None:
     return constants.slot_prompts
   length_P = constants.prompts.length_P
   cache = constants.prompt_cache
   if len(prompt_S) < len(constants.keys_B):
-    cache, length_P = jax.tree.map(lambda x: x[prompt_S], (cache, length_P))
+    if not in_place:
+      cache = jax.tree.map(lambda x: x[prompt_S], cache)
+    length_P = length_P[prompt_S]
   mask_PxL = jnp.arange(constants.prompts.tokens_PxL.shape[1])[None] < length_P[:, None]
   return cache, mask_PxL
 

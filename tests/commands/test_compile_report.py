@@ -97,6 +97,28 @@ def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
 
 @needs_libtpu
 @pytest.mark.timeout(600)
+def test_decoding_by_a_kernel_reads_rings_and_prompts_where_they_are():
+  # Heads of 128, one on each of two devices; 5 slots for 8 rows, so that slots are of any prompts.
+  scratch = dict(CHANGES['scratch'], width=256)
+  rollout, mesh = dict(attention='ragged', slots=10), dict(data=1, fsdp=2, tensor=2)
+  made = spec(scratch=scratch, completion_tokens=40, rollout=rollout, mesh=mesh)
+  state, _, *inputs = compile_report.arguments(made)
+  sample = programs.compile_sample(made)
+  part = compile_report.build(sample, state._replace(carried=()), state.carried, *inputs)
+  (loop,) = compile_report.loops(made, part.text)
+  assert sum(a.bytes for a in loop.cache) == 2 * 2 * 5 * 1 * 40 * 128 * 2 and loop.copies == ()
+  program = hlo.parse(part.text)
+  calls = [i for c in program.values() for i in c if i.opcode == 'custom-call']
+  kernels = [i for i in calls if 'decode_attention' in hlo.op_name(i) + i.attributes]
+  assert len(kernels) == 2 * made.model.config.layers, 'own tokens and prompts'
+  copied = [
+    i.name for c in program.values() for i in c for a in i.arrays if a.dims == (5, 1, 16, 128)
+  ]
+  assert not copied, "copies of slots' prompts"
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
 def test_two_slices_report_what_they_exchange(tmp_path, capsys):
   """2 × v5e-16: the network between slices is counted apart from the links of a slice."""
   made, path = config(prompts=32), str(tmp_path / 'report.json')

@@ -8,9 +8,13 @@ import tpu_specs
 from jaxrl_llm.distributed import hardware
 from jaxrl_llm.learner import device_memory
 
+MLP = 8192  # so that the optimizer takes the memory of several slots
+
 
 def make(**changes):
-  return tpu_specs.make(**dict(prompt_tokens=100, completion_tokens=800) | changes)[1]
+  scratch = dict(width=128, layers=2, heads=4, kv_heads=4, mlp=MLP, max_tokens=1024)
+  sizes = dict(scratch=scratch, prompt_tokens=100, completion_tokens=800)
+  return tpu_specs.make(**sizes | changes)[1]
 
 
 def gib(size: float) -> float:
@@ -20,7 +24,7 @@ def gib(size: float) -> float:
 def kept_bytes(spec) -> float:
   """What stays on a device while rows decode, counted by hand for the sizes of `make`; float32 optimizer state."""
   chips = spec.layout.mesh.size
-  parameters = 128 * 128 * 4 + 3 * 128 * 256  # of a layer, without its norms
+  parameters = 128 * 128 * 4 + 3 * 128 * MLP  # of a layer, without its norms
   whole = 2 * parameters + spec.model.config.vocab * 128
   return 12 * whole / chips + 2 * whole
 
@@ -60,6 +64,14 @@ def test_slots_of_a_device_are_rounded_down_and_at_least_one(monkeypatch):
   assert make().rollout.decode.slots == 16 * 8
   monkeypatch.setitem(hardware.HBM_GIB, tpu_specs.V5E, gib(kept))
   assert make().rollout.decode.slots == 16
+
+
+def test_a_kernel_that_reads_prompts_where_they_are_leaves_room_for_more_slots(monkeypatch):
+  rollout, kept = dict(attention='ragged'), kept_bytes(make()) + 4 * 100 * column_bytes()
+  limit = (kept * 1.01 + 24.5 * 800 * column_bytes()) / 0.85
+  monkeypatch.setitem(hardware.HBM_GIB, tpu_specs.V5E, gib(limit))
+  assert make(rollout=rollout).rollout.decode.slots == 16 * 24
+  assert make().rollout.decode.slots == 16 * 16  # 21 with a copy of its prompt each, rounded down
 
 
 def test_where_every_row_needs_a_slot_none_is_left_out(monkeypatch):

@@ -12,6 +12,7 @@ from jaxrl_llm.commands import compile_report
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import hardware
 from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.models import decode_attention
 from jaxrl_llm.profiling import hlo_update, lengths, roofline, step_estimate
 from jaxrl_llm.types import UserError
 
@@ -130,6 +131,29 @@ def test_decode_iterations_are_those_of_a_simulated_queue(slots, most):
   # At the cap every slot is busy until the end.
   capped = step_estimate.decode_phases(made, lengths.at_cap(80))
   assert capped[0][1] == 80 * 64 / count and sum(n for _, n in capped[1:]) == 0
+
+
+@pytest.mark.parametrize('slots', [0, 16])
+def test_the_share_of_the_ring_that_a_kernel_reads_is_that_of_simulated_rows(slots, monkeypatch):
+  monkeypatch.setattr(decode_attention, '_MAX_BLOCK', 8)
+  survival_T = lengths.parse('30,0.5', 80)
+  assert step_estimate.ring_share(spec(rollout=dict(slots=slots)), survival_T) == 1
+  made = spec(rollout=dict(slots=slots, attention='ragged'))
+  r = np.random.default_rng(0)
+  columns, slot_columns = 0, 0
+  for draw in r.lognormal(np.log(30) - 0.125, 0.5, (50, 64)).round().clip(1, 80).astype(int):
+    live_N = np.concatenate([np.arange(1, n + 1) for n in draw])  # of every iteration of every row
+    newest_N = r.integers(0, 80, len(live_N))
+    places = decode_attention.Columns(live_N * 0, newest_N, live_N)
+    columns += 8 * int(decode_attention._blocks_of_rows(places, 80, 8)[1].sum())
+    count = slots or 64
+    run = simulated(draw, count, [count // 2, count // 4])
+    slot_columns += 80 * sum(busy * n for busy, n in run.items())
+  share = step_estimate.ring_share(made, survival_T)
+  assert share == pytest.approx(columns / slot_columns, rel=0.15 if slots else 0.03)
+  assert share < 0.5
+  capped = step_estimate.ring_share(made, lengths.at_cap(80))
+  assert capped == pytest.approx(np.minimum(np.arange(1, 81) + 7, 80).mean() / 80)
 
 
 def test_seconds_of_a_step_by_hand(monkeypatch):
