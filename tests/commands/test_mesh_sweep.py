@@ -74,7 +74,7 @@ class Compiler:
     monkeypatch.setattr(compile_report, 'loops', lambda *_: ['loop'])
     loop = dict(cache_bytes=1, copied_bytes=0, weight_collectives=0, wire_bytes=0)
     monkeypatch.setattr(compile_report, 'decode_report', lambda _: loop)
-    monkeypatch.setattr(compile_report, 'roofline', lambda spec, _: sampling(1000.0))
+    monkeypatch.setattr(compile_report, 'roofline', lambda *_: sampling(1000.0))
     monkeypatch.setattr(
       compile_report, 'update_report', lambda spec, *_: dict(best_s=800 / bins(spec), mfu=0.5)
     )
@@ -117,7 +117,7 @@ def test_the_fastest_is_named_with_the_flags_that_set_it(monkeypatch, tmp_path, 
   compiler = Compiler(monkeypatch, fits=8)
   monkeypatch.setattr(compile_report, 'prepare', lambda: None)
   monkeypatch.setattr(compile_report, 'devices', lambda topology: DEVICES)
-  rate = lambda spec, _: sampling(1e3 * spec.layout.mesh.shape['tensor'])  # noqa: E731
+  rate = lambda spec, *_: sampling(1e3 * spec.layout.mesh.shape['tensor'])  # noqa: E731
   monkeypatch.setattr(compile_report, 'roofline', rate)
   path = tmp_path / 'report.json'
   assert mesh_sweep.run(config(), 'v5e-16', str(path)) == 0
