@@ -64,9 +64,16 @@ HBM_GIB = {
   'NVIDIA A100-SXM4-80GB': 80.0,
   'NVIDIA A100-SXM4-40GB': 40.0,
 }
-# An array is copied to vector memory only if it is read there about as often as it is moved. libtpu's default of 0.5
-# allows two moves per read: a decode loop would fetch the KV cache, change one column and write it back for each token.
-_TPU_OPTIONS = {'xla_tpu_msa_inefficient_use_to_copy_ratio': '0.9'}
+_TPU_OPTIONS = {
+  # An array is copied to vector memory only if it is read there about as often as it is moved. libtpu's default of 0.5
+  # allows two moves per read: a decode loop would fetch the KV cache, change one column and write it back per token.
+  'xla_tpu_msa_inefficient_use_to_copy_ratio': '0.9',
+  # Weights are gathered beside products. Only v5e's compiler does that by default: on v5p and v6e all products waited.
+  'xla_enable_async_all_gather': 'true',
+  'xla_tpu_enable_async_collective_fusion': 'true',
+  'xla_tpu_enable_async_collective_fusion_fuse_all_gather': 'true',
+  'xla_tpu_enable_async_collective_fusion_multiple_steps': 'true',
+}
 
 
 class Slice(NamedTuple):
@@ -152,4 +159,4 @@ def compiler_options(device: jax.Device) -> dict[str, str]:
   if device.platform != 'tpu':
     return {}
   user_options = os.environ.get('LIBTPU_INIT_ARGS', '')
-  return {name: value for name, value in _TPU_OPTIONS.items() if name not in user_options}
+  return {name: value for name, value in _TPU_OPTIONS.items() if f'--{name}=' not in user_options}

@@ -204,10 +204,26 @@ def test_without_libtpu_the_command_says_what_to_install(monkeypatch, capsys):
 
 def test_options_are_for_tpus_and_yield_to_the_users(monkeypatch):
   tpu = types.SimpleNamespace(platform='tpu')
-  (name,) = hardware.compiler_options(tpu)
+  options = hardware.compiler_options(tpu)
   assert hardware.compiler_options(jax.devices()[0]) == {}
-  monkeypatch.setenv('LIBTPU_INIT_ARGS', f'--{name}=0.5')
-  assert hardware.compiler_options(tpu) == {}
+  # One name begins with another.
+  for name in ('xla_tpu_enable_async_collective_fusion', *options):
+    monkeypatch.setenv('LIBTPU_INIT_ARGS', f'--{name}=0.5 --xla_other=1')
+    rest = {other: value for other, value in options.items() if other != name}
+    assert hardware.compiler_options(tpu) == rest
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('topology', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
+def test_updates_gather_weights_beside_products(topology):
+  scratch = dict(width=512, layers=4, heads=8, kv_heads=8, mlp=1536, max_tokens=1024)
+  long = config(scratch=scratch, prompt_tokens=128, completion_tokens=896, learner={})
+  made = compile_report.make(long, compile_report.devices(topology))
+  state, batch, *_ = compile_report.arguments(made)
+  text = compile_report.build(programs.compile_update(made), state, batch).text
+  # Of 7 matrices of a layer, 6 in the forward pass and 6 in the backward pass; one waits for the loop to begin.
+  assert text.count('custom_call_target="AsyncCollectiveStart"') == 12
 
 
 @needs_libtpu
