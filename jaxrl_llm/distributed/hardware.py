@@ -68,7 +68,7 @@ _TPU_OPTIONS = {
   # An array is copied to vector memory only if it is read there about as often as it is moved. libtpu's default of 0.5
   # allows two moves per read: a decode loop would fetch the KV cache, change one column and write it back per token.
   'xla_tpu_msa_inefficient_use_to_copy_ratio': '0.9',
-  # Weights are gathered beside products. Only v5e's compiler does that by default: on v5p and v6e all products waited.
+  # Weights are gathered beside products. Only v5e's compiler does that by default, of v5e, v5p and v6e.
   'xla_enable_async_all_gather': 'true',
   'xla_tpu_enable_async_collective_fusion': 'true',
   'xla_tpu_enable_async_collective_fusion_fuse_all_gather': 'true',

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 
 from jaxrl_llm.config import compatibility
+from jaxrl_llm.config.conditions import value_of
 from jaxrl_llm.config.schema import Config, replace
 from jaxrl_llm.models import decode_attention, splash
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
@@ -33,7 +34,7 @@ def choose(
   }
   on_tpu = mesh.devices.flat[0].platform == 'tpu'
   for field, suits in suited.items():
-    if _named(config, field) == 'auto':
+    if value_of(field, config, {}) == 'auto':
       kernel = replace(config, {field: _KERNELS[field][0]})
       takes = on_tpu and suits and _goes_with_the_rest(kernel, facts)
       config = kernel if takes else replace(config, {field: 'xla'})
@@ -51,7 +52,7 @@ def of_decoding(config: Config, mesh: jax.sharding.Mesh) -> Callable[..., jax.Ar
 
 
 def _kernel(config: Config, mesh: jax.sharding.Mesh, field: str) -> Callable[..., jax.Array] | None:
-  name, platform = _named(config, field), mesh.devices.flat[0].platform
+  name, platform = value_of(field, config, {}), mesh.devices.flat[0].platform
   known, attend = _KERNELS[field]
   if name == 'xla':
     return None
@@ -62,10 +63,6 @@ def _kernel(config: Config, mesh: jax.sharding.Mesh, field: str) -> Callable[...
       f"config.{field}={name!r} is a kernel for TPUs, and this is a {platform}; set it to 'xla'."
     )
   return functools.partial(attend, interpret=platform == 'cpu')
-
-
-def _named(config: Config, field: str) -> str:
-  return config.learner.attention if field == _UPDATE else config.rollout.attention
 
 
 def _goes_with_the_rest(config: Config, facts: JsonObject) -> bool:
