@@ -121,6 +121,7 @@ def test_blocks_are_large_enough_to_move_and_small_enough_to_waste_little(monkey
   assert decode_attention.block_columns(8192, 8 * 128 * 2) == 256  # half a mebibyte
   assert decode_attention.block_columns(8192, 128 * 2) == 512
   assert decode_attention.block_columns(8192, 64 * 128 * 4) == 128
+  assert decode_attention.block_columns(8192, 12 * 128 * 2) == 128  # and not 170: whole tiles
   assert decode_attention.block_columns(100, 128 * 2) == 100
 
 
