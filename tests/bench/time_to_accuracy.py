@@ -1,7 +1,7 @@
 """Time to an accuracy: the default job here and in TRL's GRPOTrainer, each run alone on the machine, in turns.
 
-    python -m tests.bench.time_to_accuracy --workdir=runs/accuracy [--arms=ours,trl,trl2] [--seeds=0,1,2] [--write]
-                                           [--smoke]
+    python -m tests.bench.time_to_accuracy --workdir=runs/accuracy [--arms=ours,trl,trl2] [--seeds=0,1,2]
+                                           [--until=PERCENT] [--write] [--smoke]
 
 Needs the extra `parity`. `ours` is `python -m jaxrl_llm.main --config=dapo`, with an empty compilation cache. `trl` has
 the same float32 weights, chat template, prompts, reward function with DAPO's length penalty, group size, rollouts a
@@ -15,14 +15,16 @@ from the start of the process, compilation included, and stands still during eva
 the weights come before it. An accuracy counts as reached at the first of two consecutive evaluations at or above it.
 
 Arms alternate within a seed. A finished arm is a file of `--workdir`/arms and does not run again; an interrupted one
-starts again. The table shows all finished arms. `--write` replaces the section of
-tests/bench/results/time_to_accuracy.md and draws tests/bench/pictures/time_to_accuracy.svg.
+starts again. With `--until` an arm ends once it has reached that accuracy. The first table shows all finished arms, the
+second those of all steps. `--write` replaces the section of tests/bench/results/time_to_accuracy.md and draws
+tests/bench/pictures/time_to_accuracy.svg.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -36,6 +38,7 @@ from tests.bench.lib.accuracy_points import (
   Clock,
   Point,
   Runs,
+  first_reached,
   last_table,
   median_curve,
   reached_table,
@@ -110,10 +113,10 @@ def run(arm: str, seed: int, args: argparse.Namespace, facts: str) -> dict[str, 
     command(arm, seed, folder, args), stdout=subprocess.PIPE, stderr=errors, text=True, env=env
   ) as process:  # fmt: skip
     try:
-      listen(process, clock, f'{arm}, seed {seed}')
+      has_reached = listen(process, clock, f'{arm}, seed {seed}', args.until)
     finally:
-      process.kill()  # after an interruption; else it has ended
-  if process.returncode:
+      process.kill()  # after an interruption or --until; else it has ended
+  if process.returncode and not has_reached:
     end = '\n'.join(log.read_text(errors='replace').splitlines()[-15:])
     raise SystemExit(f'{arm}, seed {seed}, ended with status {process.returncode}; {log}:\n{end}')
   total_s = time.monotonic() - start_s
@@ -125,8 +128,8 @@ def run(arm: str, seed: int, args: argparse.Namespace, facts: str) -> dict[str, 
   return record
 
 
-def listen(process: subprocess.Popen, clock: Clock, name: str) -> None:
-  """Passes each event to the clock as it arrives, until the process ends."""
+def listen(process: subprocess.Popen, clock: Clock, name: str, until: float) -> bool:
+  """Passes each event to the clock as it arrives; returns whether `until` was reached before the process ended."""
   assert process.stdout is not None
   for line in process.stdout:
     now_s = time.monotonic()
@@ -140,7 +143,10 @@ def listen(process: subprocess.Popen, clock: Clock, name: str) -> None:
         f'{name}: step {point.step}, {point.seconds:.1f} s, {point.rollouts} rollouts, {point.accuracy:.1f} %',
         file=sys.stderr, flush=True,
       )  # fmt: skip
+      if first_reached(clock.points, until):
+        return True
   process.wait()
+  return False
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -163,13 +169,14 @@ def report(args: argparse.Namespace) -> str:
   """The section, in Markdown."""
   runs, records = finished(args.workdir)
   seeds = {arm: [r['seed'] for r in records if r['arm'] == arm] for arm in TITLES}
+  whole = {arm: [x for x in found if x[-1].step == args.steps] for arm, found in runs.items()}
   lines = [
     f'{args.config}, {args.steps} steps, {args.held_out} held-out prompts every {args.every} steps. Medians over seeds '
     f'({", ".join(f"{TITLES[arm]}: {found}" for arm, found in seeds.items() if found)}); — is not reached.',
     '',
     reached_table(runs, args.thresholds, TITLES),
     '',
-    last_table(runs, TITLES),
+    last_table(whole, TITLES),
     '',
     *sorted({record['facts'] for record in records}),
   ]
@@ -205,6 +212,7 @@ def parse() -> argparse.Namespace:
   parser.add_argument('--every', type=int, default=4, help='steps between evaluations')
   parser.add_argument('--held-out', type=int, default=400, help='prompts of an evaluation')
   parser.add_argument('--thresholds', type=numbers, default=[15.0, 20.0, 25.0, 30.0, 35.0, 40.0])
+  parser.add_argument('--until', type=float, default=math.inf, help='percent at which an arm ends')
   parser.add_argument('--microbatch', type=int, default=32, help='of TRL; see step_time')
   parser.add_argument('--write', action='store_true', help='write results/time_to_accuracy.md')
   parser.set_defaults(config='dapo', more=[])
