@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from jaxrl_llm.config import loading
+from tests.bench import time_to_accuracy
 from tests.bench.lib import accuracy_points, accuracy_trl, line_fit, results, step_shapes
 from tests.bench.lib.accuracy_points import Clock, Point, first_reached, median_reached
 
@@ -88,6 +92,20 @@ def test_the_clock_stands_still_during_evaluations():
   clock.observe(evaluation | {'step': 3}, 176.0)  # read from disk: no evaluation began
   assert clock.points == [Point(0, 0, 10.0, 25.0), Point(2, 64, 15.0, 25.0)]
   assert clock.evaluation_s == 60.0
+
+
+@pytest.mark.parametrize(('until', 'evaluations'), [(30.0, 3), (31.0, 5), (math.inf, 5)])
+def test_an_arm_ends_at_the_second_evaluation_that_reaches_until(until, evaluations):
+  events = []
+  for step, accuracy in enumerate((0.1, 0.5, 0.3, 0.3, 0.2)):
+    events += [{'event': 'evaluating', 'step': step}]
+    events += [{'event': 'evaluation', 'step': step, 'val-core/all/acc/greedy': accuracy}]
+  lines = '\n'.join(map(json.dumps, events))
+  command = [sys.executable, '-c', f'print({lines!r})']
+  clock = Clock(0.0)
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    has_reached = time_to_accuracy.listen(process, clock, 'arm', until)
+  assert (has_reached, len(clock.points)) == (until == 30.0, evaluations)
 
 
 def test_mixed_groups_have_their_share_and_are_spread_evenly():
