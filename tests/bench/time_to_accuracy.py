@@ -15,9 +15,9 @@ from the start of the process, compilation included, and stands still during eva
 the weights come before it. An accuracy counts as reached at the first of two consecutive evaluations at or above it.
 
 Arms alternate within a seed. A finished arm is a file of `--workdir`/arms and does not run again; an interrupted one
-starts again. With `--until` an arm ends once it has reached that accuracy. The first table shows all finished arms, the
-second those of all steps. `--write` replaces the section of tests/bench/results/time_to_accuracy.md and draws
-tests/bench/pictures/time_to_accuracy.svg.
+starts again. With `--until` an arm ends once it has reached that accuracy, and higher ones are left out of the first
+table. It shows all finished arms, the second those of all steps. `--write` replaces the section of
+tests/bench/results/time_to_accuracy.md and draws tests/bench/pictures/time_to_accuracy.svg.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def report(args: argparse.Namespace) -> str:
     f'{args.config}, {args.steps} steps, {args.held_out} held-out prompts every {args.every} steps. Medians over seeds '
     f'({", ".join(f"{TITLES[arm]}: {found}" for arm, found in seeds.items() if found)}); — is not reached.',
     '',
-    reached_table(runs, args.thresholds, TITLES),
+    reached_table(runs, [x for x in args.thresholds if x <= args.until], TITLES),
     '',
     last_table(whole, TITLES),
     '',
