@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.profiling import dcn, hlo
@@ -76,15 +76,20 @@ class Loop(NamedTuple):
 
 
 def decode_loops(
-  text: str, mark: str, cache_dims: Sequence[Sequence[int]], slice_size: int = 0
+  text: str,
+  mark: str,
+  cache_dims: Sequence[Sequence[int]],
+  slice_size: int = 0,
+  logits: Collection[int] = (),
 ) -> list[Loop]:
   """The outermost loops whose op_name contains `mark`, with the copies and collectives of one iteration.
 
   `cache_dims`: (rows, key-value heads, tokens, head width) of the keys of each layer on one device, with heads before
   sharding; layers may differ in tokens. A copy is an instruction that is not an update in place, depends on values
-  that the loop changes, and has as many elements as one or more of the carried caches. A collective is `fixed` if it
-  depends only on values that the loop carries unchanged. All branches of a condition count. Each
-  `slice_size` consecutive devices form a slice; 0 = all of them.
+  that the loop changes, and has as many elements as one or more of the carried caches. An array of another shape with
+  as many as `logits` states is none: logits may have the size of several caches. A collective is `fixed` if it depends
+  only on values that the loop carries unchanged. All branches of a condition count. Each `slice_size` consecutive
+  devices form a slice; 0 = all of them.
   """
   program = hlo.parse(text)
   places = _Places(device_count(text), slice_size)
@@ -95,7 +100,10 @@ def decode_loops(
     if i.opcode == 'while' and mark in hlo.op_name(i)
   ]
   nested = {c for _, i in marked for c in hlo.reachable(program, hlo.attribute(i, 'body'))}
-  return [_analyze(program, i, cache_dims, places) for name, i in marked if name not in nested]
+  sizes = frozenset(logits)
+  return [
+    _analyze(program, i, cache_dims, places, sizes) for name, i in marked if name not in nested
+  ]
 
 
 def all_collectives(text: str, data_trips: int = 1, slice_size: int = 0) -> list[Collective]:
@@ -116,12 +124,17 @@ def device_count(text: str) -> int:
 
 
 def _analyze(
-  program: hlo.Program, loop: hlo.Instruction, cache_dims: Sequence[Sequence[int]], places: _Places
+  program: hlo.Program,
+  loop: hlo.Instruction,
+  cache_dims: Sequence[Sequence[int]],
+  places: _Places,
+  logits: frozenset[int],
 ) -> Loop:
   body = hlo.attribute(loop, 'body')
   carried = [(a, max(_layer_size(a, dims) for dims in cache_dims)) for a in loop.arrays]
   cache = tuple(a for a, size in carried if size)
   walk = _Walk(program, {s for _, s in carried if s}, sum(a.size for a in cache), places)
+  walk.is_other = lambda a: a.size in logits and not any(_layer_size(a, d) for d in cache_dims)
   unchanged = _unchanged(program[body], len(loop.arrays))
   for computation in (body, hlo.attribute(loop, 'condition')):
     walk.run(computation, [unchanged], 1, record=True)
@@ -177,6 +190,7 @@ class _Walk:
   ):
     self.program, self.places, self.data_trips = program, places, data_trips
     self.layer_sizes, self.cache_size = layer_sizes, cache_size
+    self.is_other: Callable[[hlo.Array], bool] = lambda a: False  # certainly no keys or values
     self.copies: list[Copy] = []
     self.collectives: dict[str, Collective] = {}  # by name: copies of one share their channel
     self.with_collectives = {
@@ -258,13 +272,17 @@ class _Walk:
       return []
     # A prefetch into fast memory, of an array or its slices, is a read. The result of a start includes its operands.
     arrays = i.arrays
+    if 'custom_call_target="ConcatBitcast"' in i.attributes:  # the slices together
+      arrays = [a for a in arrays if not a.space]
     if i.opcode in ('copy-start', 'async-start'):
       results = arrays[:1] if i.opcode == 'copy-start' else arrays[len(i.operands) :]
       arrays = [a for a in results if not a.space]
     large = [
       (n, a)
       for n, a in enumerate(arrays)
-      if a.size <= self.cache_size and any(a.size and a.size % s == 0 for s in self.layer_sizes)
+      if a.size <= self.cache_size
+      and any(a.size and a.size % s == 0 for s in self.layer_sizes)
+      and not self.is_other(a)
     ]
     if i.opcode == 'fusion' and large:
       body = self.program.get(hlo.called(i)[0], [])

@@ -119,13 +119,26 @@ CALL = f'  %f = {KEYS} fusion(%keys, %new, %round), kind=kLoop, calls=%fused'
       + UPDATE,
       '',
     ),
+    # Slices of it, joined in fast memory.
+    (
+      f'  %p = {KEYS.replace("(2,1)", "(2,1)S(1)")} custom-call(%keys, %keys), custom_call_target="ConcatBitcast"\n'
+      + UPDATE,
+      '',
+    ),
     # A value that the loop does not change, of the same size by chance.
     (
       '  %w = bf16[8,24,128]{2,1,0} broadcast(%weights), dimensions={1,2}\n' + UPDATE,
       '',
     ),
   ],
-  ids=['in place', 'fused in place', 'prefetch', 'prefetch of a slice', 'weights'],
+  ids=[
+    'in place',
+    'fused in place',
+    'prefetch',
+    'prefetch of a slice',
+    'prefetch of slices',
+    'weights',
+  ],
 )
 def test_no_copy(lines, more):
   assert read(lines, 'f', more).copies == ()
@@ -178,6 +191,14 @@ def test_one_layer_copied_out_of_a_stack_of_them_is_found():
   (loop,) = hlo_decode.decode_loops(text, 'decode/', [CACHE])
   assert [a.dims for a in loop.cache] == [(36, 8, 2, 24, 64)]
   assert {c.bytes for c in loop.copies} == {8 * 2 * 24 * 64 * 2}
+
+
+def test_logits_of_the_size_of_the_keys_are_no_copy():
+  lines = f'  %l = f32[8,3072]{{1,0}} convert(%hidden)\n  %c = {KEYS} copy(%keys)\n{UPDATE}'
+  text = PROGRAM.format(carry=CARRY, keys=KEYS, lines=lines, written='f', more='')
+  found = lambda **sizes: hlo_decode.decode_loops(text, 'decode/', [CACHE], **sizes)[0].copies  # noqa: E731
+  assert [copy.opcode for copy in found()] == ['convert', 'copy']
+  assert [copy.opcode for copy in found(logits=[8 * 3072])] == ['copy']
 
 
 GATHER = (
