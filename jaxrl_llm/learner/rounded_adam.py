@@ -16,7 +16,7 @@ from jaxrl_llm.types import Params
 class State(NamedTuple):
   """The moments, and what keys their rounding."""
 
-  count: jax.Array  # int32, steps taken
+  step: jax.Array  # int32, steps taken
   seed: jax.Array  # int32; here and not in the program, which is then the same for every seed
   mu: Params  # mean of gradients, bfloat16
   nu: Params  # mean of their squares, bfloat16
@@ -26,7 +26,7 @@ def scale_by_adam(b1: float, b2: float, eps: float, seed: int) -> optax.Gradient
   """Adam's step, computed in float32: m/(1 − b1ᵗ) / (√(v/(1 − b2ᵗ)) + eps); m and v are then stored in bfloat16.
 
   A moment of bfloat16 has 8 bits, so that rounding to the nearest drops changes below 1/512 of it: with b2 = 0.999 a v
-  that is too large never falls. Rounded up with probability (x − below) / (above − below), its expectation is exact.
+  that is too large never falls (with 0.95 it does). Rounded up with probability (x − below) / (above − below), its expectation is exact.
   Each number's rounding depends on seed, step, path and index alone: not on the mesh, and a resumed run repeats it.
   arXiv:1412.6980 (Adam), arXiv:1502.02551 (stochastic rounding).
   """
@@ -35,16 +35,20 @@ def scale_by_adam(b1: float, b2: float, eps: float, seed: int) -> optax.Gradient
     zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.bfloat16), params)  # noqa: E731
     return State(jnp.int32(0), jnp.int32(seed), zeros(), zeros())
 
-  def update(grads: Params, state: State, params: Params | None = None) -> tuple[Params, State]:
+  # With the names and types of optax's protocol; `updates` are the gradients.
+  def update(
+    updates: Params, state: optax.OptState, params: Params | None = None
+  ) -> tuple[Params, State]:
     del params
-    count = optax.safe_increment(state.count)
+    assert isinstance(state, State)
+    count = jnp.asarray(optax.safe_increment(state.step))
     key = jax.random.fold_in(jax.random.key(state.seed), count)
     decayed = lambda rate, old, new: rate * old.astype(jnp.float32) + (1 - rate) * new  # noqa: E731
-    mu = jax.tree.map(lambda g, m: decayed(b1, m, g), grads, state.mu)
-    nu = jax.tree.map(lambda g, v: decayed(b2, v, jnp.square(g)), grads, state.nu)
+    mu = jax.tree.map(lambda g, m: decayed(b1, m, g), updates, state.mu)
+    nu = jax.tree.map(lambda g, v: decayed(b2, v, jnp.square(g)), updates, state.nu)
     correct_1, correct_2 = 1 - b1**count, 1 - b2**count
-    step = jax.tree.map(lambda m, v: m / correct_1 / (jnp.sqrt(v / correct_2) + eps), mu, nu)
-    return step, State(count, state.seed, *_stored(mu, nu, key))
+    change = jax.tree.map(lambda m, v: m / correct_1 / (jnp.sqrt(v / correct_2) + eps), mu, nu)
+    return change, State(count, state.seed, *_stored(mu, nu, key))
 
   return optax.GradientTransformation(init, update)
 

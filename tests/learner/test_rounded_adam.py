@@ -203,6 +203,7 @@ def rounded(tree):
 
 
 def test_a_run_keeps_the_type_of_its_moments():
-  old, new = (dict(optimizer=dict(moments_dtype=t)) for t in ('bfloat16', 'float32'))
+  old, new = configs.default(), configs.default()
+  old.optimizer.moments_dtype = 'bfloat16'
   with pytest.raises(UserError, match="moments_dtype: 'bfloat16' -> 'float32'.*another --workdir"):
-    config_changes.check('runs/x', old, new)
+    config_changes.check('runs/x', old.to_dict(), new.to_dict())
