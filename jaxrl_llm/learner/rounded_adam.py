@@ -26,8 +26,9 @@ def scale_by_adam(b1: float, b2: float, eps: float, seed: int) -> optax.Gradient
   """Adam's step, computed in float32: m/(1 − b1ᵗ) / (√(v/(1 − b2ᵗ)) + eps); m and v are then stored in bfloat16.
 
   A moment of bfloat16 has 8 bits, so that rounding to the nearest drops changes below 1/512 of it: with b2 = 0.999 a v
-  that is too large never falls (with 0.95 it does). Rounded up with probability (x − below) / (above − below), its expectation is exact.
-  Each number's rounding depends on seed, step, path and index alone: not on the mesh, and a resumed run repeats it.
+  that is too large never falls (with 0.95 it does). Rounded up with probability (x − below) / (above − below), its
+  expectation is exact. Each number's rounding depends on seed, step, path and index alone: not on the mesh, and a
+  resumed run repeats it.
   arXiv:1412.6980 (Adam), arXiv:1502.02551 (stochastic rounding).
   """
 
