@@ -69,9 +69,7 @@ class Job:
       rollout, _, carried = jax.block_until_ready(sampled)
     np.testing.assert_array_equal(rollout.length_B, length_B)
     batch: Any = Batch(self.prompts, rollout, reward_B, reward_B)
-    batch = jax.tree.map(
-      np.array, batch
-    )  # the update takes its memory, and the prompts are used again
+    batch = jax.tree.map(np.array, batch)  # a copy: the update takes the memory of its prompts, too
     with step_workers.timed(row, 'update'):
       learned = self.update(self.state._replace(carried=carried), batch)
       self.state, _ = jax.block_until_ready(learned)

@@ -107,6 +107,7 @@ def job(seeds: int, overrides: tuple[str, ...]) -> list[list[str]]:
     for seed in range(seeds):
       with tempfile.TemporaryDirectory() as folder:
         argv = ['--config=tiny', f'--workdir={folder}/run', f'--config.seed={seed}']
+        argv.append('--config.monitoring.console=quiet')  # the output becomes a section
         assert command_line.main([*argv, *flags, *overrides]) == 0
         row.append(f'{100 * accuracy(pathlib.Path(folder) / "run"):.1f}')
     rows.append(row)
