@@ -14,6 +14,7 @@ REPEATS = int(os.environ.get('JAXRL_LLM_TEST_REPEATS', '1'))
 PATHS = {
   '': 'jit',
   'bench': 'slow',
+  'bench/test_decode_queue.py': 'jit',
   'bench/test_results.py': 'host',
   'bench/test_worlds.py': 'host',
   'checkpointing': 'process',
@@ -53,6 +54,7 @@ PATHS = {
   'learner/test_packed_rows.py': 'slow',
   'learner/test_precision.py': 'slow',
   'learner/test_replay_experts.py': 'slow',
+  'learner/test_rounded_adam.py::test_a_restored_run_goes_on_bit_for_bit[lora]': 'slow',
   'learner/test_step_methods.py': 'slow',
   'learner/test_turn_by_turn.py': 'slow',
   'learner/test_update_methods.py': 'slow',

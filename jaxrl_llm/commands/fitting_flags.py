@@ -81,9 +81,9 @@ def _too_large(name: str, before: StepSpec, after: StepSpec, message: str) -> bo
     or after.update.remat != before.update.remat
   ):
     return False
-  state = device_memory.state_bytes(before)
+  state, others = device_memory.state_bytes(after), used - device_memory.state_bytes(before)
   share = after.update.packing.bins / before.update.packing.bins
-  return state + (used - state) * share > limit
+  return state + others * share > limit
 
 
 def _build(name: str, spec: StepSpec) -> compile_report.Part:

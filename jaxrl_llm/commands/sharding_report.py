@@ -139,11 +139,14 @@ def table(model: str, spec: StepSpec, parameters: list[Row], state: dict[str, in
     )
   sizes = ', '.join(f'{name} {size / _MIB:,.2f}' for name, size in state.items())
   decode = sum(row.decode_bytes for row in parameters) / _MIB
+  # Gradients are summed over microbatches in float32, beside the state.
+  update = (sum(state.values()) + state['params']) / _MIB
   return '\n'.join(
     [
       *lines,
       '',
       f'train state: {sizes}',
+      f'an update holds at least {update:,.2f}: the train state and the gradients of params',
       f'weights while sampling ({spec.model.dtype}): {decode:,.2f}',
     ]
   )

@@ -145,7 +145,7 @@ class OptimizerConfig(Section):
   """The optimizer and its schedule."""
 
   # adamw, adafactor, lion, muon (of the matrices in layers, adamw of the others), or your 'package.module:function',
-  # called with the schedule and those of weight_decay, b1, b2 and eps that it names
+  # called with the schedule and those of weight_decay, b1, b2, eps and moments_dtype that it names
   fn: str = 'adamw'
   learning_rate: float = 1e-5
   warmup_steps: int = 0  # optimizer steps of linear warm-up
@@ -154,6 +154,8 @@ class OptimizerConfig(Section):
   b1: float = 0.9  # of adamw, as b2 and eps; the others have optax's own
   b2: float = 0.95
   eps: float = 1e-8
+  # of adamw: float32, or bfloat16 for half the memory; then rounded stochastically, by seed and step
+  moments_dtype: str = 'float32'
   clip_norm: float = 1.0  # largest global norm of the gradient
   max_skipped: int = 5  # the run stops after so many non-finite gradients in a row
   # an outer loop of steps: slow_fast (several steps, interpolation, one more), last_turn_first (one step a turn)

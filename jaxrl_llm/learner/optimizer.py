@@ -11,28 +11,31 @@ import optax
 
 from jaxrl_llm.config import stages, user_code
 from jaxrl_llm.config.schema import OptimizerConfig
+from jaxrl_llm.learner import rounded_adam
 from jaxrl_llm.models import linear
 from jaxrl_llm.types import Params, UserError
 
 DECAYS = ('constant', 'cosine', 'linear')
 NAMES = ('adafactor', 'adamw', 'lion', 'muon')
-_ADAM = ('b1', 'b2', 'eps')  # settings of adamw, which a function of the user's may name, too
+# Settings of adamw, which a function of the user's may name, too.
+_ADAM = ('b1', 'b2', 'eps', 'moments_dtype')
 
 Schedule = Callable[[Any], Any]  # optimizer step → learning rate, traced or not
 
 
 def make_optimizer(
-  config: OptimizerConfig, steps: int, learning_rate: float | None = None
+  config: OptimizerConfig, steps: int, learning_rate: float | None = None, seed: int = 0
 ) -> tuple[optax.GradientTransformation, Schedule]:
   """The optimizer `config.fn` on gradients clipped to `clip_norm`, and its schedule over `steps` optimizer steps.
 
-  `learning_rate` replaces that of the config. Weight decay applies to matrices only. Raises UserError as `check`.
+  `learning_rate` replaces that of the config; `seed` keys the rounding of moments in bfloat16. Weight decay applies to
+  matrices only. Raises UserError as `check`.
   arXiv:1711.05101 (AdamW).
   """
   rate = config.learning_rate if learning_rate is None else learning_rate
   schedule = _schedule(config, rate, steps)
   clip = optax.clip_by_global_norm(config.clip_norm)
-  return optax.chain(clip, _named(config, schedule)), schedule
+  return optax.chain(clip, _named(config, schedule, seed)), schedule
 
 
 def check(config: OptimizerConfig) -> None:
@@ -46,10 +49,16 @@ def check(config: OptimizerConfig) -> None:
     )
 
 
-def _named(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+def _named(config: OptimizerConfig, schedule: Schedule, seed: int) -> optax.GradientTransformation:
   decay = config.weight_decay
   if config.fn == 'adamw':
     b1, b2, eps = config.b1, config.b2, config.eps
+    if config.moments_dtype == 'bfloat16':
+      return optax.chain(
+        rounded_adam.scale_by_adam(b1, b2, eps, seed),
+        optax.add_decayed_weights(decay, linear.matrices),
+        optax.scale_by_learning_rate(schedule),
+      )
     return optax.adamw(schedule, b1, b2, eps, weight_decay=decay, mask=linear.matrices)
   if config.fn == 'lion':
     return optax.lion(schedule, weight_decay=decay, mask=linear.matrices)
@@ -76,6 +85,11 @@ def _users_own(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTra
     )
   make = stages.imported(config.fn, where)
   named = inspect.signature(make).parameters
+  if config.moments_dtype != OptimizerConfig().moments_dtype and 'moments_dtype' not in named:
+    raise UserError(
+      f'config.optimizer.moments_dtype={config.moments_dtype!r} changes nothing with {where}, which takes no such '
+      'argument; leave it out, or add the argument to the function.'
+    )
   settings = {name: config[name] for name in ('weight_decay', *_ADAM) if name in named}
   optimizer = user_code.guarded(make, where)(schedule, **settings)
   if not all(callable(getattr(optimizer, name, None)) for name in ('init', 'update')):

@@ -232,9 +232,8 @@ def _update(
   learner, remat = config.learner, config.learner.remat
   loop = pick(inner_steps, config.optimizer.outer, 'optimizer.outer')()
   steps_per_minibatch = loop.max_steps(config.environment.turns) if loop else 1
-  optimizer, schedule = make_optimizer(
-    config.optimizer, config.steps * learner.minibatches * learner.passes * steps_per_minibatch
-  )
+  steps = config.steps * learner.minibatches * learner.passes * steps_per_minibatch
+  optimizer, schedule = make_optimizer(config.optimizer, steps, seed=config.seed)
   noise = pick(activation_noise, config.objective.activation_noise, 'objective.activation_noise')()
   return UpdateSpec(
     optimizer=optimizer,
@@ -276,7 +275,7 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
   auxiliary, optimizer = method.auxiliary_model, None
   if auxiliary is not None:
     steps = config.steps * config.learner.minibatches
-    optimizer, _ = make_optimizer(config.optimizer, steps, auxiliary.learning_rate)
+    optimizer, _ = make_optimizer(config.optimizer, steps, auxiliary.learning_rate, config.seed)
   decay = config.objective.old_policy.get('decay') if method.needs_average else None
   stages = config.objective
   refresh = pick(reference, stages.reference, 'objective.reference')()

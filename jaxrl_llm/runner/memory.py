@@ -95,7 +95,7 @@ def flags(changes: Mapping[str, int | str | bool]) -> str:
 
 
 def smaller_updates(config: Config, spec: StepSpec) -> Iterator[Changes]:
-  """Settings with which the update needs less and less memory: fewer tokens at once, then a kernel for attention."""
+  """Settings with which the update needs less and less memory: fewer tokens at once, a kernel, rounded moments."""
   packing, changes = spec.update.packing, Changes()
   if not spec.update.remat:
     changes['learner.remat'] = True
@@ -109,6 +109,8 @@ def smaller_updates(config: Config, spec: StepSpec) -> Iterator[Changes]:
   whole_rows = spec.layout.mesh.shape['context'] == 1 and not spec.model.config.window
   if on_tpu and whole_rows and spec.update.attention is None:
     yield changes | {'learner.attention': 'splash'}
+  if config.optimizer.fn == 'adamw' and config.optimizer.moments_dtype == 'float32':
+    yield changes | {'optimizer.moments_dtype': 'bfloat16'}
 
 
 def smaller_rollouts(config: Config, spec: StepSpec) -> Iterator[Changes]:

@@ -27,6 +27,9 @@ _SIZES = {
     hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True,
   ),
   'tiny': dict(hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=8),  # of --smoke
+  '1.7b': dict(
+    hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True,
+  ),
   '8b': dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
   '32b': dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64),
   '30b-a3b': dict(
@@ -36,9 +39,9 @@ _SIZES = {
 }  # fmt: skip
 SLICES = ('v5e-16', 'v5e-256', 'v5p-128', 'v6e-64')
 # Axes besides fsdp, which takes the rest; tokens of a microbatch on a device.
-_TENSOR = {'tiny': 1, '0.6b': 1, '8b': 4, '32b': 8, '30b-a3b': 1}
+_TENSOR = {'tiny': 1, '0.6b': 1, '1.7b': 1, '8b': 4, '32b': 8, '30b-a3b': 1}
 _EXPERT = {'30b-a3b': 16}
-_AT_ONCE = {'tiny': 2048, '0.6b': 8192, '8b': 4096, '32b': 4096, '30b-a3b': 4096}
+_AT_ONCE = {'tiny': 2048, '0.6b': 8192, '1.7b': 8192, '8b': 4096, '32b': 4096, '30b-a3b': 4096}
 PROMPT_TOKENS, COMPLETION_TOKENS, ROLLOUTS = 512, 1536, 8
 
 

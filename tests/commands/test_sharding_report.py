@@ -63,6 +63,22 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
   assert (row['update_bytes'], row['decode_bytes']) == (2 * 32 * 32, 2 * 32 * 16 * 2)
 
 
+def test_moments_in_bfloat16_halve_the_optimizer_and_an_update_adds_gradients(tmp_path):
+  sizes, lines = {}, {}
+  for dtype in ('float32', 'bfloat16'):
+    config = config_of(tmp_path, dict(fsdp=8))
+    config.optimizer.moments_dtype = dtype
+    spec = compile_report.make(config, sharding_report.devices('8'))
+    sizes[dtype] = sharding_report.state_bytes(spec)
+    lines[dtype] = sharding_report.table('scratch', spec, sharding_report.rows(spec), sizes[dtype])
+  wide, narrow = sizes['float32'], sizes['bfloat16']
+  assert wide['params'] == narrow['params']
+  # Beside the moments: two counters, and with bfloat16 a seed.
+  assert (wide['opt_state'] - 8) / 2 == narrow['opt_state'] - 12 == wide['params']
+  held = (sum(narrow.values()) + narrow['params']) / 2**20
+  assert f'an update holds at least {held:,.2f}: ' in lines['bfloat16'] != lines['float32']
+
+
 @pytest.mark.parametrize('topology', ['v5e', '2x', 'v5e:2x2:4'])
 def test_bad_topologies_are_one_sentence(tmp_path, capsys, topology):
   config = tiny_job.config_file(tmp_path)

@@ -144,10 +144,16 @@ def test_flags_that_fit_are_the_mildest_that_compile(monkeypatch):
 
 
 def test_a_step_without_flags_that_fit(monkeypatch):
-  config, _, devices = make()
+  config, spec, devices = make()
   compiler = Compiler(monkeypatch, lambda name, s: s.update.attention is not None)
   found = fitting_flags.find(config, devices, parts(update='?'))
   assert '--config.learner.attention=splash' in found
+  whole = device_memory.state_bytes(spec)
+  Compiler(monkeypatch, lambda name, s: device_memory.state_bytes(s) < 0.7 * whole)
+  # The state alone exceeds this limit with float32 moments.
+  sizes = f'Used {1.1 * whole / 2**20:.6f}M of {0.9 * whole / 2**20:.6f}M hbm.'
+  found = fitting_flags.find(config, devices, parts(update=sizes))
+  assert found.endswith(' --config.optimizer.moments_dtype=bfloat16.')
   compiler = Compiler(monkeypatch, lambda name, s: name == 'update')
   assert 'fits with no smaller setting' in fitting_flags.find(config, devices, parts(generate='?'))
   # Slots by halves, then rounded keys, then weights cut over tensor.
