@@ -27,7 +27,7 @@ def kind(dataset: DatasetInfo, *, strength: float = 2.0, floor: float = 1.0) -> 
   """
   setting_checks.check_range('prior_pooling.strength', strength, 0, open_low=True)
   setting_checks.check_range('prior_pooling.floor', floor, 0, open_low=True)
-  kinds = int(dataset.kind_N.max(initial=0)) + 1
+  kinds = dataset.kinds
 
   def prior(state: State, index: Index) -> np.ndarray:
     right_K, wrong_K = state['pooled'] + floor
@@ -35,17 +35,58 @@ def kind(dataset: DatasetInfo, *, strength: float = 2.0, floor: float = 1.0) -> 
     return _beta(rate_K[dataset.kind_N[index]], strength)
 
   def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
-    kind_V, counts_2xV = (
-      dataset.kind_N[evidence.index_V],
-      np.stack([evidence.right_V, _wrong(evidence)]),
-    )
-    # The decay of a kind depends on its number of visits, not on the order of rows.
-    pooled = state['pooled'] * dataset.kind_decay ** np.bincount(kind_V, minlength=kinds)
-    for row, counts_V in zip(pooled, counts_2xV, strict=True):
-      row += np.bincount(kind_V, counts_V, minlength=kinds)
+    counts_2xV = np.stack([evidence.right_V, _wrong(evidence)])
+    kind_V = dataset.kind_N[evidence.index_V]
+    pooled = _decayed_sums(state['pooled'], kind_V, counts_2xV, dataset.kind_decay)
     return dict(pooled=pooled), None
 
   return PriorPool(dict(pooled=np.zeros((2, kinds))), prior, learn)
+
+
+def fitted_kind(
+  dataset: DatasetInfo, *, strength: float = 2.0, visits: float = 20.0, memory: float = 500.0
+) -> PriorPool:
+  """Beta(s·m, s·(1 − m)) as `kind`, with s fitted to the spread in each kind: 1/(1 + s) = Var(p)/(m(1 − m)).
+
+  Method of moments for a Beta-binomial: E[p] from the scores x of a group, E[p²] from its pairs,
+  Σ_{i≠j} x_i·x_j / (n(n − 1)), which is exact for graded scores, too. Var(p)/(m(1 − m)) of a kind is shrunk toward
+  that of all kinds, and this toward 1/(1 + `strength`), each by `visits` visits. Moments are averages over about the
+  last `memory` visits of a kind; m decays by config.curriculum.kind_decay.
+
+  Only first visits count, because their prompts were chosen without evidence of their own; later ones are chosen for
+  their posterior. After 32 visits of a kind without a first one, m follows all visits, and s stays.
+  """
+  setting_checks.check_range('prior_pooling.strength', strength, 0, open_low=True)
+  setting_checks.check_range('prior_pooling.visits', visits, 0, open_low=True)
+  setting_checks.check_range('prior_pooling.memory', memory, 1)
+  kinds = dataset.kinds
+
+  def prior(state: State, index: Index) -> np.ndarray:
+    right_K, wrong_K = state['pooled'] + 1.0
+    rate_K = right_K / (right_K + wrong_K)
+    strength_K = _fitted_strength(state['moments'], strength, visits)
+    prior_2xK = np.stack([strength_K * rate_K, strength_K * (1 - rate_K)]).astype(np.float32)
+    return np.take(prior_2xK, dataset.kind_N[index], axis=1)
+
+  def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
+    kind_V, n_V, k_V = dataset.kind_N[evidence.index_V], evidence.count_V, evidence.right_V
+    at = evidence.first_V | (state['revisits'][kind_V] >= _MAX_REVISITS)
+    pooled = _decayed_sums(
+      state['pooled'], kind_V[at], np.stack([k_V, n_V - k_V])[:, at], dataset.kind_decay
+    )
+    first_K = np.bincount(kind_V[evidence.first_V], minlength=kinds)
+    revisits_K = state['revisits'] + np.bincount(kind_V, minlength=kinds)
+    at = evidence.first_V & (n_V > 1)
+    k_V, n_V = k_V[at], n_V[at]
+    pairs_V = (k_V * (k_V - 1) + evidence.graded_V[at]) / (n_V * (n_V - 1))
+    moments_3xV = np.stack([np.ones(len(n_V)), k_V / n_V, pairs_V])
+    moments = _decayed_sums(state['moments'], kind_V[at], moments_3xV, 1 - 1 / memory)
+    revisits_K[first_K > 0] = 0
+    return dict(pooled=pooled, moments=moments, revisits=revisits_K), None
+
+  state = dict(pooled=np.zeros((2, kinds)), revisits=np.zeros(kinds, np.int64))
+  state |= dict(moments=np.zeros((3, kinds)))  # Σ 1, Σ k/n, Σ of pairs, over visits
+  return PriorPool(state, prior, learn)
 
 
 def anchors(
@@ -141,6 +182,7 @@ def kernel(
 
 
 _BLOCK = 1 << 15
+_MAX_REVISITS = 32  # of a kind, after which they are the only evidence of its current success rate
 
 
 def _even(dataset: DatasetInfo) -> Callable[[State, Index], np.ndarray]:
@@ -156,10 +198,36 @@ def _wrong(evidence: StepEvidence) -> np.ndarray:
   return evidence.count_V - evidence.right_V
 
 
+def _fitted_strength(moments_3xK: np.ndarray, strength: float, visits: float) -> np.ndarray:
+  """s of each kind: (1 − ρ)/ρ, ρ = Var(p)/(m(1 − m)) after shrinkage, s in [0.1, 100]."""
+  count_K, rate_K, square_K = moments_3xK
+  mean_K = rate_K / np.maximum(count_K, 1)
+  binary_K = count_K * mean_K * (1 - mean_K)
+  between_K = square_K - count_K * mean_K**2
+  share = 1 / (1 + strength)
+  scale = binary_K.sum() / max(count_K.sum(), 1)  # m(1 − m) of a visit, on average
+  pseudo = max(visits * scale, 1e-9)
+  share = (between_K.sum() + pseudo * share) / (binary_K.sum() + pseudo)
+  share_K = (between_K + pseudo * share) / (binary_K + pseudo)
+  share_K = np.clip(share_K, 1 / 101, 1 / 1.1)
+  return (1 - share_K) / share_K
+
+
+def _decayed_sums(
+  sums_SxK: np.ndarray, kind_V: np.ndarray, added_SxV: np.ndarray, decay: float
+) -> np.ndarray:
+  """Sums by kind, after a decay per visit: it depends on the number of a kind's visits, not on the order of rows."""
+  kinds = sums_SxK.shape[1]
+  sums_SxK = sums_SxK * decay ** np.bincount(kind_V, minlength=kinds)
+  for sum_K, added_V in zip(sums_SxK, added_SxV, strict=True):
+    sum_K += np.bincount(kind_V, added_V, minlength=kinds)
+  return sums_SxK
+
+
 def _features(dataset: DatasetInfo, name: str) -> np.ndarray:
   """float32 [N, F] of unit length; rows of zeros stay zeros and are equally similar to all others."""
   if name == 'kind':
-    return np.eye(int(dataset.kind_N.max(initial=0)) + 1, dtype=np.float32)[dataset.kind_N]
+    return np.eye(dataset.kinds, dtype=np.float32)[dataset.kind_N]
   raw_NxF = column(dataset, 'prior_pooling.feature', name, -np.inf, np.inf).reshape(
     dataset.size, -1
   )
