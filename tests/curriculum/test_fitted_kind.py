@@ -112,6 +112,14 @@ def test_a_kind_of_few_visits_has_the_strength_of_all_kinds():
   assert before == pytest.approx(2.0) and strength(curriculum, len(k)) == pytest.approx(10, rel=0.1)
 
 
+@pytest.mark.parametrize('memory, visits', [(1.0, 3), (1e9, 5)])
+def test_moments_are_of_the_last_visits(memory, visits):
+  curriculum = fitted(np.zeros(9, int), memory=memory)
+  observe(curriculum, [0, 1], [3, 8])
+  observe(curriculum, [2, 3, 4], [1, 2, 3])
+  assert curriculum.state_dict()['share_moments'][0, 0] == pytest.approx(visits)
+
+
 def test_only_first_visits_count_until_there_are_none():
   curriculum = fitted([0, 0, 0])
   observe(curriculum, [0], [4])
