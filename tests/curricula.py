@@ -27,6 +27,8 @@ RULES = {
   'anchored': dict(
     prior_pooling=dict(fn='anchors', rho=0.3, adaptive=True), evidence_decay=dict(fn='visit')
   ),
+  'fitted': dict(prior_pooling=dict(fn='fitted_kind', visits=2.0)),
+  'regressed': dict(prior_pooling=dict(fn='regression', visits=2.0)),
   'mixed': dict(domain_mix=dict(fn='mix', targets=dict(a=3.0, b=1.0), measure='tokens')),
   'short': dict(utility=dict(fn='per_token'), truncated='ignore'),
 }

@@ -138,9 +138,9 @@ def drift():
   """Let the curriculum of this process observe one correct completion more than the others', once."""
   real = curriculum.Curriculum.observe
 
-  def observe(self, index_P, right_P, count_P, *more):
+  def observe(self, index_P, right_P, count_P, *more, **graded):
     first = not self._visits.any()
-    real(self, index_P, right_P + (first and right_P < count_P), count_P, *more)
+    real(self, index_P, right_P + (first and right_P < count_P), count_P, *more, **graded)
 
   curriculum.Curriculum.observe = observe
 

@@ -180,7 +180,7 @@ class CurriculumConfig(Section):
 
   candidates: Stage = stage('everything')  # or a window of a shuffled stream: stream
   evidence_decay: Stage = stage('visit', decay=0.25)  # none, visit, step, two_scale, reset
-  # evidence shared between prompts: none, kind, anchors (pass rates of other models), kernel (features)
+  # shared evidence: none, kind, fitted_kind, anchors (rates of other models), kernel, regression (features)
   prior_pooling: Stage = stage('kind', strength=2.0)
   kind_decay: float = 0.9  # of a kind's evidence, per visit to one of its prompts
   # of the success rate; or a draw from its posterior: thompson

@@ -6,6 +6,8 @@ choice, and a resumed run continues with it.
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 
 from jaxrl_llm.config.schema import CurriculumConfig
@@ -15,6 +17,7 @@ from jaxrl_llm.curriculum import (
   domain_mix,
   eligibility,
   evidence_decay,
+  graded_scores,
   prior_pooling,
   rate_estimate,
   selection,
@@ -22,7 +25,14 @@ from jaxrl_llm.curriculum import (
   slot_assignment,
   utility,
 )
-from jaxrl_llm.curriculum.evidence import Lengths, calibration_metrics, expected_tokens
+from jaxrl_llm.curriculum.evidence import (
+  Evidence,
+  Lengths,
+  calibration_metrics,
+  checked_evidence,
+  expected_tokens,
+  without_truncated,
+)
 from jaxrl_llm.curriculum.records import (
   DatasetInfo,
   EligibilityRule,
@@ -31,10 +41,11 @@ from jaxrl_llm.curriculum.records import (
   PriorPool,
   Proposal,
   StepEvidence,
-  check_saved,
+  checked_state,
+  contiguous,
   domain_codes,
 )
-from jaxrl_llm.types import Settings, UserError
+from jaxrl_llm.types import Settings
 
 _WINDOW = 512  # latest prompts whose predictions are compared with observations
 _BLOCK = 1 << 15  # prompts per block, so that its arrays fit the cache of a core
@@ -78,6 +89,9 @@ class Curriculum:
     if kind_N.shape != (size,) or kind_N.min(initial=0) < 0:
       raise ValueError(f'kind must hold {size} codes of at least 0, not {kind_N.shape} of them')
     dataset = DatasetInfo(size, group, kind_N, config['kind_decay'], columns or {})
+    self._kind_N, self._kind_decay = kind_N, config['kind_decay']
+    score = inspect.signature(self._stages['utility'].func)
+    self._takes_exponent = 'exponent' in score.parameters
     pool = active(pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling'))
     rule = active(pick(eligibility, config['eligibility'], 'curriculum.eligibility'))
     self._prior_pool: PriorPool | None = pool and pool(dataset)
@@ -98,7 +112,7 @@ class Curriculum:
     # The names are those of saved states.
     stateful = dict(share=self._prior_pool, gate=self._eligibility)
     self._learned = {name: stage.state if stage else {} for name, stage in stateful.items()}
-    self._learned |= dict(candidates=passes)
+    self._learned |= dict(candidates=passes, graded=graded_scores.initial(dataset.kinds))
     # Columns: predicted success, predicted mixed, observed success, mixed; of the latest prompts.
     self._history = self._latest = np.zeros((0, 4))
     self._check()
@@ -128,7 +142,12 @@ class Curriculum:
     """
     free_N = np.ones(self.size, bool)
     free_N[np.asarray(busy, int)] = False
-    self._check_room(slots, int(free_N.sum()))
+    slot_assignment.check_room(slots, free_N)
+    # One call of `observe` without a proposal is allowed: evidence from before the first step.
+    if self._streaming and self._steps > 1 and not self._accepted[0]:
+      raise ValueError(
+        'the stream of candidates does not advance: call accept(proposal) for every step before observe'
+      )
     if not slots:
       empty = np.zeros(0)
       return Proposal(empty.astype(np.int32), empty, empty, empty, np.nan, ())
@@ -156,9 +175,9 @@ class Curriculum:
     self, index: np.ndarray, group: int | np.ndarray | None = None
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Posterior mean, variance, and P(mixed group) of these prompts, for groups of `group` rollouts."""
-    alpha, beta = self._posterior(index).astype(float)
-    total = alpha + beta
-    mixed = utility.mixed_group(alpha, alpha, beta, self.group if group is None else group)
+    alpha, beta = self.posterior(index)
+    total, n = alpha + beta, self.group if group is None else group
+    mixed = utility.mixed_group(alpha, alpha, beta, n, exponent=self._exponent(index))
     return alpha / total, alpha * beta / (total**2 * (total + 1)), mixed
 
   def posterior(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -175,41 +194,32 @@ class Curriculum:
     tokens: np.ndarray | None = None,
     mixed: np.ndarray | None = None,
     truncated_k: np.ndarray | None = None,
+    *,
+    graded: np.ndarray | None = None,
+    truncated_graded: np.ndarray | None = None,
   ) -> None:
     """Updates the posteriors with a success mass k of n rollouts, for distinct prompts of one step.
 
-    k is a real number in [0, n]: the number of right rollouts, or the sum of scores scaled to [0, 1]. `mixed` is True
-    where the scores of the group differ; None: where 0 < k < n. `truncated` rollouts hit the length cap and were not
-    right, with mass `truncated_k` of k (None: 0); with config.curriculum.truncated='ignore' they do not count. `tokens`
-    are those of all n. Call once per step, with empty arrays where no rollouts finished: calls count time.
+    k is a real number in [0, n]: the number of right rollouts, or the sum of scores scaled to [0, 1]. `graded` is the
+    sum of x(1 − x) over these scores x (None: 0, as for binary scores). `mixed` is True where the scores of the group
+    differ; None: where 0 < k < n. `truncated` rollouts hit the length cap and were not right, with the parts
+    `truncated_k` and `truncated_graded` (None: 0); with config.curriculum.truncated='ignore' they do not count.
+    `tokens` are those of all n. Call once per step, with empty arrays where no rollouts finished: calls count time.
     """
-    zeros = np.zeros(len(index), int)
-    integers = [np.asarray(zeros if x is None else x) for x in (index, n, truncated, tokens)]
-    index, n, cut, tokens = integers
-    k = np.asarray(k, float)
-    cut_k = np.asarray(zeros if truncated_k is None else truncated_k, float)
-    mixed = (k > 0) & (k < n) if mixed is None else np.asarray(mixed, bool)
-    possible = ((k >= 0) & (k <= n)).all() and ((cut_k >= 0) & (cut_k <= k)).all()
-    typed = all(np.issubdtype(x.dtype, np.integer) for x in integers)
-    if not typed or len(np.unique(index)) != len(index) or not possible:
-      raise ValueError(
-        'observe needs distinct prompts, integers except for k, and 0 <= truncated_k <= k <= n'
-      )
-    # Floating-point sums depend on the order, and the order of rows must not matter.
-    order = np.argsort(index)
-    index, n, cut, tokens, k, cut_k, mixed = (x[order] for x in (*integers, k, cut_k, mixed))
-    count = n
+    real = truncated_k, graded, truncated_graded
+    evidence = checked_evidence(index, k, n, truncated, tokens, mixed, *real)
+    generated_V = evidence.count_V
     if self._ignore:
-      k = k - cut_k
-      # Where rows were kept at random, k is an estimate and may exceed the number of the others.
-      count = n - np.minimum(cut, n - k)
-    self._compare(index, k, n, count, mixed)
-    first, counted = self._visits[index] == 0, count > 0
-    self._visits[index] += 1
-    self._truncated[index] += cut.astype(np.int32)
+      evidence = without_truncated(evidence)
+    counted_V = evidence.count_V > 0
+    first_V, at = self._visits[evidence.index_V] == 0, evidence.index_V
+    self._compare(Evidence(*(x[counted_V] for x in evidence)), generated_V[counted_V])
+    self._visits[at] += 1
+    self._truncated[at] += evidence.truncated_V.astype(np.int32)
     if len(self._domains) > 1:
-      np.add.at(self._done.T, self._domain[index], np.stack([n, tokens], axis=1))
-    self._learn(StepEvidence(int(self._steps), *(x[counted] for x in (index, k, count, first))))
+      np.add.at(self._done.T, self._domain[at], np.stack([generated_V, evidence.tokens_V], axis=1))
+    used = at, evidence.mass_V, evidence.count_V, first_V, evidence.graded_V
+    self._learn(StepEvidence(int(self._steps), *(x[counted_V] for x in used)))
     self._steps = self._steps + 1
 
   def visits(self, index: np.ndarray | int) -> np.ndarray:
@@ -250,30 +260,13 @@ class Curriculum:
 
   def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
     """Restore from `state_dict`. Raises UserError for the state of another data set or of other stages."""
-    now = self.state_dict()
-    state = dict(accepted=now['accepted']) | state  # older checkpoints have none
-    check_saved(state, now)
-    state = {name: np.array(array, now[name].dtype) for name, array in state.items()}
+    state = checked_state(state, self.state_dict())
     for name in _STATE:
       setattr(self, f'_{_STATE[name]}', state[name])
     self._learned = {
       stage: {name: state[f'{stage}_{name}'] for name in learned}
       for stage, learned in self._learned.items()
     }
-
-  def _check_room(self, slots: int, free: int) -> None:
-    if slots > free:
-      held = self.size - free
-      running = f', of which {held} have unfinished rollouts' if held else ''
-      raise UserError(
-        f'config.prompts={slots} is more than the {self.size} prompts of the data{running}; lower it or '
-        'raise config.data.size.'
-      )
-    # One call of `observe` without a proposal is allowed: evidence from before the first step.
-    if self._streaming and self._steps > 1 and not self._accepted[0]:
-      raise ValueError(
-        'the stream of candidates does not advance: call accept(proposal) for every step before observe'
-      )
 
   def _choose(
     self,
@@ -293,9 +286,7 @@ class Curriculum:
       rate = self._stages['rate_estimate'](hinted.alpha, hinted.beta, random)
       # Candidates may be in any order, and may lack some hinted prompts.
       with_hint_N = np.full(self.size, np.nan)
-      with_hint_N[hinted.index] = self._stages['utility'](
-        rate, hinted.alpha, hinted.beta, self.group, 1.0
-      )
+      with_hint_N[hinted.index] = self._worth(hinted.index, rate, hinted.alpha, hinted.beta, 1.0)
       worth = np.where(np.isnan(with_hint_N[pool]), worth, with_hint_N[pool]).astype(worth.dtype)
     rule, select = self._eligibility, self._stages['selection']
     barred = quota = domain = None
@@ -330,11 +321,29 @@ class Curriculum:
     tokens, mean = expected_tokens(pool, lengths)
     for at in range(0, len(pool), _BLOCK):
       part = slice(at, at + _BLOCK)
-      alpha, beta = self._posterior(_contiguous(pool[part]))
+      index = contiguous(pool[part])
+      alpha, beta = self._posterior(index)
       rate = self._stages['rate_estimate'](alpha, beta, random)
       length = 1.0 if mean == 0 else np.where(tokens[part] > 0, tokens[part] / mean, 1)
-      worth[part] = self._stages['utility'](rate, alpha, beta, self.group, length)
+      worth[part] = self._worth(index, rate, alpha, beta, length)
     return worth
+
+  def _worth(
+    self,
+    index: Index,
+    rate: np.ndarray,
+    alpha: np.ndarray,
+    beta: np.ndarray,
+    length: utility.Length,
+  ) -> np.ndarray:
+    exponent = self._exponent(index) if self._takes_exponent else None
+    extra = {} if exponent is None else dict(exponent=exponent)
+    return self._stages['utility'](rate, alpha, beta, self.group, length, **extra)
+
+  def _exponent(self, index: Index) -> np.ndarray | None:
+    """The exponent of P(mixed) for these prompts; None where all scores were binary."""
+    exponent_K = graded_scores.exponents(self._learned['graded'])
+    return None if exponent_K is None else exponent_K[self._kind_N[index]]
 
   def _posterior(self, index: Index) -> np.ndarray:
     """float32 [2, I], α and β."""
@@ -359,15 +368,17 @@ class Curriculum:
 
     return self._bars(self._learned['gate'], index, self._visits[index], mean)
 
-  def _compare(
-    self, index: np.ndarray, k: np.ndarray, n: np.ndarray, count: np.ndarray, mixed: np.ndarray
-  ) -> None:
-    """Stores predictions for groups of n beside the observations, for prompts with evidence, before the update."""
-    counted = count > 0
-    mean, _, expected = self.predict(index[counted], n[counted])
-    rate = k[counted] / count[counted]
-    self._latest = np.stack([mean, expected, rate, mixed[counted]], axis=1)
+  def _compare(self, evidence: Evidence, n_V: np.ndarray) -> None:
+    """Compares predictions for groups of n with the observations, before the update; every prompt has evidence."""
+    at, rate_V = evidence.index_V, evidence.mass_V / evidence.count_V
+    mean_V, _, mixed_V = self.predict(at, n_V)
+    self._latest = np.stack([mean_V, mixed_V, rate_V, evidence.mixed_V], axis=1)
     self._history = np.concatenate([self._history, self._latest])[-_WINDOW:]
+    alpha_V, beta_V = self.posterior(at)
+    binary_V = utility.mixed_group(alpha_V, alpha_V, beta_V, n_V)
+    seen = self._kind_N[at], evidence.graded_V, binary_V, evidence.mixed_V
+    state = graded_scores.learn(self._learned['graded'], *seen, self._kind_decay)
+    self._learned |= dict(graded=state)
 
   def _learn(self, evidence: StepEvidence) -> None:
     now, at, gained = int(self._steps) + 1, evidence.index_V, None
@@ -390,10 +401,3 @@ class Curriculum:
 # Names in saved states → attributes.
 _STATE = {n: n for n in ('evidence', 'since', 'visits', 'truncated', 'steps', 'accepted', 'done')}
 _STATE |= dict(history='history', last='latest')
-
-
-def _contiguous(index: np.ndarray) -> Index:
-  """An equivalent slice where there is one: it reads memory in order and copies nothing."""
-  first = int(index[0])
-  run = np.array_equal(index, np.arange(first, first + len(index)))
-  return slice(first, first + len(index)) if run else index

@@ -24,6 +24,8 @@ class Evidence(NamedTuple):
   tokens_V: np.ndarray  # int32, of all n rollouts
   mixed_V: np.ndarray  # bool: scores of the group differ
   truncated_mass_V: np.ndarray  # float64, the part of `mass_V` from truncated rollouts
+  graded_V: np.ndarray  # float64, sum of x(1 − x) over successes x: 0 for binary scores
+  truncated_graded_V: np.ndarray  # float64, the part of `graded_V` from truncated rollouts
 
 
 def gather_evidence(batch: Batch, score_BxK: np.ndarray, chosen_P: np.ndarray) -> Evidence:
@@ -43,7 +45,8 @@ def gather_evidence(batch: Batch, score_BxK: np.ndarray, chosen_P: np.ndarray) -
   weight_PxG = by_slot(batch.rollout.weight_B).astype(float) * exists_PxG
   # Exactly 1 where all weights are 1, so that counts stay whole numbers.
   scale_P = exists_PxG.sum(1) / np.maximum(weight_PxG.sum(1), 1e-9)
-  mass_PxG = weight_PxG * by_slot(batch.success) * scale_P[:, None]
+  success_PxG = by_slot(batch.success).astype(float)
+  mass_PxG = weight_PxG * success_PxG * scale_P[:, None]
   index_V, slot_P = np.unique(np.asarray(batch.prompts.index_P)[chosen_P], return_inverse=True)
 
   def sums(x_PxG: np.ndarray) -> np.ndarray:
@@ -53,11 +56,54 @@ def gather_evidence(batch: Batch, score_BxK: np.ndarray, chosen_P: np.ndarray) -
   count_V, truncated_V, tokens_V = counts
   mass_V = np.minimum(sums(mass_PxG), count_V)
   truncated_mass_V = np.minimum(sums(mass_PxG * cut_PxG), mass_V)
+  graded_PxG = mass_PxG * (1 - success_PxG)
+  graded_V = sums(graded_PxG)
+  truncated_graded_V = np.minimum(sums(graded_PxG * cut_PxG), graded_V)
   G = length_PxG.shape[1]
   rows = np.repeat(chosen_P, G), exists_PxG.ravel(), np.repeat(slot_P, G)
   mixed_V = outcomes.mixed(np.asarray(score_BxK)[rows[0]], *rows[1:], len(index_V))
   evidence = index_V, mass_V, count_V, truncated_V, tokens_V, mixed_V, truncated_mass_V
+  evidence = *evidence, graded_V, truncated_graded_V
   return Evidence(*(x[count_V > 0] for x in evidence))
+
+
+def checked_evidence(
+  index: np.ndarray,
+  k: np.ndarray,
+  n: np.ndarray,
+  truncated: np.ndarray | None,
+  tokens: np.ndarray | None,
+  mixed: np.ndarray | None,
+  *real: np.ndarray | None,
+) -> Evidence:
+  """The arguments of `Curriculum.observe`, in the order of prompt indices, with defaults. Raises ValueError."""
+  zeros = np.zeros(len(index), int)
+  integers = [np.asarray(zeros if x is None else x) for x in (index, n, truncated, tokens)]
+  index, n, truncated, tokens = integers
+  k = np.asarray(k, float)
+  cut_k, graded, cut_graded = (np.asarray(zeros if x is None else x, float) for x in real)
+  mixed = (k > 0) & (k < n) if mixed is None else np.asarray(mixed, bool)
+  possible = ((k >= 0) & (k <= n)).all() and ((cut_k >= 0) & (cut_k <= k)).all()
+  possible &= bool(((cut_graded >= 0) & (cut_graded <= graded)).all())
+  typed = all(np.issubdtype(x.dtype, np.integer) for x in integers)
+  if not typed or len(np.unique(index)) != len(index) or not possible:
+    raise ValueError(
+      'observe needs distinct prompts, integers except for k, 0 <= truncated_k <= k <= n and 0 <= truncated_graded <= '
+      'graded'
+    )
+  # Floating-point sums depend on the order, and the order of rows must not matter.
+  order = np.argsort(index)
+  evidence = index, k, n, truncated, tokens, mixed, cut_k, graded, cut_graded
+  return Evidence(*(x[order] for x in evidence))
+
+
+def without_truncated(evidence: Evidence) -> Evidence:
+  """The evidence of rollouts that are not truncated, or right; the number of a prompt may be 0."""
+  mass_V = evidence.mass_V - evidence.truncated_mass_V
+  # Where rows were kept at random, the mass is an estimate and may exceed the number of the others.
+  cut_V = np.minimum(evidence.truncated_V, evidence.count_V - mass_V)
+  graded_V = evidence.graded_V - evidence.truncated_graded_V
+  return evidence._replace(mass_V=mass_V, count_V=evidence.count_V - cut_V, graded_V=graded_V)
 
 
 def calibration_metrics(latest_Vx4: np.ndarray, history_Vx4: np.ndarray) -> dict[str, float]:

@@ -27,7 +27,7 @@ def kind(dataset: DatasetInfo, *, strength: float = 2.0, floor: float = 1.0) -> 
   """
   setting_checks.check_range('prior_pooling.strength', strength, 0, open_low=True)
   setting_checks.check_range('prior_pooling.floor', floor, 0, open_low=True)
-  kinds = int(dataset.kind_N.max(initial=0)) + 1
+  kinds = dataset.kinds
 
   def prior(state: State, index: Index) -> np.ndarray:
     right_K, wrong_K = state['pooled'] + floor
@@ -35,17 +35,61 @@ def kind(dataset: DatasetInfo, *, strength: float = 2.0, floor: float = 1.0) -> 
     return _beta(rate_K[dataset.kind_N[index]], strength)
 
   def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
-    kind_V, counts_2xV = (
-      dataset.kind_N[evidence.index_V],
-      np.stack([evidence.right_V, _wrong(evidence)]),
-    )
-    # The decay of a kind depends on its number of visits, not on the order of rows.
-    pooled = state['pooled'] * dataset.kind_decay ** np.bincount(kind_V, minlength=kinds)
-    for row, counts_V in zip(pooled, counts_2xV, strict=True):
-      row += np.bincount(kind_V, counts_V, minlength=kinds)
+    counts_2xV = np.stack([evidence.right_V, _wrong(evidence)])
+    kind_V = dataset.kind_N[evidence.index_V]
+    pooled = _decayed_sums(state['pooled'], kind_V, counts_2xV, dataset.kind_decay)
     return dict(pooled=pooled), None
 
   return PriorPool(dict(pooled=np.zeros((2, kinds))), prior, learn)
+
+
+def fitted_kind(
+  dataset: DatasetInfo, *, strength: float = 2.0, visits: float = 20.0, memory: float = 500.0
+) -> PriorPool:
+  """Beta(s·m, s·(1 − m)) as `kind`, with s fitted to the spread in each kind: 1/(1 + s) = Var(p)/(m(1 − m)).
+
+  Method of moments for a Beta-binomial: E[p] from the scores x of a group, E[p²] from its pairs,
+  Σ_{i≠j} x_i·x_j / (n(n − 1)), which is exact for graded scores, too. Var(p)/(m(1 − m)) of a kind is shrunk toward
+  that of all kinds, and this toward 1/(1 + `strength`), each by `visits` visits. Moments are averages over about the
+  last `memory` visits of a kind; m decays by config.curriculum.kind_decay.
+
+  Only first visits count, because their prompts were chosen without evidence of their own; later ones are chosen for
+  their posterior. After 32 visits of a kind without a first one, m follows all visits, and s stays.
+  """
+  setting_checks.check_range('prior_pooling.strength', strength, 0, open_low=True)
+  setting_checks.check_range('prior_pooling.visits', visits, 0, open_low=True)
+  setting_checks.check_range('prior_pooling.memory', memory, 1)
+  kinds = dataset.kinds
+
+  def prior(state: State, index: Index) -> np.ndarray:
+    right_K, wrong_K = state['pooled'] + 1.0
+    rate_K = right_K / (right_K + wrong_K)
+    strength_K = _fitted_strength(state['moments'], strength, visits)
+    prior_2xK = np.stack([strength_K * rate_K, strength_K * (1 - rate_K)]).astype(np.float32)
+    kind_I = dataset.kind_N[index]
+    prior_2xI = np.empty((2, len(kind_I)), np.float32)
+    for prior_K, prior_I in zip(prior_2xK, prior_2xI, strict=True):
+      np.take(prior_K, kind_I, out=prior_I, mode='clip')  # by far faster than both rows at once
+    return prior_2xI
+
+  def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
+    kind_V, n_V, k_V = dataset.kind_N[evidence.index_V], evidence.count_V, evidence.right_V
+    at = evidence.first_V | (state['revisits'][kind_V] >= _MAX_REVISITS)
+    pooled = _decayed_sums(
+      state['pooled'], kind_V[at], np.stack([k_V, n_V - k_V])[:, at], dataset.kind_decay
+    )
+    first_K = np.bincount(kind_V[evidence.first_V], minlength=kinds)
+    revisits_K = state['revisits'] + np.bincount(kind_V, minlength=kinds)
+    at = evidence.first_V & (n_V > 1)
+    rate_V, pairs_V = _moments(evidence, at)
+    moments_3xV = np.stack([np.ones(len(rate_V)), rate_V, pairs_V])
+    moments = _decayed_sums(state['moments'], kind_V[at], moments_3xV, 1 - 1 / memory)
+    revisits_K[first_K > 0] = 0
+    return dict(pooled=pooled, moments=moments, revisits=revisits_K), None
+
+  state = dict(pooled=np.zeros((2, kinds)), revisits=np.zeros(kinds, np.int64))
+  state |= dict(moments=np.zeros((3, kinds)))  # Σ 1, Σ k/n, Σ of pairs, over visits
+  return PriorPool(state, prior, learn)
 
 
 def anchors(
@@ -140,7 +184,72 @@ def kernel(
   return PriorPool(state, prior, learn, reference=lambda step: step % every == 0)
 
 
+def regression(
+  dataset: DatasetInfo,
+  *,
+  feature: str = 'traits',
+  dimensions: int = 16,
+  ridge: float = 1.0,
+  strength: float = 2.0,
+  visits: float = 20.0,
+  memory: float = 2000.0,
+) -> PriorPool:
+  """Beta(s·m, s·(1 − m)), m = ½ + θ·z: ridge regression of first visits' success rates on features z of the prompts.
+
+  z are those of `kernel` and a constant, in float16; more than `dimensions` are projected by a fixed random matrix. The
+  reliability is measured: 1/(1 + s) = Σ (p − m)² / Σ m(1 − m) over first visits with the m from before them, where the
+  pairs of a group's scores replace p². It is shrunk toward 1/(1 + `strength`) by `visits` visits. Sums decay by
+  1 − 1/`memory` per visit. Which visits count is as in `fitted_kind`. A step computes m of 65,536 prompts, those of
+  larger data sets in turn, since conversion from float16 is slow.
+  """
+  setting_checks.check_integer('prior_pooling.dimensions', dimensions, 1)
+  for name, value in dict(ridge=ridge, strength=strength, visits=visits).items():
+    setting_checks.check_range(f'prior_pooling.{name}', value, 0, open_low=True)
+  setting_checks.check_range('prior_pooling.memory', memory, 1)
+  z_NxF = _low_dimensional(_features(dataset, feature), dimensions)
+
+  def rate(gram_FxF: np.ndarray, moment_F: np.ndarray, index: Index) -> np.ndarray:
+    theta_F = np.linalg.solve(gram_FxF + ridge * np.eye(len(moment_F)), moment_F)
+    rate_I = z_NxF[index].astype(np.float32) @ theta_F.astype(np.float32)
+    return np.clip(rate_I + np.float32(0.5), 0.02, 0.98)
+
+  def prior(state: State, index: Index) -> np.ndarray:
+    residual, binary, count = state['residual']
+    pseudo = visits * (binary / count if count else 0.25)
+    share = (residual + pseudo / (1 + strength)) / (binary + pseudo)
+    return _beta(state['rate'][index], 1 / np.clip(share, _MIN_SHARE, _MAX_SHARE) - 1)
+
+  def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
+    first = evidence.first_V
+    at = first | (state['revisits'] >= _MAX_REVISITS)
+    rate_V = (evidence.right_V / evidence.count_V)[at]
+    z_VxF = z_NxF[evidence.index_V[at]].astype(float)
+    keep = (1 - 1 / memory) ** len(rate_V)
+    gram = keep * state['gram'] + z_VxF.T @ z_VxF
+    moment = keep * state['moment'] + z_VxF.T @ (rate_V - 0.5)
+    at = first & (evidence.count_V > 1)
+    rate_V, pairs_V = _moments(evidence, at)
+    m_V = rate(state['gram'], state['moment'], evidence.index_V[at]).astype(float)
+    residual_V = pairs_V - 2 * m_V * rate_V + m_V**2
+    added = [residual_V.sum(), (m_V * (1 - m_V)).sum(), len(m_V)]
+    residual = (1 - 1 / memory) ** len(m_V) * state['residual'] + added
+    revisits = 0 * state['revisits'] if first.any() else state['revisits'] + len(first)
+    part, rate_N = _refreshed(evidence.step, dataset.size), state['rate'].copy()
+    rate_N[part] = rate(gram, moment, part)
+    learned = dict(gram=gram, moment=moment, residual=residual, revisits=revisits)
+    return learned | dict(rate=rate_N), None
+
+  size = z_NxF.shape[1]
+  # Σ (p − m)², Σ m(1 − m) and Σ 1 over first visits.
+  state = dict(gram=np.zeros((size, size)), moment=np.zeros(size), residual=np.zeros(3))
+  state |= dict(revisits=np.zeros(1, np.int64), rate=np.full(dataset.size, 0.5, np.float32))
+  return PriorPool(state, prior, learn)
+
+
 _BLOCK = 1 << 15
+_REFRESHED = 1 << 16  # prompts of a step
+_MIN_SHARE, _MAX_SHARE = 1 / 101, 1 / 1.1  # of 1/(1 + s): s in [0.1, 100]
+_MAX_REVISITS = 32  # of a kind, after which they are the only evidence of its current success rate
 
 
 def _even(dataset: DatasetInfo) -> Callable[[State, Index], np.ndarray]:
@@ -156,10 +265,57 @@ def _wrong(evidence: StepEvidence) -> np.ndarray:
   return evidence.count_V - evidence.right_V
 
 
+def _fitted_strength(moments_3xK: np.ndarray, strength: float, visits: float) -> np.ndarray:
+  """s of each kind: (1 − ρ)/ρ, ρ = Var(p)/(m(1 − m)) after shrinkage, s in [0.1, 100]."""
+  count_K, rate_K, square_K = moments_3xK
+  mean_K = rate_K / np.maximum(count_K, 1)
+  binary_K = count_K * mean_K * (1 - mean_K)
+  between_K = square_K - count_K * mean_K**2
+  share = 1 / (1 + strength)
+  scale = binary_K.sum() / max(count_K.sum(), 1)  # m(1 − m) of a visit, on average
+  pseudo = max(visits * scale, 1e-9)
+  share = (between_K.sum() + pseudo * share) / (binary_K.sum() + pseudo)
+  share_K = (between_K + pseudo * share) / (binary_K + pseudo)
+  return 1 / np.clip(share_K, _MIN_SHARE, _MAX_SHARE) - 1
+
+
+def _moments(evidence: StepEvidence, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Unbiased estimates of p and p² of the visits `at`, of at least 2 rollouts: k/n, Σ_{i≠j} x_i·x_j / (n(n − 1))."""
+  k_V, n_V = evidence.right_V[at], evidence.count_V[at]
+  return k_V / n_V, (k_V * (k_V - 1) + evidence.graded_V[at]) / (n_V * (n_V - 1))
+
+
+def _refreshed(step: int, size: int) -> slice:
+  """The prompts whose predictions step `step` computes: all, or a part in turn."""
+  start = step * _REFRESHED % (-(-size // _REFRESHED) * _REFRESHED)
+  return slice(start, start + _REFRESHED)
+
+
+def _low_dimensional(unit_NxF: np.ndarray, dimensions: int) -> np.ndarray:
+  """float16 [N, at most dimensions + 1]: the features, projected where there are more, and a constant."""
+  size = unit_NxF.shape[1]
+  if size > dimensions:
+    matrix = np.random.default_rng(0).normal(size=(size, dimensions)) / dimensions**0.5
+    unit_NxF = unit_NxF @ matrix.astype(np.float32)
+  constant = np.ones((len(unit_NxF), 1), np.float16)
+  return np.concatenate([unit_NxF.astype(np.float16), constant], axis=1)
+
+
+def _decayed_sums(
+  sums_SxK: np.ndarray, kind_V: np.ndarray, added_SxV: np.ndarray, decay: float
+) -> np.ndarray:
+  """Sums by kind, after a decay per visit: it depends on the number of a kind's visits, not on the order of rows."""
+  kinds = sums_SxK.shape[1]
+  sums_SxK = sums_SxK * decay ** np.bincount(kind_V, minlength=kinds)
+  for sum_K, added_V in zip(sums_SxK, added_SxV, strict=True):
+    sum_K += np.bincount(kind_V, added_V, minlength=kinds)
+  return sums_SxK
+
+
 def _features(dataset: DatasetInfo, name: str) -> np.ndarray:
   """float32 [N, F] of unit length; rows of zeros stay zeros and are equally similar to all others."""
   if name == 'kind':
-    return np.eye(int(dataset.kind_N.max(initial=0)) + 1, dtype=np.float32)[dataset.kind_N]
+    return np.eye(dataset.kinds, dtype=np.float32)[dataset.kind_N]
   raw_NxF = column(dataset, 'prior_pooling.feature', name, -np.inf, np.inf).reshape(
     dataset.size, -1
   )

@@ -23,6 +23,11 @@ class DatasetInfo(NamedTuple):
   kind_decay: float  # of a kind's evidence, per visit
   columns: Settings  # fields of the rows by name, arrays [N] or [N, F]
 
+  @property
+  def kinds(self) -> int:
+    """The number of kinds."""
+    return int(self.kind_N.max(initial=0)) + 1
+
 
 class HintedPosteriors(NamedTuple):
   """Posteriors of prompts that would get a hint, with that hint."""
@@ -53,6 +58,7 @@ class StepEvidence(NamedTuple):
   right_V: np.ndarray  # k, a real number in [0, n]
   count_V: np.ndarray  # n, above 0
   first_V: np.ndarray  # bool, the first visit of the prompt
+  graded_V: np.ndarray  # Σ x(1 − x) over the scores x of the group, 0 for binary ones
 
 
 class PriorPool(NamedTuple):
@@ -110,14 +116,23 @@ def domain_codes(fn: str, dataset: DatasetInfo) -> tuple[list[str], np.ndarray]:
   return names.tolist(), codes.astype(np.int32)
 
 
-def check_saved(saved: State, now: State) -> None:
-  """Raises UserError where a saved state of the curriculum has other arrays than its state `now`, or other sizes."""
+# In saved states, but not in those of older checkpoints.
+_LATER = ('accepted', 'graded_log_exponent', 'graded_information', 'graded_found')
+
+
+def checked_state(saved: State, now: State) -> State:
+  """A saved state with the types of the state `now`, and its arrays where older checkpoints have none.
+
+  Raises UserError for other arrays or other sizes.
+  """
+  saved = {name: now[name] for name in _LATER} | saved
   if now.keys() != saved.keys():
     names = ', '.join(sorted(now.keys() ^ saved.keys()))
     raise UserError(
       f'the saved curriculum has other stages ({names}); restore config.curriculum, or start another --workdir.'
     )
   items = dict(evidence='prompts', share_pooled='kinds of prompts', done='domains')
+  items |= dict(graded_found='kinds of prompts')
   for name in now.keys() & items.keys():
     found, expected = np.shape(saved[name])[-1], now[name].shape[-1]
     if found != expected:
@@ -125,3 +140,11 @@ def check_saved(saved: State, now: State) -> None:
         f'the saved curriculum has {found} {items[name]}, not {expected}; config.data changed: '
         'restore it, or start another --workdir.'
       )
+  return {name: np.array(array, now[name].dtype) for name, array in saved.items()}
+
+
+def contiguous(index: np.ndarray) -> Index:
+  """An equivalent slice where there is one: it reads memory in order and copies nothing."""
+  first = int(index[0])
+  run = np.array_equal(index, np.arange(first, first + len(index)))
+  return slice(first, first + len(index)) if run else index

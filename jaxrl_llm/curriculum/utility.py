@@ -1,5 +1,7 @@
 """Utilities of prompts: (rate, alpha, beta, group, length) → utility, larger is better.
 
+Functions with a sixth argument, `exponent`, get that of `graded_scores`: P(mixed) is 1 − (1 − P)^exponent.
+
 `length` is the expected tokens of a rollout ÷ the mean over candidates; 1 where it is unknown.
 
 Every public function may be named in `config.curriculum.utility.fn`.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_llm.curriculum import setting_checks
+from jaxrl_llm.curriculum import graded_scores, setting_checks
 
 Length = np.ndarray | float
 
@@ -58,12 +60,13 @@ def mixed_group(
   beta: np.ndarray,
   group: int | np.ndarray,
   length: Length = 1.0,
+  exponent: np.ndarray | None = None,
 ) -> np.ndarray:
   """P(the next group of G is mixed) under the posterior, in closed form.
 
   1 − Π_{i<G} (α + i)/(α + β + i) − Π_{i<G} (β + i)/(α + β + i): 1 minus the Beta-binomial
-  probabilities of 0 and G. `group` may be an array, one entry per prompt. Exact for binary scores; groups of graded
-  scores are mixed more often.
+  probabilities of 0 and G. `group` may be an array, one entry per prompt. Exact for binary scores; for graded ones,
+  `exponent` [prompts] corrects it, see `graded_scores`.
   """
   del rate, length
   total = alpha + beta
@@ -74,7 +77,8 @@ def mixed_group(
     more = True if same else i < group
     np.multiply(right, (alpha + i) * inverse, out=right, where=more)
     np.multiply(wrong, (beta + i) * inverse, out=wrong, where=more)
-  return 1 - right - wrong
+  mixed = 1 - right - wrong
+  return mixed if exponent is None else graded_scores.corrected(mixed, exponent)
 
 
 def information(
@@ -97,10 +101,15 @@ def vade(
 
 
 def per_token(
-  rate: np.ndarray, alpha: np.ndarray, beta: np.ndarray, group: int, length: Length = 1.0
+  rate: np.ndarray,
+  alpha: np.ndarray,
+  beta: np.ndarray,
+  group: int,
+  length: Length = 1.0,
+  exponent: np.ndarray | None = None,
 ) -> np.ndarray:
   """P(mixed group) ÷ length: utility per token."""
-  return mixed_group(rate, alpha, beta, group) / length
+  return mixed_group(rate, alpha, beta, group, exponent=exponent) / length
 
 
 def per_root_token(

@@ -15,7 +15,6 @@ from jaxrl_llm.data.pipeline import (
   RowSets,
   Tables,
   encode,
-  kinds,
   load,
   load_rows,
   make_table,
@@ -25,6 +24,7 @@ from jaxrl_llm.data.pipeline import (
   with_question,
 )
 from jaxrl_llm.data.row_columns import Columns
+from jaxrl_llm.data.traits import kinds
 
 __all__ = [
   'ALPHABET',

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
   from jaxrl_llm.config.schema import Config, DataConfig
 
 
+# Functions of sources.py that read rows instead of generating them.
+_FILE_SOURCES = ('jsonl', 'files')
+
+
 class Tokenizer(Protocol):
   """The methods of a tokenizer that this package uses; models.tokenizer.Tokenizer has them."""
 
@@ -47,10 +51,16 @@ class PromptTable:
   prompt_tokens: int  # L
   dropped: int  # rows whose prompts are too long
   fingerprint: str  # sha256 of rows, tokens and settings; a run resumes only with an equal one
+  from_files: bool = False  # else of a generator
   verifier: str = ''  # reward function of the rows of a benchmark; '' = config.rewards
 
   def __len__(self) -> int:
     return len(self.rows)
+
+  @property
+  def file_tokens_N(self) -> np.ndarray | None:
+    """The prompt tokens of each row of a file, from which `kinds` forms traits; None for rows of a generator."""
+    return np.array([len(t) for t in self.tokens], np.int32) if self.from_files else None
 
   def rows_of(self, prompts: Prompts) -> list[Row]:
     """Returns the row of each prompt of a step."""
@@ -151,6 +161,7 @@ def make_table(
     prompt_tokens=prompt_tokens,
     dropped=len(rows) - len(fitting),
     fingerprint=_fingerprint(fitting_rows, prompts, prompt_tokens),
+    from_files=data.source in _FILE_SOURCES,
   )
 
 
@@ -259,40 +270,3 @@ def _canonical(value: JsonValue) -> JsonValue:
     return value.tolist()
   is_plain = value is None or isinstance(value, str | bytes | int | float | complex)
   return value if is_plain else type(value).__name__
-
-
-def kinds(rows: Sequence[Row]) -> np.ndarray:
-  """Returns int32 [N], the number of each row's kind, for sharing evidence of difficulty.
-
-  Rows of a kind have the same source and the same whole-number traits (number of terms, length, level). Traits are
-  fields of `extra` with at most 32 different values in the source.
-  """
-  keys = levels(rows)
-  codes = {key: i for i, key in enumerate(sorted(set(keys)))}
-  return np.array([codes[key] for key in keys], np.int32)
-
-
-def levels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-  """Returns for each row its source, then 'trait=value' for the traits that `kinds` uses."""
-  traits = [(row.source, _traits(row)) for row in rows]
-  values: dict[tuple[str, str], set[int]] = {}
-  for source, row_traits in traits:
-    for name, value in row_traits.items():
-      values.setdefault((source, name), set()).add(value)
-  return [
-    (
-      source,
-      *(f'{n}={v}' for n, v in sorted(row_traits.items()) if len(values[source, n]) <= _MAX_LEVELS),
-    )
-    for source, row_traits in traits
-  ]
-
-
-_MAX_LEVELS = 32
-_ROW_NUMBERS = ('index', 'source_index')  # never traits
-
-
-def _traits(row: Row) -> dict[str, int]:
-  metadata = row.extra.get('metadata')
-  fields = {**row.extra, **(metadata if isinstance(metadata, dict) else {})}
-  return {k: v for k, v in fields.items() if type(v) is int and k not in _ROW_NUMBERS}

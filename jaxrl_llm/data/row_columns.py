@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.data.pipeline import levels
+from jaxrl_llm.data.traits import levels
 from jaxrl_llm.types import Row
 
 
@@ -18,14 +18,15 @@ class Columns(Mapping):
   field has None. Raises KeyError for a field that no row has.
   """
 
-  def __init__(self, rows: Sequence[Row]):
-    self._rows = rows
+  def __init__(self, rows: Sequence[Row], tokens_N: np.ndarray | None = None):
+    """`tokens_N`: as for `kinds`."""
+    self._rows, self._tokens_N = rows, tokens_N
 
   def __getitem__(self, name: str) -> Any:
     if name == 'source':
       return [row.source for row in self._rows]
     if name == 'traits':
-      return _one_hot(levels(self._rows))
+      return _one_hot(levels(self._rows, self._tokens_N))
     values = [row.extra.get(name) for row in self._rows]
     if all(value is None for value in values):
       raise KeyError(name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.data import pipeline
+from jaxrl_llm.data import traits as row_traits
 from jaxrl_llm.types import Row
 
 _MIN_ROWS_PER_VALUE = 4  # on average; a trait with fewer identifies rows instead of grading them
@@ -43,7 +43,7 @@ def _stated_level(row: Row) -> str:
 
 def _shared_traits(rows: Sequence[Row]) -> list[list[str]]:
   """The traits of each row that mark a level: several values in its source, each in several rows."""
-  traits = pipeline.levels(rows)
+  traits = row_traits.levels(rows)
   count = collections.Counter((source, trait) for source, *names in traits for trait in names)
   rows_by_value = collections.defaultdict(list)
   for (source, trait), rows_with in count.items():

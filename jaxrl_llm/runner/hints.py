@@ -29,7 +29,7 @@ class HintProvider:
     """`settings` is config.data: how a changed question is rendered."""
     self.rule, self.table, self.tokenizer, self.settings = rule, table, tokenizer, settings
     self.hints, self.answers = curriculum.HintScheduler(rule, seed), replay.KnownAnswers()
-    self.kind_N = data.kinds(table.rows)
+    self.kind_N = data.kinds(table.rows, table.file_tokens_N)
 
   def add_hints(self, prompts: Prompts, step: int) -> Prompts:
     """Return the prompts with their hints; `hint_P` is the share of the answer that each one contains.

@@ -177,6 +177,7 @@ def _observe(context: RunContext, batch: Batch, finished_P: np.ndarray) -> dict[
   score_BxK = outcomes.compared(context.spec.objective.method, batch)
   evidence = curriculum.gather_evidence(batch, score_BxK, finished_P)
   # Empty evidence is observed, too: posteriors age by steps.
-  selection.curriculum.observe(*evidence)
+  *plain, graded_V, truncated_graded_V = evidence
+  selection.curriculum.observe(*plain, graded=graded_V, truncated_graded=truncated_graded_V)
   selection.lengths.observe(evidence.index_V, evidence.tokens_V / evidence.count_V)
   return selection.curriculum.metrics()

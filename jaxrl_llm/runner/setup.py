@@ -186,8 +186,8 @@ def make_curriculum(config: Config, table: data.PromptTable) -> curriculum.Curri
     len(table),
     group=config.rollouts * config.curriculum.slots_per_prompt,
     seed=config.seed,
-    kind=data.kinds(table.rows),
-    columns=data.Columns(table.rows),
+    kind=data.kinds(table.rows, table.file_tokens_N),
+    columns=data.Columns(table.rows, table.file_tokens_N),
   )
 
 

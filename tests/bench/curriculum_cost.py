@@ -30,6 +30,8 @@ RULES = {
   },
   'uniform': dict(utility=dict(fn='uniform'), selection=dict(fn='top')),
   'per_token': dict(utility=dict(fn='per_token')),
+  'fitted kinds': dict(prior_pooling=dict(fn='fitted_kind')),
+  'regression': dict(prior_pooling=dict(fn='regression')),
   'mixed domains': dict(domain_mix=dict(fn='mix', targets=dict(a=1.0, b=1.0))),
 }
 

@@ -17,7 +17,7 @@ FACTS = DatasetInfo(N, G, np.zeros(N, np.int32), 0.9, {})
 def evidence(index, k, first):
   """What one step said."""
   index, k = np.array(index), np.array(k)
-  return StepEvidence(0, index, k, np.full(len(k), G), np.full(len(k), first))
+  return StepEvidence(0, index, k, np.full(len(k), G), np.full(len(k), first), 0.0 * k)
 
 
 def odds(made, state):

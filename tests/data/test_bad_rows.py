@@ -66,8 +66,8 @@ def loaded(path: pathlib.Path, chat: bool = True) -> tuple[data.Tables | None, s
     )
     return None, message.replace(str(path), 'rows.jsonl')
   for table in (tables.train, tables.held_out):
-    data.kinds(table.rows)
-    columns = data.Columns(table.rows)
+    data.kinds(table.rows, table.file_tokens_N)
+    columns = data.Columns(table.rows, table.file_tokens_N)
     assert all(len(columns[name]) == len(table) for name in columns)
     assert all(isinstance(row.answer, str) and row.answer.strip() for row in table.rows)
     assert json.dumps([row._asdict() for row in table.rows])

@@ -25,8 +25,8 @@ B = P * G
 class Observer:
   """Stands for the curriculum and the lengths."""
 
-  def observe(self, *evidence):
-    self.observed = evidence
+  def observe(self, *evidence, **graded):
+    self.observed, self.graded = evidence, graded
 
   def metrics(self):
     return {}
@@ -651,6 +651,9 @@ def test_graded_scores_are_mass_and_mixed_by_difference():
   )
   assert (index, count, truncated) == ([0, 10, 20], [4, 4, 4], [0, 0, 2])
   np.testing.assert_allclose(mass, [0.7, 1.2, 1.8], rtol=1e-6)
+  graded = context.selection.curriculum.graded  # Σ x(1 − x)
+  np.testing.assert_allclose(graded['graded'], [0.49, 0.84, 0.18], rtol=1e-6)
+  np.testing.assert_allclose(graded['truncated_graded'], [0, 0, 0.09], rtol=1e-6)
   np.testing.assert_allclose(cut_mass, [0, 0, 0.9], rtol=1e-6)
   assert mixed == [True, False, True]
   context.config.rewards.right, context.config.rewards.bounds = 0.5, (-1.0, 1.0)
