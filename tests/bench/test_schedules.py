@@ -22,9 +22,9 @@ FUSED = (
   Fused(lag=3),
   Fused(submitted=1.5),
   Fused(submitted=2.0, max_age=1, encode='rows'),
-  Fused(lag=1, submitted=1.5, encode='carried'),
+  Fused(lag=1, submitted=1.5, encode='none'),
 )
-APART = tuple(
+APART = (Apart(4, 2, encode=True),) + tuple(
   Apart(trainer, bound, in_order)
   for trainer, bound, in_order in [(4, 0, True), (8, 1, True), (4, 4, True), (8, 1, False), (2, 4, False)]
 )  # fmt: skip
@@ -163,6 +163,23 @@ def test_a_larger_bound_and_no_latency_are_never_slower_in_order():
   times = [outcome(Apart(4, bound), 5.0).seconds for bound in (0, 1, 2, 4)]
   assert times == sorted(times, reverse=True)
   assert outcome(Apart(4, 1), 0.0).seconds <= times[1]
+
+
+@pytest.mark.parametrize('module, settings', [('fused', dict(submitted=1.5)), ('apart', {})])
+def test_encoding_continued_rows_costs_their_tokens(module, settings):
+  """The decode iterations stay the same: what is encoded again adds to the time alone."""
+  costs = COSTS._replace(encode_s=1e-3)
+  if module == 'fused':
+    none, rows, slots = (
+      simulate(Fused(encode=encode, **settings), draw(), costs)
+      for encode in ('none', 'rows', 'slots')
+    )
+    assert none.iterations == rows.iterations == slots.iterations
+    assert slots.seconds - none.seconds == pytest.approx(12 * 1.5 * B * G * T * 1e-3)
+    assert none.seconds < rows.seconds < none.seconds + 0.5 * (slots.seconds - none.seconds)
+  else:
+    none, rows = (simulate(Apart(4, 4, encode=encode), draw(), costs) for encode in (False, True))
+    assert none.seconds < rows.seconds
 
 
 def test_parts_of_the_chips_do_the_same_work_more_slowly():

@@ -20,6 +20,7 @@ class Apart(NamedTuple):
   # Groups are learned in the order in which they were started, so that the trainer waits for the slowest; or as they
   # end, and those that are too old are dropped.
   in_order: bool = True
+  encode: bool = False  # tokens of running rows with new weights; else their cache stays as it is
   window: int = 64  # decode iterations between two looks at the host: new weights, new prompts
   # Parts of a batch; the trainer accumulates the gradient of one as soon as its groups are graded.
   chunks: int = 8
@@ -104,6 +105,8 @@ class _Sampler:
         self._count(row, age)
       self.version = newest
       self.loop.seconds += self.costs.push_s
+      if self.schedule.encode:
+        self.loop.seconds += self.loop.columns * self.costs.encode_s
       if not self.schedule.in_order:
         self._drop_old()
     while self._may_start():

@@ -17,7 +17,7 @@ class Fused(NamedTuple):
   submitted: float = 1.0  # groups in a rollout, as a multiple of those after which it stops
   max_age: int = 4
   # Of continued rows. 'slots': all tokens of all slots are encoded, as the program does; 'rows': only those that the
-  # rows have; 'carried': none, the cache stays on the device.
+  # rows have; 'none': the cache stays on the device.
   encode: str = 'slots'
 
 
@@ -118,6 +118,6 @@ def _encoded(
   """Tokens of continued rows that are encoded again."""
   age_HxG = age_NxG[continued]
   running_HxG = (age_HxG > 1) & (age_HxG < job.length_NxG[continued])
-  if schedule.encode == 'carried' or not running_HxG.any():
+  if schedule.encode == 'none' or not running_HxG.any():
     return 0
   return slots * job.max_tokens if schedule.encode == 'slots' else int(age_HxG[running_HxG].sum())
