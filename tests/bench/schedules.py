@@ -40,8 +40,10 @@ class Family(NamedTuple):
 def families(costs: Costs, groups: int) -> list[Family]:
   """The schedules that fit a machine."""
 
-  def partial(lag: int, encode: str) -> tuple[Fused, ...]:
-    return tuple(Fused(lag, submitted, encode=encode) for submitted in (1.25, 1.5, 2.0, 3.0))
+  def partial(lag: int, encode: str, **settings: bool) -> tuple[Fused, ...]:
+    return tuple(
+      Fused(lag, submitted, encode=encode, **settings) for submitted in (1.25, 1.5, 2.0, 3.0, 4.5)
+    )
 
   def apart(bound: int, **settings: bool) -> tuple[Apart, ...]:
     # Weights and optimizer fit into an eighth of each machine.
@@ -57,9 +59,9 @@ def families(costs: Costs, groups: int) -> list[Family]:
     Family('fused, partial', 'built', partial(0, 'slots')),
     Family('fused, partial, cache carried', 'built', carried),
     Family('lag 1, partial', 'built', partial(1, 'slots')),
-    Family('lag 1, partial, rows encoded', 'not built', partial(1, 'rows')),
-    Family('lag 1, partial, cache in place', 'not built', partial(1, 'none')),
     Family('lag 4', 'not built', (Fused(lag=4),)),
+    Family('lag 4, partial, rows encoded', 'not built', partial(4, 'rows', at_once=True)),
+    Family('lag 4, partial, cache in place', 'not built', partial(4, 'none', at_once=True)),
     Family('two meshes, bound 0', 'apart', apart(0)),
     Family('two meshes, bound 1', 'apart', apart(1)),
     Family('two meshes, bound 4', 'apart', apart(4)),

@@ -19,6 +19,8 @@ class Fused(NamedTuple):
   # Of continued rows. 'slots': all tokens of all slots are encoded, as the program does; 'rows': only those that the
   # rows have; 'none': the cache stays on the device.
   encode: str = 'slots'
+  # Unfinished groups continue in the next step, before the complete ones are graded; with a lag this is not built.
+  at_once: bool = False
 
 
 def rollout(
@@ -86,14 +88,15 @@ def simulate(job: Job, costs: Costs, schedule: Fused, steps: int, warm_up: int =
     idle += max(landed.graded_s - now, 0.0)
     now = max(now, landed.graded_s)
     learned = sum(account.learn(g, i - 1) for g in landed.complete)
-    fresh = [next_group + n for n in range(P - len(landed.unfinished))]
+    continued = past[-1].unfinished if past and schedule.at_once else landed.unfinished
+    fresh = [next_group + n for n in range(P - len(continued))]
     next_group += len(fresh)
     assert next_group <= len(age_NxG), 'draw more groups'
     born |= dict.fromkeys(fresh, i)
-    groups = landed.unfinished + fresh
+    groups = continued + fresh
     loop = DecodeLoop(costs, slots, 1 / G if slots == P * G else 1.0)
     loop.seconds = now + learned * costs.update_s + costs.push_s + P * costs.prefill_s
-    loop.seconds += costs.encode_s * _encoded(job, schedule, age_NxG, landed.unfinished, slots)
+    loop.seconds += costs.encode_s * _encoded(job, schedule, age_NxG, continued, slots)
     began_NxG = age_NxG.copy()
     complete = rollout(job, loop, groups, age_NxG, B)
     for g in groups:
