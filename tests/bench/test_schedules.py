@@ -167,6 +167,15 @@ def test_a_larger_bound_and_no_latency_are_never_slower_in_order():
   assert outcome(Apart(4, 1), 0.0).seconds <= times[1]
 
 
+def test_groups_that_continue_at_once_are_decoded_as_without_lag():
+  """Lag then delays learning alone; otherwise unfinished groups pause for as many steps."""
+  plain, at_once, paused = (
+    simulate(Fused(lag, submitted=1.5, at_once=at_once), draw()).iterations
+    for lag, at_once in ((0, False), (2, True), (2, False))
+  )
+  assert at_once[: len(plain)] == plain != paused[: len(plain)]
+
+
 @pytest.mark.parametrize('module, settings', [('fused', dict(submitted=1.5)), ('apart', {})])
 def test_encoding_continued_rows_costs_their_tokens(module, settings):
   """The decode iterations stay the same: what is encoded again adds to the time alone."""
