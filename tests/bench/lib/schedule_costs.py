@@ -72,7 +72,6 @@ def costs(machine: Machine, tokens: Lengths, mfu: float) -> Costs:
   learned = spec.layout.prompts * spec.layout.group * lengths.mean(survival_T)
   flops_s = chip.flops * mfu * machine.chips
   update_flops = hlo_update.update_flops(spec, survival_T).model
-  # A forward pass over a completion is a third of its update; an exact count would differ by the attention's share.
   slots = most_slots(spec)
   more = device_memory.state_bytes(spec) / (device_memory.ring_bytes(spec) / rows)
   return Costs(
@@ -87,6 +86,7 @@ def costs(machine: Machine, tokens: Lengths, mfu: float) -> Costs:
     compute_s=float(iteration.flops) / rows / chip.flops,
     links_s=machine.link_bytes / chip.link_bandwidth,
     prefill_s=roofline.prefill_flops(spec) / spec.layout.prompts / flops_s,
+    # A forward pass is a third of an update.
     encode_s=update_flops / 3 / learned / flops_s,
     update_s=update_flops / learned / flops_s,
     push_s=device_memory.sampling_weight_bytes(spec) / chip.link_bandwidth,
