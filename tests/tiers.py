@@ -16,6 +16,8 @@ PATHS = {
   'bench': 'slow',
   'bench/test_decode_queue.py': 'jit',
   'bench/test_results.py': 'host',
+  'bench/test_schedule_iterations.py': 'jit',
+  'bench/test_schedules.py': 'host',
   'bench/test_worlds.py': 'host',
   'checkpointing': 'process',
   'checkpointing/test_metrics_log.py': 'host',

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -81,11 +82,21 @@ def compiled(model: ModelConfig, choose, stop):
   return fn.lower(shapes, prompts, empty(), np.ones(P * G, np.int32)).compile()
 
 
-def run(model: ModelConfig, steps: int, choose, stop) -> Cost:
+class Call(NamedTuple):
+  """One rollout of the real loop."""
+
+  rounds: int
+  tokens: int
+  again: int  # tokens of unfinished rollouts that were encoded once more
+  finished: int  # rollouts
+  seconds: float
+
+
+def calls(model: ModelConfig, steps: int, choose, stop) -> Iterator[Call]:
+  """Takes `steps` steps, each of which continues the unfinished groups of the one before."""
   fn, clock = compiled(model, choose, stop), _clock()
   params, table, partial = decoder.init(model, 0), lengths(steps), PartialRollouts(G, max_age=steps)
-  rounds = tokens = again = finished = begun_at = 0
-  spent = 0.0
+  begun_at = 0
   for step in range(steps):
     count = P - len(partial)
     index_P = np.arange(begun_at, begun_at + count, dtype=np.int32)
@@ -93,21 +104,29 @@ def run(model: ModelConfig, steps: int, choose, stop) -> Cost:
     ones = np.ones(count, np.int32)
     fresh = Prompts(ones[:, None], ones, index_P, ones * step, np.zeros(count, np.float32))
     prompts, begun = partial.begin(fresh, empty())
-    running = begun.reason_B == 0
-    again += begun.length_B[running].sum()
     began = clock()
     rollout, took = jax.block_until_ready(
       fn(params, prompts, begun, table[prompts.index_P].reshape(-1))
     )
-    spent += clock() - began
+    seconds = clock() - began
     rollout = jax.tree.map(np.asarray, rollout)
-    tokens += rollout.length_B.sum() - begun.length_B.sum()
-    rounds += int(took)
+    tokens = int(rollout.length_B.sum() - begun.length_B.sum())
+    again = int(begun.length_B[begun.reason_B == 0].sum())
     finished_P, _ = partial.keep(prompts, rollout, step)
-    finished += finished_P.sum() * G
+    yield Call(int(took), tokens, again, int(finished_P.sum()) * G, seconds)
+
+
+def run(model: ModelConfig, steps: int, choose, stop) -> Cost:
+  rounds, tokens, again, finished, seconds = np.sum([*calls(model, steps, choose, stop)], axis=0)
   return Cost(
-    rounds / finished, tokens / SLOTS / finished, again / finished, 1e3 * spent / finished
+    rounds / finished, tokens / SLOTS / finished, again / finished, 1e3 * seconds / finished
   )
+
+
+def iterations(steps: int, fraction: float) -> list[int]:
+  """Decode iterations of each step of the smallest model, until that share of the groups is complete."""
+  stop = functools.partial(stopping.groups, fraction=fraction)
+  return [call.rounds for call in calls(model_of(4, 1), steps, queue_order.fifo, stop)]
 
 
 def _clock():
