@@ -189,6 +189,7 @@ class AttentionConfig:
   position_span: int = 0
   unrotated_scale: bool = False  # that factor is for unrotated layers alone, and of p + 1
   sinks: bool = False  # per head a learned score without a value, which takes part in the softmax
+  output_gate: bool = False  # the result is multiplied by σ(x·W), before its last projection
   attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = no cap
   window: int = 0  # tokens that a sliding layer attends to, including the query
   chunked: bool = (
@@ -206,6 +207,18 @@ class LatentConfig:
     0  # features of a latent vector of queries; 0 = they are projections of the token
   )
   value_dim: int = 0  # features of a head's values; without a latent they are head_dim
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeltaConfig:
+  """Recurrent layers, whose mixer is a gated delta rule in place of attention. arXiv:2412.06464."""
+
+  recurrent_layers: tuple[bool, ...] = ()  # per layer; () = all layers attend
+  delta_key_heads: int = 0  # each serves consecutive value heads, equally many
+  delta_value_heads: int = 0  # each has a state [delta_key_dim, delta_value_dim]
+  delta_key_dim: int = 0
+  delta_value_dim: int = 0
+  delta_window: int = 0  # tokens that the convolution of queries, keys and values reads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,7 +272,9 @@ class ActivationConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(AttentionConfig, LatentConfig, RotaryConfig, MixtureConfig, ActivationConfig):
+class ModelConfig(
+  AttentionConfig, LatentConfig, DeltaConfig, RotaryConfig, MixtureConfig, ActivationConfig
+):
   """The shape of a decoder. Defaults are Llama's; other families set the fields in which they differ."""
 
   vocab: int
@@ -292,6 +307,17 @@ class ModelConfig(AttentionConfig, LatentConfig, RotaryConfig, MixtureConfig, Ac
   def slides(self) -> tuple[bool, ...]:
     """Whether the window of each layer slides."""
     return self.sliding or (False,) * self.layers
+
+  @property
+  def is_recurrent(self) -> bool:
+    """Whether some layer has a state in place of cached tokens."""
+    return any(self.recurrent_layers)
+
+  @property
+  def structures(self) -> tuple[tuple[bool, bool], ...]:
+    """Of each layer, whether it is recurrent and whether it has experts; equal layers have equal parameters."""
+    recurrent = self.recurrent_layers or (False,) * self.layers
+    return tuple((recurrent[i], self.mixture_place(i) is not None) for i in range(self.layers))
 
 
 class Model(NamedTuple):

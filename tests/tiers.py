@@ -98,6 +98,8 @@ PATHS = {
   'rollout/test_ragged_decode.py': 'slow',
   'rollout/test_ragged_decode.py::test_rows_and_heads_on_four_devices': 'jit',
   'rollout/test_ragged_decode.py::test_the_same_tokens[five slots-sliding]': 'jit',
+  'rollout/test_recurrent.py': 'slow',
+  'rollout/test_recurrent.py::test_slots_that_change_hands_and_rings_that_grow_change_nothing': 'jit',
   'rollout/test_sliding.py': 'slow',
   'rollout/test_tree_decode.py': 'slow',
   'runner': 'jit',

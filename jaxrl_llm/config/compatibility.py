@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import ml_collections
 
+from jaxrl_llm.config import recurrent_models
 from jaxrl_llm.config.conditions import Condition, Facts, Row
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
@@ -230,11 +231,7 @@ _GROUPS = (
     'both take several optimizer steps on a minibatch',
     _CHOOSE,
   ),
-  Row(
-    *_SEVERAL_SLOTS,
-    'both give a prompt several slots',
-    _CHOOSE,
-  ),
+  Row(*_SEVERAL_SLOTS, 'both give a prompt several slots', _CHOOSE),
   *_rows(
     (_GREEDY,),
     (*_SEVERAL_SLOTS, _PRUNING, _TREE, _NGRAM, _DRAFT)
@@ -353,6 +350,7 @@ _MULTI_TURN = (
 
 ROWS: tuple[Row, ...] = (
   *_ROLLOUT,
+  *recurrent_models.ROWS,
   *_LEARNER,
   *_WEIGHTS,
   *_GROUPS,

@@ -71,10 +71,13 @@ def _model_facts(
 ) -> JsonObject:
   """Facts for `compatibility` of the policy, its teacher, and the devices."""
   facts = {f'mesh.{axis}': mesh.shape[axis] for axis in ('context', 'expert', 'tensor')}
-  window = max(model.window, teacher.window if teacher else 0)
-  sinks = model.sinks or (teacher is not None and teacher.sinks)
+  models = [model] if teacher is None else [model, teacher]
   of_model = {name: getattr(model, name) for name in ('experts', 'latent', 'chunked')}
-  of_models = dict(window=window, sinks=sinks)
+  of_models = dict(
+    window=max(m.window for m in models),
+    sinks=any(m.sinks for m in models),
+    recurrent=any(m.is_recurrent for m in models),
+  )
   return facts | {f'model.{name}': value for name, value in (of_model | of_models).items()}
 
 
@@ -242,7 +245,7 @@ def _update(
     activation_noise=noise,
     minibatches=learner.minibatches,
     passes=learner.passes,
-    packing=_packing(config, mesh, group),
+    packing=_packing(config, model, mesh, group),
     remat=remat if isinstance(remat, bool) else not _on_cpu(mesh),
     attention=attention_kernels.of_update(config, mesh),
     quantize=learner.quantize,
@@ -250,7 +253,7 @@ def _update(
   )
 
 
-def _packing(config: Config, mesh: jax.sharding.Mesh, group: int) -> PackingSpec:
+def _packing(config: Config, model: ModelSpec, mesh: jax.sharding.Mesh, group: int) -> PackingSpec:
   """Bins for the longest row, or a whole group where that is short; as many as the microbatch has room for."""
   L, T = config.prompt_tokens, config.completion_tokens
   longest, whole = L + T - 1, L + group * T
@@ -260,6 +263,7 @@ def _packing(config: Config, mesh: jax.sharding.Mesh, group: int) -> PackingSpec
   short = _CPU_SHORT_BIN if _on_cpu(mesh) else _SHORT_BIN
   bin_tokens = max(longest, min(max(whole, short), _WHOLE_GROUP, prompts * whole))
   most = -(-rows * longest // bin_tokens)  # bins that hold every row beside a prompt of its own
+  recurrent = any(m.is_recurrent for m in (model.config, model.teacher) if m is not None)
   tokens = config.learner.microbatch_tokens or (_CPU_TOKENS if _on_cpu(mesh) else _TOKENS)
   return PackingSpec(
     bins=min(max(1, tokens // bin_tokens), most),
@@ -267,7 +271,8 @@ def _packing(config: Config, mesh: jax.sharding.Mesh, group: int) -> PackingSpec
     # Where all rows have all their tokens, completions take this share of a bin; a little more is room for others.
     predicted=max(T, -(-bin_tokens * group * T * 9 // (whole * 8))),
     rows=min(rows, max(group, _BIN_ROWS)),
-    shares_prompt=config.learner.attention == 'xla',
+    # A state goes on from one prompt to one completion.
+    shares_prompt=config.learner.attention == 'xla' and not recurrent,
   )
 
 

@@ -252,6 +252,8 @@ class SelfAttention(Mixer):
     self.q = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
     self.k = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
     self.v = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
+    if c.output_gate:
+      self.q_gate = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
     self.o = dense(c.heads * d, c.width, use_bias=c.out_bias)
     if c.qk_norm in ('head', 'all'):
       heads = (1, 1) if c.qk_norm == 'head' else (c.heads, c.kv_heads)
@@ -289,7 +291,10 @@ class SelfAttention(Mixer):
       own = KeyValues(*kv, masks.mask_BxQxS)
       prompt = context.shared and KeyValues(*context.shared, masks.prompt_mask)
       out = attend(q, own, prompt, **scores)
-    return self.o(out.reshape(*out.shape[:2], -1)), kv
+    out = out.reshape(*out.shape[:2], -1)
+    if c.output_gate:
+      out *= jax.nn.sigmoid(self.q_gate(h))
+    return self.o(out), kv
 
 
 def _normed(x_BxQxNxd: jax.Array, epsilon: float) -> jax.Array:

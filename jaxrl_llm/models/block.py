@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxrl_llm.models import linear, moe
 from jaxrl_llm.models.attention import SelfAttention
+from jaxrl_llm.models.gated_delta import GatedDelta
 from jaxrl_llm.models.latent_attention import LatentAttention
 from jaxrl_llm.models.linear import activate, multiplier
 from jaxrl_llm.models.mixer import Context, LayerCache, Mixer
@@ -88,6 +89,12 @@ class LatentBlock(LatentAttention, Block):
   """A layer with attention to latents."""
 
 
-def block_class(config: ModelConfig) -> type[Block]:
-  """The class of the layers of a model."""
+class DeltaBlock(GatedDelta, Block):
+  """A recurrent layer."""
+
+
+def block_class(config: ModelConfig, is_recurrent: bool = False) -> type[Block]:
+  """The class of the layers of a model, or of those that are recurrent."""
+  if is_recurrent:
+    return DeltaBlock
   return LatentBlock if config.latent else AttentionBlock

@@ -15,7 +15,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import linear
 from jaxrl_llm.models.block import Block, block_class
 from jaxrl_llm.models.layer_loops import LayerInputs, scan_layers, unroll_layers
-from jaxrl_llm.models.mixer import Attend, Cache, Context, LayerCache
+from jaxrl_llm.models.mixer import Attend, Cache, Context, LayerCache, RowStates
 from jaxrl_llm.models.positions import LayerMasks, masks_of_kinds
 from jaxrl_llm.types import Array, ModelConfig, Params
 
@@ -41,8 +41,10 @@ class Decoder(nnx.Module):
       embedding_init=nnx.initializers.normal(config.width**-0.5),
       rngs=rngs,
     )
-    make = block_class(config)
-    blocks = [make(config, dtype, rngs, adapted, flag) for flag in _has_experts(config)]
+    blocks = [
+      block_class(config, recurrent)(config, dtype, rngs, adapted, has_experts)
+      for recurrent, has_experts in config.structures
+    ]
     self.layers = nnx.List(blocks)
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
@@ -50,12 +52,15 @@ class Decoder(nnx.Module):
 
 
 def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-  """(K, d) of each array [rows, K, S, d] that a layer caches."""
+  """(K, d) of each array [rows, K, S, d] that a layer caches, unless it is recurrent."""
   return block_class(config).cached_sizes(config)
 
 
-def _has_experts(config: ModelConfig) -> list[bool]:
-  return [config.mixture_place(i) is not None for i in range(config.layers)]
+def empty_states(config: ModelConfig, rows: int) -> list[RowStates | None]:
+  """The states of `rows` rows before their first token; None for layers that cache tokens."""
+  return [
+    block_class(config, recurrent).empty_states(config, rows) for recurrent, _ in config.structures
+  ]
 
 
 @functools.lru_cache(maxsize=32)
@@ -66,14 +71,13 @@ def _definition(
 
   # A block of a kind is traced once for all its layers: drawing keys takes time by the square of what is traced.
   @functools.cache
-  def block(has_experts: bool) -> Block:
-    return nnx.eval_shape(
-      lambda: block_class(config)(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, has_experts)
-    )
+  def block(recurrent: bool, has_experts: bool) -> Block:
+    make = block_class(config, recurrent)
+    return nnx.eval_shape(lambda: make(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, has_experts))
 
   frame = dataclasses.replace(config, layers=0)
   model = nnx.eval_shape(lambda: Decoder(frame, jnp.dtype(dtype), nnx.Rngs(0)))
-  model.layers = nnx.List([nnx.clone(block(flag)) for flag in _has_experts(config)])
+  model.layers = nnx.List([nnx.clone(block(*kind)) for kind in config.structures])
   graph, params = nnx.split(model, nnx.Param)
   return graph, nnx.to_pure_dict(params)
 

@@ -24,10 +24,11 @@ class Family(NamedTuple):
   # Path within a layer → name in files, where it is not Llama's. Paths of one name are stored in one tensor, one
   # after the other along the output dimension.
   names: dict[str, str] = {}
-  # Whether files may hold a layer after the last that predicts several tokens, which is not read.
+  # Whether files may hold layers after the last that predict several tokens, which are not read.
   has_prediction_layer: bool = False
-  # Whether columns of parameters that share a tensor alternate in it, and do not stand one after the other.
-  alternating: bool = False
+  # Name in files → the field of ModelConfig with the number of blocks into which the columns of a tensor are divided.
+  # Each block holds a part of every parameter of the tensor; otherwise one parameter stands after the other.
+  blocks: dict[str, str] = {}
 
 
 def windowed(raw: Raw, sliding: tuple[bool, ...]) -> Raw:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 _UNUSED = ('lm_head.weight', 'rotary_emb.inv_freq')
 # Of the text decoder in multimodal files; transformers has used both spellings.
 _PREFIX = re.compile(r'^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.')
-_VISION_PARTS = ('vision_tower.', 'vision_model.', 'multi_modal_projector.')
+_VISION_PARTS = ('vision_tower.', 'vision_model.', 'multi_modal_projector.', 'visual.')
 
 
 def read_config(folder: str) -> tuple[ModelConfig, JsonObject]:
@@ -60,8 +61,7 @@ def load_params(folder: str, config: ModelConfig, ignored: tuple[str, ...] = ())
   leaves: dict[str, np.ndarray] = {}
   for tensor in tensor_layout.stored_tensors(config):
     if tensor.experts:
-      experts = (read_one(tensor.name.format(e), tensor.shape) for e in range(tensor.experts))
-      value = np.stack([np.asarray(x, np.float32) for x in experts])
+      value = _read_experts(read_one, locations, tensor)
     else:
       value = np.asarray(read_one(tensor.name, tensor.shape))
     leaves |= {k: np.ascontiguousarray(x, np.float32) for k, x in tensor.split(value).items()}
@@ -76,7 +76,8 @@ def load_params(folder: str, config: ModelConfig, ignored: tuple[str, ...] = ())
     _check_tied_head(folder, opened, locations, params['embed']['embedding'])
   extra = locations.keys() - read - set(ignored)
   if families.FAMILIES[config.family].has_prediction_layer:
-    extra = {name for name in extra if not name.startswith(f'model.layers.{config.layers}.')}
+    prediction = f'model.layers.{config.layers}.', 'mtp.'
+    extra = {name for name in extra if not name.startswith(prediction)}
   extra = sorted(name for name in extra if not name.endswith(_UNUSED))
   if extra:
     raise UserError(
@@ -84,6 +85,25 @@ def load_params(folder: str, config: ModelConfig, ignored: tuple[str, ...] = ())
       'describe; the files are of different models.'
     )
   return params
+
+
+def _read_experts(
+  read_one: Callable[[str, tuple[int, ...]], np.ndarray],
+  locations: dict[str, tuple[str, str]],
+  tensor: tensor_layout.StoredTensor,
+) -> np.ndarray:
+  """A matrix of all experts [E, out, in], from a tensor each, or from one in which gate stands before up."""
+  E, (F, D) = tensor.experts, tensor.shape
+  prefix, _, name = tensor.name.partition('{}.')
+  part = name.removesuffix('_proj.weight')
+  stacked = prefix + ('down_proj' if part == 'down' else 'gate_up_proj')
+  if stacked not in locations:
+    experts = (read_one(tensor.name.format(e), tensor.shape) for e in range(E))
+    return np.stack([np.asarray(x, np.float32) for x in experts])
+  if part == 'down':
+    return np.asarray(read_one(stacked, (E, F, D)))
+  both = np.asarray(read_one(stacked, (E, 2 * F, D)))
+  return both[:, :F] if part == 'gate' else both[:, F:]
 
 
 def _read_packed(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import linear
-from jaxrl_llm.models.mixer import Cache, LayerCache
+from jaxrl_llm.models.mixer import Cache, LayerCache, RowStates
 from jaxrl_llm.models.positions import LayerMasks, layer_kinds
 from jaxrl_llm.types import Array, ModelConfig, Params
 
@@ -47,7 +47,7 @@ def scan_layers(
   A TPU's compiler takes most of a minute for each block that it compiles, and so compiles few.
   """
   order, kv_parts, expert_parts = [], [], []
-  for period in periods(config.dense_layers or (False,) * config.layers):
+  for period in periods(config.structures):
     runs = [jax.checkpoint(_select_masks(masks, blocks[i[0]]), prevent_cse=False) for i in period]
     inputs = [_stacked(config, layers, numbers, dtype) for numbers in period]
 
@@ -64,7 +64,10 @@ def scan_layers(
     expert_parts += [(numbers, e) for numbers, (_, e) in zip(period, outputs, strict=True)]
   experts = [(numbers, e) for numbers, e in expert_parts if e is not None]
   first_tokens = lambda x: x[..., :Q, :]  # noqa: E731
-  kv_L = jax.tree.map(first_tokens, jax.tree.map(lambda *x: _in_order(order, x), *kv_parts))
+  if config.is_recurrent:
+    kv_L = _by_layer(order, kv_parts)
+  else:
+    kv_L = jax.tree.map(first_tokens, jax.tree.map(lambda *x: _in_order(order, x), *kv_parts))
   if not experts:
     return x_BxQxD, kv_L, None
   expert_order = [number for numbers, _ in experts for number in numbers]
@@ -72,18 +75,18 @@ def scan_layers(
   return x_BxQxD, kv_L, jnp.moveaxis(expert_N, 0, 2)
 
 
-def periods(dense_L: Sequence[bool]) -> list[list[list[int]]]:
+def periods(kind_L: Sequence[Any]) -> list[list[list[int]]]:
   """Divides layers into loops; of each, the numbers of the layers at each place of its period.
 
-  Each loop takes the period that repeats most often from its first layer on: alternating layers are one loop over
-  pairs, and a dense layer before many mixtures is a loop of its own.
+  Each loop takes the period of kinds that repeats most often from its first layer on: alternating layers are one loop
+  over pairs, and a dense layer before many mixtures is a loop of its own.
   """
-  loops, first, count = [], 0, len(dense_L)
+  loops, first, count = [], 0, len(kind_L)
   while first < count:
 
     def repeats(length, first=first):
       places = range(first, count - length + 1, length)
-      wrong = (i for i in places if dense_L[i : i + length] != dense_L[first : first + length])
+      wrong = (i for i in places if kind_L[i : i + length] != kind_L[first : first + length])
       return (next(wrong, places[-1] + length) - first) // length
 
     length = max(range(1, (count - first) // 2 + 2), key=repeats) if count - first > 1 else 1
@@ -99,12 +102,26 @@ def _stacked(
   """Kinds and inputs of the given layers, as arrays [len(numbers), …]."""
   kind_L = layer_kinds(config)[1]
   select = lambda x: x if len(numbers) == len(x) else x[np.array(numbers)]  # noqa: E731
-  prompt, noise = jax.tree.map(select, (layers.prompt, layers.noise))
+  prompt = layers.prompt
+  if isinstance(prompt, list):  # of recurrent layers and others
+    prompt = jax.tree.map(lambda *x: jnp.stack(x), *[prompt[i] for i in numbers])
+  else:
+    prompt = jax.tree.map(select, prompt)
+  noise = jax.tree.map(select, layers.noise)
   expert, places = layers.expert_BxQxk, [config.mixture_place(i) for i in numbers]
   if expert is not None and len(places) < config.mixtures:
     expert = None if None in places else expert[np.array(places)]
   weights = stack_weights([layers.weights[i] for i in numbers], dtype)
   return jnp.array([kind_L[i] for i in numbers]), LayerInputs(weights, prompt, None, noise, expert)
+
+
+def _by_layer(order: list[int], parts: Sequence[LayerCache]) -> list[LayerCache]:
+  """Caches [layers, …] of the places of all periods, as one of each layer."""
+  layers = []
+  for part in parts:
+    leaves, structure = jax.tree.flatten(part)
+    layers += [structure.unflatten(arrays) for arrays in zip(*leaves, strict=True)]
+  return [layers[place] for place in np.argsort(order)]
 
 
 def _in_order(order: list[int], parts: Sequence[jax.Array]) -> jax.Array:
@@ -128,7 +145,8 @@ def unroll_layers(
   kv_L, expert_N = [], []
   for i, kind in enumerate(layer_kinds(config)[1]):
     x_BxQxD, (kv, expert) = blocks[i](x_BxQxD, masks[kind], _layer(config, layers, i))
-    kv_L.append(kv if layers.cache is not None else tuple(x[:, :, :Q] for x in kv))
+    is_whole = layers.cache is not None or isinstance(kv, RowStates)
+    kv_L.append(kv if is_whole else tuple(x[:, :, :Q] for x in kv))
     expert_N += [] if expert is None else [expert]
   expert_BxQxNxk = jnp.stack(expert_N, 2)[:, :Q] if expert_N else None
   return x_BxQxD, kv_L, expert_BxQxNxk

@@ -94,6 +94,8 @@ class Quantized(NamedTuple):
 
 Kernel = jax.Array | Quantized
 
+# Decays of recurrent layers multiply over all tokens of a row; the update has them in float32, too.
+_PRECISE = ('log_rate', 'rate_bias')
 _LARGEST = dict(int8=127.0, float8_e4m3fn=448.0)
 
 
@@ -147,9 +149,9 @@ def quantize_params(params: Params, kernels: str, others: str) -> Params:
   """Parameters as the sampler reads them: kernels in the dtype `kernels`, all other arrays in `others`.
 
   Kernels are those of attention, feed-forward layers, experts and an untied head. Routers (whose few numbers choose
-  experts), embeddings, norms and biases are not.
+  experts), embeddings, norms and biases are not. Rates of decay stay as they are.
   """
-  return _map_kernels(params, lambda x: quantize(x, kernels), lambda x: x.astype(others))
+  return _map_kernels(params, lambda x: quantize(x, kernels), others)
 
 
 def straight_through(params: Params, kernels: str, dtype: str) -> Params:
@@ -168,17 +170,19 @@ def straight_through(params: Params, kernels: str, dtype: str) -> Params:
     difference = (kernel - jax.lax.stop_gradient(kernel)) / fixed.scale[..., None, :]
     return Quantized(fixed.data.astype(dtype) + difference.astype(dtype), fixed.scale)
 
-  return _map_kernels(params, with_gradient, lambda x: x)
+  return _map_kernels(params, with_gradient)
 
 
 def _map_kernels(
-  params: Params,
-  for_kernel: Callable[[jax.Array], Kernel],
-  for_other: Callable[[jax.Array], jax.Array],
+  params: Params, for_kernel: Callable[[jax.Array], Kernel], others: str = ''
 ) -> Params:
+  """Kernels as `for_kernel` returns them; other arrays in the dtype `others`, if there is one."""
+
   def apply(path, x):
     *_, module, name = (str(entry.key) for entry in path)
-    return for_kernel(x) if name == 'kernel' and not module.endswith('router') else for_other(x)
+    if name == 'kernel' and not module.endswith('router'):
+      return for_kernel(x)
+    return x.astype(others) if others and name not in _PRECISE else x
 
   return jax.tree_util.tree_map_with_path(apply, params)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.models import linear
@@ -23,9 +24,18 @@ class Int8(NamedTuple):
 CacheArray = jax.Array | Int8
 
 
-# The cache of one layer: arrays [rows, K, S, d]. Decode loops share and reuse rows and columns of any such arrays.
+class RowStates(NamedTuple):
+  """The cache of a recurrent layer after the tokens of each row. It has rows, and no columns."""
+
+  # float32 [rows, window − 1, C], the newest inputs of its convolution, oldest first
+  inputs: jax.Array
+  state: jax.Array  # float32 [rows, heads, d of keys, d of values]
+
+
+# The cache of one layer: arrays [rows, K, S, d], or `RowStates`. Decode loops share and reuse rows of any such arrays,
+# and columns S of those that have them.
 LayerCache = tuple[CacheArray, ...]
-# One LayerCache per layer; or, with `remat`, one of arrays [layers, rows, K, S, d].
+# One LayerCache per layer; or, with `remat` and without recurrent layers, one of arrays [layers, rows, K, S, d].
 Cache = list[LayerCache] | LayerCache
 # Replaces `attention.attend`: `splash.attend` where rows are causal and no cache is written, while decoding
 # `decode_attention.attend`.
@@ -49,8 +59,13 @@ class Mixer(nnx.Module):
 
   @staticmethod
   def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """(K, d) of each array in a LayerCache."""
+    """(K, d) of each array in a LayerCache; () where the layer has states instead."""
     raise NotImplementedError
+
+  @staticmethod
+  def empty_states(config: ModelConfig, rows: int) -> RowStates | None:
+    """The states before the first token of `rows` rows; None where tokens are cached."""
+    del config, rows
 
   def add_mixer(self, dense: Callable[..., linear.Dense], norm: Callable[..., nnx.RMSNorm]) -> None:
     """Adds the parameters, made by `dense(inputs, outputs, use_bias=…)` and `norm(features)`."""
@@ -59,3 +74,34 @@ class Mixer(nnx.Module):
   def mix(self, h_BxQxD: jax.Array, context: Context) -> tuple[jax.Array, LayerCache]:
     """The output [B, Q, D], and the cache: that of x, or `context.cache` with x written into it."""
     raise NotImplementedError
+
+
+def map_columns(
+  change: Callable[..., LayerCache], cache: Cache, *others: Sequence[Any]
+) -> list[LayerCache]:
+  """`change(layer, …)` of each layer whose cache has columns; recurrent layers as they are.
+
+  `others`: lists of a further argument for each layer.
+  """
+  return [
+    layer if isinstance(layer, RowStates) else change(layer, *more)
+    for layer, *more in zip(cast(list[LayerCache], cache), *others, strict=True)
+  ]
+
+
+def start_rows(
+  cache: Cache, prompts: Cache, row_S: jax.Array, rollouts: int, starts_S: jax.Array
+) -> list[LayerCache]:
+  """The cache of slots where those that `starts_S` marks begin with the rows `row_S`: states are those of the prompt.
+
+  Cached columns need no reset: a row does not attend to those of another. Row b belongs to prompt b // rollouts.
+  """
+
+  def start(old: jax.Array, new_P: jax.Array) -> jax.Array:
+    new_S = new_P[jnp.minimum(row_S // rollouts, len(new_P) - 1)]
+    return jnp.where(starts_S.reshape(-1, *[1] * (old.ndim - 1)), new_S, old)
+
+  return [
+    jax.tree.map(start, layer, prompt) if isinstance(layer, RowStates) else layer
+    for layer, prompt in zip(cast(list[LayerCache], cache), prompts, strict=True)
+  ]

@@ -16,7 +16,7 @@ def _experts(raw: Raw, layers: int) -> Raw:
   )
 
 
-def _qwen_moe(raw: Raw, layers: int) -> Raw:
+def qwen_moe(raw: Raw, layers: int) -> Raw:
   """Layers in mlp_only_layers, and all but every decoder_sparse_step-th, have a dense MLP."""
   step, dense = raw.get('decoder_sparse_step', 1), raw.get('mlp_only_layers') or []
   dense_layers = tuple(i in dense or (i + 1) % step != 0 for i in range(layers))
@@ -31,11 +31,11 @@ def _qwen2_moe(raw: Raw, layers: int) -> Raw:
   last = raw.get('max_window_layers', layers)
   sliding = sliding_layers(raw) or tuple(i % 2 == 0 and i < last for i in range(layers))
   shared = dict(qkv_bias=bool(raw['qkv_bias']), shared_mlp=raw['shared_expert_intermediate_size'])
-  return windowed(raw, sliding) | _qwen_moe(raw, layers) | shared
+  return windowed(raw, sliding) | qwen_moe(raw, layers) | shared
 
 
 def _qwen3_moe(raw: Raw, layers: int) -> Raw:
-  return all_sliding(raw, layers) | _qwen_moe(raw, layers)
+  return all_sliding(raw, layers) | qwen_moe(raw, layers)
 
 
 def _mixtral(raw: Raw, layers: int) -> Raw:
@@ -136,9 +136,9 @@ def _gpt_oss(raw: Raw, layers: int) -> Raw:
   return windowed(raw, sliding) | _experts(raw, layers) | clamped
 
 
-_SHARED = {
+QWEN_SHARED = {
   f'shared_{n}/kernel': f'mlp.shared_expert.{n}_proj.weight' for n in ('gate', 'up', 'down')
-}
+} | {'shared_router/kernel': 'mlp.shared_expert_gate.weight'}
 _MIXTRAL = {
   'experts/router/kernel': 'block_sparse_moe.gate.weight',
   'experts/gate/kernel': 'block_sparse_moe.experts.{}.w1.weight',
@@ -211,7 +211,7 @@ FAMILIES = {
     _qwen2_moe,
     dict(use_sliding_window=False, qkv_bias=True, shared_expert_intermediate_size=5632),
     biases=(),
-    names=_SHARED | {'shared_router/kernel': 'mlp.shared_expert_gate.weight'},
+    names=QWEN_SHARED,
   ),
   'mixtral': Family(
     'MixtralForCausalLM',
@@ -294,6 +294,6 @@ FAMILIES = {
       swiglu_limit=7.0,
     ),
     names=_GPT_OSS,
-    alternating=True,
+    blocks={f'mlp.experts.gate_up_proj{suffix}': 'mlp' for suffix in ('', '_bias')},
   ),
 }

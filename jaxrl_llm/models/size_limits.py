@@ -49,7 +49,7 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
     raise UserError(
       f'{where}: {config.heads} heads cannot share {config.kv_heads} key-value heads; fetch it again.'
     )
-  for name in ('sliding', 'unrotated', 'dense_layers'):
+  for name in ('sliding', 'unrotated', 'dense_layers', 'recurrent_layers'):
     flags = getattr(config, name)
     if flags and len(flags) != config.layers:
       raise UserError(
@@ -79,6 +79,7 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
         f'{where}: no layer has experts, and there are {config.experts}; fetch it again.'
       )
   _check_latent(config, where)
+  _check_delta(config, where)
   for name in ('dense_mlp', 'shared_mlp'):
     if (value := getattr(config, name)) != 0:
       positive_int(value, f'{where}: {name}', _LIMITS['mlp'])
@@ -106,6 +107,20 @@ def _check_latent(config: ModelConfig, where: str) -> None:
   if config.rotary_dim >= config.head_dim:
     raise UserError(
       f'{where}: qk_nope_head_dim={config.head_dim - config.rotary_dim} must be a whole number above 0; fetch it again.'
+    )
+
+
+def _check_delta(config: ModelConfig, where: str) -> None:
+  """Raises UserError for sizes of recurrent layers that no decoder can have."""
+  if not config.is_recurrent:
+    return
+  for name in ('key_heads', 'value_heads', 'key_dim', 'value_dim'):
+    positive_int(getattr(config, f'delta_{name}'), f'{where}: linear {name}', 2**14)
+  window = positive_int(config.delta_window, f'{where}: linear_conv_kernel_dim', 2**10)
+  if config.delta_value_heads % config.delta_key_heads or window < 2:
+    raise UserError(
+      f'{where}: {config.delta_value_heads} value heads of recurrent layers must be a multiple of '
+      f'{config.delta_key_heads} key heads, and linear_conv_kernel_dim={window} at least 2; fetch it again.'
     )
 
 
@@ -139,10 +154,16 @@ def check_memory(config: ModelConfig, where: str) -> None:
     attention += c.heads * (
       query_in * c.head_dim + c.latent * (c.head_dim - c.rotary_dim + c.value_dim)
     )
+  attention *= c.layers
+  if c.is_recurrent:
+    keys, values = c.delta_key_heads * c.delta_key_dim, c.delta_value_heads * c.delta_value_dim
+    recurrent = c.width * (2 * keys + 3 * values + 2 * c.delta_value_heads)
+    count = sum(c.recurrent_layers)
+    attention = attention // c.layers * (c.layers - count) + recurrent * count
   dense = 3 * (c.dense_mlp or c.mlp)
   mixture = 3 * (c.mlp * c.experts + c.shared_mlp) + c.experts
   mlp = c.mixtures * mixture + (c.layers - c.mixtures) * dense
-  count = c.vocab * c.width * (1 if c.tied else 2) + c.layers * attention + c.width * mlp
+  count = c.vocab * c.width * (1 if c.tied else 2) + attention + c.width * mlp
   memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   if 4 * count > memory:
     raise UserError(

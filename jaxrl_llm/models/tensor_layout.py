@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import jax
@@ -25,12 +26,18 @@ _LAYER = {
   },
   'kv_a/kernel': 'self_attn.kv_a_proj_with_mqa.weight',
   'kv_a/bias': 'self_attn.kv_a_proj_with_mqa.bias',
+  'delta/taps': 'linear_attn.conv1d.weight',
+  'delta/log_rate': 'linear_attn.A_log',
+  'delta/rate_bias': 'linear_attn.dt_bias',
+  'delta/gain': 'linear_attn.norm.weight',
+  'delta_out/kernel': 'linear_attn.out_proj.weight',
   **{
     f'{n}/{k}': f'mlp.{n}_proj.{t}'
     for n in ('gate', 'up', 'down')
     for k, t in (('kernel', 'weight'), ('bias', 'bias'))
   },
 }
+_OF_LAYER = r'^model\.layers\.\d+\.'
 # By ModelConfig.norms. With 'before', Hugging Face names the norm in front of the MLP 'post_attention'.
 _NORMS = {
   'before': dict(attn_norm='input', mlp_norm='post_attention'),
@@ -55,8 +62,9 @@ class StoredTensor(NamedTuple):
   name: str  # {} stands for the number of an expert
   paths: tuple[str, ...]  # of the parameters, in the order in which they are stored
   shapes: tuple[tuple[int, ...], ...]  # in our tree, where kernels are [in, out]
-  # Columns of the parameters alternate: gate and up of gpt-oss. Elsewhere one stands after the other.
-  alternating: bool = False
+  # Blocks of columns, each of which holds a part of every parameter, one after the other: gate and up of gpt-oss
+  # alternate column by column.
+  blocks: int = 1
 
   @property
   def transposed(self) -> bool:
@@ -79,20 +87,19 @@ class StoredTensor(NamedTuple):
   def split(self, value: np.ndarray) -> dict[str, np.ndarray]:
     """Path → parameter, of a tensor in the file's layout with all experts stacked."""
     value = value.swapaxes(-1, -2) if self.transposed else value
-    count = len(self.paths)
-    ends = np.cumsum([shape[-1] for shape in self.shapes])[:-1]
-    if self.alternating:
-      parts = [value[..., i::count] for i in range(count)]
-    else:
-      parts = np.split(value, ends, axis=-1) if count > 1 else [value]
+    if len(self.paths) == 1:
+      return {self.paths[0]: value}
+    value = value.reshape(*value.shape[:-1], self.blocks, -1)
+    ends = np.cumsum([shape[-1] // self.blocks for shape in self.shapes])[:-1]
+    parts = [x.reshape(*x.shape[:-2], -1) for x in np.split(value, ends, axis=-1)]
     return dict(zip(self.paths, parts, strict=True))
 
   def join(self, parts: list[np.ndarray]) -> np.ndarray:
     """The tensor in the file's layout, with all experts stacked."""
-    if self.alternating:
-      value = np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
-    else:
-      value = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    value = parts[0]
+    if len(parts) > 1:
+      blocks = [x.reshape(*x.shape[:-1], self.blocks, -1) for x in parts]
+      value = np.concatenate(blocks, axis=-1).reshape(*value.shape[:-1], -1)
     return value.swapaxes(-1, -2) if self.transposed else value
 
 
@@ -110,7 +117,7 @@ def stored_tensors(config: ModelConfig) -> list[StoredTensor]:
       name,
       paths,
       tuple(shapes[path] for path in paths),
-      alternating=family.alternating and len(paths) > 1,
+      blocks=getattr(config, family.blocks.get(re.sub(_OF_LAYER, '', name), ''), 1),
     )
     for name, shapes in groups.items()
     for paths in [tuple(sorted(shapes, key=rank) if len(shapes) > 1 else shapes)]

@@ -82,7 +82,8 @@ def attended_keys(model: ModelConfig, position: np.ndarray) -> np.ndarray:
   sliding = sum(model.slides)
   keys = position + 0.5
   window = np.minimum(keys, model.window) if sliding else keys
-  return (model.layers - sliding) * keys + sliding * window
+  attending = model.layers - sliding - sum(model.recurrent_layers)
+  return attending * keys + sliding * window
 
 
 def attention_flops(model: ModelConfig, cached: bool = False) -> int:

@@ -198,7 +198,6 @@ def _encode(
   width: int, constants: LoopConstants, row_S: jax.Array, index_S: jax.Array, rollout: Rollout
 ) -> decoder.Cache:
   """The cache filled with the tokens of the slots' rows, token j in column j."""
-  del index_S
   spare = [(0, 0), (0, 0), (0, width - constants.settings.max_tokens), (0, 0)]
   wide = lambda x: attention.pack_cache(jnp.pad(x, spare), constants.settings.cache_dtype)  # noqa: E731
-  return jax.tree.map(wide, slot_loop.encode_rows(constants, row_S, rollout))
+  return jax.tree.map(wide, slot_loop.encode_rows(constants, row_S, index_S, rollout))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import attention, decoder
-from jaxrl_llm.models.mixer import Attend
+from jaxrl_llm.models.mixer import Attend, RowStates, map_columns
 from jaxrl_llm.rollout import carried_kv, slot_loop
 from jaxrl_llm.rollout.decode_records import (
   CarriedKV,
@@ -186,8 +186,11 @@ def decode(
   row_S, index_S = slot_loop.clipped_slots(constants, state)
   prompt_S = row_S // constants.settings.rollouts
   position_Sx1 = (constants.prompts.length_P[prompt_S] + index_S)[:, None]
-  width_N = [jax.tree.leaves(kv)[0].shape[2] for kv in state.cache]
-  width = dict(zip(constants.model.slides, width_N, strict=True))
+  width = {
+    slides: jax.tree.leaves(kv)[0].shape[2]
+    for slides, kv in zip(constants.model.slides, state.cache, strict=True)
+    if not isinstance(kv, RowStates)
+  }
 
   def visible(slides):
     W, oldest_S = width.get(slides, 0), index_S
@@ -236,11 +239,8 @@ def _widen(model: ModelConfig, state: LoopState, old: int, width: int) -> LoopSt
     x = jnp.roll(x, old - state.column, axis=2)
     return jnp.pad(x, [(0, 0)] * 2 + [(0, wide - x.shape[2])] + [(0, 0)] * (x.ndim - 3))
 
-  wide_N = slot_loop.ring_widths(model, width)
-  cache = [
-    jax.tree.map(lambda x: stretch(x, wide), kv)  # noqa: B023
-    for kv, wide in zip(state.cache, wide_N, strict=True)
-  ]
+  stretch_layer = lambda kv, wide: jax.tree.map(lambda x: stretch(x, wide), kv)  # noqa: E731
+  cache = map_columns(stretch_layer, state.cache, slot_loop.ring_widths(model, width))
   return state._replace(cache=cache, column=jnp.int32(old))
 
 
@@ -257,5 +257,5 @@ def _encode(
     return attention.pack_cache(x, constants.settings.cache_dtype)
 
   width_N = slot_loop.ring_widths(constants.model, T)
-  rows = slot_loop.encode_rows(constants, row_S, rollout)
-  return [tuple(rolled(x, w) for x in layer) for layer, w in zip(rows, width_N, strict=True)]
+  rows = slot_loop.encode_rows(constants, row_S, index_S, rollout)
+  return map_columns(lambda layer, width: tuple(rolled(x, width) for x in layer), rows, width_N)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import attention, decoder, moe
-from jaxrl_llm.rollout import early_exit, exit_signals, queue_order, sampling
+from jaxrl_llm.models.mixer import map_columns, start_rows
+from jaxrl_llm.rollout import early_exit, exit_signals, prompt_prefix, queue_order, sampling
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
 from jaxrl_llm.types import (
   STOPPED,
@@ -47,7 +48,7 @@ def prepare(
     settings=settings,
     params=inputs.params,
     prompts=prompts,
-    prompt_cache=_packed(prompt_cache, settings.cache_dtype),
+    prompt_cache=packed(prompt_cache, settings.cache_dtype),
     keys_B=sampling.row_keys(inputs.key, prompts, settings.rollouts, inputs.member_B),
     cap_B=jnp.broadcast_to(jnp.minimum(T if inputs.cap is None else inputs.cap, T), (B,)),
     pause_B=jnp.full(B, T + 1 if inputs.pause is None else inputs.pause),
@@ -59,9 +60,10 @@ def prepare(
   return constants, _sample_first_tokens(constants, logits_PxV, rollout), logits_PxV
 
 
-def _packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
+def packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
   """The cache of a forward pass in its storage format."""
-  return jax.tree.map(lambda x: attention.pack_cache(x, dtype), cache)
+  pack = lambda x: attention.pack_cache(x, dtype)  # noqa: E731
+  return map_columns(lambda layer: jax.tree.map(pack, layer), cache)
 
 
 def prefill(
@@ -73,7 +75,7 @@ def prefill(
   """
   P, L = prompts.tokens_PxL.shape
   positions_PxN = jnp.broadcast_to(jnp.arange(prefix_tokens, L), (P, L - prefix_tokens))
-  prefix = _encode_prefix(model, params, prompts.tokens_PxL[:1, :prefix_tokens], dtype)
+  prefix = prompt_prefix.encode(model, params, prompts.tokens_PxL[:1, :prefix_tokens], dtype)
   hidden_PxNxD, cache, _ = decoder.apply(
     model,
     params,
@@ -85,22 +87,12 @@ def prefill(
   )
   if prefix is not None:
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (P, *x.shape[1:])), prefix[0])
-    cache = jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), repeated, cache)
+    # States behind the prefix went on behind it.
+    append = lambda *x: jnp.concatenate(x, axis=2)  # noqa: E731
+    cache = map_columns(lambda kv, before: jax.tree.map(append, before, kv), cache, repeated)
   last_P = jnp.maximum(prompts.length_P - (1 + prefix_tokens), 0)
   last_Px1xD = jnp.take_along_axis(hidden_PxNxD, last_P[:, None, None], axis=1)
   return cache, decoder.head(model, params, last_Px1xD[:, 0], dtype)
-
-
-def _encode_prefix(
-  model: ModelConfig, params: Params, tokens_1xN: jax.Array, dtype: str
-) -> tuple[decoder.Cache, jax.Array] | None:
-  """The cache of the tokens and its mask [1, N], for rows that share them; None where there are no tokens."""
-  if not tokens_1xN.shape[1]:
-    return None
-  positions_1xN, all_1xN = jnp.arange(tokens_1xN.shape[1])[None], jnp.ones(tokens_1xN.shape, bool)
-  causal = decoder.causal(all_1xN)
-  _, cache, _ = decoder.apply(model, params, tokens_1xN, positions_1xN, causal, dtype=dtype)
-  return cache, all_1xN
 
 
 def start_loop(
@@ -129,7 +121,10 @@ def start_loop(
   )
   if S == B:
     row_S = jnp.where(state.waiting_B, jnp.arange(B), B).astype(jnp.int32)
-    state = state._replace(row_S=row_S, waiting_B=jnp.zeros_like(state.waiting_B))
+    cache = start_rows(
+      state.cache, constants.prompt_cache, row_S, settings.rollouts, state.waiting_B
+    )
+    state = state._replace(row_S=row_S, waiting_B=jnp.zeros_like(state.waiting_B), cache=cache)
   elif continues:
     length_B = jnp.where(rollout.length_B > 1, rollout.length_B, 0)
     score_B = jnp.where(
@@ -158,22 +153,31 @@ def empty_cache(model: ModelConfig, rows: int, width_N: Sequence[int], dtype: st
   """The cache of `rows` rows, all 0, with `width_N[n]` columns in layer n."""
   sizes = decoder.cached_sizes(model)
   return [
-    tuple(attention.empty_cache((rows, K, width, d), dtype) for K, d in sizes) for width in width_N
+    states or tuple(attention.empty_cache((rows, K, width, d), dtype) for K, d in sizes)
+    for states, width in zip(decoder.empty_states(model, rows), width_N, strict=True)
   ]
 
 
-def encode_rows(constants: LoopConstants, row_S: jax.Array, rollout: Rollout) -> decoder.Cache:
-  """The cache of the tokens of the slots' rows, token j in column j: one pass over all T columns."""
+def encode_rows(
+  constants: LoopConstants, row_S: jax.Array, index_S: jax.Array, rollout: Rollout
+) -> decoder.Cache:
+  """The cache of the tokens of the slots' rows, token j in column j: one pass over all T columns.
+
+  States are those before token `index_S`; columns from there on hold numbers that no row reads.
+  """
   settings = constants.settings
   T, S = settings.max_tokens, len(row_S)
   row_S = jnp.minimum(row_S, len(constants.keys_B) - 1)
   prompt_S = row_S // settings.rollouts
+  mask_SxTxT = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (S, T, T))
+  if constants.model.is_recurrent:
+    mask_SxTxT = mask_SxTxT & (jnp.arange(T)[None] < index_S[:, None])[:, None]
   _, kv, _ = decoder.apply(
     constants.model,
     constants.params,
     rollout.tokens_BxT[row_S],
     constants.prompts.length_P[prompt_S][:, None] + jnp.arange(T)[None],
-    jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (S, T, T)),
+    mask_SxTxT,
     shared=prompt_cache_of(constants, prompt_S),
     dtype=settings.dtype,
     # A token is routed alike whenever it is read.
@@ -333,6 +337,9 @@ def refill_slots(
     row_S=row_S,
     index_S=jnp.where(takes_S, 0, state.index_S),
     waiting_B=state.waiting_B.at[row_S].set(False, mode='drop'),
+    cache=start_rows(
+      state.cache, constants.prompt_cache, row_S, constants.settings.rollouts, takes_S
+    ),
   )
 
 

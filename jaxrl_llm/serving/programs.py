@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import attention, decoder
+from jaxrl_llm.models import decoder
 from jaxrl_llm.rollout import sampling, slot_loop
 from jaxrl_llm.types import Array, ModelConfig, Params, Prompts
 
@@ -159,7 +159,7 @@ def encode_prompt(
     model, params, tokens_1xL, positions_1xL, mask, dtype=settings.dtype
   )
   last_1xD = jax.lax.dynamic_index_in_dim(hidden, length - 1, axis=1, keepdims=False)
-  packed = jax.tree.map(lambda x: attention.pack_cache(x, settings.cache_dtype), cache)
+  packed = slot_loop.packed(cache, settings.cache_dtype)
   return Encoded(packed, hidden, decoder.head(model, params, last_1xD, settings.dtype))
 
 

@@ -101,6 +101,7 @@ FACTS = {
   'model.chunked': True,
   'model.experts': 0,
   'model.latent': 16,
+  'model.recurrent': True,
   'model.window': 8,
   'model.sinks': True,
   'rewards.batched': 'group',

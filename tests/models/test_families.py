@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -14,7 +15,16 @@ from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
 from jaxrl_llm.learner.spec_from_config import make_spec
-from jaxrl_llm.models import decoder, export, families, huggingface, layer_loops, peft, positions
+from jaxrl_llm.models import (
+  decoder,
+  export,
+  families,
+  huggingface,
+  layer_loops,
+  mixer,
+  peft,
+  positions,
+)
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import Model, Prompts, UserError
 
@@ -85,6 +95,31 @@ _LLAMA4 = dict(
   eos_token_id=None,  # `generate` would replace it by another token
 )
 _ONE_GROUP = dict(n_group=1, topk_group=1)
+# The last of four layers attends.
+_DELTA = dict(
+  num_hidden_layers=4,
+  head_dim=16,
+  linear_num_key_heads=2,
+  linear_num_value_heads=4,
+  linear_key_head_dim=8,
+  linear_value_head_dim=12,
+)
+_ODD_DELTA = dict(
+  ODD,
+  layer_types=['full_attention', 'linear_attention', 'linear_attention'],
+  linear_num_key_heads=3,
+  linear_num_value_heads=3,
+  linear_key_head_dim=7,
+  linear_value_head_dim=5,
+  linear_conv_kernel_dim=3,
+  attention_bias=True,
+)
+_TIED_DELTA = dict(
+  _DELTA,
+  tie_word_embeddings=True,
+  rope_parameters=dict(PLAIN, partial_rotary_factor=0.5),
+  layer_types=['linear_attention', 'full_attention'] * 2,
+)
 
 # Name → class and settings of its config.
 CASES = {
@@ -239,6 +274,17 @@ CASES = {
     dict(_MIXTURE, head_dim=24, tie_word_embeddings=True, attention_bias=False),
   ),
 }
+CASES |= {
+  'qwen3_next': ('Qwen3Next', dict(_DELTA, **_QWEN, mlp_only_layers=[1])),
+  'qwen3_next-odd': ('Qwen3Next', dict(_ODD_DELTA, **_QWEN, norm_topk_prob=False)),
+  'qwen3_next-tied': ('Qwen3Next', dict(_TIED_DELTA, **_QWEN, decoder_sparse_step=2)),
+  'qwen3_5': ('Qwen3_5', dict(_DELTA)),
+  'qwen3_5-odd': ('Qwen3_5', dict(_ODD_DELTA)),
+  'qwen3_5-tied': ('Qwen3_5', dict(_TIED_DELTA)),
+  'qwen3_5_moe': ('Qwen3_5Moe', dict(_DELTA, **_QWEN)),
+  'qwen3_5_moe-odd': ('Qwen3_5Moe', dict(_ODD_DELTA, **_QWEN)),
+  'qwen3_5_moe-tied': ('Qwen3_5Moe', dict(_TIED_DELTA, **_QWEN)),
+}
 # One case of a family goes through everything.
 WHOLE = tuple(case for case in CASES if '-' not in case)
 
@@ -334,6 +380,29 @@ def test_the_text_decoder_of_a_multimodal_mistral_is_read_and_exported(text, tmp
   again = transformers.AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).eval()
   assert type(again).__name__ == f'{text}ForCausalLM'
   assert_close(forward(config, params, tokens, mask), their_logits(again, tokens, mask), mask)
+
+
+def test_released_files_of_qwen3_5_hold_more_than_the_text_decoder(tmp_path):
+  """Names with a prefix, stacked experts, a part of vision, and layers that predict several tokens."""
+  theirs = reference(*CASES['qwen3_5_moe'])
+  theirs.save_pretrained(tmp_path / 'text')
+  raw = json.loads((tmp_path / 'text' / 'config.json').read_text())
+  stored = safetensors.torch.load_file(str(tmp_path / 'text' / 'model.safetensors'))
+  config, params = loaded(tmp_path / 'text', 40)
+  released = dict(model_type='qwen3_5_moe', text_config=raw, tie_word_embeddings=False)
+  tensors = {'mtp.fc.weight': torch.zeros(3), 'model.visual.blocks.0.weight': torch.zeros(3)}
+  prefix = lambda name: name.replace('model.', 'model.language_model.', 1)  # noqa: E731
+  tensors |= {prefix(name): x for name, x in stored.items() if '.experts.' not in name}
+  for i, layer in enumerate(theirs.model.layers):
+    for name in ('gate_up_proj', 'down_proj'):
+      stack = getattr(layer.mlp.experts, name).detach().clone()
+      tensors[f'model.language_model.layers.{i}.mlp.experts.{name}'] = stack
+  (tmp_path / 'released').mkdir()
+  (tmp_path / 'released' / 'config.json').write_text(json.dumps(released))
+  safetensors.torch.save_file(tensors, str(tmp_path / 'released' / 'model.safetensors'))
+  again, same = loaded(tmp_path / 'released', 40)
+  assert dataclasses.replace(again, family=config.family) == config
+  jax.tree.map(np.testing.assert_array_equal, same, params)
 
 
 def test_mxfp4_blocks_are_read_as_transformers_unpacks_them(tmp_path):
@@ -482,6 +551,7 @@ def greedy(config, params, tokens_BxL, length_B, T):
     lambda params: slot_loop.prefill(config, params, prompts, 'float32')
   )(params)
   own = slot_loop.empty_cache(config, B, [T] * config.layers, 'float32')
+  own = mixer.start_rows(own, prompt_cache, np.arange(B), 1, np.ones(B, bool))
 
   @jax.jit
   def step(params, token, t, own):

@@ -46,6 +46,21 @@ MODELS = {
     qk_nope_head_dim=8,
     v_head_dim=16,
   ),
+  # Three layers with states, then attention; fewer slots than rows, so that slots change hands.
+  'Qwen3_5': dict(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    max_position_embeddings=128,
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+  ),
 }
 
 
@@ -53,6 +68,7 @@ SETTINGS = {
   'Qwen2Moe': dict(learner=dict(replay_experts=True)),
   # Both passes round kernels to 8 bits.
   'DeepseekV3': dict(rollout=dict(windows=2)),
+  'Qwen3_5': dict(rollout=dict(slots=8)),
   'GptOss': dict(rollout=dict(weights_dtype='int8'), learner=dict(quantize=True)),
 }
 
@@ -60,7 +76,8 @@ SETTINGS = {
 @pytest.mark.parametrize('kind', MODELS)
 def test_dapo_trains_samples_and_exports(kind, tmp_path):
   torch.manual_seed(0)
-  config = getattr(transformers, f'{kind}Config')(**MODELS[kind], eos_token_id=0)
+  text = 'Text' if kind == 'Qwen3_5' else ''
+  config = getattr(transformers, f'{kind}{text}Config')(**MODELS[kind], eos_token_id=0)
   folder = tmp_path / 'model'
   model = getattr(transformers, f'{kind}ForCausalLM')(config)
   model.save_pretrained(folder)

@@ -70,7 +70,7 @@ DECODED = 'llama-llama3', 'qwen3-tied-biases', 'qwen3_moe', 'smollm3', 'olmo2', 
 
 def reference(kind, changes):
   torch.manual_seed(0)
-  text = 'Text' if kind in ('Gemma3', 'Llama4') else ''
+  text = 'Text' if kind in ('Gemma3', 'Llama4', 'Qwen3_5', 'Qwen3_5Moe') else ''
   config = getattr(transformers, f'{kind}{text}Config')(**(SIZES | changes))
   config._attn_implementation = 'eager'  # the other implementations ignore caps
   model = getattr(transformers, f'{kind}ForCausalLM')(config).eval()
