@@ -189,7 +189,6 @@ class AttentionConfig:
   position_span: int = 0
   unrotated_scale: bool = False  # that factor is for unrotated layers alone, and of p + 1
   sinks: bool = False  # per head a learned score without a value, which takes part in the softmax
-  output_gate: bool = False  # the result is multiplied by σ(x·W), before its last projection
   attention_cap: float = 0.0  # scores become cap·tanh(score / cap); 0 = no cap
   window: int = 0  # tokens that a sliding layer attends to, including the query
   chunked: bool = (
@@ -211,7 +210,7 @@ class LatentConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeltaConfig:
-  """Recurrent layers, whose mixer is a gated delta rule in place of attention. arXiv:2412.06464."""
+  """Recurrent layers, whose mixer is a gated delta rule, and a gate of the others. arXiv:2412.06464."""
 
   recurrent_layers: tuple[bool, ...] = ()  # per layer; () = all layers attend
   delta_key_heads: int = 0  # each serves consecutive value heads, equally many
@@ -219,6 +218,9 @@ class DeltaConfig:
   delta_key_dim: int = 0
   delta_value_dim: int = 0
   delta_window: int = 0  # tokens that the convolution of queries, keys and values reads
+  output_gate: bool = (
+    False  # results of attention are multiplied by σ(x·W), before the last projection
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

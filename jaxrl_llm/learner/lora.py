@@ -47,9 +47,11 @@ def settings(config: LoraConfig, model: ModelConfig) -> LoraSettings | None:
       attention = sorted(
         (n for n in dense_names if n[0] in 'qkvo'), key=lambda n: 'qkvo'.index(n[0])
       )
+      # Attention is not common to all layers where some are recurrent.
+      others = ('of attention', attention) if attention else ('outside experts', dense_names)
       raise UserError(
-        f'{flag} matches {name!r} of a mixture of experts, which takes no adapter; name the matrices of attention '
-        f'alone: ^({"|".join(attention)})$.'
+        f'{flag} matches {name!r} of a mixture of experts, which takes no adapter; name the matrices {others[0]} '
+        f'alone: ^({"|".join(others[1])})$.'
       )
   if not matches:
     raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -158,17 +159,18 @@ def convolve(
   reaches_BxQ = jnp.ones_like(
     tokens.starts_BxQ
   )  # whether the input j tokens earlier is of this row
-  out, newest = 0.0, []
+  parts, newest = [], []
   for j in range(W):
     earlier = jax.lax.dynamic_slice_in_dim(all_BxNxC, W - 1 - j, Q, axis=1)
-    out += jnp.where(reaches_BxQ[..., None], earlier, 0) * taps_CxW[None, None, :, W - 1 - j]
+    taps_1x1xC = taps_CxW[None, None, :, W - 1 - j]
+    parts.append(jnp.where(reaches_BxQ[..., None], earlier, 0) * taps_1x1xC)
     if j < W - 1:
       reaches_Bx1 = jnp.take_along_axis(reaches_BxQ, jnp.maximum(end_Bx1 - 1, 0), axis=1)
       newest_Bx1xC = jnp.take_along_axis(all_BxNxC, (end_Bx1 + W - 2 - j)[..., None], axis=1)
-      newest.append(jnp.where((reaches_Bx1 | (end_Bx1 == 0))[..., None], newest_Bx1xC, 0))
+      newest.append(jnp.where(reaches_Bx1[..., None], newest_Bx1xC, 0))
     starts_BxQ = jnp.pad(tokens.starts_BxQ, ((0, 0), (j, 0)))[:, :Q]
     reaches_BxQ = reaches_BxQ & ~starts_BxQ
-  return out, jnp.concatenate(newest[::-1], axis=1)
+  return functools.reduce(jnp.add, parts), jnp.concatenate(newest[::-1], axis=1)
 
 
 class Rule(NamedTuple):

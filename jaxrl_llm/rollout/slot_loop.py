@@ -161,29 +161,30 @@ def empty_cache(model: ModelConfig, rows: int, width_N: Sequence[int], dtype: st
 def encode_rows(
   constants: LoopConstants, row_S: jax.Array, index_S: jax.Array, rollout: Rollout
 ) -> decoder.Cache:
-  """The cache of the tokens of the slots' rows, token j in column j: one pass over all T columns.
-
-  States are those before token `index_S`; columns from there on hold numbers that no row reads.
-  """
+  """The cache of the slots' rows, token j in column j: one pass over T columns, those from `index_S` on unused."""
   settings = constants.settings
-  T, S = settings.max_tokens, len(row_S)
+  T = settings.max_tokens
   row_S = jnp.minimum(row_S, len(constants.keys_B) - 1)
   prompt_S = row_S // settings.rollouts
-  mask_SxTxT = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (S, T, T))
-  if constants.model.is_recurrent:
-    mask_SxTxT = mask_SxTxT & (jnp.arange(T)[None] < index_S[:, None])[:, None]
   _, kv, _ = decoder.apply(
     constants.model,
     constants.params,
     rollout.tokens_BxT[row_S],
     constants.prompts.length_P[prompt_S][:, None] + jnp.arange(T)[None],
-    mask_SxTxT,
+    _read_mask(constants.model, index_S, T),
     shared=prompt_cache_of(constants, prompt_S),
     dtype=settings.dtype,
     # A token is routed alike whenever it is read.
     expert_BxQxNxk=None if rollout.expert_BxTxNxk is None else rollout.expert_BxTxNxk[row_S],
   )
   return kv
+
+
+def _read_mask(model: ModelConfig, index_S: jax.Array, T: int) -> jax.Array:
+  mask_SxTxT = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (len(index_S), T, T))
+  if model.is_recurrent:  # later tokens would change a state
+    mask_SxTxT &= (jnp.arange(T)[None] < index_S[:, None])[:, None]
+  return mask_SxTxT
 
 
 def clipped_slots(constants: LoopConstants, state: LoopState) -> tuple[jax.Array, jax.Array]:

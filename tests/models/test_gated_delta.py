@@ -15,7 +15,7 @@ from jaxrl_llm.types import ModelConfig
 
 B, H, D, E, C, W = 2, 3, 5, 4, 6, 4
 # Columns before which the state is empty, by row; row 1 ends in padding.
-STARTS = (0, 3, 66, 67), (0,)
+STARTS = (0, 3, 8, 66, 67), (0,)
 MODEL = ModelConfig(
   vocab=24, width=16, layers=3, heads=2, kv_heads=1, head_dim=8, mlp=24, max_tokens=256, qk_norm='head',
   output_gate=True, rotary_dim=4, recurrent_layers=(True, False, True), delta_key_heads=1, delta_value_heads=2,
@@ -28,7 +28,7 @@ def case(Q):
   """Inputs of the rule, of which row 1 has padding at its end, and how its tokens follow each other."""
   r = np.random.default_rng(0)
   draw = lambda *shape: r.normal(size=shape).astype(np.float32)  # noqa: E731
-  real = np.arange(Q) < np.array([[Q], [max(Q - 5, 1)]])
+  real = np.arange(Q) < np.array([[Q], [max(Q - 9, 0)]])
   starts = np.zeros((B, Q), bool)
   for row, columns in enumerate(STARTS):
     starts[row, [c for c in columns if 0 < c < Q]] = True
@@ -112,8 +112,9 @@ def test_the_convolution_reads_its_own_row_and_returns_the_newest_inputs(Q):
 
 def test_rows_of_a_bin_are_separate_and_padding_changes_nothing():
   """Bins as the update packs them: each row behind a prompt of its own, the rest is padding."""
-  params = decoder.init(MODEL, 0)
   r = np.random.default_rng(3)
+  draw = lambda x: (0.5 * r.normal(size=x.shape)).astype(np.float32)  # noqa: E731
+  params = jax.tree.map(draw, decoder.abstract_params(MODEL))
   lengths, S = ((3, 4), (5, 1), (2, 6)), 24
   rows = [r.integers(0, 24, sum(pair)) for pair in lengths]
   tokens, position, copy, part = (np.zeros((1, S), np.int32) for _ in range(4))
