@@ -360,6 +360,23 @@ def test_greedy_decoding_the_update_and_an_export_agree_with_transformers(case, 
   assert_close(update_TxBxV, ours_TxBxV)
 
 
+@pytest.mark.parametrize('case', ['qwen3_next', 'qwen3_5'])
+def test_forty_greedy_tokens_of_five_prompts_are_those_of_generate(case, tmp_path):
+  """A state sums over all tokens of a row, so that an error would grow with it."""
+  theirs = reference(*CASES[case])
+  theirs.save_pretrained(tmp_path)
+  config, params = loaded(tmp_path, 64)
+  T, right = 40, rows(5, 20, False)
+  length_B = right[1].sum(1)
+  _, token_BxT = greedy(config, params, right[0], length_B, T)
+  for tokens, length, row in zip(token_BxT, length_B, right[0], strict=True):
+    out = theirs.generate(
+      torch.tensor(row[None, :length], dtype=torch.long), max_new_tokens=T, min_new_tokens=T, do_sample=False,
+      pad_token_id=5,
+    )  # fmt: skip
+    np.testing.assert_array_equal(tokens, out[0, length:].numpy())
+
+
 @pytest.mark.parametrize('text', ['Mistral', 'Ministral3'])
 def test_the_text_decoder_of_a_multimodal_mistral_is_read_and_exported(text, tmp_path):
   sizes = SIZES | dict(head_dim=12, pad_token_id=None)
