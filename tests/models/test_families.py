@@ -308,9 +308,17 @@ def loaded(folder, tokens):
   return positions.for_context(config, tokens), huggingface.load_params(str(folder), config)
 
 
-def assert_close(ours, theirs, mask=...):
+def assert_close(ours, theirs, mask=..., share=1e-5):
   gap, top = np.abs(np.asarray(ours) - theirs)[mask].max(), np.abs(theirs[mask]).max()
-  assert gap <= 1e-4 and gap <= 1e-5 * top, (gap, top)
+  assert gap <= 1e-4 and gap <= share * top, (gap, top)
+
+
+def share_of(config):
+  """The largest difference of logits as a share of the largest one.
+
+  States sum roundings over a row: in float32 up to 1.7e-5. Computed in float64, ours lie 3e-6 from transformers'.
+  """
+  return 3e-5 if config.is_recurrent else 1e-5
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -322,7 +330,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     config, params = loaded(tmp_path, tokens)
     tokens_BxS, mask = rows(count, tokens, left)
     ours = forward(config, params, tokens_BxS, mask)
-    assert_close(ours, their_logits(model, tokens_BxS, mask), mask)
+    assert_close(ours, their_logits(model, tokens_BxS, mask), mask, share_of(config))
 
 
 @pytest.mark.parametrize('case', WHOLE)
@@ -355,9 +363,9 @@ def test_greedy_decoding_the_update_and_an_export_agree_with_transformers(case, 
   logits_TxBxV = np.stack([x.numpy() for x in out.logits])
   ours_TxBxV, token_BxT = greedy(config, params, right[0], right[1].sum(1), T)
   np.testing.assert_array_equal(token_BxT, out.sequences[:, 32:].numpy())
-  assert_close(ours_TxBxV, logits_TxBxV)
+  assert_close(ours_TxBxV, logits_TxBxV, share=share_of(config))
   update_TxBxV = update_logits(config, params, texts, token_BxT)
-  assert_close(update_TxBxV, ours_TxBxV)
+  assert_close(update_TxBxV, ours_TxBxV, share=share_of(config))
 
 
 @pytest.mark.parametrize('case', ['qwen3_next', 'qwen3_5'])
