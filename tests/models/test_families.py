@@ -310,13 +310,14 @@ def loaded(folder, tokens):
 
 def assert_close(ours, theirs, mask=..., share=1e-5):
   gap, top = np.abs(np.asarray(ours) - theirs)[mask].max(), np.abs(theirs[mask]).max()
-  assert gap <= 1e-4 and gap <= share * top, (gap, top)
+  assert gap <= 10 * share and gap <= share * top, (gap, top)
 
 
 def share_of(config):
   """The largest difference of logits as a share of the largest one.
 
-  States sum roundings over a row: in float32 up to 1.7e-5. Computed in float64, ours lie 3e-6 from transformers'.
+  Results of the delta rule are normed however small they are, with their rounding: up to 2.7e-5 in float32. Computed
+  in float64, ours lie 3e-6 from transformers'.
   """
   return 3e-5 if config.is_recurrent else 1e-5
 
