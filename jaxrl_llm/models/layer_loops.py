@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def scan_layers(
   return x_BxQxD, kv_L, jnp.moveaxis(expert_N, 0, 2)
 
 
-def periods(kind_L: Sequence[Any]) -> list[list[list[int]]]:
+def periods(kind_L: Sequence[object]) -> list[list[list[int]]]:
   """Divides layers into loops; of each, the numbers of the layers at each place of its period.
 
   Each loop takes the period of kinds that repeats most often from its first layer on: alternating layers are one loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ class Mixer(nnx.Module):
 
 
 def map_columns(
-  change: Callable[..., LayerCache], cache: Cache, *others: Sequence[Any]
+  change: Callable[..., LayerCache], cache: Cache, *others: Sequence[object]
 ) -> list[LayerCache]:
   """`change(layer, …)` of each layer whose cache has columns; recurrent layers as they are.
 

@@ -228,7 +228,7 @@ FAMILY_FIELDS = dict(
   gpt_oss=dict(num_local_experts=4, num_experts_per_tok=2, head_dim=4, swiglu_alpha=1.7, swiglu_limit=7.0,
                sliding_window=3, layer_types=None, rope_scaling=None, rope_parameters=None),
   qwen3_next=dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, shared_expert_intermediate_size=8,
-                  head_dim=4, decoder_sparse_step=1, layer_types=None, linear_num_key_heads=1),
+                  head_dim=8, decoder_sparse_step=1, layer_types=None, linear_num_key_heads=1),
   qwen3_5_text=dict(head_dim=4, full_attention_interval=2, partial_rotary_factor=0.5, rope_parameters=None,
                     linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=3, linear_value_head_dim=5,
                     linear_conv_kernel_dim=3),
