@@ -6,17 +6,20 @@ import json
 
 
 def find(text: str, tag: str, argument: str) -> str | None:
-  """The argument of the last <tag>…</tag> of a text; None without a call.
+  """The argument of the last <tag>…</tag> of a text; None for a text without either of the two.
 
   The content may be JSON, {"arguments": {argument: …}} or the arguments alone (the <tool_call> format of Hermes' and
-  Qwen's templates); any other content is the argument. Raises ValueError for invalid JSON or a missing argument.
+  Qwen's templates); any other content is the argument. Raises ValueError for a call without its beginning or end, for
+  invalid JSON, and for a missing argument.
   """
   before, mark, _ = text.rpartition(f'</{tag}>')
   if not mark:
+    if f'<{tag}>' in text:
+      raise ValueError(f'the call does not end with </{tag}>')
     return None
   _, start, content = before.rpartition(f'<{tag}>')
   if not start:
-    return None
+    raise ValueError(f'the call does not begin with <{tag}>')
   content = content.strip()
   if not content.startswith('{'):
     return content

@@ -56,17 +56,30 @@ def test_other_expressions_than_small_arithmetic_raise_errors(expression):
     ('<calc>{"name": "calc", "arguments": {"expression": "4*5"}}</calc>', '4*5'),
     ('<calc>{"expression": 6}</calc> done', '6'),
     ('no call', None),
-    ('1</calc>', None),
-    ('<calc>1', None),
+    ('<calc>1</calc> is <calc>', '1'),
+    ('<CALC>1</CALC>', None),
   ],
 )
 def test_a_call_is_the_content_of_the_last_tag(text, found):
   assert tool_calls.find(text, 'calc', 'expression') == found
 
 
-@pytest.mark.parametrize('inside', ['{', '{"arguments": 3}', '{"other": 1}', '{"a":' * 5000])
+@pytest.mark.parametrize(
+  'inside',
+  ['{', '{"arguments": 3}', '{"arguments": "{}"}', '{"other": 1}', '{"a":' * 5000, '{"a": 1} {"b": 2}'],
+)
 def test_a_call_with_invalid_json_gets_an_error_observation(inside):
-  assert tools.calculator().step(f'<calc>{inside}</calc>').observation.startswith('error: the call')
+  found = tools.calculator().step(f'<calc>{inside}</calc>')
+  assert found.observation.startswith('error: the call') and not found.done
+
+
+@pytest.mark.parametrize(
+  'text, missing', [('so <calc>1', '</calc>'), ('1</calc>', '<calc>'), ('</calc>1<calc>', '<calc>')]
+)
+def test_a_call_without_its_beginning_or_its_end_gets_an_error_observation(text, missing):
+  found = tools.calculator().step(text)
+  assert found.observation.startswith('error: the call does not') and found.observation.endswith(missing)
+  assert not found.done
 
 
 def test_a_tool_runs_calls_and_a_turn_without_one_ends_the_episode():
