@@ -56,8 +56,8 @@ class Worker:
     theirs.close()  # the worker's end: its death then closes the pipe
     self.ready = False
     self.job: Job | None = None  # the running one
-    # A start or a command that takes longer is given up; infinite while nothing runs.
     self.queue: collections.deque[Job] = collections.deque()
+    # A start or a command that takes longer is given up; infinite while nothing runs.
     self.deadline = time.monotonic() + _START_S
 
   def receive(self) -> None:

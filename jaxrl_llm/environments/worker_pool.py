@@ -169,8 +169,8 @@ class WorkerPool:
         self._idle_deaths = 0 if worker.job else self._idle_deaths
         worker.receive()
         return
-      late = time.monotonic() >= worker.deadline
-      if worker.process.is_alive() and not late:
+      late = worker.process.is_alive()
+      if late and time.monotonic() < worker.deadline:
         return
     except (EOFError, OSError):
       late = False

@@ -17,6 +17,7 @@ import pytest
 from jaxrl_llm import environments, rewards
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.data import games as levels
+from jaxrl_llm.environments import worker_pool
 from jaxrl_llm.environments.protocol import replay
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import Row
@@ -153,6 +154,26 @@ def test_a_worker_that_ends_between_two_turns_is_no_fault_of_the_next_one(player
   while alive(pid):
     time.sleep(0.05)
   assert steps(two.turn()) == [2, 2] and two.pool.take_counts()['replayed'] == 2
+
+
+def test_a_worker_that_is_terminated_closes_its_environments_first(players):
+  two = players(2, workers=1)
+  pid = int(where(two.turn())[0][0])
+  os.kill(pid, signal.SIGTERM)
+  while alive(pid):
+    time.sleep(0.05)
+  assert two.calls('close') == {0: 1, 1: 1}
+  assert steps(two.turn()) == [2, 2] and two.pool.take_counts()['replayed'] == 2
+
+
+def test_workers_that_cannot_start_stop_the_run(players, monkeypatch):
+  monkeypatch.setattr(worker_pool, '_MAX_IDLE_DEATHS', 0)
+  none = players(0, workers=1)
+  none.pool.settings['fn'] = 'tests.environments.recorded:no_such_function'
+  none.texts[0] = []
+  with pytest.raises(RuntimeError, match='the environment workers cannot be started'):
+    none.run([0])
+  assert not none.pool.live
 
 
 @pytest.mark.parametrize(
