@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 
 def find(text: str, tag: str, argument: str) -> str | None:
@@ -23,11 +25,34 @@ def find(text: str, tag: str, argument: str) -> str | None:
   content = content.strip()
   if not content.startswith('{'):
     return content
-  try:
-    call = json.loads(content)
-  except (ValueError, RecursionError) as error:
-    raise ValueError('the call is no JSON') from error
+  call = _parsed(content)
   arguments = call.get('arguments', call)
   if not isinstance(arguments, dict) or argument not in arguments:
     raise ValueError(f'the call has no argument {argument!r}')
   return str(arguments[argument])
+
+
+def named(text: str, tag: str) -> list[tuple[str, dict[str, Any]]]:
+  """(name, arguments) of every <tag>{"name": …, "arguments": {…}}</tag> of a text, in order.
+
+  Raises ValueError for a call that has no beginning, no end, no name, or other arguments than an object.
+  """
+  contents = re.findall(rf'<{tag}>(.*?)</{tag}>', text, re.DOTALL)
+  if not len(contents) == text.count(f'<{tag}>') == text.count(f'</{tag}>'):
+    raise ValueError(f'a call does not begin with <{tag}>, or does not end with </{tag}>')
+  calls = []
+  for content in contents:
+    parsed = _parsed(content)
+    call = parsed if isinstance(parsed, dict) else {}
+    name, arguments = call.get('name'), call.get('arguments')
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+      raise ValueError('the call is not {"name": …, "arguments": {…}}')
+    calls.append((name, arguments))
+  return calls
+
+
+def _parsed(content: str) -> Any:
+  try:
+    return json.loads(content)
+  except (ValueError, RecursionError) as error:
+    raise ValueError('the call is no JSON') from error
