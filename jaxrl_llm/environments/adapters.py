@@ -9,15 +9,17 @@ import math
 import re
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxrl_llm.config import stages
 from jaxrl_llm.config.extras import install
 from jaxrl_llm.environments import tool_calls
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.rewards import adapters as signatures
-from jaxrl_llm.types import Row, Settings, UserError
+from jaxrl_llm.types import JsonObject, Row, Settings, UserError
 
+Foreign: TypeAlias = Any  # an object or value of another package
+_RESERVED = ('reset', 'get_reward', 'close')  # methods that are no tools
 _INTEGER = re.compile(r'(?<![\w.])-?[0-9]{1,18}(?!\w|\.\d)')
 
 
@@ -34,7 +36,7 @@ class Gymnasium:
   ):
     self.name, self.options, self.actions = name, options, actions
     self.illegal, self.replayable = illegal, replayable
-    self.env: Any = None
+    self.env: Foreign = None
 
   def reset(self, row: Row, seed: int) -> str:
     self.env = importlib.import_module('gymnasium').make(self.name, **self.options)
@@ -63,7 +65,7 @@ class Gymnasium:
     found = _INTEGER.findall(text)
     return int(found[-1]) if found else None
 
-  def _text(self, observation: Any) -> str:
+  def _text(self, observation: Foreign) -> str:
     if self.env.render_mode == 'ansi':
       return self.env.render()
     return str(observation.tolist() if hasattr(observation, 'tolist') else observation)
@@ -106,13 +108,13 @@ def gymnasium(
 class ToolMethods:
   """An environment whose methods are the tools, in the form of TRL's environment_factory."""
 
-  def __init__(self, factory: Callable[[], Any], tag: str, replayable: bool):
+  def __init__(self, factory: Callable[[], Foreign], tag: str, replayable: bool):
     self.factory, self.tag, self.replayable = factory, tag, replayable
-    self.environment: Any = None
+    self.environment: Foreign = None
     self.tools: dict[str, Callable] = {}
     self.paid = 0.0  # what get_reward() returned last
 
-  def reset(self, row: Row, seed: int) -> Any:
+  def reset(self, row: Row, seed: int) -> Foreign:
     del seed  # the interface has none
     self.environment = self.factory()
     methods = inspect.getmembers(type(self.environment), inspect.isfunction)
@@ -134,7 +136,7 @@ class ToolMethods:
   def close(self) -> None:
     getattr(self.environment, 'close', lambda: None)()
 
-  def _call(self, name: str, arguments: dict[str, Any]) -> str:
+  def _call(self, name: str, arguments: JsonObject) -> str:
     if name not in self.tools:
       return f'error: there is no tool {name!r}; the tools are: {", ".join(sorted(self.tools))}'
     try:
@@ -151,10 +153,7 @@ class ToolMethods:
     return self.paid - before
 
 
-_RESERVED = ('reset', 'get_reward', 'close')
-
-
-def _awaited(value: Any) -> Any:
+def _awaited(value: Foreign) -> Foreign:
   """The value, or the result of a coroutine."""
   return asyncio.run(value) if inspect.iscoroutine(value) else value
 
@@ -169,8 +168,6 @@ def trl(*, factory: str, tag: str = 'tool_call', replayable: bool = True) -> Too
   Raises UserError where `factory` does not import or has no reset.
   """
   where = f'config.environment.factory={factory!r}'
-  if ':' not in factory:
-    raise UserError(f"{where} names no function; give 'package.module:Class'.")
   make = stages.imported(factory, where)
   if inspect.isclass(make) and not callable(getattr(make, 'reset', None)):
     raise UserError(

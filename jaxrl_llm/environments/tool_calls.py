@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+
+from jaxrl_llm.types import JsonObject
 
 
 def find(text: str, tag: str, argument: str) -> str | None:
@@ -32,7 +33,7 @@ def find(text: str, tag: str, argument: str) -> str | None:
   return str(arguments[argument])
 
 
-def named(text: str, tag: str) -> list[tuple[str, dict[str, Any]]]:
+def named(text: str, tag: str) -> list[tuple[str, JsonObject]]:
   """(name, arguments) of every <tag>{"name": …, "arguments": {…}}</tag> of a text, in order.
 
   Raises ValueError for a call that has no beginning, no end, no name, or other arguments than an object.
@@ -42,8 +43,7 @@ def named(text: str, tag: str) -> list[tuple[str, dict[str, Any]]]:
     raise ValueError(f'a call does not begin with <{tag}>, or does not end with </{tag}>')
   calls = []
   for content in contents:
-    parsed = _parsed(content)
-    call = parsed if isinstance(parsed, dict) else {}
+    call = _parsed(content)
     name, arguments = call.get('name'), call.get('arguments')
     if not isinstance(name, str) or not isinstance(arguments, dict):
       raise ValueError('the call is not {"name": …, "arguments": {…}}')
@@ -51,8 +51,10 @@ def named(text: str, tag: str) -> list[tuple[str, dict[str, Any]]]:
   return calls
 
 
-def _parsed(content: str) -> Any:
+def _parsed(content: str) -> JsonObject:
+  """The JSON object of a call; one without entries for another value."""
   try:
-    return json.loads(content)
+    call = json.loads(content)
   except (ValueError, RecursionError) as error:
     raise ValueError('the call is no JSON') from error
+  return call if isinstance(call, dict) else {}

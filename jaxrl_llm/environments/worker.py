@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.environments.live import EpisodeKey, LiveEpisodes, TurnRequest, TurnResult
 from jaxrl_llm.environments.resolve import resolve
@@ -50,8 +50,7 @@ class Worker:
     """Start a process with the environment of `settings`, which is config.environment."""
     self._deadline_s = settings['deadline_s']
     self.connection, theirs = Pipe()
-    arguments: Any = (theirs, settings)
-    self.process = CleanContext().Process(target=serve, args=arguments, daemon=True)
+    self.process = CleanContext().Process(target=serve, args=(theirs, settings), daemon=True)
     self.process.start()
     theirs.close()  # the worker's end: its death then closes the pipe
     self.ready = False
