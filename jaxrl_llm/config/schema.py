@@ -285,9 +285,9 @@ class EnvironmentConfig(Section):
   role: str = 'user'  # of observations in the chat template: user, tool
   observation_tokens: int = 0  # observations are cut to so many; 0 = never
   workers: int = 2  # processes, for environments without a time limit of their own
-  # wall-clock and processor time for one observation; a late worker is killed and replaced
+  # wall-clock time for one observation; a late worker is killed and replaced
   deadline_s: float = 10.0
-  cpu_s: float = 10.0
+  cpu_s: float = 10.0  # processor time for one observation
   worker_memory_mb: int = 4096  # of all episodes of a worker; 0 = no limit, as browsers need
   settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn
 

@@ -474,6 +474,8 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
     (dict(mode='fused'), '--config.mode=split'),
     (dict(environment__turns=0), 'config.environment.turns=0'),
     (dict(environment__deadline_s=0.0), 'config.environment.deadline_s=0.0'),
+    (dict(environment__cpu_s=0.0), 'config.environment.cpu_s=0.0 must be a positive number'),
+    (dict(environment__worker_memory_mb=-1), 'config.environment.worker_memory_mb=-1'),
     (dict(environment__judge='me'), "config.environment.judge='me'"),
     (dict(environment__fn='chess'), 'choose one of: none, calculator'),
     (dict(environment__fn='math:nothing'), "'math' has no function"),
