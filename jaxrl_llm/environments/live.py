@@ -32,7 +32,7 @@ class TurnRequest(NamedTuple):
 class TurnResult(NamedTuple):
   """The result of a TurnRequest. Without the outcome OK there is no observation."""
 
-  outcome: int  # one of OK, TIMEOUT, CRASH, ERROR of rewards
+  outcome: int  # one of OK, TIMEOUT, CRASH, ERROR, SKIP of rewards
   message: str = ''
   result: Result | None = None  # of the newest turn
   first_observation: str | None = None

@@ -19,7 +19,7 @@ from jaxrl_llm.environments.live import EpisodeKey, LiveEpisodes, TurnRequest, T
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.environments.resolve import EnvironmentSettings, resolve
 from jaxrl_llm.environments.worker import TERMINATED, Command, Job, Worker
-from jaxrl_llm.rewards import CRASH, ERROR, OK, TIMEOUT
+from jaxrl_llm.rewards import CRASH, ERROR, OK, SKIP, TIMEOUT
 from jaxrl_llm.rewards.outcomes import describe
 
 _TRIES = 2  # of a turn whose worker was killed, possibly by another process
@@ -27,7 +27,8 @@ _MAX_IDLE_DEATHS = 3  # beyond one for each worker, all of which may have been k
 _POLL_S = 1.0  # between looks at a worker whose pipe a process of its own holds open
 # Metrics: episodes rebuilt from their turns, and lost ones; workers that ended; failures of close().
 COUNTED = ('replayed', 'lost', 'worker_deaths', 'close_errors')
-LOST = TurnResult(CRASH, 'the environment object is gone, and replayable = False')
+# Dropped, and no failure: a resumed run that loses all of its episodes must go on.
+LOST = TurnResult(SKIP, 'the environment object is gone, and replayable = False')
 
 
 class WorkerPool:

@@ -168,14 +168,13 @@ class Episodes:
     return rollout, dict(counts)
 
   def _without_lost(self, prompts: Prompts, rollout: Rollout, counts: Counts) -> Rollout:
-    """End the rows whose environment object is gone for good: their episodes are crashes."""
+    """End the rows whose environment object is gone for good: their episodes are skipped."""
     keys = _row_keys(prompts, rollout)
     begun_B = (rollout.reason_B == UNFINISHED) & (rollout.length_B > 0)
     lost_B = begun_B & np.array([self.environments.is_lost(key) for key in keys])
     if not lost_B.any():
       return rollout
     counts['environment/lost'] += float(lost_B.sum())
-    self.message = environments.LOST.message
     turns = turns_of(rollout)
     outcome_B = np.where(lost_B, environments.LOST.outcome, turns.outcome_B)
     return rollout._replace(

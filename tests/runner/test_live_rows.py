@@ -131,12 +131,13 @@ def test_a_resumed_run_replays_unfinished_episodes_or_drops_and_counts_them(fn, 
     assert (rollout.turns.outcome_B == rewards.OK).all()
   else:
     assert (counts['environment/replayed'], counts['environment/lost'], sampled) == (0, B, [0])
-    assert (rollout.turns.outcome_B == rewards.CRASH).all() and (rollout.reason_B == STOPPED).all()
+    assert (rollout.turns.outcome_B == rewards.SKIP).all() and (rollout.reason_B == STOPPED).all()
     assert calls(tmp_path, 'step') == {'0': G, '1': G}
     scores = after.score(rollout.turns, lambda: None, 1)
-    assert scores.counts['grade/crashes'] == B and 'replayable = False' in scores.message
-    _, dropped_B = rewards.FailurePolicy({}).apply(scores)
-    assert dropped_B.all()
+    policy = rewards.FailurePolicy(dict(failed=dict(crash='score', error='score', stop_steps=1)))
+    assert policy.apply(scores)[1].all()  # dropped
+    policy.observe(scores.outcome_B, scores.message)
+    policy.check()  # the run goes on
 
 
 def test_a_group_whose_rollouts_do_not_start_alike_fails_where_they_differ(begin):
