@@ -103,6 +103,7 @@ PATHS = {
   'rollout/test_sliding.py': 'slow',
   'rollout/test_tree_decode.py': 'slow',
   'runner': 'jit',
+  'runner/test_live_rows.py': 'process',
   'runner/test_run_logger.py': 'process',
   'runner/test_sft.py': 'slow',
   'serving': 'process',

@@ -270,7 +270,7 @@ class RewardsConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig(Section):
-  """What answers a turn: calculator, python, search, guess, walk, or your 'package.module:function'.
+  """What answers a turn: calculator, python, search, guess, walk, gymnasium, trl, or your 'package.module:function'.
 
   An environment needs mode='split'. A row holds all turns of an episode and the observations between them.
   """
@@ -289,6 +289,8 @@ class EnvironmentConfig(Section):
   workers: int = 2  # processes, for environments without a time limit of their own
   # wall-clock time for one observation; a late worker is killed and replaced
   deadline_s: float = 10.0
+  cpu_s: float = 10.0  # processor time for one observation
+  worker_memory_mb: int = 4096  # of all episodes of a worker; 0 = no limit, as browsers need
   settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn
 
 

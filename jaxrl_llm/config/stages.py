@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -145,4 +145,5 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
   'Sequence[int]': (_all(_is_int), 'a list of whole numbers'),
   'Sequence[float]': (_all(_is_number), 'a list of numbers'),
   'Mapping[str, float]': (_numbers_by_name, 'a dict of numbers'),
+  'Settings': (lambda value: isinstance(value, Mapping), 'a dict'),
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from jaxrl_llm.environments.live import EpisodeKey, TurnRequest, TurnResult
 from jaxrl_llm.environments.protocol import Environment, Result, ends_episode
 from jaxrl_llm.environments.resolve import resolve
 from jaxrl_llm.environments.turn_template import TurnTemplate, build_turn_template
-from jaxrl_llm.environments.worker_pool import TurnRequest, TurnResult, WorkerPool
+from jaxrl_llm.environments.worker_pool import LOST, WorkerPool
 
 __all__ = [
+  'LOST',
   'Environment',
+  'EpisodeKey',
   'Result',
   'TurnRequest',
   'TurnResult',

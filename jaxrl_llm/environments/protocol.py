@@ -1,14 +1,17 @@
 """The interface of an environment: a Python object that is reset to a row of data and steps by the text of a turn.
 
     class Counter:
+      replayable = True  # False: an episode whose object is lost cannot be rebuilt from its turns, and is dropped
       remembers = True  # False where a result depends on its turn alone: earlier turns are then not replayed
 
       def reset(self, row, seed): return None       # the first observation, or None
       def step(self, text): return Result('Again.', 0.0, False)
+      def close(self): ...                          # releases what reset acquired; may be left out
 
-One environment is created per rollout. The rollouts of a group get the same row and seed, so they start alike. No live
-object is kept between turns. The state of an episode is its turns, which are replayed from the first one. So a result
-must be a function of the row, the seed and the turns.
+One environment is created per rollout and lives in one process until its episode is over. The rollouts of a group get
+the same row and seed, so they must start alike. Where the object is lost, because the run was restarted or its worker
+was killed, the turns so far are replayed through a new one: its results must be a function of the row, the seed and the
+turns, unless `replayable` is False.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ class Result(NamedTuple):
 
 
 class Environment(Protocol):
-  """An environment; see the module. The attribute `remembers` may be left out, which means True."""
+  """An environment; see the module. `replayable`, `remembers` and `close` may be left out."""
 
   def reset(self, row: Row, seed: int) -> str | None:
-    """Begins an episode; returns the first observation or None."""
+    """Begins an episode; returns the first observation or None. Called once."""
     ...
 
   def step(self, text: str) -> Result:
@@ -50,7 +53,8 @@ def replay(environment: Environment, row: Row, seed: int, texts: list[str]) -> l
   results = [checked(environment.step(text)) for text in turns]
   if any(ends_episode(result) for result in results[:-1]):
     raise ValueError(
-      'replaying the same turns ended the episode sooner: results must be a function of them'
+      'replaying the same turns ended the episode sooner: results must be a function of them, or the environment '
+      'needs the class attribute replayable = False'
     )
   return results
 
@@ -60,7 +64,7 @@ def first_observation(environment: Environment, row: Row, seed: int) -> str | No
   observation = environment.reset(row, seed)
   if observation is not None and not isinstance(observation, str):
     raise TypeError(f'reset() returned {type(observation).__name__}, not text or None')
-  return observation
+  return None if observation is None else str(observation)
 
 
 def ends_episode(result: Result) -> bool:
@@ -81,4 +85,4 @@ def checked(returned: Any) -> Result:
     raise ValueError(f'the observation is {type(observation).__name__}, not text or None')
   if not math.isfinite(reward):
     raise ValueError(f'the reward of a turn is {reward}')
-  return Result(observation, reward, bool(done))
+  return Result(None if observation is None else str(observation), reward, bool(done))

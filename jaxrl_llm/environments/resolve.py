@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm.config import schema, stages, user_code
-from jaxrl_llm.environments import games, tools
+from jaxrl_llm.environments import adapters, games, tools
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import JsonObject, Settings, UserError
 
 # Their public functions are the environments that can be named.
-_MODULES = (tools, games)
+_MODULES = (tools, games, adapters)
 # Their steps take bounded time for any text, so they run without a deadline and without a worker.
 _INLINE = (tools.calculator, tools.search, games.guess, games.walk)
-_LEAST = dict(turns=1, rounds=0, observation_tokens=0, workers=1)
+_LEAST = dict(turns=1, rounds=0, observation_tokens=0, workers=1, worker_memory_mb=0)
 JUDGES = ('environment', 'rewards')
 
 # The section of a config, or its fields by name.
@@ -28,6 +28,7 @@ class EnvironmentFactory(NamedTuple):
 
   make: Callable[[], Environment]
   inline: bool  # whether it runs in this process
+  replayable: bool = True  # whether a lost episode can be rebuilt from its turns
 
 
 def resolve(settings: EnvironmentSettings) -> EnvironmentFactory | None:
@@ -47,7 +48,7 @@ def resolve(settings: EnvironmentSettings) -> EnvironmentFactory | None:
       )
     return None
   if isinstance(fn, str) and ':' in fn:
-    return EnvironmentFactory(_import(fn, {k: v for k, v in stage.items() if k != 'fn'}), False)
+    return _import(fn, {k: v for k, v in stage.items() if k != 'fn'})
   module = next((m for m in _MODULES if isinstance(fn, str) and fn in stages.choices(m)), None)
   if module is None:
     names = sorted(name for m in _MODULES for name in stages.choices(m))
@@ -62,8 +63,8 @@ def resolve(settings: EnvironmentSettings) -> EnvironmentFactory | None:
       raise UserError(
         f'config.environment.deadline_s={settings["deadline_s"]!r} must be above the wall_s of its programs; raise it.'
       )
-  make()  # checks its settings
-  return EnvironmentFactory(make, make.func in _INLINE)
+  replayable = getattr(make(), 'replayable', True)  # making one checks its settings
+  return EnvironmentFactory(make, make.func in _INLINE, replayable)
 
 
 def check(settings: EnvironmentSettings) -> None:
@@ -74,12 +75,12 @@ def check(settings: EnvironmentSettings) -> None:
       raise UserError(
         f'config.environment.{name}={value!r} must be a whole number of at least {least}.'
       )
-  for name, least in dict(deadline_s=1e-3, weight=0).items():
+  for name, least in dict(deadline_s=1e-3, cpu_s=1e-3, weight=0).items():
     value = settings[name]
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < least:
       expected = (
-        'a positive number of seconds' if name == 'deadline_s' else 'a finite number of at least 0'
+        'a finite number of at least 0' if name == 'weight' else 'a positive number of seconds'
       )
       raise UserError(f'config.environment.{name}={value!r} must be {expected}.')
   if settings['judge'] not in JUDGES:
@@ -93,7 +94,7 @@ def check(settings: EnvironmentSettings) -> None:
     )
 
 
-def _import(path: str, arguments: JsonObject) -> Callable[[], Environment]:
+def _import(path: str, arguments: JsonObject) -> EnvironmentFactory:
   """The user's function with its settings, called once to check that it returns an environment."""
   where = f'config.environment.fn={path!r}'
   fn = stages.imported(path, where)
@@ -112,4 +113,5 @@ def _import(path: str, arguments: JsonObject) -> Callable[[], Environment]:
       'them.'
     )
   make: Callable = fn
-  return lambda: make(**arguments)
+  replayable = bool(getattr(environment, 'replayable', True))
+  return EnvironmentFactory(lambda: make(**arguments), False, replayable)

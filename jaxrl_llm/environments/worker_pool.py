@@ -1,146 +1,212 @@
-"""Environment steps for a batch of episodes: shipped environments in this process, a user's in a worker pool.
+"""Live episodes of a run: those of shipped environments in this process, a user's in worker processes.
 
-A worker past its deadline is killed. A failure is an outcome of its episode; no call raises for it.
+An episode stays with the worker that opened it. A worker past a deadline is killed and replaced. The episodes that
+lived in it are replayed in another one when their next turn is due, or are lost where that is not possible. A failure
+is an outcome of its episode; no call raises for it.
 """
 
 from __future__ import annotations
 
-import os
+import collections
 import signal
-from collections.abc import Callable, Sequence
-from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple, cast
+import time
+from collections.abc import Collection, Iterable, Sequence
+from multiprocessing import connection
 
-import pebble
 from absl import logging
 
-from jaxrl_llm.environments.protocol import Environment, Result, first_observation, replay
+from jaxrl_llm.environments.live import EpisodeKey, LiveEpisodes, TurnRequest, TurnResult
+from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.environments.resolve import EnvironmentSettings, resolve
-from jaxrl_llm.rewards import CRASH, ERROR, OK, TIMEOUT
+from jaxrl_llm.environments.worker import TERMINATED, Command, Job, Worker
+from jaxrl_llm.rewards import CRASH, ERROR, OK, SKIP, TIMEOUT
 from jaxrl_llm.rewards.outcomes import describe
-from jaxrl_llm.rewards.pool import CleanContext
-from jaxrl_llm.types import JsonObject, Row
 
-_TRIES = 2  # of an episode whose worker broke, possibly through another process
-
-
-class TurnRequest(NamedTuple):
-  """One episode: its turns so far, the newest last. Without turns, the first observation is requested."""
-
-  row: Row
-  seed: int
-  texts: list[str]
-
-
-class TurnResult(NamedTuple):
-  """The result of a TurnRequest. Without the outcome OK there are no results."""
-
-  outcome: int  # one of OK, TIMEOUT, CRASH, ERROR of rewards
-  message: str
-  results: list[Result]  # of the last turns, at least one
-  first_observation: str | None = None
+_TRIES = 2  # of a turn whose worker was killed, possibly by another process
+_MAX_IDLE_DEATHS = 3  # beyond one for each worker, all of which may have been killed from outside
+_POLL_S = 1.0  # between looks at a worker whose pipe a process of its own holds open
+# Metrics: episodes rebuilt from their turns, and lost ones; workers that ended; failures of close().
+COUNTED = ('replayed', 'lost', 'worker_deaths', 'close_errors')
+# Dropped, and no failure: a resumed run that loses all of its episodes must go on.
+LOST = TurnResult(SKIP, 'the environment object is gone, and replayable = False')
 
 
 class WorkerPool:
-  """Environments of one `config.environment`. Workers start when first needed; `close` ends them."""
+  """Episodes of one `config.environment`. Workers start when first needed; `close` ends them."""
 
   def __init__(self, settings: EnvironmentSettings):
     """Raises UserError as `resolve` does. With fn='none', `run` must not be called."""
     self.settings, self.factory = dict(settings), resolve(settings)
-    self._processes: pebble.ProcessPool | None = None
+    self._inline = LiveEpisodes(self._make)
+    self._workers: list[Worker] = []
+    self._live: dict[EpisodeKey, Worker | None] = {}  # the worker of each; None: this process
+    self._load: collections.Counter[Worker] = collections.Counter()  # episodes of a worker
+    self._counts: collections.Counter[str] = collections.Counter()
+    self._idle_deaths = 0  # of workers without a job, in a row
+
+  def _make(self) -> Environment:
+    assert self.factory is not None
+    return self.factory.make()
+
+  @property
+  def live(self) -> Collection[EpisodeKey]:
+    """The episodes with an environment object."""
+    return self._live.keys()
+
+  def is_lost(self, key: EpisodeKey) -> bool:
+    """Whether an episode that has begun cannot go on."""
+    return key not in self._live and self.factory is not None and not self.factory.replayable
+
+  def take_counts(self) -> dict[str, int]:
+    """The counts of `COUNTED` since the last call."""
+    counts = {name: self._counts[name] for name in COUNTED}
+    self._counts.clear()
+    return counts
 
   def close(self) -> None:
-    """Kills every worker. A later `run` starts new ones."""
-    processes, self._processes = self._processes, None
-    if processes is not None:
-      processes.stop()
-      processes.join()
+    """End all episodes and workers. A later `run` starts new ones."""
+    workers, self._workers = self._workers, []
+    episodes = collections.Counter(self._live.values())
+    self._live = {}
+    for worker in workers:
+      worker.hang_up()
+    for worker in workers:
+      worker.wait(episodes[worker])
+    for key in self._inline.keys():
+      self._inline.end(key)
 
   def run(self, requests: Sequence[TurnRequest]) -> list[TurnResult]:
-    """The environments' results, in the order of the requests."""
+    """Begin episodes or take a turn in each; the results, in the order of the requests."""
     if self.factory is None:
       raise ValueError("config.environment.fn='none' has no environments to run")
-    if self.factory.inline:
-      return [run_episode(self.factory.make, request) for request in requests]
+    return self._do([Job(request.key, request) for request in requests])
+
+  def end(self, keys: Iterable[EpisodeKey]) -> None:
+    """Close the environments of episodes that are over, where they live."""
+    for result in self._do([Job(key, None) for key in keys if key in self._live]):
+      if result.outcome != OK:
+        self._counts['close_errors'] += 1
+        logging.warning('close() of an environment failed: %s', result.message)
+
+  def _do(self, jobs: list[Job]) -> list[TurnResult]:
     try:
-      return self._run_in_workers(list(requests))
-    except BaseException:  # Ctrl-C too: workers must not go on with an abandoned call
+      if self.factory is not None and self.factory.inline:
+        for job in jobs:
+          command = self._command(job, None)
+          job.result = command.run(self._inline) if command is not None else job.result
+      elif jobs:
+        self._run_in_workers(jobs)
+    except BaseException:  # Ctrl-C too: a worker must not go on with an abandoned call
       self.close()
       raise
+    return [job.result for job in jobs if job.result is not None]
 
-  def _run_in_workers(self, requests: list[TurnRequest]) -> list[TurnResult]:
-    results: dict[int, TurnResult] = {}
-    for tries in range(1, _TRIES + 1):
-      pending = {n: self._submit(r) for n, r in enumerate(requests) if n not in results}
-      for n, future in pending.items():
-        result = _result(future, last=tries == _TRIES)
-        if result is not None:
-          results[n] = result
-      if len(results) < len(requests):
-        logging.warning('Workers of config.environment broke; starting new ones.')
-        self.close()
-    return [results[n] for n in range(len(requests))]
+  def _command(self, job: Job, worker: Worker | None) -> Command | None:
+    """The command of a job in `worker`; None where the job has a result without one."""
+    request, lives = job.request, job.key in self._live
+    if request is None:
+      if not lives:  # it ended with its worker
+        job.result = TurnResult(OK)
+        return None
+      del self._live[job.key]
+      return Command('end', (job.key,))
+    if lives and request.texts:
+      return Command('step', (job.key, request.texts[-1]))
+    if request.texts and self.is_lost(job.key):
+      self._counts['lost'] += 1
+      job.result = LOST
+      return None
+    self._counts['replayed'] += bool(request.texts)
+    self._live[job.key] = worker
+    return Command('open', (request,), 1 + len(request.texts))
 
-  def _submit(self, request: TurnRequest) -> futures.Future:
-    if self._processes is None:
-      self._processes = pebble.ProcessPool(
-        max_workers=self.settings['workers'],
-        initializer=start_worker,
-        initargs=(self.settings,),
-        context=cast(Any, CleanContext()),
-      )
+  def _run_in_workers(self, jobs: list[Job]) -> None:
+    """Give every job a result."""
+    while len(self._workers) < self.settings['workers']:
+      self._workers.append(Worker(self.settings))
+    self._load = collections.Counter(worker for worker in self._live.values() if worker)
+    for job in jobs:
+      self._assign(job)
+    while any(worker.job or worker.queue for worker in self._workers):
+      for worker in list(self._workers):
+        self._send_next(worker)
+      awaited = [worker for worker in self._workers if worker.job or worker.queue]
+      handles = [x for w in awaited for x in (w.connection, w.process.sentinel)]
+      if handles:
+        wait_s = min(worker.deadline for worker in awaited) - time.monotonic()
+        connection.wait(handles, min(max(wait_s, 0.0), _POLL_S))
+      for worker in awaited:
+        self._receive(worker)
+
+  def _assign(self, job: Job) -> None:
+    """Queue a job for the worker of its episode, a new episode for the one with the fewest."""
+    worker = self._live.get(job.key)
+    if worker is None:
+      worker = min(self._workers, key=lambda worker: self._load[worker])
+      self._load[worker] += 1
+    worker.queue.append(job)
+
+  def _send_next(self, worker: Worker) -> None:
+    """Start the next job of an idle worker."""
+    while worker.ready and worker.job is None and worker.queue:
+      job = worker.queue.popleft()
+      command = self._command(job, worker)
+      if command is None:
+        continue
+      try:
+        worker.send(job, command)
+      except OSError:  # it ended since the last call, and the job has not run
+        worker.queue.appendleft(job)
+        self._replace(worker, late=False)
+        return
+      except Exception as error:  # the row does not pickle
+        self._live.pop(job.key, None)
+        job.result = TurnResult(ERROR, describe(error).decode('utf-8', 'replace'))
+
+  def _receive(self, worker: Worker) -> None:
+    """Take the result of a worker, if it has one; replace a worker that ended or is late."""
     try:
-      return self._processes.schedule(
-        run_in_worker, args=(request,), timeout=self.settings['deadline_s']
-      )
-    except RuntimeError as error:  # the pool is broken
-      future: futures.Future = futures.Future()
-      future.set_exception(BrokenProcessPool(str(error)))
-      return future
+      if worker.connection.poll():
+        self._idle_deaths = 0 if worker.job else self._idle_deaths
+        worker.receive()
+        return
+      late = worker.process.is_alive()
+      if late and time.monotonic() < worker.deadline:
+        return
+    except (EOFError, OSError):
+      late = False
+    self._replace(worker, late)
+
+  def _replace(self, worker: Worker, late: bool) -> None:
+    """Start a new worker for one that ended, and repeat there what is not the fault of its running job."""
+    code = worker.kill(0.0 if late else 5.0)
+    logging.warning(
+      'A worker of config.environment ended (exit code %s); starting a new one.', code
+    )
+    self._counts['worker_deaths'] += 1
+    self._idle_deaths += worker.job is None
+    if self._idle_deaths > _MAX_IDLE_DEATHS + len(self._workers):
+      raise RuntimeError('the environment workers cannot be started; see their log for the reason')
+    self._live = {key: home for key, home in self._live.items() if home is not worker}
+    self._workers[self._workers.index(worker)] = Worker(self.settings)
+    self._load = collections.Counter(home for home in self._live.values() if home)
+    if (job := worker.job) is not None:
+      job.tries += 1
+      outside = not late and code in (-signal.SIGKILL, TERMINATED)
+      if job.request is None:  # nothing is left to close
+        job.result = TurnResult(TIMEOUT if late else CRASH, 'the worker ended in close()')
+      elif not outside or job.tries >= _TRIES:
+        job.result = _result_of_exit(code, late)
+      else:
+        worker.queue.appendleft(job)
+    for job in worker.queue:
+      self._assign(job)
 
 
-def _result(future: futures.Future, last: bool) -> TurnResult | None:
-  """The result of a worker; None where the episode is to be tried again, which `last` excludes."""
-  error = future.exception()
-  if error is None:
-    return future.result()
-  killed = isinstance(error, pebble.ProcessExpired) and error.exitcode == -signal.SIGKILL
-  if (killed or isinstance(error, BrokenProcessPool)) and not last:
-    return None
-  if isinstance(error, futures.TimeoutError):
-    return TurnResult(TIMEOUT, 'TimeoutError: past config.environment.deadline_s', [])
-  if isinstance(error, pebble.ProcessExpired | BrokenProcessPool):
-    return TurnResult(CRASH, f'{type(error).__name__}: the worker ended', [])
-  return TurnResult(ERROR, describe(error).decode('utf-8', 'replace'), [])
-
-
-_make: Callable[[], Environment] | None = None
-
-
-def start_worker(settings: JsonObject) -> None:
-  """Prepares a new worker process."""
-  global _make
-  signal.signal(signal.SIGTERM, signal.SIG_DFL)
-  # A user's environment may import jax. The accelerator belongs to the parent process.
-  os.environ['JAX_PLATFORMS'] = 'cpu'
-  factory = resolve(settings)
-  assert factory is not None
-  _make = factory.make
-
-
-def run_in_worker(request: TurnRequest) -> TurnResult:
-  """`run_episode` with the worker's environment."""
-  assert _make is not None, 'start_worker has not run'
-  return run_episode(_make, request)
-
-
-def run_episode(make: Callable[[], Environment], request: TurnRequest) -> TurnResult:
-  """Creates an environment and replays the episode; an exception becomes the outcome ERROR or CRASH."""
-  try:
-    if not request.texts:
-      return TurnResult(OK, '', [], first_observation(make(), request.row, request.seed))
-    return TurnResult(OK, '', replay(make(), request.row, request.seed, request.texts))
-  except Exception as error:
-    outcome = CRASH if isinstance(error, MemoryError) else ERROR
-    return TurnResult(outcome, describe(error).decode('utf-8', 'replace'), [])
+def _result_of_exit(code: int | None, late: bool) -> TurnResult:
+  """The result of the turn that ran when its worker ended."""
+  if late or code == -signal.SIGALRM:
+    return TurnResult(TIMEOUT, 'TimeoutError: past config.environment.deadline_s')
+  if code == -signal.SIGPROF:
+    return TurnResult(TIMEOUT, 'TimeoutError: past config.environment.cpu_s')
+  return TurnResult(CRASH, f'the worker ended with exit code {code}')

@@ -229,7 +229,8 @@ def _rollout(sampler: _Sampler, params: Params, prompts: Prompts, rows: Sequence
     longest = max(map(len, sampler.table.tokens))
     prompts = prompts._replace(tokens_PxL=prompts.tokens_PxL[:, :longest])
     return sharding.fetch(sampler.fn(params, prompts, seed, None))
-  prompts = episodes.open(prompts, rows, prompts.tokens_PxL.shape[1])
+  rollouts = spec.rollout.decode.rollouts
+  prompts = episodes.open(prompts, rows, prompts.tokens_PxL.shape[1], rollouts)
   sample = lambda begun: (sharding.fetch(sampler.fn(params, prompts, seed, begun)), {})  # noqa: E731
   begun = empty_records.empty_rollout(spec, len(rows))
   limits = multi_turn.Limits(spec.rollout.decode.max_tokens, episodes.max_turns)

@@ -24,7 +24,7 @@ from jaxrl_llm.runner.context import RunContext, ScorePool
 from jaxrl_llm.types import JsonObject, TrainState
 
 # Fields of config.rewards and config.environment that change how grading runs, and not its results.
-_RESOURCES = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'failed')
+_RESOURCES = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'worker_memory_mb', 'failed')
 
 
 @contextlib.contextmanager

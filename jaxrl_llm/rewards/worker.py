@@ -6,11 +6,12 @@ which items are done and which one was running.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,10 +73,10 @@ def start(spec: Settings, memory_mb: int, tasks: frozenset[str] = frozenset()) -
     _PREPARE.get(getattr(grader, 'func', None), lambda: None)()
   sandboxed.prepare(tasks)
   resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-  _limit_memory(memory_mb * 2**20)
+  limit_memory(memory_mb * 2**20)
 
 
-def _limit_memory(extra_bytes: int) -> None:
+def limit_memory(extra_bytes: int) -> None:
   """Limit the address space to its present size, with the reservations of imports and threads, plus `extra_bytes`.
 
   Only the soft limit changes: a sandbox that a grader starts may set its own. Without /proc (macOS) there is no limit;
@@ -126,17 +127,25 @@ TIMERS = (
 
 def _within(item: bytes, limits: Limits, shape: ItemShape) -> Result:
   """Grade one pickled item under its time limits."""
+  with time_limits(limits.deadline_s, limits.cpu_s):
+    try:
+      # These bytes were pickled by the pool's own process a moment ago; bytes of a file never get here.
+      args, graders = pickle.loads(item), select_graders(_graders, shape.kind)
+      return attempt_batch(graders, *args, shape.size) if shape.kind else attempt(graders, *args)
+    except Exception as error:  # the item does not unpickle
+      return failure(error)
+
+
+@contextlib.contextmanager
+def time_limits(deadline_s: float, cpu_s: float) -> Iterator[None]:
+  """End this process by SIGALRM or SIGPROF where the block takes longer."""
   # The default action of these signals ends the process in the kernel. It needs neither the interpreter, which a
   # regular expression may block, nor a living parent.
-  for (number, timer), seconds in zip(TIMERS.items(), limits[:2], strict=True):
+  for (number, timer), seconds in zip(TIMERS.items(), (deadline_s, cpu_s), strict=True):
     signal.signal(number, signal.SIG_DFL)
     signal.setitimer(timer, seconds)
   try:
-    # These bytes were pickled by the pool's own process a moment ago; bytes of a file never get here.
-    args, graders = pickle.loads(item), select_graders(_graders, shape.kind)
-    return attempt_batch(graders, *args, shape.size) if shape.kind else attempt(graders, *args)
-  except Exception as error:  # the item does not unpickle
-    return failure(error)
+    yield
   finally:
     for timer in TIMERS.values():
       signal.setitimer(timer, 0)

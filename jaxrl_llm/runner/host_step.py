@@ -63,7 +63,8 @@ def build_inputs(context: RunContext, index: int, choice: Choice | None = None) 
   prompts = prompts._replace(expected_P=selection.lengths(chosen))
   if episodes is not None:
     episodes.begin_step(index)
-    prompts = episodes.open(prompts, context.tables.train.rows_of(prompts), config.prompt_tokens)
+    rows, width = context.tables.train.rows_of(prompts), config.prompt_tokens
+    prompts = episodes.open(prompts, rows, width, config.rollouts)
   begun, draft, cap_tokens, buffers = None, None, config.completion_tokens, context.replay
   if buffers.unfinished is not None:
     empty = empty_records.empty_rollout(context.spec)

@@ -2,14 +2,16 @@
 
 A row is one growing completion. The program samples until the turn ends; the environment gets the text of the turn, and
 its observation is appended to the row as token ids, which are masked out of the loss; the row then continues as an
-unfinished one. Sampled token ids are never decoded and encoded again.
+unfinished one. Sampled token ids are never decoded and encoded again. Each row has a live environment of its own, from
+its first token until it is over.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 _OPENING = '{question}\n\n{observation}'
 _COUNTED = ('calls', 'observation_tokens', 'no_room', 'turns_over')
+_NO_ROOM = 'what the environment shows first does not fit config.prompt_tokens'
+_UNLIKE = 'reset() returned another first observation than for another rollout of the group'
 Sample = Callable[[Rollout], tuple[Rollout, JsonObject]]
 Counts = dict[str, float]
 
@@ -70,10 +74,11 @@ class Episodes:
     self.turns = settings.turns  # of an episode in the current step
     self.message = ''  # of the first failure in the newest call of `play`
     self._max_age = config.rollout.max_age
-    self._unopened: set[tuple[int, int]] = set()
+    # Episodes that could not begin. They fail when their first turn ends: rows without a token are not counted.
+    self._failed: dict[environments.EpisodeKey, environments.TurnResult] = {}
 
   def close(self) -> None:
-    """End the worker processes."""
+    """End all episodes and the worker processes."""
     self.environments.close()
 
   def begin_step(self, step: int) -> None:
@@ -82,30 +87,59 @@ class Episodes:
     if self.horizon is not None:
       self.turns = max(1, self.horizon(step, self.max_turns))
     # Groups of earlier steps than these are no longer continued.
-    self._unopened = {group for group in self._unopened if group[1] >= step - self._max_age}
+    self._end([key for key in self.environments.live if key[1] < step - self._max_age])
 
-  def open(self, prompts: Prompts, rows: Sequence[Row], width: int) -> Prompts:
-    """Append the first observation to each prompt, of `width` tokens at most.
-
-    Episodes whose observation does not fit fail when their first turn ends.
-    """
-    results = self.environments.run(
-      [environments.TurnRequest(row, seed, []) for row, seed in self._seeded(prompts, rows)]
-    )
-    if all(result.first_observation is None for result in results):
-      return prompts
-    tokens = []
-    for p, (row, result) in enumerate(zip(rows, results, strict=True)):
+  def open(self, prompts: Prompts, rows: Sequence[Row], width: int, rollouts: int) -> Prompts:
+    """Begin the episodes of each prompt, and append the first observation to it, for `width` tokens at most."""
+    requests = [
+      environments.TurnRequest(key, row, seed, [])
+      for keys, (row, seed) in zip(
+        _keys(prompts, rollouts), self._seeded(prompts, rows), strict=True
+      )
+      for key in keys
+    ]
+    opened = list(zip(requests, self.environments.run(requests), strict=True))
+    tokens, changed = [], False
+    for p, row in enumerate(rows):
       token_ids = np.asarray(prompts.tokens_PxL[p][: prompts.length_P[p]])
-      if result.first_observation is not None:
-        opened = data.with_question(row, _OPENING, dict(observation=result.first_observation))
-        opened_ids = data.encode(opened, self.data_config, self.tokenizer)
-        if len(opened_ids) > width:
-          self._unopened.add(_group_key(prompts, p))
-        token_ids = opened_ids if len(opened_ids) <= width else token_ids
+      observation = self._first_observation(opened[p * rollouts : (p + 1) * rollouts])
+      if observation is not None:
+        shown = data.with_question(row, _OPENING, dict(observation=observation))
+        shown_ids = data.encode(shown, self.data_config, self.tokenizer)
+        if len(shown_ids) <= width:
+          token_ids, changed = shown_ids, True
+        else:
+          self._fail(_keys(prompts, rollouts)[p], _NO_ROOM)
       tokens.append(token_ids)
+    if not changed:
+      return prompts
     tokens_PxL, length_P = data.pad_rows(tokens, width)
     return prompts._replace(tokens_PxL=tokens_PxL, length_P=length_P)
+
+  def _first_observation(
+    self, opened: Sequence[tuple[environments.TurnRequest, environments.TurnResult]]
+  ) -> str | None:
+    """The first observation of a group, which is that of the first episode that began."""
+    began = []
+    for request, result in opened:
+      if result.outcome == rewards.OK:
+        began.append((request.key, result.first_observation))
+      else:
+        self._failed[request.key] = result
+    if not began:
+      return None
+    observation = began[0][1]
+    self._fail([key for key, other in began if other != observation], _UNLIKE)
+    return observation
+
+  def _fail(self, keys: Iterable[environments.EpisodeKey], message: str) -> None:
+    self._failed |= {key: environments.TurnResult(rewards.ERROR, message) for key in keys}
+
+  def _end(self, keys: Sequence[environments.EpisodeKey]) -> None:
+    """Close the environments of episodes that are over."""
+    self.environments.end(keys)
+    for key in keys:
+      self._failed.pop(key, None)
 
   def play(
     self, sample: Sample, prompts: Prompts, rows: Sequence[Row], rollout: Rollout, limits: Limits
@@ -118,15 +152,35 @@ class Episodes:
     counts |= {f'environment/{name}': 0.0 for name in _COUNTED}
     self.message = ''
     max_calls = limits.calls or np.inf
-    while (rollout.reason_B == UNFINISHED).any() and counts['environment/calls'] < max_calls:
+    rollout = self._without_lost(prompts, rollout, counts)
+    calls = 0
+    # At least one call, for its metrics.
+    while not calls or ((rollout.reason_B == UNFINISHED).any() and calls < max_calls):
       sampled, metrics = sample(rollout._replace(turns=None))
       for name, value in metrics.items():
         counts[name] += float(value)
-      counts['environment/calls'] += 1
+      calls += 1
       rollout = self._step_environments(prompts, rows, rollout, sampled, limits, counts)
     turns_B = turns_of(rollout).number_BxT.max(1) + 1
-    counts['environment/turns'] = float(turns_B.mean())
+    counts |= {'environment/turns': float(turns_B.mean()), 'environment/calls': float(calls)}
+    for name, value in self.environments.take_counts().items():
+      counts[f'environment/{name}'] += value
     return rollout, dict(counts)
+
+  def _without_lost(self, prompts: Prompts, rollout: Rollout, counts: Counts) -> Rollout:
+    """End the rows whose environment object is gone for good: their episodes are skipped."""
+    keys = _row_keys(prompts, rollout)
+    begun_B = (rollout.reason_B == UNFINISHED) & (rollout.length_B > 0)
+    lost_B = begun_B & np.array([self.environments.is_lost(key) for key in keys])
+    if not lost_B.any():
+      return rollout
+    counts['environment/lost'] += float(lost_B.sum())
+    turns = turns_of(rollout)
+    outcome_B = np.where(lost_B, environments.LOST.outcome, turns.outcome_B)
+    return rollout._replace(
+      reason_B=np.where(lost_B, STOPPED, rollout.reason_B).astype(rollout.reason_B.dtype),
+      turns=turns._replace(outcome_B=outcome_B.astype(turns.outcome_B.dtype)),
+    )
 
   def _step_environments(
     self,
@@ -141,25 +195,25 @@ class Episodes:
     # An exit rule starts anew with every turn.
     rollout = jax.tree.map(np.array, sampled._replace(turns=before.turns, memory_BxM=None))
     turns, count_B = turns_of(rollout), turns_of(before).number_BxT.max(1) + 1
-    G = len(count_B) // len(rows)
-    ended = []
-    for b in np.flatnonzero(before.reason_B == UNFINISHED):
+    played, ended = np.flatnonzero(before.reason_B == UNFINISHED), []
+    for b in played:
       turn = slice(before.length_B[b], rollout.length_B[b])
       turns.state_BxT[b, turn] = _state_id(rollout.tokens_BxT[b], turns.number_BxT[b], turn.start)
       turns.number_BxT[b, turn] = count_B[b]
       if rollout.reason_B[b] in (STOPPED, EXITED):
         ended.append(b)
-    seeded_P = list(self._seeded(prompts, rows))
+    keys, seeded_P = _row_keys(prompts, rollout), list(self._seeded(prompts, rows))
+    result_by_row = {b: self._failed[keys[b]] for b in ended if keys[b] in self._failed}
+    stepped = [b for b in ended if b not in result_by_row]
     requests = []
-    for b in ended:
-      row, seed = seeded_P[b // G]
+    for b in stepped:
+      row, seed = seeded_P[b * len(rows) // len(keys)]
       texts = self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b])
-      requests.append(environments.TurnRequest(row, seed, texts))
-    for b, result in zip(ended, self.environments.run(requests), strict=True):
-      if _group_key(prompts, b // G) in self._unopened:
-        problem = 'what the environment shows first does not fit config.prompt_tokens'
-        result = environments.TurnResult(rewards.ERROR, problem, [])
-      self._apply(rollout, b, result, count_B[b] + 1, limits, counts)
+      requests.append(environments.TurnRequest(keys[b], row, seed, texts))
+    result_by_row |= zip(stepped, self.environments.run(requests), strict=True)
+    for b in ended:
+      self._apply(rollout, b, result_by_row[b], count_B[b] + 1, limits, counts)
+    self._end([keys[b] for b in played if rollout.reason_B[b] != UNFINISHED])
     return rollout
 
   def _apply(
@@ -178,7 +232,8 @@ class Episodes:
     if result.outcome != rewards.OK:
       self.message = self.message or result.message
       return
-    last = result.results[-1]
+    last = result.result
+    assert last is not None, 'a turn with the outcome OK has a result'
     turns.reward_BxT[b, end - 1] = last.reward
     if environments.ends_episode(last) or last.observation is None:
       return
@@ -239,8 +294,19 @@ def turns_of(rollout: Rollout) -> Turns:
   return rollout.turns
 
 
-def _group_key(prompts: Prompts, p: int) -> tuple[int, int]:
-  return int(prompts.index_P[p]), int(prompts.born_P[p])
+def _keys(prompts: Prompts, rollouts: int) -> list[list[environments.EpisodeKey]]:
+  """The keys of the episodes of each prompt."""
+  part_P = np.zeros_like(prompts.index_P) if prompts.part_P is None else prompts.part_P
+  return [
+    [(int(index), int(born), int(part), g) for g in range(rollouts)]
+    for index, born, part in zip(prompts.index_P, prompts.born_P, part_P, strict=True)
+  ]
+
+
+def _row_keys(prompts: Prompts, rollout: Rollout) -> list[environments.EpisodeKey]:
+  """The key of each row's episode."""
+  rollouts = len(rollout.reason_B) // len(prompts.index_P)
+  return list(itertools.chain.from_iterable(_keys(prompts, rollouts)))
 
 
 def _state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:

@@ -124,7 +124,9 @@ def _episodes(
   episodes = multi_turn.Episodes(config, tokenizer, horizon)
   factory = episodes.environments.factory
   if factory is not None and factory.inline:
-    (opening,) = episodes.environments.run([environments.TurnRequest(rows[0], 0, [])])
+    request = environments.TurnRequest((0, 0, 0, 0), rows[0], 0, [])
+    (opening,) = episodes.environments.run([request])
+    episodes.environments.end([request.key])
     if opening.outcome != rewards.OK:
       raise UserError(
         f'config.environment.fn={config.environment.fn!r} cannot begin with a row of the data ({opening.message}); '

@@ -20,7 +20,10 @@ from jaxrl_llm.rewards.parsing import arithmetic
 from jaxrl_llm.types import Row, UserError
 
 ROW = Row('a', '?', (), '3', 'test', {})
-TurnRequest = environments.TurnRequest
+
+
+def request(episode, texts):
+  return environments.TurnRequest((episode, 0, 0, 0), ROW, 1, texts)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +59,39 @@ def test_other_expressions_than_small_arithmetic_raise_errors(expression):
     ('<calc>{"name": "calc", "arguments": {"expression": "4*5"}}</calc>', '4*5'),
     ('<calc>{"expression": 6}</calc> done', '6'),
     ('no call', None),
-    ('1</calc>', None),
-    ('<calc>1', None),
+    ('<calc>1</calc> is <calc>', '1'),
+    ('<CALC>1</CALC>', None),
   ],
 )
 def test_a_call_is_the_content_of_the_last_tag(text, found):
   assert tool_calls.find(text, 'calc', 'expression') == found
 
 
-@pytest.mark.parametrize('inside', ['{', '{"arguments": 3}', '{"other": 1}', '{"a":' * 5000])
+@pytest.mark.parametrize(
+  'inside',
+  [
+    '{',
+    '{"arguments": 3}',
+    '{"arguments": "{}"}',
+    '{"other": 1}',
+    '{"a":' * 5000,
+    '{"a": 1} {"b": 2}',
+  ],
+)
 def test_a_call_with_invalid_json_gets_an_error_observation(inside):
-  assert tools.calculator().step(f'<calc>{inside}</calc>').observation.startswith('error: the call')
+  found = tools.calculator().step(f'<calc>{inside}</calc>')
+  assert found.observation.startswith('error: the call') and not found.done
+
+
+@pytest.mark.parametrize(
+  'text, missing', [('so <calc>1', '</calc>'), ('1</calc>', '<calc>'), ('</calc>1<calc>', '<calc>')]
+)
+def test_a_call_without_its_beginning_or_its_end_gets_an_error_observation(text, missing):
+  found = tools.calculator().step(text)
+  assert found.observation.startswith('error: the call does not') and found.observation.endswith(
+    missing
+  )
+  assert not found.done
 
 
 def test_a_tool_runs_calls_and_a_turn_without_one_ends_the_episode():
@@ -215,11 +240,11 @@ def pool():
   workers.close()
 
 
-def test_a_users_environment_runs_in_a_worker_and_replays_all_turns(pool):
+def test_a_users_environment_runs_in_a_worker_and_replays_turns_that_it_did_not_see(pool):
   turns = (['a'], ['a', 'b'], [])
-  one, two, opened = pool.run([TurnRequest(ROW, 1, texts) for texts in turns])
+  one, two, opened = pool.run([request(n, texts) for n, texts in enumerate(turns)])
   assert not pool.factory.inline
-  assert one.results == [('1:a', 1.0, False)] and two.results[-1] == ('2:b', 1.0, False)
+  assert one.result == ('1:a', 1.0, False) and two.result == ('2:b', 1.0, False)
   assert opened.outcome == rewards.OK and opened.first_observation is None
 
 
@@ -227,13 +252,13 @@ def test_an_environment_that_fails_hangs_or_returns_nonsense_has_its_own_outcome
   """Other episodes of the batch have results, and no call waits much longer than the deadline."""
   words = ['a', 'raise', 'hang', 'die', 'eat', 'nothing', 'nan', 'bytes', 'b']
   begin = time.monotonic()
-  results = pool.run([TurnRequest(ROW, 1, [word]) for word in words])
+  results = pool.run([request(100 + n, [word]) for n, word in enumerate(words)])
   outcome = dict(zip(words, (one.outcome for one in results), strict=True))
   assert outcome == dict(
     a=rewards.OK, hang=rewards.TIMEOUT, die=rewards.CRASH, eat=rewards.CRASH, b=rewards.OK,
     **dict.fromkeys(('raise', 'nothing', 'nan', 'bytes'), rewards.ERROR),
   )  # fmt: skip
-  assert [one.results[-1].observation for one in results if one.results] == ['1:a', '1:b']
+  assert [one.result.observation for one in results if one.result] == ['1:a', '1:b']
   message = 'RuntimeError: no such tool at all, at '
   assert results[1].message.startswith(message) and 'test_environments.py:' in results[1].message
   assert (

@@ -314,7 +314,10 @@ def test_the_same_seed_step_and_prompts_play_the_same_and_a_resumed_run_is_the_u
   end_state, _, rest = run(again, 2, state=state, batch=batch, start=5)
   for (_, a, one), (_, b, other) in zip(first + rest, whole, strict=True):
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert one.rollout_records == other.rollout_records and one.metrics == other.metrics
+    assert one.rollout_records == other.rollout_records
+    replayed = [landed.metrics.pop('environment/replayed') for landed in (one, other)]
+    assert one.metrics == other.metrics
+    assert replayed[1] == 0 and (replayed[0] > 0) == (one is rest[0][2])
   jax.tree.map(np.testing.assert_array_equal, end_state, whole_state)
   versions = [r.version_BxT[b, : r.length_B[b]] for _, r, _ in whole for b in range(P * G)]
   assert any(len(set(v.tolist())) > 1 for v in versions)  # rows that several weights wrote
@@ -425,11 +428,7 @@ def test_what_is_shown_first_belongs_to_the_prompt_and_fails_its_episodes_where_
   context = made(Shows, prompt_tokens=9)
   _, _, ((_, rollout, landed),) = run(context, 1)
   assert landed.metrics['grade/errors'] == P * G and (rollout.turns.number_BxT.max(1) == 0).any()
-  # Remembered as long as its groups may go on, and no longer.
-  context.episodes.begin_step(context.config.rollout.max_age)
-  assert len(context.episodes._unopened) == P
-  context.episodes.begin_step(context.config.rollout.max_age + 1)
-  assert not context.episodes._unopened
+  assert not context.episodes._failed  # an episode that is over is forgotten
 
 
 def test_evaluation_plays_whole_episodes_and_pays_as_the_environment_does():
@@ -475,6 +474,8 @@ def test_any_number_of_rounds_and_turns_is_played_by_two_compiled_programs(monke
     (dict(mode='fused'), '--config.mode=split'),
     (dict(environment__turns=0), 'config.environment.turns=0'),
     (dict(environment__deadline_s=0.0), 'config.environment.deadline_s=0.0'),
+    (dict(environment__cpu_s=0.0), 'config.environment.cpu_s=0.0 must be a positive number'),
+    (dict(environment__worker_memory_mb=-1), 'config.environment.worker_memory_mb=-1'),
     (dict(environment__judge='me'), "config.environment.judge='me'"),
     (dict(environment__fn='chess'), 'choose one of: none, calculator'),
     (dict(environment__fn='math:nothing'), "'math' has no function"),
