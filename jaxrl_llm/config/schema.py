@@ -213,7 +213,8 @@ class ColumnsConfig(Section):
 class DataConfig(Section):
   """Where prompts come from."""
 
-  source: str = 'gym'  # gym | jsonl | files | digits | puzzles | games
+  # gym | jsonl | files | digits | puzzles | games; choosing another drops tasks and template
+  source: str = 'gym'
   path: str = ''  # of the rows, for jsonl
   # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
   files: tuple[Mapping[str, Setting], ...] = ()
