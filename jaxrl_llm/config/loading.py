@@ -22,7 +22,7 @@ from jaxrl_llm.types import JsonObject, JsonValue, UserError
 _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # fields that are 'auto' or a bool
 # Fields of config.data that are about the rows of one source.
-_OF_SOURCE = ('tasks', 'template')
+OF_SOURCE = ('tasks', 'template')
 _DICTS = (dict, ml_collections.ConfigDict, Section)
 
 
@@ -150,7 +150,7 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
     for key in old.keys() - {'fn', *FIXED_FIELDS.get(field, ())}:
       del part[key]  # of another function, or left out on purpose
   if field == 'config.data' and changes.get('source', old['source']) != old['source']:
-    part.update({key: default().data[key] for key in _OF_SOURCE})
+    part.update({key: default().data[key] for key in OF_SOURCE})
   same = changes.get('fn', old.get('fn')) == old.get('fn')
   for key, value in changes.items():
     where, was = f'{field}.{key}', old.get(key)
