@@ -14,7 +14,7 @@ from typing import Any
 import ml_collections
 
 from jaxrl_llm.config import paths, suggestions, user_code
-from jaxrl_llm.config.schema import FIXED_FIELDS, Section, is_stage
+from jaxrl_llm.config.schema import FIXED_FIELDS, DataConfig, Section, is_stage
 from jaxrl_llm.config.schema import default as default
 from jaxrl_llm.config.suggestions import near as near
 from jaxrl_llm.types import JsonObject, JsonValue, UserError
@@ -150,7 +150,7 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
     for key in old.keys() - {'fn', *FIXED_FIELDS.get(field, ())}:
       del part[key]  # of another function, or left out on purpose
   if field == 'config.data' and changes.get('source', old['source']) != old['source']:
-    part.update({key: default().data[key] for key in OF_SOURCE})
+    part.update({key: getattr(DataConfig(), key) for key in OF_SOURCE})
   same = changes.get('fn', old.get('fn')) == old.get('fn')
   for key, value in changes.items():
     where, was = f'{field}.{key}', old.get(key)
