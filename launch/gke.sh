@@ -52,10 +52,16 @@ fill() {
   printf '%s\n' "${text//"\${FLAGS}"/"$flags"}"
 }
 
-if [ "${1:-}" = --dry-run ]; then
-  dry=1
-  shift
-fi
+# --dry-run counts wherever it stands: overlooked, it would start what it was to print.
+arguments=()
+for argument in "$@"; do
+  if [ "$argument" = --dry-run ]; then
+    dry=1
+  else
+    arguments+=("$argument")
+  fi
+done
+set -- ${arguments[@]+"${arguments[@]}"}
 verb=${1:-}
 shift || true
 case $verb in

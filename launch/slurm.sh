@@ -30,14 +30,20 @@ usage() {
 }
 
 dry=0
+# --dry-run counts wherever it stands: overlooked, it would start what it was to print.
+arguments=()
+for argument in "$@"; do
+  if [ "$argument" = --dry-run ]; then
+    dry=1
+  else
+    arguments+=("$argument")
+  fi
+done
+set -- ${arguments[@]+"${arguments[@]}"}
 case ${1:-} in
   -h | --help)
     usage
     exit 0
-    ;;
-  --dry-run)
-    dry=1
-    shift
     ;;
 esac
 

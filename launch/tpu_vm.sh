@@ -57,6 +57,12 @@ fail() {
   exit 2
 }
 
+need_gcloud() {
+  if [ "$dry" = 0 ] && ! command -v gcloud >/dev/null; then
+    fail 'gcloud is not installed; install the Google Cloud CLI, or read the commands with --dry-run.'
+  fi
+}
+
 # Runs a command, or prints it quoted for a shell.
 do_it() {
   if [ "$dry" = 1 ]; then
@@ -72,12 +78,15 @@ on_host() { # host number or 'all', command
 }
 
 state() {
-  local now
+  local now errors="${TMPDIR:-/tmp}/jaxrl_llm-$NAME.errors"
   if [ "$dry" = 1 ]; then
     now=ACTIVE
   else
     now=$(gcloud compute tpus queued-resources list "${where[@]}" "--filter=name ~ /$NAME\$" \
-      '--format=value(state.state)' 2>/dev/null) || now=UNKNOWN
+      '--format=value(state.state)' 2>"$errors") || now=UNKNOWN
+    if [ "$now" = UNKNOWN ]; then
+      cat "$errors" >&2
+    fi
   fi
   printf '%s\n' "${now:-MISSING}"
 }
@@ -240,14 +249,24 @@ resume() {
   run "$@"
 }
 
+logs() {
+  on_host 0 'tail -n 100 -f train.log'
+}
+
 delete() {
   do_it gcloud compute tpus queued-resources delete "$NAME" "${where[@]}" --force --quiet
 }
 
-if [ "${1:-}" = --dry-run ]; then
-  dry=1
-  shift
-fi
+# --dry-run counts wherever it stands: overlooked, it would start what it was to print.
+arguments=()
+for argument in "$@"; do
+  if [ "$argument" = --dry-run ]; then
+    dry=1
+  else
+    arguments+=("$argument")
+  fi
+done
+set -- ${arguments[@]+"${arguments[@]}"}
 verb=${1:-}
 shift || true
 case $verb in
@@ -255,11 +274,13 @@ case $verb in
     if [ -z "$BUCKET" ]; then
       fail 'BUCKET is not set; name the bucket for the run directory, which all hosts write to.'
     fi
+    need_gcloud
     "$verb" "$@"
     ;;
-  stop) stop ;;
-  logs) on_host 0 'tail -n 100 -f train.log' ;;
-  delete) delete ;;
+  stop | logs | delete)
+    need_gcloud
+    "$verb"
+    ;;
   -h | --help) usage ;;
   *)
     usage >&2

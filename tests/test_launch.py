@@ -104,7 +104,44 @@ def test_what_must_be_set_is_named(script, environ, name):
   assert told.returncode == 2 and f'{name} is not set' in told.stderr
 
 
+@pytest.mark.parametrize(
+  'script, words',
+  [
+    ('tpu_vm.sh', ['delete']),
+    ('gke.sh', ['delete']),
+    ('gke.sh', ['run', *CONFIG]),
+    ('slurm.sh', CONFIG),
+  ],
+)
+def test_a_dry_run_may_be_asked_for_last(script, words, tmp_path):
+  for program in ('gcloud', 'kubectl', 'sbatch'):
+    stand_in(tmp_path, program, '')
+  settings = dict(BUCKET='b', IMAGE='i', path=str(tmp_path))
+  first, last = (
+    bash(str(LAUNCH / script), *arguments, **settings)
+    for arguments in (['--dry-run', *words], [*words, '--dry-run'])
+  )
+  assert first.returncode == last.returncode == 0
+  assert first.stdout == last.stdout != '' and not (tmp_path / 'calls').exists()
+
+
 # TPU VMs.
+
+
+def test_without_gcloud_nothing_is_tried(tmp_path):
+  (tmp_path / 'bash').symlink_to(shutil.which('bash'))
+  told = bash(str(LAUNCH / 'tpu_vm.sh'), 'delete', PATH=str(tmp_path))
+  assert told.returncode == 2 and told.stderr.startswith('tpu_vm.sh: gcloud is not installed; ')
+
+
+def test_the_reason_of_an_unknown_state_is_printed(tmp_path):
+  (tmp_path / 'states').write_text('ACTIVE\nACTIVE\n')
+  fails_once = '[ -e failed ] || { touch failed; echo no active account >&2; exit 1; }'
+  stand_in(tmp_path, 'gcloud', fails_once + GCLOUD)
+  stand_in(tmp_path, 'git', '')
+  settings = dict(BUCKET='b', POLL_S='0', ENDED='0', TMPDIR=str(tmp_path))
+  told = bash(str(LAUNCH / 'tpu_vm.sh'), 'resume', cwd=tmp_path, path=str(tmp_path), **settings)
+  assert told.returncode == 0 and 'no active account' in told.stderr
 
 
 def test_tpu_vm_says_what_it_would_do():

@@ -153,7 +153,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, tuple[str, ...]]]:
   parser.add_argument(
     '--workdir',
     default='',
-    help='the run folder, also gs://… or s3://…; default: runs/<config name>',
+    help='the run directory, also gs://… or s3://…; default: runs/<config name>',
   )
   parser.add_argument('--mode', default='train', metavar=f'{{{",".join(MODES)}}}')
   parser.add_argument(

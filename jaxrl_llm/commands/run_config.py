@@ -122,9 +122,10 @@ def _typed(overrides: Sequence[str]) -> list[str]:
 
 
 def _is_typed(name: str, typed: Sequence[str]) -> bool:
-  """Whether a field was set on the command line: itself, its section, or the function that it belongs to."""
+  """Whether a field was set on the command line: itself, its section, or the function or source that it belongs to."""
   stages = [field.removesuffix('.fn') for field in typed if field.endswith('.fn')]
-  return config_changes.is_changeable(name, [*typed, *stages])
+  of_source = [f'data.{field}' for field in loading.OF_SOURCE if 'data.source' in typed]
+  return config_changes.is_changeable(name, [*typed, *stages, *of_source])
 
 
 def _copy(name: str, source: ml_collections.ConfigDict, to: ml_collections.ConfigDict) -> None:

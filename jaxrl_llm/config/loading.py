@@ -14,13 +14,15 @@ from typing import Any
 import ml_collections
 
 from jaxrl_llm.config import paths, suggestions, user_code
-from jaxrl_llm.config.schema import FIXED_FIELDS, Section, is_stage
+from jaxrl_llm.config.schema import FIXED_FIELDS, DataConfig, Section, is_stage
 from jaxrl_llm.config.schema import default as default
 from jaxrl_llm.config.suggestions import near as near
 from jaxrl_llm.types import JsonObject, JsonValue, UserError
 
 _PLAIN = (bool, int, float, str)
 _MIXED = ('remat',)  # fields that are 'auto' or a bool
+# Fields of config.data that are about the rows of one source.
+OF_SOURCE = ('tasks', 'template')
 _DICTS = (dict, ml_collections.ConfigDict, Section)
 
 
@@ -29,14 +31,16 @@ def load(path: str = '', overrides: Sequence[str] = ()) -> ml_collections.Config
 
   `path` is a file, or the name of one in configs/: 'dapo'. The file's `get_config()` returns only what it changes; with
   `base='sums'`, that file is laid first. A stage with an `fn` replaces the default stage; one without changes settings
-  of the default function. The config.json of a run is read, too. Raises UserError for a file that is missing or fails,
-  for unknown fields, with the nearest valid name, and for values of another type.
+  of the default function. Another data.source has the defaults of data.tasks and data.template. The config.json of a
+  run is read, too. Raises UserError for a file that is missing or fails, for unknown fields, with the nearest valid
+  name, and for values of another type.
   """
   config = default()
   for changes in _chain(path) if path else ():
     _merge(config, changes, 'config')
-  # Functions first: choosing one drops the settings of another, but not those typed before it.
-  for override in sorted(overrides, key=lambda text: not text.partition('=')[0].endswith('.fn')):
+  # Functions and the source first: choosing one drops the settings of another, but not those typed before it.
+  first = ('.fn', '.data.source')
+  for override in sorted(overrides, key=lambda text: not text.partition('=')[0].endswith(first)):
     _override(config, override)
   return config
 
@@ -145,6 +149,8 @@ def _merge(part: ml_collections.ConfigDict, changes: Any, field: str) -> None:
   if is_stage(old, field) and 'fn' in changes:
     for key in old.keys() - {'fn', *FIXED_FIELDS.get(field, ())}:
       del part[key]  # of another function, or left out on purpose
+  if field == 'config.data' and changes.get('source', old['source']) != old['source']:
+    part.update({key: getattr(DataConfig(), key) for key in OF_SOURCE})
   same = changes.get('fn', old.get('fn')) == old.get('fn')
   for key, value in changes.items():
     where, was = f'{field}.{key}', old.get(key)

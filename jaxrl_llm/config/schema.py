@@ -215,8 +215,9 @@ class ColumnsConfig(Section):
 class DataConfig(Section):
   """Where prompts come from."""
 
-  source: str = 'gym'  # gym | jsonl | files | digits | puzzles | games
-  path: str = ''  # of the rows, for jsonl
+  # gym | jsonl | files | digits | puzzles | games; choosing another drops tasks and template
+  source: str = 'gym'
+  path: str = ''  # of the rows, for jsonl; JSON lines, or another form of data.files
   # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
   files: tuple[Mapping[str, Setting], ...] = ()
   eval_path: str = ''  # held-out rows, for jsonl and files; '' = a seeded split

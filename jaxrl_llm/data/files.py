@@ -123,9 +123,9 @@ def _hash_order(seed: int) -> Callable[[str], str]:
 
 def _lines(path: str, field: str) -> list[str]:
   if not path:
-    raise UserError(f'{field} is empty; name a JSON-lines file.')
+    raise UserError(f'{field} is empty; name a JSON-lines or Parquet file.')
   if not os.path.isfile(path):
-    raise UserError(f'{field}={path!r} is no file; give the path of a JSON-lines file.')
+    raise UserError(f'{field}={path!r} is no file; give the path of a JSON-lines or Parquet file.')
   try:
     # Split at line feeds alone, because JSON allows other line separators within a string.
     lines = safe_files.read(path).removeprefix(codecs.BOM_UTF8).split(b'\n')

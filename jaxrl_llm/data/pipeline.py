@@ -112,7 +112,8 @@ def load_rows(config: Config) -> RowSets:
   data, valid = config.data, choices(sources)
   if data.source not in valid:
     raise UserError(
-      f'config.data.source={data.source!r} is unknown; choose one of: {", ".join(sorted(valid))}.'
+      f'config.data.source={data.source!r} is unknown; choose one of: {", ".join(sorted(valid))}; jsonl '
+      'reads Parquet, too.'
     )
   if data.path and data.source != 'jsonl':
     raise UserError(

@@ -8,6 +8,7 @@ broke.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import multiprocessing
 import multiprocessing.context
@@ -17,7 +18,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, Protocol
@@ -45,7 +46,8 @@ _CHUNK_ITEMS = 64
 _CHUNK_BYTES = 2**20  # a worker holds all items of a chunk in memory
 _CHUNK_S = 1.0  # a worker starts no item of a chunk later than this
 _GRACE_S = 1.0  # between the worker's own alarm and the time-out of the pool
-_STALL_S = 60.0  # longer than any start of a worker: after it the pool has lost a chunk
+_STALL_S = 60.0  # of workers that have started: after it the pool has lost a chunk
+_START_S = 600.0  # for the first worker to start, which imports the user's module
 _MAX_RESTARTS = 3
 
 
@@ -89,6 +91,7 @@ class Pool:
     self._gym = any(getattr(grader, 'func', None) is verifiers.gym for grader in self._graders)
     self._sandboxed: frozenset[str] = frozenset()  # tasks for which workers start a sandbox
     self._processes: pebble.ProcessPool | None = None
+    self._started = ctypes.c_bool(False)  # whether one of these processes has
 
   def __enter__(self) -> Pool:
     return self
@@ -147,8 +150,7 @@ class Pool:
     pending = {self._submit(job, *chunk): chunk for chunk in chunks}
     restarts = 0
     while pending:
-      wait_s = self._chunk_s + self._limits.deadline_s + _STALL_S
-      done, _ = futures.wait(pending, wait_s, return_when=futures.FIRST_COMPLETED)
+      done = self._wait(pending)
       if not done or any(isinstance(f.exception(), BrokenProcessPool) for f in done):
         restarts += 1
         if restarts > _MAX_RESTARTS:
@@ -167,17 +169,37 @@ class Pool:
         if first < stop:
           pending[self._submit(job, first, stop)] = (first, stop)
 
+  def _wait(self, pending: Collection[futures.Future]) -> set[futures.Future]:
+    """The chunks that ended; none where started workers have lost them. Raises UserError where no worker starts."""
+    wait_s = self._chunk_s + self._limits.deadline_s + _STALL_S
+    waited_s = 0.0
+    while True:
+      started = self._started.value
+      done, _ = futures.wait(pending, wait_s, return_when=futures.FIRST_COMPLETED)
+      if done or started:
+        return done
+      waited_s += wait_s
+      if waited_s > _START_S:
+        raise UserError(
+          f'config.rewards.fn={self.spec["fn"]!r}: no grading worker has started within {waited_s:.0f} s; import less '
+          'in its module, or lower --config.rewards.workers.'
+        )
+      logging.warning('The grading workers have been starting for %.0f s.', waited_s)
+
   def _submit(self, job: _Job, first: int, stop: int) -> futures.Future:
     items = job.items[first:stop]
     args = (job.path, first, items, self._limits, self._chunk_s, job.shape)
     timeout_s = self._chunk_s + self._limits.deadline_s + _GRACE_S
     for _ in range(_MAX_RESTARTS):
       if self._processes is None:
+        context = CleanContext()
+        # Without a lock, which a worker that is killed could hold.
+        self._started = context.RawValue(ctypes.c_bool, False)
         self._processes = pebble.ProcessPool(
           max_workers=self._workers,
           initializer=worker.start,
-          initargs=(self.spec, self._limits.memory_mb, self._sandboxed),
-          context=CleanContext(),
+          initargs=(self.spec, self._limits.memory_mb, self._sandboxed, self._started),
+          context=context,
         )
       try:
         return self._processes.schedule(worker.grade_chunk, args=args, timeout=timeout_s)

@@ -7,6 +7,7 @@ which items are done and which one was running.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import signal
@@ -56,10 +57,10 @@ def result_dtype(graders: int, size: int = 1) -> np.dtype:
   return np.dtype([('reward', 'f8', shape), ('message', message), ('outcome', 'i1')])
 
 
-def start(spec: Settings, memory_mb: int, tasks: frozenset[str] = frozenset()) -> None:
+def start(spec: Settings, memory_mb: int, tasks: frozenset[str], started: ctypes.c_bool) -> None:
   """Prepare a new worker: import its graders, so that no item pays for the imports, and limit its memory.
 
-  tasks: reasoning-gym tasks that are scored in a sandbox which this worker starts.
+  tasks: reasoning-gym tasks that are scored in a sandbox which this worker starts. started: set at the end.
   """
   global _graders
   # A Python handler would wait for C code that hangs; the default action ends the process at once.
@@ -74,6 +75,7 @@ def start(spec: Settings, memory_mb: int, tasks: frozenset[str] = frozenset()) -
   sandboxed.prepare(tasks)
   resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
   limit_memory(memory_mb * 2**20)
+  started.value = True
 
 
 def limit_memory(extra_bytes: int) -> None:

@@ -107,6 +107,19 @@ def test_choosing_a_function_frees_its_settings(run):
   assert 'trust_region.low' in refused(f'--workdir={run}', stage)
 
 
+def test_choosing_a_source_frees_its_template_and_tasks(tmp_path):
+  run = run_folder.make(tmp_path / 'run')
+  path = tmp_path / 'run' / 'config.json'
+  settings = json.loads(path.read_text())
+  settings['data'] |= dict(template='Sum: {question}', tasks=[dict(name='chain_sum')])
+  path.write_text(json.dumps(settings))
+  rows = '--config.data.source=jsonl', '--config.data.path=rows.jsonl'
+  found = load(f'--workdir={run}', *rows, free=run_config.EVALUATION)
+  assert found.requested.data.template == '{question}' and not found.requested.data.tasks
+  assert found.trained.data.template == 'Sum: {question}'
+  assert "data.template: 'Sum: {question}' -> '{question}'" in found.evaluation_changes
+
+
 @pytest.mark.parametrize('given', [True, False])
 def test_a_folder_without_a_run_is_refused_where_it_was_named(given, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)

@@ -71,7 +71,7 @@ def test_bad_files_are_told(tmp_path):
   (tmp_path / 'empty').write_text('\n \n')
   (tmp_path / 'latin').write_bytes(b'{"question": "caf\xe9", "answer": "a"}')
   for path, message in [
-    ('', 'config.data.path is empty; name a JSON-lines file.'),
+    ('', 'config.data.path is empty; name a JSON-lines or Parquet file.'),
     (str(tmp_path / 'missing'), 'is no file; give the path'),
     (str(tmp_path), 'is no file; give the path'),
     (str(tmp_path / 'empty'), 'holds no row'),

@@ -148,6 +148,24 @@ def test_an_alarm_handler_of_one_item_does_not_run_in_the_next(pool):
   assert scores.outcome_B[[8, 9]].tolist() == [OK, TIMEOUT]
 
 
+@pytest.mark.parametrize('limit_s, ends', [(600.0, False), (1.0, True)])
+def test_a_start_may_take_longer_than_a_chunk(limit_s, ends, tmp_path, monkeypatch):
+  (tmp_path / 'slow_import.py').write_text(
+    f'import multiprocessing, time\nmultiprocessing.parent_process() and time.sleep(6)\n{OWN}'
+  )
+  monkeypatch.syspath_prepend(str(tmp_path))
+  # Four waits, after which workers that have started count as broken, are shorter than one start.
+  monkeypatch.setattr('jaxrl_llm.rewards.pool._STALL_S', 0.1)
+  monkeypatch.setattr('jaxrl_llm.rewards.pool._START_S', limit_s)
+  slow = spec_of(fn='slow_import:judge', workers=1, deadline_s=0.5)
+  with rewards.Pool(slow) as pool:
+    if ends:
+      with pytest.raises(UserError, match='no grading worker has started within .* import less'):
+        pool.score(rows_of(3), ['0'] * 3)
+    else:
+      assert (pool.score(rows_of(3), ['0'] * 3).outcome_B == OK).all()
+
+
 def test_slow_items_do_not_make_a_hung_chunk(own, monkeypatch):
   # The six naps of a chunk exceed its time limit; each is well within its deadline.
   monkeypatch.setattr('jaxrl_llm.rewards.pool._CHUNK_S', 0.1)
