@@ -215,8 +215,7 @@ class ColumnsConfig(Section):
 class DataConfig(Section):
   """Where prompts come from."""
 
-  # gym | jsonl | files | digits | puzzles | games; choosing another drops tasks and template
-  source: str = 'gym'
+  source: str = 'gym'  # gym, jsonl, files, digits, puzzles, games; another drops tasks and template
   path: str = ''  # of the rows, for jsonl; JSON lines, or another form of data.files
   # for files: each dict(path=, weight=, source=); .parquet, JSON lines, a saved data set's folder, or hub:owner/name
   files: tuple[Mapping[str, Setting], ...] = ()
@@ -258,8 +257,7 @@ class RewardsConfig(Section):
   # rewards added to that of fn, each dict(fn=, weight=1.0, …); a group is mixed where the sums differ
   parts: tuple[Mapping[str, Setting], ...] = ()
   workers: int = 2  # processes, for reward functions without a time limit of their own
-  # wall-clock time for one completion; a late worker is killed and replaced
-  deadline_s: float = 10.0
+  deadline_s: float = 10.0  # wall clock, for one completion; a late worker is killed and replaced
   cpu_s: float = 10.0  # processor time for one completion, of all threads
   memory_mb: int = 2048  # that one completion may take in a worker
   failed: FailedConfig = FailedConfig()
@@ -288,8 +286,7 @@ class EnvironmentConfig(Section):
   role: str = 'user'  # of observations in the chat template: user, tool
   observation_tokens: int = 0  # observations are cut to so many; 0 = never
   workers: int = 2  # processes, for environments without a time limit of their own
-  # wall-clock time for one observation; a late worker is killed and replaced
-  deadline_s: float = 10.0
+  deadline_s: float = 10.0  # wall clock, for one observation; a late worker is killed and replaced
   cpu_s: float = 10.0  # processor time for one observation
   worker_memory_mb: int = 4096  # of all episodes of a worker; 0 = no limit, as browsers need
   settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn

@@ -90,8 +90,7 @@ class Curriculum:
       raise ValueError(f'kind must hold {size} codes of at least 0, not {kind_N.shape} of them')
     dataset = DatasetInfo(size, group, kind_N, config['kind_decay'], columns or {})
     self._kind_N, self._kind_decay = kind_N, config['kind_decay']
-    score = inspect.signature(self._stages['utility'].func)
-    self._takes_exponent = 'exponent' in score.parameters
+    self._takes_exponent = 'exponent' in inspect.signature(self._stages['utility'].func).parameters
     pool = active(pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling'))
     rule = active(pick(eligibility, config['eligibility'], 'curriculum.eligibility'))
     self._prior_pool: PriorPool | None = pool and pool(dataset)
@@ -100,12 +99,10 @@ class Curriculum:
     self._domains, self._domain = domain_codes(config['domain_mix']['fn'], dataset)
     self._evidence = np.zeros((2, size), np.float32)  # right and wrong counts as of step `since`
     self._since = np.zeros(size, np.int32)
-    self._visits = np.zeros(size, np.int32)
-    self._truncated = np.zeros(size, np.int32)
+    self._visits, self._truncated = (np.zeros(size, np.int32) for _ in range(2))
     self._steps = np.zeros((), np.int64)  # number of steps observed
     self._accepted = np.zeros(2, np.int64)  # number of accepted steps, and of their slots
-    # Observed rollouts and tokens of each domain.
-    self._done = np.zeros((2, len(self._domains)), np.int64)
+    self._done = np.zeros((2, len(self._domains)), np.int64)  # rollouts and tokens of each domain
     source = self._stages.get('candidates')
     self._streaming = source is not None and source.func is candidates.stream
     passes = dict(passes=np.zeros(size, np.int32)) if self._streaming else {}
