@@ -30,6 +30,7 @@ from jaxrl_llm.curriculum.evidence import (
   Lengths,
   calibration_metrics,
   checked_evidence,
+  contiguous,
   expected_tokens,
   without_truncated,
 )
@@ -42,7 +43,6 @@ from jaxrl_llm.curriculum.records import (
   Proposal,
   StepEvidence,
   checked_state,
-  contiguous,
   domain_codes,
 )
 from jaxrl_llm.types import Settings
@@ -139,15 +139,15 @@ class Curriculum:
     """
     free_N = np.ones(self.size, bool)
     free_N[np.asarray(busy, int)] = False
-    slot_assignment.check_room(slots, free_N)
+    if slots > free_N.sum():
+      raise slot_assignment.no_room(slots, free_N)
     # One call of `observe` without a proposal is allowed: evidence from before the first step.
     if self._streaming and self._steps > 1 and not self._accepted[0]:
       raise ValueError(
         'the stream of candidates does not advance: call accept(proposal) for every step before observe'
       )
     if not slots:
-      empty = np.zeros(0)
-      return Proposal(empty.astype(np.int32), empty, empty, empty, np.nan, ())
+      return Proposal(np.zeros(0, np.int32), *[np.zeros(0)] * 3, np.nan, ())
     random = np.random.default_rng((self.seed, 0, step))
     if self._prior_pool and self._prior_pool.reference and self._prior_pool.reference(step):
       index = random.choice(np.flatnonzero(free_N), slots, replace=False)
@@ -206,8 +206,7 @@ class Curriculum:
     real = truncated_k, graded, truncated_graded
     evidence = checked_evidence(index, k, n, truncated, tokens, mixed, *real)
     generated_V = evidence.count_V
-    if self._ignore:
-      evidence = without_truncated(evidence)
+    evidence = without_truncated(evidence) if self._ignore else evidence
     counted_V = evidence.count_V > 0
     first_V, at = self._visits[evidence.index_V] == 0, evidence.index_V
     self._compare(Evidence(*(x[counted_V] for x in evidence)), generated_V[counted_V])
@@ -338,9 +337,9 @@ class Curriculum:
     return self._stages['utility'](rate, alpha, beta, self.group, length, **extra)
 
   def _exponent(self, index: Index) -> np.ndarray | None:
-    """The exponent of P(mixed) for these prompts; None where all scores were binary."""
-    exponent_K = graded_scores.exponents(self._learned['graded'])
-    return None if exponent_K is None else exponent_K[self._kind_N[index]]
+    """The exponent of P(mixed) for these prompts; None where all scores were binary, which then pay nothing."""
+    graded = self._learned['graded']
+    return graded_scores.exponents(graded)[self._kind_N[index]] if graded['found'].any() else None
 
   def _posterior(self, index: Index) -> np.ndarray:
     """float32 [2, I], α and β."""
@@ -371,11 +370,12 @@ class Curriculum:
     mean_V, _, mixed_V = self.predict(at, n_V)
     self._latest = np.stack([mean_V, mixed_V, rate_V, evidence.mixed_V], axis=1)
     self._history = np.concatenate([self._history, self._latest])[-_WINDOW:]
+    if not (evidence.graded_V.any() or self._learned['graded']['found'].any()):
+      return
     alpha_V, beta_V = self.posterior(at)
     binary_V = utility.mixed_group(alpha_V, alpha_V, beta_V, n_V)
     seen = self._kind_N[at], evidence.graded_V, binary_V, evidence.mixed_V
-    state = graded_scores.learn(self._learned['graded'], *seen, self._kind_decay)
-    self._learned |= dict(graded=state)
+    self._learned['graded'] = graded_scores.learn(self._learned['graded'], *seen, self._kind_decay)
 
   def _learn(self, evidence: StepEvidence) -> None:
     now, at, gained = int(self._steps) + 1, evidence.index_V, None

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.curriculum.records import Index
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.types import TRUNCATED, Array, Batch
 
@@ -169,3 +170,10 @@ def expected_tokens(pool: np.ndarray, lengths: Lengths | None) -> tuple[np.ndarr
   tokens = np.zeros(0, np.float32) if lengths is None else lengths(pool)
   known = np.count_nonzero(tokens)
   return tokens, np.float32(tokens.sum(dtype=float) / max(known, 1))
+
+
+def contiguous(index: np.ndarray) -> Index:
+  """An equivalent slice where there is one: it reads memory in order and copies nothing."""
+  first = int(index[0])
+  run = np.array_equal(index, np.arange(first, first + len(index)))
+  return slice(first, first + len(index)) if run else index

@@ -25,9 +25,9 @@ def initial(kinds: int) -> State:
   return dict(log_exponent=zeros, information=zeros, found=np.zeros(kinds, bool))
 
 
-def exponents(state: State) -> np.ndarray | None:
-  """τ of each kind; None where no score was graded, so that binary scores pay nothing."""
-  return np.exp(state['log_exponent']) if state['found'].any() else None
+def exponents(state: State) -> np.ndarray:
+  """τ of each kind."""
+  return np.exp(state['log_exponent'])
 
 
 def corrected(mixed: np.ndarray, exponent: np.ndarray) -> np.ndarray:

@@ -141,10 +141,3 @@ def checked_state(saved: State, now: State) -> State:
         'restore it, or start another --workdir.'
       )
   return {name: np.array(array, now[name].dtype) for name, array in saved.items()}
-
-
-def contiguous(index: np.ndarray) -> Index:
-  """An equivalent slice where there is one: it reads memory in order and copies nothing."""
-  first = int(index[0])
-  run = np.array_equal(index, np.arange(first, first + len(index)))
-  return slice(first, first + len(index)) if run else index

@@ -12,15 +12,14 @@ from jaxrl_llm.types import UserError
 Select = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
 
-def check_room(slots: int, free_N: np.ndarray) -> None:
-  """Raises UserError for fewer free prompts than slots."""
+def no_room(slots: int, free_N: np.ndarray) -> UserError:
+  """The error of fewer free prompts than slots."""
   held = len(free_N) - int(free_N.sum())
-  if slots > len(free_N) - held:
-    running = f', of which {held} have unfinished rollouts' if held else ''
-    raise UserError(
-      f'config.prompts={slots} is more than the {len(free_N)} prompts of the data{running}; lower it or '
-      'raise config.data.size.'
-    )
+  running = f', of which {held} have unfinished rollouts' if held else ''
+  return UserError(
+    f'config.prompts={slots} is more than the {len(free_N)} prompts of the data{running}; lower it or '
+    'raise config.data.size.'
+  )
 
 
 def assign_slots(

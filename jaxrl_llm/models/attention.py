@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,15 @@ from flax import nnx
 
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import linear, positions
-from jaxrl_llm.models.mixer import CacheArray, Context, Int8, LayerCache, Mixer
+from jaxrl_llm.models.mixer import (
+  Cache,
+  CacheArray,
+  Context,
+  Int8,
+  LayerCache,
+  Mixer,
+  RowStates,
+)
 from jaxrl_llm.types import ModelConfig
 
 # Finite, so that a row with every key masked (padding) yields numbers and not NaN.
@@ -67,6 +75,40 @@ def read_cache(cache: CacheArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Arra
 def write_caches(cache: LayerCache, new: LayerCache, at: jax.Array) -> LayerCache:
   """`write_cache` for each array of a layer."""
   return tuple(write_cache(old, x, at) for old, x in zip(cache, new, strict=True))
+
+
+def map_columns(
+  change: Callable[..., LayerCache], cache: Cache, *others: Sequence[object]
+) -> list[LayerCache]:
+  """`change(layer, …)` of each layer whose cache has columns; recurrent layers as they are.
+
+  `others`: lists of a further argument for each layer.
+  """
+  return [
+    layer if isinstance(layer, RowStates) else change(layer, *more)
+    for layer, *more in zip(cast(list[LayerCache], cache), *others, strict=True)
+  ]
+
+
+def start_rows(
+  cache: Cache, prompts: Cache, row_S: jax.Array, rollouts: int, starts_S: jax.Array
+) -> list[LayerCache]:
+  """The cache of slots where those that `starts_S` marks begin with the rows `row_S`: states are those of the prompt.
+
+  Cached columns need no reset: a row does not attend to those of another. Row b belongs to prompt b // rollouts.
+  """
+
+  if not any(isinstance(layer, RowStates) for layer in cache):
+    return cast(list[LayerCache], cache)
+
+  def start(old: jax.Array, new_P: jax.Array) -> jax.Array:
+    new_S = new_P[jnp.minimum(row_S // rollouts, len(new_P) - 1)]
+    return jnp.where(starts_S.reshape(-1, *[1] * (old.ndim - 1)), new_S, old)
+
+  return [
+    jax.tree.map(start, layer, prompt) if isinstance(layer, RowStates) else layer
+    for layer, prompt in zip(cast(list[LayerCache], cache), prompts, strict=True)
+  ]
 
 
 class KeyValues(NamedTuple):

@@ -235,3 +235,14 @@ def causal(mask_BxS: Array) -> jax.Array:
   """mask[b, q, s]: s ≤ q and token s is not padding."""
   S = mask_BxS.shape[1]
   return jnp.tril(jnp.ones((S, S), bool))[None] & mask_BxS[:, None, :]
+
+
+def encode_prefix(
+  model: ModelConfig, params: Params, tokens_1xN: jax.Array, dtype: str
+) -> tuple[Cache, jax.Array] | None:
+  """The cache of the tokens and its mask [1, N], for rows that share them; None where there are no tokens."""
+  if not tokens_1xN.shape[1]:
+    return None
+  positions_1xN, all_1xN = jnp.arange(tokens_1xN.shape[1])[None], jnp.ones(tokens_1xN.shape, bool)
+  _, cache, _ = apply(model, params, tokens_1xN, positions_1xN, causal(all_1xN), dtype=dtype)
+  return cache, all_1xN

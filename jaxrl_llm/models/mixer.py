@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.models import linear
@@ -74,34 +73,3 @@ class Mixer(nnx.Module):
   def mix(self, h_BxQxD: jax.Array, context: Context) -> tuple[jax.Array, LayerCache]:
     """The output [B, Q, D], and the cache: that of x, or `context.cache` with x written into it."""
     raise NotImplementedError
-
-
-def map_columns(
-  change: Callable[..., LayerCache], cache: Cache, *others: Sequence[object]
-) -> list[LayerCache]:
-  """`change(layer, …)` of each layer whose cache has columns; recurrent layers as they are.
-
-  `others`: lists of a further argument for each layer.
-  """
-  return [
-    layer if isinstance(layer, RowStates) else change(layer, *more)
-    for layer, *more in zip(cast(list[LayerCache], cache), *others, strict=True)
-  ]
-
-
-def start_rows(
-  cache: Cache, prompts: Cache, row_S: jax.Array, rollouts: int, starts_S: jax.Array
-) -> list[LayerCache]:
-  """The cache of slots where those that `starts_S` marks begin with the rows `row_S`: states are those of the prompt.
-
-  Cached columns need no reset: a row does not attend to those of another. Row b belongs to prompt b // rollouts.
-  """
-
-  def start(old: jax.Array, new_P: jax.Array) -> jax.Array:
-    new_S = new_P[jnp.minimum(row_S // rollouts, len(new_P) - 1)]
-    return jnp.where(starts_S.reshape(-1, *[1] * (old.ndim - 1)), new_S, old)
-
-  return [
-    jax.tree.map(start, layer, prompt) if isinstance(layer, RowStates) else layer
-    for layer, prompt in zip(cast(list[LayerCache], cache), prompts, strict=True)
-  ]

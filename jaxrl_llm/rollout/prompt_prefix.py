@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-
-from jaxrl_llm.models import decoder
-from jaxrl_llm.types import ModelConfig, Params
 
 _LEAST_TOKENS = 8  # fewer do not pay for a second forward pass, which costs compile time as well
 
@@ -26,15 +21,3 @@ def shared_tokens(prompts: Sequence[np.ndarray], platform: str) -> int:
     differs = tokens[:count] != first[:count]
     count = int(differs.argmax()) if differs.any() else count
   return count if count >= _LEAST_TOKENS else 0
-
-
-def encode(
-  model: ModelConfig, params: Params, tokens_1xN: jax.Array, dtype: str
-) -> tuple[decoder.Cache, jax.Array] | None:
-  """The cache of the tokens and its mask [1, N], for rows that share them; None where there are no tokens."""
-  if not tokens_1xN.shape[1]:
-    return None
-  positions_1xN, all_1xN = jnp.arange(tokens_1xN.shape[1])[None], jnp.ones(tokens_1xN.shape, bool)
-  causal = decoder.causal(all_1xN)
-  _, cache, _ = decoder.apply(model, params, tokens_1xN, positions_1xN, causal, dtype=dtype)
-  return cache, all_1xN

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import attention, decoder
-from jaxrl_llm.models.mixer import Attend, RowStates, map_columns
+from jaxrl_llm.models.mixer import Attend, RowStates
 from jaxrl_llm.rollout import carried_kv, slot_loop
 from jaxrl_llm.rollout.decode_records import (
   CarriedKV,
@@ -240,7 +240,7 @@ def _widen(model: ModelConfig, state: LoopState, old: int, width: int) -> LoopSt
     return jnp.pad(x, [(0, 0)] * 2 + [(0, wide - x.shape[2])] + [(0, 0)] * (x.ndim - 3))
 
   stretch_layer = lambda kv, wide: jax.tree.map(lambda x: stretch(x, wide), kv)  # noqa: E731
-  cache = map_columns(stretch_layer, state.cache, slot_loop.ring_widths(model, width))
+  cache = attention.map_columns(stretch_layer, state.cache, slot_loop.ring_widths(model, width))
   return state._replace(cache=cache, column=jnp.int32(old))
 
 
@@ -258,4 +258,6 @@ def _encode(
 
   width_N = slot_loop.ring_widths(constants.model, T)
   rows = slot_loop.encode_rows(constants, row_S, index_S, rollout)
-  return map_columns(lambda layer, width: tuple(rolled(x, width) for x in layer), rows, width_N)
+  return attention.map_columns(
+    lambda layer, width: tuple(rolled(x, width) for x in layer), rows, width_N
+  )

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import attention, decoder, moe
-from jaxrl_llm.models.mixer import map_columns, start_rows
-from jaxrl_llm.rollout import early_exit, exit_signals, prompt_prefix, queue_order, sampling
+from jaxrl_llm.rollout import early_exit, exit_signals, queue_order, sampling
 from jaxrl_llm.rollout.decode_records import DecodeInputs, DecodeSettings, LoopConstants, LoopState
 from jaxrl_llm.types import (
   STOPPED,
@@ -62,8 +61,8 @@ def prepare(
 
 def packed(cache: decoder.Cache, dtype: str) -> decoder.Cache:
   """The cache of a forward pass in its storage format."""
-  pack = lambda x: attention.pack_cache(x, dtype)  # noqa: E731
-  return map_columns(lambda layer: jax.tree.map(pack, layer), cache)
+  pack = lambda layer: jax.tree.map(lambda x: attention.pack_cache(x, dtype), layer)  # noqa: E731
+  return attention.map_columns(pack, cache)
 
 
 def prefill(
@@ -75,7 +74,7 @@ def prefill(
   """
   P, L = prompts.tokens_PxL.shape
   positions_PxN = jnp.broadcast_to(jnp.arange(prefix_tokens, L), (P, L - prefix_tokens))
-  prefix = prompt_prefix.encode(model, params, prompts.tokens_PxL[:1, :prefix_tokens], dtype)
+  prefix = decoder.encode_prefix(model, params, prompts.tokens_PxL[:1, :prefix_tokens], dtype)
   hidden_PxNxD, cache, _ = decoder.apply(
     model,
     params,
@@ -88,8 +87,8 @@ def prefill(
   if prefix is not None:
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (P, *x.shape[1:])), prefix[0])
     # States behind the prefix went on behind it.
-    append = lambda *x: jnp.concatenate(x, axis=2)  # noqa: E731
-    cache = map_columns(lambda kv, before: jax.tree.map(append, before, kv), cache, repeated)
+    extend = lambda kv, before: jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), before, kv)  # noqa: E731
+    cache = attention.map_columns(extend, cache, repeated)
   last_P = jnp.maximum(prompts.length_P - (1 + prefix_tokens), 0)
   last_Px1xD = jnp.take_along_axis(hidden_PxNxD, last_P[:, None, None], axis=1)
   return cache, decoder.head(model, params, last_Px1xD[:, 0], dtype)
@@ -121,7 +120,7 @@ def start_loop(
   )
   if S == B:
     row_S = jnp.where(state.waiting_B, jnp.arange(B), B).astype(jnp.int32)
-    cache = start_rows(
+    cache = attention.start_rows(
       state.cache, constants.prompt_cache, row_S, settings.rollouts, state.waiting_B
     )
     state = state._replace(row_S=row_S, waiting_B=jnp.zeros_like(state.waiting_B), cache=cache)
@@ -152,9 +151,10 @@ def ring_widths(model: ModelConfig, width: int) -> list[int]:
 def empty_cache(model: ModelConfig, rows: int, width_N: Sequence[int], dtype: str) -> decoder.Cache:
   """The cache of `rows` rows, all 0, with `width_N[n]` columns in layer n."""
   sizes = decoder.cached_sizes(model)
+  states_N = decoder.empty_states(model, rows) if model.is_recurrent else [None] * len(width_N)
   return [
     states or tuple(attention.empty_cache((rows, K, width, d), dtype) for K, d in sizes)
-    for states, width in zip(decoder.empty_states(model, rows), width_N, strict=True)
+    for states, width in zip(states_N, width_N, strict=True)
   ]
 
 
@@ -338,7 +338,7 @@ def refill_slots(
     row_S=row_S,
     index_S=jnp.where(takes_S, 0, state.index_S),
     waiting_B=state.waiting_B.at[row_S].set(False, mode='drop'),
-    cache=start_rows(
+    cache=attention.start_rows(
       state.cache, constants.prompt_cache, row_S, constants.settings.rollouts, takes_S
     ),
   )

@@ -11,8 +11,8 @@ import pytest
 from jaxrl_llm.config import stages
 from jaxrl_llm.curriculum import (
   candidates,
+  evidence,
   rate_estimate,
-  records,
   selection,
   slot_assignment,
   utility,
@@ -254,6 +254,6 @@ def test_audits_draw_from_the_barred_where_there_are_any():
 @pytest.mark.parametrize('index', [[0], [3, 4, 5], [5, 4, 3], [0, 2, 1, 3], [0, 1, 1, 3], [2, 9]])
 def test_a_slice_stands_for_numbers_in_a_row_alone(index):
   every, index = np.arange(20), np.array(index)
-  selector = records.contiguous(index)
+  selector = evidence.contiguous(index)
   assert every[selector].tolist() == index.tolist()
   assert isinstance(selector, slice) == (index.tolist() in ([0], [3, 4, 5]))

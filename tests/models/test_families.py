@@ -16,12 +16,12 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.models import (
+  attention,
   decoder,
   export,
   families,
   huggingface,
   layer_loops,
-  mixer,
   peft,
   positions,
 )
@@ -577,7 +577,7 @@ def greedy(config, params, tokens_BxL, length_B, T):
     lambda params: slot_loop.prefill(config, params, prompts, 'float32')
   )(params)
   own = slot_loop.empty_cache(config, B, [T] * config.layers, 'float32')
-  own = mixer.start_rows(own, prompt_cache, np.arange(B), 1, np.ones(B, bool))
+  own = attention.start_rows(own, prompt_cache, np.arange(B), 1, np.ones(B, bool))
 
   @jax.jit
   def step(params, token, t, own):

@@ -13,7 +13,7 @@ from jaxrl_llm.runner import hints
 from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Rollout, Row
 
 G, L, T = 2, 40, 4
-SETTINGS = types.SimpleNamespace(system='', template='{question}', chat=False)
+SETTINGS = types.SimpleNamespace(source='digits', system='', template='{question}', chat=False)
 
 
 class Letters:

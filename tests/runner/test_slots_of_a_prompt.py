@@ -18,6 +18,8 @@ G, SIZE, SLOTS, STEPS = 4, 400, 32, 60
 class Table(list):
   """Stands for data.PromptTable."""
 
+  file_tokens_N = None
+
   @property
   def rows(self):
     return self
