@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 LINES, POSITIONAL, BRANCHES, FIELDS = 60, 8, 15, 15
 # The sections of the configuration list one field for each setting.
-SCHEMA = 'jaxrl_llm/config/schema.py'
+SCHEMA = ('jaxrl_llm/config/schema.py', 'jaxrl_llm/config/data_sections.py')
 WORDS = re.compile(r'\b(told|tell|tells|nobody|nowhere)\b')
 BANNED_MODULES = set(
   'aid tell look same together sight turn floor outer seats span weigh inside facts'.split()
@@ -74,7 +74,7 @@ def faults(source: str, name: str) -> list[str]:
       isinstance(node, ast.ClassDef)
       and is_record(node)
       and fields(node) > FIELDS
-      and name != SCHEMA
+      and name not in SCHEMA
     ):
       found.append(
         f'{name}:{node.lineno} {node.name} has {fields(node)} fields, more than {FIELDS}.'

@@ -8,7 +8,8 @@ from typing import Any
 
 import ml_collections
 
-from jaxrl_llm.config.schema import Config, Section, Setting
+from jaxrl_llm.config.schema import Config, Section
+from jaxrl_llm.config.section import Setting
 
 # Values that the config alone does not determine, by field: `objective.needs` (what the chosen functions need),
 # `rewards.batched`, `mesh.<axis>` of the real mesh, `model.<field>` of the policy.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
-from jaxrl_llm.config.schema import Setting
+from jaxrl_llm.config.section import Setting
 from jaxrl_llm.types import UserError
 
 

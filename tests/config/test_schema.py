@@ -61,7 +61,7 @@ def test_every_field_has_a_comment_or_a_telling_name():
     *('min_p', 'stop_steps', 'fn'),
   }
   sections = {'scratch', 'learner', 'rollout', 'ngram', 'objective', 'optimizer', 'lora'}
-  for path in ('schema.py', 'run_sections.py'):
+  for path in ('schema.py', 'data_sections.py', 'run_sections.py'):
     lines = (ROOT / 'jaxrl_llm' / 'config' / path).read_text().splitlines()
     for before, line in zip(lines, lines[1:], strict=False):
       field = re.match(r'  (\w+): ([\w\[\], |.]+) = ', line)
