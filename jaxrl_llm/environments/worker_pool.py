@@ -186,7 +186,9 @@ class WorkerPool:
     self._counts['worker_deaths'] += 1
     self._idle_deaths += worker.job is None
     if self._idle_deaths > _MAX_IDLE_DEATHS + len(self._workers):
-      raise RuntimeError('the environment workers cannot be started; see their log for the reason')
+      raise RuntimeError(
+        'the environment workers cannot be started; what they wrote above to standard error says why'
+      )
     self._live = {key: home for key, home in self._live.items() if home is not worker}
     self._workers[self._workers.index(worker)] = Worker(self.settings)
     self._load = collections.Counter(home for home in self._live.values() if home)

@@ -155,7 +155,7 @@ class Pool:
         restarts += 1
         if restarts > _MAX_RESTARTS:
           raise RuntimeError(
-            f'the grading workers broke {restarts} times in a row; see their log for the reason'
+            f'the grading workers broke {restarts} times in a row; what they wrote above to standard error says why'
           )
         logging.warning('The grading workers broke; starting new ones.')
         self.close()
@@ -205,7 +205,9 @@ class Pool:
         return self._processes.schedule(worker.grade_chunk, args=args, timeout=timeout_s)
       except RuntimeError:  # the pool broke since the last call: an idle worker died
         self.close()
-    raise RuntimeError('the grading workers cannot be started; see their log for the reason')
+    raise RuntimeError(
+      'the grading workers cannot be started; what they wrote above to standard error says why'
+    )
 
 
 def _check_settings(workers: Any, limits: Limits) -> None:

@@ -236,7 +236,7 @@ def test_options_reach_the_compiler(monkeypatch):
 
 def report(oom='', alias=10, **loop):
   parts = {n: dict(oom=oom, alias_bytes=alias) for n in ('generate', 'fused')}
-  good = dict(copies=[], copied_bytes=0, cache_shape=(8,), weight_collectives=0)
+  good = dict(copies=[], copied_bytes=0, cache_bytes=1000, cache_shape=(8,), weight_collectives=0)
   loops = [good | dict(weight_collective_bytes=0) | loop] if not oom else []
   return dict(parts=parts, state_bytes=10, decode=loops)
 
@@ -247,8 +247,8 @@ def report(oom='', alias=10, **loop):
     (report(oom='Ran out of memory'), 'fused does not fit: Ran out of memory'),
     (report(alias=9), 'only 9 bytes are written in place'),
     (
-      report(copies=[dict(opcode='copy')], copied_bytes=2048),
-      '1 copies of keys and values, 2,048 bytes a token.',
+      report(copies=[dict(opcode='copy')], copied_bytes=51),
+      '1 copies of keys and values, 51 bytes a token.',
     ),
     (report(weight_collectives=3), '3 exchanges of what does not change'),
     (report(cache_shape=()), 'no keys and values'),
@@ -257,6 +257,7 @@ def report(oom='', alias=10, **loop):
 )
 def test_each_fault_is_told(made, text):
   assert compile_report.problems(report()) == []
+  assert compile_report.problems(report(copies=[dict(opcode='copy')], copied_bytes=50)) == []
   assert text in compile_report.problems(made)[-1]
 
 
