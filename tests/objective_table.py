@@ -866,6 +866,10 @@ METHODS = {
     dict(trust_region=dict(fn='cap', most=1.2), aggregation='token_mean'),
     reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behavior), 1.2)),
   ),
+  'aipo': Row(
+    dict(ratio='direct', trust_region=dict(fn='cap', most=1.2), aggregation='token_mean'),
+    reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behavior), 1.2)),
+  ),
   'cispo_above': Row(
     dict(trust_region=dict(fn='cap_above', high=0.3), aggregation='token_mean'),
     reinforce(gz, tok, lambda s, d: np.minimum(np.exp(s - d.behavior), 1.3)),

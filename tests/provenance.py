@@ -23,10 +23,10 @@ LEVELS = {
     *('ppo_ewma', 'seeupo', 'spec_rl', 'ttrl'),
   ),
   'paper': (
-    *('alp', 'decoupled_ppo', 'dynamic_sampling', 'knapsack', 'lora', 'ppo', 'topr', 'ulo_rl', 'vade'),
+    *('alp', 'areal', 'decoupled_ppo', 'dynamic_sampling', 'knapsack', 'lora', 'ppo', 'topr', 'ulo_rl', 'vade'),
   ),
   'secondary source': (
-    *('ad_hint', 'arrol', 'dppo', 'forking', 'gdpo', 'gigpo', 'grpo_lambda'),
+    *('ad_hint', 'aipo', 'arrol', 'dppo', 'forking', 'gdpo', 'gigpo', 'grpo_lambda'),
     *('luspo', 'max_rl', 'mini_rl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (

@@ -30,7 +30,9 @@ P, G, T = 4, 4, 8
 
 # Evidence in the metrics that the feature of a config was active; one of the steps must show it.
 WITNESS = dict(
+  aipo=lambda row: row['generate/unfinished_groups'] > 0,
   april=lambda row: row['generate/unfinished_groups'] > 0,
+  areal=lambda row: row['generate/unfinished_groups'] > 0,
   echo=lambda row: row['generate/tree_forks'] > 0,
   latr=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
