@@ -1,0 +1,50 @@
+"""Agents written against OpenAI's client, as their authors would: they know nothing of the trainer."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import openai
+
+FAILING = '3'  # digits of a question that decide what `fragile` does
+HANGING = '7'
+
+
+def asks_twice(row):
+  """Two turns of a chat; the reward is the share of even characters in the answers."""
+  client = openai.OpenAI()
+  messages = [dict(role='user', content=row['question'])]
+  answers = []
+  for _ in range(2):
+    answer = client.chat.completions.create(
+      model='gpt-4o', messages=messages, max_tokens=5, temperature=0.2
+    )
+    answers.append(answer.choices[0].message.content or '')
+    messages += [dict(role='assistant', content=answers[-1]), dict(role='user', content='again')]
+  text = ''.join(answers)
+  return sum(ord(c) % 2 == 0 for c in text) / max(len(text), 1)
+
+
+def forgets(row):
+  """Its second request leaves the first answer out."""
+  client = openai.OpenAI()
+  for text in (row['question'], 'anew'):
+    answer = client.completions.create(model='any', prompt=text, max_tokens=4)
+  return float(len(answer.choices[0].text) % 2)
+
+
+def fragile(row):
+  """Raises, kills its process or hangs after its first request, or before it; else returns no reward."""
+  which = os.environ.get('FRAGILE') or row['question']
+  if 'silent' in which:
+    time.sleep(3600)
+  client = openai.OpenAI()
+  client.completions.create(model='any', prompt=row['question'], max_tokens=3)
+  if FAILING in which:
+    raise RuntimeError('no such tool')
+  if HANGING in which:
+    time.sleep(3600)
+  if '5' in which:
+    os.abort()
+  return None
