@@ -35,8 +35,8 @@ class Harness:
     self._row: JsonObject = {}
 
   def reset(self, row: Row, seed: int) -> None:
-    del seed  # the endpoint's noise has the episode's own
     named = dict(id=row.id, question=row.question, messages=list(row.messages), source=row.source)
+    named |= dict(seed=seed)  # the same in all rollouts of a group
     self._row = named | signatures.columns(row)
 
   def step(self, text: str) -> Result:

@@ -50,7 +50,7 @@ class HarnessEpisodes(multi_turn.EpisodeRewards):
   def __init__(self, config: Config, model: Model):
     """Raises UserError for bad settings, and without the libraries of the server."""
     server.check_libraries("config.environment.fn='endpoint'")
-    super().__init__(config.environment, model.tokenizer)
+    super().__init__(config, model.tokenizer)
     self.environments = environments.WorkerPool(config.environment)
     self._config, self._model = config, model
     self._server: LoopbackServer | None = None
@@ -79,12 +79,14 @@ class HarnessEpisodes(multi_turn.EpisodeRewards):
   ) -> tuple[Rollout, dict[str, float]]:
     """Run all episodes of a step with `params`; host arrays and metrics. `version`: optimizer steps they have taken."""
     keys = [key for group in multi_turn.keys_of(prompts, self._config.rollouts) for key in group]
-    row_B = [row for row in rows for _ in range(self._config.rollouts)]
     loopback = self._started(params)
     opened = [loopback.episodes.open(self._sampler(key)) for key in keys]
     url = loopback.base_url
     texts = [json.dumps(dict(base_url=url, api_key=api_key)) for api_key, _ in opened]
-    requests = [environments.TurnRequest(*pair, 0, []) for pair in zip(keys, row_B, strict=True)]
+    seeded = [pair for pair in self.seeded(prompts, rows) for _ in range(self._config.rollouts)]
+    requests = [
+      environments.TurnRequest(key, *pair, []) for key, pair in zip(keys, seeded, strict=True)
+    ]
     self.message = ''
     with loopback.serving(params):
       begun = self.environments.run(requests)
@@ -95,6 +97,8 @@ class HarnessEpisodes(multi_turn.EpisodeRewards):
     outcomes = [self._outcome(results[b], episode) for b, (_, episode) in enumerate(opened)]
     recorded = [episode for _, episode in opened]
     rollout, counts = self._rollout(spec, prompts, recorded, outcomes, version)
+    sampled = sum(len(x.token_ids) for episode in recorded for x in episode.completions)
+    counts |= {'generate/tokens': float(sampled)}
     counts |= {f'environment/{k}': float(v) for k, v in self.environments.take_counts().items()}
     return rollout, counts
 

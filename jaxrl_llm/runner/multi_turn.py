@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import data, environments, rewards
-from jaxrl_llm.config.schema import Config, EnvironmentConfig
+from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.models.tokenizer import Tokenizer
@@ -54,15 +54,21 @@ class Limits(NamedTuple):
 
 
 class EpisodeRewards:
-  """The texts and rewards of episodes, whatever played them."""
+  """Seeds, texts and rewards of episodes, whatever plays them."""
 
-  def __init__(self, settings: EnvironmentConfig, tokenizer: Tokenizer):
-    self.tokenizer, self.judge = tokenizer, settings.judge
+  def __init__(self, config: Config, tokenizer: Tokenizer):
+    self.tokenizer, self.judge, self.seed = tokenizer, config.environment.judge, config.seed
     self.message = ''  # of the first failure in the newest rollout
 
   def prompts_of(self, prompts: Prompts) -> Prompts:
     """The prompts of the newest rollout, where playing the episodes changed them."""
     return prompts
+
+  def seeded(self, prompts: Prompts, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+    """(row, seed) of each prompt, by (config.seed, step of its birth, prompt): a group starts from the same state."""
+    for row, born, index in zip(rows, prompts.born_P, prompts.index_P, strict=True):
+      seed = np.random.SeedSequence((self.seed, 7, int(born), int(index))).generate_state(1)[0]
+      yield row, int(seed) >> 1
 
   def turn_texts(self, tokens_T: np.ndarray, number_T: np.ndarray) -> list[str]:
     """The text of each sampled turn of a row, end tokens left out."""
@@ -107,9 +113,8 @@ class Episodes(EpisodeRewards):
     self.turn_template = environments.build_turn_template(
       tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )
-    super().__init__(settings, tokenizer)
-    self.data_config, self.seed = config.data, config.seed
-    self.max_turns, self.horizon = settings.turns, horizon
+    super().__init__(config, tokenizer)
+    self.data_config, self.max_turns, self.horizon = config.data, settings.turns, horizon
     self.calls = (
       settings.rounds
     )  # of the sampling program in a step; 0: until every episode is over
@@ -135,7 +140,7 @@ class Episodes(EpisodeRewards):
     requests = [
       environments.TurnRequest(key, row, seed, [])
       for keys, (row, seed) in zip(
-        keys_of(prompts, rollouts), self._seeded(prompts, rows), strict=True
+        keys_of(prompts, rollouts), self.seeded(prompts, rows), strict=True
       )
       for key in keys
     ]
@@ -243,7 +248,7 @@ class Episodes(EpisodeRewards):
       turns.number_BxT[b, turn] = count_B[b]
       if rollout.reason_B[b] in (STOPPED, EXITED):
         ended.append(b)
-    keys, seeded_P = _row_keys(prompts, rollout), list(self._seeded(prompts, rows))
+    keys, seeded_P = _row_keys(prompts, rollout), list(self.seeded(prompts, rows))
     result_by_row = {b: self._failed[keys[b]] for b in ended if keys[b] in self._failed}
     stepped = [b for b in ended if b not in result_by_row]
     requests = []
@@ -291,12 +296,6 @@ class Episodes(EpisodeRewards):
     rollout.version_BxT[b, observation] = rollout.version_BxT[b, end - 1]
     rollout.length_B[b], rollout.reason_B[b] = observation.stop, UNFINISHED
     counts['environment/observation_tokens'] += len(token_ids)
-
-  def _seeded(self, prompts: Prompts, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
-    """(row, seed) of each prompt, by (config.seed, step of its birth, prompt): a group starts from the same state."""
-    for row, born, index in zip(rows, prompts.born_P, prompts.index_P, strict=True):
-      seed = np.random.SeedSequence((self.seed, 7, int(born), int(index))).generate_state(1)[0]
-      yield row, int(seed) >> 1
 
 
 def turns_of(rollout: Rollout) -> Turns:

@@ -24,7 +24,7 @@ class Recorded(NamedTuple):
   token_ids: tuple[int, ...]
   behavior_logps: tuple[float, ...]
   finish_reason: str  # as OpenAI's API writes it
-  text: str  # of prompt and completion, special tokens included
+  text: str  # of the prompt as it was sent, and of the completion with its special tokens
 
   @property
   def ids(self) -> tuple[int, ...]:
@@ -49,6 +49,7 @@ class Episode:
     self.overridden = 0  # requests that asked for another temperature or top_p
     self.completions: list[Recorded] = []  # in the order in which they ended
     self.reward: float | None = None  # the newest that was posted
+    self._texts: dict[tuple[int, ...], str] = {}  # of prompts, by their token ids
 
   def begin(self, request: ApiRequest) -> ApiRequest:
     """The request with the episode's noise and temperature. Raises ApiError behind its last request."""
@@ -68,13 +69,18 @@ class Episode:
   def encode(self, text: str, tokenizer: Tokenizer) -> Sequence[int]:
     """Token ids of a prompt. Sampled ids are kept where the text goes on from a recorded one.
 
-    Text that is encoded again may have other ids than those that were sampled.
+    Text that is encoded again may have other ids than those that were sampled. A sampled end token is kept, too, where
+    the text goes on without it: not every chat template writes one behind an answer.
     """
-    known = [x for x in reversed(self.completions) if text.startswith(x.text)]
-    if not known:
-      return tokenizer.encode(text)
-    longest = max(known, key=lambda x: len(x.text))
-    return [*longest.ids, *tokenizer.encode(text[len(longest.text) :])]
+    known = [(x.text, x.ids) for x in reversed(self.completions)]
+    for known_text, ids in known[:]:
+      if ids[-1] in tokenizer.end_ids:
+        known.append((known_text.removesuffix(tokenizer.decode(ids[-1:], False)), ids))
+    begun = [('', ()), *((t, ids) for t, ids in known if text.startswith(t))]
+    longest, ids = max(begun, key=lambda pair: len(pair[0]))
+    token_ids = (*ids, *tokenizer.encode(text[len(longest) :]))
+    self._texts[token_ids] = text
+    return token_ids
 
   def record(self, completions: Sequence[Completion], tokenizer: Tokenizer) -> None:
     """Add the completions of a request that ended."""
@@ -82,7 +88,10 @@ class Episode:
       prompt_ids = tuple(completion.prompt_ids)
       token_ids = tuple(token.id for token in completion.tokens)
       logps = tuple(token.behavior_logp for token in completion.tokens)
-      text = tokenizer.decode([*prompt_ids, *token_ids], False)
+      # Decoded behind its prompt: some decoders drop a space at the beginning.
+      decoded = tokenizer.decode(list(prompt_ids), False)
+      sampled = tokenizer.decode([*prompt_ids, *token_ids], False)[len(decoded) :]
+      text = self._texts.get(prompt_ids, decoded) + sampled
       reason = completion.finish_reason or ''
       self.completions.append(Recorded(prompt_ids, token_ids, logps, reason, text))
 

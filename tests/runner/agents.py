@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
 import time
 
 import openai
@@ -12,18 +14,27 @@ HANGING = '7'
 
 
 def asks_twice(row):
-  """Two turns of a chat; the reward is the share of even characters in the answers."""
+  """Two turns of a chat; the reward is the share of even characters in the answers. Writes down what it got."""
   client = openai.OpenAI()
   messages = [dict(role='user', content=row['question'])]
-  answers = []
+  answers, got = [], []
   for _ in range(2):
     answer = client.chat.completions.create(
-      model='gpt-4o', messages=messages, max_tokens=5, temperature=0.2
+      model='gpt-4o',
+      messages=messages,
+      max_tokens=5,
+      temperature=0.2,
+      extra_body=dict(return_token_ids=True),
     )
-    answers.append(answer.choices[0].message.content or '')
+    choice = answer.choices[0]
+    answers.append(choice.message.content or '')
+    got.append(choice.model_extra)
     messages += [dict(role='assistant', content=answers[-1]), dict(role='user', content='again')]
   text = ''.join(answers)
-  return sum(ord(c) % 2 == 0 for c in text) / max(len(text), 1)
+  reward = sum(ord(c) % 2 == 0 for c in text) / max(len(text), 1)
+  path = pathlib.Path(os.environ['AGENT_LOG']) / f'{client.api_key}.json'
+  path.write_text(json.dumps(dict(got=got, reward=reward)))
+  return reward
 
 
 def forgets(row):

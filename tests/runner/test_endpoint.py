@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -43,7 +45,7 @@ def made(**changes):
   return setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
 
 
-def run(context, count, state=None, batch=None, start=0):
+def run(context, count, state=None, batch=None, start=0, pool=None):
   """`count` steps as train takes them → the state and batch behind them, and what each step sampled and landed."""
   call, history = endpoint.compile_call(context), []
   state = state or train_state.init_state(context.spec, context.models.policy.params)
@@ -53,28 +55,30 @@ def run(context, count, state=None, batch=None, start=0):
     state, rollout, device = call(state, batch, *inputs)
     prompts = context.episodes.prompts_of(inputs[0])
     landed = host_step.land(
-      context, None, host_step.PendingStep(index, prompts, rollout, device)
+      context, pool, host_step.PendingStep(index, prompts, rollout, device)
     )
     batch = landed.batch
     history.append((jax.device_get(state.params), prompts, rollout, landed))
   return jax.device_get(state), batch, history
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch, request):
-  monkeypatch.syspath_prepend(str(request.path.parent))
-  monkeypatch.setenv('PYTHONPATH', str(request.path.parent), prepend=':')
-
-
-@pytest.fixture(scope='module')
-def trained(request):
+@pytest.fixture(scope='module', autouse=True)
+def log_folder(request, tmp_path_factory):
+  """Agents can be imported, here and in workers, and write into this folder."""
   with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(request.path.parent))
     patch.setenv('PYTHONPATH', str(request.path.parent), prepend=':')
-    context = made()
-    result = run(context, 2)
-    yield context, *result
-    context.episodes.close()
+    folder = tmp_path_factory.mktemp('agents')
+    patch.setenv('AGENT_LOG', str(folder))
+    yield folder
+
+
+@pytest.fixture(scope='module')
+def trained(log_folder):
+  context = made()
+  result = run(context, 2)
+  yield context, *result
+  context.episodes.close()
 
 
 def log_probs(context, params, prompts, rollout, b):
@@ -104,3 +108,109 @@ def test_log_probs_are_those_of_the_policy_of_the_step(trained):
       if step == 1:
         old = log_probs(context, history[0][0], prompts, rollout, b)[sampled]
         assert np.abs(recorded - old).max() > 1e-2
+
+
+def test_rows_hold_the_ids_that_the_client_got(trained, log_folder):
+  """The agent wrote down ids and log-probs of its responses: rows hold these in order, and mask what is between them."""
+  _, _, _, history = trained
+  records = [json.loads(path.read_text()) for path in log_folder.iterdir()]
+  by_ids = {tuple(sum(map(last_ids, record['got'][-1:]), [])): record for record in records}
+  assert len(by_ids) == len(records) == 2 * P * G
+  for _, prompts, rollout, landed in history:
+    for b in range(P * G):
+      length, number_T = rollout.length_B[b], rollout.turns.number_BxT[b]
+      prompt = prompts.tokens_PxL[b // G][: prompts.length_P[b // G]]
+      record = by_ids.pop((*prompt, *rollout.tokens_BxT[b][:length]))
+      first, second = record['got']
+      assert last_ids(first) == second['prompt_token_ids'][: len(last_ids(first))]
+      for turn, response in enumerate((first, second)):
+        at = np.flatnonzero(number_T == turn)
+        assert rollout.tokens_BxT[b, at].tolist() == response['token_ids']
+        np.testing.assert_allclose(rollout.logp_BxT[b, at], response['behavior_logprobs'], rtol=1e-6)
+        assert at[0] == len(response['prompt_token_ids']) - len(prompt)
+      assert (number_T >= 0).sum() == len(first['token_ids']) + len(second['token_ids'])
+      assert landed.batch.reward_B[b] == pytest.approx(record['reward'], rel=1e-6)
+    metrics = landed.metrics
+    assert metrics['environment/requests'] == 2 * P * G
+    assert metrics['environment/dropped_requests'] == metrics['environment/cut'] == 0
+    assert metrics['environment/overridden'] == 2 * P * G  # the policy's temperature counts
+  assert not by_ids
+
+
+def last_ids(response):
+  return response['prompt_token_ids'] + response['token_ids']
+
+
+def test_a_resumed_run_samples_the_same(trained):
+  """Another server and other workers, from the state behind the first step."""
+  context, state, _, history = trained
+  again = made()
+  try:
+    start = train_state.init_state(again.spec, again.models.policy.params)
+    fresh, batch, first = run(again, 1, start)
+    _, _, second = run(again, 1, jax.tree.map(np.array, fresh), batch, start=1)
+  finally:
+    again.episodes.close()
+  for got, want in zip([*first, *second], history, strict=True):
+    for x, y in zip(jax.tree.leaves(got[2]), jax.tree.leaves(want[2]), strict=True):
+      np.testing.assert_array_equal(x, y)
+
+
+def test_an_edited_context_leaves_the_last_requests(log_folder):
+  """The second request does not go on from the first, so that the first is dropped, and counted."""
+  context = made(environment__harness='agents:forgets')
+  try:
+    _, _, ((_, prompts, rollout, landed),) = run(context, 1)
+  finally:
+    context.episodes.close()
+  assert landed.metrics['environment/split'] == landed.metrics['environment/dropped_requests'] == P * G
+  assert (rollout.turns.number_BxT.max(1) == 0).all()
+  tokenizer = context.models.policy.tokenizer
+  for p in range(P):
+    assert tokenizer.decode(prompts.tokens_PxL[p][: prompts.length_P[p]].tolist()) == 'anew'
+
+
+QUESTIONS = dict(fine='12', raises='3', hangs='7', aborts='5', silent='silent')
+
+
+def test_a_failure_costs_its_episode_alone(log_folder, tmp_path):
+  """An exception, a hang, a killed process and a hang before the first request; the reward function scores the rest."""
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(
+    ''.join(json.dumps(dict(question=q, answer=q)) + '\n' for q in QUESTIONS.values())
+  )
+  data = dict(data__source='jsonl', data__path=str(path), data__size=0, data__tasks=())
+  environment = dict(environment__harness='agents:fragile', environment__judge='rewards')
+  context = made(
+    prompts=len(QUESTIONS), rollouts=2, environment__deadline_s=6.0, environment__workers=4,
+    rewards__failed=dict(timeout='score', crash='drop', error='drop', value=-1.0, stop_share=1.0, stop_steps=9),
+    **data, **environment,
+  )  # fmt: skip
+  try:
+    state, _, history = run(context, 2, pool=Pool())
+  finally:
+    context.episodes.close()
+  _, prompts, rollout, landed = history[0]
+  rows = {row.question: 2 * p for p, row in enumerate(context.tables.train.rows_of(prompts))}
+  want = dict(
+    fine=rewards.OK, raises=rewards.ERROR, hangs=rewards.TIMEOUT, aborts=rewards.CRASH, silent=rewards.TIMEOUT
+  )  # fmt: skip
+  for name, question in QUESTIONS.items():
+    for b in (rows[question], rows[question] + 1):
+      assert rollout.turns.outcome_B[b] == want[name], name
+      sampled = (rollout.turns.number_BxT[b] >= 0).sum()
+      assert (sampled == 0) == (name == 'silent')
+      length, reward = landed.batch.rollout.length_B[b], landed.batch.reward_B[b]
+      assert (length == 0) == (name in ('raises', 'aborts'))
+      assert reward == {'fine': 0.5, 'hangs': -1.0, 'silent': -1.0}.get(name, reward)
+  assert landed.metrics['grade/timeouts'] == 4
+  assert landed.metrics['grade/errors'] == landed.metrics['grade/crashes'] == 2
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+class Pool:
+  """Stands for the grading pool."""
+
+  def score(self, rows, texts):
+    parts = np.full((len(texts), 1), 0.5, np.float32)
+    return rewards.Scores(parts, np.zeros(len(texts), np.int8), {}, '')
