@@ -50,12 +50,12 @@ ROWS = (
     'set --config.learner.replay_experts=False',
   ),
   _row(
-    Condition('lora.rank', 'above', 0),
+    Condition('lora.rank'),
     'sampling from a frozen base with an adapter is untried at the endpoint',
     'set --config.lora.rank=0',
   ),
   _row(
-    Condition('objective.advantage', 'needs', 'greedy', 'that needs a greedy rollout'),
+    Condition('objective.advantage', 'needs', 'greedy', "that needs a greedy rollout (such as 'greedy_baseline')"),
     'all rollouts of the harness are sampled',
     'choose another advantage',
   ),
