@@ -25,9 +25,7 @@ ROWS = (
     'the harness decides how many requests it makes',
     'set --config.environment.horizon.fn=constant',
   ),
-  _row(
-    Condition('rollout.early_exit'), _OTHER_SAMPLER, 'set --config.rollout.early_exit.fn=none'
-  ),
+  _row(Condition('rollout.early_exit'), _OTHER_SAMPLER, 'set --config.rollout.early_exit.fn=none'),
   _row(
     Condition('rollout.length_schedule', 'not in', ('constant',)),
     _OTHER_SAMPLER,
@@ -55,7 +53,12 @@ ROWS = (
     'set --config.lora.rank=0',
   ),
   _row(
-    Condition('objective.advantage', 'needs', 'greedy', "that needs a greedy rollout (such as 'greedy_baseline')"),
+    Condition(
+      'objective.advantage',
+      'needs',
+      'greedy',
+      "that needs a greedy rollout (such as 'greedy_baseline')",
+    ),
     'all rollouts of the harness are sampled',
     'choose another advantage',
   ),

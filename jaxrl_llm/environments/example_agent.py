@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-import openai
-
 _GUESSES = 5
 
 
 def guesses(row: dict) -> float:
   """Plays number guessing, as `games.guess` does, in a chat: 1 for the secret number within five guesses, else 0."""
+  import openai
+
   client = openai.OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
   secret = random.Random(row['seed']).randint(row['low'], row['high'])
   messages = [dict(role='user', content=row['question'])]

@@ -13,9 +13,9 @@ import os
 import subprocess
 import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 from jaxrl_llm.config import stages
+from jaxrl_llm.environments.adapters import Foreign
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.rewards import adapters as signatures
 from jaxrl_llm.types import JsonObject, JsonValue, Row, UserError
@@ -86,19 +86,17 @@ def _run_command(words: tuple[str, ...], row: JsonObject) -> JsonValue:
   return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _checked(value: Any) -> JsonValue:
+def _checked(value: Foreign) -> JsonValue:
   """The return value of a function. Raises TypeError where it is neither a number nor None."""
   if value is None:
     return None
   try:
     return float(value)
   except (TypeError, ValueError) as error:
-    raise TypeError(
-      f'the harness returned {type(value).__name__}, not a number or None'
-    ) from error
+    raise TypeError(f'the harness returned {type(value).__name__}, not a number or None') from error
 
 
-def _awaited(value: Any) -> Any:
+def _awaited(value: Foreign) -> Foreign:
   return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 

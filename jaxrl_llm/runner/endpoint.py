@@ -36,10 +36,14 @@ if TYPE_CHECKING:
   from jaxrl_llm.runner.context import RunContext
 
 _APART = 'its first prompt begins with another token than that of another rollout of the group'
-_SILENT = 'the harness ended without a completion: is its client given OPENAI_BASE_URL and OPENAI_API_KEY?'
+_SILENT = (
+  'the harness ended without a completion: is its client given OPENAI_BASE_URL and OPENAI_API_KEY?'
+)
 _WINDOW_TOKENS = 8  # of each slot between two admissions
 _SLOTS_ON_CPU, _SLOTS = 8, 64
-_QUEUE = 4096  # requests that may wait: a harness that is refused would ask again, and get other noise
+_QUEUE = (
+  4096  # requests that may wait: a harness that is refused would ask again, and get other noise
+)
 _COUNTED = ('requests', 'observation_tokens', 'dropped_requests', 'split', 'cut', 'overridden')
 Counts = dict[str, float]
 

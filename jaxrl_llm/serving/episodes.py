@@ -102,7 +102,9 @@ class Episode:
       return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
-      raise ApiError(f"'reward' must be a finite number or null, not {str(value)[:60]!r}.", 'reward')
+      raise ApiError(
+        f"'reward' must be a finite number or null, not {str(value)[:60]!r}.", 'reward'
+      )
     self.reward = float(value)
 
 

@@ -28,8 +28,8 @@ class LoopbackServer:
       self._engine, model.tokenizer, model.config.vocab, model.name, '', limits, self.episodes
     )
     self._http = server.http_server(endpoint, settings.slots + limits.queue)
-    run = dict(target=self._http.run, kwargs=dict(sockets=[self._socket]), name='http')
-    self._thread = threading.Thread(**run, daemon=True)
+    sockets = dict(sockets=[self._socket])
+    self._thread = threading.Thread(target=self._http.run, kwargs=sockets, name='http', daemon=True)
     self._thread.start()
 
   @property

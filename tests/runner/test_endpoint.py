@@ -14,8 +14,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.models import decoder
-from jaxrl_llm.runner import endpoint, host_step, request_chains, setup
-from jaxrl_llm.serving.episodes import Recorded
+from jaxrl_llm.runner import endpoint, host_step, setup
 
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')
@@ -54,9 +53,7 @@ def run(context, count, state=None, batch=None, start=0, pool=None):
     inputs = host_step.build_inputs(context, index)
     state, rollout, device = call(state, batch, *inputs)
     prompts = context.episodes.prompts_of(inputs[0])
-    landed = host_step.land(
-      context, pool, host_step.PendingStep(index, prompts, rollout, device)
-    )
+    landed = host_step.land(context, pool, host_step.PendingStep(index, prompts, rollout, device))
     batch = landed.batch
     history.append((jax.device_get(state.params), prompts, rollout, landed))
   return jax.device_get(state), batch, history
@@ -111,7 +108,7 @@ def test_log_probs_are_those_of_the_policy_of_the_step(trained):
 
 
 def test_rows_hold_the_ids_that_the_client_got(trained, log_folder):
-  """The agent wrote down ids and log-probs of its responses: rows hold these in order, and mask what is between them."""
+  """The agent wrote down the ids and log-probs of its responses: rows hold these in order, and mask the rest."""
   _, _, _, history = trained
   records = [json.loads(path.read_text()) for path in log_folder.iterdir()]
   by_ids = {tuple(sum(map(last_ids, record['got'][-1:]), [])): record for record in records}
@@ -126,7 +123,9 @@ def test_rows_hold_the_ids_that_the_client_got(trained, log_folder):
       for turn, response in enumerate((first, second)):
         at = np.flatnonzero(number_T == turn)
         assert rollout.tokens_BxT[b, at].tolist() == response['token_ids']
-        np.testing.assert_allclose(rollout.logp_BxT[b, at], response['behavior_logprobs'], rtol=1e-6)
+        np.testing.assert_allclose(
+          rollout.logp_BxT[b, at], response['behavior_logprobs'], rtol=1e-6
+        )
         assert at[0] == len(response['prompt_token_ids']) - len(prompt)
       assert (number_T >= 0).sum() == len(first['token_ids']) + len(second['token_ids'])
       assert landed.batch.reward_B[b] == pytest.approx(record['reward'], rel=1e-6)
@@ -163,7 +162,9 @@ def test_an_edited_context_leaves_the_last_requests(log_folder):
     _, _, ((_, prompts, rollout, landed),) = run(context, 1)
   finally:
     context.episodes.close()
-  assert landed.metrics['environment/split'] == landed.metrics['environment/dropped_requests'] == P * G
+  assert (
+    landed.metrics['environment/split'] == landed.metrics['environment/dropped_requests'] == P * G
+  )
   assert (rollout.turns.number_BxT.max(1) == 0).all()
   tokenizer = context.models.policy.tokenizer
   for p in range(P):
