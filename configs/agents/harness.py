@@ -2,7 +2,8 @@
 
 pip install openai; python -m jaxrl_llm.main --config=harness
 The agent plays the game of guess.py and returns its reward. Your own is --config.environment.harness=module:function,
-or --config.environment.command="('python', 'agent.py')". Numbers: ours; results are in tests/bench/results/guess_game.md.
+or --config.environment.command="('python', 'agent.py')". Numbers: ours; results are in
+tests/bench/results/guess_game.md.
 """
 
 
@@ -11,7 +12,7 @@ def get_config():
     base='tiny',
     scratch=dict(width=64, layers=3, heads=4, kv_heads=4, mlp=256),
     mode='split',
-    steps=40,
+    steps=60,
     prompts=16,
     rollouts=8,
     completion_tokens=24,

@@ -330,8 +330,8 @@ def state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
 def compile_call(context: RunContext) -> Callable:
   """Return a function as `programs.compile_split` does, with one call of the sampling program for every turn."""
   spec, episodes = context.spec, context.episodes
-  if episodes is None:
-    raise ValueError('the run has no environment')
+  if not isinstance(episodes, Episodes):
+    raise ValueError('the run has no environment that answers turns')
   update, generate = programs.compile_update(spec), programs.compile_sample(spec)
 
   def call(state, batch, prompts, begun, draft, cap):

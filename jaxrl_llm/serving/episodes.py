@@ -75,7 +75,7 @@ class Episode:
     known = [(x.text, x.ids) for x in reversed(self.completions)]
     for known_text, ids in known[:]:
       if ids[-1] in tokenizer.end_ids:
-        known.append((known_text.removesuffix(tokenizer.decode(ids[-1:], False)), ids))
+        known.append((known_text.removesuffix(tokenizer.decode([ids[-1]], False)), ids))
     begun = [('', ()), *((t, ids) for t, ids in known if text.startswith(t))]
     longest, ids = max(begun, key=lambda pair: len(pair[0]))
     token_ids = (*ids, *tokenizer.encode(text[len(longest) :]))
@@ -100,8 +100,7 @@ class Episode:
     if value is None:
       self.reward = None
       return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
       raise ApiError(
         f"'reward' must be a finite number or null, not {str(value)[:60]!r}.", 'reward'
       )

@@ -1,4 +1,4 @@
-"""An agent written against OpenAI's client is trained: its rows hold the ids that were sampled, and nothing else learns."""
+"""An agent written against OpenAI's client is trained: its rows hold the ids that were sampled, and mask the rest."""
 
 from __future__ import annotations
 
