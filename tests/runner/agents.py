@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import sys
 import time
+import urllib.request
 
 import openai
 
@@ -59,3 +61,27 @@ def fragile(row):
   if '5' in which:
     os.abort()
   return None
+
+
+def command() -> None:
+  """A program of its own: the row on standard input, the reward as the last line, or posted where the row says so."""
+  row = json.load(sys.stdin)
+  url, key = os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY']
+
+  def post(path, **body):
+    headers = {'content-type': 'application/json', 'authorization': f'Bearer {key}'}
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as response:
+      return json.load(response)
+
+  completion = post('/completions', model='any', prompt=row['question'], max_tokens=3)
+  if row['question'] == 'post':
+    post('/episodes/reward', reward=0.25)
+    print('done')
+  else:
+    print(completion['choices'][0]['text'])
+    print(json.dumps(dict(reward=0.75)))
+
+
+if __name__ == '__main__':
+  command()

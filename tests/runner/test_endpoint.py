@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -15,6 +20,7 @@ from jaxrl_llm.learner import empty_records
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.models import decoder
 from jaxrl_llm.runner import endpoint, host_step, setup
+from jaxrl_llm.types import UserError
 
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')
@@ -176,11 +182,7 @@ QUESTIONS = dict(fine='12', raises='3', hangs='7', aborts='5', silent='silent')
 
 def test_a_failure_costs_its_episode_alone(log_folder, tmp_path):
   """An exception, a hang, a killed process and a hang before the first request; the reward function scores the rest."""
-  path = tmp_path / 'rows.jsonl'
-  path.write_text(
-    ''.join(json.dumps(dict(question=q, answer=q)) + '\n' for q in QUESTIONS.values())
-  )
-  data = dict(data__source='jsonl', data__path=str(path), data__size=0, data__tasks=())
+  data = jsonl(tmp_path / 'rows.jsonl', QUESTIONS.values())
   environment = dict(environment__harness='agents:fragile', environment__judge='rewards')
   context = made(
     prompts=len(QUESTIONS), rollouts=2, environment__deadline_s=6.0, environment__workers=4,
@@ -215,3 +217,70 @@ class Pool:
   def score(self, rows, texts):
     parts = np.full((len(texts), 1), 0.5, np.float32)
     return rewards.Scores(parts, np.zeros(len(texts), np.int8), {}, '')
+
+
+def jsonl(path, questions):
+  """Settings of data with a row for each question."""
+  path.write_text(''.join(json.dumps(dict(question=q, answer=q)) + '\n' for q in questions))
+  return dict(data__source='jsonl', data__path=str(path), data__size=0, data__tasks=())
+
+
+def test_a_command_prints_or_posts_its_reward(request, tmp_path):
+  data = jsonl(tmp_path / 'rows.jsonl', ('post', 'print'))
+  words = (sys.executable, str(request.path.parent / 'agents.py'))
+  context = made(environment__harness='', environment__command=words, **data)
+  try:
+    _, _, ((_, prompts, rollout, landed),) = run(context, 1)
+  finally:
+    context.episodes.close()
+  want = [
+    dict(post=0.25, print=0.75)[row.question] for row in context.tables.train.rows_of(prompts)
+  ]
+  np.testing.assert_allclose(landed.batch.reward_B, np.repeat(want, G))
+  assert (rollout.turns.number_BxT == 0).any(1).all()
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path):
+  """SIGKILL behind the second step; the rollouts of the third and fourth are those of a run that was left alone."""
+  source = ast.unparse(ast.parse(inspect.getsource(config)).body[0])
+  path = tmp_path / 'job.py'
+  path.write_text(
+    'from jaxrl_llm.config import loading as configs\n'
+    f'P, G, L, T = {P}, {G}, {L}, {T}\n{source}\n'
+    'def get_config():\n  return config(steps=4, checkpoint__every=1, monitoring__rollouts_every=1)\n'
+  )
+
+  def start(name):
+    argv = [f'--config={path}', f'--workdir={tmp_path / name}', '--config.mesh.fsdp=1']
+    command = [sys.executable, '-m', 'jaxrl_llm.main', *argv]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+  def rollouts(name):
+    files = sorted((tmp_path / name / 'rollouts').iterdir())
+    return [(file.name, file.read_text()) for file in files]
+
+  assert start('whole').wait(300) == 0
+  process, metrics = start('killed'), tmp_path / 'killed' / 'metrics.jsonl'
+  while not metrics.exists() or metrics.read_text().count('\n') < 2:
+    assert process.poll() is None
+    time.sleep(0.05)
+  process.kill()
+  process.wait()
+  assert len(rollouts('killed')) < 4
+  assert start('killed').wait(300) == 0
+  assert rollouts('killed') == rollouts('whole') and len(rollouts('whole')) == 4
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (dict(environment__command=('x',)), 'give one of them'),
+    (dict(environment__harness=''), 'give one of them'),
+    (dict(environment__harness='agents:none'), "has no function 'none'"),
+    (dict(evaluation__prompts=4), 'without the harness'),
+    (dict(mode='fused'), 'mode=split'),
+  ],
+)
+def test_bad_settings_are_refused_before_anything_is_compiled(changes, message):
+  with pytest.raises(UserError, match=message):
+    made(**changes)
