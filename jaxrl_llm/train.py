@@ -21,6 +21,7 @@ from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.monitoring import console, prometheus_endpoint
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.runner import (
+  endpoint,
   host_step,
   log_records,
   memory,
@@ -136,7 +137,8 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
       loop.times.add('compilation', compile_s)
       # Compilation is no part of the step's time.
       began, dispatched = began + compile_s, dispatched + compile_s
-    newest = PendingStep(index, inputs[0], rollout, device_metrics, progress.batch)
+    prompts = context.episodes.prompts_of(inputs[0]) if context.episodes else inputs[0]
+    newest = PendingStep(index, prompts, rollout, device_metrics, progress.batch)
     if (
       context.config.mode == 'lag'
     ):  # the call has returned; grade the previous step while the device runs this one
@@ -187,6 +189,8 @@ def _save_and_evaluate(loop: _Loop, progress: Progress) -> None:
 
 def _compile(context: RunContext) -> Callable:
   """The compiled step: one program, its two halves, or one sampling call for every turn of an environment."""
+  if isinstance(context.episodes, endpoint.HarnessEpisodes):
+    return endpoint.compile_call(context)
   if context.episodes is not None:
     return multi_turn.compile_call(context)
   split = context.config.mode == 'split'

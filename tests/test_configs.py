@@ -22,7 +22,7 @@ from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records, generate
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.runner import host_step, multi_turn, setup
+from jaxrl_llm.runner import endpoint, host_step, multi_turn, setup
 from jaxrl_llm.runner.context import PendingStep
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').rglob('*.py'))}
@@ -53,6 +53,7 @@ WITNESS = dict(
   ad_hint=lambda row: row['hint/groups'] > 0,
   nudge_rl=lambda row: 0 < row['hint/groups'] < P,
   guess=lambda row: row['environment/observation_tokens'] > 0,
+  harness=lambda row: row['environment/requests'] >= P * G,
   gigpo=lambda row: row['environment/turns'] > 1,
   seeupo=lambda row: row['actor/turns'] > 1,
   calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
@@ -198,6 +199,13 @@ def compiled(spec: StepSpec):
   return call
 
 
+def step_of(context):
+  """The step as `train` takes it."""
+  if isinstance(context.episodes, endpoint.HarnessEpisodes):
+    return endpoint.compile_call(context)
+  return compiled(context.spec) if context.episodes is None else multi_turn.compile_call(context)
+
+
 def changed(one, other) -> bool:
   return any(
     not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True)
@@ -212,13 +220,15 @@ def take_steps(name: str, c, context, count: int):
   teacher = models_.teacher and models_.teacher.params
   state = train_state.init_state(spec, models_.policy.params, teacher)
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)
-  call = compiled(spec) if context.episodes is None else multi_turn.compile_call(context)
+  call = step_of(context)
   loop, rows = spec.update.inner_steps, []
   steps_per_batch = spec.update.minibatches * (loop.max_steps(c.environment.turns) if loop else 1)
   for index in range(count):  # the first batch is empty
     prompts, *inputs = host_step.build_inputs(context, index)
     state, rollout, metrics = call(state, batch, prompts, *inputs)
     taken, most = int(state.step), index * steps_per_batch
+    if context.episodes is not None:
+      prompts = context.episodes.prompts_of(prompts)
     pending = PendingStep(index, prompts, rollout, metrics)
     landed = host_step.land(context, pool, pending)
     batch = landed.batch
@@ -253,6 +263,8 @@ def test_every_config_takes_two_steps(name, tmp_path):
     teacher = models.load('scratch', scratch=c.scratch, seed=1)
     context = context._replace(models=context.models._replace(teacher=teacher))
   before, after, rows = take_steps(name, c, context, 3)
+  if context.episodes is not None:
+    context.episodes.close()
   assert all(np.isfinite(v) for row in rows for v in row.values())
   assert rows[0]['actor/grad_norm'] == 0
   for row in rows[1:]:

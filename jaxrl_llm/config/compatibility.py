@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from jaxrl_llm.config import recurrent_models
+from jaxrl_llm.config import endpoint_settings, recurrent_models
 from jaxrl_llm.config.conditions import Condition, Facts, Row
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
@@ -356,6 +356,7 @@ ROWS: tuple[Row, ...] = (
   *_GROUPS,
   *_HINTS,
   *_MULTI_TURN,
+  *endpoint_settings.ROWS,
 )
 
 

@@ -77,11 +77,13 @@ class RewardsConfig(Section):
 class EnvironmentConfig(Section):
   """What answers a turn: calculator, python, search, guess, walk, gymnasium, trl, or your 'package.module:function'.
 
+  With endpoint, your agent makes the requests itself: `harness`='package.module:function', or `command`.
   An environment needs mode='split'. A row holds all turns of an episode and the observations between them.
   """
 
   fn: str = 'none'
-  turns: int = 4  # most turns of an episode; completion_tokens hold them all, with observations
+  # most turns of an episode, or requests of a harness; completion_tokens hold them all, with observations
+  turns: int = 4
   # turns by step, as rollout.length_schedule: stairs (TTI), cosine
   horizon: Stage = stage('constant')
   # turns of one step; episodes that go on are continued in the next. 0 = until all are over
@@ -92,7 +94,8 @@ class EnvironmentConfig(Section):
   role: str = 'user'  # of observations in the chat template: user, tool
   observation_tokens: int = 0  # observations are cut to so many; 0 = never
   workers: int = 2  # processes, for environments without a time limit of their own
-  deadline_s: float = 10.0  # wall clock, for one observation; a late worker is killed and replaced
-  cpu_s: float = 10.0  # processor time for one observation
+  # wall clock, for one observation, or the whole run of a harness; a late worker is killed and replaced
+  deadline_s: float = 10.0
+  cpu_s: float = 10.0  # processor time for the same
   worker_memory_mb: int = 4096  # of all episodes of a worker; 0 = no limit, as browsers need
   settings: Mapping[str, Setting] = dataclasses.field(default_factory=dict)  # of fn

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm.config import schema, stages, user_code
-from jaxrl_llm.environments import adapters, games, tools
+from jaxrl_llm.environments import adapters, games, harness, tools
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import JsonObject, Settings, UserError
 
 # Their public functions are the environments that can be named.
-_MODULES = (tools, games, adapters)
+_MODULES = (tools, games, adapters, harness)
 # Their steps take bounded time for any text, so they run without a deadline and without a worker.
 _INLINE = (tools.calculator, tools.search, games.guess, games.walk)
 _LEAST = dict(turns=1, rounds=0, observation_tokens=0, workers=1, worker_memory_mb=0)

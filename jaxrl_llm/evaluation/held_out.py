@@ -19,9 +19,9 @@ from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.monitoring import console
 from jaxrl_llm.monitoring.example import Example
 from jaxrl_llm.rewards.parsing import extract, formula
-from jaxrl_llm.runner import multi_turn, sharded_grading
+from jaxrl_llm.runner import endpoint, multi_turn, sharded_grading
 from jaxrl_llm.runner.context import RunContext, ScorePool
-from jaxrl_llm.types import JsonObject, TrainState
+from jaxrl_llm.types import JsonObject, TrainState, UserError
 
 # Fields of config.rewards and config.environment that change how grading runs, and not its results.
 _RESOURCES = ('workers', 'deadline_s', 'cpu_s', 'memory_mb', 'worker_memory_mb', 'failed')
@@ -111,9 +111,19 @@ def _without_resources(section: Section) -> JsonObject:
 
 
 def scoring(
-  grading: RewardsConfig, pool: ScorePool, episodes: multi_turn.Episodes | None
-) -> evaluate.Scoring:  # fmt: skip
-  """How held-out completions are scored; majority votes need a reward function with a known answer parser."""
+  grading: RewardsConfig,
+  pool: ScorePool,
+  episodes: multi_turn.Episodes | endpoint.HarnessEpisodes | None,
+) -> evaluate.Scoring:
+  """How held-out completions are scored; majority votes need a reward function with a known answer parser.
+
+  Raises UserError for a harness, which `evaluate` does not run.
+  """
+  if isinstance(episodes, endpoint.HarnessEpisodes):
+    raise UserError(
+      "config.environment.fn='endpoint' runs the harness in training alone: serve the run with --mode=serve and run "
+      'the harness against that.'
+    )
   environment_scores = episodes is not None and episodes.judge == 'environment'
   read_answer: Callable[[str], Hashable] | None = None
   if not environment_scores:

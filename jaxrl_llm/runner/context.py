@@ -13,7 +13,7 @@ from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rewards.pool import ScorePool as ScorePool
-from jaxrl_llm.runner import hints, multi_turn, token_stats
+from jaxrl_llm.runner import endpoint, hints, multi_turn, token_stats
 from jaxrl_llm.types import (
   Array,
   Batch,
@@ -76,7 +76,8 @@ class RunContext(NamedTuple):
   replay: ReplayBuffers
   grading: Grading
   health: alarms.Health
-  episodes: multi_turn.Episodes | None = None  # None: a completion is a single turn
+  # None: a completion is a single turn
+  episodes: multi_turn.Episodes | endpoint.HarnessEpisodes | None = None
   token_stats: token_stats.TokenStats | None = None  # None: rollout files hold no per-token values
 
   @property

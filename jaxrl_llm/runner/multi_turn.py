@@ -53,7 +53,54 @@ class Limits(NamedTuple):
   calls: int = 0  # of the sampling program; 0: until every episode is over
 
 
-class Episodes:
+class EpisodeRewards:
+  """Seeds, texts and rewards of episodes, whatever plays them."""
+
+  def __init__(self, config: Config, tokenizer: Tokenizer):
+    self.tokenizer, self.judge, self.seed = tokenizer, config.environment.judge, config.seed
+    self.message = ''  # of the first failure in the newest rollout
+
+  def prompts_of(self, prompts: Prompts) -> Prompts:
+    """The prompts of the newest rollout, where playing the episodes changed them."""
+    return prompts
+
+  def seeded(self, prompts: Prompts, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+    """(row, seed) of each prompt, by (config.seed, step of its birth, prompt): a group starts from the same state."""
+    for row, born, index in zip(rows, prompts.born_P, prompts.index_P, strict=True):
+      seed = np.random.SeedSequence((self.seed, 7, int(born), int(index))).generate_state(1)[0]
+      yield row, int(seed) >> 1
+
+  def turn_texts(self, tokens_T: np.ndarray, number_T: np.ndarray) -> list[str]:
+    """The text of each sampled turn of a row, end tokens left out."""
+    texts = []
+    for turn in range(number_T.max() + 1):
+      token_ids = tokens_T[number_T == turn].tolist()
+      ends = token_ids and token_ids[-1] in self.tokenizer.end_ids
+      texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids))
+    return texts
+
+  def score(self, turns: Turns, grade: Callable[[], rewards.Scores], parts: int) -> rewards.Scores:
+    """Score rows by the environment's rewards alone, or by `grade` with those as the last of `parts` rewards.
+
+    The environment's reward of a row is the sum over its turns. A failure of the environment is the row's outcome.
+    """
+    reward_N, outcome_N = turns.reward_BxT.sum(1), np.asarray(turns.outcome_B)
+    failed_N = outcome_N != rewards.OK
+    if self.judge == 'environment':
+      parts_NxK, message = np.zeros((len(reward_N), parts), np.float32), ''
+      parts_NxK[:, 0] = reward_N
+    else:
+      scores = grade()
+      parts_NxK, message = np.array(scores.parts_BxK), scores.message
+      parts_NxK = np.concatenate([parts_NxK, reward_N[:, None]], axis=1).astype(np.float32)
+      outcome_N = np.where(failed_N, outcome_N, scores.outcome_B)
+    parts_NxK[failed_N] = 0.0
+    codes = dict(timeouts=rewards.TIMEOUT, crashes=rewards.CRASH, errors=rewards.ERROR)
+    counts = {f'grade/{name}': int((outcome_N == code).sum()) for name, code in codes.items()}
+    return rewards.Scores(parts_NxK, outcome_N.astype(np.int8), counts, self.message or message)
+
+
+class Episodes(EpisodeRewards):
   """Episodes of `config.environment`: opens, plays and scores them."""
 
   def __init__(self, config: Config, tokenizer: Tokenizer, horizon: Callable[..., int] | None):
@@ -66,13 +113,12 @@ class Episodes:
     self.turn_template = environments.build_turn_template(
       tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )
-    self.tokenizer, self.data_config, self.seed = tokenizer, config.data, config.seed
-    self.judge, self.max_turns, self.horizon = settings.judge, settings.turns, horizon
+    super().__init__(config, tokenizer)
+    self.data_config, self.max_turns, self.horizon = config.data, settings.turns, horizon
     self.calls = (
       settings.rounds
     )  # of the sampling program in a step; 0: until every episode is over
     self.turns = settings.turns  # of an episode in the current step
-    self.message = ''  # of the first failure in the newest call of `play`
     self._max_age = config.rollout.max_age
     # Episodes that could not begin. They fail when their first turn ends: rows without a token are not counted.
     self._failed: dict[environments.EpisodeKey, environments.TurnResult] = {}
@@ -94,7 +140,7 @@ class Episodes:
     requests = [
       environments.TurnRequest(key, row, seed, [])
       for keys, (row, seed) in zip(
-        _keys(prompts, rollouts), self._seeded(prompts, rows), strict=True
+        keys_of(prompts, rollouts), self.seeded(prompts, rows), strict=True
       )
       for key in keys
     ]
@@ -109,7 +155,7 @@ class Episodes:
         if len(shown_ids) <= width:
           token_ids, changed = shown_ids, True
         else:
-          self._fail(_keys(prompts, rollouts)[p], _NO_ROOM)
+          self._fail(keys_of(prompts, rollouts)[p], _NO_ROOM)
       tokens.append(token_ids)
     if not changed:
       return prompts
@@ -198,11 +244,11 @@ class Episodes:
     played, ended = np.flatnonzero(before.reason_B == UNFINISHED), []
     for b in played:
       turn = slice(before.length_B[b], rollout.length_B[b])
-      turns.state_BxT[b, turn] = _state_id(rollout.tokens_BxT[b], turns.number_BxT[b], turn.start)
+      turns.state_BxT[b, turn] = state_id(rollout.tokens_BxT[b], turns.number_BxT[b], turn.start)
       turns.number_BxT[b, turn] = count_B[b]
       if rollout.reason_B[b] in (STOPPED, EXITED):
         ended.append(b)
-    keys, seeded_P = _row_keys(prompts, rollout), list(self._seeded(prompts, rows))
+    keys, seeded_P = _row_keys(prompts, rollout), list(self.seeded(prompts, rows))
     result_by_row = {b: self._failed[keys[b]] for b in ended if keys[b] in self._failed}
     stepped = [b for b in ended if b not in result_by_row]
     requests = []
@@ -251,41 +297,6 @@ class Episodes:
     rollout.length_B[b], rollout.reason_B[b] = observation.stop, UNFINISHED
     counts['environment/observation_tokens'] += len(token_ids)
 
-  def turn_texts(self, tokens_T: np.ndarray, number_T: np.ndarray) -> list[str]:
-    """The text of each sampled turn of a row, end tokens left out."""
-    texts = []
-    for turn in range(number_T.max() + 1):
-      token_ids = tokens_T[number_T == turn].tolist()
-      ends = token_ids and token_ids[-1] in self.tokenizer.end_ids
-      texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids))
-    return texts
-
-  def _seeded(self, prompts: Prompts, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
-    """(row, seed) of each prompt, by (config.seed, step of its birth, prompt): a group starts from the same state."""
-    for row, born, index in zip(rows, prompts.born_P, prompts.index_P, strict=True):
-      seed = np.random.SeedSequence((self.seed, 7, int(born), int(index))).generate_state(1)[0]
-      yield row, int(seed) >> 1
-
-  def score(self, turns: Turns, grade: Callable[[], rewards.Scores], parts: int) -> rewards.Scores:
-    """Score rows by the environment's rewards alone, or by `grade` with those as the last of `parts` rewards.
-
-    The environment's reward of a row is the sum over its turns. A failure of the environment is the row's outcome.
-    """
-    reward_N, outcome_N = turns.reward_BxT.sum(1), np.asarray(turns.outcome_B)
-    failed_N = outcome_N != rewards.OK
-    if self.judge == 'environment':
-      parts_NxK, message = np.zeros((len(reward_N), parts), np.float32), ''
-      parts_NxK[:, 0] = reward_N
-    else:
-      scores = grade()
-      parts_NxK, message = np.array(scores.parts_BxK), scores.message
-      parts_NxK = np.concatenate([parts_NxK, reward_N[:, None]], axis=1).astype(np.float32)
-      outcome_N = np.where(failed_N, outcome_N, scores.outcome_B)
-    parts_NxK[failed_N] = 0.0
-    codes = dict(timeouts=rewards.TIMEOUT, crashes=rewards.CRASH, errors=rewards.ERROR)
-    counts = {f'grade/{name}': int((outcome_N == code).sum()) for name, code in codes.items()}
-    return rewards.Scores(parts_NxK, outcome_N.astype(np.int8), counts, self.message or message)
-
 
 def turns_of(rollout: Rollout) -> Turns:
   """The turns of a multi-turn rollout. Raises ValueError for another one."""
@@ -294,7 +305,7 @@ def turns_of(rollout: Rollout) -> Turns:
   return rollout.turns
 
 
-def _keys(prompts: Prompts, rollouts: int) -> list[list[environments.EpisodeKey]]:
+def keys_of(prompts: Prompts, rollouts: int) -> list[list[environments.EpisodeKey]]:
   """The keys of the episodes of each prompt."""
   part_P = np.zeros_like(prompts.index_P) if prompts.part_P is None else prompts.part_P
   return [
@@ -306,10 +317,10 @@ def _keys(prompts: Prompts, rollouts: int) -> list[list[environments.EpisodeKey]
 def _row_keys(prompts: Prompts, rollout: Rollout) -> list[environments.EpisodeKey]:
   """The key of each row's episode."""
   rollouts = len(rollout.reason_B) // len(prompts.index_P)
-  return list(itertools.chain.from_iterable(_keys(prompts, rollouts)))
+  return list(itertools.chain.from_iterable(keys_of(prompts, rollouts)))
 
 
-def _state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
+def state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
   """A hash of the observation before token `start`: equal observations of a group are the same state."""
   sampled = np.flatnonzero(number_T[:start] >= 0)
   observation = tokens_T[sampled[-1] + 1 if len(sampled) else 0 : start]
@@ -319,8 +330,8 @@ def _state_id(tokens_T: np.ndarray, number_T: np.ndarray, start: int) -> int:
 def compile_call(context: RunContext) -> Callable:
   """Return a function as `programs.compile_split` does, with one call of the sampling program for every turn."""
   spec, episodes = context.spec, context.episodes
-  if episodes is None:
-    raise ValueError('the run has no environment')
+  if not isinstance(episodes, Episodes):
+    raise ValueError('the run has no environment that answers turns')
   update, generate = programs.compile_update(spec), programs.compile_sample(spec)
 
   def call(state, batch, prompts, begun, draft, cap):

@@ -20,7 +20,7 @@ from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.monitoring import alarms
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.rollout import length_schedule, prompt_prefix
-from jaxrl_llm.runner import hints, multi_turn, token_stats, validate
+from jaxrl_llm.runner import endpoint, hints, multi_turn, token_stats, validate
 from jaxrl_llm.runner.context import Grading, Models, ReplayBuffers, RunContext, Selection
 from jaxrl_llm.types import Model, Row, UserError
 
@@ -57,7 +57,7 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
     replay=_replay_buffers(config, spec, mesh, len(tables.train)),
     grading=grading,
     health=alarms.Health(config, spec.model.dtype),
-    episodes=_episodes(config, model.tokenizer, tables.train.rows),
+    episodes=_episodes(config, model, tables.train.rows),
     token_stats=_token_stats(config, spec, model.tokenizer),
   )
 
@@ -111,8 +111,8 @@ def _check_rewards(config: Config, grading: Grading, tables: data.Tables) -> Non
 
 
 def _episodes(
-  config: Config, tokenizer: Tokenizer, rows: Sequence[Row]
-) -> multi_turn.Episodes | None:
+  config: Config, model: Model, rows: Sequence[Row]
+) -> multi_turn.Episodes | endpoint.HarnessEpisodes | None:
   if config.environment.fn == 'none':
     return None
   if jax.process_count() > 1:
@@ -120,8 +120,10 @@ def _episodes(
       f'config.environment.fn={config.environment.fn!r} runs in one process alone, and there are '
       f'{jax.process_count()}; start one.'
     )
+  if config.environment.fn == 'endpoint':
+    return endpoint.HarnessEpisodes(config, model)
   horizon = _schedule(config.environment.horizon, 'environment.horizon', config.environment.turns)
-  episodes = multi_turn.Episodes(config, tokenizer, horizon)
+  episodes = multi_turn.Episodes(config, model.tokenizer, horizon)
   factory = episodes.environments.factory
   if factory is not None and factory.inline:
     request = environments.TurnRequest((0, 0, 0, 0), rows[0], 0, [])

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxrl_llm.models.tokenizer import Tokenizer
@@ -54,9 +54,16 @@ class Served(NamedTuple):
 class Call:
   """One request in progress."""
 
-  def __init__(self, served: Served, request: ApiRequest, prompts: Sequence[Prompt]):
+  def __init__(
+    self,
+    served: Served,
+    request: ApiRequest,
+    prompts: Sequence[Prompt],
+    on_end: Callable[[Sequence[Completion]], None] | None = None,
+  ):
+    """`on_end` gets the completions once all have ended, before the client has the last of them."""
     self.request = request
-    self._served, self._prompts = served, prompts
+    self._served, self._prompts, self._on_end = served, prompts, on_end
     self._deliveries: asyncio.Queue[tuple[int, Delivery]] = asyncio.Queue()
     self._loop = asyncio.get_running_loop()
     tools = served.tools if request.tools and not isinstance(served.tools, str) else None
@@ -109,6 +116,8 @@ class Call:
       if not completion.ended:
         text = completion.add(delivery)
         self.rows[index].cancelled = completion.ended  # also where a stop string ended it
+        if self._on_end is not None and all(x.ended for x in self._completions):
+          self._on_end(self._completions)
         yield completion, text
 
   async def response(self, request: Request) -> JsonObject:

@@ -35,7 +35,7 @@ class Completion:
     self._request, self._texts, self._format = request, texts, tool_format
     hold_from = '' if tool_format is None else tool_format.hold_from
     self._text = CompletionText(tokenizer, request.stops, hold_from, tool_format is not None)
-    self._finish_reason: str | None = None
+    self.finish_reason: str | None = None  # None until the end
     self._calls: list[ToolCall] = []
     self._content = ''
     self._echo = tokenizer.decode(list(prompt_ids)) if request.echo else ''
@@ -57,7 +57,7 @@ class Completion:
         break
     if delivery.end or self._text.stopped:
       self.ended = True
-      self._finish_reason = STOP if self._text.stopped else delivery.end
+      self.finish_reason = STOP if self._text.stopped else delivery.end
       before = self._text.text
       pieces.append(self._text.finish())
       self._find_calls()
@@ -74,11 +74,11 @@ class Completion:
     names = {tool['function']['name'] for tool in self._request.tools}
     self._content, self._calls = self._format.parse(self._content, names)
     if self._calls:
-      self._finish_reason = 'tool_calls'
+      self.finish_reason = 'tool_calls'
 
   def choice(self) -> JsonObject:
     """The whole completion as an element of `choices`."""
-    choice: JsonObject = dict(index=self.index, finish_reason=self._finish_reason)
+    choice: JsonObject = dict(index=self.index, finish_reason=self.finish_reason)
     if self._request.kind == CHAT:
       message: JsonObject = dict(role='assistant', content=self._content, refusal=None)
       if self._calls:
@@ -93,7 +93,7 @@ class Completion:
     """The part of the completion since the last call, with the `text` that `add` returned."""
     first, self._first = self._first, False
     tokens, self._sent = self.tokens[self._sent :], len(self.tokens)
-    choice: JsonObject = dict(index=self.index, finish_reason=self._finish_reason)
+    choice: JsonObject = dict(index=self.index, finish_reason=self.finish_reason)
     if self._request.kind == CHAT:
       delta: JsonObject = dict(role='assistant') if first else {}
       if text or (first and not self._calls):

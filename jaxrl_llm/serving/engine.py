@@ -86,9 +86,7 @@ class Engine:
     """`params`: float32; they are copied to one device in the type of compute."""
     self.settings, self._model = settings, model
     device = jax.devices()[0]
-    self._params = jax.device_put(
-      linear.quantize_params(params, settings.dtype, settings.dtype), device
-    )
+    self.replace_params(params)
     started = time.monotonic()
     self._programs = programs.compile_all(model, settings, self._params)
     self.compile_s = time.monotonic() - started
@@ -99,6 +97,11 @@ class Engine:
     self.sampled = 0  # tokens of all rows so far
     # A SimpleQueue may be written to by signal handlers.
     self._inbox: queue.SimpleQueue[Sequence[Row] | None] = queue.SimpleQueue()
+
+  def replace_params(self, params: Params) -> None:
+    """Sample with other weights of the same shapes, without compiling; not while `run` runs."""
+    dtype = self.settings.dtype
+    self._params = jax.device_put(linear.quantize_params(params, dtype, dtype), jax.devices()[0])
 
   @property
   def program_count(self) -> int:

@@ -6,8 +6,10 @@ import asyncio
 import functools
 import hmac
 import importlib
+import json
 import socket
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.config import extras
@@ -17,6 +19,7 @@ from jaxrl_llm.serving.api import ApiError, ApiRequest
 from jaxrl_llm.serving.call import Call, Limits, Load, Served
 from jaxrl_llm.serving.completion import TokenTexts
 from jaxrl_llm.serving.engine import Engine, Prompt
+from jaxrl_llm.serving.episodes import Episode, Episodes
 from jaxrl_llm.types import JsonObject, UserError
 
 if TYPE_CHECKING:
@@ -37,9 +40,20 @@ class Endpoint:
   """The state that all requests share."""
 
   def __init__(
-    self, engine: Engine, tokenizer: Tokenizer, vocab: int, name: str, token: str, limits: Limits
+    self,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    vocab: int,
+    name: str,
+    token: str,
+    limits: Limits,
+    episodes: Episodes | None = None,
   ):
-    """`name` of the model in requests and responses. `token` that requests must bear; '' for none."""
+    """`name` of the model in requests and responses. `token` that requests must bear; '' for none.
+
+    With `episodes`, their keys are the tokens instead, and their requests are recorded.
+    """
+    self._episodes = episodes
     texts, tools = TokenTexts(tokenizer), tool_format.find(tokenizer)
     self._served = Served(engine, tokenizer, texts, tools, vocab, name, limits, Load())
     self._token, self._created = token, int(time.time())
@@ -61,6 +75,7 @@ class Endpoint:
         Route(
           '/v1/completions', functools.partial(self._complete, kind=api.TEXT), methods=['POST']
         ),
+        Route('/v1/episodes/reward', self._reward, methods=['POST']),
       ],
       exception_handlers={ApiError: _error, HTTPException: _http_error, Exception: _failure},
     )
@@ -84,14 +99,18 @@ class Endpoint:
     entry = dict(id=self._served.name, object='model', created=self._created, owned_by='jaxrl_llm')
     return entry | dict(max_model_len=self._served.engine.settings.context)
 
-  def _authorize(self, request: Request) -> None:
-    """Raises ApiError without the token. Without one, the name in the request must be of loopback: a web page may
-    resolve its own to it."""
+  def _authorize(self, request: Request) -> Episode | None:
+    """The episode of the request, if there are any. Raises ApiError without the token.
+
+    Without one, the name in the request must be of loopback: a web page may resolve its own to it.
+    """
+    kind, _, token = request.headers.get('authorization', '').partition(' ')
+    if self._episodes is not None:
+      return self._episodes.find(token.strip() if kind.lower() == 'bearer' else '')
     if not self._token:
       if request.url.hostname not in _LOOPBACK:
         raise ApiError('without a token, only loopback addresses are answered.', status=403)
-      return
-    kind, _, token = request.headers.get('authorization', '').partition(' ')
+      return None
     right = hmac.compare_digest(token.strip().encode(), self._token.encode())
     if kind.lower() != 'bearer' or not right:
       raise ApiError(
@@ -99,6 +118,21 @@ class Endpoint:
         status=401,
         code='invalid_api_key',
       )
+    return None
+
+  async def _reward(self, request: Request) -> Response:
+    """The reward of an episode, as {"reward": number}."""
+    episode = self._authorize(request)
+    if episode is None:
+      raise ApiError('this server has no episodes: it serves a model, and trains none.', status=404)
+    try:
+      body = json.loads(await self._read(request))
+    except (ValueError, RecursionError) as error:
+      raise ApiError(f'the body is no JSON ({error}).') from error
+    if not isinstance(body, dict) or set(body) != {'reward'}:
+      raise ApiError('the body must be {"reward": number}.', 'reward')
+    episode.set_reward(body['reward'])
+    return _json(dict(status='ok'))
 
   def _check_model(self, name: str) -> None:
     if name != self._served.name:
@@ -110,10 +144,15 @@ class Endpoint:
       )
 
   async def _complete(self, request: Request, kind: str) -> Response | ASGIApp:
-    self._authorize(request)
+    episode = self._authorize(request)
     body = await self._read(request)
-    call = Call(self._served, *await asyncio.to_thread(self._prepare, body, kind))
-    self._check_load(len(call.rows))
+    prepared, prompts = await asyncio.to_thread(self._prepare, body, kind, episode)
+    self._check_load(prepared.n * len(prompts))
+    on_end = None
+    if episode is not None:
+      prepared = episode.begin(prepared)
+      on_end = functools.partial(episode.record, tokenizer=self._served.tokenizer)
+    call = Call(self._served, prepared, prompts, on_end)
     call.start()  # nothing is awaited since the load was checked
     if call.request.stream:
       return _stream(call)
@@ -143,16 +182,19 @@ class Endpoint:
       raise ApiError(f'the body did not arrive within {_BODY_S:g} s.', status=408) from None
     return bytes(body)
 
-  def _prepare(self, body: bytes, kind: str) -> tuple[ApiRequest, list[Prompt]]:
+  def _prepare(
+    self, body: bytes, kind: str, episode: Episode | None
+  ) -> tuple[ApiRequest, list[Prompt]]:
     """The request and its encoded prompts. Raises ApiError."""
     request = api.parse(body, kind)
-    self._check_model(request.model)
+    if episode is None:  # a harness names the model that it was written for
+      self._check_model(request.model)
     if request.tools and isinstance(self._served.tools, str):
       raise ApiError(
         f'{self._served.tools}: leave tools out.', 'tools', code='unsupported_parameter'
       )
     try:
-      prompts = self._prompts(request)
+      prompts = self._prompts(request, episode)
     except UserError as error:
       raise ApiError(f'the prompt cannot be encoded: {error}') from error
     context = self._served.engine.settings.context
@@ -173,12 +215,15 @@ class Endpoint:
       raise ApiError(f'the request asks for {rows} completions; this server takes {most}.', 'n')
     return request, prompts
 
-  def _prompts(self, request: ApiRequest) -> list[Prompt]:
+  def _prompts(self, request: ApiRequest, episode: Episode | None) -> list[Prompt]:
     tokenizer, scored = self._served.tokenizer, request.echo and request.top is not None
+    encode: Callable[[str], Sequence[int]] = tokenizer.encode
+    if episode is not None:
+      encode = functools.partial(episode.encode, tokenizer=tokenizer)
     if request.kind == api.CHAT:
-      listed = [tokenizer.encode(self._rendered(request))]
+      listed = [encode(self._rendered(request))]
     else:
-      listed = [tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
+      listed = [encode(p) if isinstance(p, str) else p for p in request.prompts]
     for ids in listed:
       if not ids or not all(0 <= token < self._served.vocab for token in ids):
         raise ApiError(
@@ -252,11 +297,16 @@ def check_address(host: str, token: str) -> None:
       f'--host={host} is reached by other machines; set the environment variable {TOKEN_VARIABLE}, '
       f'or give --token=SECRET; or serve this machine alone with --host={_LOOPBACK[0]}.'
     )
+  check_libraries('--mode=serve')
+
+
+def check_libraries(where: str) -> None:
+  """Raises UserError without the libraries of the server; `where` names the setting that needs them."""
   for name in ('starlette', 'uvicorn'):
     try:
       importlib.import_module(name)
     except ImportError as error:
-      raise UserError(f'--mode=serve needs {name}: {extras.install("serve")}.') from error
+      raise UserError(f'{where} needs {name}: {extras.install("serve")}.') from error
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -15,6 +15,7 @@ from jaxrl_llm.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 EPISODES = ('environment.fn=calculator', 'mode=split')
+ENDPOINT = ('environment.fn=endpoint', 'mode=split', 'evaluation.prompts=0')
 
 # Field and operation of a condition → the override that meets it, then those that it needs to be accepted alone.
 EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
@@ -30,7 +31,10 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('curriculum.slots_per_prompt', 'below'): ('curriculum.slots_per_prompt=1',),
   ('environment', 'in'): ('environment.fn=none',),
   ('environment', 'used'): EPISODES,
+  ('environment.horizon', 'not in'): ('environment.horizon.fn=stairs', *EPISODES),
+  ('environment.rounds', 'above'): ('environment.rounds=1', *EPISODES),
   ('environment.judge', 'in'): ('environment.judge=environment', *EPISODES),
+  ('evaluation.prompts', 'above'): ('evaluation.prompts=4',),
   ('evaluation.benchmark', 'used'): ('evaluation.benchmark=hub:openai/gsm8k',),
   ('learner.attention', 'in'): ('learner.attention=splash',),
   ('learner.minibatches', 'above'): ('learner.minibatches=2',),
@@ -68,10 +72,12 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('rewards.truncate', 'used'): ('rewards.truncate.fn=outliers',),
   ('rewards.vote', 'used'): ('rewards.vote.fn=majority',),
   ('rollout.attention', 'in'): ('rollout.attention=ragged',),
+  ('rollout.cache_dtype', 'in'): ('rollout.cache_dtype=int8',),
   ('rollout.carry_cache', 'used'): ('rollout.carry_cache=True', 'rollout.stop.fn=groups'),
   ('rollout.draft', 'used'): ('rollout.draft.fn=coupled',),
   ('rollout.early_exit', 'not in'): ('rollout.early_exit.fn=repetition',),
   ('rollout.early_exit', 'used'): ('rollout.early_exit.fn=entropy',),
+  ('rollout.length_schedule', 'not in'): ('rollout.length_schedule.fn=stairs',),
   ('rollout.lockstep', 'in'): ('rollout.lockstep=False',),
   ('rollout.ngram.draft', 'used'): ('rollout.ngram.draft=2',),
   ('rollout.pruning', 'used'): ('rollout.pruning.fn=uniform',),
@@ -79,6 +85,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('rollout.stop', 'used'): ('rollout.stop.fn=groups',),
   ('rollout.test_every', 'above'): ('rollout.test_every=4',),
   ('rollout.tree', 'used'): ('rollout.tree.fn=latr',),
+  ('rollout.weights_dtype', 'not in'): ('rollout.weights_dtype=int8',),
   ('rollout.weights_dtype', 'in'): ('rollout.weights_dtype=auto',),
   ('rollout.windows', 'above'): ('rollout.windows=2',),
   ('rollouts', 'below'): ('rollouts=1', 'objective.advantage.fn=raw'),
@@ -111,6 +118,8 @@ FACTS = {
 def overrides(condition: Condition) -> tuple[str, ...]:
   if condition.op == 'needs':
     return NEEDS[condition.value]
+  if (condition.field, condition.value) == ('environment', ('endpoint',)):
+    return ENDPOINT
   return () if condition.field in FACTS else EXAMPLES[condition.field, condition.op]
 
 
