@@ -41,9 +41,8 @@ _SILENT = (
 )
 _WINDOW_TOKENS = 8  # of each slot between two admissions
 _SLOTS_ON_CPU, _SLOTS = 8, 64
-_QUEUE = (
-  4096  # requests that may wait: a harness that is refused would ask again, and get other noise
-)
+# requests that may wait: a harness that is refused would ask again, and get other noise
+_QUEUE = 4096
 _COUNTED = ('requests', 'observation_tokens', 'dropped_requests', 'split', 'cut', 'overridden')
 Counts = dict[str, float]
 

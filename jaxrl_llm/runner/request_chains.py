@@ -13,9 +13,8 @@ from jaxrl_llm.serving.episodes import Recorded
 class Chain(NamedTuple):
   """Requests of which each prompt begins with all tokens of the one before."""
 
-  token_ids: (
-    np.ndarray
-  )  # int32 [S]: the first prompt, then completions and what was put between them
+  # int32 [S]: the first prompt, then completions and what was put between them
+  token_ids: np.ndarray
   number_S: np.ndarray  # int32: the turn in which a token was sampled, from 0 up; −1 for others
   logp_S: np.ndarray  # float32: behavior log-probs; 0 for tokens that were not sampled
   requests: int
