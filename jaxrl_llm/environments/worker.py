@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.environments.live import EpisodeKey, LiveEpisodes, TurnRequest, TurnResult
 from jaxrl_llm.environments.resolve import resolve
-from jaxrl_llm.rewards.pool import CleanContext
+from jaxrl_llm.rewards.shared_workers import CleanContext
 from jaxrl_llm.rewards.worker import limit_memory, time_limits
 from jaxrl_llm.types import JsonObject
 

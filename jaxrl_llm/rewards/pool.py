@@ -2,23 +2,18 @@
 
 Pebble manages the processes. This module adds three things: it finds the item of a chunk that hung, it keeps
 workers from importing the user's main module (and jax with it), and it restarts a pool that an idle worker's death
-broke.
+broke. Calls from several threads share the workers, first come, first served.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-import multiprocessing
-import multiprocessing.context
 import os
 import pickle
 import signal
-import sys
 import tempfile
-import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, Protocol
@@ -31,6 +26,7 @@ from jaxrl_llm.rewards import format_rules, outcomes, verifiers, worker
 from jaxrl_llm.rewards.gym import sandboxed, scorers
 from jaxrl_llm.rewards.outcomes import CRASH, ERROR, FAILURES, OK, OUTCOMES, SKIP, TIMEOUT
 from jaxrl_llm.rewards.resolve import Spec, resolve_parts
+from jaxrl_llm.rewards.shared_workers import CleanContext, SharedWorkers, Team
 from jaxrl_llm.rewards.worker import PENDING, Limits
 from jaxrl_llm.types import Row, UserError
 
@@ -90,24 +86,21 @@ class Pool:
     self._chunk_s = min(_CHUNK_S, self._limits.deadline_s)
     self._gym = any(getattr(grader, 'func', None) is verifiers.gym for grader in self._graders)
     self._sandboxed: frozenset[str] = frozenset()  # tasks for which workers start a sandbox
-    self._processes: pebble.ProcessPool | None = None
-    self._started = ctypes.c_bool(False)  # whether one of these processes has
+    self._processes = SharedWorkers(self._start)
+    self._ended = 0  # chunks of all calls
 
   def __enter__(self) -> Pool:
     return self
 
   def __exit__(self, *_: object) -> None:
-    self.close()
+    self._processes.end()
 
   def close(self) -> None:
-    """Kill every worker. A later call of `score` starts new ones."""
-    processes, self._processes = self._processes, None
-    if processes is not None:
-      processes.stop()
-      processes.join()
+    """Kill every worker. Calls that go on, and later ones, start new ones."""
+    self._processes.close()
 
   def score(self, rows: Sequence[Row], completions: Sequence[str]) -> Scores:
-    """Grade completions[b] against rows[b]; results in that order. Calls must not overlap."""
+    """Grade completions[b] against rows[b]; results in that order."""
     if len(rows) != len(completions):
       raise ValueError(f'{len(rows)} rows but {len(completions)} completions')
     if self._inline:
@@ -147,7 +140,7 @@ class Pool:
 
   def _run(self, job: _Job) -> None:
     chunks = job.chunks(max(1, min(_CHUNK_ITEMS, math.ceil(len(job.items) / (4 * self._workers)))))
-    pending = {self._submit(job, *chunk): chunk for chunk in chunks}
+    pending = dict(self._submit(job, *chunk) for chunk in chunks)
     restarts = 0
     while pending:
       done = self._wait(pending)
@@ -158,25 +151,32 @@ class Pool:
             f'the grading workers broke {restarts} times in a row; what they wrote above to standard error says why'
           )
         logging.warning('The grading workers broke; starting new ones.')
-        self.close()
-        chunks = [(job.first_pending(*chunk), chunk[1]) for chunk in pending.values()]
-        pending = {self._submit(job, *c): c for c in chunks if c[0] < c[1]}
+        for chunk in pending.values():
+          self._processes.drop(chunk.team)
+        chunks = [(job.first_pending(c.first, c.stop), c.stop) for c in pending.values()]
+        pending = dict(self._submit(job, *c) for c in chunks if c[0] < c[1])
         continue
       restarts = 0
       for future in done:
-        _, stop = chunk = pending.pop(future)
-        first = job.record_end(future.exception(), *chunk)
-        if first < stop:
-          pending[self._submit(job, first, stop)] = (first, stop)
+        chunk = pending.pop(future)
+        chunk.team.futures.discard(future)
+        self._ended += 1
+        first = job.record_end(future.exception(), chunk.first, chunk.stop)
+        if first < chunk.stop:
+          pending.update([self._submit(job, first, chunk.stop)])
 
-  def _wait(self, pending: Collection[futures.Future]) -> set[futures.Future]:
+  def _wait(self, pending: Mapping[futures.Future, _Chunk]) -> set[futures.Future]:
     """The chunks that ended; none where started workers have lost them. Raises UserError where no worker starts."""
     wait_s = self._chunk_s + self._limits.deadline_s + _STALL_S
-    waited_s = 0.0
+    waited_s, team = 0.0, next(iter(pending.values())).team
     while True:
-      started = self._started.value
+      started, ended = team.started.value, self._ended
       done, _ = futures.wait(pending, wait_s, return_when=futures.FIRST_COMPLETED)
-      if done or started:
+      if done:
+        return done
+      if self._ended > ended:  # the workers are at the chunks of other calls
+        continue
+      if started:
         return done
       waited_s += wait_s
       if waited_s > _START_S:
@@ -186,28 +186,26 @@ class Pool:
         )
       logging.warning('The grading workers have been starting for %.0f s.', waited_s)
 
-  def _submit(self, job: _Job, first: int, stop: int) -> futures.Future:
+  def _submit(self, job: _Job, first: int, stop: int) -> tuple[futures.Future, _Chunk]:
     items = job.items[first:stop]
     args = (job.path, first, items, self._limits, self._chunk_s, job.shape)
     timeout_s = self._chunk_s + self._limits.deadline_s + _GRACE_S
-    for _ in range(_MAX_RESTARTS):
-      if self._processes is None:
-        context = CleanContext()
-        # Without a lock, which a worker that is killed could hold.
-        self._started = context.RawValue(ctypes.c_bool, False)
-        self._processes = pebble.ProcessPool(
-          max_workers=self._workers,
-          initializer=worker.start,
-          initargs=(self.spec, self._limits.memory_mb, self._sandboxed, self._started),
-          context=context,
-        )
-      try:
-        return self._processes.schedule(worker.grade_chunk, args=args, timeout=timeout_s)
-      except RuntimeError:  # the pool broke since the last call: an idle worker died
-        self.close()
-    raise RuntimeError(
-      'the grading workers cannot be started; what they wrote above to standard error says why'
+    future, team = self._processes.schedule(worker.grade_chunk, args, timeout_s)
+    return future, _Chunk(first, stop, team)
+
+  def _start(self, context: CleanContext, started: ctypes.c_bool) -> pebble.ProcessPool:
+    initargs = (self.spec, self._limits.memory_mb, self._sandboxed, started)
+    return pebble.ProcessPool(
+      max_workers=self._workers, initializer=worker.start, initargs=initargs, context=context
     )
+
+
+class _Chunk(NamedTuple):
+  """Items [first, stop) of a call, and the processes that grade them."""
+
+  first: int
+  stop: int
+  team: Team
 
 
 def _check_settings(workers: Any, limits: Limits) -> None:
@@ -328,32 +326,3 @@ def _scores(table: np.ndarray) -> Scores:
       len(failed), len(table), kinds, message,
     )  # fmt: skip
   return Scores(table['reward'].astype(np.float32), outcome_B, counts, message)
-
-
-_main_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-  """Hide the origin of __main__, which a spawned process would import again, and jax with it."""
-  main = sys.modules['__main__']
-  with _main_lock:
-    hidden = {name: vars(main)[name] for name in ('__spec__', '__file__') if name in vars(main)}
-    main.__spec__ = None
-    vars(main).pop('__file__', None)
-    try:
-      yield
-    finally:
-      vars(main).update(hidden)
-
-
-class _CleanProcess(multiprocessing.context.SpawnProcess):
-  def start(self) -> None:
-    with _hidden_main():
-      super().start()
-
-
-class CleanContext(multiprocessing.context.SpawnContext):
-  """A start method whose workers do not import the user's main module."""
-
-  Process = _CleanProcess

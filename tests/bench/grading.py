@@ -81,7 +81,7 @@ def main(turns: int, count: int, characters: int) -> None:
             scores = pool.score(rows, texts)
             rates.append(count / (time.perf_counter() - began))
           assert not scores.message and (right > 0)
-          inline = pool._processes is None
+          inline = pool._processes.newest is None
         where = 'inline' if inline else f'{workers} workers'
         print(
           f'{name:16} {where:9}  {statistics.median(rates):9.0f} /s  ({min(rates):.0f} – {max(rates):.0f})'

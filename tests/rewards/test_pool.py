@@ -267,7 +267,7 @@ def test_graders_of_bounded_time_start_no_worker():
   with rewards.Pool(dict(fn='number')) as pool:
     rows = rows_of(3) + [Row('x', '', (), 'blue', 's', {})]
     scores = pool.score(rows, ['0', 'so 1', '7', '7'])
-    assert pool._processes is None
+    assert pool._processes.newest is None
   assert scores.reward_B.tolist() == [1, 1, 0, 0]
   assert scores.outcome_B.tolist() == [OK, OK, OK, ERROR]
 
@@ -286,7 +286,7 @@ def test_every_part_grades_every_item_and_one_that_fails_fails_the_item(own):
 def test_parts_of_bounded_time_start_no_worker():
   with rewards.Pool(dict(fn='number', parts=(dict(fn='bare_number'),))) as pool:
     scores = pool.score(rows_of(3) + [Row('x', '', (), 'blue', 's', {})], ['0', 'so 1', '7', '7'])
-    assert pool._processes is None
+    assert pool._processes.newest is None
   assert scores.parts_BxK.tolist() == [[1, 1], [1, 0], [0, 1], [0, 0]]
   assert scores.outcome_B.tolist() == [OK, OK, OK, ERROR]
 

@@ -72,7 +72,7 @@ def test_graders_without_a_worker_never_raise_and_score_every_attack(name):
     row, right, wrong = ROW._replace(answer='G'), 'The answer is G', 'The answer is H'
   with rewards.Pool(dict(fn=name)) as pool:
     scores = pool.score(*interleaved([row] * len(texts), texts, right, wrong))
-    assert pool._processes is None
+    assert pool._processes.newest is None
   assert (scores.outcome_B == OK).all()
   assert (scores.reward_B[0::3] == 1).all() and (scores.reward_B[2::3] == 0).all()
   one_number = {'ten megabytes of digits', 'an integer of a million digits'}
