@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxrl_llm import rewards
 from jaxrl_llm import step as steps
@@ -31,7 +32,7 @@ from jaxrl_llm.runner import (
   sft,
   sharded_grading,
 )
-from jaxrl_llm.runner.context import PendingStep, Progress, RunContext, ScorePool
+from jaxrl_llm.runner.context import PendingStep, Progress, ReceivedStep, RunContext
 from jaxrl_llm.runner.run_logger import RunLogger
 from jaxrl_llm.types import Batch, JsonObject
 
@@ -60,14 +61,14 @@ def run(
     ):
       devices = context.spec.layout.mesh.devices
       screen.banner(**log_records.facts(config, devices, storage.shown(root)))
-      return _train(context, directory, sharded_grading.Pool(pool), screen)
+      return _train(context, directory, sharded_grading.Pool(pool, config.lag_steps), screen)
 
 
 class _Loop(NamedTuple):
   """The services of the loop, fixed for a run."""
 
   context: RunContext
-  pool: ScorePool
+  pool: sharded_grading.Pool
   logger: RunLogger
   preemption: preemption.PreemptionHandler
   save: Callable[[Progress], None]
@@ -76,7 +77,10 @@ class _Loop(NamedTuple):
 
 
 def _train(
-  context: RunContext, directory: run_dir.RunDirectory, pool: ScorePool, screen: console.Console
+  context: RunContext,
+  directory: run_dir.RunDirectory,
+  pool: sharded_grading.Pool,
+  screen: console.Console,
 ) -> dict[str, float]:
   """Evaluate, take all steps, evaluate again."""
   config, times = context.config, run_dir.TimeSpent(directory.root)
@@ -93,21 +97,20 @@ def _train(
     first_evaluation: JsonObject = {}
     with handler.interruptible():
       progress = _start(context, directory, screen, times)
+      progress = progress._replace(received=_begun(context, pool, progress.received))
       start = progress.done
       if start == 0 or _due(config.evaluation.every, start):
         first_evaluation = evaluate(progress.state, start)
     if not config.steps:  # the supervised start is the whole run
       save(progress)
-    first_row = max(start - (progress.pending is not None), 0)
+    first_row = start - (progress.pending is not None) - len(progress.received)
     with RunLogger(context, directory, screen, start, first_row) as logger:
       logger.log_evaluation(start, first_evaluation)
       loop = _Loop(context, pool, logger, handler, save, evaluate, times)
       with memory.explained(context.config, context.spec):
         progress = _take_steps(loop, progress)
       logger.after_last_step(progress.state)
-      if progress.pending is not None:
-        now = time.perf_counter()
-        _land(loop, progress.pending, now, now)
+      _land_all(loop, progress)
       saver.wait()
       with handler.interruptible():
         last_evaluation = evaluate(progress.state, config.steps)
@@ -123,7 +126,7 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
   for index in range(start, context.config.steps):
     logger.before_step(index, progress.state)
     began = time.perf_counter()
-    choice = host_step.choose(context, index)
+    choice = host_step.choose(context, index, _in_flight(progress))
     inputs = host_step.build_inputs(context, index, choice)
     logger.log_choice(choice.record)
     _check_processes(context, index, start, inputs, progress.batch)
@@ -139,28 +142,67 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
       began, dispatched = began + compile_s, dispatched + compile_s
     prompts = context.episodes.prompts_of(inputs[0]) if context.episodes else inputs[0]
     newest = PendingStep(index, prompts, rollout, device_metrics, progress.batch)
-    if (
-      context.config.mode == 'lag'
-    ):  # the call has returned; grade the previous step while the device runs this one
-      to_land, pending = progress.pending, newest
-    else:
-      to_land, pending = newest, None
-    batch = progress.batch
-    if to_land is not None:
-      batch = _land(loop, to_land, began, dispatched)
-    progress = Progress(state, batch, pending, index + 1)
+    progress = _land(
+      loop, progress._replace(state=state, done=index + 1), newest, began, dispatched
+    )
     _save_and_evaluate(loop, progress)
   return progress
 
 
-def _land(loop: _Loop, pending: PendingStep, began: float, dispatched: float) -> Batch:
-  """Grade and log a step; return the batch of the next update.
+def _land(
+  loop: _Loop, progress: Progress, newest: PendingStep, began: float, dispatched: float
+) -> Progress:
+  """Receive the rollouts of a step, and land the step that the next update learns.
 
-  `began` and `dispatched`: when the host began to choose prompts, and when it called the compiled step.
+  Without a lag both are the newest. With one, the device runs the newest meanwhile: the step before it is received, and
+  the one that was received config.lag_steps − 1 calls ago is landed. `began` and `dispatched`: when the host began to
+  choose prompts, and when it called the compiled step.
   """
-  jax.block_until_ready(pending.rollout)
+  config, received = loop.context.config, progress.received
+  lag = config.lag_steps if config.mode == 'lag' else 0
+  to_receive, pending = (progress.pending, newest) if lag else (newest, None)
+  if to_receive is not None:
+    jax.block_until_ready(to_receive.rollout)
+    received += (host_step.receive(loop.context, to_receive),)
   sampled = time.perf_counter()
-  landed = host_step.land(loop.context, loop.pool, pending)
+  if lag > 1:
+    received = _begun(loop.context, loop.pool, received)
+  progress = progress._replace(pending=pending, received=received)
+  if len(received) < max(lag, 1):
+    return progress
+  batch = _finish(loop, received[0], began, dispatched, sampled)
+  return progress._replace(batch=batch, received=received[1:])
+
+
+def _land_all(loop: _Loop, progress: Progress) -> None:
+  """Land what the last step left."""
+  received = progress.received
+  if progress.pending is not None:
+    received += (host_step.receive(loop.context, progress.pending),)
+  for step in received:
+    now = time.perf_counter()
+    _finish(loop, step, now, now, now)
+
+
+def _begun(
+  context: RunContext, pool: sharded_grading.Pool, received: tuple[ReceivedStep, ...]
+) -> tuple[ReceivedStep, ...]:
+  """The steps, all of which are being graded."""
+  return tuple(x if x.begun else host_step.begin(context, pool, x) for x in received)
+
+
+def _in_flight(progress: Progress) -> list[np.ndarray]:
+  """The prompts of all steps that are not graded yet."""
+  steps = [received.pending for received in progress.received]
+  steps += [] if progress.pending is None else [progress.pending]
+  return [step.prompts.index_P for step in steps]
+
+
+def _finish(
+  loop: _Loop, received: ReceivedStep, began: float, dispatched: float, sampled: float
+) -> Batch:
+  """Wait for the scores of a step and log it; return the batch of the next update."""
+  pending, landed = received.pending, host_step.finish(loop.context, loop.pool, received)
   record_checks.finite(landed.batch)
   graded = time.perf_counter()
   timing = {

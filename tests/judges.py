@@ -23,6 +23,16 @@ def slow(data_source, solution_str, ground_truth, extra_info=None):
   return odd(data_source, solution_str, ground_truth)
 
 
+def together(completions, **columns):
+  """1 for all. Calls but the trial on the first row end once two have begun, which files in the folder JUDGES tell."""
+  folder = os.environ['JUDGES']
+  if len(completions) > 2:
+    open(os.path.join(folder, str(time.monotonic_ns())), 'w').close()
+    while len(os.listdir(folder)) < 2:
+      time.sleep(0.01)
+  return [1.0] * len(completions)
+
+
 def quarter(data_source, solution_str, ground_truth, extra_info=None):
   """A dense reward in [0, 0.25]: a quarter of the share of characters that stand where the answer has them."""
   said = solution_str.strip()

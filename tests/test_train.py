@@ -38,6 +38,9 @@ LAG = dict(
   optimizer=dict(learning_rate=3e-3),
 )
 
+# Three batches are graded at once, while unfinished groups go on in the next step.
+LAGS = PARTIAL | dict(mode='lag', lag_steps=3, checkpoint=dict(every=3, keep=2))
+
 # Rewards by vote, outliers cut, and successes of earlier visits in every group.
 AGAIN = dict(
   steps=5,
@@ -94,6 +97,13 @@ def partial(tmp_path_factory):
 def lag(tmp_path_factory):
   folder = tmp_path_factory.mktemp('lag')
   tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **LAG), folder / 'run'))
+  return folder / 'run'
+
+
+@pytest.fixture(scope='module')
+def lags(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('lags')
+  tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **LAGS), folder / 'run'))
   return folder / 'run'
 
 
@@ -208,6 +218,27 @@ def test_lagging_learns_every_batch_one_update_late_and_knows_it(lag):
   assert all(r['generate/tokens'] > r['response_length/sum'] for r in rows)
 
 
+def test_a_lag_of_several_steps_learns_every_batch_so_many_updates_late(lags):
+  rows = tiny_job.rows(lags)
+  assert [r['training/global_step'] for r in rows] == list(range(10))
+  learned = [r['training/batch_tokens'] for r in rows]
+  assert not any(learned[:4]) and max(learned[4:]) > 0
+  assert learned[4:] == [r['response_length/sum'] for r in rows[:-4]]
+  assert max(r['generate/unfinished_groups'] for r in rows) > 0
+
+
+def test_with_a_lag_of_several_steps_they_are_graded_at_the_same_time(tmp_path):
+  """Each call waits until that of another step has begun; one after the other, all would time out."""
+  rule = dict(fn='judges:together', batched='step', workers=2, deadline_s=120.0, cpu_s=120.0)
+  small = dict(steps=4, sft=None, rewards=rule, evaluation=dict(every=0, prompts=0, samples=0))
+  config = tiny_job.config_file(tmp_path, mode='lag', lag_steps=2, **small)
+  (tmp_path / 'begun').mkdir()
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', JUDGES=str(tmp_path / 'begun')))
+  rows = tiny_job.rows(tmp_path / 'run')
+  assert [r['grade/timeouts'] for r in rows] == [0] * 4
+  assert all(r['critic/score/mean'] == 1 for r in rows)
+
+
 def test_the_judge_of_pruned_runs_weighs_the_votes_of_evaluation(lag):
   before, after = (evaluation(lag, step) for step in (0, 10))
   assert before['groups'][0]['curves']['vote'] == before['groups'][0]['curves']['maj']
@@ -230,12 +261,12 @@ def test_two_programs_are_the_one(uninterrupted, tmp_path):
       np.testing.assert_allclose(two[name], one[name], atol=1e-6, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize('kind', ['partial', 'lag'])
+@pytest.mark.parametrize('kind', ['partial', 'lag', 'lags'])
 def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
   kind, tmp_path, request
 ):
   """SIGKILL, then to the end: every metric of every step equal. test_faults.py has the plain job."""
-  want, changes = request.getfixturevalue(kind), dict(partial=PARTIAL, lag=LAG)[kind]
+  want, changes = request.getfixturevalue(kind), dict(partial=PARTIAL, lag=LAG, lags=LAGS)[kind]
   draw, run = random.Random(0), tmp_path / 'run'
   config = tiny_job.config_file(tmp_path, **changes)
   for _ in range(min(tiers.REPEATS, 3)):
@@ -260,6 +291,14 @@ def test_more_steps_continue_a_finished_run(uninterrupted, tmp_path):
   out = tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
   assert 'resuming at step 6' in out
   assert tiny_job.rows(tmp_path / 'run') == tiny_job.rows(uninterrupted[0])
+
+
+def test_steps_that_are_graded_go_on_where_a_finished_run_is_continued(lags, tmp_path):
+  config = tiny_job.config_file(tmp_path, **LAGS)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=5'))
+  assert len(tiny_job.rows(tmp_path / 'run')) == 5
+  assert 'resuming at step 5' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  assert tiny_job.rows(tmp_path / 'run') == tiny_job.rows(lags)
 
 
 def test_votes_and_replays_go_on_where_a_finished_run_is_continued(tmp_path):

@@ -230,8 +230,11 @@ class Config(Section):
   scratch: ScratchConfig = ScratchConfig()
   dtype: str = 'auto'  # of compute; auto = bfloat16 on TPU and GPU, float32 on CPU
   seed: int = 0
-  # fused: one program; lag: grades during the next step, learns one update late; split: two programs, quick to compile
+  # fused: one program; lag: grades during the next steps; split: two programs, quick to compile
   mode: str = 'fused'
+  lag_steps: int = (
+    1  # with mode='lag': how many updates late a batch is learned; so many are graded at once
+  )
   steps: int = 60  # 0 = only the supervised start
   # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, rounded up to the number of row shards
   prompts: int = 0

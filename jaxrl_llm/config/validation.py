@@ -94,7 +94,7 @@ _WHOLE_NUMBERS = (
     1,
   ),
   (('scratch.experts', 'rollout.slots', 'rollout.ngram.draft', 'optimizer.warmup_steps'), 0),
-  (('objective.head_chunk_tokens', 'rollout.max_age', 'rollout.windows'), 1),
+  (('objective.head_chunk_tokens', 'rollout.max_age', 'rollout.windows', 'lag_steps'), 1),
   (('rollout.test_every', 'rollout.draft_memory_mb', 'rollout.ngram.match'), 1),
   (('curriculum.slots_per_prompt', 'optimizer.max_skipped'), 1),
   (('data.size', 'data.seed', 'evaluation.every', 'evaluation.prompts', 'evaluation.samples'), 0),
@@ -154,6 +154,10 @@ def _check_numbers(c: ConfigLike) -> None:
     )
   if c.seed >= 2**31:
     raise UserError(f'config.seed={c.seed} must be below 2**31.')
+  if c.lag_steps > 1 and c.mode != 'lag':
+    raise UserError(
+      f"config.lag_steps={c.lag_steps} needs config.mode='lag', not {c.mode!r}; set --config.mode=lag, or leave it 1."
+    )
   if c.rollout.ngram.draft >= c.completion_tokens:
     raise UserError(
       f'config.rollout.ngram.draft={c.rollout.ngram.draft} must be below '

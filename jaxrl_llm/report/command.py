@@ -32,7 +32,7 @@ def write_report(folders: list[str], to: str = '') -> str:
 
 def _write_runs(folders: list[str], to: str, console: Console) -> str:
   found = list(dict.fromkeys(run for folder in folders for run in runs.find(folder)))
-  console.print(f'{len(found)} runs', markup=False)
+  console.print(f'{len(found)} run{"s" * (len(found) != 1)}', markup=False)
   return _write(to or os.path.join(folders[0], 'runs.html'), page.write_runs, found)
 
 

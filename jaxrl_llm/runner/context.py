@@ -106,6 +106,15 @@ class PendingStep(NamedTuple):
   trained_batch: Batch | None = None  # the batch of this call's update; None after a restart
 
 
+class ReceivedStep(NamedTuple):
+  """A step whose rollouts are on the host, without its unfinished groups."""
+
+  pending: PendingStep
+  finished_P: np.ndarray  # bool: which groups are finished
+  metrics: dict[str, float]  # of the groups that are not
+  begun: Callable[[], rewards.Scores] | None = None  # waits for scores that are computed meanwhile
+
+
 class Landed(NamedTuple):
   """A graded step."""
 
@@ -119,5 +128,6 @@ class Progress(NamedTuple):
 
   state: TrainState
   batch: Batch  # of the next update
-  pending: PendingStep | None  # in lag mode the newest step, graded while the next one runs
+  pending: PendingStep | None  # in lag mode the newest step, received while the next one runs
   done: int  # steps taken
+  received: tuple[ReceivedStep, ...] = ()  # steps that are graded meanwhile, the oldest first

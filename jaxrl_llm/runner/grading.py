@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm import data, replay, rewards
+from jaxrl_llm.runner import sharded_grading
 from jaxrl_llm.runner.context import RunContext, ScorePool
 from jaxrl_llm.types import TRUNCATED, Batch, Prompts, Rollout, Row, Turns
+
+# Waits for scores that are computed meanwhile.
+Begun = Callable[[], rewards.Scores]
 
 
 class GradedStep(NamedTuple):
@@ -24,9 +28,16 @@ class GradedStep(NamedTuple):
 class ScoreTable:
   """Scores of a step's completions. Some are graded more than once; the newest scores count."""
 
-  def __init__(self, context: RunContext, pool: ScorePool, texts: list[str], rollout: Rollout):
-    """`texts` [B] are what reward functions read: with several turns, the last one."""
-    self.context, self.pool, self.texts = context, pool, texts
+  def __init__(
+    self,
+    context: RunContext,
+    pool: ScorePool,
+    texts: list[str],
+    rollout: Rollout,
+    begun: Begun | None = None,
+  ):
+    """`texts` [B] are what reward functions read: with several turns, the last one. `begun`: the first scores."""
+    self.context, self.pool, self.texts, self._begun = context, pool, texts, begun
     self.length_B, self.turns = rollout.length_B, rollout.turns
     self.logged_texts = texts  # with several turns: all turns and observations
     self.part_BxK = np.zeros((len(texts), len(context.grading.rewards)), np.float32)
@@ -55,7 +66,8 @@ class ScoreTable:
     return replay.blank(rollout, keep_B)
 
   def _scores(self, at: np.ndarray, rows: list[Row]) -> rewards.Scores:
-    grade = lambda: self.pool.score(rows, [self.texts[b] for b in at])  # noqa: E731
+    begun, self._begun = self._begun, None
+    grade = begun or (lambda: self.pool.score(rows, [self.texts[b] for b in at]))
     if self.turns is None or self.context.episodes is None:
       return grade()
     turns = Turns(*(x[at] for x in self.turns))
@@ -79,14 +91,28 @@ class ScoreTable:
     return self.part_BxK[:, 0] >= self.context.config.rewards.right
 
 
+def begin(
+  context: RunContext, pool: sharded_grading.Pool, prompts: Prompts, rollout: Rollout
+) -> Begun:
+  """Begin to score a sampled step, of one turn, as `grade` does first."""
+  texts, _ = _texts(context, prompts, rollout)
+  rows, real = _rows(context, prompts), np.flatnonzero(rollout.length_B)
+  return pool.begin([rows[b] for b in real], [texts[b] for b in real])
+
+
 def grade(
-  context: RunContext, pool: ScorePool, prompts: Prompts, rollout: Rollout
-) -> GradedStep:  # fmt: skip
-  """Grade a sampled step. Completions of length 0 are not graded and get reward 0."""
+  context: RunContext,
+  pool: ScorePool,
+  prompts: Prompts,
+  rollout: Rollout,
+  begun: Begun | None = None,
+) -> GradedStep:
+  """Grade a sampled step; `begun` as `begin` returns it. Completions of length 0 are not graded and get reward 0."""
   config, grading = context.config, context.grading
-  scores = _score_table(context, pool, prompts, rollout)
-  rows = [row for row in context.tables.train.rows_of(prompts) for _ in range(config.rollouts)]
-  real = np.flatnonzero(rollout.length_B)
+  texts, logged_texts = _texts(context, prompts, rollout)
+  scores = ScoreTable(context, pool, texts, rollout, begun)
+  scores.logged_texts = logged_texts
+  rows, real = _rows(context, prompts), np.flatnonzero(rollout.length_B)
   rollout = scores.grade(rollout, real, [rows[b] for b in real])
   changes: dict[str, float] = {}  # metrics of the stages that change completions or labels
   if grading.truncate is not None:
@@ -147,10 +173,16 @@ def suspect_labels(context: RunContext) -> list[dict]:
   ]
 
 
-def _score_table(
-  context: RunContext, pool: ScorePool, prompts: Prompts, rollout: Rollout
-) -> ScoreTable:
-  """Decodes the completions; a hinted completion is graded together with its prefix."""
+def _rows(context: RunContext, prompts: Prompts) -> list[Row]:
+  """The data row of each completion."""
+  rows = context.tables.train.rows_of(prompts)
+  return [row for row in rows for _ in range(context.config.rollouts)]
+
+
+def _texts(
+  context: RunContext, prompts: Prompts, rollout: Rollout
+) -> tuple[list[str], list[str]]:  # fmt: skip
+  """The completions as reward functions read them, and as logs show them; a hinted one together with its prefix."""
   G, hints = context.config.rollouts, context.selection.hints
   token_ids = [t[:n] for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)]
   if hints is not None:
@@ -162,9 +194,7 @@ def _score_table(
   if rollout.turns is not None and episodes is not None:  # reward functions read the last turn
     turns = zip(rollout.tokens_BxT, rollout.turns.number_BxT, strict=True)
     graded_texts = [(episodes.turn_texts(*row) or [''])[-1] for row in turns]
-  scores = ScoreTable(context, pool, graded_texts, rollout)
-  scores.logged_texts = texts
-  return scores
+  return graded_texts, texts
 
 
 def _part_means(context: RunContext, scores: ScoreTable, rollout: Rollout) -> dict[str, float]:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxrl_llm import curriculum, replay
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.runner import grading, log_records
-from jaxrl_llm.runner.context import Choice, Landed, PendingStep, RunContext, ScorePool
+from jaxrl_llm.runner import grading, log_records, sharded_grading
+from jaxrl_llm.runner.context import (
+  Choice,
+  Landed,
+  PendingStep,
+  ReceivedStep,
+  RunContext,
+  ScorePool,
+)
 from jaxrl_llm.types import ABORTED, Batch, JsonObject, Prompts, Rollout
 
 # The inputs of the compiled step behind state and batch.
 StepInputs = tuple[Prompts, Rollout | None, Rollout | None, np.int32]
 
 
-def choose(context: RunContext, index: int) -> Choice:
-  """Choose a prompt for every free slot: prompts that wait for rollouts, then new ones."""
+def choose(context: RunContext, index: int, in_flight: Sequence[np.ndarray] = ()) -> Choice:
+  """Choose a prompt for every free slot: prompts that wait for rollouts, then new ones.
+
+  `in_flight`: the prompts of steps that are not graded yet.
+  """
   config, selection = context.config, context.selection
   unfinished, collector = context.replay.unfinished, context.replay.collector
   waiting, part, busy, running = *(np.zeros(0, np.int32) for _ in range(3)), 0
@@ -30,7 +42,8 @@ def choose(context: RunContext, index: int) -> Choice:
   count = min(max(free // config.curriculum.slots_per_prompt, 1), free)
   hinted = selection.hints and selection.hints.posterior(index)
   # One prompt may not run twice at once.
-  proposal = selection.curriculum.propose(index, count, selection.lengths, hinted, busy)
+  taken = np.concatenate([busy, *in_flight])
+  proposal = selection.curriculum.propose(index, count, selection.lengths, hinted, taken)
   selection.curriculum.accept(proposal)
   new, new_parts = proposal.index, [np.zeros(len(proposal.index), int)]
   weight = np.ones(len(new))
@@ -78,10 +91,27 @@ def build_inputs(context: RunContext, index: int, choice: Choice | None = None) 
 
 def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
   """Wait for a step's rollouts, set unfinished groups aside, grade the rest and update the curriculum."""
-  config, buffers, index = context.config, context.replay, pending.step
+  return finish(context, pool, receive(context, pending))
+
+
+def receive(context: RunContext, pending: PendingStep) -> ReceivedStep:
+  """Wait for a step's rollouts and set unfinished groups aside."""
   rollout = sharding.fetch(pending.rollout)
-  rollout, finished_P, held_metrics = _hold(context, pending.prompts, rollout, index)
-  graded = grading.grade(context, pool, pending.prompts, rollout)
+  rollout, finished_P, metrics = _hold(context, pending.prompts, rollout, pending.step)
+  return ReceivedStep(pending._replace(rollout=rollout), finished_P, metrics)
+
+
+def begin(context: RunContext, pool: sharded_grading.Pool, received: ReceivedStep) -> ReceivedStep:
+  """Begin to grade a step in the background."""
+  step = received.pending
+  return received._replace(begun=grading.begin(context, pool, step.prompts, step.rollout))
+
+
+def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Landed:
+  """Wait for a step's scores and update the curriculum."""
+  config, buffers, index = context.config, context.replay, received.pending.step
+  pending, finished_P, held_metrics, begun = received
+  graded = grading.grade(context, pool, pending.prompts, pending.rollout, begun)
   batch = graded.batch
   metrics = {'training/global_step': index} | _as_floats(pending.device_metrics)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
@@ -119,6 +149,17 @@ def unpacked(host: JsonObject) -> PendingStep:
   """The inverse of `packed`."""
   prompts, rollout = Prompts(**host['prompts']), Rollout(**host['rollout'])
   return PendingStep(host['index'], prompts, rollout, host['device'])
+
+
+def packed_received(received: ReceivedStep) -> JsonObject:
+  """A step that is being graded, for the checkpoint."""
+  pending, finished_P, metrics, _ = received
+  return dict(pending=packed(pending), finished=finished_P, metrics=metrics)
+
+
+def unpacked_received(host: JsonObject) -> ReceivedStep:
+  """The inverse of `packed_received`; nothing is graded yet."""
+  return ReceivedStep(unpacked(host['pending']), host['finished'], host['metrics'])
 
 
 def _as_floats(device_metrics) -> dict[str, float]:

@@ -67,9 +67,10 @@ def restore(
     part.load_state_dict(host[name])
   screen.info(f'resuming at step {newest}')
   pending = host_step.unpacked(host['flight']) if host['flight'] else None
+  received = tuple(map(host_step.unpacked_received, host.get('received', ())))
   params = context.models.policy.params
   state = train_state.with_frozen(spec, state, params, _teacher_params(context))
-  return Progress(state, sharding.fetch(batch), pending, newest)
+  return Progress(state, sharding.fetch(batch), pending, newest, received)
 
 
 def save(context: RunContext, saver: checkpoint.Saver, progress: Progress) -> None:
@@ -78,6 +79,7 @@ def save(context: RunContext, saver: checkpoint.Saver, progress: Progress) -> No
   host = _host_state(context)
   host |= dict(fingerprint=tables.train.fingerprint, held_out=tables.held_out.fingerprint)
   host |= dict(step=progress.done, flight={} if pending is None else host_step.packed(pending))
+  host |= dict(received=[host_step.packed_received(step) for step in progress.received])
   # For readers of a checkpoint without its run directory.
   host |= dict(config=json.loads(context.config.to_json()), versions=run_dir.versions())
   saver.save(progress.done, (train_state.without_frozen(progress.state), progress.batch), host)

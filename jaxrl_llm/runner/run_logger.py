@@ -23,7 +23,7 @@ from jaxrl_llm.types import JsonObject, TrainState, UserError
 
 _COMPILING = dict(
   fused='the step (update and generation in one program)',
-  lag='the step (update and generation in one program; grading lags one step behind)',
+  lag='the step (update and generation in one program; grading lags behind)',
   split='update and generation, a program each',
 )
 _HISTOGRAM_BINS = 20  # of expected success, on the console

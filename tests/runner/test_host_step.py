@@ -187,6 +187,16 @@ def test_a_pending_step_survives_packing():
     np.testing.assert_array_equal(a, b)
 
 
+def test_a_step_that_is_graded_survives_packing():
+  batch = make_batch([2] * B, [0] * B, [1] * B, [1] * B)
+  pending = host_step.PendingStep(7, batch.prompts, batch.rollout, {})
+  received = host_step.ReceivedStep(pending, np.arange(4) < 2, {'generate/aborted_rows': 3}, print)
+  back = host_step.unpacked_received(host_step.packed_received(received))
+  assert back.pending.step == 7 and back.finished_P.tolist() == [True, True, False, False]
+  assert back.metrics == received.metrics and back.begun is None
+  np.testing.assert_array_equal(back.pending.rollout.tokens_BxT, batch.rollout.tokens_BxT)
+
+
 class Words:
   """Stands for the tokenizer: a token is its number."""
 
@@ -330,6 +340,12 @@ def choosing(each=1, allocate=None, collect=None, held=()):
 def test_slots_go_to_new_prompts_that_are_not_already_running():
   index, part, weight, _ = host_step.choose(choosing(held=[11, 30]), 0)
   assert index.tolist() == [10, 12, 13, 14] and not part.any() and (weight == 1).all()
+
+
+def test_prompts_of_steps_that_are_not_graded_yet_are_not_chosen_again():
+  choice = host_step.choose(choosing(held=[11, 30]), 0, [np.array([10, 13]), np.array([14])])
+  assert choice.prompt_index.tolist() == [12, 15, 16, 17]
+  assert choice.record['continued'] == [11, 30]
 
 
 def real_choosing(size=60, prompts=8, collect=None, **settings):
