@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+import types
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
@@ -74,6 +76,19 @@ def test_a_call_in_another_thread_ends_with_the_pool(rows, tmp_path):
       wait_for(tmp_path / 'seen/a')
     with pytest.raises(RuntimeError, match='ended'):
       call.result()
+
+
+def test_what_dropped_workers_had_ends_and_what_others_have_does_not():
+  """Pebble may leave it as it is."""
+  silent = types.SimpleNamespace(stop=lambda: None, join=lambda: None)
+  silent.schedule = lambda *_, **__: futures.Future()
+  workers = shared_workers.SharedWorkers(lambda *_: silent)
+  first, team = workers.schedule(print, (), 1.0)
+  workers.drop(team)
+  assert isinstance(first.exception(0), BrokenProcessPool)
+  second, _ = workers.schedule(print, (), 1.0)
+  workers.drop(team)
+  assert not second.done()
 
 
 @pytest.mark.parametrize('others_go_on', [True, False])
