@@ -134,8 +134,8 @@ class Curriculum:
     """The prompts of a step, without a change of state. Raises UserError for fewer prompts than slots.
 
     `lengths` returns the expected tokens of a rollout of each prompt, 0 where unknown. `hinted` prompts have the
-    utility of their hinted posterior. `busy` prompts have rollouts that run or are not graded yet, and are not
-    proposed. A proposal that is run must be accepted before the next step.
+    utility of their hinted posterior. `busy` prompts have unfinished rollouts and are not proposed. A proposal that is
+    run must be accepted before the next step.
     """
     free_N = np.ones(self.size, bool)
     free_N[np.asarray(busy, int)] = False

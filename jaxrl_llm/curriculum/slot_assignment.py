@@ -15,7 +15,7 @@ Select = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 def no_room(slots: int, free_N: np.ndarray) -> UserError:
   """The error of fewer free prompts than slots."""
   held = len(free_N) - int(free_N.sum())
-  running = f', of which {held} have rollouts that are unfinished or not graded' if held else ''
+  running = f', of which {held} have unfinished rollouts' if held else ''
   return UserError(
     f'config.prompts={slots} is more than the {len(free_N)} prompts of the data{running}; lower it or '
     'raise config.data.size.'

@@ -41,8 +41,10 @@ def choose(context: RunContext, index: int, in_flight: Sequence[np.ndarray] = ()
   free = config.prompts - running - len(waiting)
   count = min(max(free // config.curriculum.slots_per_prompt, 1), free)
   hinted = selection.hints and selection.hints.posterior(index)
-  # One prompt may not run twice at once.
+  # One prompt may not run twice at once, nor before its last rollouts are graded, unless there are too few others.
   taken = np.concatenate([busy, *in_flight])
+  if len(context.tables.train) - len(np.unique(taken)) < count:
+    taken = busy
   proposal = selection.curriculum.propose(index, count, selection.lengths, hinted, taken)
   selection.curriculum.accept(proposal)
   new, new_parts = proposal.index, [np.zeros(len(proposal.index), int)]

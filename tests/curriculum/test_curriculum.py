@@ -419,7 +419,7 @@ def test_a_checkpoint_from_before_slots_were_counted_has_audits_at_the_steps_it_
 
 def test_more_prompts_than_are_free_is_a_user_error():
   with pytest.raises(
-    UserError, match=r'config\.prompts=6 .* 8 prompts .* 3 have rollouts that are unfinished'
+    UserError, match=r'config\.prompts=6 .* 8 prompts .* 3 have unfinished rollouts'
   ):
     make(8).propose(0, 6, busy=np.array([1, 4, 7]))
   assert make(8).propose(0, 0).index.shape == (0,)

@@ -88,6 +88,16 @@ def test_two_processes_give_the_same_run_and_one_process_resumes_it(alone, tmp_p
   assert_close(run, alone)
 
 
+def test_two_processes_grade_several_steps_at_once(tmp_path):
+  """Each grades its share in threads; scores are exchanged where a step is landed."""
+  lag = dict(mode='lag', lag_steps=2, steps=6, checkpoint=dict(every=3, keep=9))
+  config = tiny_job.config_file(tmp_path, **JOB | lag)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'one'))
+  for process in start_all(config, tmp_path / 'two', '--config.mesh.fsdp=2'):
+    tiny_job.finish(process)
+  assert_close(tmp_path / 'two', tmp_path / 'one', steps=6)
+
+
 def assert_error(out: str, words: str) -> None:
   """The output has one error message, at the end, after any messages of jax."""
   (error,) = (line for line in out.splitlines() if line.startswith('error: '))

@@ -86,9 +86,9 @@ def test_what_dropped_workers_had_ends_and_what_others_have_does_not():
   first, team = workers.schedule(print, (), 1.0)
   workers.drop(team)
   assert isinstance(first.exception(0), BrokenProcessPool)
-  second, _ = workers.schedule(print, (), 1.0)
+  second, other = workers.schedule(print, (), 1.0)
   workers.drop(team)
-  assert not second.done()
+  assert workers.newest is other and not second.done()
 
 
 @pytest.mark.parametrize('others_go_on', [True, False])

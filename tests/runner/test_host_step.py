@@ -346,6 +346,11 @@ def test_prompts_of_steps_that_are_not_graded_yet_are_not_chosen_again():
   choice = host_step.choose(choosing(held=[11, 30]), 0, [np.array([10, 13]), np.array([14])])
   assert choice.prompt_index.tolist() == [12, 15, 16, 17]
   assert choice.record['continued'] == [11, 30]
+  too_few = [np.arange(i, i + 10) for i in range(0, 40, 10)]
+  assert host_step.choose(choosing(held=[11]), 0, too_few).prompt_index.tolist() == [
+    10,
+    *range(12, 16),
+  ]
 
 
 def real_choosing(size=60, prompts=8, collect=None, **settings):
