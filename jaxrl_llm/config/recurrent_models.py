@@ -42,10 +42,4 @@ ROWS = (
     'a state passes from token to token, and this axis divides the tokens of a row',
     'set --config.mesh.context=1',
   ),
-  Row(
-    Condition('mesh.tensor', 'above', 1),
-    _MODEL,
-    'states divided by heads are untried',
-    'set --config.mesh.tensor=1',
-  ),
 )

@@ -42,7 +42,7 @@ RULES = (
   (r'embed/embedding$', ('tensor', _ALL)),
   (r'(q|k|v|gate|up)/kernel$', (_ALL, 'tensor')),
   (r'(o|down|delta_out)/kernel$', ('tensor', _ALL)),
-  (r'delta_(step|decay)/kernel$', (_ALL, None)),
+  (r'delta_(step|decay)/kernel$', (_ALL, 'tensor')),
   (r'head/kernel$', (_ALL, 'tensor')),
   (r'(q|kv)_a/kernel$', (_ALL, None)),
   (r'(q|kv)_b/kernel$', (_ALL, 'tensor')),
@@ -53,8 +53,8 @@ RULES = (
   (r'(q|kv)_a/a$', (_ALL, None)),
   (r'(q|kv)_b/a$', (_ALL, None)),
   (r'(q|kv)_b/b$', (None, 'tensor')),
-  (r'(o|down)/a$', ('tensor', None)),
-  (r'(o|down)/b$', (None, _ALL)),
+  (r'(o|down|delta_out)/a$', ('tensor', None)),
+  (r'(o|down|delta_out)/b$', (None, _ALL)),
 )
 
 

@@ -299,7 +299,7 @@ def _objective(config: Config, method: Method) -> ObjectiveSpec:
 
 
 def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
-  """Raises UserError for a mesh that slots or experts cannot be cut over."""
+  """Raises UserError for a mesh that slots, experts or recurrent heads cannot be cut over."""
   slots, shards = config.rollout.slots, sharding.rows_shards(mesh)
   if slots % shards or slots > config.prompts * config.rollouts:
     raise UserError(
@@ -310,6 +310,11 @@ def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> 
     raise UserError(
       f'config.mesh.expert={mesh.shape["expert"]} does not divide the {model.experts} experts of the model; set it '
       'to a divisor, or to 1 for a model without experts.'
+    )
+  if model.is_recurrent and model.delta_key_heads % mesh.shape['tensor']:
+    raise UserError(
+      f'config.mesh.tensor={mesh.shape["tensor"]} does not divide the {model.delta_key_heads} key heads of the '
+      "model's recurrent layers, whose states it shards; set it to a divisor."
     )
 
 

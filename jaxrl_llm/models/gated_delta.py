@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import linear
 from jaxrl_llm.models.mixer import Context, LayerCache, Mixer, RowStates
 from jaxrl_llm.types import ModelConfig
@@ -38,7 +39,7 @@ class Recurrence(nnx.Module):
   """Parameters of a recurrent layer that are no linear maps."""
 
   def __init__(self, config: ModelConfig):
-    channels, heads = channel_count(config), config.delta_value_heads
+    channels, heads = sum(channel_counts(config)), config.delta_value_heads
     # At first, the convolution returns its newest input.
     self.taps = nnx.Param(jnp.zeros((channels, 1, config.delta_window)).at[..., -1].set(1.0))
     self.log_rate = nnx.Param(jnp.zeros(heads))
@@ -63,8 +64,11 @@ class GatedDelta(Mixer):
   def empty_states(config: ModelConfig, rows: int) -> RowStates:
     """As `Mixer.empty_states`."""
     heads = config.delta_value_heads, config.delta_key_dim, config.delta_value_dim
-    inputs = config.delta_window - 1, channel_count(config)
-    return RowStates(*(jnp.zeros((rows, *shape), jnp.float32) for shape in (inputs, heads)))
+    inputs = tuple(
+      jnp.zeros((rows, config.delta_window - 1, count), jnp.float32)
+      for count in channel_counts(config)
+    )
+    return RowStates(inputs, jnp.zeros((rows, *heads), jnp.float32))
 
   def add_mixer(self, dense: Callable[..., linear.Dense], norm: Callable[..., nnx.RMSNorm]) -> None:
     """Projections to queries, keys, values, the gate, steps and decays; the recurrence; the last projection."""
@@ -83,13 +87,8 @@ class GatedDelta(Mixer):
     c, h, (B, Q, _) = self.config, h_BxQxD, h_BxQxD.shape
     dtype, precise = self.delta_q.dtype, jnp.promote_types(self.delta_q.dtype, jnp.float32)
     first, tokens = self._first_states(context, B), _tokens(context, B, Q)
-    x_BxQxC = jnp.concatenate([self.delta_q(h), self.delta_k(h), self.delta_v(h)], axis=-1)
-    taps_CxW = self.delta.taps[...][:, 0].astype(dtype).astype(precise)
-    x_BxQxC, inputs = convolve(x_BxQxC, taps_CxW, first.inputs, tokens)
-    x_BxQxC = linear.ACTIVATIONS[c.activation](x_BxQxC)
-    keys = c.delta_key_heads * c.delta_key_dim
-    q, k, v = jnp.split(x_BxQxC, [keys, 2 * keys], axis=-1)
-    q, k = (self._normalized(x.reshape(B, Q, c.delta_key_heads, -1)) for x in (q, k))
+    (q, k, v), inputs = self._convolved(h, first.inputs, tokens, precise)
+    q, k = (self._normalized(x) for x in (q, k))
     rate_1x1xH = jnp.exp(self.delta.log_rate[...].astype(precise))[None, None]
     bias_1x1xH = self.delta.rate_bias[...].astype(precise)[None, None]
     step_BxQxH = jax.nn.sigmoid(self.delta_step(h)).astype(precise)
@@ -97,14 +96,36 @@ class GatedDelta(Mixer):
     rule = Rule(
       q * c.delta_key_dim**-0.5,
       k,
-      v.reshape(B, Q, c.delta_value_heads, -1),
+      v,
       jnp.where(tokens.is_real_BxQ[..., None], decay_BxQxH, 0),
       jnp.where(tokens.is_real_BxQ[..., None], step_BxQxH, 0),
     )
     out, state = delta_rule(rule, tokens.starts_BxQ, first.state.astype(precise))
     out = self._gated(out.astype(dtype), self.delta_gate(h).reshape(out.shape))
-    states = RowStates(inputs.astype(jnp.float32), state.astype(jnp.float32))
+    states = jax.tree.map(lambda x: x.astype(jnp.float32), RowStates(inputs, state))
     return self.delta_out(out.reshape(B, Q, -1)), states
+
+  def _convolved(
+    self, h_BxQxD: jax.Array, inputs: tuple[jax.Array, ...], tokens: Tokens, precise: jnp.dtype
+  ) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
+    """Queries, keys and values [B, Q, heads, d] after the convolution; and the newest inputs of each.
+
+    They are convolved apart: a concatenation of channels would have no shards of whole heads.
+    """
+    c, h, counts = self.config, h_BxQxD, channel_counts(self.config)
+    heads = c.delta_key_heads, c.delta_key_heads, c.delta_value_heads
+    taps_CxW = self.delta.taps[...][:, 0].astype(self.delta_q.dtype).astype(precise)
+    parts, newest, first = [], [], 0
+    for project, before, count, n in zip(
+      (self.delta_q, self.delta_k, self.delta_v), inputs, counts, heads, strict=True
+    ):
+      x, last = convolve(project(h), taps_CxW[first : first + count], before, tokens)
+      x = linear.ACTIVATIONS[c.activation](x).reshape(*h.shape[:2], n, -1)
+      # Each device has all tokens of its rows and heads, since a state passes through them.
+      parts.append(sharding.constrain(x, sharding.UPDATE_ROWS, (), sharding.FEATURES))
+      newest.append(last)
+      first += count
+    return parts, tuple(newest)
 
   def _first_states(self, context: Context, rows: int) -> RowStates:
     """The states before the first column."""
@@ -129,10 +150,10 @@ class GatedDelta(Mixer):
     return (x * jax.nn.silu(gate_BxQxHxd.astype(x.dtype))).astype(dtype)
 
 
-def channel_count(config: ModelConfig) -> int:
-  """Channels of the convolution: features of queries, keys and values."""
-  keys = 2 * config.delta_key_heads * config.delta_key_dim
-  return keys + config.delta_value_heads * config.delta_value_dim
+def channel_counts(config: ModelConfig) -> tuple[int, int, int]:
+  """Channels of the convolution: features of queries, of keys, and of values."""
+  keys = config.delta_key_heads * config.delta_key_dim
+  return keys, keys, config.delta_value_heads * config.delta_value_dim
 
 
 def _tokens(context: Context, B: int, Q: int) -> Tokens:

@@ -26,8 +26,8 @@ CacheArray = jax.Array | Int8
 class RowStates(NamedTuple):
   """The cache of a recurrent layer after the tokens of each row. It has rows, and no columns."""
 
-  # float32 [rows, window − 1, C], the newest inputs of its convolution, oldest first
-  inputs: jax.Array
+  # float32 [rows, window − 1, C], the newest inputs of its convolution, oldest first: of queries, keys and values
+  inputs: tuple[jax.Array, ...]
   state: jax.Array  # float32 [rows, heads, d of keys, d of values]
 
 
