@@ -33,7 +33,7 @@ class RowStates(NamedTuple):
 
 # The cache of one layer: arrays [rows, K, S, d], or `RowStates`. Decode loops share and reuse rows of any such arrays,
 # and columns S of those that have them.
-LayerCache = tuple[CacheArray, ...]
+LayerCache = tuple[CacheArray, ...] | RowStates
 # One LayerCache per layer; or, with `remat` and without recurrent layers, one of arrays [layers, rows, K, S, d].
 Cache = list[LayerCache] | LayerCache
 # Replaces `attention.attend`: `splash.attend` where rows are causal and no cache is written, while decoding
