@@ -124,7 +124,7 @@ class Batch(NamedTuple):
   config.rewards.truncate and config.curriculum.labels grade again, and `config.rewards.failed.value` where a failure
   scores. Length shaping (config.objective.reward_shaping), KL and hints change no score. Rows of length 0 do not count;
   the rows of all slots of a prompt form one group; replayed rows (config.replay.reuse) belong to it in the update, and
-  are no evidence for the curriculum.
+  are no evidence for the curriculum. Replayed groups (`mixed_groups`) fill slots of their own, behind the sampled ones.
 
   Success concerns the posterior: `success_B` is the score of config.rewards.fn without parts, scaled to [0, 1] by
   config.rewards.bounds, and `correct_B` whether it reaches config.rewards.right.
