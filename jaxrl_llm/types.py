@@ -99,7 +99,7 @@ class Rollout(NamedTuple):
   length_B: Array  # int32, in tokens, the end token included
   reason_B: Array  # int8, an index of REASONS
   version_BxT: Array  # int32, optimizer steps taken by the weights that sampled the token
-  # float32, 1 / the probability that the row was kept; 1 without random selection of rows
+  # float32, 1 / the probability that the row was kept, times its share of a resampled batch; 1 without both
   weight_B: Array
   # float32, the hidden state that the correctness head reads; F = 0 without pruning
   feature_BxF: Array

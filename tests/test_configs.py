@@ -38,6 +38,7 @@ WITNESS = dict(
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
   dots_replay=lambda row: row['replay/rows'] > 0,
+  shuffle_r1=lambda row: row['replay/rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,

@@ -216,7 +216,7 @@ _GROUPS = (
   Row(
     Condition('replay.reuse', 'not in', ('none', 'mixed_groups'), 'of single rows'),
     _EACH_REWARD,
-    'a replayed rollout keeps the sum of its rewards, and the advantage reads each of them',
+    'replay reads the sum of the rewards of a rollout, and the advantage each of them',
     _CHOOSE,
   ),
   Row(

@@ -1,4 +1,4 @@
-"""Which rollouts of earlier steps the update learns from again.
+"""Which rollouts the update learns from again: those of earlier steps, or those of the step more than once.
 
 Every public function may be named in `config.replay.reuse.fn`; it returns an empty store, or None. A store has `rows`,
 `slots`, `join`, `keep` and `metrics`, and its state is part of the checkpoint.
@@ -6,11 +6,12 @@ Every public function may be named in `config.replay.reuse.fn`; it returns an em
 
 from __future__ import annotations
 
+from jaxrl_llm.replay.contrast_pairs import ContrastPairs
 from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, RolloutReplay
 from jaxrl_llm.replay.successes import Successes
 from jaxrl_llm.types import UserError
 
-Store = Successes | RolloutReplay
+Store = Successes | RolloutReplay | ContrastPairs
 
 
 def none() -> None:
@@ -45,3 +46,21 @@ def mixed_groups(*, share: float = 0.5, max_age: int = 4, memory_mb: int = 1024)
     if value < 1:
       raise UserError(f'config.replay.reuse.{name}={value} must be a whole number from 1 up.')
   return RolloutReplay(share, RolloutBuffer(max_age, memory_mb))
+
+
+def contrast_pairs(*, share: float = 0.5, draws: int = 8) -> ContrastPairs:
+  """The `share` of a group's pairs with the largest difference of advantages, resampled by it in `draws` sub-batches.
+
+  The i-th best row of a group is paired with its i-th worst. Each sub-batch takes 1 / `draws` of the kept pairs,
+  p ∝ |A⁺| + |A⁻|, so that a pair is learned 0 to `draws` times. A row learned k times has k times the weight; copies
+  are in one minibatch, where the official code may have them in several. arXiv:2508.05612 (Shuffle-R1).
+  """
+  if not 0 < share <= 1:
+    raise UserError(
+      f'config.replay.reuse.share={share} must be above 0 and at most 1; the paper keeps 0.5 of the pairs.'
+    )
+  if draws < 1:
+    raise UserError(
+      f'config.replay.reuse.draws={draws} must be a whole number from 1 up; the paper draws 8 sub-batches.'
+    )
+  return ContrastPairs(share, draws)
