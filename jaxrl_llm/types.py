@@ -99,7 +99,7 @@ class Rollout(NamedTuple):
   length_B: Array  # int32, in tokens, the end token included
   reason_B: Array  # int8, an index of REASONS
   version_BxT: Array  # int32, optimizer steps taken by the weights that sampled the token
-  # float32, 1 / the probability that the row was kept; 1 without random selection of rows
+  # float32, 1 / the probability that the row was kept, times its share of a resampled batch; 1 without both
   weight_B: Array
   # float32, the hidden state that the correctness head reads; F = 0 without pruning
   feature_BxF: Array
@@ -124,7 +124,7 @@ class Batch(NamedTuple):
   config.rewards.truncate and config.curriculum.labels grade again, and `config.rewards.failed.value` where a failure
   scores. Length shaping (config.objective.reward_shaping), KL and hints change no score. Rows of length 0 do not count;
   the rows of all slots of a prompt form one group; replayed rows (config.replay.reuse) belong to it in the update, and
-  are no evidence for the curriculum.
+  are no evidence for the curriculum. Replayed groups (`mixed_groups`) fill slots of their own, behind the sampled ones.
 
   Success concerns the posterior: `success_B` is the score of config.rewards.fn without parts, scaled to [0, 1] by
   config.rewards.bounds, and `correct_B` whether it reaches config.rewards.right.

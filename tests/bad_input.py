@@ -33,7 +33,7 @@ from jaxrl_llm.curriculum import (
 from jaxrl_llm.learner import inner_steps
 from jaxrl_llm.models import decoder
 from jaxrl_llm.objective import activation_noise, method_spec
-from jaxrl_llm.replay import dynamic_sampling, successes
+from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.rewards import length_truncation, majority_vote, verifiers
 from jaxrl_llm.rollout import (
   draft_verification,
@@ -75,7 +75,7 @@ STAGES = {
   'rewards.vote': majority_vote,
   'rewards.truncate': length_truncation,
   'replay.collect': dynamic_sampling,
-  'replay.reuse': successes,
+  'replay.reuse': reuse,
 }
 
 

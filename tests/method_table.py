@@ -34,7 +34,7 @@ STAGES = (
   *('ratio', 'advantage_modulation', 'trust_region', 'token_weighting', 'kl', 'aggregation'),
   *('lr_scale', 'reward_kl'),
 )
-# Section and stage → the test file of its functions; other stages of the curriculum: SELECTION.
+# Section and stage, or stage=function → the test file of its functions; other stages of the curriculum: SELECTION.
 TESTS = {
   'objective.sft_loss': 'tests/objective/test_sft_loss.py',
   'objective.distillation': 'tests/objective/test_distillation.py',
@@ -48,6 +48,8 @@ TESTS = {
   'rewards.vote': 'tests/rewards/test_majority_vote.py',
   'rewards.truncate': 'tests/rewards/test_length_truncation.py',
   'replay.reuse': 'tests/replay/test_successes.py',
+  'replay.reuse=contrast_pairs': 'tests/replay/test_contrast_pairs.py',
+  'replay.reuse=mixed_groups': 'tests/replay/test_rollout_buffer.py',
   'replay.collect': 'tests/replay/test_dynamic_sampling.py',
   'curriculum.hint': 'tests/curriculum/test_hint_rules.py',
   'curriculum.labels': 'tests/curriculum/test_labels.py',
@@ -139,7 +141,8 @@ def paper(name: str) -> tuple[str, str]:
 
 def tests(name: str, changed: dict[str, str]) -> list[str]:
   """A row of tests/objective_table.py, and the test files of what else a method changes."""
-  files = [TESTS[stage] for stage in changed if stage in TESTS]
+  found = (TESTS.get(f'{stage}={fn}', TESTS.get(stage)) for stage, fn in changed.items())
+  files = [file for file in found if file]
   if any(part in JUDGED for part in changed.get('rewards.parts', '').split('+')):
     files.append(JUDGE_TESTS)
   if [*selection(name)] not in ([], ['curriculum.allocation']):

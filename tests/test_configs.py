@@ -37,6 +37,8 @@ WITNESS = dict(
   latr=lambda row: row['generate/tree_forks'] > 0,
   spec_rl=lambda row: row['generate/draft_tokens_kept'] > 0,
   rlep=lambda row: row['replay/rows'] > 0,
+  dots_replay=lambda row: row['replay/rows'] > 0,
+  shuffle_r1=lambda row: row['replay/rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
@@ -160,6 +162,8 @@ def shrink_data(c) -> None:
     c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':
     c.data.size = 3 * P
+  if c.replay.reuse.fn == 'mixed_groups':
+    c.data.size = 3 * P  # a prompt of a step is not replayed in it
 
 
 # The fields of the spec that generation reads: configs with equal ones share a compiled program.

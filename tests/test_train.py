@@ -54,6 +54,16 @@ AGAIN = dict(
   optimizer=dict(learning_rate=3e-3),  # tells two versions of the weights apart
 )
 
+# Half of every batch are mixed groups of earlier steps; graded while the next step runs, so that both are saved.
+REPLAYED = dict(
+  **tiny_job.UNTAUGHT,
+  mode='lag',
+  replay=dict(reuse=dict(fn='mixed_groups', share=0.5, max_age=3)),
+  objective=dict(importance_correction=dict(fn='token')),
+  evaluation=dict(every=0, prompts=8, samples=0),
+  optimizer=dict(learning_rate=1e-2),  # tells two versions of the weights apart
+)
+
 # Batches wait for mixed groups, and hard prompts get a second slot in a later call.
 WAITING = dict(
   **tiny_job.UNTAUGHT,
@@ -104,6 +114,13 @@ def lag(tmp_path_factory):
 def lags(tmp_path_factory):
   folder = tmp_path_factory.mktemp('lags')
   tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **LAGS), folder / 'run'))
+  return folder / 'run'
+
+
+@pytest.fixture(scope='module')
+def replayed(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('replayed')
+  tiny_job.finish(tiny_job.start(tiny_job.config_file(folder, **REPLAYED), folder / 'run'))
   return folder / 'run'
 
 
@@ -261,12 +278,13 @@ def test_two_programs_are_the_one(uninterrupted, tmp_path):
       np.testing.assert_allclose(two[name], one[name], atol=1e-6, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize('kind', ['partial', 'lag', 'lags'])
+@pytest.mark.parametrize('kind', ['partial', 'lag', 'lags', 'replayed'])
 def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
   kind, tmp_path, request
 ):
   """SIGKILL, then to the end: every metric of every step equal. test_faults.py has the plain job."""
-  want, changes = request.getfixturevalue(kind), dict(partial=PARTIAL, lag=LAG, lags=LAGS)[kind]
+  want = request.getfixturevalue(kind)
+  changes = dict(partial=PARTIAL, lag=LAG, lags=LAGS, replayed=REPLAYED)[kind]
   draw, run = random.Random(0), tmp_path / 'run'
   config = tiny_job.config_file(tmp_path, **changes)
   for _ in range(min(tiers.REPEATS, 3)):
@@ -283,6 +301,17 @@ def test_killed_at_random_moments_and_started_again_it_is_the_uninterrupted_run(
   files += ['choices.jsonl', *(f'rollouts/step_{n:06d}.jsonl' for n in range(10))]
   for name in files:
     assert (run / name).read_text() == (want / name).read_text()
+
+
+def test_half_of_a_batch_is_replayed_and_only_the_other_half_sampled(replayed):
+  rows = tiny_job.rows(replayed)
+  # Graded one step late: the batch that a step lands is learned two steps later.
+  for landed, learned in zip(rows, rows[2:], strict=False):
+    more = learned['training/batch_tokens'] - landed['response_length/sum']
+    assert (more > 0) == (landed['replay/rows'] > 0) and more >= 0
+  assert rows[0]['replay/rows'] == 0 and max(row['replay/rows'] for row in rows) == 4 * 4
+  assert max(row['replay/groups'] for row in rows) > 4
+  assert {row['perf/rollouts'] for row in rows} == {4 * 4}
 
 
 def test_more_steps_continue_a_finished_run(uninterrupted, tmp_path):

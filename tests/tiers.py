@@ -45,6 +45,7 @@ PATHS = {
   'distributed/test_meshes.py': 'slow',
   'distributed/test_processes.py': 'process',
   'distributed/test_processes.py::test_a_run_resumes_on_eight_four_two_and_one_devices': 'slow',
+  'distributed/test_processes.py::test_two_processes_replay_the_same_groups': 'slow',
   'distributed/test_watchdog.py': 'process',
   'environments': 'process',
   'evaluation/test_estimate.py': 'host',

@@ -4,7 +4,7 @@ python -m jaxrl_llm.main --config=dots
 Numbers: a reference set every 2 steps, target 0.5 and temperature 1e-3 are the official code's. Its 256 references
 are sampled in addition to the batch; here they are the batch of their step. Its attention over embeddings and its
 calibration are trained offline; here a fixed kernel compares the traits of rows (an embedding, where the data has
-one: prior_pooling.feature). Replay is left out. All other settings are those of dapo.py.
+one: prior_pooling.feature). Its rollout replay is in dots_replay.py. All other settings are those of dapo.py.
 """
 
 

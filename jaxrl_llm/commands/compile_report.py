@@ -132,7 +132,8 @@ def arguments(spec: StepSpec) -> tuple[Any, ...]:
   begun = sampled._replace(turns=None) if spec.rollout.continues else None
   draft = sampled if spec.rollout.drafts.verify else None
   cap = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
-  return train_state.abstract_state(spec), batch, batch.prompts, begun, draft, cap
+  empty = jax.eval_shape(lambda: empty_records.empty_prompts(spec, spec.layout.prompts))
+  return train_state.abstract_state(spec), batch, place(empty, rows), begun, draft, cap
 
 
 class Part(NamedTuple):

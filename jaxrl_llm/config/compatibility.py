@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from jaxrl_llm.config import endpoint_settings, recurrent_models
+from jaxrl_llm.config import endpoint_settings, recurrent_models, replayed_groups
 from jaxrl_llm.config.conditions import Condition, Facts, Row
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
@@ -214,9 +214,9 @@ _GROUPS = (
     'raise --config.rollouts to at least 2',
   ),
   Row(
-    _REUSE,
+    Condition('replay.reuse', 'not in', ('none', 'mixed_groups'), 'of single rows'),
     _EACH_REWARD,
-    'a replayed rollout keeps the sum of its rewards, and the advantage reads each of them',
+    'replay reads the sum of the rewards of a rollout, and the advantage each of them',
     _CHOOSE,
   ),
   Row(
@@ -354,6 +354,7 @@ ROWS: tuple[Row, ...] = (
   *_LEARNER,
   *_WEIGHTS,
   *_GROUPS,
+  *replayed_groups.ROWS,
   *_HINTS,
   *_MULTI_TURN,
   *endpoint_settings.ROWS,

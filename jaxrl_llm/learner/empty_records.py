@@ -29,15 +29,13 @@ def empty_turns(rows: int, tokens: int) -> Turns:
 
 def empty_batch(spec: StepSpec) -> Batch:
   """A batch of no rollouts: the first update has nothing to learn from."""
-  method, B = spec.objective.method, spec.layout.prompts * spec.layout.group
-  zeros_P = np.zeros(spec.layout.prompts, np.int32)
-  demo = data.as_rollout(
-    np.zeros((spec.layout.prompts, spec.rollout.decode.max_tokens), np.int32), zeros_P
-  )
+  method, P = spec.objective.method, spec.layout.slots
+  B, zeros_P = P * spec.layout.group, np.zeros(P, np.int32)
+  demo = data.as_rollout(np.zeros((P, spec.rollout.decode.max_tokens), np.int32), zeros_P)
   has_replay = spec.layout.group > spec.rollout.decode.rollouts
   weight_K = method.weight_K if method.needs_parts else None
   return Batch(
-    _empty_prompts(spec),
+    empty_prompts(spec, P),
     _empty_rows(spec, B),
     reward_B=np.zeros(B, np.float32),
     correct_B=np.zeros(B, np.float32),
@@ -47,8 +45,9 @@ def empty_batch(spec: StepSpec) -> Batch:
   )
 
 
-def _empty_prompts(spec: StepSpec) -> Prompts:
-  layout, P = spec.layout, spec.layout.prompts
+def empty_prompts(spec: StepSpec, prompts: int) -> Prompts:
+  """Prompts without tokens."""
+  layout, P = spec.layout, prompts
   zeros_P = lambda: np.zeros(P, np.int32)  # noqa: E731
   has_parts = layout.slots_per_prompt > 1
   return Prompts(

@@ -28,7 +28,8 @@ from jaxrl_llm.learner.step_spec import (
 from jaxrl_llm.models import positions
 from jaxrl_llm.objective import activation_noise, contracts, entropy_bonus, reference
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.replay import dynamic_sampling, successes
+from jaxrl_llm.replay import dynamic_sampling
+from jaxrl_llm.replay import reuse as reuse_rules
 from jaxrl_llm.rollout import (
   draft_verification,
   early_exit,
@@ -83,11 +84,24 @@ def _model_facts(
 
 def check_rows(config: Config, mesh: jax.sharding.Mesh) -> None:
   """Raises UserError where the prompts of a minibatch cannot be divided over the devices."""
-  if config.prompts // config.learner.minibatches % sharding.rows_shards(mesh):
+  minibatches, shards = config.learner.minibatches, sharding.rows_shards(mesh)
+  if config.prompts // minibatches % shards:
     raise UserError(
-      f'config.prompts={config.prompts} (over learner.minibatches={config.learner.minibatches}) is '
-      f'not a multiple of data × fsdp × context × expert = {sharding.rows_shards(mesh)} devices; change one of them.'
+      f'config.prompts={config.prompts} (over learner.minibatches={minibatches}) is '
+      f'not a multiple of data × fsdp × context × expert = {shards} devices; change one of them.'
     )
+  reuse = _reuse(config)
+  replayed = reuse.slots(config.prompts) if reuse else 0
+  if replayed % (minibatches * shards):
+    raise UserError(
+      f'config.replay.reuse.share={config.replay.reuse.get("share")} replays {replayed} groups beside '
+      f'config.prompts={config.prompts} sampled ones, which is not a multiple of learner.minibatches × data × fsdp × '
+      f'context × expert = {minibatches * shards}; change one of them.'
+    )
+
+
+def _reuse(config: Config) -> reuse_rules.Store | None:
+  return pick(reuse_rules, config.replay.reuse, 'replay.reuse')()
 
 
 def make_spec(
@@ -112,8 +126,9 @@ def make_spec(
   config = attention_kernels.choose(config, model, mesh, facts)
   compatibility.check(config, facts)
   _check_mesh(config, model, mesh)
-  reuse = pick(successes, config.replay.reuse, 'replay.reuse')()
-  group = config.rollouts + (reuse.count if reuse else 0)
+  reuse = _reuse(config)
+  group = config.rollouts + (reuse.rows if reuse else 0)
+  replayed = reuse.slots(config.prompts) if reuse else 0
   precision.check(config, dtype, method.needs_old)
   rule = pick(dynamic_sampling, config.replay.collect, 'replay.collect')()
   model_spec = ModelSpec(
@@ -129,12 +144,15 @@ def make_spec(
     rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, mesh)._replace(
       greedy_first=method.needs_greedy
     ),
-    update=_update(config, model_spec, mesh, group, skips_empty=rule is not None),
+    update=_update(
+      config, model_spec, mesh, (config.prompts + replayed, group), skips_empty=rule is not None
+    ),
     objective=_objective(config, method),
     layout=LayoutSpec(
       mesh=mesh,
       rules=sharding.rules(config.mesh.get('rules', ())),
       prompts=config.prompts,
+      replayed=replayed,
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),
@@ -230,7 +248,12 @@ def _exit_rule(
 
 
 def _update(
-  config: Config, model: ModelSpec, mesh: jax.sharding.Mesh, group: int, *, skips_empty: bool
+  config: Config,
+  model: ModelSpec,
+  mesh: jax.sharding.Mesh,
+  batch: tuple[int, int],
+  *,
+  skips_empty: bool,
 ) -> UpdateSpec:
   learner, remat = config.learner, config.learner.remat
   loop = pick(inner_steps, config.optimizer.outer, 'optimizer.outer')()
@@ -245,7 +268,7 @@ def _update(
     activation_noise=noise,
     minibatches=learner.minibatches,
     passes=learner.passes,
-    packing=_packing(config, model, mesh, group),
+    packing=_packing(config, model, mesh, batch),
     remat=remat if isinstance(remat, bool) else not _on_cpu(mesh),
     attention=attention_kernels.of_update(config, mesh),
     quantize=learner.quantize,
@@ -253,12 +276,17 @@ def _update(
   )
 
 
-def _packing(config: Config, model: ModelSpec, mesh: jax.sharding.Mesh, group: int) -> PackingSpec:
-  """Bins for the longest row, or a whole group where that is short; as many as the microbatch has room for."""
-  L, T = config.prompt_tokens, config.completion_tokens
+def _packing(
+  config: Config, model: ModelSpec, mesh: jax.sharding.Mesh, batch: tuple[int, int]
+) -> PackingSpec:
+  """Bins for the longest row, or a whole group where that is short; as many as the microbatch has room for.
+
+  `batch`: slots of a batch, and rows of a slot.
+  """
+  L, T, (slots, group) = config.prompt_tokens, config.completion_tokens, batch
   longest, whole = L + T - 1, L + group * T
   shards = sharding.rows_shards(mesh, sharding.UPDATE_ROWS)
-  prompts = config.prompts // config.learner.minibatches // shards
+  prompts = slots // config.learner.minibatches // shards
   rows = prompts * group
   short = _CPU_SHORT_BIN if _on_cpu(mesh) else _SHORT_BIN
   bin_tokens = max(longest, min(max(whole, short), _WHOLE_GROUP, prompts * whole))

@@ -95,7 +95,7 @@ class LayoutSpec(NamedTuple):
   rules: (
     sharding.Rules
   )  # (regular expression over a parameter's path, mesh axes), the first match counts
-  prompts: int  # P
+  prompts: int  # P, sampled in a step
   prompt_tokens: int  # L
   group: int  # rows of a slot in the update: sampled and replayed
   slots_per_prompt: int  # at most; rows of all slots of a prompt form one group
@@ -103,6 +103,12 @@ class LayoutSpec(NamedTuple):
   hints: bool  # prompts record the share of a known answer that they include
   slices: int = 1  # of devices that only a slow network connects; they divide the first mesh axis
   prefix_tokens: int = 0  # with which all prompts begin alike; sampling encodes them once
+  replayed: int = 0  # slots of a batch for groups of earlier steps, behind those of its prompts
+
+  @property
+  def slots(self) -> int:
+    """Slots of a batch: sampled and replayed groups."""
+    return self.prompts + self.replayed
 
 
 class StepSpec(NamedTuple):
@@ -119,7 +125,7 @@ class StepSpec(NamedTuple):
 def full_bins(spec: StepSpec) -> int:
   """Bins of a minibatch on each shard of rows, at most, where all rows are learned and have all their tokens."""
   layout, size = spec.layout, spec.update.packing
-  prompts = layout.prompts // spec.update.minibatches
+  prompts = layout.slots // spec.update.minibatches
   prompts //= sharding.rows_shards(layout.mesh, sharding.UPDATE_ROWS)
   whole = layout.prompt_tokens + layout.group * (spec.rollout.decode.max_tokens - 1)
   fit = rows_of_bin(spec, spec.rollout.decode.max_tokens)

@@ -257,13 +257,14 @@ class Health:
 def same_policy(config: Config) -> bool:
   """Returns whether every learned token was sampled by exactly the weights that learn it, and recorded exactly.
 
-  False where batches wait, rows continue over several steps, a batch gets several updates, the update's prompt or
-  forward pass differs on purpose, or the cache is rounded.
+  False where batches wait, groups of earlier steps are replayed, rows continue over several steps, a batch gets several
+  updates, the update's prompt or forward pass differs on purpose, or the cache is rounded.
   """
   off = (config.rollout.stop, config.rollout.draft, config.replay.collect, config.curriculum.hint)
   off += (config.objective.activation_noise, config.optimizer.outer)
   return (
     config.mode != 'lag'
+    and config.replay.reuse.fn != 'mixed_groups'
     and config.learner.minibatches == config.learner.passes == 1
     and config.rollout.cache_dtype != 'int8'
     and all(stage.fn == 'none' for stage in off)

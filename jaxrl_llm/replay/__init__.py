@@ -1,19 +1,17 @@
 """Rollouts that are used after their step. Numpy on the host, without jax."""
 
-from jaxrl_llm.replay import dynamic_sampling, successes
+from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.replay.drafts import Drafts
 from jaxrl_llm.replay.dynamic_sampling import Collector
 from jaxrl_llm.replay.known_answers import KnownAnswers
 from jaxrl_llm.replay.partial_rollouts import PartialRollouts, blank
-from jaxrl_llm.replay.successes import Successes
 
 __all__ = [
   'KnownAnswers',
   'Collector',
   'Drafts',
-  'Successes',
   'PartialRollouts',
   'blank',
   'dynamic_sampling',
-  'successes',
+  'reuse',
 ]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
 
+from jaxrl_llm.replay import group_batches
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.types import Batch, JsonObject, Prompts, Rollout, Settings, UserError
+from jaxrl_llm.types import Batch, JsonObject, Settings, UserError
 
 
 class Rule(NamedTuple):
@@ -82,10 +83,10 @@ class Collector:
     real_P = (np.asarray(batch.rollout.length_B).reshape(len(index_P), -1) > 0).any(1)
     unmet = 0
     for index in dict.fromkeys(index_P.tolist()):
-      landed = _slots(batch, np.flatnonzero((index_P == index) & real_P))
+      landed = group_batches.slots(batch, np.flatnonzero((index_P == index) & real_P))
       earlier = self.lacking.pop(index, None)
       if earlier is not None:  # also where its further slots have no rows
-        self._queue(Group(_joined([earlier.batch, landed]), earlier.step))
+        self._queue(Group(group_batches.joined([earlier.batch, landed]), earlier.step))
         continue
       if not len(landed.prompts.index_P):
         continue
@@ -133,20 +134,21 @@ class Collector:
       )  # fmt: skip
     self.queue, self.calls = rest, 0
     metrics |= {'collect/queued': len(rest), 'collect/short': int(short)}
-    blank = _slots(empty, np.arange(room))
-    # Index −1 is no prompt of the data, so that empty slots form no group with others.
-    blank = blank._replace(prompts=blank.prompts._replace(index_P=np.full(room, -1, np.int32)))
-    return _joined([*(group.batch for group in taken), blank]), metrics
+    blank = group_batches.empty_slots(empty, room)
+    return group_batches.joined([*(group.batch for group in taken), blank]), metrics
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
     groups = [*self.queue, *self.lacking.values()]
-    states = [dict(group._asdict(), batch=_plain(group.batch)) for group in groups]
+    states = [dict(group._asdict(), batch=group_batches.plain(group.batch)) for group in groups]
     return dict(calls=self.calls, queued=len(self.queue), groups=states)
 
   def load_state_dict(self, state: Settings) -> None:
     """Restore from `state_dict`."""
-    groups = [Group(**dict(group, batch=_batch(group['batch']))) for group in state['groups']]
+    groups = [
+      Group(**dict(group, batch=group_batches.from_plain(group['batch'])))
+      for group in state['groups']
+    ]
     self.calls, self.queue = state['calls'], groups[: state['queued']]
     self.lacking = {int(g.batch.prompts.index_P[0]): g for g in groups[state['queued'] :]}
 
@@ -214,51 +216,3 @@ def _mass(batch: Batch) -> tuple[float, int]:
 def _hardness(group: Group) -> tuple[float, int]:
   k, n = _mass(group.batch)
   return k / n, int(group.batch.prompts.index_P[0])
-
-
-_NESTED = ('prompts', 'rollout', 'demo')
-
-
-def _map(f: Callable[..., np.ndarray], batch: Batch, *others: Batch) -> Batch:
-  """f(array of the first batch, of the second, …) for all arrays of prompts and rows."""
-
-  def each(*parts: Any) -> Any:
-    return None if parts[0] is None else f(*map(np.asarray, parts))
-
-  fields = {}
-  for name in Batch._fields:
-    parts = [getattr(b, name) for b in (batch, *others)]
-    nested = name in _NESTED and parts[0] is not None
-    fields[name] = type(parts[0])(*map(each, *parts)) if nested else each(*parts)
-  return Batch(**fields)
-
-
-def _slots(batch: Batch, slot_N: np.ndarray) -> Batch:
-  """A batch of these slots and their rows."""
-  P = len(batch.prompts.index_P)
-
-  def cut(x: np.ndarray) -> np.ndarray:
-    if not len(x):
-      return x
-    by_slot = x.reshape(P, len(x) // P, *x.shape[1:])[slot_N]
-    return by_slot.reshape(len(slot_N) * (len(x) // P), *x.shape[1:])
-
-  return _map(cut, batch)
-
-
-def _joined(batches: list[Batch]) -> Batch:
-  return _map(lambda *parts: np.concatenate(parts), *batches)
-
-
-def _plain(batch: Any) -> JsonObject:
-  """A batch or its part as nested dicts of arrays, without None."""
-  fields = {}
-  for name, value in batch._asdict().items():
-    if value is not None:
-      fields[name] = value if not hasattr(value, '_asdict') else _plain(value)
-  return fields
-
-
-def _batch(fields: Settings) -> Batch:
-  kinds = dict(zip(_NESTED, (Prompts, Rollout, Rollout), strict=True))
-  return Batch(**{n: kinds[n](**x) if n in kinds else x for n, x in fields.items()})

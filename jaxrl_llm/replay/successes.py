@@ -1,7 +1,4 @@
-"""Right rollouts of earlier visits, replayed beside the fresh rollouts of their prompt.
-
-Every public function may be named in `config.replay.reuse.fn`; it returns an empty store, or None.
-"""
+"""Right rollouts of earlier visits, replayed beside the fresh rollouts of their prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.replay.array_records import each
-from jaxrl_llm.types import Array, Batch, JsonObject, Settings, UserError
+from jaxrl_llm.types import Array, Batch, JsonObject, Settings
 
 
 class StoredRollout(NamedTuple):
@@ -26,11 +23,17 @@ class Successes:
 
   def __init__(self, count: int, most: int):
     """`count` are replayed at a visit, of the `most` that are stored per prompt."""
-    self.count, self.most = count, most
+    self.rows, self.most = count, most
     self.rollouts: dict[int, list[StoredRollout]] = {}
 
-  def keep(self, batch: Batch) -> None:
-    """Adds the right rows of a batch and drops the oldest ones. arXiv:2507.07451 (RLEP)."""
+  def slots(self, prompts: int) -> int:
+    """No slot beside those of the sampled prompts."""
+    del prompts
+    return 0
+
+  def keep(self, batch: Batch, mixed_P: np.ndarray, step: int) -> None:
+    """Adds the right rows of a batch, of any group, and drops the oldest ones. arXiv:2507.07451 (RLEP)."""
+    del mixed_P, step
     rollout, index_P = batch.rollout, np.asarray(batch.prompts.index_P)
     G = len(rollout.length_B) // len(index_P)
     for b in np.flatnonzero((batch.correct_B > 0.5) & (rollout.length_B > 0)):
@@ -41,13 +44,13 @@ class Successes:
       del stored[: -self.most]
 
   def join(self, batch: Batch, seed: int, step: int) -> Batch:
-    """Adds `count` rows to the G fresh rows of each group: replays drawn by (seed, step, prompt), or empty rows.
+    """Adds `rows` rows to the G fresh rows of each group: replays drawn by (seed, step, prompt), or empty rows.
 
     `replayed_B` is 1 for them: they have no recorded log-probs, and the update computes those of its first weights. A
     group without fresh rows gets no replays. arXiv:2507.07451 (RLEP).
     """
     index_P = np.asarray(batch.prompts.index_P)
-    P, M = len(index_P), self.count
+    P, M = len(index_P), self.rows
     fresh_P = (np.asarray(batch.rollout.length_B).reshape(P, -1) > 0).any(1)
     # Zeros with the shapes and types of the batch, M rows per prompt.
     first = np.repeat(np.arange(P) * (len(batch.reward_B) // P), M)
@@ -76,7 +79,15 @@ class Successes:
   def _draw(self, index: int, seed: int, step: int) -> list[StoredRollout]:
     stored = self.rollouts.get(index, [])
     random = np.random.default_rng((seed, 3, step, index))
-    return [stored[i] for i in random.permutation(len(stored))[: self.count]]
+    return [stored[i] for i in random.permutation(len(stored))[: self.rows]]
+
+  def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
+    """Metrics of a batch, whose slots are all `fresh`, and of the store."""
+    del fresh
+    if batch.replayed_B is None:
+      return {}
+    length_B = batch.rollout.length_B[batch.replayed_B > 0]
+    return {'replay/rows': int((length_B > 0).sum()), 'replay/prompts': len(self.rollouts)}
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
@@ -88,23 +99,6 @@ class Successes:
       int(index): [StoredRollout(np.asarray(t, np.int32), float(r), int(s)) for t, r, s in stored]
       for index, stored in state.items()
     }
-
-
-def none() -> None:
-  """No replay."""
-
-
-def successes(*, count: int, keep: int = 8) -> Successes:
-  """Groups of G fresh and up to `count` replayed right rows, normalized together; `keep` are stored per prompt.
-
-  The paper collects them in a first run and restarts training; here they come from the run itself.
-  arXiv:2507.07451 (RLEP).
-  """
-  if not 1 <= count <= keep:
-    raise UserError(
-      f'config.replay.reuse.count={count} must be from 1 to config.replay.reuse.keep={keep}; the paper replays 2.'
-    )
-  return Successes(count, keep)
 
 
 def _joined(a: np.ndarray, b: np.ndarray, prompts: int) -> np.ndarray:

@@ -49,7 +49,7 @@ class ReplayBuffers(NamedTuple):
 
   unfinished: replay.PartialRollouts | None
   drafts: replay.Drafts | None
-  successes: replay.Successes | None
+  reuse: replay.reuse.Store | None
   collector: replay.Collector | None  # None: every graded batch is learned from as it is
 
 

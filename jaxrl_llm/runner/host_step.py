@@ -125,19 +125,25 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
     batch, hint_metrics = context.selection.hints.update(batch, finished_P)
     metrics |= hint_metrics
   next_batch = batch
-  if buffers.successes is not None:
-    next_batch = buffers.successes.join(batch, config.seed, index)
-    buffers.successes.keep(batch)
+  if buffers.reuse is not None:
+    next_batch = buffers.reuse.join(batch, config.seed, index)
+    buffers.reuse.keep(batch, _mixed_slots(context, batch), index)
   if buffers.collector is not None:
     metrics |= buffers.collector.add(next_batch, index)
     next_batch, collected = buffers.collector.take(empty_records.empty_batch(context.spec), index)
     metrics |= collected
-  if buffers.successes is not None and next_batch.replayed_B is not None:
-    replayed = next_batch.replayed_B > 0
-    metrics['replay/rows'] = int((next_batch.rollout.length_B[replayed] > 0).sum())
-    metrics['replay/prompts'] = len(buffers.successes.rollouts)
+  if buffers.reuse is not None:
+    metrics |= buffers.reuse.metrics(next_batch, len(batch.prompts.index_P))
   # The device reads rewards; success rates are used on the host alone.
   return Landed(next_batch._replace(success_B=None), metrics, records)
+
+
+def _mixed_slots(context: RunContext, batch: Batch) -> np.ndarray:
+  """Which slots hold a mixed group, bool [P]."""
+  score_BxK = outcomes.compared(context.spec.objective.method, batch)
+  exists_B, P = np.asarray(batch.rollout.length_B) > 0, len(batch.prompts.index_P)
+  slot_B = np.repeat(np.arange(P), len(exists_B) // P)
+  return np.asarray(outcomes.mixed(score_BxK, exists_B, slot_B, P))
 
 
 def packed(pending: PendingStep) -> JsonObject:

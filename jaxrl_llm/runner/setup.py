@@ -229,7 +229,7 @@ def _replay_buffers(
     drafts=replay.Drafts(config.rollouts, config.rollout.draft_memory_mb)
     if spec.rollout.drafts.verify
     else None,
-    successes=stages.pick(replay.successes, config.replay.reuse, 'replay.reuse')(),
+    reuse=stages.pick(replay.reuse, config.replay.reuse, 'replay.reuse')(),
     collector=_collector(config, rows, spec.objective.method),
   )
 

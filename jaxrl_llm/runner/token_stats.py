@@ -133,10 +133,10 @@ def shaped_rewards(spec: StepSpec, batch: Batch) -> np.ndarray | None:
 
 def available(spec: StepSpec, config: Config) -> tuple[bool, bool]:
   """(whether advantages, whether coefficients) are known before the update."""
-  method, waits = spec.objective.method, config.replay.collect.fn != 'none'
-  other = (
-    waits or spec.layout.group != spec.rollout.decode.rollouts or method.auxiliary_model is not None
-  )
+  method, replay = spec.objective.method, config.replay
+  # Batches wait, are joined by other rows, or are weighted anew.
+  changed = replay.collect.fn != 'none' or replay.reuse.fn != 'none'
+  other = changed or method.auxiliary_model is not None
   advantage = not other and not (method.needs & _UNKNOWN_ADVANTAGE)
   return advantage, advantage and not (method.needs & _UNKNOWN_COEFFICIENT)
 

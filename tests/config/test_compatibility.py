@@ -49,6 +49,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('mesh.preset', 'used'): ('mesh.preset=v5e-16',),
   ('mode', 'not in'): ('mode=fused',),
   ('objective.advantage', 'in'): ('objective.advantage.fn=group_normalized',),
+  ('objective.aggregation', 'not in'): ('objective.aggregation.fn=sequence_mean',),
   ('objective.auxiliary_model', 'in'): ('objective.auxiliary_model.fn=preference',),
   ('objective.auxiliary_model', 'used'): ('objective.auxiliary_model.fn=critic',),
   ('objective.credit_assignment', 'in'): ('objective.credit_assignment.fn=gigpo', *EPISODES),
@@ -63,10 +64,14 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
     'objective.teacher=smollm2-135m',
     'objective.distillation.fn=on_policy',
   ),
+  ('objective.weigh_rows', 'in'): ('objective.weigh_rows=False',),
+  ('objective.zero_variance', 'in'): ('objective.zero_variance.fn=mask',),
   ('optimizer.outer', 'used'): ('optimizer.outer.fn=slow_fast',),
   ('optimizer.outer', 'in'): ('optimizer.outer.fn=last_turn_first', *EPISODES),
   ('replay.collect', 'in'): ('replay.collect.fn=dars',),
   ('replay.collect', 'used'): ('replay.collect.fn=mixed',),
+  ('replay.reuse', 'in'): ('replay.reuse.fn=mixed_groups',),
+  ('replay.reuse', 'not in'): ('replay.reuse.fn=successes',),
   ('replay.reuse', 'used'): ('replay.reuse.fn=successes',),
   ('rewards.parts', 'used'): ('rewards.parts=({"fn": "number"},)',),
   ('rewards.truncate', 'used'): ('rewards.truncate.fn=outliers',),
@@ -120,6 +125,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return NEEDS[condition.value]
   if (condition.field, condition.value) == ('environment', ('endpoint',)):
     return ENDPOINT
+  if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs',)):
+    return 'replay.reuse.fn=contrast_pairs', 'objective.aggregation.fn=token_mean'
   return () if condition.field in FACTS else EXAMPLES[condition.field, condition.op]
 
 

@@ -98,6 +98,17 @@ def test_two_processes_grade_several_steps_at_once(tmp_path):
   assert_close(tmp_path / 'two', tmp_path / 'one', steps=6)
 
 
+def test_two_processes_replay_the_same_groups(tmp_path):
+  """Each draws from a buffer of its own."""
+  job = JOB | dict(steps=5, replay=dict(reuse=dict(fn='mixed_groups', share=0.5)))
+  config = tiny_job.config_file(tmp_path, **job)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'alone'))
+  for process in start_all(config, tmp_path / 'both', '--config.mesh.fsdp=2'):
+    tiny_job.finish(process)
+  assert_close(tmp_path / 'both', tmp_path / 'alone', steps=5)
+  assert any(row['replay/rows'] for row in tiny_job.rows(tmp_path / 'both'))
+
+
 def assert_error(out: str, words: str) -> None:
   """The output has one error message, at the end, after any messages of jax."""
   (error,) = (line for line in out.splitlines() if line.startswith('error: '))

@@ -267,6 +267,7 @@ def test_the_gap_of_rounded_weights_is_no_alarm():
     '--config.rollout.cache_dtype=int8',
     '--config.curriculum.hint.fn=guide',
     '--config.replay.collect.fn=mixed',
+    '--config.replay.reuse.fn=mixed_groups',
   ],
 )
 def test_no_gap_alarm_where_sampler_and_trainer_differ_on_purpose(change):

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.replay import successes
+from jaxrl_llm.replay import reuse
 from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Prompts, Rollout, UserError
 
 G, L, T = 3, 2, 4
+NO_GROUPS = np.zeros(0, bool)  # right rows of any group are stored
 
 
 def batch(index_P, tokens_B, correct_B, length_B=None):
@@ -43,8 +44,8 @@ def more(joined, count):
 
 
 def test_right_rows_come_back_beside_the_fresh_ones_of_their_prompt():
-  kept = successes.successes(count=2)
-  kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 1, 0, 0, 0]))
+  kept = reuse.successes(count=2)
+  kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 1, 0, 0, 0]), NO_GROUPS, 0)
   fresh = batch([6, 5], [7, 8, 9, 10, 11, 12], [0, 1, 0, 0, 0, 0])
   got = kept.join(fresh, 0, 1)
   assert more(got, 2) == [[0, 0], [1, 3]]
@@ -67,32 +68,36 @@ def test_right_rows_come_back_beside_the_fresh_ones_of_their_prompt():
 
 
 def test_the_newest_are_kept_and_none_twice():
-  kept = successes.successes(count=3, keep=3)
+  kept = reuse.successes(count=3, keep=3)
   for tokens in ([1, 2, 3], [1, 4, 4]):
-    kept.keep(batch([5], tokens, [1, 1, 1]))
+    kept.keep(batch([5], tokens, [1, 1, 1]), NO_GROUPS, 0)
   assert [int(x.tokens[0]) for x in kept.rollouts[5]] == [3, 1, 4]
   assert more(kept.join(batch([5], [7, 8, 9], [0, 0, 0]), 0, 1), 3) == [[1, 3, 4]]
 
 
 def test_a_group_without_fresh_rows_gets_none_and_wrong_or_empty_rows_are_not_kept():
-  kept = successes.successes(count=1)
-  kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 0, 1, 0, 0], [1, 1, 1, 0, 1, 1]))
+  kept = reuse.successes(count=1)
+  kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 0, 1, 0, 0], [1, 1, 1, 0, 1, 1]), NO_GROUPS, 0)
   assert list(kept.rollouts) == [5] and len(kept.rollouts[5]) == 1
   held_back = batch([5], [7, 8, 9], [0, 0, 0], [0, 0, 0])
   assert kept.join(held_back, 0, 1).rollout.length_B.tolist() == [0] * (G + 1)
 
 
 def test_the_draw_is_of_seed_step_and_prompt_and_a_resumed_run_repeats_it():
-  kept = successes.successes(count=2)
+  kept = reuse.successes(count=2)
   for t in range(1, 8):
-    kept.keep(batch([5, 6], [3 * t, 3 * t + 1, 3 * t + 2, 60 + t, 70 + t, 80 + t], [1, 1, 0] * 2))
+    kept.keep(
+      batch([5, 6], [3 * t, 3 * t + 1, 3 * t + 2, 60 + t, 70 + t, 80 + t], [1, 1, 0] * 2),
+      NO_GROUPS,
+      0,
+    )
   kept.rollouts[5][0] = kept.rollouts[5][0]._replace(reason=TRUNCATED)
   fresh = batch([5, 6], [1] * 6, [0] * 6)
   drawn = [more(kept.join(fresh, 0, step), 2) for step in range(20)]
   assert len({str(x) for x in drawn}) > 10
   swapped = batch([6, 5], [1] * 6, [0] * 6)
   assert [more(kept.join(swapped, 0, step), 2)[::-1] for step in range(20)] == drawn
-  again = successes.successes(count=2)
+  again = reuse.successes(count=2)
   arrays = {k: [[t.tolist(), r, s] for t, r, s in v] for k, v in kept.state_dict().items()}
   again.load_state_dict(json.loads(json.dumps(arrays)))
   for step in range(20):
@@ -105,4 +110,4 @@ def test_more_replays_than_are_kept_is_told():
   with pytest.raises(
     UserError, match='config.replay.reuse.count=9 must be from 1 to config.replay.reuse.keep=8'
   ):
-    successes.successes(count=9)
+    reuse.successes(count=9)

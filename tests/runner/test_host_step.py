@@ -58,7 +58,7 @@ def make_context():
     spec=spec,
     models=types.SimpleNamespace(policy=types.SimpleNamespace(tokenizer=Words())),
     selection=types.SimpleNamespace(curriculum=Observer(), lengths=Observer(), hints=None),
-    replay=types.SimpleNamespace(unfinished=None, drafts=None, successes=None, collector=None),
+    replay=types.SimpleNamespace(unfinished=None, drafts=None, reuse=None, collector=None),
     grading=grading,
     episodes=None,
     token_stats=None,
@@ -285,9 +285,9 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   landed = {}
   for name, kept in dict(
     plain=None,
-    replay=replay.successes.successes(count=1),
+    replay=replay.reuse.successes(count=1),
   ).items():
-    context.replay.successes, context.replay.collector = kept, None
+    context.replay.reuse, context.replay.collector = kept, None
     for index in (1, 2):
       landed[name] = host_step.land(
         context,
@@ -303,6 +303,29 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
   length_PxG = again.batch.rollout.length_B.reshape(P, G + 1)
   assert length_PxG[:, -1].tolist() == [3, 3, 0, 3]
   np.testing.assert_array_equal(length_PxG[:, :G].ravel(), plain.batch.rollout.length_B)
+
+
+def test_mixed_groups_of_the_last_step_are_landed_behind_the_fresh_ones():
+  """Groups 0 and 1 are mixed, group 2 all wrong, group 3 all right. A step does not replay its own groups."""
+  context = make_context()
+  context.grading.vote = context.grading.truncate = None
+  rows = [types.SimpleNamespace(question='?', messages=(), answer='7') for _ in range(40)]
+  context.tables = types.SimpleNamespace(train=table_of(rows))
+  context.replay.reuse = replay.reuse.mixed_groups(share=0.5)
+  batch = make_batch([3] * B, [0] * B, [STOPPED] * B, [1] * B)
+  rollout = batch.rollout._replace(tokens_BxT=np.array(VOTES, np.int32))
+  landed = []
+  for step in (1, 2):
+    prompts = batch.prompts._replace(index_P=np.arange(P) + 10 * step)
+    pending = host_step.PendingStep(step, prompts, rollout, {})
+    landed.append(host_step.land(context, Sevens(), pending))
+  first, second = (x.batch.prompts.index_P.tolist() for x in landed)
+  assert first == [10, 11, 12, 13] + [-1] * P
+  assert second[:P] == [20, 21, 22, 23] and sorted(second[P:]) == [-1, -1, 10, 11]
+  rows_PxG = landed[1].batch.reward_B.reshape(2 * P, G)
+  assert rows_PxG[second.index(10)].tolist() == [1, 1, 0, 1]
+  assert [x.metrics['replay/rows'] for x in landed] == [0, 2 * G]
+  assert len(landed[1].rollout_records) == B  # of the sampled rows alone
 
 
 def proposed(index):

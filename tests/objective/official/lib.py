@@ -146,6 +146,18 @@ def functions(text: str, names: tuple[str, ...], **namespace: Any) -> types.Simp
   return types.SimpleNamespace(**{name: namespace[name] for name in names})
 
 
+def method(text: str, owner: str, name: str, **namespace: Any) -> Any:
+  """A method of a class of a module's text as a function of `self`, like `functions`."""
+  (found,) = (
+    n
+    for c in ast.parse(text).body
+    if isinstance(c, ast.ClassDef) and c.name == owner
+    for n in c.body
+    if getattr(n, 'name', None) == name
+  )
+  return getattr(functions(ast.unparse(found), (name,), **namespace), name)
+
+
 def branch(text: str, test: str) -> Any:
   """Code of the statements under the first `if test:` of a module's text, for `exec` with what they read."""
   for node in ast.walk(ast.parse(text)):

@@ -1,0 +1,40 @@
+"""Settings that do not go with groups replayed in slots of their own, or resampled: rows of `compatibility.ROWS`."""
+
+from __future__ import annotations
+
+from jaxrl_llm.config.conditions import Condition, Row
+
+_GROUPS = Condition('replay.reuse', 'in', ('mixed_groups',))
+_PAIRS = Condition('replay.reuse', 'in', ('contrast_pairs',))
+ROWS = (
+  Row(
+    _GROUPS,
+    Condition('replay.collect'),
+    'both decide which groups fill the slots of a batch',
+    'set the fn of one of them to none',
+  ),
+  Row(
+    _GROUPS,
+    Condition('objective.sft_loss', 'needs', 'demo', 'that needs demonstrations'),
+    'a stored group has no demonstration',
+    'set --config.replay.reuse.fn=none',
+  ),
+  Row(
+    _PAIRS,
+    Condition('objective.aggregation', 'not in', ('token_mean',)),
+    'the weights of rows are those of a mean over the tokens of the resampled batch',
+    'set --config.objective.aggregation.fn=token_mean',
+  ),
+  Row(
+    _PAIRS,
+    Condition('objective.zero_variance', 'in', ('mask',)),
+    'the weights of rows are relative to all tokens of the batch, and resampling leaves zero-variance groups out',
+    'set --config.objective.zero_variance.fn=keep',
+  ),
+  Row(
+    _PAIRS,
+    Condition('objective.weigh_rows', 'in', (False,)),
+    'a row is learned several times by its weight',
+    'leave --config.objective.weigh_rows at True',
+  ),
+)

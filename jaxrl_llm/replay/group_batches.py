@@ -1,0 +1,73 @@
+"""Batches of single groups on the host: cut out of a batch, joined, and as plain dicts for the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.types import Batch, JsonObject, Prompts, Rollout, Settings
+
+_NESTED = ('prompts', 'rollout', 'demo')
+
+
+def mapped(f: Callable[..., np.ndarray], batch: Batch, *others: Batch) -> Batch:
+  """f(array of the first batch, of the second, …) for all arrays of prompts and rows."""
+
+  def each(*parts: Any) -> Any:
+    return None if parts[0] is None else f(*map(np.asarray, parts))
+
+  fields = {}
+  for name in Batch._fields:
+    parts = [getattr(b, name) for b in (batch, *others)]
+    nested = name in _NESTED and parts[0] is not None
+    fields[name] = type(parts[0])(*map(each, *parts)) if nested else each(*parts)
+  return Batch(**fields)
+
+
+def slots(batch: Batch, slot_N: np.ndarray) -> Batch:
+  """A batch of these slots and their rows."""
+  P = len(batch.prompts.index_P)
+
+  def cut(x: np.ndarray) -> np.ndarray:
+    if not len(x):
+      return x
+    by_slot = x.reshape(P, len(x) // P, *x.shape[1:])[slot_N]
+    return by_slot.reshape(len(slot_N) * (len(x) // P), *x.shape[1:])
+
+  return mapped(cut, batch)
+
+
+def empty_slots(like: Batch, count: int) -> Batch:
+  """`count` slots of no tokens, with the fields, shapes and types of `like`."""
+  first = slots(like, np.zeros(count, int))
+  empty = mapped(np.zeros_like, first)
+  prompts = first.prompts._replace(
+    tokens_PxL=empty.prompts.tokens_PxL,
+    length_P=empty.prompts.length_P,
+    # No prompt of the data, so that empty slots form no group with others.
+    index_P=np.full(count, -1, np.int32),
+  )
+  rollout = empty.rollout._replace(weight_B=np.ones_like(empty.rollout.weight_B))
+  return empty._replace(prompts=prompts, rollout=rollout)
+
+
+def joined(batches: list[Batch]) -> Batch:
+  """All slots of the batches, in order; fields that are None in the first must be so in all."""
+  return mapped(lambda *parts: np.concatenate(parts), *batches)
+
+
+def plain(batch: Any) -> JsonObject:
+  """A batch or its part as nested dicts of arrays, without None."""
+  fields = {}
+  for name, value in batch._asdict().items():
+    if value is not None:
+      fields[name] = value if not hasattr(value, '_asdict') else plain(value)
+  return fields
+
+
+def from_plain(fields: Settings) -> Batch:
+  """The inverse of `plain`."""
+  kinds = dict(zip(_NESTED, (Prompts, Rollout, Rollout), strict=True))
+  return Batch(**{n: kinds[n](**x) if n in kinds else x for n, x in fields.items()})

@@ -1,0 +1,66 @@
+"""Which rollouts the update learns from again: those of earlier steps, or those of the step more than once.
+
+Every public function may be named in `config.replay.reuse.fn`; it returns an empty store, or None. A store has `rows`,
+`slots`, `join`, `keep` and `metrics`, and its state is part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from jaxrl_llm.replay.contrast_pairs import ContrastPairs
+from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, RolloutReplay
+from jaxrl_llm.replay.successes import Successes
+from jaxrl_llm.types import UserError
+
+Store = Successes | RolloutReplay | ContrastPairs
+
+
+def none() -> None:
+  """No replay."""
+
+
+def successes(*, count: int, keep: int = 8) -> Successes:
+  """Groups of G fresh and up to `count` replayed right rows, normalized together; `keep` are stored per prompt.
+
+  The paper collects them in a first run and restarts training; here they come from the run itself.
+  arXiv:2507.07451 (RLEP).
+  """
+  if not 1 <= count <= keep:
+    raise UserError(
+      f'config.replay.reuse.count={count} must be from 1 to config.replay.reuse.keep={keep}; the paper replays 2.'
+    )
+  return Successes(count, keep)
+
+
+def mixed_groups(*, share: float = 0.5, max_age: int = 4, memory_mb: int = 1024) -> RolloutReplay:
+  """`share` of a batch's slots hold mixed groups of the last `max_age` steps, with their recorded log-probs.
+
+  config.prompts are sampled, and round(prompts·share / (1 − share)) groups are replayed. The ratio π / π_b of a
+  replayed token is to the weights that sampled it; `importance_correction=token` is the paper's loss. `memory_mb` MiB
+  of the host at most. arXiv:2506.05316 (DOTS with rollout replay; share 0.5, a queue of 512 groups, no bound on age).
+  """
+  if not 0 < share < 1:
+    raise UserError(
+      f'config.replay.reuse.share={share} must be between 0 and 1; the paper replays 0.5 of a batch.'
+    )
+  for name, value in dict(max_age=max_age, memory_mb=memory_mb).items():
+    if value < 1:
+      raise UserError(f'config.replay.reuse.{name}={value} must be a whole number from 1 up.')
+  return RolloutReplay(share, RolloutBuffer(max_age, memory_mb))
+
+
+def contrast_pairs(*, share: float = 0.5, draws: int = 8) -> ContrastPairs:
+  """The `share` of a group's pairs with the largest difference of advantages, resampled by it in `draws` sub-batches.
+
+  The i-th best row of a group is paired with its i-th worst. Each sub-batch takes 1 / `draws` of the kept pairs,
+  p ∝ |A⁺| + |A⁻|, so that a pair is learned 0 to `draws` times. A row learned k times has k times the weight; copies
+  are in one minibatch, where the official code may have them in several. arXiv:2508.05612 (Shuffle-R1).
+  """
+  if not 0 < share <= 1:
+    raise UserError(
+      f'config.replay.reuse.share={share} must be above 0 and at most 1; the paper keeps 0.5 of the pairs.'
+    )
+  if draws < 1:
+    raise UserError(
+      f'config.replay.reuse.draws={draws} must be a whole number from 1 up; the paper draws 8 sub-batches.'
+    )
+  return ContrastPairs(share, draws)
