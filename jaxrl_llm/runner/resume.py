@@ -131,7 +131,7 @@ def _stateful(context: RunContext) -> dict[str, _Stateful]:
     lengths=selection.lengths,
     unfinished=buffers.unfinished,
     drafts=buffers.drafts,
-    reuse=buffers.reuse,
+    successes=buffers.reuse,
     collect=buffers.collector,
     aid=selection.hints,
     labels=grading.labels,
