@@ -235,9 +235,8 @@ class Config(Section):
   seed: int = 0
   # fused: one program; lag: grades during the next steps; split: two programs, quick to compile
   mode: str = 'fused'
-  lag_steps: int = (
-    1  # with mode='lag': how many updates late a batch is learned; so many are graded at once
-  )
+  # with mode='lag': how many updates late a batch is learned; so many are graded at once
+  lag_steps: int = 1
   steps: int = 60  # 0 = only the supervised start
   # P: prompts per step; 0 = 4 on a CPU, 64 on accelerators, rounded up to the number of row shards
   prompts: int = 0
