@@ -172,6 +172,14 @@ class TrainState(NamedTuple):
   base: Params = None  # with LoRA the frozen weights, matrices in the type of compute; not saved
 
 
+class GlobalSizes(NamedTuple):
+  """Fields of ModelConfig in layers that do not slide, where they differ from those of layers that do."""
+
+  head_dim: int
+  kv_heads: int
+  key_values: bool
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
   """The attention layers of a decoder. Defaults are Llama's."""
@@ -195,6 +203,9 @@ class AttentionConfig:
     False  # instead, it attends to the tokens of the query's chunk of `window` positions
   )
   sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
+  value_norm: bool = False  # RMS norm of values per head, without a scale
+  key_values: bool = False  # values are the keys before their norm and rotation
+  global_sizes: GlobalSizes | None = None  # None: all layers have equal sizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,6 +284,14 @@ class ActivationConfig:
   gate_limit: float = 0.0  # of clamped_swiglu: gate ≤ limit and |up| ≤ limit
 
 
+class Structure(NamedTuple):
+  """What decides the parameters of a layer."""
+
+  is_recurrent: bool
+  has_experts: bool
+  is_global: bool  # its sizes are `global_sizes`
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(
   AttentionConfig, LatentConfig, DeltaConfig, RotaryConfig, MixtureConfig, ActivationConfig
@@ -293,6 +312,7 @@ class ModelConfig(
   embed_scale: float = 1.0  # factor on embeddings, not on a tied head
   residual_scale: float = 1.0  # factor on what attention and MLP add to the residual stream
   logit_scale: float = 1.0  # factor on logits
+  layer_scales: bool = False  # the result of each layer is multiplied by a number, which is not trained
 
   @property
   def mixtures(self) -> int:
@@ -316,10 +336,25 @@ class ModelConfig(
     return any(self.recurrent_layers)
 
   @property
-  def structures(self) -> tuple[tuple[bool, bool], ...]:
-    """Of each layer, whether it is recurrent and whether it has experts; equal layers have equal parameters."""
+  def has_equal_caches(self) -> bool:
+    """Whether all layers cache arrays of equal sizes for a token."""
+    return self.global_sizes is None and not self.is_recurrent
+
+  def of_layers(self, slides: bool) -> ModelConfig:
+    """The sizes of layers that slide, or of those that do not."""
+    if slides or self.global_sizes is None:
+      return self
+    return dataclasses.replace(self, global_sizes=None, **self.global_sizes._asdict())
+
+  @property
+  def structures(self) -> tuple[Structure, ...]:
+    """Of each layer; equal layers have equal parameters."""
     recurrent = self.recurrent_layers or (False,) * self.layers
-    return tuple((recurrent[i], self.mixture_place(i) is not None) for i in range(self.layers))
+    has_sizes, slides = self.global_sizes is not None, self.slides
+    return tuple(
+      Structure(recurrent[i], self.mixture_place(i) is not None, has_sizes and not slides[i])
+      for i in range(self.layers)
+    )
 
 
 class Model(NamedTuple):

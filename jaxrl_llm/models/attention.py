@@ -293,7 +293,8 @@ class SelfAttention(Mixer):
     c, d = self.config, self.config.head_dim
     self.q = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
     self.k = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
-    self.v = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
+    if not c.key_values:
+      self.v = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
     if c.output_gate:
       self.q_gate = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
     self.o = dense(c.heads * d, c.width, use_bias=c.out_bias)
@@ -306,12 +307,15 @@ class SelfAttention(Mixer):
   def mix(self, h_BxQxD: jax.Array, context: Context) -> tuple[jax.Array, LayerCache]:
     """As `Mixer.mix`."""
     c, masks, h = self.config, context.masks, h_BxQxD
-    q, k, v = self.q(h), self.k(h), self.v(h)
+    q, k = self.q(h), self.k(h)
+    v = k if c.key_values else self.v(h)
     if c.qk_norm == 'all':
       q, k = self.q_norm(q), self.k_norm(k)
     q, k, v = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (q, k, v))
     if c.qk_norm == 'head':
       q, k = self.q_norm(q), self.k_norm(k)
+    if c.value_norm:
+      v = _normed(v, c.norm_eps)
     q, k = (positions.rotate(x, *masks.rope, pairs=c.rotary_pairs) for x in (q, k))
     if masks.is_normed is not None:
       q, k = (jnp.where(masks.is_normed, _normed(x, c.norm_eps), x) for x in (q, k))

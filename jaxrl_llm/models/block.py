@@ -14,7 +14,18 @@ from jaxrl_llm.models.gated_delta import GatedDelta
 from jaxrl_llm.models.latent_attention import LatentAttention
 from jaxrl_llm.models.linear import activate, multiplier
 from jaxrl_llm.models.mixer import Context, LayerCache, Mixer
-from jaxrl_llm.types import Array, ModelConfig
+from jaxrl_llm.types import Array, ModelConfig, Structure
+
+
+class LayerScale(nnx.Module):
+  """A number that multiplies the result of a layer. It comes with the files and stays as it is."""
+
+  def __init__(self):
+    self.value = nnx.Param(jnp.ones(1))
+
+  def __call__(self, x_BxQxD: jax.Array) -> jax.Array:
+    value_1 = jax.lax.stop_gradient(self.value[...])
+    return x_BxQxD * value_1[None, None].astype(x_BxQxD.dtype)
 
 
 class Block(Mixer):
@@ -52,6 +63,8 @@ class Block(Mixer):
       self.gate = dense(D, F, use_bias=config.mlp_bias)
       self.up = dense(D, F, use_bias=config.mlp_bias)
       self.down = dense(F, D, use_bias=config.mlp_bias)
+    if config.layer_scales:
+      self.layer_scale = LayerScale()
     for name in adapted:
       getattr(self, name).adapt()
 
@@ -63,7 +76,10 @@ class Block(Mixer):
     added, cached = self.mix(self.attn_norm(x_BxQxD) if before else x_BxQxD, context)
     x = x_BxQxD + self._scaled(self.attn_post_norm(added) if after else added)
     added, expert_BxQxk = self._feed_forward(self.mlp_norm(x) if before else x, expert_BxQxk)
-    return x + self._scaled(self.mlp_post_norm(added) if after else added), cached, expert_BxQxk
+    x = x + self._scaled(self.mlp_post_norm(added) if after else added)
+    if self.config.layer_scales:
+      x = self.layer_scale(x)
+    return x, cached, expert_BxQxk
 
   def _scaled(self, added: jax.Array) -> jax.Array:
     scale = self.config.residual_scale
@@ -98,3 +114,15 @@ def block_class(config: ModelConfig, is_recurrent: bool = False) -> type[Block]:
   if is_recurrent:
     return DeltaBlock
   return LatentBlock if config.latent else AttentionBlock
+
+
+def make_block(
+  config: ModelConfig,
+  kind: Structure,
+  dtype: jnp.dtype,
+  rngs: nnx.Rngs,
+  adapted: tuple[str, ...] = (),
+) -> Block:
+  """A layer of the given structure."""
+  make = block_class(config, kind.is_recurrent)
+  return make(config.of_layers(not kind.is_global), dtype, rngs, adapted, kind.has_experts)

@@ -13,11 +13,11 @@ from flax import nnx
 
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.models import linear
-from jaxrl_llm.models.block import Block, block_class
+from jaxrl_llm.models.block import Block, block_class, make_block
 from jaxrl_llm.models.layer_loops import LayerInputs, scan_layers, unroll_layers
 from jaxrl_llm.models.mixer import Attend, Cache, Context, LayerCache, RowStates
 from jaxrl_llm.models.positions import LayerMasks, masks_of_kinds
-from jaxrl_llm.types import Array, ModelConfig, Params
+from jaxrl_llm.types import Array, ModelConfig, Params, Structure
 
 
 class Noise(NamedTuple):
@@ -41,25 +41,23 @@ class Decoder(nnx.Module):
       embedding_init=nnx.initializers.normal(config.width**-0.5),
       rngs=rngs,
     )
-    blocks = [
-      block_class(config, recurrent)(config, dtype, rngs, adapted, has_experts)
-      for recurrent, has_experts in config.structures
-    ]
-    self.layers = nnx.List(blocks)
+    self.layers = nnx.List(
+      [make_block(config, kind, dtype, rngs, adapted) for kind in config.structures]
+    )
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
 
 
-def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-  """(K, d) of each array [rows, K, S, d] that a layer caches, unless it is recurrent."""
-  return block_class(config).cached_sizes(config)
+def cached_sizes(config: ModelConfig) -> list[tuple[tuple[int, int], ...]]:
+  """Of each layer, (K, d) of each array [rows, K, S, d] that it caches, unless it is recurrent."""
+  return [block_class(config).cached_sizes(config.of_layers(slides)) for slides in config.slides]
 
 
 def empty_states(config: ModelConfig, rows: int) -> list[RowStates | None]:
   """The states of `rows` rows before their first token; None for layers that cache tokens."""
   return [
-    block_class(config, recurrent).empty_states(config, rows) for recurrent, _ in config.structures
+    block_class(config, kind.is_recurrent).empty_states(config, rows) for kind in config.structures
   ]
 
 
@@ -71,13 +69,12 @@ def _definition(
 
   # A block of a kind is traced once for all its layers: drawing keys takes time by the square of what is traced.
   @functools.cache
-  def block(recurrent: bool, has_experts: bool) -> Block:
-    make = block_class(config, recurrent)
-    return nnx.eval_shape(lambda: make(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, has_experts))
+  def block(kind: Structure) -> Block:
+    return nnx.eval_shape(lambda: make_block(config, kind, jnp.dtype(dtype), nnx.Rngs(0), adapted))
 
   frame = dataclasses.replace(config, layers=0)
   model = nnx.eval_shape(lambda: Decoder(frame, jnp.dtype(dtype), nnx.Rngs(0)))
-  model.layers = nnx.List([nnx.clone(block(*kind)) for kind in config.structures])
+  model.layers = nnx.List([nnx.clone(block(kind)) for kind in config.structures])
   graph, params = nnx.split(model, nnx.Param)
   return graph, nnx.to_pure_dict(params)
 

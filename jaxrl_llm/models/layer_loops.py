@@ -47,8 +47,12 @@ def scan_layers(
   A TPU's compiler takes most of a minute for each block that it compiles, and so compiles few.
   """
   order, kv_parts, expert_parts = [], [], []
+  first_tokens = lambda x: x[..., :Q, :]  # noqa: E731
   for period in periods(config.structures):
-    runs = [jax.checkpoint(_select_masks(masks, blocks[i[0]]), prevent_cse=False) for i in period]
+    runs = [
+      jax.checkpoint(_select_masks(config, masks, blocks[i[0]], i), prevent_cse=False)
+      for i in period
+    ]
     inputs = [_stacked(config, layers, numbers, dtype) for numbers in period]
 
     def body(x, inputs, runs=runs):
@@ -60,14 +64,15 @@ def scan_layers(
 
     x_BxQxD, outputs = jax.lax.scan(body, x_BxQxD, inputs)
     order += [number for numbers in period for number in numbers]
-    kv_parts += [kv for kv, _ in outputs]
+    kv_parts += [
+      kv if isinstance(kv, RowStates) else jax.tree.map(first_tokens, kv) for kv, _ in outputs
+    ]
     expert_parts += [(numbers, e) for numbers, (_, e) in zip(period, outputs, strict=True)]
   experts = [(numbers, e) for numbers, e in expert_parts if e is not None]
-  first_tokens = lambda x: x[..., :Q, :]  # noqa: E731
-  if config.is_recurrent:
-    kv_L = _by_layer(order, kv_parts)
+  if config.has_equal_caches:
+    kv_L = jax.tree.map(lambda *x: _in_order(order, x), *kv_parts)
   else:
-    kv_L = jax.tree.map(first_tokens, jax.tree.map(lambda *x: _in_order(order, x), *kv_parts))
+    kv_L = _by_layer(order, kv_parts)
   if not experts:
     return x_BxQxD, kv_L, None
   expert_order = [number for numbers, _ in experts for number in numbers]
@@ -103,7 +108,7 @@ def _stacked(
   kind_L = layer_kinds(config)[1]
   select = lambda x: x if len(numbers) == len(x) else x[np.array(numbers)]  # noqa: E731
   prompt = layers.prompt
-  if isinstance(prompt, list):  # of recurrent layers and others
+  if isinstance(prompt, list):  # of layers with unequal caches
     prompt = jax.tree.map(lambda *x: jnp.stack(x), *[prompt[i] for i in numbers])
   else:
     prompt = jax.tree.map(select, prompt)
@@ -112,7 +117,8 @@ def _stacked(
   if expert is not None and len(places) < config.mixtures:
     expert = None if None in places else expert[np.array(places)]
   weights = stack_weights([layers.weights[i] for i in numbers], dtype)
-  return jnp.array([kind_L[i] for i in numbers]), LayerInputs(weights, prompt, None, noise, expert)
+  kinds = _kinds_of(config, numbers)
+  return jnp.array([kinds.index(kind_L[i]) for i in numbers]), LayerInputs(weights, prompt, None, noise, expert)
 
 
 def _by_layer(order: list[int], parts: Sequence[LayerCache]) -> list[LayerCache]:
@@ -161,11 +167,20 @@ def _layer(config: ModelConfig, layers: LayerInputs, i: int) -> LayerInputs:
   return LayerInputs(layers.weights[i], prompt, cache, noise, expert)
 
 
-def _select_masks(masks: list[LayerMasks], block: Block) -> Callable:
+def _kinds_of(config: ModelConfig, numbers: list[int]) -> list[int]:
+  """The kinds of the given layers, each once."""
+  kind_L = layer_kinds(config)[1]
+  return sorted({kind_L[i] for i in numbers})
+
+
+def _select_masks(
+  config: ModelConfig, masks: list[LayerMasks], block: Block, numbers: list[int]
+) -> Callable:
   """The block as the body of a scan over (kind of layer, layer), which selects the masks by kind."""
-  if len(masks) == 1:
-    return lambda x, layer: block(x, masks[0], layer[1])
-  stacked = jax.tree.map(lambda *x: jnp.stack(x), *masks)
+  used = [masks[kind] for kind in _kinds_of(config, numbers)]
+  if len(used) == 1:
+    return lambda x, layer: block(x, used[0], layer[1])
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *used)
 
   def run(x, layer):
     return block(x, jax.tree.map(lambda mask: mask[layer[0]], stacked), layer[1])

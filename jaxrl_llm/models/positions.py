@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.types import Array, JsonObject, ModelConfig, UserError
 
-SCALINGS = ('default', 'linear', 'llama3', 'yarn', 'longrope')
+SCALINGS = ('default', 'linear', 'llama3', 'yarn', 'longrope', 'proportional')
 # Hugging Face's rope_scaling; the factors of longrope are tuples.
 Scaling = JsonObject
 
@@ -23,6 +23,7 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray,
   θ_i = base^(−2i/d), then stretched by `rope_scaling`, except in sliding layers with a base of their own. Raises
   UserError for an unknown scaling. arXiv:2104.09864 (rotary), arXiv:2309.00071 (yarn).
   """
+  config = config.of_layers(sliding)
   has_own_base = sliding and config.sliding_rope_theta > 0
   scaling = {} if has_own_base else dict(config.rope_scaling)
   kind = scaling.get('rope_type', scaling.get('type', 'default'))
@@ -40,6 +41,10 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray,
     return _yarn(inverse, scaling, config)
   if kind == 'longrope':
     return _longrope(inverse, scaling, config)
+  if kind == 'proportional':  # later features are not rotated
+    rotated = int(scaling.get('partial_rotary_factor', 1.0) * dim // 2)
+    inverse = np.where(np.arange(dim // 2) < rotated, inverse, np.float32(0))
+    return inverse / np.float32(scaling.get('factor', 1.0)), 1.0
   raise UserError(f'rope_scaling type {kind!r} is unknown; supported: {", ".join(SCALINGS)}.')
 
 

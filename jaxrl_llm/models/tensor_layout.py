@@ -13,6 +13,7 @@ from jaxrl_llm.types import ModelConfig
 
 # Path within a layer → Hugging Face's name.
 _LAYER = {
+  'layer_scale/value': 'layer_scalar',
   'q_norm/scale': 'self_attn.q_norm.weight',
   'k_norm/scale': 'self_attn.k_norm.weight',
   'q_a_norm/scale': 'self_attn.q_a_layernorm.weight',

@@ -94,6 +94,14 @@ _LLAMA4 = dict(
   pad_token_id=None,
   eos_token_id=None,  # `generate` would replace it by another token
 )
+_GEMMA4 = dict(
+  head_dim=12,
+  global_head_dim=20,
+  hidden_size_per_layer_input=0,
+  sliding_window=5,
+  final_logit_softcapping=3.0,
+  eos_token_id=None,
+)
 _ONE_GROUP = dict(n_group=1, topk_group=1)
 # The last of four layers attends.
 _DELTA = dict(
@@ -284,6 +292,33 @@ CASES |= {
   'qwen3_5_moe': ('Qwen3_5Moe', dict(_DELTA, **_QWEN)),
   'qwen3_5_moe-odd': ('Qwen3_5Moe', dict(_ODD_DELTA, **_QWEN)),
   'qwen3_5_moe-tied': ('Qwen3_5Moe', dict(_TIED_DELTA, **_QWEN)),
+}
+CASES |= {
+  'gemma4': (
+    'Gemma4',
+    dict(_GEMMA4, num_hidden_layers=7, attention_k_eq_v=True, num_global_key_value_heads=1),
+  ),
+  'gemma4-odd': (
+    'Gemma4',
+    dict(
+      _GEMMA4,
+      **(ODD | dict(num_attention_heads=6, num_key_value_heads=3)),
+      attention_k_eq_v=True,
+      num_global_key_value_heads=2,
+      tie_word_embeddings=False,
+      attention_bias=True,
+      layer_types=['full_attention', 'sliding_attention', 'full_attention'],
+    ),
+  ),
+  'gemma4-full': (
+    'Gemma4',
+    dict(
+      _GEMMA4,
+      layer_types=['sliding_attention', 'sliding_attention', 'full_attention'],
+      final_logit_softcapping=None,
+      rope_parameters=dict(full_attention=dict(PLAIN), sliding_attention=dict(PLAIN, rope_theta=50.0)),
+    ),
+  ),
 }
 # One case of a family goes through everything.
 WHOLE = tuple(case for case in CASES if '-' not in case)
