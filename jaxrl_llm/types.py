@@ -273,6 +273,9 @@ class MixtureConfig:
   dense_mlp: int = 0  # features inside these MLPs
   shared_mlp: int = 0  # features inside an expert that all tokens use; 0 = none
   shared_gate: bool = False  # that expert is weighted by σ(x·w)
+  # The router and the experts read the residual stream through norms of their own, and the outputs of the experts and
+  # of the shared one are normed before they are added; the weight of an expert has a factor of its own.
+  expert_norms: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

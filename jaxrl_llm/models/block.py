@@ -58,6 +58,8 @@ class Block(Mixer):
         self.shared_down = dense(S, D, use_bias=False)
         if config.shared_gate:
           self.shared_router = dense(D, 1, use_bias=False)
+        if config.expert_norms:
+          self.shared_post_norm = norm(D)
     else:
       F = config.dense_mlp or config.mlp
       self.gate = dense(D, F, use_bias=config.mlp_bias)
@@ -75,7 +77,7 @@ class Block(Mixer):
     before, after = self.config.norms != 'after', self.config.norms != 'before'
     added, cached = self.mix(self.attn_norm(x_BxQxD) if before else x_BxQxD, context)
     x = x_BxQxD + self._scaled(self.attn_post_norm(added) if after else added)
-    added, expert_BxQxk = self._feed_forward(self.mlp_norm(x) if before else x, expert_BxQxk)
+    added, expert_BxQxk = self._feed_forward(self.mlp_norm(x) if before else x, x, expert_BxQxk)
     x = x + self._scaled(self.mlp_post_norm(added) if after else added)
     if self.config.layer_scales:
       x = self.layer_scale(x)
@@ -85,14 +87,17 @@ class Block(Mixer):
     scale = self.config.residual_scale
     return added if scale == 1.0 else added * jnp.asarray(scale, added.dtype)
 
-  def _feed_forward(self, h, expert_BxQxk) -> tuple[jax.Array, jax.Array | None]:
+  def _feed_forward(self, h, x, expert_BxQxk) -> tuple[jax.Array, jax.Array | None]:
+    """Of the normed h; experts with norms of their own read x, from which h was made."""
     c = self.config
     if not hasattr(self, 'experts'):
       return self.down(activate(c, self.gate(h)) * multiplier(c, self.up(h))), None
-    out, expert_BxQxk = self.experts(h, expert_BxQxk)
+    out, expert_BxQxk = self.experts(x if c.expert_norms else h, expert_BxQxk)
     if c.shared_mlp:
       hidden = activate(c, self.shared_gate(h)) * multiplier(c, self.shared_up(h))
       shared = self.shared_down(hidden)
+      if c.expert_norms:
+        shared = self.shared_post_norm(shared)
       out += jax.nn.sigmoid(self.shared_router(h)) * shared if c.shared_gate else shared
     return out, expert_BxQxk
 

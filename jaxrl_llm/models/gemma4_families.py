@@ -11,7 +11,7 @@ _SIZES = dict(head_dim='head_dim', kv_heads='num_key_value_heads')
 
 
 def _gemma4(raw: Raw, layers: int) -> Raw:
-  refuse(raw, hidden_size_per_layer_input=0, num_kv_shared_layers=0, enable_moe_block=False)
+  refuse(raw, hidden_size_per_layer_input=0, num_kv_shared_layers=0)
   if raw.get('use_bidirectional_attention') == 'all':
     raise UserError(
       "use_bidirectional_attention='all' is not supported: tokens attend to later ones; choose another model."
@@ -23,6 +23,15 @@ def _gemma4(raw: Raw, layers: int) -> Raw:
     logit_cap=raw.get('final_logit_softcapping') or 0.0,
     sliding_rope_theta=sliding_rope_theta(raw, 10000.0),
   )
+  if raw.get('enable_moe_block'):
+    fields |= dict(
+      experts=raw['num_experts'],
+      experts_per_token=raw['top_k_experts'],
+      mlp=raw['moe_intermediate_size'],
+      shared_mlp=raw['intermediate_size'],  # a dense MLP beside the experts
+      norm_top_k=True,
+      expert_norms=True,
+    )
   sizes = _global_sizes(raw, sliding)
   if not any(sliding):
     return fields | sizes._asdict()
@@ -52,6 +61,18 @@ def _global_sizes(raw: Raw, sliding: tuple[bool, ...]) -> GlobalSizes:
   return GlobalSizes(*(sizes[name] for name in _SIZES.values()), key_values)
 
 
+_NAMES = {
+  'experts/router/kernel': 'router.proj.weight',
+  'experts/router_norm/scale': 'router.scale',
+  'experts/gain': 'router.per_expert_scale',
+  'experts/norm/scale': 'pre_feedforward_layernorm_2.weight',
+  'experts/post_norm/scale': 'post_feedforward_layernorm_2.weight',
+  'shared_post_norm/scale': 'post_feedforward_layernorm_1.weight',
+  'experts/gate/kernel': 'experts.gate_up_proj',
+  'experts/up/kernel': 'experts.gate_up_proj',
+  'experts/down/kernel': 'experts.down_proj',
+  **{f'shared_{n}/kernel': f'mlp.{n}_proj.weight' for n in ('gate', 'up', 'down')},
+}
 _GEMMA4 = Family(
   'Gemma4ForCausalLM',
   dict(
@@ -78,6 +99,8 @@ _GEMMA4 = Family(
       ),
     ),
   ),
+  names=_NAMES,
+  transposed=('experts.gate_up_proj', 'experts.down_proj'),
 )
 FAMILIES = {
   'gemma4_text': _GEMMA4,

@@ -102,6 +102,9 @@ _GEMMA4 = dict(
   final_logit_softcapping=3.0,
   eos_token_id=None,
 )
+_GEMMA4_MOE = dict(
+  enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=24
+)
 _ONE_GROUP = dict(n_group=1, topk_group=1)
 # The last of four layers attends.
 _DELTA = dict(
@@ -309,6 +312,14 @@ CASES |= {
       attention_bias=True,
       layer_types=['full_attention', 'sliding_attention', 'full_attention'],
     ),
+  ),
+  'gemma4_moe': (
+    'Gemma4',
+    dict(_GEMMA4, **_GEMMA4_MOE, attention_k_eq_v=True, num_global_key_value_heads=1),
+  ),
+  'gemma4_moe-odd': (
+    'Gemma4',
+    dict(_GEMMA4, **_GEMMA4_MOE, num_attention_heads=3, num_key_value_heads=3, layer_types=['full_attention'] * 3),
   ),
   'gemma4-full': (
     'Gemma4',
