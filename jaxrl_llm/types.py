@@ -190,7 +190,7 @@ class AttentionConfig:
   qkv_bias: bool = False
   out_bias: bool = False
   # RMS norm of queries and keys: '' none, 'head' per head, 'all' over all heads, 'rotated' per head without a scale,
-  # after the rotation and in rotated layers alone
+  # after the rotation and in rotated layers alone, 'qkv' as 'head' and of values without a scale
   qk_norm: str = ''
   query_scale: float = 0.0  # factor on q·k; 0 = 1 / √head_dim
   position_scale: float = 0.0  # b: queries at position p are multiplied by 1 + b·ln(1 + ⌊p / span⌋)
@@ -203,7 +203,6 @@ class AttentionConfig:
     False  # instead, it attends to the tokens of the query's chunk of `window` positions
   )
   sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
-  value_norm: bool = False  # RMS norm of values per head, without a scale
   key_values: bool = False  # values are the keys before their norm and rotation
   global_sizes: GlobalSizes | None = None  # None: all layers have equal sizes
 
@@ -315,7 +314,8 @@ class ModelConfig(
   embed_scale: float = 1.0  # factor on embeddings, not on a tied head
   residual_scale: float = 1.0  # factor on what attention and MLP add to the residual stream
   logit_scale: float = 1.0  # factor on logits
-  layer_scales: bool = False  # the result of each layer is multiplied by a number, which is not trained
+  # The result of each layer is multiplied by a number, which is not trained; of models with norms after layers.
+  layer_scales: bool = False
 
   @property
   def mixtures(self) -> int:
@@ -344,20 +344,23 @@ class ModelConfig(
     return self.global_sizes is None and not self.is_recurrent
 
   def of_layers(self, slides: bool) -> ModelConfig:
-    """The sizes of layers that slide, or of those that do not."""
-    if slides or self.global_sizes is None:
-      return self
+    """The config with the sizes of layers that slide, or of those that do not."""
+    return self if slides or self.global_sizes is None else self._of_global_layers
+
+  @property
+  def _of_global_layers(self) -> ModelConfig:
+    assert self.global_sizes is not None
     return dataclasses.replace(self, global_sizes=None, **self.global_sizes._asdict())
 
   @property
   def structures(self) -> tuple[Structure, ...]:
     """Of each layer; equal layers have equal parameters."""
-    recurrent = self.recurrent_layers or (False,) * self.layers
-    has_sizes, slides = self.global_sizes is not None, self.slides
-    return tuple(
-      Structure(recurrent[i], self.mixture_place(i) is not None, has_sizes and not slides[i])
-      for i in range(self.layers)
-    )
+    return tuple(map(self._structure, range(self.layers)))
+
+  def _structure(self, layer: int) -> Structure:
+    is_recurrent = self.is_recurrent and self.recurrent_layers[layer]
+    is_global = self.global_sizes is not None and not self.slides[layer]
+    return Structure(is_recurrent, self.mixture_place(layer) is not None, is_global)
 
 
 class Model(NamedTuple):

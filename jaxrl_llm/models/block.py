@@ -36,13 +36,13 @@ class Block(Mixer):
     config: ModelConfig,
     dtype: jnp.dtype,
     rngs: nnx.Rngs,
-    adapted: tuple[str, ...] = (),
-    has_experts: bool = False,
+    adapted: tuple[str, ...],
+    kind: Structure,
   ):
+    self.config = config = config.of_layers(slides=not kind.is_global)
     D = config.width
     dense = functools.partial(linear.Dense, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
     norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
-    self.config = config
     # The order matters: the random draw of a parameter depends on the number of parameters before it.
     if config.norms != 'after':
       self.attn_norm = norm(D)
@@ -51,7 +51,9 @@ class Block(Mixer):
       self.mlp_norm = norm(D)
     if config.norms != 'before':
       self.attn_post_norm, self.mlp_post_norm = norm(D), norm(D)
-    if has_experts:
+      if config.layer_scales:
+        self.layer_scale = LayerScale()
+    if kind.has_experts:
       self.experts = moe.Experts(config, dtype, rngs)
       if S := config.shared_mlp:
         self.shared_gate, self.shared_up = dense(D, S, use_bias=False), dense(D, S, use_bias=False)
@@ -65,8 +67,6 @@ class Block(Mixer):
       self.gate = dense(D, F, use_bias=config.mlp_bias)
       self.up = dense(D, F, use_bias=config.mlp_bias)
       self.down = dense(F, D, use_bias=config.mlp_bias)
-    if config.layer_scales:
-      self.layer_scale = LayerScale()
     for name in adapted:
       getattr(self, name).adapt()
 
@@ -79,9 +79,7 @@ class Block(Mixer):
     x = x_BxQxD + self._scaled(self.attn_post_norm(added) if after else added)
     added, expert_BxQxk = self._feed_forward(self.mlp_norm(x) if before else x, x, expert_BxQxk)
     x = x + self._scaled(self.mlp_post_norm(added) if after else added)
-    if self.config.layer_scales:
-      x = self.layer_scale(x)
-    return x, cached, expert_BxQxk
+    return self.layer_scale(x) if self.config.layer_scales else x, cached, expert_BxQxk
 
   def _scaled(self, added: jax.Array) -> jax.Array:
     scale = self.config.residual_scale
@@ -119,15 +117,3 @@ def block_class(config: ModelConfig, is_recurrent: bool = False) -> type[Block]:
   if is_recurrent:
     return DeltaBlock
   return LatentBlock if config.latent else AttentionBlock
-
-
-def make_block(
-  config: ModelConfig,
-  kind: Structure,
-  dtype: jnp.dtype,
-  rngs: nnx.Rngs,
-  adapted: tuple[str, ...] = (),
-) -> Block:
-  """A layer of the given structure."""
-  make = block_class(config, kind.is_recurrent)
-  return make(config.of_layers(not kind.is_global), dtype, rngs, adapted, kind.has_experts)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import linear
-from jaxrl_llm.models.block import Block, block_class, make_block
+from jaxrl_llm.models import attention, linear
+from jaxrl_llm.models.block import Block, block_class
 from jaxrl_llm.models.layer_loops import LayerInputs, scan_layers, unroll_layers
 from jaxrl_llm.models.mixer import Attend, Cache, Context, LayerCache, RowStates
 from jaxrl_llm.models.positions import LayerMasks, masks_of_kinds
@@ -41,9 +41,11 @@ class Decoder(nnx.Module):
       embedding_init=nnx.initializers.normal(config.width**-0.5),
       rngs=rngs,
     )
-    self.layers = nnx.List(
-      [make_block(config, kind, dtype, rngs, adapted) for kind in config.structures]
-    )
+    blocks = [
+      block_class(config, kind.is_recurrent)(config, dtype, rngs, adapted, kind)
+      for kind in config.structures
+    ]
+    self.layers = nnx.List(blocks)
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
     if not config.tied:
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
@@ -70,7 +72,8 @@ def _definition(
   # A block of a kind is traced once for all its layers: drawing keys takes time by the square of what is traced.
   @functools.cache
   def block(kind: Structure) -> Block:
-    return nnx.eval_shape(lambda: make_block(config, kind, jnp.dtype(dtype), nnx.Rngs(0), adapted))
+    make = block_class(config, kind.is_recurrent)
+    return nnx.eval_shape(lambda: make(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, kind))
 
   frame = dataclasses.replace(config, layers=0)
   model = nnx.eval_shape(lambda: Decoder(frame, jnp.dtype(dtype), nnx.Rngs(0)))
@@ -182,9 +185,8 @@ def _block(
     x = x + (sigma * _token_noise(key, identity_BxQ, x.shape[2])).astype(x.dtype)
   if gather is not None:
     weights = nnx.State(gather(nnx.to_pure_dict(weights)))
-  module = nnx.merge(graph, weights)
   context = Context(masks, layer.prompt, layer.cache, at, attend)
-  x, cached, expert = module(x, context, layer.expert_BxQxk)
+  x, cached, expert = nnx.merge(graph, weights)(x, context, layer.expert_BxQxk)
   return x, (cached, expert)
 
 
@@ -196,9 +198,8 @@ def _token_noise(key: jax.Array, identity_BxQ: jax.Array, width: int) -> jax.Arr
 
 def _embed(config: ModelConfig, model: Decoder, tokens_BxQ: Array) -> jax.Array:
   x_BxQxD = model.embed(tokens_BxQ)
-  if config.embed_scale == 1.0:
-    return x_BxQxD
-  return x_BxQxD * jnp.asarray(config.embed_scale, x_BxQxD.dtype)
+  scaled = lambda x: x * jnp.asarray(config.embed_scale, x.dtype)  # noqa: E731
+  return x_BxQxD if config.embed_scale == 1.0 else scaled(x_BxQxD)
 
 
 @jax.named_scope('head')
@@ -214,8 +215,7 @@ def head(
   logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
   logits = linear.apply_scale(logits, scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
-  cap = config.logit_cap
-  return cap * jnp.tanh(logits / cap) if cap else logits
+  return attention.capped(logits, config.logit_cap)
 
 
 def forward(

@@ -75,9 +75,7 @@ _NAMES = {
 }
 _GEMMA4 = Family(
   'Gemma4ForCausalLM',
-  dict(
-    norms='both', qk_norm='head', value_norm=True, layer_scales=True, query_scale=1.0
-  ),
+  dict(norms='both', qk_norm='qkv', layer_scales=True, query_scale=1.0),
   _gemma4,
   dict(
     vocab_size=262144,
@@ -94,9 +92,7 @@ _GEMMA4 = Family(
     attention_k_eq_v=False,
     rope_parameters=dict(
       sliding_attention=dict(rope_type='default', rope_theta=1e4),
-      full_attention=dict(
-        rope_type='proportional', partial_rotary_factor=0.25, rope_theta=1e6
-      ),
+      full_attention=dict(rope_type='proportional', partial_rotary_factor=0.25, rope_theta=1e6),
     ),
   ),
   names=_NAMES,

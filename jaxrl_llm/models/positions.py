@@ -23,7 +23,6 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray,
   θ_i = base^(−2i/d), then stretched by `rope_scaling`, except in sliding layers with a base of their own. Raises
   UserError for an unknown scaling. arXiv:2104.09864 (rotary), arXiv:2309.00071 (yarn).
   """
-  config = config.of_layers(sliding)
   has_own_base = sliding and config.sliding_rope_theta > 0
   scaling = {} if has_own_base else dict(config.rope_scaling)
   kind = scaling.get('rope_type', scaling.get('type', 'default'))
@@ -119,7 +118,7 @@ def tables(
   config: ModelConfig, positions_BxQ: Array, sliding: bool = False
 ) -> tuple[jax.Array, jax.Array]:
   """Cosine and sine [B, Q, rotary_dim / 2] in float32 at `positions_BxQ`. arXiv:2104.09864."""
-  inverse, factor = frequencies(config, sliding)
+  inverse, factor = frequencies(config.of_layers(sliding), sliding)
   angle = positions_BxQ[..., None].astype(jnp.float32) * jnp.asarray(inverse)[None, None, :]
   return jnp.cos(angle) * factor, jnp.sin(angle) * factor
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import device_memory
 from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo_update
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import JsonObject
