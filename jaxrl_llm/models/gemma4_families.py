@@ -7,7 +7,7 @@ import math
 from jaxrl_llm.models.family import Family, Raw, refuse, sliding_layers, sliding_rope_theta
 from jaxrl_llm.types import GlobalSizes, UserError
 
-_SIZES = dict(head_dim='head_dim', kv_heads='num_key_value_heads')
+_SIZES = ('head_dim', 'num_key_value_heads')
 
 
 def _gemma4(raw: Raw, layers: int) -> Raw:
@@ -43,7 +43,7 @@ def _gemma4(raw: Raw, layers: int) -> Raw:
 def _global_sizes(raw: Raw, sliding: tuple[bool, ...]) -> GlobalSizes:
   """Of layers that do not slide. transformers writes changes by layer, and released files the changed values."""
   key_values = bool(raw['attention_k_eq_v'])
-  own = {name: raw[name] for name in _SIZES.values()}
+  own = {name: raw[name] for name in _SIZES}
   if (by_layer := raw.get('per_layer_config')) is None:
     changes = dict(head_dim=raw['global_head_dim'])
     if key_values and (heads := raw.get('num_global_key_value_heads')) is not None:
@@ -58,7 +58,7 @@ def _global_sizes(raw: Raw, sliding: tuple[bool, ...]) -> GlobalSizes:
         'full_attention layers; choose another model.'
       )
   sizes = own | changes
-  return GlobalSizes(*(sizes[name] for name in _SIZES.values()), key_values)
+  return GlobalSizes(*(sizes[name] for name in _SIZES), key_values)
 
 
 _NAMES = {

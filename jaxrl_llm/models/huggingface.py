@@ -26,7 +26,8 @@ _UNUSED = ('lm_head.weight', 'rotary_emb.inv_freq')
 # Of the text decoder in multimodal files; transformers has used both spellings.
 _PREFIX = re.compile(r'^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.')
 _OTHER_PARTS = (
-  'vision_tower.', 'vision_model.', 'multi_modal_projector.', 'visual.', 'embed_vision.', 'audio_tower.', 'embed_audio.',
+  'vision_tower.', 'vision_model.', 'multi_modal_projector.', 'visual.', 'embed_vision.', 'audio_tower.',
+  'embed_audio.',
 )  # fmt: skip
 
 
