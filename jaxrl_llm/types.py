@@ -203,8 +203,6 @@ class AttentionConfig:
     False  # instead, it attends to the tokens of the query's chunk of `window` positions
   )
   sliding: tuple[bool, ...] = ()  # per layer; () = no layer slides
-  key_values: bool = False  # values are the keys before their norm and rotation
-  global_sizes: GlobalSizes | None = None  # None: all layers have equal sizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,9 +270,6 @@ class MixtureConfig:
   dense_mlp: int = 0  # features inside these MLPs
   shared_mlp: int = 0  # features inside an expert that all tokens use; 0 = none
   shared_gate: bool = False  # that expert is weighted by σ(x·w)
-  # The router and the experts read the residual stream through norms of their own, and the outputs of the experts and
-  # of the shared one are normed before they are added; the weight of an expert has a factor of its own.
-  expert_norms: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,6 +279,19 @@ class ActivationConfig:
   activation: str = 'silu'  # or gelu_tanh, or clamped_swiglu
   gate_gain: float = 0.0  # of clamped_swiglu: α in gate·σ(α·gate)
   gate_limit: float = 0.0  # of clamped_swiglu: gate ≤ limit and |up| ≤ limit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+  """Parts of a layer that few families have."""
+
+  key_values: bool = False  # values are the keys before their norm and rotation
+  global_sizes: GlobalSizes | None = None  # None: all layers have equal sizes
+  # The result of each layer is multiplied by a number, which is not trained; of models with norms after layers.
+  layer_scales: bool = False
+  # The router and the experts read the residual stream through norms of their own, and the outputs of the experts and
+  # of the shared one are normed before they are added; the weight of an expert has a factor of its own.
+  expert_norms: bool = False
 
 
 class Structure(NamedTuple):
@@ -296,7 +304,13 @@ class Structure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(
-  AttentionConfig, LatentConfig, DeltaConfig, RotaryConfig, MixtureConfig, ActivationConfig
+  AttentionConfig,
+  LatentConfig,
+  DeltaConfig,
+  RotaryConfig,
+  MixtureConfig,
+  ActivationConfig,
+  LayerConfig,
 ):
   """The shape of a decoder. Defaults are Llama's; other families set the fields in which they differ."""
 
@@ -314,8 +328,6 @@ class ModelConfig(
   embed_scale: float = 1.0  # factor on embeddings, not on a tied head
   residual_scale: float = 1.0  # factor on what attention and MLP add to the residual stream
   logit_scale: float = 1.0  # factor on logits
-  # The result of each layer is multiplied by a number, which is not trained; of models with norms after layers.
-  layer_scales: bool = False
 
   @property
   def mixtures(self) -> int:

@@ -93,9 +93,13 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
         f'{where}: {name}={value!r} must be even, and at most {config.head_dim}; fetch it again.'
       )
   _check_rotary(config, where)
+  _check_global(config, where)
+  return config
+
+
+def _check_global(config: ModelConfig, where: str) -> None:
   if config.global_sizes is not None:
     validated(config.of_layers(slides=False), f'{where}: full_attention')
-  return config
 
 
 def _check_latent(config: ModelConfig, where: str) -> None:
