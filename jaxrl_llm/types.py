@@ -172,6 +172,14 @@ class TrainState(NamedTuple):
   base: Params = None  # with LoRA the frozen weights, matrices in the type of compute; not saved
 
 
+class GlobalSizes(NamedTuple):
+  """Fields of ModelConfig in layers that do not slide, where they differ from those of layers that do."""
+
+  head_dim: int
+  kv_heads: int
+  key_values: bool
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
   """The attention layers of a decoder. Defaults are Llama's."""
@@ -182,7 +190,7 @@ class AttentionConfig:
   qkv_bias: bool = False
   out_bias: bool = False
   # RMS norm of queries and keys: '' none, 'head' per head, 'all' over all heads, 'rotated' per head without a scale,
-  # after the rotation and in rotated layers alone
+  # after the rotation and in rotated layers alone, 'qkv' as 'head' and of values without a scale
   qk_norm: str = ''
   query_scale: float = 0.0  # factor on q·k; 0 = 1 / √head_dim
   position_scale: float = 0.0  # b: queries at position p are multiplied by 1 + b·ln(1 + ⌊p / span⌋)
@@ -274,8 +282,35 @@ class ActivationConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+  """Parts of a layer that few families have."""
+
+  key_values: bool = False  # values are the keys before their norm and rotation
+  global_sizes: GlobalSizes | None = None  # None: all layers have equal sizes
+  # The result of each layer is multiplied by a number, which is not trained; of models with norms after layers.
+  layer_scales: bool = False
+  # The router and the experts read the residual stream through norms of their own, and the outputs of the experts and
+  # of the shared one are normed before they are added; the weight of an expert has a factor of its own.
+  expert_norms: bool = False
+
+
+class Structure(NamedTuple):
+  """What decides the parameters of a layer."""
+
+  is_recurrent: bool
+  has_experts: bool
+  is_global: bool  # its sizes are `global_sizes`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(
-  AttentionConfig, LatentConfig, DeltaConfig, RotaryConfig, MixtureConfig, ActivationConfig
+  AttentionConfig,
+  LatentConfig,
+  DeltaConfig,
+  RotaryConfig,
+  MixtureConfig,
+  ActivationConfig,
+  LayerConfig,
 ):
   """The shape of a decoder. Defaults are Llama's; other families set the fields in which they differ."""
 
@@ -316,10 +351,28 @@ class ModelConfig(
     return any(self.recurrent_layers)
 
   @property
-  def structures(self) -> tuple[tuple[bool, bool], ...]:
-    """Of each layer, whether it is recurrent and whether it has experts; equal layers have equal parameters."""
-    recurrent = self.recurrent_layers or (False,) * self.layers
-    return tuple((recurrent[i], self.mixture_place(i) is not None) for i in range(self.layers))
+  def has_equal_caches(self) -> bool:
+    """Whether all layers cache arrays of equal sizes for a token."""
+    return self.global_sizes is None and not self.is_recurrent
+
+  def of_layers(self, slides: bool) -> ModelConfig:
+    """The config with the sizes of layers that slide, or of those that do not."""
+    return self if slides or self.global_sizes is None else self._of_global_layers
+
+  @property
+  def _of_global_layers(self) -> ModelConfig:
+    assert self.global_sizes is not None
+    return dataclasses.replace(self, global_sizes=None, **self.global_sizes._asdict())
+
+  @property
+  def structures(self) -> tuple[Structure, ...]:
+    """Of each layer; equal layers have equal parameters."""
+    return tuple(map(self._structure, range(self.layers)))
+
+  def _structure(self, layer: int) -> Structure:
+    is_recurrent = self.is_recurrent and self.recurrent_layers[layer]
+    is_global = self.global_sizes is not None and not self.slides[layer]
+    return Structure(is_recurrent, self.mixture_place(layer) is not None, is_global)
 
 
 class Model(NamedTuple):

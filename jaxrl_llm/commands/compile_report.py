@@ -199,7 +199,7 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
     for width in ring_decode.widths(decode)
     for w in slot_loop.ring_widths(spec.model.config, width)
   }
-  sizes = dict.fromkeys(decoder.cached_sizes(spec.model.config))
+  sizes = dict.fromkeys(s for sizes in decoder.cached_sizes(spec.model.config) for s in sizes)
   # The loop goes on with fewer slots once these suffice, each time with a cache of its own.
   fewer = ring_decode.fewer_slots(decode, spec.layout.prompt_tokens, rows)
   counts = [rows, *(() if spec.rollout.carried_calls else fewer)]

@@ -30,7 +30,8 @@ def choose(
     # A group shares its prompt in XLA's attention, which pays where prompts are the longer part.
     _UPDATE: tokens >= max(_LONG_COMPLETION, config.prompt_tokens),
     # The kernel reads keys as they are stored, and narrower heads would be stored in twice the memory.
-    _DECODING: tokens >= _LONG_COMPLETION and model.head_dim % _LANES == 0,
+    _DECODING: tokens >= _LONG_COMPLETION
+    and all(model.of_layers(slides).head_dim % _LANES == 0 for slides in model.slides),
   }
   on_tpu = mesh.devices.flat[0].platform == 'tpu'
   for field, suits in suited.items():

@@ -222,7 +222,7 @@ def _own(q: jax.Array, keys: KeyValues, cap: float) -> Part:
   q = q.reshape(P * G, Q, K, R, d)
   k, (v, v_scale) = read_cache(keys.k, q.dtype), read_cache(keys.v, q.dtype)
   score = _scores('bqkrd,bksd->bkqrs', q, keys, k)
-  score = jnp.where(keys.mask[:, None, :, None, :], _capped(score, cap), MASKED_SCORE)
+  score = jnp.where(keys.mask[:, None, :, None, :], capped(score, cap), MASKED_SCORE)
   group = lambda x: x.reshape(P, G, *x.shape[1:])  # noqa: E731
 
   def weighted_sum(top):
@@ -241,7 +241,7 @@ def shared_part(q: jax.Array, keys: KeyValues, cap: float) -> Part:
   k, (v, v_scale) = read_cache(keys.k, q.dtype), read_cache(keys.v, q.dtype)
   score = _scores('pgqkrd,pksd->pkgqrs', q, keys, k)
   mask = keys.mask[:, None, None] if keys.mask.ndim == 2 else keys.mask
-  score = jnp.where(mask[:, None, :, :, None], _capped(score, cap), MASKED_SCORE)
+  score = jnp.where(mask[:, None, :, :, None], capped(score, cap), MASKED_SCORE)
 
   def weighted_sum(top):
     weight = jnp.exp(score - top.swapaxes(1, 2)[..., None])
@@ -269,7 +269,8 @@ def _product(spec: str, q: jax.Array, k: _Numbers) -> jax.Array:
   return score if scale is None else score * jnp.expand_dims(scale, range(2, score.ndim - 1))
 
 
-def _capped(score: jax.Array, cap: float) -> jax.Array:
+def capped(score: jax.Array, cap: float) -> jax.Array:
+  """cap·tanh(score / cap), or the score itself for a cap of 0. arXiv:2408.00118 (Gemma 2)."""
   return cap * jnp.tanh(score / cap) if cap else score
 
 
@@ -293,12 +294,12 @@ class SelfAttention(Mixer):
     c, d = self.config, self.config.head_dim
     self.q = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
     self.k = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
-    self.v = dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
+    self.v = None if c.key_values else dense(c.width, c.kv_heads * d, use_bias=c.qkv_bias)
     if c.output_gate:
       self.q_gate = dense(c.width, c.heads * d, use_bias=c.qkv_bias)
     self.o = dense(c.heads * d, c.width, use_bias=c.out_bias)
-    if c.qk_norm in ('head', 'all'):
-      heads = (1, 1) if c.qk_norm == 'head' else (c.heads, c.kv_heads)
+    if c.qk_norm in ('head', 'qkv', 'all'):
+      heads = (c.heads, c.kv_heads) if c.qk_norm == 'all' else (1, 1)
       self.q_norm, self.k_norm = (norm(n * d) for n in heads)
     if c.sinks:
       self.sinks = Sinks(c.heads)
@@ -306,12 +307,14 @@ class SelfAttention(Mixer):
   def mix(self, h_BxQxD: jax.Array, context: Context) -> tuple[jax.Array, LayerCache]:
     """As `Mixer.mix`."""
     c, masks, h = self.config, context.masks, h_BxQxD
-    q, k, v = self.q(h), self.k(h), self.v(h)
+    q, k = self.q(h), self.k(h)
+    v = k if self.v is None else self.v(h)
     if c.qk_norm == 'all':
       q, k = self.q_norm(q), self.k_norm(k)
     q, k, v = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (q, k, v))
-    if c.qk_norm == 'head':
+    if c.qk_norm in ('head', 'qkv'):
       q, k = self.q_norm(q), self.k_norm(k)
+      v = _normed(v, c.norm_eps) if c.qk_norm == 'qkv' else v
     q, k = (positions.rotate(x, *masks.rope, pairs=c.rotary_pairs) for x in (q, k))
     if masks.is_normed is not None:
       q, k = (jnp.where(masks.is_normed, _normed(x, c.norm_eps), x) for x in (q, k))
@@ -330,9 +333,8 @@ class SelfAttention(Mixer):
     if context.attend is not None:
       out = context.attend(q, kv, context.shared, masks.prompt_mask, **scores)
     else:
-      own = KeyValues(*kv, masks.mask_BxQxS)
       prompt = context.shared and KeyValues(*context.shared, masks.prompt_mask)
-      out = attend(q, own, prompt, **scores)
+      out = attend(q, KeyValues(*kv, masks.mask_BxQxS), prompt, **scores)
     out = out.reshape(*out.shape[:2], -1)
     if c.output_gate:
       out *= jax.nn.sigmoid(self.q_gate(h))

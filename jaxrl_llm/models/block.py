@@ -14,7 +14,18 @@ from jaxrl_llm.models.gated_delta import GatedDelta
 from jaxrl_llm.models.latent_attention import LatentAttention
 from jaxrl_llm.models.linear import activate, multiplier
 from jaxrl_llm.models.mixer import Context, LayerCache, Mixer
-from jaxrl_llm.types import Array, ModelConfig
+from jaxrl_llm.types import Array, ModelConfig, Structure
+
+
+class LayerScale(nnx.Module):
+  """A number that multiplies the result of a layer. It comes with the files and stays as it is."""
+
+  def __init__(self):
+    self.value = nnx.Param(jnp.ones(1))
+
+  def __call__(self, x_BxQxD: jax.Array) -> jax.Array:
+    value_1 = jax.lax.stop_gradient(self.value[...])
+    return x_BxQxD * value_1[None, None].astype(x_BxQxD.dtype)
 
 
 class Block(Mixer):
@@ -25,13 +36,13 @@ class Block(Mixer):
     config: ModelConfig,
     dtype: jnp.dtype,
     rngs: nnx.Rngs,
-    adapted: tuple[str, ...] = (),
-    has_experts: bool = False,
+    adapted: tuple[str, ...],
+    kind: Structure,
   ):
+    self.config = config = config.of_layers(slides=not kind.is_global)
     D = config.width
     dense = functools.partial(linear.Dense, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
     norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
-    self.config = config
     # The order matters: the random draw of a parameter depends on the number of parameters before it.
     if config.norms != 'after':
       self.attn_norm = norm(D)
@@ -40,13 +51,17 @@ class Block(Mixer):
       self.mlp_norm = norm(D)
     if config.norms != 'before':
       self.attn_post_norm, self.mlp_post_norm = norm(D), norm(D)
-    if has_experts:
+      if config.layer_scales:
+        self.layer_scale = LayerScale()
+    if kind.has_experts:
       self.experts = moe.Experts(config, dtype, rngs)
       if S := config.shared_mlp:
         self.shared_gate, self.shared_up = dense(D, S, use_bias=False), dense(D, S, use_bias=False)
         self.shared_down = dense(S, D, use_bias=False)
         if config.shared_gate:
           self.shared_router = dense(D, 1, use_bias=False)
+        if config.expert_norms:
+          self.shared_post_norm = norm(D)
     else:
       F = config.dense_mlp or config.mlp
       self.gate = dense(D, F, use_bias=config.mlp_bias)
@@ -62,21 +77,25 @@ class Block(Mixer):
     before, after = self.config.norms != 'after', self.config.norms != 'before'
     added, cached = self.mix(self.attn_norm(x_BxQxD) if before else x_BxQxD, context)
     x = x_BxQxD + self._scaled(self.attn_post_norm(added) if after else added)
-    added, expert_BxQxk = self._feed_forward(self.mlp_norm(x) if before else x, expert_BxQxk)
-    return x + self._scaled(self.mlp_post_norm(added) if after else added), cached, expert_BxQxk
+    added, expert_BxQxk = self._feed_forward(self.mlp_norm(x) if before else x, x, expert_BxQxk)
+    x = x + self._scaled(self.mlp_post_norm(added) if after else added)
+    return self.layer_scale(x) if self.config.layer_scales else x, cached, expert_BxQxk
 
   def _scaled(self, added: jax.Array) -> jax.Array:
     scale = self.config.residual_scale
     return added if scale == 1.0 else added * jnp.asarray(scale, added.dtype)
 
-  def _feed_forward(self, h, expert_BxQxk) -> tuple[jax.Array, jax.Array | None]:
+  def _feed_forward(self, h, x, expert_BxQxk) -> tuple[jax.Array, jax.Array | None]:
+    """Of the normed h; experts with norms of their own read x, from which h was made."""
     c = self.config
     if not hasattr(self, 'experts'):
       return self.down(activate(c, self.gate(h)) * multiplier(c, self.up(h))), None
-    out, expert_BxQxk = self.experts(h, expert_BxQxk)
+    out, expert_BxQxk = self.experts(x if c.expert_norms else h, expert_BxQxk)
     if c.shared_mlp:
       hidden = activate(c, self.shared_gate(h)) * multiplier(c, self.shared_up(h))
       shared = self.shared_down(hidden)
+      if c.expert_norms:
+        shared = self.shared_post_norm(shared)
       out += jax.nn.sigmoid(self.shared_router(h)) * shared if c.shared_gate else shared
     return out, expert_BxQxk
 

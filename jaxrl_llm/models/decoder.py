@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.models import linear
+from jaxrl_llm.models import attention, linear
 from jaxrl_llm.models.block import Block, block_class
 from jaxrl_llm.models.layer_loops import LayerInputs, scan_layers, unroll_layers
 from jaxrl_llm.models.mixer import Attend, Cache, Context, LayerCache, RowStates
 from jaxrl_llm.models.positions import LayerMasks, masks_of_kinds
-from jaxrl_llm.types import Array, ModelConfig, Params
+from jaxrl_llm.types import Array, ModelConfig, Params, Structure
 
 
 class Noise(NamedTuple):
@@ -42,8 +42,8 @@ class Decoder(nnx.Module):
       rngs=rngs,
     )
     blocks = [
-      block_class(config, recurrent)(config, dtype, rngs, adapted, has_experts)
-      for recurrent, has_experts in config.structures
+      block_class(config, kind.is_recurrent)(config, dtype, rngs, adapted, kind)
+      for kind in config.structures
     ]
     self.layers = nnx.List(blocks)
     self.norm = nnx.RMSNorm(config.width, epsilon=config.norm_eps, dtype=dtype, rngs=rngs)
@@ -51,15 +51,15 @@ class Decoder(nnx.Module):
       self.head = nnx.Linear(config.width, config.vocab, use_bias=False, dtype=dtype, rngs=rngs)
 
 
-def cached_sizes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-  """(K, d) of each array [rows, K, S, d] that a layer caches, unless it is recurrent."""
-  return block_class(config).cached_sizes(config)
+def cached_sizes(config: ModelConfig) -> list[tuple[tuple[int, int], ...]]:
+  """Of each layer, (K, d) of each array [rows, K, S, d] that it caches, unless it is recurrent."""
+  return [block_class(config).cached_sizes(config.of_layers(slides)) for slides in config.slides]
 
 
 def empty_states(config: ModelConfig, rows: int) -> list[RowStates | None]:
   """The states of `rows` rows before their first token; None for layers that cache tokens."""
   return [
-    block_class(config, recurrent).empty_states(config, rows) for recurrent, _ in config.structures
+    block_class(config, kind.is_recurrent).empty_states(config, rows) for kind in config.structures
   ]
 
 
@@ -71,13 +71,13 @@ def _definition(
 
   # A block of a kind is traced once for all its layers: drawing keys takes time by the square of what is traced.
   @functools.cache
-  def block(recurrent: bool, has_experts: bool) -> Block:
-    make = block_class(config, recurrent)
-    return nnx.eval_shape(lambda: make(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, has_experts))
+  def block(kind: Structure) -> Block:
+    make = block_class(config, kind.is_recurrent)
+    return nnx.eval_shape(lambda: make(config, jnp.dtype(dtype), nnx.Rngs(0), adapted, kind))
 
   frame = dataclasses.replace(config, layers=0)
   model = nnx.eval_shape(lambda: Decoder(frame, jnp.dtype(dtype), nnx.Rngs(0)))
-  model.layers = nnx.List([nnx.clone(block(*kind)) for kind in config.structures])
+  model.layers = nnx.List([nnx.clone(block(kind)) for kind in config.structures])
   graph, params = nnx.split(model, nnx.Param)
   return graph, nnx.to_pure_dict(params)
 
@@ -185,9 +185,8 @@ def _block(
     x = x + (sigma * _token_noise(key, identity_BxQ, x.shape[2])).astype(x.dtype)
   if gather is not None:
     weights = nnx.State(gather(nnx.to_pure_dict(weights)))
-  module = nnx.merge(graph, weights)
   context = Context(masks, layer.prompt, layer.cache, at, attend)
-  x, cached, expert = module(x, context, layer.expert_BxQxk)
+  x, cached, expert = nnx.merge(graph, weights)(x, context, layer.expert_BxQxk)
   return x, (cached, expert)
 
 
@@ -199,9 +198,8 @@ def _token_noise(key: jax.Array, identity_BxQ: jax.Array, width: int) -> jax.Arr
 
 def _embed(config: ModelConfig, model: Decoder, tokens_BxQ: Array) -> jax.Array:
   x_BxQxD = model.embed(tokens_BxQ)
-  if config.embed_scale == 1.0:
-    return x_BxQxD
-  return x_BxQxD * jnp.asarray(config.embed_scale, x_BxQxD.dtype)
+  scaled = lambda x: x * jnp.asarray(config.embed_scale, x.dtype)  # noqa: E731
+  return x_BxQxD if config.embed_scale == 1.0 else scaled(x_BxQxD)
 
 
 @jax.named_scope('head')
@@ -217,8 +215,7 @@ def head(
   logits = jnp.einsum(spec, hidden.astype(dtype), data, preferred_element_type=jnp.float32)
   logits = linear.apply_scale(logits, scale)
   logits = logits if config.logit_scale == 1.0 else logits * config.logit_scale
-  cap = config.logit_cap
-  return cap * jnp.tanh(logits / cap) if cap else logits
+  return attention.capped(logits, config.logit_cap)
 
 
 def forward(

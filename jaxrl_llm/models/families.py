@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.models import dense_families, mixture_families, recurrent_families, size_limits
+from jaxrl_llm.models import (
+  dense_families,
+  gemma4_families,
+  mixture_families,
+  recurrent_families,
+  size_limits,
+)
 from jaxrl_llm.models.family import Family
 from jaxrl_llm.types import JsonObject, ModelConfig, UserError
 
 Raw = JsonObject
-FAMILIES = dense_families.FAMILIES | mixture_families.FAMILIES | recurrent_families.FAMILIES
+FAMILIES = {
+  **dense_families.FAMILIES,
+  **gemma4_families.FAMILIES,
+  **mixture_families.FAMILIES,
+  **recurrent_families.FAMILIES,
+}
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
 
 
@@ -104,5 +115,5 @@ def _rotation(raw: Raw, where: str) -> Raw:
 
 def norm_offset(config: ModelConfig) -> float:
   """The constant that some files omit from the scale of a norm: x̂·(1 + w). arXiv:2403.08295 (Gemma)."""
-  is_centered = config.family.startswith(('gemma', 'qwen3_next', 'qwen3_5'))
+  is_centered = config.family.startswith(('gemma2', 'gemma3', 'qwen3_next', 'qwen3_5'))
   return 1.0 if is_centered else 0.0

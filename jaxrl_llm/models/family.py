@@ -24,6 +24,8 @@ class Family(NamedTuple):
   # Path within a layer → name in files, where it is not Llama's. Paths of one name are stored in one tensor, one
   # after the other along the output dimension.
   names: dict[str, str] = {}
+  # Names in files of tensors [experts, out, in]. Without them, tensors of all experts are [experts, in, out].
+  transposed: tuple[str, ...] = ()
   # Whether files may hold layers after the last that predict several tokens, which are not read.
   has_prediction_layer: bool = False
   # Name in files → the field of ModelConfig with the number of blocks into which the columns of a tensor are divided.

@@ -25,7 +25,10 @@ _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 _UNUSED = ('lm_head.weight', 'rotary_emb.inv_freq')
 # Of the text decoder in multimodal files; transformers has used both spellings.
 _PREFIX = re.compile(r'^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.')
-_VISION_PARTS = ('vision_tower.', 'vision_model.', 'multi_modal_projector.', 'visual.')
+_OTHER_PARTS = (
+  'vision_tower.', 'vision_model.', 'multi_modal_projector.', 'visual.', 'embed_vision.', 'audio_tower.',
+  'embed_audio.',
+)  # fmt: skip
 
 
 def read_config(folder: str) -> tuple[ModelConfig, JsonObject]:
@@ -179,7 +182,7 @@ def _decoder_locations(files: dict[str, str]) -> dict[str, tuple[str, str]]:
   return {
     _PREFIX.sub('', name): location
     for name, location in locations.items()
-    if not any(part in name for part in _VISION_PARTS)
+    if not any(part in name for part in _OTHER_PARTS)
   }
 
 

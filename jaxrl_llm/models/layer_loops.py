@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ class LayerInputs(NamedTuple):
   expert_BxQxk: Array | None  # of layers with a mixture of experts
 
 
+_recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 # One layer: x after it, its cache, and the experts of its tokens.
 Block = Callable[
   [jax.Array, LayerMasks, LayerInputs], tuple[jax.Array, tuple[LayerCache, jax.Array | None]]
@@ -47,9 +49,10 @@ def scan_layers(
   A TPU's compiler takes most of a minute for each block that it compiles, and so compiles few.
   """
   order, kv_parts, expert_parts = [], [], []
+  kind_L = layer_kinds(config)[1]
   for period in periods(config.structures):
-    runs = [jax.checkpoint(_select_masks(masks, blocks[i[0]]), prevent_cse=False) for i in period]
-    inputs = [_stacked(config, layers, numbers, dtype) for numbers in period]
+    runs = [_loop_body(masks, blocks[i[0]], {kind_L[n] for n in i}) for i in period]
+    inputs = [_stacked(config, layers, numbers, kind_L, dtype) for numbers in period]
 
     def body(x, inputs, runs=runs):
       outputs = []
@@ -64,8 +67,8 @@ def scan_layers(
     expert_parts += [(numbers, e) for numbers, (_, e) in zip(period, outputs, strict=True)]
   experts = [(numbers, e) for numbers, e in expert_parts if e is not None]
   first_tokens = lambda x: x[..., :Q, :]  # noqa: E731
-  if config.is_recurrent:
-    kv_L = _by_layer(order, kv_parts)
+  if not config.has_equal_caches:
+    kv_L = _by_layer(order, kv_parts, Q)
   else:
     kv_L = jax.tree.map(first_tokens, jax.tree.map(lambda *x: _in_order(order, x), *kv_parts))
   if not experts:
@@ -97,13 +100,12 @@ def periods(kind_L: Sequence[object]) -> list[list[list[int]]]:
 
 
 def _stacked(
-  config: ModelConfig, layers: LayerInputs, numbers: list[int], dtype: str
+  config: ModelConfig, layers: LayerInputs, numbers: list[int], kind_L: Sequence[int], dtype: str
 ) -> tuple[jax.Array, LayerInputs]:
   """Kinds and inputs of the given layers, as arrays [len(numbers), …]."""
-  kind_L = layer_kinds(config)[1]
   select = lambda x: x if len(numbers) == len(x) else x[np.array(numbers)]  # noqa: E731
   prompt = layers.prompt
-  if isinstance(prompt, list):  # of recurrent layers and others
+  if isinstance(prompt, list):  # of layers with unequal caches
     prompt = jax.tree.map(lambda *x: jnp.stack(x), *[prompt[i] for i in numbers])
   else:
     prompt = jax.tree.map(select, prompt)
@@ -115,10 +117,11 @@ def _stacked(
   return jnp.array([kind_L[i] for i in numbers]), LayerInputs(weights, prompt, None, noise, expert)
 
 
-def _by_layer(order: list[int], parts: Sequence[LayerCache]) -> list[LayerCache]:
-  """Caches [layers, …] of the places of all periods, as one of each layer."""
+def _by_layer(order: list[int], parts: Sequence[LayerCache], Q: int) -> list[LayerCache]:
+  """Caches [layers, …] of the places of all periods, as one of each layer: of the first Q tokens, or states."""
   layers = []
   for part in parts:
+    part = part if isinstance(part, RowStates) else tuple(x[..., :Q, :] for x in part)
     leaves, structure = jax.tree.flatten(part)
     layers += [structure.unflatten(arrays) for arrays in zip(*leaves, strict=True)]
   return [layers[place] for place in np.argsort(order)]
@@ -161,16 +164,20 @@ def _layer(config: ModelConfig, layers: LayerInputs, i: int) -> LayerInputs:
   return LayerInputs(layers.weights[i], prompt, cache, noise, expert)
 
 
-def _select_masks(masks: list[LayerMasks], block: Block) -> Callable:
-  """The block as the body of a scan over (kind of layer, layer), which selects the masks by kind."""
-  if len(masks) == 1:
-    return lambda x, layer: block(x, masks[0], layer[1])
+def _loop_body(masks: list[LayerMasks], block: Block, kinds: set[int]) -> Callable:
+  """The block as the body of a scan over (kind of layer, layer), recomputed in the backward pass.
+
+  Masks are selected by kind, where the loop has several `kinds`; these have rotary tables of equal sizes.
+  """
+  if len(kinds) == 1:
+    (kind,) = kinds
+    return _recomputed(lambda x, layer: block(x, masks[kind], layer[1]))
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *masks)
 
   def run(x, layer):
     return block(x, jax.tree.map(lambda mask: mask[layer[0]], stacked), layer[1])
 
-  return run
+  return _recomputed(run)
 
 
 def stack_weights(weights_L: Sequence[Params], dtype: str) -> Params:

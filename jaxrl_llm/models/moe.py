@@ -48,6 +48,11 @@ class Experts(nnx.Module):
     self.router = nnx.Linear(D, E, use_bias=config.router_bias, dtype=dtype, rngs=rngs)
     if config.choice_bias:
       self.choice_bias = nnx.Param(jnp.zeros(E))
+    if config.expert_norms:
+      self.router_norm, self.norm, self.post_norm = (
+        nnx.RMSNorm(D, epsilon=config.norm_eps, dtype=dtype, rngs=rngs) for _ in range(3)
+      )
+      self.gain = nnx.Param(jnp.ones(E))
     shapes, bias = ((E, D, F), (E, D, F), (E, F, D)), config.expert_bias
     self.gate, self.up, self.down = (Kernels(shape, bias, rngs) for shape in shapes)
 
@@ -55,9 +60,25 @@ class Experts(nnx.Module):
     self, x_BxQxD: jax.Array, expert_BxQxk: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
     """The output [B, Q, D] and the experts [B, Q, k] of each token; `expert` replaces the router's choice."""
+    if not self.config.expert_norms:
+      weight_BxQxk, expert_BxQxk = self._route(x_BxQxD, expert_BxQxk)
+      return self._mix(x_BxQxD, weight_BxQxk, expert_BxQxk)
+    routed_BxQxD = self.router_norm(x_BxQxD) * self.config.width**-0.5
+    weight_BxQxk, expert_BxQxk = self._route(routed_BxQxD, expert_BxQxk)
+    weight_BxQxk *= self.gain[...][expert_BxQxk]
+    out_BxQxD, expert_BxQxk = self._mix(self.norm(x_BxQxD), weight_BxQxk, expert_BxQxk)
+    return self.post_norm(out_BxQxD), expert_BxQxk
+
+  def _route(
+    self, x_BxQxD: jax.Array, expert_BxQxk: jax.Array | None
+  ) -> tuple[jax.Array, jax.Array]:
     choice_bias_E = self.choice_bias[...] if self.config.choice_bias else None
-    logits_BxQxE = self.router(x_BxQxD)
-    weight_BxQxk, expert_BxQxk = route(self.config, logits_BxQxE, expert_BxQxk, choice_bias_E)
+    return route(self.config, self.router(x_BxQxD), expert_BxQxk, choice_bias_E)
+
+  def _mix(
+    self, x_BxQxD: jax.Array, weight_BxQxk: jax.Array, expert_BxQxk: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """The weighted sum of the given experts, and their numbers as they are recorded."""
     kernels = [k.kernel.get_value() for k in (self.gate, self.up, self.down)]
     weights = Weights(*(k if isinstance(k, Quantized) else k.astype(self.dtype) for k in kernels))
     if not self.config.expert_bias:

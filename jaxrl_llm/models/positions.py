@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.types import Array, JsonObject, ModelConfig, UserError
 
-SCALINGS = ('default', 'linear', 'llama3', 'yarn', 'longrope')
+SCALINGS = ('default', 'linear', 'llama3', 'yarn', 'longrope', 'proportional')
 # Hugging Face's rope_scaling; the factors of longrope are tuples.
 Scaling = JsonObject
 
@@ -40,6 +40,10 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> tuple[np.ndarray,
     return _yarn(inverse, scaling, config)
   if kind == 'longrope':
     return _longrope(inverse, scaling, config)
+  if kind == 'proportional':  # later features are not rotated
+    rotated = int(scaling.get('partial_rotary_factor', 1.0) * dim // 2)
+    inverse = np.where(np.arange(dim // 2) < rotated, inverse, np.float32(0))
+    return inverse / np.float32(scaling.get('factor', 1.0)), 1.0
   raise UserError(f'rope_scaling type {kind!r} is unknown; supported: {", ".join(SCALINGS)}.')
 
 
@@ -114,7 +118,7 @@ def tables(
   config: ModelConfig, positions_BxQ: Array, sliding: bool = False
 ) -> tuple[jax.Array, jax.Array]:
   """Cosine and sine [B, Q, rotary_dim / 2] in float32 at `positions_BxQ`. arXiv:2104.09864."""
-  inverse, factor = frequencies(config, sliding)
+  inverse, factor = frequencies(config.of_layers(sliding), sliding)
   angle = positions_BxQ[..., None].astype(jnp.float32) * jnp.asarray(inverse)[None, None, :]
   return jnp.cos(angle) * factor, jnp.sin(angle) * factor
 

@@ -93,7 +93,13 @@ def validated(config: ModelConfig, where: str) -> ModelConfig:
         f'{where}: {name}={value!r} must be even, and at most {config.head_dim}; fetch it again.'
       )
   _check_rotary(config, where)
+  _check_global(config, where)
   return config
+
+
+def _check_global(config: ModelConfig, where: str) -> None:
+  if config.global_sizes is not None:
+    validated(config.of_layers(slides=False), f'{where}: full_attention')
 
 
 def _check_latent(config: ModelConfig, where: str) -> None:
@@ -147,7 +153,8 @@ def _check_rotary(config: ModelConfig, where: str) -> None:
 def check_memory(config: ModelConfig, where: str) -> None:
   """Raise UserError if the float32 weights alone exceed the machine's memory."""
   c = config
-  attention = c.width * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+  sizes = [c.of_layers(slides) for slides in (c.slides or (False,))]
+  attention = sum(c.width * x.head_dim * (2 * c.heads + 2 * x.kv_heads) for x in sizes) // c.layers
   if c.latent:
     query_in = c.query_latent or c.width
     attention = c.width * (c.query_latent + c.latent + c.rotary_dim + c.heads * c.value_dim)

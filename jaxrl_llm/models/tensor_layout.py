@@ -13,6 +13,7 @@ from jaxrl_llm.types import ModelConfig
 
 # Path within a layer → Hugging Face's name.
 _LAYER = {
+  'layer_scale/value': 'layer_scalar',
   'q_norm/scale': 'self_attn.q_norm.weight',
   'k_norm/scale': 'self_attn.k_norm.weight',
   'q_a_norm/scale': 'self_attn.q_a_layernorm.weight',
@@ -65,11 +66,7 @@ class StoredTensor(NamedTuple):
   # Blocks of columns, each of which holds a part of every parameter, one after the other: gate and up of gpt-oss
   # alternate column by column.
   blocks: int = 1
-
-  @property
-  def transposed(self) -> bool:
-    """Matrices of torch's linear layers are stored as [out, in]."""
-    return self.paths[0].endswith('kernel') and self.name.endswith('.weight')
+  transposed: bool = False  # matrices of torch's linear layers are stored as [out, in]
 
   @property
   def experts(self) -> int:
@@ -112,16 +109,21 @@ def stored_tensors(config: ModelConfig) -> list[StoredTensor]:
   family = families.FAMILIES[config.family]
   order = list(family.names)
   rank = lambda path: order.index(path.split('/', 2)[2])  # noqa: E731
-  return [
-    StoredTensor(
-      name,
-      paths,
-      tuple(shapes[path] for path in paths),
-      blocks=getattr(config, family.blocks.get(re.sub(_OF_LAYER, '', name), ''), 1),
+  tensors = []
+  for name, shapes in groups.items():
+    paths = tuple(sorted(shapes, key=rank) if len(shapes) > 1 else shapes)
+    in_layer = re.sub(_OF_LAYER, '', name)
+    is_transposed = name.endswith('.weight') or in_layer in family.transposed
+    tensors.append(
+      StoredTensor(
+        name,
+        paths,
+        tuple(shapes[path] for path in paths),
+        blocks=getattr(config, family.blocks.get(in_layer, ''), 1),
+        transposed=paths[0].endswith('kernel') and is_transposed,
+      )
     )
-    for name, shapes in groups.items()
-    for paths in [tuple(sorted(shapes, key=rank) if len(shapes) > 1 else shapes)]
-  ]
+  return tensors
 
 
 def hugging_face_name(path: str, config: ModelConfig) -> str:

@@ -78,12 +78,16 @@ def update_flops(spec: StepSpec, survival_T: np.ndarray | None = None) -> Update
 
 
 def attended_keys(model: ModelConfig, position: np.ndarray) -> np.ndarray:
-  """Keys that tokens at these positions attend to, of all layers together; their own counts half."""
+  """Keys that tokens at these positions attend to, of all layers together; their own counts half.
+
+  Where layers that do not slide have wider heads, their keys count as more.
+  """
   sliding = sum(model.slides)
   keys = position + 0.5
   window = np.minimum(keys, model.window) if sliding else keys
   attending = model.layers - sliding - sum(model.recurrent_layers)
-  return attending * keys + sliding * window
+  wider = model.of_layers(slides=False).head_dim / model.head_dim
+  return attending * wider * keys + sliding * window
 
 
 def attention_flops(model: ModelConfig, cached: bool = False) -> int:

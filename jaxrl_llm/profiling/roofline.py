@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl_llm.distributed import hardware, sharding
 from jaxrl_llm.learner import device_memory
 from jaxrl_llm.learner.step_spec import StepSpec
+from jaxrl_llm.models import decoder
 from jaxrl_llm.profiling import hlo_update
 from jaxrl_llm.rollout import slot_loop
 from jaxrl_llm.types import JsonObject
@@ -36,8 +37,9 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   # If all rows of a prompt have slots, its cache is read once; otherwise once for each slot.
   prompts = layout.prompts if rows == layout.prompts * settings.rollouts else rows
   # A column has the same size in the ring and in a prompt's cache, where sliding layers keep all columns.
-  columns = rows * sum(slot_loop.ring_widths(model, settings.max_tokens))
-  prompt_cache_bytes = cache_bytes * layout.prompt_tokens * model.layers * prompts / columns
+  size_N = [sum(K * d for K, d in sizes) for sizes in decoder.cached_sizes(model)]
+  ring = rows * np.dot(size_N, slot_loop.ring_widths(model, settings.max_tokens))
+  prompt_cache_bytes = cache_bytes * layout.prompt_tokens * sum(size_N) * prompts / ring
   # A token attends to its prompt and to half of the longest completion, on average.
   positions = layout.prompt_tokens + np.arange(settings.max_tokens)
   keys = hlo_update.attended_keys(model, positions).mean() / layout.mesh.shape['tensor']

@@ -71,11 +71,12 @@ def ring_share(spec: StepSpec, survival_T: np.ndarray) -> float:
     return 1.0
   rows = layout.prompts * settings.rollouts
   slots, said_T = settings.slots or rows, np.arange(1, len(survival_T) + 1)
-  heads, size = decoder.cached_sizes(spec.model.config)[0]
-  local_heads = -(-heads // layout.mesh.shape['tensor'])
-  column_bytes = local_heads * size * np.dtype(settings.cache_dtype).itemsize
+  model = spec.model.config
   reads, columns = 0.0, 0.0
-  for width in slot_loop.ring_widths(spec.model.config, settings.max_tokens):
+  widths = slot_loop.ring_widths(model, settings.max_tokens)
+  for ((heads, size), *_), width in zip(decoder.cached_sizes(model), widths, strict=True):
+    local_heads = -(-heads // layout.mesh.shape['tensor'])
+    column_bytes = local_heads * size * np.dtype(settings.cache_dtype).itemsize
     block = decode_attention.block_columns(width, column_bytes)
     reads += rows * float((survival_T * np.minimum(said_T + block - 1, width)).sum())
     columns += slots * width

@@ -150,11 +150,10 @@ def ring_widths(model: ModelConfig, width: int) -> list[int]:
 
 def empty_cache(model: ModelConfig, rows: int, width_N: Sequence[int], dtype: str) -> decoder.Cache:
   """The cache of `rows` rows, all 0, with `width_N[n]` columns in layer n."""
-  sizes = decoder.cached_sizes(model)
   states_N = decoder.empty_states(model, rows) if model.is_recurrent else [None] * len(width_N)
   return [
     states or tuple(attention.empty_cache((rows, K, width, d), dtype) for K, d in sizes)
-    for states, width in zip(states_N, width_N, strict=True)
+    for states, sizes, width in zip(states_N, decoder.cached_sizes(model), width_N, strict=True)
   ]
 
 

@@ -73,7 +73,8 @@ def layouts(model: ModelConfig, devices: int) -> list[dict[str, int]]:
   for tensor in (1, 2, 4, 8):
     for expert in (1, 4, 8, 16) if model.experts else (1,):
       rest = devices // (tensor * expert)
-      even = model.kv_heads % tensor == 0 and model.mlp % tensor == 0
+      heads = {model.of_layers(slides).kv_heads for slides in model.slides}
+      even = model.mlp % tensor == 0 and all(n % tensor == 0 for n in heads)
       if not even or (model.experts or 0) % expert or rest * tensor * expert != devices:
         continue
       for fsdp in sorted({n for n in (16, 64, rest) if rest % n == 0}):

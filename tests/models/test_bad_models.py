@@ -198,6 +198,12 @@ FAMILY_FIELDS = dict(
     head_dim=4, query_pre_attn_scalar=4, sliding_window=3, sliding_window_pattern=2, layer_types=None,
     final_logit_softcapping=5.0, rope_local_base_freq=1e4, rope_parameters=None, hidden_activation='silu',
   ),
+  gemma4_text=dict(
+    head_dim=4, global_head_dim=6, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=3,
+    layer_types=None, rope_parameters=None, hidden_size_per_layer_input=0, num_kv_shared_layers=0, num_experts=4,
+    enable_moe_block=True, top_k_experts=2, moe_intermediate_size=6, final_logit_softcapping=5.0, per_layer_config=None,
+    use_bidirectional_attention='vision',
+  ),
   gemma2=dict(head_dim=4, attn_logit_softcapping=5.0),
   qwen3_moe=dict(
     head_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, norm_topk_prob=True, mlp_only_layers=[],

@@ -94,6 +94,15 @@ _LLAMA4 = dict(
   pad_token_id=None,
   eos_token_id=None,  # `generate` would replace it by another token
 )
+_GEMMA4 = dict(
+  head_dim=12,
+  global_head_dim=20,
+  hidden_size_per_layer_input=0,
+  sliding_window=5,
+  final_logit_softcapping=3.0,
+  eos_token_id=None,
+)
+_GEMMA4_MOE = dict(enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=24)
 _ONE_GROUP = dict(n_group=1, topk_group=1)
 # The last of four layers attends.
 _DELTA = dict(
@@ -285,6 +294,49 @@ CASES |= {
   'qwen3_5_moe-odd': ('Qwen3_5Moe', dict(_ODD_DELTA, **_QWEN)),
   'qwen3_5_moe-tied': ('Qwen3_5Moe', dict(_TIED_DELTA, **_QWEN)),
 }
+CASES |= {
+  'gemma4': (
+    'Gemma4',
+    dict(_GEMMA4, num_hidden_layers=7, attention_k_eq_v=True, num_global_key_value_heads=1),
+  ),
+  'gemma4-odd': (
+    'Gemma4',
+    dict(
+      _GEMMA4,
+      **(ODD | dict(num_attention_heads=6, num_key_value_heads=3)),
+      attention_k_eq_v=True,
+      num_global_key_value_heads=2,
+      tie_word_embeddings=False,
+      attention_bias=True,
+      layer_types=['full_attention', 'sliding_attention', 'full_attention'],
+    ),
+  ),
+  'gemma4_moe': (
+    'Gemma4',
+    dict(_GEMMA4, **_GEMMA4_MOE, attention_k_eq_v=True, num_global_key_value_heads=1),
+  ),
+  'gemma4_moe-odd': (
+    'Gemma4',
+    dict(
+      _GEMMA4,
+      **_GEMMA4_MOE,
+      num_attention_heads=3,
+      num_key_value_heads=3,
+      layer_types=['full_attention'] * 3,
+    ),
+  ),
+  'gemma4-full': (
+    'Gemma4',
+    dict(
+      _GEMMA4,
+      layer_types=['sliding_attention', 'sliding_attention', 'full_attention'],
+      final_logit_softcapping=None,
+      rope_parameters=dict(
+        full_attention=dict(PLAIN), sliding_attention=dict(PLAIN, rope_theta=50.0)
+      ),
+    ),
+  ),
+}
 # One case of a family goes through everything.
 WHOLE = tuple(case for case in CASES if '-' not in case)
 
@@ -370,7 +422,7 @@ def test_greedy_decoding_the_update_and_an_export_agree_with_transformers(case, 
   assert_close(update_TxBxV, ours_TxBxV, share=share)
 
 
-@pytest.mark.parametrize('case', ['qwen3_next', 'qwen3_5'])
+@pytest.mark.parametrize('case', ['qwen3_next', 'qwen3_5', 'gemma4', 'gemma4_moe'])
 def test_forty_greedy_tokens_of_five_prompts_are_those_of_generate(case, tmp_path):
   """A state sums over all tokens of a row, so that an error would grow with it."""
   theirs = reference(*CASES[case])
@@ -407,6 +459,49 @@ def test_the_text_decoder_of_a_multimodal_mistral_is_read_and_exported(text, tmp
   again = transformers.AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).eval()
   assert type(again).__name__ == f'{text}ForCausalLM'
   assert_close(forward(config, params, tokens, mask), their_logits(again, tokens, mask), mask)
+
+
+def test_the_text_decoder_of_a_multimodal_gemma4_is_read_and_exported(tmp_path):
+  sizes = SIZES | CASES['gemma4_moe'][1]
+  vision = dict(
+    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+    position_embedding_size=8, patch_size=2,
+  )  # fmt: skip
+  text = transformers.Gemma4TextConfig(**sizes).to_dict()
+  theirs = transformers.Gemma4ForConditionalGeneration(
+    transformers.Gemma4Config(text_config=text, vision_config=vision)
+  ).eval()
+  theirs.save_pretrained(tmp_path / 'theirs')
+  config, params = loaded(tmp_path / 'theirs', 40)
+  tokens, mask = rows(4, 40, False)
+  model = Model(config, params, None, str(tmp_path / 'theirs'))
+  to = export.save(str(tmp_path / 'ours'), model, dtype='float32')
+  again = transformers.AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).eval()
+  assert type(again).__name__ == 'Gemma4ForCausalLM'
+  ours = forward(config, params, tokens, mask)
+  assert_close(ours, their_logits(again, tokens, mask), mask)
+  in_text = {
+    name.replace('model.language_model.', 'model.'): x for name, x in theirs.named_parameters()
+  }
+  for name, x in again.named_parameters():
+    np.testing.assert_array_equal(x.detach().numpy(), in_text[name].detach().numpy())
+
+
+@pytest.mark.parametrize(
+  'changes, text',
+  [
+    (dict(hidden_size_per_layer_input=8), 'hidden_size_per_layer_input=8 is not supported; supported: 0'),
+    (dict(num_kv_shared_layers=1), 'num_kv_shared_layers=1 is not supported; supported: 0'),
+    (dict(use_bidirectional_attention='all'), "use_bidirectional_attention='all' is not supported"),
+    (dict(per_layer_config={'2': dict(head_dim=20), '5': dict(head_dim=24)}), 'per_layer_config=.* is not supp'),
+    (dict(global_head_dim=21), 'full_attention: head_dim=21 must be even'),
+    (dict(num_global_key_value_heads=3), 'full_attention: 4 heads cannot share 3 key-value heads'),
+  ],
+)  # fmt: skip
+def test_other_variants_of_gemma4_are_refused(changes, text):
+  raw = SIZES | CASES['gemma4'][1] | dict(model_type='gemma4_text') | changes
+  with pytest.raises(UserError, match=text):
+    families.read(raw, 'here')
 
 
 def test_released_files_of_qwen3_5_hold_more_than_the_text_decoder(tmp_path):

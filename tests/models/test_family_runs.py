@@ -1,4 +1,5 @@
-"""DAPO by the real command on folders of random models, one of each kind: a shared expert, sinks, latents."""
+"""DAPO by the real command on folders of random models, one of each kind: a shared expert, sinks, latents,
+layers with other sizes."""
 
 from __future__ import annotations
 
@@ -61,6 +62,24 @@ MODELS = {
     linear_key_head_dim=8,
     linear_value_head_dim=8,
   ),
+  # Heads of two sizes, values that are keys, windows shorter than rows, experts beside a dense MLP.
+  'Gemma4': dict(
+    {k: v for k, v in _SIZES.items() if k != 'num_experts_per_tok'},
+    num_hidden_layers=4,
+    num_key_value_heads=2,
+    intermediate_size=24,
+    head_dim=8,
+    global_head_dim=16,
+    num_global_key_value_heads=1,
+    attention_k_eq_v=True,
+    sliding_window=5,
+    layer_types=['sliding_attention', 'full_attention'] * 2,
+    hidden_size_per_layer_input=0,
+    enable_moe_block=True,
+    num_experts=4,
+    top_k_experts=2,
+    moe_intermediate_size=16,
+  ),
 }
 
 
@@ -69,6 +88,7 @@ SETTINGS = {
   # Both passes round kernels to 8 bits.
   'DeepseekV3': dict(rollout=dict(windows=2)),
   'Qwen3_5': dict(rollout=dict(slots=8)),
+  'Gemma4': dict(rollout=dict(slots=8, windows=2)),
   'GptOss': dict(rollout=dict(weights_dtype='int8'), learner=dict(quantize=True)),
 }
 
@@ -76,7 +96,7 @@ SETTINGS = {
 @pytest.mark.parametrize('kind', MODELS)
 def test_dapo_trains_samples_and_exports(kind, tmp_path):
   torch.manual_seed(0)
-  text = 'Text' if kind == 'Qwen3_5' else ''
+  text = 'Text' if kind in ('Qwen3_5', 'Gemma4') else ''
   config = getattr(transformers, f'{kind}{text}Config')(**MODELS[kind], eos_token_id=0)
   folder = tmp_path / 'model'
   model = getattr(transformers, f'{kind}ForCausalLM')(config)

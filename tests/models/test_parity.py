@@ -70,7 +70,7 @@ DECODED = 'llama-llama3', 'qwen3-tied-biases', 'qwen3_moe', 'smollm3', 'olmo2', 
 
 def reference(kind, changes):
   torch.manual_seed(0)
-  text = 'Text' if kind in ('Gemma3', 'Llama4', 'Qwen3_5', 'Qwen3_5Moe') else ''
+  text = 'Text' if kind in ('Gemma3', 'Gemma4', 'Llama4', 'Qwen3_5', 'Qwen3_5Moe') else ''
   config = getattr(transformers, f'{kind}{text}Config')(**(SIZES | changes))
   config._attn_implementation = 'eager'  # the other implementations ignore caps
   model = getattr(transformers, f'{kind}ForCausalLM')(config).eval()
@@ -80,8 +80,10 @@ def reference(kind, changes):
         parameter.add_(0.3 * torch.randn_like(parameter))
       else:
         parameter.mul_(4.0)
+      if kind == 'Gemma4' and 'q_norm' in name:  # learned norms, and no 1 / √d, keep scores small
+        parameter.mul_(0.3)
     for name, buffer in model.named_buffers():
-      if name.endswith('e_score_correction_bias'):
+      if name.endswith(('e_score_correction_bias', 'layer_scalar')):
         buffer.add_(0.3 * torch.randn_like(buffer))
   return model
 

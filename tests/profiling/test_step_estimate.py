@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import hardware
 from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.models import decode_attention
 from jaxrl_llm.profiling import hlo_update, lengths, roofline, step_estimate
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import GlobalSizes, UserError
 
 CHIP = hardware.Chip(flops=1e9, memory_bandwidth=1e6, link_bandwidth=1e6)
 
@@ -89,6 +89,9 @@ def test_a_window_limits_the_keys_of_its_layers_alone():
   model = dataclasses.replace(model, window=6, sliding=(True, False))
   want = [min(n + 0.5, 6) + (n + 0.5) for n in range(20)]
   np.testing.assert_allclose(hlo_update.attended_keys(model, np.arange(20)), want)
+  wide = dataclasses.replace(model, global_sizes=GlobalSizes(3 * model.head_dim, 1, True))
+  want = [min(n + 0.5, 6) + 3 * (n + 0.5) for n in range(20)]
+  np.testing.assert_allclose(hlo_update.attended_keys(wide, np.arange(20)), want)
 
 
 def test_prefill_encodes_each_prompt_once_and_half_of_the_square():

@@ -22,7 +22,7 @@ from jaxrl_llm.rollout import (
   tree_rules,
 )
 from jaxrl_llm.rollout.decode_records import DecodeInputs, Loops
-from jaxrl_llm.types import UNFINISHED, ModelConfig, Prompts
+from jaxrl_llm.types import UNFINISHED, GlobalSizes, ModelConfig, Prompts
 
 P, G, L, T, WINDOW = 4, 3, 7, 13, 5
 B = P * G
@@ -32,18 +32,22 @@ SOME = ModelConfig(
 )  # fmt: skip
 ALL = dataclasses.replace(SOME, sliding=(True,) * 3)
 CHUNKED = dataclasses.replace(SOME, chunked=True)
+# Layers that do not slide have heads of another size, and values that are their keys.
+UNEQUAL = dataclasses.replace(
+  SOME, global_sizes=GlobalSizes(head_dim=12, kv_heads=1, key_values=True), qk_norm='qkv'
+)
 SPEC = ring_decode.DecodeSettings(G, T, 1.0, (3, 11), 'float32')
 KEY = jax.random.key(1)
 
 
 @functools.cache
-def params():
-  return jax.tree.map(lambda x: x * 1.5, decoder.init(SOME, 0))
+def params(model=SOME):
+  return jax.tree.map(lambda x: x * 1.5, decoder.init(model, 0))
 
 
-def run(fn):
+def run(fn, model=SOME):
   """fn(params, prompts) as one program."""
-  return jax.tree.map(np.asarray, jax.jit(fn)(params(), prompts()))
+  return jax.tree.map(np.asarray, jax.jit(fn)(params(model), prompts()))
 
 
 @functools.cache
@@ -65,15 +69,18 @@ def sampled(model, **changes):
   return run(
     lambda p, q: ring_decode.generate(model, SPEC._replace(**changes), DecodeInputs(p, q, KEY, 0))[
       0
-    ]
+    ],
+    model,
   )
 
 
 def rescored(model, rollout):
-  return rollout_checks.rescored(model, params(), prompts(), rollout)
+  return rollout_checks.rescored(model, params(model), prompts(), rollout)
 
 
-@pytest.mark.parametrize('model', [SOME, ALL, CHUNKED], ids=['some', 'all', 'chunked'])
+@pytest.mark.parametrize(
+  'model', [SOME, ALL, CHUNKED, UNEQUAL], ids=['some', 'all', 'chunked', 'unequal']
+)
 def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
   got = uninterrupted(model)
   real = np.arange(T)[None] < got.length_B[:, None]
@@ -91,6 +98,7 @@ def test_recorded_log_prob_is_that_of_a_forward_pass_with_windows(model):
     (SOME, dict(slots=5, loops=Loops(windows=3))),
     (ALL, dict(slots=5, loops=Loops(windows=3))),
     (CHUNKED, dict(slots=5, loops=Loops(windows=3))),
+    (UNEQUAL, dict(slots=5, loops=Loops(windows=3))),
   ],
 )
 def test_slots_and_rings_that_grow_change_nothing(model, changes):
@@ -99,25 +107,25 @@ def test_slots_and_rings_that_grow_change_nothing(model, changes):
 
 
 @pytest.mark.parametrize('carries', [False, True], ids=['encoded', 'carried'])
-@pytest.mark.parametrize('rows', [0, 5])
-def test_unfinished_rows_are_continued(rows, carries):
+@pytest.mark.parametrize('rows, model', [(0, SOME), (5, SOME), (5, UNEQUAL)])
+def test_unfinished_rows_are_continued(rows, model, carries):
   @functools.partial(jax.jit, static_argnums=0)
   def fn(rows, params, prompts, continued, carried):
     spec = SPEC._replace(slots=rows, stop_rule=functools.partial(stopping.rounds, count=3))
     inputs = DecodeInputs(params, prompts, KEY, 0, continued=continued)
     if carries:
-      return ring_decode.resume(SOME, spec, inputs._replace(carried=carried))
-    return *ring_decode.generate(SOME, spec, inputs), carried
+      return ring_decode.resume(model, spec, inputs._replace(carried=carried))
+    return *ring_decode.generate(model, spec, inputs), carried
 
   continued, carried = (
     slot_loop.empty_rollout(B, T),
-    carried_kv.reorder(carried_kv.empty(SOME, SPEC, P), prompts(), G),
+    carried_kv.reorder(carried_kv.empty(model, SPEC, P), prompts(), G),
   )
   for call in range(40):
     # The first call has a slot for every row, so later rows with carried keys wait and are loaded while others run.
-    continued, _, carried = fn(rows if call else 0, params(), prompts(), continued, carried)
+    continued, _, carried = fn(rows if call else 0, params(model), prompts(), continued, carried)
   assert (np.asarray(continued.reason_B) != UNFINISHED).all()
-  assert_same(continued, uninterrupted(SOME))
+  assert_same(continued, uninterrupted(model))
 
 
 def test_trees_and_drafts_sample_the_same_tokens():

@@ -109,7 +109,7 @@ def block_tokens(spec: StepSpec) -> int:
   """Tokens that the decode kernel reads beyond those of a row, as `step_estimate.ring_share` counts them."""
   decode = spec.rollout.decode
   assert decode.attend is not None, 'attention without the kernel reads whole rings'
-  heads, size = decoder.cached_sizes(spec.model.config)[0]
+  heads, size = decoder.cached_sizes(spec.model.config)[0][0]
   local_heads = -(-heads // spec.layout.mesh.shape['tensor'])
   itemsize = 2  # of bfloat16
   return decode_attention.block_columns(decode.max_tokens, local_heads * size * itemsize) - 1
