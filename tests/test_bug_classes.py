@@ -149,6 +149,7 @@ _ALLOWED = {
     'subprocess.run',
     'runpy.run_path',
   },  # files of the package, within limits
+  'environments/harness.py': {'subprocess.run'},  # config.environment.command, the user's agent
   'rewards/worker.py': {'pickle.loads'},  # pickled by its own parent process
   'rewards/code_execution/graders.py': {'compile'},  # checks the syntax; nothing runs
   'rewards/code_execution/sandbox.py': {'subprocess.run', 'subprocess.Popen'},  # the sandbox

@@ -32,16 +32,16 @@ class ScoreTable:
     self,
     context: RunContext,
     pool: ScorePool,
-    texts: list[str],
+    texts: tuple[list[str], list[str]],
     rollout: Rollout,
     begun: Begun | None = None,
   ):
-    """`texts` [B] are what reward functions read: with several turns, the last one. `begun`: the first scores."""
-    self.context, self.pool, self.texts, self._begun = context, pool, texts, begun
+    """`texts` as `_texts` returns them. `begun`: the first scores."""
+    self.context, self.pool, self._begun = context, pool, begun
+    self.texts, self.logged_texts = texts
     self.length_B, self.turns = rollout.length_B, rollout.turns
-    self.logged_texts = texts  # with several turns: all turns and observations
-    self.part_BxK = np.zeros((len(texts), len(context.grading.rewards)), np.float32)
-    self.outcome_B = np.full(len(texts), -1, np.int8)  # −1: not graded
+    self.part_BxK = np.zeros((len(self.texts), len(context.grading.rewards)), np.float32)
+    self.outcome_B = np.full(len(self.texts), -1, np.int8)  # −1: not graded
     self.counts: dict[str, int] = {}
     self.message = ''  # of the first failure
 
@@ -109,9 +109,7 @@ def grade(
 ) -> GradedStep:
   """Grade a sampled step; `begun` as `begin` returns it. Completions of length 0 are not graded and get reward 0."""
   config, grading = context.config, context.grading
-  texts, logged_texts = _texts(context, prompts, rollout)
-  scores = ScoreTable(context, pool, texts, rollout, begun)
-  scores.logged_texts = logged_texts
+  scores = ScoreTable(context, pool, _texts(context, prompts, rollout), rollout, begun)
   rows, real = _rows(context, prompts), np.flatnonzero(rollout.length_B)
   rollout = scores.grade(rollout, real, [rows[b] for b in real])
   changes: dict[str, float] = {}  # metrics of the stages that change completions or labels
@@ -182,7 +180,10 @@ def _rows(context: RunContext, prompts: Prompts) -> list[Row]:
 def _texts(
   context: RunContext, prompts: Prompts, rollout: Rollout
 ) -> tuple[list[str], list[str]]:  # fmt: skip
-  """The completions as reward functions read them, and as logs show them; a hinted one together with its prefix."""
+  """The completions [B] as reward functions read them, and as logs show them; a hinted one together with its prefix.
+
+  With several turns, reward functions read the last one, and logs show all turns and observations.
+  """
   G, hints = context.config.rollouts, context.selection.hints
   token_ids = [t[:n] for t, n in zip(rollout.tokens_BxT, rollout.length_B, strict=True)]
   if hints is not None:
