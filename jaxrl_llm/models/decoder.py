@@ -197,9 +197,8 @@ def _token_noise(key: jax.Array, identity_BxQ: jax.Array, width: int) -> jax.Arr
 
 
 def _embed(config: ModelConfig, model: Decoder, tokens_BxQ: Array) -> jax.Array:
-  x_BxQxD = model.embed(tokens_BxQ)
-  scaled = lambda x: x * jnp.asarray(config.embed_scale, x.dtype)  # noqa: E731
-  return x_BxQxD if config.embed_scale == 1.0 else scaled(x_BxQxD)
+  x, scale = model.embed(tokens_BxQ), config.embed_scale
+  return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
 
 @jax.named_scope('head')

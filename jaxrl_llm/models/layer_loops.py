@@ -170,8 +170,7 @@ def _loop_body(masks: list[LayerMasks], block: Block, kinds: set[int]) -> Callab
   Masks are selected by kind, where the loop has several `kinds`; these have rotary tables of equal sizes.
   """
   if len(kinds) == 1:
-    (kind,) = kinds
-    return _recomputed(lambda x, layer: block(x, masks[kind], layer[1]))
+    return _recomputed(lambda x, layer: block(x, masks[min(kinds)], layer[1]))
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *masks)
 
   def run(x, layer):
