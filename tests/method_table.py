@@ -55,6 +55,7 @@ TESTS = {
   'curriculum.labels': 'tests/curriculum/test_labels.py',
   'curriculum.allocation': 'tests/curriculum/test_allocation.py',
   'lora.rank': 'tests/learner/test_lora.py',
+  'lora.base_dtype': 'tests/learner/test_quantized_base.py',
 }
 SELECTION = 'tests/curriculum/test_rules.py'
 JUDGED = ('steps', 'pairwise')  # rewards beside the right answer
@@ -95,6 +96,8 @@ def changes(name: str, base) -> dict[str, str]:
     found['rewards.parts'] = '+'.join(parts)
   if own.lora.rank:
     found['lora.rank'] = str(own.lora.rank)
+  if own.lora.base_dtype != 'auto':
+    found['lora.base_dtype'] = own.lora.base_dtype
   return found
 
 

@@ -23,7 +23,8 @@ LEVELS = {
     *('ppo_ewma', 'seeupo', 'spec_rl', 'ttrl'),
   ),
   'paper': (
-    *('alp', 'areal', 'decoupled_ppo', 'dynamic_sampling', 'knapsack', 'lora', 'ppo', 'topr', 'ulo_rl', 'vade'),
+    *('alp', 'areal', 'decoupled_ppo', 'dynamic_sampling', 'knapsack', 'lora', 'ppo', 'qlora', 'topr'),
+    *('ulo_rl', 'vade'),
   ),
   'secondary source': (
     *('ad_hint', 'aipo', 'arrol', 'dppo', 'forking', 'gdpo', 'gigpo', 'grpo_lambda'),

@@ -56,6 +56,8 @@ PATHS = {
   'learner/test_packed_gradient.py::test_in_float64_the_gradients_agree_to_ten_digits': 'slow',
   'learner/test_packed_rows.py': 'slow',
   'learner/test_precision.py': 'slow',
+  'learner/test_quantized_base.py': 'slow',
+  'learner/test_quantized_base.py::test_losses_and_gradients_are_those_of_lora_over_the_unpacked_base[nf4-True]': 'jit',
   'learner/test_replay_experts.py': 'slow',
   'learner/test_rounded_adam.py::test_a_restored_run_goes_on_bit_for_bit[lora]': 'slow',
   'learner/test_step_methods.py': 'slow',

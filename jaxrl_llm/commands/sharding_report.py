@@ -90,6 +90,8 @@ def rows(spec: StepSpec) -> list[Row]:
   placements = jax.tree.leaves(decode, is_leaf=lambda x: hasattr(x, 'spec'))
   leaves = jax.tree_util.tree_leaves_with_path(params)
   for (path, leaf), placement in zip(leaves, placements, strict=True):
+    is_packed = re.search(r'/kernel/(data|scale)$', sharding.path_name(path))
+    size = leaf.dtype.itemsize if is_packed else itemsize
     row = Row(
       name=_LAYER.sub('layers/*/', sharding.path_name(path)),
       count=1,
@@ -97,7 +99,7 @@ def rows(spec: StepSpec) -> list[Row]:
       update=leaf.sharding.spec,
       decode=placement.spec,
       update_bytes=_elements(leaf.sharding, leaf.shape) * leaf.dtype.itemsize,
-      decode_bytes=_elements(placement, leaf.shape) * itemsize,
+      decode_bytes=_elements(placement, leaf.shape) * size,
     )
     key = row.name, row.shape
     merged[key] = _add(merged[key], row) if key in merged else row

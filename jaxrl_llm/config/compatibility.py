@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from jaxrl_llm.config import endpoint_settings, recurrent_models, replayed_groups
+from jaxrl_llm.config import endpoint_settings, quantized_base, recurrent_models, replayed_groups
 from jaxrl_llm.config.conditions import Condition, Facts, Row
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.types import UserError
@@ -351,6 +351,7 @@ _MULTI_TURN = (
 ROWS: tuple[Row, ...] = (
   *_ROLLOUT,
   *recurrent_models.ROWS,
+  *quantized_base.ROWS,
   *_LEARNER,
   *_WEIGHTS,
   *_GROUPS,

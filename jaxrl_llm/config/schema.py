@@ -174,6 +174,8 @@ class LoraConfig(Section):
   # regular expression over the names of a layer's matrices
   targets: str = '(q|k|v|o|gate|up|down)$'
   init: str = ''  # a folder in PEFT's format to start from; '' = A at random and B = 0
+  # of the frozen kernels in layers: auto = that of compute, int8 or nf4 (4 bits) with a scale per 64 inputs (QLoRA)
+  base_dtype: str = 'auto'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,6 +108,7 @@ _POSITIVE = (
 _ONE_OF: dict[str, tuple[bool | str, ...]] = {
   'dtype': ('auto', 'float32', 'bfloat16'),
   'optimizer.moments_dtype': ('float32', 'bfloat16'),
+  'lora.base_dtype': ('auto', 'int8', 'nf4'),
   'rollout.cache_dtype': ('auto', 'float32', 'bfloat16', 'int8'),
   'mode': ('fused', 'lag', 'split'),
   'learner.remat': ('auto', True, False),

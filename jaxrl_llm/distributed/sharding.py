@@ -213,7 +213,7 @@ def layout(
 
   Each leaf gets the axes of the first rule that matches its path, and is replicated without one. Axes in `drop` and
   axes that do not divide their dimension are left out; of several axes on one dimension, the last ones first. The data
-  of a quantized kernel is laid out as the kernel, and its scales as its channels.
+  of a quantized kernel is laid out as the kernel; scales of channels as these, and scales of blocks as the kernel.
   """
 
   def dividing_axes(axes, size):
@@ -229,12 +229,21 @@ def layout(
   def place(path, leaf):
     name, part = re.fullmatch(r'(.*?)((?<=/kernel)/(?:data|scale))?', path_name(path)).groups()
     axes = next((axes for pattern, axes in rules if re.search(pattern, name)), ())
-    axes = (*axes[:-2], *axes[-1:]) if part == '/scale' else axes
+    if part == '/scale' and len(leaf.shape) < len(axes):  # of channels
+      axes = (*axes[:-2], *axes[-1:])
     if len(axes) != len(leaf.shape):
       axes = ()
     return NamedSharding(mesh, PartitionSpec(*map(dividing_axes, axes, leaf.shape)))
 
   return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def host_device() -> jax.Device | None:
+  """The CPU beside accelerators; None where JAX_PLATFORMS excludes it."""
+  try:
+    return jax.local_devices(backend='cpu')[0]
+  except RuntimeError:
+    return None
 
 
 def cache_layout(tree: Params, mesh: Mesh) -> Params:

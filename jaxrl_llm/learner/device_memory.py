@@ -37,7 +37,7 @@ def sampling_weight_bytes(spec: StepSpec, without: tuple[str, ...] = ()) -> int:
   params = train_state.abstract_sampling_weights(spec)
   params = {name: part for name, part in params.items() if name not in without}
   quantize = functools.partial(
-    linear.quantize_params, kernels=spec.model.weights_dtype, others=spec.rollout.decode.dtype
+    linear.for_decoding, kernels=spec.model.weights_dtype, others=spec.rollout.decode.dtype
   )
   quantized = jax.eval_shape(quantize, params)
   layout = spec.layout

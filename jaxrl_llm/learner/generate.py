@@ -131,11 +131,8 @@ def _decode_weights(spec: StepSpec, state: TrainState) -> Params:
   """The weights as decoding reads them: joined with the adapter, rounded, and sharded for decoding."""
   params = state.params
   if state.base is not None and spec.model.lora is not None:
-    params = lora.for_sampling(state.base, params, spec.model.lora.alpha, spec.model.dtype)
-  if spec.model.weights_dtype == spec.model.dtype:
-    params = jax.tree.map(lambda x: x.astype(spec.model.dtype), params)
-  else:
-    params = linear.quantize_params(params, spec.model.weights_dtype, spec.model.dtype)
+    params = lora.for_sampling(state.base, params, spec.model.lora, spec.model.dtype)
+  params = linear.for_decoding(params, spec.model.weights_dtype, spec.model.dtype)
   return jax.lax.with_sharding_constraint(
     params, sharding.decode_layout(params, spec.layout.mesh, spec.layout.rules)
   )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.config.schema import LoraConfig
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import blockwise, decoder
 from jaxrl_llm.types import ModelConfig, Params, UserError
 
 
@@ -25,6 +25,7 @@ class LoraSettings(NamedTuple):
   rank: int  # r
   alpha: float  # the product is scaled by alpha / r
   names: tuple[str, ...]  # matrices of a layer that have an adapter
+  base_dtype: str = 'auto'  # of the frozen kernels: auto (that of compute), int8 or nf4
 
 
 def settings(config: LoraConfig, model: ModelConfig) -> LoraSettings | None:
@@ -57,7 +58,7 @@ def settings(config: LoraConfig, model: ModelConfig) -> LoraSettings | None:
     raise UserError(
       f'{flag} matches no matrix of a layer; change it to match some of: {", ".join(dense_names)}.'
     )
-  return LoraSettings(config.rank, config.alpha, tuple(matches))
+  return LoraSettings(config.rank, config.alpha, tuple(matches), config.base_dtype)
 
 
 def init(settings: LoraSettings, params: Params, seed: int) -> Params:
@@ -97,16 +98,19 @@ def merge(base: Params, adapter: Params, alpha: float) -> Params:
       kernel=part['kernel'] + alpha / a.shape[1] * jnp.matmul(a, b, precision='highest')
     )
 
+  unpack = lambda x: blockwise.dequantize(x) if blockwise.is_blockwise(x) else x  # noqa: E731
+  base = jax.tree.map(unpack, base, is_leaf=blockwise.is_blockwise)
   return _combine(base, adapter, merge_matrix)
 
 
-def for_sampling(base: Params, adapter: Params, alpha: float, dtype: str) -> Params:
-  """Weights to sample with: merged in float32, which decodes faster, and joined in narrower types.
+def for_sampling(base: Params, adapter: Params, settings: LoraSettings, dtype: str) -> Params:
+  """Weights to sample with: merged in float32, which decodes faster, else joined; a quantized base is only joined.
 
   A bfloat16 kernel loses what is below half of its last digit. A merged new adapter would vanish, and the sampler
   would differ from the policy that is trained.
   """
-  return (merge if dtype == 'float32' else join)(base, adapter, alpha)
+  merges = dtype == 'float32' and settings.base_dtype == 'auto'
+  return (merge if merges else join)(base, adapter, settings.alpha)
 
 
 def _combine(base: Params, adapter: Params, combine: Callable) -> Params:

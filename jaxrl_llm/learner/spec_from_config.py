@@ -14,6 +14,7 @@ from jaxrl_llm.config.schema import Config, typed
 from jaxrl_llm.config.stages import active, pick
 from jaxrl_llm.distributed import sharding, slices
 from jaxrl_llm.learner import attention_kernels, device_memory, inner_steps, lora, precision
+from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.packing import PackingSpec
 from jaxrl_llm.learner.step_spec import (
@@ -162,6 +163,8 @@ def make_spec(
     ),
     seed=config.seed,
   )
+  if config.lora.base_dtype != 'auto':
+    train_state.check_base(spec)
   return device_memory.with_slots_that_fit(spec)
 
 

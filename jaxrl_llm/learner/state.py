@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import auxiliary_model, lora
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models import blockwise, decoder
 from jaxrl_llm.rollout import carried_kv, correctness_head
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import TrainState, UserError
 
 Weights = Any  # a tree of arrays, as models.load returns it; with LoRA also the tree of an adapter
 
@@ -26,7 +26,7 @@ def init_state(
 
   With LoRA, `adapter` is the adapter to begin from; None: a new one.
   """
-  weights = params, teacher, adapter
+  weights = _quantized_base(spec, params), teacher, adapter
   weights = sharding.put(weights, _shardings(spec, weights))
   make = functools.partial(_first_state, spec)
   shardings = _state_shardings(spec, jax.eval_shape(make, *weights))
@@ -36,7 +36,7 @@ def init_state(
 def abstract_state(spec: StepSpec) -> TrainState:
   """Shapes and shardings of `init_state`; nothing is allocated."""
   teacher = decoder.abstract_params(spec.model.teacher) if spec.model.teacher else None
-  params = decoder.abstract_params(spec.model.config)
+  params = _quantized_base(spec, decoder.abstract_params(spec.model.config))
   shapes = jax.eval_shape(functools.partial(_first_state, spec), params, teacher)
   return _placed(shapes, _state_shardings(spec, shapes))
 
@@ -55,7 +55,7 @@ def with_frozen(
   spec: StepSpec, state: TrainState, params: Weights, teacher: Weights = None
 ) -> TrainState:
   """The inverse of `without_frozen`, from the weights of model and teacher on any device."""
-  base = _base(spec, params)
+  base = _base(spec, _quantized_base(spec, params))
   base, teacher = sharding.put((base, teacher), _shardings(spec, (base, teacher)))
   return state._replace(base=base, teacher=teacher)
 
@@ -82,6 +82,10 @@ def merged_weights(spec: StepSpec, state: TrainState) -> Weights:
   if state.base is None:
     return state.params
   alpha = _lora(spec).alpha
+  if _lora(spec).base_dtype != 'auto':  # the unpacked weights may not fit on the device
+    base, adapter = sharding.fetch((state.base, state.params))
+    with jax.default_device(sharding.host_device()):
+      return lora.merge(base, adapter, alpha)
   merge = lambda base, adapter: lora.merge(base, adapter, alpha)  # noqa: E731
   return jax.jit(merge, out_shardings=_shardings(spec, state.base))(state.base, state.params)
 
@@ -93,12 +97,37 @@ def _lora(spec: StepSpec) -> lora.LoraSettings:
 
 
 def _join_adapter(spec: StepSpec) -> Callable[[Weights, Weights], Weights]:
-  alpha, dtype = _lora(spec).alpha, spec.model.dtype
-  return lambda base, adapter: lora.for_sampling(base, adapter, alpha, dtype)
+  settings, dtype = _lora(spec), spec.model.dtype
+  return lambda base, adapter: lora.for_sampling(base, adapter, settings, dtype)
+
+
+def _quantized_base(spec: StepSpec, params: Weights) -> Weights:
+  """`params` on the host with the frozen kernels of config.lora.base_dtype; unchanged where that is auto."""
+  settings = spec.model.lora
+  if settings is None or settings.base_dtype == 'auto':
+    return params
+  return blockwise.quantize_params(params, settings.base_dtype, spec.model.dtype)
+
+
+def check_base(spec: StepSpec) -> None:
+  """Raises UserError for a mesh that cuts a quantized kernel elsewhere than between blocks of its inputs."""
+  params = _quantized_base(spec, decoder.abstract_params(spec.model.config))
+  kernels, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=blockwise.is_blockwise)
+  placed = jax.tree.leaves(_shardings(spec, params), is_leaf=blockwise.is_blockwise)
+  for (path, kernel), sharding_of in zip(kernels, placed, strict=True):
+    if blockwise.is_blockwise(kernel) and sharding_of.data.spec[0] != sharding_of.scale.spec[0]:
+      name, shards = path[-2].key, kernel.shape[0] // sharding_of.data.shard_shape(kernel.shape)[0]
+      raise UserError(
+        f'config.mesh cuts the {kernel.shape[0]} inputs of {name!r} into {shards} parts, and their scales are '
+        f'those of {len(kernel.scale)} blocks; set its axes so that whole blocks are on a device, or '
+        '--config.lora.base_dtype=auto.'
+      )
 
 
 def _base(spec: StepSpec, params: Weights) -> Weights:
-  return lora.freeze(params, spec.model.dtype) if spec.model.lora else None
+  if spec.model.lora is None:
+    return None
+  return lora.freeze(params, spec.model.dtype) if spec.model.lora.base_dtype == 'auto' else params
 
 
 def _first_state(

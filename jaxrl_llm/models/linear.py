@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.distributed import sharding
+from jaxrl_llm.models import blockwise
 from jaxrl_llm.types import ModelConfig, Params
 
 ACTIVATIONS = {
@@ -74,8 +75,12 @@ class Dense(nnx.Linear):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     x = x.astype(self.dtype)
-    data, scale = read_kernel(self.kernel.get_value(), self.dtype)
-    y = apply_scale(product(x, data), scale)
+    kernel = self.kernel.get_value()
+    if isinstance(kernel, blockwise.Blockwise):
+      y = blockwise.product(x, kernel)
+    else:
+      data, scale = read_kernel(kernel, self.dtype)
+      y = apply_scale(product(x, data), scale)
     if self.use_bias:
       y = y + self.bias[...].astype(self.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     if not hasattr(self, 'a'):
@@ -121,7 +126,7 @@ def quantize(kernel: jax.Array, dtype: str) -> Kernel:
 
 def cast(weights: Params, dtype: str) -> Params:
   """Weights with matrices in the dtype of their products; vectors and quantized kernels stay."""
-  is_quantized = lambda x: isinstance(x, Quantized)  # noqa: E731
+  is_quantized = lambda x: isinstance(x, Quantized | blockwise.Blockwise)  # noqa: E731
   change = lambda x: x if is_quantized(x) or x.ndim == 1 else x.astype(dtype)  # noqa: E731
   return jax.tree.map(change, weights, is_leaf=is_quantized)
 
@@ -152,6 +157,14 @@ def quantize_params(params: Params, kernels: str, others: str) -> Params:
   experts), embeddings, norms and biases are not. Rates of decay stay as they are.
   """
   return _map_kernels(params, lambda x: quantize(x, kernels), others)
+
+
+def for_decoding(params: Params, kernels: str, others: str) -> Params:
+  """`quantize_params`, or everything in one dtype where both are equal; a frozen quantized base stays as it is."""
+  if kernels != others:
+    return quantize_params(params, kernels, others)
+  change = lambda x: x if blockwise.is_blockwise(x) else x.astype(others)  # noqa: E731
+  return jax.tree.map(change, params, is_leaf=blockwise.is_blockwise)
 
 
 def straight_through(params: Params, kernels: str, dtype: str) -> Params:

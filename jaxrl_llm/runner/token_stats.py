@@ -11,6 +11,7 @@ from tokenizers import decoders
 
 from jaxrl_llm import objective
 from jaxrl_llm.config.schema import Config
+from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner.microbatch import by_prompt, by_row
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.types import Batch, JsonObject
@@ -34,7 +35,7 @@ class TokenStats:
     """`backend` is the `tokenizers.Tokenizer` of the model."""
     self._max_tokens, self._backend = config.monitoring.rollouts_tokens, backend
     self._has_advantage, self._has_coefficient = available(spec, config)
-    self._device = _host_device()
+    self._device = sharding.host_device()
     if self._device is None and config.mode == 'lag':  # would wait for the step that runs meanwhile
       self._has_advantage = False
     self._compiled = jax.jit(lambda batch: token_values(spec, batch, self._has_coefficient))
@@ -98,21 +99,13 @@ def _collapse(values: list[float | None]) -> list[float | None] | float | None:
   return values[0] if len(set(values)) == 1 else values
 
 
-def _host_device() -> Any:
-  """The CPU beside accelerators; None where JAX_PLATFORMS excludes it."""
-  try:
-    return jax.local_devices(backend='cpu')[0]
-  except RuntimeError:
-    return None
-
-
 def shaped_rewards(spec: StepSpec, batch: Batch) -> np.ndarray | None:
   """float32 [B], the rewards after config.objective.reward_shaping, by minibatches as in the update.
 
   None where the host has no device of its own to compute it on. Rows of earlier visits, which join a group in the
   update, are not counted.
   """
-  device, shape = _host_device(), spec.objective.method.batch_stages.reward_shaping
+  device, shape = sharding.host_device(), spec.objective.method.batch_stages.reward_shaping
   if device is None or shape is None:
     return None
   U, G, P = spec.update.minibatches, spec.rollout.decode.rollouts, len(batch.prompts.index_P)

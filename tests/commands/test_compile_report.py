@@ -312,3 +312,38 @@ def test_the_roofline_counts_the_bytes_that_are_read():
   assert plain['weight_bytes'] - small['weight_bytes'] == kernels - scales
   assert small['ms_per_token']['weights'] < 0.6 * plain['ms_per_token']['weights']
   assert small['ms_per_token']['compute'] == plain['ms_per_token']['compute']
+
+
+def _over_a_quantized_base(layers):
+  scratch = dict(CHANGES['scratch'], width=512, layers=layers, heads=4, mlp=1024)
+  c = config(scratch=scratch, lora=dict(rank=4, base_dtype='nf4'))
+  return compile_report.make(c, compile_report.devices('v5e:2x2')[:1])
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+def test_a_quantized_base_is_unpacked_within_the_decode_loop():
+  """The loop carries 4-bit kernels alone, two numbers a byte: nothing unpacks them before it."""
+  made = _over_a_quantized_base(2)
+  state, _, *inputs = compile_report.arguments(made)
+  sample = programs.compile_sample(made)
+  text = compile_report.build(sample, state._replace(carried=()), state.carried, *inputs).text
+  packed = {(256, 512), (256, 256), (256, 1024), (512, 512)}
+  carried, _ = _kernels(hlo.parse(text), packed | {(512, 256), (512, 1024), (1024, 512)})
+  assert carried == {'u8': 7 * made.model.config.layers}
+
+
+@needs_libtpu
+@pytest.mark.timeout(600)
+def test_an_update_unpacks_a_quantized_base_layer_by_layer():
+  """Each further layer costs its packed kernels and its activations."""
+
+  def temporary_bytes(layers):
+    made = _over_a_quantized_base(layers)
+    state, batch, *_ = compile_report.arguments(made)
+    return compile_report.build(programs.compile_update(made), state, batch).temp_bytes
+
+  numbers = 512 * (512 + 2 * 256 + 512 + 3 * 1024)
+  packed_bytes, unpacked_bytes = numbers * (1 / 2 + 4 / 64), numbers * 2
+  each = (temporary_bytes(8) - temporary_bytes(4)) / 4
+  assert each < 1.5 * packed_bytes < unpacked_bytes / 2

@@ -41,6 +41,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('learner.passes', 'above'): ('learner.passes=2',),
   ('learner.quantize', 'used'): ('learner.quantize=True', 'rollout.weights_dtype=int8'),
   ('learner.replay_experts', 'used'): ('learner.replay_experts=True',),
+  ('lora.base_dtype', 'in'): ('lora.base_dtype=nf4', 'lora.rank=8'),
   ('lora.init', 'used'): ('lora.init=folder', 'lora.rank=8'),
   ('lora.rank', 'below'): ('lora.rank=0',),
   ('lora.rank', 'used'): ('lora.rank=8',),
@@ -132,6 +133,8 @@ def overrides(condition: Condition) -> tuple[str, ...]:
 
 def facts(*conditions: Condition) -> dict:
   known = {c.field: FACTS[c.field] for c in conditions if c.field in FACTS}
+  if Condition('model.experts', label='a mixture of experts') in conditions:
+    known['model.experts'] = 4
   needs = tuple(c.value for c in conditions if c.op == 'needs')
   return known | ({'objective.needs': needs} if needs else {})
 
