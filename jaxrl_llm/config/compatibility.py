@@ -350,8 +350,7 @@ _MULTI_TURN = (
 
 ROWS: tuple[Row, ...] = (
   *_ROLLOUT,
-  *recurrent_models.ROWS,
-  *quantized_base.ROWS,
+  *(*recurrent_models.ROWS, *quantized_base.ROWS),
   *_LEARNER,
   *_WEIGHTS,
   *_GROUPS,

@@ -163,8 +163,7 @@ def make_spec(
     ),
     seed=config.seed,
   )
-  if config.lora.base_dtype != 'auto':
-    train_state.check_base(spec)
+  train_state.check_base(spec)
   return device_memory.with_slots_that_fit(spec)
 
 

@@ -111,6 +111,8 @@ def _quantized_base(spec: StepSpec, params: Weights) -> Weights:
 
 def check_base(spec: StepSpec) -> None:
   """Raises UserError for a mesh that cuts a quantized kernel elsewhere than between blocks of its inputs."""
+  if spec.model.lora is None or spec.model.lora.base_dtype == 'auto':
+    return
   params = _quantized_base(spec, decoder.abstract_params(spec.model.config))
   kernels, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=blockwise.is_blockwise)
   placed = jax.tree.leaves(_shardings(spec, params), is_leaf=blockwise.is_blockwise)

@@ -75,8 +75,7 @@ class Dense(nnx.Linear):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     x = x.astype(self.dtype)
-    kernel = self.kernel.get_value()
-    if isinstance(kernel, blockwise.Blockwise):
+    if isinstance(kernel := self.kernel.get_value(), blockwise.Blockwise):
       y = blockwise.product(x, kernel)
     else:
       data, scale = read_kernel(kernel, self.dtype)
@@ -163,8 +162,8 @@ def for_decoding(params: Params, kernels: str, others: str) -> Params:
   """`quantize_params`, or everything in one dtype where both are equal; a frozen quantized base stays as it is."""
   if kernels != others:
     return quantize_params(params, kernels, others)
-  change = lambda x: x if blockwise.is_blockwise(x) else x.astype(others)  # noqa: E731
-  return jax.tree.map(change, params, is_leaf=blockwise.is_blockwise)
+  is_frozen = lambda x: isinstance(x, blockwise.Blockwise)  # noqa: E731
+  return jax.tree.map(lambda x: x if is_frozen(x) else x.astype(others), params, is_leaf=is_frozen)
 
 
 def straight_through(params: Params, kernels: str, dtype: str) -> Params:

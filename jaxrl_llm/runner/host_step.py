@@ -98,9 +98,8 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
 
 def receive(context: RunContext, pending: PendingStep) -> ReceivedStep:
   """Wait for a step's rollouts and set unfinished groups aside."""
-  rollout = sharding.fetch(pending.rollout)
-  rollout, finished_P, metrics = _hold(context, pending.prompts, rollout, pending.step)
-  return ReceivedStep(pending._replace(rollout=rollout), finished_P, metrics)
+  held = _hold(context, pending.prompts, sharding.fetch(pending.rollout), pending.step)
+  return ReceivedStep(pending._replace(rollout=held[0]), held[1], held[2])
 
 
 def begin(context: RunContext, pool: sharded_grading.Pool, received: ReceivedStep) -> ReceivedStep:
