@@ -99,9 +99,8 @@ def land(context: RunContext, pool: ScorePool, pending: PendingStep) -> Landed:
 
 def receive(context: RunContext, pending: PendingStep) -> ReceivedStep:
   """Wait for a step's rollouts and set unfinished groups aside."""
-  rollout, encoded = sharding.fetch((pending.rollout, pending.encoded))
-  held = _hold(context, pending.prompts, rollout, pending.step)
-  return ReceivedStep(pending._replace(rollout=held[0], encoded=encoded), held[1], held[2])
+  held = _hold(context, pending.prompts, sharding.fetch(pending.rollout), pending.step)
+  return ReceivedStep(pending._replace(rollout=held[0]), held[1], held[2])
 
 
 def begin(context: RunContext, pool: sharded_grading.Pool, received: ReceivedStep) -> ReceivedStep:
@@ -118,7 +117,8 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   batch = graded.batch
   metrics = {'training/global_step': index} | _as_floats(pending.device_metrics)
   if pending.encoded is not None and context.selection.curriculum.features is not None:
-    prompt_encoding.store(context.selection.curriculum.features, pending.encoded)
+    encoded = sharding.fetch(pending.encoded)
+    prompt_encoding.store(context.selection.curriculum.features, encoded)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
   metrics |= log_records.metrics(batch)
   records = _rollout_records(context, graded, index)
