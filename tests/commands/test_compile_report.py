@@ -331,19 +331,3 @@ def test_a_quantized_base_is_unpacked_within_the_decode_loop():
   packed = {(256, 512), (256, 256), (256, 1024), (512, 512)}
   carried, _ = _kernels(hlo.parse(text), packed | {(512, 256), (512, 1024), (1024, 512)})
   assert carried == {'u8': 7 * made.model.config.layers}
-
-
-@needs_libtpu
-@pytest.mark.timeout(600)
-def test_an_update_unpacks_a_quantized_base_layer_by_layer():
-  """Each further layer costs its packed kernels and its activations."""
-
-  def temporary_bytes(layers):
-    made = _over_a_quantized_base(layers)
-    state, batch, *_ = compile_report.arguments(made)
-    return compile_report.build(programs.compile_update(made), state, batch).temp_bytes
-
-  numbers = 512 * (512 + 2 * 256 + 512 + 3 * 1024)
-  packed_bytes, unpacked_bytes = numbers * (1 / 2 + 4 / 64), numbers * 2
-  each = (temporary_bytes(8) - temporary_bytes(4)) / 4
-  assert each < 1.5 * packed_bytes < unpacked_bytes / 2

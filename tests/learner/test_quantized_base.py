@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -81,6 +82,23 @@ def test_no_gradient_of_a_frozen_matrix_is_computed():
     return len(re.findall(r'= f32\[(48|24),32\]\S* dot\(', text))
 
   assert products(spec()) > 0 == products(quantized())
+
+
+def test_an_update_unpacks_the_base_within_the_loop_over_layers():
+  """Every nibble is shifted out of one layer's kernel, so that no two layers are unpacked at a time."""
+  p = quantized(learner=dict(remat=True))
+  state, batch = train_state.abstract_state(p), empty_records.empty_batch(p)
+  traced = jax.make_jaxpr(lambda state, batch: gradient_of(p, batch, state))(state, batch)
+
+  def shifts(jaxpr, is_in_loop):
+    for equation in jaxpr.eqns:
+      if equation.primitive.name == 'shift_right_logical' and equation.outvars[0].aval.ndim > 1:
+        yield is_in_loop
+      loop = equation.primitive.name == 'scan' and equation.params['length'] == MODEL.layers
+      for inner in jax.extend.core.jaxprs_in_params(equation.params):
+        yield from shifts(inner, is_in_loop or loop)
+
+  assert set(shifts(traced.jaxpr, False)) == {True}
 
 
 @pytest.mark.parametrize('dtype, slots', [('nf4', 0), ('nf4', 6), ('int8', 0)])
