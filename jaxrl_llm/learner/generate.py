@@ -34,7 +34,7 @@ def generate(
   row that is empty in `begun` begins from the accepted tokens of `draft`. Raises UserError for a tree with either.
   """
   _check_inputs(spec, prompts, begun, draft)
-  params = _decode_weights(spec, state)
+  params = decode_weights(spec, state)
   metrics: Metrics = {}
   cap_tokens = jnp.int32(spec.rollout.decode.max_tokens if cap is None else cap)
   if draft is not None:
@@ -111,7 +111,7 @@ def predict_success(
     spec.model.config, params, head, prompts, rollout, dtype, pruning
   )[0]
   rows, everywhere = PartitionSpec(sharding.ROWS), PartitionSpec()
-  params = _decode_weights(spec, state)
+  params = decode_weights(spec, state)
   return jax.shard_map(
     local,
     mesh=spec.layout.mesh,
@@ -127,7 +127,7 @@ def predict_success(
   )(params, state.correctness_head, prompts, rollout)
 
 
-def _decode_weights(spec: StepSpec, state: TrainState) -> Params:
+def decode_weights(spec: StepSpec, state: TrainState) -> Params:
   """The weights as decoding reads them: joined with the adapter, rounded, and sharded for decoding."""
   params = state.params
   if state.base is not None and spec.model.lora is not None:
