@@ -61,13 +61,19 @@ class Rollouts:
     self._sample = programs.compile_sample(context.spec)
     self._programs = turn_programs.compile_turns(context.spec)
     self._state = train_state.init_state(context.spec, context.models.policy.params)
+    # A second choice for the same step may differ.
+    self._choice = host_step.choose(context, 0)
 
   def open(self, mean_s: float):
     """New episodes: their prompts, and what a call gets besides."""
     make = lambda: latency_pool.Speaker(self._turns)  # noqa: E731
     pool = latency_pool.LatencyPool(self.context.config.environment, make, mean_s)
     self.context.episodes.environments = pool
-    return host_step.build_inputs(self.context, 0)
+    return self.inputs()
+
+  def inputs(self):
+    """What a call gets, with the same prompts each time."""
+    return host_step.build_inputs(self.context, 0, self._choice)
 
   def lockstep(self, prompts: Prompts, begun: Rollout, draft, cap):
     """Rollout and metrics of one call a turn."""
@@ -98,7 +104,7 @@ class Rollouts:
   def bound_s(self, rollout: Rollout, iteration_s: float) -> float:
     """The slowest episode if it never waited for another one."""
     pool, number_BxT = self.context.episodes.environments, rollout.turns.number_BxT
-    prompts, *_ = host_step.build_inputs(self.context, 0)
+    prompts, *_ = self.inputs()
     seconds = []
     for b, key in enumerate(multi_turn.row_keys(prompts, rollout)):
       steps = range(1, number_BxT[b].max() + 2)
@@ -147,7 +153,7 @@ def main(options: argparse.Namespace) -> None:
   same = equal_rows(found['lockstep'][0], found['turns'][0])
   rollout, metrics = found['turns']
   bound_s, episodes = rollouts.bound_s(rollout, iteration_s), len(rollout.length_B)
-  prompts, *_ = host_step.build_inputs(context, 0)
+  prompts, *_ = rollouts.inputs()
   new = metrics['environment/observation_tokens'] + float(prompts.length_P.sum())
   encoded = dict(
     lockstep=encoded_by_lockstep(rollout, int(prompts.length_P.sum())),
