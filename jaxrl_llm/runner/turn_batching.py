@@ -83,7 +83,8 @@ class Play:
     while pool.pending or self._decodes():
       if self._decodes():
         sampled, counts = decoder.advance(self._rollout._replace(turns=None), limits)
-        while pool.running and not counts.iterations.is_ready():
+        ready = counts.iterations.is_ready  # pyright: ignore[reportAttributeAccessIssue]
+        while pool.running and not ready():
           pool.advance(_PUMP_S)  # a worker that has returned a turn begins the next one
         self._take(sampled)
         self._count('generate/rounds', counts.iterations)
