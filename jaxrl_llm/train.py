@@ -27,6 +27,7 @@ from jaxrl_llm.runner import (
   log_records,
   memory,
   multi_turn,
+  prompt_encoding,
   resume,
   setup,
   sft,
@@ -123,7 +124,7 @@ def _train(
 def _take_steps(loop: _Loop, progress: Progress) -> Progress:
   """Take the remaining steps of the run."""
   context, logger, start = loop.context, loop.logger, progress.done
-  call = _compile(context)
+  call, encode = _compile(context), prompt_encoding.compile_call(context)
   for index in range(start, context.config.steps):
     logger.before_step(index, progress.state)
     began = time.perf_counter()
@@ -142,7 +143,8 @@ def _take_steps(loop: _Loop, progress: Progress) -> Progress:
       # Compilation is no part of the step's time.
       began, dispatched = began + compile_s, dispatched + compile_s
     prompts = context.episodes.prompts_of(inputs[0]) if context.episodes else inputs[0]
-    newest = PendingStep(index, prompts, rollout, device_metrics, progress.batch)
+    encoded = encode and encode(index, state, prompts.index_P)
+    newest = PendingStep(index, prompts, rollout, device_metrics, progress.batch, encoded)
     progress = _land(
       loop, progress._replace(state=state, done=index + 1), newest, began, dispatched
     )

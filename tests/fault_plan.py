@@ -184,7 +184,7 @@ def _stages(on_stage) -> dict:
     marked=lambda: wrap(store, 'write', on_stage, is_marker, after=True),
     unmarked=lambda: wrap(store, 'delete', on_stage, is_marker, after=True),
     propose=lambda: wrap(host_step, 'build_inputs', on_stage),
-    land=lambda: wrap(host_step, 'land', on_stage),
+    land=lambda: wrap(host_step, 'finish', on_stage),
     rollouts=lambda: wrap(run_dir.RunDirectory, 'write_rollouts', on_stage),
     half_row=lambda: half_row(on_stage),
     row=lambda: wrap(metrics_log.Writer, 'write', on_stage, is_metrics, after=True),

@@ -31,7 +31,8 @@ LEVELS = {
     *('luspo', 'max_rl', 'mini_rl', 'pear', 'scale_rl', 'xrpo'),
   ),
   'reconstruction': (
-    *('duet', 'fimi_rm', 'guide', 'minpro', 'openrs', 'otr', 'prefix_rl', 'remix', 'seele', 'siri', 'stepwiser'),
+    *('duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs', 'otr'),
+    *('prefix_rl', 'remix', 'seele', 'siri', 'stepwiser'),
   ),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from jaxrl_llm.learner import compile as programs
 from jaxrl_llm.learner import empty_records, generate
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.step_spec import StepSpec
-from jaxrl_llm.runner import endpoint, host_step, multi_turn, setup
+from jaxrl_llm.runner import endpoint, host_step, multi_turn, prompt_encoding, setup
 from jaxrl_llm.runner.context import PendingStep
 
 FILES = {p.stem: p for p in sorted((pathlib.Path(__file__).parents[1] / 'configs').rglob('*.py'))}
@@ -59,6 +59,7 @@ WITNESS = dict(
   gigpo=lambda row: row['environment/turns'] > 1,
   seeupo=lambda row: row['actor/turns'] > 1,
   calculator=lambda row: row['critic/score/environment'] == 0 and row['environment/turns'] >= 1,
+  hidden_state=lambda row: row['curriculum/encoded'] == 1,
   olr=lambda row: 'labels/replaced' in row,
   entropy_bonus=lambda row: row['actor/entropy_coef'] > 0,
   skywork_or1=lambda row: row['actor/entropy_coef'] > 0,
@@ -224,7 +225,7 @@ def take_steps(name: str, c, context, count: int):
   teacher = models_.teacher and models_.teacher.params
   state = train_state.init_state(spec, models_.policy.params, teacher)
   before, batch = jax.device_get(state), empty_records.empty_batch(spec)
-  call = step_of(context)
+  call, encode = step_of(context), prompt_encoding.compile_call(context)
   loop, rows = spec.update.inner_steps, []
   steps_per_batch = spec.update.minibatches * (loop.max_steps(c.environment.turns) if loop else 1)
   for index in range(count):  # the first batch is empty
@@ -233,7 +234,8 @@ def take_steps(name: str, c, context, count: int):
     taken, most = int(state.step), index * steps_per_batch
     if context.episodes is not None:
       prompts = context.episodes.prompts_of(prompts)
-    pending = PendingStep(index, prompts, rollout, metrics)
+    encoded = encode and encode(index, state, prompts.index_P)
+    pending = PendingStep(index, prompts, rollout, metrics, encoded=encoded)
     landed = host_step.land(context, pool, pending)
     batch = landed.batch
     rows.append(landed.metrics)

@@ -41,6 +41,16 @@ LAG = dict(
 # Three batches are graded at once, while unfinished groups go on in the next step.
 LAGS = PARTIAL | dict(mode='lag', lag_steps=3, checkpoint=dict(every=3, keep=2))
 
+# A prior that reads hidden states, with a step in flight.
+HIDDEN = dict(
+  **tiny_job.UNTAUGHT,
+  steps=6,
+  mode='lag',
+  checkpoint=dict(every=3, keep=2),
+  curriculum=dict(prior_pooling=dict(fn='hidden_state', dimensions=3, multiple=1)),
+  evaluation=dict(every=0, prompts=8, samples=0),
+)
+
 # Rewards by vote, outliers cut, and successes of earlier visits in every group.
 AGAIN = dict(
   steps=5,
@@ -348,6 +358,17 @@ def test_votes_and_replays_go_on_where_a_finished_run_is_continued(tmp_path):
   assert max(r['training/rollout_probs_diff_max'] for r in rows) <= 1e-4
   assert max(r['critic/vote_share'] for r in rows) <= 1 and 'critic/vote_accuracy' in rows[0]
   assert 'grade/truncated' in rows[0]
+
+
+def test_hidden_states_of_prompts_go_on_where_a_run_is_continued(tmp_path):
+  """With a lag the pending step carries states that no curriculum has read."""
+  config = tiny_job.config_file(tmp_path, **HIDDEN)
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'whole'))
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'run', '--config.steps=3'))
+  assert 'resuming at step 3' in tiny_job.finish(tiny_job.start(config, tmp_path / 'run'))
+  rows = tiny_job.rows(tmp_path / 'whole')
+  assert tiny_job.rows(tmp_path / 'run') == rows
+  assert rows[-1]['curriculum/encoded'] == 1 and rows[-1]['curriculum/head_unexplained'] != 1
 
 
 def test_waiting_groups_and_their_top_ups_go_on_where_a_run_is_continued(tmp_path):

@@ -1,4 +1,4 @@
-"""Settings that do not go with config.environment.fn='endpoint': rows of `compatibility.ROWS`."""
+"""Settings that do not go with config.environment.fn='endpoint', or any environment: rows of `compatibility.ROWS`."""
 
 from __future__ import annotations
 
@@ -66,5 +66,11 @@ ROWS = (
     Condition('model.recurrent', label='a model with recurrent layers'),
     'the endpoint has no slots for states',
     "choose another model, or an environment of the rollout's own",
+  ),
+  Row(
+    Condition('environment'),
+    Condition('curriculum.prior_pooling', 'in', ('hidden_state',)),
+    'its hidden states are of the prompts of the data set, and the environment writes its own',
+    'set --config.curriculum.prior_pooling.fn=kind, or --config.environment.fn=none',
   ),
 )

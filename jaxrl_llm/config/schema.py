@@ -184,7 +184,8 @@ class CurriculumConfig(Section):
 
   candidates: Stage = stage('everything')  # or a window of a shuffled stream: stream
   evidence_decay: Stage = stage('visit', decay=0.25)  # none, visit, step, two_scale, reset
-  # shared evidence: none, kind, fitted_kind, anchors (rates of other models), kernel, regression (features)
+  # shared evidence: none, kind, fitted_kind, anchors (rates of other models), kernel, regression (features),
+  # hidden_state (the policy's hidden state of each prompt)
   prior_pooling: Stage = stage('kind', strength=2.0)
   kind_decay: float = 0.9  # of a kind's evidence, per visit to one of its prompts
   # of the success rate; or a draw from its posterior: thompson

@@ -32,6 +32,7 @@ from jaxrl_llm.curriculum.evidence import (
   checked_evidence,
   contiguous,
   expected_tokens,
+  visit_metrics,
   without_truncated,
 )
 from jaxrl_llm.curriculum.records import (
@@ -42,6 +43,7 @@ from jaxrl_llm.curriculum.records import (
   PriorPool,
   Proposal,
   StepEvidence,
+  checked_kinds,
   checked_state,
   domain_codes,
 )
@@ -85,15 +87,14 @@ class Curriculum:
     setting_checks.check_choice('truncated', config['truncated'], ('count', 'ignore'))
     self._ignore = config['truncated'] == 'ignore'
     self.size, self.group, self.seed = size, group, seed
-    kind_N = np.zeros(size, np.int32) if kind is None else np.asarray(kind, np.int32)
-    if kind_N.shape != (size,) or kind_N.min(initial=0) < 0:
-      raise ValueError(f'kind must hold {size} codes of at least 0, not {kind_N.shape} of them')
-    dataset = DatasetInfo(size, group, kind_N, config['kind_decay'], columns or {})
-    self._kind_N, self._kind_decay = kind_N, config['kind_decay']
+    self._kind_N, self._kind_decay = checked_kinds(kind, size), config['kind_decay']
+    dataset = DatasetInfo(size, group, self._kind_N, self._kind_decay, columns or {}, seed)
     self._takes_exponent = 'exponent' in inspect.signature(self._stages['utility'].func).parameters
     pool = active(pick(prior_pooling, config['prior_pooling'], 'curriculum.prior_pooling'))
     rule = active(pick(eligibility, config['eligibility'], 'curriculum.eligibility'))
     self._prior_pool: PriorPool | None = pool and pool(dataset)
+    # The runner stores hidden states of prompts here; None: the prior reads none.
+    self.features = self._prior_pool and self._prior_pool.features
     self._eligibility: EligibilityRule | None = rule and rule(dataset)
     self._bars = self._eligibility and self._eligibility.barred  # None: all prompts are eligible
     self._domains, self._domain = domain_codes(config['domain_mix']['fn'], dataset)
@@ -107,7 +108,7 @@ class Curriculum:
     self._streaming = source is not None and source.func is candidates.stream
     passes = dict(passes=np.zeros(size, np.int32)) if self._streaming else {}
     # The names are those of saved states.
-    stateful = dict(share=self._prior_pool, gate=self._eligibility)
+    stateful = dict(share=self._prior_pool, gate=self._eligibility, features=self.features)
     self._learned = {name: stage.state if stage else {} for name, stage in stateful.items()}
     self._learned |= dict(candidates=passes, graded=graded_scores.initial(dataset.kinds))
     # Columns: predicted success, predicted mixed, observed success, mixed; of the latest prompts.
@@ -205,10 +206,9 @@ class Curriculum:
     """
     real = truncated_k, graded, truncated_graded
     evidence = checked_evidence(index, k, n, truncated, tokens, mixed, *real)
-    generated_V = evidence.count_V
+    generated_V, at = evidence.count_V, evidence.index_V
     evidence = without_truncated(evidence) if self._ignore else evidence
-    counted_V = evidence.count_V > 0
-    first_V, at = self._visits[evidence.index_V] == 0, evidence.index_V
+    counted_V, first_V = evidence.count_V > 0, self._visits[at] == 0
     self._compare(Evidence(*(x[counted_V] for x in evidence)), generated_V[counted_V])
     self._visits[at] += 1
     self._truncated[at] += evidence.truncated_V.astype(np.int32)
@@ -235,11 +235,8 @@ class Curriculum:
     """
     if not len(self._history):
       return {}
-    rollouts = max(self._visits.sum() * self.group, 1)
-    metrics = calibration_metrics(self._latest, self._history) | {
-      'curriculum/coverage': float((self._visits > 0).mean()),
-      'curriculum/truncated_share': float(self._truncated.sum() / rollouts),
-    }
+    metrics = calibration_metrics(self._latest, self._history)
+    metrics |= visit_metrics(self._visits, self._truncated, self.group)
     if self._bars is not None:
       metrics['curriculum/barred_share'] = float(self._barred(np.arange(self.size)).mean())
     numbers = {k: v for state in self._learned.values() for k, v in state.items() if v.ndim == 0}
@@ -263,6 +260,8 @@ class Curriculum:
       stage: {name: state[f'{stage}_{name}'] for name in learned}
       for stage, learned in self._learned.items()
     }
+    if self.features:
+      self.features.load(self._learned['features'])
 
   def _choose(
     self,

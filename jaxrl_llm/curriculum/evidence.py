@@ -129,6 +129,12 @@ def calibration_metrics(latest_Vx4: np.ndarray, history_Vx4: np.ndarray) -> dict
   }
 
 
+def visit_metrics(visits_N: np.ndarray, truncated_N: np.ndarray, group: int) -> dict[str, float]:
+  """The share of prompts with a visit, and of rollouts that hit the length cap."""
+  share = float(truncated_N.sum() / max(visits_N.sum() * group, 1))
+  return {'curriculum/coverage': float((visits_N > 0).mean()), 'curriculum/truncated_share': share}
+
+
 def calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:
   """Σ_bins share · |mean predicted − mean observed|, ten bins of the prediction."""
   bins = np.minimum((predicted * _BINS).astype(int), _BINS - 1)

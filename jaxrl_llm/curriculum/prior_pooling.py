@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.curriculum import setting_checks
+from jaxrl_llm.curriculum import hidden_state_prior, pooled_sums, setting_checks, success_head
+from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 from jaxrl_llm.curriculum.records import DatasetInfo, Index, PriorPool, State, StepEvidence, column
 
 
@@ -37,7 +38,7 @@ def kind(dataset: DatasetInfo, *, strength: float = 2.0, floor: float = 1.0) -> 
   def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
     counts_2xV = np.stack([evidence.right_V, _wrong(evidence)])
     kind_V = dataset.kind_N[evidence.index_V]
-    pooled = _decayed_sums(state['pooled'], kind_V, counts_2xV, dataset.kind_decay)
+    pooled = pooled_sums.decayed_sums(state['pooled'], kind_V, counts_2xV, dataset.kind_decay)
     return dict(pooled=pooled), None
 
   return PriorPool(dict(pooled=np.zeros((2, kinds))), prior, learn)
@@ -74,16 +75,16 @@ def fitted_kind(
 
   def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
     kind_V, n_V, k_V = dataset.kind_N[evidence.index_V], evidence.count_V, evidence.right_V
-    at = evidence.first_V | (state['revisits'][kind_V] >= _MAX_REVISITS)
-    pooled = _decayed_sums(
+    at = evidence.first_V | (state['revisits'][kind_V] >= pooled_sums.MAX_REVISITS)
+    pooled = pooled_sums.decayed_sums(
       state['pooled'], kind_V[at], np.stack([k_V, n_V - k_V])[:, at], dataset.kind_decay
     )
     first_K = np.bincount(kind_V[evidence.first_V], minlength=kinds)
     revisits_K = state['revisits'] + np.bincount(kind_V, minlength=kinds)
     at = evidence.first_V & (n_V > 1)
-    rate_V, pairs_V = _moments(evidence, at)
+    rate_V, pairs_V = pooled_sums.moments(evidence, at)
     moments_3xV = np.stack([np.ones(len(rate_V)), rate_V, pairs_V])
-    moments = _decayed_sums(state['moments'], kind_V[at], moments_3xV, 1 - 1 / memory)
+    moments = pooled_sums.decayed_sums(state['moments'], kind_V[at], moments_3xV, 1 - 1 / memory)
     revisits_K[first_K > 0] = 0
     return dict(pooled=pooled, moments=moments, revisits=revisits_K), None
 
@@ -217,24 +218,24 @@ def regression(
     residual, binary, count = state['residual']
     pseudo = visits * (binary / count if count else 0.25)
     share = (residual + pseudo / (1 + strength)) / (binary + pseudo)
-    return _beta(state['rate'][index], 1 / np.clip(share, _MIN_SHARE, _MAX_SHARE) - 1)
+    return _beta(state['rate'][index], pooled_sums.strength(share))
 
   def learn(state: State, evidence: StepEvidence) -> tuple[State, None]:
     first = evidence.first_V
-    at = first | (state['revisits'] >= _MAX_REVISITS)
+    at = first | (state['revisits'] >= pooled_sums.MAX_REVISITS)
     rate_V = (evidence.right_V / evidence.count_V)[at]
     z_VxF = z_NxF[evidence.index_V[at]].astype(float)
     keep = (1 - 1 / memory) ** len(rate_V)
     gram = keep * state['gram'] + z_VxF.T @ z_VxF
     moment = keep * state['moment'] + z_VxF.T @ (rate_V - 0.5)
     at = first & (evidence.count_V > 1)
-    rate_V, pairs_V = _moments(evidence, at)
+    rate_V, pairs_V = pooled_sums.moments(evidence, at)
     m_V = rate(state['gram'], state['moment'], evidence.index_V[at]).astype(float)
     residual_V = pairs_V - 2 * m_V * rate_V + m_V**2
     added = [residual_V.sum(), (m_V * (1 - m_V)).sum(), len(m_V)]
     residual = (1 - 1 / memory) ** len(m_V) * state['residual'] + added
     revisits = 0 * state['revisits'] if first.any() else state['revisits'] + len(first)
-    part, rate_N = _refreshed(evidence.step, dataset.size), state['rate'].copy()
+    part, rate_N = pooled_sums.refreshed(evidence.step, dataset.size), state['rate'].copy()
     rate_N[part] = rate(gram, moment, part)
     learned = dict(gram=gram, moment=moment, residual=residual, revisits=revisits)
     return learned | dict(rate=rate_N), None
@@ -246,10 +247,43 @@ def regression(
   return PriorPool(state, prior, learn)
 
 
+def hidden_state(
+  dataset: DatasetInfo,
+  *,
+  dimensions: int = 16,
+  multiple: int = 8,
+  ridge: float = 1.0,
+  strength: float = 2.0,
+  visits: float = 20.0,
+  memory: float = 2000.0,
+) -> PriorPool:
+  """Beta(s·m, s·(1 − m)), logit m = logit m₀ + θ·z: m₀ of the kind, z from the policy's hidden state.
+
+  z are `dimensions` features of the hidden state at the last token of the prompt (`prompt_features`), of the prompts
+  of each step and `multiple` times as many others. θ is a logistic regression on first visits, discounted by
+  1 − 1/`memory` a visit, and so is m₀, per visit of its kind. The mean of the latest visits, as `fitted_kind` has it,
+  varies with the prompts that they were of, and its error would be that of all predictions.
+
+  Reliability is measured on predictions from before the visit: m moves from m₀ by the measured gain, and 1/(1 + s) is
+  that of the kind times the share of the spread that z leaves unexplained; both are shrunk toward no use of z, by
+  `visits` visits. Prompts without features have the prior of `fitted_kind`. Which visits count is as there.
+
+  A linear head on this state: arXiv:2602.09924 (probes of success before generation), offline there. Difficulty
+  predicted online across prompts: arXiv:2602.01970 (GPS), by a small generative model there. Both reconstructed from
+  the abstract.
+  """
+  setting_checks.check_integer('prior_pooling.dimensions', dimensions, 1)
+  setting_checks.check_integer('prior_pooling.multiple', multiple, 0)
+  setting_checks.check_range('prior_pooling.ridge', ridge, 0, open_low=True)
+  kinds = fitted_kind(dataset, strength=strength, visits=visits)
+  setting_checks.check_range('prior_pooling.memory', memory, 1)
+  settings = success_head.Settings(ridge, visits, memory, 1 / (1 + strength))
+  features = PromptFeatures(dataset.size, dimensions, multiple, dataset.seed)
+  stage = hidden_state_prior.HiddenStatePrior(dataset, kinds, features, settings)
+  return PriorPool(stage.initial(), stage.prior, stage.learn, features=features)
+
+
 _BLOCK = 1 << 15
-_REFRESHED = 1 << 16  # prompts of a step
-_MIN_SHARE, _MAX_SHARE = 1 / 101, 1 / 1.1  # of 1/(1 + s): s in [0.1, 100]
-_MAX_REVISITS = 32  # of a kind, after which they are the only evidence of its current success rate
 
 
 def _even(dataset: DatasetInfo) -> Callable[[State, Index], np.ndarray]:
@@ -276,19 +310,7 @@ def _fitted_strength(moments_3xK: np.ndarray, strength: float, visits: float) ->
   pseudo = max(visits * scale, 1e-9)
   share = (between_K.sum() + pseudo * share) / (binary_K.sum() + pseudo)
   share_K = (between_K + pseudo * share) / (binary_K + pseudo)
-  return 1 / np.clip(share_K, _MIN_SHARE, _MAX_SHARE) - 1
-
-
-def _moments(evidence: StepEvidence, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Unbiased estimates of p and p² of the visits `at`, of at least 2 rollouts: k/n, Σ_{i≠j} x_i·x_j / (n(n − 1))."""
-  k_V, n_V = evidence.right_V[at], evidence.count_V[at]
-  return k_V / n_V, (k_V * (k_V - 1) + evidence.graded_V[at]) / (n_V * (n_V - 1))
-
-
-def _refreshed(step: int, size: int) -> slice:
-  """The prompts whose predictions step `step` computes: all, or a part in turn."""
-  start = step * _REFRESHED % (-(-size // _REFRESHED) * _REFRESHED)
-  return slice(start, start + _REFRESHED)
+  return pooled_sums.strength(share_K)
 
 
 def _low_dimensional(unit_NxF: np.ndarray, dimensions: int) -> np.ndarray:
@@ -299,17 +321,6 @@ def _low_dimensional(unit_NxF: np.ndarray, dimensions: int) -> np.ndarray:
     unit_NxF = unit_NxF @ matrix.astype(np.float32)
   constant = np.ones((len(unit_NxF), 1), np.float16)
   return np.concatenate([unit_NxF.astype(np.float16), constant], axis=1)
-
-
-def _decayed_sums(
-  sums_SxK: np.ndarray, kind_V: np.ndarray, added_SxV: np.ndarray, decay: float
-) -> np.ndarray:
-  """Sums by kind, after a decay per visit: it depends on the number of a kind's visits, not on the order of rows."""
-  kinds = sums_SxK.shape[1]
-  sums_SxK = sums_SxK * decay ** np.bincount(kind_V, minlength=kinds)
-  for sum_K, added_V in zip(sums_SxK, added_SxV, strict=True):
-    sum_K += np.bincount(kind_V, added_V, minlength=kinds)
-  return sums_SxK
 
 
 def _features(dataset: DatasetInfo, name: str) -> np.ndarray:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.types import Settings, UserError
+
+if TYPE_CHECKING:
+  from jaxrl_llm.curriculum.prompt_features import PromptFeatures
 
 State = dict[str, np.ndarray]  # of a stage: saved, restored, never changed in place
 Index = np.ndarray | slice  # of prompts
@@ -22,6 +25,7 @@ class DatasetInfo(NamedTuple):
   kind_N: np.ndarray  # int32, the kind of each prompt
   kind_decay: float  # of a kind's evidence, per visit
   columns: Settings  # fields of the rows by name, arrays [N] or [N, F]
+  seed: int = 0
 
   @property
   def kinds(self) -> int:
@@ -70,6 +74,7 @@ class PriorPool(NamedTuple):
   learn: Callable[[State, StepEvidence], tuple[State, np.ndarray | None]]
   # steps whose prompts are drawn uniformly; None: no step
   reference: Callable[[int], bool] | None = None
+  features: PromptFeatures | None = None  # hidden states that `prior` and `learn` read; None: none
 
 
 class EligibilityRule(NamedTuple):
@@ -102,6 +107,14 @@ def column(dataset: DatasetInfo, field: str, name: str, low: float, high: float)
     bounds = 'finite numbers' if low == -np.inf else f'numbers from {low} to {high}'
     raise UserError(f'{setting}: row {row} holds {values[row]!r}; all rows must hold {bounds}.')
   return values
+
+
+def checked_kinds(kind: np.ndarray | None, size: int) -> np.ndarray:
+  """int32 [size], the kind of each prompt; all are of kind 0 where none are given. Raises ValueError."""
+  kind_N = np.zeros(size, np.int32) if kind is None else np.asarray(kind, np.int32)
+  if kind_N.shape != (size,) or kind_N.min(initial=0) < 0:
+    raise ValueError(f'kind must hold {size} codes of at least 0, not {kind_N.shape} of them')
+  return kind_N
 
 
 def domain_codes(fn: str, dataset: DatasetInfo) -> tuple[list[str], np.ndarray]:

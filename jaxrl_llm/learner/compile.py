@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.distributed import hardware, sharding
-from jaxrl_llm.learner.generate import generate, predict_success
+from jaxrl_llm.learner.generate import encode_prompts, generate, predict_success
 from jaxrl_llm.learner.state import abstract_sampling_weights, abstract_state, sampling_state
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.learner.update import update
@@ -59,6 +59,13 @@ def compile_sample(spec: StepSpec) -> Callable:
 
   arguments = (state._replace(carried=()), state.carried, rows, rows, rows, everywhere)
   return _compiled(spec, sample, arguments, (rows, everywhere, state.carried), donated=(1,))
+
+
+def compile_encode(spec: StepSpec) -> Callable:
+  """Hidden states of prompts: (state without `carried`, prompts) → hidden_PxD."""
+  rows, _ = _shardings(spec)
+  state = _state_shardings(spec)._replace(carried=())
+  return _compiled(spec, functools.partial(encode_prompts, spec), (state, rows), rows)
 
 
 def compile_generate(spec: StepSpec) -> Callable:

@@ -10,7 +10,7 @@ from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import lora
 from jaxrl_llm.learner.step_spec import StepSpec
 from jaxrl_llm.learner.verify_drafts import verify_drafts
-from jaxrl_llm.models import linear
+from jaxrl_llm.models import linear, shared_prompt_forward
 from jaxrl_llm.objective import record_checks
 from jaxrl_llm.rollout import carried_kv, ngram_drafts, pruned_decode, ring_decode, tree_decode
 from jaxrl_llm.rollout.correctness_head import CorrectnessHead
@@ -125,6 +125,23 @@ def predict_success(
     axis_names=set(sharding.ROWS),
     check_vma=False,
   )(params, state.correctness_head, prompts, rollout)
+
+
+@sharding.on_mesh
+def encode_prompts(spec: StepSpec, state: TrainState, prompts: Prompts) -> jax.Array:
+  """float32 [P, D]: the policy's hidden state at the last token of each prompt, after the final norm."""
+  record_checks.prompts(prompts)
+  model, dtype = spec.model.config, spec.model.dtype
+  rows, params = PartitionSpec(sharding.ROWS), decode_weights(spec, state)
+  hidden_PxD = jax.shard_map(
+    lambda params, prompts: shared_prompt_forward.last_hidden(model, params, prompts, dtype=dtype),
+    mesh=spec.layout.mesh,
+    in_specs=(sharding.expert_specs(params, spec.layout.mesh, spec.layout.rules), rows),
+    out_specs=rows,
+    axis_names=set(sharding.ROWS),
+    check_vma=False,
+  )(params, prompts)
+  return hidden_PxD.astype(jnp.float32)
 
 
 def decode_weights(spec: StepSpec, state: TrainState) -> Params:

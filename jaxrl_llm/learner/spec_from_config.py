@@ -29,8 +29,7 @@ from jaxrl_llm.learner.step_spec import (
 from jaxrl_llm.models import positions
 from jaxrl_llm.objective import activation_noise, contracts, entropy_bonus, reference
 from jaxrl_llm.objective.method_spec import Method
-from jaxrl_llm.replay import dynamic_sampling
-from jaxrl_llm.replay import reuse as reuse_rules
+from jaxrl_llm.replay import dynamic_sampling, reuse
 from jaxrl_llm.rollout import (
   draft_verification,
   early_exit,
@@ -91,8 +90,7 @@ def check_rows(config: Config, mesh: jax.sharding.Mesh) -> None:
       f'config.prompts={config.prompts} (over learner.minibatches={minibatches}) is '
       f'not a multiple of data × fsdp × context × expert = {shards} devices; change one of them.'
     )
-  reuse = _reuse(config)
-  replayed = reuse.slots(config.prompts) if reuse else 0
+  replayed = store.slots(config.prompts) if (store := _store(config)) else 0
   if replayed % (minibatches * shards):
     raise UserError(
       f'config.replay.reuse.share={config.replay.reuse.get("share")} replays {replayed} groups beside '
@@ -101,8 +99,8 @@ def check_rows(config: Config, mesh: jax.sharding.Mesh) -> None:
     )
 
 
-def _reuse(config: Config) -> reuse_rules.Store | None:
-  return pick(reuse_rules, config.replay.reuse, 'replay.reuse')()
+def _store(config: Config) -> reuse.Store | None:
+  return pick(reuse, config.replay.reuse, 'replay.reuse')()
 
 
 def make_spec(
@@ -127,9 +125,9 @@ def make_spec(
   config = attention_kernels.choose(config, model, mesh, facts)
   compatibility.check(config, facts)
   _check_mesh(config, model, mesh)
-  reuse = _reuse(config)
-  group = config.rollouts + (reuse.rows if reuse else 0)
-  replayed = reuse.slots(config.prompts) if reuse else 0
+  store = _store(config)
+  group = config.rollouts + (store.rows if store else 0)
+  slots = config.prompts + (store.slots(config.prompts) if store else 0)
   precision.check(config, dtype, method.needs_old)
   rule = pick(dynamic_sampling, config.replay.collect, 'replay.collect')()
   model_spec = ModelSpec(
@@ -145,15 +143,13 @@ def make_spec(
     rollout=_rollout(config, model_spec, tuple(end_ids), token_texts, mesh)._replace(
       greedy_first=method.needs_greedy
     ),
-    update=_update(
-      config, model_spec, mesh, (config.prompts + replayed, group), skips_empty=rule is not None
-    ),
+    update=_update(config, model_spec, mesh, (slots, group), skips_empty=rule is not None),
     objective=_objective(config, method),
     layout=LayoutSpec(
       mesh=mesh,
       rules=sharding.rules(config.mesh.get('rules', ())),
       prompts=config.prompts,
-      replayed=replayed,
+      replayed=slots - config.prompts,
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),

@@ -114,7 +114,7 @@ def product(x: jax.Array, kernel: Blockwise) -> jax.Array:
 
 
 def _unpack_late(x: jax.Array, kernel: Blockwise) -> list[jax.Array]:
-  """`_unpack` in the dtype of x. The barrier ties it to x: compilers would unpack all layers before a decode loop."""
+  """`_unpack` in the dtype of x. The barrier ties it to x, so that no compiler may move it out of a decode loop."""
   kernel, _ = jax.lax.optimization_barrier((kernel, x))
   return _unpack(kernel, x.dtype)
 

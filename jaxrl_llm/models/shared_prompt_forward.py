@@ -31,8 +31,33 @@ def hidden(
   tokens; prompt tokens are routed.
   """
   options: JsonObject = dict(dtype=dtype, remat=remat, gather=gather, attend=attend)
-  P, L = prompts.tokens_PxL.shape
+  P = len(prompts.length_P)
   B, T = tokens_BxT.shape
+  last_Px1xD, cache, mask_PxL = _encode(model, params, prompts, options)
+  start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
+  hidden_BxT1xD, *_ = decoder.apply(
+    model,
+    params,
+    tokens_BxT[:, :-1],
+    start_Bx1 + jnp.arange(T - 1)[None],
+    jnp.broadcast_to(jnp.tril(jnp.ones((T - 1, T - 1), bool)), (B, T - 1, T - 1)),
+    shared=(cache, mask_PxL),
+    expert_BxQxNxk=None if expert_BxTxNxk is None else expert_BxTxNxk[:, :-1],
+    **options,
+  )
+  return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
+
+
+def last_hidden(model: ModelConfig, params: Params, prompts: Prompts, *, dtype: str) -> jax.Array:
+  """The hidden state [P, D] of each prompt's last token, after the final norm."""
+  return _encode(model, params, prompts, dict(dtype=dtype))[0][:, 0]
+
+
+def _encode(
+  model: ModelConfig, params: Params, prompts: Prompts, options: JsonObject
+) -> tuple[jax.Array, decoder.Cache, jax.Array]:
+  """The hidden state [P, 1, D] of the last token of each prompt, their cache, and the mask [P, L] of their tokens."""
+  P, L = prompts.tokens_PxL.shape
   positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
   mask_PxL = positions_PxL < prompts.length_P[:, None]
   causal_PxLxL = decoder.causal(mask_PxL)
@@ -47,15 +72,4 @@ def hidden(
   last_Px1xD = jnp.take_along_axis(
     hidden_PxLxD, jnp.maximum(prompts.length_P - 1, 0)[:, None, None], axis=1
   )
-  start_Bx1 = jnp.repeat(prompts.length_P, B // P)[:, None]
-  hidden_BxT1xD, *_ = decoder.apply(
-    model,
-    params,
-    tokens_BxT[:, :-1],
-    start_Bx1 + jnp.arange(T - 1)[None],
-    jnp.broadcast_to(jnp.tril(jnp.ones((T - 1, T - 1), bool)), (B, T - 1, T - 1)),
-    shared=(cache, mask_PxL),
-    expert_BxQxNxk=None if expert_BxTxNxk is None else expert_BxTxNxk[:, :-1],
-    **options,
-  )
-  return jnp.concatenate([jnp.repeat(last_Px1xD, B // P, axis=0), hidden_BxT1xD], axis=1)
+  return last_Px1xD, cache, mask_PxL

@@ -96,6 +96,13 @@ class Choice(NamedTuple):
   record: JsonObject  # a row of choices.jsonl: each new prompt once, with its scores
 
 
+class EncodedPrompts(NamedTuple):
+  """Hidden states of prompts at their last token, some of which may occur twice."""
+
+  index_M: np.ndarray  # rows of the data set
+  hidden: tuple[Array, ...]  # float32 [P, D] each, M = P · their number
+
+
 class PendingStep(NamedTuple):
   """A call of the compiled step whose rollouts are not graded yet."""
 
@@ -104,6 +111,7 @@ class PendingStep(NamedTuple):
   rollout: Rollout
   device_metrics: Mapping[str, Array]
   trained_batch: Batch | None = None  # the batch of this call's update; None after a restart
+  encoded: EncodedPrompts | None = None  # None: no prior reads hidden states of prompts
 
 
 class ReceivedStep(NamedTuple):

@@ -10,9 +10,10 @@ from jaxrl_llm import curriculum, replay
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import empty_records
 from jaxrl_llm.rewards import outcomes
-from jaxrl_llm.runner import grading, log_records, sharded_grading
+from jaxrl_llm.runner import grading, log_records, prompt_encoding, sharded_grading
 from jaxrl_llm.runner.context import (
   Choice,
+  EncodedPrompts,
   Landed,
   PendingStep,
   ReceivedStep,
@@ -115,6 +116,9 @@ def finish(context: RunContext, pool: ScorePool, received: ReceivedStep) -> Land
   graded = grading.grade(context, pool, pending.prompts, pending.rollout, begun)
   batch = graded.batch
   metrics = {'training/global_step': index} | _as_floats(pending.device_metrics)
+  if pending.encoded is not None and context.selection.curriculum.features is not None:
+    encoded = sharding.fetch(pending.encoded)
+    prompt_encoding.store(context.selection.curriculum.features, encoded)
   metrics |= _observe(context, batch, finished_P) | graded.metrics | held_metrics
   metrics |= log_records.metrics(batch)
   records = _rollout_records(context, graded, index)
@@ -149,13 +153,17 @@ def packed(pending: PendingStep) -> JsonObject:
   """A pending step for the checkpoint; waits for the device."""
   prompts, rollout = (sharding.fetch(x)._asdict() for x in (pending.prompts, pending.rollout))
   device = _as_floats(pending.device_metrics)
-  return dict(index=pending.step, prompts=prompts, rollout=rollout, device=device)
+  host: JsonObject = dict(index=pending.step, prompts=prompts, rollout=rollout, device=device)
+  if pending.encoded is not None:
+    host['encoded'] = sharding.fetch(pending.encoded)._asdict()
+  return host
 
 
 def unpacked(host: JsonObject) -> PendingStep:
   """The inverse of `packed`."""
   prompts, rollout = Prompts(**host['prompts']), Rollout(**host['rollout'])
-  return PendingStep(host['index'], prompts, rollout, host['device'])
+  encoded = EncodedPrompts(**host['encoded']) if 'encoded' in host else None
+  return PendingStep(host['index'], prompts, rollout, host['device'], encoded=encoded)
 
 
 def packed_received(received: ReceivedStep) -> JsonObject:

@@ -188,7 +188,7 @@ def check_modes(server, url: str, folder: pathlib.Path) -> None:
   before = server.objects('killed')
   assert f'the report is {url}/report.html' in command('--mode=report')
   command('--mode=report', f'--to={server.url("killed/other.html")}')
-  assert '1 runs' in command('--mode=report', workdir=server.url('killed'))
+  assert '1 run' in command('--mode=report', workdir=server.url('killed'))
   assert 'greedy' in command('--mode=eval', '--step=11')
   assert '> 1' in command('--mode=generate', '--prompt=1')
   command('--mode=export', f'--to={folder / "export"}')

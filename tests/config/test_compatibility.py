@@ -27,6 +27,7 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('curriculum.hint', 'not in'): ('curriculum.hint.fn=none',),
   ('curriculum.hint', 'used'): ('curriculum.hint.fn=prefix',),
   ('curriculum.labels', 'used'): ('curriculum.labels.fn=majority_refined',),
+  ('curriculum.prior_pooling', 'in'): ('curriculum.prior_pooling.fn=hidden_state',),
   ('curriculum.slots_per_prompt', 'above'): ('curriculum.slots_per_prompt=2',),
   ('curriculum.slots_per_prompt', 'below'): ('curriculum.slots_per_prompt=1',),
   ('environment', 'in'): ('environment.fn=none',),

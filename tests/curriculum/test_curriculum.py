@@ -454,7 +454,7 @@ def test_a_bad_setting_is_told_when_the_curriculum_is_made(override, message):
   [
     ('candidates', 'everything, stream'),
     ('evidence_decay', 'none, reset'),
-    ('prior_pooling', 'anchors, fitted_kind, kernel'),
+    ('prior_pooling', 'anchors, fitted_kind, hidden_state, kernel'),
     ('rate_estimate', 'mean, thompson'),
     ('utility', 'bots, information'),
     ('selection', 'skip, softmax'),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from curricula import PLAIN, G, make, observe
 
-from jaxrl_llm.curriculum import prior_pooling
+from jaxrl_llm.curriculum import pooled_sums
 from jaxrl_llm.types import UserError
 
 N, F = 7000, 6
@@ -117,7 +117,7 @@ def test_older_visits_decay(memory, equal):
 
 
 def test_predictions_of_large_data_sets_are_computed_in_turn(monkeypatch):
-  monkeypatch.setattr(prior_pooling, '_REFRESHED', 2)
+  monkeypatch.setattr(pooled_sums, '_REFRESHED', 2)
   curriculum = regressed(np.ones((5, 1)))
   means = []
   for index in range(3):

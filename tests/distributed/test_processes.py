@@ -109,6 +109,23 @@ def test_two_processes_replay_the_same_groups(tmp_path):
   assert any(row['replay/rows'] for row in tiny_job.rows(tmp_path / 'both'))
 
 
+def test_two_processes_predict_the_same_from_hidden_states(tmp_path):
+  """Each process encodes its rows, and all store the states of all."""
+  pooling = dict(fn='hidden_state', dimensions=3, multiple=1)
+  config = tiny_job.config_file(
+    tmp_path, **JOB | dict(steps=4, curriculum=dict(prior_pooling=pooling))
+  )
+  tiny_job.finish(tiny_job.start(config, tmp_path / 'one'))
+  flags = '--config.mesh.fsdp=2', '--config.processes.same_every=1'
+  for process in start_all(config, tmp_path / 'two', *flags):
+    tiny_job.finish(process)
+  runs = [tiny_job.rows(tmp_path / name) for name in ('one', 'two')]
+  assert all(rows[-1]['curriculum/encoded'] == 1 for rows in runs)
+  chosen = [(tmp_path / name / 'choices.jsonl').read_text() for name in ('one', 'two')]
+  first = [[json.loads(line)['prompt'] for line in text.splitlines()] for text in chosen]
+  assert first[0] == first[1]
+
+
 def assert_error(out: str, words: str) -> None:
   """The output has one error message, at the end, after any messages of jax."""
   (error,) = (line for line in out.splitlines() if line.startswith('error: '))

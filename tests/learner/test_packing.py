@@ -127,7 +127,7 @@ def test_worst_cases(shape, case):
 def test_full_bins_are_those_of_a_plan_of_longest_rows(rows, shares):
   """The number that reports assume where all rows are learned and have all their tokens, or a few more."""
   layout = types.SimpleNamespace(
-    prompts=P, prompt_tokens=L, group=G, mesh=sharding.make_mesh({}, jax.devices()[:1])
+    slots=P, prompt_tokens=L, group=G, mesh=sharding.make_mesh({}, jax.devices()[:1])
   )
   decode = types.SimpleNamespace(decode=types.SimpleNamespace(max_tokens=T))
   exact = 0

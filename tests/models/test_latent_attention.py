@@ -70,5 +70,6 @@ def test_an_int8_cache_rounds_latents_and_rotated_keys_apart():
   for with_cache in (True, False):  # without one, the prompt's is rounded
     gap = np.abs(hidden(weights('plain'), with_cache, 'int8') - exact).max()
     assert 0 < gap < 0.02 * np.abs(exact).max()
-  sizes = [x.shape[-1] for x in jax.tree.leaves(slot_loop.empty_cache(MODEL, 1, [4], 'int8'))]
+  cache = slot_loop.empty_cache(MODEL, 1, [4] * MODEL.layers, 'int8')
+  sizes = [x.shape[-1] for x in jax.tree.leaves(cache[0])]
   assert sizes == [12, 4, 4, 4], 'data and scales of latents, then of keys'

@@ -94,7 +94,7 @@ def test_operations_of_an_update_by_hand():
     model=types.SimpleNamespace(config=MODEL),
     rollout=types.SimpleNamespace(decode=types.SimpleNamespace(max_tokens=6)),
     update=types.SimpleNamespace(remat=True, passes=1, packing=PackingSpec(1, 99, 99, 9, True)),
-    layout=types.SimpleNamespace(prompts=4, prompt_tokens=10, group=2),
+    layout=types.SimpleNamespace(slots=4, prompt_tokens=10, group=2),
   )
   rows, attended = 4 * 10 + 8 * 6, 4 * 10 * 5 + 8 * 6 * (10 + 3)
   forward = (

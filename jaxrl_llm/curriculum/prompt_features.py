@@ -1,0 +1,83 @@
+"""Features of prompts: hidden states of the policy at the last prompt token, in a few float16 numbers a prompt.
+
+The projection is fixed by the first states: their mean is removed, and the principal components of largest variance are
+scaled to unit variance. A random projection of a state of hundreds of features would keep a small share of each.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jaxrl_llm.curriculum.records import State
+
+_STATES = 256  # that the projection is fitted to
+_LARGEST = 60000.0  # finite in float16
+
+
+class PromptFeatures:
+  """Features of `size` prompts. Arrays of `state` change in place, as copies of them would take most of a step."""
+
+  def __init__(self, size: int, dimensions: int, multiple: int, seed: int):
+    """K = `dimensions` features; each step encodes its own prompts and `multiple` times as many others."""
+    self.multiple = multiple
+    self.latest = np.zeros(0, np.int64)  # prompts of the last `put`
+    self._seed = seed
+    self.state: State = dict(
+      values=np.zeros((size, dimensions), np.float16),
+      known=np.zeros(size, bool),
+      center=np.zeros(0, np.float32),  # [D], empty until the projection is fitted
+      basis=np.zeros((0, dimensions), np.float32),  # [D, K]
+    )
+
+  @property
+  def ready(self) -> bool:
+    """Whether the projection is fitted."""
+    return len(self.state['center']) > 0
+
+  def others(self, step: int, block: int) -> np.ndarray:
+    """The prompts that a step encodes besides its own `block` of them; over steps, each prompt in turn.
+
+    A multiple of `block`. Until the projection is fitted, they are enough of them to fit it.
+    """
+    size = len(self.state['known'])
+    first = -(-min(_STATES, size) // block) * block
+    count = self.multiple * block
+    start, count = (first + step * count, count) if self.ready else (0, first)
+    # A stride without a common divisor with the number of prompts needs no stored order.
+    stride = int(np.random.default_rng((self._seed, 2)).integers(size)) or 1
+    while math.gcd(stride, size) > 1:
+      stride += 1
+    return (start + np.arange(count)) % size * stride % size
+
+  def fit(self, hidden_MxD: np.ndarray) -> None:
+    """Fits the projection. Fewer states than features leave features of 0."""
+    hidden_MxD = np.asarray(hidden_MxD, np.float64)
+    center_D = hidden_MxD.mean(0)
+    _, scale, rows = np.linalg.svd(hidden_MxD - center_D, full_matrices=False)
+    basis_DxK = np.zeros((len(center_D), self.state['basis'].shape[1]))
+    # Directions without variance among the states have none to be scaled.
+    kept = min(int((scale > 1e-6 * max(scale[0], 1e-30)).sum()), basis_DxK.shape[1])
+    basis_DxK[:, :kept] = rows[:kept].T / scale[:kept] * len(hidden_MxD) ** 0.5
+    self.state['center'] = center_D.astype(np.float32)
+    self.state['basis'] = basis_DxK.astype(np.float32)
+
+  def put(self, index_M: np.ndarray, hidden_MxD: np.ndarray) -> None:
+    """Stores the features of these prompts; for one that occurs twice, the states are equal."""
+    hidden_MxD = np.asarray(hidden_MxD, np.float32)
+    values_MxK = (hidden_MxD - self.state['center']) @ self.state['basis']
+    self.state['values'][index_M] = np.clip(values_MxK, -_LARGEST, _LARGEST)
+    self.state['known'][index_M] = True
+    self.latest = np.unique(index_M)
+
+  def load(self, state: State) -> None:
+    """Continues with the arrays of a restored state."""
+    self.state, self.latest = state, np.zeros(0, np.int64)
+
+  def design(self, index: np.ndarray | slice) -> np.ndarray:
+    """float32 [I, K + 1]: the features and a constant."""
+    values = self.state['values'][index]
+    design = np.ones((len(values), values.shape[1] + 1), np.float32)
+    design[:, :-1] = values
+    return design

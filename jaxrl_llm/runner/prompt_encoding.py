@@ -1,0 +1,42 @@
+"""Hidden states of prompts, for a prior of their difficulty: a program beside the step, whose results land with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_llm.curriculum.prompt_features import PromptFeatures
+from jaxrl_llm.learner import compile as programs
+from jaxrl_llm.runner.context import EncodedPrompts, RunContext
+from jaxrl_llm.types import TrainState
+
+Encode = Callable[[int, TrainState, np.ndarray], EncodedPrompts]
+
+
+def compile_call(context: RunContext) -> Encode | None:
+  """(step, state, the step's prompts) → hidden states of these and of others; None where no prior reads them.
+
+  The data set's own prompts are encoded, without hints: the posterior is theirs. Nothing waits for the device.
+  """
+  features = context.selection.curriculum.features
+  if features is None:
+    return None
+  encode, table = programs.compile_encode(context.spec), context.tables.train
+
+  def call(step: int, state: TrainState, index_P: np.ndarray) -> EncodedPrompts:
+    state, block = state._replace(carried=()), len(index_P)
+    index_M = np.concatenate([index_P, features.others(step, block)]).astype(np.int32)
+    parts = index_M.reshape(-1, block)
+    hidden = tuple(encode(state, table.prompts(part, born=step)) for part in parts)
+    return EncodedPrompts(index_M, hidden)
+
+  return call
+
+
+def store(features: PromptFeatures, encoded: EncodedPrompts) -> None:
+  """Stores the features of encoded prompts; the first ones fix the projection."""
+  hidden_MxD = np.concatenate(encoded.hidden)
+  if not features.ready:
+    features.fit(hidden_MxD)
+  features.put(encoded.index_M, hidden_MxD)
