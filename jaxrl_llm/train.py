@@ -32,6 +32,7 @@ from jaxrl_llm.runner import (
   setup,
   sft,
   sharded_grading,
+  turn_batching,
 )
 from jaxrl_llm.runner.context import PendingStep, Progress, ReceivedStep, RunContext
 from jaxrl_llm.runner.run_logger import RunLogger
@@ -236,7 +237,8 @@ def _compile(context: RunContext) -> Callable:
   if isinstance(context.episodes, endpoint.HarnessEpisodes):
     return endpoint.compile_call(context)
   if context.episodes is not None:
-    return multi_turn.compile_call(context)
+    batches = context.episodes.batching is not None
+    return (turn_batching if batches else multi_turn).compile_call(context)
   split = context.config.mode == 'split'
   return (programs.compile_split if split else steps.compile_step)(context.spec)
 

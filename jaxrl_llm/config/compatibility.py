@@ -13,6 +13,7 @@ import ml_collections
 from jaxrl_llm.config import endpoint_settings, quantized_base, recurrent_models, replayed_groups
 from jaxrl_llm.config.conditions import Condition, Facts, Row
 from jaxrl_llm.config.schema import Config
+from jaxrl_llm.config.turn_batching import ROWS as BATCHED_TURNS
 from jaxrl_llm.types import UserError
 
 _DEFAULT = 'leave one of them at its default'
@@ -353,11 +354,10 @@ ROWS: tuple[Row, ...] = (
   *(*recurrent_models.ROWS, *quantized_base.ROWS),
   *_LEARNER,
   *_WEIGHTS,
-  *_GROUPS,
-  *replayed_groups.ROWS,
+  *(*_GROUPS, *replayed_groups.ROWS),
   *_HINTS,
   *_MULTI_TURN,
-  *endpoint_settings.ROWS,
+  *(*endpoint_settings.ROWS, *BATCHED_TURNS),
 )
 
 

@@ -86,6 +86,9 @@ class EnvironmentConfig(Section):
   turns: int = 4
   # turns by step, as rollout.length_schedule: stairs (TTI), cosine
   horizon: Stage = stage('constant')
+  # lockstep, or turns: rows decode while others wait for their environments, and only new tokens are encoded;
+  # a call ends after `iterations` tokens of each row, or with `ready` turns (0 = a quarter of the rows)
+  batching: Stage = stage('lockstep')
   # turns of one step; episodes that go on are continued in the next. 0 = until all are over
   rounds: int = 0
   # what decides whether an episode is right: rewards (of its last turn), or environment (sum of its rewards)

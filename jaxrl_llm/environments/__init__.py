@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxrl_llm.environments import batching
 from jaxrl_llm.environments.live import EpisodeKey, TurnRequest, TurnResult
 from jaxrl_llm.environments.protocol import Environment, Result, ends_episode
 from jaxrl_llm.environments.resolve import resolve
@@ -17,6 +18,7 @@ __all__ = [
   'TurnResult',
   'TurnTemplate',
   'WorkerPool',
+  'batching',
   'build_turn_template',
   'ends_episode',
   'resolve',

@@ -42,6 +42,7 @@ class WorkerPool:
     self._live: dict[EpisodeKey, Worker | None] = {}  # the worker of each; None: this process
     self._load: collections.Counter[Worker] = collections.Counter()  # episodes of a worker
     self._counts: collections.Counter[str] = collections.Counter()
+    self._submitted: list[Job] = []  # that `collect` has not returned
     self._idle_deaths = 0  # of workers without a job, in a row
 
   def _make(self) -> Environment:
@@ -65,7 +66,7 @@ class WorkerPool:
 
   def close(self) -> None:
     """End all episodes and workers. A later `run` starts new ones."""
-    workers, self._workers = self._workers, []
+    workers, self._workers, self._submitted = self._workers, [], []
     episodes = collections.Counter(self._live.values())
     self._live = {}
     for worker in workers:
@@ -77,28 +78,92 @@ class WorkerPool:
 
   def run(self, requests: Sequence[TurnRequest]) -> list[TurnResult]:
     """Begin episodes or take a turn in each; the results, in the order of the requests."""
-    if self.factory is None:
-      raise ValueError("config.environment.fn='none' has no environments to run")
-    return self._do([Job(request.key, request) for request in requests])
+    return self._finish(self._start(self._turns(requests)))
 
   def end(self, keys: Iterable[EpisodeKey]) -> None:
     """Close the environments of episodes that are over, where they live."""
-    for result in self._do([Job(key, None) for key in keys if key in self._live]):
+    self._count_ends(self._finish(self._start(self._ends(keys))))
+
+  def submit(self, requests: Sequence[TurnRequest] = (), ended: Iterable[EpisodeKey] = ()) -> None:
+    """As `run` and `end`, without waiting for results; `collect` returns those of the requests."""
+    self._submitted += self._start(self._turns(requests) + self._ends(ended))
+
+  @property
+  def pending(self) -> int:
+    """Submitted turns and ends that `collect` has not taken."""
+    return len(self._submitted)
+
+  @property
+  def running(self) -> bool:
+    """Whether a worker has something to do."""
+    return any(worker.job or worker.queue for worker in self._workers)
+
+  def collect(self, most_s: float = 0.0) -> list[tuple[EpisodeKey, TurnResult]]:
+    """The results of submitted turns that are ready; where there are none, waits `most_s` for news of the workers.
+
+    Deadlines are checked here: call it again and again while something is pending.
+    """
+    if all(job.result is None for job in self._submitted):
+      self.advance(most_s)
+    done = [job for job in self._submitted if job.result is not None]
+    self._submitted = [job for job in self._submitted if job.result is None]
+    self._count_ends([job.result for job in done if job.request is None and job.result])
+    return [(job.key, job.result) for job in done if job.request is not None and job.result]
+
+  def advance(self, most_s: float) -> None:
+    """Take results of workers, waiting `most_s` for the first one, and start their next jobs."""
+    try:
+      awaited = [worker for worker in self._workers if worker.job or worker.queue]
+      handles = [x for w in awaited for x in (w.connection, w.process.sentinel)]
+      if handles:
+        wait_s = min(worker.deadline for worker in awaited) - time.monotonic()
+        connection.wait(handles, min(max(wait_s, 0.0), most_s))
+      for worker in awaited:
+        self._receive(worker)
+      for worker in list(self._workers):
+        self._send_next(worker)
+    except BaseException:
+      self.close()
+      raise
+
+  def _turns(self, requests: Sequence[TurnRequest]) -> list[Job]:
+    if self.factory is None:
+      raise ValueError("config.environment.fn='none' has no environments to run")
+    return [Job(request.key, request) for request in requests]
+
+  def _ends(self, keys: Iterable[EpisodeKey]) -> list[Job]:
+    return [Job(key, None) for key in keys if key in self._live]
+
+  def _count_ends(self, results: Iterable[TurnResult]) -> None:
+    for result in results:
       if result.outcome != OK:
         self._counts['close_errors'] += 1
         logging.warning('close() of an environment failed: %s', result.message)
 
-  def _do(self, jobs: list[Job]) -> list[TurnResult]:
+  def _start(self, jobs: list[Job]) -> list[Job]:
+    """Run jobs in this process, or give them to workers."""
     try:
       if self.factory is not None and self.factory.inline:
         for job in jobs:
           command = self._command(job, None)
           job.result = command.run(self._inline) if command is not None else job.result
       elif jobs:
-        self._run_in_workers(jobs)
+        while len(self._workers) < self.settings['workers']:
+          self._workers.append(Worker(self.settings))
+        self._load = collections.Counter(worker for worker in self._live.values() if worker)
+        for job in jobs:
+          self._assign(job)
+        for worker in list(self._workers):
+          self._send_next(worker)
     except BaseException:  # Ctrl-C too: a worker must not go on with an abandoned call
       self.close()
       raise
+    return jobs
+
+  def _finish(self, jobs: list[Job]) -> list[TurnResult]:
+    """Wait for the results of jobs."""
+    while any(job.result is None for job in jobs):
+      self.advance(_POLL_S)
     return [job.result for job in jobs if job.result is not None]
 
   def _command(self, job: Job, worker: Worker | None) -> Command | None:
@@ -119,24 +184,6 @@ class WorkerPool:
     self._counts['replayed'] += bool(request.texts)
     self._live[job.key] = worker
     return Command('open', (request,), 1 + len(request.texts))
-
-  def _run_in_workers(self, jobs: list[Job]) -> None:
-    """Give every job a result."""
-    while len(self._workers) < self.settings['workers']:
-      self._workers.append(Worker(self.settings))
-    self._load = collections.Counter(worker for worker in self._live.values() if worker)
-    for job in jobs:
-      self._assign(job)
-    while any(worker.job or worker.queue for worker in self._workers):
-      for worker in list(self._workers):
-        self._send_next(worker)
-      awaited = [worker for worker in self._workers if worker.job or worker.queue]
-      handles = [x for w in awaited for x in (w.connection, w.process.sentinel)]
-      if handles:
-        wait_s = min(worker.deadline for worker in awaited) - time.monotonic()
-        connection.wait(handles, min(max(wait_s, 0.0), _POLL_S))
-      for worker in awaited:
-        self._receive(worker)
 
   def _assign(self, job: Job) -> None:
     """Queue a job for the worker of its episode, a new episode for the one with the fewest."""

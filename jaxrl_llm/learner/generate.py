@@ -34,7 +34,7 @@ def generate(
   row that is empty in `begun` begins from the accepted tokens of `draft`. Raises UserError for a tree with either.
   """
   _check_inputs(spec, prompts, begun, draft)
-  params = _decode_weights(spec, state)
+  params = decode_weights(spec, state)
   metrics: Metrics = {}
   cap_tokens = jnp.int32(spec.rollout.decode.max_tokens if cap is None else cap)
   if draft is not None:
@@ -111,7 +111,7 @@ def predict_success(
     spec.model.config, params, head, prompts, rollout, dtype, pruning
   )[0]
   rows, everywhere = PartitionSpec(sharding.ROWS), PartitionSpec()
-  params = _decode_weights(spec, state)
+  params = decode_weights(spec, state)
   return jax.shard_map(
     local,
     mesh=spec.layout.mesh,
@@ -132,7 +132,7 @@ def encode_prompts(spec: StepSpec, state: TrainState, prompts: Prompts) -> jax.A
   """float32 [P, D]: the policy's hidden state at the last token of each prompt, after the final norm."""
   record_checks.prompts(prompts)
   model, dtype = spec.model.config, spec.model.dtype
-  rows, params = PartitionSpec(sharding.ROWS), _decode_weights(spec, state)
+  rows, params = PartitionSpec(sharding.ROWS), decode_weights(spec, state)
   hidden_PxD = jax.shard_map(
     lambda params, prompts: shared_prompt_forward.last_hidden(model, params, prompts, dtype=dtype),
     mesh=spec.layout.mesh,
@@ -144,7 +144,7 @@ def encode_prompts(spec: StepSpec, state: TrainState, prompts: Prompts) -> jax.A
   return hidden_PxD.astype(jnp.float32)
 
 
-def _decode_weights(spec: StepSpec, state: TrainState) -> Params:
+def decode_weights(spec: StepSpec, state: TrainState) -> Params:
   """The weights as decoding reads them: joined with the adapter, rounded, and sharded for decoding."""
   params = state.params
   if state.base is not None and spec.model.lora is not None:

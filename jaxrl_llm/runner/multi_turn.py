@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import data, environments, rewards
+from jaxrl_llm.config import stages
 from jaxrl_llm.config.schema import Config
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
@@ -27,6 +28,7 @@ from jaxrl_llm.types import (
   STOPPED,
   TRUNCATED,
   UNFINISHED,
+  Array,
   JsonObject,
   Prompts,
   Rollout,
@@ -114,6 +116,8 @@ class Episodes(EpisodeRewards):
       tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )
     super().__init__(config, tokenizer)
+    # None: lockstep
+    self.batching = stages.pick(environments.batching, settings.batching, 'environment.batching')()
     self.data_config, self.max_turns, self.horizon = config.data, settings.turns, horizon
     self.calls = (
       settings.rounds
@@ -184,6 +188,10 @@ class Episodes(EpisodeRewards):
   def _end(self, keys: Sequence[environments.EpisodeKey]) -> None:
     """Close the environments of episodes that are over."""
     self.environments.end(keys)
+    self.forget(keys)
+
+  def forget(self, keys: Iterable[environments.EpisodeKey]) -> None:
+    """Drop the failures of episodes that are over."""
     for key in keys:
       self._failed.pop(key, None)
 
@@ -194,11 +202,9 @@ class Episodes(EpisodeRewards):
 
     `rows` [P] are the data rows of the prompts. Returns host arrays and metrics.
     """
-    counts: Counts = collections.defaultdict(float)
-    counts |= {f'environment/{name}': 0.0 for name in _COUNTED}
-    self.message = ''
+    counts = self.begin_counts()
     max_calls = limits.calls or np.inf
-    rollout = self._without_lost(prompts, rollout, counts)
+    rollout = self.without_lost(prompts, rollout, counts)
     calls = 0
     # At least one call, for its metrics.
     while not calls or ((rollout.reason_B == UNFINISHED).any() and calls < max_calls):
@@ -207,15 +213,25 @@ class Episodes(EpisodeRewards):
         counts[name] += float(value)
       calls += 1
       rollout = self._step_environments(prompts, rows, rollout, sampled, limits, counts)
+    return rollout, self.end_counts(rollout, counts, calls)
+
+  def begin_counts(self) -> Counts:
+    """The metrics of a rollout before its first call."""
+    self.message = ''
+    counts: Counts = collections.defaultdict(float)
+    return counts | {f'environment/{name}': 0.0 for name in _COUNTED}
+
+  def end_counts(self, rollout: Rollout, counts: Counts, calls: int) -> Counts:
+    """The metrics of a rollout after its last call."""
     turns_B = turns_of(rollout).number_BxT.max(1) + 1
     counts |= {'environment/turns': float(turns_B.mean()), 'environment/calls': float(calls)}
     for name, value in self.environments.take_counts().items():
       counts[f'environment/{name}'] += value
-    return rollout, dict(counts)
+    return dict(counts)
 
-  def _without_lost(self, prompts: Prompts, rollout: Rollout, counts: Counts) -> Rollout:
+  def without_lost(self, prompts: Prompts, rollout: Rollout, counts: Counts) -> Rollout:
     """End the rows whose environment object is gone for good: their episodes are skipped."""
-    keys = _row_keys(prompts, rollout)
+    keys = row_keys(prompts, rollout)
     begun_B = (rollout.reason_B == UNFINISHED) & (rollout.length_B > 0)
     lost_B = begun_B & np.array([self.environments.is_lost(key) for key in keys])
     if not lost_B.any():
@@ -240,34 +256,49 @@ class Episodes(EpisodeRewards):
     """Marks the turns just sampled, steps their environments and appends the observations."""
     # An exit rule starts anew with every turn.
     rollout = jax.tree.map(np.array, sampled._replace(turns=before.turns, memory_BxM=None))
-    turns, count_B = turns_of(rollout), turns_of(before).number_BxT.max(1) + 1
-    played, ended = np.flatnonzero(before.reason_B == UNFINISHED), []
-    for b in played:
-      turn = slice(before.length_B[b], rollout.length_B[b])
-      turns.state_BxT[b, turn] = state_id(rollout.tokens_BxT[b], turns.number_BxT[b], turn.start)
-      turns.number_BxT[b, turn] = count_B[b]
-      if rollout.reason_B[b] in (STOPPED, EXITED):
-        ended.append(b)
-    keys, seeded_P = _row_keys(prompts, rollout), list(self.seeded(prompts, rows))
-    result_by_row = {b: self._failed[keys[b]] for b in ended if keys[b] in self._failed}
-    stepped = [b for b in ended if b not in result_by_row]
-    requests = []
-    for b in stepped:
-      row, seed = seeded_P[b * len(rows) // len(keys)]
-      texts = self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b])
-      requests.append(environments.TurnRequest(keys[b], row, seed, texts))
-    result_by_row |= zip(stepped, self.environments.run(requests), strict=True)
-    for b in ended:
-      self._apply(rollout, b, result_by_row[b], count_B[b] + 1, limits, counts)
+    played = np.flatnonzero(before.reason_B == UNFINISHED)
+    result_by_row, request_by_row = self.end_turns(prompts, rows, rollout, before.length_B, played)
+    stepped = self.environments.run(list(request_by_row.values()))
+    result_by_row |= zip(request_by_row, stepped, strict=True)
+    for b in sorted(result_by_row):
+      self.apply(rollout, b, result_by_row[b], limits, counts)
+    keys = row_keys(prompts, rollout)
     self._end([keys[b] for b in played if rollout.reason_B[b] != UNFINISHED])
     return rollout
 
-  def _apply(
+  def end_turns(
+    self,
+    prompts: Prompts,
+    rows: Sequence[Row],
+    rollout: Rollout,
+    start_B: Array,
+    ended: Iterable[int],
+  ) -> tuple[dict[int, environments.TurnResult], dict[int, environments.TurnRequest]]:
+    """Marks turns that are sampled, from token `start_B` on, in place.
+
+    Returns the results of episodes that could not begin, and the requests for the other environments, by row.
+    """
+    turns, keys = turns_of(rollout), row_keys(prompts, rollout)
+    seeded_P, result_by_row, request_by_row = list(self.seeded(prompts, rows)), {}, {}
+    for b in map(int, ended):
+      turn = slice(start_B[b], rollout.length_B[b])
+      turns.state_BxT[b, turn] = state_id(rollout.tokens_BxT[b], turns.number_BxT[b], turn.start)
+      turns.number_BxT[b, turn] = turns.number_BxT[b].max() + 1
+      if rollout.reason_B[b] not in (STOPPED, EXITED):
+        continue
+      if keys[b] in self._failed:
+        result_by_row[b] = self._failed[keys[b]]
+        continue
+      row, seed = seeded_P[b * len(rows) // len(keys)]
+      texts = self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b])
+      request_by_row[b] = environments.TurnRequest(keys[b], row, seed, texts)
+    return result_by_row, request_by_row
+
+  def apply(
     self,
     rollout: Rollout,
     b: int,
     result: environments.TurnResult,
-    turn_count: int,
     limits: Limits,
     counts: Counts,
   ) -> None:
@@ -283,7 +314,7 @@ class Episodes(EpisodeRewards):
     turns.reward_BxT[b, end - 1] = last.reward
     if environments.ends_episode(last) or last.observation is None:
       return
-    if turn_count >= limits.turns:
+    if turns.number_BxT[b].max() + 1 >= limits.turns:
       counts['environment/turns_over'] += 1
       return
     token_ids = self.turn_template.ids(last.observation, int(rollout.tokens_BxT[b, end - 1]))
@@ -314,7 +345,7 @@ def keys_of(prompts: Prompts, rollouts: int) -> list[list[environments.EpisodeKe
   ]
 
 
-def _row_keys(prompts: Prompts, rollout: Rollout) -> list[environments.EpisodeKey]:
+def row_keys(prompts: Prompts, rollout: Rollout) -> list[environments.EpisodeKey]:
   """The key of each row's episode."""
   rollouts = len(rollout.reason_B) // len(prompts.index_P)
   return list(itertools.chain.from_iterable(keys_of(prompts, rollouts)))

@@ -57,7 +57,7 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
     replay=_replay_buffers(config, spec, mesh, len(tables.train)),
     grading=grading,
     health=alarms.Health(config, spec.model.dtype),
-    episodes=_episodes(config, model, tables.train.rows),
+    episodes=_episodes(config, model, tables.train.rows, mesh.size),
     token_stats=_token_stats(config, spec, model.tokenizer),
   )
 
@@ -111,7 +111,7 @@ def _check_rewards(config: Config, grading: Grading, tables: data.Tables) -> Non
 
 
 def _episodes(
-  config: Config, model: Model, rows: Sequence[Row]
+  config: Config, model: Model, rows: Sequence[Row], devices: int
 ) -> multi_turn.Episodes | endpoint.HarnessEpisodes | None:
   if config.environment.fn == 'none':
     return None
@@ -124,6 +124,11 @@ def _episodes(
     return endpoint.HarnessEpisodes(config, model)
   horizon = _schedule(config.environment.horizon, 'environment.horizon', config.environment.turns)
   episodes = multi_turn.Episodes(config, model.tokenizer, horizon)
+  if episodes.batching is not None and devices > 1:
+    raise UserError(
+      f'config.environment.batching.fn={config.environment.batching.fn!r} decodes on one device, and the mesh has '
+      f'{devices}; set --config.environment.batching.fn=lockstep, or --config.mesh.fsdp=1.'
+    )
   factory = episodes.environments.factory
   if factory is not None and factory.inline:
     request = environments.TurnRequest((0, 0, 0, 0), rows[0], 0, [])

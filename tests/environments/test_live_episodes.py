@@ -107,6 +107,30 @@ def test_an_episode_lives_in_one_object_of_one_worker_and_is_closed_once(players
   )
 
 
+def test_submitted_turns_are_collected_as_they_end(players):
+  """A step that hangs delays what waits for its worker, until its deadline, and no other worker."""
+  four = players(4, deadline_s=4.0)
+  home = [pid for pid, _ in where(four.turn())]
+  for n in range(4):
+    four.texts[n].append('hang' if n == 0 else 'go')
+  four.pool.submit([four.request(n) for n in range(4)])
+  assert four.pool.pending == 4 and four.pool.running
+  waited, order, began = {}, [], time.monotonic()
+  while four.pool.pending:
+    for key, result in four.pool.collect(0.2):
+      order.append(key[0])
+      waited[key[0]] = time.monotonic() - began, result
+  assert sorted(order) == [0, 1, 2, 3] and not four.pool.running
+  assert {n for n in range(1, 4) if waited[n][0] < 4} == {n for n in range(4) if home[n] != home[0]}
+  outcomes = [waited[n][1].outcome for n in range(4)]
+  assert outcomes == [rewards.TIMEOUT, rewards.OK, rewards.OK, rewards.OK]
+  assert steps([waited[n][1] for n in range(1, 4)]) == [2] * 3
+  four.pool.submit(ended=[(n, 0, 0, 0) for n in range(1, 4)])
+  while four.pool.pending:
+    assert four.pool.collect(0.2) == []
+  assert not four.pool.live and four.calls('close') == {1: 1, 2: 1, 3: 1}
+
+
 def test_a_killed_worker_costs_its_own_episodes_a_replay_and_the_others_nothing(players):
   four = players(4)
   before = where(four.turn())

@@ -1,0 +1,198 @@
+"""Batched turns sample what lockstep samples, encode each token once, and lose an episode alone where one fails."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from small_episodes import G, P, Talks, config, made, run
+
+from jaxrl_llm import objective, rewards
+from jaxrl_llm.distributed import sharding
+from jaxrl_llm.learner import microbatch
+from jaxrl_llm.learner import state as train_state
+from jaxrl_llm.rollout import turn_decode
+from jaxrl_llm.runner import resume, setup, turn_batching
+from jaxrl_llm.types import UserError
+
+
+def batched(make=Talks, ready=2, iterations=3, **changes):
+  """A run whose turns are batched by calls of few tokens."""
+  changes = dict(scratch__max_tokens=128, completion_tokens=72) | changes
+  how = dict(fn='turns', ready=ready, iterations=iterations)
+  return made(make, environment__batching=how, **changes)
+
+
+def lockstep(make=Talks, **changes):
+  changes = dict(scratch__max_tokens=128, completion_tokens=72) | changes
+  return made(make, **changes)
+
+
+def played(context, count=1, **more):
+  return run(context, count, call=turn_batching.compile_call(context), **more)
+
+
+def check_same(got, want):
+  """Tokens, masks and rewards are equal, log-probabilities up to rounding."""
+  for (_, a, one), (_, b, other) in zip(got, want, strict=True):
+    for name in ('tokens_BxT', 'length_B', 'reason_B', 'version_BxT', 'turns'):
+      jax.tree.map(np.testing.assert_array_equal, getattr(a, name), getattr(b, name))
+    np.testing.assert_allclose(a.logp_BxT, b.logp_BxT, atol=1e-5)
+    np.testing.assert_array_equal(one.batch.reward_B, other.batch.reward_B)
+
+
+@pytest.fixture(scope='module')
+def talked():
+  return (context := batched(environment__turns=6)), *played(context, 2)
+
+
+def test_batched_turns_sample_what_lockstep_samples(talked):
+  _, _, _, got = talked
+  _, _, want = run(lockstep(environment__turns=6), 2)
+  check_same(got, want)
+  assert got[0][1].turns.number_BxT.max() == 5
+
+
+def test_recorded_log_probs_are_those_of_the_update(talked):
+  """One pass over the whole row, as the update makes, for every token that was sampled and for no other."""
+  context, _, _, history = talked
+  prompts, rollout, _ = history[0]
+  state = train_state.init_state(context.spec, context.models.policy.params)
+  logp_BxT, _ = jax.jit(
+    lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT)
+  )(state.params)
+  sampled = np.asarray(objective.sampled_mask(rollout)) > 0
+  assert P * G < sampled.sum() < rollout.length_B.sum()
+  np.testing.assert_allclose(np.asarray(logp_BxT)[sampled], rollout.logp_BxT[sampled], atol=1e-4)
+
+
+def new_tokens(prompts, rollout):
+  """Tokens that no decode iteration encodes: prompts, observations, and the end of a turn that has one behind it."""
+  number = rollout.turns.number_BxT
+  continued = (number[:, :-1] >= 0) & (number[:, 1:] < 0)
+  continued &= np.arange(1, number.shape[1]) < rollout.length_B[:, None]
+  observed = (number < 0) & (np.arange(number.shape[1]) < rollout.length_B[:, None])
+  # The last token of a row begins decoding, so that of an observation is a decode iteration's.
+  return int(prompts.length_P.sum() + observed.sum()), int(continued.sum())
+
+
+def test_only_new_tokens_are_encoded(talked):
+  _, _, _, history = talked
+  for prompts, rollout, landed in history:
+    new, turns = new_tokens(prompts, rollout)
+    assert turns > 2 * P * G
+    # Of each observation the last token begins decoding, and the end of the turn before it is encoded instead.
+    assert landed.metrics['environment/encoded_tokens'] == new <= 1.2 * new
+    assert landed.metrics['environment/encoded_positions'] >= new
+    sampled = int((rollout.turns.number_BxT >= 0).sum())
+    assert landed.metrics['generate/tokens'] == sampled
+
+
+@pytest.mark.parametrize('ready, iterations, block', [(1, 1, (8, 16)), (8, 1000, (3, 2))])
+def test_the_sizes_of_calls_and_blocks_change_no_sample(
+  talked, monkeypatch, ready, iterations, block
+):
+  """Blocks of fewer rows than all read their prompts one by one."""
+  _, _, _, got = talked
+  for name, size in zip(('APPENDED_ROWS', 'APPENDED_TOKENS'), block, strict=True):
+    monkeypatch.setattr(turn_decode, name, size)
+  context = batched(ready=ready, iterations=iterations, environment__turns=6)
+  _, _, other = played(context, 2)
+  check_same(got, other)
+  calls = [landed.metrics['environment/calls'] for *_, landed in other]
+  rounds = [landed.metrics['generate/rounds'] for *_, landed in other]
+  # Every call ends after one iteration, or with the turns of all rows that decode.
+  assert calls == rounds if iterations == 1 else max(calls) <= 6
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(talked):
+  """At the border of two steps no episode lives, so a new process has all that it needs."""
+  _, whole_state, _, whole = talked
+  context = batched(environment__turns=6)
+  state, batch, first = played(context, 1)
+  assert not len(context.replay.unfinished) and not context.episodes.environments.live
+  again = batched(environment__turns=6)
+  for name in ('curriculum', 'lengths', 'unfinished'):
+    resume._stateful(again)[name].load_state_dict(resume._stateful(context)[name].state_dict())
+  end_state, _, rest = played(again, 1, state=state, batch=batch, start=1)
+  for (_, a, one), (_, b, other) in zip(first + rest, whole, strict=True):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert one.metrics == other.metrics and one.rollout_records == other.rollout_records
+  jax.tree.map(np.testing.assert_array_equal, end_state, whole_state)
+
+
+WORKED = dict(
+  environment__fn='tests.environments.delayed:delayed', environment__turns=6, rollout__max_age=9
+)
+
+
+def worked(make, **settings):
+  """A run with environments in worker processes."""
+  settings = dict(workers=2, deadline_s=2.0) | settings
+  more = {f'environment__{name}': value for name, value in settings.items()}
+  return make(None, **WORKED, **more)
+
+
+def closed(context, history):
+  """The history of a run whose workers are ended."""
+  assert not context.episodes.environments.live and not context.episodes._failed
+  context.episodes.close()
+  return history
+
+
+@pytest.fixture(scope='module')
+def lockstep_by_failure():
+  found = {}
+  for fails in ('', 'raise'):
+    context = worked(lockstep, fails=fails)
+    found[fails] = closed(context, run(context, 1)[2])
+  return found
+
+
+def test_environments_that_take_time_change_no_sample(lockstep_by_failure):
+  """Results arrive in another order than the requests went out."""
+  context = worked(batched, mean_s=0.05)
+  got = closed(context, played(context, 1)[2])
+  check_same(got, lockstep_by_failure[''])
+
+
+OUTCOMES = {'raise': rewards.ERROR, 'hang': rewards.TIMEOUT, 'die': rewards.CRASH}
+
+
+@pytest.mark.parametrize('fails', OUTCOMES)
+def test_an_environment_that_fails_costs_its_episode_alone(fails, lockstep_by_failure):
+  context = worked(batched, fails=fails, mean_s=0.01)
+  (got,) = closed(context, played(context, 1)[2])
+  rollout, (_, want, _) = got[1], lockstep_by_failure['raise'][0]
+  failed_B = want.turns.outcome_B == rewards.ERROR
+  assert 0 < failed_B.sum() < P * G
+  outcome_B = np.where(failed_B, OUTCOMES[fails], rewards.OK)
+  np.testing.assert_array_equal(rollout.turns.outcome_B, outcome_B)
+  turns = want.turns._replace(outcome_B=outcome_B.astype(want.turns.outcome_B.dtype))
+  expected = want._replace(turns=turns)
+  assert got[2].metrics['environment/worker_deaths'] == (failed_B.sum() if fails != 'raise' else 0)
+  for name in ('tokens_BxT', 'length_B', 'reason_B', 'turns'):
+    jax.tree.map(np.testing.assert_array_equal, getattr(rollout, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(environment__batching=dict(fn='turns', ready=-1)), 'batching.ready=-1 must be'),
+    (dict(environment__batching=dict(fn='turns', iterations=0)), 'batching.iterations=0 must be'),
+    (dict(environment__batching=dict(fn='rows')), "environment.batching.fn='rows'"),
+    (dict(environment__rounds=1), '--config.environment.rounds=0'),
+    (dict(rollout__slots=4), '--config.rollout.slots=0'),
+    (dict(rollout__early_exit=dict(fn='text', text='e')), '--config.rollout.early_exit.fn=none'),
+  ],
+)
+def test_bad_settings_are_one_sentence(changes, message):
+  with pytest.raises(UserError) as error:
+    made(**dict(environment__batching=dict(fn='turns')) | changes)
+  assert message in str(error.value)
+
+
+def test_several_devices_are_refused():
+  c = config(environment__batching=dict(fn='turns'))
+  with pytest.raises(UserError, match='decodes on one device, and the mesh has 2'):
+    setup.build_context(c, sharding.make_mesh(c.mesh, jax.devices()[:2]))
