@@ -72,7 +72,8 @@ def add_gradient(
   over_rows = accumulate_sums if spec.layout.slices > 1 else accumulate
   grads, negative_logp = over_rows(single, packed, terms, add, start)
   loss = negative_logp / jnp.maximum(terms.mask_PxT.sum(), 1)
-  return grads, {'actor/sft_loss': loss, 'actor/sft_share': share}
+  metrics = {'actor/sft_loss': loss, 'actor/sft_share': share}
+  return grads, metrics | {'training/demonstration_tokens': (terms.weight_PxT != 0).sum()}
 
 
 def demonstration_loss(

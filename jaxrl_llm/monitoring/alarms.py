@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_llm.monitoring import update_metrics
 from jaxrl_llm.rewards import outcomes
 from jaxrl_llm.types import JsonObject, UserError
 
@@ -102,7 +103,7 @@ def conditions(row: dict[str, float], bounds: Bounds) -> dict[str, bool]:
   get = lambda name, default=math.nan: float(row.get(name, default))  # noqa: E731
   same = get('critic/score/min') == get('critic/score/max')
   right = get('curriculum/observed_success') if same else math.nan
-  learned = get('training/trained_tokens', 0) > 0
+  learned = update_metrics.learned_tokens(row) > 0
   skipped = get('actor/skipped_updates', 0) > 0
   # From the update's mask and from the rewards: a wrong mask must not silence the alarm about it.
   differ = get('frac_reward_zero_std', 1) < 1 or get('critic/score/group_std', 0) > outcomes.SAME
@@ -234,8 +235,10 @@ class Health:
 
   def _not_measured(self, name: str, row: dict[str, float]) -> bool:
     """Whether the row has no data on this condition: no rollouts, or no update."""
-    of_update = ('non_finite', 'probs_gap', 'still', 'entropy')
-    return not row.get('training/trained_tokens' if name in of_update else 'perf/rollouts', 1)
+    if name in ('non_finite', 'still'):
+      return not update_metrics.learned_tokens(row, default=1)
+    of_rollouts = ('probs_gap', 'entropy')
+    return not row.get(update_metrics.ROLLOUT_TOKENS if name in of_rollouts else 'perf/rollouts', 1)
 
   def check(self, alarms: list[Alarm]) -> None:
     """Raises UserError for an alarm that config.monitoring.alarms.stop names."""

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from jaxrl_llm.monitoring import ascii_plot
+from jaxrl_llm.monitoring import ascii_plot, update_metrics
 from jaxrl_llm.monitoring.example import Example
 from jaxrl_llm.types import JsonObject
 
@@ -216,9 +216,7 @@ class Console:
 
   def _values(self) -> list[tuple[str, str]]:
     """(label, formatted value) of the metrics that the last row has."""
-    # An update without a batch, as in the first step, reports zeros that mean nothing.
-    idle = self._row.get('training/trained_tokens') == 0
-    row = {k: v for k, v in self._row.items() if not (idle and k.startswith('actor/'))}
+    row = update_metrics.without_idle(self._row)
     metrics = [(name, [row.get(k) for k in keys], form) for name, keys, form in _METRICS]
     return [
       (name, form(*values) if callable(form) else form.format(*values))

@@ -9,19 +9,12 @@ from typing import TypeVar
 import numpy as np
 
 from jaxrl_llm.checkpointing import metrics_log, run_dir, safe_files
+from jaxrl_llm.monitoring import update_metrics
 from jaxrl_llm.report import alarm_history, curriculum, results, series, timing
 from jaxrl_llm.report.device import device_report
 from jaxrl_llm.report.rollouts import JsonObject, Rollouts, json_lines
 from jaxrl_llm.types import UserError
 
-# Metrics of the batch that was learned.
-_UPDATE_METRICS = (
-  'actor/',
-  'critic/advantages/',
-  'training/rollout_probs_diff',
-  'training/trained',
-  'frac_reward_zero_std',
-)
 _LISTED_CHOICES = 3000  # the latest choices, listed one by one
 _FACTS = ('model', 'mode', 'dtype', 'seed', 'prompts', 'rollouts', 'completion_tokens')
 
@@ -39,7 +32,7 @@ def read_run(folder: str, rollouts: Rollouts | None = None) -> JsonObject:
     )
   rollouts = rollouts or Rollouts(folder).refresh()
   metrics_path = os.path.join(folder, 'metrics.jsonl')
-  rows = [without_idle_update(row) for row in metrics_log.read(metrics_path)]
+  rows = [update_metrics.without_idle(row) for row in metrics_log.read(metrics_path)]
   config = _read_json(os.path.join(folder, 'config.json'), {})
   starts = _read_json(os.path.join(folder, 'environment.json'), [])
   checks = alarm_history.check_results(rows, config, on_cpu(starts))
@@ -65,13 +58,6 @@ def read_run(folder: str, rollouts: Rollouts | None = None) -> JsonObject:
     curriculum=_curriculum(folder),
     choices=_choices(folder),
   )
-
-
-def without_idle_update(row: JsonObject) -> JsonObject:
-  """Returns the row without the zeros of an update that had nothing to learn, as in the first step."""
-  if row.get('training/trained_tokens', 1):
-    return row
-  return {k: v for k, v in row.items() if not k.startswith(_UPDATE_METRICS)}
 
 
 def rollout_index(rollouts: Rollouts) -> JsonObject:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from jaxrl_llm.checkpointing import metrics_log, run_dir, safe_files
+from jaxrl_llm.monitoring import update_metrics
 from jaxrl_llm.report import alarm_history, results, series
 from jaxrl_llm.report.rollouts import JsonObject
-from jaxrl_llm.report.run_reader import flatten, on_cpu, without_idle_update
+from jaxrl_llm.report.run_reader import flatten, on_cpu
 
 _DEPTH = 4  # folders below the parent that are searched
 _CURVES = ('critic/score/mean', 'curriculum/observed_success', 'response_length/mean')
@@ -58,7 +59,8 @@ def read_all(folders: Sequence[str], page: str) -> list[JsonObject]:
 
 def _summary(folder: str, shared: str, base: str) -> JsonObject:
   rows = [
-    without_idle_update(row) for row in metrics_log.read(os.path.join(folder, 'metrics.jsonl'))
+    update_metrics.without_idle(row)
+    for row in metrics_log.read(os.path.join(folder, 'metrics.jsonl'))
   ]
   config = _read(os.path.join(folder, 'config.json'), {})
   starts = _read(os.path.join(folder, 'environment.json'), [])

@@ -135,7 +135,7 @@ def test_a_gate_of_minus_one_is_rl_and_one_of_g_the_supervised_start(job):
   replies = full._replace(rollout=full.demo, reward_B=ones_P, correct_B=ones_P, demo=None)
   start, start_metrics = gradient(make(objective=likelihood, rollouts=1), replies, params)
   assert_close(always, start, 1e-6)
-  assert metrics['actor/sft_share'] == 1
+  assert metrics['actor/sft_share'] == 1 and metrics['training/demonstration_tokens'] == 15
   np.testing.assert_allclose(metrics['actor/sft_loss'], start_metrics['actor/ppo_kl'], rtol=1e-5)
 
 

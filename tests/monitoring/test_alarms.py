@@ -132,6 +132,8 @@ def test_differing_rewards_raise_an_alarm_although_every_group_is_masked():
     dense | {'training/trained_tokens': 0.0},
   ):
     assert observed(health(), [quiet] * 12)[0] == []
+  taught = dense | {'training/trained_tokens': 0.0, 'training/demonstration_tokens': 40.0}
+  assert [name for _, name, _ in observed(health(), [taught] * 12)[0]] == ['still']
 
 
 GRADED = {

@@ -86,6 +86,8 @@ def test_a_step_without_an_update_shows_no_metrics_of_it():
   assert 'entropy 1.88' in step_output(**{'training/trained_tokens': 8.0})
   idle = step_output(**{'training/trained_tokens': 0.0})
   assert 'entropy' not in idle and 'reward 0.25' in idle
+  taught = step_output(**{'training/trained_tokens': 0.0, 'training/demonstration_tokens': 8.0})
+  assert 'entropy' not in taught and 'lr 1e-05' in taught and 'lr' not in idle
 
 
 def test_lines_stay_short_for_huge_numbers():

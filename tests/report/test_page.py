@@ -90,6 +90,18 @@ def test_an_update_without_a_batch_adds_no_point_to_a_curve(tmp_path):
   assert entropy['values'][0]['least'] > 0
 
 
+def test_an_update_of_demonstrations_alone_adds_points_of_its_loss_and_none_of_rollouts(tmp_path):
+  folder = run_folder.make(tmp_path / 'run', steps=3)
+  taught = {'training/trained_tokens': 0.0, 'training/demonstration_tokens': 9.0}
+  values = {'actor/entropy': 0.0, 'actor/sft_loss': 2.5}
+  change = lambda line: json.dumps(json.loads(line) | taught | values)  # noqa: E731
+  rewrite(
+    os.path.join(folder, 'metrics.jsonl'), lambda lines: [change(line) for line in lines if line]
+  )
+  curves = run_reader.read_run(folder)['curves']
+  assert curves['actor/sft_loss']['x'] == [0, 1, 2] and 'actor/entropy' not in curves
+
+
 def test_the_same_folder_gives_the_same_bytes(tmp_path):
   folder = run_folder.make(tmp_path / 'run')
   first = page.render([folder])
