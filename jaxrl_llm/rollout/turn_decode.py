@@ -139,8 +139,8 @@ def _append(
       constants, jax.tree.map(lambda x: x[row_M], rows), row_M, cached_B, rollout
     )
     count_M = jnp.minimum(new_B[row_M], APPENDED_TOKENS)
-    write_M = jnp.where(count_M > 0, row_M, B)
-    rows = jax.tree.map(lambda x, y: x.at[write_M].set(y, mode='drop'), rows, part)
+    # What a row without so many new tokens gets behind its columns is replaced before it is read.
+    rows = jax.tree.map(lambda x, y: x.at[row_M].set(y), rows, part)
     return rows, cached_B.at[row_M].add(count_M), passes + 1
 
   rows, cached_B, passes = jax.lax.while_loop(

@@ -16,15 +16,19 @@ from jaxrl_llm.runner import resume, setup, turn_batching
 from jaxrl_llm.types import UserError
 
 
+# With one layer the cached keys and values of a token would not depend on what it attends to.
+SIZES = dict(scratch__max_tokens=128, scratch__layers=2, completion_tokens=72)
+
+
 def batched(make=Talks, ready=2, iterations=3, **changes):
   """A run whose turns are batched by calls of few tokens."""
-  changes = dict(scratch__max_tokens=128, completion_tokens=72) | changes
+  changes = SIZES | changes
   how = dict(fn='turns', ready=ready, iterations=iterations)
   return made(make, environment__batching=how, **changes)
 
 
 def lockstep(make=Talks, **changes):
-  changes = dict(scratch__max_tokens=128, completion_tokens=72) | changes
+  changes = SIZES | changes
   return made(make, **changes)
 
 
@@ -37,7 +41,7 @@ def check_same(got, want):
   for (_, a, one), (_, b, other) in zip(got, want, strict=True):
     for name in ('tokens_BxT', 'length_B', 'reason_B', 'version_BxT', 'turns'):
       jax.tree.map(np.testing.assert_array_equal, getattr(a, name), getattr(b, name))
-    np.testing.assert_allclose(a.logp_BxT, b.logp_BxT, atol=1e-5)
+    np.testing.assert_allclose(a.logp_BxT, b.logp_BxT, 1e-5, 1e-5)
     np.testing.assert_array_equal(one.batch.reward_B, other.batch.reward_B)
 
 
@@ -103,6 +107,46 @@ def test_the_sizes_of_calls_and_blocks_change_no_sample(
   rounds = [landed.metrics['generate/rounds'] for *_, landed in other]
   # Every call ends after one iteration, or with the turns of all rows that decode.
   assert calls == rounds if iterations == 1 else max(calls) <= 6
+
+
+def calls_by_hand(rollout, ready):
+  """(calls, iterations) where calls end with `ready` turns and environments answer at once."""
+  turns_B = [np.bincount(number[number >= 0]).tolist() for number in rollout.turns.number_BxT]
+  calls, iterations, left_B = 0, 0, {}
+  for b, (first, *later) in enumerate(turns_B):
+    # Encoding the prompt samples the first token.
+    left_B[b], turns_B[b] = first - 1, later
+  waiting = [b for b, left in left_B.items() if not left and turns_B[b]]
+  left_B = {b: left for b, left in left_B.items() if left}
+  while left_B or waiting:
+    begun = len(left_B)
+    calls += begun > 0
+    while left_B and begun - len(left_B) < ready:
+      iterations += 1
+      left_B = {b: left - 1 for b, left in left_B.items()}
+      ended = [b for b, left in left_B.items() if not left]
+      waiting += [b for b in ended if turns_B[b]]
+      left_B = {b: left for b, left in left_B.items() if left}
+    left_B |= {b: turns_B[b].pop(0) for b in waiting}
+    waiting = []
+  return calls, iterations
+
+
+@pytest.mark.parametrize('ready', [1, 3])
+def test_a_call_ends_with_as_many_turns_as_are_set(talked, ready):
+  _, _, _, (_, (_, rollout, _)) = talked
+  _, _, history = played(batched(ready=ready, iterations=1000, environment__turns=6), 2)
+  metrics = history[1][2].metrics
+  calls, iterations = calls_by_hand(rollout, ready)
+  assert (metrics['environment/calls'], metrics['generate/rounds']) == (calls, iterations)
+  assert calls != calls_by_hand(rollout, 2)[0]
+
+
+def test_rows_without_room_for_another_turn_end_their_episodes():
+  context = batched(completion_tokens=24)
+  got = played(context, 1)[2]
+  assert not context.episodes.environments.live
+  check_same(got, run(lockstep(completion_tokens=24), 1)[2])
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(talked):
