@@ -15,7 +15,6 @@ from jaxrl_llm.rollout import turn_decode
 from jaxrl_llm.runner import resume, setup, turn_batching
 from jaxrl_llm.types import UserError
 
-
 # With one layer the cached keys and values of a token would not depend on what it attends to.
 SIZES = dict(scratch__max_tokens=128, scratch__layers=2, completion_tokens=72)
 
