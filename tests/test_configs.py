@@ -40,6 +40,7 @@ WITNESS = dict(
   rlep=lambda row: row['replay/rows'] > 0,
   dots_replay=lambda row: row['replay/rows'] > 0,
   shuffle_r1=lambda row: row['replay/rows'] > 0,
+  spear=lambda row: row['replay/rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
@@ -164,8 +165,10 @@ def shrink_data(c) -> None:
     c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':
     c.data.size = 3 * P
-  if c.replay.reuse.fn == 'mixed_groups':
+  if c.replay.reuse.fn in ('mixed_groups', 'self_imitation'):
     c.data.size = 3 * P  # a prompt of a step is not replayed in it
+  if c.replay.reuse.fn == 'self_imitation':
+    c.replay.reuse.fill = 0.0  # the second step replays
 
 
 # The fields of the spec that generation reads: configs with equal ones share a compiled program.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxrl_llm.config.conditions import Condition, Row
 
-_GROUPS = Condition('replay.reuse', 'in', ('mixed_groups',))
+_GROUPS = Condition('replay.reuse', 'in', ('mixed_groups', 'self_imitation'))
+_IMITATION = Condition('replay.reuse', 'in', ('self_imitation',))
 _PAIRS = Condition('replay.reuse', 'in', ('contrast_pairs',))
 ROWS = (
   Row(
@@ -18,6 +19,24 @@ ROWS = (
     Condition('objective.sft_loss', 'needs', 'demo', 'that needs demonstrations'),
     'a stored group has no demonstration',
     'set --config.replay.reuse.fn=none',
+  ),
+  Row(
+    _IMITATION,
+    Condition('objective.advantage', 'not in', ('group_centered',)),
+    'the advantages of replayed rows are differences of rewards, and so must be those beside them',
+    'set --config.objective.advantage.fn=group_centered',
+  ),
+  Row(
+    _IMITATION,
+    Condition('objective.credit_assignment', 'not in', ('row',)),
+    'the advantages of replayed rows are of whole rows',
+    'set --config.objective.credit_assignment.fn=row',
+  ),
+  Row(
+    _IMITATION,
+    Condition('objective.weigh_rows', 'in', (False,)),
+    'the weight of the self-imitation term is that of its rows',
+    'leave --config.objective.weigh_rows at True',
   ),
   Row(
     _PAIRS,

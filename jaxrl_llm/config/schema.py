@@ -214,8 +214,9 @@ class ReplayConfig(Section):
   # which groups are learned from: mixed (dynamic sampling), dars (more rollouts of hard prompts)
   collect: Stage = stage('none')
   # successes(count): right rollouts of earlier visits beside new ones; mixed_groups(share): groups of recent steps in
-  # slots of their own, beside those of the sampled prompts; contrast_pairs(share, draws): pairs of a group's best and
-  # worst rollouts, resampled by their difference
+  # slots of their own, beside those of the sampled prompts; self_imitation(share, weight): good rollouts of recent
+  # steps, in a loss term of their own; contrast_pairs(share, draws): pairs of a group's best and worst rollouts,
+  # resampled by their difference
   reuse: Stage = stage('none')
 
 

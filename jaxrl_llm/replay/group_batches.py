@@ -39,6 +39,26 @@ def slots(batch: Batch, slot_N: np.ndarray) -> Batch:
   return mapped(cut, batch)
 
 
+def rows(batch: Batch, row_N: np.ndarray) -> Batch:
+  """A batch of one slot with these of its rows, without its demonstration."""
+  return _of_rows(batch, lambda x: x[row_N])
+
+
+def with_rows(batch: Batch, count: int) -> Batch:
+  """A batch of one slot with `count` rows: its own, then rows of no tokens."""
+
+  def pad(x: np.ndarray) -> np.ndarray:
+    return np.pad(x, [(0, count - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+  return _of_rows(batch, pad)
+
+
+def _of_rows(batch: Batch, f: Callable[[np.ndarray], np.ndarray]) -> Batch:
+  each = lambda x: None if x is None else f(np.asarray(x))  # noqa: E731
+  fields = {name: each(x) for name, x in batch._asdict().items() if name not in _NESTED}
+  return batch._replace(rollout=Rollout(*map(each, batch.rollout)), demo=None, **fields)
+
+
 def empty_slots(like: Batch, count: int) -> Batch:
   """`count` slots of no tokens, with the fields, shapes and types of `like`."""
   first = slots(like, np.zeros(count, int))

@@ -6,12 +6,15 @@ Every public function may be named in `config.replay.reuse.fn`; it returns an em
 
 from __future__ import annotations
 
+import math
+
 from jaxrl_llm.replay.contrast_pairs import ContrastPairs
 from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, RolloutReplay
+from jaxrl_llm.replay.self_imitation import Imitation, SelfImitation
 from jaxrl_llm.replay.successes import Successes
 from jaxrl_llm.types import UserError
 
-Store = Successes | RolloutReplay | ContrastPairs
+Store = Successes | RolloutReplay | ContrastPairs | SelfImitation
 
 
 def none() -> None:
@@ -38,14 +41,37 @@ def mixed_groups(*, share: float = 0.5, max_age: int = 4, memory_mb: int = 1024)
   replayed token is to the weights that sampled it; `importance_correction=token` is the paper's loss. `memory_mb` MiB
   of the host at most. arXiv:2506.05316 (DOTS with rollout replay; share 0.5, a queue of 512 groups, no bound on age).
   """
-  if not 0 < share < 1:
-    raise UserError(
-      f'config.replay.reuse.share={share} must be between 0 and 1; the paper replays 0.5 of a batch.'
-    )
-  for name, value in dict(max_age=max_age, memory_mb=memory_mb).items():
-    if value < 1:
-      raise UserError(f'config.replay.reuse.{name}={value} must be a whole number from 1 up.')
+  _check_share(share)
+  _check_counts(max_age=max_age, memory_mb=memory_mb)
   return RolloutReplay(share, RolloutBuffer(max_age, memory_mb))
+
+
+def self_imitation(
+  *,
+  share: float = 0.5,
+  fill: float = 1.5,
+  baselines: int = 10240,
+  weight: float = 1.0,
+  warm_up_steps: int = 200,
+  max_age: int = 10,
+  memory_mb: int = 1024,
+) -> SelfImitation:
+  """Rows above the mean of their group, replayed with A = R − p50 where that is positive, in a loss term of their own.
+
+  p50 is the median of the means of the last `baselines` groups. Once more than `fill` times as many groups are stored
+  as `share` of a batch has slots, a batch replays that many, and the buffer is emptied. The term counts
+  weight·(1 − cos(π·step / warm_up_steps)) / 2, and `weight` after these steps. `max_age` in steps, `memory_mb` MiB of
+  the host at most. arXiv:2509.22601 (SPEAR; its buffer counts rollouts, 2,048 of them; 10,240 means; 10 steps; 200).
+  """
+  _check_share(share)
+  _check_counts(
+    baselines=baselines, warm_up_steps=warm_up_steps, max_age=max_age, memory_mb=memory_mb
+  )
+  for name, value in dict(fill=fill, weight=weight).items():
+    if not 0 <= value < math.inf:
+      raise UserError(f'config.replay.reuse.{name}={value} must be a finite number from 0 up.')
+  imitation = Imitation(share, fill, baselines, weight, warm_up_steps)
+  return SelfImitation(imitation, RolloutBuffer(max_age, memory_mb))
 
 
 def contrast_pairs(*, share: float = 0.5, draws: int = 8) -> ContrastPairs:
@@ -64,3 +90,16 @@ def contrast_pairs(*, share: float = 0.5, draws: int = 8) -> ContrastPairs:
       f'config.replay.reuse.draws={draws} must be a whole number from 1 up; the paper draws 8 sub-batches.'
     )
   return ContrastPairs(share, draws)
+
+
+def _check_share(share: float) -> None:
+  if not 0 < share < 1:
+    raise UserError(
+      f'config.replay.reuse.share={share} must be between 0 and 1; the paper replays 0.5 of a batch.'
+    )
+
+
+def _check_counts(**counts: int) -> None:
+  for name, value in counts.items():
+    if value < 1:
+      raise UserError(f'config.replay.reuse.{name}={value} must be a whole number from 1 up.')

@@ -59,13 +59,17 @@ class RolloutBuffer:
     group = self.groups.pop(prompt, None)
     self.bytes -= 0 if group is None else _size(group.batch)
 
+  def clear(self) -> None:
+    """Drops all groups."""
+    self.groups, self.bytes = {}, 0
+
   def state_dict(self) -> list[JsonObject]:
     """State for the checkpoint, the oldest group first."""
     return [dict(g._asdict(), batch=group_batches.plain(g.batch)) for g in self.groups.values()]
 
   def load_state_dict(self, state: list[Settings]) -> None:
     """Restore from `state_dict`."""
-    self.groups, self.bytes = {}, 0
+    self.clear()
     for group in state:
       self.add(StoredGroup(group_batches.from_plain(group['batch']), int(group['step'])))
 
@@ -81,13 +85,7 @@ class RolloutReplay:
 
   def slots(self, prompts: int) -> int:
     """Slots for replayed groups beside those of `prompts` sampled ones. Raises UserError where there is none."""
-    count = round(prompts * self.share / (1 - self.share))
-    if not count:
-      raise UserError(
-        f'config.replay.reuse.share={self.share} leaves no slot for replayed groups beside config.prompts={prompts} '
-        'sampled ones; raise one of them.'
-      )
-    return count
+    return slots_of_share(self.share, prompts)
 
   def join(self, batch: Batch, seed: int, step: int) -> Batch:
     """Adds slots behind the fresh ones: stored groups drawn by (seed, step), then empty slots.
@@ -101,12 +99,12 @@ class RolloutReplay:
     count = self.slots(len(fresh))
     drawn = self.buffer.draw(count, seed, step, set(fresh.tolist()))
     empty = group_batches.empty_slots(batch, count - len(drawn))
-    return group_batches.joined([batch, *(_padded(g.batch, batch) for g in drawn), empty])
+    return group_batches.joined([batch, *(padded(g.batch, batch) for g in drawn), empty])
 
   def keep(self, batch: Batch, mixed_P: np.ndarray, step: int) -> None:
     """Stores the mixed groups of a graded batch; an all-right or all-wrong one teaches nothing."""
     for slot in np.flatnonzero(mixed_P):
-      group = _cut(group_batches.slots(batch._replace(success_B=None), np.array([slot])))
+      group = cut(group_batches.slots(batch._replace(success_B=None), np.array([slot])))
       self.buffer.add(StoredGroup(group, step))
 
   def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
@@ -127,6 +125,17 @@ class RolloutReplay:
     self.buffer.load_state_dict(state['groups'])
 
 
+def slots_of_share(share: float, prompts: int) -> int:
+  """Slots that are `share` of a batch, beside `prompts` sampled groups. Raises UserError where there is none."""
+  count = round(prompts * share / (1 - share))
+  if not count:
+    raise UserError(
+      f'config.replay.reuse.share={share} leaves no slot for replayed groups beside config.prompts={prompts} sampled '
+      'ones; raise one of them.'
+    )
+  return count
+
+
 def _columns(f: Callable[[str, np.ndarray], np.ndarray], record: Record) -> Record:
   """A record with f(axis, x) for its arrays with a token axis, which is 'L' for prompts and 'T' for completions."""
   fields = {}
@@ -137,17 +146,17 @@ def _columns(f: Callable[[str, np.ndarray], np.ndarray], record: Record) -> Reco
   return record._replace(**fields)
 
 
-def _cut(batch: Batch) -> Batch:
+def cut(batch: Batch) -> Batch:
   """A copy without the columns that are padding in all rows."""
   width = dict(L=int(batch.prompts.length_P.max()), T=int(batch.rollout.length_B.max()))
-  cut = lambda axis, x: x[:, : width[axis]]  # noqa: E731
-  prompts, rollout = _columns(cut, batch.prompts), _columns(cut, batch.rollout)
+  narrow = lambda axis, x: x[:, : width[axis]]  # noqa: E731
+  prompts, rollout = _columns(narrow, batch.prompts), _columns(narrow, batch.rollout)
   # Copies: a view would keep the padding in memory.
   return group_batches.mapped(np.array, batch._replace(prompts=prompts, rollout=rollout))
 
 
-def _padded(group: Batch, like: Batch) -> Batch:
-  """The inverse of `_cut`, with the widths of `like`: padding is 0."""
+def padded(group: Batch, like: Batch) -> Batch:
+  """The inverse of `cut`, with the widths of `like`: padding is 0."""
   width = dict(L=like.prompts.tokens_PxL.shape[1], T=like.rollout.tokens_BxT.shape[1])
 
   def pad(axis: str, x: np.ndarray) -> np.ndarray:
