@@ -136,7 +136,7 @@ def targets(
     length_B = sampled_BxT.sum(1).astype(length_B.dtype)
   groups = group_rows(batch.prompts, rollouts, parts)
   gather, group_B = groups.gather, groups.numbers(B)
-  stages, reward_PxG = method.batch_stages, gather(batch.reward_B)
+  stages, reward_PxG, return_BxT = method.batch_stages, gather(batch.reward_B), None
   if stages.reward_shaping is not None:
     reward_PxG = stages.reward_shaping(reward_PxG, gather(batch.correct_B), gather(length_B), T)
   penalty_BxT = _reward_penalty(method, batch, policies, sampled_BxT)
@@ -149,8 +149,7 @@ def targets(
   if method.mask_zero_variance:
     mask_BxT = mask_BxT * _learned_mask(method, batch, length_B, groups)[:, None]
   weight_BxT, kl_weight_BxT = self_imitation.denominators(method, mask_BxT, group_B, batch)
-  advantage_B = self_imitation.advantages(groups.scatter(advantage_PxG), batch)
-  advantage_BxT, return_BxT = advantage_B[:, None], None
+  advantage_BxT = self_imitation.advantages(groups.scatter(advantage_PxG), batch)[:, None]
   if stages.credit_assignment is not None:
     inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
     inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)

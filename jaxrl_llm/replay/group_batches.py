@@ -53,6 +53,25 @@ def with_rows(batch: Batch, count: int) -> Batch:
   return _of_rows(batch, pad)
 
 
+def one_slot(batches: list[Batch]) -> Batch:
+  """The rows of several batches of one slot as one slot, with the prompt of the last one."""
+  return joined(batches)._replace(prompts=batches[-1].prompts)
+
+
+def beside(batch: Batch, more: Batch) -> Batch:
+  """Slots with the rows of both batches, whose slots are of the same prompts; fields of the first."""
+  P = len(batch.prompts.index_P)
+
+  def both(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    # Sizes are explicit because reshape with −1 fails for arrays of no features.
+    by_slot = [x.reshape(P, len(x) // P, *x.shape[1:]) for x in (a, b)]
+    whole = np.concatenate(by_slot, axis=1)
+    return whole.reshape(len(a) + len(b), *whole.shape[2:])
+
+  whole = mapped(both, batch._replace(demo=None), more)
+  return whole._replace(prompts=batch.prompts, demo=batch.demo)
+
+
 def _of_rows(batch: Batch, f: Callable[[np.ndarray], np.ndarray]) -> Batch:
   each = lambda x: None if x is None else f(np.asarray(x))  # noqa: E731
   fields = {name: each(x) for name, x in batch._asdict().items() if name not in _NESTED}

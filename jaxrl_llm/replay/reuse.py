@@ -21,17 +21,19 @@ def none() -> None:
   """No replay."""
 
 
-def successes(*, count: int, keep: int = 8) -> Successes:
+def successes(*, count: int, keep: int = 8, memory_mb: int = 1024) -> Successes:
   """Groups of G fresh and up to `count` replayed right rows, normalized together; `keep` are stored per prompt.
 
-  The paper collects them in a first run and restarts training; here they come from the run itself.
+  The paper collects them in a first run and restarts training; here they come from the run itself. `memory_mb` MiB of
+  the host at most: prompts whose last right rollout is the oldest are dropped.
   arXiv:2507.07451 (RLEP).
   """
   if not 1 <= count <= keep:
     raise UserError(
       f'config.replay.reuse.count={count} must be from 1 to config.replay.reuse.keep={keep}; the paper replays 2.'
     )
-  return Successes(count, keep)
+  _check_counts(memory_mb=memory_mb)
+  return Successes(count, keep, RolloutBuffer(math.inf, memory_mb))
 
 
 def mixed_groups(*, share: float = 0.5, max_age: int = 4, memory_mb: int = 1024) -> RolloutReplay:

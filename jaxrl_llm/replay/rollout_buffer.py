@@ -30,7 +30,7 @@ class StoredGroup(NamedTuple):
 class RolloutBuffer:
   """The newest group of each prompt, oldest first, in at most `memory_mb` MiB of the host's memory."""
 
-  def __init__(self, max_age: int, memory_mb: int):
+  def __init__(self, max_age: float, memory_mb: int):
     """Groups older than `max_age` steps are dropped, then the oldest ones that do not fit."""
     self.max_age, self._max_bytes = max_age, memory_mb * 2**20
     self.groups: dict[int, StoredGroup] = {}  # by prompt; the newest last
@@ -58,6 +58,10 @@ class RolloutBuffer:
   def _drop(self, prompt: int) -> None:
     group = self.groups.pop(prompt, None)
     self.bytes -= 0 if group is None else _size(group.batch)
+
+  def metrics(self) -> dict[str, float]:
+    """Its size."""
+    return {'replay/groups': len(self.groups), 'replay/memory_mb': self.bytes / 2**20}
 
   def clear(self) -> None:
     """Drops all groups."""
@@ -110,11 +114,7 @@ class RolloutReplay:
   def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
     """Metrics of a batch with `fresh` sampled slots, and of the buffer."""
     length_PxG = np.asarray(batch.rollout.length_B).reshape(len(batch.prompts.index_P), -1)
-    return {
-      'replay/rows': int((length_PxG[fresh:] > 0).sum()),
-      'replay/groups': len(self.buffer.groups),
-      'replay/memory_mb': self.buffer.bytes / 2**20,
-    }
+    return {'replay/rows': int((length_PxG[fresh:] > 0).sum())} | self.buffer.metrics()
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""

@@ -95,12 +95,9 @@ class SelfImitation:
   def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
     """Metrics of a batch and of the buffer."""
     del fresh
-    metrics = {
-      'replay/rows': int((np.asarray(batch.imitation_B) > 0).sum()),
-      'replay/groups': len(self.buffer.groups),
-      'replay/memory_mb': self.buffer.bytes / 2**20,
-    }
-    return metrics | ({'replay/baseline': self.baseline()} if self.means else {})
+    metrics = {'replay/rows': int((np.asarray(batch.imitation_B) > 0).sum())}
+    baseline = {'replay/baseline': self.baseline()} if self.means else {}
+    return metrics | self.buffer.metrics() | baseline
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
