@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jaxrl_llm.config.conditions import Condition, Row
 
-_GROUPS = Condition('replay.reuse', 'in', ('mixed_groups', 'self_imitation'))
+_GROUPS = Condition('replay.reuse', 'in', ('mixed_groups', 'self_imitation', 'recomposed'))
 _IMITATION = Condition('replay.reuse', 'in', ('self_imitation',))
-_PAIRS = Condition('replay.reuse', 'in', ('contrast_pairs',))
+_WEIGHED = Condition('replay.reuse', 'in', ('contrast_pairs', 'recomposed'))
 ROWS = (
   Row(
     _GROUPS,
@@ -39,21 +39,21 @@ ROWS = (
     'leave --config.objective.weigh_rows at True',
   ),
   Row(
-    _PAIRS,
+    _WEIGHED,
     Condition('objective.aggregation', 'not in', ('token_mean',)),
     'the weights of rows are those of a mean over the tokens of the resampled batch',
     'set --config.objective.aggregation.fn=token_mean',
   ),
   Row(
-    _PAIRS,
+    _WEIGHED,
     Condition('objective.zero_variance', 'in', ('mask',)),
-    'the weights of rows are relative to all tokens of the batch, and resampling leaves zero-variance groups out',
+    'the weights of rows are relative to all tokens of the batch, and leave zero-variance groups out',
     'set --config.objective.zero_variance.fn=keep',
   ),
   Row(
-    _PAIRS,
+    _WEIGHED,
     Condition('objective.weigh_rows', 'in', (False,)),
-    'a row is learned several times by its weight',
+    'a row is learned several times, or not at all, by its weight',
     'leave --config.objective.weigh_rows at True',
   ),
 )

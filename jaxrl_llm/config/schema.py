@@ -215,8 +215,8 @@ class ReplayConfig(Section):
   collect: Stage = stage('none')
   # successes(count): right rollouts of earlier visits beside new ones; mixed_groups(share): groups of recent steps in
   # slots of their own, beside those of the sampled prompts; self_imitation(share, weight): good rollouts of recent
-  # steps, in a loss term of their own; contrast_pairs(share, draws): pairs of a group's best and worst rollouts,
-  # resampled by their difference
+  # steps, in a loss term of their own; recomposed(kept): short right and long wrong rollouts, and the others later;
+  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference
   reuse: Stage = stage('none')
 
 

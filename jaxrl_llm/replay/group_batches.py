@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.types import Batch, JsonObject, Prompts, Rollout, Settings
 
+SAME = 1e-6  # a smaller difference of rewards is one of rounding
 _NESTED = ('prompts', 'rollout', 'demo')
 
 
@@ -51,6 +52,18 @@ def with_rows(batch: Batch, count: int) -> Batch:
     return np.pad(x, [(0, count - len(x))] + [(0, 0)] * (x.ndim - 1))
 
   return _of_rows(batch, pad)
+
+
+def in_copies(batch: Batch, copies_B: np.ndarray) -> Batch:
+  """The batch with weight = copies · Σ|y| / Σ copies·|y|.
+
+  With `aggregation=token_mean` the loss is the mean over the tokens of a batch that has each row so often, with the
+  advantages of whole groups.
+  """
+  length_B, weight_B = (np.asarray(x) for x in (batch.rollout.length_B, batch.rollout.weight_B))
+  scale = length_B.sum() / max((copies_B * length_B).sum(), 1)
+  weight_B = (weight_B * copies_B * scale).astype(weight_B.dtype)
+  return batch._replace(rollout=batch.rollout._replace(weight_B=weight_B))
 
 
 def one_slot(batches: list[Batch]) -> Batch:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 
 from jaxrl_llm.replay.contrast_pairs import ContrastPairs
+from jaxrl_llm.replay.recomposition import Recomposition, Schedule
 from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, RolloutReplay
 from jaxrl_llm.replay.self_imitation import Imitation, SelfImitation
 from jaxrl_llm.replay.successes import Successes
 from jaxrl_llm.types import UserError
 
-Store = Successes | RolloutReplay | ContrastPairs | SelfImitation
+Store = Successes | RolloutReplay | ContrastPairs | SelfImitation | Recomposition
 
 
 def none() -> None:
@@ -74,6 +75,33 @@ def self_imitation(
       raise UserError(f'config.replay.reuse.{name}={value} must be a finite number from 0 up.')
   imitation = Imitation(share, fill, baselines, weight, warm_up_steps)
   return SelfImitation(imitation, RolloutBuffer(max_age, memory_mb))
+
+
+def recomposed(
+  *,
+  kept: float = 0.5,
+  share: float = 0.5,
+  least: float = 0.2,
+  fall_steps: int = 200,
+  max_age: int = 8,
+  memory_mb: int = 1024,
+) -> Recomposition:
+  """The shortest `kept` of a group's right rows and the longest `kept` of its wrong ones; the others in a later step.
+
+  The others of earlier groups fill up to `share` of a batch's slots, in a step with a probability that falls from 1 to
+  `least` as a cosine of `fall_steps` steps; each is learned at most once, up to `max_age` steps later. Groups of equal
+  rewards are not learned. `memory_mb` MiB of the host at most.
+  arXiv:2509.25958 (RoRecomp), reconstructed from the abstract; all numbers are ours.
+  """
+  if not 0 < kept < 1:
+    raise UserError(
+      f'config.replay.reuse.kept={kept} must be between 0 and 1; 0.5 is half of the rows.'
+    )
+  if not 0 <= least <= 1:
+    raise UserError(f'config.replay.reuse.least={least} must be a probability from 0 to 1.')
+  _check_share(share)
+  _check_counts(fall_steps=fall_steps, max_age=max_age, memory_mb=memory_mb)
+  return Recomposition(kept, share, Schedule(least, fall_steps), RolloutBuffer(max_age, memory_mb))
 
 
 def contrast_pairs(*, share: float = 0.5, draws: int = 8) -> ContrastPairs:

@@ -38,16 +38,16 @@ class RolloutBuffer:
 
   def add(self, group: StoredGroup) -> None:
     """Stores a group in place of its prompt's earlier one, and drops the oldest that do not fit."""
-    self._drop(group.prompt)
+    self.drop(group.prompt)
     self.groups[group.prompt] = group
     self.bytes += _size(group.batch)
     while self.bytes > self._max_bytes:
-      self._drop(next(iter(self.groups)))
+      self.drop(next(iter(self.groups)))
 
   def drop_old(self, step: int) -> None:
     """Drops the groups that are more than `max_age` steps old at `step`."""
     for prompt in [p for p, g in self.groups.items() if step - g.step > self.max_age]:
-      self._drop(prompt)
+      self.drop(prompt)
 
   def draw(self, count: int, seed: int, step: int, without: set[int]) -> list[StoredGroup]:
     """Up to `count` groups, uniformly without replacement, by (seed, step); none of the prompts `without`."""
@@ -55,7 +55,8 @@ class RolloutBuffer:
     random = np.random.default_rng((seed, 7, step))
     return [groups[i] for i in random.permutation(len(groups))[:count]]
 
-  def _drop(self, prompt: int) -> None:
+  def drop(self, prompt: int) -> None:
+    """Drops the group of a prompt, if there is one."""
     group = self.groups.pop(prompt, None)
     self.bytes -= 0 if group is None else _size(group.batch)
 

@@ -17,8 +17,6 @@ from jaxrl_llm.replay.rollout_buffer import (
 )
 from jaxrl_llm.types import Batch, JsonObject, Settings
 
-_SAME = 1e-6  # a smaller difference of rewards is one of rounding
-
 
 class Imitation(NamedTuple):
   """When rollouts are replayed, and how much they count."""
@@ -86,7 +84,7 @@ class SelfImitation:
     while sum(len(means) for _, means in self.means) > self.settings.baselines:
       self.means.pop(0)
     self.means.append((step, mean_P[exists_PxG.any(1)].tolist()))
-    good_PxG = exists_PxG & (reward_PxG - mean_P[:, None] > _SAME)
+    good_PxG = exists_PxG & (reward_PxG - mean_P[:, None] > group_batches.SAME)
     for slot in np.flatnonzero(good_PxG.any(1)):
       group = group_batches.slots(batch._replace(success_B=None), np.array([slot]))
       good = group_batches.rows(group, np.flatnonzero(good_PxG[slot]))
@@ -122,7 +120,7 @@ class SelfImitation:
     reward_B = np.asarray(group.reward_B)
     advantage_B = (reward_B - self.baseline()).astype(reward_B.dtype)
     group = group._replace(imitation_B=advantage_B)
-    return group_batches.rows(group, np.flatnonzero(advantage_B > _SAME))
+    return group_batches.rows(group, np.flatnonzero(advantage_B > group_batches.SAME))
 
 
 def _weighted(batch: Batch, factor: float) -> Batch:

@@ -131,7 +131,7 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return NEEDS[condition.value]
   if (condition.field, condition.value) == ('environment', ('endpoint',)):
     return ENDPOINT
-  if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs',)):
+  if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs', 'recomposed')):
     return 'replay.reuse.fn=contrast_pairs', 'objective.aggregation.fn=token_mean'
   if (condition.field, condition.value) == ('replay.reuse', ('self_imitation',)):
     return 'replay.reuse.fn=self_imitation', 'objective.advantage.fn=group_centered'

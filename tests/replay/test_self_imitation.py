@@ -101,6 +101,14 @@ def test_rows_that_are_no_longer_above_the_median_are_left_out():
   assert indices(got) == [7, 8, 9, -1, -1, -1] and list(store.buffer.groups) == [4, 6]
 
 
+def test_no_slot_is_taken_by_a_group_without_such_rows():
+  for step in range(8):
+    store = reuse.self_imitation(fill=0.0)
+    store.keep(graded([4, 5, 6], [[1, 0, 0], [0.2, 0, 0], [0.25, 0, 0]]), NONE_MIXED, step)
+    store.means = [(step, [0.3])]
+    assert indices(store.join(batch([9]), 0, step + 1)) == [9, 4]
+
+
 @pytest.mark.parametrize('fill, replays', [(0.5, True), (0.67, False), (1.5, False)])
 def test_nothing_is_replayed_until_the_buffer_is_full(fill, replays):
   """Two groups for three slots: more than 1.5, not more than 2.01."""

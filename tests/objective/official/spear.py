@@ -47,7 +47,7 @@ MUTANTS = {
   'mean baseline': (self_imitation, 'float(np.median(means))', 'float(np.mean(means))'),
   'all baselines': (self_imitation, '> self.settings.baselines', '> 99 * self.settings.baselines'),
   'stored advantages': (self_imitation, 'reward_B - self.baseline()', 'reward_B - reward_B.min() + 0.1'),
-  'stored rows of any sign': (self_imitation, 'mean_P[:, None] > _SAME)', 'mean_P[:, None] > -9)'),
+  'stored rows of any sign': (self_imitation, 'mean_P[:, None] > group_batches.SAME)', 'mean_P[:, None] > -9)'),
   'linear warm-up': (self_imitation, '(1 - math.cos(math.pi * progress)) / 2', 'progress'),
   'a step late': (self_imitation, 'weight_at(step + 1)', 'weight_at(step)'),
   'one denominator': (
