@@ -40,6 +40,7 @@ WITNESS = dict(
   rlep=lambda row: row['replay/rows'] > 0,
   dots_replay=lambda row: row['replay/rows'] > 0,
   shuffle_r1=lambda row: row['replay/rows'] > 0,
+  remix=lambda row: row['replay/rows'] > 0,
   spear=lambda row: row['replay/rows'] > 0,
   rorecomp=lambda row: row['replay/rows'] > 0 and row['replay/priority_rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
@@ -127,6 +128,8 @@ def shrink_objective(c) -> None:
     c.objective.entropy_bonus.target = 9.0  # above that of an untrained model
   if c.objective.reference.fn == 'refreshed':
     c.objective.reference.every = 1
+  if c.objective.reference.fn == 'reincarnated':
+    c.objective.reference.after = 1
 
 
 def shrink_rollout(c) -> None:

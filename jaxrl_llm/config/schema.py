@@ -118,7 +118,7 @@ class ObjectiveConfig(Section):
   trust_region: Stage = stage('clip', low=0.2, high=0.2)
   token_weighting: Stage = stage('none')  # weights of tokens; 0 = masked out
   kl: Stage = stage('none')  # KL penalty toward the reference model: k1, k2, k3
-  # a copy of the first weights: frozen, or refreshed(every, mixup) from the policy
+  # a copy of the first weights: frozen, refreshed(every, mixup) from the policy, or reincarnated(after) from it once
   reference: Stage = stage('frozen')
   aggregation: Stage = stage('sequence_mean')
   # denominator of the KL term; auto: that of its paper, else that of the policy term

@@ -37,16 +37,23 @@ def successes(*, count: int, keep: int = 8, memory_mb: int = 1024) -> Successes:
   return Successes(count, keep, RolloutBuffer(math.inf, memory_mb))
 
 
-def mixed_groups(*, share: float = 0.5, max_age: int = 4, memory_mb: int = 1024) -> RolloutReplay:
+def mixed_groups(
+  *, share: float = 0.5, max_age: int = 4, memory_mb: int = 1024, steps: int = 0
+) -> RolloutReplay:
   """`share` of a batch's slots hold mixed groups of the last `max_age` steps, with their recorded log-probs.
 
   config.prompts are sampled, and round(prompts·share / (1 − share)) groups are replayed. The ratio π / π_b of a
   replayed token is to the weights that sampled it; `importance_correction=token` is the paper's loss. `memory_mb` MiB
-  of the host at most. arXiv:2506.05316 (DOTS with rollout replay; share 0.5, a queue of 512 groups, no bound on age).
+  of the host at most. Only the first `steps` steps of the run replay groups; 0 stands for all.
+  arXiv:2506.05316 (DOTS with rollout replay; share 0.5, a queue of 512 groups, no bound on age).
   """
   _check_share(share)
   _check_counts(max_age=max_age, memory_mb=memory_mb)
-  return RolloutReplay(share, RolloutBuffer(max_age, memory_mb))
+  if steps < 0:
+    raise UserError(
+      f'config.replay.reuse.steps={steps} must be 0, for all steps, or a number of steps.'
+    )
+  return RolloutReplay(share, RolloutBuffer(max_age, memory_mb), steps or math.inf)
 
 
 def self_imitation(

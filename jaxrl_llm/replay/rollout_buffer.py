@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -84,9 +85,9 @@ class RolloutReplay:
 
   rows = 0  # that join the groups of fresh rows
 
-  def __init__(self, share: float, buffer: RolloutBuffer):
-    """`share` of a batch's slots are for replayed groups."""
-    self.share, self.buffer = share, buffer
+  def __init__(self, share: float, buffer: RolloutBuffer, steps: float = math.inf):
+    """`share` of a batch's slots are for replayed groups, in the first `steps` steps of a run."""
+    self.share, self.buffer, self.steps = share, buffer, steps
 
   def slots(self, prompts: int) -> int:
     """Slots for replayed groups beside those of `prompts` sampled ones. Raises UserError where there is none."""
@@ -102,7 +103,8 @@ class RolloutReplay:
     fresh = np.asarray(batch.prompts.index_P)
     self.buffer.drop_old(step)
     count = self.slots(len(fresh))
-    drawn = self.buffer.draw(count, seed, step, set(fresh.tolist()))
+    replays = count if step < self.steps else 0
+    drawn = self.buffer.draw(replays, seed, step, set(fresh.tolist()))
     empty = group_batches.empty_slots(batch, count - len(drawn))
     return group_batches.joined([batch, *(padded(g.batch, batch) for g in drawn), empty])
 
