@@ -124,7 +124,8 @@ class Batch(NamedTuple):
   config.rewards.truncate and config.curriculum.labels grade again, and `config.rewards.failed.value` where a failure
   scores. Length shaping (config.objective.reward_shaping), KL and hints change no score. Rows of length 0 do not count;
   the rows of all slots of a prompt form one group; replayed rows (config.replay.reuse) belong to it in the update, and
-  are no evidence for the curriculum. Replayed groups (`mixed_groups`) fill slots of their own, behind the sampled ones.
+  are no evidence for the curriculum. Replayed groups (`mixed_groups`, `self_imitation`) fill slots of their own, behind
+  the sampled ones.
 
   Success concerns the posterior: `success_B` is the score of config.rewards.fn without parts, scaled to [0, 1] by
   config.rewards.bounds, and `correct_B` whether it reaches config.rewards.right.
@@ -138,6 +139,9 @@ class Batch(NamedTuple):
   demo: Rollout | None = None  # None: the method has no demonstrations
   # float32 in {0, 1}: rows of an earlier visit, without log-probs; None: no replayed rows
   replayed_B: Array | None = None
+  # float32, the advantage of a row in the self-imitation term, above 0; 0 for rows that are none of it. None: no such
+  # term
+  imitation_B: Array | None = None
   # float32, the rewards that reward_B is the weighted sum of; None: the method reads the sum alone
   parts_BxK: Array | None = None
   # float32 in [0, 1], success by row; only on the host. None: correct_B

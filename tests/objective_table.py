@@ -613,6 +613,15 @@ def clip_cov(s, d):
   return np.where(band, 1 - min(max(int(0.05 * d.mask.sum()), 1) / band.sum(), 1), 1)
 
 
+def spear(s, d):
+  """Without replayed rows: Clip-Cov with advantages that no standard deviation divides."""
+  a, r, w = gm(d) * d.mask, np.exp(s - d.behavior), tok(d)
+  clipped = ((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8))
+  cov = (a - (w * a).sum()) * (s - (w * s).sum())
+  band = (cov > 0.02) & (cov < 0.5) & (d.mask > 0) & ~clipped
+  return np.where(band, 1 - min(max(int(0.05 * d.mask.sum()), 1) / band.sum(), 1), 1)
+
+
 def kl_cov(x, s, d):
   n = int(0.1 * d.mask.sum())
   edge = np.sort(product(s, d)[d.mask > 0])[-n]
@@ -1095,6 +1104,15 @@ METHODS = {
       aggregation='token_mean',
     ),
     scaled(ppo(agg=tagged(tok)), clip_cov),
+    on_policy=False,
+  ),
+  'spear': Row(
+    dict(
+      advantage='group_centered',
+      token_weighting=dict(fn='covariance_clip_by_term', share=0.05, low=0.02, high=0.5),
+      aggregation='fixed',
+    ),
+    scaled(ppo(adv=gm, agg=tagged(fix)), spear),
     on_policy=False,
   ),
   'kl_cov': Row(

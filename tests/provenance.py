@@ -32,7 +32,7 @@ LEVELS = {
   ),
   'reconstruction': (
     *('duet', 'fimi_rm', 'guide', 'hidden_state', 'minpro', 'openrs', 'otr'),
-    *('prefix_rl', 'remix', 'seele', 'siri', 'stepwiser'),
+    *('prefix_rl', 'remix', 'rorecomp', 'seele', 'siri', 'stepwiser'),
   ),
 }  # fmt: skip
 

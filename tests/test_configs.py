@@ -40,6 +40,9 @@ WITNESS = dict(
   rlep=lambda row: row['replay/rows'] > 0,
   dots_replay=lambda row: row['replay/rows'] > 0,
   shuffle_r1=lambda row: row['replay/rows'] > 0,
+  remix=lambda row: row['replay/rows'] > 0,
+  spear=lambda row: row['replay/rows'] > 0,
+  rorecomp=lambda row: row['replay/rows'] > 0 and row['replay/priority_rows'] > 0,
   gdpo=lambda row: row['critic/score/bare_number'] == 1 / G,
   stepwiser=lambda row: row['critic/score/steps'] == 1 / G,
   openrs=lambda row: row['critic/score/pairwise'] == row['critic/score/bare_number'] == 1 / G,
@@ -125,6 +128,8 @@ def shrink_objective(c) -> None:
     c.objective.entropy_bonus.target = 9.0  # above that of an untrained model
   if c.objective.reference.fn == 'refreshed':
     c.objective.reference.every = 1
+  if c.objective.reference.fn == 'reincarnated':
+    c.objective.reference.after = 1
 
 
 def shrink_rollout(c) -> None:
@@ -164,8 +169,10 @@ def shrink_data(c) -> None:
     c.replay.collect.patience = 1  # every step has a batch
   if c.replay.collect.fn == 'dars':
     c.data.size = 3 * P
-  if c.replay.reuse.fn == 'mixed_groups':
+  if c.replay.reuse.fn in ('mixed_groups', 'self_imitation', 'recomposed'):
     c.data.size = 3 * P  # a prompt of a step is not replayed in it
+  if c.replay.reuse.fn == 'self_imitation':
+    c.replay.reuse.fill = 0.0  # the second step replays
 
 
 # The fields of the spec that generation reads: configs with equal ones share a compiled program.

@@ -60,7 +60,7 @@ _GREEDY = Condition('objective.advantage', 'needs', 'greedy', _NEEDS_GREEDY)
 _DEMONSTRATIONS = Condition('objective.sft_loss', 'needs', 'demo', 'that needs demonstrations')
 _AUXILIARY = Condition('objective.auxiliary_model')
 _LORA = Condition('lora.rank')
-_REFRESHED = Condition('objective.reference', 'in', ('refreshed',))
+_REFRESHED = Condition('objective.reference', 'in', ('refreshed', 'reincarnated'))
 
 _OWN_LOOP = 'each is a decode loop of its own'
 _HINTED = (

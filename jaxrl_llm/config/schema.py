@@ -118,7 +118,7 @@ class ObjectiveConfig(Section):
   trust_region: Stage = stage('clip', low=0.2, high=0.2)
   token_weighting: Stage = stage('none')  # weights of tokens; 0 = masked out
   kl: Stage = stage('none')  # KL penalty toward the reference model: k1, k2, k3
-  # a copy of the first weights: frozen, or refreshed(every, mixup) from the policy
+  # a copy of the first weights: frozen, refreshed(every, mixup) from the policy, or reincarnated(after) from it once
   reference: Stage = stage('frozen')
   aggregation: Stage = stage('sequence_mean')
   # denominator of the KL term; auto: that of its paper, else that of the policy term
@@ -214,8 +214,9 @@ class ReplayConfig(Section):
   # which groups are learned from: mixed (dynamic sampling), dars (more rollouts of hard prompts)
   collect: Stage = stage('none')
   # successes(count): right rollouts of earlier visits beside new ones; mixed_groups(share): groups of recent steps in
-  # slots of their own, beside those of the sampled prompts; contrast_pairs(share, draws): pairs of a group's best and
-  # worst rollouts, resampled by their difference
+  # slots of their own, beside those of the sampled prompts; self_imitation(share, weight): good rollouts of recent
+  # steps, in a loss term of their own; recomposed(kept): short right and long wrong rollouts, and the others later;
+  # contrast_pairs(share, draws): pairs of a group's best and worst rollouts, resampled by their difference
   reuse: Stage = stage('none')
 
 

@@ -41,6 +41,7 @@ def empty_batch(spec: StepSpec) -> Batch:
     correct_B=np.zeros(B, np.float32),
     demo=demo if method.needs_demo else None,
     replayed_B=np.zeros(B, np.float32) if has_replay else None,
+    imitation_B=np.zeros(B, np.float32) if spec.layout.imitates else None,
     parts_BxK=None if weight_K is None else np.zeros((B, len(weight_K)), np.float32),
   )
 

@@ -90,17 +90,14 @@ def check_rows(config: Config, mesh: jax.sharding.Mesh) -> None:
       f'config.prompts={config.prompts} (over learner.minibatches={minibatches}) is '
       f'not a multiple of data × fsdp × context × expert = {shards} devices; change one of them.'
     )
-  replayed = store.slots(config.prompts) if (store := _store(config)) else 0
+  store = pick(reuse, config.replay.reuse, 'replay.reuse')()
+  replayed = store.slots(config.prompts) if store else 0
   if replayed % (minibatches * shards):
     raise UserError(
       f'config.replay.reuse.share={config.replay.reuse.get("share")} replays {replayed} groups beside '
       f'config.prompts={config.prompts} sampled ones, which is not a multiple of learner.minibatches × data × fsdp × '
       f'context × expert = {minibatches * shards}; change one of them.'
     )
-
-
-def _store(config: Config) -> reuse.Store | None:
-  return pick(reuse, config.replay.reuse, 'replay.reuse')()
 
 
 def make_spec(
@@ -125,7 +122,7 @@ def make_spec(
   config = attention_kernels.choose(config, model, mesh, facts)
   compatibility.check(config, facts)
   _check_mesh(config, model, mesh)
-  store = _store(config)
+  store = pick(reuse, config.replay.reuse, 'replay.reuse')()
   group = config.rollouts + (store.rows if store else 0)
   slots = config.prompts + (store.slots(config.prompts) if store else 0)
   precision.check(config, dtype, method.needs_old)
@@ -150,6 +147,7 @@ def make_spec(
       rules=sharding.rules(config.mesh.get('rules', ())),
       prompts=config.prompts,
       replayed=slots - config.prompts,
+      imitates=config.replay.reuse.fn == 'self_imitation',
       prompt_tokens=config.prompt_tokens,
       group=group,
       slots_per_prompt=_slots_per_prompt(config, rule),

@@ -104,6 +104,7 @@ class LayoutSpec(NamedTuple):
   slices: int = 1  # of devices that only a slow network connects; they divide the first mesh axis
   prefix_tokens: int = 0  # with which all prompts begin alike; sampling encodes them once
   replayed: int = 0  # slots of a batch for groups of earlier steps, behind those of its prompts
+  imitates: bool = False  # rows of these groups form a term of the loss of their own
 
   @property
   def slots(self) -> int:

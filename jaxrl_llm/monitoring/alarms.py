@@ -267,7 +267,7 @@ def same_policy(config: Config) -> bool:
   off += (config.objective.activation_noise, config.optimizer.outer)
   return (
     config.mode != 'lag'
-    and config.replay.reuse.fn != 'mixed_groups'
+    and config.replay.reuse.fn not in ('mixed_groups', 'self_imitation', 'recomposed')
     and config.learner.minibatches == config.learner.passes == 1
     and config.rollout.cache_dtype != 'int8'
     and all(stage.fn == 'none' for stage in off)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objective import record_checks, replayed_log_probs
+from jaxrl_llm.objective import record_checks, replayed_log_probs, self_imitation
 from jaxrl_llm.objective.method_spec import Method
 from jaxrl_llm.objective.token_inputs import (
   CreditInputs,
@@ -94,6 +94,9 @@ class Targets(NamedTuple):
   steps: StepCounts = StepCounts()
   replayed_B: Array | None = None  # 1 for rows without old log-probs; None: all rows have them
   entropy_weight_BxT: jax.Array | None = None  # coefficient of each token's entropy; None: no bonus
+  imitation_B: Array | None = (
+    None  # above 0 for rows of the self-imitation term; None: no such term
+  )
 
   def with_arrays(self, **arrays: jax.Array | None) -> Targets:
     """A copy with new arrays, by field name, those of `policies` and `steps` included."""
@@ -120,9 +123,8 @@ def targets(
   is the largest number of slots of one prompt: all its rows are one group. `policies` are those known already; a KL
   penalty in the reward reads the old policy and the reference.
 
-  Scores before reward shaping decide which groups have zero variance (`types.Batch`), because shaped rewards always
-  differ a little. Denominators count what the mask leaves. The weight of a row, 1 / the probability that it was kept,
-  multiplies its coefficients and no denominator.
+  Scores before reward shaping decide which groups have zero variance (`types.Batch`). Denominators count what the mask
+  leaves. The weight of a row, 1 / the probability that it was kept, multiplies its coefficients and no denominator.
   """
   record_checks.batch(batch, types=False)
   policies = OtherPolicies() if policies is None else policies
@@ -134,7 +136,7 @@ def targets(
     length_B = sampled_BxT.sum(1).astype(length_B.dtype)
   groups = group_rows(batch.prompts, rollouts, parts)
   gather, group_B = groups.gather, groups.numbers(B)
-  stages, reward_PxG = method.batch_stages, gather(batch.reward_B)
+  stages, reward_PxG, return_BxT = method.batch_stages, gather(batch.reward_B), None
   if stages.reward_shaping is not None:
     reward_PxG = stages.reward_shaping(reward_PxG, gather(batch.correct_B), gather(length_B), T)
   penalty_BxT = _reward_penalty(method, batch, policies, sampled_BxT)
@@ -145,9 +147,9 @@ def targets(
   if method.needs_greedy:
     mask_BxT = mask_BxT * (jnp.arange(B) % rollouts > 0)[:, None]
   if method.mask_zero_variance:
-    mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
-  weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
-  advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
+    mask_BxT = mask_BxT * _learned_mask(method, batch, length_B, groups)[:, None]
+  weight_BxT, kl_weight_BxT = self_imitation.denominators(method, mask_BxT, group_B, batch)
+  advantage_BxT = self_imitation.advantages(groups.scatter(advantage_PxG), batch)[:, None]
   if stages.credit_assignment is not None:
     inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
     inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)
@@ -163,6 +165,7 @@ def targets(
     return_BxT=return_BxT,
     policies=policies,
     replayed_B=batch.replayed_B,
+    imitation_B=batch.imitation_B,
     sampled_BxT=None if turns is None else sampled_BxT,
   )
 
@@ -234,6 +237,12 @@ def mixed_group_mask(score_BxK: Array, length_B: Array, groups: Groups) -> jax.A
     high_P = jnp.where(exists_PxG, score_PxG, -jnp.inf).max(1)
     mixed_P |= high_P - jnp.where(exists_PxG, score_PxG, jnp.inf).min(1) > SAME
   return groups.scatter(jnp.asarray(mixed_P).astype(jnp.float32)[:, None])
+
+
+def _learned_mask(method: Method, batch: Batch, length_B: Array, groups: Groups) -> jax.Array:
+  """1 for rows that stay in the loss when zero-variance groups leave it, else 0: [B]."""
+  mixed_B = mixed_group_mask(compared(method, batch), length_B, groups)
+  return self_imitation.learned(mixed_B, batch)
 
 
 def distill(method: Method, target: Targets) -> Targets:
@@ -325,6 +334,7 @@ def _tokens(
     advantage_BxT=target.advantage_BxT,
     correct_B=target.correct_B,
     group_B=target.group_B,
+    imitation_B=target.imitation_B,
     reference_BxT=masked_or_none(target.policies.reference_BxT),
     teacher_BxT=masked_or_none(target.policies.teacher_BxT),
     entropy_BxT=masked_or_none(entropy_BxT),

@@ -47,6 +47,9 @@ class Tokens(NamedTuple):
   collision_BxT: jax.Array | None = None  # Σ_v π_v² over the vocabulary
   steps: StepCounts = StepCounts()
   clipped_BxT: jax.Array | None = None  # bool, trust-region weight 0; for `token_weighting` alone
+  imitation_B: Array | None = (
+    None  # above 0 for rows of the self-imitation term; None: no such term
+  )
 
 
 class CreditInputs(NamedTuple):

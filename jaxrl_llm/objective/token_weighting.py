@@ -64,6 +64,33 @@ def covariance_clip(
 
 
 @needs('rows')
+def covariance_clip_by_term(
+  tokens: Tokens,
+  *,
+  share: float = 0.0002,
+  low: float = 1.0,
+  high: float = 5.0,
+  replayed_share: float = 0.02,
+  replayed_low: float = 1.0,
+  replayed_high: float = 40.0,
+) -> jax.Array:
+  """`covariance_clip` of sampled rows, and of the rows of the self-imitation term with a share and band of their own.
+
+  Means and counts are over the tokens of a term. arXiv:2509.22601 (SPEAR).
+  """
+  if tokens.imitation_B is None:
+    return covariance_clip(tokens, share=share, low=low, high=high)
+  imitated = (tokens.imitation_B > 0)[:, None]
+  sampled = tokens._replace(mask_BxT=jnp.where(imitated, 0.0, tokens.mask_BxT))
+  replayed = tokens._replace(mask_BxT=jnp.where(imitated, tokens.mask_BxT, 0.0))
+  # Each is 1 outside of its term.
+  weight = covariance_clip(sampled, share=share, low=low, high=high)
+  return weight * covariance_clip(
+    replayed, share=replayed_share, low=replayed_low, high=replayed_high
+  )
+
+
+@needs('rows')
 def sharpen(tokens: Tokens, *, strength: float = 1.0, most: float = 1.0) -> jax.Array:
   """(A + min(max(λ(1 − η), 0), κ·A)) / A for right answers, η = e^{s − mean_g s}, s = mean log π.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxrl_llm.replay import group_batches
 from jaxrl_llm.types import Batch, JsonObject, Settings
 
 _EPS = 1e-6  # of the official code, beside the standard deviation
@@ -48,11 +49,7 @@ class ContrastPairs:
 def resampled(
   batch: Batch, share: float, draws: int, random: np.random.Generator | np.random.RandomState
 ) -> Batch:
-  """The batch with weight = copies · Σ|y| / Σ copies·|y|.
-
-  With `aggregation=token_mean` the loss is the mean over the tokens of the resampled batch. Advantages stay those of
-  whole groups, as in the official code.
-  """
+  """The batch whose rows count as often as they are drawn. Advantages stay those of whole groups."""
   length_B, P = np.asarray(batch.rollout.length_B), len(batch.prompts.index_P)
   length_PxG, reward_PxG = length_B.reshape(P, -1), np.asarray(batch.reward_B).reshape(P, -1)
   advantage_PxG = _advantage(reward_PxG, length_PxG)
@@ -60,10 +57,7 @@ def resampled(
   contrast_N = np.abs(advantage_PxG.ravel()[pair_Nx2]).sum(1)
   copies_B = np.zeros(len(length_B))
   copies_B[pair_Nx2] = draw(contrast_N, draws, random)[:, None]
-  weight_B = np.asarray(batch.rollout.weight_B)
-  scale = length_B.sum() / max((copies_B * length_B).sum(), 1)
-  weight_B = (weight_B * copies_B * scale).astype(weight_B.dtype)
-  return batch._replace(rollout=batch.rollout._replace(weight_B=weight_B))
+  return group_batches.in_copies(batch, copies_B)
 
 
 def pairs(advantage_PxG: np.ndarray, exists_PxG: np.ndarray, share: float) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.types import Batch, JsonObject, Prompts, Rollout, Settings
 
+SAME = 1e-6  # a smaller difference of rewards is one of rounding
 _NESTED = ('prompts', 'rollout', 'demo')
 
 
@@ -37,6 +38,57 @@ def slots(batch: Batch, slot_N: np.ndarray) -> Batch:
     return by_slot.reshape(len(slot_N) * (len(x) // P), *x.shape[1:])
 
   return mapped(cut, batch)
+
+
+def rows(batch: Batch, row_N: np.ndarray) -> Batch:
+  """A batch of one slot with these of its rows, without its demonstration."""
+  return _of_rows(batch, lambda x: x[row_N])
+
+
+def with_rows(batch: Batch, count: int) -> Batch:
+  """A batch of one slot with `count` rows: its own, then rows of no tokens."""
+
+  def pad(x: np.ndarray) -> np.ndarray:
+    return np.pad(x, [(0, count - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+  return _of_rows(batch, pad)
+
+
+def in_copies(batch: Batch, copies_B: np.ndarray) -> Batch:
+  """The batch with weight = copies · Σ|y| / Σ copies·|y|.
+
+  With `aggregation=token_mean` the loss is the mean over the tokens of a batch that has each row so often, with the
+  advantages of whole groups.
+  """
+  length_B, weight_B = (np.asarray(x) for x in (batch.rollout.length_B, batch.rollout.weight_B))
+  scale = length_B.sum() / max((copies_B * length_B).sum(), 1)
+  weight_B = (weight_B * copies_B * scale).astype(weight_B.dtype)
+  return batch._replace(rollout=batch.rollout._replace(weight_B=weight_B))
+
+
+def one_slot(batches: list[Batch]) -> Batch:
+  """The rows of several batches of one slot as one slot, with the prompt of the last one."""
+  return joined(batches)._replace(prompts=batches[-1].prompts)
+
+
+def beside(batch: Batch, more: Batch) -> Batch:
+  """Slots with the rows of both batches, whose slots are of the same prompts; fields of the first."""
+  P = len(batch.prompts.index_P)
+
+  def both(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    # Sizes are explicit because reshape with −1 fails for arrays of no features.
+    by_slot = [x.reshape(P, len(x) // P, *x.shape[1:]) for x in (a, b)]
+    whole = np.concatenate(by_slot, axis=1)
+    return whole.reshape(len(a) + len(b), *whole.shape[2:])
+
+  whole = mapped(both, batch._replace(demo=None), more)
+  return whole._replace(prompts=batch.prompts, demo=batch.demo)
+
+
+def _of_rows(batch: Batch, f: Callable[[np.ndarray], np.ndarray]) -> Batch:
+  each = lambda x: None if x is None else f(np.asarray(x))  # noqa: E731
+  fields = {name: each(x) for name, x in batch._asdict().items() if name not in _NESTED}
+  return batch._replace(rollout=Rollout(*map(each, batch.rollout)), demo=None, **fields)
 
 
 def empty_slots(like: Batch, count: int) -> Batch:

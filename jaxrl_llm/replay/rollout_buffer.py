@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -30,7 +31,7 @@ class StoredGroup(NamedTuple):
 class RolloutBuffer:
   """The newest group of each prompt, oldest first, in at most `memory_mb` MiB of the host's memory."""
 
-  def __init__(self, max_age: int, memory_mb: int):
+  def __init__(self, max_age: float, memory_mb: int):
     """Groups older than `max_age` steps are dropped, then the oldest ones that do not fit."""
     self.max_age, self._max_bytes = max_age, memory_mb * 2**20
     self.groups: dict[int, StoredGroup] = {}  # by prompt; the newest last
@@ -38,16 +39,16 @@ class RolloutBuffer:
 
   def add(self, group: StoredGroup) -> None:
     """Stores a group in place of its prompt's earlier one, and drops the oldest that do not fit."""
-    self._drop(group.prompt)
+    self.drop(group.prompt)
     self.groups[group.prompt] = group
     self.bytes += _size(group.batch)
     while self.bytes > self._max_bytes:
-      self._drop(next(iter(self.groups)))
+      self.drop(next(iter(self.groups)))
 
   def drop_old(self, step: int) -> None:
     """Drops the groups that are more than `max_age` steps old at `step`."""
     for prompt in [p for p, g in self.groups.items() if step - g.step > self.max_age]:
-      self._drop(prompt)
+      self.drop(prompt)
 
   def draw(self, count: int, seed: int, step: int, without: set[int]) -> list[StoredGroup]:
     """Up to `count` groups, uniformly without replacement, by (seed, step); none of the prompts `without`."""
@@ -55,9 +56,18 @@ class RolloutBuffer:
     random = np.random.default_rng((seed, 7, step))
     return [groups[i] for i in random.permutation(len(groups))[:count]]
 
-  def _drop(self, prompt: int) -> None:
+  def drop(self, prompt: int) -> None:
+    """Drops the group of a prompt, if there is one."""
     group = self.groups.pop(prompt, None)
     self.bytes -= 0 if group is None else _size(group.batch)
+
+  def metrics(self) -> dict[str, float]:
+    """Its size."""
+    return {'replay/groups': len(self.groups), 'replay/memory_mb': self.bytes / 2**20}
+
+  def clear(self) -> None:
+    """Drops all groups."""
+    self.groups, self.bytes = {}, 0
 
   def state_dict(self) -> list[JsonObject]:
     """State for the checkpoint, the oldest group first."""
@@ -65,7 +75,7 @@ class RolloutBuffer:
 
   def load_state_dict(self, state: list[Settings]) -> None:
     """Restore from `state_dict`."""
-    self.groups, self.bytes = {}, 0
+    self.clear()
     for group in state:
       self.add(StoredGroup(group_batches.from_plain(group['batch']), int(group['step'])))
 
@@ -75,19 +85,13 @@ class RolloutReplay:
 
   rows = 0  # that join the groups of fresh rows
 
-  def __init__(self, share: float, buffer: RolloutBuffer):
-    """`share` of a batch's slots are for replayed groups."""
-    self.share, self.buffer = share, buffer
+  def __init__(self, share: float, buffer: RolloutBuffer, steps: float = math.inf):
+    """`share` of a batch's slots are for replayed groups, in the first `steps` steps of a run."""
+    self.share, self.buffer, self.steps = share, buffer, steps
 
   def slots(self, prompts: int) -> int:
     """Slots for replayed groups beside those of `prompts` sampled ones. Raises UserError where there is none."""
-    count = round(prompts * self.share / (1 - self.share))
-    if not count:
-      raise UserError(
-        f'config.replay.reuse.share={self.share} leaves no slot for replayed groups beside config.prompts={prompts} '
-        'sampled ones; raise one of them.'
-      )
-    return count
+    return slots_of_share(self.share, prompts)
 
   def join(self, batch: Batch, seed: int, step: int) -> Batch:
     """Adds slots behind the fresh ones: stored groups drawn by (seed, step), then empty slots.
@@ -99,24 +103,21 @@ class RolloutReplay:
     fresh = np.asarray(batch.prompts.index_P)
     self.buffer.drop_old(step)
     count = self.slots(len(fresh))
-    drawn = self.buffer.draw(count, seed, step, set(fresh.tolist()))
+    replays = count if step < self.steps else 0
+    drawn = self.buffer.draw(replays, seed, step, set(fresh.tolist()))
     empty = group_batches.empty_slots(batch, count - len(drawn))
-    return group_batches.joined([batch, *(_padded(g.batch, batch) for g in drawn), empty])
+    return group_batches.joined([batch, *(padded(g.batch, batch) for g in drawn), empty])
 
   def keep(self, batch: Batch, mixed_P: np.ndarray, step: int) -> None:
     """Stores the mixed groups of a graded batch; an all-right or all-wrong one teaches nothing."""
     for slot in np.flatnonzero(mixed_P):
-      group = _cut(group_batches.slots(batch._replace(success_B=None), np.array([slot])))
+      group = cut(group_batches.slots(batch._replace(success_B=None), np.array([slot])))
       self.buffer.add(StoredGroup(group, step))
 
   def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
     """Metrics of a batch with `fresh` sampled slots, and of the buffer."""
     length_PxG = np.asarray(batch.rollout.length_B).reshape(len(batch.prompts.index_P), -1)
-    return {
-      'replay/rows': int((length_PxG[fresh:] > 0).sum()),
-      'replay/groups': len(self.buffer.groups),
-      'replay/memory_mb': self.buffer.bytes / 2**20,
-    }
+    return {'replay/rows': int((length_PxG[fresh:] > 0).sum())} | self.buffer.metrics()
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
@@ -125,6 +126,17 @@ class RolloutReplay:
   def load_state_dict(self, state: Settings) -> None:
     """Restore from `state_dict`."""
     self.buffer.load_state_dict(state['groups'])
+
+
+def slots_of_share(share: float, prompts: int) -> int:
+  """Slots that are `share` of a batch, beside `prompts` sampled groups. Raises UserError where there is none."""
+  count = round(prompts * share / (1 - share))
+  if not count:
+    raise UserError(
+      f'config.replay.reuse.share={share} leaves no slot for replayed groups beside config.prompts={prompts} sampled '
+      'ones; raise one of them.'
+    )
+  return count
 
 
 def _columns(f: Callable[[str, np.ndarray], np.ndarray], record: Record) -> Record:
@@ -137,17 +149,17 @@ def _columns(f: Callable[[str, np.ndarray], np.ndarray], record: Record) -> Reco
   return record._replace(**fields)
 
 
-def _cut(batch: Batch) -> Batch:
+def cut(batch: Batch) -> Batch:
   """A copy without the columns that are padding in all rows."""
   width = dict(L=int(batch.prompts.length_P.max()), T=int(batch.rollout.length_B.max()))
-  cut = lambda axis, x: x[:, : width[axis]]  # noqa: E731
-  prompts, rollout = _columns(cut, batch.prompts), _columns(cut, batch.rollout)
+  narrow = lambda axis, x: x[:, : width[axis]]  # noqa: E731
+  prompts, rollout = _columns(narrow, batch.prompts), _columns(narrow, batch.rollout)
   # Copies: a view would keep the padding in memory.
   return group_batches.mapped(np.array, batch._replace(prompts=prompts, rollout=rollout))
 
 
-def _padded(group: Batch, like: Batch) -> Batch:
-  """The inverse of `_cut`, with the widths of `like`: padding is 0."""
+def padded(group: Batch, like: Batch) -> Batch:
+  """The inverse of `cut`, with the widths of `like`: padding is 0."""
   width = dict(L=like.prompts.tokens_PxL.shape[1], T=like.rollout.tokens_BxT.shape[1])
 
   def pad(axis: str, x: np.ndarray) -> np.ndarray:

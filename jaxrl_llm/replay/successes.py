@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from jaxrl_llm.replay.array_records import each
-from jaxrl_llm.types import Array, Batch, JsonObject, Settings
-
-
-class StoredRollout(NamedTuple):
-  """One right rollout."""
-
-  tokens: np.ndarray  # int32 [its length]
-  reward: float
-  reason: int
+from jaxrl_llm.replay import group_batches
+from jaxrl_llm.replay.rollout_buffer import RolloutBuffer, StoredGroup, cut, padded
+from jaxrl_llm.types import Batch, JsonObject, Settings
 
 
 class Successes:
-  """Prompt → its latest right rollouts, without duplicates."""
+  """The latest right rollouts of each prompt, without duplicates. arXiv:2507.07451 (RLEP)."""
 
-  def __init__(self, count: int, most: int):
+  def __init__(self, count: int, most: int, buffer: RolloutBuffer):
     """`count` are replayed at a visit, of the `most` that are stored per prompt."""
-    self.rows, self.most = count, most
-    self.rollouts: dict[int, list[StoredRollout]] = {}
+    self.rows, self.most, self.buffer = count, most, buffer
 
   def slots(self, prompts: int) -> int:
     """No slot beside those of the sampled prompts."""
@@ -32,78 +22,78 @@ class Successes:
     return 0
 
   def keep(self, batch: Batch, mixed_P: np.ndarray, step: int) -> None:
-    """Adds the right rows of a batch, of any group, and drops the oldest ones. arXiv:2507.07451 (RLEP)."""
-    del mixed_P, step
-    rollout, index_P = batch.rollout, np.asarray(batch.prompts.index_P)
-    G = len(rollout.length_B) // len(index_P)
-    for b in np.flatnonzero((batch.correct_B > 0.5) & (rollout.length_B > 0)):
-      tokens = rollout.tokens_BxT[b, : rollout.length_B[b]].astype(np.int32)
-      stored = self.rollouts.setdefault(int(index_P[b // G]), [])
-      stored[:] = [old for old in stored if not np.array_equal(old.tokens, tokens)]
-      stored.append(StoredRollout(tokens, float(batch.reward_B[b]), int(rollout.reason_B[b])))
-      del stored[: -self.most]
+    """Adds the right rows of a batch, of any group, and drops the oldest ones of their prompt."""
+    del mixed_P
+    P = len(batch.prompts.index_P)
+    right_B = (np.asarray(batch.correct_B) > 0.5) & (np.asarray(batch.rollout.length_B) > 0)
+    right_PxG = right_B.reshape(P, -1)
+    batch = batch._replace(success_B=None)
+    for slot in np.flatnonzero(right_PxG.any(1)):
+      group = group_batches.slots(batch, np.array([slot]))
+      right = group_batches.rows(group, np.flatnonzero(right_PxG[slot]))
+      stored = self.buffer.groups.get(int(group.prompts.index_P[0]))
+      if stored is not None:
+        right = group_batches.one_slot([padded(stored.batch, batch), right])
+      newest = _without_duplicates(right)[-self.most :]
+      self.buffer.add(StoredGroup(cut(group_batches.rows(right, newest)), step))
 
   def join(self, batch: Batch, seed: int, step: int) -> Batch:
     """Adds `rows` rows to the G fresh rows of each group: replays drawn by (seed, step, prompt), or empty rows.
 
     `replayed_B` is 1 for them: they have no recorded log-probs, and the update computes those of its first weights. A
-    group without fresh rows gets no replays. arXiv:2507.07451 (RLEP).
+    group without fresh rows gets no replays.
     """
-    index_P = np.asarray(batch.prompts.index_P)
-    P, M = len(index_P), self.rows
+    P = len(batch.prompts.index_P)
+    batch = batch._replace(replayed_B=np.zeros_like(np.asarray(batch.reward_B)))
     fresh_P = (np.asarray(batch.rollout.length_B).reshape(P, -1) > 0).any(1)
-    # Zeros with the shapes and types of the batch, M rows per prompt.
-    first = np.repeat(np.arange(P) * (len(batch.reward_B) // P), M)
-    more = each(lambda x: np.zeros_like(np.asarray(x)[first]), batch.rollout)
-    more = more._replace(
-      weight_B=np.ones_like(more.weight_B), version_BxT=np.full_like(more.version_BxT, -1)
+    replays = [
+      self._replays(group_batches.slots(batch, np.array([p])), bool(fresh_P[p]), seed, step)
+      for p in range(P)
+    ]
+    return group_batches.beside(batch, group_batches.joined(replays))
+
+  def _replays(self, group: Batch, draws: bool, seed: int, step: int) -> Batch:
+    """A slot of `rows` rows: stored ones of the group's prompt if it `draws`, then empty ones."""
+    prompt = int(group.prompts.index_P[0])
+    stored = self.buffer.groups.get(prompt) if draws else None
+    rows = group_batches.rows(group, np.zeros(0, int))
+    if stored is not None:
+      random = np.random.default_rng((seed, 3, step, prompt))
+      chosen = random.permutation(len(stored.batch.reward_B))[: self.rows]
+      rows = padded(group_batches.rows(stored.batch, chosen), group)
+      if group.success_B is not None:
+        rows = rows._replace(success_B=rows.correct_B)
+    rows = group_batches.with_rows(rows, self.rows)
+    rollout = rows.rollout._replace(
+      logp_BxT=np.zeros_like(rows.rollout.logp_BxT),
+      version_BxT=np.full_like(rows.rollout.version_BxT, -1),
+      weight_B=np.ones_like(rows.rollout.weight_B),
     )
-    reward_B, right_B = (np.zeros_like(np.asarray(batch.reward_B)[first]) for _ in range(2))
-    for p in np.flatnonzero(fresh_P):
-      for at, stored in enumerate(self._draw(int(index_P[p]), seed, step), start=p * M):
-        more.tokens_BxT[at, : len(stored.tokens)] = stored.tokens
-        more.length_B[at], more.reason_B[at] = len(stored.tokens), stored.reason
-        reward_B[at], right_B[at] = stored.reward, 1
-
-    def joined(a: Array, b: np.ndarray) -> np.ndarray:
-      return _joined(np.asarray(a), b, P)
-
-    return batch._replace(
-      rollout=each(joined, batch.rollout, more),
-      reward_B=joined(batch.reward_B, reward_B),
-      correct_B=joined(batch.correct_B, right_B),
-      success_B=None if batch.success_B is None else joined(batch.success_B, right_B),
-      replayed_B=joined(np.zeros_like(batch.reward_B), np.ones_like(reward_B)),
-    )
-
-  def _draw(self, index: int, seed: int, step: int) -> list[StoredRollout]:
-    stored = self.rollouts.get(index, [])
-    random = np.random.default_rng((seed, 3, step, index))
-    return [stored[i] for i in random.permutation(len(stored))[: self.rows]]
+    return rows._replace(rollout=rollout, replayed_B=np.ones_like(rows.reward_B))
 
   def metrics(self, batch: Batch, fresh: int) -> dict[str, float]:
-    """Metrics of a batch, whose slots are all `fresh`, and of the store."""
+    """Metrics of a batch, whose slots are all `fresh`, and of the buffer."""
     del fresh
     if batch.replayed_B is None:
       return {}
     length_B = batch.rollout.length_B[batch.replayed_B > 0]
-    return {'replay/rows': int((length_B > 0).sum()), 'replay/prompts': len(self.rollouts)}
+    return {'replay/rows': int((length_B > 0).sum())} | self.buffer.metrics()
 
   def state_dict(self) -> JsonObject:
     """State for the checkpoint."""
-    return {str(index): [list(x) for x in stored] for index, stored in self.rollouts.items()}
+    return dict(groups=self.buffer.state_dict())
 
   def load_state_dict(self, state: Settings) -> None:
     """Restore from `state_dict`."""
-    self.rollouts = {
-      int(index): [StoredRollout(np.asarray(t, np.int32), float(r), int(s)) for t, r, s in stored]
-      for index, stored in state.items()
-    }
+    self.buffer.load_state_dict(state['groups'])
 
 
-def _joined(a: np.ndarray, b: np.ndarray, prompts: int) -> np.ndarray:
-  """Rows of a and of b, group by group."""
-  # Sizes are explicit because reshape with −1 fails for arrays of no features.
-  by_prompt = [x.reshape(prompts, len(x) // prompts, *x.shape[1:]) for x in (a, b)]
-  both = np.concatenate(by_prompt, axis=1)
-  return both.reshape(len(a) + len(b), *both.shape[2:])
+def _without_duplicates(batch: Batch) -> np.ndarray:
+  """Numbers of the rows of one slot, each sequence of tokens at its last place."""
+  rollout = batch.rollout
+  last: dict[bytes, int] = {}
+  for row, length in enumerate(np.asarray(rollout.length_B)):
+    tokens = np.asarray(rollout.tokens_BxT[row, :length], np.int32).tobytes()
+    last.pop(tokens, None)
+    last[tokens] = row
+  return np.array(list(last.values()), int)

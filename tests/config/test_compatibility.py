@@ -52,9 +52,11 @@ EXAMPLES: dict[tuple[str, str], tuple[str, ...]] = {
   ('mesh.preset', 'used'): ('mesh.preset=v5e-16',),
   ('mode', 'not in'): ('mode=fused',),
   ('objective.advantage', 'in'): ('objective.advantage.fn=group_normalized',),
+  ('objective.advantage', 'not in'): ('objective.advantage.fn=leave_one_out',),
   ('objective.aggregation', 'not in'): ('objective.aggregation.fn=sequence_mean',),
   ('objective.auxiliary_model', 'in'): ('objective.auxiliary_model.fn=preference',),
   ('objective.auxiliary_model', 'used'): ('objective.auxiliary_model.fn=critic',),
+  ('objective.credit_assignment', 'not in'): ('objective.credit_assignment.fn=return_whitened',),
   ('objective.credit_assignment', 'in'): ('objective.credit_assignment.fn=gigpo', *EPISODES),
   ('objective.distillation', 'in'): ('objective.distillation.fn=none',),
   ('objective.distillation', 'used'): (
@@ -129,8 +131,10 @@ def overrides(condition: Condition) -> tuple[str, ...]:
     return NEEDS[condition.value]
   if (condition.field, condition.value) == ('environment', ('endpoint',)):
     return ENDPOINT
-  if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs',)):
+  if (condition.field, condition.value) == ('replay.reuse', ('contrast_pairs', 'recomposed')):
     return 'replay.reuse.fn=contrast_pairs', 'objective.aggregation.fn=token_mean'
+  if (condition.field, condition.value) == ('replay.reuse', ('self_imitation',)):
+    return 'replay.reuse.fn=self_imitation', 'objective.advantage.fn=group_centered'
   return () if condition.field in FACTS else EXAMPLES[condition.field, condition.op]
 
 

@@ -115,6 +115,21 @@ def test_eight_devices_learn_the_same():
   np.testing.assert_allclose(metrics['actor/grad_norm'], want_metrics['actor/grad_norm'], rtol=1e-4)
 
 
+@pytest.mark.parametrize('fn', ['mixed_groups', 'self_imitation', 'recomposed'])
+def test_the_first_batch_of_a_run_has_the_arrays_of_the_others(fn):
+  """One compiled program takes both."""
+  objective = config().objective
+  objective.advantage = dict(fn='group_centered')
+  objective.aggregation, objective.zero_variance = dict(fn='token_mean'), dict(fn='keep')
+  reused = dict(fn=fn, share=0.5)
+  p = spec(prompts=P // 2, replay=dict(reuse=reused), objective=objective)
+  half = group_batches.slots(stale_batch(decoder.init(MODEL, 0)), np.arange(P // 2))
+  joined = getattr(reuse, fn)(share=0.5).join(half, 0, 1)
+  empty = empty_records.empty_batch(p)
+  shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), batch) for batch in (joined, empty)]
+  assert shapes[0] == shapes[1]
+
+
 def test_a_step_samples_its_prompts_alone():
   p = spec(**HALF)
   assert (p.layout.prompts, p.layout.replayed, p.layout.slots) == (P // 2, P // 2, P)

@@ -77,6 +77,23 @@ def test_the_reference_moves_toward_the_policy_after_every_second_step(batch):
   assert max(jax.tree.leaves(apart)) > 1e-4
 
 
+def test_the_reference_is_replaced_by_the_policy_once(batch):
+  how = dict(fn='reincarnated', after=2)
+  history = trained(spec(objective=chosen(kl=dict(fn='k3'), reference=how)), batch, 4)
+  assert_equal(history[1].reference, history[0].params)
+  assert_equal(history[2].reference, history[2].params)
+  assert_equal(history[4].reference, history[2].reference)
+  apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), history[4].params, history[2].params)
+  assert max(jax.tree.leaves(apart)) > 1e-4
+
+
+def test_a_reference_cannot_be_replaced_before_the_first_step():
+  with pytest.raises(
+    UserError, match='config.objective.reference.after=0 must be an optimizer step'
+  ):
+    spec(objective=chosen(kl=dict(fn='k3'), reference=dict(fn='reincarnated', after=0)))
+
+
 def test_a_refreshed_reference_needs_a_use():
   with pytest.raises(UserError, match="reference.fn='refreshed' has no use"):
     spec(objective=chosen(reference=dict(fn='refreshed')))

@@ -270,6 +270,8 @@ def test_the_gap_of_rounded_weights_is_no_alarm():
     '--config.curriculum.hint.fn=guide',
     '--config.replay.collect.fn=mixed',
     '--config.replay.reuse.fn=mixed_groups',
+    '--config.replay.reuse.fn=self_imitation',
+    '--config.replay.reuse.fn=recomposed',
   ],
 )
 def test_no_gap_alarm_where_sampler_and_trainer_differ_on_purpose(change):

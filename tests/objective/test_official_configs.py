@@ -22,6 +22,7 @@ GOLDENS = {
   'adora': ('adora', {'advantage.right', 'advantage.long_tokens', 'aggregation'}),
   'rlep': ('rlep', set()),
   'hpt': ('hpt', {'sft_loss.weight'}),
+  'spear': ('spear', set()),
 }
 
 

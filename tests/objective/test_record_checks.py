@@ -52,6 +52,7 @@ WRONG = {
   'reward_B': np.zeros(B + 1, np.float32),
   'correct_B': np.zeros(B, bool),
   'replayed_B': np.zeros((B, 1), np.float32),
+  'imitation_B': np.zeros((B, 1), np.float32),
   'parts_BxK': np.zeros(B, np.float32),
 }
 

@@ -103,6 +103,14 @@ def test_a_group_is_replayed_up_to_the_largest_age(age):
   assert len(store.buffer.groups) == (age <= 2) and (store.buffer.bytes > 0) == (age <= 2)
 
 
+@pytest.mark.parametrize('steps, last', [(3, 2), (0, 9)])
+def test_only_the_first_steps_replay_groups(steps, last):
+  store = reuse.mixed_groups(share=0.5, max_age=20, steps=steps)
+  store.keep(batch([4]), np.ones(1, bool), step=0)
+  drawn = [4 in indices(store.join(batch([7]), 0, step)) for step in range(1, 10)]
+  assert drawn == [step <= last for step in range(1, 10)]
+
+
 def test_draws_are_by_seed_and_step_and_uniform():
   store = reuse.mixed_groups(share=0.5, max_age=1000)
   store.keep(batch(range(8)), np.ones(8, bool), step=0)
@@ -177,6 +185,7 @@ def test_the_share_is_of_the_batch(share, slots):
   [
     (dict(share=1.0), 'config.replay.reuse.share=1.0 must be between 0 and 1'),
     (dict(share=0.0), 'config.replay.reuse.share=0.0 must be between 0 and 1'),
+    (dict(steps=-1), 'config.replay.reuse.steps=-1 must be 0, for all steps, or a number'),
     (dict(max_age=0), 'config.replay.reuse.max_age=0 must be a whole number from 1 up'),
     (dict(memory_mb=0), 'config.replay.reuse.memory_mb=0 must be a whole number from 1 up'),
   ],

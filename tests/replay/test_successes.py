@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm.checkpointing import checkpoint
 from jaxrl_llm.replay import reuse
 from jaxrl_llm.types import STOPPED, TRUNCATED, Batch, Prompts, Rollout, UserError
 
@@ -43,6 +42,11 @@ def more(joined, count):
   return np.sort(first, axis=1).tolist()
 
 
+def stored(store, prompt):
+  """The first token of each stored row of a prompt."""
+  return store.buffer.groups[prompt].batch.rollout.tokens_BxT[:, 0].tolist()
+
+
 def test_right_rows_come_back_beside_the_fresh_ones_of_their_prompt():
   kept = reuse.successes(count=2)
   kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 1, 0, 0, 0]), NO_GROUPS, 0)
@@ -62,7 +66,7 @@ def test_right_rows_come_back_beside_the_fresh_ones_of_their_prompt():
     assert got.rollout.length_B[b] == token % T + 1 and got.rollout.reason_B[b] == STOPPED
     assert (got.rollout.tokens_BxT[b] == token).sum() == token % T + 1
     assert (got.reward_B[b], got.correct_B[b], got.rollout.weight_B[b]) == (0.75, 1, 1)
-    assert (got.rollout.version_BxT[b] == -1).all()
+    assert (got.rollout.version_BxT[b] == -1).all() and not got.rollout.logp_BxT[b].any()
   empty = got.rollout.length_B.reshape(2, -1)[0, G:]
   assert empty.tolist() == [0, 0] and (got.correct_B.reshape(2, -1)[0, G:] == 0).all()
 
@@ -71,19 +75,19 @@ def test_the_newest_are_kept_and_none_twice():
   kept = reuse.successes(count=3, keep=3)
   for tokens in ([1, 2, 3], [1, 4, 4]):
     kept.keep(batch([5], tokens, [1, 1, 1]), NO_GROUPS, 0)
-  assert [int(x.tokens[0]) for x in kept.rollouts[5]] == [3, 1, 4]
+  assert stored(kept, 5) == [3, 1, 4]
   assert more(kept.join(batch([5], [7, 8, 9], [0, 0, 0]), 0, 1), 3) == [[1, 3, 4]]
 
 
 def test_a_group_without_fresh_rows_gets_none_and_wrong_or_empty_rows_are_not_kept():
   kept = reuse.successes(count=1)
   kept.keep(batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 0, 1, 0, 0], [1, 1, 1, 0, 1, 1]), NO_GROUPS, 0)
-  assert list(kept.rollouts) == [5] and len(kept.rollouts[5]) == 1
+  assert list(kept.buffer.groups) == [5] and stored(kept, 5) == [1]
   held_back = batch([5], [7, 8, 9], [0, 0, 0], [0, 0, 0])
   assert kept.join(held_back, 0, 1).rollout.length_B.tolist() == [0] * (G + 1)
 
 
-def test_the_draw_is_of_seed_step_and_prompt_and_a_resumed_run_repeats_it():
+def test_the_draw_is_of_seed_step_and_prompt_and_a_resumed_run_repeats_it(tmp_path):
   kept = reuse.successes(count=2)
   for t in range(1, 8):
     kept.keep(
@@ -91,19 +95,39 @@ def test_the_draw_is_of_seed_step_and_prompt_and_a_resumed_run_repeats_it():
       NO_GROUPS,
       0,
     )
-  kept.rollouts[5][0] = kept.rollouts[5][0]._replace(reason=TRUNCATED)
+  kept.buffer.groups[5].batch.rollout.reason_B[0] = TRUNCATED
   fresh = batch([5, 6], [1] * 6, [0] * 6)
   drawn = [more(kept.join(fresh, 0, step), 2) for step in range(20)]
   assert len({str(x) for x in drawn}) > 10
   swapped = batch([6, 5], [1] * 6, [0] * 6)
   assert [more(kept.join(swapped, 0, step), 2)[::-1] for step in range(20)] == drawn
   again = reuse.successes(count=2)
-  arrays = {k: [[t.tolist(), r, s] for t, r, s in v] for k, v in kept.state_dict().items()}
-  again.load_state_dict(json.loads(json.dumps(arrays)))
+  device = {'x': np.zeros(1)}
+  checkpoint.save(str(tmp_path), 1, device, dict(store=kept.state_dict()), keep=1)
+  again.load_state_dict(checkpoint.restore(str(tmp_path), 1, device)[1]['store'])
   for step in range(20):
     for one, other in zip(kept.join(fresh, 0, step)[1], again.join(fresh, 0, step)[1], strict=True):
       np.testing.assert_array_equal(one, other)
-  assert [x.reason for x in again.rollouts[5]] == [TRUNCATED] + [STOPPED] * 7
+  assert again.buffer.groups[5].batch.rollout.reason_B.tolist() == [TRUNCATED] + [STOPPED] * 7
+  assert again.buffer.bytes == kept.buffer.bytes > 0
+
+
+def test_a_success_rate_of_a_replay_is_1():
+  kept = reuse.successes(count=2)
+  first = batch([5, 6], [1, 2, 3, 4, 5, 6], [1, 0, 0, 0, 0, 0])
+  kept.keep(first._replace(success_B=first.correct_B / 2), NO_GROUPS, 0)
+  got = kept.join(first._replace(success_B=first.correct_B / 2), 0, 1)
+  assert got.success_B.reshape(2, -1).tolist() == [[0.5, 0, 0, 1, 0], [0, 0, 0, 0, 0]]
+
+
+def test_prompts_that_were_right_long_ago_leave_a_full_buffer():
+  kept = reuse.successes(count=1, memory_mb=1)
+  size = 0
+  for prompt in range(3000):
+    kept.keep(batch([prompt], [1, 2, 3], [1, 0, 0]), NO_GROUPS, prompt)
+    size = max(size, kept.buffer.bytes)
+  assert 0.9 * 2**20 < size <= 2**20
+  assert list(kept.buffer.groups) == list(range(3000 - len(kept.buffer.groups), 3000))
 
 
 def test_more_replays_than_are_kept_is_told():

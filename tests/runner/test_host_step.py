@@ -296,7 +296,10 @@ def test_what_is_landed_holds_replays_that_no_metric_and_no_observer_counts():
       )
   plain, again = landed['plain'], landed['replay']
   assert plain.rollout_records == again.rollout_records and len(again.rollout_records) == B
-  assert again.metrics == plain.metrics | {'replay/rows': 3, 'replay/prompts': 3}
+  assert again.metrics == plain.metrics | {
+    **{'replay/rows': 3, 'replay/groups': 3},
+    'replay/memory_mb': context.replay.reuse.buffer.bytes / 2**20,
+  }
   assert {row['prompt_text'] for row in plain.rollout_records} == {'0 <s>'}
   assert not any({'rewards', 'shaped'} & row.keys() for row in plain.rollout_records)
   assert plain.batch.replayed_B is None and again.batch.replayed_B.sum() == P

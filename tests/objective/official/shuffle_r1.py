@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import objective
-from jaxrl_llm.replay import contrast_pairs
+from jaxrl_llm.replay import contrast_pairs, group_batches
 from tests.objective.official import lib
 
 PAIRS, TRAINER = 'shuffle_r1/custom_algos.py', 'shuffle_r1/ray_trainer.py'
@@ -36,12 +36,12 @@ MUTANTS = {
   'one sub-batch more': (contrast_pairs, 'for _ in range(draws if', 'for _ in range(draws + 1 if'),
   'each pair once': (contrast_pairs, 'copies_N[chosen] += 1', 'copies_N[chosen] = 1'),
   'mean over all tokens': (
-    contrast_pairs,
+    group_batches,
     'scale = length_B.sum() / max((copies_B * length_B).sum(), 1)',
     'scale = 1.0',
   ),
   'mean over rows': (
-    contrast_pairs,
+    group_batches,
     'scale = length_B.sum() / max((copies_B * length_B).sum(), 1)',
     'scale = len(length_B) / max(copies_B.sum(), 1)',
   ),
