@@ -42,7 +42,7 @@ JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture
 # Overrides of smoke runs; a model of characters needs several times as many tokens for a prompt.
 SMOKE = dict.fromkeys(JOBS, smoke.TINY)
 SMOKE['mixture'] += ('model=scratch', 'scratch.max_tokens=1024', 'prompt_tokens=640', 'sft.steps=0')
-SMOKE['mixture'] += ('evaluation.prompts=99',)
+SMOKE['mixture'] += ('evaluation.prompts=99', 'completion_tokens=4')
 
 
 def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
@@ -166,7 +166,7 @@ def by_source(name: str, out: str) -> None:
 
 def write_mixture(folder: str, is_smoke: bool) -> tuple[str, ...]:
   """Write the rows of the mixture unless they are there; returns the overrides that read them."""
-  rows, held_out = (60, 2) if is_smoke else (20_000, 20)
+  rows, held_out = (60, 1) if is_smoke else (20_000, 20)
   mixture_rows.write(folder, mixture_rows.request(list(mixture_rows.GENERATORS), rows, held_out, 0))
   return f'data.path={folder}/rows.jsonl', f'data.eval_path={folder}/held_out.jsonl'
 

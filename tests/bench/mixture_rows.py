@@ -53,9 +53,8 @@ GENERATORS: dict[str, JsonObject] = dict(
 # File → the side of the split, which seeds the generators. Held-out questions are drawn first.
 FILES = {'held_out.jsonl': 'held_out', 'rows.jsonl': 'train'}
 ABOUT = 'about.json'
-MAX_MISSES = (
-  500  # draws in a row without a new question after which a generator counts as exhausted
-)
+# Draws in a row without a new question after which a generator counts as exhausted.
+MAX_MISSES = 500
 
 
 def entries(name: str, side: str, count: int, seed: int) -> Iterator[Row]:
