@@ -23,19 +23,8 @@ README = ROOT / 'configs' / 'README.md'
 FILES = {name: pathlib.Path(path) for name, path in paths.names().items()}
 # Configs that are no method: tasks, models and rewards to start from.
 JOBS = (
-  *(
-    'sums',
-    'tiny',
-    'code',
-    'guess',
-    'batched_turns',
-    'harness',
-    'calculator',
-    'r3',
-    'gsm8k',
-    'unique_letters',
-  ),
-  *('sft', 'sft_then_rl', 'distill', 'reward_model', 'countdown', 'rubric'),
+  *('sums', 'tiny', 'mixture', 'code', 'guess', 'batched_turns', 'harness', 'calculator', 'r3'),
+  *('gsm8k', 'unique_letters'),
   *('keychain', 'long_copy'),
 )
 PAPERS = [name for name in FILES if name not in JOBS]

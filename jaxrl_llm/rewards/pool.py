@@ -32,7 +32,7 @@ from jaxrl_llm.types import Row, UserError
 
 # Their time is linear in the completion's length, or in that of its tail: they run without a deadline and a worker.
 _INLINE = (
-  *(verifiers.exact, verifiers.number, verifiers.first_number),
+  *(verifiers.exact, verifiers.number, verifiers.first_number, verifiers.short_answer),
   *(verifiers.bare_number, verifiers.tagged, verifiers.numeric, verifiers.multiple_choice),
   format_rules.tags,
 )

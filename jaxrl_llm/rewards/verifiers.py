@@ -62,6 +62,20 @@ def marked_number(text: str, row: Row) -> float:
   return float(value is not None and value == _target(row))
 
 
+def short_answer(text: str, row: Row) -> float:
+  """1 if the text gives the row's answer, else 0: a number by the rule of `number`, other answers word for word.
+
+  For files whose rows have answers of several types. Words are compared without regard to case, spacing and the quotes,
+  asterisks or period around them; text before the last 'answer is' or 'answer:' is ignored. See `answer_span.words`.
+  """
+  answer = _answer(row)
+  if extract.NUMBER.fullmatch(answer.strip()):
+    return number(text, row)
+  if not answer_span.words(answer):
+    raise ValueError(f'the answer of row {row.id} holds no word: {row.answer!r}')
+  return float(answer_span.words(text) == answer_span.words(answer))
+
+
 def bare_number(text: str, row: Row) -> float:
   """1 if the text is one number up to surrounding white space, right or wrong, else 0."""
   del row

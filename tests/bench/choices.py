@@ -2,7 +2,9 @@
 
 python -m tests.bench.choices --job=tiny [--rules uniform,default] [--seeds 0,1,2,3,4] [--out runs/choices] [--smoke]
 Job `tiny` is configs/tiny.py with 20,000 strings of digits. Job `sums` is configs/dapo.py on 2,040 sums, from (2 terms,
-1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Every
+1 digit), which SmolLM2 mostly solves, to (3, 2), which it rarely solves; held-out sums are of the same kinds. Job
+`mixture` is configs/rewards/mixture.py on 20,000 rows that tests/bench/mixture_rows.py writes to --out. No job has the
+oracle of tests/bench/curriculum.py: a scan of the mixture's true rates would cost 160,000 rollouts. Every
 rule starts from the same weights with the same number of rollouts. Seconds are those of the device program: to measure
 them, pin the process to a core of an idle machine. Finished runs are not repeated; the table shows all runs in --out.
 """
@@ -10,16 +12,19 @@ them, pin the process to a core of an idle machine. Finished runs are not repeat
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
+import re
 
 import jax
 import numpy as np
 
 from jaxrl_llm import train
 from jaxrl_llm.config import loading as configs
+from tests.bench import mixture_rows
 from tests.bench.curves import share_warm_starts
-from tests.bench.lib import smoke
+from tests.bench.lib import results, smoke
 
 SUMS = ((2, 1, 60), (2, 2, 700), (3, 1, 500), (2, 3, 500), (3, 2, 280))
 # name → (config whose curriculum and replay.collect are used, changes of that curriculum)
@@ -33,7 +38,11 @@ RULES = {
   'top': ('dapo', dict(selection=dict(fn='top'))),
 }
 # name → (file, steps, steps between evaluations)
-JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30)}
+JOBS = {'tiny': ('tiny', 90, 15), 'sums': ('dapo', 60, 30), 'mixture': ('mixture', 60, 30)}
+# Overrides of smoke runs; a model of characters needs several times as many tokens for a prompt.
+SMOKE = dict.fromkeys(JOBS, smoke.TINY)
+SMOKE['mixture'] += ('model=scratch', 'scratch.max_tokens=1024', 'prompt_tokens=640', 'sft.steps=0')
+SMOKE['mixture'] += ('evaluation.prompts=99', 'completion_tokens=4')
 
 
 def job(name: str, rule: str, seed: int, more: tuple[str, ...] = ()):
@@ -136,6 +145,32 @@ def table(name: str, out: str) -> None:
       )
 
 
+def by_source(name: str, out: str) -> None:
+  """Print the greedy accuracy of each source at the last evaluation, in percent: means over the runs of a rule."""
+  _, steps, _ = JOBS[name]
+  found: dict[str, dict[str, list[float]]] = {}
+  for rule in RULES:
+    for path in sorted(glob.glob(os.path.join(out, f'{rule}_*', 'eval', f'step_{steps:06d}.json'))):
+      with open(path) as file:
+        metrics = json.load(file)['metrics']
+      for key, value in metrics.items():
+        if match := re.fullmatch('val-core/(.+)/acc/greedy', key):
+          found.setdefault(match[1], {}).setdefault(rule, []).append(100 * value)
+  rules = [rule for rule in RULES if any(rule in values for values in found.values())]
+  rows = [
+    [source, *(f'{np.mean(values.get(rule, np.nan)):.1f}' for rule in rules)]
+    for source, values in sorted(found.items())
+  ]
+  print('\n' + results.table(['greedy at the end, by source', *rules], rows))
+
+
+def write_mixture(folder: str, is_smoke: bool) -> tuple[str, ...]:
+  """Write the rows of the mixture unless they are there; returns the overrides that read them."""
+  rows, held_out = (60, 1) if is_smoke else (20_000, 20)
+  mixture_rows.write(folder, mixture_rows.request(list(mixture_rows.GENERATORS), rows, held_out, 0))
+  return f'data.path={folder}/rows.jsonl', f'data.eval_path={folder}/held_out.jsonl'
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--job', choices=list(JOBS), default='tiny')
@@ -143,19 +178,27 @@ def main() -> None:
   parser.add_argument('--rules', default=','.join(RULES))
   parser.add_argument('--seeds', default='0,1,2,3,4')
   options = smoke.parse(parser, rules='uniform,default', seeds='0')
+  for rule in options.rules.split(','):
+    if rule not in RULES:
+      parser.error(f'--rules: {rule!r} is unknown; choose from: {", ".join(RULES)}')
+  more = SMOKE[options.job] if options.smoke else ()
   if options.smoke:
-    JOBS['tiny'] = ('tiny', 2, 1)
+    JOBS[options.job] = (JOBS[options.job][0], 2, 1)
   if options.job == 'tiny':
     share_warm_starts()
   out = os.path.join(options.out, options.job)
   os.makedirs(out, exist_ok=True)
+  if options.job == 'mixture':
+    more += write_mixture(os.path.abspath(os.path.join(options.out, 'mixture_rows')), options.smoke)
   jax.config.update('jax_compilation_cache_dir', os.path.join(options.out, 'compiled'))
   for seed in filter(None, options.seeds.split(',')):
     for rule in options.rules.split(','):
       folder = os.path.join(out, f'{rule}_{seed}')
       if curve(options.job, folder, 'greedy') is None:
-        train.run(job(options.job, rule, int(seed), smoke.TINY if options.smoke else ()), folder)
+        train.run(job(options.job, rule, int(seed), more), folder)
   table(options.job, out)
+  if options.job == 'mixture':
+    by_source(options.job, out)
 
 
 if __name__ == '__main__':

@@ -26,6 +26,8 @@ FUNCTIONS = dict(
   exact=functools.partial(verifiers.exact, row=ROW),
   number=functools.partial(verifiers.number, row=ROW),
   first_number=functools.partial(verifiers.first_number, row=ROW),
+  short_answer=functools.partial(verifiers.short_answer, row=ROW),
+  short_answer_in_words=functools.partial(verifiers.short_answer, row=ROW._replace(answer='red')),
   marked_number=functools.partial(verifiers.marked_number, row=ROW),
   bare_number=functools.partial(verifiers.bare_number, row=ROW),
   tagged=functools.partial(verifiers.tagged, row=ROW),

@@ -43,7 +43,7 @@ def test_order_in_a_group_and_of_groups_is_of_no_account():
     np.testing.assert_array_equal(got, agree_PxG[p][:, order])
 
 
-@pytest.mark.parametrize('name', ['exact', 'number', 'first_number'])
+@pytest.mark.parametrize('name', ['exact', 'number', 'first_number', 'short_answer'])
 def test_a_grader_calls_right_what_has_the_same_extract_as_the_answer(name):
   found, grader = getattr(extract, name), getattr(verifiers, name)
   texts = ['12', ' 12 ', '12.0', 'no', '3 then 12', '12 then 3', '', '-0', '0']

@@ -50,7 +50,16 @@ ATTACKS = {
   'backslashes': ('\\' * 100_000, BAD),
   'dollars': ('$' * 100_000, None),
 }  # fmt: skip
-INLINE = ('exact', 'number', 'first_number', 'bare_number', 'tagged', 'numeric', 'multiple_choice')
+INLINE = (
+  'exact',
+  'number',
+  'first_number',
+  'short_answer',
+  'bare_number',
+  'tagged',
+  'numeric',
+  'multiple_choice',
+)
 ROW = Row('id', 'question', (), '7', 'source', {})
 
 

@@ -113,7 +113,9 @@ def test_tagged_asks_for_one_pair_at_the_end(text, reward):
   )
 
 
-@pytest.mark.parametrize('grader', [verifiers.exact, verifiers.number, verifiers.first_number])
+@pytest.mark.parametrize(
+  'grader', [verifiers.exact, verifiers.number, verifiers.first_number, verifiers.short_answer]
+)
 def test_a_row_without_an_answer_is_an_error_and_no_zero(grader):
   with pytest.raises(ValueError, match='has no answer'):
     grader('7', row(''))
@@ -122,6 +124,11 @@ def test_a_row_without_an_answer_is_an_error_and_no_zero(grader):
 def test_an_answer_without_a_number_is_an_error_and_no_zero():
   with pytest.raises(ValueError, match="no number: 'blue'"):
     verifiers.number('7', row('blue'))
+
+
+def test_an_answer_of_marks_alone_is_an_error_and_an_empty_text_does_not_equal_it():
+  with pytest.raises(ValueError, match='holds no word'):
+    verifiers.short_answer('', row('**'))
 
 
 def test_answers_that_nothing_can_be_compared_with_are_errors_and_no_zeros():

@@ -124,3 +124,18 @@ def tail(text: str, tag: str = '') -> str | None:
   """
   text = text[-TAIL_CHARS:]
   return in_tag(text, tag) if tag else text
+
+
+# Marks around an answer that are no part of it, and what announces one.
+_MARKS = ' \t\r\n"\'`*_.:\u201c\u201d\u2018\u2019'
+_ANNOUNCED = re.compile(r'\banswer(?:\sis\b|[*_]*:)', re.IGNORECASE)
+
+
+def words(text: str) -> str:
+  """What follows the last 'answer is' or 'answer:' of the text, else all of it, in lower case without marks around it.
+
+  White space within is one space.
+  """
+  starts = [announced.end() for announced in _ANNOUNCED.finditer(text[-TAIL_CHARS:])]
+  part = text[-TAIL_CHARS:][starts[-1] if starts else 0 :]
+  return ' '.join(part.strip(_MARKS).lower().split())

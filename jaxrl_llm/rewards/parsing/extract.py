@@ -79,6 +79,12 @@ def first_number(text: str) -> Decimal | None:
   return None
 
 
+def short_answer(text: str) -> Decimal | str | None:
+  """The last number as for `number`; of a text without one, its words without announcement and marks."""
+  value = number(text)
+  return value if value is not None else answer_span.words(text) or None
+
+
 def marked_number(text: str) -> Decimal | None:
   """The number directly behind the last #### with a number; None where it is part of an expression or a list.
 

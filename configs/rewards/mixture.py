@@ -1,0 +1,37 @@
+"""The mixture: short questions of many kinds from one file, which holds question, answer and source alone.
+
+python -m tests.bench.mixture_rows               (in a checkout; writes data/mixture, 20,000 rows of reasoning-gym)
+python -m jaxrl_llm.main --config=mixture
+Data as people have it: the rows hold no setting, level or metadata of a generator, so that the curriculum can share
+evidence by their source and the length of their prompt alone. Numbers are graded by value, other answers word for
+word; held-out accuracies are reported for each source. `python -m tests.bench.choices --job=mixture` compares rules to
+choose prompts on it.
+Numbers: those of dapo.py, for SmolLM2-135M-Instruct on a laptop, with longer prompts.
+"""
+
+# Two examples, since the model otherwise begins a sentence that the cap of tokens cuts.
+TEMPLATE = """Question: What is 2 + 3?
+Answer: 5
+
+Question: What is the capital of France?
+Answer: Paris
+
+Question: {question}
+Answer:"""
+
+
+def get_config():
+  return dict(
+    base='dapo',
+    prompt_tokens=192,
+    completion_tokens=16,
+    rewards=dict(fn='short_answer'),
+    data=dict(
+      source='jsonl',
+      path='data/mixture/rows.jsonl',
+      eval_path='data/mixture/held_out.jsonl',
+      columns=dict(source='source'),
+      template=TEMPLATE,
+    ),
+    evaluation=dict(prompts=320),
+  )
