@@ -75,10 +75,12 @@ class EpisodeRewards:
   def turn_texts(self, tokens_T: np.ndarray, number_T: np.ndarray) -> list[str]:
     """The text of each sampled turn of a row, end tokens left out."""
     texts = []
+    # A call may begin with a special token.
+    keep = dict(skip_special=False) if self.tokenizer.tools else {}
     for turn in range(number_T.max() + 1):
       token_ids = tokens_T[number_T == turn].tolist()
       ends = token_ids and token_ids[-1] in self.tokenizer.end_ids
-      texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids))
+      texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids, **keep))
     return texts
 
   def score(self, turns: Turns, grade: Callable[[], rewards.Scores], parts: int) -> rewards.Scores:
@@ -111,7 +113,7 @@ class Episodes(EpisodeRewards):
     Raises UserError for bad settings.
     """
     settings = config.environment
-    self.environments = environments.WorkerPool(settings)
+    self.environments = environments.WorkerPool(environments.with_call_format(settings, tokenizer))
     self.turn_template = environments.build_turn_template(
       tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )
