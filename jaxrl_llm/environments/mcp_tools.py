@@ -183,7 +183,7 @@ def _list(server: Server, until: float, quiet: bool) -> list[Tool]:
   missing = [name for name in server.tools if name not in names]
   if missing or not names:
     raise UserError(
-      f'{_FIELD}.{server.name}.tools={server.tools!r}: the server offers {", ".join(names) or "no tools"}; choose among '
-      'these, or another server.'
+      f'{_FIELD}.{server.name}.tools={server.tools!r}: the server offers {", ".join(names) or "no tools"}; choose '
+      'among these, or another server.'
     )
   return [tool for tool in tools if not server.tools or tool.name in server.tools]

@@ -85,14 +85,16 @@ def list_tools(settings: EnvironmentSettings) -> tuple[JsonObject, ...]:
   return tuple(listing()) if listing else ()
 
 
-def with_call_format(settings: EnvironmentSettings, tokenizer: Tokenizer) -> EnvironmentSettings:
+def with_call_format(
+  settings: EnvironmentSettings, tokenizer: Tokenizer, chat: bool
+) -> EnvironmentSettings:
   """The settings, with the setting `calls` where the environment offers tools and `calls` is not given.
 
-  Raises UserError where the chat template renders no tools, or writes calls in an unknown form.
+  Raises UserError where no chat template renders the tools, and where it writes calls in an unknown form.
   """
   if not tokenizer.tools or dict(settings).get('calls'):
     return settings
-  form = tool_format.find(tokenizer)
+  form = tool_format.find(tokenizer) if chat else 'config.data.chat=False renders no tools'
   if isinstance(form, str):
     raise UserError(
       f'config.environment.fn={settings["fn"]!r}: {form}; set config.environment.calls, or take another model.'

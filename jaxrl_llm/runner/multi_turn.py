@@ -113,7 +113,9 @@ class Episodes(EpisodeRewards):
     Raises UserError for bad settings.
     """
     settings = config.environment
-    self.environments = environments.WorkerPool(environments.with_call_format(settings, tokenizer))
+    self.environments = environments.WorkerPool(
+      environments.with_call_format(settings, tokenizer, config.data.chat)
+    )
     self.turn_template = environments.build_turn_template(
       tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )

@@ -1,4 +1,4 @@
-"""A server as its author would write it with the official SDK: `python mcp_server.py [name of one more tool | port]`."""
+"""A server as its author would write it with the official SDK; its argument: a port, silent, or one more tool."""
 
 from __future__ import annotations
 
