@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from mcp.server.mcpserver import Image, MCPServer
+from mcp.server.mcpserver import Context, Image, MCPServer
 
 server = MCPServer('sums', log_level='WARNING')
 total = 0
@@ -19,11 +19,12 @@ def add(a: int, b: int = 40) -> int:
 
 
 @server.tool()
-def count(by: int = 1) -> str:
-  """Adds to the total of this session, and shows the process and an environment variable."""
+def count(ctx: Context, by: int = 1) -> str:
+  """Adds to a total, and shows the process, two environment variables and a header of the request."""
   global total
   total += by
-  return f'{total} {os.getpid()} {os.environ.get("TOKEN")} {os.environ.get("SECRET")}'
+  key = (ctx.headers or {}).get('x-key')
+  return f'{total} {os.getpid()} {os.environ.get("TOKEN")} {os.environ.get("SECRET")} {key}'
 
 
 @server.tool()

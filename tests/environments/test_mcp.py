@@ -112,7 +112,7 @@ def test_observations_and_tools_are_those_of_the_official_client(sdk, pool):
   assert (first.split()[0], dot) == ('1', 'a dot') and 'image/png left out' in image
   assert workers.run([request(0, *texts, both, '42')])[0].result == (None, 0.0, True)
   # Of the trainer's environment variables a server gets those that are named.
-  assert first.split()[2:] == ['token', 'None']
+  assert first.split()[2:4] == ['token', 'None']
   listed = environments.list_tools(workers.settings)
   assert [x['function'] for x in listed] == [
     dict(name=x.name, description=x.description, parameters=x.input_schema) for x in tools
@@ -164,12 +164,12 @@ def test_servers_end_with_their_worker(pool, how):
   workers = pool(dict(sums=command()), timeout_s=20.0, deadline_s=30.0)
   (answer,) = workers.run([request(0, call('count'))])
   pid = int(answer.result.observation.split()[1])
+  # A server that is stopped does not see that its input was closed.
+  os.kill(pid, signal.SIGSTOP)
   if how == 'closed':
     workers.close()
   else:
     (worker,) = workers._workers
-    # A server that is stopped does not see that its input was closed.
-    os.kill(pid, signal.SIGSTOP)
     if how == 'late':
       worker.deadline = worker._deadline_s = 0.0
       os.kill(worker.process.pid, signal.SIGSTOP)
@@ -190,9 +190,7 @@ def test_a_server_at_a_url_has_a_session_for_each_episode(sdk, pool):
     while socket.socket().connect_ex(('127.0.0.1', port)) and time.monotonic() < until:
       time.sleep(0.1)
     url = f'http://127.0.0.1:{port}/mcp'
-    remote = dict(
-      url=url, headers=dict(Authorization='Bearer ${MCP_TOKEN}'), tools=('count', 'fail')
-    )
+    remote = dict(url=url, headers={'x-key': 'a ${MCP_TOKEN}'}, tools=('count', 'fail'))
     workers = pool(dict(remote=remote, sums=command(tools=('add',))))
     names = [x['function']['name'] for x in environments.list_tools(workers.settings)]
     assert names == ['count', 'fail', 'add']
@@ -201,6 +199,7 @@ def test_a_server_at_a_url_has_a_session_for_each_episode(sdk, pool):
     (answer,) = workers.run([request(0, both)])
     count, added = answer.result.observation.split('\n')
     assert (count.split()[1], added) == (str(process.pid), '41')
+    assert count.endswith(' a token')
     process.kill()
     process.wait()
     (answer,) = workers.run([request(0, both, call('count'))])
