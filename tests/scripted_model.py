@@ -43,13 +43,13 @@ TEMPLATE = """
 _WIDTH, _LAYERS, _CONTEXT = 32, 2, 256
 
 
-def write(folder: str | os.PathLike, seed: int = 0) -> Model:
+def write(folder: str | os.PathLike, seed: int = 0, max_tokens: int = _CONTEXT) -> Model:
   """Write the folder and return the model."""
   backend, successor = _tokenizer()
   end = backend.token_to_id(END)
   vocab = backend.get_vocab_size()
   config = ModelConfig(
-    vocab=vocab, width=_WIDTH + vocab, layers=_LAYERS, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=_CONTEXT,
+    vocab=vocab, width=_WIDTH + vocab, layers=_LAYERS, heads=4, kv_heads=2, head_dim=8, mlp=48, max_tokens=max_tokens,
     tied=False,
   )  # fmt: skip
   tokenizer = Tokenizer(backend, TEMPLATE, (end,), end, '', END)

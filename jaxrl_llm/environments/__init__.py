@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxrl_llm.environments import batching
 from jaxrl_llm.environments.live import EpisodeKey, TurnRequest, TurnResult
 from jaxrl_llm.environments.protocol import Environment, Result, ends_episode
-from jaxrl_llm.environments.resolve import resolve
+from jaxrl_llm.environments.resolve import list_tools, resolve, with_call_format
 from jaxrl_llm.environments.turn_template import TurnTemplate, build_turn_template
 from jaxrl_llm.environments.worker_pool import LOST, WorkerPool
 
@@ -21,5 +21,7 @@ __all__ = [
   'batching',
   'build_turn_template',
   'ends_episode',
+  'list_tools',
   'resolve',
+  'with_call_format',
 ]

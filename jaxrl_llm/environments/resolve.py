@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.config import schema, stages, user_code
-from jaxrl_llm.environments import adapters, games, harness, tools
+from jaxrl_llm.environments import adapters, games, harness, mcp_tools, tool_format, tools
 from jaxrl_llm.environments.protocol import Environment
 from jaxrl_llm.rewards.code_execution import sandbox
 from jaxrl_llm.types import JsonObject, Settings, UserError
 
+if TYPE_CHECKING:  # the module imports jax, which environment workers must not
+  from jaxrl_llm.models.tokenizer import Tokenizer
+
 # Their public functions are the environments that can be named.
-_MODULES = (tools, games, adapters, harness)
+_MODULES = (tools, games, adapters, mcp_tools, harness)
 # Their steps take bounded time for any text, so they run without a deadline and without a worker.
 _INLINE = (tools.calculator, tools.search, games.guess, games.walk)
+# Their settings that bound a step, with the defaults: a step must end before the worker is killed.
+_OWN_LIMITS = {tools.python: ('wall_s', 4.0), mcp_tools.mcp: ('timeout_s', 5.0)}
 _LEAST = dict(turns=1, rounds=0, observation_tokens=0, workers=1, worker_memory_mb=0)
 JUDGES = ('environment', 'rewards')
 
@@ -59,12 +64,42 @@ def resolve(settings: EnvironmentSettings) -> EnvironmentFactory | None:
   make = stages.pick(module, stage, 'environment')
   if make.func is tools.python:
     sandbox.require("config.environment.fn='python'")
-    if make.keywords.get('wall_s', 4.0) >= settings['deadline_s']:
-      raise UserError(
-        f'config.environment.deadline_s={settings["deadline_s"]!r} must be above the wall_s of its programs; raise it.'
-      )
-  replayable = getattr(make(), 'replayable', True)  # making one checks its settings
+  environment = make()  # which checks its settings
+  limit = _OWN_LIMITS.get(make.func)
+  if limit and make.keywords.get(*limit) >= settings['deadline_s']:
+    raise UserError(
+      f'config.environment.deadline_s={settings["deadline_s"]!r} must be above config.environment.{limit[0]}, '
+      f'{make.keywords.get(*limit)!r}; raise it.'
+    )
+  replayable = getattr(environment, 'replayable', True)
   return EnvironmentFactory(make, make.func in _INLINE, replayable)
+
+
+def list_tools(settings: EnvironmentSettings) -> tuple[JsonObject, ...]:
+  """The tools that an environment offers, in OpenAI's form; () for one without a method `list_tools`.
+
+  Raises UserError as `resolve` does, and where the tools cannot be listed.
+  """
+  factory = resolve(settings)
+  listing = factory and getattr(factory.make(), 'list_tools', None)
+  return tuple(listing()) if listing else ()
+
+
+def with_call_format(
+  settings: EnvironmentSettings, tokenizer: Tokenizer, chat: bool
+) -> EnvironmentSettings:
+  """The settings, with the setting `calls` where the environment offers tools and `calls` is not given.
+
+  Raises UserError where no chat template renders the tools, and where it writes calls in an unknown form.
+  """
+  if not tokenizer.tools or dict(settings).get('calls'):
+    return settings
+  form = tool_format.find(tokenizer) if chat else 'config.data.chat=False renders no tools'
+  if isinstance(form, str):
+    raise UserError(
+      f'config.environment.fn={settings["fn"]!r}: {form}; set config.environment.calls, or take another model.'
+    )
+  return dict(settings) | dict(calls=tuple(form))
 
 
 def check(settings: EnvironmentSettings) -> None:

@@ -36,6 +36,7 @@ class Tokenizer(NamedTuple):
   pad_id: int
   bos_token: str = ''
   eos_token: str = ''
+  tools: tuple[JsonObject, ...] = ()  # that every chat offers, in OpenAI's form
 
   @property
   def vocab_size(self) -> int:
@@ -81,12 +82,12 @@ class Tokenizer(NamedTuple):
     add_generation_prompt: bool = True,
     tools: Sequence[JsonObject] = (),
   ) -> str:
-    """The chat template applied to `messages` (role, content) and `tools`, in OpenAI's form.
+    """The chat template applied to `messages` (role, content) and `tools`, or else to the tokenizer's own tools.
 
     Raises UserError if the template raises.
     """
     variables: JsonObject = dict(bos_token=self.bos_token, eos_token=self.eos_token)
-    if tools:  # undefined without: templates test it in several ways
+    if tools := tools or self.tools:  # undefined without: templates test it in several ways
       variables['tools'] = list(tools)
     try:
       return chat_template.render(

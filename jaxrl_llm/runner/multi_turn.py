@@ -72,13 +72,17 @@ class EpisodeRewards:
       seed = np.random.SeedSequence((self.seed, 7, int(born), int(index))).generate_state(1)[0]
       yield row, int(seed) >> 1
 
-  def turn_texts(self, tokens_T: np.ndarray, number_T: np.ndarray) -> list[str]:
-    """The text of each sampled turn of a row, end tokens left out."""
+  def turn_texts(
+    self, tokens_T: np.ndarray, number_T: np.ndarray, calls: bool = False
+  ) -> list[str]:
+    """The text of each sampled turn of a row, end tokens left out; with `calls`, as calls of tools are read."""
     texts = []
+    # A call may begin with a special token.
+    keep = dict(skip_special=False) if calls and self.tokenizer.tools else {}
     for turn in range(number_T.max() + 1):
       token_ids = tokens_T[number_T == turn].tolist()
       ends = token_ids and token_ids[-1] in self.tokenizer.end_ids
-      texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids))
+      texts.append(self.tokenizer.decode(token_ids[:-1] if ends else token_ids, **keep))
     return texts
 
   def score(self, turns: Turns, grade: Callable[[], rewards.Scores], parts: int) -> rewards.Scores:
@@ -111,7 +115,9 @@ class Episodes(EpisodeRewards):
     Raises UserError for bad settings.
     """
     settings = config.environment
-    self.environments = environments.WorkerPool(settings)
+    self.environments = environments.WorkerPool(
+      environments.with_call_format(settings, tokenizer, config.data.chat)
+    )
     self.turn_template = environments.build_turn_template(
       tokenizer, config.data.chat, settings.role, settings.observation_tokens
     )
@@ -290,7 +296,7 @@ class Episodes(EpisodeRewards):
         result_by_row[b] = self._failed[keys[b]]
         continue
       row, seed = seeded_P[b * len(rows) // len(keys)]
-      texts = self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b])
+      texts = self.turn_texts(rollout.tokens_BxT[b], turns.number_BxT[b], calls=True)
       request_by_row[b] = environments.TurnRequest(keys[b], row, seed, texts)
     return result_by_row, request_by_row
 

@@ -43,6 +43,8 @@ def build_context(config: Config, mesh: jax.sharding.Mesh | None = None) -> RunC
     rewards.check_columns([(part.name, part.grader) for part in grading.rewards], rows.train)
     rewards.check_first_row(config.rewards, rows.train[0])
   model = models.load(config.model, scratch=config.scratch, seed=config.seed)
+  if tools := environments.list_tools(config.environment):  # rendered in every prompt
+    model = model._replace(tokenizer=model.tokenizer._replace(tools=tools))
   tables = data.load(config, model.tokenizer, rows)
   _check_sizes(config, model, len(tables.train))
   _check_rewards(config, grading, tables)

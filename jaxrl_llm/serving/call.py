@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxrl_llm.environments.tool_format import ToolFormat
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.serving import api
 from jaxrl_llm.serving.api import ApiError, ApiRequest
 from jaxrl_llm.serving.completion import Completion, TokenTexts
 from jaxrl_llm.serving.engine import ABORTED, Delivery, Engine, Prompt, Row
-from jaxrl_llm.serving.tool_format import ToolFormat
 from jaxrl_llm.types import JsonObject
 
 if TYPE_CHECKING:

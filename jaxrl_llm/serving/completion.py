@@ -7,11 +7,11 @@ import math
 import secrets
 from collections.abc import Sequence
 
+from jaxrl_llm.environments.tool_format import ToolCall, ToolFormat
 from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.serving.api import CHAT, ApiRequest
 from jaxrl_llm.serving.engine import STOP, Delivery, Token
 from jaxrl_llm.serving.text import CompletionText
-from jaxrl_llm.serving.tool_format import ToolCall, ToolFormat
 from jaxrl_llm.types import JsonObject, JsonValue
 
 _LEAST_LOGP = -9999.0  # JSON has no infinity

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.config import extras
+from jaxrl_llm.environments import tool_format
 from jaxrl_llm.models.tokenizer import Tokenizer
-from jaxrl_llm.serving import api, tool_format
+from jaxrl_llm.serving import api
 from jaxrl_llm.serving.api import ApiError, ApiRequest
 from jaxrl_llm.serving.call import Call, Limits, Load, Served
 from jaxrl_llm.serving.completion import TokenTexts

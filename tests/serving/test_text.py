@@ -9,10 +9,10 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 from tokenizers import models as bpe
 
+from jaxrl_llm.environments import tool_format
+from jaxrl_llm.environments.tool_format import ToolCall, ToolFormat
 from jaxrl_llm.models import tokenizer
-from jaxrl_llm.serving import tool_format
 from jaxrl_llm.serving.text import CompletionText
-from jaxrl_llm.serving.tool_format import ToolCall, ToolFormat
 
 
 @pytest.fixture(scope='module')

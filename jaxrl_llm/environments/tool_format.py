@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jaxrl_llm.models.tokenizer import Tokenizer
 from jaxrl_llm.types import JsonObject, JsonValue, UserError
+
+if TYPE_CHECKING:  # the module imports jax, which environment workers must not
+  from jaxrl_llm.models.tokenizer import Tokenizer
 
 _NAME, _ARGUMENT, _VALUE = 'jaxrl_call', 'jaxrl_argument', 'jaxrl_value'
 _MARK = re.compile(r'(<[^<>\s]+>|\[[A-Z_]+\])\s*\[?\s*$')
@@ -42,34 +44,56 @@ class ToolFormat(NamedTuple):
   def parse(self, text: str, names: Collection[str]) -> tuple[str, list[ToolCall]]:
     """(content before the calls, calls). Without calls, or where one is malformed: (text, []).
 
-    A call is malformed where it is no JSON, lacks its end, names a tool that is not in `names`, has arguments that are
-    no object, or is followed by other text.
+    A call is malformed where `split` raises, and where it names a tool that is not in `names`.
     """
-    content, mark, rest = text.partition(self.before) if self.before else ('', '{', text)
-    values = self._values(rest) if mark else None
-    calls = [self._call(value, names) for value in values or ()]
-    found = [call for call in calls if call is not None]
-    return (content, found) if found and len(found) == len(calls) else (text, [])
+    try:
+      content, calls = self.split(text)
+    except ValueError:
+      return text, []
+    known = calls and all(call.name in names for call in calls)
+    return (content, calls) if known else (text, [])
 
-  def _values(self, rest: str) -> list[JsonValue] | None:
-    """The JSON values behind the first mark; None for malformed text."""
+  def split(self, text: str) -> tuple[str, list[ToolCall]]:
+    """(content before the calls, calls); (text, []) without a call.
+
+    Raises ValueError where a call is no JSON, lacks its beginning, its end or its name, has arguments that are no
+    object, or is followed by other text.
+    """
+    if not self.before:
+      if not text.lstrip().startswith(('{', '[{')):
+        return text, []
+      content, rest = '', text
+    else:
+      content, mark, rest = text.partition(self.before)
+      if self.after and self.after in content:
+        raise ValueError(f'a call does not begin with {self.before}')
+      if not mark:
+        return text, []
+    calls = [self._call(value) for value in self._values(rest)]
+    if not calls:
+      raise ValueError('the list of calls is empty')
+    return content, calls
+
+  def _values(self, rest: str) -> list[JsonValue]:
+    """The JSON values behind the first mark."""
     if not self.after:
       value = _json(rest)
       return value if isinstance(value, list) else [value]
     values = []
     for part in rest.split(self.before):
       body, end, behind = part.partition(self.after)
-      if not end or behind.strip():
-        return None
+      if not end:
+        raise ValueError(f'a call does not end with {self.after}')
+      if behind.strip():
+        raise ValueError('text follows a call')
       values.append(_json(body))
     return values
 
-  def _call(self, value: JsonValue, names: Collection[str]) -> ToolCall | None:
-    if not isinstance(value, dict):
-      return None
-    name, arguments = value.get(self.name_key), value.get(self.arguments_key)
-    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
-      return None
+  def _call(self, value: JsonValue) -> ToolCall:
+    call = value if isinstance(value, dict) else {}
+    name, arguments = call.get(self.name_key), call.get(self.arguments_key)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+      raise ValueError(f'a call is not {{"{self.name_key}": …, "{self.arguments_key}": {{…}}}}')
     return ToolCall(name, arguments)
 
 
@@ -120,8 +144,8 @@ def _locate(text: str, prompt: str) -> ToolFormat | None:
 
 
 def _json(text: str) -> JsonValue:
-  """The decoded text; None where it is no JSON."""
+  """The decoded text. Raises ValueError where it is no JSON."""
   try:
     return json.loads(text)
-  except (ValueError, RecursionError):
-    return None
+  except (ValueError, RecursionError) as error:
+    raise ValueError('a call is no JSON') from error
