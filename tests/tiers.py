@@ -15,6 +15,7 @@ PATHS = {
   '': 'jit',
   'bench': 'slow',
   'bench/test_decode_queue.py': 'jit',
+  'bench/test_methods.py': 'process',
   'bench/test_results.py': 'host',
   'bench/test_schedule_iterations.py': 'jit',
   'bench/test_schedules.py': 'host',
