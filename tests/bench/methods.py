@@ -35,6 +35,7 @@ METHODS = tuple(
   )
 )
 SECONDS_A_RUN = 75.0  # on two idle cores, before any run is measured
+SEEDS = 3
 TAIL_CHARS = 400  # of a failed run's output in its row
 
 
@@ -130,7 +131,9 @@ def arguments() -> argparse.Namespace:
   names = lambda text: text.split(',')  # noqa: E731
   parser.add_argument('--out', default='runs/methods')
   parser.add_argument('--methods', type=names, default=list(METHODS))
-  parser.add_argument('--seeds', type=lambda text: [*map(int, text.split(','))], default=[0, 1, 2])
+  parser.add_argument(
+    '--seeds', type=lambda text: [*map(int, text.split(','))], default=[*range(SEEDS)]
+  )
   parser.add_argument('--hours', type=float, default=6.0)
   parser.add_argument('--deadline_s', type=float, default=900.0)
   parser.add_argument('--plan', action='store_true')
@@ -200,6 +203,8 @@ def main() -> None:
     print(plan(rows, left), file=sys.stderr)
     if options.plan:
       return
+    for unfinished in out.glob('part-*'):  # of a run that was killed
+      shutil.rmtree(unfinished, ignore_errors=True)
     runner = Runner(out, options.deadline_s, options.smoke)
     take_runs(runner, journal, left, options.hours)
     rows = method_rows.read(journal, prints)
@@ -209,10 +214,12 @@ def main() -> None:
 
 
 def write(rows, options, load: float) -> None:
-  """Write the result file, unless runs are missing."""
-  if left := pending(rows, options.methods, options.seeds, retry=False):
+  """Write the result file, unless runs are missing: of all methods with three seeds each, or of a smoke run."""
+  seeds = [*options.seeds, *(s for s in range(SEEDS) if s not in options.seeds)][:SEEDS]
+  methods, seeds = (options.methods, options.seeds) if options.smoke else (METHODS, seeds)
+  if left := pending(rows, methods, seeds, retry=False):
     raise SystemExit(
-      f'--write needs the whole table, and {len(left)} runs are left; nothing is written.'
+      f'--write needs {len(methods)} methods × {len(seeds)} seeds, and {len(left)} runs are left; nothing is written.'
     )
   text = section(rows, options, load)
   results.write(results.path('methods.md', options.smoke), 'methods', text)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import pathlib
 
-from jaxrl_llm.config import loading, paths
+from jaxrl_llm.config import loading
 from tests.bench.lib import smoke
 
-FILES = {name: pathlib.Path(path) for name, path in paths.names().items()}
 # Methods that the job cannot train, with the reason.
 EXCLUDED = {
   'gigpo': 'credit between the turns of an episode; the tiny job has one turn',
@@ -115,6 +113,8 @@ def completions(config) -> int:
 @functools.cache
 def fingerprint(method: str, is_smoke: bool) -> str:
   """A hash of a method's settings on the job: rows of other settings are not reused."""
-  settings = job(method, 0, is_smoke=is_smoke).to_dict() | dict(start=START_STEPS)
+  settings = job(method, 0, is_smoke=is_smoke).to_dict() | dict(
+    start=START_STEPS, taught=TEACHER_STEPS
+  )
   text = json.dumps(settings, sort_keys=True, default=str)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
