@@ -6,6 +6,7 @@ autodiff and finite differences see the same function. `d` holds the data, see `
 
 from __future__ import annotations
 
+import itertools
 import math
 import types
 from collections.abc import Callable
@@ -149,6 +150,21 @@ gm = by_group(lambda r, n: r - r.mean())
 loo = by_group(lambda r, n: np.array([x - np.delete(r, i).mean() for i, x in enumerate(r)]))
 relative = by_group(lambda r, n: r / r.mean() - 1)
 shifted = by_group(lambda r, n: r - (r.mean() - 0.1))
+exp_weighted = by_group(lambda r, n: (r - r.mean()) * np.exp((r - r.mean()) / 0.5))
+
+
+@by_group
+def balanced(r, n):
+  """The mean over all choices of as many rows below the mean as there are others."""
+  good, bad = np.flatnonzero(r >= r.mean()), np.flatnonzero(r < r.mean())
+  draws = [*itertools.combinations(bad, min(len(good), len(bad)))]
+  out = np.zeros(len(r))
+  for chosen in draws:
+    kept = [*good, *chosen]
+    out[kept] += (r[kept] - r[kept].mean()) / len(draws)
+  return out
+
+
 opmd = by_group(lambda r, n: (r - 2 * np.log(np.exp(r / 2).mean())) / 3)
 weighted = by_group(lambda r, n: r - (r * n).sum() / n.sum())
 median = by_group(lambda r, n: (r - np.median(r)) / (np.median(np.abs(r - np.median(r))) + 1e-3))
@@ -862,6 +878,21 @@ METHODS = {
   'asym_re': Row(
     dict(advantage='shifted', ratio='one', trust_region='none', aggregation='token_mean'),
     reinforce(shifted, tok),
+    value=False,
+  ),
+  'red_drop': Row(
+    dict(advantage='balanced', ratio='one', trust_region='none', aggregation='token_mean'),
+    reinforce(balanced, tok),
+    value=False,
+  ),
+  'red_weight': Row(
+    dict(
+      advantage=dict(fn='exp_weighted', temperature=0.5),
+      ratio='one',
+      trust_region='none',
+      aggregation='token_mean',
+    ),
+    reinforce(exp_weighted, tok),
     value=False,
   ),
   'alp': Row(  # of the noisy log-probs, which are `x` here

@@ -17,6 +17,7 @@ PATHS = {
   'bench/test_decode_queue.py': 'jit',
   'bench/test_mixture.py': 'host',
   'bench/test_mixture.py::test_the_benchmark_runs_the_mixture_and_repeats_no_finished_run': 'slow',
+  'bench/test_methods.py': 'process',
   'bench/test_results.py': 'host',
   'bench/test_schedule_iterations.py': 'jit',
   'bench/test_schedules.py': 'host',

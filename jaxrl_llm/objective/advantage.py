@@ -110,6 +110,35 @@ def shifted(reward_PxG: jax.Array, length_PxG: jax.Array, *, shift: float = -0.1
   return (reward_PxG - _mean(reward_PxG, exists) - shift) * exists
 
 
+def exp_weighted(
+  reward_PxG: jax.Array, length_PxG: jax.Array, *, temperature: float = 1.0
+) -> jax.Array:
+  """A = a·e^{a / temperature}, a = R − mean_g: good rollouts count more. arXiv:2509.24203 (RED-Weight)."""
+  centered = group_centered(reward_PxG, length_PxG)
+  return centered * jnp.exp(centered / temperature)
+
+
+def balanced(reward_PxG: jax.Array, length_PxG: jax.Array) -> jax.Array:
+  """A = E[kept·(R − mean of the kept rows)]: of the rows below mean_g only as many are kept as are not below it.
+
+  Where there are more, the dropped ones are drawn at random; this is the mean over all draws, in closed form. Dropped
+  tokens stay in the denominator, as in the official code. arXiv:2509.24203 (RED-Drop).
+  """
+  exists = _exists(length_PxG)
+  # The mean of equal rewards may be rounded to above them.
+  good = exists * (reward_PxG >= _mean(reward_PxG, exists) - 1e-6)
+  bad = exists - good
+  count = lambda x: x.sum(1, keepdims=True)  # noqa: E731
+  total = lambda x: jnp.where(x > 0, reward_PxG, 0.0).sum(1, keepdims=True)  # noqa: E731
+  kept = jnp.minimum(count(bad), count(good))
+  n = jnp.maximum(count(good) + kept, 1)
+  mean = (total(good) + kept * _mean(reward_PxG, bad)) / n
+  others = (total(bad) - reward_PxG) / jnp.maximum(count(bad) - 1, 1)
+  mean_with_row = (total(good) + reward_PxG + (kept - 1) * others) / n
+  share = kept / jnp.maximum(count(bad), 1)
+  return jnp.where(good > 0, reward_PxG - mean, share * (reward_PxG - mean_with_row)) * exists
+
+
 def log_mean_exp(
   reward_PxG: jax.Array, length_PxG: jax.Array, *, temperature: float = 1.0
 ) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,7 @@ DEFAULTS = {
     token_whitened=[1e-8],
     group_whitened=[1e-8],
     shifted=[-0.1],
+    exp_weighted=[1.0],
     log_mean_exp=[1.0],
     least_variance=[True, 1e-8],
     adora=[0.1, 0.5, 4054, 1e-6],
@@ -493,6 +495,44 @@ def test_asym_re_differs_from_the_mean_by_supervised_learning_on_its_own_samples
   mean = run(d, **of('asym_re', advantage='group_centered'))[0]
   same(run(d, **of('asym_re', advantage=dict(fn='shifted', shift=0.0)))[0], mean)
   np.testing.assert_allclose(run(d, **of('asym_re'))[0] - mean, 0.1 * tok(d), atol=1e-12)
+
+
+def test_red_weight_at_a_high_temperature_is_reinforce():
+  d = data()
+  plain = run(d, **of('red_weight', advantage='group_centered'))[0]
+  hot = dict(fn='exp_weighted', temperature=1e9)
+  np.testing.assert_allclose(run(d, **of('red_weight', advantage=hot))[0], plain, atol=1e-8)
+
+
+@pytest.mark.parametrize('rows', [3, 5, 6, 7])
+def test_red_drop_is_the_mean_over_all_choices_of_the_rows_that_are_kept(rows):
+  """Groups in which several rows below the mean are kept, with graded rewards, and empty rows between them."""
+  r = np.random.default_rng(rows)
+  reward_PxG, length_PxG = r.exponential(size=(20, rows)) ** 2, r.integers(0, 4, (20, rows))
+  got = np.asarray(advantage.balanced(jnp.asarray(reward_PxG), jnp.asarray(length_PxG)))
+  several = 0
+  for reward_G, length_G, got_G in zip(reward_PxG, length_PxG, got, strict=True):
+    exists = np.flatnonzero(length_G)
+    if not len(exists):
+      assert not got_G.any()
+      continue
+    mean = reward_G[exists].mean()
+    good = [i for i in exists if reward_G[i] >= mean]
+    bad = [i for i in exists if reward_G[i] < mean]
+    several += 1 < len(good) < len(bad)
+    draws = [*itertools.combinations(bad, min(len(good), len(bad)))]
+    want_G = np.zeros(rows)
+    for chosen in draws:
+      kept = [*good, *chosen]
+      want_G[kept] += (reward_G[kept] - reward_G[kept].mean()) / len(draws)
+    np.testing.assert_allclose(got_G, want_G, atol=1e-12)
+  assert several or rows < 5
+
+
+def test_red_drop_keeps_equal_rewards_whose_mean_is_rounded_up():
+  reward_PxG = np.full((1, 6), 0.1, np.float32)
+  got = advantage.balanced(jnp.asarray(reward_PxG), jnp.ones((1, 6)))
+  np.testing.assert_allclose(got, 0, atol=1e-6)
 
 
 def test_rec_one_side_is_ppo_and_a_ring_with_a_far_rim_is_two_side():

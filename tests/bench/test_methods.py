@@ -1,0 +1,154 @@
+"""The table of all methods: its arithmetic, its journal after a kill, and which methods it leaves out."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import jax
+import pytest
+from method_table import JOBS, PAPERS
+
+from jaxrl_llm.config import validation
+from tests.bench import methods
+from tests.bench.lib import method_job, method_rows
+
+
+def row(method, seed, mean, status='ok', job='x'):
+  values = dict(mean=mean, greedy=mean + 1, step_s=0.5, completions=15360, start=20.0)
+  key = dict(method=method, seed=seed, job=job, status=status, wall_s=60.0)
+  return key | (values if status == 'ok' else dict(message='no'))
+
+
+def rows_of(*rows):
+  return {(r['method'], r['seed']): r for r in rows}
+
+
+def test_the_difference_is_paired_by_seed():
+  """Differences 1, 2 and 6: mean 3, s = √7, s / √3 = 1.5275."""
+  own, base = {0: 11.0, 1: 32.0, 2: 26.0, 3: 99.0}, {0: 10.0, 1: 30.0, 2: 20.0}
+  difference = method_rows.paired(own, base)
+  assert difference is not None
+  assert difference.mean == pytest.approx(3)
+  assert difference.error == pytest.approx(math.sqrt(7 / 3))
+  assert difference.seeds == 3
+  assert method_rows.paired({0: 1.0}, {1: 1.0}) is None
+  one = method_rows.paired({0: 3.0}, {0: 1.0})
+  assert one is not None and one.mean == 2 and math.isnan(one.error)
+
+
+@pytest.mark.parametrize(
+  ('difference', 'error', 'seeds', 'text'),
+  [
+    (4.31, 1.0, 3, 'beats GRPO'),  # Student's t with two degrees of freedom: 4.303
+    (4.29, 1.0, 3, 'does not beat GRPO here'),
+    (-4.31, 1.0, 3, 'is worse than GRPO'),
+    (2.8, 1.0, 5, 'beats GRPO'),  # four: 2.776
+    (9.0, math.nan, 1, 'one seed'),
+  ],
+)
+def test_a_method_beats_grpo_where_the_interval_excludes_zero(difference, error, seeds, text):
+  assert method_rows.verdict(difference, error, seeds) == text
+
+
+def test_the_table_has_grpo_first_then_the_best():
+  rows = rows_of(
+    *(row('grpo', s, m) for s, m in enumerate((30, 32, 34))),
+    *(row('dapo', s, m) for s, m in enumerate((29, 33, 34))),
+    *(row('opo', s, m) for s, m in enumerate((35, 37.5, 39))),
+    row('gspo', 0, 99, 'timeout'),
+    row('gmpo', 0, 0, 'failed'),
+    row('gmpo', 1, 33),
+    row('cispo', 0, 31),
+  )
+  names = ['cispo', 'dapo', 'gmpo', 'gspo', 'grpo', 'opo']
+  lines = method_rows.table(rows, names, (0, 1, 2)).splitlines()
+  assert lines[2] == '| `grpo` | 32.0 ± 1.2 | 33.0 ± 1.2 |  | 15,360 | 0.50 |  |'
+  assert lines[3] == '| `opo` | 37.2 ± 1.2 | 38.2 ± 1.2 | +5.2 ± 0.2 | 15,360 | 0.50 | beats GRPO |'
+  assert lines[4] == '| `cispo` | 31.0 | 32.0 | +1.0 | 15,360 | 0.50 | one seed |'
+  assert lines[5] == '| `gmpo` | 33.0 | 34.0 | +1.0 | 15,360 | 0.50 | one seed, 1 failed |'
+  assert lines[6].endswith('| +0.0 ± 0.6 | 15,360 | 0.50 | does not beat GRPO here |')
+  assert lines[7] == '| `gspo` | – | – | – | – | – | 1 timeout |'
+
+
+def test_a_torn_line_is_run_again_and_spoils_no_other(tmp_path):
+  journal = tmp_path / 'rows.jsonl'
+  for seed in range(2):
+    method_rows.append(journal, row('grpo', seed, 30.0 + seed))
+  whole = journal.read_bytes()
+  middle = len(whole) // 2
+  for cut in (1, 2, middle - 2, middle - 1, middle, middle + 1, len(whole) - 1, len(whole)):
+    journal.write_bytes(whole[:cut])
+    rows = method_rows.read(journal, {'grpo': 'x'})
+    complete = whole[:cut].count(b'}')
+    assert len(rows) == complete
+    left = methods.pending(rows, ['grpo'], range(3), retry=False)
+    assert left == [('grpo', s) for s in range(complete, 3)]
+    for _, seed in left:
+      method_rows.append(journal, row('grpo', seed, 40.0))
+    assert len(method_rows.read(journal, {'grpo': 'x'})) == 3
+
+
+def test_rows_of_other_settings_are_not_reused(tmp_path):
+  journal = tmp_path / 'rows.jsonl'
+  method_rows.append(journal, row('grpo', 0, 30.0, job='before'))
+  method_rows.append(journal, row('nonesuch', 0, 30.0))
+  assert method_rows.read(journal, {'grpo': 'now'}) == {}
+  assert method_job.fingerprint('grpo', True) != method_job.fingerprint('grpo', False)
+
+
+def test_failures_are_rows_and_retried_on_request():
+  rows = rows_of(row('grpo', 0, 0, 'failed'), row('dapo', 0, 0, 'timeout'), row('opo', 0, 1.0))
+  names = ['grpo', 'dapo', 'opo']
+  assert methods.pending(rows, names, [0], retry=False) == []
+  assert methods.pending(rows, names, [0], retry=True) == [('grpo', 0), ('dapo', 0)]
+  assert methods.pending(rows, names[:2], [0, 1], retry=False) == [('grpo', 1), ('dapo', 1)]
+
+
+def test_the_plan_counts_runs_and_hours():
+  rows = rows_of(row('grpo', 0, 30.0), row('dapo', 0, 30.0, 'failed'))
+  text = methods.plan(rows, [('opo', seed) for seed in range(60)])
+  assert '60 runs are left, 2 are finished' in text
+  assert '60 s a run (mean of 1 finished runs): 1.0 hours' in text
+
+
+def test_a_part_of_the_table_is_not_written(tmp_path, monkeypatch):
+  monkeypatch.setattr('sys.argv', ['methods', '--methods=grpo', '--seeds=0'])
+  options = methods.arguments()
+  monkeypatch.setattr(methods.results, 'path', lambda *_: tmp_path / 'methods.md')
+  with pytest.raises(SystemExit, match=f'{3 * len(methods.METHODS) - 1} runs are left'):
+    methods.write(rows_of(row('grpo', 0, 30.0)), options, 0.0)
+  assert not [*tmp_path.iterdir()]
+
+
+def test_a_run_that_fails_or_hangs_is_a_row(tmp_path, monkeypatch):
+  runner = methods.Runner(tmp_path, 300.0, True)
+  monkeypatch.setattr(runner, 'start', lambda *_: str(tmp_path / 'missing'))
+  failed = runner.run('grpo', 0)
+  assert failed['status'] == 'failed' and 'missing' in failed['message']
+  runner.deadline_s = 0.01
+  assert runner.run('grpo', 0)['status'] == 'timeout'
+  monkeypatch.undo()
+  runner._failed_starts[0, method_job.START_STEPS] = 'no weights'
+  without_start = runner.run('grpo', 0)
+  assert without_start['status'] == 'failed' and without_start['message'] == 'no weights'
+  assert not [*tmp_path.glob('part-*')]
+  assert json.loads(json.dumps(failed)) == failed
+
+
+def test_methods_that_are_left_out_exist():
+  assert set(method_job.EXCLUDED) <= set(PAPERS)
+  assert sorted([*methods.METHODS, *method_job.EXCLUDED]) == sorted(PAPERS)
+  assert methods.METHODS[0] == method_rows.BASE and not set(methods.METHODS) & set(JOBS)
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_every_method_is_laid_over_the_job(name):
+  """The settings are compatible, and completions equal GRPO's within 2 %.
+
+  A method that cannot be trained on the job belongs into EXCLUDED of lib/method_job.py, with the reason.
+  """
+  config = method_job.job(name, 1, 'scratch', 'scratch')
+  checked = validation.sized(config, jax.devices()[:1])
+  assert checked.seed == 1 and checked.learner.minibatches == 4
+  assert method_job.completions(config) == pytest.approx(15360, rel=0.02)
