@@ -128,8 +128,7 @@ def targets(
   """
   record_checks.batch(batch, types=False)
   policies = OtherPolicies() if policies is None else policies
-  B, T = batch.rollout.tokens_BxT.shape
-  dtype = jnp.result_type(batch.reward_B)
+  (B, T), dtype = batch.rollout.tokens_BxT.shape, jnp.result_type(batch.reward_B)
   mask_BxT = sampled_BxT = sampled_mask(batch.rollout).astype(dtype)
   turns, length_B = batch.rollout.turns, batch.rollout.length_B
   if turns is not None:  # environment tokens do not count as length
@@ -272,8 +271,7 @@ def coefficients(
     tokens = tokens._replace(advantage_BxT=stages.advantage_modulation(tokens))
   masked_in, has_advantage = tokens.mask_BxT > 0, tokens.advantage_BxT != 0
   trust_BxT, surrogate_BxT = stages.trust_region(stages.ratio(tokens), tokens)
-  sums = {name: jnp.float32(0) for name in SUMS}
-  factor = 1.0
+  sums, factor = {name: jnp.float32(0) for name in SUMS}, 1.0
   if stages.importance_correction is not None:
     weight, keep = stages.importance_correction(tokens)
     factor = weight * keep

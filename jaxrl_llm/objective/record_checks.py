@@ -64,10 +64,7 @@ def batch(batch: Batch, types: bool = True) -> None:
   chex.assert_shape([batch.reward_B, batch.correct_B], (B,))
   if types:
     chex.assert_type([batch.reward_B, batch.correct_B], float)
-  if batch.replayed_B is not None:
-    chex.assert_shape(batch.replayed_B, (B,))
-  if batch.imitation_B is not None:
-    chex.assert_shape(batch.imitation_B, (B,))
+  chex.assert_shape([x for x in (batch.replayed_B, batch.imitation_B) if x is not None], (B,))
   if batch.parts_BxK is not None:
     chex.assert_shape(batch.parts_BxK, (B, None))
   if batch.demo is not None:
