@@ -136,7 +136,7 @@ def targets(
     length_B = sampled_BxT.sum(1).astype(length_B.dtype)
   groups = group_rows(batch.prompts, rollouts, parts)
   gather, group_B = groups.gather, groups.numbers(B)
-  stages, reward_PxG, return_BxT = method.batch_stages, gather(batch.reward_B), None
+  stages, reward_PxG = method.batch_stages, gather(batch.reward_B)
   if stages.reward_shaping is not None:
     reward_PxG = stages.reward_shaping(reward_PxG, gather(batch.correct_B), gather(length_B), T)
   penalty_BxT = _reward_penalty(method, batch, policies, sampled_BxT)
@@ -147,14 +147,14 @@ def targets(
   if method.needs_greedy:
     mask_BxT = mask_BxT * (jnp.arange(B) % rollouts > 0)[:, None]
   if method.mask_zero_variance:
-    mask_BxT = mask_BxT * _learned_mask(method, batch, length_B, groups)[:, None]
-  weight_BxT, kl_weight_BxT = self_imitation.denominators(method, mask_BxT, group_B, batch)
-  advantage_BxT = self_imitation.advantages(groups.scatter(advantage_PxG), batch)[:, None]
+    mask_BxT = mask_BxT * mixed_group_mask(compared(method, batch), length_B, groups)[:, None]
+  weight_BxT, kl_weight_BxT = method.denominators(mask_BxT, group_B, batch.rollout)
+  advantage_BxT, return_BxT = groups.scatter(advantage_PxG)[:, None], None
   if stages.credit_assignment is not None:
     inputs = CreditInputs(advantage_BxT, sampled_BxT, group_B, penalty_BxT=penalty_BxT)
     inputs = _with_turns_and_signal(inputs, method, turns, signal_BxT)
     advantage_BxT, return_BxT = stages.credit_assignment(inputs)
-  return Targets(
+  target = Targets(
     mask_BxT=mask_BxT,
     advantage_BxT=advantage_BxT * mask_BxT,
     weight_BxT=weight_BxT,
@@ -165,9 +165,9 @@ def targets(
     return_BxT=return_BxT,
     policies=policies,
     replayed_B=batch.replayed_B,
-    imitation_B=batch.imitation_B,
     sampled_BxT=None if turns is None else sampled_BxT,
   )
+  return target if batch.imitation_B is None else _with_imitation(method, batch, target)
 
 
 def mean_reward_penalty(method: Method, batch: Batch, target: Targets) -> jax.Array:
@@ -239,10 +239,10 @@ def mixed_group_mask(score_BxK: Array, length_B: Array, groups: Groups) -> jax.A
   return groups.scatter(jnp.asarray(mixed_P).astype(jnp.float32)[:, None])
 
 
-def _learned_mask(method: Method, batch: Batch, length_B: Array, groups: Groups) -> jax.Array:
-  """1 for rows that stay in the loss when zero-variance groups leave it, else 0: [B]."""
-  mixed_B = mixed_group_mask(compared(method, batch), length_B, groups)
-  return self_imitation.learned(mixed_B, batch)
+def _with_imitation(method: Method, batch: Batch, target: Targets) -> Targets:
+  advantage_BxT, group_B = target.advantage_BxT, target.group_B
+  term = self_imitation.targets(method, batch, target.mask_BxT, advantage_BxT, group_B)
+  return target._replace(imitation_B=batch.imitation_B, **term)
 
 
 def distill(method: Method, target: Targets) -> Targets:

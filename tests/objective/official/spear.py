@@ -52,10 +52,10 @@ MUTANTS = {
   'a step late': (self_imitation, 'weight_at(step + 1)', 'weight_at(step)'),
   'one denominator': (
     term,
-    'mask_BxT * (1 - in_term_Bx1), group_B',
-    'mask_BxT, group_B',
+    'method.denominators(fresh_BxT, ',
+    'method.denominators(mask_BxT, ',
   ),
-  'group advantages': (term, 'jnp.where(_in_term(batch.imitation_B) > 0, ', 'jnp.where(_in_term(batch.imitation_B) > 2, '),
+  'group advantages': (term, 'imitated_BxT * imitation_Bx1', 'imitated_BxT * advantage_BxT'),
   'covariance over both terms': (
     token_weighting,
     'jnp.where(imitated, tokens.mask_BxT, 0.0)',
