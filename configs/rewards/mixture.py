@@ -9,16 +9,6 @@ choose prompts on it.
 Numbers: those of dapo.py, for SmolLM2-135M-Instruct on a laptop, with longer prompts.
 """
 
-# Two examples, since the model otherwise begins a sentence that the cap of tokens cuts.
-TEMPLATE = """Question: What is 2 + 3?
-Answer: 5
-
-Question: What is the capital of France?
-Answer: Paris
-
-Question: {question}
-Answer:"""
-
 
 def get_config():
   return dict(
@@ -31,7 +21,7 @@ def get_config():
       path='data/mixture/rows.jsonl',
       eval_path='data/mixture/held_out.jsonl',
       columns=dict(source='source'),
-      template=TEMPLATE,
+      template='{question}\nReply with the answer alone.',
     ),
     evaluation=dict(prompts=320),
   )

@@ -15,11 +15,11 @@ import json
 import subprocess
 import time
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from jaxrl_llm.environments.adapters import Foreign
 from jaxrl_llm.types import JsonObject, JsonValue
 
-Foreign: TypeAlias = Any  # an object of the SDK or of anyio
 MODULE = 'mcp'
 _STOP_S = 1.0  # for a server to end once its input is closed, before it is killed
 _CLOSE_S = 3.0  # for the end of a session

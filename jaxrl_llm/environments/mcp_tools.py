@@ -9,14 +9,13 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from jaxrl_llm.config.extras import install
 from jaxrl_llm.environments import mcp_client
 from jaxrl_llm.environments.mcp_client import Connection, Server, ServerEnded, Tool
 from jaxrl_llm.environments.protocol import Result
 from jaxrl_llm.environments.tool_format import ToolCall, ToolFormat
-from jaxrl_llm.types import JsonObject, Row, Settings, UserError
+from jaxrl_llm.types import JsonObject, JsonValue, Row, Settings, UserError
 
 _FIELD = 'config.environment.servers'
 _KEYS = ('command', 'args', 'env', 'cwd', 'url', 'headers', 'tools')
@@ -113,7 +112,7 @@ def mcp(
   return McpTools(parsed, ToolFormat(*calls) if calls else None, timeout_s, replayable)
 
 
-def _server(name: str, settings: Any) -> Server:
+def _server(name: str, settings: JsonValue) -> Server:
   """The server of an entry of `servers`. Raises UserError for bad settings."""
   where = f'{_FIELD}.{name}'
   if not isinstance(settings, Mapping) or bool(settings.get('command')) == bool(
@@ -138,7 +137,7 @@ def _server(name: str, settings: Any) -> Server:
   return Server(name, command, pairs['env'], cwd, url, pairs['headers'], texts['tools'])
 
 
-def _pairs(where: str, value: Any) -> tuple[tuple[str, str], ...]:
+def _pairs(where: str, value: JsonValue) -> tuple[tuple[str, str], ...]:
   """Names with texts, in which ${NAME} is replaced by the trainer's environment variable."""
   if not isinstance(value, Mapping) or not all(isinstance(x, str) for x in value.values()):
     raise UserError(f'{where}={value!r} must be names with texts.')

@@ -244,7 +244,7 @@ def _chunks(
   total = jnp.cumsum(decay, axis=-1)
   same = segment[..., :, None] == segment[..., None, :]
   follows = same & jnp.tril(jnp.ones((1, 1, 1, n, n), bool))
-  between = jnp.exp(jnp.where(follows, total[..., :, None] - total[..., None, :], _BEFORE_ALL))
+  between = jnp.exp(jnp.where(follows, _sums_between(decay), _BEFORE_ALL))
   from_before = jnp.exp(jnp.where(segment == 0, total, _BEFORE_ALL))[..., None]
   system = _product('...id,...jd->...ij', k * step[..., None], k) * between
   known = jnp.concatenate([v, k * from_before], axis=-1) * step[..., None]
@@ -266,6 +266,18 @@ def _chunks(
   )
   out = jnp.moveaxis(out, (0, 2), (1, 3)).reshape(B, -1, H, v.shape[-1])
   return out[:, :Q], state
+
+
+def _sums_between(x_Nxn: jax.Array) -> jax.Array:
+  """[…, n, n]: at i, j the sum of x over tokens j + 1 … i; 0 where there are none.
+
+  The difference of two sums from the first token on would have their rounding errors, however small itself: weak decays
+  after strong ones would lose their digits.
+  """
+  n = x_Nxn.shape[-1]
+  lower_nxn = jnp.tril(jnp.ones((n, n), x_Nxn.dtype))
+  is_later = (lower_nxn > lower_nxn.T).reshape((1,) * (x_Nxn.ndim - 1) + (n, n))
+  return _product('im,...mj->...ij', lower_nxn, jnp.where(is_later, x_Nxn[..., None], 0))
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from jaxrl_llm.data import gym_rows, tasks
 from jaxrl_llm.types import JsonObject, Row, UserError
 from tests.bench.lib import results, smoke
 
-# Generator → settings under which SmolLM2-135M-Instruct is right sometimes, with short questions and one right answer.
+# Generator → settings with short questions, from easy ones for a small model to hard ones, and one short right answer.
 GENERATORS: dict[str, JsonObject] = dict(
   # arithmetic
   chain_sum=dict(min_terms=2, max_terms=4, min_digits=1, max_digits=2),
@@ -37,6 +37,7 @@ GENERATORS: dict[str, JsonObject] = dict(
   leg_counting=dict(min_animals=1, max_animals=3, min_instances=1, max_instances=5),
   number_sequence=dict(min_terms=4, max_terms=6, min_value=0, max_value=50, max_complexity=2),
   count_bits=dict(min_n=1, max_n=4095),
+  calendar_arithmetic=dict(tasks=('is_leap_year', 'weekday_offset')),
   # words
   letter_counting=dict(min_words=1, max_words=8),
   spell_backward=dict(min_word_len=3, max_word_len=6),

@@ -9,7 +9,7 @@ import jax
 import pytest
 from method_table import JOBS, PAPERS
 
-from jaxrl_llm.config import validation
+from jaxrl_llm.config import loading, validation
 from tests.bench import methods
 from tests.bench.lib import method_job, method_rows
 
@@ -103,6 +103,7 @@ def test_failures_are_rows_and_retried_on_request():
   assert methods.pending(rows, names, [0], retry=False) == []
   assert methods.pending(rows, names, [0], retry=True) == [('grpo', 0), ('dapo', 0)]
   assert methods.pending(rows, names[:2], [0, 1], retry=False) == [('grpo', 1), ('dapo', 1)]
+  assert [seed for _, seed in methods.pending({}, names, [0, 1], retry=False)] == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_plan_counts_runs_and_hours():
@@ -149,6 +150,8 @@ def test_every_method_is_laid_over_the_job(name):
   A method that cannot be trained on the job belongs into EXCLUDED of lib/method_job.py, with the reason.
   """
   config = method_job.job(name, 1, 'scratch', 'scratch')
-  checked = validation.sized(config, jax.devices()[:1])
+  checked, own = validation.sized(config, jax.devices()[:1]), loading.load(name)
   assert checked.seed == 1 and checked.learner.minibatches == 4
+  assert config.rollouts == own.rollouts and config.objective.advantage == own.objective.advantage
+  assert checked.prompt_tokens == (16 if own.curriculum.hint.fn == 'none' else 96)
   assert method_job.completions(config) == pytest.approx(15360, rel=0.02)

@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 EACH, HELD_OUT = 40, 2
 NAMES = list(GENERATORS)
 # sha256 of the rows below: no process and no order of a set changes them.
-GOLDEN = '88f7d1dc6b4c922a8a2815067ec9b8cccebf6aa0c5b5e94df7d37d56cf5fbfd3'
+GOLDEN = '0036c5114ddfab155691a93dac0e93b7cd2bf2de8a741e8c368bac3daff3e258'
 
 
 def small(seed: int = 0, names=NAMES):

@@ -75,6 +75,19 @@ def test_chunks_and_their_gradient_equal_the_rule_token_by_token(Q):
     np.testing.assert_allclose(ours, plain, atol=2e-4, rtol=2e-4)
 
 
+def test_weak_decays_after_strong_ones_keep_their_digits():
+  """Sampling multiplies single decays; the sum of those of a chunk has rounding errors as large as a weak decay."""
+  rule, tokens, state = case(150)
+  is_strong = np.arange(150)[None, :, None] % 40 == 5
+  rule = rule._replace(decay=np.where(is_strong, np.float32(-900), rule.decay / 20))
+  out, last = jax.jit(gated_delta.delta_rule)(rule, tokens.starts_BxQ, state)
+  with jax.enable_x64():
+    wide = jax.tree.map(np.float64, (rule, state))
+    out64, last64 = jax.jit(token_by_token)(wide[0], tokens.starts_BxQ, wide[1])
+  np.testing.assert_allclose(out, out64, atol=3e-6)
+  np.testing.assert_allclose(last, last64, atol=3e-6)
+
+
 def test_both_forms_equal_those_of_transformers():
   torch = pytest.importorskip('torch')
   theirs = pytest.importorskip('transformers.models.qwen3_next.modeling_qwen3_next')

@@ -33,17 +33,17 @@ TASKS = tuple(dict(name=name, min_length=1, max_length=5) for name in ('rev', 's
 HINTED_TOKENS = 96  # of a prompt and its hint, in characters
 # Settings in tokens, scaled from the default job's cap of 16 to 7. Answers have at most 6.
 SCALED = {
-  'arrol': ('rollout.pruning.at_tokens=3',),
-  'latr': ('rollout.tree.ages=(1,2,4)',),
-  'siri': ('rollout.length_schedule.low=4',),
+  'arrol': {'rollout.pruning.at_tokens': 3},
+  'latr': {'rollout.tree.ages': (1, 2, 4)},
+  'siri': {'rollout.length_schedule.low': 4},
 }
 SMOKE_STEPS = 2
 
 
 def start(seed: int, steps: int, is_smoke: bool):
   """The configuration of a supervised start alone."""
-  own = (f'seed={seed}', f'sft.steps={steps}', 'steps=0', 'completion_tokens=7')
-  config = _load('tiny', own + ('checkpoint.every=1',) + (smoke.TINY if is_smoke else ()))
+  own = (f'seed={seed}', 'steps=0', 'completion_tokens=7', 'checkpoint.every=1')
+  config = _load('tiny', own + (smoke.TINY if is_smoke else ()))
   config.sft.steps = 2 if is_smoke else steps
   config.data.tasks = TASKS
   return config
@@ -55,7 +55,6 @@ def job(method: str, seed: int, model: str = '', teacher: str = '', is_smoke: bo
   config = _load('tiny', (f'seed={seed}', *JOB))
   config.model, config.data.tasks = model, TASKS
   if is_smoke:
-    config.update(rollouts=4)
     config.evaluation.prompts = 8
   minibatches = config.learner.minibatches
   for section in ('objective', 'learner', 'rollout', 'curriculum', 'replay', 'lora'):
@@ -71,11 +70,7 @@ def job(method: str, seed: int, model: str = '', teacher: str = '', is_smoke: bo
     config.objective.teacher = teacher
   if config.curriculum.hint.fn != 'none':
     config.prompt_tokens = HINTED_TOKENS
-  for change in SCALED.get(method, ()):
-    field, _, value = change.partition('=')
-    config.update_from_flattened_dict(
-      {field: json.loads(value.replace('(', '[').replace(')', ']'))}
-    )
+  config.update_from_flattened_dict(SCALED.get(method, {}))
   _equal_rollouts(config, own, is_smoke)
   return config
 
