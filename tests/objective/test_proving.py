@@ -196,6 +196,7 @@ DEFAULTS = {
   ),
   'token_weighting': dict(
     uncertain=[0.99, 0.2],
+    covariance_clip_by_term=[0.0002, 1.0, 5.0, 0.02, 1.0, 40.0],
     forking=[0.2],
     covariance_clip=[0.0002, 1.0, 5.0],
     sharpen=[1.0, 1.0],
