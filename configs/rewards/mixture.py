@@ -23,5 +23,5 @@ def get_config():
       columns=dict(source='source'),
       template='{question}\nReply with the answer alone.',
     ),
-    evaluation=dict(prompts=320),
+    evaluation=dict(prompts=340),
   )
