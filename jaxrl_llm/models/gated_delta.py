@@ -248,9 +248,7 @@ def _chunks(
   from_before = jnp.exp(jnp.where(segment == 0, total, _BEFORE_ALL))[..., None]
   system = _product('...id,...jd->...ij', k * step[..., None], k) * between
   known = jnp.concatenate([v, k * from_before], axis=-1) * step[..., None]
-  solved = jax.lax.linalg.triangular_solve(
-    system, known, left_side=True, lower=True, unit_diagonal=True
-  )
+  solved = jax.lax.platform_dependent(system, known, cpu=_solve_in_turns, default=_solve)
   u, seen = jnp.split(solved, [v.shape[-1]], axis=-1)
   scores = _product('...id,...jd->...ij', q, k) * between
   k_to_end, decay_of_chunk = k * between[..., -1, :, None], from_before[..., -1:, :]
@@ -278,6 +276,23 @@ def _sums_between(x_Nxn: jax.Array) -> jax.Array:
   lower_nxn = jnp.tril(jnp.ones((n, n), x_Nxn.dtype))
   is_later = (lower_nxn > lower_nxn.T).reshape((1,) * (x_Nxn.ndim - 1) + (n, n))
   return _product('im,...mj->...ij', lower_nxn, jnp.where(is_later, x_Nxn[..., None], 0))
+
+
+def _solve(system: jax.Array, known: jax.Array) -> jax.Array:
+  """x with system·x = known [..., n, m], where the system [..., n, n] is lower triangular with a diagonal of 1."""
+  return jax.lax.linalg.triangular_solve(
+    system, known, left_side=True, lower=True, unit_diagonal=True
+  )
+
+
+def _solve_in_turns(system: jax.Array, known: jax.Array) -> jax.Array:
+  """`_solve`, one system after the other.
+
+  jaxlib's kernel for a batch waits in a thread of the pool for other threads of it: with as many virtual devices as
+  threads all of them wait, for ever.
+  """
+  flat = (x.reshape(-1, *x.shape[-2:]) for x in (system, known))
+  return jax.lax.map(lambda pair: _solve(*pair), tuple(flat)).reshape(known.shape)
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
