@@ -88,6 +88,24 @@ def test_weak_decays_after_strong_ones_keep_their_digits():
   np.testing.assert_allclose(last, last64, atol=3e-6)
 
 
+@pytest.mark.timeout(120)
+def test_as_many_devices_as_threads_do_not_wait_for_each_other():
+  """Batched triangular systems of jaxlib did, for ever."""
+  rule, tokens, _ = case(150)
+  rule = jax.tree.map(lambda x: np.tile(x, (64, *[1] * (x.ndim - 1))), rule)
+  starts_BxQ = np.tile(tokens.starts_BxQ, (64, 1))
+  state = np.zeros((len(starts_BxQ), H, D, E), np.float32)
+  mesh = jax.make_mesh((8,), ('rows',), axis_types=(jax.sharding.AxisType.Auto,))
+  rows = jax.sharding.PartitionSpec('rows')
+  sharded = jax.shard_map(gated_delta.delta_rule, mesh=mesh, in_specs=rows, out_specs=rows)
+  for got, want in zip(
+    jax.jit(sharded)(rule, starts_BxQ, state),
+    jax.jit(gated_delta.delta_rule)(rule, starts_BxQ, state),
+    strict=True,
+  ):
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 def test_both_forms_equal_those_of_transformers():
   torch = pytest.importorskip('torch')
   theirs = pytest.importorskip('transformers.models.qwen3_next.modeling_qwen3_next')
