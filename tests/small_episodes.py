@@ -7,10 +7,10 @@ import string
 import jax
 import numpy as np
 
-from jaxrl_llm import environments, rewards
+from jaxrl_llm import environments, objective, rewards
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import empty_records, microbatch
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.runner import host_step, multi_turn, setup
 
@@ -92,3 +92,14 @@ class Pool:
     right_B = np.array(list(map(right, texts)), np.float32)
     counts = dict.fromkeys(('grade/timeouts', 'grade/crashes', 'grade/errors'), 0)
     return rewards.Scores(right_B[:, None], np.zeros(len(texts), np.int8), counts, '')
+
+
+def check_log_probs(context, prompts, rollout, atol):
+  """One pass over the whole row, as the update makes, for every token that was sampled and for no other."""
+  state = train_state.init_state(context.spec, context.models.policy.params)
+  logp_BxT, _ = jax.jit(
+    lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT)
+  )(state.params)
+  sampled = np.asarray(objective.sampled_mask(rollout)) > 0
+  assert P * G < sampled.sum() < rollout.length_B.sum()
+  np.testing.assert_allclose(np.asarray(logp_BxT)[sampled], rollout.logp_BxT[sampled], atol=atol)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_episodes import G, P, Pool, Result, T, Talks, config, made, right, run
+from small_episodes import G, P, Pool, Result, T, Talks, check_log_probs, config, made, right, run
 
 from jaxrl_llm import objective, rewards
 from jaxrl_llm.evaluation import evaluate
@@ -124,13 +124,7 @@ def test_recorded_log_probs_are_those_of_one_pass_over_the_whole_row(talked):
   """(b) Turns and what was given in between, teacher-forced."""
   context, _, _, history = talked
   prompts, rollout, _ = history[0]
-  state = train_state.init_state(context.spec, context.models.policy.params)
-  logp_BxT, _ = jax.jit(
-    lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT)
-  )(state.params)
-  said = np.asarray(objective.sampled_mask(rollout)) > 0
-  assert said.sum() < rollout.length_B.sum()
-  np.testing.assert_allclose(np.asarray(logp_BxT)[said], rollout.logp_BxT[said], atol=2e-5)
+  check_log_probs(context, prompts, rollout, 2e-5)
 
 
 METHODS = dict(

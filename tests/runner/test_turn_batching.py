@@ -5,12 +5,10 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from small_episodes import G, P, Talks, config, made, run
+from small_episodes import G, P, Talks, check_log_probs, config, made, run
 
-from jaxrl_llm import objective, rewards
+from jaxrl_llm import rewards
 from jaxrl_llm.distributed import sharding
-from jaxrl_llm.learner import microbatch
-from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.rollout import turn_decode
 from jaxrl_llm.runner import resume, setup, turn_batching
 from jaxrl_llm.types import UserError
@@ -57,16 +55,9 @@ def test_batched_turns_sample_what_lockstep_samples(talked):
 
 
 def test_recorded_log_probs_are_those_of_the_update(talked):
-  """One pass over the whole row, as the update makes, for every token that was sampled and for no other."""
   context, _, _, history = talked
   prompts, rollout, _ = history[0]
-  state = train_state.init_state(context.spec, context.models.policy.params)
-  logp_BxT, _ = jax.jit(
-    lambda p: microbatch.log_probs(context.spec, p, prompts, rollout.tokens_BxT)
-  )(state.params)
-  sampled = np.asarray(objective.sampled_mask(rollout)) > 0
-  assert P * G < sampled.sum() < rollout.length_B.sum()
-  np.testing.assert_allclose(np.asarray(logp_BxT)[sampled], rollout.logp_BxT[sampled], atol=1e-4)
+  check_log_probs(context, prompts, rollout, 1e-4)
 
 
 def new_tokens(prompts, rollout):
