@@ -204,7 +204,8 @@ def loops(spec: StepSpec, text: str) -> list[hlo_decode.Loop]:
   fewer = ring_decode.fewer_slots(decode, spec.layout.prompt_tokens, rows)
   counts = [rows, *(() if spec.rollout.carried_calls else fewer)]
   cache = [(n, K, width, d) for n in counts for K, d in sizes for width in widths]
-  vocab = -(-spec.model.config.vocab // spec.layout.mesh.shape['tensor'])
+  parts = sharding.rows_shards(spec.layout.mesh, sharding.SAMPLED_FEATURES)
+  vocab = -(-spec.model.config.vocab // parts)
   return hlo_decode.decode_loops(
     text,
     f'{ring_decode.LOOP_SCOPE}/',

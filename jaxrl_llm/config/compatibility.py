@@ -100,7 +100,7 @@ _ROLLOUT = (
   ),
   *_rows(
     (Condition('rollout.lockstep', 'in', (False,)),),
-    (Condition('mesh.expert', 'above', 1), Condition('mesh.tensor', 'above', 1)),
+    tuple(Condition(f'mesh.{axis}', 'above', 1) for axis in ('expert', 'decode', 'tensor')),
     'shards of rows that end apart wait forever for each other in the sums over this axis',
     'set --config.rollout.lockstep=True, or that axis to 1',
   ),

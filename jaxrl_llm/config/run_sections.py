@@ -103,6 +103,9 @@ class MeshConfig(Section):
   # axis of rows while sampling, and of tokens in the update: for rows too long for one device
   context: int = 1
   expert: int = 1  # axis of rows, with a part of a mixture's experts each
+  # axis of heads and features while sampling, as `tensor`, and of rows in the update: weights are spread over more
+  # devices where each token reads them than where many rows share them
+  decode: int = 1
   tensor: int = 1  # axis of heads and features; it communicates in every layer
   # (regular expression over a parameter's path, axes) that precede the usual ones; --mode=layout prints them
   rules: tuple[Setting, ...] = ()

@@ -18,42 +18,44 @@ from jaxrl_llm.distributed import hardware, slices
 from jaxrl_llm.types import Array, Params, Settings, UserError
 
 # The last axes connect neighboring devices, for the most frequent collectives.
-AXES = ('data', 'fsdp', 'context', 'expert', 'tensor')
-ROWS = (
-  'data',
-  'fsdp',
-  'context',
-  'expert',
-)  # axes that shard the rows of a batch, and while sampling
+AXES = ('data', 'fsdp', 'context', 'expert', 'decode', 'tensor')
+# Axes that shard the rows of a batch, and while sampling, where 'decode' shards features as 'tensor' does.
+ROWS = ('data', 'fsdp', 'context', 'expert')
 # Axes that shard rows in the update, where 'context' shards the tokens of each row.
-UPDATE_ROWS = ('data', 'fsdp', 'expert')
+UPDATE_ROWS = ('data', 'fsdp', 'expert', 'decode')
 # Axes that shard other dimensions of activations.
 TOKENS, EXPERTS, FEATURES = ('context',), ('expert',), ('tensor',)
+SAMPLED_FEATURES = ('tensor', 'decode')  # while sampling
 
 # (regular expression over the path, axes): the first match counts. Optimizer moments end in the same path.
 # Parameters outside experts are sharded over the experts' axis, too, where they are gathered before use.
-_ALL = ('fsdp', 'expert')
+_ALL, _WIDE = ('fsdp', 'expert'), SAMPLED_FEATURES
+# What becomes of these axes while sampling, where the decode loop must gather nothing, and in the update for a layer's
+# weights, just before their use.
+_STORED: Mapping[str | tuple[str, ...], str | None] = {}
+_SAMPLED = dict.fromkeys(('data', 'fsdp', _ALL))
+_UPDATED = _SAMPLED | {_WIDE: 'tensor'}
 Rules = tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...]
 RULES = (
-  (r'experts/(gate|up)/kernel$', ('expert', 'fsdp', 'tensor')),
-  (r'experts/down/kernel$', ('expert', 'tensor', 'fsdp')),
-  (r'experts/(gate|up)/bias$', ('expert', 'tensor')),
+  (r'experts/(gate|up)/kernel$', ('expert', 'fsdp', _WIDE)),
+  (r'experts/down/kernel$', ('expert', _WIDE, 'fsdp')),
+  (r'experts/(gate|up)/bias$', ('expert', _WIDE)),
   (r'router/kernel$', (_ALL, None)),
-  (r'embed/embedding$', ('tensor', _ALL)),
-  (r'(q|k|v|gate|up)/kernel$', (_ALL, 'tensor')),
-  (r'(o|down|delta_out)/kernel$', ('tensor', _ALL)),
-  (r'delta_(step|decay)/kernel$', (_ALL, 'tensor')),
-  (r'head/kernel$', (_ALL, 'tensor')),
+  (r'embed/embedding$', (_WIDE, _ALL)),
+  (r'(q|k|v|gate|up)/kernel$', (_ALL, _WIDE)),
+  (r'(o|down|delta_out)/kernel$', (_WIDE, _ALL)),
+  (r'delta_(step|decay)/kernel$', (_ALL, _WIDE)),
+  (r'head/kernel$', (_ALL, _WIDE)),
   (r'(q|kv)_a/kernel$', (_ALL, None)),
-  (r'(q|kv)_b/kernel$', (_ALL, 'tensor')),
-  (r'(q|k|v|gate|up)/bias$', ('tensor',)),
+  (r'(q|kv)_b/kernel$', (_ALL, _WIDE)),
+  (r'(q|k|v|gate|up)/bias$', (_WIDE,)),
   # Adapters: A is sharded as the kernel's input dimension, B as its output dimension.
   (r'(q|k|v|gate|up)/a$', (_ALL, None)),
-  (r'(q|k|v|gate|up)/b$', (None, 'tensor')),
+  (r'(q|k|v|gate|up)/b$', (None, _WIDE)),
   (r'(q|kv)_a/a$', (_ALL, None)),
   (r'(q|kv)_b/a$', (_ALL, None)),
-  (r'(q|kv)_b/b$', (None, 'tensor')),
-  (r'(o|down|delta_out)/a$', ('tensor', None)),
+  (r'(q|kv)_b/b$', (None, _WIDE)),
+  (r'(o|down|delta_out)/a$', (_WIDE, None)),
   (r'(o|down|delta_out)/b$', (None, _ALL)),
 )
 
@@ -207,17 +209,22 @@ def any_process(flag: bool) -> bool:
 
 
 def layout(
-  tree: Params, mesh: Mesh, rules: Rules = RULES, drop: tuple[str | tuple[str, ...], ...] = ()
+  tree: Params,
+  mesh: Mesh,
+  rules: Rules = RULES,
+  changed: Mapping[str | tuple[str, ...], str | None] = _STORED,
 ) -> Params:
   """A NamedSharding for every leaf of a parameter tree or an optimizer state.
 
-  Each leaf gets the axes of the first rule that matches its path, and is replicated without one. Axes in `drop` and
-  axes that do not divide their dimension are left out; of several axes on one dimension, the last ones first. The data
-  of a quantized kernel is laid out as the kernel; scales of channels as these, and scales of blocks as the kernel.
+  Each leaf gets the axes of the first rule that matches its path, and is replicated without one. `changed` replaces the
+  axes of a dimension, by None for none. Axes that do not divide their dimension are left out; of several axes on one
+  dimension, the last ones first. The data of a quantized kernel is laid out as the kernel; scales of channels as these,
+  and scales of blocks as the kernel.
   """
 
   def dividing_axes(axes, size):
-    if not axes or axes in drop:
+    axes = changed.get(axes, axes)
+    if not axes:
       return None
     if isinstance(axes, str):
       return axes if size % mesh.shape[axes] == 0 else None
@@ -247,21 +254,23 @@ def host_device() -> jax.Device | None:
 
 
 def cache_layout(tree: Params, mesh: Mesh) -> Params:
-  """Shardings of keys and values [rows, heads, …]: rows over ROWS, heads over tensor where it divides them.
+  """Shardings of keys and values [rows, heads, …]: rows over ROWS, heads over SAMPLED_FEATURES where these divide them.
 
   Arrays without heads are sharded by rows.
   """
+  shards = rows_shards(mesh, SAMPLED_FEATURES)
 
   def place(leaf):
-    heads = len(leaf.shape) > 1 and leaf.shape[1] % mesh.shape['tensor'] == 0
-    return NamedSharding(mesh, PartitionSpec(ROWS, 'tensor') if heads else PartitionSpec(ROWS))
+    heads = len(leaf.shape) > 1 and leaf.shape[1] % shards == 0
+    by_row = PartitionSpec(ROWS, SAMPLED_FEATURES) if heads else PartitionSpec(ROWS)
+    return NamedSharding(mesh, by_row)
 
   return jax.tree.map(place, tree)
 
 
 def decode_layout(params: Params, mesh: Mesh, rules: Rules = RULES) -> Params:
-  """The layout while sampling: sharded over experts and tensor alone, so that the decode loop gathers nothing."""
-  return layout(params, mesh, rules, drop=(*UPDATE_ROWS[:2], _ALL))
+  """The layout while sampling: over experts and SAMPLED_FEATURES alone, so that the decode loop gathers nothing."""
+  return layout(params, mesh, rules, _SAMPLED)
 
 
 def expert_specs(params: Params, mesh: Mesh, rules: Rules = RULES) -> Params:
@@ -271,7 +280,7 @@ def expert_specs(params: Params, mesh: Mesh, rules: Rules = RULES) -> Params:
 
 
 def layer_gather(mesh: Mesh, rules: Rules = RULES) -> Callable[[Params], Params] | None:
-  """A function that lays out a layer's weights as `decode_layout`; None if rows are on one device.
+  """A function that lays out a layer's weights whole but for experts and FEATURES; None if rows are on one device.
 
   Each layer is then gathered just before its use and freed after it; its gradient is scattered into `layout` where it
   arises. Without the constraints the compiler may exchange the rows, which are many times as large, or keep gradients
@@ -281,7 +290,7 @@ def layer_gather(mesh: Mesh, rules: Rules = RULES) -> Callable[[Params], Params]
     return None
 
   def gather(layer: Params) -> Params:
-    whole, parts = decode_layout(layer, mesh, rules), layout(layer, mesh, rules)
+    whole, parts = layout(layer, mesh, rules, _UPDATED), layout(layer, mesh, rules)
     return jax.tree.map(_gathered, layer, _on_current_mesh(whole), _on_current_mesh(parts))
 
   return gather
@@ -328,10 +337,20 @@ def is_manual(axes: tuple[str, ...]) -> bool:
   return {*axes} <= {*mesh.manual_axes} and math.prod(mesh.shape[a] for a in axes) > 1
 
 
+def _in_phase(axes: tuple[str, ...]) -> tuple[str, ...]:
+  """`axes` as written for the update; while sampling, where ROWS are manual, 'decode' shards features."""
+  if not {*ROWS} <= {*jax.sharding.get_abstract_mesh().manual_axes}:
+    return axes
+  return SAMPLED_FEATURES if axes == FEATURES else tuple(a for a in axes if a != 'decode')
+
+
 def axes_that_divide(axes: tuple[str, ...], size: int = 0) -> tuple[str, ...]:
-  """The free axes among `axes`, if together they span several devices and divide `size`; else ()."""
+  """The free axes among `axes`, if together they span several devices and divide `size`; else ().
+
+  FEATURES stand for SAMPLED_FEATURES while sampling.
+  """
   mesh = jax.sharding.get_abstract_mesh()
-  free = tuple(a for a in axes if a in free_axes())
+  free = tuple(a for a in _in_phase(axes) if a in free_axes())
   shards = math.prod(mesh.shape[a] for a in free)
   return free if shards > 1 and size % shards == 0 else ()
 

@@ -71,7 +71,7 @@ def _model_facts(
   mesh: jax.sharding.Mesh, model: ModelConfig, teacher: ModelConfig | None
 ) -> JsonObject:
   """Facts for `compatibility` of the policy, its teacher, and the devices."""
-  facts = {f'mesh.{axis}': mesh.shape[axis] for axis in ('context', 'expert', 'tensor')}
+  facts = {f'mesh.{axis}': mesh.shape[axis] for axis in sharding.AXES[2:]}
   models = [model] if teacher is None else [model, teacher]
   of_model = {name: getattr(model, name) for name in ('experts', 'latent', 'chunked')}
   of_models = dict(
@@ -84,20 +84,24 @@ def _model_facts(
 
 def check_rows(config: Config, mesh: jax.sharding.Mesh) -> None:
   """Raises UserError where the prompts of a minibatch cannot be divided over the devices."""
-  minibatches, shards = config.learner.minibatches, sharding.rows_shards(mesh)
-  if config.prompts // minibatches % shards:
-    raise UserError(
-      f'config.prompts={config.prompts} (over learner.minibatches={minibatches}) is '
-      f'not a multiple of data × fsdp × context × expert = {shards} devices; change one of them.'
-    )
-  store = pick(reuse, config.replay.reuse, 'replay.reuse')()
+  store, minibatches = (
+    pick(reuse, config.replay.reuse, 'replay.reuse')(),
+    config.learner.minibatches,
+  )
   replayed = store.slots(config.prompts) if store else 0
-  if replayed % (minibatches * shards):
-    raise UserError(
-      f'config.replay.reuse.share={config.replay.reuse.get("share")} replays {replayed} groups beside '
-      f'config.prompts={config.prompts} sampled ones, which is not a multiple of learner.minibatches × data × fsdp × '
-      f'context × expert = {minibatches * shards}; change one of them.'
-    )
+  for axes in (sharding.ROWS, sharding.UPDATE_ROWS):
+    shards, product = sharding.rows_shards(mesh, axes), ' × '.join(axes)
+    if config.prompts // minibatches % shards:
+      raise UserError(
+        f'config.prompts={config.prompts} (over learner.minibatches={minibatches}) is '
+        f'not a multiple of {product} = {shards} devices; change one of them.'
+      )
+    if replayed % (minibatches * shards):
+      raise UserError(
+        f'config.replay.reuse.share={config.replay.reuse.get("share")} replays {replayed} groups beside '
+        f'config.prompts={config.prompts} sampled ones, which is not a multiple of learner.minibatches × {product} = '
+        f'{minibatches * shards}; change one of them.'
+      )
 
 
 def make_spec(
@@ -335,10 +339,11 @@ def _check_mesh(config: Config, model: ModelConfig, mesh: jax.sharding.Mesh) -> 
       f'config.mesh.expert={mesh.shape["expert"]} does not divide the {model.experts} experts of the model; set it '
       'to a divisor, or to 1 for a model without experts.'
     )
-  if model.is_recurrent and model.delta_key_heads % mesh.shape['tensor']:
+  heads, parts = model.delta_key_heads, sharding.rows_shards(mesh, sharding.SAMPLED_FEATURES)
+  if model.is_recurrent and heads % parts:
     raise UserError(
-      f'config.mesh.tensor={mesh.shape["tensor"]} does not divide the {model.delta_key_heads} key heads of the '
-      "model's recurrent layers, whose states it shards; set it to a divisor."
+      f'config.mesh.tensor × decode = {parts} devices do not divide the {heads} key heads of the '
+      "model's recurrent layers, whose states they shard; set it to a divisor."
     )
 
 

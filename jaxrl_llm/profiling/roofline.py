@@ -33,7 +33,8 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   unread = () if model.tied else ('embed',)
   weight_bytes = device_memory.sampling_weight_bytes(spec, unread)
   weights = hlo_update.weights_per_token(model) + model.vocab * model.width
-  used = weights / layout.mesh.shape['tensor']
+  parts = sharding.rows_shards(layout.mesh, sharding.SAMPLED_FEATURES)
+  used = weights / parts
   # If all rows of a prompt have slots, its cache is read once; otherwise once for each slot.
   prompts = layout.prompts if rows == layout.prompts * settings.rollouts else rows
   # A column has the same size in the ring and in a prompt's cache, where sliding layers keep all columns.
@@ -42,7 +43,7 @@ def decode(spec: StepSpec, cache_bytes: float) -> DecodeIteration:
   prompt_cache_bytes = cache_bytes * layout.prompt_tokens * sum(size_N) * prompts / ring
   # A token attends to its prompt and to half of the longest completion, on average.
   positions = layout.prompt_tokens + np.arange(settings.max_tokens)
-  keys = hlo_update.attended_keys(model, positions).mean() / layout.mesh.shape['tensor']
+  keys = hlo_update.attended_keys(model, positions).mean() / parts
   attention = hlo_update.attention_flops(model, cached=True) * keys
   flops = (2 * used + attention) * (rows // sharding.rows_shards(layout.mesh))
   return DecodeIteration(rows, weight_bytes, cache_bytes, prompt_cache_bytes, flops)

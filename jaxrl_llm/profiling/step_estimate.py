@@ -75,7 +75,7 @@ def ring_share(spec: StepSpec, survival_T: np.ndarray) -> float:
   reads, columns = 0.0, 0.0
   widths = slot_loop.ring_widths(model, settings.max_tokens)
   for ((heads, size), *_), width in zip(decoder.cached_sizes(model), widths, strict=True):
-    local_heads = -(-heads // layout.mesh.shape['tensor'])
+    local_heads = -(-heads // sharding.rows_shards(layout.mesh, sharding.SAMPLED_FEATURES))
     column_bytes = local_heads * size * np.dtype(settings.cache_dtype).itemsize
     block = decode_attention.block_columns(width, column_bytes)
     reads += rows * float((survival_T * np.minimum(said_T + block - 1, width)).sum())

@@ -60,25 +60,29 @@ def _meshes_with_room(
     mesh = cast(jax.sharding.Mesh, shape)  # its shape alone is read
     rows = config.prompts // config.learner.minibatches
     resized = spec._replace(layout=spec.layout._replace(mesh=mesh))
-    if rows % sharding.rows_shards(mesh) == 0 and device_memory.state_bytes(resized) <= limit:
+    divides = all(
+      rows % sharding.rows_shards(mesh, axes) == 0 for axes in (sharding.ROWS, sharding.UPDATE_ROWS)
+    )
+    if divides and device_memory.state_bytes(resized) <= limit:
       yield sizes
 
 
 def layouts(model: ModelConfig, devices: int) -> list[dict[str, int]]:
-  """Meshes of a slice to try: tensor 1 … 8, expert 1 … 16 for mixtures, fsdp 16, 64 or all of the others.
+  """Meshes of a slice to try: tensor 1 … 8 or decode 4, expert 1 … 16 for mixtures, fsdp 16, 64 or all of the others.
 
   Meshes that leave devices idle or cut heads, features or experts unevenly are left out.
   """
-  meshes = []
-  for tensor in (1, 2, 4, 8):
+  meshes, heads = [], {model.of_layers(slides).kv_heads for slides in model.slides}
+  for tensor, decode in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 4)):
+    parts = tensor * decode
     for expert in (1, 4, 8, 16) if model.experts else (1,):
-      rest = devices // (tensor * expert)
-      heads = {model.of_layers(slides).kv_heads for slides in model.slides}
-      even = model.mlp % tensor == 0 and all(n % tensor == 0 for n in heads)
-      if not even or (model.experts or 0) % expert or rest * tensor * expert != devices:
+      rest = devices // (parts * expert)
+      even = model.mlp % parts == 0 and all(n % parts == 0 for n in heads)
+      if not even or (model.experts or 0) % expert or rest * parts * expert != devices:
         continue
+      fixed = dict(context=1, expert=expert, decode=decode, tensor=tensor)
       for fsdp in sorted({n for n in (16, 64, rest) if rest % n == 0}):
-        meshes.append(dict(data=rest // fsdp, fsdp=fsdp, context=1, expert=expert, tensor=tensor))
+        meshes.append(dict(data=rest // fsdp, fsdp=fsdp) | fixed)
   return meshes
 
 

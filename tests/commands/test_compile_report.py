@@ -69,8 +69,9 @@ def spec(**changes):
 
 @needs_libtpu
 @pytest.mark.timeout(600)
-def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
-  made = spec(mesh=dict(data=1, fsdp=2, tensor=2))
+@pytest.mark.parametrize('axis', ['tensor', 'decode'])
+def test_the_fused_step_of_a_tpu(axis, tmp_path, monkeypatch, capsys):
+  made = spec(mesh={'data': 1, 'fsdp': 2, axis: 2})
   fused = compile_report.build(steps.compile_step(made), *compile_report.arguments(made))
   monkeypatch.setattr(compile_report, 'make', lambda *_: made)
   monkeypatch.setattr(
@@ -84,7 +85,7 @@ def test_the_fused_step_of_a_tpu(tmp_path, monkeypatch, capsys):
   # In place: keys and values of 2 layers, a head on each of two devices.
   assert loop['cache_bytes'] == 2 * 2 * 8 * 1 * 24 * 64 * 2 and loop['copies'] == []
   assert loop['weight_collectives'] == 0
-  # Tensor parallel: the embedding's rows, then attention and feed-forward of each layer.
+  # Features on two devices: the embedding's rows, then attention and feed-forward of each layer.
   sums = [c for c in loop['collectives'] if c['bytes'] == 8 * 128 * 2]
   assert [(c['opcode'], c['count']) for c in sums] == [('all-reduce', 5)]
   assert fused.alias_bytes >= report['state_bytes']
@@ -126,7 +127,7 @@ def test_two_slices_report_what_they_exchange(tmp_path, capsys):
   with open(path) as file:
     report = json.load(file)
   assert report['devices'] == 32 and report['slices'] == 2
-  assert report['mesh'] == dict(data=2, fsdp=16, context=1, expert=1, tensor=1)
+  assert report['mesh'] == dict(data=2, fsdp=16, context=1, expert=1, decode=1, tensor=1)
   learn, step = report['learn'], report['step']
   assert set(learn['wire_bytes']) == {'fsdp'}, 'links end at the slice'
   # In float32, a sixteenth of 340,224 weights and all of 640 in norms: 21,904, as 17,808 and 4,096 in whole tiles.

@@ -47,8 +47,13 @@ def test_layouts_use_every_chip_and_cut_heads_and_experts_evenly():
     assert all(math.prod(m.values()) == 256 for m in found)
     tensors = {m['tensor'] for m in found}
     assert tensors == {n for n in (1, 2, 4, 8) if kv_heads % n == 0 and mlp % n == 0}
+    assert {m['decode'] for m in found} == ({1} if kv_heads % 4 or mlp % 4 else {1, 4})
     assert {m['expert'] for m in found} == {n for n in (1, 4, 8, 16) if (experts or 1) % n == 0}
-    assert {m['fsdp'] for m in found if m['tensor'] == m['expert'] == 1} == {16, 64, 256}
+    assert {m['fsdp'] for m in found if m['tensor'] == m['decode'] == m['expert'] == 1} == {
+      16,
+      64,
+      256,
+    }
 
 
 BIN = 400 + 113 - 1  # tokens of the longest row: each has a bin of its own
@@ -90,7 +95,7 @@ class Compiler:
 
 def test_microbatches_are_halved_until_they_fit_and_generation_is_compiled_once(monkeypatch):
   compiler = Compiler(monkeypatch, fits=5)
-  mesh = dict(data=1, fsdp=8, context=1, expert=1, tensor=2)
+  mesh = dict(data=1, fsdp=8, context=1, expert=1, decode=1, tensor=2)
   found = mesh_sweep.try_mesh(config(), DEVICES, mesh)
   # From the 16 rows of a shard down.
   assert compiler.built == [('generate', 16), ('update', 16), ('update', 8), ('update', 4)]

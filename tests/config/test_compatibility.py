@@ -115,6 +115,7 @@ NEEDS = {
 FACTS = {
   'mesh.context': 2,
   'mesh.expert': 2,
+  'mesh.decode': 2,
   'mesh.tensor': 2,
   'model.chunked': True,
   'model.experts': 0,

@@ -346,7 +346,7 @@ def change(config, field: str, value) -> None:
     (
       'mesh',
       3,
-      'config.mesh=3 must be a dict of: context, data, expert, fsdp, preset, rules, slices, tensor',
+      'config.mesh=3 must be a dict of: context, data, decode, expert, fsdp, preset, rules, slices, tensor',
     ),
     (
       'objective.trust_region.fn',

@@ -131,6 +131,11 @@ def alone(model):
     ('recurrent', False, dict(fsdp=4, tensor=2)),
     ('recurrent', True, dict(data=2, fsdp=2, tensor=2)),
     ('recurrent mixture', True, dict(fsdp=2, expert=2, tensor=2)),
+    ('dense', True, dict(fsdp=2, decode=2, tensor=2)),
+    ('window', False, dict(context=2, decode=4)),
+    ('mixture', True, dict(fsdp=2, expert=2, decode=2)),
+    ('latent', True, dict(fsdp=2, decode=4)),
+    ('recurrent', True, dict(fsdp=4, decode=2)),
   ],
 )
 def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mesh):
@@ -149,7 +154,8 @@ def test_every_mesh_gives_the_tokens_and_metrics_of_one_device(model, remat, mes
 
 def _assert_sharded(state, mesh):
   """Weights and moments are sharded over the devices as the rules state, and not replicated."""
-  fsdp, tensor, expert = (mesh.get(a, 1) for a in ('fsdp', 'tensor', 'expert'))
+  fsdp, expert = (mesh.get(a, 1) for a in ('fsdp', 'expert'))
+  tensor = mesh.get('tensor', 1) * mesh.get('decode', 1)
   for tree in (state.params, state.opt_state):
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
       part = leaf.addressable_shards[0].data.shape
@@ -202,9 +208,10 @@ def test_the_head_is_gathered_and_its_gradient_summed_once_and_not_per_chunk(mes
   assert head_collectives and all(e.times == 1 for e in head_collectives), head_collectives
 
 
-def test_the_update_communicates_weights_and_not_rows():
+@pytest.mark.parametrize('axis', ['fsdp', 'decode'])
+def test_the_update_communicates_weights_and_not_rows(axis):
   """Four microbatches on four devices: the traffic is a few times the weights for each, however many the rows."""
-  p = spec('dense', True, fsdp=4)
+  p = spec('dense', True, **{axis: 4})
   decode = p.rollout.decode._replace(max_tokens=64)
   p = p._replace(
     rollout=p.rollout._replace(decode=decode),
@@ -219,9 +226,9 @@ def test_the_update_communicates_weights_and_not_rows():
   weights = 4 * sum(x.size for x in jax.tree.leaves(arguments[0].params))
   received = hlo_update.collective_bytes(text, p.layout.mesh.shape, 4)
   # A microbatch gathers them twice and sums their gradient once, which is as much as two gathers.
-  assert set(received) == {'fsdp'} and received['fsdp'] < 4 * 5 * weights
+  assert set(received) == {axis} and received[axis] < 4 * 5 * weights
   rows = 4 * P * G * 64 * 32
-  assert received['fsdp'] < 7 * rows, 'each of two layers has seven products of rows and weights'
+  assert received[axis] < 7 * rows, 'each of two layers has seven products of rows and weights'
 
 
 def test_experts_that_the_mesh_does_not_divide_are_refused():
@@ -232,8 +239,10 @@ def test_experts_that_the_mesh_does_not_divide_are_refused():
 
 
 def test_key_heads_of_recurrent_layers_that_the_mesh_does_not_divide_are_refused():
-  with pytest.raises(UserError, match='config.mesh.tensor=4 does not divide the 2 key heads'):
-    spec('recurrent', False, tensor=4)
+  with pytest.raises(
+    UserError, match='config.mesh.tensor × decode = 4 devices do not divide the 2 key'
+  ):
+    spec('recurrent', False, decode=2, tensor=2)
 
 
 @pytest.mark.parametrize(

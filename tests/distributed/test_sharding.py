@@ -25,7 +25,7 @@ MODEL = ModelConfig(
 
 def test_one_axis_takes_the_remaining_devices():
   mesh = sharding_lib.make_mesh(dict(data=2, fsdp=-1, tensor=2), jax.devices())
-  assert dict(mesh.shape) == dict(data=2, fsdp=2, context=1, expert=1, tensor=2)
+  assert dict(mesh.shape) == dict(data=2, fsdp=2, context=1, expert=1, decode=1, tensor=2)
   assert sharding_lib.rows_shards(mesh) == 4
   assert (
     dict(sharding_lib.make_mesh(dict(data=1, fsdp=2, tensor=1), jax.devices()).shape)['fsdp'] == 2
@@ -56,6 +56,24 @@ def test_decoding_keeps_only_the_tensor_axis():
   for sharding in jax.tree.leaves(placed):
     assert set(sharding.spec) <= {None, 'tensor'}
   assert placed['layers'][0]['up']['kernel'].spec == PartitionSpec(None, 'tensor')
+
+
+def test_decoding_spreads_features_over_devices_that_share_rows_in_the_update():
+  """A kernel [in, out] as it is stored, while sampling, and within a layer of the update."""
+  mesh = sharding_lib.make_mesh(dict(fsdp=2, decode=2, tensor=2), jax.devices())
+  params = decoder.abstract_params(MODEL)
+  up = lambda placed: placed['layers'][0]['up']['kernel'].spec  # noqa: E731
+  both = ('tensor', 'decode')
+  assert up(sharding_lib.layout(params, mesh)) == PartitionSpec('fsdp', both)
+  assert up(sharding_lib.decode_layout(params, mesh)) == PartitionSpec(None, both)
+  gather = sharding_lib.layer_gather(mesh)
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    layer = jax.eval_shape(gather, params['layers'][0])
+  assert layer['up']['kernel'].sharding.spec == PartitionSpec(None, 'tensor')
+  assert (
+    sharding_lib.rows_shards(mesh),
+    sharding_lib.rows_shards(mesh, sharding_lib.UPDATE_ROWS),
+  ) == (2, 4)
 
 
 def _at(tree, path):

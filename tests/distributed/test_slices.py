@@ -34,7 +34,7 @@ def test_the_data_axis_alone_crosses_slices():
   """TPUs go by their slice_index, in whatever order jax lists them; others in consecutive blocks."""
   tpus = chips('tpu', 4, lambda process: process % 2)
   mesh = sharding.make_mesh(dict(data=2, fsdp=2, tensor=2), tpus)
-  assert dict(mesh.shape) == dict(data=4, fsdp=2, context=1, expert=1, tensor=2)
+  assert dict(mesh.shape) == dict(data=4, fsdp=2, context=1, expert=1, decode=1, tensor=2)
   rows = mesh.devices.reshape(4, -1)
   assert [{d.slice_index for d in row} for row in rows] == [{0}, {0}, {1}, {1}]
   others = chips('cpu', 2)
