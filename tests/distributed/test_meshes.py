@@ -13,7 +13,7 @@ from jaxrl_llm import step as steps
 from jaxrl_llm.config import loading as configs
 from jaxrl_llm.distributed import sharding
 from jaxrl_llm.learner import compile as programs
-from jaxrl_llm.learner import empty_records
+from jaxrl_llm.learner import empty_records, spec_from_config
 from jaxrl_llm.learner import state as train_state
 from jaxrl_llm.learner.spec_from_config import make_spec
 from jaxrl_llm.learner.step_spec import full_bins
@@ -80,6 +80,10 @@ def make_prompts(seed):
   born_P, expected_P = np.full(P, seed, np.int32), np.zeros(P, np.float32)
   tokens_PxL = r.integers(0, 50, (P, L)).astype(np.int32)
   return Prompts(tokens_PxL, r.integers(1, L + 1, P).astype(np.int32), index_P, born_P, expected_P)
+
+
+def _mesh(**sizes):
+  return sharding.make_mesh(sizes, jax.devices())
 
 
 def graded(prompts, rollout):
@@ -243,6 +247,11 @@ def test_key_heads_of_recurrent_layers_that_the_mesh_does_not_divide_are_refused
     UserError, match='config.mesh.tensor × decode = 4 devices do not divide the 2 key'
   ):
     spec('recurrent', False, decode=2, tensor=2)
+
+
+def test_prompts_that_the_rows_of_an_update_do_not_divide_are_refused():
+  with pytest.raises(UserError, match='not a multiple of data × fsdp × expert × decode = 3 devices'):
+    spec_from_config.check_rows(configs.load('tiny', ['--config.prompts=8']), _mesh(decode=3))
 
 
 @pytest.mark.parametrize(

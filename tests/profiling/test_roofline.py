@@ -63,6 +63,12 @@ def test_a_decode_iteration_matches_the_compiled_roofline(monkeypatch, slots):
   assert report['prefill']['seconds'] == pytest.approx((products + attention) / 8 / 1e9)
 
 
+def test_a_decode_iteration_costs_as_much_over_the_decode_axis_as_over_tensor():
+  by_tensor, by_decode = (spec({'data': 1, 'fsdp': 2, axis: 2}) for axis in ('tensor', 'decode'))
+  assert device_memory.ring_bytes(by_tensor) == device_memory.ring_bytes(by_decode)
+  assert roofline.decode(by_tensor, 1.0) == roofline.decode(by_decode, 1.0)
+
+
 def test_an_unknown_chip_has_bytes_and_no_seconds():
   report = roofline.report(spec(dict(data=1, fsdp=4, tensor=2)))
   assert report['device_kind'] == 'cpu' and report['chip'] is None and report['devices'] == 8
