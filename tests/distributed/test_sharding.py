@@ -66,14 +66,13 @@ def test_decoding_spreads_features_over_devices_that_share_rows_in_the_update():
   both = ('tensor', 'decode')
   assert up(sharding_lib.layout(params, mesh)) == PartitionSpec('fsdp', both)
   assert up(sharding_lib.decode_layout(params, mesh)) == PartitionSpec(None, both)
-  gather = sharding_lib.layer_gather(mesh)
+  place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+  layer = jax.tree.map(place, params, sharding_lib.layout(params, mesh))['layers'][0]
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-    layer = jax.eval_shape(gather, params['layers'][0])
-  assert layer['up']['kernel'].sharding.spec == PartitionSpec(None, 'tensor')
-  assert (
-    sharding_lib.rows_shards(mesh),
-    sharding_lib.rows_shards(mesh, sharding_lib.UPDATE_ROWS),
-  ) == (2, 4)
+    compiled = jax.jit(sharding_lib.layer_gather(mesh)).lower(layer).compile()
+  assert compiled.output_shardings['up']['kernel'].spec == PartitionSpec(None, 'tensor')
+  sampled, updated = sharding_lib.ROWS, sharding_lib.UPDATE_ROWS
+  assert [sharding_lib.rows_shards(mesh, axes) for axes in (sampled, updated)] == [2, 4]
 
 
 def _at(tree, path):
